@@ -1,0 +1,36 @@
+# Everything from a bare Python 3.11 or 3.12 with pip and venv:
+#   make demo    train baseline, shortened baseline and multigrid on real files, compare them
+#   make test    format, lint, types, import contract, tests
+PYTHON ?= python3
+VENV := .venv
+BIN := $(VENV)/bin
+DEMO ?= runs/demo
+SEEDS ?= 0
+
+.PHONY: demo test lint install clean
+install: $(VENV)/.installed
+
+$(VENV)/.installed: pyproject.toml setup.py constraints.txt
+	@$(PYTHON) -c 'import sys; v = sys.version_info[:2]; sys.exit(0 if v >= (3, 11) else \
+	    f"Python 3.11 or newer is needed, $(PYTHON) is {v[0]}.{v[1]}: make PYTHON=python3.12 ...")'
+	$(PYTHON) -m venv $(VENV)
+	$(BIN)/pip install --quiet --constraint constraints.txt --editable ".[dev]"
+	@touch $@
+
+demo: install
+	$(BIN)/python tools/make_demo_data.py --output $(DEMO)/data
+	$(BIN)/python tools/compare.py --cfg configs/Demo/SLOWFAST_DEMO.yaml \
+	    --cfg configs/Demo/SLOWFAST_DEMO_MULTIGRID.yaml --equal-time --seeds $(SEEDS) \
+	    --output $(DEMO) DATA.PATH_TO_DATA_DIR $(DEMO)/data
+
+lint: install
+	$(BIN)/ruff format --check .
+	$(BIN)/ruff check .
+	$(BIN)/mypy
+	$(BIN)/lint-imports
+
+test: lint
+	$(BIN)/python -m pytest
+
+clean:
+	rm -rf $(VENV) .mypy_cache .ruff_cache .pytest_cache .hypothesis *.egg-info

@@ -1,0 +1,56 @@
+"""Multigrid training of video models (Wu et al., CVPR 2020), usable with any training loop."""
+
+from multigrid.batchnorm import (
+    GroupedBatchNorm3d,
+    average_running_stats,
+    convert_batchnorm,
+    set_group_size,
+)
+from multigrid.cost import Cost, baseline_cost, schedule_cost
+from multigrid.learning_rate import CosineRate, LearningRate, SteppedRate, Warmup
+from multigrid.sampler import Batch, ClipRequest, MultigridBatchSampler, collate, stream
+from multigrid.sampling import (
+    ClipPlan,
+    Grid,
+    Video,
+    clip_generator,
+    make_grid,
+    plan_test,
+    plan_train,
+)
+from multigrid.schedule import Phase, Schedule, Step, make_schedule
+from multigrid.shapes import LONG_CYCLE, SHORT_CYCLE, Shape, scale_shape
+
+__all__ = [
+    "LONG_CYCLE",
+    "SHORT_CYCLE",
+    "Batch",
+    "ClipPlan",
+    "ClipRequest",
+    "CosineRate",
+    "Cost",
+    "Grid",
+    "GroupedBatchNorm3d",
+    "LearningRate",
+    "MultigridBatchSampler",
+    "Phase",
+    "Schedule",
+    "Shape",
+    "Step",
+    "SteppedRate",
+    "Video",
+    "Warmup",
+    "average_running_stats",
+    "baseline_cost",
+    "clip_generator",
+    "collate",
+    "convert_batchnorm",
+    "make_grid",
+    "make_schedule",
+    "plan_test",
+    "plan_train",
+    "scale_shape",
+    "schedule_cost",
+    "set_group_size",
+    "stream",
+]

@@ -1,0 +1,114 @@
+"""The batch sampler: which clips, on which grid, in iteration i.
+
+The sampler tags each index with its shape and the dataset obeys, so that one loader with its
+workers lives through all shapes of a training.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from functools import lru_cache
+from typing import Any, NamedTuple, TypedDict
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor
+from torch.utils.data import Sampler
+
+from multigrid.schedule import Schedule
+from multigrid.shapes import Shape
+
+__all__ = ["Batch", "ClipRequest", "MultigridBatchSampler", "collate", "stream"]
+
+
+class ClipRequest(NamedTuple):
+    """What the dataset's `__getitem__` is given: a video, the pass over the data, and the shape."""
+
+    video: int
+    epoch: int
+    shape: Shape
+    iteration: int
+
+
+class Batch(TypedDict):
+    """A collated mini-batch of n clips, as `collate` makes it."""
+
+    clips: Tensor
+    labels: Tensor
+    flips: Tensor
+    iteration: int
+    failures: list[tuple[str, str]]
+
+
+@lru_cache(maxsize=4)
+def _permutation(seed: int, epoch: int, num_videos: int) -> NDArray[np.int64]:
+    return np.random.default_rng((seed, epoch)).permutation(num_videos)
+
+
+def stream(seed: int, num_videos: int, start: int, stop: int) -> list[tuple[int, int]]:
+    """(video, epoch) of the clips `start` to `stop`, exclusive, of the endless stream of a seed.
+
+    The stream is one random permutation of the videos after another: each epoch visits every video
+    once, and mini-batches run on across the epochs' ends.
+    """
+    return [
+        (int(_permutation(seed, n // num_videos, num_videos)[n % num_videos]), n // num_videos)
+        for n in range(start, stop)
+    ]
+
+
+class MultigridBatchSampler(Sampler[list[ClipRequest]]):
+    """Mini-batches of a schedule for one of `world_size` processes, from iteration `start` on.
+
+    Rank r takes the r-th of `world_size` equal runs of each global mini-batch: together the ranks
+    see what one process would, and neighbouring clips (a BN group) stay on neighbouring ranks.
+
+    Raises:
+        ValueError: a mini-batch of the schedule does not divide over the processes.
+    """
+
+    def __init__(
+        self, schedule: Schedule, seed: int, rank: int = 0, world_size: int = 1, start: int = 0
+    ) -> None:
+        for shape in schedule.shapes:
+            if shape.batch % world_size:
+                raise ValueError(
+                    f"a mini-batch of {shape.batch} clips ({shape}) does not divide over "
+                    f"{world_size} processes; use a number of processes that divides "
+                    f"{schedule.base.batch}, or another batch size"
+                )
+        self.schedule, self.seed, self.start = schedule, seed, start
+        self.rank, self.world_size = rank, world_size
+
+    def batch(self, iteration: int) -> list[ClipRequest]:
+        """This rank's clips of one iteration; a pure function of the iteration."""
+        step = self.schedule.at(iteration)
+        size = step.shape.batch // self.world_size
+        first = step.first_clip + self.rank * size
+        clips = stream(self.seed, self.schedule.num_videos, first, first + size)
+        return [ClipRequest(video, epoch, step.shape, iteration) for video, epoch in clips]
+
+    def __iter__(self) -> Iterator[list[ClipRequest]]:
+        return (self.batch(i) for i in range(self.start, self.schedule.iterations))
+
+    def __len__(self) -> int:
+        return self.schedule.iterations - self.start
+
+
+def collate(samples: Sequence[Mapping[str, Any]]) -> Batch:
+    """Stack the samples of one mini-batch.
+
+    Each sample has `clip` (T, H, W, 3) uint8, `label`, `flip` (bool), `iteration`, and `failures`,
+    a list of (path, reason) of videos that had to be replaced. All are of one iteration, hence of
+    one shape.
+    """
+    iterations = {sample["iteration"] for sample in samples}
+    assert len(iterations) == 1, f"a mini-batch of several iterations: {sorted(iterations)}"
+    return Batch(
+        clips=torch.stack([torch.as_tensor(sample["clip"]) for sample in samples]),
+        labels=torch.as_tensor(np.asarray([sample["label"] for sample in samples])),
+        flips=torch.as_tensor([bool(sample["flip"]) for sample in samples]),
+        iteration=iterations.pop(),
+        failures=[failure for sample in samples for failure in sample["failures"]],
+    )

@@ -1,0 +1,175 @@
+"""Sampling grids: from a span and a stride to frame indices and a crop box (paper §3.1).
+
+A grid of t frames of h × h pixels covers a video more coarsely, not less of it: its stride may grow
+until it spans what the baseline's clip spans, and its short side may shrink with the crop.
+
+    baseline   T = 8, τ = 2    |.|.|.|.|.|.|.|.          a video's frames, | taken
+    coarse     t = 2, s = 2    |.|.............
+               t = 2, s = 8    |.......|.......          s uniform in [τ, τ·T/t]
+
+All randomness of a clip is decided here, from the clip's own generator, before anything is read.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import NamedTuple
+
+import numpy as np
+from numpy.typing import NDArray
+
+from multigrid.shapes import Shape
+
+__all__ = ["ClipPlan", "Grid", "Video", "clip_generator", "make_grid", "plan_test", "plan_train"]
+
+
+class Video(NamedTuple):
+    """What sampling needs to know of a video: frames, their rate (1/s), size (pixels)."""
+
+    frames: int
+    fps: float
+    width: int
+    height: int
+
+
+@dataclass(frozen=True)
+class Grid:
+    """How clips of one shape are taken from videos.
+
+    `strides` (frames at the target rate) and `short_sides` (pixels of the resized frame) are
+    inclusive ranges; `inverse_scale` draws the size of objects uniformly instead of the short side.
+    """
+
+    frames: int
+    crop: int
+    strides: tuple[int, int]
+    short_sides: tuple[int, int]
+    flip: bool = True
+    inverse_scale: bool = False
+
+
+@dataclass(frozen=True)
+class ClipPlan:
+    """What to read: `positions` (T,) frame indices; frames resized to `size` (width, height); a
+    square of `crop` pixels at `corner` (x, y) of the resized frame; mirrored if `flip`."""
+
+    positions: NDArray[np.int64]
+    size: tuple[int, int]
+    corner: tuple[int, int]
+    crop: int
+    flip: bool
+
+
+def make_grid(
+    shape: Shape,
+    base: Shape,
+    stride: int,
+    short_sides: tuple[int, int],
+    *,
+    flip: bool = True,
+    inverse_scale: bool = False,
+) -> Grid:
+    """The grid of `shape`: strides [τ, τ·T/t], short sides [min·h/H, max] (paper §3.1, §4).
+
+    `stride` τ and `short_sides` are the baseline's.
+
+    Raises:
+        ValueError: frames resized to at most `short_sides[1]` have no room for the crop.
+    """
+    low, high = short_sides
+    if high < max(low, shape.crop):
+        raise ValueError(
+            f"a crop of {shape.crop} pixels does not fit frames whose short side is drawn "
+            f"from {low} to {high} pixels; choose a smaller crop or larger frames"
+        )
+    return Grid(
+        frames=shape.frames,
+        crop=shape.crop,
+        strides=(stride, max(stride, stride * base.frames // shape.frames)),
+        short_sides=(max(shape.crop, round(low * shape.crop / base.crop)), high),
+        flip=flip,
+        inverse_scale=inverse_scale,
+    )
+
+
+def clip_generator(seed: int, epoch: int, video: int) -> np.random.Generator:
+    """The generator of one clip, which depends on nothing else (not on shape, rank or worker)."""
+    return np.random.default_rng((seed, epoch, video))
+
+
+def plan_train(
+    rng: np.random.Generator, grid: Grid, video: Video, target_fps: float = 30.0
+) -> ClipPlan:
+    """A random clip of a video on a grid.
+
+    The draws are made in a fixed order, whatever the grid, so that two grids given the same
+    generator see the same part of the video as nearly as they can.
+    """
+    u_stride, u_start, u_scale, u_x, u_y, u_flip = rng.random(6)
+    low, high = grid.strides
+    stride = low + int(u_stride * (high - low + 1))
+    span = stride * grid.frames * video.fps / target_fps
+    start = u_start * max(video.frames - span, 0.0)
+    size = _resized(video, _short_side(u_scale, grid))
+    corner = (int(u_x * (size[0] - grid.crop + 1)), int(u_y * (size[1] - grid.crop + 1)))
+    flip = grid.flip and bool(u_flip < 0.5)
+    return ClipPlan(_positions(start, span, grid.frames, video), size, corner, grid.crop, flip)
+
+
+def plan_test(
+    video: Video,
+    *,
+    frames: int,
+    stride: int,
+    crop: int,
+    view: tuple[int, int] = (0, 1),
+    spatial: tuple[int, int] = (0, 1),
+    target_fps: float = 30.0,
+    short_side: int | None = None,
+) -> ClipPlan:
+    """The `view`-th of n clips spread over a video, and the `spatial`-th of 1 or 3 crops.
+
+    One crop is the centre; three are left, centre, right (top, centre, bottom of a tall video). A
+    single view is taken from the middle of the video. The frame is resized to a short side of
+    `short_side`, the crop's own size by default.
+
+    Raises:
+        ValueError: a number of crops other than 1 and 3, or a short side smaller than the crop.
+    """
+    index, views = view
+    part, crops = spatial
+    if crops not in (1, 3):
+        raise ValueError(f"a clip is tested on 1 or 3 crops, not {crops}")
+    if short_side is not None and short_side < crop:
+        raise ValueError(f"a crop of {crop} pixels does not fit a short side of {short_side}")
+    span = stride * frames * video.fps / target_fps
+    room = max(video.frames - span, 0.0)
+    start = room / 2 if views == 1 else room * index / views
+    size = _resized(video, short_side or crop)
+    place = 1 if crops == 1 else part
+    wide = size[0] >= size[1]
+    across = (0, round((max(size) - crop) / 2), max(size) - crop)[place]
+    centre = round((min(size) - crop) / 2)
+    corner = (across, centre) if wide else (centre, across)
+    return ClipPlan(_positions(start, span, frames, video), size, corner, crop, False)
+
+
+def _positions(start: float, span: float, frames: int, video: Video) -> NDArray[np.int64]:
+    """`frames` indices from start to start + span - 1 as PySlowFast spaces them, first and last
+    included; beyond its end, a video repeats its last frame."""
+    indices = np.linspace(start, start + span - 1, frames)
+    return np.clip(indices, 0, video.frames - 1).astype(np.int64)
+
+
+def _short_side(u: float, grid: Grid) -> int:
+    low, high = grid.short_sides
+    if grid.inverse_scale:
+        return max(low, round(1 / (1 / high + u * (1 / low - 1 / high))))
+    return round(low + u * (high - low))
+
+
+def _resized(video: Video, short_side: int) -> tuple[int, int]:
+    """Width and height with the given short side, the other rounded down."""
+    if video.width < video.height:
+        return short_side, video.height * short_side // video.width
+    return video.width * short_side // video.height, short_side

@@ -1,0 +1,297 @@
+"""The multigrid schedule: shape, learning rate and BN size as a pure function of the iteration.
+
+`make_schedule` lays out phases (one per LR stage and long-cycle shape, two for fine-tuning) and
+returns frozen data. Everything about iteration i is computed from i, so a checkpoint needs only i.
+"""
+
+from __future__ import annotations
+
+from bisect import bisect_right
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from itertools import pairwise
+from typing import NamedTuple
+
+from multigrid.learning_rate import LearningRate
+from multigrid.shapes import BASE_FACTORS, LONG_CYCLE, SHORT_CYCLE, Factors, Shape, scale_shape
+
+__all__ = ["Phase", "Schedule", "Step", "make_schedule"]
+
+
+@dataclass(frozen=True)
+class Phase:
+    """A run of iterations on one long-cycle shape.
+
+    Iteration i takes `shapes[i % len(shapes)]`: three shapes with the short cycle, one without.
+    `first_clip` is the number of clips that the training has seen before the phase;
+    `baseline_epochs` is the part of the baseline's training, in its epochs, that the phase stands
+    for: from it comes the learning rate.
+    """
+
+    start: int
+    stop: int
+    baseline_epochs: tuple[float, float]
+    stage: int
+    lr_scale: float
+    shapes: tuple[Shape, ...]
+    bn_sizes: tuple[int | None, ...]
+    first_clip: int
+    fine_tuning: bool = False
+
+    @property
+    def iterations(self) -> int:
+        return self.stop - self.start
+
+    @property
+    def base_shape(self) -> Shape:
+        """The long cycle's own shape, which is the last of a short cycle."""
+        return self.shapes[-1]
+
+    @property
+    def clips(self) -> int:
+        return self.clips_until(self.stop)
+
+    def baseline_epoch(self, iteration: int) -> float:
+        """The point of the baseline's training, in its epochs, that an iteration stands for."""
+        start, stop = self.baseline_epochs
+        return start + (stop - start) * (iteration - self.start) / self.iterations
+
+    def count(self, which: int, stop: int | None = None) -> int:
+        """How many iterations from the phase's start to `stop` take `shapes[which]`."""
+        stop, period = self.stop if stop is None else stop, len(self.shapes)
+        return (stop - which - 1) // period - (self.start - which - 1) // period
+
+    def clips_until(self, stop: int) -> int:
+        """Clips seen from the phase's start to iteration `stop`, exclusive."""
+        return sum(shape.batch * self.count(j, stop) for j, shape in enumerate(self.shapes))
+
+
+class Step(NamedTuple):
+    """Everything about one iteration. `epoch` is the number of passes over the data so far."""
+
+    iteration: int
+    phase: int
+    shape: Shape
+    lr: float
+    bn_size: int | None
+    first_clip: int
+    epoch: float
+
+
+@dataclass(frozen=True)
+class Schedule:
+    """A training of `iterations` iterations. Build it with `make_schedule`."""
+
+    base: Shape
+    num_videos: int
+    epochs: float
+    learning_rate: LearningRate
+    phases: tuple[Phase, ...]
+
+    @property
+    def iterations(self) -> int:
+        return self.phases[-1].stop
+
+    @property
+    def clips(self) -> int:
+        """Clips seen in the whole training."""
+        return self.phases[-1].first_clip + self.phases[-1].clips
+
+    @property
+    def baseline_iterations(self) -> int:
+        """Iterations of the same recipe without multigrid."""
+        return max(1, round(self.learning_rate.epochs * self.num_videos / self.base.batch))
+
+    @property
+    def shapes(self) -> tuple[Shape, ...]:
+        """Every shape that the training meets, in the order of first appearance."""
+        return tuple(dict.fromkeys(s for phase in self.phases for s in phase.shapes))
+
+    def phase_at(self, iteration: int) -> int:
+        """Index of the phase of an iteration."""
+        if not 0 <= iteration < self.iterations:
+            raise IndexError(f"iteration {iteration} of a schedule of {self.iterations}")
+        return bisect_right(self.phases, iteration, key=lambda p: p.start) - 1
+
+    def at(self, iteration: int) -> Step:
+        """What happens in an iteration (from 0).
+
+        Raises:
+            IndexError: the schedule has no such iteration.
+        """
+        index = self.phase_at(iteration)
+        phase = self.phases[index]
+        which = iteration % len(phase.shapes)
+        first_clip = phase.first_clip + phase.clips_until(iteration)
+        return Step(
+            iteration=iteration,
+            phase=index,
+            shape=phase.shapes[which],
+            lr=self.learning_rate.at(phase.baseline_epoch(iteration)) * phase.lr_scale,
+            bn_size=phase.bn_sizes[which],
+            first_clip=first_clip,
+            epoch=first_clip / self.num_videos,
+        )
+
+    def steps(self, start: int = 0, stop: int | None = None) -> Iterator[Step]:
+        """The steps from `start` to `stop`, exclusive."""
+        return (self.at(i) for i in range(start, self.iterations if stop is None else stop))
+
+    def first_iteration_after(self, clips: float) -> int:
+        """The first iteration before which `clips` clips were seen; `iterations` if none."""
+        low, high = 0, self.iterations
+        while low < high:
+            middle = (low + high) // 2
+            low, high = (low, middle) if self.at(middle).first_clip >= clips else (middle + 1, high)
+        return low
+
+
+class _Plan(NamedTuple):
+    """A phase before its iterations are counted: its part of the baseline and what it trains on."""
+
+    start: float
+    stop: float
+    stage: int
+    factors: Factors
+    fine_tuning: bool
+
+
+def make_schedule(
+    base: Shape,
+    num_videos: int,
+    learning_rate: LearningRate,
+    *,
+    epoch_factor: float = 1.5,
+    long_cycle: Sequence[Factors] = LONG_CYCLE,
+    short_cycle: Sequence[float] = SHORT_CYCLE,
+    bn_size: int | None = 8,
+) -> Schedule:
+    """The schedule of a training (paper §3).
+
+    Args:
+        base: the baseline's mini-batch over all processes.
+        num_videos: videos in the training set; one clip of each is an epoch.
+        learning_rate: the baseline's policy, which also gives its length and stages.
+        epoch_factor: epochs of the multigrid training as a multiple of the baseline's; 1 if both
+            cycles are empty.
+        long_cycle: (t/T, h/H) of the shapes of one long cycle, coarse to fine; empty for none.
+        short_cycle: h/H of the short cycle's crops before the long cycle's own; empty for none.
+        bn_size: clips over which BN statistics are taken at a long-cycle shape; None leaves BN to
+            the batch that each process has.
+
+    Each LR stage but the last holds one long cycle; stages keep the baseline's proportions in
+    iterations. The last stage is fine-tuning at the baseline shape with the short cycle; with a
+    long cycle its first half keeps the rate of the stage before. The number of clips is
+    epoch_factor × epochs × num_videos to within one mini-batch.
+
+    Raises:
+        ValueError: no videos, a factor out of range, a batch that BN groups do not divide, or a
+            training too short for each phase to have an iteration.
+    """
+    if num_videos < 1:
+        raise ValueError(f"a training needs videos, not {num_videos}")
+    if epoch_factor <= 0:
+        raise ValueError(f"the epoch factor must be above 0, not {epoch_factor}")
+    if not long_cycle and not short_cycle and epoch_factor != 1:
+        raise ValueError(f"an epoch factor of {epoch_factor} needs a long or a short cycle")
+    policy = learning_rate.with_late_last_drop() if long_cycle else learning_rate
+    plans = _plan_phases(learning_rate, policy, tuple(long_cycle))
+    cycles = [_short_shapes(base, plan.factors, short_cycle) for plan in plans]
+    clips = epoch_factor * learning_rate.epochs * num_videos
+    stops = _count_iterations([plan.stop - plan.start for plan in plans], cycles, clips)
+    phases: list[Phase] = []
+    for plan, shapes, stop in zip(plans, cycles, stops, strict=True):
+        previous = phases[-1] if phases else None
+        phases.append(
+            Phase(
+                start=previous.stop if previous else 0,
+                stop=stop,
+                baseline_epochs=(plan.start, plan.stop),
+                stage=plan.stage,
+                lr_scale=shapes[-1].batch / base.batch,
+                shapes=shapes,
+                bn_sizes=tuple(_bn_size(bn_size, shape, shapes[-1]) for shape in shapes),
+                first_clip=previous.first_clip + previous.clips if previous else 0,
+                fine_tuning=plan.fine_tuning,
+            )
+        )
+    return Schedule(base, num_videos, epoch_factor * learning_rate.epochs, policy, tuple(phases))
+
+
+def _plan_phases(
+    baseline: LearningRate, policy: LearningRate, long_cycle: tuple[Factors, ...]
+) -> list[_Plan]:
+    """Cut each stage into its long-cycle shapes, and the rest where the rate drops."""
+    *cycled, end = baseline.stage_ends
+    if long_cycle and not cycled:
+        raise ValueError(
+            "a long cycle needs two LR stages or more: all but the last hold one, the last "
+            "fine-tunes; add a step or leave the long cycle out"
+        )
+    starts = (0.0, *cycled) if long_cycle else (0.0,)
+    plans = list[_Plan]()
+    for stage, (start, stop) in enumerate(pairwise(starts)):
+        cuts = [start + (stop - start) * j / len(long_cycle) for j in range(len(long_cycle))]
+        for (a, b), factors in zip(pairwise((*cuts, stop)), long_cycle, strict=True):
+            plans.append(_Plan(a, b, stage, factors, False))
+    cuts = [starts[-1], *(drop for drop in policy.drops if starts[-1] < drop < end), end]
+    for part, (a, b) in enumerate(pairwise(cuts)):
+        stage = len(starts) - 1 if long_cycle else part
+        plans.append(_Plan(a, b, stage, BASE_FACTORS, bool(long_cycle)))
+    return plans
+
+
+def _short_shapes(base: Shape, factors: Factors, short_cycle: Sequence[float]) -> tuple[Shape, ...]:
+    """The shapes of the short cycle at a long-cycle shape: crops of H · factor, then its own.
+
+    A crop never exceeds the long cycle's own: there, two of the paper's three coincide.
+    """
+    time, space = factors
+    crops = (*(min(factor, space) for factor in short_cycle), space)
+    return tuple(scale_shape(base, (time, crop)) for crop in crops)
+
+
+def _count_iterations(
+    lengths: Sequence[float], cycles: Sequence[tuple[Shape, ...]], clips: float
+) -> list[int]:
+    """Where each phase stops: iterations in the ratio of `lengths`, `clips` clips in all.
+
+    Each boundary is placed so that the clips seen by then are nearest to what the exact schedule
+    would have seen. Rounding errors therefore never add up over phases.
+    """
+    means = [sum(s.batch for s in shapes) / len(shapes) for shapes in cycles]
+    scale = clips / sum(length * mean for length, mean in zip(lengths, means, strict=True))
+    stops, seen, wanted, i = list[int](), 0, 0.0, 0
+    for phase, (length, shapes, mean) in enumerate(zip(lengths, cycles, means, strict=True)):
+        wanted += scale * length * mean
+        first, cycle = i, sum(s.batch for s in shapes)
+        whole = max(0, int((wanted - seen) // cycle) - 1)
+        seen, i = seen + whole * cycle, i + whole * len(shapes)
+        batch = shapes[i % len(shapes)].batch
+        while abs(seen + batch - wanted) <= abs(seen - wanted):
+            seen, i = seen + batch, i + 1
+            batch = shapes[i % len(shapes)].batch
+        if i == first:
+            raise ValueError(
+                f"the training is too short: {clips:.0f} clips leave phase {phase + 1} of "
+                f"{len(lengths)} (shape {shapes[-1]}) without an iteration; train for more epochs "
+                "or with a smaller batch"
+            )
+        stops.append(i)
+    return stops
+
+
+def _bn_size(size: int | None, shape: Shape, long_shape: Shape) -> int | None:
+    """Clips per BN group: `size`, times 2 or 4 where the short cycle multiplies the batch (§3.3).
+
+    A batch smaller than the group is its own group.
+    """
+    if size is None:
+        return None
+    clips = min(round(size * shape.batch / long_shape.batch), shape.batch)
+    if shape.batch % clips:
+        raise ValueError(
+            f"a batch of {shape.batch} clips ({shape}) cannot be split into BN groups of {clips}; "
+            f"choose a BN size that divides the baseline's batch"
+        )
+    return clips

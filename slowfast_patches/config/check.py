@@ -1,0 +1,312 @@
+"""What can be trained and tested, checked before anything starts."""
+
+from __future__ import annotations
+
+import importlib.util
+import logging
+from collections.abc import Callable, Iterable, Sequence
+from itertools import pairwise
+from typing import Any
+
+from fvcore.common.config import CfgNode
+
+from slowfast_patches.patching import DETECTRON2_HINT
+
+__all__ = ["check_config", "check_frames"]
+
+logger = logging.getLogger(__name__)
+
+_CHOICES: dict[str, tuple[object, ...]] = {
+    "MODEL.ARCH": ("slowfast", "slowonly", "c2d", "i3d"),
+    "MODEL.HEAD_ACT": ("softmax", "sigmoid"),
+    "MODEL.LOSS_FUNC": ("cross_entropy", "bce", "bce_logit"),
+    "SOLVER.LR_POLICY": ("cosine", "steps_with_relative_lrs"),
+    "SOLVER.OPTIMIZING_METHOD": ("sgd", "adam"),
+    "DATA.ENSEMBLE_METHOD": ("sum", "max"),
+    "TEST.NUM_SPATIAL_CROPS": (1, 3),
+    "DIST_BACKEND": ("auto", "nccl", "gloo"),
+}
+
+_AT_LEAST_ONE = (
+    "MODEL.NUM_CLASSES",
+    "DATA.NUM_FRAMES",
+    "DATA.SAMPLING_RATE",
+    "DATA.TARGET_FPS",
+    "SLOWFAST.ALPHA",
+    "SLOWFAST.BETA_INV",
+    "TRAIN.BATCH_SIZE",
+    "TRAIN.EVAL_PERIOD",
+    "TRAIN.CHECKPOINT_PERIOD",
+    "TEST.BATCH_SIZE",
+    "TEST.NUM_ENSEMBLE_VIEWS",
+    "MULTIGRID.BN_BASE_SIZE",
+    "MULTIGRID.EVAL_FREQ",
+    "NUM_SHARDS",
+    "LOG_PERIOD",
+)
+
+_ABOVE_ZERO = ("MULTIGRID.EPOCH_FACTOR", "SOLVER.MAX_EPOCH", "SOLVER.BASE_LR")
+
+_STRIDE = 32
+"""Pixels of the input to one of the last feature map's."""
+
+
+def check_config(cfg: CfgNode, world_size: int = 1) -> None:
+    """Refuse a config that cannot train or test as it says; `world_size` counts processes.
+
+    Raises:
+        ValueError: what is wrong, with the numbers and a way out.
+        ImportError: detection is asked for and detectron2 is not installed.
+    """
+    checks: tuple[Callable[[CfgNode], None], ...] = (
+        _check_values,
+        _check_detection,
+        _check_labels,
+        _check_solver,
+        _check_multigrid,
+        _check_pathways,
+        _check_crops,
+        _check_checkpoints,
+    )
+    for check in checks:
+        check(cfg)
+    _check_processes(cfg, world_size)
+
+
+def check_frames(
+    arch: str, frames: int, alpha: int, time_factors: Sequence[float] = (1.0,)
+) -> None:
+    """Refuse frames that an architecture cannot take at every shape of a schedule.
+
+    The slow pathway has frames // alpha frames and receives ceil(frames / alpha) from the fast
+    one, so alpha must divide the frames. C2D and I3D halve the frames once.
+
+    Args:
+        arch: MODEL.ARCH.
+        frames: the baseline's frames.
+        alpha: SLOWFAST.ALPHA, read for "slowfast" only.
+        time_factors: the frames of the schedule's shapes, as fractions of the baseline's.
+
+    Raises:
+        ValueError: frames that do not fit, and which alpha or frames would.
+    """
+
+    def fits(frames: int, alpha: int) -> bool:
+        return all(_takes(arch, round(frames * factor), alpha) for factor in time_factors)
+
+    if fits(frames, alpha):
+        return
+    counts = sorted({round(frames * factor) for factor in time_factors})
+    enough = next((n for n in range(frames, 65 * frames) if fits(n, alpha)), None)
+    ways = [f"DATA.NUM_FRAMES {enough}"] if enough else []
+    text = f"DATA.NUM_FRAMES {frames} gives clips of {_join(counts)} frames, "
+    if arch == "slowfast":
+        alphas = [a for a in range(1, max(alpha, frames) + 1) if fits(frames, a)]
+        ways += [f"SLOWFAST.ALPHA {_join(alphas, 'or')}"] if alphas else []
+        text += f"and SLOWFAST.ALPHA {alpha} must divide each, to feed the slow pathway"
+    else:
+        text += f"and {arch} needs {_least_frames(arch)} at least"
+    raise ValueError(f"{text}; {_join(ways, 'or') or 'other factors'} would work")
+
+
+def _takes(arch: str, frames: int, alpha: int) -> bool:
+    if arch == "slowfast":
+        return frames >= alpha and frames % alpha == 0
+    return frames >= _least_frames(arch)
+
+
+def _least_frames(arch: str) -> int:
+    return 2 if arch in ("c2d", "i3d") else 1
+
+
+def _check_values(cfg: CfgNode) -> None:
+    for key, choices in _CHOICES.items():
+        if _get(cfg, key) not in choices:
+            raise ValueError(f"{key} {_get(cfg, key)!r} is not known; use {_join(choices, 'or')}")
+    for key in _AT_LEAST_ONE:
+        if _get(cfg, key) < 1:
+            raise ValueError(f"{key} must be 1 or more, not {_get(cfg, key)}")
+    for key in _ABOVE_ZERO:
+        if not _get(cfg, key) > 0:
+            raise ValueError(f"{key} must be above 0, not {_get(cfg, key)}")
+    if not 0 <= cfg.DATA.MAX_BAD_FRACTION <= 1:
+        raise ValueError(f"DATA.MAX_BAD_FRACTION lies in [0, 1], not {cfg.DATA.MAX_BAD_FRACTION}")
+
+
+def _check_detection(cfg: CfgNode) -> None:
+    if not cfg.DETECTION.ENABLE:
+        return
+    if importlib.util.find_spec("detectron2") is None:
+        raise ImportError(f"DETECTION.ENABLE True needs {DETECTRON2_HINT}.")
+    raise ValueError(
+        "DETECTION.ENABLE True: the training loop trains classification only; build the detection "
+        "model with slowfast_patches.models.build.build_model for a loop of your own, or set "
+        "DETECTION.ENABLE False"
+    )
+
+
+def _check_labels(cfg: CfgNode) -> None:
+    """Labels, loss and dataset must fit together; the Kinetics lists give one label a video."""
+    loss, several = cfg.MODEL.LOSS_FUNC, cfg.DATA.MULTI_LABEL
+    if several and "kinetics" in (cfg.TRAIN.DATASET, cfg.TEST.DATASET):
+        raise ValueError(
+            "DATA.MULTI_LABEL True has no effect on the dataset kinetics, whose lists give one "
+            "label a video; set DATA.MULTI_LABEL False"
+        )
+    if several == (loss == "cross_entropy"):
+        fitting = "bce_logit" if several else "cross_entropy"
+        raise ValueError(
+            f"MODEL.LOSS_FUNC {loss} does not fit DATA.MULTI_LABEL {several}; set "
+            f"MODEL.LOSS_FUNC {fitting} or DATA.MULTI_LABEL {not several}"
+        )
+
+
+def _check_solver(cfg: CfgNode) -> None:
+    solver = cfg.SOLVER
+    if not 0 <= solver.WARMUP_EPOCHS < solver.MAX_EPOCH:
+        raise ValueError(
+            f"SOLVER.WARMUP_EPOCHS {solver.WARMUP_EPOCHS:g} must lie in [0, SOLVER.MAX_EPOCH), and "
+            f"MAX_EPOCH is {solver.MAX_EPOCH:g}; shorten the warm-up"
+        )
+    if solver.CLIP_GRAD_VAL and solver.CLIP_GRAD_L2NORM:
+        raise ValueError(
+            f"SOLVER.CLIP_GRAD_VAL {solver.CLIP_GRAD_VAL:g} and SOLVER.CLIP_GRAD_L2NORM "
+            f"{solver.CLIP_GRAD_L2NORM:g}: one of them clips; set the other to None"
+        )
+    if solver.LR_POLICY == "steps_with_relative_lrs":
+        _check_steps(solver.STEPS, solver.LRS, solver.MAX_EPOCH)
+    elif solver.STEPS:
+        logger.warning(
+            "SOLVER.STEPS %s has no effect: SOLVER.LR_POLICY %s has no steps; write "
+            "steps_with_relative_lrs or leave STEPS out.",
+            solver.STEPS,
+            solver.LR_POLICY,
+        )
+
+
+def _check_steps(steps: list[Any], rates: list[Any], max_epoch: float) -> None:
+    """Steps are epochs at which stages start; rates are relative to BASE_LR, one a stage."""
+    for key, values in (("SOLVER.STEPS", steps), ("SOLVER.LRS", rates)):
+        if not all(_is_number(value) for value in values):
+            raise ValueError(f"{key} is a list of numbers, not {values}")
+    if steps and steps[0] != 0:
+        raise ValueError(
+            f"SOLVER.STEPS {steps} must start at epoch 0, where the first rate begins; write "
+            f"{[0, *steps]}"
+        )
+    if any(later <= step for step, later in pairwise([*steps, max_epoch])):
+        raise ValueError(
+            f"SOLVER.STEPS {steps} must ascend and end before SOLVER.MAX_EPOCH {max_epoch:g}; "
+            "move the steps or raise MAX_EPOCH"
+        )
+    stages = max(1, len(steps))
+    if rates and len(rates) != stages:
+        raise ValueError(
+            f"SOLVER.LRS has {len(rates)} rates for the {stages} stages of SOLVER.STEPS {steps}; "
+            "give one for each, or leave LRS empty for powers of SOLVER.GAMMA"
+        )
+
+
+def _check_multigrid(cfg: CfgNode) -> None:
+    long, short = cfg.MULTIGRID.LONG_CYCLE_FACTORS, cfg.MULTIGRID.SHORT_CYCLE_FACTORS
+    well_formed = all(
+        isinstance(pair, list) and len(pair) == 2 and all(map(_is_factor, pair)) for pair in long
+    )
+    if not (well_formed and long and tuple(long[-1]) == (1, 1)):
+        raise ValueError(
+            "MULTIGRID.LONG_CYCLE_FACTORS is a list of [frames, crop] with factors in (0, 1], the "
+            f"last [1, 1], not {long}"
+        )
+    if not short or not all(_is_factor(factor) for factor in short):
+        raise ValueError(
+            f"MULTIGRID.SHORT_CYCLE_FACTORS is a list of factors in (0, 1], not {short}; set "
+            "MULTIGRID.SHORT_CYCLE False to train without"
+        )
+
+
+def _check_pathways(cfg: CfgNode) -> None:
+    pathways = 2 if cfg.MODEL.ARCH == "slowfast" else 1
+    if len(cfg.DATA.INPUT_CHANNEL_NUM) != pathways:
+        raise ValueError(
+            f"DATA.INPUT_CHANNEL_NUM {cfg.DATA.INPUT_CHANNEL_NUM} does not fit MODEL.ARCH "
+            f"{cfg.MODEL.ARCH}; write {[3] * pathways} or leave it out"
+        )
+    cycle = cfg.MULTIGRID.LONG_CYCLE_FACTORS if cfg.MULTIGRID.LONG_CYCLE else [[1.0, 1.0]]
+    factors = [time for time, _ in cycle]
+    check_frames(cfg.MODEL.ARCH, cfg.DATA.NUM_FRAMES, cfg.SLOWFAST.ALPHA, factors)
+
+
+def _check_crops(cfg: CfgNode) -> None:
+    """The head's test-time window is the feature map of a training crop, CROP_SIZE // 32."""
+    train, test, head = cfg.DATA.TRAIN_CROP_SIZE, cfg.DATA.TEST_CROP_SIZE, cfg.DATA.CROP_SIZE
+    if train < _STRIDE:
+        raise ValueError(f"DATA.TRAIN_CROP_SIZE {train} is below {_STRIDE} pixels, the least")
+    if head != train:
+        raise ValueError(
+            f"DATA.CROP_SIZE {head} is the crop that the head's test-time window is made for, and "
+            f"DATA.TRAIN_CROP_SIZE is {train}; leave CROP_SIZE out, and it follows"
+        )
+    if test // _STRIDE < train // _STRIDE:
+        raise ValueError(
+            f"DATA.TEST_CROP_SIZE {test} is smaller than the head's window, made for crops of "
+            f"{train}; set it to {train // _STRIDE * _STRIDE} or more"
+        )
+    jitter = cfg.DATA.TRAIN_JITTER_SCALES
+    if len(jitter) != 2 or not train <= jitter[0] <= jitter[1]:
+        raise ValueError(
+            f"DATA.TRAIN_JITTER_SCALES {jitter} is [shortest, longest] short side in pixels, no "
+            f"shorter than DATA.TRAIN_CROP_SIZE {train}"
+        )
+
+
+def _check_checkpoints(cfg: CfgNode) -> None:
+    for section in ("TRAIN", "TEST"):
+        node = cfg[section]
+        if node.CHECKPOINT_TYPE != "pytorch" and node.CHECKPOINT_FILE_PATH:
+            raise ValueError(
+                f"{section}.CHECKPOINT_TYPE {node.CHECKPOINT_TYPE!r} is not read (a Caffe2 file is "
+                "a pickle, which runs whatever is in it); convert "
+                f"{node.CHECKPOINT_FILE_PATH} and write pytorch, or leave "
+                f"{section}.CHECKPOINT_FILE_PATH empty"
+            )
+
+
+def _check_processes(cfg: CfgNode, world_size: int) -> None:
+    """TRAIN.BATCH_SIZE is one machine's, so the global batch is BATCH_SIZE × NUM_SHARDS."""
+    if not 0 <= cfg.SHARD_ID < cfg.NUM_SHARDS:
+        raise ValueError(
+            f"SHARD_ID {cfg.SHARD_ID} is not one of NUM_SHARDS {cfg.NUM_SHARDS} machines, counted "
+            "from 0"
+        )
+    if cfg.NUM_GPUS < 0:
+        raise ValueError(f"NUM_GPUS {cfg.NUM_GPUS} is below 0; NUM_GPUS 0 is the CPU")
+    clips, machines = cfg.TRAIN.BATCH_SIZE, cfg.NUM_SHARDS
+    batch = clips * machines
+    if batch % world_size:
+        enough = next(n for n in range(clips, clips + world_size) if n * machines % world_size == 0)
+        raise ValueError(
+            f"a global batch of {batch} clips (TRAIN.BATCH_SIZE {clips} × NUM_SHARDS {machines}) "
+            f"does not divide over {world_size} processes; set TRAIN.BATCH_SIZE {enough}, or use a "
+            f"number of processes that divides {batch}"
+        )
+
+
+def _get(cfg: CfgNode, key: str) -> Any:
+    node: Any = cfg
+    for name in key.split("."):
+        node = node[name]
+    return node
+
+
+def _is_number(value: object) -> bool:
+    return isinstance(value, int | float) and not isinstance(value, bool)
+
+
+def _is_factor(value: Any) -> bool:
+    return _is_number(value) and 0 < value <= 1
+
+
+def _join(items: Iterable[object], word: str = "and") -> str:
+    """ "4, 8 and 16"."""
+    *rest, last = [str(item) for item in items] or [""]
+    return f"{', '.join(rest)} {word} {last}" if rest else last

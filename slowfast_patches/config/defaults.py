@@ -1,0 +1,176 @@
+"""The config's keys: the host's, those of the later releases that recipes use, and ours."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from fnmatch import fnmatchcase
+from typing import NamedTuple
+
+import slowfast.config.defaults as host_defaults
+from fvcore.common.config import CfgNode
+
+__all__ = ["NO_EFFECT", "NoEffect", "add_multigrid_config", "find_no_effect", "get_cfg"]
+
+
+def get_cfg() -> CfgNode:
+    """A fresh config with every key at its default, not frozen."""
+    cfg = host_defaults.get_cfg()
+    add_multigrid_config(cfg)
+    return cfg
+
+
+def add_multigrid_config(cfg: CfgNode) -> None:
+    """Add our keys, and those of the later releases, to the host's config in place."""
+    _add_multigrid(cfg)
+    _add_bn(cfg)
+    _add_solver(cfg)
+    _add_model(cfg)
+    _add_data(cfg)
+    _add_run(cfg)
+
+
+def _add_multigrid(cfg: CfgNode) -> None:
+    cfg.MULTIGRID = CfgNode()
+    # Length of the training relative to the baseline's MAX_EPOCH (paper: 1.5).
+    cfg.MULTIGRID.EPOCH_FACTOR = 1.5
+    # The short cycle changes the crop from iteration to iteration; factors of DATA.TRAIN_CROP_SIZE.
+    cfg.MULTIGRID.SHORT_CYCLE = False
+    cfg.MULTIGRID.SHORT_CYCLE_FACTORS = [0.5, 0.5**0.5]
+    # The long cycle changes frames and crop from phase to phase; factors (frames, crop).
+    cfg.MULTIGRID.LONG_CYCLE = False
+    cfg.MULTIGRID.LONG_CYCLE_FACTORS = [[0.25, 0.5**0.5], [0.5, 0.5**0.5], [0.5, 1.0], [1.0, 1.0]]
+    # Clips that share batch normalisation statistics at the long cycle's crop.
+    cfg.MULTIGRID.BN_BASE_SIZE = 8
+    # Evaluations per shape of the long cycle.
+    cfg.MULTIGRID.EVAL_FREQ = 3
+    # Filled at run time in the later releases; see NO_EFFECT.
+    cfg.MULTIGRID.LONG_CYCLE_SAMPLING_RATE = 0
+    cfg.MULTIGRID.DEFAULT_B = 0
+    cfg.MULTIGRID.DEFAULT_T = 0
+    cfg.MULTIGRID.DEFAULT_S = 0
+
+
+def _add_bn(cfg: CfgNode) -> None:
+    # Kinds of BN in the later releases; see NO_EFFECT.
+    cfg.BN.NORM_TYPE = "batchnorm"
+    cfg.BN.NUM_SPLITS = 1
+    cfg.BN.NUM_SYNC_DEVICES = 1
+    cfg.BN.GLOBAL_SYNC = False
+
+
+def _add_solver(cfg: CfgNode) -> None:
+    # Epochs are numbers, not counts: shortened recipes have fractions of one.
+    cfg.SOLVER.MAX_EPOCH = float(cfg.SOLVER.MAX_EPOCH)
+    cfg.SOLVER.WARMUP_EPOCHS = float(cfg.SOLVER.WARMUP_EPOCHS)
+    # The rate that the cosine policy ends at.
+    cfg.SOLVER.COSINE_END_LR = 0.0
+    # Multiply BASE_LR by NUM_SHARDS.
+    cfg.SOLVER.BASE_LR_SCALE_NUM_SHARDS = False
+    # Largest gradient value, or largest L2 norm of all gradients; None clips nothing.
+    cfg.SOLVER.CLIP_GRAD_VAL = None
+    cfg.SOLVER.CLIP_GRAD_L2NORM = None
+    # No weight decay for biases and other parameters of one dimension.
+    cfg.SOLVER.ZERO_WD_1D_PARAM = False
+
+
+def _add_model(cfg: CfgNode) -> None:
+    # "slow" is the later name of "slowonly".
+    cfg.MODEL.SINGLE_PATHWAY_ARCH = [*cfg.MODEL.SINGLE_PATHWAY_ARCH, "slow"]
+    # Follows from MODEL.ARCH: load_config fills it.
+    cfg.MODEL.MODEL_NAME = "SlowFast"
+    # What turns the head's outputs into scores in evaluation: "softmax" or "sigmoid".
+    cfg.MODEL.HEAD_ACT = "softmax"
+
+
+def _add_data(cfg: CfgNode) -> None:
+    # Between path and label in a line of a csv file.
+    cfg.DATA.PATH_LABEL_SEPARATOR = " "
+    # Frames per second that DATA.SAMPLING_RATE counts in.
+    cfg.DATA.TARGET_FPS = 30
+    cfg.DATA.DECODING_BACKEND = "pyav"
+    # Flip half of the training clips horizontally.
+    cfg.DATA.RANDOM_FLIP = True
+    # Feed BGR instead of RGB.
+    cfg.DATA.REVERSE_INPUT_CHANNEL = False
+    # Draw the inverse of a training clip's short side uniformly, not the short side itself.
+    cfg.DATA.INV_UNIFORM_SAMPLE = False
+    # Several labels per video.
+    cfg.DATA.MULTI_LABEL = False
+    # How a video's score comes from those of its views: "sum" or "max".
+    cfg.DATA.ENSEMBLE_METHOD = "sum"
+    # A run stops when more than this part of an epoch's videos cannot be decoded.
+    cfg.DATA.MAX_BAD_FRACTION = 0.05
+    # Training videos that the recipe expects: what a plan counts with where no csv file is at hand.
+    cfg.DATA.NUM_TRAIN_VIDEOS = 0
+
+
+def _add_run(cfg: CfgNode) -> None:
+    cfg.TRAIN.MIXED_PRECISION = False
+    # Start at iteration 0 from TRAIN.CHECKPOINT_FILE_PATH instead of continuing it.
+    cfg.TRAIN.CHECKPOINT_EPOCH_RESET = False
+    cfg.LOG_MODEL_INFO = True
+    # "auto" is nccl with GPUs and gloo without.
+    cfg.DIST_BACKEND = "auto"
+
+
+class NoEffect(NamedTuple):
+    """A key of the later releases, or of the host, that changes nothing here.
+
+    because: why it has no effect, and what to write instead.
+    quiet: the values that ask for nothing that is not done anyway; others are warned of.
+    """
+
+    because: str
+    quiet: tuple[object, ...]
+
+
+_GROUPS = (
+    "the number of clips that share statistics follows from the batch and MULTIGRID.BN_BASE_SIZE, "
+    "on any number of GPUs; write MULTIGRID.BN_BASE_SIZE"
+)
+_FILLED = "the baseline's mini-batch is what the recipe's own keys say; "
+
+NO_EFFECT: Mapping[str, NoEffect] = {
+    "BN.NORM_TYPE": NoEffect(_GROUPS, ("batchnorm",)),
+    "BN.NUM_SPLITS": NoEffect(_GROUPS, (1,)),
+    "BN.NUM_SYNC_DEVICES": NoEffect(_GROUPS, (1,)),
+    "BN.GLOBAL_SYNC": NoEffect(_GROUPS, (False,)),
+    "BN.EPSILON": NoEffect("the host builds its models with 1e-5; leave it out", (1e-5,)),
+    "BN.MOMENTUM": NoEffect("the host builds its models with 0.1; leave it out", (0.1,)),
+    "MULTIGRID.DEFAULT_B": NoEffect(_FILLED + "write TRAIN.BATCH_SIZE", (0,)),
+    "MULTIGRID.DEFAULT_T": NoEffect(_FILLED + "write DATA.NUM_FRAMES", (0,)),
+    "MULTIGRID.DEFAULT_S": NoEffect(_FILLED + "write DATA.TRAIN_CROP_SIZE", (0,)),
+    "MULTIGRID.LONG_CYCLE_SAMPLING_RATE": NoEffect(
+        "the stride of a shape is drawn between the baseline's and the one with the same span; "
+        "write DATA.SAMPLING_RATE",
+        (0,),
+    ),
+    "DATA.DECODING_BACKEND": NoEffect("videos are read with PyAV; write pyav", ("pyav",)),
+    "SOLVER.STEP_SIZE": NoEffect("no learning rate policy reads it; write SOLVER.STEPS", (1,)),
+    "SOLVER.WARMUP_FACTOR": NoEffect(
+        "the warm-up starts at SOLVER.WARMUP_START_LR; write that", (0.1,)
+    ),
+    "MODEL.ACT_CHECKPOINT": NoEffect(
+        "activations are kept; write a smaller TRAIN.BATCH_SIZE where memory is short", (False,)
+    ),
+    "TENSORBOARD.ENABLE": NoEffect(
+        "event files are always written to OUTPUT_DIR; leave it out", (True,)
+    ),
+    "TENSORBOARD.*": NoEffect(
+        "event files go to OUTPUT_DIR and hold scalars only; leave the section out",
+        ("", 0, False, None),
+    ),
+    "DEMO.*": NoEffect("there is no demo on a camera or a single file; leave the section out", ()),
+    "DEMO.ENABLE": NoEffect(
+        "there is no demo on a camera or a single file; leave it out", (False,)
+    ),
+    "TEST.SAVE_RESULTS_PATH": NoEffect("results go to OUTPUT_DIR; write OUTPUT_DIR", ("",)),
+}
+"""Keys that are accepted and change nothing, by full name or by section ("DEMO.*")."""
+
+
+def find_no_effect(key: str) -> NoEffect | None:
+    """The row of NO_EFFECT for a key, its full name before its section; None where it has one."""
+    if key in NO_EFFECT:
+        return NO_EFFECT[key]
+    return next((row for name, row in NO_EFFECT.items() if fnmatchcase(key, name)), None)

@@ -1,0 +1,97 @@
+"""The schedule that a config asks for, and the config as it is at an iteration."""
+
+from __future__ import annotations
+
+from fvcore.common.config import CfgNode
+
+from multigrid import CosineRate, LearningRate, Schedule, Shape, SteppedRate, Warmup, make_schedule
+
+__all__ = [
+    "base_shape",
+    "config_at",
+    "learning_rate_from_config",
+    "schedule_from_config",
+    "uses_multigrid",
+]
+
+
+def uses_multigrid(cfg: CfgNode) -> bool:
+    """Whether a config asks for the long cycle, the short cycle, or both."""
+    return bool(cfg.MULTIGRID.LONG_CYCLE or cfg.MULTIGRID.SHORT_CYCLE)
+
+
+def base_shape(cfg: CfgNode) -> Shape:
+    """The baseline's mini-batch over all machines: TRAIN.BATCH_SIZE is one machine's."""
+    batch = cfg.TRAIN.BATCH_SIZE * cfg.NUM_SHARDS
+    return Shape(batch, cfg.DATA.NUM_FRAMES, cfg.DATA.TRAIN_CROP_SIZE)
+
+
+def learning_rate_from_config(cfg: CfgNode) -> LearningRate:
+    """The baseline's learning-rate policy.
+
+    Steps take their rates from SOLVER.LRS, relative to BASE_LR, or, where LRS is empty, from powers
+    of SOLVER.GAMMA.
+    """
+    solver = cfg.SOLVER
+    scale = cfg.NUM_SHARDS if solver.BASE_LR_SCALE_NUM_SHARDS else 1
+    warmup = Warmup(solver.WARMUP_START_LR * scale, float(solver.WARMUP_EPOCHS))
+    if solver.LR_POLICY == "cosine":
+        return CosineRate(
+            base=solver.BASE_LR * scale,
+            epochs=float(solver.MAX_EPOCH),
+            end=solver.COSINE_END_LR * scale,
+            warmup=warmup,
+        )
+    if solver.LR_POLICY != "steps_with_relative_lrs":
+        raise ValueError(
+            f"SOLVER.LR_POLICY {solver.LR_POLICY!r} is not known; use 'steps_with_relative_lrs' "
+            "or 'cosine'"
+        )
+    starts = tuple(float(step) for step in solver.STEPS) or (0.0,)
+    factors = tuple(solver.LRS) or tuple(solver.GAMMA**j for j in range(len(starts)))
+    return SteppedRate(
+        ends=(*starts[1:], float(solver.MAX_EPOCH)),
+        rates=tuple(solver.BASE_LR * scale * factor for factor in factors),
+        warmup=warmup,
+    )
+
+
+def schedule_from_config(cfg: CfgNode, num_videos: int) -> Schedule:
+    """The schedule of a config for a training set of `num_videos` videos.
+
+    With both cycles off it is the baseline recipe, and BN is left to each process's batch.
+
+    Raises:
+        ValueError: the recipe has no schedule; the message says what would.
+    """
+    multigrid = cfg.MULTIGRID
+    long_cycle = [tuple(factors) for factors in multigrid.LONG_CYCLE_FACTORS]
+    return make_schedule(
+        base_shape(cfg),
+        num_videos,
+        learning_rate_from_config(cfg),
+        epoch_factor=multigrid.EPOCH_FACTOR if uses_multigrid(cfg) else 1.0,
+        long_cycle=long_cycle if multigrid.LONG_CYCLE else (),
+        short_cycle=multigrid.SHORT_CYCLE_FACTORS if multigrid.SHORT_CYCLE else (),
+        bn_size=multigrid.BN_BASE_SIZE if uses_multigrid(cfg) else None,
+    )
+
+
+def config_at(cfg: CfgNode, schedule: Schedule, iteration: int) -> CfgNode:
+    """A copy of the config with the solver and data keys of the long-cycle shape in force.
+
+    It is what gets logged and stored with checkpoints; nothing reads it back to train.
+    """
+    phase = schedule.phases[schedule.phase_at(iteration)]
+    shape, at = phase.base_shape, cfg.clone()
+    at.defrost()
+    at.TRAIN.BATCH_SIZE = shape.batch // cfg.NUM_SHARDS
+    at.DATA.NUM_FRAMES = shape.frames
+    at.DATA.TRAIN_CROP_SIZE = shape.crop
+    at.SOLVER.BASE_LR = cfg.SOLVER.BASE_LR * phase.lr_scale
+    at.SOLVER.WARMUP_START_LR = cfg.SOLVER.WARMUP_START_LR * phase.lr_scale
+    at.SOLVER.COSINE_END_LR = cfg.SOLVER.COSINE_END_LR * phase.lr_scale
+    if phase.bn_sizes[-1] is not None:
+        at.BN.NUM_SPLITS = shape.batch // phase.bn_sizes[-1]
+    at.freeze()
+    return at

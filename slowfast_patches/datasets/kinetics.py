@@ -1,0 +1,131 @@
+"""The Kinetics data set (400, 600, 700, or any csv of videos), read on the grid asked for."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import torch
+from fvcore.common.config import CfgNode
+
+from multigrid import ClipPlan, ClipRequest, Video, clip_generator, make_grid, plan_test, plan_train
+from slowfast_patches.config.schedule import base_shape
+from slowfast_patches.datasets.clip_reader import ClipReader, UnreadableVideoError
+from slowfast_patches.datasets.csv_list import csv_path, read_csv
+
+__all__ = ["Kinetics", "TooManyUnreadableError"]
+
+_TRIES = 10
+"""Videos in a row that may be unreadable before the list itself is taken to be wrong."""
+
+
+class TooManyUnreadableError(ValueError):
+    """So many videos cannot be read that the list or its prefix must be wrong."""
+
+    def __init__(self, message: str) -> None:
+        # The loader re-raises a worker's error with the worker's traceback as its message.
+        super().__init__(message.rsplit("TooManyUnreadableError: ", 1)[-1].strip())
+
+
+class Kinetics(torch.utils.data.Dataset[dict[str, Any]]):
+    """Clips of the videos of a list; the host's registry calls it with (cfg, split).
+
+    Training items are asked for by `ClipRequest`, which names the grid. Validation and testing
+    items are numbers: the test split has NUM_ENSEMBLE_VIEWS × NUM_SPATIAL_CROPS clips of a video,
+    one after another; the validation split has one centre clip of each.
+
+    An item has `clip` (T, S, S, 3) uint8, `label`, `flip`, `iteration`, `video` (its number in the
+    list), and `failures`: (path, reason) of videos that could not be read and were replaced by
+    another, which the request alone decides.
+    """
+
+    def __init__(self, cfg: CfgNode, split: str) -> None:
+        assert split in ("train", "val", "test"), split
+        self.split = split
+        self.videos = read_csv(
+            csv_path(cfg, split),
+            prefix=cfg.DATA.PATH_PREFIX,
+            separator=cfg.DATA.PATH_LABEL_SEPARATOR,
+            num_classes=cfg.MODEL.NUM_CLASSES,
+        )
+        self._data, self._seed, self._base = cfg.DATA, cfg.RNG_SEED, base_shape(cfg)
+        self._views, self._crops = 1, 1
+        if split == "test":
+            self._views, self._crops = cfg.TEST.NUM_ENSEMBLE_VIEWS, cfg.TEST.NUM_SPATIAL_CROPS
+        self._threads = 0 if cfg.DATA_LOADER.ENABLE_MULTI_THREAD_DECODE else 1
+
+    def __len__(self) -> int:
+        return len(self.videos) * self._views * self._crops
+
+    @property
+    def num_clips(self) -> int:
+        """Clips of a video in this split."""
+        return self._views * self._crops
+
+    def __getitem__(self, request: ClipRequest | int) -> dict[str, Any]:
+        if isinstance(request, ClipRequest):
+            return self._training_item(request)
+        return self._testing_item(request)
+
+    def _training_item(self, request: ClipRequest) -> dict[str, Any]:
+        data = self._data
+        grid = make_grid(
+            request.shape,
+            self._base,
+            data.SAMPLING_RATE,
+            tuple(data.TRAIN_JITTER_SCALES),
+            flip=data.RANDOM_FLIP,
+            inverse_scale=data.INV_UNIFORM_SAMPLE,
+        )
+        rng = clip_generator(self._seed, request.epoch, request.video)
+        failures, index = list[tuple[str, str]](), request.video
+        while len(failures) < _TRIES:
+            path, label = self.videos[index]
+            try:
+                with ClipReader(path, threads=self._threads) as reader:
+                    plan = plan_train(rng, grid, reader.video, data.TARGET_FPS)
+                    clip = reader.read(plan)
+            except UnreadableVideoError as error:
+                failures.append((path, str(error)))
+                index = int(rng.integers(len(self.videos)))
+                continue
+            item = {"clip": clip, "label": label, "flip": plan.flip, "video": index}
+            return item | {"iteration": request.iteration, "failures": failures}
+        path, reason = failures[0]
+        raise TooManyUnreadableError(
+            f"{_TRIES} videos in a row could not be read, the first {path}: {reason}; check "
+            "DATA.PATH_PREFIX and the list"
+        )
+
+    def _testing_item(self, number: int) -> dict[str, Any]:
+        """A clip of a video; an unreadable one is a black clip, which counts as a wrong answer."""
+        index, part = divmod(number, self.num_clips)
+        path, label = self.videos[index]
+        failures = list[tuple[str, str]]()
+        try:
+            with ClipReader(path, threads=self._threads) as reader:
+                plan = self._test_plan(reader.video, part)
+                clip = reader.read(plan)
+        except UnreadableVideoError as error:
+            failures.append((path, str(error)))
+            size = self._data.TEST_CROP_SIZE if self.split == "test" else self._base.crop
+            clip = np.zeros((self._base.frames, size, size, 3), np.uint8)
+        item = {"clip": clip, "label": label, "flip": False, "video": index}
+        return item | {"iteration": -1, "failures": failures}
+
+    def _test_plan(self, video: Video, part: int) -> ClipPlan:
+        """Validation: the training crop from the smallest training size. Testing: one crop is the
+        centre of the same size, three are cut from a short side as large as the crop."""
+        data = self._data
+        crop = data.TEST_CROP_SIZE if self.split == "test" else self._base.crop
+        short_side = max(crop, data.TRAIN_JITTER_SCALES[0]) if self._crops == 1 else crop
+        return plan_test(
+            video,
+            frames=self._base.frames,
+            stride=data.SAMPLING_RATE,
+            crop=crop,
+            view=(part // self._crops, self._views),
+            spatial=(part % self._crops, self._crops),
+            target_fps=data.TARGET_FPS,
+            short_side=short_side,
+        )

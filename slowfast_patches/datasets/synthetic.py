@@ -1,0 +1,348 @@
+"""A small data set of rendered videos whose classes need motion to tell apart.
+
+Textured things lie on a textured ground under a shaking camera. What the things do over time is the
+class: they move left, right, up or down, turn clockwise or counter-clockwise, grow or shrink. The
+scene is drawn before the class is looked at, places wrap around the frame, and sizes wrap around a
+cycle, so that a single frame is equally likely in every class, and any stretch of a video shows the
+same motion as the whole.
+
+Every video has its own generator, seeded by (seed, split, index): the files do not depend on the
+number of processes or on interruptions.
+"""
+
+import json
+import os
+import signal
+from collections.abc import Callable, Iterator
+from concurrent.futures import ProcessPoolExecutor
+from dataclasses import asdict, dataclass
+from functools import partial
+from multiprocessing import get_context
+from pathlib import Path
+
+import av
+import numpy as np
+from numpy.typing import NDArray
+from tqdm import tqdm
+
+__all__ = ["CLASSES", "SPLITS", "DemoSpec", "draw_scene", "make_demo_data", "render", "video_path"]
+
+Image = NDArray[np.float32]
+Clip = NDArray[np.uint8]
+
+SPLITS = ("train", "val", "test")
+MANIFEST = "demo_data.json"
+VERSION = 1  # of the pictures and the encoding; old folders are not continued with new ones
+FPS = 30
+
+# Class name -> signs of the rates of (x, y, angle, size). y points down, so that a growing angle is
+# a clockwise turn.
+MOTIONS: dict[str, tuple[int, int, int, int]] = {
+    "left": (-1, 0, 0, 0),
+    "right": (1, 0, 0, 0),
+    "up": (0, -1, 0, 0),
+    "down": (0, 1, 0, 0),
+    "clockwise": (0, 0, 1, 0),
+    "counterclockwise": (0, 0, -1, 0),
+    "grow": (0, 0, 0, 1),
+    "shrink": (0, 0, 0, -1),
+}
+CLASSES = tuple(MOTIONS)
+
+# Lengths are in units of 1/80 of the short side. The speeds are such that neighbouring frames of a
+# clip at stride 8 still match: 16 units, 44 degrees, a seventh of the size cycle at most.
+UNITS = 80.0
+RADII = (8.0, 26.0)
+SPEED = (0.5, 2.0)  # units per frame
+TURN = (np.deg2rad(2.0), np.deg2rad(5.5))  # radians per frame
+ZOOM = (0.007, 0.018)  # size cycles per frame
+SHAKE = 0.8  # standard deviation in units
+SPRITE = 64  # pixels along the side of a thing's picture
+
+# Reading is part of what a training run costs, hence a stream that is cheap to decode: no loop
+# filter and no arithmetic coding (fastdecode), no B-frames, whole macroblocks, one reference, and a
+# key frame within 8 frames of every seek. One thread: the same bytes whatever the number of cores.
+ENCODER = {
+    "preset": "medium",
+    "tune": "fastdecode",
+    "crf": "28",
+    "x264-params": "keyint=8:min-keyint=8:scenecut=0:bframes=0:partitions=none:ref=1:threads=1",
+}
+
+
+@dataclass(frozen=True)
+class DemoSpec:
+    """What a data set is made from: clips per split, seed, frames per clip, frame size in pixels.
+
+    ValueError for numbers that make no data set or that h264 cannot hold.
+    """
+
+    train: int = 640
+    val: int = 160
+    test: int = 320
+    seed: int = 0
+    frames: int = 40
+    width: int = 96
+    height: int = 80
+
+    def __post_init__(self) -> None:
+        for name, value in asdict(self).items():
+            least = {"frames": 1, "width": 32, "height": 32}.get(name, 0)
+            if value < least:
+                raise ValueError(f"{name} is {value}: give {least} or more")
+            if name in ("width", "height") and value % 2:
+                raise ValueError(f"{name} is {value}: h264 wants an even number of pixels")
+
+
+@dataclass(frozen=True)
+class Thing:
+    """A textured thing and the state it has at the scene's anchor.
+
+    ``sprite`` is (SPRITE, SPRITE, 4), colour times opacity, and opacity, in [0, 1]. ``state`` is
+    x and y in pixels, the angle in radians, and the size as a place in its cycle [0, 1).
+    """
+
+    sprite: Image
+    state: tuple[float, float, float, float]
+
+
+@dataclass(frozen=True)
+class Scene:
+    """All of a video but its class.
+
+    ``ground`` is (H, W, 3) in [0, 1], tiling the plane; ``shake`` is (T, 2), the camera's offset
+    (x, y) in pixels per frame; ``rates`` are the speeds of the four parts of a thing's state, per
+    frame, of which a class uses one; ``anchor`` is the frame at which the things are in their
+    ``state``, and which therefore looks the same in every class.
+    """
+
+    ground: Image
+    things: tuple[Thing, ...]
+    rates: tuple[float, float, float, float]
+    shake: NDArray[np.float64]
+    anchor: int
+
+
+def draw_scene(rng: np.random.Generator, frames: int, width: int, height: int) -> Scene:
+    """A random scene for ``frames`` frames of ``width`` × ``height`` pixels."""
+    unit = min(width, height) / UNITS
+    count = int(rng.integers(3, 6))
+    # Places and sizes are spread and, as all things share their rates, stay spread: at any moment
+    # of any class, a crop shows some of the things, and some of them are well visible.
+    start = rng.random(3) + np.outer(np.arange(count), (0.7549, 0.5698, 1 / count))
+    places = (start % 1.0) * (width, height, 1.0)
+    speed = rng.uniform(*SPEED) * unit
+    return Scene(
+        ground=_texture(rng, height, width),
+        things=tuple(
+            Thing(_draw_sprite(rng), (x, y, 2 * np.pi * rng.random(), size))
+            for x, y, size in places.tolist()
+        ),
+        rates=(speed, speed, rng.uniform(*TURN), rng.uniform(*ZOOM)),
+        shake=_shake(rng, frames) * (SHAKE * unit),
+        anchor=int(rng.integers(frames)),
+    )
+
+
+def render(scene: Scene, name: str) -> Clip:
+    """The frames (T, H, W, 3), RGB, of ``scene`` in class ``name``."""
+    clip = np.empty((len(scene.shake), *scene.ground.shape), np.uint8)
+    rates = np.multiply(scene.rates, MOTIONS[name])
+    for t, (dx, dy) in enumerate(scene.shake):
+        canvas = _shifted(scene.ground, dx, dy)
+        for thing in scene.things:
+            x, y, angle, size = thing.state + rates * (t - scene.anchor)
+            _paint(canvas, thing.sprite, x + dx, y + dy, angle, size % 1.0)
+        clip[t] = np.rint(canvas * 255.0)
+    return clip
+
+
+def video_path(split: str, index: int) -> str:
+    """Where a video lies, relative to the data set: ``train/left_0003.mp4``."""
+    return f"{split}/{CLASSES[_label(index)]}_{index // len(CLASSES):04d}.mp4"
+
+
+def make_demo_data(output: Path, spec: DemoSpec, workers: int | None = None) -> int:
+    """Bring the data set in ``output`` up to what ``spec`` says; returns the number of new videos.
+
+    Videos that are there already stay, so that an interrupted run continues. The csv files
+    (Kinetics format, "path label" per line, paths relative to ``output``) come last. ``workers``
+    processes render, by default one per core. ValueError if ``output`` was made from other numbers
+    or holds somebody else's csv files; OSError if it cannot be written.
+    """
+    workers = (os.cpu_count() or 1) if workers is None else workers
+    if workers < 1:
+        raise ValueError(f"workers is {workers}: give 1 or more")
+    if "libx264" not in av.codecs_available:
+        raise ValueError("this build of PyAV cannot write h264: install av from PyPI, which can")
+    _claim(output, spec)
+    missing = [
+        (split, index)
+        for split in SPLITS
+        for index in range(getattr(spec, split))
+        if not (output / video_path(split, index)).exists()
+    ]
+    make = partial(_make_video, output, spec)
+    with tqdm(total=len(missing), desc="render", unit="video", disable=None) as bar:
+        for _ in _each(make, missing, min(workers, len(missing))):
+            bar.update()
+    _write_lists(output, spec)
+    return len(missing)
+
+
+def _label(index: int) -> int:
+    """Labels in turn, so that every split is balanced."""
+    return index % len(CLASSES)
+
+
+def _claim(output: Path, spec: DemoSpec) -> None:
+    """Write the manifest, or check that the one in ``output`` says the same."""
+    wanted = {**asdict(spec), "version": VERSION}
+    manifest = output / MANIFEST
+    if manifest.exists():
+        try:
+            found = dict(json.loads(manifest.read_text()))
+        except (ValueError, TypeError) as error:
+            raise ValueError(f"{manifest} is damaged ({error}): delete it or the folder") from None
+        keys = [k for k in {**wanted, **found} if found.get(k) != wanted.get(k)]
+        if keys:
+            what = ", ".join(f"{k} {found.get(k)} (now {wanted.get(k)})" for k in keys)
+            raise ValueError(f"{output} was made with {what}: give that, or another folder")
+    for split in SPLITS:
+        if not manifest.exists() and (output / f"{split}.csv").exists():
+            raise ValueError(f"{output} holds a {split}.csv that is not ours: give another folder")
+        (output / split).mkdir(parents=True, exist_ok=True)
+    _write_text(manifest, json.dumps(wanted, indent=2) + "\n")
+
+
+def _write_lists(output: Path, spec: DemoSpec) -> None:
+    _write_text(output / "classes.txt", "".join(f"{name}\n" for name in CLASSES))
+    for split in SPLITS:
+        rows = (f"{video_path(split, i)} {_label(i)}\n" for i in range(getattr(spec, split)))
+        _write_text(output / f"{split}.csv", "".join(rows))
+
+
+def _write_text(path: Path, text: str) -> None:
+    partial_path = path.with_name(path.name + ".part")
+    partial_path.write_text(text)
+    os.replace(partial_path, path)
+
+
+def _make_video(output: Path, spec: DemoSpec, job: tuple[str, int]) -> None:
+    split, index = job
+    rng = np.random.default_rng((spec.seed, SPLITS.index(split), index))
+    scene = draw_scene(rng, spec.frames, spec.width, spec.height)
+    _write_video(output / video_path(split, index), render(scene, CLASSES[_label(index)]))
+
+
+def _write_video(path: Path, clip: Clip) -> None:
+    """Write (T, H, W, 3) RGB frames as h264 in mp4; ``path`` is whole or absent, never partial."""
+    partial_path = path.with_name(path.name + ".part")
+    with av.open(str(partial_path), "w", format="mp4") as container:
+        stream = container.add_stream("libx264", rate=FPS, options=ENCODER)
+        stream.height, stream.width = clip.shape[1:3]
+        stream.pix_fmt = "yuv420p"
+        for pixels in clip:
+            container.mux(stream.encode(av.VideoFrame.from_ndarray(pixels, format="rgb24")))
+        container.mux(stream.encode())
+    os.replace(partial_path, path)
+
+
+def _each(
+    make: Callable[[tuple[str, int]], None], jobs: list[tuple[str, int]], workers: int
+) -> Iterator[None]:
+    """Do the jobs, in this process or in several; yields as they end."""
+    if workers <= 1:
+        yield from map(make, jobs)
+        return
+    # spawn, as a fork of a process with threads can hang; Ctrl-C is for the parent to handle.
+    pool = ProcessPoolExecutor(
+        workers, get_context("spawn"), signal.signal, (signal.SIGINT, signal.SIG_IGN)
+    )
+    try:
+        yield from pool.map(make, jobs, chunksize=4)
+    finally:
+        pool.shutdown(cancel_futures=True)
+
+
+def _draw_sprite(rng: np.random.Generator) -> Image:
+    opacity = _shape(rng)[..., None]
+    return np.concatenate([_texture(rng, SPRITE, SPRITE) * opacity, opacity], axis=2)
+
+
+def _texture(rng: np.random.Generator, height: int, width: int) -> Image:
+    """Coloured noise (height, width, 3) in [0, 1] that tiles, from smooth to grainy."""
+    frequency = np.hypot(np.fft.fftfreq(height)[:, None], np.fft.fftfreq(width))
+    gain = (frequency + 0.02) ** -rng.uniform(1.2, 2.2)
+    gain[0, 0] = 0.0
+    white = np.fft.fft2(rng.standard_normal((2, height, width)))
+    fields = np.fft.ifft2(white * gain).real
+    fields /= fields.std(axis=(1, 2), keepdims=True)
+    directions = rng.standard_normal((2, 3))
+    directions *= rng.uniform(0.12, 0.25) / np.linalg.norm(directions, axis=1, keepdims=True)
+    colour = rng.uniform(0.2, 0.8, 3) + np.einsum("fhw,fc->hwc", fields, directions)
+    return np.asarray(np.clip(colour, 0.0, 1.0), np.float32)
+
+
+def _shape(rng: np.random.Generator) -> Image:
+    """The opacity (SPRITE, SPRITE) of a random outline in the unit disc: polygon, oval or blob."""
+    y, x = np.mgrid[0:SPRITE, 0:SPRITE] * (2.0 / (SPRITE - 1)) - 1.0
+    radius, theta = np.hypot(x, y), np.arctan2(y, x)
+    kind = int(rng.integers(3))
+    if kind == 0:
+        side = 2 * np.pi / int(rng.integers(3, 7))
+        outline = np.cos(side / 2) / np.cos(theta % side - side / 2)
+    elif kind == 1:
+        outline = 1.0 / np.hypot(np.cos(theta), np.sin(theta) / rng.uniform(0.45, 0.95))
+    else:
+        outline = 1.0 + 0.1 * sum(np.cos(k * theta + 2 * np.pi * rng.random()) for k in (2, 3, 5))
+        outline /= outline.max()
+    edge = 2.5 / SPRITE  # a soft border of about a pixel; the sprite's rim stays clear
+    opacity = (outline * (1 - 2 * edge) - radius) / edge + 0.5
+    return np.asarray(np.clip(opacity, 0.0, 1.0), np.float32)
+
+
+def _shake(rng: np.random.Generator, frames: int) -> NDArray[np.float64]:
+    """A camera's tremor (frames, 2) of unit variance, alike forwards and backwards in time."""
+    offsets = rng.standard_normal((frames, 2))
+    for now, before in zip(offsets[1:], offsets, strict=False):
+        now[:] = 0.6 * before + 0.8 * now
+    return offsets
+
+
+def _shifted(tile: Image, dx: float, dy: float) -> Image:
+    """A tiling picture (H, W, 3) moved right by dx and down by dy pixels, bilinear."""
+    for axis, offset in ((1, dx), (0, dy)):
+        whole = int(np.floor(offset))
+        part = np.float32(offset - whole)
+        near = np.roll(tile, whole, axis)
+        tile = near + part * (np.roll(near, 1, axis) - near)
+    return tile
+
+
+def _paint(canvas: Image, sprite: Image, x: float, y: float, angle: float, size: float) -> None:
+    """Blend a sprite into the canvas (H, W, 3), around its edges, at a place in the size cycle."""
+    height, width = canvas.shape[:2]
+    radius = RADII[0] * (RADII[1] / RADII[0]) ** size * min(height, width) / UNITS
+    # Faint at both ends of the cycle, so that the step from one end to the other is not seen.
+    strength = np.float32(min(1.0, size / 0.15, (1.0 - size) / 0.15))
+    reach = int(np.ceil(radius)) + 1
+    rows = np.arange(int(y) - reach, int(y) + reach + 1)
+    columns = np.arange(int(x) - reach, int(x) + reach + 1)
+    u, v = (columns - x) / radius, ((rows - y) / radius)[:, None]
+    cos, sin = np.cos(angle), np.sin(angle)
+    layer = _sample(sprite, cos * u + sin * v, cos * v - sin * u) * strength
+    window = np.ix_(rows % height, columns % width)
+    canvas[window] = canvas[window] * (1.0 - layer[..., 3:]) + layer[..., :3]
+
+
+def _sample(sprite: Image, u: NDArray[np.float64], v: NDArray[np.float64]) -> Image:
+    """Bilinear look-up of (S, S, C) at (u, v) in [-1, 1]; its clear rim stands for all outside."""
+    last = sprite.shape[0] - 1
+    column, row = (np.clip((c + 1) * (last / 2), 0, last - 1e-3)[..., None] for c in (u, v))
+    left, top = column[..., 0].astype(np.intp), row[..., 0].astype(np.intp)
+    upper, lower = (
+        sprite[line, left] + np.float32(column % 1) * (sprite[line, left + 1] - sprite[line, left])
+        for line in (top, top + 1)
+    )
+    return np.asarray(upper + np.float32(row % 1) * (lower - upper), np.float32)

@@ -1,0 +1,137 @@
+"""Checkpoints: written whole or not at all, read without executing anything, and never mixed up."""
+
+from __future__ import annotations
+
+import logging
+import os
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import torch
+import yaml
+from fvcore.common.config import CfgNode
+from torch import nn
+
+__all__ = ["check_same_recipe", "last_checkpoint", "load", "load_weights", "save"]
+
+logger = logging.getLogger(__name__)
+
+_FOLDER = "checkpoints"
+
+_MAY_DIFFER = (
+    "DATA.PATH_PREFIX",
+    "DATA.PATH_TO_DATA_DIR",
+    "DATA_LOADER",
+    "DIST_BACKEND",
+    "LOG_MODEL_INFO",
+    "LOG_PERIOD",
+    "NUM_GPUS",
+    "OUTPUT_DIR",
+    "SHARD_ID",
+    "TEST",
+    "TRAIN.AUTO_RESUME",
+    "TRAIN.CHECKPOINT_FILE_PATH",
+    "TRAIN.CHECKPOINT_PERIOD",
+    "TRAIN.EVAL_PERIOD",
+)
+"""Keys, or sections, that may change between a checkpoint and the run that continues it."""
+
+
+def save(output_dir: str | Path, iteration: int, payload: Mapping[str, Any]) -> Path:
+    """Write the checkpoint after `iteration` iterations: to a temporary file, then renamed."""
+    folder = Path(output_dir) / _FOLDER
+    folder.mkdir(parents=True, exist_ok=True)
+    path = folder / f"checkpoint_iter_{iteration:08d}.pyth"
+    temporary = path.with_suffix(".tmp")
+    try:
+        with temporary.open("wb") as file:
+            torch.save(dict(payload), file)
+            file.flush()
+            os.fsync(file.fileno())
+        temporary.replace(path)
+    finally:
+        temporary.unlink(missing_ok=True)
+    return path
+
+
+def last_checkpoint(output_dir: str | Path) -> Path | None:
+    """The newest checkpoint of a run, if it has one."""
+    paths = sorted((Path(output_dir) / _FOLDER).glob("checkpoint_iter_*.pyth"))
+    return paths[-1] if paths else None
+
+
+def load(path: str | Path) -> dict[str, Any]:
+    """What is in a checkpoint, on the CPU; nothing in it is executed.
+
+    Raises:
+        ValueError: no such file, or not a checkpoint.
+    """
+    try:
+        content = torch.load(path, map_location="cpu", weights_only=True)
+    except FileNotFoundError as error:
+        raise ValueError(f"{path}: no such checkpoint") from error
+    except Exception as error:
+        raise ValueError(f"{path} cannot be read as a PyTorch checkpoint: {error}") from error
+    if not isinstance(content, dict):
+        raise ValueError(f"{path} holds a {type(content).__name__}, not a checkpoint")
+    return content
+
+
+def check_same_recipe(checkpoint: Mapping[str, Any], cfg: CfgNode, path: Path) -> None:
+    """Raise ValueError if a checkpoint was made by another recipe, naming what differs."""
+    if "cfg" not in checkpoint or "iteration" not in checkpoint:
+        raise ValueError(
+            f"{path} was not written by this trainer and cannot be continued; start from it with "
+            "TRAIN.CHECKPOINT_FILE_PATH and another OUTPUT_DIR"
+        )
+    old, new = _flat(yaml.safe_load(checkpoint["cfg"])), _flat(yaml.safe_load(cfg.dump()))
+    keys = [k for k in sorted(old.keys() | new.keys()) if not _may_differ(k)]
+    differing = [k for k in keys if old.get(k) != new.get(k)]
+    if differing:
+        lines = [f"  {k}: {old.get(k)} there, {new.get(k)} here" for k in differing]
+        raise ValueError(
+            f"{path} is of another recipe:\n"
+            + "\n".join(lines)
+            + "\nUse another OUTPUT_DIR, or TRAIN.AUTO_RESUME False to start over"
+        )
+
+
+def load_weights(model: nn.Module, path: str, *, inflate: bool = False) -> None:
+    """Start from the weights of a PyTorch checkpoint; says what was not loaded.
+
+    Args:
+        model: takes every weight whose name and shape agree.
+        path: a checkpoint with "model_state", or a plain state dict.
+        inflate: repeat 2-D convolutions along time, as the host does.
+
+    Raises:
+        ValueError: the file cannot be read, or nothing in it fits.
+    """
+    content = load(path)
+    weights, wanted = content.get("model_state", content), model.state_dict()
+    if inflate:
+        from slowfast.utils.checkpoint import inflate_weight
+
+        weights = inflate_weight({k: v for k, v in weights.items() if k in wanted}, wanted)
+    fitting = {k: v for k, v in weights.items() if k in wanted and v.shape == wanted[k].shape}
+    if not fitting:
+        raise ValueError(f"{path}: none of its {len(weights)} entries fits {len(wanted)} weights")
+    model.load_state_dict(fitting, strict=False)
+    logger.info("%s: %d of %d weights loaded", path, len(fitting), len(wanted))
+    if left := [k for k in wanted if k not in fitting]:
+        logger.warning("%s: not loaded, keep their initial values: %s", path, ", ".join(left))
+
+
+def _may_differ(key: str) -> bool:
+    return any(key == name or key.startswith(f"{name}.") for name in _MAY_DIFFER)
+
+
+def _flat(tree: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
+    flat: dict[str, Any] = {}
+    for key, value in tree.items():
+        if isinstance(value, Mapping):
+            flat |= _flat(value, f"{prefix}{key}.")
+        else:
+            flat[f"{prefix}{key}"] = value
+    return flat

@@ -1,0 +1,39 @@
+"""After which iterations a training evaluates and saves: pure functions of the schedule."""
+
+from __future__ import annotations
+
+from fvcore.common.config import CfgNode
+
+from multigrid import Schedule
+
+__all__ = ["checkpoint_iterations", "evaluation_iterations"]
+
+
+def evaluation_iterations(cfg: CfgNode, schedule: Schedule) -> frozenset[int]:
+    """Numbers of finished iterations at which to validate; the end is always one.
+
+    With the long cycle, MULTIGRID.EVAL_FREQ times in each phase; else every TRAIN.EVAL_PERIOD
+    epochs.
+    """
+    if not cfg.MULTIGRID.LONG_CYCLE:
+        return _every(cfg.TRAIN.EVAL_PERIOD, schedule)
+    times = cfg.MULTIGRID.EVAL_FREQ
+    return frozenset(
+        phase.start + max(1, round(phase.iterations * (k + 1) / times))
+        for phase in schedule.phases
+        for k in range(times)
+    )
+
+
+def checkpoint_iterations(cfg: CfgNode, schedule: Schedule) -> frozenset[int]:
+    """Numbers of finished iterations at which to save: every CHECKPOINT_PERIOD epochs, the end."""
+    return _every(cfg.TRAIN.CHECKPOINT_PERIOD, schedule)
+
+
+def _every(epochs: int, schedule: Schedule) -> frozenset[int]:
+    """The first iteration after each `epochs` epochs, and the last of all."""
+    period = epochs * schedule.num_videos
+    times = range(1, schedule.clips // period + 1)
+    return frozenset(schedule.first_iteration_after(k * period) for k in times) | {
+        schedule.iterations
+    }

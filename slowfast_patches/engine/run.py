@@ -1,0 +1,205 @@
+"""A run: train, test, and say in result.json what came of it."""
+
+from __future__ import annotations
+
+import logging
+import os
+import platform
+from datetime import UTC, datetime
+from importlib.metadata import version
+from pathlib import Path
+from typing import Any
+
+import simplejson
+import torch
+import yaml
+from fvcore.common.config import CfgNode
+
+from multigrid import MultigridBatchSampler, Schedule, baseline_cost, schedule_cost
+from slowfast_patches import patching
+from slowfast_patches.config import check_config
+from slowfast_patches.config.schedule import schedule_from_config
+from slowfast_patches.datasets.csv_list import csv_path, read_csv
+from slowfast_patches.datasets.loader import build_dataset, evaluation_loader
+from slowfast_patches.engine import checkpoint
+from slowfast_patches.engine.evaluate import Accuracy, evaluate
+from slowfast_patches.engine.launch import launch, processes_of
+from slowfast_patches.engine.monitor import setup_logging
+from slowfast_patches.engine.plan import format_plan, make_plan, plot_plan
+from slowfast_patches.engine.train import Trainer
+from slowfast_patches.models.build import build_model
+from slowfast_patches.models.flops import check_shapes, flops_per_clip
+from slowfast_patches.models.inputs import InputTransform
+from slowfast_patches.models.solver import Precision
+from slowfast_patches.utils.distributed import World
+
+__all__ = ["run"]
+
+logger = logging.getLogger(__name__)
+
+
+def run(cfg: CfgNode, init_method: str) -> None:
+    """Check the recipe, then train and test it on all its processes.
+
+    Raises:
+        ValueError: the recipe cannot run as it is; said before anything is trained.
+    """
+    patching.apply()
+    world_size = processes_of(cfg)
+    check_config(cfg, world_size)
+    if cfg.TRAIN.ENABLE:
+        schedule = _check_training(cfg, world_size)
+        _write_plan(cfg, schedule)
+    launch(cfg, init_method, _main)
+
+
+def _check_training(cfg: CfgNode, world_size: int) -> Schedule:
+    """The schedule, after trying everything that can be tried before training."""
+    videos = read_csv(
+        csv_path(cfg, "train"),
+        prefix=cfg.DATA.PATH_PREFIX,
+        separator=cfg.DATA.PATH_LABEL_SEPARATOR,
+        num_classes=cfg.MODEL.NUM_CLASSES,
+    )
+    if not any(Path(video.path).exists() for video in videos[:20]):
+        raise ValueError(
+            f"none of the first videos of {csv_path(cfg, 'train')} exists, such as "
+            f"{videos[0].path}; set DATA.PATH_PREFIX to the folder that their paths start from"
+        )
+    schedule = schedule_from_config(cfg, len(videos))
+    MultigridBatchSampler(schedule, cfg.RNG_SEED, 0, world_size)
+    check_shapes(cfg, schedule.shapes)
+    return schedule
+
+
+def _write_plan(cfg: CfgNode, schedule: Schedule) -> None:
+    """OUTPUT_DIR's config.yaml, plan.txt, plan.json and plan.png, by one process of the run."""
+    if cfg.SHARD_ID != 0 or int(os.environ.get("RANK", 0)) != 0:
+        return
+    folder = Path(cfg.OUTPUT_DIR)
+    folder.mkdir(parents=True, exist_ok=True)
+    plan = make_plan(schedule, flops_per_clip(cfg))
+    (folder / "config.yaml").write_text(cfg.dump(), encoding="utf-8")
+    (folder / "plan.txt").write_text(format_plan(plan) + "\n", encoding="utf-8")
+    (folder / "plan.json").write_text(simplejson.dumps(plan.to_json(), indent=2), encoding="utf-8")
+    plot_plan(schedule, folder / "plan.png")
+
+
+def _main(cfg: CfgNode, world: World) -> None:
+    """What each process does."""
+    patching.apply()
+    setup_logging(cfg.OUTPUT_DIR if world.is_main else None)
+    torch.backends.cudnn.benchmark = True
+    trainer, accuracy = None, None
+    if cfg.TRAIN.ENABLE:
+        trainer = Trainer(cfg, world)
+        if world.is_main:
+            logger.info("the plan:\n%s", (Path(cfg.OUTPUT_DIR) / "plan.txt").read_text("utf-8"))
+        trainer.train()
+    if cfg.TEST.ENABLE:
+        accuracy = _test(cfg, world, trainer)
+    if world.is_main:
+        _write_result(cfg, world, trainer, accuracy)
+
+
+def _test(cfg: CfgNode, world: World, trainer: Trainer | None) -> Accuracy:
+    """Multi-view accuracy of the trained model, or of a checkpoint where nothing was trained."""
+    if trainer is not None:
+        model = trainer.model
+    else:
+        model = build_model(cfg).to(world.device)
+        found = checkpoint.last_checkpoint(cfg.OUTPUT_DIR)
+        path = cfg.TEST.CHECKPOINT_FILE_PATH or found or cfg.TRAIN.CHECKPOINT_FILE_PATH
+        if not path:
+            raise ValueError(
+                f"nothing to test: {cfg.OUTPUT_DIR} has no checkpoint; set "
+                "TEST.CHECKPOINT_FILE_PATH, or TRAIN.ENABLE True"
+            )
+        checkpoint.load_weights(model, str(path))
+    dataset = build_dataset(cfg, "test")
+    local = max(1, cfg.TEST.BATCH_SIZE * cfg.NUM_SHARDS // world.size)
+    accuracy = evaluate(
+        model,
+        evaluation_loader(cfg, dataset, local, world.rank, world.size),
+        InputTransform.from_config(cfg, world.device),
+        world,
+        num_videos=len(dataset.videos),
+        num_classes=cfg.MODEL.NUM_CLASSES,
+        ensemble=cfg.DATA.ENSEMBLE_METHOD,
+        autocast=Precision(cfg, world.device).autocast,
+    )
+    logger.info(
+        "test on %d views × %d crops: top-1 %.2f, top-5 %.2f",
+        cfg.TEST.NUM_ENSEMBLE_VIEWS,
+        cfg.TEST.NUM_SPATIAL_CROPS,
+        accuracy.top1,
+        accuracy.top5,
+    )
+    return accuracy
+
+
+def _write_result(
+    cfg: CfgNode, world: World, trainer: Trainer | None, accuracy: Accuracy | None
+) -> None:
+    """OUTPUT_DIR/result.json: its presence says that the run is complete."""
+    result: dict[str, Any] = {
+        "config": yaml.safe_load(cfg.dump()),
+        "versions": _versions(),
+        "machine": _machine(),
+        "seed": cfg.RNG_SEED,
+        "date": datetime.now(UTC).isoformat(timespec="seconds"),
+        "world_size": world.size,
+        "finished": True,
+    }
+    if trainer is not None:
+        result |= _training_result(cfg, trainer)
+        last = trainer.evaluations[-1]
+        result |= {"top1": last["top1"], "top5": last["top5"]}
+    if accuracy is not None:
+        result |= {"top1": round(accuracy.top1, 4), "top5": round(accuracy.top5, 4)}
+    folder = Path(cfg.OUTPUT_DIR)
+    folder.mkdir(parents=True, exist_ok=True)
+    name = "result.json" if trainer is not None else "test.json"
+    temporary = folder / f"{name}.tmp"
+    temporary.write_text(simplejson.dumps(result, indent=2) + "\n", encoding="utf-8")
+    temporary.replace(folder / name)
+
+
+def _training_result(cfg: CfgNode, trainer: Trainer) -> dict[str, Any]:
+    flops = flops_per_clip(cfg)
+    cost, baseline = schedule_cost(trainer.schedule, flops), baseline_cost(trainer.schedule)
+    return {
+        "seconds": {key: round(value, 3) for key, value in trainer.clock.seconds.items()},
+        "iterations": cost.iterations,
+        "baseline_iterations": baseline.iterations,
+        "epochs": round(cost.epochs, 4),
+        "clips": cost.clips,
+        "flops": cost.flops,
+        "global_batch": trainer.schedule.base.batch,
+        "evaluations": trainer.evaluations,
+    }
+
+
+def _versions() -> dict[str, str]:
+    names = ("slowfast-multigrid", "pyslowfast", "torch", "numpy", "av", "fvcore")
+    return {"python": platform.python_version()} | {name: version(name) for name in names}
+
+
+def _machine() -> dict[str, Any]:
+    gpus = [torch.cuda.get_device_name(i) for i in range(torch.cuda.device_count())]
+    return {
+        "platform": platform.platform(),
+        "processor": _processor(),
+        "cores": os.cpu_count(),
+        "threads": torch.get_num_threads(),
+        "gpus": gpus,
+    }
+
+
+def _processor() -> str:
+    try:
+        lines = Path("/proc/cpuinfo").read_text(encoding="utf-8").splitlines()
+    except OSError:
+        return platform.processor()
+    names = [line.partition(":")[2].strip() for line in lines if line.startswith("model name")]
+    return names[0] if names else platform.processor()

@@ -1,0 +1,61 @@
+"""Build the host's models so that they train at every shape of a schedule."""
+
+from __future__ import annotations
+
+import torch
+from fvcore.common.config import CfgNode
+from torch import Tensor, nn
+from torch.nn import functional as F
+
+from multigrid import convert_batchnorm
+from slowfast_patches import patching
+
+__all__ = ["TrainingGlobalPool3d", "build_model", "build_on_meta"]
+
+
+class TrainingGlobalPool3d(nn.AvgPool3d):
+    """Average pooling over the whole input in training, over the released window in evaluation.
+
+    The host fixes the head's window by the config's crop. Training at other shapes needs the whole
+    of (N, C, T, H, W); testing on larger crops slides the released window, fully convolutionally.
+    """
+
+    def forward(self, x: Tensor) -> Tensor:
+        if self.training:
+            return F.avg_pool3d(x, x.shape[2:])
+        return super().forward(x)
+
+
+def build_model(cfg: CfgNode, *, grouped_bn: bool = False) -> nn.Module:
+    """The host's model of a config, on the default device, with the host's state-dict keys.
+
+    Args:
+        cfg: which model; read as the host reads it.
+        grouped_bn: put BN over a fixed number of clips in place of the host's BN.
+
+    Raises:
+        ValueError: an architecture that the host does not have.
+        ImportError: detection without detectron2.
+    """
+    patching.apply()
+    from slowfast.models.model_builder import _MODEL_TYPES
+
+    if cfg.MODEL.ARCH not in _MODEL_TYPES:
+        known = ", ".join(sorted(_MODEL_TYPES))
+        raise ValueError(f"MODEL.ARCH {cfg.MODEL.ARCH!r} is not a model; there are {known}")
+    model: nn.Module = _MODEL_TYPES[cfg.MODEL.ARCH](cfg)
+    head = model.head
+    assert isinstance(head, nn.Module)
+    for name, pool in list(head.named_children()):
+        if name.endswith("_avgpool"):
+            assert isinstance(pool, nn.AvgPool3d)
+            setattr(head, name, TrainingGlobalPool3d(pool.kernel_size, stride=pool.stride))
+    if cfg.MODEL.HEAD_ACT == "sigmoid":
+        head.act = nn.Sigmoid()
+    return convert_batchnorm(model) if grouped_bn else model
+
+
+def build_on_meta(cfg: CfgNode) -> nn.Module:
+    """The model without weights, for shapes and operation counts."""
+    with torch.device("meta"):
+        return build_model(cfg)

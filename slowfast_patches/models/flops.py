@@ -1,0 +1,60 @@
+"""Operation counts, and whether a model takes a shape at all: from a model without weights."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable
+from functools import cache
+
+from fvcore.common.config import CfgNode
+from torch.utils.flop_counter import FlopCounterMode
+
+from multigrid import Shape
+from slowfast_patches.models.build import build_on_meta
+from slowfast_patches.models.inputs import blank_inputs
+
+__all__ = ["check_shapes", "flops_per_clip"]
+
+_CLIPS = 2  # BN in training mode needs more than one value per channel
+_TRAINING = 3  # forward, and a backward of twice its work
+
+
+def flops_per_clip(cfg: CfgNode) -> Callable[[int, int], float]:
+    """Training FLOPs of one clip of (frames, crop): three times the forward's, counting a
+    multiply-add as two."""
+    model, alpha = build_on_meta(cfg).train(), _alpha(cfg)
+
+    @cache
+    def count(frames: int, crop: int) -> float:
+        counter = FlopCounterMode(display=False)
+        with counter:
+            model(blank_inputs((_CLIPS, frames, crop), alpha))
+        return _TRAINING * counter.get_total_flops() / _CLIPS
+
+    return count
+
+
+def check_shapes(cfg: CfgNode, shapes: Iterable[Shape]) -> None:
+    """Try every shape on the model.
+
+    Raises:
+        ValueError: the model cannot take a shape; names it and says what to change.
+    """
+    model, alpha = build_on_meta(cfg).train(), _alpha(cfg)
+    for shape in shapes:
+        if alpha is not None and shape.frames < alpha:
+            raise ValueError(
+                f"SLOWFAST.ALPHA {alpha} leaves the slow pathway without a frame at {shape}: use "
+                f"an ALPHA of at most {shape.frames}, or more DATA.NUM_FRAMES"
+            )
+        try:
+            model(blank_inputs((_CLIPS, shape.frames, shape.crop), alpha))
+        except RuntimeError as error:
+            raise ValueError(
+                f"{cfg.MODEL.ARCH} cannot take the shape {shape} of this schedule ({error}); use "
+                "more DATA.NUM_FRAMES, a larger DATA.TRAIN_CROP_SIZE, or less pooling "
+                "(NONLOCAL.POOL, SLOWFAST.ALPHA)"
+            ) from error
+
+
+def _alpha(cfg: CfgNode) -> int | None:
+    return cfg.SLOWFAST.ALPHA if cfg.MODEL.ARCH in cfg.MODEL.MULTI_PATHWAY_ARCH else None

@@ -1,0 +1,91 @@
+"""Optimizer, loss and numerical precision of a recipe."""
+
+from __future__ import annotations
+
+from contextlib import AbstractContextManager
+from typing import Any
+
+import torch
+from fvcore.common.config import CfgNode
+from torch import Tensor, nn
+
+__all__ = [
+    "Precision",
+    "build_optimizer",
+    "clip_gradients",
+    "loss_function",
+    "set_learning_rate",
+]
+
+_LOSSES = {
+    "cross_entropy": nn.CrossEntropyLoss,
+    "bce": nn.BCELoss,
+    "bce_logit": nn.BCEWithLogitsLoss,
+}
+
+
+def build_optimizer(cfg: CfgNode, model: nn.Module) -> torch.optim.Optimizer:
+    """The host's optimizer: BN parameters have BN.WEIGHT_DECAY, the rest SOLVER.WEIGHT_DECAY.
+
+    SOLVER.ZERO_WD_1D_PARAM takes the decay from biases too.
+    """
+    from slowfast.models.optimizer import construct_optimizer
+
+    optimizer: torch.optim.Optimizer = construct_optimizer(model, cfg)
+    if cfg.SOLVER.ZERO_WD_1D_PARAM:
+        rest = optimizer.param_groups[1]
+        flat = [p for p in rest["params"] if p.ndim <= 1]
+        rest["params"] = [p for p in rest["params"] if p.ndim > 1]
+        if flat:
+            optimizer.add_param_group({"params": flat, "weight_decay": 0.0})
+    return optimizer
+
+
+def set_learning_rate(optimizer: torch.optim.Optimizer, lr: float) -> None:
+    """Set the rate of every parameter group."""
+    for group in optimizer.param_groups:
+        group["lr"] = lr
+
+
+def loss_function(cfg: CfgNode) -> nn.Module:
+    """The loss of MODEL.LOSS_FUNC, averaged over the mini-batch."""
+    return _LOSSES[cfg.MODEL.LOSS_FUNC](reduction="mean")
+
+
+def clip_gradients(cfg: CfgNode, model: nn.Module) -> None:
+    """Clip by value or by norm where the recipe asks; unscaled gradients are expected."""
+    if cfg.SOLVER.CLIP_GRAD_VAL:
+        nn.utils.clip_grad_value_(model.parameters(), cfg.SOLVER.CLIP_GRAD_VAL)
+    elif cfg.SOLVER.CLIP_GRAD_L2NORM:
+        nn.utils.clip_grad_norm_(model.parameters(), cfg.SOLVER.CLIP_GRAD_L2NORM)
+
+
+class Precision:
+    """fp32, or mixed precision: bf16 where the device has it, else fp16 with a loss scaler."""
+
+    def __init__(self, cfg: CfgNode, device: torch.device) -> None:
+        self._device, self._enabled = device, bool(cfg.TRAIN.MIXED_PRECISION)
+        halves = device.type == "cuda" and not torch.cuda.is_bf16_supported()
+        self._dtype = torch.float16 if halves else torch.bfloat16
+        self._scaler = torch.amp.GradScaler(device.type, enabled=self._enabled and halves)
+
+    def autocast(self) -> AbstractContextManager[Any]:
+        """The context in which the model and its loss are computed."""
+        return torch.autocast(self._device.type, self._dtype, enabled=self._enabled)
+
+    def backward(self, loss: Tensor, optimizer: torch.optim.Optimizer) -> None:
+        """Gradients of the loss, unscaled."""
+        self._scaler.scale(loss).backward()
+        self._scaler.unscale_(optimizer)
+
+    def step(self, optimizer: torch.optim.Optimizer) -> None:
+        """An optimizer step; left out by the scaler where a half overflowed."""
+        self._scaler.step(optimizer)
+        self._scaler.update()
+
+    def state_dict(self) -> dict[str, Any]:
+        return self._scaler.state_dict()
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        if state:
+            self._scaler.load_state_dict(state)

@@ -1,0 +1,55 @@
+"""What the plots share: a figure without global state, one look, and how it is saved."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from matplotlib.axes import Axes
+from matplotlib.figure import Figure
+
+__all__ = ["COLOURS", "MUTED", "new_figure", "save_figure", "time_unit"]
+
+COLOURS = ("#1f77b4", "#d1495b", "#2a9d6f", "#b07aa1", "#e08e45", "#5f6b7a")
+"""One colour per curve, told apart in print and by colour-blind readers."""
+
+MUTED = "#8a8f98"
+"""References: baselines, boundaries, notes."""
+
+
+def new_figure(
+    rows: int, width: float, height: float, ratios: list[float] | None = None
+) -> tuple[Figure, list[Axes]]:
+    """A figure of `rows` panels above each other on one x axis; width and height in inches.
+
+    It is made without pyplot, so that no backend is chosen and nothing has to be closed.
+    """
+    figure = Figure(figsize=(width, height), layout="constrained")
+    grid = figure.subplots(
+        rows, 1, sharex=True, squeeze=False, gridspec_kw={"height_ratios": ratios or [1.0] * rows}
+    )
+    panels = list(grid[:, 0])
+    for axes in panels:
+        axes.spines[["top", "right"]].set_visible(False)
+        axes.grid(axis="y", color="#e6e8eb", linewidth=0.8)
+        axes.set_axisbelow(True)
+    return figure, panels
+
+
+def save_figure(figure: Figure, path: Path) -> None:
+    """Write the figure in the format of the path's suffix; the folder is made if need be.
+
+    Raises:
+        ValueError: a suffix that names no picture format.
+    """
+    formats = figure.canvas.get_supported_filetypes()
+    if path.suffix.lstrip(".").lower() not in formats:
+        raise ValueError(f"cannot save a picture as '{path}'; give a name that ends in .png")
+    path.parent.mkdir(parents=True, exist_ok=True)
+    figure.savefig(path, dpi=150)
+
+
+def time_unit(seconds: float) -> tuple[str, float]:
+    """The unit for an axis that reaches `seconds`, and how many seconds it has."""
+    if seconds < 600:
+        return "seconds", 1.0
+    return ("minutes", 60.0) if seconds < 2 * 3600 else ("hours", 3600.0)

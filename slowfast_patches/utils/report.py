@@ -1,0 +1,73 @@
+"""Numbers and tables as people read them, on a terminal and in Markdown."""
+
+from __future__ import annotations
+
+import math
+import statistics
+from collections.abc import Iterable, Sequence
+from typing import NamedTuple
+
+from tabulate import tabulate
+
+__all__ = ["Mean", "format_count", "format_factor", "format_flops", "format_table", "mean_of"]
+
+_PREFIXES = ("", "k", "M", "G", "T", "P", "E", "Z")
+
+
+class Mean(NamedTuple):
+    """A mean and, of two values or more, their sample standard deviation (divisor n − 1)."""
+
+    mean: float
+    std: float | None
+
+    def format(self, digits: int = 1) -> str:
+        """As `76.4 ± 0.2`, or `76.4` of a single value."""
+        spread = "" if self.std is None else f" ± {self.std:.{digits}f}"
+        return f"{self.mean:.{digits}f}{spread}"
+
+
+def mean_of(values: Iterable[float]) -> Mean | None:
+    """Mean and spread of the values; None if there are none."""
+    numbers = list(values)
+    if not numbers:
+        return None
+    spread = statistics.stdev(numbers) if len(numbers) > 1 else None
+    return Mean(statistics.fmean(numbers), spread)
+
+
+def format_count(value: float) -> str:
+    """A count with thousands separated: 112,000; below 1000 a fraction keeps three digits."""
+    return f"{value:,.0f}" if value >= 1000 or value == round(value) else f"{value:.3g}"
+
+
+def format_flops(flops: float) -> str:
+    """Floating-point operations with three digits and a prefix: 1.25 EFLOP."""
+    power = min(int(math.log10(flops) // 3), len(_PREFIXES) - 1) if flops >= 1 else 0
+    return f"{flops / 1000**power:.3g} {_PREFIXES[power]}FLOP"
+
+
+def format_factor(ours: float, baseline: float) -> str:
+    """`ours` beside `baseline`: `3.43× fewer`, `1.50× more`, or `equal`."""
+    larger, smaller = max(ours, baseline), min(ours, baseline)
+    factor = f"{larger / smaller:.2f}"
+    if factor == "1.00":
+        return "equal"
+    return f"{factor}× {'fewer' if ours < baseline else 'more'}"
+
+
+def format_table(
+    headers: Sequence[str],
+    rows: Sequence[Sequence[str]],
+    *,
+    markdown: bool = False,
+    left: int = 1,
+) -> str:
+    """A table of text cells, the first `left` columns flush left and the others flush right."""
+    align = ["left"] * left + ["right"] * (len(headers) - left)
+    return tabulate(
+        rows,
+        headers=headers,
+        tablefmt="github" if markdown else "simple",
+        colalign=align if rows else None,
+        disable_numparse=True,
+    )

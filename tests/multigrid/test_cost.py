@@ -1,0 +1,56 @@
+"""The cost of a schedule, on a toy that is worked out by hand."""
+
+from __future__ import annotations
+
+import pytest
+from multigrid import Shape, SteppedRate, baseline_cost, make_schedule, schedule_cost
+from multigrid.cost import phase_flops, shortest_phase
+
+RATE = SteppedRate((2.0, 3.0), (0.1, 0.01))
+
+
+def pixels(frames: int, crop: int) -> float:
+    """A model that spends one FLOP on a pixel."""
+    return frames * crop**2
+
+
+@pytest.fixture(scope="module")
+def short_cycle():
+    """Batches of 4 × 8 × 16² with a cycle of one crop of 8²: 16, 4, 16, 4, ... clips."""
+    return make_schedule(
+        Shape(4, 8, 16), 40, RATE, long_cycle=(), short_cycle=(0.5,), epoch_factor=1, bn_size=None
+    )
+
+
+def test_the_toy_by_hand(short_cycle):
+    """120 clips are 6 cycles of 20; two thirds of the 12 iterations come before the drop."""
+    cost = schedule_cost(short_cycle, pixels)
+    assert (cost.iterations, cost.clips, cost.epochs) == (12, 120, 3)
+    # Every mini-batch has the pixels of the baseline's: 16 × 8 × 8² = 4 × 8 × 16² = 8192.
+    assert cost.flops == 12 * 8192
+    assert [phase.iterations for phase in short_cycle.phases] == [8, 4]
+    assert [phase_flops(phase, pixels) for phase in short_cycle.phases] == [8 * 8192, 4 * 8192]
+    assert shortest_phase(short_cycle) is short_cycle.phases[1]
+
+
+def test_the_baseline_by_hand(short_cycle):
+    cost = baseline_cost(short_cycle, pixels)
+    assert (cost.iterations, cost.clips, cost.epochs, cost.flops) == (30, 120, 3, 30 * 8192)
+
+
+def test_flops_of_a_phase_count_each_shape(short_cycle):
+    """8 iterations are 4 of each shape, so clips of 8² count 4 × 16 times, of 16² 4 × 4 times."""
+    assert phase_flops(short_cycle.phases[0], lambda _, crop: float(crop == 8)) == 64
+    assert phase_flops(short_cycle.phases[0], lambda _, crop: float(crop == 16)) == 16
+
+
+def test_no_model_no_flops(short_cycle):
+    assert schedule_cost(short_cycle).flops is None
+    assert baseline_cost(short_cycle).flops is None
+
+
+def test_without_cycles_both_are_one():
+    schedule = make_schedule(
+        Shape(4, 8, 16), 40, RATE, long_cycle=(), short_cycle=(), epoch_factor=1, bn_size=None
+    )
+    assert schedule_cost(schedule, pixels) == baseline_cost(schedule, pixels)

@@ -1,0 +1,115 @@
+"""Learning-rate policies beside hand-worked values and the host's own functions."""
+
+from __future__ import annotations
+
+from dataclasses import FrozenInstanceError
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from multigrid import CosineRate, SteppedRate, Warmup
+from slowfast.config.defaults import get_cfg
+from slowfast.utils.lr_policy import get_lr_at_epoch
+
+quick = settings(max_examples=100, deadline=None, derandomize=True)
+
+STEPPED = SteppedRate(ends=(40.0, 70.0, 90.0, 110.0), rates=(0.8, 0.08, 0.008, 0.0008))
+
+
+def host_config(*, warmup_epochs=0, cosine=False):
+    """The host's config of the policies below: 0.8, ×0.1 at epochs 40, 70 and 90 of 110."""
+    cfg = get_cfg()
+    solver = cfg.SOLVER
+    solver.BASE_LR, solver.MAX_EPOCH = 0.8, 110
+    solver.LR_POLICY = "cosine" if cosine else "steps_with_relative_lrs"
+    solver.STEPS, solver.LRS = [0, 40, 70, 90], [1, 0.1, 0.01, 0.001]
+    solver.WARMUP_EPOCHS, solver.WARMUP_START_LR = warmup_epochs, 0.002
+    return cfg
+
+
+@quick
+@given(epoch=st.floats(0, 109.999), warmup_epochs=st.sampled_from([0, 16, 45]))
+def test_stepped_rate_is_the_hosts(epoch, warmup_epochs):
+    warmup = Warmup(start=0.002, epochs=warmup_epochs)
+    policy = SteppedRate(STEPPED.ends, STEPPED.rates, warmup)
+    expected = get_lr_at_epoch(host_config(warmup_epochs=warmup_epochs), epoch)
+    assert policy.at(epoch) == pytest.approx(expected, rel=1e-12)
+
+
+@quick
+@given(epoch=st.floats(0, 110), warmup_epochs=st.sampled_from([0, 16]))
+def test_cosine_rate_is_the_hosts(epoch, warmup_epochs):
+    policy = CosineRate(0.8, 110, warmup=Warmup(0.002, warmup_epochs))
+    expected = get_lr_at_epoch(host_config(warmup_epochs=warmup_epochs, cosine=True), epoch)
+    assert policy.at(epoch) == pytest.approx(expected, rel=1e-12, abs=1e-15)
+
+
+def test_a_stepped_rate_drops_at_its_ends():
+    assert [STEPPED.at(e) for e in (0, 39.99, 40, 69.99, 70, 90, 110)] == [
+        0.8, 0.8, 0.08, 0.08, 0.008, 0.0008, 0.0008
+    ]  # fmt: skip
+    assert STEPPED.epochs == 110
+    assert STEPPED.stage_ends == STEPPED.ends
+    assert STEPPED.drops == (40, 70, 90)
+
+
+def test_the_late_last_drop_comes_in_the_middle_of_the_last_stage():
+    late = STEPPED.with_late_last_drop()
+    assert late.drops == (40, 70, 100)
+    assert (late.at(99.9), late.at(100.1)) == (0.008, 0.0008)
+    assert STEPPED.drops == (40, 70, 90), "the baseline's own policy is left alone"
+
+
+def test_one_stage_has_no_drop_to_delay():
+    policy = SteppedRate((10.0,), (0.1,))
+    assert policy.with_late_last_drop() == policy
+    assert policy.drops == ()
+
+
+def test_warmup_is_linear_to_the_rate_at_its_end():
+    policy = SteppedRate((10.0, 20.0), (0.5, 0.05), Warmup(start=0.1, epochs=4))
+    assert [policy.at(e) for e in (0, 1, 2, 3, 4, 9)] == pytest.approx(
+        [0.1, 0.2, 0.3, 0.4, 0.5, 0.5]
+    )
+
+
+def test_cosine_by_hand():
+    policy = CosineRate(base=1.0, epochs=60, end=0.2)
+    # cos 0, cos 60°, cos 90°, cos 120°, cos 180°
+    assert [policy.at(e) for e in (0, 20, 30, 40, 60)] == pytest.approx([1.0, 0.8, 0.6, 0.4, 0.2])
+    assert policy.drops == ()
+    assert policy.with_late_last_drop() is policy
+
+
+def test_where_a_cosine_holds_its_cycles():
+    assert CosineRate(0.1, 150).stage_ends == pytest.approx((40, 80, 120, 150))
+    policy = CosineRate(0.1, 100, cycles=2, fine_tuning=0.4)
+    assert policy.stage_ends == pytest.approx((30, 60, 100))
+
+
+@pytest.mark.parametrize(
+    ("ends", "rates", "message"),
+    [
+        ((), (), "0 stage ends"),
+        ((1.0, 2.0), (0.1,), "2 stage ends for 1"),
+        ((2.0, 2.0), (0.1, 0.01), "must ascend"),
+        ((0.0, 2.0), (0.1, 0.01), "must ascend"),
+        ((1.0, 2.0), (0.1, -0.01), "negative"),
+    ],
+)
+def test_stepped_rates_that_make_no_sense(ends, rates, message):
+    with pytest.raises(ValueError, match=message):
+        SteppedRate(ends, rates)
+
+
+@pytest.mark.parametrize(
+    "wrong", [{"epochs": 0}, {"cycles": 0}, {"fine_tuning": 0}, {"fine_tuning": 1}]
+)
+def test_cosine_rates_that_make_no_sense(wrong):
+    with pytest.raises(ValueError, match="no place for cycles"):
+        CosineRate(**{"base": 0.1, "epochs": 10, **wrong})
+
+
+def test_policies_are_frozen():
+    with pytest.raises(FrozenInstanceError):
+        STEPPED.rates = ()  # type: ignore[misc]

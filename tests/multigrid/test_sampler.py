@@ -1,0 +1,174 @@
+"""The batch sampler: one stream of clips, whatever the processes, workers and restarts."""
+
+from __future__ import annotations
+
+from itertools import chain
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from multigrid import (
+    MultigridBatchSampler,
+    Shape,
+    SteppedRate,
+    clip_generator,
+    collate,
+    make_schedule,
+    stream,
+)
+from torch.utils.data import DataLoader, Dataset
+
+SEED = 3
+VIDEOS = 50  # divides no batch: mini-batches run on across the epochs' ends
+
+quick = settings(max_examples=50, deadline=None, derandomize=True)
+
+
+@pytest.fixture(scope="module")
+def schedule():
+    return make_schedule(Shape(4, 8, 32), VIDEOS, SteppedRate((16.0, 20.0), (0.1, 0.01)))
+
+
+class Requests(Dataset[dict[str, object]]):
+    """Samples that say what was asked for, with the first draw of the clip's generator."""
+
+    def __getitem__(self, request):
+        draw = clip_generator(SEED, request.epoch, request.video).random()
+        return {
+            "clip": np.full((request.shape.frames, 2, 2, 3), request.video, dtype=np.uint8),
+            "label": draw,
+            "flip": request.epoch % 2 == 1,
+            "iteration": request.iteration,
+            "failures": [("gone.mp4", "no such file")] if request.video == 7 else [],
+        }
+
+
+# The stream.
+
+
+def test_each_epoch_visits_every_video_once():
+    clips = stream(SEED, VIDEOS, 0, 4 * VIDEOS)
+    for epoch in range(4):
+        part = clips[epoch * VIDEOS : (epoch + 1) * VIDEOS]
+        assert sorted(video for video, _ in part) == list(range(VIDEOS))
+        assert {e for _, e in part} == {epoch}
+
+
+def test_epochs_and_seeds_have_their_own_order():
+    orders = {
+        tuple(video for video, _ in stream(seed, VIDEOS, epoch * VIDEOS, (epoch + 1) * VIDEOS))
+        for seed in range(3)
+        for epoch in range(3)
+    }
+    assert len(orders) == 9
+
+
+@quick
+@given(
+    num_videos=st.integers(1, 40), cuts=st.lists(st.integers(0, 200), min_size=3, max_size=6)
+)  # fmt: skip
+def test_a_stream_can_be_cut_anywhere(num_videos, cuts):
+    cuts = sorted(cuts)
+    parts = [stream(SEED, num_videos, a, b) for a, b in zip(cuts, cuts[1:], strict=False)]
+    assert list(chain(*parts)) == stream(SEED, num_videos, cuts[0], cuts[-1])
+
+
+# The sampler.
+
+
+def test_the_sampler_is_the_stream_cut_by_the_schedule(schedule):
+    batches = list(MultigridBatchSampler(schedule, SEED))
+    assert len(batches) == len(MultigridBatchSampler(schedule, SEED)) == schedule.iterations
+    for iteration, batch in enumerate(batches):
+        assert len(batch) == schedule.at(iteration).shape.batch
+        assert {(r.iteration, r.shape) for r in batch} == {
+            (iteration, schedule.at(iteration).shape)
+        }
+    clips = [(request.video, request.epoch) for request in chain(*batches)]
+    assert clips == stream(SEED, VIDEOS, 0, schedule.clips)
+
+
+@pytest.mark.parametrize("world_size", [1, 2, 4])
+def test_ranks_in_order_are_the_single_process_batch(schedule, world_size):
+    ranks = [MultigridBatchSampler(schedule, SEED, rank, world_size) for rank in range(world_size)]
+    for alone, *parts in zip(MultigridBatchSampler(schedule, SEED), *ranks, strict=True):
+        assert list(chain(*parts)) == alone
+        assert len({len(part) for part in parts}) == 1
+
+
+def test_ranks_are_disjoint(schedule):
+    """Within an epoch, no two ranks see the same video."""
+    seen = [
+        {(r.video, r.epoch) for r in chain(*MultigridBatchSampler(schedule, SEED, rank, 4))}
+        for rank in range(4)
+    ]
+    assert sum(map(len, seen)) == len(set().union(*seen)) == schedule.clips
+
+
+@pytest.mark.parametrize("start", [0, 1, 17])
+def test_a_later_start_is_the_tail_of_the_same_stream(schedule, start):
+    whole = list(MultigridBatchSampler(schedule, SEED, 1, 2))
+    late = MultigridBatchSampler(schedule, SEED, 1, 2, start=start)
+    assert list(late) == whole[start:]
+    assert len(late) == len(whole) - start
+    assert list(late) == whole[start:], "a sampler can be iterated again"
+
+
+def test_a_batch_that_does_not_divide_is_refused(schedule):
+    with pytest.raises(ValueError, match=r"4 clips .* does not divide over 8 processes") as error:
+        MultigridBatchSampler(schedule, SEED, world_size=8)
+    assert "divides 4" in str(error.value)
+
+
+# With a loader.
+
+
+def load(schedule, workers, rank=0, world_size=1, start=0):
+    sampler = MultigridBatchSampler(schedule, SEED, rank, world_size, start)
+    loader = DataLoader(Requests(), batch_sampler=sampler, num_workers=workers, collate_fn=collate)
+    return list(loader)
+
+
+@pytest.fixture(scope="module")
+def loaded(schedule):
+    return load(schedule, workers=0)
+
+
+def test_a_loader_yields_the_shapes_of_the_schedule(schedule, loaded):
+    assert [batch["iteration"] for batch in loaded] == list(range(schedule.iterations))
+    for batch, step in zip(loaded, schedule.steps(), strict=True):
+        assert batch["clips"].shape == (step.shape.batch, step.shape.frames, 2, 2, 3)
+        assert batch["clips"].dtype == torch.uint8
+
+
+def test_workers_do_not_change_the_stream(schedule, loaded):
+    for a, b in zip(loaded, load(schedule, workers=2), strict=True):
+        assert torch.equal(a["clips"], b["clips"])
+        assert torch.equal(a["labels"], b["labels"])
+
+
+def test_world_size_and_restarts_do_not_change_the_stream(schedule, loaded):
+    ranks = [load(schedule, 0, rank, 2, start=5) for rank in range(2)]
+    for whole, *parts in zip(loaded[5:], *ranks, strict=True):
+        assert torch.equal(whole["labels"], torch.cat([part["labels"] for part in parts]))
+
+
+def test_collate(schedule):
+    batch = MultigridBatchSampler(schedule, SEED).batch(0)
+    samples = [Requests()[request] for request in batch]
+    collated = collate(samples)
+    assert collated["flips"].dtype == torch.bool
+    assert collated["flips"].tolist() == [request.epoch == 1 for request in batch]
+    assert collated["labels"].tolist() == [sample["label"] for sample in samples]
+    assert collated["clips"][:, 0, 0, 0, 0].tolist() == [request.video for request in batch]
+    missing = sum(request.video == 7 for request in batch)
+    assert collated["failures"] == [("gone.mp4", "no such file")] * missing
+
+
+def test_collate_refuses_a_mixture(schedule):
+    sampler = MultigridBatchSampler(schedule, SEED)
+    samples = [Requests()[sampler.batch(i)[0]] for i in (0, 1)]
+    with pytest.raises(AssertionError, match="several iterations"):
+        collate(samples)

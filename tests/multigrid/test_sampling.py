@@ -1,0 +1,287 @@
+"""Sampling grids: strides, spans, short sides and boxes, beside hand-worked values and the host."""
+
+from __future__ import annotations
+
+from collections import Counter
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from multigrid import (
+    LONG_CYCLE,
+    SHORT_CYCLE,
+    Grid,
+    Shape,
+    Video,
+    clip_generator,
+    make_grid,
+    plan_test,
+    plan_train,
+    scale_shape,
+)
+from slowfast.datasets.decoder import get_start_end_idx, temporal_sampling
+
+quick = settings(max_examples=100, deadline=None, derandomize=True)
+
+PAPER = Shape(64, 32, 224)
+VIDEO = Video(frames=300, fps=30.0, width=400, height=300)
+
+
+def paper_grid(frames=32, crop=224, **options):
+    return make_grid(Shape(64, frames, crop), PAPER, 2, (256, 340), **options)
+
+
+def train_plans(grid, video=VIDEO, count=500, target_fps=30.0):
+    return [plan_train(clip_generator(0, 0, n), grid, video, target_fps) for n in range(count)]
+
+
+videos = st.builds(
+    Video, st.integers(1, 400), st.floats(5, 120), st.integers(32, 1000), st.integers(32, 1000)
+)
+
+
+def check_plan(plan, video):
+    """What every plan promises to a reader."""
+    width, height = plan.size
+    assert 0 <= plan.corner[0] <= width - plan.crop
+    assert 0 <= plan.corner[1] <= height - plan.crop
+    assert plan.positions.min() >= 0
+    assert plan.positions.max() < video.frames
+    assert (np.diff(plan.positions) >= 0).all()
+    # The frame is resized as a whole, in proportion but for the rounding of its long side.
+    assert 0 <= max(width, height) - max(video[2:]) * min(width, height) / min(video[2:]) + 1 <= 1
+    assert (width >= height) == (video.width >= video.height) or width == height
+
+
+# Grids.
+
+
+@pytest.mark.parametrize(
+    ("frames", "crop", "strides", "short_sides"),
+    [
+        (32, 224, (2, 2), (256, 340)),
+        (16, 224, (2, 4), (256, 340)),
+        (16, 158, (2, 4), (181, 340)),  # 256 · 158/224 = 180.6
+        (8, 158, (2, 8), (181, 340)),
+        (8, 112, (2, 8), (128, 340)),
+    ],
+)
+def test_the_grids_of_the_paper(frames, crop, strides, short_sides):
+    grid = paper_grid(frames, crop)
+    assert (grid.frames, grid.crop) == (frames, crop)
+    assert (grid.strides, grid.short_sides) == (strides, short_sides)
+
+
+def test_a_short_side_is_never_smaller_than_the_crop():
+    base = Shape(8, 8, 224)
+    assert make_grid(Shape(8, 8, 224), base, 8, (200, 340)).short_sides == (224, 340)
+
+
+@pytest.mark.parametrize("short_sides", [(128, 200), (340, 256)])
+def test_a_crop_that_does_not_fit_is_refused(short_sides):
+    with pytest.raises(ValueError, match="crop of 224 pixels does not fit"):
+        make_grid(PAPER, PAPER, 2, short_sides)
+
+
+# Training clips.
+
+
+@quick
+@given(
+    video=videos,
+    key=st.tuples(*[st.integers(0, 2**31)] * 3),
+    factors=st.sampled_from(LONG_CYCLE),
+    crop=st.sampled_from([*SHORT_CYCLE, 1.0]),
+    jitter=st.sampled_from([(256, 340), (256, 256), (256, 320)]),
+    inverse_scale=st.booleans(),
+    target_fps=st.sampled_from([24.0, 30.0]),
+)
+def test_every_plan_lies_within_its_video(
+    video, key, factors, crop, jitter, inverse_scale, target_fps
+):
+    shape = scale_shape(PAPER, (factors[0], crop))
+    grid = make_grid(shape, PAPER, 2, jitter, inverse_scale=inverse_scale)
+    plan = plan_train(clip_generator(*key), grid, video, target_fps)
+    check_plan(plan, video)
+    assert len(plan.positions) == shape.frames
+    assert plan.crop == shape.crop
+    assert grid.short_sides[0] <= min(plan.size) <= grid.short_sides[1]
+
+
+def test_strides_are_uniform_from_2_to_8():
+    """At 8 frames of stride s, positions run over 8·s - 1 frames: first and last say s."""
+    plans = train_plans(paper_grid(8, 112), VIDEO._replace(frames=5000), count=3500)
+    strides = Counter(round((p.positions[-1] - p.positions[0] + 1) / 8) for p in plans)
+    assert sorted(strides) == [2, 3, 4, 5, 6, 7, 8]
+    # 500 of each are expected, with a standard deviation of 21.
+    assert max(abs(count - 500) for count in strides.values()) < 4 * 21
+
+
+def test_the_fine_grid_has_one_stride():
+    for plan in train_plans(paper_grid(), count=50):
+        # 32 frames of stride 2 span 64 frames, from the first to the last.
+        assert plan.positions[-1] - plan.positions[0] == 63
+
+
+def test_short_sides_cover_their_range_uniformly():
+    sides = np.array([min(plan.size) for plan in train_plans(paper_grid(8, 112), count=2000)])
+    assert (sides.min(), sides.max()) == (128, 340)
+    # The mean of [128, 340] is 234, its standard deviation 61: 1.4 for the mean of 2000.
+    assert abs(sides.mean() - 234) < 4 * 1.4
+
+
+def test_inverse_scale_is_uniform_in_the_size_of_objects():
+    plans = train_plans(paper_grid(8, 112, inverse_scale=True), count=2000)
+    inverse = np.array([1 / min(plan.size) for plan in plans])
+    assert 128 <= min(min(plan.size) for plan in plans) <= 129
+    assert 338 <= max(min(plan.size) for plan in plans) <= 340
+    low, high = 1 / 340, 1 / 128
+    middle, spread = (low + high) / 2, (high - low) / 12**0.5
+    assert abs(inverse.mean() - middle) < 4 * spread / 2000**0.5
+
+
+def test_corners_reach_the_edges_of_the_frame():
+    grid = Grid(frames=4, crop=30, strides=(1, 1), short_sides=(32, 32))
+    plans = train_plans(grid, Video(100, 30.0, 36, 32))
+    assert {plan.corner[0] for plan in plans} == set(range(7))
+    assert {plan.corner[1] for plan in plans} == {0, 1, 2}
+
+
+def test_flips_are_half_or_none():
+    flips = sum(plan.flip for plan in train_plans(paper_grid(8, 112), count=1000))
+    assert abs(flips - 500) < 4 * 16
+    assert not any(plan.flip for plan in train_plans(paper_grid(8, 112, flip=False)))
+
+
+def test_a_short_video_repeats_its_last_frame():
+    grid = Grid(frames=8, crop=32, strides=(2, 2), short_sides=(32, 32))
+    plan = plan_train(clip_generator(0, 0, 0), grid, Video(8, 30.0, 32, 32))
+    # A span of 16 frames from frame 0: every 15/7 frames, until the video ends.
+    assert plan.positions.tolist() == [0, 2, 4, 6, 7, 7, 7, 7]
+
+
+def test_a_video_at_twice_the_rate_is_strided_twice_as_far():
+    grid = Grid(frames=8, crop=32, strides=(2, 2), short_sides=(32, 32))
+    (plan,) = train_plans(grid, Video(32, 60.0, 32, 32), count=1)
+    # 8 frames of stride 2 at 30 Hz are 32 frames at 60 Hz: all of the video, every 31/7 frames.
+    assert plan.positions.tolist() == [0, 4, 8, 13, 17, 22, 26, 31]
+
+
+def test_a_clip_depends_on_seed_epoch_and_video_alone():
+    grid = paper_grid(8, 112)
+    plan, again = (plan_train(clip_generator(1, 2, 3), grid, VIDEO) for _ in range(2))
+    assert plan.positions.tolist() == again.positions.tolist()
+    assert (plan.size, plan.corner, plan.flip) == (again.size, again.corner, again.flip)
+    draws = {tuple(clip_generator(*key).random(3)) for key in np.ndindex(4, 4, 4)}
+    assert len(draws) == 64
+
+
+@quick
+@given(key=st.tuples(*[st.integers(0, 1000)] * 3))
+def test_grids_given_the_same_generator_make_the_same_choices(key):
+    """A grid with other frames and strides has the same flip, and the same crop if it is as large."""
+    coarse, fine = (plan_train(clip_generator(*key), paper_grid(t), VIDEO) for t in (8, 32))
+    assert coarse.flip == fine.flip
+    assert (coarse.size, coarse.corner) == (fine.size, fine.corner)
+
+
+# The fine grid is the host's (off is unchanged).
+
+
+@quick
+@given(
+    frames=st.integers(1, 400),
+    fps=st.sampled_from([15.0, 24.0, 25.0, 29.97, 30.0, 60.0]),
+    length=st.sampled_from([8, 16, 32, 64]),
+    stride=st.sampled_from([1, 2, 4, 8]),
+    view=st.integers(0, 9),
+)
+def test_positions_are_the_hosts(frames, fps, length, stride, view):
+    plan = plan_test(
+        Video(frames, fps, 64, 64), frames=length, stride=stride, crop=64, view=(view, 10)
+    )
+    start, end = get_start_end_idx(frames, stride * length * fps / 30, view, 10)
+    host = temporal_sampling(torch.arange(frames), start, end, length).numpy()
+    # The host computes in float32: a position that is whole may come out a frame lower.
+    assert np.abs(plan.positions - host).max() <= 1
+    assert (plan.positions != host).mean() <= 0.15
+
+
+def test_a_random_clip_has_the_hosts_positions(monkeypatch):
+    """The host draws its start with `random.uniform`; given ours, it takes the same frames."""
+    rng = clip_generator(5, 0, 7)
+    share = rng.random(6)[1]
+    monkeypatch.setattr("random.uniform", lambda low, high: low + share * (high - low))
+    start, end = get_start_end_idx(VIDEO.frames, 64, -1, 1)
+    host = temporal_sampling(torch.arange(VIDEO.frames), start, end, 32)
+    plan = plan_train(clip_generator(5, 0, 7), paper_grid(), VIDEO)
+    assert plan.positions.tolist() == host.tolist()
+
+
+# Test clips.
+
+
+def test_ten_views_of_three_crops_by_hand():
+    """64 of 300 frames leave room for starts at 0, 23.6, 47.2 ... of a 340 × 256 frame."""
+    views = [
+        plan_test(
+            Video(300, 30.0, 340, 256), frames=32, stride=2, crop=256, view=(v, 10), spatial=(s, 3)
+        )
+        for v in range(10)
+        for s in range(3)
+    ]
+    starts = [plan.positions[0] for plan in views[::3]]
+    assert starts == [0, 23, 47, 70, 94, 118, 141, 165, 188, 212]
+    assert [plan.corner for plan in views[:3]] == [(0, 0), (42, 0), (84, 0)]
+    assert {plan.size for plan in views} == {(340, 256)}
+    assert not any(plan.flip for plan in views)
+
+
+def test_a_tall_video_is_cropped_from_top_to_bottom():
+    video = Video(300, 30.0, 256, 340)
+    corners = [
+        plan_test(video, frames=8, stride=8, crop=256, spatial=(s, 3)).corner for s in range(3)
+    ]
+    assert corners == [(0, 0), (0, 42), (0, 84)]
+
+
+def test_a_single_view_is_the_middle():
+    plan = plan_test(Video(300, 30.0, 400, 300), frames=8, stride=8, crop=224, short_side=256)
+    # 236 frames of room before and after the span of 64, half of it before.
+    assert (plan.positions[0], plan.positions[-1]) == (118, 181)
+    # 400 × 300 resized to 341 × 256; (341 - 224) / 2 = 58.5, (256 - 224) / 2 = 16.
+    assert plan.size == (341, 256)
+    assert plan.corner in {(58, 16), (59, 16)}
+
+
+@quick
+@given(
+    video=videos,
+    view=st.integers(0, 9),
+    spatial=st.sampled_from([(0, 1), (0, 3), (1, 3), (2, 3)]),
+    short_side=st.sampled_from([None, 224, 256]),
+)
+def test_every_test_view_lies_within_its_video(video, view, spatial, short_side):
+    plan = plan_test(
+        video,
+        frames=16,
+        stride=4,
+        crop=224,
+        view=(view, 10),
+        spatial=spatial,
+        short_side=short_side,
+    )
+    check_plan(plan, video)
+    assert len(plan.positions) == 16
+
+
+def test_two_crops_are_refused():
+    with pytest.raises(ValueError, match="1 or 3 crops, not 2"):
+        plan_test(VIDEO, frames=8, stride=8, crop=224, spatial=(0, 2))
+
+
+def test_a_test_crop_larger_than_the_frame_is_refused():
+    with pytest.raises(ValueError, match="crop of 256 pixels does not fit a short side of 224"):
+        plan_test(VIDEO, frames=8, stride=8, crop=256, short_side=224)

@@ -1,0 +1,396 @@
+"""The schedule: published numbers, hand-worked values, and the properties any schedule has."""
+
+from __future__ import annotations
+
+from dataclasses import FrozenInstanceError
+
+import pytest
+from hypothesis import assume, given, settings
+from hypothesis import strategies as st
+from multigrid import (
+    LONG_CYCLE,
+    SHORT_CYCLE,
+    CosineRate,
+    Shape,
+    SteppedRate,
+    Warmup,
+    make_schedule,
+)
+from slowfast.config.defaults import get_cfg
+from slowfast.utils.lr_policy import get_lr_at_epoch
+
+quick = settings(max_examples=60, deadline=None, derandomize=True)
+
+# The recipe that most tests use: 8 clips, 4000 videos (500 iterations an epoch), three LR stages.
+BASE = Shape(8, 16, 64)
+VIDEOS = 4000
+RATE = SteppedRate((12.0, 24.0, 30.0), (1.0, 0.1, 0.01))
+OFF = {"long_cycle": (), "short_cycle": ()}
+
+
+@pytest.fixture(scope="module")
+def both():
+    return make_schedule(BASE, VIDEOS, RATE)
+
+
+@pytest.fixture(scope="module")
+def steps(both):
+    return list(both.steps())
+
+
+def stepped(ends):
+    return SteppedRate(ends, tuple(0.1**j for j in range(len(ends))))
+
+
+@st.composite
+def recipes(draw):
+    """Arguments of `make_schedule`, of every kind; a few are too short to be scheduled."""
+    base = Shape(
+        draw(st.integers(1, 64)),
+        draw(st.sampled_from([4, 8, 16, 30, 32, 64])),
+        draw(st.integers(32, 352)),
+    )
+    lengths = draw(st.lists(st.floats(0.5, 50), min_size=2, max_size=5))
+    rate = draw(
+        st.sampled_from(
+            [stepped(tuple(sum(lengths[: j + 1]) for j in range(len(lengths)))), CosineRate(1, 40)]
+        )
+    )
+    long_cycle, short_cycle = draw(
+        st.sampled_from([(LONG_CYCLE, SHORT_CYCLE), (LONG_CYCLE, ()), ((), SHORT_CYCLE), ((), ())])
+    )
+    factor = draw(st.floats(0.3, 3)) if long_cycle or short_cycle else 1
+    return {
+        "base": base,
+        "num_videos": draw(st.integers(1, 2000)) * base.batch + draw(st.integers(0, 7)),
+        "learning_rate": rate,
+        "epoch_factor": factor,
+        "long_cycle": long_cycle,
+        "short_cycle": short_cycle,
+        "bn_size": None,
+    }
+
+
+def schedule_or_skip(recipe):
+    try:
+        return make_schedule(**recipe)
+    except ValueError as error:
+        assume("too short" not in str(error))
+        raise
+
+
+# Published numbers.
+
+
+@pytest.mark.parametrize(
+    ("ends", "clips", "factors"),
+    [
+        pytest.param((44, 72, 92, 112), 512, (5.140, 3.427, 2.570), id="Kinetics SlowFast"),
+        pytest.param((37.5, 75, 100), 256, (4.896, 3.264, 2.448), id="Kinetics I3D"),
+        pytest.param((150, 190, 230), 16, (5.156, 3.437, 2.578), id="SSv2 SlowFast"),
+        pytest.param((41, 49, 57), 16, (5.270, 3.514, 2.635), id="Charades SlowFast"),
+    ],
+)
+def test_published_iteration_factors(ends, clips, factors):
+    # A thousand iterations of the baseline are one epoch here, so that the ends read as published.
+    for epoch_factor, factor in zip((1.0, 1.5, 2.0), factors, strict=True):
+        schedule = make_schedule(
+            Shape(clips, 32, 224), 1000 * clips, stepped(ends), epoch_factor=epoch_factor
+        )
+        assert schedule.baseline_iterations == 1000 * ends[-1]
+        found = schedule.baseline_iterations / schedule.iterations
+        assert found == pytest.approx(factor, rel=5e-4)
+
+
+def test_average_batch_factors():
+    """32/3, 16/3, 14/3, 7/3 over the long cycle's shapes, 7/3 in fine-tuning."""
+    schedule = make_schedule(BASE, VIDEOS, RATE)
+    expected = [32 / 3, 16 / 3, 14 / 3, 7 / 3] * 2 + [7 / 3] * 2
+    assert len(schedule.phases) == len(expected)
+    for phase, factor in zip(schedule.phases, expected, strict=True):
+        stop = phase.stop - phase.iterations % 3  # whole short cycles
+        batches = [step.shape.batch for step in schedule.steps(phase.start, stop)]
+        assert sum(batches) / len(batches) / BASE.batch == pytest.approx(factor)
+
+
+# Properties.
+
+
+@quick
+@given(recipes())
+def test_the_budget_of_clips_is_kept_within_one_batch(recipe):
+    schedule = schedule_or_skip(recipe)
+    wanted = recipe["epoch_factor"] * recipe["learning_rate"].epochs * recipe["num_videos"]
+    largest = max(shape.batch for shape in schedule.phases[-1].shapes)
+    assert abs(schedule.clips - wanted) <= largest
+    assert schedule.epochs * schedule.num_videos == pytest.approx(wanted)
+
+
+@quick
+@given(recipes())
+def test_phases_tile_the_training(recipe):
+    schedule = schedule_or_skip(recipe)
+    phases = schedule.phases
+    assert phases[0].start == 0
+    assert phases[0].first_clip == 0
+    assert all(a.stop == b.start for a, b in zip(phases, phases[1:], strict=False))
+    assert all(a.stop > a.start for a in phases)
+    assert phases[-1].stop == schedule.iterations
+    parts = [phase.baseline_epochs for phase in phases]
+    assert all(a[1] == b[0] for a, b in zip(parts, parts[1:], strict=False))
+    assert (parts[0][0], parts[-1][1]) == (0, recipe["learning_rate"].epochs)
+    for index, phase in enumerate(phases):
+        assert schedule.phase_at(phase.start) == schedule.phase_at(phase.stop - 1) == index
+
+
+@quick
+@given(recipes(), st.data())
+def test_clips_follow_one_another(recipe, data):
+    schedule = schedule_or_skip(recipe)
+    starts = [phase.start for phase in schedule.phases]
+    for start in [*starts, data.draw(st.integers(0, schedule.iterations - 1))]:
+        run = list(schedule.steps(max(0, start - 4), min(start + 4, schedule.iterations)))
+        for step, following in zip(run, run[1:], strict=False):
+            assert following.first_clip == step.first_clip + step.shape.batch
+    last = schedule.at(schedule.iterations - 1)
+    assert schedule.at(0).first_clip == 0
+    assert last.first_clip + last.shape.batch == schedule.clips
+
+
+@quick
+@given(
+    st.integers(1, 16).map(lambda n: Shape(8 * n, 32, 224)),
+    st.integers(500, 5000),
+    st.floats(0.5, 3),
+)
+def test_shapes_of_a_stage_get_the_same_number_of_iterations(base, iterations, factor):
+    schedule = make_schedule(base, iterations * base.batch, RATE, epoch_factor=factor)
+    for stage in (0, 1):
+        lengths = [phase.iterations for phase in schedule.phases if phase.stage == stage]
+        assert len(lengths) == 4
+        # The next shape's batch is up to eight times smaller than the one that a boundary cuts.
+        assert max(lengths) - min(lengths) <= 2
+
+
+@quick
+@given(recipes())
+def test_the_rate_never_grows_with_the_short_cycle(recipe):
+    """Neighbours in a phase differ in shape, but only as much in rate as the policy moves."""
+    schedule = schedule_or_skip({**recipe, "learning_rate": stepped((8.0, 16.0, 20.0))})
+    for phase in schedule.phases:
+        run = schedule.steps(phase.start, min(phase.stop, phase.start + 6))
+        assert len({step.lr for step in run}) == 1
+
+
+@quick
+@given(recipes(), st.floats(0, 1.2))
+def test_first_iteration_after(recipe, share):
+    schedule = schedule_or_skip(recipe)
+    clips = share * schedule.clips
+    first = schedule.first_iteration_after(clips)
+    assert first == schedule.iterations or schedule.at(first).first_clip >= clips
+    assert first == 0 or schedule.at(first - 1).first_clip < clips
+
+
+def test_first_iteration_after_by_hand():
+    schedule = make_schedule(
+        Shape(4, 8, 32), 40, stepped((2.0,)), long_cycle=(), epoch_factor=1, bn_size=4
+    )
+    # Batches of 16, 8, 4, 16, 8, 4, ...: 0, 16, 24, 28, 44, 52, 56 ... clips seen before each.
+    assert [schedule.first_iteration_after(n) for n in (0, 1, 16, 17, 40, 1e9)] == [
+        0, 1, 1, 2, 4, schedule.iterations
+    ]  # fmt: skip
+
+
+# The paper's schedule, by hand.
+
+
+def test_phases_of_both_cycles(both):
+    expected = [(64, 4, 45), (32, 8, 45), (16, 8, 64), (8, 16, 64)]
+    assert [phase.base_shape for phase in both.phases] == [
+        Shape(*sizes) for sizes in [*expected, *expected, expected[3], expected[3]]
+    ]
+    assert [phase.stage for phase in both.phases] == [0] * 4 + [1] * 4 + [2] * 2
+    assert [phase.fine_tuning for phase in both.phases] == [False] * 8 + [True] * 2
+    assert [phase.lr_scale for phase in both.phases] == [8, 4, 2, 1, 8, 4, 2, 1, 1, 1]
+    assert [phase.baseline_epochs for phase in both.phases] == [
+        (0, 3), (3, 6), (6, 9), (9, 12), (12, 15), (15, 18), (18, 21), (21, 24), (24, 27), (27, 30)
+    ]  # fmt: skip
+
+
+def test_the_short_cycle_follows_the_iteration(both, steps):
+    for step in steps:
+        own = both.phases[step.phase].base_shape.crop
+        assert step.shape.crop == (32, 45, own)[step.iteration % 3]
+        assert step.shape.frames == both.phases[step.phase].base_shape.frames
+
+
+def test_at_a_coarse_crop_two_of_three_coincide(both):
+    coarse, fine = both.phases[0], both.phases[3]
+    assert [str(shape) for shape in coarse.shapes] == ["128×4×32²", "64×4×45²", "64×4×45²"]
+    assert [str(shape) for shape in fine.shapes] == ["32×16×32²", "16×16×45²", "8×16×64²"]
+
+
+def test_the_rate_of_each_phase(steps):
+    """Factor × the baseline's rate; the last drop waits for the second half of fine-tuning."""
+    rates = {step.phase: step.lr for step in steps}
+    expected = [8, 4, 2, 1, 0.8, 0.4, 0.2, 0.1, 0.1, 0.01]
+    assert [rates[index] for index in range(10)] == pytest.approx(expected)
+    assert len({(step.phase, step.lr) for step in steps}) == 10
+
+
+def test_warmup_is_scaled_with_the_long_cycle():
+    """Half-way through a phase of baseline epochs 3 to 6, the baseline is at epoch 4.5."""
+    rate = SteppedRate(RATE.ends, RATE.rates, Warmup(start=0.1, epochs=9))
+    schedule = make_schedule(BASE, VIDEOS, rate)
+    assert schedule.at(0).lr == pytest.approx(8 * 0.1)
+    phase = schedule.phases[1]
+    middle = schedule.at((phase.start + phase.stop) // 2)
+    assert middle.lr == pytest.approx(4 * 0.55, rel=0.01)
+    assert schedule.at(schedule.phases[3].start).lr == pytest.approx(1.0)
+
+
+def test_bn_sizes(both):
+    """8 clips; 16 or 32 where the short cycle makes the batch 2 or 4 times as large."""
+    assert both.phases[0].bn_sizes == both.phases[1].bn_sizes == (16, 8, 8)
+    assert both.phases[2].bn_sizes == both.phases[3].bn_sizes == (32, 16, 8)
+    assert both.at(1).bn_size == 8
+    assert make_schedule(BASE, VIDEOS, RATE, bn_size=None).at(0).bn_size is None
+
+
+def test_a_small_batch_is_its_own_bn_group():
+    schedule = make_schedule(Shape(4, 16, 64), VIDEOS, RATE)
+    assert schedule.phases[0].bn_sizes == (16, 8, 8)
+    assert schedule.phases[3].bn_sizes == (16, 8, 4)
+
+
+def test_epoch_counts_passes_over_the_data(both, steps):
+    assert steps[0].epoch == 0
+    assert steps[-1].epoch == pytest.approx(45, abs=0.01)
+    assert both.epochs == 45
+    # 128 + 64 + 64 clips in the first three iterations.
+    assert steps[3].epoch == pytest.approx(256 / VIDEOS)
+
+
+def test_shapes_lists_each_once(both, steps):
+    assert set(both.shapes) == {step.shape for step in steps}
+    assert len(set(both.shapes)) == len(both.shapes)
+    assert both.shapes[0] == steps[0].shape
+
+
+# One cycle, none, cosine.
+
+
+@pytest.mark.parametrize("warmup_epochs", [0, 3])
+@pytest.mark.parametrize("policy", ["cosine", "steps_with_relative_lrs"])
+def test_off_is_the_baseline(policy, warmup_epochs):
+    cfg = get_cfg()
+    solver = cfg.SOLVER
+    solver.BASE_LR, solver.MAX_EPOCH, solver.LR_POLICY = 0.1, 10, policy
+    solver.STEPS, solver.LRS = [0, 4, 8], [1, 0.1, 0.01]
+    solver.WARMUP_EPOCHS, solver.WARMUP_START_LR = warmup_epochs, 0.01
+    warmup = Warmup(0.01, warmup_epochs)
+    rates = {
+        "cosine": CosineRate(0.1, 10, warmup=warmup),
+        "steps_with_relative_lrs": SteppedRate((4.0, 8.0, 10.0), (0.1, 0.01, 0.001), warmup),
+    }
+    per_epoch = 25
+    schedule = make_schedule(
+        BASE, per_epoch * BASE.batch, rates[policy], epoch_factor=1, bn_size=None, **OFF
+    )
+    assert schedule.iterations == schedule.baseline_iterations == 250
+    for step in schedule.steps():
+        assert step.shape == BASE
+        assert step.bn_size is None
+        assert step.first_clip == step.iteration * BASE.batch
+        # The host's loop: whole epochs, and the part of the current one that is done.
+        epoch = step.iteration // per_epoch + step.iteration % per_epoch / per_epoch
+        assert step.lr == pytest.approx(get_lr_at_epoch(cfg, epoch), rel=1e-12)
+
+
+def test_short_cycle_only():
+    """No stage is set apart for fine-tuning: the rate drops where the baseline's does."""
+    schedule = make_schedule(BASE, VIDEOS, RATE, long_cycle=())
+    assert [phase.baseline_epochs for phase in schedule.phases] == [(0, 12), (12, 24), (24, 30)]
+    assert not any(phase.fine_tuning for phase in schedule.phases)
+    assert [phase.lr_scale for phase in schedule.phases] == [1, 1, 1]
+    assert {step.lr for step in schedule.steps()} == {1.0, 0.1, 0.01}
+    assert [step.shape.crop for step in schedule.steps(0, 4)] == [32, 45, 64, 32]
+    assert schedule.baseline_iterations / schedule.iterations == pytest.approx(7 / 4.5, rel=1e-3)
+
+
+def test_long_cycle_only():
+    schedule = make_schedule(BASE, VIDEOS, RATE, short_cycle=())
+    assert [phase.shapes for phase in schedule.phases[:4]] == [
+        (Shape(64, 4, 45),),
+        (Shape(32, 8, 45),),
+        (Shape(16, 8, 64),),
+        (BASE,),
+    ]
+    assert [phase.bn_sizes for phase in schedule.phases] == [(8,)] * 10
+    # 15/4 batches an iteration for four fifths of the iterations, one for a fifth: 3.2.
+    assert schedule.baseline_iterations / schedule.iterations == pytest.approx(3.2 / 1.5, rel=1e-3)
+
+
+def test_cycles_on_a_cosine():
+    schedule = make_schedule(BASE, VIDEOS, CosineRate(1.0, 30))
+    assert [phase.stage for phase in schedule.phases] == [0] * 4 + [1] * 4 + [2] * 4 + [3]
+    assert [phase.lr_scale for phase in schedule.phases] == [8, 4, 2, 1] * 3 + [1]
+    assert [phase.fine_tuning for phase in schedule.phases] == [False] * 12 + [True]
+    shares = [phase.iterations / schedule.iterations for phase in schedule.phases]
+    assert shares == pytest.approx([0.8 / 12] * 12 + [0.2], abs=0.001)
+    # The fine-tuning phase starts at 4/5 of the way: (1 + cos 144°) / 2.
+    assert schedule.at(schedule.phases[-1].start).lr == pytest.approx(0.0954915)
+    # The second cycle starts at 4/15 of the way, (1 + cos 48°) / 2, on eight times the batch.
+    assert schedule.at(schedule.phases[4].start).lr == pytest.approx(8 * 0.8345653)
+
+
+def test_a_custom_cycle():
+    schedule = make_schedule(
+        BASE, VIDEOS, RATE, long_cycle=((0.5, 1.0), (1.0, 1.0)), short_cycle=(0.5,)
+    )
+    assert [step.shape.crop for step in schedule.steps(0, 4)] == [32, 64, 32, 64]
+    assert [phase.lr_scale for phase in schedule.phases] == [2, 1, 2, 1, 1, 1]
+
+
+# What cannot be scheduled.
+
+
+def test_a_long_cycle_needs_two_stages():
+    with pytest.raises(ValueError, match="two LR stages or more"):
+        make_schedule(BASE, VIDEOS, SteppedRate((10.0,), (0.1,)))
+    make_schedule(BASE, VIDEOS, SteppedRate((10.0,), (0.1,)), long_cycle=())
+
+
+def test_a_training_that_is_too_short():
+    with pytest.raises(ValueError, match=r"too short: 135 clips leave phase \d+ of 10"):
+        make_schedule(BASE, 3, RATE)
+
+
+@pytest.mark.parametrize(
+    ("wrong", "message"),
+    [
+        ({"num_videos": 0}, "needs videos"),
+        ({"epoch_factor": 0}, "epoch factor must be above 0"),
+        ({"epoch_factor": 1.5, **OFF}, "needs a long or a short cycle"),
+        ({"long_cycle": ((2.0, 1.0),)}, "factors of a coarser grid"),
+        ({"base": Shape(12, 16, 64)}, "48 clips .* cannot be split into BN groups of 32"),
+    ],
+)
+def test_bad_arguments(wrong, message):
+    arguments = {"base": BASE, "num_videos": VIDEOS, "learning_rate": RATE, **wrong}
+    with pytest.raises(ValueError, match=message):
+        make_schedule(**arguments)
+
+
+@pytest.mark.parametrize("iteration", [-1, 10**9])
+def test_there_is_no_such_iteration(both, iteration):
+    with pytest.raises(IndexError, match="of a schedule of"):
+        both.at(iteration)
+
+
+def test_a_schedule_is_frozen(both):
+    with pytest.raises(FrozenInstanceError):
+        both.num_videos = 1
+    with pytest.raises(FrozenInstanceError):
+        both.phases[0].stop = 1

@@ -10,7 +10,9 @@ puts it in the place of every `nn.BatchNorm3d` of a model once, after building; 
 then changes k from iteration to iteration.
 """
 
-from typing import Any
+from __future__ import annotations
+
+from typing import Any, NamedTuple
 from weakref import WeakKeyDictionary
 
 import torch
@@ -20,6 +22,7 @@ from torch import Tensor, nn
 __all__ = ["GroupedBatchNorm3d", "average_running_stats", "convert_batchnorm", "set_group_size"]
 
 _batch_norm_out = torch.ops.aten.native_batch_norm.out
+_batch_norm_stats = torch.ops.aten.batch_norm_update_stats
 _batch_norm_backward = torch.ops.aten.native_batch_norm_backward
 
 
@@ -43,30 +46,32 @@ class GroupedBatchNorm3d(nn.BatchNorm3d):
 
     group_size: int | None = None
 
-    def forward(self, input: Tensor) -> Tensor:  # noqa: A002 - the name that torch gives it
+    def forward(self, input: Tensor) -> Tensor:
         k = self.group_size
         if not self.training or k is None or k == len(input):
             return super().forward(input)
         self._check_input_dim(input)
-        clips, sharers = _arrange(len(input), k)
-        if clips * sharers * input.shape[2:].numel() < 2:
+        groups = _arrange(len(input), k, self.eps)
+        if k * input.shape[2:].numel() < 2:
             raise ValueError(
                 f"batch normalisation needs more than 1 value per channel and group, got input "
                 f"{tuple(input.shape)} with group_size {k}: enlarge the group or the clips"
             )
-        output, mean, var = self._normalize(input, clips, sharers)
+        output, mean, var = self._normalize(input, groups)
         self._track(mean, var)
         return output
 
-    def _normalize(self, x: Tensor, clips: int, sharers: int) -> tuple[Tensor, Tensor, Tensor]:
+    def _normalize(self, x: Tensor, groups: _Groups) -> tuple[Tensor, Tensor, Tensor]:
         """The output, and the groups' means and unbiased variances, both (groups, C)."""
-        # Statistics and parameters of a reduced-precision input are single, as in torch.
+        # As in torch, statistics and parameters of a half-precision input are single.
         dtype = torch.promote_types(x.dtype, torch.float32)
         ones = torch.ones(self.num_features, dtype=dtype, device=x.device)
         weight = ones if self.weight is None else self.weight.to(dtype)
         bias = torch.zeros_like(ones) if self.bias is None else self.bias.to(dtype)
         x = x.contiguous(memory_format=_memory_format(x))
-        return _GroupedBatchNorm.apply(x, weight, bias, clips, sharers, self.eps)
+        result: tuple[Tensor, Tensor, Tensor]
+        result = _GroupedBatchNorm.apply(x, weight, bias, groups)  # type: ignore[no-untyped-call]
+        return result
 
     @torch.no_grad()
     def _track(self, mean: Tensor, var: Tensor) -> None:
@@ -76,22 +81,21 @@ class GroupedBatchNorm3d(nn.BatchNorm3d):
         assert self.num_batches_tracked is not None
         self.num_batches_tracked.add_(1)
         # momentum None: the cumulative average, as in nn.BatchNorm3d
-        cumulative = self.momentum is None
-        step = 1.0 / float(self.num_batches_tracked) if cumulative else self.momentum
+        step = 1.0 / float(self.num_batches_tracked) if self.momentum is None else self.momentum
         for running, new in ((self.running_mean, mean), (self.running_var, var)):
-            assert running is not None and step is not None
+            assert running is not None
             running.mul_(1.0 - step).add_(new.mean(0).to(running.dtype), alpha=step)
 
     def extra_repr(self) -> str:
-        return f"{super().extra_repr()}, group_size={self.group_size}"
+        inherited: str = super().extra_repr()  # type: ignore[no-untyped-call]
+        return f"{inherited}, group_size={self.group_size}"
 
 
 def convert_batchnorm(module: nn.Module) -> nn.Module:
     """Replace every `nn.BatchNorm3d` in `module` by a `GroupedBatchNorm3d`; return the result.
 
-    The new modules hold the very parameters, buffers, hooks and extra attributes of the old ones
-    under the same names, so optimizers and state dicts stay valid. A module that appears twice
-    stays one module; subclasses of `nn.BatchNorm3d` stay what they are.
+    The new modules hold the very parameters, buffers and other attributes of the old ones, so that
+    optimizers and state dicts stay valid. Subclasses of `nn.BatchNorm3d` stay what they are.
     """
     return _convert(module, {})
 
@@ -123,31 +127,41 @@ def set_group_size(model: nn.Module, group_size: int | None) -> None:
 def average_running_stats(model: nn.Module) -> None:
     """Replace the running statistics of `model` by their mean over all processes.
 
-    Every process must call this. With a single process nothing changes.
+    Every process must call this; a single process changes nothing.
     """
-    if not _is_distributed():
-        return
-    norms = [m for m in model.modules() if isinstance(m, GroupedBatchNorm3d)]
+    norms = [m for m in model.modules() if isinstance(m, nn.BatchNorm3d)]
     stats = [s for m in norms for s in (m.running_mean, m.running_var) if s is not None]
-    if not stats:
+    if not stats or _world_size() == 1:
         return
     flat = torch.cat([s.double() for s in stats])
     dist.all_reduce(flat)
-    flat /= dist.get_world_size()
-    for stat, mean in zip(stats, flat.split([s.numel() for s in stats]), strict=True):
+    flat /= _world_size()
+    for stat, mean in zip(stats, torch.split(flat, [len(s) for s in stats]), strict=True):
         stat.copy_(mean)
 
 
-def _arrange(n: int, k: int) -> tuple[int, int]:
-    """(local clips per group, processes per group) for n local clips in groups of k.
+class _Groups(NamedTuple):
+    """How clips form groups: local clips per group, processes per group; and the norm's eps."""
 
-    Raises ValueError, with the sizes that would work, if there is no such arrangement.
+    clips: int
+    sharers: int
+    eps: float
+
+    def values(self, x: Tensor) -> int:
+        """How many values of x, here and on the sharers, have one mean."""
+        return self.clips * self.sharers * x.shape[2:].numel()
+
+
+def _arrange(n: int, k: int, eps: float) -> _Groups:
+    """The groups of k clips that n clips per process form.
+
+    Raises ValueError, with the numbers of clips that would work, if there are none.
     """
-    world = dist.get_world_size() if _is_distributed() else 1
+    world = _world_size()
     if n >= k and n % k == 0:
-        return k, 1
+        return _Groups(k, 1, eps)
     if 0 < n < k and k % n == 0 and world % (k // n) == 0:
-        return n, k // n
+        return _Groups(n, k // n, eps)
     shared = [str(d) for d in range(1, k) if k % d == 0 and world % (k // d) == 0]
     raise ValueError(
         f"cannot form groups of k = {k} clips for batch normalisation from {n} clips per process "
@@ -156,133 +170,133 @@ def _arrange(n: int, k: int) -> tuple[int, int]:
     )
 
 
-def _is_distributed() -> bool:
-    return dist.is_available() and dist.is_initialized()
+def _world_size() -> int:
+    return dist.get_world_size() if dist.is_available() and dist.is_initialized() else 1
 
 
 def _memory_format(x: Tensor) -> torch.memory_format:
-    last = torch.channels_last_3d
-    # Where both formats fit (one channel, or one position) torch means the contiguous one.
-    is_last = x.is_contiguous(memory_format=last) and not x.is_contiguous()
-    return last if is_last else torch.contiguous_format
+    # Where both fit (one channel, or one position), contiguous.
+    last = not x.is_contiguous() and x.is_contiguous(memory_format=torch.channels_last_3d)
+    return torch.channels_last_3d if last else torch.contiguous_format
 
 
 class _GroupedBatchNorm(torch.autograd.Function):
-    """Normalise runs of `clips` clips, each run together with those of `sharers` - 1 other ranks.
+    """Batch normalisation of x (N, C, T, H, W) by groups, given weight and bias (C).
 
-    Kernels write into slices of one output, and of one gradient: concatenating the groups'
-    results, or copying them from `native_batch_norm_backward`, costs another pass over memory.
+    Also returns the groups' means and unbiased variances, (groups, C), without gradient. Made of
+    few kernels over much data: one `batch_norm` per group, concatenated, costs another pass over
+    memory each way, and a synchronisation of all threads per kernel and group.
     """
 
     @staticmethod
     def forward(
-        ctx: Any, x: Tensor, weight: Tensor, bias: Tensor, clips: int, sharers: int, eps: float
+        ctx: Any, x: Tensor, weight: Tensor, bias: Tensor, groups: _Groups
     ) -> tuple[Tensor, Tensor, Tensor]:
-        out = torch.empty_like(x)
-        if sharers > 1:
-            mean, invstd, var = _shared_stats(x, sharers, eps)
-            _scale_shift(x, mean[0], weight * invstd[0], bias, out)
-        else:
-            mean, invstd, var = _normalize_groups(x, weight, bias, clips, eps, out)
+        mean, var = _statistics(x, weight.dtype, groups)
+        invstd = (var + groups.eps).rsqrt()
+        out = _scale_shift(x, mean, weight * invstd, bias.expand_as(mean), groups)
         ctx.save_for_backward(x, weight, mean, invstd)
-        ctx.clips, ctx.sharers, ctx.eps = clips, sharers, eps
-        ctx.mark_non_differentiable(mean, var)
-        return out, mean, var
+        ctx.groups = groups
+        unbiased = var * (1 + 1 / (groups.values(x) - 1))
+        ctx.mark_non_differentiable(mean, unbiased)
+        return out, mean, unbiased
 
     @staticmethod
-    @torch.autograd.function.once_differentiable  # type: ignore[untyped-decorator]
+    @torch.autograd.function.once_differentiable
     def backward(ctx: Any, grad: Tensor, *_: Tensor) -> tuple[Tensor | None, ...]:
         x, weight, mean, invstd = ctx.saved_tensors
+        groups: _Groups = ctx.groups
         grad = grad.contiguous(memory_format=_memory_format(x))
-        sums = _gradient_sums(x, grad, weight, mean, invstd, ctx)
-        grad_weight, grad_bias = sums.sum(1)
-        if ctx.sharers > 1:
+        sums = _gradient_sums(x, grad, mean, invstd, groups)
+        grad_weight, grad_bias = sums.sum(1).unbind()
+        if groups.sharers > 1:
             # The parameters' gradients stay local (as DDP expects); the input's sees all clips.
-            dist.all_reduce(sums, group=_neighbours(ctx.sharers))
-        grad_x = _input_gradient(x, grad, weight, mean, invstd, sums, ctx)
-        return grad_x, grad_weight, grad_bias, None, None, None
+            dist.all_reduce(sums, group=_neighbours(groups.sharers))
+        # dx = scale·(grad − mean of grad − x̂ · mean of grad·x̂) with x̂ = (x − mean)/std. The scale
+        # is rounded as x is, in every term: dx stays orthogonal to 1 and x̂, and one kernel does.
+        scale = (weight * invstd).to(x.dtype)
+        slope, shift = -scale * sums / groups.values(x)
+        grad_x = _scale_shift(x, mean, slope * invstd, shift, groups)
+        by_group = (-1, groups.clips, *x.shape[1:])
+        grad_x.view(by_group).addcmul_(grad.view(by_group), scale[:, None, :, None, None, None])
+        return grad_x, grad_weight, grad_bias, None
 
 
-def _normalize_groups(
-    x: Tensor, weight: Tensor, bias: Tensor, clips: int, eps: float, out: Tensor
-) -> tuple[Tensor, Tensor, Tensor]:
-    """Normalise each run of clips into `out`; its mean, 1/std and unbiased variance, (groups, C)."""
-    mean = weight.new_empty(len(x) // clips, x.shape[1])
-    invstd, running_mean, var = (
-        torch.empty_like(mean),
-        torch.zeros_like(mean),
-        torch.ones_like(mean),
-    )
-    rows = zip(x.split(clips), out.split(clips), mean, invstd, running_mean, var, strict=True)
-    for x_g, out_g, mean_g, invstd_g, *running in rows:
-        saved = {"out": out_g, "save_mean": mean_g, "save_invstd": invstd_g}
-        # With momentum 1 the "running" statistics are this group's, the variance unbiased.
-        _batch_norm_out(x_g, weight, bias, *running, True, 1.0, eps, **saved)
-    return mean, invstd, var
+# Statistics, scales and shifts are (groups, C). torch's kernels take one per channel, so they see
+# a contiguous tensor as one clip of N·C channels, and a channels-last one group by group.
 
 
-def _shared_stats(x: Tensor, sharers: int, eps: float) -> tuple[Tensor, Tensor, Tensor]:
-    """Mean, 1/std and unbiased variance, (1, C), over the clips of `sharers` neighbouring ranks."""
-    dtype = torch.promote_types(x.dtype, torch.float32)
-    var, mean = torch.var_mean(x.to(dtype), dim=(0, 2, 3, 4), correction=0)
-    # Every rank fills its row, then all rows are summed: a gather that every backend has. Merging
-    # means and variances is exact where sums of squares would cancel.
-    table = mean.new_zeros(sharers, 2, len(mean))
-    table[dist.get_rank() % sharers] = torch.stack((mean, var))
-    dist.all_reduce(table, group=_neighbours(sharers))
-    means, variances = table.unbind(1)
-    var = variances.mean(0) + means.var(0, correction=0)
-    count = sharers * x.numel() // x.shape[1]
-    return means.mean(0)[None], (var + eps).rsqrt()[None], (var * (count / (count - 1)))[None]
+def _blocks(x: Tensor, groups: _Groups) -> tuple[Tensor, ...]:
+    """Views of x, each with one value per channel of a statistic."""
+    if x.is_contiguous():
+        return (x.view(1, -1, *x.shape[2:]),)
+    return torch.split(x, groups.clips)
 
 
-def _gradient_sums(
-    x: Tensor, grad: Tensor, weight: Tensor, mean: Tensor, invstd: Tensor, ctx: Any
-) -> Tensor:
-    """Per group, the gradients of weight and bias: (2, groups, C)."""
-    rows = zip(x.split(ctx.clips), grad.split(ctx.clips), mean, invstd, strict=True)
-    mask = [False, True, True]  # without the input's gradient, which would be a copy
-    sums = [
-        _batch_norm_backward(grad_g, x_g, weight, None, None, mean_g, std_g, True, ctx.eps, mask)
-        for x_g, grad_g, mean_g, std_g in rows
-    ]
-    return torch.stack([torch.stack(s) for s in zip(*(s[1:] for s in sums), strict=True)])
+def _per_block(stat: Tensor, x: Tensor, groups: _Groups) -> Tensor:
+    """The rows (blocks, channels) for `_blocks(x)` of a statistic (groups, C)."""
+    return stat.repeat_interleave(groups.clips, 0).view(1, -1) if x.is_contiguous() else stat
 
 
-def _input_gradient(
-    x: Tensor, grad: Tensor, weight: Tensor, mean: Tensor, invstd: Tensor, sums: Tensor, ctx: Any
-) -> Tensor:
-    """dx = a·(dy − Σdy/n − (x−mean)/std · Σ(dy·(x−mean)/std)/n) with a = weight/std, per group."""
-    n = ctx.sharers * ctx.clips * x.shape[2:].numel()
-    a = weight * invstd
-    slope, shift = a * invstd * sums[0] / -n, a * sums[1] / -n
-    grad_x = torch.empty_like(x)
-    groups = zip(x.split(ctx.clips), grad.split(ctx.clips), grad_x.split(ctx.clips), strict=True)
-    for g, (x_g, grad_g, out_g) in enumerate(groups):
-        _scale_shift(x_g, mean[g], slope[g], shift[g], out_g)
-        out_g.addcmul_(grad_g, a[g].view(-1, 1, 1, 1))
-    return grad_x
+def _statistics(x: Tensor, dtype: torch.dtype, groups: _Groups) -> tuple[Tensor, Tensor]:
+    """Mean and biased variance of each group, (groups, C), over all processes that share it."""
+    blocks = _blocks(x, groups)
+    # Running statistics, unused, make the kernel compute in their precision.
+    unused = torch.zeros(2, blocks[0].shape[1], dtype=dtype, device=x.device)
+    parts = [torch.stack(_batch_norm_stats(block, *unused, 0.0)) for block in blocks]
+    table = torch.stack(parts, 1).view(2, len(x) // groups.clips, -1, x.shape[1])
+    if groups.sharers == 1:
+        return _merge(table)
+    # Every rank fills its row, then all rows are summed: a gather that every backend has.
+    rows = table.new_zeros(2, 1, groups.sharers, x.shape[1])
+    rows[:, :, dist.get_rank() % groups.sharers] = torch.stack(_merge(table))
+    dist.all_reduce(rows, group=_neighbours(groups.sharers))
+    return _merge(rows)
 
 
-def _scale_shift(x: Tensor, mean: Tensor, slope: Tensor, shift: Tensor, out: Tensor) -> None:
-    """out = (x − mean) · slope + shift per channel: one pass, by the kernel of BN's evaluation."""
-    unused = mean.new_empty(0)
-    saved = {"out": out, "save_mean": unused, "save_invstd": unused.clone()}
-    _batch_norm_out(x, slope, shift, mean, torch.ones_like(mean), False, 0.0, 0.0, **saved)
+def _merge(table: Tensor) -> tuple[Tensor, Tensor]:
+    """Mean and variance of each union of equal parts, from theirs: (2, groups, parts, C)."""
+    means, variances = table
+    return means.mean(1), variances.mean(1) + means.var(1, correction=0)
+
+
+def _scale_shift(x: Tensor, mean: Tensor, scale: Tensor, shift: Tensor, groups: _Groups) -> Tensor:
+    """(x − mean)·scale + shift, in one pass: the kernel of batch normalisation in evaluation."""
+    out = torch.empty_like(x)
+    stats = [_per_block(stat, x, groups) for stat in (scale, shift, mean)]
+    unit = torch.ones_like(stats[0][0])
+    unused = {"save_mean": unit.new_empty(0), "save_invstd": unit.new_empty(0)}
+    blocks = _blocks(x, groups), _blocks(out, groups)
+    for x_b, out_b, *stats_b in zip(*blocks, *stats, strict=True):
+        _batch_norm_out(x_b, *stats_b, unit, False, 0.0, 0.0, out=out_b, **unused)
+    return out
+
+
+def _gradient_sums(x: Tensor, grad: Tensor, mean: Tensor, invstd: Tensor, by: _Groups) -> Tensor:
+    """Σ grad·(x − mean)/std and Σ grad over the local clips of each group: (2, groups, C)."""
+    mask = [False, True, True]  # the sums without the gradient of x, which belongs to the group
+    stats = [_per_block(stat, x, by) for stat in (mean, invstd)]
+    unit = torch.ones_like(stats[0][0])
+    sums = []
+    for x_b, grad_b, *saved in zip(_blocks(x, by), _blocks(grad, by), *stats, strict=True):
+        result = _batch_norm_backward(grad_b, x_b, unit, None, None, *saved, True, 0.0, mask)
+        sums.append(torch.stack(result[1:]))
+    return torch.stack(sums, 1).view(2, len(mean), -1, x.shape[1]).sum(2)
 
 
 _subgroups: WeakKeyDictionary[dist.ProcessGroup, dict[int, dist.ProcessGroup]] = WeakKeyDictionary()
 
 
 def _neighbours(sharers: int) -> dist.ProcessGroup:
-    """The process group of this rank's `sharers` neighbours, created once per default group.
+    """The process group of this rank and its neighbours, `sharers` ranks, created on first use.
 
-    All ranks must come here for the same sizes in the same order, as they do when they train in
-    step: creating groups is collective.
+    Creating groups is collective: ranks come here for the same sizes in the same order.
     """
     world = dist.group.WORLD
     assert world is not None
-    known = _subgroups.setdefault(world, {world.size(): world})
+    if sharers == world.size():
+        return world
+    known = _subgroups.setdefault(world, {})
     if sharers not in known:
-        known[sharers] = dist.new_subgroups(sharers)[0]
+        known[sharers] = dist.new_subgroups(sharers)[0]  # type: ignore[no-untyped-call]
     return known[sharers]

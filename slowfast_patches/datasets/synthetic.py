@@ -50,13 +50,15 @@ MOTIONS: dict[str, tuple[int, int, int, int]] = {
 CLASSES = tuple(MOTIONS)
 
 # Lengths are in units of 1/80 of the short side. The speeds are such that neighbouring frames of a
-# clip at stride 8 still match: 16 units, 44 degrees, a seventh of the size cycle at most.
+# clip at stride 8 still match: 20 units, 56 degrees, a fifth of the size cycle at most.
 UNITS = 80.0
-RADII = (8.0, 26.0)
-SPEED = (0.5, 2.0)  # units per frame
-TURN = (np.deg2rad(2.0), np.deg2rad(5.5))  # radians per frame
-ZOOM = (0.007, 0.018)  # size cycles per frame
-SHAKE = 0.8  # standard deviation in units
+RADII = (12.0, 34.0)
+SPEED = (1.0, 2.5)  # units per frame
+TURN = (np.deg2rad(3.0), np.deg2rad(7.0))  # radians per frame
+ZOOM = (0.012, 0.025)  # size cycles per frame
+SHAKE = 0.5  # standard deviation in units
+GROUND_CONTRAST = (0.04, 0.08)  # standard deviation of a texture's colours, in [0, 1]
+THING_CONTRAST = (0.2, 0.35)
 SPRITE = 64  # pixels along the side of a thing's picture
 
 # Reading is part of what a training run costs, hence a stream that is cheap to decode: no loop
@@ -126,14 +128,14 @@ class Scene:
 def draw_scene(rng: np.random.Generator, frames: int, width: int, height: int) -> Scene:
     """A random scene for ``frames`` frames of ``width`` × ``height`` pixels."""
     unit = min(width, height) / UNITS
-    count = int(rng.integers(3, 6))
+    count = int(rng.integers(2, 4))
     # Places and sizes are spread and, as all things share their rates, stay spread: at any moment
     # of any class, a crop shows some of the things, and some of them are well visible.
     start = rng.random(3) + np.outer(np.arange(count), (0.7549, 0.5698, 1 / count))
     places = (start % 1.0) * (width, height, 1.0)
     speed = rng.uniform(*SPEED) * unit
     return Scene(
-        ground=_texture(rng, height, width),
+        ground=_texture(rng, height, width, GROUND_CONTRAST),
         things=tuple(
             Thing(_draw_sprite(rng), (x, y, 2 * np.pi * rng.random(), size))
             for x, y, size in places.tolist()
@@ -267,10 +269,12 @@ def _each(
 
 def _draw_sprite(rng: np.random.Generator) -> Image:
     opacity = _shape(rng)[..., None]
-    return np.concatenate([_texture(rng, SPRITE, SPRITE) * opacity, opacity], axis=2)
+    return np.concatenate([_texture(rng, SPRITE, SPRITE, THING_CONTRAST) * opacity, opacity], axis=2)
 
 
-def _texture(rng: np.random.Generator, height: int, width: int) -> Image:
+def _texture(
+    rng: np.random.Generator, height: int, width: int, contrast: tuple[float, float]
+) -> Image:
     """Coloured noise (height, width, 3) in [0, 1] that tiles, from smooth to grainy."""
     frequency = np.hypot(np.fft.fftfreq(height)[:, None], np.fft.fftfreq(width))
     gain = (frequency + 0.02) ** -rng.uniform(1.2, 2.2)
@@ -279,7 +283,7 @@ def _texture(rng: np.random.Generator, height: int, width: int) -> Image:
     fields = np.fft.ifft2(white * gain).real
     fields /= fields.std(axis=(1, 2), keepdims=True)
     directions = rng.standard_normal((2, 3))
-    directions *= rng.uniform(0.12, 0.25) / np.linalg.norm(directions, axis=1, keepdims=True)
+    directions *= rng.uniform(*contrast) / np.linalg.norm(directions, axis=1, keepdims=True)
     colour = rng.uniform(0.2, 0.8, 3) + np.einsum("fhw,fc->hwc", fields, directions)
     return np.asarray(np.clip(colour, 0.0, 1.0), np.float32)
 

@@ -21,7 +21,7 @@ from multigrid.schedule import Phase, Schedule
 from multigrid.shapes import Shape
 from slowfast_patches.config.schedule import schedule_from_config
 from slowfast_patches.datasets.csv_list import count_videos
-from slowfast_patches.models.flops import flops_per_clip
+from slowfast_patches.models.flops import check_shapes, flops_per_clip
 from slowfast_patches.utils.plots import COLOURS, MUTED, new_figure, save_figure
 from slowfast_patches.utils.report import format_count, format_factor, format_flops, format_table
 
@@ -146,8 +146,13 @@ def dataset_size(cfg: CfgNode, given: int | None = None) -> int:
 
 
 def plan_config(cfg: CfgNode, num_videos: int | None = None) -> tuple[Schedule, Plan]:
-    """The schedule and plan of a config; `num_videos` as for `dataset_size`."""
+    """The schedule and plan of a config; `num_videos` as for `dataset_size`.
+
+    Raises:
+        ValueError: no size is known, or the recipe or its model cannot train on that schedule.
+    """
     schedule = schedule_from_config(cfg, dataset_size(cfg, num_videos))
+    check_shapes(cfg, schedule.shapes)
     return schedule, make_plan(schedule, flops_per_clip(cfg))
 
 

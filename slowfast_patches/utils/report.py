@@ -64,10 +64,11 @@ def format_table(
 ) -> str:
     """A table of text cells, the first `left` columns flush left and the others flush right."""
     align = ["left"] * left + ["right"] * (len(headers) - left)
-    return tabulate(
+    table: str = tabulate(
         rows,
         headers=headers,
         tablefmt="github" if markdown else "simple",
         colalign=align if rows else None,
         disable_numparse=True,
     )
+    return table

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import pytest
+
 from multigrid import Shape, SteppedRate, baseline_cost, make_schedule, schedule_cost
 from multigrid.cost import phase_flops, shortest_phase
 

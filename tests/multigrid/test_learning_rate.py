@@ -7,9 +7,10 @@ from dataclasses import FrozenInstanceError
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from multigrid import CosineRate, SteppedRate, Warmup
 from slowfast.config.defaults import get_cfg
 from slowfast.utils.lr_policy import get_lr_at_epoch
+
+from multigrid import CosineRate, SteppedRate, Warmup
 
 quick = settings(max_examples=100, deadline=None, derandomize=True)
 

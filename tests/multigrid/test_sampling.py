@@ -9,6 +9,8 @@ import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from slowfast.datasets.decoder import get_start_end_idx, temporal_sampling
+
 from multigrid import (
     LONG_CYCLE,
     SHORT_CYCLE,
@@ -21,7 +23,6 @@ from multigrid import (
     plan_train,
     scale_shape,
 )
-from slowfast.datasets.decoder import get_start_end_idx, temporal_sampling
 
 quick = settings(max_examples=100, deadline=None, derandomize=True)
 
@@ -181,7 +182,7 @@ def test_a_clip_depends_on_seed_epoch_and_video_alone():
 @quick
 @given(key=st.tuples(*[st.integers(0, 1000)] * 3))
 def test_grids_given_the_same_generator_make_the_same_choices(key):
-    """A grid with other frames and strides has the same flip, and the same crop if it is as large."""
+    """Grids of other frames and strides flip alike, and crop alike where the size is the same."""
     coarse, fine = (plan_train(clip_generator(*key), paper_grid(t), VIDEO) for t in (8, 32))
     assert coarse.flip == fine.flip
     assert (coarse.size, coarse.corner) == (fine.size, fine.corner)

@@ -3,10 +3,14 @@
 from __future__ import annotations
 
 from dataclasses import FrozenInstanceError
+from itertools import pairwise
 
 import pytest
 from hypothesis import assume, given, settings
 from hypothesis import strategies as st
+from slowfast.config.defaults import get_cfg
+from slowfast.utils.lr_policy import get_lr_at_epoch
+
 from multigrid import (
     LONG_CYCLE,
     SHORT_CYCLE,
@@ -16,8 +20,6 @@ from multigrid import (
     Warmup,
     make_schedule,
 )
-from slowfast.config.defaults import get_cfg
-from slowfast.utils.lr_policy import get_lr_at_epoch
 
 quick = settings(max_examples=60, deadline=None, derandomize=True)
 
@@ -133,11 +135,11 @@ def test_phases_tile_the_training(recipe):
     phases = schedule.phases
     assert phases[0].start == 0
     assert phases[0].first_clip == 0
-    assert all(a.stop == b.start for a, b in zip(phases, phases[1:], strict=False))
+    assert all(a.stop == b.start for a, b in pairwise(phases))
     assert all(a.stop > a.start for a in phases)
     assert phases[-1].stop == schedule.iterations
     parts = [phase.baseline_epochs for phase in phases]
-    assert all(a[1] == b[0] for a, b in zip(parts, parts[1:], strict=False))
+    assert all(a[1] == b[0] for a, b in pairwise(parts))
     assert (parts[0][0], parts[-1][1]) == (0, recipe["learning_rate"].epochs)
     for index, phase in enumerate(phases):
         assert schedule.phase_at(phase.start) == schedule.phase_at(phase.stop - 1) == index
@@ -150,7 +152,7 @@ def test_clips_follow_one_another(recipe, data):
     starts = [phase.start for phase in schedule.phases]
     for start in [*starts, data.draw(st.integers(0, schedule.iterations - 1))]:
         run = list(schedule.steps(max(0, start - 4), min(start + 4, schedule.iterations)))
-        for step, following in zip(run, run[1:], strict=False):
+        for step, following in pairwise(run):
             assert following.first_clip == step.first_clip + step.shape.batch
     last = schedule.at(schedule.iterations - 1)
     assert schedule.at(0).first_clip == 0

@@ -1,0 +1,210 @@
+"""Train several recipes with several seeds, one after another, skipping what is done."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import yaml
+from fvcore.common.config import CfgNode
+
+from slowfast_patches.config import check_config, load_config
+from slowfast_patches.config.schedule import schedule_from_config
+from slowfast_patches.engine.launch import processes_of
+from slowfast_patches.engine.plan import dataset_size
+from slowfast_patches.models.flops import check_shapes
+
+__all__ = [
+    "Recipe",
+    "Result",
+    "RunFailedError",
+    "find_results",
+    "make_recipes",
+    "run_folder",
+    "train_all",
+]
+
+Result = dict[str, Any]
+"""A run's result.json."""
+
+_OWN_KEYS = {"RNG_SEED": "--seeds", "OUTPUT_DIR": "--output"}
+
+
+class RunFailedError(RuntimeError):
+    """A training ended without a result; the message names it, its exit status and its folder."""
+
+
+@dataclass(frozen=True)
+class Recipe:
+    """A config, checked, under a name for people and one for its folder.
+
+    `cfg` is what `cfg_file` and the KEY VALUE pairs `overrides` give; `iterations` how long it
+    trains.
+    """
+
+    name: str
+    folder: str
+    cfg_file: Path
+    overrides: tuple[str, ...]
+    cfg: CfgNode
+    iterations: int
+
+
+def make_recipes(
+    cfg_files: Sequence[Path], overrides: Sequence[str], *, equal_time: bool = False
+) -> list[Recipe]:
+    """The recipes to compare, the reference first; `equal_time` adds one after it.
+
+    That one is the first, shortened to the second's iterations (the paper's "Baseline 1/3.3").
+
+    Raises:
+        ValueError: fewer than two configs, two of the same name, one that cannot be trained.
+    """
+    if len(cfg_files) < 2:
+        raise ValueError("a comparison takes two configs or more: --cfg A.yaml --cfg B.yaml")
+    stems = [path.stem for path in cfg_files]
+    if len(set(stems)) < len(stems):
+        raise ValueError(f"the configs need different file names, which name their runs: {stems}")
+    for key, option in _OWN_KEYS.items():
+        if key in overrides[::2]:
+            raise ValueError(f"{key} belongs to the comparison; use {option}")
+    recipes = [_make_recipe(path.stem, path.stem, path, overrides) for path in cfg_files]
+    if equal_time:
+        recipes.insert(1, _shorten(recipes[0], recipes[1]))
+    return recipes
+
+
+def _make_recipe(name: str, folder: str, cfg_file: Path, overrides: Sequence[str]) -> Recipe:
+    """A recipe after trying what can be tried before training."""
+    try:
+        cfg = load_config(cfg_file, overrides)
+        check_config(cfg, processes_of(cfg))
+        schedule = schedule_from_config(cfg, dataset_size(cfg))
+        check_shapes(cfg, schedule.shapes)
+    except ValueError as error:
+        raise ValueError(f"{name}: {error}") from error
+    return Recipe(name, folder, cfg_file, tuple(overrides), cfg, schedule.iterations)
+
+
+def _shorten(long: Recipe, short: Recipe) -> Recipe:
+    """The recipe `long` with its lengths divided so that it has the iterations of `short`."""
+    factor = long.iterations / short.iterations
+    if factor <= 1:
+        raise ValueError(
+            f"--equal-time shortens the first config, {long.name} with {long.iterations} "
+            f"iterations, to the second, {short.name} with {short.iterations}; give the longer "
+            "one first"
+        )
+    solver = long.cfg.SOLVER
+    pairs = {
+        "SOLVER.MAX_EPOCH": round(solver.MAX_EPOCH / factor, 6),
+        "SOLVER.STEPS": [round(step / factor, 6) for step in solver.STEPS],
+        "SOLVER.WARMUP_EPOCHS": round(solver.WARMUP_EPOCHS / factor, 6),
+    }
+    return _make_recipe(
+        f"{long.name} at 1/{factor:.1f}",
+        f"{long.folder}_1_over_{factor:.1f}",
+        long.cfg_file,
+        (*long.overrides, *(str(item) for pair in pairs.items() for item in pair)),
+    )
+
+
+def run_folder(output: Path, recipe: Recipe, seed: int) -> Path:
+    """Where a run keeps its files."""
+    return output / recipe.folder / f"seed{seed}"
+
+
+def find_results(
+    recipes: Sequence[Recipe], seeds: Sequence[int], output: Path
+) -> dict[tuple[str, int], Result]:
+    """The results that `output` holds, by recipe's name and seed.
+
+    Raises:
+        ValueError: one of them is of another config than the recipe's; says what differs.
+    """
+    found = {}
+    for recipe in recipes:
+        for seed in seeds:
+            path = run_folder(output, recipe, seed) / "result.json"
+            if path.is_file():
+                found[recipe.name, seed] = _read_result(path, recipe, seed)
+    return found
+
+
+def _read_result(path: Path, recipe: Recipe, seed: int) -> Result:
+    try:
+        result: Result = json.loads(path.read_text(encoding="utf-8"))
+        stored = dict(_flatten(result["config"]))
+    except (ValueError, KeyError) as error:
+        raise ValueError(f"{path} is no run's result ({error}); remove it to train anew") from error
+    wanted = dict(_flatten(yaml.safe_load(recipe.cfg.dump()))) | {"RNG_SEED": seed}
+    # Where the files lie, seen from wherever the command was given, changes no training.
+    keys = sorted((stored.keys() | wanted.keys()) - {"OUTPUT_DIR"})
+    different = [
+        f"{key} {stored.get(key, '(absent)')} there, {wanted.get(key, '(absent)')} now"
+        for key in keys
+        if stored.get(key, _ABSENT) != wanted.get(key, _ABSENT)
+    ]
+    if different:
+        more = f" and {len(different) - 5} more" if len(different) > 5 else ""
+        raise ValueError(
+            f"{path} is of another config ({'; '.join(different[:5])}{more}); choose another "
+            "--output, or remove that run"
+        )
+    return result
+
+
+_ABSENT = object()
+
+
+def _flatten(node: Mapping[str, Any], prefix: str = "") -> Iterator[tuple[str, Any]]:
+    for key, value in node.items():
+        if isinstance(value, Mapping):
+            yield from _flatten(value, f"{prefix}{key}.")
+        else:
+            yield f"{prefix}{key}", value
+
+
+def train_all(
+    recipes: Sequence[Recipe], seeds: Sequence[int], output: Path, run_net: Path
+) -> Iterator[dict[tuple[str, int], Result]]:
+    """Train what `output` lacks, all recipes with one seed before the next seed.
+
+    Each run is a process of `run_net` (tools/run_net.py); what it says goes to the terminal. Yields
+    the results so far, by recipe's name and seed: before the first run, and after each.
+
+    Raises:
+        ValueError: as `find_results`, before anything is trained.
+        RunFailedError: a run failed; those before it are kept.
+    """
+    results = find_results(recipes, seeds, output)
+    yield dict(results)
+    runs = [(recipe, seed) for seed in seeds for recipe in recipes]
+    for number, (recipe, seed) in enumerate(runs, start=1):
+        title = f"run {number} of {len(runs)}: {recipe.name}, seed {seed}"
+        if (recipe.name, seed) in results:
+            print(f"{title}: done before", flush=True)
+            continue
+        print(f"{title}: starts", flush=True)
+        path = _train(recipe, seed, run_folder(output, recipe, seed), run_net)
+        results[recipe.name, seed] = _read_result(path, recipe, seed)
+        yield dict(results)
+
+
+def _train(recipe: Recipe, seed: int, folder: Path, run_net: Path) -> Path:
+    """Train one recipe with one seed; returns the path of its result."""
+    command = [sys.executable, str(run_net), "--cfg", str(recipe.cfg_file)]
+    command += ["RNG_SEED", str(seed), "OUTPUT_DIR", str(folder), *recipe.overrides]
+    status, path = subprocess.run(command).returncode, folder / "result.json"
+    if status or not path.is_file():
+        raise RunFailedError(
+            f"{recipe.name}, seed {seed}, ended with exit status {status} and "
+            f"{'a' if path.is_file() else 'no'} result; its log is in {folder}. Finished runs are "
+            "kept: the same command continues"
+        )
+    return path

@@ -1,0 +1,54 @@
+"""One process of the shared-statistics test: `python batchnorm_worker.py RANK WORLD FOLDER`.
+
+Reads FOLDER/cases.pt, a list of (group size, input, weight of the loss), trains this rank's run of
+clips through one module per case, and writes FOLDER/rank{RANK}.pt.
+"""
+
+import sys
+from pathlib import Path
+
+import torch
+import torch.distributed as dist
+
+from multigrid.batchnorm import GroupedBatchNorm3d, average_running_stats
+
+__all__ = ["main"]
+
+
+def main(rank: int, world: int, folder: Path) -> None:
+    torch.set_num_threads(1)
+    store = dist.FileStore(str(folder / "store"), world)
+    dist.init_process_group("gloo", store=store, rank=rank, world_size=world)
+    results = []
+    for k, x, loss_weight in torch.load(folder / "cases.pt"):
+        norm = GroupedBatchNorm3d(x.shape[1], dtype=x.dtype)
+        norm.group_size = k
+        local = x.chunk(world)[rank].requires_grad_()
+        results.append(_train(norm, local, loss_weight.chunk(world)[rank]))
+    norm.group_size = 16  # more than all processes together have
+    try:
+        norm(local)
+    except ValueError as error:
+        message = str(error)
+    torch.save({"cases": results, "error": message}, folder / f"rank{rank}.pt")
+    dist.destroy_process_group()
+
+
+def _train(
+    norm: GroupedBatchNorm3d, x: torch.Tensor, loss_weight: torch.Tensor
+) -> dict[str, torch.Tensor]:
+    output = norm(x)
+    (output * loss_weight).sum().backward()
+    average_running_stats(norm)
+    return {
+        "output": output.detach(),
+        "x": x.grad,
+        "weight": norm.weight.grad,
+        "bias": norm.bias.grad,
+        "running_mean": norm.running_mean,
+        "running_var": norm.running_var,
+    }
+
+
+if __name__ == "__main__":
+    main(int(sys.argv[1]), int(sys.argv[2]), Path(sys.argv[3]))

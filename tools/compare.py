@@ -1,0 +1,90 @@
+"""Train configs side by side and report what each costs and reaches.
+
+Runs that the output folder holds already are not repeated, so that the same command continues an
+interrupted comparison. Example:
+
+    python tools/compare.py --cfg configs/Demo/SLOWFAST_DEMO.yaml \\
+        --cfg configs/Demo/SLOWFAST_DEMO_MULTIGRID.yaml --equal-time --seeds 0 1 2 \\
+        --output runs/demo DATA.PATH_TO_DATA_DIR runs/demo/data
+"""
+
+import argparse
+import shlex
+import sys
+from itertools import takewhile
+from pathlib import Path
+
+from slowfast_patches.engine.compare import RunFailedError, make_recipes, train_all
+from slowfast_patches.engine.comparison import (
+    format_comparison,
+    make_comparison,
+    write_comparison,
+)
+
+
+def parse_args(argv: list[str] | None = None) -> argparse.Namespace:
+    """The command line; the KEY VALUE pairs may follow any option, --seeds too."""
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument(
+        "--cfg",
+        type=Path,
+        action="append",
+        required=True,
+        metavar="FILE",
+        help="a config file; give two or more, the one to compare with first",
+    )
+    parser.add_argument(
+        "--seeds", nargs="+", default=["0"], metavar="SEED", help="whole numbers (default: 0)"
+    )
+    parser.add_argument(
+        "--output",
+        type=Path,
+        default=Path("runs/compare"),
+        metavar="DIR",
+        help="folder of the runs and the report (default: %(default)s)",
+    )
+    parser.add_argument(
+        "--equal-time",
+        action="store_true",
+        help="also train the first config shortened to the iterations of the second",
+    )
+    parser.add_argument(
+        "overrides", nargs="*", metavar="KEY VALUE", help="config keys to set in every config"
+    )
+    args = parser.parse_intermixed_args(argv)
+    seeds = list(takewhile(str.isdigit, args.seeds))
+    if not seeds:
+        parser.error(f"--seeds takes whole numbers, not {args.seeds[0]}")
+    args.overrides = args.seeds[len(seeds) :] + args.overrides
+    args.seeds = list(dict.fromkeys(map(int, seeds)))
+    return args
+
+
+def main(argv: list[str] | None = None) -> int:
+    """Train, report, and print the table; returns the exit status."""
+    args = parse_args(argv)
+    command = shlex.join(["python", "tools/compare.py", *(sys.argv[1:] if argv is None else argv)])
+    try:
+        recipes = make_recipes(args.cfg, args.overrides, equal_time=args.equal_time)
+        run_net = Path(__file__).with_name("run_net.py")
+        for results in train_all(recipes, args.seeds, args.output, run_net):
+            comparison = make_comparison(recipes, args.seeds, results, command)
+            write_comparison(comparison, args.output)
+    except (ValueError, OSError) as error:
+        print(f"error: {error}", file=sys.stderr)
+        return 2
+    except RunFailedError as error:
+        print(f"error: {error}", file=sys.stderr)
+        return 1
+    except KeyboardInterrupt:
+        print("interrupted; the same command continues", file=sys.stderr)
+        return 130
+    print(format_comparison(comparison))
+    print(f"\nReport: {args.output / 'report.md'}, report.json, report.png")
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

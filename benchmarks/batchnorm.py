@@ -52,7 +52,8 @@ def measure(
         "plain_ms": 1e3 * statistics.median(plain),
         "grouped_ms": 1e3 * statistics.median(grouped),
         "ratio": median,
-        "ratio_quartiles": [low, high],
+        "ratio_25%": low,
+        "ratio_75%": high,
     }
 
 
@@ -110,7 +111,8 @@ def main() -> None:
     print(f"forward + backward, groups of {args.group_size} clips; {machine}")
     print(tabulate(rows, headers="keys", floatfmt=".2f"))
     if args.json:
-        report = {"machine": machine, "arguments": vars(args) | {"json": None}, "rows": rows}
+        settings = {name: value for name, value in vars(args).items() if name != "json"}
+        report = {"machine": machine, "settings": settings, "rows": rows}
         args.json.write_text(json.dumps(report, indent=2) + "\n")
 
 

@@ -4,6 +4,7 @@ from multigrid.batchnorm import (
     GroupedBatchNorm3d,
     average_running_stats,
     convert_batchnorm,
+    group_order,
     set_group_size,
 )
 from multigrid.cost import Cost, baseline_cost, schedule_cost
@@ -45,6 +46,7 @@ __all__ = [
     "clip_generator",
     "collate",
     "convert_batchnorm",
+    "group_order",
     "make_grid",
     "make_schedule",
     "plan_test",

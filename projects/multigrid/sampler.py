@@ -16,6 +16,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 from torch.utils.data import Sampler
 
+from multigrid.batchnorm import group_order
 from multigrid.schedule import Schedule
 from multigrid.shapes import Shape
 
@@ -61,8 +62,9 @@ def stream(seed: int, num_videos: int, start: int, stop: int) -> list[tuple[int,
 class MultigridBatchSampler(Sampler[list[ClipRequest]]):
     """Mini-batches of a schedule for one of `world_size` processes, from iteration `start` on.
 
-    Rank r takes the r-th of `world_size` equal runs of each global mini-batch: together the ranks
-    see what one process would, and neighbouring clips (a BN group) stay on neighbouring ranks.
+    Rank r takes the r-th of `world_size` equal runs of each global mini-batch, so that together the
+    ranks see what one process would. BN groups are runs of the stream; within a rank the clips come
+    in `group_order`, as `GroupedBatchNorm3d` wants them.
 
     Raises:
         ValueError: a mini-batch of the schedule does not divide over the processes.
@@ -87,7 +89,8 @@ class MultigridBatchSampler(Sampler[list[ClipRequest]]):
         size = step.shape.batch // self.world_size
         first = step.first_clip + self.rank * size
         clips = stream(self.seed, self.schedule.num_videos, first, first + size)
-        return [ClipRequest(video, epoch, step.shape, iteration) for video, epoch in clips]
+        arranged = [clips[n] for n in group_order(size, step.bn_size)]
+        return [ClipRequest(video, epoch, step.shape, iteration) for video, epoch in arranged]
 
     def __iter__(self) -> Iterator[list[ClipRequest]]:
         return (self.batch(i) for i in range(self.start, self.schedule.iterations))

@@ -18,6 +18,9 @@ from multigrid import ClipPlan, Video
 
 __all__ = ["ClipReader", "UnreadableVideoError"]
 
+_FURTHER_BACK = 2.0
+"""Seconds; more than the key frames of an MPEG program stream are apart."""
+
 
 class UnreadableVideoError(ValueError):
     """A video that is missing, or that gives no frames."""
@@ -111,18 +114,40 @@ class ClipReader:
             yield frame[1]
 
     def _decode_from(self, position: int) -> Iterator[tuple[int, VideoFrame]]:
-        """(index, frame) from the key frame before `position` on, in the order of showing."""
-        stream = self._stream
-        assert stream.time_base is not None
-        start = stream.start_time or 0
-        ticks = 1 / (float(stream.time_base) * self.video.fps)
-        if position > 0:
-            with contextlib.suppress(av.FFmpegError):  # not seekable: decode from the start
-                self._container.seek(start + round(position * ticks), stream=stream)
-        index = -1
-        for frame in self._container.decode(stream):
-            index = index + 1 if frame.pts is None else round((frame.pts - start) / ticks)
+        """(index, frame) from the key frame before `position` on, in the order of showing.
+
+        A container without an index (MPEG program streams) may land beyond what it was asked for;
+        then decoding starts further back, at last at the beginning.
+        """
+        for target in (position, position - round(_FURTHER_BACK * self.video.fps), 0):
+            self._seek(target)
+            decoded = self._decode()
+            first = next(decoded, None)
+            if target <= 0 or (first is not None and first[0] <= position):
+                break
+        if first is not None:
+            yield first
+        yield from decoded
+
+    def _seek(self, position: int) -> None:
+        """Go to the key frame before a frame; to the beginning for 0 and less."""
+        start = self._stream.start_time or 0
+        offset = start + round(position * self._ticks) if position > 0 else min(start, 0)
+        with contextlib.suppress(av.FFmpegError):  # not seekable: decode from the start
+            self._container.seek(offset, stream=self._stream)
+
+    def _decode(self) -> Iterator[tuple[int, VideoFrame]]:
+        """(index, frame) from where the container stands to its end."""
+        start, index = self._stream.start_time or 0, -1
+        for frame in self._container.decode(self._stream):
+            index = index + 1 if frame.pts is None else round((frame.pts - start) / self._ticks)
             yield index, frame
+
+    @property
+    def _ticks(self) -> float:
+        """Time of a frame in units of the stream's clock."""
+        assert self._stream.time_base is not None
+        return 1 / (float(self._stream.time_base) * self.video.fps)
 
     @contextlib.contextmanager
     def _errors(self) -> Iterator[None]:

@@ -48,12 +48,12 @@ def read_csv(
             f"{path}: no such file; set DATA.PATH_TO_DATA_DIR to the folder that has it"
         )
     folder, videos = Path(prefix) if prefix else path.parent, list[LabelledVideo]()
-    for number, line in enumerate(path.read_text(encoding="utf-8").splitlines(), start=1):
+    for number, line in enumerate(path.read_text(encoding="utf-8-sig").splitlines(), start=1):
         if not line.strip():
             continue
         name, found, label = line.strip().rpartition(separator)
         where = f"{path}, line {number}"
-        if not found or not name.strip() or not label.strip().isdigit():
+        if not found or not name.strip() or not label.strip().isdecimal():
             raise ValueError(f"{where}: {line!r} is not 'path{separator}label'")
         if int(label) >= num_classes:
             raise ValueError(

@@ -269,7 +269,9 @@ def _each(
 
 def _draw_sprite(rng: np.random.Generator) -> Image:
     opacity = _shape(rng)[..., None]
-    return np.concatenate([_texture(rng, SPRITE, SPRITE, THING_CONTRAST) * opacity, opacity], axis=2)
+    return np.concatenate(
+        [_texture(rng, SPRITE, SPRITE, THING_CONTRAST) * opacity, opacity], axis=2
+    )
 
 
 def _texture(

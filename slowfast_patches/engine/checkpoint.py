@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import logging
 import os
 from collections.abc import Mapping
@@ -13,7 +14,15 @@ import yaml
 from fvcore.common.config import CfgNode
 from torch import nn
 
-__all__ = ["check_same_recipe", "last_checkpoint", "load", "load_weights", "save"]
+__all__ = [
+    "check_same_recipe",
+    "find_resumable",
+    "last_checkpoint",
+    "load",
+    "load_weights",
+    "save",
+    "set_aside",
+]
 
 logger = logging.getLogger(__name__)
 
@@ -59,6 +68,38 @@ def last_checkpoint(output_dir: str | Path) -> Path | None:
     """The newest checkpoint of a run, if it has one."""
     paths = sorted((Path(output_dir) / _FOLDER).glob("checkpoint_iter_*.pyth"))
     return paths[-1] if paths else None
+
+
+def find_resumable(cfg: CfgNode, num_videos: int) -> tuple[Path, dict[str, Any]] | None:
+    """The checkpoint that a run continues, with what is in it; None where it starts anew.
+
+    Raises:
+        ValueError: TRAIN.AUTO_RESUME finds a checkpoint that cannot be read, or that another
+            recipe or another list of videos made.
+    """
+    path = last_checkpoint(cfg.OUTPUT_DIR)
+    if path is None or not cfg.TRAIN.AUTO_RESUME:
+        return None
+    content = load(path)
+    check_same_recipe(content, cfg, path)
+    if content["num_videos"] != num_videos:
+        raise ValueError(
+            f"{path} was trained on {content['num_videos']} videos, the list now has "
+            f"{num_videos}; use another OUTPUT_DIR, or TRAIN.AUTO_RESUME False to start over"
+        )
+    return path, content
+
+
+def set_aside(output_dir: str | Path) -> Path | None:
+    """Rename the folder of an earlier run's checkpoints, so that they never mix with a new run's.
+
+    Returns the new name; None where there was nothing to rename.
+    """
+    folder = Path(output_dir) / _FOLDER
+    if last_checkpoint(output_dir) is None:
+        return None
+    names = (folder.with_name(f"{_FOLDER}_before_{n}") for n in itertools.count(1))
+    return folder.rename(next(name for name in names if not name.exists()))
 
 
 def load(path: str | Path) -> dict[str, Any]:

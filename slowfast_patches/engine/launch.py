@@ -12,12 +12,12 @@ from collections.abc import Callable
 
 import torch
 import torch.distributed as dist
-import torch.multiprocessing as mp
 from fvcore.common.config import CfgNode
+from torch.multiprocessing.spawn import start_processes
 
 from slowfast_patches.utils.distributed import World
 
-__all__ = ["launch", "processes_of"]
+__all__ = ["launch", "processes_of", "with_machines"]
 
 Main = Callable[[CfgNode, World], None]
 
@@ -28,40 +28,17 @@ def processes_of(cfg: CfgNode) -> int:
     """Processes of a run over all machines, as torchrun or else the config says."""
     if _under_torchrun():
         return int(os.environ["WORLD_SIZE"])
-    return max(1, cfg.NUM_GPUS) * cfg.NUM_SHARDS
+    return int(max(1, cfg.NUM_GPUS) * cfg.NUM_SHARDS)
 
 
-def launch(cfg: CfgNode, init_method: str, main: Main) -> None:
-    """Call `main(cfg, world)` in every process of the run and wait for them.
+def with_machines(cfg: CfgNode) -> CfgNode:
+    """The config with NUM_SHARDS as torchrun counts machines: TRAIN.BATCH_SIZE is per machine.
 
     Raises:
-        ValueError: more GPUs than there are, or torchrun and the config disagree on machines.
+        ValueError: torchrun and the config disagree.
     """
-    if torch.cuda.device_count() < cfg.NUM_GPUS:
-        raise ValueError(
-            f"NUM_GPUS is {cfg.NUM_GPUS}, this machine has {torch.cuda.device_count()}; "
-            "NUM_GPUS 0 trains on the CPU"
-        )
-    if _under_torchrun():
-        cfg = _with_torchrun_machines(cfg)
-        _join(int(os.environ["LOCAL_RANK"]), cfg, "env://", processes_of(cfg), main)
-    elif processes_of(cfg) == 1:
-        main(cfg, World(0, 1, _device(cfg, 0)))
-    elif cfg.NUM_GPUS > 1:
-        size = processes_of(cfg)
-        mp.start_processes(  # type: ignore[no-untyped-call]
-            _join, (cfg, init_method, size, main), nprocs=cfg.NUM_GPUS, start_method="spawn"
-        )
-    else:
-        _join(0, cfg, init_method, processes_of(cfg), main)
-
-
-def _under_torchrun() -> bool:
-    return "TORCHELASTIC_RUN_ID" in os.environ
-
-
-def _with_torchrun_machines(cfg: CfgNode) -> CfgNode:
-    """The config with NUM_SHARDS as torchrun counts machines: TRAIN.BATCH_SIZE is per machine."""
+    if not _under_torchrun():
+        return cfg
     machines = int(os.environ["GROUP_WORLD_SIZE"])
     if cfg.NUM_SHARDS not in (1, machines):
         raise ValueError(
@@ -73,6 +50,34 @@ def _with_torchrun_machines(cfg: CfgNode) -> CfgNode:
     cfg.NUM_SHARDS = machines
     cfg.freeze()
     return cfg
+
+
+def launch(cfg: CfgNode, init_method: str, main: Main) -> None:
+    """Call `main(cfg, world)` in every process of the run and wait for them.
+
+    Raises:
+        ValueError: more GPUs than there are.
+    """
+    if torch.cuda.device_count() < cfg.NUM_GPUS:
+        raise ValueError(
+            f"NUM_GPUS is {cfg.NUM_GPUS}, this machine has {torch.cuda.device_count()}; "
+            "NUM_GPUS 0 trains on the CPU"
+        )
+    if _under_torchrun():
+        _join(int(os.environ["LOCAL_RANK"]), cfg, "env://", processes_of(cfg), main)
+    elif processes_of(cfg) == 1:
+        main(cfg, World(0, 1, _device(cfg, 0)))
+    elif cfg.NUM_GPUS > 1:
+        size = processes_of(cfg)
+        start_processes(  # type: ignore[no-untyped-call]
+            _join, (cfg, init_method, size, main), cfg.NUM_GPUS, start_method="spawn"
+        )
+    else:
+        _join(0, cfg, init_method, processes_of(cfg), main)
+
+
+def _under_torchrun() -> bool:
+    return "TORCHELASTIC_RUN_ID" in os.environ
 
 
 def _join(local_rank: int, cfg: CfgNode, init_method: str, size: int, main: Main) -> None:

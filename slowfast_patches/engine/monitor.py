@@ -34,6 +34,7 @@ def setup_logging(output_dir: str | None) -> None:
         handler.close()
     handlers: list[logging.Handler] = [logging.StreamHandler()]
     if output_dir is not None:
+        Path(output_dir).mkdir(parents=True, exist_ok=True)
         handlers.append(logging.FileHandler(Path(output_dir) / "train.log"))
     logging.basicConfig(
         level=logging.WARNING if output_dir is None else logging.INFO,
@@ -69,7 +70,8 @@ class Clock:
 class Monitor:
     """Writes OUTPUT_DIR/metrics.jsonl, events for TensorBoard, and the progress lines.
 
-    A continued run drops the lines that were written after the checkpoint it continues from.
+    "iteration" counts the iterations done. A continued run drops the lines that were written after
+    the checkpoint it continues from.
     """
 
     def __init__(self, output_dir: str, schedule: Schedule, clock: Clock, start: int) -> None:
@@ -79,7 +81,7 @@ class Monitor:
         self._path = folder / "metrics.jsonl"
         _keep_lines_until(self._path, start)
         self._lines = self._path.open("a", encoding="utf-8")
-        self._events = SummaryWriter(str(folder / "tensorboard"), purge_step=start)
+        self._events = SummaryWriter(str(folder / "tensorboard"), purge_step=start + 1)
         self._before = dict(clock.seconds)
 
     def close(self) -> None:
@@ -115,7 +117,7 @@ class Monitor:
         left = self._forecast.remaining(step.iteration + 1)
         record = {
             "type": "train",
-            "iteration": step.iteration,
+            "iteration": step.iteration + 1,
             "epoch": round(step.epoch, 4),
             "phase": step.phase,
             "shape": list(_numbers(step)),
@@ -177,7 +179,7 @@ def _numbers(step: Step) -> tuple[int, int, int]:
 
 
 def _keep_lines_until(path: Path, iteration: int) -> None:
-    """Drop the records from `iteration` on, and a last line that was not written whole."""
+    """Drop the records after `iteration` iterations, and a last line that was not written whole."""
     if not path.exists():
         return
     kept = []
@@ -186,7 +188,6 @@ def _keep_lines_until(path: Path, iteration: int) -> None:
             record = simplejson.loads(line)
         except simplejson.JSONDecodeError:
             continue
-        bound = iteration + 1 if record["type"] == "val" else iteration
-        if record["iteration"] < bound:
+        if record["iteration"] <= iteration:
             kept.append(line + "\n")
     path.write_text("".join(kept), encoding="utf-8")

@@ -23,7 +23,7 @@ from slowfast_patches.datasets.csv_list import csv_path, read_csv
 from slowfast_patches.datasets.loader import build_dataset, evaluation_loader
 from slowfast_patches.engine import checkpoint
 from slowfast_patches.engine.evaluate import Accuracy, evaluate
-from slowfast_patches.engine.launch import launch, processes_of
+from slowfast_patches.engine.launch import launch, processes_of, with_machines
 from slowfast_patches.engine.monitor import setup_logging
 from slowfast_patches.engine.plan import format_plan, make_plan, plot_plan
 from slowfast_patches.engine.train import Trainer
@@ -45,39 +45,52 @@ def run(cfg: CfgNode, init_method: str) -> None:
         ValueError: the recipe cannot run as it is; said before anything is trained.
     """
     patching.apply()
+    cfg = with_machines(cfg)
     world_size = processes_of(cfg)
     check_config(cfg, world_size)
+    if cfg.TEST.ENABLE:
+        _count_videos(cfg, "test")
     if cfg.TRAIN.ENABLE:
         schedule = _check_training(cfg, world_size)
-        _write_plan(cfg, schedule)
+        if cfg.SHARD_ID == 0 and int(os.environ.get("RANK", 0)) == 0:
+            _prepare_folder(cfg, schedule)
     launch(cfg, init_method, _main)
 
 
 def _check_training(cfg: CfgNode, world_size: int) -> Schedule:
     """The schedule, after trying everything that can be tried before training."""
+    _count_videos(cfg, "val")
+    schedule = schedule_from_config(cfg, _count_videos(cfg, "train"))
+    MultigridBatchSampler(schedule, cfg.RNG_SEED, 0, world_size)
+    check_shapes(cfg, schedule.shapes)
+    checkpoint.find_resumable(cfg, schedule.num_videos)
+    return schedule
+
+
+def _count_videos(cfg: CfgNode, split: str) -> int:
+    """Videos in a list that parses, after a look whether they are where it says."""
     videos = read_csv(
-        csv_path(cfg, "train"),
+        csv_path(cfg, split),
         prefix=cfg.DATA.PATH_PREFIX,
         separator=cfg.DATA.PATH_LABEL_SEPARATOR,
         num_classes=cfg.MODEL.NUM_CLASSES,
     )
     if not any(Path(video.path).exists() for video in videos[:20]):
         raise ValueError(
-            f"none of the first videos of {csv_path(cfg, 'train')} exists, such as "
+            f"none of the first videos of {csv_path(cfg, split)} exists, such as "
             f"{videos[0].path}; set DATA.PATH_PREFIX to the folder that their paths start from"
         )
-    schedule = schedule_from_config(cfg, len(videos))
-    MultigridBatchSampler(schedule, cfg.RNG_SEED, 0, world_size)
-    check_shapes(cfg, schedule.shapes)
-    return schedule
+    return len(videos)
 
 
-def _write_plan(cfg: CfgNode, schedule: Schedule) -> None:
-    """OUTPUT_DIR's config.yaml, plan.txt, plan.json and plan.png, by one process of the run."""
-    if cfg.SHARD_ID != 0 or int(os.environ.get("RANK", 0)) != 0:
-        return
+def _prepare_folder(cfg: CfgNode, schedule: Schedule) -> None:
+    """OUTPUT_DIR's config.yaml, plan.txt, plan.json and plan.png, and nothing of a run before that
+    this one does not continue."""
     folder = Path(cfg.OUTPUT_DIR)
     folder.mkdir(parents=True, exist_ok=True)
+    (folder / "result.json").unlink(missing_ok=True)
+    if not cfg.TRAIN.AUTO_RESUME and (kept := checkpoint.set_aside(folder)):
+        logger.warning("TRAIN.AUTO_RESUME False starts over; earlier checkpoints: %s", kept)
     plan = make_plan(schedule, flops_per_clip(cfg))
     (folder / "config.yaml").write_text(cfg.dump(), encoding="utf-8")
     (folder / "plan.txt").write_text(format_plan(plan) + "\n", encoding="utf-8")

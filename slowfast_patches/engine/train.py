@@ -6,7 +6,7 @@ import logging
 import math
 from collections import Counter
 from collections.abc import Iterator
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 import torch
@@ -26,7 +26,7 @@ from slowfast_patches.engine.evaluate import Accuracy, evaluate, update_precise_
 from slowfast_patches.engine.milestones import checkpoint_iterations, evaluation_iterations
 from slowfast_patches.engine.monitor import Clock, Monitor
 from slowfast_patches.models.build import build_model
-from slowfast_patches.models.inputs import InputTransform, memory_format
+from slowfast_patches.models.inputs import InputTransform
 from slowfast_patches.models.solver import (
     Precision,
     build_optimizer,
@@ -58,9 +58,7 @@ class Trainer:
         self.validation = build_dataset(cfg, "val")
         self.schedule = schedule_from_config(cfg, len(self.dataset))
         torch.manual_seed(cfg.RNG_SEED)
-        self.model = build_model(cfg, grouped_bn=uses_multigrid(cfg)).to(
-            device=world.device, memory_format=memory_format(world.device)
-        )
+        self.model = build_model(cfg, grouped_bn=uses_multigrid(cfg)).to(world.device)
         self.optimizer = build_optimizer(cfg, self.model)
         self.precision = Precision(cfg, world.device)
         self.transform = InputTransform.from_config(cfg, world.device)
@@ -81,15 +79,18 @@ class Trainer:
             self.monitor = Monitor(self.cfg.OUTPUT_DIR, self.schedule, self.clock, self.start)
         network, window = self._parallel(), _Window()
         for step, batch in self._batches():
+            done = step.iteration + 1
+            due = done % self.cfg.LOG_PERIOD == 0 or done in self.milestones
             with self.clock.time("training"):
-                window.add(step, *self._train_step(network, step, batch))
-                done = step.iteration + 1
-                if done % self.cfg.LOG_PERIOD == 0 or done in self.milestones:
-                    self._log(step, window)
+                window.add(step, *self._train_step(network, step, batch), len(batch["failures"]))
+                summary = window.summarize(self.world) if due else None
+            if summary is not None:
+                self._log(step, summary)
             if done in self.evaluation_iterations:
                 self._evaluate(step)
             if done in self.checkpoint_iterations:
                 self._save(step)
+        self._finish_epochs()
         if self.monitor is not None:
             self.monitor.close()
 
@@ -123,7 +124,7 @@ class Trainer:
             with self.clock.time("loading"):
                 batch: Batch = next(batches)
             assert batch["iteration"] == step.iteration, (batch["iteration"], step.iteration)
-            self._count_unreadable(step, batch)
+            self._warn_of_unreadable(batch)
             if self.monitor is not None and step.phase != phase:
                 self.monitor.boundary(step)
             phase = step.phase
@@ -131,12 +132,13 @@ class Trainer:
             if self.monitor is not None:
                 self.monitor.observe(step, self.clock.working - began)
 
-    def _log(self, step: Step, window: _Window) -> None:
-        """Stop on a loss that is not finite; else report the iterations since the last report."""
-        clips = window.clips
-        loss, right = window.summarize(self.world)
+    def _log(self, step: Step, summary: _Summary) -> None:
+        """Report the iterations since the last report; stop where too many videos were bad."""
+        for earlier, count in summary.unreadable:
+            self._count_unreadable(earlier, count)
         if self.monitor is not None:
-            self.monitor.progress(step, loss, 100 * right / clips, clips)
+            top1 = 100 * summary.right / summary.clips
+            self.monitor.progress(step, summary.loss, top1, summary.clips)
 
     def _evaluate(self, step: Step) -> None:
         """Validate at the baseline grid, after precise BN where the recipe asks for it."""
@@ -200,8 +202,8 @@ class Trainer:
 
     def _resume_or_start(self) -> None:
         """Continue the run in OUTPUT_DIR, start from given weights, or start from scratch."""
-        path = checkpoint.last_checkpoint(self.cfg.OUTPUT_DIR)
-        if path is None or not self.cfg.TRAIN.AUTO_RESUME:
+        found = checkpoint.find_resumable(self.cfg, len(self.dataset))
+        if found is None:
             if self.cfg.TRAIN.CHECKPOINT_FILE_PATH:
                 checkpoint.load_weights(
                     self.model,
@@ -209,13 +211,7 @@ class Trainer:
                     inflate=self.cfg.TRAIN.CHECKPOINT_INFLATE,
                 )
             return
-        content = checkpoint.load(path)
-        checkpoint.check_same_recipe(content, self.cfg, path)
-        if content["num_videos"] != len(self.dataset):
-            raise ValueError(
-                f"{path} was trained on {content['num_videos']} videos, the list now has "
-                f"{len(self.dataset)}; use another OUTPUT_DIR"
-            )
+        path, content = found
         self.model.load_state_dict(content["model_state"])
         self.optimizer.load_state_dict(content["optimizer_state"])
         self.precision.load_state_dict(content["scaler_state"])
@@ -236,62 +232,87 @@ class Trainer:
             self.model, device_ids=ids, broadcast_buffers=False, gradient_as_bucket_view=True
         )
 
-    def _count_unreadable(self, step: Step, batch: Batch) -> None:
-        """Report each unreadable video once; stop when an epoch has too many."""
+    def _warn_of_unreadable(self, batch: Batch) -> None:
+        """Report each unreadable video once."""
         for path, reason in batch["failures"]:
             if path not in self._reported:
                 logger.warning("%s %s; another video takes its place", path, reason)
                 self._reported.add(path)
-        epoch, limit = int(step.epoch), self.cfg.DATA.MAX_BAD_FRACTION * len(self.dataset)
-        for done in [e for e in self.unreadable if e < epoch]:
-            if self.monitor is not None:
-                self.monitor.epoch(done + 1, self.unreadable[done])
-            del self.unreadable[done]
-        self.unreadable[epoch] += len(batch["failures"])
-        if self.unreadable[epoch] > limit:
+
+    def _count_unreadable(self, step: Step, count: int) -> None:
+        """Count an iteration's unreadable videos, over all processes, for the epoch it starts in.
+
+        A coarse mini-batch may hold more than an epoch: the limit is a part of what was asked for.
+        """
+        videos, fraction = len(self.dataset), self.cfg.DATA.MAX_BAD_FRACTION
+        epoch = step.first_clip // videos
+        self._finish_epochs(epoch)
+        self.unreadable[epoch] += count
+        first = self.schedule.at(self.schedule.first_iteration_after(epoch * videos)).first_clip
+        clips = max(videos, step.first_clip + step.shape.batch - first)
+        if self.unreadable[epoch] > fraction * clips:
             raise TrainingStoppedError(
-                f"iteration {step.iteration}: {self.unreadable[epoch]} videos of epoch {epoch + 1} "
-                f"could not be read, more than DATA.MAX_BAD_FRACTION "
-                f"{self.cfg.DATA.MAX_BAD_FRACTION} of {len(self.dataset)}; mend the files or the "
-                "list, or raise the fraction"
+                f"iteration {step.iteration}: {self.unreadable[epoch]} of {clips} videos of epoch "
+                f"{epoch + 1} could not be read, more than DATA.MAX_BAD_FRACTION {fraction:g}; "
+                "mend the files or the list, or raise the fraction"
             )
+
+    def _finish_epochs(self, current: int | None = None) -> None:
+        """Report the epochs before the current one, or all that are left at the end."""
+        for epoch in [e for e in self.unreadable if current is None or e < current]:
+            count = self.unreadable.pop(epoch)
+            if self.monitor is not None:
+                self.monitor.epoch(epoch + 1, count)
+
+
+class _Summary(NamedTuple):
+    """Some iterations over all processes: mean loss, clips, how many of them were classified
+    rightly, and how many unreadable videos each iteration met."""
+
+    loss: float
+    clips: int
+    right: int
+    unreadable: list[tuple[Step, int]]
 
 
 class _Window:
-    """Losses since the last report, left on the device until it."""
+    """Iterations since the last report; their losses are left on the device until it."""
 
     def __init__(self) -> None:
         self._steps: list[Step] = []
         self._losses: list[Tensor] = []
         self._right: list[Tensor] = []
+        self._failures: list[int] = []
 
-    def add(self, step: Step, loss: Tensor, right: Tensor) -> None:
+    def add(self, step: Step, loss: Tensor, right: Tensor, failures: int) -> None:
         self._steps.append(step)
         self._losses.append(loss)
         self._right.append(right)
+        self._failures.append(failures)
 
-    @property
-    def clips(self) -> int:
-        """Clips of the window, over all processes."""
-        return sum(step.shape.batch for step in self._steps)
-
-    def summarize(self, world: World) -> tuple[float, int]:
-        """Mean loss and number of clips classified rightly over all processes; empties the window.
+    def summarize(self, world: World) -> _Summary:
+        """What happened since the last summary; empties the window.
 
         Raises:
             TrainingStoppedError: a loss is not finite; names the iteration.
         """
+        steps, right = self._steps, torch.stack(self._right)
         losses = sum_over_ranks(torch.stack(self._losses).double()) / world.size
-        right = sum_over_ranks(torch.stack(self._right).sum())
-        for step, loss in zip(self._steps, losses.tolist(), strict=True):
+        counts = sum_over_ranks(torch.stack([right, right.new_tensor(self._failures)]))
+        for step, loss in zip(steps, losses.tolist(), strict=True):
             if not math.isfinite(loss):
                 raise TrainingStoppedError(
                     f"the loss of iteration {step.iteration} is {loss} (shape {step.shape}, LR "
                     f"{step.lr:.4g}); the last checkpoint is from before. A lower SOLVER.BASE_LR, "
                     "a longer SOLVER.WARMUP_EPOCHS or SOLVER.CLIP_GRAD_L2NORM may help"
                 )
-        self._steps, self._losses, self._right = [], [], []
-        return float(losses.mean()), int(right)
+        self._steps, self._losses, self._right, self._failures = [], [], [], []
+        return _Summary(
+            loss=float(losses.mean()),
+            clips=sum(step.shape.batch for step in steps),
+            right=int(counts[0].sum()),
+            unreadable=list(zip(steps, counts[1].tolist(), strict=True)),
+        )
 
 
 def _step_seed(seed: int, iteration: int, rank: int) -> int:

@@ -9,7 +9,7 @@ import torch
 from fvcore.common.config import CfgNode
 from torch import Tensor
 
-__all__ = ["InputTransform", "blank_inputs", "memory_format", "pack_pathways"]
+__all__ = ["InputTransform", "blank_inputs", "pack_pathways"]
 
 
 def pack_pathways(clips: Tensor, alpha: int | None) -> list[Tensor]:
@@ -24,20 +24,12 @@ def pack_pathways(clips: Tensor, alpha: int | None) -> list[Tensor]:
     return [clips.index_select(2, slow.to(clips.device)), clips]
 
 
-def memory_format(device: torch.device) -> torch.memory_format:
-    """How clips and weights lie in memory.
-
-    On the CPU every shape of a schedule then takes the time of the base shape, while contiguous
-    tensors make the small ones up to 1.2 times slower (benchmarks/step_shapes.py).
-    """
-    return torch.channels_last_3d if device.type == "cpu" else torch.contiguous_format
-
-
 @dataclass(frozen=True)
 class InputTransform:
     """Normalise, flip and pack clips on `device`.
 
-    `mean` and `std` are per channel, of pixels in [0, 1]; `alpha` is None for a single pathway.
+    `mean` and `std` are per channel of the model's input, of pixels in [0, 1]; `alpha` is None for
+    a single pathway.
     """
 
     mean: Tensor
@@ -45,18 +37,18 @@ class InputTransform:
     alpha: int | None
     reverse_channels: bool
     device: torch.device
-    memory_format: torch.memory_format = torch.contiguous_format
 
     @classmethod
     def from_config(cls, cfg: CfgNode, device: torch.device) -> InputTransform:
         two_pathways = cfg.MODEL.ARCH in cfg.MODEL.MULTI_PATHWAY_ARCH
+        # The config has them in the order R, G, B, whatever the model is fed.
+        order = -1 if cfg.DATA.REVERSE_INPUT_CHANNEL else 1
         return cls(
-            mean=torch.tensor(cfg.DATA.MEAN, device=device).view(1, 3, 1, 1, 1),
-            std=torch.tensor(cfg.DATA.STD, device=device).view(1, 3, 1, 1, 1),
+            mean=torch.tensor(cfg.DATA.MEAN[::order], device=device).view(1, 3, 1, 1, 1),
+            std=torch.tensor(cfg.DATA.STD[::order], device=device).view(1, 3, 1, 1, 1),
             alpha=cfg.SLOWFAST.ALPHA if two_pathways else None,
             reverse_channels=cfg.DATA.REVERSE_INPUT_CHANNEL,
             device=device,
-            memory_format=memory_format(device),
         )
 
     def __call__(self, clips: Tensor, flips: Tensor) -> list[Tensor]:
@@ -67,7 +59,9 @@ class InputTransform:
             clips = torch.where(flips.view(-1, 1, 1, 1, 1), clips.flip(3), clips)
         if self.reverse_channels:
             clips = clips.flip(4)
-        pixels = clips.permute(0, 4, 1, 2, 3).to(torch.float32, memory_format=self.memory_format)
+        pixels = clips.permute(0, 4, 1, 2, 3).to(
+            torch.float32, memory_format=torch.contiguous_format
+        )
         return pack_pathways(pixels.div_(255).sub_(self.mean).div_(self.std), self.alpha)
 
 

@@ -49,7 +49,8 @@ def set_learning_rate(optimizer: torch.optim.Optimizer, lr: float) -> None:
 
 def loss_function(cfg: CfgNode) -> nn.Module:
     """The loss of MODEL.LOSS_FUNC, averaged over the mini-batch."""
-    return _LOSSES[cfg.MODEL.LOSS_FUNC](reduction="mean")
+    loss: nn.Module = _LOSSES[cfg.MODEL.LOSS_FUNC](reduction="mean")
+    return loss
 
 
 def clip_gradients(cfg: CfgNode, model: nn.Module) -> None:
@@ -75,7 +76,7 @@ class Precision:
 
     def backward(self, loss: Tensor, optimizer: torch.optim.Optimizer) -> None:
         """Gradients of the loss, unscaled."""
-        self._scaler.scale(loss).backward()
+        torch.autograd.backward(self._scaler.scale(loss))
         self._scaler.unscale_(optimizer)
 
     def step(self, optimizer: torch.optim.Optimizer) -> None:

@@ -1,0 +1,187 @@
+"""A tiny data set, a tiny recipe, and runs of it, shared by the tests of whole runs."""
+
+import importlib.util
+import json
+import logging
+import os
+import subprocess
+import sys
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+import pytest
+import torch
+from fvcore.common.config import CfgNode
+
+from slowfast_patches.config import load_config
+from slowfast_patches.datasets.synthetic import DemoSpec, make_demo_data
+from slowfast_patches.engine import checkpoint
+from slowfast_patches.engine.run import run
+
+torch.set_num_threads(1)  # what is tested here must not depend on the number of cores
+
+RUN_NET = Path(__file__).parents[1] / "tools" / "run_net.py"
+
+# 24 videos, two epochs of stage one and one of fine-tuning: 64, 32 and 16 clips in the first phase,
+# and every phase but the last ends in the middle of an epoch.
+RECIPE = """
+TRAIN: {ENABLE: True, DATASET: kinetics, BATCH_SIZE: 4, EVAL_PERIOD: 1, CHECKPOINT_PERIOD: 4}
+TEST: {ENABLE: True, DATASET: kinetics, BATCH_SIZE: 8, NUM_ENSEMBLE_VIEWS: 2, NUM_SPATIAL_CROPS: 1}
+DATA: {NUM_FRAMES: 8, SAMPLING_RATE: 2, TRAIN_JITTER_SCALES: [36, 40], TRAIN_CROP_SIZE: 32,
+       TEST_CROP_SIZE: 32}
+SLOWFAST: {ALPHA: 2, BETA_INV: 4, FUSION_KERNEL_SZ: 3}
+RESNET: {WIDTH_PER_GROUP: 8, SPATIAL_STRIDES: [[1, 1], [2, 2], [2, 2], [2, 2]],
+         SPATIAL_DILATIONS: [[1, 1], [1, 1], [1, 1], [1, 1]],
+         NUM_BLOCK_TEMP_KERNEL: [[3, 3], [4, 4], [6, 6], [3, 3]]}
+NONLOCAL: {LOCATION: [[[], []], [[], []], [[], []], [[], []]],
+           GROUP: [[1, 1], [1, 1], [1, 1], [1, 1]]}
+BN: {USE_PRECISE_STATS: True, NUM_BATCHES_PRECISE: 2}
+SOLVER: {BASE_LR: 0.01, LR_POLICY: steps_with_relative_lrs, STEPS: [0, 4], LRS: [1, 0.1],
+         MAX_EPOCH: 6, WARMUP_EPOCHS: 0.5, WARMUP_START_LR: 0.002, MOMENTUM: 0.9}
+MODEL: {NUM_CLASSES: 8, ARCH: slowfast, DROPOUT_RATE: 0.5}
+MULTIGRID: {LONG_CYCLE: True, SHORT_CYCLE: True, BN_BASE_SIZE: 4, EVAL_FREQ: 1, EPOCH_FACTOR: 2.0}
+DATA_LOADER: {NUM_WORKERS: 1, PIN_MEMORY: False}
+NUM_GPUS: 0
+LOG_PERIOD: 1
+"""
+
+
+@pytest.fixture(scope="session")
+def demo_data(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """24 training, 8 validation and 8 test videos of 20 frames of 48 × 40 pixels."""
+    folder = tmp_path_factory.mktemp("demo_data")
+    make_demo_data(folder, DemoSpec(train=24, val=8, test=8, frames=20, width=48, height=40), 1)
+    return folder
+
+
+@pytest.fixture(scope="session")
+def tiny_recipe(demo_data: Path) -> Path:
+    """A SlowFast of 8 channels, trained with both cycles on the demo data."""
+    path = demo_data / "tiny.yaml"
+    path.write_text(RECIPE)
+    return path
+
+
+@pytest.fixture(scope="session")
+def tiny_config(tiny_recipe: Path) -> Callable[..., CfgNode]:
+    """`tiny_config(output, "KEY", value, ...)`: the tiny recipe with some keys replaced."""
+
+    def make(output: Path, *overrides: object) -> CfgNode:
+        paths = ("DATA.PATH_TO_DATA_DIR", str(tiny_recipe.parent), "OUTPUT_DIR", str(output))
+        return load_config(tiny_recipe, (*paths, "DATA_LOADER.NUM_WORKERS", 0, *overrides))
+
+    return make
+
+
+@contextmanager
+def kept_logging() -> Iterator[None]:
+    """A run sets up logging as its process's own; give back what pytest has."""
+    root = logging.getLogger()
+    handlers, level = list(root.handlers), root.level
+    try:
+        yield
+    finally:
+        for handler in [h for h in root.handlers if h not in handlers]:
+            handler.close()
+        root.handlers[:] = handlers
+        root.setLevel(level)
+        logging.captureWarnings(False)
+
+
+@pytest.fixture(scope="session")
+def train(tiny_config: Callable[..., CfgNode]) -> Callable[..., Path]:
+    """`train(output, "KEY", value, ...)` runs the tiny recipe in this process; gives `output`."""
+
+    def run_here(output: Path, *overrides: object) -> Path:
+        with kept_logging():
+            run(tiny_config(output, *overrides), "tcp://localhost:9999")
+        return output
+
+    return run_here
+
+
+@pytest.fixture(scope="session")
+def multigrid_run(train: Callable[..., Path], tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The folder of a finished run of the tiny recipe; not to be written to."""
+    return train(tmp_path_factory.mktemp("multigrid_run"))
+
+
+@pytest.fixture
+def command_line(
+    tiny_recipe: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> Callable[..., tuple[int, str]]:
+    """`command_line(output, "KEY", value, ...)`: run_net's exit status and what it said."""
+    spec = importlib.util.spec_from_file_location("tools_run_net", RUN_NET)
+    assert spec is not None
+    assert spec.loader is not None
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+
+    def call(output: Path, *overrides: object) -> tuple[int, str]:
+        monkeypatch.setattr(sys, "argv", run_net_command(tiny_recipe, output, *overrides)[1:])
+        capsys.readouterr()
+        with kept_logging():
+            status = module.main()
+        return status, capsys.readouterr().err
+
+    return call
+
+
+@pytest.fixture(scope="session")
+def start_run_net(tiny_recipe: Path) -> Callable[..., subprocess.Popen[str]]:
+    """`start_run_net(output, "KEY", value, ...)`: run_net in a process (group) of its own."""
+
+    def start(
+        output: Path, *overrides: object, launcher: tuple[str, ...] = (), **environment: str
+    ) -> subprocess.Popen[str]:
+        python, *rest = run_net_command(tiny_recipe, output, *overrides)
+        return subprocess.Popen(
+            [python, *launcher, *rest],
+            env=os.environ | {"OMP_NUM_THREADS": "1"} | environment,
+            stdout=subprocess.DEVNULL,
+            stderr=subprocess.PIPE,
+            text=True,
+            start_new_session=True,
+        )
+
+    return start
+
+
+def run_net_command(recipe: Path, output: Path, *overrides: object) -> list[str]:
+    paths = ("DATA.PATH_TO_DATA_DIR", recipe.parent, "OUTPUT_DIR", output)
+    options = ("DATA_LOADER.NUM_WORKERS", 0, *overrides)
+    return [sys.executable, str(RUN_NET), "--cfg", str(recipe), *map(str, (*paths, *options))]
+
+
+class Folder:
+    """What a run left in its OUTPUT_DIR."""
+
+    def __init__(self, path: Path) -> None:
+        self.path = path
+
+    @property
+    def result(self) -> dict:
+        return json.loads((self.path / "result.json").read_text())
+
+    @property
+    def log(self) -> str:
+        return (self.path / "train.log").read_text()
+
+    @property
+    def checkpoint(self) -> dict:
+        """The last one."""
+        path = checkpoint.last_checkpoint(self.path)
+        assert path is not None, f"no checkpoint in {self.path}"
+        return checkpoint.load(path)
+
+    def metrics(self, kind: str = "train") -> list[dict]:
+        """Records of metrics.jsonl: "train" or "val"."""
+        lines = (self.path / "metrics.jsonl").read_text().splitlines()
+        return [r for r in map(json.loads, lines) if r["type"] == kind]
+
+
+@pytest.fixture(scope="session")
+def opened() -> type[Folder]:
+    """`opened(path)`: what a run left in its OUTPUT_DIR."""
+    return Folder

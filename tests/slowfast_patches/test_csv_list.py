@@ -1,0 +1,91 @@
+"""Kinetics lists: what parses, where relative paths start, and what is said of a bad line."""
+
+from pathlib import Path
+
+import pytest
+
+from slowfast_patches.config import load_config
+from slowfast_patches.datasets.csv_list import LabelledVideo, count_videos, csv_path, read_csv
+
+
+def write(folder: Path, content: str | bytes, name: str = "train.csv") -> Path:
+    path = folder / name
+    path.write_bytes(content.encode() if isinstance(content, str) else content)
+    return path
+
+
+def test_paths_and_labels_in_the_order_of_the_list(tmp_path):
+    path = write(tmp_path, "b.mp4 1\na.mp4 0\n\nsub/c.mp4 1\n")
+    assert read_csv(path, num_classes=2) == [
+        LabelledVideo(f"{tmp_path}/b.mp4", 1),
+        LabelledVideo(f"{tmp_path}/a.mp4", 0),
+        LabelledVideo(f"{tmp_path}/sub/c.mp4", 1),
+    ]
+
+
+@pytest.mark.parametrize(
+    ("separator", "line", "name"),
+    [
+        (" ", "a.mp4 3", "a.mp4"),
+        (",", "a.mp4,3", "a.mp4"),
+        (",", "a.mp4 , 3 ", "a.mp4"),
+        (" ", "my video (1).mp4 3", "my video (1).mp4"),
+        (",", "one, two.mp4,3", "one, two.mp4"),
+        ("\t", "a b.mp4\t3", "a b.mp4"),
+        (" ", "日本.mp4 3\r", "日本.mp4"),
+    ],
+)
+def test_the_last_separator_parts_path_and_label(tmp_path, separator, line, name):
+    path = write(tmp_path, line + "\n")
+    assert read_csv(path, separator=separator, num_classes=4) == [
+        LabelledVideo(f"{tmp_path}/{name}", 3)
+    ]
+
+
+def test_a_byte_order_mark_is_no_part_of_the_first_path(tmp_path):
+    path = write(tmp_path, b"\xef\xbb\xbfa.mp4 0\n")
+    assert read_csv(path, num_classes=1) == [LabelledVideo(f"{tmp_path}/a.mp4", 0)]
+
+
+def test_relative_paths_start_from_the_prefix_and_absolute_ones_stay(tmp_path):
+    path = write(tmp_path, "a.mp4 0\n/elsewhere/b.mp4 0\n")
+    paths = [video.path for video in read_csv(path, prefix="/videos/", num_classes=1)]
+    assert paths == ["/videos/a.mp4", "/elsewhere/b.mp4"]
+
+
+@pytest.mark.parametrize(
+    ("line", "why"),
+    [
+        ("c.mp4", r"'c.mp4' is not 'path label'"),
+        ("c.mp4,1", r"is not 'path label'"),
+        ("c.mp4 -1", r"is not 'path label'"),
+        ("c.mp4 1.0", r"is not 'path label'"),
+        ("c.mp4 x", r"is not 'path label'"),
+        ("c.mp4 ²", r"is not 'path label'"),
+        ("1", r"is not 'path label'"),
+        ("c.mp4 2", r"label 2 is outside MODEL.NUM_CLASSES 2 \(labels run from 0 to 1\)"),
+    ],
+)
+def test_a_bad_line_is_named_by_file_and_line(tmp_path, line, why):
+    path = write(tmp_path, f"a.mp4 0\n\n{line}\nb.mp4 1\n")
+    with pytest.raises(ValueError, match=f"train.csv, line 3: .*{why}"):
+        read_csv(path, num_classes=2)
+
+
+@pytest.mark.parametrize("content", ["", "\n  \n"])
+def test_an_empty_list_is_refused(tmp_path, content):
+    with pytest.raises(ValueError, match=r"train.csv: no videos in the list"):
+        read_csv(write(tmp_path, content), num_classes=2)
+
+
+def test_a_missing_list_says_which_key_to_set(tmp_path):
+    with pytest.raises(ValueError, match=r"val.csv: no such file; set DATA.PATH_TO_DATA_DIR"):
+        read_csv(tmp_path / "val.csv", num_classes=2)
+
+
+def test_videos_are_counted_without_being_read(tmp_path):
+    cfg = load_config(None, ["DATA.PATH_TO_DATA_DIR", str(tmp_path)])
+    write(tmp_path, "a.mp4 0\n\nb.mp4 1\nc.mp4 0")
+    assert csv_path(cfg, "train") == tmp_path / "train.csv"
+    assert count_videos(cfg, "train") == 3
+    assert count_videos(cfg, "test") is None

@@ -1,0 +1,92 @@
+"""From uint8 clips to pathways: packed and normalised as the host does it."""
+
+import numpy as np
+import pytest
+import torch
+from fvcore.common.config import CfgNode
+from slowfast.datasets.utils import pack_pathway_output
+
+from slowfast_patches.config import load_config
+from slowfast_patches.models.inputs import InputTransform, memory_format, pack_pathways
+
+CPU = torch.device("cpu")
+
+
+def config(*overrides: object) -> CfgNode:
+    means = ["DATA.MEAN", [0.25, 0.5, 0.75], "DATA.STD", [0.5, 0.25, 0.125]]
+    return load_config(None, ["NUM_GPUS", 0, *means, *overrides])
+
+
+def transform(*overrides: object) -> InputTransform:
+    return InputTransform.from_config(config(*overrides), CPU)
+
+
+def random_clips(clips: int = 3, frames: int = 8, size: int = 6) -> torch.Tensor:
+    pixels = np.random.default_rng(0).integers(0, 256, (clips, frames, size, size, 3), np.uint8)
+    return torch.from_numpy(pixels)
+
+
+NO_FLIPS = torch.zeros(3, dtype=torch.bool)
+
+
+@pytest.mark.parametrize(
+    ("frames", "alpha"), [(32, 4), (32, 8), (16, 4), (8, 4), (4, 4), (64, 8), (10, 3), (5, 1)]
+)
+def test_pathways_are_the_hosts(frames, alpha):
+    clips = torch.arange(2.0 * 3 * frames).view(2, 3, frames, 1, 1)
+    ours = pack_pathways(clips, alpha)
+    cfg = config("MODEL.ARCH", "slowfast", "SLOWFAST.ALPHA", alpha)
+    for number, clip in enumerate(clips):
+        for path, expected in zip(ours, pack_pathway_output(cfg, clip), strict=True):
+            assert torch.equal(path[number], expected)
+
+
+def test_the_slow_pathway_has_the_first_and_the_last_frame():
+    slow, _ = pack_pathways(torch.arange(8.0).view(1, 1, 8, 1, 1), 2)
+    assert slow.flatten().tolist() == [0, 2, 4, 7]
+
+
+def test_one_pathway_is_the_clip_itself():
+    clips = torch.rand(2, 3, 4, 5, 5)
+    (only,) = pack_pathways(clips, None)
+    assert only is clips
+
+
+def test_pixels_are_normalised_by_channel_as_floats():
+    (ours,) = transform("MODEL.ARCH", "i3d")(random_clips(), NO_FLIPS)
+    assert ours.shape == (3, 3, 8, 6, 6)
+    assert ours.dtype == torch.float32
+    # 255, 0 and 51 are 1, 0 and 0.2; means 1/4, 1/2, 3/4; deviations 1/2, 1/4, 1/8.
+    wanted = {255: [1.5, 2.0, 2.0], 0: [-0.5, -2.0, -6.0], 51: [-0.1, -1.2, -4.4]}
+    for value, by_channel in wanted.items():
+        clips = torch.full((1, 1, 1, 1, 3), value, dtype=torch.uint8)
+        (ours,) = transform("MODEL.ARCH", "i3d")(clips, NO_FLIPS[:1])
+        assert ours.flatten().tolist() == pytest.approx(by_channel, abs=1e-6)
+
+
+def test_only_flagged_clips_are_mirrored_and_only_from_left_to_right():
+    clips, to_model = random_clips(), transform("MODEL.ARCH", "i3d")
+    (plain,) = to_model(clips, NO_FLIPS)
+    (mirrored,) = to_model(clips, torch.tensor([True, False, True]))
+    assert torch.equal(mirrored[1], plain[1])
+    for number in (0, 2):
+        for column in range(6):
+            assert torch.equal(mirrored[number, ..., column], plain[number, ..., 5 - column])
+
+
+def test_reversed_channels_are_blue_green_red_each_with_its_own_mean():
+    clips = random_clips()
+    (plain,) = transform("MODEL.ARCH", "i3d")(clips, NO_FLIPS)
+    reverse = transform("MODEL.ARCH", "i3d", "DATA.REVERSE_INPUT_CHANNEL", True)
+    (reversed_,) = reverse(clips, NO_FLIPS)
+    for channel in range(3):
+        assert torch.equal(reversed_[:, channel], plain[:, 2 - channel])
+
+
+def test_two_pathways_in_the_devices_memory_format_and_the_clips_left_as_they_were():
+    clips = random_clips()
+    before = clips.clone()
+    slow, fast = transform("MODEL.ARCH", "slowfast", "SLOWFAST.ALPHA", 4)(clips, ~NO_FLIPS)
+    assert (slow.shape, fast.shape) == ((3, 3, 2, 6, 6), (3, 3, 8, 6, 6))
+    assert fast.is_contiguous(memory_format=memory_format(CPU))
+    assert torch.equal(clips, before)

@@ -1,0 +1,273 @@
+"""The host's models: they train at every shape, and are the host's in evaluation."""
+
+from functools import cache
+from pathlib import Path
+
+import pytest
+import torch
+from fvcore.common.config import CfgNode
+from torch import Tensor, nn
+from torch.nn import functional as F
+
+from multigrid import GroupedBatchNorm3d, Schedule, Shape, set_group_size
+from slowfast_patches import patching
+from slowfast_patches.config import load_config
+from slowfast_patches.config.schedule import schedule_from_config
+from slowfast_patches.models.build import TrainingGlobalPool3d, build_model, build_on_meta
+from slowfast_patches.models.flops import check_shapes, flops_per_clip
+from slowfast_patches.models.inputs import blank_inputs, memory_format, pack_pathways
+from slowfast_patches.models.solver import build_optimizer
+
+ROOT = Path(__file__).parents[2]
+KINETICS = ROOT / "configs" / "Kinetics" / "SLOWFAST_8x8_R50.yaml"
+CPU = torch.device("cpu")
+
+THIN = """
+TRAIN: {BATCH_SIZE: 2}
+DATA: {NUM_FRAMES: 8, TRAIN_CROP_SIZE: 64, TEST_CROP_SIZE: 64, TRAIN_JITTER_SCALES: [64, 80]}
+RESNET: {WIDTH_PER_GROUP: 8}
+MODEL: {NUM_CLASSES: 4, DROPOUT_RATE: 0.0}
+MULTIGRID: {LONG_CYCLE: True, SHORT_CYCLE: True, BN_BASE_SIZE: 2}
+SOLVER: {STEPS: [0, 4], LRS: [1, 0.1], MAX_EPOCH: 6}
+NUM_GPUS: 0
+"""
+ONE = """
+MODEL: {ARCH: %s}
+"""
+TWO = """
+MODEL: {ARCH: slowfast}
+SLOWFAST: {ALPHA: 2, BETA_INV: 4}
+RESNET:
+  NUM_BLOCK_TEMP_KERNEL: [[3, 3], [4, 4], [6, 6], [3, 3]]
+  SPATIAL_STRIDES: [[1, 1], [2, 2], [2, 2], [2, 2]]
+  SPATIAL_DILATIONS: [[1, 1], [1, 1], [1, 1], [1, 1]]
+NONLOCAL: {LOCATION: %s, GROUP: [[1, 1], [1, 1], [1, 1], [1, 1]]}
+"""
+NONLOCAL = """
+MODEL: {ARCH: i3d}
+NONLOCAL: {LOCATION: [[[]], [[1, 3]], [[1, 3, 5]], [[]]], INSTANTIATION: dot_product}
+"""
+RECIPES = {
+    "slowfast": TWO % "[[[], []], [[], []], [[], []], [[], []]]",
+    "slowfast-nl": TWO % "[[[], []], [[1], []], [[1], [3]], [[], []]]",
+    "slow": ONE % "slow",
+    "c2d": ONE % "c2d",
+    "i3d": ONE % "i3d",
+    "i3d-nl": NONLOCAL,
+}
+SHAPES = {(32, 2, 32), (16, 2, 45), (16, 4, 32), (8, 4, 45), (4, 4, 64), (8, 8, 32), (4, 8, 45)}
+SHAPES |= {(2, 8, 64)}
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    path = tmp_path_factory.mktemp("recipes")
+    (path / "thin.yaml").write_text(THIN)
+    for name, text in RECIPES.items():
+        (path / f"{name}.yaml").write_text("_BASE_: thin.yaml\n" + text)
+    return path
+
+
+@pytest.fixture
+def recipe(folder: Path, request: pytest.FixtureRequest) -> CfgNode:
+    return load_config(folder / f"{request.param}.yaml")
+
+
+every_model = pytest.mark.parametrize("recipe", RECIPES, indirect=True)
+
+
+def alpha_of(cfg: CfgNode) -> int | None:
+    return cfg.SLOWFAST.ALPHA if cfg.MODEL.ARCH == "slowfast" else None
+
+
+def random_inputs(cfg: CfgNode, clips: int, frames: int, crop: int) -> list[Tensor]:
+    pixels = torch.randn(clips, 3, frames, crop, crop)
+    return pack_pathways(pixels.contiguous(memory_format=memory_format(CPU)), alpha_of(cfg))
+
+
+def host_model(cfg: CfgNode) -> nn.Module:
+    patching.apply()
+    from slowfast.models.model_builder import _MODEL_TYPES
+
+    return _MODEL_TYPES[cfg.MODEL.ARCH](cfg)
+
+
+def shake(model: nn.Module, inputs: list[Tensor]) -> None:
+    """Scales and shifts at random, so that no block is the identity, and statistics to match."""
+    generator = torch.Generator().manual_seed(1)
+    norms = [module for module in model.modules() if isinstance(module, nn.BatchNorm3d)]
+    for norm in norms:
+        norm.weight.data.uniform_(0.5, 1.0, generator=generator)
+        norm.bias.data.normal_(0.0, 0.1, generator=generator)
+        norm.momentum = 1.0
+    model.head.projection.weight.data.normal_(0.0, 0.5, generator=generator)
+    with torch.no_grad():
+        model.train()(list(inputs))
+
+
+@cache
+def schedule_for(cfg_dump: str) -> Schedule:
+    return schedule_from_config(CfgNode.load_cfg(cfg_dump), num_videos=64)
+
+
+# Training.
+
+
+@every_model
+def test_a_model_trains_at_every_shape_of_its_schedule(recipe):
+    torch.manual_seed(0)
+    model = build_model(recipe, grouped_bn=True).train().to(memory_format=memory_format(CPU))
+    phases = schedule_for(recipe.dump()).phases
+    steps = dict(pair for p in phases for pair in zip(p.shapes, p.bn_sizes, strict=True))
+    assert {(s.batch, s.frames, s.crop) for s in steps} == SHAPES
+    for shape, group_size in steps.items():
+        model.zero_grad()
+        set_group_size(model, group_size)
+        scores = model(random_inputs(recipe, *(shape.batch, shape.frames, shape.crop)))
+        assert scores.shape == (shape.batch, 4)
+        loss = F.cross_entropy(scores, torch.arange(shape.batch) % 4)
+        loss.backward()
+        assert torch.isfinite(loss)
+        for name, parameter in model.named_parameters():
+            assert parameter.grad is not None, name
+            assert torch.isfinite(parameter.grad).all(), name
+        assert float(model.head.projection.weight.grad.abs().sum()) > 0
+
+
+@every_model
+def test_off_is_unchanged_training_at_the_base_shape_is_the_hosts(recipe):
+    torch.manual_seed(0)
+    host, ours = host_model(recipe).train(), build_model(recipe).train()
+    inputs = random_inputs(recipe, 2, 8, 64)
+    shake(host, inputs)
+    ours.load_state_dict(host.state_dict())
+    torch.testing.assert_close(ours(list(inputs)), host(list(inputs)), rtol=0, atol=1e-5)
+
+
+@every_model
+def test_evaluation_equals_the_hosts_and_larger_crops_slide_the_hosts_window(recipe):
+    torch.manual_seed(0)
+    host = host_model(recipe)
+    shake(host, random_inputs(recipe, 2, 8, 64))
+    ours = build_model(recipe, grouped_bn=True).to(memory_format=memory_format(CPU))
+    assert list(ours.state_dict()) == list(host.state_dict())
+    ours.load_state_dict(host.state_dict())
+    set_group_size(ours, 2)
+    host.eval()
+    ours.eval()
+    with torch.no_grad():
+        for crop in (64, 96):
+            inputs = random_inputs(recipe, 2, 8, crop)
+            expected = host(list(inputs))
+            assert expected.std() > 1e-3, "a constant answer would prove nothing"
+            torch.testing.assert_close(ours(list(inputs)), expected, rtol=0, atol=1e-5)
+
+
+def test_the_pool_is_global_in_training_and_a_window_in_evaluation():
+    pool, x = TrainingGlobalPool3d((1, 2, 2), stride=1), torch.arange(9.0).view(1, 1, 1, 3, 3)
+    assert pool.train()(x).flatten().tolist() == [4.0]
+    assert pool.eval()(x).flatten().tolist() == [2.0, 3.0, 5.0, 6.0]
+
+
+def test_an_unknown_architecture_names_those_there_are(folder):
+    cfg = load_config(folder / "c2d.yaml", ["MODEL.ARCH", "x3d"])
+    with pytest.raises(ValueError, match=r"'x3d' is not a model; there are c2d, i3d, slowfast"):
+        build_model(cfg)
+
+
+# What the conversion keeps.
+
+
+@every_model
+def test_zero_init_of_the_final_norms_survives_the_conversion(recipe):
+    cfg = recipe.clone()
+    cfg.defrost()
+    cfg.RESNET.ZERO_INIT_FINAL_BN = True
+    model = build_model(cfg, grouped_bn=True)
+    norms = [m for m in model.modules() if isinstance(m, nn.BatchNorm3d)]
+    assert all(type(norm) is GroupedBatchNorm3d for norm in norms)
+    final = [norm for norm in norms if getattr(norm, "transform_final_bn", False)]
+    assert len(final) >= 16  # one in each block of a ResNet-50
+    for norm in norms:
+        assert bool((norm.weight == (0.0 if norm in final else 1.0)).all())
+
+
+@every_model
+def test_the_optimizers_groups_are_those_of_the_host(recipe):
+    def names(model: nn.Module) -> list[list[str]]:
+        found = {id(parameter): name for name, parameter in model.named_parameters()}
+        groups = build_optimizer(recipe, model).param_groups
+        return [[found[id(parameter)] for parameter in group["params"]] for group in groups]
+
+    converted = build_model(recipe, grouped_bn=True)
+    assert names(converted) == names(host_model(recipe))
+    norms = [m for m in converted.modules() if isinstance(m, GroupedBatchNorm3d)]
+    of_norms = {id(parameter) for norm in norms for parameter in norm.parameters()}
+    first = build_optimizer(recipe, converted).param_groups[0]
+    assert {id(parameter) for parameter in first["params"]} == of_norms
+
+
+# Scores in evaluation.
+
+
+@pytest.mark.parametrize(("activation", "score"), [("softmax", 0.25), ("sigmoid", 0.5)])
+def test_the_heads_activation_makes_scores_in_evaluation_only(folder, activation, score):
+    cfg = load_config(folder / "c2d.yaml", ["MODEL.HEAD_ACT", activation])
+    model = build_model(cfg)
+    model.head.projection.weight.data.zero_()
+    inputs = random_inputs(cfg, 1, 8, 64)
+    with torch.no_grad():
+        assert model.eval()(list(inputs)).tolist() == [[score] * 4]
+        assert model.train()(list(inputs)).tolist() == [[0.0] * 4]
+
+
+# Without weights.
+
+
+def test_slowfast_r50_8x8_has_the_published_parameters_and_multiply_adds():
+    # The published numbers are of a fusion kernel of 7 frames; the host's default is 5.
+    cfg = load_config(KINETICS, ["SLOWFAST.FUSION_KERNEL_SZ", 7])
+    assert sum(p.numel() for p in build_on_meta(cfg).parameters()) == 34_566_488
+    flops = flops_per_clip(cfg)
+    # Published in 10^9 multiply-adds of a forward; training is three forwards, two each.
+    assert flops(32, 256) / 6e9 == pytest.approx(65.7, rel=0.02)
+    assert flops(32, 224) / 6e9 == pytest.approx(50.6, rel=0.02)
+
+
+def test_a_shape_with_the_same_volume_costs_about_the_same(folder):
+    flops = flops_per_clip(load_config(folder / "slow.yaml"))
+    assert 4 * flops(2, 64) == pytest.approx(flops(8, 64), rel=0.01)
+    assert 4 * flops(8, 64) == pytest.approx(flops(8, 128), rel=0.01)
+
+
+@pytest.mark.parametrize("recipe", ["slowfast-nl", "i3d-nl"], indirect=True)
+def test_the_shapes_of_a_schedule_pass_the_check(recipe):
+    check_shapes(recipe, schedule_for(recipe.dump()).shapes)
+
+
+def test_a_shape_with_too_few_frames_for_the_slow_pathway_is_named(folder):
+    cfg = load_config(folder / "slowfast.yaml", ["SLOWFAST.ALPHA", 4])
+    with pytest.raises(ValueError, match=r"ALPHA 4 .* 8×2×64²: use an ALPHA of at most 2"):
+        check_shapes(cfg, [Shape(2, 8, 64), Shape(8, 2, 64)])
+
+
+def test_a_slow_pathway_that_does_not_fit_the_fast_one_is_named(folder):
+    cfg = load_config(folder / "slowfast.yaml", ["SLOWFAST.ALPHA", 4])
+    with pytest.raises(ValueError, match="slowfast cannot take the shape 2×6×64²"):
+        check_shapes(cfg, [Shape(2, 6, 64)])
+
+
+@pytest.mark.parametrize(
+    ("name", "shape"),
+    [("i3d", Shape(8, 1, 64)), ("i3d-nl", Shape(8, 8, 16)), ("c2d", Shape(8, 1, 32))],
+)
+def test_a_shape_too_small_for_a_pooling_is_named_with_a_way_out(folder, name, shape):
+    cfg = load_config(folder / f"{name}.yaml")
+    with pytest.raises(ValueError, match=f"cannot take the shape {shape} .*NONLOCAL.POOL"):
+        check_shapes(cfg, [Shape(2, 8, 64), shape])
+
+
+def test_blank_inputs_are_the_pathways_of_a_shape():
+    slow, fast = blank_inputs((2, 8, 32), 4)
+    assert (slow.shape, fast.shape) == ((2, 3, 2, 32, 32), (2, 3, 8, 32, 32))
+    assert fast.is_meta

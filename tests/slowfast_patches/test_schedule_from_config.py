@@ -1,0 +1,187 @@
+"""From a config to a schedule, and the config as it is at an iteration."""
+
+import math
+
+import pytest
+from fvcore.common.config import CfgNode
+
+from multigrid import CosineRate, Schedule, Shape, SteppedRate
+from slowfast_patches.config import load_config
+from slowfast_patches.config.schedule import (
+    base_shape,
+    config_at,
+    learning_rate_from_config,
+    schedule_from_config,
+    uses_multigrid,
+)
+
+RECIPE = ["TRAIN.BATCH_SIZE", 8, "DATA.NUM_FRAMES", 16, "DATA.TRAIN_CROP_SIZE", 64]
+RECIPE += ["SOLVER.BASE_LR", 0.5, "SOLVER.STEPS", [0, 4, 8], "SOLVER.LRS", [1, 0.1, 0.01]]
+RECIPE += ["SOLVER.MAX_EPOCH", 10, "SOLVER.WARMUP_EPOCHS", 0.0]
+RECIPE += ["SOLVER.LR_POLICY", "steps_with_relative_lrs", "NUM_GPUS", 0]
+BOTH = ["MULTIGRID.LONG_CYCLE", True, "MULTIGRID.SHORT_CYCLE", True]
+
+
+def config(*overrides: object) -> CfgNode:
+    return load_config(None, [*RECIPE, *overrides])
+
+
+def schedule(*overrides: object, videos: int = 800) -> Schedule:
+    return schedule_from_config(config(*overrides), videos)
+
+
+# Learning rates.
+
+
+def test_steps_and_relative_rates():
+    policy = learning_rate_from_config(config())
+    assert isinstance(policy, SteppedRate)
+    assert policy.ends == (4.0, 8.0, 10.0)
+    assert policy.rates == pytest.approx((0.5, 0.05, 0.005))
+
+
+def test_powers_of_gamma_where_no_rates_are_given():
+    policy = learning_rate_from_config(config("SOLVER.LRS", [], "SOLVER.GAMMA", 0.5))
+    assert policy.rates == (0.5, 0.25, 0.125)
+
+
+def test_the_users_rates_win_over_gamma():
+    rates = ["SOLVER.LRS", [1, 0.3, 0.2], "SOLVER.GAMMA", 0.5]
+    assert learning_rate_from_config(config(*rates)).rates == pytest.approx((0.5, 0.15, 0.1))
+
+
+def test_no_steps_are_one_stage():
+    policy = learning_rate_from_config(config("SOLVER.STEPS", [], "SOLVER.LRS", []))
+    assert (policy.ends, policy.rates) == ((10.0,), (0.5,))
+
+
+def test_warm_up_in_fractions_of_an_epoch():
+    warm = ["SOLVER.WARMUP_EPOCHS", 0.5, "SOLVER.WARMUP_START_LR", 0.1]
+    policy = learning_rate_from_config(config(*warm))
+    assert [policy.at(epoch) for epoch in (0, 0.25, 0.5, 1)] == pytest.approx([0.1, 0.3, 0.5, 0.5])
+
+
+def test_cosine_from_the_base_rate_to_its_end():
+    policy = learning_rate_from_config(
+        config("SOLVER.LR_POLICY", "cosine", "SOLVER.COSINE_END_LR", 0.1)
+    )
+    assert isinstance(policy, CosineRate)
+    assert [policy.at(epoch) for epoch in (0, 5, 10)] == pytest.approx([0.5, 0.3, 0.1])
+
+
+def test_an_unknown_policy_names_those_there_are():
+    with pytest.raises(ValueError, match="'exp' is not known; use 'steps_with_relative_lrs'"):
+        learning_rate_from_config(config("SOLVER.LR_POLICY", "exp"))
+
+
+@pytest.mark.parametrize("policy", ["steps_with_relative_lrs", "cosine"])
+def test_rates_scale_with_machines_only_where_the_recipe_asks(policy):
+    rates = ["SOLVER.LR_POLICY", policy, "SOLVER.COSINE_END_LR", 0.01]
+    rates += ["SOLVER.WARMUP_EPOCHS", 1.0, "SOLVER.WARMUP_START_LR", 0.02]
+    one = learning_rate_from_config(config(*rates))
+    four = learning_rate_from_config(config(*rates, "NUM_SHARDS", 4))
+    scaled = ["NUM_SHARDS", 4, "SOLVER.BASE_LR_SCALE_NUM_SHARDS", True]
+    asked = learning_rate_from_config(config(*rates, *scaled))
+    for epoch in (0, 0.5, 1, 5, 9.9):
+        assert four.at(epoch) == one.at(epoch)
+        assert asked.at(epoch) == pytest.approx(4 * one.at(epoch))
+
+
+# Schedules.
+
+
+def test_off_is_the_baseline_whatever_the_multigrid_keys_say():
+    keys = ["MULTIGRID.EPOCH_FACTOR", 3.0, "MULTIGRID.BN_BASE_SIZE", 5]
+    assert not uses_multigrid(config(*keys))
+    off = schedule(*keys)
+    assert off.shapes == (Shape(8, 16, 64),)
+    assert off.iterations == off.baseline_iterations == 1000  # 10 epochs of 800 / 8
+    assert {step.bn_size for step in off.steps()} == {None}
+    rates = [off.at(i).lr for i in (0, 399, 400, 799, 800, 999)]
+    assert rates == pytest.approx([0.5, 0.5, 0.05, 0.05, 0.005, 0.005])
+
+
+def test_both_cycles_have_the_papers_shapes_and_groups():
+    both = schedule(*BOTH)
+    assert uses_multigrid(config(*BOTH))
+    assert [phase.base_shape for phase in both.phases[:4]] == [
+        Shape(64, 4, 45),
+        Shape(32, 8, 45),
+        Shape(16, 8, 64),
+        Shape(8, 16, 64),
+    ]
+    assert both.phases[3].shapes == (Shape(32, 16, 32), Shape(16, 16, 45), Shape(8, 16, 64))
+    assert both.phases[3].bn_sizes == (32, 16, 8)
+    assert len(both.phases) == 2 * 4 + 2  # two cycled stages, two halves of fine-tuning
+    assert both.epochs == 15.0
+
+
+@pytest.mark.parametrize(
+    ("key", "phases", "shapes"),
+    [("MULTIGRID.LONG_CYCLE", 10, 1), ("MULTIGRID.SHORT_CYCLE", 3, 3)],
+)
+def test_one_cycle_alone(key, phases, shapes):
+    alone = schedule(key, True)
+    assert len(alone.phases) == phases
+    assert {len(phase.shapes) for phase in alone.phases} == {shapes}
+
+
+def test_the_recipes_own_factors_and_bn_size():
+    factors = [[0.5, 0.5], [1, 1]]
+    own = schedule(*BOTH, "MULTIGRID.LONG_CYCLE_FACTORS", factors, "MULTIGRID.BN_BASE_SIZE", 4)
+    assert own.phases[0].base_shape == Shape(64, 8, 32)
+    assert own.phases[0].bn_sizes[-1] == 4
+    cropped = schedule("MULTIGRID.SHORT_CYCLE", True, "MULTIGRID.SHORT_CYCLE_FACTORS", [0.5])
+    assert cropped.phases[0].shapes == (Shape(32, 16, 32), Shape(8, 16, 64))
+
+
+def test_the_batch_is_that_of_all_machines():
+    assert base_shape(config("NUM_SHARDS", 3)) == Shape(24, 16, 64)
+    assert schedule("NUM_SHARDS", 2).baseline_iterations == 500
+
+
+def test_cosine_trains_with_both_cycles():
+    smooth = schedule(*BOTH, "SOLVER.LR_POLICY", "cosine", "SOLVER.STEPS", [])
+    assert [phase.base_shape.batch for phase in smooth.phases] == [64, 32, 16, 8] * 3 + [8]
+
+
+# The config at an iteration.
+
+
+def test_the_config_at_an_iteration_is_that_of_the_long_cycles_shape():
+    cfg = config(*BOTH, "NUM_SHARDS", 2, "SOLVER.WARMUP_START_LR", 0.02)
+    before, run = cfg.dump(), schedule_from_config(cfg, 1600)
+    found = []
+    for phase in run.phases[:4]:
+        for iteration in (phase.start, phase.start + 1, phase.stop - 1):
+            at = config_at(cfg, run, iteration)
+            found.append((at.TRAIN.BATCH_SIZE, at.DATA.NUM_FRAMES, at.DATA.TRAIN_CROP_SIZE))
+            assert at.is_frozen()
+            # The long cycle alone scales rates, linearly: 8, 4, 2, 1.
+            factor = at.TRAIN.BATCH_SIZE / 8
+            assert math.isclose(at.SOLVER.BASE_LR, 0.5 * factor)
+            assert math.isclose(at.SOLVER.WARMUP_START_LR, 0.02 * factor)
+            assert at.BN.NUM_SPLITS == 2 * factor  # groups of 8 clips in 16 · factor
+    by_phase = [(64, 4, 45), (32, 8, 45), (16, 8, 64), (8, 16, 64)]
+    assert found == [shape for shape in by_phase for _ in range(3)]
+    assert cfg.dump() == before
+
+
+def test_the_rate_at_the_start_of_a_phase_is_what_the_config_there_says():
+    cfg = config(*BOTH)
+    run = schedule_from_config(cfg, 800)
+    for phase in run.phases[:4]:
+        assert math.isclose(config_at(cfg, run, phase.start).SOLVER.BASE_LR, run.at(phase.start).lr)
+
+
+def test_off_is_unchanged_the_config_at_any_iteration_is_the_config():
+    cfg = config()
+    run = schedule_from_config(cfg, 800)
+    assert config_at(cfg, run, 0) == config_at(cfg, run, run.iterations - 1) == cfg
+
+
+def test_an_iteration_outside_the_schedule_is_refused():
+    cfg = config()
+    run = schedule_from_config(cfg, 800)
+    with pytest.raises(IndexError):
+        config_at(cfg, run, run.iterations)

@@ -1,0 +1,143 @@
+"""Weight decay, clipping and precision of a recipe, by what they do to weights."""
+
+import math
+
+import pytest
+import torch
+from fvcore.common.config import CfgNode
+from torch import nn
+
+from slowfast_patches.config import load_config
+from slowfast_patches.models.build import build_model
+from slowfast_patches.models.solver import (
+    Precision,
+    build_optimizer,
+    clip_gradients,
+    loss_function,
+    set_learning_rate,
+)
+
+CPU = torch.device("cpu")
+
+
+def config(*overrides: object) -> CfgNode:
+    return load_config(None, ["NUM_GPUS", 0, *overrides])
+
+
+class Net(nn.Module):
+    """A weight, a bias and a norm, all ones."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.conv = nn.Conv3d(1, 2, 1)
+        self.bn = nn.BatchNorm3d(2)
+        for parameter in self.parameters():
+            nn.init.ones_(parameter)
+
+
+def decayed(*overrides: object) -> dict[str, float]:
+    """The value of each parameter after a step of rate 1 without gradients: 1 - its decay."""
+    decays = ["SOLVER.WEIGHT_DECAY", 0.25, "BN.WEIGHT_DECAY", 0.125]
+    cfg, net = config("SOLVER.BASE_LR", 1.0, "SOLVER.MOMENTUM", 0.0, *decays, *overrides), Net()
+    optimizer = build_optimizer(cfg, net)
+    for parameter in net.parameters():
+        parameter.grad = torch.zeros_like(parameter)
+    optimizer.step()
+    return {name: value.mean().item() for name, value in net.named_parameters()}
+
+
+def test_norms_have_their_own_weight_decay():
+    expected = {"conv.weight": 0.75, "conv.bias": 0.75, "bn.weight": 0.875, "bn.bias": 0.875}
+    assert decayed("SOLVER.NESTEROV", False) == expected
+
+
+@pytest.mark.parametrize("method", ["sgd", "adam"])
+def test_biases_are_freed_of_weight_decay_where_the_recipe_asks(method):
+    asked = ["SOLVER.ZERO_WD_1D_PARAM", True, "SOLVER.NESTEROV", False]
+    values = decayed("SOLVER.OPTIMIZING_METHOD", method, *asked)
+    assert values["conv.bias"] == 1.0
+    assert values["conv.weight"] < 1.0
+
+
+def test_each_parameter_is_in_one_group_and_has_the_rate_that_is_set():
+    net = Net()
+    optimizer = build_optimizer(config("SOLVER.ZERO_WD_1D_PARAM", True), net)
+    grouped = [id(p) for group in optimizer.param_groups for p in group["params"]]
+    assert sorted(grouped) == sorted(id(p) for p in net.parameters())
+    set_learning_rate(optimizer, 0.375)
+    assert {group["lr"] for group in optimizer.param_groups} == {0.375}
+
+
+def test_a_model_without_biases_keeps_two_groups():
+    net = Net()
+    net.conv.bias = None
+    assert len(build_optimizer(config("SOLVER.ZERO_WD_1D_PARAM", True), net).param_groups) == 2
+
+
+# Gradients of 3 and 4 have a norm of 5.
+@pytest.mark.parametrize(
+    ("overrides", "expected"),
+    [
+        ([], [3.0, 4.0]),
+        (["SOLVER.CLIP_GRAD_VAL", 3.5], [3.0, 3.5]),
+        (["SOLVER.CLIP_GRAD_L2NORM", 1.0], [0.6, 0.8]),
+        (["SOLVER.CLIP_GRAD_L2NORM", 6.0], [3.0, 4.0]),
+    ],
+)
+def test_gradients_are_clipped_by_value_or_by_norm(overrides, expected):
+    net = nn.Linear(2, 1, bias=False)
+    net.weight.grad = torch.tensor([[3.0, 4.0]])
+    clip_gradients(config(*overrides), net)
+    assert net.weight.grad.flatten().tolist() == pytest.approx(expected, abs=1e-5)
+
+
+@pytest.mark.parametrize(
+    ("name", "scores", "labels", "loss"),
+    [
+        ("cross_entropy", torch.zeros(3, 4), torch.tensor([0, 1, 3]), math.log(4)),
+        ("bce_logit", torch.zeros(3, 4), torch.eye(4)[:3], math.log(2)),
+        ("bce", torch.full((3, 4), 0.5), torch.eye(4)[:3], math.log(2)),
+    ],
+)
+def test_losses_are_means_over_the_mini_batch(name, scores, labels, loss):
+    found = loss_function(config("MODEL.LOSS_FUNC", name))(scores, labels)
+    assert float(found) == pytest.approx(loss)
+
+
+def train(mixed: bool) -> tuple[list[float], torch.dtype, nn.Module, Precision]:
+    """Three steps of a thin model on noise; its losses and the precision of its scores."""
+    torch.manual_seed(0)
+    shape = ["DATA.NUM_FRAMES", 4, "DATA.TRAIN_CROP_SIZE", 32, "RESNET.WIDTH_PER_GROUP", 8]
+    cfg = config(
+        "MODEL.ARCH", "c2d", *shape, "MODEL.NUM_CLASSES", 4, "TRAIN.MIXED_PRECISION", mixed
+    )
+    model = build_model(cfg, grouped_bn=True).train()
+    optimizer, precision, losses = build_optimizer(cfg, model), Precision(cfg, CPU), []
+    inputs, labels = (
+        [torch.randn_like(x) for x in blank_inputs((4, 4, 32), None, "cpu")],
+        [0, 1, 2, 3],
+    )
+    for _ in range(3):
+        optimizer.zero_grad()
+        with precision.autocast():
+            scores = model(list(inputs))
+            loss = loss_function(cfg)(scores, torch.arange(4))
+        precision.backward(loss, optimizer)
+        clip_gradients(cfg, model)
+        precision.step(optimizer)
+        losses.append(loss.item())
+    return losses, scores.dtype, model, precision
+
+
+def test_mixed_precision_is_bfloat16_on_the_cpu_and_stays_finite_and_near_single():
+    single, dtype, _, _ = train(mixed=False)
+    assert dtype == torch.float32
+    losses, dtype, model, precision = train(mixed=True)
+    assert dtype == torch.bfloat16
+    assert all(math.isfinite(loss) for loss in losses)
+    assert losses[0] == pytest.approx(single[0], rel=0.02)
+    for name, value in model.state_dict().items():
+        assert value.dtype in (torch.float32, torch.int64), name
+        assert torch.isfinite(value).all(), name
+    precision.load_state_dict(precision.state_dict())  # bfloat16 has no loss scale to keep
+    assert precision.state_dict() == {}

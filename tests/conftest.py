@@ -68,8 +68,7 @@ def tiny_config(tiny_recipe: Path) -> Callable[..., CfgNode]:
     """`tiny_config(output, "KEY", value, ...)`: the tiny recipe with some keys replaced."""
 
     def make(output: Path, *overrides: object) -> CfgNode:
-        paths = ("DATA.PATH_TO_DATA_DIR", str(tiny_recipe.parent), "OUTPUT_DIR", str(output))
-        return load_config(tiny_recipe, (*paths, "DATA_LOADER.NUM_WORKERS", 0, *overrides))
+        return load_config(tiny_recipe, run_net_command(tiny_recipe, output, *overrides)[4:])
 
     return make
 

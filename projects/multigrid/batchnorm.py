@@ -261,7 +261,9 @@ def _neighbours(sharers: int) -> dist.ProcessGroup:
     """
     world = dist.group.WORLD
     assert world is not None
-    known = _subgroups.setdefault(world, {world.size(): world})
+    if sharers == world.size():
+        return world
+    known = _subgroups.setdefault(world, {})
     if sharers not in known:
         known[sharers] = dist.new_subgroups(sharers)[0]  # type: ignore[no-untyped-call]
     return known[sharers]

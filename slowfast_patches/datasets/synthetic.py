@@ -50,15 +50,18 @@ MOTIONS: dict[str, tuple[int, int, int, int]] = {
 CLASSES = tuple(MOTIONS)
 
 # Lengths are in units of 1/80 of the short side. The speeds are such that neighbouring frames of a
-# clip at stride 8 still match: 20 units, 56 degrees, a fifth of the size cycle at most.
+# clip at stride 8 still match: 24 units, 64 degrees, a quarter of the size cycle at most.
 UNITS = 80.0
-RADII = (12.0, 34.0)
-SPEED = (1.0, 2.5)  # units per frame
-TURN = (np.deg2rad(3.0), np.deg2rad(7.0))  # radians per frame
-ZOOM = (0.012, 0.025)  # size cycles per frame
-SHAKE = 0.5  # standard deviation in units
-GROUND_CONTRAST = (0.04, 0.08)  # standard deviation of a texture's colours, in [0, 1]
-THING_CONTRAST = (0.2, 0.35)
+RADII = (14.0, 36.0)
+SPEED = (1.5, 3.0)  # units per frame
+TURN = (np.deg2rad(4.0), np.deg2rad(8.0))  # radians per frame
+ZOOM = (0.015, 0.03)  # size cycles per frame
+SHAKE = 0.3  # standard deviation in units
+
+# Textures: the range of their mean colour, and of their standard deviation, in [0, 1]. Bright
+# things on a dark ground: what a thin network must learn is their motion, not to find them.
+GROUND = ((0.05, 0.3), (0.02, 0.05))
+THING = ((0.5, 0.9), (0.15, 0.3))
 SPRITE = 64  # pixels along the side of a thing's picture
 
 # Reading is part of what a training run costs, hence a stream that is cheap to decode: no loop
@@ -135,7 +138,7 @@ def draw_scene(rng: np.random.Generator, frames: int, width: int, height: int) -
     places = (start % 1.0) * (width, height, 1.0)
     speed = rng.uniform(*SPEED) * unit
     return Scene(
-        ground=_texture(rng, height, width, GROUND_CONTRAST),
+        ground=_texture(rng, height, width, *GROUND),
         things=tuple(
             Thing(_draw_sprite(rng), (x, y, 2 * np.pi * rng.random(), size))
             for x, y, size in places.tolist()
@@ -270,12 +273,16 @@ def _each(
 def _draw_sprite(rng: np.random.Generator) -> Image:
     opacity = _shape(rng)[..., None]
     return np.concatenate(
-        [_texture(rng, SPRITE, SPRITE, THING_CONTRAST) * opacity, opacity], axis=2
+        [_texture(rng, SPRITE, SPRITE, *THING) * opacity, opacity], axis=2
     )
 
 
 def _texture(
-    rng: np.random.Generator, height: int, width: int, contrast: tuple[float, float]
+    rng: np.random.Generator,
+    height: int,
+    width: int,
+    level: tuple[float, float],
+    contrast: tuple[float, float],
 ) -> Image:
     """Coloured noise (height, width, 3) in [0, 1] that tiles, from smooth to grainy."""
     frequency = np.hypot(np.fft.fftfreq(height)[:, None], np.fft.fftfreq(width))
@@ -286,7 +293,7 @@ def _texture(
     fields /= fields.std(axis=(1, 2), keepdims=True)
     directions = rng.standard_normal((2, 3))
     directions *= rng.uniform(*contrast) / np.linalg.norm(directions, axis=1, keepdims=True)
-    colour = rng.uniform(0.2, 0.8, 3) + np.einsum("fhw,fc->hwc", fields, directions)
+    colour = rng.uniform(*level, 3) + np.einsum("fhw,fc->hwc", fields, directions)
     return np.asarray(np.clip(colour, 0.0, 1.0), np.float32)
 
 

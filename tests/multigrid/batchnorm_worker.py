@@ -10,7 +10,7 @@ from pathlib import Path
 import torch
 import torch.distributed as dist
 
-from multigrid.batchnorm import GroupedBatchNorm3d, average_running_stats
+from multigrid.batchnorm import GroupedBatchNorm3d, average_running_stats, group_order
 
 __all__ = ["main"]
 
@@ -37,7 +37,8 @@ def main(rank: int, world: int, folder: Path) -> None:
 def _train(
     norm: GroupedBatchNorm3d, x: torch.Tensor, loss_weight: torch.Tensor
 ) -> dict[str, torch.Tensor]:
-    output = norm(x)
+    order = torch.tensor(group_order(len(x), norm.group_size))
+    output = norm(x[order])[order.argsort()]
     (output * loss_weight).sum().backward()
     average_running_stats(norm)
     return {

@@ -15,12 +15,11 @@ from slowfast_patches.config import load_config
 from slowfast_patches.config.schedule import schedule_from_config
 from slowfast_patches.models.build import TrainingGlobalPool3d, build_model, build_on_meta
 from slowfast_patches.models.flops import check_shapes, flops_per_clip
-from slowfast_patches.models.inputs import blank_inputs, memory_format, pack_pathways
+from slowfast_patches.models.inputs import blank_inputs, pack_pathways
 from slowfast_patches.models.solver import build_optimizer
 
 ROOT = Path(__file__).parents[2]
 KINETICS = ROOT / "configs" / "Kinetics" / "SLOWFAST_8x8_R50.yaml"
-CPU = torch.device("cpu")
 
 THIN = """
 TRAIN: {BATCH_SIZE: 2}
@@ -81,8 +80,7 @@ def alpha_of(cfg: CfgNode) -> int | None:
 
 
 def random_inputs(cfg: CfgNode, clips: int, frames: int, crop: int) -> list[Tensor]:
-    pixels = torch.randn(clips, 3, frames, crop, crop)
-    return pack_pathways(pixels.contiguous(memory_format=memory_format(CPU)), alpha_of(cfg))
+    return pack_pathways(torch.randn(clips, 3, frames, crop, crop), alpha_of(cfg))
 
 
 def host_model(cfg: CfgNode) -> nn.Module:
@@ -116,7 +114,7 @@ def schedule_for(cfg_dump: str) -> Schedule:
 @every_model
 def test_a_model_trains_at_every_shape_of_its_schedule(recipe):
     torch.manual_seed(0)
-    model = build_model(recipe, grouped_bn=True).train().to(memory_format=memory_format(CPU))
+    model = build_model(recipe, grouped_bn=True).train()
     phases = schedule_for(recipe.dump()).phases
     steps = dict(pair for p in phases for pair in zip(p.shapes, p.bn_sizes, strict=True))
     assert {(s.batch, s.frames, s.crop) for s in steps} == SHAPES
@@ -149,7 +147,7 @@ def test_evaluation_equals_the_hosts_and_larger_crops_slide_the_hosts_window(rec
     torch.manual_seed(0)
     host = host_model(recipe)
     shake(host, random_inputs(recipe, 2, 8, 64))
-    ours = build_model(recipe, grouped_bn=True).to(memory_format=memory_format(CPU))
+    ours = build_model(recipe, grouped_bn=True)
     assert list(ours.state_dict()) == list(host.state_dict())
     ours.load_state_dict(host.state_dict())
     set_group_size(ours, 2)

@@ -161,7 +161,7 @@ def test_the_config_at_an_iteration_is_that_of_the_long_cycles_shape():
             factor = at.TRAIN.BATCH_SIZE / 8
             assert math.isclose(at.SOLVER.BASE_LR, 0.5 * factor)
             assert math.isclose(at.SOLVER.WARMUP_START_LR, 0.02 * factor)
-            assert at.BN.NUM_SPLITS == 2 * factor  # groups of 8 clips in 16 · factor
+            assert 2 * factor == at.BN.NUM_SPLITS  # groups of 8 clips in 16 · factor
     by_phase = [(64, 4, 45), (32, 8, 45), (16, 8, 64), (8, 16, 64)]
     assert found == [shape for shape in by_phase for _ in range(3)]
     assert cfg.dump() == before

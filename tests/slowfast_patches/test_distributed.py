@@ -1,0 +1,104 @@
+"""Two processes train what one does, started by the host's convention or by torchrun."""
+
+import re
+import shutil
+import socket
+import subprocess
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+import torch
+
+# Dropout differs from rank to rank, and precise BN takes each process's own batches.
+OPTIONS = (
+    *("MODEL.DROPOUT_RATE", 0.0, "BN.USE_PRECISE_STATS", False, "SOLVER.BASE_LR", 0.002),
+    *("SOLVER.MAX_EPOCH", 3, "SOLVER.STEPS", [0, 2]),
+    *("MULTIGRID.LONG_CYCLE_FACTORS", [[0.5, 0.71], [1, 1]]),
+)
+ONE_MACHINE = {"GLOO_SOCKET_IFNAME": "lo"}
+
+
+@pytest.fixture(scope="module")
+def data(demo_data: Path, tmp_path_factory: pytest.TempPathFactory) -> tuple[object, ...]:
+    """The demo data with a video that cannot be read: it must be replaced and counted alike."""
+    folder = tmp_path_factory.mktemp("lists")
+    for split in ("train", "val", "test"):
+        shutil.copy(demo_data / f"{split}.csv", folder)
+    lines = (folder / "train.csv").read_text().splitlines()
+    (folder / "broken.mp4").write_text("not a video")
+    lines[5] = f"{folder / 'broken.mp4'} {lines[5].split()[-1]}"
+    (folder / "train.csv").write_text("\n".join(lines) + "\n")
+    return ("DATA.PATH_TO_DATA_DIR", folder, "DATA.PATH_PREFIX", demo_data)
+
+
+@pytest.fixture(scope="module")
+def one_process(
+    train: Callable[..., Path], data: tuple[object, ...], tmp_path_factory: pytest.TempPathFactory
+) -> Path:
+    return train(tmp_path_factory.mktemp("one_process"), *OPTIONS, *data)
+
+
+def free_port() -> int:
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        return probe.getsockname()[1]
+
+
+def wait_for(*processes: subprocess.Popen[str]) -> None:
+    for process in processes:
+        error = process.communicate(timeout=240)[1]
+        assert process.returncode == 0, error
+
+
+def assert_same_training(found, expected) -> None:
+    assert found.result["world_size"] == 2
+    assert found.result["global_batch"] == expected.result["global_batch"] == 4
+    weights = expected.checkpoint["model_state"]
+    for name, weight in found.checkpoint["model_state"].items():
+        # relative to the largest weight of a tensor: the smallest ones are sums that cancel
+        scale = weights[name].abs().max().item() if weight.is_floating_point() else 0.0
+        torch.testing.assert_close(weight, weights[name], rtol=1e-5, atol=1e-5 * scale, msg=name)
+    for kind in ("train", "val"):
+        pairs = zip(found.metrics(kind), expected.metrics(kind), strict=True)
+        for ours, theirs in pairs:
+            for key in ("iteration", "top1", "loss", "lr", "shape", "top5"):
+                assert ours.get(key) == pytest.approx(theirs.get(key), rel=1e-4), key
+    count = r"epoch (\d+) done: (\d+) videos"
+    assert re.findall(count, found.log) == re.findall(count, expected.log)
+    assert re.search(r"done: [1-9]", found.log)
+
+
+def test_two_machines_of_one_process_train_what_one_process_does(
+    start_run_net: Callable[..., subprocess.Popen[str]],
+    data: tuple[object, ...],
+    one_process: Path,
+    tmp_path: Path,
+    opened: type,
+):
+    address = ("--init_method", f"tcp://127.0.0.1:{free_port()}", "--num_shards", 2)
+    folders = [tmp_path / "first", tmp_path / "second"]
+    processes = [
+        start_run_net(
+            *(folder, *OPTIONS, *data, "TRAIN.BATCH_SIZE", 2),
+            *(*address, "--shard_id", shard),
+            **ONE_MACHINE,
+        )
+        for shard, folder in enumerate(folders)
+    ]
+    wait_for(*processes)
+    assert_same_training(opened(folders[0]), opened(one_process))
+    assert not folders[1].exists(), "only the first process writes"
+
+
+def test_torchrun_trains_what_one_process_does(
+    start_run_net: Callable[..., subprocess.Popen[str]],
+    data: tuple[object, ...],
+    one_process: Path,
+    tmp_path: Path,
+    opened: type,
+):
+    where = ("--master-addr", "127.0.0.1", "--master-port", str(free_port()))
+    launcher = ("-m", "torch.distributed.run", "--nproc-per-node", "2", *where)
+    wait_for(start_run_net(tmp_path, *OPTIONS, *data, launcher=launcher, **ONE_MACHINE))
+    assert_same_training(opened(tmp_path), opened(one_process))

@@ -1,0 +1,112 @@
+"""Accuracy from scores made by hand; every clip scored once; a test without a training."""
+
+import json
+import shutil
+from collections.abc import Callable
+from contextlib import nullcontext
+from pathlib import Path
+
+import pytest
+import torch
+from fvcore.common.config import CfgNode
+from torch import Tensor, nn
+
+from slowfast_patches import patching
+from slowfast_patches.datasets.loader import build_dataset, evaluation_loader
+from slowfast_patches.engine.evaluate import Accuracy, evaluate, topk_accuracy
+from slowfast_patches.utils.distributed import World
+
+ALONE = World(0, 1, torch.device("cpu"))
+
+
+class Table(nn.Module):
+    """Scores clip n with the n-th row."""
+
+    def __init__(self, rows: list[list[float]]) -> None:
+        super().__init__()
+        self.rows = torch.tensor(rows)
+
+    def forward(self, numbers: Tensor) -> Tensor:
+        assert not self.training
+        return self.rows[numbers]
+
+
+def accuracy(rows: list[list[float]], labels: list[int], ensemble: str, clips: int) -> Accuracy:
+    """Of videos with `clips` clips each, three clips a batch."""
+    batches = [
+        {
+            "clips": numbers,
+            "flips": torch.zeros(len(numbers), dtype=torch.bool),
+            "labels": torch.tensor(labels)[numbers // clips],
+            "videos": numbers // clips,
+            "failures": [],
+        }
+        for numbers in torch.arange(len(rows)).split(3)
+    ]
+    return evaluate(
+        Table(rows),
+        batches,
+        lambda clips, flips: clips,
+        ALONE,
+        num_videos=len(labels),
+        num_classes=len(rows[0]),
+        ensemble=ensemble,
+        autocast=nullcontext,
+    )
+
+
+def test_sum_and_max_of_a_videos_clips_can_disagree():
+    rows = [
+        *([0.9, 0.1, 0.0], [0.0, 0.6, 0.4]),  # sum 0.9, 0.7, 0.4; max 0.9, 0.6, 0.4
+        *([0.4, 0.6, 0.0], [0.4, 0.0, 0.6]),  # sum 0.8, 0.6, 0.6; max 0.4, 0.6, 0.6
+    ]
+    assert accuracy(rows, [0, 0], "sum", 2).top1 == 100
+    assert accuracy(rows, [0, 0], "max", 2).top1 == 50
+    assert accuracy(rows, [1, 1], "sum", 2).top1 == 0
+
+
+def test_top5_of_seven_classes():
+    falling = [0.7, 0.6, 0.5, 0.4, 0.3, 0.2, 0.1]
+    found = accuracy([falling] * 4, [0, 3, 4, 5], "sum", 1)
+    assert found == Accuracy(top1=25, top5=75)
+
+
+def test_top5_of_three_classes_is_everything():
+    assert topk_accuracy(torch.eye(3), torch.tensor([2, 0, 1]), 5) == 100
+
+
+def test_a_video_left_out_does_not_pass_unnoticed():
+    with pytest.raises(AssertionError, match="not evaluated"):
+        accuracy([[1.0, 0.0]], [0, 1], "sum", 1)
+
+
+@pytest.mark.parametrize("ranks", [1, 3, 20])
+def test_together_the_ranks_score_every_clip_once(
+    tiny_config: Callable[..., CfgNode], tmp_path: Path, ranks: int
+):
+    patching.apply()
+    cfg = tiny_config(tmp_path, "TEST.NUM_SPATIAL_CROPS", 1, "TEST.NUM_ENSEMBLE_VIEWS", 2)
+    dataset = build_dataset(cfg, "test")
+    numbers = [
+        number
+        for rank in range(ranks)
+        for batch in evaluation_loader(cfg, dataset, 3, rank, ranks).batch_sampler
+        for number in batch
+    ]
+    assert sorted(numbers) == list(range(16))
+
+
+def test_a_test_without_training_gives_the_accuracy_of_the_run(
+    train: Callable[..., Path], multigrid_run: Path, tmp_path: Path, opened: type
+):
+    folder = tmp_path / "copy"
+    shutil.copytree(multigrid_run, folder)
+    train(folder, "TRAIN.ENABLE", False)
+    found, expected = json.loads((folder / "test.json").read_text()), opened(multigrid_run).result
+    assert (found["top1"], found["top5"]) == (expected["top1"], expected["top5"])
+    assert opened(folder).result == expected
+
+    path = sorted(multigrid_run.glob("checkpoints/*"))[-1]
+    train(tmp_path / "new", "TRAIN.ENABLE", False, "TEST.CHECKPOINT_FILE_PATH", path)
+    again = json.loads((tmp_path / "new" / "test.json").read_text())
+    assert (again["top1"], again["top5"]) == (expected["top1"], expected["top5"])

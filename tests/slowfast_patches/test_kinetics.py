@@ -1,0 +1,215 @@
+"""The Kinetics data set: items on the grid asked for, in each split, and unreadable videos."""
+
+from fractions import Fraction
+from pathlib import Path
+from typing import Any
+
+import av
+import numpy as np
+import pytest
+import torch
+from fvcore.common.config import CfgNode
+from torch.utils.data import DataLoader
+
+from multigrid import ClipRequest, Shape, collate
+from slowfast_patches import patching
+from slowfast_patches.config import load_config
+from slowfast_patches.datasets.kinetics import Kinetics, TooManyUnreadableError
+
+VIDEOS = 5
+WIDTH, HEIGHT = 96, 64
+BASE, COARSE = Shape(2, 8, 48), Shape(16, 2, 32)
+
+
+def write_video(path: Path, level: int) -> None:
+    """24 frames, dark on the left and bright on the right, of the video's own blue."""
+    ramp = np.linspace(0, 255, WIDTH).astype(np.uint8)
+    with av.open(str(path), "w") as container:
+        stream = container.add_stream("libx264", rate=Fraction(30))
+        stream.width, stream.height, stream.pix_fmt = WIDTH, HEIGHT, "yuv420p"
+        for number in range(24):
+            image = np.full((HEIGHT, WIDTH, 3), level, np.uint8)
+            image[..., 0], image[..., 1] = ramp, 10 * number
+            container.mux(stream.encode(av.VideoFrame.from_ndarray(image, format="rgb24")))
+        container.mux(stream.encode())
+
+
+@pytest.fixture(scope="module")
+def made(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("kinetics")
+    for number in range(VIDEOS):
+        write_video(folder / f"video{number}.mp4", 50 * number)
+    return folder
+
+
+@pytest.fixture
+def folder(made: Path, tmp_path: Path) -> Path:
+    """A data folder of its own: links to the videos, and lists with labels 0, 1, 0, 1, 0."""
+    for path in made.iterdir():
+        (tmp_path / path.name).symlink_to(path)
+    lines = "".join(f"video{number}.mp4 {number % 2}\n" for number in range(VIDEOS))
+    for split in ("train", "val", "test"):
+        (tmp_path / f"{split}.csv").write_text(lines)
+    return tmp_path
+
+
+def config(folder: Path, *overrides: object) -> CfgNode:
+    data = ["DATA.PATH_TO_DATA_DIR", str(folder), "DATA.NUM_FRAMES", 8, "DATA.SAMPLING_RATE", 2]
+    data += ["DATA.TRAIN_CROP_SIZE", 48, "DATA.TEST_CROP_SIZE", 64]
+    data += ["DATA.TRAIN_JITTER_SCALES", [48, 64], "TRAIN.BATCH_SIZE", 2, "NUM_GPUS", 0]
+    return load_config(None, [*data, "MODEL.NUM_CLASSES", 2, *overrides])
+
+
+def spoil(folder: Path, *numbers: int) -> list[str]:
+    """Put a text file in the place of videos; their paths."""
+    paths = [folder / f"video{number}.mp4" for number in numbers]
+    for path in paths:
+        path.unlink()
+        path.write_text("no video")
+    return [str(path) for path in paths]
+
+
+def same(a: dict[str, Any], b: dict[str, Any]) -> bool:
+    return np.array_equal(a["clip"], b["clip"]) and all(
+        a[key] == b[key] for key in a if key != "clip"
+    )
+
+
+# Training.
+
+
+@pytest.mark.parametrize("shape", [BASE, COARSE])
+def test_a_training_item_has_the_shape_that_its_request_names(folder, shape):
+    item = Kinetics(config(folder), "train")[ClipRequest(3, 0, shape, 17)]
+    assert item["clip"].shape == (shape.frames, shape.crop, shape.crop, 3)
+    assert item["clip"].dtype == np.uint8
+    assert (item["label"], item["video"], item["iteration"]) == (1, 3, 17)
+    assert item["failures"] == []
+
+
+def test_the_same_request_gives_the_same_item_and_another_epoch_another(folder):
+    data, again = (Kinetics(config(folder), "train") for _ in range(2))
+    requests = [ClipRequest(video, epoch, BASE, 0) for video in range(3) for epoch in range(2)]
+    items = [data[request] for request in requests]
+    for request, item in reversed(list(zip(requests, items, strict=True))):
+        assert same(again[request], item)
+    for one, other in zip(items[::2], items[1::2], strict=True):
+        assert not np.array_equal(one["clip"], other["clip"])
+    seeded = Kinetics(config(folder, "RNG_SEED", 7), "train")
+    assert not all(same(seeded[r], item) for r, item in zip(requests, items, strict=True))
+
+
+def test_flips_are_drawn_only_where_the_recipe_asks(folder):
+    requests = [ClipRequest(0, epoch, COARSE, 0) for epoch in range(12)]
+    for asked, expected in ((True, {True, False}), (False, {False})):
+        data = Kinetics(config(folder, "DATA.RANDOM_FLIP", asked), "train")
+        assert {data[request]["flip"] for request in requests} == expected
+
+
+def test_items_collate_to_a_mini_batch(folder):
+    data = Kinetics(config(folder), "train")
+    batch = collate([data[ClipRequest(video, 0, COARSE, 5)] for video in range(3)])
+    assert batch["clips"].shape == (3, 2, 32, 32, 3)
+    assert batch["clips"].dtype == torch.uint8
+    assert batch["labels"].tolist() == [0, 1, 0]
+    assert batch["iteration"] == 5
+
+
+# Validation and testing.
+
+
+def test_a_validation_item_is_the_centre_at_the_base_grid(folder):
+    data = Kinetics(config(folder), "val")
+    assert (len(data), data.num_clips) == (VIDEOS, 1)
+    item = data[3]
+    assert item["clip"].shape == (8, 48, 48, 3)
+    assert (item["label"], item["video"], item["flip"], item["iteration"]) == (1, 3, False, -1)
+    assert same(data[3], item)
+    # A ramp from 0 to 255 is at half of it in the centre of the frame.
+    assert item["clip"][..., 0].mean() == pytest.approx(127.5, abs=6)
+
+
+def test_test_items_are_views_by_crops_of_a_video_one_after_another(folder):
+    views = ["TEST.NUM_ENSEMBLE_VIEWS", 2, "TEST.NUM_SPATIAL_CROPS", 3]
+    data = Kinetics(config(folder, *views), "test")
+    assert (len(data), data.num_clips) == (VIDEOS * 6, 6)
+    items = [data[number] for number in range(6, 12)]
+    assert [item["video"] for item in items] == [1] * 6
+    assert data[12]["video"] == 2
+    assert {item["clip"].shape for item in items} == {(8, 64, 64, 3)}
+    red = [float(item["clip"][..., 0].mean()) for item in items]
+    green = [float(item["clip"][0, ..., 1].mean()) for item in items]
+    assert red[0] < red[1] < red[2]  # left, centre, right
+    assert red[3:] == pytest.approx(red[:3], abs=3)
+    assert max(green[:3]) < min(green[3:])  # the second view starts later
+
+
+def test_one_crop_is_the_centre_one(folder):
+    item = Kinetics(
+        config(folder, "TEST.NUM_ENSEMBLE_VIEWS", 1, "TEST.NUM_SPATIAL_CROPS", 1), "test"
+    )
+    assert item[0]["clip"][..., 0].mean() == pytest.approx(127.5, abs=6)
+
+
+# Unreadable videos.
+
+
+def test_an_unreadable_video_is_replaced_by_the_same_other_and_reported(folder):
+    (path,) = spoil(folder, 2)
+    request = ClipRequest(2, 0, COARSE, 0)
+    item = Kinetics(config(folder), "train")[request]
+    assert item["video"] != 2
+    assert item["label"] == item["video"] % 2
+    assert item["clip"].shape == (2, 32, 32, 3)
+    assert {failed for failed, _ in item["failures"]} == {path}
+    assert all(reason.startswith("cannot be opened") for _, reason in item["failures"])
+    assert same(Kinetics(config(folder), "train")[request], item)
+    others = {
+        Kinetics(config(folder), "train")[ClipRequest(2, e, COARSE, 0)]["video"] for e in range(8)
+    }
+    assert len(others) > 1
+
+
+@pytest.mark.parametrize(("split", "size"), [("val", 48), ("test", 64)])
+def test_an_unreadable_video_is_a_black_clip_in_evaluation(folder, split, size):
+    (path,) = spoil(folder, 1)
+    views = ["TEST.NUM_ENSEMBLE_VIEWS", 1, "TEST.NUM_SPATIAL_CROPS", 1]
+    item = Kinetics(config(folder, *views), split)[1]
+    assert item["clip"].shape == (8, size, size, 3)
+    assert not item["clip"].any()
+    assert (item["label"], item["video"]) == (1, 1)
+    assert [failed for failed, _ in item["failures"]] == [path]
+
+
+@pytest.mark.parametrize("workers", [0, 1])
+def test_a_list_of_unreadable_videos_stops_with_a_message_not_a_traceback(folder, workers):
+    paths = spoil(folder, *range(VIDEOS))
+    batches = [[ClipRequest(4, 0, COARSE, 0)]]
+    data = Kinetics(config(folder), "train")
+    loader = DataLoader(data, batch_sampler=batches, num_workers=workers, collate_fn=collate)
+    with pytest.raises(TooManyUnreadableError) as caught:
+        next(iter(loader))
+    message = str(caught.value)
+    assert message.startswith(f"10 videos in a row could not be read, the first {paths[4]}: cannot")
+    assert message.endswith("check DATA.PATH_PREFIX and the list")
+    assert "Traceback" not in message
+    assert "\n" not in message
+
+
+# The host's registry.
+
+
+@pytest.mark.parametrize("name", ["kinetics", "Kinetics"])
+def test_the_hosts_registry_gives_ours_once_patched(folder, name):
+    patching.apply()
+    from slowfast.datasets.build import build_dataset
+
+    for split in ("train", "val", "test"):
+        data = build_dataset(name, config(folder), split)
+        assert type(data) is Kinetics
+        assert data.split == split
+
+
+def test_a_label_beyond_the_classes_is_refused_when_the_list_is_read(folder):
+    with pytest.raises(ValueError, match=r"train.csv, line 2: label 1 is outside"):
+        Kinetics(config(folder, "MODEL.NUM_CLASSES", 1), "train")

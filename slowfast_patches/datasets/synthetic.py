@@ -87,8 +87,8 @@ class DemoSpec:
     test: int = 320
     seed: int = 0
     frames: int = 40
-    width: int = 96
-    height: int = 80
+    width: int = 80
+    height: int = 64
 
     def __post_init__(self) -> None:
         for name, value in asdict(self).items():
@@ -272,9 +272,7 @@ def _each(
 
 def _draw_sprite(rng: np.random.Generator) -> Image:
     opacity = _shape(rng)[..., None]
-    return np.concatenate(
-        [_texture(rng, SPRITE, SPRITE, *THING) * opacity, opacity], axis=2
-    )
+    return np.concatenate([_texture(rng, SPRITE, SPRITE, *THING) * opacity, opacity], axis=2)
 
 
 def _texture(

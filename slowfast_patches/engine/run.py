@@ -23,7 +23,7 @@ from slowfast_patches.datasets.csv_list import csv_path, read_csv
 from slowfast_patches.datasets.loader import build_dataset, evaluation_loader
 from slowfast_patches.engine import checkpoint
 from slowfast_patches.engine.evaluate import Accuracy, evaluate
-from slowfast_patches.engine.launch import launch, processes_of, with_machines
+from slowfast_patches.engine.launch import check_gpus, launch, processes_of, with_machines
 from slowfast_patches.engine.monitor import setup_logging
 from slowfast_patches.engine.plan import format_plan, make_plan, plot_plan
 from slowfast_patches.engine.train import Trainer
@@ -48,6 +48,7 @@ def run(cfg: CfgNode, init_method: str) -> None:
     cfg = with_machines(cfg)
     world_size = processes_of(cfg)
     check_config(cfg, world_size)
+    check_gpus(cfg)
     if cfg.TEST.ENABLE:
         _count_videos(cfg, "test")
     if cfg.TRAIN.ENABLE:

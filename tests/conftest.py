@@ -19,7 +19,9 @@ from slowfast_patches.datasets.synthetic import DemoSpec, make_demo_data
 from slowfast_patches.engine import checkpoint
 from slowfast_patches.engine.run import run
 
-torch.set_num_threads(1)  # what is tested here must not depend on the number of cores
+# What is tested here must not depend on the number of cores; runs read the variable.
+os.environ["OMP_NUM_THREADS"] = "1"
+torch.set_num_threads(1)
 
 RUN_NET = Path(__file__).parents[1] / "tools" / "run_net.py"
 
@@ -33,7 +35,8 @@ DATA: {NUM_FRAMES: 8, SAMPLING_RATE: 2, TRAIN_JITTER_SCALES: [36, 40], TRAIN_CRO
        TEST_CROP_SIZE: 32}
 SLOWFAST: {ALPHA: 2, BETA_INV: 4, FUSION_KERNEL_SZ: 3}
 RESNET: {WIDTH_PER_GROUP: 8, ZERO_INIT_FINAL_BN: True,
-         SPATIAL_STRIDES: [[1, 1], [2, 2], [2, 2], [2, 2]], SPATIAL_DILATIONS: [[1, 1], [1, 1], [1, 1], [1, 1]],
+         SPATIAL_STRIDES: [[1, 1], [2, 2], [2, 2], [2, 2]],
+         SPATIAL_DILATIONS: [[1, 1], [1, 1], [1, 1], [1, 1]],
          NUM_BLOCK_TEMP_KERNEL: [[3, 3], [4, 4], [6, 6], [3, 3]]}
 NONLOCAL: {LOCATION: [[[], []], [[], []], [[], []], [[], []]],
            GROUP: [[1, 1], [1, 1], [1, 1], [1, 1]]}
@@ -141,7 +144,7 @@ def start_run_net(tiny_recipe: Path) -> Callable[..., subprocess.Popen[str]]:
         python, *rest = run_net_command(tiny_recipe, output, *overrides)
         return subprocess.Popen(
             [python, *launcher, *rest],
-            env=os.environ | {"OMP_NUM_THREADS": "1"} | environment,
+            env=os.environ | environment,
             stdout=subprocess.DEVNULL,
             stderr=subprocess.PIPE,
             text=True,

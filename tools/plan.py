@@ -46,7 +46,7 @@ def main(argv: list[str] | None = None) -> int:
         schedule, plan = plan_config(cfg, args.dataset_size)
         if args.plot:
             plot_plan(schedule, args.plot)
-    except (ValueError, OSError) as error:
+    except (ValueError, ImportError, OSError) as error:
         print(f"error: {error}", file=sys.stderr)
         return 2
     print(json.dumps(plan.to_json(), indent=2) if args.json else format_plan(plan))

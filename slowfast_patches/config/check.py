@@ -10,6 +10,7 @@ from typing import Any
 
 from fvcore.common.config import CfgNode
 
+from slowfast_patches.config.defaults import PER_PATHWAY
 from slowfast_patches.patching import DETECTRON2_HINT
 
 __all__ = ["check_config", "check_frames"]
@@ -231,6 +232,13 @@ def _check_pathways(cfg: CfgNode) -> None:
             f"DATA.INPUT_CHANNEL_NUM {cfg.DATA.INPUT_CHANNEL_NUM} does not fit MODEL.ARCH "
             f"{cfg.MODEL.ARCH}; write {[3] * pathways} or leave it out"
         )
+    for key in PER_PATHWAY:
+        stages = _get(cfg, key)
+        if any(len(stage) < pathways for stage in stages):
+            raise ValueError(
+                f"{key} {stages} needs {pathways} entries a stage for MODEL.ARCH {cfg.MODEL.ARCH}, "
+                f"one for each pathway; write {[[stage[0]] * pathways for stage in stages]}"
+            )
     cycle = cfg.MULTIGRID.LONG_CYCLE_FACTORS if cfg.MULTIGRID.LONG_CYCLE else [[1.0, 1.0]]
     factors = [time for time, _ in cycle]
     check_frames(cfg.MODEL.ARCH, cfg.DATA.NUM_FRAMES, cfg.SLOWFAST.ALPHA, factors)

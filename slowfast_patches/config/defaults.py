@@ -9,7 +9,25 @@ from typing import NamedTuple
 import slowfast.config.defaults as host_defaults
 from fvcore.common.config import CfgNode
 
-__all__ = ["NO_EFFECT", "NoEffect", "add_multigrid_config", "find_no_effect", "get_cfg"]
+__all__ = [
+    "NO_EFFECT",
+    "PER_PATHWAY",
+    "NoEffect",
+    "add_multigrid_config",
+    "find_no_effect",
+    "get_cfg",
+]
+
+
+PER_PATHWAY = (
+    "RESNET.NUM_BLOCK_TEMP_KERNEL",
+    "RESNET.SPATIAL_STRIDES",
+    "RESNET.SPATIAL_DILATIONS",
+    "NONLOCAL.LOCATION",
+    "NONLOCAL.GROUP",
+    "NONLOCAL.POOL",
+)
+"""Lists of the host's with an entry for each stage, and in it one for each pathway."""
 
 
 def get_cfg() -> CfgNode:
@@ -106,8 +124,9 @@ def _add_data(cfg: CfgNode) -> None:
 
 def _add_run(cfg: CfgNode) -> None:
     cfg.TRAIN.MIXED_PRECISION = False
-    # Start at iteration 0 from TRAIN.CHECKPOINT_FILE_PATH instead of continuing it.
+    # In the later releases: do not continue TRAIN.CHECKPOINT_FILE_PATH; see NO_EFFECT.
     cfg.TRAIN.CHECKPOINT_EPOCH_RESET = False
+    # Log the model's parameters and operations.
     cfg.LOG_MODEL_INFO = True
     # "auto" is nccl with GPUs and gloo without.
     cfg.DIST_BACKEND = "auto"
@@ -149,6 +168,11 @@ NO_EFFECT: Mapping[str, NoEffect] = {
     "SOLVER.STEP_SIZE": NoEffect("no learning rate policy reads it; write SOLVER.STEPS", (1,)),
     "SOLVER.WARMUP_FACTOR": NoEffect(
         "the warm-up starts at SOLVER.WARMUP_START_LR; write that", (0.1,)
+    ),
+    "TRAIN.CHECKPOINT_EPOCH_RESET": NoEffect(
+        "a training that starts from TRAIN.CHECKPOINT_FILE_PATH starts at iteration 0; one in "
+        "OUTPUT_DIR is continued by TRAIN.AUTO_RESUME",
+        (False, True),
     ),
     "MODEL.ACT_CHECKPOINT": NoEffect(
         "activations are kept; write a smaller TRAIN.BATCH_SIZE where memory is short", (False,)

@@ -12,7 +12,7 @@ from typing import Any, NamedTuple
 import yaml
 from fvcore.common.config import BASE_KEY, CfgNode
 
-from slowfast_patches.config.defaults import find_no_effect, get_cfg
+from slowfast_patches.config.defaults import PER_PATHWAY, find_no_effect, get_cfg
 
 __all__ = ["load_config"]
 
@@ -223,6 +223,10 @@ def _derive(cfg: CfgNode, given: Container[str]) -> None:
     cfg.MODEL.MODEL_NAME = name
     if "DATA.INPUT_CHANNEL_NUM" not in given and name == "ResNet":
         cfg.DATA.INPUT_CHANNEL_NUM = cfg.DATA.INPUT_CHANNEL_NUM[:1]
+    for section, key in (name.split(".") for name in PER_PATHWAY):
+        stages = cfg[section][key]
+        if f"{section}.{key}" not in given and name == "SlowFast":
+            cfg[section][key] = [stage[:1] * 2 for stage in stages]
     if "DATA.CROP_SIZE" not in given:
         cfg.DATA.CROP_SIZE = cfg.DATA.TRAIN_CROP_SIZE
     if cfg.DIST_BACKEND == "nccl" and cfg.NUM_GPUS == 0:

@@ -37,6 +37,9 @@ __all__ = ["run"]
 
 logger = logging.getLogger(__name__)
 
+_TOLERANCE = 0.1
+"""Part of DATA.NUM_TRAIN_VIDEOS that may be missing, as videos vanish, without a warning."""
+
 
 def run(cfg: CfgNode, init_method: str) -> None:
     """Check the recipe, then train and test it on all its processes.
@@ -61,7 +64,15 @@ def run(cfg: CfgNode, init_method: str) -> None:
 def _check_training(cfg: CfgNode, world_size: int) -> Schedule:
     """The schedule, after trying everything that can be tried before training."""
     _count_videos(cfg, "val")
-    schedule = schedule_from_config(cfg, _count_videos(cfg, "train"))
+    videos, expected = _count_videos(cfg, "train"), cfg.DATA.NUM_TRAIN_VIDEOS
+    if expected and abs(videos - expected) > _TOLERANCE * expected:
+        logger.warning(
+            "the recipe was made for %d training videos (DATA.NUM_TRAIN_VIDEOS), the list has %d: "
+            "its epochs are as many, its iterations are not",
+            expected,
+            videos,
+        )
+    schedule = schedule_from_config(cfg, videos)
     MultigridBatchSampler(schedule, cfg.RNG_SEED, 0, world_size)
     check_shapes(cfg, schedule.shapes)
     checkpoint.find_resumable(cfg, schedule.num_videos)
@@ -108,12 +119,26 @@ def _main(cfg: CfgNode, world: World) -> None:
     if cfg.TRAIN.ENABLE:
         trainer = Trainer(cfg, world)
         if world.is_main:
+            if cfg.LOG_MODEL_INFO:
+                _log_model(cfg, trainer)
             logger.info("the plan:\n%s", (Path(cfg.OUTPUT_DIR) / "plan.txt").read_text("utf-8"))
         trainer.train()
     if cfg.TEST.ENABLE:
         accuracy = _test(cfg, world, trainer)
     if world.is_main:
         _write_result(cfg, world, trainer, accuracy)
+
+
+def _log_model(cfg: CfgNode, trainer: Trainer) -> None:
+    base = trainer.schedule.base
+    logger.info(
+        "%s: %d parameters, %.3g training FLOPs per clip of %d frames of %d²",
+        cfg.MODEL.ARCH,
+        sum(p.numel() for p in trainer.model.parameters()),
+        flops_per_clip(cfg)(base.frames, base.crop),
+        base.frames,
+        base.crop,
+    )
 
 
 def _test(cfg: CfgNode, world: World, trainer: Trainer | None) -> Accuracy:

@@ -398,3 +398,16 @@ def test_frames_that_pass_feed_both_sides_of_the_fusion(frames, alpha):
         assert len(range(0, frames, alpha)) != frames // alpha
     else:
         assert len(range(0, frames, alpha)) == frames // alpha >= 1
+
+
+def test_lists_of_the_hosts_stages_follow_the_pathways():
+    cfg = load_config(None, ["DATA.NUM_FRAMES", 32])
+    assert cfg.RESNET.NUM_BLOCK_TEMP_KERNEL == [[3, 3], [4, 4], [6, 6], [3, 3]]
+    assert cfg.NONLOCAL.LOCATION == [[[], []]] * 4
+    assert load_config(None, ["MODEL.ARCH", "c2d"]).RESNET.SPATIAL_STRIDES == [[1], [2], [2], [2]]
+
+
+def test_a_list_without_an_entry_for_each_pathway_says_what_to_write():
+    cfg = load_config(None, ["RESNET.SPATIAL_STRIDES", "[[1], [2], [2], [2]]"])
+    with pytest.raises(ValueError, match=r"SPATIAL_STRIDES.*write \[\[1, 1\], \[2, 2\]"):
+        check_config(cfg)

@@ -56,8 +56,8 @@ def assert_same_training(found, expected) -> None:
     assert found.result["global_batch"] == expected.result["global_batch"] == 4
     weights = expected.checkpoint["model_state"]
     for name, weight in found.checkpoint["model_state"].items():
-        difference = torch.linalg.vector_norm((weight - weights[name]).double())
-        assert difference <= 1e-5 * torch.linalg.vector_norm(weights[name].double()), name
+        # Absolutely, what rounding leaves of a bias that starts at 0; updates are near 1e-3.
+        torch.testing.assert_close(weight, weights[name], rtol=1e-5, atol=1e-6)
     for kind in ("train", "val"):
         for ours, theirs in zip(found.metrics(kind), expected.metrics(kind), strict=True):
             for key in ("iteration", "top1", "loss", "lr", "shape", "top5"):

@@ -292,7 +292,9 @@ def _texture(
     directions = rng.standard_normal((2, 3))
     directions *= rng.uniform(*contrast) / np.linalg.norm(directions, axis=1, keepdims=True)
     colour = rng.uniform(*level, 3) + np.einsum("fhw,fc->hwc", fields, directions)
-    return np.asarray(np.clip(colour, 0.0, 1.0), np.float32)
+    # The last bits of a sum of products depend on where its operands lie in memory; rounded away,
+    # a file has the same bytes whenever it is made.
+    return np.asarray(np.clip(colour, 0.0, 1.0).round(4), np.float32)
 
 
 def _shape(rng: np.random.Generator) -> Image:

@@ -64,6 +64,12 @@ GROUND = ((0.05, 0.3), (0.02, 0.05))
 THING = ((0.5, 0.9), (0.15, 0.3))
 SPRITE = 64  # pixels along the side of a thing's picture
 
+# From RGB in [0, 255] to Y, U, V: ITU-R BT.601, limited range.
+BT601 = (
+    np.array([[65.738, 129.057, 25.064], [-37.945, -74.494, 112.439], [112.439, -94.154, -18.285]])
+    / 256.0
+)
+
 # Reading is part of what a training run costs, hence a stream that is cheap to decode: no loop
 # filter and no arithmetic coding (fastdecode), no B-frames, whole macroblocks, one reference, and a
 # key frame within 8 frames of every seek. One thread: the same bytes whatever the number of cores.
@@ -248,9 +254,20 @@ def _write_video(path: Path, clip: Clip) -> None:
         stream.height, stream.width = clip.shape[1:3]
         stream.pix_fmt = "yuv420p"
         for pixels in clip:
-            container.mux(stream.encode(av.VideoFrame.from_ndarray(pixels, format="rgb24")))
+            container.mux(stream.encode(av.VideoFrame.from_ndarray(_to_yuv(pixels), "yuv420p")))
         container.mux(stream.encode())
     os.replace(partial_path, path)
+
+
+def _to_yuv(pixels: Clip) -> Clip:
+    """RGB (H, W, 3) as the planes of yuv420p (BT.601, limited range), (3H/2, W).
+
+    FFmpeg's own conversion of such small frames does not give the same bytes every time.
+    """
+    y, u, v = np.moveaxis(pixels @ BT601.T + (16.0, 128.0, 128.0), 2, 0)
+    halves = [(c[::2, ::2] + c[1::2, ::2] + c[::2, 1::2] + c[1::2, 1::2]) / 4 for c in (u, v)]
+    planes = [y, *(half.reshape(-1, y.shape[1]) for half in halves)]
+    return np.rint(np.concatenate(planes).round(3)).astype(np.uint8)
 
 
 def _each(

@@ -98,7 +98,7 @@ class Kinetics(torch.utils.data.Dataset[dict[str, Any]]):
         )
 
     def _testing_item(self, number: int) -> dict[str, Any]:
-        """A clip of a video; an unreadable one is a black clip, which counts as a wrong answer."""
+        """A clip of a video; a black one where it cannot be read, so that every video is scored."""
         index, part = divmod(number, self.num_clips)
         path, label = self.videos[index]
         failures = list[tuple[str, str]]()

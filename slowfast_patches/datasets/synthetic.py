@@ -267,7 +267,7 @@ def _to_yuv(pixels: Clip) -> Clip:
     y, u, v = np.moveaxis(pixels @ BT601.T + (16.0, 128.0, 128.0), 2, 0)
     halves = [(c[::2, ::2] + c[1::2, ::2] + c[::2, 1::2] + c[1::2, 1::2]) / 4 for c in (u, v)]
     planes = [y, *(half.reshape(-1, y.shape[1]) for half in halves)]
-    return np.rint(np.concatenate(planes).round(3)).astype(np.uint8)
+    return np.asarray(np.rint(np.concatenate(planes).round(3)), np.uint8)
 
 
 def _each(

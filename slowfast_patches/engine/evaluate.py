@@ -56,7 +56,7 @@ def evaluate(
     seen = torch.zeros(num_videos, dtype=torch.int64, device=world.device)
     for batch in loader:
         for path, reason in batch["failures"]:
-            logger.warning("%s %s: scored as a black clip", path, reason)
+            logger.warning("%s %s; a black clip is scored in its place", path, reason)
         with autocast():
             predictions = model(transform(batch["clips"], batch["flips"])).double()
         videos = batch["videos"].to(world.device)
@@ -70,11 +70,18 @@ def evaluate(
 
 
 def update_precise_bn(
-    model: nn.Module, loader: Any, transform: InputTransform, autocast: Callable[[], Any]
+    model: nn.Module,
+    loader: Any,
+    transform: InputTransform,
+    autocast: Callable[[], Any],
+    global_batch: int,
 ) -> None:
-    """Replace the running statistics by those of the loader's clips (Wu and Johnson, 2021)."""
+    """Replace the running statistics by those of the loader's clips (Wu and Johnson, 2021).
+
+    Grouped BN normalises them over `global_batch` clips, on however many processes.
+    """
     model.train()
-    set_group_size(model, None)
+    set_group_size(model, global_batch)
     inputs = (transform(batch["clips"], batch["flips"]) for batch in loader)
     with autocast():
         update_bn_stats(model, inputs, len(loader))

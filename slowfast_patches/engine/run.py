@@ -154,7 +154,7 @@ def _test(cfg: CfgNode, world: World, trainer: Trainer | None) -> Accuracy:
                 f"nothing to test: {cfg.OUTPUT_DIR} has no checkpoint; set "
                 "TEST.CHECKPOINT_FILE_PATH, or TRAIN.ENABLE True"
             )
-        checkpoint.load_weights(model, str(path))
+        checkpoint.load_weights(model, str(path), complete=True)
     dataset = build_dataset(cfg, "test")
     local = max(1, cfg.TEST.BATCH_SIZE * cfg.NUM_SHARDS // world.size)
     accuracy = evaluate(

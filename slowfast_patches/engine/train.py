@@ -148,7 +148,13 @@ class Trainer:
                 loader = precise_bn_loader(
                     self.cfg, self.dataset, self.schedule, step, self.world.rank, self.world.size
                 )
-                update_precise_bn(self.model, loader, self.transform, self.precision.autocast)
+                update_precise_bn(
+                    self.model,
+                    loader,
+                    self.transform,
+                    self.precision.autocast,
+                    self.schedule.base.batch,
+                )
             accuracy = self._accuracy()
         self.evaluations.append(
             {

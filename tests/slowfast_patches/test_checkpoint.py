@@ -169,3 +169,9 @@ def test_inflated_convolutions_repeat_along_time(tmp_path: Path):
     checkpoint.load_weights(model, str(tmp_path / "w.pyth"), inflate=True)
     for t in range(5):  # a video that stands still gives what the image gave
         torch.testing.assert_close(model.weight[:, :, t], flat / 5)
+
+
+def test_a_test_refuses_a_checkpoint_that_lacks_weights(tmp_path):
+    torch.save({"model_state": {"bias": torch.zeros(2)}}, tmp_path / "w.pyth")
+    with pytest.raises(ValueError, match="lacks 1 of 2 weights, such as weight"):
+        checkpoint.load_weights(nn.Linear(3, 2), str(tmp_path / "w.pyth"), complete=True)

@@ -17,6 +17,7 @@ from multigrid import (
     SteppedRate,
     clip_generator,
     collate,
+    group_order,
     make_schedule,
     stream,
 )
@@ -30,6 +31,12 @@ quick = settings(max_examples=50, deadline=None, derandomize=True)
 @pytest.fixture(scope="module")
 def schedule():
     return make_schedule(Shape(4, 8, 32), VIDEOS, SteppedRate((16.0, 20.0), (0.1, 0.01)))
+
+
+def in_order(batch, bn_size):
+    """A rank's clips as they come in the stream, before they are arranged for BN."""
+    arranged = zip(group_order(len(batch), bn_size), batch, strict=True)
+    return [clip for _, clip in sorted(arranged, key=lambda pair: pair[0])]
 
 
 class Requests(Dataset[dict[str, object]]):
@@ -87,16 +94,33 @@ def test_the_sampler_is_the_stream_cut_by_the_schedule(schedule):
         assert {(r.iteration, r.shape) for r in batch} == {
             (iteration, schedule.at(iteration).shape)
         }
-    clips = [(request.video, request.epoch) for request in chain(*batches)]
+    runs = [in_order(b, schedule.at(i).bn_size) for i, b in enumerate(batches)]
+    clips = [(request.video, request.epoch) for request in chain(*runs)]
     assert clips == stream(SEED, VIDEOS, 0, schedule.clips)
 
 
 @pytest.mark.parametrize("world_size", [1, 2, 4])
 def test_ranks_in_order_are_the_single_process_batch(schedule, world_size):
     ranks = [MultigridBatchSampler(schedule, SEED, rank, world_size) for rank in range(world_size)]
-    for alone, *parts in zip(MultigridBatchSampler(schedule, SEED), *ranks, strict=True):
-        assert list(chain(*parts)) == alone
+    alone = MultigridBatchSampler(schedule, SEED)
+    for step, whole, *parts in zip(schedule.steps(), alone, *ranks, strict=True):
+        runs = [in_order(part, step.bn_size) for part in parts]
+        assert list(chain(*runs)) == in_order(whole, step.bn_size)
         assert len({len(part) for part in parts}) == 1
+
+
+@pytest.mark.parametrize("world_size", [1, 2, 4])
+def test_bn_groups_are_the_same_runs_of_the_stream_on_any_number_of_processes(schedule, world_size):
+    """Group g of G on a rank is every G-th clip from g; one that ranks share is all their clips."""
+    ranks = [MultigridBatchSampler(schedule, SEED, rank, world_size) for rank in range(world_size)]
+    for step, *parts in zip(schedule.steps(), *ranks, strict=True):
+        k = step.bn_size
+        count = max(1, len(parts[0]) // k)
+        local = [{(r.video, r.epoch) for r in p[g::count]} for p in parts for g in range(count)]
+        sharers = k // len(local[0])
+        groups = [set().union(*local[j : j + sharers]) for j in range(0, len(local), sharers)]
+        starts = range(step.first_clip, step.first_clip + step.shape.batch, k)
+        assert groups == [set(stream(SEED, VIDEOS, n, n + k)) for n in starts]
 
 
 def test_ranks_are_disjoint(schedule):
@@ -152,8 +176,9 @@ def test_workers_do_not_change_the_stream(schedule, loaded):
 
 def test_world_size_and_restarts_do_not_change_the_stream(schedule, loaded):
     ranks = [load(schedule, 0, rank, 2, start=5) for rank in range(2)]
-    for whole, *parts in zip(loaded[5:], *ranks, strict=True):
-        assert torch.equal(whole["labels"], torch.cat([part["labels"] for part in parts]))
+    for step, whole, *parts in zip(schedule.steps(5), loaded[5:], *ranks, strict=True):
+        labels = [in_order(part["labels"].tolist(), step.bn_size) for part in parts]
+        assert list(chain(*labels)) == in_order(whole["labels"].tolist(), step.bn_size)
 
 
 def test_collate(schedule):

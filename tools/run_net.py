@@ -39,7 +39,7 @@ def main() -> int:
             overrides += [key, str(value)]
     try:
         run(load_config(args.cfg, overrides), args.init_method)
-    except (ValueError, ImportError, TrainingStoppedError, ProcessException) as error:
+    except (ValueError, ImportError, OSError, TrainingStoppedError, ProcessException) as error:
         print(f"error: {error}", file=sys.stderr)
         return 2
     return 0

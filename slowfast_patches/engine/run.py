@@ -52,18 +52,16 @@ def run(cfg: CfgNode, init_method: str) -> None:
     world_size = processes_of(cfg)
     check_config(cfg, world_size)
     check_gpus(cfg)
+    schedule = _check_training(cfg, world_size) if cfg.TRAIN.ENABLE else None
     if cfg.TEST.ENABLE:
         _count_videos(cfg, "test")
-    if cfg.TRAIN.ENABLE:
-        schedule = _check_training(cfg, world_size)
-        if cfg.SHARD_ID == 0 and int(os.environ.get("RANK", 0)) == 0:
-            _prepare_folder(cfg, schedule)
+    if schedule is not None and cfg.SHARD_ID == 0 and int(os.environ.get("RANK", 0)) == 0:
+        _prepare_folder(cfg, schedule)
     launch(cfg, init_method, _main)
 
 
 def _check_training(cfg: CfgNode, world_size: int) -> Schedule:
     """The schedule, after trying everything that can be tried before training."""
-    _count_videos(cfg, "val")
     videos, expected = _count_videos(cfg, "train"), cfg.DATA.NUM_TRAIN_VIDEOS
     if expected and abs(videos - expected) > _TOLERANCE * expected:
         logger.warning(
@@ -72,6 +70,7 @@ def _check_training(cfg: CfgNode, world_size: int) -> Schedule:
             expected,
             videos,
         )
+    _count_videos(cfg, "val")
     schedule = schedule_from_config(cfg, videos)
     MultigridBatchSampler(schedule, cfg.RNG_SEED, 0, world_size)
     check_shapes(cfg, schedule.shapes)

@@ -61,7 +61,7 @@ def assert_refused(answer: tuple[int, str], *said: str) -> None:
         (("SOLVER.BASE_LR", "high"), ("SOLVER.BASE_LR takes a number", "'high'")),
         (("NUM_SHARDS", 2, "SHARD_ID", 2), ("SHARD_ID 2 is not one of NUM_SHARDS 2",)),
         (("SLOWFAST.ALPHA", 4), ("2, 4 and 8 frames", "SLOWFAST.ALPHA 4", "SLOWFAST.ALPHA 1 or 2")),
-        (("DATA.PATH_TO_DATA_DIR", "/nowhere"), ("/nowhere/test.csv: no such file",)),
+        (("DATA.PATH_TO_DATA_DIR", "/nowhere"), ("/nowhere/train.csv: no such file",)),
         (("DATA.PATH_PREFIX", "/nowhere"), ("none of the first", "DATA.PATH_PREFIX")),
         (("MODEL.NUM_CLASSES", 5), ("line 6: label 5 is outside MODEL.NUM_CLASSES 5",)),
         (("SOLVER.MAX_EPOCH", 4.02), ("too short", "without an iteration")),

@@ -41,8 +41,9 @@ class GroupedBatchNorm3d(nn.BatchNorm3d):
     - k > N: ranks [j·m, (j+1)·m) with m = k/N are group j and share their statistics.
 
     With every G-th clip in a group, (N, C, T, H, W) read as (k, G·C, T, H, W) has one group's
-    channel in each channel: one call of torch's own kernel and no copy. `group_order` says how to
-    arrange clips so that the groups are runs of a stream, whatever the number of processes.
+    channel in each channel: one call of torch's own kernel, without a copy of a contiguous input
+    (one in channels_last_3d is copied). `group_order` says how to arrange clips so that the groups
+    are runs of a stream, whatever the number of processes.
 
     The running statistics move once per forward, towards the average over this process's groups of
     their means and unbiased variances. Evaluation, the constructor and the state dict are those of

@@ -6,7 +6,6 @@ SHARD_ID, meeting at --init_method. NUM_GPUS 0 is one process a machine, on the 
 
 from __future__ import annotations
 
-import logging
 import os
 from collections.abc import Callable
 
@@ -20,8 +19,6 @@ from slowfast_patches.utils.distributed import World
 __all__ = ["check_gpus", "launch", "processes_of", "with_machines"]
 
 Main = Callable[[CfgNode, World], None]
-
-logger = logging.getLogger(__name__)
 
 
 def processes_of(cfg: CfgNode) -> int:

@@ -9,8 +9,16 @@ from multigrid.batchnorm import (
 )
 from multigrid.cost import Cost, baseline_cost, schedule_cost
 from multigrid.learning_rate import CosineRate, LearningRate, SteppedRate, Warmup
-from multigrid.sampler import Batch, ClipRequest, MultigridBatchSampler, collate, stream
+from multigrid.sampler import (
+    Batch,
+    ClipRequest,
+    MultigridBatchSampler,
+    collate,
+    empty_clips,
+    stream,
+)
 from multigrid.sampling import (
+    Box,
     ClipPlan,
     Grid,
     Video,
@@ -26,6 +34,7 @@ __all__ = [
     "LONG_CYCLE",
     "SHORT_CYCLE",
     "Batch",
+    "Box",
     "ClipPlan",
     "ClipRequest",
     "CosineRate",
@@ -46,6 +55,7 @@ __all__ = [
     "clip_generator",
     "collate",
     "convert_batchnorm",
+    "empty_clips",
     "group_order",
     "make_grid",
     "make_schedule",

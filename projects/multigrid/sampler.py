@@ -14,13 +14,13 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 from torch import Tensor
-from torch.utils.data import Sampler
+from torch.utils.data import Sampler, get_worker_info
 
 from multigrid.batchnorm import group_order
 from multigrid.schedule import Schedule
 from multigrid.shapes import Shape
 
-__all__ = ["Batch", "ClipRequest", "MultigridBatchSampler", "collate", "stream"]
+__all__ = ["Batch", "ClipRequest", "MultigridBatchSampler", "collate", "empty_clips", "stream"]
 
 
 class ClipRequest(NamedTuple):
@@ -97,6 +97,18 @@ class MultigridBatchSampler(Sampler[list[ClipRequest]]):
 
     def __len__(self) -> int:
         return self.schedule.iterations - self.start
+
+
+def empty_clips(count: int, frames: int, crop: int) -> Tensor:
+    """Room for a mini-batch's clips, (count, frames, crop, crop, 3) uint8, to read them into.
+
+    In a worker of a data loader it lies in memory that the worker shares with the training process:
+    clips that are read into it are not copied again on their way.
+    """
+    clips = torch.empty((count, frames, crop, crop, 3), dtype=torch.uint8)
+    if get_worker_info() is not None:
+        clips.share_memory_()  # type: ignore[no-untyped-call]
+    return clips
 
 
 def collate(samples: Sequence[Mapping[str, Any]]) -> Batch:

@@ -20,7 +20,16 @@ from numpy.typing import NDArray
 
 from multigrid.shapes import Shape
 
-__all__ = ["ClipPlan", "Grid", "Video", "clip_generator", "make_grid", "plan_test", "plan_train"]
+__all__ = [
+    "Box",
+    "ClipPlan",
+    "Grid",
+    "Video",
+    "clip_generator",
+    "make_grid",
+    "plan_test",
+    "plan_train",
+]
 
 
 class Video(NamedTuple):
@@ -30,6 +39,15 @@ class Video(NamedTuple):
     fps: float
     width: int
     height: int
+
+
+class Box(NamedTuple):
+    """A part of a frame, in pixels of the frame as it is stored; not always whole ones."""
+
+    x: float
+    y: float
+    width: float
+    height: float
 
 
 @dataclass(frozen=True)
@@ -58,6 +76,12 @@ class ClipPlan:
     corner: tuple[int, int]
     crop: int
     flip: bool
+
+    def box(self, video: Video) -> Box:
+        """The crop on the frames before they are resized, where a reader may cut it out."""
+        across, down = video.width / self.size[0], video.height / self.size[1]
+        x, y = self.corner
+        return Box(x * across, y * down, self.crop * across, self.crop * down)
 
 
 def make_grid(

@@ -10,7 +10,7 @@ from typing import Any
 
 from fvcore.common.config import CfgNode
 
-from slowfast_patches.config.defaults import PER_PATHWAY
+from slowfast_patches.config.defaults import AUTO_OR_COUNT, PER_PATHWAY
 from slowfast_patches.patching import DETECTRON2_HINT
 
 __all__ = ["check_config", "check_frames"]
@@ -127,6 +127,9 @@ def _check_values(cfg: CfgNode) -> None:
     for key in _AT_LEAST_ONE:
         if _get(cfg, key) < 1:
             raise ValueError(f"{key} must be 1 or more, not {_get(cfg, key)}")
+    for key in AUTO_OR_COUNT:
+        if _get(cfg, key) != "auto" and _get(cfg, key) < 0:
+            raise ValueError(f"{key} must be 0 or more, or auto, not {_get(cfg, key)}")
     for key in _ABOVE_ZERO:
         if not _get(cfg, key) > 0:
             raise ValueError(f"{key} must be above 0, not {_get(cfg, key)}")

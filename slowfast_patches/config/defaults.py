@@ -10,6 +10,7 @@ import slowfast.config.defaults as host_defaults
 from fvcore.common.config import CfgNode
 
 __all__ = [
+    "AUTO_OR_COUNT",
     "NO_EFFECT",
     "PER_PATHWAY",
     "NoEffect",
@@ -28,6 +29,10 @@ PER_PATHWAY = (
     "NONLOCAL.POOL",
 )
 """Lists of the host's with an entry for each stage, and in it one for each pathway."""
+
+
+AUTO_OR_COUNT = ("DATA_LOADER.NUM_WORKERS",)
+"""Keys that take "auto" or a whole number, 0 or more."""
 
 
 def get_cfg() -> CfgNode:
@@ -130,6 +135,8 @@ def _add_run(cfg: CfgNode) -> None:
     cfg.LOG_MODEL_INFO = True
     # "auto" is nccl with GPUs and gloo without.
     cfg.DIST_BACKEND = "auto"
+    # Processes that read clips for each process that trains; "auto" picks from the cores.
+    cfg.DATA_LOADER.NUM_WORKERS = "auto"
 
 
 class NoEffect(NamedTuple):

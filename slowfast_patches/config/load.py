@@ -12,7 +12,12 @@ from typing import Any, NamedTuple
 import yaml
 from fvcore.common.config import BASE_KEY, CfgNode
 
-from slowfast_patches.config.defaults import PER_PATHWAY, find_no_effect, get_cfg
+from slowfast_patches.config.defaults import (
+    AUTO_OR_COUNT,
+    PER_PATHWAY,
+    find_no_effect,
+    get_cfg,
+)
 
 __all__ = ["load_config"]
 
@@ -126,7 +131,10 @@ def _set(cfg: CfgNode, key: str, setting: _Setting) -> None:
     if isinstance(node[name], CfgNode):
         raise ValueError(_section_message(key, setting.value, setting.source))
     try:
-        node[name] = _adapt(setting.value, node[name])
+        if key in AUTO_OR_COUNT:
+            node[name] = _adapt_auto_or_count(setting.value)
+        else:
+            node[name] = _adapt(setting.value, node[name])
     except TypeError as wanted:
         message = f"{key} takes {wanted}, not {setting.value!r} ({setting.source})"
         raise ValueError(message) from None
@@ -189,6 +197,17 @@ def _adapt_number(value: Any, default: float | None) -> float:
     if value != value or value in (float("inf"), float("-inf")) or value != int(value):
         raise TypeError(wanted)
     return int(value)
+
+
+def _adapt_auto_or_count(raw: Any) -> int | str:
+    """ "auto" in any case, or an int, whose range `check_config` looks at."""
+    value = _decode(raw)
+    if isinstance(value, str) and value.lower() == "auto":
+        return "auto"
+    try:
+        return int(_adapt_number(value, 0))
+    except TypeError as wanted:
+        raise TypeError(f"{wanted} or auto") from None
 
 
 def _decode(raw: Any) -> Any:

@@ -1,162 +1,212 @@
-"""Read the frames of a clip from a video file with PyAV."""
+"""The clip reader: from (file, frame positions, box, size) to (T, S, S, 3) uint8.
+
+    positions     the frames of the plan, decided before anything is read
+    entry         the last key frame at or before the first of them: seek there
+    packets       decode those that a wanted frame depends on, no more
+    pixels        cut the box out of the decoder's planes, resize it, convert it to RGB
+
+What a video is (its frames' timestamps, where decoding may start) is in its record, found once by
+`scan` and kept in the index.
+"""
 
 from __future__ import annotations
 
 import contextlib
 from collections.abc import Iterator
-from types import TracebackType
+from typing import cast
 
 import av
+import cv2
 import numpy as np
 from av.container import InputContainer
 from av.video.frame import VideoFrame
-from av.video.reformatter import Interpolation, VideoReformatter
 from av.video.stream import VideoStream
 from numpy.typing import NDArray
 
-from multigrid import ClipPlan, Video
+from multigrid import ClipPlan
+from slowfast_patches.datasets.files import frame_files, open_video, read_jpeg, readable
+from slowfast_patches.datasets.pixels import Cropper
+from slowfast_patches.datasets.prepared import decode_prepared
+from slowfast_patches.datasets.video_record import Kind, UnreadableVideoError, VideoRecord
 
-__all__ = ["ClipReader", "UnreadableVideoError"]
+__all__ = ["read_clip"]
 
-_FURTHER_BACK = 2.0
-"""Seconds; more than the key frames of an MPEG program stream are apart."""
+Clip = NDArray[np.uint8]
+
+_SKIPPING = frozenset({"h264", "hevc", "mpeg1video", "mpeg2video", "mpeg4"})
+"""Decoders that leave out a frame no other frame refers to when told so for its packet alone."""
+
+_REDUCED = {
+    8: cv2.IMREAD_REDUCED_COLOR_8,
+    4: cv2.IMREAD_REDUCED_COLOR_4,
+    2: cv2.IMREAD_REDUCED_COLOR_2,
+}
 
 
-class UnreadableVideoError(ValueError):
-    """A video that is missing, or that gives no frames."""
+def read_clip(
+    path: str, record: VideoRecord, plan: ClipPlan, out: Clip | None = None, *, threads: int = 1
+) -> Clip:
+    """The planned clip of a video, (T, crop, crop, 3) uint8 RGB, not yet flipped.
 
-
-class ClipReader:
-    """An open video file: what it is (`video`) and its clips (`read`).
-
-    Frames are counted as they are shown; frame n is the one on the screen at n / fps. Decoding
-    starts at the key frame before the first wanted frame and ends at the last.
+    Exactly the frames at `plan.positions` are read, which ascend; a position beyond the end is the
+    last frame. `record` is what `scan(path)` found; `out`, if given, receives the clip. `threads`
+    other than 1 let a codec use several for one clip.
 
     Raises:
-        UnreadableVideoError: the file cannot be opened or holds no video; the message says why.
+        UnreadableVideoError: the file is gone, is not what the record says, or a frame does not
+            decode; the message says which.
+    """
+    if out is None:
+        out = np.empty((len(plan.positions), plan.crop, plan.crop, 3), np.uint8)
+    positions = np.minimum(plan.positions, record.video.frames - 1)
+    shown = (record.video.width, record.video.height)
+    cropper = Cropper(plan.box(record.video), shown, plan.crop, record.turns)
+    with readable():
+        if record.kind == Kind.FRAMES:
+            _read_files(path, record, positions, cropper, out)
+        else:
+            wanted = list(dict.fromkeys(positions.tolist()))
+            if record.kind == Kind.PREPARED:
+                frames = decode_prepared(path, record, wanted)
+            else:
+                frames = _decode_video(path, record, wanted, threads)
+            _fill(frames, positions, cropper, out)
+    return out
+
+
+def _fill(
+    frames: Iterator[tuple[int, VideoFrame]],
+    positions: NDArray[np.int64],
+    cropper: Cropper,
+    out: Clip,
+) -> None:
+    """Write each frame, in whatever order they come, to the row of its position.
+
+    Positions beyond the end of a short video name its last frame again: it is copied.
+    """
+    rows = {int(position): row for row, position in reversed(list(enumerate(positions)))}
+    missing = set(rows)
+    for number, frame in frames:
+        cropper(frame, out[rows[number]])
+        missing.discard(number)
+    if missing:
+        raise UnreadableVideoError(f"cannot be decoded: frame {min(missing)} does not come out")
+    for row, position in enumerate(positions.tolist()):
+        if rows[position] != row:
+            out[row] = out[rows[position]]
+
+
+def _decode_video(
+    path: str, record: VideoRecord, wanted: list[int], threads: int
+) -> Iterator[tuple[int, VideoFrame]]:
+    """(number, frame) of each wanted frame of a video file, from the nearest key frame on.
+
+    A container without an index (MPEG program streams) may land behind the key frame it was asked
+    for; then an earlier one is tried, in doubling steps, at last the beginning.
+    """
+    assert record.keys is not None
+    entry = int(np.searchsorted(record.keys, wanted[0], "right")) - 1
+    back = 1
+    while True:
+        with open_video(path, threads, streams=record.streams) as (container, stream):
+            if entry > 0:
+                assert record.timestamps is not None
+                with contextlib.suppress(av.FFmpegError):  # cannot seek: the beginning will do
+                    container.seek(int(record.timestamps[record.keys[entry]]), stream=stream)
+            frames = _decode_from_here(container, stream, record, wanted)
+            first = next(frames, None)
+            if entry == 0 or (first is not None and first[0] <= wanted[0]):
+                yield from _only(wanted, first, frames)
+                return
+        entry, back = max(0, entry - back), 2 * back
+
+
+def _only(
+    wanted: list[int],
+    first: tuple[int, VideoFrame] | None,
+    frames: Iterator[tuple[int, VideoFrame]],
+) -> Iterator[tuple[int, VideoFrame]]:
+    left = set(wanted)
+    while first is not None and left:
+        if first[0] in left:
+            left.discard(first[0])
+            yield first
+        first = next(frames, None) if left else None
+
+
+def _decode_from_here(
+    container: InputContainer, stream: VideoStream, record: VideoRecord, wanted: list[int]
+) -> Iterator[tuple[int, VideoFrame]]:
+    """(number, frame) of what comes out of the decoder from where the container stands.
+
+    Frames that no frame refers to and that are not wanted are skipped, but for the first, which
+    says where decoding began. Once the packets of all wanted frames are in, no more are read.
+    """
+    decoder, numbers = stream.codec_context, _Numbers(record.timestamps)
+    skips = decoder.name in _SKIPPING and decoder.thread_count == 1 and numbers.ordered
+    stamps = numbers.stamps(wanted)
+    left, began = set(stamps), False
+    for packet in container.demux(stream):
+        if skips:
+            decoder.skip_frame = "NONREF" if began and packet.pts not in stamps else "DEFAULT"
+        left.discard(cast(int, packet.pts))
+        frames = decoder.decode(packet)
+        if not left and numbers.ordered and packet.size:
+            decoder.skip_frame = "DEFAULT"
+            frames += decoder.decode(None)
+        for frame in frames:
+            began = True
+            number = numbers.of(frame)
+            if number is not None:
+                yield number, frame
+        if not left and numbers.ordered:
+            return
+
+
+class _Numbers:
+    """From the timestamp of a decoded frame to its number.
+
+    Where timestamps do not ascend in the order shown (AVI with B-frames counts packets), a packet's
+    timestamp says nothing about which frames are still to come.
     """
 
-    def __init__(self, path: str, *, threads: int = 1) -> None:
-        self.path = path
-        try:
-            self._container: InputContainer = av.open(path)
-        except (av.FFmpegError, OSError, ValueError) as error:
-            raise UnreadableVideoError(f"cannot be opened: {error}") from error
-        if not self._container.streams.video:
-            self.close()
-            raise UnreadableVideoError("has no video stream")
-        self._stream: VideoStream = self._container.streams.video[0]
-        self._stream.codec_context.thread_count = threads
-        self._reformatter = VideoReformatter()
-        with self._errors():
-            self.video = self._describe()
+    def __init__(self, timestamps: NDArray[np.int64] | None) -> None:
+        self._timestamps, self._count = timestamps, -1
+        self.ordered = timestamps is not None and bool(np.all(timestamps[1:] > timestamps[:-1]))
 
-    def __enter__(self) -> ClipReader:
-        return self
+    def stamps(self, wanted: list[int]) -> set[int]:
+        """The timestamps of some frames."""
+        return set() if self._timestamps is None else set(self._timestamps[wanted].tolist())
 
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
-        self.close()
+    def of(self, frame: VideoFrame) -> int | None:
+        """The number of a frame; None for one that the record does not know."""
+        if self._timestamps is None:
+            self._count += 1
+            return self._count
+        if frame.pts is None:
+            return None
+        if self.ordered:
+            number = int(np.searchsorted(self._timestamps, frame.pts))
+            found = number < len(self._timestamps) and self._timestamps[number] == frame.pts
+        else:
+            places = np.flatnonzero(self._timestamps == frame.pts)
+            number, found = int(places[0]) if len(places) else 0, len(places) > 0
+        return number if found else None
 
-    def close(self) -> None:
-        self._container.close()
 
-    def read(self, plan: ClipPlan) -> NDArray[np.uint8]:
-        """The planned clip, (T, crop, crop, 3) uint8 RGB, not yet flipped.
-
-        A video that ends early repeats its last frame.
-
-        Raises:
-            UnreadableVideoError: no frame could be decoded.
-        """
-        x, y = plan.corner
-        clip = np.empty((len(plan.positions), plan.crop, plan.crop, 3), np.uint8)
-        with self._errors():
-            for row, frame in zip(clip, self._frames(plan.positions), strict=True):
-                width, height = plan.size
-                # One thread: a pool for each small frame costs several times the conversion.
-                image = self._reformatter.reformat(
-                    frame, width, height, "rgb24", interpolation=Interpolation.BILINEAR, threads=1
-                ).to_ndarray()
-                row[:] = image[y : y + plan.crop, x : x + plan.crop]
-        return clip
-
-    def _describe(self) -> Video:
-        stream = self._stream
-        rate = stream.average_rate or stream.guessed_rate
-        if not rate or not stream.width or not stream.height:
-            raise UnreadableVideoError("does not say its frame rate or size")
-        frames = stream.frames or self._count_packets()
-        if frames < 1:
-            raise UnreadableVideoError("has no frames")
-        return Video(frames, float(rate), stream.width, stream.height)
-
-    def _count_packets(self) -> int:
-        """Frames of a container whose header does not say, without decoding them."""
-        count = sum(packet.size > 0 for packet in self._container.demux(self._stream))
-        self._container.seek(0)
-        return count
-
-    def _frames(self, positions: NDArray[np.int64]) -> Iterator[VideoFrame]:
-        """A frame for each of the ascending positions."""
-        decoded = self._decode_from(int(positions[0]))
-        frame = next(decoded, None)
-        if frame is None:
-            raise UnreadableVideoError("has no frame that decodes")
-        following = next(decoded, None)
-        for position in positions:
-            while following is not None and following[0] <= position:
-                frame, following = following, next(decoded, None)
-            yield frame[1]
-
-    def _decode_from(self, position: int) -> Iterator[tuple[int, VideoFrame]]:
-        """(index, frame) from the key frame before `position` on, in the order of showing.
-
-        A container without an index (MPEG program streams) may land beyond what it was asked for;
-        then decoding starts further back, at last at the beginning.
-        """
-        for target in (position, position - round(_FURTHER_BACK * self.video.fps), 0):
-            self._seek(target)
-            decoded = self._decode()
-            first = next(decoded, None)
-            if target <= 0 or (first is not None and first[0] <= position):
-                break
-        if first is not None:
-            yield first
-        yield from decoded
-
-    def _seek(self, position: int) -> None:
-        """Go to the key frame before a frame; to the beginning for 0 and less."""
-        start = self._stream.start_time or 0
-        offset = start + round(position * self._ticks) if position > 0 else min(start, 0)
-        with contextlib.suppress(av.FFmpegError):  # not seekable: decode from the start
-            self._container.seek(offset, stream=self._stream)
-
-    def _decode(self) -> Iterator[tuple[int, VideoFrame]]:
-        """(index, frame) from where the container stands to its end."""
-        start, index = self._stream.start_time or 0, -1
-        for frame in self._container.decode(self._stream):
-            index = index + 1 if frame.pts is None else round((frame.pts - start) / self._ticks)
-            yield index, frame
-
-    @property
-    def _ticks(self) -> float:
-        """Time of a frame in units of the stream's clock."""
-        assert self._stream.time_base is not None
-        return 1 / (float(self._stream.time_base) * self.video.fps)
-
-    @contextlib.contextmanager
-    def _errors(self) -> Iterator[None]:
-        """Turn what PyAV raises into one error, and leave no file open."""
-        try:
-            yield
-        except UnreadableVideoError:
-            self.close()
-            raise
-        except (av.FFmpegError, OSError, ValueError) as error:
-            self.close()
-            raise UnreadableVideoError(f"cannot be decoded: {error}") from error
+def _read_files(
+    path: str, record: VideoRecord, positions: NDArray[np.int64], cropper: Cropper, out: Clip
+) -> None:
+    """Read JPEG files, decoded at a half, a quarter or an eighth where that still is enough."""
+    files = frame_files(path)
+    if len(files) != record.video.frames:
+        raise UnreadableVideoError(f"has {len(files)} frames, the index says {record.video.frames}")
+    mode = next((mode for by, mode in _REDUCED.items() if cropper.shrinks >= by), None)
+    mode = cv2.IMREAD_COLOR if mode is None else mode
+    for row, position in enumerate(positions.tolist()):
+        if row and position == positions[row - 1]:
+            out[row] = out[row - 1]
+            continue
+        image = read_jpeg(path, files[position], mode)
+        cropper.image(image, out[row])
+        out[row] = out[row][..., ::-1]

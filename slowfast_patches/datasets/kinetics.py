@@ -2,21 +2,42 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
 import torch
 from fvcore.common.config import CfgNode
+from numpy.typing import NDArray
+from torch import Tensor
 
-from multigrid import ClipPlan, ClipRequest, Video, clip_generator, make_grid, plan_test, plan_train
+from multigrid import (
+    Batch,
+    ClipPlan,
+    ClipRequest,
+    Video,
+    clip_generator,
+    empty_clips,
+    make_grid,
+    plan_test,
+    plan_train,
+)
 from slowfast_patches.config.schedule import base_shape
-from slowfast_patches.datasets.clip_reader import ClipReader, UnreadableVideoError
+from slowfast_patches.datasets.clip_reader import read_clip
 from slowfast_patches.datasets.csv_list import csv_path, read_csv
+from slowfast_patches.datasets.index import open_index
+from slowfast_patches.datasets.video_record import UnreadableVideoError
 
 __all__ = ["Kinetics", "TooManyUnreadableError"]
 
 _TRIES = 10
 """Videos in a row that may be unreadable before the list itself is taken to be wrong."""
+
+
+class EvaluationBatch(Batch):
+    """A mini-batch that says of which videos it is: numbers in the list."""
+
+    videos: Tensor
 
 
 class TooManyUnreadableError(ValueError):
@@ -34,6 +55,7 @@ class Kinetics(torch.utils.data.Dataset[dict[str, Any]]):
     items are numbers: the test split has NUM_ENSEMBLE_VIEWS × NUM_SPATIAL_CROPS clips of a video,
     one after another; the validation split has one centre clip of each.
 
+    A list of them is a whole mini-batch, each clip read into its place: what the loader asks for.
     An item has `clip` (T, S, S, 3) uint8, `label`, `flip`, `iteration`, `video` (its number in the
     list), and `failures`: (path, reason) of videos that could not be read and were replaced by
     another, which the request alone decides.
@@ -52,10 +74,15 @@ class Kinetics(torch.utils.data.Dataset[dict[str, Any]]):
         self._views, self._crops = 1, 1
         if split == "test":
             self._views, self._crops = cfg.TEST.NUM_ENSEMBLE_VIEWS, cfg.TEST.NUM_SPATIAL_CROPS
+        self.index = open_index(csv_path(cfg, split), [video.path for video in self.videos])
         self._threads = 0 if cfg.DATA_LOADER.ENABLE_MULTI_THREAD_DECODE else 1
 
     def __len__(self) -> int:
         return len(self.videos) * self._views * self._crops
+
+    @property
+    def _test_crop(self) -> int:
+        return int(self._data.TEST_CROP_SIZE) if self.split == "test" else self._base.crop
 
     @property
     def num_clips(self) -> int:
@@ -63,11 +90,35 @@ class Kinetics(torch.utils.data.Dataset[dict[str, Any]]):
         return self._views * self._crops
 
     def __getitem__(self, request: ClipRequest | int) -> dict[str, Any]:
-        if isinstance(request, ClipRequest):
-            return self._training_item(request)
-        return self._testing_item(request)
+        clip = empty_clips(1, *self._sides(request))[0].numpy()
+        return {"clip": clip, **self._read(request, clip)}
 
-    def _training_item(self, request: ClipRequest) -> dict[str, Any]:
+    def __getitems__(self, requests: Sequence[ClipRequest | int]) -> EvaluationBatch:
+        """The mini-batch of some requests of one shape."""
+        clips = empty_clips(len(requests), *self._sides(requests[0]))
+        items = [self._read(r, c.numpy()) for r, c in zip(requests, clips, strict=True)]
+        return EvaluationBatch(
+            clips=clips,
+            labels=torch.tensor([item["label"] for item in items]),
+            flips=torch.tensor([item["flip"] for item in items]),
+            iteration=items[0]["iteration"],
+            failures=[failure for item in items for failure in item["failures"]],
+            videos=torch.tensor([item["video"] for item in items]),
+        )
+
+    def _sides(self, request: ClipRequest | int) -> tuple[int, int]:
+        """Frames and crop of a clip."""
+        if isinstance(request, ClipRequest):
+            return request.shape.frames, request.shape.crop
+        return self._base.frames, self._test_crop
+
+    def _read(self, request: ClipRequest | int, out: NDArray[np.uint8]) -> dict[str, Any]:
+        """Read a clip to `out`; all there is to say of it."""
+        if isinstance(request, ClipRequest):
+            return self._read_training(request, out)
+        return self._read_testing(request, out)
+
+    def _read_training(self, request: ClipRequest, out: NDArray[np.uint8]) -> dict[str, Any]:
         data = self._data
         grid = make_grid(
             request.shape,
@@ -82,14 +133,14 @@ class Kinetics(torch.utils.data.Dataset[dict[str, Any]]):
         while len(failures) < _TRIES:
             path, label = self.videos[index]
             try:
-                with ClipReader(path, threads=self._threads) as reader:
-                    plan = plan_train(rng, grid, reader.video, data.TARGET_FPS)
-                    clip = reader.read(plan)
+                record = self.index.record(index)
+                plan = plan_train(rng, grid, record.video, data.TARGET_FPS)
+                read_clip(path, record, plan, out, threads=self._threads)
             except UnreadableVideoError as error:
                 failures.append((path, str(error)))
                 index = int(rng.integers(len(self.videos)))
                 continue
-            item = {"clip": clip, "label": label, "flip": plan.flip, "video": index}
+            item = {"label": label, "flip": plan.flip, "video": index}
             return item | {"iteration": request.iteration, "failures": failures}
         path, reason = failures[0]
         raise TooManyUnreadableError(
@@ -97,27 +148,26 @@ class Kinetics(torch.utils.data.Dataset[dict[str, Any]]):
             "DATA.PATH_PREFIX and the list"
         )
 
-    def _testing_item(self, number: int) -> dict[str, Any]:
+    def _read_testing(self, number: int, out: NDArray[np.uint8]) -> dict[str, Any]:
         """A clip of a video; a black one where it cannot be read, so that every video is scored."""
         index, part = divmod(number, self.num_clips)
         path, label = self.videos[index]
         failures = list[tuple[str, str]]()
         try:
-            with ClipReader(path, threads=self._threads) as reader:
-                plan = self._test_plan(reader.video, part)
-                clip = reader.read(plan)
+            record = self.index.record(index)
+            plan = self._test_plan(record.video, part)
+            read_clip(path, record, plan, out, threads=self._threads)
         except UnreadableVideoError as error:
             failures.append((path, str(error)))
-            size = self._data.TEST_CROP_SIZE if self.split == "test" else self._base.crop
-            clip = np.zeros((self._base.frames, size, size, 3), np.uint8)
-        item = {"clip": clip, "label": label, "flip": False, "video": index}
+            out[:] = 0
+        item = {"label": label, "flip": False, "video": index}
         return item | {"iteration": -1, "failures": failures}
 
     def _test_plan(self, video: Video, part: int) -> ClipPlan:
         """Validation: the training crop from the smallest training size. Testing: one crop is the
         centre of the same size, three are cut from a short side as large as the crop."""
         data = self._data
-        crop = data.TEST_CROP_SIZE if self.split == "test" else self._base.crop
+        crop = self._test_crop
         short_side = max(crop, data.TRAIN_JITTER_SCALES[0]) if self._crops == 1 else crop
         return plan_test(
             video,

@@ -2,16 +2,40 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from typing import Any
+import logging
+import os
+from typing import Any, cast
 
-import torch
 from fvcore.common.config import CfgNode
 from torch.utils.data import DataLoader, Dataset
 
-from multigrid import ClipRequest, MultigridBatchSampler, Schedule, Step, collate, stream
+from multigrid import (
+    Batch,
+    ClipRequest,
+    MultigridBatchSampler,
+    Schedule,
+    Step,
+    collate,
+    stream,
+)
+from slowfast_patches.datasets.csv_list import csv_path
 
-__all__ = ["build_dataset", "evaluation_loader", "precise_bn_loader", "training_loader"]
+__all__ = [
+    "build_dataset",
+    "cores_of_process",
+    "evaluation_loader",
+    "loading_advice",
+    "num_workers",
+    "precise_bn_loader",
+    "training_loader",
+]
+
+logger = logging.getLogger(__name__)
+
+_PREFETCH = 2
+"""Mini-batches that each worker may be ahead."""
+_MOST_WORKERS = 16
+_CORES_OF_A_WORKER = 4
 
 _PRECISE_BN_EPOCH = 1 << 30
 """Epoch number that seeds the clips for precise BN: one that no training reaches."""
@@ -25,10 +49,64 @@ def build_dataset(cfg: CfgNode, split: str) -> Any:
     return host_build_dataset(name, cfg, split)
 
 
+def cores_of_process(cfg: CfgNode) -> int:
+    """Cores that one of the run's processes on this machine can count on, its workers' included.
+
+    The processes are torchrun's LOCAL_WORLD_SIZE or NUM_GPUS, and share the cores evenly.
+    """
+    # What a container or a batch system grants may be less than the machine has.
+    granted = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count()
+    processes = int(os.environ.get("LOCAL_WORLD_SIZE", max(1, cfg.NUM_GPUS)))
+    return max(1, (granted or 1) // processes)
+
+
+def num_workers(cfg: CfgNode) -> int:
+    """Workers that read for each process: DATA_LOADER.NUM_WORKERS, or what "auto" stands for.
+
+    A GPU leaves the process's cores free: all but one read, 16 at most. On the CPU training itself
+    needs them: one in four reads. There is always one worker, on a single core too: it
+    overlaps waiting for the disk, and what it costs, a process that hands over tensors in shared
+    memory, is small.
+    """
+    if cfg.DATA_LOADER.NUM_WORKERS != "auto":
+        return int(cfg.DATA_LOADER.NUM_WORKERS)
+    cores = cores_of_process(cfg)
+    if cfg.NUM_GPUS > 0:
+        return min(max(1, cores - 1), _MOST_WORKERS)
+    return max(1, cores // _CORES_OF_A_WORKER)
+
+
+def loading_advice(cfg: CfgNode, dataset: Any) -> str:
+    """What to do where training waits for this data set."""
+    workers, cores = num_workers(cfg), cores_of_process(cfg)
+    ways = []
+    if not getattr(getattr(dataset, "index", None), "is_prepared", True):
+        ways.append(
+            f"tools/prepare_data.py --csv {csv_path(cfg, 'train')} --out DIR writes a data set "
+            "that reads several times faster (docs/data.md)"
+        )
+    if workers < max(1, cores - 1):
+        ways.append(
+            f"raise DATA_LOADER.NUM_WORKERS (now {workers}; there are {cores} cores for this "
+            "process)"
+        )
+    return ", and ".join(ways) or "a faster disk or more cores would help"
+
+
 def training_loader(
     cfg: CfgNode, dataset: Dataset[Any], schedule: Schedule, start: int, rank: int, world_size: int
 ) -> DataLoader[Any]:
-    """Mini-batches of this rank from iteration `start` to the end of the schedule."""
+    """Mini-batches of this rank from iteration `start` to the end of the schedule, in order.
+
+    At most NUM_WORKERS × 2 of them are ahead of the training, whatever their shape. Each has about
+    the baseline's bytes (the paper's Equation 1), so that the memory has a bound too.
+    """
+    logger.info(
+        "DATA_LOADER.NUM_WORKERS %s; workers: %d, cores for this process: %d",
+        cfg.DATA_LOADER.NUM_WORKERS,
+        num_workers(cfg),
+        cores_of_process(cfg),
+    )
     sampler = MultigridBatchSampler(schedule, cfg.RNG_SEED, rank, world_size, start)
     return _loader(cfg, dataset, sampler)
 
@@ -36,10 +114,15 @@ def training_loader(
 def evaluation_loader(
     cfg: CfgNode, dataset: Any, batch_size: int, rank: int, world_size: int
 ) -> DataLoader[Any]:
-    """This rank's share of an evaluation split, in order, every clip exactly once."""
+    """This rank's share of an evaluation split, in order, every clip exactly once.
+
+    Made anew for every evaluation: to start its workers takes a small part of the time that one
+    takes, while workers kept from one to the next would idle beside those of the training almost
+    always, with their decoders and their copy of the process.
+    """
     numbers = range(len(dataset))[rank::world_size]
     batches = [list(numbers[i : i + batch_size]) for i in range(0, len(numbers), batch_size)]
-    return _loader(cfg, dataset, batches, _collate_evaluation)
+    return _loader(cfg, dataset, batches)
 
 
 def precise_bn_loader(
@@ -61,18 +144,18 @@ def precise_bn_loader(
     return _loader(cfg, dataset, batches)
 
 
-def _collate_evaluation(samples: Sequence[Any]) -> dict[str, Any]:
-    videos = torch.as_tensor([sample["video"] for sample in samples])
-    return {**collate(samples), "videos": videos}
+def _collate_what_is_not(batch: Any) -> Batch:
+    """Our data sets read a mini-batch's clips into one tensor; others give one item after another."""
+    return collate(batch) if isinstance(batch, list) else cast(Batch, batch)
 
 
-def _loader(
-    cfg: CfgNode, dataset: Dataset[Any], batches: Any, collate_fn: Any = collate
-) -> DataLoader[Any]:
+def _loader(cfg: CfgNode, dataset: Dataset[Any], batches: Any) -> DataLoader[Any]:
+    workers = min(num_workers(cfg), len(batches))
     return DataLoader(
         dataset,
         batch_sampler=batches,
-        num_workers=cfg.DATA_LOADER.NUM_WORKERS,
+        num_workers=workers,
+        prefetch_factor=_PREFETCH if workers else None,
         pin_memory=cfg.DATA_LOADER.PIN_MEMORY and cfg.NUM_GPUS > 0,
-        collate_fn=collate_fn,
+        collate_fn=_collate_what_is_not,
     )

@@ -14,6 +14,7 @@ import torch.distributed as dist
 from fvcore.common.config import CfgNode
 from torch.multiprocessing.spawn import start_processes
 
+from slowfast_patches.datasets.loader import cores_of_process, num_workers
 from slowfast_patches.utils.distributed import World
 
 __all__ = ["check_gpus", "launch", "processes_of", "with_machines"]
@@ -112,6 +113,4 @@ def _share_cores(cfg: CfgNode) -> None:
     operation: with 2 threads and a busy worker on 2 cores, steps took half as long again.
     """
     if "OMP_NUM_THREADS" not in os.environ:
-        local = int(os.environ.get("LOCAL_WORLD_SIZE", 1))
-        cores = (os.cpu_count() or 1) // local
-        torch.set_num_threads(max(1, cores - cfg.DATA_LOADER.NUM_WORKERS))
+        torch.set_num_threads(max(1, cores_of_process(cfg) - num_workers(cfg)))

@@ -3,14 +3,17 @@
 from __future__ import annotations
 
 import logging
+import math
 import time
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
+from dataclasses import dataclass, field
 from datetime import timedelta
 from pathlib import Path
 from typing import Any
 
 import simplejson
+import torch
 from torch.utils.tensorboard import SummaryWriter
 
 from multigrid import Schedule, Step
@@ -21,6 +24,11 @@ __all__ = ["Clock", "Monitor", "setup_logging"]
 logger = logging.getLogger(__name__)
 
 _FORMAT = "%(asctime)s %(levelname)s %(message)s"
+
+_LIMIT = 0.15
+"""Share of a phase's time spent waiting for data above which loading is the limit."""
+_LEAST_ITERATIONS, _LEAST_SECONDS = 10, 5.0
+"""Shorter phases say nothing of what limits them."""
 
 
 def setup_logging(output_dir: str | None) -> None:
@@ -61,36 +69,114 @@ class Clock:
         finally:
             self.seconds[activity] += time.perf_counter() - start
 
+    @contextmanager
+    def wait(self, device: torch.device) -> Iterator[None]:
+        """Count the body's time as loading, as far as the device had nothing left to compute.
+
+        Work is queued on a GPU: while the next mini-batch is awaited, it may still be computing,
+        and that is training.
+        """
+        queued, start = _mark(device), time.perf_counter()
+        yield
+        waited = time.perf_counter() - start
+        idle = min(waited, _seconds_since(queued, device))
+        self.seconds["loading"] += idle
+        self.seconds["training"] += waited - idle
+
     @property
     def working(self) -> float:
         """Seconds of training and of waiting for data."""
         return self.seconds["training"] + self.seconds["loading"]
 
 
+@dataclass
+class _Spent:
+    """Iterations, their clips, and the seconds that went to computing and to waiting for data."""
+
+    iterations: int = 0
+    clips: int = 0
+    seconds: dict[str, float] = field(default_factory=lambda: {"training": 0.0, "loading": 0.0})
+
+    def add(self, clips: int, seconds: Mapping[str, float]) -> None:
+        """Note one iteration."""
+        self.iterations += 1
+        self.clips += clips
+        for activity in self.seconds:
+            self.seconds[activity] += seconds[activity]
+
+    @property
+    def total(self) -> float:
+        return max(sum(self.seconds.values()), 1e-9)
+
+    @property
+    def loading_share(self) -> float:
+        return self.seconds["loading"] / self.total
+
+    @property
+    def is_limited_by_loading(self) -> bool:
+        """Whether waiting took much of it, and it was long enough to tell."""
+        is_long = self.iterations >= _LEAST_ITERATIONS and self.total >= _LEAST_SECONDS
+        return is_long and self.loading_share > _LIMIT
+
+    def __str__(self) -> str:
+        return (
+            f"{self.iterations} iterations took {timedelta(seconds=round(self.total))}, "
+            f"{100 * self.loading_share:.0f} % of it waiting for data (reading gave "
+            f"{self.clips / self.total:.1f} clips/s, training could take "
+            f"{self.clips / max(self.seconds['training'], 1e-9):.1f})"
+        )
+
+
 class Monitor:
     """Writes OUTPUT_DIR/metrics.jsonl, events for TensorBoard, and the progress lines.
 
     "iteration" counts the iterations done. A continued run drops the lines that were written after
-    the checkpoint it continues from.
+    the checkpoint it continues from. What is said of a phase, and of the training at its end, is
+    what this process saw: of a phase that was interrupted, the iterations since. Its share of
+    waiting for data is the main process's own.
+
+    Args:
+        output_dir: of the run.
+        schedule: of the run.
+        clock: tells what the time goes to; read, never written.
+        start: iterations done before.
+        advice: what to do where loading is the limit.
     """
 
-    def __init__(self, output_dir: str, schedule: Schedule, clock: Clock, start: int) -> None:
+    def __init__(
+        self, output_dir: str, schedule: Schedule, clock: Clock, start: int, advice: str
+    ) -> None:
         folder = Path(output_dir)
-        self._schedule, self._clock = schedule, clock
+        self._schedule, self._clock, self._advice = schedule, clock, advice
         self._forecast = Forecast(schedule)
         self._path = folder / "metrics.jsonl"
         _keep_lines_until(self._path, start)
         self._lines = self._path.open("a", encoding="utf-8")
         self._events = SummaryWriter(str(folder / "tensorboard"), purge_step=start + 1)
-        self._before = dict(clock.seconds)
+        self._before, self._seen = dict(clock.seconds), dict(clock.seconds)
+        self._phase, self._training = _Spent(), _Spent()
 
     def close(self) -> None:
         self._lines.close()
         self._events.close()
 
-    def observe(self, step: Step, seconds: float) -> None:
-        """Note the time of an iteration, its loading included."""
-        self._forecast.observe(step.shape, seconds)
+    def observe(self, step: Step) -> None:
+        """Note an iteration that is done; its time is what the clock counted since the last.
+
+        The loading of the first is left out: the workers started in it.
+        """
+        now = dict(self._clock.seconds)
+        seconds = {key: now[key] - self._seen[key] for key in ("training", "loading")}
+        self._seen = now
+        if self._training.iterations == 0:
+            seconds["loading"] = 0.0
+        self._forecast.observe(step.shape, sum(seconds.values()))
+        for spent in (self._phase, self._training):
+            spent.add(step.shape.batch, seconds)
+        if step.iteration + 1 == self._schedule.phases[step.phase].stop:
+            self._finish_phase(step)
+        if step.iteration + 1 == self._schedule.iterations:
+            logger.info("training: %s", self._training)
 
     def boundary(self, step: Step) -> None:
         """Say what holds from here on: the shape, the global batch, the rate, BN."""
@@ -164,6 +250,29 @@ class Monitor:
         """Say that a pass over the data is done."""
         logger.info("epoch %d done: %d videos could not be read", epoch, unreadable)
 
+    def _finish_phase(self, step: Step) -> None:
+        """Say what a phase's time went to, and what to do if it went to waiting."""
+        spent, self._phase = self._phase, _Spent()
+        record = {
+            "type": "phase",
+            "iteration": step.iteration + 1,
+            "phase": step.phase,
+            "iterations": spent.iterations,
+            "clips": spent.clips,
+            "seconds": round(spent.total, 3),
+            "loading_share": round(spent.loading_share, 4),
+        }
+        self._write(record, ("loading_share",))
+        name = f"phase {step.phase + 1} of {len(self._schedule.phases)}"
+        logger.info("%s: %s", name, spent)
+        if spent.is_limited_by_loading:
+            logger.warning(
+                "loading was the limit of %s, not the model: it waited %.0f %% of the time; %s",
+                name,
+                100 * spent.loading_share,
+                self._advice,
+            )
+
     def _write(self, record: Mapping[str, Any], scalars: tuple[str, ...]) -> None:
         self._lines.write(simplejson.dumps(record) + "\n")
         self._lines.flush()
@@ -176,6 +285,26 @@ class Monitor:
 
 def _numbers(step: Step) -> tuple[int, int, int]:
     return step.shape.batch, step.shape.frames, step.shape.crop
+
+
+def _mark(device: torch.device) -> Any:
+    """The end of what is queued on a GPU by now; None on the CPU, where nothing is queued."""
+    if device.type != "cuda":
+        return None
+    mark = torch.cuda.Event(enable_timing=True)  # type: ignore[no-untyped-call]
+    mark.record()
+    return mark
+
+
+def _seconds_since(mark: Any, device: torch.device) -> float:
+    """Seconds for which a device has had nothing left to do, if nothing was queued since."""
+    if mark is None:
+        return math.inf
+    if not mark.query():
+        return 0.0
+    now = _mark(device)
+    now.synchronize()  # at once: nothing is before it
+    return float(mark.elapsed_time(now)) / 1000
 
 
 def _keep_lines_until(path: Path, iteration: int) -> None:

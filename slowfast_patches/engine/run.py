@@ -4,9 +4,7 @@ from __future__ import annotations
 
 import logging
 import os
-import platform
 from datetime import UTC, datetime
-from importlib.metadata import version
 from pathlib import Path
 from typing import Any
 
@@ -32,6 +30,7 @@ from slowfast_patches.models.flops import check_shapes, flops_per_clip
 from slowfast_patches.models.inputs import InputTransform
 from slowfast_patches.models.solver import Precision
 from slowfast_patches.utils.distributed import World
+from slowfast_patches.utils.machine import machine, versions
 
 __all__ = ["run"]
 
@@ -182,8 +181,8 @@ def _write_result(
     """OUTPUT_DIR/result.json: its presence says that the run is complete."""
     result: dict[str, Any] = {
         "config": yaml.safe_load(cfg.dump()),
-        "versions": _versions(),
-        "machine": _machine(),
+        "versions": versions(),
+        "machine": machine(),
         "seed": cfg.RNG_SEED,
         "date": datetime.now(UTC).isoformat(timespec="seconds"),
         "world_size": world.size,
@@ -216,28 +215,3 @@ def _training_result(cfg: CfgNode, trainer: Trainer) -> dict[str, Any]:
         "global_batch": trainer.schedule.base.batch,
         "evaluations": trainer.evaluations,
     }
-
-
-def _versions() -> dict[str, str]:
-    names = ("slowfast-multigrid", "pyslowfast", "torch", "numpy", "av", "fvcore")
-    return {"python": platform.python_version()} | {name: version(name) for name in names}
-
-
-def _machine() -> dict[str, Any]:
-    gpus = [torch.cuda.get_device_name(i) for i in range(torch.cuda.device_count())]
-    return {
-        "platform": platform.platform(),
-        "processor": _processor(),
-        "cores": os.cpu_count(),
-        "threads": torch.get_num_threads(),
-        "gpus": gpus,
-    }
-
-
-def _processor() -> str:
-    try:
-        lines = Path("/proc/cpuinfo").read_text(encoding="utf-8").splitlines()
-    except OSError:
-        return platform.processor()
-    names = [line.partition(":")[2].strip() for line in lines if line.startswith("model name")]
-    return names[0] if names else platform.processor()

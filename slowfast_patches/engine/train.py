@@ -18,6 +18,7 @@ from slowfast_patches.config.schedule import config_at, schedule_from_config, us
 from slowfast_patches.datasets.loader import (
     build_dataset,
     evaluation_loader,
+    loading_advice,
     precise_bn_loader,
     training_loader,
 )
@@ -76,7 +77,10 @@ class Trainer:
     def train(self) -> None:
         """Run the schedule from where it is to its end."""
         if self.world.is_main:
-            self.monitor = Monitor(self.cfg.OUTPUT_DIR, self.schedule, self.clock, self.start)
+            advice = loading_advice(self.cfg, self.dataset)
+            self.monitor = Monitor(
+                self.cfg.OUTPUT_DIR, self.schedule, self.clock, self.start, advice
+            )
         network, window = self._parallel(), _Window()
         for step, batch in self._batches():
             done = step.iteration + 1
@@ -120,8 +124,7 @@ class Trainer:
             batches = iter(loader)
         phase = -1
         for step in self.schedule.steps(self.start):
-            began = self.clock.working
-            with self.clock.time("loading"):
+            with self.clock.wait(self.world.device):
                 batch: Batch = next(batches)
             assert batch["iteration"] == step.iteration, (batch["iteration"], step.iteration)
             self._warn_of_unreadable(batch)
@@ -130,7 +133,7 @@ class Trainer:
             phase = step.phase
             yield step, batch
             if self.monitor is not None:
-                self.monitor.observe(step, self.clock.working - began)
+                self.monitor.observe(step)
 
     def _log(self, step: Step, summary: _Summary) -> None:
         """Report the iterations since the last report; stop where too many videos were bad."""

@@ -2,13 +2,21 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
+from datetime import timedelta
+from typing import TypeVar, cast
 
 import torch
 import torch.distributed as dist
 from torch import Tensor
 
-__all__ = ["World", "sum_over_ranks"]
+__all__ = ["World", "from_main", "sum_over_ranks"]
+
+T = TypeVar("T")
+
+_PATIENCE = timedelta(days=7)
+"""A process waits for another for 10 to 30 minutes by default: less than some work takes."""
 
 
 @dataclass(frozen=True)
@@ -30,3 +38,16 @@ def sum_over_ranks(values: Tensor) -> Tensor:
     if dist.is_initialized() and dist.get_world_size() > 1:
         dist.all_reduce(values)
     return values
+
+
+def from_main(make: Callable[[], T]) -> T:
+    """What `make()` returns in the main process, in all of them; it is pickled for the others.
+
+    All processes must call this in the same order. The others wait however long it takes.
+    """
+    if not (dist.is_initialized() and dist.get_world_size() > 1):
+        return make()
+    group = dist.new_group(backend="gloo", timeout=_PATIENCE)  # ends with the default group
+    made = [make() if dist.get_rank() == 0 else None]
+    dist.broadcast_object_list(made, src=0, group=group)
+    return cast(T, made[0])

@@ -58,6 +58,8 @@ def assert_refused(answer: tuple[int, str], *said: str) -> None:
     [
         (("SOLVER.BASE_RL", 1), ("SOLVER.BASE_RL is not a config key", "SOLVER.BASE_LR?")),
         (("MULTIGRID.LONG_CICLE", True), ("did you mean MULTIGRID.LONG_CYCLE?",)),
+        (("DATA_LOADER.NUM_WORKERS", "many"), ("DATA_LOADER.NUM_WORKERS takes a whole", "'many'")),
+        (("DATA_LOADER.NUM_WORKERS", -2), ("DATA_LOADER.NUM_WORKERS must be 0 or more", "auto")),
         (("SOLVER.BASE_LR", "high"), ("SOLVER.BASE_LR takes a number", "'high'")),
         (("NUM_SHARDS", 2, "SHARD_ID", 2), ("SHARD_ID 2 is not one of NUM_SHARDS 2",)),
         (("SLOWFAST.ALPHA", 4), ("2, 4 and 8 frames", "SLOWFAST.ALPHA 4", "SLOWFAST.ALPHA 1 or 2")),
@@ -171,7 +173,9 @@ def test_an_undecodable_video_is_named_once_replaced_and_counted(
     assert status == 0
     log = opened(tmp_path / "run").log
     for said in (log, error):
-        assert sum(str(broken) in line for line in said.splitlines()) == 1
+        named = [line for line in said.splitlines() if str(broken) in line]
+        assert len(named) == 2
+        assert "1 of the 24 videos" in named[0]
     assert f"WARNING {broken} cannot be opened" in log
     assert "another video takes its place" in log
     assert re.findall(r"epoch (\d) done: (\d) videos", log) == [("1", "1"), ("2", "1")]

@@ -54,7 +54,7 @@ NUM_GPUS: 8
 def test_off_is_unchanged_the_hosts_keys_keep_the_hosts_defaults():
     ours, host = flatten(get_cfg()), flatten(host_defaults.get_cfg())
     changed = {key for key in host if ours[key] != host[key]}
-    assert changed == {"DIST_BACKEND", "MODEL.SINGLE_PATHWAY_ARCH"}
+    assert changed == {"DATA_LOADER.NUM_WORKERS", "DIST_BACKEND", "MODEL.SINGLE_PATHWAY_ARCH"}
 
 
 def test_each_config_is_its_own():
@@ -150,12 +150,29 @@ def test_a_base_that_leads_back_is_refused(tmp_path):
         ("SOLVER.CLIP_GRAD_L2NORM", "1", 1.0),
         ("SOLVER.CLIP_GRAD_L2NORM", "None", None),
         ("AVA.TRAIN_LISTS", "['a.csv', 'b.csv']", ["a.csv", "b.csv"]),
+        ("DATA_LOADER.NUM_WORKERS", "4", 4),
+        ("DATA_LOADER.NUM_WORKERS", "0", 0),
+        ("DATA_LOADER.NUM_WORKERS", "Auto", "auto"),
+        ("DATA_LOADER.NUM_WORKERS", "'AUTO'", "auto"),
     ],
 )
 def test_values_take_the_type_of_the_default(key, text, value):
     found = flatten(load_config(None, [key, text]))[key]
     assert found == value
     assert type(found) is type(value)
+
+
+@pytest.mark.parametrize(("text", "value"), [("auto", "auto"), ("AUTO", "auto"), ("3", 3)])
+def test_workers_are_auto_or_a_number_and_stay_so_in_a_file(tmp_path, text, value):
+    recipe = write(tmp_path / "recipe.yaml", f"DATA_LOADER: {{NUM_WORKERS: {text}}}")
+    cfg = load_config(recipe)
+    assert value == cfg.DATA_LOADER.NUM_WORKERS
+    check_config(cfg)
+    assert load_config(write(tmp_path / "config.yaml", cfg.dump())) == cfg
+    changed = load_config(recipe, ["DATA_LOADER.NUM_WORKERS", "2"])
+    assert changed.DATA_LOADER.NUM_WORKERS == 2
+    with pytest.raises(ValueError, match=r"NUM_WORKERS takes a whole number or auto, not None"):
+        load_config(write(tmp_path / "empty.yaml", "DATA_LOADER: {NUM_WORKERS: }"))
 
 
 @given(st.floats(allow_nan=False, allow_infinity=False))
@@ -179,6 +196,10 @@ def test_every_number_survives_the_way_through_text(number):
         ("DATA.MEAN", ["red"], "a list with a number in each place"),
         ("OUTPUT_DIR", 3, "a text"),
         ("SOLVER.CLIP_GRAD_VAL", "big", "a number or None"),
+        ("DATA_LOADER.NUM_WORKERS", "many", "a whole number or auto"),
+        ("DATA_LOADER.NUM_WORKERS", 2.5, "a whole number or auto"),
+        ("DATA_LOADER.NUM_WORKERS", "True", "a whole number or auto"),
+        ("DATA_LOADER.NUM_WORKERS", "", "a whole number or auto"),
     ],
 )
 def test_a_value_of_another_type_is_refused(key, value, wanted):
@@ -288,6 +309,7 @@ def test_nccl_on_the_cpu_becomes_gloo_with_one_warning(caplog):
         ("MODEL.HEAD_ACT tanh", "use softmax or sigmoid"),
         ("DATA.ENSEMBLE_METHOD mean", "use sum or max"),
         ("TRAIN.BATCH_SIZE 0", "TRAIN.BATCH_SIZE must be 1 or more"),
+        ("DATA_LOADER.NUM_WORKERS -1", "NUM_WORKERS must be 0 or more, or auto, not -1"),
         ("MULTIGRID.EPOCH_FACTOR 0", "MULTIGRID.EPOCH_FACTOR must be above 0"),
         ("MULTIGRID.BN_BASE_SIZE 0", "MULTIGRID.BN_BASE_SIZE must be 1 or more"),
         ("DATA.MAX_BAD_FRACTION 5", "DATA.MAX_BAD_FRACTION lies in [0, 1]"),

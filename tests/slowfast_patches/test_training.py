@@ -165,6 +165,23 @@ def test_speeds_in_the_metrics_add_up_to_the_time_spent(multigrid_run: Path, ope
     assert spent["training"] > 0 < spent["evaluating"]
 
 
+def test_each_phase_tells_its_share_of_waiting_for_data(
+    multigrid_run: Path, schedule: Schedule, opened: type
+):
+    folder = opened(multigrid_run)
+    records, spent = folder.metrics("phase"), folder.result["seconds"]
+    assert [r["iteration"] for r in records] == [phase.stop for phase in schedule.phases]
+    assert [r["iterations"] for r in records] == [phase.iterations for phase in schedule.phases]
+    assert sum(r["clips"] for r in records) == schedule.clips
+    loading = sum(r["seconds"] * r["loading_share"] for r in records)
+    assert 0 < loading < spent["loading"]  # the first mini-batch is left out
+    training = sum(r["seconds"] for r in records) - loading
+    assert training == pytest.approx(spent["training"], rel=0.01)
+    said = re.findall(r"phase (\d) of 6: \d+ iterations took 0:00:\d\d, (\d+) %", folder.log)
+    assert [(str(r["phase"] + 1), f"{100 * r['loading_share']:.0f}") for r in records] == said
+    assert "loading was the limit" not in folder.log
+
+
 def test_validation_comes_once_a_phase_and_at_the_end(
     multigrid_run: Path, schedule: Schedule, opened: type
 ):

@@ -1,0 +1,150 @@
+"""From decoded frames to the pixels of a clip: cut, resize and only then convert to RGB.
+
+decoded frame          Y  ▒▒▒▒▒▒▒▒   U ▒▒▒▒  V ▒▒▒▒        as the codec stores it
+cut and resize each       ▒[████]▒     ▒[██]   ▒[██]       cv2, on views of the decoder's memory
+convert                   RGB (S, S, 3)                    swscale: any range, matrix, depth
+"""
+
+from __future__ import annotations
+
+from typing import Any, NamedTuple, cast
+
+import cv2
+import numpy as np
+from av.video.format import VideoFormat
+from av.video.frame import VideoFrame
+from av.video.plane import VideoPlane
+from av.video.reformatter import VideoReformatter
+from numpy.typing import NDArray
+
+from multigrid import Box
+
+__all__ = ["Cropper"]
+
+Image = NDArray[np.uint8]
+
+_AVERAGED = 2.0
+"""Times a box is shrunk from which on bilinear interpolation would skip samples altogether."""
+
+
+class Cropper:
+    """Cuts a box from frames and resizes it to (size, size, 3) uint8 RGB.
+
+    The box is given on the picture as shown, `shown` (width, height) pixels large, which is the
+    stored one after `turns` quarter turns counterclockwise. It is rounded to whole samples of the
+    chroma planes, so that luma and chroma stay aligned. A frame of another size than the rest
+    (streams may change it) is cut at the same part of its picture.
+
+    Shrinking by 2 or more averages over areas, all else is bilinear.
+    """
+
+    def __init__(self, box: Box, shown: tuple[int, int], size: int, turns: int = 0) -> None:
+        self._size, self._turns = size, turns
+        self._part = _turned_back(box, shown, turns)
+        self.shrinks = min(box.width, box.height) / size
+        """Source pixels for each pixel of the clip, along a side."""
+        self._source: tuple[str, int, int, int, int] | None = None
+        self._reformatter = VideoReformatter()
+
+    def __call__(self, frame: VideoFrame, out: Image) -> None:
+        """Write the box of a decoded frame to `out` (size, size, 3)."""
+        source = (frame.format.name, frame.width, frame.height, frame.colorspace, frame.color_range)
+        if source != self._source:
+            self._adapt(frame)
+            self._source = source
+        if self._small is None:
+            whole = self._reformatter.reformat(frame, format="rgb24", threads=1).to_ndarray()
+            image: Image = np.empty((self._size, self._size, 3), np.uint8)
+            _resize(whole, self._regions[0], image)
+        else:
+            for plane, region, target in zip(
+                frame.planes, self._regions, self._targets, strict=True
+            ):
+                _resize(_samples(plane, self._depth), region, target)
+            # One thread: a pool for each small frame costs several times the conversion.
+            small = self._reformatter.reformat(self._small, format="rgb24", threads=1)
+            image = cast(Image, small.to_ndarray())
+        out[:] = np.rot90(image, self._turns) if self._turns else image
+
+    def image(self, image: Image, out: Image) -> None:
+        """Write the box of an RGB picture (H, W, 3) to `out`."""
+        _resize(image, _region(self._part, (image.shape[1], image.shape[0]), (1, 1)), out)
+
+    def _adapt(self, frame: VideoFrame) -> None:
+        """Find where the box lies on the planes of such a frame, and make room for its samples."""
+        size, fmt, width, height = self._size, frame.format, frame.width, frame.height
+        self._small: VideoFrame | None = None
+        if not _is_planar_yuv(fmt):
+            self._regions = [_region(self._part, (width, height), (1, 1))]
+            return
+        steps = [(round(width / c.width), round(height / c.height)) for c in fmt.components]
+        luma = _region(self._part, (width, height), max(steps))
+        self._regions = [_divided(luma, step) for step in steps]
+        self._small = VideoFrame(size, size, fmt.name)
+        self._small.colorspace, self._small.color_range = frame.colorspace, frame.color_range
+        self._depth = np.dtype(np.uint8 if fmt.components[0].bits == 8 else np.uint16)
+        self._targets = [_samples(plane, self._depth) for plane in self._small.planes]
+
+
+class _Region(NamedTuple):
+    """Columns left to right and rows top to bottom of a plane, ends exclusive."""
+
+    left: int
+    top: int
+    right: int
+    bottom: int
+
+
+def _is_planar_yuv(fmt: VideoFormat) -> bool:
+    """Y, U and V in planes of their own, of 8 bits or of 16 in this machine's order."""
+    planes = [component.plane for component in fmt.components]
+    return planes == [0, 1, 2] and not fmt.is_rgb and not fmt.is_big_endian
+
+
+def _turned_back(box: Box, shown: tuple[int, int], turns: int) -> Box:
+    """The box as a part of the stored picture, whose sides are 1."""
+    width, height = shown
+    x, y, w, h = box.x / width, box.y / height, box.width / width, box.height / height
+    for _ in range(turns % 4):
+        x, y, w, h = 1 - y - h, x, h, w
+    return Box(x, y, w, h)
+
+
+def _region(part: Box, sides: tuple[int, int], step: tuple[int, int]) -> _Region:
+    """A part of a plane with such sides, rounded to multiples of `step` and not empty."""
+    left, right = _range(part.x, part.width, sides[0], step[0])
+    top, bottom = _range(part.y, part.height, sides[1], step[1])
+    return _Region(left, top, right, bottom)
+
+
+def _range(start: float, length: float, side: int, step: int) -> tuple[int, int]:
+    last = max(0, (side - 1) // step) * step
+    first = min(max(0, round(start * side / step) * step), last)
+    count = max(1, round(length * side / step))
+    return first, min(first + count * step, side)
+
+
+def _divided(region: _Region, step: tuple[int, int]) -> _Region:
+    """The region on a plane that is subsampled by `step`; its begin is a multiple of that."""
+    (across, down), (left, top, right, bottom) = step, region
+    return _Region(left // across, top // down, -(-right // across), -(-bottom // down))
+
+
+def _samples(plane: VideoPlane, depth: np.dtype[Any]) -> NDArray[Any]:
+    """(height, width) view of a plane's memory."""
+    rows: NDArray[Any] = np.frombuffer(memoryview(plane), depth).reshape(
+        -1, plane.line_size // depth.itemsize
+    )
+    return rows[: plane.height, : plane.width]
+
+
+def _resize(samples: NDArray[Any], region: _Region, out: NDArray[Any]) -> None:
+    left, top, right, bottom = region
+    height, width = out.shape[:2]
+    shrinks = max((right - left) / width, (bottom - top) / height) >= _AVERAGED
+    cv2.resize(
+        samples[top:bottom, left:right],
+        (width, height),
+        dst=out,
+        interpolation=cv2.INTER_AREA if shrinks else cv2.INTER_LINEAR,
+    )

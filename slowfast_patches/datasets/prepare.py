@@ -1,0 +1,271 @@
+"""Turning a data set into one made for multigrid reading.
+
+lists          the videos of some csv files, each once
+journal        what an earlier run made is kept, if its source is as it was
+sample         some videos first, which tell the space and time that the rest will take
+workers        one video each; a bad one, or one that kills its worker, is reported
+lists, index   once all videos are done
+"""
+
+from __future__ import annotations
+
+import contextlib
+import errno
+import os
+import random
+import shutil
+import sys
+import time
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from tqdm import tqdm
+
+from slowfast_patches.datasets.csv_list import read_csv
+from slowfast_patches.datasets.encode import write_prepared
+from slowfast_patches.datasets.index import open_index
+from slowfast_patches.datasets.prepare_lists import (
+    VideoList,
+    format_csv,
+    write_classes,
+    write_text,
+)
+from slowfast_patches.datasets.prepare_report import Forecast, Report, format_size
+from slowfast_patches.datasets.prepare_workers import Died, run_each
+from slowfast_patches.datasets.prepared_set import Entry, PreparedSet, Settings, Source
+from slowfast_patches.datasets.scan import scan
+from slowfast_patches.datasets.video_record import Kind, UnreadableVideoError
+
+__all__ = ["prepare"]
+
+_SAMPLE = 8
+_NO_ROOM = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
+
+Results = dict[Source, Entry | str]
+"""What became of each source: its prepared file, or the reason why there is none."""
+
+
+@dataclass(frozen=True)
+class _Job:
+    source: Source
+    target: str
+    folder: Path
+    settings: Settings
+
+
+def prepare(
+    lists: Sequence[VideoList],
+    out: Path,
+    settings: Settings,
+    *,
+    workers: int | None = None,
+    separator: str = " ",
+    classes: Sequence[str] = (),
+) -> Report:
+    """Write the prepared form of every video in the lists, and the lists of them, to `out`.
+
+    Videos that an earlier run wrote are kept. Those that cannot be read are left out of the lists
+    and are in unreadable.txt with the reason. `workers` processes encode, by default one per core.
+    Names of classes, if given, go to classes.json with their numbers.
+
+    Raises:
+        ValueError: `out` is not to be used (see `PreparedSet`), the disk is too small, or a list
+            has no video that can be read.
+        OSError: `out` cannot be written; a full disk says so. What is written is whole.
+    """
+    workers = _cores() if workers is None else workers
+    if workers < 1:
+        raise ValueError(f"--workers is {workers}: give 1 or more")
+    out, start = Path(os.path.abspath(out)), time.perf_counter()
+    _check_apart(lists, out)
+    with PreparedSet(out, settings, lists) as done:
+        by_path = _find_sources(lists)
+        jobs = [_Job(s, done.target_of(s), out, settings) for s in dict.fromkeys(by_path.values())]
+        assert len({job.target for job in jobs}) == len(jobs)
+        format_csv([(job.target, 0) for job in jobs], separator)  # raises now rather than in hours
+        if classes:
+            write_classes(classes, out)
+        kept: Results = {j.source: e for j in jobs if (e := done.kept(j.target, j.source))}
+        made = _prepare_all([job for job in jobs if job.source not in kept], done, workers)
+        results = kept | made
+        bad = [(job.source.path, r) for job in jobs if isinstance(r := results[job.source], str)]
+        _write_unreadable(bad, out)
+        _write_lists(lists, {path: results[s] for path, s in by_path.items()}, out, separator)
+        for videos in lists:
+            _index(out / videos.name, separator, workers)
+    entries = [r for job in jobs if isinstance(r := results[job.source], Entry)]
+    return Report(out, entries, bad, len(kept), separator, time.perf_counter() - start)
+
+
+def _check_apart(lists: Sequence[VideoList], out: Path) -> None:
+    """What is written must neither replace a list that is read nor be taken for a class."""
+    for origin in (videos.origin for videos in lists):
+        inside = origin in (out, *out.parents) if origin.is_dir() else origin.parent == out
+        if inside:
+            raise ValueError(f"--out {out}: the data set itself lies there; choose another folder")
+
+
+def _find_sources(lists: Sequence[VideoList]) -> dict[str, Source]:
+    """The source of each path in the lists; paths of one file have one source."""
+    by_path, known = dict[str, Source](), dict[str, Source]()
+    for videos in lists:
+        for path, _ in videos.videos:
+            if path not in by_path:
+                source = Source.at(path, videos.root)
+                by_path[path] = known.setdefault(source.path, source)
+    return by_path
+
+
+def _prepare_all(jobs: Sequence[_Job], done: PreparedSet, workers: int) -> Results:
+    """Do the jobs, a sample of them first; stop after it if the rest would not fit."""
+    first = random.Random(0).sample(jobs, min(len(jobs), max(_SAMPLE, 2 * workers)))
+    sample, results = set(first), Results()
+    rest = [job for job in jobs if job not in sample]
+    outcomes = run_each(_prepare_one, [*first, *rest], workers)
+    total, unreadable = sum(job.source.size for job in jobs), 0
+    bar = tqdm(desc="prepare", total=total, unit="B", unit_scale=True, disable=None)
+    try:
+        with bar, contextlib.closing(outcomes):
+            for job, result in outcomes:
+                results[job.source] = _noted(result, done)
+                unreadable += isinstance(results[job.source], str)
+                state = f"{len(results)}/{len(jobs)} videos, {unreadable} unreadable"
+                bar.set_postfix_str(state, refresh=False)
+                bar.update(job.source.size)
+                sample.discard(job)
+                if rest and not sample:
+                    left = [job.source.size for job in jobs if job.source not in results]
+                    bar.write(_check_room(results, left, done, workers))
+                    rest = []
+    except OSError as error:
+        if error.errno not in _NO_ROOM:
+            raise
+        raise OSError(
+            f"{done.folder}: no room is left ({error.strerror}). The {len(done.entries)} videos "
+            "written so far are whole; make room, and the same command continues"
+        ) from None
+    return results
+
+
+def _noted(result: Entry | str | Died[_Job], done: PreparedSet) -> Entry | str:
+    if isinstance(result, Died):
+        return "kills the process that reads it"
+    if isinstance(result, Entry):
+        done.add(result)
+    return result
+
+
+def _check_room(results: Results, left: Sequence[int], done: PreparedSet, workers: int) -> str:
+    """What the rest, videos of so many bytes, will take by what the first ones took.
+
+    Raises:
+        ValueError: more than the disk has, or none of the first can be read.
+    """
+    entries = [result for result in results.values() if isinstance(result, Entry)]
+    if not done.entries:
+        source, reason = next(iter(results.items()))
+        raise ValueError(
+            f"none of {len(results)} videos tried can be read, the first {source.path}: {reason}; "
+            "check the lists and --prefix"
+        )
+    free = shutil.disk_usage(done.folder).free
+    seen = Forecast.of(entries or list(done.entries.values()), left, workers, free)
+    if not seen.fits:
+        raise ValueError(
+            f"{seen}; {format_size(seen.size - free)} are missing on the disk of {done.folder}. "
+            "Make room and run the same command again; a lower --short-side or --psnr, with a "
+            "folder of its own, takes less"
+        )
+    return str(seen)
+
+
+def _prepare_one(job: _Job) -> Entry | str:
+    """Runs in a worker: the file that was written, or the reason why the source cannot be read.
+
+    Raises:
+        OSError: the target cannot be written.
+    """
+    target, start = job.folder / job.target, time.perf_counter()
+    short_side, floor = job.settings.short_side, job.settings.psnr
+    path, (size, mtime_ns) = job.source.path, job.source.state or (0, 0)
+    try:
+        record = scan(path)
+        target.parent.mkdir(parents=True, exist_ok=True)
+        linked = False
+        if (
+            record.kind == Kind.PREPARED
+            and min(record.video.width, record.video.height) <= short_side
+        ):
+            linked, psnr = _link(path, target), None
+        else:
+            psnr = write_prepared(path, record, target, short_side=short_side, floor=floor).psnr
+        written = _sync(target)
+    except UnreadableVideoError as error:
+        return str(error)
+    except OSError as error:
+        # PyAV's own errors do not come through a pipe.
+        raise OSError(error.errno, error.strerror, str(target)) from None
+    except Exception as error:  # a file may find any fault in a codec; the others go on
+        return f"cannot be encoded: {type(error).__name__}: {error}"
+    seconds = time.perf_counter() - start
+    frames = record.video.frames
+    return Entry(job.target, path, size, mtime_ns, frames, written, psnr, seconds, linked)
+
+
+def _link(source: str, target: Path) -> bool:
+    """Copy a file that is prepared already; whether that took no more than a link."""
+    temporary = target.with_name(f".{target.name}.{os.getpid()}.tmp")
+    try:
+        try:
+            os.link(os.path.realpath(source), temporary)
+            linked = True
+        except OSError:  # another disk, or one without links
+            shutil.copyfile(source, temporary)
+            linked = False
+        temporary.replace(target)
+    finally:
+        temporary.unlink(missing_ok=True)
+    return linked
+
+
+def _sync(path: Path) -> int:
+    """Have a file on the disk before the journal says that it is there; its bytes."""
+    with path.open("rb") as file:
+        os.fsync(file.fileno())
+        return os.fstat(file.fileno()).st_size
+
+
+def _write_lists(
+    lists: Sequence[VideoList], results: dict[str, Entry | str], out: Path, separator: str
+) -> None:
+    texts = dict[str, str]()
+    for videos in lists:
+        found = [(results[path], label) for path, label in videos.videos]
+        rows = [(entry.target, label) for entry, label in found if isinstance(entry, Entry)]
+        if not rows:
+            raise ValueError(f"{videos.origin}: no video for {videos.name} can be read")
+        texts[videos.name] = format_csv(rows, separator)
+    for name, text in texts.items():
+        write_text(out / name, text)
+
+
+def _write_unreadable(bad: Sequence[tuple[str, str]], out: Path) -> None:
+    path = out / "unreadable.txt"
+    if bad:
+        write_text(path, "".join(f"{name}\t{' '.join(why.split())}\n" for name, why in bad))
+    else:
+        path.unlink(missing_ok=True)
+
+
+def _index(csv: Path, separator: str, workers: int) -> None:
+    """Have the index ready for the first training."""
+    videos = read_csv(csv, separator=separator, num_classes=sys.maxsize)
+    open_index(csv, [video.path for video in videos], workers=workers)
+
+
+def _cores() -> int:
+    """Cores this process may use."""
+    if hasattr(os, "sched_getaffinity"):
+        return len(os.sched_getaffinity(0))
+    return os.cpu_count() or 1

@@ -1,0 +1,256 @@
+"""A folder in which a prepared data set grows, over as many runs as it takes.
+
+videos/                  the prepared files
+prepared.jsonl           the journal: what each of them was made of, a line as it is whole
+.lock                    held by the run that writes
+"""
+
+from __future__ import annotations
+
+import fcntl
+import hashlib
+import json
+import os
+import re
+import socket
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any, TextIO
+
+from slowfast_patches.datasets.files import frame_files
+from slowfast_patches.datasets.prepare_lists import VideoList
+from slowfast_patches.datasets.prepared import TAG
+
+__all__ = ["Entry", "PreparedSet", "Settings", "Source"]
+
+_TEMPORARY = re.compile(r"\..+\.\d+\.tmp")
+_LONGEST_NAME = 200
+"""Bytes of a source's name; with what is added to it, it stays below the usual limit of 255."""
+
+
+@dataclass(frozen=True)
+class Settings:
+    """How the videos of a set are encoded."""
+
+    short_side: int = 256
+    """Pixels; smaller videos keep their size."""
+    psnr: float = 37.0
+    """dB that no frame's luma may be below."""
+
+    def __post_init__(self) -> None:
+        if self.short_side < 16:
+            raise ValueError(f"--short-side is {self.short_side}: give 16 pixels or more")
+        if not 20 <= self.psnr <= 50:
+            raise ValueError(f"--psnr is {self.psnr:g}: give 20 to 50 dB")
+
+
+@dataclass(frozen=True)
+class Source:
+    """A video to prepare, and the state it is in; `state` is None where there is no such file."""
+
+    path: str
+    root: str
+    state: tuple[int, int] | None
+    """Bytes, and nanoseconds of the last modification; of a folder, over the JPEG files in it."""
+
+    @classmethod
+    def at(cls, path: str, root: Path) -> Source:
+        """The source at a path as a list has it; different spellings give the same one."""
+        real = os.path.realpath if ".." in Path(path).parts else os.path.abspath
+        return cls(str(real(path)), str(root), _state(path))
+
+    @property
+    def size(self) -> int:
+        """Bytes; 0 if there is no such file."""
+        return self.state[0] if self.state else 0
+
+    @property
+    def name(self) -> str:
+        """Where it lies in its root. Of one outside, the part of the path that differs."""
+        parts = [p for p in Path(os.path.relpath(self.path, self.root)).parts if p != ".."]
+        parts = parts or [Path(self.path).name or "root"]  # a folder that is above the root, or it
+        if len(os.fsencode(parts[-1])) > _LONGEST_NAME:
+            cut = os.fsencode(parts[-1])[:_LONGEST_NAME].decode(errors="ignore")
+            parts[-1] = f"{cut}~{_digest(self.path)}"
+        return "/".join(parts)
+
+
+@dataclass(frozen=True)
+class Entry:
+    """A line of the journal: a prepared file that is whole, and what it was made of."""
+
+    target: str
+    """Relative to the set's folder."""
+    source: str
+    source_size: int
+    source_mtime_ns: int
+    frames: int
+    size: int
+    psnr: float | None
+    """dB of the luma of the worst frame; None of a source that was prepared already."""
+    seconds: float
+    """That one process took."""
+    linked: bool
+    """Whether it shares its bytes on the disk with its source."""
+
+    @property
+    def state(self) -> tuple[int, int]:
+        """The source's, as `Source` has it."""
+        return self.source_size, self.source_mtime_ns
+
+
+class PreparedSet:
+    """The folder, held against other runs while the `with` block lasts."""
+
+    def __init__(self, folder: Path, settings: Settings, lists: Sequence[VideoList]) -> None:
+        self.folder, self.entries = folder, dict[str, Entry]()
+        self._settings, self._lists = settings, lists
+        self._taken = dict[str, str]()
+        self._lock: TextIO | None = None
+        self._journal: TextIO | None = None
+
+    def __enter__(self) -> PreparedSet:
+        """Hold the folder; remove what a run that was killed left half-written.
+
+        Raises:
+            ValueError: another run holds it, it was made with other settings or from other lists,
+                or it has a list that was not made here.
+        """
+        self.folder.mkdir(parents=True, exist_ok=True)
+        self._lock = (self.folder / ".lock").open("a+", encoding="utf-8")
+        try:
+            self._take_lock(self._lock)
+            self._open_journal(self.folder / "prepared.jsonl")
+        except BaseException:
+            self._lock.close()
+            raise
+        self.remove_temporaries()
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        assert self._journal is not None
+        assert self._lock is not None
+        self._journal.close()
+        self.remove_temporaries()
+        self._lock.close()
+
+    def target_of(self, source: Source) -> str:
+        """Where the source's prepared file lies; no other source, of this run or of earlier ones,
+        has the same."""
+        plain = f"videos/{source.name}.mp4"
+        if self._is_free(plain, source):
+            self._taken[plain] = source.path
+            return plain
+        return f"videos/{source.name}~{_digest(source.path)}.mp4"
+
+    def kept(self, target: str, source: Source) -> Entry | None:
+        """The entry of a file that is whole and was made from the source as it is now, or as it was
+        before it was deleted."""
+        entry = self.entries.get(target)
+        if entry is None or source.state not in (entry.state, None):
+            return None
+        try:
+            return entry if os.stat(self.folder / target).st_size == entry.size else None
+        except OSError:
+            return None
+
+    def add(self, entry: Entry) -> None:
+        """Note that a file is whole."""
+        self._append(asdict(entry))
+        self.entries[entry.target] = entry
+
+    def remove_temporaries(self) -> None:
+        """Remove half-written files, whose writers are dead."""
+        for folder, folders, names in os.walk(self.folder):
+            for name in filter(_TEMPORARY.fullmatch, names):
+                (Path(folder) / name).unlink(missing_ok=True)
+            if folder == str(self.folder):
+                folders[:] = [name for name in folders if name == "videos"]
+
+    def _is_free(self, target: str, source: Source) -> bool:
+        if self._taken.get(target, source.path) != source.path:
+            return False
+        entry = self.entries.get(target)
+        moved = entry and entry.state == source.state and not os.path.exists(entry.source)
+        return entry is None or entry.source == source.path or bool(moved)
+
+    def _take_lock(self, lock: TextIO) -> None:
+        """Hold a lock that the system lets go of when this process ends, however it ends."""
+        try:
+            fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            lock.seek(0)
+            raise ValueError(
+                f"{self.folder}: another run is at work there ({lock.read().strip()}); wait for "
+                "it, or choose another folder"
+            ) from None
+        lock.truncate(0)
+        lock.write(f"process {os.getpid()} on {socket.gethostname()}\n")
+        lock.flush()
+
+    def _open_journal(self, path: Path) -> None:
+        """Read the journal, and write its first lines if it is new."""
+        settings = {"format": TAG, **asdict(self._settings)}
+        lines = _read_lines(path)
+        made = next((line["settings"] for line in lines if "settings" in line), None)
+        origins = {line["list"]: line["origin"] for line in lines if "list" in line}
+        if made not in (None, settings):
+            what = ", ".join(f"{k} {made.get(k)} (now {settings[k]})" for k in settings)
+            raise ValueError(f"{self.folder} was prepared with {what}; choose another folder")
+        self._check_lists(origins)
+        self.entries = {line["target"]: Entry(**line) for line in lines if "target" in line}
+        self._journal = path.open("a", encoding="utf-8")
+        if made is None:
+            self._append({"settings": settings})
+        for videos in self._lists:
+            if origins.get(videos.name) != str(videos.origin):
+                self._append({"list": videos.name, "origin": str(videos.origin)})
+
+    def _check_lists(self, origins: dict[str, str]) -> None:
+        for videos in self._lists:
+            path, origin = self.folder / videos.name, origins.get(videos.name)
+            if origin is None and path.exists():
+                raise ValueError(f"{path} exists and was not made here; choose another folder")
+            if origin not in (None, str(videos.origin)) and os.path.exists(str(origin)):
+                raise ValueError(f"{path} was made from {origin}; choose another folder")
+
+    def _append(self, line: dict[str, Any]) -> None:
+        assert self._journal is not None
+        self._journal.write(json.dumps(line) + "\n")
+        self._journal.flush()
+
+
+def _read_lines(path: Path) -> list[dict[str, Any]]:
+    """The lines of a journal; an unfinished last one is cut off."""
+    if not path.exists():
+        return []
+    data = path.read_bytes()
+    whole = data[: data.rfind(b"\n") + 1]
+    if len(whole) < len(data):
+        os.truncate(path, len(whole))
+    lines = list[dict[str, Any]]()
+    for number, line in enumerate(whole.splitlines(), start=1):
+        try:
+            lines.append(dict(json.loads(line)))
+        except (ValueError, TypeError):
+            raise ValueError(
+                f"{path}, line {number}: damaged; delete that line, and its video is prepared anew"
+            ) from None
+    return lines
+
+
+def _state(path: str) -> tuple[int, int] | None:
+    try:
+        status = os.stat(path)
+        if not os.path.isdir(path):
+            return status.st_size, status.st_mtime_ns
+        files = [os.stat(os.path.join(path, name)) for name in frame_files(path)]
+    except OSError:
+        return None
+    newest = max(s.st_mtime_ns for s in [status, *files])
+    return sum(s.st_size for s in files), newest
+
+
+def _digest(path: str) -> str:
+    return hashlib.sha256(os.fsencode(path)).hexdigest()[:8]

@@ -1,0 +1,161 @@
+"""Find out what the reader has to know of a video, once."""
+
+from __future__ import annotations
+
+import os
+from fractions import Fraction
+from itertools import pairwise
+
+import numpy as np
+from av.container import InputContainer
+from av.video.stream import VideoStream
+from numpy.typing import NDArray
+
+from multigrid import Video
+from slowfast_patches.datasets.files import frame_files, open_video, read_jpeg, readable
+from slowfast_patches.datasets.prepared import GROUP, TAG, split_group
+from slowfast_patches.datasets.video_record import Kind, UnreadableVideoError, VideoRecord
+
+__all__ = ["scan"]
+
+_TRUSTED = {"mov,mp4,m4a,3gp,3g2,mj2", "matroska,webm"}
+"""Containers whose packets carry the time at which their frame is shown. The packets of others may
+carry the time of decoding, or none: there, all frames are decoded once to see what comes out."""
+
+_FRAMES_PER_SECOND = 30.0
+"""Of a folder of JPEG files, which says nothing of it: the rate at which SSv2's were taken."""
+
+
+def scan(path: str) -> VideoRecord:
+    """Everything the reader wants to know of a video file or a folder of JPEG files.
+
+    A video file is read through but not decoded, except for its key frames; containers that say
+    when to decode and not when to show are decoded.
+
+    Raises:
+        UnreadableVideoError: it is none, or is damaged; says how.
+    """
+    with readable():
+        if os.path.isdir(path):
+            return _scan_folder(path)
+        with open_video(path) as (container, stream):
+            if container.metadata.get("comment") == TAG:
+                return _scan_prepared(path, container, stream)
+            packets = _Packets(container, stream)
+        if not packets.trusted or not packets.say_when_shown:
+            return _scan_by_decoding(path, packets)
+        timestamps = np.sort(packets.shown)
+        keys = np.searchsorted(timestamps, packets.shown[packets.is_key])
+        return _record(path, packets, timestamps, keys)
+
+
+class _Packets:
+    """The packets of a stream: when their frames are shown, and which of these are key frames."""
+
+    def __init__(self, container: InputContainer, stream: VideoStream) -> None:
+        found = [
+            (packet.pts, packet.is_keyframe)
+            for packet in container.demux(stream)
+            if packet.size and not packet.is_discard
+        ]
+        if not found:
+            raise UnreadableVideoError("has no frames")
+        self.rate = stream.average_rate or stream.guessed_rate
+        self.time_base = stream.time_base
+        self.trusted = container.format.name in _TRUSTED
+        self.streams = len(container.streams) if self.trusted else 0  # others find them by reading
+        self.say_when_shown = None not in (shown := [shown for shown, _ in found])
+        self.shown = np.array([s or 0 for s in shown], np.int64)
+        self.say_when_shown &= len(np.unique(self.shown)) == len(found)
+        self.is_key = np.array([is_key for _, is_key in found])
+
+
+def _scan_by_decoding(path: str, packets: _Packets) -> VideoRecord:
+    """Timestamps in the order in which frames come out; key frames where that order is kept.
+
+    Without distinct timestamps frames can only be counted from the beginning.
+    """
+    with open_video(path) as (container, stream):
+        came = [(frame.pts, frame.key_frame) for frame in container.decode(stream)]
+    if not came:
+        raise UnreadableVideoError("has no frame that decodes")
+    stamps = [pts for pts, _ in came if pts is not None]
+    if len(set(stamps)) < len(came):
+        return _record(path, packets, np.arange(len(came)), np.array([0]), counted=True)
+    timestamps = np.array(stamps, np.int64)
+    keys = np.flatnonzero([is_key for _, is_key in came])
+    return _record(path, packets, timestamps, keys)
+
+
+def _record(
+    path: str,
+    packets: _Packets,
+    timestamps: NDArray[np.int64],
+    keys: NDArray[np.int64],
+    *,
+    counted: bool = False,
+) -> VideoRecord:
+    rate = packets.rate or _rate(timestamps, packets.time_base)
+    if not rate:
+        raise UnreadableVideoError("does not say its frame rate")
+    with open_video(path, streams=packets.streams) as (container, stream):
+        first = next(container.decode(stream), None)
+        if first is None:
+            raise UnreadableVideoError("has no frame that decodes")
+    turns = round(first.rotation / 90) % 4
+    width, height = (first.width, first.height)[:: -1 if turns % 2 else 1]
+    if not packets.is_key.all():
+        keys = np.array(
+            [k for k in keys if k and _is_entry(path, packets.streams, int(timestamps[k]))],
+            np.int64,
+        )
+    keys = np.union1d(keys, np.zeros(1, np.int64))
+    video = Video(len(timestamps), float(rate), width, height)
+    stamps = None if counted else timestamps
+    return VideoRecord(Kind.VIDEO, video, turns, stamps, keys, streams=packets.streams)
+
+
+def _is_entry(path: str, streams: int, timestamp: int) -> bool:
+    """Whether decoding may begin at a key frame: some are none, or lean on what came before.
+
+    The file is opened anew, since a decoder that saw other frames does not notice what is missing.
+    """
+    with open_video(path, streams=streams) as (container, stream):
+        container.seek(timestamp, stream=stream)
+        frame = next(container.decode(stream), None)
+        return frame is not None and not frame.is_corrupt
+
+
+def _rate(timestamps: NDArray[np.int64], time_base: Fraction | None) -> float:
+    """Frames per second from the first to the last; 0 if that cannot be said."""
+    ticks = int(np.ptp(timestamps))
+    return (len(timestamps) - 1) / float(ticks * time_base) if ticks and time_base else 0.0
+
+
+def _scan_prepared(path: str, container: InputContainer, stream: VideoStream) -> VideoRecord:
+    """Where the groups of a prepared file lie; everything its reader relies on is verified."""
+    headers = stream.codec_context.extradata
+    packets = [p for p in container.demux(stream) if p.size]
+    starts = [p.pos for p in packets if p.is_keyframe]
+    frames, rate = len(packets), stream.average_rate
+    if not headers or not rate or None in starts or len(starts) != -(-frames // GROUP):
+        raise UnreadableVideoError("says it is prepared, and is not")
+    last = packets[-1].pos
+    assert last is not None
+    offsets = np.array([*starts, last + packets[-1].size], np.int64)
+    with open(path, "rb") as file:
+        for number, (begin, end) in enumerate(pairwise(offsets.tolist())):
+            file.seek(begin)
+            found = sorted(p.number for p in split_group(file.read(end - begin)))
+            if found != list(range(min(GROUP, frames - number * GROUP))):
+                raise UnreadableVideoError(f"group {number} of its pictures is not whole")
+    video = Video(frames, float(rate), stream.width, stream.height)
+    return VideoRecord(Kind.PREPARED, video, offsets=offsets, headers=bytes(headers))
+
+
+def _scan_folder(path: str) -> VideoRecord:
+    files = frame_files(path)
+    if not files:
+        raise UnreadableVideoError("is a folder without JPEG files")
+    height, width = read_jpeg(path, files[0]).shape[:2]
+    return VideoRecord(Kind.FRAMES, Video(len(files), _FRAMES_PER_SECOND, width, height))

@@ -1,0 +1,53 @@
+"""What the reader has to know of a video before it reads a clip of it."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from enum import IntEnum
+
+import numpy as np
+from numpy.typing import NDArray
+
+from multigrid import Video
+
+__all__ = ["Kind", "UnreadableVideoError", "VideoRecord"]
+
+
+class UnreadableVideoError(ValueError):
+    """A video that is missing, or that does not give the frames asked for; says why."""
+
+
+class Kind(IntEnum):
+    """How the frames of a video are stored."""
+
+    VIDEO = 0
+    """A video file as it is."""
+    PREPARED = 1
+    """A video file written by `prepared.py`: groups of pictures at known places."""
+    FRAMES = 2
+    """A folder of JPEG files, in the order of their names."""
+
+
+@dataclass(frozen=True, eq=False)
+class VideoRecord:
+    """A video as `scan` finds it and the index keeps it.
+
+    Frames are counted from 0 in the order they are shown, whatever their timestamps say.
+    """
+
+    kind: Kind
+    video: Video
+    """Frames, rate, and size in pixels as shown, after turning."""
+    turns: int = 0
+    """Quarter turns counterclockwise from the stored picture to the shown one."""
+    timestamps: NDArray[np.int64] | None = None
+    """VIDEO: (frames,) what the decoder says of each frame, in units of the stream's clock; None
+    where it says nothing that tells them apart, so that they are counted from the beginning."""
+    keys: NDArray[np.int64] | None = None
+    """VIDEO: frames at which decoding may start, ascending; the first is 0."""
+    offsets: NDArray[np.int64] | None = None
+    """PREPARED: (groups + 1,) bytes of the file at which the groups of pictures begin and end."""
+    headers: bytes = b""
+    """PREPARED: the decoder's parameters (avcC)."""
+    streams: int = 0
+    """VIDEO: streams of any kind in the file; 0 if not known."""

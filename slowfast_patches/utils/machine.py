@@ -1,0 +1,40 @@
+"""What a result was measured on."""
+
+from __future__ import annotations
+
+import os
+import platform
+from importlib.metadata import version
+from pathlib import Path
+from typing import Any
+
+import torch
+
+__all__ = ["machine", "versions"]
+
+
+def versions() -> dict[str, str]:
+    """Of Python and of the packages that a result depends on."""
+    names = ("slowfast-multigrid", "pyslowfast", "torch", "numpy", "av", "fvcore")
+    return {"python": platform.python_version()} | {name: version(name) for name in names}
+
+
+def machine() -> dict[str, Any]:
+    """The processor, its cores and the threads torch uses of them, and the GPUs."""
+    gpus = [torch.cuda.get_device_name(i) for i in range(torch.cuda.device_count())]
+    return {
+        "platform": platform.platform(),
+        "processor": _processor(),
+        "cores": os.cpu_count(),
+        "threads": torch.get_num_threads(),
+        "gpus": gpus,
+    }
+
+
+def _processor() -> str:
+    try:
+        lines = Path("/proc/cpuinfo").read_text(encoding="utf-8").splitlines()
+    except OSError:
+        return platform.processor()
+    names = [line.partition(":")[2].strip() for line in lines if line.startswith("model name")]
+    return names[0] if names else platform.processor()

@@ -1,0 +1,106 @@
+"""Damaged files: none crashes the reader, hangs it, or gives a clip of a wrong shape."""
+
+import os
+import select
+import shutil
+import subprocess
+import sys
+import time
+from collections import Counter
+from pathlib import Path
+
+import pytest
+
+from slowfast_patches.datasets.encode import write_prepared
+from slowfast_patches.datasets.scan import scan
+from slowfast_patches.datasets.video_record import UnreadableVideoError
+from tests.slowfast_patches.test_clip_reader import SAMPLES, needs_samples, numbered, write_video
+
+CASES = 1000
+LIMIT = 20.0
+"""Seconds that one case may take; they take milliseconds."""
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Small whole videos of many containers and codecs, the prepared form among them."""
+    path = tmp_path_factory.mktemp("fuzz")
+    video = write_video(path / "numbered.mp4", numbered())
+    write_prepared(str(video), scan(str(video)), path / "prepared.mp4")
+    write_video(path / "mpeg4.avi", numbered(), codec="mpeg4")
+    write_video(path / "h264.mkv", numbered(), codec="libx264")
+    write_video(path / "mpeg1.mpg", numbered(), codec="mpeg1video")
+    write_video(path / "h264.ts", numbered())
+    for name in ("av1.mkv", "testsrc_vp9.webm", "rotated_90.mov", "unordered_pts.mov"):
+        shutil.copy(SAMPLES / name, path / name)
+    return path
+
+
+@needs_samples
+def test_damaged_files_are_read_or_refused(folder):
+    """Each case is read with a fresh record and with that of the whole file."""
+    script = [sys.executable, str(Path(__file__).with_name("fuzz_worker.py")), str(folder), "0"]
+    lines = list[str]()
+    with subprocess.Popen(
+        [*script, str(CASES)], stdout=subprocess.PIPE, stderr=subprocess.PIPE, bufsize=0
+    ) as worker:
+        assert worker.stdout is not None
+        assert worker.stderr is not None
+        pending, last = b"", time.monotonic()
+        while len(lines) < CASES and select.select([worker.stdout], [], [], LIMIT)[0]:
+            content = os.read(worker.stdout.fileno(), 65536)
+            if not content:
+                break
+            *complete, pending = (pending + content).split(b"\n")
+            lines += [line.decode() for line in complete]
+        last = time.monotonic() - last
+        worker.kill()
+        said = worker.stderr.read().decode()[-2000:]
+    assert len(lines) == CASES, f"stopped or stuck after {lines[-1:]}: {said}"
+    outcomes = Counter(outcome for line in lines for outcome in line.split()[3:])
+    assert sum(outcomes.values()) == 2 * CASES
+    assert outcomes["error"] > CASES / 4
+    assert outcomes["clip"] > CASES / 10
+
+
+@pytest.mark.parametrize("kind", ["missing", "empty", "folder", "fifo", "device", "loop", "below"])
+def test_what_is_no_file_is_refused_at_once(tmp_path, kind):
+    path = tmp_path / "video.mp4"
+    if kind == "empty":
+        path.touch()
+    elif kind == "folder":
+        path.mkdir()
+    elif kind == "fifo":
+        os.mkfifo(path)
+    elif kind == "device":
+        path.symlink_to("/dev/zero")
+    elif kind == "loop":
+        path.symlink_to(path)
+    elif kind == "below":
+        (tmp_path / "file").touch()
+        path = tmp_path / "file" / "video.mp4"
+    start = time.monotonic()
+    with pytest.raises(UnreadableVideoError):
+        scan(str(path))
+    assert time.monotonic() - start < 5
+
+
+def test_a_file_without_permission_is_refused(tmp_path, monkeypatch):
+    path = write_video(tmp_path / "video.mp4", numbered(10))
+    path.chmod(0)
+    if os.access(path, os.R_OK):  # root reads everything
+
+        def refuse(*_: object, **__: object) -> None:
+            raise PermissionError(13, "Permission denied")
+
+        monkeypatch.setattr("av.open", refuse)
+    with pytest.raises(UnreadableVideoError, match="cannot be opened: Permission denied"):
+        scan(str(path))
+
+
+@pytest.mark.parametrize("name", ["with space.mp4", "smörgås 日本.mp4", "a:b%03d.mp4", "-x.mp4"])
+def test_any_name_will_do(tmp_path, name, monkeypatch):
+    path = write_video(tmp_path / "plain.mp4", numbered(10)).rename(tmp_path / name)
+    assert scan(str(path)).video.frames == 10
+    monkeypatch.chdir(tmp_path)
+    assert scan(name).video.frames == 10

@@ -1,0 +1,139 @@
+"""Turn a data set into one made for multigrid reading: the same videos, several times as fast.
+
+Every video of the lists is written to DIR/videos as H.264 in short groups of pictures, at a short
+side of at most 256 pixels, and the lists with the paths of these files to DIR. Training takes the
+result like any data set: DATA.PATH_TO_DATA_DIR DIR.
+
+    python tools/prepare_data.py --csv k400/train.csv --csv k400/val.csv --out k400_prepared
+
+prepares what two lists name ("path label" a line; a video that both name is written once).
+
+    python tools/prepare_data.py --folder videos --out videos_prepared
+
+takes the classes from the names of folders: videos/<class>/*.mp4 (.avi, .mkv, .webm, .mov, .mpg,
+...), or videos/{train,val,test}/<class>/*.mp4. Without such a split, some videos of each class are
+set aside for validation, always the same. Without --out, the lists and classes.json (the number of
+each class) are written into the folder, and no video is.
+
+After a few videos it says what space and time the rest will take, and stops if the disk is too
+small. Interrupted, killed, or stopped by a full disk, the same command continues: what is whole and
+whose source has not changed is kept. A video that cannot be read is left out of the lists and
+reported, at the end and in DIR/unreadable.txt; the others go on.
+
+Exit status: 0 if all videos are prepared, 1 if some cannot be read, 2 for an error, 130 for Ctrl-C.
+"""
+
+import argparse
+import shlex
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+
+from slowfast_patches.datasets.prepare import prepare
+from slowfast_patches.datasets.prepare_lists import (
+    ClassFolders,
+    VideoList,
+    find_classes,
+    read_lists,
+    write_class_lists,
+)
+from slowfast_patches.datasets.prepare_report import format_report
+from slowfast_patches.datasets.prepared_set import Settings
+
+
+def parse_args(argv: list[str] | None = None) -> argparse.Namespace:
+    """The command line; an option that would have no effect is an error."""
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    data = parser.add_mutually_exclusive_group(required=True)
+    data.add_argument(
+        "--csv", type=Path, action="append", metavar="FILE", help="a list; give one or more"
+    )
+    data.add_argument("--folder", type=Path, metavar="DIR", help="folders named after classes")
+    parser.add_argument("--out", type=Path, metavar="DIR", help="folder of the prepared data set")
+    parser.add_argument("--workers", type=int, metavar="N", help="processes (one per core)")
+    parser.add_argument(
+        "--short-side", type=int, metavar="PIXELS", help=f"at most ({Settings.short_side})"
+    )
+    parser.add_argument(
+        "--psnr",
+        type=float,
+        metavar="DB",
+        help=f"of the worst frame's luma against the resized source ({Settings.psnr:g})",
+    )
+    parser.add_argument(
+        "--prefix", metavar="DIR", help="where the lists' paths start (the folder of each list)"
+    )
+    parser.add_argument(
+        "--separator", default=" ", help='between path and label in the lists (" ")'
+    )
+    parser.add_argument(
+        "--val-fraction", type=float, metavar="F", help="of each class to set aside (0.1)"
+    )
+    args = parser.parse_args(argv)
+    without = {
+        "--csv": ["val_fraction"],
+        "--folder": ["prefix"] + ["workers", "short_side", "psnr"] * (args.out is None),
+    }
+    for name in without["--csv" if args.csv else "--folder"]:
+        if getattr(args, name) is not None:
+            parser.error(f"--{name.replace('_', '-')} has no effect here")
+    if args.csv and args.out is None:
+        parser.error("--csv needs --out")
+    if not args.separator:
+        parser.error("--separator is empty")
+    return args
+
+
+def main(argv: list[str] | None = None) -> int:
+    """Prepare, or make the lists; returns the exit status."""
+    args = parse_args(argv)
+    try:
+        lists, classes = find_lists(args)
+        if args.out is None:
+            return 0
+        given = {"short_side": args.short_side, "psnr": args.psnr}
+        settings = Settings(**{key: value for key, value in given.items() if value is not None})
+        report = prepare(
+            lists,
+            args.out,
+            settings,
+            workers=args.workers,
+            separator=args.separator,
+            classes=classes,
+        )
+    except (ValueError, OSError) as error:
+        print(f"error: {error}", file=sys.stderr)
+        return 2
+    except KeyboardInterrupt:
+        print("interrupted; the same command continues", file=sys.stderr)
+        return 130
+    print(format_report(report))
+    return 1 if report.unreadable else 0
+
+
+def find_lists(args: argparse.Namespace) -> tuple[Sequence[VideoList], Sequence[str]]:
+    """The lists to prepare, and the classes of a folder; without --out they are written there."""
+    if args.csv:
+        return read_lists(args.csv, prefix=args.prefix or "", separator=args.separator), ()
+    found = find_classes(args.folder, args.val_fraction)
+    describe(found)
+    if args.out is None:
+        write_class_lists(found, args.separator)
+        keys = ["DATA.PATH_TO_DATA_DIR", str(found.folder)]
+        keys += ["MODEL.NUM_CLASSES", str(len(found.classes))]
+        print(f"To train on it, give: {shlex.join(keys)}")
+    return found.lists, found.classes
+
+
+def describe(found: ClassFolders) -> None:
+    """Print what was found in the folders."""
+    counts = ", ".join(f"{len(videos.videos)} in {videos.name}" for videos in found.lists)
+    print(f"{found.folder}: {len(found.classes)} classes; videos: {counts}")
+    if found.ignored:
+        print(f"{len(found.ignored)} files are no videos, the first {found.ignored[0]}")
+
+
+if __name__ == "__main__":
+    sys.exit(main())

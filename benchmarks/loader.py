@@ -20,15 +20,12 @@ from __future__ import annotations
 
 import argparse
 import json
-import os
 import sys
 from pathlib import Path
 
-import cv2
-import torch
 from loader_measure import measure
 from loader_report import plot, tables
-from loader_sets import make_sets
+from loader_sets import make_sets, use_one_core
 
 ROOT = Path(__file__).parents[1]
 
@@ -49,7 +46,7 @@ def main() -> int:
     parser.add_argument("--json", type=Path, metavar="FILE", help="write the result there too")
     parser.add_argument("overrides", nargs="*", metavar="KEY VALUE", help="of the recipe")
     args = parser.parse_args()
-    _one_core()
+    use_one_core()
     try:
         sets = make_sets(
             args.output, args.csv, args.prefix, args.separator, args.videos, args.resize
@@ -63,14 +60,6 @@ def main() -> int:
     plot(result, args.output / "loader.png")
     print(f"\n{args.output / 'loader.json'} and loader.png hold this")
     return 0
-
-
-def _one_core() -> None:
-    """Stay on one core, and use one thread wherever a library would take more."""
-    if hasattr(os, "sched_setaffinity"):
-        os.sched_setaffinity(0, {min(os.sched_getaffinity(0))})
-    torch.set_num_threads(1)
-    cv2.setNumThreads(1)
 
 
 if __name__ == "__main__":

@@ -50,7 +50,7 @@ def measure(sets: Sets, cfg_file: str, overrides: list[str], rounds: int) -> dic
     schedule = schedule_from_config(cfgs["files"], KINETICS)
     ours = {way: Kinetics(cfgs[way], "train") for way in WAYS[1:]}
     rows, videos = [], len(ours["files"])
-    for shape in _distinct(schedule):
+    for shape in distinct_shapes(schedule):
         reads: dict[str, Read] = {WAYS[0]: _host(cfgs[WAYS[0]], shape)}
         for way, dataset in ours.items():
             reads[way] = _ours(dataset, shape)
@@ -67,7 +67,7 @@ def measure(sets: Sets, cfg_file: str, overrides: list[str], rounds: int) -> dic
         "shapes": rows,
         "stages_of_prepared": {
             f"{shape.frames}x{shape.crop}": _stages(_ours(ours["prepared"], shape), videos)
-            for shape in (_distinct(schedule)[0], _distinct(schedule)[-1])
+            for shape in (distinct_shapes(schedule)[0], distinct_shapes(schedule)[-1])
         },
         "worker_rss_mb": _worker_memory(ours["prepared"], schedule),
         "machine": machine(),
@@ -76,7 +76,7 @@ def measure(sets: Sets, cfg_file: str, overrides: list[str], rounds: int) -> dic
     }
 
 
-def _distinct(schedule: Schedule) -> list[Shape]:
+def distinct_shapes(schedule: Schedule) -> list[Shape]:
     """The schedule's shapes, each once, from the coarsest to the finest."""
     return sorted(set(schedule.shapes), key=lambda s: (s.frames * s.crop**2, s.frames))
 
@@ -177,7 +177,7 @@ class _Watched(Dataset[Any]):
 
 def _worker_memory(dataset: Kinetics, schedule: Schedule) -> dict[str, float]:
     """Peak RSS in MB of one process's worker that has read mini-batches up to each shape."""
-    shapes = [shape for shape in _distinct(schedule) for _ in range(2)]
+    shapes = [shape for shape in distinct_shapes(schedule) for _ in range(2)]
     batches = [
         [
             ClipRequest(number % len(dataset), 0, shape, 0)

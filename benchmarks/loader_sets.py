@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import statistics
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -9,14 +10,16 @@ from fractions import Fraction
 from pathlib import Path
 
 import av
+import cv2
 import numpy as np
+import torch
 from numpy.typing import NDArray
 from tqdm import tqdm
 
 from slowfast_patches.datasets.csv_list import read_csv
-from slowfast_patches.datasets.encode import source_pictures, write_prepared
-from slowfast_patches.datasets.scan import scan
-from slowfast_patches.datasets.video_record import UnreadableVideoError
+from slowfast_patches.datasets.preparing.encode import source_pictures, write_prepared
+from slowfast_patches.datasets.reading.scan import scan
+from slowfast_patches.datasets.reading.video_record import UnreadableVideoError
 
 SHORT_SIDE = 256
 RENDERED = [
@@ -51,7 +54,9 @@ def make_sets(
         ValueError: nothing in the list can be read.
     """
     paths = (
-        _rendered(output / "rendered") if csv is None else _chosen(csv, prefix, separator, videos)
+        rendered_videos(output / "rendered")
+        if csv is None
+        else choose_videos(csv, prefix, separator, videos)
     )
     plain, prepared = output / f"x264_{SHORT_SIDE}", output / "prepared"
     files = [output / f"x264_{resize}" / path.name for path in paths] if resize else paths
@@ -78,8 +83,20 @@ def make_sets(
     return Sets(listed, prepared, facts)
 
 
-def _chosen(csv: Path, prefix: str, separator: str, count: int) -> list[Path]:
-    """Readable videos of a list, at random, of different names."""
+def use_one_core() -> None:
+    """Stay on one core, and use one thread wherever a library would take more."""
+    if hasattr(os, "sched_setaffinity"):
+        os.sched_setaffinity(0, {min(os.sched_getaffinity(0))})
+    torch.set_num_threads(1)
+    cv2.setNumThreads(1)
+
+
+def choose_videos(csv: Path, prefix: str, separator: str, count: int) -> list[Path]:
+    """Readable videos of a list, at random, of different names.
+
+    Raises:
+        ValueError: nothing in the list can be read.
+    """
     listed = read_csv(csv, prefix=prefix, separator=separator, num_classes=10**9)
     chosen = dict[str, Path]()
     for number in np.random.default_rng(0).permutation(len(listed)):
@@ -96,7 +113,8 @@ def _chosen(csv: Path, prefix: str, separator: str, count: int) -> list[Path]:
     return [path for _, path in sorted(chosen.items())]
 
 
-def _rendered(folder: Path) -> list[Path]:
+def rendered_videos(folder: Path) -> list[Path]:
+    """Videos of 340×256, rendered the first time."""
     paths = [folder / f"{number}.mp4" for number in range(len(RENDERED))]
     for path, source in zip(paths, RENDERED, strict=True):
         if not path.exists():

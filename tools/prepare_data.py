@@ -29,16 +29,16 @@ import sys
 from collections.abc import Sequence
 from pathlib import Path
 
-from slowfast_patches.datasets.prepare import prepare
-from slowfast_patches.datasets.prepare_lists import (
+from slowfast_patches.datasets.preparing.lists import (
     ClassFolders,
     VideoList,
     find_classes,
     read_lists,
     write_class_lists,
 )
-from slowfast_patches.datasets.prepare_report import format_report
-from slowfast_patches.datasets.prepared_set import Settings
+from slowfast_patches.datasets.preparing.prepare import prepare
+from slowfast_patches.datasets.preparing.prepared_set import Settings
+from slowfast_patches.datasets.preparing.report import format_report
 
 
 def parse_args(argv: list[str] | None = None) -> argparse.Namespace:

@@ -23,10 +23,10 @@ from multigrid import (
     plan_train,
 )
 from slowfast_patches.config.schedule import base_shape
-from slowfast_patches.datasets.clip_reader import read_clip
 from slowfast_patches.datasets.csv_list import csv_path, read_csv
-from slowfast_patches.datasets.index import open_index
-from slowfast_patches.datasets.video_record import UnreadableVideoError
+from slowfast_patches.datasets.reading.clip_reader import read_clip
+from slowfast_patches.datasets.reading.index import open_index
+from slowfast_patches.datasets.reading.video_record import UnreadableVideoError
 
 __all__ = ["Kinetics", "TooManyUnreadableError"]
 

@@ -19,6 +19,7 @@ from multigrid import (
     stream,
 )
 from slowfast_patches.datasets.csv_list import csv_path
+from slowfast_patches.utils.machine import available_cores
 
 __all__ = [
     "build_dataset",
@@ -54,10 +55,8 @@ def cores_of_process(cfg: CfgNode) -> int:
 
     The processes are torchrun's LOCAL_WORLD_SIZE or NUM_GPUS, and share the cores evenly.
     """
-    # What a container or a batch system grants may be less than the machine has.
-    granted = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count()
     processes = int(os.environ.get("LOCAL_WORLD_SIZE", max(1, cfg.NUM_GPUS)))
-    return max(1, (granted or 1) // processes)
+    return max(1, available_cores() // processes)
 
 
 def num_workers(cfg: CfgNode) -> int:
@@ -145,7 +144,7 @@ def precise_bn_loader(
 
 
 def _collate_what_is_not(batch: Any) -> Batch:
-    """Our data sets read a mini-batch's clips into one tensor; others give one item after another."""
+    """Our data sets read a mini-batch's clips into one tensor; others give a list of items."""
     return collate(batch) if isinstance(batch, list) else cast(Batch, batch)
 
 

@@ -1,4 +1,4 @@
-"""What a result was measured on."""
+"""The machine: what a result was measured on, and what of it this process may use."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from typing import Any
 
 import torch
 
-__all__ = ["machine", "versions"]
+__all__ = ["available_cores", "machine", "versions"]
 
 
 def versions() -> dict[str, str]:
@@ -29,6 +29,12 @@ def machine() -> dict[str, Any]:
         "threads": torch.get_num_threads(),
         "gpus": gpus,
     }
+
+
+def available_cores() -> int:
+    """Cores that this process may use: a container or a batch system may grant less than all."""
+    affinity = getattr(os, "sched_getaffinity", None)  # Linux
+    return len(affinity(0)) if affinity else os.cpu_count() or 1
 
 
 def _processor() -> str:

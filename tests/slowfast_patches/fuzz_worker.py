@@ -11,9 +11,9 @@ from pathlib import Path
 import numpy as np
 
 from multigrid import Shape, make_grid, plan_train
-from slowfast_patches.datasets.clip_reader import read_clip
-from slowfast_patches.datasets.scan import scan
-from slowfast_patches.datasets.video_record import UnreadableVideoError, VideoRecord
+from slowfast_patches.datasets.reading.clip_reader import read_clip
+from slowfast_patches.datasets.reading.scan import scan
+from slowfast_patches.datasets.reading.video_record import UnreadableVideoError, VideoRecord
 
 FRAMES, CROP = 4, 32
 

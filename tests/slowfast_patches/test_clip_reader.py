@@ -15,10 +15,10 @@ from hypothesis import strategies as st
 from numpy.typing import NDArray
 
 from multigrid import ClipPlan, Shape, Video, make_grid, plan_test, plan_train
-from slowfast_patches.datasets import clip_reader
-from slowfast_patches.datasets.clip_reader import read_clip
-from slowfast_patches.datasets.scan import scan
-from slowfast_patches.datasets.video_record import Kind, UnreadableVideoError, VideoRecord
+from slowfast_patches.datasets.reading import clip_reader
+from slowfast_patches.datasets.reading.clip_reader import read_clip
+from slowfast_patches.datasets.reading.scan import scan
+from slowfast_patches.datasets.reading.video_record import Kind, UnreadableVideoError, VideoRecord
 
 SAMPLES = Path(__file__).parents[2].parent / "shared" / "data" / "samples"
 FRAMES, WIDTH, HEIGHT = 60, 64, 48

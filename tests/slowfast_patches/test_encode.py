@@ -14,11 +14,11 @@ from hypothesis import strategies as st
 from numpy.typing import NDArray
 
 from multigrid import ClipPlan, Video
-from slowfast_patches.datasets.clip_reader import read_clip
-from slowfast_patches.datasets.encode import write_prepared
-from slowfast_patches.datasets.prepared import decode_prepared
-from slowfast_patches.datasets.scan import scan
-from slowfast_patches.datasets.video_record import Kind, UnreadableVideoError
+from slowfast_patches.datasets.preparing.encode import write_prepared
+from slowfast_patches.datasets.reading.clip_reader import read_clip
+from slowfast_patches.datasets.reading.prepared import decode_prepared
+from slowfast_patches.datasets.reading.scan import scan
+from slowfast_patches.datasets.reading.video_record import Kind, UnreadableVideoError
 
 SAMPLES = Path(__file__).parents[2].parent / "shared" / "data" / "samples"
 FRAMES = 100

@@ -11,9 +11,9 @@ from pathlib import Path
 
 import pytest
 
-from slowfast_patches.datasets.encode import write_prepared
-from slowfast_patches.datasets.scan import scan
-from slowfast_patches.datasets.video_record import UnreadableVideoError
+from slowfast_patches.datasets.preparing.encode import write_prepared
+from slowfast_patches.datasets.reading.scan import scan
+from slowfast_patches.datasets.reading.video_record import UnreadableVideoError
 from tests.slowfast_patches.test_clip_reader import SAMPLES, needs_samples, numbered, write_video
 
 CASES = 1000

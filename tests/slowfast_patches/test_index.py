@@ -11,6 +11,7 @@ import time
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from fractions import Fraction
+from multiprocessing.context import ForkServerProcess
 from pathlib import Path
 
 import av
@@ -21,15 +22,15 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from multigrid import Video
-from slowfast_patches.datasets import index as index_module
-from slowfast_patches.datasets import index_file as file_module
-from slowfast_patches.datasets import scan_all as scanning
-from slowfast_patches.datasets.encode import write_prepared
-from slowfast_patches.datasets.index import VideoIndex, open_index
-from slowfast_patches.datasets.index_file import index_files, load_table, save_table
-from slowfast_patches.datasets.index_table import Entry, Table
-from slowfast_patches.datasets.scan import scan
-from slowfast_patches.datasets.video_record import Kind, UnreadableVideoError, VideoRecord
+from slowfast_patches.datasets.preparing.encode import write_prepared
+from slowfast_patches.datasets.reading import index as index_module
+from slowfast_patches.datasets.reading import index_file as file_module
+from slowfast_patches.datasets.reading import scan_all as scanning
+from slowfast_patches.datasets.reading.index import VideoIndex, open_index
+from slowfast_patches.datasets.reading.index_file import index_files, load_table, save_table
+from slowfast_patches.datasets.reading.index_table import Entry, Table
+from slowfast_patches.datasets.reading.scan import scan
+from slowfast_patches.datasets.reading.video_record import Kind, UnreadableVideoError, VideoRecord
 
 
 def write_video(path: Path, stamps: list[int] | None = None, *, frames: int = 12) -> Path:
@@ -458,7 +459,7 @@ def test_an_unchanged_index_of_10000_videos_opens_within_a_second(tmp_path, monk
     paths = [str(tmp_path / f"{number:05}.mp4") for number in range(10_000)]
     for path in paths:
         os.close(os.open(path, os.O_CREAT | os.O_WRONLY))
-    monkeypatch.setattr(scanning, "_scan", lambda path: Entry.of(record))
+    monkeypatch.setattr(scanning, "_scan", lambda job: Entry.of(record))
     monkeypatch.setattr(scanning, "FEW", len(paths) + 1)
     (record,) = records(1, 300, np.random.default_rng(0))
     opened(tmp_path, paths)
@@ -561,10 +562,8 @@ KILLER = """
 import os, signal
 from pathlib import Path
 
-def begin():
-    pass
-
-def scan(path):
+def scan(job):
+    path = job[1]
     if "killer" in path:
         os.kill(os.getpid(), signal.SIGKILL)
     if "once" in path and not Path(path).exists():
@@ -581,7 +580,6 @@ def killers(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.syspath_prepend(tmp_path)
     module = __import__("killing_scanner")
     monkeypatch.setattr(scanning, "_scan", module.scan)
-    monkeypatch.setattr(scanning, "_begin", module.begin)
     monkeypatch.setattr(scanning, "FEW", 0)
 
 
@@ -613,7 +611,7 @@ def test_where_no_process_can_be_started_this_one_scans(data, scanned, monkeypat
         raise BlockingIOError("Resource temporarily unavailable")
 
     monkeypatch.setattr(scanning, "FEW", 0)
-    monkeypatch.setattr(scanning.ProcessPoolExecutor, "submit", refuse)
+    monkeypatch.setattr(ForkServerProcess, "start", refuse)
     assert_right(opened(data, workers=2), videos(data))
     assert len(scanned) == len(videos(data))
     assert "no other process can be started" in caplog.text
@@ -638,7 +636,7 @@ def test_processes_find_what_this_one_does(data, monkeypatch):
     assert [path for path, _ in index.unreadable] == [
         paths.pop(paths.index(str(data / "text.mp4")))
     ]
-    monkeypatch.setattr(scanning, "_pool", None)
+    monkeypatch.setattr(ForkServerProcess, "start", None)
     assert_right(opened(data, paths), paths)
 
 
@@ -646,8 +644,8 @@ RANK = """
 import datetime, sys, time
 from pathlib import Path
 import torch.distributed as dist
-from slowfast_patches.datasets import scan_all
-from slowfast_patches.datasets.index import open_index
+from slowfast_patches.datasets.reading import scan_all
+from slowfast_patches.datasets.reading.index import open_index
 
 rank, scan, patience = int(sys.argv[1]), scan_all.scan, datetime.timedelta(seconds=2)
 Path(f"{sys.argv[2]} {rank}").touch()

@@ -25,12 +25,11 @@ from hypothesis import strategies as st
 
 from multigrid import ClipRequest, Shape
 from slowfast_patches.config import load_config
-from slowfast_patches.datasets.encode import write_prepared
 from slowfast_patches.datasets.kinetics import Kinetics
-from slowfast_patches.datasets.prepare_workers import Died, run_each
-from slowfast_patches.datasets.prepared_set import PreparedSet, Settings, Source
-from slowfast_patches.datasets.scan import scan
-from slowfast_patches.datasets.video_record import Kind
+from slowfast_patches.datasets.preparing.encode import write_prepared
+from slowfast_patches.datasets.preparing.prepared_set import PreparedSet, Settings, Source
+from slowfast_patches.datasets.reading.scan import scan
+from slowfast_patches.datasets.reading.video_record import Kind
 
 TOOL = Path(__file__).parents[2] / "tools" / "prepare_data.py"
 LIMIT = 120.0
@@ -360,22 +359,6 @@ def test_a_list_of_bad_videos_is_not_written(run, tmp_path):
     status, said = run("--csv", tmp_path / "train.csv", "--out", tmp_path / "out")
     assert (status, "no video for train.csv can be read" in said) == (2, True)
     assert not (tmp_path / "out/train.csv").exists()
-
-
-def test_a_job_that_kills_its_process_costs_no_other(tmp_path):
-    mark = tmp_path / "mark"
-    fatal = "__import__('os')._exit(9)"
-    once = f"{fatal} if not __import__('os').path.exists({str(mark)!r}) and "
-    once += f"(open({str(mark)!r}, 'w').close() or True) else 'survived'"
-    jobs = ["1 + 1", fatal, "2 + 2", once, "3 + 3", "4 + 4"]
-    results = dict(run_each(eval, jobs, 2))
-    assert isinstance(results.pop(fatal), Died)
-    assert results == {"1 + 1": 2, "2 + 2": 4, once: "survived", "3 + 3": 6, "4 + 4": 8}
-
-
-def test_what_a_job_raises_is_raised(tmp_path):
-    with pytest.raises(ZeroDivisionError):
-        list(run_each(eval, ["1", "1 / 0"], 1))
 
 
 @pytest.mark.parametrize("kills", [1, 2])

@@ -12,9 +12,9 @@ import pytest
 from numpy.typing import NDArray
 
 from multigrid import Video
-from slowfast_patches.datasets.encode import write_prepared
-from slowfast_patches.datasets.scan import scan
-from slowfast_patches.datasets.video_record import Kind, UnreadableVideoError
+from slowfast_patches.datasets.preparing.encode import write_prepared
+from slowfast_patches.datasets.reading.scan import scan
+from slowfast_patches.datasets.reading.video_record import Kind, UnreadableVideoError
 
 SAMPLES = Path(__file__).parents[2].parent / "shared" / "data" / "samples"
 NTSC = 30000 / 1001

@@ -12,9 +12,9 @@ from av.video.stream import VideoStream
 from numpy.typing import NDArray
 
 from multigrid import Video
-from slowfast_patches.datasets.files import frame_files, open_video, read_jpeg, readable
-from slowfast_patches.datasets.prepared import GROUP, TAG, split_group
-from slowfast_patches.datasets.video_record import Kind, UnreadableVideoError, VideoRecord
+from slowfast_patches.datasets.reading.files import frame_files, open_video, read_jpeg, readable
+from slowfast_patches.datasets.reading.prepared import GROUP, TAG, split_group
+from slowfast_patches.datasets.reading.video_record import Kind, UnreadableVideoError, VideoRecord
 
 __all__ = ["scan"]
 

@@ -24,10 +24,10 @@ from av.video.stream import VideoStream
 from numpy.typing import NDArray
 
 from multigrid import ClipPlan
-from slowfast_patches.datasets.files import frame_files, open_video, read_jpeg, readable
-from slowfast_patches.datasets.pixels import Cropper
-from slowfast_patches.datasets.prepared import decode_prepared
-from slowfast_patches.datasets.video_record import Kind, UnreadableVideoError, VideoRecord
+from slowfast_patches.datasets.reading.files import frame_files, open_video, read_jpeg, readable
+from slowfast_patches.datasets.reading.pixels import Cropper
+from slowfast_patches.datasets.reading.prepared import decode_prepared
+from slowfast_patches.datasets.reading.video_record import Kind, UnreadableVideoError, VideoRecord
 
 __all__ = ["read_clip"]
 

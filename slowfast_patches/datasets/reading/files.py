@@ -17,7 +17,7 @@ from av.stream import Discard
 from av.video.stream import VideoStream
 from numpy.typing import NDArray
 
-from slowfast_patches.datasets.video_record import UnreadableVideoError
+from slowfast_patches.datasets.reading.video_record import UnreadableVideoError
 
 __all__ = ["check_regular", "frame_files", "open_video", "read_jpeg", "readable"]
 

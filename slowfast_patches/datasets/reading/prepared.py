@@ -27,7 +27,7 @@ import av
 from av.video.codeccontext import VideoCodecContext
 from av.video.frame import VideoFrame
 
-from slowfast_patches.datasets.video_record import UnreadableVideoError, VideoRecord
+from slowfast_patches.datasets.reading.video_record import UnreadableVideoError, VideoRecord
 
 __all__ = ["ANCHOR", "GROUP", "TAG", "Picture", "decode_prepared", "split_group"]
 

@@ -18,7 +18,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from multigrid import Video
-from slowfast_patches.datasets.video_record import Kind, UnreadableVideoError, VideoRecord
+from slowfast_patches.datasets.reading.video_record import Kind, UnreadableVideoError, VideoRecord
 
 __all__ = ["COUNTED", "LINE", "LISTED", "ROW", "UNREADABLE", "Entry", "Lists", "Table"]
 

@@ -21,8 +21,8 @@ import numpy as np
 from numpy.typing import NDArray
 from tqdm import tqdm
 
-from slowfast_patches.datasets.files import frame_files
-from slowfast_patches.datasets.index_file import (
+from slowfast_patches.datasets.reading.files import frame_files
+from slowfast_patches.datasets.reading.index_file import (
     BadIndexError,
     checksum,
     index_files,
@@ -30,9 +30,9 @@ from slowfast_patches.datasets.index_file import (
     replace_file,
     save_table,
 )
-from slowfast_patches.datasets.index_table import Entry, Table
-from slowfast_patches.datasets.scan_all import FEW, KILLER, scan_all
-from slowfast_patches.datasets.video_record import Kind, VideoRecord
+from slowfast_patches.datasets.reading.index_table import Entry, Table
+from slowfast_patches.datasets.reading.scan_all import FEW, KILLER, scan_all
+from slowfast_patches.datasets.reading.video_record import Kind, VideoRecord
 from slowfast_patches.utils.distributed import from_main
 
 __all__ = ["VideoIndex", "open_index"]

@@ -23,19 +23,20 @@ from pathlib import Path
 from tqdm import tqdm
 
 from slowfast_patches.datasets.csv_list import read_csv
-from slowfast_patches.datasets.encode import write_prepared
-from slowfast_patches.datasets.index import open_index
-from slowfast_patches.datasets.prepare_lists import (
+from slowfast_patches.datasets.preparing.encode import write_prepared
+from slowfast_patches.datasets.preparing.lists import (
     VideoList,
     format_csv,
     write_classes,
     write_text,
 )
-from slowfast_patches.datasets.prepare_report import Forecast, Report, format_size
-from slowfast_patches.datasets.prepare_workers import Died, run_each
-from slowfast_patches.datasets.prepared_set import Entry, PreparedSet, Settings, Source
-from slowfast_patches.datasets.scan import scan
-from slowfast_patches.datasets.video_record import Kind, UnreadableVideoError
+from slowfast_patches.datasets.preparing.prepared_set import Entry, PreparedSet, Settings, Source
+from slowfast_patches.datasets.preparing.report import Forecast, Report, format_size
+from slowfast_patches.datasets.reading.index import open_index
+from slowfast_patches.datasets.reading.scan import scan
+from slowfast_patches.datasets.reading.video_record import Kind, UnreadableVideoError
+from slowfast_patches.utils.machine import available_cores
+from slowfast_patches.utils.processes import Died, run_each
 
 __all__ = ["prepare"]
 
@@ -74,7 +75,7 @@ def prepare(
             has no video that can be read.
         OSError: `out` cannot be written; a full disk says so. What is written is whole.
     """
-    workers = _cores() if workers is None else workers
+    workers = available_cores() if workers is None else workers
     if workers < 1:
         raise ValueError(f"--workers is {workers}: give 1 or more")
     out, start = Path(os.path.abspath(out)), time.perf_counter()
@@ -148,7 +149,7 @@ def _prepare_all(jobs: Sequence[_Job], done: PreparedSet, workers: int) -> Resul
     return results
 
 
-def _noted(result: Entry | str | Died[_Job], done: PreparedSet) -> Entry | str:
+def _noted(result: Entry | str | Died, done: PreparedSet) -> Entry | str:
     if isinstance(result, Died):
         return "kills the process that reads it"
     if isinstance(result, Entry):
@@ -262,10 +263,3 @@ def _index(csv: Path, separator: str, workers: int) -> None:
     """Have the index ready for the first training."""
     videos = read_csv(csv, separator=separator, num_classes=sys.maxsize)
     open_index(csv, [video.path for video in videos], workers=workers)
-
-
-def _cores() -> int:
-    """Cores this process may use."""
-    if hasattr(os, "sched_getaffinity"):
-        return len(os.sched_getaffinity(0))
-    return os.cpu_count() or 1

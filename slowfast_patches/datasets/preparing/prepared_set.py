@@ -18,9 +18,9 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any, TextIO
 
-from slowfast_patches.datasets.files import frame_files
-from slowfast_patches.datasets.prepare_lists import VideoList
-from slowfast_patches.datasets.prepared import TAG
+from slowfast_patches.datasets.preparing.lists import VideoList
+from slowfast_patches.datasets.reading.files import frame_files
+from slowfast_patches.datasets.reading.prepared import TAG
 
 __all__ = ["Entry", "PreparedSet", "Settings", "Source"]
 

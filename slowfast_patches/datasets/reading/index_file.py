@@ -17,7 +17,7 @@ from uuid import uuid4
 import numpy as np
 from numpy.typing import NDArray
 
-from slowfast_patches.datasets.index_table import (
+from slowfast_patches.datasets.reading.index_table import (
     COUNTED,
     LINE,
     LISTED,
@@ -26,7 +26,7 @@ from slowfast_patches.datasets.index_table import (
     Lists,
     Table,
 )
-from slowfast_patches.datasets.video_record import Kind
+from slowfast_patches.datasets.reading.video_record import Kind
 
 __all__ = ["BadIndexError", "checksum", "index_files", "load_table", "replace_file", "save_table"]
 

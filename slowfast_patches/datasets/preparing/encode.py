@@ -1,4 +1,4 @@
-"""Writing the prepared form of a video (`prepared.py` says what it is and why).
+"""Writing the prepared form of a video (`reading/prepared.py` says what it is and why).
 
 source frames    decoded, turned as shown, resized, I420
 groups of 48     each encoded by an encoder of its own, decoded again, and encoded anew with
@@ -29,16 +29,17 @@ from av.video.reformatter import ColorRange, Interpolation, VideoReformatter
 from av.video.stream import VideoStream
 from numpy.typing import NDArray
 
-from slowfast_patches.datasets.files import frame_files, open_video, readable
-from slowfast_patches.datasets.prepared import ANCHOR, GROUP, TAG
-from slowfast_patches.datasets.video_record import Kind, UnreadableVideoError, VideoRecord
+from slowfast_patches.datasets.reading.files import frame_files, open_video, readable
+from slowfast_patches.datasets.reading.prepared import ANCHOR, GROUP, TAG
+from slowfast_patches.datasets.reading.video_record import Kind, UnreadableVideoError, VideoRecord
 
-__all__ = ["Written", "source_pictures", "write_prepared"]
+__all__ = ["X264", "Written", "source_pictures", "write_prepared"]
 
 Picture = NDArray[np.uint8]
 """A frame as I420: (H * 3 / 2, W) uint8, the planes Y, U, V one after another."""
 
-_X264 = {
+
+X264 = {
     # What the form is made of.
     "keyint": GROUP,
     "min-keyint": GROUP,
@@ -61,6 +62,7 @@ _X264 = {
     "threads": 1,
     "lookahead-threads": 1,
 }
+"""Parameters of x264, by its own names."""
 _FIRST_CRF = 26.0
 _LAST_CRF = 1.0
 _CRF_PER_DB = 1.1
@@ -210,7 +212,7 @@ def _configure(encoder: VideoCodecContext, picture: Picture, rate: Fraction) -> 
     encoder.width, encoder.height, encoder.pix_fmt = width, height, "yuv420p"
     encoder.framerate, encoder.time_base, encoder.gop_size = rate, 1 / rate, GROUP
     encoder.flags |= Flags.global_header
-    parameters = ":".join(f"{key}={value}" for key, value in _X264.items())
+    parameters = ":".join(f"{key}={value}" for key, value in X264.items())
     encoder.options = {"x264-params": parameters}
 
 

@@ -11,7 +11,7 @@ from pathlib import Path
 from tabulate import tabulate
 from tqdm import tqdm
 
-from slowfast_patches.datasets.prepared_set import Entry
+from slowfast_patches.datasets.preparing.prepared_set import Entry
 
 __all__ = ["Forecast", "Report", "format_report", "format_size"]
 

@@ -23,7 +23,7 @@ class Kind(IntEnum):
     VIDEO = 0
     """A video file as it is."""
     PREPARED = 1
-    """A video file written by `prepared.py`: groups of pictures at known places."""
+    """A video file in the form of `prepared.py`: groups of pictures at known places."""
     FRAMES = 2
     """A folder of JPEG files, in the order of their names."""
 

@@ -65,10 +65,12 @@ def measure(sets: Sets, cfg_file: str, overrides: list[str], rounds: int) -> dic
     return {
         "videos": sets.facts,
         "shapes": rows,
-        "stages_of_prepared": {
-            f"{shape.frames}x{shape.crop}": _stages(_ours(ours["prepared"], shape), videos)
+        "stages": [
+            {"way": way, "frames": shape.frames, "crop": shape.crop}
+            | {"shares": _stages(_ours(dataset, shape), videos)}
+            for way, dataset in ours.items()
             for shape in (distinct_shapes(schedule)[0], distinct_shapes(schedule)[-1])
-        },
+        ],
         "worker_rss_mb": _worker_memory(ours["prepared"], schedule),
         "machine": machine(),
         "versions": versions(),

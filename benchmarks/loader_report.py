@@ -66,10 +66,10 @@ def _files(videos: Result) -> str:
 
 
 def _stages(result: Result) -> str:
-    headers = ["share of a prepared clip's time", *STAGES, "everything else"]
+    headers = ["share of a clip's time", *STAGES, "everything else"]
     rows = [
-        [name.replace("x", " × ") + "²", *(f"{100 * share:.0f} %" for share in shares.values())]
-        for name, shares in result["stages_of_prepared"].items()
+        [f"{row['way']}, {_name(row)}", *(f"{100 * s:.0f} %" for s in row["shares"].values())]
+        for row in result["stages"]
     ]
     return format_table(headers, rows, markdown=True)
 

@@ -9,8 +9,6 @@ order, so that whatever else the machine does falls on both; a round gives one r
 import argparse
 import datetime
 import json
-import os
-import platform
 import random
 import statistics
 import time
@@ -22,6 +20,7 @@ from tabulate import tabulate
 from torch import Tensor, nn
 
 from multigrid.batchnorm import GroupedBatchNorm3d
+from slowfast_patches.utils.machine import machine, versions
 
 __all__ = ["main", "measure"]
 
@@ -73,16 +72,9 @@ def _synchronize(x: Tensor) -> None:
 
 
 def _machine(device: str) -> dict[str, Any]:
-    return {
-        "platform": platform.platform(),
-        "processor": platform.processor() or platform.machine(),
-        "cpus": os.cpu_count(),
-        "threads": torch.get_num_threads(),
-        "device": torch.cuda.get_device_name() if device == "cuda" else device,
-        "torch": torch.__version__,
-        "python": platform.python_version(),
-        "date": datetime.datetime.now(datetime.UTC).isoformat(timespec="seconds"),
-    }
+    name = torch.cuda.get_device_name() if device == "cuda" else device
+    date = datetime.datetime.now(datetime.UTC).isoformat(timespec="seconds")
+    return machine() | {"device": name, "versions": versions(), "date": date}
 
 
 def _arguments() -> argparse.Namespace:
@@ -107,12 +99,12 @@ def main() -> None:
         for shape in SHAPES
         for layout in FORMATS
     ]
-    machine = _machine(args.device)
-    print(f"forward + backward, groups of {args.group_size} clips; {machine}")
+    where = _machine(args.device)
+    print(f"forward + backward, groups of {args.group_size} clips; {where}")
     print(tabulate(rows, headers="keys", floatfmt=".2f"))
     if args.json:
         settings = {name: value for name, value in vars(args).items() if name != "json"}
-        report = {"machine": machine, "settings": settings, "rows": rows}
+        report = {"machine": where, "settings": settings, "rows": rows}
         args.json.write_text(json.dumps(report, indent=2) + "\n")
 
 

@@ -14,6 +14,7 @@ import json
 import statistics
 import sys
 import time
+from datetime import UTC, datetime
 from pathlib import Path
 from unittest.mock import patch
 
@@ -73,6 +74,7 @@ def main() -> int:
     print(format_table(headers, cells, markdown=True))
     if args.json:
         result = {"forms": rows, "machine": machine(), "versions": versions()}
+        result["date"] = datetime.now(UTC).isoformat(timespec="seconds")
         args.json.write_text(json.dumps(result, indent=2) + "\n", encoding="utf-8")
     return 0
 

@@ -87,8 +87,8 @@ def write_prepared(
     """Write the prepared form of a video, or of a folder of JPEG files, to `target`.
 
     Every frame is kept, turned as it is shown, and resized to `short_side` pixels where it is
-    larger. No frame's luma is further than `floor` dB (PSNR) from that of the resized source, as
-    far as x264 can reach that (its CRF goes down to 1).
+    larger. The PSNR of no frame's luma against the resized source is below `floor` dB, as far as
+    x264 can reach that (its CRF goes down to 1).
 
     Raises:
         UnreadableVideoError: the source does not decode.

@@ -139,7 +139,10 @@ def _scan_prepared(path: str, container: InputContainer, stream: VideoStream) ->
     starts = [p.pos for p in packets if p.is_keyframe]
     frames, rate = len(packets), stream.average_rate
     if not headers or not rate or None in starts or len(starts) != -(-frames // GROUP):
-        raise UnreadableVideoError("says it is prepared, and is not")
+        raise UnreadableVideoError(
+            "says in its comment that it is prepared, and is not: prepare it anew, or, if another "
+            "program made it from a prepared file, remove the comment"
+        )
     last = packets[-1].pos
     assert last is not None
     offsets = np.array([*starts, last + packets[-1].size], np.int64)

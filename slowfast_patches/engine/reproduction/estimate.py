@@ -1,0 +1,150 @@
+"""What an experiment would cost, before any of it runs."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from fvcore.common.config import CfgNode
+
+from multigrid import Shape
+from multigrid.cost import FlopsPerClip, schedule_cost
+from slowfast_patches.config.schedule import base_shape, schedule_from_config
+from slowfast_patches.engine.compare import Recipe
+from slowfast_patches.engine.plan import dataset_size
+from slowfast_patches.engine.reproduction.experiment import Experiment, Row, Training
+from slowfast_patches.engine.reproduction.recipes import Recipes
+from slowfast_patches.models.flops import flops_per_clip
+from slowfast_patches.utils.report import format_count, format_flops, format_table
+
+__all__ = [
+    "Estimate",
+    "Estimator",
+    "StepSeconds",
+    "format_estimates",
+    "given_step_seconds",
+    "total_hours",
+]
+
+StepSeconds = Callable[[CfgNode, FlopsPerClip], Callable[[Shape], float]]
+"""For a recipe and its FLOPs of a clip, the seconds of one iteration of each shape."""
+
+
+@dataclass(frozen=True)
+class Estimate:
+    """What one run of a training takes; `hours` on the machine whose step times are known.
+
+    `factor` is how many times fewer iterations than its baseline's it has.
+    """
+
+    recipe: Recipe
+    iterations: int
+    epochs: float
+    clips: int
+    flops: float
+    factor: float
+    hours: float | None
+
+    def to_json(self) -> dict[str, Any]:
+        return {
+            "config": str(self.recipe.cfg_file),
+            "overrides": list(self.recipe.overrides),
+            "iterations": self.iterations,
+            "epochs": self.epochs,
+            "clips": self.clips,
+            "flops": self.flops,
+            "iteration_factor": self.factor,
+            "hours": self.hours,
+        }
+
+
+class Estimator:
+    """Estimates trainings; models of the same kind are built and counted once."""
+
+    def __init__(self, recipes: Recipes, step_seconds: StepSeconds | None = None) -> None:
+        self._recipes, self._step_seconds = recipes, step_seconds
+        self._flops: dict[str, FlopsPerClip] = {}
+
+    def estimate(self, training: Training, baseline: Training) -> Estimate:
+        """What a run of a training takes, without loading and evaluation.
+
+        Raises:
+            ValueError: the recipe cannot be trained, or no step times fit it.
+        """
+        recipe = self._recipes.recipe(training, baseline)
+        reference = self._recipes.recipe(baseline, baseline)
+        schedule = schedule_from_config(recipe.cfg, dataset_size(recipe.cfg))
+        flops = self._flops_per_clip(recipe.cfg)
+        cost = schedule_cost(schedule, flops)
+        assert cost.flops is not None, "counted with the model's FLOPs"
+        hours = None
+        if self._step_seconds is not None:
+            seconds = self._step_seconds(recipe.cfg, flops)
+            shapes = [(s, p.count(j)) for p in schedule.phases for j, s in enumerate(p.shapes)]
+            hours = sum(seconds(shape) * count for shape, count in shapes) / 3600
+        return Estimate(
+            recipe=recipe,
+            iterations=cost.iterations,
+            epochs=cost.epochs,
+            clips=cost.clips,
+            flops=cost.flops,
+            factor=reference.iterations / cost.iterations,
+            hours=hours,
+        )
+
+    def _flops_per_clip(self, cfg: CfgNode) -> FlopsPerClip:
+        sections = (cfg.MODEL, cfg.RESNET, cfg.SLOWFAST, cfg.NONLOCAL, cfg.DETECTION)
+        data = (cfg.DATA.NUM_FRAMES, cfg.DATA.CROP_SIZE, cfg.DATA.INPUT_CHANNEL_NUM)
+        kind = repr((*(section.dump() for section in sections), *data))
+        if kind not in self._flops:
+            self._flops[kind] = flops_per_clip(cfg)
+        return self._flops[kind]
+
+
+def given_step_seconds(seconds: float) -> StepSeconds:
+    """Step times from one given number: that of an iteration of the recipe's own baseline shape.
+
+    Other shapes take time in proportion to their FLOPs.
+    """
+
+    def of(cfg: CfgNode, flops: FlopsPerClip) -> Callable[[Shape], float]:
+        base = base_shape(cfg)
+        rate = seconds / (base.batch * flops(base.frames, base.crop))
+        return lambda shape: rate * shape.batch * flops(shape.frames, shape.crop)
+
+    return of
+
+
+def format_estimates(
+    experiment: Experiment, estimates: Mapping[Row, Estimate], seeds: Sequence[int]
+) -> str:
+    """The table of an experiment's runs, for a terminal."""
+    headers = ["run", "config", "seeds", "iterations", "epochs", "clips", "training\nFLOPs"]
+    headers += ["ratio to\nthe baseline", "hours\nper run"]
+    rows = [
+        [
+            row.label,
+            _config(estimates[row].recipe),
+            str(len(seeds)),
+            format_count(estimates[row].iterations),
+            f"{estimates[row].epochs:.1f}",
+            format_count(estimates[row].clips),
+            format_flops(estimates[row].flops),
+            f"1/{estimates[row].factor:.2f}",
+            "?" if (hours := estimates[row].hours) is None else format_count(hours),
+        ]
+        for row in experiment.rows
+    ]
+    return f"{experiment.title}\n\n{format_table(headers, rows, left=2)}"
+
+
+def total_hours(estimates: Iterable[Estimate], seeds: Sequence[int]) -> float | None:
+    """Hours of all runs one after another, each training counted once; None if not known."""
+    hours = {estimate.recipe.folder: estimate.hours for estimate in estimates}
+    known = [value for value in hours.values() if value is not None]
+    return len(seeds) * sum(known) if hours and len(known) == len(hours) else None
+
+
+def _config(recipe: Recipe) -> str:
+    return "/".join(recipe.cfg_file.parts[-2:])

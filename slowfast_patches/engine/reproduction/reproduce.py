@@ -1,0 +1,243 @@
+"""From a request to the plan, the runs and the tables."""
+
+from __future__ import annotations
+
+import shlex
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+
+from fvcore.common.config import CfgNode
+
+from multigrid import Shape
+from multigrid.cost import FlopsPerClip
+from slowfast_patches import patching
+from slowfast_patches.config import load_config
+from slowfast_patches.datasets.lists import read_list
+from slowfast_patches.engine.compare import Recipe, train_all
+from slowfast_patches.engine.reproduction.cluster import Slurm, submit
+from slowfast_patches.engine.reproduction.estimate import (
+    Estimate,
+    Estimator,
+    StepSeconds,
+    format_estimates,
+    given_step_seconds,
+    total_hours,
+)
+from slowfast_patches.engine.reproduction.experiment import Experiment, Row, Start, Training
+from slowfast_patches.engine.reproduction.figures import plot_outcome
+from slowfast_patches.engine.reproduction.outcome import (
+    TOY_MARK,
+    format_outcome,
+    make_outcome,
+    write_outcome,
+)
+from slowfast_patches.engine.reproduction.paper import EXPERIMENTS
+from slowfast_patches.engine.reproduction.recipes import Choices, Recipes, trainings_of
+from slowfast_patches.engine.reproduction.toy import (
+    Toy,
+    make_toy_data,
+    make_toy_start,
+    toy_overrides,
+)
+from slowfast_patches.engine.step_times import fitting_step_times, read_step_times
+
+__all__ = ["Request", "reproduce"]
+
+_TOY_FOLDER = "demo"
+_START_CLASSES = 12
+"""Of a toy's start: another number than the toy's own, as Kinetics has other classes."""
+_STARTS = {"imagenet": "an ImageNet ResNet", "kinetics": "a Kinetics-400 model"}
+
+
+@dataclass(frozen=True)
+class Request:
+    """What a user asks for; the options of tools/reproduce.py.
+
+    `own` are recipes to add as rows, `data` folders by data set, `weights` files by start;
+    `command` is what was typed, to be repeated in the reports.
+    """
+
+    names: tuple[str, ...]
+    seeds: tuple[int, ...]
+    output: Path
+    configs: Path
+    run_net: Path
+    own: tuple[Path, ...] = ()
+    data: Mapping[str, str] = field(default_factory=dict)
+    weights: Mapping[str, str] = field(default_factory=dict)
+    overrides: tuple[str, ...] = ()
+    step_times: tuple[Path, ...] = ()
+    step_seconds: float | None = None
+    dry_run: bool = False
+    local: bool = False
+    slurm: Slurm | None = None
+    toy: Toy | None = None
+    command: tuple[str, ...] = ()
+
+    @property
+    def folder(self) -> Path:
+        """Where runs and reports go: toys never to the others'."""
+        return self.output / _TOY_FOLDER if self.toy else self.output
+
+
+def reproduce(request: Request) -> None:
+    """Print the plan of a request, run it as asked, then write and print its tables.
+
+    Raises:
+        ValueError: something that would keep a run from training, before any has begun.
+        RunFailedError: a run failed; those before it are kept.
+    """
+    patching.apply()
+    experiments = [_with_own(EXPERIMENTS[name], request.own) for name in request.names]
+    recipes = Recipes(_choices(request))
+    trainings = trainings_of(experiments)
+    _print_plan(request, experiments, recipes, trainings)
+    if request.dry_run:
+        return
+    made = {training: recipes.recipe(training, base) for training, base in trainings.items()}
+    if request.local or request.toy:
+        _prepare(request, made)
+        for _ in train_all(list(made.values()), request.seeds, request.folder, request.run_net):
+            _report(request, experiments, made)
+    elif request.slurm is not None:
+        _prepare(request, made)
+        runs = [(recipe, seed) for seed in request.seeds for recipe in made.values()]
+        queued = submit(runs, request.folder, request.run_net, request.slurm)
+        print(
+            f"{len(queued)} jobs queued: {', '.join(queued.values()) or 'all are done or queued'}"
+        )
+    for text in _report(request, experiments, made):
+        print(f"\n{text}")
+    print(f"\nReports: {request.folder}")
+
+
+def _with_own(experiment: Experiment, own: Sequence[Path]) -> Experiment:
+    """An experiment with a user's recipes as further rows, compared with its first baseline."""
+    baseline = experiment.rows[0].baseline
+    rows = [
+        Row(path.stem, Training(str(path.resolve())), baseline, curve=path.stem) for path in own
+    ]
+    return replace(experiment, rows=(*experiment.rows, *rows))
+
+
+def _choices(request: Request) -> Choices:
+    if request.toy is None:
+        return Choices(request.configs, request.data, request.weights, request.overrides)
+    data = {name: str(_toy_data(request) / name) for name in ("kinetics", "ssv2", "charades")}
+    weights = {start: str(_toy_data(request) / f"{start}.pyth") for start in _STARTS}
+    return Choices(request.configs, data, weights, request.overrides, request.toy)
+
+
+def _toy_data(request: Request) -> Path:
+    return request.folder / "data"
+
+
+def _print_plan(
+    request: Request,
+    experiments: Sequence[Experiment],
+    recipes: Recipes,
+    trainings: Mapping[Training, Training],
+) -> None:
+    """The runs of each experiment, and what all of them would take together."""
+    if request.toy:
+        print(f"{TOY_MARK}\n")
+    estimator = Estimator(recipes, _step_seconds(request))
+    found: dict[Training, Estimate] = {}
+    for experiment in experiments:
+        for training, base in trainings_of([experiment]).items():
+            if training not in found:
+                found[training] = estimator.estimate(training, base)
+        of_rows = {row: found[row.training] for row in experiment.rows}
+        print(f"{format_estimates(experiment, of_rows, request.seeds)}\n", flush=True)
+    runs, hours = len(trainings) * len(request.seeds), total_hours(found.values(), request.seeds)
+    said = f"{hours:,.1f} hours" if hours is not None else "unknown: give --step-times FILE"
+    print(
+        f"{runs} runs in all ({len(trainings)} recipes, each counted once, × "
+        f"{len(request.seeds)} seeds); training time, without loading and evaluation: {said}"
+    )
+
+
+def _step_seconds(request: Request) -> StepSeconds | None:
+    if request.step_seconds is not None:
+        return given_step_seconds(request.step_seconds)
+    if not request.step_times:
+        return None
+
+    files = [read_step_times(path) for path in request.step_times]
+
+    def of(cfg: CfgNode, flops: FlopsPerClip) -> Callable[[Shape], float]:
+        return fitting_step_times(files, cfg).seconds_per_iteration(cfg)
+
+    return of
+
+
+def _prepare(request: Request, recipes: Mapping[Training, Recipe]) -> None:
+    """Look at everything that the runs need before the first of them; make it for toys."""
+    if request.toy:
+        _make_toys(request, recipes, request.toy)
+    for training, recipe in recipes.items():
+        if training.start in _STARTS and not recipe.cfg.TRAIN.CHECKPOINT_FILE_PATH:
+            raise ValueError(
+                f"{recipe.name} starts from {_STARTS[training.start]}: give "
+                f"--{training.start}-weights FILE"
+            )
+        if (path := recipe.cfg.TRAIN.CHECKPOINT_FILE_PATH) and not Path(path).is_file():
+            raise ValueError(f"{recipe.name} starts from {path}: no such file")
+    _check_lists([recipe.cfg for recipe in recipes.values()])
+
+
+def _check_lists(cfgs: Sequence[CfgNode]) -> None:
+    """Read the lists of every data set once."""
+    seen = set[tuple[str, str, str]]()
+    for cfg in cfgs:
+        name, data = cfg.TRAIN.DATASET, cfg.DATA
+        if not data.PATH_TO_DATA_DIR:
+            raise ValueError(f"the data set {name} is needed: give --{name} DIR")
+        place = (name, data.PATH_TO_DATA_DIR, data.PATH_PREFIX)
+        if place not in seen:
+            seen.add(place)
+            for split in ("train", "val", "test"):
+                read_list(cfg, split)
+
+
+def _make_toys(request: Request, recipes: Mapping[Training, Recipe], toy: Toy) -> None:
+    """The toy's data, and random weights in the form of each start that is needed."""
+    make_toy_data(_toy_data(request))
+    for training, recipe in recipes.items():
+        path = Path(recipe.cfg.TRAIN.CHECKPOINT_FILE_PATH)
+        if training.start in _STARTS and not path.is_file():
+            make_toy_start(training.start, _start_model(request.configs, training.start, toy), path)
+
+
+def _start_model(configs: Path, start: Start, toy: Toy) -> CfgNode:
+    """The toy whose weights a start has: I3D for ImageNet's ResNet, or SlowFast on Kinetics."""
+    name = {"imagenet": "I3D_16x4_R50", "kinetics": "SLOWFAST_64FRAMES_R50"}[start]
+    path = configs / "Kinetics" / f"{name}.yaml"
+    plain = load_config(path)
+    keys = toy_overrides(plain, plain, toy)
+    keys["MODEL.NUM_CLASSES"] = _START_CLASSES
+    return load_config(path, [item for pair in keys.items() for item in pair])
+
+
+def _report(
+    request: Request, experiments: Sequence[Experiment], recipes: Mapping[Training, Recipe]
+) -> list[str]:
+    """Write every experiment's report; their tables as text."""
+    command = shlex.join(["python", "tools/reproduce.py", *request.command])
+    texts = []
+    for experiment in experiments:
+        outcome = make_outcome(
+            experiment,
+            recipes,
+            request.seeds,
+            request.folder,
+            toy=request.toy is not None,
+            command=command,
+        )
+        path = write_outcome(outcome, request.folder)
+        if experiment.is_figure:
+            plot_outcome(outcome, path.with_suffix(".png"))
+        mark = f"{TOY_MARK}\n" if request.toy else ""
+        texts.append(f"{mark}{experiment.title}\n\n{format_outcome(outcome)}")
+    return texts

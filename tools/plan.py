@@ -12,6 +12,7 @@ import sys
 from pathlib import Path
 
 from slowfast_patches.config import check_config, load_config
+from slowfast_patches.engine.launch import for_processes
 from slowfast_patches.engine.plan import format_plan, plan_config, plot_plan
 
 
@@ -41,7 +42,7 @@ def main(argv: list[str] | None = None) -> int:
     """Print the plan, or say in one line why there is none; returns the exit status."""
     args = parse_args(argv)
     try:
-        cfg = load_config(args.cfg, args.overrides)
+        cfg = for_processes(load_config(args.cfg, args.overrides))
         check_config(cfg)
         schedule, plan = plan_config(cfg, args.dataset_size)
         if args.plot:

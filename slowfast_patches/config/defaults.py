@@ -89,6 +89,9 @@ def _add_solver(cfg: CfgNode) -> None:
     cfg.SOLVER.COSINE_END_LR = 0.0
     # Multiply BASE_LR by NUM_SHARDS.
     cfg.SOLVER.BASE_LR_SCALE_NUM_SHARDS = False
+    # GPUs of one machine that the recipe's TRAIN.BATCH_SIZE and learning rates were written for:
+    # both are scaled to the processes of the run (the key is detectron2's). 0 is off.
+    cfg.SOLVER.REFERENCE_WORLD_SIZE = 0
     # Largest gradient value, or largest L2 norm of all gradients; None clips nothing.
     cfg.SOLVER.CLIP_GRAD_VAL = None
     cfg.SOLVER.CLIP_GRAD_L2NORM = None

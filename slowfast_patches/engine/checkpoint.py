@@ -28,6 +28,9 @@ logger = logging.getLogger(__name__)
 
 _FOLDER = "checkpoints"
 
+_SCALED = "SOLVER.REFERENCE_WORLD_SIZE"
+"""May differ where the batch and the rates that it scales do not."""
+
 _MAY_DIFFER = (
     "DATA.PATH_PREFIX",
     "DATA.PATH_TO_DATA_DIR",
@@ -38,6 +41,7 @@ _MAY_DIFFER = (
     "NUM_GPUS",
     "OUTPUT_DIR",
     "SHARD_ID",
+    _SCALED,
     "TEST",
     "TRAIN.AUTO_RESUME",
     "TRAIN.CHECKPOINT_FILE_PATH",
@@ -131,6 +135,8 @@ def check_same_recipe(checkpoint: Mapping[str, Any], cfg: CfgNode, path: Path) -
     differing = [k for k in keys if old.get(k) != new.get(k)]
     if differing:
         lines = [f"  {k}: {old.get(k)} there, {new.get(k)} here" for k in differing]
+        if old.get(_SCALED, 0) != new.get(_SCALED, 0):
+            lines.append(f"{_SCALED} scales with the GPUs: continue on as many as there")
         raise ValueError(
             f"{path} is of another recipe:\n"
             + "\n".join(lines)

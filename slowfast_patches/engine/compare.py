@@ -14,8 +14,9 @@ import yaml
 from fvcore.common.config import CfgNode
 
 from slowfast_patches.config import check_config, load_config
+from slowfast_patches.config.scale import scaled_lengths
 from slowfast_patches.config.schedule import schedule_from_config
-from slowfast_patches.engine.launch import processes_of
+from slowfast_patches.engine.launch import for_processes, processes_of
 from slowfast_patches.engine.plan import dataset_size
 from slowfast_patches.models.flops import check_shapes
 
@@ -82,7 +83,7 @@ def make_recipes(
 def _make_recipe(name: str, folder: str, cfg_file: Path, overrides: Sequence[str]) -> Recipe:
     """A recipe after trying what can be tried before training."""
     try:
-        cfg = load_config(cfg_file, overrides)
+        cfg = for_processes(load_config(cfg_file, overrides))
         check_config(cfg, processes_of(cfg))
         schedule = schedule_from_config(cfg, dataset_size(cfg))
         check_shapes(cfg, schedule.shapes)
@@ -100,12 +101,7 @@ def _shorten(long: Recipe, short: Recipe) -> Recipe:
             f"iterations, to the second, {short.name} with {short.iterations}; give the longer "
             "one first"
         )
-    solver = long.cfg.SOLVER
-    pairs = {
-        "SOLVER.MAX_EPOCH": round(solver.MAX_EPOCH / factor, 6),
-        "SOLVER.STEPS": [round(step / factor, 6) for step in solver.STEPS],
-        "SOLVER.WARMUP_EPOCHS": round(solver.WARMUP_EPOCHS / factor, 6),
-    }
+    pairs = scaled_lengths(long.cfg, 1 / factor)
     return _make_recipe(
         f"{long.name} at 1/{factor:.1f}",
         f"{long.folder}_1_over_{factor:.1f}",

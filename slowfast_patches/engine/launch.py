@@ -14,10 +14,11 @@ import torch.distributed as dist
 from fvcore.common.config import CfgNode
 from torch.multiprocessing.spawn import start_processes
 
+from slowfast_patches.config.scale import scale_to_processes
 from slowfast_patches.datasets.loader import cores_of_process, num_workers
 from slowfast_patches.utils.distributed import World
 
-__all__ = ["check_gpus", "launch", "processes_of", "with_machines"]
+__all__ = ["check_gpus", "for_processes", "launch", "processes_of"]
 
 Main = Callable[[CfgNode, World], None]
 
@@ -38,12 +39,20 @@ def check_gpus(cfg: CfgNode) -> None:
         )
 
 
-def with_machines(cfg: CfgNode) -> CfgNode:
-    """The config with NUM_SHARDS as torchrun counts machines: TRAIN.BATCH_SIZE is per machine.
+def for_processes(cfg: CfgNode) -> CfgNode:
+    """The config as the processes of this run train it; everything that reads a recipe calls this.
+
+    Machines are counted, and batch and rates scaled where SOLVER.REFERENCE_WORLD_SIZE asks for it.
 
     Raises:
-        ValueError: torchrun and the config disagree.
+        ValueError: torchrun and the config disagree, or the recipe cannot be scaled.
     """
+    cfg = _with_machines(cfg)
+    return scale_to_processes(cfg, processes_of(cfg))
+
+
+def _with_machines(cfg: CfgNode) -> CfgNode:
+    """The config with NUM_SHARDS as torchrun counts machines: TRAIN.BATCH_SIZE is per machine."""
     if not _under_torchrun():
         return cfg
     machines = int(os.environ["GROUP_WORLD_SIZE"])

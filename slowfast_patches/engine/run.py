@@ -21,7 +21,7 @@ from slowfast_patches.datasets.csv_list import csv_path, read_csv
 from slowfast_patches.datasets.loader import build_dataset, evaluation_loader
 from slowfast_patches.engine import checkpoint
 from slowfast_patches.engine.evaluate import Accuracy, evaluate
-from slowfast_patches.engine.launch import check_gpus, launch, processes_of, with_machines
+from slowfast_patches.engine.launch import check_gpus, for_processes, launch, processes_of
 from slowfast_patches.engine.monitor import setup_logging
 from slowfast_patches.engine.plan import format_plan, make_plan, plot_plan
 from slowfast_patches.engine.train import Trainer
@@ -47,7 +47,7 @@ def run(cfg: CfgNode, init_method: str) -> None:
         ValueError: the recipe cannot run as it is; said before anything is trained.
     """
     patching.apply()
-    cfg = with_machines(cfg)
+    recipe, cfg = cfg, for_processes(cfg)
     world_size = processes_of(cfg)
     check_config(cfg, world_size)
     check_gpus(cfg)
@@ -56,7 +56,7 @@ def run(cfg: CfgNode, init_method: str) -> None:
         _count_videos(cfg, "test")
     if schedule is not None and cfg.SHARD_ID == 0 and int(os.environ.get("RANK", 0)) == 0:
         _prepare_folder(cfg, schedule)
-    launch(cfg, init_method, _main)
+    launch(recipe, init_method, _main)
 
 
 def _check_training(cfg: CfgNode, world_size: int) -> Schedule:
@@ -108,10 +108,11 @@ def _prepare_folder(cfg: CfgNode, schedule: Schedule) -> None:
     plot_plan(schedule, folder / "plan.png")
 
 
-def _main(cfg: CfgNode, world: World) -> None:
-    """What each process does."""
+def _main(recipe: CfgNode, world: World) -> None:
+    """What each process does. What was scaled for the processes is said here, in the log."""
     patching.apply()
-    setup_logging(cfg.OUTPUT_DIR if world.is_main else None)
+    setup_logging(recipe.OUTPUT_DIR if world.is_main else None)
+    cfg = for_processes(recipe)
     torch.backends.cudnn.benchmark = True
     trainer, accuracy = None, None
     if cfg.TRAIN.ENABLE:

@@ -1,0 +1,111 @@
+"""A recipe made longer or shorter, or fitted to another number of GPUs."""
+
+from __future__ import annotations
+
+import logging
+from functools import reduce
+
+from fvcore.common.config import CfgNode
+
+__all__ = ["scale_to_processes", "scaled_lengths"]
+
+logger = logging.getLogger(__name__)
+
+_DIGITS = 6
+"""Decimals of scaled lengths, which are epochs: a millionth is less than a clip of most sets."""
+
+_RATES = ("SOLVER.BASE_LR", "SOLVER.WARMUP_START_LR", "SOLVER.COSINE_END_LR")
+
+
+def scaled_lengths(cfg: CfgNode, factor: float) -> dict[str, object]:
+    """The keys that say how long a recipe trains, with their values times `factor`.
+
+    All lengths scale together: the end, the steps and the warm-up, in epochs.
+
+    Returns:
+        Overrides for `load_config`, KEY to value: SOLVER.MAX_EPOCH, STEPS and WARMUP_EPOCHS.
+    """
+    solver = cfg.SOLVER
+    return {
+        "SOLVER.MAX_EPOCH": round(solver.MAX_EPOCH * factor, _DIGITS),
+        "SOLVER.STEPS": [round(step * factor, _DIGITS) for step in solver.STEPS],
+        "SOLVER.WARMUP_EPOCHS": round(solver.WARMUP_EPOCHS * factor, _DIGITS),
+    }
+
+
+def scale_to_processes(cfg: CfgNode, world_size: int) -> CfgNode:
+    """The config for `world_size` processes on NUM_SHARDS machines, where it asks for scaling.
+
+    SOLVER.REFERENCE_WORLD_SIZE, if not 0, is the number of GPUs that share the recipe's
+    TRAIN.BATCH_SIZE, on one machine, and that its learning rates were written for. Each process
+    keeps as many clips as each of these GPUs has; the rates are multiplied as the global batch is
+    (linear scaling rule, Goyal et al., 2017). Epochs stay. What changes is logged, key by key.
+
+    The result's REFERENCE_WORLD_SIZE is `world_size`, so that scaling it again changes nothing. On
+    several machines it is 0, as its TRAIN.BATCH_SIZE is then of one machine of several.
+
+    Raises:
+        ValueError: clips that do not divide over the GPUs, processes that do not divide over the
+            machines, or SOLVER.BASE_LR_SCALE_NUM_SHARDS, which scales rates too.
+    """
+    reference, machines = cfg.SOLVER.REFERENCE_WORLD_SIZE, cfg.NUM_SHARDS
+    if reference == 0 or machines < 1:  # no machines: `check_config` refuses it
+        return cfg
+    _check(cfg, world_size)
+    if (world_size, machines) == (reference, 1):
+        return cfg
+    clips, processes = cfg.TRAIN.BATCH_SIZE // reference, world_size // machines
+    scaled = {
+        "TRAIN.BATCH_SIZE": clips * processes,
+        "TEST.BATCH_SIZE": max(1, cfg.TEST.BATCH_SIZE // reference) * processes,
+        **{key: _get(cfg, key) * world_size / reference for key in _RATES},
+    }
+    changes = [f"  {k} {_get(cfg, k):g} → {new:g}" for k, new in scaled.items()]
+    logger.info(
+        "scaled from %d GPUs (SOLVER.REFERENCE_WORLD_SIZE) to %d processes on NUM_SHARDS %d, "
+        "%d clips each, by the linear rule:\n%s",
+        *(reference, world_size, machines, clips),
+        "\n".join(changes),
+    )
+    scaled["SOLVER.REFERENCE_WORLD_SIZE"] = world_size if machines == 1 else 0
+    return _replaced(cfg, scaled)
+
+
+def _check(cfg: CfgNode, world_size: int) -> None:
+    solver, clips, machines = cfg.SOLVER, cfg.TRAIN.BATCH_SIZE, cfg.NUM_SHARDS
+    reference = solver.REFERENCE_WORLD_SIZE
+    if reference < 0:
+        raise ValueError(
+            f"SOLVER.REFERENCE_WORLD_SIZE {reference} is below 0; it is a number of GPUs, or 0 to "
+            "train TRAIN.BATCH_SIZE clips at SOLVER.BASE_LR on any number"
+        )
+    if solver.BASE_LR_SCALE_NUM_SHARDS:
+        raise ValueError(
+            f"SOLVER.REFERENCE_WORLD_SIZE {reference} and SOLVER.BASE_LR_SCALE_NUM_SHARDS True "
+            "would both scale the learning rates; set one of them to 0 or False"
+        )
+    if clips % reference:
+        raise ValueError(
+            f"TRAIN.BATCH_SIZE {clips} does not divide over the {reference} GPUs of "
+            f"SOLVER.REFERENCE_WORLD_SIZE; set TRAIN.BATCH_SIZE "
+            f"{(clips // reference + 1) * reference}, or the number of GPUs that it was written for"
+        )
+    if world_size % machines:
+        raise ValueError(
+            f"{world_size} processes do not divide over NUM_SHARDS {machines}; start as many on "
+            "each machine"
+        )
+
+
+def _get(cfg: CfgNode, key: str) -> float:
+    value: float = reduce(lambda node, name: node[name], key.split("."), cfg)
+    return value
+
+
+def _replaced(cfg: CfgNode, values: dict[str, float]) -> CfgNode:
+    """A frozen copy with some values replaced."""
+    cfg = cfg.clone()
+    cfg.defrost()
+    cfg.merge_from_list([item for pair in values.items() for item in pair])
+    cfg.freeze()
+    return cfg

@@ -9,6 +9,7 @@ import sys
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
+from types import ModuleType
 
 import pytest
 import torch
@@ -158,6 +159,22 @@ def run_net_command(recipe: Path, output: Path, *overrides: object) -> list[str]
     paths = ("DATA.PATH_TO_DATA_DIR", recipe.parent, "OUTPUT_DIR", output)
     options = ("DATA_LOADER.NUM_WORKERS", 0, *overrides)
     return [sys.executable, str(RUN_NET), "--cfg", str(recipe), *map(str, (*paths, *options))]
+
+
+@pytest.fixture(scope="session")
+def load_program() -> Callable[[str], ModuleType]:
+    """`load_program("tools/plan.py")`: a program of the repository as a module."""
+
+    def load(path: str) -> ModuleType:
+        name = path.removesuffix(".py").replace("/", "_")
+        spec = importlib.util.spec_from_file_location(name, RUN_NET.parents[1] / path)
+        assert spec is not None
+        assert spec.loader is not None
+        module = importlib.util.module_from_spec(spec)
+        spec.loader.exec_module(module)
+        return module
+
+    return load
 
 
 class Folder:

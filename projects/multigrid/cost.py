@@ -1,4 +1,4 @@
-"""What a schedule costs: iterations, epochs, clips and FLOPs, beside its baseline's."""
+"""What a schedule costs: iterations, epochs, clips, FLOPs and time, beside its baseline's."""
 
 from __future__ import annotations
 
@@ -6,12 +6,15 @@ from collections.abc import Callable
 from dataclasses import dataclass
 
 from multigrid.schedule import Phase, Schedule
+from multigrid.shapes import Shape
 
 __all__ = [
     "Cost",
     "FlopsPerClip",
+    "SecondsPerIteration",
     "baseline_cost",
     "phase_flops",
+    "phase_seconds",
     "schedule_cost",
     "shortest_phase",
 ]
@@ -19,34 +22,51 @@ __all__ = [
 FlopsPerClip = Callable[[int, int], float]
 """Training FLOPs (forward and backward) of one clip of (frames, crop)."""
 
+SecondsPerIteration = Callable[[Shape], float]
+"""Seconds of one iteration at a shape, loading and evaluation not included."""
+
 
 @dataclass(frozen=True)
 class Cost:
-    """Totals of a training; FLOPs are None where the model is not known."""
+    """Totals of a training; FLOPs are None where the model is not known, seconds where its speed
+    is not."""
 
     iterations: int
     epochs: float
     clips: int
-    flops: float | None
+    flops: float | None = None
+    seconds: float | None = None
 
 
-def schedule_cost(schedule: Schedule, flops_per_clip: FlopsPerClip | None = None) -> Cost:
+def schedule_cost(
+    schedule: Schedule,
+    flops_per_clip: FlopsPerClip | None = None,
+    seconds_per_iteration: SecondsPerIteration | None = None,
+) -> Cost:
     """What a schedule costs."""
-    flops = None
+    flops = seconds = None
     if flops_per_clip is not None:
         flops = sum(phase_flops(phase, flops_per_clip) for phase in schedule.phases)
+    if seconds_per_iteration is not None:
+        seconds = sum(phase_seconds(phase, seconds_per_iteration) for phase in schedule.phases)
     clips = schedule.clips
-    return Cost(schedule.iterations, clips / schedule.num_videos, clips, flops)
+    return Cost(schedule.iterations, clips / schedule.num_videos, clips, flops, seconds)
 
 
-def baseline_cost(schedule: Schedule, flops_per_clip: FlopsPerClip | None = None) -> Cost:
+def baseline_cost(
+    schedule: Schedule,
+    flops_per_clip: FlopsPerClip | None = None,
+    seconds_per_iteration: SecondsPerIteration | None = None,
+) -> Cost:
     """What the same recipe costs without multigrid."""
     base, iterations = schedule.base, schedule.baseline_iterations
     clips = iterations * base.batch
-    flops = None
+    flops = seconds = None
     if flops_per_clip is not None:
         flops = clips * flops_per_clip(base.frames, base.crop)
-    return Cost(iterations, clips / schedule.num_videos, clips, flops)
+    if seconds_per_iteration is not None:
+        seconds = iterations * seconds_per_iteration(base)
+    return Cost(iterations, clips / schedule.num_videos, clips, flops, seconds)
 
 
 def phase_flops(phase: Phase, flops_per_clip: FlopsPerClip) -> float:
@@ -54,6 +74,13 @@ def phase_flops(phase: Phase, flops_per_clip: FlopsPerClip) -> float:
     return sum(
         phase.count(j) * shape.batch * flops_per_clip(shape.frames, shape.crop)
         for j, shape in enumerate(phase.shapes)
+    )
+
+
+def phase_seconds(phase: Phase, seconds_per_iteration: SecondsPerIteration) -> float:
+    """Seconds of one phase."""
+    return sum(
+        phase.count(j) * seconds_per_iteration(shape) for j, shape in enumerate(phase.shapes)
     )
 
 

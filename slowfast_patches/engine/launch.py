@@ -18,7 +18,7 @@ from slowfast_patches.config.scale import scale_to_processes
 from slowfast_patches.datasets.loader import cores_of_process, num_workers
 from slowfast_patches.utils.distributed import World
 
-__all__ = ["check_gpus", "for_processes", "launch", "processes_of"]
+__all__ = ["check_gpus", "for_processes", "launch", "process_device", "processes_of"]
 
 Main = Callable[[CfgNode, World], None]
 
@@ -73,7 +73,7 @@ def launch(cfg: CfgNode, init_method: str, main: Main) -> None:
     if _under_torchrun():
         _join(int(os.environ["LOCAL_RANK"]), cfg, "env://", processes_of(cfg), main)
     elif processes_of(cfg) == 1:
-        main(cfg, World(0, 1, _device(cfg, 0)))
+        main(cfg, World(0, 1, process_device(cfg, 0)))
     elif cfg.NUM_GPUS > 1:
         size = processes_of(cfg)
         start_processes(  # type: ignore[no-untyped-call]
@@ -89,7 +89,7 @@ def _under_torchrun() -> bool:
 
 def _join(local_rank: int, cfg: CfgNode, init_method: str, size: int, main: Main) -> None:
     """Enter the process group, run, and leave it."""
-    device = _device(cfg, local_rank)
+    device = process_device(cfg, local_rank)
     rank = cfg.SHARD_ID * max(1, cfg.NUM_GPUS) + local_rank
     if init_method == "env://":
         rank = int(os.environ["RANK"])
@@ -107,7 +107,8 @@ def _backend(cfg: CfgNode) -> str:
     return "nccl" if cfg.NUM_GPUS > 0 else "gloo"
 
 
-def _device(cfg: CfgNode, local_rank: int) -> torch.device:
+def process_device(cfg: CfgNode, local_rank: int) -> torch.device:
+    """The device of a process on this machine; on the CPU, with its share of the cores set."""
     if cfg.NUM_GPUS == 0:
         _share_cores(cfg)
         return torch.device("cpu")

@@ -1,28 +1,26 @@
-"""What will be trained, before training it: the phases of a schedule, its cost, its picture."""
+"""What will be trained, before training it: the phases of a schedule and its cost."""
 
 from __future__ import annotations
 
 from dataclasses import asdict, dataclass
-from pathlib import Path
 from typing import Any
 
-import numpy as np
 from fvcore.common.config import CfgNode
-from matplotlib.axes import Axes
 
 from multigrid.cost import (
     Cost,
     FlopsPerClip,
     baseline_cost,
     phase_flops,
+    phase_seconds,
     schedule_cost,
 )
 from multigrid.schedule import Phase, Schedule
 from multigrid.shapes import Shape
 from slowfast_patches.config.schedule import schedule_from_config
 from slowfast_patches.datasets.csv_list import count_videos
+from slowfast_patches.engine.timing import UNTIMED, Timing
 from slowfast_patches.models.flops import check_shapes, flops_per_clip
-from slowfast_patches.utils.plots import COLOURS, MUTED, new_figure, save_figure
 from slowfast_patches.utils.report import format_count, format_factor, format_flops, format_table
 
 __all__ = [
@@ -33,7 +31,6 @@ __all__ = [
     "format_plan",
     "make_plan",
     "plan_config",
-    "plot_plan",
 ]
 
 MIN_PHASE_ITERATIONS = 20
@@ -49,7 +46,8 @@ class PhasePlan:
     """One phase: `number` and `stage` count from 1, `lr` holds its first and last iteration's.
 
     `shapes` are those of its short cycle in order, the long cycle's own last; `bn_sizes` belong to
-    them, in clips, None where BN is left to the batch.
+    them, in clips, None where BN is left to the batch. `seconds` are None where the speed of the
+    machine is not known.
     """
 
     number: int
@@ -63,6 +61,7 @@ class PhasePlan:
     flops: float
     lr: tuple[float, float]
     bn_sizes: tuple[int | None, ...]
+    seconds: float | None = None
 
     @property
     def base_shape(self) -> Shape:
@@ -71,13 +70,24 @@ class PhasePlan:
 
 @dataclass(frozen=True)
 class Plan:
-    """A training and what it costs beside the same recipe without multigrid."""
+    """A training and what it costs beside the same recipe without multigrid.
+
+    `seconds_source` says where the seconds come from, None where there are none: they are those of
+    training, without loading and evaluation.
+    """
 
     base: Shape
     num_videos: int
     phases: tuple[PhasePlan, ...]
     cost: Cost
     baseline: Cost
+    seconds_source: str | None = None
+
+    @property
+    def speed_up(self) -> float | None:
+        """The baseline's seconds as a multiple of ours."""
+        ours, baseline = self.cost.seconds, self.baseline.seconds
+        return None if ours is None or baseline is None else baseline / ours
 
     @property
     def iteration_factor(self) -> float:
@@ -105,7 +115,8 @@ class Plan:
         )
 
     def to_json(self) -> dict[str, Any]:
-        """The plan as plain data. FLOPs are those of training: forward and backward."""
+        """The plan as plain data. FLOPs are those of training: forward and backward; times are null
+        where the speed of the machine is not known."""
         return {
             "iterations": self.cost.iterations,
             "baseline_iterations": self.baseline.iterations,
@@ -117,6 +128,10 @@ class Plan:
             "flops": self.cost.flops,
             "baseline_flops": self.baseline.flops,
             "flops_factor": self.flops_factor,
+            "hours": _hours(self.cost),
+            "baseline_hours": _hours(self.baseline),
+            "speed_up": self.speed_up,
+            "seconds_source": self.seconds_source,
             "global_batch": self.base.batch,
             "base_shape": asdict(self.base),
             "num_videos": self.num_videos,
@@ -145,7 +160,9 @@ def dataset_size(cfg: CfgNode, given: int | None = None) -> int:
     return int(size)
 
 
-def plan_config(cfg: CfgNode, num_videos: int | None = None) -> tuple[Schedule, Plan]:
+def plan_config(
+    cfg: CfgNode, num_videos: int | None = None, timing: Timing = UNTIMED
+) -> tuple[Schedule, Plan]:
     """The schedule and plan of a config; `num_videos` as for `dataset_size`.
 
     Raises:
@@ -153,25 +170,30 @@ def plan_config(cfg: CfgNode, num_videos: int | None = None) -> tuple[Schedule, 
     """
     schedule = schedule_from_config(cfg, dataset_size(cfg, num_videos))
     check_shapes(cfg, schedule.shapes)
-    return schedule, make_plan(schedule, flops_per_clip(cfg))
+    return schedule, make_plan(schedule, flops_per_clip(cfg), timing)
 
 
-def make_plan(schedule: Schedule, flops_per_clip: FlopsPerClip) -> Plan:
+def make_plan(schedule: Schedule, flops_per_clip: FlopsPerClip, timing: Timing = UNTIMED) -> Plan:
     """The plan of a schedule; `flops_per_clip` gives training FLOPs for (frames, crop)."""
     return Plan(
         base=schedule.base,
         num_videos=schedule.num_videos,
         phases=tuple(
-            _plan_phase(schedule, number, phase, flops_per_clip)
+            _plan_phase(schedule, number, phase, flops_per_clip, timing)
             for number, phase in enumerate(schedule.phases, start=1)
         ),
-        cost=schedule_cost(schedule, flops_per_clip),
-        baseline=baseline_cost(schedule, flops_per_clip),
+        cost=schedule_cost(schedule, flops_per_clip, timing.ours),
+        baseline=baseline_cost(schedule, flops_per_clip, timing.baseline),
+        seconds_source=timing.source,
     )
 
 
 def _plan_phase(
-    schedule: Schedule, number: int, phase: Phase, flops_per_clip: FlopsPerClip
+    schedule: Schedule,
+    number: int,
+    phase: Phase,
+    flops_per_clip: FlopsPerClip,
+    timing: Timing,
 ) -> PhasePlan:
     return PhasePlan(
         number=number,
@@ -185,6 +207,7 @@ def _plan_phase(
         flops=phase_flops(phase, flops_per_clip),
         lr=(schedule.at(phase.start).lr, schedule.at(phase.stop - 1).lr),
         bn_sizes=phase.bn_sizes,
+        seconds=None if timing.ours is None else phase_seconds(phase, timing.ours),
     )
 
 
@@ -192,6 +215,7 @@ def format_plan(plan: Plan) -> str:
     """The plan as text: its phases, its totals beside the baseline's, and what to know."""
     headers = ["phase", "LR stage", "base shape", "short cycle"]
     headers += ["iterations", "epochs", "LR", "BN clips"]
+    headers += [] if plan.seconds_source is None else ["seconds"]
     phases = format_table(headers, [_phase_cells(phase) for phase in plan.phases], left=4)
     ours, baseline = plan.cost, plan.baseline
     totals = [
@@ -200,6 +224,8 @@ def format_plan(plan: Plan) -> str:
         ("clips", ours.clips, baseline.clips, format_count),
         ("training FLOPs", _flops(ours), _flops(baseline), format_flops),
     ]
+    if (hours := _hours(ours)) is not None and (longer := _hours(baseline)) is not None:
+        totals.append(("hours", hours, longer, format_count))
     rows = [[name, show(a), show(b), format_factor(a, b)] for name, a, b, show in totals]
     notes = [
         "Shapes are clips × frames × crop², over all machines; the BN clips are in their order.",
@@ -207,6 +233,11 @@ def format_plan(plan: Plan) -> str:
         "machine: the global batch is NUM_SHARDS times that, and the LR belongs to it.",
         f"Training set: {plan.num_videos:,} videos.",
     ]
+    if plan.speed_up is not None:
+        notes.append(
+            f"Wall-clock speed-up: {plan.speed_up:.2f}×, without loading and evaluation. Times: "
+            f"{plan.seconds_source}."
+        )
     parts = [phases, format_table(["", "this plan", "baseline", ""], rows), "\n".join(notes)]
     return "\n\n".join([*parts, *(f"warning: {text}" for text in plan.warnings)])
 
@@ -223,6 +254,7 @@ def _phase_cells(phase: PhasePlan) -> list[str]:
         f"{phase.epochs:.2f}",
         first if first == last else f"{first} → {last}",
         sizes[0] if len(set(sizes)) == 1 else ", ".join(sizes),
+        *([] if phase.seconds is None else [format_count(phase.seconds)]),
     ]
 
 
@@ -231,110 +263,5 @@ def _flops(cost: Cost) -> float:
     return cost.flops
 
 
-def plot_plan(schedule: Schedule, path: Path) -> None:
-    """The paper's Figure 2 for a schedule: shapes and learning rate over iterations."""
-    figure, panels = new_figure(rows=4, width=9, height=7.5, ratios=[1.3, 0.9, 1.1, 1.2])
-    for axes, (label, field) in zip(panels, _SHAPE_PANELS, strict=False):
-        _draw_shapes(axes, schedule, label, field)
-    panels[0].set_yscale("log", base=2)
-    panels[0].yaxis.set_major_formatter("{x:,.0f}")
-    _draw_learning_rate(panels[-1], schedule)
-    for axes in panels:
-        _mark_boundaries(axes, schedule)
-        axes.set_xlim(0, schedule.iterations)
-    _name_stages(panels[0], schedule)
-    handles = {
-        label: handle
-        for axes in panels
-        for handle, label in zip(*axes.get_legend_handles_labels(), strict=True)
-    }
-    figure.legend(handles.values(), handles, loc="outside upper center", ncols=4, frameon=False)
-    panels[-1].set_xlabel(f"iteration (the baseline has {schedule.baseline_iterations:,})")
-    panels[-1].xaxis.set_major_formatter("{x:,.0f}")
-    save_figure(figure, path)
-
-
-_SHAPE_PANELS = (
-    ("clips per\nmini-batch", "batch"),
-    ("frames", "frames"),
-    ("crop (pixels)", "crop"),
-)
-
-
-def _draw_shapes(axes: Axes, schedule: Schedule, label: str, field: str) -> None:
-    """One side of the shapes: a line for the long cycle, a band with marks for the short one."""
-    edges = [phase.start for phase in schedule.phases] + [schedule.iterations]
-    own = [getattr(phase.base_shape, field) for phase in schedule.phases]
-    name = "long cycle" if any(p.base_shape != schedule.base for p in schedule.phases) else "shape"
-    values = [{getattr(shape, field) for shape in phase.shapes} for phase in schedule.phases]
-    for phase, sides in zip(schedule.phases, values, strict=True):
-        if len(sides) > 1:
-            span = (phase.start, phase.stop)
-            axes.fill_between(span, min(sides), max(sides), color=COLOURS[0], alpha=0.12, lw=0)
-            axes.hlines(sorted(sides), *span, color=COLOURS[0], lw=0.9, label="short cycle")
-    axes.axhline(
-        getattr(schedule.base, field),
-        color=MUTED,
-        lw=1.2,
-        ls="--",
-        zorder=1,
-        label="baseline (LR: unscaled)",
-    )
-    axes.stairs(own, edges, baseline=None, color=COLOURS[1], lw=2.2, label=name, zorder=3)
-    axes.set_ylabel(label)
-    ticks = sorted({side for sides in values for side in sides} | {getattr(schedule.base, field)})
-    axes.set_yticks(ticks, [f"{tick:,}" for tick in ticks])
-    axes.minorticks_off()
-
-
-def _draw_learning_rate(axes: Axes, schedule: Schedule) -> None:
-    """The learning rate on a logarithmic axis, with what the policy gives before scaling."""
-    iterations = np.unique(
-        np.concatenate(
-            [np.linspace(p.start, p.stop - 1, 60).astype(np.int64) for p in schedule.phases]
-        )
-    )
-    steps = [schedule.at(int(i)) for i in iterations]
-    scales = np.array([schedule.phases[step.phase].lr_scale for step in steps])
-    rates = np.array([step.lr for step in steps])
-    axes.plot(
-        iterations, rates / scales, color=MUTED, lw=1.2, ls="--", label="baseline (LR: unscaled)"
-    )
-    axes.plot(iterations, rates, color=COLOURS[2], lw=2, label="learning rate")
-    positive = (rates / scales)[rates > 0]
-    if positive.size:
-        # A cosine ends at 0 and a warm-up may start there: show four decades, not all.
-        low = max(positive.min(), 1e-4 * rates.max())
-        axes.set_yscale("log")
-        axes.set_ylim(low / 1.6, rates.max() * 1.6)
-    axes.set_ylabel("learning rate")
-
-
-def _mark_boundaries(axes: Axes, schedule: Schedule) -> None:
-    for before, after in zip(schedule.phases, schedule.phases[1:], strict=False):
-        new_stage = before.stage != after.stage
-        axes.axvline(
-            after.start,
-            color=MUTED,
-            lw=0.9 if new_stage else 0.6,
-            ls="-" if new_stage else ":",
-            zorder=0,
-        )
-
-
-def _name_stages(axes: Axes, schedule: Schedule) -> None:
-    """Write the LR stages above a panel, centred over their phases."""
-    for stage in dict.fromkeys(phase.stage for phase in schedule.phases):
-        phases = [phase for phase in schedule.phases if phase.stage == stage]
-        name = "fine-tuning" if phases[0].fine_tuning else f"LR stage {stage + 1}"
-        middle = (phases[0].start + phases[-1].stop) / 2
-        axes.text(
-            middle,
-            1.02,
-            name,
-            transform=axes.get_xaxis_transform(),
-            ha="center",
-            va="bottom",
-            color=MUTED,
-            fontsize=9,
-        )
+def _hours(cost: Cost) -> float | None:
+    return None if cost.seconds is None else cost.seconds / 3600

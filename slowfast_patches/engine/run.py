@@ -23,7 +23,8 @@ from slowfast_patches.engine import checkpoint
 from slowfast_patches.engine.evaluate import Accuracy, evaluate
 from slowfast_patches.engine.launch import check_gpus, for_processes, launch, processes_of
 from slowfast_patches.engine.monitor import setup_logging
-from slowfast_patches.engine.plan import format_plan, make_plan, plot_plan
+from slowfast_patches.engine.plan import format_plan, make_plan
+from slowfast_patches.engine.plan_picture import plot_plan
 from slowfast_patches.engine.train import Trainer
 from slowfast_patches.models.build import build_model
 from slowfast_patches.models.flops import check_shapes, flops_per_clip

@@ -13,7 +13,7 @@ import torch
 from fvcore.common.config import CfgNode
 from torch import Tensor, nn
 
-from multigrid import Batch, Step, average_running_stats, set_group_size
+from multigrid import Batch, Step, average_running_stats
 from slowfast_patches.config.schedule import config_at, schedule_from_config, uses_multigrid
 from slowfast_patches.datasets.loader import (
     build_dataset,
@@ -26,15 +26,10 @@ from slowfast_patches.engine import checkpoint
 from slowfast_patches.engine.evaluate import Accuracy, evaluate, update_precise_bn
 from slowfast_patches.engine.milestones import checkpoint_iterations, evaluation_iterations
 from slowfast_patches.engine.monitor import Clock, Monitor
+from slowfast_patches.engine.step import train_step
 from slowfast_patches.models.build import build_model
 from slowfast_patches.models.inputs import InputTransform
-from slowfast_patches.models.solver import (
-    Precision,
-    build_optimizer,
-    clip_gradients,
-    loss_function,
-    set_learning_rate,
-)
+from slowfast_patches.models.solver import Precision, build_optimizer, loss_function
 from slowfast_patches.utils.distributed import World, sum_over_ranks
 
 __all__ = ["Trainer", "TrainingStoppedError"]
@@ -101,19 +96,17 @@ class Trainer:
     def _train_step(self, network: nn.Module, step: Step, batch: Batch) -> tuple[Tensor, Tensor]:
         """One step of gradient descent; the loss and the number of clips classified rightly."""
         torch.manual_seed(_step_seed(self.cfg.RNG_SEED, step.iteration, self.world.rank))
-        network.train()
-        set_group_size(self.model, step.bn_size)
-        set_learning_rate(self.optimizer, step.lr)
-        inputs = self.transform(batch["clips"], batch["flips"])
-        labels = batch["labels"].to(self.world.device, non_blocking=True)
-        with self.precision.autocast():
-            scores = network(inputs)
-            loss = self.loss_function(scores, labels)
-        self.optimizer.zero_grad(set_to_none=True)
-        self.precision.backward(loss, self.optimizer)
-        clip_gradients(self.cfg, self.model)
-        self.precision.step(self.optimizer)
-        return loss.detach(), (scores.detach().argmax(1) == labels).sum()
+        loss, scores, labels = train_step(
+            self.cfg,
+            network,
+            self.optimizer,
+            step,
+            batch,
+            transform=self.transform,
+            precision=self.precision,
+            loss_function=self.loss_function,
+        )
+        return loss, (scores.argmax(1) == labels).sum()
 
     def _batches(self) -> Iterator[tuple[Step, Batch]]:
         """Each step from the start on with its mini-batch; waiting for it counts as loading."""

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from multigrid import Shape, SteppedRate, baseline_cost, make_schedule, schedule_cost
-from multigrid.cost import phase_flops, shortest_phase
+from multigrid.cost import phase_flops, phase_seconds, shortest_phase
 
 RATE = SteppedRate((2.0, 3.0), (0.1, 0.01))
 
@@ -45,9 +45,18 @@ def test_flops_of_a_phase_count_each_shape(short_cycle):
     assert phase_flops(short_cycle.phases[0], lambda _, crop: float(crop == 16)) == 16
 
 
-def test_no_model_no_flops(short_cycle):
-    assert schedule_cost(short_cycle).flops is None
-    assert baseline_cost(short_cycle).flops is None
+def test_seconds_by_hand(short_cycle):
+    """The 12 iterations are 6 of 16 × 8 × 8² and 6 of 4 × 8 × 16²; the baseline's 30 are of it."""
+    seconds = {Shape(16, 8, 8): 5.0, Shape(4, 8, 16): 2.0}.__getitem__
+    assert schedule_cost(short_cycle, None, seconds).seconds == 6 * 5 + 6 * 2
+    assert [phase_seconds(phase, seconds) for phase in short_cycle.phases] == [28, 14]
+    assert baseline_cost(short_cycle, None, seconds).seconds == 60
+
+
+def test_what_is_not_known_is_none(short_cycle):
+    for cost in (schedule_cost(short_cycle), baseline_cost(short_cycle)):
+        assert cost.flops is None
+        assert cost.seconds is None
 
 
 def test_without_cycles_both_are_one():

@@ -10,7 +10,8 @@ import pytest
 from multigrid import CosineRate, Schedule, Shape, SteppedRate, make_schedule
 from slowfast_patches.config import load_config
 from slowfast_patches.config.schedule import schedule_from_config
-from slowfast_patches.engine.plan import MIN_PHASE_ITERATIONS, format_plan, make_plan, plot_plan
+from slowfast_patches.engine.plan import MIN_PHASE_ITERATIONS, format_plan, make_plan
+from slowfast_patches.engine.plan_picture import plot_plan
 
 ROOT = Path(__file__).parents[2]
 
@@ -197,3 +198,41 @@ def test_options_may_follow_the_overrides(tool, recipe, tmp_path, capsys):
     assert tool.main([*map(str, arguments), "RNG_SEED", "3"]) == 0
     assert "Global batch: 4 clips" in capsys.readouterr().out
     assert picture.is_file()
+
+
+def test_without_step_times_nothing_is_said_of_time(tool, recipe, capsys):
+    found = plan_json(tool, capsys, "--cfg", recipe, "--dataset-size", 64, "--json")
+    assert [found[key] for key in TIME_KEYS] == [None] * 4
+    assert [phase["seconds"] for phase in found["phases"]] == [None] * 2
+    assert tool.main(["--cfg", str(recipe), "--dataset-size", "64"]) == 0
+    text = capsys.readouterr().out
+    assert "hours" not in text
+    assert "seconds" not in text
+
+
+TIME_KEYS = ("hours", "baseline_hours", "speed_up", "seconds_source")
+
+
+def test_a_given_time_of_an_iteration_by_hand(tool, recipe, capsys):
+    """6 epochs of 64 videos are 48 iterations of 8 clips, of 75 s each one hour."""
+    arguments = ("--cfg", recipe, "--dataset-size", 64, "--step-seconds", 75)
+    found = plan_json(tool, capsys, *arguments, "--json")
+    assert [found[key] for key in TIME_KEYS[:3]] == pytest.approx([1, 1, 1])
+    assert [phase["seconds"] for phase in found["phases"]] == pytest.approx([2400, 1200])
+    assert "an estimate, from 75 s" in found["seconds_source"]
+    assert tool.main([*map(str, arguments)]) == 0
+    assert "Times: an estimate" in capsys.readouterr().out
+
+
+@pytest.mark.parametrize("seconds", ["0", "-1", "nan", "inf"])
+def test_an_iteration_takes_some_time(tool, recipe, capsys, seconds):
+    arguments = ["--cfg", str(recipe), "--dataset-size", "64", f"--step-seconds={seconds}"]
+    assert tool.main(arguments) == 2
+    assert "above 0" in capsys.readouterr().err
+
+
+def test_measured_and_estimated_times_at_once_are_refused(tool, recipe, capsys):
+    with pytest.raises(SystemExit) as stopped:
+        tool.main(["--cfg", str(recipe), "--step-times", "a.json", "--step-seconds", "1"])
+    assert stopped.value.code == 2
+    assert "not allowed with" in capsys.readouterr().err

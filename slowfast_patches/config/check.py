@@ -11,6 +11,7 @@ from typing import Any
 from fvcore.common.config import CfgNode
 
 from slowfast_patches.config.defaults import AUTO_OR_COUNT, PER_PATHWAY
+from slowfast_patches.config.labels import check_labels
 from slowfast_patches.patching import DETECTRON2_HINT
 
 __all__ = ["check_config", "check_frames"]
@@ -19,8 +20,6 @@ logger = logging.getLogger(__name__)
 
 _CHOICES: dict[str, tuple[object, ...]] = {
     "MODEL.ARCH": ("slowfast", "slowonly", "c2d", "i3d"),
-    "MODEL.HEAD_ACT": ("softmax", "sigmoid"),
-    "MODEL.LOSS_FUNC": ("cross_entropy", "bce", "bce_logit"),
     "SOLVER.LR_POLICY": ("cosine", "steps_with_relative_lrs"),
     "SOLVER.OPTIMIZING_METHOD": ("sgd", "adam"),
     "DATA.ENSEMBLE_METHOD": ("sum", "max"),
@@ -62,7 +61,7 @@ def check_config(cfg: CfgNode, world_size: int = 1) -> None:
     checks: tuple[Callable[[CfgNode], None], ...] = (
         _check_values,
         _check_detection,
-        _check_labels,
+        check_labels,
         _check_solver,
         _check_multigrid,
         _check_pathways,
@@ -147,22 +146,6 @@ def _check_detection(cfg: CfgNode) -> None:
         "model with slowfast_patches.models.build.build_model for a loop of your own, or set "
         "DETECTION.ENABLE False"
     )
-
-
-def _check_labels(cfg: CfgNode) -> None:
-    """Labels, loss and dataset must fit together; the Kinetics lists give one label a video."""
-    loss, several = cfg.MODEL.LOSS_FUNC, cfg.DATA.MULTI_LABEL
-    if several and "kinetics" in (cfg.TRAIN.DATASET, cfg.TEST.DATASET):
-        raise ValueError(
-            "DATA.MULTI_LABEL True has no effect on the dataset kinetics, whose lists give one "
-            "label a video; set DATA.MULTI_LABEL False"
-        )
-    if several == (loss == "cross_entropy"):
-        fitting = "bce_logit" if several else "cross_entropy"
-        raise ValueError(
-            f"MODEL.LOSS_FUNC {loss} does not fit DATA.MULTI_LABEL {several}; set "
-            f"MODEL.LOSS_FUNC {fitting} or DATA.MULTI_LABEL {not several}"
-        )
 
 
 def _check_solver(cfg: CfgNode) -> None:

@@ -104,7 +104,8 @@ def _add_model(cfg: CfgNode) -> None:
     cfg.MODEL.SINGLE_PATHWAY_ARCH = [*cfg.MODEL.SINGLE_PATHWAY_ARCH, "slow"]
     # Follows from MODEL.ARCH: load_config fills it.
     cfg.MODEL.MODEL_NAME = "SlowFast"
-    # What turns the head's outputs into scores in evaluation: "softmax" or "sigmoid".
+    # What turns the head's outputs into scores in evaluation: "softmax", or "sigmoid" for several
+    # labels a video.
     cfg.MODEL.HEAD_ACT = "softmax"
 
 
@@ -120,7 +121,7 @@ def _add_data(cfg: CfgNode) -> None:
     cfg.DATA.REVERSE_INPUT_CHANNEL = False
     # Draw the inverse of a training clip's short side uniformly, not the short side itself.
     cfg.DATA.INV_UNIFORM_SAMPLE = False
-    # Several labels per video.
+    # Several labels per video: MODEL.LOSS_FUNC bce_logit, MODEL.HEAD_ACT sigmoid, judged by mAP.
     cfg.DATA.MULTI_LABEL = False
     # How a video's score comes from those of its views: "sum" or "max".
     cfg.DATA.ENSEMBLE_METHOD = "sum"

@@ -13,7 +13,8 @@ from typing import Any
 import yaml
 from fvcore.common.config import CfgNode
 
-from slowfast_patches.config import check_config, load_config
+from slowfast_patches.config import check_config, get_cfg, load_config
+from slowfast_patches.config.metrics import metric_names, metric_title
 from slowfast_patches.config.scale import scaled_lengths
 from slowfast_patches.config.schedule import schedule_from_config
 from slowfast_patches.engine.launch import for_processes, processes_of
@@ -64,7 +65,8 @@ def make_recipes(
     That one is the first, shortened to the second's iterations (the paper's "Baseline 1/3.3").
 
     Raises:
-        ValueError: fewer than two configs, two of the same name, one that cannot be trained.
+        ValueError: fewer than two configs, two of the same name, one that cannot be trained, one
+            that is judged by other metrics than the first.
     """
     if len(cfg_files) < 2:
         raise ValueError("a comparison takes two configs or more: --cfg A.yaml --cfg B.yaml")
@@ -75,6 +77,8 @@ def make_recipes(
         if key in overrides[::2]:
             raise ValueError(f"{key} belongs to the comparison; use {option}")
     recipes = [_make_recipe(path.stem, path.stem, path, overrides) for path in cfg_files]
+    for recipe in recipes[1:]:
+        _check_metrics(recipes[0], recipe)
     if equal_time:
         recipes.insert(1, _shorten(recipes[0], recipes[1]))
     return recipes
@@ -90,6 +94,22 @@ def _make_recipe(name: str, folder: str, cfg_file: Path, overrides: Sequence[str
     except ValueError as error:
         raise ValueError(f"{name}: {error}") from error
     return Recipe(name, folder, cfg_file, tuple(overrides), cfg, schedule.iterations)
+
+
+def _check_metrics(first: Recipe, other: Recipe) -> None:
+    """Refuse recipes whose results are of different kinds."""
+    ours, theirs = metric_names(first.cfg), metric_names(other.cfg)
+    if ours != theirs:
+        raise ValueError(
+            f"{first.name} is judged by {_titles(ours)} (DATA.MULTI_LABEL "
+            f"{first.cfg.DATA.MULTI_LABEL}) and {other.name} by {_titles(theirs)} "
+            f"(DATA.MULTI_LABEL {other.cfg.DATA.MULTI_LABEL}), which do not compare; give recipes "
+            "of the same data set"
+        )
+
+
+def _titles(names: Sequence[str]) -> str:
+    return " and ".join(map(metric_title, names))
 
 
 def _shorten(long: Recipe, short: Recipe) -> Recipe:
@@ -135,7 +155,8 @@ def find_results(
 def _read_result(path: Path, recipe: Recipe, seed: int) -> Result:
     try:
         result: Result = json.loads(path.read_text(encoding="utf-8"))
-        stored = dict(_flatten(result["config"]))
+        # A key that the run was too early for is at its default, which changes nothing.
+        stored = dict(_flatten(yaml.safe_load(get_cfg().dump()))) | dict(_flatten(result["config"]))
     except (ValueError, KeyError) as error:
         raise ValueError(f"{path} is no run's result ({error}); remove it to train anew") from error
     wanted = dict(_flatten(yaml.safe_load(recipe.cfg.dump()))) | {"RNG_SEED": seed}

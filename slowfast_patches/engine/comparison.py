@@ -11,6 +11,7 @@ from typing import Any
 import numpy as np
 from matplotlib.axes import Axes
 
+from slowfast_patches.config.metrics import metric_names, metric_title
 from slowfast_patches.engine.compare import Recipe, Result
 from slowfast_patches.utils.plots import COLOURS, new_figure, save_figure, time_unit
 from slowfast_patches.utils.report import Mean, format_count, format_flops, format_table, mean_of
@@ -19,6 +20,9 @@ __all__ = ["Comparison", "Row", "format_comparison", "make_comparison", "write_c
 
 _MISSING = "missing"
 
+_LONG_TITLES = {"top1": "top-1 accuracy", "map": "mean average precision"}
+"""Primary metrics, where there is room."""
+
 
 @dataclass(frozen=True)
 class Row:
@@ -26,7 +30,8 @@ class Row:
 
     `seconds` are those of training, loading included; `evaluating` the others. `speed_ups` (wall
     clock, by seed) and `iteration_factor` are relative to the first recipe, over the seeds that
-    both have finished. `runs` has the result of every seed, None in place of a missing one.
+    both have finished. `metrics` has the comparison's, by name, in per cent. `runs` has the result
+    of every seed, None in place of a missing one.
     """
 
     name: str
@@ -40,8 +45,7 @@ class Row:
     evaluating: float | None
     speed_ups: Mapping[int, float]
     iteration_factor: float | None
-    top1: Mean | None
-    top5: Mean | None
+    metrics: Mapping[str, Mean | None]
     runs: Mapping[int, Result | None]
 
     @property
@@ -55,15 +59,20 @@ class Row:
 
 @dataclass(frozen=True)
 class Comparison:
-    """All rows, the first being what the others are compared with, and what made them."""
+    """All rows, the first being what the others are compared with, and what made them.
+
+    `metrics` are the names of what the rows are judged by, the primary one first.
+    """
 
     rows: tuple[Row, ...]
+    metrics: tuple[str, ...]
     command: str
 
     def to_json(self) -> dict[str, Any]:
         """As plain data; a mean has its `mean` and `std`, a missing value is null."""
         return {
             "command": self.command,
+            "metric": self.metrics[0],
             "machines": _distinct(self.rows, "machine"),
             "versions": _distinct(self.rows, "versions"),
             "configs": [_row_to_json(row) for row in self.rows],
@@ -73,9 +82,8 @@ class Comparison:
 def _row_to_json(row: Row) -> dict[str, Any]:
     """A row as plain data; its runs without the config, which is the row's but for the seed."""
     values = {field.name: getattr(row, field.name) for field in fields(row)}
-    del values["speed_ups"]
-    for name in ("speed_up", "top1", "top5"):
-        mean: Mean | None = getattr(row, name)
+    del values["speed_ups"], values["metrics"]
+    for name, mean in {"speed_up": row.speed_up, **row.metrics}.items():
         values[name] = None if mean is None else mean._asdict()
     values["config"] = row.finished[0]["config"] if row.finished else None
     values["runs"] = [
@@ -93,18 +101,18 @@ def make_comparison(
     command: str,
 ) -> Comparison:
     """Summarise the results there are; `command` is what reproduces them."""
-    reference = {seed: results.get((recipes[0].name, seed)) for seed in seeds}
-    rows = (
-        _make_row(recipe, {seed: results.get((recipe.name, seed)) for seed in seeds}, reference)
-        for recipe in recipes
-    )
-    return Comparison(tuple(rows), command)
+    metrics = metric_names(recipes[0].cfg)
+    runs = {r.name: {seed: results.get((r.name, seed)) for seed in seeds} for r in recipes}
+    reference = runs[recipes[0].name]
+    rows = tuple(_make_row(recipe, runs[recipe.name], reference, metrics) for recipe in recipes)
+    return Comparison(rows, metrics, command)
 
 
 def _make_row(
     recipe: Recipe,
     runs: Mapping[int, Result | None],
     reference: Mapping[int, Result | None],
+    metrics: Sequence[str],
 ) -> Row:
     done = [run for run in runs.values() if run is not None]
     both = {seed: (first, run) for seed, run in runs.items() if run and (first := reference[seed])}
@@ -120,8 +128,7 @@ def _make_row(
         evaluating=_mean(run["seconds"]["evaluating"] for run in done),
         speed_ups={seed: _working(a) / _working(b) for seed, (a, b) in both.items()},
         iteration_factor=_mean(a["iterations"] / b["iterations"] for a, b in both.values()),
-        top1=mean_of(run["top1"] for run in done),
-        top5=mean_of(run["top5"] for run in done),
+        metrics={name: mean_of(run[name] for run in done) for name in metrics},
         runs=runs,
     )
 
@@ -150,7 +157,7 @@ def format_comparison(comparison: Comparison, *, markdown: bool = False) -> str:
     """The table of a comparison, for a terminal or in Markdown."""
     headers = ["config", "seeds", "iterations", "iteration\nfactor", "epochs", "clips"]
     headers += ["training\nFLOPs", "training +\nloading, s", "evalu-\nation, s", "speed-up"]
-    headers += ["top-1, %", "top-5, %"]
+    headers += [f"{metric_title(name)}, %" for name in comparison.metrics]
     if markdown:
         headers = [header.replace("-\n", "").replace("\n", " ") for header in headers]
     rows = [_cells(row, is_first=row is comparison.rows[0]) for row in comparison.rows]
@@ -175,8 +182,7 @@ def _cells(row: Row, *, is_first: bool) -> list[str]:
         show(row.seconds, format_count),
         show(row.evaluating, format_count),
         _MISSING if row.speed_up is None else "1×" if is_first else f"{row.speed_up.format(2)}×",
-        row.top1.format() if row.top1 else _MISSING,
-        row.top5.format() if row.top5 else _MISSING,
+        *(mean.format() if mean else _MISSING for mean in row.metrics.values()),
     ]
 
 
@@ -190,14 +196,14 @@ def write_comparison(comparison: Comparison, output: Path) -> None:
 
 
 def _markdown(comparison: Comparison) -> str:
-    first = comparison.rows[0].name
+    first, metric = comparison.rows[0].name, _LONG_TITLES[comparison.metrics[0]]
     machines = [_describe(machine) for machine in _distinct(comparison.rows, "machine")]
     versions = [_describe(found) for found in _distinct(comparison.rows, "versions")]
     parts = [
         "# Comparison",
         format_comparison(comparison, markdown=True),
         *_findings(comparison),
-        "![Accuracy against training time](report.png)",
+        f"![{metric.capitalize()} against training time](report.png)",
         f"Speed-up and iteration factor are relative to {first}. The speed-up is the mean over "
         "seeds of the ratio of wall-clock times, of training with loading, without evaluation. ± "
         "is the sample standard deviation over seeds. FLOPs are those of forward and backward.",
@@ -213,13 +219,13 @@ def _markdown(comparison: Comparison) -> str:
 def _findings(comparison: Comparison) -> list[str]:
     """One sentence for each recipe but the first, of those that have finished runs."""
     first, *others = comparison.rows
-    lines = []
+    metric, lines = comparison.metrics[0], []
     for row in others:
-        if row.speed_up and row.top1 and first.top1:
-            points = row.top1.mean - first.top1.mean
+        ours, theirs = row.metrics[metric], first.metrics[metric]
+        if row.speed_up and ours and theirs:
             lines.append(
-                f"- {row.name}: {1 / row.speed_up.mean:.0%} of the time of {first.name}, top-1 "
-                f"{points:+.1f} points."
+                f"- {row.name}: {1 / row.speed_up.mean:.0%} of the time of {first.name}, "
+                f"{metric_title(metric)} {ours.mean - theirs.mean:+.1f} points."
             )
     return ["\n".join(lines)] if lines else []
 
@@ -233,32 +239,33 @@ def _describe(values: Mapping[str, Any]) -> str:
 
 
 def _plot(comparison: Comparison, path: Path) -> None:
-    """Accuracy against training time, as in the paper's Figure 1."""
+    """The primary metric against training time, as in the paper's Figure 1."""
     figure, [axes] = new_figure(rows=1, width=8, height=5)
     runs = [run for row in comparison.rows for run in row.finished]
     unit, size = time_unit(max((_working(run) for run in runs), default=0.0))
     for number, row in enumerate(comparison.rows):
         if row.finished:
-            _draw_row(axes, row, COLOURS[number % len(COLOURS)], size)
+            _draw_row(axes, row, comparison.metrics[0], COLOURS[number % len(COLOURS)], size)
     axes.set_xlabel(f"training time, loading included ({unit})")
-    axes.set_ylabel("top-1 accuracy (%)")
+    axes.set_ylabel(f"{_LONG_TITLES[comparison.metrics[0]]} (%)")
     axes.set_xlim(left=0)
     if runs:
         axes.legend(
             loc="lower right",
-            title="lines: validation, ●: final accuracy",
+            title="lines: validation, ●: final result",
             framealpha=0.9,
             edgecolor="none",
         )
     save_figure(figure, path)
 
 
-def _draw_row(axes: Axes, row: Row, colour: str, size: float) -> None:
+def _draw_row(axes: Axes, row: Row, metric: str, colour: str, size: float) -> None:
     """A recipe: a thin line for each seed, a thick one for their mean, a dot where they end."""
+    mean = row.metrics[metric]
     assert row.seconds is not None, "drawn only with a finished run"
-    assert row.top1 is not None, "drawn only with a finished run"
+    assert mean is not None, "drawn only with a finished run"
     curves = [
-        np.array([(point["seconds"] / size, point["top1"]) for point in run["evaluations"]])
+        np.array([(point["seconds"] / size, point[metric]) for point in run["evaluations"]])
         for run in row.finished
     ]
     together = len({curve.shape for curve in curves}) == 1
@@ -267,13 +274,13 @@ def _draw_row(axes: Axes, row: Row, colour: str, size: float) -> None:
         axes.plot(*curve.T, color=colour, lw=0.8 if several else 2, alpha=0.35 if several else 1)
     if several:
         axes.plot(*np.mean(curves, axis=0).T, color=colour, lw=2.2)
-    label = f"{row.name}: {row.top1.format()} %"
+    label = f"{row.name}: {mean.format()} %"
     if row.speed_up and f"{row.speed_up.mean:.2f}" != "1.00":
         label += f", {row.speed_up.mean:.1f}× the speed"
     axes.errorbar(
         row.seconds / size,
-        row.top1.mean,
-        yerr=row.top1.std,
+        mean.mean,
+        yerr=mean.std,
         fmt="o",
         ms=8,
         capsize=4,

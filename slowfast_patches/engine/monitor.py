@@ -17,6 +17,7 @@ import torch
 from torch.utils.tensorboard import SummaryWriter
 
 from multigrid import Schedule, Step
+from slowfast_patches.config.metrics import format_metrics
 from slowfast_patches.engine.forecast import Forecast
 
 __all__ = ["Clock", "Monitor", "setup_logging"]
@@ -194,13 +195,15 @@ class Monitor:
             "/".join(str(size or "its own") for size in phase.bn_sizes),
         )
 
-    def progress(self, step: Step, loss: float, top1: float, clips: int) -> None:
-        """One line for the iterations since the last: their loss, accuracy and speed."""
+    def progress(self, step: Step, loss: float, top1: float | None, clips: int) -> None:
+        """One line for the iterations since the last: their loss, speed and, where a clip has one
+        label, accuracy."""
         now = dict(self._clock.seconds)
         spent = {key: now[key] - self._before[key] for key in ("training", "loading")}
         self._before = now
         seconds = max(sum(spent.values()), 1e-9)
         left = self._forecast.remaining(step.iteration + 1)
+        accuracy = {} if top1 is None else {"top1": round(top1, 3)}
         record = {
             "type": "train",
             "iteration": step.iteration + 1,
@@ -210,15 +213,15 @@ class Monitor:
             "lr": step.lr,
             "bn_size": step.bn_size,
             "loss": round(loss, 6),
-            "top1": round(top1, 3),
+            **accuracy,
             "clips_per_second": round(clips / seconds, 2),
             "loading_share": round(spent["loading"] / seconds, 4),
             "seconds": round(self._clock.working, 3),
             "seconds_left": round(left, 1),
         }
-        self._write(record, ("loss", "top1", "lr", "clips_per_second", "loading_share"))
+        self._write(record, ("loss", *accuracy, "lr", "clips_per_second", "loading_share"))
         logger.info(
-            "iteration %d/%d epoch %.2f phase %d/%d %s LR %.4g loss %.4f top-1 %.1f "
+            "iteration %d/%d epoch %.2f phase %d/%d %s LR %.4g loss %.4f%s "
             "%.1f clips/s (%.0f %% waiting for data), %s left",
             step.iteration + 1,
             self._schedule.iterations,
@@ -228,22 +231,20 @@ class Monitor:
             step.shape,
             step.lr,
             loss,
-            top1,
+            "" if top1 is None else f" top-1 {top1:.1f}",
             record["clips_per_second"],
             100 * spent["loading"] / seconds,
             timedelta(seconds=round(left)),
         )
 
-    def evaluated(self, record: Mapping[str, Any]) -> None:
-        """Note a validation."""
-        line = {"type": "val", **record}
-        self._write(line, ("top1", "top5"))
+    def evaluated(self, record: Mapping[str, Any], metrics: Mapping[str, float]) -> None:
+        """Note a validation and its metrics, which the record has too."""
+        self._write({"type": "val", **record}, tuple(metrics))
         logger.info(
-            "validation after iteration %d (epoch %.2f): top-1 %.2f, top-5 %.2f",
+            "validation after iteration %d (epoch %.2f): %s",
             record["iteration"],
             record["epoch"],
-            record["top1"],
-            record["top5"],
+            format_metrics(metrics),
         )
 
     def epoch(self, epoch: int, unreadable: int) -> None:

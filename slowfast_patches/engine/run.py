@@ -16,11 +16,12 @@ from fvcore.common.config import CfgNode
 from multigrid import MultigridBatchSampler, Schedule, baseline_cost, schedule_cost
 from slowfast_patches import patching
 from slowfast_patches.config import check_config
+from slowfast_patches.config.metrics import format_metrics, metric_names
 from slowfast_patches.config.schedule import schedule_from_config
 from slowfast_patches.datasets.csv_list import csv_path, read_csv
 from slowfast_patches.datasets.loader import build_dataset, evaluation_loader
 from slowfast_patches.engine import checkpoint
-from slowfast_patches.engine.evaluate import Accuracy, evaluate
+from slowfast_patches.engine.evaluate import evaluate
 from slowfast_patches.engine.launch import check_gpus, for_processes, launch, processes_of
 from slowfast_patches.engine.monitor import setup_logging
 from slowfast_patches.engine.plan import format_plan, make_plan
@@ -115,7 +116,7 @@ def _main(recipe: CfgNode, world: World) -> None:
     setup_logging(recipe.OUTPUT_DIR if world.is_main else None)
     cfg = for_processes(recipe)
     torch.backends.cudnn.benchmark = True
-    trainer, accuracy = None, None
+    trainer, metrics = None, None
     if cfg.TRAIN.ENABLE:
         trainer = Trainer(cfg, world)
         if world.is_main:
@@ -124,9 +125,9 @@ def _main(recipe: CfgNode, world: World) -> None:
             logger.info("the plan:\n%s", (Path(cfg.OUTPUT_DIR) / "plan.txt").read_text("utf-8"))
         trainer.train()
     if cfg.TEST.ENABLE:
-        accuracy = _test(cfg, world, trainer)
+        metrics = _test(cfg, world, trainer)
     if world.is_main:
-        _write_result(cfg, world, trainer, accuracy)
+        _write_result(cfg, world, trainer, metrics)
 
 
 def _log_model(cfg: CfgNode, trainer: Trainer) -> None:
@@ -141,8 +142,8 @@ def _log_model(cfg: CfgNode, trainer: Trainer) -> None:
     )
 
 
-def _test(cfg: CfgNode, world: World, trainer: Trainer | None) -> Accuracy:
-    """Multi-view accuracy of the trained model, or of a checkpoint where nothing was trained."""
+def _test(cfg: CfgNode, world: World, trainer: Trainer | None) -> dict[str, float]:
+    """Multi-view metrics of the trained model, or of a checkpoint where nothing was trained."""
     if trainer is not None:
         model = trainer.model
     else:
@@ -157,30 +158,34 @@ def _test(cfg: CfgNode, world: World, trainer: Trainer | None) -> Accuracy:
         checkpoint.load_weights(model, str(path), complete=True)
     dataset = build_dataset(cfg, "test")
     local = max(1, cfg.TEST.BATCH_SIZE * cfg.NUM_SHARDS // world.size)
-    accuracy = evaluate(
+    metrics = evaluate(
         model,
         evaluation_loader(cfg, dataset, local, world.rank, world.size),
         InputTransform.from_config(cfg, world.device),
         world,
         num_videos=len(dataset.videos),
         num_classes=cfg.MODEL.NUM_CLASSES,
+        multi_label=cfg.DATA.MULTI_LABEL,
         ensemble=cfg.DATA.ENSEMBLE_METHOD,
         autocast=Precision(cfg, world.device).autocast,
     )
     logger.info(
-        "test on %d views × %d crops: top-1 %.2f, top-5 %.2f",
+        "test on %d views × %d crops: %s",
         cfg.TEST.NUM_ENSEMBLE_VIEWS,
         cfg.TEST.NUM_SPATIAL_CROPS,
-        accuracy.top1,
-        accuracy.top5,
+        format_metrics(metrics),
     )
-    return accuracy
+    return metrics
 
 
 def _write_result(
-    cfg: CfgNode, world: World, trainer: Trainer | None, accuracy: Accuracy | None
+    cfg: CfgNode, world: World, trainer: Trainer | None, metrics: dict[str, float] | None
 ) -> None:
-    """OUTPUT_DIR/result.json: its presence says that the run is complete."""
+    """OUTPUT_DIR/result.json: its presence says that the run is complete.
+
+    Its metrics are those of the test, or of the last validation where nothing is tested; "metric"
+    names the primary one.
+    """
     result: dict[str, Any] = {
         "config": yaml.safe_load(cfg.dump()),
         "versions": versions(),
@@ -189,13 +194,13 @@ def _write_result(
         "date": datetime.now(UTC).isoformat(timespec="seconds"),
         "world_size": world.size,
         "finished": True,
+        "metric": metric_names(cfg)[0],
     }
     if trainer is not None:
         result |= _training_result(cfg, trainer)
-        last = trainer.evaluations[-1]
-        result |= {"top1": last["top1"], "top5": last["top5"]}
-    if accuracy is not None:
-        result |= {"top1": round(accuracy.top1, 4), "top5": round(accuracy.top5, 4)}
+        result |= {name: trainer.evaluations[-1][name] for name in metric_names(cfg)}
+    if metrics is not None:
+        result |= {name: round(value, 4) for name, value in metrics.items()}
     folder = Path(cfg.OUTPUT_DIR)
     folder.mkdir(parents=True, exist_ok=True)
     name = "result.json" if trainer is not None else "test.json"

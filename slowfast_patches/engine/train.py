@@ -23,7 +23,7 @@ from slowfast_patches.datasets.loader import (
     training_loader,
 )
 from slowfast_patches.engine import checkpoint
-from slowfast_patches.engine.evaluate import Accuracy, evaluate, update_precise_bn
+from slowfast_patches.engine.evaluate import evaluate, update_precise_bn
 from slowfast_patches.engine.milestones import checkpoint_iterations, evaluation_iterations
 from slowfast_patches.engine.monitor import Clock, Monitor
 from slowfast_patches.engine.step import train_step
@@ -93,8 +93,11 @@ class Trainer:
         if self.monitor is not None:
             self.monitor.close()
 
-    def _train_step(self, network: nn.Module, step: Step, batch: Batch) -> tuple[Tensor, Tensor]:
-        """One step of gradient descent; the loss and the number of clips classified rightly."""
+    def _train_step(
+        self, network: nn.Module, step: Step, batch: Batch
+    ) -> tuple[Tensor, Tensor | None]:
+        """One step of gradient descent; the loss and, where a clip has one label, the number of
+        clips classified rightly."""
         torch.manual_seed(_step_seed(self.cfg.RNG_SEED, step.iteration, self.world.rank))
         loss, scores, labels = train_step(
             self.cfg,
@@ -106,6 +109,8 @@ class Trainer:
             precision=self.precision,
             loss_function=self.loss_function,
         )
+        if self.cfg.DATA.MULTI_LABEL:
+            return loss, None
         return loss, (scores.argmax(1) == labels).sum()
 
     def _batches(self) -> Iterator[tuple[Step, Batch]]:
@@ -133,8 +138,7 @@ class Trainer:
         for earlier, count in summary.unreadable:
             self._count_unreadable(earlier, count)
         if self.monitor is not None:
-            top1 = 100 * summary.right / summary.clips
-            self.monitor.progress(step, summary.loss, top1, summary.clips)
+            self.monitor.progress(step, summary.loss, summary.top1, summary.clips)
 
     def _evaluate(self, step: Step) -> None:
         """Validate at the baseline grid, after precise BN where the recipe asks for it."""
@@ -151,34 +155,36 @@ class Trainer:
                     self.precision.autocast,
                     self.schedule.base.batch,
                 )
-            accuracy = self._accuracy()
+            metrics = self._metrics()
         self.evaluations.append(
             {
                 "iteration": step.iteration + 1,
                 "epoch": round((step.first_clip + step.shape.batch) / len(self.dataset), 4),
                 "seconds": round(self.clock.working, 3),
-                "top1": round(accuracy.top1, 4),
-                "top5": round(accuracy.top5, 4),
+                **metrics,
             }
         )
         if self.monitor is not None:
-            self.monitor.evaluated(self.evaluations[-1])
+            self.monitor.evaluated(self.evaluations[-1], metrics)
 
-    def _accuracy(self) -> Accuracy:
+    def _metrics(self) -> dict[str, float]:
+        """Those of the validation set, as they go to files."""
         local = max(1, self.schedule.base.batch // self.world.size)
         loader = evaluation_loader(
             self.cfg, self.validation, local, self.world.rank, self.world.size
         )
-        return evaluate(
+        metrics = evaluate(
             self.model,
             loader,
             self.transform,
             self.world,
             num_videos=len(self.validation.videos),
             num_classes=self.cfg.MODEL.NUM_CLASSES,
+            multi_label=self.cfg.DATA.MULTI_LABEL,
             ensemble=self.cfg.DATA.ENSEMBLE_METHOD,
             autocast=self.precision.autocast,
         )
+        return {name: round(value, 4) for name, value in metrics.items()}
 
     def _save(self, step: Step) -> None:
         """Write a checkpoint; every rank takes part so that running statistics agree."""
@@ -268,12 +274,12 @@ class Trainer:
 
 
 class _Summary(NamedTuple):
-    """Some iterations over all processes: mean loss, clips, how many of them were classified
-    rightly, and how many unreadable videos each iteration met."""
+    """Some iterations over all processes: mean loss, clips, per cent of them classified rightly
+    where a clip has one label, and how many unreadable videos each iteration met."""
 
     loss: float
     clips: int
-    right: int
+    top1: float | None
     unreadable: list[tuple[Step, int]]
 
 
@@ -286,10 +292,11 @@ class _Window:
         self._right: list[Tensor] = []
         self._failures: list[int] = []
 
-    def add(self, step: Step, loss: Tensor, right: Tensor, failures: int) -> None:
+    def add(self, step: Step, loss: Tensor, right: Tensor | None, failures: int) -> None:
         self._steps.append(step)
         self._losses.append(loss)
-        self._right.append(right)
+        if right is not None:
+            self._right.append(right)
         self._failures.append(failures)
 
     def summarize(self, world: World) -> _Summary:
@@ -298,9 +305,12 @@ class _Window:
         Raises:
             TrainingStoppedError: a loss is not finite; names the iteration.
         """
-        steps, right = self._steps, torch.stack(self._right)
-        losses = sum_over_ranks(torch.stack(self._losses).double()) / world.size
-        counts = sum_over_ranks(torch.stack([right, right.new_tensor(self._failures)]))
+        steps, rows = self._steps, [torch.stack(self._losses).double()]
+        rows.append(rows[0].new_tensor(self._failures))
+        if self._right:
+            rows.append(torch.stack(self._right).double())
+        losses, failures, *right = sum_over_ranks(torch.stack(rows))
+        losses = losses / world.size
         for step, loss in zip(steps, losses.tolist(), strict=True):
             if not math.isfinite(loss):
                 raise TrainingStoppedError(
@@ -309,11 +319,12 @@ class _Window:
                     "a longer SOLVER.WARMUP_EPOCHS or SOLVER.CLIP_GRAD_L2NORM may help"
                 )
         self._steps, self._losses, self._right, self._failures = [], [], [], []
+        clips = sum(step.shape.batch for step in steps)
         return _Summary(
             loss=float(losses.mean()),
-            clips=sum(step.shape.batch for step in steps),
-            right=int(counts[0].sum()),
-            unreadable=list(zip(steps, counts[1].tolist(), strict=True)),
+            clips=clips,
+            top1=100 * float(right[0].sum()) / clips if right else None,
+            unreadable=list(zip(steps, failures.long().tolist(), strict=True)),
         )
 
 

@@ -17,11 +17,7 @@ __all__ = [
     "set_learning_rate",
 ]
 
-_LOSSES = {
-    "cross_entropy": nn.CrossEntropyLoss,
-    "bce": nn.BCELoss,
-    "bce_logit": nn.BCEWithLogitsLoss,
-}
+_LOSSES = {"cross_entropy": nn.CrossEntropyLoss, "bce_logit": nn.BCEWithLogitsLoss}
 
 
 def build_optimizer(cfg: CfgNode, model: nn.Module) -> torch.optim.Optimizer:
@@ -48,7 +44,11 @@ def set_learning_rate(optimizer: torch.optim.Optimizer, lr: float) -> None:
 
 
 def loss_function(cfg: CfgNode) -> nn.Module:
-    """The loss of MODEL.LOSS_FUNC, averaged over the mini-batch."""
+    """The loss of MODEL.LOSS_FUNC of logits, averaged over the mini-batch.
+
+    "cross_entropy" takes class numbers (N,), "bce_logit" multi-hot labels (N, C), float, and is
+    averaged over the classes too.
+    """
     loss: nn.Module = _LOSSES[cfg.MODEL.LOSS_FUNC](reduction="mean")
     return loss
 

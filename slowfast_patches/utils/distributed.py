@@ -11,7 +11,7 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
-__all__ = ["World", "from_main", "sum_over_ranks"]
+__all__ = ["World", "from_main", "max_over_ranks", "sum_over_ranks"]
 
 T = TypeVar("T")
 
@@ -37,6 +37,13 @@ def sum_over_ranks(values: Tensor) -> Tensor:
     """The sum of a tensor over all processes, in place; the tensor itself with one process."""
     if dist.is_initialized() and dist.get_world_size() > 1:
         dist.all_reduce(values)
+    return values
+
+
+def max_over_ranks(values: Tensor) -> Tensor:
+    """The largest of each value over all processes, in place, like `sum_over_ranks`."""
+    if dist.is_initialized() and dist.get_world_size() > 1:
+        dist.all_reduce(values, dist.ReduceOp.MAX)
     return values
 
 

@@ -37,6 +37,14 @@ NUM_GPUS: 0
 """
 DELTA = "_BASE_: baseline.yaml\nMULTIGRID: {LONG_CYCLE: True, EPOCH_FACTOR: 1.0}\n"
 
+SEVERAL_LABELS = """
+_BASE_: {base}
+TRAIN: {{DATASET: charades}}
+TEST: {{DATASET: charades}}
+DATA: {{MULTI_LABEL: True, ENSEMBLE_METHOD: max}}
+MODEL: {{LOSS_FUNC: bce_logit, HEAD_ACT: sigmoid}}
+"""
+
 # Stands in for tools/run_net.py: notes that it was called, and "trains" by copying a result.
 FAKE_RUN_NET = """
 import json, sys
@@ -101,6 +109,15 @@ def make_result(recipe, seed: int, seconds: float, top1: float, **changes) -> di
     } | changes
 
 
+def as_map(result: dict, value: float) -> dict:
+    """The result as of a run that is judged by mAP."""
+    for evaluation in result["evaluations"]:
+        evaluation["map"] = evaluation.pop("top1") / 2
+        del evaluation["top5"]
+    del result["top1"], result["top5"]
+    return result | {"metric": "map", "map": value}
+
+
 def store(output: Path, recipe, seed: int, result: dict) -> None:
     folder = run_folder(output, recipe, seed)
     folder.mkdir(parents=True)
@@ -129,8 +146,8 @@ def test_a_report_by_hand(recipes, tmp_path):
     assert second.speed_up.mean == pytest.approx(2.5)
     # 102 iterations against 36: see the plan's tests
     assert second.iteration_factor == pytest.approx(102 / 36)
-    assert (first.top1.mean, first.top1.std) == pytest.approx((82.0, 8**0.5))
-    assert second.top1.std == 0
+    assert first.metrics["top1"] == pytest.approx((82.0, 8**0.5))
+    assert second.metrics["top1"].std == 0
     assert first.speed_up.mean == first.iteration_factor == 1
     write_comparison(comparison, tmp_path / "out")
     report = json.loads((tmp_path / "out" / "report.json").read_text())
@@ -148,6 +165,49 @@ def test_a_report_by_hand(recipes, tmp_path):
     assert "abacus" in text
     assert "    python tools/compare.py --cfg x" in text
     assert (tmp_path / "out" / "report.png").read_bytes().startswith(b"\x89PNG")
+
+
+@pytest.fixture(scope="module")
+def several_labels(configs: list[Path]) -> list[Path]:
+    """The two configs for a data set of several labels a video."""
+    paths = [path.with_name(f"several_{path.name}") for path in configs]
+    for path, base in zip(paths, configs, strict=True):
+        path.write_text(SEVERAL_LABELS.format(base=base.name))
+    return paths
+
+
+def test_recipes_of_several_labels_are_compared_by_map(several_labels, tmp_path, monkeypatch):
+    recipes = make_recipes(several_labels, [])
+    results = {
+        (recipe.name, 0): as_map(make_result(recipe, 0, seconds, top1=70.0), value)
+        for recipe, seconds, value in zip(recipes, (300, 100), (38.0, 38.5), strict=True)
+    }
+    comparison = make_comparison(recipes, [0], results, "command")
+    drawn = []
+    monkeypatch.setattr(
+        "slowfast_patches.engine.comparison.save_figure",
+        lambda figure, path: drawn.extend(figure.axes),
+    )
+    write_comparison(comparison, tmp_path)
+    (axes,) = drawn
+    assert axes.get_ylabel() == "mean average precision (%)"
+    assert list(axes.lines[0].get_ydata()) == [8.75, 17.5, 26.25, 35.0]
+    text = (tmp_path / "report.md").read_text()
+    table = [line.strip("|").split("|") for line in text.splitlines() if line.startswith("|")]
+    header, _, first, second = [[cell.strip() for cell in row] for row in table]
+    assert header[-2:] == ["speed-up", "mAP, %"]
+    assert (first[-2:], second[-2:]) == (["1×", "38.0"], ["3.00×", "38.5"])
+    assert "- several_multigrid: 33% of the time of several_baseline, mAP +0.5 points." in text
+    assert "![Mean average precision against training time](report.png)" in text
+    report = json.loads((tmp_path / "report.json").read_text())
+    assert report["metric"] == "map"
+    assert report["configs"][0]["map"] == {"mean": 38.0, "std": None}
+    assert "top1" not in report["configs"][0]
+
+
+def test_one_label_and_several_do_not_compare(configs, several_labels):
+    with pytest.raises(ValueError, match=r"baseline is judged by top-1 and top-5 .* several_mul.*"):
+        make_recipes([configs[0], several_labels[1]], [])
 
 
 def test_what_is_missing_is_shown_as_missing(recipes, tmp_path):
@@ -244,6 +304,18 @@ def test_a_run_of_another_config_is_refused_before_anything_is_trained(
     with pytest.raises(ValueError, match=r"SOLVER.BASE_LR 0.1 there, 0.3 now.*another --output"):
         list(train_all(after, [0], output, fake_run_net))
     assert not (fake_run_net.parent / "calls.txt").exists()
+
+
+def test_a_run_from_before_a_key_existed_is_read_where_the_key_is_at_its_default(
+    configs, recipes, tmp_path
+):
+    result = make_result(recipes[0], 0, seconds=100, top1=80.0)
+    del result["config"]["DATA"]["ENSEMBLE_METHOD"]
+    store(tmp_path, recipes[0], 0, result)
+    assert find_results(recipes, [0], tmp_path)["baseline", 0]["top1"] == 80.0
+    after = make_recipes(configs, ["DATA.ENSEMBLE_METHOD", "max"])
+    with pytest.raises(ValueError, match=r"DATA.ENSEMBLE_METHOD sum there, max now"):
+        find_results(after, [0], tmp_path)
 
 
 def test_a_broken_result_is_named(recipes, tmp_path):

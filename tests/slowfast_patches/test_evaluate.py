@@ -1,4 +1,4 @@
-"""Accuracy from scores made by hand; every clip scored once; a test without a training."""
+"""Metrics from scores made by hand; every clip scored once; a test without a training."""
 
 import json
 import shutil
@@ -13,7 +13,11 @@ from torch import Tensor, nn
 
 from slowfast_patches import patching
 from slowfast_patches.datasets.loader import build_dataset, evaluation_loader
-from slowfast_patches.engine.evaluate import Accuracy, evaluate, topk_accuracy
+from slowfast_patches.engine.evaluate import (
+    evaluate,
+    mean_average_precision,
+    topk_accuracy,
+)
 from slowfast_patches.utils.distributed import World
 
 ALONE = World(0, 1, torch.device("cpu"))
@@ -31,13 +35,15 @@ class Table(nn.Module):
         return self.rows[numbers]
 
 
-def accuracy(rows: list[list[float]], labels: list[int], ensemble: str, clips: int) -> Accuracy:
-    """Of videos with `clips` clips each, three clips a batch."""
+def metrics(rows: list[list[float]], labels: list, ensemble: str, clips: int) -> dict[str, float]:
+    """Of videos with `clips` clips each, three clips a batch; a label is a number or multi-hot."""
+    multi_label = isinstance(labels[0], list)
+    of_videos = torch.tensor(labels, dtype=torch.float32 if multi_label else torch.int64)
     batches = [
         {
             "clips": numbers,
             "flips": torch.zeros(len(numbers), dtype=torch.bool),
-            "labels": torch.tensor(labels)[numbers // clips],
+            "labels": of_videos[numbers // clips],
             "videos": numbers // clips,
             "failures": [],
         }
@@ -50,6 +56,7 @@ def accuracy(rows: list[list[float]], labels: list[int], ensemble: str, clips: i
         ALONE,
         num_videos=len(labels),
         num_classes=len(rows[0]),
+        multi_label=multi_label,
         ensemble=ensemble,
         autocast=nullcontext,
     )
@@ -60,15 +67,20 @@ def test_sum_and_max_of_a_videos_clips_can_disagree():
         *([0.9, 0.1, 0.0], [0.0, 0.6, 0.4]),  # sum 0.9, 0.7, 0.4; max 0.9, 0.6, 0.4
         *([0.4, 0.6, 0.0], [0.4, 0.0, 0.6]),  # sum 0.8, 0.6, 0.6; max 0.4, 0.6, 0.6
     ]
-    assert accuracy(rows, [0, 0], "sum", 2).top1 == 100
-    assert accuracy(rows, [0, 0], "max", 2).top1 == 50
-    assert accuracy(rows, [1, 1], "sum", 2).top1 == 0
+    assert metrics(rows, [0, 0], "sum", 2)["top1"] == 100
+    assert metrics(rows, [0, 0], "max", 2)["top1"] == 50
+    assert metrics(rows, [1, 1], "sum", 2)["top1"] == 0
+
+
+def test_a_maximum_of_negative_scores_is_one_of_them():
+    rows = [[-5.0, -3.0], [-1.0, -3.0]]  # sum -6, -6; max -1, -3
+    assert metrics(rows, [0], "max", 2)["top1"] == 100
+    assert metrics(rows, [1], "max", 2)["top1"] == 0
 
 
 def test_top5_of_seven_classes():
     falling = [0.7, 0.6, 0.5, 0.4, 0.3, 0.2, 0.1]
-    found = accuracy([falling] * 4, [0, 3, 4, 5], "sum", 1)
-    assert found == Accuracy(top1=25, top5=75)
+    assert metrics([falling] * 4, [0, 3, 4, 5], "sum", 1) == {"top1": 25, "top5": 75}
 
 
 def test_top5_of_three_classes_is_everything():
@@ -76,8 +88,45 @@ def test_top5_of_three_classes_is_everything():
 
 
 def test_a_video_left_out_does_not_pass_unnoticed():
-    with pytest.raises(AssertionError, match="not evaluated"):
-        accuracy([[1.0, 0.0]], [0, 1], "sum", 1)
+    for ensemble in ("sum", "max"):
+        with pytest.raises(AssertionError, match="not evaluated"):
+            metrics([[1.0, 0.0]], [0, 1], ensemble, 1)
+
+
+# Several labels a video.
+
+# By columns. First class: its two videos are ranked first and third, so the precision is 1 and 2/3,
+# the mean 5/6. Second: its video is ranked last of four, 1/4. Third: two videos share the first
+# rank and one of them has it, 1/2. The mean of the three is 19/36. No video has the last class.
+SCORES = [[0.9, 0.1, 0.5, 0.3], [0.8, 0.2, 0.5, 0.2], [0.7, 0.3, 0.2, 0.9], [0.1, 0.4, 0.1, 0.0]]
+LABELS = [[1, 1, 0, 0], [0, 0, 1, 0], [1, 0, 0, 0], [0, 0, 0, 0]]
+
+
+def test_map_by_hand_leaves_out_a_class_that_no_video_has():
+    found = mean_average_precision(torch.tensor(SCORES), torch.tensor(LABELS))
+    assert found == pytest.approx(100 * 19 / 36)
+    assert metrics(SCORES, LABELS, "sum", 1) == {"map": pytest.approx(100 * 19 / 36)}
+
+
+def test_a_class_that_all_videos_have_is_always_found():
+    assert mean_average_precision(torch.tensor([[0.1], [0.2]]), torch.ones(2, 1)) == 100
+    assert mean_average_precision(torch.tensor([[0.1, 0.2]]), torch.tensor([[0, 1]])) == 100
+
+
+def test_map_of_the_sum_and_of_the_max_over_views():
+    rows = [[-5.0], [-1.0], [-2.0], [-2.0]]  # two videos: sum -6, -4; max -1, -2
+    assert metrics(rows, [[1], [0]], "max", 2) == {"map": 100}
+    assert metrics(rows, [[1], [0]], "sum", 2) == {"map": 50}
+
+
+def test_map_without_any_label_is_an_error_not_a_number():
+    with pytest.raises(ValueError, match="none of the 2 videos has one; check the list"):
+        metrics([[0.1, 0.2], [0.3, 0.4]], [[0, 0], [0, 0]], "max", 1)
+
+
+def test_map_of_a_model_that_diverged_says_so():
+    with pytest.raises(ValueError, match="the model gives NaN: the training diverged"):
+        metrics([[0.1, float("nan")]], [[1, 0]], "sum", 1)
 
 
 @pytest.mark.parametrize("ranks", [1, 3, 20])

@@ -96,7 +96,6 @@ def test_gradients_are_clipped_by_value_or_by_norm(overrides, expected):
     [
         ("cross_entropy", torch.zeros(3, 4), torch.tensor([0, 1, 3]), math.log(4)),
         ("bce_logit", torch.zeros(3, 4), torch.eye(4)[:3], math.log(2)),
-        ("bce", torch.full((3, 4), 0.5), torch.eye(4)[:3], math.log(2)),
     ],
 )
 def test_losses_are_means_over_the_mini_batch(name, scores, labels, loss):

@@ -198,7 +198,7 @@ def test_result_holds_everything_that_made_it(
     result = opened(multigrid_run).result
     expected = {"config", "versions", "machine", "seed", "date", "world_size", "finished"}
     expected |= {"seconds", "iterations", "baseline_iterations", "epochs", "clips", "flops"}
-    expected |= {"global_batch", "evaluations", "top1", "top5"}
+    expected |= {"global_batch", "evaluations", "metric", "top1", "top5"}
     assert result.keys() == expected
     assert result["config"] == yaml.safe_load(tiny_config(multigrid_run).dump())
     assert result["versions"]["torch"].split("+")[0] == torch.__version__.split("+")[0]
@@ -208,6 +208,7 @@ def test_result_holds_everything_that_made_it(
     assert result["clips"] == schedule.clips
     assert abs(result["clips"] - 2 * 6 * 24) <= 64
     assert (result["global_batch"], result["world_size"], result["finished"]) == (4, 1, True)
+    assert result["metric"] == "top1"
     assert 0 <= result["top1"] <= result["top5"] <= 100
 
 

@@ -1,0 +1,65 @@
+"""Whether a recipe's data sets, labels, loss and scores fit together."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+from fvcore.common.config import CfgNode
+
+__all__ = ["check_labels"]
+
+_SEVERAL: Mapping[str, bool] = {"kinetics": False, "ssv2": False, "charades": True}
+"""Whether a video of a data set has several labels; of other data sets nothing is known."""
+
+_FITTING: Mapping[bool, Mapping[str, str]] = {
+    False: {"LOSS_FUNC": "cross_entropy", "HEAD_ACT": "softmax"},
+    True: {"LOSS_FUNC": "bce_logit", "HEAD_ACT": "sigmoid"},
+}
+"""Keys of MODEL by DATA.MULTI_LABEL. Sigmoid scores of a softmax training depend on an offset that
+nothing trains; softmax scores of several labels do not compare between videos, which mAP ranks."""
+
+_BECAUSE: Mapping[bool, str] = {
+    False: "the classes compete for a video's one label",
+    True: "a video may have each of the classes or not, whatever the others",
+}
+
+
+def check_labels(cfg: CfgNode) -> None:
+    """Refuse a loss, or an activation of the head, that does not fit the labels.
+
+    DATA.ENSEMBLE_METHOD is free: scores are probabilities either way, and their sum and their
+    maximum over views both rank classes and videos.
+
+    Raises:
+        ValueError: DATA.MULTI_LABEL that is not the data set's, MODEL.LOSS_FUNC or MODEL.HEAD_ACT
+            that is not for it; says what is.
+    """
+    several = cfg.DATA.MULTI_LABEL
+    for section in (name for name in ("TRAIN", "TEST") if cfg[name].ENABLE):
+        dataset = cfg[section].DATASET
+        if _SEVERAL.get(dataset.lower(), several) != several:
+            raise ValueError(
+                f"DATA.MULTI_LABEL {several} does not fit {section}.DATASET {dataset}, whose "
+                f"videos have {'one label' if several else 'several labels'} each; set "
+                f"DATA.MULTI_LABEL {not several}{_others(not several)}"
+            )
+    if cfg.MODEL.LOSS_FUNC == "bce":
+        raise ValueError(
+            "MODEL.LOSS_FUNC bce takes probabilities, and in training the head gives logits; set "
+            f"MODEL.LOSS_FUNC {_FITTING[several]['LOSS_FUNC']}"
+        )
+    for key, fitting in _FITTING[several].items():
+        value = cfg.MODEL[key]
+        if value != fitting:
+            other = value == _FITTING[not several][key]
+            raise ValueError(
+                f"MODEL.{key} {value!r} does not fit DATA.MULTI_LABEL {several}, where "
+                f"{_BECAUSE[several]}; set MODEL.{key} {fitting}"
+                + (f", or DATA.MULTI_LABEL {not several}" if other else "")
+            )
+
+
+def _others(several: bool) -> str:
+    """What else to set with DATA.MULTI_LABEL."""
+    keys = [f"MODEL.{key} {value}" for key, value in _FITTING[several].items()]
+    return f" with {' and '.join(keys)}"

@@ -1,0 +1,15 @@
+"""Which metrics a recipe has, and how people write them."""
+
+from slowfast_patches.config import load_config
+from slowfast_patches.config.metrics import format_metrics, metric_names, metric_title
+
+
+def test_one_label_is_judged_by_accuracy_and_several_by_map():
+    assert metric_names(load_config(None)) == ("top1", "top5")
+    assert metric_names(load_config(None, ["DATA.MULTI_LABEL", True])) == ("map",)
+
+
+def test_metrics_are_written_as_in_papers():
+    assert [metric_title(name) for name in ("top1", "top5", "map")] == ["top-1", "top-5", "mAP"]
+    assert format_metrics({"top1": 76.4, "top5": 92.356}) == "top-1 76.40, top-5 92.36"
+    assert format_metrics({"map": 38.2}) == "mAP 38.20"

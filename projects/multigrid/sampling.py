@@ -7,6 +7,13 @@ until it spans what the baseline's clip spans, and its short side may shrink wit
     coarse     t = 2, s = 2    |.|.............
                t = 2, s = 8    |.......|.......          s uniform in [τ, τ·T/t]
 
+Data sets whose videos show one thing from beginning to end are sampled in segments instead (TSN,
+Wang et al. 2016): a clip of t frames covers the whole video, one frame from each of its t equal
+parts. A coarse grid has fewer and longer parts: the same span at a larger stride.
+
+    baseline   T = 8           .|.||..||.|..||.          of the video's F frames the one on show at
+    coarse     t = 2           .....|....|.....          a moment uniform in [i·F/T, (i + 1)·F/T)
+
 All randomness of a clip is decided here, from the clip's own generator, before anything is read.
 """
 
@@ -56,6 +63,8 @@ class Grid:
 
     `strides` (frames at the target rate) and `short_sides` (pixels of the resized frame) are
     inclusive ranges; `inverse_scale` draws the size of objects uniformly instead of the short side.
+    `segments` takes one frame from each of `frames` equal parts of the video; `strides` is then not
+    looked at.
     """
 
     frames: int
@@ -64,6 +73,7 @@ class Grid:
     short_sides: tuple[int, int]
     flip: bool = True
     inverse_scale: bool = False
+    segments: bool = False
 
 
 @dataclass(frozen=True)
@@ -92,10 +102,12 @@ def make_grid(
     *,
     flip: bool = True,
     inverse_scale: bool = False,
+    segments: bool = False,
 ) -> Grid:
     """The grid of `shape`: strides [τ, τ·T/t], short sides [min·h/H, max] (paper §3.1, §4).
 
-    `stride` τ and `short_sides` are the baseline's.
+    `stride` τ and `short_sides` are the baseline's. With `segments`, the grid has t segments of the
+    whole video and no use for τ.
 
     Raises:
         ValueError: frames resized to at most `short_sides[1]` have no room for the crop.
@@ -113,6 +125,7 @@ def make_grid(
         short_sides=(max(shape.crop, round(low * shape.crop / base.crop)), high),
         flip=flip,
         inverse_scale=inverse_scale,
+        segments=segments,
     )
 
 
@@ -127,17 +140,23 @@ def plan_train(
     """A random clip of a video on a grid.
 
     The draws are made in a fixed order, whatever the grid, so that two grids given the same
-    generator see the same part of the video as nearly as they can.
+    generator see the same part of the video as nearly as they can. Those within segments, as many
+    as the grid has frames, come from a generator of their own: all others, and what is drawn from
+    `rng` later, are the same for every grid.
     """
     u_stride, u_start, u_scale, u_x, u_y, u_flip = rng.random(6)
-    low, high = grid.strides
-    stride = low + int(u_stride * (high - low + 1))
-    span = stride * grid.frames * video.fps / target_fps
-    start = u_start * max(video.frames - span, 0.0)
+    if grid.segments:
+        positions = _in_segments(rng.spawn(1)[0].random(grid.frames), video)
+    else:
+        low, high = grid.strides
+        stride = low + int(u_stride * (high - low + 1))
+        span = stride * grid.frames * video.fps / target_fps
+        start = u_start * max(video.frames - span, 0.0)
+        positions = _positions(start, span, grid.frames, video)
     size = _resized(video, _short_side(u_scale, grid))
     corner = (int(u_x * (size[0] - grid.crop + 1)), int(u_y * (size[1] - grid.crop + 1)))
     flip = grid.flip and bool(u_flip < 0.5)
-    return ClipPlan(_positions(start, span, grid.frames, video), size, corner, grid.crop, flip)
+    return ClipPlan(positions, size, corner, grid.crop, flip)
 
 
 def plan_test(
@@ -150,12 +169,17 @@ def plan_test(
     spatial: tuple[int, int] = (0, 1),
     target_fps: float = 30.0,
     short_side: int | None = None,
+    segments: bool = False,
 ) -> ClipPlan:
     """The `view`-th of n clips spread over a video, and the `spatial`-th of 1 or 3 crops.
 
     One crop is the centre; three are left, centre, right (top, centre, bottom of a tall video). A
     single view is taken from the middle of the video. The frame is resized to a short side of
     `short_side`, the crop's own size by default.
+
+    With `segments`, every view covers the whole video: view k of n takes the frame at (k + 0.5)/n
+    of each of `frames` equal parts, a single view their centres. `stride` and `target_fps` are then
+    not looked at.
 
     Raises:
         ValueError: a number of crops other than 1 and 3, or a short side smaller than the crop.
@@ -166,16 +190,20 @@ def plan_test(
         raise ValueError(f"a clip is tested on 1 or 3 crops, not {crops}")
     if short_side is not None and short_side < crop:
         raise ValueError(f"a crop of {crop} pixels does not fit a short side of {short_side}")
-    span = stride * frames * video.fps / target_fps
-    room = max(video.frames - span, 0.0)
-    start = room / 2 if views == 1 else room * index / views
+    if segments:
+        positions = _in_segments(np.full(frames, (index + 0.5) / views), video)
+    else:
+        span = stride * frames * video.fps / target_fps
+        room = max(video.frames - span, 0.0)
+        start = room / 2 if views == 1 else room * index / views
+        positions = _positions(start, span, frames, video)
     size = _resized(video, short_side or crop)
     place = 1 if crops == 1 else part
     wide = size[0] >= size[1]
     across = (0, round((max(size) - crop) / 2), max(size) - crop)[place]
     centre = round((min(size) - crop) / 2)
     corner = (across, centre) if wide else (centre, across)
-    return ClipPlan(_positions(start, span, frames, video), size, corner, crop, False)
+    return ClipPlan(positions, size, corner, crop, False)
 
 
 def _positions(start: float, span: float, frames: int, video: Video) -> NDArray[np.int64]:
@@ -183,6 +211,16 @@ def _positions(start: float, span: float, frames: int, video: Video) -> NDArray[
     included; beyond its end, a video repeats its last frame."""
     indices = np.linspace(start, start + span - 1, frames)
     return np.clip(indices, 0, video.frames - 1).astype(np.int64)
+
+
+def _in_segments(parts: NDArray[np.float64], video: Video) -> NDArray[np.int64]:
+    """The frame on show at `parts` (T,) in [0, 1) of each of T equal segments of a video.
+
+    Frame n is on show in [n, n + 1). Where segments and frames do not divide evenly, one frame may
+    be taken twice; in return every frame of the video is as likely as every other, at any T.
+    """
+    moments = (np.arange(len(parts)) + parts) * video.frames / len(parts)
+    return np.minimum(moments.astype(np.int64), video.frames - 1)
 
 
 def _short_side(u: float, grid: Grid) -> int:

@@ -1,181 +1,34 @@
-"""The Kinetics data set (400, 600, 700, or any csv of videos), read on the grid asked for."""
+"""The Kinetics data set: 400, 600, 700, or any csv of videos."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from typing import Any
-
-import numpy as np
-import torch
 from fvcore.common.config import CfgNode
-from numpy.typing import NDArray
-from torch import Tensor
 
-from multigrid import (
-    Batch,
-    ClipPlan,
-    ClipRequest,
-    Video,
-    clip_generator,
-    empty_clips,
-    make_grid,
-    plan_test,
-    plan_train,
-)
-from slowfast_patches.config.schedule import base_shape
-from slowfast_patches.datasets.csv_list import csv_path, read_csv
-from slowfast_patches.datasets.reading.clip_reader import read_clip
+from multigrid import ClipPlan
+from slowfast_patches.datasets.clips import ClipDataset, TooManyUnreadableError
+from slowfast_patches.datasets.csv_list import LabelledVideo, csv_path, read_csv
 from slowfast_patches.datasets.reading.index import open_index
-from slowfast_patches.datasets.reading.video_record import UnreadableVideoError
+from slowfast_patches.datasets.reading.video_record import VideoRecord
 
 __all__ = ["Kinetics", "TooManyUnreadableError"]
 
-_TRIES = 10
-"""Videos in a row that may be unreadable before the list itself is taken to be wrong."""
 
+class Kinetics(ClipDataset[LabelledVideo]):
+    """Clips of the video files of a csv, each with one label."""
 
-class EvaluationBatch(Batch):
-    """A mini-batch that says of which videos it is: numbers in the list."""
-
-    videos: Tensor
-
-
-class TooManyUnreadableError(ValueError):
-    """So many videos cannot be read that the list or its prefix must be wrong."""
-
-    def __init__(self, message: str) -> None:
-        # The loader re-raises a worker's error with the worker's traceback as its message.
-        super().__init__(message.rsplit("TooManyUnreadableError: ", 1)[-1].strip())
-
-
-class Kinetics(torch.utils.data.Dataset[dict[str, Any]]):
-    """Clips of the videos of a list; the host's registry calls it with (cfg, split).
-
-    Training items are asked for by `ClipRequest`, which names the grid. Validation and testing
-    items are numbers: the test split has NUM_ENSEMBLE_VIEWS × NUM_SPATIAL_CROPS clips of a video,
-    one after another; the validation split has one centre clip of each.
-
-    A list of them is a whole mini-batch, each clip read into its place: what the loader asks for.
-    An item has `clip` (T, S, S, 3) uint8, `label`, `flip`, `iteration`, `video` (its number in the
-    list), and `failures`: (path, reason) of videos that could not be read and were replaced by
-    another, which the request alone decides.
-    """
-
-    def __init__(self, cfg: CfgNode, split: str) -> None:
-        assert split in ("train", "val", "test"), split
-        self.split = split
-        self.videos = read_csv(
-            csv_path(cfg, split),
+    def _read_list(self, cfg: CfgNode) -> list[LabelledVideo]:
+        path = csv_path(cfg, self.split)
+        videos = read_csv(
+            path,
             prefix=cfg.DATA.PATH_PREFIX,
             separator=cfg.DATA.PATH_LABEL_SEPARATOR,
             num_classes=cfg.MODEL.NUM_CLASSES,
         )
-        self._data, self._seed, self._base = cfg.DATA, cfg.RNG_SEED, base_shape(cfg)
-        self._views, self._crops = 1, 1
-        if split == "test":
-            self._views, self._crops = cfg.TEST.NUM_ENSEMBLE_VIEWS, cfg.TEST.NUM_SPATIAL_CROPS
-        self.index = open_index(csv_path(cfg, split), [video.path for video in self.videos])
-        self._threads = 0 if cfg.DATA_LOADER.ENABLE_MULTI_THREAD_DECODE else 1
+        self.index = open_index(path, [video.path for video in videos])
+        return videos
 
-    def __len__(self) -> int:
-        return len(self.videos) * self._views * self._crops
+    def _record(self, number: int, video: LabelledVideo) -> VideoRecord:
+        return self.index.record(number)
 
-    @property
-    def _test_crop(self) -> int:
-        return int(self._data.TEST_CROP_SIZE) if self.split == "test" else self._base.crop
-
-    @property
-    def num_clips(self) -> int:
-        """Clips of a video in this split."""
-        return self._views * self._crops
-
-    def __getitem__(self, request: ClipRequest | int) -> dict[str, Any]:
-        clip = empty_clips(1, *self._sides(request))[0].numpy()
-        return {"clip": clip, **self._read(request, clip)}
-
-    def __getitems__(self, requests: Sequence[ClipRequest | int]) -> EvaluationBatch:
-        """The mini-batch of some requests of one shape."""
-        clips = empty_clips(len(requests), *self._sides(requests[0]))
-        items = [self._read(r, c.numpy()) for r, c in zip(requests, clips, strict=True)]
-        return EvaluationBatch(
-            clips=clips,
-            labels=torch.tensor([item["label"] for item in items]),
-            flips=torch.tensor([item["flip"] for item in items]),
-            iteration=items[0]["iteration"],
-            failures=[failure for item in items for failure in item["failures"]],
-            videos=torch.tensor([item["video"] for item in items]),
-        )
-
-    def _sides(self, request: ClipRequest | int) -> tuple[int, int]:
-        """Frames and crop of a clip."""
-        if isinstance(request, ClipRequest):
-            return request.shape.frames, request.shape.crop
-        return self._base.frames, self._test_crop
-
-    def _read(self, request: ClipRequest | int, out: NDArray[np.uint8]) -> dict[str, Any]:
-        """Read a clip to `out`; all there is to say of it."""
-        if isinstance(request, ClipRequest):
-            return self._read_training(request, out)
-        return self._read_testing(request, out)
-
-    def _read_training(self, request: ClipRequest, out: NDArray[np.uint8]) -> dict[str, Any]:
-        data = self._data
-        grid = make_grid(
-            request.shape,
-            self._base,
-            data.SAMPLING_RATE,
-            tuple(data.TRAIN_JITTER_SCALES),
-            flip=data.RANDOM_FLIP,
-            inverse_scale=data.INV_UNIFORM_SAMPLE,
-        )
-        rng = clip_generator(self._seed, request.epoch, request.video)
-        failures, index = list[tuple[str, str]](), request.video
-        while len(failures) < _TRIES:
-            path, label = self.videos[index]
-            try:
-                record = self.index.record(index)
-                plan = plan_train(rng, grid, record.video, data.TARGET_FPS)
-                read_clip(path, record, plan, out, threads=self._threads)
-            except UnreadableVideoError as error:
-                failures.append((path, str(error)))
-                index = int(rng.integers(len(self.videos)))
-                continue
-            item = {"label": label, "flip": plan.flip, "video": index}
-            return item | {"iteration": request.iteration, "failures": failures}
-        path, reason = failures[0]
-        raise TooManyUnreadableError(
-            f"{_TRIES} videos in a row could not be read, the first {path}: {reason}; check "
-            "DATA.PATH_PREFIX and the list"
-        )
-
-    def _read_testing(self, number: int, out: NDArray[np.uint8]) -> dict[str, Any]:
-        """A clip of a video; a black one where it cannot be read, so that every video is scored."""
-        index, part = divmod(number, self.num_clips)
-        path, label = self.videos[index]
-        failures = list[tuple[str, str]]()
-        try:
-            record = self.index.record(index)
-            plan = self._test_plan(record.video, part)
-            read_clip(path, record, plan, out, threads=self._threads)
-        except UnreadableVideoError as error:
-            failures.append((path, str(error)))
-            out[:] = 0
-        item = {"label": label, "flip": False, "video": index}
-        return item | {"iteration": -1, "failures": failures}
-
-    def _test_plan(self, video: Video, part: int) -> ClipPlan:
-        """Validation: the training crop from the smallest training size. Testing: one crop is the
-        centre of the same size, three are cut from a short side as large as the crop."""
-        data = self._data
-        crop = self._test_crop
-        short_side = max(crop, data.TRAIN_JITTER_SCALES[0]) if self._crops == 1 else crop
-        return plan_test(
-            video,
-            frames=self._base.frames,
-            stride=data.SAMPLING_RATE,
-            crop=crop,
-            view=(part // self._crops, self._views),
-            spatial=(part % self._crops, self._crops),
-            target_fps=data.TARGET_FPS,
-            short_side=short_side,
-        )
+    def _label(self, video: LabelledVideo, plan: ClipPlan | None) -> int:
+        return video.label

@@ -1,0 +1,169 @@
+"""Segment sampling: one frame from each equal part of a video, at any number of parts."""
+
+from __future__ import annotations
+
+from collections import Counter
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from multigrid import Grid, Shape, Video, clip_generator, make_grid, plan_test, plan_train
+
+quick = settings(max_examples=100, deadline=None, derandomize=True)
+
+BASE = Shape(16, 64, 224)
+VIDEO = Video(frames=120, fps=30.0, width=400, height=300)
+
+
+def segment_grid(frames=64, crop=224, **options):
+    shape = Shape(16, frames, crop)
+    return make_grid(shape, BASE, 2, (256, 320), flip=False, segments=True, **options)
+
+
+def centres(frames, segments, view=(0, 1)):
+    video = Video(frames, 30.0, 64, 64)
+    plan = plan_test(video, frames=segments, stride=2, crop=64, view=view, segments=True)
+    return plan.positions.tolist()
+
+
+# By hand.
+
+
+@pytest.mark.parametrize(
+    ("frames", "segments", "positions"),
+    [
+        (8, 8, [0, 1, 2, 3, 4, 5, 6, 7]),
+        (16, 4, [2, 6, 10, 14]),  # [0, 4), [4, 8), ...: frame 2 comes on in the middle of the first
+        (12, 4, [1, 4, 7, 10]),  # frame 1 shows from 1 to 2, the first centre is at 1.5
+        (10, 4, [1, 3, 6, 8]),  # 1.25, 3.75, 6.25, 8.75
+        (3, 6, [0, 0, 1, 1, 2, 2]),  # 0.25, 0.75, 1.25, ...
+        (2, 5, [0, 0, 1, 1, 1]),  # 0.2, 0.6, 1.0, 1.4, 1.8
+        (1, 4, [0, 0, 0, 0]),
+        (100, 1, [50]),
+    ],
+)
+def test_a_single_view_takes_the_centres(frames, segments, positions):
+    assert centres(frames, segments) == positions
+
+
+def test_views_are_spread_within_the_segments():
+    # 4 segments of 12 frames; thirds of them begin at 0, 4, 8, and their centres are 2, 6, 10.
+    assert [centres(48, 4, (k, 3)) for k in range(3)] == [
+        [2, 14, 26, 38],
+        [6, 18, 30, 42],
+        [10, 22, 34, 46],
+    ]
+    assert centres(48, 4, (1, 3)) == centres(48, 4)
+
+
+def test_where_frames_and_segments_are_as_many_every_clip_is_the_video():
+    for key in range(20):
+        grid = Grid(8, 32, (2, 2), (32, 32), segments=True)
+        plan = plan_train(clip_generator(0, 0, key), grid, Video(8, 24.0, 32, 32))
+        assert plan.positions.tolist() == [0, 1, 2, 3, 4, 5, 6, 7]
+
+
+def test_segments_of_whole_frames_give_each_of_their_frames_alike():
+    """3 segments of 5 frames, 3000 clips: 600 of each are expected, give or take 22."""
+    grid = Grid(3, 32, (1, 1), (32, 32), segments=True)
+    video = Video(15, 30.0, 32, 32)
+    clips = [plan_train(clip_generator(0, 0, n), grid, video).positions for n in range(3000)]
+    for segment, taken in enumerate(np.transpose(clips)):
+        counts = Counter(taken.tolist())
+        assert sorted(counts) == [5 * segment + k for k in range(5)]
+        assert max(abs(count - 600) for count in counts.values()) < 4 * 22
+    # And independently of each other: all of the 125 triples come up, 24 times on average.
+    assert len({tuple(clip) for clip in np.array(clips).tolist()}) == 125
+
+
+@pytest.mark.parametrize(("frames", "segments"), [(7, 4), (5, 8)])
+def test_no_frame_is_preferred_where_segments_do_not_divide_the_video(frames, segments):
+    grid = Grid(segments, 32, (1, 1), (32, 32), segments=True)
+    video = Video(frames, 30.0, 32, 32)
+    taken = [plan_train(clip_generator(0, 0, n), grid, video).positions for n in range(4000)]
+    counts = np.bincount(np.concatenate(taken), minlength=frames)
+    expected = 4000 * segments / frames
+    assert np.abs(counts - expected).max() < 4 * expected**0.5
+
+
+# Properties.
+
+
+@quick
+@given(
+    frames=st.integers(1, 700),
+    segments=st.sampled_from([1, 2, 8, 16, 32, 64]),
+    key=st.tuples(*[st.integers(0, 2**31)] * 3),
+    view=st.integers(0, 9),
+)
+def test_positions_ascend_with_one_in_each_segment(frames, segments, key, view):
+    video = Video(frames, 24.0, 300, 250)
+    train = plan_train(clip_generator(*key), segment_grid(segments), video)
+    test = plan_test(
+        video, frames=segments, stride=2, crop=224, view=(view, 10), spatial=(0, 1), segments=True
+    )
+    for positions in (train.positions, test.positions):
+        assert positions.dtype == np.int64
+        assert len(positions) == segments
+        assert (np.diff(positions) >= 0).all()
+        assert positions[0] >= 0
+        assert positions[-1] < frames
+        for i, position in enumerate(positions.tolist()):
+            # Frame n shows in [n, n + 1), and some of that is in the segment; all of it times T.
+            assert (position + 1) * segments > i * frames
+            assert position * segments < (i + 1) * frames
+        if frames % segments == 0:
+            assert (np.diff(positions) > 0).all()
+
+
+@quick
+@given(
+    key=st.tuples(*[st.integers(0, 1000)] * 3),
+    frames=st.integers(1, 300),
+    coarse=st.sampled_from([1, 8, 16, 32]),
+)
+def test_all_but_the_positions_is_the_same_at_any_number_of_segments(key, frames, coarse):
+    video = VIDEO._replace(frames=frames)
+    plans, after = [], []
+    for t in (coarse, 64):
+        rng = clip_generator(*key)
+        plans.append(plan_train(rng, segment_grid(t, inverse_scale=True), video))
+        after.append(rng.random())
+    assert plans[0].size == plans[1].size
+    assert plans[0].corner == plans[1].corner
+    assert after[0] == after[1]  # of what a data set draws next
+
+
+def test_a_grid_of_strides_frames_its_clips_as_one_of_segments_does():
+    strided = make_grid(BASE, BASE, 2, (256, 320), flip=True)
+    segmented = make_grid(BASE, BASE, 2, (256, 320), flip=True, segments=True)
+    for n in range(50):
+        one, other = (plan_train(clip_generator(0, 0, n), g, VIDEO) for g in (strided, segmented))
+        assert (one.size, one.corner, one.flip) == (other.size, other.corner, other.flip)
+
+
+def test_a_coarse_grid_spans_what_the_fine_one_spans():
+    """On average: the first frame is half a segment from the beginning, the last from the end."""
+    for t in (8, 64):
+        clips = [plan_train(clip_generator(0, 0, n), segment_grid(t), VIDEO) for n in range(400)]
+        first = np.mean([clip.positions[0] for clip in clips])
+        last = np.mean([clip.positions[-1] for clip in clips])
+        # Frames are whole: a moment in [0, 120/t) shows a frame half a frame earlier.
+        assert first == pytest.approx(120 / t / 2 - 0.5, abs=4 * 120 / t / 12**0.5 / 20)
+        assert 119 - last == pytest.approx(first, abs=6 * 120 / t / 12**0.5 / 20)
+
+
+def test_strides_and_rates_change_nothing():
+    one = plan_train(clip_generator(1, 2, 3), segment_grid(), VIDEO, 30.0)
+    other = plan_train(clip_generator(1, 2, 3), segment_grid(), VIDEO._replace(fps=12.0), 24.0)
+    assert one.positions.tolist() == other.positions.tolist()
+
+
+def test_segments_draw_anew_in_every_epoch():
+    clips = {
+        tuple(plan_train(clip_generator(0, epoch, 5), segment_grid(8), VIDEO).positions.tolist())
+        for epoch in range(20)
+    }
+    assert len(clips) == 20

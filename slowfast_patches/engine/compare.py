@@ -27,6 +27,7 @@ __all__ = [
     "RunFailedError",
     "find_results",
     "make_recipes",
+    "run_command",
     "run_folder",
     "train_all",
 ]
@@ -160,8 +161,10 @@ def _read_result(path: Path, recipe: Recipe, seed: int) -> Result:
     except (ValueError, KeyError) as error:
         raise ValueError(f"{path} is no run's result ({error}); remove it to train anew") from error
     wanted = dict(_flatten(yaml.safe_load(recipe.cfg.dump()))) | {"RNG_SEED": seed}
-    # Where the files lie, seen from wherever the command was given, changes no training.
-    keys = sorted((stored.keys() | wanted.keys()) - {"OUTPUT_DIR"})
+    # Where the files lie, seen from wherever the command was given, changes no training. A place
+    # that is not given, as where results are only looked at, may have been any.
+    places = {"OUTPUT_DIR", *(key for key in _PLACES if not wanted[key])}
+    keys = sorted((stored.keys() | wanted.keys()) - places)
     different = [
         f"{key} {stored.get(key, '(absent)')} there, {wanted.get(key, '(absent)')} now"
         for key in keys
@@ -177,6 +180,8 @@ def _read_result(path: Path, recipe: Recipe, seed: int) -> Result:
 
 
 _ABSENT = object()
+
+_PLACES = ("DATA.PATH_TO_DATA_DIR", "TRAIN.CHECKPOINT_FILE_PATH")
 
 
 def _flatten(node: Mapping[str, Any], prefix: str = "") -> Iterator[tuple[str, Any]]:
@@ -213,10 +218,15 @@ def train_all(
         yield dict(results)
 
 
+def run_command(recipe: Recipe, seed: int, folder: Path, run_net: Path) -> list[str]:
+    """What trains a recipe with a seed into a folder."""
+    command = [sys.executable, str(run_net), "--cfg", str(recipe.cfg_file)]
+    return [*command, "RNG_SEED", str(seed), "OUTPUT_DIR", str(folder), *recipe.overrides]
+
+
 def _train(recipe: Recipe, seed: int, folder: Path, run_net: Path) -> Path:
     """Train one recipe with one seed; returns the path of its result."""
-    command = [sys.executable, str(run_net), "--cfg", str(recipe.cfg_file)]
-    command += ["RNG_SEED", str(seed), "OUTPUT_DIR", str(folder), *recipe.overrides]
+    command = run_command(recipe, seed, folder, run_net)
     status, path = subprocess.run(command).returncode, folder / "result.json"
     if status or not path.is_file():
         raise RunFailedError(

@@ -8,27 +8,26 @@ from typing import Any
 
 from fvcore.common.config import CfgNode
 
-from multigrid import Shape
 from multigrid.cost import FlopsPerClip, schedule_cost
-from slowfast_patches.config.schedule import base_shape, schedule_from_config
+from slowfast_patches.config.schedule import schedule_from_config
 from slowfast_patches.engine.compare import Recipe
 from slowfast_patches.engine.plan import dataset_size
 from slowfast_patches.engine.reproduction.experiment import Experiment, Row, Training
 from slowfast_patches.engine.reproduction.recipes import Recipes
+from slowfast_patches.engine.timing import Timing
 from slowfast_patches.models.flops import flops_per_clip
 from slowfast_patches.utils.report import format_count, format_flops, format_table
 
 __all__ = [
     "Estimate",
     "Estimator",
-    "StepSeconds",
+    "TimingOf",
     "format_estimates",
-    "given_step_seconds",
     "total_hours",
 ]
 
-StepSeconds = Callable[[CfgNode, FlopsPerClip], Callable[[Shape], float]]
-"""For a recipe and its FLOPs of a clip, the seconds of one iteration of each shape."""
+TimingOf = Callable[[CfgNode, FlopsPerClip], Timing]
+"""How long the iterations of a recipe take, from its config and its FLOPs of a clip."""
 
 
 @dataclass(frozen=True)
@@ -62,8 +61,8 @@ class Estimate:
 class Estimator:
     """Estimates trainings; models of the same kind are built and counted once."""
 
-    def __init__(self, recipes: Recipes, step_seconds: StepSeconds | None = None) -> None:
-        self._recipes, self._step_seconds = recipes, step_seconds
+    def __init__(self, recipes: Recipes, timing_of: TimingOf) -> None:
+        self._recipes, self._timing_of = recipes, timing_of
         self._flops: dict[str, FlopsPerClip] = {}
 
     def estimate(self, training: Training, baseline: Training) -> Estimate:
@@ -76,13 +75,8 @@ class Estimator:
         reference = self._recipes.recipe(baseline, baseline)
         schedule = schedule_from_config(recipe.cfg, dataset_size(recipe.cfg))
         flops = self._flops_per_clip(recipe.cfg)
-        cost = schedule_cost(schedule, flops)
+        cost = schedule_cost(schedule, flops, self._timing_of(recipe.cfg, flops).ours)
         assert cost.flops is not None, "counted with the model's FLOPs"
-        hours = None
-        if self._step_seconds is not None:
-            seconds = self._step_seconds(recipe.cfg, flops)
-            shapes = [(s, p.count(j)) for p in schedule.phases for j, s in enumerate(p.shapes)]
-            hours = sum(seconds(shape) * count for shape, count in shapes) / 3600
         return Estimate(
             recipe=recipe,
             iterations=cost.iterations,
@@ -90,7 +84,7 @@ class Estimator:
             clips=cost.clips,
             flops=cost.flops,
             factor=reference.iterations / cost.iterations,
-            hours=hours,
+            hours=None if cost.seconds is None else cost.seconds / 3600,
         )
 
     def _flops_per_clip(self, cfg: CfgNode) -> FlopsPerClip:
@@ -100,20 +94,6 @@ class Estimator:
         if kind not in self._flops:
             self._flops[kind] = flops_per_clip(cfg)
         return self._flops[kind]
-
-
-def given_step_seconds(seconds: float) -> StepSeconds:
-    """Step times from one given number: that of an iteration of the recipe's own baseline shape.
-
-    Other shapes take time in proportion to their FLOPs.
-    """
-
-    def of(cfg: CfgNode, flops: FlopsPerClip) -> Callable[[Shape], float]:
-        base = base_shape(cfg)
-        rate = seconds / (base.batch * flops(base.frames, base.crop))
-        return lambda shape: rate * shape.batch * flops(shape.frames, shape.crop)
-
-    return of
 
 
 def format_estimates(

@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from slowfast_patches.config.metrics import metric_title
 from slowfast_patches.engine.compare import Recipe, Result, find_results
 from slowfast_patches.engine.reproduction.experiment import Experiment, Row, Training
 from slowfast_patches.utils.report import Mean, format_table, mean_of
@@ -19,7 +20,6 @@ TOY_MARK = (
 )
 
 _MISSING = "missing"
-_NAMES = {"top1": "top-1", "top5": "top-5", "map": "mAP"}
 
 
 @dataclass(frozen=True)
@@ -142,7 +142,8 @@ def format_outcome(outcome: Outcome, *, markdown: bool = False) -> str:
     experiment = outcome.experiment
     headers = ["", "iterations"]
     for name in experiment.metrics:
-        headers += [f"{_NAMES[name]}, %\npublished", f"{_NAMES[name]}, %\nmeasured"]
+        title = metric_title(name)
+        headers += [f"{title}, %\npublished", f"{title}, %\nmeasured"]
     headers += ["speed-up\npublished", "speed-up\nmeasured", "runs"]
     if markdown:
         headers = [header.replace("\n", " ") for header in headers]

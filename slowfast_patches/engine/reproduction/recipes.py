@@ -10,10 +10,10 @@ from pathlib import Path
 from fvcore.common.config import CfgNode
 
 from slowfast_patches.config import check_config, load_config
-from slowfast_patches.config.scale import scale_to_processes, scaled_lengths
+from slowfast_patches.config.scale import scaled_lengths
 from slowfast_patches.config.schedule import schedule_from_config, uses_multigrid
 from slowfast_patches.engine.compare import Recipe
-from slowfast_patches.engine.launch import processes_of
+from slowfast_patches.engine.launch import for_processes, processes_of
 from slowfast_patches.engine.plan import dataset_size
 from slowfast_patches.engine.reproduction.experiment import Experiment, Training
 from slowfast_patches.engine.reproduction.toy import Toy, toy_overrides
@@ -60,7 +60,7 @@ class Recipes:
             if factor := self._factor(cfg, training, baseline):
                 overrides += _texts(_with_length(cfg, factor))
                 cfg = load_config(path, overrides)
-            cfg = scale_to_processes(cfg, processes_of(cfg))
+            cfg = for_processes(cfg)
             check_config(cfg, processes_of(cfg))
             schedule = schedule_from_config(cfg, dataset_size(cfg))
         except ValueError as error:

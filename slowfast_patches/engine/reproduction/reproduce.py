@@ -3,14 +3,12 @@
 from __future__ import annotations
 
 import shlex
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 from fvcore.common.config import CfgNode
 
-from multigrid import Shape
-from multigrid.cost import FlopsPerClip
 from slowfast_patches import patching
 from slowfast_patches.config import load_config
 from slowfast_patches.datasets.lists import read_list
@@ -19,9 +17,8 @@ from slowfast_patches.engine.reproduction.cluster import Slurm, submit
 from slowfast_patches.engine.reproduction.estimate import (
     Estimate,
     Estimator,
-    StepSeconds,
+    TimingOf,
     format_estimates,
-    given_step_seconds,
     total_hours,
 )
 from slowfast_patches.engine.reproduction.experiment import Experiment, Row, Start, Training
@@ -40,7 +37,8 @@ from slowfast_patches.engine.reproduction.toy import (
     make_toy_start,
     toy_overrides,
 )
-from slowfast_patches.engine.step_times import fitting_step_times, read_step_times
+from slowfast_patches.engine.step_times import read_step_times
+from slowfast_patches.engine.timing import UNTIMED, estimated_timing, measured_timing
 
 __all__ = ["Request", "reproduce"]
 
@@ -142,7 +140,7 @@ def _print_plan(
     """The runs of each experiment, and what all of them would take together."""
     if request.toy:
         print(f"{TOY_MARK}\n")
-    estimator = Estimator(recipes, _step_seconds(request))
+    estimator = Estimator(recipes, _timing_of(request))
     found: dict[Training, Estimate] = {}
     for experiment in experiments:
         for training, base in trainings_of([experiment]).items():
@@ -158,18 +156,12 @@ def _print_plan(
     )
 
 
-def _step_seconds(request: Request) -> StepSeconds | None:
-    if request.step_seconds is not None:
-        return given_step_seconds(request.step_seconds)
-    if not request.step_times:
-        return None
-
+def _timing_of(request: Request) -> TimingOf:
+    """What the request says of the time that iterations take."""
+    if (seconds := request.step_seconds) is not None:
+        return lambda cfg, flops: estimated_timing(cfg, seconds, flops)
     files = [read_step_times(path) for path in request.step_times]
-
-    def of(cfg: CfgNode, flops: FlopsPerClip) -> Callable[[Shape], float]:
-        return fitting_step_times(files, cfg).seconds_per_iteration(cfg)
-
-    return of
+    return lambda cfg, _: measured_timing(files, cfg) if files else UNTIMED
 
 
 def _prepare(request: Request, recipes: Mapping[Training, Recipe]) -> None:

@@ -117,7 +117,8 @@ def _add_inputs(parser: argparse.ArgumentParser) -> None:
         "--step-seconds",
         type=float,
         metavar="S",
-        help="of one iteration at each recipe's baseline shape, for the expected hours",
+        help="of one iteration of the first run listed, for the expected hours: the others in "
+        "proportion to their FLOPs",
     )
 
 

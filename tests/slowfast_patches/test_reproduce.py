@@ -136,14 +136,14 @@ class TestRecipes:
             )
             for found in [row("figure3", label)]
         }
-        assert points["baseline, 2× epochs"] == pytest.approx(2 * 112_000, rel=1e-3)
+        assert points["baseline, 2× epochs"] == pytest.approx(2 * 896_000, rel=1e-3)
         # FACTS: 2.570 times fewer iterations at 2.0 × the epochs, so 1.713 times at 3.0 ×.
-        assert points["multigrid, 3× epochs"] == pytest.approx(112_000 / 1.7133, rel=2e-3)
+        assert points["multigrid, 3× epochs"] == pytest.approx(896_000 / 1.7133, rel=2e-3)
         # Without the short cycle a cycle's batches are 8, 4, 2 and 1 times the baseline's: 3.75 on
         # average for 72k of 112k iterations, then 1 for the other 40k (3.75 x 72 + 40 = 310).
         cycled, last = 92 / 112, 20 / 112
         assert points["long cycle only, 1× epochs"] == pytest.approx(
-            112_000 / (3.75 * cycled + last), rel=2e-3
+            896_000 / (3.75 * cycled + last), rel=2e-3
         )
 
     def test_the_users_keys_and_places_enter_every_recipe(self, tmp_path: Path) -> None:

@@ -15,7 +15,7 @@ from slowfast_patches.engine.plan import dataset_size
 from slowfast_patches.engine.reproduction.experiment import Experiment, Row, Training
 from slowfast_patches.engine.reproduction.recipes import Recipes
 from slowfast_patches.engine.timing import Timing
-from slowfast_patches.models.flops import flops_per_clip
+from slowfast_patches.models.flops import check_shapes, flops_per_clip
 from slowfast_patches.utils.report import format_count, format_flops, format_table
 
 __all__ = [
@@ -75,7 +75,12 @@ class Estimator:
         reference = self._recipes.recipe(baseline, baseline)
         schedule = schedule_from_config(recipe.cfg, dataset_size(recipe.cfg))
         flops = self._flops_per_clip(recipe.cfg)
-        cost = schedule_cost(schedule, flops, self._timing_of(recipe.cfg, flops).ours)
+        timing = self._timing_of(recipe.cfg, flops)
+        try:
+            cost = schedule_cost(schedule, flops, timing.ours)
+        except RuntimeError:
+            check_shapes(recipe.cfg, schedule.shapes)  # says which shape does not fit, and why
+            raise
         assert cost.flops is not None, "counted with the model's FLOPs"
         return Estimate(
             recipe=recipe,

@@ -51,7 +51,7 @@ class Published:
     `speed_up` is relative to the row's baseline.
     """
 
-    metrics: Mapping[str, Mean] = field(default_factory=dict)
+    metrics: Mapping[str, Mean] = field(default_factory=dict, hash=False)
     speed_up: float | None = None
 
 

@@ -9,10 +9,12 @@ from pathlib import Path
 
 from fvcore.common.config import CfgNode
 
+from multigrid.cost import FlopsPerClip
 from slowfast_patches import patching
-from slowfast_patches.config import load_config
+from slowfast_patches.config.schedule import base_shape
 from slowfast_patches.datasets.lists import read_list
 from slowfast_patches.engine.compare import Recipe, train_all
+from slowfast_patches.engine.launch import processes_of
 from slowfast_patches.engine.reproduction.cluster import Slurm, submit
 from slowfast_patches.engine.reproduction.estimate import (
     Estimate,
@@ -21,7 +23,7 @@ from slowfast_patches.engine.reproduction.estimate import (
     format_estimates,
     total_hours,
 )
-from slowfast_patches.engine.reproduction.experiment import Experiment, Row, Start, Training
+from slowfast_patches.engine.reproduction.experiment import Experiment, Row, Training
 from slowfast_patches.engine.reproduction.figures import plot_outcome
 from slowfast_patches.engine.reproduction.outcome import (
     TOY_MARK,
@@ -31,20 +33,15 @@ from slowfast_patches.engine.reproduction.outcome import (
 )
 from slowfast_patches.engine.reproduction.paper import EXPERIMENTS
 from slowfast_patches.engine.reproduction.recipes import Choices, Recipes, trainings_of
-from slowfast_patches.engine.reproduction.toy import (
-    Toy,
-    make_toy_data,
-    make_toy_start,
-    toy_overrides,
-)
+from slowfast_patches.engine.reproduction.toy import Toy
+from slowfast_patches.engine.reproduction.toy_inputs import make_toy_inputs
 from slowfast_patches.engine.step_times import read_step_times
 from slowfast_patches.engine.timing import UNTIMED, estimated_timing, measured_timing
+from slowfast_patches.models.flops import flops_per_clip
 
 __all__ = ["Request", "reproduce"]
 
 _TOY_FOLDER = "demo"
-_START_CLASSES = 12
-"""Of a toy's start: another number than the toy's own, as Kinetics has other classes."""
 _STARTS = {"imagenet": "an ImageNet ResNet", "kinetics": "a Kinetics-400 model"}
 
 
@@ -140,7 +137,9 @@ def _print_plan(
     """The runs of each experiment, and what all of them would take together."""
     if request.toy:
         print(f"{TOY_MARK}\n")
-    estimator = Estimator(recipes, _timing_of(request))
+    start = experiments[0].rows[0]
+    first = recipes.recipe(start.training, start.baseline)
+    estimator = Estimator(recipes, _timing_of(request, first))
     found: dict[Training, Estimate] = {}
     for experiment in experiments:
         for training, base in trainings_of([experiment]).items():
@@ -156,18 +155,30 @@ def _print_plan(
     )
 
 
-def _timing_of(request: Request) -> TimingOf:
-    """What the request says of the time that iterations take."""
-    if (seconds := request.step_seconds) is not None:
-        return lambda cfg, flops: estimated_timing(cfg, seconds, flops)
+def _timing_of(request: Request, first: Recipe) -> TimingOf:
+    """What the request says of the time that iterations take; `first` is the first run listed."""
+    if request.step_seconds is not None:
+        return _in_proportion(request.step_seconds, first.cfg)
     files = [read_step_times(path) for path in request.step_times]
     return lambda cfg, _: measured_timing(files, cfg) if files else UNTIMED
+
+
+def _in_proportion(seconds: float, first: CfgNode) -> TimingOf:
+    """Times from that of an iteration of one recipe, at its baseline's shape: the FLOPs that a
+    process does in a second are taken to be the same everywhere."""
+
+    def work(cfg: CfgNode, flops: FlopsPerClip) -> float:
+        base = base_shape(cfg)
+        return base.batch * flops(base.frames, base.crop) / processes_of(cfg)
+
+    rate = seconds / work(first, flops_per_clip(first))
+    return lambda cfg, flops: estimated_timing(cfg, rate * work(cfg, flops), flops)
 
 
 def _prepare(request: Request, recipes: Mapping[Training, Recipe]) -> None:
     """Look at everything that the runs need before the first of them; make it for toys."""
     if request.toy:
-        _make_toys(request, recipes, request.toy)
+        make_toy_inputs(_toy_data(request), recipes, request.configs, request.toy)
     for training, recipe in recipes.items():
         if training.start in _STARTS and not recipe.cfg.TRAIN.CHECKPOINT_FILE_PATH:
             raise ValueError(
@@ -191,25 +202,6 @@ def _check_lists(cfgs: Sequence[CfgNode]) -> None:
             seen.add(place)
             for split in ("train", "val", "test"):
                 read_list(cfg, split)
-
-
-def _make_toys(request: Request, recipes: Mapping[Training, Recipe], toy: Toy) -> None:
-    """The toy's data, and random weights in the form of each start that is needed."""
-    make_toy_data(_toy_data(request))
-    for training, recipe in recipes.items():
-        path = Path(recipe.cfg.TRAIN.CHECKPOINT_FILE_PATH)
-        if training.start in _STARTS and not path.is_file():
-            make_toy_start(training.start, _start_model(request.configs, training.start, toy), path)
-
-
-def _start_model(configs: Path, start: Start, toy: Toy) -> CfgNode:
-    """The toy whose weights a start has: I3D for ImageNet's ResNet, or SlowFast on Kinetics."""
-    name = {"imagenet": "I3D_16x4_R50", "kinetics": "SLOWFAST_64FRAMES_R50"}[start]
-    path = configs / "Kinetics" / f"{name}.yaml"
-    plain = load_config(path)
-    keys = toy_overrides(plain, plain, toy)
-    keys["MODEL.NUM_CLASSES"] = _START_CLASSES
-    return load_config(path, [item for pair in keys.items() for item in pair])
 
 
 def _report(

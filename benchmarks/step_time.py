@@ -88,8 +88,9 @@ class Bench:
         return (time.perf_counter() - start) / iterations
 
     def forget(self) -> None:
-        """Give back the memory that a shape has left behind."""
+        """Give back what an iteration that broke off has left behind."""
         self.optimizer.zero_grad(set_to_none=True)
+        self.precision = Precision(self.cfg, self.device)
         if self.device.type == "cuda":
             torch.cuda.empty_cache()
 

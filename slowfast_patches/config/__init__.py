@@ -2,6 +2,6 @@
 
 from slowfast_patches.config.check import check_config
 from slowfast_patches.config.defaults import get_cfg
-from slowfast_patches.config.load import load_config
+from slowfast_patches.config.load import load_config, parse_config
 
-__all__ = ["check_config", "get_cfg", "load_config"]
+__all__ = ["check_config", "get_cfg", "load_config", "parse_config"]

@@ -19,7 +19,7 @@ from slowfast_patches.config.defaults import (
     get_cfg,
 )
 
-__all__ = ["load_config"]
+__all__ = ["load_config", "parse_config"]
 
 logger = logging.getLogger(__name__)
 
@@ -47,6 +47,18 @@ def load_config(path: str | Path | None, overrides: Sequence[object] = ()) -> Cf
     settings = dict(_pairs(overrides))
     if path is not None:
         settings = {**_read_layers(Path(path), defaults), **settings}
+    return _make(defaults, settings)
+
+
+def parse_config(text: str, source: str, overrides: Sequence[object] = ()) -> CfgNode:
+    """As `load_config`, from the text of a resolved config; `source` says where it comes from."""
+    defaults = get_cfg()
+    own = _flatten(_parse_yaml(text, source), defaults, source)
+    settings = {key: _Setting(value, source) for key, value in own}
+    return _make(defaults, settings | dict(_pairs(overrides)))
+
+
+def _make(defaults: CfgNode, settings: Mapping[str, _Setting]) -> CfgNode:
     cfg = defaults.clone()
     for key, setting in settings.items():
         _set(cfg, key, setting)
@@ -73,16 +85,22 @@ def _read_layers(
 
 def _read_yaml(path: Path) -> dict[str, Any]:
     try:
-        content = yaml.safe_load(path.read_text(encoding="utf-8"))
+        text = path.read_text(encoding="utf-8")
     except (OSError, UnicodeDecodeError) as error:
         raise ValueError(f"the config {path} cannot be read: {error}") from error
+    return _parse_yaml(text, str(path))
+
+
+def _parse_yaml(text: str, source: str) -> dict[str, Any]:
+    try:
+        content = yaml.safe_load(text)
     except yaml.YAMLError as error:
         mark = getattr(error, "problem_mark", None)
         line = f", line {mark.line + 1}" if mark else ""
         problem = getattr(error, "problem", None) or error
-        raise ValueError(f"{path}{line}: this is not YAML: {problem}") from error
+        raise ValueError(f"{source}{line}: this is not YAML: {problem}") from error
     if not isinstance(content, dict | None):
-        raise ValueError(f"{path}: a config is a mapping of sections, not {content!r:.60}")
+        raise ValueError(f"{source}: a config is a mapping of sections, not {content!r:.60}")
     return content or {}
 
 

@@ -327,6 +327,11 @@ def test_a_process_takes_its_share_of_the_clips(bench, tiny_config, tmp_path):
     assert case.step.bn_size == 4
 
 
+def test_the_precision_is_the_recipes(bench, tiny_config, tmp_path):
+    cfg = tiny_config(tmp_path, "TRAIN.MIXED_PRECISION", True)
+    assert bench.Bench(cfg, torch.device("cpu")).precision_name() == "bfloat16"
+
+
 def test_labels_are_made_as_the_loss_takes_them(bench, tiny_config, tmp_path):
     pairs = ("TRAIN.DATASET", "charades", "TEST.DATASET", "charades", "DATA.MULTI_LABEL", True)
     cfg = tiny_config(tmp_path, *pairs, "MODEL.LOSS_FUNC", "bce_logit")

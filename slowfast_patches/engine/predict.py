@@ -1,0 +1,119 @@
+"""The classes of a video, from a trained model: read, scored and averaged as its recipe tests."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+
+import torch
+from fvcore.common.config import CfgNode
+from torch import Tensor, nn
+
+from multigrid import ClipPlan, Video, empty_clips, plan_test
+from slowfast_patches import patching
+from slowfast_patches.config import check_config, load_config, parse_config
+from slowfast_patches.datasets.reading.clip_reader import read_clip
+from slowfast_patches.datasets.reading.scan import scan
+from slowfast_patches.engine import checkpoint
+from slowfast_patches.models.build import build_model
+from slowfast_patches.models.inputs import InputTransform
+from slowfast_patches.models.solver import Precision
+
+__all__ = ["Predictor", "config_of_checkpoint"]
+
+
+def config_of_checkpoint(
+    path: Path, recipe: Path | None = None, overrides: Sequence[object] = ()
+) -> CfgNode:
+    """The config to predict with: a recipe, or the one that the checkpoint was trained with.
+
+    Raises:
+        ValueError: the checkpoint cannot be read, it has no config and no recipe is given, or the
+            config is none that can be tested.
+    """
+    if recipe is not None:
+        cfg = load_config(recipe, overrides)
+    else:
+        text = checkpoint.load(path).get("cfg")
+        if not isinstance(text, str):
+            raise ValueError(f"{path} has weights and no config; give their recipe: --cfg FILE")
+        source = f"the config in {path}"
+        try:
+            parse_config(text, source)
+        except ValueError as error:
+            raise ValueError(f"{error}; or give the recipe: --cfg FILE") from error
+        cfg = parse_config(text, source, overrides)
+    check_config(cfg)
+    return cfg
+
+
+class Predictor:
+    """A trained model that scores videos, on a GPU if the recipe uses one and there is one."""
+
+    def __init__(self, cfg: CfgNode, path: Path) -> None:
+        """Load the weights of a checkpoint.
+
+        Raises:
+            ValueError: they are not those of the model that `cfg` describes.
+        """
+        patching.apply()
+        self._cfg = cfg
+        on_gpu = cfg.NUM_GPUS > 0 and torch.cuda.is_available()
+        device = torch.device("cuda" if on_gpu else "cpu")
+        self._model: nn.Module = build_model(cfg).to(device).eval()
+        checkpoint.load_weights(self._model, str(path), complete=True)
+        self._transform = InputTransform.from_config(cfg, device)
+        self._precision = Precision(cfg, device)
+
+    @torch.no_grad()
+    def __call__(self, path: str) -> Tensor:
+        """The probability of each class, (C,) float64, for a video file or a folder of JPEG frames.
+
+        It is the mean over the views and crops of TEST, or the maximum where DATA.ENSEMBLE_METHOD
+        says so. Of a softmax head the probabilities of one view sum to 1; those of a sigmoid head
+        are independent of each other.
+
+        Raises:
+            UnreadableVideoError: the video cannot be read; says why.
+        """
+        at_once = max(1, self._cfg.TEST.BATCH_SIZE // max(1, self._cfg.NUM_GPUS))
+        parts = torch.split(self.clips(path), at_once)
+        scores = torch.cat([self._score(clips) for clips in parts])
+        return scores.mean(0) if self._cfg.DATA.ENSEMBLE_METHOD == "sum" else scores.amax(0)
+
+    def clips(self, path: str) -> Tensor:
+        """The clips that a video is tested on, (views × crops, T, S, S, 3) uint8.
+
+        Raises:
+            UnreadableVideoError: as above.
+        """
+        cfg, record = self._cfg, scan(path)
+        count = cfg.TEST.NUM_ENSEMBLE_VIEWS * cfg.TEST.NUM_SPATIAL_CROPS
+        clips = empty_clips(count, cfg.DATA.NUM_FRAMES, cfg.DATA.TEST_CROP_SIZE)
+        threads = 0 if cfg.DATA_LOADER.ENABLE_MULTI_THREAD_DECODE else 1
+        for part, clip in enumerate(clips):
+            plan = _test_plan(cfg, record.video, part)
+            read_clip(path, record, plan, clip.numpy(), threads=threads)
+        return clips
+
+    def _score(self, clips: Tensor) -> Tensor:
+        flips = torch.zeros(len(clips), dtype=torch.bool)
+        with self._precision.autocast():
+            scores: Tensor = self._model(self._transform(clips, flips))
+        return scores.double().cpu()
+
+
+def _test_plan(cfg: CfgNode, video: Video, part: int) -> ClipPlan:
+    """The rule of the data set: one crop is the centre of the smallest training size, three are cut
+    from a short side as large as the crop."""
+    crop, crops = cfg.DATA.TEST_CROP_SIZE, cfg.TEST.NUM_SPATIAL_CROPS
+    return plan_test(
+        video,
+        frames=cfg.DATA.NUM_FRAMES,
+        stride=cfg.DATA.SAMPLING_RATE,
+        crop=crop,
+        view=(part // crops, cfg.TEST.NUM_ENSEMBLE_VIEWS),
+        spatial=(part % crops, crops),
+        target_fps=cfg.DATA.TARGET_FPS,
+        short_side=max(crop, cfg.DATA.TRAIN_JITTER_SCALES[0]) if crops == 1 else crop,
+    )

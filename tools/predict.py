@@ -1,0 +1,113 @@
+"""Print the most probable classes of videos, by a trained model.
+
+    python tools/predict.py --checkpoint runs/ab/checkpoints/checkpoint_iter_00000710.pyth \\
+        some.mp4 another.mp4 --top 3
+
+A video is a file or a folder of JPEG frames. It is scored as the recipe tests: on
+TEST.NUM_ENSEMBLE_VIEWS × TEST.NUM_SPATIAL_CROPS clips, whose probabilities are averaged (or their
+maximum is taken, where DATA.ENSEMBLE_METHOD says so). A model of several labels a video gives each
+class a probability of its own.
+
+The recipe is the one in the checkpoint; weights alone need it as --cfg. KEY VALUE pairs after the
+videos change its keys. The names of the classes are those of --classes, or of classes.json or
+classes.txt in the recipe's DATA.PATH_TO_DATA_DIR; else classes have their number.
+
+Exit status: 0 if all videos are predicted, 1 if some cannot be read, 2 for an error.
+"""
+
+import argparse
+import json
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+from torch import Tensor
+
+from slowfast_patches.config import get_cfg
+from slowfast_patches.datasets.reading.video_record import UnreadableVideoError
+from slowfast_patches.engine.class_names import find_class_names, read_class_names
+from slowfast_patches.engine.predict import Predictor, config_of_checkpoint
+
+
+def parse_args(argv: list[str] | None = None) -> argparse.Namespace:
+    """The command line: `videos`, and in `overrides` what follows the first key."""
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument("--checkpoint", type=Path, required=True, metavar="FILE")
+    parser.add_argument("--cfg", type=Path, metavar="FILE", help="the recipe of the weights")
+    parser.add_argument("--top", type=int, default=5, metavar="K", help="classes (%(default)s)")
+    parser.add_argument(
+        "--classes",
+        type=Path,
+        metavar="FILE",
+        help=".json: a list of names or a mapping from name to number; else text, a name a line",
+    )
+    parser.add_argument("--json", action="store_true", help="print JSON, and nothing else")
+    parser.add_argument("videos", nargs="+", metavar="VIDEO [KEY VALUE]")
+    args = parser.parse_intermixed_args(argv)
+    if args.top < 1:
+        parser.error("--top takes 1 or more")
+    sections = get_cfg()
+    keys = [i for i, item in enumerate(args.videos) if _is_key(item, sections)]
+    first = keys[0] if keys else len(args.videos)
+    args.videos, args.overrides = args.videos[:first], args.videos[first:]
+    if not args.videos:
+        parser.error("no video is given")
+    return args
+
+
+def _is_key(item: str, sections: Any) -> bool:
+    return item.split(".")[0] in sections and not Path(item).exists()
+
+
+def main(argv: list[str] | None = None) -> int:
+    """Predict and print; returns the exit status."""
+    args = parse_args(argv)
+    try:
+        cfg = config_of_checkpoint(args.checkpoint, args.cfg, args.overrides)
+        if args.classes:
+            names = read_class_names(args.classes, cfg.MODEL.NUM_CLASSES)
+        else:
+            names = find_class_names(cfg)
+        predictor = Predictor(cfg, args.checkpoint)
+    except (ValueError, ImportError, OSError) as error:
+        print(f"error: {error}", file=sys.stderr)
+        return 2
+    results = list[dict[str, Any]]()
+    for video in args.videos:
+        try:
+            classes = best(predictor(video), args.top, names)
+        except UnreadableVideoError as error:
+            print(f"{video} {error}", file=sys.stderr)
+            results.append({"video": video, "error": str(error)})
+            continue
+        results.append({"video": video, "classes": classes})
+        if not args.json:
+            print(format_classes(video, classes), flush=True)
+    if args.json:
+        print(json.dumps(results, indent=2, ensure_ascii=False))
+    return int(any("error" in result for result in results))
+
+
+def best(scores: Tensor, top: int, names: Sequence[str] | None) -> list[dict[str, Any]]:
+    """The most probable classes: number, name (None where there is none) and probability."""
+    values, numbers = scores.topk(min(top, len(scores)))
+    return [
+        {"number": number, "name": names[number] if names else None, "probability": value}
+        for value, number in zip(values.tolist(), numbers.tolist(), strict=True)
+    ]
+
+
+def format_classes(video: str, classes: Sequence[dict[str, Any]]) -> str:
+    """A video's classes, their probabilities in per cent."""
+    names = [row["name"] or f"class {row['number']}" for row in classes]
+    rows = zip(names, classes, strict=True)
+    return "\n".join(
+        [video, *(f"  {100 * row['probability']:5.1f} %  {name}" for name, row in rows)]
+    )
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -2,6 +2,8 @@
 
 import json
 import shutil
+import subprocess
+import sys
 from collections.abc import Callable
 from contextlib import nullcontext
 from pathlib import Path
@@ -20,6 +22,7 @@ from slowfast_patches.engine.evaluate import (
 )
 from slowfast_patches.utils.distributed import World
 
+WORKER = Path(__file__).with_name("evaluate_worker.py")
 ALONE = World(0, 1, torch.device("cpu"))
 
 
@@ -127,6 +130,36 @@ def test_map_without_any_label_is_an_error_not_a_number():
 def test_map_of_a_model_that_diverged_says_so():
     with pytest.raises(ValueError, match="the model gives NaN: the training diverged"):
         metrics([[0.1, float("nan")]], [[1, 0]], "sum", 1)
+
+
+# Several processes.
+
+
+def test_two_processes_give_the_metrics_of_one(tmp_path: Path):
+    """Views of a video on both ranks, one view on one of them, fewer clips than ranks."""
+    torch.manual_seed(0)
+    cases, expected = [], []
+    for videos, clips, ensemble in ((6, 3, "sum"), (6, 3, "max"), (7, 1, "max"), (1, 1, "sum")):
+        rows = torch.randn(videos * clips, 7) - 3
+        views = rows.double().view(videos, clips, 7)
+        scores = views.sum(1) if ensemble == "sum" else views.amax(1)
+        numbers, several = torch.randint(7, (videos,)), torch.rand(videos, 7).round()
+        cases += [(rows, numbers, clips, ensemble), (rows, several, clips, ensemble)]
+        expected += [{f"top{k}": topk_accuracy(scores, numbers, k) for k in (1, 5)}]
+        expected += [{"map": mean_average_precision(scores, several)}]
+    torch.save(cases, tmp_path / "cases.pt")
+    ranks = [
+        subprocess.Popen(
+            [sys.executable, str(WORKER), str(rank), "2", str(tmp_path)],
+            stderr=subprocess.PIPE,
+            text=True,
+        )
+        for rank in range(2)
+    ]
+    errors = [rank.communicate(timeout=120)[1] for rank in ranks]
+    assert [rank.returncode for rank in ranks] == [0, 0], "\n".join(errors)
+    for rank in range(2):
+        assert torch.load(tmp_path / f"rank{rank}.pt") == expected
 
 
 @pytest.mark.parametrize("ranks", [1, 3, 20])

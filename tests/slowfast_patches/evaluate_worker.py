@@ -1,0 +1,70 @@
+"""One process of the test of evaluation on several: `python evaluate_worker.py RANK WORLD FOLDER`.
+
+Reads FOLDER/cases.pt, a list of (scores of all clips, labels by video, clips a video, ensemble),
+evaluates this rank's share of the clips, and writes the metrics of each case to
+FOLDER/rank{RANK}.pt.
+"""
+
+import sys
+from contextlib import nullcontext
+from pathlib import Path
+
+import torch
+import torch.distributed as dist
+from torch import Tensor, nn
+
+from slowfast_patches.engine.evaluate import evaluate
+from slowfast_patches.utils.distributed import World
+
+__all__ = ["main"]
+
+
+def main(rank: int, size: int, folder: Path) -> None:
+    torch.set_num_threads(1)
+    store = dist.FileStore(str(folder / "store"), size)
+    dist.init_process_group("gloo", store=store, rank=rank, world_size=size)
+    world = World(rank, size, torch.device("cpu"))
+    metrics = [_evaluate(world, *case) for case in torch.load(folder / "cases.pt")]
+    torch.save(metrics, folder / f"rank{rank}.pt")
+    dist.destroy_process_group()
+
+
+class _Table(nn.Module):
+    """Scores clip n with the n-th row."""
+
+    def __init__(self, rows: Tensor) -> None:
+        super().__init__()
+        self.rows = rows
+
+    def forward(self, numbers: Tensor) -> Tensor:
+        return self.rows[numbers]
+
+
+def _evaluate(
+    world: World, rows: Tensor, labels: Tensor, clips: int, ensemble: str
+) -> dict[str, float]:
+    batches = [
+        {
+            "clips": numbers,
+            "flips": torch.zeros(len(numbers), dtype=torch.bool),
+            "labels": labels[numbers // clips],
+            "videos": numbers // clips,
+            "failures": [],
+        }
+        for numbers in torch.arange(len(rows))[world.rank :: world.size].split(2)
+    ]
+    return evaluate(
+        _Table(rows),
+        batches,
+        lambda clips, flips: clips,
+        world,
+        num_videos=len(labels),
+        num_classes=rows.shape[1],
+        multi_label=labels.ndim == 2,
+        ensemble=ensemble,
+        autocast=nullcontext,
+    )
+
+
+if __name__ == "__main__":
+    main(int(sys.argv[1]), int(sys.argv[2]), Path(sys.argv[3]))

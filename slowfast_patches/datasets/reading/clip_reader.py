@@ -49,8 +49,9 @@ def read_clip(
     """The planned clip of a video, (T, crop, crop, 3) uint8 RGB, not yet flipped.
 
     Exactly the frames at `plan.positions` are read, which ascend; a position beyond the end is the
-    last frame. `record` is what `scan(path)` found; `out`, if given, receives the clip. `threads`
-    other than 1 let a codec use several for one clip.
+    last frame. `record` is what `scan(path)` found; where it names the frames' files itself, `path`
+    is not looked at. `out`, if given, receives the clip. `threads` other than 1 let a codec use
+    several for one clip.
 
     Raises:
         UnreadableVideoError: the file is gone, is not what the record says, or a frame does not
@@ -198,7 +199,7 @@ def _read_files(
     path: str, record: VideoRecord, positions: NDArray[np.int64], cropper: Cropper, out: Clip
 ) -> None:
     """Read JPEG files, decoded at a half, a quarter or an eighth where that still is enough."""
-    files = frame_files(path)
+    folder, files = ("", record.files) if record.files is not None else (path, frame_files(path))
     if len(files) != record.video.frames:
         raise UnreadableVideoError(f"has {len(files)} frames, the index says {record.video.frames}")
     mode = next((mode for by, mode in _REDUCED.items() if cropper.shrinks >= by), None)
@@ -207,6 +208,6 @@ def _read_files(
         if row and position == positions[row - 1]:
             out[row] = out[row - 1]
             continue
-        image = read_jpeg(path, files[position], mode)
+        image = read_jpeg(folder, files[position], mode)
         cropper.image(image, out[row])
         out[row] = out[row][..., ::-1]

@@ -6,8 +6,7 @@ import contextlib
 import os
 import stat
 from collections.abc import Iterator
-from pathlib import Path
-from typing import cast
+from typing import BinaryIO, cast
 
 import av
 import cv2
@@ -16,10 +15,11 @@ from av.container import InputContainer
 from av.stream import Discard
 from av.video.stream import VideoStream
 from numpy.typing import NDArray
+from PIL import Image
 
 from slowfast_patches.datasets.reading.video_record import UnreadableVideoError
 
-__all__ = ["check_regular", "frame_files", "open_video", "read_jpeg", "readable"]
+__all__ = ["check_regular", "frame_files", "jpeg_size", "open_video", "read_jpeg", "readable"]
 
 _RAISED = (
     *(av.FFmpegError, cv2.error, OSError, EOFError, MemoryError),
@@ -105,7 +105,8 @@ def read_jpeg(folder: str, name: str, mode: int = cv2.IMREAD_COLOR) -> NDArray[n
     Raises:
         UnreadableVideoError: it is none, or not all of one.
     """
-    content = Path(folder, name).read_bytes()
+    with _open_regular(folder, name) as file:
+        content = file.read()
     image = None
     if content.rstrip(b"\0").endswith(_JPEG_END):
         buffer = np.frombuffer(content, np.uint8)
@@ -113,6 +114,36 @@ def read_jpeg(folder: str, name: str, mode: int = cv2.IMREAD_COLOR) -> NDArray[n
     if image is None:
         raise UnreadableVideoError(f"cannot be decoded: {name} is not a whole JPEG")
     return cast(NDArray[np.uint8], image)
+
+
+def jpeg_size(folder: str, name: str) -> tuple[int, int]:
+    """Width and height of the picture in a JPEG file, in pixels; no more than its head is read.
+
+    Raises:
+        UnreadableVideoError: it is none.
+    """
+    with _open_regular(folder, name) as file:
+        try:
+            with Image.open(file, formats=("JPEG",)) as image:
+                return image.size
+        except (OSError, ValueError, LookupError, SyntaxError, Image.DecompressionBombError):
+            raise UnreadableVideoError(f"cannot be decoded: {name} is not a JPEG") from None
+
+
+@contextlib.contextmanager
+def _open_regular(folder: str, name: str) -> Iterator[BinaryIO]:
+    """A file of a folder, open for reading; a pipe or a device is refused, not waited for."""
+    try:
+        number = os.open(os.path.join(folder, name), os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC)
+    except (OSError, ValueError) as error:
+        raise UnreadableVideoError(f"cannot be opened: {name}: {_reason(error)}") from error
+    try:
+        if not stat.S_ISREG(os.fstat(number).st_mode):
+            raise UnreadableVideoError(f"cannot be opened: {name} is not a regular file")
+        with open(number, "rb", closefd=False) as file:
+            yield file
+    finally:
+        os.close(number)
 
 
 def _reason(error: Exception) -> str:

@@ -25,7 +25,7 @@ class Kind(IntEnum):
     PREPARED = 1
     """A video file in the form of `prepared.py`: groups of pictures at known places."""
     FRAMES = 2
-    """A folder of JPEG files, in the order of their names."""
+    """JPEG files: those in a folder in the order of their names, or those that a list names."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -51,3 +51,5 @@ class VideoRecord:
     """PREPARED: the decoder's parameters (avcC)."""
     streams: int = 0
     """VIDEO: streams of any kind in the file; 0 if not known."""
+    files: tuple[str, ...] | None = None
+    """FRAMES: the paths of the frames where a list names them; None for those in the folder."""

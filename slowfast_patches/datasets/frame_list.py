@@ -1,0 +1,288 @@
+"""Frame lists: csv files that name the frames of videos, and their labels, one frame a line.
+
+    original_vido_id video_id frame_id path labels
+    46GP8 0 0 46GP8/46GP8-000001.jpg ""
+    46GP8 0 1 46GP8/46GP8-000002.jpg "92,147"
+
+This is what users have on disk for Something-Something and Charades, slip of the pen included. Such
+a list has millions of lines: it is read in one pass, and kept as a few bytes a frame in arrays,
+which processes that are forked share.
+"""
+
+from __future__ import annotations
+
+import os
+import zlib
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+from itertools import groupby, islice, pairwise
+from operator import itemgetter, lt
+from pathlib import Path
+from typing import NamedTuple, NoReturn, overload
+
+import numpy as np
+
+from multigrid import Video
+from slowfast_patches.datasets.reading.files import jpeg_size
+from slowfast_patches.datasets.reading.index_table import Lists
+from slowfast_patches.datasets.reading.video_record import Kind, VideoRecord
+
+__all__ = [
+    "HEADER",
+    "FrameList",
+    "FrameVideo",
+    "Run",
+    "count_listed",
+    "first_line",
+    "is_header",
+    "read_frame_list",
+]
+
+HEADER = "original_vido_id video_id frame_id path labels"
+"""The first line, as it is spelled in the lists that are around."""
+_HEADERS = (HEADER, HEADER.replace("vido", "video"))
+_FIELDS = len(HEADER.split())
+_BOM = b"\xef\xbb\xbf"
+_QUOTE = b'"'
+
+
+class Run(NamedTuple):
+    """Frames of a video, one after another, that have the same labels; `end` is exclusive."""
+
+    end: int
+    labels: tuple[int, ...]
+
+
+@dataclass(frozen=True)
+class FrameVideo:
+    """A video of a frame list."""
+
+    name: str
+    files: tuple[str, ...]
+    """Paths of its frames, in the order they are shown."""
+    runs: tuple[Run, ...]
+    fps: float
+
+    @property
+    def path(self) -> str:
+        """The folder of its first frame."""
+        return os.path.dirname(self.files[0])
+
+    @property
+    def label(self) -> int:
+        """The label of a video that has one alone, on all of its frames."""
+        ((_, (label,)),) = self.runs
+        return label
+
+    def labels(self, first: int = 0, last: int | None = None) -> set[int]:
+        """All labels of the frames from `first` to `last`, inclusive; of all frames by default."""
+        found, start = set[int](), 0
+        for end, labels in self.runs:
+            if end > first and (last is None or start <= last):
+                found.update(labels)
+            start = end
+        return found
+
+    def record(self) -> VideoRecord:
+        """What the reader has to know of it; the size is that of the first frame.
+
+        Raises:
+            UnreadableVideoError: the first frame is missing or no JPEG.
+        """
+        video = Video(len(self.files), self.fps, *jpeg_size("", self.files[0]))
+        return VideoRecord(Kind.FRAMES, video, files=self.files)
+
+
+@dataclass(frozen=True, eq=False)
+class FrameList(Sequence[FrameVideo]):
+    """The videos of a frame list, in its order; each is made when it is asked for.
+
+    A row of `paths` is the zlib-compressed lines of a video's paths; a row of `runs` has an end, a
+    number of labels, and the labels, run by run. `folder` is what the paths are relative to.
+    """
+
+    names: Lists
+    paths: Lists
+    runs: Lists
+    folder: str
+    fps: float
+
+    def __len__(self) -> int:
+        return len(self.names.ends) - 1
+
+    @overload
+    def __getitem__(self, number: int) -> FrameVideo: ...
+    @overload
+    def __getitem__(self, number: slice) -> list[FrameVideo]: ...
+    def __getitem__(self, number: int | slice) -> FrameVideo | list[FrameVideo]:
+        if isinstance(number, slice):
+            return [self[n] for n in range(len(self))[number]]
+        number = range(len(self))[number]
+        folder = os.path.join(self.folder, "")
+        paths = os.fsdecode(zlib.decompress(self.paths.at(number).tobytes())).split("\n")
+        return FrameVideo(
+            name=self.names.at(number).tobytes().decode("utf-8", "surrogatepass"),
+            files=tuple(path if path.startswith("/") else folder + path for path in paths),
+            runs=tuple(_unpacked(self.runs.at(number).tolist())),
+            fps=self.fps,
+        )
+
+    def with_labels(self, labels: Sequence[int]) -> FrameList:
+        """The same videos with one label each, on all of its frames, in place of the list's."""
+        ends = (self.runs.at(number) for number in range(len(self)))
+        runs = [
+            [Run(list(_unpacked(old.tolist()))[-1].end, (label,))]
+            for old, label in zip(ends, labels, strict=True)
+        ]
+        return FrameList(self.names, self.paths, _packed(runs), self.folder, self.fps)
+
+
+def read_frame_list(path: Path, *, prefix: str = "", num_classes: int, fps: float) -> FrameList:
+    """The videos of a frame list; `fps` is the rate that its frames are taken to have.
+
+    Relative paths start from `prefix`, or from the list's own folder where that is empty.
+
+    Raises:
+        ValueError: no such file, another header, or no frames; or, with file and line, a line with
+            another number of fields, a video whose lines are not together, frame ids that do not
+            ascend, labels that are no integers or outside [0, num_classes).
+    """
+    names, paths, runs = list[str](), list[bytes](), list[list[Run]]()
+    known, labels_of = set[bytes](), _Labels(num_classes)
+    for video in _videos(path):
+        if video.name in known:
+            video.refuse(0, f"video {os.fsdecode(video.name)} appears again after another")
+        known.add(video.name)
+        names.append(os.fsdecode(video.name))
+        paths.append(zlib.compress(b"\n".join(video.paths), 1))
+        runs.append(list(_runs(video, labels_of)))
+    if not names:
+        raise ValueError(f"{path}: no frames in the list")
+    compressed = Lists.of((np.frombuffer(content, np.uint8) for content in paths), np.uint8)
+    folder = os.fspath(prefix or path.parent)
+    return FrameList(Lists.of_texts(names), compressed, _packed(runs), folder, fps)
+
+
+def first_line(path: Path) -> str:
+    """The first line of a list that is not blank; empty where there is none."""
+    with path.open("rb") as lines:
+        texts = (os.fsdecode(line.removeprefix(_BOM)).strip() for line in lines)
+        return next(filter(None, texts), "")
+
+
+def is_header(line: str) -> bool:
+    """Whether a line is that with which frame lists begin, in either spelling."""
+    return " ".join(line.split()) in _HEADERS
+
+
+def count_listed(path: Path) -> int:
+    """Videos of a frame list; raises ValueError as `read_frame_list`, but for the labels."""
+    return sum(1 for _ in _videos(path))
+
+
+class _Video(NamedTuple):
+    """The lines of a video, column by column, and how to refuse the n-th of them."""
+
+    name: bytes
+    paths: tuple[bytes, ...]
+    labels: tuple[bytes, ...]
+    refuse: Callable[[int, str], NoReturn]
+
+
+def _videos(path: Path) -> Iterator[_Video]:
+    """The videos of a list, line after line; blank lines count for nothing."""
+    if not path.is_file():
+        raise ValueError(
+            f"{path}: no such file; set DATA.PATH_TO_DATA_DIR to the folder that has it"
+        )
+    if not is_header(line := first_line(path)):
+        raise ValueError(f"{path}: the first line, {line!r:.100}, is not the header '{HEADER}'")
+    with path.open("rb") as file:
+        rows_of_file = filter(None, map(bytes.split, file))
+        next(rows_of_file)
+        before = 0
+
+        def refuse(number: int, why: str) -> NoReturn:
+            raise ValueError(f"{path}, line {_line_of(path, before + number)}: {why}")
+
+        for name, group in groupby(rows_of_file, itemgetter(0)):
+            rows = list(group)
+            if set(map(len, rows)) != {_FIELDS}:
+                number = next(n for n, row in enumerate(rows) if len(row) != _FIELDS)
+                refuse(number, f"{len(rows[number])} fields, not the {_FIELDS} of '{HEADER}'")
+            _, _, ids, paths, labels = zip(*rows, strict=True)
+            _check_ids(ids, refuse)
+            yield _Video(name, paths, labels, refuse)
+            before += len(rows)
+
+
+def _check_ids(ids: Sequence[bytes], refuse: Callable[[int, str], NoReturn]) -> None:
+    """Frames are in temporal order."""
+    try:
+        numbers = list(map(int, ids))
+    except ValueError:
+        wrong = next(n for n, text in enumerate(ids) if not text.strip(b"-").isdigit())
+        refuse(wrong, f"frame_id {os.fsdecode(ids[wrong])!r} is not an integer")
+    if not all(map(lt, numbers, numbers[1:])):
+        wrong = next(n for n, pair in enumerate(pairwise(numbers), start=1) if not lt(*pair))
+        one, other = numbers[wrong - 1 : wrong + 1]
+        refuse(wrong, f"frame_id {other} comes after {one}; frames are listed in their order")
+
+
+def _line_of(path: Path, number: int) -> int:
+    """The line, from 1, of the n-th frame, from 0, of a list."""
+    with path.open("rb") as lines:
+        filled = (line for line, content in enumerate(lines, start=1) if content.strip())
+        return next(islice(filled, number + 1, None))  # the first is the header's
+
+
+class _Labels:
+    """What a label field stands for: '"3,5"' is (3, 5), '""' nothing."""
+
+    def __init__(self, num_classes: int) -> None:
+        self._num_classes, self._known = num_classes, dict[bytes, tuple[int, ...]]()
+
+    def __call__(self, field: bytes) -> tuple[int, ...]:
+        """Raises ValueError, which says what is wrong with it."""
+        if field not in self._known:
+            self._known[field] = self._parse(field)
+        return self._known[field]
+
+    def _parse(self, field: bytes) -> tuple[int, ...]:
+        said = os.fsdecode(field)
+        quoted = len(field) >= 2 and field.startswith(_QUOTE) and field.endswith(_QUOTE)
+        numbers = field[1:-1] if quoted else field
+        parts = numbers.split(b",") if numbers else []
+        if not all(part.isdigit() for part in parts):
+            raise ValueError(f'labels {said} are not integers with commas between, as "3,5" or ""')
+        labels = tuple(map(int, parts))
+        if labels and max(labels) >= self._num_classes:
+            raise ValueError(
+                f"label {max(labels)} is outside MODEL.NUM_CLASSES {self._num_classes} "
+                f"(labels run from 0 to {self._num_classes - 1})"
+            )
+        return labels
+
+
+def _runs(video: _Video, labels_of: _Labels) -> Iterator[Run]:
+    end = 0
+    for field, group in groupby(video.labels):
+        try:
+            labels = labels_of(field)
+        except ValueError as error:
+            video.refuse(end, str(error))
+        end += len(list(group))
+        yield Run(end, labels)
+
+
+def _packed(videos: Sequence[Sequence[Run]]) -> Lists:
+    rows = ([n for run in runs for n in (run.end, len(run.labels), *run.labels)] for runs in videos)
+    return Lists.of((np.array(row, np.int64) for row in rows), np.int64)
+
+
+def _unpacked(row: list[int]) -> Iterator[Run]:
+    place = 0
+    while place < len(row):
+        end, count = row[place : place + 2]
+        yield Run(end, tuple(row[place + 2 : place + 2 + count]))
+        place += 2 + count

@@ -169,7 +169,7 @@ class TestDryRun:
         for experiment in EXPERIMENTS.values():
             section = out[out.index(experiment.title) :]
             for found in experiment.rows:
-                line = next(line for line in section.splitlines() if found.label in line)
+                line = next(line for line in section.splitlines() if line.startswith(found.label))
                 assert Path(found.training.cfg).name in line, line
         assert not output.exists()
 
@@ -367,6 +367,7 @@ class TestSlurm:
             folder / "sbatch",
             f'#!/bin/sh\ncat "$1" >> {folder}/submitted\necho "Submitted batch job 4242"\n',
         )
+        executable(folder / "srun", "#!/bin/sh\n")
         executable(
             folder / "sacct",
             "#!/bin/sh\necho 'JobID|State|NodeList'\n"

@@ -11,6 +11,7 @@ from typing import Any
 from slowfast_patches.config.metrics import metric_title
 from slowfast_patches.engine.compare import Recipe, Result, find_results
 from slowfast_patches.engine.reproduction.experiment import Experiment, Row, Training
+from slowfast_patches.engine.reproduction.recipes import trainings_of
 from slowfast_patches.utils.report import Mean, format_table, mean_of
 
 __all__ = ["TOY_MARK", "Measured", "Outcome", "format_outcome", "make_outcome", "write_outcome"]
@@ -93,7 +94,8 @@ def make_outcome(
     Raises:
         ValueError: one of them is of another config than the recipe's; says what differs.
     """
-    results = find_results(list(dict.fromkeys(recipes.values())), seeds, output)
+    own = [recipes[training] for training in trainings_of([experiment])]
+    results = find_results(own, seeds, output)
 
     def runs(training: Training) -> dict[int, Result]:
         name = recipes[training].name

@@ -95,6 +95,7 @@ class Bench:
             torch.cuda.empty_cache()
 
     def precision_name(self) -> str:
+        """What the model computes in: "float32", "bfloat16" or "float16"."""
         with self.precision.autocast():
             if torch.is_autocast_enabled(self.device.type):
                 return str(torch.get_autocast_dtype(self.device.type)).removeprefix("torch.")

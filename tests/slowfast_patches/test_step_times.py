@@ -12,9 +12,10 @@ import pytest
 import torch
 from fvcore.common.config import CfgNode
 
-from multigrid import Shape
+from multigrid import Shape, baseline_cost, schedule_cost
 from slowfast_patches.config import load_config
 from slowfast_patches.config.schedule import schedule_from_config
+from slowfast_patches.engine.plan import format_plan, make_plan
 from slowfast_patches.engine.step_times import (
     MisfitError,
     fitting_step_times,
@@ -87,17 +88,20 @@ def times(tmp_path: Path, recipe: Path) -> Path:
 
 def test_the_plans_hours_by_hand(recipe, times, capsys, load_program):
     """8 × (120 + 135 + 105) s are 0.8 h; the baseline's 56 iterations of 90 s are 1.4 h."""
-    tool = load_program("tools/plan.py")
     arguments = ["--cfg", str(recipe), "--dataset-size", "64", "--step-times", str(times)]
-    assert tool.main([*arguments, "--json"]) == 0
+    assert load_program("tools/plan.py").main([*arguments, "--json"]) == 0
     found = json.loads(capsys.readouterr().out)
     assert (found["iterations"], found["baseline_iterations"]) == (24, 56)
     assert found["hours"] == pytest.approx(0.8)
     assert found["baseline_hours"] == pytest.approx(1.4)
     assert found["speed_up"] == pytest.approx(1.75)
     assert [phase["seconds"] for phase in found["phases"]] == [2880]
-    assert tool.main(arguments) == 0
-    text = capsys.readouterr().out
+
+
+def test_the_plans_text_has_seconds_hours_and_where_they_come_from(recipe, times):
+    cfg = load_config(recipe)
+    timing = measured_timing([read_step_times(times)], cfg)
+    text = format_plan(make_plan(schedule_from_config(cfg, 64), lambda *_: 1e9, timing))
     rows = [line.split() for line in text.splitlines()]
     assert rows[0][-1] == "seconds"
     assert rows[2][-1] == "2,880"
@@ -197,6 +201,33 @@ def test_an_estimate_is_in_proportion_to_the_work(recipe):
     assert timing.ours(Shape(32, 8, 32)) == 6
 
 
+@pytest.mark.parametrize("steps", ["step_time_demo.json", "step_time_demo_again.json"])
+@pytest.mark.parametrize(
+    ("report", "overrides"),
+    [
+        ("demo.json", ()),
+        ("step_time_demo_pair.json", ("SOLVER.MAX_EPOCH", 6, "SOLVER.STEPS", [0, 4.8])),
+    ],
+)
+def test_what_was_measured_predicts_the_demos_speed_up(steps, report, overrides):
+    """Within 10 % of what the demo's trainings took, waiting for data not counted."""
+    cfg = load_config(ROOT / "configs" / "Demo" / "SLOWFAST_DEMO_MULTIGRID.yaml", overrides)
+    timing = measured_timing([read_step_times(RESULTS / steps)], cfg)
+    schedule = schedule_from_config(cfg, 640)
+    ours = schedule_cost(schedule, None, timing.ours).seconds
+    baseline = baseline_cost(schedule, None, timing.baseline).seconds
+    rows = {row["name"]: row for row in json.loads((RESULTS / report).read_text())["configs"]}
+    took = [
+        sum(run["seconds"]["training"] for run in rows[name]["runs"])
+        for name in ("SLOWFAST_DEMO", "SLOWFAST_DEMO_MULTIGRID")
+    ]
+    assert schedule.iterations == rows["SLOWFAST_DEMO_MULTIGRID"]["iterations"]
+    assert baseline / ours == pytest.approx(took[0] / took[1], rel=0.1)
+
+
+RESULTS = ROOT / "benchmarks" / "results"
+
+
 def changed(**values: object) -> Callable[[dict[str, Any]], object]:
     """A change of the file's own keys."""
     return lambda data: data | values
@@ -263,16 +294,16 @@ def test_what_the_benchmark_writes_gives_the_plan_its_hours(
     path = tmp_path / "new" / "times.json"
     recipe = ["--cfg", str(tiny_recipe)]
     short = ["--rounds", "2", "--seconds", "0.01", "--output", str(path)]
-    assert bench.main([*recipe, *short, "MULTIGRID.LONG_CYCLE", "False"]) == 0
+    pairs = ["MULTIGRID.LONG_CYCLE", "False", "MULTIGRID.SHORT_CYCLE_FACTORS", "[0.5]"]
+    assert bench.main([*recipe, *short, *pairs]) == 0
     table = capsys.readouterr().out
     written = json.loads(path.read_text())
     assert [row["shape"] for row in written["shapes"]] == [
         [4, 8, 32],
         [16, 8, 16],
-        [8, 8, 23],
         [4, 8, 32],
     ]
-    assert [row["bn_size"] for row in written["shapes"]] == [None, 16, 8, 4]
+    assert [row["bn_size"] for row in written["shapes"]] == [None, 16, 4]
     for row in written["shapes"]:
         assert len(row["seconds"]["rounds"]) == 2
         assert f"{row['seconds']['median']:.4f}" in table
@@ -281,7 +312,7 @@ def test_what_the_benchmark_writes_gives_the_plan_its_hours(
     assert {"versions", "date", "command"} <= written.keys()
 
     plan = [*recipe, "--json", "--dataset-size", "240", "--step-times", str(path)]
-    assert load_program("tools/plan.py").main([*plan, "MULTIGRID.LONG_CYCLE", "False"]) == 0
+    assert load_program("tools/plan.py").main([*plan, *pairs]) == 0
     found = json.loads(capsys.readouterr().out)
     assert found["baseline_hours"] == pytest.approx(
         found["baseline_iterations"] * written["shapes"][0]["seconds"]["median"] / 3600

@@ -41,7 +41,8 @@ def check_labels(cfg: CfgNode) -> None:
             raise ValueError(
                 f"DATA.MULTI_LABEL {several} does not fit {section}.DATASET {dataset}, whose "
                 f"videos have {'one label' if several else 'several labels'} each; set "
-                f"DATA.MULTI_LABEL {not several}{_others(not several)}"
+                f"{section}.DATASET to another, or DATA.MULTI_LABEL {not several} with "
+                f"{_fitting(not several)}"
             )
     if cfg.MODEL.LOSS_FUNC == "bce":
         raise ValueError(
@@ -59,7 +60,6 @@ def check_labels(cfg: CfgNode) -> None:
             )
 
 
-def _others(several: bool) -> str:
+def _fitting(several: bool) -> str:
     """What else to set with DATA.MULTI_LABEL."""
-    keys = [f"MODEL.{key} {value}" for key, value in _FITTING[several].items()]
-    return f" with {' and '.join(keys)}"
+    return " and ".join(f"MODEL.{key} {value}" for key, value in _FITTING[several].items())

@@ -15,7 +15,7 @@ __all__ = ["available_cores", "machine", "versions"]
 
 def versions() -> dict[str, str]:
     """Of Python and of the packages that a result depends on."""
-    names = ("slowfast-multigrid", "pyslowfast", "torch", "numpy", "av", "fvcore")
+    names = ("slowfast-multigrid", "pyslowfast", "torch", "numpy", "av", "fvcore", "scikit-learn")
     return {"python": platform.python_version()} | {name: version(name) for name in names}
 
 

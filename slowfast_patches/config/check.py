@@ -23,6 +23,8 @@ _CHOICES: dict[str, tuple[object, ...]] = {
     "SOLVER.LR_POLICY": ("cosine", "steps_with_relative_lrs"),
     "SOLVER.OPTIMIZING_METHOD": ("sgd", "adam"),
     "DATA.ENSEMBLE_METHOD": ("sum", "max"),
+    "TRAIN.CHECKPOINT_TYPE": ("pytorch", "caffe2"),
+    "TEST.CHECKPOINT_TYPE": ("pytorch", "caffe2"),
     "TEST.NUM_SPATIAL_CROPS": (1, 3),
     "DIST_BACKEND": ("auto", "nccl", "gloo"),
 }
@@ -66,7 +68,6 @@ def check_config(cfg: CfgNode, world_size: int = 1) -> None:
         _check_multigrid,
         _check_pathways,
         _check_crops,
-        _check_checkpoints,
     )
     for check in checks:
         check(cfg)
@@ -251,18 +252,6 @@ def _check_crops(cfg: CfgNode) -> None:
             f"DATA.TRAIN_JITTER_SCALES {jitter} is [shortest, longest] short side in pixels, no "
             f"shorter than DATA.TRAIN_CROP_SIZE {train}"
         )
-
-
-def _check_checkpoints(cfg: CfgNode) -> None:
-    for section in ("TRAIN", "TEST"):
-        node = cfg[section]
-        if node.CHECKPOINT_TYPE != "pytorch" and node.CHECKPOINT_FILE_PATH:
-            raise ValueError(
-                f"{section}.CHECKPOINT_TYPE {node.CHECKPOINT_TYPE!r} is not read (a Caffe2 file is "
-                "a pickle, which runs whatever is in it); convert "
-                f"{node.CHECKPOINT_FILE_PATH} and write pytorch, or leave "
-                f"{section}.CHECKPOINT_FILE_PATH empty"
-            )
 
 
 def _check_processes(cfg: CfgNode, world_size: int) -> None:

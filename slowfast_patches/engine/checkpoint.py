@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import itertools
-import logging
 import os
 from collections.abc import Mapping
 from pathlib import Path
@@ -12,19 +11,15 @@ from typing import Any
 import torch
 import yaml
 from fvcore.common.config import CfgNode
-from torch import nn
 
 __all__ = [
     "check_same_recipe",
     "find_resumable",
     "last_checkpoint",
     "load",
-    "load_weights",
     "save",
     "set_aside",
 ]
-
-logger = logging.getLogger(__name__)
 
 _FOLDER = "checkpoints"
 
@@ -142,41 +137,6 @@ def check_same_recipe(checkpoint: Mapping[str, Any], cfg: CfgNode, path: Path) -
             + "\n".join(lines)
             + "\nUse another OUTPUT_DIR, or TRAIN.AUTO_RESUME False to start over"
         )
-
-
-def load_weights(
-    model: nn.Module, path: str, *, inflate: bool = False, complete: bool = False
-) -> None:
-    """Take the weights of a PyTorch checkpoint; says what was not loaded.
-
-    Args:
-        model: takes every weight whose name and shape agree.
-        path: a checkpoint with "model_state", or a plain state dict.
-        inflate: repeat 2-D convolutions along time, as the host does.
-        complete: every weight must be there, as for testing.
-
-    Raises:
-        ValueError: the file cannot be read, nothing in it fits, or `complete` and something lacks.
-    """
-    content = load(path)
-    weights, wanted = content.get("model_state", content), model.state_dict()
-    if inflate:
-        from slowfast.utils.checkpoint import inflate_weight
-
-        weights = inflate_weight({k: v for k, v in weights.items() if k in wanted}, wanted)
-    fitting = {k: v for k, v in weights.items() if k in wanted and v.shape == wanted[k].shape}
-    if not fitting:
-        raise ValueError(f"{path}: none of its {len(weights)} entries fits {len(wanted)} weights")
-    left = [k for k in wanted if k not in fitting]
-    if left and complete:
-        raise ValueError(
-            f"{path} is not of this model: it lacks {len(left)} of {len(wanted)} weights, such as "
-            f"{left[0]}; give the recipe that it was trained with"
-        )
-    model.load_state_dict(fitting, strict=False)
-    logger.info("%s: %d of %d weights loaded", path, len(fitting), len(wanted))
-    if left:
-        logger.warning("%s: not loaded, keep their initial values: %s", path, ", ".join(left))
 
 
 def _may_differ(key: str) -> bool:

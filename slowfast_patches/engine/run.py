@@ -31,6 +31,7 @@ from slowfast_patches.models.build import build_model
 from slowfast_patches.models.flops import check_shapes, flops_per_clip
 from slowfast_patches.models.inputs import InputTransform
 from slowfast_patches.models.solver import Precision
+from slowfast_patches.models.weights import check_file, load_weights
 from slowfast_patches.utils.distributed import World
 from slowfast_patches.utils.machine import machine, versions
 
@@ -56,6 +57,9 @@ def run(cfg: CfgNode, init_method: str) -> None:
     schedule = _check_training(cfg, world_size) if cfg.TRAIN.ENABLE else None
     if cfg.TEST.ENABLE:
         _count_videos(cfg, "test")
+        if schedule is None:
+            path, kind, section = _tested_file(cfg)
+            check_file(path, kind, section=section)
     if schedule is not None and cfg.SHARD_ID == 0 and int(os.environ.get("RANK", 0)) == 0:
         _prepare_folder(cfg, schedule)
     launch(recipe, init_method, _main)
@@ -75,7 +79,9 @@ def _check_training(cfg: CfgNode, world_size: int) -> Schedule:
     schedule = schedule_from_config(cfg, videos)
     MultigridBatchSampler(schedule, cfg.RNG_SEED, 0, world_size)
     check_shapes(cfg, schedule.shapes)
-    checkpoint.find_resumable(cfg, schedule.num_videos)
+    resumed = checkpoint.find_resumable(cfg, schedule.num_videos)
+    if resumed is None and cfg.TRAIN.CHECKPOINT_FILE_PATH:
+        check_file(cfg.TRAIN.CHECKPOINT_FILE_PATH, cfg.TRAIN.CHECKPOINT_TYPE)
     return schedule
 
 
@@ -148,14 +154,8 @@ def _test(cfg: CfgNode, world: World, trainer: Trainer | None) -> dict[str, floa
         model = trainer.model
     else:
         model = build_model(cfg).to(world.device)
-        found = checkpoint.last_checkpoint(cfg.OUTPUT_DIR)
-        path = cfg.TEST.CHECKPOINT_FILE_PATH or found or cfg.TRAIN.CHECKPOINT_FILE_PATH
-        if not path:
-            raise ValueError(
-                f"nothing to test: {cfg.OUTPUT_DIR} has no checkpoint; set "
-                "TEST.CHECKPOINT_FILE_PATH, or TRAIN.ENABLE True"
-            )
-        checkpoint.load_weights(model, str(path), complete=True)
+        path, kind, section = _tested_file(cfg)
+        load_weights(model, path, kind=kind, complete=True, section=section)
     dataset = build_dataset(cfg, "test")
     local = max(1, cfg.TEST.BATCH_SIZE * cfg.NUM_SHARDS // world.size)
     metrics = evaluate(
@@ -176,6 +176,21 @@ def _test(cfg: CfgNode, world: World, trainer: Trainer | None) -> dict[str, floa
         format_metrics(metrics),
     )
     return metrics
+
+
+def _tested_file(cfg: CfgNode) -> tuple[str, str, str]:
+    """The file whose model is tested, its CHECKPOINT_TYPE, and the section that names it."""
+    found = checkpoint.last_checkpoint(cfg.OUTPUT_DIR)
+    if cfg.TEST.CHECKPOINT_FILE_PATH:
+        return cfg.TEST.CHECKPOINT_FILE_PATH, cfg.TEST.CHECKPOINT_TYPE, "TEST"
+    if found is not None:
+        return str(found), "pytorch", "TEST"
+    if cfg.TRAIN.CHECKPOINT_FILE_PATH:
+        return cfg.TRAIN.CHECKPOINT_FILE_PATH, cfg.TRAIN.CHECKPOINT_TYPE, "TRAIN"
+    raise ValueError(
+        f"nothing to test: {cfg.OUTPUT_DIR} has no checkpoint; set TEST.CHECKPOINT_FILE_PATH, or "
+        "TRAIN.ENABLE True"
+    )
 
 
 def _write_result(

@@ -30,6 +30,7 @@ from slowfast_patches.engine.step import train_step
 from slowfast_patches.models.build import build_model
 from slowfast_patches.models.inputs import InputTransform
 from slowfast_patches.models.solver import Precision, build_optimizer, loss_function
+from slowfast_patches.models.weights import load_weights
 from slowfast_patches.utils.distributed import World, sum_over_ranks
 
 __all__ = ["Trainer", "TrainingStoppedError"]
@@ -213,9 +214,10 @@ class Trainer:
         found = checkpoint.find_resumable(self.cfg, len(self.dataset))
         if found is None:
             if self.cfg.TRAIN.CHECKPOINT_FILE_PATH:
-                checkpoint.load_weights(
+                load_weights(
                     self.model,
                     self.cfg.TRAIN.CHECKPOINT_FILE_PATH,
+                    kind=self.cfg.TRAIN.CHECKPOINT_TYPE,
                     inflate=self.cfg.TRAIN.CHECKPOINT_INFLATE,
                 )
             return

@@ -1,6 +1,5 @@
 """Checkpoints: whole or not there, read without running anything, never mixed up."""
 
-import logging
 import pickle
 from collections.abc import Callable
 from pathlib import Path
@@ -8,7 +7,6 @@ from pathlib import Path
 import pytest
 import torch
 from fvcore.common.config import CfgNode
-from torch import nn
 
 from slowfast_patches.engine import checkpoint
 
@@ -130,48 +128,3 @@ def test_setting_aside_never_overwrites(tmp_path: Path):
         assert checkpoint.last_checkpoint(tmp_path) is None
     kept = tmp_path / "checkpoints_before_1" / "checkpoint_iter_00000001.pyth"
     assert checkpoint.load(kept)["iteration"] == 1
-
-
-# Starting from given weights.
-
-
-def test_weights_that_fit_are_loaded_and_the_rest_is_named(
-    tmp_path: Path, caplog: pytest.LogCaptureFixture
-):
-    model = nn.Sequential(nn.Linear(2, 3), nn.Linear(3, 4))
-    before = model[1].weight.clone()
-    state = {"0.weight": torch.ones(3, 2), "1.weight": torch.ones(9, 3), "other": torch.ones(1)}
-    torch.save({"model_state": state}, tmp_path / "w.pyth")
-    with caplog.at_level(logging.WARNING):
-        checkpoint.load_weights(model, str(tmp_path / "w.pyth"))
-    assert torch.equal(model[0].weight, torch.ones(3, 2))
-    assert torch.equal(model[1].weight, before)
-    assert "0.bias, 1.weight, 1.bias" in caplog.text
-
-
-def test_a_plain_state_dict_is_loaded(tmp_path: Path):
-    torch.save({"weight": torch.ones(3, 2), "bias": torch.zeros(3)}, tmp_path / "w.pyth")
-    model = nn.Linear(2, 3)
-    checkpoint.load_weights(model, str(tmp_path / "w.pyth"))
-    assert torch.equal(model.weight, torch.ones(3, 2))
-
-
-def test_weights_of_which_none_fits_are_refused(tmp_path: Path):
-    torch.save({"weight": torch.ones(5, 5)}, tmp_path / "w.pyth")
-    with pytest.raises(ValueError, match="none of its 1 entries fits 2 weights"):
-        checkpoint.load_weights(nn.Linear(2, 3), str(tmp_path / "w.pyth"))
-
-
-def test_inflated_convolutions_repeat_along_time(tmp_path: Path):
-    flat = torch.rand(4, 3, 3, 3)
-    torch.save({"weight": flat, "head.weight": torch.ones(2)}, tmp_path / "w.pyth")
-    model = nn.Conv3d(3, 4, (5, 3, 3), bias=False)
-    checkpoint.load_weights(model, str(tmp_path / "w.pyth"), inflate=True)
-    for t in range(5):  # a video that stands still gives what the image gave
-        torch.testing.assert_close(model.weight[:, :, t], flat / 5)
-
-
-def test_a_test_refuses_a_checkpoint_that_lacks_weights(tmp_path):
-    torch.save({"model_state": {"bias": torch.zeros(2)}}, tmp_path / "w.pyth")
-    with pytest.raises(ValueError, match="lacks 1 of 2 weights, such as weight"):
-        checkpoint.load_weights(nn.Linear(3, 2), str(tmp_path / "w.pyth"), complete=True)

@@ -324,8 +324,8 @@ def test_nccl_on_the_cpu_becomes_gloo_with_one_warning(caplog):
         ("MULTIGRID.SHORT_CYCLE_FACTORS [0.5,0]", "factors in (0, 1]"),
         ("SHARD_ID 1", "counted from 0"),
         ("NUM_GPUS -1", "NUM_GPUS 0 is the CPU"),
-        ("TRAIN.CHECKPOINT_TYPE caffe2 TRAIN.CHECKPOINT_FILE_PATH a.pkl", "convert a.pkl"),
-        ("TEST.CHECKPOINT_TYPE caffe2 TEST.CHECKPOINT_FILE_PATH b.pkl", "convert b.pkl"),
+        ("TRAIN.CHECKPOINT_TYPE onnx", "TRAIN.CHECKPOINT_TYPE 'onnx' is not known; use pytorch or"),
+        ("TEST.CHECKPOINT_TYPE Caffe2", "TEST.CHECKPOINT_TYPE 'Caffe2' is not known; use pytorch"),
         ("DATA.NUM_FRAMES 4", "SLOWFAST.ALPHA 1, 2 or 4 would work"),
     ],
 )
@@ -359,8 +359,9 @@ def test_steps_without_a_stepwise_policy_are_warned_of(caplog):
     assert "SOLVER.STEPS [0, 10] has no effect" in warnings_of(caplog)[0]
 
 
-def test_a_checkpoint_type_without_a_checkpoint_asks_for_nothing():
-    check_config(load_config(None, ["TRAIN.CHECKPOINT_TYPE", "caffe2"]))
+def test_caffe2_checkpoints_are_a_known_type():
+    keys = ["TRAIN.CHECKPOINT_TYPE", "caffe2", "TEST.CHECKPOINT_TYPE", "caffe2"]
+    check_config(load_config(None, keys))
 
 
 def test_the_global_batch_divides_over_the_processes():

@@ -1,0 +1,143 @@
+"""Files of weights: which kind they are, and their tensors under the names that the file has."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from slowfast_patches.models.weights.caffe2 import read_blobs
+
+__all__ = ["Weights", "check_file", "read_weights"]
+
+_STATES = ("model_state", "state_dict", "model")
+"""Where a PyTorch checkpoint may keep its state dict; else it is one itself."""
+
+_LEGACY_MARK = b"\x8a\nl\xfc\x9cF\xf9 j\xa8P\x19."
+"""torch's number in files from before 1.6, after the two bytes of the pickle protocol."""
+
+_OPTIMIZER_BLOB = re.compile(r".*_momentum|lr|model_iter")
+
+
+@dataclass(frozen=True)
+class Weights:
+    """What a file holds.
+
+    tensors: by the file's own names.
+    others: names of what is no tensor.
+    origin: what kind of file it is, in words.
+    """
+
+    tensors: Mapping[str, Tensor]
+    others: tuple[str, ...]
+    origin: str
+
+
+def check_file(path: str | Path, kind: str = "pytorch", *, section: str = "TRAIN") -> None:
+    """Look whether a file can be a checkpoint of a kind, without reading it.
+
+    Args:
+        path: the file.
+        kind: "pytorch" or "caffe2", as `section`.CHECKPOINT_TYPE has it.
+        section: TRAIN or TEST, whose keys the errors name.
+
+    Raises:
+        ValueError: no such file, or it is of another kind; says which key to change.
+    """
+    advice = f"change {section}.CHECKPOINT_FILE_PATH"
+    head = _head(Path(path), advice)
+    from_torch = head.startswith(b"PK\x03\x04") or head[2:].startswith(_LEGACY_MARK)
+    if not head:
+        raise ValueError(f"{path} is empty; {advice}")
+    if head.lstrip().startswith(b"<"):
+        raise ValueError(f"{path} is a web page, as a failed download leaves it; {advice}")
+    if kind == "caffe2" and from_torch:
+        raise ValueError(
+            f"{path} was written by PyTorch; set {section}.CHECKPOINT_TYPE pytorch to read it"
+        )
+    if kind == "pytorch" and head.startswith((b"\x80", b"}", b"(d")) and not from_torch:
+        raise ValueError(
+            f"{path} is a pickle that PyTorch did not write; if it comes from Caffe2, set "
+            f"{section}.CHECKPOINT_TYPE caffe2"
+        )
+    if kind == "pytorch" and not from_torch:
+        raise ValueError(f"{path} is no PyTorch checkpoint: it starts with {head[:16]!r}; {advice}")
+
+
+def read_weights(path: str | Path, kind: str = "pytorch", *, section: str = "TRAIN") -> Weights:
+    """Read a file, executing nothing that is in it; the arguments are those of `check_file`.
+
+    Raises:
+        ValueError: the file cannot be read, or holds no weights; says which key to change.
+    """
+    check_file(path, kind, section=section)
+    if kind == "caffe2":
+        return _from_blobs(read_blobs(Path(path)))
+    content = _load_torch(path, section)
+    if not isinstance(content, Mapping):
+        raise ValueError(f"{path} holds a {type(content).__name__}, not weights by name")
+    key = next((k for k in _STATES if isinstance(content.get(k), Mapping)), None)
+    state = content if key is None else content[key]
+    weights = _from_state(state, "a PyTorch " + (f'file, its "{key}"' if key else "state dict"))
+    if not weights.tensors:
+        raise ValueError(
+            f"{path} holds no weights, neither at its top nor under {', '.join(_STATES)}; it has "
+            f"{', '.join(map(str, list(content)[:5])) or 'nothing'}; "
+            f"change {section}.CHECKPOINT_FILE_PATH"
+        )
+    return weights
+
+
+def _head(path: Path, advice: str) -> bytes:
+    try:
+        with path.open("rb") as file:
+            return file.read(64)
+    except FileNotFoundError as error:
+        raise ValueError(f"{path}: no such file; {advice}") from error
+    except OSError as error:
+        raise ValueError(f"{path} cannot be read: {error.strerror}; {advice}") from error
+
+
+def _load_torch(path: str | Path, section: str) -> Any:
+    try:
+        return torch.load(path, map_location="cpu", weights_only=True)
+    except Exception as error:
+        refused = re.search(r"GLOBAL (\S+) was not", str(error))
+        if refused:
+            raise ValueError(
+                f"{path} is refused: it holds more than weights ({refused[1]}), and only tensors "
+                "and plain containers are safe to load; save its state dict alone, and set "
+                f"{section}.CHECKPOINT_FILE_PATH to that"
+            ) from error
+        raise ValueError(
+            f"{path} cannot be read as a PyTorch checkpoint ({_first_sentence(error)}); "
+            f"change {section}.CHECKPOINT_FILE_PATH"
+        ) from error
+
+
+def _first_sentence(error: Exception) -> str:
+    return re.split(r"\.\s|\n", str(error) or type(error).__name__)[0].strip()
+
+
+def _from_state(state: Mapping[Any, Any], origin: str) -> Weights:
+    tensors = {k: v for k, v in state.items() if isinstance(k, str) and isinstance(v, Tensor)}
+    return Weights(tensors, tuple(str(k) for k in state if k not in tensors), origin)
+
+
+def _from_blobs(blobs: Mapping[str, Any]) -> Weights:
+    """Without the optimizer's blobs, which are counted."""
+    model = {k: v for k, v in blobs.items() if not _OPTIMIZER_BLOB.fullmatch(k)}
+    arrays = {k: v for k, v in model.items() if isinstance(v, np.ndarray)}
+    others = tuple(k for k in model if k not in arrays)
+    left_out = len(blobs) - len(model)
+    return Weights(
+        {k: torch.from_numpy(v.astype(v.dtype.newbyteorder("="))) for k, v in arrays.items()},
+        others,
+        f"a Caffe2 file, {left_out} blobs of its optimizer left out",
+    )

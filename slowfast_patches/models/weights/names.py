@@ -1,0 +1,133 @@
+"""Names of weights: from those that a file has to those of the host's models."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable, Mapping
+
+from torch import Tensor
+
+__all__ = ["TORCHVISION", "host_names"]
+
+TORCHVISION = "torchvision's names"
+"""Among what `host_names` says: they were."""
+
+_PREFIXES = ("module.", "model.")
+"""What a wrapper (DistributedDataParallel, a trainer's module) puts before every name."""
+
+_BLOCK_PARTS = {
+    **{f"conv{i}": f"branch2.{part}" for i, part in enumerate("abc", 1)},
+    **{f"bn{i}": f"branch2.{part}_bn" for i, part in enumerate("abc", 1)},
+    "downsample.0": "branch1",
+    "downsample.1": "branch1_bn",
+}
+"""Parts of a bottleneck block, torchvision's to the host's."""
+
+_SPLIT_STATISTIC = re.compile(
+    r"(.+)\.(?:split_)?bn\.(running_mean|running_var|num_batches_tracked)"
+)
+
+
+def host_names(
+    tensors: Mapping[str, Tensor], kind: str = "pytorch"
+) -> tuple[dict[str, Tensor], tuple[str, ...]]:
+    """Tensors under the host's names, as far as they have any, and what was done, in words.
+
+    Caffe2's names, those of torchvision's ResNets, a prefix that all names share, and the two
+    statistics of split batch normalisation are known; other names stay.
+
+    Args:
+        tensors: by the file's names.
+        kind: "caffe2", or "pytorch", whose naming is found out.
+
+    Raises:
+        ValueError: a ResNet of basic blocks (18, 34), which the host's models do not have.
+    """
+    if kind == "caffe2":
+        from slowfast.utils.c2_model_loading import get_name_convert_func
+
+        convert = get_name_convert_func()
+        return {convert(name): value for name, value in tensors.items()}, ()
+    named, prefix = _without_prefix(tensors)
+    notes = [f"prefix {prefix} taken off"] if prefix else []
+    if "conv1.weight" in named and "layer1.0.conv1.weight" in named:
+        if "layer1.0.conv3.weight" not in named:
+            raise ValueError(
+                "a ResNet of blocks with two convolutions (18 or 34 layers): the models here have "
+                "three in a block, as ResNet-50 and 101"
+            )
+        named = {_from_torchvision(name): value for name, value in named.items()}
+        notes.append(TORCHVISION)
+    named, folded = _fold_split_batchnorm(named)
+    if folded:
+        notes.append(f"{folded} split batch normalisations folded")
+    return named, tuple(notes)
+
+
+def _without_prefix(tensors: Mapping[str, Tensor]) -> tuple[dict[str, Tensor], str]:
+    """The tensors without what `_PREFIXES` all of their names start with, and these together."""
+    named, taken = dict(tensors), ""
+    while named and (prefix := next((p for p in _PREFIXES if _all_start(named, p)), None)):
+        named = {name.removeprefix(prefix): value for name, value in named.items()}
+        taken += prefix
+    return named, taken
+
+
+def _all_start(names: Iterable[str], prefix: str) -> bool:
+    return all(name.startswith(prefix) for name in names)
+
+
+def _from_torchvision(name: str) -> str:
+    """layer1.0.conv1.weight is s2.pathway0_res0.branch2.a.weight; what is not known stays."""
+    stem = re.fullmatch(r"(conv|bn)1\.(\w+)", name)
+    if stem:
+        return f"s1.pathway0_stem.{stem[1]}.{stem[2]}"
+    block = re.fullmatch(r"layer(\d)\.(\d+)\.(.+)\.(\w+)", name)
+    if block is None or block[3] not in _BLOCK_PARTS:
+        return name
+    stage = int(block[1]) + 1
+    return f"s{stage}.pathway0_res{block[2]}.{_BLOCK_PARTS[block[3]]}.{block[4]}"
+
+
+def _fold_split_batchnorm(tensors: Mapping[str, Tensor]) -> tuple[dict[str, Tensor], int]:
+    """Split batch normalisation as a plain one, and how many there were.
+
+    The later releases keep the scale and shift of a layer X of C channels as X.weight and X.bias,
+    and its statistics as X.bn.running_mean, ..., with those of n splits of the mini-batch beside
+    them, one split's C channels after the other's, as X.split_bn.running_mean, ... of n·C values.
+    The splits' are the ones that training moves, so they count where both are there.
+    """
+    plain = dict(tensors)
+    layers = {m[1] for name in tensors if (m := _SPLIT_STATISTIC.fullmatch(name))}
+    sources = {layer: source for layer in layers if (source := _statistics(tensors, layer))}
+    for layer, source in sources.items():
+        plain |= _folded(tensors, layer, source)
+        for name in [n for n in tensors if n.startswith((f"{layer}.bn.", f"{layer}.split_bn."))]:
+            del plain[name]
+    return plain, len(sources)
+
+
+def _statistics(tensors: Mapping[str, Tensor], layer: str) -> str | None:
+    """Where the statistics of a split layer are; None for a layer without scale, or incomplete."""
+    if f"{layer}.weight" not in tensors:
+        return None
+    channels = tensors[f"{layer}.weight"].numel()
+    for source in (f"{layer}.split_bn", f"{layer}.bn"):
+        both = [tensors.get(f"{source}.running_{name}") for name in ("mean", "var")]
+        if all(t is not None and t.numel() and t.numel() % channels == 0 for t in both):
+            return source
+    return None
+
+
+def _folded(tensors: Mapping[str, Tensor], layer: str, source: str) -> dict[str, Tensor]:
+    """One layer's statistics over all splits, which are of one size: the mean of the means, and
+    by the law of total variance the mean of the variances plus the variance of the means."""
+    channels = tensors[f"{layer}.weight"].numel()
+    means = tensors[f"{source}.running_mean"].reshape(-1, channels)
+    variances = tensors[f"{source}.running_var"].reshape(-1, channels)
+    folded = {
+        f"{layer}.running_mean": means.mean(0),
+        f"{layer}.running_var": variances.mean(0) + means.var(0, correction=0),
+    }
+    counter = tensors.get(f"{source}.num_batches_tracked")
+    return folded if counter is None else folded | {f"{layer}.num_batches_tracked": counter}

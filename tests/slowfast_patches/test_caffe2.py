@@ -1,0 +1,301 @@
+"""Caffe2 files: read as Python 2 and numpy wrote them, and nothing in them is ever run."""
+
+import argparse
+import collections
+import contextlib
+import copyreg
+import os
+import pickle
+import re
+import struct
+import subprocess
+import warnings
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import numpy as np
+import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+
+from slowfast_patches.models.weights.caffe2 import read_blobs
+
+KERNEL = np.arange(24, dtype=np.float32).reshape(2, 3, 1, 2, 2) / 7
+SCALE = np.array([-1.5, 0.0, 255.0], dtype=np.float32)
+
+
+def written(folder: Path, content: bytes) -> Path:
+    path = folder / "model.pkl"
+    path.write_bytes(content)
+    return path
+
+
+# What is read.
+
+
+def python2_binary(arrays: dict[str, np.ndarray]) -> bytes:
+    """{"blobs": arrays} as Python 2's pickle.HIGHEST_PROTOCOL, 2, has it: bytes are strings."""
+
+    def array(a: np.ndarray) -> bytes:
+        dims = b"".join(b"J" + struct.pack("<i", n) for n in a.shape)
+        data = a.tobytes()
+        return (
+            b"cnumpy.core.multiarray\n_reconstruct\ncnumpy\nndarray\nK\x00\x85U\x01b\x87R"
+            b"(K\x01(" + dims + b"tcnumpy\ndtype\nU\x02f4K\x00K\x01\x87R"
+            b"(K\x03U\x01<NNNJ\xff\xff\xff\xffJ\xff\xff\xff\xffK\x00tb"
+            b"\x89T" + struct.pack("<i", len(data)) + data + b"tb"
+        )
+
+    items = b"".join(b"U" + bytes([len(k)]) + k.encode() + array(a) for k, a in arrays.items())
+    return b"\x80\x02}U\x05blobs}(" + items + b"us."
+
+
+def python2_text(arrays: dict[str, np.ndarray]) -> bytes:
+    """The same in protocol 0, Python 2's default."""
+
+    def array(a: np.ndarray) -> bytes:
+        dims = b"".join(b"I%d\n" % n for n in a.shape)
+        data = repr(a.tobytes())[1:].encode()
+        return (
+            b"cnumpy.core.multiarray\n_reconstruct\n(cnumpy\nndarray\n(I0\ntS'b'\ntR"
+            b"(I1\n(" + dims + b"tcnumpy\ndtype\n(S'f4'\nI0\nI1\ntR"
+            b"(I3\nS'<'\nNNNI-1\nI-1\nI0\ntb"
+            b"I00\nS" + data + b"\ntb"
+        )
+
+    items = b"".join(b"S" + repr(k).encode() + b"\n" + array(a) + b"s" for k, a in arrays.items())
+    return b"(dS'blobs'\n(d" + items + b"s."
+
+
+@pytest.mark.parametrize("write", [python2_binary, python2_text])
+def test_files_of_python_2(write: Callable[[dict], bytes], tmp_path: Path):
+    content = write({"conv1_w": KERNEL, "res_conv1_bn_s": SCALE})
+    with warnings.catch_warnings():  # the module's old name
+        warnings.simplefilter("ignore", DeprecationWarning)
+        by_python = pickle.loads(content, encoding="latin1")["blobs"]
+    np.testing.assert_array_equal(by_python["conv1_w"], KERNEL)
+    blobs = read_blobs(written(tmp_path, content))
+    assert list(blobs) == ["conv1_w", "res_conv1_bn_s"]
+    np.testing.assert_array_equal(blobs["conv1_w"], KERNEL)
+    np.testing.assert_array_equal(blobs["res_conv1_bn_s"], SCALE)
+
+
+@pytest.mark.parametrize("protocol", range(pickle.HIGHEST_PROTOCOL + 1))
+def test_files_of_this_numpy(protocol: int, tmp_path: Path):
+    blobs = {
+        "kernel": KERNEL,
+        "columns_first": np.asfortranarray(KERNEL[:, :, 0]),
+        "frozen": SCALE.copy(),
+        "big_endian": SCALE.astype(">f8"),
+        "half": SCALE.astype(np.float16),
+        "counts": np.array([[1, -2]], dtype=np.int64),
+        "alone": np.array(3.5),
+        "none": np.zeros((0, 4), dtype=np.float32),
+        "scalar": np.float32(0.25),
+        "lr": 0.1,
+        "text": "a\xe9",
+    }
+    blobs["frozen"].flags.writeable = False
+    content = pickle.dumps({"blobs": collections.OrderedDict(blobs)}, protocol=protocol)
+    found = read_blobs(written(tmp_path, content))
+    assert list(found) == list(blobs)
+    for name, value in blobs.items():
+        np.testing.assert_array_equal(found[name], value)
+        assert np.asarray(found[name]).dtype == np.asarray(value).dtype
+
+
+def test_an_ordered_dict_of_python_2_has_a_list_of_pairs(tmp_path: Path):
+    content = b"\x80\x02}U\x05blobsccollections\nOrderedDict\n](](U\x02lrK\x07ee\x85Rs."
+    assert read_blobs(written(tmp_path, content)) == {"lr": 7}
+
+
+@pytest.mark.parametrize(
+    ("content", "said"),
+    [
+        (pickle.dumps([1, 2]), 'no "blobs"'),
+        (pickle.dumps({"conv1_w": SCALE}), 'no "blobs"'),
+        (pickle.dumps({"blobs": {1: SCALE}}), 'no "blobs"'),
+        (python2_binary({"conv1_w": KERNEL})[:-40], "cannot be read"),
+        (b"version https://git-lfs", "cannot be read as a Caffe2 checkpoint: UnpicklingError"),
+    ],
+)
+def test_what_is_no_caffe2_file_is_named(content: bytes, said: str, tmp_path: Path):
+    path = written(tmp_path, content)
+    with pytest.raises(ValueError, match=re.escape(str(path))) as caught:
+        read_blobs(path)
+    assert said in str(caught.value)
+    assert "\n" not in str(caught.value)
+
+
+# What is refused. Every one of these, were it run, would make the file "executed".
+
+TOUCH = "touch executed"
+
+
+@pytest.fixture(autouse=True)
+def nothing_is_executed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    monkeypatch.chdir(tmp_path)
+    yield
+    assert not (tmp_path / "executed").exists()
+
+
+def assert_refused(content: bytes, name: str) -> None:
+    path = written(Path.cwd(), content)
+    with pytest.raises(ValueError) as caught:
+        read_blobs(path)
+    assert str(caught.value).startswith(f"{name} in {path} is refused: ")
+
+
+class Calls:
+    """Pickles as a call."""
+
+    def __init__(self, function: Callable, *arguments: object) -> None:
+        self.call = (function, arguments)
+
+    def __reduce__(self) -> tuple:
+        return self.call
+
+
+PROTOCOLS = pytest.mark.parametrize("protocol", range(pickle.HIGHEST_PROTOCOL + 1))
+
+
+@PROTOCOLS
+@pytest.mark.parametrize(
+    ("evil", "name"),
+    [
+        (Calls(os.system, TOUCH), "posix.system"),
+        (Calls(eval, f"__import__('os').system('{TOUCH}')"), "builtins.eval"),
+        (Calls(subprocess.Popen, TOUCH.split()), "subprocess.Popen"),
+        (argparse.Namespace(a=1), "argparse.Namespace"),
+        (Calls(getattr, np.ndarray, "tofile"), "builtins.getattr"),
+        (Calls(np.load, "model.npy", None, True), "numpy.load"),
+    ],
+)
+def test_a_function_or_a_class_is_refused_by_name(evil: object, name: str, protocol: int):
+    if protocol < 3:  # Python 2's names
+        name = name.replace("builtins", "__builtin__").replace("subprocess", "commands")
+    if isinstance(evil, argparse.Namespace) and protocol < 2:
+        name = "copy_reg._reconstructor"
+    for content in (evil, {"blobs": {"a": SCALE, "b": evil}}, {"blobs": {}, "c": [({1: evil},)]}):
+        assert_refused(pickle.dumps(content, protocol=protocol), name)
+
+
+@PROTOCOLS
+def test_an_array_of_objects_is_refused(protocol: int):
+    array = np.array([Calls(os.system, TOUCH)], dtype=object)
+    assert_refused(pickle.dumps({"blobs": {"a": array}}, protocol), "numpy.dtype of 'O8'")
+    with_fields = np.zeros(2, dtype=[("x", "f4")])
+    assert_refused(pickle.dumps({"blobs": {"a": with_fields}}, protocol), "numpy.dtype of 'V4'")
+
+
+def test_other_arrays_than_plain_ones_are_refused():
+    masked = np.ma.masked_array([1.0], [True])
+    assert_refused(pickle.dumps({"blobs": {"a": masked}}), "numpy.ma.core._mareconstruct")
+
+
+def test_python_itself_would_run_them(tmp_path: Path):
+    for evil in (Calls(os.system, TOUCH), np.array([Calls(os.system, TOUCH)], dtype=object)):
+        pickle.loads(pickle.dumps({"blobs": {"a": evil}}))
+        (tmp_path / "executed").unlink()
+    pickle.loads(b"(" + SHELL + b"ios\nsystem\n.")
+    (tmp_path / "executed").unlink()
+
+
+DTYPE = b"cnumpy\ndtype\nU\x02f4K\x00K\x01\x87R"
+EMPTY = b"cnumpy.core.multiarray\n_reconstruct\ncnumpy\nndarray\nK\x00\x85U\x01b\x87R"
+SHELL = b"S'" + TOUCH.encode() + b"'\n"
+
+
+@pytest.mark.parametrize(
+    ("program", "name"),
+    [
+        # Names: dotted ones, in either half, and what an admitted name has inside.
+        (b"\x80\x04\x8c\x05numpy\x8c\x12f2py.os.path.join.\x93.", "numpy.f2py.os.path.join."),
+        (b"\x80\x04\x8c\x05numpy\x8c\x11ndarray.__class__\x93.", "numpy.ndarray.__class__"),
+        (b"\x80\x04\x8c\x02os\x8c\x06system\x93\x8c\x0etouch executed\x85R.", "os.system"),
+        (b"cnumpy.core\nmultiarray._reconstruct\n.", "numpy.core.multiarray._reconstruct"),
+        (b"cnumpy.testing._private.utils\nrunstring\n.", "numpy.testing._private.utils.runstring"),
+        (b"c_codecs\ndecode\n.", "_codecs.decode"),
+        # Objects of classes.
+        (b"(" + SHELL + b"ios\nsystem\n.", "os.system"),
+        (b"(cos\nsystem\n" + SHELL + b"o.", "os.system"),
+        (b"(cnumpy\nndarray\nI2\no.", "the pickle operation OBJ"),
+        (b"cnumpy\nndarray\nI2\n\x85\x81.", "the pickle operation NEWOBJ"),
+        (b"\x80\x04cnumpy\nndarray\nI2\n\x85}\x92.", "the pickle operation NEWOBJ_EX"),
+        # Objects from elsewhere.
+        (b"Pos.system\n.", "the pickle operation PERSID"),
+        (b"S'os.system'\nQ.", "the pickle operation BINPERSID"),
+        (b"\x80\x05\x97.", "the pickle operation NEXT_BUFFER"),
+        # Calls and states of what is admitted.
+        (b"cnumpy\nndarray\nI2\n\x85R.", "a call of numpy.ndarray"),
+        (b"S'os.system'\n" + SHELL + b"\x85R.", "a call of what is no function"),
+        (EMPTY + b")R.", "a call of what is no function"),
+        (b"cnumpy\ndtype\n}S'call'\nN\x86b.", "setting the state of what is no array"),
+        (b"]}b.", "setting the state of what is no array"),
+        (
+            b"cnumpy.core.multiarray\n_reconstruct\ncnumpy\ndtype\nK\x00\x85U\x01b\x87R.",
+            "an array that is no numpy.ndarray",
+        ),
+        (DTYPE + b"(K\x03U\x01|N(U\x01xtN}I4\nI1\nI0\ntb.", "a structured numpy.dtype"),
+        (b"cnumpy\ndtype\nU\x02O8K\x00K\x01\x87R.", "numpy.dtype of 'O8'"),
+        (b"cnumpy\ndtype\n]\x85R.", "numpy.dtype of a list"),
+        (EMPTY + b"(K\x01K\x01\x85" + DTYPE + b"\x89]tb.", "an array made of a list"),
+        (EMPTY + b"(K\x01K\x01\x85U\x01O\x89U\x04aaaatb.", "an array of str"),
+        (
+            EMPTY + b"(K\x01(J\xff\xff\xff\xffJ\xff\xff\xff\xfft" + DTYPE + b"\x89U\x04aaaatb.",
+            "an array whose shape is no tuple of counts",
+        ),
+        (b"cnumpy.core.multiarray\nscalar\nU\x01OU\x01a\x86R.", "an array of str"),
+        (b"c_codecs\nencode\nS'x'\nS'rot13'\n\x86R.", "_codecs.encode to 'rot13'"),
+    ],
+)
+def test_ways_around_are_refused_by_name(program: bytes, name: str):
+    assert_refused(program, name)
+    assert_refused(b"}U\x05blobs}U\x01a" + program.removeprefix(b"\x80\x04")[:-1] + b"ss.", name)
+
+
+def test_a_registered_extension_is_refused_even_if_it_was_used_before():
+    """Its code is looked up in a cache, which no name is needed for."""
+    copyreg.add_extension("posix", "system", 240)
+    try:
+        content = pickle.dumps(Calls(os.system, TOUCH), protocol=2)
+        assert b"system" not in content
+        assert pickle.loads(b"\x80\x02\x82\xf0.") is os.system
+        assert_refused(content, "the pickle operation EXT1")
+        assert_refused(b"\x80\x02\x83\xf0\x00.", "the pickle operation EXT2")
+        assert_refused(b"\x80\x02\x84\xf0\x00\x00\x00.", "the pickle operation EXT4")
+    finally:
+        copyreg.remove_extension("posix", "system", 240)
+
+
+def test_what_was_set_in_one_file_is_not_there_in_the_next():
+    with pytest.raises(ValueError):
+        read_blobs(written(Path.cwd(), b"cnumpy\ndtype\nN}U\x04callNs\x86b."))
+    content = pickle.dumps({"blobs": {"a": SCALE}})
+    np.testing.assert_array_equal(read_blobs(written(Path.cwd(), content))["a"], SCALE)
+
+
+@pytest.mark.parametrize(
+    "program",
+    [
+        b"\x80\x04\x8e" + struct.pack("<Q", 1 << 60) + b"x.",
+        b"\x80\x05\x96" + struct.pack("<Q", 1 << 40) + b"x.",
+        b"T\xff\xff\xff\x7fx.",
+        b"Nr\xff\xff\xff\xff.",
+        EMPTY + b"(K\x01\x8a\x05\x00\x00\x00\x00\x01\x85" + DTYPE + b"\x89U\x04aaaatb.",
+    ],
+    ids=["bytes", "bytearray", "string", "memo", "array"],
+)
+def test_more_than_there_is_is_not_allocated(program: bytes):
+    with pytest.raises(ValueError, match=r"cannot be read|no Caffe2 checkpoint"):
+        read_blobs(written(Path.cwd(), program))
+
+
+@settings(max_examples=200, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@given(place=st.integers(0, 400), value=st.integers(0, 255), cut=st.integers(0, 400))
+def test_a_damaged_file_is_read_or_refused(place: int, value: int, cut: int):
+    content = bytearray(python2_binary({"conv1_w": KERNEL, "res_conv1_bn_s": SCALE}))
+    content[place % len(content)] = value
+    content = content[: len(content) - cut] if cut < len(content) // 2 else content
+    with contextlib.suppress(ValueError):  # any other exception is a bug
+        assert isinstance(read_blobs(written(Path.cwd(), bytes(content))), dict)

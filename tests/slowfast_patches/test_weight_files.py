@@ -1,0 +1,88 @@
+"""Files that are no weights, or weights of another kind: one line that names the key to change."""
+
+import pickle
+from collections.abc import Callable
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from torch import nn
+
+from slowfast_patches.models.weights import check_file, load_weights
+
+
+class Evil:
+    def __reduce__(self) -> tuple:
+        return (Path.touch, (Path("executed"),))
+
+
+PICKLE = pickle.dumps({"blobs": {"pred_b": np.zeros(4, np.float32)}}, protocol=2)
+
+
+def written(content: object, path: Path) -> Path:
+    torch.save(content, path)
+    return path
+
+
+def torch_bytes(content: object, folder: Path) -> bytes:
+    return written(content, folder / "file").read_bytes()
+
+
+@pytest.mark.parametrize("section", ["TRAIN", "TEST"])
+@pytest.mark.parametrize(
+    ("make", "kind", "said"),
+    [
+        (lambda f: PICKLE, "pytorch", "a pickle that PyTorch did not write; .*_TYPE caffe2"),
+        (lambda f: torch_bytes({}, f), "caffe2", "was written by PyTorch; set .*_TYPE pytorch"),
+        (lambda f: b"", "pytorch", "is empty; change .*_FILE_PATH"),
+        (lambda f: b"", "caffe2", "is empty; change .*_FILE_PATH"),
+        (lambda f: b"\n<!DOCTYPE html>", "pytorch", "is a web page, .* change .*_FILE_PATH"),
+        (lambda f: b"<?xml version='1.0'?>", "caffe2", "is a web page, .* change .*_FILE_PATH"),
+        (lambda f: b"version https://git", "pytorch", "starts with b'version https:.*_FILE_PATH"),
+        (lambda f: torch_bytes({"a": Evil()}, f), "pytorch", "more than weights .*_FILE_PATH"),
+        (lambda f: torch_bytes({"a": torch.ones(999)}, f)[:900], "pytorch", "cannot be read as"),
+        (lambda f: torch_bytes({"epoch": 3}, f), "pytorch", "no weights.* it has epoch; change"),
+        (lambda f: torch_bytes([1], f), "pytorch", "holds a list, not weights by name"),
+    ],
+)
+def test_a_file_of_another_kind(
+    make: Callable[[Path], bytes],
+    kind: str,
+    said: str,
+    section: str,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+):
+    monkeypatch.chdir(tmp_path)
+    path = tmp_path / "file"
+    path.write_bytes(make(tmp_path))
+    with pytest.raises(ValueError, match=said) as caught:
+        load_weights(nn.Linear(2, 3), path, kind=kind, section=section)
+    message = str(caught.value)
+    assert message.startswith(str(path))
+    assert "\n" not in message
+    assert f"{section}.CHECKPOINT" in message or "by name" in message
+    assert not (tmp_path / "executed").exists()
+
+
+def test_an_old_file_of_pytorch_is_read_and_as_safely(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+):
+    monkeypatch.chdir(tmp_path)
+    model, path = nn.Linear(2, 3), tmp_path / "old.pth"
+    torch.save(model.state_dict(), path, _use_new_zipfile_serialization=False)
+    load_weights(model, path, complete=True)
+    torch.save({"a": Evil()}, path, _use_new_zipfile_serialization=False)
+    with pytest.raises(ValueError, match="more than weights"):
+        load_weights(model, path)
+    with pytest.raises(ValueError, match=r"set TRAIN\.CHECKPOINT_TYPE pytorch"):
+        load_weights(model, path, kind="caffe2")
+    assert not (tmp_path / "executed").exists()
+
+
+def test_a_file_that_is_not_there_or_is_a_folder(tmp_path: Path):
+    with pytest.raises(ValueError, match=r"gone: no such file; change TEST\.CHECKPOINT_FILE_PATH"):
+        check_file(tmp_path / "gone", section="TEST")
+    with pytest.raises(ValueError, match=r"Is a directory; change TRAIN\.CHECKPOINT_FILE_PATH"):
+        check_file(tmp_path)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib
 import logging
 import os
 from typing import Any, cast
@@ -18,6 +19,7 @@ from multigrid import (
     collate,
     stream,
 )
+from slowfast_patches import patching
 from slowfast_patches.datasets.csv_list import csv_path
 from slowfast_patches.utils.machine import available_cores
 
@@ -33,6 +35,8 @@ __all__ = [
 
 logger = logging.getLogger(__name__)
 
+_REGISTERED = ("slowfast_patches.datasets.ssv2", "slowfast_patches.datasets.charades")
+"""Data sets that enter the host's registry as they are imported."""
 _PREFETCH = 2
 """Mini-batches that each worker may be ahead."""
 _MOST_WORKERS = 16
@@ -43,7 +47,10 @@ _PRECISE_BN_EPOCH = 1 << 30
 
 
 def build_dataset(cfg: CfgNode, split: str) -> Any:
-    """The data set of a split, from the host's registry."""
+    """The data set of a split, from the host's registry, in which ours are by then."""
+    patching.apply()
+    for module in _REGISTERED:
+        importlib.import_module(module)
     from slowfast.datasets.build import build_dataset as host_build_dataset
 
     name = cfg.TEST.DATASET if split == "test" else cfg.TRAIN.DATASET

@@ -128,7 +128,8 @@ def _kinetics_classes(cfg: CfgNode) -> dict[str, int] | None:
 
 def _ssv2_classes(cfg: CfgNode) -> dict[str, int] | None:
     """A prepared data set has its names as Kinetics does."""
-    return ssv2_classes(cfg) or _kinetics_classes(cfg)
+    folder = Path(cfg.DATA.PATH_TO_DATA_DIR)
+    return ssv2_classes(folder, cfg.MODEL.NUM_CLASSES) or _kinetics_classes(cfg)
 
 
 def _charades_path(cfg: CfgNode, split: str) -> Path:

@@ -20,7 +20,7 @@ from multigrid import (
     stream,
 )
 from slowfast_patches import patching
-from slowfast_patches.datasets.csv_list import csv_path
+from slowfast_patches.datasets.lists import list_path
 from slowfast_patches.utils.machine import available_cores
 
 __all__ = [
@@ -87,9 +87,11 @@ def loading_advice(cfg: CfgNode, dataset: Any) -> str:
     workers, cores = num_workers(cfg), cores_of_process(cfg)
     ways = []
     if not getattr(getattr(dataset, "index", None), "is_prepared", True):
+        path = list_path(cfg, "train")
+        source = f"--csv {path}" if path.suffix == ".csv" else f"--ssv2 {path.parent}"
         ways.append(
-            f"tools/prepare_data.py --csv {csv_path(cfg, 'train')} --out DIR writes a data set "
-            "that reads several times faster (docs/data.md)"
+            f"tools/prepare_data.py {source} --out DIR writes a data set that reads several times "
+            "faster (docs/data.md)"
         )
     if workers < max(1, cores - 1):
         ways.append(

@@ -28,7 +28,7 @@ from slowfast_patches.datasets.frame_list import (
     read_frame_list,
 )
 
-__all__ = ["count_ssv2", "read_ssv2", "ssv2_classes", "ssv2_path"]
+__all__ = ["count_ssv2", "labels_file", "read_ssv2", "ssv2_classes", "ssv2_path", "webm_videos"]
 
 _NAME = "something-something-v2-{}.json"
 _SPLITS = {"train": "train", "val": "validation", "test": "validation"}
@@ -45,7 +45,12 @@ def ssv2_path(cfg: CfgNode, split: str) -> Path:
     folder = Path(cfg.DATA.PATH_TO_DATA_DIR)
     names = ("test.csv", "val.csv") if split == "test" else (f"{split}.csv",)
     csvs = [folder / name for name in names if (folder / name).is_file()]
-    return csvs[0] if csvs else folder / _NAME.format(_SPLITS[split])
+    return csvs[0] if csvs else labels_file(folder, split)
+
+
+def labels_file(folder: Path, split: str) -> Path:
+    """The json file that names the videos of a split and their templates."""
+    return folder / _NAME.format(_SPLITS[split])
 
 
 def read_ssv2(cfg: CfgNode, split: str) -> Sequence[Any]:
@@ -62,12 +67,11 @@ def read_ssv2(cfg: CfgNode, split: str) -> Sequence[Any]:
                 f"'{path.parent}' has neither {split}.csv nor {path.name}; set "
                 "DATA.PATH_TO_DATA_DIR to the folder that has one of them"
             )
-        labels = _read_ids(path, classes)
-        return [LabelledVideo(path, label) for path, label in _webm_files(cfg, labels)]
+        return webm_videos(path, data.PATH_PREFIX, classes)
     if not _lists_frames(path, data.PATH_LABEL_SEPARATOR):
         separator = data.PATH_LABEL_SEPARATOR
         return read_csv(path, prefix=data.PATH_PREFIX, separator=separator, num_classes=classes)
-    file = Path(data.PATH_TO_DATA_DIR) / _NAME.format(_SPLITS[split])
+    file = labels_file(Path(data.PATH_TO_DATA_DIR), split)
     labels = _read_ids(file, classes)
     frames = read_frame_list(
         path, prefix=data.PATH_PREFIX, num_classes=classes, fps=float(data.TARGET_FPS)
@@ -75,6 +79,24 @@ def read_ssv2(cfg: CfgNode, split: str) -> Sequence[Any]:
     names = frames.names.texts()
     _check_same(path, names, file, labels)
     return frames.with_labels([labels[name] for name in names])
+
+
+def webm_videos(file: Path, prefix: str, num_classes: int) -> list[LabelledVideo]:
+    """The WebM files of a json file's videos, {id}.webm, with their classes.
+
+    They are in `prefix`; where that is empty in the json file's folder or in the one that the
+    archives unpack to, whichever has one of the first.
+
+    Raises:
+        ValueError: as `read_ssv2` says of json files.
+    """
+    labels = _read_ids(file, num_classes)
+    names = [f"{name}.webm" for name in labels]
+    folders = [prefix] if prefix else [str(file.parent), str(file.parent / _WEBM_FOLDER)]
+    found = (f for f in folders if any(os.path.exists(os.path.join(f, n)) for n in names[:_TRIED]))
+    chosen = next(found, folders[0])
+    paths = (os.path.join(chosen, name) for name in names)
+    return [LabelledVideo(*video) for video in zip(paths, labels.values(), strict=True)]
 
 
 def count_ssv2(cfg: CfgNode, split: str) -> int | None:
@@ -89,14 +111,14 @@ def count_ssv2(cfg: CfgNode, split: str) -> int | None:
     return count_lines(path)
 
 
-def ssv2_classes(cfg: CfgNode) -> dict[str, int] | None:
-    """The classes by their templates, without brackets; None where there is no such file.
+def ssv2_classes(folder: Path, num_classes: int) -> dict[str, int] | None:
+    """The classes by their templates, without brackets; None where the folder has no such file.
 
     Raises:
         ValueError: the file is wrong; says where.
     """
-    path = Path(cfg.DATA.PATH_TO_DATA_DIR) / _NAME.format("labels")
-    return _read_classes(path, cfg.MODEL.NUM_CLASSES) if path.is_file() else None
+    path = folder / _NAME.format("labels")
+    return _read_classes(path, num_classes) if path.is_file() else None
 
 
 def _lists_frames(path: Path, separator: str) -> bool:
@@ -116,17 +138,6 @@ def _lists_frames(path: Path, separator: str) -> bool:
             f"'{HEADER}', nor 'path{separator}label'"
         )
     return False
-
-
-def _webm_files(cfg: CfgNode, labels: dict[str, int]) -> list[tuple[str, int]]:
-    """(path, label) of each id, in the first folder that has one of the first videos."""
-    prefix, folder = cfg.DATA.PATH_PREFIX, cfg.DATA.PATH_TO_DATA_DIR
-    folders = [prefix] if prefix else [folder, os.path.join(folder, _WEBM_FOLDER)]
-    names = [f"{name}.webm" for name in labels]
-    found = (f for f in folders if any(os.path.exists(os.path.join(f, n)) for n in names[:_TRIED]))
-    chosen = next(found, folders[0])
-    paths = (os.path.join(chosen, name) for name in names)
-    return list(zip(paths, labels.values(), strict=True))
 
 
 def _read_ids(path: Path, num_classes: int) -> dict[str, int]:
@@ -172,9 +183,7 @@ def _entries(path: Path) -> list[Any]:
 
 def _load(path: Path) -> Any:
     if not path.is_file():
-        raise ValueError(
-            f"{path}: no such file; set DATA.PATH_TO_DATA_DIR to the folder that has it"
-        )
+        raise ValueError(f"{path}: no such file; the json files belong together, in one folder")
     try:
         return json.loads(path.read_text(encoding="utf-8-sig"))
     except ValueError as error:

@@ -200,7 +200,7 @@ def test_a_list_and_a_json_of_other_videos_are_refused_with_both_counts(tmp_path
         ("labels", {"A": "0", "B": "3"}, r"labels.json, entry 'B': '3' is not .* below .* 3"),
         ("labels", {"A": "zero"}, r"labels.json, entry 'A': 'zero' is not a class number"),
         ("labels", {"A": -1}, r"labels.json, entry 'A': -1 is not a class number"),
-        ("labels", None, r"labels.json: no such file; set DATA.PATH_TO_DATA_DIR"),
+        ("labels", None, r"labels.json: no such file; the json files belong together"),
     ],
 )
 def test_what_is_wrong_in_a_json_file_is_said_with_file_and_entry(tmp_path, file, content, said):

@@ -15,6 +15,11 @@ takes the classes from the names of folders: videos/<class>/*.mp4 (.avi, .mkv, .
 set aside for validation, always the same. Without --out, the lists and classes.json (the number of
 each class) are written into the folder, and no video is.
 
+    python tools/prepare_data.py --ssv2 ssv2 --out ssv2_prepared
+
+takes the WebM files that Something-Something V2's json files in a folder name, in it, in its
+20bn-something-something-v2, or in --prefix.
+
 After a few videos it says what space and time the rest will take, and stops if the disk is too
 small. Interrupted, killed, or stopped by a full disk, the same command continues: what is whole and
 whose source has not changed is kept. A video that cannot be read is left out of the lists and
@@ -34,6 +39,7 @@ from slowfast_patches.datasets.preparing.lists import (
     VideoList,
     find_classes,
     read_lists,
+    read_ssv2_lists,
     write_class_lists,
 )
 from slowfast_patches.datasets.preparing.prepare import prepare
@@ -51,6 +57,7 @@ def parse_args(argv: list[str] | None = None) -> argparse.Namespace:
         "--csv", type=Path, action="append", metavar="FILE", help="a list; give one or more"
     )
     data.add_argument("--folder", type=Path, metavar="DIR", help="folders named after classes")
+    data.add_argument("--ssv2", type=Path, metavar="DIR", help="folder of SSv2's json files")
     parser.add_argument("--out", type=Path, metavar="DIR", help="folder of the prepared data set")
     parser.add_argument("--workers", type=int, metavar="N", help="processes (one per core)")
     parser.add_argument(
@@ -74,13 +81,15 @@ def parse_args(argv: list[str] | None = None) -> argparse.Namespace:
     args = parser.parse_args(argv)
     without = {
         "--csv": ["val_fraction"],
+        "--ssv2": ["val_fraction"],
         "--folder": ["prefix"] + ["workers", "short_side", "psnr"] * (args.out is None),
     }
-    for name in without["--csv" if args.csv else "--folder"]:
+    source = "--csv" if args.csv else "--folder" if args.folder else "--ssv2"
+    for name in without[source]:
         if getattr(args, name) is not None:
             parser.error(f"--{name.replace('_', '-')} has no effect here")
-    if args.csv and args.out is None:
-        parser.error("--csv needs --out")
+    if source != "--folder" and args.out is None:
+        parser.error(f"{source} needs --out")
     if not args.separator:
         parser.error("--separator is empty")
     return args
@@ -114,9 +123,12 @@ def main(argv: list[str] | None = None) -> int:
 
 
 def find_lists(args: argparse.Namespace) -> tuple[Sequence[VideoList], Sequence[str]]:
-    """The lists to prepare, and the classes of a folder; without --out they are written there."""
+    """The lists to prepare, and the classes where they have names; those of a folder are written
+    there without --out."""
     if args.csv:
         return read_lists(args.csv, prefix=args.prefix or "", separator=args.separator), ()
+    if args.ssv2:
+        return read_ssv2_lists(args.ssv2, prefix=args.prefix or "")
     found = find_classes(args.folder, args.val_fraction)
     describe(found)
     if args.out is None:

@@ -33,7 +33,10 @@ class ClipRequest(NamedTuple):
 
 
 class Batch(TypedDict):
-    """A collated mini-batch of n clips, as `collate` makes it."""
+    """A collated mini-batch of n clips, as `collate` makes it.
+
+    `labels` are classes, (n,) int64, or multi-hot rows, (n, classes) float32.
+    """
 
     clips: Tensor
     labels: Tensor
@@ -114,9 +117,9 @@ def empty_clips(count: int, frames: int, crop: int) -> Tensor:
 def collate(samples: Sequence[Mapping[str, Any]]) -> Batch:
     """Stack the samples of one mini-batch.
 
-    Each sample has `clip` (T, H, W, 3) uint8, `label`, `flip` (bool), `iteration`, and `failures`,
-    a list of (path, reason) of videos that had to be replaced. All are of one iteration, hence of
-    one shape.
+    Each sample has `clip` (T, H, W, 3) uint8, `label` (a class, or a multi-hot vector (classes,)
+    float32), `flip` (bool), `iteration`, and `failures`, a list of (path, reason) of videos that
+    had to be replaced. All are of one iteration, hence of one shape.
     """
     iterations = {sample["iteration"] for sample in samples}
     assert len(iterations) == 1, f"a mini-batch of several iterations: {sorted(iterations)}"

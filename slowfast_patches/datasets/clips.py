@@ -1,13 +1,12 @@
 """What all data sets share: clips of the videos of a list, read on the grid asked for.
 
-A data set says what its list is, which record and label a video has, and how clips are placed.
+A data set says what it is called, which label a clip has, and how clips are placed in their videos.
 """
 
 from __future__ import annotations
 
-from abc import abstractmethod
 from collections.abc import Sequence
-from typing import Any, ClassVar, Generic, Protocol, TypeVar
+from typing import Any, ClassVar
 
 import numpy as np
 import torch
@@ -27,10 +26,14 @@ from multigrid import (
     plan_train,
 )
 from slowfast_patches.config.schedule import base_shape
+from slowfast_patches.datasets.csv_list import LabelledVideo
+from slowfast_patches.datasets.frame_list import FrameList, FrameVideo
+from slowfast_patches.datasets.lists import list_path, read_list
 from slowfast_patches.datasets.reading.clip_reader import read_clip
+from slowfast_patches.datasets.reading.index import VideoIndex, open_index
 from slowfast_patches.datasets.reading.video_record import UnreadableVideoError, VideoRecord
 
-__all__ = ["ClipDataset", "EvaluationBatch", "Label", "ListedVideo", "TooManyUnreadableError"]
+__all__ = ["ClipDataset", "EvaluationBatch", "Label", "TooManyUnreadableError"]
 
 Label = int | NDArray[np.float32]
 """A class, or a multi-hot vector (classes,) where clips may have several."""
@@ -53,17 +56,7 @@ class TooManyUnreadableError(ValueError):
         super().__init__(message.rsplit("TooManyUnreadableError: ", 1)[-1].strip())
 
 
-class ListedVideo(Protocol):
-    """A video of a list; `path` is the file or folder by which messages name it."""
-
-    @property
-    def path(self) -> str: ...
-
-
-Listed = TypeVar("Listed", bound=ListedVideo)
-
-
-class ClipDataset(torch.utils.data.Dataset[dict[str, Any]], Generic[Listed]):
+class ClipDataset(torch.utils.data.Dataset[dict[str, Any]]):
     """Clips of the videos of a list; the host's registry calls a data set with (cfg, split).
 
     Training items are asked for by `ClipRequest`, which names the grid. Validation and testing
@@ -76,6 +69,8 @@ class ClipDataset(torch.utils.data.Dataset[dict[str, Any]], Generic[Listed]):
     another, which the request alone decides.
     """
 
+    name: ClassVar[str]
+    """What TRAIN.DATASET and TEST.DATASET call it."""
     segments: ClassVar[bool] = False
     """Whether a clip has one frame from each equal part of its video, not frames at a stride."""
 
@@ -87,23 +82,23 @@ class ClipDataset(torch.utils.data.Dataset[dict[str, Any]], Generic[Listed]):
         if split == "test":
             self._views, self._crops = cfg.TEST.NUM_ENSEMBLE_VIEWS, cfg.TEST.NUM_SPATIAL_CROPS
         self._threads = 0 if cfg.DATA_LOADER.ENABLE_MULTI_THREAD_DECODE else 1
-        self.videos = self._read_list(cfg)
+        self.videos = read_list(cfg, split, self.name)
+        self.index: VideoIndex | None = None
+        if not isinstance(self.videos, FrameList):
+            path = list_path(cfg, split, self.name)
+            self.index = open_index(path, [video.path for video in self.videos])
 
-    @abstractmethod
-    def _read_list(self, cfg: CfgNode) -> Sequence[Listed]:
-        """The videos of the split."""
-
-    @abstractmethod
-    def _record(self, number: int, video: Listed) -> VideoRecord:
-        """What the reader has to know of a video, the list's `number`-th.
-
-        Raises:
-            UnreadableVideoError: it is missing or damaged.
-        """
-
-    @abstractmethod
-    def _label(self, video: Listed, plan: ClipPlan | None) -> Label:
+    def _label(self, video: Any, plan: ClipPlan | None) -> Label:
         """The label of a clip of a video; `plan` is None where the video cannot be read."""
+        label: int = video.label
+        return label
+
+    def _record(self, number: int, video: LabelledVideo | FrameVideo) -> VideoRecord:
+        """What the reader has to know of a video; raises UnreadableVideoError."""
+        if isinstance(video, FrameVideo):
+            return video.record()
+        assert self.index is not None
+        return self.index.record(number)
 
     def __len__(self) -> int:
         return len(self.videos) * self._views * self._crops

@@ -7,7 +7,7 @@ from typing import NamedTuple
 
 from fvcore.common.config import CfgNode
 
-__all__ = ["LabelledVideo", "count_videos", "csv_path", "read_csv"]
+__all__ = ["LabelledVideo", "count_lines", "count_videos", "csv_path", "read_csv"]
 
 
 class LabelledVideo(NamedTuple):
@@ -25,8 +25,11 @@ def csv_path(cfg: CfgNode, split: str) -> Path:
 def count_videos(cfg: CfgNode, split: str) -> int | None:
     """Videos in the list of a split; None where there is no list."""
     path = csv_path(cfg, split)
-    if not path.is_file():
-        return None
+    return count_lines(path) if path.is_file() else None
+
+
+def count_lines(path: Path) -> int:
+    """Lines of a list that are not blank."""
     with path.open(encoding="utf-8") as lines:
         return sum(1 for line in lines if line.strip())
 

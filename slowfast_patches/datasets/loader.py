@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib
 import logging
 import os
 from typing import Any, cast
@@ -18,7 +19,8 @@ from multigrid import (
     collate,
     stream,
 )
-from slowfast_patches.datasets.csv_list import csv_path
+from slowfast_patches import patching
+from slowfast_patches.datasets.lists import list_path
 from slowfast_patches.utils.machine import available_cores
 
 __all__ = [
@@ -33,6 +35,8 @@ __all__ = [
 
 logger = logging.getLogger(__name__)
 
+_REGISTERED = ("slowfast_patches.datasets.ssv2", "slowfast_patches.datasets.charades")
+"""Data sets that enter the host's registry as they are imported."""
 _PREFETCH = 2
 """Mini-batches that each worker may be ahead."""
 _MOST_WORKERS = 16
@@ -43,7 +47,10 @@ _PRECISE_BN_EPOCH = 1 << 30
 
 
 def build_dataset(cfg: CfgNode, split: str) -> Any:
-    """The data set of a split, from the host's registry."""
+    """The data set of a split, from the host's registry, in which ours are by then."""
+    patching.apply()
+    for module in _REGISTERED:
+        importlib.import_module(module)
     from slowfast.datasets.build import build_dataset as host_build_dataset
 
     name = cfg.TEST.DATASET if split == "test" else cfg.TRAIN.DATASET
@@ -80,9 +87,11 @@ def loading_advice(cfg: CfgNode, dataset: Any) -> str:
     workers, cores = num_workers(cfg), cores_of_process(cfg)
     ways = []
     if not getattr(getattr(dataset, "index", None), "is_prepared", True):
+        path = list_path(cfg, "train")
+        source = f"--csv {path}" if path.suffix == ".csv" else f"--ssv2 {path.parent}"
         ways.append(
-            f"tools/prepare_data.py --csv {csv_path(cfg, 'train')} --out DIR writes a data set "
-            "that reads several times faster (docs/data.md)"
+            f"tools/prepare_data.py {source} --out DIR writes a data set that reads several times "
+            "faster (docs/data.md)"
         )
     if workers < max(1, cores - 1):
         ways.append(

@@ -18,7 +18,7 @@ from multigrid.cost import (
 from multigrid.schedule import Phase, Schedule
 from multigrid.shapes import Shape
 from slowfast_patches.config.schedule import schedule_from_config
-from slowfast_patches.datasets.csv_list import count_videos
+from slowfast_patches.datasets.lists import count_list
 from slowfast_patches.engine.timing import UNTIMED, Timing
 from slowfast_patches.models.flops import check_shapes, flops_per_clip
 from slowfast_patches.utils.report import format_count, format_factor, format_flops, format_table
@@ -142,14 +142,14 @@ class Plan:
 
 
 def dataset_size(cfg: CfgNode, given: int | None = None) -> int:
-    """Training videos: the number given, else the csv's, else DATA.NUM_TRAIN_VIDEOS.
+    """Training videos: the number given, else the list's, else DATA.NUM_TRAIN_VIDEOS.
 
     Raises:
-        ValueError: none of them is there.
+        ValueError: none of them is there, or the list is none.
     """
     if given is not None:
         return given
-    counted = count_videos(cfg, "train")
+    counted = count_list(cfg, "train")
     size = cfg.DATA.NUM_TRAIN_VIDEOS if counted is None else counted
     if size < 1:
         raise ValueError(

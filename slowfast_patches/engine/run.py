@@ -18,7 +18,7 @@ from slowfast_patches import patching
 from slowfast_patches.config import check_config
 from slowfast_patches.config.metrics import format_metrics, metric_names
 from slowfast_patches.config.schedule import schedule_from_config
-from slowfast_patches.datasets.csv_list import csv_path, read_csv
+from slowfast_patches.datasets.lists import list_path, read_list
 from slowfast_patches.datasets.loader import build_dataset, evaluation_loader
 from slowfast_patches.engine import checkpoint
 from slowfast_patches.engine.evaluate import evaluate
@@ -41,6 +41,8 @@ logger = logging.getLogger(__name__)
 
 _TOLERANCE = 0.1
 """Part of DATA.NUM_TRAIN_VIDEOS that may be missing, as videos vanish, without a warning."""
+_LOOKED_AT = 20
+"""Videos of a list of which one at least must be there."""
 
 
 def run(cfg: CfgNode, init_method: str) -> None:
@@ -87,16 +89,12 @@ def _check_training(cfg: CfgNode, world_size: int) -> Schedule:
 
 def _count_videos(cfg: CfgNode, split: str) -> int:
     """Videos in a list that parses, after a look whether they are where it says."""
-    videos = read_csv(
-        csv_path(cfg, split),
-        prefix=cfg.DATA.PATH_PREFIX,
-        separator=cfg.DATA.PATH_LABEL_SEPARATOR,
-        num_classes=cfg.MODEL.NUM_CLASSES,
-    )
-    if not any(Path(video.path).exists() for video in videos[:20]):
+    videos = read_list(cfg, split)
+    paths = [videos[number].path for number in range(min(_LOOKED_AT, len(videos)))]
+    if not any(Path(path).exists() for path in paths):
         raise ValueError(
-            f"none of the first videos of {csv_path(cfg, split)} exists, such as "
-            f"{videos[0].path}; set DATA.PATH_PREFIX to the folder that their paths start from"
+            f"none of the first videos of {list_path(cfg, split)} exists, such as {paths[0]}; set "
+            "DATA.PATH_PREFIX to the folder that their paths start from"
         )
     return len(videos)
 

@@ -193,6 +193,16 @@ def test_collate(schedule):
     assert collated["failures"] == [("gone.mp4", "no such file")] * missing
 
 
+def test_collate_takes_classes_and_multi_hot_vectors():
+    sample = {"clip": np.zeros((1, 2, 2, 3), np.uint8), "flip": False, "iteration": 0}
+    sample["failures"] = []
+    classes = collate([{**sample, "label": label} for label in (4, 0)])["labels"]
+    assert (classes.dtype, classes.tolist()) == (torch.int64, [4, 0])
+    hot = [np.array(row, np.float32) for row in ([0, 1, 1], [0, 0, 0])]
+    labels = collate([{**sample, "label": label} for label in hot])["labels"]
+    assert (labels.dtype, labels.tolist()) == (torch.float32, [[0, 1, 1], [0, 0, 0]])
+
+
 def test_collate_refuses_a_mixture(schedule):
     sampler = MultigridBatchSampler(schedule, SEED)
     samples = [Requests()[sampler.batch(i)[0]] for i in (0, 1)]

@@ -1,5 +1,5 @@
-"""Lists of videos on their way to a prepared data set: read from csv files, or made from folders
-named after classes."""
+"""Lists of videos on their way to a prepared data set: read from csv files or Something-Something's
+json files, or made from folders named after classes."""
 
 from __future__ import annotations
 
@@ -12,6 +12,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from slowfast_patches.datasets.csv_list import LabelledVideo, read_csv
+from slowfast_patches.datasets.ssv2_list import labels_file, ssv2_classes, webm_videos
 
 __all__ = [
     "ClassFolders",
@@ -19,6 +20,7 @@ __all__ = [
     "find_classes",
     "format_csv",
     "read_lists",
+    "read_ssv2_lists",
     "write_class_lists",
     "write_classes",
     "write_text",
@@ -92,6 +94,27 @@ def read_lists(csvs: Sequence[Path], *, prefix: str, separator: str) -> list[Vid
         root = Path(os.path.abspath(prefix or csv.parent))
         lists.append(VideoList(csv.name, Path(os.path.abspath(csv)), root, videos))
     return lists
+
+
+def read_ssv2_lists(folder: Path, *, prefix: str) -> tuple[list[VideoList], tuple[str, ...]]:
+    """train.csv and val.csv of Something-Something's WebM files, and its classes in their order.
+
+    The files are those that the json files in `folder` name; they are looked for in `prefix`, or in
+    and below `folder` where that is empty.
+
+    Raises:
+        ValueError: a json file is missing or wrong, with entry; or classes are not numbered from 0.
+    """
+    folder, lists = Path(os.path.abspath(folder)), list[VideoList]()
+    for split in ("train", "val"):
+        file = labels_file(folder, split)
+        videos = webm_videos(file, prefix, sys.maxsize)
+        root = Path(os.path.abspath(os.path.dirname(videos[0].path)))
+        lists.append(VideoList(f"{split}.csv", file, root, videos))
+    numbers = ssv2_classes(folder, sys.maxsize) or {}
+    if sorted(numbers.values()) != list(range(len(numbers))):
+        raise ValueError(f"{folder}: its {len(numbers)} classes are not numbered from 0 on")
+    return lists, tuple(sorted(numbers, key=lambda name: numbers[name]))
 
 
 def find_classes(folder: Path, val_fraction: float | None = None) -> ClassFolders:

@@ -1,0 +1,38 @@
+"""Charades: activities at home, several at a time, labelled frame by frame."""
+
+from __future__ import annotations
+
+import numpy as np
+from fvcore.common.config import CfgNode
+from numpy.typing import NDArray
+from slowfast.datasets.build import DATASET_REGISTRY
+
+from multigrid import ClipPlan
+from slowfast_patches.datasets.clips import ClipDataset
+from slowfast_patches.datasets.frame_list import FrameVideo
+
+__all__ = ["Charades"]
+
+
+@DATASET_REGISTRY.register()
+class Charades(ClipDataset):
+    """Clips of frame lists, at a stride, with a multi-hot label (NUM_CLASSES,) float32.
+
+    A training clip has the labels of all frames from its first to its last, also of those between
+    that are not read; a clip of validation or testing has those of the whole video.
+    """
+
+    name = "charades"
+
+    def __init__(self, cfg: CfgNode, split: str) -> None:
+        super().__init__(cfg, split)
+        self._classes = int(cfg.MODEL.NUM_CLASSES)
+
+    def _label(self, video: FrameVideo, plan: ClipPlan | None) -> NDArray[np.float32]:
+        if self.split == "train" and plan is not None:
+            labels = video.labels(int(plan.positions[0]), int(plan.positions[-1]))
+        else:
+            labels = video.labels()
+        vector = np.zeros(self._classes, np.float32)
+        vector[list(labels)] = 1
+        return vector

@@ -1,0 +1,175 @@
+"""The list of any data set by its name in the config: its file, its videos, its classes' names."""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from fvcore.common.config import CfgNode
+
+from slowfast_patches.datasets.csv_list import LabelledVideo, count_videos, csv_path, read_csv
+from slowfast_patches.datasets.frame_list import FrameList, count_listed, read_frame_list
+from slowfast_patches.datasets.ssv2_list import count_ssv2, read_ssv2, ssv2_classes, ssv2_path
+
+__all__ = ["class_names", "count_list", "list_path", "read_list"]
+
+
+def read_list(cfg: CfgNode, split: str, dataset: str | None = None) -> Sequence[Any]:
+    """The videos of a split, each with its `path`.
+
+    `dataset` is kinetics, ssv2 or charades; by default what TRAIN.DATASET says, or, of the test
+    split, TEST.DATASET.
+
+    Raises:
+        ValueError: no such data set; the recipe asks for what it cannot give; no list, or one that
+            says something wrong, with file and line.
+    """
+    name, kind = _kind(cfg, split, dataset)
+    if kind.multi_label != cfg.DATA.MULTI_LABEL:
+        several = "several labels a video" if kind.multi_label else "one label a video"
+        raise ValueError(
+            f"DATA.MULTI_LABEL {cfg.DATA.MULTI_LABEL} does not fit the dataset {name}, which has "
+            f"{several}; set DATA.MULTI_LABEL {kind.multi_label}"
+        )
+    if split == "train" and cfg.DATA.RANDOM_FLIP and not kind.mirrors:
+        raise ValueError(
+            f"DATA.RANDOM_FLIP True does not fit the dataset {name}, where left and right have "
+            "meaning: a mirrored clip has another label; set DATA.RANDOM_FLIP False"
+        )
+    return kind.read(cfg, split)
+
+
+def list_path(cfg: CfgNode, split: str, dataset: str | None = None) -> Path:
+    """The file that lists a split; `dataset` as for `read_list`. It need not be there."""
+    return _kind(cfg, split, dataset)[1].path(cfg, split)
+
+
+def count_list(cfg: CfgNode, split: str) -> int | None:
+    """Videos in the list of a split, whose entries are not checked; None where there is no list.
+
+    Raises:
+        ValueError: no such data set, or a file that is no list.
+    """
+    return _kind(cfg, split, None)[1].count(cfg, split)
+
+
+def class_names(cfg: CfgNode) -> tuple[str, ...] | None:
+    """Names by class number, where the data set that is trained on has them beside its lists.
+
+    Raises:
+        ValueError: a file of names that is wrong, or does not have MODEL.NUM_CLASSES of them.
+    """
+    numbers = _kind(cfg, "train", None)[1].classes(cfg)
+    if numbers is None:
+        return None
+    names = {number: name for name, number in numbers.items()}
+    if sorted(names) != list(range(cfg.MODEL.NUM_CLASSES)) or len(names) != len(numbers):
+        raise ValueError(
+            f"the {len(numbers)} classes named in {cfg.DATA.PATH_TO_DATA_DIR} are not numbered "
+            f"from 0 to {cfg.MODEL.NUM_CLASSES - 1}, as MODEL.NUM_CLASSES {cfg.MODEL.NUM_CLASSES} "
+            "asks for; set MODEL.NUM_CLASSES to their number"
+        )
+    return tuple(names[number] for number in sorted(names))
+
+
+@dataclass(frozen=True)
+class _Kind:
+    """A data set: the functions of its lists, and what its labels are."""
+
+    path: Callable[[CfgNode, str], Path]
+    read: Callable[[CfgNode, str], Sequence[Any]]
+    count: Callable[[CfgNode, str], int | None]
+    classes: Callable[[CfgNode], Mapping[str, int] | None]
+    multi_label: bool = False
+    mirrors: bool = True
+    """Whether a mirrored clip has the label of the clip."""
+
+
+def _kind(cfg: CfgNode, split: str, dataset: str | None) -> tuple[str, _Kind]:
+    key = "TEST.DATASET" if split == "test" else "TRAIN.DATASET"
+    said = dataset or (cfg.TEST.DATASET if split == "test" else cfg.TRAIN.DATASET)
+    name = said.lower()
+    if name not in _KINDS:
+        raise ValueError(f"{key} {said!r} is no data set; there are {', '.join(_KINDS)}")
+    return name, _KINDS[name]
+
+
+def _read_kinetics(cfg: CfgNode, split: str) -> list[LabelledVideo]:
+    return read_csv(
+        csv_path(cfg, split),
+        prefix=cfg.DATA.PATH_PREFIX,
+        separator=cfg.DATA.PATH_LABEL_SEPARATOR,
+        num_classes=cfg.MODEL.NUM_CLASSES,
+    )
+
+
+def _kinetics_classes(cfg: CfgNode) -> dict[str, int] | None:
+    """From classes.json, {name: number}, as tools/prepare_data.py writes it; or from classes.txt, a
+    name a line, as tools/make_demo_data.py does."""
+    folder = Path(cfg.DATA.PATH_TO_DATA_DIR)
+    path, lines = folder / "classes.json", folder / "classes.txt"
+    if path.is_file():
+        try:
+            content = json.loads(path.read_text(encoding="utf-8-sig"))
+        except ValueError as error:
+            raise ValueError(f"{path}: this is not JSON: {error}") from None
+        if not isinstance(content, dict) or not all(type(n) is int for n in content.values()):
+            raise ValueError(f"{path}: not an object of names and class numbers")
+        return content
+    if lines.is_file():
+        names = lines.read_text(encoding="utf-8-sig").splitlines()
+        return {name: number for number, name in enumerate(names)}
+    return None
+
+
+def _ssv2_classes(cfg: CfgNode) -> dict[str, int] | None:
+    """A prepared data set has its names as Kinetics does."""
+    folder = Path(cfg.DATA.PATH_TO_DATA_DIR)
+    return ssv2_classes(folder, cfg.MODEL.NUM_CLASSES) or _kinetics_classes(cfg)
+
+
+def _charades_path(cfg: CfgNode, split: str) -> Path:
+    """The csv of the split; for the test split val.csv where there is none."""
+    path = csv_path(cfg, split)
+    return csv_path(cfg, "val") if split == "test" and not path.is_file() else path
+
+
+def _read_charades(cfg: CfgNode, split: str) -> FrameList:
+    return read_frame_list(
+        _charades_path(cfg, split),
+        prefix=cfg.DATA.PATH_PREFIX,
+        num_classes=cfg.MODEL.NUM_CLASSES,
+        fps=float(cfg.DATA.TARGET_FPS),
+    )
+
+
+def _count_charades(cfg: CfgNode, split: str) -> int | None:
+    path = _charades_path(cfg, split)
+    return count_listed(path) if path.is_file() else None
+
+
+def _charades_classes(cfg: CfgNode) -> dict[str, int] | None:
+    """From Charades_v1_classes.txt, which has "c000 Holding some clothes" a line."""
+    path, numbers = Path(cfg.DATA.PATH_TO_DATA_DIR) / "Charades_v1_classes.txt", dict[str, int]()
+    if not path.is_file():
+        return None
+    for line, text in enumerate(path.read_text(encoding="utf-8-sig").splitlines(), start=1):
+        found = re.fullmatch(r"c(\d+)\s+(\S.*)", text.strip())
+        if found:
+            numbers[found[2]] = int(found[1])
+        elif text.strip():
+            raise ValueError(f"{path}, line {line}: {text!r:.100} is not 'c000 name'")
+    return numbers
+
+
+_KINDS: dict[str, _Kind] = {
+    "kinetics": _Kind(csv_path, _read_kinetics, count_videos, _kinetics_classes),
+    "ssv2": _Kind(ssv2_path, read_ssv2, count_ssv2, _ssv2_classes, mirrors=False),
+    "charades": _Kind(
+        _charades_path, _read_charades, _count_charades, _charades_classes, multi_label=True
+    ),
+}

@@ -1,0 +1,40 @@
+"""Something-Something V2: what happens to things, whatever they are."""
+
+from __future__ import annotations
+
+import logging
+
+from fvcore.common.config import CfgNode
+from slowfast.datasets.build import DATASET_REGISTRY
+
+from slowfast_patches.datasets.clips import ClipDataset
+from slowfast_patches.datasets.frame_list import FrameList
+from slowfast_patches.datasets.lists import list_path
+
+__all__ = ["Ssv2"]
+
+logger = logging.getLogger(__name__)
+
+
+@DATASET_REGISTRY.register()
+class Ssv2(ClipDataset):
+    """Clips of Something-Something V2: segments of the whole video, never mirrored.
+
+    The videos are frame lists, prepared files, or the WebM files as distributed (`ssv2_list`); the
+    log says which form was found. DATA.SAMPLING_RATE and TARGET_FPS have no part in where frames
+    are taken.
+    """
+
+    name = "ssv2"
+    segments = True
+
+    def __init__(self, cfg: CfgNode, split: str) -> None:
+        super().__init__(cfg, split)
+        path = list_path(cfg, split, self.name)
+        form = "WebM files" if path.suffix == ".json" else "video files"
+        form = "frame lists" if isinstance(self.videos, FrameList) else form
+        logger.info(
+            "ssv2 %s: %d videos as %s, by %s; clips are %d segments of the whole video, whatever "
+            "DATA.SAMPLING_RATE %d says",
+            *(split, len(self.videos), form, path, self._base.frames, cfg.DATA.SAMPLING_RATE),
+        )

@@ -9,8 +9,8 @@ maximum is taken, where DATA.ENSEMBLE_METHOD says so). A model of several labels
 class a probability of its own.
 
 The recipe is the one in the checkpoint; weights alone need it as --cfg. KEY VALUE pairs after the
-videos change its keys. The names of the classes are those of --classes, or of classes.json or
-classes.txt in the recipe's DATA.PATH_TO_DATA_DIR; else classes have their number.
+videos change its keys. The names of the classes are those of --classes, or those that the
+data set has beside the lists in DATA.PATH_TO_DATA_DIR; else classes have their number.
 
 Exit status: 0 if all videos are predicted, 1 if some cannot be read, 2 for an error.
 """
@@ -25,8 +25,9 @@ from typing import Any
 from torch import Tensor
 
 from slowfast_patches.config import get_cfg
+from slowfast_patches.datasets.lists import class_names
 from slowfast_patches.datasets.reading.video_record import UnreadableVideoError
-from slowfast_patches.engine.class_names import find_class_names, read_class_names
+from slowfast_patches.engine.class_names import read_class_names
 from slowfast_patches.engine.predict import Predictor, config_of_checkpoint
 
 
@@ -70,7 +71,7 @@ def main(argv: list[str] | None = None) -> int:
         if args.classes:
             names = read_class_names(args.classes, cfg.MODEL.NUM_CLASSES)
         else:
-            names = find_class_names(cfg)
+            names = class_names(cfg)
         predictor = Predictor(cfg, args.checkpoint)
     except (ValueError, ImportError, OSError) as error:
         print(f"error: {error}", file=sys.stderr)

@@ -66,6 +66,7 @@ def check_config(cfg: CfgNode, world_size: int = 1) -> None:
         check_labels,
         _check_solver,
         _check_multigrid,
+        _check_groups,
         _check_pathways,
         _check_crops,
     )
@@ -209,6 +210,18 @@ def _check_multigrid(cfg: CfgNode) -> None:
         raise ValueError(
             f"MULTIGRID.SHORT_CYCLE_FACTORS is a list of factors in (0, 1], not {short}; set "
             "MULTIGRID.SHORT_CYCLE False to train without"
+        )
+
+
+def _check_groups(cfg: CfgNode) -> None:
+    size, own = cfg.BN.GROUP_SIZE, cfg.MULTIGRID.BN_BASE_SIZE
+    if size < 0:
+        raise ValueError(f"BN.GROUP_SIZE must be 0 or more clips, not {size}")
+    if size not in (0, own) and (cfg.MULTIGRID.LONG_CYCLE or cfg.MULTIGRID.SHORT_CYCLE):
+        logger.warning(
+            "BN.GROUP_SIZE %d has no effect with a cycle, where MULTIGRID.BN_BASE_SIZE %d clips "
+            "share statistics; write that",
+            *(size, own),
         )
 
 

@@ -79,6 +79,9 @@ def _add_bn(cfg: CfgNode) -> None:
     cfg.BN.NUM_SPLITS = 1
     cfg.BN.NUM_SYNC_DEVICES = 1
     cfg.BN.GLOBAL_SYNC = False
+    # Clips that share statistics where no cycle is on, on however many processes; 0: those that
+    # each process has. With a cycle it is MULTIGRID.BN_BASE_SIZE.
+    cfg.BN.GROUP_SIZE = 0
 
 
 def _add_solver(cfg: CfgNode) -> None:
@@ -155,8 +158,8 @@ class NoEffect(NamedTuple):
 
 
 _GROUPS = (
-    "the number of clips that share statistics follows from the batch and MULTIGRID.BN_BASE_SIZE, "
-    "on any number of GPUs; write MULTIGRID.BN_BASE_SIZE"
+    "the number of clips that share statistics is given as such, on any number of GPUs; write "
+    "BN.GROUP_SIZE, or MULTIGRID.BN_BASE_SIZE with a cycle"
 )
 _FILLED = "the baseline's mini-batch is what the recipe's own keys say; "
 

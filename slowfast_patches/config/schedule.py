@@ -9,6 +9,7 @@ from multigrid import CosineRate, LearningRate, Schedule, Shape, SteppedRate, Wa
 __all__ = [
     "base_shape",
     "config_at",
+    "groups_batchnorm",
     "learning_rate_from_config",
     "schedule_from_config",
     "uses_multigrid",
@@ -18,6 +19,11 @@ __all__ = [
 def uses_multigrid(cfg: CfgNode) -> bool:
     """Whether a config asks for the long cycle, the short cycle, or both."""
     return bool(cfg.MULTIGRID.LONG_CYCLE or cfg.MULTIGRID.SHORT_CYCLE)
+
+
+def groups_batchnorm(cfg: CfgNode) -> bool:
+    """Whether BN statistics are over a given number of clips, and not those that a process has."""
+    return uses_multigrid(cfg) or bool(cfg.BN.GROUP_SIZE)
 
 
 def base_shape(cfg: CfgNode) -> Shape:
@@ -59,7 +65,8 @@ def learning_rate_from_config(cfg: CfgNode) -> LearningRate:
 def schedule_from_config(cfg: CfgNode, num_videos: int) -> Schedule:
     """The schedule of a config for a training set of `num_videos` videos.
 
-    With both cycles off it is the baseline recipe, and BN is left to each process's batch.
+    With both cycles off it is the baseline recipe, and BN is left to each process's batch unless
+    BN.GROUP_SIZE says otherwise.
 
     Raises:
         ValueError: the recipe has no schedule; the message says what would.
@@ -73,7 +80,7 @@ def schedule_from_config(cfg: CfgNode, num_videos: int) -> Schedule:
         epoch_factor=multigrid.EPOCH_FACTOR if uses_multigrid(cfg) else 1.0,
         long_cycle=long_cycle if multigrid.LONG_CYCLE else (),
         short_cycle=multigrid.SHORT_CYCLE_FACTORS if multigrid.SHORT_CYCLE else (),
-        bn_size=multigrid.BN_BASE_SIZE if uses_multigrid(cfg) else None,
+        bn_size=multigrid.BN_BASE_SIZE if uses_multigrid(cfg) else cfg.BN.GROUP_SIZE or None,
     )
 
 

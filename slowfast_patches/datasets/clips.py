@@ -33,7 +33,13 @@ from slowfast_patches.datasets.reading.clip_reader import read_clip
 from slowfast_patches.datasets.reading.index import VideoIndex, open_index
 from slowfast_patches.datasets.reading.video_record import UnreadableVideoError, VideoRecord
 
-__all__ = ["ClipDataset", "EvaluationBatch", "Label", "TooManyUnreadableError"]
+__all__ = [
+    "ClipDataset",
+    "EvaluationBatch",
+    "Label",
+    "TooManyUnreadableError",
+    "evaluation_plan",
+]
 
 Label = int | NDArray[np.float32]
 """A class, or a multi-hot vector (classes,) where clips may have several."""
@@ -188,19 +194,28 @@ class ClipDataset(torch.utils.data.Dataset[dict[str, Any]]):
         return item | {"iteration": -1, "failures": failures}
 
     def _test_plan(self, video: Video, part: int) -> ClipPlan:
-        """Validation: the training crop from the smallest training size. Testing: one crop is the
-        centre of the same size, three are cut from a short side as large as the crop."""
-        data = self._data
-        crop = self._test_crop
-        short_side = max(crop, data.TRAIN_JITTER_SCALES[0]) if self._crops == 1 else crop
-        return plan_test(
-            video,
-            frames=self._base.frames,
-            stride=data.SAMPLING_RATE,
-            crop=crop,
-            view=(part // self._crops, self._views),
-            spatial=(part % self._crops, self._crops),
-            target_fps=data.TARGET_FPS,
-            short_side=short_side,
-            segments=self.segments,
-        )
+        """Validation: one clip, of the training crop."""
+        views = (self._views, self._crops)
+        return evaluation_plan(self._data, video, part, views, self._test_crop, self.segments)
+
+
+def evaluation_plan(
+    data: CfgNode, video: Video, part: int, views: tuple[int, int], crop: int, segments: bool
+) -> ClipPlan:
+    """The `part`-th of the views × crops clips that a video is scored on.
+
+    One crop is the centre of the smallest training size; three are cut from a short side as large
+    as the crop. `data` is a config's DATA, `segments` as in `ClipDataset`.
+    """
+    count, crops = views
+    return plan_test(
+        video,
+        frames=data.NUM_FRAMES,
+        stride=data.SAMPLING_RATE,
+        crop=crop,
+        view=(part // crops, count),
+        spatial=(part % crops, crops),
+        target_fps=data.TARGET_FPS,
+        short_side=max(crop, data.TRAIN_JITTER_SCALES[0]) if crops == 1 else crop,
+        segments=segments,
+    )

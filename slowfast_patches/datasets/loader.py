@@ -26,6 +26,7 @@ from slowfast_patches.utils.machine import available_cores
 __all__ = [
     "build_dataset",
     "cores_of_process",
+    "dataset_class",
     "evaluation_loader",
     "loading_advice",
     "num_workers",
@@ -47,14 +48,23 @@ _PRECISE_BN_EPOCH = 1 << 30
 
 
 def build_dataset(cfg: CfgNode, split: str) -> Any:
-    """The data set of a split, from the host's registry, in which ours are by then."""
+    """The data set of a split, from the host's registry."""
+    name = cfg.TEST.DATASET if split == "test" else cfg.TRAIN.DATASET
+    return dataset_class(name)(cfg, split)
+
+
+def dataset_class(name: str) -> Any:
+    """What a config's name of a data set stands for in the host's registry, ours included.
+
+    Raises:
+        KeyError: it has no data set of that name.
+    """
     patching.apply()
     for module in _REGISTERED:
         importlib.import_module(module)
-    from slowfast.datasets.build import build_dataset as host_build_dataset
+    from slowfast.datasets.build import DATASET_REGISTRY
 
-    name = cfg.TEST.DATASET if split == "test" else cfg.TRAIN.DATASET
-    return host_build_dataset(name, cfg, split)
+    return DATASET_REGISTRY.get(name.capitalize())
 
 
 def cores_of_process(cfg: CfgNode) -> int:

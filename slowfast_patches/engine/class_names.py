@@ -1,4 +1,4 @@
-"""What the classes of a model are called."""
+"""Names of classes, from a file that a user gives."""
 
 from __future__ import annotations
 
@@ -6,26 +6,7 @@ import json
 from collections.abc import Mapping
 from pathlib import Path
 
-from fvcore.common.config import CfgNode
-
-__all__ = ["find_class_names", "read_class_names"]
-
-_BESIDE_LISTS = ("classes.json", "classes.txt")
-"""Files of names beside the lists of videos, as tools/prepare_data.py and make_demo_data.py write
-them."""
-
-
-def find_class_names(cfg: CfgNode) -> tuple[str, ...] | None:
-    """Names by class number, where the data set that was trained on has them beside its lists.
-
-    Raises:
-        ValueError: as `read_class_names`.
-    """
-    for name in _BESIDE_LISTS:
-        path = Path(cfg.DATA.PATH_TO_DATA_DIR) / name
-        if path.is_file():
-            return read_class_names(path, cfg.MODEL.NUM_CLASSES)
-    return None
+__all__ = ["read_class_names"]
 
 
 def read_class_names(path: Path, count: int) -> tuple[str, ...]:

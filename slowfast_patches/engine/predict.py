@@ -9,15 +9,18 @@ import torch
 from fvcore.common.config import CfgNode
 from torch import Tensor, nn
 
-from multigrid import ClipPlan, Video, empty_clips, plan_test
+from multigrid import empty_clips
 from slowfast_patches import patching
 from slowfast_patches.config import check_config, load_config, parse_config
+from slowfast_patches.datasets.clips import evaluation_plan
+from slowfast_patches.datasets.loader import dataset_class
 from slowfast_patches.datasets.reading.clip_reader import read_clip
 from slowfast_patches.datasets.reading.scan import scan
 from slowfast_patches.engine import checkpoint
 from slowfast_patches.models.build import build_model
 from slowfast_patches.models.inputs import InputTransform
 from slowfast_patches.models.solver import Precision
+from slowfast_patches.models.weights import load_weights
 
 __all__ = ["Predictor", "config_of_checkpoint"]
 
@@ -61,7 +64,8 @@ class Predictor:
         on_gpu = cfg.NUM_GPUS > 0 and torch.cuda.is_available()
         device = torch.device("cuda" if on_gpu else "cpu")
         self._model: nn.Module = build_model(cfg).to(device).eval()
-        checkpoint.load_weights(self._model, str(path), complete=True)
+        kind = cfg.TEST.CHECKPOINT_TYPE
+        load_weights(self._model, path, kind=kind, complete=True, section="TEST")
         self._transform = InputTransform.from_config(cfg, device)
         self._precision = Precision(cfg, device)
 
@@ -88,11 +92,13 @@ class Predictor:
             UnreadableVideoError: as above.
         """
         cfg, record = self._cfg, scan(path)
-        count = cfg.TEST.NUM_ENSEMBLE_VIEWS * cfg.TEST.NUM_SPATIAL_CROPS
-        clips = empty_clips(count, cfg.DATA.NUM_FRAMES, cfg.DATA.TEST_CROP_SIZE)
+        views = (cfg.TEST.NUM_ENSEMBLE_VIEWS, cfg.TEST.NUM_SPATIAL_CROPS)
+        crop = cfg.DATA.TEST_CROP_SIZE
+        segments = dataset_class(cfg.TEST.DATASET).segments
+        clips = empty_clips(views[0] * views[1], cfg.DATA.NUM_FRAMES, crop)
         threads = 0 if cfg.DATA_LOADER.ENABLE_MULTI_THREAD_DECODE else 1
         for part, clip in enumerate(clips):
-            plan = _test_plan(cfg, record.video, part)
+            plan = evaluation_plan(cfg.DATA, record.video, part, views, crop, segments)
             read_clip(path, record, plan, clip.numpy(), threads=threads)
         return clips
 
@@ -101,19 +107,3 @@ class Predictor:
         with self._precision.autocast():
             scores: Tensor = self._model(self._transform(clips, flips))
         return scores.double().cpu()
-
-
-def _test_plan(cfg: CfgNode, video: Video, part: int) -> ClipPlan:
-    """The rule of the data set: one crop is the centre of the smallest training size, three are cut
-    from a short side as large as the crop."""
-    crop, crops = cfg.DATA.TEST_CROP_SIZE, cfg.TEST.NUM_SPATIAL_CROPS
-    return plan_test(
-        video,
-        frames=cfg.DATA.NUM_FRAMES,
-        stride=cfg.DATA.SAMPLING_RATE,
-        crop=crop,
-        view=(part // crops, cfg.TEST.NUM_ENSEMBLE_VIEWS),
-        spatial=(part % crops, crops),
-        target_fps=cfg.DATA.TARGET_FPS,
-        short_side=max(crop, cfg.DATA.TRAIN_JITTER_SCALES[0]) if crops == 1 else crop,
-    )

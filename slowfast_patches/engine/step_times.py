@@ -20,7 +20,7 @@ from fvcore.common.config import CfgNode
 
 from multigrid import Shape
 from multigrid.cost import SecondsPerIteration
-from slowfast_patches.config.schedule import schedule_from_config, uses_multigrid
+from slowfast_patches.config.schedule import groups_batchnorm, schedule_from_config
 from slowfast_patches.engine.launch import processes_of
 
 __all__ = [
@@ -97,7 +97,7 @@ class StepTimes:
                 asking for another shape raises it too.
         """
         self._check_model(cfg)
-        grouped, processes = uses_multigrid(cfg), processes_of(cfg)
+        grouped, processes = groups_batchnorm(cfg), processes_of(cfg)
         known = {
             (time.clips, time.shape.frames, time.shape.crop): time.seconds
             for time in self.times

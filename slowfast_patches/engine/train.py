@@ -14,7 +14,7 @@ from fvcore.common.config import CfgNode
 from torch import Tensor, nn
 
 from multigrid import Batch, Step, average_running_stats
-from slowfast_patches.config.schedule import config_at, schedule_from_config, uses_multigrid
+from slowfast_patches.config.schedule import config_at, groups_batchnorm, schedule_from_config
 from slowfast_patches.datasets.loader import (
     build_dataset,
     evaluation_loader,
@@ -55,7 +55,7 @@ class Trainer:
         self.validation = build_dataset(cfg, "val")
         self.schedule = schedule_from_config(cfg, len(self.dataset))
         torch.manual_seed(cfg.RNG_SEED)
-        self.model = build_model(cfg, grouped_bn=uses_multigrid(cfg)).to(world.device)
+        self.model = build_model(cfg, grouped_bn=groups_batchnorm(cfg)).to(world.device)
         self.optimizer = build_optimizer(cfg, self.model)
         self.precision = Precision(cfg, world.device)
         self.transform = InputTransform.from_config(cfg, world.device)

@@ -12,10 +12,11 @@ from slowfast_patches import patching
 from slowfast_patches.config import load_config
 from slowfast_patches.datasets.loader import build_dataset, evaluation_loader
 from slowfast_patches.engine import checkpoint
-from slowfast_patches.engine.class_names import find_class_names, read_class_names
+from slowfast_patches.engine.class_names import read_class_names
 from slowfast_patches.engine.predict import Predictor, config_of_checkpoint
 from slowfast_patches.models.build import build_model
 from slowfast_patches.models.inputs import InputTransform
+from slowfast_patches.models.weights import load_weights
 
 NAMES = [f"motion {number}" for number in range(8)]
 
@@ -58,7 +59,7 @@ def scores_of_the_test(cfg: Any, trained: Path) -> torch.Tensor:
     """Scores of the test split's clips, (videos, clips, classes), from its own items."""
     patching.apply()
     model = build_model(cfg).eval()
-    checkpoint.load_weights(model, str(trained), complete=True)
+    load_weights(model, trained, complete=True)
     dataset, transform = build_dataset(cfg, "test"), InputTransform.from_config(cfg, CPU)
     scores = torch.zeros(len(dataset.videos), dataset.num_clips, cfg.MODEL.NUM_CLASSES)
     with torch.no_grad():
@@ -77,7 +78,7 @@ CPU = torch.device("cpu")
         (),
         ("TEST.NUM_SPATIAL_CROPS", 3, "TEST.BATCH_SIZE", 4),
         ("TEST.NUM_SPATIAL_CROPS", 3, "DATA.ENSEMBLE_METHOD", "max"),
-        ("TEST.NUM_ENSEMBLE_VIEWS", 1, "DATA.TEST_CROP_SIZE", 40, "MODEL.HEAD_ACT", "sigmoid"),
+        ("TEST.NUM_ENSEMBLE_VIEWS", 1, "DATA.TEST_CROP_SIZE", 40, "TEST.DATASET", "ssv2"),
     ],
 )
 def test_the_scores_are_those_of_the_test(trained, videos, overrides):
@@ -88,8 +89,8 @@ def test_the_scores_are_those_of_the_test(trained, videos, overrides):
     found = torch.stack([predictor(video) for video in videos])
     torch.testing.assert_close(found, expected, atol=1e-5, rtol=0)
     assert (found[0] - found[1]).abs().max() > 1e-3
-    sums_to_one = not {"max", "sigmoid"} & set(overrides)
-    assert torch.allclose(found.sum(1), torch.ones(8).double(), atol=1e-5) is sums_to_one
+    sums_to_one = torch.allclose(found.sum(1), torch.ones(8).double(), atol=1e-5)
+    assert sums_to_one is ("max" not in overrides)
 
 
 def test_the_accuracy_is_that_of_the_run(trained, videos, predict, opened, multigrid_run, caplog):
@@ -158,15 +159,6 @@ def test_names_that_are_wrong_are_refused(tmp_path, file, text, message):
     path.write_text(text)
     with pytest.raises(ValueError, match=message):
         read_class_names(path, 8)
-
-
-def test_names_beside_the_lists(tiny_config, tmp_path):
-    cfg = tiny_config(tmp_path, "DATA.PATH_TO_DATA_DIR", tmp_path)
-    assert find_class_names(cfg) is None
-    (tmp_path / "classes.txt").write_text("\n".join(NAMES))
-    assert find_class_names(cfg) == tuple(NAMES)
-    (tmp_path / "classes.json").write_text(json.dumps(NAMES[::-1]))
-    assert find_class_names(cfg) == tuple(NAMES[::-1])
 
 
 def test_a_video_that_cannot_be_read_is_reported_and_the_others_go_on(

@@ -6,10 +6,11 @@ import pytest
 from fvcore.common.config import CfgNode
 
 from multigrid import CosineRate, Schedule, Shape, SteppedRate
-from slowfast_patches.config import load_config
+from slowfast_patches.config import check_config, load_config
 from slowfast_patches.config.schedule import (
     base_shape,
     config_at,
+    groups_batchnorm,
     learning_rate_from_config,
     schedule_from_config,
     uses_multigrid,
@@ -185,3 +186,25 @@ def test_an_iteration_outside_the_schedule_is_refused():
     run = schedule_from_config(cfg, 800)
     with pytest.raises(IndexError):
         config_at(cfg, run, run.iterations)
+
+
+# Batch normalisation.
+
+
+def test_bn_of_a_baseline_is_left_to_each_process_unless_the_recipe_says_how_many_clips():
+    assert {size for phase in schedule().phases for size in phase.bn_sizes} == {None}
+    assert not groups_batchnorm(config())
+    grouped = config("BN.GROUP_SIZE", 4)
+    run = schedule_from_config(grouped, 800)
+    assert groups_batchnorm(grouped)
+    assert {size for phase in run.phases for size in phase.bn_sizes} == {4}
+    with pytest.raises(ValueError, match="BN groups of 3"):
+        schedule_from_config(config("BN.GROUP_SIZE", 3), 800)
+
+
+def test_with_a_cycle_the_cycles_own_bn_size_holds(caplog):
+    cfg = config(*BOTH, "BN.GROUP_SIZE", 4, "SLOWFAST.ALPHA", 4)
+    check_config(cfg)
+    assert "BN.GROUP_SIZE 4 has no effect with a cycle" in caplog.text
+    fine_tuning = schedule_from_config(cfg, 800).phases[-1]
+    assert fine_tuning.bn_sizes[-1] == 8

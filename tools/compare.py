@@ -14,12 +14,13 @@ import sys
 from itertools import takewhile
 from pathlib import Path
 
-from slowfast_patches.engine.compare import RunFailedError, make_recipes, train_all
+from slowfast_patches.engine.compare import make_recipes
 from slowfast_patches.engine.comparison import (
     format_comparison,
     make_comparison,
     write_comparison,
 )
+from slowfast_patches.engine.runs import RunFailedError, train_all
 
 
 def parse_args(argv: list[str] | None = None) -> argparse.Namespace:

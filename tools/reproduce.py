@@ -21,11 +21,11 @@ import sys
 from itertools import takewhile
 from pathlib import Path
 
-from slowfast_patches.engine.compare import RunFailedError
 from slowfast_patches.engine.reproduction.cluster import Slurm
 from slowfast_patches.engine.reproduction.paper import EXPERIMENTS
 from slowfast_patches.engine.reproduction.reproduce import Request, reproduce
 from slowfast_patches.engine.reproduction.toy import Toy
+from slowfast_patches.engine.runs import RunFailedError
 
 ROOT = Path(__file__).resolve().parents[1]
 

@@ -12,7 +12,7 @@ import numpy as np
 from matplotlib.axes import Axes
 
 from slowfast_patches.config.metrics import metric_names, metric_title
-from slowfast_patches.engine.compare import Recipe, Result
+from slowfast_patches.engine.runs import Recipe, Result
 from slowfast_patches.utils.plots import COLOURS, new_figure, save_figure, time_unit
 from slowfast_patches.utils.report import Mean, format_count, format_flops, format_table, mean_of
 

@@ -7,18 +7,18 @@ from pathlib import Path
 import pytest
 import yaml
 
-from slowfast_patches.engine.compare import (
-    Recipe,
-    RunFailedError,
-    find_results,
-    make_recipes,
-    run_folder,
-    train_all,
-)
+from slowfast_patches.engine.compare import make_recipes
 from slowfast_patches.engine.comparison import (
     format_comparison,
     make_comparison,
     write_comparison,
+)
+from slowfast_patches.engine.runs import (
+    Recipe,
+    RunFailedError,
+    find_results,
+    run_folder,
+    train_all,
 )
 
 ROOT = Path(__file__).parents[2]

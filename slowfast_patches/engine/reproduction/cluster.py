@@ -14,7 +14,7 @@ from typing import Any
 
 import submitit
 
-from slowfast_patches.engine.compare import Recipe, run_command, run_folder
+from slowfast_patches.engine.runs import Recipe, run_command, run_folder
 
 __all__ = ["Job", "Slurm", "submit"]
 

@@ -10,10 +10,10 @@ from fvcore.common.config import CfgNode
 
 from multigrid.cost import FlopsPerClip, schedule_cost
 from slowfast_patches.config.schedule import schedule_from_config
-from slowfast_patches.engine.compare import Recipe
 from slowfast_patches.engine.plan import dataset_size
 from slowfast_patches.engine.reproduction.experiment import Experiment, Row, Training
 from slowfast_patches.engine.reproduction.recipes import Recipes
+from slowfast_patches.engine.runs import Recipe
 from slowfast_patches.engine.timing import Timing
 from slowfast_patches.models.flops import check_shapes, flops_per_clip
 from slowfast_patches.utils.report import format_count, format_flops, format_table

@@ -9,9 +9,9 @@ from pathlib import Path
 from typing import Any
 
 from slowfast_patches.config.metrics import metric_title
-from slowfast_patches.engine.compare import Recipe, Result, find_results
 from slowfast_patches.engine.reproduction.experiment import Experiment, Row, Training
 from slowfast_patches.engine.reproduction.recipes import trainings_of
+from slowfast_patches.engine.runs import Recipe, Result, find_results
 from slowfast_patches.utils.report import Mean, format_table, mean_of
 
 __all__ = ["TOY_MARK", "Measured", "Outcome", "format_outcome", "make_outcome", "write_outcome"]

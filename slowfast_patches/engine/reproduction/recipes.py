@@ -12,11 +12,11 @@ from fvcore.common.config import CfgNode
 from slowfast_patches.config import check_config, load_config
 from slowfast_patches.config.scale import scaled_lengths
 from slowfast_patches.config.schedule import schedule_from_config, uses_multigrid
-from slowfast_patches.engine.compare import Recipe
 from slowfast_patches.engine.launch import for_processes, processes_of
 from slowfast_patches.engine.plan import dataset_size
 from slowfast_patches.engine.reproduction.experiment import Experiment, Training
 from slowfast_patches.engine.reproduction.toy import Toy, toy_overrides
+from slowfast_patches.engine.runs import Recipe
 
 __all__ = ["Choices", "Recipes", "trainings_of"]
 

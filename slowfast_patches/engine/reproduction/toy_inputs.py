@@ -11,9 +11,9 @@ from fvcore.common.config import CfgNode
 from slowfast_patches.config import load_config
 from slowfast_patches.datasets.demo_forms import write_charades_form, write_ssv2_form
 from slowfast_patches.datasets.synthetic import make_demo_data
-from slowfast_patches.engine.compare import Recipe
 from slowfast_patches.engine.reproduction.experiment import Start, Training
 from slowfast_patches.engine.reproduction.toy import TOY_VIDEOS, Toy, toy_overrides
+from slowfast_patches.engine.runs import Recipe
 from slowfast_patches.models.build import build_model
 
 __all__ = ["make_toy_inputs"]

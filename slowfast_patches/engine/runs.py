@@ -1,0 +1,155 @@
+"""Runs of recipes, one for each seed: trained once, one after another, and their results read."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import yaml
+from fvcore.common.config import CfgNode
+
+from slowfast_patches.config import get_cfg
+
+__all__ = [
+    "Recipe",
+    "Result",
+    "RunFailedError",
+    "find_results",
+    "run_command",
+    "run_folder",
+    "train_all",
+]
+
+Result = dict[str, Any]
+"""A run's result.json."""
+
+
+class RunFailedError(RuntimeError):
+    """A training ended without a result; the message names it, its exit status and its folder."""
+
+
+@dataclass(frozen=True)
+class Recipe:
+    """A config, checked, under a name for people and one for its folder.
+
+    `cfg` is what `cfg_file` and the KEY VALUE pairs `overrides` give; `iterations` how long it
+    trains.
+    """
+
+    name: str
+    folder: str
+    cfg_file: Path
+    overrides: tuple[str, ...]
+    cfg: CfgNode
+    iterations: int
+
+
+def run_folder(output: Path, recipe: Recipe, seed: int) -> Path:
+    """Where a run keeps its files."""
+    return output / recipe.folder / f"seed{seed}"
+
+
+def find_results(
+    recipes: Sequence[Recipe], seeds: Sequence[int], output: Path
+) -> dict[tuple[str, int], Result]:
+    """The results that `output` holds, by recipe's name and seed.
+
+    Raises:
+        ValueError: one of them is of another config than the recipe's; says what differs.
+    """
+    found = {}
+    for recipe in recipes:
+        for seed in seeds:
+            path = run_folder(output, recipe, seed) / "result.json"
+            if path.is_file():
+                found[recipe.name, seed] = _read_result(path, recipe, seed)
+    return found
+
+
+def _read_result(path: Path, recipe: Recipe, seed: int) -> Result:
+    try:
+        result: Result = json.loads(path.read_text(encoding="utf-8"))
+        # A key that the run was too early for is at its default, which changes nothing.
+        stored = dict(_flatten(yaml.safe_load(get_cfg().dump()))) | dict(_flatten(result["config"]))
+    except (ValueError, KeyError) as error:
+        raise ValueError(f"{path} is no run's result ({error}); remove it to train anew") from error
+    wanted = dict(_flatten(yaml.safe_load(recipe.cfg.dump()))) | {"RNG_SEED": seed}
+    # Where the files lie, seen from wherever the command was given, changes no training. A place
+    # that is not given, as where results are only looked at, may have been any.
+    places = {"OUTPUT_DIR", *(key for key in _PLACES if not wanted[key])}
+    keys = sorted((stored.keys() | wanted.keys()) - places)
+    different = [
+        f"{key} {stored.get(key, '(absent)')} there, {wanted.get(key, '(absent)')} now"
+        for key in keys
+        if stored.get(key, _ABSENT) != wanted.get(key, _ABSENT)
+    ]
+    if different:
+        more = f" and {len(different) - 5} more" if len(different) > 5 else ""
+        raise ValueError(
+            f"{path} is of another config ({'; '.join(different[:5])}{more}); choose another "
+            "--output, or remove that run"
+        )
+    return result
+
+
+_ABSENT = object()
+
+_PLACES = ("DATA.PATH_TO_DATA_DIR", "TRAIN.CHECKPOINT_FILE_PATH")
+
+
+def _flatten(node: Mapping[str, Any], prefix: str = "") -> Iterator[tuple[str, Any]]:
+    for key, value in node.items():
+        if isinstance(value, Mapping):
+            yield from _flatten(value, f"{prefix}{key}.")
+        else:
+            yield f"{prefix}{key}", value
+
+
+def train_all(
+    recipes: Sequence[Recipe], seeds: Sequence[int], output: Path, run_net: Path
+) -> Iterator[dict[tuple[str, int], Result]]:
+    """Train what `output` lacks, all recipes with one seed before the next seed.
+
+    Each run is a process of `run_net` (tools/run_net.py); what it says goes to the terminal. Yields
+    the results so far, by recipe's name and seed: before the first run, and after each.
+
+    Raises:
+        ValueError: as `find_results`, before anything is trained.
+        RunFailedError: a run failed; those before it are kept.
+    """
+    results = find_results(recipes, seeds, output)
+    yield dict(results)
+    runs = [(recipe, seed) for seed in seeds for recipe in recipes]
+    for number, (recipe, seed) in enumerate(runs, start=1):
+        title = f"run {number} of {len(runs)}: {recipe.name}, seed {seed}"
+        if (recipe.name, seed) in results:
+            print(f"{title}: done before", flush=True)
+            continue
+        print(f"{title}: starts", flush=True)
+        path = _train(recipe, seed, run_folder(output, recipe, seed), run_net)
+        results[recipe.name, seed] = _read_result(path, recipe, seed)
+        yield dict(results)
+
+
+def run_command(recipe: Recipe, seed: int, folder: Path, run_net: Path) -> list[str]:
+    """What trains a recipe with a seed into a folder."""
+    command = [sys.executable, str(run_net), "--cfg", str(recipe.cfg_file)]
+    return [*command, "RNG_SEED", str(seed), "OUTPUT_DIR", str(folder), *recipe.overrides]
+
+
+def _train(recipe: Recipe, seed: int, folder: Path, run_net: Path) -> Path:
+    """Train one recipe with one seed; returns the path of its result."""
+    command = run_command(recipe, seed, folder, run_net)
+    status, path = subprocess.run(command).returncode, folder / "result.json"
+    if status or not path.is_file():
+        raise RunFailedError(
+            f"{recipe.name}, seed {seed}, ended with exit status {status} and "
+            f"{'a' if path.is_file() else 'no'} result; its log is in {folder}. Finished runs are "
+            "kept: the same command continues"
+        )
+    return path

@@ -6,9 +6,9 @@ from collections.abc import Mapping
 
 from fvcore.common.config import CfgNode
 
-__all__ = ["check_labels"]
+__all__ = ["SEVERAL_LABELS", "check_labels"]
 
-_SEVERAL: Mapping[str, bool] = {"kinetics": False, "ssv2": False, "charades": True}
+SEVERAL_LABELS: Mapping[str, bool] = {"kinetics": False, "ssv2": False, "charades": True}
 """Whether a video of a data set has several labels; of other data sets nothing is known."""
 
 _FITTING: Mapping[bool, Mapping[str, str]] = {
@@ -37,7 +37,7 @@ def check_labels(cfg: CfgNode) -> None:
     several = cfg.DATA.MULTI_LABEL
     for section in (name for name in ("TRAIN", "TEST") if cfg[name].ENABLE):
         dataset = cfg[section].DATASET
-        if _SEVERAL.get(dataset.lower(), several) != several:
+        if SEVERAL_LABELS.get(dataset.lower(), several) != several:
             raise ValueError(
                 f"DATA.MULTI_LABEL {several} does not fit {section}.DATASET {dataset}, whose "
                 f"videos have {'one label' if several else 'several labels'} each; set "

@@ -11,6 +11,7 @@ from typing import Any
 
 from fvcore.common.config import CfgNode
 
+from slowfast_patches.config.labels import SEVERAL_LABELS
 from slowfast_patches.datasets.csv_list import LabelledVideo, count_videos, csv_path, read_csv
 from slowfast_patches.datasets.frame_list import FrameList, count_listed, read_frame_list
 from slowfast_patches.datasets.ssv2_list import count_ssv2, read_ssv2, ssv2_classes, ssv2_path
@@ -29,11 +30,11 @@ def read_list(cfg: CfgNode, split: str, dataset: str | None = None) -> Sequence[
             says something wrong, with file and line.
     """
     name, kind = _kind(cfg, split, dataset)
-    if kind.multi_label != cfg.DATA.MULTI_LABEL:
-        several = "several labels a video" if kind.multi_label else "one label a video"
+    if SEVERAL_LABELS[name] != cfg.DATA.MULTI_LABEL:
+        several = "several labels a video" if SEVERAL_LABELS[name] else "one label a video"
         raise ValueError(
             f"DATA.MULTI_LABEL {cfg.DATA.MULTI_LABEL} does not fit the dataset {name}, which has "
-            f"{several}; set DATA.MULTI_LABEL {kind.multi_label}"
+            f"{several}; set DATA.MULTI_LABEL {SEVERAL_LABELS[name]}"
         )
     if split == "train" and cfg.DATA.RANDOM_FLIP and not kind.mirrors:
         raise ValueError(
@@ -84,7 +85,6 @@ class _Kind:
     read: Callable[[CfgNode, str], Sequence[Any]]
     count: Callable[[CfgNode, str], int | None]
     classes: Callable[[CfgNode], Mapping[str, int] | None]
-    multi_label: bool = False
     mirrors: bool = True
     """Whether a mirrored clip has the label of the clip."""
 
@@ -169,7 +169,5 @@ def _charades_classes(cfg: CfgNode) -> dict[str, int] | None:
 _KINDS: dict[str, _Kind] = {
     "kinetics": _Kind(csv_path, _read_kinetics, count_videos, _kinetics_classes),
     "ssv2": _Kind(ssv2_path, read_ssv2, count_ssv2, _ssv2_classes, mirrors=False),
-    "charades": _Kind(
-        _charades_path, _read_charades, _count_charades, _charades_classes, multi_label=True
-    ),
+    "charades": _Kind(_charades_path, _read_charades, _count_charades, _charades_classes),
 }

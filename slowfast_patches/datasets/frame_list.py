@@ -15,6 +15,7 @@ import os
 import zlib
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
+from functools import lru_cache
 from itertools import groupby, islice, pairwise
 from operator import itemgetter, lt
 from pathlib import Path
@@ -147,6 +148,15 @@ def read_frame_list(path: Path, *, prefix: str = "", num_classes: int, fps: floa
             another number of fields, a video whose lines are not together, frame ids that do not
             ascend, labels that are no integers or outside [0, num_classes).
     """
+    state = path.stat() if path.is_file() else None
+    changed = (state.st_mtime_ns, state.st_size) if state else (0, 0)
+    return FrameList(*_parsed(path, num_classes, changed), os.fspath(prefix or path.parent), fps)
+
+
+@lru_cache(maxsize=2)
+def _parsed(path: Path, num_classes: int, changed: tuple[int, int]) -> tuple[Lists, Lists, Lists]:
+    """Names, paths and runs. The last two lists are kept, training's and validation's: a run looks
+    at a list before it starts, and its data sets read it again."""
     names, paths, runs = list[str](), list[bytes](), list[list[Run]]()
     known, labels_of = set[bytes](), _Labels(num_classes)
     for video in _videos(path):
@@ -159,8 +169,7 @@ def read_frame_list(path: Path, *, prefix: str = "", num_classes: int, fps: floa
     if not names:
         raise ValueError(f"{path}: no frames in the list")
     compressed = Lists.of((np.frombuffer(content, np.uint8) for content in paths), np.uint8)
-    folder = os.fspath(prefix or path.parent)
-    return FrameList(Lists.of_texts(names), compressed, _packed(runs), folder, fps)
+    return Lists.of_texts(names), compressed, _packed(runs)
 
 
 def first_line(path: Path) -> str:
@@ -176,7 +185,11 @@ def is_header(line: str) -> bool:
 
 
 def count_listed(path: Path) -> int:
-    """Videos of a frame list; raises ValueError as `read_frame_list`, but for the labels."""
+    """Videos of a frame list, whose labels and order are not looked at.
+
+    Raises:
+        ValueError: otherwise as `read_frame_list`.
+    """
     return sum(1 for _ in _videos(path))
 
 

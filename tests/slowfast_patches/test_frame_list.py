@@ -2,6 +2,7 @@
 
 import os
 import pickle
+import zlib
 from pathlib import Path
 
 import cv2
@@ -32,6 +33,9 @@ TWO_VIDEOS = f"""{HEADER}
 N11GT 1 0 N11GT/N11GT-000001.jpg "5"
 N11GT 1 1 N11GT/N11GT-000002.jpg ""
 """
+
+
+compress = zlib.compress
 
 
 def read(folder: Path, text: str | bytes, classes: int = 157, **options: str) -> FrameList:
@@ -107,6 +111,19 @@ def test_a_list_takes_a_few_bytes_a_frame(tmp_path):
     assert size < 5 * 200 * 100
     assert frames[150].files[42] == f"{tmp_path}/150/150_000043.jpg"
     assert frames[150].labels() == {6}
+
+
+def test_a_list_is_parsed_once_and_again_when_it_has_changed(tmp_path, monkeypatch):
+    first, parsed = list(read(tmp_path, TWO_VIDEOS)), list[bytes]()
+    monkeypatch.setattr(zlib, "compress", lambda *a: parsed.append(a[0]) or compress(*a))
+    path = tmp_path / "train.csv"
+    again = read_frame_list(path, prefix="/jpg", num_classes=157, fps=30.0)
+    assert (parsed, again[0].path, again[0].fps) == ([], "/jpg/46GP8", 30.0)
+    path.write_text(TWO_VIDEOS.replace('"5"', '"6"'))
+    changed = read_frame_list(path, num_classes=157, fps=24.0)
+    assert len(parsed) == 2
+    assert changed[1].labels() == {6}
+    assert changed[0] == first[0]
 
 
 # Labels.

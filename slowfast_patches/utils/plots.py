@@ -9,7 +9,7 @@ from matplotlib.figure import Figure
 
 __all__ = ["COLOURS", "MUTED", "new_figure", "save_figure", "time_unit"]
 
-COLOURS = ("#1f77b4", "#d1495b", "#2a9d6f", "#b07aa1", "#e08e45", "#5f6b7a")
+COLOURS = ("#1f77b4", "#d1495b", "#2a9d6f", "#b07aa1", "#e08e45", "#5f6b7a", "#12a5b8")
 """One colour per curve, told apart in print and by colour-blind readers."""
 
 MUTED = "#8a8f98"

@@ -25,7 +25,7 @@ def plot_outcome(outcome: Outcome, path: Path) -> None:
         rows = [row for row in outcome.experiment.rows if row.curve == curve]
         _draw_curve(axes, outcome, curve, rows, COLOURS[number % len(COLOURS)])
     axes.set_xscale("log", base=2)
-    axes.xaxis.set_major_formatter("{x:g}")
+    axes.xaxis.set_major_formatter(lambda time, _: f"{time:g}" if time >= 1 else f"1/{1 / time:g}")
     axes.set_xlabel("training time, relative to the baseline's (loading included)")
     axes.set_ylabel("top-1 accuracy (%)")
     axes.legend(loc="lower right", title="●: measured, ○: published", framealpha=0.9)
@@ -48,12 +48,9 @@ def _draw_curve(axes: Axes, outcome: Outcome, curve: str, rows: list[Row], colou
         measured = outcome.rows[row]
         if measured.speed_up and (top1 := measured.metrics.get("top1")):
             points.append((1 / measured.speed_up.mean, top1.mean, top1.std or 0.0))
-    points.sort()
-    if points:
-        x, y, spread = zip(*points, strict=True)
-        axes.errorbar(x, y, yerr=spread, color=colour, marker="o", capsize=3, label=curve)
-    else:
-        axes.plot([], [], color=colour, marker="o", label=f"{curve} (missing)")
+    label = curve if points else f"{curve} (missing)"
+    x, y, spread = zip(*sorted(points), strict=True) if points else ([], [], [])
+    axes.errorbar(x, y, yerr=spread, color=colour, marker="o", capsize=3, label=label)
     for row in rows:
         if top1 := row.published.metrics.get("top1"):
             time = 1 / (row.published.speed_up or 1.0)

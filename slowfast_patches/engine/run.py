@@ -84,6 +84,11 @@ def _check_training(cfg: CfgNode, world_size: int) -> Schedule:
     resumed = checkpoint.find_resumable(cfg, schedule.num_videos)
     if resumed is None and cfg.TRAIN.CHECKPOINT_FILE_PATH:
         check_file(cfg.TRAIN.CHECKPOINT_FILE_PATH, cfg.TRAIN.CHECKPOINT_TYPE)
+    elif resumed is None and cfg.TRAIN.CHECKPOINT_INFLATE:
+        raise ValueError(
+            "TRAIN.CHECKPOINT_INFLATE True has nothing to inflate: set TRAIN.CHECKPOINT_FILE_PATH, "
+            "or CHECKPOINT_INFLATE False to start from scratch"
+        )
     return schedule
 
 

@@ -81,8 +81,8 @@ def _read_result(path: Path, recipe: Recipe, seed: int) -> Result:
     wanted = dict(_flatten(yaml.safe_load(recipe.cfg.dump()))) | {"RNG_SEED": seed}
     # Where the files lie, seen from wherever the command was given, changes no training. A place
     # that is not given, as where results are only looked at, may have been any.
-    places = {"OUTPUT_DIR", *(key for key in _PLACES if not wanted[key])}
-    keys = sorted((stored.keys() | wanted.keys()) - places)
+    unknown = {key for place, keys in _PLACES.items() if not wanted[place] for key in keys}
+    keys = sorted((stored.keys() | wanted.keys()) - {"OUTPUT_DIR"} - unknown)
     different = [
         f"{key} {stored.get(key, '(absent)')} there, {wanted.get(key, '(absent)')} now"
         for key in keys
@@ -99,7 +99,11 @@ def _read_result(path: Path, recipe: Recipe, seed: int) -> Result:
 
 _ABSENT = object()
 
-_PLACES = ("DATA.PATH_TO_DATA_DIR", "TRAIN.CHECKPOINT_FILE_PATH")
+_PLACES = {
+    "DATA.PATH_TO_DATA_DIR": ("DATA.PATH_TO_DATA_DIR", "DATA.PATH_PREFIX"),
+    "TRAIN.CHECKPOINT_FILE_PATH": ("TRAIN.CHECKPOINT_FILE_PATH", "TRAIN.CHECKPOINT_TYPE"),
+}
+"""Keys that say where something is, each with those that have no meaning without it."""
 
 
 def _flatten(node: Mapping[str, Any], prefix: str = "") -> Iterator[tuple[str, Any]]:

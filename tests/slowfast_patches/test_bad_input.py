@@ -193,3 +193,16 @@ def test_a_list_whose_videos_are_not_there(
     data = (*lists_of(lists, demo_data), "DATA_LOADER.NUM_WORKERS", 1)
     answer = command_line(tmp_path / "run", *OFF, *data, "DATA.MAX_BAD_FRACTION", 1)
     assert_refused(answer, "10 videos in a row could not be read", "gone_", "DATA.PATH_PREFIX")
+
+
+def test_a_recipe_that_starts_from_weights_wants_them(command_line, tmp_path):
+    status, err = command_line(
+        tmp_path / "a", "TRAIN.CHECKPOINT_FILE_PATH", tmp_path / "kinetics400.pyth"
+    )
+    assert status == 2
+    assert "kinetics400.pyth" in err
+    assert "TRAIN.CHECKPOINT_FILE_PATH" in err
+    status, err = command_line(tmp_path / "b", "TRAIN.CHECKPOINT_INFLATE", True)
+    assert status == 2
+    assert "TRAIN.CHECKPOINT_INFLATE True has nothing to inflate" in err
+    assert not list(tmp_path.rglob("train.log"))

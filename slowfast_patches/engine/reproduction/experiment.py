@@ -8,10 +8,12 @@ from pathlib import Path
 
 from slowfast_patches.utils.report import Mean
 
-__all__ = ["Experiment", "Published", "Row", "Start", "Training", "per_cent"]
+__all__ = ["SCRATCH", "Experiment", "Published", "Row", "Start", "Training", "per_cent"]
 
 Start = str
-"""Where the weights come from: "scratch", "imagenet" or "kinetics"."""
+"""Where the weights come from: `SCRATCH`, "imagenet" or "kinetics"."""
+
+SCRATCH: Start = "scratch"
 
 
 @dataclass(frozen=True)
@@ -30,7 +32,7 @@ class Training:
     as_long_as: Training | None = None
     overrides: tuple[str, ...] = ()
     variant: str = ""
-    start: Start = "scratch"
+    start: Start = SCRATCH
 
     @property
     def folder(self) -> str:

@@ -28,10 +28,11 @@ class Measured:
     """What the finished runs of a row gave: means over seeds, None before the first.
 
     `speed_up` is in wall-clock, loading included, over the seeds that the row's baseline finished
-    too; `relative_time` is what a figure draws: the row's time over its baseline's.
+    too. `machines` says what they ran on.
     """
 
     seeds: tuple[int, ...]
+    iterations: int | None
     metrics: Mapping[str, Mean]
     speed_up: Mean | None
     hours: Mean | None
@@ -70,7 +71,7 @@ class Outcome:
             "curve": row.curve,
             "config": "/".join(recipe.cfg_file.parts[-2:]),
             "overrides": list(recipe.overrides),
-            "iterations": recipe.iterations,
+            "iterations": measured.iterations or recipe.iterations,
             "published": {name: _plain(row.published.metrics.get(name)) for name in names}
             | {"speed_up": row.published.speed_up},
             "measured": {name: _plain(measured.metrics.get(name)) for name in names}
@@ -119,6 +120,7 @@ def _measure(
     machines = dict.fromkeys(_machine(run) for run in runs.values())
     return Measured(
         seeds=tuple(runs),
+        iterations=max((run["iterations"] for run in runs.values()), default=None),
         metrics={name: mean for name, mean in found.items() if mean is not None},
         speed_up=mean_of(theirs / ours for theirs, ours in both),
         hours=mean_of(_working(run) / 3600 for run in runs.values()),
@@ -156,7 +158,7 @@ def format_outcome(outcome: Outcome, *, markdown: bool = False) -> str:
 def _cells(outcome: Outcome, row: Row) -> list[str]:
     measured, published = outcome.rows[row], row.published
     is_baseline = row.training == row.baseline
-    cells = [row.label, f"{outcome.recipes[row].iterations:,}"]
+    cells = [row.label, f"{measured.iterations or outcome.recipes[row].iterations:,}"]
     for name in outcome.experiment.metrics:
         theirs, ours = published.metrics.get(name), measured.metrics.get(name)
         cells += [theirs.format(_digits(theirs)) if theirs else "–"]

@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 
 from slowfast_patches.engine.reproduction.experiment import (
+    SCRATCH,
     Experiment,
     Published,
     Row,
@@ -26,7 +27,7 @@ FACTORS = (0.25, 0.5, 1.0, 1.5, 2.0, 3.0)
 _ACCURACY = ("top1", "top5")
 
 
-def _kinetics(name: str, start: Start = "scratch") -> Training:
+def _kinetics(name: str, start: Start = SCRATCH) -> Training:
     return Training(f"Kinetics/{name}.yaml", start=start)
 
 
@@ -86,7 +87,7 @@ def _pair(
     baseline: tuple[float, float],
     multigrid: tuple[float, float],
     speed_up: float,
-    start: Start = "scratch",
+    start: Start = SCRATCH,
 ) -> tuple[Row, Row]:
     """A baseline and its multigrid training, with their top-1 and top-5."""
     first, second = _kinetics(name, start), _kinetics(f"{name}_MULTIGRID", start)

@@ -14,7 +14,7 @@ from slowfast_patches.config.scale import scaled_lengths
 from slowfast_patches.config.schedule import schedule_from_config, uses_multigrid
 from slowfast_patches.engine.launch import for_processes, processes_of
 from slowfast_patches.engine.plan import dataset_size
-from slowfast_patches.engine.reproduction.experiment import Experiment, Training
+from slowfast_patches.engine.reproduction.experiment import SCRATCH, Experiment, Training
 from slowfast_patches.engine.reproduction.toy import Toy, toy_overrides
 from slowfast_patches.engine.runs import Recipe
 
@@ -77,7 +77,9 @@ class Recipes:
             keys |= toy_overrides(cfg, reference, self.choices.toy)
         if data := self.choices.data.get(cfg.TRAIN.DATASET):
             keys["DATA.PATH_TO_DATA_DIR"] = data
-        if weights := self.choices.weights.get(training.start):
+        if training.start != SCRATCH:
+            # The recipe's own path stands for a file that the user has to give.
+            weights = self.choices.weights.get(training.start, "")
             keys["TRAIN.CHECKPOINT_FILE_PATH"] = weights
             keys["TRAIN.CHECKPOINT_TYPE"] = "caffe2" if weights.endswith(".pkl") else "pytorch"
         return keys
@@ -87,8 +89,7 @@ class Recipes:
         if training.as_long_as is None:
             return training.factor
         other = self.recipe(training.as_long_as, baseline)
-        own = schedule_from_config(cfg, dataset_size(cfg))
-        return other.iterations / own.iterations
+        return _nominal_iterations(other.cfg) / _nominal_iterations(cfg)
 
 
 def trainings_of(experiments: Iterable[Experiment]) -> dict[Training, Training]:
@@ -98,6 +99,12 @@ def trainings_of(experiments: Iterable[Experiment]) -> dict[Training, Training]:
         found.setdefault(row.baseline, row.baseline)
         found.setdefault(row.training, row.baseline)
     return found
+
+
+def _nominal_iterations(cfg: CfgNode) -> int:
+    """Iterations on as many videos as the recipe was made for: its length in epochs must not depend
+    on whether the data set is at hand, or its results could not be told from others'."""
+    return schedule_from_config(cfg, cfg.DATA.NUM_TRAIN_VIDEOS or dataset_size(cfg)).iterations
 
 
 def _with_length(cfg: CfgNode, factor: float) -> dict[str, object]:

@@ -38,7 +38,7 @@ def parse_args(argv: list[str] | None = None) -> argparse.Namespace:
         "--dataset-size",
         type=int,
         metavar="N",
-        help="training videos (default: the length of train.csv, else DATA.NUM_TRAIN_VIDEOS)",
+        help="training videos (default: the length of the list, else DATA.NUM_TRAIN_VIDEOS)",
     )
     speed = parser.add_mutually_exclusive_group()
     speed.add_argument(

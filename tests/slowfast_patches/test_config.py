@@ -92,7 +92,7 @@ def test_a_warning_names_key_value_reason_and_what_to_write(caplog):
     (message,) = warnings_of(caplog)
     assert "BN.NUM_SPLITS 4" in message
     assert "has no effect" in message
-    assert "write MULTIGRID.BN_BASE_SIZE" in message
+    assert "write BN.GROUP_SIZE, or MULTIGRID.BN_BASE_SIZE" in message
 
 
 @pytest.mark.parametrize("name", [name for name in NO_EFFECT if "*" not in name])

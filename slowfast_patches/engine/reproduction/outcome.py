@@ -144,11 +144,11 @@ def _machine(run: Result) -> str:
 def format_outcome(outcome: Outcome, *, markdown: bool = False) -> str:
     """The table of an experiment, published beside measured, for a terminal or in Markdown."""
     experiment = outcome.experiment
-    headers = ["", "iterations"]
+    headers, ours = ["", "iterations"], "toy" if outcome.toy else "measured"
     for name in experiment.metrics:
         title = metric_title(name)
-        headers += [f"{title}, %\npublished", f"{title}, %\nmeasured"]
-    headers += ["speed-up\npublished", "speed-up\nmeasured", "runs"]
+        headers += [f"{title}, %\npublished", f"{title}, %\n{ours}"]
+    headers += ["speed-up\npublished", f"speed-up\n{ours}", "runs"]
     if markdown:
         headers = [header.replace("\n", " ") for header in headers]
     rows = [_cells(outcome, row) for row in experiment.rows]

@@ -150,8 +150,9 @@ def _print_plan(
     runs, hours = len(trainings) * len(request.seeds), total_hours(found.values(), request.seeds)
     said = f"{hours:,.1f} hours" if hours is not None else "unknown: give --step-times FILE"
     print(
-        f"{runs} runs in all ({len(trainings)} recipes, each counted once, × "
-        f"{len(request.seeds)} seeds); training time, without loading and evaluation: {said}"
+        f"{runs} runs in all: {len(trainings)} recipes, each counted once, × {len(request.seeds)} "
+        f"seed{'s' * (len(request.seeds) > 1)}; training time, without loading and evaluation: "
+        f"{said}"
     )
 
 

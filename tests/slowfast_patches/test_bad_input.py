@@ -136,7 +136,7 @@ def test_a_torn_checkpoint(command_line: Command, finished: Path):
 
 def test_weights_to_start_from_that_are_not_there(command_line: Command, tmp_path: Path):
     answer = command_line(tmp_path / "run", "TRAIN.CHECKPOINT_FILE_PATH", tmp_path / "none.pyth")
-    assert_refused(answer, "none.pyth: no such checkpoint")
+    assert_refused(answer, "none.pyth: no such file", "TRAIN.CHECKPOINT_FILE_PATH")
 
 
 # While training.

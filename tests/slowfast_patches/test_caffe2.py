@@ -216,6 +216,7 @@ SHELL = b"S'" + TOUCH.encode() + b"'\n"
         (b"cnumpy.core\nmultiarray._reconstruct\n.", "numpy.core.multiarray._reconstruct"),
         (b"cnumpy.testing._private.utils\nrunstring\n.", "numpy.testing._private.utils.runstring"),
         (b"c_codecs\ndecode\n.", "_codecs.decode"),
+        (b"\x80\x04\x8c\x02os\x8c\x07\x1b[2J\nab\x93.", r"os.\x1b[2J\nab"),
         # Objects of classes.
         (b"(" + SHELL + b"ios\nsystem\n.", "os.system"),
         (b"(cos\nsystem\n" + SHELL + b"o.", "os.system"),

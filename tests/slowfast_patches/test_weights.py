@@ -269,6 +269,15 @@ def test_resnet_18_is_refused_and_resnet_101_starts_what_there_is(
     assert "other weights: 255 tensors, not in an image model: s4.pathway0_res6." in caplog.text
 
 
+def test_only_convolutions_that_fit_count_as_repeated(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+):
+    state = resnet() | {"layer4.2.conv1.weight": torch.ones(3, 3, 1, 1)}
+    load_weights(made("i3d"), saved(state, tmp_path), inflate=True)
+    assert "repeated along time: 52 convolutions" in report_of(caplog)
+    assert "(3, 3, 1, 1) there, (64, 256, 1, 1, 1) here" in report_of(caplog)
+
+
 def test_strides_elsewhere_are_reported(tmp_path: Path, caplog: pytest.LogCaptureFixture):
     path = saved(resnet(), tmp_path)
     load_weights(made("i3d", "RESNET.STRIDE_1X1", True), path, inflate=True)
@@ -510,6 +519,7 @@ I3D = (
     *("RESNET.SPATIAL_DILATIONS", [[1]] * 4, "RESNET.NUM_BLOCK_TEMP_KERNEL", [[3], [4], [6], [3]]),
     *("NONLOCAL.LOCATION", [[[]]] * 4, "NONLOCAL.GROUP", [[1]] * 4, "TEST.ENABLE", False),
     *("SOLVER.MAX_EPOCH", 2, "SOLVER.STEPS", [0, 1], "SOLVER.WARMUP_EPOCHS", 0),
+    *("TRAIN.EVAL_PERIOD", 2, "TRAIN.CHECKPOINT_PERIOD", 2),
     *("BN.USE_PRECISE_STATS", False, "MULTIGRID.EPOCH_FACTOR", 1, "MULTIGRID.LONG_CYCLE", False),
 )
 

@@ -38,12 +38,12 @@ def read_blobs(path: Path) -> dict[str, Any]:
             content = _Reader(file, encoding="latin1").load()
     except _RefusedError as refused:
         raise ValueError(
-            f"{refused} in {path} is refused: a Caffe2 checkpoint needs arrays and plain "
-            "containers alone, and nothing else in a pickle is safe to load"
+            f"{_printable(refused)} in {path} is refused: a Caffe2 checkpoint needs arrays and "
+            "plain containers alone, and nothing else in a pickle is safe to load"
         ) from None
     except Exception as error:
-        reason = f"{type(error).__name__} {error}".splitlines()[0]
-        raise ValueError(f"{path} cannot be read as a Caffe2 checkpoint: {reason:.200}") from error
+        reason = f"{type(error).__name__} {_printable(error)}"
+        raise ValueError(f"{path} cannot be read as a Caffe2 checkpoint: {reason}") from error
     blobs = content.get("blobs") if isinstance(content, dict) else None
     if not isinstance(blobs, dict) or not all(isinstance(name, str) for name in blobs):
         raise ValueError(f'{path} is no Caffe2 checkpoint: it has no "blobs" with arrays by name')
@@ -52,6 +52,11 @@ def read_blobs(path: Path) -> dict[str, Any]:
 
 class _RefusedError(Exception):
     """Says what the file asks for."""
+
+
+def _printable(error: Exception) -> str:
+    """One line that does nothing to a terminal: names in a file are what its writer likes."""
+    return str(error).encode("unicode_escape").decode()[:200]
 
 
 def _shown(value: object) -> str:

@@ -77,21 +77,27 @@ def read_weights(path: str | Path, kind: str = "pytorch", *, section: str = "TRA
         ValueError: the file cannot be read, or holds no weights; says which key to change.
     """
     check_file(path, kind, section=section)
-    if kind == "caffe2":
-        return _from_blobs(read_blobs(Path(path)))
-    content = _load_torch(path, section)
+    try:
+        return _from_blobs(read_blobs(Path(path))) if kind == "caffe2" else _from_torch(path)
+    except ValueError as error:
+        raise ValueError(f"{error}; change {section}.CHECKPOINT_FILE_PATH") from error
+
+
+def _from_torch(path: str | Path) -> Weights:
+    content = _load_torch(path)
     if not isinstance(content, Mapping):
         raise ValueError(f"{path} holds a {type(content).__name__}, not weights by name")
     key = next((k for k in _STATES if isinstance(content.get(k), Mapping)), None)
     state = content if key is None else content[key]
-    weights = _from_state(state, "a PyTorch " + (f'file, its "{key}"' if key else "state dict"))
-    if not weights.tensors:
+    tensors = {k: v for k, v in state.items() if isinstance(k, str) and isinstance(v, Tensor)}
+    if not tensors:
         raise ValueError(
             f"{path} holds no weights, neither at its top nor under {', '.join(_STATES)}; it has "
-            f"{', '.join(map(str, list(content)[:5])) or 'nothing'}; "
-            f"change {section}.CHECKPOINT_FILE_PATH"
+            f"{', '.join(map(str, list(content)[:5])) or 'nothing'}"
         )
-    return weights
+    others = tuple(str(k) for k in state if k not in tensors)
+    origin = "a PyTorch state dict" if key is None else f'a PyTorch file, its "{key}"'
+    return Weights(tensors, others, origin)
 
 
 def _head(path: Path, advice: str) -> bytes:
@@ -104,30 +110,23 @@ def _head(path: Path, advice: str) -> bytes:
         raise ValueError(f"{path} cannot be read: {error.strerror}; {advice}") from error
 
 
-def _load_torch(path: str | Path, section: str) -> Any:
+def _load_torch(path: str | Path) -> Any:
     try:
         return torch.load(path, map_location="cpu", weights_only=True)
     except Exception as error:
-        refused = re.search(r"GLOBAL (\S+) was not", str(error))
+        refused = re.search(r"GLOBAL ([\w.]+) was not", str(error))
         if refused:
             raise ValueError(
                 f"{path} is refused: it holds more than weights ({refused[1]}), and only tensors "
-                "and plain containers are safe to load; save its state dict alone, and set "
-                f"{section}.CHECKPOINT_FILE_PATH to that"
+                "and plain containers are safe to load; save its state dict alone"
             ) from error
         raise ValueError(
-            f"{path} cannot be read as a PyTorch checkpoint ({_first_sentence(error)}); "
-            f"change {section}.CHECKPOINT_FILE_PATH"
+            f"{path} cannot be read as a PyTorch checkpoint: {_first_sentence(error)}"
         ) from error
 
 
 def _first_sentence(error: Exception) -> str:
     return re.split(r"\.\s|\n", str(error) or type(error).__name__)[0].strip()
-
-
-def _from_state(state: Mapping[Any, Any], origin: str) -> Weights:
-    tensors = {k: v for k, v in state.items() if isinstance(k, str) and isinstance(v, Tensor)}
-    return Weights(tensors, tuple(str(k) for k in state if k not in tensors), origin)
 
 
 def _from_blobs(blobs: Mapping[str, Any]) -> Weights:

@@ -63,7 +63,7 @@ def fit_weights(given: Mapping[str, Tensor], wanted: Mapping[str, Tensor]) -> Fi
         wanted: the model's state dict, with its initial values.
     """
     flat = set(flat_convolutions(given, wanted))
-    fit = Fit(from_images=bool(flat), inflated=len(flat))
+    fit = Fit(from_images=bool(flat))
     left = {n: v for n, v in given.items() if not (flat and n.startswith(_HEAD))}
     for name, now in wanted.items():
         if name not in left:
@@ -81,6 +81,7 @@ def fit_weights(given: Mapping[str, Tensor], wanted: Mapping[str, Tensor]) -> Fi
         else:
             fit.misfit[name] = _shapes(name, left[name], now)
     _drop_part_of_head(fit)
+    fit.inflated = len(flat.intersection(fit.values))
     fit.unused += [n for n in given if n not in wanted or n not in left]
     return fit
 

@@ -48,7 +48,9 @@ def load_weights(
     try:
         given, notes = host_names(weights.tensors, kind)
     except ValueError as error:
-        raise ValueError(f"{path} cannot start this model: it is {error}") from error
+        raise ValueError(
+            f"{path} cannot start this model: it is {error}; change {section}.CHECKPOINT_FILE_PATH"
+        ) from error
     wanted = model.state_dict()
     flat = flat_convolutions(given, wanted)
     if flat and not inflate:

@@ -35,7 +35,7 @@ from torch import Tensor
 from multigrid import Batch, Shape, Step, empty_clips
 from slowfast_patches import patching
 from slowfast_patches.config import check_config, load_config
-from slowfast_patches.engine.launch import process_device, processes_of
+from slowfast_patches.engine.launch import for_processes, process_device, processes_of
 from slowfast_patches.engine.step import train_step
 from slowfast_patches.engine.step_times import FORMAT, device_of, model_of, shapes_to_measure
 from slowfast_patches.models.build import build_model
@@ -245,7 +245,7 @@ def main(argv: list[str] | None = None) -> int:
     args = parse_args(argv)
     try:
         patching.apply()
-        cfg = load_config(args.cfg, args.overrides)
+        cfg = for_processes(load_config(args.cfg, args.overrides))
         check_config(cfg, processes_of(cfg))
         if device_of(cfg) == "cuda" and not torch.cuda.is_available():
             raise ValueError(

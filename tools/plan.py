@@ -20,7 +20,7 @@ from pathlib import Path
 from fvcore.common.config import CfgNode
 
 from slowfast_patches.config import check_config, load_config
-from slowfast_patches.engine.launch import for_processes
+from slowfast_patches.engine.launch import for_processes, processes_of
 from slowfast_patches.engine.plan import format_plan, plan_config
 from slowfast_patches.engine.plan_picture import plot_plan
 from slowfast_patches.engine.step_times import MisfitError, read_step_times
@@ -78,7 +78,7 @@ def main(argv: list[str] | None = None) -> int:
     args = parse_args(argv)
     try:
         cfg = for_processes(load_config(args.cfg, args.overrides))
-        check_config(cfg)
+        check_config(cfg, processes_of(cfg))
         schedule, plan = plan_config(cfg, args.dataset_size, find_timing(cfg, args))
         if args.plot:
             plot_plan(schedule, args.plot)

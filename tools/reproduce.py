@@ -83,7 +83,10 @@ def _add_ways(parser: argparse.ArgumentParser) -> None:
         "--slurm-hours", type=float, metavar="H", help=f"of a job ({Slurm.hours:g}); then requeued"
     )
     group.add_argument(
-        "--slurm-limit", type=int, metavar="N", help=f"jobs at the same time ({Slurm.limit})"
+        "--slurm-limit",
+        type=int,
+        metavar="N",
+        help=f"jobs of an array at the same time ({Slurm.limit})",
     )
     group.add_argument(
         "--slurm-cpus", type=int, metavar="N", help=f"cores for each GPU ({Slurm.cpus})"

@@ -12,6 +12,7 @@ from fvcore.common.config import CfgNode
 
 from slowfast_patches.config.defaults import AUTO_OR_COUNT, PER_PATHWAY
 from slowfast_patches.config.labels import check_labels
+from slowfast_patches.config.schedule import base_shape, uses_multigrid
 from slowfast_patches.patching import DETECTRON2_HINT
 
 __all__ = ["check_config", "check_frames"]
@@ -215,13 +216,20 @@ def _check_multigrid(cfg: CfgNode) -> None:
 
 def _check_groups(cfg: CfgNode) -> None:
     size, own = cfg.BN.GROUP_SIZE, cfg.MULTIGRID.BN_BASE_SIZE
+    batch, cycles = base_shape(cfg).batch, uses_multigrid(cfg)
     if size < 0:
         raise ValueError(f"BN.GROUP_SIZE must be 0 or more clips, not {size}")
-    if size not in (0, own) and (cfg.MULTIGRID.LONG_CYCLE or cfg.MULTIGRID.SHORT_CYCLE):
+    if size not in (0, own) and cycles:
         logger.warning(
             "BN.GROUP_SIZE %d has no effect with a cycle, where MULTIGRID.BN_BASE_SIZE %d clips "
             "share statistics; write that",
             *(size, own),
+        )
+    if (wanted := own if cycles else size) > batch:
+        logger.warning(
+            "%s %d is more than the global batch of %d clips: BN is over %d; train on more GPUs or "
+            "with a larger TRAIN.BATCH_SIZE",
+            *("MULTIGRID.BN_BASE_SIZE" if cycles else "BN.GROUP_SIZE", wanted, batch, batch),
         )
 
 

@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import logging
+from collections.abc import Mapping
 from functools import reduce
 
 from fvcore.common.config import CfgNode
 
-__all__ = ["scale_to_processes", "scaled_lengths"]
+__all__ = ["as_overrides", "scale_to_processes", "scaled_lengths"]
 
 logger = logging.getLogger(__name__)
 
@@ -31,6 +32,11 @@ def scaled_lengths(cfg: CfgNode, factor: float) -> dict[str, object]:
         "SOLVER.STEPS": [round(step * factor, _DIGITS) for step in solver.STEPS],
         "SOLVER.WARMUP_EPOCHS": round(solver.WARMUP_EPOCHS * factor, _DIGITS),
     }
+
+
+def as_overrides(keys: Mapping[str, object]) -> tuple[str, ...]:
+    """KEY -> value as the KEY VALUE pairs of a command line."""
+    return tuple(str(item) for pair in keys.items() for item in pair)
 
 
 def scale_to_processes(cfg: CfgNode, world_size: int) -> CfgNode:

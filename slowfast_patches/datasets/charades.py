@@ -23,6 +23,7 @@ class Charades(ClipDataset):
     """
 
     name = "charades"
+    counts_frames = True
 
     def __init__(self, cfg: CfgNode, split: str) -> None:
         super().__init__(cfg, split)

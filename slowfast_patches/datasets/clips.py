@@ -79,6 +79,8 @@ class ClipDataset(torch.utils.data.Dataset[dict[str, Any]]):
     """What TRAIN.DATASET and TEST.DATASET call it."""
     segments: ClassVar[bool] = False
     """Whether a clip has one frame from each equal part of its video, not frames at a stride."""
+    counts_frames: ClassVar[bool] = False
+    """Whether strides count a video's own frames, whatever their rate."""
 
     def __init__(self, cfg: CfgNode, split: str) -> None:
         assert split in ("train", "val", "test"), split

@@ -148,9 +148,8 @@ def read_frame_list(path: Path, *, prefix: str = "", num_classes: int, fps: floa
             another number of fields, a video whose lines are not together, frame ids that do not
             ascend, labels that are no integers or outside [0, num_classes).
     """
-    state = path.stat() if path.is_file() else None
-    changed = (state.st_mtime_ns, state.st_size) if state else (0, 0)
-    return FrameList(*_parsed(path, num_classes, changed), os.fspath(prefix or path.parent), fps)
+    lists = _parsed(path, num_classes, _changed(path))
+    return FrameList(*lists, os.fspath(prefix or path.parent), fps)
 
 
 @lru_cache(maxsize=2)
@@ -190,7 +189,19 @@ def count_listed(path: Path) -> int:
     Raises:
         ValueError: otherwise as `read_frame_list`.
     """
+    return _counted(path, _changed(path))
+
+
+@lru_cache(maxsize=2)
+def _counted(path: Path, changed: tuple[int, int]) -> int:
+    """Kept, since several recipes of one data set ask for it again and again."""
     return sum(1 for _ in _videos(path))
+
+
+def _changed(path: Path) -> tuple[int, int]:
+    """What differs when a file has changed: its time of modification and its size."""
+    state = path.stat() if path.is_file() else None
+    return (state.st_mtime_ns, state.st_size) if state else (0, 0)
 
 
 class _Video(NamedTuple):

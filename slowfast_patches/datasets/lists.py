@@ -11,6 +11,7 @@ from typing import Any
 
 from fvcore.common.config import CfgNode
 
+from slowfast_patches import patching
 from slowfast_patches.config.labels import SEVERAL_LABELS
 from slowfast_patches.datasets.csv_list import LabelledVideo, count_videos, csv_path, read_csv
 from slowfast_patches.datasets.frame_list import FrameList, count_listed, read_frame_list
@@ -30,11 +31,11 @@ def read_list(cfg: CfgNode, split: str, dataset: str | None = None) -> Sequence[
             says something wrong, with file and line.
     """
     name, kind = _kind(cfg, split, dataset)
-    if SEVERAL_LABELS[name] != cfg.DATA.MULTI_LABEL:
-        several = "several labels a video" if SEVERAL_LABELS[name] else "one label a video"
+    if (known := SEVERAL_LABELS.get(name, False)) != cfg.DATA.MULTI_LABEL:
+        several = "several labels a video" if known else "one label a video"
         raise ValueError(
             f"DATA.MULTI_LABEL {cfg.DATA.MULTI_LABEL} does not fit the dataset {name}, which has "
-            f"{several}; set DATA.MULTI_LABEL {SEVERAL_LABELS[name]}"
+            f"{several}; set DATA.MULTI_LABEL {known}"
         )
     if split == "train" and cfg.DATA.RANDOM_FLIP and not kind.mirrors:
         raise ValueError(
@@ -93,9 +94,21 @@ def _kind(cfg: CfgNode, split: str, dataset: str | None) -> tuple[str, _Kind]:
     key = "TEST.DATASET" if split == "test" else "TRAIN.DATASET"
     said = dataset or (cfg.TEST.DATASET if split == "test" else cfg.TRAIN.DATASET)
     name = said.lower()
+    if name not in _KINDS and _is_registered(name):
+        return name, _KINDS["kinetics"]
     if name not in _KINDS:
         raise ValueError(f"{key} {said!r} is no data set; there are {', '.join(_KINDS)}")
     return name, _KINDS[name]
+
+
+def _is_registered(name: str) -> bool:
+    """Whether a user has put a data set of that name into the host's registry, whose own are not
+    meant; its lists are as Kinetics'."""
+    patching.apply()
+    from slowfast.datasets.build import DATASET_REGISTRY
+
+    found = DATASET_REGISTRY._obj_map.get(name.capitalize())
+    return found is not None and not found.__module__.startswith("slowfast.")
 
 
 def _read_kinetics(cfg: CfgNode, split: str) -> list[LabelledVideo]:

@@ -7,16 +7,14 @@ from pathlib import Path
 
 from slowfast_patches.config import check_config, load_config
 from slowfast_patches.config.metrics import metric_names, metric_title
-from slowfast_patches.config.scale import scaled_lengths
+from slowfast_patches.config.scale import as_overrides, scaled_lengths
 from slowfast_patches.config.schedule import schedule_from_config
 from slowfast_patches.engine.launch import for_processes, processes_of
 from slowfast_patches.engine.plan import dataset_size
-from slowfast_patches.engine.runs import Recipe
+from slowfast_patches.engine.runs import Recipe, check_own_keys
 from slowfast_patches.models.flops import check_shapes
 
 __all__ = ["make_recipes"]
-
-_OWN_KEYS = {"RNG_SEED": "--seeds", "OUTPUT_DIR": "--output"}
 
 
 def make_recipes(
@@ -35,9 +33,7 @@ def make_recipes(
     stems = [path.stem for path in cfg_files]
     if len(set(stems)) < len(stems):
         raise ValueError(f"the configs need different file names, which name their runs: {stems}")
-    for key, option in _OWN_KEYS.items():
-        if key in overrides[::2]:
-            raise ValueError(f"{key} belongs to the comparison; use {option}")
+    check_own_keys(overrides)
     recipes = [_make_recipe(path.stem, path.stem, path, overrides) for path in cfg_files]
     for recipe in recipes[1:]:
         _check_metrics(recipes[0], recipe)
@@ -83,10 +79,9 @@ def _shorten(long: Recipe, short: Recipe) -> Recipe:
             f"iterations, to the second, {short.name} with {short.iterations}; give the longer "
             "one first"
         )
-    pairs = scaled_lengths(long.cfg, 1 / factor)
     return _make_recipe(
         f"{long.name} at 1/{factor:.1f}",
         f"{long.folder}_1_over_{factor:.1f}",
         long.cfg_file,
-        (*long.overrides, *(str(item) for pair in pairs.items() for item in pair)),
+        (*long.overrides, *as_overrides(scaled_lengths(long.cfg, 1 / factor))),
     )

@@ -12,7 +12,7 @@ import numpy as np
 from matplotlib.axes import Axes
 
 from slowfast_patches.config.metrics import metric_names, metric_title
-from slowfast_patches.engine.runs import Recipe, Result
+from slowfast_patches.engine.runs import Recipe, Result, working_seconds
 from slowfast_patches.utils.plots import COLOURS, new_figure, save_figure, time_unit
 from slowfast_patches.utils.report import Mean, format_count, format_flops, format_table, mean_of
 
@@ -124,19 +124,13 @@ def _make_row(
         epochs=_mean(run["epochs"] for run in done),
         clips=_mean(run["clips"] for run in done),
         flops=_mean(run["flops"] for run in done),
-        seconds=_mean(_working(run) for run in done),
+        seconds=_mean(working_seconds(run) for run in done),
         evaluating=_mean(run["seconds"]["evaluating"] for run in done),
-        speed_ups={seed: _working(a) / _working(b) for seed, (a, b) in both.items()},
+        speed_ups={seed: working_seconds(a) / working_seconds(b) for seed, (a, b) in both.items()},
         iteration_factor=_mean(a["iterations"] / b["iterations"] for a, b in both.values()),
         metrics={name: mean_of(run[name] for run in done) for name in metrics},
         runs=runs,
     )
-
-
-def _working(run: Result) -> float:
-    """Seconds of training, loading included."""
-    seconds: Mapping[str, float] = run["seconds"]
-    return seconds["training"] + seconds["loading"]
 
 
 def _mean(values: Iterable[float]) -> float | None:
@@ -242,7 +236,7 @@ def _plot(comparison: Comparison, path: Path) -> None:
     """The primary metric against training time, as in the paper's Figure 1."""
     figure, [axes] = new_figure(rows=1, width=8, height=5)
     runs = [run for row in comparison.rows for run in row.finished]
-    unit, size = time_unit(max((_working(run) for run in runs), default=0.0))
+    unit, size = time_unit(max((working_seconds(run) for run in runs), default=0.0))
     for number, row in enumerate(comparison.rows):
         if row.finished:
             _draw_row(axes, row, comparison.metrics[0], COLOURS[number % len(COLOURS)], size)

@@ -94,11 +94,13 @@ class Predictor:
         cfg, record = self._cfg, scan(path)
         views = (cfg.TEST.NUM_ENSEMBLE_VIEWS, cfg.TEST.NUM_SPATIAL_CROPS)
         crop = cfg.DATA.TEST_CROP_SIZE
-        segments = dataset_class(cfg.TEST.DATASET).segments
+        dataset, video = dataset_class(cfg.TEST.DATASET), record.video
+        if dataset.counts_frames:
+            video = video._replace(fps=float(cfg.DATA.TARGET_FPS))
         clips = empty_clips(views[0] * views[1], cfg.DATA.NUM_FRAMES, crop)
         threads = 0 if cfg.DATA_LOADER.ENABLE_MULTI_THREAD_DECODE else 1
         for part, clip in enumerate(clips):
-            plan = evaluation_plan(cfg.DATA, record.video, part, views, crop, segments)
+            plan = evaluation_plan(cfg.DATA, video, part, views, crop, dataset.segments)
             read_clip(path, record, plan, clip.numpy(), threads=threads)
         return clips
 

@@ -19,10 +19,12 @@ __all__ = [
     "Recipe",
     "Result",
     "RunFailedError",
+    "check_own_keys",
     "find_results",
     "run_command",
     "run_folder",
     "train_all",
+    "working_seconds",
 ]
 
 Result = dict[str, Any]
@@ -38,7 +40,8 @@ class Recipe:
     """A config, checked, under a name for people and one for its folder.
 
     `cfg` is what `cfg_file` and the KEY VALUE pairs `overrides` give; `iterations` how long it
-    trains.
+    trains. `open_keys` are keys that are not known yet, as where results are only looked at: a run
+    may have had any value of them.
     """
 
     name: str
@@ -47,6 +50,23 @@ class Recipe:
     overrides: tuple[str, ...]
     cfg: CfgNode
     iterations: int
+    open_keys: frozenset[str] = frozenset()
+
+
+_OWN_KEYS = {"RNG_SEED": "--seeds", "OUTPUT_DIR": "--output"}
+
+
+def check_own_keys(overrides: Sequence[str]) -> None:
+    """Raise ValueError for keys that each run has for itself."""
+    for key, option in _OWN_KEYS.items():
+        if key in overrides[::2]:
+            raise ValueError(f"{key} is set for each run; use {option}")
+
+
+def working_seconds(result: Result) -> float:
+    """Seconds of training, loading included, evaluation left out."""
+    seconds: Mapping[str, float] = result["seconds"]
+    return seconds["training"] + seconds["loading"]
 
 
 def run_folder(output: Path, recipe: Recipe, seed: int) -> Path:
@@ -79,10 +99,8 @@ def _read_result(path: Path, recipe: Recipe, seed: int) -> Result:
     except (ValueError, KeyError) as error:
         raise ValueError(f"{path} is no run's result ({error}); remove it to train anew") from error
     wanted = dict(_flatten(yaml.safe_load(recipe.cfg.dump()))) | {"RNG_SEED": seed}
-    # Where the files lie, seen from wherever the command was given, changes no training. A place
-    # that is not given, as where results are only looked at, may have been any.
-    unknown = {key for place, keys in _PLACES.items() if not wanted[place] for key in keys}
-    keys = sorted((stored.keys() | wanted.keys()) - {"OUTPUT_DIR"} - unknown)
+    # Where the run's own files lie, seen from wherever the command was given, changes no training.
+    keys = sorted((stored.keys() | wanted.keys()) - {"OUTPUT_DIR"} - recipe.open_keys)
     different = [
         f"{key} {stored.get(key, '(absent)')} there, {wanted.get(key, '(absent)')} now"
         for key in keys
@@ -98,12 +116,6 @@ def _read_result(path: Path, recipe: Recipe, seed: int) -> Result:
 
 
 _ABSENT = object()
-
-_PLACES = {
-    "DATA.PATH_TO_DATA_DIR": ("DATA.PATH_TO_DATA_DIR", "DATA.PATH_PREFIX"),
-    "TRAIN.CHECKPOINT_FILE_PATH": ("TRAIN.CHECKPOINT_FILE_PATH", "TRAIN.CHECKPOINT_TYPE"),
-}
-"""Keys that say where something is, each with those that have no meaning without it."""
 
 
 def _flatten(node: Mapping[str, Any], prefix: str = "") -> Iterator[tuple[str, Any]]:
@@ -143,7 +155,7 @@ def train_all(
 def run_command(recipe: Recipe, seed: int, folder: Path, run_net: Path) -> list[str]:
     """What trains a recipe with a seed into a folder."""
     command = [sys.executable, str(run_net), "--cfg", str(recipe.cfg_file)]
-    return [*command, "RNG_SEED", str(seed), "OUTPUT_DIR", str(folder), *recipe.overrides]
+    return [*command, *recipe.overrides, "RNG_SEED", str(seed), "OUTPUT_DIR", str(folder)]
 
 
 def _train(recipe: Recipe, seed: int, folder: Path, run_net: Path) -> Path:

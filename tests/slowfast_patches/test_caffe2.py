@@ -255,6 +255,13 @@ def test_ways_around_are_refused_by_name(program: bytes, name: str):
     assert_refused(b"}U\x05blobs}U\x01a" + program.removeprefix(b"\x80\x04")[:-1] + b"ss.", name)
 
 
+def test_keys_are_texts_and_numbers():
+    """The hash of tuples in tuples is computed in C without an end: it took the process with it."""
+    deep = b"\x80\x02}(" + b"(" + b")" + b"\x85" * 3_000_000 + b"NK\x01u."
+    for program in (b"\x80\x02})K\x01s.", b"\x80\x02}()K\x01u.", b"()K\x01d.", deep):
+        assert_refused(program, "a tuple as a key of a dict")
+
+
 def test_a_registered_extension_is_refused_even_if_it_was_used_before():
     """Its code is looked up in a cache, which no name is needed for."""
     copyreg.add_extension("posix", "system", 240)

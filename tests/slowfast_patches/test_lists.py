@@ -6,6 +6,7 @@ from pathlib import Path
 import pytest
 from fvcore.common.config import CfgNode
 
+from slowfast_patches import patching
 from slowfast_patches.config import load_config
 from slowfast_patches.datasets.csv_list import LabelledVideo
 from slowfast_patches.datasets.frame_list import HEADER, FrameList
@@ -253,3 +254,14 @@ def test_charades_names_its_classes_a_line_each(tmp_path):
     path.write_text("c000 Holding\nHolding some clothes\n")
     with pytest.raises(ValueError, match=r"classes.txt, line 2: .* is not 'c000 name'"):
         class_names(config(tmp_path, "charades"))
+
+
+def test_a_data_set_of_ones_own_has_lists_as_kinetics(tmp_path, monkeypatch):
+    patching.apply()
+    from slowfast.datasets.build import DATASET_REGISTRY
+
+    monkeypatch.setitem(DATASET_REGISTRY._obj_map, "Cats", type("Cats", (), {}))
+    (tmp_path / "train.csv").write_text("a.mp4 1\nb.mp4 0\n")
+    cfg = config(tmp_path, "kinetics", "TRAIN.DATASET", "cats")
+    assert [video.label for video in read_list(cfg, "train")] == [1, 0]
+    assert count_list(cfg, "train") == 2

@@ -248,7 +248,11 @@ def test_a_small_shape_baseline_is_a_shape_of_the_long_cycle(number, clips, iter
 @pytest.mark.parametrize(
     ("name", "base", "delta"),
     [
-        (f"{SLOWFAST}_IMAGENET", SLOWFAST, {"TRAIN.CHECKPOINT_INFLATE": True}),
+        (
+            f"{SLOWFAST}_IMAGENET",
+            SLOWFAST,
+            {"TRAIN.CHECKPOINT_INFLATE": True, "TRAIN.CHECKPOINT_FILE_PATH": "resnet50.pth"},
+        ),
         (SLOWFASTS[3], SLOWFAST, {"DATA.NUM_FRAMES": 16, "SLOWFAST.ALPHA": 2}),
         (SLOWFASTS[4], SLOWFAST, {"DATA.NUM_FRAMES": 64}),
         (SLOWFASTS[5], SLOWFAST, {"RESNET.DEPTH": 101}),

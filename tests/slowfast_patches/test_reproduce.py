@@ -7,6 +7,7 @@ import stat
 import sys
 from collections.abc import Callable
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 import submitit
@@ -23,6 +24,7 @@ from slowfast_patches.utils.report import Mean
 
 ROOT = Path(__file__).parents[2]
 CONFIGS = ROOT / "configs"
+I3D = str(CONFIGS / "Kinetics" / "I3D_16x4_R50.yaml")
 
 
 def row(name: str, label: str) -> Row:
@@ -125,6 +127,28 @@ class TestRecipes:
         ratios = [cfg.SOLVER.STEPS[1] / cfg.SOLVER.MAX_EPOCH for cfg in (baseline.cfg, short.cfg)]
         assert ratios[0] == pytest.approx(ratios[1], rel=1e-4)
 
+    def test_a_shortened_baseline_is_as_long_on_fewer_gpus(self) -> None:
+        made = recipes(overrides=("NUM_GPUS", "4", "SOLVER.REFERENCE_WORLD_SIZE", "8"))
+        shortened, ours = (
+            row("table5", "baseline at 1/3.4"),
+            row("table5", "multigrid, 1.5× epochs"),
+        )
+        short = made.recipe(shortened.training, shortened.baseline)
+        long = made.recipe(ours.training, ours.baseline)
+        assert abs(short.iterations - long.iterations) <= 1
+        assert short.iterations == pytest.approx(2 * 66_915, rel=1e-3)  # half the batch
+
+    def test_a_scaling_from_eight_gpus_leaves_the_one_gpu_recipes_alone(
+        self, caplog: pytest.LogCaptureFixture
+    ) -> None:
+        made = recipes(
+            overrides=("NUM_GPUS", "4", "SOLVER.REFERENCE_WORLD_SIZE", "8", "LOG_PERIOD", "7")
+        )
+        found = row("table4", "baseline")
+        cfg = made.recipe(found.training, found.baseline).cfg
+        assert (cfg.NUM_GPUS, cfg.TRAIN.BATCH_SIZE, cfg.LOG_PERIOD) == (1, 8, 7)
+        assert "I3D_8x8_R50_1GPU.yaml is for NUM_GPUS 1, not for the 8" in caplog.text
+
     def test_a_point_of_a_figure_is_as_long_as_it_says(self) -> None:
         made = recipes()
         points = {
@@ -202,6 +226,12 @@ class TestDryRun:
             (["table1a", "--dry-run", "--step-times", "no.json"], "no.json"),
             (["table1a", "--dry-run", "--add", "no.yaml"], "no.yaml"),
             (["table1a", "--dry-run", "SOLVER.BASE_LRR", "1"], "did you mean SOLVER.BASE_LR"),
+            (
+                ["table1a", "--local", "OUTPUT_DIR", "x"],
+                "OUTPUT_DIR is set for each run; use --output",
+            ),
+            (["table6", "--dry-run", "--add", I3D], "judged by top-1 and top-5, table6 by mAP"),
+            (["table3", "--dry-run", "--add", I3D, "--add", I3D], "different file names"),
         ],
     )
     def test_what_is_missing_is_said_before_anything_runs(
@@ -320,6 +350,19 @@ class TestOutcome:
             line for line in out.splitlines()[-9:] if line.startswith("I3D, baseline at")
         )
 
+    def test_a_run_that_was_fine_tuned_is_not_one_from_scratch(
+        self, cli: Callable, tmp_path: Path
+    ) -> None:
+        found = row("table1a", "baseline")
+        recipe = recipes().recipe(found.training, found.baseline)
+        cfg = recipe.cfg.clone()
+        cfg.defrost()
+        cfg.TRAIN.CHECKPOINT_FILE_PATH = "k400.pyth"
+        write_result(tmp_path / recipe.folder / "seed0", cfg, 0, 60.0, top1=75.0, top5=91.0)
+        status, _, err = cli("table1a", "--output", tmp_path)
+        assert status == 2
+        assert "TRAIN.CHECKPOINT_FILE_PATH k400.pyth there,  now" in err
+
     def test_a_figure_is_drawn_from_what_there_is(self, cli: Callable, tmp_path: Path) -> None:
         made = recipes()
         for label, seconds in (("baseline, 1× epochs", 100.0), ("multigrid, 1.5× epochs", 25.0)):
@@ -420,6 +463,21 @@ class TestSlurm:
         ):
             assert f"#SBATCH {line}\n" in script, line
         assert submit(runs, tmp_path / "out", ROOT / "tools/run_net.py", options) == {}
+        # Accounting that knows nothing: the queue is asked, and has forgotten the jobs.
+        executable(slurm / "sacct", "#!/bin/sh\nexit 1\n")
+        submitit.SlurmJob.watcher.clear()
+        executable(slurm / "squeue", "#!/bin/sh\nexit 1\n")
+        assert len(submit(runs, tmp_path / "out", ROOT / "tools/run_net.py", options)) == 3
+
+    def test_on_several_machines_the_processes_meet_on_the_first(self) -> None:
+        job = Job(("python", "run_net.py", "--cfg", "a.yaml", "NUM_GPUS", "8"))
+        there = SimpleNamespace(num_nodes=2, node=1, hostnames=["n7", "n8"], raw_job_id="4242")
+        assert job.command_in(there) == [
+            *("python", "run_net.py", "--init_method", "tcp://n7:24242"),
+            *("--shard_id", "1", "--num_shards", "2", "--cfg", "a.yaml", "NUM_GPUS", "8"),
+        ]
+        here = SimpleNamespace(num_nodes=1, node=0, hostnames=["n7"], raw_job_id="50001")
+        assert job.command_in(here)[2:5] == ["--init_method", "tcp://localhost:30001", "--cfg"]
 
     def test_without_slurm(self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
         monkeypatch.setenv("PATH", str(tmp_path))
@@ -428,16 +486,23 @@ class TestSlurm:
 
     def test_a_job_trains_in_a_process_and_goes_on_when_requeued(self, tmp_path: Path) -> None:
         executor = submitit.LocalExecutor(tmp_path / "jobs")
-        marks = tmp_path / "marks"
-        program = f"open({str(marks)!r}, 'a').write('x')"
-        job = executor.submit(Job((sys.executable, "-c", program)))
+        marks, script = tmp_path / "marks", tmp_path / "run_net.py"
+        # SLURM's warnings go to the job; a training that they ended would make it a failed one.
+        script.write_text(
+            "import signal, sys\n"
+            "assert signal.getsignal(signal.SIGUSR2) == signal.SIG_IGN\n"
+            "assert signal.getsignal(signal.SIGTERM) == signal.SIG_IGN\n"
+            f"open({str(marks)!r}, 'a').write(' '.join(sys.argv[1:2] + sys.argv[3:]))\n"
+        )
+        job = executor.submit(Job((sys.executable, str(script), "--cfg", "a.yaml")))
         assert job.result() == 0
-        again = Job((sys.executable, "-c", program)).checkpoint()
-        assert isinstance(again.function, Job)
-        assert again.function.command[2] == program
-        assert marks.read_text() == "x"
+        assert marks.read_text() == "--init_method --cfg a.yaml"
+        again = Job((sys.executable, str(script))).checkpoint()
+        assert again.function == Job((sys.executable, str(script)))
 
     def test_a_failed_training_fails_the_job(self, tmp_path: Path) -> None:
-        job = submitit.LocalExecutor(tmp_path).submit(Job((sys.executable, "-c", "exit(3)")))
+        script = tmp_path / "run_net.py"
+        script.write_text("exit(3)\n")
+        job = submitit.LocalExecutor(tmp_path).submit(Job((sys.executable, str(script))))
         with pytest.raises(submitit.core.utils.FailedJobError, match="exit status 3"):
             job.result()

@@ -18,9 +18,14 @@ from slowfast_patches.engine.runs import Recipe, run_command, run_folder
 
 __all__ = ["Job", "Slurm", "submit"]
 
-_PORT = 29400
-"""Where the processes of a job on several machines meet: on the first of them."""
+_FIRST_PORT, _PORTS = 20_000, 20_000
+"""Where the processes of a job meet: on its first machine, at a port that its number gives."""
 _REGISTER = "jobs.json"
+_ALIVE = {
+    *("PENDING", "CONFIGURING", "RUNNING", "COMPLETING", "SUSPENDED", "STOPPED", "RESIZING"),
+    *("REQUEUED", "REQUEUE_HOLD", "REQUEUE_FED", "RESV_DEL_HOLD", "SIGNALING", "STAGE_OUT"),
+}
+"""States of SLURM's jobs that have not ended."""
 _FOLDER = "slurm"
 
 
@@ -29,7 +34,7 @@ class Slurm:
     """What SLURM is asked for.
 
     hours: of one job, after which it is requeued and goes on, `requeues` times at most.
-    limit: jobs that run at the same time.
+    limit: jobs of an array that run at the same time.
     cpus: cores for each process.
     options: further options of sbatch, such as account.
     """
@@ -54,23 +59,35 @@ class Job:
         Raises:
             RuntimeError: the training failed; its log says why.
         """
-        command, job = list(self.command), submitit.JobEnvironment()
-        if job.num_nodes > 1:
-            command[4:4] = ["--shard_id", str(job.node), "--num_shards", str(job.num_nodes)]
-            command[4:4] = ["--init_method", f"tcp://{job.hostnames[0]}:{_PORT}"]
-        status = subprocess.run(command, preexec_fn=_ignore_warning).returncode
+        job = submitit.JobEnvironment()
+        status = subprocess.run(self.command_in(job), preexec_fn=_ignore_signals).returncode
         if status:
-            raise RuntimeError(f"the training ended with exit status {status}: {command}")
+            raise RuntimeError(f"the training ended with exit status {status}: {self.command}")
         return status
+
+    def command_in(self, job: Any) -> list[str]:
+        """The command in a job: where its processes meet, and which of its machines this is.
+
+        The port is the job's own, since others may run on the same machine.
+        """
+        host = job.hostnames[0] if job.num_nodes > 1 else "localhost"
+        port = _FIRST_PORT + int(job.raw_job_id) % _PORTS
+        options = ["--init_method", f"tcp://{host}:{port}"]
+        if job.num_nodes > 1:
+            options += ["--shard_id", str(job.node), "--num_shards", str(job.num_nodes)]
+        program, rest = self.command[:2], self.command[2:]
+        return [*program, *options, *rest]
 
     def checkpoint(self) -> submitit.helpers.DelayedSubmission:
         """What submitit queues when the job's time is up: the same again."""
         return submitit.helpers.DelayedSubmission(self)
 
 
-def _ignore_warning() -> None:
-    """SLURM's warning before the end goes to every process; it is for the job, not the training."""
-    signal.signal(signal.SIGUSR2, signal.SIG_IGN)
+def _ignore_signals() -> None:
+    """SLURM's warnings before the end go to every process; they are for the job, which is queued
+    again. A training that died of them would make it a failed one."""
+    for number in (signal.SIGUSR2, signal.SIGTERM):
+        signal.signal(number, signal.SIG_IGN)
 
 
 def submit(
@@ -146,11 +163,15 @@ class _Register:
         self._jobs: dict[str, str] = json.loads(text)
 
     def is_queued(self, folder: Path) -> bool:
-        """Whether a run has a job that waits or runs."""
+        """Whether a run has a job that waits or runs, as the accounting says, or else the queue."""
         number = self._jobs.get(self._name(folder))
         if number is None:
             return False
-        return not submitit.SlurmJob(self._folder, number).done(force_check=True)
+        state = submitit.SlurmJob(self._folder, number).state.upper()
+        if state == "UNKNOWN":
+            command = ["squeue", "--noheader", "--jobs", number]
+            return bool(subprocess.run(command, capture_output=True, text=True).stdout.strip())
+        return state in _ALIVE
 
     def add(self, jobs: Mapping[Path, str]) -> None:
         self._jobs |= {self._name(folder): number for folder, number in jobs.items()}

@@ -11,7 +11,7 @@ from typing import Any
 from slowfast_patches.config.metrics import metric_title
 from slowfast_patches.engine.reproduction.experiment import Experiment, Row, Training
 from slowfast_patches.engine.reproduction.recipes import trainings_of
-from slowfast_patches.engine.runs import Recipe, Result, find_results
+from slowfast_patches.engine.runs import Recipe, Result, find_results, working_seconds
 from slowfast_patches.utils.report import Mean, format_table, mean_of
 
 __all__ = ["TOY_MARK", "Measured", "Outcome", "format_outcome", "make_outcome", "write_outcome"]
@@ -116,21 +116,20 @@ def _measure(
         name: mean_of(run[name] for run in runs.values() if name in run)
         for name in experiment.metrics
     }
-    both = [(_working(baseline[seed]), _working(runs[seed])) for seed in runs if seed in baseline]
+    both = [
+        (working_seconds(baseline[seed]), working_seconds(runs[seed]))
+        for seed in runs
+        if seed in baseline
+    ]
     machines = dict.fromkeys(_machine(run) for run in runs.values())
     return Measured(
         seeds=tuple(runs),
         iterations=max((run["iterations"] for run in runs.values()), default=None),
         metrics={name: mean for name, mean in found.items() if mean is not None},
         speed_up=mean_of(theirs / ours for theirs, ours in both),
-        hours=mean_of(_working(run) / 3600 for run in runs.values()),
+        hours=mean_of(working_seconds(run) / 3600 for run in runs.values()),
         machines=tuple(machines),
     )
-
-
-def _working(run: Result) -> float:
-    """Seconds of training, loading included, evaluation left out."""
-    return float(run["seconds"]["training"] + run["seconds"]["loading"])
 
 
 def _machine(run: Result) -> str:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from functools import cache
@@ -10,7 +11,7 @@ from pathlib import Path
 from fvcore.common.config import CfgNode
 
 from slowfast_patches.config import check_config, load_config
-from slowfast_patches.config.scale import scaled_lengths
+from slowfast_patches.config.scale import as_overrides, scaled_lengths
 from slowfast_patches.config.schedule import schedule_from_config, uses_multigrid
 from slowfast_patches.engine.launch import for_processes, processes_of
 from slowfast_patches.engine.plan import dataset_size
@@ -19,6 +20,10 @@ from slowfast_patches.engine.reproduction.toy import Toy, toy_overrides
 from slowfast_patches.engine.runs import Recipe
 
 __all__ = ["Choices", "Recipes", "trainings_of"]
+
+logger = logging.getLogger(__name__)
+
+_REFERENCE = "SOLVER.REFERENCE_WORLD_SIZE"
 
 
 @dataclass(frozen=True)
@@ -53,29 +58,30 @@ class Recipes:
             ValueError: no such file, or a recipe that cannot be trained; names it.
         """
         path = self.choices.configs / training.cfg
-        overrides = _texts(self._own_keys(path, training, baseline)) + training.overrides
-        overrides += self.choices.overrides
         try:
-            cfg = load_config(path, overrides)
+            plain = load_config(path)
+            overrides = as_overrides(self._own_keys(plain, training, baseline))
+            overrides += training.overrides + _fitting(self.choices.overrides, plain, path)
+            cfg = for_processes(load_config(path, overrides))
             if factor := self._factor(cfg, training, baseline):
-                overrides += _texts(_with_length(cfg, factor))
-                cfg = load_config(path, overrides)
-            cfg = for_processes(cfg)
+                overrides += as_overrides(_with_length(cfg, factor))
+                cfg = for_processes(load_config(path, overrides))
             check_config(cfg, processes_of(cfg))
             schedule = schedule_from_config(cfg, dataset_size(cfg))
         except ValueError as error:
             raise ValueError(f"{training.folder}: {error}") from error
-        folder = training.folder
-        return Recipe(folder, folder, path, overrides, cfg, schedule.iterations)
+        folder, open_keys = training.folder, _open_keys(cfg, training)
+        return Recipe(folder, folder, path, overrides, cfg, schedule.iterations, open_keys)
 
-    def _own_keys(self, path: Path, training: Training, baseline: Training) -> dict[str, object]:
+    def _own_keys(
+        self, plain: CfgNode, training: Training, baseline: Training
+    ) -> dict[str, object]:
         """Where its data and weights are, and its size if it is a toy."""
         keys: dict[str, object] = {}
-        cfg = load_config(path)
         if self.choices.toy is not None:
             reference = load_config(self.choices.configs / baseline.cfg)
-            keys |= toy_overrides(cfg, reference, self.choices.toy)
-        if data := self.choices.data.get(cfg.TRAIN.DATASET):
+            keys |= toy_overrides(plain, reference, self.choices.toy)
+        if data := self.choices.data.get(plain.TRAIN.DATASET.lower()):
             keys["DATA.PATH_TO_DATA_DIR"] = data
         if training.start != SCRATCH:
             # The recipe's own path stands for a file that the user has to give.
@@ -114,5 +120,25 @@ def _with_length(cfg: CfgNode, factor: float) -> dict[str, object]:
     return scaled_lengths(cfg, factor)
 
 
-def _texts(keys: Mapping[str, object]) -> tuple[str, ...]:
-    return tuple(str(item) for pair in keys.items() for item in pair)
+def _fitting(overrides: tuple[str, ...], plain: CfgNode, path: Path) -> tuple[str, ...]:
+    """The user's pairs without a scaling that is not for this recipe: one from 8 GPUs says nothing
+    of what was written for one."""
+    pairs = dict(zip(overrides[::2], overrides[1::2], strict=False))
+    reference = pairs.get(_REFERENCE, "0")
+    if reference in ("0", str(plain.NUM_GPUS)):
+        return overrides
+    logger.warning(
+        "%s is for NUM_GPUS %d, not for the %s of %s: it is left as it is",
+        *(path.name, plain.NUM_GPUS, reference, _REFERENCE),
+    )
+    return as_overrides({k: v for k, v in pairs.items() if k not in (_REFERENCE, "NUM_GPUS")})
+
+
+def _open_keys(cfg: CfgNode, training: Training) -> frozenset[str]:
+    """Keys that are not given, and may have been anything in a run: where its inputs were."""
+    keys = set[str]()
+    if not cfg.DATA.PATH_TO_DATA_DIR:
+        keys |= {"DATA.PATH_TO_DATA_DIR", "DATA.PATH_PREFIX"}
+    if training.start != SCRATCH and not cfg.TRAIN.CHECKPOINT_FILE_PATH:
+        keys |= {"TRAIN.CHECKPOINT_FILE_PATH", "TRAIN.CHECKPOINT_TYPE"}
+    return frozenset(keys)

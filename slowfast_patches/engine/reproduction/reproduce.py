@@ -11,6 +11,8 @@ from fvcore.common.config import CfgNode
 
 from multigrid.cost import FlopsPerClip
 from slowfast_patches import patching
+from slowfast_patches.config import load_config
+from slowfast_patches.config.metrics import metric_names, metric_title
 from slowfast_patches.config.schedule import base_shape
 from slowfast_patches.datasets.lists import read_list
 from slowfast_patches.engine.launch import processes_of
@@ -34,7 +36,7 @@ from slowfast_patches.engine.reproduction.paper import EXPERIMENTS
 from slowfast_patches.engine.reproduction.recipes import Choices, Recipes, trainings_of
 from slowfast_patches.engine.reproduction.toy import Toy
 from slowfast_patches.engine.reproduction.toy_inputs import make_toy_inputs
-from slowfast_patches.engine.runs import Recipe, train_all
+from slowfast_patches.engine.runs import Recipe, check_own_keys, train_all
 from slowfast_patches.engine.step_times import read_step_times
 from slowfast_patches.engine.timing import UNTIMED, estimated_timing, measured_timing
 from slowfast_patches.models.flops import flops_per_clip
@@ -84,6 +86,7 @@ def reproduce(request: Request) -> None:
         RunFailedError: a run failed; those before it are kept.
     """
     patching.apply()
+    check_own_keys(request.overrides)
     experiments = [_with_own(EXPERIMENTS[name], request.own) for name in request.names]
     recipes = Recipes(_choices(request))
     trainings = trainings_of(experiments)
@@ -97,6 +100,7 @@ def reproduce(request: Request) -> None:
             _report(request, experiments, made)
     elif request.slurm is not None:
         _prepare(request, made)
+        _report(request, experiments, made)  # refuses results of other recipes
         runs = [(recipe, seed) for seed in request.seeds for recipe in made.values()]
         queued = submit(runs, request.folder, request.run_net, request.slurm)
         print(
@@ -108,8 +112,22 @@ def reproduce(request: Request) -> None:
 
 
 def _with_own(experiment: Experiment, own: Sequence[Path]) -> Experiment:
-    """An experiment with a user's recipes as further rows, compared with its first baseline."""
-    baseline = experiment.rows[0].baseline
+    """An experiment with a user's recipes as further rows, compared with its first baseline.
+
+    Raises:
+        ValueError: two of the same name, or one that is judged by other metrics.
+    """
+    baseline, stems = experiment.rows[0].baseline, [path.stem for path in own]
+    if len(set(stems)) < len(stems):
+        raise ValueError(f"--add needs different file names, which name the runs: {stems}")
+    for path in own:
+        metrics = metric_names(load_config(path))
+        if metrics != experiment.metrics:
+            raise ValueError(
+                f"{path} is judged by {' and '.join(map(metric_title, metrics))}, "
+                f"{experiment.name} by {' and '.join(map(metric_title, experiment.metrics))}; add "
+                "it to a table of its own data set"
+            )
     rows = [
         Row(path.stem, Training(str(path.resolve())), baseline, curve=path.stem) for path in own
     ]

@@ -48,6 +48,7 @@ def toy_overrides(cfg: CfgNode, reference: CfgNode, toy: Toy) -> dict[str, objec
     clips = toy.clips / reference.TRAIN.BATCH_SIZE
     rate = toy.base_lr / reference.SOLVER.BASE_LR
     length = toy.iterations * toy.clips / toy.videos / reference.SOLVER.MAX_EPOCH
+    batch = max(1, round(cfg.TRAIN.BATCH_SIZE * clips))
     frames = max(8, data.NUM_FRAMES // 2)
     has_pools = any(blocks for stage in cfg.NONLOCAL.LOCATION for blocks in stage)
     pixels = (_POOLED_CROP if has_pools else _CROP) / 224
@@ -59,7 +60,7 @@ def toy_overrides(cfg: CfgNode, reference: CfgNode, toy: Toy) -> dict[str, objec
         **scaled_lengths(cfg, length),
         "SOLVER.BASE_LR": solver.BASE_LR * rate,
         "SOLVER.WARMUP_START_LR": solver.WARMUP_START_LR * rate,
-        "TRAIN.BATCH_SIZE": max(1, round(cfg.TRAIN.BATCH_SIZE * clips)),
+        "TRAIN.BATCH_SIZE": batch,
         "TRAIN.EVAL_PERIOD": 10**6,
         "TRAIN.CHECKPOINT_PERIOD": 10**6,
         "TEST.BATCH_SIZE": 8,
@@ -74,6 +75,8 @@ def toy_overrides(cfg: CfgNode, reference: CfgNode, toy: Toy) -> dict[str, objec
         "SLOWFAST.BETA_INV": 4,
         "MODEL.NUM_CLASSES": 8,
         "BN.NUM_BATCHES_PRECISE": 4,
+        "BN.GROUP_SIZE": min(batch, cfg.BN.GROUP_SIZE),
+        "MULTIGRID.BN_BASE_SIZE": min(batch, cfg.MULTIGRID.BN_BASE_SIZE),
         "MULTIGRID.EVAL_FREQ": 1,
         "DATA_LOADER.NUM_WORKERS": 1,
         "DATA_LOADER.PIN_MEMORY": False,

@@ -9,6 +9,7 @@ import torch
 from fvcore.common.config import CfgNode
 
 from slowfast_patches.config import load_config
+from slowfast_patches.config.scale import as_overrides
 from slowfast_patches.datasets.demo_forms import write_charades_form, write_ssv2_form
 from slowfast_patches.datasets.synthetic import make_demo_data
 from slowfast_patches.engine.reproduction.experiment import Start, Training
@@ -41,7 +42,8 @@ def make_toy_inputs(
     write_charades_form(folder / "kinetics", folder / "charades")
     for training, recipe in recipes.items():
         path = Path(recipe.cfg.TRAIN.CHECKPOINT_FILE_PATH)
-        if training.start in _MODELS and not path.is_file():
+        is_ours = training.start in _MODELS and path.parent == folder
+        if is_ours and not path.is_file():
             _write_start(training.start, _start_model(configs, training.start, toy), path)
 
 
@@ -49,7 +51,7 @@ def _start_model(configs: Path, start: Start, toy: Toy) -> CfgNode:
     path = configs / _MODELS[start]
     plain = load_config(path)
     keys = toy_overrides(plain, plain, toy) | {"MODEL.NUM_CLASSES": _CLASSES}
-    return load_config(path, [item for pair in keys.items() for item in pair])
+    return load_config(path, as_overrides(keys))
 
 
 def _write_start(start: Start, cfg: CfgNode, path: Path) -> None:
@@ -58,4 +60,6 @@ def _write_start(start: Start, cfg: CfgNode, path: Path) -> None:
     weights = build_model(cfg).state_dict()
     if start == "imagenet":
         weights = {key: w.sum(2) if w.ndim == 5 else w for key, w in weights.items()}
-    torch.save({"model_state": dict(weights)}, path)
+    temporary = path.with_suffix(".tmp")
+    torch.save({"model_state": dict(weights)}, temporary)
+    temporary.replace(path)

@@ -153,7 +153,17 @@ def _no_bytes() -> bytes:
 
 
 def _ordered_dict(items: Iterable[Any] = ()) -> dict[Any, Any]:
-    return dict(items)
+    content = dict[Any, Any]()
+    for key, value in items:
+        _set_item(content, key, value)
+    return content
+
+
+def _set_item(target: object, key: object, value: object) -> None:
+    """Keys are texts and numbers: the hash of tuples in tuples has no bottom."""
+    if not isinstance(target, dict) or not isinstance(key, str | bytes | int | float):
+        raise _RefusedError(f"{_shown(key)} as a key of {_shown(target)}")
+    target[key] = value
 
 
 _NAMES: dict[tuple[str, str], object] = {
@@ -179,7 +189,7 @@ _OPERATIONS = (
     *("SHORT_BINBYTES", "BINBYTES", "BINBYTES8"),
     *("EMPTY_TUPLE", "TUPLE", "TUPLE1", "TUPLE2", "TUPLE3"),
     *("EMPTY_LIST", "LIST", "APPEND", "APPENDS"),
-    *("EMPTY_DICT", "DICT", "SETITEM", "SETITEMS"),
+    *("EMPTY_DICT",),
     *("GLOBAL", "STACK_GLOBAL"),
 )
 """What `_Reader` does as Python does. Missing are, beside those that it does in its own way, the
@@ -211,6 +221,7 @@ class _Reader(pickle._Unpickler):
     readline: Callable[[], bytes]
     stack: list[Any]
     append: Callable[[Any], None]
+    pop_mark: Callable[[], list[Any]]
 
     dispatch = _Dispatch(map(_as_python_does, _OPERATIONS))
 
@@ -239,12 +250,28 @@ class _Reader(pickle._Unpickler):
             raise _RefusedError("setting the state of what is no array")
         target.build(state)
 
+    def _dict(self) -> None:
+        items = self.pop_mark()
+        self.append(_ordered_dict(zip(items[::2], items[1::2], strict=True)))
+
+    def _setitem(self) -> None:
+        value, key = self.stack.pop(), self.stack.pop()
+        _set_item(self.stack[-1], key, value)
+
+    def _setitems(self) -> None:
+        items = self.pop_mark()
+        for key, value in zip(items[::2], items[1::2], strict=True):
+            _set_item(self.stack[-1], key, value)
+
     def _bytearray8(self) -> None:
         """Python makes room for as many bytes as are promised; here, for those that are there."""
         (length,) = struct.unpack("<Q", self.read(8))
         self.append(self.read(length))
 
     dispatch[pickle.INST[0]] = _inst
+    dispatch[pickle.DICT[0]] = _dict
+    dispatch[pickle.SETITEM[0]] = _setitem
+    dispatch[pickle.SETITEMS[0]] = _setitems
     dispatch[pickle.REDUCE[0]] = _reduce
     dispatch[pickle.BUILD[0]] = _build
     dispatch[pickle.BYTEARRAY8[0]] = _bytearray8

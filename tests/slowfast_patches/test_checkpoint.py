@@ -91,13 +91,15 @@ def test_what_does_not_change_the_training_may_change(
 
 def test_what_changes_the_training_is_listed(tiny_config: Callable[..., CfgNode], tmp_path: Path):
     content = saved(tiny_config(tmp_path))
-    here = tiny_config(tmp_path, "SOLVER.BASE_LR", 0.5, "MULTIGRID.SHORT_CYCLE", False)
+    changed = ("SOLVER.BASE_LR", 0.5, "MULTIGRID.SHORT_CYCLE", False)
+    here = tiny_config(tmp_path, *changed, "TRAIN.CHECKPOINT_FILE_PATH", "other.pyth")
     with pytest.raises(ValueError, match="another recipe") as caught:
         checkpoint.check_same_recipe(content, here, tmp_path / "c.pyth")
     message = str(caught.value)
     assert "SOLVER.BASE_LR: 0.01 there, 0.5 here" in message
     assert "MULTIGRID.SHORT_CYCLE: True there, False here" in message
-    assert message.count(" there, ") == 2
+    assert "TRAIN.CHECKPOINT_FILE_PATH:  there, other.pyth here" in message
+    assert message.count(" there, ") == 3
     assert "TRAIN.AUTO_RESUME False" in message
 
 

@@ -430,3 +430,15 @@ def test_a_list_without_an_entry_for_each_pathway_says_what_to_write():
     cfg = load_config(None, ["RESNET.SPATIAL_STRIDES", "[[1], [2], [2], [2]]"])
     with pytest.raises(ValueError, match=r"SPATIAL_STRIDES.*write \[\[1, 1\], \[2, 2\]"):
         check_config(cfg)
+
+
+def test_bn_over_fewer_clips_than_asked_for_is_said(caplog):
+    base = ["TRAIN.BATCH_SIZE", 4, "DATA.NUM_FRAMES", 32, "NUM_GPUS", 0]
+    check_config(load_config(None, [*base, "BN.GROUP_SIZE", 8]))
+    check_config(load_config(None, [*base, "MULTIGRID.SHORT_CYCLE", True]))
+    check_config(load_config(None, base))
+    messages = [record.getMessage() for record in caplog.records if "global batch" in record.msg]
+    assert [message.split(" is more")[0] for message in messages] == [
+        "BN.GROUP_SIZE 8",
+        "MULTIGRID.BN_BASE_SIZE 8",
+    ]

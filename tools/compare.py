@@ -11,7 +11,6 @@ interrupted comparison. Example:
 import argparse
 import shlex
 import sys
-from itertools import takewhile
 from pathlib import Path
 
 from slowfast_patches.engine.compare import make_recipes
@@ -21,6 +20,7 @@ from slowfast_patches.engine.comparison import (
     write_comparison,
 )
 from slowfast_patches.engine.runs import RunFailedError, train_all
+from slowfast_patches.utils.command_line import add_seeds, take_seeds
 
 
 def parse_args(argv: list[str] | None = None) -> argparse.Namespace:
@@ -36,9 +36,7 @@ def parse_args(argv: list[str] | None = None) -> argparse.Namespace:
         metavar="FILE",
         help="a config file; give two or more, the one to compare with first",
     )
-    parser.add_argument(
-        "--seeds", nargs="+", default=["0"], metavar="SEED", help="whole numbers (default: 0)"
-    )
+    add_seeds(parser)
     parser.add_argument(
         "--output",
         type=Path,
@@ -55,11 +53,7 @@ def parse_args(argv: list[str] | None = None) -> argparse.Namespace:
         "overrides", nargs="*", metavar="KEY VALUE", help="config keys to set in every config"
     )
     args = parser.parse_intermixed_args(argv)
-    seeds = list(takewhile(str.isdigit, args.seeds))
-    if not seeds:
-        parser.error(f"--seeds takes whole numbers, not {args.seeds[0]}")
-    args.overrides = args.seeds[len(seeds) :] + args.overrides
-    args.seeds = list(dict.fromkeys(map(int, seeds)))
+    take_seeds(parser, args)
     return args
 
 

@@ -18,7 +18,6 @@ options replace those of every recipe (NUM_GPUS 4 SOLVER.REFERENCE_WORLD_SIZE 8,
 
 import argparse
 import sys
-from itertools import takewhile
 from pathlib import Path
 
 from slowfast_patches.engine.reproduction.cluster import Slurm
@@ -26,6 +25,7 @@ from slowfast_patches.engine.reproduction.paper import EXPERIMENTS
 from slowfast_patches.engine.reproduction.reproduce import Request, reproduce
 from slowfast_patches.engine.reproduction.toy import Toy
 from slowfast_patches.engine.runs import RunFailedError
+from slowfast_patches.utils.command_line import add_seeds, take_seeds
 
 ROOT = Path(__file__).resolve().parents[1]
 
@@ -36,9 +36,7 @@ def parse_args(argv: list[str] | None = None) -> argparse.Namespace:
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
     parser.add_argument("name", choices=[*EXPERIMENTS, "all"], help="what to reproduce")
-    parser.add_argument(
-        "--seeds", nargs="+", default=["0"], metavar="SEED", help="whole numbers (default: 0)"
-    )
+    add_seeds(parser)
     parser.add_argument(
         "--output",
         type=Path,
@@ -58,11 +56,7 @@ def parse_args(argv: list[str] | None = None) -> argparse.Namespace:
     _add_inputs(parser)
     parser.add_argument("overrides", nargs="*", metavar="KEY VALUE", help="config keys to set")
     args = parser.parse_intermixed_args(argv)
-    seeds = list(takewhile(str.isdigit, args.seeds))
-    if not seeds:
-        parser.error(f"--seeds takes whole numbers, not {args.seeds[0]}")
-    args.overrides = args.seeds[len(seeds) :] + args.overrides
-    args.seeds = list(dict.fromkeys(map(int, seeds)))
+    take_seeds(parser, args)
     _check_ways(parser, args)
     return args
 

@@ -1,6 +1,7 @@
 """Charades: several labels a clip, those of its span in training and of the video in testing."""
 
 import shutil
+from collections.abc import Callable
 from pathlib import Path
 
 import cv2
@@ -170,3 +171,26 @@ def test_the_demo_in_its_form_has_one_class_or_two_a_clip(demo_data: Path, tmp_p
     assert set(counts) == {1.0, 2.0}
     videos = Charades(cfg, "val")
     assert [videos[number]["label"].sum() for number in range(8)] == [2.0] * 8
+
+
+def test_a_training_from_beginning_to_end(
+    demo_data: Path, train: Callable[..., Path], tmp_path: Path, opened: type
+):
+    write_charades_form(demo_data, tmp_path / "charades")
+    output = train(
+        tmp_path / "run",
+        *("TRAIN.DATASET", "charades", "TEST.DATASET", "charades", "DATA.MULTI_LABEL", True),
+        *("MODEL.LOSS_FUNC", "bce_logit", "MODEL.HEAD_ACT", "sigmoid"),
+        *("DATA.ENSEMBLE_METHOD", "max", "TEST.NUM_SPATIAL_CROPS", 3),
+        *("DATA.PATH_TO_DATA_DIR", tmp_path / "charades", "BN.USE_PRECISE_STATS", False),
+        *("MULTIGRID.LONG_CYCLE", False, "TRAIN.EVAL_PERIOD", 9, "SOLVER.MAX_EPOCH", 2),
+        *("SOLVER.STEPS", [0, 1], "MULTIGRID.EPOCH_FACTOR", 1.0),
+    )
+    result, log = opened(output).result, opened(output).log
+    assert result["metric"] == "map"
+    assert 0 < result["map"] <= 100
+    assert "top1" not in result
+    assert "test on 2 views × 3 crops: mAP" in log
+    assert all("top1" not in line for line in opened(output).metrics())
+    # A new network's chance is one half for each of the 8 classes, with a loss of ln 2 each.
+    assert opened(output).metrics()[0]["loss"] == pytest.approx(0.69, abs=0.15)

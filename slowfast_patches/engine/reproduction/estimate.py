@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
 
 from fvcore.common.config import CfgNode
 
@@ -14,7 +13,8 @@ from slowfast_patches.engine.plan import dataset_size
 from slowfast_patches.engine.reproduction.experiment import Experiment, Row, Training
 from slowfast_patches.engine.reproduction.recipes import Recipes
 from slowfast_patches.engine.runs import Recipe
-from slowfast_patches.engine.timing import Timing
+from slowfast_patches.engine.step_times import MisfitError
+from slowfast_patches.engine.timing import UNTIMED, Timing
 from slowfast_patches.models.flops import check_shapes, flops_per_clip
 from slowfast_patches.utils.report import format_count, format_flops, format_table
 
@@ -34,7 +34,8 @@ TimingOf = Callable[[CfgNode, FlopsPerClip], Timing]
 class Estimate:
     """What one run of a training takes; `hours` on the machine whose step times are known.
 
-    `factor` is how many times fewer iterations than its baseline's it has.
+    `factor` is how many times fewer iterations than its baseline's it has; `misfit` says why no
+    step times hold for it, where some were given.
     """
 
     recipe: Recipe
@@ -44,18 +45,7 @@ class Estimate:
     flops: float
     factor: float
     hours: float | None
-
-    def to_json(self) -> dict[str, Any]:
-        return {
-            "config": str(self.recipe.cfg_file),
-            "overrides": list(self.recipe.overrides),
-            "iterations": self.iterations,
-            "epochs": self.epochs,
-            "clips": self.clips,
-            "flops": self.flops,
-            "iteration_factor": self.factor,
-            "hours": self.hours,
-        }
+    misfit: str | None
 
 
 class Estimator:
@@ -69,13 +59,17 @@ class Estimator:
         """What a run of a training takes, without loading and evaluation.
 
         Raises:
-            ValueError: the recipe cannot be trained, or no step times fit it.
+            ValueError: the recipe cannot be trained.
         """
         recipe = self._recipes.recipe(training, baseline)
         reference = self._recipes.recipe(baseline, baseline)
         schedule = schedule_from_config(recipe.cfg, dataset_size(recipe.cfg))
         flops = self._flops_per_clip(recipe.cfg)
-        timing = self._timing_of(recipe.cfg, flops)
+        misfit, timing = None, UNTIMED
+        try:
+            timing = self._timing_of(recipe.cfg, flops)
+        except MisfitError as error:
+            misfit = str(error)
         try:
             cost = schedule_cost(schedule, flops, timing.ours)
         except RuntimeError:
@@ -90,6 +84,7 @@ class Estimator:
             flops=cost.flops,
             factor=reference.iterations / cost.iterations,
             hours=None if cost.seconds is None else cost.seconds / 3600,
+            misfit=misfit,
         )
 
     def _flops_per_clip(self, cfg: CfgNode) -> FlopsPerClip:

@@ -166,6 +166,12 @@ def _print_plan(
         of_rows = {row: found[row.training] for row in experiment.rows}
         print(f"{format_estimates(experiment, of_rows, request.seeds)}\n", flush=True)
     runs, hours = len(trainings) * len(request.seeds), total_hours(found.values(), request.seeds)
+    misfits = [e for e in found.values() if e.misfit]
+    if misfits:
+        print(
+            f"no hours for {len(misfits)} recipes, such as {misfits[0].recipe.cfg_file.name}: "
+            f"{misfits[0].misfit}\n"
+        )
     said = f"{hours:,.1f} hours" if hours is not None else "unknown: give --step-times FILE"
     print(
         f"{runs} runs in all: {len(trainings)} recipes, each counted once, × {len(request.seeds)} "

@@ -28,7 +28,8 @@ def plot_outcome(outcome: Outcome, path: Path) -> None:
     axes.xaxis.set_major_formatter(lambda time, _: f"{time:g}" if time >= 1 else f"1/{1 / time:g}")
     axes.set_xlabel("training time, relative to the baseline's (loading included)")
     axes.set_ylabel("top-1 accuracy (%)")
-    axes.legend(loc="lower right", title="●: measured, ○: published", framealpha=0.9)
+    ours = "toy" if outcome.toy else "measured"
+    axes.legend(loc="lower right", title=f"●: {ours}, ○: published", framealpha=0.9)
     title = outcome.experiment.title + (f"\n{TOY_MARK}" if outcome.toy else "")
     axes.set_title(title, fontsize=10)
     if not any(measured.speed_up for measured in outcome.rows.values()):

@@ -111,7 +111,10 @@ def load(path: str | Path) -> dict[str, Any]:
     except FileNotFoundError as error:
         raise ValueError(f"{path}: no such checkpoint") from error
     except Exception as error:
-        raise ValueError(f"{path} cannot be read as a PyTorch checkpoint: {error}") from error
+        reason = f"{type(error).__name__}: {error}".splitlines()[0]
+        raise ValueError(
+            f"{path} cannot be read as a PyTorch checkpoint: it is none, or damaged ({reason:.200})"
+        ) from error
     if not isinstance(content, dict):
         raise ValueError(f"{path} holds a {type(content).__name__}, not a checkpoint")
     return content

@@ -15,7 +15,7 @@ from torch.multiprocessing.spawn import ProcessException
 
 from slowfast_patches.config import load_config
 from slowfast_patches.engine.run import run
-from slowfast_patches.engine.train import TrainingStoppedError
+from slowfast_patches.engine.stopping import TrainingStoppedError
 
 
 def main() -> int:

@@ -247,10 +247,6 @@ class Monitor:
             format_metrics(metrics),
         )
 
-    def epoch(self, epoch: int, unreadable: int) -> None:
-        """Say that a pass over the data is done."""
-        logger.info("epoch %d done: %d videos could not be read", epoch, unreadable)
-
     def _finish_phase(self, step: Step) -> None:
         """Say what a phase's time went to, and what to do if it went to waiting."""
         spent, self._phase = self._phase, _Spent()

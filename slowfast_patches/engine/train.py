@@ -3,10 +3,8 @@
 from __future__ import annotations
 
 import logging
-import math
-from collections import Counter
 from collections.abc import Iterator
-from typing import Any, NamedTuple
+from typing import Any
 
 import numpy as np
 import torch
@@ -27,19 +25,17 @@ from slowfast_patches.engine.evaluate import evaluate, update_precise_bn
 from slowfast_patches.engine.milestones import checkpoint_iterations, evaluation_iterations
 from slowfast_patches.engine.monitor import Clock, Monitor
 from slowfast_patches.engine.step import train_step
+from slowfast_patches.engine.unreadable import Unreadable
+from slowfast_patches.engine.window import Summary, Window
 from slowfast_patches.models.build import build_model
 from slowfast_patches.models.inputs import InputTransform
 from slowfast_patches.models.solver import Precision, build_optimizer, loss_function
 from slowfast_patches.models.weights import load_weights
-from slowfast_patches.utils.distributed import World, sum_over_ranks
+from slowfast_patches.utils.distributed import World
 
-__all__ = ["Trainer", "TrainingStoppedError"]
+__all__ = ["Trainer"]
 
 logger = logging.getLogger(__name__)
-
-
-class TrainingStoppedError(RuntimeError):
-    """The training cannot go on; the message says why and where."""
 
 
 class Trainer:
@@ -62,8 +58,7 @@ class Trainer:
         self.loss_function = loss_function(cfg)
         self.clock, self.start = Clock(), 0
         self.evaluations: list[dict[str, Any]] = []
-        self.unreadable: Counter[int] = Counter()
-        self._reported: set[str] = set()
+        self.unreadable = Unreadable(self.schedule, cfg.DATA.MAX_BAD_FRACTION)
         self._resume_or_start()
         self.evaluation_iterations = evaluation_iterations(cfg, self.schedule)
         self.checkpoint_iterations = checkpoint_iterations(cfg, self.schedule)
@@ -77,7 +72,7 @@ class Trainer:
             self.monitor = Monitor(
                 self.cfg.OUTPUT_DIR, self.schedule, self.clock, self.start, advice
             )
-        network, window = self._parallel(), _Window()
+        network, window = self._parallel(), Window()
         for step, batch in self._batches():
             done = step.iteration + 1
             due = done % self.cfg.LOG_PERIOD == 0 or done in self.milestones
@@ -90,7 +85,7 @@ class Trainer:
                 self._evaluate(step)
             if done in self.checkpoint_iterations:
                 self._save(step)
-        self._finish_epochs()
+        self.unreadable.finish_epochs()
         if self.monitor is not None:
             self.monitor.close()
 
@@ -126,7 +121,7 @@ class Trainer:
             with self.clock.wait(self.world.device):
                 batch: Batch = next(batches)
             assert batch["iteration"] == step.iteration, (batch["iteration"], step.iteration)
-            self._warn_of_unreadable(batch)
+            self.unreadable.warn(batch["failures"])
             if self.monitor is not None and step.phase != phase:
                 self.monitor.boundary(step)
             phase = step.phase
@@ -134,10 +129,10 @@ class Trainer:
             if self.monitor is not None:
                 self.monitor.observe(step)
 
-    def _log(self, step: Step, summary: _Summary) -> None:
+    def _log(self, step: Step, summary: Summary) -> None:
         """Report the iterations since the last report; stop where too many videos were bad."""
         for earlier, count in summary.unreadable:
-            self._count_unreadable(earlier, count)
+            self.unreadable.count(earlier, count)
         if self.monitor is not None:
             self.monitor.progress(step, summary.loss, summary.top1, summary.clips)
 
@@ -204,7 +199,7 @@ class Trainer:
             "num_videos": len(self.dataset),
             "seconds": dict(self.clock.seconds),
             "evaluations": self.evaluations,
-            "unreadable": dict(self.unreadable),
+            "unreadable": dict(self.unreadable.counts),
         }
         path = checkpoint.save(self.cfg.OUTPUT_DIR, done, payload)
         logger.info("checkpoint after iteration %d: %s", done, path)
@@ -227,7 +222,9 @@ class Trainer:
         self.precision.load_state_dict(content["scaler_state"])
         self.start, self.evaluations = content["iteration"], content["evaluations"]
         self.clock = Clock(content["seconds"])
-        self.unreadable = Counter(content["unreadable"])
+        self.unreadable = Unreadable(
+            self.schedule, self.cfg.DATA.MAX_BAD_FRACTION, content["unreadable"]
+        )
         logger.info("continuing after iteration %d, from %s", self.start, path)
 
     def _parallel(self) -> nn.Module:
@@ -240,93 +237,6 @@ class Trainer:
         ids = [self.world.device] if self.world.device.type == "cuda" else None
         return nn.parallel.DistributedDataParallel(
             self.model, device_ids=ids, broadcast_buffers=False, gradient_as_bucket_view=True
-        )
-
-    def _warn_of_unreadable(self, batch: Batch) -> None:
-        """Report each unreadable video once."""
-        for path, reason in batch["failures"]:
-            if path not in self._reported:
-                logger.warning("%s %s; another video takes its place", path, reason)
-                self._reported.add(path)
-
-    def _count_unreadable(self, step: Step, count: int) -> None:
-        """Count an iteration's unreadable videos, over all processes, for the epoch it starts in.
-
-        A coarse mini-batch may hold more than an epoch: the limit is a part of what was asked for.
-        """
-        videos, fraction = len(self.dataset), self.cfg.DATA.MAX_BAD_FRACTION
-        epoch = step.first_clip // videos
-        self._finish_epochs(epoch)
-        self.unreadable[epoch] += count
-        first = self.schedule.at(self.schedule.first_iteration_after(epoch * videos)).first_clip
-        clips = max(videos, step.first_clip + step.shape.batch - first)
-        if self.unreadable[epoch] > fraction * clips:
-            raise TrainingStoppedError(
-                f"iteration {step.iteration}: {self.unreadable[epoch]} of {clips} videos of epoch "
-                f"{epoch + 1} could not be read, more than DATA.MAX_BAD_FRACTION {fraction:g}; "
-                "mend the files or the list, or raise the fraction"
-            )
-
-    def _finish_epochs(self, current: int | None = None) -> None:
-        """Report the epochs before the current one, or all that are left at the end."""
-        for epoch in [e for e in self.unreadable if current is None or e < current]:
-            count = self.unreadable.pop(epoch)
-            if self.monitor is not None:
-                self.monitor.epoch(epoch + 1, count)
-
-
-class _Summary(NamedTuple):
-    """Some iterations over all processes: mean loss, clips, per cent of them classified rightly
-    where a clip has one label, and how many unreadable videos each iteration met."""
-
-    loss: float
-    clips: int
-    top1: float | None
-    unreadable: list[tuple[Step, int]]
-
-
-class _Window:
-    """Iterations since the last report; their losses are left on the device until it."""
-
-    def __init__(self) -> None:
-        self._steps: list[Step] = []
-        self._losses: list[Tensor] = []
-        self._right: list[Tensor] = []
-        self._failures: list[int] = []
-
-    def add(self, step: Step, loss: Tensor, right: Tensor | None, failures: int) -> None:
-        self._steps.append(step)
-        self._losses.append(loss)
-        if right is not None:
-            self._right.append(right)
-        self._failures.append(failures)
-
-    def summarize(self, world: World) -> _Summary:
-        """What happened since the last summary; empties the window.
-
-        Raises:
-            TrainingStoppedError: a loss is not finite; names the iteration.
-        """
-        steps, rows = self._steps, [torch.stack(self._losses).double()]
-        rows.append(rows[0].new_tensor(self._failures))
-        if self._right:
-            rows.append(torch.stack(self._right).double())
-        losses, failures, *right = sum_over_ranks(torch.stack(rows))
-        losses = losses / world.size
-        for step, loss in zip(steps, losses.tolist(), strict=True):
-            if not math.isfinite(loss):
-                raise TrainingStoppedError(
-                    f"the loss of iteration {step.iteration} is {loss} (shape {step.shape}, LR "
-                    f"{step.lr:.4g}); the last checkpoint is from before. A lower SOLVER.BASE_LR, "
-                    "a longer SOLVER.WARMUP_EPOCHS or SOLVER.CLIP_GRAD_L2NORM may help"
-                )
-        self._steps, self._losses, self._right, self._failures = [], [], [], []
-        clips = sum(step.shape.batch for step in steps)
-        return _Summary(
-            loss=float(losses.mean()),
-            clips=clips,
-            top1=100 * float(right[0].sum()) / clips if right else None,
-            unreadable=list(zip(steps, failures.long().tolist(), strict=True)),
         )
 
 

@@ -1,0 +1,65 @@
+"""The videos that a training could not read: named once, counted by epoch, limited."""
+
+from __future__ import annotations
+
+import logging
+from collections import Counter
+from collections.abc import Mapping, Sequence
+
+from multigrid import Schedule, Step
+from slowfast_patches.engine.stopping import TrainingStoppedError
+
+__all__ = ["Unreadable"]
+
+logger = logging.getLogger(__name__)
+
+
+class Unreadable:
+    """Unreadable videos of the epochs that are not reported yet, over all processes.
+
+    Args:
+        schedule: of the run.
+        fraction: DATA.MAX_BAD_FRACTION.
+        counts: by epoch, of the run that is continued.
+    """
+
+    def __init__(
+        self, schedule: Schedule, fraction: float, counts: Mapping[int, int] | None = None
+    ) -> None:
+        self._schedule, self._fraction = schedule, fraction
+        self.counts = Counter(dict(counts or {}))
+        self._reported: set[str] = set()
+
+    def warn(self, failures: Sequence[tuple[str, str]]) -> None:
+        """Report each unreadable video (path, reason) of this process once."""
+        for path, reason in failures:
+            if path not in self._reported:
+                logger.warning("%s %s; another video takes its place", path, reason)
+                self._reported.add(path)
+
+    def count(self, step: Step, count: int) -> None:
+        """Count an iteration's unreadable videos, over all processes, for the epoch it starts in.
+
+        A coarse mini-batch may hold more than an epoch: the limit is a part of what was asked for.
+
+        Raises:
+            TrainingStoppedError: too many of an epoch could not be read.
+        """
+        schedule, videos = self._schedule, self._schedule.num_videos
+        epoch = step.first_clip // videos
+        self.finish_epochs(epoch)
+        self.counts[epoch] += count
+        first = schedule.at(schedule.first_iteration_after(epoch * videos)).first_clip
+        clips = max(videos, step.first_clip + step.shape.batch - first)
+        if self.counts[epoch] > self._fraction * clips:
+            raise TrainingStoppedError(
+                f"iteration {step.iteration}: {self.counts[epoch]} of {clips} videos of epoch "
+                f"{epoch + 1} could not be read, more than DATA.MAX_BAD_FRACTION "
+                f"{self._fraction:g}; mend the files or the list, or raise the fraction"
+            )
+
+    def finish_epochs(self, current: int | None = None) -> None:
+        """Report the epochs before the current one, or all that are left at the end."""
+        for epoch in [e for e in self.counts if current is None or e < current]:
+            count = self.counts.pop(epoch)
+            logger.info("epoch %d done: %d videos could not be read", epoch + 1, count)

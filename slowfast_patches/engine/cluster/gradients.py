@@ -52,19 +52,14 @@ def exchange_of(cfg: CfgNode) -> Exchange:
     return exchange_of_model(build_on_meta(cfg), flops_by_module(cfg))
 
 
-def exchange_of_model(
-    model: nn.Module,
-    flops: Callable[[int, int], dict[str, float]],
-    bucket_bytes: int = _BUCKET,
-) -> Exchange:
+def exchange_of_model(model: nn.Module, flops: Callable[[int, int], dict[str, float]]) -> Exchange:
     """What a model exchanges; `flops` counts the operations of its modules for (frames, crop).
 
     Gradients come in the reverse of the parameters' order, each when backward is through with its
     module, and backward's time is spread over the modules as their operations are.
     """
     parameters = list(model.named_parameters())[::-1]
-    limits = [min(_FIRST_BUCKET, bucket_bytes), bucket_bytes]
-    indices = _bucket_indices([parameter for _, parameter in parameters], limits)
+    indices = _bucket_indices([parameter for _, parameter in parameters])
     sizes = [parameter.numel() * parameter.element_size() for _, parameter in parameters]
     names = [name.rpartition(".")[0] for name, _ in parameters]
 
@@ -96,11 +91,11 @@ def overlapped_seconds(
     return total, max(0.0, end - backward)
 
 
-def _bucket_indices(parameters: list[nn.Parameter], limits: list[int]) -> list[list[int]]:
+def _bucket_indices(parameters: list[nn.Parameter]) -> list[list[int]]:
     """DDP's own rule: a bucket is closed by the gradient with which it reaches its limit."""
     tensors: list[Tensor] = [parameter.detach() for parameter in parameters]
     indices, _ = dist._compute_bucket_assignment_by_size(  # type: ignore[attr-defined]
-        tensors, limits
+        tensors, [_FIRST_BUCKET, _BUCKET]
     )
     return list(indices)
 

@@ -43,6 +43,8 @@ def clip_rate(given: str, way: str | None = None, cores: int | None = None) -> C
 
 
 def _measured(path: Path, way: str | None, cores: int | None) -> ClipRate:
+    if not path.is_file():
+        raise ValueError(f"--loader {path} is neither a number of clips a second nor a file")
     if way is None or cores is None:
         raise ValueError(
             f"--loader {path} has the speeds of one core: give --loader-cores N, how many of a "
@@ -69,9 +71,8 @@ def _read(path: Path, way: str) -> dict[tuple[int, int], float]:
             (row["frames"], row["crop"]): float(row["clips_per_second"][way]["median"])
             for row in content["shapes"]
         }
-    except OSError as error:
+    except (OSError, ValueError, KeyError, TypeError) as error:
         raise ValueError(
-            f"--loader {path} is neither a number of clips a second nor a file: {error}"
+            f"{path} is no file of benchmarks/loader.py with clips_per_second of {way!r} at its "
+            f"shapes: {error!r}"
         ) from error
-    except (ValueError, KeyError, TypeError) as error:
-        raise ValueError(f"{path} is no file of benchmarks/loader.py: {error!r}") from error

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from pathlib import Path
 
@@ -39,9 +40,8 @@ def plot_cluster_plan(plan: ClusterPlan, path: Path) -> None:
     efficiency.set_xticks(counts, [f"{count:,}" for count in counts])
     efficiency.minorticks_off()
     cluster = plan.estimate.cluster
-    efficiency.set_xlabel(
-        f"GPUs ({cluster.gpus_per_node} a node, {cluster.network / 1e9:g} GB/s a node)"
-    )
+    speed = "" if math.isinf(cluster.network) else f", {cluster.network / 1e9:g} GB/s a node"
+    efficiency.set_xlabel(f"GPUs ({cluster.gpus_per_node} a node{speed})")
     for axes in (hours, efficiency):
         axes.axvline(cluster.gpus, color=MUTED, lw=0.8, ls=":", zorder=0)
     handles, labels = hours.get_legend_handles_labels()
@@ -60,6 +60,8 @@ def _draw(
     """One training at each number of GPUs; dashed, what its computing alone would take."""
     counts = [estimate.cluster.gpus for estimate in estimates]
     totals = [training.total for training in trainings]
+    took = [times.seconds / 3600 for times in totals]
+    hours.plot(counts, took, color=colour, lw=2, marker="o", ms=4, label=name)
     hours.plot(
         counts,
         [times.compute / 3600 for times in totals],
@@ -68,7 +70,5 @@ def _draw(
         ls="--",
         label=f"{name}, compute alone",
     )
-    took = [times.seconds / 3600 for times in totals]
-    hours.plot(counts, took, color=colour, lw=2, marker="o", ms=4, label=name)
     shares = [100 * times.efficiency for times in totals]
     efficiency.plot(counts, shares, color=colour, lw=2, marker="o", ms=4)

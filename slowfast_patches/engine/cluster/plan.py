@@ -41,12 +41,16 @@ TimingOf = Callable[[CfgNode], Timing]
 
 @dataclass(frozen=True)
 class Estimate:
-    """A recipe and its baseline on one cluster. `warnings` are what speaks against the recipe."""
+    """A recipe and its baseline on one cluster.
+
+    `warnings` are what speaks against the recipe there, `notes` the same in a few words.
+    """
 
     cluster: Cluster
     ours: TrainingTimes
     baseline: TrainingTimes
     warnings: tuple[str, ...]
+    notes: tuple[str, ...]
 
     @property
     def batch(self) -> int:
@@ -183,6 +187,16 @@ def _estimate(cfg: CfgNode, machine: Machine, num_videos: int, timing: Timing) -
     fitted = on_cluster(cfg, machine.cluster)
     ours = train(fitted, timing.ours)
     baseline = train(without_multigrid(fitted), timing.baseline)
-    return Estimate(
-        machine.cluster, ours, baseline, short_phases(ours.schedule.base, ours.schedule.phases)
-    )
+    warnings = short_phases(ours.schedule.base, ours.schedule.phases)
+    return Estimate(machine.cluster, ours, baseline, warnings, _notes(fitted, ours, bool(warnings)))
+
+
+def _notes(cfg: CfgNode, training: TrainingTimes, short: bool) -> tuple[str, ...]:
+    notes = list[str]()
+    if short:
+        shortest = min(phase.times.iterations for phase in training.phases)
+        notes.append(f"shortest phase: {shortest} iterations")
+    wanted = cfg.MULTIGRID.BN_BASE_SIZE if uses_multigrid(cfg) else cfg.BN.GROUP_SIZE
+    if wanted > (batch := training.schedule.base.batch):
+        notes.append(f"BN over {batch} clips")
+    return tuple(notes)

@@ -52,16 +52,16 @@ def cluster_json(plan: ClusterPlan) -> dict[str, Any]:
 
 
 def _describe(cluster: Cluster) -> str:
-    inside = (
-        "no limit inside a node (--node-network)"
-        if math.isinf(cluster.node_network)
-        else f"{cluster.node_network / 1e9:g} GB/s between the GPUs of a node"
-    )
+    between, inside = _speed(cluster.network), _speed(cluster.node_network)
     return (
-        f"{_count(cluster.gpus, 'GPU')} on {_count(cluster.nodes, 'node')}; "
-        f"{cluster.network / 1e9:g} GB/s a node and direction, {inside}, "
-        f"{1e6 * cluster.latency:g} µs a message."
+        f"{_count(cluster.gpus, 'GPU')} on {_count(cluster.nodes, 'node')}. Network: {between} a "
+        f"node and direction (--network), {inside} between the GPUs of a node (--node-network), "
+        f"{1e6 * cluster.latency:g} µs a message (--latency)."
     )
+
+
+def _speed(bandwidth: float) -> str:
+    return "no limit" if math.isinf(bandwidth) else f"{bandwidth / 1e9:g} GB/s"
 
 
 def _count(number: int, what: str) -> str:
@@ -128,23 +128,21 @@ def _rows(plan: ClusterPlan) -> str:
         headers += ["baseline\nhours", "\nefficiency", "\nlimits", "speed-up"]
     headers += ["clips/s needed\na node", "\nin all", ""]
     cells = [_row_cells(row, plan.multigrid) for row in plan.rows]
-    notes = [row.reason for row in plan.rows if row.reason]
-    table = format_table(headers, cells, left=0)
-    return "\n".join([table, *dict.fromkeys(notes)])
+    reasons = [f"{row.cluster.gpus:,} GPUs: {row.reason}" for row in plan.rows if row.reason]
+    return "\n".join([format_table(headers, cells, left=0), *reasons])
 
 
 def _row_cells(row: Row, multigrid: bool) -> list[str]:
     start = [f"{row.cluster.gpus:,}", f"{row.cluster.nodes:,}"]
     if row.estimate is None:
-        return [*start, *[""] * (9 if multigrid else 5), f"no: {row.reason}"]
+        return [*start, *[""] * (10 if multigrid else 6), "cannot train"]
     ours, estimate = row.estimate.ours, row.estimate
     cells = [*start, f"{estimate.batch:,}", *_hours_cells(ours.total)]
     if multigrid:
         cells += [*_hours_cells(estimate.baseline.total), f"{estimate.speed_up:.2f}×"]
     peak = max(t.peak.times.clips_per_second for t in (ours, estimate.baseline))
     cells += [format_count(round(peak / row.cluster.nodes)), format_count(round(peak))]
-    shortest = min(phase.times.iterations for phase in ours.phases)
-    return [*cells, f"shortest phase: {shortest}" if estimate.warnings else ""]
+    return [*cells, "; ".join(estimate.notes)]
 
 
 def _hours_cells(times: Times) -> list[str]:
@@ -162,7 +160,7 @@ def _notes(plan: ClusterPlan) -> list[str]:
         f"{reading} Efficiency is the share of compute. Limits: what alone would take longest.",
         f"Clips: phase {peak.number} needs the most, {format_count(round(needed))} a second from "
         f"the storage, {format_count(round(needed / plan.estimate.cluster.nodes))} on each node.",
-        f"Each GPU keeps the clips that the recipe gives each of {plan.reference} GPUs "
+        f"Each GPU keeps the clips that the recipe gives each of {_count(plan.reference, 'GPU')} "
         f"({plan.reference_key}); batch and rates grow with the number of GPUs, iterations "
         "shrink.",
         f"Seconds of an iteration: {plan.source}. Evaluation, checkpoints, starting up, and the "
@@ -201,6 +199,7 @@ def _estimate_json(estimate: Estimate, *, phases: bool) -> dict[str, Any]:
         "global_batch": estimate.batch,
         "speed_up": estimate.speed_up,
         "warnings": list(estimate.warnings),
+        "notes": list(estimate.notes),
         "plan": _training_json(estimate.ours, phases=phases),
         "baseline": _training_json(estimate.baseline, phases=phases),
     }

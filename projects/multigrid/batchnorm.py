@@ -22,8 +22,11 @@ from torch.nn import functional as F
 
 __all__ = [
     "GroupedBatchNorm3d",
+    "arrangement",
     "average_running_stats",
+    "channel_moments",
     "convert_batchnorm",
+    "form_neighbours",
     "group_order",
     "set_group_size",
 ]
@@ -38,7 +41,11 @@ class GroupedBatchNorm3d(nn.BatchNorm3d):
     - None, or k = N: `nn.BatchNorm3d` itself;
     - k < N: of the G = N/k groups, group g has the clips g, g + G, g + 2G, ..., each group being
       normalised by its own mean and variance;
-    - k > N: ranks [j·m, (j+1)·m) with m = k/N are group j and share their statistics.
+    - k > N: ranks [j·m, (j+1)·m) with m = k/N are group j and share their statistics, in process
+      groups that `form_groups` or `form_neighbours` has formed.
+
+    With None, statistics are over each process's own clips: what is trained then depends on the
+    number of processes. With a group size it does not.
 
     With every G-th clip in a group, (N, C, T, H, W) read as (k, G·C, T, H, W) has one group's
     channel in each channel: one call of torch's own kernel, without a copy of a contiguous input
@@ -178,16 +185,43 @@ def average_running_stats(model: nn.Module) -> None:
         stat.copy_(mean)
 
 
+def arrangement(n: int, k: int | None, world: int) -> tuple[int, int] | None:
+    """(local clips per group, processes per group) for n clips on each of `world` processes.
+
+    Groups are of k clips, or for k None of a process's own. None if there is no such arrangement.
+    """
+    if k is None:
+        return n, 1
+    if n >= k and n % k == 0:
+        return k, 1
+    if 0 < n < k and k % n == 0 and world % (k // n) == 0:
+        return n, k // n
+    return None
+
+
+def channel_moments(x: Tensor) -> Tensor:
+    """The means of each channel's values and of their squares, (2, C) float64, of (N, C, ...).
+
+    Such moments can be averaged over processes in messages of one length. A variance, their
+    difference, cancels where the mean is large beside it: in double, beyond what the input tells.
+    """
+    dtype = torch.promote_types(x.dtype, torch.float32)
+    # The running statistics only say in which precision the batch's come.
+    running = torch.zeros(2, x.shape[1], dtype=dtype, device=x.device)
+    mean, var = torch.batch_norm_update_stats(x, running[0], running[1], 0.0)
+    mean = mean.double()
+    return torch.stack((mean, var.double() + mean.square()))
+
+
 def _arrange(n: int, k: int) -> tuple[int, int]:
     """(local clips per group, processes per group) for n local clips in groups of k.
 
     Raises ValueError, with the sizes that would work, if there is no such arrangement.
     """
     world = dist.get_world_size() if _is_distributed() else 1
-    if n >= k and n % k == 0:
-        return k, 1
-    if 0 < n < k and k % n == 0 and world % (k // n) == 0:
-        return n, k // n
+    found = arrangement(n, k, world)
+    if found is not None:
+        return found
     shared = [str(d) for d in range(1, k) if k % d == 0 and world % (k // d) == 0]
     raise ValueError(
         f"cannot form groups of k = {k} clips for batch normalisation from {n} clips per process "
@@ -208,29 +242,31 @@ class _SharedBatchNorm(torch.autograd.Function):
         ctx: Any, x: Tensor, weight: Tensor, bias: Tensor, sharers: int, eps: float
     ) -> tuple[Tensor, Tensor, Tensor]:
         mean, var = _shared_stats(x, sharers)
-        invstd = (var + eps).rsqrt()
+        out = F.batch_norm(x, mean, var, weight, bias, training=False, eps=eps)
         count = sharers * x.numel() // x.shape[1]
-        centred = (x - _per_channel(mean)) * _per_channel(invstd)
-        out = centred * _per_channel(weight) + _per_channel(bias)
-        ctx.save_for_backward(x, weight, mean, invstd)
+        ctx.save_for_backward(x, weight, mean, (var + eps).rsqrt())
         ctx.sharers, ctx.count = sharers, count
         mean, unbiased = mean[None], (var * (count / (count - 1)))[None]
         ctx.mark_non_differentiable(mean, unbiased)
-        return out.to(x.dtype), mean, unbiased
+        return out, mean, unbiased
 
     @staticmethod
     @torch.autograd.function.once_differentiable
     def backward(ctx: Any, grad: Tensor, *_: Tensor) -> tuple[Tensor | None, ...]:
         x, weight, mean, invstd = ctx.saved_tensors
-        centred = (x - _per_channel(mean)) * _per_channel(invstd)
-        dims = (0, 2, 3, 4)
-        sums = torch.stack(((grad * centred).sum(dims), grad.to(mean.dtype).sum(dims)))
-        grad_weight, grad_bias = sums.clone()
         # The parameters' gradients stay local (as DDP expects); the input's sees all clips.
-        dist.all_reduce(sums, group=_neighbours(ctx.sharers))
+        _, grad_weight, grad_bias = torch.ops.aten.native_batch_norm_backward(
+            grad, x, weight, None, None, mean, invstd, True, 0.0, [False, True, True]
+        )
+        sums = torch.stack((grad_weight, grad_bias))
+        reducing = dist.all_reduce(sums, group=_neighbours(ctx.sharers), async_op=True)
+        scale = weight * invstd
+        grad_x = grad * _per_channel(scale)  # while the sums are under way
+        reducing.wait()
         along, level = sums / ctx.count
-        grad_x = grad - centred * _per_channel(along) - _per_channel(level)
-        grad_x = grad_x * _per_channel(weight * invstd)
+        # scale · (grad - level - normalised x · along), with the rest linear in x
+        slope = -scale * invstd * along
+        grad_x.addcmul_(x, _per_channel(slope)).sub_(_per_channel(scale * level + slope * mean))
         return grad_x.to(x.dtype), grad_weight, grad_bias, None, None
 
 
@@ -240,31 +276,44 @@ def _per_channel(values: Tensor) -> Tensor:
 
 def _shared_stats(x: Tensor, sharers: int) -> tuple[Tensor, Tensor]:
     """Mean and biased variance, (C,), over the clips of `sharers` neighbouring ranks."""
+    moments = channel_moments(x) / sharers
+    dist.all_reduce(moments, group=_neighbours(sharers))
+    mean, square = moments
     dtype = torch.promote_types(x.dtype, torch.float32)
-    var, mean = torch.var_mean(x.to(dtype), dim=(0, 2, 3, 4), correction=0)
-    # Every rank fills its row, then all rows are summed: a gather that every backend has. Merging
-    # means and variances is exact where sums of squares would cancel.
-    table = mean.new_zeros(sharers, 2, len(mean))
-    table[dist.get_rank() % sharers] = torch.stack((mean, var))
-    dist.all_reduce(table, group=_neighbours(sharers))
-    means, variances = table.unbind(1)
-    return means.mean(0), variances.mean(0) + means.var(0, correction=0)
+    return mean.to(dtype), (square - mean.square()).clamp_(min=0).to(dtype)
 
 
-_subgroups: WeakKeyDictionary[dist.ProcessGroup, dict[int, dist.ProcessGroup]] = WeakKeyDictionary()
+_formed: WeakKeyDictionary[dist.ProcessGroup, dict[int, dist.ProcessGroup]] = WeakKeyDictionary()
+
+
+def form_neighbours(sharers: int) -> None:
+    """Form the groups of `sharers` neighbouring processes that share statistics, if not yet there.
+
+    Every process must call this, for the same sizes in the same order, before a forward needs them.
+    They are groups of their own even where all processes share: in the default group, messages
+    would wait behind the gradients of the layers above.
+    """
+    if sharers == 1:
+        return
+    world = dist.group.WORLD
+    assert world is not None
+    known = _formed.setdefault(world, {})
+    if sharers not in known:
+        known[sharers] = dist.new_subgroups(sharers)[0]  # type: ignore[no-untyped-call]
 
 
 def _neighbours(sharers: int) -> dist.ProcessGroup:
-    """The process group of this rank's `sharers` neighbours, created once per default group.
+    """The process group of this rank and the neighbours that it shares statistics with.
 
-    All ranks must come here for the same sizes in the same order, as they do when they train in
-    step: creating groups is collective.
+    Raises:
+        ValueError: it was not formed.
     """
     world = dist.group.WORLD
     assert world is not None
-    if sharers == world.size():
-        return world
-    known = _subgroups.setdefault(world, {})
-    if sharers not in known:
-        known[sharers] = dist.new_subgroups(sharers)[0]  # type: ignore[no-untyped-call]
+    if sharers not in (known := _formed.get(world, {})):
+        raise ValueError(
+            f"groups of {sharers} processes that share statistics of batch normalisation have not "
+            f"been formed: call form_groups(schedule), or form_neighbours({sharers}), on every "
+            "process before training"
+        )
     return known[sharers]

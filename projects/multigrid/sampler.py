@@ -17,10 +17,19 @@ from torch import Tensor
 from torch.utils.data import Sampler, get_worker_info
 
 from multigrid.batchnorm import group_order
-from multigrid.schedule import Schedule
+from multigrid.processes import check_processes
+from multigrid.schedule import Schedule, Step
 from multigrid.shapes import Shape
 
-__all__ = ["Batch", "ClipRequest", "MultigridBatchSampler", "collate", "empty_clips", "stream"]
+__all__ = [
+    "Batch",
+    "ClipRequest",
+    "MultigridBatchSampler",
+    "clip_numbers",
+    "collate",
+    "empty_clips",
+    "stream",
+]
 
 
 class ClipRequest(NamedTuple):
@@ -56,10 +65,23 @@ def stream(seed: int, num_videos: int, start: int, stop: int) -> list[tuple[int,
     The stream is one random permutation of the videos after another: each epoch visits every video
     once, and mini-batches run on across the epochs' ends.
     """
-    return [
-        (int(_permutation(seed, n // num_videos, num_videos)[n % num_videos]), n // num_videos)
-        for n in range(start, stop)
-    ]
+    return [_clip(seed, num_videos, number) for number in range(start, stop)]
+
+
+def _clip(seed: int, num_videos: int, number: int) -> tuple[int, int]:
+    epoch, place = divmod(number, num_videos)
+    return int(_permutation(seed, epoch, num_videos)[place]), epoch
+
+
+def clip_numbers(step: Step, rank: int, world_size: int) -> list[int]:
+    """The numbers in the stream of a rank's clips in one iteration, as its mini-batch has them.
+
+    Rank r takes the r-th of `world_size` equal runs of the global mini-batch, arranged in
+    `group_order`. What belongs to a clip and not to a process is keyed by its number.
+    """
+    size = step.shape.batch // world_size
+    first = step.first_clip + rank * size
+    return [first + n for n in group_order(size, step.bn_size)]
 
 
 class MultigridBatchSampler(Sampler[list[ClipRequest]]):
@@ -70,30 +92,22 @@ class MultigridBatchSampler(Sampler[list[ClipRequest]]):
     in `group_order`, as `GroupedBatchNorm3d` wants them.
 
     Raises:
-        ValueError: a mini-batch of the schedule does not divide over the processes.
+        ValueError: the processes cannot train the schedule, see `check_processes`.
     """
 
     def __init__(
         self, schedule: Schedule, seed: int, rank: int = 0, world_size: int = 1, start: int = 0
     ) -> None:
-        for shape in schedule.shapes:
-            if shape.batch % world_size:
-                raise ValueError(
-                    f"a mini-batch of {shape.batch} clips ({shape}) does not divide over "
-                    f"{world_size} processes; use a number of processes that divides "
-                    f"{schedule.base.batch}, or another batch size"
-                )
+        check_processes(schedule, world_size)
         self.schedule, self.seed, self.start = schedule, seed, start
         self.rank, self.world_size = rank, world_size
 
     def batch(self, iteration: int) -> list[ClipRequest]:
         """This rank's clips of one iteration; a pure function of the iteration."""
         step = self.schedule.at(iteration)
-        size = step.shape.batch // self.world_size
-        first = step.first_clip + self.rank * size
-        clips = stream(self.seed, self.schedule.num_videos, first, first + size)
-        arranged = [clips[n] for n in group_order(size, step.bn_size)]
-        return [ClipRequest(video, epoch, step.shape, iteration) for video, epoch in arranged]
+        numbers = clip_numbers(step, self.rank, self.world_size)
+        clips = [_clip(self.seed, self.schedule.num_videos, number) for number in numbers]
+        return [ClipRequest(video, epoch, step.shape, iteration) for video, epoch in clips]
 
     def __iter__(self) -> Iterator[list[ClipRequest]]:
         return (self.batch(i) for i in range(self.start, self.schedule.iterations))

@@ -4,10 +4,20 @@ from __future__ import annotations
 
 from fvcore.common.config import CfgNode
 
-from multigrid import CosineRate, LearningRate, Schedule, Shape, SteppedRate, Warmup, make_schedule
+from multigrid import (
+    CosineRate,
+    LearningRate,
+    Schedule,
+    Shape,
+    SteppedRate,
+    Warmup,
+    check_processes,
+    make_schedule,
+)
 
 __all__ = [
     "base_shape",
+    "check_world_size",
     "config_at",
     "groups_batchnorm",
     "learning_rate_from_config",
@@ -94,6 +104,23 @@ def schedule_from_config(cfg: CfgNode, num_videos: int) -> Schedule:
         short_cycle=multigrid.SHORT_CYCLE_FACTORS if multigrid.SHORT_CYCLE else (),
         bn_size=multigrid.BN_BASE_SIZE if uses_multigrid(cfg) else cfg.BN.GROUP_SIZE or None,
     )
+
+
+def check_world_size(cfg: CfgNode, schedule: Schedule, world_size: int) -> None:
+    """Raise ValueError if `world_size` processes cannot train a config's schedule.
+
+    The message has the numbers of processes that can, and the keys that decide it.
+    """
+    try:
+        check_processes(schedule, world_size)
+    except ValueError as error:
+        bn_size = f"BN.GROUP_SIZE {cfg.BN.GROUP_SIZE}"
+        if uses_multigrid(cfg):
+            bn_size = f"MULTIGRID.BN_BASE_SIZE {cfg.MULTIGRID.BN_BASE_SIZE}"
+        raise ValueError(
+            f"{error} (TRAIN.BATCH_SIZE {cfg.TRAIN.BATCH_SIZE}, NUM_SHARDS {cfg.NUM_SHARDS}, "
+            f"{bn_size})"
+        ) from None
 
 
 def config_at(cfg: CfgNode, schedule: Schedule, iteration: int) -> CfgNode:

@@ -9,14 +9,12 @@ from statistics import fmean
 from typing import Any
 
 import torch
-from fvcore.nn import update_bn_stats
 from torch import Tensor, nn
 
-from multigrid import average_running_stats, set_group_size
 from slowfast_patches.models.inputs import InputTransform
 from slowfast_patches.utils.distributed import World, max_over_ranks, sum_over_ranks
 
-__all__ = ["evaluate", "mean_average_precision", "topk_accuracy", "update_precise_bn"]
+__all__ = ["evaluate", "mean_average_precision", "topk_accuracy"]
 
 logger = logging.getLogger(__name__)
 
@@ -89,25 +87,6 @@ def evaluate(
     if multi_label:
         return {"map": mean_average_precision(videos.scores, videos.labels)}
     return {f"top{k}": topk_accuracy(videos.scores, videos.labels, k) for k in (1, 5)}
-
-
-def update_precise_bn(
-    model: nn.Module,
-    loader: Any,
-    transform: InputTransform,
-    autocast: Callable[[], Any],
-    global_batch: int,
-) -> None:
-    """Replace the running statistics by those of the loader's clips (Wu and Johnson, 2021).
-
-    Grouped BN normalises them over `global_batch` clips, on however many processes.
-    """
-    model.train()
-    set_group_size(model, global_batch)
-    inputs = (transform(batch["clips"], batch["flips"]) for batch in loader)
-    with autocast():
-        update_bn_stats(model, inputs, len(loader))
-    average_running_stats(model)
 
 
 class _Videos:

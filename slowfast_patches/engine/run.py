@@ -13,11 +13,11 @@ import torch
 import yaml
 from fvcore.common.config import CfgNode
 
-from multigrid import MultigridBatchSampler, Schedule, baseline_cost, schedule_cost
+from multigrid import Schedule, baseline_cost, schedule_cost
 from slowfast_patches import patching
 from slowfast_patches.config import check_config
 from slowfast_patches.config.metrics import format_metrics, metric_names
-from slowfast_patches.config.schedule import schedule_from_config
+from slowfast_patches.config.schedule import check_world_size, schedule_from_config
 from slowfast_patches.datasets.lists import list_path, read_list
 from slowfast_patches.datasets.loader import build_dataset, evaluation_loader
 from slowfast_patches.engine import checkpoint
@@ -79,7 +79,7 @@ def _check_training(cfg: CfgNode, world_size: int) -> Schedule:
         )
     _count_videos(cfg, "val")
     schedule = schedule_from_config(cfg, videos)
-    MultigridBatchSampler(schedule, cfg.RNG_SEED, 0, world_size)
+    check_world_size(cfg, schedule, world_size)
     check_shapes(cfg, schedule.shapes)
     resumed = checkpoint.find_resumable(cfg, schedule.num_videos)
     if resumed is None and cfg.TRAIN.CHECKPOINT_FILE_PATH:

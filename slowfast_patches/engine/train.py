@@ -6,12 +6,11 @@ import logging
 from collections.abc import Iterator
 from typing import Any
 
-import numpy as np
 import torch
 from fvcore.common.config import CfgNode
 from torch import Tensor, nn
 
-from multigrid import Batch, Step, average_running_stats
+from multigrid import Batch, Step, average_running_stats, clip_numbers, form_groups
 from slowfast_patches.config.schedule import config_at, groups_batchnorm, schedule_from_config
 from slowfast_patches.datasets.loader import (
     build_dataset,
@@ -21,9 +20,11 @@ from slowfast_patches.datasets.loader import (
     training_loader,
 )
 from slowfast_patches.engine import checkpoint
-from slowfast_patches.engine.evaluate import evaluate, update_precise_bn
+from slowfast_patches.engine.evaluate import evaluate
 from slowfast_patches.engine.milestones import checkpoint_iterations, evaluation_iterations
 from slowfast_patches.engine.monitor import Clock, Monitor
+from slowfast_patches.engine.parallel import parallel
+from slowfast_patches.engine.precise_bn import update_precise_bn
 from slowfast_patches.engine.step import train_step
 from slowfast_patches.engine.unreadable import Unreadable
 from slowfast_patches.engine.window import Summary, Window
@@ -53,6 +54,7 @@ class Trainer:
         torch.manual_seed(cfg.RNG_SEED)
         self.model = build_model(cfg, grouped_bn=groups_batchnorm(cfg)).to(world.device)
         self.optimizer = build_optimizer(cfg, self.model)
+        form_groups(self.schedule)
         self.precision = Precision(cfg, world.device)
         self.transform = InputTransform.from_config(cfg, world.device)
         self.loss_function = loss_function(cfg)
@@ -72,7 +74,7 @@ class Trainer:
             self.monitor = Monitor(
                 self.cfg.OUTPUT_DIR, self.schedule, self.clock, self.start, advice
             )
-        network, window = self._parallel(), Window()
+        network, window = parallel(self.model, self.world), Window()
         for step, batch in self._batches():
             done = step.iteration + 1
             due = done % self.cfg.LOG_PERIOD == 0 or done in self.milestones
@@ -94,13 +96,13 @@ class Trainer:
     ) -> tuple[Tensor, Tensor | None]:
         """One step of gradient descent; the loss and, where a clip has one label, the number of
         clips classified rightly."""
-        torch.manual_seed(_step_seed(self.cfg.RNG_SEED, step.iteration, self.world.rank))
         loss, scores, labels = train_step(
             self.cfg,
             network,
             self.optimizer,
             step,
             batch,
+            clips=clip_numbers(step, self.world.rank, self.world.size),
             transform=self.transform,
             precision=self.precision,
             loss_function=self.loss_function,
@@ -148,6 +150,7 @@ class Trainer:
                     self.model,
                     loader,
                     self.transform,
+                    self.world,
                     self.precision.autocast,
                     self.schedule.base.batch,
                 )
@@ -226,20 +229,3 @@ class Trainer:
             self.schedule, self.cfg.DATA.MAX_BAD_FRACTION, content["unreadable"]
         )
         logger.info("continuing after iteration %d, from %s", self.start, path)
-
-    def _parallel(self) -> nn.Module:
-        """The model, its gradients averaged over processes where there are several.
-
-        Buffers are not broadcast: running statistics are averaged where they are used.
-        """
-        if self.world.size == 1:
-            return self.model
-        ids = [self.world.device] if self.world.device.type == "cuda" else None
-        return nn.parallel.DistributedDataParallel(
-            self.model, device_ids=ids, broadcast_buffers=False, gradient_as_bucket_view=True
-        )
-
-
-def _step_seed(seed: int, iteration: int, rank: int) -> int:
-    """The seed of dropout in one iteration on one rank: a function of nothing else."""
-    return int(np.random.SeedSequence((seed, iteration, rank)).generate_state(1)[0])

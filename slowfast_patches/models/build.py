@@ -9,6 +9,7 @@ from torch.nn import functional as F
 
 from multigrid import convert_batchnorm
 from slowfast_patches import patching
+from slowfast_patches.models.dropout import ClipDropout
 
 __all__ = ["TrainingGlobalPool3d", "build_model", "build_on_meta"]
 
@@ -50,6 +51,9 @@ def build_model(cfg: CfgNode, *, grouped_bn: bool = False) -> nn.Module:
         if name.endswith("_avgpool"):
             assert isinstance(pool, nn.AvgPool3d)
             setattr(head, name, TrainingGlobalPool3d(pool.kernel_size, stride=pool.stride))
+    dropout = getattr(head, "dropout", None)
+    if isinstance(dropout, nn.Dropout):
+        head.dropout = ClipDropout(dropout.p, cfg.RNG_SEED)
     if cfg.MODEL.HEAD_ACT == "sigmoid":
         head.act = nn.Sigmoid()
     return convert_batchnorm(model) if grouped_bn else model

@@ -10,7 +10,12 @@ from pathlib import Path
 import torch
 import torch.distributed as dist
 
-from multigrid.batchnorm import GroupedBatchNorm3d, average_running_stats, group_order
+from multigrid.batchnorm import (
+    GroupedBatchNorm3d,
+    average_running_stats,
+    form_neighbours,
+    group_order,
+)
 
 __all__ = ["main"]
 
@@ -19,19 +24,29 @@ def main(rank: int, world: int, folder: Path) -> None:
     torch.set_num_threads(1)
     store = dist.FileStore(str(folder / "store"), world)
     dist.init_process_group("gloo", store=store, rank=rank, world_size=world)
-    results = []
+    results, messages = [], []
+    for sharers in (2, 4):
+        if sharers <= world:
+            messages.append(_refused(GroupedBatchNorm3d(1), torch.ones(1, 1, 1, 1, 2), sharers))
+            form_neighbours(sharers)
     for k, x, loss_weight in torch.load(folder / "cases.pt"):
         norm = GroupedBatchNorm3d(x.shape[1], dtype=x.dtype)
         norm.group_size = k
         local = x.chunk(world)[rank].requires_grad_()
         results.append(_train(norm, local, loss_weight.chunk(world)[rank]))
-    norm.group_size = 16  # more than all processes together have
-    try:
-        norm(local)
-    except ValueError as error:
-        message = str(error)
-    torch.save({"cases": results, "error": message}, folder / f"rank{rank}.pt")
+    too_many = _refused(norm, local, 16)  # more than all processes together have
+    saved = {"cases": results, "error": too_many, "unformed": messages}
+    torch.save(saved, folder / f"rank{rank}.pt")
     dist.destroy_process_group()
+
+
+def _refused(norm: GroupedBatchNorm3d, x: torch.Tensor, group_size: int) -> str:
+    norm.group_size = group_size
+    try:
+        norm(x)
+    except ValueError as error:
+        return str(error)
+    return ""
 
 
 def _train(

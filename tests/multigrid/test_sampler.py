@@ -144,7 +144,7 @@ def test_a_later_start_is_the_tail_of_the_same_stream(schedule, start):
 def test_a_batch_that_does_not_divide_is_refused(schedule):
     with pytest.raises(ValueError, match=r"4 clips .* does not divide over 8 processes") as error:
         MultigridBatchSampler(schedule, SEED, world_size=8)
-    assert "divides 4" in str(error.value)
+    assert "use 1, 2 or 4 processes, or another" in str(error.value)
 
 
 # With a loader.

@@ -1,0 +1,80 @@
+"""Running statistics of batch normalisation from many clips at once, for evaluation."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from multigrid import set_group_size
+from multigrid.batchnorm import channel_moments
+from slowfast_patches.models.dropout import set_clips
+from slowfast_patches.models.inputs import InputTransform
+from slowfast_patches.utils.distributed import World, sum_over_ranks
+
+__all__ = ["update_precise_bn"]
+
+
+@torch.no_grad()
+def update_precise_bn(
+    model: nn.Module,
+    loader: Iterable[Any],
+    transform: InputTransform,
+    world: World,
+    autocast: Callable[[], Any],
+    global_batch: int,
+) -> None:
+    """Replace the running statistics by those of the loader's clips (Wu and Johnson, 2021).
+
+    They are the mean and variance of all the values that a channel has over the mini-batches of all
+    processes. Grouped BN normalises the clips meanwhile over `global_batch` of them, on however
+    many processes; BN that is not grouped normalises each process's own.
+
+    All mini-batches are of one size, and each process's loader has as many.
+    """
+    model.train()
+    set_group_size(model, global_batch)
+    set_clips(model, None)
+    moments = {
+        norm: _Moments(norm.num_features, world.device)
+        for norm in model.modules()
+        if isinstance(norm, nn.BatchNorm3d) and norm.track_running_stats
+    }
+    hooks = [norm.register_forward_pre_hook(moment.see) for norm, moment in moments.items()]
+    try:
+        with autocast():
+            for batch in loader:
+                model(transform(batch["clips"], batch["flips"]))
+    finally:
+        for hook in hooks:
+            hook.remove()
+    for norm, moment in moments.items():
+        mean, var = moment.result()
+        assert norm.running_mean is not None
+        assert norm.running_var is not None
+        norm.running_mean.copy_(mean)
+        norm.running_var.copy_(var)
+
+
+class _Moments:
+    """Mean and variance of each channel over the inputs of a module, all of as many values.
+
+    fvcore's `update_bn_stats` takes statistics that processes share for those of the values of one
+    of them, and subtracts squares in single precision.
+    """
+
+    def __init__(self, channels: int, device: torch.device) -> None:
+        self._sums = torch.zeros(2, channels, dtype=torch.float64, device=device)
+        self._inputs = torch.zeros(1, dtype=torch.float64, device=device)
+
+    def see(self, module: nn.Module, inputs: tuple[Tensor, ...]) -> None:
+        """A forward pre-hook."""
+        self._sums += channel_moments(inputs[0])
+        self._inputs += 1
+
+    def result(self) -> tuple[Tensor, Tensor]:
+        """Over all processes; every one of them must ask."""
+        mean, square = sum_over_ranks(self._sums) / sum_over_ranks(self._inputs)
+        return mean, (square - mean.square()).clamp_(min=0)

@@ -99,7 +99,7 @@ def train(tiny_config: Callable[..., CfgNode]) -> Callable[..., Path]:
 
     def run_here(output: Path, *overrides: object) -> Path:
         with kept_logging():
-            run(tiny_config(output, *overrides), "tcp://localhost:9999")
+            run(tiny_config(output, *overrides))
         return output
 
     return run_here

@@ -48,7 +48,13 @@ _AT_LEAST_ONE = (
     "LOG_PERIOD",
 )
 
-_ABOVE_ZERO = ("MULTIGRID.EPOCH_FACTOR", "SOLVER.MAX_EPOCH", "SOLVER.BASE_LR")
+_ABOVE_ZERO = (
+    "MULTIGRID.EPOCH_FACTOR",
+    "SOLVER.MAX_EPOCH",
+    "SOLVER.BASE_LR",
+    "DIST_JOIN_SECONDS",
+    "DIST_STALL_SECONDS",
+)
 
 _STRIDE = 32
 """Pixels of the input to one of the last feature map's."""

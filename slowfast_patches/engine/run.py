@@ -23,7 +23,7 @@ from slowfast_patches.datasets.loader import build_dataset, evaluation_loader
 from slowfast_patches.engine import checkpoint
 from slowfast_patches.engine.evaluate import evaluate
 from slowfast_patches.engine.launch import check_gpus, for_processes, launch, processes_of
-from slowfast_patches.engine.monitor import setup_logging
+from slowfast_patches.engine.logs import setup_logging
 from slowfast_patches.engine.plan import format_plan, make_plan
 from slowfast_patches.engine.plan_picture import plot_plan
 from slowfast_patches.engine.train import Trainer
@@ -34,6 +34,7 @@ from slowfast_patches.models.solver import Precision
 from slowfast_patches.models.weights import check_file, load_weights
 from slowfast_patches.utils.distributed import World
 from slowfast_patches.utils.machine import machine, versions
+from slowfast_patches.utils.placement import find_placement
 
 __all__ = ["run"]
 
@@ -45,14 +46,20 @@ _LOOKED_AT = 20
 """Videos of a list of which one at least must be there."""
 
 
-def run(cfg: CfgNode, init_method: str) -> None:
+def run(cfg: CfgNode, init_method: str | None = None) -> None:
     """Check the recipe, then train and test it on all its processes.
 
     Raises:
         ValueError: the recipe cannot run as it is; said before anything is trained.
+        SystemExit: one of several processes failed, and has said why.
     """
     patching.apply()
-    recipe, cfg = cfg, for_processes(cfg)
+    launch(cfg, init_method, _main, _check)
+
+
+def _check(recipe: CfgNode) -> None:
+    """What each command that starts processes looks at before they run; the first writes too."""
+    cfg = for_processes(recipe)
     world_size = processes_of(cfg)
     check_config(cfg, world_size)
     check_gpus(cfg)
@@ -62,9 +69,8 @@ def run(cfg: CfgNode, init_method: str) -> None:
         if schedule is None:
             path, kind, section = _tested_file(cfg)
             check_file(path, kind, section=section)
-    if schedule is not None and cfg.SHARD_ID == 0 and int(os.environ.get("RANK", 0)) == 0:
+    if schedule is not None and find_placement(cfg, os.environ).first_rank == 0:
         _prepare_folder(cfg, schedule)
-    launch(recipe, init_method, _main)
 
 
 def _check_training(cfg: CfgNode, world_size: int) -> Schedule:
@@ -122,7 +128,7 @@ def _prepare_folder(cfg: CfgNode, schedule: Schedule) -> None:
 def _main(recipe: CfgNode, world: World) -> None:
     """What each process does. What was scaled for the processes is said here, in the log."""
     patching.apply()
-    setup_logging(recipe.OUTPUT_DIR if world.is_main else None)
+    setup_logging(recipe.OUTPUT_DIR, world)
     cfg = for_processes(recipe)
     torch.backends.cudnn.benchmark = True
     trainer, metrics = None, None

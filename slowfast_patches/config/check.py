@@ -283,11 +283,6 @@ def _check_crops(cfg: CfgNode) -> None:
 
 def _check_processes(cfg: CfgNode, world_size: int) -> None:
     """TRAIN.BATCH_SIZE is one machine's, so the global batch is BATCH_SIZE × NUM_SHARDS."""
-    if not 0 <= cfg.SHARD_ID < cfg.NUM_SHARDS:
-        raise ValueError(
-            f"SHARD_ID {cfg.SHARD_ID} is not one of NUM_SHARDS {cfg.NUM_SHARDS} machines, counted "
-            "from 0"
-        )
     if cfg.NUM_GPUS < 0:
         raise ValueError(f"NUM_GPUS {cfg.NUM_GPUS} is below 0; NUM_GPUS 0 is the CPU")
     clips, machines = cfg.TRAIN.BATCH_SIZE, cfg.NUM_SHARDS

@@ -24,7 +24,7 @@ from slowfast_patches.engine.launching.failing import (
     explain,
     log_failure,
 )
-from slowfast_patches.engine.launching.meeting import arrive
+from slowfast_patches.engine.launching.meeting import arrive, check_open
 from slowfast_patches.engine.launching.spawning import spawn
 from slowfast_patches.engine.launching.stores import Address, connect, host
 from slowfast_patches.engine.stopping import INTERRUPTED_STATUS, TrainingInterruptedError
@@ -43,7 +43,7 @@ __all__ = [
 ]
 
 Main = Callable[[CfgNode, World], None]
-Check = Callable[[CfgNode], None]
+Check = Callable[[CfgNode], Callable[[], None]]
 
 _FIND_SECONDS = 30.0
 """How long a process looks for the store once all have come: it is there unless its host ended."""
@@ -93,35 +93,30 @@ def _with_machines(cfg: CfgNode, placement: Placement) -> CfgNode:
     return cfg
 
 
-def _check_nothing(cfg: CfgNode) -> None:
-    """What `launch` calls before the processes run where there is nothing to check."""
-
-
-def launch(
-    cfg: CfgNode, init_method: str | None, main: Main, check: Check = _check_nothing
-) -> None:
+def launch(cfg: CfgNode, init_method: str | None, main: Main, check: Check | None = None) -> None:
     """Call `main(cfg, world)` in every process of the run and wait for them.
-
-    Before that, each command that starts processes calls `check(cfg)` once, when all of them have
-    come together: where it fails on one machine, the run ends on all.
 
     Args:
         cfg: the recipe, as loaded.
         init_method: where the processes meet: tcp://HOST:PORT of the first machine, or file://
             and a path; None where the launcher says it, or on one machine, at a free port.
         main: what each process does; to be pickled.
-        check: what is looked at before.
+        check: called with the recipe by each command that starts processes: where it fails on one
+            machine, the run ends on all. What it returns is called where rank 0 is, once all
+            processes have come together.
 
     Raises:
         ValueError: launchers contradict each other.
         SystemExit: with the exit status, where a process of several failed; it has said why.
     """
     placement = find_placement(cfg, os.environ, init_method)
-    if placement.size == 1:
-        check(cfg)
-        _run_alone(cfg, main)
-    elif status := launch_at(placement, cfg, main, check):
-        raise SystemExit(status)
+    if placement.size > 1:
+        if status := launch_at(placement, cfg, main, check):
+            raise SystemExit(status)
+        return
+    if check is not None:
+        check(cfg)()
+    _run_alone(cfg, main)
 
 
 def _run_alone(cfg: CfgNode, main: Main) -> None:
@@ -132,18 +127,21 @@ def _run_alone(cfg: CfgNode, main: Main) -> None:
         raise
 
 
-def launch_at(placement: Placement, cfg: CfgNode, main: Main, check: Check = _check_nothing) -> int:
+def launch_at(placement: Placement, cfg: CfgNode, main: Main, check: Check | None = None) -> int:
     """`launch` where several processes are placed; the exit status, after saying what was wrong."""
-    seconds, failures, server = cfg.DIST_JOIN_SECONDS, None, None
+    failures, server = None, None
     try:
         address = _meeting_place(placement)
         if placement.first_rank == 0 and address.scheme == "tcp":
             server = host(address.port)  # for as long as this function runs
             address = address._replace(port=server.port)
-        store = _connection("run", address, seconds)
+        store = _connection("run", address, cfg.DIST_JOIN_SECONDS)
+        check_open(store, placement)
         failures = Failures(store, placement, hosts=server is not None)
-        arrive(store, placement, cfg, seconds)
-        check(cfg)
+        prepare = check(cfg) if check is not None else None
+        arrive(store, placement, cfg, cfg.DIST_JOIN_SECONDS)
+        if prepare is not None and placement.first_rank == 0:
+            prepare()
     except Exception as error:
         return failures.report(error) if failures else _explain_without_store(error, placement)
     arguments = (placement, address, cfg, main)

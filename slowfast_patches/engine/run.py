@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import logging
-import os
+from collections.abc import Callable
 from datetime import UTC, datetime
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -34,7 +35,6 @@ from slowfast_patches.models.solver import Precision
 from slowfast_patches.models.weights import check_file, load_weights
 from slowfast_patches.utils.distributed import World
 from slowfast_patches.utils.machine import machine, versions
-from slowfast_patches.utils.placement import find_placement
 
 __all__ = ["run"]
 
@@ -57,8 +57,8 @@ def run(cfg: CfgNode, init_method: str | None = None) -> None:
     launch(cfg, init_method, _main, _check)
 
 
-def _check(recipe: CfgNode) -> None:
-    """What each command that starts processes looks at before they run; the first writes too."""
+def _check(recipe: CfgNode) -> Callable[[], None]:
+    """Try what can be tried before any process runs; gives what prepares OUTPUT_DIR then."""
     cfg = for_processes(recipe)
     world_size = processes_of(cfg)
     check_config(cfg, world_size)
@@ -69,8 +69,7 @@ def _check(recipe: CfgNode) -> None:
         if schedule is None:
             path, kind, section = _tested_file(cfg)
             check_file(path, kind, section=section)
-    if schedule is not None and find_placement(cfg, os.environ).first_rank == 0:
-        _prepare_folder(cfg, schedule)
+    return partial(_prepare_folder, cfg, schedule)
 
 
 def _check_training(cfg: CfgNode, world_size: int) -> Schedule:
@@ -110,9 +109,11 @@ def _count_videos(cfg: CfgNode, split: str) -> int:
     return len(videos)
 
 
-def _prepare_folder(cfg: CfgNode, schedule: Schedule) -> None:
+def _prepare_folder(cfg: CfgNode, schedule: Schedule | None) -> None:
     """OUTPUT_DIR's config.yaml, plan.txt, plan.json and plan.png, and nothing of a run before that
-    this one does not continue."""
+    this one does not continue; nothing at all where there is no training."""
+    if schedule is None:
+        return
     folder = Path(cfg.OUTPUT_DIR)
     folder.mkdir(parents=True, exist_ok=True)
     (folder / "result.json").unlink(missing_ok=True)

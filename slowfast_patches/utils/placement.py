@@ -69,12 +69,18 @@ def find_placement(
         init_method: the option of that name, if given.
 
     Raises:
-        ValueError: two launchers at once that contradict each other; what to leave out.
+        ValueError: two launchers at once that contradict each other, and what to leave out, or a
+            machine that is not one of them.
     """
     if "TORCHELASTIC_RUN_ID" in environment:
         return _under_torchrun(cfg, environment, init_method)
     if _step_tasks(environment) > 1:
         return _under_srun(cfg, environment, init_method)
+    if not 0 <= cfg.SHARD_ID < max(1, cfg.NUM_SHARDS):
+        raise ValueError(
+            f"SHARD_ID {cfg.SHARD_ID} is not one of NUM_SHARDS {cfg.NUM_SHARDS} machines, counted "
+            "from 0"
+        )
     count = max(1, cfg.NUM_GPUS)
     return Placement(
         launcher="run_net",

@@ -216,11 +216,14 @@ class Failures:
     def _describe(self, error: BaseException) -> Failure:
         lost = isinstance(error, RuntimeError) and _LOST.search(str(error)) is not None
         lost = lost and not isinstance(error, _MISTAKES)
-        text = _line(error)
+        text, status = _line(error), exit_status(error)
         if lost:
-            text = f"{self._who} has lost another process of the run ({text})".strip()
-        place = (socket.gethostname(), self._placement.terminal)
-        return Failure(self._who, *place, text, exit_status(error), lost)
+            text = f"{self._who} has lost another process of the run ({_cause(text)})"
+        elif status == _BUG:
+            text = f"{type(error).__name__}: {text}"
+        return Failure(
+            self._who, socket.gethostname(), self._placement.terminal, text, status, lost
+        )
 
     def _register(self, own: Failure) -> Failure:
         """The first failure of the run: this one, if none was before it."""
@@ -235,7 +238,10 @@ class Failures:
         elif not self._silent:
             self.echo(first or self.first())
         self._store.add("noticed", 1 if self._who else self._placement.count)
-        return own.status if first == own or first is None else first.status
+        if first == own:
+            return own.status
+        time.sleep(_LOOK_SECONDS)  # who watches the processes names the first that ends
+        return first.status if first else own.status
 
     def _wait_for_others(self) -> None:
         """The host of the store goes last, within reason: the others look there why they end."""
@@ -292,6 +298,12 @@ def _line(error: BaseException | None) -> str:
     if isinstance(error, KeyboardInterrupt):
         return "ended by hand"
     return "\n".join([str(error) or type(error).__name__, *getattr(error, "__notes__", ())])
+
+
+def _cause(text: str) -> str:
+    """What gloo says without the line of its source and its advice; the notes after it."""
+    first, *notes = text.splitlines()
+    return "; ".join([re.sub(r"^\[\S+:\d+\] ", "", first).partition(". ")[0], *notes])
 
 
 def _print(text: str) -> None:

@@ -17,7 +17,7 @@ from fvcore.common.config import CfgNode
 from slowfast_patches.engine.launching.stores import JoiningError
 from slowfast_patches.utils.placement import Placement
 
-__all__ = ["ElsewhereError", "StrangerError", "arrive"]
+__all__ = ["ElsewhereError", "StrangerError", "arrive", "check_open"]
 
 _POLL_SECONDS = 0.1
 _NAMED = 16
@@ -50,6 +50,19 @@ class _Process:
 
     def __str__(self) -> str:
         return f"process {self.pid} on {self.host}"
+
+
+def check_open(store: dist.Store, placement: Placement) -> None:
+    """Raise StrangerError if a run that is complete meets here: what fails is not for it to know.
+
+    Under torchrun it is this one, started once more.
+    """
+    first = _first(store)
+    if first is not None and placement.launcher != "torchrun" and _arrived(store) >= first.size:
+        raise StrangerError(
+            f"the run of {first} has met at {placement.address}, and is complete; give this one "
+            "another place with --init_method"
+        )
 
 
 def arrive(store: dist.Store, placement: Placement, recipe: CfgNode, seconds: float) -> None:
@@ -142,10 +155,15 @@ def _check_same(
 
 def _error(store: dist.Store, text: str) -> JoiningError:
     """The error of a process that does not fit: a run that is complete is not disturbed by it."""
-    first = _Process(**json.loads(store.get(_key(0)))) if store.check([_key(0)]) else None
+    first = _first(store)
     if first is None or _arrived(store) < first.size:
         return JoiningError(text)
     return StrangerError(f"{text}. The run of {first} is complete, and goes on without this one")
+
+
+def _first(store: dist.Store) -> _Process | None:
+    """Rank 0, once it has come."""
+    return _Process(**json.loads(store.get(_key(0)))) if store.check([_key(0)]) else None
 
 
 def _who_is_missing(store: dist.Store, size: int, seconds: float) -> str:

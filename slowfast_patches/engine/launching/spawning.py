@@ -35,7 +35,6 @@ def spawn(
     count: int,
     first_rank: int,
     failures: Failures,
-    method: str = "spawn",
 ) -> int:
     """Call `function(number, *arguments)` in `count` processes; the exit status of them all.
 
@@ -44,7 +43,7 @@ def spawn(
     SIGTERM, SIGUSR1 and SIGINT go on to the processes, which know how to stop; this waits.
     """
     context: ProcessContext = start_processes(  # type: ignore[no-untyped-call]
-        function, arguments, count, join=False, start_method=method
+        function, arguments, count, join=False, start_method="spawn"
     )
     with _forwarding(context) as received:
         try:

@@ -99,7 +99,7 @@ def train(tiny_config: Callable[..., CfgNode]) -> Callable[..., Path]:
 
     def run_here(output: Path, *overrides: object) -> Path:
         with kept_logging():
-            run(tiny_config(output, *overrides), "tcp://localhost:9999")
+            run(tiny_config(output, *overrides))
         return output
 
     return run_here
@@ -126,7 +126,10 @@ def command_line(
         monkeypatch.setattr(sys, "argv", run_net_command(tiny_recipe, output, *overrides)[1:])
         capsys.readouterr()
         with kept_logging():
-            status = module.main()
+            try:
+                status = module.main()
+            except SystemExit as end:  # one of several processes
+                status = end.code
         return status, capsys.readouterr().err
 
     return call

@@ -142,6 +142,10 @@ def _add_run(cfg: CfgNode) -> None:
     cfg.LOG_MODEL_INFO = True
     # "auto" is nccl with GPUs and gloo without.
     cfg.DIST_BACKEND = "auto"
+    # Seconds that a process of several waits for the others to come together.
+    cfg.DIST_JOIN_SECONDS = 300.0
+    # Seconds that one may wait in a collective for the others; then the run ends.
+    cfg.DIST_STALL_SECONDS = 1800.0
     # Processes that read clips for each process that trains; "auto" picks from the cores.
     cfg.DATA_LOADER.NUM_WORKERS = "auto"
 

@@ -22,6 +22,7 @@ from multigrid import (
 from slowfast_patches import patching
 from slowfast_patches.datasets.lists import list_path
 from slowfast_patches.utils.machine import available_cores
+from slowfast_patches.utils.placement import find_placement
 
 __all__ = [
     "build_dataset",
@@ -70,10 +71,13 @@ def dataset_class(name: str) -> Any:
 def cores_of_process(cfg: CfgNode) -> int:
     """Cores that one of the run's processes on this machine can count on, its workers' included.
 
-    The processes are torchrun's LOCAL_WORLD_SIZE or NUM_GPUS, and share the cores evenly.
+    The processes of a machine share its cores evenly, unless srun gave each task cores of its own.
     """
-    processes = int(os.environ.get("LOCAL_WORLD_SIZE", max(1, cfg.NUM_GPUS)))
-    return max(1, available_cores() // processes)
+    placement, cores = find_placement(cfg, os.environ), available_cores()
+    processes = placement.per_machine
+    if placement.launcher == "srun" and cores < int(os.environ.get("SLURM_CPUS_ON_NODE", 0)):
+        processes = placement.count
+    return max(1, cores // processes)
 
 
 def num_workers(cfg: CfgNode) -> int:

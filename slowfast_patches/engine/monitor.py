@@ -20,39 +20,14 @@ from multigrid import Schedule, Step
 from slowfast_patches.config.metrics import format_metrics
 from slowfast_patches.engine.forecast import Forecast
 
-__all__ = ["Clock", "Monitor", "setup_logging"]
+__all__ = ["Clock", "Monitor"]
 
 logger = logging.getLogger(__name__)
-
-_FORMAT = "%(asctime)s %(levelname)s %(message)s"
 
 _LIMIT = 0.15
 """Share of a phase's time spent waiting for data above which loading is the limit."""
 _LEAST_ITERATIONS, _LEAST_SECONDS = 10, 5.0
 """Shorter phases say nothing of what limits them."""
-
-
-def setup_logging(output_dir: str | None) -> None:
-    """Log to the terminal and to OUTPUT_DIR/train.log; warnings only without a folder.
-
-    Only the main process has a folder.
-    """
-    root = logging.getLogger()
-    for handler in list(root.handlers):
-        root.removeHandler(handler)
-        handler.close()
-    handlers: list[logging.Handler] = [logging.StreamHandler()]
-    if output_dir is not None:
-        Path(output_dir).mkdir(parents=True, exist_ok=True)
-        handlers.append(logging.FileHandler(Path(output_dir) / "train.log"))
-    logging.basicConfig(
-        level=logging.WARNING if output_dir is None else logging.INFO,
-        format=_FORMAT,
-        datefmt="%H:%M:%S",
-        handlers=handlers,
-    )
-    logging.getLogger("fvcore").setLevel(logging.WARNING)
-    logging.captureWarnings(True)
 
 
 class Clock:

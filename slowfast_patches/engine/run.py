@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import logging
-import os
+from collections.abc import Callable
 from datetime import UTC, datetime
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -23,7 +24,7 @@ from slowfast_patches.datasets.loader import build_dataset, evaluation_loader
 from slowfast_patches.engine import checkpoint
 from slowfast_patches.engine.evaluate import evaluate
 from slowfast_patches.engine.launch import check_gpus, for_processes, launch, processes_of
-from slowfast_patches.engine.monitor import setup_logging
+from slowfast_patches.engine.logs import setup_logging
 from slowfast_patches.engine.plan import format_plan, make_plan
 from slowfast_patches.engine.plan_picture import plot_plan
 from slowfast_patches.engine.train import Trainer
@@ -45,14 +46,20 @@ _LOOKED_AT = 20
 """Videos of a list of which one at least must be there."""
 
 
-def run(cfg: CfgNode, init_method: str) -> None:
+def run(cfg: CfgNode, init_method: str | None = None) -> None:
     """Check the recipe, then train and test it on all its processes.
 
     Raises:
         ValueError: the recipe cannot run as it is; said before anything is trained.
+        SystemExit: one of several processes failed, and has said why.
     """
     patching.apply()
-    recipe, cfg = cfg, for_processes(cfg)
+    launch(cfg, init_method, _main, _check)
+
+
+def _check(recipe: CfgNode) -> Callable[[], None]:
+    """Try what can be tried before any process runs; gives what prepares OUTPUT_DIR then."""
+    cfg = for_processes(recipe)
     world_size = processes_of(cfg)
     check_config(cfg, world_size)
     check_gpus(cfg)
@@ -62,9 +69,7 @@ def run(cfg: CfgNode, init_method: str) -> None:
         if schedule is None:
             path, kind, section = _tested_file(cfg)
             check_file(path, kind, section=section)
-    if schedule is not None and cfg.SHARD_ID == 0 and int(os.environ.get("RANK", 0)) == 0:
-        _prepare_folder(cfg, schedule)
-    launch(recipe, init_method, _main)
+    return partial(_prepare_folder, cfg, schedule)
 
 
 def _check_training(cfg: CfgNode, world_size: int) -> Schedule:
@@ -104,9 +109,11 @@ def _count_videos(cfg: CfgNode, split: str) -> int:
     return len(videos)
 
 
-def _prepare_folder(cfg: CfgNode, schedule: Schedule) -> None:
+def _prepare_folder(cfg: CfgNode, schedule: Schedule | None) -> None:
     """OUTPUT_DIR's config.yaml, plan.txt, plan.json and plan.png, and nothing of a run before that
-    this one does not continue."""
+    this one does not continue; nothing at all where there is no training."""
+    if schedule is None:
+        return
     folder = Path(cfg.OUTPUT_DIR)
     folder.mkdir(parents=True, exist_ok=True)
     (folder / "result.json").unlink(missing_ok=True)
@@ -122,7 +129,7 @@ def _prepare_folder(cfg: CfgNode, schedule: Schedule) -> None:
 def _main(recipe: CfgNode, world: World) -> None:
     """What each process does. What was scaled for the processes is said here, in the log."""
     patching.apply()
-    setup_logging(recipe.OUTPUT_DIR if world.is_main else None)
+    setup_logging(recipe.OUTPUT_DIR, world)
     cfg = for_processes(recipe)
     torch.backends.cudnn.benchmark = True
     trainer, metrics = None, None

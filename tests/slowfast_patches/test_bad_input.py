@@ -7,6 +7,7 @@ from pathlib import Path
 
 import pytest
 import torch
+import torch.distributed as dist
 
 from slowfast_patches.engine import checkpoint
 
@@ -88,9 +89,14 @@ def test_a_gpu_that_is_not_there(command_line: Command, tmp_path: Path):
 def test_a_batch_that_does_not_divide_over_the_processes(
     command_line: Command, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ):
-    for key, value in (("WORLD_SIZE", "3"), ("GROUP_WORLD_SIZE", "1"), ("RANK", "0")):
+    agent = dist.TCPStore("127.0.0.1", 0, is_master=True, wait_for_workers=False)
+    for key, value in (
+        *(("WORLD_SIZE", "3"), ("GROUP_WORLD_SIZE", "1"), ("RANK", "0")),
+        *(("MASTER_ADDR", "127.0.0.1"), ("MASTER_PORT", str(agent.port))),
+        *(("TORCHELASTIC_USE_AGENT_STORE", "True"), ("TORCHELASTIC_RESTART_COUNT", "0")),
+        ("TORCHELASTIC_RUN_ID", "none"),
+    ):
         monkeypatch.setenv(key, value)
-    monkeypatch.setenv("TORCHELASTIC_RUN_ID", "none")
     assert_refused(command_line(tmp_path), "4 clips", "3 processes", "TRAIN.BATCH_SIZE 6")
     monkeypatch.setenv("GROUP_WORLD_SIZE", "3")
     answer = command_line(tmp_path, "NUM_SHARDS", 2)

@@ -155,9 +155,9 @@ def test_the_cpu_is_one_process_and_torchrun_has_the_last_word(monkeypatch):
     assert for_processes(config(*ON, "NUM_GPUS", 0)).TRAIN.BATCH_SIZE == 8
     assert for_processes(config(*ON, "NUM_GPUS", 4, "NUM_SHARDS", 2)).TRAIN.BATCH_SIZE == 32
     environment = {"TORCHELASTIC_RUN_ID": "x", "WORLD_SIZE": "6", "GROUP_WORLD_SIZE": "2"}
-    for name, value in environment.items():
+    for name, value in (environment | {"RANK": "4"}).items():
         monkeypatch.setenv(name, value)
-    scaled = for_processes(config(*ON))
+    scaled = for_processes(config(*ON, "NUM_GPUS", 3))
     assert (scaled.NUM_SHARDS, scaled.TRAIN.BATCH_SIZE) == (2, 24)
     assert math.isclose(scaled.SOLVER.BASE_LR, 0.6)
 

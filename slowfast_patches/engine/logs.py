@@ -1,0 +1,52 @@
+"""Where log lines go: the terminal, and a file for each process."""
+
+from __future__ import annotations
+
+import logging
+from pathlib import Path
+
+from slowfast_patches.utils.distributed import World
+
+__all__ = ["setup_logging"]
+
+logger = logging.getLogger(__name__)
+
+_FORMAT = "%(asctime)s %(levelname)s %(message)s"
+
+
+def setup_logging(output_dir: str, world: World) -> None:
+    """Log to OUTPUT_DIR/train.log and the terminal; other ranks than 0 to files of their own.
+
+    These are OUTPUT_DIR/logs/rank_0001.log and so on, and all that those ranks write. On the
+    terminal they would repeat, once for each process, what rank 0 says there. A machine on which
+    the files cannot be written says so once, and shows their warnings on the terminal.
+    """
+    root = logging.getLogger()
+    for handler in list(root.handlers):
+        root.removeHandler(handler)
+        handler.close()
+    level, handlers, problem = logging.INFO, _handlers(Path(output_dir), world.rank), None
+    if isinstance(handlers, OSError):
+        level, handlers, problem = logging.WARNING, [logging.StreamHandler()], handlers
+    logging.basicConfig(level=level, format=_FORMAT, datefmt="%H:%M:%S", handlers=handlers)
+    logging.getLogger("fvcore").setLevel(logging.WARNING)
+    logging.captureWarnings(True)
+    if problem is not None and world.local_rank == 0:
+        logger.warning("the processes of this machine have no log files: %s", problem)
+
+
+def _handlers(folder: Path, rank: int) -> list[logging.Handler] | OSError:
+    """Of a rank; what is wrong where one other than 0 cannot write.
+
+    Raises:
+        OSError: rank 0 cannot write, and a run without a log is none.
+    """
+    path = folder / "train.log" if rank == 0 else folder / "logs" / f"rank_{rank:04d}.log"
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        file = logging.FileHandler(path, encoding="utf-8")
+    except OSError as error:
+        if rank == 0:
+            raise
+        return error
+    return [logging.StreamHandler(), file] if rank == 0 else [file]

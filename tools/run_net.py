@@ -15,7 +15,11 @@ from torch.multiprocessing.spawn import ProcessException
 
 from slowfast_patches.config import load_config
 from slowfast_patches.engine.run import run
-from slowfast_patches.engine.stopping import TrainingStoppedError
+from slowfast_patches.engine.stopping import (
+    INTERRUPTED_STATUS,
+    TrainingInterruptedError,
+    TrainingStoppedError,
+)
 
 
 def main() -> int:
@@ -39,6 +43,9 @@ def main() -> int:
             overrides += [key, str(value)]
     try:
         run(load_config(args.cfg, overrides), args.init_method)
+    except TrainingInterruptedError as error:
+        print(f"interrupted: {error}", file=sys.stderr)
+        return INTERRUPTED_STATUS
     except (ValueError, ImportError, OSError, TrainingStoppedError, ProcessException) as error:
         print(f"error: {error}", file=sys.stderr)
         return 2

@@ -93,20 +93,21 @@ def evaluate(
 
 def update_precise_bn(
     model: nn.Module,
-    loader: Any,
+    batches: Iterable[Any],
+    count: int,
     transform: InputTransform,
     autocast: Callable[[], Any],
     global_batch: int,
 ) -> None:
-    """Replace the running statistics by those of the loader's clips (Wu and Johnson, 2021).
+    """Replace the running statistics by those of `count` mini-batches (Wu and Johnson, 2021).
 
     Grouped BN normalises them over `global_batch` clips, on however many processes.
     """
     model.train()
     set_group_size(model, global_batch)
-    inputs = (transform(batch["clips"], batch["flips"]) for batch in loader)
+    inputs = (transform(batch["clips"], batch["flips"]) for batch in batches)
     with autocast():
-        update_bn_stats(model, inputs, len(loader))
+        update_bn_stats(model, inputs, count)
     average_running_stats(model)
 
 

@@ -17,7 +17,7 @@ from fvcore.common.config import CfgNode
 
 from slowfast_patches.config import load_config
 from slowfast_patches.datasets.synthetic import DemoSpec, make_demo_data
-from slowfast_patches.engine import checkpoint
+from slowfast_patches.engine import checkpoints
 from slowfast_patches.engine.run import run
 
 # What is tested here must not depend on the number of cores; runs read the variable.
@@ -197,9 +197,9 @@ class Folder:
     @property
     def checkpoint(self) -> dict:
         """The last one."""
-        path = checkpoint.last_checkpoint(self.path)
+        path = checkpoints.last_checkpoint(self.path)
         assert path is not None, f"no checkpoint in {self.path}"
-        return checkpoint.load(path)
+        return checkpoints.load(path)
 
     def metrics(self, kind: str = "train") -> list[dict]:
         """Records of metrics.jsonl: "train" or "val"."""

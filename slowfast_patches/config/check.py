@@ -138,6 +138,11 @@ def _check_values(cfg: CfgNode) -> None:
     for key in AUTO_OR_COUNT:
         if _get(cfg, key) != "auto" and _get(cfg, key) < 0:
             raise ValueError(f"{key} must be 0 or more, or auto, not {_get(cfg, key)}")
+    if cfg.TRAIN.CHECKPOINTS_KEPT < 0:
+        raise ValueError(
+            f"TRAIN.CHECKPOINTS_KEPT must be 1 or more, or 0 to keep all, not "
+            f"{cfg.TRAIN.CHECKPOINTS_KEPT}"
+        )
     for key in _ABOVE_ZERO:
         if not _get(cfg, key) > 0:
             raise ValueError(f"{key} must be above 0, not {_get(cfg, key)}")

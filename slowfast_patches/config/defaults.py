@@ -138,6 +138,8 @@ def _add_run(cfg: CfgNode) -> None:
     cfg.TRAIN.MIXED_PRECISION = False
     # In the later releases: do not continue TRAIN.CHECKPOINT_FILE_PATH; see NO_EFFECT.
     cfg.TRAIN.CHECKPOINT_EPOCH_RESET = False
+    # The last checkpoints that stay, beside those at the ends of phases; 0 keeps all.
+    cfg.TRAIN.CHECKPOINTS_KEPT = 3
     # Log the model's parameters and operations.
     cfg.LOG_MODEL_INFO = True
     # "auto" is nccl with GPUs and gloo without.

@@ -43,7 +43,7 @@ __all__ = [
 ]
 
 Main = Callable[[CfgNode, World], None]
-Check = Callable[[CfgNode], Callable[[], None]]
+Check = Callable[[CfgNode], None]
 
 _FIND_SECONDS = 30.0
 """How long a process looks for the store once all have come: it is there unless its host ended."""
@@ -102,8 +102,7 @@ def launch(cfg: CfgNode, init_method: str | None, main: Main, check: Check | Non
             and a path; None where the launcher says it, or on one machine, at a free port.
         main: what each process does; to be pickled.
         check: called with the recipe by each command that starts processes: where it fails on one
-            machine, the run ends on all. What it returns is called where rank 0 is, once all
-            processes have come together.
+            machine, the run ends on all.
 
     Raises:
         ValueError: launchers contradict each other.
@@ -115,7 +114,7 @@ def launch(cfg: CfgNode, init_method: str | None, main: Main, check: Check | Non
             raise SystemExit(status)
         return
     if check is not None:
-        check(cfg)()
+        check(cfg)
     _run_alone(cfg, main)
 
 
@@ -138,10 +137,9 @@ def launch_at(placement: Placement, cfg: CfgNode, main: Main, check: Check | Non
         store = _connection("run", address, cfg.DIST_JOIN_SECONDS)
         check_open(store, placement)
         failures = Failures(store, placement, hosts=server is not None)
-        prepare = check(cfg) if check is not None else None
+        if check is not None:
+            check(cfg)
         arrive(store, placement, cfg, cfg.DIST_JOIN_SECONDS)
-        if prepare is not None and placement.first_rank == 0:
-            prepare()
     except Exception as error:
         return failures.report(error) if failures else _explain_without_store(error, placement)
     arguments = (placement, address, cfg, main)

@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import logging
+import sys
 from pathlib import Path
 
 from slowfast_patches.utils.distributed import World
 
-__all__ = ["setup_logging"]
+__all__ = ["LogFile", "check_log_files", "setup_logging"]
 
 logger = logging.getLogger(__name__)
 
@@ -44,9 +45,34 @@ def _handlers(folder: Path, rank: int) -> list[logging.Handler] | OSError:
     path = folder / "train.log" if rank == 0 else folder / "logs" / f"rank_{rank:04d}.log"
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
-        file = logging.FileHandler(path, encoding="utf-8")
+        file = LogFile(path, encoding="utf-8")
     except OSError as error:
         if rank == 0:
             raise
         return error
     return [logging.StreamHandler(), file] if rank == 0 else [file]
+
+
+class LogFile(logging.FileHandler):
+    """Keeps the error of a record that it cannot write, for `check_log_files`.
+
+    logging's own handler prints a traceback for each record, and the program goes on.
+    """
+
+    failure: OSError | None = None
+
+    def handleError(self, record: logging.LogRecord) -> None:  # noqa: N802 (logging's name)
+        """Called by logging where a record cannot be written."""
+        error = sys.exception()
+        if not isinstance(error, OSError):
+            super().handleError(record)
+        elif self.failure is None:
+            self.failure = error
+            error.filename = self.baseFilename
+
+
+def check_log_files() -> None:
+    """Raise the OSError of a log file of this process that could not be written, if any."""
+    for handler in logging.getLogger().handlers:
+        if isinstance(handler, LogFile) and handler.failure is not None:
+            raise handler.failure

@@ -19,6 +19,7 @@ from torch.utils.tensorboard import SummaryWriter
 from multigrid import Schedule, Step
 from slowfast_patches.config.metrics import format_metrics
 from slowfast_patches.engine.forecast import Forecast
+from slowfast_patches.utils.files import written_whole
 
 __all__ = ["Clock", "Monitor"]
 
@@ -34,7 +35,8 @@ class Clock:
     """Seconds spent on each activity over the whole life of a run, restarts included."""
 
     def __init__(self, seconds: Mapping[str, float] | None = None) -> None:
-        self.seconds = {"training": 0.0, "loading": 0.0, "evaluating": 0.0} | dict(seconds or {})
+        nothing = {"training": 0.0, "loading": 0.0, "evaluating": 0.0, "saving": 0.0}
+        self.seconds = nothing | dict(seconds or {})
 
     @contextmanager
     def time(self, activity: str) -> Iterator[None]:
@@ -117,16 +119,23 @@ class Monitor:
         clock: tells what the time goes to; read, never written.
         start: iterations done before.
         advice: what to do where loading is the limit.
+        evaluation_due: the evaluation after `start` iterations is yet to come.
     """
 
     def __init__(
-        self, output_dir: str, schedule: Schedule, clock: Clock, start: int, advice: str
+        self,
+        output_dir: str,
+        schedule: Schedule,
+        clock: Clock,
+        start: int,
+        advice: str,
+        evaluation_due: bool = False,
     ) -> None:
         folder = Path(output_dir)
         self._schedule, self._clock, self._advice = schedule, clock, advice
         self._forecast = Forecast(schedule)
         self._path = folder / "metrics.jsonl"
-        _keep_lines_until(self._path, start)
+        _keep_lines_until(self._path, start, start - evaluation_due)
         self._lines = self._path.open("a", encoding="utf-8")
         self._events = SummaryWriter(str(folder / "tensorboard"), purge_step=start + 1)
         self._before, self._seen = dict(clock.seconds), dict(clock.seconds)
@@ -279,8 +288,9 @@ def _seconds_since(mark: Any, device: torch.device) -> float:
     return float(mark.elapsed_time(now)) / 1000
 
 
-def _keep_lines_until(path: Path, iteration: int) -> None:
-    """Drop the records after `iteration` iterations, and a last line that was not written whole."""
+def _keep_lines_until(path: Path, iteration: int, evaluation: int) -> None:
+    """Drop the records after `iteration` iterations, evaluations after `evaluation`, and a last
+    line that was not written whole."""
     if not path.exists():
         return
     kept = []
@@ -289,6 +299,7 @@ def _keep_lines_until(path: Path, iteration: int) -> None:
             record = simplejson.loads(line)
         except simplejson.JSONDecodeError:
             continue
-        if record["iteration"] <= iteration:
+        if record["iteration"] <= (evaluation if record["type"] == "val" else iteration):
             kept.append(line + "\n")
-    path.write_text("".join(kept), encoding="utf-8")
+    with written_whole(path) as file:
+        file.write("".join(kept).encode())

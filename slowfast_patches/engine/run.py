@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable
+import os
+import signal
+from collections.abc import Iterable
+from contextlib import nullcontext
 from datetime import UTC, datetime
-from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -20,13 +22,15 @@ from slowfast_patches.config import check_config
 from slowfast_patches.config.metrics import format_metrics, metric_names
 from slowfast_patches.config.schedule import check_world_size, schedule_from_config
 from slowfast_patches.datasets.lists import list_path, read_list
-from slowfast_patches.datasets.loader import build_dataset, evaluation_loader
-from slowfast_patches.engine import checkpoint
+from slowfast_patches.datasets.loader import build_dataset, evaluation_loader, evaluation_rounds
+from slowfast_patches.engine import checkpoints
 from slowfast_patches.engine.evaluate import evaluate
 from slowfast_patches.engine.launch import check_gpus, for_processes, launch, processes_of
-from slowfast_patches.engine.logs import setup_logging
+from slowfast_patches.engine.logs import check_log_files, setup_logging
+from slowfast_patches.engine.output_lock import held
 from slowfast_patches.engine.plan import format_plan, make_plan
 from slowfast_patches.engine.plan_picture import plot_plan
+from slowfast_patches.engine.stopping import StopRequest, TrainingInterruptedError, requeue
 from slowfast_patches.engine.train import Trainer
 from slowfast_patches.models.build import build_model
 from slowfast_patches.models.flops import check_shapes, flops_per_clip
@@ -34,7 +38,9 @@ from slowfast_patches.models.inputs import InputTransform
 from slowfast_patches.models.solver import Precision
 from slowfast_patches.models.weights import check_file, load_weights
 from slowfast_patches.utils.distributed import World
+from slowfast_patches.utils.files import written_whole
 from slowfast_patches.utils.machine import machine, versions
+from slowfast_patches.utils.placement import find_placement
 
 __all__ = ["run"]
 
@@ -57,8 +63,8 @@ def run(cfg: CfgNode, init_method: str | None = None) -> None:
     launch(cfg, init_method, _main, _check)
 
 
-def _check(recipe: CfgNode) -> Callable[[], None]:
-    """Try what can be tried before any process runs; gives what prepares OUTPUT_DIR then."""
+def _check(recipe: CfgNode) -> None:
+    """Try what can be tried before any process trains."""
     cfg = for_processes(recipe)
     world_size = processes_of(cfg)
     check_config(cfg, world_size)
@@ -69,11 +75,19 @@ def _check(recipe: CfgNode) -> Callable[[], None]:
         if schedule is None:
             path, kind, section = _tested_file(cfg)
             check_file(path, kind, section=section)
-    return partial(_prepare_folder, cfg, schedule)
+    if cfg.TRAIN.ENABLE and _starts_main(cfg):
+        with held(cfg.OUTPUT_DIR):  # refused before processes are started for nothing
+            pass
+
+
+def _starts_main(cfg: CfgNode) -> bool:
+    """Whether the main process is this one, or one that this one starts."""
+    return find_placement(cfg, os.environ).first_rank == 0
 
 
 def _check_training(cfg: CfgNode, world_size: int) -> Schedule:
-    """The schedule, after trying everything that can be tried before training."""
+    """The schedule, after trying what can be tried before training and without the checkpoints in
+    OUTPUT_DIR."""
     videos, expected = _count_videos(cfg, "train"), cfg.DATA.NUM_TRAIN_VIDEOS
     if expected and abs(videos - expected) > _TOLERANCE * expected:
         logger.warning(
@@ -86,15 +100,22 @@ def _check_training(cfg: CfgNode, world_size: int) -> Schedule:
     schedule = schedule_from_config(cfg, videos)
     check_world_size(cfg, schedule, world_size)
     check_shapes(cfg, schedule.shapes)
-    resumed = checkpoint.find_resumable(cfg, schedule.num_videos)
-    if resumed is None and cfg.TRAIN.CHECKPOINT_FILE_PATH:
+    if _starts_main(cfg):
+        _check_weights(cfg)
+    return schedule
+
+
+def _check_weights(cfg: CfgNode) -> None:
+    """Look at the file that a training starts from, where it does not continue another."""
+    if checkpoints.continues(cfg) and checkpoints.last_checkpoint(cfg.OUTPUT_DIR) is not None:
+        return
+    if cfg.TRAIN.CHECKPOINT_FILE_PATH:
         check_file(cfg.TRAIN.CHECKPOINT_FILE_PATH, cfg.TRAIN.CHECKPOINT_TYPE)
-    elif resumed is None and cfg.TRAIN.CHECKPOINT_INFLATE:
+    elif cfg.TRAIN.CHECKPOINT_INFLATE:
         raise ValueError(
             "TRAIN.CHECKPOINT_INFLATE True has nothing to inflate: set TRAIN.CHECKPOINT_FILE_PATH, "
             "or CHECKPOINT_INFLATE False to start from scratch"
         )
-    return schedule
 
 
 def _count_videos(cfg: CfgNode, split: str) -> int:
@@ -115,9 +136,9 @@ def _prepare_folder(cfg: CfgNode, schedule: Schedule | None) -> None:
     if schedule is None:
         return
     folder = Path(cfg.OUTPUT_DIR)
-    folder.mkdir(parents=True, exist_ok=True)
+    checkpoints.clean(folder)
     (folder / "result.json").unlink(missing_ok=True)
-    if not cfg.TRAIN.AUTO_RESUME and (kept := checkpoint.set_aside(folder)):
+    if not checkpoints.continues(cfg) and (kept := checkpoints.set_aside(folder)):
         logger.warning("TRAIN.AUTO_RESUME False starts over; earlier checkpoints: %s", kept)
     plan = make_plan(schedule, flops_per_clip(cfg))
     (folder / "config.yaml").write_text(cfg.dump(), encoding="utf-8")
@@ -129,21 +150,44 @@ def _prepare_folder(cfg: CfgNode, schedule: Schedule | None) -> None:
 def _main(recipe: CfgNode, world: World) -> None:
     """What each process does. What was scaled for the processes is said here, in the log."""
     patching.apply()
-    setup_logging(recipe.OUTPUT_DIR, world)
-    cfg = for_processes(recipe)
     torch.backends.cudnn.benchmark = True
-    trainer, metrics = None, None
-    if cfg.TRAIN.ENABLE:
-        trainer = Trainer(cfg, world)
-        if world.is_main:
-            if cfg.LOG_MODEL_INFO:
-                _log_model(cfg, trainer)
-            logger.info("the plan:\n%s", (Path(cfg.OUTPUT_DIR) / "plan.txt").read_text("utf-8"))
-        trainer.train()
+    if not recipe.TRAIN.ENABLE:
+        setup_logging(recipe.OUTPUT_DIR, world)
+        cfg = for_processes(recipe)
+        return _finish(cfg, world, None, _test(cfg, world, None))
+    with held(recipe.OUTPUT_DIR) if world.is_main else nullcontext():
+        setup_logging(recipe.OUTPUT_DIR, world)
+        with StopRequest(world) as stop:
+            try:
+                _train_and_test(for_processes(recipe), world, stop)
+            except TrainingInterruptedError as error:
+                if world.is_main:
+                    logger.warning("%s", error)
+                    if stop.signal == signal.SIGUSR1:  # the warning before a job's time is up
+                        requeue(os.environ)
+                raise
+
+
+def _train_and_test(cfg: CfgNode, world: World, stop: StopRequest) -> None:
+    trainer, metrics = _start(cfg, world, stop), None
+    trainer.train()
     if cfg.TEST.ENABLE:
-        metrics = _test(cfg, world, trainer)
+        with checkpoints.explain_dead_workers(cfg.OUTPUT_DIR):
+            metrics = _test(cfg, world, trainer)
+    _finish(cfg, world, trainer, metrics)
+
+
+def _start(cfg: CfgNode, world: World, stop: StopRequest) -> Trainer:
+    """What trains, where it starts from; and the folder of the run, if that is as it must be."""
+    found = checkpoints.find_resumable(cfg) if world.is_main else None
+    trainer = Trainer(cfg, world, stop, found)
     if world.is_main:
-        _write_result(cfg, world, trainer, metrics)
+        with checkpoints.writes("the plan", trainer.start, cfg.OUTPUT_DIR):
+            _prepare_folder(cfg, trainer.schedule)
+        if cfg.LOG_MODEL_INFO:
+            _log_model(cfg, trainer)
+        logger.info("the plan:\n%s", (Path(cfg.OUTPUT_DIR) / "plan.txt").read_text("utf-8"))
+    return trainer
 
 
 def _log_model(cfg: CfgNode, trainer: Trainer) -> None:
@@ -168,9 +212,13 @@ def _test(cfg: CfgNode, world: World, trainer: Trainer | None) -> dict[str, floa
         load_weights(model, path, kind=kind, complete=True, section=section)
     dataset = build_dataset(cfg, "test")
     local = max(1, cfg.TEST.BATCH_SIZE * cfg.NUM_SHARDS // world.size)
+    loader: Iterable[Any] = evaluation_loader(cfg, dataset, local, world.rank, world.size)
+    if trainer is not None:
+        rounds = evaluation_rounds(len(dataset), local, world.size)
+        loader = trainer.stop.between(loader, rounds)
     metrics = evaluate(
         model,
-        evaluation_loader(cfg, dataset, local, world.rank, world.size),
+        loader,
         InputTransform.from_config(cfg, world.device),
         world,
         num_videos=len(dataset.videos),
@@ -190,7 +238,7 @@ def _test(cfg: CfgNode, world: World, trainer: Trainer | None) -> dict[str, floa
 
 def _tested_file(cfg: CfgNode) -> tuple[str, str, str]:
     """The file whose model is tested, its CHECKPOINT_TYPE, and the section that names it."""
-    found = checkpoint.last_checkpoint(cfg.OUTPUT_DIR)
+    found = checkpoints.last_checkpoint(cfg.OUTPUT_DIR)
     if cfg.TEST.CHECKPOINT_FILE_PATH:
         return cfg.TEST.CHECKPOINT_FILE_PATH, cfg.TEST.CHECKPOINT_TYPE, "TEST"
     if found is not None:
@@ -201,6 +249,18 @@ def _tested_file(cfg: CfgNode) -> tuple[str, str, str]:
         f"nothing to test: {cfg.OUTPUT_DIR} has no checkpoint; set TEST.CHECKPOINT_FILE_PATH, or "
         "TRAIN.ENABLE True"
     )
+
+
+def _finish(
+    cfg: CfgNode, world: World, trainer: Trainer | None, metrics: dict[str, float] | None
+) -> None:
+    """Say what came of the run."""
+    if not world.is_main:
+        return
+    done = 0 if trainer is None else trainer.done
+    with checkpoints.writes("the result", done, cfg.OUTPUT_DIR):
+        _write_result(cfg, world, trainer, metrics)
+        check_log_files()
 
 
 def _write_result(
@@ -228,10 +288,8 @@ def _write_result(
         result |= {name: round(value, 4) for name, value in metrics.items()}
     folder = Path(cfg.OUTPUT_DIR)
     folder.mkdir(parents=True, exist_ok=True)
-    name = "result.json" if trainer is not None else "test.json"
-    temporary = folder / f"{name}.tmp"
-    temporary.write_text(simplejson.dumps(result, indent=2) + "\n", encoding="utf-8")
-    temporary.replace(folder / name)
+    with written_whole(folder / ("result.json" if trainer is not None else "test.json")) as file:
+        file.write((simplejson.dumps(result, indent=2) + "\n").encode())
 
 
 def _training_result(cfg: CfgNode, trainer: Trainer) -> dict[str, Any]:

@@ -9,7 +9,7 @@ import pytest
 import torch
 import torch.distributed as dist
 
-from slowfast_patches.engine import checkpoint
+from slowfast_patches.engine import checkpoints
 
 OFF = (
     *("MULTIGRID.LONG_CYCLE", False, "MULTIGRID.SHORT_CYCLE", False, "TEST.ENABLE", False),
@@ -134,7 +134,7 @@ def test_a_checkpoint_of_another_recipe_and_nothing_of_that_run_is_touched(
 
 
 def test_a_torn_checkpoint(command_line: Command, finished: Path):
-    last = checkpoint.last_checkpoint(finished)
+    last = checkpoints.last_checkpoint(finished)
     assert last is not None
     last.write_bytes(last.read_bytes()[:5000])
     assert_refused(command_line(finished), str(last), "cannot be read as a PyTorch checkpoint")

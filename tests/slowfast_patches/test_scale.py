@@ -11,7 +11,7 @@ from fvcore.common.config import CfgNode
 
 from slowfast_patches.config import load_config
 from slowfast_patches.config.scale import scale_to_processes, scaled_lengths
-from slowfast_patches.engine import checkpoint
+from slowfast_patches.engine import checkpoints
 from slowfast_patches.engine import run as run_module
 from slowfast_patches.engine.compare import make_recipes
 from slowfast_patches.engine.launch import for_processes
@@ -212,11 +212,11 @@ def plan_tool():
 def test_a_scaled_run_is_continued_on_as_many_gpus_only(tmp_path):
     there = {"cfg": scale_to_processes(config(*ON), 4).dump(), "iteration": 3}
     path = tmp_path / "c.pyth"
-    checkpoint.check_same_recipe(there, scale_to_processes(config(*ON), 4), path)
+    checkpoints.check_same_recipe(there, scale_to_processes(config(*ON), 4), path)
     with pytest.raises(ValueError, match="continue on as many as there") as caught:
-        checkpoint.check_same_recipe(there, scale_to_processes(config(*ON), 2), path)
+        checkpoints.check_same_recipe(there, scale_to_processes(config(*ON), 2), path)
     assert "TRAIN.BATCH_SIZE: 32 there, 16 here" in str(caught.value)
     # The same batch and rates, written out, on any number of GPUs.
     written = ["TRAIN.BATCH_SIZE", 32, "SOLVER.BASE_LR", 0.4, "SOLVER.WARMUP_START_LR", 0.04]
     same = config(*written, "SOLVER.COSINE_END_LR", 0.004, "NUM_GPUS", 1)
-    checkpoint.check_same_recipe(there, same, path)
+    checkpoints.check_same_recipe(there, same, path)

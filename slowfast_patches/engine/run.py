@@ -22,10 +22,12 @@ from slowfast_patches.datasets.lists import list_path, read_list
 from slowfast_patches.datasets.loader import build_dataset, evaluation_loader
 from slowfast_patches.engine import checkpoint
 from slowfast_patches.engine.evaluate import evaluate
+from slowfast_patches.engine.heartbeat import Heartbeat
 from slowfast_patches.engine.launch import check_gpus, for_processes, launch, processes_of
 from slowfast_patches.engine.monitor import setup_logging
 from slowfast_patches.engine.plan import format_plan, make_plan
 from slowfast_patches.engine.plan_picture import plot_plan
+from slowfast_patches.engine.pulse import Pulse, WatchedBatches
 from slowfast_patches.engine.train import Trainer
 from slowfast_patches.models.build import build_model
 from slowfast_patches.models.flops import check_shapes, flops_per_clip
@@ -161,17 +163,20 @@ def _test(cfg: CfgNode, world: World, trainer: Trainer | None) -> dict[str, floa
         load_weights(model, path, kind=kind, complete=True, section=section)
     dataset = build_dataset(cfg, "test")
     local = max(1, cfg.TEST.BATCH_SIZE * cfg.NUM_SHARDS // world.size)
-    metrics = evaluate(
-        model,
-        evaluation_loader(cfg, dataset, local, world.rank, world.size),
-        InputTransform.from_config(cfg, world.device),
-        world,
-        num_videos=len(dataset.videos),
-        num_classes=cfg.MODEL.NUM_CLASSES,
-        multi_label=cfg.DATA.MULTI_LABEL,
-        ensemble=cfg.DATA.ENSEMBLE_METHOD,
-        autocast=Precision(cfg, world.device).autocast,
-    )
+    loader = evaluation_loader(cfg, dataset, local, world.rank, world.size)
+    pulse = Pulse()
+    with Heartbeat(pulse, world), pulse.during("evaluating"):
+        metrics = evaluate(
+            model,
+            WatchedBatches(loader, pulse, "the test"),
+            InputTransform.from_config(cfg, world.device),
+            world,
+            num_videos=len(dataset.videos),
+            num_classes=cfg.MODEL.NUM_CLASSES,
+            multi_label=cfg.DATA.MULTI_LABEL,
+            ensemble=cfg.DATA.ENSEMBLE_METHOD,
+            autocast=Precision(cfg, world.device).autocast,
+        )
     logger.info(
         "test on %d views × %d crops: %s",
         cfg.TEST.NUM_ENSEMBLE_VIEWS,

@@ -21,9 +21,12 @@ from slowfast_patches.datasets.loader import (
     training_loader,
 )
 from slowfast_patches.engine import checkpoint
+from slowfast_patches.engine.clock import Clock
 from slowfast_patches.engine.evaluate import evaluate, update_precise_bn
+from slowfast_patches.engine.heartbeat import Heartbeat
 from slowfast_patches.engine.milestones import checkpoint_iterations, evaluation_iterations
-from slowfast_patches.engine.monitor import Clock, Monitor
+from slowfast_patches.engine.monitor import Monitor
+from slowfast_patches.engine.pulse import WatchedBatches, note_communication
 from slowfast_patches.engine.step import train_step
 from slowfast_patches.engine.unreadable import Unreadable
 from slowfast_patches.engine.window import Summary, Window
@@ -66,13 +69,19 @@ class Trainer:
         self.monitor: Monitor | None = None
 
     def train(self) -> None:
-        """Run the schedule from where it is to its end."""
+        """Run the schedule from where it is to its end, watched."""
+        with Heartbeat(self.clock.pulse, self.world):
+            self._train()
+
+    def _train(self) -> None:
         if self.world.is_main:
             advice = loading_advice(self.cfg, self.dataset)
             self.monitor = Monitor(
                 self.cfg.OUTPUT_DIR, self.schedule, self.clock, self.start, advice
             )
-        network, window = self._parallel(), Window()
+        network, window = self._parallel(), Window(self.clock)
+        if self.world.size > 1:
+            note_communication(self.clock.pulse, self.model, self.optimizer)
         for step, batch in self._batches():
             done = step.iteration + 1
             due = done % self.cfg.LOG_PERIOD == 0 or done in self.milestones
@@ -118,6 +127,8 @@ class Trainer:
             batches = iter(loader)
         phase = -1
         for step in self.schedule.steps(self.start):
+            kind = step.shape if step.iteration > self.start else None  # its workers start
+            self.clock.pulse.begin(f"iteration {step.iteration}", kind)
             with self.clock.wait(self.world.device):
                 batch: Batch = next(batches)
             assert batch["iteration"] == step.iteration, (batch["iteration"], step.iteration)
@@ -134,7 +145,7 @@ class Trainer:
         for earlier, count in summary.unreadable:
             self.unreadable.count(earlier, count)
         if self.monitor is not None:
-            self.monitor.progress(step, summary.loss, summary.top1, summary.clips)
+            self.monitor.progress(step, summary)
 
     def _evaluate(self, step: Step) -> None:
         """Validate at the baseline grid, after precise BN where the recipe asks for it."""
@@ -146,7 +157,7 @@ class Trainer:
                 )
                 update_precise_bn(
                     self.model,
-                    loader,
+                    WatchedBatches(loader, self.clock.pulse, "precise BN"),
                     self.transform,
                     self.precision.autocast,
                     self.schedule.base.batch,
@@ -171,7 +182,7 @@ class Trainer:
         )
         metrics = evaluate(
             self.model,
-            loader,
+            WatchedBatches(loader, self.clock.pulse, "the validation"),
             self.transform,
             self.world,
             num_videos=len(self.validation.videos),

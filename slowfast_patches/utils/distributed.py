@@ -10,6 +10,7 @@ from typing import TypeVar, cast
 import torch
 import torch.distributed as dist
 from torch import Tensor
+from torch.distributed.distributed_c10d import Store
 
 __all__ = ["World", "from_main", "max_over_ranks", "sum_over_ranks"]
 
@@ -21,11 +22,15 @@ _PATIENCE = timedelta(days=7)
 
 @dataclass(frozen=True)
 class World:
-    """The rank of this process, the number of processes, and the device it computes on."""
+    """The rank of this process, the number of processes, and the device it computes on.
+
+    `store` is for small messages between processes; None with one.
+    """
 
     rank: int
     size: int
     device: torch.device
+    store: Store | None = None
 
     @property
     def is_main(self) -> bool:

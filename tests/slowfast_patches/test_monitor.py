@@ -9,8 +9,9 @@ import pytest
 import torch
 
 from multigrid import Schedule, Shape, SteppedRate, make_schedule
-from slowfast_patches.engine import monitor as monitor_module
-from slowfast_patches.engine.monitor import Clock, Monitor
+from slowfast_patches.engine import clock as clock_module
+from slowfast_patches.engine.clock import Clock
+from slowfast_patches.engine.monitor import Monitor
 
 CPU, GPU = torch.device("cpu"), torch.device("cuda")
 ADVICE = "buy a faster disk"
@@ -159,7 +160,7 @@ class Event:
 @pytest.mark.parametrize(("busy", "loading"), [(0, 6), (4, 2), (6, 0), (10, 0)])
 def test_a_gpu_that_still_computes_is_not_waiting(monkeypatch, busy, loading):
     gpu = Gpu(busy_until=busy)
-    monkeypatch.setattr(monitor_module, "time", gpu)
+    monkeypatch.setattr(clock_module, "time", gpu)
     monkeypatch.setattr(torch.cuda, "Event", gpu.Event)
     clock = Clock()
     with clock.wait(GPU):

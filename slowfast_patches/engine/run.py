@@ -18,6 +18,7 @@ from slowfast_patches import patching
 from slowfast_patches.config import check_config
 from slowfast_patches.config.metrics import format_metrics, metric_names
 from slowfast_patches.config.schedule import schedule_from_config
+from slowfast_patches.datasets.in_use import reading
 from slowfast_patches.datasets.lists import list_path, read_list
 from slowfast_patches.datasets.loader import build_dataset, evaluation_loader
 from slowfast_patches.engine import checkpoint
@@ -55,10 +56,16 @@ def run(cfg: CfgNode, init_method: str) -> None:
     """
     patching.apply()
     recipe, cfg = cfg, for_processes(cfg)
-    world_size = processes_of(cfg)
-    check_config(cfg, world_size)
+    check_config(cfg, processes_of(cfg))
     check_gpus(cfg)
-    schedule = _check_training(cfg, world_size) if cfg.TRAIN.ENABLE else None
+    splits = ["train", "val"] * cfg.TRAIN.ENABLE + ["test"] * cfg.TEST.ENABLE
+    with reading([list_path(cfg, split) for split in splits]):
+        _check_and_run(recipe, cfg, init_method)
+
+
+def _check_and_run(recipe: CfgNode, cfg: CfgNode, init_method: str) -> None:
+    """Go through with the recipe; `cfg` is what it is for the processes of this run."""
+    schedule = _check_training(cfg, processes_of(cfg)) if cfg.TRAIN.ENABLE else None
     if cfg.TEST.ENABLE:
         _count_videos(cfg, "test")
         if schedule is None:

@@ -58,9 +58,14 @@ def run(cfg: CfgNode, init_method: str) -> None:
     recipe, cfg = cfg, for_processes(cfg)
     check_config(cfg, processes_of(cfg))
     check_gpus(cfg)
-    splits = ["train", "val"] * cfg.TRAIN.ENABLE + ["test"] * cfg.TEST.ENABLE
-    with reading([list_path(cfg, split) for split in splits]):
+    with reading(_lists(cfg)):
         _check_and_run(recipe, cfg, init_method)
+
+
+def _lists(cfg: CfgNode) -> list[Path]:
+    """The lists that the run reads: as it begins to train and, anew, as it begins to test."""
+    splits = ["train", "val"] * cfg.TRAIN.ENABLE + ["test"] * cfg.TEST.ENABLE
+    return [list_path(cfg, split) for split in splits]
 
 
 def _check_and_run(recipe: CfgNode, cfg: CfgNode, init_method: str) -> None:

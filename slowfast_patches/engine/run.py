@@ -6,8 +6,9 @@ import logging
 import os
 import signal
 from collections.abc import Iterable
-from contextlib import nullcontext
+from contextlib import ExitStack, nullcontext
 from datetime import UTC, datetime
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -21,15 +22,18 @@ from slowfast_patches import patching
 from slowfast_patches.config import check_config
 from slowfast_patches.config.metrics import format_metrics, metric_names
 from slowfast_patches.config.schedule import check_world_size, schedule_from_config
+from slowfast_patches.datasets.in_use import reading
 from slowfast_patches.datasets.lists import list_path, read_list
 from slowfast_patches.datasets.loader import build_dataset, evaluation_loader, evaluation_rounds
 from slowfast_patches.engine import checkpoints
 from slowfast_patches.engine.evaluate import evaluate
+from slowfast_patches.engine.heartbeat import Heartbeat
 from slowfast_patches.engine.launch import check_gpus, for_processes, launch, processes_of
 from slowfast_patches.engine.logs import check_log_files, setup_logging
 from slowfast_patches.engine.output_lock import held
 from slowfast_patches.engine.plan import format_plan, make_plan
 from slowfast_patches.engine.plan_picture import plot_plan
+from slowfast_patches.engine.pulse import Pulse, WatchedBatches
 from slowfast_patches.engine.stopping import StopRequest, TrainingInterruptedError, requeue
 from slowfast_patches.engine.train import Trainer
 from slowfast_patches.models.build import build_model
@@ -60,15 +64,17 @@ def run(cfg: CfgNode, init_method: str | None = None) -> None:
         SystemExit: one of several processes failed, and has said why.
     """
     patching.apply()
-    launch(cfg, init_method, _main, _check)
+    with ExitStack() as lists:
+        launch(cfg, init_method, _main, partial(_check, lists))
 
 
-def _check(recipe: CfgNode) -> None:
-    """Try what can be tried before any process trains."""
+def _check(lists: ExitStack, recipe: CfgNode) -> None:
+    """Try what can be tried before any process trains; `lists` keeps what is read as it is."""
     cfg = for_processes(recipe)
     world_size = processes_of(cfg)
     check_config(cfg, world_size)
     check_gpus(cfg)
+    lists.enter_context(reading(_lists(cfg)))
     schedule = _check_training(cfg, world_size) if cfg.TRAIN.ENABLE else None
     if cfg.TEST.ENABLE:
         _count_videos(cfg, "test")
@@ -78,6 +84,12 @@ def _check(recipe: CfgNode) -> None:
     if cfg.TRAIN.ENABLE and _starts_main(cfg):
         with held(cfg.OUTPUT_DIR):  # refused before processes are started for nothing
             pass
+
+
+def _lists(cfg: CfgNode) -> list[Path]:
+    """The lists that the run reads: as it begins to train and, anew, as it begins to test."""
+    splits = ["train", "val"] * cfg.TRAIN.ENABLE + ["test"] * cfg.TEST.ENABLE
+    return [list_path(cfg, split) for split in splits]
 
 
 def _starts_main(cfg: CfgNode) -> bool:
@@ -212,21 +224,24 @@ def _test(cfg: CfgNode, world: World, trainer: Trainer | None) -> dict[str, floa
         load_weights(model, path, kind=kind, complete=True, section=section)
     dataset = build_dataset(cfg, "test")
     local = max(1, cfg.TEST.BATCH_SIZE * cfg.NUM_SHARDS // world.size)
-    loader: Iterable[Any] = evaluation_loader(cfg, dataset, local, world.rank, world.size)
+    pulse = Pulse()
+    loader = evaluation_loader(cfg, dataset, local, world.rank, world.size)
+    batches: Iterable[Any] = WatchedBatches(loader, pulse, "the test")
     if trainer is not None:
         rounds = evaluation_rounds(len(dataset), local, world.size)
-        loader = trainer.stop.between(loader, rounds)
-    metrics = evaluate(
-        model,
-        loader,
-        InputTransform.from_config(cfg, world.device),
-        world,
-        num_videos=len(dataset.videos),
-        num_classes=cfg.MODEL.NUM_CLASSES,
-        multi_label=cfg.DATA.MULTI_LABEL,
-        ensemble=cfg.DATA.ENSEMBLE_METHOD,
-        autocast=Precision(cfg, world.device).autocast,
-    )
+        batches = trainer.stop.between(batches, rounds)
+    with Heartbeat(pulse, world), pulse.during("evaluating"):
+        metrics = evaluate(
+            model,
+            batches,
+            InputTransform.from_config(cfg, world.device),
+            world,
+            num_videos=len(dataset.videos),
+            num_classes=cfg.MODEL.NUM_CLASSES,
+            multi_label=cfg.DATA.MULTI_LABEL,
+            ensemble=cfg.DATA.ENSEMBLE_METHOD,
+            autocast=Precision(cfg, world.device).autocast,
+        )
     logger.info(
         "test on %d views × %d crops: %s",
         cfg.TEST.NUM_ENSEMBLE_VIEWS,

@@ -23,16 +23,19 @@ from slowfast_patches.datasets.loader import (
     training_loader,
 )
 from slowfast_patches.engine import checkpoints
+from slowfast_patches.engine.clock import Clock
 from slowfast_patches.engine.evaluate import evaluate
+from slowfast_patches.engine.heartbeat import Heartbeat
 from slowfast_patches.engine.logs import check_log_files
 from slowfast_patches.engine.milestones import (
     checkpoint_iterations,
     evaluation_iterations,
     phase_ends,
 )
-from slowfast_patches.engine.monitor import Clock, Monitor
+from slowfast_patches.engine.monitor import Monitor
 from slowfast_patches.engine.parallel import parallel
 from slowfast_patches.engine.precise_bn import update_precise_bn
+from slowfast_patches.engine.pulse import WatchedBatches, note_communication
 from slowfast_patches.engine.running_stats import buffers_of_ranks, keep_buffers, set_buffers
 from slowfast_patches.engine.step import train_step
 from slowfast_patches.engine.stopping import StopRequest, TrainingInterruptedError
@@ -90,29 +93,30 @@ class Trainer:
         )
 
     def train(self) -> None:
-        """Run the schedule from where it is to its end.
+        """Run the schedule from where it is to its end, watched.
 
         Raises:
             TrainingInterruptedError: a signal asked to stop; the state is saved.
             TrainingStoppedError: it cannot go on; says why, and from where it will.
         """
-        network, window = parallel(self.model, self.world), Window()
-        with self._guarded():
-            if self.evaluation_due:
-                self._reach(self.schedule.at(self.start - 1), self.stop.agreed())
-            for step, batch in self._batches():
-                self.stop.ask()
-                with self.clock.time("training"):
-                    window.add(
-                        step, *self._train_step(network, step, batch), len(batch["failures"])
-                    )
-                    stopping = self.stop.agreed()
-                    summary = (
-                        window.summarize(self.world) if self._reports(step, stopping) else None
-                    )
-                self._log(step, summary)
-                self._reach(step, stopping)
-            self.unreadable.finish_epochs()
+        with Heartbeat(self.clock.pulse, self.world), self._guarded():
+            self._train()
+
+    def _train(self) -> None:
+        network, window = parallel(self.model, self.world), Window(self.clock)
+        if self.world.size > 1:
+            note_communication(self.clock.pulse, self.model, self.optimizer)
+        if self.evaluation_due:
+            self._reach(self.schedule.at(self.start - 1), self.stop.agreed())
+        for step, batch in self._batches():
+            self.stop.ask()
+            with self.clock.time("training"):
+                window.add(step, *self._train_step(network, step, batch), len(batch["failures"]))
+                stopping = self.stop.agreed()
+                summary = window.summarize(self.world) if self._reports(step, stopping) else None
+            self._log(step, summary)
+            self._reach(step, stopping)
+        self.unreadable.finish_epochs()
 
     @contextmanager
     def _guarded(self) -> Iterator[None]:
@@ -191,6 +195,8 @@ class Trainer:
             batches = iter(loader)
         phase = -1
         for step in self.schedule.steps(self.start):
+            kind = step.shape if step.iteration > self.start else None  # its workers start
+            self.clock.pulse.begin(f"iteration {step.iteration}", kind)
             with self.clock.wait(self.world.device):
                 batch: Batch = next(batches)
             assert batch["iteration"] == step.iteration, (batch["iteration"], step.iteration)
@@ -210,7 +216,7 @@ class Trainer:
         if summary is not None:
             for earlier, count in summary.unreadable:
                 self.unreadable.count(earlier, count)
-            self._record(Monitor.progress, step, summary.loss, summary.top1, summary.clips)
+            self._record(Monitor.progress, step, summary)
         self._record(Monitor.observe, step)
         self.writer.check()
 
@@ -257,7 +263,7 @@ class Trainer:
         )
         update_precise_bn(
             self.model,
-            self.stop.between(loader, len(loader)),
+            self.stop.between(WatchedBatches(loader, self.clock.pulse, "precise BN"), len(loader)),
             self.transform,
             self.world,
             self.precision.autocast,
@@ -273,7 +279,8 @@ class Trainer:
         metrics = evaluate(
             self.model,
             self.stop.between(
-                loader, evaluation_rounds(len(self.validation), local, self.world.size)
+                WatchedBatches(loader, self.clock.pulse, "the validation"),
+                evaluation_rounds(len(self.validation), local, self.world.size),
             ),
             self.transform,
             self.world,

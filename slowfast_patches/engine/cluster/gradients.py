@@ -94,9 +94,7 @@ def overlapped_seconds(
 def _bucket_indices(parameters: list[nn.Parameter]) -> list[list[int]]:
     """DDP's own rule: a bucket is closed by the gradient with which it reaches its limit."""
     tensors: list[Tensor] = [parameter.detach() for parameter in parameters]
-    indices, _ = dist._compute_bucket_assignment_by_size(
-        tensors, [_FIRST_BUCKET, _BUCKET]
-    )
+    indices, _ = dist._compute_bucket_assignment_by_size(tensors, [_FIRST_BUCKET, _BUCKET])
     return list(indices)
 
 

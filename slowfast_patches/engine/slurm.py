@@ -25,20 +25,10 @@ _ALIVE = {
 """States of SLURM's jobs that have not ended."""
 
 _OWN = {
-    "array": "the runs that are asked for",
-    "cpus-per-task": "the option for cores",
-    "error": "the folder of the run",
-    "gpus-per-node": "the number of GPUs; gres or constraint choose their kind",
-    "job-name": "the job's name",
-    "nodes": "the number of machines",
-    "ntasks": "one task a machine",
-    "ntasks-per-node": "one task a machine",
-    "output": "the folder of the run",
-    "partition": "the option for the partition",
-    "signal": "the seconds of warning",
-    "time": "the option for hours",
+    *("array", "cpus-per-task", "error", "gpus-per-node", "job-name", "nodes", "ntasks"),
+    *("ntasks-per-node", "output", "partition", "requeue", "signal", "time"),
 }
-"""Options of sbatch that are set here, and what sets them."""
+"""Options of sbatch that are set here."""
 
 
 @dataclass(frozen=True)
@@ -72,8 +62,11 @@ class Slurm:
                 f"{self.warning_seconds} seconds before the end; give it more hours"
             )
         for name in self.options:
-            if (meant := name.replace("_", "-")) in _OWN:
-                raise ValueError(f"{name} is no further option of sbatch: {_OWN[meant]} sets it")
+            if name.replace("_", "-") in _OWN:
+                raise ValueError(
+                    f"{name} is no further option of sbatch: it is fixed, or has an option of its "
+                    "own here (gres or constraint choose a kind of GPU)"
+                )
 
     @property
     def minutes(self) -> int:

@@ -57,11 +57,9 @@ _KILL_WAIT = 30
 """Seconds that SLURM leaves a job after SIGTERM, requeued ones too (KillWait's default)."""
 _SAVED = (INTERRUPTED_STATUS, -signal.SIGTERM, -signal.SIGUSR1)
 """How a training ends that was asked to; one that had not begun dies of the signal."""
-_LOOK, _REPEAT = 0.5, 5.0
+_LOOK, _REPEAT = 0.2, 2.0
 """Seconds between looks at the training, and between requests to save: one that is still importing
 does not hear the first."""
-_TASK_VARIABLES = ("SLURM_PROCID", "SLURM_LOCALID", "SLURM_NTASKS", "SLURM_NPROCS")
-"""What srun says of its tasks, one a machine; the training's processes are others."""
 
 
 @dataclass
@@ -84,9 +82,11 @@ class Job:
             SystemExit: it was interrupted, has saved, and goes on when the job is started again.
         """
         job = submitit.JobEnvironment()
-        training = self._training = _Training(self.command_in(job))
+        training = _Training()
         for number in {signal.SIGTERM, signal.SIGUSR1} - {_warning_signal()}:
             signal.signal(number, lambda *_: training.ask_to_save())
+        training.start(self.command_in(job))
+        self._training = training
         try:
             status = training.wait()
         except _EndedError as ended:
@@ -149,15 +149,18 @@ class _Training:
     handler would wait for ever. WNOWAIT leaves the status for the next look.
     """
 
-    def __init__(self, command: Sequence[str]) -> None:
+    def __init__(self) -> None:
+        self._process: subprocess.Popen[bytes] | None = None
         self._asked: float | None = None
-        environment = {key: os.environ[key] for key in os.environ if key not in _TASK_VARIABLES}
-        self._process = subprocess.Popen(command, env=environment, preexec_fn=_ignore_warnings)
+
+    def start(self, command: Sequence[str]) -> None:
+        self._process = subprocess.Popen(command, preexec_fn=_ignore_warnings)
 
     def ask_to_save(self) -> None:
-        """Ask, now and again until it ends; to ask twice does not matter."""
+        """Ask, now and, where it is waited for, again until it ends; twice does not matter."""
         self._asked = time.monotonic()
-        os.kill(self._process.pid, signal.SIGUSR1)
+        if self._process is not None:
+            os.kill(self._process.pid, signal.SIGUSR1)
 
     def wait(self, seconds: float = math.inf) -> int | None:
         """The exit status, minus the signal's number if one ended it; None if it still runs then.
@@ -172,6 +175,7 @@ class _Training:
         return status
 
     def _status(self) -> int | None:
+        assert self._process is not None, "it has been started"
         ended = os.waitid(os.P_PID, self._process.pid, os.WEXITED | os.WNOHANG | os.WNOWAIT)
         if ended is None:
             return None

@@ -83,9 +83,11 @@ def load(
         **given,
         "OUTPUT_DIR": Path(recipe.OUTPUT_DIR).resolve(),
     }
-    keys = [*overrides, *(str(item) for pair in chosen.items() for item in pair)]
+    others = zip(overrides[::2], overrides[1::2], strict=True)
+    pairs = [*((key, value) for key, value in others if key not in chosen), *chosen.items()]
+    keys = tuple(str(item) for pair in pairs for item in pair)
     cfg = load_config(cfg_file, keys)
-    return Submission(cfg_file.resolve(), tuple(keys), cfg, base_shape(recipe).batch)
+    return Submission(cfg_file.resolve(), keys, cfg, base_shape(recipe).batch)
 
 
 def check(submission: Submission) -> tuple[str, list[str]]:

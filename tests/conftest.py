@@ -181,13 +181,14 @@ def load_program() -> Callable[[str], ModuleType]:
 @pytest.fixture
 def cluster(
     load_program: Callable[[str], ModuleType], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> Any:
+) -> Iterator[Any]:
     """SLURM's programs, on PATH: a `Cluster` of slowfast_patches/slurm_scripts.py."""
     scripts = load_program("tests/slowfast_patches/slurm_scripts.py")
     made = scripts.Cluster(tmp_path / "cluster")
     for name, value in made.environment.items():
         monkeypatch.setenv(name, value)
-    return made
+    yield made
+    made.close()
 
 
 class Folder:

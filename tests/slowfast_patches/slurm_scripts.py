@@ -12,6 +12,7 @@ import subprocess
 import sys
 import time
 from collections.abc import Callable
+from contextlib import suppress
 from pathlib import Path
 
 PATIENCE = 120.0
@@ -90,7 +91,9 @@ class Cluster:
         }
         if restarts:
             environment["SLURM_RESTART_COUNT"] = str(restarts)
-        self._step = subprocess.Popen(["sh", str(self.folder / "batch")], env=environment)
+        self._step = subprocess.Popen(
+            ["sh", str(self.folder / "batch")], env=environment, start_new_session=True
+        )
 
     def signal(self, *numbers: signal.Signals, machines: int = 1) -> None:
         """What SLURM sends to a step."""
@@ -98,11 +101,17 @@ class Cluster:
             for number in numbers:
                 os.kill(int((self.folder / f"started_{task}").read_text()), number)
 
-    def wait(self) -> list[int]:
+    def wait(self, seconds: float = PATIENCE) -> list[int]:
         """Exit status of each task, once all have ended."""
         assert self._step is not None
-        self._step.wait(5 * PATIENCE)
+        self._step.wait(seconds)
         return [int(path.read_text()) for path in sorted(self.folder.glob("status_*"))]
+
+    def close(self) -> None:
+        """End what a failed test left behind; all of a job is in one process group."""
+        if self._step is not None:
+            with suppress(ProcessLookupError):
+                os.killpg(self._step.pid, signal.SIGKILL)
 
     def until(self, holds: Callable[[], bool], what: str) -> None:
         """Wait until something holds."""

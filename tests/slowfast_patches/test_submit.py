@@ -43,7 +43,7 @@ def test_its_job_trains_what_run_net_trains(
     assert "job 4242 is queued" in said
     assert "Global batch: 1 × TRAIN.BATCH_SIZE 4 = 4 clips; SOLVER.BASE_LR 0.01" in said
     cluster.start()
-    assert cluster.wait() == [0], cluster.log()
+    assert cluster.wait(600) == [0], cluster.log()
     direct, ours = opened(multigrid_run).checkpoint, opened(tmp_path / "run").checkpoint
     assert ours["iteration"] == direct["iteration"]
     for name, weights in direct["model_state"].items():

@@ -10,6 +10,7 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from types import ModuleType
+from typing import Any
 
 import pytest
 import torch
@@ -178,6 +179,19 @@ def load_program() -> Callable[[str], ModuleType]:
         return module
 
     return load
+
+
+@pytest.fixture
+def cluster(
+    load_program: Callable[[str], ModuleType], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> Iterator[Any]:
+    """SLURM's programs, on PATH: a `Cluster` of slowfast_patches/slurm_scripts.py."""
+    scripts = load_program("tests/slowfast_patches/slurm_scripts.py")
+    made = scripts.Cluster(tmp_path / "cluster")
+    for name, value in made.environment.items():
+        monkeypatch.setenv(name, value)
+    yield made
+    made.close()
 
 
 class Folder:

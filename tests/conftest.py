@@ -225,3 +225,42 @@ class Folder:
 def opened() -> type[Folder]:
     """`opened(path)`: what a run left in its OUTPUT_DIR."""
     return Folder
+
+
+TIMES = ("clips_per_second", "loading_share", "seconds", "seconds_left")
+
+
+def assert_same_bits(found: object, expected: object, where: str = "") -> None:
+    if isinstance(expected, dict):
+        assert isinstance(found, dict)
+        assert found.keys() == expected.keys(), where
+        for key, value in expected.items():
+            assert_same_bits(found[key], value, f"{where}.{key}")
+    elif isinstance(expected, torch.Tensor):
+        assert torch.equal(found, expected), where
+    else:
+        assert found == expected, where
+
+
+def without_times(records: list[dict]) -> list[dict]:
+    return [{k: v for k, v in record.items() if k not in TIMES} for record in records]
+
+
+def _assert_same_run(found, expected) -> None:
+    """Everything but the time that it took."""
+    ours, theirs = found.checkpoint, expected.checkpoint
+    assert ours["iteration"] == theirs["iteration"]
+    assert_same_bits(ours["model_state"], theirs["model_state"], "model")
+    assert_same_bits(ours["optimizer_state"], theirs["optimizer_state"], "optimizer")
+    for kind in ("train", "val"):
+        assert without_times(found.metrics(kind)) == without_times(expected.metrics(kind))
+    assert found.result["top1"] == expected.result["top1"]
+    assert without_times(found.result["evaluations"]) == without_times(
+        expected.result["evaluations"]
+    )
+
+
+@pytest.fixture(scope="session")
+def assert_same_run() -> Callable[..., None]:
+    """`assert_same_run(found, expected)` of two opened folders."""
+    return _assert_same_run

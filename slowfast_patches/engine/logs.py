@@ -70,6 +70,13 @@ class LogFile(logging.FileHandler):
             self.failure = error
             error.filename = self.baseFilename
 
+    def close(self) -> None:
+        """As ever; what could not be written before cannot be now."""
+        try:
+            super().close()
+        except OSError as error:
+            self.failure = self.failure or error
+
 
 def check_log_files() -> None:
     """Raise the OSError of a log file of this process that could not be written, if any."""

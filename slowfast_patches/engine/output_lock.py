@@ -14,7 +14,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from datetime import datetime
 from pathlib import Path
-from typing import IO
+from typing import BinaryIO
 
 __all__ = ["held"]
 
@@ -39,7 +39,7 @@ def held(output_dir: str | Path) -> Iterator[None]:
     path = Path(output_dir) / _NAME
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
-        file = path.open("a+", encoding="utf-8")
+        file = path.open("a+b", buffering=0)
     except OSError as error:
         raise _unwritable(output_dir, error) from error
     with file:
@@ -55,7 +55,7 @@ def held(output_dir: str | Path) -> Iterator[None]:
                 _write(file, "")
 
 
-def _lock(file: IO[str], output_dir: str | Path) -> None:
+def _lock(file: BinaryIO, output_dir: str | Path) -> None:
     try:
         fcntl.lockf(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
     except OSError as error:
@@ -83,7 +83,7 @@ def _this_process() -> str:
     )
 
 
-def _first(file: IO[str]) -> str:
+def _first(file: BinaryIO) -> str:
     """Who holds the lock, as they wrote; they may not have written yet."""
     file.seek(0)
     try:
@@ -93,11 +93,9 @@ def _first(file: IO[str]) -> str:
         return "one that has just started"
 
 
-def _write(file: IO[str], text: str) -> None:
-    file.seek(0)
-    file.truncate()
-    file.write(text)
-    file.flush()
+def _write(file: BinaryIO, text: str) -> None:
+    file.truncate(0)
+    file.write(text.encode())
 
 
 def _unwritable(output_dir: str | Path, error: OSError) -> ValueError:

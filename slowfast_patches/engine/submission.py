@@ -17,7 +17,7 @@ from slowfast_patches import patching
 from slowfast_patches.config import check_config, load_config
 from slowfast_patches.config.schedule import base_shape
 from slowfast_patches.datasets.lists import list_path, read_list
-from slowfast_patches.engine import checkpoint
+from slowfast_patches.engine import checkpoints
 from slowfast_patches.engine.launch import for_processes, processes_of
 from slowfast_patches.engine.plan import format_plan, plan_config
 from slowfast_patches.engine.slurm import FOLDER, Slurm, batch_file, is_queued, make_executor, queue
@@ -165,7 +165,7 @@ def _look_at_folder(cfg: CfgNode) -> list[str]:
     folder = Path(cfg.OUTPUT_DIR)
     if (folder / "result.json").is_file():
         return [f"{folder} holds a finished run, which would only be tested again"]
-    found = checkpoint.last_checkpoint(folder)
+    found = checkpoints.last_checkpoint(folder)
     if found is None or not cfg.TRAIN.ENABLE:
         return []
     if cfg.TRAIN.AUTO_RESUME:

@@ -12,9 +12,9 @@ from fvcore.common.config import CfgNode
 from slowfast_patches.config import load_config
 from slowfast_patches.config.scale import scale_to_processes, scaled_lengths
 from slowfast_patches.engine import checkpoints
-from slowfast_patches.engine import run as run_module
 from slowfast_patches.engine.compare import make_recipes
 from slowfast_patches.engine.launch import for_processes
+from slowfast_patches.engine.train import Trainer
 
 ROOT = Path(__file__).parents[2]
 
@@ -177,11 +177,11 @@ def test_run_plan_and_compare_scale_alike_and_the_log_says_so(
     """The tiny recipe's 4 clips at 0.01 for two GPUs are 2 at 0.005 on the CPU."""
     trained = list[CfgNode]()
 
-    def stop(cfg: CfgNode, world: object) -> None:
-        trained.append(cfg)
+    def stop(trainer: Trainer) -> None:
+        trained.append(trainer.cfg)
         raise Stopped
 
-    monkeypatch.setattr(run_module, "Trainer", stop)
+    monkeypatch.setattr(Trainer, "train", stop)
     keys = ("SOLVER.REFERENCE_WORLD_SIZE", 2, "MULTIGRID.LONG_CYCLE", False)
     keys += ("MULTIGRID.SHORT_CYCLE", False)
     with pytest.raises(Stopped):

@@ -38,7 +38,7 @@ class Limits:
     silence: float = 30.0
     """Seconds for which a process may not be heard of."""
     tick: float = 2.0
-    """Seconds from one look to the next."""
+    """Seconds from one look to the next; more with very many processes."""
 
     def is_late(self, state: State) -> bool:
         limit = self.unknown if state.usual is None else max(self.factor * state.usual, self.least)

@@ -174,7 +174,7 @@ def test_the_worked_example_prints_what_the_document_shows(tool, tmp_path, capsy
     assert picture.read_bytes().startswith(b"\x89PNG")
     document = (ROOT / "docs" / "cluster.md").read_text(encoding="utf-8")
     _, phases, totals, rows, *_ = text.split("\n\n")
-    for line in (phases + totals + rows).splitlines():
+    for line in "\n".join((phases, totals, rows)).splitlines():
         assert line.rstrip() in document, line
 
 
@@ -286,6 +286,9 @@ TIMED = (*CLUSTER, "--step-seconds", "1")
         ([*TIMED, "--loader", "9", "--loader-cores", "3"], "leave them out"),
         ([*TIMED, "--loader-cores", "3"], "--loader FILE"),
         ([*TIMED, "TRAIN.BATCH_SIZE", "12"], "BN"),
+        ([*TIMED, "NUM_GPUS", "3"], "TRAIN.BATCH_SIZE 8 × NUM_SHARDS 1 does not divide over the 3"),
+        ([*TIMED, "NUM_SHARDS", "0"], "NUM_SHARDS must be 1 or more, not 0"),
+        ([*TIMED, "NUM_GPUS", "-1"], "NUM_GPUS -1 is below 0"),
         ([*TIMED, "--gpus", "8", "DATA.NUM_TRAIN_VIDEOS", "1"], "too short"),
         ([*CLUSTER, "--step-times", "none.json"], "none.json cannot be read"),
     ],

@@ -8,10 +8,13 @@ from types import ModuleType
 
 import pytest
 
+from multigrid import Shape
 from slowfast_patches.config import load_config
+from slowfast_patches.engine.cluster.gradients import exchange_of
 from slowfast_patches.engine.cluster.loader import clip_rate
 from slowfast_patches.engine.cluster.network import Cluster
 from slowfast_patches.engine.cluster.plan import gpu_counts, on_cluster
+from slowfast_patches.engine.cluster.times import Machine
 
 ROOT = Path(__file__).parents[2]
 KINETICS = ROOT / "configs" / "Kinetics" / "SLOWFAST_8x8_R50_MULTIGRID.yaml"
@@ -152,13 +155,16 @@ def test_too_few_iterations_and_too_small_a_batch_are_said_by_row(plan, tool, re
     assert "cannot train" in text
 
 
-def test_the_kinetics_recipe_on_128_gpus(tool, tmp_path, capsys):
+WORKED = ("TRAIN.BATCH_SIZE", 32, "SOLVER.BASE_LR", 0.05, "SOLVER.WARMUP_START_LR", 0.000125)
+"""The paper's 4 clips a GPU: docs/cluster.md works through them on 16 nodes of 8."""
+
+
+def test_the_worked_example_prints_what_the_document_shows(tool, tmp_path, capsys):
     picture = tmp_path / "cluster.png"
-    options = ("--cfg", KINETICS, "--step-seconds", 0.4, "--gpus", 128, "--gpus-per-node", 8)
-    options += ("--network", 1.25, "--plot", picture, "TRAIN.BATCH_SIZE", 32)
+    options = ("--cfg", KINETICS, "--step-seconds", 0.427, "--gpus", 128, "--gpus-per-node", 8)
+    options += ("--network", 1.25, "--plot", picture, *WORKED)
     assert tool.main([*map(str, options)]) == 0
     text = capsys.readouterr().out
-    assert "128 GPUs on 16 nodes. Network: 1.25 GB/s a node" in text
     lines = [line.split() for line in text.splitlines()]
     assert ["iterations", "32,685", "112,000", "3.43×", "fewer"] in lines
     assert any(line[:2] == ["2,048", "256"] for line in lines)
@@ -166,6 +172,21 @@ def test_the_kinetics_recipe_on_128_gpus(tool, tmp_path, capsys):
     assert "promise no accuracy" in text
     assert "each of 8 GPUs (NUM_GPUS × NUM_SHARDS)" in text
     assert picture.read_bytes().startswith(b"\x89PNG")
+    document = (ROOT / "docs" / "cluster.md").read_text(encoding="utf-8")
+    _, phases, totals, rows, *_ = text.split("\n\n")
+    for line in "\n".join((phases, totals, rows)).splitlines():
+        assert line.rstrip() in document, line
+
+
+def test_the_worked_example_by_hand():
+    """docs/cluster.md: 212.7 ms of exchange, of which the last bucket's 32.4 ms are exposed."""
+    exchange = exchange_of(load_config(KINETICS, WORKED))
+    machine = Machine(Cluster(128, 8, network=1.25e9), exchange)
+    baseline = machine.iteration(Shape(512, 32, 224), None, lambda shape: 0.427)
+    assert 1e3 * baseline.all_reduce == pytest.approx(212.7, abs=0.06)
+    assert 1e3 * baseline.exposed == pytest.approx(32.4, abs=0.06)
+    shared = machine.iteration(Shape(512, 32, 224), 8, lambda shape: 0.427)
+    assert 1e3 * shared.shared_bn == pytest.approx(8.8)
 
 
 def test_the_published_days_on_one_gpu(plan):
@@ -265,6 +286,9 @@ TIMED = (*CLUSTER, "--step-seconds", "1")
         ([*TIMED, "--loader", "9", "--loader-cores", "3"], "leave them out"),
         ([*TIMED, "--loader-cores", "3"], "--loader FILE"),
         ([*TIMED, "TRAIN.BATCH_SIZE", "12"], "BN"),
+        ([*TIMED, "NUM_GPUS", "3"], "TRAIN.BATCH_SIZE 8 × NUM_SHARDS 1 does not divide over the 3"),
+        ([*TIMED, "NUM_SHARDS", "0"], "NUM_SHARDS must be 1 or more, not 0"),
+        ([*TIMED, "NUM_GPUS", "-1"], "NUM_GPUS -1 is below 0"),
         ([*TIMED, "--gpus", "8", "DATA.NUM_TRAIN_VIDEOS", "1"], "too short"),
         ([*CLUSTER, "--step-times", "none.json"], "none.json cannot be read"),
     ],

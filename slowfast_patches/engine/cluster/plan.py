@@ -160,23 +160,37 @@ def on_cluster(cfg: CfgNode, cluster: Cluster) -> CfgNode:
     Raises:
         ValueError: clips that do not divide over the GPUs that the recipe is written for.
     """
-    reference, _ = reference_gpus(cfg)
     whole = cfg.clone()
     whole.defrost()
     if not cfg.SOLVER.REFERENCE_WORLD_SIZE:
-        # As if one machine had all the GPUs: TRAIN.BATCH_SIZE is then the global batch.
-        whole.TRAIN.BATCH_SIZE *= cfg.NUM_SHARDS
-        whole.TEST.BATCH_SIZE *= cfg.NUM_SHARDS
-        if cfg.SOLVER.BASE_LR_SCALE_NUM_SHARDS:
-            for key in ("BASE_LR", "WARMUP_START_LR", "COSINE_END_LR"):
-                whole.SOLVER[key] *= cfg.NUM_SHARDS
-            whole.SOLVER.BASE_LR_SCALE_NUM_SHARDS = False
-    whole.SOLVER.REFERENCE_WORLD_SIZE = reference
+        _put_on_one_machine(whole)
     whole.NUM_SHARDS, whole.SHARD_ID = cluster.nodes, 0
-    if cfg.NUM_GPUS:
+    if cfg.NUM_GPUS > 0:
         whole.NUM_GPUS = cluster.gpus_of_node
     whole.freeze()
     return scale_to_processes(whole, cluster.gpus)
+
+
+def _put_on_one_machine(cfg: CfgNode) -> None:
+    """Write a recipe as if one machine had all its GPUs, as SOLVER.REFERENCE_WORLD_SIZE means it:
+    TRAIN.BATCH_SIZE is then the global batch."""
+    machines, clips = cfg.NUM_SHARDS, cfg.TRAIN.BATCH_SIZE
+    if machines < 1:
+        raise ValueError(f"NUM_SHARDS must be 1 or more, not {machines}")
+    gpus, source = reference_gpus(cfg)
+    if clips * machines % gpus:
+        raise ValueError(
+            f"TRAIN.BATCH_SIZE {clips} × NUM_SHARDS {machines} does not divide over the {gpus} "
+            f"GPUs that the recipe is for ({source}); set TRAIN.BATCH_SIZE, or "
+            "SOLVER.REFERENCE_WORLD_SIZE to the GPUs that share it"
+        )
+    cfg.SOLVER.REFERENCE_WORLD_SIZE = gpus
+    cfg.TRAIN.BATCH_SIZE *= machines
+    cfg.TEST.BATCH_SIZE *= machines
+    if cfg.SOLVER.BASE_LR_SCALE_NUM_SHARDS:
+        for rate in ("BASE_LR", "WARMUP_START_LR", "COSINE_END_LR"):
+            cfg.SOLVER[rate] *= machines
+        cfg.SOLVER.BASE_LR_SCALE_NUM_SHARDS = False
 
 
 def _estimate(cfg: CfgNode, machine: Machine, num_videos: int, timing: Timing) -> Estimate:

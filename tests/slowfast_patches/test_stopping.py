@@ -21,7 +21,7 @@ from slowfast_patches.datasets import loader as loader_module
 from slowfast_patches.engine import checkpoints
 from slowfast_patches.engine import run as run_module
 from slowfast_patches.engine import train as train_module
-from slowfast_patches.engine.log_file import LogFile, check_log_files
+from slowfast_patches.engine.logs import LogFile, check_log_files
 from slowfast_patches.engine.stopping import (
     INTERRUPTED_STATUS,
     StopRequest,

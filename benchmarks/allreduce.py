@@ -73,7 +73,8 @@ def fit_ring(sizes: Sequence[int], seconds: Sequence[float]) -> Fit:
     columns = np.stack([messages / times, np.array(sizes) / times], axis=1)
     (latency, per_byte), *_ = np.linalg.lstsq(columns, np.ones(len(times)), rcond=None)
     if latency < 0:
-        latency, per_byte = 0.0, 1 / np.mean(1 / columns[:, 1])
+        bytes_per_second = columns[:, 1]
+        latency, per_byte = 0.0, bytes_per_second.sum() / (bytes_per_second @ bytes_per_second)
     return Fit(bandwidth=float(1 / per_byte), latency=float(latency))
 
 

@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import errno
+import os
 import socket
 import time
 from datetime import timedelta
-from typing import NamedTuple, cast
+from typing import NamedTuple
 from urllib.parse import urlsplit
 
 import torch.distributed as dist
@@ -86,7 +87,10 @@ def connect(address: Address, seconds: float) -> dist.Store:
     """
     if address.scheme == "env":
         found = dist.rendezvous("env://", timeout=timedelta(seconds=seconds))
-        return cast(dist.Store, next(iter(found))[0])
+        # torchrun's store outlives the processes that it starts again, and so does what they wrote:
+        # where gloo listened before they were killed, that one of them failed.
+        attempt = os.environ.get("TORCHELASTIC_RESTART_COUNT", "0")
+        return dist.PrefixStore(f"attempt_{attempt}", next(iter(found))[0])
     if address.scheme == "file":
         return _file_store(address.path)
     _wait_for_host(address, seconds)

@@ -4,6 +4,7 @@ import importlib.util
 import json
 import logging
 import os
+import socket
 import subprocess
 import sys
 from collections.abc import Callable, Iterator
@@ -144,12 +145,14 @@ def start_run_net(tiny_recipe: Path) -> Callable[..., subprocess.Popen[str]]:
         output: Path,
         *overrides: object,
         launcher: tuple[str, ...] = (),
+        working_folder: Path | None = None,
         **environment: str,
     ) -> subprocess.Popen[str]:
         python, *rest = run_net_command(tiny_recipe, output, *overrides)
         return subprocess.Popen(
             [python, *launcher, *rest],
             env=os.environ | environment,
+            cwd=working_folder,
             stdout=subprocess.DEVNULL,
             stderr=subprocess.PIPE,
             text=True,
@@ -157,6 +160,18 @@ def start_run_net(tiny_recipe: Path) -> Callable[..., subprocess.Popen[str]]:
         )
 
     return start
+
+
+@pytest.fixture(scope="session")
+def free_port() -> Callable[[], int]:
+    """`free_port()`: a port of this machine that nothing listens at."""
+
+    def find() -> int:
+        with socket.socket() as probe:
+            probe.bind(("127.0.0.1", 0))
+            return probe.getsockname()[1]
+
+    return find
 
 
 def run_net_command(recipe: Path, output: Path, *overrides: object) -> list[str]:

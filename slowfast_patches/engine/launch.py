@@ -198,7 +198,7 @@ def _process(number: int, placement: Placement, address: Address, cfg: CfgNode, 
             _connection("run", address, _FIND_SECONDS),
             placement,
             f"rank {rank}",
-            hosts=rank == 0 and not spawned,
+            hosts=rank == 0 and not spawned and address.scheme == "tcp",
             silent=spawned,
         )
         failures.watch()

@@ -3,8 +3,8 @@
 A fork has all that is imported, so that a run of several processes takes a second. A line of
 standard input is a request, and the answer a line of standard output:
 
-    {"start": {...environment}, "keys": [...], "stderr": PATH}    the number of the new process
-    {"wait": NUMBER}                                              its exit status
+    {"start": {...environment}, "keys": [...], "stdout": PATH, "stderr": PATH}    its number
+    {"wait": NUMBER}                                                              its exit status
 
 DEED in the environment says what the run does (`_deed`), SPAWN that the command spawns two
 processes by forking, or, if it is "spawn", in earnest.
@@ -25,7 +25,7 @@ from fvcore.common.config import CfgNode
 from torch.utils.data import DataLoader
 
 from slowfast_patches.config import load_config
-from slowfast_patches.engine.launch import launch, launch_at
+from slowfast_patches.engine.launch import explain_once, launch, launch_at
 from slowfast_patches.engine.launching import spawning
 from slowfast_patches.engine.logs import setup_logging
 from slowfast_patches.engine.stopping import TrainingInterruptedError, TrainingStoppedError
@@ -41,7 +41,7 @@ class Sleeping(torch.utils.data.Dataset):
         return 1
 
     def __getitem__(self, number: int) -> int:
-        print("worker", flush=True)
+        os.write(1, b"worker\n")
         time.sleep(DEADLINE)
         return number
 
@@ -66,7 +66,7 @@ def _deed(name: str, folder: Path, world: World) -> None:
         signal.signal(signal.SIGINT, signal.SIG_IGN)
         next(iter(DataLoader(Sleeping(), num_workers=1)))
     if name == "sleep":
-        print("asleep", flush=True)
+        os.write(1, b"asleep\n")
         time.sleep(DEADLINE)
     if world.rank == 1:
         if name == "mistake":
@@ -116,6 +116,8 @@ def start(request: dict) -> int:
         status = command(request["keys"])
     except SystemExit as end:
         status = end.code
+    except Exception as error:
+        status = explain_once(error)
     finally:
         os._exit(status)
 

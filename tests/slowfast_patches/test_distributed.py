@@ -2,7 +2,6 @@
 
 import re
 import shutil
-import socket
 import subprocess
 from collections.abc import Callable
 from functools import partial
@@ -30,12 +29,6 @@ def data(demo_data: Path, tmp_path_factory: pytest.TempPathFactory) -> tuple[obj
     lines[5] = f"{folder / 'broken.mp4'} {lines[5].split()[-1]}"
     (folder / "train.csv").write_text("\n".join(lines) + "\n")
     return ("DATA.PATH_TO_DATA_DIR", folder, "DATA.PATH_PREFIX", demo_data)
-
-
-def free_port() -> int:
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        return probe.getsockname()[1]
 
 
 @pytest.fixture(scope="module")
@@ -69,25 +62,30 @@ def assert_same_training(found, expected) -> None:
 
 def test_two_machines_of_one_process_train_what_one_process_does(
     start_run_net: Callable[..., subprocess.Popen[str]],
+    free_port: Callable[[], int],
     data: tuple[object, ...],
     one_process: Path,
     tmp_path: Path,
     opened: type,
 ):
+    """Each has a folder of the recipe's name for itself, as where machines share no files."""
     address = ("--init_method", f"tcp://127.0.0.1:{free_port()}", "--num_shards", 2)
-    folders = [tmp_path / "first", tmp_path / "second"]
     keys = (*OPTIONS, *data, "TRAIN.BATCH_SIZE", 2, *address)
-    processes = [
-        start_run_net(folder, *keys, "--shard_id", shard, GLOO_SOCKET_IFNAME="lo")
-        for shard, folder in enumerate(folders)
-    ]
+    folders = [tmp_path / "first", tmp_path / "second"]
+    processes = []
+    for shard, folder in enumerate(folders):
+        folder.mkdir()
+        start = partial(start_run_net, working_folder=folder, GLOO_SOCKET_IFNAME="lo")
+        processes.append(start(Path("out"), *keys, "--shard_id", shard))
     wait_for(*processes)
-    assert_same_training(opened(folders[0]), opened(one_process))
-    assert not folders[1].exists(), "only the first process writes"
+    assert_same_training(opened(folders[0] / "out"), opened(one_process))
+    written = [path.name for path in (folders[1] / "out").rglob("*")]
+    assert sorted(written) == ["logs", "rank_0001.log"], "only the first process writes"
 
 
 def test_torchrun_trains_what_one_process_does(
     start_run_net: Callable[..., subprocess.Popen[str]],
+    free_port: Callable[[], int],
     data: tuple[object, ...],
     one_process: Path,
     tmp_path: Path,

@@ -232,11 +232,11 @@ class Failures:
 
     def _tell(self, error: BaseException, own: Failure) -> int:
         """Register a failure, say it where it is the first, and let the others know; the status."""
-        first = None if isinstance(error, ElsewhereError) else self._register(own)
+        first = self.first() if isinstance(error, ElsewhereError) else self._register(own)
         if first == own and not own.lost:
             explain(error, self._who)
         elif not self._silent:
-            self.echo(first or self.first())
+            self.echo(first)
         self._store.add("noticed", 1 if self._who else self._placement.count)
         if first == own:
             return own.status
@@ -247,7 +247,7 @@ class Failures:
         """The host of the store goes last, within reason: the others look there why they end."""
         if self._hosts:
             there = self._store.add("arrived", 0)
-            self._wait_for("noticed", there, time.monotonic() + 2 * GRACE_SECONDS)
+            self._wait_for("noticed", there, time.monotonic() + GRACE_SECONDS + 2 * _LOOK_SECONDS)
 
     def _wait_for(self, name: str, count: int, deadline: float) -> None:
         while self._store.add(name, 0) < count and time.monotonic() < deadline:

@@ -7,6 +7,7 @@ import json
 import os
 import socket
 import time
+import uuid
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import asdict, dataclass
 from typing import Any
@@ -41,12 +42,14 @@ class StrangerError(JoiningError):
 
 @dataclass(frozen=True)
 class _Process:
-    """What a process says of itself on arrival."""
+    """What a process says of itself on arrival; `token` is its alone, as numbers of processes are
+    not in containers."""
 
     host: str
     pid: int
     size: int
     digest: str
+    token: str
 
     def __str__(self) -> str:
         return f"process {self.pid} on {self.host}"
@@ -83,7 +86,9 @@ def arrive(store: dist.Store, placement: Placement, recipe: CfgNode, seconds: fl
     deadline = time.monotonic() + seconds
     keys = dict(sorted(_leaves(recipe)))
     digest = hashlib.sha256(json.dumps(keys).encode()).hexdigest()
-    process = _Process(socket.gethostname(), os.getpid(), placement.size, digest)
+    process = _Process(
+        socket.gethostname(), os.getpid(), placement.size, digest, token=uuid.uuid4().hex
+    )
     for rank in range(placement.first_rank, placement.first_rank + placement.count):
         _claim(store, placement, rank, process)
     if placement.first_rank == 0:

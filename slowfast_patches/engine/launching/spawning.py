@@ -26,6 +26,8 @@ from slowfast_patches.engine.stopping import INTERRUPTED_STATUS
 __all__ = ["spawn"]
 
 _FORWARDED = (signal.SIGTERM, signal.SIGUSR1, signal.SIGINT)
+_PATIENCE = 2 * GRACE_SECONDS
+"""What the processes have to end by themselves, in seconds, once one has failed."""
 _ENDED_BY_US = (signal.SIGTERM, signal.SIGKILL)
 
 
@@ -47,7 +49,7 @@ def spawn(
     )
     with _forwarding(context) as received:
         try:
-            while not context.join(grace_period=GRACE_SECONDS):
+            while not context.join(grace_period=_PATIENCE):
                 pass
         except ProcessException as error:
             return _status(error, context, first_rank, failures, received)

@@ -7,6 +7,7 @@ import os
 import socket
 import time
 from datetime import timedelta
+from pathlib import Path
 from typing import NamedTuple
 from urllib.parse import urlsplit
 
@@ -95,18 +96,31 @@ def connect(address: Address, seconds: float) -> dist.Store:
         return _file_store(address.path)
     _wait_for_host(address, seconds)
     try:
-        return dist.TCPStore(address.host, address.port, wait_for_workers=False, timeout=_OPERATION)
+        store = dist.TCPStore(
+            address.host,
+            address.port,
+            wait_for_workers=False,
+            timeout=timedelta(seconds=seconds),
+        )
     except dist.DistError as error:
         raise JoiningError(
             f"what answers at {address} is no process of this run: {str(error).splitlines()[0]}"
         ) from error
+    store.set_timeout(_OPERATION)
+    return store
 
 
 def _file_store(path: str) -> dist.Store:
-    try:
-        return dist.FileStore(path)
-    except RuntimeError as error:
-        raise JoiningError(f"--init_method file://{path}: {str(error).splitlines()[0]}") from error
+    """torch would wait for minutes for a folder that is not there."""
+    folder = Path(path).parent
+    if not folder.is_dir() or not os.access(folder, os.W_OK):
+        raise JoiningError(
+            f"--init_method file://{path}: {folder} is no folder that this machine "
+            f"({socket.gethostname()}) can write to"
+        )
+    store = dist.FileStore(path)
+    store.set_timeout(_OPERATION)
+    return store
 
 
 def _wait_for_host(address: Address, seconds: float) -> None:

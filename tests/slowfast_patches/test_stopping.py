@@ -207,9 +207,9 @@ def test_stopped_in_a_step_in_evaluations_and_in_the_test_it_ends_as_if_never_st
             train(tmp_path)
         return opened(tmp_path).checkpoint
 
-    step = at_iteration(9, ask(signal.SIGTERM))  # while the tenth is done: the next is the last
+    step = at_iteration(10, ask(signal.SIGTERM))  # in the eleventh: the next is the last
     content = stopped("SIGTERM", Trainer, "_train_step", step)
-    assert (content["iteration"], content["evaluation_due"]) == (11, False)
+    assert (content["iteration"], content["evaluation_due"]) == (12, False)
     *before_due, due, _ = opened(multigrid_run).metrics("val")
     for number, function in (
         (signal.SIGUSR1, "update_precise_bn"),

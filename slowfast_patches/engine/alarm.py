@@ -65,13 +65,15 @@ class Alarm:
         self._subject: tuple[int, str] | None = None
         """The rank and the name of the piece of work that takes too long."""
         self._began, self._said_at = 0.0, 0.0
+        self._over = set[str]()
+        """Pieces of work that went on, while what a rank said before may still say otherwise."""
 
     def look(self, heard: Mapping[int, Heard], now: float) -> None:
         """Say what there is to say of what was heard of each rank; `now` is in seconds."""
         heard = {rank: h for rank, h in heard.items() if h.state.activity != "done"}
         self._settle(heard, now)
         silent = {rank for rank, (_, age) in heard.items() if age > self._limits.silence}
-        late = [r for r, (s, _) in heard.items() if r not in silent and self._limits.is_late(s)]
+        late = self._late({rank: s for rank, (s, _) in heard.items() if rank not in silent})
         waiting = {r for r, (s, _) in heard.items() if s.activity == "communicating"} - silent
         to_blame = heard.keys() - waiting or waiting
         if not late or to_blame.isdisjoint(silent.union(late)):
@@ -83,6 +85,12 @@ class Alarm:
             self._began = now - state.seconds
             logger.warning("%s: %s", _how_long(state), _who(heard, silent, state.name))
 
+    def _late(self, states: Mapping[int, State]) -> list[int]:
+        """The ranks that are late, but for what is known to be over."""
+        late = [rank for rank, state in states.items() if self._limits.is_late(state)]
+        self._over &= {states[rank].name for rank in late}
+        return [rank for rank in late if states[rank].name not in self._over]
+
     def _settle(self, heard: Mapping[int, Heard], now: float) -> None:
         """Say that what took so long is over, once it is."""
         if self._subject is None:
@@ -90,6 +98,7 @@ class Alarm:
         rank, name = self._subject
         if rank not in heard or heard[rank].state.name != name:
             logger.info("%s went on after %.0f s", name, now - self._began)
+            self._over.add(name)
             self._subject = None
 
 

@@ -28,23 +28,25 @@ class Events:
     runs "." and "seconds": choose one of the two, and "step" as the horizontal axis. Phases are
     over iterations alone.
 
-    A continued run draws nothing twice: TensorBoard drops what it is told was after the checkpoint.
-    The second in which the checkpoint was made has records from before and after it, so that second
-    is dropped whole, and what was before drawn again.
+    A continued run draws nothing twice: TensorBoard drops what has a step from the checkpoint's on,
+    and those of the records kept that have that very step, or second, are drawn again. At it, there
+    may be others: an evaluation that is yet to come, or what else happened in that second.
 
     Args:
         folder: of the events; made if need be.
         start: iterations done before.
         seconds: of training before.
-        kept: the records of metrics.jsonl from before.
+        kept: the records of metrics.jsonl from before, none of them of a later iteration.
     """
 
     def __init__(
         self, folder: Path, start: int, seconds: float, kept: Iterable[Mapping[str, Any]]
     ) -> None:
-        self._iterations = SummaryWriter(str(folder), purge_step=start + 1)
+        self._iterations = SummaryWriter(str(folder), purge_step=start)
         self._seconds = SummaryWriter(str(folder / "seconds"), purge_step=int(seconds))
         for record in kept:
+            if record["iteration"] == start:
+                self._add(self._iterations, record, start)
             if _has_time(record) and int(record["seconds"]) >= int(seconds):
                 self._add(self._seconds, record, int(record["seconds"]))
 

@@ -40,11 +40,21 @@ def train(
     seconds: float = 0.3,
     bn_size: int | None = 4,
     top1: float | None = 25.0,
+    evaluation_due: bool = False,
 ) -> None:
-    """A run from one iteration to another, each of so many seconds, reported every second one."""
+    """A run from one iteration to another, each of so many seconds, reported every second one and
+    evaluated every tenth."""
     folder.mkdir(exist_ok=True)
     clock = Clock({"training": start * seconds})
-    monitor = Monitor(str(folder), schedule(bn_size), clock, start, "")
+    monitor = Monitor(str(folder), schedule(bn_size), clock, start, "", evaluation_due)
+
+    def evaluate(done: int) -> None:
+        record = {"iteration": done, "epoch": done, "seconds": round(clock.working, 3)}
+        name = "map" if top1 is None else "top1"
+        monitor.evaluated({**record, name: loss}, {name: loss})
+
+    if evaluation_due:
+        evaluate(start)
     for step in schedule(bn_size).steps(start, stop):
         clock.seconds["training"] += seconds
         done = step.iteration + 1
@@ -52,9 +62,7 @@ def train(
             spent = [(1.0, 0.0), (0.75, 0.25)]
             monitor.progress(step, Summary(loss, 16, top1, [], spent))
         if done % 10 == 0:
-            record = {"iteration": done, "epoch": done, "seconds": round(clock.working, 3)}
-            name = "map" if top1 is None else "top1"
-            monitor.evaluated({**record, name: loss}, {name: loss})
+            evaluate(done)
         monitor.observe(step)
     monitor.close()
 
@@ -98,6 +106,17 @@ def test_a_continued_run_draws_nothing_twice_and_loses_nothing(tmp_path: Path, s
         found, expected = curves(tmp_path / "killed" / name), curves(tmp_path / "plain" / name)
         assert found == {tag: expected[tag] for tag in found}
         assert found.keys() == expected.keys()
+
+
+def test_an_evaluation_that_is_done_again_is_drawn_once(tmp_path: Path):
+    """The checkpoint after iteration 20 was made before the evaluation, and continued twice."""
+    train(tmp_path, 0, 20, loss=2.0)
+    for loss in (3.0, 4.0):
+        train(tmp_path, 20, 22, loss=loss, evaluation_due=True)
+    for name, steps in (("tensorboard", (10, 20, 22)), ("tensorboard/seconds", (3, 6, 6))):
+        found = curves(tmp_path / name)
+        assert found["val/top1"] == [(steps[0], 2), (steps[1], 4)]
+        assert found["train/loss"][-2:] == [(steps[1], 2), (steps[2], 4)]
 
 
 def test_what_comes_after_a_checkpoint_is_the_continued_runs(tmp_path: Path):

@@ -209,6 +209,21 @@ def test_who_waits_for_work_that_takes_its_time_says_nothing(caplog):
     ]
 
 
+def test_what_is_over_is_not_taken_up_again_by_a_rank_that_is_not_up_to_date(caplog):
+    alarm, late = Alarm(Limits()), heard(("communicating", 60.0), ("loading", 60.0))
+    alarm.look(late, 100.0)
+    on_time = heard(("training", 1.0), ("training", 1.0), name="iteration 813")
+    for now, ranks in enumerate([on_time[0], on_time[0]], start=102):
+        alarm.look({0: ranks, 1: late[1]}, float(now))
+    alarm.look(on_time, 104.0)
+    assert [line.split(":")[0] for line in said(caplog)] == [
+        "iteration 812 has taken 60 s, 15 times the median of 4 s",
+        "iteration 812 went on after 62 s",
+    ]
+    alarm.look(late, 300.0)  # work of the same name, later, is late again
+    assert len(said(caplog)) == 3
+
+
 def test_where_all_wait_the_network_is_to_blame(caplog):
     Alarm(Limits()).look(heard(*[("communicating", 41.0)] * 2), 100.0)
     assert said(caplog)[0].endswith(": ranks 0-1 wait in communication")

@@ -13,6 +13,7 @@ from contextlib import contextmanager
 from pathlib import Path
 
 import pytest
+from fvcore.common.config import CfgNode
 
 from slowfast_patches.datasets.in_use import JOURNAL, hold_alone, reading
 from slowfast_patches.datasets.preparing.lists import VideoList
@@ -111,7 +112,8 @@ def test_a_run_holds_its_lists_for_as_long_as_it_lasts(
 ):
     refused = []
 
-    def launch(*_: object) -> None:
+    def launch(cfg: CfgNode, init_method: str, main: Callable, check: Callable) -> None:
+        check(cfg)
         with pytest.raises(ValueError, match="a training or an evaluation reads"):
             hold_alone(folder)
         refused.append(True)

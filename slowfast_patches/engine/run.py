@@ -172,11 +172,9 @@ def _main(recipe: CfgNode, world: World) -> None:
         with StopRequest(world) as stop:
             try:
                 _train_and_test(for_processes(recipe), world, stop)
-            except TrainingInterruptedError as error:
-                if world.is_main:
-                    logger.warning("%s", error)
-                    if stop.signal == signal.SIGUSR1:  # the warning before a job's time is up
-                        requeue(os.environ)
+            except TrainingInterruptedError:
+                if world.is_main and stop.signal == signal.SIGUSR1:
+                    requeue(os.environ)  # the warning before a job's time is up
                 raise
 
 

@@ -1,11 +1,7 @@
-"""Stopped and continued is the same as never stopped, bit for bit."""
+"""Stopped and continued is the same as never stopped, bit for bit; tests/faults kills for it."""
 
-import os
 import re
 import shutil
-import signal
-import subprocess
-import time
 from collections.abc import Callable
 from pathlib import Path
 
@@ -17,38 +13,6 @@ from slowfast_patches.engine.train import Trainer
 
 class Stopped(BaseException):
     """Stands in for whatever ends a process."""
-
-
-def kill_after_checkpoint(process: subprocess.Popen[str], folder: Path) -> None:
-    """SIGKILL once the first checkpoint is there and two more iterations were logged."""
-    metrics, deadline, limit = folder / "metrics.jsonl", time.monotonic() + 120, None
-    while time.monotonic() < deadline and process.poll() is None:
-        lines = metrics.read_text().count('"train"') if metrics.exists() else 0
-        if limit is None and list(folder.glob("checkpoints/*.pyth")):
-            limit = lines + 2
-        if limit is not None and lines >= limit:
-            os.killpg(process.pid, signal.SIGKILL)
-            break
-        time.sleep(0.01)
-    process.communicate()
-    assert process.returncode == -signal.SIGKILL, "it ended before it could be killed"
-
-
-def test_killed_and_run_again_is_as_if_never_killed(
-    start_run_net: Callable[..., subprocess.Popen[str]],
-    multigrid_run: Path,
-    tmp_path: Path,
-    opened: type,
-    assert_same_run: Callable[..., None],
-):
-    workers = ("DATA_LOADER.NUM_WORKERS", 1)
-    kill_after_checkpoint(start_run_net(tmp_path, *workers), tmp_path)
-    assert not (tmp_path / "result.json").exists()
-    process = start_run_net(tmp_path, *workers)
-    error = process.communicate()[1]
-    assert process.returncode == 0, error
-    assert "continuing after iteration" in opened(tmp_path).log
-    assert_same_run(opened(tmp_path), opened(multigrid_run))
 
 
 def test_stopped_twice_in_the_middle_of_epoch_phase_and_short_cycle(

@@ -287,7 +287,7 @@ class Failures:
 def _text(error: BaseException, who: str, status: int) -> str:
     before = f"{who}: " if who else ""
     if status == INTERRUPTED_STATUS:
-        return str(error)
+        return f"interrupted: {error}"
     if status == _BUG:
         return f"error: {before}{''.join(traceback.format_exception(error))}".rstrip()
     return f"error: {before}{_line(error)}"

@@ -145,14 +145,12 @@ def start_run_net(tiny_recipe: Path) -> Callable[..., subprocess.Popen[str]]:
         output: Path,
         *overrides: object,
         launcher: tuple[str, ...] = (),
-        working_folder: Path | None = None,
         **environment: str,
     ) -> subprocess.Popen[str]:
         python, *rest = run_net_command(tiny_recipe, output, *overrides)
         return subprocess.Popen(
             [python, *launcher, *rest],
             env=os.environ | environment,
-            cwd=working_folder,
             stdout=subprocess.DEVNULL,
             stderr=subprocess.PIPE,
             text=True,
@@ -160,6 +158,47 @@ def start_run_net(tiny_recipe: Path) -> Callable[..., subprocess.Popen[str]]:
         )
 
     return start
+
+
+class Commands:
+    """Commands that start runs, in forks of a process that has imported everything."""
+
+    def __init__(self, process: subprocess.Popen[str]) -> None:
+        self.process = process
+        self.terminals: dict[int, Path] = {}
+
+    def ask(self, **request: object) -> int:
+        assert self.process.stdin is not None
+        assert self.process.stdout is not None
+        self.process.stdin.write(json.dumps(request) + "\n")
+        self.process.stdin.flush()
+        return json.loads(self.process.stdout.readline())
+
+    def start(
+        self, folder: Path, *arguments: object, stdout: str = os.devnull, **environment: str
+    ) -> int:
+        """Start one in a folder, where its terminal is a file; its number."""
+        terminal = folder / f"terminal_{len(self.terminals)}"
+        files = {"folder": str(folder), "stdout": stdout, "stderr": str(terminal)}
+        start = {"GLOO_SOCKET_IFNAME": "lo"} | environment
+        number = self.ask(start=start, arguments=list(map(str, arguments)), **files)
+        self.terminals[number] = terminal
+        return number
+
+    def wait(self, number: int) -> tuple[int, str]:
+        """Its exit status and what it wrote to the terminal, once it has ended."""
+        return self.ask(wait=number), self.terminals[number].read_text()
+
+
+@pytest.fixture(scope="module")
+def commands() -> Iterator[Commands]:
+    """Starts commands without the seconds that a new process takes to import torch."""
+    worker = Path(__file__).parent / "slowfast_patches" / "launch_worker.py"
+    pipes = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE}
+    with subprocess.Popen([sys.executable, str(worker)], **pipes, text=True) as process:
+        yield Commands(process)
+        assert process.stdin is not None
+        process.stdin.close()
 
 
 @pytest.fixture(scope="session")

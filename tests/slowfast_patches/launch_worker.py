@@ -1,16 +1,17 @@
-"""Starts the commands of runs whose processes do as they are told, each in a fork of this process.
+"""Starts the commands of runs, each in a fork of this process, which has imported everything.
 
-A fork has all that is imported, so that a run of several processes takes a second. A line of
-standard input is a request, and the answer a line of standard output:
+A line of standard input is a request, and the answer a line of standard output:
 
-    {"start": {...environment}, "keys": [...], "stdout": PATH, "stderr": PATH}    its number
-    {"wait": NUMBER}                                                              its exit status
-
-DEED in the environment says what the run does (`_deed`), SPAWN that the command spawns two
-processes by forking, or, if it is "spawn", in earnest.
+    {"start": ENVIRONMENT, "arguments": [...], "stdout": FILE, "stderr": FILE, "folder": FOLDER}
+        a command; its number. Its arguments are those of tools/run_net.py, or with DEED in the
+        environment KEY VALUE pairs of a run that does as `_deed` says. With SPAWN, that one spawns
+        two processes by forking, or, if it is "spawn", in earnest.
+    {"wait": NUMBER}
+        its exit status, once it has ended
 """
 
 import functools
+import importlib.util
 import json
 import os
 import signal
@@ -28,11 +29,12 @@ from slowfast_patches.config import load_config
 from slowfast_patches.engine.launch import explain_once, launch, launch_at
 from slowfast_patches.engine.launching import spawning
 from slowfast_patches.engine.logs import setup_logging
+from slowfast_patches.engine.run import run as _  # noqa: F401  what run_net.py imports
 from slowfast_patches.engine.stopping import TrainingInterruptedError, TrainingStoppedError
 from slowfast_patches.utils.distributed import World
 from slowfast_patches.utils.placement import Placement
 
-DEADLINE = 120
+DEADLINE = 240
 """Seconds after which any process ends, whatever it waits for."""
 
 
@@ -104,16 +106,27 @@ def command(keys: list[object]) -> int:
     return launch_at(Placement("run_net", 2, 1, 0, 0, 0, 2, address), cfg, main, check)
 
 
+def run_net(arguments: list[str]) -> int:
+    path = Path(__file__).parents[2] / "tools" / "run_net.py"
+    spec = importlib.util.spec_from_file_location("run_net", path)
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    sys.argv = [str(path), *arguments]
+    return module.main()
+
+
 def start(request: dict) -> int:
     if number := os.fork():
         return number
     status = 70
     try:
         signal.alarm(DEADLINE)
+        os.chdir(request["folder"])
         os.dup2(os.open(request["stdout"], os.O_WRONLY | os.O_CREAT | os.O_APPEND), 1)
         os.dup2(os.open(request["stderr"], os.O_WRONLY | os.O_CREAT | os.O_APPEND), 2)
         os.environ.update(request["start"])
-        status = command(request["keys"])
+        run = command if "DEED" in os.environ else run_net
+        status = run(request["arguments"])
     except SystemExit as end:
         status = end.code
     except Exception as error:

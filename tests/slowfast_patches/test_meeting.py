@@ -35,11 +35,10 @@ def placed(rank: int, size: int = 2, *, count: int = 1, launcher: str = "run_net
 def meet() -> Callable[..., list[BaseException | None]]:
     """`meet((placement, keys, seconds), ...)`: what each of them is told as they arrive, None where
     all is well; each in a thread, with a connection of its own."""
-    server = host(0)
-    address = Address("tcp", "localhost", server.port)
+    server = host(0)  # for as long as `one` knows it
 
     def one(placement: Placement, keys: list[object], seconds: float) -> BaseException | None:
-        store = connect(address, LONG)
+        store = connect(Address("tcp", "localhost", server.port), LONG)
         try:
             check_open(store, placement)
             arrive(store, placement, load_config(None, keys), seconds)

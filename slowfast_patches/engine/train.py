@@ -15,16 +15,8 @@ from torch import Tensor, nn
 from multigrid import Batch, Step, average_running_stats
 from slowfast_patches.config.schedule import config_at, groups_batchnorm, schedule_from_config
 from slowfast_patches.datasets.lists import list_digest, list_path
-from slowfast_patches.datasets.loader import (
-    build_dataset,
-    evaluation_loader,
-    evaluation_rounds,
-    loading_advice,
-    precise_bn_loader,
-    training_loader,
-)
+from slowfast_patches.datasets.loader import build_dataset, loading_advice, training_loader
 from slowfast_patches.engine import checkpoints
-from slowfast_patches.engine.evaluate import evaluate, update_precise_bn
 from slowfast_patches.engine.log_file import check_log_files
 from slowfast_patches.engine.milestones import (
     checkpoint_iterations,
@@ -32,10 +24,11 @@ from slowfast_patches.engine.milestones import (
     phase_ends,
 )
 from slowfast_patches.engine.monitor import Clock, Monitor
-from slowfast_patches.engine.running_stats import buffers_of_ranks, keep_buffers, set_buffers
+from slowfast_patches.engine.running_stats import buffers_of_ranks, set_buffers
 from slowfast_patches.engine.step import train_step
 from slowfast_patches.engine.stopping import StopRequest, TrainingInterruptedError
 from slowfast_patches.engine.unreadable import Unreadable
+from slowfast_patches.engine.validation import Validation
 from slowfast_patches.engine.window import Summary, Window
 from slowfast_patches.models.build import build_model
 from slowfast_patches.models.inputs import InputTransform
@@ -65,8 +58,8 @@ class Trainer:
         """
         self.cfg, self.world, self.stop = cfg, world, stop
         self.dataset = build_dataset(cfg, "train")
-        self.validation = build_dataset(cfg, "val")
         self.schedule = schedule_from_config(cfg, len(self.dataset))
+        self.validation = Validation(cfg, world, stop, self.dataset, self.schedule)
         torch.manual_seed(cfg.RNG_SEED)
         self.model = build_model(cfg, grouped_bn=groups_batchnorm(cfg)).to(world.device)
         self.optimizer = build_optimizer(cfg, self.model)
@@ -224,19 +217,10 @@ class Trainer:
             check_log_files()
 
     def _evaluate(self, step: Step) -> bool:
-        """Validate at the baseline grid, after precise BN where the recipe asks for it.
-
-        False where the run is to stop: the model is then as it was before.
-        """
-        put_back = keep_buffers(self.model)
-        try:
-            with self.clock.time("evaluating"):
-                average_running_stats(self.model)
-                if self.cfg.BN.USE_PRECISE_STATS:
-                    self._update_precise_bn(step)
-                metrics = self._metrics()
-        except TrainingInterruptedError:
-            put_back()
+        """Validate; False where the run is to stop, and the model is as it was before."""
+        with self.clock.time("evaluating"):
+            metrics = self.validation(self.model, step)
+        if metrics is None:
             return False
         self.evaluations.append(
             {
@@ -248,40 +232,6 @@ class Trainer:
         )
         self._record(Monitor.evaluated, self.evaluations[-1], metrics)
         return True
-
-    def _update_precise_bn(self, step: Step) -> None:
-        loader = precise_bn_loader(
-            self.cfg, self.dataset, self.schedule, step, self.world.rank, self.world.size
-        )
-        update_precise_bn(
-            self.model,
-            self.stop.between(loader, len(loader)),
-            len(loader),
-            self.transform,
-            self.precision.autocast,
-            self.schedule.base.batch,
-        )
-
-    def _metrics(self) -> dict[str, float]:
-        """Those of the validation set, as they go to files."""
-        local = max(1, self.schedule.base.batch // self.world.size)
-        loader = evaluation_loader(
-            self.cfg, self.validation, local, self.world.rank, self.world.size
-        )
-        metrics = evaluate(
-            self.model,
-            self.stop.between(
-                loader, evaluation_rounds(len(self.validation), local, self.world.size)
-            ),
-            self.transform,
-            self.world,
-            num_videos=len(self.validation.videos),
-            num_classes=self.cfg.MODEL.NUM_CLASSES,
-            multi_label=self.cfg.DATA.MULTI_LABEL,
-            ensemble=self.cfg.DATA.ENSEMBLE_METHOD,
-            autocast=self.precision.autocast,
-        )
-        return {name: round(value, 4) for name, value in metrics.items()}
 
     def _save(self, step: Step) -> None:
         """Begin to write a checkpoint; every rank takes part so that running statistics agree."""

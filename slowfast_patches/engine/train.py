@@ -253,6 +253,7 @@ class Trainer:
             "scaler_state": self.precision.state_dict(),
             "cfg": self.cfg.dump(),
             "cfg_at_iteration": config_at(self.cfg, self.schedule, step.iteration).dump(),
+            "world_size": self.world.size,
             "num_videos": len(self.dataset),
             "list_digest": self.list_digest,
             "seconds": dict(self.clock.seconds),
@@ -270,6 +271,7 @@ class Trainer:
             )
             done = found.content["iteration"]
             logger.info("continuing after iteration %d, from %s", done, found.path)
+            self._compare_worlds(found.content.get("world_size", self.world.size))
         content = checkpoints.share(found and found.content, self.world)
         if content is not None:
             self._continue(content)
@@ -282,6 +284,15 @@ class Trainer:
                     inflate=self.cfg.TRAIN.CHECKPOINT_INFLATE,
                 )
             self.model.load_state_dict(checkpoints.share(self.model.state_dict(), self.world))
+
+    def _compare_worlds(self, size: int) -> None:
+        """Say where a run that continues on another number of processes is not the same."""
+        if size != self.world.size and not groups_batchnorm(self.cfg):
+            logger.warning(
+                "trained on %d processes before, now on %d: BN statistics are over the clips of "
+                "each process, which are more or fewer from here on; BN.GROUP_SIZE would fix them",
+                *(size, self.world.size),
+            )
 
     def _continue(self, content: Mapping[str, Any]) -> None:
         """Take over the state of a checkpoint, which may be from before some keys existed."""

@@ -14,17 +14,9 @@ from torch import Tensor, nn
 from multigrid import Batch, Step, average_running_stats, clip_numbers, form_groups
 from slowfast_patches.config.schedule import config_at, groups_batchnorm, schedule_from_config
 from slowfast_patches.datasets.lists import list_digest, list_path
-from slowfast_patches.datasets.loader import (
-    build_dataset,
-    evaluation_loader,
-    evaluation_rounds,
-    loading_advice,
-    precise_bn_loader,
-    training_loader,
-)
+from slowfast_patches.datasets.loader import build_dataset, loading_advice, training_loader
 from slowfast_patches.engine import checkpoints
 from slowfast_patches.engine.clock import Clock
-from slowfast_patches.engine.evaluate import evaluate
 from slowfast_patches.engine.heartbeat import Heartbeat
 from slowfast_patches.engine.logs import check_log_files
 from slowfast_patches.engine.milestones import (
@@ -34,12 +26,12 @@ from slowfast_patches.engine.milestones import (
 )
 from slowfast_patches.engine.monitor import Monitor
 from slowfast_patches.engine.parallel import parallel
-from slowfast_patches.engine.precise_bn import update_precise_bn
-from slowfast_patches.engine.pulse import WatchedBatches, note_communication
-from slowfast_patches.engine.running_stats import buffers_of_ranks, keep_buffers, set_buffers
+from slowfast_patches.engine.pulse import note_communication
+from slowfast_patches.engine.running_stats import buffers_of_ranks, set_buffers
 from slowfast_patches.engine.step import train_step
 from slowfast_patches.engine.stopping import StopRequest, TrainingInterruptedError
 from slowfast_patches.engine.unreadable import Unreadable
+from slowfast_patches.engine.validation import Validation
 from slowfast_patches.engine.window import Summary, Window
 from slowfast_patches.models.build import build_model
 from slowfast_patches.models.inputs import InputTransform
@@ -69,8 +61,8 @@ class Trainer:
         """
         self.cfg, self.world, self.stop = cfg, world, stop
         self.dataset = build_dataset(cfg, "train")
-        self.validation = build_dataset(cfg, "val")
         self.schedule = schedule_from_config(cfg, len(self.dataset))
+        self.validation = Validation(cfg, world, stop, self.dataset, self.schedule)
         torch.manual_seed(cfg.RNG_SEED)
         self.model = build_model(cfg, grouped_bn=groups_batchnorm(cfg)).to(world.device)
         self.optimizer = build_optimizer(cfg, self.model)
@@ -232,19 +224,10 @@ class Trainer:
             check_log_files()
 
     def _evaluate(self, step: Step) -> bool:
-        """Validate at the baseline grid, after precise BN where the recipe asks for it.
-
-        False where the run is to stop: the model is then as it was before.
-        """
-        put_back = keep_buffers(self.model)
-        try:
-            with self.clock.time("evaluating"):
-                average_running_stats(self.model)
-                if self.cfg.BN.USE_PRECISE_STATS:
-                    self._update_precise_bn(step)
-                metrics = self._metrics()
-        except TrainingInterruptedError:
-            put_back()
+        """Validate; False where the run is to stop, and the model is as it was before."""
+        with self.clock.time("evaluating"):
+            metrics = self.validation(self.model, step, self.clock.pulse)
+        if metrics is None:
             return False
         self.evaluations.append(
             {
@@ -256,41 +239,6 @@ class Trainer:
         )
         self._record(Monitor.evaluated, self.evaluations[-1], metrics)
         return True
-
-    def _update_precise_bn(self, step: Step) -> None:
-        loader = precise_bn_loader(
-            self.cfg, self.dataset, self.schedule, step, self.world.rank, self.world.size
-        )
-        update_precise_bn(
-            self.model,
-            self.stop.between(WatchedBatches(loader, self.clock.pulse, "precise BN"), len(loader)),
-            self.transform,
-            self.world,
-            self.precision.autocast,
-            self.schedule.base.batch,
-        )
-
-    def _metrics(self) -> dict[str, float]:
-        """Those of the validation set, as they go to files."""
-        local = max(1, self.schedule.base.batch // self.world.size)
-        loader = evaluation_loader(
-            self.cfg, self.validation, local, self.world.rank, self.world.size
-        )
-        metrics = evaluate(
-            self.model,
-            self.stop.between(
-                WatchedBatches(loader, self.clock.pulse, "the validation"),
-                evaluation_rounds(len(self.validation), local, self.world.size),
-            ),
-            self.transform,
-            self.world,
-            num_videos=len(self.validation.videos),
-            num_classes=self.cfg.MODEL.NUM_CLASSES,
-            multi_label=self.cfg.DATA.MULTI_LABEL,
-            ensemble=self.cfg.DATA.ENSEMBLE_METHOD,
-            autocast=self.precision.autocast,
-        )
-        return {name: round(value, 4) for name, value in metrics.items()}
 
     def _save(self, step: Step) -> None:
         """Begin to write a checkpoint; every rank takes part so that running statistics agree."""
@@ -312,6 +260,7 @@ class Trainer:
             "scaler_state": self.precision.state_dict(),
             "cfg": self.cfg.dump(),
             "cfg_at_iteration": config_at(self.cfg, self.schedule, step.iteration).dump(),
+            "world_size": self.world.size,
             "num_videos": len(self.dataset),
             "list_digest": self.list_digest,
             "seconds": dict(self.clock.seconds),
@@ -329,6 +278,7 @@ class Trainer:
             )
             done = found.content["iteration"]
             logger.info("continuing after iteration %d, from %s", done, found.path)
+            self._compare_worlds(found.content.get("world_size", self.world.size))
         content = checkpoints.share(found and found.content, self.world)
         if content is not None:
             self._continue(content)
@@ -341,6 +291,15 @@ class Trainer:
                     inflate=self.cfg.TRAIN.CHECKPOINT_INFLATE,
                 )
             self.model.load_state_dict(checkpoints.share(self.model.state_dict(), self.world))
+
+    def _compare_worlds(self, size: int) -> None:
+        """Say where a run that continues on another number of processes is not the same."""
+        if size != self.world.size and not groups_batchnorm(self.cfg):
+            logger.warning(
+                "trained on %d processes before, now on %d: BN statistics are over the clips of "
+                "each process, which are more or fewer from here on; BN.GROUP_SIZE would fix them",
+                *(size, self.world.size),
+            )
 
     def _continue(self, content: Mapping[str, Any]) -> None:
         """Take over the state of a checkpoint, which may be from before some keys existed."""

@@ -146,9 +146,9 @@ def in_rename(fault: Fault, state: dict[str, int]) -> None:
 
 
 def in_evaluation(fault: Fault, state: dict[str, int]) -> None:
-    from slowfast_patches.engine import train
+    from slowfast_patches.engine import validation
 
-    original = train.evaluate
+    original = validation.evaluate
 
     def evaluate(model: Any, loader: Any, *rest: Any, **options: Any) -> Any:
         def batches() -> Any:
@@ -159,7 +159,7 @@ def in_evaluation(fault: Fault, state: dict[str, int]) -> None:
 
         return original(model, batches(), *rest, **options)
 
-    train.evaluate = evaluate
+    validation.evaluate = evaluate
 
 
 INSTALL = {

@@ -133,11 +133,13 @@ def test_a_checkpoint_of_another_recipe_and_nothing_of_that_run_is_touched(
     assert {path: path.read_bytes() for path in finished.rglob("*") if path.is_file()} == before
 
 
-def test_a_torn_checkpoint(command_line: Command, finished: Path):
-    last = checkpoints.last_checkpoint(finished)
-    assert last is not None
-    last.write_bytes(last.read_bytes()[:5000])
-    assert_refused(command_line(finished), str(last), "cannot be read as a PyTorch checkpoint")
+def test_torn_checkpoints(command_line: Command, finished: Path):
+    paths = checkpoints.all_checkpoints(finished)
+    for path in paths:
+        path.write_bytes(path.read_bytes()[:5000])
+    answer = command_line(finished)
+    assert_refused(answer, "no checkpoint in ", f"{paths[-1]} is damaged: its end is missing")
+    assert checkpoints.all_checkpoints(finished) == paths
 
 
 def test_weights_to_start_from_that_are_not_there(command_line: Command, tmp_path: Path):

@@ -20,7 +20,7 @@ import torch
 from slowfast_patches.datasets import loader as loader_module
 from slowfast_patches.engine import checkpoints
 from slowfast_patches.engine import run as run_module
-from slowfast_patches.engine import train as train_module
+from slowfast_patches.engine import validation as validation_module
 from slowfast_patches.engine.logs import LogFile, check_log_files
 from slowfast_patches.engine.stopping import (
     INTERRUPTED_STATUS,
@@ -216,7 +216,7 @@ def test_stopped_in_a_step_in_evaluations_and_in_the_test_it_ends_as_if_never_st
         (signal.SIGINT, "update_precise_bn"),
         (signal.SIGTERM, "evaluate"),
     ):
-        content = stopped(number.name, train_module, function, ask(number))
+        content = stopped(number.name, validation_module, function, ask(number))
         assert (content["iteration"], content["evaluation_due"]) == (due["iteration"], True)
         evaluated = opened(tmp_path).metrics("val")
         assert len(content["evaluations"]) == len(evaluated) == len(before_due)

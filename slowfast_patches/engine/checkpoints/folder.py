@@ -30,10 +30,8 @@ logger = logging.getLogger(__name__)
 
 _FOLDER = "checkpoints"
 _NAME = re.compile(r"checkpoint_iter_(\d+)\.pyth")
-_LEFT_OVER = (
-    f"{_FOLDER}/checkpoint_iter_*{TEMPORARY}",
-    f"*.json{TEMPORARY}",
-    f"*.jsonl{TEMPORARY}",
+_LEFT_OVER = tuple(
+    name + TEMPORARY for name in (f"{_FOLDER}/checkpoint_iter_*", "metrics.jsonl", "result.json")
 )
 """Files that a run was writing when it was killed."""
 

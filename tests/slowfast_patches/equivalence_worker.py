@@ -1,0 +1,135 @@
+"""The runs of the test of equivalence: `python equivalence_worker.py FOLDER NAME SIZE...`.
+
+For each SIZE, that many processes train FOLDER/NAME.yaml through the trainer, over gloo; rank r of
+n writes FOLDER/NAME/{n}/rank{r}.pt. They are forked from one that has imported everything, one SIZE
+after another, so that all of it takes little longer than its iterations. A NAME that begins with
+"double" is trained in float64.
+"""
+
+from __future__ import annotations
+
+import multiprocessing
+import sys
+import warnings
+from pathlib import Path
+from typing import Any
+from unittest import mock
+
+import torch
+import torch.distributed as dist
+from fvcore.common.config import CfgNode
+
+from multigrid import ClipPlan, ClipRequest, Step, average_running_stats
+from slowfast_patches import patching
+from slowfast_patches.config import load_config
+from slowfast_patches.datasets import clips
+from slowfast_patches.engine import train as train_module
+from slowfast_patches.engine.train import Trainer
+from slowfast_patches.models.build import build_model
+from slowfast_patches.models.inputs import InputTransform
+from slowfast_patches.utils.distributed import World
+
+__all__ = ["build_small", "main"]
+
+
+def build_small(cfg: CfgNode, *, grouped_bn: bool = False) -> torch.nn.Module:
+    """The model with one block in each stage, so that it is trained in no time."""
+    patching.apply()
+    from slowfast.models import video_model_builder
+
+    with mock.patch.dict(video_model_builder._MODEL_STAGE_DEPTH, {50: (1, 1, 1, 1)}):
+        return build_model(cfg, grouped_bn=grouped_bn)
+
+
+def build_double(cfg: CfgNode, *, grouped_bn: bool = False) -> torch.nn.Module:
+    return build_small(cfg, grouped_bn=grouped_bn).double()
+
+
+def transform_double(self: InputTransform, *batch: torch.Tensor) -> list[torch.Tensor]:
+    return [pathway.double() for pathway in TRANSFORM(self, *batch)]
+
+
+TRANSFORM = InputTransform.__call__
+
+
+class Recording(Trainer):
+    """Keeps what each iteration saw and the model's state before and after each evaluation."""
+
+    def __init__(self, cfg: CfgNode, world: World) -> None:
+        super().__init__(cfg, world)
+        self.states = list[dict[str, torch.Tensor]]()
+
+    def _evaluate(self, step: Step) -> None:
+        average_running_stats(self.model)
+        self._keep()
+        super()._evaluate(step)
+        self._keep()
+
+    def _save(self, step: Step) -> None:
+        """What is saved is tested elsewhere."""
+
+    def _keep(self) -> None:
+        self.states.append({k: v.clone() for k, v in self.model.state_dict().items()})
+
+
+def train(cfg: CfgNode, rank: int, size: int, folder: Path) -> None:
+    if size > 1:
+        store = dist.FileStore(str(folder / "store"), size)
+        dist.init_process_group("gloo", store=store, rank=rank, world_size=size)
+    cfg = cfg.clone()
+    cfg.OUTPUT_DIR = str(folder)
+    seen = record_clips()
+    trainer = Recording(cfg, World(rank, size, torch.device("cpu")))
+    trainer.train()
+    torch.save({"clips": seen, "states": trainer.states}, folder / f"rank{rank}.pt")
+    if size > 1:
+        dist.destroy_process_group()
+
+
+def record_clips() -> list[tuple[Any, ...]]:
+    """A list that grows by what is read of each clip: where in the training, and which pixels."""
+    seen = list[tuple[Any, ...]]()
+    read_training, plan_train = clips.ClipDataset._read_training, clips.plan_train
+    requests = list[ClipRequest]()
+
+    def read(self: clips.ClipDataset, request: ClipRequest, out: Any) -> dict[str, Any]:
+        requests[:] = [request]
+        return read_training(self, request, out)
+
+    def plan(*args: Any) -> ClipPlan:
+        made = plan_train(*args)
+        request = requests[0]
+        if request.iteration >= 0:  # not one of precise BN
+            where = (made.positions.tolist(), made.size, made.corner, made.crop, made.flip)
+            shape = (request.shape.batch, request.shape.frames, request.shape.crop)
+            seen.append((request.iteration, request.video, request.epoch, shape, where))
+        return made
+
+    clips.ClipDataset._read_training, clips.plan_train = read, plan  # type: ignore[method-assign]
+    return seen
+
+
+def main(folder: Path, name: str, sizes: list[int]) -> None:
+    torch.set_num_threads(1)
+    warnings.simplefilter("ignore")
+    cfg = load_config(folder / f"{name}.yaml")
+    cfg.defrost()
+    double = name.startswith("double")
+    train_module.build_model = build_double if double else build_small
+    if double:
+        InputTransform.__call__ = transform_double  # type: ignore[method-assign]
+    build_small(cfg)  # imports what is imported late
+    context = multiprocessing.get_context("fork")
+    for size in sizes:
+        where = folder / name / str(size)
+        where.mkdir(parents=True)
+        ranks = [context.Process(target=train, args=(cfg, r, size, where)) for r in range(size)]
+        for rank in ranks:
+            rank.start()
+        for rank in ranks:
+            rank.join()
+        assert [rank.exitcode for rank in ranks] == [0] * size, size
+
+
+if __name__ == "__main__":
+    main(Path(sys.argv[1]), sys.argv[2], [int(size) for size in sys.argv[3:]])

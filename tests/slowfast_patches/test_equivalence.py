@@ -1,0 +1,154 @@
+"""The same recipe sees the same and learns the same on 1, 2 and 4 processes.
+
+Groups of 8, 16 and 32 clips lie within a process, fill one, or span 2 or 4, see `OPTIONS`; dropout
+and precise BN are on. What differs is the order of sums, so rounding.
+"""
+
+from __future__ import annotations
+
+import importlib.util
+import subprocess
+import sys
+from collections.abc import Callable
+from itertools import chain
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from fvcore.common.config import CfgNode
+from torch import Tensor, nn
+
+from multigrid import Schedule
+from multigrid.batchnorm import arrangement
+from slowfast_patches.config.schedule import schedule_from_config
+
+WORKER = Path(__file__).with_name("equivalence_worker.py")
+
+# 64, 32 or 16 clips at the coarse shapes, 32, 16 or 8 at the baseline's; 21 iterations.
+OPTIONS = (
+    *("TRAIN.BATCH_SIZE", 8, "MULTIGRID.BN_BASE_SIZE", 8, "MODEL.DROPOUT_RATE", 0.5),
+    *("MULTIGRID.LONG_CYCLE_FACTORS", [[0.5, 0.71], [0.5, 1], [1, 1]]),
+    *("DATA.NUM_FRAMES", 4, "SOLVER.MAX_EPOCH", 13, "SOLVER.STEPS", [0, 8.6], "SOLVER.WARMUP_EPOCHS", 0.0),
+    *("RESNET.NUM_BLOCK_TEMP_KERNEL", [[1, 1], [1, 1], [1, 1], [1, 1]]),
+    *("BN.USE_PRECISE_STATS", True, "LOG_PERIOD", 7, "DATA_LOADER.NUM_WORKERS", 0),
+)
+SIZES = (1, 2, 4)
+
+# Of the SlowFast recipe for Kinetics, whose rates are for 64 clips: 0.1 after the warm-up, which
+# 20 iterations of the whole recipe are the very beginning of, at 0.00025.
+RATES = {"double": 0.1 / 8, "single": 0.00025 / 8}
+
+
+@pytest.fixture(scope="module")
+def folder(tiny_config: Callable[..., CfgNode], tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """What the ranks of all runs recorded, by name of the run and number of processes."""
+    folder = tmp_path_factory.mktemp("equivalence")
+    cfg = tiny_config(folder, *OPTIONS)
+    torch.save({"model_state": trained_weights(cfg)}, folder / "weights.pyth")
+    for name, rate in RATES.items():
+        keys = ("SOLVER.BASE_LR", rate, "TRAIN.CHECKPOINT_FILE_PATH", folder / "weights.pyth")
+        (folder / f"{name}.yaml").write_text(tiny_config(folder, *OPTIONS, *keys).dump())
+    runs = [
+        subprocess.Popen(
+            [sys.executable, str(WORKER), str(folder), name, *map(str, SIZES)],
+            stdout=subprocess.DEVNULL,
+            stderr=subprocess.PIPE,
+            text=True,
+        )
+        for name in RATES
+    ]
+    errors = [run.communicate(timeout=300)[1] for run in runs]
+    assert [run.returncode for run in runs] == [0] * len(runs), "\n".join(errors)
+    return folder
+
+
+def trained_weights(cfg: CfgNode) -> dict[str, Tensor]:
+    """Weights away from 0, as after a training: what starts at 0 is all updates."""
+    spec = importlib.util.spec_from_file_location("equivalence_worker", WORKER)
+    assert spec is not None
+    assert spec.loader is not None
+    worker = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(worker)
+    torch.manual_seed(0)
+    model: nn.Module = worker.build_small(cfg)
+    for name, weights in model.named_parameters():
+        if weights.ndim == 1:
+            sign = 1 if name.endswith("weight") else torch.randint(0, 2, weights.shape) * 2 - 1
+            weights.data.uniform_(0.1, 0.5).mul_(sign)
+    return model.state_dict()
+
+
+def runs(folder: Path, name: str, size: int) -> list[dict[str, Any]]:
+    return [torch.load(folder / name / str(size) / f"rank{r}.pt") for r in range(size)]
+
+
+@pytest.fixture(scope="module")
+def schedule(tiny_config: Callable[..., CfgNode], folder: Path) -> Schedule:
+    return schedule_from_config(tiny_config(folder, *OPTIONS), num_videos=24)
+
+
+def test_groups_of_every_kind_are_trained(schedule: Schedule):
+    """(clips, BN size) -> local clips per group and processes per group, on 4 and on 2."""
+    assert schedule.iterations >= 20
+    met = {(step.shape.batch, step.bn_size) for step in schedule.steps()}
+    kinds = {
+        (size, batch // size, *(arrangement(batch // size, k, size) or ()))
+        for batch, k in met
+        for size in (2, 4)
+    }
+    assert (4, 2, 2, 4) in kinds  # all four share 8 clips
+    assert (4, 4, 4, 2) in kinds  # two of four share 8
+    assert (2, 4, 4, 2) in kinds  # both share 8
+    assert (4, 8, 8, 1) in kinds  # one has 8
+    assert (2, 16, 8, 1) in kinds  # one has two groups of 8
+
+
+@pytest.mark.parametrize("size", SIZES[1:])
+def test_the_same_clips_come_in_the_same_order_with_the_same_crops(folder, schedule, size):
+    [alone] = runs(folder, "single", 1)
+    ranks = runs(folder, "single", size)
+    assert len(alone["clips"]) == schedule.clips
+    for step in schedule.steps():
+        parts = [[c for c in rank["clips"] if c[0] == step.iteration] for rank in ranks]
+        whole = [c for c in alone["clips"] if c[0] == step.iteration]
+        assert [len(part) for part in parts] == [step.shape.batch // size] * size
+        assert sorted(chain(*parts), key=repr) == sorted(whole, key=repr)
+    flips = {clip[-1][-1] for clip in alone["clips"]}
+    assert flips == {True, False}
+
+
+def difference(found: dict[str, Tensor], expected: dict[str, Tensor]) -> dict[str, float]:
+    """The largest difference in each tensor, relative to the tensor's largest value.
+
+    A mean may be near 0 by chance: it is relative to the deviation that it is the centre of.
+    """
+    off = {}
+    for name, values in expected.items():
+        scale = values.abs().max()
+        if name.endswith("running_mean"):
+            scale = expected[name.replace("mean", "var")].sqrt().max()
+        off[name] = float((found[name] - values).abs().max() / scale)
+    return off
+
+
+@pytest.mark.parametrize(("name", "bar"), [("single", 1e-5), ("double", 1e-11)])
+@pytest.mark.parametrize("size", SIZES[1:])
+def test_weights_and_statistics_are_the_same(folder, name, bar, size):
+    """Before and after precise BN at the end of each phase, the last after 21 iterations."""
+    [alone] = runs(folder, name, 1)
+    for rank in runs(folder, name, size):
+        assert len(rank["states"]) == len(alone["states"]) == 2 * 5
+        for found, expected in zip(rank["states"], alone["states"], strict=True):
+            off = difference(found, expected)
+            assert max(off.values()) < bar, max(off, key=lambda name: off[name])
+
+
+@pytest.mark.parametrize("name", RATES)
+def test_the_weights_had_moved_by_far_more(folder, name):
+    [alone] = runs(folder, name, 1)
+    start = torch.load(folder / "weights.pyth")["model_state"]
+    moved = difference(alone["states"][-1], start)
+    assert max(value for key, value in moved.items() if "running" not in key) > 1e-3
+    if name == "double":
+        assert min(moved.values()) > 1e-3

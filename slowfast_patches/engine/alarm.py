@@ -5,7 +5,7 @@ from __future__ import annotations
 import logging
 from collections import defaultdict
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import NamedTuple
 
 from slowfast_patches.engine.pulse import State
@@ -35,10 +35,14 @@ class Limits:
     """but never fewer seconds than these: what is fast may stumble."""
     unknown: float = 600.0
     """Seconds where no median is known yet: of the first iterations of each shape, say."""
-    silence: float = 30.0
-    """Seconds for which a process may not be heard of."""
+    silence: float = 10.0
+    """Seconds after which a process is said not to be heard of, if something is late."""
     tick: float = 2.0
-    """Seconds from one look to the next; more with very many processes."""
+    """Seconds from one look to the next."""
+
+    def slower(self, times: int) -> Limits:
+        """The same with looks that are so much rarer, and more silence."""
+        return replace(self, tick=times * self.tick, silence=times * self.silence)
 
     def is_late(self, state: State) -> bool:
         limit = self.unknown if state.usual is None else max(self.factor * state.usual, self.least)

@@ -19,7 +19,7 @@ __all__ = ["Heartbeat"]
 logger = logging.getLogger(__name__)
 
 _MANY = 512
-"""Processes for each `tick` seconds from one look to the next."""
+"""Processes for which a look is as rare again: one reads what all write, 20 ms with 2,048."""
 
 
 class Heartbeat:
@@ -30,9 +30,8 @@ class Heartbeat:
     """
 
     def __init__(self, pulse: Pulse, world: World, limits: Limits | None = None) -> None:
-        self._pulse, self._world, self._limits = pulse, world, limits or Limits()
-        # One process reads what all write: 20 ms at 2,048 of them, a quarter of a per cent so.
-        self._tick = self._limits.tick * max(1, world.size // _MANY)
+        self._pulse, self._world = pulse, world
+        self._limits = (limits or Limits()).slower(max(1, world.size // _MANY))
         self._over = threading.Event()
         self._thread = threading.Thread(target=self._watch, name="heartbeat", daemon=True)
 
@@ -42,13 +41,13 @@ class Heartbeat:
 
     def __exit__(self, *_: object) -> None:
         self._over.set()
-        self._thread.join(self._tick)  # no longer: the store may not answer
+        self._thread.join(self._limits.tick)  # no longer: the store may not answer
 
     def _watch(self) -> None:
         try:
             board = _Board(self._world) if self._world.store is not None else None
             alarm = Alarm(self._limits)
-            while not self._over.wait(self._tick):
+            while not self._over.wait(self._limits.tick):
                 self._look(board, alarm)
             if board is not None:
                 board.put(State("the end", "done", 0.0, None))

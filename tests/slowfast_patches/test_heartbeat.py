@@ -231,13 +231,13 @@ def test_where_all_wait_the_network_is_to_blame(caplog):
 
 def test_ranks_that_say_nothing_are_named_when_others_are_late(caplog):
     states = heard(("communicating", 30.0), ("training", 5.0), ("communicating", 30.0))
-    states[1] = Heard(states[1].state, 31.0)
+    states[1] = Heard(states[1].state, 11.0)
     Alarm(Limits()).look(states, 100.0)
     assert said(caplog) == []  # nobody is late
     states |= {r: Heard(states[r].state._replace(seconds=45.0), 0.0) for r in (0, 2)}
     Alarm(Limits()).look(states, 115.0)
     assert said(caplog)[0].endswith(
-        ": rank 1 has not been heard of for 31 s; ranks 0, 2 wait in communication"
+        ": rank 1 has not been heard of for 11 s; ranks 0, 2 wait in communication"
     )
 
 

@@ -75,8 +75,9 @@ def list_digest(cfg: CfgNode, videos: Sequence[Any]) -> str:
     path = list_path(cfg, "train")
     root = os.path.join(str(Path(cfg.DATA.PATH_PREFIX or path.parent)), "")
     for video in videos:
+        where = str(getattr(video, "path", video))  # a data set of another's may have numbers
         # Named by a json file, videos may lie in a folder of their own.
-        name = Path(video.path).name if path.suffix == ".json" else video.path.removeprefix(root)
+        name = Path(where).name if path.suffix == ".json" else where.removeprefix(root)
         digest.update(f"{name}\0{getattr(video, 'label', None)}\n".encode(errors="surrogateescape"))
     return digest.hexdigest()
 

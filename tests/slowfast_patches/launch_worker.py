@@ -17,7 +17,6 @@ import os
 import signal
 import sys
 import time
-from collections.abc import Callable
 from pathlib import Path
 
 import torch
@@ -87,10 +86,9 @@ def _deed(name: str, folder: Path, world: World) -> None:
         time.sleep(DEADLINE)  # in no collective, and still it ends
 
 
-def check(cfg: CfgNode) -> Callable[[], None]:
+def check(cfg: CfgNode) -> None:
     if os.environ["DEED"] == "check" and cfg.SHARD_ID == 1:
         raise ValueError("no videos on this machine")
-    return functools.partial((Path(cfg.OUTPUT_DIR) / "prepared").touch)
 
 
 def command(keys: list[object]) -> int:

@@ -29,7 +29,16 @@ WORKER = Path(__file__).with_name("equivalence_worker.py")
 OPTIONS = (
     *("TRAIN.BATCH_SIZE", 8, "MULTIGRID.BN_BASE_SIZE", 8, "MODEL.DROPOUT_RATE", 0.5),
     *("MULTIGRID.LONG_CYCLE_FACTORS", [[0.5, 0.71], [0.5, 1], [1, 1]]),
-    *("DATA.NUM_FRAMES", 4, "SOLVER.MAX_EPOCH", 13, "SOLVER.STEPS", [0, 8.6], "SOLVER.WARMUP_EPOCHS", 0.0),
+    *(
+        "DATA.NUM_FRAMES",
+        4,
+        "SOLVER.MAX_EPOCH",
+        13,
+        "SOLVER.STEPS",
+        [0, 8.6],
+        "SOLVER.WARMUP_EPOCHS",
+        0.0,
+    ),
     *("RESNET.NUM_BLOCK_TEMP_KERNEL", [[1, 1], [1, 1], [1, 1], [1, 1]]),
     *("BN.USE_PRECISE_STATS", True, "LOG_PERIOD", 7, "DATA_LOADER.NUM_WORKERS", 0),
 )

@@ -60,7 +60,6 @@ def sums(folder: Path) -> list[str]:
 def test_spawned_processes_meet_at_a_free_port_and_end_well(spawned, tmp_path):
     assert spawned("nothing", "spawn") == (0, "")
     assert sums(tmp_path) == ["2 0", "2 1"]
-    assert (tmp_path / "out" / "prepared").exists()
 
 
 def test_machines_meet_in_a_file_that_is_gone_afterwards(two_machines, tmp_path):
@@ -117,7 +116,6 @@ def test_a_mistake_on_one_machine_is_said_on_both_terminals(two_machines, tmp_pa
     assert second == (2, "error: no videos on this machine\n")
     assert status == 2
     assert said.endswith("failed: no videos on this machine\n")
-    assert not (tmp_path / "out" / "prepared").exists()
 
 
 def test_the_survivor_on_another_machine_says_that_a_process_is_lost(two_machines):

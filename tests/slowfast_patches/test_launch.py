@@ -69,9 +69,9 @@ def test_machines_meet_in_a_file_that_is_gone_afterwards(two_machines, tmp_path)
 
 
 def test_an_interruption_waits_for_all_and_is_no_failure(spawned, tmp_path):
-    assert spawned("interrupt") == (75, "stopped by a signal after iteration 7\n")
+    assert spawned("interrupt") == (75, "interrupted: stopped by a signal after iteration 7\n")
     assert all((tmp_path / "out" / f"saved_{rank}").exists() for rank in range(2))
-    assert all("WARNING stopped by a signal" in log for log in logs(tmp_path))
+    assert all("WARNING interrupted: stopped by a signal" in log for log in logs(tmp_path))
 
 
 # A failure.

@@ -64,7 +64,7 @@ def main() -> int:
             overrides += [key, str(value)]
     try:
         run(load_config(args.cfg, overrides), args.init_method)
-    except Exception as error:
+    except (Exception, KeyboardInterrupt) as error:
         return explain_once(error)
     return 0
 

@@ -186,46 +186,54 @@ def _connection(name: str, address: Address, seconds: float) -> dist.Store:
     return dist.PrefixStore(name, connect(address, seconds))
 
 
+def _connection_for_life(name: str, address: Address, cfg: CfgNode) -> dist.Store:
+    """One that waits for an answer as long as a collective does: a run may be suspended."""
+    store = _connection(name, address, _FIND_SECONDS)
+    store.set_timeout(timedelta(seconds=cfg.DIST_STALL_SECONDS))
+    return store
+
+
 def _process(number: int, placement: Placement, address: Address, cfg: CfgNode, main: Main) -> None:
     """One process of the run, from entering the group to leaving it; a failure ends it here.
 
     `number` counts those that the command starts.
     """
-    rank, failures = placement.first_rank + number, None
+    rank, failures, interruption = placement.first_rank + number, None, None
     spawned = placement.count > 1
     try:
         failures = Failures(
-            _connection("run", address, _FIND_SECONDS),
+            _connection_for_life("run", address, cfg),
             placement,
             f"rank {rank}",
             hosts=rank == 0 and not spawned and address.scheme == "tcp",
             silent=spawned,
         )
-        failures.watch()
+        failures.watch(_connection_for_life("run", address, cfg))
         world = _join(rank, placement.local_rank + number, placement.size, address, cfg)
         interruption = _interruption(main, cfg, world)
         failures.leave(rank, cfg.DIST_STALL_SECONDS)
+        if rank == 0 and address.scheme == "file":
+            Path(address.path).unlink(missing_ok=True)
+        dist.destroy_process_group()
     except BaseException as error:
         end_process(failures.report(error) if failures else exit_status(error))
-    if rank == 0 and address.scheme == "file":
-        Path(address.path).unlink(missing_ok=True)
     if interruption is not None:
         if rank == 0:
             explain(interruption)
         end_process(INTERRUPTED_STATUS)
-    dist.destroy_process_group()
 
 
 def _join(rank: int, local_rank: int, size: int, address: Address, cfg: CfgNode) -> World:
     """Enter the process group: the only place where a world of several processes is made."""
     device = process_device(cfg, local_rank)
-    patience = timedelta(seconds=cfg.DIST_STALL_SECONDS)
-    store = _connection("group", address, _FIND_SECONDS)
-    store.set_timeout(patience)
     dist.init_process_group(
-        _backend(cfg), store=store, rank=rank, world_size=size, timeout=patience
+        _backend(cfg),
+        store=_connection_for_life("group", address, cfg),
+        rank=rank,
+        world_size=size,
+        timeout=timedelta(seconds=cfg.DIST_STALL_SECONDS),
     )
-    messages = _connection("messages", address, _FIND_SECONDS)
+    messages = _connection_for_life("messages", address, cfg)
     return World(rank, size, device, messages, local_rank)
 
 

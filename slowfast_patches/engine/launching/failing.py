@@ -14,6 +14,7 @@ import time
 import traceback
 from contextlib import suppress
 from dataclasses import asdict, dataclass
+from datetime import timedelta
 from typing import NoReturn
 
 import torch.distributed as dist
@@ -42,6 +43,8 @@ GRACE_SECONDS = 5.0
 """What a process has to end by itself once another has failed."""
 _LOOK_SECONDS, _POLL_SECONDS = 0.5, 0.05
 """How often a process looks whether another has failed, and for what it waits for."""
+_ANSWER = timedelta(seconds=10)
+"""How long a process that ends waits for the store, whose host may be gone."""
 BY_HAND_STATUS = 130
 """What a shell gives for SIGINT."""
 _MISTAKE, _BUG = 2, 1
@@ -139,12 +142,13 @@ class Failures:
         self._over = threading.Event()
         self._lock = threading.Lock()
 
-    def watch(self) -> None:
+    def watch(self, store: dist.Store) -> None:
         """From now on, end this process when another fails, a few seconds after that one.
 
-        A collective that waits for a process that is gone may wait for very long.
+        A collective that waits for a process that is gone may wait for very long. `store` is
+        another connection to the same, so that a look that gets no answer holds up nothing.
         """
-        threading.Thread(target=self._watch, name="failures", daemon=True).start()
+        threading.Thread(target=self._watch, args=(store,), name="failures", daemon=True).start()
 
     def leave(self, rank: int, seconds: float) -> None:
         """Wait until all processes of the run are through, and watch no more.
@@ -170,6 +174,7 @@ class Failures:
         """
         with self._lock:
             self._over.set()
+            self._store.set_timeout(_ANSWER)
             log_failure(error, self._who)
             if isinstance(error, StrangerError):
                 return explain(error)
@@ -267,21 +272,22 @@ class Failures:
             return self._placement.first_rank == 1
         return self._placement.speaks
 
-    def _watch(self) -> None:
+    def _watch(self, store: dist.Store) -> None:
         while not self._over.wait(_LOOK_SECONDS):
-            if reason := self._reason_to_end():
+            if reason := _reason_to_end(store):
                 if not self._over.wait(GRACE_SECONDS):
                     end_process(self.report(ElsewhereError(reason)))
                 return
 
-    def _reason_to_end(self) -> str:
-        """What another process failed of; "" while none has."""
-        try:
-            if not self._store.check(["failure"]):
-                return ""
-            return str(Failure(**json.loads(self._store.get("failure"))))
-        except dist.DistError as error:
-            return f"another process of the run was lost ({_line(error)})"
+
+def _reason_to_end(store: dist.Store) -> str:
+    """What another process failed of; "" while none has."""
+    try:
+        if not store.check(["failure"]):
+            return ""
+        return str(Failure(**json.loads(store.get("failure"))))
+    except dist.DistError as error:
+        return f"another process of the run was lost ({_line(error)})"
 
 
 def _text(error: BaseException, who: str, status: int) -> str:

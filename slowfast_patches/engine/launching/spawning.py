@@ -11,7 +11,6 @@ from types import FrameType
 from torch.multiprocessing.spawn import (
     ProcessContext,
     ProcessException,
-    ProcessExitedException,
     start_processes,
 )
 
@@ -19,7 +18,6 @@ from slowfast_patches.engine.launching.failing import (
     BY_HAND_STATUS,
     GRACE_SECONDS,
     Failures,
-    explain,
 )
 from slowfast_patches.engine.stopping import INTERRUPTED_STATUS
 
@@ -99,8 +97,6 @@ def _status(
         return BY_HAND_STATUS
     if code == INTERRUPTED_STATUS or (-code in _FORWARDED and received):
         return INTERRUPTED_STATUS  # by the signal itself, if before there was something to save
-    if not isinstance(error, ProcessExitedException):  # before it could report by itself
-        return explain(error)
     killed = [n for n, code in enumerate(codes) if code < 0 and -code not in _ENDED_BY_US]
     index = index if code < 0 else next(iter(killed), index)
     if codes[index] < 0 and (first is None or first.lost):

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import errno
 import os
+import resource
 import socket
 import time
 from datetime import timedelta
@@ -18,6 +19,7 @@ __all__ = ["Address", "JoiningError", "connect", "host"]
 _RETRY_SECONDS = 0.2
 _TRY_SECONDS = 5.0
 """How long one attempt to reach a machine may take."""
+_MOST_FILES = 1 << 16
 _OPERATION = timedelta(seconds=60)
 """How long one question to the store may take: all ours are answered at once."""
 
@@ -66,6 +68,7 @@ def host(port: int) -> dist.TCPStore:
     Raises:
         JoiningError: the port is in use.
     """
+    _allow_connections()
     try:
         return dist.TCPStore(
             "localhost", port, is_master=True, wait_for_workers=False, timeout=_OPERATION
@@ -78,6 +81,13 @@ def host(port: int) -> dist.TCPStore:
             "perhaps, or by another process with SHARD_ID 0; give another with --init_method "
             "tcp://HOST:PORT, the same on all machines"
         ) from error
+
+
+def _allow_connections() -> None:
+    """Each process holds a few, and the usual limit, 1024 open files, is far from the hard one."""
+    _, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    most = _MOST_FILES if hard == resource.RLIM_INFINITY else min(hard, _MOST_FILES)
+    resource.setrlimit(resource.RLIMIT_NOFILE, (most, hard))
 
 
 def connect(address: Address, seconds: float) -> dist.Store:

@@ -29,8 +29,20 @@ WORKER = Path(__file__).with_name("equivalence_worker.py")
 OPTIONS = (
     *("TRAIN.BATCH_SIZE", 8, "MULTIGRID.BN_BASE_SIZE", 8, "MODEL.DROPOUT_RATE", 0.5),
     *("MULTIGRID.LONG_CYCLE_FACTORS", [[0.5, 0.71], [0.5, 1], [1, 1]]),
-    *("DATA.NUM_FRAMES", 4, "SOLVER.MAX_EPOCH", 13, "SOLVER.STEPS", [0, 8.6], "SOLVER.WARMUP_EPOCHS", 0.0),
-    *("RESNET.NUM_BLOCK_TEMP_KERNEL", [[1, 1], [1, 1], [1, 1], [1, 1]]),
+    *(
+        "DATA.NUM_FRAMES",
+        4,
+        "SOLVER.MAX_EPOCH",
+        13,
+        "SOLVER.STEPS",
+        [0, 8.6],
+        "SOLVER.WARMUP_EPOCHS",
+        0.0,
+    ),
+    *("MODEL.ARCH", "slow", "DATA.INPUT_CHANNEL_NUM", [3]),
+    *("RESNET.SPATIAL_STRIDES", [[1], [2], [2], [2]], "RESNET.SPATIAL_DILATIONS", [[1]] * 4),
+    *("RESNET.NUM_BLOCK_TEMP_KERNEL", [[1]] * 4),
+    *("NONLOCAL.LOCATION", [[[]]] * 4, "NONLOCAL.GROUP", [[1]] * 4),
     *("BN.USE_PRECISE_STATS", True, "LOG_PERIOD", 7, "DATA_LOADER.NUM_WORKERS", 0),
 )
 SIZES = (1, 2, 4)
@@ -49,17 +61,9 @@ def folder(tiny_config: Callable[..., CfgNode], tmp_path_factory: pytest.TempPat
     for name, rate in RATES.items():
         keys = ("SOLVER.BASE_LR", rate, "TRAIN.CHECKPOINT_FILE_PATH", folder / "weights.pyth")
         (folder / f"{name}.yaml").write_text(tiny_config(folder, *OPTIONS, *keys).dump())
-    runs = [
-        subprocess.Popen(
-            [sys.executable, str(WORKER), str(folder), name, *map(str, SIZES)],
-            stdout=subprocess.DEVNULL,
-            stderr=subprocess.PIPE,
-            text=True,
-        )
-        for name in RATES
-    ]
-    errors = [run.communicate(timeout=300)[1] for run in runs]
-    assert [run.returncode for run in runs] == [0] * len(runs), "\n".join(errors)
+    command = [sys.executable, str(WORKER), str(folder), *map(str, SIZES)]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=300)
+    assert done.returncode == 0, done.stderr
     return folder
 
 

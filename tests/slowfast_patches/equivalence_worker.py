@@ -1,16 +1,19 @@
-"""The runs of the test of equivalence: `python equivalence_worker.py FOLDER NAME SIZE...`.
+"""The runs of the test of equivalence: `python equivalence_worker.py FOLDER SIZE...`.
 
-For each SIZE, that many processes train FOLDER/NAME.yaml through the trainer, over gloo; rank r of
-n writes FOLDER/NAME/{n}/rank{r}.pt. They are forked from one that has imported everything, one SIZE
-after another, so that all of it takes little longer than its iterations. A NAME that begins with
-"double" is trained in float64.
+For each SIZE, that many processes train FOLDER/single.yaml, and then FOLDER/double.yaml in float64,
+through the trainer, over gloo; rank r of n writes FOLDER/{single,double}/{n}/rank{r}.pt. They are
+forked from one that has imported everything, so that all of it takes little longer than its
+iterations.
 """
 
 from __future__ import annotations
 
+import importlib
 import multiprocessing
 import sys
 import warnings
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 from unittest import mock
@@ -27,6 +30,7 @@ from slowfast_patches.engine import train as train_module
 from slowfast_patches.engine.train import Trainer
 from slowfast_patches.models.build import build_model
 from slowfast_patches.models.inputs import InputTransform
+from slowfast_patches.models.solver import build_optimizer
 from slowfast_patches.utils.distributed import World
 
 __all__ = ["build_small", "main"]
@@ -41,15 +45,22 @@ def build_small(cfg: CfgNode, *, grouped_bn: bool = False) -> torch.nn.Module:
         return build_model(cfg, grouped_bn=grouped_bn)
 
 
-def build_double(cfg: CfgNode, *, grouped_bn: bool = False) -> torch.nn.Module:
-    return build_small(cfg, grouped_bn=grouped_bn).double()
+@contextmanager
+def in_double() -> Iterator[None]:
+    """Models and clips are float64."""
+    transform = InputTransform.__call__
 
+    def build(cfg: CfgNode, *, grouped_bn: bool) -> torch.nn.Module:
+        return build_small(cfg, grouped_bn=grouped_bn).double()
 
-def transform_double(self: InputTransform, *batch: torch.Tensor) -> list[torch.Tensor]:
-    return [pathway.double() for pathway in TRANSFORM(self, *batch)]
+    def doubled(*args: Any) -> list[torch.Tensor]:
+        return [pathway.double() for pathway in transform(*args)]
 
-
-TRANSFORM = InputTransform.__call__
+    with (
+        mock.patch.object(train_module, "build_model", build),
+        mock.patch.object(InputTransform, "__call__", doubled),
+    ):
+        yield
 
 
 class Recording(Trainer):
@@ -72,21 +83,31 @@ class Recording(Trainer):
         self.states.append({k: v.clone() for k, v in self.model.state_dict().items()})
 
 
-def train(cfg: CfgNode, rank: int, size: int, folder: Path) -> None:
+def train_both(cfgs: dict[str, CfgNode], rank: int, size: int, folder: Path) -> None:
+    """What each rank does."""
     if size > 1:
-        store = dist.FileStore(str(folder / "store"), size)
+        store = dist.FileStore(str(folder / f"store{size}"), size)
         dist.init_process_group("gloo", store=store, rank=rank, world_size=size)
-    cfg = cfg.clone()
-    cfg.OUTPUT_DIR = str(folder)
-    seen = record_clips()
-    trainer = Recording(cfg, World(rank, size, torch.device("cpu")))
-    trainer.train()
-    torch.save({"clips": seen, "states": trainer.states}, folder / f"rank{rank}.pt")
+    train_module.build_model = build_small
+    train(cfgs["single"], World(rank, size, torch.device("cpu")), folder / "single" / str(size))
+    with in_double():
+        train(cfgs["double"], World(rank, size, torch.device("cpu")), folder / "double" / str(size))
     if size > 1:
         dist.destroy_process_group()
 
 
-def record_clips() -> list[tuple[Any, ...]]:
+def train(cfg: CfgNode, world: World, folder: Path) -> None:
+    folder.mkdir(parents=True, exist_ok=True)
+    cfg = cfg.clone()
+    cfg.OUTPUT_DIR = str(folder)
+    with recorded_clips() as seen:
+        trainer = Recording(cfg, world)
+        trainer.train()
+    torch.save({"clips": seen, "states": trainer.states}, folder / f"rank{world.rank}.pt")
+
+
+@contextmanager
+def recorded_clips() -> Iterator[list[tuple[Any, ...]]]:
     """A list that grows by what is read of each clip: where in the training, and which pixels."""
     seen = list[tuple[Any, ...]]()
     read_training, plan_train = clips.ClipDataset._read_training, clips.plan_train
@@ -105,31 +126,33 @@ def record_clips() -> list[tuple[Any, ...]]:
             seen.append((request.iteration, request.video, request.epoch, shape, where))
         return made
 
-    clips.ClipDataset._read_training, clips.plan_train = read, plan  # type: ignore[method-assign]
-    return seen
+    with (
+        mock.patch.object(clips.ClipDataset, "_read_training", read),
+        mock.patch.object(clips, "plan_train", plan),
+    ):
+        yield seen
 
 
-def main(folder: Path, name: str, sizes: list[int]) -> None:
+def main(folder: Path, sizes: list[int]) -> None:
     torch.set_num_threads(1)
     warnings.simplefilter("ignore")
-    cfg = load_config(folder / f"{name}.yaml")
-    cfg.defrost()
-    double = name.startswith("double")
-    train_module.build_model = build_double if double else build_small
-    if double:
-        InputTransform.__call__ = transform_double  # type: ignore[method-assign]
-    build_small(cfg)  # imports what is imported late
+    cfgs = {name: load_config(folder / f"{name}.yaml") for name in ("single", "double")}
+    for cfg in cfgs.values():
+        cfg.defrost()
+    build_optimizer(cfg, build_small(cfg))  # imports what is imported late
+    importlib.import_module("torch.utils.tensorboard")
     context = multiprocessing.get_context("fork")
-    for size in sizes:
-        where = folder / name / str(size)
-        where.mkdir(parents=True)
-        ranks = [context.Process(target=train, args=(cfg, r, size, where)) for r in range(size)]
-        for rank in ranks:
-            rank.start()
-        for rank in ranks:
-            rank.join()
-        assert [rank.exitcode for rank in ranks] == [0] * size, size
+    ranks = [
+        context.Process(target=train_both, args=(cfgs, rank, size, folder))
+        for size in sizes
+        for rank in range(size)
+    ]
+    for rank in ranks:
+        rank.start()
+    for rank in ranks:
+        rank.join()
+    assert [rank.exitcode for rank in ranks] == [0] * len(ranks), ranks
 
 
 if __name__ == "__main__":
-    main(Path(sys.argv[1]), sys.argv[2], [int(size) for size in sys.argv[3:]])
+    main(Path(sys.argv[1]), [int(size) for size in sys.argv[2:]])

@@ -39,7 +39,10 @@ OPTIONS = (
         "SOLVER.WARMUP_EPOCHS",
         0.0,
     ),
-    *("RESNET.NUM_BLOCK_TEMP_KERNEL", [[1, 1], [1, 1], [1, 1], [1, 1]]),
+    *("MODEL.ARCH", "slow", "DATA.INPUT_CHANNEL_NUM", [3]),
+    *("RESNET.SPATIAL_STRIDES", [[1], [2], [2], [2]], "RESNET.SPATIAL_DILATIONS", [[1]] * 4),
+    *("RESNET.NUM_BLOCK_TEMP_KERNEL", [[1]] * 4),
+    *("NONLOCAL.LOCATION", [[[]]] * 4, "NONLOCAL.GROUP", [[1]] * 4),
     *("BN.USE_PRECISE_STATS", True, "LOG_PERIOD", 7, "DATA_LOADER.NUM_WORKERS", 0),
 )
 SIZES = (1, 2, 4)
@@ -58,17 +61,9 @@ def folder(tiny_config: Callable[..., CfgNode], tmp_path_factory: pytest.TempPat
     for name, rate in RATES.items():
         keys = ("SOLVER.BASE_LR", rate, "TRAIN.CHECKPOINT_FILE_PATH", folder / "weights.pyth")
         (folder / f"{name}.yaml").write_text(tiny_config(folder, *OPTIONS, *keys).dump())
-    runs = [
-        subprocess.Popen(
-            [sys.executable, str(WORKER), str(folder), name, *map(str, SIZES)],
-            stdout=subprocess.DEVNULL,
-            stderr=subprocess.PIPE,
-            text=True,
-        )
-        for name in RATES
-    ]
-    errors = [run.communicate(timeout=300)[1] for run in runs]
-    assert [run.returncode for run in runs] == [0] * len(runs), "\n".join(errors)
+    command = [sys.executable, str(WORKER), str(folder), *map(str, SIZES)]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=300)
+    assert done.returncode == 0, done.stderr
     return folder
 
 

@@ -29,12 +29,16 @@ class JoiningError(RuntimeError):
 
 
 class Address(NamedTuple):
-    """Where processes meet: tcp (host and port), file (path), or env, as torchrun arranges it."""
+    """Where processes meet: tcp (host and port), file (path), or env, as torchrun arranges it.
+
+    `prefix` is put before all their keys there, which tells one start of a run from another.
+    """
 
     scheme: str
     host: str = ""
     port: int = 0
     path: str = ""
+    prefix: str = ""
 
     @classmethod
     def parse(cls, url: str) -> Address:

@@ -24,7 +24,7 @@ from slowfast_patches.engine.launching.failing import (
     explain,
     log_failure,
 )
-from slowfast_patches.engine.launching.meeting import arrive, check_open
+from slowfast_patches.engine.launching.meeting import arrive, check_open, enter_round
 from slowfast_patches.engine.launching.spawning import spawn
 from slowfast_patches.engine.launching.stores import Address, connect, host
 from slowfast_patches.engine.stopping import INTERRUPTED_STATUS, TrainingInterruptedError
@@ -128,18 +128,17 @@ def _run_alone(cfg: CfgNode, main: Main) -> None:
 
 def launch_at(placement: Placement, cfg: CfgNode, main: Main, check: Check | None = None) -> int:
     """`launch` where several processes are placed; the exit status, after saying what was wrong."""
-    failures, server = None, None
+    failures, seconds = None, cfg.DIST_JOIN_SECONDS
     try:
-        address = _meeting_place(placement)
-        if placement.first_rank == 0 and address.scheme == "tcp":
-            server = host(address.port)  # for as long as this function runs
-            address = address._replace(port=server.port)
-        store = _connection("run", address, cfg.DIST_JOIN_SECONDS)
+        address, _server = _meeting_place(placement)  # hosted for as long as this function runs
+        address, meanwhile = _start_of(placement, address, seconds)
+        store = _connection("run", address, seconds)
         check_open(store, placement)
-        failures = Failures(store, placement, hosts=server is not None)
+        hosts = placement.first_rank == 0 and address.scheme == "tcp"
+        failures = Failures(store, placement, hosts=hosts)
         if check is not None:
             check(cfg)
-        arrive(store, placement, cfg, cfg.DIST_JOIN_SECONDS)
+        arrive(store, placement, cfg, seconds, meanwhile)
     except Exception as error:
         return failures.report(error) if failures else _explain_without_store(error, placement)
     arguments = (placement, address, cfg, main)
@@ -149,20 +148,36 @@ def launch_at(placement: Placement, cfg: CfgNode, main: Main, check: Check | Non
     return spawn(_process, arguments, placement.count, placement.first_rank, failures)
 
 
-def _meeting_place(placement: Placement) -> Address:
-    """Raise ValueError where several machines are to meet and nobody says where.
+def _meeting_place(placement: Placement) -> tuple[Address, dist.Store | None]:
+    """The address, and the store there where this command is the one to host it.
 
-    The host's default, a fixed port of localhost, leads each of them to itself; and on one machine
-    two runs at a time would meet there.
+    Raises:
+        ValueError: several machines are to meet, and nobody says where. The host's default, a fixed
+            port of localhost, leads each of them to itself; and on one machine two runs at a time
+            would meet there.
     """
-    if placement.address is not None:
-        return Address.parse(placement.address)
-    if placement.machines > 1:
+    if placement.address is None and placement.machines > 1:
         raise ValueError(
             f"NUM_SHARDS {placement.machines}: say where the machines meet, with --init_method "
             "tcp://FIRST-MACHINE:PORT, the same on all"
         )
-    return Address("tcp", "localhost", 0)
+    address = Address("tcp", "localhost")
+    if placement.address is not None:
+        address = Address.parse(placement.address)
+    if placement.first_rank > 0 or address.scheme != "tcp":
+        return address, None
+    server = host(address.port)
+    return address._replace(port=server.port), server
+
+
+def _start_of(
+    placement: Placement, address: Address, seconds: float
+) -> tuple[Address, Callable[[], None]]:
+    """The address of this start of a run alone, and what to call while the others come."""
+    if placement.launcher != "torchrun":
+        return address, lambda: None
+    name, meanwhile = enter_round(_connection("starts", address, seconds), placement, seconds)
+    return address._replace(prefix=name), meanwhile
 
 
 def _explain_without_store(error: Exception, placement: Placement) -> int:
@@ -183,7 +198,7 @@ def explain_once(error: BaseException) -> int:
 
 def _connection(name: str, address: Address, seconds: float) -> dist.Store:
     """A connection of its own to the run's store, for keys of one kind."""
-    return dist.PrefixStore(name, connect(address, seconds))
+    return dist.PrefixStore(f"{address.prefix}/{name}", connect(address, seconds))
 
 
 def _connection_for_life(name: str, address: Address, cfg: CfgNode) -> dist.Store:

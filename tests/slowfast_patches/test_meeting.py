@@ -18,6 +18,7 @@ from slowfast_patches.engine.launching.meeting import (
     StrangerError,
     arrive,
     check_open,
+    enter_round,
 )
 from slowfast_patches.engine.launching.stores import Address, JoiningError, connect, host
 from slowfast_patches.utils.placement import Placement
@@ -116,10 +117,26 @@ def test_a_file_of_an_earlier_run_is_told(tmp_path):
             arrive(store, placement, load_config(None), 0.5)
 
 
-def test_ranks_that_torchrun_starts_again_are_not_taken(meet):
-    both = [(placed(rank, launcher="torchrun"), [], LONG) for rank in range(2)]
-    assert meet(*both) == [None, None]
-    assert meet(*both) == [None, None]
+def test_processes_that_torchrun_starts_again_forget_those_before():
+    """Rank 1 of the first start has asked, and died; its number on the second is another's."""
+    store, placements = dist.HashStore(), [placed(r, 3, launcher="torchrun") for r in range(3)]
+    with ThreadPoolExecutor(5) as pool:
+        asked = [pool.submit(enter_round, store, placements[rank], LONG) for rank in (1, 2)]
+        first, welcome = enter_round(store, placements[0], LONG)
+        while not all(future.done() for future in asked):
+            welcome()
+        assert [future.result()[0] for future in asked] == [first] * 2
+        again = [pool.submit(enter_round, store, placements[rank], LONG) for rank in (1, 2)]
+        second, welcome = enter_round(store, placements[0], LONG)
+        while not all(future.done() for future in again):
+            welcome()
+        assert [future.result()[0] for future in again] == [second] * 2
+    assert first != second
+
+
+def test_nobody_names_a_start():
+    with pytest.raises(JoiningError, match=r"rank 0 did not come within 0\.3 s"):
+        enter_round(dist.HashStore(), placed(1, launcher="torchrun"), 0.3)
 
 
 # Where they meet.

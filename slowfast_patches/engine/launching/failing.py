@@ -114,7 +114,9 @@ class Failure:
     lost: bool
 
     def __str__(self) -> str:
-        return f"error: {self.who or 'another process'} on {self.host} failed: {self.text}"
+        if self.lost:
+            return self.text
+        return f"{self.who or 'another process'} on {self.host} failed: {self.text}"
 
 
 class Failures:
@@ -215,7 +217,7 @@ class Failures:
         with suppress(dist.DistError):
             on_this = first.terminal == self._placement.terminal and not first.lost
             if not on_this and self._store.add(f"said/{self._placement.terminal}", 1) == 1:
-                _print(f"error: {first.text}" if first.lost else str(first))
+                _print(f"error: {first}")
         return first.status
 
     def _describe(self, error: BaseException) -> Failure:
@@ -223,7 +225,7 @@ class Failures:
         lost = lost and not isinstance(error, _MISTAKES)
         text, status = _line(error), exit_status(error)
         if lost:
-            text = f"{self._who} has lost another process of the run ({_cause(text)})"
+            text = f"{self._who or 'this one'} has lost another process of the run ({_cause(text)})"
         elif status == _BUG:
             text = f"{type(error).__name__}: {text}"
         return Failure(
@@ -251,6 +253,7 @@ class Failures:
     def _wait_for_others(self) -> None:
         """The host of the store goes last, within reason: the others look there why they end."""
         if self._hosts:
+            time.sleep(_LOOK_SECONDS)  # for those that have not arrived, and are not counted
             there = self._store.add("arrived", 0)
             self._wait_for("noticed", there, time.monotonic() + GRACE_SECONDS + 2 * _LOOK_SECONDS)
 
@@ -264,7 +267,7 @@ class Failures:
             explain(error, self._who)
         elif not self._silent and self._speaks_without_store():
             _print(f"error: {own.text}")
-        return own.status
+        return _BUG if isinstance(error, ElsewhereError) else own.status
 
     def _speaks_without_store(self) -> bool:
         """One process for each terminal, that is not rank 0."""

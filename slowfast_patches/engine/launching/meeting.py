@@ -10,6 +10,7 @@ import time
 import uuid
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import asdict, dataclass
+from functools import partial
 from typing import Any
 
 import torch.distributed as dist
@@ -18,7 +19,7 @@ from fvcore.common.config import CfgNode
 from slowfast_patches.engine.launching.stores import JoiningError
 from slowfast_patches.utils.placement import Placement
 
-__all__ = ["ElsewhereError", "StrangerError", "arrive", "check_open"]
+__all__ = ["ElsewhereError", "StrangerError", "arrive", "check_open", "enter_round"]
 
 _POLL_SECONDS = 0.1
 _NAMED = 16
@@ -55,20 +56,53 @@ class _Process:
         return f"process {self.pid} on {self.host}"
 
 
-def check_open(store: dist.Store, placement: Placement) -> None:
-    """Raise StrangerError if a run that is complete meets here: what fails is not for it to know.
+def enter_round(
+    store: dist.Store, placement: Placement, seconds: float
+) -> tuple[str, Callable[[], None]]:
+    """A name for this start of a run, and what rank 0 has to call while the others come.
 
-    Under torchrun it is this one, started once more.
+    torchrun's store outlives the processes that it starts again, with all that they left in it,
+    and its machines need not agree how often they did so. Rank 0 names each start, and tells it to
+    those that ask now.
+
+    Raises:
+        JoiningError: rank 0 does not answer.
     """
+    token, rank = uuid.uuid4().hex, placement.first_rank
+    if rank == 0:
+        return token, partial(_welcome, store, placement.size, token)
+    deadline = time.monotonic() + seconds
+    store.set(f"asks/{rank}", token)
+    while not store.check([f"answer/{token}"]):
+        if time.monotonic() >= deadline:
+            raise JoiningError(f"rank 0 did not come within {seconds:g} s (DIST_JOIN_SECONDS)")
+        time.sleep(_POLL_SECONDS)
+    return store.get(f"answer/{token}").decode(), lambda: None
+
+
+def _welcome(store: dist.Store, size: int, name: str) -> None:
+    for rank in range(1, size):
+        if store.check([f"asks/{rank}"]):
+            store.compare_set(f"answer/{store.get(f'asks/{rank}').decode()}", "", name)
+
+
+def check_open(store: dist.Store, placement: Placement) -> None:
+    """Raise StrangerError if a complete run meets here: it is not to learn what fails before."""
     first = _first(store)
-    if first is not None and placement.launcher != "torchrun" and _arrived(store) >= first.size:
+    if first is not None and _arrived(store) >= first.size:
         raise StrangerError(
             f"the run of {first} has met at {placement.address}, and is complete; give this one "
             "another place with --init_method"
         )
 
 
-def arrive(store: dist.Store, placement: Placement, recipe: CfgNode, seconds: float) -> None:
+def arrive(
+    store: dist.Store,
+    placement: Placement,
+    recipe: CfgNode,
+    seconds: float,
+    meanwhile: Callable[[], None] = lambda: None,
+) -> None:
     """Register the ranks of this command, and wait until all of the run are there and agree.
 
     Args:
@@ -76,6 +110,7 @@ def arrive(store: dist.Store, placement: Placement, recipe: CfgNode, seconds: fl
         placement: this command's processes among the run's.
         recipe: has to be the same everywhere, but for what is a machine's own (`_OF_A_MACHINE`).
         seconds: how long to wait for the others.
+        meanwhile: called again and again until they have come.
 
     Raises:
         JoiningError: a rank twice, another number of processes, another recipe, or a rank that
@@ -96,6 +131,7 @@ def arrive(store: dist.Store, placement: Placement, recipe: CfgNode, seconds: fl
 
     def wait_until(ready: Callable[[], bool]) -> None:
         while not ready():
+            meanwhile()
             if store.check(["failure"]):
                 raise ElsewhereError("another process failed")
             if time.monotonic() >= deadline:
@@ -117,11 +153,7 @@ def _arrived(store: dist.Store) -> int:
 
 
 def _claim(store: dist.Store, placement: Placement, rank: int, process: _Process) -> None:
-    """Take a rank. torchrun gives each to one process itself, and to another after a restart."""
     mine = json.dumps(asdict(process))
-    if placement.launcher == "torchrun":
-        store.set(_key(rank), mine)
-        return
     found = store.compare_set(_key(rank), "", mine).decode()
     if found == mine:
         return

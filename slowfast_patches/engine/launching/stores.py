@@ -9,7 +9,7 @@ import socket
 import time
 from datetime import timedelta
 from pathlib import Path
-from typing import NamedTuple
+from typing import NamedTuple, cast
 from urllib.parse import urlsplit
 
 import torch.distributed as dist
@@ -29,12 +29,16 @@ class JoiningError(RuntimeError):
 
 
 class Address(NamedTuple):
-    """Where processes meet: tcp (host and port), file (path), or env, as torchrun arranges it."""
+    """Where processes meet: tcp (host and port), file (path), or env, as torchrun arranges it.
+
+    `prefix` is put before all their keys there, which tells one start of a run from another.
+    """
 
     scheme: str
     host: str = ""
     port: int = 0
     path: str = ""
+    prefix: str = ""
 
     @classmethod
     def parse(cls, url: str) -> Address:
@@ -98,10 +102,7 @@ def connect(address: Address, seconds: float) -> dist.Store:
     """
     if address.scheme == "env":
         found = dist.rendezvous("env://", timeout=timedelta(seconds=seconds))
-        # torchrun's store outlives the processes that it starts again, and so does what they wrote:
-        # where gloo listened before they were killed, that one of them failed.
-        attempt = os.environ.get("TORCHELASTIC_RESTART_COUNT", "0")
-        return dist.PrefixStore(f"attempt_{attempt}", next(iter(found))[0])
+        return cast(dist.Store, next(iter(found))[0])
     if address.scheme == "file":
         return _file_store(address.path)
     _wait_for_host(address, seconds)

@@ -4,12 +4,14 @@ import importlib.util
 import json
 import logging
 import os
+import socket
 import subprocess
 import sys
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from types import ModuleType
+from typing import Any
 
 import pytest
 import torch
@@ -17,7 +19,7 @@ from fvcore.common.config import CfgNode
 
 from slowfast_patches.config import load_config
 from slowfast_patches.datasets.synthetic import DemoSpec, make_demo_data
-from slowfast_patches.engine import checkpoint
+from slowfast_patches.engine import checkpoints
 from slowfast_patches.engine.run import run
 
 # What is tested here must not depend on the number of cores; runs read the variable.
@@ -99,7 +101,7 @@ def train(tiny_config: Callable[..., CfgNode]) -> Callable[..., Path]:
 
     def run_here(output: Path, *overrides: object) -> Path:
         with kept_logging():
-            run(tiny_config(output, *overrides), "tcp://localhost:9999")
+            run(tiny_config(output, *overrides))
         return output
 
     return run_here
@@ -126,7 +128,10 @@ def command_line(
         monkeypatch.setattr(sys, "argv", run_net_command(tiny_recipe, output, *overrides)[1:])
         capsys.readouterr()
         with kept_logging():
-            status = module.main()
+            try:
+                status = module.main()
+            except SystemExit as end:  # one of several processes
+                status = end.code
         return status, capsys.readouterr().err
 
     return call
@@ -155,6 +160,59 @@ def start_run_net(tiny_recipe: Path) -> Callable[..., subprocess.Popen[str]]:
     return start
 
 
+class Commands:
+    """Commands that start runs, in forks of a process that has imported everything."""
+
+    def __init__(self, process: subprocess.Popen[str]) -> None:
+        self.process = process
+        self.terminals: dict[int, Path] = {}
+
+    def ask(self, **request: object) -> int:
+        assert self.process.stdin is not None
+        assert self.process.stdout is not None
+        self.process.stdin.write(json.dumps(request) + "\n")
+        self.process.stdin.flush()
+        return json.loads(self.process.stdout.readline())
+
+    def start(
+        self, folder: Path, *arguments: object, stdout: str = os.devnull, **environment: str
+    ) -> int:
+        """Start one in a folder, where its terminal is a file; its number."""
+        terminal = folder / f"terminal_{len(self.terminals)}"
+        files = {"folder": str(folder), "stdout": stdout, "stderr": str(terminal)}
+        start = {"GLOO_SOCKET_IFNAME": "lo"} | environment
+        number = self.ask(start=start, arguments=list(map(str, arguments)), **files)
+        self.terminals[number] = terminal
+        return number
+
+    def wait(self, number: int) -> tuple[int, str]:
+        """Its exit status and what it wrote to the terminal, once it has ended."""
+        return self.ask(wait=number), self.terminals[number].read_text()
+
+
+@pytest.fixture(scope="module")
+def commands() -> Iterator[Commands]:
+    """Starts commands without the seconds that a new process takes to import torch."""
+    worker = Path(__file__).parent / "slowfast_patches" / "launch_worker.py"
+    pipes = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE}
+    with subprocess.Popen([sys.executable, str(worker)], **pipes, text=True) as process:
+        yield Commands(process)
+        assert process.stdin is not None
+        process.stdin.close()
+
+
+@pytest.fixture(scope="session")
+def free_port() -> Callable[[], int]:
+    """`free_port()`: a port of this machine that nothing listens at."""
+
+    def find() -> int:
+        with socket.socket() as probe:
+            probe.bind(("127.0.0.1", 0))
+            return probe.getsockname()[1]
+
+    return find
+
+
 def run_net_command(recipe: Path, output: Path, *overrides: object) -> list[str]:
     paths = ("DATA.PATH_TO_DATA_DIR", recipe.parent, "OUTPUT_DIR", output)
     options = ("DATA_LOADER.NUM_WORKERS", 0, *overrides)
@@ -177,6 +235,19 @@ def load_program() -> Callable[[str], ModuleType]:
     return load
 
 
+@pytest.fixture
+def cluster(
+    load_program: Callable[[str], ModuleType], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> Iterator[Any]:
+    """SLURM's programs, on PATH: a `Cluster` of slowfast_patches/slurm_scripts.py."""
+    scripts = load_program("tests/slowfast_patches/slurm_scripts.py")
+    made = scripts.Cluster(tmp_path / "cluster")
+    for name, value in made.environment.items():
+        monkeypatch.setenv(name, value)
+    yield made
+    made.close()
+
+
 class Folder:
     """What a run left in its OUTPUT_DIR."""
 
@@ -194,9 +265,9 @@ class Folder:
     @property
     def checkpoint(self) -> dict:
         """The last one."""
-        path = checkpoint.last_checkpoint(self.path)
+        path = checkpoints.last_checkpoint(self.path)
         assert path is not None, f"no checkpoint in {self.path}"
-        return checkpoint.load(path)
+        return checkpoints.load(path)
 
     def metrics(self, kind: str = "train") -> list[dict]:
         """Records of metrics.jsonl: "train" or "val"."""
@@ -208,3 +279,42 @@ class Folder:
 def opened() -> type[Folder]:
     """`opened(path)`: what a run left in its OUTPUT_DIR."""
     return Folder
+
+
+TIMES = ("clips_per_second", "loading_share", "seconds", "seconds_left")
+
+
+def assert_same_bits(found: object, expected: object, where: str = "") -> None:
+    if isinstance(expected, dict):
+        assert isinstance(found, dict)
+        assert found.keys() == expected.keys(), where
+        for key, value in expected.items():
+            assert_same_bits(found[key], value, f"{where}.{key}")
+    elif isinstance(expected, torch.Tensor):
+        assert torch.equal(found, expected), where
+    else:
+        assert found == expected, where
+
+
+def without_times(records: list[dict]) -> list[dict]:
+    return [{k: v for k, v in record.items() if k not in TIMES} for record in records]
+
+
+def _assert_same_run(found, expected) -> None:
+    """Everything but the time that it took."""
+    ours, theirs = found.checkpoint, expected.checkpoint
+    assert ours["iteration"] == theirs["iteration"]
+    assert_same_bits(ours["model_state"], theirs["model_state"], "model")
+    assert_same_bits(ours["optimizer_state"], theirs["optimizer_state"], "optimizer")
+    for kind in ("train", "val"):
+        assert without_times(found.metrics(kind)) == without_times(expected.metrics(kind))
+    assert found.result["top1"] == expected.result["top1"]
+    assert without_times(found.result["evaluations"]) == without_times(
+        expected.result["evaluations"]
+    )
+
+
+@pytest.fixture(scope="session")
+def assert_same_run() -> Callable[..., None]:
+    """`assert_same_run(found, expected)` of two opened folders."""
+    return _assert_same_run

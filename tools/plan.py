@@ -9,10 +9,17 @@ What benchmarks/step_time.py measured turns it into hours and a wall-clock speed
 
     python benchmarks/step_time.py --cfg RECIPE.yaml --output steps.json
     python tools/plan.py --cfg RECIPE.yaml --step-times steps.json
+
+With --gpus it predicts the hours on a cluster, phase by phase and for 1 to 2,048 GPUs: computing,
+exchanging gradients, reading, and which of them limits (docs/cluster.md):
+
+    python tools/plan.py --cfg RECIPE.yaml --step-times steps.json --gpus 128 --gpus-per-node 8 \\
+        --network 12.5 --node-network 100 --loader 3000 --plot cluster.png
 """
 
 import argparse
 import json
+import math
 import shlex
 import sys
 from pathlib import Path
@@ -20,12 +27,18 @@ from pathlib import Path
 from fvcore.common.config import CfgNode
 
 from slowfast_patches.config import check_config, load_config
+from slowfast_patches.config.schedule import schedule_from_config
+from slowfast_patches.engine.cluster.loader import WAYS, clip_rate
+from slowfast_patches.engine.cluster.network import LATENCY, Cluster
+from slowfast_patches.engine.cluster.picture import plot_cluster_plan
+from slowfast_patches.engine.cluster.plan import ClusterPlan, on_cluster, plan_on_cluster
+from slowfast_patches.engine.cluster.report import cluster_json, format_cluster_plan
 from slowfast_patches.engine.launch import for_processes, processes_of
-from slowfast_patches.engine.plan import format_plan, plan_config
+from slowfast_patches.engine.plan import dataset_size, format_plan, plan_config
 from slowfast_patches.engine.plan_picture import plot_plan
 from slowfast_patches.engine.step_times import MisfitError, read_step_times
 from slowfast_patches.engine.timing import UNTIMED, Timing, estimated_timing, measured_timing
-from slowfast_patches.models.flops import flops_per_clip
+from slowfast_patches.models.flops import check_shapes, flops_per_clip
 
 
 def parse_args(argv: list[str] | None = None) -> argparse.Namespace:
@@ -56,12 +69,126 @@ def parse_args(argv: list[str] | None = None) -> argparse.Namespace:
     )
     parser.add_argument("--json", action="store_true", help="print JSON, and nothing else")
     parser.add_argument(
-        "--plot", type=Path, metavar="FILE.png", help="draw shapes and LR over the iterations"
+        "--plot",
+        type=Path,
+        metavar="FILE.png",
+        help="draw shapes and LR over the iterations; with --gpus, hours over GPUs",
     )
+    _add_cluster(parser)
     parser.add_argument(
         "overrides", nargs="*", metavar="KEY VALUE", help="config keys to set, after the options"
     )
     return parser.parse_intermixed_args(argv)
+
+
+def _add_cluster(parser: argparse.ArgumentParser) -> None:
+    group = parser.add_argument_group(
+        "on a cluster", "--gpus takes --gpus-per-node, --network, and the times of iterations"
+    )
+    group.add_argument("--gpus", type=int, metavar="N", help="in all")
+    group.add_argument("--gpus-per-node", type=int, metavar="M", help="on each node")
+    group.add_argument(
+        "--network",
+        type=float,
+        metavar="GB/s",
+        help="of a node, in each direction; 10 Gb/s are 1.25 (inf: no limit)",
+    )
+    group.add_argument(
+        "--node-network",
+        type=float,
+        metavar="GB/s",
+        help="from GPU to GPU in a node (default: no limit)",
+    )
+    group.add_argument(
+        "--latency",
+        type=float,
+        metavar="US",
+        help=f"microseconds of a message besides its bytes ({1e6 * LATENCY:g})",
+    )
+    group.add_argument(
+        "--loader",
+        metavar="CLIPS/s|FILE",
+        help="what a node reads, or a JSON file of benchmarks/loader.py (default: reading is left "
+        "out, and the table says what it must give)",
+    )
+    group.add_argument("--loader-cores", type=int, metavar="N", help="cores of a node that read")
+    group.add_argument("--loader-way", choices=WAYS, help="which column of the file")
+
+
+_CLUSTER_ONLY = (
+    "gpus_per_node",
+    "network",
+    "node_network",
+    "latency",
+    "loader",
+    "loader_cores",
+    "loader_way",
+)
+
+
+def find_cluster(args: argparse.Namespace) -> Cluster | None:
+    """The cluster that the command line describes, None where it does not.
+
+    Raises:
+        ValueError: options that are missing, that go nowhere, or that are out of range.
+    """
+    if args.gpus is None:
+        for name in _CLUSTER_ONLY:
+            if getattr(args, name) is not None:
+                raise ValueError(f"{_option(name)} describes a cluster: give --gpus N, too")
+        return None
+    for name in ("gpus_per_node", "network"):
+        if getattr(args, name) is None:
+            raise ValueError(f"--gpus {args.gpus} needs {_option(name)}, too; --help explains it")
+    if args.step_times is None and args.step_seconds is None:
+        raise ValueError(
+            f"--gpus {args.gpus} needs the times of iterations: --step-times FILE of "
+            "benchmarks/step_time.py, or --step-seconds S"
+        )
+    if args.loader is None and (args.loader_cores is not None or args.loader_way is not None):
+        raise ValueError("--loader-cores and --loader-way belong to --loader FILE: give it, too")
+    return Cluster(
+        gpus=args.gpus,
+        gpus_per_node=args.gpus_per_node,
+        network=1e9 * args.network,
+        node_network=math.inf if args.node_network is None else 1e9 * args.node_network,
+        latency=LATENCY if args.latency is None else 1e-6 * args.latency,
+    )
+
+
+def _option(name: str) -> str:
+    return "--" + name.replace("_", "-")
+
+
+def plan_cluster(args: argparse.Namespace, cluster: Cluster) -> ClusterPlan:
+    """The plan of the recipe on a cluster, checked as a training on it would be."""
+    cfg = load_config(args.cfg, args.overrides)
+    fitted = on_cluster(cfg, cluster)
+    check_config(fitted, cluster.gpus)
+    num_videos = dataset_size(cfg, args.dataset_size)
+    check_shapes(fitted, schedule_from_config(fitted, num_videos).shapes)
+    rate = None
+    if args.loader is not None:
+        rate = clip_rate(args.loader, args.loader_way, args.loader_cores)
+    return plan_on_cluster(cfg, cluster, num_videos, lambda cfg: find_timing(cfg, args), rate)
+
+
+def show_plan(args: argparse.Namespace) -> str:
+    """The text that the command line asks for; the picture is drawn on the way."""
+    cluster = find_cluster(args)
+    if cluster is not None:
+        on_gpus = plan_cluster(args, cluster)
+        if args.plot:
+            plot_cluster_plan(on_gpus, args.plot)
+        if args.json:
+            return json.dumps(cluster_json(on_gpus), indent=2)
+        return format_cluster_plan(on_gpus)
+    cfg = for_processes(load_config(args.cfg, args.overrides))
+    check_config(cfg, processes_of(cfg))
+    schedule, plan = plan_config(cfg, args.dataset_size, find_timing(cfg, args))
+    if args.plot:
+        plot_plan(schedule, args.plot)
+    return json.dumps(plan.to_json(), indent=2) if args.json else format_plan(plan)
 
 
 def find_timing(cfg: CfgNode, args: argparse.Namespace) -> Timing:
@@ -77,11 +204,7 @@ def main(argv: list[str] | None = None) -> int:
     """Print the plan, or say in one line why there is none; returns the exit status."""
     args = parse_args(argv)
     try:
-        cfg = for_processes(load_config(args.cfg, args.overrides))
-        check_config(cfg, processes_of(cfg))
-        schedule, plan = plan_config(cfg, args.dataset_size, find_timing(cfg, args))
-        if args.plot:
-            plot_plan(schedule, args.plot)
+        text = show_plan(args)
     except MisfitError as error:
         recipe = shlex.join(["--cfg", str(args.cfg), "--output", "FILE.json", *args.overrides])
         print(
@@ -92,7 +215,7 @@ def main(argv: list[str] | None = None) -> int:
     except (ValueError, ImportError, OSError) as error:
         print(f"error: {error}", file=sys.stderr)
         return 2
-    print(json.dumps(plan.to_json(), indent=2) if args.json else format_plan(plan))
+    print(text)
     if args.plot and not args.json:
         print(f"\nPicture: {args.plot}")
     return 0

@@ -20,11 +20,11 @@ import argparse
 import sys
 from pathlib import Path
 
-from slowfast_patches.engine.reproduction.cluster import Slurm
 from slowfast_patches.engine.reproduction.paper import EXPERIMENTS
 from slowfast_patches.engine.reproduction.reproduce import Request, reproduce
 from slowfast_patches.engine.reproduction.toy import Toy
 from slowfast_patches.engine.runs import RunFailedError
+from slowfast_patches.engine.slurm import Slurm
 from slowfast_patches.utils.command_line import add_seeds, take_seeds
 
 ROOT = Path(__file__).resolve().parents[1]

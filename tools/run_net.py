@@ -3,19 +3,44 @@
     python tools/run_net.py --cfg configs/Kinetics/SLOWFAST_8x8_R50_MULTIGRID.yaml \\
         DATA.PATH_TO_DATA_DIR /data/kinetics NUM_GPUS 8
 
-Keys and values after the options replace those of the recipe.
+Keys and values after the options replace those of the recipe. Ways to start it, all of which train
+the same:
+
+  one machine       the above: a process for each of NUM_GPUS GPUs; NUM_GPUS 0 is the CPU.
+
+  several machines  on each of them, with its own --shard_id, meeting on the first:
+                    python tools/run_net.py --cfg ... NUM_GPUS 8 --num_shards 2 --shard_id 0 \\
+                        --init_method tcp://first-machine:9999
+
+  torchrun          on each of the machines:
+                    torchrun --nnodes 2 --nproc-per-node 8 --rdzv-backend c10d \\
+                        --rdzv-endpoint first-machine:9999 tools/run_net.py --cfg ... NUM_GPUS 8
+
+  srun              once, in a job of SLURM, with a task for each GPU:
+                    srun --nodes 2 --ntasks-per-node 8 --gpus-per-node 8 \\
+                        python tools/run_net.py --cfg ... NUM_GPUS 8
+                    or with one task a machine (--ntasks-per-node 1), which starts a process for
+                    each GPU. The machines meet on the first; --init_method names another place.
+
+  submitit          python tools/submit.py ... queues runs as jobs.
+
+Processes that do not come together within DIST_JOIN_SECONDS say who is missing. Exit status: 0 when
+done, 2 for a mistake or what stops a training, 75 for one that a signal has interrupted and that
+goes on when started again, 1 for a bug.
 """
 
 from __future__ import annotations
 
 import argparse
+import os
 import sys
 
-from torch.multiprocessing.spawn import ProcessException
+# Without this torch adds pages of its own call stack to what is said of a connection that ends.
+os.environ.setdefault("TORCH_CPP_LOG_LEVEL", "ERROR")
 
 from slowfast_patches.config import load_config
+from slowfast_patches.engine.launch import explain_once
 from slowfast_patches.engine.run import run
-from slowfast_patches.engine.stopping import TrainingStoppedError
 
 
 def main() -> int:
@@ -25,9 +50,9 @@ def main() -> int:
     parser.add_argument("--cfg", required=True, metavar="FILE", help="the recipe, a YAML file")
     parser.add_argument(
         "--init_method",
-        default="tcp://localhost:9999",
         metavar="URL",
-        help="where the processes meet, without torchrun (default: %(default)s)",
+        help="where the processes of several machines meet: tcp://HOST:PORT of the first, or "
+        "file:///PATH on a file system that they share",
     )
     parser.add_argument("--shard_id", type=int, help="this machine's number: SHARD_ID")
     parser.add_argument("--num_shards", type=int, help="the number of machines: NUM_SHARDS")
@@ -39,9 +64,8 @@ def main() -> int:
             overrides += [key, str(value)]
     try:
         run(load_config(args.cfg, overrides), args.init_method)
-    except (ValueError, ImportError, OSError, TrainingStoppedError, ProcessException) as error:
-        print(f"error: {error}", file=sys.stderr)
-        return 2
+    except (Exception, KeyboardInterrupt) as error:
+        return explain_once(error)
     return 0
 
 

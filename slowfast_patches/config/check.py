@@ -48,7 +48,13 @@ _AT_LEAST_ONE = (
     "LOG_PERIOD",
 )
 
-_ABOVE_ZERO = ("MULTIGRID.EPOCH_FACTOR", "SOLVER.MAX_EPOCH", "SOLVER.BASE_LR")
+_ABOVE_ZERO = (
+    "MULTIGRID.EPOCH_FACTOR",
+    "SOLVER.MAX_EPOCH",
+    "SOLVER.BASE_LR",
+    "DIST_JOIN_SECONDS",
+    "DIST_STALL_SECONDS",
+)
 
 _STRIDE = 32
 """Pixels of the input to one of the last feature map's."""
@@ -132,6 +138,11 @@ def _check_values(cfg: CfgNode) -> None:
     for key in AUTO_OR_COUNT:
         if _get(cfg, key) != "auto" and _get(cfg, key) < 0:
             raise ValueError(f"{key} must be 0 or more, or auto, not {_get(cfg, key)}")
+    if cfg.TRAIN.CHECKPOINTS_KEPT < 0:
+        raise ValueError(
+            f"TRAIN.CHECKPOINTS_KEPT must be 1 or more, or 0 to keep all, not "
+            f"{cfg.TRAIN.CHECKPOINTS_KEPT}"
+        )
     for key in _ABOVE_ZERO:
         if not _get(cfg, key) > 0:
             raise ValueError(f"{key} must be above 0, not {_get(cfg, key)}")
@@ -277,11 +288,6 @@ def _check_crops(cfg: CfgNode) -> None:
 
 def _check_processes(cfg: CfgNode, world_size: int) -> None:
     """TRAIN.BATCH_SIZE is one machine's, so the global batch is BATCH_SIZE × NUM_SHARDS."""
-    if not 0 <= cfg.SHARD_ID < cfg.NUM_SHARDS:
-        raise ValueError(
-            f"SHARD_ID {cfg.SHARD_ID} is not one of NUM_SHARDS {cfg.NUM_SHARDS} machines, counted "
-            "from 0"
-        )
     if cfg.NUM_GPUS < 0:
         raise ValueError(f"NUM_GPUS {cfg.NUM_GPUS} is below 0; NUM_GPUS 0 is the CPU")
     clips, machines = cfg.TRAIN.BATCH_SIZE, cfg.NUM_SHARDS

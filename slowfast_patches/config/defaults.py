@@ -138,10 +138,16 @@ def _add_run(cfg: CfgNode) -> None:
     cfg.TRAIN.MIXED_PRECISION = False
     # In the later releases: do not continue TRAIN.CHECKPOINT_FILE_PATH; see NO_EFFECT.
     cfg.TRAIN.CHECKPOINT_EPOCH_RESET = False
+    # The last checkpoints that stay, beside those at the ends of phases; 0 keeps all.
+    cfg.TRAIN.CHECKPOINTS_KEPT = 3
     # Log the model's parameters and operations.
     cfg.LOG_MODEL_INFO = True
     # "auto" is nccl with GPUs and gloo without.
     cfg.DIST_BACKEND = "auto"
+    # Seconds that a process of several waits for the others to come together.
+    cfg.DIST_JOIN_SECONDS = 300.0
+    # Seconds that one may wait in a collective for the others; then the run ends.
+    cfg.DIST_STALL_SECONDS = 1800.0
     # Processes that read clips for each process that trains; "auto" picks from the cores.
     cfg.DATA_LOADER.NUM_WORKERS = "auto"
 

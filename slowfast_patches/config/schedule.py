@@ -23,12 +23,24 @@ __all__ = [
     "learning_rate_from_config",
     "schedule_from_config",
     "uses_multigrid",
+    "without_multigrid",
 ]
 
 
 def uses_multigrid(cfg: CfgNode) -> bool:
     """Whether a config asks for the long cycle, the short cycle, or both."""
     return bool(cfg.MULTIGRID.LONG_CYCLE or cfg.MULTIGRID.SHORT_CYCLE)
+
+
+def without_multigrid(cfg: CfgNode) -> CfgNode:
+    """The baseline of a config: the same recipe with both cycles off."""
+    if not uses_multigrid(cfg):
+        return cfg
+    cfg = cfg.clone()
+    cfg.defrost()
+    cfg.MULTIGRID.LONG_CYCLE = cfg.MULTIGRID.SHORT_CYCLE = False
+    cfg.freeze()
+    return cfg
 
 
 def groups_batchnorm(cfg: CfgNode) -> bool:

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import hashlib
 import json
+import os
 import re
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
@@ -17,7 +19,7 @@ from slowfast_patches.datasets.csv_list import LabelledVideo, count_videos, csv_
 from slowfast_patches.datasets.frame_list import FrameList, count_listed, read_frame_list
 from slowfast_patches.datasets.ssv2_list import count_ssv2, read_ssv2, ssv2_classes, ssv2_path
 
-__all__ = ["class_names", "count_list", "list_path", "read_list"]
+__all__ = ["class_names", "count_list", "list_digest", "list_path", "read_list"]
 
 
 def read_list(cfg: CfgNode, split: str, dataset: str | None = None) -> Sequence[Any]:
@@ -57,6 +59,27 @@ def count_list(cfg: CfgNode, split: str) -> int | None:
         ValueError: no such data set, or a file that is no list.
     """
     return _kind(cfg, split, None)[1].count(cfg, split)
+
+
+def list_digest(cfg: CfgNode, videos: Sequence[Any]) -> str:
+    """SHA-256 of the training list: the videos' paths and labels, in order.
+
+    Paths are as the list has them, before DATA.PATH_PREFIX: the data may move. Of a frame list it
+    is the videos' names, and the labels of their frames.
+    """
+    digest = hashlib.sha256()
+    if isinstance(videos, FrameList):
+        for numbers in (*videos.names, *videos.runs):  # narrow where they are small
+            digest.update(numbers.astype("<i8").tobytes())
+        return digest.hexdigest()
+    path = list_path(cfg, "train")
+    root = os.path.join(str(Path(cfg.DATA.PATH_PREFIX or path.parent)), "")
+    for video in videos:
+        where = str(getattr(video, "path", video))  # a data set of another's may have numbers
+        # Named by a json file, videos may lie in a folder of their own.
+        name = Path(where).name if path.suffix == ".json" else where.removeprefix(root)
+        digest.update(f"{name}\0{getattr(video, 'label', None)}\n".encode(errors="surrogateescape"))
+    return digest.hexdigest()
 
 
 def class_names(cfg: CfgNode) -> tuple[str, ...] | None:

@@ -22,12 +22,15 @@ from multigrid import (
 from slowfast_patches import patching
 from slowfast_patches.datasets.lists import list_path
 from slowfast_patches.utils.machine import available_cores
+from slowfast_patches.utils.placement import find_placement
+from slowfast_patches.utils.signals import held_back, leave_to_parent
 
 __all__ = [
     "build_dataset",
     "cores_of_process",
     "dataset_class",
     "evaluation_loader",
+    "evaluation_rounds",
     "loading_advice",
     "num_workers",
     "precise_bn_loader",
@@ -70,10 +73,13 @@ def dataset_class(name: str) -> Any:
 def cores_of_process(cfg: CfgNode) -> int:
     """Cores that one of the run's processes on this machine can count on, its workers' included.
 
-    The processes are torchrun's LOCAL_WORLD_SIZE or NUM_GPUS, and share the cores evenly.
+    The processes of a machine share its cores evenly, unless srun gave each task cores of its own.
     """
-    processes = int(os.environ.get("LOCAL_WORLD_SIZE", max(1, cfg.NUM_GPUS)))
-    return max(1, available_cores() // processes)
+    placement, cores = find_placement(cfg, os.environ), available_cores()
+    processes = placement.per_machine
+    if placement.launcher == "srun" and cores < int(os.environ.get("SLURM_CPUS_ON_NODE", 0)):
+        processes = placement.count
+    return max(1, cores // processes)
 
 
 def num_workers(cfg: CfgNode) -> int:
@@ -143,6 +149,12 @@ def evaluation_loader(
     return _loader(cfg, dataset, batches)
 
 
+def evaluation_rounds(clips: int, batch_size: int, world_size: int) -> int:
+    """The most mini-batches that `evaluation_loader` gives a rank of an evaluation's clips."""
+    share = -(-clips // world_size)
+    return -(-share // batch_size)
+
+
 def precise_bn_loader(
     cfg: CfgNode, dataset: Dataset[Any], schedule: Schedule, step: Step, rank: int, world_size: int
 ) -> DataLoader[Any]:
@@ -167,13 +179,22 @@ def _collate_what_is_not(batch: Any) -> Batch:
     return collate(batch) if isinstance(batch, list) else cast(Batch, batch)
 
 
+class _Loader(DataLoader[Any]):
+    """A DataLoader whose workers outlive the signals that ask a run to stop."""
+
+    def __iter__(self) -> Any:
+        with held_back():  # a worker that has just started must not die of them either
+            return super().__iter__()
+
+
 def _loader(cfg: CfgNode, dataset: Dataset[Any], batches: Any) -> DataLoader[Any]:
     workers = min(num_workers(cfg), len(batches))
-    return DataLoader(
+    return _Loader(
         dataset,
         batch_sampler=batches,
         num_workers=workers,
         prefetch_factor=_PREFETCH if workers else None,
         pin_memory=cfg.DATA_LOADER.PIN_MEMORY and cfg.NUM_GPUS > 0,
         collate_fn=_collate_what_is_not,
+        worker_init_fn=leave_to_parent,
     )

@@ -1,4 +1,4 @@
-"""Start the processes of a run: torchrun's, the host's own launcher convention, or this one alone.
+"""Start the processes of a run: torchrun's, srun's, by the host's own convention, or this alone.
 
 The host's convention: NUM_GPUS processes on each of NUM_SHARDS machines, of which this is number
 SHARD_ID, meeting at --init_method. NUM_GPUS 0 is one process a machine, on the CPU.
@@ -8,35 +8,66 @@ from __future__ import annotations
 
 import os
 from collections.abc import Callable
+from datetime import timedelta
+from pathlib import Path
 
 import torch
 import torch.distributed as dist
 from fvcore.common.config import CfgNode
-from torch.multiprocessing.spawn import start_processes
 
 from slowfast_patches.config.scale import scale_to_processes
 from slowfast_patches.datasets.loader import cores_of_process, num_workers
+from slowfast_patches.engine.launching.failing import (
+    Failures,
+    end_process,
+    exit_status,
+    explain,
+    log_failure,
+)
+from slowfast_patches.engine.launching.meeting import arrive, check_open
+from slowfast_patches.engine.launching.spawning import spawn
+from slowfast_patches.engine.launching.stores import Address, connect, host
+from slowfast_patches.engine.stopping import INTERRUPTED_STATUS, TrainingInterruptedError
 from slowfast_patches.utils.distributed import World
+from slowfast_patches.utils.placement import Placement, find_placement, is_restart
 
-__all__ = ["check_gpus", "for_processes", "launch", "process_device", "processes_of"]
+__all__ = [
+    "check_gpus",
+    "explain_once",
+    "for_processes",
+    "is_restart",
+    "launch",
+    "launch_at",
+    "process_device",
+    "processes_of",
+]
 
 Main = Callable[[CfgNode, World], None]
+Check = Callable[[CfgNode], None]
+
+_FIND_SECONDS = 30.0
+"""How long a process looks for the store once all have come: it is there unless its host ended."""
 
 
 def processes_of(cfg: CfgNode) -> int:
-    """Processes of a run over all machines, as torchrun or else the config says."""
-    if _under_torchrun():
-        return int(os.environ["WORLD_SIZE"])
-    return int(max(1, cfg.NUM_GPUS) * cfg.NUM_SHARDS)
+    """Processes of a run over all machines, as its launcher or else the config says."""
+    return find_placement(cfg, os.environ).size
 
 
 def check_gpus(cfg: CfgNode) -> None:
     """Raise ValueError if a config asks for more GPUs than this machine has."""
-    if torch.cuda.device_count() < cfg.NUM_GPUS:
+    count = torch.cuda.device_count()
+    if count < cfg.NUM_GPUS and not _has_gpu_of_its_own(cfg):
         raise ValueError(
-            f"NUM_GPUS is {cfg.NUM_GPUS}, this machine has {torch.cuda.device_count()}; "
-            "NUM_GPUS 0 trains on the CPU"
+            f"NUM_GPUS is {cfg.NUM_GPUS}, this machine has {count}; NUM_GPUS 0 trains on the CPU"
         )
+
+
+def _has_gpu_of_its_own(cfg: CfgNode) -> bool:
+    """Whether srun shows each of its tasks one GPU (--gpus-per-task), which is number 0 to all."""
+    placement = find_placement(cfg, os.environ)
+    one_each = placement.launcher == "srun" and placement.count == 1
+    return one_each and torch.cuda.device_count() == 1
 
 
 def for_processes(cfg: CfgNode) -> CfgNode:
@@ -45,60 +76,175 @@ def for_processes(cfg: CfgNode) -> CfgNode:
     Machines are counted, and batch and rates scaled where SOLVER.REFERENCE_WORLD_SIZE asks for it.
 
     Raises:
-        ValueError: torchrun and the config disagree, or the recipe cannot be scaled.
+        ValueError: launcher and config disagree, or the recipe cannot be scaled.
     """
-    cfg = _with_machines(cfg)
-    return scale_to_processes(cfg, processes_of(cfg))
+    placement = find_placement(cfg, os.environ)
+    return scale_to_processes(_with_machines(cfg, placement), placement.size)
 
 
-def _with_machines(cfg: CfgNode) -> CfgNode:
-    """The config with NUM_SHARDS as torchrun counts machines: TRAIN.BATCH_SIZE is per machine."""
-    if not _under_torchrun():
+def _with_machines(cfg: CfgNode, placement: Placement) -> CfgNode:
+    """The config with machines as the launcher counts them: TRAIN.BATCH_SIZE is per machine."""
+    if (placement.machines, placement.machine) == (cfg.NUM_SHARDS, cfg.SHARD_ID):
         return cfg
-    machines = int(os.environ["GROUP_WORLD_SIZE"])
-    if cfg.NUM_SHARDS not in (1, machines):
-        raise ValueError(
-            f"torchrun runs on {machines} machines, NUM_SHARDS says {cfg.NUM_SHARDS}; leave "
-            "NUM_SHARDS out under torchrun"
-        )
     cfg = cfg.clone()
     cfg.defrost()
-    cfg.NUM_SHARDS = machines
+    cfg.NUM_SHARDS, cfg.SHARD_ID = placement.machines, placement.machine
     cfg.freeze()
     return cfg
 
 
-def launch(cfg: CfgNode, init_method: str, main: Main) -> None:
-    """Call `main(cfg, world)` in every process of the run and wait for them."""
-    if _under_torchrun():
-        _join(int(os.environ["LOCAL_RANK"]), cfg, "env://", processes_of(cfg), main)
-    elif processes_of(cfg) == 1:
-        main(cfg, World(0, 1, process_device(cfg, 0)))
-    elif cfg.NUM_GPUS > 1:
-        size = processes_of(cfg)
-        start_processes(  # type: ignore[no-untyped-call]
-            _join, (cfg, init_method, size, main), cfg.NUM_GPUS, start_method="spawn"
-        )
-    else:
-        _join(0, cfg, init_method, processes_of(cfg), main)
+def launch(cfg: CfgNode, init_method: str | None, main: Main, check: Check | None = None) -> None:
+    """Call `main(cfg, world)` in every process of the run and wait for them.
+
+    Args:
+        cfg: the recipe, as loaded.
+        init_method: where the processes meet: tcp://HOST:PORT of the first machine, or file://
+            and a path; None where the launcher says it, or on one machine, at a free port.
+        main: what each process does; to be pickled.
+        check: called with the recipe by each command that starts processes: where it fails on one
+            machine, the run ends on all.
+
+    Raises:
+        ValueError: launchers contradict each other.
+        SystemExit: with the exit status, where a process of several failed; it has said why.
+    """
+    placement = find_placement(cfg, os.environ, init_method)
+    if placement.size > 1:
+        if status := launch_at(placement, cfg, main, check):
+            raise SystemExit(status)
+        return
+    if check is not None:
+        check(cfg)
+    _run_alone(cfg, main)
 
 
-def _under_torchrun() -> bool:
-    return "TORCHELASTIC_RUN_ID" in os.environ
-
-
-def _join(local_rank: int, cfg: CfgNode, init_method: str, size: int, main: Main) -> None:
-    """Enter the process group, run, and leave it."""
-    device = process_device(cfg, local_rank)
-    rank = cfg.SHARD_ID * max(1, cfg.NUM_GPUS) + local_rank
-    if init_method == "env://":
-        rank = int(os.environ["RANK"])
-    backend = _backend(cfg)
-    dist.init_process_group(backend, init_method=init_method, rank=rank, world_size=size)
+def _run_alone(cfg: CfgNode, main: Main) -> None:
     try:
-        main(cfg, World(rank, size, device))
-    finally:
+        main(cfg, World(0, 1, process_device(cfg, 0)))
+    except BaseException as error:
+        log_failure(error)
+        raise
+
+
+def launch_at(placement: Placement, cfg: CfgNode, main: Main, check: Check | None = None) -> int:
+    """`launch` where several processes are placed; the exit status, after saying what was wrong."""
+    failures, server = None, None
+    try:
+        address = _meeting_place(placement)
+        if placement.first_rank == 0 and address.scheme == "tcp":
+            server = host(address.port)  # for as long as this function runs
+            address = address._replace(port=server.port)
+        store = _connection("run", address, cfg.DIST_JOIN_SECONDS)
+        check_open(store, placement)
+        failures = Failures(store, placement, hosts=server is not None)
+        if check is not None:
+            check(cfg)
+        arrive(store, placement, cfg, cfg.DIST_JOIN_SECONDS)
+    except Exception as error:
+        return failures.report(error) if failures else _explain_without_store(error, placement)
+    arguments = (placement, address, cfg, main)
+    if placement.count == 1:
+        _process(0, *arguments)
+        return 0
+    return spawn(_process, arguments, placement.count, placement.first_rank, failures)
+
+
+def _meeting_place(placement: Placement) -> Address:
+    """Raise ValueError where several machines are to meet and nobody says where.
+
+    The host's default, a fixed port of localhost, leads each of them to itself; and on one machine
+    two runs at a time would meet there.
+    """
+    if placement.address is not None:
+        return Address.parse(placement.address)
+    if placement.machines > 1:
+        raise ValueError(
+            f"NUM_SHARDS {placement.machines}: say where the machines meet, with --init_method "
+            "tcp://FIRST-MACHINE:PORT, the same on all"
+        )
+    return Address("tcp", "localhost", 0)
+
+
+def _explain_without_store(error: Exception, placement: Placement) -> int:
+    """One process for each machine says what is wrong."""
+    return explain(error) if placement.speaks else exit_status(error)
+
+
+def explain_once(error: BaseException) -> int:
+    """Say what ended a run before its processes came together, in one process of each machine that
+    a launcher starts; the exit status."""
+    environment = os.environ
+    if "TORCHELASTIC_RUN_ID" in environment:
+        first = environment.get("LOCAL_RANK", "0") == "0"
+    else:
+        first = environment.get("SLURM_LOCALID", "0") == "0"
+    return explain(error) if first else exit_status(error)
+
+
+def _connection(name: str, address: Address, seconds: float) -> dist.Store:
+    """A connection of its own to the run's store, for keys of one kind."""
+    return dist.PrefixStore(name, connect(address, seconds))
+
+
+def _connection_for_life(name: str, address: Address, cfg: CfgNode) -> dist.Store:
+    """One that waits for an answer as long as a collective does: a run may be suspended."""
+    store = _connection(name, address, _FIND_SECONDS)
+    store.set_timeout(timedelta(seconds=cfg.DIST_STALL_SECONDS))
+    return store
+
+
+def _process(number: int, placement: Placement, address: Address, cfg: CfgNode, main: Main) -> None:
+    """One process of the run, from entering the group to leaving it; a failure ends it here.
+
+    `number` counts those that the command starts.
+    """
+    rank, failures, interruption = placement.first_rank + number, None, None
+    spawned = placement.count > 1
+    try:
+        failures = Failures(
+            _connection_for_life("run", address, cfg),
+            placement,
+            f"rank {rank}",
+            hosts=rank == 0 and not spawned and address.scheme == "tcp",
+            silent=spawned,
+        )
+        failures.watch(_connection_for_life("run", address, cfg))
+        world = _join(rank, placement.local_rank + number, placement.size, address, cfg)
+        interruption = _interruption(main, cfg, world)
+        failures.leave(rank, cfg.DIST_STALL_SECONDS)
+        if rank == 0 and address.scheme == "file":
+            Path(address.path).unlink(missing_ok=True)
         dist.destroy_process_group()
+    except BaseException as error:
+        end_process(failures.report(error) if failures else exit_status(error))
+    if interruption is not None:
+        if rank == 0:
+            explain(interruption)
+        end_process(INTERRUPTED_STATUS)
+
+
+def _join(rank: int, local_rank: int, size: int, address: Address, cfg: CfgNode) -> World:
+    """Enter the process group: the only place where a world of several processes is made."""
+    device = process_device(cfg, local_rank)
+    dist.init_process_group(
+        _backend(cfg),
+        store=_connection_for_life("group", address, cfg),
+        rank=rank,
+        world_size=size,
+        timeout=timedelta(seconds=cfg.DIST_STALL_SECONDS),
+    )
+    messages = _connection_for_life("messages", address, cfg)
+    return World(rank, size, device, messages, local_rank)
+
+
+def _interruption(main: Main, cfg: CfgNode, world: World) -> TrainingInterruptedError | None:
+    """Run `main`; the interruption, if one ended it: no failure, and the same in all processes."""
+    try:
+        main(cfg, world)
+    except TrainingInterruptedError as error:
+        log_failure(error)
+        return error
+    return None
 
 
 def _backend(cfg: CfgNode) -> str:
@@ -112,8 +258,9 @@ def process_device(cfg: CfgNode, local_rank: int) -> torch.device:
     if cfg.NUM_GPUS == 0:
         _share_cores(cfg)
         return torch.device("cpu")
-    torch.cuda.set_device(local_rank)
-    return torch.device("cuda", local_rank)
+    number = 0 if _has_gpu_of_its_own(cfg) else local_rank
+    torch.cuda.set_device(number)
+    return torch.device("cuda", number)
 
 
 def _share_cores(cfg: CfgNode) -> None:

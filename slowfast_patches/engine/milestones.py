@@ -6,7 +6,7 @@ from fvcore.common.config import CfgNode
 
 from multigrid import Schedule
 
-__all__ = ["checkpoint_iterations", "evaluation_iterations"]
+__all__ = ["checkpoint_iterations", "evaluation_iterations", "phase_ends"]
 
 
 def evaluation_iterations(cfg: CfgNode, schedule: Schedule) -> frozenset[int]:
@@ -26,8 +26,14 @@ def evaluation_iterations(cfg: CfgNode, schedule: Schedule) -> frozenset[int]:
 
 
 def checkpoint_iterations(cfg: CfgNode, schedule: Schedule) -> frozenset[int]:
-    """Numbers of finished iterations at which to save: every CHECKPOINT_PERIOD epochs, the end."""
-    return _every(cfg.TRAIN.CHECKPOINT_PERIOD, schedule)
+    """Numbers of finished iterations at which to save: every CHECKPOINT_PERIOD epochs, and the ends
+    of phases, the last of which is the end."""
+    return _every(cfg.TRAIN.CHECKPOINT_PERIOD, schedule) | phase_ends(schedule)
+
+
+def phase_ends(schedule: Schedule) -> frozenset[int]:
+    """Numbers of finished iterations at which a phase ends."""
+    return frozenset(phase.stop for phase in schedule.phases)
 
 
 def _every(epochs: int, schedule: Schedule) -> frozenset[int]:

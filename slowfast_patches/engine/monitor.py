@@ -3,28 +3,25 @@
 from __future__ import annotations
 
 import logging
-import math
-import time
-from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from datetime import timedelta
 from pathlib import Path
 from typing import Any
 
 import simplejson
-import torch
-from torch.utils.tensorboard import SummaryWriter
 
 from multigrid import Schedule, Step
 from slowfast_patches.config.metrics import format_metrics
+from slowfast_patches.engine.clock import Clock
+from slowfast_patches.engine.events import Events
 from slowfast_patches.engine.forecast import Forecast
+from slowfast_patches.engine.window import Summary
+from slowfast_patches.utils.files import written_whole
 
-__all__ = ["Clock", "Monitor", "setup_logging"]
+__all__ = ["Monitor"]
 
 logger = logging.getLogger(__name__)
-
-_FORMAT = "%(asctime)s %(levelname)s %(message)s"
 
 _LIMIT = 0.15
 """Share of a phase's time spent waiting for data above which loading is the limit."""
@@ -32,71 +29,15 @@ _LEAST_ITERATIONS, _LEAST_SECONDS = 10, 5.0
 """Shorter phases say nothing of what limits them."""
 
 
-def setup_logging(output_dir: str | None) -> None:
-    """Log to the terminal and to OUTPUT_DIR/train.log; warnings only without a folder.
-
-    Only the main process has a folder.
-    """
-    root = logging.getLogger()
-    for handler in list(root.handlers):
-        root.removeHandler(handler)
-        handler.close()
-    handlers: list[logging.Handler] = [logging.StreamHandler()]
-    if output_dir is not None:
-        Path(output_dir).mkdir(parents=True, exist_ok=True)
-        handlers.append(logging.FileHandler(Path(output_dir) / "train.log"))
-    logging.basicConfig(
-        level=logging.WARNING if output_dir is None else logging.INFO,
-        format=_FORMAT,
-        datefmt="%H:%M:%S",
-        handlers=handlers,
-    )
-    logging.getLogger("fvcore").setLevel(logging.WARNING)
-    logging.captureWarnings(True)
-
-
-class Clock:
-    """Seconds spent on each activity over the whole life of a run, restarts included."""
-
-    def __init__(self, seconds: Mapping[str, float] | None = None) -> None:
-        self.seconds = {"training": 0.0, "loading": 0.0, "evaluating": 0.0} | dict(seconds or {})
-
-    @contextmanager
-    def time(self, activity: str) -> Iterator[None]:
-        """Count the body's time as an activity's."""
-        start = time.perf_counter()
-        try:
-            yield
-        finally:
-            self.seconds[activity] += time.perf_counter() - start
-
-    @contextmanager
-    def wait(self, device: torch.device) -> Iterator[None]:
-        """Count the body's time as loading, as far as the device had nothing left to compute.
-
-        Work is queued on a GPU: while the next mini-batch is awaited, it may still be computing,
-        and that is training.
-        """
-        queued, start = _mark(device), time.perf_counter()
-        yield
-        waited = time.perf_counter() - start
-        idle = min(waited, _seconds_since(queued, device))
-        self.seconds["loading"] += idle
-        self.seconds["training"] += waited - idle
-
-    @property
-    def working(self) -> float:
-        """Seconds of training and of waiting for data."""
-        return self.seconds["training"] + self.seconds["loading"]
-
-
 @dataclass
 class _Spent:
-    """Iterations, their clips, and the seconds that went to computing and to waiting for data."""
+    """Iterations, their clips, and the seconds that went to computing and to waiting for data:
+    those of this process, iteration by iteration, and those of each rank, report by report."""
 
     iterations: int = 0
     clips: int = 0
     seconds: dict[str, float] = field(default_factory=lambda: {"training": 0.0, "loading": 0.0})
+    ranks: list[tuple[float, float]] = field(default_factory=list)
 
     def add(self, clips: int, seconds: Mapping[str, float]) -> None:
         """Note one iteration."""
@@ -104,6 +45,11 @@ class _Spent:
         self.clips += clips
         for activity in self.seconds:
             self.seconds[activity] += seconds[activity]
+
+    def add_ranks(self, spent: Sequence[tuple[float, float]]) -> None:
+        """Note what each rank trained and loaded since the last report."""
+        before = self.ranks or [(0.0, 0.0)] * len(spent)
+        self.ranks = [(a + c, b + d) for (a, b), (c, d) in zip(before, spent, strict=True)]
 
     @property
     def total(self) -> float:
@@ -114,18 +60,41 @@ class _Spent:
         return self.seconds["loading"] / self.total
 
     @property
-    def is_limited_by_loading(self) -> bool:
-        """Whether waiting took much of it, and it was long enough to tell."""
+    def limit(self) -> str | None:
+        """Who waited for data much of the time, and how much, if it was long enough to tell."""
+        worst = _worst(self.ranks)
+        who, share = ("it", self.loading_share) if worst is None else (f"rank {worst[0]}", worst[1])
         is_long = self.iterations >= _LEAST_ITERATIONS and self.total >= _LEAST_SECONDS
-        return is_long and self.loading_share > _LIMIT
+        return f"{who} waited {100 * share:.0f} %" if is_long and share > _LIMIT else None
 
     def __str__(self) -> str:
         return (
             f"{self.iterations} iterations took {timedelta(seconds=round(self.total))}, "
-            f"{100 * self.loading_share:.0f} % of it waiting for data (reading gave "
-            f"{self.clips / self.total:.1f} clips/s, training could take "
+            f"{100 * self.loading_share:.0f} % of it waiting for data{_most(self.ranks)} (reading "
+            f"gave {self.clips / self.total:.1f} clips/s, training could take "
             f"{self.clips / max(self.seconds['training'], 1e-9):.1f})"
         )
+
+
+def _worst(ranks: Sequence[tuple[float, float]]) -> tuple[int, float] | None:
+    """The rank that waits for data most, and its share; None where there is one rank. While it
+    waits, the others wait for it in communication, which counts as training."""
+    shares = [loading / max(training + loading, 1e-9) for training, loading in ranks]
+    return max(enumerate(shares), key=lambda pair: pair[1]) if len(shares) > 1 else None
+
+
+def _most(ranks: Sequence[tuple[float, float]]) -> str:
+    """What a line says of the rank that waits most."""
+    worst = _worst(ranks)
+    return "" if worst is None else f", rank {worst[0]} most with {100 * worst[1]:.0f} %"
+
+
+def _worst_record(ranks: Sequence[tuple[float, float]]) -> dict[str, float]:
+    """What a record says of it."""
+    worst = _worst(ranks)
+    if worst is None:
+        return {}
+    return {"worst_loading_share": round(worst[1], 4), "worst_loading_rank": worst[0]}
 
 
 class Monitor:
@@ -133,8 +102,9 @@ class Monitor:
 
     "iteration" counts the iterations done. A continued run drops the lines that were written after
     the checkpoint it continues from. What is said of a phase, and of the training at its end, is
-    what this process saw: of a phase that was interrupted, the iterations since. Its share of
-    waiting for data is the main process's own.
+    what this process saw: of a phase that was interrupted, the iterations since. A share of waiting
+    for data is the main process's own; with several processes, that of the rank that waits most is
+    beside it, over the reports that fall into the phase.
 
     Args:
         output_dir: of the run.
@@ -142,18 +112,25 @@ class Monitor:
         clock: tells what the time goes to; read, never written.
         start: iterations done before.
         advice: what to do where loading is the limit.
+        evaluation_due: the evaluation after `start` iterations is yet to come.
     """
 
     def __init__(
-        self, output_dir: str, schedule: Schedule, clock: Clock, start: int, advice: str
+        self,
+        output_dir: str,
+        schedule: Schedule,
+        clock: Clock,
+        start: int,
+        advice: str,
+        evaluation_due: bool = False,
     ) -> None:
         folder = Path(output_dir)
         self._schedule, self._clock, self._advice = schedule, clock, advice
         self._forecast = Forecast(schedule)
         self._path = folder / "metrics.jsonl"
-        _keep_lines_until(self._path, start)
+        kept = _keep_lines_until(self._path, start, start - evaluation_due)
         self._lines = self._path.open("a", encoding="utf-8")
-        self._events = SummaryWriter(str(folder / "tensorboard"), purge_step=start + 1)
+        self._events = Events(folder / "tensorboard", start, clock.working, kept)
         self._before, self._seen = dict(clock.seconds), dict(clock.seconds)
         self._phase, self._training = _Spent(), _Spent()
 
@@ -195,15 +172,17 @@ class Monitor:
             "/".join(str(size or "its own") for size in phase.bn_sizes),
         )
 
-    def progress(self, step: Step, loss: float, top1: float | None, clips: int) -> None:
+    def progress(self, step: Step, summary: Summary) -> None:
         """One line for the iterations since the last: their loss, speed and, where a clip has one
         label, accuracy."""
+        for spent_by_all in (self._phase, self._training):
+            spent_by_all.add_ranks(summary.spent)
         now = dict(self._clock.seconds)
         spent = {key: now[key] - self._before[key] for key in ("training", "loading")}
         self._before = now
         seconds = max(sum(spent.values()), 1e-9)
         left = self._forecast.remaining(step.iteration + 1)
-        accuracy = {} if top1 is None else {"top1": round(top1, 3)}
+        accuracy = {} if summary.top1 is None else {"top1": round(summary.top1, 3)}
         record = {
             "type": "train",
             "iteration": step.iteration + 1,
@@ -212,17 +191,18 @@ class Monitor:
             "shape": list(_numbers(step)),
             "lr": step.lr,
             "bn_size": step.bn_size,
-            "loss": round(loss, 6),
+            "loss": round(summary.loss, 6),
             **accuracy,
-            "clips_per_second": round(clips / seconds, 2),
+            "clips_per_second": round(summary.clips / seconds, 2),
             "loading_share": round(spent["loading"] / seconds, 4),
+            **_worst_record(summary.spent),
             "seconds": round(self._clock.working, 3),
             "seconds_left": round(left, 1),
         }
-        self._write(record, ("loss", *accuracy, "lr", "clips_per_second", "loading_share"))
+        self._write(record)
         logger.info(
             "iteration %d/%d epoch %.2f phase %d/%d %s LR %.4g loss %.4f%s "
-            "%.1f clips/s (%.0f %% waiting for data), %s left",
+            "%.1f clips/s (%.0f %% waiting for data%s), %s left",
             step.iteration + 1,
             self._schedule.iterations,
             step.epoch,
@@ -230,16 +210,17 @@ class Monitor:
             len(self._schedule.phases),
             step.shape,
             step.lr,
-            loss,
-            "" if top1 is None else f" top-1 {top1:.1f}",
+            summary.loss,
+            "" if summary.top1 is None else f" top-1 {summary.top1:.1f}",
             record["clips_per_second"],
             100 * spent["loading"] / seconds,
+            _most(summary.spent),
             timedelta(seconds=round(left)),
         )
 
     def evaluated(self, record: Mapping[str, Any], metrics: Mapping[str, float]) -> None:
         """Note a validation and its metrics, which the record has too."""
-        self._write({"type": "val", **record}, tuple(metrics))
+        self._write({"type": "val", **record})
         logger.info(
             "validation after iteration %d (epoch %.2f): %s",
             record["iteration"],
@@ -258,62 +239,41 @@ class Monitor:
             "clips": spent.clips,
             "seconds": round(spent.total, 3),
             "loading_share": round(spent.loading_share, 4),
+            **_worst_record(spent.ranks),
         }
-        self._write(record, ("loading_share",))
+        self._write(record)
         name = f"phase {step.phase + 1} of {len(self._schedule.phases)}"
         logger.info("%s: %s", name, spent)
-        if spent.is_limited_by_loading:
+        if (limit := spent.limit) is not None:
             logger.warning(
-                "loading was the limit of %s, not the model: it waited %.0f %% of the time; %s",
-                name,
-                100 * spent.loading_share,
-                self._advice,
+                "loading was the limit of %s, not the model: %s of the time; %s",
+                *(name, limit, self._advice),
             )
 
-    def _write(self, record: Mapping[str, Any], scalars: tuple[str, ...]) -> None:
+    def _write(self, record: Mapping[str, Any]) -> None:
         self._lines.write(simplejson.dumps(record) + "\n")
         self._lines.flush()
-        for name in scalars:
-            self._events.add_scalar(f"{record['type']}/{name}", record[name], record["iteration"])
-        if record["type"] == "train":
-            for name, value in zip(("batch", "frames", "crop"), record["shape"], strict=True):
-                self._events.add_scalar(f"shape/{name}", value, record["iteration"])
+        self._events.write(record)
 
 
 def _numbers(step: Step) -> tuple[int, int, int]:
     return step.shape.batch, step.shape.frames, step.shape.crop
 
 
-def _mark(device: torch.device) -> Any:
-    """The end of what is queued on a GPU by now; None on the CPU, where nothing is queued."""
-    if device.type != "cuda":
-        return None
-    mark = torch.cuda.Event(enable_timing=True)  # type: ignore[no-untyped-call]
-    mark.record()
-    return mark
-
-
-def _seconds_since(mark: Any, device: torch.device) -> float:
-    """Seconds for which a device has had nothing left to do, if nothing was queued since."""
-    if mark is None:
-        return math.inf
-    if not mark.query():
-        return 0.0
-    now = _mark(device)
-    now.synchronize()  # at once: nothing is before it
-    return float(mark.elapsed_time(now)) / 1000
-
-
-def _keep_lines_until(path: Path, iteration: int) -> None:
-    """Drop the records after `iteration` iterations, and a last line that was not written whole."""
+def _keep_lines_until(path: Path, iteration: int, evaluation: int) -> list[dict[str, Any]]:
+    """Drop the records after `iteration` iterations, evaluations after `evaluation`, and a last
+    line that was not written whole; the records that are kept."""
     if not path.exists():
-        return
-    kept = []
+        return []
+    lines, records = list[str](), list[dict[str, Any]]()
     for line in path.read_text(encoding="utf-8").splitlines():
         try:
             record = simplejson.loads(line)
         except simplejson.JSONDecodeError:
             continue
-        if record["iteration"] <= iteration:
-            kept.append(line + "\n")
-    path.write_text("".join(kept), encoding="utf-8")
+        if record["iteration"] <= (evaluation if record["type"] == "val" else iteration):
+            lines.append(line + "\n")
+            records.append(record)
+    with written_whole(path) as file:
+        file.write("".join(lines).encode())
+    return records

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import warnings
+
 from torch import nn
 
 from slowfast_patches.utils.distributed import World
@@ -17,6 +19,9 @@ def parallel(model: nn.Module, world: World) -> nn.Module:
     if world.size == 1:
         return model
     ids = [world.device] if world.device.type == "cuda" else None
-    return nn.parallel.DistributedDataParallel(
-        model, device_ids=ids, broadcast_buffers=False, gradient_as_bucket_view=True
-    )
+    with warnings.catch_warnings():
+        # torch 2.13 announces another name for it, which earlier releases do not have.
+        warnings.filterwarnings("ignore", "`broadcast_buffers` is deprecated", FutureWarning)
+        return nn.parallel.DistributedDataParallel(
+            model, device_ids=ids, broadcast_buffers=False, gradient_as_bucket_view=True
+        )

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 from typing import Any
 
@@ -31,6 +32,7 @@ __all__ = [
     "format_plan",
     "make_plan",
     "plan_config",
+    "short_phases",
 ]
 
 MIN_PHASE_ITERATIONS = 20
@@ -102,17 +104,7 @@ class Plan:
     @property
     def warnings(self) -> tuple[str, ...]:
         """What speaks against this plan; empty if nothing does, and for a baseline."""
-        if all(shape == self.base for phase in self.phases for shape in phase.shapes):
-            return ()
-        shortest = min(self.phases, key=lambda phase: phase.iterations)
-        if shortest.iterations >= MIN_PHASE_ITERATIONS:
-            return ()
-        return (
-            f"phase {shortest.number} ({shortest.base_shape}) has {shortest.iterations} "
-            f"iterations; with fewer than {MIN_PHASE_ITERATIONS} in its shortest phase, multigrid "
-            "is expected to end below the baseline. More epochs, a larger training set or a "
-            "smaller batch make the phases longer",
-        )
+        return short_phases(self.base, self.phases)
 
     def to_json(self) -> dict[str, Any]:
         """The plan as plain data. FLOPs are those of training: forward and backward; times are null
@@ -158,6 +150,21 @@ def dataset_size(cfg: CfgNode, given: int | None = None) -> int:
             "or DATA.NUM_TRAIN_VIDEOS N"
         )
     return int(size)
+
+
+def short_phases(base: Shape, phases: Sequence[Phase | PhasePlan]) -> tuple[str, ...]:
+    """A warning where phases are too short for multigrid to pay; empty for a baseline."""
+    if all(shape == base for phase in phases for shape in phase.shapes):
+        return ()
+    number, shortest = min(enumerate(phases, start=1), key=lambda pair: pair[1].iterations)
+    if shortest.iterations >= MIN_PHASE_ITERATIONS:
+        return ()
+    return (
+        f"phase {number} ({shortest.base_shape}) has {shortest.iterations} "
+        f"iterations; with fewer than {MIN_PHASE_ITERATIONS} in its shortest phase, multigrid "
+        "is expected to end below the baseline. More epochs, a larger training set or a "
+        "smaller batch make the phases longer",
+    )
 
 
 def plan_config(

@@ -20,19 +20,19 @@ __all__ = ["update_precise_bn"]
 @torch.no_grad()
 def update_precise_bn(
     model: nn.Module,
-    loader: Iterable[Any],
+    batches: Iterable[Any],
     transform: InputTransform,
     world: World,
     autocast: Callable[[], Any],
     global_batch: int,
 ) -> None:
-    """Replace the running statistics by those of the loader's clips (Wu and Johnson, 2021).
+    """Replace the running statistics by those of some mini-batches (Wu and Johnson, 2021).
 
     They are the mean and variance of all the values that a channel has over the mini-batches of all
     processes. Grouped BN normalises the clips meanwhile over `global_batch` of them, on however
     many processes; BN that is not grouped normalises each process's own.
 
-    All mini-batches are of one size, and each process's loader has as many.
+    All mini-batches are of one size, and each process has as many.
     """
     model.train()
     set_group_size(model, global_batch)
@@ -45,7 +45,7 @@ def update_precise_bn(
     hooks = [norm.register_forward_pre_hook(moment.see) for norm, moment in moments.items()]
     try:
         with autocast():
-            for batch in loader:
+            for batch in batches:
                 model(transform(batch["clips"], batch["flips"]))
     finally:
         for hook in hooks:

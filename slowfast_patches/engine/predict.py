@@ -16,7 +16,7 @@ from slowfast_patches.datasets.clips import evaluation_plan
 from slowfast_patches.datasets.loader import dataset_class
 from slowfast_patches.datasets.reading.clip_reader import read_clip
 from slowfast_patches.datasets.reading.scan import scan
-from slowfast_patches.engine import checkpoint
+from slowfast_patches.engine import checkpoints
 from slowfast_patches.models.build import build_model
 from slowfast_patches.models.inputs import InputTransform
 from slowfast_patches.models.solver import Precision
@@ -37,7 +37,7 @@ def config_of_checkpoint(
     if recipe is not None:
         cfg = load_config(recipe, overrides)
     else:
-        text = checkpoint.load(path).get("cfg")
+        text = checkpoints.load(path).get("cfg")
         if not isinstance(text, str):
             raise ValueError(f"{path} has weights and no config; give their recipe: --cfg FILE")
         source = f"the config in {path}"

@@ -4,7 +4,11 @@ from __future__ import annotations
 
 import logging
 import os
+import signal
+from collections.abc import Iterable
+from contextlib import ExitStack, nullcontext
 from datetime import UTC, datetime
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -18,14 +22,19 @@ from slowfast_patches import patching
 from slowfast_patches.config import check_config
 from slowfast_patches.config.metrics import format_metrics, metric_names
 from slowfast_patches.config.schedule import check_world_size, schedule_from_config
+from slowfast_patches.datasets.in_use import reading
 from slowfast_patches.datasets.lists import list_path, read_list
-from slowfast_patches.datasets.loader import build_dataset, evaluation_loader
-from slowfast_patches.engine import checkpoint
+from slowfast_patches.datasets.loader import build_dataset, evaluation_loader, evaluation_rounds
+from slowfast_patches.engine import checkpoints
 from slowfast_patches.engine.evaluate import evaluate
+from slowfast_patches.engine.heartbeat import Heartbeat
 from slowfast_patches.engine.launch import check_gpus, for_processes, launch, processes_of
-from slowfast_patches.engine.monitor import setup_logging
+from slowfast_patches.engine.logs import check_log_files, setup_logging
+from slowfast_patches.engine.output_lock import held
 from slowfast_patches.engine.plan import format_plan, make_plan
 from slowfast_patches.engine.plan_picture import plot_plan
+from slowfast_patches.engine.pulse import Pulse, WatchedBatches
+from slowfast_patches.engine.stopping import StopRequest, TrainingInterruptedError, requeue
 from slowfast_patches.engine.train import Trainer
 from slowfast_patches.models.build import build_model
 from slowfast_patches.models.flops import check_shapes, flops_per_clip
@@ -33,7 +42,9 @@ from slowfast_patches.models.inputs import InputTransform
 from slowfast_patches.models.solver import Precision
 from slowfast_patches.models.weights import check_file, load_weights
 from slowfast_patches.utils.distributed import World
+from slowfast_patches.utils.files import written_whole
 from slowfast_patches.utils.machine import machine, versions
+from slowfast_patches.utils.placement import find_placement
 
 __all__ = ["run"]
 
@@ -45,30 +56,50 @@ _LOOKED_AT = 20
 """Videos of a list of which one at least must be there."""
 
 
-def run(cfg: CfgNode, init_method: str) -> None:
+def run(cfg: CfgNode, init_method: str | None = None) -> None:
     """Check the recipe, then train and test it on all its processes.
 
     Raises:
         ValueError: the recipe cannot run as it is; said before anything is trained.
+        SystemExit: one of several processes failed, and has said why.
     """
     patching.apply()
-    recipe, cfg = cfg, for_processes(cfg)
+    with ExitStack() as lists:
+        launch(cfg, init_method, _main, partial(_check, lists))
+
+
+def _check(lists: ExitStack, recipe: CfgNode) -> None:
+    """Try what can be tried before any process trains; `lists` keeps what is read as it is."""
+    cfg = for_processes(recipe)
     world_size = processes_of(cfg)
     check_config(cfg, world_size)
     check_gpus(cfg)
+    lists.enter_context(reading(_lists(cfg)))
     schedule = _check_training(cfg, world_size) if cfg.TRAIN.ENABLE else None
     if cfg.TEST.ENABLE:
         _count_videos(cfg, "test")
         if schedule is None:
             path, kind, section = _tested_file(cfg)
             check_file(path, kind, section=section)
-    if schedule is not None and cfg.SHARD_ID == 0 and int(os.environ.get("RANK", 0)) == 0:
-        _prepare_folder(cfg, schedule)
-    launch(recipe, init_method, _main)
+    if cfg.TRAIN.ENABLE and _starts_main(cfg):
+        with held(cfg.OUTPUT_DIR):  # refused before processes are started for nothing
+            pass
+
+
+def _lists(cfg: CfgNode) -> list[Path]:
+    """The lists that the run reads: as it begins to train and, anew, as it begins to test."""
+    splits = ["train", "val"] * cfg.TRAIN.ENABLE + ["test"] * cfg.TEST.ENABLE
+    return [list_path(cfg, split) for split in splits]
+
+
+def _starts_main(cfg: CfgNode) -> bool:
+    """Whether the main process is this one, or one that this one starts."""
+    return find_placement(cfg, os.environ).first_rank == 0
 
 
 def _check_training(cfg: CfgNode, world_size: int) -> Schedule:
-    """The schedule, after trying everything that can be tried before training."""
+    """The schedule, after trying what can be tried before training and without the checkpoints in
+    OUTPUT_DIR."""
     videos, expected = _count_videos(cfg, "train"), cfg.DATA.NUM_TRAIN_VIDEOS
     if expected and abs(videos - expected) > _TOLERANCE * expected:
         logger.warning(
@@ -81,15 +112,22 @@ def _check_training(cfg: CfgNode, world_size: int) -> Schedule:
     schedule = schedule_from_config(cfg, videos)
     check_world_size(cfg, schedule, world_size)
     check_shapes(cfg, schedule.shapes)
-    resumed = checkpoint.find_resumable(cfg, schedule.num_videos)
-    if resumed is None and cfg.TRAIN.CHECKPOINT_FILE_PATH:
+    if _starts_main(cfg):
+        _check_weights(cfg)
+    return schedule
+
+
+def _check_weights(cfg: CfgNode) -> None:
+    """Look at the file that a training starts from, where it does not continue another."""
+    if checkpoints.continues(cfg) and checkpoints.last_checkpoint(cfg.OUTPUT_DIR) is not None:
+        return
+    if cfg.TRAIN.CHECKPOINT_FILE_PATH:
         check_file(cfg.TRAIN.CHECKPOINT_FILE_PATH, cfg.TRAIN.CHECKPOINT_TYPE)
-    elif resumed is None and cfg.TRAIN.CHECKPOINT_INFLATE:
+    elif cfg.TRAIN.CHECKPOINT_INFLATE:
         raise ValueError(
             "TRAIN.CHECKPOINT_INFLATE True has nothing to inflate: set TRAIN.CHECKPOINT_FILE_PATH, "
             "or CHECKPOINT_INFLATE False to start from scratch"
         )
-    return schedule
 
 
 def _count_videos(cfg: CfgNode, split: str) -> int:
@@ -104,13 +142,15 @@ def _count_videos(cfg: CfgNode, split: str) -> int:
     return len(videos)
 
 
-def _prepare_folder(cfg: CfgNode, schedule: Schedule) -> None:
+def _prepare_folder(cfg: CfgNode, schedule: Schedule | None) -> None:
     """OUTPUT_DIR's config.yaml, plan.txt, plan.json and plan.png, and nothing of a run before that
-    this one does not continue."""
+    this one does not continue; nothing at all where there is no training."""
+    if schedule is None:
+        return
     folder = Path(cfg.OUTPUT_DIR)
-    folder.mkdir(parents=True, exist_ok=True)
+    checkpoints.clean(folder)
     (folder / "result.json").unlink(missing_ok=True)
-    if not cfg.TRAIN.AUTO_RESUME and (kept := checkpoint.set_aside(folder)):
+    if not checkpoints.continues(cfg) and (kept := checkpoints.set_aside(folder)):
         logger.warning("TRAIN.AUTO_RESUME False starts over; earlier checkpoints: %s", kept)
     plan = make_plan(schedule, flops_per_clip(cfg))
     (folder / "config.yaml").write_text(cfg.dump(), encoding="utf-8")
@@ -122,21 +162,42 @@ def _prepare_folder(cfg: CfgNode, schedule: Schedule) -> None:
 def _main(recipe: CfgNode, world: World) -> None:
     """What each process does. What was scaled for the processes is said here, in the log."""
     patching.apply()
-    setup_logging(recipe.OUTPUT_DIR if world.is_main else None)
-    cfg = for_processes(recipe)
     torch.backends.cudnn.benchmark = True
-    trainer, metrics = None, None
-    if cfg.TRAIN.ENABLE:
-        trainer = Trainer(cfg, world)
-        if world.is_main:
-            if cfg.LOG_MODEL_INFO:
-                _log_model(cfg, trainer)
-            logger.info("the plan:\n%s", (Path(cfg.OUTPUT_DIR) / "plan.txt").read_text("utf-8"))
-        trainer.train()
+    if not recipe.TRAIN.ENABLE:
+        setup_logging(recipe.OUTPUT_DIR, world)
+        cfg = for_processes(recipe)
+        return _finish(cfg, world, None, _test(cfg, world, None))
+    with held(recipe.OUTPUT_DIR) if world.is_main else nullcontext():
+        setup_logging(recipe.OUTPUT_DIR, world)
+        with StopRequest(world) as stop:
+            try:
+                _train_and_test(for_processes(recipe), world, stop)
+            except TrainingInterruptedError:
+                if world.is_main and stop.signal == signal.SIGUSR1:
+                    requeue(os.environ)  # the warning before a job's time is up
+                raise
+
+
+def _train_and_test(cfg: CfgNode, world: World, stop: StopRequest) -> None:
+    trainer, metrics = _start(cfg, world, stop), None
+    trainer.train()
     if cfg.TEST.ENABLE:
-        metrics = _test(cfg, world, trainer)
+        with checkpoints.explain_dead_workers(cfg.OUTPUT_DIR):
+            metrics = _test(cfg, world, trainer)
+    _finish(cfg, world, trainer, metrics)
+
+
+def _start(cfg: CfgNode, world: World, stop: StopRequest) -> Trainer:
+    """What trains, where it starts from; and the folder of the run, if that is as it must be."""
+    found = checkpoints.find_resumable(cfg) if world.is_main else None
+    trainer = Trainer(cfg, world, stop, found)
     if world.is_main:
-        _write_result(cfg, world, trainer, metrics)
+        with checkpoints.writes("the plan", trainer.start, cfg.OUTPUT_DIR):
+            _prepare_folder(cfg, trainer.schedule)
+        if cfg.LOG_MODEL_INFO:
+            _log_model(cfg, trainer)
+        logger.info("the plan:\n%s", (Path(cfg.OUTPUT_DIR) / "plan.txt").read_text("utf-8"))
+    return trainer
 
 
 def _log_model(cfg: CfgNode, trainer: Trainer) -> None:
@@ -161,17 +222,24 @@ def _test(cfg: CfgNode, world: World, trainer: Trainer | None) -> dict[str, floa
         load_weights(model, path, kind=kind, complete=True, section=section)
     dataset = build_dataset(cfg, "test")
     local = max(1, cfg.TEST.BATCH_SIZE * cfg.NUM_SHARDS // world.size)
-    metrics = evaluate(
-        model,
-        evaluation_loader(cfg, dataset, local, world.rank, world.size),
-        InputTransform.from_config(cfg, world.device),
-        world,
-        num_videos=len(dataset.videos),
-        num_classes=cfg.MODEL.NUM_CLASSES,
-        multi_label=cfg.DATA.MULTI_LABEL,
-        ensemble=cfg.DATA.ENSEMBLE_METHOD,
-        autocast=Precision(cfg, world.device).autocast,
-    )
+    pulse = Pulse()
+    loader = evaluation_loader(cfg, dataset, local, world.rank, world.size)
+    batches: Iterable[Any] = WatchedBatches(loader, pulse, "the test")
+    if trainer is not None:
+        rounds = evaluation_rounds(len(dataset), local, world.size)
+        batches = trainer.stop.between(batches, rounds)
+    with Heartbeat(pulse, world), pulse.during("evaluating"):
+        metrics = evaluate(
+            model,
+            batches,
+            InputTransform.from_config(cfg, world.device),
+            world,
+            num_videos=len(dataset.videos),
+            num_classes=cfg.MODEL.NUM_CLASSES,
+            multi_label=cfg.DATA.MULTI_LABEL,
+            ensemble=cfg.DATA.ENSEMBLE_METHOD,
+            autocast=Precision(cfg, world.device).autocast,
+        )
     logger.info(
         "test on %d views × %d crops: %s",
         cfg.TEST.NUM_ENSEMBLE_VIEWS,
@@ -183,7 +251,7 @@ def _test(cfg: CfgNode, world: World, trainer: Trainer | None) -> dict[str, floa
 
 def _tested_file(cfg: CfgNode) -> tuple[str, str, str]:
     """The file whose model is tested, its CHECKPOINT_TYPE, and the section that names it."""
-    found = checkpoint.last_checkpoint(cfg.OUTPUT_DIR)
+    found = checkpoints.last_checkpoint(cfg.OUTPUT_DIR)
     if cfg.TEST.CHECKPOINT_FILE_PATH:
         return cfg.TEST.CHECKPOINT_FILE_PATH, cfg.TEST.CHECKPOINT_TYPE, "TEST"
     if found is not None:
@@ -194,6 +262,18 @@ def _tested_file(cfg: CfgNode) -> tuple[str, str, str]:
         f"nothing to test: {cfg.OUTPUT_DIR} has no checkpoint; set TEST.CHECKPOINT_FILE_PATH, or "
         "TRAIN.ENABLE True"
     )
+
+
+def _finish(
+    cfg: CfgNode, world: World, trainer: Trainer | None, metrics: dict[str, float] | None
+) -> None:
+    """Say what came of the run."""
+    if not world.is_main:
+        return
+    done = 0 if trainer is None else trainer.done
+    with checkpoints.writes("the result", done, cfg.OUTPUT_DIR):
+        _write_result(cfg, world, trainer, metrics)
+        check_log_files()
 
 
 def _write_result(
@@ -221,10 +301,8 @@ def _write_result(
         result |= {name: round(value, 4) for name, value in metrics.items()}
     folder = Path(cfg.OUTPUT_DIR)
     folder.mkdir(parents=True, exist_ok=True)
-    name = "result.json" if trainer is not None else "test.json"
-    temporary = folder / f"{name}.tmp"
-    temporary.write_text(simplejson.dumps(result, indent=2) + "\n", encoding="utf-8")
-    temporary.replace(folder / name)
+    with written_whole(folder / ("result.json" if trainer is not None else "test.json")) as file:
+        file.write((simplejson.dumps(result, indent=2) + "\n").encode())
 
 
 def _training_result(cfg: CfgNode, trainer: Trainer) -> dict[str, Any]:

@@ -1,9 +1,159 @@
-"""Why a training ends before its schedule does."""
+"""Why a training ends before its schedule does, and how it is asked to."""
 
 from __future__ import annotations
 
-__all__ = ["TrainingStoppedError"]
+import logging
+import os
+import signal
+import subprocess
+import threading
+from collections.abc import Iterable, Iterator, Mapping
+from types import FrameType
+from typing import Any, Self, TypeVar
+
+import torch
+import torch.distributed as dist
+
+from slowfast_patches.utils.distributed import World
+from slowfast_patches.utils.signals import ASKING
+
+__all__ = [
+    "INTERRUPTED_STATUS",
+    "StopRequest",
+    "TrainingInterruptedError",
+    "TrainingStoppedError",
+    "requeue",
+]
+
+logger = logging.getLogger(__name__)
+
+T = TypeVar("T")
+
+INTERRUPTED_STATUS = 75
+"""Exit status of a training that was asked to stop, has saved and will go on: EX_TEMPFAIL of
+sysexits.h."""
+
+_BY_WEIGHT = (signal.SIGINT, signal.SIGTERM, signal.SIGUSR1)
+"""Where processes were asked by different signals, the last of these counts."""
+_PATIENCE = 60
+"""Seconds that `scontrol` may take."""
 
 
 class TrainingStoppedError(RuntimeError):
     """The training cannot go on; the message says why and where."""
+
+
+class TrainingInterruptedError(RuntimeError):
+    """The training was asked to stop by a signal, has saved, and goes on when started again."""
+
+
+class StopRequest:
+    """Whether this run was asked to stop: SIGINT, SIGTERM or SIGUSR1 to any of its processes.
+
+    A context manager: in its body the signals set a flag, and after it they do what they did
+    before. A second SIGINT ends the process at once. Outside of the main thread, which alone gets
+    signals, it only hears of what other processes were asked.
+
+    The processes agree in steps: each calls `ask`, then `agreed`, equally often. What takes place
+    between the two calls hides the exchange of one number.
+    """
+
+    def __init__(self, world: World) -> None:
+        self._world, self._asked, self._agreed = world, 0, 0
+        self._number, self._work = torch.zeros(1, dtype=torch.int64), None  # type: Any, Any
+        self._group: Any = None
+        self._previous: dict[signal.Signals, Any] = {}
+
+    def __enter__(self) -> Self:
+        if self._world.size > 1:
+            self._group = dist.new_group(backend="gloo")  # signals are not worth a GPU's time
+        if threading.current_thread() is threading.main_thread():
+            self._previous = {number: signal.signal(number, self._note) for number in ASKING}
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        for number, handler in self._previous.items():
+            signal.signal(number, handler)
+        self._previous = {}
+
+    def ask(self) -> None:
+        """Tell the other processes whether this one was asked to stop; returns at once."""
+        self.agreed()
+        self._number[0] = self._asked
+        if self._group is not None:
+            self._work = dist.all_reduce(
+                self._number, dist.ReduceOp.MAX, group=self._group, async_op=True
+            )
+
+    def agreed(self) -> bool:
+        """Whether any process had been asked when all of them called `ask`: alike in all."""
+        if self._work is not None:
+            self._work.wait()
+            self._work = None
+        self._agreed = max(self._agreed, int(self._number[0]))
+        return self._agreed > 0
+
+    @property
+    def signal(self) -> signal.Signals:
+        """The signal that the processes agreed to stop for."""
+        return _BY_WEIGHT[self._agreed - 1]
+
+    def between(self, batches: Iterable[T], rounds: int) -> Iterator[T]:
+        """The mini-batches of an evaluation, until the run is asked to stop.
+
+        Args:
+            batches: of this process, `rounds` at most.
+            rounds: the most mini-batches that a process has; the same in all.
+
+        Raises:
+            TrainingInterruptedError: it was asked; in all processes at the same mini-batch.
+        """
+        iterator = iter(batches)
+        for _ in range(rounds):
+            self.ask()
+            for batch in iterator:
+                yield batch
+                break
+            if self.agreed():
+                raise TrainingInterruptedError(f"stopped by {self.signal.name} in an evaluation")
+
+    def wait_for_all(self) -> None:
+        """Return once all processes have come here."""
+        if self._group is not None:
+            dist.barrier(group=self._group)
+
+    def _note(self, number: int, frame: FrameType | None) -> None:
+        """The handler. It does not log, as it may interrupt what logs."""
+        if self._asked and number == signal.SIGINT:
+            _say("interrupted again: ending without saving")
+            signal.signal(signal.SIGINT, signal.SIG_DFL)
+            os.kill(os.getpid(), signal.SIGINT)
+        if number == signal.SIGINT and self._world.is_main:
+            _say("interrupted: saving after this iteration; once more ends at once")
+        self._asked = self._asked or 1 + _BY_WEIGHT.index(signal.Signals(number))
+
+
+def requeue(environ: Mapping[str, str]) -> None:
+    """Put the SLURM job that this process is of back into the queue; nothing outside of one.
+
+    Jobs of submitit queue themselves.
+    """
+    job = environ.get("SLURM_JOB_ID")
+    if job is None or "SUBMITIT_EXECUTOR" in environ:
+        return
+    if "SLURM_ARRAY_JOB_ID" in environ:  # the number of one job in an array may be the array's too
+        job = f"{environ['SLURM_ARRAY_JOB_ID']}_{environ['SLURM_ARRAY_TASK_ID']}"
+    command = ["scontrol", "requeue", job]
+    try:
+        subprocess.run(command, check=True, capture_output=True, text=True, timeout=_PATIENCE)
+    except (OSError, subprocess.SubprocessError) as error:
+        said = str(getattr(error, "stderr", None) or error).strip()
+        logger.warning(
+            "job %s could not be queued again (%s): submit it once more, it continues", job, said
+        )
+    else:
+        logger.info("job %s is queued again", job)
+
+
+def _say(text: str) -> None:
+    os.write(2, f"\n{text}\n".encode())

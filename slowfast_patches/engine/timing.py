@@ -10,7 +10,7 @@ from fvcore.common.config import CfgNode
 
 from multigrid import Shape
 from multigrid.cost import FlopsPerClip, SecondsPerIteration
-from slowfast_patches.config.schedule import base_shape, uses_multigrid
+from slowfast_patches.config.schedule import base_shape, without_multigrid
 from slowfast_patches.engine.launch import processes_of
 from slowfast_patches.engine.step_times import StepTimes, fitting_step_times
 
@@ -39,7 +39,7 @@ def measured_timing(files: Sequence[StepTimes], cfg: CfgNode) -> Timing:
         MisfitError: no file has them; says why of each.
     """
     own = fitting_step_times(files, cfg)
-    baseline_cfg = _without_multigrid(cfg)
+    baseline_cfg = without_multigrid(cfg)
     baseline = fitting_step_times(files, baseline_cfg)
     sources = [
         f"{times.path}, measured on {times.where} ({times.device}), {times.date}"
@@ -76,13 +76,3 @@ def estimated_timing(cfg: CfgNode, seconds: float, flops_per_clip: FlopsPerClip)
         "others"
     )
     return Timing(estimate, estimate, source)
-
-
-def _without_multigrid(cfg: CfgNode) -> CfgNode:
-    if not uses_multigrid(cfg):
-        return cfg
-    cfg = cfg.clone()
-    cfg.defrost()
-    cfg.MULTIGRID.LONG_CYCLE = cfg.MULTIGRID.SHORT_CYCLE = False
-    cfg.freeze()
-    return cfg

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
 from typing import Any
 
 import torch
@@ -12,21 +13,25 @@ from torch import Tensor, nn
 
 from multigrid import Batch, Step, average_running_stats, clip_numbers, form_groups
 from slowfast_patches.config.schedule import config_at, groups_batchnorm, schedule_from_config
-from slowfast_patches.datasets.loader import (
-    build_dataset,
-    evaluation_loader,
-    loading_advice,
-    precise_bn_loader,
-    training_loader,
+from slowfast_patches.datasets.lists import list_digest, list_path
+from slowfast_patches.datasets.loader import build_dataset, loading_advice, training_loader
+from slowfast_patches.engine import checkpoints
+from slowfast_patches.engine.clock import Clock
+from slowfast_patches.engine.heartbeat import Heartbeat
+from slowfast_patches.engine.logs import check_log_files
+from slowfast_patches.engine.milestones import (
+    checkpoint_iterations,
+    evaluation_iterations,
+    phase_ends,
 )
-from slowfast_patches.engine import checkpoint
-from slowfast_patches.engine.evaluate import evaluate
-from slowfast_patches.engine.milestones import checkpoint_iterations, evaluation_iterations
-from slowfast_patches.engine.monitor import Clock, Monitor
+from slowfast_patches.engine.monitor import Monitor
 from slowfast_patches.engine.parallel import parallel
-from slowfast_patches.engine.precise_bn import update_precise_bn
+from slowfast_patches.engine.pulse import note_communication
+from slowfast_patches.engine.running_stats import buffers_of_ranks, set_buffers
 from slowfast_patches.engine.step import train_step
+from slowfast_patches.engine.stopping import StopRequest, TrainingInterruptedError
 from slowfast_patches.engine.unreadable import Unreadable
+from slowfast_patches.engine.validation import Validation
 from slowfast_patches.engine.window import Summary, Window
 from slowfast_patches.models.build import build_model
 from slowfast_patches.models.inputs import InputTransform
@@ -46,11 +51,18 @@ class Trainer:
     optimizer, the iteration, and the clock.
     """
 
-    def __init__(self, cfg: CfgNode, world: World) -> None:
-        self.cfg, self.world = cfg, world
+    def __init__(
+        self, cfg: CfgNode, world: World, stop: StopRequest, found: checkpoints.Found | None
+    ) -> None:
+        """`found` is the checkpoint to continue, in the main process; it is shared from there.
+
+        Raises:
+            ValueError: it was trained on another list, or given weights do not fit.
+        """
+        self.cfg, self.world, self.stop = cfg, world, stop
         self.dataset = build_dataset(cfg, "train")
-        self.validation = build_dataset(cfg, "val")
         self.schedule = schedule_from_config(cfg, len(self.dataset))
+        self.validation = Validation(cfg, world, stop, self.dataset, self.schedule)
         torch.manual_seed(cfg.RNG_SEED)
         self.model = build_model(cfg, grouped_bn=groups_batchnorm(cfg)).to(world.device)
         self.optimizer = build_optimizer(cfg, self.model)
@@ -58,38 +70,93 @@ class Trainer:
         self.precision = Precision(cfg, world.device)
         self.transform = InputTransform.from_config(cfg, world.device)
         self.loss_function = loss_function(cfg)
-        self.clock, self.start = Clock(), 0
+        self.clock, self.start, self.done = Clock(), 0, 0
         self.evaluations: list[dict[str, Any]] = []
+        self.evaluation_due = False
+        self.list_digest = list_digest(cfg, self.dataset.videos) if world.is_main else ""
         self.unreadable = Unreadable(self.schedule, cfg.DATA.MAX_BAD_FRACTION)
-        self._resume_or_start()
+        self._start(found)
         self.evaluation_iterations = evaluation_iterations(cfg, self.schedule)
         self.checkpoint_iterations = checkpoint_iterations(cfg, self.schedule)
         self.milestones = self.evaluation_iterations | self.checkpoint_iterations
         self.monitor: Monitor | None = None
+        self.writer = checkpoints.Writer(
+            cfg.OUTPUT_DIR, cfg.TRAIN.CHECKPOINTS_KEPT, phase_ends(self.schedule)
+        )
 
     def train(self) -> None:
-        """Run the schedule from where it is to its end."""
-        if self.world.is_main:
-            advice = loading_advice(self.cfg, self.dataset)
-            self.monitor = Monitor(
-                self.cfg.OUTPUT_DIR, self.schedule, self.clock, self.start, advice
-            )
-        network, window = parallel(self.model, self.world), Window()
+        """Run the schedule from where it is to its end, watched.
+
+        Raises:
+            TrainingInterruptedError: a signal asked to stop; the state is saved.
+            TrainingStoppedError: it cannot go on; says why, and from where it will.
+        """
+        with Heartbeat(self.clock.pulse, self.world), self._guarded():
+            self._train()
+
+    def _train(self) -> None:
+        network, window = parallel(self.model, self.world), Window(self.clock)
+        if self.world.size > 1:
+            note_communication(self.clock.pulse, self.model, self.optimizer)
+        if self.evaluation_due:
+            self._reach(self.schedule.at(self.start - 1), self.stop.agreed())
         for step, batch in self._batches():
-            done = step.iteration + 1
-            due = done % self.cfg.LOG_PERIOD == 0 or done in self.milestones
+            self.stop.ask()
             with self.clock.time("training"):
                 window.add(step, *self._train_step(network, step, batch), len(batch["failures"]))
-                summary = window.summarize(self.world) if due else None
-            if summary is not None:
-                self._log(step, summary)
-            if done in self.evaluation_iterations:
-                self._evaluate(step)
-            if done in self.checkpoint_iterations:
-                self._save(step)
+                stopping = self.stop.agreed()
+                summary = window.summarize(self.world) if self._reports(step, stopping) else None
+            self._log(step, summary)
+            self._reach(step, stopping)
         self.unreadable.finish_epochs()
-        if self.monitor is not None:
-            self.monitor.close()
+
+    @contextmanager
+    def _guarded(self) -> Iterator[None]:
+        """The training: its files are open, and whole when it ends, however it does."""
+        with checkpoints.explain_dead_workers(self.cfg.OUTPUT_DIR):
+            try:
+                self._open_monitor()
+                yield
+                self.writer.wait()
+            finally:
+                self.writer.finish()
+                self._record(Monitor.close)
+
+    def _open_monitor(self) -> None:
+        if not self.world.is_main:
+            return
+        advice = loading_advice(self.cfg, self.dataset)
+        with checkpoints.writes("the record of the run", self.done, self.cfg.OUTPUT_DIR):
+            self.monitor = Monitor(
+                self.cfg.OUTPUT_DIR,
+                self.schedule,
+                self.clock,
+                self.start,
+                advice,
+                self.evaluation_due,
+            )
+
+    def _reports(self, step: Step, stopping: bool) -> bool:
+        """Whether to sum up the iterations since the last report."""
+        done = step.iteration + 1
+        return stopping or done % self.cfg.LOG_PERIOD == 0 or done in self.milestones
+
+    def _reach(self, step: Step, stopping: bool) -> None:
+        """Evaluate and save after an iteration, as it is due; where the run is to stop, do."""
+        done = step.iteration + 1
+        self.evaluation_due = done in self.evaluation_iterations
+        if self.evaluation_due and not stopping:
+            stopping = not self._evaluate(step)
+            self.evaluation_due = stopping
+        if stopping or done in self.checkpoint_iterations:
+            self._save(step)
+        if stopping:
+            self.writer.wait()
+            self.stop.wait_for_all()
+            where = checkpoints.describe_last(self.cfg.OUTPUT_DIR)
+            raise TrainingInterruptedError(
+                f"stopped by {self.stop.signal.name}; {where}. The same command continues"
+            )
 
     def _train_step(
         self, network: nn.Module, step: Step, batch: Batch
@@ -120,41 +187,48 @@ class Trainer:
             batches = iter(loader)
         phase = -1
         for step in self.schedule.steps(self.start):
+            kind = step.shape if step.iteration > self.start else None  # its workers start
+            self.clock.pulse.begin(f"iteration {step.iteration}", kind)
             with self.clock.wait(self.world.device):
                 batch: Batch = next(batches)
             assert batch["iteration"] == step.iteration, (batch["iteration"], step.iteration)
             self.unreadable.warn(batch["failures"])
-            if self.monitor is not None and step.phase != phase:
-                self.monitor.boundary(step)
+            if step.phase != phase:
+                self._record(Monitor.boundary, step)
             phase = step.phase
             yield step, batch
+
+    def _log(self, step: Step, summary: Summary | None) -> None:
+        """Note an iteration; report those since the last report, if this is the time.
+
+        Raises:
+            TrainingStoppedError: too many videos were bad; a file could not be written.
+        """
+        self.done = step.iteration + 1
+        if summary is not None:
+            for earlier, count in summary.unreadable:
+                self.unreadable.count(earlier, count)
+            self._record(Monitor.progress, step, summary)
+        self._record(Monitor.observe, step)
+        self.writer.check()
+
+    def _record(self, write: Callable[..., None], *what: object) -> None:
+        """Call a method of the main process's monitor.
+
+        Raises:
+            TrainingStoppedError: the run's records cannot be written, those of its log included.
+        """
+        with checkpoints.writes("the record of the run", self.done, self.cfg.OUTPUT_DIR):
             if self.monitor is not None:
-                self.monitor.observe(step)
+                write(self.monitor, *what)
+            check_log_files()
 
-    def _log(self, step: Step, summary: Summary) -> None:
-        """Report the iterations since the last report; stop where too many videos were bad."""
-        for earlier, count in summary.unreadable:
-            self.unreadable.count(earlier, count)
-        if self.monitor is not None:
-            self.monitor.progress(step, summary.loss, summary.top1, summary.clips)
-
-    def _evaluate(self, step: Step) -> None:
-        """Validate at the baseline grid, after precise BN where the recipe asks for it."""
+    def _evaluate(self, step: Step) -> bool:
+        """Validate; False where the run is to stop, and the model is as it was before."""
         with self.clock.time("evaluating"):
-            average_running_stats(self.model)
-            if self.cfg.BN.USE_PRECISE_STATS:
-                loader = precise_bn_loader(
-                    self.cfg, self.dataset, self.schedule, step, self.world.rank, self.world.size
-                )
-                update_precise_bn(
-                    self.model,
-                    loader,
-                    self.transform,
-                    self.world,
-                    self.precision.autocast,
-                    self.schedule.base.batch,
-                )
-            metrics = self._metrics()
+            metrics = self.validation(self.model, step, self.clock.pulse)
+        if metrics is None:
+            return False
         self.evaluations.append(
             {
                 "iteration": step.iteration + 1,
@@ -163,69 +237,80 @@ class Trainer:
                 **metrics,
             }
         )
-        if self.monitor is not None:
-            self.monitor.evaluated(self.evaluations[-1], metrics)
-
-    def _metrics(self) -> dict[str, float]:
-        """Those of the validation set, as they go to files."""
-        local = max(1, self.schedule.base.batch // self.world.size)
-        loader = evaluation_loader(
-            self.cfg, self.validation, local, self.world.rank, self.world.size
-        )
-        metrics = evaluate(
-            self.model,
-            loader,
-            self.transform,
-            self.world,
-            num_videos=len(self.validation.videos),
-            num_classes=self.cfg.MODEL.NUM_CLASSES,
-            multi_label=self.cfg.DATA.MULTI_LABEL,
-            ensemble=self.cfg.DATA.ENSEMBLE_METHOD,
-            autocast=self.precision.autocast,
-        )
-        return {name: round(value, 4) for name, value in metrics.items()}
+        self._record(Monitor.evaluated, self.evaluations[-1], metrics)
+        return True
 
     def _save(self, step: Step) -> None:
-        """Write a checkpoint; every rank takes part so that running statistics agree."""
-        average_running_stats(self.model)
-        if not self.world.is_main:
-            return
+        """Begin to write a checkpoint; every rank takes part so that running statistics agree."""
         done = step.iteration + 1
-        payload = {
-            "iteration": done,
+        with self.clock.time("saving"):
+            between = done not in self.milestones
+            own = buffers_of_ranks(self.model, self.world) if between else None
+            average_running_stats(self.model)
+            if self.world.is_main:
+                self.writer.save(done, self._state(step) | {"running_stats": own})
+
+    def _state(self, step: Step) -> dict[str, Any]:
+        """What a checkpoint has."""
+        return {
+            "iteration": step.iteration + 1,
             "epoch": step.epoch,
             "model_state": self.model.state_dict(),
             "optimizer_state": self.optimizer.state_dict(),
             "scaler_state": self.precision.state_dict(),
             "cfg": self.cfg.dump(),
             "cfg_at_iteration": config_at(self.cfg, self.schedule, step.iteration).dump(),
+            "world_size": self.world.size,
             "num_videos": len(self.dataset),
+            "list_digest": self.list_digest,
             "seconds": dict(self.clock.seconds),
             "evaluations": self.evaluations,
+            "evaluation_due": self.evaluation_due,
             "unreadable": dict(self.unreadable.counts),
         }
-        path = checkpoint.save(self.cfg.OUTPUT_DIR, done, payload)
-        logger.info("checkpoint after iteration %d: %s", done, path)
 
-    def _resume_or_start(self) -> None:
-        """Continue the run in OUTPUT_DIR, start from given weights, or start from scratch."""
-        found = checkpoint.find_resumable(self.cfg, len(self.dataset))
-        if found is None:
-            if self.cfg.TRAIN.CHECKPOINT_FILE_PATH:
+    def _start(self, found: checkpoints.Found | None) -> None:
+        """Continue from what the main process found, from given weights, or from scratch."""
+        if found is not None:
+            path, num_videos = list_path(self.cfg, "train"), len(self.dataset)
+            checkpoints.check_same_list(
+                found.content, found.path, path, num_videos, self.list_digest
+            )
+            done = found.content["iteration"]
+            logger.info("continuing after iteration %d, from %s", done, found.path)
+            self._compare_worlds(found.content.get("world_size", self.world.size))
+        content = checkpoints.share(found and found.content, self.world)
+        if content is not None:
+            self._continue(content)
+        elif self.cfg.TRAIN.CHECKPOINT_FILE_PATH:
+            if self.world.is_main:
                 load_weights(
                     self.model,
                     self.cfg.TRAIN.CHECKPOINT_FILE_PATH,
                     kind=self.cfg.TRAIN.CHECKPOINT_TYPE,
                     inflate=self.cfg.TRAIN.CHECKPOINT_INFLATE,
                 )
-            return
-        path, content = found
+            self.model.load_state_dict(checkpoints.share(self.model.state_dict(), self.world))
+
+    def _compare_worlds(self, size: int) -> None:
+        """Say where a run that continues on another number of processes is not the same."""
+        if size != self.world.size and not groups_batchnorm(self.cfg):
+            logger.warning(
+                "trained on %d processes before, now on %d: BN statistics are over the clips of "
+                "each process, which are more or fewer from here on; BN.GROUP_SIZE would fix them",
+                *(size, self.world.size),
+            )
+
+    def _continue(self, content: Mapping[str, Any]) -> None:
+        """Take over the state of a checkpoint, which may be from before some keys existed."""
         self.model.load_state_dict(content["model_state"])
+        set_buffers(self.model, content.get("running_stats"), self.world)
         self.optimizer.load_state_dict(content["optimizer_state"])
         self.precision.load_state_dict(content["scaler_state"])
-        self.start, self.evaluations = content["iteration"], content["evaluations"]
+        self.start = self.done = content["iteration"]
+        self.evaluations = content["evaluations"]
+        self.evaluation_due = content.get("evaluation_due", False)
         self.clock = Clock(content["seconds"])
         self.unreadable = Unreadable(
             self.schedule, self.cfg.DATA.MAX_BAD_FRACTION, content["unreadable"]
         )
-        logger.info("continuing after iteration %d, from %s", self.start, path)

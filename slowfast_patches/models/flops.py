@@ -14,7 +14,7 @@ from multigrid import Shape
 from slowfast_patches.models.build import build_on_meta
 from slowfast_patches.models.inputs import blank_inputs
 
-__all__ = ["check_shapes", "flops_per_clip"]
+__all__ = ["check_shapes", "flops_by_module", "flops_per_clip"]
 
 _TRAINING = 3  # forward, and a backward of twice its work
 
@@ -30,6 +30,29 @@ def flops_per_clip(cfg: CfgNode) -> Callable[[int, int], float]:
         with counter, torch.no_grad():
             model(blank_inputs((1, frames, crop), alpha))
         return float(_TRAINING * counter.get_total_flops())
+
+    return count
+
+
+def flops_by_module(cfg: CfgNode) -> Callable[[int, int], dict[str, float]]:
+    """The forward's operations for one clip of (frames, crop), by module.
+
+    Keys are the names of `named_modules`; a module has those of the modules in it, too. Modules
+    without counted operations, as BN, may be missing.
+    """
+    model, alpha = _build(cfg), _alpha(cfg)
+    prefix = f"{type(model).__name__}."
+
+    @cache
+    def count(frames: int, crop: int) -> dict[str, float]:
+        counter = FlopCounterMode(display=False)
+        with counter, torch.no_grad():
+            model(blank_inputs((1, frames, crop), alpha))
+        return {
+            name.removeprefix(prefix): float(sum(by_operator.values()))
+            for name, by_operator in counter.get_flop_counts().items()
+            if name.startswith(prefix)
+        }
 
     return count
 

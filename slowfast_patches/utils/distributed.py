@@ -21,11 +21,18 @@ _PATIENCE = timedelta(days=7)
 
 @dataclass(frozen=True)
 class World:
-    """The rank of this process, the number of processes, and the device it computes on."""
+    """The rank of this process, the number of processes, and the device it computes on.
+
+    store: small messages between the processes, under keys that nothing else uses; None with one
+        process. A connection of its own: to wait in it holds up nothing else.
+    local_rank: the number of this process on its machine.
+    """
 
     rank: int
     size: int
     device: torch.device
+    store: dist.Store | None = None
+    local_rank: int = 0
 
     @property
     def is_main(self) -> bool:

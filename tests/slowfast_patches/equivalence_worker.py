@@ -27,6 +27,7 @@ from slowfast_patches import patching
 from slowfast_patches.config import load_config
 from slowfast_patches.datasets import clips
 from slowfast_patches.engine import train as train_module
+from slowfast_patches.engine.stopping import StopRequest
 from slowfast_patches.engine.train import Trainer
 from slowfast_patches.models.build import build_model
 from slowfast_patches.models.inputs import InputTransform
@@ -67,14 +68,15 @@ class Recording(Trainer):
     """Keeps what each iteration saw and the model's state before and after each evaluation."""
 
     def __init__(self, cfg: CfgNode, world: World) -> None:
-        super().__init__(cfg, world)
+        super().__init__(cfg, world, StopRequest(world), None)
         self.states = list[dict[str, torch.Tensor]]()
 
-    def _evaluate(self, step: Step) -> None:
+    def _evaluate(self, step: Step) -> bool:
         average_running_stats(self.model)
         self._keep()
-        super()._evaluate(step)
+        done = super()._evaluate(step)
         self._keep()
+        return done
 
     def _save(self, step: Step) -> None:
         """What is saved is tested elsewhere."""

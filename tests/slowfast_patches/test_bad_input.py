@@ -7,8 +7,9 @@ from pathlib import Path
 
 import pytest
 import torch
+import torch.distributed as dist
 
-from slowfast_patches.engine import checkpoint
+from slowfast_patches.engine import checkpoints
 
 OFF = (
     *("MULTIGRID.LONG_CYCLE", False, "MULTIGRID.SHORT_CYCLE", False, "TEST.ENABLE", False),
@@ -61,6 +62,9 @@ def assert_refused(answer: tuple[int, str], *said: str) -> None:
         (("DATA_LOADER.NUM_WORKERS", "many"), ("DATA_LOADER.NUM_WORKERS takes a whole", "'many'")),
         (("DATA_LOADER.NUM_WORKERS", -2), ("DATA_LOADER.NUM_WORKERS must be 0 or more", "auto")),
         (("SOLVER.BASE_LR", "high"), ("SOLVER.BASE_LR takes a number", "'high'")),
+        (("DIST_JOIN_SECONDS", 0), ("DIST_JOIN_SECONDS must be above 0",)),
+        (("DIST_STALL_SECONDS", -1), ("DIST_STALL_SECONDS must be above 0",)),
+        (("NUM_SHARDS", 2), ("NUM_SHARDS 2", "--init_method tcp://FIRST-MACHINE:PORT")),
         (("NUM_SHARDS", 2, "SHARD_ID", 2), ("SHARD_ID 2 is not one of NUM_SHARDS 2",)),
         (("SLOWFAST.ALPHA", 4), ("2, 4 and 8 frames", "SLOWFAST.ALPHA 4", "SLOWFAST.ALPHA 1 or 2")),
         (("DATA.PATH_TO_DATA_DIR", "/nowhere"), ("/nowhere/train.csv: no such file",)),
@@ -88,9 +92,14 @@ def test_a_gpu_that_is_not_there(command_line: Command, tmp_path: Path):
 def test_a_batch_that_does_not_divide_over_the_processes(
     command_line: Command, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ):
-    for key, value in (("WORLD_SIZE", "3"), ("GROUP_WORLD_SIZE", "1"), ("RANK", "0")):
+    agent = dist.TCPStore("127.0.0.1", 0, is_master=True, wait_for_workers=False)
+    for key, value in (
+        *(("WORLD_SIZE", "3"), ("GROUP_WORLD_SIZE", "1"), ("RANK", "0")),
+        *(("MASTER_ADDR", "127.0.0.1"), ("MASTER_PORT", str(agent.port))),
+        *(("TORCHELASTIC_USE_AGENT_STORE", "True"), ("TORCHELASTIC_RESTART_COUNT", "0")),
+        ("TORCHELASTIC_RUN_ID", "none"),
+    ):
         monkeypatch.setenv(key, value)
-    monkeypatch.setenv("TORCHELASTIC_RUN_ID", "none")
     assert_refused(command_line(tmp_path), "4 clips", "3 processes", "TRAIN.BATCH_SIZE 6")
     monkeypatch.setenv("GROUP_WORLD_SIZE", "3")
     answer = command_line(tmp_path, "NUM_SHARDS", 2)
@@ -124,14 +133,19 @@ def test_a_checkpoint_of_another_recipe_and_nothing_of_that_run_is_touched(
         answer, "of another recipe", "SOLVER.BASE_LR: 0.01 there, 0.5 here", "OUTPUT_DIR"
     )
     assert "LOG_PERIOD" not in answer[1]
-    assert {path: path.read_bytes() for path in finished.rglob("*") if path.is_file()} == before
+    after = {path: path.read_bytes() for path in finished.rglob("*") if path.is_file()}
+    log = finished / "train.log"
+    assert after.pop(log).startswith(before.pop(log))  # says what was refused
+    assert after == before
 
 
-def test_a_torn_checkpoint(command_line: Command, finished: Path):
-    last = checkpoint.last_checkpoint(finished)
-    assert last is not None
-    last.write_bytes(last.read_bytes()[:5000])
-    assert_refused(command_line(finished), str(last), "cannot be read as a PyTorch checkpoint")
+def test_torn_checkpoints(command_line: Command, finished: Path):
+    paths = checkpoints.all_checkpoints(finished)
+    for path in paths:
+        path.write_bytes(path.read_bytes()[:5000])
+    answer = command_line(finished)
+    assert_refused(answer, "no checkpoint in ", f"{paths[-1]} is damaged: its end is missing")
+    assert checkpoints.all_checkpoints(finished) == paths
 
 
 def test_weights_to_start_from_that_are_not_there(command_line: Command, tmp_path: Path):

@@ -1,6 +1,9 @@
 """Checkpoints: whole or not there, read without running anything, never mixed up."""
 
+import errno
+import os
 import pickle
+import threading
 from collections.abc import Callable
 from pathlib import Path
 
@@ -8,42 +11,29 @@ import pytest
 import torch
 from fvcore.common.config import CfgNode
 
-from slowfast_patches.engine import checkpoint
+from slowfast_patches.datasets.lists import list_digest, read_list
+from slowfast_patches.engine import checkpoints
+from slowfast_patches.engine.checkpoints import folder as folder_module
+from slowfast_patches.engine.stopping import TrainingStoppedError
 
 
 def test_what_was_saved_is_what_is_loaded(tmp_path: Path):
-    path = checkpoint.save(tmp_path, 12, {"iteration": 12, "weights": torch.arange(3)})
+    path = checkpoints.save(tmp_path, 12, {"iteration": 12, "weights": torch.arange(3)})
     assert path == tmp_path / "checkpoints" / "checkpoint_iter_00000012.pyth"
-    content = checkpoint.load(path)
+    content = checkpoints.load(path)
     assert content["iteration"] == 12
     assert torch.equal(content["weights"], torch.arange(3))
 
 
 def test_the_last_is_the_one_of_most_iterations(tmp_path: Path):
-    assert checkpoint.last_checkpoint(tmp_path) is None
+    assert checkpoints.last_checkpoint(tmp_path) is None
     for iteration in (900, 1000, 99):
-        checkpoint.save(tmp_path, iteration, {})
-    (tmp_path / "checkpoints" / "checkpoint_iter_00002000.tmp").write_bytes(b"half")
-    last = checkpoint.last_checkpoint(tmp_path)
+        checkpoints.save(tmp_path, iteration, {})
+    (tmp_path / "checkpoints" / "checkpoint_iter_00002000.pyth.tmp").write_bytes(b"half")
+    (tmp_path / "checkpoints" / "checkpoint_iter_00003000.pyth.damaged").write_bytes(b"torn")
+    last = checkpoints.last_checkpoint(tmp_path)
     assert last is not None
     assert last.name == "checkpoint_iter_00001000.pyth"
-
-
-def test_a_write_that_fails_leaves_the_earlier_checkpoint_alone(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-):
-    earlier = checkpoint.save(tmp_path, 5, {"iteration": 5})
-
-    def full_disk(payload: object, file) -> None:
-        file.write(b"half of it")
-        raise OSError("No space left on device")
-
-    monkeypatch.setattr(torch, "save", full_disk)
-    for iteration in (5, 6):
-        with pytest.raises(OSError, match="No space"):
-            checkpoint.save(tmp_path, iteration, {"iteration": iteration})
-    assert list((tmp_path / "checkpoints").iterdir()) == [earlier]
-    assert checkpoint.load(earlier)["iteration"] == 5
 
 
 class Evil:
@@ -57,20 +47,20 @@ def test_nothing_in_a_file_is_executed(tmp_path: Path, monkeypatch: pytest.Monke
     (tmp_path / "evil.pkl").write_bytes(pickle.dumps(Evil()))
     for name in ("evil.pyth", "evil.pkl"):
         with pytest.raises(ValueError, match="cannot be read as a PyTorch checkpoint"):
-            checkpoint.load(tmp_path / name)
+            checkpoints.load(tmp_path / name)
     assert not (tmp_path / "executed").exists()
 
 
 def test_what_is_no_checkpoint_is_named(tmp_path: Path):
     with pytest.raises(ValueError, match=r"gone\.pyth: no such checkpoint"):
-        checkpoint.load(tmp_path / "gone.pyth")
-    whole = checkpoint.save(tmp_path, 1, {"weights": torch.zeros(1000)})
+        checkpoints.load(tmp_path / "gone.pyth")
+    whole = checkpoints.save(tmp_path, 1, {"weights": torch.zeros(1000)})
     whole.write_bytes(whole.read_bytes()[:2000])
-    with pytest.raises(ValueError, match=r"iter_00000001\.pyth cannot be read"):
-        checkpoint.load(whole)
+    with pytest.raises(ValueError, match=r"iter_00000001\.pyth is damaged: its end"):
+        checkpoints.load(whole)
     torch.save([1, 2], tmp_path / "list.pyth")
     with pytest.raises(ValueError, match="holds a list"):
-        checkpoint.load(tmp_path / "list.pyth")
+        checkpoints.load(tmp_path / "list.pyth")
 
 
 # Whose checkpoint it is.
@@ -86,7 +76,7 @@ def test_what_does_not_change_the_training_may_change(
     content = saved(tiny_config(tmp_path))
     moved = ("LOG_PERIOD", 7, "TEST.NUM_SPATIAL_CROPS", 3, "DATA_LOADER.NUM_WORKERS", 2)
     here = tiny_config(tmp_path / "elsewhere", *moved, "TRAIN.EVAL_PERIOD", 9)
-    checkpoint.check_same_recipe(content, here, tmp_path / "c.pyth")
+    checkpoints.check_same_recipe(content, here, tmp_path / "c.pyth")
 
 
 def test_what_changes_the_training_is_listed(tiny_config: Callable[..., CfgNode], tmp_path: Path):
@@ -94,7 +84,7 @@ def test_what_changes_the_training_is_listed(tiny_config: Callable[..., CfgNode]
     changed = ("SOLVER.BASE_LR", 0.5, "MULTIGRID.SHORT_CYCLE", False)
     here = tiny_config(tmp_path, *changed, "TRAIN.CHECKPOINT_FILE_PATH", "other.pyth")
     with pytest.raises(ValueError, match="another recipe") as caught:
-        checkpoint.check_same_recipe(content, here, tmp_path / "c.pyth")
+        checkpoints.check_same_recipe(content, here, tmp_path / "c.pyth")
     message = str(caught.value)
     assert "SOLVER.BASE_LR: 0.01 there, 0.5 here" in message
     assert "MULTIGRID.SHORT_CYCLE: True there, False here" in message
@@ -105,28 +95,219 @@ def test_what_changes_the_training_is_listed(tiny_config: Callable[..., CfgNode]
 
 def test_weights_alone_cannot_be_continued(tiny_config: Callable[..., CfgNode], tmp_path: Path):
     with pytest.raises(ValueError, match=r"TRAIN\.CHECKPOINT_FILE_PATH"):
-        checkpoint.check_same_recipe({"model_state": {}}, tiny_config(tmp_path), tmp_path)
+        checkpoints.check_same_recipe({"model_state": {}}, tiny_config(tmp_path), tmp_path)
 
 
-def test_a_run_on_another_list_is_not_continued(
+def test_machines_may_change_where_batch_and_rates_stay(
+    tiny_config: Callable[..., CfgNode], tmp_path: Path
+):
+    one = ("TRAIN.BATCH_SIZE", 12, "SOLVER.BASE_LR", 0.3, "SOLVER.WARMUP_START_LR", 0.03)
+    content, path = saved(tiny_config(tmp_path, *one)), tmp_path / "c.pyth"
+
+    def check(*keys: object) -> None:
+        checkpoints.check_same_recipe(content, tiny_config(tmp_path, *one, *keys), path)
+
+    three = ("NUM_SHARDS", 3, "TRAIN.BATCH_SIZE", 4)
+    check(*three, "NUM_GPUS", 4, "TEST.BATCH_SIZE", 24, "DIST_BACKEND", "gloo")
+    scaled = ("SOLVER.BASE_LR_SCALE_NUM_SHARDS", True, "SOLVER.WARMUP_START_LR", 0.01)
+    check(*three, *scaled, "SOLVER.BASE_LR", 0.1)  # 3 × 0.1 is not 0.3 to the last bit
+    with pytest.raises(
+        ValueError, match=r"TRAIN\.BATCH_SIZE: 12 there, 36 here\n.*all NUM_SHARDS machines"
+    ):
+        check("NUM_SHARDS", 3)
+    with pytest.raises(ValueError, match=r"SOLVER\.BASE_LR: 0\.3 there, 1\.5 here") as caught:
+        check(*three, *scaled, "SOLVER.BASE_LR", 0.5)
+    assert "BATCH_SIZE:" not in str(caught.value)
+
+
+def test_a_run_on_another_list_is_not_continued(tmp_path: Path):
+    content = {"num_videos": 24, "list_digest": "abc"}
+    here = (tmp_path / "c.pyth", tmp_path / "train.csv")
+    checkpoints.check_same_list(content, *here, 24, "abc")
+    checkpoints.check_same_list({"num_videos": 24}, *here, 24, "abc")  # from before digests
+    with pytest.raises(ValueError, match=r"trained on 24 videos, the list .*train\.csv now has 25"):
+        checkpoints.check_same_list(content, *here, 25, "abc")
+    with pytest.raises(ValueError, match=r"another list of 24 videos than .*train\.csv is now"):
+        checkpoints.check_same_list(content, *here, 24, "abd")
+
+
+def test_a_list_is_known_by_paths_labels_and_order_wherever_the_data_lie(
+    tiny_config: Callable[..., CfgNode], tmp_path: Path
+):
+    def digest(lines: list[str], *keys: object) -> str:
+        (tmp_path / "train.csv").write_text("\n".join(lines))
+        cfg = tiny_config(tmp_path, "DATA.PATH_TO_DATA_DIR", tmp_path, *keys)
+        return list_digest(cfg, read_list(cfg, "train"))
+
+    lines = ["a/1.mp4 0", "a/2.mp4 1"]
+    known = digest(lines)
+    assert digest([*lines, ""], "DATA.PATH_PREFIX", "/elsewhere/") == known
+    for other in (lines[::-1], ["a/1.mp4 0", "a/2.mp4 2"], ["a/1.mp4 0", "b/2.mp4 1"]):
+        assert digest(other) != known
+
+
+# Which stay, and which one is continued.
+
+
+def iterations(folder: Path) -> list[int]:
+    return [folder_module.iteration_of(path) for path in checkpoints.all_checkpoints(folder)]
+
+
+@pytest.mark.parametrize(
+    ("kept", "stay"), [(1, [6, 12, 14]), (3, [6, 10, 12, 14]), (0, [2, 4, 6, 8, 10, 12, 14])]
+)
+def test_the_last_and_those_at_phase_ends_stay(tmp_path: Path, kept: int, stay: list[int]):
+    for iteration in range(2, 15, 2):
+        checkpoints.save(tmp_path, iteration, {})
+        checkpoints.prune(tmp_path, kept, {6, 12, 18})
+        assert iterations(tmp_path)[-1] == iteration
+    assert iterations(tmp_path) == stay
+
+
+def flip(path: Path) -> None:
+    content = bytearray(path.read_bytes())
+    content[len(content) // 2] ^= 4
+    path.write_bytes(content)
+
+
+def test_a_damaged_one_is_set_aside_and_the_one_before_it_continued(
+    tiny_config: Callable[..., CfgNode], tmp_path: Path, caplog: pytest.LogCaptureFixture
+):
+    cfg = tiny_config(tmp_path)
+    assert checkpoints.find_resumable(cfg) is None
+    paths = [checkpoints.save(tmp_path, n, saved(cfg) | {"iteration": n}) for n in (2, 4, 6)]
+    flip(paths[2])
+    paths[1].write_bytes(paths[1].read_bytes()[:-400])
+    found = checkpoints.find_resumable(cfg)
+    assert found is not None
+    assert (found.path, found.content["iteration"]) == (paths[0], 2)
+    assert iterations(tmp_path) == [2]
+    for path in paths[1:]:
+        assert path.with_name(f"{path.name}.damaged").is_file()
+        assert f"{path} is damaged" in caplog.text
+    assert caplog.text.count("continuing from checkpoint_iter_00000002.pyth") == 2
+
+
+def test_where_all_are_damaged_nothing_starts_from_scratch(
     tiny_config: Callable[..., CfgNode], tmp_path: Path
 ):
     cfg = tiny_config(tmp_path)
-    assert checkpoint.find_resumable(cfg, 24) is None
-    path = checkpoint.save(tmp_path, 3, saved(cfg))
-    found = checkpoint.find_resumable(cfg, 24)
-    assert found is not None
-    assert found[0] == path
-    with pytest.raises(ValueError, match="trained on 24 videos, the list now has 25"):
-        checkpoint.find_resumable(cfg, 25)
-    assert checkpoint.find_resumable(tiny_config(tmp_path, "TRAIN.AUTO_RESUME", False), 25) is None
+    paths = [checkpoints.save(tmp_path, n, saved(cfg)) for n in (2, 4)]
+    for path in paths:
+        flip(path)
+    for _ in range(2):  # it is said each time
+        with pytest.raises(ValueError, match=r"no checkpoint in .* can be read.*00000004.*damaged"):
+            checkpoints.find_resumable(cfg)
+    assert checkpoints.all_checkpoints(tmp_path) == paths
+
+
+def test_a_run_that_starts_over_continues_when_it_is_restarted(
+    tiny_config: Callable[..., CfgNode], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+):
+    cfg = tiny_config(tmp_path, "TRAIN.AUTO_RESUME", False)
+    checkpoints.save(tmp_path, 3, saved(cfg))
+    monkeypatch.setenv("TORCHELASTIC_RESTART_COUNT", "0")
+    assert checkpoints.find_resumable(cfg) is None
+    for name in ("TORCHELASTIC_RESTART_COUNT", "SLURM_RESTART_COUNT"):
+        with monkeypatch.context() as patch:
+            patch.setenv(name, "1")
+            assert checkpoints.find_resumable(cfg) is not None
+
+
+def test_what_a_killed_run_was_writing_goes(tmp_path: Path):
+    kept = checkpoints.save(tmp_path, 1, {})
+    others = [tmp_path / name for name in ("result.json", "notes.tmp", "metrics.jsonl")]
+    names = (
+        "result.json.tmp",
+        "metrics.jsonl.tmp",
+        "checkpoints/checkpoint_iter_00000002.pyth.tmp",
+    )
+    for path in (*others, *(tmp_path / name for name in names)):
+        path.write_text("half")
+    checkpoints.clean(tmp_path)
+    assert {path for path in tmp_path.rglob("*") if path.is_file()} == {kept, *others}
+
+
+# Saving while the training goes on.
+
+
+@pytest.fixture
+def gate(monkeypatch: pytest.MonkeyPatch) -> threading.Event:
+    """Writing waits until this is set."""
+    event, original = threading.Event(), folder_module.save
+
+    def save(*args: object) -> Path:
+        assert event.wait(60)
+        return original(*args)
+
+    monkeypatch.setattr(folder_module, "save", save)
+    return event
+
+
+def test_what_is_written_is_the_state_when_it_was_saved(tmp_path: Path, gate: threading.Event):
+    writer = checkpoints.Writer(tmp_path, 0, ())
+    weights, evaluations = torch.zeros(5), [1]
+    writer.save(1, {"model": {"weight": weights}, "list": evaluations, "half": weights[:2]})
+    weights += 1  # the training goes on
+    evaluations.append(2)
+    assert checkpoints.last_checkpoint(tmp_path) is None
+    gate.set()
+    writer.wait()
+    path = checkpoints.last_checkpoint(tmp_path)
+    assert path is not None
+    content = checkpoints.load(path)
+    assert content["model"]["weight"].tolist() == [0] * 5
+    assert content["half"].tolist() == [0, 0]
+    assert content["list"] == [1]
+
+
+def test_one_is_written_at_a_time_and_old_ones_go_last(tmp_path: Path, gate: threading.Event):
+    writer, done = checkpoints.Writer(tmp_path, 1, ()), threading.Event()
+    writer.save(1, {})
+
+    def save_next() -> None:
+        writer.save(2, {})
+        done.set()
+
+    second = threading.Thread(target=save_next)
+    second.start()
+    assert not done.wait(0.2)
+    gate.set()
+    second.join(60)
+    writer.wait()
+    assert iterations(tmp_path) == [2]
+
+
+@pytest.mark.parametrize("number", [errno.EROFS, errno.EDQUOT, errno.ENOSPC])
+def test_what_cannot_be_written_is_raised_in_the_training_once(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, number: int
+):
+    before = checkpoints.save(tmp_path, 5, {"iteration": 5})
+
+    def refuse(*_: object) -> None:
+        raise OSError(number, os.strerror(number))
+
+    writer = checkpoints.Writer(tmp_path, 1, ())
+    monkeypatch.setattr(torch, "save", refuse)
+    writer.save(7, {})
+    writer.finish()
+    with pytest.raises(TrainingStoppedError) as caught:
+        writer.check()
+    message = str(caught.value)
+    assert message.startswith("the checkpoint cannot be written after iteration 7: ")
+    assert os.strerror(number) in message
+    assert f"the last checkpoint is {before}, after iteration 5" in message
+    assert "give the same command again" in message
+    writer.wait()
+    assert list((tmp_path / "checkpoints").iterdir()) == [before]
+    assert checkpoints.load(before)["iteration"] == 5
 
 
 def test_setting_aside_never_overwrites(tmp_path: Path):
-    assert checkpoint.set_aside(tmp_path) is None
+    assert checkpoints.set_aside(tmp_path) is None
     for number in (1, 2):
-        checkpoint.save(tmp_path, number, {"iteration": number})
-        assert checkpoint.set_aside(tmp_path) == tmp_path / f"checkpoints_before_{number}"
-        assert checkpoint.last_checkpoint(tmp_path) is None
+        checkpoints.save(tmp_path, number, {"iteration": number})
+        assert checkpoints.set_aside(tmp_path) == tmp_path / f"checkpoints_before_{number}"
+        assert checkpoints.last_checkpoint(tmp_path) is None
     kept = tmp_path / "checkpoints_before_1" / "checkpoint_iter_00000001.pyth"
-    assert checkpoint.load(kept)["iteration"] == 1
+    assert checkpoints.load(kept)["iteration"] == 1

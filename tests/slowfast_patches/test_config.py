@@ -322,7 +322,6 @@ def test_nccl_on_the_cpu_becomes_gloo_with_one_warning(caplog):
         ("MULTIGRID.LONG_CYCLE_FACTORS [[2,1],[1,1]]", "factors in (0, 1]"),
         ("MULTIGRID.SHORT_CYCLE_FACTORS []", "MULTIGRID.SHORT_CYCLE False"),
         ("MULTIGRID.SHORT_CYCLE_FACTORS [0.5,0]", "factors in (0, 1]"),
-        ("SHARD_ID 1", "counted from 0"),
         ("NUM_GPUS -1", "NUM_GPUS 0 is the CPU"),
         ("TRAIN.CHECKPOINT_TYPE onnx", "TRAIN.CHECKPOINT_TYPE 'onnx' is not known; use pytorch or"),
         ("TEST.CHECKPOINT_TYPE Caffe2", "TEST.CHECKPOINT_TYPE 'Caffe2' is not known; use pytorch"),

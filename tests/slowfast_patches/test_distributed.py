@@ -1,8 +1,8 @@
-"""Two processes train what one does, started by the host's convention or by torchrun."""
+"""Two processes train what one does, by the host's convention, torchrun and srun."""
 
+import os
 import re
 import shutil
-import socket
 import subprocess
 from collections.abc import Callable
 from functools import partial
@@ -30,12 +30,6 @@ def data(demo_data: Path, tmp_path_factory: pytest.TempPathFactory) -> tuple[obj
     lines[5] = f"{folder / 'broken.mp4'} {lines[5].split()[-1]}"
     (folder / "train.csv").write_text("\n".join(lines) + "\n")
     return ("DATA.PATH_TO_DATA_DIR", folder, "DATA.PATH_PREFIX", demo_data)
-
-
-def free_port() -> int:
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        return probe.getsockname()[1]
 
 
 @pytest.fixture(scope="module")
@@ -67,27 +61,44 @@ def assert_same_training(found, expected) -> None:
     assert re.search(r"done: [1-9]", found.log)
 
 
+@pytest.fixture
+def arguments(tiny_recipe: Path, data: tuple[object, ...]) -> tuple[object, ...]:
+    """Of run_net, for a folder that each command has for itself, as where nothing is shared."""
+    keys = ("OUTPUT_DIR", "out", "DATA_LOADER.NUM_WORKERS", 0)
+    return ("--cfg", tiny_recipe, *keys, *OPTIONS, *data)
+
+
 def test_two_machines_of_one_process_train_what_one_process_does(
-    start_run_net: Callable[..., subprocess.Popen[str]],
-    data: tuple[object, ...],
-    one_process: Path,
-    tmp_path: Path,
-    opened: type,
+    commands, free_port, arguments, one_process: Path, tmp_path: Path, opened: type
 ):
-    address = ("--init_method", f"tcp://127.0.0.1:{free_port()}", "--num_shards", 2)
-    folders = [tmp_path / "first", tmp_path / "second"]
-    keys = (*OPTIONS, *data, "TRAIN.BATCH_SIZE", 2, *address)
-    processes = [
-        start_run_net(folder, *keys, "--shard_id", shard, GLOO_SOCKET_IFNAME="lo")
-        for shard, folder in enumerate(folders)
-    ]
-    wait_for(*processes)
-    assert_same_training(opened(folders[0]), opened(one_process))
-    assert not folders[1].exists(), "only the first process writes"
+    where = ("--init_method", f"tcp://127.0.0.1:{free_port()}", "--num_shards", 2)
+    started, keys = [], ("TRAIN.BATCH_SIZE", 2)
+    for machine in ("0", "1"):
+        (folder := tmp_path / machine).mkdir()
+        started.append(commands.start(folder, *where, "--shard_id", machine, *arguments, *keys))
+    assert [commands.wait(number)[0] for number in started] == [0, 0]
+    assert_same_training(opened(tmp_path / "0" / "out"), opened(one_process))
+    written = [path.name for path in (tmp_path / "1" / "out").rglob("*")]
+    assert sorted(written) == ["logs", "rank_0001.log"], "only the first process writes"
+
+
+def test_two_tasks_of_srun_train_what_one_process_does(
+    commands, arguments, one_process: Path, tmp_path: Path, opened: type
+):
+    step = {"SLURM_STEP_ID": "0", "SLURM_STEP_NUM_TASKS": "2", "SLURM_STEP_NUM_NODES": "1"}
+    step |= {"SLURM_STEP_NODELIST": "localhost", "SLURM_JOB_ID": str(os.getpid())}
+    started = []
+    for task in ("0", "1"):
+        place = {"SLURM_NODEID": "0", "SLURM_PROCID": task, "SLURM_LOCALID": task}
+        started.append(commands.start(tmp_path, *arguments, **step, **place))
+    assert [commands.wait(number)[0] for number in started] == [0, 0]
+    assert_same_training(opened(tmp_path / "out"), opened(one_process))
+    assert "continuing" not in (tmp_path / "out" / "logs" / "rank_0001.log").read_text()
 
 
 def test_torchrun_trains_what_one_process_does(
     start_run_net: Callable[..., subprocess.Popen[str]],
+    free_port: Callable[[], int],
     data: tuple[object, ...],
     one_process: Path,
     tmp_path: Path,

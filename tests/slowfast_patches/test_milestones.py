@@ -5,7 +5,11 @@ from fvcore.common.config import CfgNode
 
 from multigrid import Schedule, Shape, SteppedRate, make_schedule
 from slowfast_patches.config import get_cfg
-from slowfast_patches.engine.milestones import checkpoint_iterations, evaluation_iterations
+from slowfast_patches.engine.milestones import (
+    checkpoint_iterations,
+    evaluation_iterations,
+    phase_ends,
+)
 
 
 @pytest.fixture
@@ -34,12 +38,14 @@ def test_a_phase_shorter_than_its_evaluations_has_one_after_each_iteration(sched
     assert evaluation_iterations(config(MULTIGRID_EVAL_FREQ=50), schedule) == set(range(1, 37))
 
 
-def test_checkpoints_come_after_each_period_of_epochs_and_at_the_end(schedule: Schedule):
+def test_checkpoints_come_after_each_period_of_epochs_and_each_phase(schedule: Schedule):
+    ends = {6, 12, 18, 24, 30, 36}
+    assert phase_ends(schedule) == ends
     # 272 clips are passed in the fifth iteration (320), 544 are reached by the eleventh
-    assert checkpoint_iterations(config(TRAIN_CHECKPOINT_PERIOD=2), schedule) == {5, 11, 36}
+    assert checkpoint_iterations(config(TRAIN_CHECKPOINT_PERIOD=2), schedule) == ends | {5, 11}
     # 680 clips are reached by the first iteration of the fourth phase
-    assert checkpoint_iterations(config(TRAIN_CHECKPOINT_PERIOD=5), schedule) == {19, 36}
-    assert checkpoint_iterations(config(TRAIN_CHECKPOINT_PERIOD=100), schedule) == {36}
+    assert checkpoint_iterations(config(TRAIN_CHECKPOINT_PERIOD=5), schedule) == ends | {19}
+    assert checkpoint_iterations(config(TRAIN_CHECKPOINT_PERIOD=100), schedule) == ends
 
 
 def test_without_the_long_cycle_evaluations_come_by_epochs():

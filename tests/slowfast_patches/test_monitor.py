@@ -9,8 +9,11 @@ import pytest
 import torch
 
 from multigrid import Schedule, Shape, SteppedRate, make_schedule
-from slowfast_patches.engine import monitor as monitor_module
-from slowfast_patches.engine.monitor import Clock, Monitor
+from slowfast_patches.engine import clock as clock_module
+from slowfast_patches.engine.clock import Clock
+from slowfast_patches.engine.monitor import Monitor
+from slowfast_patches.engine.window import Summary, Window
+from slowfast_patches.utils.distributed import World
 
 CPU, GPU = torch.device("cpu"), torch.device("cuda")
 ADVICE = "buy a faster disk"
@@ -114,6 +117,61 @@ def test_a_continued_run_reports_what_it_saw_and_each_phase_once(tmp_path, sched
     assert said(caplog, "INFO")[-1].startswith("training: 15 iterations took 0:00:29, 48 %")
 
 
+# Several processes.
+
+
+def report(folder: Path, schedule: Schedule, ranks: list[tuple[float, float]]) -> list[dict]:
+    """Records of a run that reports every tenth of its 40 iterations, of 1 s on rank 0, in which
+    each rank trains and loads so long."""
+    clock = Clock()
+    monitor = Monitor(str(folder), schedule, clock, 0, ADVICE)
+    for step in schedule.steps():
+        clock.seconds["training"] += 1
+        if step.iteration % 10 == 9:
+            monitor.progress(step, Summary(0.5, 40, None, [], ranks))
+        monitor.observe(step)
+    monitor.close()
+    return [json.loads(line) for line in (folder / "metrics.jsonl").read_text().splitlines()]
+
+
+def test_the_rank_that_waits_most_for_data_is_told(tmp_path, schedule, caplog):
+    records = report(tmp_path, schedule, [(10.0, 0.0), (7.5, 2.5), (9.0, 1.0)])
+    assert [r["type"] for r in records] == [*["train"] * 2, "phase"] * 2
+    assert {(r["worst_loading_share"], r["worst_loading_rank"]) for r in records} == {(0.25, 1)}
+    assert {r["loading_share"] for r in records} == {0}
+    lines = said(caplog, "INFO")
+    assert lines[0].endswith(
+        "4.0 clips/s (0 % waiting for data, rank 1 most with 25 %), 0:00:30 left"
+    )
+    assert "0 % of it waiting for data, rank 1 most with 25 % (reading gave 4.0" in lines[2]
+    warnings = said(caplog, "WARNING")
+    assert [w.split(":")[0] for w in warnings] == [
+        f"loading was the limit of phase {n} of 2, not the model" for n in (1, 2)
+    ]
+    assert all("rank 1 waited 25 % of the time" in w for w in warnings)
+
+
+def test_one_process_has_no_rank_that_waits_most(tmp_path, schedule, caplog):
+    records = report(tmp_path, schedule, [(1.0, 9.0)])
+    assert not [r for r in records if "worst_loading_share" in r]
+    assert "most" not in "".join(said(caplog, "INFO"))
+
+
+def test_a_window_has_the_seconds_since_the_last(schedule):
+    """But for the loading of the first iteration, in which the workers start."""
+    clock, world = Clock({"training": 500.0, "loading": 100.0}), World(0, 1, CPU)
+    window, spent = Window(clock), []
+    for step in schedule.steps(0, 4):
+        clock.seconds["loading"] += 50.0 if step.iteration == 0 else 2.0
+        with clock.time("training"):
+            clock.seconds["training"] += 3.0
+            window.add(step, torch.tensor(1.0), None, 0)
+            if step.iteration % 2:
+                spent += window.summarize(world).spent
+    # of the first 3 s, which are counted before the window looks, nothing; then all that is new
+    assert spent == [pytest.approx((3, 2), abs=0.5), pytest.approx((6, 4), abs=0.5)]
+
+
 # The clock.
 
 
@@ -159,7 +217,7 @@ class Event:
 @pytest.mark.parametrize(("busy", "loading"), [(0, 6), (4, 2), (6, 0), (10, 0)])
 def test_a_gpu_that_still_computes_is_not_waiting(monkeypatch, busy, loading):
     gpu = Gpu(busy_until=busy)
-    monkeypatch.setattr(monitor_module, "time", gpu)
+    monkeypatch.setattr(clock_module, "time", gpu)
     monkeypatch.setattr(torch.cuda, "Event", gpu.Event)
     clock = Clock()
     with clock.wait(GPU):

@@ -11,7 +11,7 @@ import torch
 from slowfast_patches import patching
 from slowfast_patches.config import load_config
 from slowfast_patches.datasets.loader import build_dataset, evaluation_loader
-from slowfast_patches.engine import checkpoint
+from slowfast_patches.engine import checkpoints
 from slowfast_patches.engine.class_names import read_class_names
 from slowfast_patches.engine.predict import Predictor, config_of_checkpoint
 from slowfast_patches.models.build import build_model
@@ -23,7 +23,7 @@ NAMES = [f"motion {number}" for number in range(8)]
 
 @pytest.fixture(scope="module")
 def trained(multigrid_run: Path) -> Path:
-    path = checkpoint.last_checkpoint(multigrid_run)
+    path = checkpoints.last_checkpoint(multigrid_run)
     assert path is not None
     return path
 
@@ -32,7 +32,7 @@ def trained(multigrid_run: Path) -> Path:
 def weights(trained: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
     """The weights alone, as others hand them on."""
     path = tmp_path_factory.mktemp("weights") / "weights.pyth"
-    torch.save(checkpoint.load(trained)["model_state"], path)
+    torch.save(checkpoints.load(trained)["model_state"], path)
     return path
 
 

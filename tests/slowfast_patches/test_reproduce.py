@@ -4,22 +4,21 @@ import importlib.util
 import json
 import os
 import stat
-import sys
 from collections.abc import Callable
 from pathlib import Path
-from types import SimpleNamespace
 
 import pytest
 import submitit
 import yaml
 
-from slowfast_patches.engine.reproduction.cluster import Job, Slurm, submit
+from slowfast_patches.engine.reproduction.cluster import submit
 from slowfast_patches.engine.reproduction.experiment import Row
 from slowfast_patches.engine.reproduction.outcome import TOY_MARK
 from slowfast_patches.engine.reproduction.paper import EXPERIMENTS
 from slowfast_patches.engine.reproduction.recipes import Choices, Recipes, trainings_of
 from slowfast_patches.engine.reproduction.reproduce import Request, reproduce
 from slowfast_patches.engine.reproduction.toy import Toy
+from slowfast_patches.engine.slurm import Slurm
 from slowfast_patches.utils.report import Mean
 
 ROOT = Path(__file__).parents[2]
@@ -478,40 +477,7 @@ class TestSlurm:
         executable(slurm / "squeue", "#!/bin/sh\nexit 1\n")
         assert len(submit(runs, tmp_path / "out", ROOT / "tools/run_net.py", options)) == 3
 
-    def test_on_several_machines_the_processes_meet_on_the_first(self) -> None:
-        job = Job(("python", "run_net.py", "--cfg", "a.yaml", "NUM_GPUS", "8"))
-        there = SimpleNamespace(num_nodes=2, node=1, hostnames=["n7", "n8"], raw_job_id="4242")
-        assert job.command_in(there) == [
-            *("python", "run_net.py", "--init_method", "tcp://n7:24242"),
-            *("--shard_id", "1", "--num_shards", "2", "--cfg", "a.yaml", "NUM_GPUS", "8"),
-        ]
-        here = SimpleNamespace(num_nodes=1, node=0, hostnames=["n7"], raw_job_id="50001")
-        assert job.command_in(here)[2:5] == ["--init_method", "tcp://localhost:30001", "--cfg"]
-
     def test_without_slurm(self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
         monkeypatch.setenv("PATH", str(tmp_path))
         with pytest.raises(ValueError, match="no SLURM on this machine"):
             submit([], tmp_path, ROOT / "tools/run_net.py", Slurm("gpu"))
-
-    def test_a_job_trains_in_a_process_and_goes_on_when_requeued(self, tmp_path: Path) -> None:
-        executor = submitit.LocalExecutor(tmp_path / "jobs")
-        marks, script = tmp_path / "marks", tmp_path / "run_net.py"
-        # SLURM's warnings go to the job; a training that they ended would make it a failed one.
-        script.write_text(
-            "import signal, sys\n"
-            "assert signal.getsignal(signal.SIGUSR2) == signal.SIG_IGN\n"
-            "assert signal.getsignal(signal.SIGTERM) == signal.SIG_IGN\n"
-            f"open({str(marks)!r}, 'a').write(' '.join(sys.argv[1:2] + sys.argv[3:]))\n"
-        )
-        job = executor.submit(Job((sys.executable, str(script), "--cfg", "a.yaml")))
-        assert job.result() == 0
-        assert marks.read_text() == "--init_method --cfg a.yaml"
-        again = Job((sys.executable, str(script))).checkpoint()
-        assert again.function == Job((sys.executable, str(script)))
-
-    def test_a_failed_training_fails_the_job(self, tmp_path: Path) -> None:
-        script = tmp_path / "run_net.py"
-        script.write_text("exit(3)\n")
-        job = submitit.LocalExecutor(tmp_path).submit(Job((sys.executable, str(script))))
-        with pytest.raises(submitit.core.utils.FailedJobError, match="exit status 3"):
-            job.result()

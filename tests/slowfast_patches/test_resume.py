@@ -1,86 +1,18 @@
-"""Stopped and continued is the same as never stopped, bit for bit."""
+"""Stopped and continued is the same as never stopped, bit for bit; tests/faults kills for it."""
 
-import os
 import re
 import shutil
-import signal
-import subprocess
-import time
 from collections.abc import Callable
 from pathlib import Path
 
 import pytest
-import torch
 
 from slowfast_patches.engine import train as train_module
 from slowfast_patches.engine.train import Trainer
 
-TIMES = ("clips_per_second", "loading_share", "seconds", "seconds_left")
-
 
 class Stopped(BaseException):
     """Stands in for whatever ends a process."""
-
-
-def assert_same_bits(found: object, expected: object, where: str = "") -> None:
-    if isinstance(expected, dict):
-        assert isinstance(found, dict)
-        assert found.keys() == expected.keys(), where
-        for key, value in expected.items():
-            assert_same_bits(found[key], value, f"{where}.{key}")
-    elif isinstance(expected, torch.Tensor):
-        assert torch.equal(found, expected), where
-    else:
-        assert found == expected, where
-
-
-def without_times(records: list[dict]) -> list[dict]:
-    return [{k: v for k, v in record.items() if k not in TIMES} for record in records]
-
-
-def assert_same_run(found, expected) -> None:
-    """Everything but the time that it took."""
-    ours, theirs = found.checkpoint, expected.checkpoint
-    assert ours["iteration"] == theirs["iteration"]
-    assert_same_bits(ours["model_state"], theirs["model_state"], "model")
-    assert_same_bits(ours["optimizer_state"], theirs["optimizer_state"], "optimizer")
-    for kind in ("train", "val"):
-        assert without_times(found.metrics(kind)) == without_times(expected.metrics(kind))
-    assert found.result["top1"] == expected.result["top1"]
-    assert without_times(found.result["evaluations"]) == without_times(
-        expected.result["evaluations"]
-    )
-
-
-def kill_after_checkpoint(process: subprocess.Popen[str], folder: Path) -> None:
-    """SIGKILL once the first checkpoint is there and two more iterations were logged."""
-    metrics, deadline, limit = folder / "metrics.jsonl", time.monotonic() + 120, None
-    while time.monotonic() < deadline and process.poll() is None:
-        lines = metrics.read_text().count('"train"') if metrics.exists() else 0
-        if limit is None and list(folder.glob("checkpoints/*.pyth")):
-            limit = lines + 2
-        if limit is not None and lines >= limit:
-            os.killpg(process.pid, signal.SIGKILL)
-            break
-        time.sleep(0.01)
-    process.communicate()
-    assert process.returncode == -signal.SIGKILL, "it ended before it could be killed"
-
-
-def test_killed_and_run_again_is_as_if_never_killed(
-    start_run_net: Callable[..., subprocess.Popen[str]],
-    multigrid_run: Path,
-    tmp_path: Path,
-    opened: type,
-):
-    workers = ("DATA_LOADER.NUM_WORKERS", 1)
-    kill_after_checkpoint(start_run_net(tmp_path, *workers), tmp_path)
-    assert not (tmp_path / "result.json").exists()
-    process = start_run_net(tmp_path, *workers)
-    error = process.communicate()[1]
-    assert process.returncode == 0, error
-    assert "continuing after iteration" in opened(tmp_path).log
-    assert_same_run(opened(tmp_path), opened(multigrid_run))
 
 
 def test_stopped_twice_in_the_middle_of_epoch_phase_and_short_cycle(
@@ -89,6 +21,7 @@ def test_stopped_twice_in_the_middle_of_epoch_phase_and_short_cycle(
     tmp_path: Path,
     monkeypatch: pytest.MonkeyPatch,
     opened: type,
+    assert_same_run: Callable[..., None],
 ):
     records = opened(multigrid_run).metrics()
     for stop in (7, 11):
@@ -124,7 +57,11 @@ def stop_after(iteration: int, patch: pytest.MonkeyPatch) -> None:
 
 
 def test_a_finished_run_is_not_trained_again(
-    train: Callable[..., Path], multigrid_run: Path, tmp_path: Path, opened: type
+    train: Callable[..., Path],
+    multigrid_run: Path,
+    tmp_path: Path,
+    opened: type,
+    assert_same_run: Callable[..., None],
 ):
     folder = tmp_path / "copy"
     shutil.copytree(multigrid_run, folder)

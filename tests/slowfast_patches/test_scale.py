@@ -11,10 +11,10 @@ from fvcore.common.config import CfgNode
 
 from slowfast_patches.config import load_config
 from slowfast_patches.config.scale import scale_to_processes, scaled_lengths
-from slowfast_patches.engine import checkpoint
-from slowfast_patches.engine import run as run_module
+from slowfast_patches.engine import checkpoints
 from slowfast_patches.engine.compare import make_recipes
 from slowfast_patches.engine.launch import for_processes
+from slowfast_patches.engine.train import Trainer
 
 ROOT = Path(__file__).parents[2]
 
@@ -155,9 +155,9 @@ def test_the_cpu_is_one_process_and_torchrun_has_the_last_word(monkeypatch):
     assert for_processes(config(*ON, "NUM_GPUS", 0)).TRAIN.BATCH_SIZE == 8
     assert for_processes(config(*ON, "NUM_GPUS", 4, "NUM_SHARDS", 2)).TRAIN.BATCH_SIZE == 32
     environment = {"TORCHELASTIC_RUN_ID": "x", "WORLD_SIZE": "6", "GROUP_WORLD_SIZE": "2"}
-    for name, value in environment.items():
+    for name, value in (environment | {"RANK": "4"}).items():
         monkeypatch.setenv(name, value)
-    scaled = for_processes(config(*ON))
+    scaled = for_processes(config(*ON, "NUM_GPUS", 3))
     assert (scaled.NUM_SHARDS, scaled.TRAIN.BATCH_SIZE) == (2, 24)
     assert math.isclose(scaled.SOLVER.BASE_LR, 0.6)
 
@@ -177,11 +177,11 @@ def test_run_plan_and_compare_scale_alike_and_the_log_says_so(
     """The tiny recipe's 4 clips at 0.01 for two GPUs are 2 at 0.005 on the CPU."""
     trained = list[CfgNode]()
 
-    def stop(cfg: CfgNode, world: object) -> None:
-        trained.append(cfg)
+    def stop(trainer: Trainer) -> None:
+        trained.append(trainer.cfg)
         raise Stopped
 
-    monkeypatch.setattr(run_module, "Trainer", stop)
+    monkeypatch.setattr(Trainer, "train", stop)
     keys = ("SOLVER.REFERENCE_WORLD_SIZE", 2, "MULTIGRID.LONG_CYCLE", False)
     keys += ("MULTIGRID.SHORT_CYCLE", False)
     with pytest.raises(Stopped):
@@ -212,11 +212,11 @@ def plan_tool():
 def test_a_scaled_run_is_continued_on_as_many_gpus_only(tmp_path):
     there = {"cfg": scale_to_processes(config(*ON), 4).dump(), "iteration": 3}
     path = tmp_path / "c.pyth"
-    checkpoint.check_same_recipe(there, scale_to_processes(config(*ON), 4), path)
+    checkpoints.check_same_recipe(there, scale_to_processes(config(*ON), 4), path)
     with pytest.raises(ValueError, match="continue on as many as there") as caught:
-        checkpoint.check_same_recipe(there, scale_to_processes(config(*ON), 2), path)
+        checkpoints.check_same_recipe(there, scale_to_processes(config(*ON), 2), path)
     assert "TRAIN.BATCH_SIZE: 32 there, 16 here" in str(caught.value)
     # The same batch and rates, written out, on any number of GPUs.
     written = ["TRAIN.BATCH_SIZE", 32, "SOLVER.BASE_LR", 0.4, "SOLVER.WARMUP_START_LR", 0.04]
     same = config(*written, "SOLVER.COSINE_END_LR", 0.004, "NUM_GPUS", 1)
-    checkpoint.check_same_recipe(there, same, path)
+    checkpoints.check_same_recipe(there, same, path)

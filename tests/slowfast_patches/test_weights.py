@@ -18,7 +18,7 @@ from torch.nn import functional as F
 
 from multigrid import convert_batchnorm
 from slowfast_patches.config import load_config
-from slowfast_patches.engine.checkpoint import last_checkpoint
+from slowfast_patches.engine.checkpoints import last_checkpoint
 from slowfast_patches.models.build import build_model
 from slowfast_patches.models.weights import load_weights
 from slowfast_patches.models.weights.names import host_names

@@ -2,22 +2,21 @@
 
 videos/                  the prepared files
 prepared.jsonl           the journal: what each of them was made of, a line as it is whole
-.lock                    held by the run that writes
+.lock                    held by the run that writes, or by those that read
 """
 
 from __future__ import annotations
 
-import fcntl
 import hashlib
 import json
 import os
 import re
-import socket
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any, TextIO
 
+from slowfast_patches.datasets.in_use import JOURNAL, hold_alone
 from slowfast_patches.datasets.preparing.lists import VideoList
 from slowfast_patches.datasets.reading.files import frame_files
 from slowfast_patches.datasets.reading.prepared import TAG
@@ -114,14 +113,13 @@ class PreparedSet:
         """Hold the folder; remove what a run that was killed left half-written.
 
         Raises:
-            ValueError: another run holds it, it was made with other settings or from other lists,
-                or it has a list that was not made here.
+            ValueError: another run writes or reads it, it was made with other settings or from
+                other lists, or it has a list that was not made here.
         """
         self.folder.mkdir(parents=True, exist_ok=True)
-        self._lock = (self.folder / ".lock").open("a+", encoding="utf-8")
+        self._lock = hold_alone(self.folder)
         try:
-            self._take_lock(self._lock)
-            self._open_journal(self.folder / "prepared.jsonl")
+            self._open_journal(self.folder / JOURNAL)
         except BaseException:
             self._lock.close()
             raise
@@ -174,20 +172,6 @@ class PreparedSet:
         entry = self.entries.get(target)
         moved = entry and entry.state == source.state and not os.path.exists(entry.source)
         return entry is None or entry.source == source.path or bool(moved)
-
-    def _take_lock(self, lock: TextIO) -> None:
-        """Hold a lock that the system lets go of when this process ends, however it ends."""
-        try:
-            fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except BlockingIOError:
-            lock.seek(0)
-            raise ValueError(
-                f"{self.folder}: another run is at work there ({lock.read().strip()}); wait for "
-                "it, or choose another folder"
-            ) from None
-        lock.truncate(0)
-        lock.write(f"process {os.getpid()} on {socket.gethostname()}\n")
-        lock.flush()
 
     def _open_journal(self, path: Path) -> None:
         """Read the journal, and write its first lines if it is new."""

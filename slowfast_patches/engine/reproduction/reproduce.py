@@ -16,7 +16,7 @@ from slowfast_patches.config.metrics import metric_names, metric_title
 from slowfast_patches.config.schedule import base_shape
 from slowfast_patches.datasets.lists import read_list
 from slowfast_patches.engine.launch import processes_of
-from slowfast_patches.engine.reproduction.cluster import Slurm, submit
+from slowfast_patches.engine.reproduction.cluster import submit
 from slowfast_patches.engine.reproduction.estimate import (
     Estimate,
     Estimator,
@@ -37,6 +37,7 @@ from slowfast_patches.engine.reproduction.recipes import Choices, Recipes, train
 from slowfast_patches.engine.reproduction.toy import Toy
 from slowfast_patches.engine.reproduction.toy_inputs import make_toy_inputs
 from slowfast_patches.engine.runs import Recipe, check_own_keys, train_all
+from slowfast_patches.engine.slurm import Slurm
 from slowfast_patches.engine.step_times import read_step_times
 from slowfast_patches.engine.timing import UNTIMED, estimated_timing, measured_timing
 from slowfast_patches.models.flops import flops_per_clip

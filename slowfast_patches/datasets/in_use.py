@@ -1,0 +1,127 @@
+"""A data set is read, or it is prepared: never both at once.
+
+The folder of a prepared data set has a file `.lock`. The run that prepares holds it alone, from
+before it changes anything until its lists are whole; whoever reads holds it together with others.
+The lists themselves cannot be held: they are replaced by files of the same name. A lock ends with
+the processes that have it, however they end: with a training's data workers too, which follow a
+killed training within seconds.
+"""
+
+from __future__ import annotations
+
+import fcntl
+import json
+import logging
+import os
+import socket
+import time
+from collections.abc import Iterable, Iterator
+from contextlib import ExitStack, contextmanager
+from pathlib import Path
+from typing import IO, Any, TextIO
+
+__all__ = ["JOURNAL", "hold_alone", "reading"]
+
+logger = logging.getLogger(__name__)
+
+JOURNAL = "prepared.jsonl"
+"""What a preparation writes as it goes on; it is there before the lists are."""
+_LOCK = ".lock"
+_READERS = (
+    "a training or an evaluation reads the data set there (`lsof .lock` in that folder, on the "
+    "machine where it runs, names its process)"
+)
+
+
+def hold_alone(folder: Path) -> TextIO:
+    """Hold a folder to prepare a data set in it, until the file that this returns is closed.
+
+    Raises:
+        ValueError: another run prepares there, or a training or an evaluation reads what is there.
+    """
+    lock = (folder / _LOCK).open("a+", encoding="utf-8")
+    try:
+        if not _take(lock, fcntl.LOCK_EX):
+            who = _READERS if _take(lock, fcntl.LOCK_SH) else _writer(lock)
+            raise ValueError(f"{folder}: {who}; wait until it is done, or choose another folder")
+        lock.truncate(0)
+        since = time.strftime("%Y-%m-%d %H:%M:%S")
+        lock.write(f"process {os.getpid()} on {socket.gethostname()} since {since}\n")
+        lock.flush()
+    except BaseException:
+        lock.close()
+        raise
+    return lock
+
+
+@contextmanager
+def reading(lists: Iterable[Path]) -> Iterator[None]:
+    """Keep the data sets of some lists from being prepared anew while the body lasts.
+
+    A folder in which nothing was ever prepared has no `.lock` and is left alone.
+
+    Raises:
+        ValueError: one of them is being prepared, or its preparation was interrupted before it had
+            written the list.
+    """
+    files = {path: Path(os.path.realpath(path)) for path in lists}
+    with ExitStack() as held:
+        for folder in dict.fromkeys(file.parent for file in files.values()):
+            if (lock := _open(folder / _LOCK)) is None:
+                continue
+            held.enter_context(lock)
+            if not _take(lock, fcntl.LOCK_SH):
+                raise ValueError(
+                    f"{folder} is being prepared: {_writer(lock)}; wait until it is done"
+                )
+        for file in files.values():
+            if not file.exists() and (unwritten := _unwritten(file.parent)):
+                raise ValueError(
+                    f"{file.parent} has no {unwritten[0]} yet: its preparation was interrupted. "
+                    "The same command of tools/prepare_data.py continues it"
+                )
+        yield
+
+
+def _open(path: Path) -> TextIO | None:
+    try:
+        return path.open(encoding="utf-8")
+    except (FileNotFoundError, NotADirectoryError):
+        return None
+    except OSError as error:
+        _warn(path, error)
+        return None
+
+
+def _take(lock: IO[Any], kind: int) -> bool:
+    """Take a lock, unless others have one that excludes it; where there are none, so it is said."""
+    try:
+        fcntl.flock(lock, kind | fcntl.LOCK_NB)
+    except BlockingIOError:
+        return False
+    except OSError as error:
+        _warn(Path(lock.name), error)
+    return True
+
+
+def _warn(path: Path, error: OSError) -> None:
+    logger.warning(
+        "%s cannot be locked (%s): see to it yourself that the data set is not prepared anew "
+        "while a training reads it",
+        *(path, error.strerror),
+    )
+
+
+def _writer(lock: TextIO) -> str:
+    lock.seek(0)
+    return f"another run is at work there ({lock.read().strip()})"
+
+
+def _unwritten(folder: Path) -> list[str]:
+    """Lists that a preparation began and has not written."""
+    if not (folder / JOURNAL).exists():
+        return []
+    with (folder / JOURNAL).open(encoding="utf-8") as lines:
+        found = (line for line in lines if line.startswith('{"list"') and line.endswith("\n"))
+        begun = (json.loads(line)["list"] for line in found)
+        return [name for name in begun if not (folder / name).exists()]

@@ -1,0 +1,44 @@
+"""Checkpoints: whole or not there, read without executing anything, and never mixed up."""
+
+from slowfast_patches.engine.checkpoints.failing import (
+    cannot_write,
+    explain_dead_workers,
+    writes,
+)
+from slowfast_patches.engine.checkpoints.folder import (
+    all_checkpoints,
+    clean,
+    describe_last,
+    last_checkpoint,
+    load,
+    prune,
+    save,
+    set_aside,
+)
+from slowfast_patches.engine.checkpoints.recipe import check_same_list, check_same_recipe
+from slowfast_patches.engine.checkpoints.resume import Found, continues, find_resumable, is_restart
+from slowfast_patches.engine.checkpoints.share import from_every_rank, share
+from slowfast_patches.engine.checkpoints.writer import Writer
+
+__all__ = [
+    "Found",
+    "Writer",
+    "all_checkpoints",
+    "cannot_write",
+    "check_same_list",
+    "check_same_recipe",
+    "clean",
+    "continues",
+    "describe_last",
+    "explain_dead_workers",
+    "find_resumable",
+    "from_every_rank",
+    "is_restart",
+    "last_checkpoint",
+    "load",
+    "prune",
+    "save",
+    "set_aside",
+    "share",
+    "writes",
+]

@@ -1,0 +1,134 @@
+"""OUTPUT_DIR/checkpoints: which are there, which stay, and what is in one."""
+
+from __future__ import annotations
+
+import itertools
+import logging
+import re
+from collections.abc import Collection, Mapping
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from slowfast_patches.utils import torch_file
+from slowfast_patches.utils.files import TEMPORARY
+
+__all__ = [
+    "all_checkpoints",
+    "clean",
+    "describe_last",
+    "iteration_of",
+    "last_checkpoint",
+    "load",
+    "prune",
+    "save",
+    "set_aside",
+]
+
+logger = logging.getLogger(__name__)
+
+_FOLDER = "checkpoints"
+_NAME = re.compile(r"checkpoint_iter_(\d+)\.pyth")
+_LEFT_OVER = tuple(
+    name + TEMPORARY for name in (f"{_FOLDER}/checkpoint_iter_*", "metrics.jsonl", "result.json")
+)
+"""Files that a run was writing when it was killed."""
+
+
+def save(output_dir: str | Path, iteration: int, content: Mapping[str, Any]) -> Path:
+    """Write the checkpoint after `iteration` iterations, whole or not at all.
+
+    Raises:
+        OSError: it cannot be written; no part of it stays.
+    """
+    folder = Path(output_dir) / _FOLDER
+    folder.mkdir(parents=True, exist_ok=True)
+    path = folder / f"checkpoint_iter_{iteration:08d}.pyth"
+    torch_file.save(dict(content), path)
+    return path
+
+
+def load(path: str | Path) -> dict[str, Any]:
+    """What is in a checkpoint, on the CPU; nothing in it is executed.
+
+    Raises:
+        ValueError: no such file, not a checkpoint, or a damaged one.
+        OSError: the file is there and cannot be read.
+    """
+    try:
+        torch_file.check(path)
+        content = torch.load(path, map_location="cpu", weights_only=True)
+    except FileNotFoundError as error:
+        raise ValueError(f"{path}: no such checkpoint") from error
+    except (torch_file.DamagedFileError, PermissionError, IsADirectoryError):
+        raise
+    except Exception as error:
+        reason = f"{type(error).__name__}: {error}".splitlines()[0]
+        raise ValueError(
+            f"{path} cannot be read as a PyTorch checkpoint: it is none, or damaged ({reason:.200})"
+        ) from error
+    if not isinstance(content, dict):
+        raise ValueError(f"{path} holds a {type(content).__name__}, not a checkpoint")
+    return content
+
+
+def all_checkpoints(output_dir: str | Path) -> list[Path]:
+    """The checkpoints of a run, the newest last."""
+    paths = (Path(output_dir) / _FOLDER).glob("checkpoint_iter_*.pyth")
+    return sorted((path for path in paths if _NAME.fullmatch(path.name)), key=iteration_of)
+
+
+def iteration_of(path: Path) -> int:
+    """The iterations that were done when a checkpoint was written, by its name."""
+    found = _NAME.fullmatch(path.name)
+    assert found is not None, path
+    return int(found[1])
+
+
+def last_checkpoint(output_dir: str | Path) -> Path | None:
+    """The newest checkpoint of a run, if it has one."""
+    paths = all_checkpoints(output_dir)
+    return paths[-1] if paths else None
+
+
+def describe_last(output_dir: str | Path) -> str:
+    """Where a run that stops can go on from, in words."""
+    path = last_checkpoint(output_dir)
+    if path is None:
+        return "there is no checkpoint yet"
+    return f"the last checkpoint is {path}, after iteration {iteration_of(path)}"
+
+
+def prune(output_dir: str | Path, kept: int, milestones: Collection[int]) -> None:
+    """Delete all checkpoints but the last `kept` and those after the iterations `milestones`.
+
+    0 keeps all. The newest, from which a run continues, always stays.
+    """
+    paths = all_checkpoints(output_dir)
+    for path in paths[:-kept] if kept else ():
+        if iteration_of(path) not in milestones:
+            try:
+                path.unlink(missing_ok=True)
+            except OSError as error:
+                logger.warning("%s cannot be deleted: %s", path, error)
+
+
+def set_aside(output_dir: str | Path) -> Path | None:
+    """Rename the folder of an earlier run's checkpoints, so that they never mix with a new run's.
+
+    Returns the new name; None where there was nothing to rename.
+    """
+    folder = Path(output_dir) / _FOLDER
+    if last_checkpoint(output_dir) is None:
+        return None
+    names = (folder.with_name(f"{_FOLDER}_before_{n}") for n in itertools.count(1))
+    return folder.rename(next(name for name in names if not name.exists()))
+
+
+def clean(output_dir: str | Path) -> None:
+    """Delete what a killed run was writing. Only the run that holds the folder may."""
+    for pattern in _LEFT_OVER:
+        for path in Path(output_dir).glob(pattern):
+            logger.info("deleting %s, which a killed run had not finished", path)
+            path.unlink(missing_ok=True)

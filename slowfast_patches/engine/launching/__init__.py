@@ -1,0 +1,1 @@
+"""Starting the processes of a run: where they meet, how they start, and how they end."""

@@ -1,0 +1,41 @@
+"""Signals that ask a run to stop are for what trains, not for the processes that read for it."""
+
+from __future__ import annotations
+
+import os
+import signal
+import threading
+from collections.abc import Iterator
+from contextlib import contextmanager
+
+__all__ = ["ASKING", "held_back", "leave_to_parent"]
+
+ASKING = (signal.SIGINT, signal.SIGTERM, signal.SIGUSR1)
+"""Ctrl-C, the end of a job, and the warning before it that SLURM sends where it is asked to. All go
+to every process of a group or a job."""
+
+
+@contextmanager
+def held_back() -> Iterator[None]:
+    """Hold the signals back from this thread, and from processes that the body starts for good."""
+    before = signal.pthread_sigmask(signal.SIG_BLOCK, ASKING)
+    try:
+        yield
+    finally:
+        signal.pthread_sigmask(signal.SIG_SETMASK, before)
+
+
+def leave_to_parent(worker: int) -> None:
+    """A DataLoader's worker_init_fn: work on until the parent, and nobody else, sends SIGTERM.
+
+    A worker that died of a signal to all would end the training before it has saved. The parent's
+    SIGTERM is how torch and multiprocessing end their workers.
+    """
+    signal.pthread_sigmask(signal.SIG_BLOCK, ASKING)
+    threading.Thread(target=_end_with, args=(os.getppid(),), daemon=True).start()
+
+
+def _end_with(parent: int) -> None:
+    while signal.sigwaitinfo({signal.SIGTERM}).si_pid != parent:
+        pass
+    os._exit(0)

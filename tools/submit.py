@@ -1,0 +1,142 @@
+"""Train a recipe as a SLURM job that goes on after preemption, time-out and requeueing.
+
+Before its time is up, or when it is preempted, the job saves and queues itself again, under the
+same number. It is the run that torchrun would start: NUM_GPUS processes on each of NUM_SHARDS
+machines, TRAIN.BATCH_SIZE clips on each machine. What can be checked here is checked before it is
+queued. Example:
+
+    python tools/submit.py --cfg configs/Kinetics/SLOWFAST_8x8_R50_MULTIGRID.yaml \\
+        --partition gpu --nodes 16 --gpus-per-node 8 --hours 24 --option account=vision \\
+        DATA.PATH_TO_DATA_DIR /data/kinetics OUTPUT_DIR runs/k400 SOLVER.REFERENCE_WORLD_SIZE 8
+
+--dry-run prints the batch file instead of submitting it. Run the same command again to go on after
+a job that was cancelled or failed. Keys and values after the options replace those of the recipe.
+"""
+
+import argparse
+import sys
+from pathlib import Path
+
+from slowfast_patches.engine import submission
+from slowfast_patches.engine.slurm import FOLDER, Slurm, has_slurm
+
+RUN_NET = Path(__file__).resolve().with_name("run_net.py")
+
+
+def parse_args(argv: list[str] | None = None) -> argparse.Namespace:
+    """The command line; the KEY VALUE pairs may follow any option."""
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument("--cfg", type=Path, required=True, metavar="FILE", help="the recipe")
+    parser.add_argument("--partition", required=True, metavar="P", help="where the job queues")
+    parser.add_argument(
+        "--nodes", type=int, metavar="N", help="machines (default: the recipe's NUM_SHARDS)"
+    )
+    parser.add_argument(
+        "--gpus-per-node", type=int, metavar="N", help="of each (default: the recipe's NUM_GPUS)"
+    )
+    parser.add_argument(
+        "--hours",
+        type=float,
+        default=Slurm.hours,
+        metavar="H",
+        help="of the job, after which it is requeued (default: %(default)g)",
+    )
+    _add_job(parser)
+    parser.add_argument(
+        "--dry-run", action="store_true", help="check, print the batch file, submit nothing"
+    )
+    parser.add_argument("overrides", nargs="*", metavar="KEY VALUE", help="keys to replace")
+    args = parser.parse_intermixed_args(argv)
+    for option in args.option:
+        if "=" not in option:
+            parser.error(f"--option takes KEY=VALUE, not {option}")
+    return args
+
+
+def _add_job(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument(
+        "--cpus-per-gpu",
+        type=int,
+        default=Slurm.cpus,
+        metavar="N",
+        help="cores for each GPU, or for each machine on the CPU (default: %(default)s)",
+    )
+    parser.add_argument(
+        "--requeues",
+        type=int,
+        default=Slurm.requeues,
+        metavar="N",
+        help="how often its time may run out; preemption does not count (default: %(default)s)",
+    )
+    parser.add_argument(
+        "--warning-seconds",
+        type=int,
+        default=Slurm.warning_seconds,
+        metavar="S",
+        help="before its end the job saves; the longest iteration and the writing of a checkpoint "
+        "must fit (default: %(default)s)",
+    )
+    parser.add_argument("--job-name", default="multigrid", metavar="NAME", help="in the queue")
+    parser.add_argument(
+        "--option",
+        action="append",
+        default=[],
+        metavar="KEY=VALUE",
+        help="a further option of sbatch, such as account=vision; give one or more",
+    )
+
+
+def submit(args: argparse.Namespace) -> None:
+    """Check, then print the batch file or queue the job.
+
+    Raises:
+        ValueError: the recipe cannot run so, it has a job already, or there is no SLURM.
+    """
+    slurm = Slurm(
+        args.partition,
+        hours=args.hours,
+        cpus=args.cpus_per_gpu,
+        requeues=args.requeues,
+        warning_seconds=args.warning_seconds,
+        options=dict(option.split("=", 1) for option in args.option),
+    )
+    run = submission.load(args.cfg, args.overrides, args.nodes, args.gpus_per_node)
+    said, warnings = submission.check(run)
+    # The batch file alone goes to standard output, so that it can be kept.
+    print(said, file=sys.stderr if args.dry_run else sys.stdout)
+    for warning in warnings:
+        print(f"warning: {warning}", file=sys.stderr)
+    if args.dry_run:
+        print(submission.batch_text(run, slurm, args.job_name))
+        return
+    if not has_slurm():
+        ways = submission.other_ways(run, slurm, RUN_NET)
+        raise ValueError(f"there is no SLURM on this machine (no sbatch). Without it, {ways}")
+    submission.refuse_twice(run)
+    number = submission.submit(run, slurm, args.job_name, RUN_NET)
+    logs = run.folder / FOLDER
+    print(
+        f"\njob {number} is queued\n"
+        f"  watch:          squeue --jobs {number}\n"
+        f"  its log:        {run.folder / 'train.log'}\n"
+        f"  all it says:    {logs / f'{number}_*_log.out'} and .err, one of each machine\n"
+        f"  save, end it:   scancel {number}\n"
+        f"  save, requeue:  scancel --signal=TERM {number}"
+    )
+
+
+def main(argv: list[str] | None = None) -> int:
+    """Submit, or say in one line why not; returns the exit status."""
+    args = parse_args(argv)
+    try:
+        submit(args)
+    except (ValueError, ImportError, OSError) as error:
+        print(f"error: {error}", file=sys.stderr)
+        return 2
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

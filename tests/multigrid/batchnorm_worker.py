@@ -30,7 +30,8 @@ def main(rank: int, world: int, folder: Path) -> None:
             messages.append(_refused(GroupedBatchNorm3d(1), torch.ones(1, 1, 1, 1, 2), sharers))
             form_neighbours(sharers)
     for k, x, loss_weight in torch.load(folder / "cases.pt"):
-        norm = GroupedBatchNorm3d(x.shape[1], dtype=x.dtype)
+        dtype = torch.promote_types(x.dtype, torch.float32)
+        norm = GroupedBatchNorm3d(x.shape[1], dtype=dtype)
         norm.group_size = k
         local = x.chunk(world)[rank].requires_grad_()
         results.append(_train(norm, local, loss_weight.chunk(world)[rank]))

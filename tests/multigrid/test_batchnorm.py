@@ -338,7 +338,8 @@ def test_processes_share_statistics_and_gradients(tmp_path, world, possible):
         for memory_format in FORMATS:
             x = _clips(8, 3, 2, 4, 4, memory_format=memory_format, dtype=torch.float64)
             cases.append((k, x + 50, torch.linspace(-1, 2, x.numel()).double().view(x.shape)))
-    torch.save(cases, tmp_path / "cases.pt")
+    halves = [(8, x.bfloat16(), grad.bfloat16()) for k, x, grad in cases[-len(FORMATS) :]]
+    torch.save([*cases, *halves], tmp_path / "cases.pt")
     ranks = _in_processes(world, tmp_path)
     for case, (k, x, loss_weight) in enumerate(cases):
         norm = _norm(3, k, dtype=torch.float64)
@@ -353,6 +354,14 @@ def test_processes_share_statistics_and_gradients(tmp_path, world, possible):
         for name in ("running_mean", "running_var"):
             for rank in found:
                 torch.testing.assert_close(rank[name], getattr(norm, name), rtol=1e-10, atol=0)
+    for case, (k, x, loss_weight) in enumerate(halves, len(cases)):
+        output, grad_x, *_ = _train(_Stream(_norm(3, k)), x, loss_weight)
+        for name, expected in (("output", output), ("x", grad_x)):
+            found = torch.cat([rank["cases"][case][name] for rank in ranks])
+            assert found.dtype == torch.bfloat16
+            torch.testing.assert_close(found, expected, rtol=0.02, atol=0.02)
+        for rank in ranks:
+            assert rank["cases"][case]["running_var"].dtype == torch.float32
     for rank in ranks:
         unformed = zip((2, 4), rank["unformed"], strict=False)
         assert all(

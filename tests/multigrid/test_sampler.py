@@ -16,6 +16,7 @@ from multigrid import (
     Shape,
     SteppedRate,
     clip_generator,
+    clip_numbers,
     collate,
     group_order,
     make_schedule,
@@ -121,6 +122,21 @@ def test_bn_groups_are_the_same_runs_of_the_stream_on_any_number_of_processes(sc
         groups = [set().union(*local[j : j + sharers]) for j in range(0, len(local), sharers)]
         starts = range(step.first_clip, step.first_clip + step.shape.batch, k)
         assert groups == [set(stream(SEED, VIDEOS, n, n + k)) for n in starts]
+
+
+@pytest.mark.parametrize("world_size", [1, 2, 4])
+def test_clip_numbers_are_places_in_the_stream(schedule, world_size):
+    """What is keyed by a clip's number is keyed alike on any number of processes."""
+    clips = stream(SEED, VIDEOS, 0, schedule.clips)
+    for step in schedule.steps():
+        numbers = []
+        for rank in range(world_size):
+            mine = clip_numbers(step, rank, world_size)
+            batch = MultigridBatchSampler(schedule, SEED, rank, world_size).batch(step.iteration)
+            assert [clips[n] for n in mine] == [(r.video, r.epoch) for r in batch]
+            numbers += mine
+        first = step.first_clip
+        assert sorted(numbers) == list(range(first, first + step.shape.batch))
 
 
 def test_ranks_are_disjoint(schedule):

@@ -62,7 +62,7 @@ def folder(tiny_config: Callable[..., CfgNode], tmp_path_factory: pytest.TempPat
         keys = ("SOLVER.BASE_LR", rate, "TRAIN.CHECKPOINT_FILE_PATH", folder / "weights.pyth")
         (folder / f"{name}.yaml").write_text(tiny_config(folder, *OPTIONS, *keys).dump())
     command = [sys.executable, str(WORKER), str(folder), *map(str, SIZES)]
-    done = subprocess.run(command, capture_output=True, text=True, timeout=300)
+    done = subprocess.run(command, capture_output=True, text=True, timeout=900)
     assert done.returncode == 0, done.stderr
     return folder
 

@@ -1,0 +1,113 @@
+"""Which numbers of processes can train a schedule."""
+
+from __future__ import annotations
+
+import pytest
+from hypothesis import assume, given, settings
+from hypothesis import strategies as st
+
+from multigrid import (
+    MultigridBatchSampler,
+    Phase,
+    Schedule,
+    Shape,
+    SteppedRate,
+    check_processes,
+    form_groups,
+    make_schedule,
+    possible_processes,
+)
+
+RATE = SteppedRate((16.0, 20.0), (0.1, 0.01))
+
+quick = settings(max_examples=150, deadline=None, derandomize=True)
+
+
+def schedule_of(batches: list[tuple[int, int | None]]) -> Schedule:
+    """A schedule of one phase that takes mini-batches of so many clips, with these BN sizes."""
+    shapes = tuple(Shape(batch, 8, 32) for batch, _ in batches)
+    sizes = tuple(size for _, size in batches)
+    phase = Phase(0, len(shapes), (0.0, 1.0), 0, 1.0, shapes, sizes, 0)
+    return Schedule(shapes[-1], 50, 1.0, RATE, (phase,))
+
+
+def test_the_paper_s_recipe():
+    """512 clips over 128 GPUs, groups of 8 over two: up to one clip a process can train it."""
+    schedule = make_schedule(Shape(512, 32, 224), 240_000, RATE)
+    assert possible_processes(schedule) == [1, 2, 4, 8, 16, 32, 64, 128, 256, 512]
+
+
+def test_a_batch_that_does_not_divide_is_refused_with_what_would():
+    with pytest.raises(ValueError) as error:
+        check_processes(schedule_of([(16, 4), (8, 4)]), 3)
+    assert str(error.value) == (
+        "a mini-batch of 16 clips (16×8×32²) does not divide over 3 processes; use 1, 2, 4 or 8 "
+        "processes, or another batch size or BN size"
+    )
+
+
+def test_clips_that_form_no_groups_are_refused_with_what_would():
+    """24 clips in groups of 8 on 2 processes: 12 each, one group and a half."""
+    schedule = schedule_of([(48, None), (24, 8)])
+    with pytest.raises(
+        ValueError, match=r"24 clips .* is 12 clips on each of 2 processes"
+    ) as error:
+        MultigridBatchSampler(schedule, 0, 0, 2)
+    assert "no BN groups of 8; use 1, 3, 6, 12 or 24 processes, or" in str(error.value)
+
+
+def test_where_one_process_is_all_there_is():
+    with pytest.raises(ValueError, match="use 1 process, or another batch size"):
+        check_processes(schedule_of([(9, None), (7, None)]), 2)
+
+
+def by_clips(batch: int, size: int | None, processes: int) -> bool:
+    """Cut the clips into the processes' runs and into BN groups, and look at what overlaps."""
+    if batch % processes:
+        return False
+    local = batch // processes
+    runs = [set(range(r * local, (r + 1) * local)) for r in range(processes)]
+    if size is None:
+        return True
+    groups = [set(range(g, g + size)) for g in range(0, batch, size)]
+    touching = [(run, group) for run in runs for group in groups if run & group]
+    return all(group <= run for run, group in touching) or all(
+        run <= group for run, group in touching
+    )
+
+
+@st.composite
+def mini_batches(draw: st.DrawFn) -> list[tuple[int, int | None]]:
+    def one() -> tuple[int, int | None]:
+        size, groups = draw(st.integers(1, 12)), draw(st.integers(1, 6))
+        return size * groups, draw(st.sampled_from([size, size, size, None]))
+
+    return [one() for _ in range(draw(st.integers(1, 3)))]
+
+
+@quick
+@given(batches=mini_batches())
+def test_the_numbers_listed_are_exactly_those_that_can(batches):
+    schedule = schedule_of(batches)
+    for processes in range(1, max(batch for batch, _ in batches) + 2):
+        fits = all(by_clips(*pair, processes) for pair in batches)
+        assert (processes in possible_processes(schedule)) == fits
+        if fits:
+            check_processes(schedule, processes)
+            continue
+        with pytest.raises(ValueError, match=r"use .* process"):
+            check_processes(schedule, processes)
+
+
+@quick
+@given(base=st.integers(1, 24), bn_size=st.integers(1, 12))
+def test_one_process_can_always_train(base, bn_size):
+    try:
+        schedule = make_schedule(Shape(base, 8, 32), 1000, RATE, bn_size=bn_size)
+    except ValueError:
+        assume(False)
+    assert possible_processes(schedule)[0] == 1
+
+
+def test_a_process_alone_forms_no_groups():
+    form_groups(make_schedule(Shape(8, 8, 32), 500, RATE))

@@ -1,0 +1,83 @@
+"""Masks that belong to clips: whoever trains a clip, beside whatever others, drops the same."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from torch import Tensor, nn
+
+from slowfast_patches.models.dropout import ClipDropout, set_clips
+
+FEATURES = 4000
+
+
+def dropped(clips: list[int] | None, p: float = 0.5, seed: int = 0, clip: Tensor | None = None):
+    """What ones, or copies of `clip`, become."""
+    dropout = ClipDropout(p, seed)
+    set_clips(dropout, clips)
+    clip = torch.ones(1, 1, 1, FEATURES) if clip is None else clip
+    return dropout(clip.expand(3 if clips is None else len(clips), *clip.shape))
+
+
+def test_a_clip_keeps_its_mask_in_any_company_and_order():
+    together = dropped([7, 2, 10**12])
+    for place, number in ((0, 10**12), (1, 7), (2, 2)):
+        shuffled = dropped([10**12, 7, 2])
+        assert torch.equal(shuffled[place], dropped([number])[0])
+    assert torch.equal(together[1], dropped([2, 3])[0])
+
+
+def test_clips_and_seeds_have_their_own_masks():
+    masks = [dropped([clip], seed=seed)[0] == 0 for seed in range(3) for clip in range(3)]
+    for i, a in enumerate(masks):
+        for b in masks[:i]:
+            # of two independent masks at one half, half agree: 2000 ± 32 of 4000
+            assert 0.45 < float((a == b).double().mean()) < 0.55
+
+
+@pytest.mark.parametrize("p", [0.1, 0.5, 0.8])
+def test_a_part_p_is_dropped_and_the_rest_scaled_by_what_is_kept(p):
+    values = dropped(list(range(8)), p)
+    assert values.unique().tolist() == pytest.approx([0, 1 / (1 - p)])
+    assert float((values == 0).double().mean()) == pytest.approx(p, abs=0.02)
+    assert float(values.mean()) == pytest.approx(1, abs=0.05)
+
+
+def test_the_gradient_goes_where_the_values_went():
+    clip = torch.randn(1, 1, 1, FEATURES, requires_grad=True)
+    dropped([5], clip=clip).sum().backward()
+    kept = dropped([5])[0]
+    assert torch.equal(clip.grad, kept)
+
+
+def test_half_precision_stays_half():
+    values = dropped([1, 2], clip=torch.ones(1, 1, 1, FEATURES, dtype=torch.bfloat16))
+    assert values.dtype == torch.bfloat16
+    assert set(values.unique().tolist()) == {0.0, 2.0}
+
+
+def test_without_clips_and_in_evaluation_it_is_dropout_itself():
+    ones = torch.ones(3, 1, 1, 1, FEATURES)
+    ours, plain = ClipDropout(0.3, 0), nn.Dropout(0.3)
+    torch.manual_seed(1)
+    expected = plain(ones)
+    torch.manual_seed(1)
+    assert torch.equal(ours(ones), expected)
+    set_clips(ours, [1])  # not as many as the clips of an evaluation, which do not matter
+    assert torch.equal(ours.eval()(ones), ones)
+
+
+@pytest.mark.parametrize(("p", "value"), [(0.0, 1.0), (1.0, 0.0)])
+def test_nothing_or_everything_is_dropped(p, value):
+    assert set(dropped([1, 2], p).unique().tolist()) == {value}
+
+
+def test_numbers_of_other_clips_do_not_pass_unnoticed():
+    dropout = ClipDropout(0.5, 0)
+    set_clips(dropout, [1, 2, 3])
+    with pytest.raises(AssertionError):
+        dropout(torch.ones(2, FEATURES))
+
+
+def test_it_has_no_state():
+    assert not ClipDropout(0.5, 3).state_dict()

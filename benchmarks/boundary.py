@@ -39,7 +39,7 @@ def main() -> int:
     metrics = args.output / "metrics.jsonl"
     if not metrics.exists():
         pairs = [*args.overrides, *map(str, [*QUIET, *NO_MILESTONES, "OUTPUT_DIR", args.output])]
-        run(load_config(args.cfg, pairs), "tcp://localhost:9999")
+        run(load_config(args.cfg, pairs))
     result = measure(metrics)
     machine = json.loads((args.output / "result.json").read_text(encoding="utf-8"))
     result |= {key: machine[key] for key in ("machine", "versions", "date")}

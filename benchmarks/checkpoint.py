@@ -106,7 +106,7 @@ def measure(cfg_file: str, pairs: list[str], folder: Path, every: int, waits: bo
     record.install(every, waits)
     try:
         overrides = [*pairs, *map(str, [*QUIET, "OUTPUT_DIR", folder])]
-        run(load_config(cfg_file, overrides), "tcp://localhost:9999")
+        run(load_config(cfg_file, overrides))
     finally:
         record.uninstall()
     extra = record.extra_seconds()

@@ -123,7 +123,7 @@ def test_a_run_holds_its_lists_for_as_long_as_it_lasts(
     monkeypatch.setattr(run_module, "check_file", lambda *_, **__: None)
     keys = ("TRAIN.ENABLE", enabled == "TRAIN", "TEST.ENABLE", enabled == "TEST")
     paths = ("DATA.PATH_TO_DATA_DIR", folder, "DATA.PATH_PREFIX", demo_data)
-    run_module.run(tiny_config(tmp_path / "run", *keys, *paths), "tcp://localhost:9999")
+    run_module.run(tiny_config(tmp_path / "run", *keys, *paths))
     assert refused == [True]
     hold_alone(folder).close()
 

@@ -27,7 +27,7 @@ from pathlib import Path
 from fvcore.common.config import CfgNode
 
 from slowfast_patches.config import check_config, load_config
-from slowfast_patches.config.schedule import schedule_from_config
+from slowfast_patches.config.schedule import check_world_size, schedule_from_config
 from slowfast_patches.engine.cluster.loader import WAYS, clip_rate
 from slowfast_patches.engine.cluster.network import LATENCY, Cluster
 from slowfast_patches.engine.cluster.picture import plot_cluster_plan
@@ -166,7 +166,9 @@ def plan_cluster(args: argparse.Namespace, cluster: Cluster) -> ClusterPlan:
     fitted = on_cluster(cfg, cluster)
     check_config(fitted, cluster.gpus)
     num_videos = dataset_size(cfg, args.dataset_size)
-    check_shapes(fitted, schedule_from_config(fitted, num_videos).shapes)
+    schedule = schedule_from_config(fitted, num_videos)
+    check_shapes(fitted, schedule.shapes)
+    check_world_size(fitted, schedule, cluster.gpus)
     rate = None
     if args.loader is not None:
         rate = clip_rate(args.loader, args.loader_way, args.loader_cores)
@@ -186,6 +188,7 @@ def show_plan(args: argparse.Namespace) -> str:
     cfg = for_processes(load_config(args.cfg, args.overrides))
     check_config(cfg, processes_of(cfg))
     schedule, plan = plan_config(cfg, args.dataset_size, find_timing(cfg, args))
+    check_world_size(cfg, schedule, processes_of(cfg))
     if args.plot:
         plot_plan(schedule, args.plot)
     return json.dumps(plan.to_json(), indent=2) if args.json else format_plan(plan)

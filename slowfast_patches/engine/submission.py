@@ -12,10 +12,9 @@ from pathlib import Path
 
 from fvcore.common.config import CfgNode
 
-from multigrid import MultigridBatchSampler
 from slowfast_patches import patching
 from slowfast_patches.config import check_config, load_config
-from slowfast_patches.config.schedule import base_shape
+from slowfast_patches.config.schedule import base_shape, check_world_size
 from slowfast_patches.datasets.lists import list_path, read_list
 from slowfast_patches.engine import checkpoints
 from slowfast_patches.engine.launch import for_processes, processes_of
@@ -110,7 +109,7 @@ def check(submission: Submission) -> tuple[str, list[str]]:
         warnings.append("no plan without the length of the list: DATA.NUM_TRAIN_VIDEOS N says it")
     else:
         schedule, plan = plan_config(cfg)
-        MultigridBatchSampler(schedule, cfg.RNG_SEED, 0, world_size)
+        check_world_size(cfg, schedule, world_size)
         texts.insert(0, f"{format_plan(plan)}\n")
     return "\n".join(texts), warnings
 

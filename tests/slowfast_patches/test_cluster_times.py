@@ -169,11 +169,11 @@ def test_a_bn_group_that_cannot_be_formed_is_refused(clips, bn_size, gpus):
 
 def test_shared_bn_by_hand():
     """4 GPUs with 2 of 8 clips: each of the 2 sums of a layer sends 6 messages of 1 ms, forward's
-    of 4 rows of 2 numbers for 500 channels (16 kB), backward's of one."""
+    of 2 numbers of 8 bytes for 500 channels (8 kB), backward's of 4 bytes."""
     cluster = Cluster(8, 8, network=GB, node_network=1e6, latency=1e-3)
     machine = Machine(cluster, Exchange(NOTHING.buckets, (500,)))
     times = machine.iteration(Shape(16, 8, 32), 8, lambda shape: 1.0)
-    assert times.shared_bn == pytest.approx(0.012 + 1.5 * (0.016 + 0.004))
+    assert times.shared_bn == pytest.approx(0.012 + 1.5 * (0.008 + 0.004))
     assert machine.iteration(Shape(64, 8, 32), 8, lambda shape: 1.0).shared_bn == 0
     assert machine.iteration(Shape(16, 8, 32), None, lambda shape: 1.0).shared_bn == 0
 

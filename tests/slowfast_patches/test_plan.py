@@ -27,6 +27,12 @@ SOLVER: {BASE_LR: 0.1, LR_POLICY: steps_with_relative_lrs, STEPS: [0, 4], LRS: [
          MAX_EPOCH: 6}
 NUM_GPUS: 0
 """
+# 8 clips of the baseline, 25 of a coarse shape, on two processes
+UNEVEN = [
+    *("--dataset-size", "64", "NUM_SHARDS", "2", "TRAIN.BATCH_SIZE", "4"),
+    *("MULTIGRID.LONG_CYCLE", "True", "MULTIGRID.LONG_CYCLE_FACTORS", "[[0.5, 0.8], [1, 1]]"),
+    *("MULTIGRID.BN_BASE_SIZE", "1"),
+]
 KINETICS = ROOT / "configs" / "Kinetics" / "SLOWFAST_8x8_R50_MULTIGRID.yaml"
 
 
@@ -176,6 +182,8 @@ def test_the_size_of_the_data_set_is_found_in_order(tool, recipe, tmp_path, caps
         (["--dataset-size", "64", "DATA.NUM_FRAME", "8"], "DATA.NUM_FRAMES"),
         (["--dataset-size", "0"], "videos"),
         (["--dataset-size", "4", "MULTIGRID.LONG_CYCLE", "True"], "too short"),
+        (UNEVEN, "25 clips (25×8×51²) does not divide over 2 processes; use 1 process, or another"),
+        (UNEVEN, "(TRAIN.BATCH_SIZE 4, NUM_SHARDS 2, MULTIGRID.BN_BASE_SIZE 1)"),
     ],
 )
 def test_mistakes_are_one_line_and_status_2(tool, recipe, capsys, arguments, message):

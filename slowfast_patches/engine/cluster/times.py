@@ -17,6 +17,7 @@ ClipRate = Callable[[int, int], float]
 """Clips of (frames, crop) that the loaders of one node read in a second."""
 
 _FLOAT = 4
+_DOUBLE = 8
 """Bytes of a statistic."""
 
 
@@ -174,15 +175,13 @@ class Machine:
     def _shared_bn(self, clips: int, bn_size: int | None) -> float:
         """Seconds of the two small all-reduces of each BN layer, which nothing is done beside.
 
-        Forward sums a table with a row of means and variances for each GPU of the group, backward
-        two sums for each channel.
+        Forward sums two moments of each channel in double precision, backward two sums in single.
         """
         sharers = bn_sharers(clips, bn_size, self.cluster.gpus)
         if sharers == 1:
             return 0.0
         reduce = self.cluster.neighbours(sharers).all_reduce_seconds
-        row = 2 * _FLOAT
-        return sum(reduce(sharers * row * c) + reduce(row * c) for c in self.exchange.norms)
+        return sum(reduce(2 * _DOUBLE * c) + reduce(2 * _FLOAT * c) for c in self.exchange.norms)
 
 
 def bn_sharers(clips: int, bn_size: int | None, gpus: int) -> int:

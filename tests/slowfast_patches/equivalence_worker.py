@@ -1,9 +1,9 @@
 """The runs of the test of equivalence: `python equivalence_worker.py FOLDER SIZE...`.
 
-For each SIZE, that many processes train FOLDER/single.yaml, and then FOLDER/double.yaml in float64,
-through the trainer, over gloo; rank r of n writes FOLDER/{single,double}/{n}/rank{r}.pt. They are
-forked from one that has imported everything, so that all of it takes little longer than its
-iterations.
+For each SIZE, that many processes train FOLDER/single.yaml through the trainer, over gloo; the
+first and the last SIZE train FOLDER/double.yaml, too, in float64. Rank r of n writes
+FOLDER/{single,double}/{n}/rank{r}.pt. They are forked from one that has imported everything, so
+that all of it takes little longer than its iterations.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ import multiprocessing
 import sys
 import warnings
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from pathlib import Path
 from typing import Any
 from unittest import mock
@@ -85,15 +85,16 @@ class Recording(Trainer):
         self.states.append({k: v.clone() for k, v in self.model.state_dict().items()})
 
 
-def train_both(cfgs: dict[str, CfgNode], rank: int, size: int, folder: Path) -> None:
+def train_all(cfgs: dict[str, CfgNode], rank: int, size: int, folder: Path) -> None:
     """What each rank does."""
     if size > 1:
         store = dist.FileStore(str(folder / f"store{size}"), size)
         dist.init_process_group("gloo", store=store, rank=rank, world_size=size)
     train_module.build_model = build_small
-    train(cfgs["single"], World(rank, size, torch.device("cpu")), folder / "single" / str(size))
-    with in_double():
-        train(cfgs["double"], World(rank, size, torch.device("cpu")), folder / "double" / str(size))
+    world = World(rank, size, torch.device("cpu"))
+    for name, cfg in cfgs.items():
+        with in_double() if name == "double" else nullcontext():
+            train(cfg, world, folder / name / str(size))
     if size > 1:
         dist.destroy_process_group()
 
@@ -144,16 +145,15 @@ def main(folder: Path, sizes: list[int]) -> None:
     build_optimizer(cfg, build_small(cfg))  # imports what is imported late
     importlib.import_module("torch.utils.tensorboard")
     context = multiprocessing.get_context("fork")
-    ranks = [
-        context.Process(target=train_both, args=(cfgs, rank, size, folder))
-        for size in sizes
-        for rank in range(size)
-    ]
-    for rank in ranks:
-        rank.start()
-    for rank in ranks:
-        rank.join()
-    assert [rank.exitcode for rank in ranks] == [0] * len(ranks), ranks
+    ranks = []
+    for size in sizes:
+        own = cfgs if size in (sizes[0], sizes[-1]) else {"single": cfgs["single"]}
+        for rank in range(size):
+            ranks.append(context.Process(target=train_all, args=(own, rank, size, folder)))
+            ranks[-1].start()
+    for process in ranks:
+        process.join()
+    assert [process.exitcode for process in ranks] == [0] * len(ranks), ranks
 
 
 if __name__ == "__main__":

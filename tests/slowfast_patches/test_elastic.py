@@ -1,8 +1,9 @@
 """Stopped on four processes and continued on two, a run is the run on one."""
 
+import os
 import re
-import socket
 import subprocess
+import sys
 from collections import defaultdict
 from collections.abc import Callable
 from pathlib import Path
@@ -13,8 +14,10 @@ from fvcore.common.config import CfgNode
 
 from multigrid import MultigridBatchSampler
 from slowfast_patches.config.schedule import schedule_from_config
+from slowfast_patches.engine.stopping import INTERRUPTED_STATUS
 
 WORKER = Path(__file__).with_name("elastic_worker.py")
+RUN_NET = Path(__file__).parents[2] / "tools" / "run_net.py"
 NEVER = 10**6
 
 # Dropout differs from rank to rank; the rate is one at which rounding stays rounding.
@@ -22,57 +25,50 @@ OPTIONS = (
     *("MODEL.DROPOUT_RATE", 0.0, "BN.USE_PRECISE_STATS", False, "SOLVER.BASE_LR", 0.002),
     *("SOLVER.MAX_EPOCH", 3, "SOLVER.STEPS", [0, 2], "TEST.ENABLE", False),
     *("MULTIGRID.LONG_CYCLE_FACTORS", [[0.5, 0.71], [1, 1]], "TRAIN.CHECKPOINT_PERIOD", 100),
+    *("DATA_LOADER.NUM_WORKERS", 0),
 )
 
 
-@pytest.fixture
-def torchrun(
-    start_run_net: Callable[..., subprocess.Popen[str]],
-) -> Callable[[int, Path, int], tuple[int, str]]:
-    """`torchrun(processes, folder, stop_at)`: its exit status and what it said."""
-
-    def run(processes: int, folder: Path, stop_at: int = NEVER) -> tuple[int, str]:
-        with socket.socket() as probe:
-            probe.bind(("127.0.0.1", 0))
-            port = str(probe.getsockname()[1])
-        where = ("--master-addr", "127.0.0.1", "--master-port", port)
-        worker = (str(WORKER), str(folder / f"notes_{processes}"), str(stop_at))
-        launcher = ("-m", "torch.distributed.run", "--nproc-per-node", str(processes), *where)
-        process = start_run_net(
-            folder, *OPTIONS, launcher=(*launcher, *worker), GLOO_SOCKET_IFNAME="lo"
-        )
-        error = process.communicate(timeout=280)[1]
-        return process.returncode, error
-
-    return run
+def run_on(processes: int, recipe: Path, folder: Path, stop_at: int) -> tuple[list[int], str]:
+    """The exit statuses of the processes, and what they said."""
+    paths = ("DATA.PATH_TO_DATA_DIR", recipe.parent, "OUTPUT_DIR", folder)
+    command = [WORKER, folder, processes, stop_at, RUN_NET, "--cfg", recipe, *paths, *OPTIONS]
+    done = subprocess.run(
+        [sys.executable, *map(str, command)],
+        env=os.environ | {"GLOO_SOCKET_IFNAME": "lo"},
+        capture_output=True,
+        text=True,
+        timeout=280,
+    )
+    return [int(status) for status in done.stdout.split()], done.stderr
 
 
 def clips_asked_for(folder: Path, processes: int) -> dict[int, list[tuple[int, int]]]:
     """(video, epoch) of each iteration, from all processes."""
     asked = defaultdict(list)
     for rank in range(processes):
-        for line in (folder / f"notes_{processes}.{rank}").read_text().splitlines():
+        for line in (folder / f"{processes}.{rank}").read_text().splitlines():
             iteration, video, epoch = map(int, line.split())
             asked[iteration].append((video, epoch))
     return {iteration: sorted(clips) for iteration, clips in asked.items()}
 
 
 def test_stopped_on_four_processes_it_continues_on_two(
-    torchrun: Callable[..., tuple[int, str]],
     train: Callable[..., Path],
     tiny_config: Callable[..., CfgNode],
+    tiny_recipe: Path,
     tmp_path: Path,
     opened: type,
 ):
-    status, error = torchrun(4, tmp_path, 2)
-    assert status != 0
+    statuses, error = run_on(4, tiny_recipe, tmp_path, stop_at=2)
+    assert statuses == [INTERRUPTED_STATUS] * 4, error
     assert "stopped by SIGTERM" in error
     content = opened(tmp_path).checkpoint
     done = content["iteration"]
     assert done in (3, 4)
     assert content["running_stats"] is None or len(content["running_stats"]) == 4
-    status, error = torchrun(2, tmp_path)
-    assert status == 0, error
+    statuses, error = run_on(2, tiny_recipe, tmp_path, stop_at=NEVER)
+    assert statuses == [0, 0], error
     assert re.findall(r"continuing after iteration (\d+)", opened(tmp_path).log) == [str(done)]
 
     cfg = tiny_config(tmp_path, *OPTIONS)

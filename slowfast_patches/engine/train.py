@@ -5,6 +5,7 @@ from __future__ import annotations
 import logging
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
+from datetime import timedelta
 from typing import Any
 
 import torch
@@ -66,7 +67,7 @@ class Trainer:
         torch.manual_seed(cfg.RNG_SEED)
         self.model = build_model(cfg, grouped_bn=groups_batchnorm(cfg)).to(world.device)
         self.optimizer = build_optimizer(cfg, self.model)
-        form_groups(self.schedule)
+        form_groups(self.schedule, timedelta(seconds=cfg.DIST_STALL_SECONDS))
         self.precision = Precision(cfg, world.device)
         self.transform = InputTransform.from_config(cfg, world.device)
         self.loss_function = loss_function(cfg)

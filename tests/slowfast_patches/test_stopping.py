@@ -355,9 +355,13 @@ def training(tiny_config: Callable, tmp_path: Path, monkeypatch: pytest.MonkeyPa
 def test_what_ended_a_training_is_not_hidden_by_what_goes_wrong_afterwards(
     training: Trainer, caplog: pytest.LogCaptureFixture, first: Exception
 ):
-    with pytest.raises(type(first)) as caught, training._guarded():
-        training.writer.save(7, {})
-        raise first
+    def end() -> None:
+        with training._guarded():
+            training.writer.save(7, {})
+            raise first
+
+    with pytest.raises(type(first)) as caught:
+        end()
     assert caught.value is first
     checkpoint, record = first.__notes__
     assert "the checkpoint cannot be written after iteration 7: Disk quota" in checkpoint

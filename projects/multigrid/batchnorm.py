@@ -12,6 +12,7 @@ then changes k from iteration to iteration.
 
 from __future__ import annotations
 
+from datetime import timedelta
 from typing import Any
 from weakref import WeakKeyDictionary
 
@@ -29,6 +30,7 @@ __all__ = [
     "form_neighbours",
     "group_order",
     "set_group_size",
+    "wait_for_neighbours",
 ]
 
 
@@ -262,12 +264,17 @@ class _SharedBatchNorm(torch.autograd.Function):
         reducing = dist.all_reduce(sums, group=_neighbours(ctx.sharers), async_op=True)
         scale = weight * invstd
         grad_x = grad * _per_channel(scale)  # while the sums are under way
-        reducing.wait()
+        wait_for_neighbours(reducing)
         along, level = sums / ctx.count
         # scale · (grad - level - normalised x · along), with the rest linear in x
         slope = -scale * invstd * along
         grad_x.addcmul_(x, _per_channel(slope)).sub_(_per_channel(scale * level + slope * mean))
         return grad_x.to(x.dtype), grad_weight, grad_bias, None, None
+
+
+def wait_for_neighbours(work: dist.Work) -> None:
+    """Wait for a collective, in a function by which a watchdog can tell."""
+    work.wait()
 
 
 def _per_channel(values: Tensor) -> Tensor:
@@ -286,12 +293,13 @@ def _shared_stats(x: Tensor, sharers: int) -> tuple[Tensor, Tensor]:
 _formed: WeakKeyDictionary[dist.ProcessGroup, dict[int, dist.ProcessGroup]] = WeakKeyDictionary()
 
 
-def form_neighbours(sharers: int) -> None:
+def form_neighbours(sharers: int, timeout: timedelta | None = None) -> None:
     """Form the groups of `sharers` neighbouring processes that share statistics, if not yet there.
 
     Every process must call this, for the same sizes in the same order, before a forward needs them.
     They are groups of their own even where all processes share: in the default group, messages
-    would wait behind the gradients of the layers above.
+    would wait behind the gradients of the layers above. `timeout` is how long a process waits for
+    its neighbours; None is torch's own, whatever the default group's is.
     """
     if sharers == 1:
         return
@@ -299,7 +307,8 @@ def form_neighbours(sharers: int) -> None:
     assert world is not None
     known = _formed.setdefault(world, {})
     if sharers not in known:
-        known[sharers] = dist.new_subgroups(sharers)[0]  # type: ignore[no-untyped-call]
+        groups = dist.new_subgroups(sharers, timeout=timeout)  # type: ignore[no-untyped-call]
+        known[sharers] = groups[0]
 
 
 def _neighbours(sharers: int) -> dist.ProcessGroup:

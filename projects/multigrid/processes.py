@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from datetime import timedelta
+
 import torch.distributed as dist
 
 from multigrid.batchnorm import arrangement, form_neighbours
@@ -44,12 +46,12 @@ def possible_processes(schedule: Schedule) -> list[int]:
     ]
 
 
-def form_groups(schedule: Schedule) -> None:
+def form_groups(schedule: Schedule, timeout: timedelta | None = None) -> None:
     """Form every process group over which BN of a schedule shares statistics, each once.
 
     Every process must call this before training. One more group is of all processes: BN over a
     whole mini-batch of the baseline's, such as precise BN takes, is shared by all. Without BN
-    sizes, or with one process, there is nothing to form.
+    sizes, or with one process, there is nothing to form. `timeout` is that of `form_neighbours`.
 
     Raises:
         ValueError: the processes cannot train the schedule.
@@ -61,7 +63,7 @@ def form_groups(schedule: Schedule) -> None:
     check_processes(schedule, processes)
     sharers = {_sharers(shape, size, processes) for shape, size in batches}
     for count in sorted({processes, *filter(None, sharers)}):
-        form_neighbours(count)
+        form_neighbours(count, timeout)
 
 
 def _batches(schedule: Schedule) -> dict[tuple[Shape, int | None], None]:

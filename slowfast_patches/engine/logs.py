@@ -15,18 +15,19 @@ logger = logging.getLogger(__name__)
 _FORMAT = "%(asctime)s %(levelname)s %(message)s"
 
 
-def setup_logging(output_dir: str, world: World) -> None:
+def setup_logging(output_dir: str, world: World, kind: str = "train") -> None:
     """Log to OUTPUT_DIR/train.log and the terminal; other ranks than 0 to files of their own.
 
     These are OUTPUT_DIR/logs/rank_0001.log and so on, and all that those ranks write. On the
     terminal they would repeat, once for each process, what rank 0 says there. A machine on which
-    the files cannot be written says so once, and shows their warnings on the terminal.
+    the files cannot be written says so once, and shows their warnings on the terminal. A run of
+    kind "test" has files of its own beside a training's: test.log, and logs/test_rank_0001.log.
     """
     root = logging.getLogger()
     for handler in list(root.handlers):
         root.removeHandler(handler)
         handler.close()
-    level, handlers, problem = logging.INFO, _handlers(Path(output_dir), world.rank), None
+    level, handlers, problem = logging.INFO, _handlers(Path(output_dir), world.rank, kind), None
     if isinstance(handlers, OSError):
         level, handlers, problem = logging.WARNING, [logging.StreamHandler()], handlers
     logging.basicConfig(level=level, format=_FORMAT, datefmt="%H:%M:%S", handlers=handlers)
@@ -36,13 +37,14 @@ def setup_logging(output_dir: str, world: World) -> None:
         logger.warning("the processes of this machine have no log files: %s", problem)
 
 
-def _handlers(folder: Path, rank: int) -> list[logging.Handler] | OSError:
+def _handlers(folder: Path, rank: int, kind: str) -> list[logging.Handler] | OSError:
     """Of a rank; what is wrong where one other than 0 cannot write.
 
     Raises:
         OSError: rank 0 cannot write, and a run without a log is none.
     """
-    path = folder / "train.log" if rank == 0 else folder / "logs" / f"rank_{rank:04d}.log"
+    prefix = "" if kind == "train" else f"{kind}_"
+    path = folder / (f"logs/{prefix}rank_{rank:04d}.log" if rank else f"{kind}.log")
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
         file = LogFile(path, encoding="utf-8")

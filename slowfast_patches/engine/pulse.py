@@ -17,6 +17,9 @@ import torch
 from torch import nn
 from torch.distributed import distributed_c10d
 
+from multigrid.batchnorm import wait_for_neighbours
+from slowfast_patches.engine.stopping import StopRequest
+
 __all__ = ["Pulse", "State", "WatchedBatches", "note_communication"]
 
 _RECENT = 50
@@ -126,14 +129,19 @@ def note_communication(pulse: Pulse, model: nn.Module, optimizer: torch.optim.Op
     optimizer.register_step_pre_hook(lambda *_: note("training"))
 
 
+_WAITS = frozenset({StopRequest.agreed.__code__, wait_for_neighbours.__code__})
+"""Functions that wait for a collective which was begun before: in C++, below no other frame."""
+
+
 def _in_collective() -> bool:
-    """Whether a thread of this process is in a function of torch.distributed."""
+    """Whether a thread of this process is in a function of torch.distributed, or of `_WAITS`."""
     return any(map(_is_collective, sys._current_frames().values()))
 
 
 def _is_collective(frame: FrameType | None) -> bool:
     while frame is not None:
-        if frame.f_code.co_filename == distributed_c10d.__file__:
+        code = frame.f_code
+        if code in _WAITS or code.co_filename == distributed_c10d.__file__:
             return True
         frame = frame.f_back
     return False

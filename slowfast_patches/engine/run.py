@@ -7,7 +7,7 @@ import os
 import signal
 from collections.abc import Iterable
 from contextlib import ExitStack, nullcontext
-from datetime import UTC, datetime
+from datetime import UTC, datetime, timedelta
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -16,6 +16,7 @@ import simplejson
 import torch
 import yaml
 from fvcore.common.config import CfgNode
+from torch import nn
 
 from multigrid import Schedule, baseline_cost, schedule_cost
 from slowfast_patches import patching
@@ -78,7 +79,7 @@ def _check(lists: ExitStack, recipe: CfgNode) -> None:
     schedule = _check_training(cfg, world_size) if cfg.TRAIN.ENABLE else None
     if cfg.TEST.ENABLE:
         _count_videos(cfg, "test")
-        if schedule is None:
+        if schedule is None and _starts_main(cfg):
             path, kind, section = _tested_file(cfg)
             check_file(path, kind, section=section)
     if cfg.TRAIN.ENABLE and _starts_main(cfg):
@@ -150,8 +151,6 @@ def _prepare_folder(cfg: CfgNode, schedule: Schedule | None) -> None:
     folder = Path(cfg.OUTPUT_DIR)
     checkpoints.clean(folder)
     (folder / "result.json").unlink(missing_ok=True)
-    if not checkpoints.continues(cfg) and (kept := checkpoints.set_aside(folder)):
-        logger.warning("TRAIN.AUTO_RESUME False starts over; earlier checkpoints: %s", kept)
     plan = make_plan(schedule, flops_per_clip(cfg))
     (folder / "config.yaml").write_text(cfg.dump(), encoding="utf-8")
     (folder / "plan.txt").write_text(format_plan(plan) + "\n", encoding="utf-8")
@@ -164,12 +163,15 @@ def _main(recipe: CfgNode, world: World) -> None:
     patching.apply()
     torch.backends.cudnn.benchmark = True
     if not recipe.TRAIN.ENABLE:
-        setup_logging(recipe.OUTPUT_DIR, world)
+        setup_logging(recipe.OUTPUT_DIR, world, "test")  # a training may be at work there
         cfg = for_processes(recipe)
         return _finish(cfg, world, None, _test(cfg, world, None))
     with held(recipe.OUTPUT_DIR) if world.is_main else nullcontext():
         setup_logging(recipe.OUTPUT_DIR, world)
-        with StopRequest(world) as stop:
+        if world.is_main:
+            with checkpoints.writes("OUTPUT_DIR", 0, recipe.OUTPUT_DIR):
+                checkpoints.start_over(recipe)
+        with StopRequest(world, timedelta(seconds=recipe.DIST_STALL_SECONDS)) as stop:
             try:
                 _train_and_test(for_processes(recipe), world, stop)
             except TrainingInterruptedError:
@@ -218,8 +220,9 @@ def _test(cfg: CfgNode, world: World, trainer: Trainer | None) -> dict[str, floa
         model = trainer.model
     else:
         model = build_model(cfg).to(world.device)
-        path, kind, section = _tested_file(cfg)
-        load_weights(model, path, kind=kind, complete=True, section=section)
+        if world.is_main:
+            _load_tested(model, cfg)
+        model.load_state_dict(checkpoints.share(model.state_dict(), world))
     dataset = build_dataset(cfg, "test")
     local = max(1, cfg.TEST.BATCH_SIZE * cfg.NUM_SHARDS // world.size)
     pulse = Pulse()
@@ -247,6 +250,18 @@ def _test(cfg: CfgNode, world: World, trainer: Trainer | None) -> dict[str, floa
         format_metrics(metrics),
     )
     return metrics
+
+
+def _load_tested(model: nn.Module, cfg: CfgNode) -> None:
+    """Load the weights to test; a training that is at work there may delete them meanwhile."""
+    path, kind, section = tested = _tested_file(cfg)
+    try:
+        load_weights(model, path, kind=kind, complete=True, section=section)
+    except ValueError:
+        path, kind, section = newer = _tested_file(cfg)
+        if newer == tested:
+            raise
+        load_weights(model, path, kind=kind, complete=True, section=section)
 
 
 def _tested_file(cfg: CfgNode) -> tuple[str, str, str]:

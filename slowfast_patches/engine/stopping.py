@@ -8,6 +8,7 @@ import signal
 import subprocess
 import threading
 from collections.abc import Iterable, Iterator, Mapping
+from datetime import timedelta
 from types import FrameType
 from typing import Any, Self, TypeVar
 
@@ -56,17 +57,22 @@ class StopRequest:
 
     The processes agree in steps: each calls `ask`, then `agreed`, equally often. What takes place
     between the two calls hides the exchange of one number.
+
+    Args:
+        world: of this process.
+        timeout: how long a process waits for the others; None is torch's own.
     """
 
-    def __init__(self, world: World) -> None:
-        self._world, self._asked, self._agreed = world, 0, 0
+    def __init__(self, world: World, timeout: timedelta | None = None) -> None:
+        self._world, self._timeout, self._asked, self._agreed = world, timeout, 0, 0
         self._number, self._work = torch.zeros(1, dtype=torch.int64), None  # type: Any, Any
         self._group: Any = None
         self._previous: dict[signal.Signals, Any] = {}
 
     def __enter__(self) -> Self:
         if self._world.size > 1:
-            self._group = dist.new_group(backend="gloo")  # signals are not worth a GPU's time
+            # signals are not worth a GPU's time
+            self._group = dist.new_group(backend="gloo", timeout=self._timeout)
         if threading.current_thread() is threading.main_thread():
             self._previous = {number: signal.signal(number, self._note) for number in ASKING}
         return self

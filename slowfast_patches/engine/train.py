@@ -5,6 +5,7 @@ from __future__ import annotations
 import logging
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
+from datetime import timedelta
 from typing import Any
 
 import torch
@@ -66,7 +67,7 @@ class Trainer:
         torch.manual_seed(cfg.RNG_SEED)
         self.model = build_model(cfg, grouped_bn=groups_batchnorm(cfg)).to(world.device)
         self.optimizer = build_optimizer(cfg, self.model)
-        form_groups(self.schedule)
+        form_groups(self.schedule, timedelta(seconds=cfg.DIST_STALL_SECONDS))
         self.precision = Precision(cfg, world.device)
         self.transform = InputTransform.from_config(cfg, world.device)
         self.loss_function = loss_function(cfg)
@@ -113,14 +114,25 @@ class Trainer:
     @contextmanager
     def _guarded(self) -> Iterator[None]:
         """The training: its files are open, and whole when it ends, however it does."""
-        with checkpoints.explain_dead_workers(self.cfg.OUTPUT_DIR):
-            try:
+        try:
+            with checkpoints.explain_dead_workers(self.cfg.OUTPUT_DIR):
                 self._open_monitor()
                 yield
                 self.writer.wait()
-            finally:
-                self.writer.finish()
-                self._record(Monitor.close)
+        except BaseException as error:
+            self._close_after(error)
+            raise
+        self._record(Monitor.close)
+
+    def _close_after(self, error: BaseException) -> None:
+        """Close the files after what ended the training; what fails in that is only said: the
+        exit status and what follows depend on what was first."""
+        for close in (self.writer.wait, lambda: self._record(Monitor.close)):
+            try:
+                close()
+            except Exception as another:
+                error.add_note(f"while the training ended: {another}")
+                logger.error("while the training ended: %s", another)
 
     def _open_monitor(self) -> None:
         if not self.world.is_main:

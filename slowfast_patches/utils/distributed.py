@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 from datetime import timedelta
 from typing import TypeVar, cast
@@ -11,12 +12,13 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
-__all__ = ["World", "from_main", "max_over_ranks", "sum_over_ranks"]
+__all__ = ["World", "from_main", "max_over_ranks", "patient_group", "sum_over_ranks"]
 
 T = TypeVar("T")
 
 _PATIENCE = timedelta(days=7)
-"""A process waits for another for 10 to 30 minutes by default: less than some work takes."""
+"""A process waits for another for 10 to 30 minutes by default: less than some work takes, such as
+reading and checking a large file."""
 
 
 @dataclass(frozen=True)
@@ -61,7 +63,19 @@ def from_main(make: Callable[[], T]) -> T:
     """
     if not (dist.is_initialized() and dist.get_world_size() > 1):
         return make()
-    group = dist.new_group(backend="gloo", timeout=_PATIENCE)  # ends with the default group
-    made = [make() if dist.get_rank() == 0 else None]
-    dist.broadcast_object_list(made, src=0, group=group)
+    with patient_group() as group:
+        made = [make() if dist.get_rank() == 0 else None]
+        dist.broadcast_object_list(made, src=0, group=group)
     return cast(T, made[0])
+
+
+@contextmanager
+def patient_group() -> Iterator[dist.ProcessGroup]:
+    """All processes as a group whose collectives, of tensors on the CPU, wait for days.
+
+    All processes must call this in the same order. Where the body fails, the group stays until the
+    process ends: the others wait for whoever says why, and do not fail by a closed connection.
+    """
+    group = dist.new_group(backend="gloo", timeout=_PATIENCE)
+    yield group
+    dist.destroy_process_group(group)

@@ -12,6 +12,7 @@ import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
+from types import SimpleNamespace
 from typing import TextIO
 
 import pytest
@@ -328,6 +329,53 @@ def test_a_training_does_not_go_on_without_its_records(
     assert "after iteration 6. Make room in" in error
     assert "Traceback" not in error
     assert opened(tmp_path).checkpoint["iteration"] == 6
+
+
+@pytest.fixture
+def training(tiny_config: Callable, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Trainer:
+    """One whose record and whose checkpoint the disk refuses as it ends."""
+
+    def refuse(*_: object) -> None:
+        raise OSError(errno.EDQUOT, os.strerror(errno.EDQUOT))
+
+    monkeypatch.setattr(torch, "save", refuse)
+    trainer = Trainer.__new__(Trainer)
+    trainer.cfg, trainer.done = tiny_config(tmp_path), 8
+    trainer.world = World(1, 2, torch.device("cpu"))  # opens no record of its own
+    trainer.writer = checkpoints.Writer(tmp_path, 0, ())
+    lines = full_disk()
+    lines.write("an iteration")
+    trainer.monitor = SimpleNamespace(_lines=lines, _events=SimpleNamespace(close=lambda: None))
+    return trainer
+
+
+@pytest.mark.parametrize(
+    "first", [ZeroDivisionError("a bug"), TrainingInterruptedError("stopped by SIGTERM")]
+)
+def test_what_ended_a_training_is_not_hidden_by_what_goes_wrong_afterwards(
+    training: Trainer, caplog: pytest.LogCaptureFixture, first: Exception
+):
+    def end() -> None:
+        with training._guarded():
+            training.writer.save(7, {})
+            raise first
+
+    with pytest.raises(type(first)) as caught:
+        end()
+    assert caught.value is first
+    checkpoint, record = first.__notes__
+    assert "the checkpoint cannot be written after iteration 7: Disk quota" in checkpoint
+    assert "the record of the run cannot be written after iteration 8: No space left" in record
+    assert [r.getMessage() for r in caplog.records if r.levelname == "ERROR"] == first.__notes__
+    assert training.monitor._lines.closed
+
+
+def test_a_training_whose_record_cannot_be_closed_has_failed(training: Trainer):
+    with (
+        pytest.raises(TrainingStoppedError, match="record of the run cannot be written"),
+        training._guarded(),
+    ):
+        pass
 
 
 def test_a_log_file_keeps_the_first_failure(tmp_path: Path):

@@ -16,7 +16,7 @@ from slowfast_patches.engine.checkpoints.folder import (
     set_aside,
 )
 from slowfast_patches.engine.checkpoints.recipe import check_same_list, check_same_recipe
-from slowfast_patches.engine.checkpoints.resume import Found, continues, find_resumable, is_restart
+from slowfast_patches.engine.checkpoints.resume import Found, continues, find_resumable, start_over
 from slowfast_patches.engine.checkpoints.share import from_every_rank, share
 from slowfast_patches.engine.checkpoints.writer import Writer
 
@@ -33,12 +33,12 @@ __all__ = [
     "explain_dead_workers",
     "find_resumable",
     "from_every_rank",
-    "is_restart",
     "last_checkpoint",
     "load",
     "prune",
     "save",
     "set_aside",
     "share",
+    "start_over",
     "writes",
 ]

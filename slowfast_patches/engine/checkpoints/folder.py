@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import itertools
 import logging
 import re
@@ -15,6 +16,7 @@ from slowfast_patches.utils import torch_file
 from slowfast_patches.utils.files import TEMPORARY
 
 __all__ = [
+    "NOTE",
     "all_checkpoints",
     "clean",
     "describe_last",
@@ -29,9 +31,12 @@ __all__ = [
 logger = logging.getLogger(__name__)
 
 _FOLDER = "checkpoints"
+NOTE = "started_over.json"
+"""For which job the run started over."""
 _NAME = re.compile(r"checkpoint_iter_(\d+)\.pyth")
 _LEFT_OVER = tuple(
-    name + TEMPORARY for name in (f"{_FOLDER}/checkpoint_iter_*", "metrics.jsonl", "result.json")
+    name + TEMPORARY
+    for name in (f"{_FOLDER}/checkpoint_iter_*", "metrics.jsonl", "result.json", NOTE)
 )
 """Files that a run was writing when it was killed."""
 
@@ -61,9 +66,13 @@ def load(path: str | Path) -> dict[str, Any]:
         content = torch.load(path, map_location="cpu", weights_only=True)
     except FileNotFoundError as error:
         raise ValueError(f"{path}: no such checkpoint") from error
-    except (torch_file.DamagedFileError, PermissionError, IsADirectoryError):
+    except IsADirectoryError as error:
+        raise ValueError(f"{path} is a folder, not a checkpoint") from error
+    except torch_file.DamagedFileError:
         raise
     except Exception as error:
+        if isinstance(error, OSError) and error.errno != errno.EINVAL:  # of a seek, in a torn file
+            raise
         reason = f"{type(error).__name__}: {error}".splitlines()[0]
         raise ValueError(
             f"{path} cannot be read as a PyTorch checkpoint: it is none, or damaged ({reason:.200})"

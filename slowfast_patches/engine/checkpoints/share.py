@@ -3,21 +3,17 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from datetime import timedelta
 from typing import Any, TypeVar, cast
 
 import torch
 import torch.distributed as dist
 from torch import Tensor
 
-from slowfast_patches.utils.distributed import World, sum_over_ranks
+from slowfast_patches.utils.distributed import World, patient_group, sum_over_ranks
 
 __all__ = ["from_every_rank", "share"]
 
 T = TypeVar("T")
-
-_PATIENCE = timedelta(days=1)
-"""Reading and checking a large file can take longer than the minutes that a process waits."""
 
 
 def share(content: T, world: World) -> T:
@@ -28,11 +24,11 @@ def share(content: T, world: World) -> T:
     """
     if world.size == 1:
         return content
-    group = dist.new_group(backend="gloo", timeout=_PATIENCE)  # ends with the default group
     tensors: list[Tensor] = []
-    skeleton = [_without(content, tensors) if world.is_main else None]
-    dist.broadcast_object_list(skeleton, src=0, group=group)
-    return cast(T, _with(skeleton[0], tensors, group))
+    with patient_group() as group:
+        skeleton = [_without(content, tensors) if world.is_main else None]
+        dist.broadcast_object_list(skeleton, src=0, group=group)
+        return cast(T, _with(skeleton[0], tensors, group))
 
 
 def from_every_rank(values: Tensor, world: World) -> Tensor:

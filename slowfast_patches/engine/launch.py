@@ -29,13 +29,12 @@ from slowfast_patches.engine.launching.spawning import spawn
 from slowfast_patches.engine.launching.stores import Address, connect, host
 from slowfast_patches.engine.stopping import INTERRUPTED_STATUS, TrainingInterruptedError
 from slowfast_patches.utils.distributed import World
-from slowfast_patches.utils.placement import Placement, find_placement, is_restart
+from slowfast_patches.utils.placement import Placement, find_placement
 
 __all__ = [
     "check_gpus",
     "explain_once",
     "for_processes",
-    "is_restart",
     "launch",
     "launch_at",
     "process_device",

@@ -45,14 +45,13 @@ from typing import Any
 import submitit
 
 from slowfast_patches.engine.stopping import INTERRUPTED_STATUS
+from slowfast_patches.utils.placement import meeting_port
 
 __all__ = ["WARNING_SECONDS", "Job"]
 
 WARNING_SECONDS = 120
 """Before its end a job is warned: an iteration and the saving of a checkpoint must fit."""
 
-_FIRST_PORT, _PORTS = 20_000, 20_000
-"""Where the processes of a job meet: on its first machine, at a port that its number gives."""
 _KILL_WAIT = 30
 """Seconds that SLURM leaves a job after SIGTERM, requeued ones too (KillWait's default)."""
 _SAVED = (INTERRUPTED_STATUS, -signal.SIGTERM, -signal.SIGUSR1)
@@ -101,15 +100,12 @@ class Job:
         return 0
 
     def command_in(self, job: Any) -> list[str]:
-        """The command in a job: where its processes meet, and which of its machines this is.
-
-        The port is the job's own, since others may run on the same machine.
-        """
-        host = job.hostnames[0] if job.num_nodes > 1 else "localhost"
-        port = _FIRST_PORT + int(job.raw_job_id) % _PORTS
-        options = ["--init_method", f"tcp://{host}:{port}"]
-        if job.num_nodes > 1:
-            options += ["--shard_id", str(job.node), "--num_shards", str(job.num_nodes)]
+        """The command in a job of several machines: where they meet, and which of them this is."""
+        if job.num_nodes == 1:
+            return list(self.command)
+        where = f"tcp://{job.hostnames[0]}:{meeting_port(int(job.raw_job_id))}"
+        options = ["--init_method", where]
+        options += ["--shard_id", str(job.node), "--num_shards", str(job.num_nodes)]
         program, rest = self.command[:2], self.command[2:]
         return [*program, *options, *rest]
 

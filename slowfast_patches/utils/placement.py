@@ -8,10 +8,10 @@ from dataclasses import dataclass
 
 from fvcore.common.config import CfgNode
 
-__all__ = ["Placement", "find_placement", "is_restart"]
+__all__ = ["Placement", "find_placement", "is_restart", "meeting_port"]
 
 _FIRST_PORT, _PORTS = 20_000, 12_000
-"""Where the processes of a SLURM step meet: below the ports that Linux hands out (32,768 on)."""
+"""Where the processes of a SLURM job meet: below the ports that Linux hands out (32,768 on)."""
 
 
 @dataclass(frozen=True)
@@ -98,6 +98,15 @@ def is_restart(environment: Mapping[str, str]) -> bool:
     """Whether torchrun (--max-restarts) or SLURM (requeueing) starts this run once more."""
     counts = ("TORCHELASTIC_RESTART_COUNT", "SLURM_RESTART_COUNT")
     return any(int(environment.get(name) or 0) > 0 for name in counts)
+
+
+def meeting_port(job: int, step: int = 0) -> int:
+    """Where the processes of a SLURM job meet on its first machine, which it may share with others.
+
+    Args:
+        job, step: their numbers; neighbouring ones have different ports.
+    """
+    return _FIRST_PORT + (97 * job + step) % _PORTS
 
 
 def _under_torchrun(
@@ -200,5 +209,5 @@ def _step_address(environment: Mapping[str, str]) -> str:
     first = re.match(r"(?:[^,\[]|\[[^]]*\])*", listed)  # node[01-16,20],login: up to the comma
     assert first is not None
     host = re.sub(r"\[(\d+)[^]]*\]", r"\1", first[0])
-    number = 97 * int(environment.get("SLURM_JOB_ID", 0)) + int(environment["SLURM_STEP_ID"])
-    return f"tcp://{host}:{_FIRST_PORT + number % _PORTS}"
+    port = meeting_port(int(environment.get("SLURM_JOB_ID", 0)), int(environment["SLURM_STEP_ID"]))
+    return f"tcp://{host}:{port}"

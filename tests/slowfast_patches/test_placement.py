@@ -7,8 +7,7 @@ from hypothesis import strategies as st
 from submitit.slurm.slurm import SlurmJobEnvironment
 
 from slowfast_patches.config import load_config
-from slowfast_patches.engine.launch import is_restart
-from slowfast_patches.utils.placement import Placement, find_placement
+from slowfast_patches.utils.placement import Placement, find_placement, is_restart
 
 TORCHRUN = {"TORCHELASTIC_RUN_ID": "none", "WORLD_SIZE": "16", "GROUP_WORLD_SIZE": "2"}
 TORCHRUN |= {"RANK": "11", "GROUP_RANK": "1", "LOCAL_RANK": "3", "LOCAL_WORLD_SIZE": "8"}

@@ -197,8 +197,7 @@ def test_lists_of_several_folders_do_not_mix(run, tmp_path):
     assert run("--csv", both[1], "--csv", both[0], "--out", out)[0] == 0
     targets = [rows(out / f"{name}.csv")[0][0] for name in ("one", "two")]
     assert [scan(str(out / target)).video.frames for target in targets] == [3, 4]
-    assert len(whole) >= 8
-    assert times(out).items() >= {name: before[name] for name in whole}.items()
+    assert times(out).items() >= before.items()
     assert run("--csv", both[0], "--csv", both[1], "--out", tmp_path / "anew")[0] == 0
 
 
@@ -430,8 +429,7 @@ def test_a_full_disk_loses_nothing(run, data, tmp_path):
     before = times(out)
     assert entries(out) == len(before)
     assert run(*command)[0] == 0
-    assert len(whole) >= 8
-    assert times(out).items() >= {name: before[name] for name in whole}.items()
+    assert times(out).items() >= before.items()
     assert len(rows(out / "train.csv")) == 4
 
 

@@ -131,14 +131,19 @@ def difference(found: dict[str, Tensor], expected: dict[str, Tensor]) -> dict[st
 
 @pytest.mark.parametrize(("name", "size"), RUNS)
 def test_weights_and_statistics_are_the_same(folder, schedule, name, size):
-    """Before and after precise BN at the end of each phase."""
+    """Before and after precise BN at the end of each phase.
+
+    Running statistics are measured on activations, where rounding adds up over the layers.
+    """
     bar = {"single": 1e-5, "double": 1e-11}[name]
+    statistics = {"single": 1e-4, "double": 1e-11}[name]
     [alone] = runs(folder, name, 1)
     for rank in runs(folder, name, size):
         assert len(rank["states"]) == len(alone["states"]) == 2 * len(schedule.phases)
         for found, expected in zip(rank["states"], alone["states"], strict=True):
             off = difference(found, expected)
-            assert max(off.values()) < bar, max(off, key=lambda name: off[name])
+            for key, value in off.items():
+                assert value < (statistics if "running" in key else bar), key
 
 
 @pytest.mark.parametrize("name", RATES)

@@ -17,11 +17,13 @@ from fvcore.common.config import CfgNode
 
 from slowfast_patches.config.scale import scale_to_processes
 from slowfast_patches.datasets.loader import cores_of_process, num_workers
+from slowfast_patches.engine.launching.early import ending_early
 from slowfast_patches.engine.launching.failing import (
     Failures,
     end_process,
     exit_status,
     explain,
+    interrupted_status,
     log_failure,
 )
 from slowfast_patches.engine.launching.meeting import arrive, check_open, enter_round
@@ -112,9 +114,10 @@ def launch(cfg: CfgNode, init_method: str | None, main: Main, check: Check | Non
         if status := launch_at(placement, cfg, main, check):
             raise SystemExit(status)
         return
-    if check is not None:
-        check(cfg)
-    _run_alone(cfg, main)
+    with ending_early(first=True, torchrun=_by_torchrun(placement)):
+        if check is not None:
+            check(cfg)
+        _run_alone(cfg, main)
 
 
 def _run_alone(cfg: CfgNode, main: Main) -> None:
@@ -129,15 +132,16 @@ def launch_at(placement: Placement, cfg: CfgNode, main: Main, check: Check | Non
     """`launch` where several processes are placed; the exit status, after saying what was wrong."""
     failures, seconds = None, cfg.DIST_JOIN_SECONDS
     try:
-        address, _server = _meeting_place(placement)  # hosted for as long as this function runs
-        address, meanwhile = _start_of(placement, address, seconds)
-        store = _connection("run", address, seconds)
-        check_open(store, placement)
-        hosts = placement.first_rank == 0 and address.scheme == "tcp"
-        failures = Failures(store, placement, hosts=hosts)
-        if check is not None:
-            check(cfg)
-        arrive(store, placement, cfg, seconds, meanwhile)
+        with ending_early(first=placement.first_rank == 0, torchrun=_by_torchrun(placement)):
+            address, _server = _meeting_place(placement)  # hosted for as long as this function runs
+            address, meanwhile = _start_of(placement, address, seconds)
+            store = _connection("run", address, seconds)
+            check_open(store, placement)
+            hosts = placement.first_rank == 0 and address.scheme == "tcp"
+            failures = Failures(store, placement, hosts=hosts)
+            if check is not None:
+                check(cfg)
+            arrive(store, placement, cfg, seconds, meanwhile)
     except Exception as error:
         return failures.report(error) if failures else _explain_without_store(error, placement)
     arguments = (placement, address, cfg, main)
@@ -179,6 +183,10 @@ def _start_of(
     return address._replace(prefix=name), meanwhile
 
 
+def _by_torchrun(placement: Placement) -> bool:
+    return placement.launcher == "torchrun"
+
+
 def _explain_without_store(error: Exception, placement: Placement) -> int:
     """One process for each machine says what is wrong."""
     return explain(error) if placement.speaks else exit_status(error)
@@ -192,7 +200,8 @@ def explain_once(error: BaseException) -> int:
         first = environment.get("LOCAL_RANK", "0") == "0"
     else:
         first = environment.get("SLURM_LOCALID", "0") == "0"
-    return explain(error) if first else exit_status(error)
+    status = explain(error) if first else exit_status(error)
+    return interrupted_status(environment) if status == INTERRUPTED_STATUS else status
 
 
 def _connection(name: str, address: Address, seconds: float) -> dist.Store:
@@ -215,16 +224,17 @@ def _process(number: int, placement: Placement, address: Address, cfg: CfgNode, 
     rank, failures, interruption = placement.first_rank + number, None, None
     spawned = placement.count > 1
     try:
-        failures = Failures(
-            _connection_for_life("run", address, cfg),
-            placement,
-            f"rank {rank}",
-            hosts=rank == 0 and not spawned and address.scheme == "tcp",
-            silent=spawned,
-        )
-        failures.watch(_connection_for_life("run", address, cfg))
-        world = _join(rank, placement.local_rank + number, placement.size, address, cfg)
-        interruption = _interruption(main, cfg, world)
+        with ending_early(first=rank == 0, torchrun=_by_torchrun(placement)):
+            failures = Failures(
+                _connection_for_life("run", address, cfg),
+                placement,
+                f"rank {rank}",
+                hosts=rank == 0 and not spawned and address.scheme == "tcp",
+                silent=spawned,
+            )
+            failures.watch(_connection_for_life("run", address, cfg))
+            world = _join(rank, placement.local_rank + number, placement.size, address, cfg)
+            interruption = _interruption(main, cfg, world)
         failures.leave(rank, cfg.DIST_STALL_SECONDS)
         if rank == 0 and address.scheme == "file":
             Path(address.path).unlink(missing_ok=True)
@@ -234,7 +244,7 @@ def _process(number: int, placement: Placement, address: Address, cfg: CfgNode, 
     if interruption is not None:
         if rank == 0:
             explain(interruption)
-        end_process(INTERRUPTED_STATUS)
+        end_process(interrupted_status(os.environ))
 
 
 def _join(rank: int, local_rank: int, size: int, address: Address, cfg: CfgNode) -> World:

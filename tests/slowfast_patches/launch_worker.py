@@ -17,6 +17,7 @@ import os
 import signal
 import sys
 import time
+from datetime import timedelta
 from pathlib import Path
 
 import torch
@@ -87,6 +88,9 @@ def _deed(name: str, folder: Path, world: World) -> None:
 
 
 def check(cfg: CfgNode) -> None:
+    if os.environ["DEED"] == "stuck":
+        os.write(1, b"stuck\n")
+        dist.HashStore().wait(["never"], timedelta(seconds=DEADLINE))
     if os.environ["DEED"] == "check" and cfg.SHARD_ID == 1:
         raise ValueError("no videos on this machine")
 

@@ -2,6 +2,9 @@
 
 import os
 import signal
+import subprocess
+import sys
+import time
 from collections.abc import Callable
 from pathlib import Path
 
@@ -159,9 +162,11 @@ def test_processes_end_with_what_has_spawned_them_and_so_do_their_workers(
     assert commands.wait(number)[0] == -signal.SIGKILL
 
 
-@pytest.mark.parametrize("sent", [signal.SIGTERM, signal.SIGINT])
+@pytest.mark.parametrize(
+    ("sent", "name"), [(signal.SIGTERM, "SIGTERM"), (signal.SIGINT, "SIGTERM")]
+)
 def test_a_signal_before_a_training_can_save_ends_all_as_interrupted(
-    commands, start, tmp_path, sent
+    commands, start, tmp_path, sent, name
 ):
     os.mkfifo(pipe := tmp_path / "pipe")
     number = start("sleep", SPAWN="fork", stdout=str(pipe))
@@ -169,4 +174,63 @@ def test_a_signal_before_a_training_can_save_ends_all_as_interrupted(
         assert [written.readline() for _ in range(2)] == ["asleep\n"] * 2
         os.kill(number, sent)
         assert written.read() == ""
-    assert commands.wait(number) == (75, "")
+    assert commands.wait(number) == (75, early(name))
+
+
+def test_a_warning_while_a_run_waits_for_others_queues_its_job_again(
+    commands, start, tmp_path, free_port
+):
+    """In a check that does not return to Python."""
+    os.mkfifo(pipe := tmp_path / "pipe")
+    tools = tmp_path / "tools"
+    tools.mkdir()
+    (tools / "scontrol").write_text('#!/bin/sh\necho "$@" > "$OUT"\n')
+    (tools / "scontrol").chmod(0o755)
+    job = {"SLURM_JOB_ID": "7", "PATH": f"{tools}:{os.environ['PATH']}"}
+    job |= {"OUT": str(tmp_path / "asked"), "ADDRESS": f"tcp://127.0.0.1:{free_port()}"}
+    number = start("stuck", "NUM_SHARDS", 2, stdout=str(pipe), **job)
+    with pipe.open() as written:
+        assert written.readline() == "stuck\n"
+        os.kill(number, signal.SIGUSR1)
+        assert written.read() == ""
+    assert commands.wait(number) == (75, early("SIGUSR1"))
+    assert (tmp_path / "asked").read_text() == "requeue 7\n"
+
+
+def early(name: str) -> str:
+    text = f"stopped by {name} before the training began; the same command starts it"
+    return f"interrupted: {text}\n"
+
+
+# torchrun.
+
+
+@pytest.mark.parametrize(("restarts", "status"), [("0", 75), ("2", 0)])
+def test_torchrun_does_not_start_an_interrupted_run_again(commands, start, restarts, status):
+    agent = dist.TCPStore("127.0.0.1", 0, is_master=True, wait_for_workers=False)
+    run = {"TORCHELASTIC_RUN_ID": "x", "WORLD_SIZE": "2", "GROUP_WORLD_SIZE": "1"}
+    run |= {"TORCHELASTIC_USE_AGENT_STORE": "True", "TORCHELASTIC_MAX_RESTARTS": restarts}
+    run |= {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(agent.port), "LOCAL_WORLD_SIZE": "2"}
+    started = [start("interrupt", **run, RANK=rank, LOCAL_RANK=rank) for rank in "01"]
+    said = "interrupted: stopped by a signal after iteration 7\n"
+    assert [commands.wait(number) for number in started] == [(status, said), (status, "")]
+
+
+def test_two_agents_recover_from_a_killed_process(free_port, tmp_path):
+    """Only one of them counts a failure; the other sees that it is waited for."""
+    worker = Path(__file__).with_name("restart_worker.py")
+    command = [sys.executable, "-m", "torch.distributed.run", "--nnodes", "2", "--max-restarts"]
+    command += ["2", "--nproc-per-node", "1", "--rdzv-backend", "c10d"]
+    command += ["--rdzv-endpoint", f"localhost:{free_port()}", str(worker), str(tmp_path)]
+    environment = os.environ | {"GLOO_SOCKET_IFNAME": "lo"}
+    agents = [subprocess.Popen(command, env=environment) for _ in range(2)]
+    notes = [tmp_path / f"started_{rank}" for rank in range(2)]
+    deadline = time.monotonic() + 120
+    while not all(note.exists() and note.read_text() for note in notes):
+        assert time.monotonic() < deadline
+        time.sleep(0.1)
+    (tmp_path / "killed").touch()
+    os.kill(int(notes[1].read_text()), signal.SIGKILL)
+    assert [agent.wait(timeout=120) for agent in agents] == [0, 0]
+    assert [(tmp_path / f"sum_{rank}").read_text() for rank in range(2)] == ["2", "2"]
+    assert [len(note.read_text().split()) for note in notes] == [2, 2]

@@ -12,6 +12,7 @@ import sys
 import threading
 import time
 import traceback
+from collections.abc import Mapping
 from contextlib import suppress
 from dataclasses import asdict, dataclass
 from datetime import timedelta
@@ -36,6 +37,7 @@ __all__ = [
     "end_process",
     "exit_status",
     "explain",
+    "interrupted_status",
     "log_failure",
 ]
 
@@ -43,6 +45,8 @@ GRACE_SECONDS = 5.0
 """What a process has to end by itself once another has failed."""
 _LOOK_SECONDS, _POLL_SECONDS = 0.5, 0.05
 """How often a process looks whether another has failed, and for what it waits for."""
+_WAIT_SECONDS = 2.0
+"""How long one question to the store waits for its answer."""
 _ANSWER = timedelta(seconds=10)
 """How long a process that ends waits for the store, whose host may be gone."""
 BY_HAND_STATUS = 130
@@ -64,6 +68,15 @@ def exit_status(error: BaseException) -> int:
     if isinstance(error, KeyboardInterrupt):
         return BY_HAND_STATUS
     return _MISTAKE if isinstance(error, _MISTAKES) else _BUG
+
+
+def interrupted_status(environ: Mapping[str, str]) -> int:
+    """How a process ends after an interruption, which torchrun is not to take for a failure.
+
+    With --max-restarts it would start all again at once; on 0 it ends.
+    """
+    restarts = "TORCHELASTIC_RUN_ID" in environ and environ.get("TORCHELASTIC_MAX_RESTARTS", "0")
+    return INTERRUPTED_STATUS if restarts in (False, "0") else 0
 
 
 def explain(error: BaseException, who: str = "") -> int:
@@ -157,16 +170,30 @@ class Failures:
 
         Otherwise whoever starts them could take one that has ended for a reason to end those that
         are still writing. Rank 0 goes last, as it may host the store.
+
+        Raises:
+            ElsewhereError: another process failed before it was through.
         """
         deadline, size = time.monotonic() + seconds, self._placement.size
         with suppress(dist.DistError):  # the host of the store is through
-            self._store.add("through", 1)
-            self._wait_for("through", size, deadline)
+            if self._store.add("through", 1) == size:
+                self._store.set("end", "")
+            self._wait_for_end(deadline)
+            if self._store.add("through", 0) < size and (first := self.first()):
+                raise ElsewhereError(str(first))
             self._over.set()
             self._store.add("gone", 1)
             if rank == 0:
-                self._wait_for("gone", size, deadline)
+                self._wait_for("gone", size, min(deadline, time.monotonic() + GRACE_SECONDS))
         self._over.set()
+
+    def _wait_for_end(self, deadline: float) -> None:
+        """Until all are through or one has failed; a question every few seconds, as a signal's
+        handler does not run meanwhile."""
+        while (left := deadline - time.monotonic()) > 0:
+            with suppress(dist.DistStoreError):  # the time was up
+                self._store.wait(["end"], timedelta(seconds=min(left, _WAIT_SECONDS)))
+                return
 
     def report(self, error: BaseException) -> int:
         """Say, once for all processes, why this one ends; its exit status.
@@ -235,7 +262,9 @@ class Failures:
     def _register(self, own: Failure) -> Failure:
         """The first failure of the run: this one, if none was before it."""
         mine = json.dumps(asdict(own))
-        return Failure(**json.loads(self._store.compare_set("failure", "", mine)))
+        first = self._store.compare_set("failure", "", mine)
+        self._store.set("end", "")  # to wake those that wait for the others to be through
+        return Failure(**json.loads(first))
 
     def _tell(self, error: BaseException, own: Failure) -> int:
         """Register a failure, say it where it is the first, and let the others know; the status."""

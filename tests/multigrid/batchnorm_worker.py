@@ -5,6 +5,7 @@ clips through one module per case, and writes FOLDER/rank{RANK}.pt.
 """
 
 import sys
+from datetime import timedelta
 from pathlib import Path
 
 import torch
@@ -16,6 +17,7 @@ from multigrid.batchnorm import (
     form_neighbours,
     group_order,
 )
+from multigrid.batchnorm import _neighbours as neighbours
 
 __all__ = ["main"]
 
@@ -24,11 +26,12 @@ def main(rank: int, world: int, folder: Path) -> None:
     torch.set_num_threads(1)
     store = dist.FileStore(str(folder / "store"), world)
     dist.init_process_group("gloo", store=store, rank=rank, world_size=world)
-    results, messages = [], []
+    results, messages, waits = [], [], []
     for sharers in (2, 4):
         if sharers <= world:
             messages.append(_refused(GroupedBatchNorm3d(1), torch.ones(1, 1, 1, 1, 2), sharers))
-            form_neighbours(sharers)
+            form_neighbours(sharers, timedelta(minutes=7))
+            waits.append(_patience(sharers))
     for k, x, loss_weight in torch.load(folder / "cases.pt"):
         dtype = torch.promote_types(x.dtype, torch.float32)
         norm = GroupedBatchNorm3d(x.shape[1], dtype=dtype)
@@ -36,9 +39,15 @@ def main(rank: int, world: int, folder: Path) -> None:
         local = x.chunk(world)[rank].requires_grad_()
         results.append(_train(norm, local, loss_weight.chunk(world)[rank]))
     too_many = _refused(norm, local, 16)  # more than all processes together have
-    saved = {"cases": results, "error": too_many, "unformed": messages}
+    saved = {"cases": results, "error": too_many, "unformed": messages, "minutes": waits}
     torch.save(saved, folder / f"rank{rank}.pt")
     dist.destroy_process_group()
+
+
+def _patience(sharers: int) -> float:
+    """Minutes that a process waits for its neighbours."""
+    group = neighbours(sharers)
+    return group._get_backend(torch.device("cpu")).options._timeout / timedelta(minutes=1)
 
 
 def _refused(norm: GroupedBatchNorm3d, x: torch.Tensor, group_size: int) -> str:

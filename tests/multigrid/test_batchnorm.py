@@ -368,5 +368,6 @@ def test_processes_share_statistics_and_gradients(tmp_path, world, possible):
             f"call form_groups(schedule), or form_neighbours({m})," in e for m, e in unformed
         )
         assert len(rank["unformed"]) == world // 2
+        assert rank["minutes"] == [7] * (world // 2), "torch gives groups a time of their own"
         assert f"from {8 // world} clips per process on {world} process" in rank["error"]
         assert f"{possible} multiple of 16 clips per process" in rank["error"]

@@ -12,9 +12,11 @@ from pathlib import Path
 import torch
 import torch.distributed as dist
 from torch import Tensor, nn
+from torch.distributed import distributed_c10d
 
+from slowfast_patches.engine.checkpoints import share
 from slowfast_patches.engine.evaluate import evaluate
-from slowfast_patches.utils.distributed import World
+from slowfast_patches.utils.distributed import World, from_main
 
 __all__ = ["main"]
 
@@ -25,8 +27,21 @@ def main(rank: int, size: int, folder: Path) -> None:
     dist.init_process_group("gloo", store=store, rank=rank, world_size=size)
     world = World(rank, size, torch.device("cpu"))
     metrics = [_evaluate(world, *case) for case in torch.load(folder / "cases.pt")]
+    _check_sharing(world)
     torch.save(metrics, folder / f"rank{rank}.pt")
     dist.destroy_process_group()
+
+
+def _check_sharing(world: World) -> None:
+    """What the main process has reaches all, and no group stays for it."""
+    groups = len(distributed_c10d._world.pg_map)
+    for number in range(10):
+        tree = {"a": torch.full((300_000,), number), "b": [torch.empty(0), number]}
+        got = share(tree if world.is_main else {}, world)
+        assert bool((got["a"] == number).all())
+        assert (len(got["b"][0]), got["b"][1]) == (0, number)
+        assert from_main(lambda made=(number, world.rank): made) == (number, 0)
+    assert len(distributed_c10d._world.pg_map) == groups
 
 
 class _Table(nn.Module):

@@ -1,7 +1,8 @@
 """One of three processes that train together: `python heartbeat_worker.py FOLDER PORT RANK`.
 
 It waits while there is a file FOLDER/loading{RANK}, FOLDER/computing{RANK} or, before a collective
-of ranks 1 and 2 in the forward pass, FOLDER/neighbour{RANK}. FOLDER/stop ends all.
+of ranks 1 and 2 in the forward pass, FOLDER/neighbour{RANK}. After each iteration it evaluates, and
+waits in that while there is FOLDER/evaluating{RANK}. FOLDER/stop ends all.
 """
 
 import logging
@@ -16,7 +17,8 @@ from torch import Tensor, nn
 from slowfast_patches.engine.alarm import Limits
 from slowfast_patches.engine.clock import Clock
 from slowfast_patches.engine.heartbeat import Heartbeat
-from slowfast_patches.engine.pulse import note_communication
+from slowfast_patches.engine.pulse import WatchedBatches, note_communication
+from slowfast_patches.engine.stopping import StopRequest
 from slowfast_patches.utils.distributed import World
 
 __all__ = ["main"]
@@ -55,8 +57,8 @@ def main(folder: Path, port: int, rank: int) -> None:
     optimizer = torch.optim.SGD(net.parameters(), 0.01)
     model = nn.parallel.DistributedDataParallel(net)
     note_communication(clock.pulse, net, optimizer)
-    with Heartbeat(clock.pulse, world, LIMITS):
-        train(clock, model, optimizer, folder, world)
+    with Heartbeat(clock.pulse, world, LIMITS), StopRequest(world) as request:
+        train(clock, model, optimizer, folder, world, request)
     dist.destroy_process_group()
 
 
@@ -66,6 +68,7 @@ def train(
     optimizer: torch.optim.Optimizer,
     folder: Path,
     world: World,
+    request: StopRequest,
 ) -> None:
     iteration, stop = 0, torch.zeros(1)
     while not stop:
@@ -79,9 +82,19 @@ def train(
             optimizer.zero_grad()
             stop[:] = world.is_main and (folder / "stop").exists()
             dist.all_reduce(stop)
+        evaluate(clock, folder, world, request)
         if iteration == 10:
             logging.info("iteration 10 is done")
         iteration += 1
+
+
+def evaluate(clock: Clock, folder: Path, world: World, request: StopRequest) -> None:
+    """Three mini-batches; the first of an evaluation has no median."""
+    batches = WatchedBatches([0, 1, 2], clock.pulse, "the test")
+    with clock.pulse.during("evaluating"):
+        for number in request.between(batches, 3):
+            if number > 0:
+                wait_while(folder / f"evaluating{world.rank}")
 
 
 if __name__ == "__main__":

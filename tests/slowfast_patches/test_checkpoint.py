@@ -201,17 +201,112 @@ def test_where_all_are_damaged_nothing_starts_from_scratch(
     assert checkpoints.all_checkpoints(tmp_path) == paths
 
 
-def test_a_run_that_starts_over_continues_when_it_is_restarted(
-    tiny_config: Callable[..., CfgNode], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+def test_a_folder_in_the_place_of_a_checkpoint_is_set_aside(
+    tiny_config: Callable[..., CfgNode], tmp_path: Path, caplog: pytest.LogCaptureFixture
 ):
+    cfg = tiny_config(tmp_path)
+    whole = checkpoints.save(tmp_path, 2, saved(cfg))
+    folder = whole.with_name("checkpoint_iter_00000099.pyth")
+    folder.mkdir()
+    found = checkpoints.find_resumable(cfg)
+    assert found is not None
+    assert found.path == whole
+    assert f"{folder} is a folder, not a checkpoint" in caplog.text
+    assert folder.with_name(f"{folder.name}.damaged").is_dir()
+
+
+@pytest.mark.parametrize("number", [errno.EACCES, errno.EIO, errno.ESTALE])
+@pytest.mark.parametrize("reader", ["torch_file.check", "torch.load"])
+def test_one_that_cannot_be_read_is_not_taken_for_damaged(
+    tiny_config: Callable[..., CfgNode],
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    number: int,
+    reader: str,
+):
+    def refuse(*_: object, **__: object) -> None:
+        raise OSError(number, os.strerror(number))
+
+    cfg = tiny_config(tmp_path)
+    paths = [checkpoints.save(tmp_path, n, saved(cfg)) for n in (2, 4)]
+    owner, name = reader.split(".")
+    monkeypatch.setattr(getattr(folder_module, owner), name, refuse)
+    with pytest.raises(
+        ValueError, match=rf"00004\.pyth cannot be read: {os.strerror(number)}.*make"
+    ):
+        checkpoints.find_resumable(cfg)
+    assert checkpoints.all_checkpoints(tmp_path) == paths
+
+
+class Attempt:
+    """Starts of runs with TRAIN.AUTO_RESUME False, each with an environment."""
+
+    def __init__(self, cfg: CfgNode, patch: pytest.MonkeyPatch) -> None:
+        self.cfg, self.patch = cfg, patch
+
+    def __call__(self, save: int = 0, **environment: object) -> int | None:
+        """Begin; the iteration from which it goes on. It ends with the checkpoint `save`."""
+        with self.patch.context() as patch:
+            for name, value in environment.items():
+                patch.setenv(name, str(value))
+            checkpoints.start_over(self.cfg)
+            found = checkpoints.find_resumable(self.cfg)
+        if save:
+            content = saved(self.cfg) | {"iteration": save}
+            checkpoints.save(self.cfg.OUTPUT_DIR, save, content)
+        return found and found.content["iteration"]
+
+
+@pytest.fixture
+def attempt(
+    tiny_config: Callable[..., CfgNode], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> Attempt:
+    for name in ("SLURM_JOB_ID", "SLURM_RESTART_COUNT", "TORCHELASTIC_RUN_ID"):
+        monkeypatch.delenv(name, raising=False)
     cfg = tiny_config(tmp_path, "TRAIN.AUTO_RESUME", False)
     checkpoints.save(tmp_path, 3, saved(cfg))
-    monkeypatch.setenv("TORCHELASTIC_RESTART_COUNT", "0")
-    assert checkpoints.find_resumable(cfg) is None
-    for name in ("TORCHELASTIC_RESTART_COUNT", "SLURM_RESTART_COUNT"):
-        with monkeypatch.context() as patch:
-            patch.setenv(name, "1")
-            assert checkpoints.find_resumable(cfg) is not None
+    return Attempt(cfg, monkeypatch)
+
+
+NAMES = [
+    ("TORCHELASTIC_RUN_ID", "TORCHELASTIC_RESTART_COUNT"),
+    ("SLURM_JOB_ID", "SLURM_RESTART_COUNT"),
+]
+
+
+@pytest.mark.parametrize(("job", "count"), NAMES)
+def test_a_run_that_starts_over_continues_when_it_is_restarted(attempt, tmp_path, job, count):
+    assert attempt(save=5, **{job: "a", count: 0}) is None
+    assert iterations(tmp_path) == [5]
+    assert attempt(save=7, **{job: "a", count: 1}) == 5
+    assert attempt(**{job: "a", count: 2}) == 7
+    assert attempt(save=1, **{job: "b", count: 0}) is None
+    assert iterations(tmp_path) == [1]
+    assert [p.name for p in sorted(tmp_path.glob("checkpoints_before_*/*"))] == [
+        *("checkpoint_iter_00000003.pyth", "checkpoint_iter_00000005.pyth"),
+        "checkpoint_iter_00000007.pyth",
+    ]
+
+
+@pytest.mark.parametrize(("job", "count"), NAMES)
+def test_a_restart_of_what_had_not_begun_starts_over_once(attempt, tmp_path, job, count):
+    assert attempt(**{job: "before", count: 0}) is None
+    checkpoints.save(tmp_path, 4, saved(attempt.cfg))
+    assert attempt(save=6, **{job: "now", count: 1}) is None  # attempt 0 never came here
+    assert iterations(tmp_path) == [6]
+    assert attempt(**{job: "now", count: 2}) == 6
+
+
+def test_torchrun_may_have_another_id_when_its_job_is_queued_again(attempt):
+    once = {"SLURM_JOB_ID": 17, "TORCHELASTIC_RESTART_COUNT": 0}
+    assert attempt(save=5, TORCHELASTIC_RUN_ID="x", **once) is None
+    assert attempt(TORCHELASTIC_RUN_ID="y", SLURM_RESTART_COUNT=1, **once) == 5
+
+
+def test_what_is_started_by_hand_starts_over_each_time(attempt, tmp_path):
+    for save in (5, 6):
+        assert attempt(save=save) is None
+        assert iterations(tmp_path) == [save]
 
 
 def test_what_a_killed_run_was_writing_goes(tmp_path: Path):
@@ -219,6 +314,7 @@ def test_what_a_killed_run_was_writing_goes(tmp_path: Path):
     others = [tmp_path / name for name in ("result.json", "notes.tmp", "metrics.jsonl")]
     names = (
         "result.json.tmp",
+        "started_over.json.tmp",
         "metrics.jsonl.tmp",
         "checkpoints/checkpoint_iter_00000002.pyth.tmp",
     )

@@ -15,6 +15,8 @@ from torch import Tensor, nn
 
 from slowfast_patches import patching
 from slowfast_patches.datasets.loader import build_dataset, evaluation_loader
+from slowfast_patches.engine import checkpoints
+from slowfast_patches.engine import run as run_module
 from slowfast_patches.engine.evaluate import (
     evaluate,
     mean_average_precision,
@@ -176,6 +178,58 @@ def test_together_the_ranks_score_every_clip_once(
         for number in batch
     ]
     assert sorted(numbers) == list(range(16))
+
+
+@pytest.fixture
+def finished(multigrid_run: Path, tmp_path: Path) -> Path:
+    return shutil.copytree(multigrid_run, tmp_path / "finished")
+
+
+def test_a_test_leaves_the_files_of_a_training_alone(
+    command_line: Callable[..., tuple[int, str]], finished: Path
+):
+    before = {path: path.read_bytes() for path in finished.rglob("*") if path.is_file()}
+    status, _ = command_line(finished, "TRAIN.ENABLE", False)
+    assert status == 0
+    after = {path: path.read_bytes() for path in finished.rglob("*") if path.is_file()}
+    assert {path.name for path in after.keys() - before.keys()} == {"test.log", "test.json"}
+    assert {path: after[path] for path in before} == before
+    assert "test on 2 views" in (finished / "test.log").read_text()
+
+
+def test_a_checkpoint_that_a_training_deletes_meanwhile_is_not_missed(
+    command_line: Callable[..., tuple[int, str]], finished: Path, monkeypatch: pytest.MonkeyPatch
+):
+    last, original = checkpoints.last_checkpoint(finished), run_module.load_weights
+    newer = last.with_name("checkpoint_iter_00000999.pyth")
+
+    def load(model: nn.Module, path: str, **kwargs: object) -> None:
+        if last.exists():
+            last.rename(newer)
+        original(model, path, **kwargs)
+
+    monkeypatch.setattr(run_module, "load_weights", load)
+    status, said = command_line(finished, "TRAIN.ENABLE", False)
+    assert status == 0
+    assert str(newer) in said
+
+
+def test_all_processes_test_what_the_main_one_has_loaded(
+    finished: Path, tiny_config: Callable[..., CfgNode], monkeypatch: pytest.MonkeyPatch
+):
+    patching.apply()
+    weights, tested = checkpoints.load(checkpoints.last_checkpoint(finished))["model_state"], []
+    shutil.rmtree(finished / "checkpoints")  # another process may not see what the main one does
+
+    def note(model: nn.Module, *_: object, **__: object) -> dict[str, float]:
+        tested.append(model.state_dict())
+        return {"top1": 1.0, "top5": 1.0}
+
+    monkeypatch.setattr(run_module, "evaluate", note)
+    monkeypatch.setattr(checkpoints, "share", lambda content, world: weights)
+    cfg = tiny_config(finished, "TRAIN.ENABLE", False)
+    run_module._test(cfg, World(1, 2, torch.device("cpu")), None)
+    torch.testing.assert_close(tested, [weights], rtol=0, atol=0)
 
 
 def test_a_test_without_training_gives_the_accuracy_of_the_run(

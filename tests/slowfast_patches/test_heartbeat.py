@@ -17,6 +17,7 @@ import torch
 import torch.distributed as dist
 from torch import nn
 
+from multigrid.batchnorm import wait_for_neighbours
 from slowfast_patches.engine import pulse as pulse_module
 from slowfast_patches.engine.alarm import Alarm, Heard, Limits
 from slowfast_patches.engine.clock import Clock
@@ -131,6 +132,25 @@ def test_after_the_gradients_comes_communication_until_the_optimizer_steps():
             seen.append(pulse.activity)
     assert seen == ["training", "training", "communicating", "training"] * 2
     assert pulse.activity == "other"
+
+
+def test_a_wait_in_a_backward_pass_is_communication():
+    """As that of grouped BN, in a thread of torch's own on a GPU."""
+    begun, over, pulse = threading.Event(), threading.Event(), Pulse()
+
+    class Work:
+        def wait(self) -> None:
+            begun.set()
+            assert over.wait(PATIENCE)
+
+    waits = threading.Thread(target=wait_for_neighbours, args=(Work(),))
+    waits.start()
+    assert begun.wait(PATIENCE)
+    with pulse.during("training"):
+        assert pulse.state().activity == "communicating"
+        over.set()
+        waits.join(PATIENCE)
+        assert pulse.state().activity == "training"
 
 
 # What is said of it.
@@ -352,6 +372,8 @@ def ranks(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Ranks]:
         yield ranks
     finally:
         (ranks.folder / "stop").touch()
+        for stalled in ranks.folder.glob("*[0-2]"):  # where a test failed
+            stalled.unlink()
         for process in ranks.processes:
             if process.poll() is None:
                 process.send_signal(signal.SIGCONT)
@@ -380,6 +402,14 @@ def test_a_collective_in_the_forward_pass_is_communication(ranks):
     ranks.stall(2, "neighbour")
     ranks.wait_for(": rank 2 computes; ranks 0-1 wait in communication")
     ranks.go_on(2, "neighbour")
+
+
+@pytest.mark.parametrize(("rank", "others"), [(2, "0-1"), (0, "1-2")])
+def test_who_waits_for_the_others_in_an_evaluation_does_not_evaluate(ranks, rank, others):
+    ranks.stall(rank, "evaluating")
+    # they are a mini-batch further, or in the next iteration
+    ranks.wait_for(f"has taken .*: rank {rank} evaluates[^;]*; ranks {others} wait in comm")
+    ranks.go_on(rank, "evaluating")
 
 
 def test_a_process_that_was_stopped_is_not_heard_of(ranks):

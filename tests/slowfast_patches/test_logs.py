@@ -55,6 +55,16 @@ def test_a_machine_that_cannot_write_says_so_once_and_warns_on_its_terminal(tmp_
     assert "of 8\n" not in said
 
 
+def test_a_test_has_files_of_its_own(tmp_path):
+    for rank in (0, 3):
+        world = World(rank, 16, torch.device("cpu"), None, rank)
+        setup_logging(str(tmp_path), world, "test")
+        logging.getLogger("a").info("of %d", rank)
+    assert "of 0\n" in (tmp_path / "test.log").read_text()
+    assert "of 3\n" in (tmp_path / "logs" / "test_rank_0003.log").read_text()
+    assert len(list(tmp_path.rglob("*.log"))) == 2
+
+
 def test_a_run_without_a_log_is_none(tmp_path):
     (tmp_path / "run").touch()
     with pytest.raises(OSError, match="run"):

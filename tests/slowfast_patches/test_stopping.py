@@ -11,16 +11,19 @@ import sys
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from datetime import timedelta
 from pathlib import Path
 from types import SimpleNamespace
 from typing import TextIO
 
 import pytest
 import torch
+import torch.distributed as dist
 
 from slowfast_patches.datasets import loader as loader_module
 from slowfast_patches.engine import checkpoints
 from slowfast_patches.engine import run as run_module
+from slowfast_patches.engine import train as train_module
 from slowfast_patches.engine import validation as validation_module
 from slowfast_patches.engine.logs import LogFile, check_log_files
 from slowfast_patches.engine.stopping import (
@@ -75,6 +78,36 @@ def test_an_evaluation_is_left_between_its_mini_batches():
         assert next(batches) == 2
         with pytest.raises(TrainingInterruptedError, match="SIGTERM"):
             next(batches)
+
+
+def test_processes_wait_for_each_other_as_long_as_they_are_told():
+    dist.init_process_group("gloo", store=dist.HashStore(), rank=0, world_size=1)
+    try:
+        with StopRequest(World(0, 2, torch.device("cpu")), timedelta(minutes=7)) as stop:
+            backend = stop._group._get_backend(torch.device("cpu"))
+            assert backend.options._timeout == timedelta(minutes=7)
+    finally:
+        dist.destroy_process_group()
+
+
+def test_all_groups_of_a_training_wait_as_long_as_the_recipe_says(
+    train: Callable[..., Path], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+):
+    waits = []
+
+    def request(world: World, timeout: timedelta) -> StopRequest:
+        waits.append(timeout)
+        return StopRequest(world, timeout)
+
+    def form(schedule: object, timeout: timedelta) -> None:
+        waits.append(timeout)
+        raise ZeroDivisionError
+
+    monkeypatch.setattr(run_module, "StopRequest", request)
+    monkeypatch.setattr(train_module, "form_groups", form)
+    with pytest.raises(ZeroDivisionError):
+        train(tmp_path, "DIST_STALL_SECONDS", 77)
+    assert waits == [timedelta(seconds=77)] * 2
 
 
 TWICE = """

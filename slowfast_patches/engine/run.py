@@ -143,11 +143,9 @@ def _count_videos(cfg: CfgNode, split: str) -> int:
     return len(videos)
 
 
-def _prepare_folder(cfg: CfgNode, schedule: Schedule | None) -> None:
+def _prepare_folder(cfg: CfgNode, schedule: Schedule) -> None:
     """OUTPUT_DIR's config.yaml, plan.txt, plan.json and plan.png, and nothing of a run before that
-    this one does not continue; nothing at all where there is no training."""
-    if schedule is None:
-        return
+    this one does not continue."""
     folder = Path(cfg.OUTPUT_DIR)
     checkpoints.clean(folder)
     (folder / "result.json").unlink(missing_ok=True)

@@ -89,8 +89,6 @@ class Outcome:
 
     faults: tuple[Fault, ...]
     wrong: tuple[str, ...]
-    seconds: tuple[float, ...]
-    """From the start of each process that went on to its first finished iteration."""
 
 
 def strike(training: Training, faults: Sequence[Fault]) -> list[str]:
@@ -180,6 +178,19 @@ def first_iterations(lines: Sequence[dict[str, Any]]) -> list[tuple[int, float]]
     return list(first.values())
 
 
+def starts(folder: Path) -> tuple[list[float], list[float]]:
+    """Seconds from the start of a process to its first finished iteration, in the trainings of one
+    process: of their first processes, and of those that continued."""
+    fresh, continued = list[float](), list[float]()
+    for path in sorted(folder.glob("trial_*/stream.jsonl")):
+        lines = Training(path.parent, folder, 1).lines()
+        if {line["rank"] for line in lines} == {0}:
+            (_, first), *others = first_iterations(lines)
+            fresh.append(first)
+            continued += [seconds for _, seconds in others]
+    return fresh, continued
+
+
 def draw(rng: random.Random, kind: str, boundaries: Sequence[int], mark: Path) -> Fault:
     """A fault of a kind at a random moment; `boundaries` are the first iterations of phases, and
     the last the end of the training."""
@@ -244,8 +255,7 @@ def _trial(folder: Path, reference: Training, kinds: Sequence[str], rng: random.
     wrong = strike(training, faults)
     if not wrong:
         wrong = differences(training, reference)
-    times = first_iterations(training.lines())
-    return Outcome(tuple(faults), tuple(wrong), tuple(seconds for _, seconds in times[1:]))
+    return Outcome(tuple(faults), tuple(wrong))
 
 
 def _describe(number: int, outcome: Outcome) -> str:
@@ -259,13 +269,7 @@ def report(outcomes: Sequence[Outcome], seed: int, folder: Path) -> dict[str, An
     """The campaign in numbers."""
     kinds: Counter[str] = Counter(f.kind for o in outcomes for f in o.faults)
     failed = Counter(f.kind for o in outcomes if o.wrong for f in o.faults)
-    fresh = [
-        seconds
-        for path in sorted(folder.glob("*/stream.jsonl"))
-        for iteration, seconds in first_iterations(Training(path.parent, folder, 1).lines())
-        if iteration == 0 and path.parent.name == "undisturbed_1"
-    ]
-    resumed = [s for o in outcomes for s in o.seconds]
+    fresh, continued = starts(folder)
     return {
         "seed": seed,
         "kills": sum(kinds.values()),
@@ -274,7 +278,7 @@ def report(outcomes: Sequence[Outcome], seed: int, folder: Path) -> dict[str, An
         "wrong": [wrong for o in outcomes for wrong in o.wrong],
         "seconds_to_first_iteration": {
             "fresh start": statistics.median(fresh),
-            "continued": statistics.median(resumed),
+            "continued": statistics.median(continued),
         },
         "trainings": [
             {"faults": [asdict(f) | {"mark": ""} for f in o.faults], "wrong": list(o.wrong)}

@@ -1,5 +1,5 @@
-"""The short form of faults.py: a kill -9 of a data worker, in the writing of a checkpoint, and of one
-rank of two, which torchrun starts again by itself."""
+"""The short form of faults.py: a kill -9 of a data worker, in the writing of a checkpoint, and of
+one rank of two, which torchrun starts again by itself."""
 
 import json
 import subprocess

@@ -54,6 +54,30 @@ LOG_PERIOD: 1
 """
 
 
+# 8 clips with a short cycle of crops 32, 45, 64: 7 epochs of 64 videos are 8 short cycles of 32, 16
+# and 8 clips, or 56 iterations of the baseline.
+SHORT_CYCLE = """
+TRAIN: {DATASET: kinetics, BATCH_SIZE: 8}
+TEST: {DATASET: kinetics}
+DATA: {NUM_FRAMES: 16, TRAIN_JITTER_SCALES: [64, 80], TRAIN_CROP_SIZE: 64, TEST_CROP_SIZE: 64,
+       INPUT_CHANNEL_NUM: [3], NUM_TRAIN_VIDEOS: 64}
+RESNET: {WIDTH_PER_GROUP: 8}
+NONLOCAL: {LOCATION: [[[]], [[]], [[]], [[]]], GROUP: [[1], [1], [1], [1]]}
+MODEL: {ARCH: slowonly, NUM_CLASSES: 4}
+SOLVER: {BASE_LR: 0.1, LR_POLICY: steps_with_relative_lrs, STEPS: [0], LRS: [1], MAX_EPOCH: 7}
+MULTIGRID: {SHORT_CYCLE: True, EPOCH_FACTOR: 1}
+NUM_GPUS: 0
+"""
+
+
+@pytest.fixture
+def short_cycle_recipe(tmp_path: Path) -> Path:
+    """A thin net with the short cycle alone, to be planned, not trained."""
+    path = tmp_path / "short_cycle.yaml"
+    path.write_text(SHORT_CYCLE)
+    return path
+
+
 @pytest.fixture(scope="session")
 def demo_data(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """24 training, 8 validation and 8 test videos of 20 frames of 48 × 40 pixels."""

@@ -386,9 +386,8 @@ def test_what_cannot_be_written_is_raised_in_the_training_once(
     writer = checkpoints.Writer(tmp_path, 1, ())
     monkeypatch.setattr(torch, "save", refuse)
     writer.save(7, {})
-    writer.finish()
     with pytest.raises(TrainingStoppedError) as caught:
-        writer.check()
+        writer.wait()
     message = str(caught.value)
     assert message.startswith("the checkpoint cannot be written after iteration 7: ")
     assert os.strerror(number) in message

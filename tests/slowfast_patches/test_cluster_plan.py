@@ -19,20 +19,6 @@ from slowfast_patches.engine.cluster.times import Machine
 ROOT = Path(__file__).parents[2]
 KINETICS = ROOT / "configs" / "Kinetics" / "SLOWFAST_8x8_R50_MULTIGRID.yaml"
 
-# 8 clips with a short cycle of crops 32, 45, 64: 7 epochs of 64 videos are 8 short cycles of 32, 16
-# and 8 clips, or 56 iterations of the baseline.
-RECIPE = """
-TRAIN: {DATASET: kinetics, BATCH_SIZE: 8}
-TEST: {DATASET: kinetics}
-DATA: {NUM_FRAMES: 16, TRAIN_JITTER_SCALES: [64, 80], TRAIN_CROP_SIZE: 64, TEST_CROP_SIZE: 64,
-       INPUT_CHANNEL_NUM: [3], NUM_TRAIN_VIDEOS: 64}
-RESNET: {WIDTH_PER_GROUP: 8}
-NONLOCAL: {LOCATION: [[[]], [[]], [[]], [[]]], GROUP: [[1], [1], [1], [1]]}
-MODEL: {ARCH: slowonly, NUM_CLASSES: 4}
-SOLVER: {BASE_LR: 0.1, LR_POLICY: steps_with_relative_lrs, STEPS: [0], LRS: [1], MAX_EPOCH: 7}
-MULTIGRID: {SHORT_CYCLE: True, EPOCH_FACTOR: 1}
-NUM_GPUS: 0
-"""
 FREE = ("--network", "inf", "--latency", "0")
 
 Plan = Callable[..., dict]
@@ -44,10 +30,8 @@ def tool(load_program: Callable[[str], ModuleType]) -> ModuleType:
 
 
 @pytest.fixture
-def recipe(tmp_path: Path) -> Path:
-    path = tmp_path / "thin.yaml"
-    path.write_text(RECIPE)
-    return path
+def recipe(short_cycle_recipe: Path) -> Path:
+    return short_cycle_recipe
 
 
 @pytest.fixture

@@ -1,10 +1,13 @@
 """What TensorBoard draws of a training."""
 
+import itertools
 import json
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
+from tensorboard.summary.writer import event_file_writer
 
 from multigrid import Schedule, Shape, SteppedRate, make_schedule
 from slowfast_patches.engine.clock import Clock
@@ -12,6 +15,14 @@ from slowfast_patches.engine.monitor import Monitor
 from slowfast_patches.engine.window import Summary
 
 Curve = list[tuple[int, float]]
+
+
+@pytest.fixture(autouse=True)
+def _one_second_each(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Readers order files by their names, which hold the second and the process: those of runs
+    that one process begins in one second are in no order."""
+    seconds = itertools.count(1_000_000_000)
+    monkeypatch.setattr(event_file_writer, "time", SimpleNamespace(time=lambda: next(seconds)))
 
 
 def curves(folder: Path) -> dict[str, Curve]:

@@ -397,7 +397,7 @@ def test_what_does_not_fit_is_refused_before_the_disk_is_full(run, tmp_path, mon
     assert status == 2
     assert "the other" in said
     assert "missing on the disk" in said
-    assert 8 <= len(times(out)) <= 11
+    assert 8 <= len(times(out)) < 20  # one worker goes on while the other has the last of 8
     assert not temporaries(out)
     noted = [json.loads(line) for line in (out / "prepared.jsonl").read_text().splitlines()]
     whole = {line["target"] for line in noted if "target" in line}  # what is under way is redone

@@ -27,20 +27,6 @@ from slowfast_patches.engine.timing import estimated_timing, measured_timing
 
 ROOT = Path(__file__).parents[2]
 
-# 8 × 16 × 64² with a short cycle of crops 32, 45, 64: 7 epochs of 64 videos are 8 iterations of
-# each of its shapes, or 56 of the baseline's.
-RECIPE = """
-TRAIN: {DATASET: kinetics, BATCH_SIZE: 8}
-TEST: {DATASET: kinetics}
-DATA: {NUM_FRAMES: 16, TRAIN_JITTER_SCALES: [64, 80], TRAIN_CROP_SIZE: 64, TEST_CROP_SIZE: 64,
-       INPUT_CHANNEL_NUM: [3]}
-RESNET: {WIDTH_PER_GROUP: 8}
-NONLOCAL: {LOCATION: [[[]], [[]], [[]], [[]]], GROUP: [[1], [1], [1], [1]]}
-MODEL: {ARCH: slowonly, NUM_CLASSES: 4}
-SOLVER: {BASE_LR: 0.1, LR_POLICY: steps_with_relative_lrs, STEPS: [0], LRS: [1], MAX_EPOCH: 7}
-MULTIGRID: {SHORT_CYCLE: True, EPOCH_FACTOR: 1}
-NUM_GPUS: 0
-"""
 ROWS = [
     ([8, 16, 64], 8, None, 90),
     ([32, 16, 32], 32, 32, 120),
@@ -50,10 +36,8 @@ ROWS = [
 
 
 @pytest.fixture
-def recipe(tmp_path: Path) -> Path:
-    path = tmp_path / "recipe.yaml"
-    path.write_text(RECIPE)
-    return path
+def recipe(short_cycle_recipe: Path) -> Path:
+    return short_cycle_recipe
 
 
 def content(cfg: CfgNode, rows: list[tuple] = ROWS) -> dict[str, Any]:

@@ -62,14 +62,10 @@ class Writer:
 
     def wait(self) -> None:
         """Return once nothing is being written; raises as `check`."""
-        self.finish()
-        self.check()
-
-    def finish(self) -> None:
-        """Return once nothing is being written, well or not."""
         if self._thread is not None:
             self._thread.join()
             self._thread = None
+        self.check()
 
     def _write(self, iteration: int, content: Mapping[str, Any], held: float) -> None:
         start = time.perf_counter()

@@ -4,6 +4,7 @@ import importlib.util
 import json
 import logging
 import os
+import signal
 import socket
 import subprocess
 import sys
@@ -25,6 +26,8 @@ from slowfast_patches.engine.run import run
 # What is tested here must not depend on the number of cores; runs read the variable.
 os.environ["OMP_NUM_THREADS"] = "1"
 torch.set_num_threads(1)
+# A shell has jobs in the background ignore it, and so would what the tests start and interrupt.
+signal.signal(signal.SIGINT, signal.default_int_handler)
 
 RUN_NET = Path(__file__).parents[1] / "tools" / "run_net.py"
 

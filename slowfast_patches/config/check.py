@@ -20,7 +20,7 @@ __all__ = ["check_config", "check_frames"]
 logger = logging.getLogger(__name__)
 
 _CHOICES: dict[str, tuple[object, ...]] = {
-    "MODEL.ARCH": ("slowfast", "slowonly", "c2d", "i3d"),
+    "MODEL.ARCH": ("slowfast", "slowonly", "c2d", "i3d", "tsm"),
     "SOLVER.LR_POLICY": ("cosine", "steps_with_relative_lrs"),
     "SOLVER.OPTIMIZING_METHOD": ("sgd", "adam"),
     "DATA.ENSEMBLE_METHOD": ("sum", "max"),
@@ -88,7 +88,7 @@ def check_frames(
     """Refuse frames that an architecture cannot take at every shape of a schedule.
 
     The slow pathway has frames // alpha frames and receives ceil(frames / alpha) from the fast
-    one, so alpha must divide the frames. C2D and I3D halve the frames once.
+    one, so alpha must divide the frames. C2D and I3D halve the frames once, TSM shifts them.
 
     Args:
         arch: MODEL.ARCH.
@@ -125,7 +125,7 @@ def _takes(arch: str, frames: int, alpha: int) -> bool:
 
 
 def _least_frames(arch: str) -> int:
-    return 2 if arch in ("c2d", "i3d") else 1
+    return 2 if arch in ("c2d", "i3d", "tsm") else 1
 
 
 def _check_values(cfg: CfgNode) -> None:
@@ -138,6 +138,11 @@ def _check_values(cfg: CfgNode) -> None:
     for key in AUTO_OR_COUNT:
         if _get(cfg, key) != "auto" and _get(cfg, key) < 0:
             raise ValueError(f"{key} must be 0 or more, or auto, not {_get(cfg, key)}")
+    if cfg.TSM.SHIFT_DIV != 0 and cfg.TSM.SHIFT_DIV < 2:
+        raise ValueError(
+            f"TSM.SHIFT_DIV must be 2 or more, for 1/SHIFT_DIV of the channels each way, or 0 for "
+            f"no shift, not {cfg.TSM.SHIFT_DIV}"
+        )
     if cfg.TRAIN.CHECKPOINTS_KEPT < 0:
         raise ValueError(
             f"TRAIN.CHECKPOINTS_KEPT must be 1 or more, or 0 to keep all, not "

@@ -104,7 +104,11 @@ def _add_solver(cfg: CfgNode) -> None:
 
 def _add_model(cfg: CfgNode) -> None:
     # "slow" is the later name of "slowonly".
-    cfg.MODEL.SINGLE_PATHWAY_ARCH = [*cfg.MODEL.SINGLE_PATHWAY_ARCH, "slow"]
+    cfg.MODEL.SINGLE_PATHWAY_ARCH = [*cfg.MODEL.SINGLE_PATHWAY_ARCH, "slow", "tsm"]
+    cfg.TSM = CfgNode()
+    # MODEL.ARCH tsm: 1/SHIFT_DIV of the channels move one frame back, as many one frame forward; 0
+    # moves none.
+    cfg.TSM.SHIFT_DIV = 8
     # Follows from MODEL.ARCH: load_config fills it.
     cfg.MODEL.MODEL_NAME = "SlowFast"
     # What turns the head's outputs into scores in evaluation: "softmax", or "sigmoid" for several

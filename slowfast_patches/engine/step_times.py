@@ -176,7 +176,7 @@ def model_of(cfg: CfgNode) -> dict[str, object]:
     """The keys of a recipe that decide how long an iteration of one shape takes."""
     tree = yaml.safe_load(cfg.dump())
     found: dict[str, object] = {}
-    for name in _MODEL:
+    for name in (*_MODEL, "TSM") if cfg.MODEL.ARCH == "tsm" else _MODEL:
         section, _, key = name.partition(".")
         inside = tree[section]
         found |= {f"{section}.{k}": inside[k] for k in ([key] if key else inside)}

@@ -10,6 +10,7 @@ from torch.nn import functional as F
 from multigrid import convert_batchnorm
 from slowfast_patches import patching
 from slowfast_patches.models.dropout import ClipDropout
+from slowfast_patches.models.tsm import build_tsm
 
 __all__ = ["TrainingGlobalPool3d", "build_model", "build_on_meta"]
 
@@ -28,23 +29,24 @@ class TrainingGlobalPool3d(nn.AvgPool3d):
 
 
 def build_model(cfg: CfgNode, *, grouped_bn: bool = False) -> nn.Module:
-    """The host's model of a config, on the default device, with the host's state-dict keys.
+    """The model of a config, the host's or TSM, on the default device; keys are the host's.
 
     Args:
         cfg: which model; read as the host reads it.
         grouped_bn: put BN over a fixed number of clips in place of the host's BN.
 
     Raises:
-        ValueError: an architecture that the host does not have.
+        ValueError: an architecture that is not known.
         ImportError: detection without detectron2.
     """
     patching.apply()
     from slowfast.models.model_builder import _MODEL_TYPES
 
-    if cfg.MODEL.ARCH not in _MODEL_TYPES:
-        known = ", ".join(sorted(_MODEL_TYPES))
+    builders = {**_MODEL_TYPES, "tsm": build_tsm}
+    if cfg.MODEL.ARCH not in builders:
+        known = ", ".join(sorted(builders))
         raise ValueError(f"MODEL.ARCH {cfg.MODEL.ARCH!r} is not a model; there are {known}")
-    model: nn.Module = _MODEL_TYPES[cfg.MODEL.ARCH](cfg)
+    model: nn.Module = builders[cfg.MODEL.ARCH](cfg)
     head = model.head
     assert isinstance(head, nn.Module)
     for name, pool in list(head.named_children()):

@@ -35,7 +35,7 @@ def temporal_shift(x: Tensor, channels: int) -> Tensor:
             f"a shift of 2 × {channels} channels takes (N, C, T, H, W) with as many channels, not "
             f"{tuple(x.shape)}"
         )
-    shifted: Tensor = _TemporalShift.apply(x, channels, False)
+    shifted: Tensor = _TemporalShift.apply(x, channels, False)  # type: ignore[no-untyped-call]
     return shifted
 
 
@@ -60,7 +60,8 @@ class _TemporalShift(torch.autograd.Function):
 
     @staticmethod
     def backward(ctx: Any, *gradients: Tensor) -> Any:
-        return _TemporalShift.apply(gradients[0], ctx.channels, not ctx.reverse), None, None
+        gradient = _TemporalShift.apply(gradients[0], ctx.channels, not ctx.reverse)  # type: ignore[no-untyped-call]
+        return gradient, None, None
 
 
 class ShiftedConv3d(nn.Conv3d):
@@ -78,9 +79,6 @@ class ShiftedConv3d(nn.Conv3d):
 
     def forward(self, input: Tensor) -> Tensor:
         return super().forward(temporal_shift(input, self.shifted_channels))
-
-    def extra_repr(self) -> str:
-        return f"{super().extra_repr()}, shifted_channels=2×{self.shifted_channels}"
 
 
 def build_tsm(cfg: CfgNode) -> nn.Module:

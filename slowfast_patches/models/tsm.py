@@ -68,13 +68,24 @@ class ShiftedConv3d(nn.Conv3d):
     """A convolution of what `temporal_shift` makes of its input; its state dict is a Conv3d's.
 
     Args:
-        convolution: whose weights, not copies of them, it has.
+        convolution: whose arguments, and whose very weights, it has.
         share: 1/`share` of the input's channels move back, as many forward.
     """
 
     def __init__(self, convolution: nn.Conv3d, share: int) -> None:
-        nn.Module.__init__(self)
-        self.__dict__.update(convolution.__dict__)
+        super().__init__(
+            convolution.in_channels,
+            convolution.out_channels,
+            convolution.kernel_size,  # type: ignore[arg-type]
+            convolution.stride,  # type: ignore[arg-type]
+            convolution.padding,  # type: ignore[arg-type]
+            convolution.dilation,  # type: ignore[arg-type]
+            convolution.groups,
+            convolution.bias is not None,
+            convolution.padding_mode,
+            device="meta",  # no memory and no random numbers for weights that are replaced
+        )
+        self.weight, self.bias = convolution.weight, convolution.bias
         self.shifted_channels = convolution.in_channels // share
 
     def forward(self, input: Tensor) -> Tensor:

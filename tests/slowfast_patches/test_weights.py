@@ -232,7 +232,7 @@ def test_the_slow_channels_come_first(tmp_path: Path):
 
 
 def test_an_image_model_in_the_hosts_names_is_the_same(tmp_path: Path):
-    flat, _ = host_names(resnet())
+    flat = host_names(resnet()).tensors
     flat["head.projection.weight"] = torch.ones(4, 32 * WIDTH)  # by chance as many classes
     by_torchvision, by_host = made("i3d"), made("i3d")
     load_weights(by_torchvision, saved(resnet(), tmp_path), inflate=True)
@@ -355,7 +355,7 @@ def test_the_statistics_of_two_splits_worked_out():
         "s1.bn.split_bn.running_var": torch.tensor([2.0, 4.0, 4.0, 8.0]),
         "s1.bn.split_bn.num_batches_tracked": torch.tensor(5),
     }
-    folded, notes = host_names(state)
+    folded, notes, _ = host_names(state)
     assert notes == ("1 split batch normalisations folded",)
     assert folded["s1.bn.running_mean"].tolist() == [2.0, 10.0]
     assert folded["s1.bn.running_var"].tolist() == [3.0 + 1.0, 6.0 + 0.0]
@@ -367,7 +367,7 @@ def test_folded_statistics_are_those_of_all_clips():
     clips = torch.randn(3, 40, 5) * 2 + torch.arange(3.0)[:, None, None]  # three splits
     means, variances = clips.mean(1), clips.var(1, correction=0)
     state = {"x.weight": torch.ones(5), "x.split_bn.running_mean": means.flatten()}
-    folded, _ = host_names(state | {"x.split_bn.running_var": variances.flatten()})
+    folded = host_names(state | {"x.split_bn.running_var": variances.flatten()}).tensors
     torch.testing.assert_close(folded["x.running_mean"], clips.flatten(0, 1).mean(0))
     torch.testing.assert_close(folded["x.running_var"], clips.flatten(0, 1).var(0, correction=0))
 
@@ -375,7 +375,7 @@ def test_folded_statistics_are_those_of_all_clips():
 def test_without_splits_the_inner_statistics_count_and_a_plain_layer_stays():
     plain = {"s1.bn.weight": torch.ones(2), "s1.bn.running_mean": torch.ones(2)}
     inner = {"s2.weight": torch.ones(2), "s2.bn.running_mean": torch.full((2,), 7.0)}
-    folded, _ = host_names(plain | inner | {"s2.bn.running_var": torch.full((2,), 9.0)})
+    folded = host_names(plain | inner | {"s2.bn.running_var": torch.full((2,), 9.0)}).tensors
     assert folded["s1.bn.running_mean"].tolist() == [1, 1]
     assert folded["s2.running_mean"].tolist() == [7, 7]
     assert folded["s2.running_var"].tolist() == [9, 9]
@@ -502,7 +502,9 @@ def test_a_caffe2_file_is_the_model_that_it_was_made_of(
 
 
 def test_an_image_model_of_caffe2_is_inflated_too(tmp_path: Path, caplog: pytest.LogCaptureFixture):
-    flat = {caffe2_name(k): v.numpy() for k, v in host_names(resnet())[0].items() if k[0] == "s"}
+    flat = {
+        caffe2_name(k): v.numpy() for k, v in host_names(resnet()).tensors.items() if k[0] == "s"
+    }
     path = tmp_path / "r50.pkl"
     path.write_bytes(pickle.dumps({"blobs": flat}, protocol=2))
     model, by_torchvision = made("i3d"), made("i3d")

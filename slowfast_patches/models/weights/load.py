@@ -8,9 +8,10 @@ from pathlib import Path
 
 from torch import nn
 
+from slowfast_patches.models.tsm import ShiftedConv3d
 from slowfast_patches.models.weights.files import read_weights
 from slowfast_patches.models.weights.fit import Fit, fit_weights, flat_convolutions
-from slowfast_patches.models.weights.names import TORCHVISION, host_names
+from slowfast_patches.models.weights.names import TORCHVISION, TSM, Named, host_names
 from slowfast_patches.models.weights.report import format_fit
 
 __all__ = ["load_weights"]
@@ -29,15 +30,17 @@ def load_weights(
 ) -> None:
     """Start a model from a file, of which nothing is executed; logs what was loaded, and not.
 
-    Our checkpoints, those of the later releases, plain state dicts, ResNets in torchvision's names
-    and Caffe2 files are read. A head of other classes keeps its initial values.
+    Our checkpoints, those of the later releases and of the TSM authors, plain state dicts, ResNets
+    in torchvision's names and Caffe2 files are read. A head of other classes keeps its initial
+    values.
 
     Args:
         model: one of the host's, with or without grouped batch normalisation.
         path: the file.
         kind: "pytorch" or "caffe2", as CHECKPOINT_TYPE has it.
         inflate: repeat 2-D convolutions along time, as TRAIN.CHECKPOINT_INFLATE asks for.
-        complete: the file and the model must have the very same tensors, as for testing.
+        complete: the file and the model must have the very same tensors, as for testing, and shift
+            in the same blocks, where the file's names tell.
         section: TRAIN or TEST, whose keys the errors name.
 
     Raises:
@@ -46,17 +49,18 @@ def load_weights(
     """
     weights = read_weights(path, kind, section=section)
     try:
-        given, notes = host_names(weights.tensors, kind)
+        named = host_names(weights.tensors, kind)
     except ValueError as error:
         raise ValueError(
             f"{path} cannot start this model: it is {error}; change {section}.CHECKPOINT_FILE_PATH"
         ) from error
-    wanted = model.state_dict()
+    given, wanted = named.tensors, model.state_dict()
     flat = flat_convolutions(given, wanted)
     if flat and not inflate:
         raise ValueError(_image_message(path, flat[0], complete, section))
     fit = fit_weights(given, wanted)
-    _check(fit, path, complete, section)
+    differences = [*_other_shifts(model, named), *_other_strides(model, named)]
+    _check(fit, differences, path, complete, section)
     fit.unused += weights.others
     model.load_state_dict(fit.values, strict=False)
     if inflate and not flat:
@@ -65,11 +69,13 @@ def load_weights(
             "leave it out",
             path,
         )
-    report = [format_fit(fit), *_stride_note(model, notes)]
-    logger.info("%s (%s): %s", path, "; ".join((weights.origin, *notes)), "\n  ".join(report))
+    report, origin = [format_fit(fit), *differences], (weights.origin, *named.notes)
+    logger.info("%s (%s): %s", path, "; ".join(origin), "\n  ".join(report))
 
 
-def _check(fit: Fit, path: str | Path, complete: bool, section: str) -> None:
+def _check(
+    fit: Fit, differences: Sequence[str], path: str | Path, complete: bool, section: str
+) -> None:
     """Raise ValueError where nothing was loaded, or less than everything though it must be."""
     if not fit.loaded:
         raise ValueError(
@@ -80,6 +86,7 @@ def _check(fit: Fit, path: str | Path, complete: bool, section: str) -> None:
     wrong = [f"lacks {name}" for name in fit.missing]
     wrong += [f"has only {part} of {name}" for name, part in fit.partly.items()]
     wrong += list(fit.misfit.values()) + [f"has {name} beside them" for name in fit.unused]
+    wrong += differences
     if complete and wrong:
         more = f" and {len(wrong) - 1} more" if len(wrong) > 1 else ""
         raise ValueError(
@@ -88,11 +95,22 @@ def _check(fit: Fit, path: str | Path, complete: bool, section: str) -> None:
         )
 
 
-def _stride_note(model: nn.Module, notes: Sequence[str]) -> list[str]:
+def _other_shifts(model: nn.Module, named: Named) -> list[str]:
+    """Says where a TSM's file has shifts, which are no tensors, if the model has them elsewhere."""
+    here = {name for name, m in model.named_modules() if isinstance(m, ShiftedConv3d)}
+    if named.shifted is None or named.shifted == here:
+        return []
+    return [
+        f"the file's model shifts channels in {len(named.shifted)} blocks, this one in {len(here)} "
+        "(MODEL.ARCH tsm: in every block; with TSM.SHIFT_DIV 0: in none)"
+    ]
+
+
+def _other_strides(model: nn.Module, named: Named) -> list[str]:
     """Says where torchvision's ResNets have their strides, if the model has them elsewhere."""
     first = (m for name, m in model.named_modules() if name.endswith("pathway0_res0.branch2.a"))
     strided = any(isinstance(m, nn.Conv3d) and m.stride[1] > 1 for m in first)
-    if TORCHVISION not in notes or not strided:
+    if not strided or not {TORCHVISION, TSM} & {*named.notes}:
         return []
     return ["RESNET.STRIDE_1X1 True: torchvision's ResNets have their strides in the 3×3 instead"]
 

@@ -4,13 +4,15 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterable, Mapping
+from typing import NamedTuple
 
 from torch import Tensor
 
-__all__ = ["TORCHVISION", "host_names"]
+__all__ = ["TORCHVISION", "TSM", "Named", "host_names"]
 
 TORCHVISION = "torchvision's names"
-"""Among what `host_names` says: they were."""
+TSM = "the TSM authors' names"
+"""Among the notes of `host_names`: they were."""
 
 _PREFIXES = ("module.", "model.")
 """What a wrapper (DistributedDataParallel, a trainer's module) puts before every name."""
@@ -23,33 +25,56 @@ _BLOCK_PARTS = {
 }
 """Parts of a bottleneck block, torchvision's to the host's."""
 
+_TSM_CLASSIFIER = re.compile(r"^(?:new_fc|base_model\.fc)\.")
+"""In the TSM authors' models, behind torchvision's ResNet or in the place of its last layer."""
+
+_TSM_SHIFTED = re.compile(r"(layer\d\.\d+\.conv1)\.net\.(\w+)")
+"""A block's first convolution, in the module that shifts its input."""
+
+_TSM_OTHERS = re.compile(r"layer\d\.(?:\d+\.)?(?:net|block)\..+")
+"""A whole block, or a stage, in a module that shifts, pools or adds a non-local block."""
+
 _SPLIT_STATISTIC = re.compile(
     r"(.+)\.(?:split_)?bn\.(running_mean|running_var|num_batches_tracked)"
 )
 
 
-def host_names(
-    tensors: Mapping[str, Tensor], kind: str = "pytorch"
-) -> tuple[dict[str, Tensor], tuple[str, ...]]:
-    """Tensors under the host's names, as far as they have any, and what was done, in words.
+class Named(NamedTuple):
+    """Tensors under the host's names, as far as they have any.
 
-    Caffe2's names, those of torchvision's ResNets, a prefix that all names share, and the two
-    statistics of split batch normalisation are known; other names stay.
+    notes: what was done, in words.
+    shifted: the convolutions whose input the file's model shifts, where its names tell.
+    """
+
+    tensors: dict[str, Tensor]
+    notes: tuple[str, ...] = ()
+    shifted: frozenset[str] | None = None
+
+
+def host_names(tensors: Mapping[str, Tensor], kind: str = "pytorch") -> Named:
+    """Give tensors the host's names.
+
+    Caffe2's names, those of torchvision's ResNets and of the TSM authors', a prefix that all names
+    share, and the two statistics of split batch normalisation are known; other names stay.
 
     Args:
         tensors: by the file's names.
         kind: "caffe2", or "pytorch", whose naming is found out.
 
     Raises:
-        ValueError: a ResNet of basic blocks (18, 34), which the host's models do not have.
+        ValueError: a ResNet of basic blocks (18, 34), which the host's models do not have, or a TSM
+            with other parts than shifts before the first convolutions of blocks.
     """
     if kind == "caffe2":
         from slowfast.utils.c2_model_loading import get_name_convert_func
 
         convert = get_name_convert_func()
-        return {convert(name): value for name, value in tensors.items()}, ()
+        return Named({convert(name): value for name, value in tensors.items()})
     named, prefix = _without_prefix(tensors)
     notes = [f"prefix {prefix} taken off"] if prefix else []
+    shifted = None
+    if from_tsm := "base_model.conv1.weight" in named:
+        named, shifted = _torchvision_of_tsm(named)
     if "conv1.weight" in named and "layer1.0.conv1.weight" in named:
         if "layer1.0.conv3.weight" not in named:
             raise ValueError(
@@ -57,11 +82,34 @@ def host_names(
                 "three in a block, as ResNet-50 and 101"
             )
         named = {_from_torchvision(name): value for name, value in named.items()}
-        notes.append(TORCHVISION)
+        notes.append(TSM if from_tsm else TORCHVISION)
     named, folded = _fold_split_batchnorm(named)
     if folded:
         notes.append(f"{folded} split batch normalisations folded")
-    return named, tuple(notes)
+    return Named(named, tuple(notes), shifted)
+
+
+def _torchvision_of_tsm(
+    tensors: Mapping[str, Tensor],
+) -> tuple[dict[str, Tensor], frozenset[str]]:
+    """A TSM's tensors by torchvision's names, and the host's names of the shifted convolutions.
+
+    Its kernels (C', C, H, W) are a video model's that sees one frame of several with each: they
+    become (C', C, 1, H, W), which no one needs to ask for, unlike an image model's.
+    """
+    named, shifted = dict[str, Tensor](), set[str]()
+    for name, value in tensors.items():
+        new = _TSM_CLASSIFIER.sub("head.projection.", name).removeprefix("base_model.")
+        if _TSM_OTHERS.fullmatch(new):
+            raise ValueError(
+                f"a TSM with {name}: the models here shift before the first convolution of a block "
+                "(conv1.net), and have neither its temporal pooling nor its non-local blocks"
+            )
+        if match := _TSM_SHIFTED.fullmatch(new):
+            new = f"{match[1]}.{match[2]}"
+            shifted.add(_from_torchvision(new).removesuffix(f".{match[2]}"))
+        named[new] = value.unsqueeze(2) if value.ndim == 4 else value
+    return named, frozenset(shifted)
 
 
 def _without_prefix(tensors: Mapping[str, Tensor]) -> tuple[dict[str, Tensor], str]:

@@ -10,15 +10,16 @@ import pytest
 
 from multigrid import Shape
 from slowfast_patches.config import load_config
+from slowfast_patches.config.schedule import rates_of_batch
 from slowfast_patches.engine.cluster.gradients import exchange_of
 from slowfast_patches.engine.cluster.machines import MACHINES
 from slowfast_patches.engine.cluster.network import Cluster
-from slowfast_patches.engine.cluster.plan import ClusterPlan, gpu_counts
+from slowfast_patches.engine.cluster.plan import ClusterPlan, gpu_counts, on_cluster
 from slowfast_patches.engine.cluster.report import cluster_json, format_cluster_plan
 from slowfast_patches.engine.cluster.times import Machine
 
 ROOT = Path(__file__).parents[2]
-TSM = ROOT / "configs" / "Kinetics" / "TSM_8x8_R50_MULTIGRID.yaml"
+TSM = ROOT / "configs" / "Kinetics" / "TSM_8x8_R50_1536GPU_MULTIGRID.yaml"
 
 PUBLISHED_NODE = 49 * 3600 + 55 * 60
 PUBLISHED_1536 = 14 * 60 + 13
@@ -148,6 +149,14 @@ def test_an_iteration_of_tsm_by_hand():
     one = machine.iteration(Shape(12288, 8, 224), None, lambda shape: 0.359)
     assert 1e3 * one.exposed == pytest.approx(10.4 + 0.683 + 0.263, abs=0.002)
     assert 1e3 * one.all_reduce == pytest.approx(63.7, abs=0.06)
+
+
+@pytest.mark.parametrize(("gpus", "rate"), [(6, 0.0075), (192, 0.24), (1536, 1.92)])
+def test_rates_that_belong_to_clips_follow_the_cluster(gpus, rate):
+    """0.01 for 64 clips; 8 on each GPU."""
+    fitted = on_cluster(load_config(TSM, []), MACHINES["summit"].node.with_gpus(gpus))
+    assert rates_of_batch(fitted).SOLVER.BASE_LR == pytest.approx(rate)
+    assert fitted.TRAIN.BATCH_SIZE == 48
 
 
 def test_what_was_trained_depends_on_the_model_and_on_multigrid(plan):

@@ -15,20 +15,24 @@ exchanging gradients, reading, and which of them limits (docs/cluster.md):
 
     python tools/plan.py --cfg RECIPE.yaml --step-times steps.json --gpus 128 --gpus-per-node 8 \\
         --network 12.5 --node-network 100 --loader 3000 --plot cluster.png
+    python tools/plan.py --cfg RECIPE.yaml --step-times steps.json --gpus 1536 --machine summit
 """
 
 import argparse
 import json
-import math
 import shlex
 import sys
+from dataclasses import replace
+from functools import partial
 from pathlib import Path
+from typing import Any
 
 from fvcore.common.config import CfgNode
 
 from slowfast_patches.config import check_config, load_config
 from slowfast_patches.config.schedule import check_world_size, schedule_from_config
 from slowfast_patches.engine.cluster.loader import WAYS, clip_rate
+from slowfast_patches.engine.cluster.machines import MACHINES
 from slowfast_patches.engine.cluster.network import LATENCY, Cluster
 from slowfast_patches.engine.cluster.picture import plot_cluster_plan
 from slowfast_patches.engine.cluster.plan import ClusterPlan, on_cluster, plan_on_cluster
@@ -83,9 +87,16 @@ def parse_args(argv: list[str] | None = None) -> argparse.Namespace:
 
 def _add_cluster(parser: argparse.ArgumentParser) -> None:
     group = parser.add_argument_group(
-        "on a cluster", "--gpus takes --gpus-per-node, --network, and the times of iterations"
+        "on a cluster",
+        "--gpus takes the times of iterations, and --machine or --gpus-per-node and --network",
     )
     group.add_argument("--gpus", type=int, metavar="N", help="in all")
+    group.add_argument(
+        "--machine",
+        choices=MACHINES,
+        help="a published one for the numbers below; those that are given win. "
+        + "; ".join(f"{name}: {preset.what}" for name, preset in MACHINES.items()),
+    )
     group.add_argument("--gpus-per-node", type=int, metavar="M", help="on each node")
     group.add_argument(
         "--network",
@@ -116,6 +127,7 @@ def _add_cluster(parser: argparse.ArgumentParser) -> None:
 
 
 _CLUSTER_ONLY = (
+    "machine",
     "gpus_per_node",
     "network",
     "node_network",
@@ -138,8 +150,11 @@ def find_cluster(args: argparse.Namespace) -> Cluster | None:
                 raise ValueError(f"{_option(name)} describes a cluster: give --gpus N, too")
         return None
     for name in ("gpus_per_node", "network"):
-        if getattr(args, name) is None:
-            raise ValueError(f"--gpus {args.gpus} needs {_option(name)}, too; --help explains it")
+        if getattr(args, name) is None and args.machine is None:
+            raise ValueError(
+                f"--gpus {args.gpus} needs {_option(name)}, too, or --machine "
+                f"{' or '.join(MACHINES)}; --help explains them"
+            )
     if args.step_times is None and args.step_seconds is None:
         raise ValueError(
             f"--gpus {args.gpus} needs the times of iterations: --step-times FILE of "
@@ -147,13 +162,17 @@ def find_cluster(args: argparse.Namespace) -> Cluster | None:
         )
     if args.loader is None and (args.loader_cores is not None or args.loader_way is not None):
         raise ValueError("--loader-cores and --loader-way belong to --loader FILE: give it, too")
-    return Cluster(
-        gpus=args.gpus,
-        gpus_per_node=args.gpus_per_node,
-        network=1e9 * args.network,
-        node_network=math.inf if args.node_network is None else 1e9 * args.node_network,
-        latency=LATENCY if args.latency is None else 1e-6 * args.latency,
-    )
+    given = _given(args)
+    if args.machine is None:
+        return Cluster(**given)
+    return replace(MACHINES[args.machine].node, **given)
+
+
+def _given(args: argparse.Namespace) -> dict[str, Any]:
+    """The fields of the cluster that the command line gives, in bytes and seconds."""
+    units = {"gpus": 1, "gpus_per_node": 1, "network": 1e9, "node_network": 1e9, "latency": 1e-6}
+    values = {name: getattr(args, name) for name in units}
+    return {name: units[name] * value for name, value in values.items() if value is not None}
 
 
 def _option(name: str) -> str:
@@ -172,7 +191,9 @@ def plan_cluster(args: argparse.Namespace, cluster: Cluster) -> ClusterPlan:
     rate = None
     if args.loader is not None:
         rate = clip_rate(args.loader, args.loader_way, args.loader_cores)
-    return plan_on_cluster(cfg, cluster, num_videos, lambda cfg: find_timing(cfg, args), rate)
+    preset = MACHINES.get(args.machine)
+    timing = partial(find_timing, args=args)
+    return plan_on_cluster(cfg, cluster, num_videos, timing, rate, preset)
 
 
 def show_plan(args: argparse.Namespace) -> str:

@@ -12,6 +12,7 @@ from fvcore.common.config import CfgNode
 
 from slowfast_patches.config.defaults import AUTO_OR_COUNT, PER_PATHWAY
 from slowfast_patches.config.labels import check_labels
+from slowfast_patches.config.large_batch import check_large_batch
 from slowfast_patches.config.schedule import base_shape, uses_multigrid
 from slowfast_patches.patching import DETECTRON2_HINT
 
@@ -22,7 +23,7 @@ logger = logging.getLogger(__name__)
 _CHOICES: dict[str, tuple[object, ...]] = {
     "MODEL.ARCH": ("slowfast", "slowonly", "c2d", "i3d", "tsm"),
     "SOLVER.LR_POLICY": ("cosine", "steps_with_relative_lrs"),
-    "SOLVER.OPTIMIZING_METHOD": ("sgd", "adam"),
+    "SOLVER.OPTIMIZING_METHOD": ("sgd", "adam", "lars"),
     "DATA.ENSEMBLE_METHOD": ("sum", "max"),
     "TRAIN.CHECKPOINT_TYPE": ("pytorch", "caffe2"),
     "TEST.CHECKPOINT_TYPE": ("pytorch", "caffe2"),
@@ -52,6 +53,7 @@ _ABOVE_ZERO = (
     "MULTIGRID.EPOCH_FACTOR",
     "SOLVER.MAX_EPOCH",
     "SOLVER.BASE_LR",
+    "SOLVER.LARS_TRUST",
     "DIST_JOIN_SECONDS",
     "DIST_STALL_SECONDS",
 )
@@ -65,13 +67,14 @@ def check_config(cfg: CfgNode, world_size: int = 1) -> None:
 
     Raises:
         ValueError: what is wrong, with the numbers and a way out.
-        ImportError: detection is asked for and detectron2 is not installed.
+        ImportError: a package that the config asks for is not installed; names it.
     """
     checks: tuple[Callable[[CfgNode], None], ...] = (
         _check_values,
         _check_detection,
         check_labels,
         _check_solver,
+        check_large_batch,
         _check_multigrid,
         _check_groups,
         _check_pathways,

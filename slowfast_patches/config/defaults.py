@@ -92,6 +92,10 @@ def _add_solver(cfg: CfgNode) -> None:
     cfg.SOLVER.COSINE_END_LR = 0.0
     # Multiply BASE_LR by NUM_SHARDS.
     cfg.SOLVER.BASE_LR_SCALE_NUM_SHARDS = False
+    # Clips of a global mini-batch that BASE_LR and COSINE_END_LR belong to: they are multiplied by
+    # batch / this. WARMUP_START_LR is not: a warm-up starts at BASE_LR as it is written (Goyal et
+    # al., 2017, sections 2.1 and 2.2). 0 is off.
+    cfg.SOLVER.REFERENCE_BATCH_SIZE = 0
     # GPUs of one machine that the recipe's TRAIN.BATCH_SIZE and learning rates were written for:
     # both are scaled to the processes of the run (the key is detectron2's). 0 is off.
     cfg.SOLVER.REFERENCE_WORLD_SIZE = 0
@@ -100,6 +104,9 @@ def _add_solver(cfg: CfgNode) -> None:
     cfg.SOLVER.CLIP_GRAD_L2NORM = None
     # No weight decay for biases and other parameters of one dimension.
     cfg.SOLVER.ZERO_WD_1D_PARAM = False
+    # OPTIMIZING_METHOD lars: the trust coefficient, by which a weight's rate is multiplied beside
+    # the ratio of its norm to its gradient's (You, Gitman and Ginsburg, 2017; their eta).
+    cfg.SOLVER.LARS_TRUST = 0.001
 
 
 def _add_model(cfg: CfgNode) -> None:

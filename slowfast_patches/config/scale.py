@@ -8,6 +8,8 @@ from functools import reduce
 
 from fvcore.common.config import CfgNode
 
+from slowfast_patches.config.schedule import base_shape, rates_of_batch
+
 __all__ = ["as_overrides", "scale_to_processes", "scaled_lengths"]
 
 logger = logging.getLogger(__name__)
@@ -45,7 +47,8 @@ def scale_to_processes(cfg: CfgNode, world_size: int) -> CfgNode:
     SOLVER.REFERENCE_WORLD_SIZE, if not 0, is the number of GPUs that share the recipe's
     TRAIN.BATCH_SIZE, on one machine, and that its learning rates were written for. Each process
     keeps as many clips as each of these GPUs has; the rates are multiplied as the global batch is
-    (linear scaling rule, Goyal et al., 2017). Epochs stay. What changes is logged, key by key.
+    (linear scaling rule, Goyal et al., 2017), unless they follow it anyway, by
+    SOLVER.REFERENCE_BATCH_SIZE. Epochs stay. What changes is logged, key by key.
 
     The result's REFERENCE_WORLD_SIZE is `world_size`, so that scaling it again changes nothing. On
     several machines it is 0, as its TRAIN.BATCH_SIZE is then of one machine of several.
@@ -54,27 +57,52 @@ def scale_to_processes(cfg: CfgNode, world_size: int) -> CfgNode:
         ValueError: clips that do not divide over the GPUs, processes that do not divide over the
             machines, or SOLVER.BASE_LR_SCALE_NUM_SHARDS, which scales rates too.
     """
+    if cfg.NUM_SHARDS < 1:  # `check_config` refuses it
+        return cfg
+    cfg = _fitted(cfg, world_size)
+    _log_rates(cfg)
+    return cfg
+
+
+def _fitted(cfg: CfgNode, world_size: int) -> CfgNode:
     reference, machines = cfg.SOLVER.REFERENCE_WORLD_SIZE, cfg.NUM_SHARDS
-    if reference == 0 or machines < 1:  # no machines: `check_config` refuses it
+    if reference == 0:
         return cfg
     _check(cfg, world_size)
     if (world_size, machines) == (reference, 1):
         return cfg
     clips, processes = cfg.TRAIN.BATCH_SIZE // reference, world_size // machines
+    rates = () if cfg.SOLVER.REFERENCE_BATCH_SIZE else _RATES
     scaled = {
         "TRAIN.BATCH_SIZE": clips * processes,
         "TEST.BATCH_SIZE": max(1, cfg.TEST.BATCH_SIZE // reference) * processes,
-        **{key: _get(cfg, key) * world_size / reference for key in _RATES},
+        **{key: _get(cfg, key) * world_size / reference for key in rates},
     }
-    changes = [f"  {k} {_get(cfg, k):g} → {new:g}" for k, new in scaled.items()]
     logger.info(
         "scaled from %d GPUs (SOLVER.REFERENCE_WORLD_SIZE) to %d processes on NUM_SHARDS %d, "
         "%d clips each, by the linear rule:\n%s",
         *(reference, world_size, machines, clips),
-        "\n".join(changes),
+        _changes(cfg, scaled),
     )
     scaled["SOLVER.REFERENCE_WORLD_SIZE"] = world_size if machines == 1 else 0
     return _replaced(cfg, scaled)
+
+
+def _log_rates(cfg: CfgNode) -> None:
+    """Say what SOLVER.REFERENCE_BATCH_SIZE makes of the rates, where it changes them."""
+    after = rates_of_batch(cfg)
+    scaled = {key: _get(after, key) for key in _RATES if _get(after, key) != _get(cfg, key)}
+    if scaled:
+        logger.info(
+            "scaled from %d clips in a mini-batch (SOLVER.REFERENCE_BATCH_SIZE) to %d, by the "
+            "linear rule:\n%s",
+            *(cfg.SOLVER.REFERENCE_BATCH_SIZE, base_shape(cfg).batch),
+            _changes(cfg, scaled),
+        )
+
+
+def _changes(cfg: CfgNode, scaled: Mapping[str, float]) -> str:
+    return "\n".join(f"  {key} {_get(cfg, key):g} → {new:g}" for key, new in scaled.items())
 
 
 def _check(cfg: CfgNode, world_size: int) -> None:

@@ -21,6 +21,7 @@ __all__ = [
     "config_at",
     "groups_batchnorm",
     "learning_rate_from_config",
+    "rates_of_batch",
     "schedule_from_config",
     "uses_multigrid",
     "without_multigrid",
@@ -54,13 +55,33 @@ def base_shape(cfg: CfgNode) -> Shape:
     return Shape(batch, cfg.DATA.NUM_FRAMES, cfg.DATA.TRAIN_CROP_SIZE)
 
 
+def rates_of_batch(cfg: CfgNode) -> CfgNode:
+    """The config with the rates that SOLVER.REFERENCE_BATCH_SIZE gives its mini-batch written out.
+
+    BASE_LR and COSINE_END_LR belong to that many clips; those of the result are multiplied by what
+    the baseline's global mini-batch is of them (linear scaling rule, Goyal et al., 2017, section
+    2.1), and its REFERENCE_BATCH_SIZE is 0. WARMUP_START_LR stays. Where the key is 0 already, the
+    result is the config itself.
+    """
+    clips = cfg.SOLVER.REFERENCE_BATCH_SIZE
+    if clips <= 0:  # below 0: `check_config` refuses it
+        return cfg
+    factor, cfg = base_shape(cfg).batch / clips, cfg.clone()
+    cfg.defrost()
+    cfg.SOLVER.BASE_LR *= factor
+    cfg.SOLVER.COSINE_END_LR *= factor
+    cfg.SOLVER.REFERENCE_BATCH_SIZE = 0
+    cfg.freeze()
+    return cfg
+
+
 def learning_rate_from_config(cfg: CfgNode) -> LearningRate:
-    """The baseline's learning-rate policy.
+    """The baseline's learning-rate policy, at the rates of its mini-batch (`rates_of_batch`).
 
     Steps take their rates from SOLVER.LRS, relative to BASE_LR, or, where LRS is empty, from powers
     of SOLVER.GAMMA.
     """
-    solver = cfg.SOLVER
+    solver = rates_of_batch(cfg).SOLVER
     scale = cfg.NUM_SHARDS if solver.BASE_LR_SCALE_NUM_SHARDS else 1
     warmup = Warmup(solver.WARMUP_START_LR * scale, float(solver.WARMUP_EPOCHS))
     if solver.LR_POLICY == "cosine":
@@ -126,8 +147,10 @@ def check_world_size(cfg: CfgNode, schedule: Schedule, world_size: int) -> None:
 def config_at(cfg: CfgNode, schedule: Schedule, iteration: int) -> CfgNode:
     """A copy of the config with the solver and data keys of the long-cycle shape in force.
 
-    It is what gets logged and stored with checkpoints; nothing reads it back to train.
+    Its rates are those trained with: `rates_of_batch`, scaled for the shape. It is what gets logged
+    and stored with checkpoints; nothing reads it back to train.
     """
+    cfg = rates_of_batch(cfg)
     phase = schedule.phases[schedule.phase_at(iteration)]
     shape, at = phase.base_shape, cfg.clone()
     at.defrost()

@@ -14,7 +14,7 @@ from fvcore.common.config import CfgNode
 
 from slowfast_patches import patching
 from slowfast_patches.config import check_config, load_config
-from slowfast_patches.config.schedule import base_shape, check_world_size
+from slowfast_patches.config.schedule import base_shape, check_world_size, rates_of_batch
 from slowfast_patches.datasets.lists import list_path, read_list
 from slowfast_patches.engine import checkpoints
 from slowfast_patches.engine.launch import for_processes, processes_of
@@ -117,9 +117,11 @@ def check(submission: Submission) -> tuple[str, list[str]]:
 def _describe(submission: Submission, cfg: CfgNode, world_size: int) -> str:
     """The global batch and the learning rate that belongs to it."""
     machines, recipe = submission.machines, submission.cfg.SOLVER
-    rate = f"SOLVER.BASE_LR {cfg.SOLVER.BASE_LR:g}"
-    if recipe.BASE_LR != cfg.SOLVER.BASE_LR:
-        rate += f", scaled from {recipe.BASE_LR:g} (SOLVER.REFERENCE_WORLD_SIZE)"
+    trained = rates_of_batch(cfg).SOLVER.BASE_LR
+    rate = f"SOLVER.BASE_LR {trained:g}"
+    if trained != recipe.BASE_LR:
+        key = "REFERENCE_BATCH_SIZE" if recipe.REFERENCE_BATCH_SIZE else "REFERENCE_WORLD_SIZE"
+        rate += f", scaled from {recipe.BASE_LR:g} (SOLVER.{key})"
     elif recipe.BASE_LR_SCALE_NUM_SHARDS:
         rate += f" × {machines} (SOLVER.BASE_LR_SCALE_NUM_SHARDS)"
     return (
@@ -149,8 +151,8 @@ def _check_files(cfg: CfgNode) -> list[str]:
 def _check_rate(submission: Submission, cfg: CfgNode) -> list[str]:
     """A warning where the batch grew or shrank and the learning rates did not."""
     batch, solver = base_shape(cfg).batch, submission.cfg.SOLVER
-    scaled = solver.REFERENCE_WORLD_SIZE or solver.BASE_LR_SCALE_NUM_SHARDS
-    if batch == submission.recipe_batch or scaled:
+    keys = ("REFERENCE_WORLD_SIZE", "REFERENCE_BATCH_SIZE", "BASE_LR_SCALE_NUM_SHARDS")
+    if batch == submission.recipe_batch or any(solver[key] for key in keys):
         return []
     return [
         f"the recipe's learning rates are for {submission.recipe_batch} clips an iteration, this "

@@ -21,19 +21,48 @@ _LOSSES = {"cross_entropy": nn.CrossEntropyLoss, "bce_logit": nn.BCEWithLogitsLo
 
 
 def build_optimizer(cfg: CfgNode, model: nn.Module) -> torch.optim.Optimizer:
-    """The host's optimizer: BN parameters have BN.WEIGHT_DECAY, the rest SOLVER.WEIGHT_DECAY.
+    """The host's optimizer, or LARS: BN parameters have BN.WEIGHT_DECAY, the rest
+    SOLVER.WEIGHT_DECAY.
 
     SOLVER.ZERO_WD_1D_PARAM takes the decay from biases too.
     """
     from slowfast.models.optimizer import construct_optimizer
 
-    optimizer: torch.optim.Optimizer = construct_optimizer(model, cfg)
+    lars = cfg.SOLVER.OPTIMIZING_METHOD == "lars"
+    optimizer: torch.optim.Optimizer = (_build_lars if lars else construct_optimizer)(model, cfg)
     if cfg.SOLVER.ZERO_WD_1D_PARAM:
         rest = optimizer.param_groups[1]
         flat = [p for p in rest["params"] if p.ndim <= 1]
         rest["params"] = [p for p in rest["params"] if p.ndim > 1]
         if flat:
             optimizer.add_param_group({"params": flat, "weight_decay": 0.0})
+    return optimizer
+
+
+def _build_lars(model: nn.Module, cfg: CfgNode) -> torch.optim.Optimizer:
+    """Layer-wise adaptive rates (You, Gitman and Ginsburg, "Large Batch Training of Convolutional
+    Networks", 2017), in the groups that the host makes for its SGD.
+
+    The rate of a weight w of two dimensions or more, with gradient g and decay d, is multiplied by
+    SOLVER.LARS_TRUST · |w| / (|g| + d · |w|), or by 1 where that has no value. Others have SGD
+    without decay.
+    """
+    # It brings its whole package with it, a second or so: only for who asks for it.
+    from pytorch_optimizer.optimizer.lars import LARS
+    from slowfast.models.optimizer import construct_optimizer
+
+    plain, solver = cfg.clone(), cfg.SOLVER
+    plain.defrost()
+    plain.SOLVER.OPTIMIZING_METHOD = "sgd"
+    groups = construct_optimizer(model, plain).param_groups
+    optimizer: torch.optim.Optimizer = LARS(
+        [{key: group[key] for key in ("params", "weight_decay")} for group in groups],
+        lr=solver.BASE_LR,
+        momentum=solver.MOMENTUM,
+        dampening=solver.DAMPENING,
+        nesterov=solver.NESTEROV,
+        trust_coefficient=solver.LARS_TRUST,
+    )
     return optimizer
 
 

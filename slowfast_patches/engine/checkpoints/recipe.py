@@ -16,7 +16,9 @@ __all__ = ["check_same_list", "check_same_recipe"]
 _SCALED = "SOLVER.REFERENCE_WORLD_SIZE"
 _BATCH, _MACHINES = "TRAIN.BATCH_SIZE", "NUM_SHARDS"
 _BY_MACHINES = "SOLVER.BASE_LR_SCALE_NUM_SHARDS"
-_RATES = ("SOLVER.BASE_LR", "SOLVER.WARMUP_START_LR", "SOLVER.COSINE_END_LR")
+_BY_CLIPS = "SOLVER.REFERENCE_BATCH_SIZE"
+_FROM = "SOLVER.WARMUP_START_LR"
+_RATES = ("SOLVER.BASE_LR", _FROM, "SOLVER.COSINE_END_LR")
 
 _MAY_DIFFER = (
     "DATA.PATH_PREFIX",
@@ -87,10 +89,13 @@ def _effective(flat: Mapping[str, Any]) -> dict[str, Any]:
     """A config's keys, with the global batch and the learning rates that are trained with in the
     place of those from which they follow."""
     keys, machines = dict(flat), flat[_MACHINES]
+    del keys[_MACHINES]
+    keys[_BATCH] *= machines
     if keys.pop(_BY_MACHINES, False):
         keys |= {key: keys[key] * machines for key in _RATES if key in keys}
-    del keys[_MACHINES]
-    return keys | {_BATCH: keys[_BATCH] * machines}
+    if clips := keys.pop(_BY_CLIPS, 0):
+        keys |= {key: keys[key] * keys[_BATCH] / clips for key in _RATES if key != _FROM}
+    return keys
 
 
 def _equal(one: Any, other: Any) -> bool:

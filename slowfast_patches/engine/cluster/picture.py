@@ -37,7 +37,7 @@ def plot_cluster_plan(plan: ClusterPlan, path: Path) -> None:
     efficiency.yaxis.set_major_formatter("{x:.0f} %")
     counts = [estimate.cluster.gpus for estimate in estimates]
     efficiency.set_xscale("log", base=2)
-    efficiency.set_xticks(counts, [f"{count:,}" for count in counts])
+    efficiency.set_xticks(counts, [f"{count:,}" for count in counts], rotation=45)
     efficiency.minorticks_off()
     cluster = plan.estimate.cluster
     speed = "" if math.isinf(cluster.network) else f", {cluster.network / 1e9:g} GB/s a node"

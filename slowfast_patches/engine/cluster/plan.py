@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Callable
 from dataclasses import dataclass
 
@@ -16,6 +15,7 @@ from slowfast_patches.config.schedule import (
     without_multigrid,
 )
 from slowfast_patches.engine.cluster.gradients import Exchange, exchange_of
+from slowfast_patches.engine.cluster.machines import Preset
 from slowfast_patches.engine.cluster.network import Cluster
 from slowfast_patches.engine.cluster.times import ClipRate, Machine, TrainingTimes
 from slowfast_patches.engine.plan import short_phases
@@ -77,9 +77,11 @@ class ClusterPlan:
     """The estimate for the cluster asked for, and rows from 1 GPU to MOST_GPUS.
 
     `reference` is the number of GPUs that the recipe as written is for, `reference_key` says where
-    it is taken from; `source` says where the seconds of an iteration come from.
+    it is taken from; `source` says where the seconds of an iteration come from. `preset` is the
+    machine that was asked for by name, if one was; what was given beside it is in the cluster.
     """
 
+    architecture: str
     multigrid: bool
     reference: int
     reference_key: str
@@ -88,6 +90,7 @@ class ClusterPlan:
     estimate: Estimate
     rows: tuple[Row, ...]
     reads: bool
+    preset: Preset | None = None
 
 
 def plan_on_cluster(
@@ -96,6 +99,7 @@ def plan_on_cluster(
     num_videos: int,
     timing_of: TimingOf,
     clip_rate: ClipRate | None = None,
+    preset: Preset | None = None,
 ) -> ClusterPlan:
     """The plan of a recipe, as written and not yet fitted to any processes, on a cluster.
 
@@ -105,6 +109,7 @@ def plan_on_cluster(
         num_videos: in the training set.
         timing_of: asked once, for one GPU with its share of the clips.
         clip_rate: clips a second of a node's loaders; None leaves reading out.
+        preset: the machine that the cluster is a part of, where it has a name.
 
     Raises:
         ValueError: the recipe cannot be trained on that cluster, or has no times.
@@ -127,6 +132,7 @@ def plan_on_cluster(
 
     reference, key = reference_gpus(cfg)
     return ClusterPlan(
+        architecture=cfg.MODEL.ARCH,
         multigrid=uses_multigrid(cfg),
         reference=reference,
         reference_key=key,
@@ -135,15 +141,18 @@ def plan_on_cluster(
         estimate=estimate(cluster),
         rows=tuple(row(gpus) for gpus in gpu_counts(cluster.gpus_per_node, cluster.gpus)),
         reads=clip_rate is not None,
+        preset=preset,
     )
 
 
 def gpu_counts(gpus_per_node: int, also: int, most: int = MOST_GPUS) -> list[int]:
-    """1, 2, 4, ... GPUs of a node, then 1, 2, 4, ... whole nodes, up to `most`; and `also`."""
+    """1, 2, 4, ... GPUs of a node, then 1, 2, 4, ... whole nodes, up to `most`, and as many as
+    there are in `most`; and `also`."""
     inside = [2**i for i in range(gpus_per_node.bit_length()) if 2**i < gpus_per_node]
-    doublings = range(int(math.log2(max(1, most // gpus_per_node))) + 1)
-    nodes = [gpus_per_node * 2**i for i in doublings]
-    return sorted({*(n for n in inside + nodes if n <= most), also})
+    all_nodes = most // gpus_per_node
+    nodes = [2**i for i in range(all_nodes.bit_length())] + [all_nodes]
+    counts = {*inside, *(gpus_per_node * number for number in nodes), also}
+    return sorted(count for count in counts if 0 < count <= most or count == also)
 
 
 def reference_gpus(cfg: CfgNode) -> tuple[int, str]:

@@ -7,6 +7,7 @@ from dataclasses import asdict
 from typing import Any
 
 from slowfast_patches.engine.cluster.gradients import BACKWARD
+from slowfast_patches.engine.cluster.machines import Preset
 from slowfast_patches.engine.cluster.network import Cluster
 from slowfast_patches.engine.cluster.plan import ClusterPlan, Estimate, Row
 from slowfast_patches.engine.cluster.times import PhaseTimes, Times, TrainingTimes
@@ -17,12 +18,15 @@ __all__ = ["cluster_json", "format_cluster_plan"]
 LARGEST_TRAINED = 512
 """Clips of a mini-batch of the baseline's shape that the paper trained, on 128 GPUs."""
 
+LARGEST_TSM = 12_288
+"""Clips with which Lin, Gan and Han (2019) trained TSM, without multigrid, on 1,536 GPUs."""
+
 
 def format_cluster_plan(plan: ClusterPlan) -> str:
     """The phases and totals on the cluster asked for, the numbers of GPUs, and what to know."""
     estimate = plan.estimate
     parts = [
-        _describe(estimate.cluster),
+        "\n".join(_describe(estimate.cluster, plan.preset)),
         _phases(estimate.ours),
         _totals(estimate, plan.multigrid),
         _rows(plan),
@@ -44,6 +48,8 @@ def cluster_json(plan: ClusterPlan) -> dict[str, Any]:
             {"bytes": bucket.size, "ready_at_share_of_backward": bucket.ready}
             for bucket in plan.exchange.buckets(base.frames, base.crop)
         ],
+        "machine": None if plan.preset is None else plan.preset.what,
+        "machine_sources": None if plan.preset is None else plan.preset.sources,
         "bn_layers": len(plan.exchange.norms),
         "backward_share_of_compute": BACKWARD,
         **_estimate_json(plan.estimate, phases=True),
@@ -51,13 +57,28 @@ def cluster_json(plan: ClusterPlan) -> dict[str, Any]:
     }
 
 
-def _describe(cluster: Cluster) -> str:
+def _describe(cluster: Cluster, preset: Preset | None) -> list[str]:
     between, inside = _speed(cluster.network), _speed(cluster.node_network)
-    return (
+    lines = [
         f"{_count(cluster.gpus, 'GPU')} on {_count(cluster.nodes, 'node')}. Network: {between} a "
         f"node and direction (--network), {inside} between the GPUs of a node (--node-network), "
         f"{1e6 * cluster.latency:g} µs a message (--latency)."
-    )
+    ]
+    if preset is not None:
+        given = [
+            f"--{name.replace('_', '-')}" for name in _CHOSEN if _differs(name, cluster, preset)
+        ]
+        but = f" Not of the machine, but as given: {', '.join(given)}." if given else ""
+        lines.append(f"Machine: {preset.what} ({preset.sources}).{but}")
+    return lines
+
+
+_CHOSEN = ("gpus_per_node", "network", "node_network", "latency")
+"""What a preset says of a cluster."""
+
+
+def _differs(name: str, cluster: Cluster, preset: Preset) -> bool:
+    return not math.isclose(getattr(cluster, name), getattr(preset.node, name))
 
 
 def _speed(bandwidth: float) -> str:
@@ -103,10 +124,10 @@ def _percent(share: float) -> str:
 
 def _totals(estimate: Estimate, multigrid: bool) -> str:
     ours, baseline = estimate.ours.total, estimate.baseline.total
-    hours = [times.seconds / 3600 for times in (ours, baseline)]
+    unit, length = ("hours", 3600) if baseline.seconds >= 3600 else ("minutes", 60)
     rows = [
         _total_cells("iterations", ours.iterations, baseline.iterations),
-        _total_cells("hours", *hours),
+        _total_cells(unit, ours.seconds / length, baseline.seconds / length),
         *(
             [f"  {name}", _percent(a), _percent(b), ""]
             for name, a, b in zip(_SHARES, _shares(ours), _shares(baseline), strict=True)
@@ -166,14 +187,26 @@ def _notes(plan: ClusterPlan) -> list[str]:
         f"Seconds of an iteration: {plan.source}. Evaluation, checkpoints, starting up, and the "
         "slowest of many GPUs are left out.",
     ]
-    largest = max(row.estimate.batch for row in plan.rows if row.estimate is not None)
-    if largest > LARGEST_TRAINED:
-        notes.append(
-            f"Batches up to {largest:,} clips: the paper trained {LARGEST_TRAINED} at the "
-            "baseline's shape, Goyal et al. (2017) kept the accuracy of images up to 8,192. "
-            "Beyond what was trained, the hours are arithmetic and promise no accuracy."
-        )
-    return notes
+    return notes + _beyond_trained(plan)
+
+
+def _beyond_trained(plan: ClusterPlan) -> list[str]:
+    """Which batches of the rows nobody has trained, and who trained the largest."""
+    last = max(
+        (row.estimate for row in plan.rows if row.estimate is not None), key=lambda e: e.batch
+    )
+    tsm = plan.architecture == "tsm"
+    if last.batch <= (LARGEST_TSM if tsm and not plan.multigrid else LARGEST_TRAINED):
+        return []
+    largest = max(shape.batch for phase in last.ours.phases for shape in phase.phase.shapes)
+    also = f" (multigrid's smallest: {largest:,})" if largest > last.batch else ""
+    trained = f"the paper trained {LARGEST_TRAINED} at the baseline's shape"
+    trained += f", Lin et al. (2019) {LARGEST_TSM:,} of TSM without multigrid" if tsm else ""
+    return [
+        f"Batches up to {last.batch:,} clips{also}: {trained}, Goyal et al. (2017) kept the "
+        "accuracy of images up to 8,192. Beyond what was trained, the hours are arithmetic and "
+        "promise no accuracy."
+    ]
 
 
 def _gradient_bytes(plan: ClusterPlan) -> int:

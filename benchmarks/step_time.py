@@ -1,9 +1,15 @@
-"""Seconds of a training iteration at every shape of a recipe's schedule, on this machine.
+"""Seconds of a training step: of a recipe at every shape of its schedule, or of several recipes.
 
     python benchmarks/step_time.py --cfg configs/Demo/SLOWFAST_DEMO_MULTIGRID.yaml \\
         --output demo_steps.json
     python tools/plan.py --cfg configs/Demo/SLOWFAST_DEMO_MULTIGRID.yaml --dataset-size 640 \\
         --step-times demo_steps.json
+
+    python benchmarks/step_time.py --cfg configs/Kinetics/TSM_8x8_R50.yaml \\
+        --cfg configs/Kinetics/I3D_8x8_R50_1GPU.yaml \\
+        --cfg configs/Kinetics/I3D_8x8_R50_NOPOOL.yaml \\
+        --cfg configs/Kinetics/SLOWFAST_8x8_R50.yaml \\
+        --clips 2 --rounds 5 --output models.json NUM_GPUS 0
 
 Made-up clips go the way that training sends them: normalised and packed, forward, loss, backward,
 optimizer, in the recipe's precision, with the recipe's BN at each shape. The baseline's shape is
@@ -11,187 +17,72 @@ measured with the baseline's BN too. One process does the work of one of the rec
 NUM_SHARDS: its share of the clips. What processes say to each other is not measured, nor is
 loading; one GPU is enough. NUM_GPUS 0 measures the CPU.
 
-Every round times each shape once, in random order, so that whatever else the machine does falls on
-all of them. A shape that does not fit into the GPU's memory is reported, and the others go on.
+Several recipes are compared at their baselines' shapes with equally many clips, beside their
+parameters, multiply-adds and the gradients that processes would exchange. Overrides are for all.
+
+Every round times each shape, or recipe, once, in random order, so that whatever else the machine
+does falls on all of them; what is relative is of one round. A shape that does not fit into the
+GPU's memory is reported, and the others go on.
 """
 
 from __future__ import annotations
 
 import argparse
-import datetime
-import json
-import random
-import shlex
-import statistics
 import sys
-import time
 from pathlib import Path
 from typing import Any
 
-import torch
 from fvcore.common.config import CfgNode
-from torch import Tensor
+from step_bench import (
+    Bench,
+    Case,
+    load_recipe,
+    prepare_device,
+    provenance,
+    time_in_turns,
+    write_result,
+)
+from step_models import format_models, measure_models
 
-from multigrid import Batch, Shape, Step, empty_clips
+from multigrid import Shape
 from slowfast_patches import patching
-from slowfast_patches.config import check_config, load_config
-from slowfast_patches.engine.launch import for_processes, process_device, processes_of
-from slowfast_patches.engine.step import train_step
-from slowfast_patches.engine.step_times import FORMAT, device_of, model_of, shapes_to_measure
-from slowfast_patches.models.build import build_model
+from slowfast_patches.engine.launch import processes_of
+from slowfast_patches.engine.step_times import FORMAT, model_of, shapes_to_measure
 from slowfast_patches.models.flops import check_shapes
-from slowfast_patches.models.inputs import InputTransform
-from slowfast_patches.models.solver import Precision, build_optimizer, loss_function
-from slowfast_patches.utils.machine import machine, versions
 from slowfast_patches.utils.report import format_table
 
-__all__ = ["Bench", "main", "measure"]
-
-WARM_UP = 2
-"""Iterations of each shape before anything is timed: convolutions are chosen, memory is claimed."""
-
-RATE = 1e-4
-"""The learning rate: so low that training on noise leaves the numbers of an ordinary size."""
-
-
-class Bench:
-    """A model and what trains it, timed on one shape after another."""
-
-    def __init__(self, cfg: CfgNode, device: torch.device) -> None:
-        self.cfg, self.device = cfg, device
-        self.model = build_model(cfg, grouped_bn=True).to(device)
-        self.optimizer = build_optimizer(cfg, self.model)
-        self.transform = InputTransform.from_config(cfg, device)
-        self.precision = Precision(cfg, device)
-        self.loss_function = loss_function(cfg)
-
-    def seconds(self, step: Step, batch: Batch, iterations: int) -> float:
-        """Seconds of an iteration, over some of them.
-
-        Raises:
-            torch.OutOfMemoryError: the GPU has no room for the shape.
-        """
-        self._wait()
-        start = time.perf_counter()
-        for _ in range(iterations):
-            train_step(
-                self.cfg,
-                self.model,
-                self.optimizer,
-                step,
-                batch,
-                transform=self.transform,
-                precision=self.precision,
-                loss_function=self.loss_function,
-            )
-        self._wait()
-        return (time.perf_counter() - start) / iterations
-
-    def forget(self) -> None:
-        """Give back what an iteration that broke off has left behind."""
-        self.optimizer.zero_grad(set_to_none=True)
-        self.precision = Precision(self.cfg, self.device)
-        if self.device.type == "cuda":
-            torch.cuda.empty_cache()
-
-    def precision_name(self) -> str:
-        """What the model computes in: "float32", "bfloat16" or "float16"."""
-        with self.precision.autocast():
-            if torch.is_autocast_enabled(self.device.type):
-                return str(torch.get_autocast_dtype(self.device.type)).removeprefix("torch.")
-        return "float32"
-
-    def _wait(self) -> None:
-        if self.device.type == "cuda":
-            torch.cuda.synchronize()
-
-
-class Case:
-    """A shape with its BN size, the clips of one process, and what was measured so far."""
-
-    def __init__(self, cfg: CfgNode, shape: Shape, bn_size: int | None) -> None:
-        self.shape, self.bn_size = shape, bn_size
-        self.clips = shape.batch // processes_of(cfg)
-        shared = None if bn_size is None else min(bn_size, self.clips)
-        self.step = Step(0, 0, shape, RATE, shared, 0, 0.0)
-        self.batch = _made_up_batch(cfg, self.clips, shape)
-        self.iterations, self.rounds = 0, list[float]()
-        self.failure: str | None = None
-
-    def warm_up(self, bench: Bench, seconds: float) -> None:
-        """Choose as many iterations a round as take about `seconds`."""
-        if self._try(bench, WARM_UP) is not None and (took := self._try(bench, 1)) is not None:
-            self.iterations = max(1, round(seconds / took))
-
-    def time(self, bench: Bench) -> None:
-        if self.failure is None and (took := self._try(bench, self.iterations)) is not None:
-            self.rounds.append(took)
-
-    def _try(self, bench: Bench, iterations: int) -> float | None:
-        try:
-            return bench.seconds(self.step, self.batch, iterations)
-        except torch.OutOfMemoryError:
-            self.failure = "out of memory"
-        bench.forget()  # here the error no longer holds on to the activations
-        return None
-
-    def to_json(self) -> dict[str, Any]:
-        row: dict[str, Any] = {
-            "shape": [self.shape.batch, self.shape.frames, self.shape.crop],
-            "local_clips": self.clips,
-            "bn_size": self.bn_size,
-            "seconds": None,
-        }
-        if self.failure is not None:
-            return row | {"failure": self.failure}
-        low, median, high = statistics.quantiles(self.rounds, n=4, method="inclusive")
-        spread = {"median": median, "quartile_1": low, "quartile_3": high, "rounds": self.rounds}
-        return row | {"seconds": spread, "iterations_per_round": self.iterations}
+__all__ = ["main", "measure"]
 
 
 def measure(cfg: CfgNode, rounds: int, seconds: float) -> dict[str, Any]:
-    """The time of each shape, over `rounds` rounds that together take about `seconds` of each."""
-    device = process_device(cfg, 0)
-    torch.backends.cudnn.benchmark = True
-    torch.manual_seed(cfg.RNG_SEED)
+    """The time of each shape, over `rounds` rounds that together take about `seconds` of each.
+
+    Raises:
+        ValueError: the model cannot take a shape.
+    """
+    shapes = shapes_to_measure(cfg)
+    check_shapes(cfg, [shape for shape, _ in shapes])
+    device = prepare_device(cfg)
     bench = Bench(cfg, device)
-    cases = [Case(cfg, shape, bn_size) for shape, bn_size in shapes_to_measure(cfg)]
-    for case in cases:
-        case.warm_up(bench, seconds / rounds)
-    for number in range(rounds):
-        print(f"round {number + 1} of {rounds}", file=sys.stderr, flush=True)
-        for case in random.sample(cases, len(cases)):
-            case.time(bench)
-    on_gpu = device.type == "cuda"
-    name = torch.cuda.get_device_name(device) if on_gpu else machine()["processor"]
+    cases = [Case(bench, shape, bn_size) for shape, bn_size in shapes]
+    time_in_turns(cases, rounds, seconds)
     return {
         "format": FORMAT,
-        "device": {"type": device.type, "name": name},
         "precision": bench.precision_name(),
         "processes": processes_of(cfg),
-        "machine": machine(),
-        "versions": versions(),
-        "date": datetime.datetime.now(datetime.UTC).isoformat(timespec="seconds"),
+        **provenance(device),
         "model": model_of(cfg),
-        "shapes": [case.to_json() for case in cases],
+        "shapes": [_row(case) for case in cases],
     }
 
 
-def _made_up_batch(cfg: CfgNode, clips: int, shape: Shape) -> Batch:
-    """Noise, as a loader would hand it over."""
-    pixels = empty_clips(clips, shape.frames, shape.crop).random_(0, 256)
-    flips = torch.rand(clips) < (0.5 if cfg.DATA.RANDOM_FLIP else 0.0)
-    tensors = [pixels, _made_up_labels(cfg, clips), flips]
-    if cfg.DATA_LOADER.PIN_MEMORY and cfg.NUM_GPUS > 0:
-        tensors = [tensor.pin_memory() for tensor in tensors]
-    pixels, labels, flips = tensors
-    return Batch(clips=pixels, labels=labels, flips=flips, iteration=0, failures=[])
-
-
-def _made_up_labels(cfg: CfgNode, clips: int) -> Tensor:
-    if cfg.DATA.MULTI_LABEL:
-        return torch.randint(0, 2, (clips, cfg.MODEL.NUM_CLASSES)).float()
-    return torch.randint(0, cfg.MODEL.NUM_CLASSES, (clips,))
+def _row(case: Case) -> dict[str, Any]:
+    return {
+        "shape": [case.shape.batch, case.shape.frames, case.shape.crop],
+        "local_clips": case.clips,
+        "bn_size": case.bn_size,
+        **case.to_json(),
+    }
 
 
 def format_result(result: dict[str, Any]) -> str:
@@ -219,8 +110,25 @@ def parse_args(argv: list[str] | None = None) -> argparse.Namespace:
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
-    parser.add_argument("--cfg", required=True, metavar="FILE", help="the recipe, a YAML file")
-    parser.add_argument("--output", type=Path, metavar="FILE.json", help="for tools/plan.py")
+    parser.add_argument(
+        "--cfg",
+        required=True,
+        action="append",
+        metavar="FILE",
+        help="the recipe, a YAML file; several are compared, with the first",
+    )
+    parser.add_argument(
+        "--clips",
+        type=int,
+        metavar="N",
+        help="clips of one process, for several recipes; needed where theirs differ",
+    )
+    parser.add_argument(
+        "--output",
+        type=Path,
+        metavar="FILE.json",
+        help="write the numbers here, too; those of one recipe are for tools/plan.py",
+    )
     parser.add_argument(
         "--rounds", type=int, default=7, metavar="N", help="2 or more (%(default)s)"
     )
@@ -229,7 +137,8 @@ def parse_args(argv: list[str] | None = None) -> argparse.Namespace:
         type=float,
         default=20.0,
         metavar="S",
-        help="time spent on each shape, about, but an iteration a round at least (%(default)g)",
+        help="time spent on each shape or recipe, about, but an iteration a round at least "
+        "(%(default)g)",
     )
     parser.add_argument("overrides", nargs="*", metavar="KEY VALUE", help="config keys to set")
     args = parser.parse_intermixed_args(argv)
@@ -237,6 +146,10 @@ def parse_args(argv: list[str] | None = None) -> argparse.Namespace:
         parser.error("--rounds: quartiles take 2 rounds at least")
     if not 0 < args.seconds < float("inf"):
         parser.error("--seconds takes a number above 0")
+    if args.clips is not None and args.clips < 1:
+        parser.error("--clips takes 1 or more")
+    if args.clips is not None and len(args.cfg) == 1:
+        parser.error("--clips is for several --cfg; of one, TRAIN.BATCH_SIZE and its cycles decide")
     return args
 
 
@@ -245,24 +158,15 @@ def main(argv: list[str] | None = None) -> int:
     args = parse_args(argv)
     try:
         patching.apply()
-        cfg = for_processes(load_config(args.cfg, args.overrides))
-        check_config(cfg, processes_of(cfg))
-        if device_of(cfg) == "cuda" and not torch.cuda.is_available():
-            raise ValueError(
-                f"NUM_GPUS is {cfg.NUM_GPUS} and there is no GPU; NUM_GPUS 0 is the CPU"
-            )
-        check_shapes(cfg, [shape for shape, _ in shapes_to_measure(cfg)])
-        result = measure(cfg, args.rounds, args.seconds)
-        print(format_result(result))
+        recipes = [(path, load_recipe(path, args.overrides)) for path in args.cfg]
+        if len(recipes) > 1:
+            result = measure_models(recipes, args.clips, args.rounds, args.seconds)
+            print(format_models(result))
+        else:
+            result = measure(recipes[0][1], args.rounds, args.seconds)
+            print(format_result(result))
         if args.output:
-            command = [
-                "python",
-                "benchmarks/step_time.py",
-                *(sys.argv[1:] if argv is None else argv),
-            ]
-            text = json.dumps({"command": shlex.join(command)} | result, indent=2)
-            args.output.parent.mkdir(parents=True, exist_ok=True)
-            args.output.write_text(text + "\n", encoding="utf-8")
+            write_result(args.output, "step_time.py", argv, result)
     except (ValueError, ImportError, OSError) as error:
         print(f"error: {error}", file=sys.stderr)
         return 2

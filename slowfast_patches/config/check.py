@@ -21,7 +21,7 @@ __all__ = ["check_config", "check_frames"]
 logger = logging.getLogger(__name__)
 
 _CHOICES: dict[str, tuple[object, ...]] = {
-    "MODEL.ARCH": ("slowfast", "slowonly", "c2d", "i3d", "tsm"),
+    "MODEL.ARCH": ("slowfast", "slowonly", "c2d", "c2d_nopool", "i3d", "i3d_nopool", "tsm"),
     "SOLVER.LR_POLICY": ("cosine", "steps_with_relative_lrs"),
     "SOLVER.OPTIMIZING_METHOD": ("sgd", "adam", "lars"),
     "DATA.ENSEMBLE_METHOD": ("sum", "max"),

@@ -110,8 +110,10 @@ def _add_solver(cfg: CfgNode) -> None:
 
 
 def _add_model(cfg: CfgNode) -> None:
-    # "slow" is the later name of "slowonly".
-    cfg.MODEL.SINGLE_PATHWAY_ARCH = [*cfg.MODEL.SINGLE_PATHWAY_ARCH, "slow", "tsm"]
+    # "slow" is the later name of "slowonly". "nopool" is the host's for C2D and I3D that keep all
+    # frames; the others pool pairs of them after the first stage.
+    added = ("slow", "c2d_nopool", "i3d_nopool", "tsm")
+    cfg.MODEL.SINGLE_PATHWAY_ARCH = [*cfg.MODEL.SINGLE_PATHWAY_ARCH, *added]
     cfg.TSM = CfgNode()
     # MODEL.ARCH tsm: 1/SHIFT_DIV of the channels move one frame back, as many one frame forward; 0
     # moves none.

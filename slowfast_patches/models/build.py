@@ -42,7 +42,9 @@ def build_model(cfg: CfgNode, *, grouped_bn: bool = False) -> nn.Module:
     patching.apply()
     from slowfast.models.model_builder import _MODEL_TYPES
 
-    builders = {**_MODEL_TYPES, "tsm": build_tsm}
+    # The host has these two in its tables of kernels and pools, and no entry for them here.
+    without_pool = {f"{name}_nopool": _MODEL_TYPES[name] for name in ("c2d", "i3d")}
+    builders = {**_MODEL_TYPES, **without_pool, "tsm": build_tsm}
     if cfg.MODEL.ARCH not in builders:
         known = ", ".join(sorted(builders))
         raise ValueError(f"MODEL.ARCH {cfg.MODEL.ARCH!r} is not a model; there are {known}")

@@ -10,10 +10,9 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-import yaml
 from fvcore.common.config import CfgNode
 
-from slowfast_patches.config import get_cfg
+from slowfast_patches.config.stored import keys_of, stored_keys
 
 __all__ = [
     "Recipe",
@@ -94,11 +93,10 @@ def find_results(
 def _read_result(path: Path, recipe: Recipe, seed: int) -> Result:
     try:
         result: Result = json.loads(path.read_text(encoding="utf-8"))
-        # A key that the run was too early for is at its default, which changes nothing.
-        stored = dict(_flatten(yaml.safe_load(get_cfg().dump()))) | dict(_flatten(result["config"]))
+        stored = stored_keys(result["config"])
     except (ValueError, KeyError) as error:
         raise ValueError(f"{path} is no run's result ({error}); remove it to train anew") from error
-    wanted = dict(_flatten(yaml.safe_load(recipe.cfg.dump()))) | {"RNG_SEED": seed}
+    wanted = keys_of(recipe.cfg) | {"RNG_SEED": seed}
     # Where the run's own files lie, seen from wherever the command was given, changes no training.
     keys = sorted((stored.keys() | wanted.keys()) - {"OUTPUT_DIR"} - recipe.open_keys)
     different = [
@@ -116,14 +114,6 @@ def _read_result(path: Path, recipe: Recipe, seed: int) -> Result:
 
 
 _ABSENT = object()
-
-
-def _flatten(node: Mapping[str, Any], prefix: str = "") -> Iterator[tuple[str, Any]]:
-    for key, value in node.items():
-        if isinstance(value, Mapping):
-            yield from _flatten(value, f"{prefix}{key}.")
-        else:
-            yield f"{prefix}{key}", value
 
 
 def train_all(

@@ -9,6 +9,7 @@ from pathlib import Path
 
 import pytest
 import torch
+import yaml
 from fvcore.common.config import CfgNode
 
 from slowfast_patches.datasets.lists import list_digest, read_list
@@ -77,6 +78,19 @@ def test_what_does_not_change_the_training_may_change(
     moved = ("LOG_PERIOD", 7, "TEST.NUM_SPATIAL_CROPS", 3, "DATA_LOADER.NUM_WORKERS", 2)
     here = tiny_config(tmp_path / "elsewhere", *moved, "TRAIN.EVAL_PERIOD", 9)
     checkpoints.check_same_recipe(content, here, tmp_path / "c.pyth")
+
+
+def test_keys_that_are_newer_than_a_checkpoint_are_at_their_defaults(
+    tiny_config: Callable[..., CfgNode], tmp_path: Path
+):
+    content, path = saved(tiny_config(tmp_path)), tmp_path / "c.pyth"
+    old = yaml.safe_load(content["cfg"])
+    del old["TSM"], old["SOLVER"]["REFERENCE_BATCH_SIZE"]
+    old["MODEL"]["SINGLE_PATHWAY_ARCH"].remove("tsm")
+    content["cfg"] = yaml.safe_dump(old)
+    checkpoints.check_same_recipe(content, tiny_config(tmp_path), path)
+    with pytest.raises(ValueError, match=r"TSM\.SHIFT_DIV: 8 there, 4 here"):
+        checkpoints.check_same_recipe(content, tiny_config(tmp_path, "TSM.SHIFT_DIV", 4), path)
 
 
 def test_what_changes_the_training_is_listed(tiny_config: Callable[..., CfgNode], tmp_path: Path):

@@ -11,6 +11,8 @@ from typing import Any
 import yaml
 from fvcore.common.config import CfgNode
 
+from slowfast_patches.config.stored import keys_of, stored_keys
+
 __all__ = ["check_same_list", "check_same_recipe"]
 
 _SCALED = "SOLVER.REFERENCE_WORLD_SIZE"
@@ -50,7 +52,7 @@ def check_same_recipe(checkpoint: Mapping[str, Any], cfg: CfgNode, path: Path) -
             f"{path} was not written by this trainer and cannot be continued; start from it with "
             "TRAIN.CHECKPOINT_FILE_PATH and another OUTPUT_DIR"
         )
-    there, here = (_flat(yaml.safe_load(text)) for text in (checkpoint["cfg"], cfg.dump()))
+    there, here = stored_keys(yaml.safe_load(checkpoint["cfg"])), keys_of(cfg)
     old, new = _effective(there), _effective(here)
     keys = [k for k in sorted(old.keys() | new.keys()) if not _may_differ(k)]
     differing = [k for k in keys if not _equal(old.get(k), new.get(k))]
@@ -106,13 +108,3 @@ def _equal(one: Any, other: Any) -> bool:
 
 def _may_differ(key: str) -> bool:
     return any(fnmatchcase(key, pattern) for pattern in _MAY_DIFFER)
-
-
-def _flat(tree: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
-    flat: dict[str, Any] = {}
-    for key, value in tree.items():
-        if isinstance(value, Mapping):
-            flat |= _flat(value, f"{prefix}{key}.")
-        else:
-            flat[f"{prefix}{key}"] = value
-    return flat

@@ -1,0 +1,41 @@
+"""Configs that were stored with checkpoints and results, to be compared with those of now."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from typing import Any
+
+import yaml
+from fvcore.common.config import CfgNode
+
+from slowfast_patches.config.defaults import get_cfg
+
+__all__ = ["keys_of", "stored_keys"]
+
+_KNOWN_NAMES = frozenset({"MODEL.SINGLE_PATHWAY_ARCH", "MODEL.MULTI_PATHWAY_ARCH"})
+"""Lists of the architectures that a version knows: they say nothing of the one that is trained."""
+
+
+def keys_of(cfg: CfgNode) -> dict[str, Any]:
+    """The values of a config by full key, as plain data."""
+    return _flat(yaml.safe_load(cfg.dump()))
+
+
+def stored_keys(tree: Mapping[str, Any]) -> dict[str, Any]:
+    """The values of a stored config, sections within sections, by full key.
+
+    A key that is newer than the file is at its default, which changes nothing.
+    """
+    return keys_of(get_cfg()) | _flat(tree)
+
+
+def _flat(tree: Mapping[str, Any]) -> dict[str, Any]:
+    return {key: value for key, value in _leaves(tree) if key not in _KNOWN_NAMES}
+
+
+def _leaves(node: Mapping[str, Any], prefix: str = "") -> Iterator[tuple[str, Any]]:
+    for key, value in node.items():
+        if isinstance(value, Mapping):
+            yield from _leaves(value, f"{prefix}{key}.")
+        else:
+            yield f"{prefix}{key}", value

@@ -28,7 +28,7 @@ _BLOCK_PARTS = {
 _TSM_CLASSIFIER = re.compile(r"^(?:new_fc|base_model\.fc)\.")
 """In the TSM authors' models, behind torchvision's ResNet or in the place of its last layer."""
 
-_TSM_SHIFTED = re.compile(r"(layer\d\.\d+\.conv1)\.net\.(\w+)")
+_TSM_SHIFTED = re.compile(r"(layer\d\.\d+\.conv1)\.net\.weight")
 """A block's first convolution, in the module that shifts its input."""
 
 _TSM_OTHERS = re.compile(r"layer\d\.(?:\d+\.)?(?:net|block)\..+")
@@ -106,8 +106,8 @@ def _torchvision_of_tsm(
                 "(conv1.net), and have neither its temporal pooling nor its non-local blocks"
             )
         if match := _TSM_SHIFTED.fullmatch(new):
-            new = f"{match[1]}.{match[2]}"
-            shifted.add(_from_torchvision(new).removesuffix(f".{match[2]}"))
+            new = f"{match[1]}.weight"
+            shifted.add(_from_torchvision(new).removesuffix(".weight"))
         named[new] = value.unsqueeze(2) if value.ndim == 4 else value
     return named, frozenset(shifted)
 

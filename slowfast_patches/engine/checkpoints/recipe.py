@@ -11,14 +11,16 @@ from typing import Any
 import yaml
 from fvcore.common.config import CfgNode
 
+from slowfast_patches.config import get_cfg
+
 __all__ = ["check_same_list", "check_same_recipe"]
 
 _SCALED = "SOLVER.REFERENCE_WORLD_SIZE"
 _BATCH, _MACHINES = "TRAIN.BATCH_SIZE", "NUM_SHARDS"
 _BY_MACHINES = "SOLVER.BASE_LR_SCALE_NUM_SHARDS"
 _BY_CLIPS = "SOLVER.REFERENCE_BATCH_SIZE"
-_FROM = "SOLVER.WARMUP_START_LR"
-_RATES = ("SOLVER.BASE_LR", _FROM, "SOLVER.COSINE_END_LR")
+_WARMUP_START = "SOLVER.WARMUP_START_LR"
+_RATES = ("SOLVER.BASE_LR", _WARMUP_START, "SOLVER.COSINE_END_LR")
 
 _MAY_DIFFER = (
     "DATA.PATH_PREFIX",
@@ -50,7 +52,9 @@ def check_same_recipe(checkpoint: Mapping[str, Any], cfg: CfgNode, path: Path) -
             f"{path} was not written by this trainer and cannot be continued; start from it with "
             "TRAIN.CHECKPOINT_FILE_PATH and another OUTPUT_DIR"
         )
-    there, here = (_flat(yaml.safe_load(text)) for text in (checkpoint["cfg"], cfg.dump()))
+    texts = (get_cfg().dump(), checkpoint["cfg"], cfg.dump())
+    defaults, there, here = (_flat(yaml.safe_load(text)) for text in texts)
+    there = defaults | there  # it may be from before some keys existed
     old, new = _effective(there), _effective(here)
     keys = [k for k in sorted(old.keys() | new.keys()) if not _may_differ(k)]
     differing = [k for k in keys if not _equal(old.get(k), new.get(k))]
@@ -58,7 +62,7 @@ def check_same_recipe(checkpoint: Mapping[str, Any], cfg: CfgNode, path: Path) -
         lines = [f"  {k}: {old.get(k)} there, {new.get(k)} here" for k in differing]
         if max(there[_MACHINES], here[_MACHINES]) > 1:
             lines.append(f"{_BATCH} and rates are given over all {_MACHINES} machines")
-        if there.get(_SCALED, 0) != here.get(_SCALED, 0):
+        if there[_SCALED] != here[_SCALED]:
             lines.append(f"{_SCALED} scales with the GPUs: continue on as many as there")
         raise ValueError(f"{path} is of another recipe:\n" + "\n".join(lines) + f"\n{_ELSE}")
 
@@ -91,10 +95,10 @@ def _effective(flat: Mapping[str, Any]) -> dict[str, Any]:
     keys, machines = dict(flat), flat[_MACHINES]
     del keys[_MACHINES]
     keys[_BATCH] *= machines
-    if keys.pop(_BY_MACHINES, False):
-        keys |= {key: keys[key] * machines for key in _RATES if key in keys}
-    if clips := keys.pop(_BY_CLIPS, 0):
-        keys |= {key: keys[key] * keys[_BATCH] / clips for key in _RATES if key != _FROM}
+    if keys.pop(_BY_MACHINES):
+        keys |= {key: keys[key] * machines for key in _RATES}
+    if clips := keys.pop(_BY_CLIPS):
+        keys |= {key: keys[key] * keys[_BATCH] / clips for key in _RATES if key != _WARMUP_START}
     return keys
 
 

@@ -164,6 +164,10 @@ def test_a_batch_that_grows_without_its_learning_rate_is_warned_of(submit: Calla
     assert status == 0
     assert "learning rates are for" not in said
     assert "SOLVER.BASE_LR 0.02, scaled from 0.01 (SOLVER.REFERENCE_WORLD_SIZE)" in said
+    status, _, said = submit(*machines, "SOLVER.REFERENCE_BATCH_SIZE", 2)
+    assert status == 0
+    assert "learning rates are for" not in said
+    assert "SOLVER.BASE_LR 0.02, scaled from 0.01 (SOLVER.REFERENCE_BATCH_SIZE)" in said
 
 
 def test_the_paper_s_recipe_on_its_128_gpus(

@@ -19,8 +19,8 @@ _SCALED = "SOLVER.REFERENCE_WORLD_SIZE"
 _BATCH, _MACHINES = "TRAIN.BATCH_SIZE", "NUM_SHARDS"
 _BY_MACHINES = "SOLVER.BASE_LR_SCALE_NUM_SHARDS"
 _BY_CLIPS = "SOLVER.REFERENCE_BATCH_SIZE"
-_FROM = "SOLVER.WARMUP_START_LR"
-_RATES = ("SOLVER.BASE_LR", _FROM, "SOLVER.COSINE_END_LR")
+_WARMUP_START = "SOLVER.WARMUP_START_LR"
+_RATES = ("SOLVER.BASE_LR", _WARMUP_START, "SOLVER.COSINE_END_LR")
 
 _MAY_DIFFER = (
     "DATA.PATH_PREFIX",
@@ -60,7 +60,7 @@ def check_same_recipe(checkpoint: Mapping[str, Any], cfg: CfgNode, path: Path) -
         lines = [f"  {k}: {old.get(k)} there, {new.get(k)} here" for k in differing]
         if max(there[_MACHINES], here[_MACHINES]) > 1:
             lines.append(f"{_BATCH} and rates are given over all {_MACHINES} machines")
-        if there.get(_SCALED, 0) != here.get(_SCALED, 0):
+        if there[_SCALED] != here[_SCALED]:
             lines.append(f"{_SCALED} scales with the GPUs: continue on as many as there")
         raise ValueError(f"{path} is of another recipe:\n" + "\n".join(lines) + f"\n{_ELSE}")
 
@@ -93,10 +93,10 @@ def _effective(flat: Mapping[str, Any]) -> dict[str, Any]:
     keys, machines = dict(flat), flat[_MACHINES]
     del keys[_MACHINES]
     keys[_BATCH] *= machines
-    if keys.pop(_BY_MACHINES, False):
-        keys |= {key: keys[key] * machines for key in _RATES if key in keys}
-    if clips := keys.pop(_BY_CLIPS, 0):
-        keys |= {key: keys[key] * keys[_BATCH] / clips for key in _RATES if key != _FROM}
+    if keys.pop(_BY_MACHINES):
+        keys |= {key: keys[key] * machines for key in _RATES}
+    if clips := keys.pop(_BY_CLIPS):
+        keys |= {key: keys[key] * keys[_BATCH] / clips for key in _RATES if key != _WARMUP_START}
     return keys
 
 

@@ -155,7 +155,8 @@ def test_an_iteration_of_tsm_by_hand():
 def test_rates_that_belong_to_clips_follow_the_cluster(gpus, rate):
     """0.01 for 64 clips; 8 on each GPU."""
     fitted = on_cluster(load_config(TSM, []), MACHINES["summit"].node.with_gpus(gpus))
-    assert rates_of_batch(fitted).SOLVER.BASE_LR == pytest.approx(rate)
+    found = rates_of_batch(fitted).SOLVER.BASE_LR
+    assert found == pytest.approx(rate)
     assert fitted.TRAIN.BATCH_SIZE == 48
 
 

@@ -155,12 +155,8 @@ def test_an_iteration_of_tsm_by_hand():
 def test_rates_that_belong_to_clips_follow_the_cluster(gpus, rate):
     """0.01 for 64 clips; 8 on each GPU."""
     fitted = on_cluster(load_config(TSM, []), MACHINES["summit"].node.with_gpus(gpus))
-<<<<<<< HEAD
-    assert pytest.approx(rate) == rates_of_batch(fitted).SOLVER.BASE_LR
-=======
     found = rates_of_batch(fitted).SOLVER.BASE_LR
     assert found == pytest.approx(rate)
->>>>>>> tsm-plan
     assert fitted.TRAIN.BATCH_SIZE == 48
 
 

@@ -359,8 +359,8 @@ def test_the_parameters_of_i3d_by_hand():
 
 
 def test_what_temporal_pooling_saves_in_i3d_by_hand():
-    """It halves the frames after res2. So 16 frames with it are 8 without it, and stem and res2 of 8
-    more: the stem's kernel is 5 × 7², res2's blocks have 1² with 3 frames, 3² and 1², the first a
+    """It halves the frames after res2. So 16 frames with it are 8 without it, and stem and res2 of
+    8 more: the stem's kernel is 5 × 7², res2's blocks have 1² with 3 frames, 3² and 1², the first a
     shortcut.
 
     Without it, I3D is TSM's 2-D network and its kernels' other frames: 4 in the stem, 2 in the

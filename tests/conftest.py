@@ -1,5 +1,6 @@
 """A tiny data set, a tiny recipe, and runs of it, shared by the tests of whole runs."""
 
+import importlib
 import importlib.util
 import json
 import logging
@@ -260,6 +261,13 @@ def load_program() -> Callable[[str], ModuleType]:
         return module
 
     return load
+
+
+@pytest.fixture
+def step_bench(monkeypatch: pytest.MonkeyPatch) -> ModuleType:
+    """What the benchmarks of steps share: they find their neighbours in their own folder."""
+    monkeypatch.syspath_prepend(RUN_NET.parents[1] / "benchmarks")
+    return importlib.import_module("step_bench")
 
 
 @pytest.fixture

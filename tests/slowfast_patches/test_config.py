@@ -404,7 +404,8 @@ def test_frames_that_do_not_fit_say_which_would():
     assert "DATA.NUM_FRAMES 32 or SLOWFAST.ALPHA 1, 2 or 4 would work" in str(caught.value)
     with pytest.raises(ValueError, match=r"i3d needs 2 at least; DATA\.NUM_FRAMES 6 would work"):
         check_frames("i3d", 4, 8, QUARTER_HALF_ONE)
-    check_frames("slowonly", 4, 8, QUARTER_HALF_ONE)
+    for arch in ("slowonly", "c2d_nopool", "i3d_nopool"):
+        check_frames(arch, 4, 8, QUARTER_HALF_ONE)
 
 
 @given(frames=st.integers(1, 80), alpha=st.integers(1, 16))

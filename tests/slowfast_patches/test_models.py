@@ -13,7 +13,7 @@ from multigrid import GroupedBatchNorm3d, Schedule, Shape, set_group_size
 from slowfast_patches import patching
 from slowfast_patches.config import load_config
 from slowfast_patches.config.schedule import schedule_from_config
-from slowfast_patches.models.build import TrainingGlobalPool3d, build_model
+from slowfast_patches.models.build import TrainingGlobalPool3d, build_model, build_on_meta
 from slowfast_patches.models.flops import check_shapes, flops_per_clip
 from slowfast_patches.models.inputs import blank_inputs, pack_pathways
 from slowfast_patches.models.solver import build_optimizer
@@ -49,6 +49,7 @@ RECIPES = {
     "slow": ONE % "slow",
     "c2d": ONE % "c2d",
     "i3d": ONE % "i3d",
+    "i3d-nopool": ONE % "i3d_nopool",
     "i3d-nl": NONLOCAL,
 }
 SHAPES = {(32, 2, 32), (16, 2, 45), (16, 4, 32), (8, 4, 45), (4, 4, 64), (8, 8, 32), (4, 8, 45)}
@@ -84,7 +85,7 @@ def host_model(cfg: CfgNode) -> nn.Module:
     patching.apply()
     from slowfast.models.model_builder import _MODEL_TYPES
 
-    return _MODEL_TYPES[cfg.MODEL.ARCH](cfg)
+    return _MODEL_TYPES[cfg.MODEL.ARCH.removesuffix("_nopool")](cfg)
 
 
 def shake(model: nn.Module, inputs: list[Tensor]) -> None:
@@ -166,7 +167,7 @@ def test_the_pool_is_global_in_training_and_a_window_in_evaluation():
 
 def test_an_unknown_architecture_names_those_there_are(folder):
     cfg = load_config(folder / "c2d.yaml", ["MODEL.ARCH", "x3d"])
-    with pytest.raises(ValueError, match=r"'x3d' is not a model; there are c2d, i3d, slowfast"):
+    with pytest.raises(ValueError, match=r"'x3d' is not a model; there are c2d, c2d_nopool, i3d"):
         build_model(cfg)
 
 
@@ -250,6 +251,19 @@ def test_a_shape_too_small_for_a_pooling_is_named_with_a_way_out(folder, name, s
     cfg = load_config(folder / f"{name}.yaml")
     with pytest.raises(ValueError, match=f"cannot take the shape {shape} .*NONLOCAL.POOL"):
         check_shapes(cfg, [Shape(2, 8, 64), shape])
+
+
+@pytest.mark.parametrize(("name", "frames"), [("c2d", 4), ("i3d", 4)])
+def test_without_temporal_pooling_every_frame_reaches_the_head(folder, name, frames):
+    """8 frames; pooled, one is too few, which the others take."""
+    for arch, kept in ((name, frames), (f"{name}_nopool", 8)):
+        cfg = load_config(folder / "i3d.yaml", ["MODEL.ARCH", arch])
+        met = list[int]()
+        model = build_on_meta(cfg).train()
+        model.head.register_forward_pre_hook(lambda _, given, met=met: met.append(given[0][0]))
+        model(blank_inputs((1, 8, 64), None))
+        assert [features.shape[2] for features in met] == [kept]
+    check_shapes(cfg, [Shape(8, 1, 64)])
 
 
 def test_blank_inputs_are_the_pathways_of_a_shape():

@@ -30,6 +30,7 @@ SLOWFASTS = [SLOWFAST, f"{SLOWFAST}_IMAGENET", f"{SLOWFAST}_320"]
 SLOWFASTS += [f"Kinetics/SLOWFAST_{variant}" for variant in VARIANTS]
 I3DS = ["Kinetics/I3D_16x4_R50", "Kinetics/I3D_NL_16x4_R50"]
 ONE_GPU = "Kinetics/I3D_8x8_R50_1GPU"
+NO_POOL = "Kinetics/I3D_8x8_R50_NOPOOL"
 SSV2, CHARADES = "SSv2/SLOWFAST_16x8_R50", "Charades/SLOWFAST_16x8_R50"
 TSM = "Kinetics/TSM_8x8_R50"
 TSM_1536 = f"{TSM}_1536GPU"
@@ -72,7 +73,7 @@ def changes(name: str, base: str) -> dict[str, object]:
 
 def test_all_recipes_are_here():
     variants = [*BASELINES, *(f"{name}_MULTIGRID" for name in BASELINES), *ABLATIONS]
-    variants += [f"{SLOWFAST}_SMALL{n}" for n in (1, 2, 3)]
+    variants += [NO_POOL, *(f"{SLOWFAST}_SMALL{n}" for n in (1, 2, 3))]
     assert sorted(f"{name}.yaml" for name in variants) == PAPER
 
 
@@ -128,7 +129,8 @@ def test_every_model_takes_every_shape_of_its_recipes():
     assert sizes["i3d"] == every - {Shape(1, 4, 224)}
     for cfg, shapes in models.values():
         check_shapes(cfg, shapes)
-    assert len(models) == 6  # SlowFast R50 with α of 4 and 2, R101, I3D, I3D-NL, TSM
+    # SlowFast R50 with α of 4 and 2, R101, I3D, I3D-NL, I3D without pool, TSM
+    assert len(models) == 7
 
 
 # Lengths and rates. Published: clips per iteration, iterations, drops; rate, warm-up (§4-7).
@@ -286,6 +288,7 @@ def test_a_small_shape_baseline_is_a_shape_of_the_long_cycle(number, clips, iter
         (SLOWFASTS[3], SLOWFAST, {"DATA.NUM_FRAMES": 16, "SLOWFAST.ALPHA": 2}),
         (SLOWFASTS[4], SLOWFAST, {"DATA.NUM_FRAMES": 64}),
         (SLOWFASTS[5], SLOWFAST, {"RESNET.DEPTH": 101}),
+        (NO_POOL, ONE_GPU, {"MODEL.ARCH": "i3d_nopool"}),
         (I3DS[1], I3DS[0], {"NONLOCAL.LOCATION": [[[]], [[1, 3]], [[1, 3, 5]], [[]]]}),
     ],
 )
@@ -384,6 +387,27 @@ def test_the_parameters_of_i3d_by_hand():
     res4, res5 = 512 * 256 + 2 * 1024 * 256, 2048 * 512
     inflated = image + 4 * 3 * 64 * 49 + 2 * (res2 + res3 + res4 + res5)
     assert parameters(I3DS[0]) == parameters(ONE_GPU) == inflated == 28_043_472
+
+
+def test_what_temporal_pooling_saves_in_i3d_by_hand():
+    """It halves the frames after res2. So 16 frames with it are 8 without it, and stem and res2 of
+    8 more: the stem's kernel is 5 × 7², res2's blocks have 1² with 3 frames, 3² and 1², the first a
+    shortcut.
+
+    Without it, I3D is TSM's 2-D network and its kernels' other frames: 4 in the stem, 2 in the
+    convolutions of `test_the_parameters_of_i3d_by_hand`, whose output in the first block of a stage
+    is still of the stage before.
+    """
+    no_pool = multiply_adds(NO_POOL, 8, 224)
+    res2 = 3 * (64 * 64 + 2 * 256 * 64) + 3 * 9 * 64 * 64 + 3 * 64 * 256 + 64 * 256
+    early = 8 * (5 * 3 * 64 * 49 * 112**2 + res2 * 56**2) / 1e9
+    assert multiply_adds(ONE_GPU, 16, 224) - no_pool == pytest.approx(early, rel=1e-6)
+    at_56 = 64 * 64 + 2 * 256 * 64 + 256 * 128
+    later = (512 * 128 + 512 * 256) * 28**2 + 2 * 1024 * 256 * 14**2 + 2048 * 512 * 7**2
+    work = 8 * (4 * 3 * 64 * 49 * 112**2 + 2 * (at_56 * 56**2 + later)) / 1e9
+    two_d = multiply_adds("Kinetics/TSM_8x8_R50", 8, 224)
+    assert no_pool - two_d == pytest.approx(work, rel=1e-6)
+    assert (round(two_d, 1), round(no_pool, 1)) == (32.7, 44.9)
 
 
 def test_what_non_local_blocks_add_by_hand():

@@ -4,24 +4,28 @@ from __future__ import annotations
 
 import importlib.util
 import logging
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable
 from itertools import pairwise
 from typing import Any
 
 from fvcore.common.config import CfgNode
 
-from slowfast_patches.config.defaults import AUTO_OR_COUNT, PER_PATHWAY
+from slowfast_patches.config.architecture import check_architecture
+from slowfast_patches.config.defaults import AUTO_OR_COUNT
 from slowfast_patches.config.labels import check_labels
 from slowfast_patches.config.large_batch import check_large_batch
 from slowfast_patches.config.schedule import base_shape, uses_multigrid
 from slowfast_patches.patching import DETECTRON2_HINT
+from slowfast_patches.utils.report import format_list
 
-__all__ = ["check_config", "check_frames"]
+__all__ = ["check_config"]
 
 logger = logging.getLogger(__name__)
 
 _CHOICES: dict[str, tuple[object, ...]] = {
     "MODEL.ARCH": ("slowfast", "slowonly", "c2d", "c2d_nopool", "i3d", "i3d_nopool", "tsm"),
+    # The host's basic_transform cannot be built: it does not take the host's own arguments.
+    "RESNET.TRANS_FUNC": ("bottleneck_transform",),
     "SOLVER.LR_POLICY": ("cosine", "steps_with_relative_lrs"),
     "SOLVER.OPTIMIZING_METHOD": ("sgd", "adam", "lars"),
     "DATA.ENSEMBLE_METHOD": ("sum", "max"),
@@ -77,7 +81,7 @@ def check_config(cfg: CfgNode, world_size: int = 1) -> None:
         check_large_batch,
         _check_multigrid,
         _check_groups,
-        _check_pathways,
+        check_architecture,
         _check_crops,
     )
     for check in checks:
@@ -85,67 +89,18 @@ def check_config(cfg: CfgNode, world_size: int = 1) -> None:
     _check_processes(cfg, world_size)
 
 
-def check_frames(
-    arch: str, frames: int, alpha: int, time_factors: Sequence[float] = (1.0,)
-) -> None:
-    """Refuse frames that an architecture cannot take at every shape of a schedule.
-
-    The slow pathway has frames // alpha frames and receives ceil(frames / alpha) from the fast
-    one, so alpha must divide the frames. C2D and I3D halve the frames once, TSM shifts them.
-
-    Args:
-        arch: MODEL.ARCH.
-        frames: the baseline's frames.
-        alpha: SLOWFAST.ALPHA, read for "slowfast" only.
-        time_factors: the frames of the schedule's shapes, as fractions of the baseline's.
-
-    Raises:
-        ValueError: frames that do not fit, and which alpha or frames would.
-    """
-
-    def fits(frames: int, alpha: int) -> bool:
-        return all(_takes(arch, round(frames * factor), alpha) for factor in time_factors)
-
-    if fits(frames, alpha):
-        return
-    counts = sorted({round(frames * factor) for factor in time_factors})
-    enough = next((n for n in range(frames, 65 * frames) if fits(n, alpha)), None)
-    ways = [f"DATA.NUM_FRAMES {enough}"] if enough else []
-    text = f"DATA.NUM_FRAMES {frames} gives clips of {_join(counts)} frames, "
-    if arch == "slowfast":
-        alphas = [a for a in range(1, max(alpha, frames) + 1) if fits(frames, a)]
-        ways += [f"SLOWFAST.ALPHA {_join(alphas, 'or')}"] if alphas else []
-        text += f"and SLOWFAST.ALPHA {alpha} must divide each, to feed the slow pathway"
-    else:
-        text += f"and {arch} needs {_least_frames(arch)} at least"
-    raise ValueError(f"{text}; {_join(ways, 'or') or 'other factors'} would work")
-
-
-def _takes(arch: str, frames: int, alpha: int) -> bool:
-    if arch == "slowfast":
-        return frames >= alpha and frames % alpha == 0
-    return frames >= _least_frames(arch)
-
-
-def _least_frames(arch: str) -> int:
-    return 2 if arch in ("c2d", "i3d", "tsm") else 1
-
-
 def _check_values(cfg: CfgNode) -> None:
     for key, choices in _CHOICES.items():
         if _get(cfg, key) not in choices:
-            raise ValueError(f"{key} {_get(cfg, key)!r} is not known; use {_join(choices, 'or')}")
+            raise ValueError(
+                f"{key} {_get(cfg, key)!r} is not known; use {format_list(choices, 'or')}"
+            )
     for key in _AT_LEAST_ONE:
         if _get(cfg, key) < 1:
             raise ValueError(f"{key} must be 1 or more, not {_get(cfg, key)}")
     for key in AUTO_OR_COUNT:
         if _get(cfg, key) != "auto" and _get(cfg, key) < 0:
             raise ValueError(f"{key} must be 0 or more, or auto, not {_get(cfg, key)}")
-    if cfg.TSM.SHIFT_DIV != 0 and cfg.TSM.SHIFT_DIV < 2:
-        raise ValueError(
-            f"TSM.SHIFT_DIV must be 2 or more, for 1/SHIFT_DIV of the channels each way, or 0 for "
-            f"no shift, not {cfg.TSM.SHIFT_DIV}"
-        )
     if cfg.TRAIN.CHECKPOINTS_KEPT < 0:
         raise ValueError(
             f"TRAIN.CHECKPOINTS_KEPT must be 1 or more, or 0 to keep all, not "
@@ -252,25 +207,6 @@ def _check_groups(cfg: CfgNode) -> None:
         )
 
 
-def _check_pathways(cfg: CfgNode) -> None:
-    pathways = 2 if cfg.MODEL.ARCH == "slowfast" else 1
-    if len(cfg.DATA.INPUT_CHANNEL_NUM) != pathways:
-        raise ValueError(
-            f"DATA.INPUT_CHANNEL_NUM {cfg.DATA.INPUT_CHANNEL_NUM} does not fit MODEL.ARCH "
-            f"{cfg.MODEL.ARCH}; write {[3] * pathways} or leave it out"
-        )
-    for key in PER_PATHWAY:
-        stages = _get(cfg, key)
-        if any(len(stage) < pathways for stage in stages):
-            raise ValueError(
-                f"{key} {stages} needs {pathways} entries a stage for MODEL.ARCH {cfg.MODEL.ARCH}, "
-                f"one for each pathway; write {[[stage[0]] * pathways for stage in stages]}"
-            )
-    cycle = cfg.MULTIGRID.LONG_CYCLE_FACTORS if cfg.MULTIGRID.LONG_CYCLE else [[1.0, 1.0]]
-    factors = [time for time, _ in cycle]
-    check_frames(cfg.MODEL.ARCH, cfg.DATA.NUM_FRAMES, cfg.SLOWFAST.ALPHA, factors)
-
-
 def _check_crops(cfg: CfgNode) -> None:
     """The head's test-time window is the feature map of a training crop, CROP_SIZE // 32."""
     train, test, head = cfg.DATA.TRAIN_CROP_SIZE, cfg.DATA.TEST_CROP_SIZE, cfg.DATA.CROP_SIZE
@@ -322,9 +258,3 @@ def _is_number(value: object) -> bool:
 
 def _is_factor(value: Any) -> bool:
     return _is_number(value) and 0 < value <= 1
-
-
-def _join(items: Iterable[object], word: str = "and") -> str:
-    """ "4, 8 and 16"."""
-    *rest, last = [str(item) for item in items] or [""]
-    return f"{', '.join(rest)} {word} {last}" if rest else last

@@ -9,7 +9,15 @@ from typing import NamedTuple
 
 from tabulate import tabulate
 
-__all__ = ["Mean", "format_count", "format_factor", "format_flops", "format_table", "mean_of"]
+__all__ = [
+    "Mean",
+    "format_count",
+    "format_factor",
+    "format_flops",
+    "format_list",
+    "format_table",
+    "mean_of",
+]
 
 _PREFIXES = ("", "k", "M", "G", "T", "P", "E", "Z")
 
@@ -53,6 +61,12 @@ def format_factor(ours: float, baseline: float) -> str:
     if factor == "1.00":
         return "equal"
     return f"{factor}× {'fewer' if ours < baseline else 'more'}"
+
+
+def format_list(items: Iterable[object], word: str = "and") -> str:
+    """ "4, 8 and 16"."""
+    *rest, last = [str(item) for item in items] or [""]
+    return f"{', '.join(rest)} {word} {last}" if rest else last
 
 
 def format_table(

@@ -165,11 +165,13 @@ def test_what_was_trained_depends_on_the_model_and_on_multigrid(plan):
 
     def note(**changes: object) -> str:
         few = replace(plan, rows=plan.rows[:-1], **changes)
-        return format_cluster_plan(few).partition("Batches up to ")[2]
+        return format_cluster_plan(few).partition("a batch has ")[2]
 
-    smallest = "12,288 clips (multigrid's smallest: 196,608): the paper trained 512"
+    smallest = "12,288 clips, 196,608 at multigrid's smallest shape: the paper trained 512"
     assert note().startswith(smallest)
     assert note(multigrid=False) == ""
     assert "TSM" not in note(architecture="slowfast")
     assert note(architecture="slowfast", multigrid=False) != ""
-    assert "Batches up to 16,368" in format_cluster_plan(replace(plan, multigrid=False))
+    assert "On 2,046 GPUs a batch has 16,368 clips" in format_cluster_plan(
+        replace(plan, multigrid=False)
+    )

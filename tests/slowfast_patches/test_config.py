@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 from slowfast.config import defaults as host_defaults
 
 from slowfast_patches.config import check_config, get_cfg, load_config
-from slowfast_patches.config.check import check_frames
+from slowfast_patches.config.architecture import check_frames
 from slowfast_patches.config.defaults import NO_EFFECT
 
 
@@ -315,7 +315,12 @@ def test_nccl_on_the_cpu_becomes_gloo_with_one_warning(caplog):
         ("DATA.TEST_CROP_SIZE 192", "set it to 224 or more"),
         ("DATA.TRAIN_JITTER_SCALES [200,320]", "no shorter than DATA.TRAIN_CROP_SIZE 224"),
         ("DATA.TRAIN_JITTER_SCALES [320,256]", "DATA.TRAIN_JITTER_SCALES [320, 256]"),
-        ("DATA.INPUT_CHANNEL_NUM [3]", "write [3, 3] or leave it out"),
+        ("DATA.INPUT_CHANNEL_NUM [3]", "write DATA.INPUT_CHANNEL_NUM [3, 3]"),
+        ("MODEL.ARCH tsm DATA.INPUT_CHANNEL_NUM [3,3]", "write DATA.INPUT_CHANNEL_NUM [3]"),
+        ("RESNET.SPATIAL_STRIDES [[1],[2],[2],[2]]", "STRIDES [[1, 1], [2, 2], [2, 2], [2, 2]]"),
+        ("MODEL.ARCH tsm RESNET.SPATIAL_STRIDES [[1,1],[2,2],[2,2],[2,2]]", "[[1], [2], [2], [2]]"),
+        ("MODEL.ARCH tsm TSM.SHIFT_DIV 100", "write 64 or less, or 0 for no shift"),
+        ("RESNET.TRANS_FUNC basic_transform", "use bottleneck_transform"),
         ("MULTIGRID.LONG_CYCLE_FACTORS []", "the last [1, 1]"),
         ("MULTIGRID.LONG_CYCLE_FACTORS [[0.5,0.5]]", "the last [1, 1]"),
         ("MULTIGRID.LONG_CYCLE_FACTORS [0.5,1]", "the last [1, 1]"),
@@ -428,7 +433,7 @@ def test_lists_of_the_hosts_stages_follow_the_pathways():
 
 def test_a_list_without_an_entry_for_each_pathway_says_what_to_write():
     cfg = load_config(None, ["RESNET.SPATIAL_STRIDES", "[[1], [2], [2], [2]]"])
-    with pytest.raises(ValueError, match=r"SPATIAL_STRIDES.*write \[\[1, 1\], \[2, 2\]"):
+    with pytest.raises(ValueError, match=r"write .*SPATIAL_STRIDES \[\[1, 1\], \[2, 2\]"):
         check_config(cfg)
 
 

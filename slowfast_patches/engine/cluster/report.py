@@ -199,13 +199,13 @@ def _beyond_trained(plan: ClusterPlan) -> list[str]:
     if last.batch <= (LARGEST_TSM if tsm and not plan.multigrid else LARGEST_TRAINED):
         return []
     largest = max(shape.batch for phase in last.ours.phases for shape in phase.phase.shapes)
-    also = f" (multigrid's smallest: {largest:,})" if largest > last.batch else ""
+    also = f", {largest:,} at multigrid's smallest shape" if largest > last.batch else ""
     trained = f"the paper trained {LARGEST_TRAINED} at the baseline's shape"
     trained += f", Lin et al. (2019) {LARGEST_TSM:,} of TSM without multigrid" if tsm else ""
     return [
-        f"Batches up to {last.batch:,} clips{also}: {trained}, Goyal et al. (2017) kept the "
-        "accuracy of images up to 8,192. Beyond what was trained, the hours are arithmetic and "
-        "promise no accuracy."
+        f"On {last.cluster.gpus:,} GPUs a batch has {last.batch:,} clips{also}: {trained}, Goyal "
+        "et al. (2017) kept the accuracy of images up to 8,192. Beyond what was trained, the hours "
+        "are arithmetic and promise no accuracy."
     ]
 
 

@@ -8,7 +8,7 @@ import logging
 from fvcore.common.config import CfgNode
 
 from slowfast_patches.config.defaults import get_cfg
-from slowfast_patches.config.schedule import base_shape, rates_of_batch
+from slowfast_patches.config.schedule import base_shape, learning_rate_from_config
 
 __all__ = ["check_large_batch"]
 
@@ -38,13 +38,13 @@ def _check_reference(cfg: CfgNode) -> None:
             f"SOLVER.REFERENCE_BATCH_SIZE {clips} and SOLVER.BASE_LR_SCALE_NUM_SHARDS True would "
             "both scale the learning rates; set one of them to 0 or False"
         )
-    rate = rates_of_batch(cfg).SOLVER.BASE_LR
-    if clips and solver.WARMUP_EPOCHS and rate < solver.WARMUP_START_LR:
+    target = learning_rate_from_config(cfg).at(solver.WARMUP_EPOCHS)
+    if clips and solver.WARMUP_EPOCHS and target < solver.WARMUP_START_LR:
         logger.warning(
             "SOLVER.WARMUP_START_LR %g is above %g, the rate of %d clips in a mini-batch "
             "(SOLVER.BASE_LR %g for SOLVER.REFERENCE_BATCH_SIZE %d): the rate would fall in the "
             "warm-up; set SOLVER.WARMUP_EPOCHS 0",
-            *(solver.WARMUP_START_LR, rate, base_shape(cfg).batch, solver.BASE_LR, clips),
+            *(solver.WARMUP_START_LR, target, base_shape(cfg).batch, solver.BASE_LR, clips),
         )
 
 

@@ -157,7 +157,7 @@ def _check_rate(submission: Submission, cfg: CfgNode) -> list[str]:
     return [
         f"the recipe's learning rates are for {submission.recipe_batch} clips an iteration, this "
         f"has {batch}; SOLVER.REFERENCE_WORLD_SIZE N scales both, N the GPUs that it was written "
-        "for"
+        f"for, and SOLVER.REFERENCE_BATCH_SIZE {submission.recipe_batch} the rates alone"
     ]
 
 

@@ -222,10 +222,12 @@ def test_what_cannot_be_is_refused(keys: list[object], message: str):
 
 
 def test_a_warm_up_that_would_go_down_is_warned_of(caplog: pytest.LogCaptureFixture):
+    few = ["TRAIN.BATCH_SIZE", 4]
     check_config(config(*ON))
-    check_config(config(*ON, "TRAIN.BATCH_SIZE", 4, "SOLVER.WARMUP_EPOCHS", 0.0))
+    check_config(config(*few))
+    check_config(config(*ON, *few, "SOLVER.WARMUP_EPOCHS", 0.0))
     assert not caplog.records
-    check_config(config(*ON, "TRAIN.BATCH_SIZE", 4))
+    check_config(config(*ON, *few))
     (record,) = caplog.records
     assert "WARMUP_START_LR 0.5 is above 0.25, the rate of 4 clips" in record.getMessage()
     assert "set SOLVER.WARMUP_EPOCHS 0" in record.getMessage()

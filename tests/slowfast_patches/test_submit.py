@@ -159,7 +159,9 @@ def test_what_this_machine_does_not_see_is_only_warned_of(
 def test_a_batch_that_grows_without_its_learning_rate_is_warned_of(submit: Callable) -> None:
     machines = ["--dry-run", "--nodes", 2, "TRAIN.BATCH_SIZE", 2]
     alone = "the recipe's learning rates are for 2 clips an iteration, this has 4"
-    assert alone in submit(*machines)[2]
+    warned = submit(*machines)[2]
+    assert alone in warned
+    assert "SOLVER.REFERENCE_BATCH_SIZE 2 the rates alone" in warned
     status, _, said = submit(*machines, "SOLVER.REFERENCE_WORLD_SIZE", 1)
     assert status == 0
     assert "learning rates are for" not in said

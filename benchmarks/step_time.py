@@ -19,6 +19,8 @@ loading; one GPU is enough. NUM_GPUS 0 measures the CPU.
 
 Several recipes are compared at their baselines' shapes with equally many clips, beside their
 parameters, multiply-adds and the gradients that processes would exchange. Overrides are for all.
+On the CPU, give torch more threads than one (OMP_NUM_THREADS): with one, and fewer than 16 clips,
+it computes convolutions of 1 × 1 × 1 and 3 × 1 × 1 without oneDNN, the latter slowly.
 
 Every round times each shape, or recipe, once, in random order, so that whatever else the machine
 does falls on all of them; what is relative is of one round. A shape that does not fit into the

@@ -30,6 +30,7 @@ from typing import Any
 from fvcore.common.config import CfgNode
 
 from slowfast_patches.config import check_config, load_config
+from slowfast_patches.config.large_batch import check_large_batch
 from slowfast_patches.config.schedule import check_world_size, schedule_from_config
 from slowfast_patches.engine.cluster.loader import WAYS, clip_rate
 from slowfast_patches.engine.cluster.machines import MACHINES
@@ -182,6 +183,7 @@ def _option(name: str) -> str:
 def plan_cluster(args: argparse.Namespace, cluster: Cluster) -> ClusterPlan:
     """The plan of the recipe on a cluster, checked as a training on it would be."""
     cfg = load_config(args.cfg, args.overrides)
+    check_large_batch(cfg)  # `on_cluster` writes out what of it scales by machines
     fitted = on_cluster(cfg, cluster)
     check_config(fitted, cluster.gpus)
     num_videos = dataset_size(cfg, args.dataset_size)

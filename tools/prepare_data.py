@@ -4,9 +4,10 @@ Every video of the lists is written to DIR/videos as H.264 in short groups of pi
 side of at most 256 pixels, and the lists with the paths of these files to DIR. Training takes the
 result like any data set: DATA.PATH_TO_DATA_DIR DIR.
 
-    python tools/prepare_data.py --csv k400/train.csv --csv k400/val.csv --out k400_prepared
+    python tools/prepare_data.py --csv k400/train.csv --csv k400/val.csv --csv k400/test.csv \\
+        --out k400_prepared
 
-prepares what two lists name ("path label" a line; a video that both name is written once).
+prepares what three lists name ("path label" a line; a video that several name is written once).
 
     python tools/prepare_data.py --folder videos --out videos_prepared
 

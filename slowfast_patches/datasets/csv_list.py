@@ -47,9 +47,7 @@ def read_csv(
             [0, num_classes); with file and line.
     """
     if not path.is_file():
-        raise ValueError(
-            f"{path}: no such file; set DATA.PATH_TO_DATA_DIR to the folder that has it"
-        )
+        raise ValueError(f"{path}: no such file; {_advice(path)}")
     folder, videos = Path(prefix) if prefix else path.parent, list[LabelledVideo]()
     for number, line in enumerate(path.read_text(encoding="utf-8-sig").splitlines(), start=1):
         if not line.strip():
@@ -67,3 +65,10 @@ def read_csv(
     if not videos:
         raise ValueError(f"{path}: no videos in the list")
     return videos
+
+
+def _advice(path: Path) -> str:
+    """What to do about a list that is not there."""
+    if path.name == "test.csv" and path.with_name("train.csv").is_file():
+        return "add it beside train.csv, or set TEST.ENABLE False to train without a test"
+    return "set DATA.PATH_TO_DATA_DIR to the folder that has it"

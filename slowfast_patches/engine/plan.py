@@ -146,8 +146,8 @@ def dataset_size(cfg: CfgNode, given: int | None = None) -> int:
     if size < 1:
         raise ValueError(
             "how many training videos are there? DATA.PATH_TO_DATA_DIR "
-            f"('{cfg.DATA.PATH_TO_DATA_DIR}') holds no list of them; give --dataset-size N (plan) "
-            "or DATA.NUM_TRAIN_VIDEOS N"
+            f"('{cfg.DATA.PATH_TO_DATA_DIR}') holds no list of them; set it to the folder that has "
+            "one, or to plan without one give --dataset-size N or DATA.NUM_TRAIN_VIDEOS N"
         )
     return int(size)
 

@@ -58,7 +58,7 @@ def main() -> int:
     parser.add_argument("--shard_id", type=int, help="this machine's number: SHARD_ID")
     parser.add_argument("--num_shards", type=int, help="the number of machines: NUM_SHARDS")
     parser.add_argument("overrides", nargs="*", metavar="KEY VALUE", help="keys to replace")
-    args = parser.parse_args()
+    args = parser.parse_intermixed_args()
     overrides = list(args.overrides)
     for key, value in (("SHARD_ID", args.shard_id), ("NUM_SHARDS", args.num_shards)):
         if value is not None:

@@ -89,6 +89,7 @@ class Pair:
         self.cases["without"] = _case(plain, device, layout, shape)
         for case in self.cases.values():
             case.warm_up(seconds)
+        self._check_memory()
         self.shifts, self.alone = Shifts(self.cases["with"]), list[float]()
         self.shifts.seconds()
 
@@ -99,7 +100,16 @@ class Pair:
     def _time_shifts(self) -> None:
         self.alone.append(self.shifts.seconds())
 
+    def _check_memory(self) -> None:
+        for name, case in self.cases.items():
+            if case.failure is not None:
+                raise ValueError(
+                    f"a step {name} the shift, in {self.layout}: {case.failure} with --clips "
+                    f"{case.clips}; give fewer"
+                )
+
     def to_json(self) -> dict[str, Any]:
+        self._check_memory()
         steps, plain = (self.cases[name].rounds for name in ("with", "without"))
         inputs = [x for x, _, _ in self.shifts.inputs]
         layout = FORMATS[self.layout]
@@ -224,7 +234,7 @@ def main(argv: list[str] | None = None) -> int:
         if args.output:
             write_result(args.output, "shift.py", argv, result)
     except torch.OutOfMemoryError as error:
-        print(f"error: --clips {args.clips} do not fit: {error}", file=sys.stderr)
+        print(f"error: four networks and --clips {args.clips} do not fit: {error}", file=sys.stderr)
         return 2
     except (ValueError, ImportError, OSError) as error:
         print(f"error: {error}", file=sys.stderr)

@@ -34,6 +34,7 @@ import sys
 from pathlib import Path
 from typing import Any
 
+import torch
 from fvcore.common.config import CfgNode
 from step_bench import (
     Bench,
@@ -169,6 +170,9 @@ def main(argv: list[str] | None = None) -> int:
             print(format_result(result))
         if args.output:
             write_result(args.output, "step_time.py", argv, result)
+    except torch.OutOfMemoryError as error:
+        print(f"error: the networks, all kept at once, do not fit: {error}", file=sys.stderr)
+        return 2
     except (ValueError, ImportError, OSError) as error:
         print(f"error: {error}", file=sys.stderr)
         return 2

@@ -68,6 +68,13 @@ class Comparison:
     metrics: tuple[str, ...]
     command: str
 
+    @property
+    def settings(self) -> str:
+        """The keys that the command sets in every config, but for where the data lies."""
+        keys = self.rows[0].overrides
+        pairs = zip(keys[::2], keys[1::2], strict=True)
+        return ", ".join(f"{k} {value}" for k, value in pairs if not k.startswith("DATA.PATH_"))
+
     def to_json(self) -> dict[str, Any]:
         """As plain data; a mean has its `mean` and `std`, a missing value is null."""
         return {
@@ -148,14 +155,15 @@ def _distinct(rows: Iterable[Row], key: str) -> list[dict[str, Any]]:
 
 
 def format_comparison(comparison: Comparison, *, markdown: bool = False) -> str:
-    """The table of a comparison, for a terminal or in Markdown."""
+    """The table of a comparison and what was set in every config, for a terminal or in Markdown."""
     headers = ["config", "seeds", "iterations", "iteration\nfactor", "epochs", "clips"]
     headers += ["training\nFLOPs", "training +\nloading, s", "evalu-\nation, s", "speed-up"]
     headers += [f"{metric_title(name)}, %" for name in comparison.metrics]
     if markdown:
         headers = [header.replace("-\n", "").replace("\n", " ") for header in headers]
     rows = [_cells(row, is_first=row is comparison.rows[0]) for row in comparison.rows]
-    return format_table(headers, rows, markdown=markdown)
+    table = format_table(headers, rows, markdown=markdown)
+    return f"{table}\n\nIn every config: {comparison.settings}" if comparison.settings else table
 
 
 def _cells(row: Row, *, is_first: bool) -> list[str]:
@@ -243,6 +251,7 @@ def _plot(comparison: Comparison, path: Path) -> None:
     axes.set_xlabel(f"training time, loading included ({unit})")
     axes.set_ylabel(f"{_LONG_TITLES[comparison.metrics[0]]} (%)")
     axes.set_xlim(left=0)
+    axes.set_title(comparison.settings)
     if runs:
         axes.legend(
             loc="lower right",

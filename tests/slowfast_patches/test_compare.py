@@ -167,6 +167,13 @@ def test_a_report_by_hand(recipes, tmp_path):
     assert (tmp_path / "out" / "report.png").read_bytes().startswith(b"\x89PNG")
 
 
+def test_what_is_set_in_every_config_is_said_where_the_names_do_not(configs):
+    keys = ["MODEL.ARCH", "c2d", "DATA.PATH_TO_DATA_DIR", "videos", "SOLVER.BASE_LR", "0.2"]
+    recipes = make_recipes(configs, keys, equal_time=True)
+    text = format_comparison(make_comparison(recipes, [0], {}, ""))
+    assert text.endswith("\n\nIn every config: MODEL.ARCH c2d, SOLVER.BASE_LR 0.2")
+
+
 @pytest.fixture(scope="module")
 def several_labels(configs: list[Path]) -> list[Path]:
     """The two configs for a data set of several labels a video."""

@@ -1,6 +1,6 @@
 """What the temporal shift costs: training steps of TSM with it and without it, in pairs.
 
-    python benchmarks/shift.py --output shift.json NUM_GPUS 0
+    python benchmarks/shift.py --output shift.json NUM_GPUS 0 DATA_LOADER.NUM_WORKERS 0
     python benchmarks/shift.py --clips 8 --output shift_gpu.json NUM_GPUS 1
 
 A recipe's network trains on made-up clips of the baseline's shape, in fp32 unless the recipe says
@@ -13,9 +13,10 @@ A second measure is less noisy: the shifts alone, forward and backward, of every
 like those that the blocks get in the step, as a share of the step in the same round. It leaves out
 what the shift does to its neighbours, by memory above all.
 
-On the CPU, give torch the threads that training has: with a single one and fewer than 16 clips it
-computes most of these convolutions without oneDNN, which makes the step longer, and gives
-contiguous results whatever the format. The table says how many blocks got theirs in the format.
+On the CPU, give torch more threads than one (DATA_LOADER.NUM_WORKERS 0 leaves no core to readers):
+with a single one and fewer than 16 clips it computes most of these convolutions without oneDNN,
+which makes the step longer, and gives contiguous results whatever the format. The table says how
+many blocks got theirs in the format.
 """
 
 from __future__ import annotations

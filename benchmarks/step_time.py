@@ -9,7 +9,7 @@
         --cfg configs/Kinetics/I3D_8x8_R50_1GPU.yaml \\
         --cfg configs/Kinetics/I3D_8x8_R50_NOPOOL.yaml \\
         --cfg configs/Kinetics/SLOWFAST_8x8_R50.yaml \\
-        --clips 2 --rounds 5 --output models.json NUM_GPUS 0
+        --clips 2 --rounds 5 --output models.json NUM_GPUS 0 DATA_LOADER.NUM_WORKERS 0
 
 Made-up clips go the way that training sends them: normalised and packed, forward, loss, backward,
 optimizer, in the recipe's precision, with the recipe's BN at each shape. The baseline's shape is
@@ -19,8 +19,9 @@ loading; one GPU is enough. NUM_GPUS 0 measures the CPU.
 
 Several recipes are compared at their baselines' shapes with equally many clips, beside their
 parameters, multiply-adds and the gradients that processes would exchange. Overrides are for all.
-On the CPU, give torch more threads than one (OMP_NUM_THREADS): with one, and fewer than 16 clips,
-it computes convolutions of 1 × 1 × 1 and 3 × 1 × 1 without oneDNN, the latter slowly.
+On the CPU, give torch more threads than one (DATA_LOADER.NUM_WORKERS 0 leaves no core to readers):
+with one, and fewer than 16 clips, it computes convolutions of 1 × 1 × 1 and 3 × 1 × 1 without
+oneDNN, the latter slowly.
 
 Every round times each shape, or recipe, once, in random order, so that whatever else the machine
 does falls on all of them; what is relative is of one round. A shape that does not fit into the

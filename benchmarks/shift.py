@@ -31,7 +31,16 @@ from typing import Any
 
 import torch
 from fvcore.common.config import CfgNode
-from step_bench import Bench, Case, load_recipe, prepare_device, provenance, quartiles, write_result
+from step_bench import (
+    Bench,
+    Case,
+    add_options,
+    load_recipe,
+    prepare_device,
+    provenance,
+    quartiles,
+    write_result,
+)
 from torch import Tensor, nn
 
 from multigrid import Shape
@@ -201,26 +210,11 @@ def parse_args(argv: list[str] | None = None) -> argparse.Namespace:
     parser.add_argument(
         "--clips", type=int, default=1, metavar="N", help="of one process (%(default)s)"
     )
-    parser.add_argument(
-        "--rounds", type=int, default=11, metavar="N", help="2 or more (%(default)s)"
-    )
-    parser.add_argument(
-        "--seconds",
-        type=float,
-        default=20.0,
-        metavar="S",
-        help="time spent on each of the four networks, about, but a step a round at least "
-        "(%(default)g)",
-    )
     parser.add_argument("--output", type=Path, metavar="FILE.json", help="write the numbers here")
-    parser.add_argument("overrides", nargs="*", metavar="KEY VALUE", help="config keys to set")
+    add_options(parser, rounds=11, of_each="of the four networks")
     args = parser.parse_intermixed_args(argv)
-    if args.rounds < 2:
-        parser.error("--rounds: quartiles take 2 rounds at least")
     if args.clips < 1:
         parser.error("--clips takes 1 or more")
-    if not 0 < args.seconds < float("inf"):
-        parser.error("--seconds takes a number above 0")
     return args
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import argparse
 import datetime
 import json
 import random
@@ -30,6 +31,7 @@ from slowfast_patches.utils.machine import machine, versions
 __all__ = [
     "Bench",
     "Case",
+    "add_options",
     "load_recipe",
     "prepare_device",
     "provenance",
@@ -211,3 +213,35 @@ def _made_up_labels(cfg: CfgNode, clips: int) -> Tensor:
     if cfg.DATA.MULTI_LABEL:
         return torch.randint(0, 2, (clips, cfg.MODEL.NUM_CLASSES)).float()
     return torch.randint(0, cfg.MODEL.NUM_CLASSES, (clips,))
+
+
+def add_options(parser: argparse.ArgumentParser, *, rounds: int, of_each: str) -> None:
+    """--rounds, --seconds and the config keys, as every benchmark of steps has them.
+
+    Args:
+        rounds: how many there are by default.
+        of_each: what the seconds are spent on, in words.
+    """
+    parser.add_argument(
+        "--rounds", type=two_or_more, default=rounds, metavar="N", help="2 or more (%(default)s)"
+    )
+    parser.add_argument(
+        "--seconds",
+        type=above_zero,
+        default=20.0,
+        metavar="S",
+        help=f"time spent on each {of_each}, about, but a step a round at least (%(default)g)",
+    )
+    parser.add_argument("overrides", nargs="*", metavar="KEY VALUE", help="config keys to set")
+
+
+def two_or_more(text: str) -> int:
+    if (number := int(text)) < 2:
+        raise argparse.ArgumentTypeError(f"quartiles take 2 rounds at least, not {number}")
+    return number
+
+
+def above_zero(text: str) -> float:
+    if not 0 < (number := float(text)) < float("inf"):
+        raise argparse.ArgumentTypeError(f"takes a number above 0, not {text}")
+    return number

@@ -40,6 +40,7 @@ from fvcore.common.config import CfgNode
 from step_bench import (
     Bench,
     Case,
+    add_options,
     load_recipe,
     prepare_device,
     provenance,
@@ -133,23 +134,8 @@ def parse_args(argv: list[str] | None = None) -> argparse.Namespace:
         metavar="FILE.json",
         help="write the numbers here, too; those of one recipe are for tools/plan.py",
     )
-    parser.add_argument(
-        "--rounds", type=int, default=7, metavar="N", help="2 or more (%(default)s)"
-    )
-    parser.add_argument(
-        "--seconds",
-        type=float,
-        default=20.0,
-        metavar="S",
-        help="time spent on each shape or recipe, about, but an iteration a round at least "
-        "(%(default)g)",
-    )
-    parser.add_argument("overrides", nargs="*", metavar="KEY VALUE", help="config keys to set")
+    add_options(parser, rounds=7, of_each="shape or recipe")
     args = parser.parse_intermixed_args(argv)
-    if args.rounds < 2:
-        parser.error("--rounds: quartiles take 2 rounds at least")
-    if not 0 < args.seconds < float("inf"):
-        parser.error("--seconds takes a number above 0")
     if args.clips is not None and args.clips < 1:
         parser.error("--clips takes 1 or more")
     if args.clips is not None and len(args.cfg) == 1:

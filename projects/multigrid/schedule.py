@@ -99,8 +99,8 @@ class Schedule:
 
     @property
     def baseline_iterations(self) -> int:
-        """Iterations of the same recipe without multigrid."""
-        return max(1, round(self.learning_rate.epochs * self.num_videos / self.base.batch))
+        """Iterations of the same recipe without multigrid: a half more counts as one, as there."""
+        return max(1, int(self.learning_rate.epochs * self.num_videos / self.base.batch + 0.5))
 
     @property
     def shapes(self) -> tuple[Shape, ...]:

@@ -283,6 +283,13 @@ def test_shapes_lists_each_once(both, steps):
 # One cycle, none, cosine.
 
 
+@pytest.mark.parametrize(("videos", "iterations"), [(11, 4), (12, 5), (13, 5)])
+def test_the_baselines_iterations_are_those_of_its_own_schedule(videos, iterations):
+    """3 epochs in batches of 8: 4.125, 4.5 and 4.875; of two as near, the one with more clips."""
+    schedule = make_schedule(BASE, videos, stepped((3.0,)), epoch_factor=1, **OFF)
+    assert schedule.iterations == schedule.baseline_iterations == iterations
+
+
 @pytest.mark.parametrize("warmup_epochs", [0, 3])
 @pytest.mark.parametrize("policy", ["cosine", "steps_with_relative_lrs"])
 def test_off_is_the_baseline(policy, warmup_epochs):

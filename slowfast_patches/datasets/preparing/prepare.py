@@ -16,6 +16,7 @@ import random
 import shutil
 import sys
 import time
+from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -123,22 +124,24 @@ def _prepare_all(jobs: Sequence[_Job], done: PreparedSet, workers: int) -> Resul
     first = random.Random(0).sample(jobs, min(len(jobs), max(_SAMPLE, 2 * workers)))
     sample, results = set(first), Results()
     rest = [job for job in jobs if job not in sample]
-    outcomes = run_each(_prepare_one, [*first, *rest], workers)
-    total, unreadable = sum(job.source.size for job in jobs), 0
+    total, unreadable = sum(job.source.size for job in jobs), Counter[bool]()
     bar = tqdm(desc="prepare", total=total, unit="B", unit_scale=True, disable=None)
-    try:
-        with bar, contextlib.closing(outcomes):
+
+    def prepare(part: Sequence[_Job]) -> None:
+        with contextlib.closing(run_each(_prepare_one, part, workers)) as outcomes:
             for job, result in outcomes:
                 results[job.source] = _noted(result, done)
-                unreadable += isinstance(results[job.source], str)
-                state = f"{len(results)}/{len(jobs)} videos, {unreadable} unreadable"
+                unreadable.update([isinstance(results[job.source], str)])
+                state = f"{len(results)}/{len(jobs)} videos, {unreadable[True]} unreadable"
                 bar.set_postfix_str(state, refresh=False)
                 bar.update(job.source.size)
-                sample.discard(job)
-                if rest and not sample:
-                    left = [job.source.size for job in jobs if job.source not in results]
-                    bar.write(_check_room(results, left, done, workers))
-                    rest = []
+
+    try:
+        with bar:
+            prepare(first)
+            if rest:  # none of it is begun before there is room for it
+                bar.write(_check_room(results, [job.source.size for job in rest], done, workers))
+            prepare(rest)
     except OSError as error:
         if error.errno not in _NO_ROOM:
             raise

@@ -52,9 +52,9 @@ class Record:
         step_, save, write = train.Trainer._train_step, Writer.save, Writer._write
         record = self
 
-        def train_step(self: Any, network: Any, step: Step, batch: Any) -> Any:
+        def train_step(self: Any, step: Step, batch: Any) -> Any:
             record.began.append((step, time.perf_counter(), self.clock.working))
-            return step_(self, network, step, batch)
+            return step_(self, step, batch)
 
         def timed_save(self: Any, iteration: int, state: Any) -> None:
             start = time.perf_counter()

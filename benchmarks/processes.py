@@ -37,10 +37,8 @@ from multigrid import Batch, Schedule, Step, clip_numbers, empty_clips, form_gro
 from slowfast_patches.config import load_config
 from slowfast_patches.config.schedule import check_world_size, schedule_from_config
 from slowfast_patches.engine.parallel import parallel
-from slowfast_patches.engine.step import train_step
+from slowfast_patches.engine.step import Stepper
 from slowfast_patches.models.build import build_model
-from slowfast_patches.models.inputs import InputTransform
-from slowfast_patches.models.solver import Precision, build_optimizer, loss_function
 from slowfast_patches.utils.distributed import World
 from slowfast_patches.utils.machine import available_cores, machine, versions
 
@@ -58,11 +56,8 @@ class Trained:
         if world.size > 1:
             form_groups(self.schedule)
         self.model = build_model(cfg, grouped_bn=True)
-        self.network = parallel(self.model, world)
-        self.optimizer = build_optimizer(cfg, self.model)
-        self.precision = Precision(cfg, world.device)
-        self.transform = InputTransform.from_config(cfg, world.device)
-        self.loss_function = loss_function(cfg)
+        self.stepper = Stepper(cfg, self.model, world.device)
+        self.network = self.stepper.network = parallel(self.model, world)
 
     def seconds(self, iteration: int, way: str) -> float:
         """Of one step, from when all processes are ready until all are done."""
@@ -74,17 +69,7 @@ class Trained:
         with nullcontext() if exchanges else _no_exchange(self.network):
             self._wait()
             start = time.perf_counter()
-            train_step(
-                self.cfg,
-                self.network,
-                self.optimizer,
-                step,
-                batch,
-                clips=clips,
-                transform=self.transform,
-                precision=self.precision,
-                loss_function=self.loss_function,
-            )
+            self.stepper(step, batch, clips)
             self._wait()
         return time.perf_counter() - start
 

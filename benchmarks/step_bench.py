@@ -21,11 +21,10 @@ from torch import Tensor
 from multigrid import Batch, Shape, Step, empty_clips
 from slowfast_patches.config import check_config, load_config
 from slowfast_patches.engine.launch import for_processes, process_device, processes_of
-from slowfast_patches.engine.step import train_step
+from slowfast_patches.engine.step import Stepper
 from slowfast_patches.engine.step_times import device_of
 from slowfast_patches.models.build import build_model
-from slowfast_patches.models.inputs import InputTransform
-from slowfast_patches.models.solver import Precision, build_optimizer, loss_function
+from slowfast_patches.models.solver import Precision
 from slowfast_patches.utils.machine import machine, versions
 
 __all__ = [
@@ -73,10 +72,7 @@ class Bench:
     def __init__(self, cfg: CfgNode, device: torch.device) -> None:
         self.cfg, self.device = cfg, device
         self.model = build_model(cfg, grouped_bn=True).to(device)
-        self.optimizer = build_optimizer(cfg, self.model)
-        self.transform = InputTransform.from_config(cfg, device)
-        self.precision = Precision(cfg, device)
-        self.loss_function = loss_function(cfg)
+        self.stepper = Stepper(cfg, self.model, device)
 
     def seconds(self, step: Step, batch: Batch, iterations: int) -> float:
         """Seconds of an iteration, over some of them.
@@ -87,29 +83,20 @@ class Bench:
         self.wait()
         start = time.perf_counter()
         for _ in range(iterations):
-            train_step(
-                self.cfg,
-                self.model,
-                self.optimizer,
-                step,
-                batch,
-                transform=self.transform,
-                precision=self.precision,
-                loss_function=self.loss_function,
-            )
+            self.stepper(step, batch)
         self.wait()
         return (time.perf_counter() - start) / iterations
 
     def forget(self) -> None:
         """Give back what an iteration that broke off has left behind."""
-        self.optimizer.zero_grad(set_to_none=True)
-        self.precision = Precision(self.cfg, self.device)
+        self.stepper.optimizer.zero_grad(set_to_none=True)
+        self.stepper.precision = Precision(self.cfg, self.device)
         if self.device.type == "cuda":
             torch.cuda.empty_cache()
 
     def precision_name(self) -> str:
         """What the model computes in: "float32", "bfloat16" or "float16"."""
-        with self.precision.autocast():
+        with self.stepper.precision.autocast():
             if torch.is_autocast_enabled(self.device.type):
                 return str(torch.get_autocast_dtype(self.device.type)).removeprefix("torch.")
         return "float32"

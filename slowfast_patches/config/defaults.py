@@ -66,6 +66,9 @@ def _add_multigrid(cfg: CfgNode) -> None:
     cfg.MULTIGRID.BN_BASE_SIZE = 8
     # Evaluations per shape of the long cycle.
     cfg.MULTIGRID.EVAL_FREQ = 3
+    # Crops of coarser grids are rounded to multiples of it: 1 has the paper's sizes (158 of 224),
+    # 16 or 32 sizes that GPUs like better (160).
+    cfg.MULTIGRID.SIZE_DIVISOR = 1
     # Filled at run time in the later releases; see NO_EFFECT.
     cfg.MULTIGRID.LONG_CYCLE_SAMPLING_RATE = 0
     cfg.MULTIGRID.DEFAULT_B = 0
@@ -104,6 +107,8 @@ def _add_solver(cfg: CfgNode) -> None:
     cfg.SOLVER.CLIP_GRAD_L2NORM = None
     # No weight decay for biases and other parameters of one dimension.
     cfg.SOLVER.ZERO_WD_1D_PARAM = False
+    # Update all parameters in one kernel (sgd and adam).
+    cfg.SOLVER.FUSED = False
     # OPTIMIZING_METHOD lars: the trust coefficient, by which a weight's rate is multiplied beside
     # the ratio of its norm to its gradient's (You, Gitman and Ginsburg, 2017; their eta).
     cfg.SOLVER.LARS_TRUST = 0.001
@@ -123,6 +128,10 @@ def _add_model(cfg: CfgNode) -> None:
     # What turns the head's outputs into scores in evaluation: "softmax", or "sigmoid" for several
     # labels a video.
     cfg.MODEL.HEAD_ACT = "softmax"
+    # Clips and weights with a pixel's channels side by side, as tensor cores read them.
+    cfg.MODEL.CHANNELS_LAST = False
+    # Compute a block's activations anew in the backward pass instead of keeping them.
+    cfg.MODEL.ACT_CHECKPOINT = False
 
 
 def _add_data(cfg: CfgNode) -> None:
@@ -148,7 +157,19 @@ def _add_data(cfg: CfgNode) -> None:
 
 
 def _add_run(cfg: CfgNode) -> None:
+    # Compute in bfloat16 where that is exact enough, or in float16 with a scaled loss on a GPU that
+    # has no bfloat16.
     cfg.TRAIN.MIXED_PRECISION = False
+    # Let a GPU round the factors of float32 products to 10 bits of mantissa.
+    cfg.TRAIN.TF32 = True
+    # Let cuDNN try its convolutions at each shape and take the fastest.
+    cfg.TRAIN.CUDNN_BENCHMARK = True
+    # Give the same numbers in every run on the same machine, where that takes slower kernels too.
+    cfg.TRAIN.DETERMINISTIC = False
+    # Compile the network for each shape, before the training begins.
+    cfg.TRAIN.COMPILE = False
+    # Record each shape's kernels once and launch them as one CUDA graph.
+    cfg.TRAIN.CUDA_GRAPHS = False
     # In the later releases: do not continue TRAIN.CHECKPOINT_FILE_PATH; see NO_EFFECT.
     cfg.TRAIN.CHECKPOINT_EPOCH_RESET = False
     # The last checkpoints that stay, beside those at the ends of phases; 0 keeps all.
@@ -206,9 +227,6 @@ NO_EFFECT: Mapping[str, NoEffect] = {
         "a training that starts from TRAIN.CHECKPOINT_FILE_PATH starts at iteration 0; one in "
         "OUTPUT_DIR is continued by TRAIN.AUTO_RESUME",
         (False, True),
-    ),
-    "MODEL.ACT_CHECKPOINT": NoEffect(
-        "activations are kept; write a smaller TRAIN.BATCH_SIZE where memory is short", (False,)
     ),
     "TENSORBOARD.ENABLE": NoEffect(
         "event files are always written to OUTPUT_DIR; leave it out", (True,)

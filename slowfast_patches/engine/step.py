@@ -1,8 +1,8 @@
-"""One step of gradient descent, as training takes it and as benchmarks time it."""
+"""Steps of gradient descent, as training takes them and as benchmarks time them."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import NamedTuple
 
 import torch
@@ -12,9 +12,15 @@ from torch import Tensor, nn
 from multigrid import Batch, Step, set_group_size
 from slowfast_patches.models.dropout import set_clips
 from slowfast_patches.models.inputs import InputTransform
-from slowfast_patches.models.solver import Precision, clip_gradients, set_learning_rate
+from slowfast_patches.models.solver import (
+    Precision,
+    build_optimizer,
+    clip_gradients,
+    loss_function,
+    set_learning_rate,
+)
 
-__all__ = ["Outcome", "train_step"]
+__all__ = ["Outcome", "Stepper"]
 
 
 class Outcome(NamedTuple):
@@ -25,36 +31,75 @@ class Outcome(NamedTuple):
     labels: Tensor
 
 
-def train_step(
-    cfg: CfgNode,
-    network: nn.Module,
-    optimizer: torch.optim.Optimizer,
-    step: Step,
-    batch: Batch,
-    *,
-    clips: Sequence[int] | None = None,
-    transform: InputTransform,
-    precision: Precision,
-    loss_function: nn.Module,
-) -> Outcome:
-    """Train `network` on this process's clips of one iteration, at its learning rate and BN size.
+def _unmarked(stage: str) -> None:
+    """Nothing is timed."""
 
-    `clips` are the numbers of the batch's clips in the stream, which dropout is keyed by; without
-    them, as for clips that are made up, its masks are drawn from torch's generator.
 
-    On a GPU the work is queued when this returns, not done.
+class Stepper:
+    """A model with what trains it: one step after another, each at its own shape.
+
+    Args:
+        cfg: the recipe, of which come precision, loss, clipping and the input's form.
+        model: the model, on `device`; its weights, buffers and names stay its own.
+        device: where it is trained.
+
+    Attributes:
+        network: what computes the scores; the model itself until something around it, such as the
+            exchange of gradients, takes its place.
     """
-    network.train()
-    set_group_size(network, step.bn_size)
-    set_clips(network, clips)
-    set_learning_rate(optimizer, step.lr)
-    inputs = transform(batch["clips"], batch["flips"])
-    labels = batch["labels"].to(transform.device, non_blocking=True)
-    with precision.autocast():
-        scores = network(inputs)
-        loss = loss_function(scores, labels)
-    optimizer.zero_grad(set_to_none=True)
-    precision.backward(loss, optimizer)
-    clip_gradients(cfg, network)
-    precision.step(optimizer)
-    return Outcome(loss.detach(), scores.detach(), labels)
+
+    def __init__(self, cfg: CfgNode, model: nn.Module, device: torch.device) -> None:
+        self.cfg, self.model, self.device = cfg, model, device
+        self.network: nn.Module = model
+        self.optimizer = build_optimizer(cfg, model)
+        self.transform = InputTransform.from_config(cfg, device)
+        self.precision = Precision(cfg, device)
+        self._loss_function = loss_function(cfg)
+
+    def __call__(
+        self,
+        step: Step,
+        batch: Batch,
+        clips: Sequence[int] | None = None,
+        mark: Callable[[str], None] = _unmarked,
+    ) -> Outcome:
+        """Train on this process's clips of one iteration, at its learning rate and BN size.
+
+        On a GPU the work is queued when this returns, not done.
+
+        Args:
+            step: says which shape, rate and BN size.
+            batch: of the loader.
+            clips: the numbers of the batch's clips in the stream, which dropout is keyed by;
+                without them, as for clips that are made up, masks are from torch's generator.
+            mark: called with "input", "forward", "backward" and "optimizer" when the work of that
+                part has been queued.
+        """
+        self._set_up(step, clips)
+        inputs = self.transform(batch["clips"], batch["flips"])
+        labels = batch["labels"].to(self.device, non_blocking=True)
+        mark("input")
+        loss, scores = self._passes(inputs, labels, mark)
+        clip_gradients(self.cfg, self.model)
+        self.precision.step(self.optimizer)
+        mark("optimizer")
+        return Outcome(loss.detach(), scores.detach(), labels)
+
+    def _set_up(self, step: Step, clips: Sequence[int] | None) -> None:
+        self.network.train()
+        set_group_size(self.model, step.bn_size)
+        set_clips(self.model, clips)
+        set_learning_rate(self.optimizer, step.lr)
+
+    def _passes(
+        self, inputs: list[Tensor], labels: Tensor, mark: Callable[[str], None]
+    ) -> tuple[Tensor, Tensor]:
+        """Forward and backward: the loss, the scores, and the gradients in the parameters."""
+        with self.precision.autocast():
+            scores = self.network(inputs)
+            loss = self._loss_function(scores, labels)
+        mark("forward")
+        self.optimizer.zero_grad(set_to_none=True)
+        self.precision.backward(loss, self.optimizer)
+        mark("backward")
+        return loss, scores

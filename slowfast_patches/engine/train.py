@@ -10,7 +10,7 @@ from typing import Any
 
 import torch
 from fvcore.common.config import CfgNode
-from torch import Tensor, nn
+from torch import Tensor
 
 from multigrid import Batch, Step, average_running_stats, clip_numbers, form_groups
 from slowfast_patches.config.schedule import config_at, groups_batchnorm, schedule_from_config
@@ -29,14 +29,12 @@ from slowfast_patches.engine.monitor import Monitor
 from slowfast_patches.engine.parallel import parallel
 from slowfast_patches.engine.pulse import note_communication
 from slowfast_patches.engine.running_stats import buffers_of_ranks, set_buffers
-from slowfast_patches.engine.step import train_step
+from slowfast_patches.engine.step import Stepper
 from slowfast_patches.engine.stopping import StopRequest, TrainingInterruptedError
 from slowfast_patches.engine.unreadable import Unreadable
 from slowfast_patches.engine.validation import Validation
 from slowfast_patches.engine.window import Summary, Window
 from slowfast_patches.models.build import build_model
-from slowfast_patches.models.inputs import InputTransform
-from slowfast_patches.models.solver import Precision, build_optimizer, loss_function
 from slowfast_patches.models.weights import load_weights
 from slowfast_patches.utils.distributed import World
 
@@ -66,11 +64,8 @@ class Trainer:
         self.validation = Validation(cfg, world, stop, self.dataset, self.schedule)
         torch.manual_seed(cfg.RNG_SEED)
         self.model = build_model(cfg, grouped_bn=groups_batchnorm(cfg)).to(world.device)
-        self.optimizer = build_optimizer(cfg, self.model)
+        self.stepper = Stepper(cfg, self.model, world.device)
         form_groups(self.schedule, timedelta(seconds=cfg.DIST_STALL_SECONDS))
-        self.precision = Precision(cfg, world.device)
-        self.transform = InputTransform.from_config(cfg, world.device)
-        self.loss_function = loss_function(cfg)
         self.clock, self.start, self.done = Clock(), 0, 0
         self.evaluations: list[dict[str, Any]] = []
         self.evaluation_due = False
@@ -96,15 +91,15 @@ class Trainer:
             self._train()
 
     def _train(self) -> None:
-        network, window = parallel(self.model, self.world), Window(self.clock)
+        self.stepper.network, window = parallel(self.model, self.world), Window(self.clock)
         if self.world.size > 1:
-            note_communication(self.clock.pulse, self.model, self.optimizer)
+            note_communication(self.clock.pulse, self.model, self.stepper.optimizer)
         if self.evaluation_due:
             self._reach(self.schedule.at(self.start - 1), self.stop.agreed())
         for step, batch in self._batches():
             self.stop.ask()
             with self.clock.time("training"):
-                window.add(step, *self._train_step(network, step, batch), len(batch["failures"]))
+                window.add(step, *self._train_step(step, batch), len(batch["failures"]))
                 stopping = self.stop.agreed()
                 summary = window.summarize(self.world) if self._reports(step, stopping) else None
             self._log(step, summary)
@@ -170,22 +165,11 @@ class Trainer:
                 f"stopped by {self.stop.signal.name}; {where}. The same command continues"
             )
 
-    def _train_step(
-        self, network: nn.Module, step: Step, batch: Batch
-    ) -> tuple[Tensor, Tensor | None]:
+    def _train_step(self, step: Step, batch: Batch) -> tuple[Tensor, Tensor | None]:
         """One step of gradient descent; the loss and, where a clip has one label, the number of
         clips classified rightly."""
-        loss, scores, labels = train_step(
-            self.cfg,
-            network,
-            self.optimizer,
-            step,
-            batch,
-            clips=clip_numbers(step, self.world.rank, self.world.size),
-            transform=self.transform,
-            precision=self.precision,
-            loss_function=self.loss_function,
-        )
+        clips = clip_numbers(step, self.world.rank, self.world.size)
+        loss, scores, labels = self.stepper(step, batch, clips)
         if self.cfg.DATA.MULTI_LABEL:
             return loss, None
         return loss, (scores.argmax(1) == labels).sum()
@@ -268,8 +252,8 @@ class Trainer:
             "iteration": step.iteration + 1,
             "epoch": step.epoch,
             "model_state": self.model.state_dict(),
-            "optimizer_state": self.optimizer.state_dict(),
-            "scaler_state": self.precision.state_dict(),
+            "optimizer_state": self.stepper.optimizer.state_dict(),
+            "scaler_state": self.stepper.precision.state_dict(),
             "cfg": self.cfg.dump(),
             "cfg_at_iteration": config_at(self.cfg, self.schedule, step.iteration).dump(),
             "world_size": self.world.size,
@@ -317,8 +301,8 @@ class Trainer:
         """Take over the state of a checkpoint, which may be from before some keys existed."""
         self.model.load_state_dict(content["model_state"])
         set_buffers(self.model, content.get("running_stats"), self.world)
-        self.optimizer.load_state_dict(content["optimizer_state"])
-        self.precision.load_state_dict(content["scaler_state"])
+        self.stepper.optimizer.load_state_dict(content["optimizer_state"])
+        self.stepper.precision.load_state_dict(content["scaler_state"])
         self.start = self.done = content["iteration"]
         self.evaluations = content["evaluations"]
         self.evaluation_due = content.get("evaluation_due", False)

@@ -58,20 +58,20 @@ def install(fault: Fault | None, rank: int) -> None:
     from slowfast_patches.engine import train
 
     state = {"iteration": -1}
-    original = train.train_step
+    original = train.Stepper.__call__
 
-    def train_step(cfg: Any, network: Any, optimizer: Any, step: Any, batch: Any, **rest: Any):
+    def take_step(stepper: Any, step: Any, batch: Any, *rest: Any):
         state["iteration"] = step.iteration
         if fault and fault.kind not in INSTALL and step.iteration == fault.iteration:
             timer = threading.Timer(fault.delay, fault.strike)
             timer.daemon = True
             timer.start()
-        outcome = original(cfg, network, optimizer, step, batch, **rest)
+        outcome = original(stepper, step, batch, *rest)
         outcome.loss.item()
         record(rank, step.iteration, batch)
         return outcome
 
-    train.train_step = train_step
+    train.Stepper.__call__ = take_step
     if fault is not None and fault.kind in INSTALL:
         INSTALL[fault.kind](fault, state)
 

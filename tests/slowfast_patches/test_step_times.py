@@ -309,13 +309,13 @@ def test_what_the_benchmark_writes_gives_the_plan_its_hours(
 def test_a_shape_without_room_is_reported_and_the_others_are_measured(
     bench, step_bench, tiny_recipe, tmp_path, capsys, monkeypatch
 ):
-    def train_step(cfg, network, optimizer, step, batch, **others):
+    def take_step(stepper, step, batch):
         if len(batch["clips"]) == 16:
             raise torch.OutOfMemoryError("made up")
         done.append(tuple(batch["clips"].shape[:3]))
 
     done = list[tuple[int, ...]]()
-    monkeypatch.setattr(step_bench, "train_step", train_step)
+    monkeypatch.setattr(step_bench.Stepper, "__call__", take_step)
     path = tmp_path / "times.json"
     arguments = ["--rounds", "2", "--seconds", "1e-9", "--output", str(path)]
     pairs = ["MULTIGRID.LONG_CYCLE", "False"]

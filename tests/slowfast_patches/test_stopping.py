@@ -217,7 +217,7 @@ def before(patch: pytest.MonkeyPatch, owner: object, name: str, act: Callable) -
 def at_iteration(number: int, act: Callable[[Trainer], object]) -> Callable[..., None]:
     """For `before(..., Trainer, "_train_step", ...)`."""
 
-    def check(trainer: Trainer, network: object, step, batch: object) -> None:
+    def check(trainer: Trainer, step, batch: object) -> None:
         if step.iteration == number:
             act(trainer)
 

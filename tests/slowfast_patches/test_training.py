@@ -15,6 +15,7 @@ from slowfast_patches import patching
 from slowfast_patches.config import load_config
 from slowfast_patches.config.schedule import schedule_from_config
 from slowfast_patches.datasets.loader import build_dataset
+from slowfast_patches.engine import step as step_module
 from slowfast_patches.engine import train as train_module
 
 PLAIN = ("BN.USE_PRECISE_STATS", False, "MODEL.DROPOUT_RATE", 0.0, "TEST.ENABLE", False)
@@ -99,14 +100,18 @@ def test_one_model_one_optimizer_and_one_loader_live_through_a_run(
     opened: type,
 ):
     made: Counter[str] = Counter()
-    for name in ("build_model", "build_optimizer", "training_loader"):
-        original = getattr(train_module, name)
+    for module, name in (
+        (train_module, "build_model"),
+        (step_module, "build_optimizer"),
+        (train_module, "training_loader"),
+    ):
+        original = getattr(module, name)
 
         def counted(*args: object, _name: str = name, _original=original, **kwargs: object):
             made[_name] += 1
             return _original(*args, **kwargs)
 
-        monkeypatch.setattr(train_module, name, counted)
+        monkeypatch.setattr(module, name, counted)
     two_shapes = ("MULTIGRID.LONG_CYCLE_FACTORS", [[0.5, 1], [1, 1]])
     train(tmp_path, *two_shapes, *SHORT, *PLAIN)
     assert made == {"build_model": 1, "build_optimizer": 1, "training_loader": 1}

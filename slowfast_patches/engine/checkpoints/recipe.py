@@ -29,17 +29,25 @@ _MAY_DIFFER = (
     "DIST_*",
     "LOG_MODEL_INFO",
     "LOG_PERIOD",
+    "MODEL.ACT_CHECKPOINT",
+    "MODEL.CHANNELS_LAST",
     "NUM_GPUS",
     "OUTPUT_DIR",
     "SHARD_ID",
+    "SOLVER.FUSED",
     _SCALED,
     "TEST.*",
     "TRAIN.AUTO_RESUME",
     "TRAIN.CHECKPOINTS_KEPT",
     "TRAIN.CHECKPOINT_PERIOD",
+    "TRAIN.COMPILE",
+    "TRAIN.CUDA_GRAPHS",
+    "TRAIN.CUDNN_BENCHMARK",
+    "TRAIN.DETERMINISTIC",
     "TRAIN.EVAL_PERIOD",
 )
-"""Keys that may change between a checkpoint and the run that continues it. The number of machines
+"""Keys that may change between a checkpoint and the run that continues it: those that change no
+result by more than rounding are among them. The number of machines
 may, as long as the global batch and the learning rates that follow from it stay."""
 
 _ELSE = "Use another OUTPUT_DIR, or TRAIN.AUTO_RESUME False to start over"

@@ -15,6 +15,7 @@ from slowfast_patches.config.defaults import AUTO_OR_COUNT
 from slowfast_patches.config.labels import check_labels
 from slowfast_patches.config.large_batch import check_large_batch
 from slowfast_patches.config.schedule import base_shape, uses_multigrid
+from slowfast_patches.config.speed import check_speed
 from slowfast_patches.patching import DETECTRON2_HINT
 from slowfast_patches.utils.report import format_list
 
@@ -87,6 +88,7 @@ def check_config(cfg: CfgNode, world_size: int = 1) -> None:
     for check in checks:
         check(cfg)
     _check_processes(cfg, world_size)
+    check_speed(cfg, world_size)
 
 
 def _check_values(cfg: CfgNode) -> None:

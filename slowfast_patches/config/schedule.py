@@ -14,6 +14,7 @@ from multigrid import (
     check_processes,
     make_schedule,
 )
+from slowfast_patches.config.speed import check_speed_of_schedule
 
 __all__ = [
     "base_shape",
@@ -142,6 +143,7 @@ def check_world_size(cfg: CfgNode, schedule: Schedule, world_size: int) -> None:
             f"{error} (TRAIN.BATCH_SIZE {cfg.TRAIN.BATCH_SIZE}, NUM_SHARDS {cfg.NUM_SHARDS}, "
             f"{bn_size})"
         ) from None
+    check_speed_of_schedule(cfg, schedule, world_size)
 
 
 def config_at(cfg: CfgNode, schedule: Schedule, iteration: int) -> CfgNode:

@@ -12,7 +12,7 @@ from slowfast_patches import patching
 from slowfast_patches.models.dropout import ClipDropout
 from slowfast_patches.models.tsm import build_tsm
 
-__all__ = ["TrainingGlobalPool3d", "build_model", "build_on_meta"]
+__all__ = ["TrainingGlobalPool3d", "build_model", "build_on_meta", "in_memory_format"]
 
 
 class TrainingGlobalPool3d(nn.AvgPool3d):
@@ -57,10 +57,18 @@ def build_model(cfg: CfgNode, *, grouped_bn: bool = False) -> nn.Module:
             setattr(head, name, TrainingGlobalPool3d(pool.kernel_size, stride=pool.stride))
     dropout = getattr(head, "dropout", None)
     if isinstance(dropout, nn.Dropout):
-        head.dropout = ClipDropout(dropout.p, cfg.RNG_SEED)
+        assert isinstance(head.projection, nn.Linear)
+        head.dropout = ClipDropout(dropout.p, cfg.RNG_SEED, head.projection.in_features)
     if cfg.MODEL.HEAD_ACT == "sigmoid":
         head.act = nn.Sigmoid()
     return convert_batchnorm(model) if grouped_bn else model
+
+
+def in_memory_format(model: nn.Module, cfg: CfgNode) -> nn.Module:
+    """The model with its weights as MODEL.CHANNELS_LAST says, in place."""
+    if cfg.MODEL.CHANNELS_LAST:
+        model.to(memory_format=torch.channels_last_3d)  # type: ignore[call-overload]
+    return model
 
 
 def build_on_meta(cfg: CfgNode) -> nn.Module:

@@ -208,7 +208,8 @@ def test_result_holds_everything_that_made_it(
     assert result["config"] == yaml.safe_load(tiny_config(multigrid_run).dump())
     assert result["versions"]["torch"].split("+")[0] == torch.__version__.split("+")[0]
     assert result["machine"]["threads"] == 1
-    assert result["seconds"].keys() == {"training", "loading", "evaluating", "saving"}
+    activities = {"preparing", "training", "loading", "evaluating", "saving"}
+    assert result["seconds"].keys() == activities
     assert (result["iterations"], result["baseline_iterations"]) == (schedule.iterations, 36)
     assert result["clips"] == schedule.clips
     assert abs(result["clips"] - 2 * 6 * 24) <= 64

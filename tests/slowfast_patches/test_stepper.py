@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from contextlib import AbstractContextManager, nullcontext
 from functools import partial
+from unittest.mock import MagicMock
 
 import pytest
 import torch
@@ -15,6 +17,7 @@ from slowfast_patches.config.defaults import get_cfg
 from slowfast_patches.engine import step as step_module
 from slowfast_patches.engine.compiled import without_compiling
 from slowfast_patches.engine.dry_run import Memory, dry_run, kinds_of_steps
+from slowfast_patches.engine.graphs import GraphedPasses
 from slowfast_patches.engine.made_up import made_up_batch
 from slowfast_patches.engine.step import Stepper
 from slowfast_patches.models.dropout import ClipDropout
@@ -184,6 +187,62 @@ def test_a_compiled_training_is_the_plain_one_and_compiles_nothing_after_the_dry
     other = plan.at(0)._replace(shape=Shape(24, 2, 12))
     with without_compiling(), pytest.raises(RuntimeError, match="fail_on_recompile"):
         made(other, made_up_batch(made.cfg, 24, other.shape), range(24))
+
+
+# CUDA graphs. What records and replays is torch's: here, a replay computes anew from what was read.
+
+
+class Graph:
+    """A CUDA graph's stand-in."""
+
+    def replay(self) -> None:
+        for own, new in zip(self.writes, self.run(), strict=True):
+            own.detach().copy_(new.detach())
+
+
+@pytest.fixture
+def graphs(monkeypatch: pytest.MonkeyPatch) -> list[Graph]:
+    recorded, run = list[Graph](), GraphedPasses._run
+
+    def record(self: GraphedPasses, *given: object):
+        out = run(self, *given)
+        if recorded and not hasattr(recorded[-1], "run"):
+            recorded[-1].run, recorded[-1].writes = partial(run, self, *given), out
+        return out
+
+    def begin(graph: Graph, pool: object) -> AbstractContextManager[None]:
+        assert pool == "one pool"
+        recorded.append(graph)
+        return nullcontext()
+
+    monkeypatch.setattr(GraphedPasses, "_run", record)
+    for name, stand_in in {
+        "CUDAGraph": Graph,
+        "graph": begin,
+        "graph_pool_handle": lambda: "one pool",
+        "Stream": MagicMock,
+        "stream": lambda stream: nullcontext(),
+        "current_stream": MagicMock,
+    }.items():
+        monkeypatch.setattr(torch.cuda, name, stand_in)
+    return recorded
+
+
+def test_a_training_by_graphs_is_the_plain_one_and_records_each_shape_once(graphs):
+    """Masks, inputs and labels change from step to step, gradients stay where they are."""
+    plan, plain = schedule(), stepper(MODEL__CHANNELS_LAST=True)
+    made = stepper(TRAIN__CUDA_GRAPHS=True, MODEL__CHANNELS_LAST=True)
+    dry_run(made, plan)
+    assert len(graphs) == len(kinds_of_steps(plan))
+    kept = [weight.grad for weight in made.model.parameters()]
+    iterations = [phase.start + j for phase in plan.phases for j in range(3)]
+    for i in iterations:
+        assert take_steps(made, plan, range(i, i + 1)) == take_steps(plain, plan, range(i, i + 1))
+    assert_equal(state(made), state(plain))
+    assert len(graphs) == len(kinds_of_steps(plan))
+    for weight, grad in zip(made.model.parameters(), kept, strict=True):
+        assert weight.grad is grad
+        assert grad.stride() == weight.stride()
 
 
 # Activation checkpointing.

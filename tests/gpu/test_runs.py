@@ -9,6 +9,9 @@ from pathlib import Path
 import pytest
 import torch
 
+from slowfast_patches.engine.train import Trainer
+from slowfast_patches.engine.window import Window
+
 pytestmark = pytest.mark.gpu
 
 DETERMINISTIC = ("NUM_GPUS", 1, "TRAIN.DETERMINISTIC", True)
@@ -69,3 +72,38 @@ def test_two_processes_on_one_card_train_what_one_does(
     assert [r["shape"] for r in one] == [r["shape"] for r in two]
     for ours, theirs in zip(two, one, strict=True):
         assert ours["loss"] == pytest.approx(theirs["loss"], rel=1e-3)
+
+
+def test_only_reports_evaluations_and_checkpoints_wait_for_the_gpu(
+    train: Callable[..., Path], tmp_path: Path, opened: type, monkeypatch: pytest.MonkeyPatch
+):
+    """torch refuses every other wait: a read of a value, a copy from memory that is not pinned."""
+    waits = {Window: ("summarize",), Trainer: ("_evaluate", "_save")}
+    for owner, names in waits.items():
+        for name in names:
+            monkeypatch.setattr(owner, name, in_mode("default", getattr(owner, name)))
+    monkeypatch.setattr(Trainer, "_train", in_mode("error", Trainer._train))
+    train(tmp_path, "NUM_GPUS", 1, "LOG_PERIOD", 5, "DATA_LOADER.PIN_MEMORY", True)
+    assert len(opened(tmp_path).metrics()) > 3
+
+
+def in_mode(mode: str, method: Callable[..., object]) -> Callable[..., object]:
+    """The method, with waits for the GPU allowed ("default") or refused ("error") in it."""
+
+    def call(*given: object) -> object:
+        before = torch.cuda.get_sync_debug_mode()
+        torch.cuda.set_sync_debug_mode(mode)
+        try:
+            return method(*given)
+        finally:
+            torch.cuda.set_sync_debug_mode(before)
+
+    return call
+
+
+def test_a_run_says_what_memory_each_shape_takes(
+    train: Callable[..., Path], tmp_path: Path, opened: type
+):
+    train(tmp_path, "NUM_GPUS", 1)
+    assert "memory of each shape:" in opened(tmp_path).log
+    assert opened(tmp_path).result["seconds"]["preparing"] > 0

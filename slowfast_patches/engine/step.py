@@ -12,7 +12,6 @@ from torch import Tensor, nn
 from multigrid import Batch, Step, set_group_size
 from slowfast_patches.engine.compiled import compiled
 from slowfast_patches.engine.graphs import GraphedPasses
-from slowfast_patches.models.build import in_memory_format
 from slowfast_patches.models.dropout import set_clips
 from slowfast_patches.models.inputs import InputTransform
 from slowfast_patches.models.recompute import checkpoint_blocks
@@ -44,7 +43,8 @@ class Stepper:
 
     Args:
         cfg: the recipe, of which come precision, loss, clipping and the input's form.
-        model: the model, on `device`; its weights, buffers and names stay its own.
+        model: the model, on `device`; its weights, buffers and names stay its own. With
+            MODEL.ACT_CHECKPOINT its blocks compute their activations twice from here on.
         device: where it is trained.
 
     Attributes:
@@ -53,8 +53,7 @@ class Stepper:
     """
 
     def __init__(self, cfg: CfgNode, model: nn.Module, device: torch.device) -> None:
-        self.cfg, self.device = cfg, device
-        self.model = in_memory_format(model, cfg)
+        self.cfg, self.model, self.device = cfg, model, device
         if cfg.MODEL.ACT_CHECKPOINT:
             checkpoint_blocks(model)
         self.network = compiled(model) if cfg.TRAIN.COMPILE else model

@@ -12,7 +12,7 @@ from slowfast_patches import patching
 from slowfast_patches.models.dropout import ClipDropout
 from slowfast_patches.models.tsm import build_tsm
 
-__all__ = ["TrainingGlobalPool3d", "build_model", "build_on_meta", "in_memory_format"]
+__all__ = ["TrainingGlobalPool3d", "build_model", "build_on_meta"]
 
 
 class TrainingGlobalPool3d(nn.AvgPool3d):
@@ -30,6 +30,8 @@ class TrainingGlobalPool3d(nn.AvgPool3d):
 
 def build_model(cfg: CfgNode, *, grouped_bn: bool = False) -> nn.Module:
     """The model of a config, the host's or TSM, on the default device; keys are the host's.
+
+    Its weights are in the memory format of MODEL.CHANNELS_LAST.
 
     Args:
         cfg: which model; read as the host reads it.
@@ -61,14 +63,9 @@ def build_model(cfg: CfgNode, *, grouped_bn: bool = False) -> nn.Module:
         head.dropout = ClipDropout(dropout.p, cfg.RNG_SEED, head.projection.in_features)
     if cfg.MODEL.HEAD_ACT == "sigmoid":
         head.act = nn.Sigmoid()
-    return convert_batchnorm(model) if grouped_bn else model
-
-
-def in_memory_format(model: nn.Module, cfg: CfgNode) -> nn.Module:
-    """The model with its weights as MODEL.CHANNELS_LAST says, in place."""
     if cfg.MODEL.CHANNELS_LAST:
         model.to(memory_format=torch.channels_last_3d)  # type: ignore[call-overload]
-    return model
+    return convert_batchnorm(model) if grouped_bn else model
 
 
 def build_on_meta(cfg: CfgNode) -> nn.Module:

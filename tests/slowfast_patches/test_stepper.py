@@ -62,7 +62,10 @@ def schedule(bn_size: int | None = 8) -> Schedule:
 
 def stepper(**keys: object) -> Stepper:
     torch.manual_seed(0)
-    return Stepper(config(**keys), convert_batchnorm(Net()), CPU)
+    cfg, model = config(**keys), convert_batchnorm(Net())
+    if cfg.MODEL.CHANNELS_LAST:
+        model.to(memory_format=torch.channels_last_3d)
+    return Stepper(cfg, model, CPU)
 
 
 def take_steps(made: Stepper, plan: Schedule, iterations: range) -> list[float]:

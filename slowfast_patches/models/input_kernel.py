@@ -6,11 +6,15 @@ Import it where a CUDA tensor is at hand: it needs Triton, which comes with torc
 from __future__ import annotations
 
 from functools import cache
+from typing import TYPE_CHECKING
 
 import torch
 import triton
 import triton.language as tl
 from torch import Tensor
+
+if TYPE_CHECKING:
+    from slowfast_patches.models.inputs import Form
 
 __all__ = ["normalise"]
 
@@ -18,29 +22,17 @@ _BLOCK = 512
 """Pixels of a frame to a program."""
 
 
-def normalise(
-    clips: Tensor,
-    flips: Tensor,
-    mean: Tensor,
-    std: Tensor,
-    slow_frames: tuple[int, ...] | None,
-    *,
-    reverse_channels: bool,
-    dtype: torch.dtype,
-    memory_format: torch.memory_format,
-) -> list[Tensor]:
+def normalise(clips: Tensor, flips: Tensor, mean: Tensor, std: Tensor, form: Form) -> list[Tensor]:
     """Pathways (N, 3, T, H, W), (u / 255 - mean) / std, of clips (N, T, H, W, 3) uint8.
 
-    It is queued in the current stream, and waits for nothing.
+    They are computed in float32 and rounded once. It is queued in the current stream, and waits for
+    nothing.
 
     Args:
         clips: contiguous.
         flips: (N,) bool: which clips to mirror from left to right.
         mean: (3,) float32 of the channels of the result, of pixels in [0, 1]; so is `std`.
-        slow_frames: the frames of a first pathway, ascending; None makes a single one, of all.
-        reverse_channels: whether the result has the clips' channels in reverse order.
-        dtype: of the result, rounded to once.
-        memory_format: of the result, contiguous or channels_last_3d.
+        form: of the result.
     """
     n, t, h, w, channels = clips.shape
     assert channels == 3, clips.shape
@@ -48,11 +40,15 @@ def normalise(
 
     def room(frames: int) -> Tensor:
         shape = (n, channels, frames, h, w)
-        return torch.empty(shape, dtype=dtype, device=clips.device, memory_format=memory_format)
+        return torch.empty(
+            shape, dtype=form.dtype, device=clips.device, memory_format=form.memory_format
+        )
 
     every = room(t)
-    pathways = [every] if slow_frames is None else [room(len(slow_frames)), every]
-    places = None if slow_frames is None else _places(slow_frames, t, clips.device)
+    pathways, places = [every], None
+    if form.slow_frames is not None:
+        pathways.insert(0, room(len(form.slow_frames)))
+        places = _places(form.slow_frames, t, clips.device)
     tensors = (clips, flips.view(torch.uint8), mean, std, places, every, pathways[0])
     _normalise[(n * t, triton.cdiv(h * w, _BLOCK))](
         *tensors,
@@ -60,9 +56,9 @@ def normalise(
         pathways[0].shape[2],
         h * w,
         w,
-        PACK=slow_frames is not None,
-        REVERSE=reverse_channels,
-        CHANNELS_LAST=memory_format == torch.channels_last_3d,
+        PACK=places is not None,
+        REVERSE=form.reverse_channels,
+        CHANNELS_LAST=form.memory_format == torch.channels_last_3d,
         BLOCK=_BLOCK,
     )
     return pathways

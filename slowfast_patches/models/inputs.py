@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import cache
-from types import ModuleType
+from typing import NamedTuple
 
 import torch
 from fvcore.common.config import CfgNode
@@ -15,7 +15,7 @@ from torch import Tensor
 from slowfast_patches.models.side_stream import side_stream
 from slowfast_patches.models.solver import half_type
 
-__all__ = ["InputTransform", "blank_inputs", "pack_pathways"]
+__all__ = ["Form", "InputTransform", "blank_inputs", "pack_pathways"]
 
 logger = logging.getLogger(__name__)
 
@@ -40,7 +40,17 @@ def _slow_frames(frames: int, alpha: int) -> tuple[int, ...]:
     return tuple(places.long().tolist())
 
 
-@dataclass(frozen=True, eq=False)  # each is itself, and tensors do not compare
+class Form(NamedTuple):
+    """How pathways are made: the frames of a first one, ascending, None where there is one only;
+    whether channels are in the reverse order of the clips'; type and memory format."""
+
+    slow_frames: tuple[int, ...] | None
+    reverse_channels: bool
+    dtype: torch.dtype
+    memory_format: torch.memory_format
+
+
+@dataclass(frozen=True)
 class InputTransform:
     """Normalise, flip and pack clips on `device`.
 
@@ -81,83 +91,76 @@ class InputTransform:
         it waits for nothing else.
         """
         assert clips.device.type == flips.device.type == "cpu", (clips.device, flips.device)
+        form = self._form(clips.shape[1])
         if self.device.type != "cuda":
-            return self._in_passes(clips, flips)
-        return side_stream(self.device)(lambda: self._on_gpu(clips, flips))
+            return self._in_passes(clips, flips, form)
+        return side_stream(self.device)(lambda: self._on_gpu(clips, flips, form))
 
-    def _on_gpu(self, clips: Tensor, flips: Tensor) -> list[Tensor]:
-        kernel = _working_kernel(self)
+    def _form(self, frames: int) -> Form:
+        """That of the pathways of clips of so many frames."""
+        return Form(
+            None if self.alpha is None else _slow_frames(frames, self.alpha),
+            self.reverse_channels,
+            self.dtype,
+            torch.channels_last_3d if self.channels_last else torch.contiguous_format,
+        )
+
+    def _on_gpu(self, clips: Tensor, flips: Tensor, form: Form) -> list[Tensor]:
+        kernel = _working_kernel(self.device, form._replace(slow_frames=form.slow_frames and (0,)))
         # The allocator of pinned memory notes which stream a copy that waits for nothing is queued
         # in, this one, and gives the memory to nobody else before the copy is done. From other
         # memory, the driver has taken the bytes when the call returns.
         there = clips.to(self.device, non_blocking=True)
         if kernel is None:
-            return self._in_passes(there, flips)
-        return self._in_one_pass(kernel, there, flips.to(self.device, non_blocking=True))
+            return self._in_passes(there, flips, form)
+        flips = flips.to(self.device, non_blocking=True)
+        return kernel(there, flips, self.mean, self.std, form)
 
-    def _in_one_pass(self, kernel: ModuleType, clips: Tensor, flips: Tensor) -> list[Tensor]:
-        frames = clips.shape[1]
-        slow = None if self.alpha is None else _slow_frames(frames, self.alpha)
-        pathways: list[Tensor] = kernel.normalise(
-            clips,
-            flips,
-            self.mean,
-            self.std,
-            slow,
-            reverse_channels=self.reverse_channels,
-            dtype=self.dtype,
-            memory_format=self._memory_format,
-        )
-        return pathways
-
-    def _in_passes(self, clips: Tensor, flips: Tensor) -> list[Tensor]:
-        """Without the kernel; clip by clip, since most of a clip stays in a processor's cache."""
+    def _in_passes(self, clips: Tensor, flips: Tensor, form: Form) -> list[Tensor]:
+        """Without the kernel: clip by clip, which a processor's cache holds most of."""
         n, t, h, w, channels = clips.shape
+        shape, device = (n, channels, t, h, w), clips.device
         every = torch.empty(
-            (n, channels, t, h, w),
-            dtype=self.dtype,
-            device=clips.device,
-            memory_format=self._memory_format,
+            shape, dtype=form.dtype, device=device, memory_format=form.memory_format
         )
         mean, std = self.mean.view(-1, 1, 1, 1), self.std.view(-1, 1, 1, 1)
         for clip, flip, out in zip(clips, flips.tolist(), every, strict=True):
-            mirrored = [axis for axis, turn in ((2, flip), (3, self.reverse_channels)) if turn]
-            source = (clip.flip(mirrored) if mirrored else clip).permute(3, 0, 1, 2)
-            pixels = out if self.dtype == torch.float32 else torch.empty_like(out, dtype=mean.dtype)
+            axes = [2] * flip + [3] * form.reverse_channels
+            source = (clip.flip(axes) if axes else clip).permute(3, 0, 1, 2)
+            pixels = out if out.dtype == mean.dtype else torch.empty_like(out, dtype=mean.dtype)
             pixels.copy_(source).div_(255).sub_(mean).div_(std)
             if pixels is not out:
                 out.copy_(pixels)
         return pack_pathways(every, self.alpha)
-
-    @property
-    def _memory_format(self) -> torch.memory_format:
-        return torch.channels_last_3d if self.channels_last else torch.contiguous_format
-
-
-@cache
-def _working_kernel(transform: InputTransform) -> ModuleType | None:
-    """The module of the GPU's kernel; None, with a warning, where Triton cannot make it.
-
-    It is tried on a clip of a pixel, which compiles what the transform needs, whatever the shapes.
-    """
-    try:
-        from slowfast_patches.models import input_kernel
-
-        frames, device = transform.alpha or 1, transform.device
-        clip = torch.zeros((1, frames, 1, 1, 3), dtype=torch.uint8, device=device)
-        flip = torch.zeros(1, dtype=torch.bool, device=device)
-        transform._in_one_pass(input_kernel, clip, flip)
-    except Exception as error:
-        logger.warning(
-            "clips are prepared in several passes on the GPU instead of one: Triton, which comes "
-            "with torch's CUDA builds and needs a C compiler, does not work here (%s)",
-            error,
-        )
-        return None
-    return input_kernel
 
 
 def blank_inputs(shape: Sequence[int], alpha: int | None, device: str = "meta") -> list[Tensor]:
     """Pathways of zeros for (clips, frames, crop), to try a shape on a model."""
     clips, frames, crop = shape
     return pack_pathways(torch.zeros(clips, 3, frames, crop, crop, device=device), alpha)
+
+
+_Kernel = Callable[[Tensor, Tensor, Tensor, Tensor, Form], list[Tensor]]
+
+
+@cache
+def _working_kernel(device: torch.device, form: Form) -> _Kernel | None:
+    """The GPU's kernel, tried on a clip of one pixel; None, with a warning, where it cannot be.
+
+    It is compiled for the form then, and never again: no number of a shape is compiled in.
+    """
+    try:
+        from slowfast_patches.models.input_kernel import normalise
+
+        clip = torch.zeros((1, 1, 1, 1, 3), dtype=torch.uint8, device=device)
+        flip = torch.zeros(1, dtype=torch.bool, device=device)
+        ones = torch.ones(3, device=device)
+        normalise(clip, flip, ones, ones, form)
+    except Exception as error:
+        logger.warning(
+            "clips are prepared in several passes on the GPU, not in one: Triton, which comes with "
+            "torch for CUDA and needs a C compiler, does not work here (%s)",
+            error,
+        )
+        return None
+    return normalise

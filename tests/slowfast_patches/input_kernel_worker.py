@@ -11,7 +11,7 @@ from triton.backends.compiler import GPUTarget
 from triton.compiler import ASTSource
 
 from slowfast_patches.models import input_kernel
-from slowfast_patches.models.inputs import InputTransform, _slow_frames
+from slowfast_patches.models.inputs import InputTransform
 
 HOPPER = GPUTarget("cuda", 90, 32)
 ROUNDING = {"fp32": "div.rn.f32", "bf16": "cvt.rn.bf16", "fp16": "cvt.rn.f16"}
@@ -68,12 +68,8 @@ def compare(
     mean, std = torch.tensor([0.45, 0.1, 0.6]), torch.tensor([0.225, 0.3, 0.2])
     exact = F32 if dtype == BF16 else dtype
     plain = InputTransform(mean, std, alpha, reverse, torch.device("cpu"), exact, last)
-    made = input_kernel.normalise(
-        *(clips, flips, mean, std, alpha and _slow_frames(clips.shape[1], alpha)),
-        reverse_channels=reverse,
-        dtype=dtype,
-        memory_format=torch.channels_last_3d if last else torch.contiguous_format,
-    )
+    form = plain._form(clips.shape[1])._replace(dtype=dtype)
+    made = input_kernel.normalise(clips, flips, mean, std, form)
     for ours, wanted in zip(made, plain(clips, flips), strict=True):
         assert ours.stride() == wanted.stride(), (ours.stride(), wanted.stride())
         if dtype == BF16:  # cut off by the interpreter, rounded by a GPU

@@ -3,8 +3,11 @@
 import os
 import subprocess
 import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -14,7 +17,8 @@ from slowfast.datasets.utils import pack_pathway_output
 
 from slowfast_patches.config import load_config
 from slowfast_patches.models.build import build_model
-from slowfast_patches.models.inputs import InputTransform, pack_pathways
+from slowfast_patches.models.inputs import InputTransform, _working_kernel, pack_pathways
+from slowfast_patches.models.side_stream import SideStream
 from slowfast_patches.models.solver import Precision
 
 CPU = torch.device("cpu")
@@ -153,3 +157,78 @@ def test_the_kernel_compiles_and_agrees_with_the_plain_path(tmp_path):
     ran = subprocess.run([sys.executable, worker], env=environ, capture_output=True, text=True)
     assert ran.returncode == 0, ran.stderr
     assert ran.stdout.split() == ["3", "11"]
+
+
+@pytest.mark.parametrize("missing", [True, False], ids=["no Triton", "no GPU for it"])
+def test_without_a_working_kernel_there_is_a_warning_and_the_plain_path(
+    missing, monkeypatch, caplog
+):
+    """`_on_gpu` on the CPU, for which Triton has no compiler."""
+    _working_kernel.cache_clear()
+    if missing:
+        monkeypatch.setitem(sys.modules, "triton", None)
+        monkeypatch.delitem(sys.modules, "slowfast_patches.models.input_kernel", raising=False)
+    clips, flips = random_clips(), torch.tensor([True, False, True])
+    for to_model in (transform("MODEL.ARCH", "slowfast", "SLOWFAST.ALPHA", 4) for _ in range(2)):
+        made = to_model._on_gpu(clips, flips, to_model._form(8))
+        for ours, wanted in zip(made, to_model(clips, flips), strict=True):
+            assert torch.equal(ours, wanted)
+    (said,) = caplog.messages
+    assert "in several passes on the GPU, not in one: Triton" in said
+    _working_kernel.cache_clear()
+
+
+# The side stream, without a GPU: what is called, in which order.
+
+
+class Recorder:
+    """Streams and events that note what is done with them."""
+
+    def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        self.done = list[str]()
+        self.events = 0
+        monkeypatch.setattr(torch.cuda, "Stream", lambda device, priority: self.stream("side"))
+        monkeypatch.setattr(torch.cuda, "current_stream", lambda device: self.stream("main"))
+        monkeypatch.setattr(torch.cuda, "stream", self.within)
+        monkeypatch.setattr(torch.cuda, "Event", self.event)
+
+    def stream(self, name: str) -> SimpleNamespace:
+        def wait(other: SimpleNamespace) -> None:
+            self.done.append(f"{name} waits for {other.name}")
+
+        return SimpleNamespace(name=name, wait_stream=wait)
+
+    @contextmanager
+    def within(self, stream: SimpleNamespace) -> Iterator[None]:
+        self.done.append(f"into {stream.name}")
+        yield
+        self.done.append("out")
+
+    def event(self, blocking: bool) -> SimpleNamespace:
+        assert blocking
+        number, self.events = self.events, self.events + 1
+        return SimpleNamespace(
+            record=lambda stream: self.done.append(f"event {number} in {stream.name}"),
+            synchronize=lambda: self.done.append(f"host waits for event {number}"),
+        )
+
+
+def test_a_batch_is_prepared_beside_the_step_before_and_waits_for_the_one_before_that(monkeypatch):
+    recorder = Recorder(monkeypatch)
+    side, done = SideStream(torch.device("cuda", 0)), recorder.done
+
+    def prepared(number: int) -> list[SimpleNamespace]:
+        done.append(f"batch {number}")
+        keep = SimpleNamespace(record_stream=lambda stream: done.append(f"kept for {stream.name}"))
+        return [keep]
+
+    for number in range(3):
+        side(lambda number=number: prepared(number))
+        done.append(f"step {number}")
+    prepare = ["into side", "batch {}", "out", "main waits for side", "kept for main", "step {}"]
+    first, second, third = [[line.format(n) for line in prepare] for n in range(3)]
+    assert done == [
+        *("event 0 in main", *first),  # the host waits for nothing
+        *("event 1 in main", "host waits for event 0", *second),  # for what was before step 0
+        *("event 2 in main", "host waits for event 1", *third),  # for step 0, beside step 1
+    ]

@@ -52,7 +52,11 @@ class SideStream:
             before.synchronize()
 
 
-@cache
 def side_stream(device: torch.device) -> SideStream:
-    """The side stream of a GPU."""
-    return SideStream(device)
+    """The side stream of a GPU, or of the current one."""
+    return _side_stream(torch.cuda.current_device() if device.index is None else device.index)
+
+
+@cache
+def _side_stream(number: int) -> SideStream:
+    return SideStream(torch.device("cuda", number))

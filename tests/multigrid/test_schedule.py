@@ -19,6 +19,7 @@ from multigrid import (
     SteppedRate,
     Warmup,
     make_schedule,
+    possible_processes,
 )
 
 quick = settings(max_examples=60, deadline=None, derandomize=True)
@@ -382,6 +383,16 @@ def test_a_divisor_that_changes_the_clips_changes_bn_with_them():
     assert (coarse.bn_sizes, fine.bn_sizes) == ((12, 8, 8), (24, 16, 8))
     assert [phase.lr_scale for phase in schedule.phases] == [8, 4, 2, 1, 8, 4, 2, 1, 1, 1]
     assert schedule.clips == pytest.approx(1.5 * 30 * VIDEOS, abs=24)
+
+
+@pytest.mark.parametrize("crop", [112, 128, 160, 192, 224, 256, 320])
+def test_with_a_divisor_of_16_as_many_processes_can_train_as_without(crop):
+    base = Shape(64, 32, crop)
+    plain, sized = (make_schedule(base, 10**6, RATE, size_divisor=d) for d in (1, 16))
+    assert set(possible_processes(plain)) <= set(possible_processes(sized))
+    assert all(shape.batch % base.batch == 0 for shape in sized.shapes)
+    for shape in sized.shapes:
+        assert shape.volume == pytest.approx(base.volume, rel=0.13), shape
 
 
 # What cannot be scheduled.

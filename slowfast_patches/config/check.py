@@ -50,6 +50,7 @@ _AT_LEAST_ONE = (
     "TEST.NUM_ENSEMBLE_VIEWS",
     "MULTIGRID.BN_BASE_SIZE",
     "MULTIGRID.EVAL_FREQ",
+    "MULTIGRID.SIZE_DIVISOR",
     "NUM_SHARDS",
     "LOG_PERIOD",
 )
@@ -187,6 +188,12 @@ def _check_multigrid(cfg: CfgNode) -> None:
         raise ValueError(
             f"MULTIGRID.SHORT_CYCLE_FACTORS is a list of factors in (0, 1], not {short}; set "
             "MULTIGRID.SHORT_CYCLE False to train without"
+        )
+    if cfg.MULTIGRID.SIZE_DIVISOR > cfg.DATA.TRAIN_CROP_SIZE:
+        raise ValueError(
+            f"MULTIGRID.SIZE_DIVISOR {cfg.MULTIGRID.SIZE_DIVISOR} is more than "
+            f"DATA.TRAIN_CROP_SIZE {cfg.DATA.TRAIN_CROP_SIZE}, and crops of coarser grids are "
+            "multiples of it; write 16 or 32, or 1 for the paper's crops"
         )
 
 

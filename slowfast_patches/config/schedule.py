@@ -125,6 +125,7 @@ def schedule_from_config(cfg: CfgNode, num_videos: int) -> Schedule:
         long_cycle=long_cycle if multigrid.LONG_CYCLE else (),
         short_cycle=multigrid.SHORT_CYCLE_FACTORS if multigrid.SHORT_CYCLE else (),
         bn_size=multigrid.BN_BASE_SIZE if uses_multigrid(cfg) else cfg.BN.GROUP_SIZE or None,
+        size_divisor=multigrid.SIZE_DIVISOR,
     )
 
 

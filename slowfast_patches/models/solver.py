@@ -13,6 +13,7 @@ __all__ = [
     "Precision",
     "build_optimizer",
     "clip_gradients",
+    "half_type",
     "load_optimizer",
     "loss_function",
     "set_learning_rate",
@@ -116,14 +117,26 @@ def clip_gradients(cfg: CfgNode, model: nn.Module) -> None:
         nn.utils.clip_grad_norm_(model.parameters(), cfg.SOLVER.CLIP_GRAD_L2NORM)
 
 
+def half_type(device: torch.device) -> torch.dtype:
+    """What mixed precision computes in: bfloat16 where the device has it, else float16.
+
+    Older GPUs emulate bfloat16, at a fraction of their speed: that does not count.
+    """
+    if device.type != "cuda":
+        return torch.bfloat16
+    with torch.cuda.device(device):
+        has_bfloat16 = torch.cuda.is_bf16_supported(including_emulation=False)
+    return torch.bfloat16 if has_bfloat16 else torch.float16
+
+
 class Precision:
     """fp32, or mixed precision: bf16 where the device has it, else fp16 with a loss scaler."""
 
     def __init__(self, cfg: CfgNode, device: torch.device) -> None:
         self._device, self._enabled = device, bool(cfg.TRAIN.MIXED_PRECISION)
-        halves = device.type == "cuda" and not torch.cuda.is_bf16_supported()
-        self._dtype = torch.float16 if halves else torch.bfloat16
-        self._scaler = torch.amp.GradScaler(device.type, enabled=self._enabled and halves)
+        self._dtype = half_type(device)
+        scaled = self._enabled and self._dtype == torch.float16
+        self._scaler = torch.amp.GradScaler(device.type, enabled=scaled)
 
     def autocast(self) -> AbstractContextManager[Any]:
         """The context in which the model and its loss are computed."""

@@ -1,0 +1,138 @@
+"""Batch normalisation over groups of clips in channels_last_3d, as Triton kernels.
+
+In channels_last_3d, N clips of S = T·H·W positions and C channels are a matrix of N·S rows of C
+values, and group g has the rows of the clips g, g + G, g + 2G, ... No view makes of that a tensor
+that torch's own kernels take. The kernels here walk the rows as they lie: forward reads the input
+twice and writes once, backward reads input and gradient twice and writes once, as many bytes as
+torch's batch normalisation. Partial results are combined in float64 and in a fixed order, without
+atomics: the same input gives the same bits.
+
+Import this only where there is a GPU: it needs triton, which comes with torch's CUDA builds.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from math import gcd
+from typing import Any
+
+import torch
+import triton
+from torch import Tensor
+
+from multigrid import batchnorm_kernels as kernels
+
+__all__ = ["backward", "forward"]
+
+# Tiles are of one size whatever the shape, so nothing is tuned or compiled anew when it changes.
+# 256 threads with 16 values each: in half precision two loads of 16 bytes a thread, which with the
+# registers they take (about 64, so 4 programs per multiprocessor) is what hides memory's latency.
+TILE = 4096
+WARPS = 8
+# 64 channels of a row are 128 bytes in half precision, a whole cache line.
+TILE_CHANNELS = 64
+# So many programs are several waves on 132 multiprocessors; ...
+PROGRAMS = 8192
+# ... but a program takes a few tiles, so that partial results stay below 2 % of the input, and not
+# so many that the last wave counts.
+TILES_PER_PROGRAM = (4, 32)
+# Partial results that one program combines at a time, of so many channels: 32 bytes of each.
+PARTIAL_ROWS, PARTIAL_CHANNELS = 128, 8
+
+
+@dataclass(frozen=True)
+class _Plan:
+    """How an input is cut: `rows` of a clip and `tile[1]` channels for each of `programs`."""
+
+    clips: int
+    groups: int
+    positions: int
+    channels: int
+    tile: tuple[int, int]
+    rows: int
+
+    @classmethod
+    def of(cls, x: Tensor, groups: int) -> _Plan:
+        clips, channels, positions = len(x), x.shape[1], x[0, 0].numel()
+        width = min(TILE_CHANNELS, triton.next_power_of_2(channels))
+        height = TILE // width
+        tiles = clips * triton.cdiv(positions, height) * triton.cdiv(channels, width)
+        low, high = TILES_PER_PROGRAM
+        rows = height * min(high, max(low, triton.cdiv(tiles, PROGRAMS)))
+        return cls(clips, groups, positions, channels, (height, width), rows)
+
+    @property
+    def chunks(self) -> int:
+        """Into how many parts the rows of a clip are cut."""
+        return int(triton.cdiv(self.positions, self.rows))
+
+    def partials(self, like: Tensor) -> Tensor:
+        """Where the programs put two sums per channel, in the precision of the statistics."""
+        shape = (2, self.clips * self.chunks, self.channels)
+        return torch.empty(shape, dtype=_precision(like), device=like.device)
+
+    def over_rows(self, kernel: Any, *tensors: Tensor) -> None:
+        """Run a kernel on every chunk of every clip."""
+        programs = self.clips * self.chunks * triton.cdiv(self.channels, self.tile[1])
+        kernel[(programs,)](*tensors, *self._sizes, *self.tile, num_warps=WARPS)
+
+    def over_groups(self, kernel: Any, *tensors: Tensor, **constants: float) -> None:
+        """Run a kernel on all partial results of each group."""
+        programs = self.groups * triton.cdiv(self.channels, PARTIAL_CHANNELS)
+        repeats = self.clips // self.groups
+        kernel[(programs,)](
+            *tensors, repeats, *self._sizes, PARTIAL_ROWS, PARTIAL_CHANNELS, **constants
+        )
+
+    @property
+    def _sizes(self) -> tuple[int, ...]:
+        # The number of channels as units and their size, which the compiler knows: it then sees
+        # that rows begin at multiples of 16 bytes, and loads so many at once.
+        unit = gcd(self.channels, 16)
+        return self.groups, self.positions, self.rows, self.chunks, self.channels // unit, unit
+
+
+def forward(
+    x: Tensor, weight: Tensor, bias: Tensor, groups: int, eps: float
+) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+    """Normalise each group of clips.
+
+    Args:
+        x: (N, C, T, H, W) in channels_last_3d; clip n is of group n % `groups`.
+        weight, bias: (C,), in float32, or float64 for a float64 input, as all statistics are.
+
+    Returns:
+        the output, of x's type and layout; and of each group (G, C) the mean, 1/sqrt(variance +
+        eps) and the unbiased variance.
+    """
+    plan = _Plan.of(x, groups)
+    partials = plan.partials(x)
+    mean, invstd, scale, unbiased = partials.new_empty(4, groups, x.shape[1])
+    output = torch.empty_like(x)
+    with torch.cuda.device(x.get_device()):
+        plan.over_rows(kernels.moments, x, *partials)
+        plan.over_groups(
+            kernels.combine_moments, *partials, weight, mean, invstd, scale, unbiased, EPS=eps
+        )
+        plan.over_rows(kernels.normalize, x, output, mean, scale, bias)
+    return output, mean, invstd, unbiased
+
+
+def backward(
+    grad: Tensor, x: Tensor, weight: Tensor, mean: Tensor, invstd: Tensor
+) -> tuple[Tensor, Tensor, Tensor]:
+    """The gradients of x, weight and bias; `grad` is in channels_last_3d as x is."""
+    plan = _Plan.of(x, len(mean))
+    partials = plan.partials(x)
+    scale, slope, level, grad_weight, grad_bias = partials.new_empty(5, *mean.shape)
+    grad_x = torch.empty_like(x)
+    with torch.cuda.device(x.get_device()):
+        plan.over_rows(kernels.gradient_sums, grad, x, mean, *partials)
+        sums = (scale, slope, level, grad_weight, grad_bias)
+        plan.over_groups(kernels.combine_gradients, *partials, weight, invstd, *sums)
+        plan.over_rows(kernels.input_gradient, grad, x, grad_x, mean, scale, slope, level)
+    return grad_x, grad_weight.sum(0), grad_bias.sum(0)
+
+
+def _precision(x: Tensor) -> torch.dtype:
+    return torch.promote_types(x.dtype, torch.float32)

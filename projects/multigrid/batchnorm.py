@@ -107,9 +107,11 @@ class GroupedBatchNorm3d(nn.BatchNorm3d):
     def _affine(self, x: Tensor) -> tuple[Tensor, Tensor]:
         """Scale and shift; statistics and parameters of a half-precision input are single."""
         dtype = torch.promote_types(x.dtype, torch.float32)
-        ones = torch.ones(self.num_features, dtype=dtype, device=x.device)
-        weight = ones if self.weight is None else self.weight.to(dtype)
-        return weight, torch.zeros_like(ones) if self.bias is None else self.bias.to(dtype)
+        if self.weight is None:
+            weight = torch.ones(self.num_features, dtype=dtype, device=x.device)
+        else:
+            weight = self.weight.to(dtype)
+        return weight, torch.zeros_like(weight) if self.bias is None else self.bias.to(dtype)
 
     @torch.no_grad()
     def _track(self, mean: Tensor, var: Tensor) -> None:

@@ -21,9 +21,16 @@ __all__ = [
     "input_gradient",
     "moments",
     "normalize",
+    "nothing",
 ]
 
 SIZES = ["groups", "positions", "rows", "chunks", "units"]
+
+
+@triton.jit
+def nothing(x):
+    """Write a zero: the least that a kernel can do."""
+    tl.store(x, 0.0)
 
 
 @triton.jit
@@ -79,18 +86,31 @@ def moments(
     dtype: tl.constexpr = means.dtype.element_ty
     mean = tl.zeros((HEIGHT, WIDTH), dtype)
     square = tl.zeros((HEIGHT, WIDTH), dtype)
-    count = tl.zeros((HEIGHT, 1), dtype)
     seen = tl.zeros((1, 1), dtype)
-    pointers = x + begin + offsets
-    for tile in range(tl.cdiv(length, HEIGHT)):
-        there = (tile * HEIGHT + tl.arange(0, HEIGHT) < length)[:, None]
-        value = tl.load(pointers, there & inside[None, :], other=0.0).to(dtype)
-        delta = tl.where(there, value - mean, 0.0)
-        seen += 1.0
-        mean += delta * (1.0 / seen)
-        square += delta * (value - mean)
+    step = HEIGHT * channels
+    columns = inside[None, :]
+    whole = length // (4 * HEIGHT) * (4 * HEIGHT)
+    for start in range(0, whole, 4 * HEIGHT):
+        place = x + (begin + start * channels)
+        a = tl.load(place + offsets, columns, other=0.0).to(dtype)
+        b = tl.load(place + step + offsets, columns, other=0.0).to(dtype)
+        c = tl.load(place + 2 * step + offsets, columns, other=0.0).to(dtype)
+        d = tl.load(place + 3 * step + offsets, columns, other=0.0).to(dtype)
+        four = (a + b + c + d) * 0.25
+        a, b, c, d = a - four, b - four, c - four, d - four
+        seen += 4.0
+        delta = four - mean
+        mean += delta * (4.0 / seen)
+        square += a * a + b * b + c * c + d * d + delta * (four - mean) * 4.0
+    count = tl.zeros((HEIGHT, 1), dtype) + seen
+    for start in range(whole, length, HEIGHT):
+        there = (start + tl.arange(0, HEIGHT) < length)[:, None]
+        place = x + (begin + start * channels)
+        value = tl.load(place + offsets, there & columns, other=0.0).to(dtype)
         count += there.to(dtype)
-        pointers += HEIGHT * channels
+        delta = tl.where(there, value - mean, 0.0)
+        mean += delta / tl.maximum(count, 1.0)
+        square += delta * (value - mean)
     share = count / length.to(dtype)
     level = tl.sum(mean * share, 0)
     rest = mean - level[None, :]
@@ -163,16 +183,17 @@ def combine_moments(
         total += weighted
         square += tl.load(squares + place, mask, other=0.0).to(tl.float64) + weighted * delta
     count = repeats.to(tl.float64) * positions.to(tl.float64)
-    offset = tl.sum(total, 0) / count
+    share, rest = 1.0 / count, 1.0 / (count - 1.0)
+    offset = tl.sum(total, 0) * share
     deviation = tl.sum(square, 0) - count * offset * offset
     deviation = tl.where(deviation < 0.0, 0.0, deviation)  # a NaN stays one
-    inverse = 1.0 / tl.sqrt(deviation / count + EPS)
+    inverse = 1.0 / tl.sqrt(deviation * share + EPS)
     place = group.to(tl.int64) * channels + channel
     factor = tl.load(weight + channel, inside, other=0.0).to(tl.float64)
     tl.store(mean + place, pivot + offset, inside)
     tl.store(invstd + place, inverse, inside)
     tl.store(scale + place, factor * inverse, inside)
-    tl.store(unbiased + place, deviation / (count - 1.0), inside)
+    tl.store(unbiased + place, deviation * rest, inside)
 
 
 @triton.jit(do_not_specialize=SIZES)
@@ -194,18 +215,17 @@ def normalize(
     """(x - mean) · scale + bias."""
     channels = units * UNIT
     begin, offsets, length, channel, inside, _, group = _place(
-        tl.program_id(0), groups, positions, rows, chunks, channels, HEIGHT, WIDTH
+        tl.program_id(0), groups, positions, rows, chunks, channels, 2 * HEIGHT, WIDTH
     )
     place = group * channels + channel
     level = tl.load(mean + place, inside, other=0.0)[None, :]
     factor = tl.load(scale + place, inside, other=0.0)[None, :]
     shift = tl.load(bias + channel, inside, other=0.0)[None, :]
-    offsets = begin + offsets
-    for start in range(0, length, HEIGHT):
-        there = (start + tl.arange(0, HEIGHT) < length)[:, None] & inside[None, :]
-        value = tl.load(x + offsets, there, other=0.0).to(level.dtype)
-        tl.store(output + offsets, (value - level) * factor + shift, there)
-        offsets += HEIGHT * channels
+    for start in range(0, length, 2 * HEIGHT):
+        here = begin + start * channels
+        there = (start + tl.arange(0, 2 * HEIGHT) < length)[:, None] & inside[None, :]
+        value = tl.load(x + here + offsets, there, other=0.0).to(level.dtype)
+        tl.store(output + here + offsets, (value - level) * factor + shift, there)
 
 
 @triton.jit(do_not_specialize=SIZES)
@@ -228,19 +248,18 @@ def gradient_sums(
     channels = units * UNIT
     program = tl.num_programs(0) - 1 - tl.program_id(0)  # from the end, as in the forward
     begin, offsets, length, channel, inside, chunk, group = _place(
-        program, groups, positions, rows, chunks, channels, HEIGHT, WIDTH
+        program, groups, positions, rows, chunks, channels, 2 * HEIGHT, WIDTH
     )
     level = tl.load(mean + group * channels + channel, inside, other=0.0)[None, :]
-    total = tl.zeros((HEIGHT, WIDTH), level.dtype)
-    product = tl.zeros((HEIGHT, WIDTH), level.dtype)
-    offsets = begin + offsets
-    for start in range(0, length, HEIGHT):
-        there = (start + tl.arange(0, HEIGHT) < length)[:, None] & inside[None, :]
-        slope = tl.load(grad + offsets, there, other=0.0).to(level.dtype)
-        value = tl.load(x + offsets, there, other=0.0).to(level.dtype)
+    total = tl.zeros((2 * HEIGHT, WIDTH), level.dtype)
+    product = tl.zeros((2 * HEIGHT, WIDTH), level.dtype)
+    for start in range(0, length, 2 * HEIGHT):
+        here = begin + start * channels
+        there = (start + tl.arange(0, 2 * HEIGHT) < length)[:, None] & inside[None, :]
+        slope = tl.load(grad + here + offsets, there, other=0.0).to(level.dtype)
+        value = tl.load(x + here + offsets, there, other=0.0).to(level.dtype)
         total += slope
         product += slope * (value - level)
-        offsets += HEIGHT * channels
     place = chunk.to(tl.int64) * channels + channel
     tl.store(sums + place, tl.sum(total, 0), inside)
     tl.store(products + place, tl.sum(product, 0), inside)
@@ -281,14 +300,14 @@ def combine_gradients(
         mask = there[:, None] & inside[None, :]
         total += tl.load(sums + place, mask, other=0.0).to(tl.float64)
         product += tl.load(products + place, mask, other=0.0).to(tl.float64)
-    count = repeats.to(tl.float64) * positions.to(tl.float64)
+    share = 1.0 / (repeats.to(tl.float64) * positions.to(tl.float64))
     place = group.to(tl.int64) * channels + channel
     inverse = tl.load(invstd + place, inside, other=0.0).to(tl.float64)
     factor = inverse * tl.load(weight + channel, inside, other=0.0).to(tl.float64)
     along, across = tl.sum(product, 0), tl.sum(total, 0)
     tl.store(scale + place, factor, inside)
-    tl.store(slope + place, -factor * inverse * inverse * along / count, inside)
-    tl.store(level + place, -factor * across / count, inside)
+    tl.store(slope + place, -factor * inverse * inverse * along * share, inside)
+    tl.store(level + place, -factor * across * share, inside)
     tl.store(grad_weight + place, along * inverse, inside)
     tl.store(grad_bias + place, across, inside)
 
@@ -314,17 +333,16 @@ def input_gradient(
     """scale · grad + slope · (x - mean) + level."""
     channels = units * UNIT
     begin, offsets, length, channel, inside, _, group = _place(
-        tl.program_id(0), groups, positions, rows, chunks, channels, HEIGHT, WIDTH
+        tl.program_id(0), groups, positions, rows, chunks, channels, 2 * HEIGHT, WIDTH
     )
     place = group * channels + channel
     middle = tl.load(mean + place, inside, other=0.0)[None, :]
     outer = tl.load(scale + place, inside, other=0.0)[None, :]
     inner = tl.load(slope + place, inside, other=0.0)[None, :]
     shift = tl.load(level + place, inside, other=0.0)[None, :]
-    offsets = begin + offsets
-    for start in range(0, length, HEIGHT):
-        there = (start + tl.arange(0, HEIGHT) < length)[:, None] & inside[None, :]
-        above = tl.load(grad + offsets, there, other=0.0).to(middle.dtype)
-        value = tl.load(x + offsets, there, other=0.0).to(middle.dtype)
-        tl.store(grad_x + offsets, above * outer + (value - middle) * inner + shift, there)
-        offsets += HEIGHT * channels
+    for start in range(0, length, 2 * HEIGHT):
+        here = begin + start * channels
+        there = (start + tl.arange(0, 2 * HEIGHT) < length)[:, None] & inside[None, :]
+        above = tl.load(grad + here + offsets, there, other=0.0).to(middle.dtype)
+        value = tl.load(x + here + offsets, there, other=0.0).to(middle.dtype)
+        tl.store(grad_x + here + offsets, above * outer + (value - middle) * inner + shift, there)

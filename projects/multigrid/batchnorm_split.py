@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import warnings
 from functools import cache
+from importlib import import_module
 from types import ModuleType
 from typing import Any
 
@@ -55,19 +56,21 @@ class _SplitBatchNorm(torch.autograd.Function):
 
 def _implementation(x: Tensor) -> ModuleType:
     if x.is_cuda and not torch.compiler.is_compiling():
-        return _on_gpus()
+        return _on_gpu(x.device)
     return batchnorm_plain
 
 
 @cache
-def _on_gpus() -> ModuleType:
+def _on_gpu(device: torch.device) -> ModuleType:
+    """The Triton kernels; the plain operations, with a warning, where they do not run."""
     try:
-        from multigrid import batchnorm_triton
-    except ImportError as error:
+        kernels = import_module("multigrid.batchnorm_triton")
+        kernels.check(device)
+    except Exception as error:  # no triton, no C compiler, an old card: whatever it is, it is said
         warnings.warn(
-            f"batch normalisation over groups in channels_last_3d runs without its kernels, "
-            f"several times slower: triton cannot be imported ({error})",
+            "batch normalisation over groups in channels_last_3d does without its Triton kernels, "
+            f"which makes it several times slower: {type(error).__name__}: {error}",
             stacklevel=2,
         )
         return batchnorm_plain
-    return batchnorm_triton
+    return kernels

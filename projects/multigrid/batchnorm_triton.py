@@ -22,22 +22,22 @@ from torch import Tensor
 
 from multigrid import batchnorm_kernels as kernels
 
-__all__ = ["backward", "forward"]
+__all__ = ["backward", "check", "forward"]
 
-# Tiles are of one size whatever the shape, so nothing is tuned or compiled anew when it changes.
-# 256 threads with 16 values each: in half precision two loads of 16 bytes a thread, which with the
-# registers they take (about 64, so 4 programs per multiprocessor) is what hides memory's latency.
-TILE = 4096
-WARPS = 8
+# A tile has one size whatever the shape, so that nothing is tuned or compiled anew when it changes.
+# 256 threads with 8 values each: 16 bytes in half precision, the most that one load takes. Kernels
+# take two or four tiles at a time: with 3 or more programs on a multiprocessor, so many loads
+# under way are what fills an H100's memory bandwidth.
+TILE, WARPS = 2048, 8
 # 64 channels of a row are 128 bytes in half precision, a whole cache line.
 TILE_CHANNELS = 64
-# So many programs are several waves on 132 multiprocessors; ...
-PROGRAMS = 8192
-# ... but a program takes a few tiles, so that partial results stay below 2 % of the input, and not
-# so many that the last wave counts.
-TILES_PER_PROGRAM = (4, 32)
-# Partial results that one program combines at a time, of so many channels: 32 bytes of each.
-PARTIAL_ROWS, PARTIAL_CHANNELS = 128, 8
+# So many programs are several waves on 132 multiprocessors; but a program takes some fours of
+# tiles, so that combining its lanes and writing partial results stay small beside reading.
+PROGRAMS = 4096
+FOURS = (2, 16)
+# Partial results and channels that one program combines at a time, where there are more of a group
+# than fit into the second and where not: neither may take long, with few programs or with many.
+TALL, WIDE = (256, 8), (32, 64)
 
 
 @dataclass(frozen=True)
@@ -53,12 +53,12 @@ class _Plan:
 
     @classmethod
     def of(cls, x: Tensor, groups: int) -> _Plan:
-        clips, channels, positions = len(x), x.shape[1], x[0, 0].numel()
+        clips, channels, positions = len(x), x.shape[1], x.shape[2:].numel()
         width = min(TILE_CHANNELS, triton.next_power_of_2(channels))
         height = TILE // width
-        tiles = clips * triton.cdiv(positions, height) * triton.cdiv(channels, width)
-        low, high = TILES_PER_PROGRAM
-        rows = height * min(high, max(low, triton.cdiv(tiles, PROGRAMS)))
+        fours = clips * triton.cdiv(positions, 4 * height) * triton.cdiv(channels, width)
+        low, high = FOURS
+        rows = 4 * height * min(high, max(low, triton.cdiv(fours, PROGRAMS)))
         return cls(clips, groups, positions, channels, (height, width), rows)
 
     @property
@@ -78,11 +78,10 @@ class _Plan:
 
     def over_groups(self, kernel: Any, *tensors: Tensor, **constants: float) -> None:
         """Run a kernel on all partial results of each group."""
-        programs = self.groups * triton.cdiv(self.channels, PARTIAL_CHANNELS)
         repeats = self.clips // self.groups
-        kernel[(programs,)](
-            *tensors, repeats, *self._sizes, PARTIAL_ROWS, PARTIAL_CHANNELS, **constants
-        )
+        tile = TALL if repeats * self.chunks > WIDE[0] else WIDE
+        programs = self.groups * triton.cdiv(self.channels, tile[1])
+        kernel[(programs,)](*tensors, repeats, *self._sizes, *tile, **constants, num_warps=WARPS)
 
     @property
     def _sizes(self) -> tuple[int, ...]:
@@ -90,6 +89,12 @@ class _Plan:
         # that rows begin at multiples of 16 bytes, and loads so many at once.
         unit = gcd(self.channels, 16)
         return self.groups, self.positions, self.rows, self.chunks, self.channels // unit, unit
+
+
+def check(device: torch.device) -> None:
+    """Run the least kernel, so that what stands in the way of others shows in an exception."""
+    with torch.cuda.device(device):
+        kernels.nothing[(1,)](torch.empty(1, device=device))
 
 
 def forward(

@@ -1,0 +1,168 @@
+"""The Triton kernels of split batch normalisation, interpreted and compiled without a GPU."""
+
+import os
+import re
+import subprocess
+import sys
+from collections.abc import Callable
+from copy import deepcopy
+from pathlib import Path
+from types import ModuleType
+
+import pytest
+import torch
+import triton
+from torch import Tensor
+from triton.backends.compiler import GPUTarget
+from triton.compiler import ASTSource
+
+from multigrid import batchnorm_kernels, batchnorm_triton
+from multigrid.batchnorm import GroupedBatchNorm3d
+
+WORKER = Path(__file__).with_name("batchnorm_kernels_worker.py")
+
+# (N, C, T, H, W), groups, type, for the worker's small tiles: rows that fill no tile, four at once,
+# several chunks of them with a rest; channels of one block and of several; few partial results of
+# a group, and more than are combined at a time.
+SHAPES = [
+    ((6, 5, 2, 3, 4), 3, torch.float64),
+    ((4, 40, 1, 3, 3), 2, torch.float64),
+    ((4, 16, 1, 15, 11), 2, torch.float64),
+    ((6, 6, 1, 33, 20), 3, torch.float64),
+    ((20, 2, 1, 2, 2), 2, torch.float64),
+    ((36, 2, 1, 2, 1), 2, torch.float64),
+    ((4, 16, 1, 12, 12), 2, torch.float32),
+    ((4, 16, 1, 12, 12), 2, torch.bfloat16),
+    ((4, 12, 1, 7, 5), 2, torch.float16),
+]
+TOLERANCE = {  # of what is of x's type, and of the statistics
+    torch.float64: (1e-12, 1e-12),
+    torch.float32: (2e-5, 2e-5),
+    torch.float16: (4e-3, 1e-3),
+    torch.bfloat16: (3e-2, 1e-3),
+}
+
+Case = tuple[GroupedBatchNorm3d, Tensor, Tensor]
+
+
+def _case(shape: tuple[int, ...], groups: int, dtype: torch.dtype, level: float = 0.0) -> Case:
+    generator = torch.Generator().manual_seed(0)
+    x, grad = torch.randn(2, *shape, dtype=torch.float64, generator=generator)
+    x = (x + level).to(dtype).contiguous(memory_format=torch.channels_last_3d)
+    precise = torch.promote_types(dtype, torch.float32)
+    norm = GroupedBatchNorm3d(shape[1], dtype=precise)
+    torch.nn.init.uniform_(norm.weight, 0.5, 2.0, generator=generator)
+    torch.nn.init.uniform_(norm.bias, -1.0, 1.0, generator=generator)
+    norm.group_size = shape[0] // groups
+    return norm, x, grad.to(dtype)
+
+
+def _name(shape: tuple[int, ...], groups: int, dtype: torch.dtype) -> str:
+    return f"{'x'.join(map(str, shape))}-{groups}-{str(dtype).removeprefix('torch.')}"
+
+
+CASES = {_name(*of): _case(*of) for of in SHAPES} | {
+    "large mean": _case((4, 8, 1, 24, 24), 2, torch.float32, level=1e4),
+    "not a number": _case((4, 8, 1, 3, 3), 2, torch.float32, level=float("inf")),
+}
+
+
+@pytest.fixture(scope="module")
+def interpreted(tmp_path_factory: pytest.TempPathFactory) -> dict[str, dict[str, Tensor]]:
+    folder = tmp_path_factory.mktemp("kernels")
+    torch.save(CASES, folder / "cases.pt")
+    command = [sys.executable, str(WORKER), str(folder)]
+    subprocess.run(command, check=True, env=os.environ | {"TRITON_INTERPRET": "1"})
+    return torch.load(folder / "results.pt")
+
+
+@pytest.fixture(scope="module")
+def train() -> Callable[..., dict[str, Tensor]]:
+    return _worker().train
+
+
+def _worker() -> ModuleType:
+    import importlib.util
+
+    spec = importlib.util.spec_from_file_location(WORKER.stem, WORKER)
+    assert spec is not None
+    assert spec.loader is not None
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    return module
+
+
+@pytest.mark.parametrize("of", SHAPES, ids=lambda of: _name(*of))
+def test_kernels_agree_with_plain_operations(interpreted, train, of):
+    name, dtype = _name(*of), of[2]
+    found, expected = interpreted[name], train(*deepcopy(CASES[name]))
+    assert found.keys() == expected.keys()
+    for part, value in found.items():
+        assert value.dtype == expected[part].dtype
+        tolerance = TOLERANCE[dtype][0 if value.dtype == dtype else 1]
+        torch.testing.assert_close(value, expected[part], atol=tolerance, rtol=tolerance)
+
+
+@pytest.mark.parametrize("of", SHAPES, ids=lambda of: _name(*of))
+def test_kernels_keep_the_memory_format(interpreted, of):
+    results = interpreted[_name(*of)]
+    for part in ("output", "gradient of input"):
+        assert results[part].is_contiguous(memory_format=torch.channels_last_3d)
+
+
+def test_a_large_mean_does_not_drown_the_variance(interpreted):
+    # In single precision 1e4 is known to 0.001 and its square to 8: E[x²] - E[x]² would be noise.
+    norm, x, _ = CASES["large mean"]
+    groups = x.double().view(-1, 2, *x.shape[1:])
+    variance = groups.var((0, 3, 4, 5), correction=1).mean(0)
+    found = (interpreted["large mean"]["running_var"].double() - 0.9) / 0.1
+    torch.testing.assert_close(found, variance, atol=0, rtol=1e-4)
+    values = interpreted["large mean"]["output"].double().sub(norm.bias.view(-1, 1, 1, 1))
+    level = values.view(groups.shape).mean((0, 3, 4, 5))
+    assert level.abs().max() < 2e-3  # 1e4 known to single precision, over a deviation of 1
+
+
+def test_what_is_not_a_number_shows(interpreted):
+    results = interpreted["not a number"]
+    for part in ("output", "gradient of input", "running_mean", "running_var"):
+        assert results[part].isnan().all(), part
+
+
+KERNELS = [name for name in batchnorm_kernels.__all__ if name != "nothing"]
+VALUES = {"x", "output", "grad", "grad_x"}
+
+
+@pytest.mark.parametrize("architecture", [80, 90])
+def test_kernels_compile_and_load_16_bytes_at_once(architecture, tmp_path, monkeypatch):
+    monkeypatch.setenv("TRITON_CACHE_DIR", str(tmp_path))
+    for name in KERNELS:
+        ptx = _compile(getattr(batchnorm_kernels, name), architecture)
+        widths = set(re.findall(r"ld\.global\.(?:v4\.)?b\d+", ptx))
+        assert "ld.global.v4.b32" in widths, name
+        assert not widths & {"ld.global.b16", "ld.global.b8"}, name
+
+
+def _compile(kernel: triton.JITFunction, architecture: int) -> str:
+    """The PTX of a kernel for 64 channels in bfloat16."""
+    combines = name_of(kernel).startswith("combine")
+    height, width = batchnorm_triton.TALL if combines else (batchnorm_triton.TILE // 64, 64)
+    constants = {"UNIT": 16, "HEIGHT": height, "WIDTH": width, "EPS": 1e-5}
+    constants = {name: value for name, value in constants.items() if name in kernel.arg_names}
+    types = dict.fromkeys(constants, "constexpr")
+    types |= dict.fromkeys([*batchnorm_kernels.SIZES, "repeats"], "i32")
+    types |= dict.fromkeys(VALUES, "*bf16")
+    signature = {name: types.get(name, "*fp32") for name in kernel.arg_names}
+    aligned = {
+        (i,): [["tt.divisibility", 16]]
+        for i, type_ in enumerate(signature.values())
+        if type_.startswith("*")
+    }
+    source = ASTSource(fn=kernel, signature=signature, constexprs=constants, attrs=aligned)
+    options = {"num_warps": batchnorm_triton.WARPS}
+    compiled = triton.compile(source, target=GPUTarget("cuda", architecture, 32), options=options)
+    assert compiled.asm["cubin"]
+    return compiled.asm["ptx"]
+
+
+def name_of(kernel: triton.JITFunction) -> str:
+    return kernel.fn.__name__

@@ -10,10 +10,9 @@ times slower there. Elsewhere it is one call whatever the number of clips.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-
 import torch
 from torch import Tensor
+from torch.nn import functional as F
 
 __all__ = ["backward", "forward"]
 
@@ -96,31 +95,36 @@ def _clip_sums(grad: Tensor, clip: Tensor, mean: Tensor, invstd: Tensor) -> tupl
 
 
 def _linear(level: Tensor, *terms: tuple[Tensor, Tensor]) -> Tensor:
-    """level + Σ tensor · factor, rounded once: (N, C, T, H, W) in the first tensor's type, layout.
+    """level + Σ tensor · factor: (N, C, T, H, W) in the first tensor's type and layout.
 
     `level` and the factors are (G, C).
     """
-    x, groups = terms[0][0], len(level)
-    if x.dtype == level.dtype or not _by_clip(x):
-        # The loops of an addition run over a row of few channels too slowly, over several faster.
-        width = x.shape[4] if x.shape[1] < 16 else 1
-        grouped = [(_grouped(tensor, groups), _wide(factor, width)) for tensor, factor in terms]
-        return _sum(_wide(level, width), grouped).to(x.dtype).flatten(0, 1)
-    # In half precision a whole batch of exact sums would be twice as large as x; a clip's is not.
-    output = torch.empty_like(x)
-    for n, clip in enumerate(output):
-        g = n % groups
-        exact = [(tensor[n].to(level.dtype), _wide(factor[g])) for tensor, factor in terms]
-        clip.copy_(_sum(_wide(level[g]), exact))
+    x = terms[0][0]
+    if x.dtype != level.dtype and _by_clip(x):
+        return _linear_by_clip(level, *terms)
+    # The loops of an addition run over a row of few channels too slowly, over several faster.
+    width = x.shape[4] if x.shape[1] < 16 else 1
+    result = _wide(level, width)
+    for i, (tensor, factor) in enumerate(terms):
+        add = torch.addcmul if i == 0 else Tensor.addcmul_
+        result = add(result, _grouped(tensor, len(level)), _wide(factor, width))
+    return result.to(x.dtype).flatten(0, 1)
+
+
+def _linear_by_clip(level: Tensor, *terms: tuple[Tensor, Tensor]) -> Tensor:
+    """The same in half precision: additions of both precisions are slow on the CPU.
+
+    Batch normalisation with given statistics, 0 and 1, is not. Each term is rounded.
+    """
+    zeros, ones = torch.zeros_like(level[0]), torch.ones_like(level[0])
+    output = torch.empty_like(terms[0][0])
+    for n, clip in enumerate(torch.split(output, 1)):
+        g = n % len(level)
+        for i, (tensor, factor) in enumerate(terms):
+            shift = level[g] if i == 0 else zeros
+            term = F.batch_norm(tensor[n : n + 1], zeros, ones, factor[g], shift, eps=0.0)
+            clip.copy_(term) if i == 0 else clip.add_(term)
     return output
-
-
-def _sum(level: Tensor, terms: Sequence[tuple[Tensor, Tensor]]) -> Tensor:
-    (first, factor), *rest = terms
-    result = torch.addcmul(level, first, factor)
-    for tensor, factor in rest:
-        result.addcmul_(tensor, factor)
-    return result
 
 
 def _grouped(x: Tensor, groups: int) -> Tensor:

@@ -7,17 +7,17 @@ twice and writes once, backward reads input and gradient twice and writes once, 
 torch's batch normalisation. Partial results are combined in float64 and in a fixed order, without
 atomics: the same input gives the same bits.
 
-Import this only where there is a GPU: it needs triton, which comes with torch's CUDA builds.
+Import this only where there is a GPU: the kernels need triton, which torch's CUDA builds bring.
 """
 
 from __future__ import annotations
 
 from dataclasses import dataclass
-from math import gcd
+from functools import cache, cached_property
+from math import ceil, gcd
 from typing import Any
 
 import torch
-import triton
 from torch import Tensor
 
 from multigrid import batchnorm_kernels as kernels
@@ -42,7 +42,7 @@ TALL, WIDE = (256, 8), (32, 64)
 
 @dataclass(frozen=True)
 class _Plan:
-    """How an input is cut: `rows` of a clip and `tile[1]` channels for each of `programs`."""
+    """How an input is cut: `rows` of a clip and `tile[1]` channels for each program."""
 
     clips: int
     groups: int
@@ -51,44 +51,49 @@ class _Plan:
     tile: tuple[int, int]
     rows: int
 
-    @classmethod
-    def of(cls, x: Tensor, groups: int) -> _Plan:
-        clips, channels, positions = len(x), x.shape[1], x.shape[2:].numel()
-        width = min(TILE_CHANNELS, triton.next_power_of_2(channels))
-        height = TILE // width
-        fours = clips * triton.cdiv(positions, 4 * height) * triton.cdiv(channels, width)
-        low, high = FOURS
-        rows = 4 * height * min(high, max(low, triton.cdiv(fours, PROGRAMS)))
-        return cls(clips, groups, positions, channels, (height, width), rows)
-
-    @property
+    @cached_property
     def chunks(self) -> int:
         """Into how many parts the rows of a clip are cut."""
-        return int(triton.cdiv(self.positions, self.rows))
+        return ceil(self.positions / self.rows)
+
+    @cached_property
+    def _sizes(self) -> tuple[int, ...]:
+        # The number of channels as units and their size, which the compiler knows: it then sees
+        # that rows begin at multiples of 16 bytes, and loads so many at once.
+        unit = gcd(self.channels, 16)
+        return self.groups, self.positions, self.rows, self.chunks, self.channels // unit, unit
 
     def partials(self, like: Tensor) -> Tensor:
         """Where the programs put two sums per channel, in the precision of the statistics."""
         shape = (2, self.clips * self.chunks, self.channels)
-        return torch.empty(shape, dtype=_precision(like), device=like.device)
+        dtype = torch.promote_types(like.dtype, torch.float32)
+        return torch.empty(shape, dtype=dtype, device=like.device)
 
     def over_rows(self, kernel: Any, *tensors: Tensor) -> None:
         """Run a kernel on every chunk of every clip."""
-        programs = self.clips * self.chunks * triton.cdiv(self.channels, self.tile[1])
+        programs = self.clips * self.chunks * ceil(self.channels / self.tile[1])
         kernel[(programs,)](*tensors, *self._sizes, *self.tile, num_warps=WARPS)
 
     def over_groups(self, kernel: Any, *tensors: Tensor, **constants: float) -> None:
         """Run a kernel on all partial results of each group."""
         repeats = self.clips // self.groups
         tile = TALL if repeats * self.chunks > WIDE[0] else WIDE
-        programs = self.groups * triton.cdiv(self.channels, tile[1])
+        programs = self.groups * ceil(self.channels / tile[1])
         kernel[(programs,)](*tensors, repeats, *self._sizes, *tile, **constants, num_warps=WARPS)
 
-    @property
-    def _sizes(self) -> tuple[int, ...]:
-        # The number of channels as units and their size, which the compiler knows: it then sees
-        # that rows begin at multiples of 16 bytes, and loads so many at once.
-        unit = gcd(self.channels, 16)
-        return self.groups, self.positions, self.rows, self.chunks, self.channels // unit, unit
+
+def _plan(x: Tensor, groups: int) -> _Plan:
+    return _plan_of(len(x), x.shape[1], x.shape[2:].numel(), groups)
+
+
+@cache  # the shapes of a training are few, and a layer has one for hundreds of iterations
+def _plan_of(clips: int, channels: int, positions: int, groups: int) -> _Plan:
+    width = min(TILE_CHANNELS, 1 << (channels - 1).bit_length())
+    height = TILE // width
+    fours = clips * ceil(positions / (4 * height)) * ceil(channels / width)
+    low, high = FOURS
+    rows = 4 * height * min(high, max(low, ceil(fours / PROGRAMS)))
+    return _Plan(clips, groups, positions, channels, (height, width), rows)
 
 
 def check(device: torch.device) -> None:
@@ -110,7 +115,7 @@ def forward(
         the output, of x's type and layout; and of each group (G, C) the mean, 1/sqrt(variance +
         eps) and the unbiased variance.
     """
-    plan = _Plan.of(x, groups)
+    plan = _plan(x, groups)
     partials = plan.partials(x)
     mean, invstd, scale, unbiased = partials.new_empty(4, groups, x.shape[1])
     output = torch.empty_like(x)
@@ -127,17 +132,14 @@ def backward(
     grad: Tensor, x: Tensor, weight: Tensor, mean: Tensor, invstd: Tensor
 ) -> tuple[Tensor, Tensor, Tensor]:
     """The gradients of x, weight and bias; `grad` is in channels_last_3d as x is."""
-    plan = _Plan.of(x, len(mean))
+    plan = _plan(x, len(mean))
     partials = plan.partials(x)
-    scale, slope, level, grad_weight, grad_bias = partials.new_empty(5, *mean.shape)
+    sums = partials.new_empty(5, *mean.shape)
+    scale, slope, level, *_ = sums
     grad_x = torch.empty_like(x)
     with torch.cuda.device(x.get_device()):
         plan.over_rows(kernels.gradient_sums, grad, x, mean, *partials)
-        sums = (scale, slope, level, grad_weight, grad_bias)
         plan.over_groups(kernels.combine_gradients, *partials, weight, invstd, *sums)
         plan.over_rows(kernels.input_gradient, grad, x, grad_x, mean, scale, slope, level)
-    return grad_x, grad_weight.sum(0), grad_bias.sum(0)
-
-
-def _precision(x: Tensor) -> torch.dtype:
-    return torch.promote_types(x.dtype, torch.float32)
+    grad_weight, grad_bias = sums[3:].sum(1)
+    return grad_x, grad_weight, grad_bias

@@ -24,7 +24,7 @@ __all__ = [
     "nothing",
 ]
 
-SIZES = ["groups", "positions", "rows", "chunks", "units"]
+_SIZES = ["groups", "positions", "rows", "chunks", "units"]
 
 
 @triton.jit
@@ -57,7 +57,7 @@ def _place(
     return begin, offsets, length, channel, channel < channels, chunk, clip % groups
 
 
-@triton.jit(do_not_specialize=SIZES)
+@triton.jit(do_not_specialize=_SIZES)
 def moments(
     x,
     means,
@@ -141,7 +141,7 @@ def _of_group(
     return chunk.to(tl.int64), length, there
 
 
-@triton.jit(do_not_specialize=["repeats", *SIZES])
+@triton.jit(do_not_specialize=["repeats", *_SIZES])
 def combine_moments(
     means,
     squares,
@@ -196,7 +196,7 @@ def combine_moments(
     tl.store(unbiased + place, deviation * rest, inside)
 
 
-@triton.jit(do_not_specialize=SIZES)
+@triton.jit(do_not_specialize=_SIZES)
 def normalize(
     x,
     output,
@@ -228,7 +228,7 @@ def normalize(
         tl.store(output + here + offsets, (value - level) * factor + shift, there)
 
 
-@triton.jit(do_not_specialize=SIZES)
+@triton.jit(do_not_specialize=_SIZES)
 def gradient_sums(
     grad,
     x,
@@ -265,7 +265,7 @@ def gradient_sums(
     tl.store(products + place, tl.sum(product, 0), inside)
 
 
-@triton.jit(do_not_specialize=["repeats", *SIZES])
+@triton.jit(do_not_specialize=["repeats", *_SIZES])
 def combine_gradients(
     sums,
     products,
@@ -312,7 +312,7 @@ def combine_gradients(
     tl.store(grad_bias + place, across, inside)
 
 
-@triton.jit(do_not_specialize=SIZES)
+@triton.jit(do_not_specialize=_SIZES)
 def input_gradient(
     grad,
     x,

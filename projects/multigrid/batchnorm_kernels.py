@@ -89,6 +89,7 @@ def moments(
     seen = tl.zeros((1, 1), dtype)
     step = HEIGHT * channels
     columns = inside[None, :]
+    # Four values join at once, in fewer operations than one by one and with four loads under way.
     whole = length // (4 * HEIGHT) * (4 * HEIGHT)
     for start in range(0, whole, 4 * HEIGHT):
         place = x + (begin + start * channels)

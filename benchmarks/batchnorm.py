@@ -1,112 +1,260 @@
 """What normalising over groups costs: GroupedBatchNorm3d against nn.BatchNorm3d, as a ratio.
 
-    python benchmarks/batchnorm.py [--clips 64] [--group-size 8] [--rounds 15] [--json FILE]
+    python benchmarks/batchnorm.py --dtype bfloat16 --output batchnorm_h200.json
+    python benchmarks/batchnorm.py --dtype bfloat16 --graphs --output batchnorm_h200_graphs.json
+    python benchmarks/batchnorm.py --device cpu --clips 16 --rounds 5
+    python benchmarks/batchnorm.py --device cpu --small
 
-Training forward and backward. In every round both modules run once on the same tensors, in random
-order, so that whatever else the machine does falls on both; a round gives one ratio.
+Training forward and backward, of every layer that a SlowFast R50 normalises in clips of 8 × 158²,
+the first shape of its long cycle, and of I3D's first. In every round both modules run on the same
+tensors, in random order, so that whatever else the machine does falls on both; a round gives one
+ratio. The sum over the network counts a layer as often as the network has it.
+
+On a GPU, times are those between CUDA events. Small layers wait for the host there, which launches
+kernels more slowly than they run: --graphs replays both modules from CUDA graphs, without the host.
+The bandwidth counts what must move, 3 times the input forward (read twice, written once) and 5
+times backward, and its share is of a copy's, measured in the same run.
 """
 
+from __future__ import annotations
+
 import argparse
-import datetime
-import json
 import random
 import statistics
+import sys
 import time
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
 import torch
-from tabulate import tabulate
+from step_bench import provenance, quartiles, write_result
 from torch import Tensor, nn
 
 from multigrid.batchnorm import GroupedBatchNorm3d
-from slowfast_patches.utils.machine import machine, versions
+from slowfast_patches.utils.report import format_table
 
-__all__ = ["main", "measure"]
+__all__ = ["main", "measure", "summarize"]
 
-SHAPES = [(64, 8, 28, 28), (16, 4, 45, 45), (32, 8, 28, 28), (128, 4, 14, 14)]  # C, T, H, W
+# (C, T, H, W) of a clip and how many layers of SLOWFAST_8x8_R50 have it, read off the model with
+# 8 × 158² in the fast pathway and every fourth frame in the slow one. The first is I3D's.
+NETWORK = {
+    (64, 8, 79, 79): 0,
+    (64, 2, 79, 79): 1,
+    (8, 8, 79, 79): 1,
+    (16, 2, 40, 40): 1,
+    (64, 2, 40, 40): 7,
+    (128, 2, 40, 40): 1,
+    (256, 2, 40, 40): 4,
+    (8, 8, 40, 40): 6,
+    (16, 8, 40, 40): 1,
+    (32, 8, 40, 40): 4,
+    (128, 2, 20, 20): 8,
+    (256, 2, 20, 20): 1,
+    (512, 2, 20, 20): 5,
+    (16, 8, 20, 20): 7,
+    (32, 8, 20, 20): 1,
+    (64, 8, 20, 20): 5,
+    (256, 2, 10, 10): 12,
+    (512, 2, 10, 10): 1,
+    (1024, 2, 10, 10): 7,
+    (32, 8, 10, 10): 11,
+    (64, 8, 10, 10): 1,
+    (128, 8, 10, 10): 7,
+    (512, 2, 5, 5): 5,
+    (2048, 2, 5, 5): 4,
+    (64, 8, 5, 5): 5,
+    (256, 8, 5, 5): 4,
+}
+SMALL = {(64, 8, 28, 28): 1, (16, 4, 45, 45): 1, (32, 8, 28, 28): 1, (128, 4, 14, 14): 1}
 FORMATS = {"contiguous": torch.contiguous_format, "channels_last_3d": torch.channels_last_3d}
+KINDS = ("plain", "grouped")
 WARM_UP = 3
+BAR = 1.10
+PASSES = 8  # over the input: read twice, written once; with the gradient, read twice, written once
 
 
 def measure(
-    clips: int, group_size: int, shape: tuple[int, ...], layout: str, rounds: int, device: str
+    shape: tuple[int, ...], layout: str, args: argparse.Namespace, device: torch.device
 ) -> dict[str, Any]:
-    """Milliseconds of both modules and the median and quartiles of their ratio, on one shape."""
-    x = torch.randn(clips, *shape, device=device).contiguous(memory_format=FORMATS[layout])
+    """Seconds of both modules in each round, on one layer's shape (C, T, H, W)."""
+    dtype = getattr(torch, args.dtype)
+    x = torch.randn(args.clips, *shape, device=device, dtype=dtype)
+    x = x.contiguous(memory_format=FORMATS[layout])
     grad = torch.randn_like(x)
-    x.requires_grad_()
     modules = [nn.BatchNorm3d(shape[0]).to(device), GroupedBatchNorm3d(shape[0]).to(device)]
-    modules[1].group_size = group_size
+    modules[1].group_size = args.group_size
+    steps = [_step(module, x.requires_grad_(), grad, graph=args.graphs) for module in modules]
     times: list[list[float]] = [[], []]
-    for _ in range(WARM_UP + rounds):
+    for _ in range(WARM_UP + args.rounds):
         for i in random.sample((0, 1), 2):
-            times[i].append(_seconds(modules[i], x, grad))
-    plain, grouped = (t[WARM_UP:] for t in times)
-    ratios = [b / a for a, b in zip(plain, grouped, strict=True)]
-    low, median, high = statistics.quantiles(ratios, n=4)
+            times[i].append(_seconds(steps[i], device))
+    rounds = {kind: t[WARM_UP:] for kind, t in zip(KINDS, times, strict=True)}
+    size = x.numel() * x.element_size()
+    return {"shape": [args.clips, *shape], "memory_format": layout, "bytes": size} | rounds
+
+
+def _step(module: nn.Module, x: Tensor, grad: Tensor, *, graph: bool) -> Callable[[], object]:
+    """Forward and backward, or the replay of a CUDA graph of them."""
+    inputs = (x, *module.parameters())
+
+    def step() -> object:
+        return torch.autograd.grad(module(x), inputs, grad)
+
+    if not graph:
+        return step
+    beside = torch.cuda.Stream()
+    beside.wait_stream(torch.cuda.current_stream())
+    with torch.cuda.stream(beside):
+        for _ in range(WARM_UP):
+            step()
+    torch.cuda.current_stream().wait_stream(beside)
+    captured = torch.cuda.CUDAGraph()
+    with torch.cuda.graph(captured):
+        step()
+    return captured.replay
+
+
+def _seconds(step: Callable[[], object], device: torch.device) -> float:
+    if device.type == "cpu":
+        start = time.perf_counter()
+        step()
+        return time.perf_counter() - start
+    torch.cuda.synchronize(device)
+    begin, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))
+    begin.record()
+    step()
+    end.record()
+    end.synchronize()
+    return begin.elapsed_time(end) / 1e3
+
+
+def _copy_bandwidth(device: torch.device, rounds: int) -> float:
+    """Bytes read and written per second by a copy of 1 GiB."""
+    source = torch.empty(2**30, dtype=torch.uint8, device=device)
+    target = torch.empty_like(source)
+    times = [_seconds(lambda: target.copy_(source), device) for _ in range(WARM_UP + rounds)]
+    return 2 * source.numel() / statistics.median(times[WARM_UP:])
+
+
+def summarize(rows: Sequence[dict[str, Any]], network: dict[tuple[int, ...], int]) -> None:
+    """Add each row's `ratio`, and how many layers of the network it stands for."""
+    for row in rows:
+        row["layers"] = network[tuple(row["shape"][1:])]
+        row["ratio"] = quartiles(_ratios([row["plain"]], [row["grouped"]], [1]))
+
+
+def _of_network(rows: Sequence[dict[str, Any]], layout: str) -> dict[str, Any]:
+    """The ratio of the sums over a network's layers, and of the worst layer."""
+    rows = [row for row in rows if row["memory_format"] == layout]
+    plain, grouped = ([row[kind] for row in rows] for kind in KINDS)
+    ratio = quartiles(_ratios(plain, grouped, [row["layers"] for row in rows]))
+    worst = max(rows, key=lambda row: row["ratio"]["median"])
     return {
-        "shape": "x".join(map(str, (clips, *shape))),
         "memory_format": layout,
-        "plain_ms": 1e3 * statistics.median(plain),
-        "grouped_ms": 1e3 * statistics.median(grouped),
-        "ratio": median,
-        "ratio_25%": low,
-        "ratio_75%": high,
+        "ratio": ratio,
+        "bar": BAR,
+        "within": ratio["median"] <= BAR,
+        "worst": {"shape": worst["shape"], "ratio": worst["ratio"]["median"]},
     }
 
 
-def _seconds(module: nn.Module, x: Tensor, grad: Tensor) -> float:
-    x.grad = None
-    module.zero_grad()
-    _synchronize(x)
-    start = time.perf_counter()
-    module(x).backward(grad)
-    _synchronize(x)
-    return time.perf_counter() - start
+def _ratios(
+    plain: Sequence[Sequence[float]], grouped: Sequence[Sequence[float]], layers: Sequence[int]
+) -> list[float]:
+    """Of each round, the time of all layers grouped over that of all plain."""
+
+    def sums(times: Sequence[Sequence[float]]) -> list[float]:
+        return [
+            sum(n * t for n, t in zip(layers, of_round, strict=True))
+            for of_round in zip(*times, strict=True)
+        ]
+
+    return [b / a for a, b in zip(sums(plain), sums(grouped), strict=True)]
 
 
-def _synchronize(x: Tensor) -> None:
-    if x.is_cuda:
-        torch.cuda.synchronize()
+def format_result(result: dict[str, Any]) -> str:
+    """A table of the layers, and a verdict for each memory format."""
+    rows = [_cells(row, result["copy_bytes_per_second"]) for row in result["rows"]]
+    headers = ["shape", "format", "layers", "plain ms", "grouped ms", "ratio", "25 %", "75 %"]
+    headers += ["GB/s", "of a copy"] if result["copy_bytes_per_second"] else []
+    verdicts = []
+    for found in result["network"]:
+        low, median, high = (found["ratio"][k] for k in ("quartile_1", "median", "quartile_3"))
+        verdict = "within" if found["within"] else "ABOVE"
+        verdicts.append(
+            f"{found['memory_format']}: the network's layers take {median:.3f} ({low:.3f} to "
+            f"{high:.3f}) times as long as nn.BatchNorm3d's, {verdict} the bar of {BAR:.2f}; worst "
+            f"{_shape(found['worst']['shape'])} at {found['worst']['ratio']:.2f}"
+        )
+    return "\n".join([format_table(headers, rows), "", *verdicts])
 
 
-def _machine(device: str) -> dict[str, Any]:
-    name = torch.cuda.get_device_name() if device == "cuda" else device
-    date = datetime.datetime.now(datetime.UTC).isoformat(timespec="seconds")
-    return machine() | {"device": name, "versions": versions(), "date": date}
+def _cells(row: dict[str, Any], copy: float | None) -> list[str]:
+    plain, grouped = (statistics.median(row[kind]) for kind in KINDS)
+    ratios = [f"{row['ratio'][key]:.2f}" for key in ("median", "quartile_1", "quartile_3")]
+    cells = [_shape(row["shape"]), row["memory_format"], str(row["layers"])]
+    cells += [f"{1e3 * plain:.3f}", f"{1e3 * grouped:.3f}", *ratios]
+    if copy:
+        rate = PASSES * row["bytes"] / grouped
+        cells += [f"{rate / 1e9:.0f}", f"{rate / copy:.0%}"]
+    return cells
 
 
-def _arguments() -> argparse.Namespace:
+def _shape(shape: Sequence[int]) -> str:
+    return "x".join(map(str, shape))
+
+
+def parse_args(argv: list[str] | None = None) -> argparse.Namespace:
+    """The command line."""
     parser = argparse.ArgumentParser(
-        description=__doc__.split("\n")[0], formatter_class=argparse.ArgumentDefaultsHelpFormatter
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
-    parser.add_argument("--clips", type=int, default=64, help="clips in the batch")
-    parser.add_argument("--group-size", type=int, default=8, help="clips per group")
-    parser.add_argument("--rounds", type=int, default=15, help="measured rounds per shape")
-    parser.add_argument("--threads", type=int, help="CPU threads (default: torch's own choice)")
-    parser.add_argument("--device", choices=["cpu", "cuda"], default="cpu", help="where to run")
-    parser.add_argument("--json", type=Path, metavar="FILE", help="write the numbers here, too")
-    return parser.parse_args()
+    gpu = "cuda" if torch.cuda.is_available() else "cpu"
+    parser.add_argument("--clips", type=int, default=64, help="in the batch (%(default)s)")
+    parser.add_argument("--group-size", type=int, default=8, help="clips per group (%(default)s)")
+    parser.add_argument("--rounds", type=int, default=15, help="of each layer (%(default)s)")
+    parser.add_argument("--dtype", choices=["float32", "bfloat16"], default="float32")
+    parser.add_argument("--small", action="store_true", help="four small layers instead")
+    parser.add_argument("--graphs", action="store_true", help="replay CUDA graphs of both")
+    parser.add_argument("--threads", type=int, help="of the CPU (torch's own choice)")
+    parser.add_argument("--device", choices=["cpu", "cuda"], default=gpu, help="(%(default)s)")
+    parser.add_argument("--output", type=Path, metavar="FILE.json", help="write the numbers here")
+    args = parser.parse_args(argv)
+    if args.graphs and args.device == "cpu":
+        parser.error("--graphs needs a GPU")
+    if args.clips % args.group_size or args.clips == args.group_size:
+        parser.error(f"--clips must be 2 or more groups of {args.group_size}")
+    if args.rounds < 2:
+        parser.error(f"quartiles take 2 rounds at least, not {args.rounds}")
+    return args
 
 
-def main() -> None:
-    args = _arguments()
+def main(argv: list[str] | None = None) -> int:
+    """Measure, print and write; returns the exit status."""
+    args = parse_args(argv)
     if args.threads:
         torch.set_num_threads(args.threads)
-    rows = [
-        measure(args.clips, args.group_size, shape, layout, args.rounds, args.device)
-        for shape in SHAPES
-        for layout in FORMATS
-    ]
-    where = _machine(args.device)
-    print(f"forward + backward, groups of {args.group_size} clips; {where}")
-    print(tabulate(rows, headers="keys", floatfmt=".2f"))
-    if args.json:
-        settings = {name: value for name, value in vars(args).items() if name != "json"}
-        report = {"machine": where, "settings": settings, "rows": rows}
-        args.json.write_text(json.dumps(report, indent=2) + "\n")
+    device = torch.device(args.device)
+    network = SMALL if args.small else NETWORK
+    rows = []
+    for layout in FORMATS:
+        for shape in network:
+            rows.append(measure(shape, layout, args, device))
+            print(f"{layout} {_shape(rows[-1]['shape'])}", file=sys.stderr, flush=True)
+    summarize(rows, network)
+    result = {
+        **provenance(device),
+        "settings": {k: v for k, v in vars(args).items() if k != "output"},
+        "copy_bytes_per_second": None if args.device == "cpu" else _copy_bandwidth(device, 15),
+        "network": [_of_network(rows, layout) for layout in FORMATS],
+        "rows": rows,
+    }
+    print(format_result(result))
+    if args.output:
+        write_result(args.output, "batchnorm.py", argv, result)
+    return 0
 
 
 if __name__ == "__main__":
-    main()
+    sys.exit(main())

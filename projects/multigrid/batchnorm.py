@@ -21,6 +21,8 @@ import torch.distributed as dist
 from torch import Tensor, nn
 from torch.nn import functional as F
 
+from multigrid.batchnorm_split import split_batch_norm
+
 __all__ = [
     "GroupedBatchNorm3d",
     "arrangement",
@@ -50,9 +52,11 @@ class GroupedBatchNorm3d(nn.BatchNorm3d):
     number of processes. With a group size it does not.
 
     With every G-th clip in a group, (N, C, T, H, W) read as (k, G·C, T, H, W) has one group's
-    channel in each channel: one call of torch's own kernel, without a copy of a contiguous input
-    (one in channels_last_3d is copied). `group_order` says how to arrange clips so that the groups
-    are runs of a stream, whatever the number of processes.
+    channel in each channel: one call of torch's own kernel, without a copy of a contiguous input.
+    In channels_last_3d no view is of that kind, and kernels of our own (`batchnorm_split`) take
+    the input as it lies. Input and output are in the same memory format, their gradients too.
+    `group_order` says how to arrange clips so that the groups are runs of a stream, whatever the
+    number of processes.
 
     The running statistics move once per forward, towards the average over this process's groups of
     their means and unbiased variances. Evaluation, the constructor and the state dict are those of
@@ -88,6 +92,9 @@ class GroupedBatchNorm3d(nn.BatchNorm3d):
         """The output, and the groups' means and unbiased variances, both (G, C)."""
         n, channels = x.shape[:2]
         weight, bias = self._affine(x)
+        channels_last = x.is_contiguous(memory_format=torch.channels_last_3d)
+        if channels_last and not x.is_contiguous():
+            return split_batch_norm(x, weight, bias, groups, self.eps)
         # With momentum 1 the "running" statistics are the batch's own, the variance unbiased.
         mean = weight.new_zeros(groups * channels)
         var = torch.ones_like(mean)
@@ -100,9 +107,11 @@ class GroupedBatchNorm3d(nn.BatchNorm3d):
     def _affine(self, x: Tensor) -> tuple[Tensor, Tensor]:
         """Scale and shift; statistics and parameters of a half-precision input are single."""
         dtype = torch.promote_types(x.dtype, torch.float32)
-        ones = torch.ones(self.num_features, dtype=dtype, device=x.device)
-        weight = ones if self.weight is None else self.weight.to(dtype)
-        return weight, torch.zeros_like(ones) if self.bias is None else self.bias.to(dtype)
+        if self.weight is None:
+            weight = torch.ones(self.num_features, dtype=dtype, device=x.device)
+        else:
+            weight = self.weight.to(dtype)
+        return weight, torch.zeros_like(weight) if self.bias is None else self.bias.to(dtype)
 
     @torch.no_grad()
     def _track(self, mean: Tensor, var: Tensor) -> None:

@@ -24,9 +24,34 @@ class TrainingGlobalPool3d(nn.AvgPool3d):
     """
 
     def forward(self, x: Tensor) -> Tensor:
-        if self.training:
-            return x.mean((2, 3, 4), keepdim=True)
-        return super().forward(x)
+        if not self.training:
+            return super().forward(x)
+        mean: Tensor = _GlobalMean.apply(x)  # type: ignore[no-untyped-call]
+        return mean
+
+
+class _GlobalMean(torch.autograd.Function):
+    """The mean over (T, H, W), whose gradient lies in memory as the input does.
+
+    Autograd's own is a view, one value in all places. What follows may then choose strides that say
+    neither format where H and W are 1, and torch 2.13's batch normalisation reads such gradients
+    wrongly on the CPU.
+    """
+
+    @staticmethod
+    def forward(ctx: Any, x: Tensor) -> Tensor:
+        last = x.is_contiguous(memory_format=torch.channels_last_3d) and not x.is_contiguous()
+        ctx.memory_format = torch.channels_last_3d if last else torch.contiguous_format
+        ctx.shape = x.shape
+        return x.mean((2, 3, 4), keepdim=True)
+
+    @staticmethod
+    def backward(ctx: Any, *gradients: Tensor) -> Any:
+        share = gradients[0] / ctx.shape[2:].numel()
+        room = torch.empty(
+            ctx.shape, dtype=share.dtype, device=share.device, memory_format=ctx.memory_format
+        )
+        return room.copy_(share)
 
 
 class PlanarMaxPool3d(nn.MaxPool3d):

@@ -88,6 +88,41 @@ def test_the_global_pool_is_the_mean_and_so_is_its_gradient(memory_format):
     assert gradient[1, 0].flatten().tolist() == [0.25] * 8
 
 
+@both_formats
+@pytest.mark.parametrize(
+    ("name", "side"), [("stem", 1), ("stem", 6), ("frames", 1), ("frames", 6), ("global", 1)]
+)
+def test_gradients_lie_in_memory_as_the_inputs_do(name, side, memory_format):
+    """Strides say so even where H and W are 1, whatever the gradient's own are."""
+    pool = TrainingGlobalPool3d(1).train() if name == "global" else PlanarMaxPool3d(**POOLS[name])
+    seen = list[Tensor]()
+    leaf = torch.randn(2, 5, 8, side, side, requires_grad=True)
+    x = leaf.contiguous(memory_format=memory_format) * 1
+    x.register_hook(seen.append)
+    y = pool(x)
+    for given in (torch.rand_like(y), torch.rand(y.shape), torch.rand(()).expand_as(y)):
+        y.backward(given, retain_graph=True)
+    assert [gradient.stride() for gradient in seen] == [x.stride()] * 3
+
+
+def test_batch_normalisation_before_the_global_pool_has_its_gradient_at_one_pixel():
+    """As at the end of the host's models: a residual sum, there of both formats, and a linear layer
+    of the means. With the strides that autograd gives a mean's gradient, torch 2.13's was wrong by
+    more than it is large."""
+    gradients = list[Tensor]()
+    for memory_format in FORMATS:
+        torch.manual_seed(0)
+        norm, linear = nn.BatchNorm3d(16), nn.Linear(16, 3)
+        x, skip = torch.randn(2, 2, 16, 8, 1, 1)
+        x.requires_grad_()
+        summed = skip.contiguous(memory_format=memory_format) + norm(x)
+        means = TrainingGlobalPool3d(1).train()(summed.relu_())
+        linear(means.permute(0, 2, 3, 4, 1)).square().sum().backward()
+        assert x.grad is not None
+        gradients.append(x.grad)
+    torch.testing.assert_close(gradients[1], gradients[0])
+
+
 def test_pools_are_converted_in_place_and_others_are_not():
     class Own(nn.MaxPool3d):
         pass

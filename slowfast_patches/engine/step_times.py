@@ -43,6 +43,18 @@ T = TypeVar("T")
 _MANY_VIDEOS = 10**7
 """So long a training that every phase has an iteration of each of its shapes."""
 
+_ADDED: Mapping[str, object] = {
+    "MODEL.ACT_CHECKPOINT": False,
+    "MODEL.CHANNELS_LAST": False,
+    "SOLVER.FUSED": False,
+    "TRAIN.COMPILE": False,
+    "TRAIN.CUDA_GRAPHS": False,
+    "TRAIN.CUDNN_BENCHMARK": True,
+    "TRAIN.DETERMINISTIC": False,
+    "TRAIN.TF32": True,
+}
+"""Keys that files may lack, for they are older than these: what was measured there."""
+
 _MODEL = (
     "MODEL.ARCH",
     "MODEL.NUM_CLASSES",
@@ -51,6 +63,7 @@ _MODEL = (
     "NONLOCAL",
     "SOLVER.OPTIMIZING_METHOD",
     "TRAIN.MIXED_PRECISION",
+    *_ADDED,
 )
 """Keys and sections that decide how long an iteration takes."""
 
@@ -127,11 +140,11 @@ class StepTimes:
                 f"{self.path} was measured on {self.device}, and NUM_GPUS {cfg.NUM_GPUS} trains on "
                 f"{device_of(cfg)}"
             )
-        wanted = model_of(cfg)
+        measured, wanted = {**_ADDED, **self.model}, model_of(cfg)
         differing = [
-            f"{key} {self.model.get(key, '(absent)')} there, {wanted.get(key, '(absent)')} here"
-            for key in sorted(self.model.keys() | wanted.keys())
-            if self.model.get(key, _ABSENT) != wanted.get(key, _ABSENT)
+            f"{key} {measured.get(key, '(absent)')} there, {wanted.get(key, '(absent)')} here"
+            for key in sorted(measured.keys() | wanted.keys())
+            if measured.get(key, _ABSENT) != wanted.get(key, _ABSENT)
         ]
         if differing:
             raise MisfitError(f"{self.path} is of another model: {'; '.join(differing)}")
@@ -217,7 +230,7 @@ def _parse(path: Path, content: object) -> StepTimes:
         raise _WrongContentError(f"its format is {version}, and this version reads {FORMAT}")
     device, times = _field(content, "device", dict), _field(content, "shapes", list)
     if not times:
-        raise _WrongContentError("it has no shapes")
+        raise _WrongContentError("it has no shapes of a recipe as it is (--variants recipe)")
     return StepTimes(
         path=path,
         device=_field(device, "type", str),

@@ -294,8 +294,8 @@ def test_what_the_benchmark_writes_gives_the_plan_its_hours(
     assert (written["precision"], written["device"]["type"]) == ("float32", "cpu")
     assert written["machine"]["threads"] == torch.get_num_threads()
     before = json.loads((RESULTS / "step_time_demo.json").read_text())
-    assert written.keys() == before.keys()
-    assert written["shapes"][0].keys() == before["shapes"][0].keys()
+    assert written.keys() > before.keys()
+    assert written["shapes"][0].keys() > before["shapes"][0].keys()
 
     plan = [*recipe, "--json", "--dataset-size", "240", "--step-times", str(path)]
     assert load_program("tools/plan.py").main([*plan, *pairs]) == 0
@@ -309,10 +309,11 @@ def test_what_the_benchmark_writes_gives_the_plan_its_hours(
 def test_a_shape_without_room_is_reported_and_the_others_are_measured(
     bench, step_bench, tiny_recipe, tmp_path, capsys, monkeypatch
 ):
-    def take_step(stepper, step, batch):
+    def take_step(stepper, step, batch, mark):
         if len(batch["clips"]) == 16:
             raise torch.OutOfMemoryError("made up")
         done.append(tuple(batch["clips"].shape[:3]))
+        mark("optimizer")
 
     done = list[tuple[int, ...]]()
     monkeypatch.setattr(step_bench.Stepper, "__call__", take_step)

@@ -9,6 +9,7 @@ import random
 import shlex
 import statistics
 import sys
+from abc import ABC, abstractmethod
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
@@ -31,7 +32,9 @@ from slowfast_patches.utils.machine import machine, versions
 __all__ = [
     "Bench",
     "Case",
+    "Steps",
     "add_options",
+    "build_training_model",
     "kept_bytes",
     "load_recipe",
     "made_up_batch",
@@ -73,25 +76,12 @@ def build_training_model(cfg: CfgNode) -> nn.Module:
     return build_model(cfg, grouped_bn=True)
 
 
-class Bench:
-    """A model and what trains it, timed on one shape after another.
+class Steps(ABC):
+    """Some way to train on one shape after another, timed."""
 
-    Args:
-        cfg: the recipe, with the switches that are measured.
-        device: where it is measured.
-        build: gives the model, on the default device.
-    """
-
-    def __init__(
-        self,
-        cfg: CfgNode,
-        device: torch.device,
-        build: Callable[[CfgNode], nn.Module] = build_training_model,
-    ) -> None:
+    def __init__(self, cfg: CfgNode, device: torch.device) -> None:
         self.cfg, self.device = cfg, device
         set_up_device(cfg, device)
-        self.model = build(cfg).to(device)
-        self.stepper = Stepper(cfg, self.model, device)
 
     def time(self, step: Step, batch: Batch, iterations: int) -> Timed:
         """Seconds of an iteration and its parts, over some of them.
@@ -108,32 +98,64 @@ class Bench:
         self.wait()
         return clock.read()
 
+    def wait(self) -> None:
+        """Until the GPU has done what it was given."""
+        if self.device.type == "cuda":
+            torch.cuda.synchronize()
+
+    @abstractmethod
     def take(self, step: Step, batch: Batch, mark: Mark) -> None:
         """One iteration; `mark` is told when the work of a part has been given."""
+
+    @abstractmethod
+    def forget(self) -> None:
+        """Give back what an iteration that broke off has left behind."""
+
+    @abstractmethod
+    def precision_name(self) -> str:
+        """What the model computes in: "float32", "bfloat16" or "float16"."""
+
+    @abstractmethod
+    def kept_bytes(self, step: Step) -> int:
+        """Bytes on the device that outlast a step: weights, gradients, the optimizer's state."""
+
+
+class Bench(Steps):
+    """A model and what trains it, as training has them.
+
+    Args:
+        cfg: the recipe, with the switches that are measured.
+        device: where it is measured.
+        build: gives the model, on the default device.
+    """
+
+    def __init__(
+        self,
+        cfg: CfgNode,
+        device: torch.device,
+        build: Callable[[CfgNode], nn.Module] = build_training_model,
+    ) -> None:
+        super().__init__(cfg, device)
+        self.model = build(cfg).to(device)
+        self.stepper = Stepper(cfg, self.model, device)
+
+    def take(self, step: Step, batch: Batch, mark: Mark) -> None:
         self.stepper(step, batch, mark=mark)
 
     def forget(self) -> None:
-        """Give back what an iteration that broke off has left behind."""
         self.stepper.optimizer.zero_grad(set_to_none=True)
         self.stepper.precision = Precision(self.cfg, self.device)
         if self.device.type == "cuda":
             torch.cuda.empty_cache()
 
     def precision_name(self) -> str:
-        """What the model computes in: "float32", "bfloat16" or "float16"."""
         with self.stepper.precision.autocast():
             if torch.is_autocast_enabled(self.device.type):
                 return str(torch.get_autocast_dtype(self.device.type)).removeprefix("torch.")
         return "float32"
 
     def kept_bytes(self, step: Step) -> int:
-        """Bytes on the device that outlast a step: weights, gradients, the optimizer's state."""
         return kept_bytes(self.model, self.stepper.optimizer)
-
-    def wait(self) -> None:
-        """Until the GPU has done what it was given."""
-        if self.device.type == "cuda":
-            torch.cuda.synchronize()
 
 
 def kept_bytes(model: nn.Module, optimizer: torch.optim.Optimizer) -> int:
@@ -153,7 +175,7 @@ class Case:
     """
 
     def __init__(
-        self, bench: Bench, shape: Shape, bn_size: int | None, batch: Batch | None = None
+        self, bench: Steps, shape: Shape, bn_size: int | None, batch: Batch | None = None
     ) -> None:
         self.bench, self.shape, self.bn_size = bench, shape, bn_size
         self.clips = shape.batch // processes_of(bench.cfg)
@@ -199,9 +221,10 @@ class Case:
         """Begin to watch the GPU's memory; bytes that others keep there, None without a GPU."""
         if self.bench.device.type != "cuda":
             return None
+        own = self.bench.kept_bytes(self.step)
         self.bench.wait()
         torch.cuda.reset_peak_memory_stats()
-        return torch.cuda.memory_allocated() - self.bench.kept_bytes(self.step)
+        return torch.cuda.memory_allocated() - own
 
     @property
     def peak_bytes(self) -> int | None:

@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from matplotlib.axes import Axes
+from matplotlib.patheffects import withStroke
 
 from multigrid import Shape
 from slowfast_patches.utils.plots import COLOURS, MUTED, new_figure, save_figure
@@ -34,47 +35,53 @@ def draw_chart(result: Row, path: Path) -> None:
         raise ValueError(f"no variant was measured: nothing to draw in {path}")
 
 
+_WHISKER = {"elinewidth": 0.9, "ecolor": "#30343b", "capsize": 2.5}
 _PARTS = ("input", "forward", "backward", "optimizer")
 
 
 def _draw_variants(variants: Sequence[Row], reference: str, result: Row, path: Path) -> None:
-    """A group of bars for each shape; how many times the reference's clips a second."""
+    """A panel for each variant, of bars for the shapes; all panels have the same scale."""
     shown = [variant for variant in variants if variant["name"] != reference]
     labels = [_label(row) for row in shown[0]["shapes"]]
-    figure, (axes,) = new_figure(rows=1, width=max(7.0, 1.6 * len(labels)), height=4.6)
-    width = 0.84 / len(shown)
-    for number, variant in enumerate(shown):
+    height = 0.9 + 1.05 * len(shown)
+    figure, panels = new_figure(rows=len(shown), width=max(6.5, 1.05 * len(labels)), height=height)
+    highest = 1.0
+    for number, (axes, variant) in enumerate(zip(panels, shown, strict=True)):
         spreads = [row["relative"].get(reference) for row in variant["shapes"]]
-        _draw_bars(axes, spreads, number, width, len(shown), variant["name"])
-    axes.axhline(1, color=MUTED, lw=1.2, ls="--", label=f"{reference} = 1")
-    axes.set_xticks(range(len(labels)), labels)
-    axes.tick_params(axis="x", length=0)
-    axes.set_ylabel(f"clips a second, relative to {reference}")
-    axes.set_xlabel(f"clips × frames × crop² of a process; {_where(result)}")
-    handles, names = axes.get_legend_handles_labels()
-    figure.legend(handles, names, loc="outside upper center", ncols=6, frameon=False)
+        colour = COLOURS[number % len(COLOURS)]
+        highest = max(highest, _draw_bars(axes, spreads, variant["name"], colour))
+    for axes in panels:
+        axes.axhline(1, color=MUTED, lw=1.0, ls="--", zorder=2.5)
+        axes.set_ylim(0, 1.35 * highest)
+        axes.tick_params(axis="x", length=0)
+    panels[-1].set_xticks(range(len(labels)), labels)
+    panels[-1].set_xlabel(f"clips × frames × crop² of a process; {_where(result)}")
+    figure.supylabel(f"clips a second, relative to {reference} (dashed)", fontsize=10)
     save_figure(figure, path)
 
 
-def _draw_bars(
-    axes: Axes, spreads: Sequence[Row | None], number: int, width: float, count: int, name: str
-) -> None:
-    places = [place for place, spread in enumerate(spreads) if spread is not None]
-    found = [spread for spread in spreads if spread is not None]
-    middle = [spread["median"] for spread in found]
-    low = [spread["median"] - spread["quartile_1"] for spread in found]
-    high = [spread["quartile_3"] - spread["median"] for spread in found]
-    colour = COLOURS[number % len(COLOURS)]
-    axes.bar(
-        [place + (number - (count - 1) / 2) * width for place in places],
-        middle,
-        0.92 * width,
-        yerr=(low, high),
-        color=colour,
-        alpha=1.0 if number < len(COLOURS) else 0.55,
-        error_kw={"elinewidth": 0.9, "ecolor": "#30343b"},
-        label=name,
-    )
+def _draw_bars(axes: Axes, spreads: Sequence[Row | None], name: str, colour: str) -> float:
+    """A variant's bars with their quartiles and medians in figures; where the highest ends."""
+    highest = 0.0
+    for place, spread in enumerate(spreads):
+        if spread is None:
+            axes.text(place, 0, "none", ha="center", va="bottom", fontsize=8, color=MUTED)
+            continue
+        middle, top = spread["median"], spread["quartile_3"]
+        whisker = [[middle - spread["quartile_1"]], [top - middle]]
+        axes.bar(place, middle, 0.62, yerr=whisker, color=colour, error_kw=_WHISKER)
+        axes.annotate(
+            f"{middle:.2f}",
+            (place, top),
+            (0, 2),
+            textcoords="offset points",
+            ha="center",
+            fontsize=8,
+            path_effects=[withStroke(linewidth=2.5, foreground="white")],
+        )
+        highest = max(highest, top)
+    axes.set_title(name, loc="left", fontsize=9, pad=2)
+    return highest
 
 
 def _draw_parts(variant: Row, result: Row, path: Path) -> None:
@@ -106,9 +113,7 @@ def _draw_spread(axes: Axes, rows: Sequence[Row]) -> None:
     middle = [spread["median"] for spread in spreads]
     low = [spread["median"] - spread["quartile_1"] for spread in spreads]
     high = [spread["quartile_3"] - spread["median"] for spread in spreads]
-    axes.errorbar(
-        range(len(rows)), middle, (low, high), fmt="none", elinewidth=1, ecolor="#30343b", capsize=3
-    )
+    axes.errorbar(range(len(rows)), middle, (low, high), fmt="none", **_WHISKER)
 
 
 def _label(row: Row) -> str:

@@ -14,12 +14,14 @@ from multigrid.cost import FlopsPerClip
 from slowfast_patches.config.schedule import groups_batchnorm, schedule_from_config
 from slowfast_patches.engine.step_times import shapes_to_measure
 
-__all__ = ["REFERENCES", "add_rates", "add_relative", "matching_rows", "recommend", "totals"]
+__all__ = ["REFERENCES", "Row", "add_rates", "add_relative", "matching_rows", "recommend", "totals"]
 
 REFERENCES = ("plain", "host")
 """Variants that the others are relative to."""
 
 Row = dict[str, Any]
+"""What is known of a shape: "shape" (of all processes), "local_clips", "bn_size", "seconds" with
+quartiles and rounds, None beside a "failure"."""
 
 
 def add_rates(row: Row, flops_per_clip: FlopsPerClip, matrix_rate: float) -> None:

@@ -13,13 +13,12 @@ from typing import NamedTuple
 
 import torch
 from fvcore.common.config import CfgNode
-from step_bench import Bench, kept_bytes
+from step_bench import Steps, kept_bytes
 from step_clock import Mark
 from torch import Tensor, nn
 
 from multigrid import Batch, Shape, Step
 from slowfast_patches import patching
-from slowfast_patches.engine.device import set_up_device
 from slowfast_patches.models.inputs import InputTransform
 
 __all__ = ["HostBench", "HostModels", "host_problem"]
@@ -87,6 +86,13 @@ class HostModels:
         model = _MODEL_TYPES[_builder_name(cfg)](cfg).to(self.device).train()
         return _Trained(model, construct_optimizer(model, cfg))
 
+    def forget(self) -> None:
+        """Give back gradients, and what else a step that broke off has left behind."""
+        for trained in self._trained.values():
+            trained.optimizer.zero_grad()
+        if self.device.type == "cuda":
+            torch.cuda.empty_cache()
+
     def inputs(self, batch: Batch) -> list[Tensor]:
         """The clips of a batch as the host's loader gives them: float, a tensor each pathway."""
         key = tuple(batch["clips"].shape)
@@ -98,18 +104,17 @@ class HostModels:
         return self._inputs[key]
 
 
-class HostBench(Bench):
-    """The host's models and a plain loop, timed on one shape after another."""
+class HostBench(Steps):
+    """The host's models and a plain loop."""
 
     def __init__(self, cfg: CfgNode, device: torch.device, models: HostModels) -> None:
         from slowfast.models.losses import get_loss_func
 
-        self.cfg, self.device, self.models = cfg, device, models
-        set_up_device(cfg, device)
+        super().__init__(cfg, device)
+        self.models = models
         self.loss_function: nn.Module = get_loss_func(cfg.MODEL.LOSS_FUNC)(reduction="mean")
 
     def take(self, step: Step, batch: Batch, mark: Mark) -> None:
-        """One iteration."""
         model, optimizer = self.models.at(step.shape)
         inputs = [x.to(self.device, non_blocking=True) for x in self.models.inputs(batch)]
         labels = batch["labels"].to(self.device, non_blocking=True)
@@ -127,15 +132,10 @@ class HostBench(Bench):
         mark("optimizer")
 
     def forget(self) -> None:
-        """Give back what an iteration that broke off has left behind."""
-        for trained in self.models._trained.values():
-            trained.optimizer.zero_grad()
-        torch.cuda.empty_cache()
+        self.models.forget()
 
     def precision_name(self) -> str:
-        """What the model computes in."""
         return "float32"
 
     def kept_bytes(self, step: Step) -> int:
-        """Bytes on the device that outlast a step of its shape."""
         return kept_bytes(*self.models.at(step.shape))

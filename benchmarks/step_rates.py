@@ -15,7 +15,7 @@ from slowfast_patches.engine.device import set_up_device
 __all__ = ["matrix_rates"]
 
 _SIDES = {"cuda": 8192, "cpu": 512}
-_SECONDS = 0.5
+_SECONDS = 0.25
 
 _TYPES = {
     "float32": torch.float32,
@@ -45,7 +45,7 @@ def matrix_rates(cfg: CfgNode, device: torch.device, names: Iterable[str]) -> di
 
 
 def _matrix_rate(device: torch.device, dtype: torch.dtype) -> float:
-    """The median over the products of half a second, after as many that are not timed."""
+    """The median over the products of some time, after as many that are not timed."""
     side = _SIDES[device.type]
     a, b = (torch.randn(side, side, device=device).to(dtype) for _ in range(2))
     _product_seconds(a, b)

@@ -6,6 +6,9 @@ import shlex
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+from step_columns import REFERENCES
+from step_variants import HOST
+
 from multigrid import Shape
 from slowfast_patches.utils.report import format_table
 
@@ -30,6 +33,7 @@ _HEADERS = [
     "BN\nclips",
     "s per\niteration",
     "quartiles",
+    "input",
     "forward",
     "backward",
     "optimizer",
@@ -43,18 +47,27 @@ _HEADERS = [
 
 def _format_variant(variant: Row) -> str:
     """A table of a variant's shapes, under its name."""
-    title = f"{variant['name']}: {' '.join(_pairs(variant['keys'])) or 'the recipe as it is'}"
     if variant["failure"] is not None:
         return f"{variant['name']}: not measured: {variant['failure']}"
     rows = variant["shapes"]
-    ratios = [name for name in ("plain", "host") if any(name in row["relative"] for row in rows)]
+    ratios = [name for name in REFERENCES if any(name in row["relative"] for row in rows)]
     headers = [*_HEADERS, *(f"clips/s to\n{name}'s" for name in ratios)]
     cells = [_cells(row, ratios) for row in rows]
-    return f"{title}\n\n{format_table(headers, cells)}"
+    return f"{_title(variant)}\n\n{format_table(headers, cells)}"
 
 
-def _pairs(keys: Mapping[str, object]) -> list[str]:
-    return [str(item) for pair in keys.items() for item in pair]
+def _title(variant: Row) -> str:
+    """The name, and what is switched on."""
+    name, known = variant["name"], {"recipe": "as it is", "plain": "every switch off"}
+    if name in HOST:
+        return f"{name}: pyslowfast's own model and a plain loop"
+    on = {
+        key: value
+        for key, value in variant["keys"].items()
+        if value not in (False, 1) or value is True
+    }
+    pairs = " ".join(str(item) for pair in on.items() for item in pair)
+    return f"{name}: {known.get(name, pairs)}"
 
 
 def _cells(row: Row, ratios: Sequence[str]) -> list[str]:
@@ -69,7 +82,7 @@ def _cells(row: Row, ratios: Sequence[str]) -> list[str]:
         _range(row["seconds"], 4),
         *(
             f"{parts[name]['median']:.4f}" if name in parts else "–"
-            for name in ("forward", "backward", "optimizer")
+            for name in ("input", "forward", "backward", "optimizer")
         ),
         f"{row['clips_per_second']['median']:.4g}",
         f"{row['pixels_per_second']['median'] / 1e6:.4g}",
@@ -81,7 +94,9 @@ def _cells(row: Row, ratios: Sequence[str]) -> list[str]:
 
 
 def _ratio(spread: Row | None) -> str:
-    return "–" if spread is None else f"{spread['median']:.2f}× ({_range(spread, 2)})"
+    if spread is None:
+        return "–"
+    return f"{spread['median']:.2f}× ({spread['quartile_1']:.2f}–{spread['quartile_3']:.2f})"
 
 
 def _range(spread: Row, digits: int) -> str:
@@ -90,25 +105,24 @@ def _range(spread: Row, digits: int) -> str:
 
 def _format_totals(variants: Sequence[Row], num_videos: int | None) -> str:
     """The whole schedule in each variant."""
-    ratios = [name for name in ("plain", "host") if any(v["name"] == name for v in variants)]
+    ratios = [name for name in REFERENCES if any(name in v["totals"]["relative"] for v in variants)]
     headers = ["whole schedule", "hours", "baseline's", "multigrid's\nspeed-up", "quartiles"]
     headers += [f"to {name}" for name in ratios]
-    rows = []
-    for variant in variants:
-        found = variant["totals"]
-        if "failure" in found:
-            rows.append([variant["name"], found["failure"][:60], *[""] * (len(headers) - 2)])
-            continue
-        hours = [
-            "–" if num_videos is None else f"{found[key]['median'] / 3600:.3g}"
-            for key in ("seconds", "baseline_seconds")
-        ]
-        speed_up = found["speed_up"]
-        rows.append(
-            [variant["name"], *hours, f"{speed_up['median']:.2f}×", _range(speed_up, 2)]
-            + [_ratio(found["relative"].get(name)) for name in ratios]
-        )
+    rows = [_total_cells(variant, num_videos, ratios) for variant in variants]
     return format_table(headers, rows)
+
+
+def _total_cells(variant: Row, num_videos: int | None, ratios: Sequence[str]) -> list[str]:
+    found = variant["totals"]
+    if "failure" in found:
+        why = "not measured" if variant["failure"] else found["failure"]
+        return [variant["name"], why, *[""] * (3 + len(ratios))]
+    hours = [
+        "–" if num_videos is None else f"{found[key]['median'] / 3600:.3g}"
+        for key in ("seconds", "baseline_seconds")
+    ]
+    speed_up = [f"{found['speed_up']['median']:.2f}×", _range(found["speed_up"], 2)]
+    return [variant["name"], *hours, *speed_up, *(_ratio(found["relative"].get(n)) for n in ratios)]
 
 
 def _format_recommended(pairs: Sequence[str]) -> str:

@@ -43,6 +43,7 @@ from __future__ import annotations
 
 import argparse
 import sys
+from itertools import takewhile
 from pathlib import Path
 from typing import Any
 
@@ -56,6 +57,7 @@ from step_report import format_result
 from step_variants import EACH, HOST, NAMES
 
 from slowfast_patches import patching
+from slowfast_patches.utils.plots import check_format
 
 __all__ = ["main"]
 
@@ -87,6 +89,7 @@ def parse_args(argv: list[str] | None = None) -> argparse.Namespace:
     _add_measures(parser)
     add_options(parser, rounds=7, of_each="shape of a variant, or recipe")
     args = parser.parse_intermixed_args(argv)
+    _split_variants(parser, args)
     if args.clips is not None and args.clips < 1:
         parser.error("--clips takes 1 or more")
     if args.clips is not None and len(args.cfg) == 1:
@@ -105,7 +108,6 @@ def _add_measures(parser: argparse.ArgumentParser) -> None:
     group.add_argument(
         "--variants",
         nargs="+",
-        choices=[*NAMES, "each"],
         metavar="NAME",
         help=f"{', '.join(NAMES)}, or each: all but recipe, where the device can (recipe)",
     )
@@ -125,6 +127,19 @@ def _add_measures(parser: argparse.ArgumentParser) -> None:
         metavar="N",
         help="training videos, for hours (as tools/plan.py finds them)",
     )
+
+
+def _split_variants(parser: argparse.ArgumentParser, args: argparse.Namespace) -> None:
+    """Variants have small letters, and end where the config keys begin."""
+    given = args.variants or []
+    names = list(takewhile(lambda item: not item.isupper(), given))
+    unknown = [name for name in names if name not in NAMES and name != "each"]
+    if unknown or (given and not names):
+        parser.error(
+            f"--variants {' '.join(unknown)}: there are {', '.join(NAMES)}, and each for all"
+        )
+    args.variants = names or None
+    args.overrides = [*given[len(names) :], *args.overrides]
 
 
 _ONE_RECIPE = ("variants", "pathway", "profile", "plot", "dataset_size")
@@ -148,6 +163,8 @@ def request_of(args: argparse.Namespace) -> Request:
 
 def measure_recipe(args: argparse.Namespace) -> dict[str, Any]:
     """Measure one recipe, print it and draw it; what is to be written."""
+    if args.plot:
+        check_format(args.plot)  # before the time is spent
     result = measure(load_recipe(args.cfg[0], args.overrides), request_of(args))
     print(format_result(result))
     if "profile" in result:

@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 
 import torch
 from fvcore.common.config import CfgNode
-from step_bench import Bench, Case, build_training_model, made_up_batch
+from step_bench import Bench, Case, Steps, build_training_model, made_up_batch
 from step_host import HostBench, HostModels, host_problem
 from torch import nn
 
@@ -15,6 +15,7 @@ from multigrid import Batch
 from slowfast_patches.config import check_config
 from slowfast_patches.engine.launch import processes_of
 from slowfast_patches.engine.step_times import shapes_to_measure
+from slowfast_patches.models.flops import check_shapes
 
 __all__ = [
     "EACH",
@@ -104,14 +105,16 @@ def _problem(cfg: CfgNode, keys: Keys, device: torch.device) -> str | None:
         for key in ("TRAIN.TF32", "TRAIN.CUDNN_BENCHMARK", "TRAIN.CUDA_GRAPHS"):
             if key in on:
                 return f"{key} is for GPUs, and this is the CPU"
-    elif "TRAIN.TF32" in on and torch.cuda.get_device_capability(device)[0] < 8:
-        return f"TRAIN.TF32 takes a GPU of compute capability 8, not {torch.cuda.get_device_name()}"
+    elif "TRAIN.TF32" in on and not has_tf32(device):
+        return f"TRAIN.TF32 takes a newer GPU than {torch.cuda.get_device_name(device)}"
     if "SOLVER.FUSED" in on and cfg.SOLVER.OPTIMIZING_METHOD not in ("sgd", "adam"):
         return f"SOLVER.FUSED is for sgd and adam, not {cfg.SOLVER.OPTIMIZING_METHOD}"
     if "TRAIN.COMPILE" in on and (problem := can_compile(device)) is not None:
         return f"TRAIN.COMPILE does not work here: {problem}"
     try:
         check_config(cfg, processes_of(cfg))
+        if keys.get("MULTIGRID.SIZE_DIVISOR", 1) != 1:
+            check_shapes(cfg, [shape for shape, _ in shapes_to_measure(cfg)])
     except ValueError as error:
         return str(error)
     return None
@@ -148,12 +151,17 @@ class Run:
     failure: str | None = None
 
     @property
-    def rate_name(self) -> str:
-        """Which of the device's matrix rates its products can reach."""
+    def precision(self) -> str:
+        """What it computes products in: "float32", "tf32", "bfloat16" or "float16"."""
         bench = self.cases[0].bench
         name = bench.precision_name()
-        on_gpu = bench.device.type == "cuda" and torch.cuda.get_device_capability()[0] >= 8
-        return "tf32" if name == "float32" and self.cfg.TRAIN.TF32 and on_gpu else name
+        rounds = self.cfg.TRAIN.TF32 and has_tf32(bench.device)
+        return "tf32" if name == "float32" and rounds else name
+
+
+def has_tf32(device: torch.device) -> bool:
+    """Whether a device can round the factors of float32 products: GPUs since Ampere can."""
+    return device.type == "cuda" and torch.cuda.get_device_capability(device)[0] >= 8
 
 
 def build_runs(
@@ -186,14 +194,14 @@ def build_runs(
             continue
         if name in HOST:
             models = models or HostModels(changed, device)
-            bench: Bench = HostBench(changed, device, models)
+            bench: Steps = HostBench(changed, device, models)
         else:
             bench = Bench(changed, device, build)
         runs.append(Run(name, changed, keys, _cases(bench, batches)))
     return runs
 
 
-def _cases(bench: Bench, batches: dict[tuple[int, ...], Batch]) -> list[Case]:
+def _cases(bench: Steps, batches: dict[tuple[int, ...], Batch]) -> list[Case]:
     """A case for each shape; variants share the clips of a shape."""
     cases = list[Case]()
     for shape, bn_size in shapes_to_measure(bench.cfg):

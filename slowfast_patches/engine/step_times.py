@@ -100,6 +100,16 @@ class StepTimes:
     model: Mapping[str, object]
     times: tuple[ShapeTime, ...]
 
+    @property
+    def switches(self) -> dict[str, object]:
+        """What makes steps faster or slower, where it is not at its default."""
+        defaults = {"TRAIN.MIXED_PRECISION": False, **_ADDED}
+        return {
+            key: value
+            for key, value in sorted(self.model.items())
+            if key in defaults and value != defaults[key]
+        }
+
     def seconds_per_iteration(self, cfg: CfgNode) -> SecondsPerIteration:
         """Seconds of an iteration of a recipe at each shape of its schedule.
 

@@ -149,6 +149,13 @@ def test_a_file_from_before_a_key_was_measured_at_its_default(recipe, tmp_path):
             found.seconds_per_iteration(load_config(recipe, [key, value]))
 
 
+def test_the_plans_text_says_what_was_switched_on_and_off(recipe, tmp_path):
+    cfg = load_config(recipe, ["TRAIN.MIXED_PRECISION", True, "TRAIN.TF32", False])
+    path = write(tmp_path / "fast.json", content(cfg))
+    source = measured_timing([read_step_times(path)], cfg).source
+    assert source.endswith("+00:00, TRAIN.MIXED_PRECISION True, TRAIN.TF32 False")
+
+
 def test_weights_at_the_start_do_not_change_the_speed(recipe, times):
     cfg = load_config(recipe, ["RESNET.ZERO_INIT_FINAL_BN", True, "MODEL.DROPOUT_RATE", 0.1])
     assert read_step_times(times).seconds_per_iteration(cfg)(Shape(16, 16, 45)) == 135

@@ -56,7 +56,7 @@ def _draw_variants(variants: Sequence[Row], reference: str, result: Row, path: P
         axes.tick_params(axis="x", length=0)
     panels[-1].set_xticks(range(len(labels)), labels)
     panels[-1].set_xlabel(f"clips × frames × crop² of a process; {_where(result)}")
-    figure.supylabel(f"clips a second, relative to {reference} (dashed)", fontsize=10)
+    figure.supylabel(f"clips/s relative to {reference}", fontsize=10)
     save_figure(figure, path)
 
 
@@ -91,11 +91,13 @@ def _draw_parts(variant: Row, result: Row, path: Path) -> None:
         raise ValueError(f"no shape has a time: nothing to draw in {path}")
     figure, (axes,) = new_figure(rows=1, width=max(6.0, 1.1 * len(rows)), height=4.2)
     bottom = [0.0] * len(rows)
+    graphs = not any("forward" in row["parts"] for row in rows)
     for colour, part in zip(COLOURS, _PARTS, strict=False):
         spreads = [row["parts"].get(part) for row in rows]
         heights = [0.0 if spread is None else spread["median"] for spread in spreads]
         if any(heights):
-            axes.bar(range(len(rows)), heights, 0.7, bottom, color=colour, label=part)
+            label = "forward and backward" if graphs and part == "backward" else part
+            axes.bar(range(len(rows)), heights, 0.7, bottom, color=colour, label=label)
         bottom = [a + b for a, b in zip(bottom, heights, strict=True)]
     _draw_spread(axes, rows)
     axes.set_xticks(range(len(rows)), [_label(row) for row in rows])

@@ -144,6 +144,14 @@ def _format_notes(result: Row) -> str:
         f"Matrix products here: {rates}. FLOPs are those of training, 3 × the forward's, a "
         "multiply-add counted as two.",
     ]
+    if result["pathway"] == "fast":
+        notes.append(
+            "Measured is the fast pathway alone: stem, stages, pool and classes, without the slow "
+            "pathway and the lateral connections."
+        )
+    timed = [row for v in result["variants"] for row in v["shapes"] if row["seconds"] is not None]
+    if any("backward" in row["parts"] and "forward" not in row["parts"] for row in timed):
+        notes.append("A CUDA graph is forward and backward in one: both are under backward.")
     if result["num_videos"] is None:
         notes.append(f"No hours: {result['no_videos']}")
     if any(variant["name"].startswith("host") for variant in result["variants"]):

@@ -22,6 +22,10 @@ measured with the baseline's BN too. One process does the work of one of the rec
 NUM_SHARDS: its share of the clips. What processes say to each other is not measured, nor is
 loading; one GPU is enough. NUM_GPUS 0 measures the CPU.
 
+Beside the seconds and their parts stand clips, pixels and operations a second, the share of the
+rate of this device's matrix products in the same precision, and on a GPU the most memory. `recipe`
+below the shapes is the whole schedule's time, and its baseline's as a multiple of that.
+
 Variants of a recipe are measured in one run: `plain` has every switch off, `tf32`, `compile` and so
 on have one on, `all` is the recipe with all that the device can, `host` is pyslowfast's own model
 and a plain loop in fp32, `host_tf32` the same with TF32; `each` stands for all of these. Only the

@@ -268,6 +268,30 @@ def test_variants_side_by_side_by_hand(bench, made_up_clock, tiny_recipe, tmp_pa
     assert "host is pyslowfast's own model" in table
 
 
+def test_the_fast_pathways_times_are_none_of_the_recipe(
+    bench, made_up_clock, tiny_recipe, tmp_path, capsys
+):
+    """4 clips take 6 s, then 8; the device computes 2³⁰ FLOP/s."""
+    path = tmp_path / "fast.json"
+    options = ["--rounds", "2", "--output", str(path), "--pathway", "fast"]
+    assert bench.main(["--cfg", str(tiny_recipe), *options, *SHORT]) == 0
+    written = json.loads(path.read_text())
+    assert (written["pathway"], written["shapes"]) == ("fast", [])
+    count = importlib.import_module("step_fast").fast_flops_per_clip(load_config(tiny_recipe))
+    share = written["variants"][0]["shapes"][0]["matrix_share"]["median"]
+    assert share == pytest.approx(count(8, 32) / 2**30 * (4 / 6 + 4 / 8) / 2)
+    assert "the fast pathway alone" in capsys.readouterr().out
+
+
+def test_a_graphs_forward_is_in_its_backward(bench, step_bench, tiny_recipe, capsys, monkeypatch):
+    def take(self, step, batch, iterations):
+        return step_bench.Timed(3.0, {"input": 1.0, "backward": 2.0})
+
+    monkeypatch.setattr(step_bench.Steps, "time", take)
+    assert bench.main(["--cfg", str(tiny_recipe), "--rounds", "2", *SHORT]) == 0
+    assert "A CUDA graph is forward and backward in one" in capsys.readouterr().out
+
+
 def test_the_parts_of_one_variant_are_drawn(bench, made_up_clock, tiny_recipe, tmp_path, capsys):
     picture = tmp_path / "new" / "parts.png"
     arguments = ["--cfg", str(tiny_recipe), "--rounds", "2", "--plot", str(picture)]

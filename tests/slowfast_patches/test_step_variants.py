@@ -4,16 +4,15 @@ ours, the fast pathway alone, and a run with a made-up clock."""
 import importlib
 import json
 from pathlib import Path
-from types import ModuleType, SimpleNamespace
+from types import ModuleType
 
 import pytest
 import torch
 from fvcore.common.config import CfgNode
 from torch import nn
-from torch.autograd import DeviceType
 from torch.utils.flop_counter import FlopCounterMode
 
-from multigrid import GroupedBatchNorm3d, Shape, Step
+from multigrid import GroupedBatchNorm3d, Step
 from slowfast_patches.config import load_config
 from slowfast_patches.models.build import build_model
 from slowfast_patches.models.flops import flops_per_clip
@@ -127,61 +126,6 @@ def test_the_hosts_code_is_untouched_and_trains_at_every_shape(variants, cfg):
     shapes = {case.shape for case in run.cases}
     assert {models.at(shape)[0].head.pathway1_avgpool.kernel_size[0] for shape in shapes} == {8}
     assert len({id(models.at(shape)[0]) for shape in shapes}) == 2
-
-
-def test_the_memory_that_stays_by_hand(step_bench):
-    """6 weights and 2 biases, as many gradients and momenta, of 4 bytes."""
-    model = nn.Linear(3, 2)
-    optimizer = torch.optim.SGD(model.parameters(), lr=0.1, momentum=0.9)
-    assert step_bench.kept_bytes(model, optimizer) == 32
-    model(torch.ones(1, 3)).sum().backward()
-    assert step_bench.kept_bytes(model, optimizer) == 64
-    optimizer.step()
-    assert step_bench.kept_bytes(model, optimizer) == 96
-
-
-def test_the_parts_of_steps_by_hand(step_bench, monkeypatch):
-    """Two steps with 1 s between them: forwards of 2 and 4 s, backwards of 3 and 5: 15 s in all."""
-    clock = importlib.import_module("step_clock")
-    times = iter([0, 2, 5, 6, 10, 15])
-    monkeypatch.setattr(clock.time, "perf_counter", lambda: float(next(times)))
-    watch = clock.StepClock(CPU)
-    for _ in range(2):
-        watch.start()
-        watch.mark("forward")
-        watch.mark("backward")
-    assert watch.read() == (7.5, {"forward": 3, "backward": 4})
-
-
-def test_only_a_compiled_step_may_fail(variants, cfg, monkeypatch):
-    """Without compiler and graphs a fault is ours, and is not to be hidden in a table."""
-    (run,) = variants.build_runs(cfg, ["plain"], CPU)
-    case = run.cases[0]
-
-    def fail(step, batch, iterations):
-        raise RuntimeError("the compiler\n gave up")
-
-    monkeypatch.setattr(case.bench, "time", fail)
-    with pytest.raises(RuntimeError, match="gave up"):
-        case.warm_up(1.0)
-    compiled = cfg.clone()
-    compiled.defrost()
-    compiled.TRAIN.COMPILE = True
-    case.bench.cfg = compiled
-    case.warm_up(1.0)
-    assert case.to_json() == {"seconds": None, "failure": "the compiler gave up"}
-
-
-def test_matrix_products_have_a_rate(step_bench, cfg, monkeypatch):
-    """512³ multiply-adds in 0.25 s are 2³⁰ FLOP/s."""
-    rates = importlib.import_module("step_rates")
-    monkeypatch.setattr(rates, "_product_seconds", lambda a, b: 0.25)
-    assert rates.matrix_rates(cfg, CPU, ["float32"]) == {"float32": 2**30}
-
-
-def test_a_product_takes_time(step_bench):
-    rates = importlib.import_module("step_rates")
-    assert rates._product_seconds(torch.ones(9, 9), torch.ones(9, 9)) > 0
 
 
 def test_the_fast_pathway_alone_computes_what_it_computes_in_the_model(step_bench, cfg):
@@ -319,63 +263,6 @@ def test_each_reports_what_a_device_cannot_have(
         "host_tf32",
     }
     assert "cuda_graphs: not measured: TRAIN.CUDA_GRAPHS is for GPUs" in capsys.readouterr().out
-
-
-def test_a_profile_names_the_operators(bench, tiny_recipe, tmp_path, capsys, monkeypatch):
-    monkeypatch.setattr(importlib.import_module("step_profile"), "_STEPS", 1)
-    path = tmp_path / "p.json"
-    options = ["--rounds", "2", "--seconds", "1e-9", "--profile", "worst", "--output", str(path)]
-    off = ["MULTIGRID.LONG_CYCLE", "False", "MULTIGRID.SHORT_CYCLE", "False"]
-    assert bench.main(["--cfg", str(tiny_recipe), *options, *off]) == 0
-    found = json.loads(path.read_text())["profile"]
-    assert (found["variant"], found["shape"], found["busy"]) == ("recipe", [4, 8, 32], None)
-    shares = [row["share"] for row in found["rows"]]
-    assert len(shares) == 15
-    assert shares == sorted(shares, reverse=True)
-    assert sum(shares) <= 1
-    assert any("convolution" in row["name"] for row in found["rows"][:3])
-    assert "the 15 operators that take most" in capsys.readouterr().out
-
-
-def test_a_gpus_profile_has_its_kernels_alone(step_bench):
-    """60 and 30 µs of kernels in 3 steps, without the operator and the annotation over them."""
-    profile = importlib.import_module("step_profile")
-
-    def event(key, count, microseconds, device, annotation=False):
-        return SimpleNamespace(
-            key=key,
-            count=count,
-            self_device_time_total=microseconds,
-            device_type=device,
-            is_user_annotation=annotation,
-        )
-
-    events = [
-        event("aten::conv", 3, 90, DeviceType.CPU),
-        event("Optimizer.step", 3, 90, DeviceType.CUDA, annotation=True),
-        event("add", 6, 30, DeviceType.CUDA),
-        event("gemm", 3, 60, DeviceType.CUDA),
-    ]
-    rows, seconds = profile.summarise(events, True, 3)
-    assert [row["name"] for row in rows] == ["gemm", "add"]
-    assert [row["share"] for row in rows] == pytest.approx([2 / 3, 1 / 3])
-    assert [row["calls_per_step"] for row in rows] == [1, 2]
-    assert seconds == pytest.approx(30e-6)
-
-
-def test_the_worst_shape_has_the_smallest_share(step_bench):
-    profile = importlib.import_module("step_profile")
-    cases = [SimpleNamespace(shape=Shape(clips, 8, 32)) for clips in (4, 8, 16)]
-    run = SimpleNamespace(name="all", cases=cases, failure=None)
-    timed = [{"seconds": {}, "matrix_share": {"median": share}} for share in (0.3, 0.2)]
-    rows = [*timed, {"seconds": None}]
-    other = SimpleNamespace(name="plain", cases=cases, failure=None)
-    assert profile.parse_profile("worst", [other, run]) == (run, None)
-    assert profile.parse_profile("plain:4x8x32", [other, run]) == (other, cases[0].shape)
-    assert profile.find_case(run, rows, None) is cases[1]
-    assert profile.find_case(run, rows, cases[0].shape) is cases[0]
-    with pytest.raises(ValueError, match="all has no time for 16×8×32²"):
-        profile.find_case(run, rows, cases[2].shape)
 
 
 @pytest.mark.parametrize(

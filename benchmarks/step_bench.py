@@ -19,10 +19,12 @@ from fvcore.common.config import CfgNode
 from step_clock import Mark, StepClock, Timed
 from torch import Tensor, nn
 
-from multigrid import Batch, Shape, Step, empty_clips
+from multigrid import Batch, Shape, Step
 from slowfast_patches.config import check_config, load_config
-from slowfast_patches.engine.device import set_up_device
+from slowfast_patches.engine.compiled import expect_graphs
+from slowfast_patches.engine.device import keep_memory_whole, set_up_device
 from slowfast_patches.engine.launch import for_processes, process_device, processes_of
+from slowfast_patches.engine.made_up import made_up_batch
 from slowfast_patches.engine.step import Stepper
 from slowfast_patches.engine.step_times import device_of
 from slowfast_patches.models.build import build_model
@@ -37,7 +39,6 @@ __all__ = [
     "build_training_model",
     "kept_bytes",
     "load_recipe",
-    "made_up_batch",
     "prepare_device",
     "provenance",
     "quartiles",
@@ -66,7 +67,8 @@ def load_recipe(path: str | Path, overrides: Sequence[object]) -> CfgNode:
 
 
 def prepare_device(cfg: CfgNode) -> torch.device:
-    """The device that a recipe is measured on; random numbers are set up."""
+    """The device that a recipe is measured on; its memory and random numbers as in training."""
+    keep_memory_whole()
     torch.manual_seed(cfg.RNG_SEED)
     return process_device(cfg, 0)
 
@@ -81,7 +83,7 @@ class Steps(ABC):
 
     def __init__(self, cfg: CfgNode, device: torch.device) -> None:
         self.cfg, self.device = cfg, device
-        set_up_device(cfg, device)
+        set_up_device(cfg)
 
     def time(self, step: Step, batch: Batch, iterations: int) -> Timed:
         """Seconds of an iteration and its parts, over some of them.
@@ -89,7 +91,7 @@ class Steps(ABC):
         Raises:
             torch.OutOfMemoryError: the GPU has no room for the shape.
         """
-        set_up_device(self.cfg, self.device)  # another one had its turn
+        set_up_device(self.cfg)  # another one had its turn
         self.wait()
         clock = StepClock(self.device)
         for _ in range(iterations):
@@ -143,7 +145,8 @@ class Bench(Steps):
         self.stepper(step, batch, mark=mark)
 
     def forget(self) -> None:
-        self.stepper.optimizer.zero_grad(set_to_none=True)
+        if not self.cfg.TRAIN.CUDA_GRAPHS:  # they have the gradients' place
+            self.stepper.optimizer.zero_grad(set_to_none=True)
         self.stepper.precision = Precision(self.cfg, self.device)
         if self.device.type == "cuda":
             torch.cuda.empty_cache()
@@ -255,6 +258,7 @@ def time_in_turns(cases: Sequence[Case], rounds: int, seconds: float) -> None:
 
     All `rounds` of a case together take about `seconds`, but an iteration a round at least.
     """
+    expect_graphs(sum(bool(case.bench.cfg.TRAIN.COMPILE) for case in cases))
     for case in cases:
         case.warm_up(seconds / rounds)
     for number in range(rounds):
@@ -289,23 +293,6 @@ def write_result(
     text = json.dumps({"command": shlex.join(command)} | result, indent=2)
     path.parent.mkdir(parents=True, exist_ok=True)
     path.write_text(text + "\n", encoding="utf-8")
-
-
-def made_up_batch(cfg: CfgNode, clips: int, shape: Shape) -> Batch:
-    """Noise, as a loader would hand it over."""
-    pixels = empty_clips(clips, shape.frames, shape.crop).random_(0, 256)
-    flips = torch.rand(clips) < (0.5 if cfg.DATA.RANDOM_FLIP else 0.0)
-    tensors = [pixels, _made_up_labels(cfg, clips), flips]
-    if cfg.DATA_LOADER.PIN_MEMORY and cfg.NUM_GPUS > 0:
-        tensors = [tensor.pin_memory() for tensor in tensors]
-    pixels, labels, flips = tensors
-    return Batch(clips=pixels, labels=labels, flips=flips, iteration=0, failures=[])
-
-
-def _made_up_labels(cfg: CfgNode, clips: int) -> Tensor:
-    if cfg.DATA.MULTI_LABEL:
-        return torch.randint(0, 2, (clips, cfg.MODEL.NUM_CLASSES)).float()
-    return torch.randint(0, cfg.MODEL.NUM_CLASSES, (clips,))
 
 
 def add_options(parser: argparse.ArgumentParser, *, rounds: int, of_each: str) -> None:

@@ -4,13 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Any
-
-from matplotlib.axes import Axes
-from matplotlib.patheffects import withStroke
+from typing import TYPE_CHECKING, Any
 
 from multigrid import Shape
 from slowfast_patches.utils.plots import COLOURS, MUTED, new_figure, save_figure
+
+if TYPE_CHECKING:
+    from matplotlib.axes import Axes
 
 __all__ = ["draw_chart"]
 
@@ -62,6 +62,8 @@ def _draw_variants(variants: Sequence[Row], reference: str, result: Row, path: P
 
 def _draw_bars(axes: Axes, spreads: Sequence[Row | None], name: str, colour: str) -> float:
     """A variant's bars with their quartiles and medians in figures; where the highest ends."""
+    from matplotlib.patheffects import withStroke
+
     highest = 0.0
     for place, spread in enumerate(spreads):
         if spread is None:

@@ -12,7 +12,7 @@ from step_variants import SWITCHES
 from multigrid import Cost, Schedule, Shape, baseline_cost, schedule_cost
 from multigrid.cost import FlopsPerClip
 from slowfast_patches.config.schedule import groups_batchnorm, schedule_from_config
-from slowfast_patches.engine.step_times import shapes_to_measure
+from slowfast_patches.engine.step_times import MANY_VIDEOS, shapes_to_measure
 
 __all__ = ["REFERENCES", "Row", "add_rates", "add_relative", "matching_rows", "recommend", "totals"]
 
@@ -96,9 +96,6 @@ def _ratio(found: Row, other: Row) -> dict[str, Any] | None:
 Place = tuple[Shape, bool]
 """A shape, and whether its BN is left to the batch, as the baseline's is."""
 
-_MANY = 10**7
-"""Videos of so long a training that the ends of phases have no weight."""
-
 
 def matching_rows(cfg: CfgNode, other: CfgNode) -> list[int]:
     """For each shape to measure of a recipe, the number of the one that another has in its place.
@@ -121,7 +118,7 @@ def _phases(cfg: CfgNode) -> list[list[Place]]:
     """The shapes of each phase, in the short cycle's order."""
     return [
         [(shape, size is None) for shape, size in zip(phase.shapes, phase.bn_sizes, strict=True)]
-        for phase in schedule_from_config(cfg, _MANY).phases
+        for phase in schedule_from_config(cfg, MANY_VIDEOS).phases
     ]
 
 
@@ -141,7 +138,7 @@ def totals(cfg: CfgNode, rows: Sequence[Row], num_videos: int | None) -> dict[st
     missing = [str(Shape(*row["shape"])) for row in rows if row["seconds"] is None]
     if missing:
         return {"failure": f"no time for {', '.join(dict.fromkeys(missing))}"}
-    schedule = schedule_from_config(cfg, num_videos or _MANY)
+    schedule = schedule_from_config(cfg, num_videos or MANY_VIDEOS)
     known = dict(zip(_places(cfg), [row["seconds"]["rounds"] for row in rows], strict=True))
     grouped = groups_batchnorm(cfg)
     ours, baseline = list[float](), list[float]()

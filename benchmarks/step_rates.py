@@ -39,7 +39,7 @@ def matrix_rates(cfg: CfgNode, device: torch.device, names: Iterable[str]) -> di
     rates = dict[str, float]()
     for name in sorted(set(names)):
         plain.TRAIN.TF32 = name == "tf32"
-        set_up_device(plain, device)
+        set_up_device(plain)
         rates[name] = _matrix_rate(device, _TYPES[name])
     return rates
 

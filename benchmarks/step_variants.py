@@ -7,14 +7,17 @@ from dataclasses import dataclass, field
 
 import torch
 from fvcore.common.config import CfgNode
-from step_bench import Bench, Case, Steps, build_training_model, made_up_batch
+from step_bench import Bench, Case, Steps, build_training_model
 from step_host import HostBench, HostModels, host_problem
 from torch import nn
 
 from multigrid import Batch
 from slowfast_patches.config import check_config
+from slowfast_patches.config.schedule import schedule_from_config
+from slowfast_patches.config.speed import check_speed_of_schedule
 from slowfast_patches.engine.launch import processes_of
-from slowfast_patches.engine.step_times import shapes_to_measure
+from slowfast_patches.engine.made_up import made_up_batch
+from slowfast_patches.engine.step_times import MANY_VIDEOS, shapes_to_measure
 from slowfast_patches.models.flops import check_shapes
 
 __all__ = [
@@ -101,23 +104,28 @@ def _all_possible(cfg: CfgNode, device: torch.device) -> Keys:
 def _problem(cfg: CfgNode, keys: Keys, device: torch.device) -> str | None:
     """Why a device or a recipe cannot have the keys that are turned on; None if it can."""
     on = {key for key, value in keys.items() if value is True}
-    if device.type == "cpu":
-        for key in ("TRAIN.TF32", "TRAIN.CUDNN_BENCHMARK", "TRAIN.CUDA_GRAPHS"):
-            if key in on:
-                return f"{key} is for GPUs, and this is the CPU"
-    elif "TRAIN.TF32" in on and not has_tf32(device):
+    for key in ("TRAIN.TF32", "TRAIN.CUDNN_BENCHMARK"):
+        if key in on and device.type == "cpu":
+            return f"{key} is for GPUs, and this is the CPU"
+    if "TRAIN.TF32" in on and not has_tf32(device):
         return f"TRAIN.TF32 takes a newer GPU than {torch.cuda.get_device_name(device)}"
-    if "SOLVER.FUSED" in on and cfg.SOLVER.OPTIMIZING_METHOD not in ("sgd", "adam"):
-        return f"SOLVER.FUSED is for sgd and adam, not {cfg.SOLVER.OPTIMIZING_METHOD}"
-    if "TRAIN.COMPILE" in on and (problem := can_compile(device)) is not None:
-        return f"TRAIN.COMPILE does not work here: {problem}"
     try:
-        check_config(cfg, processes_of(cfg))
-        if keys.get("MULTIGRID.SIZE_DIVISOR", 1) != 1:
-            check_shapes(cfg, [shape for shape, _ in shapes_to_measure(cfg)])
+        _check(cfg, keys)
     except ValueError as error:
         return str(error)
+    if "TRAIN.COMPILE" in on and (problem := can_compile(device)) is not None:
+        return f"TRAIN.COMPILE does not work here: {problem}"
     return None
+
+
+def _check(cfg: CfgNode, keys: Keys) -> None:
+    """Raise ValueError if a training with these keys would be refused."""
+    processes = processes_of(cfg)
+    check_config(cfg, processes)
+    if keys.get("MULTIGRID.SIZE_DIVISOR", 1) != 1:
+        check_shapes(cfg, [shape for shape, _ in shapes_to_measure(cfg)])
+    if keys.get("TRAIN.COMPILE", False):
+        check_speed_of_schedule(cfg, schedule_from_config(cfg, MANY_VIDEOS), processes)
 
 
 def can_compile(device: torch.device) -> str | None:

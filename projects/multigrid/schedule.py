@@ -165,6 +165,7 @@ def make_schedule(
     long_cycle: Sequence[Factors] = LONG_CYCLE,
     short_cycle: Sequence[float] = SHORT_CYCLE,
     bn_size: int | None = 8,
+    size_divisor: int = 1,
 ) -> Schedule:
     """The schedule of a training (paper §3).
 
@@ -178,6 +179,8 @@ def make_schedule(
         short_cycle: h/H of the short cycle's crops before the long cycle's own; empty for none.
         bn_size: clips over which BN statistics are taken at a long-cycle shape; None leaves BN to
             the batch that each process has.
+        size_divisor: crops smaller than the baseline's are rounded to multiples of it, see
+            `scale_shape`; 1 has the paper's.
 
     Each LR stage but the last holds one long cycle; stages keep the baseline's proportions in
     iterations. The last stage is fine-tuning at the baseline shape with the short cycle; with a
@@ -185,8 +188,8 @@ def make_schedule(
     epoch_factor × epochs × num_videos to within one mini-batch.
 
     Raises:
-        ValueError: no videos, a factor out of range, a batch that BN groups do not divide, or a
-            training too short for each phase to have an iteration.
+        ValueError: no videos, a factor or divisor out of range, a batch that BN groups do not
+            divide, or a training too short for each phase to have an iteration.
     """
     if num_videos < 1:
         raise ValueError(f"a training needs videos, not {num_videos}")
@@ -196,7 +199,7 @@ def make_schedule(
         raise ValueError(f"an epoch factor of {epoch_factor} needs a long or a short cycle")
     policy = learning_rate.with_late_last_drop() if long_cycle else learning_rate
     plans = _plan_phases(learning_rate, policy, tuple(long_cycle))
-    cycles = [_short_shapes(base, plan.factors, short_cycle) for plan in plans]
+    cycles = [_short_shapes(base, plan.factors, short_cycle, size_divisor) for plan in plans]
     clips = epoch_factor * learning_rate.epochs * num_videos
     stops = _count_iterations([plan.stop - plan.start for plan in plans], cycles, clips)
     phases: list[Phase] = []
@@ -241,14 +244,16 @@ def _plan_phases(
     return plans
 
 
-def _short_shapes(base: Shape, factors: Factors, short_cycle: Sequence[float]) -> tuple[Shape, ...]:
+def _short_shapes(
+    base: Shape, factors: Factors, short_cycle: Sequence[float], size_divisor: int
+) -> tuple[Shape, ...]:
     """The shapes of the short cycle at a long-cycle shape: crops of H · factor, then its own.
 
     A crop never exceeds the long cycle's own: there, two of the paper's three coincide.
     """
     time, space = factors
     crops = (*(min(factor, space) for factor in short_cycle), space)
-    return tuple(scale_shape(base, (time, crop)) for crop in crops)
+    return tuple(scale_shape(base, (time, crop), size_divisor) for crop in crops)
 
 
 def _count_iterations(

@@ -15,6 +15,7 @@ from slowfast_patches.config.defaults import AUTO_OR_COUNT
 from slowfast_patches.config.labels import check_labels
 from slowfast_patches.config.large_batch import check_large_batch
 from slowfast_patches.config.schedule import base_shape, uses_multigrid
+from slowfast_patches.config.speed import check_speed
 from slowfast_patches.patching import DETECTRON2_HINT
 from slowfast_patches.utils.report import format_list
 
@@ -49,6 +50,7 @@ _AT_LEAST_ONE = (
     "TEST.NUM_ENSEMBLE_VIEWS",
     "MULTIGRID.BN_BASE_SIZE",
     "MULTIGRID.EVAL_FREQ",
+    "MULTIGRID.SIZE_DIVISOR",
     "NUM_SHARDS",
     "LOG_PERIOD",
 )
@@ -87,6 +89,7 @@ def check_config(cfg: CfgNode, world_size: int = 1) -> None:
     for check in checks:
         check(cfg)
     _check_processes(cfg, world_size)
+    check_speed(cfg, world_size)
 
 
 def _check_values(cfg: CfgNode) -> None:
@@ -185,6 +188,12 @@ def _check_multigrid(cfg: CfgNode) -> None:
         raise ValueError(
             f"MULTIGRID.SHORT_CYCLE_FACTORS is a list of factors in (0, 1], not {short}; set "
             "MULTIGRID.SHORT_CYCLE False to train without"
+        )
+    if cfg.MULTIGRID.SIZE_DIVISOR > cfg.DATA.TRAIN_CROP_SIZE:
+        raise ValueError(
+            f"MULTIGRID.SIZE_DIVISOR {cfg.MULTIGRID.SIZE_DIVISOR} is more than "
+            f"DATA.TRAIN_CROP_SIZE {cfg.DATA.TRAIN_CROP_SIZE}, and crops of coarser grids are "
+            "multiples of it; write 16 or 32, or 1 for the paper's crops"
         )
 
 

@@ -14,6 +14,7 @@ from multigrid import (
     check_processes,
     make_schedule,
 )
+from slowfast_patches.config.speed import check_speed_of_schedule
 
 __all__ = [
     "base_shape",
@@ -124,6 +125,7 @@ def schedule_from_config(cfg: CfgNode, num_videos: int) -> Schedule:
         long_cycle=long_cycle if multigrid.LONG_CYCLE else (),
         short_cycle=multigrid.SHORT_CYCLE_FACTORS if multigrid.SHORT_CYCLE else (),
         bn_size=multigrid.BN_BASE_SIZE if uses_multigrid(cfg) else cfg.BN.GROUP_SIZE or None,
+        size_divisor=multigrid.SIZE_DIVISOR,
     )
 
 
@@ -142,6 +144,7 @@ def check_world_size(cfg: CfgNode, schedule: Schedule, world_size: int) -> None:
             f"{error} (TRAIN.BATCH_SIZE {cfg.TRAIN.BATCH_SIZE}, NUM_SHARDS {cfg.NUM_SHARDS}, "
             f"{bn_size})"
         ) from None
+    check_speed_of_schedule(cfg, schedule, world_size)
 
 
 def config_at(cfg: CfgNode, schedule: Schedule, iteration: int) -> CfgNode:

@@ -15,6 +15,7 @@ __all__ = ["Alarm", "Heard", "Limits"]
 logger = logging.getLogger(__name__)
 
 _DOES = {
+    "preparing": ("prepares", "prepare"),
     "loading": ("waits for data", "wait for data"),
     "training": ("computes", "compute"),
     "evaluating": ("evaluates", "evaluate"),

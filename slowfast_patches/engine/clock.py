@@ -14,6 +14,9 @@ from slowfast_patches.engine.pulse import Pulse
 
 __all__ = ["Clock"]
 
+_ACTIVITIES = ("preparing", "training", "loading", "evaluating", "saving")
+"""What the time goes to; preparing are the dry steps at the start."""
+
 
 class Clock:
     """Seconds spent on each activity over the whole life of a run, restarts included.
@@ -23,8 +26,7 @@ class Clock:
     """
 
     def __init__(self, seconds: Mapping[str, float] | None = None) -> None:
-        nothing = {"training": 0.0, "loading": 0.0, "evaluating": 0.0, "saving": 0.0}
-        self.seconds = nothing | dict(seconds or {})
+        self.seconds = dict.fromkeys(_ACTIVITIES, 0.0) | dict(seconds or {})
         self.pulse = Pulse()
         self._going_on: tuple[str, float] | None = None
 

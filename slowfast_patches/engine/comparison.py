@@ -6,15 +6,17 @@ import json
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, fields
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
-from matplotlib.axes import Axes
 
 from slowfast_patches.config.metrics import metric_names, metric_title
 from slowfast_patches.engine.runs import Recipe, Result, working_seconds
 from slowfast_patches.utils.plots import COLOURS, new_figure, save_figure, time_unit
 from slowfast_patches.utils.report import Mean, format_count, format_flops, format_table, mean_of
+
+if TYPE_CHECKING:
+    from matplotlib.axes import Axes
 
 __all__ = ["Comparison", "Row", "format_comparison", "make_comparison", "write_comparison"]
 

@@ -1,22 +1,39 @@
-"""What a recipe asks of the device as a whole."""
+"""How a device computes: what a recipe's switches set for the whole process."""
 
 from __future__ import annotations
+
+import os
 
 import torch
 from fvcore.common.config import CfgNode
 
-__all__ = ["set_up_device"]
+__all__ = ["keep_memory_whole", "set_up_device"]
+
+_ALLOCATORS = ("PYTORCH_ALLOC_CONF", "PYTORCH_CUDA_ALLOC_CONF")
 
 
-def set_up_device(cfg: CfgNode, device: torch.device) -> None:
-    """Set torch's own switches, which hold for the whole process, as a recipe has them.
+def set_up_device(cfg: CfgNode) -> None:
+    """Set TRAIN.TF32, TRAIN.CUDNN_BENCHMARK and TRAIN.DETERMINISTIC for this process.
 
-    TRAIN.TF32, TRAIN.CUDNN_BENCHMARK and TRAIN.DETERMINISTIC; the first two are a GPU's alone.
+    May be called again with another recipe; one that is DETERMINISTIC comes first, before anything
+    is computed on a GPU.
     """
     train = cfg.TRAIN
-    if device.type == "cuda":
-        torch.backends.cuda.matmul.allow_tf32 = train.TF32
-        torch.backends.cudnn.allow_tf32 = train.TF32
-        torch.backends.cudnn.benchmark = train.CUDNN_BENCHMARK
-        torch.backends.cudnn.deterministic = train.DETERMINISTIC
+    torch.backends.cuda.matmul.allow_tf32 = train.TF32
+    torch.backends.cudnn.allow_tf32 = train.TF32
+    torch.backends.cudnn.benchmark = train.CUDNN_BENCHMARK and not train.DETERMINISTIC
+    torch.backends.cudnn.deterministic = train.DETERMINISTIC
     torch.use_deterministic_algorithms(train.DETERMINISTIC)
+    if train.DETERMINISTIC:
+        os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")
+
+
+def keep_memory_whole() -> None:
+    """Have the GPU's memory claimed in segments that grow; before this process uses the GPU.
+
+    Shapes change for days. What the tensors of one have left free serves those of the next,
+    whatever their sizes, only where it is not cut up in blocks. Who sets PYTORCH_ALLOC_CONF decides
+    for himself.
+    """
+    if not any(name in os.environ for name in _ALLOCATORS):
+        os.environ[_ALLOCATORS[0]] = "expandable_segments:True"

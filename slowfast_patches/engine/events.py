@@ -4,9 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-from torch.utils.tensorboard import SummaryWriter
+if TYPE_CHECKING:
+    from torch.utils.tensorboard import SummaryWriter
 
 __all__ = ["Events"]
 
@@ -42,6 +43,8 @@ class Events:
     def __init__(
         self, folder: Path, start: int, seconds: float, kept: Iterable[Mapping[str, Any]]
     ) -> None:
+        from torch.utils.tensorboard import SummaryWriter  # a second: for who writes them
+
         self._iterations = SummaryWriter(str(folder), purge_step=start)
         self._seconds = SummaryWriter(str(folder / "seconds"), purge_step=int(seconds))
         for record in kept:

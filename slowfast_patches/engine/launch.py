@@ -17,6 +17,7 @@ from fvcore.common.config import CfgNode
 
 from slowfast_patches.config.scale import scale_to_processes
 from slowfast_patches.datasets.loader import cores_of_process, num_workers
+from slowfast_patches.engine.device import keep_memory_whole
 from slowfast_patches.engine.launching.early import ending_early
 from slowfast_patches.engine.launching.failing import (
     Failures,
@@ -283,6 +284,7 @@ def process_device(cfg: CfgNode, local_rank: int) -> torch.device:
         _share_cores(cfg)
         return torch.device("cpu")
     number = 0 if _has_gpu_of_its_own(cfg) else local_rank
+    keep_memory_whole()
     torch.cuda.set_device(number)
     return torch.device("cuda", number)
 

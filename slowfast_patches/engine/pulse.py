@@ -32,8 +32,8 @@ class State(NamedTuple):
     """A piece of work: its name, what of it is going on, the seconds since it began, and the median
     of the recent ones of its kind, None where too few are known.
 
-    Activities are "loading", "training" (computing), "communicating", "evaluating", "saving",
-    "other" (starting, log, files), and "done" where nothing will come any more.
+    Activities are "preparing", "loading", "training" (computing), "communicating", "evaluating",
+    "saving", "other" (starting, log, files), and "done" where nothing will come any more.
     """
 
     name: str

@@ -13,7 +13,6 @@ from pathlib import Path
 from typing import Any
 
 import simplejson
-import torch
 import yaml
 from fvcore.common.config import CfgNode
 from torch import nn
@@ -27,6 +26,7 @@ from slowfast_patches.datasets.in_use import reading
 from slowfast_patches.datasets.lists import list_path, read_list
 from slowfast_patches.datasets.loader import build_dataset, evaluation_loader, evaluation_rounds
 from slowfast_patches.engine import checkpoints
+from slowfast_patches.engine.device import set_up_device
 from slowfast_patches.engine.evaluate import evaluate
 from slowfast_patches.engine.heartbeat import Heartbeat
 from slowfast_patches.engine.launch import check_gpus, for_processes, launch, processes_of
@@ -159,7 +159,7 @@ def _prepare_folder(cfg: CfgNode, schedule: Schedule) -> None:
 def _main(recipe: CfgNode, world: World) -> None:
     """What each process does. What was scaled for the processes is said here, in the log."""
     patching.apply()
-    torch.backends.cudnn.benchmark = True
+    set_up_device(recipe)
     if not recipe.TRAIN.ENABLE:
         setup_logging(recipe.OUTPUT_DIR, world, "test")  # a training may be at work there
         cfg = for_processes(recipe)

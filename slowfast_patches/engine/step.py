@@ -10,8 +10,11 @@ from fvcore.common.config import CfgNode
 from torch import Tensor, nn
 
 from multigrid import Batch, Step, set_group_size
+from slowfast_patches.engine.compiled import compiled
+from slowfast_patches.engine.graphs import GraphedPasses
 from slowfast_patches.models.dropout import set_clips
 from slowfast_patches.models.inputs import InputTransform
+from slowfast_patches.models.recompute import checkpoint_blocks
 from slowfast_patches.models.solver import (
     Precision,
     build_optimizer,
@@ -40,21 +43,25 @@ class Stepper:
 
     Args:
         cfg: the recipe, of which come precision, loss, clipping and the input's form.
-        model: the model, on `device`; its weights, buffers and names stay its own.
+        model: the model, on `device`; its weights, buffers and names stay its own. With
+            MODEL.ACT_CHECKPOINT its blocks compute their activations twice from here on.
         device: where it is trained.
 
     Attributes:
-        network: what computes the scores; the model itself until something around it, such as the
-            exchange of gradients, takes its place.
+        network: what computes the scores: the model, or what it was compiled to, until something
+            around it, such as the exchange of gradients, takes its place.
     """
 
     def __init__(self, cfg: CfgNode, model: nn.Module, device: torch.device) -> None:
         self.cfg, self.model, self.device = cfg, model, device
-        self.network: nn.Module = model
+        if cfg.MODEL.ACT_CHECKPOINT:
+            checkpoint_blocks(model)
+        self.network = compiled(model) if cfg.TRAIN.COMPILE else model
         self.optimizer = build_optimizer(cfg, model)
         self.transform = InputTransform.from_config(cfg, device)
         self.precision = Precision(cfg, device)
         self._loss_function = loss_function(cfg)
+        self._graphs: GraphedPasses | None = None
 
     def __call__(
         self,
@@ -73,33 +80,57 @@ class Stepper:
             clips: the numbers of the batch's clips in the stream, which dropout is keyed by;
                 without them, as for clips that are made up, masks are from torch's generator.
             mark: called with "input", "forward", "backward" and "optimizer" when the work of that
-                part has been queued.
+                part has been queued; in a CUDA graph, the forward is part of "backward".
         """
-        self._set_up(step, clips)
-        inputs = self.transform(batch["clips"], batch["flips"])
-        labels = batch["labels"].to(self.device, non_blocking=True)
-        mark("input")
-        loss, scores = self._passes(inputs, labels, mark)
+        loss, scores, labels = self.passes(step, batch, clips, mark)
+        self.precision.unscale(self.optimizer)
         clip_gradients(self.cfg, self.model)
         self.precision.step(self.optimizer)
         mark("optimizer")
         return Outcome(loss.detach(), scores.detach(), labels)
 
+    def passes(
+        self,
+        step: Step,
+        batch: Batch,
+        clips: Sequence[int] | None = None,
+        mark: Callable[[str], None] = _unmarked,
+    ) -> tuple[Tensor, Tensor, Tensor]:
+        """Forward and backward of a step, and no more: loss, scores and labels; gradients and
+        running statistics have changed, weights have not."""
+        self._set_up(step, clips)
+        inputs = self.transform(batch["clips"], batch["flips"])
+        labels = batch["labels"].to(self.device, non_blocking=True)
+        mark("input")
+        if self.cfg.TRAIN.CUDA_GRAPHS:
+            loss, scores = self._graphed(step.bn_size, inputs, labels)
+        else:
+            loss, scores = self._forward(inputs, labels)
+            mark("forward")
+            self.optimizer.zero_grad(set_to_none=True)
+            self.precision.backward(loss)
+        mark("backward")
+        return loss, scores, labels
+
     def _set_up(self, step: Step, clips: Sequence[int] | None) -> None:
         self.network.train()
         set_group_size(self.model, step.bn_size)
-        set_clips(self.model, clips)
+        set_clips(self.model, clips, self.device)
         set_learning_rate(self.optimizer, step.lr)
 
-    def _passes(
-        self, inputs: list[Tensor], labels: Tensor, mark: Callable[[str], None]
-    ) -> tuple[Tensor, Tensor]:
-        """Forward and backward: the loss, the scores, and the gradients in the parameters."""
+    def _forward(self, inputs: list[Tensor], labels: Tensor) -> tuple[Tensor, Tensor]:
         with self.precision.autocast():
             scores = self.network(inputs)
-            loss = self._loss_function(scores, labels)
-        mark("forward")
-        self.optimizer.zero_grad(set_to_none=True)
-        self.precision.backward(loss, self.optimizer)
-        mark("backward")
+            return self._loss_function(scores, labels), scores
+
+    def _graphed(
+        self, bn_size: int | None, inputs: list[Tensor], labels: Tensor
+    ) -> tuple[Tensor, Tensor]:
+        if self._graphs is None:
+            self._graphs = GraphedPasses(self.model, self._recordable)
+        return self._graphs(bn_size, inputs, labels)
+
+    def _recordable(self, inputs: list[Tensor], labels: Tensor) -> tuple[Tensor, Tensor]:
+        loss, scores = self._forward(inputs, labels)
+        self.precision.backward(loss)
         return loss, scores

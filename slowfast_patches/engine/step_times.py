@@ -25,6 +25,7 @@ from slowfast_patches.engine.launch import processes_of
 
 __all__ = [
     "FORMAT",
+    "MANY_VIDEOS",
     "MisfitError",
     "ShapeTime",
     "StepTimes",
@@ -40,7 +41,7 @@ FORMAT = 1
 
 T = TypeVar("T")
 
-_MANY_VIDEOS = 10**7
+MANY_VIDEOS = 10**7
 """So long a training that every phase has an iteration of each of its shapes."""
 
 _ADDED: Mapping[str, object] = {
@@ -185,7 +186,7 @@ def shapes_to_measure(cfg: CfgNode) -> list[tuple[Shape, int | None]]:
 
     A shape that phases meet with several BN sizes has the smallest, which makes the most groups.
     """
-    schedule = schedule_from_config(cfg, _MANY_VIDEOS)
+    schedule = schedule_from_config(cfg, MANY_VIDEOS)
     sizes: dict[Shape, int | None] = {}
     for phase in schedule.phases:
         for shape, size in zip(phase.shapes, phase.bn_sizes, strict=True):

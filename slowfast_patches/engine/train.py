@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from datetime import timedelta
 from typing import Any
 
@@ -18,6 +18,8 @@ from slowfast_patches.datasets.lists import list_digest, list_path
 from slowfast_patches.datasets.loader import build_dataset, loading_advice, training_loader
 from slowfast_patches.engine import checkpoints
 from slowfast_patches.engine.clock import Clock
+from slowfast_patches.engine.compiled import without_compiling
+from slowfast_patches.engine.dry_run import dry_run
 from slowfast_patches.engine.heartbeat import Heartbeat
 from slowfast_patches.engine.logs import check_log_files
 from slowfast_patches.engine.milestones import (
@@ -35,6 +37,7 @@ from slowfast_patches.engine.unreadable import Unreadable
 from slowfast_patches.engine.validation import Validation
 from slowfast_patches.engine.window import Summary, Window
 from slowfast_patches.models.build import build_model
+from slowfast_patches.models.solver import load_optimizer
 from slowfast_patches.models.weights import load_weights
 from slowfast_patches.utils.distributed import World
 
@@ -88,10 +91,27 @@ class Trainer:
             TrainingStoppedError: it cannot go on; says why, and from where it will.
         """
         with Heartbeat(self.clock.pulse, self.world), self._guarded():
-            self._train()
+            self._prepare()
+            with without_compiling() if self.cfg.TRAIN.COMPILE else nullcontext():
+                self._train()
+
+    def _prepare(self) -> None:
+        """Try each shape where that takes long or can fail: on a GPU, or with a compiler."""
+        if self.world.device.type == "cpu" and not self.cfg.TRAIN.COMPILE:
+            return
+        logger.info("a dry step of each shape before the training")
+        with self.clock.time("preparing"):
+            dry_run(
+                self.stepper,
+                self.schedule,
+                rank=self.world.rank,
+                world_size=self.world.size,
+                begin=self.clock.pulse.begin,
+            )
 
     def _train(self) -> None:
-        self.stepper.network, window = parallel(self.model, self.world), Window(self.clock)
+        self.stepper.network = parallel(self.stepper.network, self.world)
+        window = Window(self.clock)
         if self.world.size > 1:
             note_communication(self.clock.pulse, self.model, self.stepper.optimizer)
         if self.evaluation_due:
@@ -301,7 +321,7 @@ class Trainer:
         """Take over the state of a checkpoint, which may be from before some keys existed."""
         self.model.load_state_dict(content["model_state"])
         set_buffers(self.model, content.get("running_stats"), self.world)
-        self.stepper.optimizer.load_state_dict(content["optimizer_state"])
+        load_optimizer(self.stepper.optimizer, content["optimizer_state"])
         self.stepper.precision.load_state_dict(content["scaler_state"])
         self.start = self.done = content["iteration"]
         self.evaluations = content["evaluations"]

@@ -4,32 +4,21 @@ from __future__ import annotations
 
 import torch
 from fvcore.common.config import CfgNode
-from torch import Tensor, nn
-from torch.nn import functional as F
+from torch import nn
 
 from multigrid import convert_batchnorm
 from slowfast_patches import patching
 from slowfast_patches.models.dropout import ClipDropout
+from slowfast_patches.models.pooling import TrainingGlobalPool3d, convert_pools
 from slowfast_patches.models.tsm import build_tsm
 
-__all__ = ["TrainingGlobalPool3d", "build_model", "build_on_meta"]
-
-
-class TrainingGlobalPool3d(nn.AvgPool3d):
-    """Average pooling over the whole input in training, over the released window in evaluation.
-
-    The host fixes the head's window by the config's crop. Training at other shapes needs the whole
-    of (N, C, T, H, W); testing on larger crops slides the released window, fully convolutionally.
-    """
-
-    def forward(self, x: Tensor) -> Tensor:
-        if self.training:
-            return F.avg_pool3d(x, x.shape[2:])
-        return super().forward(x)
+__all__ = ["build_model", "build_on_meta"]
 
 
 def build_model(cfg: CfgNode, *, grouped_bn: bool = False) -> nn.Module:
     """The model of a config, the host's or TSM, on the default device; keys are the host's.
+
+    Its weights are in the memory format of MODEL.CHANNELS_LAST.
 
     Args:
         cfg: which model; read as the host reads it.
@@ -57,9 +46,13 @@ def build_model(cfg: CfgNode, *, grouped_bn: bool = False) -> nn.Module:
             setattr(head, name, TrainingGlobalPool3d(pool.kernel_size, stride=pool.stride))
     dropout = getattr(head, "dropout", None)
     if isinstance(dropout, nn.Dropout):
-        head.dropout = ClipDropout(dropout.p, cfg.RNG_SEED)
+        assert isinstance(head.projection, nn.Linear)
+        head.dropout = ClipDropout(dropout.p, cfg.RNG_SEED, head.projection.in_features)
     if cfg.MODEL.HEAD_ACT == "sigmoid":
         head.act = nn.Sigmoid()
+    model = convert_pools(model)
+    if cfg.MODEL.CHANNELS_LAST:
+        model.to(memory_format=torch.channels_last_3d)  # type: ignore[call-overload]
     return convert_batchnorm(model) if grouped_bn else model
 
 

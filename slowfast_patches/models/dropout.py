@@ -17,40 +17,53 @@ _DROPOUT = 1
 class ClipDropout(nn.Dropout):
     """`nn.Dropout` that gives each clip of the stream a mask of its own.
 
-    Input and output are (N, ...) with N the clips of this process. In training, the mask of the
-    clip with number n in the stream is drawn from a generator seeded by (seed, n): it does not
-    depend on the clips beside it, on the rank, or on what was drawn before. `clips` holds the N
-    numbers, see `set_clips`; where it is None, and in evaluation, this is `nn.Dropout` itself.
+    Input and output are (N, ..., C) with N the clips of this process and one value of each of the C
+    features. In training, the mask of the clip with number n in the stream is drawn from a
+    generator seeded by (seed, n): it does not depend on the clips beside it, on the rank, or on
+    what was drawn before. `kept`, which `set_clips` makes, says what stays, (N, C) bool on the
+    input's device; where it is None, and in evaluation, this is `nn.Dropout` itself.
+
+    The masks are made before the forward: drawn in it, by NumPy, they could be part of no compiled
+    network and of no CUDA graph.
     """
 
-    clips: Sequence[int] | None = None
+    kept: Tensor | None = None
 
-    def __init__(self, p: float, seed: int) -> None:
+    def __init__(self, p: float, seed: int, features: int) -> None:
         super().__init__(p)
-        self.seed = seed
+        self.seed, self.features = seed, features
 
     def forward(self, input: Tensor) -> Tensor:
-        if not self.training or self.clips is None or self.p in (0.0, 1.0):
+        if not self.training or self.kept is None:
             return super().forward(input)
-        assert len(self.clips) == len(input), (len(self.clips), input.shape)
-        kept = torch.from_numpy(np.stack([self._kept(n, input.shape[1:]) for n in self.clips]))
-        if input.is_cuda:  # from pinned memory the copy waits for nothing
-            kept = kept.pin_memory().to(input.device, non_blocking=True)
-        return input * kept / (1 - self.p)
+        assert input.numel() == self.kept.numel(), (input.shape, self.kept.shape)
+        return input * self.kept.view(input.shape) / (1 - self.p)
 
-    def _kept(
-        self, number: int, shape: torch.Size
-    ) -> np.ndarray[tuple[int, ...], np.dtype[np.bool]]:
-        """Where the values of a clip stay."""
+    def draw(self, clips: Sequence[int]) -> Tensor:
+        """Where the features of clips stay, (N, C) bool, on the CPU."""
+        return torch.from_numpy(np.stack([self._kept(number) for number in clips]))
+
+    def _kept(self, number: int) -> np.ndarray[tuple[int, ...], np.dtype[np.bool]]:
         rng = np.random.default_rng((self.seed, number, _DROPOUT))
-        return rng.random(shape, dtype=np.float32) >= self.p
+        return rng.random(self.features, dtype=np.float32) >= self.p
 
 
-def set_clips(model: nn.Module, clips: Sequence[int] | None) -> None:
-    """Tell every `ClipDropout` in `model` the numbers in the stream of the next N clips.
+def set_clips(
+    model: nn.Module, clips: Sequence[int] | None, device: torch.device | None = None
+) -> None:
+    """Draw the masks of the next N clips, by their numbers in the stream, in every `ClipDropout` of
+    `model`, which computes on `device`.
 
-    None draws masks from torch's generator, for clips that are not of the training's stream.
+    None leaves masks to torch's generator, for clips that are not of the training's stream.
     """
     for module in model.modules():
         if isinstance(module, ClipDropout):
-            module.clips = clips
+            drawn = clips is not None and module.p not in (0.0, 1.0)
+            module.kept = _on_device(module.draw(clips or ()), device) if drawn else None
+
+
+def _on_device(kept: Tensor, device: torch.device | None) -> Tensor:
+    if device is None or device.type != "cuda":
+        return kept
+    # from pinned memory the copy waits for nothing
+    return kept.pin_memory().to(device, non_blocking=True)

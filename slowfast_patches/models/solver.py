@@ -13,9 +13,14 @@ __all__ = [
     "Precision",
     "build_optimizer",
     "clip_gradients",
+    "half_type",
+    "load_optimizer",
     "loss_function",
     "set_learning_rate",
 ]
+
+_WAYS = ("fused", "foreach")
+"""Options of torch's optimizers that change how fast they update, not to what."""
 
 _LOSSES = {"cross_entropy": nn.CrossEntropyLoss, "bce_logit": nn.BCEWithLogitsLoss}
 
@@ -30,6 +35,11 @@ def build_optimizer(cfg: CfgNode, model: nn.Module) -> torch.optim.Optimizer:
 
     lars = cfg.SOLVER.OPTIMIZING_METHOD == "lars"
     optimizer: torch.optim.Optimizer = (_build_lars if lars else construct_optimizer)(model, cfg)
+    if cfg.SOLVER.FUSED:
+        # Made anew: the host gives no such argument, and the constructor checks it.
+        groups = [{k: g[k] for k in ("params", "weight_decay")} for g in optimizer.param_groups]
+        options = optimizer.defaults | {"fused": True, "foreach": None}
+        optimizer = type(optimizer)(groups, **options)
     if cfg.SOLVER.ZERO_WD_1D_PARAM:
         rest = optimizer.param_groups[1]
         flat = [p for p in rest["params"] if p.ndim <= 1]
@@ -66,6 +76,23 @@ def _build_lars(model: nn.Module, cfg: CfgNode) -> torch.optim.Optimizer:
     return optimizer
 
 
+def load_optimizer(optimizer: torch.optim.Optimizer, state: dict[str, Any]) -> None:
+    """Take over an optimizer's state; how the parameters are updated stays as it is built here."""
+    ways = [{k: g[k] for k in _WAYS if k in g} for g in optimizer.param_groups]
+    optimizer.load_state_dict(state)
+    for group, way in zip(optimizer.param_groups, ways, strict=True):
+        group.update(way)
+        for weight in group["params"]:
+            _lay_out_like(weight, optimizer.state[weight])
+
+
+def _lay_out_like(weight: Tensor, state: dict[str, Any]) -> None:
+    """Give the state of a weight its memory format; the checkpoint may be of another."""
+    for name, value in state.items():
+        if isinstance(value, Tensor) and value.shape == weight.shape:
+            state[name] = torch.empty_like(weight, dtype=value.dtype).copy_(value)
+
+
 def set_learning_rate(optimizer: torch.optim.Optimizer, lr: float) -> None:
     """Set the rate of every parameter group."""
     for group in optimizer.param_groups:
@@ -90,22 +117,37 @@ def clip_gradients(cfg: CfgNode, model: nn.Module) -> None:
         nn.utils.clip_grad_norm_(model.parameters(), cfg.SOLVER.CLIP_GRAD_L2NORM)
 
 
+def half_type(device: torch.device) -> torch.dtype:
+    """What mixed precision computes in: bfloat16 where the device has it, else float16.
+
+    Older GPUs emulate bfloat16, at a fraction of their speed: that does not count.
+    """
+    if device.type != "cuda":
+        return torch.bfloat16
+    with torch.cuda.device(device):
+        has_bfloat16 = torch.cuda.is_bf16_supported(including_emulation=False)
+    return torch.bfloat16 if has_bfloat16 else torch.float16
+
+
 class Precision:
     """fp32, or mixed precision: bf16 where the device has it, else fp16 with a loss scaler."""
 
     def __init__(self, cfg: CfgNode, device: torch.device) -> None:
         self._device, self._enabled = device, bool(cfg.TRAIN.MIXED_PRECISION)
-        halves = device.type == "cuda" and not torch.cuda.is_bf16_supported()
-        self._dtype = torch.float16 if halves else torch.bfloat16
-        self._scaler = torch.amp.GradScaler(device.type, enabled=self._enabled and halves)
+        self._dtype = half_type(device)
+        scaled = self._enabled and self._dtype == torch.float16
+        self._scaler = torch.amp.GradScaler(device.type, enabled=scaled)
 
     def autocast(self) -> AbstractContextManager[Any]:
         """The context in which the model and its loss are computed."""
         return torch.autocast(self._device.type, self._dtype, enabled=self._enabled)
 
-    def backward(self, loss: Tensor, optimizer: torch.optim.Optimizer) -> None:
-        """Gradients of the loss, unscaled."""
+    def backward(self, loss: Tensor) -> None:
+        """Gradients of the loss, multiplied by the scaler's factor."""
         torch.autograd.backward(self._scaler.scale(loss))
+
+    def unscale(self, optimizer: torch.optim.Optimizer) -> None:
+        """Divide the gradients by it."""
         self._scaler.unscale_(optimizer)
 
     def step(self, optimizer: torch.optim.Optimizer) -> None:

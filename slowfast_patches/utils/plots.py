@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 from pathlib import Path
+from typing import TYPE_CHECKING
 
-from matplotlib.axes import Axes
-from matplotlib.figure import Figure
+if TYPE_CHECKING:
+    from matplotlib.axes import Axes
+    from matplotlib.figure import Figure
 
 __all__ = ["COLOURS", "MUTED", "check_format", "new_figure", "save_figure", "time_unit"]
 
@@ -23,6 +25,8 @@ def new_figure(
 
     It is made without pyplot, so that no backend is chosen and nothing has to be closed.
     """
+    from matplotlib.figure import Figure  # most of a second: for who draws
+
     figure = Figure(figsize=(width, height), layout="constrained")
     grid = figure.subplots(
         rows, 1, sharex=True, squeeze=False, gridspec_kw={"height_ratios": ratios or [1.0] * rows}
@@ -52,7 +56,9 @@ def check_format(path: Path) -> None:
     Raises:
         ValueError: a suffix that names no picture format.
     """
-    formats = Figure().canvas.get_supported_filetypes()
+    from matplotlib.backend_bases import FigureCanvasBase
+
+    formats = FigureCanvasBase.get_supported_filetypes()
     if path.suffix.lstrip(".").lower() not in formats:
         raise ValueError(f"cannot save a picture as '{path}'; give a name that ends in .png")
 

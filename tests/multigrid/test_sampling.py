@@ -67,6 +67,8 @@ def check_plan(plan, video):
         (16, 158, (2, 4), (181, 340)),  # 256 · 158/224 = 180.6
         (8, 158, (2, 8), (181, 340)),
         (8, 112, (2, 8), (128, 340)),
+        (16, 160, (2, 4), (183, 340)),  # with a divisor of sizes: 256 · 160/224 = 182.9
+        (8, 128, (2, 8), (146, 340)),
     ],
 )
 def test_the_grids_of_the_paper(frames, crop, strides, short_sides):

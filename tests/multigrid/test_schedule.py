@@ -19,6 +19,7 @@ from multigrid import (
     SteppedRate,
     Warmup,
     make_schedule,
+    possible_processes,
 )
 
 quick = settings(max_examples=60, deadline=None, derandomize=True)
@@ -362,6 +363,38 @@ def test_a_custom_cycle():
     assert [phase.lr_scale for phase in schedule.phases] == [2, 1, 2, 1, 1, 1]
 
 
+def test_a_divisor_of_sizes_keeps_batches_rates_and_bn_where_the_clips_stay():
+    """At 224, 16 turns 158 into 160 and nothing else: what is counted in clips is the same."""
+    base = Shape(8, 16, 224)
+    plain, sized = (make_schedule(base, VIDEOS, RATE, size_divisor=d) for d in (1, 16))
+    shapes = {Shape(b, t, 158): Shape(b, t, 160) for b, t in ((64, 4), (32, 8), (16, 16))}
+    assert sized.shapes == tuple(shapes.get(shape, shape) for shape in plain.shapes)
+    for i in range(0, plain.iterations, 97):
+        ours, papers = sized.at(i), plain.at(i)
+        assert ours._replace(shape=papers.shape) == papers
+
+
+def test_a_divisor_that_changes_the_clips_changes_bn_with_them():
+    """112 becomes 128 with 3 · B clips for 4 · B, and at T/4 with 12 · B for 16 · B."""
+    schedule = make_schedule(Shape(8, 16, 224), VIDEOS, RATE, size_divisor=32)
+    coarse, fine = schedule.phases[0], schedule.phases[3]
+    assert [str(s) for s in coarse.shapes] == ["96×4×128²", "64×4×160²", "64×4×160²"]
+    assert [str(s) for s in fine.shapes] == ["24×16×128²", "16×16×160²", "8×16×224²"]
+    assert (coarse.bn_sizes, fine.bn_sizes) == ((12, 8, 8), (24, 16, 8))
+    assert [phase.lr_scale for phase in schedule.phases] == [8, 4, 2, 1, 8, 4, 2, 1, 1, 1]
+    assert schedule.clips == pytest.approx(1.5 * 30 * VIDEOS, abs=24)
+
+
+@pytest.mark.parametrize("crop", [112, 128, 160, 192, 224, 256, 320])
+def test_with_a_divisor_of_16_as_many_processes_can_train_as_without(crop):
+    base = Shape(64, 32, crop)
+    plain, sized = (make_schedule(base, 10**6, RATE, size_divisor=d) for d in (1, 16))
+    assert set(possible_processes(plain)) <= set(possible_processes(sized))
+    assert all(shape.batch % base.batch == 0 for shape in sized.shapes)
+    for shape in sized.shapes:
+        assert shape.volume == pytest.approx(base.volume, rel=0.13), shape
+
+
 # What cannot be scheduled.
 
 
@@ -383,6 +416,7 @@ def test_a_training_that_is_too_short():
         ({"epoch_factor": 0}, "epoch factor must be above 0"),
         ({"epoch_factor": 1.5, **OFF}, "needs a long or a short cycle"),
         ({"long_cycle": ((2.0, 1.0),)}, "factors of a coarser grid"),
+        ({"size_divisor": 0}, "from 1 to the baseline's crop of 64, not of 0"),
         ({"base": Shape(12, 16, 64)}, "48 clips .* cannot be split into BN groups of 32"),
     ],
 )

@@ -91,3 +91,71 @@ def test_an_empty_mini_batch_is_refused(sizes):
 def test_shapes_are_frozen():
     with pytest.raises(FrozenInstanceError):
         PAPER.batch = 3  # type: ignore[misc]
+
+
+# Crops that are multiples of a number.
+
+
+@pytest.mark.parametrize(
+    ("factors", "divisor", "expected"),
+    [
+        # 158.4 is nearest to 10 · 16 and to 5 · 32; (224 / 160)² = 1.96, that is 2
+        ((1 / 4, HALF), 16, Shape(512, 8, 160)),
+        ((1 / 2, HALF), 32, Shape(256, 16, 160)),
+        ((1, HALF), 16, Shape(128, 32, 160)),
+        # 112 is 7 · 16: as in the paper
+        ((1 / 4, 1 / 2), 16, Shape(1024, 8, 112)),
+        # 112 is between 3 · 32 and 4 · 32, and goes up: (224 / 128)² = 3.0625, that is 3
+        ((1, 1 / 2), 32, Shape(192, 32, 128)),
+        ((1 / 4, 1 / 2), 32, Shape(768, 8, 128)),
+        # the baseline's own crop stays, a multiple or not
+        ((1 / 2, 1), 16, Shape(128, 16, 224)),
+        ((1, 1), 100, PAPER),
+        ((1, HALF), 100, Shape(64, 32, 200)),  # (224 / 200)² = 1.2544
+        # 11.2 is nearest to 0: one divisor is the least, (224 / 32)² = 49
+        ((1, 0.05), 32, Shape(49 * 64, 32, 32)),
+        ((1, 0.8), 224, PAPER),
+    ],
+)
+def test_crops_that_are_multiples_by_hand(factors, divisor, expected):
+    assert scale_shape(PAPER, factors, divisor) == expected
+
+
+def test_a_crop_is_rounded_to_no_more_than_the_baselines():
+    """0.95 · 100 = 95 is nearest to 2 · 60."""
+    assert scale_shape(Shape(4, 8, 100), (1, 0.95), 60) == Shape(4, 8, 100)
+
+
+def test_a_larger_baseline_gets_fewer_pixels_and_as_many_clips():
+    """226.3 of 320 is nearest to 224: (320 / 224)² = 2.04."""
+    base = Shape(64, 32, 320)
+    for divisor in (16, 32):
+        assert scale_shape(base, (1 / 4, HALF), divisor) == Shape(512, 8, 224)
+
+
+@quick
+@given(
+    base=st.builds(
+        Shape, st.integers(1, 512), st.sampled_from([4, 8, 16, 32, 64]), st.integers(64, 352)
+    ),
+    factors=st.sampled_from(LONG_CYCLE),
+    crop=st.sampled_from([*SHORT_CYCLE, 0.3, 0.9, 1.0]),
+    divisor=st.integers(1, 64),
+)
+def test_rounded_crops_are_near_and_clips_multiples(base, factors, crop, divisor):
+    shape, exact = scale_shape(base, (factors[0], crop), divisor), base.crop * crop
+    assert shape.frames == base.frames * factors[0]
+    assert shape.crop <= base.crop
+    assert shape.crop == base.crop or shape.crop % divisor == 0
+    assert abs(shape.crop - exact) <= divisor / 2 or shape.crop in (divisor, base.crop)
+    if divisor > 1:
+        assert shape.batch % base.batch == 0
+        # half a multiple of B · T/t clips, in pixels of the shape
+        half = 0.5 * base.batch * base.frames * shape.crop**2
+        assert abs(shape.volume - base.volume) <= half
+
+
+@pytest.mark.parametrize("divisor", [0, -16, 225])
+def test_divisors_beyond_the_baselines_crop_are_refused(divisor):
+    with pytest.raises(ValueError, match=f"from 1 to the baseline's crop of 224, not of {divisor}"):
+        scale_shape(PAPER, (1, HALF), divisor)

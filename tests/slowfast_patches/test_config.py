@@ -308,6 +308,8 @@ def test_nccl_on_the_cpu_becomes_gloo_with_one_warning(caplog):
         ("DATA_LOADER.NUM_WORKERS -1", "NUM_WORKERS must be 0 or more, or auto, not -1"),
         ("MULTIGRID.EPOCH_FACTOR 0", "MULTIGRID.EPOCH_FACTOR must be above 0"),
         ("MULTIGRID.BN_BASE_SIZE 0", "MULTIGRID.BN_BASE_SIZE must be 1 or more"),
+        ("MULTIGRID.SIZE_DIVISOR 0", "MULTIGRID.SIZE_DIVISOR must be 1 or more, not 0"),
+        ("MULTIGRID.SIZE_DIVISOR 256", "MULTIGRID.SIZE_DIVISOR 256 is more than DATA.TRAIN_CROP"),
         ("DATA.MAX_BAD_FRACTION 5", "DATA.MAX_BAD_FRACTION lies in [0, 1]"),
         ("SOLVER.MAX_EPOCH 30 SOLVER.WARMUP_EPOCHS 34", "shorten the warm-up"),
         ("SOLVER.CLIP_GRAD_VAL 1 SOLVER.CLIP_GRAD_L2NORM 1", "set the other to None"),

@@ -13,7 +13,7 @@ FEATURES = 4000
 
 def dropped(clips: list[int] | None, p: float = 0.5, seed: int = 0, clip: Tensor | None = None):
     """What ones, or copies of `clip`, become."""
-    dropout = ClipDropout(p, seed)
+    dropout = ClipDropout(p, seed, FEATURES)
     set_clips(dropout, clips)
     clip = torch.ones(1, 1, 1, FEATURES) if clip is None else clip
     return dropout(clip.expand(3 if clips is None else len(clips), *clip.shape))
@@ -58,7 +58,7 @@ def test_half_precision_stays_half():
 
 def test_without_clips_and_in_evaluation_it_is_dropout_itself():
     ones = torch.ones(3, 1, 1, 1, FEATURES)
-    ours, plain = ClipDropout(0.3, 0), nn.Dropout(0.3)
+    ours, plain = ClipDropout(0.3, 0, FEATURES), nn.Dropout(0.3)
     torch.manual_seed(1)
     expected = plain(ones)
     torch.manual_seed(1)
@@ -73,11 +73,13 @@ def test_nothing_or_everything_is_dropped(p, value):
 
 
 def test_numbers_of_other_clips_do_not_pass_unnoticed():
-    dropout = ClipDropout(0.5, 0)
+    dropout = ClipDropout(0.5, 0, FEATURES)
     set_clips(dropout, [1, 2, 3])
     with pytest.raises(AssertionError):
         dropout(torch.ones(2, FEATURES))
 
 
 def test_it_has_no_state():
-    assert not ClipDropout(0.5, 3).state_dict()
+    dropout = ClipDropout(0.5, 3, FEATURES)
+    set_clips(dropout, [1])
+    assert not dropout.state_dict()

@@ -1,5 +1,14 @@
 """From uint8 clips to pathways: packed and normalised as the host does it."""
 
+import os
+import subprocess
+import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import replace
+from pathlib import Path
+from types import SimpleNamespace
+
 import numpy as np
 import pytest
 import torch
@@ -7,7 +16,10 @@ from fvcore.common.config import CfgNode
 from slowfast.datasets.utils import pack_pathway_output
 
 from slowfast_patches.config import load_config
-from slowfast_patches.models.inputs import InputTransform, pack_pathways
+from slowfast_patches.models.build import build_model
+from slowfast_patches.models.inputs import InputTransform, _working_kernel, pack_pathways
+from slowfast_patches.models.side_stream import SideStream
+from slowfast_patches.models.solver import Precision
 
 CPU = torch.device("cpu")
 
@@ -90,3 +102,133 @@ def test_two_pathways_and_the_clips_left_as_they_were():
     assert (slow.shape, fast.shape) == ((3, 3, 2, 6, 6), (3, 3, 8, 6, 6))
     assert fast.is_contiguous()
     assert torch.equal(clips, before)
+
+
+# Layout and type.
+
+
+@pytest.mark.parametrize("alpha", [None, 4])
+def test_channels_last_are_the_same_values_with_a_pixels_channels_side_by_side(alpha):
+    arch = ["MODEL.ARCH", "i3d"] if alpha is None else ["MODEL.ARCH", "slowfast"]
+    clips, flips = random_clips(), torch.tensor([True, False, True])
+    plain = transform(*arch)(clips, flips)
+    last = transform(*arch, "MODEL.CHANNELS_LAST", True)(clips, flips)
+    for ours, wanted in zip(last, plain, strict=True):
+        assert ours.is_contiguous(memory_format=torch.channels_last_3d)
+        assert ours.stride(1) == 1
+        assert torch.equal(ours, wanted)
+
+
+def test_mixed_precision_rounds_the_normalised_pixel_once():
+    """(1/255 - 1/4) · 2 is -0.4921569: of bfloat16's neighbours -0.4921875 is the nearest. Were the
+    pixel rounded before, 1/255 would be 0.0039215 and the rest the same; so take 130: 0.5098039
+    rounds to 0.5117188, which would give 0.5234375; (0.5098039 - 1/4) · 2 = 0.5196078 rounds to
+    0.5195312."""
+    clips = torch.tensor([1, 0, 0, 130, 0, 0], dtype=torch.uint8).view(1, 1, 1, 2, 3)
+    mixed = transform("MODEL.ARCH", "i3d", "TRAIN.MIXED_PRECISION", True)
+    (ours,) = mixed(clips, NO_FLIPS[:1])
+    assert ours.dtype == torch.bfloat16
+    assert ours[0, 0].flatten().tolist() == [-0.4921875, 0.51953125]
+
+
+@pytest.mark.parametrize("arch", ["slowfast", "i3d", "c2d", "slow", "tsm"])
+def test_the_first_operation_is_a_convolution_whose_input_autocast_rounds(arch):
+    """Hence rounding before changes nothing."""
+    thin = ["RESNET.WIDTH_PER_GROUP", 8, "MODEL.DROPOUT_RATE", 0.0]
+    cfg = config("MODEL.ARCH", arch, "TRAIN.MIXED_PRECISION", True, *thin)
+    rounded = InputTransform.from_config(cfg, CPU)
+    full = replace(rounded, dtype=torch.float32)
+    torch.manual_seed(0)
+    model, clips = build_model(cfg).train(), random_clips(3, 8, 32)
+    scores = list[torch.Tensor]()
+    for to_model in (rounded, full):
+        with torch.no_grad(), Precision(cfg, CPU).autocast():
+            scores.append(model(to_model(clips, NO_FLIPS)))
+    assert scores[0].std() > 0
+    assert torch.equal(*scores)
+
+
+# The GPU's kernel, without a GPU.
+
+
+def test_the_kernel_compiles_and_agrees_with_the_plain_path(tmp_path):
+    worker = Path(__file__).with_name("input_kernel_worker.py")
+    environ = os.environ | {"TRITON_CACHE_DIR": str(tmp_path)}
+    ran = subprocess.run([sys.executable, worker], env=environ, capture_output=True, text=True)
+    assert ran.returncode == 0, ran.stderr
+    assert ran.stdout.split() == ["3", "11"]
+
+
+@pytest.mark.parametrize("missing", [True, False], ids=["no Triton", "no GPU for it"])
+def test_without_a_working_kernel_there_is_a_warning_and_the_plain_path(
+    missing, monkeypatch, caplog
+):
+    """`_on_gpu` on the CPU, for which Triton has no compiler."""
+    _working_kernel.cache_clear()
+    if missing:
+        monkeypatch.setitem(sys.modules, "triton", None)
+        monkeypatch.delitem(sys.modules, "slowfast_patches.models.input_kernel", raising=False)
+    clips, flips = random_clips(), torch.tensor([True, False, True])
+    for to_model in (transform("MODEL.ARCH", "slowfast", "SLOWFAST.ALPHA", 4) for _ in range(2)):
+        made = to_model._on_gpu(clips, flips, to_model._form(8))
+        for ours, wanted in zip(made, to_model(clips, flips), strict=True):
+            assert torch.equal(ours, wanted)
+    (said,) = caplog.messages
+    assert "in several passes on the GPU, not in one: Triton" in said
+    _working_kernel.cache_clear()
+
+
+# The side stream, without a GPU: what is called, in which order.
+
+
+class Recorder:
+    """Streams and events that note what is done with them."""
+
+    def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        self.done = list[str]()
+        self.events = 0
+        monkeypatch.setattr(torch.cuda, "Stream", lambda device, priority: self.stream("side"))
+        monkeypatch.setattr(torch.cuda, "current_stream", lambda device: self.stream("main"))
+        monkeypatch.setattr(torch.cuda, "stream", self.within)
+        monkeypatch.setattr(torch.cuda, "Event", self.event)
+
+    def stream(self, name: str) -> SimpleNamespace:
+        def wait(other: SimpleNamespace) -> None:
+            self.done.append(f"{name} waits for {other.name}")
+
+        return SimpleNamespace(name=name, wait_stream=wait)
+
+    @contextmanager
+    def within(self, stream: SimpleNamespace) -> Iterator[None]:
+        self.done.append(f"into {stream.name}")
+        yield
+        self.done.append("out")
+
+    def event(self, blocking: bool) -> SimpleNamespace:
+        assert blocking
+        number, self.events = self.events, self.events + 1
+        return SimpleNamespace(
+            record=lambda stream: self.done.append(f"event {number} in {stream.name}"),
+            synchronize=lambda: self.done.append(f"host waits for event {number}"),
+        )
+
+
+def test_a_batch_is_prepared_beside_the_step_before_and_waits_for_the_one_before_that(monkeypatch):
+    recorder = Recorder(monkeypatch)
+    side, done = SideStream(torch.device("cuda", 0)), recorder.done
+
+    def prepared(number: int) -> list[SimpleNamespace]:
+        done.append(f"batch {number}")
+        keep = SimpleNamespace(record_stream=lambda stream: done.append(f"kept for {stream.name}"))
+        return [keep]
+
+    for number in range(3):
+        side(lambda number=number: prepared(number))
+        done.append(f"step {number}")
+    prepare = ["into side", "batch {}", "out", "main waits for side", "kept for main", "step {}"]
+    first, second, third = [[line.format(n) for line in prepare] for n in range(3)]
+    assert done == [
+        *("event 0 in main", *first),  # the host waits for nothing
+        *("event 1 in main", "host waits for event 0", *second),  # for what was before step 0
+        *("event 2 in main", "host waits for event 1", *third),  # for step 0, beside step 1
+    ]

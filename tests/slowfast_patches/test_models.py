@@ -13,9 +13,10 @@ from multigrid import GroupedBatchNorm3d, Schedule, Shape, set_group_size
 from slowfast_patches import patching
 from slowfast_patches.config import load_config
 from slowfast_patches.config.schedule import schedule_from_config
-from slowfast_patches.models.build import TrainingGlobalPool3d, build_model, build_on_meta
+from slowfast_patches.models.build import build_model, build_on_meta
 from slowfast_patches.models.flops import check_shapes, flops_per_clip
 from slowfast_patches.models.inputs import blank_inputs, pack_pathways
+from slowfast_patches.models.pooling import TrainingGlobalPool3d
 from slowfast_patches.models.solver import build_optimizer
 
 THIN = """

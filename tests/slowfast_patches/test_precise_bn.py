@@ -54,7 +54,7 @@ def test_on_one_process_it_is_fvcores(grouped):
 
 def test_clips_of_the_training_are_forgotten():
     """Dropout after a norm must not look for masks of clips that are not the training's."""
-    model = nn.Sequential(nn.BatchNorm3d(3), ClipDropout(0.5, 0))
+    model = nn.Sequential(nn.BatchNorm3d(3), ClipDropout(0.5, 0, 3))
     set_clips(model, [1, 2])
     update(model, batches(1, 4))
-    assert model[1].clips is None
+    assert model[1].kept is None

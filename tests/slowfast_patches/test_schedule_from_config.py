@@ -93,6 +93,7 @@ def test_rates_scale_with_machines_only_where_the_recipe_asks(policy):
 
 def test_off_is_the_baseline_whatever_the_multigrid_keys_say():
     keys = ["MULTIGRID.EPOCH_FACTOR", 3.0, "MULTIGRID.BN_BASE_SIZE", 5]
+    keys += ["MULTIGRID.SIZE_DIVISOR", 48]
     assert not uses_multigrid(config(*keys))
     off = schedule(*keys)
     assert off.shapes == (Shape(8, 16, 64),)
@@ -134,6 +135,15 @@ def test_the_recipes_own_factors_and_bn_size():
     assert own.phases[0].bn_sizes[-1] == 4
     cropped = schedule("MULTIGRID.SHORT_CYCLE", True, "MULTIGRID.SHORT_CYCLE_FACTORS", [0.5])
     assert cropped.phases[0].shapes == (Shape(32, 16, 32), Shape(8, 16, 64))
+
+
+def test_a_divisor_rounds_the_crops_of_coarser_grids():
+    """45 of 64 is nearest to 48: (64 / 48)² = 1.78, so 2 · 8 clips, and 4 times as many at T/4."""
+    sized = schedule(*BOTH, "MULTIGRID.SIZE_DIVISOR", 16)
+    assert sized.phases[0].base_shape == Shape(64, 4, 48)
+    assert sized.phases[0].bn_sizes == (16, 8, 8)
+    assert sized.phases[3].shapes == (Shape(32, 16, 32), Shape(16, 16, 48), Shape(8, 16, 64))
+    assert config_at(config(*BOTH), sized, 0).DATA.TRAIN_CROP_SIZE == 48
 
 
 def test_the_batch_is_that_of_all_machines():

@@ -158,7 +158,8 @@ def train(mixed: bool) -> tuple[list[float], torch.dtype, nn.Module, Precision]:
         with precision.autocast():
             scores = model(list(inputs))
             loss = loss_function(cfg)(scores, torch.arange(4))
-        precision.backward(loss, optimizer)
+        precision.backward(loss)
+        precision.unscale(optimizer)
         clip_gradients(cfg, model)
         precision.step(optimizer)
         losses.append(loss.item())

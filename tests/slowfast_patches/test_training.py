@@ -208,7 +208,8 @@ def test_result_holds_everything_that_made_it(
     assert result["config"] == yaml.safe_load(tiny_config(multigrid_run).dump())
     assert result["versions"]["torch"].split("+")[0] == torch.__version__.split("+")[0]
     assert result["machine"]["threads"] == 1
-    assert result["seconds"].keys() == {"training", "loading", "evaluating", "saving"}
+    activities = {"preparing", "training", "loading", "evaluating", "saving"}
+    assert result["seconds"].keys() == activities
     assert (result["iterations"], result["baseline_iterations"]) == (schedule.iterations, 36)
     assert result["clips"] == schedule.clips
     assert abs(result["clips"] - 2 * 6 * 24) <= 64
@@ -249,3 +250,22 @@ def test_each_epoch_that_a_batch_begins_in_is_reported_to_the_last(
     done = re.findall(r"epoch (\d+) done: 0 videos", opened(multigrid_run).log)
     begun = {step.first_clip // 24 + 1 for step in schedule.steps()}
     assert [int(epoch) for epoch in done] == sorted(begun)
+
+
+def test_a_run_with_every_switch_that_a_cpu_has_is_near_the_plain_one(
+    train: Callable[..., Path], baseline_run: Path, tmp_path: Path, opened: type
+):
+    switches = ("TRAIN.MIXED_PRECISION", "MODEL.CHANNELS_LAST", "MODEL.ACT_CHECKPOINT")
+    keys = [item for key in (*switches, "SOLVER.FUSED") for item in (key, True)]
+    train(tmp_path, *OFF, *SHORT, *PLAIN, *keys)
+    plain, found = opened(baseline_run).metrics(), opened(tmp_path).metrics()
+    assert len(found) == len(plain)
+    # bfloat16 has 8 bits of mantissa; later on the trainings go different ways
+    for ours, theirs in zip(found[:4], plain[:4], strict=True):
+        assert ours["loss"] == pytest.approx(theirs["loss"], rel=0.03)
+    content, expected = opened(tmp_path).checkpoint, opened(baseline_run).checkpoint
+    assert content["model_state"].keys() == expected["model_state"].keys()
+    weight = content["model_state"]["s2.pathway0_res0.branch2.b.weight"]
+    assert weight.is_contiguous(memory_format=torch.channels_last_3d)
+    assert weight.dtype == torch.float32
+    assert content["model_state"]["s1.pathway0_stem.bn.num_batches_tracked"] == len(found)

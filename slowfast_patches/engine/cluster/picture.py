@@ -5,12 +5,14 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 from pathlib import Path
-
-from matplotlib.axes import Axes
+from typing import TYPE_CHECKING
 
 from slowfast_patches.engine.cluster.plan import ClusterPlan, Estimate
 from slowfast_patches.engine.cluster.times import TrainingTimes
 from slowfast_patches.utils.plots import COLOURS, MUTED, new_figure, save_figure
+
+if TYPE_CHECKING:
+    from matplotlib.axes import Axes
 
 __all__ = ["plot_cluster_plan"]
 

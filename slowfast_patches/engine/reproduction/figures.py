@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 from pathlib import Path
-
-from matplotlib.axes import Axes
+from typing import TYPE_CHECKING
 
 from slowfast_patches.engine.reproduction.experiment import Row
 from slowfast_patches.engine.reproduction.outcome import TOY_MARK, Outcome
 from slowfast_patches.utils.plots import COLOURS, MUTED, new_figure, save_figure
+
+if TYPE_CHECKING:
+    from matplotlib.axes import Axes
 
 __all__ = ["plot_outcome"]
 

@@ -1,0 +1,103 @@
+"""Forward and backward of each shape as one CUDA graph: launched at once, not kernel by kernel."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Hashable, Sequence
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor, nn
+
+from slowfast_patches.models.dropout import ClipDropout
+
+__all__ = ["GraphedPasses", "Passes"]
+
+Passes = Callable[[list[Tensor], Tensor], tuple[Tensor, Tensor]]
+"""Forward and backward of a mini-batch: from pathways and labels to loss and scores, with the
+gradients added to those in the parameters."""
+
+_WARM_UP = 3
+"""Runs before one is recorded: libraries are loaded and convolutions chosen in them."""
+
+
+@dataclass(frozen=True)
+class _Recorded:
+    """A graph, the tensors that it reads and those that it writes."""
+
+    graph: torch.cuda.CUDAGraph
+    reads: tuple[Tensor, ...]
+    loss: Tensor
+    scores: Tensor
+
+
+class GraphedPasses:
+    """Forward and backward on a GPU, recorded the first time that a shape comes.
+
+    All graphs use one pool of memory, as one after another does: no more than the largest needs.
+    Gradients lie in one tensor, which each graph sets to zero first; a parameter's `grad` is its
+    part of it, and must not be replaced.
+
+    Args:
+        model: whose gradients and dropout masks these are.
+        passes: what is recorded; it must not wait for the device.
+    """
+
+    def __init__(self, model: nn.Module, passes: Passes) -> None:
+        self._passes, self._pool = passes, torch.cuda.graph_pool_handle()
+        self._dropouts = [m for m in model.modules() if isinstance(m, ClipDropout)]
+        self._gradients = _gradients_in_one(model)
+        self._recorded: dict[Hashable, _Recorded] = {}
+
+    def __call__(
+        self, kind: Hashable, inputs: Sequence[Tensor], labels: Tensor
+    ) -> tuple[Tensor, Tensor]:
+        """The loss and the scores; the gradients are in the parameters.
+
+        `kind` tells mini-batches apart that are computed in another way at the same shape.
+        """
+        masks = [d.kept for d in self._dropouts if d.kept is not None]
+        given = (*inputs, labels, *masks)
+        key = (kind, len(masks), *(tensor.shape for tensor in given))
+        if key not in self._recorded:
+            self._recorded[key] = self._record(given, len(inputs))
+        recorded = self._recorded[key]
+        for own, tensor in zip(recorded.reads, given, strict=True):
+            own.copy_(tensor)
+        recorded.graph.replay()
+        # The next graph may write where these lie.
+        return recorded.loss.clone(), recorded.scores.clone()
+
+    def _record(self, given: Sequence[Tensor], pathways: int) -> _Recorded:
+        reads = tuple(tensor.clone() for tensor in given)
+        self._read_masks(reads[pathways + 1 :])
+        side = torch.cuda.Stream()  # type: ignore[no-untyped-call]
+        side.wait_stream(torch.cuda.current_stream())
+        with torch.cuda.stream(side):
+            for _ in range(_WARM_UP):
+                self._run(reads, pathways)
+        torch.cuda.current_stream().wait_stream(side)
+        graph = torch.cuda.CUDAGraph()
+        with torch.cuda.graph(graph, pool=self._pool):
+            loss, scores = self._run(reads, pathways)
+        return _Recorded(graph, reads, loss.detach(), scores.detach())
+
+    def _read_masks(self, masks: Sequence[Tensor]) -> None:
+        drawn = [dropout for dropout in self._dropouts if dropout.kept is not None]
+        for dropout, mask in zip(drawn, masks, strict=True):
+            dropout.kept = mask
+
+    def _run(self, reads: Sequence[Tensor], pathways: int) -> tuple[Tensor, Tensor]:
+        self._gradients.zero_()
+        # A network replaces the entries of the list that it is given.
+        return self._passes(list(reads[:pathways]), reads[pathways])
+
+
+def _gradients_in_one(model: nn.Module) -> Tensor:
+    """A tensor of zeros whose parts, laid out as the parameters are, become their gradients."""
+    weights = [p for p in model.parameters() if p.requires_grad]
+    whole = weights[0].new_zeros(sum(p.numel() for p in weights))
+    start = 0
+    for weight in weights:
+        weight.grad = whole.as_strided(weight.shape, weight.stride(), start)
+        start += weight.numel()
+    return whole

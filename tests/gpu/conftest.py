@@ -1,0 +1,30 @@
+"""Tests that need a GPU: `python -m pytest -m gpu` on a machine that has one."""
+
+import pytest
+import torch
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """Skip them where there is none."""
+    if torch.cuda.is_available():
+        return
+    for item in items:
+        if item.get_closest_marker("gpu"):
+            item.add_marker(pytest.mark.skip(reason="there is no GPU"))
+
+
+@pytest.fixture(autouse=True)
+def settings_as_before():
+    """Switches of torch's that a test sets are put back."""
+    backends, matmul = torch.backends.cudnn, torch.backends.cuda.matmul
+    before = (
+        backends.benchmark,
+        backends.deterministic,
+        backends.allow_tf32,
+        matmul.allow_tf32,
+        torch.are_deterministic_algorithms_enabled(),
+    )
+    yield
+    backends.benchmark, backends.deterministic, backends.allow_tf32 = before[:3]
+    matmul.allow_tf32 = before[3]
+    torch.use_deterministic_algorithms(before[4])

@@ -1,0 +1,187 @@
+"""Steps on a GPU: each switch of speed gives the numbers of the plain loop, at every shape."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+import torch
+from fvcore.common.config import CfgNode
+from torch import Tensor
+
+from multigrid import Schedule, Step
+from slowfast_patches.config.schedule import schedule_from_config
+from slowfast_patches.engine.compiled import without_compiling
+from slowfast_patches.engine.device import set_up_device
+from slowfast_patches.engine.dry_run import dry_run, kinds_of_steps
+from slowfast_patches.engine.made_up import made_up_batch
+from slowfast_patches.engine.step import Stepper
+from slowfast_patches.models.build import build_model
+
+pytestmark = pytest.mark.gpu
+
+# As plain as a GPU can be: true float32, one way to compute.
+PLAIN = ("NUM_GPUS", 1, "TRAIN.TF32", False, "TRAIN.DETERMINISTIC", True, "MODEL.DROPOUT_RATE", 0.5)
+
+
+@pytest.fixture
+def stepper(tiny_config: Callable[..., CfgNode], tmp_path: Path) -> Callable[..., Stepper]:
+    """`stepper("KEY", value, ...)`: the tiny recipe's model on the GPU, with the same weights."""
+
+    def make(*keys: object) -> Stepper:
+        cfg = tiny_config(tmp_path, *PLAIN, *keys)
+        set_up_device(cfg)
+        torch.manual_seed(0)
+        model = build_model(cfg, grouped_bn=True).to("cuda")
+        return Stepper(cfg, model, torch.device("cuda", 0))
+
+    return make
+
+
+@pytest.fixture
+def plan(tiny_config: Callable[..., CfgNode], tmp_path: Path) -> Schedule:
+    return schedule_from_config(tiny_config(tmp_path), 24)
+
+
+def take_step(made: Stepper, step: Step) -> float:
+    clips = range(step.first_clip, step.first_clip + step.shape.batch)
+    return float(made(step, made_up_batch(made.cfg, len(clips), step.shape), clips).loss)
+
+
+def gradients(made: Stepper, step: Step) -> Tensor:
+    """Those of a step without an update, one after another."""
+    clips = range(step.first_clip, step.first_clip + step.shape.batch)
+    made.passes(step, made_up_batch(made.cfg, len(clips), step.shape), clips)
+    parts = [p.grad.flatten() for p in made.model.parameters()]
+    return torch.cat(parts).double().cpu()
+
+
+def distance(found: Tensor, expected: Tensor) -> float:
+    return float((found - expected).norm() / expected.norm())
+
+
+def test_the_loss_of_a_fixed_batch_falls_at_every_shape(stepper, plan):
+    for step in kinds_of_steps(plan):
+        made = stepper("MODEL.DROPOUT_RATE", 0.0)
+        losses = [take_step(made, step._replace(lr=0.05)) for _ in range(8)]
+        assert losses[-1] < 0.8 * losses[0], (step.shape, losses)
+
+
+def test_dry_steps_change_nothing_and_know_the_memory_of_each_shape(stepper, plan):
+    made = stepper()
+    before = {name: value.clone() for name, value in made.model.state_dict().items()}
+    peaks = dry_run(made, plan)
+    assert len(peaks) == len(kinds_of_steps(plan))
+    weights = sum(4 * p.numel() for p in made.model.parameters())
+    assert all(peak.memory > 2 * weights for peak in peaks)
+    for name, value in made.model.state_dict().items():
+        assert torch.equal(value, before[name]), name
+    used = torch.cuda.max_memory_allocated
+    torch.cuda.reset_peak_memory_stats()
+    largest = kinds_of_steps(plan)[0]
+    take_step(made, largest)
+    take_step(made, largest)
+    assert used() <= 1.1 * peaks[0].memory
+
+
+def test_a_shape_that_does_not_fit_is_refused_with_what_would(stepper, plan):
+    made = stepper()
+    share = 1.05 * torch.cuda.memory_allocated() / torch.cuda.mem_get_info()[1]
+    torch.cuda.set_per_process_memory_fraction(share)
+    try:
+        with pytest.raises(ValueError, match=r"does not fit into the .* GB of cuda:0"):
+            dry_run(made, plan)
+    finally:
+        torch.cuda.set_per_process_memory_fraction(1.0)
+
+
+@pytest.mark.parametrize(
+    ("keys", "tolerance"),
+    [
+        # The same sums in another order; ReLUs near zero may flip.
+        (("MODEL.CHANNELS_LAST", True), 1e-3),
+        (("MODEL.ACT_CHECKPOINT", True), 0.0),
+        (("TRAIN.CUDA_GRAPHS", True), 1e-6),
+        # 10 bits of mantissa in each product
+        (("TRAIN.TF32", True, "TRAIN.DETERMINISTIC", False), 0.05),
+        # 8 bits of mantissa in each activation of some fifty layers
+        (("TRAIN.MIXED_PRECISION", True), 0.3),
+    ],
+    ids=lambda value: value[0] if isinstance(value, tuple) else "",
+)
+def test_each_switch_gives_the_gradients_of_the_plain_step_at_every_shape(
+    stepper, plan, keys, tolerance
+):
+    for step in kinds_of_steps(plan):
+        expected = gradients(stepper(), step)
+        found = gradients(stepper(*keys), step)
+        assert distance(found, expected) <= tolerance, step.shape
+
+
+def test_a_fused_optimizer_updates_as_the_plain_one(stepper, plan):
+    plain, fused = stepper(), stepper("SOLVER.FUSED", True)
+    for step in plan.steps(0, 3):
+        take_step(plain, step)
+        take_step(fused, step)
+    for ours, theirs in zip(fused.model.parameters(), plain.model.parameters(), strict=True):
+        torch.testing.assert_close(ours, theirs, rtol=1e-4, atol=1e-6)
+
+
+@pytest.mark.parametrize("graphs", [False, True])
+def test_a_compiled_training_is_near_the_plain_one_and_compiles_before_it(stepper, plan, graphs):
+    plain, made = stepper(), stepper("TRAIN.COMPILE", True, "TRAIN.CUDA_GRAPHS", graphs)
+    dry_run(made, plan)
+    for step in kinds_of_steps(plan):
+        assert distance(gradients(made, step), gradients(plain, step)) < 1e-2, step.shape
+    with without_compiling():
+        losses = [take_step(made, step) for step in plan.steps(0, 6)]
+    assert losses == pytest.approx([take_step(plain, step) for step in plan.steps(0, 6)], rel=0.05)
+
+
+def test_a_training_with_graphs_is_the_training_without(stepper, plan):
+    """Shapes alternate, dropout's masks change, and the optimizer's momentum carries over."""
+    plain, made = stepper(), stepper("TRAIN.CUDA_GRAPHS", True)
+    dry_run(made, plan)
+    losses = [take_step(made, step) for step in plan.steps(0, 9)]
+    assert losses == pytest.approx([take_step(plain, step) for step in plan.steps(0, 9)], rel=1e-4)
+    for name, value in plain.model.state_dict().items():
+        torch.testing.assert_close(made.model.state_dict()[name], value, rtol=1e-3, atol=1e-4)
+
+
+def test_half_precision_without_bfloat16_scales_its_loss(stepper, plan, monkeypatch):
+    monkeypatch.setattr(torch.cuda, "is_bf16_supported", lambda *_, **__: False)
+    made = stepper("TRAIN.MIXED_PRECISION", True, "MODEL.DROPOUT_RATE", 0.0)
+    step = plan.at(0)._replace(lr=0.05)
+    losses = [take_step(made, step) for _ in range(12)]
+    assert made.precision.state_dict()["scale"] > 1
+    assert losses[-1] < 0.9 * losses[0]
+
+
+def test_no_step_waits_for_the_gpu(stepper, plan):
+    made = stepper("TRAIN.DETERMINISTIC", False, "DATA_LOADER.PIN_MEMORY", True)
+    steps = kinds_of_steps(plan)
+    batches = [made_up_batch(made.cfg, step.shape.batch, step.shape) for step in steps]
+    for step, batch in zip(steps, batches, strict=True):  # what is set up once may wait
+        made(step, batch, range(step.shape.batch))
+    torch.cuda.set_sync_debug_mode("error")
+    try:
+        outcomes = [
+            made(step, batch, range(step.shape.batch))
+            for step, batch in zip(steps, batches, strict=True)
+        ]
+    finally:
+        torch.cuda.set_sync_debug_mode("default")
+    assert all(torch.isfinite(outcome.loss) for outcome in outcomes)
+
+
+def test_memory_stays_whole_over_many_changes_of_shape(stepper, plan):
+    made = stepper("TRAIN.DETERMINISTIC", False)
+    dry_run(made, plan)
+    reserved = None
+    for turn in range(30):
+        for step in kinds_of_steps(plan):
+            take_step(made, step)
+        if turn == 2:
+            reserved = torch.cuda.memory_reserved()
+    assert torch.cuda.memory_reserved() <= 1.05 * reserved

@@ -1,0 +1,115 @@
+"""Pools in two dimensions are those in three: values, gradients, memory formats."""
+
+import pytest
+import torch
+from torch import Tensor, nn
+
+from slowfast_patches.models.pooling import PlanarMaxPool3d, TrainingGlobalPool3d, convert_pools
+
+FORMATS = [torch.contiguous_format, torch.channels_last_3d]
+both_formats = pytest.mark.parametrize("memory_format", FORMATS, ids=["contiguous", "last"])
+
+# What the host's models have, and windows that are not planar.
+POOLS = {
+    "stem": {"kernel_size": [1, 3, 3], "stride": [1, 2, 2], "padding": [0, 1, 1]},
+    "frames": {"kernel_size": [2, 1, 1], "stride": [2, 1, 1]},
+    "nonlocal": {"kernel_size": [1, 2, 2], "stride": [1, 2, 2]},
+    "none": {"kernel_size": [1, 1, 1], "stride": [1, 1, 1]},
+    "ceil": {"kernel_size": [1, 2, 3], "stride": [1, 3, 2], "ceil_mode": True},
+    "dilated": {"kernel_size": (3, 1, 1), "stride": 1, "padding": (1, 0, 0), "dilation": (2, 1, 1)},
+    "thinned": {"kernel_size": 1, "stride": (1, 2, 2)},
+    "all": {"kernel_size": 2},
+    "thinned frames": {"kernel_size": (1, 2, 2), "stride": (2, 2, 2)},
+}
+
+
+def pooled(pool: nn.Module, x: Tensor) -> tuple[Tensor, Tensor]:
+    """The output, and the input's gradient for gradients that differ from place to place."""
+    x = x.detach().requires_grad_()
+    y = pool(x)
+    y.backward(torch.arange(1.0, y.numel() + 1, dtype=y.dtype).view(y.shape).sqrt())
+    assert x.grad is not None
+    return y.detach(), x.grad
+
+
+@both_formats
+@pytest.mark.parametrize("ties", [False, True], ids=["distinct", "ties"])
+@pytest.mark.parametrize("options", POOLS.values(), ids=POOLS)
+def test_values_and_gradients_are_those_of_the_pool_in_three_dimensions(
+    options, ties, memory_format
+):
+    x = torch.randn(2, 5, 4, 7, 9, dtype=torch.float64, generator=torch.Generator().manual_seed(0))
+    # Of values in {-1, 0, 1} nearly every window has several largest.
+    x = (x.round().clamp(-1, 1) if ties else x).contiguous(memory_format=memory_format)
+    ours, gradient = pooled(PlanarMaxPool3d(**options), x)
+    wanted, wanted_gradient = pooled(nn.MaxPool3d(**options), x)
+    assert torch.equal(ours, wanted)
+    torch.testing.assert_close(gradient, wanted_gradient, rtol=1e-14, atol=0)
+    assert torch.equal(gradient == 0, wanted_gradient == 0), "another of equal values was chosen"
+
+
+@both_formats
+@pytest.mark.parametrize("name", ["stem", "frames", "nonlocal", "none"])
+def test_the_hosts_pools_keep_the_memory_format_and_copy_nothing(name, memory_format, monkeypatch):
+    seen = list[Tensor]()
+    pool2d = torch.nn.functional.max_pool2d
+
+    def look(planes: Tensor, *args: object, **kwargs: object) -> Tensor:
+        seen.append(planes)
+        return pool2d(planes, *args, **kwargs)
+
+    monkeypatch.setattr("torch.nn.functional.max_pool2d", look)
+    x = torch.randn(2, 5, 4, 8, 6).contiguous(memory_format=memory_format)
+    y = PlanarMaxPool3d(**POOLS[name])(x)
+    assert y.is_contiguous(memory_format=memory_format)
+    assert [planes.data_ptr() for planes in seen] == [x.data_ptr()] * (name != "none")
+    assert name != "none" or y is x
+
+
+def test_a_window_that_does_not_fit_is_refused_as_before():
+    pool = {"kernel_size": (2, 1, 1)}
+    for kind in (nn.MaxPool3d, PlanarMaxPool3d):
+        with pytest.raises(RuntimeError, match="too small"):
+            kind(**pool)(torch.zeros(1, 1, 1, 4, 4))
+
+
+@both_formats
+def test_the_global_pool_is_the_mean_and_so_is_its_gradient(memory_format):
+    x = (
+        torch.arange(2.0 * 3 * 2 * 2 * 2)
+        .view(2, 3, 2, 2, 2)
+        .contiguous(memory_format=memory_format)
+    )
+    means, gradient = pooled(TrainingGlobalPool3d((1, 2, 2), stride=1).train(), x)
+    assert means.shape == (2, 3, 1, 1, 1)
+    assert means.flatten().tolist() == [3.5, 11.5, 19.5, 27.5, 35.5, 43.5]
+    # each value has an eighth of the gradient of its mean, √1, √2, ... √6
+    assert gradient[0, 0].flatten().tolist() == [0.125] * 8
+    assert gradient[1, 0].flatten().tolist() == [0.25] * 8
+
+
+def test_pools_are_converted_in_place_and_others_are_not():
+    class Own(nn.MaxPool3d):
+        pass
+
+    inner = nn.Sequential(nn.MaxPool3d((1, 2, 2)), nn.Conv3d(1, 1, 1))
+    model = nn.Sequential(inner, Own(2), nn.MaxPool2d(2))
+    names = list(model.state_dict())
+    assert convert_pools(model) is model
+    assert [type(m) for m in (inner[0], model[1], model[2])] == [PlanarMaxPool3d, Own, nn.MaxPool2d]
+    assert inner[0].kernel_size == (1, 2, 2)
+    assert list(model.state_dict()) == names
+
+
+@both_formats
+def test_they_are_compiled_as_one_graph(memory_format):
+    torch.manual_seed(0)
+    pools = nn.Sequential(
+        PlanarMaxPool3d(**POOLS["stem"]),
+        PlanarMaxPool3d(**POOLS["frames"]),
+        TrainingGlobalPool3d((1, 2, 2), stride=1),
+    ).train()
+    x = torch.randn(2, 5, 4, 8, 6).contiguous(memory_format=memory_format)
+    compiled = torch.compile(pools, fullgraph=True, backend="aot_eager")
+    for ours, wanted in zip(pooled(compiled, x), pooled(pools, x), strict=True):
+        torch.testing.assert_close(ours, wanted)

@@ -65,7 +65,7 @@ class Shifts:
         self.case, self.inputs = case, list[tuple[Tensor, Tensor, int]]()
         blocks = [m for m in case.bench.model.modules() if isinstance(m, ShiftedConv3d)]
         hooks = [block.register_forward_pre_hook(self._keep) for block in blocks]
-        case.bench.seconds(case.step, case.batch, 1)
+        case.bench.time(case.step, case.batch, 1)
         for hook in hooks:
             hook.remove()
 

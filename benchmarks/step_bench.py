@@ -9,18 +9,22 @@ import random
 import shlex
 import statistics
 import sys
-import time
-from collections.abc import Sequence
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
 import torch
 from fvcore.common.config import CfgNode
-from torch import Tensor
+from step_clock import Mark, StepClock, Timed
+from torch import Tensor, nn
 
-from multigrid import Batch, Shape, Step, empty_clips
+from multigrid import Batch, Shape, Step
 from slowfast_patches.config import check_config, load_config
+from slowfast_patches.engine.compiled import expect_graphs
+from slowfast_patches.engine.device import keep_memory_whole, set_up_device
 from slowfast_patches.engine.launch import for_processes, process_device, processes_of
+from slowfast_patches.engine.made_up import made_up_batch
 from slowfast_patches.engine.step import Stepper
 from slowfast_patches.engine.step_times import device_of
 from slowfast_patches.models.build import build_model
@@ -30,7 +34,10 @@ from slowfast_patches.utils.machine import machine, versions
 __all__ = [
     "Bench",
     "Case",
+    "Steps",
     "add_options",
+    "build_training_model",
+    "kept_bytes",
     "load_recipe",
     "prepare_device",
     "provenance",
@@ -40,7 +47,7 @@ __all__ = [
 ]
 
 WARM_UP = 2
-"""Iterations of each shape before anything is timed: convolutions are chosen, memory is claimed."""
+"""Iterations of each shape before anything is timed: kernels are chosen, memory is claimed."""
 
 RATE = 1e-4
 """The learning rate: so low that training on noise leaves the numbers of an ordinary size."""
@@ -60,88 +67,190 @@ def load_recipe(path: str | Path, overrides: Sequence[object]) -> CfgNode:
 
 
 def prepare_device(cfg: CfgNode) -> torch.device:
-    """The device that a recipe is measured on; convolutions and random numbers are set up."""
-    torch.backends.cudnn.benchmark = True
+    """The device that a recipe is measured on; its memory and random numbers as in training."""
+    keep_memory_whole()
     torch.manual_seed(cfg.RNG_SEED)
     return process_device(cfg, 0)
 
 
-class Bench:
-    """A model and what trains it, timed on one shape after another."""
+def build_training_model(cfg: CfgNode) -> nn.Module:
+    """The model as training has it: with its BN in groups."""
+    return build_model(cfg, grouped_bn=True)
+
+
+class Steps(ABC):
+    """Some way to train on one shape after another, timed."""
 
     def __init__(self, cfg: CfgNode, device: torch.device) -> None:
         self.cfg, self.device = cfg, device
-        self.model = build_model(cfg, grouped_bn=True).to(device)
-        self.stepper = Stepper(cfg, self.model, device)
+        set_up_device(cfg)
 
-    def seconds(self, step: Step, batch: Batch, iterations: int) -> float:
-        """Seconds of an iteration, over some of them.
+    def time(self, step: Step, batch: Batch, iterations: int) -> Timed:
+        """Seconds of an iteration and its parts, over some of them.
 
         Raises:
             torch.OutOfMemoryError: the GPU has no room for the shape.
         """
+        set_up_device(self.cfg)  # another one had its turn
         self.wait()
-        start = time.perf_counter()
+        clock = StepClock(self.device)
         for _ in range(iterations):
-            self.stepper(step, batch)
+            clock.start()
+            self.take(step, batch, clock.mark)
         self.wait()
-        return (time.perf_counter() - start) / iterations
-
-    def forget(self) -> None:
-        """Give back what an iteration that broke off has left behind."""
-        self.stepper.optimizer.zero_grad(set_to_none=True)
-        self.stepper.precision = Precision(self.cfg, self.device)
-        if self.device.type == "cuda":
-            torch.cuda.empty_cache()
-
-    def precision_name(self) -> str:
-        """What the model computes in: "float32", "bfloat16" or "float16"."""
-        with self.stepper.precision.autocast():
-            if torch.is_autocast_enabled(self.device.type):
-                return str(torch.get_autocast_dtype(self.device.type)).removeprefix("torch.")
-        return "float32"
+        return clock.read()
 
     def wait(self) -> None:
         """Until the GPU has done what it was given."""
         if self.device.type == "cuda":
             torch.cuda.synchronize()
 
+    @abstractmethod
+    def take(self, step: Step, batch: Batch, mark: Mark) -> None:
+        """One iteration; `mark` is told when the work of a part has been given."""
+
+    @abstractmethod
+    def forget(self) -> None:
+        """Give back what an iteration that broke off has left behind."""
+
+    @abstractmethod
+    def precision_name(self) -> str:
+        """What the model computes in: "float32", "bfloat16" or "float16"."""
+
+    @abstractmethod
+    def kept_bytes(self, step: Step) -> int:
+        """Bytes on the device that outlast a step: weights, gradients, the optimizer's state."""
+
+
+class Bench(Steps):
+    """A model and what trains it, as training has them.
+
+    Args:
+        cfg: the recipe, with the switches that are measured.
+        device: where it is measured.
+        build: gives the model, on the default device.
+    """
+
+    def __init__(
+        self,
+        cfg: CfgNode,
+        device: torch.device,
+        build: Callable[[CfgNode], nn.Module] = build_training_model,
+    ) -> None:
+        super().__init__(cfg, device)
+        self.model = build(cfg).to(device)
+        self.stepper = Stepper(cfg, self.model, device)
+
+    def take(self, step: Step, batch: Batch, mark: Mark) -> None:
+        self.stepper(step, batch, mark=mark)
+
+    def forget(self) -> None:
+        if not self.cfg.TRAIN.CUDA_GRAPHS:  # they have the gradients' place
+            self.stepper.optimizer.zero_grad(set_to_none=True)
+        self.stepper.precision = Precision(self.cfg, self.device)
+        if self.device.type == "cuda":
+            torch.cuda.empty_cache()
+
+    def precision_name(self) -> str:
+        with self.stepper.precision.autocast():
+            if torch.is_autocast_enabled(self.device.type):
+                return str(torch.get_autocast_dtype(self.device.type)).removeprefix("torch.")
+        return "float32"
+
+    def kept_bytes(self, step: Step) -> int:
+        return kept_bytes(self.model, self.stepper.optimizer)
+
+
+def kept_bytes(model: nn.Module, optimizer: torch.optim.Optimizer) -> int:
+    """Bytes of a model, its gradients, and the state of its optimizer."""
+    tensors = [*model.parameters(), *model.buffers()]
+    tensors += [p.grad for p in model.parameters() if p.grad is not None]
+    for state in optimizer.state.values():
+        tensors += [value for value in state.values() if isinstance(value, Tensor)]
+    return sum(tensor.numel() * tensor.element_size() for tensor in tensors)
+
 
 class Case:
-    """A shape with its BN size, the clips of one process, and what was measured so far."""
+    """A shape with its BN size, the clips of one process, and what was measured so far.
 
-    def __init__(self, bench: Bench, shape: Shape, bn_size: int | None) -> None:
+    Args:
+        batch: the clips to train on; made up where none are given.
+    """
+
+    def __init__(
+        self, bench: Steps, shape: Shape, bn_size: int | None, batch: Batch | None = None
+    ) -> None:
         self.bench, self.shape, self.bn_size = bench, shape, bn_size
         self.clips = shape.batch // processes_of(bench.cfg)
         shared = None if bn_size is None else min(bn_size, self.clips)
         self.step = Step(0, 0, shape, RATE, shared, 0, 0.0)
-        self.batch = _made_up_batch(bench.cfg, self.clips, shape)
+        self.batch = made_up_batch(bench.cfg, self.clips, shape) if batch is None else batch
         self.iterations, self.rounds = 0, list[float]()
+        self.parts: dict[str, list[float]] = {}
+        self.peaks = list[int]()
         self.failure: str | None = None
 
     def warm_up(self, seconds: float) -> None:
         """Choose as many iterations a round as take about `seconds`."""
         if self._try(WARM_UP) is not None and (took := self._try(1)) is not None:
-            self.iterations = max(1, round(seconds / took))
+            self.iterations = max(1, round(seconds / took.seconds))
 
     def time(self) -> None:
         """One more round."""
         if self.failure is None and (took := self._try(self.iterations)) is not None:
-            self.rounds.append(took)
+            self.rounds.append(took.seconds)
+            for part, seconds in took.parts.items():
+                self.parts.setdefault(part, []).append(seconds)
 
-    def _try(self, iterations: int) -> float | None:
+    def _try(self, iterations: int) -> Timed | None:
+        kept = self._watch_memory()
         try:
-            return self.bench.seconds(self.step, self.batch, iterations)
+            took = self.bench.time(self.step, self.batch, iterations)
         except torch.OutOfMemoryError:
             self.failure = "out of memory"
+        except RuntimeError as error:
+            # Without compiler and graphs, what fails here is a fault of ours.
+            if not (self.bench.cfg.TRAIN.COMPILE or self.bench.cfg.TRAIN.CUDA_GRAPHS):
+                raise
+            self.failure = " ".join(str(error).split())[:200]
+        else:
+            if kept is not None:
+                self.peaks.append(torch.cuda.max_memory_allocated() - kept)
+            return took
         self.bench.forget()  # here the error no longer holds on to the activations
         return None
+
+    def _watch_memory(self) -> int | None:
+        """Begin to watch the GPU's memory; bytes that others keep there, None without a GPU."""
+        if self.bench.device.type != "cuda":
+            return None
+        own = self.bench.kept_bytes(self.step)
+        self.bench.wait()
+        torch.cuda.reset_peak_memory_stats()
+        return torch.cuda.memory_allocated() - own
+
+    @property
+    def peak_bytes(self) -> int | None:
+        """The most memory that steps took, without what others keep; None without a GPU.
+
+        A CUDA graph's memory is seen where it is recorded, in the warm-up; otherwise that is left
+        out, for cuDNN tries its convolutions there, some of which take much.
+        """
+        if not self.peaks:
+            return None
+        first = 0 if self.bench.cfg.TRAIN.CUDA_GRAPHS else 1
+        return max(self.peaks[first:])
 
     def to_json(self) -> dict[str, Any]:
         """The seconds of an iteration, None with the `failure` where there are none."""
         if self.failure is not None:
             return {"seconds": None, "failure": self.failure}
-        return {"seconds": quartiles(self.rounds), "iterations_per_round": self.iterations}
+        return {
+            "seconds": quartiles(self.rounds),
+            "parts": {part: quartiles(rounds) for part, rounds in self.parts.items()},
+            "peak_bytes": self.peak_bytes,
+            "iterations_per_round": self.iterations,
+        }
 
 
 def time_in_turns(cases: Sequence[Case], rounds: int, seconds: float) -> None:
@@ -149,6 +258,7 @@ def time_in_turns(cases: Sequence[Case], rounds: int, seconds: float) -> None:
 
     All `rounds` of a case together take about `seconds`, but an iteration a round at least.
     """
+    expect_graphs(sum(bool(case.bench.cfg.TRAIN.COMPILE) for case in cases))
     for case in cases:
         case.warm_up(seconds / rounds)
     for number in range(rounds):
@@ -185,23 +295,6 @@ def write_result(
     path.write_text(text + "\n", encoding="utf-8")
 
 
-def _made_up_batch(cfg: CfgNode, clips: int, shape: Shape) -> Batch:
-    """Noise, as a loader would hand it over."""
-    pixels = empty_clips(clips, shape.frames, shape.crop).random_(0, 256)
-    flips = torch.rand(clips) < (0.5 if cfg.DATA.RANDOM_FLIP else 0.0)
-    tensors = [pixels, _made_up_labels(cfg, clips), flips]
-    if cfg.DATA_LOADER.PIN_MEMORY and cfg.NUM_GPUS > 0:
-        tensors = [tensor.pin_memory() for tensor in tensors]
-    pixels, labels, flips = tensors
-    return Batch(clips=pixels, labels=labels, flips=flips, iteration=0, failures=[])
-
-
-def _made_up_labels(cfg: CfgNode, clips: int) -> Tensor:
-    if cfg.DATA.MULTI_LABEL:
-        return torch.randint(0, 2, (clips, cfg.MODEL.NUM_CLASSES)).float()
-    return torch.randint(0, cfg.MODEL.NUM_CLASSES, (clips,))
-
-
 def add_options(parser: argparse.ArgumentParser, *, rounds: int, of_each: str) -> None:
     """--rounds, --seconds and the config keys, as every benchmark of steps has them.
 
@@ -223,12 +316,14 @@ def add_options(parser: argparse.ArgumentParser, *, rounds: int, of_each: str) -
 
 
 def two_or_more(text: str) -> int:
+    """A number of rounds on the command line."""
     if (number := int(text)) < 2:
         raise argparse.ArgumentTypeError(f"quartiles take 2 rounds at least, not {number}")
     return number
 
 
 def above_zero(text: str) -> float:
+    """A number of seconds on the command line."""
     if not 0 < (number := float(text)) < float("inf"):
         raise argparse.ArgumentTypeError(f"takes a number above 0, not {text}")
     return number

@@ -5,6 +5,11 @@
     python tools/plan.py --cfg configs/Demo/SLOWFAST_DEMO_MULTIGRID.yaml --dataset-size 640 \\
         --step-times demo_steps.json
 
+    python benchmarks/step_time.py --cfg configs/Kinetics/SLOWFAST_8x8_R50_MULTIGRID.yaml \\
+        --variants each --profile all:worst --plot steps.png --output steps.json
+    python benchmarks/step_time.py --cfg configs/Kinetics/SLOWFAST_8x8_R50_MULTIGRID.yaml \\
+        --variants all --pathway fast --output fast.json
+
     python benchmarks/step_time.py --cfg configs/Kinetics/TSM_8x8_R50.yaml \\
         --cfg configs/Kinetics/I3D_8x8_R50_1GPU.yaml \\
         --cfg configs/Kinetics/I3D_8x8_R50_NOPOOL.yaml \\
@@ -17,97 +22,48 @@ measured with the baseline's BN too. One process does the work of one of the rec
 NUM_SHARDS: its share of the clips. What processes say to each other is not measured, nor is
 loading; one GPU is enough. NUM_GPUS 0 measures the CPU.
 
+Beside the seconds and their parts stand clips, pixels and operations a second, the share of the
+rate of this device's matrix products in the same precision, and on a GPU the most memory. `recipe`
+below the shapes is the whole schedule's time, and its baseline's as a multiple of that.
+
+Variants of a recipe are measured in one run: `plain` has every switch off, `tf32`, `compile` and so
+on have one on, `all` is the recipe with all that the device can, `host` is pyslowfast's own model
+and a plain loop in fp32, `host_tf32` the same with TF32; `each` stands for all of these. Only the
+`recipe` as it is, the default, is what tools/plan.py reads.
+
 Several recipes are compared at their baselines' shapes with equally many clips, beside their
 parameters, multiply-adds and the gradients that processes would exchange. Overrides are for all.
 On the CPU, give torch more threads than one (DATA_LOADER.NUM_WORKERS 0 leaves no core to readers):
 with one, and fewer than 16 clips, it computes convolutions of 1 × 1 × 1 and 3 × 1 × 1 without
 oneDNN, the latter slowly.
 
-Every round times each shape, or recipe, once, in random order, so that whatever else the machine
-does falls on all of them; what is relative is of one round. A shape that does not fit into the
-GPU's memory is reported, and the others go on.
+Every round times each shape of each variant, or recipe, once, in random order, so that whatever
+else the machine does falls on all of them; what is relative is of one round. A shape that does not
+fit into the GPU's memory is reported, and the others go on. On a GPU the times are those of events
+in its queue, on the CPU a clock's.
 """
 
 from __future__ import annotations
 
 import argparse
 import sys
+from itertools import takewhile
 from pathlib import Path
 from typing import Any
 
 import torch
-from fvcore.common.config import CfgNode
-from step_bench import (
-    Bench,
-    Case,
-    add_options,
-    load_recipe,
-    prepare_device,
-    provenance,
-    time_in_turns,
-    write_result,
-)
+from step_bench import add_options, load_recipe, write_result
+from step_chart import draw_chart
+from step_measure import Request, measure
 from step_models import format_models, measure_models
+from step_profile import format_profile
+from step_report import format_result
+from step_variants import EACH, HOST, NAMES
 
-from multigrid import Shape
 from slowfast_patches import patching
-from slowfast_patches.engine.launch import processes_of
-from slowfast_patches.engine.step_times import FORMAT, model_of, shapes_to_measure
-from slowfast_patches.models.flops import check_shapes
-from slowfast_patches.utils.report import format_table
+from slowfast_patches.utils.plots import check_format
 
-__all__ = ["main", "measure"]
-
-
-def measure(cfg: CfgNode, rounds: int, seconds: float) -> dict[str, Any]:
-    """The time of each shape, over `rounds` rounds that together take about `seconds` of each.
-
-    Raises:
-        ValueError: the model cannot take a shape.
-    """
-    shapes = shapes_to_measure(cfg)
-    check_shapes(cfg, [shape for shape, _ in shapes])
-    device = prepare_device(cfg)
-    bench = Bench(cfg, device)
-    cases = [Case(bench, shape, bn_size) for shape, bn_size in shapes]
-    time_in_turns(cases, rounds, seconds)
-    return {
-        "format": FORMAT,
-        "precision": bench.precision_name(),
-        "processes": processes_of(cfg),
-        **provenance(device),
-        "model": model_of(cfg),
-        "shapes": [_row(case) for case in cases],
-    }
-
-
-def _row(case: Case) -> dict[str, Any]:
-    return {
-        "shape": [case.shape.batch, case.shape.frames, case.shape.crop],
-        "local_clips": case.clips,
-        "bn_size": case.bn_size,
-        **case.to_json(),
-    }
-
-
-def format_result(result: dict[str, Any]) -> str:
-    """A table of the shapes, and what they were measured on."""
-    rows = []
-    for row in result["shapes"]:
-        spread = row["seconds"]
-        cells = (
-            [row["failure"], "", ""]
-            if spread is None
-            else [f"{spread[key]:.4f}" for key in ("median", "quartile_1", "quartile_3")]
-        )
-        bn_size = "batch" if row["bn_size"] is None else str(row["bn_size"])
-        rows.append([str(Shape(*row["shape"])), str(row["local_clips"]), bn_size, *cells])
-    headers = ["shape", "clips here", "BN clips", "s per iteration", "quartile 1", "quartile 3"]
-    return (
-        f"{format_table(headers, rows)}\n\n{result['device']['name']}, {result['precision']}, "
-        f"{result['machine']['threads']} CPU threads; one process of {result['processes']}, "
-        "without loading, evaluation, and communication between processes"
-    )
+__all__ = ["main"]
 
 
 def parse_args(argv: list[str] | None = None) -> argparse.Namespace:
@@ -134,13 +90,94 @@ def parse_args(argv: list[str] | None = None) -> argparse.Namespace:
         metavar="FILE.json",
         help="write the numbers here, too; those of one recipe are for tools/plan.py",
     )
-    add_options(parser, rounds=7, of_each="shape or recipe")
+    _add_measures(parser)
+    add_options(parser, rounds=7, of_each="shape of a variant, or recipe")
     args = parser.parse_intermixed_args(argv)
+    _split_variants(parser, args)
     if args.clips is not None and args.clips < 1:
         parser.error("--clips takes 1 or more")
     if args.clips is not None and len(args.cfg) == 1:
         parser.error("--clips is for several --cfg; of one, TRAIN.BATCH_SIZE and its cycles decide")
+    if len(args.cfg) > 1:
+        for name in _ONE_RECIPE:
+            if getattr(args, name) is not None:
+                parser.error(f"--{name.replace('_', '-')} is for one --cfg, not several")
+    if args.pathway is not None and set(HOST) & set(args.variants or ()):
+        parser.error("--pathway fast is a part of our model; the host's is measured as a whole")
     return args
+
+
+def _add_measures(parser: argparse.ArgumentParser) -> None:
+    group = parser.add_argument_group("of one recipe")
+    group.add_argument(
+        "--variants",
+        nargs="+",
+        metavar="NAME",
+        help=f"{', '.join(NAMES)}, or each: all but recipe, where the device can (recipe)",
+    )
+    group.add_argument(
+        "--pathway", choices=["fast"], help="measure a SlowFast's fast pathway alone"
+    )
+    group.add_argument(
+        "--profile",
+        metavar="[VARIANT:]SHAPE",
+        help="also the kernels of steps of a shape, 64x8x158, or of the worst: that with the "
+        "smallest share of the matrix rate (in all, where measured, or the first variant)",
+    )
+    group.add_argument("--plot", type=Path, metavar="FILE.png", help="draw a bar chart")
+    group.add_argument(
+        "--dataset-size",
+        type=int,
+        metavar="N",
+        help="training videos, for hours (as tools/plan.py finds them)",
+    )
+
+
+def _split_variants(parser: argparse.ArgumentParser, args: argparse.Namespace) -> None:
+    """Variants have small letters, and end where the config keys begin."""
+    given = args.variants or []
+    names = list(takewhile(lambda item: not item.isupper(), given))
+    unknown = [name for name in names if name not in NAMES and name != "each"]
+    if unknown or (given and not names):
+        parser.error(
+            f"--variants {' '.join(unknown)}: there are {', '.join(NAMES)}, and each for all"
+        )
+    args.variants = names or None
+    args.overrides = [*given[len(names) :], *args.overrides]
+
+
+_ONE_RECIPE = ("variants", "pathway", "profile", "plot", "dataset_size")
+
+
+def request_of(args: argparse.Namespace) -> Request:
+    """What the command line asks to be measured of one recipe."""
+    given = args.variants or ["recipe"]
+    each = [name for name in EACH if args.pathway is None or name not in HOST]
+    names = [name for item in given for name in (each if item == "each" else [item])]
+    return Request(
+        rounds=args.rounds,
+        seconds=args.seconds,
+        variants=tuple(dict.fromkeys(names)),
+        named=frozenset(given),
+        fast=args.pathway is not None,
+        profile=args.profile,
+        num_videos=args.dataset_size,
+    )
+
+
+def measure_recipe(args: argparse.Namespace) -> dict[str, Any]:
+    """Measure one recipe, print it and draw it; what is to be written."""
+    if args.plot:
+        check_format(args.plot)  # before the time is spent
+    result = measure(load_recipe(args.cfg[0], args.overrides), request_of(args))
+    print(format_result(result))
+    if "profile" in result:
+        print(f"\n{format_profile(result['profile'])}")
+    if args.plot:
+        draw_chart(result, args.plot)
+    # The recipe's own times are where tools/plan.py looks for them, the fast pathway's are not.
+    recipe = [v for v in result["variants"] if v["name"] == "recipe" and args.pathway is None]
+    return result | {"shapes": recipe[0].pop("shapes") if recipe else []}
 
 
 def main(argv: list[str] | None = None) -> int:
@@ -148,13 +185,12 @@ def main(argv: list[str] | None = None) -> int:
     args = parse_args(argv)
     try:
         patching.apply()
-        recipes = [(path, load_recipe(path, args.overrides)) for path in args.cfg]
-        if len(recipes) > 1:
+        if len(args.cfg) > 1:
+            recipes = [(path, load_recipe(path, args.overrides)) for path in args.cfg]
             result = measure_models(recipes, args.clips, args.rounds, args.seconds)
             print(format_models(result))
         else:
-            result = measure(recipes[0][1], args.rounds, args.seconds)
-            print(format_result(result))
+            result = measure_recipe(args)
         if args.output:
             write_result(args.output, "step_time.py", argv, result)
     except torch.OutOfMemoryError as error:

@@ -25,6 +25,7 @@ from slowfast_patches.engine.launch import processes_of
 
 __all__ = [
     "FORMAT",
+    "MANY_VIDEOS",
     "MisfitError",
     "ShapeTime",
     "StepTimes",
@@ -40,8 +41,20 @@ FORMAT = 1
 
 T = TypeVar("T")
 
-_MANY_VIDEOS = 10**7
+MANY_VIDEOS = 10**7
 """So long a training that every phase has an iteration of each of its shapes."""
+
+_ADDED: Mapping[str, object] = {
+    "MODEL.ACT_CHECKPOINT": False,
+    "MODEL.CHANNELS_LAST": False,
+    "SOLVER.FUSED": False,
+    "TRAIN.COMPILE": False,
+    "TRAIN.CUDA_GRAPHS": False,
+    "TRAIN.CUDNN_BENCHMARK": True,
+    "TRAIN.DETERMINISTIC": False,
+    "TRAIN.TF32": True,
+}
+"""Keys that files may lack, for they are older than these: what was measured there."""
 
 _MODEL = (
     "MODEL.ARCH",
@@ -51,6 +64,7 @@ _MODEL = (
     "NONLOCAL",
     "SOLVER.OPTIMIZING_METHOD",
     "TRAIN.MIXED_PRECISION",
+    *_ADDED,
 )
 """Keys and sections that decide how long an iteration takes."""
 
@@ -86,6 +100,16 @@ class StepTimes:
     date: str
     model: Mapping[str, object]
     times: tuple[ShapeTime, ...]
+
+    @property
+    def switches(self) -> dict[str, object]:
+        """What makes steps faster or slower, where it is not at its default."""
+        defaults = {"TRAIN.MIXED_PRECISION": False, **_ADDED}
+        return {
+            key: value
+            for key, value in sorted(self.model.items())
+            if key in defaults and value != defaults[key]
+        }
 
     def seconds_per_iteration(self, cfg: CfgNode) -> SecondsPerIteration:
         """Seconds of an iteration of a recipe at each shape of its schedule.
@@ -127,11 +151,11 @@ class StepTimes:
                 f"{self.path} was measured on {self.device}, and NUM_GPUS {cfg.NUM_GPUS} trains on "
                 f"{device_of(cfg)}"
             )
-        wanted = model_of(cfg)
+        measured, wanted = {**_ADDED, **self.model}, model_of(cfg)
         differing = [
-            f"{key} {self.model.get(key, '(absent)')} there, {wanted.get(key, '(absent)')} here"
-            for key in sorted(self.model.keys() | wanted.keys())
-            if self.model.get(key, _ABSENT) != wanted.get(key, _ABSENT)
+            f"{key} {measured.get(key, '(absent)')} there, {wanted.get(key, '(absent)')} here"
+            for key in sorted(measured.keys() | wanted.keys())
+            if measured.get(key, _ABSENT) != wanted.get(key, _ABSENT)
         ]
         if differing:
             raise MisfitError(f"{self.path} is of another model: {'; '.join(differing)}")
@@ -162,7 +186,7 @@ def shapes_to_measure(cfg: CfgNode) -> list[tuple[Shape, int | None]]:
 
     A shape that phases meet with several BN sizes has the smallest, which makes the most groups.
     """
-    schedule = schedule_from_config(cfg, _MANY_VIDEOS)
+    schedule = schedule_from_config(cfg, MANY_VIDEOS)
     sizes: dict[Shape, int | None] = {}
     for phase in schedule.phases:
         for shape, size in zip(phase.shapes, phase.bn_sizes, strict=True):
@@ -217,7 +241,7 @@ def _parse(path: Path, content: object) -> StepTimes:
         raise _WrongContentError(f"its format is {version}, and this version reads {FORMAT}")
     device, times = _field(content, "device", dict), _field(content, "shapes", list)
     if not times:
-        raise _WrongContentError("it has no shapes")
+        raise _WrongContentError("it has no shapes of a recipe as it is (--variants recipe)")
     return StepTimes(
         path=path,
         device=_field(device, "type", str),

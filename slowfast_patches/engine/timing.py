@@ -41,10 +41,7 @@ def measured_timing(files: Sequence[StepTimes], cfg: CfgNode) -> Timing:
     own = fitting_step_times(files, cfg)
     baseline_cfg = without_multigrid(cfg)
     baseline = fitting_step_times(files, baseline_cfg)
-    sources = [
-        f"{times.path}, measured on {times.where} ({times.device}), {times.date}"
-        for times in ([own] if own is baseline else [own, baseline])
-    ]
+    sources = [_source(times) for times in ([own] if own is baseline else [own, baseline])]
     processes = processes_of(cfg)
     if processes > 1:
         sources.append(f"without communication between the {processes} processes")
@@ -52,6 +49,13 @@ def measured_timing(files: Sequence[StepTimes], cfg: CfgNode) -> Timing:
         ours=own.seconds_per_iteration(cfg),
         baseline=baseline.seconds_per_iteration(baseline_cfg),
         source="; ".join(sources),
+    )
+
+
+def _source(times: StepTimes) -> str:
+    switches = [f"{key} {value}" for key, value in times.switches.items()]
+    return ", ".join(
+        [f"{times.path}, measured on {times.where} ({times.device}), {times.date}", *switches]
     )
 
 

@@ -9,7 +9,7 @@ if TYPE_CHECKING:
     from matplotlib.axes import Axes
     from matplotlib.figure import Figure
 
-__all__ = ["COLOURS", "MUTED", "new_figure", "save_figure", "time_unit"]
+__all__ = ["COLOURS", "MUTED", "check_format", "new_figure", "save_figure", "time_unit"]
 
 COLOURS = ("#1f77b4", "#d1495b", "#2a9d6f", "#b07aa1", "#e08e45", "#5f6b7a", "#12a5b8")
 """One colour per curve, told apart in print and by colour-blind readers."""
@@ -45,11 +45,22 @@ def save_figure(figure: Figure, path: Path) -> None:
     Raises:
         ValueError: a suffix that names no picture format.
     """
-    formats = figure.canvas.get_supported_filetypes()
-    if path.suffix.lstrip(".").lower() not in formats:
-        raise ValueError(f"cannot save a picture as '{path}'; give a name that ends in .png")
+    check_format(path)
     path.parent.mkdir(parents=True, exist_ok=True)
     figure.savefig(path, dpi=150)
+
+
+def check_format(path: Path) -> None:
+    """Refuse a path whose picture could not be written.
+
+    Raises:
+        ValueError: a suffix that names no picture format.
+    """
+    from matplotlib.backend_bases import FigureCanvasBase
+
+    formats = FigureCanvasBase.get_supported_filetypes()
+    if path.suffix.lstrip(".").lower() not in formats:
+        raise ValueError(f"cannot save a picture as '{path}'; give a name that ends in .png")
 
 
 def time_unit(seconds: float) -> tuple[str, float]:

@@ -56,9 +56,9 @@ def test_the_cost_of_the_shift_by_hand(shift, step_bench, recipe, tmp_path, monk
     def take(self, step, batch, iterations):
         shifts = [m for m in self.model.modules() if isinstance(m, ShiftedConv3d)]
         networks.add((self.cfg.TSM.SHIFT_DIV, len(shifts)))
-        return 1.05 if shifts else 1.0
+        return step_bench.Timed(1.05 if shifts else 1.0, {})
 
-    monkeypatch.setattr(step_bench.Bench, "seconds", take)
+    monkeypatch.setattr(step_bench.Bench, "time", take)
     monkeypatch.setattr(shift.Shifts, "seconds", lambda self: 0.021)
     found = run(shift, tmp_path / "shift.json", *recipe)
     assert networks == {(8, 16), (0, 0)}

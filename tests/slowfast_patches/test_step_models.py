@@ -34,9 +34,9 @@ def made_up_clock(monkeypatch, step_bench: ModuleType, seconds: dict[str, list[f
         took = seconds[self.cfg.MODEL.ARCH].pop(0)
         if took == float("inf"):
             raise torch.OutOfMemoryError("made up")
-        return took
+        return step_bench.Timed(took, {})
 
-    monkeypatch.setattr(step_bench.Bench, "seconds", take)
+    monkeypatch.setattr(step_bench.Bench, "time", take)
 
 
 def test_tsm_beside_i3d_by_hand(bench, step_bench, monkeypatch, tmp_path, capsys):

@@ -195,6 +195,12 @@ def _check_multigrid(cfg: CfgNode) -> None:
             f"DATA.TRAIN_CROP_SIZE {cfg.DATA.TRAIN_CROP_SIZE}, and crops of coarser grids are "
             "multiples of it; write 16 or 32, or 1 for the paper's crops"
         )
+    if cfg.MULTIGRID.SIZE_DIVISOR > 1 and not uses_multigrid(cfg):
+        logger.warning(
+            "MULTIGRID.SIZE_DIVISOR %d has no effect without a cycle, where every crop is the "
+            "baseline's; leave it out, or set MULTIGRID.LONG_CYCLE or SHORT_CYCLE True",
+            cfg.MULTIGRID.SIZE_DIVISOR,
+        )
 
 
 def _check_groups(cfg: CfgNode) -> None:

@@ -67,7 +67,7 @@ def _add_multigrid(cfg: CfgNode) -> None:
     # Evaluations per shape of the long cycle.
     cfg.MULTIGRID.EVAL_FREQ = 3
     # Crops of coarser grids are rounded to multiples of it: 1 has the paper's sizes (158 of 224),
-    # 16 or 32 sizes that GPUs like better (160).
+    # 16 sizes that GPUs like better (160).
     cfg.MULTIGRID.SIZE_DIVISOR = 1
     # Filled at run time in the later releases; see NO_EFFECT.
     cfg.MULTIGRID.LONG_CYCLE_SAMPLING_RATE = 0

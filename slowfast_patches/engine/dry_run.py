@@ -12,7 +12,7 @@ from typing import NamedTuple
 import torch
 from fvcore.common.config import CfgNode
 
-from multigrid import Schedule, Shape, Step, clip_numbers, set_group_size
+from multigrid import Batch, Schedule, Shape, Step, clip_numbers, set_group_size
 from slowfast_patches.config.schedule import uses_multigrid
 from slowfast_patches.engine.compiled import expect_graphs
 from slowfast_patches.engine.made_up import made_up_batch
@@ -30,8 +30,9 @@ _STATE = {"sgd": 1, "lars": 1, "adam": 2}
 
 
 class Peak(NamedTuple):
-    """The most memory that a dry step at a shape took, in bytes, on a process with `clips` of it;
-    None where it is not measured."""
+    """The most memory that a step at a shape takes, in bytes, on a process with `clips` of it: what
+    a dry step took, the optimizer's state and the mini-batch that follows. None where it is not
+    measured."""
 
     shape: Shape
     clips: int
@@ -137,7 +138,7 @@ class _Attempt(NamedTuple):
 
 
 def _try(stepper: Stepper, step: Step, clips: Sequence[int], memory: Memory) -> _Attempt:
-    """One dry step, and the bytes it took with what the optimizer will keep."""
+    """One dry step, and the bytes that it will take in the training."""
     batch = made_up_batch(stepper.cfg, len(clips), step.shape)
     capacity = memory.capacity()
     try:
@@ -146,7 +147,7 @@ def _try(stepper: Stepper, step: Step, clips: Sequence[int], memory: Memory) -> 
         return _Attempt(fits=False)
     if peak is None or capacity is None:
         return _Attempt(fits=True)
-    peak += _optimizer_state_to_come(stepper)
+    peak += _optimizer_state_to_come(stepper) + _next_batch(stepper, batch)
     return _Attempt(peak <= capacity, peak)
 
 
@@ -155,6 +156,14 @@ def _optimizer_state_to_come(stepper: Stepper) -> int:
         return 0
     weights = sum(p.numel() * p.element_size() for p in stepper.model.parameters())
     return weights * _STATE[stepper.cfg.SOLVER.OPTIMIZING_METHOD]
+
+
+def _next_batch(stepper: Stepper, batch: Batch) -> int:
+    """Bytes of the mini-batch that comes to a GPU while this one is trained on: as uint8, and as
+    pathways."""
+    transform, values = stepper.transform, batch["clips"].numel()
+    slow = values // transform.alpha if transform.alpha else 0
+    return values + (values + slow) * transform.dtype.itemsize
 
 
 def _advise(

@@ -198,6 +198,13 @@ def test_an_iteration_outside_the_schedule_is_refused():
         config_at(cfg, run, run.iterations)
 
 
+def test_a_divisor_of_crops_without_a_cycle_says_that_it_does_nothing(caplog):
+    check_config(config(*BOTH, "MULTIGRID.SIZE_DIVISOR", 16, "SLOWFAST.ALPHA", 4))
+    assert not caplog.text
+    check_config(config("MULTIGRID.SIZE_DIVISOR", 16, "SLOWFAST.ALPHA", 4))
+    assert "MULTIGRID.SIZE_DIVISOR 16 has no effect without a cycle" in caplog.text
+
+
 # Batch normalisation.
 
 

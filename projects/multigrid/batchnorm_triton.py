@@ -63,11 +63,11 @@ class _Plan:
         unit = gcd(self.channels, 16)
         return self.groups, self.positions, self.rows, self.chunks, self.channels // unit, unit
 
-    def partials(self, like: Tensor) -> Tensor:
+    def partials(self, like: Tensor) -> tuple[Tensor, ...]:
         """Where the programs put two sums per channel, in the precision of the statistics."""
         shape = (2, self.clips * self.chunks, self.channels)
         dtype = torch.promote_types(like.dtype, torch.float32)
-        return torch.empty(shape, dtype=dtype, device=like.device)
+        return torch.empty(shape, dtype=dtype, device=like.device).unbind()
 
     def over_rows(self, kernel: Any, *tensors: Tensor) -> None:
         """Run a kernel on every chunk of every clip."""
@@ -83,7 +83,8 @@ class _Plan:
 
 
 def _plan(x: Tensor, groups: int) -> _Plan:
-    return _plan_of(len(x), x.shape[1], x.shape[2:].numel(), groups)
+    shape = x.shape
+    return _plan_of(shape[0], shape[1], shape[2:].numel(), groups)
 
 
 @cache  # the shapes of a training are few, and a layer has one for hundreds of iterations
@@ -117,7 +118,7 @@ def forward(
     """
     plan = _plan(x, groups)
     partials = plan.partials(x)
-    mean, invstd, scale, unbiased = partials.new_empty(4, groups, x.shape[1])
+    mean, invstd, scale, unbiased = partials[0].new_empty(4, groups, x.shape[1]).unbind()
     output = torch.empty_like(x)
     with torch.cuda.device(x.get_device()):
         plan.over_rows(kernels.moments, x, *partials)
@@ -132,14 +133,15 @@ def backward(
     grad: Tensor, x: Tensor, weight: Tensor, mean: Tensor, invstd: Tensor
 ) -> tuple[Tensor, Tensor, Tensor]:
     """The gradients of x, weight and bias; `grad` is in channels_last_3d as x is."""
-    plan = _plan(x, len(mean))
+    plan = _plan(x, mean.shape[0])
     partials = plan.partials(x)
-    sums = partials.new_empty(5, *mean.shape)
+    results = partials[0].new_empty(5, *mean.shape)
+    sums = results.unbind()
     scale, slope, level, *_ = sums
     grad_x = torch.empty_like(x)
     with torch.cuda.device(x.get_device()):
         plan.over_rows(kernels.gradient_sums, grad, x, mean, *partials)
         plan.over_groups(kernels.combine_gradients, *partials, weight, invstd, *sums)
         plan.over_rows(kernels.input_gradient, grad, x, grad_x, mean, scale, slope, level)
-    grad_weight, grad_bias = sums[3:].sum(1)
+    grad_weight, grad_bias = results[3:].sum(1).unbind()
     return grad_x, grad_weight, grad_bias

@@ -66,6 +66,8 @@ def _on_gpu(device: torch.device) -> ModuleType:
     try:
         kernels = import_module("multigrid.batchnorm_triton")
         kernels.check(device)
+    except torch.OutOfMemoryError:
+        raise
     except Exception as error:  # no triton, no C compiler, an old card: whatever it is, it is said
         warnings.warn(
             "batch normalisation over groups in channels_last_3d does without its Triton kernels, "

@@ -73,14 +73,16 @@ class Memory:
             torch.cuda.empty_cache()
 
 
-def kinds_of_steps(schedule: Schedule) -> list[Step]:
-    """The first step of each shape and BN size, those with the most pixels first.
+def kinds_of_steps(schedule: Schedule, start: int = 0) -> list[Step]:
+    """The first step of each shape and BN size from iteration `start` on, those with the most
+    pixels first.
 
     Memory that the largest has claimed serves all the others.
     """
     kinds = dict[tuple[Shape, int | None], Step]()
     for phase in schedule.phases:
-        for step in schedule.steps(phase.start, min(phase.stop, phase.start + len(phase.shapes))):
+        first = max(phase.start, start)
+        for step in schedule.steps(first, min(phase.stop, first + len(phase.shapes))):
             kinds.setdefault((step.shape, step.bn_size), step)
     return sorted(kinds.values(), key=lambda step: step.shape.volume, reverse=True)
 
@@ -89,6 +91,7 @@ def dry_run(
     stepper: Stepper,
     schedule: Schedule,
     *,
+    start: int = 0,
     rank: int = 0,
     world_size: int = 1,
     memory: Memory | None = None,
@@ -96,30 +99,67 @@ def dry_run(
 ) -> list[Peak]:
     """Forward and backward of made-up clips at each shape of a schedule, without an update.
 
+    With TRAIN.COMPILE the shapes are compiled in it, with TRAIN.CUDA_GRAPHS they are recorded.
     Weights, running statistics, the optimizer's state and torch's generators are afterwards as they
     were before. Every process must call this.
 
     Args:
+        start: iterations that are done; shapes that do not come again are left out.
         begin: told what is tried next.
 
     Raises:
-        ValueError: a shape does not fit into the device's memory; says what would.
+        ValueError: a shape does not fit into the device's memory, or cannot be compiled; says what
+            to do.
     """
-    memory, steps = memory or Memory(stepper.device), kinds_of_steps(schedule)
+    memory, steps = memory or Memory(stepper.device), kinds_of_steps(schedule, start)
     if stepper.cfg.TRAIN.COMPILE:
         expect_graphs(len(steps))
+    tried = [_Dry(step, clip_numbers(step, rank, world_size), world_size) for step in steps]
     peaks = list[Peak]()
     with _undone(stepper):
-        for step in steps:
-            begin(f"the dry step of {step.shape}")
-            clips = clip_numbers(step, rank, world_size)
-            attempt = _try(stepper, step, clips, memory)
-            if not attempt.fits:
-                raise ValueError(_advise(stepper, step, clips, memory, world_size))
-            peaks.append(Peak(step.shape, len(clips), step.bn_size, attempt.memory))
+        for dry in tried:
+            begin(f"the dry step of {dry.step.shape}")
+            peaks.append(_measure(stepper, dry, memory))
+        if stepper.cfg.TRAIN.CUDA_GRAPHS:
+            _record(stepper, tried, memory, begin)
+    memory.forget()
     if any(peak.memory is not None for peak in peaks):
         logger.info("memory of each shape:\n%s", format_peaks(peaks, memory.capacity()))
     return peaks
+
+
+class _Dry(NamedTuple):
+    """A step to be tried, with the numbers of this process's clips."""
+
+    step: Step
+    clips: Sequence[int]
+    world_size: int
+
+
+def _measure(stepper: Stepper, dry: _Dry, memory: Memory) -> Peak:
+    attempt = _try(stepper, dry, memory)
+    if not attempt.fits:
+        raise ValueError(_advise(stepper, dry, memory))
+    return Peak(dry.step.shape, len(dry.clips), dry.step.bn_size, attempt.memory)
+
+
+def _record(
+    stepper: Stepper, tried: Sequence[_Dry], memory: Memory, begin: Callable[[str], object]
+) -> None:
+    """Record all shapes, after all have run: what recordings keep is in nobody's way before."""
+    memory.forget()
+    try:
+        for dry in tried:
+            begin(f"the graph of {dry.step.shape}")
+            batch = made_up_batch(stepper.cfg, len(dry.clips), dry.step.shape)
+            stepper.record(dry.step, batch, dry.clips)
+    except RuntimeError as error:
+        stepper.forget_graphs()
+        raise ValueError(
+            f"TRAIN.CUDA_GRAPHS True: {dry.step.shape} could not be recorded "
+            f"({_first_line(error)}); set it to False, or TRAIN.BATCH_SIZE lower where the memory "
+            "is short: graphs keep what the largest shape needs"
+        ) from error
 
 
 def format_peaks(peaks: Iterable[Peak], capacity: int | None) -> str:
@@ -137,25 +177,61 @@ class _Attempt(NamedTuple):
     memory: int | None = None
 
 
-def _try(stepper: Stepper, step: Step, clips: Sequence[int], memory: Memory) -> _Attempt:
-    """One dry step, and the bytes that it will take in the training."""
-    batch = made_up_batch(stepper.cfg, len(clips), step.shape)
+def _try(stepper: Stepper, dry: _Dry, memory: Memory) -> _Attempt:
+    """Two dry steps, and the bytes that the second took with those that the training adds.
+
+    In the first, convolutions are tried in the largest memory that any of them wants.
+    """
+    batch = made_up_batch(stepper.cfg, len(dry.clips), dry.step.shape)
     capacity = memory.capacity()
     try:
-        peak = memory.peak(lambda: stepper.passes(step, batch, clips))
-    except torch.OutOfMemoryError:
+        stepper.passes(dry.step, batch, dry.clips)
+        memory.forget()
+        peak = memory.peak(lambda: stepper.passes(dry.step, batch, dry.clips))
+    except RuntimeError as error:
+        if stepper.cfg.TRAIN.COMPILE and _is_of_the_compiler(error):
+            raise ValueError(
+                f"TRAIN.COMPILE True: the network cannot be compiled for {dry.step.shape} "
+                f"({_first_line(error)}); set it to False"
+            ) from error
+        if not _is_out_of_memory(error):
+            raise
         return _Attempt(fits=False)
     if peak is None or capacity is None:
         return _Attempt(fits=True)
     peak += _optimizer_state_to_come(stepper) + _next_batch(stepper, batch)
+    if dry.world_size > 1:
+        peak += _bytes_of_weights(stepper)  # the gradients' buckets, which stay
     return _Attempt(peak <= capacity, peak)
+
+
+_OUT_OF_MEMORY = ("out of memory", "ALLOC_FAILED", "unable to find an engine")
+"""What CUDA's libraries say where they find no room; torch's allocator has an error of its own."""
+
+
+def _is_out_of_memory(error: RuntimeError) -> bool:
+    texts = any(text in str(error) for text in _OUT_OF_MEMORY)
+    return isinstance(error, torch.OutOfMemoryError) or texts
+
+
+def _is_of_the_compiler(error: RuntimeError) -> bool:
+    from torch._dynamo.exc import TorchDynamoException
+
+    return isinstance(error, TorchDynamoException) and not _is_out_of_memory(error)
+
+
+def _first_line(error: Exception) -> str:
+    return str(error).strip().partition("\n")[0]
+
+
+def _bytes_of_weights(stepper: Stepper) -> int:
+    return sum(p.numel() * p.element_size() for p in stepper.model.parameters())
 
 
 def _optimizer_state_to_come(stepper: Stepper) -> int:
     if stepper.optimizer.state:
         return 0
-    weights = sum(p.numel() * p.element_size() for p in stepper.model.parameters())
-    return weights * _STATE[stepper.cfg.SOLVER.OPTIMIZING_METHOD]
+    return _bytes_of_weights(stepper) * _STATE[stepper.cfg.SOLVER.OPTIMIZING_METHOD]
 
 
 def _next_batch(stepper: Stepper, batch: Batch) -> int:
@@ -166,39 +242,40 @@ def _next_batch(stepper: Stepper, batch: Batch) -> int:
     return values + (values + slow) * transform.dtype.itemsize
 
 
-def _advise(
-    stepper: Stepper, step: Step, clips: Sequence[int], memory: Memory, world_size: int
-) -> str:
+def _advise(stepper: Stepper, dry: _Dry, memory: Memory) -> str:
     """What to say of a shape that does not fit."""
-    cfg = stepper.cfg
+    cfg, count = stepper.cfg, len(dry.clips)
+    text = (
+        f"the shape {dry.step.shape}, {count} clips on each of {dry.world_size} process(es), does "
+        f"not fit into the {_gb(memory.capacity())} GB of {stepper.device}"
+    )
+    fewer, took = _fewer(stepper, dry, memory)
+    if fewer:
+        batch = _batch_size(cfg, fewer / count, dry.world_size)
+        text += (
+            f"; {fewer} clips take {_gb(took)} GB. Set TRAIN.BATCH_SIZE {batch}, with "
+            "SOLVER.BASE_LR in the same proportion"
+        )
     ways = []
     if not cfg.TRAIN.MIXED_PRECISION:
         ways.append("TRAIN.MIXED_PRECISION True")
     if not cfg.MODEL.ACT_CHECKPOINT and not cfg.TRAIN.COMPILE:
         ways.append("MODEL.ACT_CHECKPOINT True")
-    text = (
-        f"the shape {step.shape}, {len(clips)} clips on each of {world_size} process(es), does not "
-        f"fit into the {_gb(memory.capacity())} GB of {stepper.device}"
-    )
-    count, took = _fewer(stepper, step, clips, memory)
-    if count:
-        batch = _batch_size(cfg, count / len(clips), world_size)
-        text += f"; {count} clips take {_gb(took)} GB"
-        ways.append(f"TRAIN.BATCH_SIZE {batch} with SOLVER.BASE_LR in the same proportion")
-    return f"{text}. Set {format_list(ways, 'or')}" if ways else text
+    if ways:
+        return f"{text}. It may fit with {format_list(ways, 'or')}"
+    return text if fewer else f"{text}. Train on a larger GPU, or on smaller crops or fewer frames"
 
 
-def _fewer(
-    stepper: Stepper, step: Step, clips: Sequence[int], memory: Memory
-) -> tuple[int, int | None]:
+def _fewer(stepper: Stepper, dry: _Dry, memory: Memory) -> tuple[int, int | None]:
     """A half, a quarter, ... of a step's clips that fits, and the bytes it takes; 0 if none does.
 
     BN is over them: other processes, whose groups these clips were in, try other numbers.
     """
-    count = len(clips) // 2
+    count, alone = len(dry.clips) // 2, dry.step._replace(bn_size=None)
     while count:
-        _forget(stepper, memory)
-        attempt = _try(stepper, step._replace(bn_size=None), clips[:count], memory)
+        stepper.optimizer.zero_grad(set_to_none=True)
+        memory.forget()
+        attempt = _try(stepper, _Dry(alone, dry.clips[:count], dry.world_size), memory)
         if attempt.fits:
             return count, attempt.memory
         count //= 2
@@ -215,11 +292,6 @@ def _batch_size(cfg: CfgNode, share: float, world_size: int) -> int:
     return max(unit, unit * (most // unit))
 
 
-def _forget(stepper: Stepper, memory: Memory) -> None:
-    stepper.optimizer.zero_grad(set_to_none=True)
-    memory.forget()
-
-
 @contextmanager
 def _undone(stepper: Stepper) -> Iterator[None]:
     """What the body does to buffers, gradients and generators is undone."""
@@ -231,7 +303,7 @@ def _undone(stepper: Stepper) -> Iterator[None]:
     finally:
         put_back()
         set_group_size(stepper.model, None)
-        if not stepper.cfg.TRAIN.CUDA_GRAPHS:  # they have the gradients' place
+        if not stepper.has_graphs:  # they have the gradients' place
             stepper.optimizer.zero_grad(set_to_none=True)
 
 

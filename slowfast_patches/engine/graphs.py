@@ -16,9 +16,6 @@ Passes = Callable[[list[Tensor], Tensor], tuple[Tensor, Tensor]]
 """Forward and backward of a mini-batch: from pathways and labels to loss and scores, with the
 gradients added to those in the parameters."""
 
-_WARM_UP = 3
-"""Runs before one is recorded: libraries are loaded and convolutions chosen in them."""
-
 
 @dataclass(frozen=True)
 class _Recorded:
@@ -31,11 +28,11 @@ class _Recorded:
 
 
 class GraphedPasses:
-    """Forward and backward on a GPU, recorded the first time that a shape comes.
+    """Forward and backward on a GPU, recorded before the training and replayed in it.
 
-    All graphs use one pool of memory, as one after another does: no more than the largest needs.
-    Gradients lie in one tensor, which each graph sets to zero first; a parameter's `grad` is its
-    part of it, and must not be replaced.
+    All graphs use one pool of memory, and read from the same tensors, as one after another does: no
+    more than the largest needs. Gradients lie in one tensor, which each graph sets to zero first; a
+    parameter's `grad` is its part of it, and must not be replaced.
 
     Args:
         model: whose gradients and dropout masks these are.
@@ -46,6 +43,7 @@ class GraphedPasses:
         self._passes, self._pool = passes, torch.cuda.graph_pool_handle()
         self._dropouts = [m for m in model.modules() if isinstance(m, ClipDropout)]
         self._gradients = _gradients_in_one(model)
+        self._rooms: dict[int, Tensor] = {}
         self._recorded: dict[Hashable, _Recorded] = {}
 
     def __call__(
@@ -54,12 +52,14 @@ class GraphedPasses:
         """The loss and the scores; the gradients are in the parameters.
 
         `kind` tells mini-batches apart that are computed in another way at the same shape.
+
+        Raises:
+            RuntimeError: nothing like it was recorded.
         """
-        masks = [d.kept for d in self._dropouts if d.kept is not None]
-        given = (*inputs, labels, *masks)
-        key = (kind, len(masks), *(tensor.shape for tensor in given))
+        given = (*inputs, labels, *self._masks())
+        key = _key(kind, given)
         if key not in self._recorded:
-            self._recorded[key] = self._record(given, len(inputs))
+            raise RuntimeError(f"no CUDA graph was recorded for {key} before the training")
         recorded = self._recorded[key]
         for own, tensor in zip(recorded.reads, given, strict=True):
             own.copy_(tensor)
@@ -67,19 +67,30 @@ class GraphedPasses:
         # The next graph may write where these lie.
         return recorded.loss.clone(), recorded.scores.clone()
 
-    def _record(self, given: Sequence[Tensor], pathways: int) -> _Recorded:
-        reads = tuple(tensor.clone() for tensor in given)
-        self._read_masks(reads[pathways + 1 :])
-        side = torch.cuda.Stream()  # type: ignore[no-untyped-call]
-        side.wait_stream(torch.cuda.current_stream())
-        with torch.cuda.stream(side):
-            for _ in range(_WARM_UP):
-                self._run(reads, pathways)
-        torch.cuda.current_stream().wait_stream(side)
+    def record(self, kind: Hashable, inputs: Sequence[Tensor], labels: Tensor) -> None:
+        """Record a mini-batch's kernels; the largest comes first.
+
+        One like it must have been computed without a graph before: in a recording no library can
+        be loaded, no convolution tried.
+        """
+        given = (*inputs, labels, *self._masks())
+        reads = tuple(self._room(place, tensor) for place, tensor in enumerate(given))
+        self._read_masks(reads[len(inputs) + 1 :])
         graph = torch.cuda.CUDAGraph()
         with torch.cuda.graph(graph, pool=self._pool):
-            loss, scores = self._run(reads, pathways)
-        return _Recorded(graph, reads, loss.detach(), scores.detach())
+            loss, scores = self._run(reads, len(inputs))
+        recorded = _Recorded(graph, reads, loss.detach(), scores.detach())
+        self._recorded[_key(kind, given)] = recorded
+
+    def _room(self, place: int, like: Tensor) -> Tensor:
+        """A copy of a tensor, where other graphs have theirs."""
+        room = self._rooms.get(place)
+        if room is None or room.numel() < like.numel():
+            room = self._rooms[place] = like.new_empty(like.numel())
+        return room.as_strided(like.shape, like.stride()).copy_(like)
+
+    def _masks(self) -> list[Tensor]:
+        return [dropout.kept for dropout in self._dropouts if dropout.kept is not None]
 
     def _read_masks(self, masks: Sequence[Tensor]) -> None:
         drawn = [dropout for dropout in self._dropouts if dropout.kept is not None]
@@ -90,6 +101,10 @@ class GraphedPasses:
         self._gradients.zero_()
         # A network replaces the entries of the list that it is given.
         return self._passes(list(reads[:pathways]), reads[pathways])
+
+
+def _key(kind: Hashable, given: Sequence[Tensor]) -> Hashable:
+    return kind, *(tuple(tensor.shape) for tensor in given)
 
 
 def _gradients_in_one(model: nn.Module) -> Tensor:

@@ -57,9 +57,10 @@ class Stepper:
         if cfg.MODEL.ACT_CHECKPOINT:
             checkpoint_blocks(model)
         self.network = compiled(model) if cfg.TRAIN.COMPILE else model
-        self.optimizer = build_optimizer(cfg, model)
         self.transform = InputTransform.from_config(cfg, device)
         self.precision = Precision(cfg, device)
+        # Others read on the host whether the scaled gradients are finite, which waits for the GPU.
+        self.optimizer = build_optimizer(cfg, model, fused=self.precision.scales)
         self._loss_function = loss_function(cfg)
         self._graphs: GraphedPasses | None = None
 
@@ -102,15 +103,36 @@ class Stepper:
         inputs = self.transform(batch["clips"], batch["flips"])
         labels = batch["labels"].to(self.device, non_blocking=True)
         mark("input")
-        if self.cfg.TRAIN.CUDA_GRAPHS:
-            loss, scores = self._graphed(step.bn_size, inputs, labels)
+        if self._graphs is not None:
+            loss, scores = self._graphs(step.bn_size, inputs, labels)
         else:
+            # First, so that the forward's activations do not come on top of them.
+            self.optimizer.zero_grad(set_to_none=True)
             loss, scores = self._forward(inputs, labels)
             mark("forward")
-            self.optimizer.zero_grad(set_to_none=True)
             self.precision.backward(loss)
         mark("backward")
         return loss, scores, labels
+
+    @property
+    def has_graphs(self) -> bool:
+        """Whether steps are replayed from CUDA graphs, which own the gradients' memory."""
+        return self._graphs is not None
+
+    def record(self, step: Step, batch: Batch, clips: Sequence[int] | None = None) -> None:
+        """Record the forward and backward of a step as a CUDA graph, of which `passes` has run one
+        like it before. From the first that is recorded on, all steps are replayed."""
+        self._set_up(step, clips)
+        inputs = self.transform(batch["clips"], batch["flips"])
+        labels = batch["labels"].to(self.device, non_blocking=True)
+        if self._graphs is None:
+            self._graphs = GraphedPasses(self.model, self._recordable)
+        self._graphs.record(step.bn_size, inputs, labels)
+
+    def forget_graphs(self) -> None:
+        """Give up what was recorded, and its memory."""
+        self._graphs = None
+        self.optimizer.zero_grad(set_to_none=True)
 
     def _set_up(self, step: Step, clips: Sequence[int] | None) -> None:
         self.network.train()
@@ -122,13 +144,6 @@ class Stepper:
         with self.precision.autocast():
             scores = self.network(inputs)
             return self._loss_function(scores, labels), scores
-
-    def _graphed(
-        self, bn_size: int | None, inputs: list[Tensor], labels: Tensor
-    ) -> tuple[Tensor, Tensor]:
-        if self._graphs is None:
-            self._graphs = GraphedPasses(self.model, self._recordable)
-        return self._graphs(bn_size, inputs, labels)
 
     def _recordable(self, inputs: list[Tensor], labels: Tensor) -> tuple[Tensor, Tensor]:
         loss, scores = self._forward(inputs, labels)

@@ -39,7 +39,7 @@ from slowfast_patches.engine.window import Summary, Window
 from slowfast_patches.models.build import build_model
 from slowfast_patches.models.solver import load_optimizer
 from slowfast_patches.models.weights import load_weights
-from slowfast_patches.utils.distributed import World
+from slowfast_patches.utils.distributed import World, sum_over_ranks
 
 __all__ = ["Trainer"]
 
@@ -101,9 +101,12 @@ class Trainer:
             return
         logger.info("a dry step of each shape before the training")
         with self.clock.time("preparing"):
+            # Connections between GPUs claim memory of their own, while there is some.
+            sum_over_ranks(torch.zeros(1, device=self.world.device))
             dry_run(
                 self.stepper,
                 self.schedule,
+                start=self.start,
                 rank=self.world.rank,
                 world_size=self.world.size,
                 begin=self.clock.pulse.begin,

@@ -156,6 +156,8 @@ def _working_kernel(device: torch.device, form: Form) -> _Kernel | None:
         flip = torch.zeros(1, dtype=torch.bool, device=device)
         ones = torch.ones(3, device=device)
         normalise(clip, flip, ones, ones, form)
+    except torch.OutOfMemoryError:
+        raise
     except Exception as error:
         logger.warning(
             "clips are prepared in several passes on the GPU, not in one: Triton, which comes with "

@@ -25,17 +25,20 @@ _WAYS = ("fused", "foreach")
 _LOSSES = {"cross_entropy": nn.CrossEntropyLoss, "bce_logit": nn.BCEWithLogitsLoss}
 
 
-def build_optimizer(cfg: CfgNode, model: nn.Module) -> torch.optim.Optimizer:
+def build_optimizer(
+    cfg: CfgNode, model: nn.Module, *, fused: bool = False
+) -> torch.optim.Optimizer:
     """The host's optimizer, or LARS: BN parameters have BN.WEIGHT_DECAY, the rest
     SOLVER.WEIGHT_DECAY.
 
-    SOLVER.ZERO_WD_1D_PARAM takes the decay from biases too.
+    SOLVER.ZERO_WD_1D_PARAM takes the decay from biases too. `fused` is for where SOLVER.FUSED
+    leaves it open.
     """
     from slowfast.models.optimizer import construct_optimizer
 
     lars = cfg.SOLVER.OPTIMIZING_METHOD == "lars"
     optimizer: torch.optim.Optimizer = (_build_lars if lars else construct_optimizer)(model, cfg)
-    if cfg.SOLVER.FUSED:
+    if cfg.SOLVER.FUSED or (fused and not lars):
         # Made anew: the host gives no such argument, and the constructor checks it.
         groups = [{k: g[k] for k in ("params", "weight_decay")} for g in optimizer.param_groups]
         options = optimizer.defaults | {"fused": True, "foreach": None}
@@ -78,12 +81,15 @@ def _build_lars(model: nn.Module, cfg: CfgNode) -> torch.optim.Optimizer:
 
 def load_optimizer(optimizer: torch.optim.Optimizer, state: dict[str, Any]) -> None:
     """Take over an optimizer's state; how the parameters are updated stays as it is built here."""
-    ways = [{k: g[k] for k in _WAYS if k in g} for g in optimizer.param_groups]
-    optimizer.load_state_dict(state)
-    for group, way in zip(optimizer.param_groups, ways, strict=True):
-        group.update(way)
+    # Before it is loaded: from its groups torch sees where the state has to be.
+    groups = [
+        saved | {way: own[way] for way in _WAYS if way in own}
+        for saved, own in zip(state["param_groups"], optimizer.param_groups, strict=True)
+    ]
+    optimizer.load_state_dict(state | {"param_groups": groups})
+    for group in optimizer.param_groups:
         for weight in group["params"]:
-            _lay_out_like(weight, optimizer.state[weight])
+            _lay_out_like(weight, optimizer.state.get(weight, {}))
 
 
 def _lay_out_like(weight: Tensor, state: dict[str, Any]) -> None:
@@ -137,6 +143,11 @@ class Precision:
         self._dtype = half_type(device)
         scaled = self._enabled and self._dtype == torch.float16
         self._scaler = torch.amp.GradScaler(device.type, enabled=scaled)
+
+    @property
+    def scales(self) -> bool:
+        """Whether the loss is scaled, and updates depend on what became of the gradients."""
+        return self._scaler.is_enabled()
 
     def autocast(self) -> AbstractContextManager[Any]:
         """The context in which the model and its loss are computed."""

@@ -1,7 +1,12 @@
 """Tests that need a GPU: `python -m pytest -m gpu` on a machine that has one."""
 
+import os
+
 import pytest
 import torch
+
+# Deterministic products want it; cuBLAS reads it once, at the first product of the process.
+os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:

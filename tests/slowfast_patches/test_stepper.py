@@ -153,19 +153,40 @@ def test_a_shape_that_does_not_fit_is_refused_with_what_would():
     largest = kinds_of_steps(schedule())[0].shape
     assert message.startswith(f"the shape {largest}, {largest.batch} clips on each of 1 process")
     assert "does not fit into the 50.0 GB of cpu; 32 clips take 34.0 GB. Set" in message
-    assert "TRAIN.MIXED_PRECISION True, MODEL.ACT_CHECKPOINT True or TRAIN.BATCH_SIZE" in message
+    assert message.endswith(
+        "Set TRAIN.BATCH_SIZE 2, with SOLVER.BASE_LR in the same proportion. It may fit with "
+        "TRAIN.MIXED_PRECISION True or MODEL.ACT_CHECKPOINT True"
+    )
     assert_equal(state(made), before)
 
 
 def test_what_is_on_already_is_not_advised():
     made = stepper(TRAIN__MIXED_PRECISION=True, MODEL__ACT_CHECKPOINT=True)
-    with pytest.raises(ValueError, match=r"GB\. Set TRAIN\.BATCH_SIZE \d+ with"):
+    with pytest.raises(ValueError, match=r"GB\. Set TRAIN\.BATCH_SIZE \d+, with .* proportion$"):
         dry_run(made, schedule(), memory=Card(50))
 
 
 def test_where_not_even_one_clip_fits_no_batch_size_is_advised():
-    with pytest.raises(ValueError, match=r"Set TRAIN\.MIXED_PRECISION True or MODEL\."):
+    with pytest.raises(ValueError, match=r"2\.0 GB of cpu\. It may fit with TRAIN\.MIXED_PREC"):
         dry_run(stepper(), schedule(), memory=Card(2))
+
+
+def test_a_library_without_room_is_out_of_memory_and_other_errors_are_not(monkeypatch):
+    for text in ("cuDNN: unable to find an engine to execute", "CUBLAS_STATUS_ALLOC_FAILED when"):
+        card = Card(50)
+        monkeypatch.setattr(card, "peak", MagicMock(side_effect=RuntimeError(text)))
+        with pytest.raises(ValueError, match="does not fit"):
+            dry_run(stepper(), schedule(), memory=card)
+    monkeypatch.setattr(card, "peak", MagicMock(side_effect=RuntimeError("an illegal access")))
+    with pytest.raises(RuntimeError, match="an illegal access"):
+        dry_run(stepper(), schedule(), memory=card)
+
+
+def test_a_training_that_goes_on_tries_only_what_is_still_to_come():
+    plan = schedule()
+    last = plan.phases[-1]
+    assert {s.shape for s in kinds_of_steps(plan, last.start + 1)} == set(last.shapes)
+    assert len(dry_run(stepper(), plan, start=plan.iterations - 1)) == 1
 
 
 # Compiling. The compiler itself is torch's: what is traced runs as it is.
@@ -244,9 +265,21 @@ def test_a_training_by_graphs_is_the_plain_one_and_records_each_shape_once(graph
         assert take_steps(made, plan, range(i, i + 1)) == take_steps(plain, plan, range(i, i + 1))
     assert_equal(state(made), state(plain))
     assert len(graphs) == len(kinds_of_steps(plan))
+    other = plan.at(0)._replace(shape=Shape(24, 2, 12))
+    with pytest.raises(RuntimeError, match="no CUDA graph was recorded"):
+        made(other, made_up_batch(made.cfg, 24, other.shape), range(24))
     for weight, grad in zip(made.model.parameters(), kept, strict=True):
         assert weight.grad is grad
         assert grad.stride() == weight.stride()
+
+
+def test_a_recording_that_fails_says_what_to_do(graphs, monkeypatch):
+    failing = MagicMock(side_effect=RuntimeError("CUDA error: not permitted\nand a stack"))
+    monkeypatch.setattr(torch.cuda, "graph", failing)
+    made = stepper(TRAIN__CUDA_GRAPHS=True)
+    with pytest.raises(ValueError, match=r"could not be recorded \(CUDA error: not permitted\)"):
+        dry_run(made, schedule())
+    assert not made.has_graphs
 
 
 # Activation checkpointing.
@@ -301,6 +334,28 @@ def test_a_fused_optimizer_updates_as_the_hosts(method):
     take_steps(plain, plan, range(4))
     for name, value in state(plain).items():
         torch.testing.assert_close(state(ours)[name], value, rtol=1e-5, atol=1e-6)
+
+
+def test_a_loaded_state_is_put_where_the_update_of_this_run_wants_it(monkeypatch):
+    """torch keeps Adam's count of steps on the CPU for plain updates, on the GPU for fused ones,
+    and sees which in the groups that it loads."""
+    first = stepper(SOLVER__OPTIMIZING_METHOD="adam")
+    take_steps(first, schedule(), range(1))
+    ours = stepper(SOLVER__OPTIMIZING_METHOD="adam", SOLVER__FUSED=True)
+    seen, policy = list[object](), torch.optim.Optimizer._process_value_according_to_param_policy
+
+    def look(param: Tensor, value: Tensor, param_id: int, param_groups: list, key: object = None):
+        seen.extend(group["fused"] for group in param_groups)
+        return policy(param, value, param_id, param_groups, key)
+
+    monkeypatch.setattr(
+        torch.optim.Optimizer, "_process_value_according_to_param_policy", staticmethod(look)
+    )
+    load_optimizer(ours.optimizer, first.optimizer.state_dict())
+    assert set(seen) == {True}
+    empty = stepper(SOLVER__FUSED=True)
+    load_optimizer(empty.optimizer, stepper().optimizer.state_dict())
+    assert not empty.optimizer.state
 
 
 def test_a_training_goes_on_with_another_optimizer_and_memory_format():

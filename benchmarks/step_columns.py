@@ -54,7 +54,7 @@ def add_relative(name: str, cfgs: Sequence[CfgNode], variants: Sequence[Row]) ->
     """Put the ratios to one variant beside the times of the others, where it is measured.
 
     A shape has how many times the clips a second it has, the whole schedule how many times shorter
-    it is.
+    it is; "matches" says which of the other's shapes stands in the place of each.
 
     Args:
         name: the variant that the others are relative to.
@@ -63,6 +63,7 @@ def add_relative(name: str, cfgs: Sequence[CfgNode], variants: Sequence[Row]) ->
     """
     number = next((i for i, variant in enumerate(variants) if variant["name"] == name), None)
     for cfg, variant in zip(cfgs, variants, strict=True):
+        variant.setdefault("matches", {})
         for found in [*variant["shapes"], variant["totals"]]:
             found.setdefault("relative", {})
         if number is None or variant["name"] == name or not variant["shapes"]:
@@ -70,7 +71,7 @@ def add_relative(name: str, cfgs: Sequence[CfgNode], variants: Sequence[Row]) ->
         other = variants[number]
         if not other["shapes"]:
             continue
-        matches = matching_rows(cfg, cfgs[number])
+        variant["matches"][name] = matches = matching_rows(cfg, cfgs[number])
         for row, match in zip(variant["shapes"], matches, strict=True):
             row["relative"][name] = _clips_ratio(row, other["shapes"][match])
         variant["totals"]["relative"][name] = _ratio(variant["totals"], other["totals"])

@@ -98,6 +98,7 @@ def test_ratios_are_of_one_round_and_of_clips(columns, short_cycle_recipe):
     assert variants[1]["totals"]["relative"]["plain"]["rounds"] == [2, 2]
     assert [found["relative"] for found in slow] == [{}] * 4
     assert variants[1]["totals"]["relative"].keys() == {"plain"}
+    assert variants[1]["matches"] == {"plain": [0, 1, 2, 3]}
 
 
 def test_nothing_is_relative_to_what_was_not_measured(columns, short_cycle_recipe):

@@ -103,12 +103,14 @@ def _linear(level: Tensor, *terms: tuple[Tensor, Tensor]) -> Tensor:
     if x.dtype != level.dtype and _by_clip(x):
         return _linear_by_clip(level, *terms)
     # The loops of an addition run over a row of few channels too slowly, over several faster.
-    width = x.shape[4] if x.shape[1] < 16 else 1
-    result = _wide(level, width)
+    width, repeats = x.shape[4] if x.shape[1] < 16 else 1, len(x) // len(level)
+    # Repeated for the clips; of clips seen as groups the result would be a view, which an
+    # operation in place may not follow.
+    result = _wide(level.repeat(repeats, 1), width)
     for i, (tensor, factor) in enumerate(terms):
         add = torch.addcmul if i == 0 else Tensor.addcmul_
-        result = add(result, _grouped(tensor, len(level)), _wide(factor, width))
-    return result.to(x.dtype).flatten(0, 1)
+        result = add(result, tensor, _wide(factor.repeat(repeats, 1), width))
+    return result.to(x.dtype)
 
 
 def _linear_by_clip(level: Tensor, *terms: tuple[Tensor, Tensor]) -> Tensor:

@@ -105,6 +105,18 @@ def test_the_memory_format_is_kept(dtype, memory_format):
 
 
 @pytest.mark.usefixtures("by_clip")
+@pytest.mark.usefixtures("by_clip")
+@pytest.mark.parametrize("dtype", [torch.float64, torch.bfloat16])
+@pytest.mark.parametrize("memory_format", FORMATS)
+def test_an_operation_in_place_may_follow(dtype, memory_format):
+    """As the host's ReLU does."""
+    norm, x = _norm(4, 2), _clips(6, 4, 2, 5, 7, dtype=dtype, memory_format=memory_format)
+    grad = _clips(*x.shape, dtype=dtype, memory_format=memory_format, seed=2)
+    expected = _train(nn.Sequential(norm, nn.ReLU()), x, grad)
+    found = _train(nn.Sequential(norm, nn.ReLU(inplace=True)), x, grad)
+    assert all(map(torch.equal, found, expected))
+
+
 @pytest.mark.parametrize("grad", [torch.ones(()).double(), torch.linspace(0, 1, 35).double()])
 def test_a_gradient_may_have_any_layout(grad):
     x = _clips(6, 4, 2, 5, 7)

@@ -33,13 +33,13 @@ class Net(nn.Module):
     def __init__(self) -> None:
         super().__init__()
         self.conv = nn.Conv3d(3, 8, (1, 3, 3), stride=(1, 2, 2), bias=False)
-        self.bn = nn.BatchNorm3d(8)
+        self.bn, self.relu = nn.BatchNorm3d(8), nn.ReLU(inplace=True)
         self.dropout = ClipDropout(0.5, 0, 8)
         self.projection = nn.Linear(8, 4)
 
     def forward(self, pathways: list[Tensor]) -> Tensor:
         pathways[0] = self.conv(pathways[0])  # as the host's: not a list to keep
-        x = self.bn(pathways[0]).relu().mean((2, 3, 4))
+        x = self.relu(self.bn(pathways[0])).mean((2, 3, 4))
         return self.projection(self.dropout(x))
 
 

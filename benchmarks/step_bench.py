@@ -110,6 +110,10 @@ class Steps(ABC):
         """One iteration; `mark` is told when the work of a part has been given."""
 
     @abstractmethod
+    def record(self, step: Step, batch: Batch) -> None:
+        """Record an iteration where they are replayed; one like it was taken before."""
+
+    @abstractmethod
     def forget(self) -> None:
         """Give back what an iteration that broke off has left behind."""
 
@@ -144,8 +148,13 @@ class Bench(Steps):
     def take(self, step: Step, batch: Batch, mark: Mark) -> None:
         self.stepper(step, batch, mark=mark)
 
+    def record(self, step: Step, batch: Batch) -> None:
+        if self.cfg.TRAIN.CUDA_GRAPHS:
+            set_up_device(self.cfg)
+            self.stepper.record(step, batch)
+
     def forget(self) -> None:
-        if not self.cfg.TRAIN.CUDA_GRAPHS:  # they have the gradients' place
+        if not self.stepper.has_graphs:  # they have the gradients' place
             self.stepper.optimizer.zero_grad(set_to_none=True)
         self.stepper.precision = Precision(self.cfg, self.device)
         if self.device.type == "cuda":
@@ -195,6 +204,14 @@ class Case:
         if self._try(WARM_UP) is not None and (took := self._try(1)) is not None:
             self.iterations = max(1, round(seconds / took.seconds))
 
+    def record(self) -> None:
+        """Record the shape where it is replayed, once all shapes have been taken."""
+        if self.failure is None:
+            try:
+                self.bench.record(self.step, self.batch)
+            except RuntimeError as error:
+                self.failure = " ".join(str(error).split())[:200]
+
     def time(self) -> None:
         """One more round."""
         if self.failure is None and (took := self._try(self.iterations)) is not None:
@@ -233,13 +250,12 @@ class Case:
     def peak_bytes(self) -> int | None:
         """The most memory that steps took, without what others keep; None without a GPU.
 
-        A CUDA graph's memory is seen where it is recorded, in the warm-up; otherwise that is left
-        out, for cuDNN tries its convolutions there, some of which take much.
+        The first steps are left out, for cuDNN tries its convolutions there, some of which take
+        much. A replayed graph claims nothing: what the steps before it was recorded took counts.
         """
         if not self.peaks:
             return None
-        first = 0 if self.bench.cfg.TRAIN.CUDA_GRAPHS else 1
-        return max(self.peaks[first:])
+        return self.peaks[1] if self.bench.cfg.TRAIN.CUDA_GRAPHS else max(self.peaks[1:])
 
     def to_json(self) -> dict[str, Any]:
         """The seconds of an iteration, None with the `failure` where there are none."""
@@ -261,6 +277,8 @@ def time_in_turns(cases: Sequence[Case], rounds: int, seconds: float) -> None:
     expect_graphs(sum(bool(case.bench.cfg.TRAIN.COMPILE) for case in cases))
     for case in cases:
         case.warm_up(seconds / rounds)
+    for case in cases:
+        case.record()
     for number in range(rounds):
         print(f"round {number + 1} of {rounds}", file=sys.stderr, flush=True)
         for case in random.sample(cases, len(cases)):

@@ -131,6 +131,9 @@ class HostBench(Steps):
         optimizer.step()
         mark("optimizer")
 
+    def record(self, step: Step, batch: Batch) -> None:
+        """Nothing of the host's loop is replayed."""
+
     def forget(self) -> None:
         self.models.forget()
 

@@ -32,6 +32,26 @@ signal.signal(signal.SIGINT, signal.default_int_handler)
 
 RUN_NET = Path(__file__).parents[1] / "tools" / "run_net.py"
 
+# Files that take longest, which go first: at the end, one of them would keep one core alone.
+LONG = (
+    "test_faults.py",
+    "test_training.py",
+    "test_distributed.py",
+    "test_reproduce.py",
+    "test_elastic.py",
+    "test_stopping.py",
+    "test_clip_reader.py",
+    "test_equivalence.py",
+    "test_resume.py",
+    "test_launch.py",
+)
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    places = {name: place for place, name in enumerate(LONG)}
+    items.sort(key=lambda item: places.get(item.path.name, len(LONG)))
+
+
 # 24 videos, two epochs of stage one and one of fine-tuning: 64, 32 and 16 clips in the first phase,
 # and every phase but the last ends in the middle of an epoch. Without ZERO_INIT_FINAL_BN, so thin a
 # network on groups of 4 clips turns rounding errors into per cents within ten iterations.

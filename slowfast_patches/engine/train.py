@@ -109,8 +109,19 @@ class Trainer:
                 start=self.start,
                 rank=self.world.rank,
                 world_size=self.world.size,
-                begin=self.clock.pulse.begin,
+                begin=self._begin_dry_step,
             )
+
+    def _begin_dry_step(self, name: str) -> None:
+        """Note what is tried next; a run that is to stop ends here, with nothing to save."""
+        self.stop.ask()
+        if self.stop.agreed():
+            self.stop.wait_for_all()
+            raise TrainingInterruptedError(
+                f"stopped by {self.stop.signal.name} before {name}: the training had not begun. "
+                "The same command starts it, or goes on from the last checkpoint"
+            )
+        self.clock.pulse.begin(name)
 
     def _train(self) -> None:
         self.stepper.network = parallel(self.stepper.network, self.world)

@@ -23,6 +23,7 @@ import torch.distributed as dist
 from slowfast_patches.datasets import loader as loader_module
 from slowfast_patches.engine import checkpoints
 from slowfast_patches.engine import run as run_module
+from slowfast_patches.engine import step as step_module
 from slowfast_patches.engine import train as train_module
 from slowfast_patches.engine import validation as validation_module
 from slowfast_patches.engine.logs import LogFile, check_log_files
@@ -222,6 +223,26 @@ def at_iteration(number: int, act: Callable[[Trainer], object]) -> Callable[...,
             act(trainer)
 
     return check
+
+
+def test_stopped_in_the_dry_steps_it_ends_before_the_next(
+    train: Callable[..., Path], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+):
+    """A CPU has them where it compiles; here, nothing is compiled."""
+    monkeypatch.setattr(step_module, "compiled", lambda model: model)
+    tried = list[object]()
+
+    def terminate(*given: object) -> None:
+        tried.append(given)
+        os.kill(os.getpid(), signal.SIGTERM)
+
+    with (
+        before(monkeypatch, step_module.Stepper, "passes", terminate),
+        pytest.raises(TrainingInterruptedError, match="SIGTERM before the dry step of 16×4×23²"),
+    ):
+        train(tmp_path, "TRAIN.COMPILE", True)
+    assert len(tried) == 2  # both of the first shape
+    assert checkpoints.last_checkpoint(tmp_path) is None
 
 
 def test_stopped_in_a_step_in_evaluations_and_in_the_test_it_ends_as_if_never_stopped(

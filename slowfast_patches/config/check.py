@@ -193,7 +193,7 @@ def _check_multigrid(cfg: CfgNode) -> None:
         raise ValueError(
             f"MULTIGRID.SIZE_DIVISOR {cfg.MULTIGRID.SIZE_DIVISOR} is more than "
             f"DATA.TRAIN_CROP_SIZE {cfg.DATA.TRAIN_CROP_SIZE}, and crops of coarser grids are "
-            "multiples of it; write 16 or 32, or 1 for the paper's crops"
+            "multiples of it; write 16, or 1 for the paper's crops"
         )
     if cfg.MULTIGRID.SIZE_DIVISOR > 1 and not uses_multigrid(cfg):
         logger.warning(

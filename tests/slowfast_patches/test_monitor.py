@@ -225,6 +225,7 @@ def test_a_gpu_that_still_computes_is_not_waiting(monkeypatch, busy, loading):
     assert (clock.seconds["loading"], clock.working) == (loading, 6)
 
 
+@pytest.mark.gpu
 @pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU")
 def test_a_real_gpu_that_still_computes_is_not_waiting():
     a = torch.randn(8192, 8192, device=GPU)

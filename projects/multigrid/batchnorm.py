@@ -37,9 +37,6 @@ __all__ = [
     "wait_for_neighbours",
 ]
 
-_NAMED = 3
-"""Modules that a refusal names."""
-
 
 class GroupedBatchNorm3d(nn.BatchNorm3d):
     """`nn.BatchNorm3d` whose training statistics are taken over groups of `group_size` clips.
@@ -165,23 +162,26 @@ def convert_batchnorm(module: nn.Module) -> nn.Module:
 
 def _refuse_others(module: nn.Module) -> None:
     """Other batch normalisation is not converted: its input does not tell what it has of clips."""
-    batch_norms = (m for m in module.named_modules() if isinstance(m[1], _BatchNorm))
-    grouped = (nn.BatchNorm3d, GroupedBatchNorm3d)
-    others = {name: type(norm) for name, norm in batch_norms if type(norm) not in grouped}
+    others = {
+        name: type(norm)
+        for name, norm in module.named_modules()
+        if isinstance(norm, _BatchNorm) and not isinstance(norm, GroupedBatchNorm3d)
+        if type(norm) is not nn.BatchNorm3d
+    }
     if not others:
         return
     named = [f"{name or 'the module'} ({kind.__name__})" for name, kind in others.items()]
-    more = f" and {len(named) - _NAMED} more" if len(named) > _NAMED else ""
+    more = f" and {len(named) - 3} more" if len(named) > 3 else ""
     advice = (
         "leave out convert_sync_batchnorm: groups of clips are shared between processes anyway"
         if nn.SyncBatchNorm in others.values()
         else "put nn.BatchNorm3d in its place (frames as the T of (N, C, T, H, W)), or convert the "
-        "parts of the model without it, as in model.trunk = convert_batchnorm(model.trunk), and "
-        "its statistics stay those of each process's batch"
+        "parts of the model without it, as in model.trunk = convert_batchnorm(model.trunk): the "
+        "others keep the statistics of each process's batch"
     )
     raise ValueError(
         f"only nn.BatchNorm3d can take its statistics over groups of clips, not "
-        f"{', '.join(named[:_NAMED])}{more}: {advice}"
+        f"{', '.join(named[:3])}{more}: {advice}"
     )
 
 

@@ -5,13 +5,37 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
+from typing import Any
+
+from fvcore.common.config import CfgNode
 
 from slowfast_patches.datasets.csv_list import LabelledVideo
+from slowfast_patches.datasets.lists import class_names, list_path
 from slowfast_patches.utils.report import format_list
 
-__all__ = ["first_few", "repeated_videos", "untrained_classes"]
+__all__ = ["first_few", "list_warnings", "repeated_videos", "untrained_classes"]
 
 _NAMED = 3
+
+
+def list_warnings(cfg: CfgNode, split: str, videos: Sequence[Any]) -> list[str]:
+    """What is odd about the list of a split, if it is a csv file of videos; the other lists are
+    checked as they are parsed. Each is said once: nothing of a test list that is val's."""
+    path = list_path(cfg, split)
+    as_val = split == "test" and cfg.TRAIN.ENABLE and path == list_path(cfg, "val")
+    if path.suffix != ".csv" or not isinstance(videos[0], LabelledVideo) or as_val:
+        return []
+    texts = repeated_videos(path, videos)
+    if split == "train":
+        texts += untrained_classes(path, videos, cfg.MODEL.NUM_CLASSES, _names(cfg))
+    return texts
+
+
+def _names(cfg: CfgNode) -> Sequence[str] | None:
+    try:
+        return class_names(cfg)
+    except ValueError:
+        return None  # names that do not fit are refused where they are needed
 
 
 def first_few(items: Sequence[object]) -> str:

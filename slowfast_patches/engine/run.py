@@ -5,7 +5,7 @@ from __future__ import annotations
 import logging
 import os
 import signal
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable
 from contextlib import ExitStack, nullcontext
 from datetime import UTC, datetime, timedelta
 from functools import partial
@@ -22,10 +22,9 @@ from slowfast_patches import patching
 from slowfast_patches.config import check_config
 from slowfast_patches.config.metrics import format_metrics, metric_names
 from slowfast_patches.config.schedule import check_world_size, schedule_from_config
-from slowfast_patches.datasets.csv_list import LabelledVideo
 from slowfast_patches.datasets.in_use import reading
-from slowfast_patches.datasets.list_warnings import repeated_videos, untrained_classes
-from slowfast_patches.datasets.lists import class_names, list_path, read_list
+from slowfast_patches.datasets.list_warnings import list_warnings
+from slowfast_patches.datasets.lists import list_path, read_list
 from slowfast_patches.datasets.loader import build_dataset, evaluation_loader, evaluation_rounds
 from slowfast_patches.engine import checkpoints
 from slowfast_patches.engine.device import set_up_device
@@ -143,29 +142,9 @@ def _count_videos(cfg: CfgNode, split: str) -> int:
             "DATA.PATH_PREFIX to the folder that their paths start from"
         )
     if _starts_main(cfg):
-        _warn_of_list(cfg, split, videos)
+        for text in list_warnings(cfg, split, videos):
+            logger.warning("%s", text)
     return len(videos)
-
-
-def _warn_of_list(cfg: CfgNode, split: str, videos: Sequence[Any]) -> None:
-    """Say what is odd about a csv file of videos, each once; the other lists are checked as they
-    are parsed."""
-    path = list_path(cfg, split)
-    said_already = split == "test" and cfg.TRAIN.ENABLE and path == list_path(cfg, "val")
-    if path.suffix != ".csv" or not isinstance(videos[0], LabelledVideo) or said_already:
-        return
-    texts = repeated_videos(path, videos)
-    if split == "train":
-        texts += untrained_classes(path, videos, cfg.MODEL.NUM_CLASSES, _names(cfg))
-    for text in texts:
-        logger.warning("%s", text)
-
-
-def _names(cfg: CfgNode) -> Sequence[str] | None:
-    try:
-        return class_names(cfg)
-    except ValueError:
-        return None  # names that do not fit are refused where they are needed
 
 
 def _prepare_folder(cfg: CfgNode, schedule: Schedule) -> None:

@@ -541,6 +541,15 @@ def test_folders_inside_a_classs_folder_are_named(run, classes):
     assert f"4 folders inside the folders of classes are not looked into: {named} and 1" in said
 
 
+def test_a_video_listed_twice_is_named(tool, tmp_path, capsys):
+    (tmp_path / "train.csv").write_text("a.mp4 0\nb.mp4 1\na.mp4 1\n")
+    out = str(tmp_path / "out")
+    tool.find_lists(tool.parse_args(["--csv", str(tmp_path / "train.csv"), "--out", out]))
+    said = capsys.readouterr().err
+    assert said.startswith(f"warning: {tmp_path / 'train.csv'}: 1 video(s) are listed with differ")
+    assert "a.mp4 in lines 1 (label 0) and 3 (label 1)" in said
+
+
 def test_more_videos_leave_the_split_much_as_it_was(run, classes):
     run("--folder", classes, "--val-fraction", 0.5)
     before = {name for name, _ in rows(classes / "val.csv")}

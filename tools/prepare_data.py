@@ -13,8 +13,9 @@ prepares what three lists name ("path label" a line; a video that several name i
 
 takes the classes from the names of folders: videos/<class>/*.mp4 (.avi, .mkv, .webm, .mov, .mpg,
 ...), or videos/{train,val,test}/<class>/*.mp4. Without such a split, some videos of each class are
-set aside for validation, always the same. Without --out, the lists and classes.json (the number of
-each class) are written into the folder, and no video is.
+set aside for validation, always the same. Folders inside that of a class are named and not looked
+into. Without --out, the lists and classes.json (the number of each class) are written into the
+folder, and no video is.
 
     python tools/prepare_data.py --ssv2 ssv2 --out ssv2_prepared
 
@@ -33,8 +34,10 @@ import argparse
 import shlex
 import sys
 from collections.abc import Sequence
+from itertools import chain
 from pathlib import Path
 
+from slowfast_patches.datasets.list_warnings import first_few, repeated_videos
 from slowfast_patches.datasets.preparing.lists import (
     ClassFolders,
     VideoList,
@@ -127,7 +130,10 @@ def find_lists(args: argparse.Namespace) -> tuple[Sequence[VideoList], Sequence[
     """The lists to prepare, and the classes where they have names; those of a folder are written
     there without --out."""
     if args.csv:
-        return read_lists(args.csv, prefix=args.prefix or "", separator=args.separator), ()
+        lists = read_lists(args.csv, prefix=args.prefix or "", separator=args.separator)
+        for text in chain(*(repeated_videos(found.origin, found.videos) for found in lists)):
+            print(f"warning: {text}", file=sys.stderr)
+        return lists, ()
     if args.ssv2:
         return read_ssv2_lists(args.ssv2, prefix=args.prefix or "")
     found = find_classes(args.folder, args.val_fraction)
@@ -146,6 +152,12 @@ def describe(found: ClassFolders) -> None:
     print(f"{found.folder}: {len(found.classes)} classes; videos: {counts}")
     if found.ignored:
         print(f"{len(found.ignored)} files are no videos, the first {found.ignored[0]}")
+    if found.nested:
+        print(
+            f"warning: {len(found.nested)} folders inside the folders of classes are not looked "
+            f"into: {first_few(found.nested)}; put their videos beside the others of the class",
+            file=sys.stderr,
+        )
 
 
 if __name__ == "__main__":

@@ -12,6 +12,7 @@ then changes k from iteration to iteration.
 
 from __future__ import annotations
 
+import warnings
 from datetime import timedelta
 from typing import Any
 from weakref import WeakKeyDictionary
@@ -20,6 +21,7 @@ import torch
 import torch.distributed as dist
 from torch import Tensor, nn
 from torch.nn import functional as F
+from torch.nn.modules.batchnorm import _BatchNorm
 
 from multigrid.batchnorm_split import split_batch_norm
 
@@ -149,9 +151,38 @@ def convert_batchnorm(module: nn.Module) -> nn.Module:
 
     The new modules hold the very parameters, buffers, hooks and extra attributes of the old ones
     under the same names, so optimizers and state dicts stay valid. A module that appears twice
-    stays one module; subclasses of `nn.BatchNorm3d` stay what they are.
+    stays one module.
+
+    Raises:
+        ValueError: `module` has batch normalisation of another class; nothing is converted.
     """
+    _refuse_others(module)
     return _convert(module, {})
+
+
+def _refuse_others(module: nn.Module) -> None:
+    """Other batch normalisation is not converted: its input does not tell what it has of clips."""
+    others = {
+        name: type(norm)
+        for name, norm in module.named_modules()
+        if isinstance(norm, _BatchNorm) and not isinstance(norm, GroupedBatchNorm3d)
+        if type(norm) is not nn.BatchNorm3d
+    }
+    if not others:
+        return
+    named = [f"{name or 'the module'} ({kind.__name__})" for name, kind in others.items()]
+    more = f" and {len(named) - 3} more" if len(named) > 3 else ""
+    advice = (
+        "leave out convert_sync_batchnorm: groups of clips are shared between processes anyway"
+        if nn.SyncBatchNorm in others.values()
+        else "put nn.BatchNorm3d in its place (frames as the T of (N, C, T, H, W)), or convert the "
+        "parts of the model without it, as in model.trunk = convert_batchnorm(model.trunk): the "
+        "others keep the statistics of each process's batch"
+    )
+    raise ValueError(
+        f"only nn.BatchNorm3d can take its statistics over groups of clips, not "
+        f"{', '.join(named[:3])}{more}: {advice}"
+    )
 
 
 def _convert(module: nn.Module, done: dict[nn.Module, nn.Module]) -> nn.Module:
@@ -169,12 +200,22 @@ def _convert(module: nn.Module, done: dict[nn.Module, nn.Module]) -> nn.Module:
 
 
 def set_group_size(model: nn.Module, group_size: int | None) -> None:
-    """Set the clips per group of every `GroupedBatchNorm3d` in `model` (None: the local batch)."""
+    """Set the clips per group of every `GroupedBatchNorm3d` in `model` (None: the local batch).
+
+    Warns where there is none.
+    """
     if group_size is not None and group_size < 1:
         raise ValueError(f"group_size must be at least 1 clip, or None, got {group_size}")
-    for module in model.modules():
-        if isinstance(module, GroupedBatchNorm3d):
-            module.group_size = group_size
+    norms = [m for m in model.modules() if isinstance(m, GroupedBatchNorm3d)]
+    for norm in norms:
+        norm.group_size = group_size
+    if group_size is not None and not norms:
+        warnings.warn(
+            f"group_size {group_size} has no effect: the model has no GroupedBatchNorm3d; call "
+            "convert_batchnorm(model) once after building it, or make_schedule(bn_size=None) if "
+            "it has no batch normalisation",
+            stacklevel=2,
+        )
 
 
 @torch.no_grad()

@@ -49,9 +49,8 @@ def possible_processes(schedule: Schedule) -> list[int]:
 def form_groups(schedule: Schedule, timeout: timedelta | None = None) -> None:
     """Form every process group over which BN of a schedule shares statistics, each once.
 
-    Every process must call this before training. One more group is of all processes: BN over a
-    whole mini-batch of the baseline's, such as precise BN takes, is shared by all. Without BN
-    sizes, or with one process, there is nothing to form. `timeout` is that of `form_neighbours`.
+    Every process must call this before training. Without BN sizes, or with one process, there is
+    nothing to form. `timeout` is that of `form_neighbours`.
 
     Raises:
         ValueError: the processes cannot train the schedule.
@@ -62,7 +61,7 @@ def form_groups(schedule: Schedule, timeout: timedelta | None = None) -> None:
     processes = dist.get_world_size()
     check_processes(schedule, processes)
     sharers = {_sharers(shape, size, processes) for shape, size in batches}
-    for count in sorted({processes, *filter(None, sharers)}):
+    for count in sorted(filter(None, sharers)):
         form_neighbours(count, timeout)
 
 

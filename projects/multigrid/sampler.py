@@ -89,18 +89,20 @@ class MultigridBatchSampler(Sampler[list[ClipRequest]]):
 
     Rank r takes the r-th of `world_size` equal runs of each global mini-batch, so that together the
     ranks see what one process would. BN groups are runs of the stream; within a rank the clips come
-    in `group_order`, as `GroupedBatchNorm3d` wants them.
+    in `group_order`, as `GroupedBatchNorm3d` wants them. One pass over it is the whole training.
 
     Raises:
-        ValueError: the processes cannot train the schedule, see `check_processes`.
+        ValueError: the processes cannot train the schedule, see `check_processes`; or `start` is
+            not in it.
     """
 
     def __init__(
         self, schedule: Schedule, seed: int, rank: int = 0, world_size: int = 1, start: int = 0
     ) -> None:
         check_processes(schedule, world_size)
-        self.schedule, self.seed, self.start = schedule, seed, start
+        self.schedule, self.seed = schedule, seed
         self.rank, self.world_size = rank, world_size
+        self.load_state_dict({"iteration": start})
 
     def batch(self, iteration: int) -> list[ClipRequest]:
         """This rank's clips of one iteration; a pure function of the iteration."""
@@ -114,6 +116,28 @@ class MultigridBatchSampler(Sampler[list[ClipRequest]]):
 
     def __len__(self) -> int:
         return self.schedule.iterations - self.start
+
+    def state_dict(self, trained_iterations: int) -> dict[str, int]:
+        """What `load_state_dict` takes to go on after so many iterations of the schedule.
+
+        Only the training loop knows the number: `batch["iteration"] + 1`. The sampler, which a
+        loader's workers ask ahead of the training, does not.
+        """
+        return {"iteration": trained_iterations}
+
+    def load_state_dict(self, state: Mapping[str, int]) -> None:
+        """Start at the iteration of `state` when next iterated.
+
+        Raises:
+            ValueError: the schedule does not have it.
+        """
+        start, last = state["iteration"], self.schedule.iterations
+        if not 0 <= start <= last:
+            raise ValueError(
+                f"cannot start at iteration {start} of a schedule of {last}; was it another "
+                "schedule that was trained?"
+            )
+        self.start = start
 
 
 def empty_clips(count: int, frames: int, crop: int) -> Tensor:
@@ -132,8 +156,8 @@ def collate(samples: Sequence[Mapping[str, Any]]) -> Batch:
     """Stack the samples of one mini-batch.
 
     Each sample has `clip` (T, H, W, 3) uint8, `label` (a class, or a multi-hot vector (classes,)
-    float32), `flip` (bool), `iteration`, and `failures`, a list of (path, reason) of videos that
-    had to be replaced. All are of one iteration, hence of one shape.
+    float32), `flip` (bool), `iteration`, and, where videos had to be replaced, `failures`, a list
+    of their (path, reason). All are of one iteration, hence of one shape.
     """
     iterations = {sample["iteration"] for sample in samples}
     assert len(iterations) == 1, f"a mini-batch of several iterations: {sorted(iterations)}"
@@ -142,5 +166,5 @@ def collate(samples: Sequence[Mapping[str, Any]]) -> Batch:
         labels=torch.as_tensor(np.asarray([sample["label"] for sample in samples])),
         flips=torch.as_tensor([bool(sample["flip"]) for sample in samples]),
         iteration=iterations.pop(),
-        failures=[failure for sample in samples for failure in sample["failures"]],
+        failures=[failure for sample in samples for failure in sample.get("failures", ())],
     )

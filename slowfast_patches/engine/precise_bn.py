@@ -8,7 +8,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from multigrid import set_group_size
+from multigrid import GroupedBatchNorm3d, set_group_size
 from multigrid.batchnorm import channel_moments
 from slowfast_patches.models.dropout import set_clips
 from slowfast_patches.models.inputs import InputTransform
@@ -29,19 +29,19 @@ def update_precise_bn(
     """Replace the running statistics by those of some mini-batches (Wu and Johnson, 2021).
 
     They are the mean and variance of all the values that a channel has over the mini-batches of all
-    processes. Grouped BN normalises the clips meanwhile over `global_batch` of them, on however
-    many processes; BN that is not grouped normalises each process's own.
+    processes, whose clips are normalised meanwhile over `global_batch` of them. So baseline and
+    multigrid training are estimated alike, on any number of processes. The host normalises each
+    GPU's own clips; more of them are nearer to evaluation, which knows no mini-batch.
 
-    All mini-batches are of one size, and each process has as many.
+    All mini-batches are of one size, and each process has as many. All BN is `GroupedBatchNorm3d`,
+    in groups or not; of several processes, each must have called `form_neighbours` for all.
     """
     model.train()
     set_group_size(model, global_batch)
     set_clips(model, None)
-    moments = {
-        norm: _Moments(norm.num_features, world.device)
-        for norm in model.modules()
-        if isinstance(norm, nn.BatchNorm3d) and norm.track_running_stats
-    }
+    norms = [m for m in model.modules() if isinstance(m, nn.BatchNorm3d) and m.track_running_stats]
+    assert all(isinstance(norm, GroupedBatchNorm3d) for norm in norms)
+    moments = {norm: _Moments(norm.num_features, world.device) for norm in norms}
     hooks = [norm.register_forward_pre_hook(moment.see) for norm, moment in moments.items()]
     try:
         with autocast():

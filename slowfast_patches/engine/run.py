@@ -23,6 +23,7 @@ from slowfast_patches.config import check_config
 from slowfast_patches.config.metrics import format_metrics, metric_names
 from slowfast_patches.config.schedule import check_world_size, schedule_from_config
 from slowfast_patches.datasets.in_use import reading
+from slowfast_patches.datasets.list_warnings import list_warnings
 from slowfast_patches.datasets.lists import list_path, read_list
 from slowfast_patches.datasets.loader import build_dataset, evaluation_loader, evaluation_rounds
 from slowfast_patches.engine import checkpoints
@@ -140,6 +141,9 @@ def _count_videos(cfg: CfgNode, split: str) -> int:
             f"none of the first videos of {list_path(cfg, split)} exists, such as {paths[0]}; set "
             "DATA.PATH_PREFIX to the folder that their paths start from"
         )
+    if _starts_main(cfg):
+        for text in list_warnings(cfg, split, videos):
+            logger.warning("%s", text)
     return len(videos)
 
 

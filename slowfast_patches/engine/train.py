@@ -12,7 +12,14 @@ import torch
 from fvcore.common.config import CfgNode
 from torch import Tensor
 
-from multigrid import Batch, Step, average_running_stats, clip_numbers, form_groups
+from multigrid import (
+    Batch,
+    Step,
+    average_running_stats,
+    clip_numbers,
+    form_groups,
+    form_neighbours,
+)
 from slowfast_patches.config.schedule import config_at, groups_batchnorm, schedule_from_config
 from slowfast_patches.datasets.lists import list_digest, list_path
 from slowfast_patches.datasets.loader import build_dataset, loading_advice, training_loader
@@ -66,9 +73,13 @@ class Trainer:
         self.schedule = schedule_from_config(cfg, len(self.dataset))
         self.validation = Validation(cfg, world, stop, self.dataset, self.schedule)
         torch.manual_seed(cfg.RNG_SEED)
-        self.model = build_model(cfg, grouped_bn=groups_batchnorm(cfg)).to(world.device)
+        # Without a group size it is the host's BN, until precise BN takes whole mini-batches.
+        self.model = build_model(cfg, grouped_bn=True).to(world.device)
         self.stepper = Stepper(cfg, self.model, world.device)
-        form_groups(self.schedule, timedelta(seconds=cfg.DIST_STALL_SECONDS))
+        patience = timedelta(seconds=cfg.DIST_STALL_SECONDS)
+        form_groups(self.schedule, patience)
+        if cfg.BN.USE_PRECISE_STATS:
+            form_neighbours(world.size, patience)
         self.clock, self.start, self.done = Clock(), 0, 0
         self.evaluations: list[dict[str, Any]] = []
         self.evaluation_due = False

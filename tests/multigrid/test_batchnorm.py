@@ -2,6 +2,7 @@
 
 import subprocess
 import sys
+import warnings
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -258,17 +259,50 @@ def test_convert_keeps_parameters_names_and_attributes():
 
 
 def test_convert_leaves_other_norms_and_keeps_shared_modules_shared():
-    class Special(nn.BatchNorm3d):
-        pass
-
     shared = nn.BatchNorm3d(4)
-    model = nn.ModuleList([shared, Special(4), shared, nn.BatchNorm2d(4)])
+    model = nn.ModuleList([shared, nn.InstanceNorm3d(4), shared])
     convert_batchnorm(model)
-    kinds = [type(m) for m in model]
-    assert kinds == [GroupedBatchNorm3d, Special, GroupedBatchNorm3d, nn.BatchNorm2d]
+    assert [type(m) for m in model] == [GroupedBatchNorm3d, nn.InstanceNorm3d, GroupedBatchNorm3d]
     assert model[0] is model[2]
     first = model[0]
     assert convert_batchnorm(model)[0] is first  # converting twice changes nothing
+
+
+class _Special(nn.BatchNorm3d):
+    pass
+
+
+@pytest.mark.parametrize(
+    ("kind", "advice"),
+    [
+        (nn.BatchNorm1d, r"model.trunk = convert_batchnorm\(model.trunk\)"),
+        (nn.BatchNorm2d, "put nn.BatchNorm3d in its place"),
+        (nn.SyncBatchNorm, "leave out convert_sync_batchnorm"),
+        (_Special, "put nn.BatchNorm3d in its place"),
+    ],
+)
+def test_other_batch_normalisation_is_refused_by_name(kind, advice):
+    model = nn.ModuleDict({"trunk": nn.BatchNorm3d(4), "head": nn.Sequential(kind(4))})
+    with pytest.raises(ValueError, match=rf"not head\.0 \({kind.__name__}\): .*{advice}"):
+        convert_batchnorm(model)
+    assert type(model["trunk"]) is nn.BatchNorm3d, "nothing is half converted"
+    model["trunk"] = convert_batchnorm(model["trunk"])
+    set_group_size(model, 2)
+    assert (model["trunk"].group_size, type(model["head"][0])) == (2, kind)
+
+
+def test_of_many_the_first_are_named():
+    with pytest.raises(ValueError, match=r"not 0 \(BatchNorm2d\), 1 .*, 2 .* and 2 more: "):
+        convert_batchnorm(nn.Sequential(*(nn.BatchNorm2d(4) for _ in range(5))))
+
+
+def test_a_group_size_without_a_grouped_norm_warns():
+    model = nn.Sequential(nn.BatchNorm3d(4))
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        set_group_size(model, None)
+    with pytest.warns(UserWarning, match=r"group_size 8 has no effect.*convert_batchnorm\(model\)"):
+        set_group_size(model, 8)
 
 
 def test_convert_a_single_norm_and_set_its_group_size():

@@ -3,13 +3,12 @@
 from __future__ import annotations
 
 import ast
-import os
 import re
-import subprocess
-import sys
+from contextlib import nullcontext
 from pathlib import Path
 
 import pytest
+import torch
 
 import multigrid
 
@@ -25,30 +24,67 @@ def example():
     return blocks[0]
 
 
-def test_the_example_runs_as_printed(example, tmp_path):
-    done = subprocess.run(
-        [sys.executable, "-c", example],
-        cwd=tmp_path,
-        env={**os.environ, "OMP_NUM_THREADS": "1", "PYTHONIOENCODING": "utf-8"},
-        capture_output=True,
-        encoding="utf-8",
-        timeout=120,
-        check=False,
-    )
-    assert done.returncode == 0, done.stderr
-    *phases, total = done.stdout.splitlines()
-    assert [line.split()[0] for line in phases] == [
-        "64×2×23²", "32×4×23²", "16×4×32²", "8×8×32²", "8×8×32²", "8×8×32²"
-    ]  # fmt: skip
+class TwoGroups(torch.optim.SGD):
+    def __init__(self, parameters, **options):
+        *most, last = parameters
+        super().__init__([{"params": most}, {"params": [last]}], **options)
+
+
+def run(example: str, lines: int | None = None) -> tuple[list[str], dict]:
+    """What it prints, up to so many lines, and its names."""
+    printed = list[str]()
+
+    def note(line: str) -> None:
+        printed.append(line)
+        if len(printed) == lines:
+            raise KeyboardInterrupt
+
+    names = {"__name__": "example", "print": note}
+    with nullcontext() if lines is None else pytest.raises(KeyboardInterrupt):
+        exec(compile(example, CARD, "exec"), names)
+    return printed, names
+
+
+@pytest.fixture(scope="module")
+def interrupted_run(example, tmp_path_factory):
+    """The example, interrupted after its third phase and started again."""
+    threads = torch.get_num_threads()
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(torch.optim, "SGD", TwoGroups)
+        patch.chdir(tmp_path_factory.mktemp("example"))
+        torch.set_num_threads(1)
+        first, _ = run(example, lines=3)
+        rest, names = run(example)
+        torch.set_num_threads(threads)
+    return [first, rest], names
+
+
+def test_the_example_runs_as_printed_and_goes_on_where_it_was_interrupted(interrupted_run):
+    [first, [*phases, total]], _ = interrupted_run
+    assert [line.split()[0] for line in first] == ["64×2×23²", "32×4×23²", "16×4×32²"]
+    assert [line.split()[0] for line in phases] == ["8×8×32²"] * 3
     assert float(phases[-1].split()[-1]) < 0.3, "chance is a loss of 0.69"
     assert re.fullmatch(r"9\d iterations instead of 320", total)
+
+
+def test_the_examples_rates_are_those_of_all_parameters(interrupted_run):
+    schedule, optimizer = (interrupted_run[1][name] for name in ("schedule", "optimizer"))
+    rates = [group["lr"] for group in optimizer.param_groups]
+    assert rates == [schedule.at(schedule.iterations - 1).lr] * 2
+
+
+def test_the_example_mirrors_what_is_to_be_mirrored(interrupted_run):
+    clips = torch.arange(6, dtype=torch.uint8).view(2, 1, 1, 3, 1)
+    batch = {"clips": clips, "flips": torch.tensor([False, True])}
+    found = interrupted_run[1]["network_input"](batch)
+    assert ((found + 1) * 128).flatten().tolist() == [0, 1, 2, 5, 4, 3]
 
 
 def test_the_example_needs_the_method_alone(example):
     nodes = list(ast.walk(ast.parse(example)))
     names = [alias.name for node in nodes if isinstance(node, ast.Import) for alias in node.names]
     names += [str(node.module) for node in nodes if isinstance(node, ast.ImportFrom)]
-    assert {name.split(".")[0] for name in names} == {"multigrid", "numpy", "torch"}
+    assert {name.split(".")[0] for name in names} == {"multigrid", "numpy", "os", "torch"}
 
 
 @pytest.mark.parametrize("name", multigrid.__all__)

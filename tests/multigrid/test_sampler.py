@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from itertools import chain, pairwise
+from itertools import chain, islice, pairwise
 
 import numpy as np
 import pytest
@@ -157,6 +157,31 @@ def test_a_later_start_is_the_tail_of_the_same_stream(schedule, start):
     assert list(late) == whole[start:], "a sampler can be iterated again"
 
 
+@pytest.mark.parametrize("trained", [0, 5, 17])
+def test_a_state_goes_on_after_what_was_trained_and_not_after_what_was_read(schedule, trained):
+    whole = list(MultigridBatchSampler(schedule, SEED, 1, 2))
+    sampler = MultigridBatchSampler(schedule, SEED, 1, 2)
+    ahead = islice(sampler, trained + 4)  # as a loader's workers are
+    assert len(list(ahead)) == trained + 4
+    again = MultigridBatchSampler(schedule, SEED, 1, 2)
+    again.load_state_dict(sampler.state_dict(trained))
+    assert list(again) == whole[trained:]
+    assert len(again) == len(whole) - trained
+
+
+def test_a_state_without_the_training_loops_word_is_refused(schedule):
+    with pytest.raises(TypeError, match="trained_iterations"):
+        MultigridBatchSampler(schedule, SEED).state_dict()
+
+
+def test_a_state_of_another_schedule_is_refused(schedule):
+    end, past = schedule.iterations, schedule.iterations + 1
+    assert list(MultigridBatchSampler(schedule, SEED, start=end)) == []
+    for start in (-1, past):
+        with pytest.raises(ValueError, match=f"iteration {start} of a schedule of {end}; was it"):
+            MultigridBatchSampler(schedule, SEED).load_state_dict({"iteration": start})
+
+
 def test_a_batch_that_does_not_divide_is_refused(schedule):
     with pytest.raises(ValueError, match=r"4 clips .* does not divide over 8 processes") as error:
         MultigridBatchSampler(schedule, SEED, world_size=8)
@@ -211,9 +236,9 @@ def test_collate(schedule):
 
 def test_collate_takes_classes_and_multi_hot_vectors():
     sample = {"clip": np.zeros((1, 2, 2, 3), np.uint8), "flip": False, "iteration": 0}
-    sample["failures"] = []
     classes = collate([{**sample, "label": label} for label in (4, 0)])["labels"]
     assert (classes.dtype, classes.tolist()) == (torch.int64, [4, 0])
+    assert collate([sample | {"label": 4}])["failures"] == []
     hot = [np.array(row, np.float32) for row in ([0, 1, 1], [0, 0, 0])]
     labels = collate([{**sample, "label": label} for label in hot])["labels"]
     assert (labels.dtype, labels.tolist()) == (torch.float32, [[0, 1, 1], [0, 0, 0]])

@@ -2,7 +2,8 @@
 
 For each SIZE, that many processes train FOLDER/single.yaml through the trainer, over gloo; the
 first and the last SIZE train FOLDER/double.yaml, too, in float64. Rank r of n writes
-FOLDER/{single,double}/{n}/rank{r}.pt. They are forked from one that has imported everything, so
+FOLDER/{single,double}/{n}/rank{r}.pt, and in FOLDER/{plain,double}/{n}/precise{r}.pt precise BN of
+the weights that these recipes start from. They are forked from one that has imported everything, so
 that all of it takes little longer than its iterations.
 """
 
@@ -27,6 +28,7 @@ from slowfast_patches import patching
 from slowfast_patches.config import load_config
 from slowfast_patches.datasets import clips
 from slowfast_patches.engine import train as train_module
+from slowfast_patches.engine.pulse import Pulse
 from slowfast_patches.engine.stopping import StopRequest
 from slowfast_patches.engine.train import Trainer
 from slowfast_patches.models.build import build_model
@@ -93,16 +95,22 @@ def train_all(cfgs: dict[str, CfgNode], rank: int, size: int, folder: Path) -> N
     train_module.build_model = build_small
     world = World(rank, size, torch.device("cpu"))
     for name, cfg in cfgs.items():
-        with in_double() if name == "double" else nullcontext():
-            train(cfg, world, folder / name / str(size))
+        with in_double() if name != "single" else nullcontext():
+            train(name, cfg, world, folder / name / str(size))
     if size > 1:
         dist.destroy_process_group()
 
 
-def train(cfg: CfgNode, world: World, folder: Path) -> None:
+def train(name: str, cfg: CfgNode, world: World, folder: Path) -> None:
     folder.mkdir(parents=True, exist_ok=True)
     cfg = cfg.clone()
     cfg.OUTPUT_DIR = str(folder)
+    if name != "single":
+        trainer = Recording(cfg, world)
+        trainer.validation(trainer.model, trainer.schedule.at(0), Pulse())
+        torch.save(trainer.model.state_dict(), folder / f"precise{world.rank}.pt")
+    if name == "plain":
+        return
     with recorded_clips() as seen:
         trainer = Recording(cfg, world)
         trainer.train()
@@ -139,7 +147,8 @@ def recorded_clips() -> Iterator[list[tuple[Any, ...]]]:
 def main(folder: Path, sizes: list[int]) -> None:
     torch.set_num_threads(1)
     warnings.simplefilter("ignore")
-    cfgs = {name: load_config(folder / f"{name}.yaml") for name in ("single", "double")}
+    # The plain one first, which finds no groups of processes that another has formed.
+    cfgs = {name: load_config(folder / f"{name}.yaml") for name in ("plain", "single", "double")}
     for cfg in cfgs.values():
         cfg.defrost()
     build_optimizer(cfg, build_small(cfg))  # imports what is imported late

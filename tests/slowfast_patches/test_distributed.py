@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 import torch
 
-# Dropout differs from rank to rank, and precise BN takes each process's own batches.
+# Dropout and precise BN are tested in test_equivalence.py.
 OPTIONS = (
     *("MODEL.DROPOUT_RATE", 0.0, "BN.USE_PRECISE_STATS", False, "SOLVER.BASE_LR", 0.002),
     *("SOLVER.MAX_EPOCH", 3, "SOLVER.STEPS", [0, 2]),

@@ -54,6 +54,8 @@ def folder(tiny_config: Callable[..., CfgNode], tmp_path_factory: pytest.TempPat
     for name, rate in RATES.items():
         keys = ("SOLVER.BASE_LR", rate, "TRAIN.CHECKPOINT_FILE_PATH", folder / "weights.pyth")
         (folder / f"{name}.yaml").write_text(tiny_config(folder, *OPTIONS, *keys).dump())
+    plain = ("MULTIGRID.LONG_CYCLE", False, "MULTIGRID.SHORT_CYCLE", False, *keys)
+    (folder / "plain.yaml").write_text(tiny_config(folder, *OPTIONS, *plain).dump())
     command = [sys.executable, str(WORKER), str(folder), *map(str, SIZES)]
     done = subprocess.run(command, capture_output=True, text=True, timeout=900)
     assert done.returncode == 0, done.stderr
@@ -144,6 +146,16 @@ def test_weights_and_statistics_are_the_same(folder, schedule, name, size):
             off = difference(found, expected)
             for key, value in off.items():
                 assert value < (statistics if "running" in key else bar), key
+
+
+@pytest.mark.parametrize("size", [SIZES[0], SIZES[-1]])
+@pytest.mark.parametrize("name", ["double", "plain"])
+def test_precise_bn_of_equal_weights_is_the_same_with_and_without_groups(folder, name, size):
+    """Also on 4 processes, each of which has 2 clips of 8."""
+    expected = torch.load(folder / "double" / "1" / "precise0.pt")
+    for rank in range(size):
+        off = difference(torch.load(folder / name / str(size) / f"precise{rank}.pt"), expected)
+        assert max(off.values()) < 1e-11
 
 
 @pytest.mark.parametrize("name", RATES)

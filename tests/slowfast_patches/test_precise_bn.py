@@ -9,7 +9,7 @@ import torch
 from fvcore.nn import update_bn_stats
 from torch import Tensor, nn
 
-from multigrid import convert_batchnorm
+from multigrid import GroupedBatchNorm3d, convert_batchnorm, set_group_size
 from slowfast_patches.engine.precise_bn import update_precise_bn
 from slowfast_patches.models.dropout import ClipDropout, set_clips
 from slowfast_patches.utils.distributed import World
@@ -30,22 +30,22 @@ def update(model: nn.Module, loader: list[dict[str, Tensor]]) -> None:
 
 
 def test_the_first_norm_has_the_mean_and_variance_of_all_values():
-    loader, norm = batches(3, 4), nn.BatchNorm3d(3)
+    loader, norm = batches(3, 4), GroupedBatchNorm3d(3)
     update(nn.Sequential(norm), loader)
     values = torch.cat([batch["clips"] for batch in loader]).double().transpose(0, 1).flatten(1)
     torch.testing.assert_close(norm.running_mean.double(), values.mean(1))
     torch.testing.assert_close(norm.running_var.double(), values.var(1, correction=0))
 
 
-@pytest.mark.parametrize("grouped", [True, False])
-def test_on_one_process_it_is_fvcores(grouped):
+@pytest.mark.parametrize("group_size", [2, None])
+def test_on_one_process_it_is_fvcores_whatever_the_groups_were(group_size):
     def build() -> nn.Module:
         torch.manual_seed(0)
         layers = (nn.Conv3d(3, 8, 1), nn.BatchNorm3d(8), nn.ReLU(), nn.Conv3d(8, 4, 1))
         return nn.Sequential(*layers, nn.BatchNorm3d(4))
 
     ours, theirs, loader = build(), build(), batches(3, 4)
-    ours = convert_batchnorm(ours) if grouped else ours
+    set_group_size(convert_batchnorm(ours), group_size)
     update(ours, loader)
     update_bn_stats(theirs.train(), [batch["clips"] for batch in loader], len(loader))
     for name, value in theirs.state_dict().items():
@@ -54,7 +54,7 @@ def test_on_one_process_it_is_fvcores(grouped):
 
 def test_clips_of_the_training_are_forgotten():
     """Dropout after a norm must not look for masks of clips that are not the training's."""
-    model = nn.Sequential(nn.BatchNorm3d(3), ClipDropout(0.5, 0, 3))
+    model = nn.Sequential(GroupedBatchNorm3d(3), ClipDropout(0.5, 0, 3))
     set_clips(model, [1, 2])
     update(model, batches(1, 4))
     assert model[1].kept is None

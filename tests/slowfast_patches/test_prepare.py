@@ -517,6 +517,7 @@ def test_lists_are_made_of_folders(run, classes):
     assert status == 0
     assert "4 classes" in said
     assert "1 files are no videos, the first" in said
+    assert "warning" not in said
     assert "MODEL.NUM_CLASSES 4" in said
     numbers = json.loads((classes / "classes.json").read_text(encoding="utf-8"))
     assert numbers == {"jump": 0, "once": 1, "sit down": 2, "żółw": 3}
@@ -528,6 +529,25 @@ def test_lists_are_made_of_folders(run, classes):
     for name, label in train + val:
         assert (classes / name).is_file()
         assert numbers[name.split("/")[0]] == label
+
+
+def test_folders_inside_a_classs_folder_are_named(run, classes):
+    for name in ("jump/old", "jump/raw", "once/frames.d", "żółw/1"):
+        (classes / name).mkdir()
+        (classes / name / "more.mp4").write_bytes(b"")
+    status, said = run("--folder", classes)
+    assert (status, "1 files are no videos, the first" in said) == (0, True)
+    named = ", ".join(str(classes / name) for name in ("jump/old", "jump/raw", "once/frames.d"))
+    assert f"4 folders inside the folders of classes are not looked into: {named} and 1" in said
+
+
+def test_a_video_listed_twice_is_named(tool, tmp_path, capsys):
+    (tmp_path / "train.csv").write_text("a.mp4 0\nb.mp4 1\na.mp4 1\n")
+    out = str(tmp_path / "out")
+    tool.find_lists(tool.parse_args(["--csv", str(tmp_path / "train.csv"), "--out", out]))
+    said = capsys.readouterr().err
+    assert said.startswith(f"warning: {tmp_path / 'train.csv'}: 1 video(s) are listed with differ")
+    assert "a.mp4 in lines 1 (label 0) and 3 (label 1)" in said
 
 
 def test_more_videos_leave_the_split_much_as_it_was(run, classes):

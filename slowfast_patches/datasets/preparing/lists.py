@@ -72,7 +72,9 @@ class ClassFolders:
     lists: tuple[VideoList, ...]
     """train.csv, val.csv and test.csv."""
     ignored: tuple[str, ...]
-    """Paths of what lies beside the videos and is none."""
+    """Paths of the files that lie beside the videos and are none."""
+    nested: tuple[str, ...]
+    """Paths of the folders that lie beside the videos, and are not looked into."""
 
 
 def read_lists(csvs: Sequence[Path], *, prefix: str, separator: str) -> list[VideoList]:
@@ -133,18 +135,20 @@ def find_classes(folder: Path, val_fraction: float | None = None) -> ClassFolder
     if not folder.is_dir():
         raise ValueError(f"--folder {folder}: no such folder")
     splits = [name for name in _folders(folder) if name in _SPLITS]
-    ignored = list[str]()
+    beside = list[str]()
     if splits and len(splits) == len(_folders(folder)):
         if val_fraction is not None:
             raise ValueError(f"--val-fraction: {folder} is split already ({', '.join(splits)})")
-        found = {split: _classes(folder / split, ignored) for split in splits}
+        found = {split: _classes(folder / split, beside) for split in splits}
         found = _complete(folder, found)
     else:
         fraction = _VAL_FRACTION if val_fraction is None else val_fraction
-        found = _set_aside(folder, _classes(folder, ignored), fraction)
+        found = _set_aside(folder, _classes(folder, beside), fraction)
     classes = tuple(sorted(found["train"]))
     lists = tuple(_labelled(folder, split, found[split], classes) for split in _SPLITS)
-    return ClassFolders(folder, classes, lists, tuple(ignored))
+    nested = tuple(path for path in beside if os.path.isdir(path))
+    ignored = tuple(path for path in beside if path not in nested)
+    return ClassFolders(folder, classes, lists, ignored, nested)
 
 
 def write_class_lists(found: ClassFolders, separator: str) -> None:
@@ -212,7 +216,7 @@ def _folders(folder: Path) -> list[str]:
     return sorted(e.name for e in os.scandir(folder) if e.is_dir() and e.name[0] != ".")
 
 
-def _classes(folder: Path, ignored: list[str]) -> dict[str, list[str]]:
+def _classes(folder: Path, beside: list[str]) -> dict[str, list[str]]:
     """The videos of each class, by the class's name, in the order of their names."""
     names = _folders(folder)
     if not names:
@@ -226,7 +230,7 @@ def _classes(folder: Path, ignored: list[str]) -> dict[str, list[str]]:
                 f"{folder / name}: no videos in it; folders are to be named <class>/ or "
                 "{train,val,test}/<class>/, with the videos right in them"
             )
-        ignored += sorted(set(paths) - set(videos))
+        beside += sorted(set(paths) - set(videos))
         found[name] = videos
     return found
 

@@ -15,6 +15,7 @@ from fvcore.common.config import CfgNode
 
 from multigrid import Schedule
 from slowfast_patches.config import check_config, load_config
+from slowfast_patches.config.scale import as_overrides, scaled_lengths
 from slowfast_patches.config.schedule import schedule_from_config
 from slowfast_patches.config.stored import keys_of
 from slowfast_patches.engine.plan import make_plan, plan_config
@@ -211,6 +212,13 @@ def test_an_end_from_the_command_line_decides_which_steps_are_left(tmp_path, cap
     assert "[154, 196], have no effect and are dropped" in caplog.text
     longer = load("Kinetics/I3D_8x8_IN1K", tmp_path, "SOLVER.MAX_EPOCH", 130)
     assert longer.SOLVER.STEPS == [0, 44, 88, 118]
+
+
+def test_shortened_its_stages_keep_their_shares(tmp_path):
+    cfg = load("Kinetics/I3D_8x8_IN1K", tmp_path)
+    short = load("Kinetics/I3D_8x8_IN1K", tmp_path, *as_overrides(scaled_lengths(cfg, 0.25)))
+    assert (short.SOLVER.STEPS, short.SOLVER.LRS) == ([0, 11, 22], cfg.SOLVER.LRS)
+    assert short.SOLVER.MAX_EPOCH == 29.5
 
 
 def test_the_model_of_such_a_recipe_takes_every_shape(tmp_path):

@@ -1,4 +1,4 @@
-"""Batch normalisation over a fixed number of clips (paper §3.3).
+"""Batch normalisation over a fixed number of clips (paper §3.2).
 
 Multigrid training changes the number of clips in a batch, and with it what batch normalisation
 does: statistics over more clips are less noisy and regularise less. So the statistics are always

@@ -35,7 +35,7 @@ class LearningRate(Protocol):
         """The rate at a point of the baseline training, in epochs."""
 
     def with_late_last_drop(self) -> LearningRate:
-        """The policy whose last drop comes in the middle of its last stage (paper §3.3)."""
+        """The policy whose last drop comes in the middle of its last stage (paper §3)."""
 
 
 @dataclass(frozen=True)
@@ -106,8 +106,9 @@ class SteppedRate:
 class CosineRate:
     """Half a cosine from `base` to `end` over `epochs` (Loshchilov and Hutter, 2017).
 
-    It has no steps to hang the cycles on. By default, as in the paper's Kinetics recipe (§4), three
-    long cycles of equal length take the first four fifths and fine-tuning takes the last fifth.
+    It has no steps to hang the cycles on. By default three long cycles of equal length take the
+    first four fifths and fine-tuning takes the last fifth: a rule of ours. The paper's own is with
+    its cosine results in the supplement, which is not at hand.
     """
 
     base: float

@@ -175,7 +175,8 @@ def make_schedule(
         learning_rate: the baseline's policy, which also gives its length and stages.
         epoch_factor: epochs of the multigrid training as a multiple of the baseline's; 1 if both
             cycles are empty.
-        long_cycle: (t/T, h/H) of the shapes of one long cycle, coarse to fine; empty for none.
+        long_cycle: (t/T, h/H) of the shapes of one long cycle, coarse to fine; empty for none. With
+            a short cycle and a rate that drops, none is one shape, the baseline's (paper §4.2).
         short_cycle: h/H of the short cycle's crops before the long cycle's own; empty for none.
         bn_size: clips over which BN statistics are taken at a long-cycle shape; None leaves BN to
             the batch that each process has.
@@ -183,9 +184,9 @@ def make_schedule(
             `scale_shape`; 1 has the paper's.
 
     Each LR stage but the last holds one long cycle; stages keep the baseline's proportions in
-    iterations. The last stage is fine-tuning at the baseline shape with the short cycle; with a
-    long cycle its first half keeps the rate of the stage before. The number of clips is
-    epoch_factor × epochs × num_videos to within one mini-batch.
+    iterations. The last stage is fine-tuning at the baseline shape with the short cycle; its first
+    half keeps the rate of the stage before. The number of clips is epoch_factor × epochs ×
+    num_videos to within one mini-batch.
 
     Raises:
         ValueError: no videos, a factor or divisor out of range, a batch that BN groups do not
@@ -197,6 +198,8 @@ def make_schedule(
         raise ValueError(f"the epoch factor must be above 0, not {epoch_factor}")
     if not long_cycle and not short_cycle and epoch_factor != 1:
         raise ValueError(f"an epoch factor of {epoch_factor} needs a long or a short cycle")
+    if not long_cycle and short_cycle and learning_rate.stage_ends[1:] and learning_rate.drops:
+        long_cycle = (BASE_FACTORS,)
     policy = learning_rate.with_late_last_drop() if long_cycle else learning_rate
     plans = _plan_phases(learning_rate, policy, tuple(long_cycle))
     cycles = [_short_shapes(base, plan.factors, short_cycle, size_divisor) for plan in plans]
@@ -287,7 +290,7 @@ def _count_iterations(
 
 
 def _bn_size(size: int | None, shape: Shape, long_shape: Shape) -> int | None:
-    """Clips per BN group: `size`, times 2 or 4 where the short cycle multiplies the batch (§3.3).
+    """Clips per BN group: `size`, times 2 or 4 where the short cycle multiplies the batch (§3.2).
 
     A batch smaller than the group is its own group.
     """

@@ -11,6 +11,7 @@ from fvcore.common.config import CfgNode
 
 __all__ = [
     "AUTO_OR_COUNT",
+    "NOT_HERE",
     "NO_EFFECT",
     "PER_PATHWAY",
     "NoEffect",
@@ -242,6 +243,21 @@ NO_EFFECT: Mapping[str, NoEffect] = {
     "TEST.SAVE_RESULTS_PATH": NoEffect("results go to OUTPUT_DIR; write OUTPUT_DIR", ("",)),
 }
 """Keys that are accepted and change nothing, by full name or by section ("DEMO.*")."""
+
+
+NOT_HERE: Mapping[str, str] = {
+    "X3D": "the X3D models",
+    "MVIT": "the MViT models",
+    "MASK": "masked pre-training",
+    "VIS_MASK": "masked pre-training",
+    "CONTRASTIVE": "contrastive pre-training",
+    "SSL": "self-supervised pre-training",
+    "TASK": "self-supervised pre-training",
+    "AUG": "the augmentation of MViT's recipes",
+    "MIXUP": "the augmentation of MViT's recipes",
+    "BENCHMARK": "the benchmark of loading",
+}
+"""What in the later releases whole sections belong to that are not here."""
 
 
 def find_no_effect(key: str) -> NoEffect | None:

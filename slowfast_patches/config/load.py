@@ -14,10 +14,12 @@ from fvcore.common.config import BASE_KEY, CfgNode
 
 from slowfast_patches.config.defaults import (
     AUTO_OR_COUNT,
+    NOT_HERE,
     PER_PATHWAY,
     find_no_effect,
     get_cfg,
 )
+from slowfast_patches.utils.report import format_list
 
 __all__ = ["load_config", "parse_config"]
 
@@ -37,11 +39,12 @@ def load_config(path: str | Path | None, overrides: Sequence[object] = ()) -> Cf
     A recipe may name another one as its `_BASE_`, relative to itself. Values are adapted to the
     type of the default: "1e-4" and 1 are numbers for a float, a tuple is a list. A key of the
     later releases that has no effect here (`NO_EFFECT`) is warned of once and stays at its
-    default, so that the result holds only what is in force.
+    default, and so are steps and rates that no iteration gets to, which are dropped: the result
+    holds only what is in force.
 
     Raises:
-        ValueError: a file that is missing or no YAML, a key that does not exist, a value of
-            another type, a pair without a value.
+        ValueError: a file that is missing or no YAML, a key that does not exist or belongs to what
+            is `NOT_HERE`, a value of another type, a pair without a value.
     """
     defaults = get_cfg()
     settings = dict(_pairs(overrides))
@@ -59,12 +62,30 @@ def parse_config(text: str, source: str, overrides: Sequence[object] = ()) -> Cf
 
 
 def _make(defaults: CfgNode, settings: Mapping[str, _Setting]) -> CfgNode:
+    _refuse_what_is_not_here(settings)
     cfg = defaults.clone()
     for key, setting in settings.items():
         _set(cfg, key, setting)
     _derive(cfg, settings.keys())
+    _drop_surplus_rates(cfg.SOLVER)
     cfg.freeze()
     return cfg
+
+
+def _refuse_what_is_not_here(settings: Mapping[str, _Setting]) -> None:
+    """One message for all sections of models and trainings that are `NOT_HERE`."""
+    found: dict[str, str] = {}
+    for key, setting in settings.items():
+        section, _, name = key.partition(".")
+        if section in NOT_HERE:
+            found.setdefault(section + ".*" * bool(name), setting.source)
+    if found:
+        belong = [f"{name} belongs to {NOT_HERE[name.removesuffix('.*')]}" for name in found]
+        raise ValueError(
+            f"{format_list(belong)} of later releases, which this project does not have "
+            f"({format_list(dict.fromkeys(found.values()))}); it trains C2D, I3D, Slow, SlowFast "
+            "and TSM (MODEL.ARCH), without these keys"
+        )
 
 
 def _read_layers(
@@ -271,8 +292,39 @@ def _derive(cfg: CfgNode, given: Container[str]) -> None:
         cfg.DIST_BACKEND = "gloo"
 
 
+def _drop_surplus_rates(solver: CfgNode) -> None:
+    """Cut SOLVER.STEPS and LRS to those that take effect, and say what that drops.
+
+    Recipes of the later releases have six rates for any number of steps, and some a last step at
+    MAX_EPOCH.
+    """
+    if solver.LR_POLICY != "steps_with_relative_lrs":
+        return
+    steps, end = list(solver.STEPS), solver.MAX_EPOCH
+    while len(steps) > 1 and isinstance(steps[-1], int | float) and steps[-1] >= end:
+        steps.pop()
+    if late := solver.STEPS[len(steps) :]:
+        logger.warning(
+            "the last of SOLVER.STEPS, %s, have no effect and are dropped: the training ends at "
+            "SOLVER.MAX_EPOCH %g; leave them out, or raise MAX_EPOCH.",
+            *(late, end),
+        )
+    stages = max(1, len(steps))
+    if surplus := solver.LRS[stages:]:
+        logger.warning(
+            "the last of SOLVER.LRS, %s, have no effect and are dropped: SOLVER.STEPS %s makes %d "
+            "stages of one rate each; leave them out, or give more steps.",
+            *(surplus, steps, stages),
+        )
+    solver.STEPS, solver.LRS = steps, solver.LRS[:stages]
+
+
 def _unknown_message(cfg: CfgNode, key: str, source: str) -> str:
+    """The nearest key is named where its section is the key's, or spelt nearly so."""
     known = [name for name, _ in _flatten(cfg, cfg, source)]
+    if "." in key:
+        section = difflib.get_close_matches(key.split(".")[0], list(cfg), n=1, cutoff=0.8)
+        known = [name for name in known if name.split(".")[0] in section]
     nearest = difflib.get_close_matches(key, known, n=1, cutoff=0.5)
     advice = f"; did you mean {nearest[0]}?" if nearest else ""
     return f"{key} is not a config key ({source}){advice}"

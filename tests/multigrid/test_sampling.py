@@ -122,6 +122,20 @@ def test_strides_are_uniform_from_2_to_8():
     assert max(abs(count - 500) for count in strides.values()) < 4 * 21
 
 
+@pytest.mark.parametrize(
+    ("base", "frames", "stride", "nearest", "farthest"),
+    [(32, 8, 2, 15 / 7, 9), (8, 2, 8, 15, 63)],
+)
+def test_the_deviation_of_spacings_from_strides(base, frames, stride, nearest, farthest):
+    """A span of 8 · 2 frames to its last is 7 spacings of 15/7, of 8 · 8 7 of 9; 2 frames have one.
+    The paper's strides are 2 to 8, and 8 to 32."""
+    fine = Shape(64, base, 224)
+    grid = make_grid(Shape(512, frames, 112), fine, stride, (256, 340))
+    plans = train_plans(grid, VIDEO._replace(frames=5000))
+    spacings = {(p.positions[-1] - p.positions[0]) / (frames - 1) for p in plans}
+    assert (min(spacings), max(spacings)) == (nearest, farthest)
+
+
 def test_the_fine_grid_has_one_stride():
     for plan in train_plans(paper_grid(), count=50):
         # 32 frames of stride 2 span 64 frames, from the first to the last.

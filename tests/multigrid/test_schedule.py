@@ -319,14 +319,42 @@ def test_off_is_the_baseline(policy, warmup_epochs):
 
 
 def test_short_cycle_only():
-    """No stage is set apart for fine-tuning: the rate drops where the baseline's does."""
+    """The long cycle of one shape: each stage is a phase, and the last has two, for fine-tuning."""
     schedule = make_schedule(BASE, VIDEOS, RATE, long_cycle=())
-    assert [phase.baseline_epochs for phase in schedule.phases] == [(0, 12), (12, 24), (24, 30)]
-    assert not any(phase.fine_tuning for phase in schedule.phases)
-    assert [phase.lr_scale for phase in schedule.phases] == [1, 1, 1]
-    assert {step.lr for step in schedule.steps()} == {1.0, 0.1, 0.01}
+    parts = [phase.baseline_epochs for phase in schedule.phases]
+    assert parts == [(0, 12), (12, 24), (24, 27), (27, 30)]
+    assert [phase.fine_tuning for phase in schedule.phases] == [False, False, True, True]
+    assert [schedule.at(phase.start).lr for phase in schedule.phases] == [1.0, 0.1, 0.1, 0.01]
     assert [step.shape.crop for step in schedule.steps(0, 4)] == [32, 45, 64, 32]
     assert schedule.baseline_iterations / schedule.iterations == pytest.approx(7 / 4.5, rel=1e-3)
+
+
+@quick
+@given(recipes())
+def test_the_short_cycle_alone_is_one_shape_in_the_long_cycle(recipe):
+    """The paper, §4.2. A cosine has no last drop to move, and so no phase of fine-tuning."""
+    recipe |= {"short_cycle": SHORT_CYCLE}
+    alone = schedule_or_skip(recipe | {"long_cycle": ()})
+    one = schedule_or_skip(recipe | {"long_cycle": ((1.0, 1.0),)})
+    if isinstance(recipe["learning_rate"], CosineRate):
+        assert [phase.fine_tuning for phase in alone.phases] == [False]
+        assert abs(alone.iterations - one.iterations) <= 1
+    else:
+        assert alone == one
+
+
+def test_the_last_drop_of_the_short_cycle_alone_on_kinetics():
+    """Between 92k and the end at 112k: 102/112 = 91.1 % of the iterations; not 82.1 %, 92/112."""
+    rate = stepped((44.0, 72.0, 92.0, 112.0))
+    schedule = make_schedule(Shape(64, 32, 224), 64_000, rate, long_cycle=())
+    last = schedule.phases[-1]
+    assert last.start / schedule.iterations == pytest.approx(0.911, abs=5e-4)
+    assert schedule.at(last.start - 1).lr == pytest.approx(10 * schedule.at(last.start).lr)
+
+
+def test_the_short_cycle_alone_at_a_single_rate_is_one_phase():
+    schedule = make_schedule(BASE, VIDEOS, stepped((30.0,)), long_cycle=())
+    assert [phase.fine_tuning for phase in schedule.phases] == [False]
 
 
 def test_long_cycle_only():

@@ -176,6 +176,7 @@ def test_tsm_is_given_in_epochs():
     assert starts == pytest.approx([0, 40, 80], abs=0.001)
     rates = [run.at(phase.start).lr for phase in run.phases]
     assert rates == pytest.approx([0.01, 0.001, 0.0001])
+    assert load(TSM).SOLVER.CLIP_GRAD_L2NORM == 20  # their script's
 
 
 def test_tsm_on_1536_gpus_is_the_published_mini_batch_of_the_same_training():
@@ -200,6 +201,23 @@ def test_warm_up_of_the_other_data_sets_starts_from_1e_4():
         assert run.at(0).lr == pytest.approx(1e-4)
         half = run.first_iteration_after(epochs / 2 * run.num_videos)
         assert run.at(half).lr == pytest.approx(middle, rel=0.002)
+
+
+def test_the_deviation_of_the_warm_up_has_the_size_that_is_written_down():
+    """The later releases: 34.143 epochs of 239,933 clips, 682.67 an iteration, from 0.00025 to
+    0.8, and 0.8 for the rest of the phase: (12.0 · 0.40 + 13.7 · 0.8) / 25.7 = 0.613."""
+    run, cfg = schedule(f"{SLOWFAST}_MULTIGRID"), load(SLOWFAST)
+    first, warm_up = run.phases[0], cfg.SOLVER.WARMUP_EPOCHS
+    second = run.phases[1]
+    end = next(i for i in range(first.stop, run.iterations) if second.baseline_epoch(i) >= warm_up)
+    assert (end, round(1 + (end - first.stop) / second.iterations, 2)) == (37_355, 1.45)
+    rates = [step.lr for step in run.steps(0, first.stop)]
+    assert sum(rates) / len(rates) == pytest.approx(0.276, abs=5e-4)
+    assert max(rates) == rates[-1] == pytest.approx(5.5 * cfg.SOLVER.BASE_LR, rel=2e-3)
+    theirs = warm_up * run.num_videos / (64 * 32 / 3)
+    assert theirs == pytest.approx(12_000, abs=1)
+    above = theirs * 0.40 + (first.iterations - theirs) * 0.8
+    assert above / first.iterations == pytest.approx(0.613, abs=5e-4)
 
 
 # Baseline iterations / multigrid iterations at 1.0, 1.5 and 2.0 × the epochs. The paper prints 3.4,
@@ -274,6 +292,12 @@ def test_a_small_shape_baseline_is_a_shape_of_the_long_cycle(number, clips, iter
     }
 
 
+@pytest.mark.parametrize(("number", "clips"), [(1, 64), (2, 32), (3, 16)])
+def test_the_deviation_of_bn_in_small_shape_baselines(number, clips):
+    cfg = load(f"{SLOWFAST}_SMALL{number}")
+    assert (0, clips) == (cfg.BN.GROUP_SIZE, cfg.TRAIN.BATCH_SIZE // cfg.NUM_GPUS)
+
+
 # Tables 2 to 6.
 
 
@@ -313,7 +337,12 @@ def test_one_gpu_trains_without_random_scaling_and_without_dropout():
 
 def test_what_is_special_to_something_something_and_charades():
     ssv2, charades = load(SSV2), load(CHARADES)
+    assert not ssv2.DATA.REVERSE_INPUT_CHANNEL
+    assert charades.DATA.REVERSE_INPUT_CHANNEL
+    assert charades.DATA.TEST_CROP_SIZE == 256
     for cfg in (ssv2, charades):
+        assert cfg.DATA.INV_UNIFORM_SAMPLE
+        assert cfg.BN.GROUP_SIZE == 8
         assert (cfg.DATA.NUM_FRAMES, cfg.DATA.SAMPLING_RATE, cfg.SLOWFAST.ALPHA) == (64, 2, 4)
     assert (ssv2.TRAIN.DATASET, ssv2.TEST.DATASET, ssv2.MODEL.NUM_CLASSES) == ("ssv2", "ssv2", 174)
     assert ssv2.DATA.TRAIN_JITTER_SCALES == [256, 320]

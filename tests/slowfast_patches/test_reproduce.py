@@ -11,6 +11,7 @@ import pytest
 import submitit
 import yaml
 
+from slowfast_patches.config.schedule import schedule_from_config
 from slowfast_patches.engine.reproduction.cluster import submit
 from slowfast_patches.engine.reproduction.experiment import Row
 from slowfast_patches.engine.reproduction.outcome import TOY_MARK
@@ -168,6 +169,14 @@ class TestRecipes:
         assert points["long cycle only, 1× epochs"] == pytest.approx(
             896_000 / (3.75 * cycled + last), rel=2e-3
         )
+
+    def test_the_short_cycle_alone_in_figure_3_fine_tunes(self) -> None:
+        """With one shape 3 cycled LR stages are a phase each; iterations as its clips: 7/3."""
+        found = row("figure3", "short cycle only, 1× epochs")
+        made = recipes().recipe(found.training, found.baseline)
+        schedule = schedule_from_config(made.cfg, made.cfg.DATA.NUM_TRAIN_VIDEOS)
+        assert [phase.fine_tuning for phase in schedule.phases] == [False] * 3 + [True] * 2
+        assert made.iterations == pytest.approx(896_000 * 3 / 7, rel=1e-3)
 
     def test_the_users_keys_and_places_enter_every_recipe(self, tmp_path: Path) -> None:
         made = recipes(

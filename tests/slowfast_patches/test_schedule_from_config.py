@@ -120,7 +120,7 @@ def test_both_cycles_have_the_papers_shapes_and_groups():
 
 @pytest.mark.parametrize(
     ("key", "phases", "shapes"),
-    [("MULTIGRID.LONG_CYCLE", 10, 1), ("MULTIGRID.SHORT_CYCLE", 3, 3)],
+    [("MULTIGRID.LONG_CYCLE", 10, 1), ("MULTIGRID.SHORT_CYCLE", 4, 3)],
 )
 def test_one_cycle_alone(key, phases, shapes):
     alone = schedule(key, True)

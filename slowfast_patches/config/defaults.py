@@ -107,7 +107,11 @@ def _add_solver(cfg: CfgNode) -> None:
     cfg.SOLVER.CLIP_GRAD_L2NORM = None
     # No weight decay for biases and other parameters of one dimension.
     cfg.SOLVER.ZERO_WD_1D_PARAM = False
-    # Update all parameters in one kernel (sgd and adam).
+    # Parts that a process's clips of an iteration pass the network in, one after another, for less
+    # memory: the gradients are summed, the training is the same (as the delayed updates of Ott et
+    # al., "Scaling Neural Machine Translation", 2018). TRAIN.BATCH_SIZE and the rates stay.
+    cfg.SOLVER.ACCUMULATION_STEPS = 1
+    # Update all parameters in one kernel (sgd, adam and adamw).
     cfg.SOLVER.FUSED = False
     # OPTIMIZING_METHOD lars: the trust coefficient, by which a weight's rate is multiplied beside
     # the ratio of its norm to its gradient's (You, Gitman and Ginsburg, 2017; their eta).

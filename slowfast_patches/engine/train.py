@@ -127,7 +127,7 @@ class Trainer:
         self.stepper.network = parallel(self.stepper.network, self.world)
         window = Window(self.clock)
         if self.world.size > 1:
-            note_communication(self.clock.pulse, self.model, self.stepper.optimizer)
+            note_communication(self.clock.pulse, self.stepper.network, self.stepper.optimizer)
         if self.evaluation_due:
             self._reach(self.schedule.at(self.start - 1), self.stop.agreed())
         for step, batch in self._batches():

@@ -34,6 +34,7 @@ _MAY_DIFFER = (
     "NUM_GPUS",
     "OUTPUT_DIR",
     "SHARD_ID",
+    "SOLVER.ACCUMULATION_STEPS",
     "SOLVER.FUSED",
     _SCALED,
     "TEST.*",

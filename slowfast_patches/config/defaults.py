@@ -113,6 +113,8 @@ def _add_solver(cfg: CfgNode) -> None:
     cfg.SOLVER.ACCUMULATION_STEPS = 1
     # Update all parameters in one kernel (sgd, adam and adamw).
     cfg.SOLVER.FUSED = False
+    # OPTIMIZING_METHOD: the host's sgd and adam; adamw, as in the later releases, is torch's with
+    # the host's moments (Loshchilov and Hutter, "Decoupled Weight Decay Regularization", 2019).
     # OPTIMIZING_METHOD lars: the trust coefficient, by which a weight's rate is multiplied beside
     # the ratio of its norm to its gradient's (You, Gitman and Ginsburg, 2017; their eta).
     cfg.SOLVER.LARS_TRUST = 0.001
@@ -132,6 +134,9 @@ def _add_model(cfg: CfgNode) -> None:
     # What turns the head's outputs into scores in evaluation: "softmax", or "sigmoid" for several
     # labels a video.
     cfg.MODEL.HEAD_ACT = "softmax"
+    # Part of a clip's label that is spread evenly over all classes in the training's loss (Szegedy
+    # et al., "Rethinking the Inception Architecture for Computer Vision", 2016, section 7).
+    cfg.MODEL.LABEL_SMOOTHING = 0.0
     # Clips and weights with a pixel's channels side by side, as tensor cores read them.
     cfg.MODEL.CHANNELS_LAST = False
     # Compute a block's activations anew in the backward pass instead of keeping them.

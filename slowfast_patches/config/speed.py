@@ -21,7 +21,7 @@ def check_speed(cfg: CfgNode, world_size: int) -> None:
     if cfg.SOLVER.FUSED and cfg.SOLVER.OPTIMIZING_METHOD == "lars":
         raise ValueError(
             "SOLVER.FUSED True: there is no fused lars; set SOLVER.FUSED False, or "
-            "SOLVER.OPTIMIZING_METHOD sgd or adam"
+            "SOLVER.OPTIMIZING_METHOD sgd, adam or adamw"
         )
     if cfg.TRAIN.COMPILE and cfg.MODEL.ACT_CHECKPOINT:
         raise ValueError(

@@ -431,7 +431,7 @@ def _own(tensor: Tensor) -> Tensor:
 # The optimizer.
 
 
-@pytest.mark.parametrize("method", ["sgd", "adam"])
+@pytest.mark.parametrize("method", ["sgd", "adam", "adamw"])
 def test_a_fused_optimizer_updates_as_the_hosts(method):
     plan = schedule()
     ours, plain = (

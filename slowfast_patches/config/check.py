@@ -65,7 +65,7 @@ _ABOVE_ZERO = (
     "DIST_STALL_SECONDS",
 )
 
-_FROM_ZERO_BELOW_ONE = ("MODEL.LABEL_SMOOTHING",)
+_FROM_ZERO_BELOW_ONE = ("MODEL.LABEL_SMOOTHING", "MODEL.EMA_DECAY")
 
 _STRIDE = 32
 """Pixels of the input to one of the last feature map's."""

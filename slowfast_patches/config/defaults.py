@@ -137,6 +137,9 @@ def _add_model(cfg: CfgNode) -> None:
     # Part of a clip's label that is spread evenly over all classes in the training's loss (Szegedy
     # et al., "Rethinking the Inception Architecture for Computer Vision", 2016, section 7).
     cfg.MODEL.LABEL_SMOOTHING = 0.0
+    # Decay an iteration of an exponential moving average of the weights, which is evaluated beside
+    # them (Polyak and Juditsky, 1992; Tarvainen and Valpola, "Mean teachers ...", 2017); 0 is off.
+    cfg.MODEL.EMA_DECAY = 0.0
     # Clips and weights with a pixel's channels side by side, as tensor cores read them.
     cfg.MODEL.CHANNELS_LAST = False
     # Compute a block's activations anew in the backward pass instead of keeping them.
@@ -183,6 +186,10 @@ def _add_run(cfg: CfgNode) -> None:
     cfg.TRAIN.CHECKPOINT_EPOCH_RESET = False
     # The last checkpoints that stay, beside those at the ends of phases; 0 keeps all.
     cfg.TRAIN.CHECKPOINTS_KEPT = 3
+    # Keep the weights of the best validation so far, by the recipe's first metric, the averaged
+    # ones where MODEL.EMA_DECAY is on, in checkpoint_best.pyth (as the trainers of timm and
+    # Lightning do).
+    cfg.TRAIN.KEEP_BEST = False
     # Log the model's parameters and operations.
     cfg.LOG_MODEL_INFO = True
     # "auto" is nccl with GPUs and gloo without.

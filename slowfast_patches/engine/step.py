@@ -15,6 +15,7 @@ from multigrid import Batch, Step, set_group_size
 from slowfast_patches.engine.compiled import compiled
 from slowfast_patches.engine.graphs import GraphedPasses
 from slowfast_patches.engine.running_stats import in_parts
+from slowfast_patches.models.average import start_average, update_average
 from slowfast_patches.models.dropout import set_clips
 from slowfast_patches.models.inputs import InputTransform
 from slowfast_patches.models.recompute import checkpoint_blocks
@@ -55,11 +56,13 @@ class Stepper:
             around it, such as the exchange of gradients, takes its place.
         parts: in which a process's clips pass the network one after another, each of whole BN
             groups; of G groups, part p has every `parts`-th from p on.
+        average: the moving average of the model's weights that MODEL.EMA_DECAY asks for, or None.
     """
 
     def __init__(self, cfg: CfgNode, model: nn.Module, device: torch.device) -> None:
         self.cfg, self.model, self.device = cfg, model, device
         self.parts: int = cfg.SOLVER.ACCUMULATION_STEPS
+        self.average = start_average(model) if cfg.MODEL.EMA_DECAY else None
         if cfg.MODEL.ACT_CHECKPOINT:
             checkpoint_blocks(model)
         self.network = compiled(model) if cfg.TRAIN.COMPILE else model
@@ -94,6 +97,8 @@ class Stepper:
         self.precision.unscale(self.optimizer)
         clip_gradients(self.cfg, self.model)
         self.precision.step(self.optimizer)
+        if self.average is not None:
+            update_average(self.average, self.model, self.cfg.MODEL.EMA_DECAY)
         mark("optimizer")
         return Outcome(loss, scores, labels)
 

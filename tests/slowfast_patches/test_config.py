@@ -311,6 +311,7 @@ def test_nccl_on_the_cpu_becomes_gloo_with_one_warning(caplog):
         ("MULTIGRID.SIZE_DIVISOR 0", "MULTIGRID.SIZE_DIVISOR must be 1 or more, not 0"),
         ("MULTIGRID.SIZE_DIVISOR 256", "MULTIGRID.SIZE_DIVISOR 256 is more than DATA.TRAIN_CROP"),
         ("MODEL.LABEL_SMOOTHING 1.0", "MODEL.LABEL_SMOOTHING lies in [0, 1), not 1.0; 0 is off"),
+        ("MODEL.EMA_DECAY -0.1", "MODEL.EMA_DECAY lies in [0, 1), not -0.1; 0 is off"),
         ("SOLVER.ACCUMULATION_STEPS 0", "SOLVER.ACCUMULATION_STEPS must be 1 or more"),
         ("DATA.MAX_BAD_FRACTION 5", "DATA.MAX_BAD_FRACTION lies in [0, 1]"),
         ("SOLVER.MAX_EPOCH 30 SOLVER.WARMUP_EPOCHS 34", "shorten the warm-up"),

@@ -30,7 +30,8 @@ def start(tiny_config: Callable, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 
     def make(*keys: object, top1: Iterable[float] = (), found=None) -> Trainer:
         world = World(0, 1, torch.device("cpu"))
-        trainer = Trainer(tiny_config(tmp_path, *keys), world, StopRequest(world), found)
+        cfg = tiny_config(tmp_path, "RESNET.NUM_BLOCK_TEMP_KERNEL", [[1, 1]] * 4, *keys)
+        trainer = Trainer(cfg, world, StopRequest(world), found)
         values = iter(top1)
         trainer.validation = lambda *_: {"top1": next(values), "top5": 90.0}
         trainer.evaluation_iterations = frozenset(range(2, 20, 2))

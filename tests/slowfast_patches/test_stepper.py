@@ -310,11 +310,14 @@ def traced(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(step_module, "compiled", trace)
 
 
-def test_a_compiled_training_is_the_plain_one_and_compiles_nothing_after_the_dry_steps(traced):
+@pytest.mark.parametrize("parts", [1, 2])
+def test_a_compiled_training_is_the_plain_one_and_compiles_nothing_after_the_dry_steps(
+    traced, parts
+):
     rate = SteppedRate(ends=(30.0,), rates=(0.1,))
-    plan = make_schedule(Shape(8, 4, 16), 400, rate, long_cycle=())
-    plain = stepper()
-    made = stepper(TRAIN__COMPILE=True)
+    plan = make_schedule(Shape(8, 4, 16), 400, rate, long_cycle=(), bn_size=8 // parts)
+    plain = stepper(SOLVER__ACCUMULATION_STEPS=parts)
+    made = stepper(SOLVER__ACCUMULATION_STEPS=parts, TRAIN__COMPILE=True)
     dry_run(made, plan)
     with without_compiling():
         losses = take_steps(made, plan, range(6))

@@ -56,9 +56,9 @@ class Record:
             record.began.append((step, time.perf_counter(), self.clock.working))
             return step_(self, step, batch)
 
-        def timed_save(self: Any, iteration: int, state: Any) -> None:
+        def timed_save(self: Any, *args: Any) -> None:
             start = time.perf_counter()
-            save(self, iteration, state)
+            save(self, *args)
             if waits:
                 self.wait()
             record.held.append(time.perf_counter() - start)

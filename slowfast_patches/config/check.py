@@ -28,7 +28,7 @@ _CHOICES: dict[str, tuple[object, ...]] = {
     # The host's basic_transform cannot be built: it does not take the host's own arguments.
     "RESNET.TRANS_FUNC": ("bottleneck_transform",),
     "SOLVER.LR_POLICY": ("cosine", "steps_with_relative_lrs"),
-    "SOLVER.OPTIMIZING_METHOD": ("sgd", "adam", "lars"),
+    "SOLVER.OPTIMIZING_METHOD": ("sgd", "adam", "adamw", "lars"),
     "DATA.ENSEMBLE_METHOD": ("sum", "max"),
     "TRAIN.CHECKPOINT_TYPE": ("pytorch", "caffe2"),
     "TEST.CHECKPOINT_TYPE": ("pytorch", "caffe2"),
@@ -46,6 +46,7 @@ _AT_LEAST_ONE = (
     "TRAIN.BATCH_SIZE",
     "TRAIN.EVAL_PERIOD",
     "TRAIN.CHECKPOINT_PERIOD",
+    "SOLVER.ACCUMULATION_STEPS",
     "TEST.BATCH_SIZE",
     "TEST.NUM_ENSEMBLE_VIEWS",
     "MULTIGRID.BN_BASE_SIZE",
@@ -63,6 +64,8 @@ _ABOVE_ZERO = (
     "DIST_JOIN_SECONDS",
     "DIST_STALL_SECONDS",
 )
+
+_FROM_ZERO_BELOW_ONE = ("MODEL.LABEL_SMOOTHING", "MODEL.EMA_DECAY")
 
 _STRIDE = 32
 """Pixels of the input to one of the last feature map's."""
@@ -112,6 +115,9 @@ def _check_values(cfg: CfgNode) -> None:
     for key in _ABOVE_ZERO:
         if not _get(cfg, key) > 0:
             raise ValueError(f"{key} must be above 0, not {_get(cfg, key)}")
+    for key in _FROM_ZERO_BELOW_ONE:
+        if not 0 <= _get(cfg, key) < 1:
+            raise ValueError(f"{key} lies in [0, 1), not {_get(cfg, key)}; 0 is off")
     if not 0 <= cfg.DATA.MAX_BAD_FRACTION <= 1:
         raise ValueError(f"DATA.MAX_BAD_FRACTION lies in [0, 1], not {cfg.DATA.MAX_BAD_FRACTION}")
 

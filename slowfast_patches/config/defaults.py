@@ -108,8 +108,14 @@ def _add_solver(cfg: CfgNode) -> None:
     cfg.SOLVER.CLIP_GRAD_L2NORM = None
     # No weight decay for biases and other parameters of one dimension.
     cfg.SOLVER.ZERO_WD_1D_PARAM = False
-    # Update all parameters in one kernel (sgd and adam).
+    # Parts that a process's clips of an iteration pass the network in, one after another, for less
+    # memory: the gradients are summed, the training is the same (as the delayed updates of Ott et
+    # al., "Scaling Neural Machine Translation", 2018). TRAIN.BATCH_SIZE and the rates stay.
+    cfg.SOLVER.ACCUMULATION_STEPS = 1
+    # Update all parameters in one kernel (sgd, adam and adamw).
     cfg.SOLVER.FUSED = False
+    # OPTIMIZING_METHOD: the host's sgd and adam; adamw, as in the later releases, is torch's with
+    # the host's moments (Loshchilov and Hutter, "Decoupled Weight Decay Regularization", 2019).
     # OPTIMIZING_METHOD lars: the trust coefficient, by which a weight's rate is multiplied beside
     # the ratio of its norm to its gradient's (You, Gitman and Ginsburg, 2017; their eta).
     cfg.SOLVER.LARS_TRUST = 0.001
@@ -129,6 +135,12 @@ def _add_model(cfg: CfgNode) -> None:
     # What turns the head's outputs into scores in evaluation: "softmax", or "sigmoid" for several
     # labels a video.
     cfg.MODEL.HEAD_ACT = "softmax"
+    # Part of a clip's label that is spread evenly over all classes in the training's loss (Szegedy
+    # et al., "Rethinking the Inception Architecture for Computer Vision", 2016, section 7).
+    cfg.MODEL.LABEL_SMOOTHING = 0.0
+    # Decay an iteration of an exponential moving average of the weights, which is evaluated beside
+    # them (Polyak and Juditsky, 1992; Tarvainen and Valpola, "Mean teachers ...", 2017); 0 is off.
+    cfg.MODEL.EMA_DECAY = 0.0
     # Clips and weights with a pixel's channels side by side, as tensor cores read them.
     cfg.MODEL.CHANNELS_LAST = False
     # Compute a block's activations anew in the backward pass instead of keeping them.
@@ -175,6 +187,10 @@ def _add_run(cfg: CfgNode) -> None:
     cfg.TRAIN.CHECKPOINT_EPOCH_RESET = False
     # The last checkpoints that stay, beside those at the ends of phases; 0 keeps all.
     cfg.TRAIN.CHECKPOINTS_KEPT = 3
+    # Keep the weights of the best validation so far, by the recipe's first metric, the averaged
+    # ones where MODEL.EMA_DECAY is on, in checkpoint_best.pyth (as the trainers of timm and
+    # Lightning do).
+    cfg.TRAIN.KEEP_BEST = False
     # Log the model's parameters and operations.
     cfg.LOG_MODEL_INFO = True
     # "auto" is nccl with GPUs and gloo without.

@@ -31,8 +31,8 @@ def check_labels(cfg: CfgNode) -> None:
     maximum over views both rank classes and videos.
 
     Raises:
-        ValueError: DATA.MULTI_LABEL that is not the data set's, MODEL.LOSS_FUNC or MODEL.HEAD_ACT
-            that is not for it; says what is.
+        ValueError: MODEL.LABEL_SMOOTHING with several labels; DATA.MULTI_LABEL that is not the data
+            set's, MODEL.LOSS_FUNC or MODEL.HEAD_ACT that is not for it; says what is.
     """
     several = cfg.DATA.MULTI_LABEL
     for section in (name for name in ("TRAIN", "TEST") if cfg[name].ENABLE):
@@ -44,6 +44,11 @@ def check_labels(cfg: CfgNode) -> None:
                 f"{section}.DATASET to another, or DATA.MULTI_LABEL {not several} with "
                 f"{_fitting(not several)}"
             )
+    if several and cfg.MODEL.LABEL_SMOOTHING:
+        raise ValueError(
+            f"MODEL.LABEL_SMOOTHING {cfg.MODEL.LABEL_SMOOTHING:g} is for a video's one label among "
+            "classes that compete, and DATA.MULTI_LABEL is True; set MODEL.LABEL_SMOOTHING 0.0"
+        )
     if cfg.MODEL.LOSS_FUNC == "bce":
         raise ValueError(
             "MODEL.LOSS_FUNC bce takes probabilities, and in training the head gives logits; set "

@@ -6,7 +6,10 @@ from collections.abc import Mapping
 
 from fvcore.common.config import CfgNode
 
-__all__ = ["format_metrics", "metric_names", "metric_title"]
+__all__ = ["EMA", "format_metrics", "metric_names", "metric_title"]
+
+EMA = "_ema"
+"""What the name of a metric of the averaged weights (MODEL.EMA_DECAY) ends in."""
 
 _TITLES = {"top1": "top-1", "top5": "top-5", "map": "mAP"}
 
@@ -21,8 +24,8 @@ def metric_names(cfg: CfgNode) -> tuple[str, ...]:
 
 
 def metric_title(name: str) -> str:
-    """A metric as people write it: "top-1", "top-5" or "mAP"."""
-    return _TITLES[name]
+    """A metric as people write it: "top-1", "top-5" or "mAP", of averaged weights "top-1 (EMA)"."""
+    return _TITLES[name.removesuffix(EMA)] + " (EMA)" * name.endswith(EMA)
 
 
 def format_metrics(values: Mapping[str, float]) -> str:

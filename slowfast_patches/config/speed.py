@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import math
+
 from fvcore.common.config import CfgNode
 
 from multigrid import Schedule
+from slowfast_patches.utils.report import format_list
 
-__all__ = ["check_speed", "check_speed_of_schedule"]
+__all__ = ["check_speed", "check_speed_of_schedule", "possible_parts"]
 
 
 def check_speed(cfg: CfgNode, world_size: int) -> None:
@@ -18,7 +21,7 @@ def check_speed(cfg: CfgNode, world_size: int) -> None:
     if cfg.SOLVER.FUSED and cfg.SOLVER.OPTIMIZING_METHOD == "lars":
         raise ValueError(
             "SOLVER.FUSED True: there is no fused lars; set SOLVER.FUSED False, or "
-            "SOLVER.OPTIMIZING_METHOD sgd or adam"
+            "SOLVER.OPTIMIZING_METHOD sgd, adam or adamw"
         )
     if cfg.TRAIN.COMPILE and cfg.MODEL.ACT_CHECKPOINT:
         raise ValueError(
@@ -35,9 +38,23 @@ def check_speed(cfg: CfgNode, world_size: int) -> None:
             "while they are computed, which no graph of one process holds; set it to False"
         )
 
+    if cfg.TRAIN.CUDA_GRAPHS and cfg.SOLVER.ACCUMULATION_STEPS > 1:
+        raise ValueError(
+            f"TRAIN.CUDA_GRAPHS True and SOLVER.ACCUMULATION_STEPS {cfg.SOLVER.ACCUMULATION_STEPS}:"
+            " a graph holds the passes of a whole mini-batch; set the one to False or the other to "
+            "1"
+        )
+
 
 def check_speed_of_schedule(cfg: CfgNode, schedule: Schedule, world_size: int) -> None:
-    """Raise ValueError if TRAIN.COMPILE is on and processes share BN statistics at a shape."""
+    """Refuse what cannot take effect at a shape of a schedule.
+
+    Raises:
+        ValueError: TRAIN.COMPILE is on and processes share BN statistics; a process's BN groups do
+            not divide into SOLVER.ACCUMULATION_STEPS parts.
+    """
+    if cfg.SOLVER.ACCUMULATION_STEPS > 1:
+        _check_parts(cfg, schedule, world_size)
     if not cfg.TRAIN.COMPILE:
         return
     for phase in schedule.phases:
@@ -48,4 +65,36 @@ def check_speed_of_schedule(cfg: CfgNode, schedule: Schedule, world_size: int) -
                     f"{shape.batch // world_size} clips, and BN is over {size}: statistics that "
                     "processes share cannot be part of a compiled network; set TRAIN.COMPILE "
                     "False, or train on fewer processes or with a larger TRAIN.BATCH_SIZE"
+                )
+
+
+def possible_parts(schedule: Schedule, world_size: int) -> list[int]:
+    """The numbers of parts that a process's BN groups divide into at every shape of a schedule."""
+    groups = [
+        max(1, shape.batch // world_size // size) if size else 1
+        for phase in schedule.phases
+        for shape, size in zip(phase.shapes, phase.bn_sizes, strict=True)
+    ]
+    most = math.gcd(*groups)
+    return [parts for parts in range(1, most + 1) if most % parts == 0]
+
+
+def _check_parts(cfg: CfgNode, schedule: Schedule, world_size: int) -> None:
+    parts = cfg.SOLVER.ACCUMULATION_STEPS
+    for phase in schedule.phases:
+        for shape, size in zip(phase.shapes, phase.bn_sizes, strict=True):
+            if size is None:
+                raise ValueError(
+                    f"SOLVER.ACCUMULATION_STEPS {parts}: BN is over all the clips that a process "
+                    "has, and would be over fewer; set BN.GROUP_SIZE to the clips that share "
+                    "statistics, 8 as with multigrid"
+                )
+            clips = shape.batch // world_size
+            if clips % (size * parts):
+                fitting = format_list(possible_parts(schedule, world_size), "or")
+                raise ValueError(
+                    f"SOLVER.ACCUMULATION_STEPS {parts}: at {shape}, each of {world_size} "
+                    f"process(es) has {clips} clips in BN groups of {size}, which do not divide "
+                    f"into {parts} parts of whole groups; set it to {fitting}, or train with a "
+                    "larger TRAIN.BATCH_SIZE or on fewer processes"
                 )

@@ -14,6 +14,7 @@ from fvcore.common.config import CfgNode
 
 from multigrid import Batch, Schedule, Shape, Step, clip_numbers, set_group_size
 from slowfast_patches.config.schedule import uses_multigrid
+from slowfast_patches.config.speed import possible_parts
 from slowfast_patches.engine.compiled import expect_graphs
 from slowfast_patches.engine.made_up import made_up_batch
 from slowfast_patches.engine.running_stats import keep_buffers
@@ -25,7 +26,7 @@ __all__ = ["Memory", "Peak", "dry_run", "format_peaks", "kinds_of_steps"]
 logger = logging.getLogger(__name__)
 
 _GB = 1e9
-_STATE = {"sgd": 1, "lars": 1, "adam": 2}
+_STATE = {"sgd": 1, "lars": 1, "adam": 2, "adamw": 2}
 """Tensors of a weight's size that the optimizer keeps beside it, from its first update on."""
 
 
@@ -114,7 +115,8 @@ def dry_run(
     memory, steps = memory or Memory(stepper.device), kinds_of_steps(schedule, start)
     if stepper.cfg.TRAIN.COMPILE:
         expect_graphs(len(steps))
-    tried = [_Dry(step, clip_numbers(step, rank, world_size), world_size) for step in steps]
+    parts = [n for n in possible_parts(schedule, world_size) if n > stepper.parts]
+    tried = [_Dry(step, clip_numbers(step, rank, world_size), world_size, parts) for step in steps]
     peaks = list[Peak]()
     with _undone(stepper):
         for dry in tried:
@@ -129,11 +131,13 @@ def dry_run(
 
 
 class _Dry(NamedTuple):
-    """A step to be tried, with the numbers of this process's clips."""
+    """A step to be tried, with the numbers of this process's clips, and of more parts than now that
+    they could pass in."""
 
     step: Step
     clips: Sequence[int]
     world_size: int
+    more_parts: Sequence[int]
 
 
 def _measure(stepper: Stepper, dry: _Dry, memory: Memory) -> Peak:
@@ -235,9 +239,9 @@ def _optimizer_state_to_come(stepper: Stepper) -> int:
 
 
 def _next_batch(stepper: Stepper, batch: Batch) -> int:
-    """Bytes of the mini-batch that comes to a GPU while this one is trained on: as uint8, and as
-    pathways."""
-    transform, values = stepper.transform, batch["clips"].numel()
+    """Bytes of the mini-batch, or of the part of it, that comes to a GPU while this one is trained
+    on: as uint8, and as pathways."""
+    transform, values = stepper.transform, batch["clips"].numel() // stepper.parts
     slow = values // transform.alpha if transform.alpha else 0
     return values + (values + slow) * transform.dtype.itemsize
 
@@ -261,6 +265,8 @@ def _advise(stepper: Stepper, dry: _Dry, memory: Memory) -> str:
         ways.append("TRAIN.MIXED_PRECISION True")
     if not cfg.MODEL.ACT_CHECKPOINT and not cfg.TRAIN.COMPILE:
         ways.append("MODEL.ACT_CHECKPOINT True")
+    if dry.more_parts and not cfg.TRAIN.CUDA_GRAPHS:
+        ways.append(f"SOLVER.ACCUMULATION_STEPS {dry.more_parts[0]}")
     if ways:
         return f"{text}. It may fit with {format_list(ways, 'or')}"
     return text if fewer else f"{text}. Train on a larger GPU, or on smaller crops or fewer frames"
@@ -271,14 +277,15 @@ def _fewer(stepper: Stepper, dry: _Dry, memory: Memory) -> tuple[int, int | None
 
     BN is over them: other processes, whose groups these clips were in, try other numbers.
     """
-    count, alone = len(dry.clips) // 2, dry.step._replace(bn_size=None)
+    parts, alone = stepper.parts, dry.step._replace(bn_size=None)
+    count = len(dry.clips) // parts // 2 * parts
     while count:
         stepper.optimizer.zero_grad(set_to_none=True)
         memory.forget()
-        attempt = _try(stepper, _Dry(alone, dry.clips[:count], dry.world_size), memory)
+        attempt = _try(stepper, dry._replace(step=alone, clips=dry.clips[:count]), memory)
         if attempt.fits:
             return count, attempt.memory
-        count //= 2
+        count = count // parts // 2 * parts
     return 0, None
 
 

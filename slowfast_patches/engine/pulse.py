@@ -113,19 +113,24 @@ class WatchedBatches:
         self._pulse.begin(f"the end of {self._name}")
 
 
-def note_communication(pulse: Pulse, model: nn.Module, optimizer: torch.optim.Optimizer) -> None:
-    """Have the time from a model's gradients to the optimizer's step noted as communication.
+def note_communication(pulse: Pulse, network: nn.Module, optimizer: torch.optim.Optimizer) -> None:
+    """Have the time from a network's gradients to the optimizer's step noted as communication.
 
     The gradients of a model's first layer are the last to be computed; after them, backward waits
     for the other processes, in C++, where nothing else shows it. A hook on one parameter leaves
-    DDP's own reduction as it is, which a communication hook would replace.
+    DDP's own reduction as it is, which a communication hook would replace. After parts of a
+    mini-batch whose gradients DDP does not exchange, the next part is computed.
     """
-    first = next(p for p in model.parameters() if p.requires_grad)
+    first = next(p for p in network.parameters() if p.requires_grad)
 
     def note(activity: str) -> None:
         pulse.activity = activity
 
-    first.register_hook(lambda _: note("communicating"))  # type: ignore[no-untyped-call]
+    def after_gradients(_: object) -> None:
+        if getattr(network, "require_backward_grad_sync", True):
+            note("communicating")
+
+    first.register_hook(after_gradients)  # type: ignore[no-untyped-call]
     optimizer.register_step_pre_hook(lambda *_: note("training"))
 
 

@@ -20,7 +20,7 @@ from torch import nn
 from multigrid import Schedule, baseline_cost, schedule_cost
 from slowfast_patches import patching
 from slowfast_patches.config import check_config
-from slowfast_patches.config.metrics import format_metrics, metric_names
+from slowfast_patches.config.metrics import EMA, format_metrics, metric_names
 from slowfast_patches.config.schedule import check_world_size, schedule_from_config
 from slowfast_patches.datasets.in_use import reading
 from slowfast_patches.datasets.list_warnings import list_warnings
@@ -188,6 +188,9 @@ def _train_and_test(cfg: CfgNode, world: World, stop: StopRequest) -> None:
     if cfg.TEST.ENABLE:
         with checkpoints.explain_dead_workers(cfg.OUTPUT_DIR):
             metrics = _test(cfg, world, trainer)
+            for average in trainer.models[1:]:
+                averaged = _test(cfg, world, trainer, average)
+                metrics |= {name + EMA: value for name, value in averaged.items()}
     _finish(cfg, world, trainer, metrics)
 
 
@@ -216,10 +219,13 @@ def _log_model(cfg: CfgNode, trainer: Trainer) -> None:
     )
 
 
-def _test(cfg: CfgNode, world: World, trainer: Trainer | None) -> dict[str, float]:
-    """Multi-view metrics of the trained model, or of a checkpoint where nothing was trained."""
+def _test(
+    cfg: CfgNode, world: World, trainer: Trainer | None, average: nn.Module | None = None
+) -> dict[str, float]:
+    """Multi-view metrics of the trained model, or its average, or of a checkpoint where nothing was
+    trained."""
     if trainer is not None:
-        model = trainer.model
+        model = trainer.model if average is None else average
     else:
         model = build_model(cfg).to(world.device)
         if world.is_main:
@@ -246,7 +252,8 @@ def _test(cfg: CfgNode, world: World, trainer: Trainer | None) -> dict[str, floa
             autocast=Precision(cfg, world.device).autocast,
         )
     logger.info(
-        "test on %d views × %d crops: %s",
+        "test%s on %d views × %d crops: %s",
+        "" if average is None else " of the averaged weights",
         cfg.TEST.NUM_ENSEMBLE_VIEWS,
         cfg.TEST.NUM_SPATIAL_CROPS,
         format_metrics(metrics),
@@ -334,4 +341,5 @@ def _training_result(cfg: CfgNode, trainer: Trainer) -> dict[str, Any]:
         "flops": cost.flops,
         "global_batch": trainer.schedule.base.batch,
         "evaluations": trainer.evaluations,
+        **({"best": trainer.best} if trainer.best else {}),
     }

@@ -1,8 +1,9 @@
-"""Running statistics of batch normalisation where a training is stopped between milestones."""
+"""Running statistics of batch normalisation where a training is stopped between milestones, and
+where a mini-batch passes the network in parts."""
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 
 import torch
 from torch import Tensor, nn
@@ -10,7 +11,7 @@ from torch import Tensor, nn
 from slowfast_patches.engine.checkpoints import from_every_rank
 from slowfast_patches.utils.distributed import World
 
-__all__ = ["buffers_of_ranks", "keep_buffers", "set_buffers"]
+__all__ = ["buffers_of_ranks", "in_parts", "keep_buffers", "set_buffers"]
 
 
 def keep_buffers(model: nn.Module) -> Callable[[], None]:
@@ -43,6 +44,26 @@ def set_buffers(model: nn.Module, rows: Tensor | None, world: World) -> None:
     parts = torch.split(rows[world.rank], [b.numel() for b in buffers])
     for buffer, part in zip(buffers, parts, strict=True):
         buffer.copy_(part.view(buffer.shape))
+
+
+def in_parts(model: nn.Module, parts: int) -> Iterator[int]:
+    """The numbers of a mini-batch's parts, each to pass the model while it is at hand.
+
+    The running statistics move once: each part starts from what they were before the first, and
+    after the last they are the mean of what the parts made of them. Counters count one forward.
+    """
+    if parts == 1:
+        yield 0
+        return
+    buffers, floats = list(model.buffers()), _floats(model)
+    before = [buffer.clone() for buffer in buffers]
+    sums = [torch.zeros_like(buffer) for buffer in floats]
+    for part in range(parts):
+        if part:
+            torch._foreach_copy_(buffers, before)
+        yield part
+        torch._foreach_add_(sums, floats, alpha=1 / parts)
+    torch._foreach_copy_(floats, sums)
 
 
 def _floats(model: nn.Module) -> list[Tensor]:

@@ -3,15 +3,19 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from contextlib import AbstractContextManager, nullcontext
 from typing import NamedTuple
 
 import torch
 from fvcore.common.config import CfgNode
 from torch import Tensor, nn
+from torch.nn.parallel import DistributedDataParallel
 
 from multigrid import Batch, Step, set_group_size
 from slowfast_patches.engine.compiled import compiled
 from slowfast_patches.engine.graphs import GraphedPasses
+from slowfast_patches.engine.running_stats import in_parts
+from slowfast_patches.models.average import start_average, update_average
 from slowfast_patches.models.dropout import set_clips
 from slowfast_patches.models.inputs import InputTransform
 from slowfast_patches.models.recompute import checkpoint_blocks
@@ -50,10 +54,15 @@ class Stepper:
     Attributes:
         network: what computes the scores: the model, or what it was compiled to, until something
             around it, such as the exchange of gradients, takes its place.
+        parts: in which a process's clips pass the network one after another, each of whole BN
+            groups; of G groups, part p has every `parts`-th from p on.
+        average: the moving average of the model's weights that MODEL.EMA_DECAY asks for, or None.
     """
 
     def __init__(self, cfg: CfgNode, model: nn.Module, device: torch.device) -> None:
         self.cfg, self.model, self.device = cfg, model, device
+        self.parts: int = cfg.SOLVER.ACCUMULATION_STEPS
+        self.average = start_average(model) if cfg.MODEL.EMA_DECAY else None
         if cfg.MODEL.ACT_CHECKPOINT:
             checkpoint_blocks(model)
         self.network = compiled(model) if cfg.TRAIN.COMPILE else model
@@ -81,14 +90,17 @@ class Stepper:
             clips: the numbers of the batch's clips in the stream, which dropout is keyed by;
                 without them, as for clips that are made up, masks are from torch's generator.
             mark: called with "input", "forward", "backward" and "optimizer" when the work of that
-                part has been queued; in a CUDA graph, the forward is part of "backward".
+                kind has been queued, the first three for each part of the clips; in a CUDA graph,
+                the forward is part of "backward".
         """
         loss, scores, labels = self.passes(step, batch, clips, mark)
         self.precision.unscale(self.optimizer)
         clip_gradients(self.cfg, self.model)
         self.precision.step(self.optimizer)
+        if self.average is not None:
+            update_average(self.average, self.model, self.cfg.MODEL.EMA_DECAY)
         mark("optimizer")
-        return Outcome(loss.detach(), scores.detach(), labels)
+        return Outcome(loss, scores, labels)
 
     def passes(
         self,
@@ -99,20 +111,43 @@ class Stepper:
     ) -> tuple[Tensor, Tensor, Tensor]:
         """Forward and backward of a step, and no more: loss, scores and labels; gradients and
         running statistics have changed, weights have not."""
-        self._set_up(step, clips)
-        inputs = self.transform(batch["clips"], batch["flips"])
+        self._set_up(step)
+        if self._graphs is None:
+            # First, so that the forward's activations do not come on top of them.
+            self.optimizer.zero_grad(set_to_none=True)
         labels = batch["labels"].to(self.device, non_blocking=True)
-        mark("input")
+        passed = list[tuple[Tensor, Tensor]]()
+        for part in in_parts(self.model, self.parts):
+            own = slice(part, None, self.parts)
+            set_clips(self.model, None if clips is None else clips[own], self.device)
+            inputs = self.transform(batch["clips"][own], batch["flips"][own])
+            mark("input")
+            with self._exchange(part):
+                passed.append(self._pass(step, inputs, labels[own], mark))
+        losses, scores = zip(*passed, strict=True)
+        # Clip `parts` · j + p of the mini-batch is clip j of part p.
+        return torch.stack(losses).mean(), torch.stack(scores, 1).flatten(0, 1), labels
+
+    def _pass(
+        self, step: Step, inputs: list[Tensor], labels: Tensor, mark: Callable[[str], None]
+    ) -> tuple[Tensor, Tensor]:
+        """Forward and backward of one part: its loss and scores."""
         if self._graphs is not None:
             loss, scores = self._graphs(step.bn_size, inputs, labels)
         else:
-            # First, so that the forward's activations do not come on top of them.
-            self.optimizer.zero_grad(set_to_none=True)
             loss, scores = self._forward(inputs, labels)
             mark("forward")
-            self.precision.backward(loss)
+            # Parts are of one size: the mini-batch's mean is the mean of theirs.
+            self.precision.backward(loss / self.parts)
         mark("backward")
-        return loss, scores, labels
+        return loss.detach(), scores.detach()
+
+    def _exchange(self, part: int) -> AbstractContextManager[None]:
+        """Where several processes train, they exchange gradients once, with the last part."""
+        network = self.network
+        if isinstance(network, DistributedDataParallel) and part < self.parts - 1:
+            return network.no_sync()
+        return nullcontext()
 
     @property
     def has_graphs(self) -> bool:
@@ -122,7 +157,8 @@ class Stepper:
     def record(self, step: Step, batch: Batch, clips: Sequence[int] | None = None) -> None:
         """Record the forward and backward of a step as a CUDA graph, of which `passes` has run one
         like it before. From the first that is recorded on, all steps are replayed."""
-        self._set_up(step, clips)
+        self._set_up(step)
+        set_clips(self.model, clips, self.device)
         inputs = self.transform(batch["clips"], batch["flips"])
         labels = batch["labels"].to(self.device, non_blocking=True)
         if self._graphs is None:
@@ -134,10 +170,9 @@ class Stepper:
         self._graphs = None
         self.optimizer.zero_grad(set_to_none=True)
 
-    def _set_up(self, step: Step, clips: Sequence[int] | None) -> None:
+    def _set_up(self, step: Step) -> None:
         self.network.train()
         set_group_size(self.model, step.bn_size)
-        set_clips(self.model, clips, self.device)
         set_learning_rate(self.optimizer, step.lr)
 
     def _forward(self, inputs: list[Tensor], labels: Tensor) -> tuple[Tensor, Tensor]:

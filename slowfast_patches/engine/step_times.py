@@ -47,6 +47,8 @@ MANY_VIDEOS = 10**7
 _ADDED: Mapping[str, object] = {
     "MODEL.ACT_CHECKPOINT": False,
     "MODEL.CHANNELS_LAST": False,
+    "MODEL.EMA_DECAY": 0.0,
+    "SOLVER.ACCUMULATION_STEPS": 1,
     "SOLVER.FUSED": False,
     "TRAIN.COMPILE": False,
     "TRAIN.CUDA_GRAPHS": False,

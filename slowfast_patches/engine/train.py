@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import math
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager, nullcontext
 from datetime import timedelta
@@ -10,7 +11,7 @@ from typing import Any
 
 import torch
 from fvcore.common.config import CfgNode
-from torch import Tensor
+from torch import Tensor, nn
 
 from multigrid import (
     Batch,
@@ -20,6 +21,7 @@ from multigrid import (
     form_groups,
     form_neighbours,
 )
+from slowfast_patches.config.metrics import EMA, metric_names
 from slowfast_patches.config.schedule import config_at, groups_batchnorm, schedule_from_config
 from slowfast_patches.datasets.lists import list_digest, list_path
 from slowfast_patches.datasets.loader import build_dataset, loading_advice, training_loader
@@ -76,12 +78,15 @@ class Trainer:
         # Without a group size it is the host's BN, until precise BN takes whole mini-batches.
         self.model = build_model(cfg, grouped_bn=True).to(world.device)
         self.stepper = Stepper(cfg, self.model, world.device)
+        average = self.stepper.average
+        self.models = nn.ModuleList([self.model] if average is None else [self.model, average])
         patience = timedelta(seconds=cfg.DIST_STALL_SECONDS)
         form_groups(self.schedule, patience)
         if cfg.BN.USE_PRECISE_STATS:
             form_neighbours(world.size, patience)
         self.clock, self.start, self.done = Clock(), 0, 0
         self.evaluations: list[dict[str, Any]] = []
+        self.best: dict[str, Any] = {}
         self.evaluation_due = False
         self.list_digest = list_digest(cfg, self.dataset.videos) if world.is_main else ""
         self.unreadable = Unreadable(self.schedule, cfg.DATA.MAX_BAD_FRACTION)
@@ -138,7 +143,7 @@ class Trainer:
         self.stepper.network = parallel(self.stepper.network, self.world)
         window = Window(self.clock)
         if self.world.size > 1:
-            note_communication(self.clock.pulse, self.model, self.stepper.optimizer)
+            note_communication(self.clock.pulse, self.stepper.network, self.stepper.optimizer)
         if self.evaluation_due:
             self._reach(self.schedule.at(self.start - 1), self.stop.agreed())
         for step, batch in self._batches():
@@ -202,6 +207,9 @@ class Trainer:
             self.evaluation_due = stopping
         if stopping or done in self.checkpoint_iterations:
             self._save(step)
+        elif self._is_best(done) and self.world.is_main:
+            with self.clock.time("saving"):
+                self.writer.save(done, None, self._best_state(step))
         if stopping:
             self.writer.wait()
             self.stop.wait_for_all()
@@ -265,11 +273,14 @@ class Trainer:
             check_log_files()
 
     def _evaluate(self, step: Step) -> bool:
-        """Validate; False where the run is to stop, and the model is as it was before."""
+        """Validate; False where the run is to stop, and the evaluation is to be done again."""
         with self.clock.time("evaluating"):
-            metrics = self.validation(self.model, step, self.clock.pulse)
-        if metrics is None:
-            return False
+            metrics = dict[str, float]()
+            for model, suffix in zip(self.models, ("", EMA), strict=False):
+                found = self.validation(model, step, self.clock.pulse)
+                if found is None:
+                    return False
+                metrics |= {name + suffix: value for name, value in found.items()}
         self.evaluations.append(
             {
                 "iteration": step.iteration + 1,
@@ -278,25 +289,35 @@ class Trainer:
                 **metrics,
             }
         )
+        metric = metric_names(self.cfg)[0] + EMA * (len(self.models) > 1)
+        if self.cfg.TRAIN.KEEP_BEST and metrics[metric] > self.best.get(metric, -math.inf):
+            self.best = self.evaluations[-1]
         self._record(Monitor.evaluated, self.evaluations[-1], metrics)
         return True
+
+    def _is_best(self, done: int) -> bool:
+        """Whether the evaluation after `done` iterations was the best; of equals, the first is."""
+        return bool(self.best.get("iteration") == done)
 
     def _save(self, step: Step) -> None:
         """Begin to write a checkpoint; every rank takes part so that running statistics agree."""
         done = step.iteration + 1
         with self.clock.time("saving"):
             between = done not in self.milestones
-            own = buffers_of_ranks(self.model, self.world) if between else None
-            average_running_stats(self.model)
+            own = buffers_of_ranks(self.models, self.world) if between else None
+            average_running_stats(self.models)
             if self.world.is_main:
-                self.writer.save(done, self._state(step) | {"running_stats": own})
+                best = self._best_state(step) if self._is_best(done) else None
+                self.writer.save(done, self._state(step) | {"running_stats": own}, best)
 
     def _state(self, step: Step) -> dict[str, Any]:
         """What a checkpoint has."""
+        ema = {} if len(self.models) == 1 else {"ema_state": self.models[1].state_dict()}
         return {
             "iteration": step.iteration + 1,
             "epoch": step.epoch,
             "model_state": self.model.state_dict(),
+            **ema,
             "optimizer_state": self.stepper.optimizer.state_dict(),
             "scaler_state": self.stepper.precision.state_dict(),
             "cfg": self.cfg.dump(),
@@ -306,9 +327,17 @@ class Trainer:
             "list_digest": self.list_digest,
             "seconds": dict(self.clock.seconds),
             "evaluations": self.evaluations,
+            "best": self.best,
             "evaluation_due": self.evaluation_due,
             "unreadable": dict(self.unreadable.counts),
         }
+
+    def _best_state(self, step: Step) -> dict[str, Any]:
+        """What the best checkpoint has: the weights that were best, the averaged ones where there
+        are, and nothing that only a training could continue with."""
+        left_out = ("optimizer_state", "scaler_state", "ema_state")
+        state = {key: value for key, value in self._state(step).items() if key not in left_out}
+        return state | {"model_state": self.models[-1].state_dict()}
 
     def _start(self, found: checkpoints.Found | None) -> None:
         """Continue from what the main process found, from given weights, or from scratch."""
@@ -331,7 +360,9 @@ class Trainer:
                     kind=self.cfg.TRAIN.CHECKPOINT_TYPE,
                     inflate=self.cfg.TRAIN.CHECKPOINT_INFLATE,
                 )
-            self.model.load_state_dict(checkpoints.share(self.model.state_dict(), self.world))
+            given = checkpoints.share(self.model.state_dict(), self.world)
+            for model in self.models:
+                model.load_state_dict(given)
 
     def _compare_worlds(self, size: int) -> None:
         """Say where a run that continues on another number of processes is not the same."""
@@ -344,12 +375,13 @@ class Trainer:
 
     def _continue(self, content: Mapping[str, Any]) -> None:
         """Take over the state of a checkpoint, which may be from before some keys existed."""
-        self.model.load_state_dict(content["model_state"])
-        set_buffers(self.model, content.get("running_stats"), self.world)
+        for model, state in zip(self.models, ("model_state", "ema_state"), strict=False):
+            model.load_state_dict(content[state])
+        set_buffers(self.models, content.get("running_stats"), self.world)
         load_optimizer(self.stepper.optimizer, content["optimizer_state"])
         self.stepper.precision.load_state_dict(content["scaler_state"])
         self.start = self.done = content["iteration"]
-        self.evaluations = content["evaluations"]
+        self.evaluations, self.best = content["evaluations"], content.get("best", {})
         self.evaluation_due = content.get("evaluation_due", False)
         self.clock = Clock(content["seconds"])
         self.unreadable = Unreadable(

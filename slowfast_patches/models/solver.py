@@ -22,13 +22,11 @@ __all__ = [
 _WAYS = ("fused", "foreach")
 """Options of torch's optimizers that change how fast they update, not to what."""
 
-_LOSSES = {"cross_entropy": nn.CrossEntropyLoss, "bce_logit": nn.BCEWithLogitsLoss}
-
 
 def build_optimizer(
     cfg: CfgNode, model: nn.Module, *, fused: bool = False
 ) -> torch.optim.Optimizer:
-    """The host's optimizer, or LARS: BN parameters have BN.WEIGHT_DECAY, the rest
+    """The host's SGD or Adam, AdamW or LARS: BN parameters have BN.WEIGHT_DECAY, the rest
     SOLVER.WEIGHT_DECAY.
 
     SOLVER.ZERO_WD_1D_PARAM takes the decay from biases too. `fused` is for where SOLVER.FUSED
@@ -36,12 +34,14 @@ def build_optimizer(
     """
     from slowfast.models.optimizer import construct_optimizer
 
-    lars = cfg.SOLVER.OPTIMIZING_METHOD == "lars"
-    optimizer: torch.optim.Optimizer = (_build_lars if lars else construct_optimizer)(model, cfg)
-    if cfg.SOLVER.FUSED or (fused and not lars):
+    method = cfg.SOLVER.OPTIMIZING_METHOD
+    build = {"adamw": _build_adamw, "lars": _build_lars}.get(method, construct_optimizer)
+    optimizer: torch.optim.Optimizer = build(model, cfg)
+    if cfg.SOLVER.FUSED or (fused and method != "lars"):
         # Made anew: the host gives no such argument, and the constructor checks it.
         groups = [{k: g[k] for k in ("params", "weight_decay")} for g in optimizer.param_groups]
         options = optimizer.defaults | {"fused": True, "foreach": None}
+        options.pop("decoupled_weight_decay", None)  # AdamW's constructor takes none
         optimizer = type(optimizer)(groups, **options)
     if cfg.SOLVER.ZERO_WD_1D_PARAM:
         rest = optimizer.param_groups[1]
@@ -52,9 +52,15 @@ def build_optimizer(
     return optimizer
 
 
+def _build_adamw(model: nn.Module, cfg: CfgNode) -> torch.optim.Optimizer:
+    """Adam with decoupled weight decay (Loshchilov and Hutter, 2019), its moments' decays those of
+    the host's Adam."""
+    return torch.optim.AdamW(_host_groups(model, cfg), lr=cfg.SOLVER.BASE_LR, betas=(0.9, 0.999))
+
+
 def _build_lars(model: nn.Module, cfg: CfgNode) -> torch.optim.Optimizer:
     """Layer-wise adaptive rates (You, Gitman and Ginsburg, "Large Batch Training of Convolutional
-    Networks", 2017), in the groups that the host makes for its SGD.
+    Networks", 2017).
 
     The rate of a weight w of two dimensions or more, with gradient g and decay d, is multiplied by
     SOLVER.LARS_TRUST · |w| / (|g| + d · |w|), or by 1 where that has no value. Others have SGD
@@ -62,14 +68,10 @@ def _build_lars(model: nn.Module, cfg: CfgNode) -> torch.optim.Optimizer:
     """
     # It brings its whole package with it, a second or so: only for who asks for it.
     from pytorch_optimizer.optimizer.lars import LARS
-    from slowfast.models.optimizer import construct_optimizer
 
-    plain, solver = cfg.clone(), cfg.SOLVER
-    plain.defrost()
-    plain.SOLVER.OPTIMIZING_METHOD = "sgd"
-    groups = construct_optimizer(model, plain).param_groups
+    solver = cfg.SOLVER
     optimizer: torch.optim.Optimizer = LARS(
-        [{key: group[key] for key in ("params", "weight_decay")} for group in groups],
+        _host_groups(model, cfg),
         lr=solver.BASE_LR,
         momentum=solver.MOMENTUM,
         dampening=solver.DAMPENING,
@@ -77,6 +79,17 @@ def _build_lars(model: nn.Module, cfg: CfgNode) -> torch.optim.Optimizer:
         trust_coefficient=solver.LARS_TRUST,
     )
     return optimizer
+
+
+def _host_groups(model: nn.Module, cfg: CfgNode) -> list[dict[str, Any]]:
+    """The parameters in the groups that the host makes for its Adam, with their weight decays."""
+    from slowfast.models.optimizer import construct_optimizer
+
+    plain = cfg.clone()
+    plain.defrost()
+    plain.SOLVER.OPTIMIZING_METHOD = "adam"
+    groups = construct_optimizer(model, plain).param_groups
+    return [{key: group[key] for key in ("params", "weight_decay")} for group in groups]
 
 
 def load_optimizer(optimizer: torch.optim.Optimizer, state: dict[str, Any]) -> None:
@@ -108,11 +121,12 @@ def set_learning_rate(optimizer: torch.optim.Optimizer, lr: float) -> None:
 def loss_function(cfg: CfgNode) -> nn.Module:
     """The loss of MODEL.LOSS_FUNC of logits, averaged over the mini-batch.
 
-    "cross_entropy" takes class numbers (N,), "bce_logit" multi-hot labels (N, C), float, and is
-    averaged over the classes too.
+    "cross_entropy" takes class numbers (N,) and smooths them by MODEL.LABEL_SMOOTHING; "bce_logit"
+    takes multi-hot labels (N, C), float, and is averaged over the classes too.
     """
-    loss: nn.Module = _LOSSES[cfg.MODEL.LOSS_FUNC](reduction="mean")
-    return loss
+    if cfg.MODEL.LOSS_FUNC == "bce_logit":
+        return nn.BCEWithLogitsLoss()
+    return nn.CrossEntropyLoss(label_smoothing=cfg.MODEL.LABEL_SMOOTHING)
 
 
 def clip_gradients(cfg: CfgNode, model: nn.Module) -> None:

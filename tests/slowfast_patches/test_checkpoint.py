@@ -331,6 +331,7 @@ def test_what_a_killed_run_was_writing_goes(tmp_path: Path):
         "started_over.json.tmp",
         "metrics.jsonl.tmp",
         "checkpoints/checkpoint_iter_00000002.pyth.tmp",
+        "checkpoints/checkpoint_best.pyth.tmp",
     )
     for path in (*others, *(tmp_path / name for name in names)):
         path.write_text("half")
@@ -410,6 +411,19 @@ def test_what_cannot_be_written_is_raised_in_the_training_once(
     writer.wait()
     assert list((tmp_path / "checkpoints").iterdir()) == [before]
     assert checkpoints.load(before)["iteration"] == 5
+
+
+def test_the_best_is_none_of_those_that_a_run_continues_from_and_goes_aside_with_them(tmp_path):
+    assert checkpoints.best_checkpoint(tmp_path) is None
+    best = checkpoints.save_best(tmp_path, {"iteration": 2})
+    assert checkpoints.best_checkpoint(tmp_path) == best
+    assert checkpoints.last_checkpoint(tmp_path) is None
+    checkpoints.save(tmp_path, 3, {})
+    checkpoints.prune(tmp_path, 1, ())
+    assert checkpoints.load(best)["iteration"] == 2
+    checkpoints.set_aside(tmp_path)
+    checkpoints.save_best(tmp_path, {})
+    assert checkpoints.set_aside(tmp_path) == tmp_path / "checkpoints_before_2"
 
 
 def test_setting_aside_never_overwrites(tmp_path: Path):

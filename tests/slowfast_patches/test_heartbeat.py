@@ -132,6 +132,10 @@ def test_after_the_gradients_comes_communication_until_the_optimizer_steps():
             seen.append(pulse.activity)
     assert seen == ["training", "training", "communicating", "training"] * 2
     assert pulse.activity == "other"
+    model.require_backward_grad_sync = False  # as DDP's, in parts of a mini-batch but the last
+    with pulse.during("training"):
+        model(torch.ones(1, 2)).sum().backward()
+        assert pulse.activity == "training"
 
 
 def test_a_wait_in_a_backward_pass_is_communication():

@@ -63,6 +63,7 @@ def test_one_label_refuses_what_is_for_several(key, value, message):
         ("MODEL.LOSS_FUNC", "cross_entropy", "set MODEL.LOSS_FUNC bce_logit, or DATA.MULTI_LABEL"),
         ("MODEL.LOSS_FUNC", "bce", "the head gives logits; set MODEL.LOSS_FUNC bce_logit"),
         ("MODEL.HEAD_ACT", "softmax", "set MODEL.HEAD_ACT sigmoid, or DATA.MULTI_LABEL False"),
+        ("MODEL.LABEL_SMOOTHING", 0.1, "DATA.MULTI_LABEL is True; set MODEL.LABEL_SMOOTHING 0.0"),
         ("DATA.MULTI_LABEL", False, "TRAIN.DATASET charades, whose videos have several labels"),
         ("TEST.DATASET", "ssv2", "DATA.MULTI_LABEL True does not fit TEST.DATASET ssv2"),
     ],

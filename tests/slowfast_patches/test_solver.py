@@ -51,7 +51,17 @@ def test_norms_have_their_own_weight_decay():
     assert decayed("SOLVER.NESTEROV", False) == expected
 
 
-@pytest.mark.parametrize("method", ["sgd", "adam"])
+def test_the_decay_of_adamw_is_beside_its_moments():
+    """Those of a gradient of zero are zero: a weight loses rate · decay, where adam takes the decay
+    for a gradient and moves the weight by the rate."""
+    found = decayed("SOLVER.OPTIMIZING_METHOD", "adamw")
+    assert found == {"conv.weight": 0.75, "conv.bias": 0.75, "bn.weight": 0.875, "bn.bias": 0.875}
+    assert decayed("SOLVER.OPTIMIZING_METHOD", "adam")["conv.weight"] == pytest.approx(
+        0.0, abs=1e-6
+    )
+
+
+@pytest.mark.parametrize("method", ["sgd", "adam", "adamw"])
 def test_biases_are_freed_of_weight_decay_where_the_recipe_asks(method):
     asked = ["SOLVER.ZERO_WD_1D_PARAM", True, "SOLVER.NESTEROV", False]
     values = decayed("SOLVER.OPTIMIZING_METHOD", method, *asked)
@@ -141,6 +151,15 @@ def test_gradients_are_clipped_by_value_or_by_norm(overrides, expected):
 def test_losses_are_means_over_the_mini_batch(name, scores, labels, loss):
     found = loss_function(config("MODEL.LOSS_FUNC", name))(scores, labels)
     assert float(found) == pytest.approx(loss)
+
+
+def test_a_smoothed_label_has_a_share_of_every_class():
+    """Of 4 classes, 0.2 smoothed: 0.85 of its own and 0.05 of each other one; scores of e, 1, 1, 1
+    have log-probabilities 1 - z and -z."""
+    z = math.log(math.e + 3)
+    loss = loss_function(config("MODEL.LABEL_SMOOTHING", 0.2))
+    found = loss(torch.tensor([[1.0, 0.0, 0.0, 0.0]]), torch.tensor([0]))
+    assert float(found) == pytest.approx(z - 0.85)
 
 
 def train(mixed: bool) -> tuple[list[float], torch.dtype, nn.Module, Precision]:

@@ -5,24 +5,30 @@ from __future__ import annotations
 from collections.abc import Callable
 from contextlib import AbstractContextManager, nullcontext
 from functools import partial
+from unittest import mock
 from unittest.mock import MagicMock
 
 import pytest
 import torch
+import torch.distributed as dist
 from fvcore.common.config import CfgNode
 from torch import Tensor, nn
 
 from multigrid import Schedule, Shape, SteppedRate, convert_batchnorm, make_schedule
 from slowfast_patches.config.defaults import get_cfg
+from slowfast_patches.config.speed import check_speed, check_speed_of_schedule
 from slowfast_patches.engine import step as step_module
 from slowfast_patches.engine.compiled import without_compiling
 from slowfast_patches.engine.dry_run import Memory, dry_run, kinds_of_steps
 from slowfast_patches.engine.graphs import GraphedPasses
 from slowfast_patches.engine.made_up import made_up_batch
+from slowfast_patches.engine.parallel import parallel
 from slowfast_patches.engine.step import Stepper
 from slowfast_patches.models.dropout import ClipDropout
+from slowfast_patches.models.inputs import InputTransform
 from slowfast_patches.models.recompute import checkpoint_blocks
 from slowfast_patches.models.solver import build_optimizer, load_optimizer
+from slowfast_patches.utils.distributed import World
 
 CPU = torch.device("cpu")
 
@@ -189,6 +195,111 @@ def test_a_training_that_goes_on_tries_only_what_is_still_to_come():
     assert len(dry_run(stepper(), plan, start=plan.iterations - 1)) == 1
 
 
+# Gradient accumulation.
+
+
+def accumulated(parts: int, plan: Schedule, **keys: object) -> tuple[list[float], dict]:
+    """Losses and state, in double, after a short cycle and a step, whose clips pass in parts."""
+    made = stepper(SOLVER__ACCUMULATION_STEPS=parts, **keys)
+    made.model.double()
+    pathways = InputTransform.__call__
+    with mock.patch.object(
+        InputTransform, "__call__", lambda *a: [p.double() for p in pathways(*a)]
+    ):
+        losses = take_steps(made, plan, range(plan.phases[3].start, plan.phases[3].start + 4))
+    return losses, state(made)
+
+
+@pytest.mark.parametrize("parts", [2, 4])
+@pytest.mark.parametrize("channels_last", [False, True])
+@pytest.mark.parametrize("clipped", [None, 0.01])
+def test_a_training_in_parts_is_the_training_in_one(parts, channels_last, clipped):
+    """Weights, masks and running statistics; mini-batches of 4 groups of 8, 4 and 2 clips."""
+    plan = schedule(bn_size=2)
+    keys = {"MODEL__CHANNELS_LAST": channels_last, "SOLVER__CLIP_GRAD_L2NORM": clipped}
+    losses, expected = accumulated(1, plan, **keys)
+    found, weights = accumulated(parts, plan, **keys)
+    assert found == pytest.approx(losses, rel=1e-12)
+    for name, value in expected.items():
+        torch.testing.assert_close(weights[name], value, rtol=1e-11, atol=1e-12)
+    assert int(weights["bn.num_batches_tracked"]) == 4
+
+
+def test_scores_and_labels_of_parts_are_in_the_order_of_the_clips():
+    plan = schedule(bn_size=2)
+    step = plan.at(0)
+    batch = made_up_batch(config(), step.shape.batch, step.shape)
+    whole, parts = (
+        stepper(SOLVER__ACCUMULATION_STEPS=n)(step, batch, range(step.shape.batch)) for n in (1, 4)
+    )
+    torch.testing.assert_close(parts.scores, whole.scores)
+    assert torch.equal(parts.labels, batch["labels"])
+    assert parts.scores.grad_fn is parts.loss.grad_fn is None
+
+
+def test_the_most_clips_at_once_are_those_of_a_part_in_dry_steps_too():
+    plan, seen = schedule(bn_size=2), dict[int, int]()
+    made = stepper(SOLVER__ACCUMULATION_STEPS=4)
+    made.model.register_forward_pre_hook(lambda _, given: seen.update({len(given[0][0]): 1}))
+    peaks = dry_run(made, plan)
+    assert {4 * clips for clips in seen} == {peak.clips for peak in peaks}
+    with pytest.raises(ValueError, match=r"ACT_CHECKPOINT True or SOLVER\.ACCUMULATION_STEPS 2$"):
+        dry_run(stepper(), plan, memory=Card(50))
+
+
+def test_processes_exchange_the_gradients_of_parts_once(tmp_path):
+    made, exchanged = stepper(SOLVER__ACCUMULATION_STEPS=4), list[int]()
+    plan, alone = schedule(bn_size=2), stepper(SOLVER__ACCUMULATION_STEPS=4)
+    store = dist.FileStore(str(tmp_path / "store"), 1)
+    dist.init_process_group("gloo", store=store, rank=0, world_size=1)
+    try:
+        made.network = parallel(made.network, World(0, 2, CPU))
+
+        def count(_, bucket):
+            exchanged.append(bucket.index())
+            done = torch.futures.Future()
+            done.set_result(bucket.buffer())
+            return done
+
+        made.network.register_comm_hook(None, count)
+        assert take_steps(made, plan, range(3)) == take_steps(alone, plan, range(3))
+    finally:
+        dist.destroy_process_group()
+    assert exchanged == [0] * 3
+    assert_equal(state(made), state(alone))
+
+
+@pytest.mark.parametrize(
+    ("parts", "bn_size", "processes", "said"),
+    [
+        (2, None, 1, r"set BN\.GROUP_SIZE to the clips"),
+        (2, 8, 1, r"at 32×4×8², each of 1 process\(es\) has 32 clips in BN groups of 32, which"),
+        (4, 2, 2, r"2 process\(es\) has 16 clips in BN groups of 8,.*; set it to 1 or 2, or train"),
+    ],
+)
+def test_parts_that_are_not_of_whole_groups_are_refused(parts, bn_size, processes, said):
+    cfg = config(SOLVER__ACCUMULATION_STEPS=parts)
+    with pytest.raises(ValueError, match=said):
+        check_speed_of_schedule(cfg, schedule(bn_size), processes)
+    check_speed_of_schedule(config(), schedule(bn_size), processes)
+    check_speed_of_schedule(cfg, schedule(1), processes)
+
+
+def test_parts_of_groups_that_processes_share_are_refused():
+    rate = SteppedRate(ends=(20.0,), rates=(0.1,))
+    plan = make_schedule(Shape(8, 4, 16), 400, rate, epoch_factor=1, long_cycle=(), short_cycle=())
+    cfg = config(SOLVER__ACCUMULATION_STEPS=2)
+    with pytest.raises(ValueError, match=r"each of 2 .* has 4 clips in BN groups of 8, .* to 1,"):
+        check_speed_of_schedule(cfg, plan, 2)
+
+
+def test_graphs_of_parts_are_refused():
+    cfg = config(SOLVER__ACCUMULATION_STEPS=2, TRAIN__CUDA_GRAPHS=True)
+    cfg.NUM_GPUS = 1
+    with pytest.raises(ValueError, match=r"CUDA_GRAPHS True and SOLVER\.ACCUMULATION_STEPS 2:"):
+        check_speed(cfg, 1)
+
+
 # Compiling. The compiler itself is torch's: what is traced runs as it is.
 
 
@@ -199,11 +310,14 @@ def traced(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(step_module, "compiled", trace)
 
 
-def test_a_compiled_training_is_the_plain_one_and_compiles_nothing_after_the_dry_steps(traced):
+@pytest.mark.parametrize("parts", [1, 2])
+def test_a_compiled_training_is_the_plain_one_and_compiles_nothing_after_the_dry_steps(
+    traced, parts
+):
     rate = SteppedRate(ends=(30.0,), rates=(0.1,))
-    plan = make_schedule(Shape(8, 4, 16), 400, rate, long_cycle=())
-    plain = stepper()
-    made = stepper(TRAIN__COMPILE=True)
+    plan = make_schedule(Shape(8, 4, 16), 400, rate, long_cycle=(), bn_size=8 // parts)
+    plain = stepper(SOLVER__ACCUMULATION_STEPS=parts)
+    made = stepper(SOLVER__ACCUMULATION_STEPS=parts, TRAIN__COMPILE=True)
     dry_run(made, plan)
     with without_compiling():
         losses = take_steps(made, plan, range(6))
@@ -320,7 +434,7 @@ def _own(tensor: Tensor) -> Tensor:
 # The optimizer.
 
 
-@pytest.mark.parametrize("method", ["sgd", "adam"])
+@pytest.mark.parametrize("method", ["sgd", "adam", "adamw"])
 def test_a_fused_optimizer_updates_as_the_hosts(method):
     plan = schedule()
     ours, plain = (
@@ -376,8 +490,6 @@ def test_a_training_goes_on_with_another_optimizer_and_memory_format():
 
 
 def test_a_fused_lars_is_not_built_in_silence():
-    from slowfast_patches.config.speed import check_speed
-
     cfg = config(SOLVER__FUSED=True, SOLVER__OPTIMIZING_METHOD="lars")
     with pytest.raises(ValueError, match="there is no fused lars"):
         check_speed(cfg, 1)

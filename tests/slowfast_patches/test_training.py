@@ -258,7 +258,8 @@ def test_a_run_with_the_switches_of_single_precision_begins_as_the_plain_one(
     switches = ("MODEL.CHANNELS_LAST", "MODEL.ACT_CHECKPOINT", "SOLVER.FUSED")
     keys = [item for key in switches for item in (key, True)]
     few = ("MULTIGRID.LONG_CYCLE_FACTORS", [[0.25, 0.5**0.5], [1, 1]], *SHORT)
-    train(tmp_path, *few, *keys, "BN.USE_PRECISE_STATS", False, "TEST.ENABLE", False)
+    keys += ["TRAIN.KEEP_BEST", True, "MODEL.EMA_DECAY", 0.5]
+    train(tmp_path, *few, *keys, "BN.USE_PRECISE_STATS", False)
     plain, found = opened(multigrid_run).metrics(), opened(tmp_path).metrics()
     assert found[0]["shape"] == plain[0]["shape"]
     assert found[0]["loss"] == pytest.approx(plain[0]["loss"], rel=1e-4)
@@ -269,3 +270,9 @@ def test_a_run_with_the_switches_of_single_precision_begins_as_the_plain_one(
     assert weight.is_contiguous(memory_format=torch.channels_last_3d)
     assert weight.dtype == torch.float32
     assert content["s1.pathway0_stem.bn.num_batches_tracked"] == len(found)
+    result = opened(tmp_path).result
+    scores = {e["iteration"]: e["top1_ema"] for e in result["evaluations"]}
+    best = torch.load(tmp_path / "checkpoints" / "checkpoint_best.pyth", weights_only=True)
+    assert best["iteration"] == result["best"]["iteration"] == max(scores, key=scores.get)
+    assert best["model_state"].keys() == content.keys()
+    assert 0 <= result["top1_ema"] <= 100

@@ -7,12 +7,14 @@ from slowfast_patches.engine.checkpoints.failing import (
 )
 from slowfast_patches.engine.checkpoints.folder import (
     all_checkpoints,
+    best_checkpoint,
     clean,
     describe_last,
     last_checkpoint,
     load,
     prune,
     save,
+    save_best,
     set_aside,
 )
 from slowfast_patches.engine.checkpoints.recipe import check_same_list, check_same_recipe
@@ -24,6 +26,7 @@ __all__ = [
     "Found",
     "Writer",
     "all_checkpoints",
+    "best_checkpoint",
     "cannot_write",
     "check_same_list",
     "check_same_recipe",
@@ -37,6 +40,7 @@ __all__ = [
     "load",
     "prune",
     "save",
+    "save_best",
     "set_aside",
     "share",
     "start_over",

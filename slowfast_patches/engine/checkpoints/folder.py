@@ -18,6 +18,7 @@ from slowfast_patches.utils.files import TEMPORARY
 __all__ = [
     "NOTE",
     "all_checkpoints",
+    "best_checkpoint",
     "clean",
     "describe_last",
     "iteration_of",
@@ -25,6 +26,7 @@ __all__ = [
     "load",
     "prune",
     "save",
+    "save_best",
     "set_aside",
 ]
 
@@ -33,10 +35,10 @@ logger = logging.getLogger(__name__)
 _FOLDER = "checkpoints"
 NOTE = "started_over.json"
 """For which job the run started over."""
+_BEST = "checkpoint_best.pyth"
 _NAME = re.compile(r"checkpoint_iter_(\d+)\.pyth")
 _LEFT_OVER = tuple(
-    name + TEMPORARY
-    for name in (f"{_FOLDER}/checkpoint_iter_*", "metrics.jsonl", "result.json", NOTE)
+    name + TEMPORARY for name in (f"{_FOLDER}/checkpoint_*", "metrics.jsonl", "result.json", NOTE)
 )
 """Files that a run was writing when it was killed."""
 
@@ -47,9 +49,17 @@ def save(output_dir: str | Path, iteration: int, content: Mapping[str, Any]) -> 
     Raises:
         OSError: it cannot be written; no part of it stays.
     """
-    folder = Path(output_dir) / _FOLDER
-    folder.mkdir(parents=True, exist_ok=True)
-    path = folder / f"checkpoint_iter_{iteration:08d}.pyth"
+    return _save(output_dir, f"checkpoint_iter_{iteration:08d}.pyth", content)
+
+
+def save_best(output_dir: str | Path, content: Mapping[str, Any]) -> Path:
+    """Write the best checkpoint so far, in the place of the one before; raises as `save`."""
+    return _save(output_dir, _BEST, content)
+
+
+def _save(output_dir: str | Path, name: str, content: Mapping[str, Any]) -> Path:
+    path = Path(output_dir) / _FOLDER / name
+    path.parent.mkdir(parents=True, exist_ok=True)
     torch_file.save(dict(content), path)
     return path
 
@@ -101,6 +111,12 @@ def last_checkpoint(output_dir: str | Path) -> Path | None:
     return paths[-1] if paths else None
 
 
+def best_checkpoint(output_dir: str | Path) -> Path | None:
+    """The checkpoint that TRAIN.KEEP_BEST keeps, weights alone, if a run has one."""
+    path = Path(output_dir) / _FOLDER / _BEST
+    return path if path.is_file() else None
+
+
 def describe_last(output_dir: str | Path) -> str:
     """Where a run that stops can go on from, in words."""
     path = last_checkpoint(output_dir)
@@ -129,7 +145,7 @@ def set_aside(output_dir: str | Path) -> Path | None:
     Returns the new name; None where there was nothing to rename.
     """
     folder = Path(output_dir) / _FOLDER
-    if last_checkpoint(output_dir) is None:
+    if last_checkpoint(output_dir) is None and best_checkpoint(output_dir) is None:
         return None
     names = (folder.with_name(f"{_FOLDER}_before_{n}") for n in itertools.count(1))
     return folder.rename(next(name for name in names if not name.exists()))

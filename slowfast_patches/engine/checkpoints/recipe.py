@@ -34,6 +34,7 @@ _MAY_DIFFER = (
     "NUM_GPUS",
     "OUTPUT_DIR",
     "SHARD_ID",
+    "SOLVER.ACCUMULATION_STEPS",
     "SOLVER.FUSED",
     _SCALED,
     "TEST.*",
@@ -45,6 +46,7 @@ _MAY_DIFFER = (
     "TRAIN.CUDNN_BENCHMARK",
     "TRAIN.DETERMINISTIC",
     "TRAIN.EVAL_PERIOD",
+    "TRAIN.KEEP_BEST",
 )
 """Keys that may change between a checkpoint and the run that continues it: those that change no
 result by more than rounding are among them. The number of machines

@@ -35,18 +35,24 @@ class Writer:
         self._thread: threading.Thread | None = None
         self._error: Exception | None = None
 
-    def save(self, iteration: int, state: Mapping[str, Any]) -> None:
-        """Begin to write the checkpoint after `iteration` iterations; `state` may change then.
+    def save(
+        self,
+        iteration: int,
+        state: Mapping[str, Any] | None,
+        best: Mapping[str, Any] | None = None,
+    ) -> None:
+        """Begin to write the checkpoint after `iteration` iterations, of `state`, and the best so
+        far, of `best`: those that are given, which may change then.
 
         Raises:
             TrainingStoppedError: the one before could not be written.
         """
         start = time.perf_counter()
         self.wait()
-        content = snapshot(state)
+        contents = snapshot((state, best))
         held = time.perf_counter() - start
         self._thread = threading.Thread(
-            target=self._write, args=(iteration, content, held), name="checkpoint"
+            target=self._write, args=(iteration, *contents, held), name="checkpoint"
         )
         self._thread.start()
 
@@ -67,11 +73,20 @@ class Writer:
             self._thread = None
         self.check()
 
-    def _write(self, iteration: int, content: Mapping[str, Any], held: float) -> None:
-        start = time.perf_counter()
+    def _write(
+        self,
+        iteration: int,
+        state: Mapping[str, Any] | None,
+        best: Mapping[str, Any] | None,
+        held: float,
+    ) -> None:
+        start, paths = time.perf_counter(), list[str]()
         try:
-            path = folder.save(self._output_dir, iteration, content)
-            folder.prune(self._output_dir, self._kept, self._milestones)
+            if best is not None:
+                paths.append(f"{folder.save_best(self._output_dir, best)} (the best so far)")
+            if state is not None:
+                paths.append(str(folder.save(self._output_dir, iteration, state)))
+                folder.prune(self._output_dir, self._kept, self._milestones)
         except OSError as error:
             self._error = cannot_write("the checkpoint", error, iteration, self._output_dir)
             self._error.__cause__ = error
@@ -81,7 +96,7 @@ class Writer:
             logger.info(
                 "checkpoint after iteration %d: %s (held up the training for %.3f s, written in "
                 "%.3f s)",
-                *(iteration, path, held, time.perf_counter() - start),
+                *(iteration, " and ".join(paths), held, time.perf_counter() - start),
             )
 
 

@@ -150,6 +150,9 @@ def _add_data(cfg: CfgNode) -> None:
     cfg.DATA.MULTI_LABEL = False
     # How a video's score comes from those of its views: "sum" or "max".
     cfg.DATA.ENSEMBLE_METHOD = "sum"
+    # Larger frames are refused before they are decoded, which would take their memory: 8192 × 8192,
+    # twice the largest picture of any level of H.264, HEVC and AV1.
+    cfg.DATA.MAX_FRAME_PIXELS = 1 << 26
     # A run stops when more than this part of an epoch's videos cannot be decoded.
     cfg.DATA.MAX_BAD_FRACTION = 0.05
     # Training videos that the recipe expects: what a plan counts with where no csv file is at hand.

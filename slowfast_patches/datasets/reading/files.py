@@ -130,7 +130,8 @@ def check_regular(path: str) -> None:
 
 def _refused(path: str, error: Exception) -> str:
     """Why a regular file is not opened."""
-    with open(path, "rb") as file:
+    head = b""
+    with contextlib.suppress(OSError), open(path, "rb") as file:
         head = file.read(1 << 12)
     playlist = next((name for mark, name in _PLAYLISTS.items() if mark in head), None)
     if playlist:

@@ -10,6 +10,7 @@ from itertools import pairwise
 import numpy as np
 from av.codec.context import CodecContext
 from av.container import InputContainer
+from av.video.codeccontext import VideoCodecContext
 from av.video.stream import VideoStream
 from numpy.typing import NDArray
 
@@ -134,6 +135,7 @@ def _is_entry(container: InputContainer, stream: VideoStream, timestamp: int) ->
     """
     known = stream.codec_context
     decoder = CodecContext.create(known.codec, "r")
+    assert isinstance(decoder, VideoCodecContext)
     for name in ("extradata", "width", "height", "codec_tag", "bits_per_coded_sample", "options"):
         setattr(decoder, name, getattr(known, name))
     decoder.thread_count = 1

@@ -37,6 +37,7 @@ from collections.abc import Sequence
 from itertools import chain
 from pathlib import Path
 
+from slowfast_patches.datasets.csv_list import parse_separator
 from slowfast_patches.datasets.list_warnings import first_few, repeated_videos
 from slowfast_patches.datasets.preparing.lists import (
     ClassFolders,
@@ -77,7 +78,10 @@ def parse_args(argv: list[str] | None = None) -> argparse.Namespace:
         "--prefix", metavar="DIR", help="where the lists' paths start (the folder of each list)"
     )
     parser.add_argument(
-        "--separator", default=" ", help='between path and label in the lists (" ")'
+        "--separator",
+        type=parse_separator,
+        default=" ",
+        help=r'between path and label in the lists (" "); \t is a tab',
     )
     parser.add_argument(
         "--val-fraction", type=float, metavar="F", help="of each class to set aside (0.1)"

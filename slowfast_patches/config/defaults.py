@@ -148,7 +148,7 @@ def _add_model(cfg: CfgNode) -> None:
 
 
 def _add_data(cfg: CfgNode) -> None:
-    # Between path and label in a line of a csv file.
+    # Between path and label in a line of a csv file; the two characters \t are a tab.
     cfg.DATA.PATH_LABEL_SEPARATOR = " "
     # Frames per second that DATA.SAMPLING_RATE counts in.
     cfg.DATA.TARGET_FPS = 30
@@ -163,6 +163,9 @@ def _add_data(cfg: CfgNode) -> None:
     cfg.DATA.MULTI_LABEL = False
     # How a video's score comes from those of its views: "sum" or "max".
     cfg.DATA.ENSEMBLE_METHOD = "sum"
+    # Larger frames are refused before they are decoded, which would take their memory: 8192 × 8192,
+    # almost twice the largest picture of any level of H.264, HEVC and AV1.
+    cfg.DATA.MAX_FRAME_PIXELS = 1 << 26
     # A run stops when more than this part of an epoch's videos cannot be decoded.
     cfg.DATA.MAX_BAD_FRACTION = 0.05
     # Training videos that the recipe expects: what a plan counts with where no csv file is at hand.

@@ -39,6 +39,7 @@ __all__ = [
     "Label",
     "TooManyUnreadableError",
     "evaluation_plan",
+    "reading_options",
 ]
 
 Label = int | NDArray[np.float32]
@@ -89,12 +90,16 @@ class ClipDataset(torch.utils.data.Dataset[dict[str, Any]]):
         self._views, self._crops = 1, 1
         if split == "test":
             self._views, self._crops = cfg.TEST.NUM_ENSEMBLE_VIEWS, cfg.TEST.NUM_SPATIAL_CROPS
-        self._threads = 0 if cfg.DATA_LOADER.ENABLE_MULTI_THREAD_DECODE else 1
+        self._reading = reading_options(cfg)
         self.videos = read_list(cfg, split, self.name)
         self.index: VideoIndex | None = None
         if not isinstance(self.videos, FrameList):
             path = list_path(cfg, split, self.name)
-            self.index = open_index(path, [video.path for video in self.videos])
+            self.index = open_index(
+                path,
+                [video.path for video in self.videos],
+                max_pixels=cfg.DATA.MAX_FRAME_PIXELS,
+            )
 
     def _label(self, video: Any, plan: ClipPlan | None) -> Label:
         """The label of a clip of a video; `plan` is None where the video cannot be read."""
@@ -104,7 +109,7 @@ class ClipDataset(torch.utils.data.Dataset[dict[str, Any]]):
     def _record(self, number: int, video: LabelledVideo | FrameVideo) -> VideoRecord:
         """What the reader has to know of a video; raises UnreadableVideoError."""
         if isinstance(video, FrameVideo):
-            return video.record()
+            return video.record(self._data.MAX_FRAME_PIXELS)
         assert self.index is not None
         return self.index.record(number)
 
@@ -167,7 +172,7 @@ class ClipDataset(torch.utils.data.Dataset[dict[str, Any]]):
             try:
                 record = self._record(index, video)
                 plan = plan_train(rng, grid, record.video, data.TARGET_FPS)
-                read_clip(video.path, record, plan, out, threads=self._threads)
+                read_clip(video.path, record, plan, out, **self._reading)
             except UnreadableVideoError as error:
                 failures.append((video.path, str(error)))
                 index = int(rng.integers(len(self.videos)))
@@ -188,7 +193,7 @@ class ClipDataset(torch.utils.data.Dataset[dict[str, Any]]):
         try:
             record = self._record(index, video)
             plan = self._test_plan(record.video, part)
-            read_clip(video.path, record, plan, out, threads=self._threads)
+            read_clip(video.path, record, plan, out, **self._reading)
         except UnreadableVideoError as error:
             failures.append((video.path, str(error)))
             out[:] = 0
@@ -199,6 +204,12 @@ class ClipDataset(torch.utils.data.Dataset[dict[str, Any]]):
         """Validation: one clip, of the training crop."""
         views = (self._views, self._crops)
         return evaluation_plan(self._data, video, part, views, self._test_crop, self.segments)
+
+
+def reading_options(cfg: CfgNode) -> dict[str, int]:
+    """What a config says to `read_clip`."""
+    threads = 0 if cfg.DATA_LOADER.ENABLE_MULTI_THREAD_DECODE else 1
+    return {"threads": threads, "max_pixels": cfg.DATA.MAX_FRAME_PIXELS}
 
 
 def evaluation_plan(

@@ -7,7 +7,18 @@ from typing import NamedTuple
 
 from fvcore.common.config import CfgNode
 
-__all__ = ["LabelledVideo", "count_lines", "count_videos", "csv_path", "read_csv"]
+__all__ = [
+    "LabelledVideo",
+    "count_lines",
+    "count_videos",
+    "csv_path",
+    "parse_separator",
+    "read_csv",
+    "read_utf8",
+    "what_is_wrong",
+]
+
+_SEPARATORS = {" ": "space", "\t": "tab", ",": "comma", ";": "semicolon"}
 
 
 class LabelledVideo(NamedTuple):
@@ -30,7 +41,7 @@ def count_videos(cfg: CfgNode, split: str) -> int | None:
 
 def count_lines(path: Path) -> int:
     """Lines of a list that are not blank."""
-    with path.open(encoding="utf-8") as lines:
+    with path.open(encoding="utf-8", errors="replace") as lines:
         return sum(1 for line in lines if line.strip())
 
 
@@ -40,22 +51,25 @@ def read_csv(
     """The videos of a list.
 
     A relative path is taken from `prefix`, or from the list's own folder where that is empty. The
-    last separator of a line parts path and label, so that paths may contain it.
+    last separator of a line parts path and label, so that paths may contain it; the two characters
+    \\t are a tab.
 
     Raises:
-        ValueError: no such file, an empty one, a line that does not parse, or a label outside
-            [0, num_classes); with file and line.
+        ValueError: no such file, an empty one, one that is not UTF-8, a line that does not parse,
+            or a label outside [0, num_classes); with file and line.
     """
     if not path.is_file():
         raise ValueError(f"{path}: no such file; {_advice(path)}")
+    separator = parse_separator(separator)
     folder, videos = Path(prefix) if prefix else path.parent, list[LabelledVideo]()
-    for number, line in enumerate(path.read_text(encoding="utf-8-sig").splitlines(), start=1):
+    for number, line in enumerate(read_utf8(path).splitlines(), start=1):
         if not line.strip():
             continue
-        name, found, label = line.strip().rpartition(separator)
         where = f"{path}, line {number}"
-        if not found or not name.strip() or not label.strip().isdecimal():
-            raise ValueError(f"{where}: {line!r} is not 'path{separator}label'")
+        if wrong := what_is_wrong(line, separator):
+            header = "" if videos or any(map(str.isdigit, line)) else "; a list has no header"
+            raise ValueError(f"{where}: {wrong}{header}")
+        name, _, label = line.strip().rpartition(separator)
         if int(label) >= num_classes:
             raise ValueError(
                 f"{where}: label {int(label)} is outside MODEL.NUM_CLASSES {num_classes} "
@@ -65,6 +79,50 @@ def read_csv(
     if not videos:
         raise ValueError(f"{path}: no videos in the list")
     return videos
+
+
+def parse_separator(text: str) -> str:
+    """A separator as it can be typed: the two characters \\t are a tab."""
+    return text.replace("\\t", "\t")
+
+
+def what_is_wrong(line: str, separator: str) -> str | None:
+    """Why a line is no path and label; None if it is."""
+    name, found, label = line.strip().rpartition(separator)
+    if name.strip() and label.strip().isdecimal():
+        return None
+    wanted, parts = "a label, a whole number from 0", _SEPARATORS.get(separator, "separator")
+    if found and name.strip():
+        wrong = f"{label.strip()!r} after the last {parts} is not {wanted}"
+    else:
+        wrong = f"{line.strip()!r} has no {parts} ({separator!r}) between a path and {wanted}"
+    for other in _SEPARATORS:
+        name, _, label = line.strip().rpartition(other)
+        if name.strip() and label.strip().isdecimal():
+            typed = other.replace("\t", "\\t")
+            return (
+                f"{wrong}; if a {_SEPARATORS[other]} parts them, set DATA.PATH_LABEL_SEPARATOR "
+                f"'{typed}' (tools/prepare_data.py: --separator)"
+            )
+    return wrong
+
+
+def read_utf8(path: Path) -> str:
+    """The text of a file.
+
+    Raises:
+        ValueError: it is not UTF-8; with file, line and what to do.
+    """
+    content = path.read_bytes()
+    try:
+        return content.decode("utf-8-sig")
+    except UnicodeDecodeError as error:
+        line = content.count(b"\n", 0, error.start) + 1
+        likely = "utf-16" if content[:2] in (b"\xff\xfe", b"\xfe\xff") else "latin1"
+        raise ValueError(
+            f"{path}, line {line}: this is not UTF-8 (byte {content[error.start]:#04x}); convert "
+            f"the file, as by: iconv -f {likely} -t utf-8 {path.name} > new_{path.name}"
+        ) from None
 
 
 def _advice(path: Path) -> str:

@@ -24,7 +24,7 @@ from typing import NamedTuple, NoReturn, overload
 import numpy as np
 
 from multigrid import Video
-from slowfast_patches.datasets.reading.files import jpeg_size
+from slowfast_patches.datasets.reading.files import MAX_PIXELS, jpeg_size
 from slowfast_patches.datasets.reading.index_table import Lists
 from slowfast_patches.datasets.reading.video_record import Kind, VideoRecord
 
@@ -84,13 +84,14 @@ class FrameVideo:
             start = end
         return found
 
-    def record(self) -> VideoRecord:
+    def record(self, max_pixels: int = MAX_PIXELS) -> VideoRecord:
         """What the reader has to know of it; the size is that of the first frame.
 
         Raises:
-            UnreadableVideoError: the first frame is missing or no JPEG.
+            UnreadableVideoError: the first frame is missing, no JPEG, or of more than `max_pixels`.
         """
-        video = Video(len(self.files), self.fps, *jpeg_size("", self.files[0]))
+        size = jpeg_size("", self.files[0], max_pixels=max_pixels)
+        video = Video(len(self.files), self.fps, *size)
         return VideoRecord(Kind.FRAMES, video, files=self.files)
 
 

@@ -15,7 +15,13 @@ from fvcore.common.config import CfgNode
 
 from slowfast_patches import patching
 from slowfast_patches.config.labels import SEVERAL_LABELS
-from slowfast_patches.datasets.csv_list import LabelledVideo, count_videos, csv_path, read_csv
+from slowfast_patches.datasets.csv_list import (
+    LabelledVideo,
+    count_videos,
+    csv_path,
+    read_csv,
+    read_utf8,
+)
 from slowfast_patches.datasets.frame_list import FrameList, count_listed, read_frame_list
 from slowfast_patches.datasets.ssv2_list import count_ssv2, read_ssv2, ssv2_classes, ssv2_path
 
@@ -149,15 +155,16 @@ def _kinetics_classes(cfg: CfgNode) -> dict[str, int] | None:
     folder = Path(cfg.DATA.PATH_TO_DATA_DIR)
     path, lines = folder / "classes.json", folder / "classes.txt"
     if path.is_file():
+        text = read_utf8(path)
         try:
-            content = json.loads(path.read_text(encoding="utf-8-sig"))
+            content = json.loads(text)
         except ValueError as error:
             raise ValueError(f"{path}: this is not JSON: {error}") from None
         if not isinstance(content, dict) or not all(type(n) is int for n in content.values()):
             raise ValueError(f"{path}: not an object of names and class numbers")
         return content
     if lines.is_file():
-        names = lines.read_text(encoding="utf-8-sig").splitlines()
+        names = read_utf8(lines).splitlines()
         return {name: number for number, name in enumerate(names)}
     return None
 
@@ -193,7 +200,7 @@ def _charades_classes(cfg: CfgNode) -> dict[str, int] | None:
     path, numbers = Path(cfg.DATA.PATH_TO_DATA_DIR) / "Charades_v1_classes.txt", dict[str, int]()
     if not path.is_file():
         return None
-    for line, text in enumerate(path.read_text(encoding="utf-8-sig").splitlines(), start=1):
+    for line, text in enumerate(read_utf8(path).splitlines(), start=1):
         found = re.fullmatch(r"c(\d+)\s+(\S.*)", text.strip())
         if found:
             numbers[found[2]] = int(found[1])

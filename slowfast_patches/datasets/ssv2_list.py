@@ -19,7 +19,14 @@ from typing import Any
 
 from fvcore.common.config import CfgNode
 
-from slowfast_patches.datasets.csv_list import LabelledVideo, count_lines, read_csv
+from slowfast_patches.datasets.csv_list import (
+    LabelledVideo,
+    count_lines,
+    parse_separator,
+    read_csv,
+    read_utf8,
+    what_is_wrong,
+)
 from slowfast_patches.datasets.frame_list import (
     HEADER,
     count_listed,
@@ -132,10 +139,12 @@ def _lists_frames(path: Path, separator: str) -> bool:
         return True
     fields = line.split()
     is_frame = len(fields) == 5 and fields[1].isdecimal() and fields[2].isdecimal()
-    if is_frame or not line.rpartition(separator)[2].strip().isdecimal():
+    if is_frame:
+        raise ValueError(f"{path}: the first line, {line!r:.100}, lacks one above it: '{HEADER}'")
+    if wrong := what_is_wrong(line, parse_separator(separator)):
         raise ValueError(
-            f"{path}: the first line, {line!r:.100}, is neither the header of a frame list, "
-            f"'{HEADER}', nor 'path{separator}label'"
+            f"{path}: the first line is not the header of a frame list, '{HEADER}', nor a video "
+            f"and its label: {wrong}"
         )
     return False
 
@@ -184,8 +193,9 @@ def _entries(path: Path) -> list[Any]:
 def _load(path: Path) -> Any:
     if not path.is_file():
         raise ValueError(f"{path}: no such file; the json files belong together, in one folder")
+    text = read_utf8(path)
     try:
-        return json.loads(path.read_text(encoding="utf-8-sig"))
+        return json.loads(text)
     except ValueError as error:
         raise ValueError(f"{path}: this is not JSON: {error}") from None
 

@@ -12,7 +12,7 @@ from torch import Tensor, nn
 from multigrid import empty_clips
 from slowfast_patches import patching
 from slowfast_patches.config import check_config, load_config, parse_config
-from slowfast_patches.datasets.clips import evaluation_plan
+from slowfast_patches.datasets.clips import evaluation_plan, reading_options
 from slowfast_patches.datasets.loader import dataset_class
 from slowfast_patches.datasets.reading.clip_reader import read_clip
 from slowfast_patches.datasets.reading.scan import scan
@@ -91,17 +91,16 @@ class Predictor:
         Raises:
             UnreadableVideoError: as above.
         """
-        cfg, record = self._cfg, scan(path)
+        cfg, record = self._cfg, scan(path, self._cfg.DATA.MAX_FRAME_PIXELS)
         views = (cfg.TEST.NUM_ENSEMBLE_VIEWS, cfg.TEST.NUM_SPATIAL_CROPS)
         crop = cfg.DATA.TEST_CROP_SIZE
         dataset, video = dataset_class(cfg.TEST.DATASET), record.video
         if dataset.counts_frames:
             video = video._replace(fps=float(cfg.DATA.TARGET_FPS))
         clips = empty_clips(views[0] * views[1], cfg.DATA.NUM_FRAMES, crop)
-        threads = 0 if cfg.DATA_LOADER.ENABLE_MULTI_THREAD_DECODE else 1
         for part, clip in enumerate(clips):
             plan = evaluation_plan(cfg.DATA, video, part, views, crop, dataset.segments)
-            read_clip(path, record, plan, clip.numpy(), threads=threads)
+            read_clip(path, record, plan, clip.numpy(), **reading_options(cfg))
         return clips
 
     def _score(self, clips: Tensor) -> Tensor:

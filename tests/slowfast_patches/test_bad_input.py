@@ -107,13 +107,26 @@ def test_a_batch_that_does_not_divide_over_the_processes(
 
 
 @pytest.mark.parametrize("split", ["train", "val", "test"])
-@pytest.mark.parametrize("line", ["a_path_alone.mp4", "a.mp4 seven", "a.mp4 -1"])
+@pytest.mark.parametrize(
+    ("line", "said"),
+    [
+        ("a_path_alone.mp4", "'a_path_alone.mp4' has no space"),
+        ("a.mp4 seven", "'seven' after the last space is not a label"),
+        ("a.mp4 -1", "'-1' after the last space is not a label"),
+    ],
+)
 def test_a_line_that_does_not_parse(
-    command_line: Command, lists: Path, demo_data: Path, tmp_path: Path, split: str, line: str
+    command_line: Command,
+    lists: Path,
+    demo_data: Path,
+    tmp_path: Path,
+    split: str,
+    line: str,
+    said: str,
 ):
     change_line(lists / f"{split}.csv", 4, line)
     answer = command_line(tmp_path / "run", *lists_of(lists, demo_data))
-    assert_refused(answer, f"{lists / split}.csv, line 4: '{line}' is not 'path label'")
+    assert_refused(answer, f"{lists / split}.csv, line 4: {said}", "whole number from 0")
 
 
 # Checkpoints.

@@ -175,7 +175,7 @@ def bad_file(folder: Path, kind: str) -> Path:
         ("text", "cannot be opened: .*Invalid data"),
         ("truncated", "cannot be opened: .*Invalid data"),
         ("directory", "is a folder without JPEG files"),
-        ("sound", "has no video stream"),
+        ("sound", "is none of the formats that hold a video"),
     ],
 )
 def test_a_file_that_is_no_video_is_refused_with_the_reason(folder, kind, reason):

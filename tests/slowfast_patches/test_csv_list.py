@@ -1,11 +1,18 @@
 """Kinetics lists: what parses, where relative paths start, and what is said of a bad line."""
 
+import re
 from pathlib import Path
 
 import pytest
 
 from slowfast_patches.config import load_config
-from slowfast_patches.datasets.csv_list import LabelledVideo, count_videos, csv_path, read_csv
+from slowfast_patches.datasets.csv_list import (
+    LabelledVideo,
+    count_lines,
+    count_videos,
+    csv_path,
+    read_csv,
+)
 
 
 def write(folder: Path, content: str | bytes, name: str = "train.csv") -> Path:
@@ -56,13 +63,20 @@ def test_relative_paths_start_from_the_prefix_and_absolute_ones_stay(tmp_path):
 @pytest.mark.parametrize(
     ("line", "why"),
     [
-        ("c.mp4", r"'c.mp4' is not 'path label'"),
-        ("c.mp4,1", r"is not 'path label'"),
-        ("c.mp4 -1", r"is not 'path label'"),
-        ("c.mp4 1.0", r"is not 'path label'"),
-        ("c.mp4 x", r"is not 'path label'"),
-        ("c.mp4 ²", r"is not 'path label'"),
-        ("1", r"is not 'path label'"),
+        (
+            "c.mp4",
+            r"'c.mp4' has no space \(' '\) between a path and a label, a whole number from 0$",
+        ),
+        (
+            "c.mp4,1",
+            r"'c.mp4,1' has no space .*; if a comma parts them, set DATA\.\w+SEPARATOR ','",
+        ),
+        ("a b.mp4\t1", r"'b.mp4\\t1' after the last space is not .*_LABEL_SEPARATOR '\\t' \(tools"),
+        ("c.mp4 -1", r"'-1' after the last space is not a label, a whole number from 0$"),
+        ("c.mp4 0.0", r"'0.0' after the last space is not a label, a whole number from 0$"),
+        ("c.mp4 x", r"'x' after the last space is not a label, a whole number from 0$"),
+        ("c.mp4 ²", r"'²' after the last space is not a label, a whole number from 0$"),
+        ("1", r"'1' has no space \(' '\) between a path and a label, a whole number from 0$"),
         ("c.mp4 2", r"label 2 is outside MODEL.NUM_CLASSES 2 \(labels run from 0 to 1\)"),
     ],
 )
@@ -70,6 +84,35 @@ def test_a_bad_line_is_named_by_file_and_line(tmp_path, line, why):
     path = write(tmp_path, f"a.mp4 0\n\n{line}\nb.mp4 1\n")
     with pytest.raises(ValueError, match=f"train.csv, line 3: .*{why}"):
         read_csv(path, num_classes=2)
+
+
+def test_a_header_is_named_as_such_and_a_label_below_is_not(tmp_path):
+    with pytest.raises(ValueError, match=r"line 2: 'label' .* from 0; a list has no header$"):
+        read_csv(write(tmp_path, "\npath label\na.mp4 0\n"), num_classes=2)
+    with pytest.raises(ValueError, match=r"line 2: 'label' .* whole number from 0$"):
+        read_csv(write(tmp_path, "a.mp4 0\npath label\n"), num_classes=2)
+
+
+def test_a_separator_may_be_typed_and_the_advice_is_right(tmp_path):
+    """What the message says to set reads the list."""
+    path = write(tmp_path, "a b.mp4\t1\n")
+    with pytest.raises(ValueError) as refused:
+        read_csv(path, num_classes=2)
+    (advised,) = re.findall(r"SEPARATOR '(.*?)'", str(refused.value))
+    cfg = load_config(None, ["DATA.PATH_LABEL_SEPARATOR", advised])
+    videos = read_csv(path, separator=cfg.DATA.PATH_LABEL_SEPARATOR, num_classes=2)
+    assert videos == [LabelledVideo(f"{tmp_path}/a b.mp4", 1)]
+
+
+@pytest.mark.parametrize("encoding", ["latin1", "utf-16"])
+def test_a_list_of_another_encoding_names_the_line_and_the_way_out(tmp_path, encoding):
+    path = write(tmp_path, "a.mp4 0\nsmörgås.mp4 1\n".encode(encoding))
+    line = {"latin1": 2, "utf-16": 1}[encoding]
+    with pytest.raises(ValueError, match=f"train.csv, line {line}: this is not UTF-8") as refused:
+        read_csv(path, num_classes=2)
+    command = str(refused.value).partition("iconv ")[2]
+    assert command == f"-f {encoding} -t utf-8 train.csv > new_train.csv"
+    assert count_lines(path) >= 2
 
 
 @pytest.mark.parametrize("content", ["", "\n  \n"])

@@ -96,7 +96,7 @@ def scanned(monkeypatch: pytest.MonkeyPatch) -> list[str]:
     """The names of what is scanned, as it happens."""
     names = list[str]()
 
-    def spy(path: str) -> VideoRecord:
+    def spy(path: str, _: int) -> VideoRecord:
         names.append(Path(path).name)
         return scan(path)
 
@@ -254,7 +254,7 @@ def test_a_disk_that_is_missing_for_once_costs_no_index(data, scanned):
 
 
 def test_a_fault_of_the_scanner_is_a_reason_and_no_end(data, monkeypatch):
-    def scan_badly(path: str) -> VideoRecord:
+    def scan_badly(path: str, _: int) -> VideoRecord:
         if path.endswith(".avi"):
             raise ZeroDivisionError("oh")
         return scan(path)
@@ -522,10 +522,10 @@ def test_timestamps_out_of_order_are_kept_in_32_bits():
 # Interruptions, and several processes.
 
 
-def interrupt_at(count: int) -> Callable[[str], VideoRecord]:
+def interrupt_at(count: int) -> Callable[[str, int], VideoRecord]:
     calls = list[str]()
 
-    def interrupted(path: str) -> VideoRecord:
+    def interrupted(path: str, _: int) -> VideoRecord:
         calls.append(path)
         if len(calls) > count:
             raise KeyboardInterrupt
@@ -546,7 +546,7 @@ def test_a_building_that_was_interrupted_continues(data, monkeypatch):
 def test_what_is_found_is_saved_from_time_to_time(data, monkeypatch):
     saved = list[int]()
 
-    def spy(path: str) -> VideoRecord:
+    def spy(path: str, _: int) -> VideoRecord:
         file = data / "train.index.npz"
         saved.append(len(load_table(file)) if file.exists() else 0)
         return scan(path)
@@ -653,7 +653,7 @@ while not Path(f"{sys.argv[2]} {1 - rank}").exists():
     time.sleep(0.01)  # importing torch may take either longer than the other's patience
 dist.init_process_group("gloo", "file://" + sys.argv[2], patience, 2, rank)
 
-def slowly(path):
+def slowly(path, max_pixels):
     assert rank == 0
     time.sleep(0.4)
     return scan(path)

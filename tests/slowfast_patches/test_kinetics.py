@@ -181,6 +181,19 @@ def test_an_unreadable_video_is_a_black_clip_in_evaluation(folder, split, size):
     assert [failed for failed, _ in item["failures"]] == [path]
 
 
+def test_the_bound_on_pixels_holds_for_a_new_index_and_an_old_one(folder):
+    bound = ("DATA.MAX_FRAME_PIXELS", WIDTH * HEIGHT - 1)
+    new = Kinetics(config(folder, *bound), "val")
+    assert new.index is not None
+    assert len(new.index.unreadable) == VIDEOS
+    assert Kinetics(config(folder), "val")[0]["failures"] == []
+    old = Kinetics(config(folder, *bound), "val")
+    assert old.index is not None
+    assert old.index.unreadable == []
+    ((_, reason),) = old[0]["failures"]
+    assert reason == "has frames of 96×64 pixels, more than DATA.MAX_FRAME_PIXELS 6143"
+
+
 @pytest.mark.parametrize("workers", [0, 1])
 def test_a_list_of_unreadable_videos_stops_with_a_message_not_a_traceback(folder, workers):
     paths = spoil(folder, *range(VIDEOS))

@@ -165,7 +165,7 @@ def test_a_video_that_cannot_be_read_is_reported_and_the_others_go_on(
     trained, videos, predict, tmp_path
 ):
     bad = tmp_path / "bad.mp4"
-    bad.write_text("no video")
+    bad.write_text(f"ffconcat version 1.0\nfile '{videos[0]}'\n")
     arguments = ("--checkpoint", trained, "no/such.mp4", bad, videos[0])
     status, out, err = predict(*arguments)
     assert status == 1
@@ -173,7 +173,9 @@ def test_a_video_that_cannot_be_read_is_reported_and_the_others_go_on(
     assert len(out.splitlines()) == 6
     first, second = err.splitlines()
     assert first == "no/such.mp4 cannot be opened: No such file or directory"
-    assert second.startswith(f"{bad} cannot be opened")
+    assert second.startswith(f"{bad} cannot be opened: is a playlist (concat), not a video")
+    _, _, err = predict("--checkpoint", trained, videos[0], "DATA.MAX_FRAME_PIXELS", 99)
+    assert "more than DATA.MAX_FRAME_PIXELS 99" in err
     status, out, _ = predict(*arguments, "--json")
     rows = json.loads(out)
     assert status == 1

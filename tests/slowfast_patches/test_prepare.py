@@ -153,11 +153,11 @@ def test_training_takes_the_result(run, data, tmp_path):
 def test_short_side_psnr_prefix_and_separator_are_obeyed(run, data, tmp_path):
     (tmp_path / "lists").mkdir()
     csv, out = tmp_path / "lists" / "my.csv", tmp_path / "out"
-    csv.write_text("a.mp4,7\nwith space/c d.mkv,0\n")
-    options = ["--prefix", data, "--separator", ",", "--short-side", 32, "--psnr", 45]
+    csv.write_text("a.mp4\t7\nwith space/c d.mkv\t0\n")
+    options = ["--prefix", data, "--separator", r"\t", "--short-side", 32, "--psnr", 45]
     status, said = run("--csv", csv, "--out", out, "--workers", 1, *options)
-    assert (status, "DATA.PATH_LABEL_SEPARATOR ," in said) == (0, True)
-    assert rows(out / "my.csv", ",") == [
+    assert (status, r"DATA.PATH_LABEL_SEPARATOR '\t'" in said) == (0, True)
+    assert rows(out / "my.csv", "\t") == [
         ("videos/a.mp4.mp4", 7),
         ("videos/with space/c d.mkv.mp4", 0),
     ]
@@ -328,13 +328,14 @@ def test_an_unfinished_line_of_the_journal_is_dropped(run, data, tmp_path):
 def test_a_bad_video_is_left_out_and_reported(run, data, tmp_path):
     out, command = tmp_path / "out", ["--csv", data / "train.csv", "--out", tmp_path / "out"]
     good = (data / "a.mp4").read_bytes()
-    (data / "a.mp4").write_text("no video")
+    (data / "a.mp4").write_text("#EXTM3U\n#EXTINF:1,\nb.mp4\n")
     (data / "a.avi").unlink()
     status, said = run(*command)
     assert status == 1
     assert [label for _, label in rows(out / "train.csv")] == [1, 2, 0]
     reasons = dict(line.split("\t") for line in (out / "unreadable.txt").read_text().splitlines())
     assert set(reasons) == {str(data / "a.mp4"), str(data / "a.avi")}
+    assert "is a playlist (HLS), not a video" in reasons[str(data / "a.mp4")]
     assert reasons[str(data / "a.avi")] == "cannot be opened: No such file or directory"
     assert "2 videos cannot be read" in said
     assert f"{data / 'a.mp4'}: {reasons[str(data / 'a.mp4')]}" in said

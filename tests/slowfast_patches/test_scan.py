@@ -241,7 +241,7 @@ def make_bad(folder: Path, kind: str) -> Path:
         ("text", "cannot be opened: Invalid data"),
         ("fifo", "not a regular file"),
         ("truncated", "cannot be opened: Invalid data"),
-        ("sound", "has no video stream"),
+        ("sound", "is none of the formats that hold a video"),
         ("no frames", "has no frames"),
         ("empty folder", "a folder without JPEG files"),
         ("broken JPEG", "1.jpg is not a whole JPEG"),

@@ -29,7 +29,7 @@ from av.video.reformatter import ColorRange, Interpolation, VideoReformatter
 from av.video.stream import VideoStream
 from numpy.typing import NDArray
 
-from slowfast_patches.datasets.reading.files import frame_files, open_video, readable
+from slowfast_patches.datasets.reading.files import frame_files, open_video, read_jpeg, readable
 from slowfast_patches.datasets.reading.prepared import ANCHOR, GROUP, TAG
 from slowfast_patches.datasets.reading.video_record import Kind, UnreadableVideoError, VideoRecord
 
@@ -157,8 +157,7 @@ def _is_plain(frame: VideoFrame) -> bool:
 def _decoded(source: str, record: VideoRecord) -> Iterator[VideoFrame]:
     if record.kind == Kind.FRAMES:
         for name in frame_files(source):
-            with open_video(os.path.join(source, name)) as (container, stream):
-                yield from container.decode(stream)
+            yield VideoFrame.from_ndarray(read_jpeg(source, name), format="bgr24")
     else:
         with open_video(source) as (container, stream):
             yield from container.decode(stream)

@@ -77,7 +77,7 @@ def format_report(report: Report) -> str:
         parts.append("\n".join(lines))
     keys = ["DATA.PATH_TO_DATA_DIR", str(report.folder), "DATA.PATH_PREFIX", ""]
     if report.separator != " ":
-        keys += ["DATA.PATH_LABEL_SEPARATOR", report.separator]
+        keys += ["DATA.PATH_LABEL_SEPARATOR", report.separator.replace("\t", "\\t")]
     parts.append(f"To train on it, give: {shlex.join(keys)}")
     return "\n\n".join(parts)
 

@@ -24,7 +24,14 @@ from av.video.stream import VideoStream
 from numpy.typing import NDArray
 
 from multigrid import ClipPlan
-from slowfast_patches.datasets.reading.files import frame_files, open_video, read_jpeg, readable
+from slowfast_patches.datasets.reading.files import (
+    MAX_PIXELS,
+    check_pixels,
+    frame_files,
+    open_video,
+    read_jpeg,
+    readable,
+)
 from slowfast_patches.datasets.reading.pixels import Cropper
 from slowfast_patches.datasets.reading.prepared import decode_prepared
 from slowfast_patches.datasets.reading.video_record import Kind, UnreadableVideoError, VideoRecord
@@ -44,19 +51,26 @@ _REDUCED = {
 
 
 def read_clip(
-    path: str, record: VideoRecord, plan: ClipPlan, out: Clip | None = None, *, threads: int = 1
+    path: str,
+    record: VideoRecord,
+    plan: ClipPlan,
+    out: Clip | None = None,
+    *,
+    threads: int = 1,
+    max_pixels: int = MAX_PIXELS,
 ) -> Clip:
     """The planned clip of a video, (T, crop, crop, 3) uint8 RGB, not yet flipped.
 
     Exactly the frames at `plan.positions` are read, which ascend; a position beyond the end is the
     last frame. `record` is what `scan(path)` found; where it names the frames' files itself, `path`
     is not looked at. `out`, if given, receives the clip. `threads` other than 1 let a codec use
-    several for one clip.
+    several for one clip. Frames of more than `max_pixels` are not decoded.
 
     Raises:
-        UnreadableVideoError: the file is gone, is not what the record says, or a frame does not
-            decode; the message says which.
+        UnreadableVideoError: the file is gone, is not what the record says, or a frame is too large
+            or does not decode; the message says which.
     """
+    check_pixels(record.video.width, record.video.height, max_pixels)
     if out is None:
         out = np.empty((len(plan.positions), plan.crop, plan.crop, 3), np.uint8)
     positions = np.minimum(plan.positions, record.video.frames - 1)
@@ -64,13 +78,13 @@ def read_clip(
     cropper = Cropper(plan.box(record.video), shown, plan.crop, record.turns)
     with readable():
         if record.kind == Kind.FRAMES:
-            _read_files(path, record, positions, cropper, out)
+            _read_files(path, record, positions, cropper, out, max_pixels)
         else:
             wanted = list(dict.fromkeys(positions.tolist()))
             if record.kind == Kind.PREPARED:
                 frames = decode_prepared(path, record, wanted)
             else:
-                frames = _decode_video(path, record, wanted, threads)
+                frames = _decode_video(path, record, wanted, threads, max_pixels)
             _fill(frames, positions, cropper, out)
     return out
 
@@ -98,7 +112,7 @@ def _fill(
 
 
 def _decode_video(
-    path: str, record: VideoRecord, wanted: list[int], threads: int
+    path: str, record: VideoRecord, wanted: list[int], threads: int, max_pixels: int
 ) -> Iterator[tuple[int, VideoFrame]]:
     """(number, frame) of each wanted frame of a video file, from the nearest key frame on.
 
@@ -109,7 +123,8 @@ def _decode_video(
     entry = int(np.searchsorted(record.keys, wanted[0], "right")) - 1
     back = 1
     while True:
-        with open_video(path, threads, streams=record.streams) as (container, stream):
+        opened = open_video(path, threads, streams=record.streams, max_pixels=max_pixels)
+        with opened as (container, stream):
             if entry > 0:
                 assert record.timestamps is not None
                 with contextlib.suppress(av.FFmpegError):  # cannot seek: the beginning will do
@@ -174,6 +189,9 @@ class _Numbers:
     def __init__(self, timestamps: NDArray[np.int64] | None) -> None:
         self._timestamps, self._count = timestamps, -1
         self.ordered = timestamps is not None and bool(np.all(timestamps[1:] > timestamps[:-1]))
+        if timestamps is not None:
+            self._order = np.arange(len(timestamps)) if self.ordered else np.argsort(timestamps)
+            self._ascending = timestamps[self._order]
 
     def stamps(self, wanted: list[int]) -> set[int]:
         """The timestamps of some frames."""
@@ -186,17 +204,18 @@ class _Numbers:
             return self._count
         if frame.pts is None:
             return None
-        if self.ordered:
-            number = int(np.searchsorted(self._timestamps, frame.pts))
-            found = number < len(self._timestamps) and self._timestamps[number] == frame.pts
-        else:
-            places = np.flatnonzero(self._timestamps == frame.pts)
-            number, found = int(places[0]) if len(places) else 0, len(places) > 0
-        return number if found else None
+        place = int(np.searchsorted(self._ascending, frame.pts))
+        found = place < len(self._ascending) and self._ascending[place] == frame.pts
+        return int(self._order[place]) if found else None
 
 
 def _read_files(
-    path: str, record: VideoRecord, positions: NDArray[np.int64], cropper: Cropper, out: Clip
+    path: str,
+    record: VideoRecord,
+    positions: NDArray[np.int64],
+    cropper: Cropper,
+    out: Clip,
+    max_pixels: int,
 ) -> None:
     """Read JPEG files, decoded at a half, a quarter or an eighth where that still is enough."""
     folder, files = ("", record.files) if record.files is not None else (path, frame_files(path))
@@ -208,6 +227,6 @@ def _read_files(
         if row and position == positions[row - 1]:
             out[row] = out[row - 1]
             continue
-        image = read_jpeg(folder, files[position], mode)
+        image = read_jpeg(folder, files[position], mode, max_pixels=max_pixels)
         cropper.image(image, out[row])
         out[row] = out[row][..., ::-1]

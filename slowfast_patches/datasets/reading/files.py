@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import contextlib
+import mmap
 import os
 import stat
+import struct
 from collections.abc import Iterator
 from typing import BinaryIO, cast
 
@@ -15,11 +17,30 @@ from av.container import InputContainer
 from av.stream import Discard
 from av.video.stream import VideoStream
 from numpy.typing import NDArray
-from PIL import Image
 
 from slowfast_patches.datasets.reading.video_record import UnreadableVideoError
 
-__all__ = ["check_regular", "frame_files", "jpeg_size", "open_video", "read_jpeg", "readable"]
+__all__ = [
+    "CONTAINERS",
+    "MAX_PIXELS",
+    "check_pixels",
+    "check_regular",
+    "frame_files",
+    "jpeg_size",
+    "open_video",
+    "read_jpeg",
+    "readable",
+]
+
+MAX_PIXELS = 1 << 26
+"""Of a frame, where DATA.MAX_FRAME_PIXELS is not at hand; its default."""
+CONTAINERS = (
+    *("mov", "matroska", "avi", "mpeg", "mpegts", "asf", "flv", "ogg", "mxf", "gxf", "nut", "rm"),
+    *("wtv", "dv", "ivf", "obu", "gif", "mjpeg", "mpegvideo", "m4v", "h264", "hevc", "vc1"),
+    "yuv4mpegpipe",
+)
+"""FFmpeg's names of what holds a video by itself. Its others follow playlists to other files, draw
+a text's letters, or take a file's name for a pattern."""
 
 _RAISED = (
     *(av.FFmpegError, cv2.error, OSError, EOFError, MemoryError),
@@ -27,6 +48,13 @@ _RAISED = (
 )
 """What PyAV, OpenCV and numpy have been seen to raise on damaged files."""
 _JPEG = (".jpg", ".jpeg")
+_FFMPEG_PIXELS = 2**31 - 1
+"""The largest bound that it takes; its own is lower."""
+_PLAYLISTS = {b"ffconcat version": "concat", b"#EXTM3U": "HLS", b"<MPD": "DASH"}
+"""By what is in their first lines."""
+_FRAME_HEADERS = frozenset(range(0xC0, 0xD0)) - {0xC4, 0xC8, 0xCC}
+_WITHOUT_LENGTH = frozenset([0x00, 0x01, *range(0xD0, 0xDA), 0xFF])
+_JPEG_BEGIN = b"\xff\xd8"
 _JPEG_END = b"\xff\xd9"
 """Its last marker (ITU-T T.81): a file without it was cut off, which decoders fill with grey."""
 
@@ -44,27 +72,31 @@ def readable() -> Iterator[None]:
 
 @contextlib.contextmanager
 def open_video(
-    path: str, threads: int = 1, *, streams: int = 0
+    path: str, threads: int = 1, *, streams: int = 0, max_pixels: int = MAX_PIXELS
 ) -> Iterator[tuple[InputContainer, VideoStream]]:
     """An open video file and its first video stream; other streams are not even read.
 
-    Where the number of `streams` is known, no frame is decoded to find out what is in them, which
-    for a large picture takes as long as half a clip.
+    This file alone is opened, as one of CONTAINERS. Frames of more than `max_pixels` are not
+    decoded, where the stream grows to them neither. Where the number of `streams` is known, no
+    frame is decoded to find out what is in them, which for a large picture takes as long as half a
+    clip.
 
     Raises:
-        UnreadableVideoError: it cannot be opened or holds no video.
+        UnreadableVideoError: it cannot be opened, holds no video or one too large.
     """
     check_regular(path)
+    bound = {"max_pixels": str(min(max_pixels, _FFMPEG_PIXELS))}
+    allowed = {"protocol_whitelist": "file", "format_whitelist": ",".join(CONTAINERS)}
     try:
         # "file:" keeps a colon in a name from being taken for a protocol.
         container = av.open(
             f"file:{path}",
-            options={"protocol_whitelist": "file"},
+            options=allowed | bound,
             stream_options=cast(list[str], [{"skip_frame": "all"}] * streams) or None,
             metadata_errors="replace",
         )
     except (av.FFmpegError, OSError, ValueError) as error:
-        raise UnreadableVideoError(f"cannot be opened: {_reason(error)}") from error
+        raise UnreadableVideoError(_refused(path, error)) from error
     with container:
         if not container.streams.video:
             raise UnreadableVideoError("has no video stream")
@@ -74,7 +106,9 @@ def open_video(
                 other.discard = Discard.all
         if stream.codec_context is None:
             raise UnreadableVideoError("is of a codec that cannot be decoded")
+        check_pixels(stream.width, stream.height, max_pixels)
         stream.codec_context.thread_count = threads
+        stream.codec_context.options = bound
         yield container, stream
 
 
@@ -94,21 +128,47 @@ def check_regular(path: str) -> None:
         raise UnreadableVideoError("cannot be opened: the file is empty")
 
 
+def _refused(path: str, error: Exception) -> str:
+    """Why a regular file is not opened."""
+    head = b""
+    with contextlib.suppress(OSError), open(path, "rb") as file:
+        head = file.read(1 << 12)
+    playlist = next((name for mark, name in _PLAYLISTS.items() if mark in head), None)
+    if playlist:
+        return f"cannot be opened: is a playlist ({playlist}), not a video; list its videos"
+    if isinstance(error, av.ArgumentError):
+        return (
+            "cannot be opened: is none of the formats that hold a video (docs/data.md lists them)"
+        )
+    return f"cannot be opened: {_reason(error)}"
+
+
+def check_pixels(width: int, height: int, max_pixels: int) -> None:
+    """Raise UnreadableVideoError for a frame of too many pixels."""
+    if width * height > max_pixels:
+        raise UnreadableVideoError(
+            f"has frames of {width}×{height} pixels, more than DATA.MAX_FRAME_PIXELS {max_pixels}"
+        )
+
+
 def frame_files(folder: str) -> list[str]:
     """Names of the JPEG files in a folder, in order."""
     return sorted(name for name in os.listdir(folder) if name.lower().endswith(_JPEG))
 
 
-def read_jpeg(folder: str, name: str, mode: int = cv2.IMREAD_COLOR) -> NDArray[np.uint8]:
+def read_jpeg(
+    folder: str, name: str, mode: int = cv2.IMREAD_COLOR, *, max_pixels: int = MAX_PIXELS
+) -> NDArray[np.uint8]:
     """The picture in a JPEG file, (H, W, 3) BGR; `mode` may ask for a smaller one.
 
     Raises:
-        UnreadableVideoError: it is none, or not all of one.
+        UnreadableVideoError: it is none, or not all of one, or has more than `max_pixels`.
     """
     with _open_regular(folder, name) as file:
         content = file.read()
     image = None
-    if content.rstrip(b"\0").endswith(_JPEG_END):
+    if content.startswith(_JPEG_BEGIN) and content.rstrip(b"\0").endswith(_JPEG_END):
+        check_pixels(*_sides(content), max_pixels)
         buffer = np.frombuffer(content, np.uint8)
         image = cv2.imdecode(buffer, mode | cv2.IMREAD_IGNORE_ORIENTATION)
     if image is None:
@@ -116,18 +176,37 @@ def read_jpeg(folder: str, name: str, mode: int = cv2.IMREAD_COLOR) -> NDArray[n
     return cast(NDArray[np.uint8], image)
 
 
-def jpeg_size(folder: str, name: str) -> tuple[int, int]:
+def jpeg_size(folder: str, name: str, *, max_pixels: int = MAX_PIXELS) -> tuple[int, int]:
     """Width and height of the picture in a JPEG file, in pixels; no more than its head is read.
 
     Raises:
-        UnreadableVideoError: it is none.
+        UnreadableVideoError: it is none, or has more than `max_pixels`.
     """
     with _open_regular(folder, name) as file:
         try:
-            with Image.open(file, formats=("JPEG",)) as image:
-                return image.size
-        except (OSError, ValueError, LookupError, SyntaxError, Image.DecompressionBombError):
-            raise UnreadableVideoError(f"cannot be decoded: {name} is not a JPEG") from None
+            with mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ) as content:
+                width, height = _sides(content) if content[:2] == _JPEG_BEGIN else (0, 0)
+        except (OSError, ValueError):  # empty, say
+            width, height = 0, 0
+    if not width or not height:
+        raise UnreadableVideoError(f"cannot be decoded: {name} is not a JPEG")
+    check_pixels(width, height, max_pixels)
+    return width, height
+
+
+def _sides(jpeg: bytes | mmap.mmap) -> tuple[int, int]:
+    """Width and height by the frame header (ITU-T T.81, B.2.2); 0 without one.
+
+    A library that opens the picture for it takes a third of the time of decoding it.
+    """
+    place = jpeg.find(b"\xff", len(_JPEG_BEGIN))
+    while 0 <= place < len(jpeg) - 8:
+        marker, length = struct.unpack_from(">BH", jpeg, place + 1)
+        if marker in _FRAME_HEADERS:
+            height, width = struct.unpack_from(">HH", jpeg, place + 5)
+            return width, height
+        place = jpeg.find(b"\xff", place + (1 if marker in _WITHOUT_LENGTH else 2 + length))
+    return 0, 0
 
 
 @contextlib.contextmanager

@@ -21,7 +21,7 @@ import numpy as np
 from numpy.typing import NDArray
 from tqdm import tqdm
 
-from slowfast_patches.datasets.reading.files import frame_files
+from slowfast_patches.datasets.reading.files import MAX_PIXELS, frame_files
 from slowfast_patches.datasets.reading.index_file import (
     BadIndexError,
     checksum,
@@ -82,23 +82,25 @@ class VideoIndex:
         return len(kinds) > 0 and bool((kinds == Kind.PREPARED).all())
 
 
-def open_index(csv: Path, paths: Sequence[str], *, workers: int | None = None) -> VideoIndex:
+def open_index(
+    csv: Path, paths: Sequence[str], *, workers: int | None = None, max_pixels: int = MAX_PIXELS
+) -> VideoIndex:
     """The index of the videos of a list, in its order: files, prepared files, folders of JPEGs.
 
     It is loaded, completed by `workers` processes (default: one a core) where it lacks something,
     and saved. In a run of several processes all must call this; the first does the work and the
-    others get what it found, however long that takes. A video that cannot be read is no error:
-    they are counted and the first are named in a warning, and all are listed in a file beside the
-    index.
+    others get what it found, however long that takes. A video that cannot be read, or whose frames
+    have more than `max_pixels`, is no error: they are counted and the first are named in a warning,
+    and all are listed in a file beside the index.
     """
-    return from_main(lambda: _open(csv, paths, workers))
+    return from_main(lambda: _open(csv, paths, workers, max_pixels))
 
 
-def _open(csv: Path, paths: Sequence[str], workers: int | None) -> VideoIndex:
+def _open(csv: Path, paths: Sequence[str], workers: int | None, max_pixels: int) -> VideoIndex:
     names, files = _names(csv, paths), dict[str, str]()
     for name, path in zip(names, paths, strict=True):
         files.setdefault(name, path)
-    table = _Building(csv, files).build(workers)
+    table = _Building(csv, files, max_pixels).build(workers)
     row = {name: number for number, name in enumerate(files)}
     return VideoIndex(table, np.array([row[name] for name in names], np.int64), paths)
 
@@ -106,7 +108,8 @@ def _open(csv: Path, paths: Sequence[str], workers: int | None) -> VideoIndex:
 class _Building:
     """An index that is being completed: `files` are paths by the name the index knows them by."""
 
-    def __init__(self, csv: Path, files: dict[str, str]) -> None:
+    def __init__(self, csv: Path, files: dict[str, str], max_pixels: int) -> None:
+        self.max_pixels = max_pixels
         self.csv, self.names, self.paths = csv, list(files), list(files.values())
         self.began = time.monotonic()
         self.status = _status(self.paths)
@@ -179,7 +182,13 @@ class _Building:
 
             paths = [self.paths[number] for number in left]
             try:
-                scan_all(paths, found, workers=workers, guarded=self.has_killers)
+                scan_all(
+                    paths,
+                    found,
+                    workers=workers,
+                    guarded=self.has_killers,
+                    max_pixels=self.max_pixels,
+                )
             except BaseException:
                 self._save(self._table())
                 raise

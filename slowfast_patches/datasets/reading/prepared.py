@@ -27,6 +27,7 @@ import av
 from av.video.codeccontext import VideoCodecContext
 from av.video.frame import VideoFrame
 
+from slowfast_patches.datasets.reading.files import check_regular
 from slowfast_patches.datasets.reading.video_record import UnreadableVideoError, VideoRecord
 
 __all__ = ["ANCHOR", "GROUP", "TAG", "Picture", "decode_prepared", "split_group"]
@@ -98,6 +99,7 @@ def decode_prepared(
     by_group: dict[int, list[int]] = {}
     for number in wanted:
         by_group.setdefault(number // GROUP, []).append(number % GROUP)
+    check_regular(path)  # it may have become a pipe, which would be waited for
     decoder = _decoder(record.headers)
     try:
         file = os.open(path, os.O_RDONLY)

@@ -4,15 +4,24 @@ from __future__ import annotations
 
 import os
 from fractions import Fraction
+from functools import partial
 from itertools import pairwise
 
 import numpy as np
+from av.codec.context import CodecContext
 from av.container import InputContainer
+from av.video.codeccontext import VideoCodecContext
 from av.video.stream import VideoStream
 from numpy.typing import NDArray
 
 from multigrid import Video
-from slowfast_patches.datasets.reading.files import frame_files, open_video, read_jpeg, readable
+from slowfast_patches.datasets.reading.files import (
+    MAX_PIXELS,
+    frame_files,
+    open_video,
+    read_jpeg,
+    readable,
+)
 from slowfast_patches.datasets.reading.prepared import GROUP, TAG, split_group
 from slowfast_patches.datasets.reading.video_record import Kind, UnreadableVideoError, VideoRecord
 
@@ -26,33 +35,35 @@ _FRAMES_PER_SECOND = 30.0
 """Of a folder of JPEG files, which says nothing of it: the rate at which SSv2's were taken."""
 
 
-def scan(path: str) -> VideoRecord:
+def scan(path: str, max_pixels: int = MAX_PIXELS) -> VideoRecord:
     """Everything the reader wants to know of a video file or a folder of JPEG files.
 
     A video file is read through but not decoded, except for its key frames; containers that say
-    when to decode and not when to show are decoded.
+    when to decode and not when to show are decoded. Frames of more than `max_pixels` are refused.
 
     Raises:
-        UnreadableVideoError: it is none, or is damaged; says how.
+        UnreadableVideoError: it is none, is damaged, or too large; says how.
     """
     with readable():
         if os.path.isdir(path):
-            return _scan_folder(path)
-        with open_video(path) as (container, stream):
+            return _scan_folder(path, max_pixels)
+        with open_video(path, max_pixels=max_pixels) as (container, stream):
             if container.metadata.get("comment") == TAG:
                 return _scan_prepared(path, container, stream)
-            packets = _Packets(container, stream)
+            packets = _Packets(path, container, stream, max_pixels)
         if not packets.trusted or not packets.say_when_shown:
-            return _scan_by_decoding(path, packets)
+            return _scan_by_decoding(packets)
         timestamps = np.sort(packets.shown)
         keys = np.searchsorted(timestamps, packets.shown[packets.is_key])
-        return _record(path, packets, timestamps, keys)
+        return _record(packets, timestamps, keys)
 
 
 class _Packets:
     """The packets of a stream: when their frames are shown, and which of these are key frames."""
 
-    def __init__(self, container: InputContainer, stream: VideoStream) -> None:
+    def __init__(
+        self, path: str, container: InputContainer, stream: VideoStream, max_pixels: int
+    ) -> None:
         found = [
             (packet.pts, packet.is_keyframe)
             for packet in container.demux(stream)
@@ -68,27 +79,28 @@ class _Packets:
         self.shown = np.array([s or 0 for s in shown], np.int64)
         self.say_when_shown &= len(np.unique(self.shown)) == len(found)
         self.is_key = np.array([is_key for _, is_key in found])
+        self.opened = partial(open_video, path, streams=self.streams, max_pixels=max_pixels)
+        """Opens the file anew."""
 
 
-def _scan_by_decoding(path: str, packets: _Packets) -> VideoRecord:
+def _scan_by_decoding(packets: _Packets) -> VideoRecord:
     """Timestamps in the order in which frames come out; key frames where that order is kept.
 
     Without distinct timestamps frames can only be counted from the beginning.
     """
-    with open_video(path) as (container, stream):
+    with packets.opened() as (container, stream):
         came = [(frame.pts, frame.key_frame) for frame in container.decode(stream)]
     if not came:
         raise UnreadableVideoError("has no frame that decodes")
     stamps = [pts for pts, _ in came if pts is not None]
     if len(set(stamps)) < len(came):
-        return _record(path, packets, np.arange(len(came)), np.array([0]), counted=True)
+        return _record(packets, np.arange(len(came)), np.array([0]), counted=True)
     timestamps = np.array(stamps, np.int64)
     keys = np.flatnonzero([is_key for _, is_key in came])
-    return _record(path, packets, timestamps, keys)
+    return _record(packets, timestamps, keys)
 
 
 def _record(
-    path: str,
     packets: _Packets,
     timestamps: NDArray[np.int64],
     keys: NDArray[np.int64],
@@ -98,32 +110,40 @@ def _record(
     rate = packets.rate or _rate(timestamps, packets.time_base)
     if not rate:
         raise UnreadableVideoError("does not say its frame rate")
-    with open_video(path, streams=packets.streams) as (container, stream):
+    with packets.opened() as (container, stream):
         first = next(container.decode(stream), None)
         if first is None:
             raise UnreadableVideoError("has no frame that decodes")
+        if not packets.is_key.all():
+            keys = np.array(
+                [k for k in keys if k and _is_entry(container, stream, int(timestamps[k]))],
+                np.int64,
+            )
     turns = round(first.rotation / 90) % 4
     width, height = (first.width, first.height)[:: -1 if turns % 2 else 1]
-    if not packets.is_key.all():
-        keys = np.array(
-            [k for k in keys if k and _is_entry(path, packets.streams, int(timestamps[k]))],
-            np.int64,
-        )
     keys = np.union1d(keys, np.zeros(1, np.int64))
     video = Video(len(timestamps), float(rate), width, height)
     stamps = None if counted else timestamps
     return VideoRecord(Kind.VIDEO, video, turns, stamps, keys, streams=packets.streams)
 
 
-def _is_entry(path: str, streams: int, timestamp: int) -> bool:
+def _is_entry(container: InputContainer, stream: VideoStream, timestamp: int) -> bool:
     """Whether decoding may begin at a key frame: some are none, or lean on what came before.
 
-    The file is opened anew, since a decoder that saw other frames does not notice what is missing.
+    The decoder is a new one, since one that saw other frames does not notice what is missing. The
+    container is not: opening it takes as long as it has frames.
     """
-    with open_video(path, streams=streams) as (container, stream):
-        container.seek(timestamp, stream=stream)
-        frame = next(container.decode(stream), None)
-        return frame is not None and not frame.is_corrupt
+    known = stream.codec_context
+    decoder = CodecContext.create(known.codec, "r")
+    assert isinstance(decoder, VideoCodecContext)
+    for name in ("extradata", "width", "height", "codec_tag", "bits_per_coded_sample", "options"):
+        setattr(decoder, name, getattr(known, name))
+    decoder.thread_count = 1
+    container.seek(timestamp, stream=stream)
+    for packet in container.demux(stream):
+        for frame in decoder.decode(packet):
+            return not frame.is_corrupt
+    return False
 
 
 def _rate(timestamps: NDArray[np.int64], time_base: Fraction | None) -> float:
@@ -156,9 +176,9 @@ def _scan_prepared(path: str, container: InputContainer, stream: VideoStream) ->
     return VideoRecord(Kind.PREPARED, video, offsets=offsets, headers=bytes(headers))
 
 
-def _scan_folder(path: str) -> VideoRecord:
+def _scan_folder(path: str, max_pixels: int) -> VideoRecord:
     files = frame_files(path)
     if not files:
         raise UnreadableVideoError("is a folder without JPEG files")
-    height, width = read_jpeg(path, files[0]).shape[:2]
+    height, width = read_jpeg(path, files[0], max_pixels=max_pixels).shape[:2]
     return VideoRecord(Kind.FRAMES, Video(len(files), _FRAMES_PER_SECOND, width, height))

@@ -81,6 +81,8 @@ class ClipDataset(torch.utils.data.Dataset[dict[str, Any]]):
     """Whether a clip has one frame from each equal part of its video, not frames at a stride."""
     counts_frames: ClassVar[bool] = False
     """Whether strides count a video's own frames, whatever their rate."""
+    views_to_end: ClassVar[bool] = False
+    """Whether the last of several test views ends with the video; PySlowFast's end before it."""
 
     def __init__(self, cfg: CfgNode, split: str) -> None:
         assert split in ("train", "val", "test"), split
@@ -198,16 +200,21 @@ class ClipDataset(torch.utils.data.Dataset[dict[str, Any]]):
     def _test_plan(self, video: Video, part: int) -> ClipPlan:
         """Validation: one clip, of the training crop."""
         views = (self._views, self._crops)
-        return evaluation_plan(self._data, video, part, views, self._test_crop, self.segments)
+        return evaluation_plan(type(self), self._data, video, part, views, self._test_crop)
 
 
 def evaluation_plan(
-    data: CfgNode, video: Video, part: int, views: tuple[int, int], crop: int, segments: bool
+    dataset: type[ClipDataset],
+    data: CfgNode,
+    video: Video,
+    part: int,
+    views: tuple[int, int],
+    crop: int,
 ) -> ClipPlan:
     """The `part`-th of the views × crops clips that a video is scored on.
 
     One crop is the centre of the smallest training size; three are cut from a short side as large
-    as the crop. `data` is a config's DATA, `segments` as in `ClipDataset`.
+    as the crop. `data` is a config's DATA.
     """
     count, crops = views
     return plan_test(
@@ -219,5 +226,6 @@ def evaluation_plan(
         spatial=(part % crops, crops),
         target_fps=data.TARGET_FPS,
         short_side=max(crop, data.TRAIN_JITTER_SCALES[0]) if crops == 1 else crop,
-        segments=segments,
+        segments=dataset.segments,
+        to_end=dataset.views_to_end,
     )

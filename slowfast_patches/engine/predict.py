@@ -100,7 +100,7 @@ class Predictor:
         clips = empty_clips(views[0] * views[1], cfg.DATA.NUM_FRAMES, crop)
         threads = 0 if cfg.DATA_LOADER.ENABLE_MULTI_THREAD_DECODE else 1
         for part, clip in enumerate(clips):
-            plan = evaluation_plan(cfg.DATA, video, part, views, crop, dataset.segments)
+            plan = evaluation_plan(dataset, cfg.DATA, video, part, views, crop)
             read_clip(path, record, plan, clip.numpy(), threads=threads)
         return clips
 

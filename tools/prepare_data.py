@@ -8,6 +8,7 @@ result like any data set: DATA.PATH_TO_DATA_DIR DIR.
         --out k400_prepared
 
 prepares what three lists name ("path label" a line; a video that several name is written once).
+The names of the classes, classes.json or classes.txt beside the first list, go with them.
 
     python tools/prepare_data.py --folder videos --out videos_prepared
 
@@ -39,6 +40,7 @@ from slowfast_patches.datasets.preparing.lists import (
     ClassFolders,
     VideoList,
     find_classes,
+    read_classes,
     read_lists,
     read_ssv2_lists,
     write_class_lists,
@@ -127,7 +129,8 @@ def find_lists(args: argparse.Namespace) -> tuple[Sequence[VideoList], Sequence[
     """The lists to prepare, and the classes where they have names; those of a folder are written
     there without --out."""
     if args.csv:
-        return read_lists(args.csv, prefix=args.prefix or "", separator=args.separator), ()
+        lists = read_lists(args.csv, prefix=args.prefix or "", separator=args.separator)
+        return lists, read_classes(args.csv[0].parent)
     if args.ssv2:
         return read_ssv2_lists(args.ssv2, prefix=args.prefix or "")
     found = find_classes(args.folder, args.val_fraction)

@@ -174,6 +174,9 @@ def _add_run(cfg: CfgNode) -> None:
     cfg.TRAIN.CHECKPOINT_EPOCH_RESET = False
     # The last checkpoints that stay, beside those at the ends of phases; 0 keeps all.
     cfg.TRAIN.CHECKPOINTS_KEPT = 3
+    # The test's predictions, a CSV file in OUTPUT_DIR: each video's label, prediction and the
+    # probabilities of all classes. Empty: not written.
+    cfg.TEST.SAVE_RESULTS_PATH = ""
     # Log the model's parameters and operations.
     cfg.LOG_MODEL_INFO = True
     # "auto" is nccl with GPUs and gloo without.
@@ -239,7 +242,6 @@ NO_EFFECT: Mapping[str, NoEffect] = {
     "DEMO.ENABLE": NoEffect(
         "there is no demo on a camera or a single file; leave it out", (False,)
     ),
-    "TEST.SAVE_RESULTS_PATH": NoEffect("results go to OUTPUT_DIR; write OUTPUT_DIR", ("",)),
 }
 """Keys that are accepted and change nothing, by full name or by section ("DEMO.*")."""
 

@@ -6,7 +6,11 @@ from collections.abc import Mapping
 
 from fvcore.common.config import CfgNode
 
-__all__ = ["format_metrics", "metric_names", "metric_title"]
+__all__ = ["COUNTS", "accuracy_ranks", "format_metrics", "metric_names", "metric_title"]
+
+COUNTS = ("videos", "unreadable", "partly_read")
+"""What stands beside metrics: how many videos there are, how many of them could not be read and are
+left out, and how many are scored on a part of their clips."""
 
 _TITLES = {"top1": "top-1", "top5": "top-5", "map": "mAP"}
 
@@ -14,10 +18,17 @@ _TITLES = {"top1": "top-1", "top5": "top-5", "map": "mAP"}
 def metric_names(cfg: CfgNode) -> tuple[str, ...]:
     """The names of a recipe's metrics in result files, the primary one first.
 
-    ("top1", "top5") where a video has one label; ("map",), the mean over the classes of their
-    average precision, where it has several.
+    ("top1", "top5") where a video has one label, ("top1",) of at most five classes; ("map",), the
+    mean over the classes of their average precision, where it has several.
     """
-    return ("map",) if cfg.DATA.MULTI_LABEL else ("top1", "top5")
+    if cfg.DATA.MULTI_LABEL:
+        return ("map",)
+    return tuple(f"top{k}" for k in accuracy_ranks(cfg.MODEL.NUM_CLASSES))
+
+
+def accuracy_ranks(num_classes: int) -> tuple[int, ...]:
+    """The k of top-k accuracy: among five classes, any label is one of the first five."""
+    return (1, 5) if num_classes > 5 else (1,)
 
 
 def metric_title(name: str) -> str:
@@ -26,5 +37,10 @@ def metric_title(name: str) -> str:
 
 
 def format_metrics(values: Mapping[str, float]) -> str:
-    """Metrics in one line: "top-1 76.40, top-5 92.40"."""
-    return ", ".join(f"{metric_title(name)} {value:.2f}" for name, value in values.items())
+    """Metrics in one line: "top-1 76.40, top-5 92.40", and what is left out of them."""
+    parts = [f"{metric_title(k)} {value:.2f}" for k, value in values.items() if k not in COUNTS]
+    if values.get("unreadable"):
+        parts.append(f"without {values['unreadable']} of {values['videos']} videos (unreadable)")
+    if values.get("partly_read"):
+        parts.append(f"{values['partly_read']} videos scored on a part of their clips")
+    return ", ".join(parts)

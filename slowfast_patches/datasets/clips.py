@@ -70,6 +70,7 @@ class ClipDataset(torch.utils.data.Dataset[dict[str, Any]]):
     one after another; the validation split has one centre clip of each.
 
     A list of them is a whole mini-batch, each clip read into its place: what the loader asks for.
+    In evaluation, it is without the clips that cannot be read.
     An item has `clip` (T, S, S, 3) uint8, `label`, `flip`, `iteration`, `video` (its number in the
     list), and `failures`: (path, reason) of videos that could not be read and were replaced by
     another, which the request alone decides.
@@ -130,13 +131,17 @@ class ClipDataset(torch.utils.data.Dataset[dict[str, Any]]):
         """The mini-batch of some requests of one shape."""
         clips = empty_clips(len(requests), *self._sides(requests[0]))
         items = [self._read(r, c.numpy()) for r, c in zip(requests, clips, strict=True)]
+        iteration, failures = items[0]["iteration"], [f for item in items for f in item["failures"]]
+        if failures and not isinstance(requests[0], ClipRequest):
+            read = [number for number, item in enumerate(items) if not item["failures"]]
+            clips, items = clips[read], [items[number] for number in read]
         return EvaluationBatch(
             clips=clips,
             labels=torch.as_tensor(np.asarray([item["label"] for item in items])),
             flips=torch.tensor([item["flip"] for item in items]),
-            iteration=items[0]["iteration"],
-            failures=[failure for item in items for failure in item["failures"]],
-            videos=torch.tensor([item["video"] for item in items]),
+            iteration=iteration,
+            failures=failures,
+            videos=torch.tensor([item["video"] for item in items], dtype=torch.int64),
         )
 
     def _sides(self, request: ClipRequest | int) -> tuple[int, int]:
@@ -183,7 +188,7 @@ class ClipDataset(torch.utils.data.Dataset[dict[str, Any]]):
         )
 
     def _read_testing(self, number: int, out: NDArray[np.uint8]) -> dict[str, Any]:
-        """A clip of a video; a black one where it cannot be read, so that every video is scored."""
+        """A clip of a video; a black one where it cannot be read."""
         index, part = divmod(number, self.num_clips)
         video, plan = self.videos[index], None
         failures = list[tuple[str, str]]()

@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import hashlib
 import json
+import logging
 import os
 import re
+import sys
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -19,7 +21,17 @@ from slowfast_patches.datasets.csv_list import LabelledVideo, count_videos, csv_
 from slowfast_patches.datasets.frame_list import FrameList, count_listed, read_frame_list
 from slowfast_patches.datasets.ssv2_list import count_ssv2, read_ssv2, ssv2_classes, ssv2_path
 
-__all__ = ["class_names", "count_list", "list_digest", "list_path", "read_list"]
+__all__ = [
+    "class_names",
+    "count_list",
+    "list_digest",
+    "list_path",
+    "named_classes",
+    "read_list",
+    "warn_of_labels",
+]
+
+logger = logging.getLogger(__name__)
 
 
 def read_list(cfg: CfgNode, split: str, dataset: str | None = None) -> Sequence[Any]:
@@ -91,14 +103,31 @@ def class_names(cfg: CfgNode) -> tuple[str, ...] | None:
     numbers = _kind(cfg, "train", None)[1].classes(cfg)
     if numbers is None:
         return None
-    names = {number: name for name, number in numbers.items()}
-    if sorted(names) != list(range(cfg.MODEL.NUM_CLASSES)) or len(names) != len(numbers):
+    count, where = len(numbers), cfg.DATA.PATH_TO_DATA_DIR
+    if sorted(numbers.values()) != list(range(count)):
+        raise ValueError(f"the {count} classes named in {where} are not numbered from 0, each once")
+    if count != cfg.MODEL.NUM_CLASSES:
         raise ValueError(
-            f"the {len(numbers)} classes named in {cfg.DATA.PATH_TO_DATA_DIR} are not numbered "
-            f"from 0 to {cfg.MODEL.NUM_CLASSES - 1}, as MODEL.NUM_CLASSES {cfg.MODEL.NUM_CLASSES} "
-            "asks for; set MODEL.NUM_CLASSES to their number"
+            f"MODEL.NUM_CLASSES is {cfg.MODEL.NUM_CLASSES}, and {where} names {count} classes; set "
+            f"MODEL.NUM_CLASSES {count}"
         )
-    return tuple(names[number] for number in sorted(names))
+    return tuple(sorted(numbers, key=lambda name: numbers[name]))
+
+
+def warn_of_labels(cfg: CfgNode, videos: Sequence[Any]) -> None:
+    """Say where the labels of a training list, whose classes have no names, end below
+    MODEL.NUM_CLASSES. It is no error: a list may lack the last classes."""
+    if isinstance(videos, FrameList):
+        last = videos.last_label
+    else:
+        last = max(video.label for video in videos)
+    has_names = _kind(cfg, "train", None)[1].classes(cfg) is not None
+    if 0 <= last < cfg.MODEL.NUM_CLASSES - 1 and not has_names:
+        logger.warning(
+            "the labels in %s run from 0 to %d, and MODEL.NUM_CLASSES is %d: if there are %d "
+            "classes, set MODEL.NUM_CLASSES %d",
+            *(list_path(cfg, "train"), last, cfg.MODEL.NUM_CLASSES, last + 1, last + 1),
+        )
 
 
 @dataclass(frozen=True)
@@ -144,9 +173,16 @@ def _read_kinetics(cfg: CfgNode, split: str) -> list[LabelledVideo]:
 
 
 def _kinetics_classes(cfg: CfgNode) -> dict[str, int] | None:
+    return named_classes(Path(cfg.DATA.PATH_TO_DATA_DIR))
+
+
+def named_classes(folder: Path) -> dict[str, int] | None:
     """From classes.json, {name: number}, as tools/prepare_data.py writes it; or from classes.txt, a
-    name a line, as tools/make_demo_data.py does."""
-    folder = Path(cfg.DATA.PATH_TO_DATA_DIR)
+    name a line, as tools/make_demo_data.py does.
+
+    Raises:
+        ValueError: the file is wrong; says why.
+    """
     path, lines = folder / "classes.json", folder / "classes.txt"
     if path.is_file():
         try:
@@ -165,7 +201,7 @@ def _kinetics_classes(cfg: CfgNode) -> dict[str, int] | None:
 def _ssv2_classes(cfg: CfgNode) -> dict[str, int] | None:
     """A prepared data set has its names as Kinetics does."""
     folder = Path(cfg.DATA.PATH_TO_DATA_DIR)
-    return ssv2_classes(folder, cfg.MODEL.NUM_CLASSES) or _kinetics_classes(cfg)
+    return ssv2_classes(folder, sys.maxsize) or _kinetics_classes(cfg)
 
 
 def _charades_path(cfg: CfgNode, split: str) -> Path:

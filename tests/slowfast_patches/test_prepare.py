@@ -129,7 +129,8 @@ def test_a_data_set_comes_out_as_it_went_in(run, data, tmp_path):
         assert (record.kind, record.video.frames) == (Kind.PREPARED, 3 + number)
     assert not temporaries(out)
     assert not (out / "unreadable.txt").exists()
-    assert f"DATA.PATH_TO_DATA_DIR {out} DATA.PATH_PREFIX ''" in said
+    assert f"DATA.PATH_TO_DATA_DIR {out} DATA.PATH_PREFIX '' MODEL.NUM_CLASSES 3" in said
+    assert not (out / "classes.json").exists()
     table = {line[:30].strip(): line.split()[-1] for line in said.splitlines() if line.strip()}
     assert (table["videos"], table["frames"], table["unreadable, left out"]) == ("5", "25", "0")
 

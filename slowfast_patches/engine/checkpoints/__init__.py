@@ -7,6 +7,7 @@ from slowfast_patches.engine.checkpoints.failing import (
 )
 from slowfast_patches.engine.checkpoints.folder import (
     all_checkpoints,
+    checkpoint_of,
     clean,
     describe_last,
     last_checkpoint,
@@ -27,6 +28,7 @@ __all__ = [
     "cannot_write",
     "check_same_list",
     "check_same_recipe",
+    "checkpoint_of",
     "clean",
     "continues",
     "describe_last",

@@ -18,6 +18,7 @@ from slowfast_patches.utils.files import TEMPORARY
 __all__ = [
     "NOTE",
     "all_checkpoints",
+    "checkpoint_of",
     "clean",
     "describe_last",
     "iteration_of",
@@ -99,6 +100,20 @@ def last_checkpoint(output_dir: str | Path) -> Path | None:
     """The newest checkpoint of a run, if it has one."""
     paths = all_checkpoints(output_dir)
     return paths[-1] if paths else None
+
+
+def checkpoint_of(path: str | Path) -> Path:
+    """What a user means by `path`: a checkpoint itself, or, of a run's folder, the last one.
+
+    Raises:
+        ValueError: a folder without checkpoints.
+    """
+    if not Path(path).is_dir():
+        return Path(path)
+    found = last_checkpoint(path)
+    if found is None:
+        raise ValueError(f"{path} is a folder without checkpoints; give one that a run trained to")
+    return found
 
 
 def describe_last(output_dir: str | Path) -> str:

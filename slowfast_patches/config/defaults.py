@@ -150,7 +150,8 @@ def _add_data(cfg: CfgNode) -> None:
     cfg.DATA.MULTI_LABEL = False
     # How a video's score comes from those of its views: "sum" or "max".
     cfg.DATA.ENSEMBLE_METHOD = "sum"
-    # A run stops when more than this part of an epoch's videos cannot be decoded.
+    # A run stops when more than this part of the videos of an epoch, or of an evaluation, cannot be
+    # decoded.
     cfg.DATA.MAX_BAD_FRACTION = 0.05
     # Training videos that the recipe expects: what a plan counts with where no csv file is at hand.
     cfg.DATA.NUM_TRAIN_VIDEOS = 0

@@ -158,7 +158,8 @@ def _prepare_folder(cfg: CfgNode, schedule: Schedule) -> None:
     this one does not continue."""
     folder = Path(cfg.OUTPUT_DIR)
     checkpoints.clean(folder)
-    (folder / "result.json").unlink(missing_ok=True)
+    for name in ("result.json", "result_classes.csv", "result_confusion.png"):
+        (folder / name).unlink(missing_ok=True)
     plan = make_plan(schedule, flops_per_clip(cfg))
     (folder / "config.yaml").write_text(cfg.dump(), encoding="utf-8")
     (folder / "plan.txt").write_text(format_plan(plan) + "\n", encoding="utf-8")

@@ -36,8 +36,7 @@ NOTE = "started_over.json"
 """For which job the run started over."""
 _NAME = re.compile(r"checkpoint_iter_(\d+)\.pyth")
 _LEFT_OVER = tuple(
-    name + TEMPORARY
-    for name in (f"{_FOLDER}/checkpoint_iter_*", "metrics.jsonl", "result.json", NOTE)
+    name + TEMPORARY for name in (f"{_FOLDER}/checkpoint_iter_*", "metrics.jsonl", "result*", NOTE)
 )
 """Files that a run was writing when it was killed."""
 

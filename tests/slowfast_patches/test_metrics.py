@@ -17,5 +17,5 @@ def test_metrics_are_written_as_in_papers():
     assert format_metrics({"map": 38.2, "videos": 8, "unreadable": 0}) == "mAP 38.20"
     found = {"top1": 50.0, "videos": 9, "unreadable": 2, "partly_read": 1}
     assert format_metrics(found) == (
-        "top-1 50.00, without 2 of 9 videos (unreadable), 1 videos scored on a part of their clips"
+        "top-1 50.00, without 2 of 9 videos (unreadable), 1 read in part"
     )

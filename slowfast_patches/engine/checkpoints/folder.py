@@ -111,7 +111,9 @@ def checkpoint_of(path: str | Path) -> Path:
         return Path(path)
     found = last_checkpoint(path)
     if found is None:
-        raise ValueError(f"{path} is a folder without checkpoints; give one that a run trained to")
+        raise ValueError(
+            f"{path} is a folder without checkpoints; give a run's OUTPUT_DIR, or a file"
+        )
     return found
 
 

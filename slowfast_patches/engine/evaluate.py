@@ -96,6 +96,7 @@ def evaluate(
     world: World,
     *,
     num_videos: int,
+    num_clips: int,
     num_classes: int,
     multi_label: bool = False,
     ensemble: str = "sum",
@@ -111,6 +112,7 @@ def evaluate(
     read are not in it: a video is scored on its others, and one that has none is left out.
 
     Args:
+        num_clips: of a video.
         max_bad: DATA.MAX_BAD_FRACTION; videos that are read in part count too.
         named: paths that are known to be unreadable; others are named in the log, and added.
 
@@ -120,7 +122,11 @@ def evaluate(
     """
     model.eval()
     videos = _Videos(
-        (num_videos, num_classes), multi_label=multi_label, ensemble=ensemble, device=world.device
+        (num_videos, num_classes),
+        num_clips,
+        multi_label=multi_label,
+        ensemble=ensemble,
+        device=world.device,
     )
     failures = dict[str, str]()
     for batch in loader:
@@ -132,9 +138,9 @@ def evaluate(
         videos.add(batch["videos"], predictions, batch["labels"])
     videos.gather()
     everywhere = gathered(failures)
-    complete = bool((videos.clips == videos.clips.max()).all())
-    assert complete or any(everywhere), "a video was not evaluated"
-    _name(everywhere, set() if named is None else named)
+    assert videos.complete or any(everywhere), "a video was not evaluated"
+    if world.is_main:
+        _name(everywhere, set() if named is None else named)
     counts = videos.counts(max_bad)
     scores, labels = videos.scores[videos.clips > 0], videos.labels[videos.clips > 0]
     if multi_label:
@@ -145,7 +151,7 @@ def evaluate(
 
 
 def _name(failures: Sequence[dict[str, str]], named: set[str]) -> None:
-    """Say which videos cannot be read, each once, whatever the number of its clips and of ranks."""
+    """Say which videos cannot be read, each once, whatever the number of its clips; by rank."""
     for path, reason in {path: reason for own in failures for path, reason in own.items()}.items():
         if path not in named:
             named.add(path)
@@ -155,13 +161,19 @@ def _name(failures: Sequence[dict[str, str]], named: set[str]) -> None:
 class _Videos:
     """Scores (V, C) and labels, (V,) or (V, C), of videos, from clips in any order, on any rank.
 
-    `clips` (V,) counts them. All videos have equally many, but for those that cannot be read.
+    `clips` (V,) counts them: `num_clips` each, but for those that cannot be read.
     """
 
     def __init__(
-        self, shape: tuple[int, int], *, multi_label: bool, ensemble: str, device: torch.device
+        self,
+        shape: tuple[int, int],
+        num_clips: int,
+        *,
+        multi_label: bool,
+        ensemble: str,
+        device: torch.device,
     ) -> None:
-        self._sums = ensemble == "sum"
+        self._num_clips, self._sums = num_clips, ensemble == "sum"
         # No score is the least: a maximum over a zero would lose negative ones.
         nothing = 0.0 if self._sums else -math.inf
         self.scores = torch.full(shape, nothing, dtype=torch.float64, device=device)
@@ -188,11 +200,15 @@ class _Videos:
         max_over_ranks(self.labels)  # a rank without a clip of the video has zeros
         sum_over_ranks(self.clips)
         if self._sums:  # mAP ranks the sums of videos with each other: as if none had lost a clip
-            self.scores *= (self.clips.max() / self.clips.clamp(min=1).double()).view(-1, 1)
+            self.scores *= (self._num_clips / self.clips.clamp(min=1).double()).view(-1, 1)
+
+    @property
+    def complete(self) -> bool:
+        return bool((self.clips == self._num_clips).all())
 
     @property
     def probabilities(self) -> Tensor:
-        return self.scores / self.clips.max() if self._sums else self.scores
+        return self.scores / self._num_clips if self._sums else self.scores
 
     def counts(self, max_bad: float) -> dict[str, float]:
         """The videos, and those of them that are left out; raises as `evaluate`."""
@@ -202,7 +218,7 @@ class _Videos:
                 f"none of the {videos} videos of the evaluation could be read; check "
                 "DATA.PATH_PREFIX and the list"
             )
-        partly = int((self.clips < self.clips.max()).sum()) - unreadable
+        partly = int((self.clips < self._num_clips).sum()) - unreadable
         check_count(unreadable + partly, videos, max_bad, "the evaluation")
         counts: dict[str, float] = {"videos": videos, "unreadable": unreadable}
         return counts | ({"partly_read": partly} if partly else {})

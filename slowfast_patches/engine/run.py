@@ -247,6 +247,7 @@ def _test(cfg: CfgNode, world: World, trainer: Trainer | None) -> dict[str, floa
             InputTransform.from_config(cfg, world.device),
             world,
             num_videos=len(dataset.videos),
+            num_clips=len(dataset) // len(dataset.videos),
             num_classes=cfg.MODEL.NUM_CLASSES,
             multi_label=cfg.DATA.MULTI_LABEL,
             ensemble=cfg.DATA.ENSEMBLE_METHOD,

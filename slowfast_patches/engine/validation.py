@@ -85,6 +85,7 @@ class Validation:
             self._transform,
             self._world,
             num_videos=len(self._videos.videos),
+            num_clips=len(self._videos) // len(self._videos.videos),
             num_classes=self._cfg.MODEL.NUM_CLASSES,
             multi_label=self._cfg.DATA.MULTI_LABEL,
             ensemble=self._cfg.DATA.ENSEMBLE_METHOD,

@@ -76,6 +76,7 @@ def _evaluate(
         lambda clips, flips: clips,
         world,
         num_videos=len(labels),
+        num_clips=clips,
         num_classes=rows.shape[1],
         multi_label=labels.ndim == 2,
         ensemble=ensemble,

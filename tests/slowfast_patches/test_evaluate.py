@@ -70,6 +70,7 @@ def evaluated(
         lambda clips, flips: clips,
         ALONE,
         num_videos=len(labels),
+        num_clips=clips,
         num_classes=classes,
         multi_label=multi_label,
         ensemble=ensemble,
@@ -140,6 +141,11 @@ def test_a_video_is_scored_on_the_clips_that_can_be_read():
     assert found.metrics == {"top1": 100, "videos": 3, "unreadable": 0, "partly_read": 1}
     expected = torch.tensor([[0.45, 0.55], [0.6, 0.4], [0.3, 0.7]]).double()
     torch.testing.assert_close(found.probabilities, expected, atol=1e-6, rtol=0)
+
+
+def test_videos_that_are_all_read_in_part_are_counted():
+    found = evaluated([[0.9, 0.1], None, None, [0.2, 0.8]], [0, 1], "sum", 2).metrics
+    assert found == {"top1": 100, "videos": 2, "unreadable": 0, "partly_read": 2}
 
 
 def test_map_of_the_sum_ranks_a_video_that_is_read_in_part_as_if_it_were_whole():

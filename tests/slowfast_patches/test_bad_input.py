@@ -8,8 +8,11 @@ from pathlib import Path
 import pytest
 import torch
 import torch.distributed as dist
+from fvcore.common.config import CfgNode
 
+from slowfast_patches import patching
 from slowfast_patches.engine import checkpoints
+from slowfast_patches.engine import run as run_module
 
 OFF = (
     *("MULTIGRID.LONG_CYCLE", False, "MULTIGRID.SHORT_CYCLE", False, "TEST.ENABLE", False),
@@ -216,3 +219,15 @@ def test_a_recipe_that_starts_from_weights_wants_them(command_line, tmp_path):
     assert status == 2
     assert "TRAIN.CHECKPOINT_INFLATE True has nothing to inflate" in err
     assert not list(tmp_path.rglob("train.log"))
+
+
+def test_a_run_that_is_continued_keeps_its_number_of_classes(
+    tiny_config: Callable[..., CfgNode], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+):
+    """Its checkpoints have a head of that size: a refusal would strand it."""
+    patching.apply()
+    cfg = tiny_config(tmp_path, "MODEL.NUM_CLASSES", 9)
+    with pytest.raises(ValueError, match="set MODEL.NUM_CLASSES 8"):
+        run_module._check_training(cfg, 1)
+    monkeypatch.setattr(run_module, "_continues", lambda cfg: True)
+    assert run_module._check_training(cfg, 1).num_videos == 24

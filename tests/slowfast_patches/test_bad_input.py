@@ -227,7 +227,7 @@ def test_a_run_that_is_continued_keeps_its_number_of_classes(
     """Its checkpoints have a head of that size: a refusal would strand it."""
     patching.apply()
     cfg = tiny_config(tmp_path, "MODEL.NUM_CLASSES", 9)
-    with pytest.raises(ValueError, match="set MODEL.NUM_CLASSES 8"):
+    with pytest.raises(ValueError, match=r"set MODEL.NUM_CLASSES 8"):
         run_module._check_training(cfg, 1)
     monkeypatch.setattr(run_module, "_continues", lambda cfg: True)
     assert run_module._check_training(cfg, 1).num_videos == 24

@@ -1,7 +1,8 @@
 """Print the most probable classes of videos, by a trained model.
 
-    python tools/predict.py --checkpoint runs/ab/checkpoints/checkpoint_iter_00000710.pyth \\
-        some.mp4 another.mp4 --top 3
+    python tools/predict.py --checkpoint runs/ab/multigrid/seed0 some.mp4 another.mp4 --top 3
+
+--checkpoint is a file, or the folder of a run (its OUTPUT_DIR), whose last checkpoint is taken.
 
 A video is a file or a folder of JPEG frames. It is scored as the recipe tests: on
 TEST.NUM_ENSEMBLE_VIEWS × TEST.NUM_SPATIAL_CROPS clips, whose probabilities are averaged (or their
@@ -9,8 +10,12 @@ maximum is taken, where DATA.ENSEMBLE_METHOD says so). A model of several labels
 class a probability of its own.
 
 The recipe is the one in the checkpoint; weights alone need it as --cfg. KEY VALUE pairs after the
-videos change its keys. The names of the classes are those of --classes, or those that the
-data set has beside the lists in DATA.PATH_TO_DATA_DIR; else classes have their number.
+videos change its keys. The names of the classes are those of --classes, or those in the
+checkpoint, or those that the data set has beside the lists in DATA.PATH_TO_DATA_DIR; else a warning
+says that classes have their number.
+
+--output FILE.csv writes a table: video, prediction, probability, and the probability of each class
+in a column of its own. A video that cannot be read has its path alone there.
 
 Exit status: 0 if all videos are predicted, 1 if some cannot be read, 2 for an error.
 """
@@ -22,13 +27,16 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
+from fvcore.common.config import CfgNode
 from torch import Tensor
 
 from slowfast_patches.config import get_cfg
 from slowfast_patches.datasets.lists import class_names
 from slowfast_patches.datasets.reading.video_record import UnreadableVideoError
+from slowfast_patches.engine.checkpoints import checkpoint_of
 from slowfast_patches.engine.class_names import read_class_names
-from slowfast_patches.engine.predict import Predictor, config_of_checkpoint
+from slowfast_patches.engine.predict import Predictor, config_of_checkpoint, names_in_checkpoint
+from slowfast_patches.engine.predictions import write_predictions
 
 
 def parse_args(argv: list[str] | None = None) -> argparse.Namespace:
@@ -36,7 +44,7 @@ def parse_args(argv: list[str] | None = None) -> argparse.Namespace:
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
-    parser.add_argument("--checkpoint", type=Path, required=True, metavar="FILE")
+    parser.add_argument("--checkpoint", type=Path, required=True, metavar="FILE|DIR")
     parser.add_argument("--cfg", type=Path, metavar="FILE", help="the recipe of the weights")
     parser.add_argument("--top", type=int, default=5, metavar="K", help="classes (%(default)s)")
     parser.add_argument(
@@ -45,11 +53,16 @@ def parse_args(argv: list[str] | None = None) -> argparse.Namespace:
         metavar="FILE",
         help=".json: a list of names or a mapping from name to number; else text, a name a line",
     )
+    parser.add_argument(
+        "--output", type=Path, metavar="FILE.csv", help="write the probabilities of all classes"
+    )
     parser.add_argument("--json", action="store_true", help="print JSON, and nothing else")
     parser.add_argument("videos", nargs="+", metavar="VIDEO [KEY VALUE]")
     args = parser.parse_intermixed_args(argv)
     if args.top < 1:
         parser.error("--top takes 1 or more")
+    if args.output and args.output.suffix != ".csv":
+        parser.error("--output takes a name that ends in .csv")
     sections = get_cfg()
     keys = [i for i, item in enumerate(args.videos) if _is_key(item, sections)]
     first = keys[0] if keys else len(args.videos)
@@ -67,29 +80,53 @@ def main(argv: list[str] | None = None) -> int:
     """Predict and print; returns the exit status."""
     args = parse_args(argv)
     try:
-        cfg = config_of_checkpoint(args.checkpoint, args.cfg, args.overrides)
-        if args.classes:
-            names = read_class_names(args.classes, cfg.MODEL.NUM_CLASSES)
-        else:
-            names = class_names(cfg)
-        predictor = Predictor(cfg, args.checkpoint)
+        path = checkpoint_of(args.checkpoint)
+        cfg = config_of_checkpoint(path, args.cfg, args.overrides)
+        predictor = Predictor(cfg, path)
+        names = find_names(args.classes, path, cfg)
+        if args.output:
+            args.output.parent.mkdir(parents=True, exist_ok=True)
     except (ValueError, ImportError, OSError) as error:
         print(f"error: {error}", file=sys.stderr)
         return 2
-    results = list[dict[str, Any]]()
+    results, probabilities = list[dict[str, Any]](), list[Tensor | None]()
     for video in args.videos:
         try:
-            classes = best(predictor(video), args.top, names)
+            probabilities.append(predictor(video))
         except UnreadableVideoError as error:
             print(f"{video} {error}", file=sys.stderr)
+            probabilities.append(None)
             results.append({"video": video, "error": str(error)})
             continue
+        classes = best(probabilities[-1], args.top, names)
         results.append({"video": video, "classes": classes})
         if not args.json:
             print(format_classes(video, classes), flush=True)
+    try:
+        if args.output:
+            write_predictions(args.output, args.videos, probabilities, names)
+    except OSError as error:
+        print(f"error: --output {args.output} cannot be written: {error}", file=sys.stderr)
+        return 2
     if args.json:
         print(json.dumps(results, indent=2, ensure_ascii=False))
     return int(any("error" in result for result in results))
+
+
+def find_names(given: Path | None, checkpoint: Path, cfg: CfgNode) -> Sequence[str] | None:
+    """The names of the model's classes, from where there are some; None, with a warning, else."""
+    if given:
+        return read_class_names(given, cfg.MODEL.NUM_CLASSES)
+    if names := names_in_checkpoint(checkpoint, cfg.MODEL.NUM_CLASSES):
+        return names
+    why = f"neither {checkpoint} nor DATA.PATH_TO_DATA_DIR {cfg.DATA.PATH_TO_DATA_DIR!r} has names"
+    try:
+        if names := class_names(cfg):
+            return names
+    except ValueError as error:
+        why = str(error)
+    print(f"warning: classes are shown by number: {why}; give --classes FILE", file=sys.stderr)
+    return None
 
 
 def best(scores: Tensor, top: int, names: Sequence[str] | None) -> list[dict[str, Any]]:

@@ -8,6 +8,7 @@ result like any data set: DATA.PATH_TO_DATA_DIR DIR.
         --out k400_prepared
 
 prepares what three lists name ("path label" a line; a video that several name is written once).
+The names of the classes, classes.json or classes.txt beside the first list, go with them.
 
     python tools/prepare_data.py --folder videos --out videos_prepared
 
@@ -43,6 +44,7 @@ from slowfast_patches.datasets.preparing.lists import (
     ClassFolders,
     VideoList,
     find_classes,
+    read_classes,
     read_lists,
     read_ssv2_lists,
     write_class_lists,
@@ -137,7 +139,7 @@ def find_lists(args: argparse.Namespace) -> tuple[Sequence[VideoList], Sequence[
         lists = read_lists(args.csv, prefix=args.prefix or "", separator=args.separator)
         for text in chain(*(repeated_videos(found.origin, found.videos) for found in lists)):
             print(f"warning: {text}", file=sys.stderr)
-        return lists, ()
+        return lists, read_classes(args.csv[0].parent)
     if args.ssv2:
         return read_ssv2_lists(args.ssv2, prefix=args.prefix or "")
     found = find_classes(args.folder, args.val_fraction)

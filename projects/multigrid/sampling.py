@@ -170,16 +170,19 @@ def plan_test(
     target_fps: float = 30.0,
     short_side: int | None = None,
     segments: bool = False,
+    to_end: bool = False,
 ) -> ClipPlan:
     """The `view`-th of n clips spread over a video, and the `spatial`-th of 1 or 3 crops.
 
     One crop is the centre; three are left, centre, right (top, centre, bottom of a tall video). A
-    single view is taken from the middle of the video. The frame is resized to a short side of
-    `short_side`, the crop's own size by default.
+    single view is taken from the middle of the video. Where the clip leaves room, view k starts at
+    k/n of it, as PySlowFast's do, which never show a video's end; with `to_end` at k/(n - 1), so
+    that the last view ends with the video. The frame is resized to a short side of `short_side`,
+    the crop's own size by default.
 
     With `segments`, every view covers the whole video: view k of n takes the frame at (k + 0.5)/n
-    of each of `frames` equal parts, a single view their centres. `stride` and `target_fps` are then
-    not looked at.
+    of each of `frames` equal parts, a single view their centres. `stride`, `target_fps` and
+    `to_end` are then not looked at.
 
     Raises:
         ValueError: a number of crops other than 1 and 3, or a short side smaller than the crop.
@@ -195,7 +198,7 @@ def plan_test(
     else:
         span = stride * frames * video.fps / target_fps
         room = max(video.frames - span, 0.0)
-        start = room / 2 if views == 1 else room * index / views
+        start = room / 2 if views == 1 else room * index / (views - to_end)
         positions = _positions(start, span, frames, video)
     size = _resized(video, short_side or crop)
     place = 1 if crops == 1 else part

@@ -121,6 +121,12 @@ def _check_values(cfg: CfgNode) -> None:
             raise ValueError(f"{key} lies in [0, 1), not {_get(cfg, key)}; 0 is off")
     if not 0 <= cfg.DATA.MAX_BAD_FRACTION <= 1:
         raise ValueError(f"DATA.MAX_BAD_FRACTION lies in [0, 1], not {cfg.DATA.MAX_BAD_FRACTION}")
+    predictions = cfg.TEST.SAVE_RESULTS_PATH
+    if predictions and not predictions.endswith(".csv"):
+        raise ValueError(
+            f"TEST.SAVE_RESULTS_PATH {predictions}: predictions are written as CSV; give a name "
+            "that ends in .csv"
+        )
 
 
 def _check_detection(cfg: CfgNode) -> None:

@@ -166,7 +166,8 @@ def _add_data(cfg: CfgNode) -> None:
     # Larger frames are refused before they are decoded, which would take their memory: 8192 × 8192,
     # almost twice the largest picture of any level of H.264, HEVC and AV1.
     cfg.DATA.MAX_FRAME_PIXELS = 1 << 26
-    # A run stops when more than this part of an epoch's videos cannot be decoded.
+    # A run stops when more than this part of the videos of an epoch, or of an evaluation, cannot be
+    # decoded.
     cfg.DATA.MAX_BAD_FRACTION = 0.05
     # Training videos that the recipe expects: what a plan counts with where no csv file is at hand.
     cfg.DATA.NUM_TRAIN_VIDEOS = 0
@@ -194,6 +195,9 @@ def _add_run(cfg: CfgNode) -> None:
     # ones where MODEL.EMA_DECAY is on, in checkpoint_best.pyth (as the trainers of timm and
     # Lightning do).
     cfg.TRAIN.KEEP_BEST = False
+    # The test's predictions, a CSV file in OUTPUT_DIR: each video's label, prediction and the
+    # probabilities of all classes. Empty: not written.
+    cfg.TEST.SAVE_RESULTS_PATH = ""
     # Log the model's parameters and operations.
     cfg.LOG_MODEL_INFO = True
     # "auto" is nccl with GPUs and gloo without.
@@ -259,7 +263,6 @@ NO_EFFECT: Mapping[str, NoEffect] = {
     "DEMO.ENABLE": NoEffect(
         "there is no demo on a camera or a single file; leave it out", (False,)
     ),
-    "TEST.SAVE_RESULTS_PATH": NoEffect("results go to OUTPUT_DIR; write OUTPUT_DIR", ("",)),
 }
 """Keys that are accepted and change nothing, by full name or by section ("DEMO.*")."""
 

@@ -19,11 +19,13 @@ class Charades(ClipDataset):
     """Clips of frame lists, at a stride, with a multi-hot label (NUM_CLASSES,) float32.
 
     A training clip has the labels of all frames from its first to its last, also of those between
-    that are not read; a clip of validation or testing has those of the whole video.
+    that are not read; a clip of validation or testing has those of the whole video. The views of a
+    test are spread to the video's end, as in the later releases of PySlowFast.
     """
 
     name = "charades"
     counts_frames = True
+    views_to_end = True
 
     def __init__(self, cfg: CfgNode, split: str) -> None:
         super().__init__(cfg, split)

@@ -71,6 +71,7 @@ class ClipDataset(torch.utils.data.Dataset[dict[str, Any]]):
     one after another; the validation split has one centre clip of each.
 
     A list of them is a whole mini-batch, each clip read into its place: what the loader asks for.
+    In evaluation, it is without the clips that cannot be read.
     An item has `clip` (T, S, S, 3) uint8, `label`, `flip`, `iteration`, `video` (its number in the
     list), and `failures`: (path, reason) of videos that could not be read and were replaced by
     another, which the request alone decides.
@@ -82,6 +83,8 @@ class ClipDataset(torch.utils.data.Dataset[dict[str, Any]]):
     """Whether a clip has one frame from each equal part of its video, not frames at a stride."""
     counts_frames: ClassVar[bool] = False
     """Whether strides count a video's own frames, whatever their rate."""
+    views_to_end: ClassVar[bool] = False
+    """Whether the last of several test views ends with the video; PySlowFast's end before it."""
 
     def __init__(self, cfg: CfgNode, split: str) -> None:
         assert split in ("train", "val", "test"), split
@@ -133,13 +136,17 @@ class ClipDataset(torch.utils.data.Dataset[dict[str, Any]]):
         """The mini-batch of some requests of one shape."""
         clips = empty_clips(len(requests), *self._sides(requests[0]))
         items = [self._read(r, c.numpy()) for r, c in zip(requests, clips, strict=True)]
+        iteration, failures = items[0]["iteration"], [f for item in items for f in item["failures"]]
+        if failures and not isinstance(requests[0], ClipRequest):
+            read = [number for number, item in enumerate(items) if not item["failures"]]
+            clips, items = clips[read], [items[number] for number in read]
         return EvaluationBatch(
             clips=clips,
             labels=torch.as_tensor(np.asarray([item["label"] for item in items])),
             flips=torch.tensor([item["flip"] for item in items]),
-            iteration=items[0]["iteration"],
-            failures=[failure for item in items for failure in item["failures"]],
-            videos=torch.tensor([item["video"] for item in items]),
+            iteration=iteration,
+            failures=failures,
+            videos=torch.tensor([item["video"] for item in items], dtype=torch.int64),
         )
 
     def _sides(self, request: ClipRequest | int) -> tuple[int, int]:
@@ -186,7 +193,7 @@ class ClipDataset(torch.utils.data.Dataset[dict[str, Any]]):
         )
 
     def _read_testing(self, number: int, out: NDArray[np.uint8]) -> dict[str, Any]:
-        """A clip of a video; a black one where it cannot be read, so that every video is scored."""
+        """A clip of a video; a black one where it cannot be read."""
         index, part = divmod(number, self.num_clips)
         video, plan = self.videos[index], None
         failures = list[tuple[str, str]]()
@@ -203,7 +210,7 @@ class ClipDataset(torch.utils.data.Dataset[dict[str, Any]]):
     def _test_plan(self, video: Video, part: int) -> ClipPlan:
         """Validation: one clip, of the training crop."""
         views = (self._views, self._crops)
-        return evaluation_plan(self._data, video, part, views, self._test_crop, self.segments)
+        return evaluation_plan(type(self), self._data, video, part, views, self._test_crop)
 
 
 def reading_options(cfg: CfgNode) -> dict[str, int]:
@@ -213,12 +220,17 @@ def reading_options(cfg: CfgNode) -> dict[str, int]:
 
 
 def evaluation_plan(
-    data: CfgNode, video: Video, part: int, views: tuple[int, int], crop: int, segments: bool
+    dataset: type[ClipDataset],
+    data: CfgNode,
+    video: Video,
+    part: int,
+    views: tuple[int, int],
+    crop: int,
 ) -> ClipPlan:
     """The `part`-th of the views × crops clips that a video is scored on.
 
     One crop is the centre of the smallest training size; three are cut from a short side as large
-    as the crop. `data` is a config's DATA, `segments` as in `ClipDataset`.
+    as the crop. `data` is a config's DATA.
     """
     count, crops = views
     return plan_test(
@@ -230,5 +242,6 @@ def evaluation_plan(
         spatial=(part % crops, crops),
         target_fps=data.TARGET_FPS,
         short_side=max(crop, data.TRAIN_JITTER_SCALES[0]) if crops == 1 else crop,
-        segments=segments,
+        segments=dataset.segments,
+        to_end=dataset.views_to_end,
     )

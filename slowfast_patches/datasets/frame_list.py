@@ -129,6 +129,12 @@ class FrameList(Sequence[FrameVideo]):
             fps=self.fps,
         )
 
+    @property
+    def last_label(self) -> int:
+        """The highest label of any frame; -1 where no frame has one."""
+        rows = (self.runs.at(number).tolist() for number in range(len(self)))
+        return max(max(run.labels, default=-1) for row in rows for run in _unpacked(row))
+
     def with_labels(self, labels: Sequence[int]) -> FrameList:
         """The same videos with one label each, on all of its frames, in place of the list's."""
         ends = (self.runs.at(number) for number in range(len(self)))

@@ -10,6 +10,7 @@ from typing import Any
 from fvcore.common.config import CfgNode
 
 from slowfast_patches.datasets.csv_list import LabelledVideo
+from slowfast_patches.datasets.frame_list import FrameList
 from slowfast_patches.datasets.lists import class_names, list_path
 from slowfast_patches.utils.report import format_list
 
@@ -19,16 +20,22 @@ _NAMED = 3
 
 
 def list_warnings(cfg: CfgNode, split: str, videos: Sequence[Any]) -> list[str]:
-    """What is odd about the list of a split, if it is a csv file of videos; the other lists are
-    checked as they are parsed. Each is said once: nothing of a test list that is val's."""
-    path = list_path(cfg, split)
+    """What is odd about the list of a split. Each is said once: nothing of a test list that is
+    val's. What frame lists and json files repeat is refused as they are parsed."""
+    path, texts = list_path(cfg, split), list[str]()
     as_val = split == "test" and cfg.TRAIN.ENABLE and path == list_path(cfg, "val")
-    if path.suffix != ".csv" or not isinstance(videos[0], LabelledVideo) or as_val:
-        return []
-    texts = repeated_videos(path, videos)
-    if split == "train":
-        texts += untrained_classes(path, videos, cfg.MODEL.NUM_CLASSES, _names(cfg))
+    if path.suffix == ".csv" and isinstance(videos[0], LabelledVideo) and not as_val:
+        texts += repeated_videos(path, videos)
+    if split == "train" and (labels := _labels(videos)):
+        texts += untrained_classes(path, labels, cfg.MODEL.NUM_CLASSES, _names(cfg))
     return texts
+
+
+def _labels(videos: Sequence[Any]) -> set[int]:
+    """The labels of a list, as far as they are known: of frames, up to the last that occurs."""
+    if isinstance(videos, FrameList):
+        return set(range(videos.last_label + 1))
+    return {video.label for video in videos if isinstance(video, LabelledVideo)}
 
 
 def _names(cfg: CfgNode) -> Sequence[str] | None:
@@ -77,17 +84,20 @@ def _in_lines(found: Mapping[str, Sequence[str]]) -> Iterable[str]:
 
 
 def untrained_classes(
-    csv: Path, videos: Iterable[LabelledVideo], num_classes: int, names: Sequence[str] | None
+    path: Path, labels: set[int], num_classes: int, names: Sequence[str] | None
 ) -> list[str]:
     """A warning of the classes of MODEL.NUM_CLASSES that no training video has; none is the rule.
 
-    `names` are those of the classes by number, where they are known.
+    `names` are those of the classes by number, where they are known; else there may be fewer.
     """
-    missing = sorted(set(range(num_classes)) - {video.label for video in videos})
+    missing = sorted(set(range(num_classes)) - labels)
     if not missing:
         return []
     named = missing if names is None else [f"{number} ({names[number]})" for number in missing]
-    return [
-        f"{csv}: {len(missing)} of MODEL.NUM_CLASSES {num_classes} classes have no video to be "
+    text = (
+        f"{path}: {len(missing)} of MODEL.NUM_CLASSES {num_classes} classes have no video to be "
         f"trained on: {first_few(named)}"
-    ]
+    )
+    if names is None and (last := max(labels)) < num_classes - 1:
+        text += f"; the labels end at {last}: if that is all, set MODEL.NUM_CLASSES {last + 1}"
+    return [text]

@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import hashlib
 import json
+import logging
 import os
 import re
+import sys
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -25,7 +27,16 @@ from slowfast_patches.datasets.csv_list import (
 from slowfast_patches.datasets.frame_list import FrameList, count_listed, read_frame_list
 from slowfast_patches.datasets.ssv2_list import count_ssv2, read_ssv2, ssv2_classes, ssv2_path
 
-__all__ = ["class_names", "count_list", "list_digest", "list_path", "read_list"]
+__all__ = [
+    "class_names",
+    "count_list",
+    "list_digest",
+    "list_path",
+    "named_classes",
+    "read_list",
+]
+
+logger = logging.getLogger(__name__)
 
 
 def read_list(cfg: CfgNode, split: str, dataset: str | None = None) -> Sequence[Any]:
@@ -97,14 +108,15 @@ def class_names(cfg: CfgNode) -> tuple[str, ...] | None:
     numbers = _kind(cfg, "train", None)[1].classes(cfg)
     if numbers is None:
         return None
-    names = {number: name for name, number in numbers.items()}
-    if sorted(names) != list(range(cfg.MODEL.NUM_CLASSES)) or len(names) != len(numbers):
+    count, where = len(numbers), cfg.DATA.PATH_TO_DATA_DIR
+    if sorted(numbers.values()) != list(range(count)):
+        raise ValueError(f"the {count} classes named in {where} are not numbered from 0, each once")
+    if count != cfg.MODEL.NUM_CLASSES:
         raise ValueError(
-            f"the {len(numbers)} classes named in {cfg.DATA.PATH_TO_DATA_DIR} are not numbered "
-            f"from 0 to {cfg.MODEL.NUM_CLASSES - 1}, as MODEL.NUM_CLASSES {cfg.MODEL.NUM_CLASSES} "
-            "asks for; set MODEL.NUM_CLASSES to their number"
+            f"MODEL.NUM_CLASSES is {cfg.MODEL.NUM_CLASSES}, and {where} names {count} classes; set "
+            f"MODEL.NUM_CLASSES {count}"
         )
-    return tuple(names[number] for number in sorted(names))
+    return tuple(sorted(numbers, key=lambda name: numbers[name]))
 
 
 @dataclass(frozen=True)
@@ -150,9 +162,16 @@ def _read_kinetics(cfg: CfgNode, split: str) -> list[LabelledVideo]:
 
 
 def _kinetics_classes(cfg: CfgNode) -> dict[str, int] | None:
+    return named_classes(Path(cfg.DATA.PATH_TO_DATA_DIR))
+
+
+def named_classes(folder: Path) -> dict[str, int] | None:
     """From classes.json, {name: number}, as tools/prepare_data.py writes it; or from classes.txt, a
-    name a line, as tools/make_demo_data.py does."""
-    folder = Path(cfg.DATA.PATH_TO_DATA_DIR)
+    name a line, as tools/make_demo_data.py does.
+
+    Raises:
+        ValueError: the file is wrong; says why.
+    """
     path, lines = folder / "classes.json", folder / "classes.txt"
     if path.is_file():
         text = read_utf8(path)
@@ -172,7 +191,7 @@ def _kinetics_classes(cfg: CfgNode) -> dict[str, int] | None:
 def _ssv2_classes(cfg: CfgNode) -> dict[str, int] | None:
     """A prepared data set has its names as Kinetics does."""
     folder = Path(cfg.DATA.PATH_TO_DATA_DIR)
-    return ssv2_classes(folder, cfg.MODEL.NUM_CLASSES) or _kinetics_classes(cfg)
+    return ssv2_classes(folder, sys.maxsize) or _kinetics_classes(cfg)
 
 
 def _charades_path(cfg: CfgNode, split: str) -> Path:

@@ -1,12 +1,29 @@
-"""Names of classes, from a file that a user gives."""
+"""Names of classes: those that a data set has, and those in a file that a user gives."""
 
 from __future__ import annotations
 
 import json
+import logging
 from collections.abc import Mapping
 from pathlib import Path
 
-__all__ = ["read_class_names"]
+from fvcore.common.config import CfgNode
+
+from slowfast_patches.datasets.lists import class_names
+
+__all__ = ["names_of_data", "read_class_names"]
+
+logger = logging.getLogger(__name__)
+
+
+def names_of_data(cfg: CfgNode) -> tuple[str, ...] | None:
+    """Names by class number that a data set has beside its lists; None, with a warning, where they
+    are not those of MODEL.NUM_CLASSES classes, and None where it has none."""
+    try:
+        return class_names(cfg)
+    except ValueError as error:
+        logger.warning("classes are shown by their number: %s", error)
+        return None
 
 
 def read_class_names(path: Path, count: int) -> tuple[str, ...]:

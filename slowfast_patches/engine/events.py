@@ -6,6 +6,8 @@ from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from slowfast_patches.config.metrics import COUNTS
+
 if TYPE_CHECKING:
     from torch.utils.tensorboard import SummaryWriter
 
@@ -17,7 +19,7 @@ _TOLD = {
     "phase": ("loading_share", "worst_loading_share"),
 }
 """What is drawn of a record of each type; of "val" all that is not in `_PLACES`."""
-_PLACES = {"type", "iteration", "epoch", "seconds"}
+_PLACES = {"type", "iteration", "epoch", "seconds", *COUNTS}
 
 
 class Events:

@@ -22,7 +22,7 @@ from slowfast_patches.models.inputs import InputTransform
 from slowfast_patches.models.solver import Precision
 from slowfast_patches.models.weights import load_weights
 
-__all__ = ["Predictor", "config_of_checkpoint"]
+__all__ = ["Predictor", "config_of_checkpoint", "names_in_checkpoint"]
 
 
 def config_of_checkpoint(
@@ -48,6 +48,16 @@ def config_of_checkpoint(
         cfg = parse_config(text, source, overrides)
     check_config(cfg)
     return cfg
+
+
+def names_in_checkpoint(path: Path, count: int) -> tuple[str, ...] | None:
+    """The names of `count` classes that a checkpoint has; None where it has none, as weights alone,
+    files of others, and checkpoints from before names were kept."""
+    try:
+        names = checkpoints.load(path).get("class_names") or ()
+    except ValueError:  # of another kind: what reads the weights says what is wrong
+        return None
+    return tuple(names) if len(names) == count else None
 
 
 class Predictor:
@@ -99,7 +109,7 @@ class Predictor:
             video = video._replace(fps=float(cfg.DATA.TARGET_FPS))
         clips = empty_clips(views[0] * views[1], cfg.DATA.NUM_FRAMES, crop)
         for part, clip in enumerate(clips):
-            plan = evaluation_plan(cfg.DATA, video, part, views, crop, dataset.segments)
+            plan = evaluation_plan(dataset, cfg.DATA, video, part, views, crop)
             read_clip(path, record, plan, clip.numpy(), **reading_options(cfg))
         return clips
 

@@ -20,21 +20,23 @@ from torch import nn
 from multigrid import Schedule, baseline_cost, schedule_cost
 from slowfast_patches import patching
 from slowfast_patches.config import check_config
-from slowfast_patches.config.metrics import EMA, format_metrics, metric_names
+from slowfast_patches.config.metrics import COUNTS, EMA, format_metrics, metric_names, with_suffix
 from slowfast_patches.config.schedule import check_world_size, schedule_from_config
 from slowfast_patches.datasets.in_use import reading
 from slowfast_patches.datasets.list_warnings import list_warnings
-from slowfast_patches.datasets.lists import list_path, read_list
+from slowfast_patches.datasets.lists import class_names, list_path, read_list
 from slowfast_patches.datasets.loader import build_dataset, evaluation_loader, evaluation_rounds
 from slowfast_patches.engine import checkpoints
+from slowfast_patches.engine.class_names import names_of_data
 from slowfast_patches.engine.device import set_up_device
-from slowfast_patches.engine.evaluate import evaluate
+from slowfast_patches.engine.evaluate import Evaluation, evaluate
 from slowfast_patches.engine.heartbeat import Heartbeat
 from slowfast_patches.engine.launch import check_gpus, for_processes, launch, processes_of
 from slowfast_patches.engine.logs import check_log_files, setup_logging
 from slowfast_patches.engine.output_lock import held
 from slowfast_patches.engine.plan import format_plan, make_plan
 from slowfast_patches.engine.plan_picture import plot_plan
+from slowfast_patches.engine.predictions import write_predictions, write_tables
 from slowfast_patches.engine.pulse import Pulse, WatchedBatches
 from slowfast_patches.engine.stopping import StopRequest, TrainingInterruptedError, requeue
 from slowfast_patches.engine.train import Trainer
@@ -102,6 +104,8 @@ def _starts_main(cfg: CfgNode) -> bool:
 def _check_training(cfg: CfgNode, world_size: int) -> Schedule:
     """The schedule, after trying what can be tried before training and without the checkpoints in
     OUTPUT_DIR."""
+    if not _continues(cfg):
+        class_names(cfg)  # raises where their number is not MODEL.NUM_CLASSES
     videos, expected = _count_videos(cfg, "train"), cfg.DATA.NUM_TRAIN_VIDEOS
     if expected and abs(videos - expected) > _TOLERANCE * expected:
         logger.warning(
@@ -119,9 +123,13 @@ def _check_training(cfg: CfgNode, world_size: int) -> Schedule:
     return schedule
 
 
+def _continues(cfg: CfgNode) -> bool:
+    return checkpoints.continues(cfg) and checkpoints.last_checkpoint(cfg.OUTPUT_DIR) is not None
+
+
 def _check_weights(cfg: CfgNode) -> None:
     """Look at the file that a training starts from, where it does not continue another."""
-    if checkpoints.continues(cfg) and checkpoints.last_checkpoint(cfg.OUTPUT_DIR) is not None:
+    if _continues(cfg):
         return
     if cfg.TRAIN.CHECKPOINT_FILE_PATH:
         check_file(cfg.TRAIN.CHECKPOINT_FILE_PATH, cfg.TRAIN.CHECKPOINT_TYPE)
@@ -152,7 +160,8 @@ def _prepare_folder(cfg: CfgNode, schedule: Schedule) -> None:
     this one does not continue."""
     folder = Path(cfg.OUTPUT_DIR)
     checkpoints.clean(folder)
-    (folder / "result.json").unlink(missing_ok=True)
+    for name in ("result.json", "result_classes.csv", "result_confusion.png"):
+        (folder / name).unlink(missing_ok=True)
     plan = make_plan(schedule, flops_per_clip(cfg))
     (folder / "config.yaml").write_text(cfg.dump(), encoding="utf-8")
     (folder / "plan.txt").write_text(format_plan(plan) + "\n", encoding="utf-8")
@@ -190,7 +199,7 @@ def _train_and_test(cfg: CfgNode, world: World, stop: StopRequest) -> None:
             metrics = _test(cfg, world, trainer)
             for average in trainer.models[1:]:
                 averaged = _test(cfg, world, trainer, average)
-                metrics |= {name + EMA: value for name, value in averaged.items()}
+                metrics |= with_suffix(averaged, EMA)
     _finish(cfg, world, trainer, metrics)
 
 
@@ -240,25 +249,44 @@ def _test(
         rounds = evaluation_rounds(len(dataset), local, world.size)
         batches = trainer.stop.between(batches, rounds)
     with Heartbeat(pulse, world), pulse.during("evaluating"):
-        metrics = evaluate(
+        found = evaluate(
             model,
             batches,
             InputTransform.from_config(cfg, world.device),
             world,
             num_videos=len(dataset.videos),
+            num_clips=len(dataset) // len(dataset.videos),
             num_classes=cfg.MODEL.NUM_CLASSES,
             multi_label=cfg.DATA.MULTI_LABEL,
             ensemble=cfg.DATA.ENSEMBLE_METHOD,
             autocast=Precision(cfg, world.device).autocast,
+            max_bad=cfg.DATA.MAX_BAD_FRACTION,
         )
     logger.info(
         "test%s on %d views × %d crops: %s",
         "" if average is None else " of the averaged weights",
         cfg.TEST.NUM_ENSEMBLE_VIEWS,
         cfg.TEST.NUM_SPATIAL_CROPS,
-        format_metrics(metrics),
+        format_metrics(found.metrics),
     )
-    return metrics
+    if world.is_main and average is None:
+        done = 0 if trainer is None else trainer.done
+        with checkpoints.writes("the test's tables", done, cfg.OUTPUT_DIR):
+            _write_tables(cfg, dataset, found, "test" if trainer is None else "result")
+    return found.metrics
+
+
+def _write_tables(cfg: CfgNode, dataset: Any, found: Evaluation, name: str) -> None:
+    """OUTPUT_DIR's tables beside {name}.json, and the predictions where they are asked for."""
+    names = names_of_data(cfg)
+    write_tables(Path(cfg.OUTPUT_DIR), name, found, names)
+    if cfg.TEST.SAVE_RESULTS_PATH:
+        paths = [str(getattr(video, "path", video)) for video in dataset.videos]
+        path = Path(cfg.OUTPUT_DIR, cfg.TEST.SAVE_RESULTS_PATH)
+        scores = zip(found.probabilities.cpu(), found.scored.tolist(), strict=True)
+        rows = [row if scored else None for row, scored in scores]
+        write_predictions(path, paths, rows, names, found.labels.cpu())
+        logger.info("the predictions: %s", path)
 
 
 def _load_tested(model: nn.Module, cfg: CfgNode) -> None:
@@ -306,7 +334,7 @@ def _write_result(
     """OUTPUT_DIR/result.json: its presence says that the run is complete.
 
     Its metrics are those of the test, or of the last validation where nothing is tested; "metric"
-    names the primary one.
+    names the primary one. Beside them is how many videos could not be read.
     """
     result: dict[str, Any] = {
         "config": yaml.safe_load(cfg.dump()),
@@ -320,9 +348,10 @@ def _write_result(
     }
     if trainer is not None:
         result |= _training_result(cfg, trainer)
-        result |= {name: trainer.evaluations[-1][name] for name in metric_names(cfg)}
-    if metrics is not None:
-        result |= {name: round(value, 4) for name, value in metrics.items()}
+        last = trainer.evaluations[-1]
+        validated = {name: last[name] for name in (*metric_names(cfg), *COUNTS) if name in last}
+        metrics = validated if metrics is None else metrics
+    result |= {name: round(value, 4) for name, value in (metrics or {}).items()}
     folder = Path(cfg.OUTPUT_DIR)
     folder.mkdir(parents=True, exist_ok=True)
     with written_whole(folder / ("result.json" if trainer is not None else "test.json")) as file:

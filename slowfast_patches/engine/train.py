@@ -21,11 +21,12 @@ from multigrid import (
     form_groups,
     form_neighbours,
 )
-from slowfast_patches.config.metrics import EMA, metric_names
+from slowfast_patches.config.metrics import EMA, metric_names, with_suffix
 from slowfast_patches.config.schedule import config_at, groups_batchnorm, schedule_from_config
 from slowfast_patches.datasets.lists import list_digest, list_path
 from slowfast_patches.datasets.loader import build_dataset, loading_advice, training_loader
 from slowfast_patches.engine import checkpoints
+from slowfast_patches.engine.class_names import names_of_data
 from slowfast_patches.engine.clock import Clock
 from slowfast_patches.engine.compiled import without_compiling
 from slowfast_patches.engine.dry_run import dry_run
@@ -89,6 +90,7 @@ class Trainer:
         self.best: dict[str, Any] = {}
         self.evaluation_due = False
         self.list_digest = list_digest(cfg, self.dataset.videos) if world.is_main else ""
+        self.class_names = names_of_data(cfg) if world.is_main else None
         self.unreadable = Unreadable(self.schedule, cfg.DATA.MAX_BAD_FRACTION)
         self._start(found)
         self.evaluation_iterations = evaluation_iterations(cfg, self.schedule)
@@ -280,7 +282,7 @@ class Trainer:
                 found = self.validation(model, step, self.clock.pulse)
                 if found is None:
                     return False
-                metrics |= {name + suffix: value for name, value in found.items()}
+                metrics |= with_suffix(found, suffix)
         self.evaluations.append(
             {
                 "iteration": step.iteration + 1,
@@ -325,6 +327,7 @@ class Trainer:
             "world_size": self.world.size,
             "num_videos": len(self.dataset),
             "list_digest": self.list_digest,
+            "class_names": self.class_names,
             "seconds": dict(self.clock.seconds),
             "evaluations": self.evaluations,
             "best": self.best,
@@ -383,6 +386,7 @@ class Trainer:
         self.start = self.done = content["iteration"]
         self.evaluations, self.best = content["evaluations"], content.get("best", {})
         self.evaluation_due = content.get("evaluation_due", False)
+        self.class_names = self.class_names or content.get("class_names")
         self.clock = Clock(content["seconds"])
         self.unreadable = Unreadable(
             self.schedule, self.cfg.DATA.MAX_BAD_FRACTION, content["unreadable"]

@@ -1,4 +1,4 @@
-"""The videos that a training could not read: named once, counted by epoch, limited."""
+"""The videos that a run could not read: named once, counted by epoch, limited."""
 
 from __future__ import annotations
 
@@ -9,9 +9,22 @@ from collections.abc import Mapping, Sequence
 from multigrid import Schedule, Step
 from slowfast_patches.engine.stopping import TrainingStoppedError
 
-__all__ = ["Unreadable"]
+__all__ = ["Unreadable", "check_count"]
 
 logger = logging.getLogger(__name__)
+
+
+def check_count(count: int, videos: int, fraction: float, where: str) -> None:
+    """Refuse more unreadable videos than `fraction`, DATA.MAX_BAD_FRACTION, allows.
+
+    Raises:
+        TrainingStoppedError: says where.
+    """
+    if count > fraction * videos:
+        raise TrainingStoppedError(
+            f"{count} of {videos} videos of {where} could not be read, more than "
+            f"DATA.MAX_BAD_FRACTION {fraction:g}; mend the files or the list, or raise the fraction"
+        )
 
 
 class Unreadable:
@@ -51,12 +64,8 @@ class Unreadable:
         self.counts[epoch] += count
         first = schedule.at(schedule.first_iteration_after(epoch * videos)).first_clip
         clips = max(videos, step.first_clip + step.shape.batch - first)
-        if self.counts[epoch] > self._fraction * clips:
-            raise TrainingStoppedError(
-                f"iteration {step.iteration}: {self.counts[epoch]} of {clips} videos of epoch "
-                f"{epoch + 1} could not be read, more than DATA.MAX_BAD_FRACTION "
-                f"{self._fraction:g}; mend the files or the list, or raise the fraction"
-            )
+        where = f"epoch {epoch + 1} (iteration {step.iteration})"
+        check_count(self.counts[epoch], clips, self._fraction, where)
 
     def finish_epochs(self, current: int | None = None) -> None:
         """Report the epochs before the current one, or all that are left at the end."""

@@ -43,6 +43,7 @@ class Validation:
         self._videos = build_dataset(cfg, "val")
         self._transform = InputTransform.from_config(cfg, world.device)
         self._autocast = Precision(cfg, world.device).autocast
+        self._unreadable = set[str]()
 
     def __call__(self, model: nn.Module, step: Step, pulse: Pulse) -> dict[str, float] | None:
         """Metrics after an iteration, as they go to files; running statistics are averaged over
@@ -78,15 +79,18 @@ class Validation:
         local = max(1, self._schedule.base.batch // size)
         loader = evaluation_loader(self._cfg, self._videos, local, rank, size)
         watched = WatchedBatches(loader, pulse, "the validation")
-        metrics = evaluate(
+        found = evaluate(
             model,
             self._stop.between(watched, evaluation_rounds(len(self._videos), local, size)),
             self._transform,
             self._world,
             num_videos=len(self._videos.videos),
+            num_clips=len(self._videos) // len(self._videos.videos),
             num_classes=self._cfg.MODEL.NUM_CLASSES,
             multi_label=self._cfg.DATA.MULTI_LABEL,
             ensemble=self._cfg.DATA.ENSEMBLE_METHOD,
             autocast=self._autocast,
+            max_bad=self._cfg.DATA.MAX_BAD_FRACTION,
+            named=self._unreadable,
         )
-        return {name: round(value, 4) for name, value in metrics.items()}
+        return {name: round(value, 4) for name, value in found.metrics.items()}

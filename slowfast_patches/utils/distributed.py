@@ -6,13 +6,13 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from datetime import timedelta
-from typing import TypeVar, cast
+from typing import Any, TypeVar, cast
 
 import torch
 import torch.distributed as dist
 from torch import Tensor
 
-__all__ = ["World", "from_main", "max_over_ranks", "patient_group", "sum_over_ranks"]
+__all__ = ["World", "from_main", "gathered", "max_over_ranks", "patient_group", "sum_over_ranks"]
 
 T = TypeVar("T")
 
@@ -54,6 +54,15 @@ def max_over_ranks(values: Tensor) -> Tensor:
     if dist.is_initialized() and dist.get_world_size() > 1:
         dist.all_reduce(values, dist.ReduceOp.MAX)
     return values
+
+
+def gathered(content: T) -> list[T]:
+    """What each process has, by rank, in all of them; it is pickled for the others."""
+    if not (dist.is_initialized() and dist.get_world_size() > 1):
+        return [content]
+    found: list[Any] = [None] * dist.get_world_size()
+    dist.all_gather_object(found, content)
+    return found
 
 
 def from_main(make: Callable[[], T]) -> T:

@@ -239,6 +239,8 @@ def test_a_random_clip_has_the_hosts_positions(monkeypatch):
 
 # Test clips.
 
+VIDEO_300 = Video(300, 30.0, 340, 256)
+
 
 def test_ten_views_of_three_crops_by_hand():
     """64 of 300 frames leave room for starts at 0, 23.6, 47.2 ... of a 340 × 256 frame."""
@@ -254,6 +256,21 @@ def test_ten_views_of_three_crops_by_hand():
     assert [plan.corner for plan in views[:3]] == [(0, 0), (42, 0), (84, 0)]
     assert {plan.size for plan in views} == {(340, 256)}
     assert not any(plan.flip for plan in views)
+
+
+def test_views_to_the_end_by_hand():
+    """300 frames, a span of 64: 236 frames of room in 4 steps of 59, or in 2 of 118."""
+
+    def ends(count: int) -> list[tuple[int, int]]:
+        plans = [
+            plan_test(VIDEO_300, frames=32, stride=2, crop=256, view=(v, count), to_end=True)
+            for v in range(count)
+        ]
+        return [(int(plan.positions[0]), int(plan.positions[-1])) for plan in plans]
+
+    assert ends(5) == [(0, 63), (59, 122), (118, 181), (177, 240), (236, 299)]
+    assert ends(3) == [(0, 63), (118, 181), (236, 299)]
+    assert ends(1) == [(118, 181)]
 
 
 def test_a_tall_video_is_cropped_from_top_to_bottom():

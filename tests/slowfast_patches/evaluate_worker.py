@@ -1,6 +1,7 @@
 """One process of the test of evaluation on several: `python evaluate_worker.py RANK WORLD FOLDER`.
 
 Reads FOLDER/cases.pt, a list of (scores of all clips, labels by video, clips a video, ensemble),
+where clips that cannot be read have scores that are not finite,
 evaluates this rank's share of the clips, and writes the metrics of each case to
 FOLDER/rank{RANK}.pt.
 """
@@ -64,9 +65,10 @@ def _evaluate(
             "flips": torch.zeros(len(numbers), dtype=torch.bool),
             "labels": labels[numbers // clips],
             "videos": numbers // clips,
-            "failures": [],
+            "failures": [("broken.mp4", "is broken")] * int(len(read) > len(numbers)),
         }
-        for numbers in torch.arange(len(rows))[world.rank :: world.size].split(2)
+        for read in torch.arange(len(rows))[world.rank :: world.size].split(2)
+        for numbers in [read[rows[read].isfinite().all(1)]]
     ]
     return evaluate(
         _Table(rows),
@@ -74,11 +76,13 @@ def _evaluate(
         lambda clips, flips: clips,
         world,
         num_videos=len(labels),
+        num_clips=clips,
         num_classes=rows.shape[1],
         multi_label=labels.ndim == 2,
         ensemble=ensemble,
         autocast=nullcontext,
-    )
+        max_bad=1.0,
+    ).metrics
 
 
 if __name__ == "__main__":

@@ -8,8 +8,11 @@ from pathlib import Path
 import pytest
 import torch
 import torch.distributed as dist
+from fvcore.common.config import CfgNode
 
+from slowfast_patches import patching
 from slowfast_patches.engine import checkpoints
+from slowfast_patches.engine import run as run_module
 
 OFF = (
     *("MULTIGRID.LONG_CYCLE", False, "MULTIGRID.SHORT_CYCLE", False, "TEST.ENABLE", False),
@@ -69,7 +72,9 @@ def assert_refused(answer: tuple[int, str], *said: str) -> None:
         (("SLOWFAST.ALPHA", 4), ("2, 4 and 8 frames", "SLOWFAST.ALPHA 4", "SLOWFAST.ALPHA 1 or 2")),
         (("DATA.PATH_TO_DATA_DIR", "/nowhere"), ("/nowhere/train.csv: no such file",)),
         (("DATA.PATH_PREFIX", "/nowhere"), ("none of the first", "DATA.PATH_PREFIX")),
-        (("MODEL.NUM_CLASSES", 5), ("line 6: label 5 is outside MODEL.NUM_CLASSES 5",)),
+        (("MODEL.NUM_CLASSES", 5), ("names 8 classes; set MODEL.NUM_CLASSES 8",)),
+        (("MODEL.NUM_CLASSES", 400), ("names 8 classes; set MODEL.NUM_CLASSES 8",)),
+        (("TEST.SAVE_RESULTS_PATH", "scores.pkl"), ("give a name that ends in .csv",)),
         (("SOLVER.MAX_EPOCH", 4.02), ("too short", "without an iteration")),
         (("MODEL.ARCH", "slowfastest"), ("slowfastest", "slowonly")),
         (("TRAIN.ENABLE", False), ("nothing to test", "TEST.CHECKPOINT_FILE_PATH")),
@@ -227,3 +232,15 @@ def test_a_recipe_that_starts_from_weights_wants_them(command_line, tmp_path):
     assert status == 2
     assert "TRAIN.CHECKPOINT_INFLATE True has nothing to inflate" in err
     assert not list(tmp_path.rglob("train.log"))
+
+
+def test_a_run_that_is_continued_keeps_its_number_of_classes(
+    tiny_config: Callable[..., CfgNode], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+):
+    """Its checkpoints have a head of that size: a refusal would strand it."""
+    patching.apply()
+    cfg = tiny_config(tmp_path, "MODEL.NUM_CLASSES", 9)
+    with pytest.raises(ValueError, match=r"set MODEL.NUM_CLASSES 8"):
+        run_module._check_training(cfg, 1)
+    monkeypatch.setattr(run_module, "_continues", lambda cfg: True)
+    assert run_module._check_training(cfg, 1).num_videos == 24

@@ -17,6 +17,7 @@ from slowfast_patches.datasets.charades import Charades
 from slowfast_patches.datasets.demo_forms import write_charades_form
 from slowfast_patches.datasets.frame_list import HEADER
 from slowfast_patches.datasets.loader import build_dataset, evaluation_loader
+from slowfast_patches.engine.predict import Predictor
 
 FRAMES, CLASSES, STEP = 48, 6, 5
 LABELS = [{0}] * 10 + [set()] * 10 + [{1, 2}] * 10 + [{2}] * 3
@@ -115,6 +116,17 @@ def test_a_clip_of_evaluation_has_the_labels_of_the_whole_video(made, split):
     for number in range(len(data)):
         wanted = [{0, 1, 2, 3, 4}, set(), {5}][number // count]
         assert classes(data[number]["label"]) == wanted
+
+
+def test_the_views_of_a_test_reach_the_end_of_the_video(made):
+    """48 frames, a span of 16: 32 frames of room, in two steps of 16."""
+    views = ("TEST.NUM_ENSEMBLE_VIEWS", 3, "TEST.NUM_SPATIAL_CROPS", 1)
+    data = Charades(config(made, *views), "test")
+    taken = [numbers(data[number]["clip"]) for number in range(3)]
+    assert [(view[0], view[-1]) for view in taken] == [(0, 15), (16, 31), (32, 47)]
+    predictor = Predictor.__new__(Predictor)  # without a model
+    predictor._cfg = config(made, *views)
+    assert [numbers(clip.numpy()) for clip in predictor.clips(str(made / "AAAAA"))] == taken
 
 
 def test_a_video_that_cannot_be_read_keeps_its_labels_in_testing_only(made, tmp_path):

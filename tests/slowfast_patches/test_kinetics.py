@@ -194,6 +194,17 @@ def test_the_bound_on_pixels_holds_for_a_new_index_and_an_old_one(folder):
     assert reason == "has frames of 96×64 pixels, more than DATA.MAX_FRAME_PIXELS 6143"
 
 
+def test_a_mini_batch_of_evaluation_is_without_unreadable_clips(folder):
+    paths = spoil(folder, 1, 3)
+    data = Kinetics(config(folder), "val")
+    batch = data.__getitems__([0, 1, 2, 3])
+    assert (batch["videos"].tolist(), batch["labels"].tolist()) == ([0, 2], [0, 0])
+    assert torch.equal(batch["clips"], torch.stack([torch.tensor(data[n]["clip"]) for n in (0, 2)]))
+    assert [path for path, _ in batch["failures"]] == paths
+    nothing = data.__getitems__([1, 3])
+    assert (len(nothing["clips"]), len(nothing["videos"])) == (0, 0)
+
+
 @pytest.mark.parametrize("workers", [0, 1])
 def test_a_list_of_unreadable_videos_stops_with_a_message_not_a_traceback(folder, workers):
     paths = spoil(folder, *range(VIDEOS))

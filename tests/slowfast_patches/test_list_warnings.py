@@ -23,7 +23,7 @@ def read(folder: Path, text: str):
 
 def test_a_list_without_repetitions_is_not_odd(tmp_path):
     path, videos = read(tmp_path, "a.mp4 0\nb.mp4 1\n")
-    assert repeated_videos(path, videos) == untrained_classes(path, videos, 2, None) == []
+    assert repeated_videos(path, videos) == untrained_classes(path, {0, 1}, 2, None) == []
 
 
 def test_repeated_videos_are_named_with_their_lines_and_labels(tmp_path):
@@ -38,11 +38,11 @@ def test_repeated_videos_are_named_with_their_lines_and_labels(tmp_path):
 def test_of_many_the_first_are_named(tmp_path):
     assert first_few("abc") == "a, b and c"
     assert first_few("abcdef") == "a, b, c and 3 more"
-    path, videos = read(tmp_path, "a.mp4 1\n")
-    (text,) = untrained_classes(path, videos, 6, None)
+    (text,) = untrained_classes(tmp_path, {1}, 6, None)
     assert "5 of MODEL.NUM_CLASSES 6 classes" in text
-    assert text.endswith("trained on: 0, 2, 3 and 2 more")
-    (text,) = untrained_classes(path, videos, 3, ["run", "walk", "sit"])
+    assert "trained on: 0, 2, 3 and 2 more" in text
+    assert text.endswith("the labels end at 1: if that is all, set MODEL.NUM_CLASSES 2")
+    (text,) = untrained_classes(tmp_path, {1}, 3, ["run", "walk", "sit"])
     assert text.endswith("trained on: 0 (run) and 2 (sit)")
 
 

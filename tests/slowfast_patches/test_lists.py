@@ -10,7 +10,13 @@ from slowfast_patches import patching
 from slowfast_patches.config import load_config
 from slowfast_patches.datasets.csv_list import LabelledVideo
 from slowfast_patches.datasets.frame_list import HEADER, FrameList
-from slowfast_patches.datasets.lists import class_names, count_list, list_path, read_list
+from slowfast_patches.datasets.list_warnings import list_warnings
+from slowfast_patches.datasets.lists import (
+    class_names,
+    count_list,
+    list_path,
+    read_list,
+)
 from slowfast_patches.engine.plan import dataset_size
 
 SSV2 = ("DATA.RANDOM_FLIP", False)
@@ -222,8 +228,22 @@ def test_ssv2_names_its_classes_in_its_labels_file(tmp_path):
     write_ssv2(tmp_path)
     names = ("Holding something", "Pushing something left", "Doing nothing")
     assert class_names(config(tmp_path, "ssv2")) == names
-    with pytest.raises(ValueError, match=r"the 3 classes named in .* 0 to 3, as MODEL.NUM_CLASSES"):
+    with pytest.raises(
+        ValueError, match=r"NUM_CLASSES is 4, and .* names 3 .*; set .*NUM_CLASSES 3$"
+    ):
         class_names(config(tmp_path, "ssv2", "MODEL.NUM_CLASSES", 4))
+
+
+def test_labels_that_end_below_the_number_of_classes_are_said(tmp_path):
+    (tmp_path / "train.csv").write_text("a.mp4 0\nb.mp4 1\n")
+    cfg = config(tmp_path, "kinetics")
+    videos = read_list(cfg, "train")
+    (text,) = list_warnings(cfg, "train", videos)
+    assert text.endswith("the labels end at 1: if that is all, set MODEL.NUM_CLASSES 2")
+    assert not list_warnings(config(tmp_path, "kinetics", "MODEL.NUM_CLASSES", 2), "train", videos)
+    (tmp_path / "classes.txt").write_text("left\nright\nup and down\n")
+    (text,) = list_warnings(cfg, "train", videos)  # the list just lacks a class
+    assert text.endswith("trained on: 2 (up and down)")
 
 
 @pytest.mark.parametrize("dataset", ["kinetics", "ssv2"])

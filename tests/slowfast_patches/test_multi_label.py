@@ -97,7 +97,9 @@ def test_validation_and_test_are_told_as_map(several_run: Path, opened: type):
     folder = opened(several_run)
     evaluations, result = folder.metrics("val"), folder.result
     assert [{"type": "val", **e} for e in result["evaluations"]] == evaluations
-    assert [set(e) for e in result["evaluations"]] == [{"iteration", "epoch", "seconds", "map"}] * 2
+    assert [set(e) for e in result["evaluations"]] == [
+        {"iteration", "epoch", "seconds", "map", "videos", "unreadable"}
+    ] * 2
     assert all(0 < e["map"] <= 100 for e in evaluations)
     told = re.findall(r"validation after iteration (\d+) \(.*\): mAP ([\d.]+)\n", folder.log)
     assert told == [(str(e["iteration"]), f"{e['map']:.2f}") for e in evaluations]

@@ -1,5 +1,6 @@
 """Predictions: the scores of the test, names, and what is said of bad input."""
 
+import csv
 import json
 from collections.abc import Callable
 from pathlib import Path
@@ -118,11 +119,42 @@ def test_the_text_has_the_classes_in_order_with_the_data_sets_names(trained, vid
 def test_all_classes_at_most_and_numbers_where_there_are_no_names(
     trained, videos, predict, tmp_path
 ):
-    arguments = ("--checkpoint", trained, "--top", 100, videos[0])
-    _, out, _ = predict(*arguments, "DATA.PATH_TO_DATA_DIR", tmp_path)
+    old = tmp_path / "old.pyth"  # from before checkpoints had names
+    content = checkpoints.load(trained)
+    del content["class_names"]
+    torch.save(content, old)
+    arguments = ("--checkpoint", old, "--top", 100, videos[0])
+    _, out, err = predict(*arguments, "DATA.PATH_TO_DATA_DIR", tmp_path)
     lines = out.splitlines()[1:]
     assert sorted(line.split("%")[1].strip() for line in lines) == [f"class {n}" for n in range(8)]
     assert sum(float(line.split("%")[0]) for line in lines) == pytest.approx(100, abs=0.5)
+    assert err.startswith("warning: classes are shown by number: neither ")
+    (tmp_path / "classes.txt").write_text("one\ntwo\n")
+    _, out, err = predict(*arguments, "DATA.PATH_TO_DATA_DIR", tmp_path)
+    assert "class 7" in out
+    assert "names 2 classes" in err
+
+
+def test_a_run_is_predicted_with_from_anywhere_and_its_names_are_in_its_checkpoint(
+    multigrid_run, trained, videos, predict, tmp_path, monkeypatch, demo_data
+):
+    monkeypatch.chdir(tmp_path)
+    nowhere = ("DATA.PATH_TO_DATA_DIR", "relative/folder")
+    options = ("--checkpoint", multigrid_run, "--output", "new/scores.csv")
+    status, out, err = predict(*options, videos[0], "no/such.mp4", *nowhere)
+    assert (status, err) == (1, "no/such.mp4 cannot be opened: No such file or directory\n")
+    assert out == predict("--checkpoint", trained, videos[0])[1]
+    header, row, missing = csv.reader(Path("new/scores.csv").read_text().splitlines())
+    names = (demo_data / "classes.txt").read_text().splitlines()
+    assert header == ["video", "prediction", "probability", *names]
+    assert (row[0], row[1], missing) == (
+        videos[0],
+        max(zip(map(float, row[3:]), names, strict=True))[1],
+        ["no/such.mp4"],
+    )
+    assert f"{100 * float(row[2]):5.1f} %  {row[1]}" in out.splitlines()[1]
+    status, _, err = predict("--checkpoint", tmp_path, videos[0])
+    assert (status, "is a folder without checkpoints" in err) == (2, True)
 
 
 @pytest.mark.parametrize(
@@ -219,7 +251,10 @@ def test_what_is_wrong_is_said(trained, weights, tiny_recipe, videos, predict, t
         assert message in err
 
 
-@pytest.mark.parametrize("arguments", [["TEST.BATCH_SIZE", 1], ["a.mp4", "--top", 0], []])
+@pytest.mark.parametrize(
+    "arguments",
+    [["TEST.BATCH_SIZE", 1], ["a.mp4", "--top", 0], ["a.mp4", "--output", "a.json"], []],
+)
 def test_a_command_line_without_sense_is_refused(predict, trained, arguments):
     with pytest.raises(SystemExit) as stopped:
         predict("--checkpoint", trained, *arguments)

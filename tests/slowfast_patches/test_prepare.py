@@ -118,8 +118,10 @@ def wait_for(condition: Callable[[], object]) -> object:
 
 def test_a_data_set_comes_out_as_it_went_in(run, data, tmp_path):
     out = tmp_path / "out"
+    (data / "classes.txt").write_text("a\nb\nc\nd\n")  # the lists have no video of the last
     status, said = run("--csv", data / "train.csv", "--csv", data / "val.csv", "--out", out)
     assert status == 0
+    assert json.loads((out / "classes.json").read_text()) == {"a": 0, "b": 1, "c": 2, "d": 3}
     expected = [(f"videos/{name}.mp4", number % 3) for number, name in enumerate(NAMES)]
     assert rows(out / "train.csv") == expected
     assert rows(out / "val.csv") == expected[3:]
@@ -129,14 +131,15 @@ def test_a_data_set_comes_out_as_it_went_in(run, data, tmp_path):
         assert (record.kind, record.video.frames) == (Kind.PREPARED, 3 + number)
     assert not temporaries(out)
     assert not (out / "unreadable.txt").exists()
-    assert f"DATA.PATH_TO_DATA_DIR {out} DATA.PATH_PREFIX ''" in said
+    assert f"DATA.PATH_TO_DATA_DIR {out} DATA.PATH_PREFIX '' MODEL.NUM_CLASSES 4" in said
     table = {line[:30].strip(): line.split()[-1] for line in said.splitlines() if line.strip()}
     assert (table["videos"], table["frames"], table["unreadable, left out"]) == ("5", "25", "0")
 
 
 def test_training_takes_the_result(run, data, tmp_path):
     out = tmp_path / "out"
-    assert run("--csv", data / "train.csv", "--out", out)[0] == 0
+    status, said = run("--csv", data / "train.csv", "--out", out)
+    assert (status, "MODEL.NUM_CLASSES 3" in said) == (0, True)
     before = sorted(path.name for path in out.iterdir())
     keys = ["DATA.PATH_TO_DATA_DIR", str(out), "DATA.NUM_FRAMES", 8, "DATA.SAMPLING_RATE", 2]
     keys += ["DATA.TRAIN_CROP_SIZE", 48, "DATA.TRAIN_JITTER_SCALES", [48, 64]]

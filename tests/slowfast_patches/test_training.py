@@ -204,6 +204,7 @@ def test_result_holds_everything_that_made_it(
     expected = {"config", "versions", "machine", "seed", "date", "world_size", "finished"}
     expected |= {"seconds", "iterations", "baseline_iterations", "epochs", "clips", "flops"}
     expected |= {"global_batch", "evaluations", "metric", "top1", "top5"}
+    expected |= {"videos", "unreadable"}
     assert result.keys() == expected
     assert result["config"] == yaml.safe_load(tiny_config(multigrid_run).dump())
     assert result["versions"]["torch"].split("+")[0] == torch.__version__.split("+")[0]
@@ -216,6 +217,7 @@ def test_result_holds_everything_that_made_it(
     assert (result["global_batch"], result["world_size"], result["finished"]) == (4, 1, True)
     assert result["metric"] == "top1"
     assert 0 <= result["top1"] <= result["top5"] <= 100
+    assert (result["videos"], result["unreadable"]) == (8, 0)
 
 
 def test_config_plan_and_events_are_there(multigrid_run: Path, tiny_config: Callable[..., CfgNode]):

@@ -97,7 +97,9 @@ def prepare(
         for videos in lists:
             _index(out / videos.name, separator, workers)
     entries = [r for job in jobs if isinstance(r := results[job.source], Entry)]
-    return Report(out, entries, bad, len(kept), separator, time.perf_counter() - start)
+    labels = (label for videos in lists for _, label in videos.videos)
+    count, seconds = len(classes) or 1 + max(labels), time.perf_counter() - start
+    return Report(out, entries, bad, len(kept), separator, count, seconds)
 
 
 def _check_apart(lists: Sequence[VideoList], out: Path) -> None:

@@ -64,6 +64,7 @@ class Report:
     kept: int
     """Of the entries, those of earlier runs."""
     separator: str
+    classes: int
     seconds: float
     """Of this run."""
 
@@ -78,6 +79,7 @@ def format_report(report: Report) -> str:
     keys = ["DATA.PATH_TO_DATA_DIR", str(report.folder), "DATA.PATH_PREFIX", ""]
     if report.separator != " ":
         keys += ["DATA.PATH_LABEL_SEPARATOR", report.separator.replace("\t", "\\t")]
+    keys += ["MODEL.NUM_CLASSES", str(report.classes)]
     parts.append(f"To train on it, give: {shlex.join(keys)}")
     return "\n\n".join(parts)
 

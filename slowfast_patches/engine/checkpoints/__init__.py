@@ -8,6 +8,7 @@ from slowfast_patches.engine.checkpoints.failing import (
 from slowfast_patches.engine.checkpoints.folder import (
     all_checkpoints,
     best_checkpoint,
+    checkpoint_of,
     clean,
     describe_last,
     last_checkpoint,
@@ -30,6 +31,7 @@ __all__ = [
     "cannot_write",
     "check_same_list",
     "check_same_recipe",
+    "checkpoint_of",
     "clean",
     "continues",
     "describe_last",

@@ -19,6 +19,7 @@ __all__ = [
     "NOTE",
     "all_checkpoints",
     "best_checkpoint",
+    "checkpoint_of",
     "clean",
     "describe_last",
     "iteration_of",
@@ -38,7 +39,7 @@ NOTE = "started_over.json"
 _BEST = "checkpoint_best.pyth"
 _NAME = re.compile(r"checkpoint_iter_(\d+)\.pyth")
 _LEFT_OVER = tuple(
-    name + TEMPORARY for name in (f"{_FOLDER}/checkpoint_*", "metrics.jsonl", "result.json", NOTE)
+    name + TEMPORARY for name in (f"{_FOLDER}/checkpoint_*", "metrics.jsonl", "result*", NOTE)
 )
 """Files that a run was writing when it was killed."""
 
@@ -115,6 +116,23 @@ def best_checkpoint(output_dir: str | Path) -> Path | None:
     """The checkpoint that TRAIN.KEEP_BEST keeps, weights alone, if a run has one."""
     path = Path(output_dir) / _FOLDER / _BEST
     return path if path.is_file() else None
+
+
+def checkpoint_of(path: str | Path) -> Path:
+    """What a user means by `path`: a checkpoint itself, or, of a run's folder, the best one if it
+    was kept, else the last.
+
+    Raises:
+        ValueError: a folder without checkpoints.
+    """
+    if not Path(path).is_dir():
+        return Path(path)
+    found = best_checkpoint(path) or last_checkpoint(path)
+    if found is None:
+        raise ValueError(
+            f"{path} is a folder without checkpoints; give a run's OUTPUT_DIR, or a file"
+        )
+    return found
 
 
 def describe_last(output_dir: str | Path) -> str:

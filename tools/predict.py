@@ -22,6 +22,11 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
+from slowfast_patches.utils.command_line import ends_early, tool
+
+if __name__ == "__main__":
+    ends_early()
+
 from torch import Tensor
 
 from slowfast_patches.config import get_cfg
@@ -63,19 +68,16 @@ def _is_key(item: str, sections: Any) -> bool:
     return item.split(".")[0] in sections and not Path(item).exists()
 
 
+@tool()
 def main(argv: list[str] | None = None) -> int:
     """Predict and print; returns the exit status."""
     args = parse_args(argv)
-    try:
-        cfg = config_of_checkpoint(args.checkpoint, args.cfg, args.overrides)
-        if args.classes:
-            names = read_class_names(args.classes, cfg.MODEL.NUM_CLASSES)
-        else:
-            names = class_names(cfg)
-        predictor = Predictor(cfg, args.checkpoint)
-    except (ValueError, ImportError, OSError) as error:
-        print(f"error: {error}", file=sys.stderr)
-        return 2
+    cfg = config_of_checkpoint(args.checkpoint, args.cfg, args.overrides)
+    if args.classes:
+        names = read_class_names(args.classes, cfg.MODEL.NUM_CLASSES)
+    else:
+        names = class_names(cfg)
+    predictor = Predictor(cfg, args.checkpoint)
     results = list[dict[str, Any]]()
     for video in args.videos:
         try:

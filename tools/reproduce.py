@@ -20,12 +20,15 @@ import argparse
 import sys
 from pathlib import Path
 
+from slowfast_patches.utils.command_line import add_seeds, ends_early, take_seeds, tool
+
+if __name__ == "__main__":
+    ends_early()
+
 from slowfast_patches.engine.reproduction.paper import EXPERIMENTS
 from slowfast_patches.engine.reproduction.reproduce import Request, reproduce
 from slowfast_patches.engine.reproduction.toy import Toy
-from slowfast_patches.engine.runs import RunFailedError
 from slowfast_patches.engine.slurm import Slurm
-from slowfast_patches.utils.command_line import add_seeds, take_seeds
 
 ROOT = Path(__file__).resolve().parents[1]
 
@@ -165,20 +168,11 @@ def make_request(args: argparse.Namespace, argv: list[str]) -> Request:
     )
 
 
+@tool(interrupted="interrupted; the same command continues")
 def main(argv: list[str] | None = None) -> int:
     """Reproduce; returns the exit status."""
     args = parse_args(argv)
-    try:
-        reproduce(make_request(args, sys.argv[1:] if argv is None else argv))
-    except (ValueError, ImportError, OSError) as error:
-        print(f"error: {error}", file=sys.stderr)
-        return 2
-    except RunFailedError as error:
-        print(f"error: {error}", file=sys.stderr)
-        return 1
-    except KeyboardInterrupt:
-        print("interrupted; the same command continues", file=sys.stderr)
-        return 130
+    reproduce(make_request(args, sys.argv[1:] if argv is None else argv))
     return 0
 
 

@@ -13,6 +13,7 @@ from typing import Any
 from fvcore.common.config import CfgNode
 
 from slowfast_patches.config.stored import keys_of, stored_keys
+from slowfast_patches.utils.command_line import ToolError
 
 __all__ = [
     "Recipe",
@@ -30,7 +31,7 @@ Result = dict[str, Any]
 """A run's result.json."""
 
 
-class RunFailedError(RuntimeError):
+class RunFailedError(ToolError):
     """A training ended without a result; the message names it, its exit status and its folder."""
 
 

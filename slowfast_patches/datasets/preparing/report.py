@@ -12,6 +12,7 @@ from tabulate import tabulate
 from tqdm import tqdm
 
 from slowfast_patches.datasets.preparing.prepared_set import Entry
+from slowfast_patches.utils.report import format_duration
 
 __all__ = ["Forecast", "Report", "format_report", "format_size"]
 
@@ -48,7 +49,7 @@ class Forecast:
     def __str__(self) -> str:
         return (
             f"the other {self.videos:,} videos will take about {format_size(self.size)} and "
-            f"{format_time(self.seconds)}; {format_size(self.free)} are free"
+            f"{format_duration(self.seconds)}; {format_size(self.free)} are free"
         )
 
 
@@ -89,13 +90,6 @@ def format_size(size: float) -> str:
     return f"{digits} {text[len(digits) :]}"
 
 
-def format_time(seconds: float) -> str:
-    """Seconds as 42 s, 12 min, or 3.5 h."""
-    if seconds < 100:
-        return f"{seconds:.0f} s"
-    return f"{seconds / 60:.0f} min" if seconds < 6000 else f"{seconds / 3600:.1f} h"
-
-
 def _rows(report: Report) -> list[tuple[str, str]]:
     entries = report.entries
     source, size = (sum(x) for x in zip(*((e.source_size, e.size) for e in entries), strict=True))
@@ -115,5 +109,5 @@ def _rows(report: Report) -> list[tuple[str, str]]:
         rows.append(("luma PSNR of a video's worst frame, median", f"{middle:.1f} dB"))
         rows.append(("luma PSNR of a video's worst frame, lowest", f"{lowest:.1f} dB"))
     rows.append(("frames per second and process", f"{frames / max(seconds, 1e-9):.0f}"))
-    rows.append(("time of all processes", format_time(seconds)))
-    return [*rows, ("time of this run", format_time(report.seconds))]
+    rows.append(("time of all processes", format_duration(seconds)))
+    return [*rows, ("time of this run", format_duration(report.seconds))]

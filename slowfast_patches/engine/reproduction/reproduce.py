@@ -22,7 +22,7 @@ from slowfast_patches.engine.reproduction.estimate import (
     Estimator,
     TimingOf,
     format_estimates,
-    total_hours,
+    total_seconds,
 )
 from slowfast_patches.engine.reproduction.experiment import Experiment, Row, Training
 from slowfast_patches.engine.reproduction.figures import plot_outcome
@@ -41,6 +41,7 @@ from slowfast_patches.engine.slurm import Slurm
 from slowfast_patches.engine.step_times import read_step_times
 from slowfast_patches.engine.timing import UNTIMED, estimated_timing, measured_timing
 from slowfast_patches.models.flops import flops_per_clip
+from slowfast_patches.utils.report import format_duration
 
 __all__ = ["Request", "reproduce"]
 
@@ -166,14 +167,17 @@ def _print_plan(
                 found[training] = estimator.estimate(training, base)
         of_rows = {row: found[row.training] for row in experiment.rows}
         print(f"{format_estimates(experiment, of_rows, request.seeds)}\n", flush=True)
-    runs, hours = len(trainings) * len(request.seeds), total_hours(found.values(), request.seeds)
+    runs, seconds = (
+        len(trainings) * len(request.seeds),
+        total_seconds(found.values(), request.seeds),
+    )
     misfits = [e for e in found.values() if e.misfit]
     if misfits:
         print(
-            f"no hours for {len(misfits)} recipes, such as {misfits[0].recipe.cfg_file.name}: "
+            f"no times for {len(misfits)} recipes, such as {misfits[0].recipe.cfg_file.name}: "
             f"{misfits[0].misfit}\n"
         )
-    said = f"{hours:,.1f} hours" if hours is not None else "unknown: give --step-times FILE"
+    said = "unknown: give --step-times FILE" if seconds is None else format_duration(seconds)
     print(
         f"{runs} runs in all: {len(trainings)} recipes, each counted once, × {len(request.seeds)} "
         f"seed{'s' * (len(request.seeds) > 1)}; training time, without loading and evaluation: "

@@ -9,6 +9,7 @@ interrupted comparison. Example:
 """
 
 import argparse
+import json
 import shlex
 import sys
 from pathlib import Path
@@ -48,6 +49,7 @@ def parse_args(argv: list[str] | None = None) -> argparse.Namespace:
         metavar="DIR",
         help="folder of the runs and the report (default: %(default)s)",
     )
+    parser.add_argument("--json", action="store_true", help="print JSON, and nothing else")
     parser.add_argument(
         "--equal-time",
         action="store_true",
@@ -71,6 +73,9 @@ def main(argv: list[str] | None = None) -> int:
     for results in train_all(recipes, args.seeds, args.output, run_net):
         comparison = make_comparison(recipes, args.seeds, results, command)
         write_comparison(comparison, args.output)
+    if args.json:
+        print(json.dumps(comparison.to_json(), indent=2, ensure_ascii=False))
+        return 0
     print(format_comparison(comparison))
     print(f"\nReport: {args.output / 'report.md'}, report.json, report.png")
     return 0

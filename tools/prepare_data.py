@@ -30,9 +30,11 @@ Exit status: 0 if all videos are prepared, 1 if some cannot be read, 2 for an er
 """
 
 import argparse
+import json
 import shlex
 import sys
 from collections.abc import Sequence
+from contextlib import nullcontext, redirect_stdout
 from pathlib import Path
 
 from slowfast_patches.utils.command_line import add_old_name, ends_early, tool
@@ -66,6 +68,7 @@ def parse_args(argv: list[str] | None = None) -> argparse.Namespace:
     data.add_argument("--ssv2", type=Path, metavar="DIR", help="folder of SSv2's json files")
     parser.add_argument("--output", type=Path, metavar="DIR", help="folder of the prepared set")
     add_old_name(parser, "--out", "output", Path)
+    parser.add_argument("--json", action="store_true", help="print JSON, and nothing else")
     parser.add_argument("--workers", type=int, metavar="N", help="processes (one per core)")
     parser.add_argument(
         "--short-side", type=int, metavar="PIXELS", help=f"at most ({Settings.short_side})"
@@ -97,6 +100,8 @@ def parse_args(argv: list[str] | None = None) -> argparse.Namespace:
             parser.error(f"--{name.replace('_', '-')} has no effect here")
     if source != "--folder" and args.output is None:
         parser.error(f"{source} needs --output")
+    if args.json and args.output is None:
+        parser.error("--json needs --output")
     if not args.separator:
         parser.error("--separator is empty")
     return args
@@ -106,7 +111,8 @@ def parse_args(argv: list[str] | None = None) -> argparse.Namespace:
 def main(argv: list[str] | None = None) -> int:
     """Prepare, or make the lists; returns the exit status."""
     args = parse_args(argv)
-    lists, classes = find_lists(args)
+    with redirect_stdout(sys.stderr) if args.json else nullcontext():
+        lists, classes = find_lists(args)
     if args.output is None:
         return 0
     given = {"short_side": args.short_side, "psnr": args.psnr}
@@ -119,7 +125,7 @@ def main(argv: list[str] | None = None) -> int:
         separator=args.separator,
         classes=classes,
     )
-    print(format_report(report))
+    print(json.dumps(report.to_json(), indent=2) if args.json else format_report(report))
     return 1 if report.unreadable else 0
 
 

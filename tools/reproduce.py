@@ -17,7 +17,9 @@ options replace those of every recipe (NUM_GPUS 4 SOLVER.REFERENCE_WORLD_SIZE 8,
 """
 
 import argparse
+import json
 import sys
+from contextlib import nullcontext, redirect_stdout
 from pathlib import Path
 
 from slowfast_patches.utils.command_line import add_seeds, ends_early, take_seeds, tool
@@ -55,6 +57,7 @@ def parse_args(argv: list[str] | None = None) -> argparse.Namespace:
         metavar="FILE",
         help="a recipe of your own, as a further row; give one or more",
     )
+    parser.add_argument("--json", action="store_true", help="print JSON, and nothing else")
     _add_ways(parser)
     _add_inputs(parser)
     parser.add_argument("overrides", nargs="*", metavar="KEY VALUE", help="config keys to set")
@@ -172,7 +175,11 @@ def make_request(args: argparse.Namespace, argv: list[str]) -> Request:
 def main(argv: list[str] | None = None) -> int:
     """Reproduce; returns the exit status."""
     args = parse_args(argv)
-    reproduce(make_request(args, sys.argv[1:] if argv is None else argv))
+    request = make_request(args, sys.argv[1:] if argv is None else argv)
+    with redirect_stdout(sys.stderr) if args.json else nullcontext():
+        found = reproduce(request)
+    if args.json:
+        print(json.dumps(found, indent=2, ensure_ascii=False))
     return 0
 
 

@@ -12,7 +12,7 @@ import numpy as np
 
 from slowfast_patches.config.metrics import metric_names, metric_title
 from slowfast_patches.engine.runs import Recipe, Result, working_seconds
-from slowfast_patches.utils.plots import COLOURS, new_figure, save_figure, time_unit
+from slowfast_patches.utils.plots import COLOURS, add_legend, new_figure, save_figure, time_unit
 from slowfast_patches.utils.report import (
     Mean,
     format_count,
@@ -262,12 +262,7 @@ def _plot(comparison: Comparison, path: Path) -> None:
     axes.set_xlim(left=0)
     axes.set_title(comparison.settings)
     if runs:
-        axes.legend(
-            loc="lower right",
-            title="lines: validation, ●: final result",
-            framealpha=0.9,
-            edgecolor="none",
-        )
+        add_legend(figure, axes, "lines: validation, ●: final result")
     save_figure(figure, path)
 
 

@@ -1,7 +1,7 @@
 """Start the processes of a run: torchrun's, srun's, by the host's own convention, or this alone.
 
 The host's convention: NUM_GPUS processes on each of NUM_SHARDS machines, of which this is number
-SHARD_ID, meeting at --init_method. NUM_GPUS 0 is one process a machine, on the CPU.
+SHARD_ID, meeting at --init-method. NUM_GPUS 0 is one process a machine, on the CPU.
 """
 
 from __future__ import annotations
@@ -162,7 +162,7 @@ def _meeting_place(placement: Placement) -> tuple[Address, dist.Store | None]:
     """
     if placement.address is None and placement.machines > 1:
         raise ValueError(
-            f"NUM_SHARDS {placement.machines}: say where the machines meet, with --init_method "
+            f"NUM_SHARDS {placement.machines}: say where the machines meet, with --init-method "
             "tcp://FIRST-MACHINE:PORT, the same on all"
         )
     address = Address("tcp", "localhost")

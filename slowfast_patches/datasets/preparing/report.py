@@ -7,6 +7,7 @@ import statistics
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 from tabulate import tabulate
 from tqdm import tqdm
@@ -67,6 +68,19 @@ class Report:
     separator: str
     seconds: float
     """Of this run."""
+
+    def to_json(self) -> dict[str, Any]:
+        """As plain data; sizes in bytes."""
+        return {
+            "folder": str(self.folder),
+            "videos": len(self.entries),
+            "kept": self.kept,
+            "unreadable": [{"path": path, "reason": reason} for path, reason in self.unreadable],
+            "frames": sum(entry.frames for entry in self.entries),
+            "source_size": sum(entry.source_size for entry in self.entries),
+            "size": sum(entry.size for entry in self.entries),
+            "seconds": self.seconds,
+        }
 
 
 def format_report(report: Report) -> str:

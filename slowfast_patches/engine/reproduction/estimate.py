@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
+from typing import Any
 
 from fvcore.common.config import CfgNode
 
@@ -46,6 +47,12 @@ class Estimate:
     factor: float
     seconds: float | None
     misfit: str | None
+
+    def to_json(self) -> dict[str, Any]:
+        """As plain data, the recipe by its file."""
+        return {"config": str(self.recipe.cfg_file)} | {
+            field.name: getattr(self, field.name) for field in fields(self)[1:]
+        }
 
 
 class Estimator:

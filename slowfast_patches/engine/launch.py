@@ -7,6 +7,7 @@ SHARD_ID, meeting at --init-method. NUM_GPUS 0 is one process a machine, on the 
 from __future__ import annotations
 
 import os
+import signal
 from collections.abc import Callable
 from datetime import timedelta
 from pathlib import Path
@@ -226,6 +227,7 @@ def _process(number: int, placement: Placement, address: Address, cfg: CfgNode, 
     spawned = placement.count > 1
     try:
         with ending_early(first=rank == 0, torchrun=_by_torchrun(placement)):
+            signal.pthread_sigmask(signal.SIG_UNBLOCK, {signal.SIGINT})  # `spawn` holds it back
             failures = Failures(
                 _connection_for_life("run", address, cfg),
                 placement,

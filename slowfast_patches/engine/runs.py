@@ -253,7 +253,8 @@ def _progress(record: Path, began: float) -> tuple[float, float] | None:
         return None
     for line in reversed(record.read_text(encoding="utf-8").splitlines()):
         with suppress(ValueError):  # not written whole
-            if (report := json.loads(line))["type"] == "train":
+            report = json.loads(line)
+            if report["type"] == "train" and report["seconds_left"]:  # 0: not known yet, or over
                 return report["seconds"], report["seconds_left"]
     return None
 

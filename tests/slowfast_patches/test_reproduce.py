@@ -196,19 +196,19 @@ class TestDryRun:
                 assert Path(found.training.cfg).name in line, line
         assert not output.exists()
 
-    def test_hours_from_a_given_step_time(self, cli: Callable) -> None:
+    def test_times_from_a_given_step_time(self, cli: Callable) -> None:
         _, out, _ = cli("table4", "--dry-run", "--step-seconds", 0.36)
         [line] = [line for line in out.splitlines() if "I3D_8x8_R50_1GPU.yaml" in line]
-        assert line.split()[-1] == "120"  # 1,200,000 iterations of 0.36 s
+        assert line.split()[-2:] == ["120", "h"]  # 1,200,000 iterations of 0.36 s
         assert "1/1.00" in line
 
-    def test_recipes_that_no_step_times_hold_for_have_no_hours(self, cli: Callable) -> None:
+    def test_recipes_that_no_step_times_hold_for_have_none(self, cli: Callable) -> None:
         file = ROOT / "benchmarks" / "results" / "step_time_demo.json"
         status, out, _ = cli("table4", "--dry-run", "--step-times", file)
         assert status == 0
         [line] = [line for line in out.splitlines() if "I3D_8x8_R50_1GPU.yaml  " in line]
         assert line.split()[-1] == "?"
-        assert "no hours for 2 recipes, such as I3D_8x8_R50_1GPU.yaml: " in out
+        assert "no times for 2 recipes, such as I3D_8x8_R50_1GPU.yaml: " in out
         assert "step_time_demo.json" in out
 
     def test_unknown_table_and_options_without_effect(

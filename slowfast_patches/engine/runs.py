@@ -240,8 +240,8 @@ def _wait(
         try:
             return process.wait(_LOOK_SECONDS)
         except subprocess.TimeoutExpired:
-            running = _progress(record, began)
-        if running is not None and time.monotonic() - said >= _SAY_SECONDS:
+            is_due = time.monotonic() - said >= _SAY_SECONDS
+        if is_due and (running := _progress(record, began)) is not None:
             _say(_describe(left(running)))
             said = time.monotonic()
 

@@ -321,6 +321,28 @@ def test_what_is_left_is_said_to_standard_error(recipes, fake_run_net, tmp_path,
     assert second.endswith("left for all")
 
 
+SLOW_RUN_NET = """
+import sys, time
+from pathlib import Path
+folder = Path(sys.argv[-1])
+folder.mkdir(parents=True)
+report = '{"type": "train", "seconds": 5, "seconds_left": 35}'
+(folder / "metrics.jsonl").write_text(report + chr(10) + '{"type": "val"}' + chr(10) + report[:9])
+time.sleep(2)
+sys.exit(3)
+"""
+
+
+def test_a_run_at_work_lets_the_time_of_all_be_known(recipes, tmp_path, capsys, monkeypatch):
+    monkeypatch.setattr("slowfast_patches.engine.runs._LOOK_SECONDS", 0.05)
+    monkeypatch.setattr("slowfast_patches.engine.runs._flops", lambda cfg: 1.0)
+    script = tmp_path / "run_net.py"
+    script.write_text(SLOW_RUN_NET)
+    with pytest.raises(RunFailedError):
+        list(train_all(recipes, [0], tmp_path / "runs", script))
+    assert capsys.readouterr().err.splitlines()[1:] == ["about 75 s left for all"]
+
+
 def test_a_failed_run_is_named_and_the_others_kept(recipes, fake_run_net, tmp_path):
     output = tmp_path / "runs"
     with pytest.raises(RunFailedError, match=r"baseline, seed 13, .* status 3 .*seed13"):

@@ -201,6 +201,10 @@ class TestDryRun:
         [line] = [line for line in out.splitlines() if "I3D_8x8_R50_1GPU.yaml" in line]
         assert line.split()[-2:] == ["120", "h"]  # 1,200,000 iterations of 0.36 s
         assert "1/1.00" in line
+        status, out, err = cli("table4", "--dry-run", "--step-seconds", 0.36, "--json")
+        assert "I3D_8x8_R50_1GPU.yaml" in err
+        [table] = json.loads(out)
+        assert table["rows"][0]["seconds"] == 1_200_000 * 0.36
 
     def test_recipes_that_no_step_times_hold_for_have_none(self, cli: Callable) -> None:
         file = ROOT / "benchmarks" / "results" / "step_time_demo.json"
@@ -421,7 +425,7 @@ class TestToy:
         assert not list(tmp_path.glob("*.json"))  # the paper's own reports are elsewhere
 
         reproduce(request)
-        assert capsys.readouterr().out.count("done before") == 2
+        assert capsys.readouterr().err.count("done before") == 2
 
 
 def executable(path: Path, text: str) -> Path:

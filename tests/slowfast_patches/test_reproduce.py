@@ -201,7 +201,7 @@ class TestDryRun:
         [line] = [line for line in out.splitlines() if "I3D_8x8_R50_1GPU.yaml" in line]
         assert line.split()[-2:] == ["120", "h"]  # 1,200,000 iterations of 0.36 s
         assert "1/1.00" in line
-        status, out, err = cli("table4", "--dry-run", "--step-seconds", 0.36, "--json")
+        _, out, err = cli("table4", "--dry-run", "--step-seconds", 0.36, "--json")
         assert "I3D_8x8_R50_1GPU.yaml" in err
         [table] = json.loads(out)
         assert table["rows"][0]["seconds"] == 1_200_000 * 0.36

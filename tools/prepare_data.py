@@ -113,18 +113,17 @@ def main(argv: list[str] | None = None) -> int:
     args = parse_args(argv)
     with redirect_stdout(sys.stderr) if args.json else nullcontext():
         lists, classes = find_lists(args)
-    if args.output is None:
-        return 0
-    given = {"short_side": args.short_side, "psnr": args.psnr}
-    settings = Settings(**{key: value for key, value in given.items() if value is not None})
-    report = prepare(
-        lists,
-        args.output,
-        settings,
-        workers=args.workers,
-        separator=args.separator,
-        classes=classes,
-    )
+        if args.output is None:
+            return 0
+        given = {"short_side": args.short_side, "psnr": args.psnr}
+        report = prepare(
+            lists,
+            args.output,
+            Settings(**{key: value for key, value in given.items() if value is not None}),
+            workers=args.workers,
+            separator=args.separator,
+            classes=classes,
+        )
     print(json.dumps(report.to_json(), indent=2) if args.json else format_report(report))
     return 1 if report.unreadable else 0
 

@@ -1,6 +1,6 @@
 """The all-reduce model of tools/plan.py --gpus against gloo on this machine.
 
-    python benchmarks/allreduce.py [--rounds 15] [--json benchmarks/results/allreduce.json]
+    python benchmarks/allreduce.py [--rounds 15] [--output benchmarks/results/allreduce.json]
 
 Sums over 2 and 4 processes at seven sizes, up to the gradients of a SlowFast R50. Latency and
 bandwidth are fitted to every other size on 2 processes; the sizes in between, and all on 4
@@ -40,6 +40,7 @@ from slowfast_patches.engine.cluster.gradients import BACKWARD, exchange_of, ove
 from slowfast_patches.engine.cluster.network import ring_seconds
 from slowfast_patches.models.build import build_model
 from slowfast_patches.models.inputs import blank_inputs
+from slowfast_patches.utils.command_line import add_old_name, tool
 from slowfast_patches.utils.machine import available_cores, machine, versions
 from slowfast_patches.utils.report import format_table
 
@@ -273,13 +274,15 @@ def _format_steps(steps: Sequence[dict[str, Any]]) -> str:
     return format_table(headers, rows, left=0)
 
 
+@tool()
 def main(argv: list[str] | None = None) -> int:
     """Measure, print and write; returns the exit status."""
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
     parser.add_argument("--rounds", type=int, default=15, metavar="N", help="(%(default)s)")
-    parser.add_argument("--json", type=Path, metavar="FILE", help="write the numbers here, too")
+    parser.add_argument("--output", type=Path, metavar="FILE.json", help="write the numbers here")
+    add_old_name(parser, "--json", "output", Path)
     args = parser.parse_args(argv)
     if args.rounds < 2:
         parser.error("--rounds: quartiles take 2 rounds at least")
@@ -293,8 +296,8 @@ def main(argv: list[str] | None = None) -> int:
         **compare({processes: measure(processes, args.rounds) for processes in PROCESSES}),
     }
     print(format_result(result))
-    if args.json:
-        args.json.write_text(json.dumps(result, indent=2) + "\n", encoding="utf-8")
+    if args.output:
+        args.output.write_text(json.dumps(result, indent=2) + "\n", encoding="utf-8")
     return 0
 
 

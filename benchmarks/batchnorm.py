@@ -32,6 +32,7 @@ from step_bench import provenance, quartiles, write_result
 from torch import Tensor, nn
 
 from multigrid.batchnorm import GroupedBatchNorm3d
+from slowfast_patches.utils.command_line import tool
 from slowfast_patches.utils.report import format_table
 
 __all__ = ["main", "measure", "summarize"]
@@ -230,6 +231,7 @@ def parse_args(argv: list[str] | None = None) -> argparse.Namespace:
     return args
 
 
+@tool()
 def main(argv: list[str] | None = None) -> int:
     """Measure, print and write; returns the exit status."""
     args = parse_args(argv)

@@ -21,19 +21,21 @@ from tabulate import tabulate
 
 from slowfast_patches.config import load_config
 from slowfast_patches.engine.run import run
+from slowfast_patches.utils.command_line import tool
 
 QUIET = ["LOG_PERIOD", 1, "TEST.ENABLE", False, "BN.USE_PRECISE_STATS", False]
 NO_MILESTONES = ["MULTIGRID.EVAL_FREQ", 1, "TRAIN.CHECKPOINT_PERIOD", 10**6]
 CYCLE = 3
 
 
+@tool()
 def main() -> int:
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
     parser.add_argument("--cfg", required=True, metavar="FILE")
     parser.add_argument("--output", type=Path, required=True, metavar="DIR")
-    parser.add_argument("--json", type=Path, metavar="FILE", help="write the result there too")
+    parser.add_argument("--json", type=Path, help=argparse.SUPPRESS)  # an earlier place
     parser.add_argument("overrides", nargs="*", metavar="KEY VALUE")
     args = parser.parse_args()
     metrics = args.output / "metrics.jsonl"
@@ -46,8 +48,8 @@ def main() -> int:
     print(tabulate(result["boundaries"], headers="keys", floatfmt=".3f"))
     print(f"median iteration {result['median_seconds']:.3f} s")
     print(f"a boundary costs {result['median_ratio']:.2f} iterations (median)")
-    if args.json:
-        args.json.write_text(json.dumps(result, indent=2) + "\n", encoding="utf-8")
+    for path in {args.output / "boundary.json", args.json} - {None}:
+        path.write_text(json.dumps(result, indent=2) + "\n", encoding="utf-8")
     return 0
 
 

@@ -1,7 +1,7 @@
 """What checkpoints cost a training, written in the background and written while it waits.
 
     python benchmarks/checkpoint.py --cfg configs/Demo/SLOWFAST_DEMO_MULTIGRID.yaml \\
-        --output runs/checkpoint --json benchmarks/results/checkpoint.json \\
+        --output runs/checkpoint \\
         DATA.PATH_TO_DATA_DIR runs/demo/data
 
 Trains the recipe twice, saving every --every iterations, without evaluation but at the ends of
@@ -31,6 +31,7 @@ from slowfast_patches.engine import train
 from slowfast_patches.engine.checkpoints import Writer, all_checkpoints
 from slowfast_patches.engine.milestones import checkpoint_iterations
 from slowfast_patches.engine.run import run
+from slowfast_patches.utils.command_line import tool
 from slowfast_patches.utils.machine import machine, versions
 
 QUIET = ["TEST.ENABLE", False, "BN.USE_PRECISE_STATS", False, "MULTIGRID.EVAL_FREQ", 1]
@@ -125,6 +126,7 @@ def measure(cfg_file: str, pairs: list[str], folder: Path, every: int, waits: bo
     }
 
 
+@tool()
 def main() -> int:
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
@@ -132,7 +134,7 @@ def main() -> int:
     parser.add_argument("--cfg", required=True, metavar="FILE")
     parser.add_argument("--output", type=Path, required=True, metavar="DIR", help="a new folder")
     parser.add_argument("--every", type=int, default=12, help="iterations (default: %(default)s)")
-    parser.add_argument("--json", type=Path, metavar="FILE", help="write the result there too")
+    parser.add_argument("--json", type=Path, help=argparse.SUPPRESS)  # an earlier place
     parser.add_argument("overrides", nargs="*", metavar="KEY VALUE")
     args = parser.parse_args()
     rows = []
@@ -151,8 +153,8 @@ def main() -> int:
         "date": datetime.now(UTC).isoformat(timespec="seconds"),
     }
     print(tabulate(rows, headers="keys", floatfmt=".3f"))
-    if args.json:
-        args.json.write_text(json.dumps(result, indent=2) + "\n", encoding="utf-8")
+    for path in {args.output / "checkpoint.json", args.json} - {None}:
+        path.write_text(json.dumps(result, indent=2) + "\n", encoding="utf-8")
     return 0
 
 

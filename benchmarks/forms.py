@@ -29,6 +29,7 @@ from slowfast_patches.datasets.preparing import encode
 from slowfast_patches.datasets.reading.clip_reader import read_clip
 from slowfast_patches.datasets.reading.scan import scan
 from slowfast_patches.datasets.reading.video_record import VideoRecord
+from slowfast_patches.utils.command_line import tool
 from slowfast_patches.utils.machine import machine, versions
 from slowfast_patches.utils.report import format_table
 
@@ -46,6 +47,7 @@ FORMS: dict[str, dict[str, object]] = {
 }
 
 
+@tool()
 def main() -> int:
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
@@ -57,7 +59,7 @@ def main() -> int:
     parser.add_argument("--videos", type=int, default=8, help="of the list, at random (8)")
     parser.add_argument("--rounds", type=int, default=7, help="after one to warm up (7)")
     parser.add_argument("--output", type=Path, default=Path("runs/forms"), metavar="DIR")
-    parser.add_argument("--json", type=Path, metavar="FILE", help="write the result there too")
+    parser.add_argument("--json", type=Path, help=argparse.SUPPRESS)  # an earlier place
     args = parser.parse_args()
     use_one_core()
     if args.csv is None:
@@ -72,10 +74,10 @@ def main() -> int:
         for row in rows
     ]
     print(format_table(headers, cells, markdown=True))
-    if args.json:
-        result = {"forms": rows, "machine": machine(), "versions": versions()}
-        result["date"] = datetime.now(UTC).isoformat(timespec="seconds")
-        args.json.write_text(json.dumps(result, indent=2) + "\n", encoding="utf-8")
+    result = {"forms": rows, "machine": machine(), "versions": versions()}
+    result["date"] = datetime.now(UTC).isoformat(timespec="seconds")
+    for path in {args.output / "forms.json", args.json} - {None}:
+        path.write_text(json.dumps(result, indent=2) + "\n", encoding="utf-8")
     return 0
 
 

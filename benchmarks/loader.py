@@ -27,9 +27,12 @@ from loader_measure import measure
 from loader_report import plot, tables
 from loader_sets import make_sets, use_one_core
 
+from slowfast_patches.utils.command_line import tool
+
 ROOT = Path(__file__).parents[1]
 
 
+@tool()
 def main() -> int:
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
@@ -43,17 +46,12 @@ def main() -> int:
     parser.add_argument("--rounds", type=int, default=5, help="after one to warm up (5)")
     parser.add_argument("--cfg", default=str(recipe), metavar="FILE", help="whose schedule")
     parser.add_argument("--output", type=Path, default=Path("runs/loader"), metavar="DIR")
-    parser.add_argument("--json", type=Path, metavar="FILE", help="write the result there too")
+    parser.add_argument("--json", type=Path, help=argparse.SUPPRESS)  # an earlier place
     parser.add_argument("overrides", nargs="*", metavar="KEY VALUE", help="of the recipe")
     args = parser.parse_args()
     use_one_core()
-    try:
-        sets = make_sets(
-            args.output, args.csv, args.prefix, args.separator, args.videos, args.resize
-        )
-        result = measure(sets, args.cfg, args.overrides, args.rounds)
-    except (ValueError, OSError) as error:
-        parser.error(str(error))
+    sets = make_sets(args.output, args.csv, args.prefix, args.separator, args.videos, args.resize)
+    result = measure(sets, args.cfg, args.overrides, args.rounds)
     print(tables(result))
     for path in {args.output / "loader.json", args.json} - {None}:
         path.write_text(json.dumps(result, indent=2) + "\n", encoding="utf-8")

@@ -2,7 +2,7 @@
 the time goes.
 
     python benchmarks/processes.py --cfg configs/Demo/SLOWFAST_DEMO_MULTIGRID.yaml \\
-        --processes 1 2 --json benchmarks/results/processes.json
+        --processes 1 2 --output benchmarks/results/processes.json
 
 Every shape of the recipe's schedule is trained with made-up clips, by the trainer's own step, on
 one process with all threads and on each number of processes with their share of them, under gloo.
@@ -39,6 +39,7 @@ from slowfast_patches.config.schedule import check_world_size, schedule_from_con
 from slowfast_patches.engine.parallel import parallel
 from slowfast_patches.engine.step import Stepper
 from slowfast_patches.models.build import build_model
+from slowfast_patches.utils.command_line import add_old_name, tool
 from slowfast_patches.utils.distributed import World
 from slowfast_patches.utils.machine import available_cores, machine, versions
 
@@ -202,6 +203,7 @@ def _free_port() -> int:
         return int(probe.getsockname()[1])
 
 
+@tool()
 def main() -> int:
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
@@ -210,13 +212,14 @@ def main() -> int:
     parser.add_argument("--processes", type=int, nargs="+", default=[1, 2], metavar="N")
     parser.add_argument("--rounds", type=int, default=15, metavar="N")
     parser.add_argument("--threads", type=int, default=available_cores(), metavar="N")
-    parser.add_argument("--json", type=Path, metavar="FILE")
+    parser.add_argument("--output", type=Path, metavar="FILE.json", help="write the numbers here")
+    add_old_name(parser, "--json", "output", Path)
     parser.add_argument("overrides", nargs="*", metavar="KEY VALUE")
     args = parser.parse_args()
     sizes = sorted({1, *args.processes})
     rows = measure(load_config(args.cfg, args.overrides), sizes, args.rounds, args.threads)
     print(tabulate(rows, headers="keys", floatfmt=".3f"))
-    if args.json:
+    if args.output:
         report = {
             "rows": rows,
             "recipe": args.cfg,
@@ -226,7 +229,7 @@ def main() -> int:
             "versions": versions(),
             "date": datetime.now(UTC).isoformat(timespec="seconds"),
         }
-        args.json.write_text(json.dumps(report, indent=2) + "\n", encoding="utf-8")
+        args.output.write_text(json.dumps(report, indent=2) + "\n", encoding="utf-8")
     return 0
 
 

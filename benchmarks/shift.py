@@ -49,6 +49,7 @@ from slowfast_patches.engine.launch import processes_of
 from slowfast_patches.engine.step_times import shapes_to_measure
 from slowfast_patches.models.flops import check_shapes
 from slowfast_patches.models.tsm import ShiftedConv3d, temporal_shift
+from slowfast_patches.utils.command_line import tool
 from slowfast_patches.utils.report import format_table
 
 __all__ = ["Pair", "Shifts", "main", "measure"]
@@ -218,6 +219,7 @@ def parse_args(argv: list[str] | None = None) -> argparse.Namespace:
     return args
 
 
+@tool()
 def main(argv: list[str] | None = None) -> int:
     """Measure, print and write; returns the exit status."""
     args = parse_args(argv)
@@ -229,11 +231,7 @@ def main(argv: list[str] | None = None) -> int:
         if args.output:
             write_result(args.output, "shift.py", argv, result)
     except torch.OutOfMemoryError as error:
-        print(f"error: four networks and --clips {args.clips} do not fit: {error}", file=sys.stderr)
-        return 2
-    except (ValueError, ImportError, OSError) as error:
-        print(f"error: {error}", file=sys.stderr)
-        return 2
+        raise ValueError(f"four networks and --clips {args.clips} do not fit: {error}") from error
     return 0
 
 

@@ -124,7 +124,9 @@ def _phases(cfg: CfgNode) -> list[list[Place]]:
 
 
 def totals(cfg: CfgNode, rows: Sequence[Row], num_videos: int | None) -> dict[str, Any]:
-    """Seconds of the whole schedule, and of the same recipe without multigrid, round by round.
+    """Seconds of the whole schedule, and of the same recipe without multigrid.
+
+    The medians are of the shapes' medians, as in tools/plan.py; the rest is round by round.
 
     Args:
         cfg: the recipe as it was measured.
@@ -140,18 +142,20 @@ def totals(cfg: CfgNode, rows: Sequence[Row], num_videos: int | None) -> dict[st
     if missing:
         return {"failure": f"no time for {', '.join(dict.fromkeys(missing))}"}
     schedule = schedule_from_config(cfg, num_videos or MANY_VIDEOS)
-    known = dict(zip(_places(cfg), [row["seconds"]["rounds"] for row in rows], strict=True))
-    grouped = groups_batchnorm(cfg)
-    ours, baseline = list[float](), list[float]()
-    for number in range(len(rows[0]["seconds"]["rounds"])):
-        times = {place: rounds[number] for place, rounds in known.items()}
-        ours.append(_seconds(schedule_cost, schedule, times, not grouped))
-        baseline.append(_seconds(baseline_cost, schedule, times, True))
+    grouped, found = groups_batchnorm(cfg), list[tuple[float, float, float]]()
+    medians = [row["seconds"]["median"] for row in rows]
+    for seconds in [medians, *zip(*(row["seconds"]["rounds"] for row in rows), strict=True)]:
+        times = dict(zip(_places(cfg), seconds, strict=True))
+        ours = _seconds(schedule_cost, schedule, times, not grouped)
+        baseline = _seconds(baseline_cost, schedule, times, True)
+        found.append((ours, baseline, baseline / ours))
     return {
-        "seconds": quartiles(ours),
-        "baseline_seconds": quartiles(baseline),
-        "speed_up": quartiles([b / a for a, b in zip(ours, baseline, strict=True)]),
+        name: quartiles(rounds) | {"median": median}
+        for name, (median, *rounds) in zip(_TOTALS, zip(*found, strict=True), strict=True)
     }
+
+
+_TOTALS = ("seconds", "baseline_seconds", "speed_up")
 
 
 def _seconds(

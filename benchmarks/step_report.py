@@ -10,7 +10,7 @@ from step_columns import REFERENCES
 from step_variants import HOST
 
 from multigrid import Shape
-from slowfast_patches.utils.report import format_table
+from slowfast_patches.utils.report import format_duration, format_table
 
 __all__ = ["format_result"]
 
@@ -106,7 +106,7 @@ def _range(spread: Row, digits: int) -> str:
 def _format_totals(variants: Sequence[Row], num_videos: int | None) -> str:
     """The whole schedule in each variant."""
     ratios = [name for name in REFERENCES if any(name in v["totals"]["relative"] for v in variants)]
-    headers = ["whole schedule", "hours", "baseline's", "multigrid's\nspeed-up", "quartiles"]
+    headers = ["whole schedule", "time", "baseline's", "multigrid's\nspeed-up", "quartiles"]
     headers += [f"to {name}" for name in ratios]
     rows = [_total_cells(variant, num_videos, ratios) for variant in variants]
     return format_table(headers, rows)
@@ -117,12 +117,12 @@ def _total_cells(variant: Row, num_videos: int | None, ratios: Sequence[str]) ->
     if "failure" in found:
         why = "not measured" if variant["failure"] else found["failure"]
         return [variant["name"], why, *[""] * (3 + len(ratios))]
-    hours = [
-        "–" if num_videos is None else f"{found[key]['median'] / 3600:.3g}"
+    times = [
+        "–" if num_videos is None else format_duration(found[key]["median"])
         for key in ("seconds", "baseline_seconds")
     ]
     speed_up = [f"{found['speed_up']['median']:.2f}×", _range(found["speed_up"], 2)]
-    return [variant["name"], *hours, *speed_up, *(_ratio(found["relative"].get(n)) for n in ratios)]
+    return [variant["name"], *times, *speed_up, *(_ratio(found["relative"].get(n)) for n in ratios)]
 
 
 def _format_recommended(pairs: Sequence[str]) -> str:
@@ -153,7 +153,9 @@ def _format_notes(result: Row) -> str:
     if any("backward" in row["parts"] and "forward" not in row["parts"] for row in timed):
         notes.append("A CUDA graph is forward and backward in one: both are under backward.")
     if result["num_videos"] is None:
-        notes.append(f"No hours: {result['no_videos']}")
+        notes.append(
+            f"No times, and the speed-up is that of very many videos: {result['no_videos']}"
+        )
     if any(variant["name"].startswith("host") for variant in result["variants"]):
         notes.append(
             "host is pyslowfast's own model, BN and step, with a model of its own for each shape, "

@@ -61,6 +61,7 @@ from step_report import format_result
 from step_variants import EACH, HOST, NAMES
 
 from slowfast_patches import patching
+from slowfast_patches.utils.command_line import tool
 from slowfast_patches.utils.plots import check_format
 
 __all__ = ["main"]
@@ -180,6 +181,7 @@ def measure_recipe(args: argparse.Namespace) -> dict[str, Any]:
     return result | {"shapes": recipe[0].pop("shapes") if recipe else []}
 
 
+@tool()
 def main(argv: list[str] | None = None) -> int:
     """Measure, print and write; returns the exit status."""
     args = parse_args(argv)
@@ -194,11 +196,7 @@ def main(argv: list[str] | None = None) -> int:
         if args.output:
             write_result(args.output, "step_time.py", argv, result)
     except torch.OutOfMemoryError as error:
-        print(f"error: the networks, all kept at once, do not fit: {error}", file=sys.stderr)
-        return 2
-    except (ValueError, ImportError, OSError) as error:
-        print(f"error: {error}", file=sys.stderr)
-        return 2
+        raise ValueError(f"the networks, all kept at once, do not fit: {error}") from error
     return 0
 
 

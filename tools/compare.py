@@ -9,9 +9,15 @@ interrupted comparison. Example:
 """
 
 import argparse
+import json
 import shlex
 import sys
 from pathlib import Path
+
+from slowfast_patches.utils.command_line import add_seeds, ends_early, take_seeds, tool
+
+if __name__ == "__main__":
+    ends_early()
 
 from slowfast_patches.engine.compare import make_recipes
 from slowfast_patches.engine.comparison import (
@@ -19,8 +25,7 @@ from slowfast_patches.engine.comparison import (
     make_comparison,
     write_comparison,
 )
-from slowfast_patches.engine.runs import RunFailedError, train_all
-from slowfast_patches.utils.command_line import add_seeds, take_seeds
+from slowfast_patches.engine.runs import train_all
 
 
 def parse_args(argv: list[str] | None = None) -> argparse.Namespace:
@@ -44,6 +49,7 @@ def parse_args(argv: list[str] | None = None) -> argparse.Namespace:
         metavar="DIR",
         help="folder of the runs and the report (default: %(default)s)",
     )
+    parser.add_argument("--json", action="store_true", help="print JSON, and nothing else")
     parser.add_argument(
         "--equal-time",
         action="store_true",
@@ -57,25 +63,19 @@ def parse_args(argv: list[str] | None = None) -> argparse.Namespace:
     return args
 
 
+@tool(interrupted="interrupted; the same command continues")
 def main(argv: list[str] | None = None) -> int:
     """Train, report, and print the table; returns the exit status."""
     args = parse_args(argv)
     command = shlex.join(["python", "tools/compare.py", *(sys.argv[1:] if argv is None else argv)])
-    try:
-        recipes = make_recipes(args.cfg, args.overrides, equal_time=args.equal_time)
-        run_net = Path(__file__).with_name("run_net.py")
-        for results in train_all(recipes, args.seeds, args.output, run_net):
-            comparison = make_comparison(recipes, args.seeds, results, command)
-            write_comparison(comparison, args.output)
-    except (ValueError, OSError) as error:
-        print(f"error: {error}", file=sys.stderr)
-        return 2
-    except RunFailedError as error:
-        print(f"error: {error}", file=sys.stderr)
-        return 1
-    except KeyboardInterrupt:
-        print("interrupted; the same command continues", file=sys.stderr)
-        return 130
+    recipes = make_recipes(args.cfg, args.overrides, equal_time=args.equal_time)
+    run_net = Path(__file__).with_name("run_net.py")
+    for results in train_all(recipes, args.seeds, args.output, run_net):
+        comparison = make_comparison(recipes, args.seeds, results, command)
+        write_comparison(comparison, args.output)
+    if args.json:
+        print(json.dumps(comparison.to_json(), indent=2, ensure_ascii=False))
+        return 0
     print(format_comparison(comparison))
     print(f"\nReport: {args.output / 'report.md'}, report.json, report.png")
     return 0

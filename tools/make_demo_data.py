@@ -8,6 +8,11 @@ import sys
 import time
 from pathlib import Path
 
+from slowfast_patches.utils.command_line import ends_early, tool
+
+if __name__ == "__main__":
+    ends_early()
+
 from slowfast_patches.datasets.synthetic import SPLITS, DemoSpec, make_demo_data
 
 
@@ -35,21 +40,15 @@ def parse_args(argv: list[str] | None = None) -> argparse.Namespace:
     return parser.parse_args(argv)
 
 
+@tool(interrupted="interrupted; the same command continues")
 def main(argv: list[str] | None = None) -> int:
     """Make the data set, or say in one line why not; returns the exit status."""
     args = parse_args(argv)
     start = time.perf_counter()
-    try:
-        width, height = args.size
-        counts = {split: getattr(args, split) for split in SPLITS}
-        spec = DemoSpec(**counts, seed=args.seed, frames=args.frames, width=width, height=height)
-        made = make_demo_data(args.output, spec, args.workers)
-    except (ValueError, OSError) as error:
-        print(f"make_demo_data: {error}", file=sys.stderr)
-        return 2
-    except KeyboardInterrupt:
-        print("make_demo_data: interrupted; the same command continues", file=sys.stderr)
-        return 130
+    width, height = args.size
+    counts = {split: getattr(args, split) for split in SPLITS}
+    spec = DemoSpec(**counts, seed=args.seed, frames=args.frames, width=width, height=height)
+    made = make_demo_data(args.output, spec, args.workers)
     total = sum(counts.values())
     if made:
         print(f"{args.output}: {made} of {total} videos made ({time.perf_counter() - start:.0f} s)")

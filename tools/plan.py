@@ -27,6 +27,11 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
+from slowfast_patches.utils.command_line import ends_early, tool
+
+if __name__ == "__main__":
+    ends_early()
+
 from fvcore.common.config import CfgNode
 
 from slowfast_patches.config import check_config, load_config
@@ -226,22 +231,17 @@ def find_timing(cfg: CfgNode, args: argparse.Namespace) -> Timing:
     return UNTIMED
 
 
+@tool()
 def main(argv: list[str] | None = None) -> int:
     """Print the plan, or say in one line why there is none; returns the exit status."""
     args = parse_args(argv)
     try:
-        text = show_plan(args)
+        print(show_plan(args))
     except MisfitError as error:
         recipe = shlex.join(["--cfg", str(args.cfg), "--output", "FILE.json", *args.overrides])
-        print(
-            f"error: {error}; to measure it: python benchmarks/step_time.py {recipe}",
-            file=sys.stderr,
-        )
-        return 2
-    except (ValueError, ImportError, OSError) as error:
-        print(f"error: {error}", file=sys.stderr)
-        return 2
-    print(text)
+        raise ValueError(
+            f"{error}; to measure it: python benchmarks/step_time.py {recipe}"
+        ) from error
     if args.plot and not args.json:
         print(f"\nPicture: {args.plot}")
     return 0

@@ -27,6 +27,11 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
+from slowfast_patches.utils.command_line import ends_early, tool
+
+if __name__ == "__main__":
+    ends_early()
+
 from fvcore.common.config import CfgNode
 from torch import Tensor
 
@@ -76,19 +81,16 @@ def _is_key(item: str, sections: Any) -> bool:
     return item.split(".")[0] in sections and not Path(item).exists()
 
 
+@tool()
 def main(argv: list[str] | None = None) -> int:
     """Predict and print; returns the exit status."""
     args = parse_args(argv)
-    try:
-        path = checkpoint_of(args.checkpoint)
-        cfg = config_of_checkpoint(path, args.cfg, args.overrides)
-        predictor = Predictor(cfg, path)
-        names = find_names(args.classes, path, cfg)
-        if args.output:
-            args.output.parent.mkdir(parents=True, exist_ok=True)
-    except (ValueError, ImportError, OSError) as error:
-        print(f"error: {error}", file=sys.stderr)
-        return 2
+    path = checkpoint_of(args.checkpoint)
+    cfg = config_of_checkpoint(path, args.cfg, args.overrides)
+    predictor = Predictor(cfg, path)
+    names = find_names(args.classes, path, cfg)
+    if args.output:
+        args.output.parent.mkdir(parents=True, exist_ok=True)
     results, probabilities = list[dict[str, Any]](), list[Tensor | None]()
     for video in args.videos:
         try:
@@ -102,12 +104,8 @@ def main(argv: list[str] | None = None) -> int:
         results.append({"video": video, "classes": classes})
         if not args.json:
             print(format_classes(video, classes), flush=True)
-    try:
-        if args.output:
-            write_predictions(args.output, args.videos, probabilities, names)
-    except OSError as error:
-        print(f"error: --output {args.output} cannot be written: {error}", file=sys.stderr)
-        return 2
+    if args.output:
+        write_predictions(args.output, args.videos, probabilities, names)
     if args.json:
         print(json.dumps(results, indent=2, ensure_ascii=False))
     return int(any("error" in result for result in results))

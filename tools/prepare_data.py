@@ -5,20 +5,20 @@ side of at most 256 pixels, and the lists with the paths of these files to DIR. 
 result like any data set: DATA.PATH_TO_DATA_DIR DIR.
 
     python tools/prepare_data.py --csv k400/train.csv --csv k400/val.csv --csv k400/test.csv \\
-        --out k400_prepared
+        --output k400_prepared
 
 prepares what three lists name ("path label" a line; a video that several name is written once).
 The names of the classes, classes.json or classes.txt beside the first list, go with them.
 
-    python tools/prepare_data.py --folder videos --out videos_prepared
+    python tools/prepare_data.py --folder videos --output videos_prepared
 
 takes the classes from the names of folders: videos/<class>/*.mp4 (.avi, .mkv, .webm, .mov, .mpg,
 ...), or videos/{train,val,test}/<class>/*.mp4. Without such a split, some videos of each class are
 set aside for validation, always the same. Folders inside that of a class are named and not looked
-into. Without --out, the lists and classes.json (the number of each class) are written into the
+into. Without --output, the lists and classes.json (the number of each class) are written into the
 folder, and no video is.
 
-    python tools/prepare_data.py --ssv2 ssv2 --out ssv2_prepared
+    python tools/prepare_data.py --ssv2 ssv2 --output ssv2_prepared
 
 takes the WebM files that Something-Something V2's json files in a folder name, in it, in its
 20bn-something-something-v2, or in --prefix.
@@ -32,11 +32,18 @@ Exit status: 0 if all videos are prepared, 1 if some cannot be read, 2 for an er
 """
 
 import argparse
+import json
 import shlex
 import sys
 from collections.abc import Sequence
+from contextlib import nullcontext, redirect_stdout
 from itertools import chain
 from pathlib import Path
+
+from slowfast_patches.utils.command_line import add_old_name, ends_early, tool
+
+if __name__ == "__main__":
+    ends_early()
 
 from slowfast_patches.datasets.csv_list import parse_separator
 from slowfast_patches.datasets.list_warnings import first_few, repeated_videos
@@ -65,7 +72,9 @@ def parse_args(argv: list[str] | None = None) -> argparse.Namespace:
     )
     data.add_argument("--folder", type=Path, metavar="DIR", help="folders named after classes")
     data.add_argument("--ssv2", type=Path, metavar="DIR", help="folder of SSv2's json files")
-    parser.add_argument("--out", type=Path, metavar="DIR", help="folder of the prepared data set")
+    parser.add_argument("--output", type=Path, metavar="DIR", help="folder of the prepared set")
+    add_old_name(parser, "--out", "output", Path)
+    parser.add_argument("--json", action="store_true", help="print JSON, and nothing else")
     parser.add_argument("--workers", type=int, metavar="N", help="processes (one per core)")
     parser.add_argument(
         "--short-side", type=int, metavar="PIXELS", help=f"at most ({Settings.short_side})"
@@ -92,49 +101,45 @@ def parse_args(argv: list[str] | None = None) -> argparse.Namespace:
     without = {
         "--csv": ["val_fraction"],
         "--ssv2": ["val_fraction"],
-        "--folder": ["prefix"] + ["workers", "short_side", "psnr"] * (args.out is None),
+        "--folder": ["prefix"] + ["workers", "short_side", "psnr"] * (args.output is None),
     }
     source = "--csv" if args.csv else "--folder" if args.folder else "--ssv2"
     for name in without[source]:
         if getattr(args, name) is not None:
             parser.error(f"--{name.replace('_', '-')} has no effect here")
-    if source != "--folder" and args.out is None:
-        parser.error(f"{source} needs --out")
+    if source != "--folder" and args.output is None:
+        parser.error(f"{source} needs --output")
+    if args.json and args.output is None:
+        parser.error("--json needs --output")
     if not args.separator:
         parser.error("--separator is empty")
     return args
 
 
+@tool(interrupted="interrupted; the same command continues")
 def main(argv: list[str] | None = None) -> int:
     """Prepare, or make the lists; returns the exit status."""
     args = parse_args(argv)
-    try:
+    with redirect_stdout(sys.stderr) if args.json else nullcontext():
         lists, classes = find_lists(args)
-        if args.out is None:
+        if args.output is None:
             return 0
         given = {"short_side": args.short_side, "psnr": args.psnr}
-        settings = Settings(**{key: value for key, value in given.items() if value is not None})
         report = prepare(
             lists,
-            args.out,
-            settings,
+            args.output,
+            Settings(**{key: value for key, value in given.items() if value is not None}),
             workers=args.workers,
             separator=args.separator,
             classes=classes,
         )
-    except (ValueError, OSError) as error:
-        print(f"error: {error}", file=sys.stderr)
-        return 2
-    except KeyboardInterrupt:
-        print("interrupted; the same command continues", file=sys.stderr)
-        return 130
-    print(format_report(report))
+    print(json.dumps(report.to_json(), indent=2) if args.json else format_report(report))
     return 1 if report.unreadable else 0
 
 
 def find_lists(args: argparse.Namespace) -> tuple[Sequence[VideoList], Sequence[str]]:
     """The lists to prepare, and the classes where they have names; those of a folder are written
-    there without --out."""
+    there without --output."""
     if args.csv:
         lists = read_lists(args.csv, prefix=args.prefix or "", separator=args.separator)
         for text in chain(*(repeated_videos(found.origin, found.videos) for found in lists)):
@@ -144,7 +149,7 @@ def find_lists(args: argparse.Namespace) -> tuple[Sequence[VideoList], Sequence[
         return read_ssv2_lists(args.ssv2, prefix=args.prefix or "")
     found = find_classes(args.folder, args.val_fraction)
     describe(found)
-    if args.out is None:
+    if args.output is None:
         write_class_lists(found, args.separator)
         keys = ["DATA.PATH_TO_DATA_DIR", str(found.folder)]
         keys += ["MODEL.NUM_CLASSES", str(len(found.classes))]

@@ -17,15 +17,20 @@ options replace those of every recipe (NUM_GPUS 4 SOLVER.REFERENCE_WORLD_SIZE 8,
 """
 
 import argparse
+import json
 import sys
+from contextlib import nullcontext, redirect_stdout
 from pathlib import Path
+
+from slowfast_patches.utils.command_line import add_seeds, ends_early, take_seeds, tool
+
+if __name__ == "__main__":
+    ends_early()
 
 from slowfast_patches.engine.reproduction.paper import EXPERIMENTS
 from slowfast_patches.engine.reproduction.reproduce import Request, reproduce
 from slowfast_patches.engine.reproduction.toy import Toy
-from slowfast_patches.engine.runs import RunFailedError
 from slowfast_patches.engine.slurm import Slurm
-from slowfast_patches.utils.command_line import add_seeds, take_seeds
 
 ROOT = Path(__file__).resolve().parents[1]
 
@@ -52,6 +57,7 @@ def parse_args(argv: list[str] | None = None) -> argparse.Namespace:
         metavar="FILE",
         help="a recipe of your own, as a further row; give one or more",
     )
+    parser.add_argument("--json", action="store_true", help="print JSON, and nothing else")
     _add_ways(parser)
     _add_inputs(parser)
     parser.add_argument("overrides", nargs="*", metavar="KEY VALUE", help="config keys to set")
@@ -165,20 +171,15 @@ def make_request(args: argparse.Namespace, argv: list[str]) -> Request:
     )
 
 
+@tool(interrupted="interrupted; the same command continues")
 def main(argv: list[str] | None = None) -> int:
     """Reproduce; returns the exit status."""
     args = parse_args(argv)
-    try:
-        reproduce(make_request(args, sys.argv[1:] if argv is None else argv))
-    except (ValueError, ImportError, OSError) as error:
-        print(f"error: {error}", file=sys.stderr)
-        return 2
-    except RunFailedError as error:
-        print(f"error: {error}", file=sys.stderr)
-        return 1
-    except KeyboardInterrupt:
-        print("interrupted; the same command continues", file=sys.stderr)
-        return 130
+    request = make_request(args, sys.argv[1:] if argv is None else argv)
+    with redirect_stdout(sys.stderr) if args.json else nullcontext():
+        found = reproduce(request)
+    if args.json:
+        print(json.dumps(found, indent=2, ensure_ascii=False))
     return 0
 
 

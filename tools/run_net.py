@@ -8,9 +8,9 @@ the same:
 
   one machine       the above: a process for each of NUM_GPUS GPUs; NUM_GPUS 0 is the CPU.
 
-  several machines  on each of them, with its own --shard_id, meeting on the first:
-                    python tools/run_net.py --cfg ... NUM_GPUS 8 --num_shards 2 --shard_id 0 \\
-                        --init_method tcp://first-machine:9999
+  several machines  on each of them, with its own --shard-id, meeting on the first:
+                    python tools/run_net.py --cfg ... NUM_GPUS 8 --num-shards 2 --shard-id 0 \\
+                        --init-method tcp://first-machine:9999
 
   torchrun          on each of the machines:
                     torchrun --nnodes 2 --nproc-per-node 8 --rdzv-backend c10d \\
@@ -20,14 +20,15 @@ the same:
                     srun --nodes 2 --ntasks-per-node 8 --gpus-per-node 8 \\
                         python tools/run_net.py --cfg ... NUM_GPUS 8
                     or with one task a machine (--ntasks-per-node 1), which starts a process for
-                    each GPU. The machines meet on the first; --init_method names another place.
+                    each GPU. The machines meet on the first; --init-method names another place.
 
   submitit          python tools/submit.py ... queues runs as jobs.
 
 Processes that do not come together within DIST_JOIN_SECONDS say who is missing. Exit status: 0 when
 done, 2 for a mistake or what stops a training, 75 for one that a signal has interrupted and that
-goes on when started again, 1 for a bug. torchrun makes 1 of each but 0; with --max-restarts it
-would start an interrupted run again at once, so that one ends with 0 there.
+goes on when started again, 130 for Ctrl-C before it began, 1 for a bug. torchrun makes 1 of each
+but 0; with --max-restarts it would start an interrupted run again at once, so that one ends with 0
+there.
 """
 
 from __future__ import annotations
@@ -39,24 +40,32 @@ import sys
 # Without this torch adds pages of its own call stack to what is said of a connection that ends.
 os.environ.setdefault("TORCH_CPP_LOG_LEVEL", "ERROR")
 
+from slowfast_patches.utils.command_line import add_old_name, ends_early, tool
+
+if __name__ == "__main__":
+    ends_early()
+
 from slowfast_patches.config import load_config
 from slowfast_patches.engine.launch import explain_once
 from slowfast_patches.engine.run import run
 
 
+@tool()
 def main() -> int:
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
     parser.add_argument("--cfg", required=True, metavar="FILE", help="the recipe, a YAML file")
     parser.add_argument(
-        "--init_method",
+        "--init-method",
         metavar="URL",
         help="where the processes of several machines meet: tcp://HOST:PORT of the first, or "
         "file:///PATH on a file system that they share",
     )
-    parser.add_argument("--shard_id", type=int, help="this machine's number: SHARD_ID")
-    parser.add_argument("--num_shards", type=int, help="the number of machines: NUM_SHARDS")
+    parser.add_argument("--shard-id", type=int, help="this machine's number: SHARD_ID")
+    parser.add_argument("--num-shards", type=int, help="the number of machines: NUM_SHARDS")
+    for name, kind in (("init_method", str), ("shard_id", int), ("num_shards", int)):
+        add_old_name(parser, f"--{name}", name, kind)
     parser.add_argument("overrides", nargs="*", metavar="KEY VALUE", help="keys to replace")
     args = parser.parse_intermixed_args()
     overrides = list(args.overrides)

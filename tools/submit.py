@@ -17,6 +17,11 @@ import argparse
 import sys
 from pathlib import Path
 
+from slowfast_patches.utils.command_line import ends_early, tool
+
+if __name__ == "__main__":
+    ends_early()
+
 from slowfast_patches.engine import submission
 from slowfast_patches.engine.slurm import FOLDER, Slurm, has_slurm
 
@@ -127,14 +132,11 @@ def submit(args: argparse.Namespace) -> None:
     )
 
 
+@tool()
 def main(argv: list[str] | None = None) -> int:
     """Submit, or say in one line why not; returns the exit status."""
     args = parse_args(argv)
-    try:
-        submit(args)
-    except (ValueError, ImportError, OSError) as error:
-        print(f"error: {error}", file=sys.stderr)
-        return 2
+    submit(args)
     return 0
 
 

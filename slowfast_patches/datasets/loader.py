@@ -106,8 +106,8 @@ def loading_advice(cfg: CfgNode, dataset: Any) -> str:
         path = list_path(cfg, "train")
         source = f"--csv {path}" if path.suffix == ".csv" else f"--ssv2 {path.parent}"
         ways.append(
-            f"tools/prepare_data.py {source} --out DIR writes a data set that reads several times "
-            "faster (docs/data.md)"
+            f"tools/prepare_data.py {source} --output DIR writes a data set that reads several "
+            "times faster (docs/data.md)"
         )
     if workers < max(1, cores - 1):
         ways.append(

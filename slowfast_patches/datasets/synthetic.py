@@ -12,18 +12,16 @@ number of processes or on interruptions.
 
 import json
 import os
-import signal
-from collections.abc import Callable, Iterator
-from concurrent.futures import ProcessPoolExecutor
 from dataclasses import asdict, dataclass
 from functools import partial
-from multiprocessing import get_context
 from pathlib import Path
 
 import av
 import numpy as np
 from numpy.typing import NDArray
 from tqdm import tqdm
+
+from slowfast_patches.utils.processes import Died, run_each
 
 __all__ = ["CLASSES", "SPLITS", "DemoSpec", "draw_scene", "make_demo_data", "render", "video_path"]
 
@@ -194,8 +192,11 @@ def make_demo_data(output: Path, spec: DemoSpec, workers: int | None = None) -> 
         if not (output / video_path(split, index)).exists()
     ]
     make = partial(_make_video, output, spec)
+    others = workers if workers > 1 else 0
     with tqdm(total=len(missing), desc="render", unit="video", disable=None) as bar:
-        for _ in _each(make, missing, min(workers, len(missing))):
+        for (split, index), done in run_each(make, missing, others, jobs_per_worker=4):
+            if isinstance(done, Died):
+                raise OSError(f"{video_path(split, index)}: two processes died as they made it")
             bar.update()
     _write_lists(output, spec)
     return len(missing)
@@ -268,23 +269,6 @@ def _to_yuv(pixels: Clip) -> Clip:
     halves = [(c[::2, ::2] + c[1::2, ::2] + c[::2, 1::2] + c[1::2, 1::2]) / 4 for c in (u, v)]
     planes = [y, *(half.reshape(-1, y.shape[1]) for half in halves)]
     return np.asarray(np.rint(np.concatenate(planes).round(3)), np.uint8)
-
-
-def _each(
-    make: Callable[[tuple[str, int]], None], jobs: list[tuple[str, int]], workers: int
-) -> Iterator[None]:
-    """Do the jobs, in this process or in several; yields as they end."""
-    if workers <= 1:
-        yield from map(make, jobs)
-        return
-    # spawn, as a fork of a process with threads can hang; Ctrl-C is for the parent to handle.
-    pool = ProcessPoolExecutor(
-        workers, get_context("spawn"), signal.signal, (signal.SIGINT, signal.SIG_IGN)
-    )
-    try:
-        yield from pool.map(make, jobs, chunksize=4)
-    finally:
-        pool.shutdown(cancel_futures=True)
 
 
 def _draw_sprite(rng: np.random.Generator) -> Image:

@@ -12,8 +12,15 @@ import numpy as np
 
 from slowfast_patches.config.metrics import metric_names, metric_title
 from slowfast_patches.engine.runs import Recipe, Result, working_seconds
-from slowfast_patches.utils.plots import COLOURS, new_figure, save_figure, time_unit
-from slowfast_patches.utils.report import Mean, format_count, format_flops, format_table, mean_of
+from slowfast_patches.utils.plots import COLOURS, add_legend, new_figure, save_figure, time_unit
+from slowfast_patches.utils.report import (
+    Mean,
+    format_count,
+    format_duration,
+    format_flops,
+    format_table,
+    mean_of,
+)
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -159,7 +166,7 @@ def _distinct(rows: Iterable[Row], key: str) -> list[dict[str, Any]]:
 def format_comparison(comparison: Comparison, *, markdown: bool = False) -> str:
     """The table of a comparison and what was set in every config, for a terminal or in Markdown."""
     headers = ["config", "seeds", "iterations", "iteration\nfactor", "epochs", "clips"]
-    headers += ["training\nFLOPs", "training +\nloading, s", "evalu-\nation, s", "speed-up"]
+    headers += ["training\nFLOPs", "training +\nloading", "evalu-\nation", "speed-up"]
     headers += [f"{metric_title(name)}, %" for name in comparison.metrics]
     if markdown:
         headers = [header.replace("-\n", "").replace("\n", " ") for header in headers]
@@ -183,8 +190,8 @@ def _cells(row: Row, *, is_first: bool) -> list[str]:
         show(row.epochs, "{:.1f}".format),
         show(row.clips, format_count),
         show(row.flops, format_flops),
-        show(row.seconds, format_count),
-        show(row.evaluating, format_count),
+        show(row.seconds, format_duration),
+        show(row.evaluating, format_duration),
         _MISSING if row.speed_up is None else "1×" if is_first else f"{row.speed_up.format(2)}×",
         *(mean.format() if mean else _MISSING for mean in row.metrics.values()),
     ]
@@ -255,12 +262,7 @@ def _plot(comparison: Comparison, path: Path) -> None:
     axes.set_xlim(left=0)
     axes.set_title(comparison.settings)
     if runs:
-        axes.legend(
-            loc="lower right",
-            title="lines: validation, ●: final result",
-            framealpha=0.9,
-            edgecolor="none",
-        )
+        add_legend(figure, axes, "lines: validation, ●: final result")
     save_figure(figure, path)
 
 

@@ -1,12 +1,13 @@
 """Start the processes of a run: torchrun's, srun's, by the host's own convention, or this alone.
 
 The host's convention: NUM_GPUS processes on each of NUM_SHARDS machines, of which this is number
-SHARD_ID, meeting at --init_method. NUM_GPUS 0 is one process a machine, on the CPU.
+SHARD_ID, meeting at --init-method. NUM_GPUS 0 is one process a machine, on the CPU.
 """
 
 from __future__ import annotations
 
 import os
+import signal
 from collections.abc import Callable
 from datetime import timedelta
 from pathlib import Path
@@ -162,7 +163,7 @@ def _meeting_place(placement: Placement) -> tuple[Address, dist.Store | None]:
     """
     if placement.address is None and placement.machines > 1:
         raise ValueError(
-            f"NUM_SHARDS {placement.machines}: say where the machines meet, with --init_method "
+            f"NUM_SHARDS {placement.machines}: say where the machines meet, with --init-method "
             "tcp://FIRST-MACHINE:PORT, the same on all"
         )
     address = Address("tcp", "localhost")
@@ -226,6 +227,7 @@ def _process(number: int, placement: Placement, address: Address, cfg: CfgNode, 
     spawned = placement.count > 1
     try:
         with ending_early(first=rank == 0, torchrun=_by_torchrun(placement)):
+            signal.pthread_sigmask(signal.SIG_UNBLOCK, {signal.SIGINT})  # `spawn` holds it back
             failures = Failures(
                 _connection_for_life("run", address, cfg),
                 placement,

@@ -5,7 +5,6 @@ from __future__ import annotations
 import logging
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from datetime import timedelta
 from pathlib import Path
 from typing import Any
 
@@ -18,6 +17,7 @@ from slowfast_patches.engine.events import Events
 from slowfast_patches.engine.forecast import Forecast
 from slowfast_patches.engine.window import Summary
 from slowfast_patches.utils.files import written_whole
+from slowfast_patches.utils.report import format_duration
 
 __all__ = ["Monitor"]
 
@@ -69,7 +69,7 @@ class _Spent:
 
     def __str__(self) -> str:
         return (
-            f"{self.iterations} iterations took {timedelta(seconds=round(self.total))}, "
+            f"{self.iterations} iterations took {format_duration(self.total)}, "
             f"{100 * self.loading_share:.0f} % of it waiting for data{_most(self.ranks)} (reading "
             f"gave {self.clips / self.total:.1f} clips/s, training could take "
             f"{self.clips / max(self.seconds['training'], 1e-9):.1f})"
@@ -131,7 +131,7 @@ class Monitor:
         kept = _keep_lines_until(self._path, start, start - evaluation_due)
         self._lines = self._path.open("a", encoding="utf-8")
         self._events = Events(folder / "tensorboard", start, clock.working, kept)
-        self._before, self._seen = dict(clock.seconds), dict(clock.seconds)
+        self._seen = dict(clock.seconds)
         self._phase, self._training = _Spent(), _Spent()
 
     def close(self) -> None:
@@ -177,10 +177,8 @@ class Monitor:
         label, accuracy."""
         for spent_by_all in (self._phase, self._training):
             spent_by_all.add_ranks(summary.spent)
-        now = dict(self._clock.seconds)
-        spent = {key: now[key] - self._before[key] for key in ("training", "loading")}
-        self._before = now
-        seconds = max(sum(spent.values()), 1e-9)
+        training, loading = summary.spent[0]  # of this process, as the phase's are
+        seconds = max(training + loading, 1e-9)
         left = self._forecast.remaining(step.iteration + 1)
         accuracy = {} if summary.top1 is None else {"top1": round(summary.top1, 3)}
         record = {
@@ -194,7 +192,7 @@ class Monitor:
             "loss": round(summary.loss, 6),
             **accuracy,
             "clips_per_second": round(summary.clips / seconds, 2),
-            "loading_share": round(spent["loading"] / seconds, 4),
+            "loading_share": round(loading / seconds, 4),
             **_worst_record(summary.spent),
             "seconds": round(self._clock.working, 3),
             "seconds_left": round(left, 1),
@@ -213,9 +211,9 @@ class Monitor:
             summary.loss,
             "" if summary.top1 is None else f" top-1 {summary.top1:.1f}",
             record["clips_per_second"],
-            100 * spent["loading"] / seconds,
+            100 * loading / seconds,
             _most(summary.spent),
-            timedelta(seconds=round(left)),
+            format_duration(left),
         )
 
     def evaluated(self, record: Mapping[str, Any], metrics: Mapping[str, float]) -> None:

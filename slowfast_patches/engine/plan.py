@@ -22,7 +22,13 @@ from slowfast_patches.config.schedule import schedule_from_config
 from slowfast_patches.datasets.lists import count_list
 from slowfast_patches.engine.timing import UNTIMED, Timing
 from slowfast_patches.models.flops import check_shapes, flops_per_clip
-from slowfast_patches.utils.report import format_count, format_factor, format_flops, format_table
+from slowfast_patches.utils.report import (
+    format_count,
+    format_duration,
+    format_factor,
+    format_flops,
+    format_table,
+)
 
 __all__ = [
     "MIN_PHASE_ITERATIONS",
@@ -222,7 +228,7 @@ def format_plan(plan: Plan) -> str:
     """The plan as text: its phases, its totals beside the baseline's, and what to know."""
     headers = ["phase", "LR stage", "base shape", "short cycle"]
     headers += ["iterations", "epochs", "LR", "BN clips"]
-    headers += [] if plan.seconds_source is None else ["seconds"]
+    headers += [] if plan.seconds_source is None else ["time"]
     phases = format_table(headers, [_phase_cells(phase) for phase in plan.phases], left=4)
     ours, baseline = plan.cost, plan.baseline
     totals = [
@@ -231,8 +237,8 @@ def format_plan(plan: Plan) -> str:
         ("clips", ours.clips, baseline.clips, format_count),
         ("training FLOPs", _flops(ours), _flops(baseline), format_flops),
     ]
-    if (hours := _hours(ours)) is not None and (longer := _hours(baseline)) is not None:
-        totals.append(("hours", hours, longer, format_count))
+    if ours.seconds is not None and baseline.seconds is not None:
+        totals.append(("time", ours.seconds, baseline.seconds, format_duration))
     rows = [[name, show(a), show(b), format_factor(a, b)] for name, a, b, show in totals]
     notes = [
         "Shapes are clips × frames × crop², over all machines; the BN clips are in their order.",
@@ -261,7 +267,7 @@ def _phase_cells(phase: PhasePlan) -> list[str]:
         f"{phase.epochs:.2f}",
         first if first == last else f"{first} → {last}",
         sizes[0] if len(set(sizes)) == 1 else ", ".join(sizes),
-        *([] if phase.seconds is None else [format_count(phase.seconds)]),
+        *([] if phase.seconds is None else [format_duration(phase.seconds)]),
     ]
 
 

@@ -5,14 +5,23 @@ from __future__ import annotations
 import json
 import subprocess
 import sys
-from collections.abc import Iterator, Mapping, Sequence
+import time
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 from fvcore.common.config import CfgNode
 
+from multigrid import schedule_cost
+from slowfast_patches.config.schedule import schedule_from_config
 from slowfast_patches.config.stored import keys_of, stored_keys
+from slowfast_patches.engine.plan import dataset_size
+from slowfast_patches.models.flops import flops_per_clip
+from slowfast_patches.utils.command_line import ToolError
+from slowfast_patches.utils.report import format_duration
 
 __all__ = [
     "Recipe",
@@ -22,6 +31,7 @@ __all__ = [
     "find_results",
     "run_command",
     "run_folder",
+    "seconds_left",
     "train_all",
     "working_seconds",
 ]
@@ -30,7 +40,7 @@ Result = dict[str, Any]
 """A run's result.json."""
 
 
-class RunFailedError(RuntimeError):
+class RunFailedError(ToolError):
     """A training ended without a result; the message names it, its exit status and its folder."""
 
 
@@ -121,7 +131,8 @@ def train_all(
 ) -> Iterator[dict[tuple[str, int], Result]]:
     """Train what `output` lacks, all recipes with one seed before the next seed.
 
-    Each run is a process of `run_net` (tools/run_net.py); what it says goes to the terminal. Yields
+    Each run is a process of `run_net` (tools/run_net.py). What it says goes to standard error, as
+    does the time that is left, where runs that are done or the one at work let it be known. Yields
     the results so far, by recipe's name and seed: before the first run, and after each.
 
     Raises:
@@ -131,13 +142,16 @@ def train_all(
     results = find_results(recipes, seeds, output)
     yield dict(results)
     runs = [(recipe, seed) for seed in seeds for recipe in recipes]
+    flops = {recipe.name: _flops(recipe.cfg) for recipe in recipes if len(results) < len(runs)}
     for number, (recipe, seed) in enumerate(runs, start=1):
         title = f"run {number} of {len(runs)}: {recipe.name}, seed {seed}"
         if (recipe.name, seed) in results:
-            print(f"{title}: done before", flush=True)
+            _say(f"{title}: done before")
             continue
-        print(f"{title}: starts", flush=True)
-        path = _train(recipe, seed, run_folder(output, recipe, seed), run_net)
+        todo = [r.name for r, s in runs if (r.name, s) not in results]
+        left = partial(seconds_left, flops, todo, dict(results))
+        _say(f"{title}: starts; {_describe(left())}")
+        path = _train(recipe, seed, run_folder(output, recipe, seed), run_net, left)
         results[recipe.name, seed] = _read_result(path, recipe, seed)
         yield dict(results)
 
@@ -148,10 +162,60 @@ def run_command(recipe: Recipe, seed: int, folder: Path, run_net: Path) -> list[
     return [*command, *recipe.overrides, "RNG_SEED", str(seed), "OUTPUT_DIR", str(folder)]
 
 
-def _train(recipe: Recipe, seed: int, folder: Path, run_net: Path) -> Path:
-    """Train one recipe with one seed; returns the path of its result."""
+def seconds_left(
+    flops: Mapping[str, float],
+    todo: Sequence[str],
+    results: Mapping[tuple[str, int], Result],
+    running: tuple[float, float] | None = None,
+) -> float | None:
+    """Seconds that runs will take, in proportion to their training FLOPs; None if nothing tells.
+
+    Args:
+        flops: of a run of each recipe, by name.
+        todo: the recipes of the runs to come, the one at work first.
+        results: of those that are done, by recipe's name and seed.
+        running: the seconds that the first of `todo` has taken, and those that it expects to take.
+    """
+    seconds = sum(sum(result["seconds"].values()) for result in results.values())
+    work, left = sum(flops[name] for name, _ in results), 0.0
+    if running is not None:
+        seconds, work, left = seconds + sum(running), work + flops[todo[0]], running[1]
+        todo = todo[1:]
+    return left + seconds / work * sum(flops[name] for name in todo) if work else None
+
+
+def _describe(seconds: float | None) -> str:
+    if seconds is None:
+        return "the time of all is known after its first iterations"
+    return f"about {format_duration(seconds)} left for all"
+
+
+def _flops(cfg: CfgNode) -> float:
+    """Of the whole training."""
+    schedule = schedule_from_config(cfg, dataset_size(cfg))
+    return schedule_cost(schedule, flops_per_clip(cfg)).flops or 0.0
+
+
+def _train(
+    recipe: Recipe,
+    seed: int,
+    folder: Path,
+    run_net: Path,
+    left: Callable[[tuple[float, float]], float | None],
+) -> Path:
+    """Train one recipe with one seed; returns the path of its result.
+
+    `left` gives the seconds of all runs by those of this one, taken and to come.
+    """
     command = run_command(recipe, seed, folder, run_net)
-    status, path = subprocess.run(command).returncode, folder / "result.json"
+    process = subprocess.Popen(command, stdout=2)  # standard output is for what comes of it
+    try:
+        status = _wait(process, folder / "metrics.jsonl", left)
+    except KeyboardInterrupt:  # the run has got it too, and saves; this is for one that has not
+        process.terminate()
+        process.wait()
+        raise
+    path = folder / "result.json"
     if status or not path.is_file():
         raise RunFailedError(
             f"{recipe.name}, seed {seed}, ended with exit status {status} and "
@@ -159,3 +223,41 @@ def _train(recipe: Recipe, seed: int, folder: Path, run_net: Path) -> Path:
             "kept: the same command continues"
         )
     return path
+
+
+_LOOK_SECONDS, _SAY_SECONDS = 1.0, 600.0
+"""How often a run's record is looked at, and how often something is said of it."""
+
+
+def _wait(
+    process: subprocess.Popen[bytes],
+    record: Path,
+    left: Callable[[tuple[float, float]], float | None],
+) -> int:
+    """Wait for a run; say now and then what all will take, by what it notes. Its exit status."""
+    said, began = -_SAY_SECONDS, time.time()
+    while True:
+        try:
+            return process.wait(_LOOK_SECONDS)
+        except subprocess.TimeoutExpired:
+            is_due = time.monotonic() - said >= _SAY_SECONDS
+        if is_due and (running := _progress(record, began)) is not None:
+            _say(_describe(left(running)))
+            said = time.monotonic()
+
+
+def _progress(record: Path, began: float) -> tuple[float, float] | None:
+    """The seconds that a run has taken, and those that it expects to take, by its last report
+    since it `began`."""
+    if not record.is_file() or record.stat().st_mtime < began:
+        return None
+    for line in reversed(record.read_text(encoding="utf-8").splitlines()):
+        with suppress(ValueError):  # not written whole
+            report = json.loads(line)
+            if report["type"] == "train" and report["seconds_left"]:  # 0: not known yet, or over
+                return report["seconds"], report["seconds_left"]
+    return None
+
+
+def _say(text: str) -> None:
+    print(text, file=sys.stderr, flush=True)

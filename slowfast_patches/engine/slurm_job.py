@@ -104,8 +104,8 @@ class Job:
         if job.num_nodes == 1:
             return list(self.command)
         where = f"tcp://{job.hostnames[0]}:{meeting_port(int(job.raw_job_id))}"
-        options = ["--init_method", where]
-        options += ["--shard_id", str(job.node), "--num_shards", str(job.num_nodes)]
+        options = ["--init-method", where]
+        options += ["--shard-id", str(job.node), "--num-shards", str(job.num_nodes)]
         program, rest = self.command[:2], self.command[2:]
         return [*program, *options, *rest]
 

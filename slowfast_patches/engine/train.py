@@ -156,7 +156,7 @@ class Trainer:
                 summary = window.summarize(self.world) if self._reports(step, stopping) else None
             self._log(step, summary)
             self._reach(step, stopping)
-        self.unreadable.finish_epochs()
+        self.unreadable.finish()
 
     @contextmanager
     def _guarded(self) -> Iterator[None]:

@@ -28,7 +28,7 @@ def check_count(count: int, videos: int, fraction: float, where: str) -> None:
 
 
 class Unreadable:
-    """Unreadable videos of the epochs that are not reported yet, over all processes.
+    """Unreadable videos of the epoch at hand, over all processes.
 
     Args:
         schedule: of the run.
@@ -51,7 +51,8 @@ class Unreadable:
                 self._reported.add(path)
 
     def count(self, step: Step, count: int) -> None:
-        """Count an iteration's unreadable videos, over all processes, for the epoch it starts in.
+        """Count an iteration's unreadable videos, over all processes, for the epoch it starts in;
+        report the epochs that end in it.
 
         A coarse mini-batch may hold more than an epoch: the limit is a part of what was asked for.
 
@@ -59,16 +60,19 @@ class Unreadable:
             TrainingStoppedError: too many of an epoch could not be read.
         """
         schedule, videos = self._schedule, self._schedule.num_videos
-        epoch = step.first_clip // videos
-        self.finish_epochs(epoch)
+        epoch, end = (n // videos for n in (step.first_clip, step.first_clip + step.shape.batch))
         self.counts[epoch] += count
         first = schedule.at(schedule.first_iteration_after(epoch * videos)).first_clip
         clips = max(videos, step.first_clip + step.shape.batch - first)
         where = f"epoch {epoch + 1} (iteration {step.iteration})"
         check_count(self.counts[epoch], clips, self._fraction, where)
 
-    def finish_epochs(self, current: int | None = None) -> None:
-        """Report the epochs before the current one, or all that are left at the end."""
-        for epoch in [e for e in self.counts if current is None or e < current]:
-            count = self.counts.pop(epoch)
-            logger.info("epoch %d done: %d videos could not be read", epoch + 1, count)
+        if end > epoch:
+            name = f"epoch {end}" if end == epoch + 1 else f"epochs {epoch + 1} to {end}"
+            logger.info("%s done: %d videos could not be read", name, self.counts.pop(epoch))
+
+    def finish(self) -> None:
+        """Report the epoch that the end of the training cuts short, if it does."""
+        if self.counts:
+            epoch, count = max(self.counts.items())
+            logger.info("epoch %d broken off: %d videos could not be read", epoch + 1, count)

@@ -1,11 +1,81 @@
-"""What the command lines that train several runs share."""
+"""What the command lines share; quick to import, so that `ends_early` can go before torch."""
 
 from __future__ import annotations
 
 import argparse
+import functools
+import os
+import signal
+import sys
+from collections.abc import Callable
 from itertools import takewhile
+from types import FrameType
+from typing import Any, NoReturn
 
-__all__ = ["add_seeds", "take_seeds"]
+__all__ = ["ToolError", "add_old_name", "add_seeds", "ends_early", "take_seeds", "tool"]
+
+_MISTAKE, _FAILED, _BY_HAND = 2, 1, 130
+
+Main = Callable[..., int]
+
+
+class ToolError(RuntimeError):
+    """What was asked for was begun and failed; the message says how. The exit status is 1."""
+
+
+def ends_early() -> None:
+    """Until a `tool` begins, Ctrl-C ends the program at once, with one line and status 130.
+
+    To be called by a program before the imports that take seconds. Of several processes that a
+    launcher starts on a machine, the first speaks.
+    """
+    signal.signal(signal.SIGINT, _end)
+
+
+def _end(number: int, frame: FrameType | None) -> NoReturn:
+    if os.environ.get("LOCAL_RANK", os.environ.get("SLURM_LOCALID", "0")) == "0":
+        os.write(2, b"interrupted\n")
+    os._exit(_BY_HAND)
+
+
+def tool(*, interrupted: str = "interrupted") -> Callable[[Main], Main]:
+    """Decorate the `main` of a program: what a user can cause ends it with one line, at most.
+
+    A mistake (ValueError, OSError, ImportError) has status 2, a `ToolError` 1, Ctrl-C 130 and the
+    line `interrupted`. Where standard output was closed, as by `| head`, nothing is said.
+    """
+
+    def decorate(main: Main) -> Main:
+        @functools.wraps(main)
+        def run(*arguments: Any) -> int:
+            if signal.getsignal(signal.SIGINT) is _end:
+                signal.signal(signal.SIGINT, signal.default_int_handler)
+            try:
+                status = main(*arguments)
+                sys.stdout.flush()
+            except BrokenPipeError:
+                # Python flushes once more as it ends; as its documentation has it.
+                os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+                return _FAILED
+            except (ValueError, OSError, ImportError, ToolError) as error:
+                print(f"error: {error}", file=sys.stderr)
+                return _FAILED if isinstance(error, ToolError) else _MISTAKE
+            except KeyboardInterrupt:
+                print(interrupted, file=sys.stderr)
+                return _BY_HAND
+            return status
+
+        return run
+
+    return decorate
+
+
+def add_old_name(
+    parser: argparse.ArgumentParser, old: str, dest: str, type: Callable[[str], Any] = str
+) -> None:
+    """Keep an earlier name of an option as a synonym that --help does not show."""
+    hidden = argparse.SUPPRESS
+    parser.add_argument(old, dest=dest, type=type, default=hidden, help=hidden)
 
 
 def add_seeds(parser: argparse.ArgumentParser) -> None:

@@ -121,8 +121,8 @@ def _under_torchrun(
         )
     if init_method is not None:
         raise ValueError(
-            f"torchrun says where the processes meet, and so does --init_method {init_method}; "
-            "leave --init_method out under torchrun"
+            f"torchrun says where the processes meet, and so does --init-method {init_method}; "
+            "leave --init-method out under torchrun"
         )
     size, machines = int(environment["WORLD_SIZE"]), int(environment["GROUP_WORLD_SIZE"])
     placement = Placement(
@@ -176,12 +176,12 @@ def _check_machines(cfg: CfgNode, placement: Placement) -> None:
     if cfg.NUM_SHARDS not in (1, placement.machines):
         raise ValueError(
             f"{launcher} runs on {placement.machines} machines, NUM_SHARDS says {cfg.NUM_SHARDS}; "
-            f"leave NUM_SHARDS (--num_shards) out under {launcher}"
+            f"leave NUM_SHARDS (--num-shards) out under {launcher}"
         )
     if cfg.SHARD_ID not in (0, placement.machine):
         raise ValueError(
             f"{launcher} says that this is machine {placement.machine}, SHARD_ID says "
-            f"{cfg.SHARD_ID}; leave SHARD_ID (--shard_id) out under {launcher}"
+            f"{cfg.SHARD_ID}; leave SHARD_ID (--shard-id) out under {launcher}"
         )
 
 

@@ -9,7 +9,15 @@ if TYPE_CHECKING:
     from matplotlib.axes import Axes
     from matplotlib.figure import Figure
 
-__all__ = ["COLOURS", "MUTED", "check_format", "new_figure", "save_figure", "time_unit"]
+__all__ = [
+    "COLOURS",
+    "MUTED",
+    "add_legend",
+    "check_format",
+    "new_figure",
+    "save_figure",
+    "time_unit",
+]
 
 COLOURS = ("#1f77b4", "#d1495b", "#2a9d6f", "#b07aa1", "#e08e45", "#5f6b7a", "#12a5b8")
 """One colour per curve, told apart in print and by colour-blind readers."""
@@ -37,6 +45,12 @@ def new_figure(
         axes.grid(axis="y", color="#e6e8eb", linewidth=0.8)
         axes.set_axisbelow(True)
     return figure, panels
+
+
+def add_legend(figure: Figure, axes: Axes, title: str) -> None:
+    """Explain the curves below the axes, where no curve ends."""
+    handles = axes.get_legend_handles_labels()
+    figure.legend(*handles, loc="outside lower center", title=title, frameon=False)
 
 
 def save_figure(figure: Figure, path: Path) -> None:

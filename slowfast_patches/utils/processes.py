@@ -11,10 +11,13 @@ import threading
 import traceback
 from collections import Counter, deque
 from collections.abc import Callable, Generator, Iterable
+from multiprocessing import resource_tracker
 from multiprocessing.connection import Connection, wait
 from typing import Any, Generic, TypeVar
 
 import cv2
+
+from slowfast_patches.utils.signals import held_back
 
 __all__ = ["Died", "run_each"]
 
@@ -40,7 +43,7 @@ def run_each(
     *,
     jobs_per_worker: int = 1,
 ) -> Generator[tuple[Job, Result | Died]]:
-    """(job, function(job)) for every job, as they end, from `workers` processes.
+    """(job, function(job)) for every job, as they end, from `workers` processes; 0 is this one.
 
     `jobs_per_worker` are handed out at a time: 1 if they are long, a few if they take so little
     that a worker would wait for the next one. The function is one that a module defines, and what
@@ -66,7 +69,7 @@ def run_each(
     finally:
         for worker in crew:
             worker.end()
-    if waiting and not is_daemon:
+    if waiting and workers and not is_daemon:
         logger.warning("no other process can be started: this one does all the work")
     for _, job in waiting:
         yield job, function(job)
@@ -83,7 +86,10 @@ class _Worker(Generic[Job]):
         self.jobs, self.has_begun = deque[tuple[int, Job]](), False
         self.connection, theirs = context.Pipe()
         self.process = context.Process(target=_work, args=(function, theirs), daemon=True)
-        with theirs:  # nobody else shall hold it: when the process dies, the pipe has an end
+        resource_tracker.ensure_running()  # which would let signals through, once it starts
+        # Nobody else shall hold their end: when the process dies, the pipe has one. And Ctrl-C is
+        # for this process to handle, while those still import things, too.
+        with theirs, held_back({signal.SIGINT}):
             self.process.start()
 
     def give(self, job: tuple[int, Job]) -> None:
@@ -149,7 +155,6 @@ def _listen(
 
 def _work(function: Callable[[Any], object], parent: Connection[Any, Any]) -> None:
     """A worker: says None once it has begun, then (result, error) for each job."""
-    signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is for the parent to handle
     cv2.setNumThreads(1)
     threading.Thread(target=_end_with_parent, daemon=True).start()
     with contextlib.suppress(*_GONE):  # the parent's end

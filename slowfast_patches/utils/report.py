@@ -12,6 +12,7 @@ from tabulate import tabulate
 __all__ = [
     "Mean",
     "format_count",
+    "format_duration",
     "format_factor",
     "format_flops",
     "format_list",
@@ -46,6 +47,13 @@ def mean_of(values: Iterable[float]) -> Mean | None:
 def format_count(value: float) -> str:
     """A count with thousands separated: 112,000; below 1000 a fraction keeps three digits."""
     return f"{value:,.0f}" if value >= 1000 or value == round(value) else f"{value:.3g}"
+
+
+def format_duration(seconds: float) -> str:
+    """A time with three digits in the unit that fits: 42.5 s, 7.02 min, 3.5 h, 1,240 h."""
+    unit, length = ("s", 1) if seconds < 120 else ("min", 60) if seconds < 7200 else ("h", 3600)
+    value = seconds / length
+    return f"{value:,.0f} {unit}" if value >= 100 else f"{value:.3g} {unit}"
 
 
 def format_flops(flops: float) -> str:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 import signal
 import threading
-from collections.abc import Iterator
+from collections.abc import Collection, Iterator
 from contextlib import contextmanager
 
 __all__ = ["ASKING", "held_back", "leave_to_parent"]
@@ -16,9 +16,9 @@ to every process of a group or a job."""
 
 
 @contextmanager
-def held_back() -> Iterator[None]:
+def held_back(numbers: Collection[signal.Signals] = ASKING) -> Iterator[None]:
     """Hold the signals back from this thread, and from processes that the body starts for good."""
-    before = signal.pthread_sigmask(signal.SIG_BLOCK, ASKING)
+    before = signal.pthread_sigmask(signal.SIG_BLOCK, numbers)
     try:
         yield
     finally:

@@ -67,7 +67,7 @@ def assert_refused(answer: tuple[int, str], *said: str) -> None:
         (("SOLVER.BASE_LR", "high"), ("SOLVER.BASE_LR takes a number", "'high'")),
         (("DIST_JOIN_SECONDS", 0), ("DIST_JOIN_SECONDS must be above 0",)),
         (("DIST_STALL_SECONDS", -1), ("DIST_STALL_SECONDS must be above 0",)),
-        (("NUM_SHARDS", 2), ("NUM_SHARDS 2", "--init_method tcp://FIRST-MACHINE:PORT")),
+        (("NUM_SHARDS", 2), ("NUM_SHARDS 2", "--init-method tcp://FIRST-MACHINE:PORT")),
         (("NUM_SHARDS", 2, "SHARD_ID", 2), ("SHARD_ID 2 is not one of NUM_SHARDS 2",)),
         (("SLOWFAST.ALPHA", 4), ("2, 4 and 8 frames", "SLOWFAST.ALPHA 4", "SLOWFAST.ALPHA 1 or 2")),
         (("DATA.PATH_TO_DATA_DIR", "/nowhere"), ("/nowhere/train.csv: no such file",)),

@@ -18,6 +18,7 @@ from slowfast_patches.engine.runs import (
     RunFailedError,
     find_results,
     run_folder,
+    seconds_left,
     train_all,
 )
 
@@ -159,7 +160,7 @@ def test_a_report_by_hand(recipes, tmp_path):
     (row,) = [line for line in text.splitlines() if line.startswith("| multigrid")]
     cells = [cell.strip() for cell in row.strip("|").split("|")]
     assert cells[:6] == ["multigrid", "2", "36", "2.83×", "6.0", "816"]
-    assert cells[6:10] == ["2 TFLOP", "150", "7", "2.50 ± 0.71×"]
+    assert cells[6:10] == ["2 TFLOP", "2.5 min", "7 s", "2.50 ± 0.71×"]
     assert cells[10:] == ["83.0 ± 0.0", "90.0 ± 0.0"]
     assert "- multigrid: 40% of the time of baseline, top-1 +1.0 points." in text
     assert "abacus" in text
@@ -193,10 +194,13 @@ def test_recipes_of_several_labels_are_compared_by_map(several_labels, tmp_path,
     drawn = []
     monkeypatch.setattr(
         "slowfast_patches.engine.comparison.save_figure",
-        lambda figure, path: drawn.extend(figure.axes),
+        lambda figure, path: (
+            drawn.extend([*figure.axes, *figure.legends]) or figure.draw_without_rendering()
+        ),
     )
     write_comparison(comparison, tmp_path)
-    (axes,) = drawn
+    axes, legend = drawn
+    assert legend.get_window_extent().y1 < axes.bbox.y0, "below the axes: it hides no curve"
     assert axes.get_ylabel() == "mean average precision (%)"
     assert list(axes.lines[0].get_ydata()) == [8.75, 17.5, 26.25, 35.0]
     text = (tmp_path / "report.md").read_text()
@@ -265,7 +269,8 @@ def test_equal_time_scales_every_length_by_the_ratio_of_iterations(configs):
 
 
 @pytest.fixture
-def fake_run_net(three, tmp_path) -> Path:
+def fake_run_net(three, tmp_path, monkeypatch) -> Path:
+    monkeypatch.setattr("slowfast_patches.engine.runs._flops", lambda cfg: 1.0)  # models take time
     script = tmp_path / "fake" / "run_net.py"
     script.parent.mkdir()
     script.write_text(FAKE_RUN_NET)
@@ -293,6 +298,50 @@ def test_all_configs_are_trained_with_a_seed_before_the_next_and_none_twice(
     assert find_results(recipes, [0, 5], output).keys() == seen[-1].keys()
     assert len(list(train_all(recipes, [0, 5], output, fake_run_net))) == 1
     assert calls(fake_run_net) == trained
+
+
+def test_the_time_that_is_left_by_hand():
+    """A run of 4 units took 40 s; of the one at work, of 2, 5 s are over and 35 to come: 80 s for 6
+    units. After it comes one of 4."""
+    flops, done = {"a": 4.0, "b": 2.0}, {("a", 0): {"seconds": {"training": 30, "loading": 10}}}
+    assert seconds_left(flops, ["a", "b"], {}) is None
+    assert seconds_left(flops, ["b", "a"], done) == 60
+    assert seconds_left(flops, ["b", "a"], done, (5, 35)) == pytest.approx(35 + 80 / 6 * 4)
+    assert seconds_left(flops, ["b"], {}, (5, 35)) == 35
+
+
+def test_what_is_left_is_said_to_standard_error(recipes, fake_run_net, tmp_path, capsys):
+    list(train_all(recipes, [0], tmp_path / "runs", fake_run_net))
+    out, err = capsys.readouterr()
+    first, second = err.splitlines()
+    assert out == ""
+    assert first.endswith(
+        "baseline, seed 0: starts; the time of all is known after its first iterations"
+    )
+    assert second.startswith("run 2 of 2: multigrid, seed 0: starts; about ")
+    assert second.endswith("left for all")
+
+
+SLOW_RUN_NET = """
+import sys, time
+from pathlib import Path
+folder = Path(sys.argv[-1])
+folder.mkdir(parents=True)
+report = '{"type": "train", "seconds": 5, "seconds_left": 35}'
+(folder / "metrics.jsonl").write_text(report + chr(10) + '{"type": "val"}' + chr(10) + report[:9])
+time.sleep(2)
+sys.exit(3)
+"""
+
+
+def test_a_run_at_work_lets_the_time_of_all_be_known(recipes, tmp_path, capsys, monkeypatch):
+    monkeypatch.setattr("slowfast_patches.engine.runs._LOOK_SECONDS", 0.05)
+    monkeypatch.setattr("slowfast_patches.engine.runs._flops", lambda cfg: 1.0)
+    script = tmp_path / "run_net.py"
+    script.write_text(SLOW_RUN_NET)
+    with pytest.raises(RunFailedError):
+        list(train_all(recipes, [0], tmp_path / "runs", script))
+    assert capsys.readouterr().err.splitlines()[1:] == ["about 75 s left for all"]
 
 
 def test_a_failed_run_is_named_and_the_others_kept(recipes, fake_run_net, tmp_path):
@@ -372,6 +421,8 @@ def test_the_command_reports_what_is_there(configs, recipes, tmp_path, capsys):
     command = [*files, "--output", str(output), "--seeds", "0", "1", *overrides]
     assert load_tool().main(command) == 0
     assert "3.00 ± 0.00×" in capsys.readouterr().out
+    assert load_tool().main([*command[:6], "--json", *command[6:]]) == 0
+    assert json.loads(capsys.readouterr().out)["configs"][1]["speed_up"]["mean"] == 3
     text = (output / "report.md").read_text()
     assert "--seeds 0 1 SOLVER.BASE_LR 0.1" in text
     assert "python tools/compare.py" in text

@@ -140,7 +140,7 @@ def test_the_advice_fits_the_data_set_and_the_cores(cores):
     folder = ("DATA.PATH_TO_DATA_DIR", "/data/k400")
     few, all_but_one = (config(*folder, "DATA_LOADER.NUM_WORKERS", workers) for workers in (2, 7))
     raw, prepared = Listed(Index(is_prepared=False)), Listed(Index(is_prepared=True))
-    prepare = "tools/prepare_data.py --csv /data/k400/train.csv --out DIR writes"
+    prepare = "tools/prepare_data.py --csv /data/k400/train.csv --output DIR writes"
     more = "raise DATA_LOADER.NUM_WORKERS (now 2; there are 8 cores for this process)"
     assert prepare in loading_advice(few, raw)
     assert more in loading_advice(few, raw)

@@ -83,7 +83,7 @@ def test_a_rank_that_is_taken(meet):
     said = [str(error) for error in errors if not isinstance(error, ElsewhereError)]
     assert len(said) == 1, "the others end at once, though nobody waits in vain"
     assert "two processes of this run are rank 1: process" in said[0]
-    assert "--shard_id" in said[0]
+    assert "--shard-id" in said[0]
 
 
 def test_another_number_of_processes(meet):
@@ -105,7 +105,7 @@ def test_a_stranger_does_not_disturb_a_run(meet):
     assert meet((placed(0), [], LONG), (placed(1), [], LONG)) == [None, None]
     (stranger,) = meet((placed(1), ["OUTPUT_DIR", "elsewhere"], LONG))
     assert isinstance(stranger, StrangerError)
-    assert "is complete; give this one another place with --init_method" in str(stranger)
+    assert "is complete; give this one another place with --init-method" in str(stranger)
 
 
 def test_a_file_of_an_earlier_run_is_told(tmp_path):
@@ -185,7 +185,7 @@ def test_a_folder_that_is_not_there(tmp_path):
     "url", ["first:9999", "tcp://first", "tcp://first:x", "file://", "udp://a:1"]
 )
 def test_addresses_that_are_none(url):
-    with pytest.raises(ValueError, match=f"--init_method {url}: processes meet at tcp://HOST:PORT"):
+    with pytest.raises(ValueError, match=f"--init-method {url}: processes meet at tcp://HOST:PORT"):
         Address.parse(url)
 
 

@@ -69,11 +69,11 @@ def test_each_phase_says_what_its_time_went_to(tmp_path, schedule, caplog):
     assert (first["seconds"], first["loading_share"]) == (pytest.approx(4), 0)
     assert (second["seconds"], second["loading_share"]) == (pytest.approx(8), 0.5)
     assert said(caplog, "INFO") == [
-        "phase 1 of 2: 20 iterations took 0:00:04, 0 % of it waiting for data "
+        "phase 1 of 2: 20 iterations took 4 s, 0 % of it waiting for data "
         "(reading gave 20.0 clips/s, training could take 20.0)",
-        "phase 2 of 2: 20 iterations took 0:00:08, 50 % of it waiting for data "
+        "phase 2 of 2: 20 iterations took 8 s, 50 % of it waiting for data "
         "(reading gave 10.0 clips/s, training could take 20.0)",
-        "training: 40 iterations took 0:00:12, 33 % of it waiting for data "
+        "training: 40 iterations took 12 s, 33 % of it waiting for data "
         "(reading gave 13.3 clips/s, training could take 20.0)",
     ]
 
@@ -107,6 +107,21 @@ def test_the_first_mini_batch_of_a_run_is_no_evidence(tmp_path, schedule, caplog
     assert said(caplog, "WARNING") == []
 
 
+def test_a_report_waits_for_data_as_long_as_its_phase(tmp_path, schedule):
+    clock = Clock()
+    monitor, window = Monitor(str(tmp_path), schedule, clock, 0, ADVICE), Window(clock)
+    for step in schedule.steps(0, 20):
+        clock.seconds["loading"] += 3 if step.iteration else 500
+        window.add(step, torch.tensor(0.5), None, 0)
+        clock.seconds["training"] += 1
+        if step.iteration == 19:
+            monitor.progress(step, window.summarize(World(0, 1, CPU)))
+        monitor.observe(step)
+    monitor.close()
+    records = map(json.loads, (tmp_path / "metrics.jsonl").read_text().splitlines())
+    assert {r["type"]: r["loading_share"] for r in records} == {"train": 0.7403, "phase": 0.7403}
+
+
 def test_a_continued_run_reports_what_it_saw_and_each_phase_once(tmp_path, schedule, caplog):
     watch(tmp_path, schedule, {}, usual=(1.0, 0.0), stop=30)
     caplog.clear()
@@ -114,7 +129,7 @@ def test_a_continued_run_reports_what_it_saw_and_each_phase_once(tmp_path, sched
     assert (first["iteration"], first["iterations"]) == (20, 20)
     assert (second["iteration"], second["iterations"], second["clips"]) == (40, 15, 60)
     assert second["seconds"] == pytest.approx(15 + 14)  # the first of them as if it had not waited
-    assert said(caplog, "INFO")[-1].startswith("training: 15 iterations took 0:00:29, 48 %")
+    assert said(caplog, "INFO")[-1].startswith("training: 15 iterations took 29 s, 48 %")
 
 
 # Several processes.
@@ -140,9 +155,7 @@ def test_the_rank_that_waits_most_for_data_is_told(tmp_path, schedule, caplog):
     assert {(r["worst_loading_share"], r["worst_loading_rank"]) for r in records} == {(0.25, 1)}
     assert {r["loading_share"] for r in records} == {0}
     lines = said(caplog, "INFO")
-    assert lines[0].endswith(
-        "4.0 clips/s (0 % waiting for data, rank 1 most with 25 %), 0:00:30 left"
-    )
+    assert lines[0].endswith("4.0 clips/s (0 % waiting for data, rank 1 most with 25 %), 30 s left")
     assert "0 % of it waiting for data, rank 1 most with 25 % (reading gave 4.0" in lines[2]
     warnings = said(caplog, "WARNING")
     assert [w.split(":")[0] for w in warnings] == [

@@ -109,7 +109,7 @@ def test_the_first_machine_is_the_one_that_submitit_finds(names):
         (TORCHRUN, ["NUM_SHARDS", 2, "SHARD_ID", 0], None, None),
         (TORCHRUN, ["NUM_SHARDS", 3, "SHARD_ID", 2], None, "leave NUM_SHARDS .* out under torch"),
         (TORCHRUN, ["NUM_SHARDS", 2, "SHARD_ID", 5], None, "leave SHARD_ID .* out under torchrun"),
-        (TORCHRUN, [], THERE, "leave --init_method out under torchrun"),
+        (TORCHRUN, [], THERE, "leave --init-method out under torchrun"),
         (TORCHRUN, ["NUM_GPUS", 4], None, "NUM_GPUS 8, or --nproc-per-node 4"),
         (TORCHRUN | ONE_TASK_A_GPU, [], None, "srun starts torchrun 16 times on 2 machines"),
         (ONE_TASK_A_GPU, ["NUM_SHARDS", 3], None, "srun runs on 2 machines, NUM_SHARDS says 3"),

@@ -134,6 +134,9 @@ def test_a_data_set_comes_out_as_it_went_in(run, data, tmp_path):
     assert f"DATA.PATH_TO_DATA_DIR {out} DATA.PATH_PREFIX '' MODEL.NUM_CLASSES 4" in said
     table = {line[:30].strip(): line.split()[-1] for line in said.splitlines() if line.strip()}
     assert (table["videos"], table["frames"], table["unreadable, left out"]) == ("5", "25", "0")
+    lists = ("--csv", data / "train.csv", "--csv", data / "val.csv")
+    found = json.loads(run(*lists, "--output", out, "--json")[1])
+    assert (found["videos"], found["kept"], found["frames"]) == (5, 5, 25)
 
 
 def test_training_takes_the_result(run, data, tmp_path):

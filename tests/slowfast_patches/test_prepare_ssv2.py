@@ -47,7 +47,7 @@ def keys(folder: Path) -> list[object]:
 @needs_samples
 def test_it_is_prepared_as_the_advice_says_and_trains(run, ssv2, tmp_path):
     cfg, out = load_config(None, keys(ssv2)), tmp_path / "out"
-    assert f"prepare_data.py --ssv2 {ssv2} --out DIR" in loading_advice(cfg, Ssv2(cfg, "train"))
+    assert f"prepare_data.py --ssv2 {ssv2} --output DIR" in loading_advice(cfg, Ssv2(cfg, "train"))
     status, said = run("--ssv2", ssv2, "--out", out)
     assert (status, f"DATA.PATH_TO_DATA_DIR {out}" in said) == (0, True)
     assert rows(out / "train.csv") == [("videos/41.webm.mp4", 1)]

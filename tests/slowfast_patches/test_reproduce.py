@@ -205,19 +205,23 @@ class TestDryRun:
                 assert Path(found.training.cfg).name in line, line
         assert not output.exists()
 
-    def test_hours_from_a_given_step_time(self, cli: Callable) -> None:
+    def test_times_from_a_given_step_time(self, cli: Callable) -> None:
         _, out, _ = cli("table4", "--dry-run", "--step-seconds", 0.36)
         [line] = [line for line in out.splitlines() if "I3D_8x8_R50_1GPU.yaml" in line]
-        assert line.split()[-1] == "120"  # 1,200,000 iterations of 0.36 s
+        assert line.split()[-2:] == ["120", "h"]  # 1,200,000 iterations of 0.36 s
         assert "1/1.00" in line
+        _, out, err = cli("table4", "--dry-run", "--step-seconds", 0.36, "--json")
+        assert "I3D_8x8_R50_1GPU.yaml" in err
+        [table] = json.loads(out)
+        assert table["rows"][0]["seconds"] == 1_200_000 * 0.36
 
-    def test_recipes_that_no_step_times_hold_for_have_no_hours(self, cli: Callable) -> None:
+    def test_recipes_that_no_step_times_hold_for_have_none(self, cli: Callable) -> None:
         file = ROOT / "benchmarks" / "results" / "step_time_demo.json"
         status, out, _ = cli("table4", "--dry-run", "--step-times", file)
         assert status == 0
         [line] = [line for line in out.splitlines() if "I3D_8x8_R50_1GPU.yaml  " in line]
         assert line.split()[-1] == "?"
-        assert "no hours for 2 recipes, such as I3D_8x8_R50_1GPU.yaml: " in out
+        assert "no times for 2 recipes, such as I3D_8x8_R50_1GPU.yaml: " in out
         assert "step_time_demo.json" in out
 
     def test_unknown_table_and_options_without_effect(
@@ -430,7 +434,7 @@ class TestToy:
         assert not list(tmp_path.glob("*.json"))  # the paper's own reports are elsewhere
 
         reproduce(request)
-        assert capsys.readouterr().out.count("done before") == 2
+        assert capsys.readouterr().err.count("done before") == 2
 
 
 def executable(path: Path, text: str) -> Path:

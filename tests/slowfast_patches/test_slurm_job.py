@@ -18,7 +18,7 @@ from slowfast_patches.engine.slurm_job import Job
 TRAINING = """
 import os, pathlib, signal, sys, time
 folder = pathlib.Path(sys.argv[-1])
-number = int(sys.argv[sys.argv.index("--shard_id") + 1]) if "--shard_id" in sys.argv else 0
+number = int(sys.argv[sys.argv.index("--shard-id") + 1]) if "--shard-id" in sys.argv else 0
 def save(*_):
     (folder / f"saved_{number}").touch()
     os._exit(0 if (folder / "done").exists() else 75)
@@ -173,8 +173,8 @@ def test_on_several_machines_the_processes_meet_on_the_first() -> None:
     job = Job(("python", "run_net.py", "--cfg", "a.yaml", "NUM_GPUS", "8"))
     there = SimpleNamespace(num_nodes=2, node=1, hostnames=["n7", "n8"], raw_job_id="4242")
     assert job.command_in(there) == [
-        *("python", "run_net.py", "--init_method", "tcp://n7:23474"),
-        *("--shard_id", "1", "--num_shards", "2", "--cfg", "a.yaml", "NUM_GPUS", "8"),
+        *("python", "run_net.py", "--init-method", "tcp://n7:23474"),
+        *("--shard-id", "1", "--num-shards", "2", "--cfg", "a.yaml", "NUM_GPUS", "8"),
     ]
     here = SimpleNamespace(num_nodes=1, node=0, hostnames=["n7"], raw_job_id="50001")
     assert job.command_in(here) == list(job.command), "at a free port"

@@ -1,6 +1,7 @@
 """What follows from step times, by hand: rates, shares, ratios, hours, switches that pay."""
 
 import importlib
+import statistics
 from types import ModuleType
 from typing import Any
 
@@ -15,7 +16,7 @@ def columns(step_bench) -> ModuleType:
 
 
 def spread(*rounds: float) -> dict[str, Any]:
-    return {"rounds": list(rounds)}
+    return {"rounds": list(rounds), "median": statistics.median(rounds or [0.0])}
 
 
 def row(shape: list[int], *rounds: float, clips: int | None = None) -> dict[str, Any]:

@@ -241,7 +241,7 @@ def test_the_parts_of_one_variant_are_drawn(bench, made_up_clock, tiny_recipe, t
     arguments = ["--cfg", str(tiny_recipe), "--rounds", "2", "--plot", str(picture)]
     assert bench.main([*arguments, *SHORT]) == 0
     assert picture.read_bytes()[1:4] == b"PNG"
-    assert "No hours: how many training videos are there?" in capsys.readouterr().out
+    assert "of very many videos: how many training videos are there?" in capsys.readouterr().out
 
 
 def test_each_reports_what_a_device_cannot_have(

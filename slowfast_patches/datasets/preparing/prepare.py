@@ -107,7 +107,9 @@ def _check_apart(lists: Sequence[VideoList], out: Path) -> None:
     for origin in (videos.origin for videos in lists):
         inside = origin in (out, *out.parents) if origin.is_dir() else origin.parent == out
         if inside:
-            raise ValueError(f"--out {out}: the data set itself lies there; choose another folder")
+            raise ValueError(
+                f"--output {out}: the data set itself lies there; choose another folder"
+            )
 
 
 def _find_sources(lists: Sequence[VideoList]) -> dict[str, Source]:

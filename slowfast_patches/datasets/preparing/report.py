@@ -7,11 +7,13 @@ import statistics
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 from tabulate import tabulate
 from tqdm import tqdm
 
 from slowfast_patches.datasets.preparing.prepared_set import Entry
+from slowfast_patches.utils.report import format_duration
 
 __all__ = ["Forecast", "Report", "format_report", "format_size"]
 
@@ -48,7 +50,7 @@ class Forecast:
     def __str__(self) -> str:
         return (
             f"the other {self.videos:,} videos will take about {format_size(self.size)} and "
-            f"{format_time(self.seconds)}; {format_size(self.free)} are free"
+            f"{format_duration(self.seconds)}; {format_size(self.free)} are free"
         )
 
 
@@ -67,6 +69,19 @@ class Report:
     classes: int
     seconds: float
     """Of this run."""
+
+    def to_json(self) -> dict[str, Any]:
+        """As plain data; sizes in bytes."""
+        return {
+            "folder": str(self.folder),
+            "videos": len(self.entries),
+            "kept": self.kept,
+            "unreadable": [{"path": path, "reason": reason} for path, reason in self.unreadable],
+            "frames": sum(entry.frames for entry in self.entries),
+            "source_size": sum(entry.source_size for entry in self.entries),
+            "size": sum(entry.size for entry in self.entries),
+            "seconds": self.seconds,
+        }
 
 
 def format_report(report: Report) -> str:
@@ -91,13 +106,6 @@ def format_size(size: float) -> str:
     return f"{digits} {text[len(digits) :]}"
 
 
-def format_time(seconds: float) -> str:
-    """Seconds as 42 s, 12 min, or 3.5 h."""
-    if seconds < 100:
-        return f"{seconds:.0f} s"
-    return f"{seconds / 60:.0f} min" if seconds < 6000 else f"{seconds / 3600:.1f} h"
-
-
 def _rows(report: Report) -> list[tuple[str, str]]:
     entries = report.entries
     source, size = (sum(x) for x in zip(*((e.source_size, e.size) for e in entries), strict=True))
@@ -117,5 +125,5 @@ def _rows(report: Report) -> list[tuple[str, str]]:
         rows.append(("luma PSNR of a video's worst frame, median", f"{middle:.1f} dB"))
         rows.append(("luma PSNR of a video's worst frame, lowest", f"{lowest:.1f} dB"))
     rows.append(("frames per second and process", f"{frames / max(seconds, 1e-9):.0f}"))
-    rows.append(("time of all processes", format_time(seconds)))
-    return [*rows, ("time of this run", format_time(report.seconds))]
+    rows.append(("time of all processes", format_duration(seconds)))
+    return [*rows, ("time of this run", format_duration(report.seconds))]

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING
 from slowfast_patches.engine.cluster.plan import ClusterPlan, Estimate
 from slowfast_patches.engine.cluster.times import TrainingTimes
 from slowfast_patches.utils.plots import COLOURS, MUTED, new_figure, save_figure
+from slowfast_patches.utils.report import format_duration
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -32,8 +33,8 @@ def plot_cluster_plan(plan: ClusterPlan, path: Path) -> None:
     name = "multigrid" if plan.multigrid else "this recipe"
     _draw(hours, efficiency, estimates, ours, name, COLOURS[1])
     hours.set_yscale("log")
-    hours.yaxis.set_major_formatter("{x:,g}")
-    hours.set_ylabel("hours of training")
+    hours.yaxis.set_major_formatter(lambda value, _: format_duration(3600 * value))
+    hours.set_ylabel("time of training")
     efficiency.set_ylabel("efficiency\n(compute's share of the time)")
     efficiency.set_ylim(0, 105)
     efficiency.yaxis.set_major_formatter("{x:.0f} %")

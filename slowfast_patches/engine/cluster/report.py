@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Callable
 from dataclasses import asdict
 from typing import Any
 
@@ -11,7 +12,12 @@ from slowfast_patches.engine.cluster.machines import Preset
 from slowfast_patches.engine.cluster.network import Cluster
 from slowfast_patches.engine.cluster.plan import ClusterPlan, Estimate, Row
 from slowfast_patches.engine.cluster.times import PhaseTimes, Times, TrainingTimes
-from slowfast_patches.utils.report import format_count, format_factor, format_table
+from slowfast_patches.utils.report import (
+    format_count,
+    format_duration,
+    format_factor,
+    format_table,
+)
 
 __all__ = ["cluster_json", "format_cluster_plan"]
 
@@ -99,7 +105,7 @@ def _shares(times: Times) -> list[float]:
 
 
 def _phases(training: TrainingTimes) -> str:
-    headers = ["phase", "base shape", "clips\na GPU", "iterations", "seconds"]
+    headers = ["phase", "base shape", "clips\na GPU", "iterations", "time"]
     headers += [*(f"\n{name}" for name in _SHARES), "limits", "clips/s\nneeded"]
     return format_table(headers, [_phase_cells(phase) for phase in training.phases], left=2)
 
@@ -111,7 +117,7 @@ def _phase_cells(phase: PhaseTimes) -> list[str]:
         str(phase.phase.base_shape),
         ", ".join(map(str, phase.clips_per_gpu)),
         format_count(times.iterations),
-        format_count(times.seconds),
+        format_duration(times.seconds),
         *(_percent(share) for share in _shares(times)),
         times.limit,
         format_count(round(times.clips_per_second)),
@@ -124,10 +130,9 @@ def _percent(share: float) -> str:
 
 def _totals(estimate: Estimate, multigrid: bool) -> str:
     ours, baseline = estimate.ours.total, estimate.baseline.total
-    unit, length = ("hours", 3600) if baseline.seconds >= 3600 else ("minutes", 60)
     rows = [
-        _total_cells("iterations", ours.iterations, baseline.iterations),
-        _total_cells(unit, ours.seconds / length, baseline.seconds / length),
+        _total_cells("iterations", ours.iterations, baseline.iterations, format_count),
+        _total_cells("time", ours.seconds, baseline.seconds, format_duration),
         *(
             [f"  {name}", _percent(a), _percent(b), ""]
             for name, a, b in zip(_SHARES, _shares(ours), _shares(baseline), strict=True)
@@ -139,14 +144,16 @@ def _totals(estimate: Estimate, multigrid: bool) -> str:
     return format_table(["", "this plan"], [row[:2] for row in rows])
 
 
-def _total_cells(name: str, ours: float, baseline: float) -> list[str]:
-    return [name, format_count(ours), format_count(baseline), format_factor(ours, baseline)]
+def _total_cells(
+    name: str, ours: float, baseline: float, write: Callable[[float], str]
+) -> list[str]:
+    return [name, write(ours), write(baseline), format_factor(ours, baseline)]
 
 
 def _rows(plan: ClusterPlan) -> str:
-    headers = ["GPUs", "nodes", "batch", "hours", "efficiency", "limits"]
+    headers = ["GPUs", "nodes", "batch", "time", "efficiency", "limits"]
     if plan.multigrid:
-        headers += ["baseline\nhours", "\nefficiency", "\nlimits", "speed-up"]
+        headers += ["baseline\ntime", "\nefficiency", "\nlimits", "speed-up"]
     headers += ["clips/s needed\na node", "\nin all", ""]
     cells = [_row_cells(row, plan.multigrid) for row in plan.rows]
     reasons = [f"{row.cluster.gpus:,} GPUs: {row.reason}" for row in plan.rows if row.reason]
@@ -158,16 +165,16 @@ def _row_cells(row: Row, multigrid: bool) -> list[str]:
     if row.estimate is None:
         return [*start, *[""] * (10 if multigrid else 6), "cannot train"]
     ours, estimate = row.estimate.ours, row.estimate
-    cells = [*start, f"{estimate.batch:,}", *_hours_cells(ours.total)]
+    cells = [*start, f"{estimate.batch:,}", *_time_cells(ours.total)]
     if multigrid:
-        cells += [*_hours_cells(estimate.baseline.total), f"{estimate.speed_up:.2f}×"]
+        cells += [*_time_cells(estimate.baseline.total), f"{estimate.speed_up:.2f}×"]
     peak = max(t.peak.times.clips_per_second for t in (ours, estimate.baseline))
     cells += [format_count(round(peak / row.cluster.nodes)), format_count(round(peak))]
     return [*cells, "; ".join(estimate.notes)]
 
 
-def _hours_cells(times: Times) -> list[str]:
-    return [format_count(times.seconds / 3600), f"{100 * times.efficiency:.1f} %", times.limit]
+def _time_cells(times: Times) -> list[str]:
+    return [format_duration(times.seconds), f"{100 * times.efficiency:.1f} %", times.limit]
 
 
 def _notes(plan: ClusterPlan) -> list[str]:

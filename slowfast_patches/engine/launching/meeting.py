@@ -92,7 +92,7 @@ def check_open(store: dist.Store, placement: Placement) -> None:
     if first is not None and _arrived(store) >= first.size:
         raise StrangerError(
             f"the run of {first} has met at {placement.address}, and is complete; give this one "
-            "another place with --init_method"
+            "another place with --init-method"
         )
 
 
@@ -158,7 +158,7 @@ def _claim(store: dist.Store, placement: Placement, rank: int, process: _Process
     if found == mine:
         return
     other = _Process(**json.loads(found))
-    advice = "give each machine a --shard_id of its own"
+    advice = "give each machine a --shard-id of its own"
     if placement.address is not None and placement.address.startswith("file:"):
         advice += f", and remove {placement.address} if an earlier run has left it"
     text = f"two processes of this run are rank {rank}: {process} and {other}; {advice}"
@@ -186,7 +186,7 @@ def _check_same(
     raise _error(
         store,
         f"{here} has another recipe than rank 0 ({first}):\n" + "\n".join(lines + more) + "\n"
-        "Give all machines the same recipe, or each run a place of its own to meet (--init_method)",
+        "Give all machines the same recipe, or each run a place of its own to meet (--init-method)",
     )
 
 

@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import os
 import signal
+import sys
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager, suppress
+from contextlib import ExitStack, contextmanager, suppress
+from multiprocessing import resource_tracker
 from types import FrameType
 
 from torch.multiprocessing.spawn import (
@@ -20,6 +22,7 @@ from slowfast_patches.engine.launching.failing import (
     Failures,
 )
 from slowfast_patches.engine.stopping import INTERRUPTED_STATUS
+from slowfast_patches.utils.signals import held_back
 
 __all__ = ["spawn"]
 
@@ -42,10 +45,14 @@ def spawn(
     then get a few seconds to end by themselves. One that was killed cannot speak: this does.
     SIGTERM, SIGUSR1 and SIGINT go on to the processes, which know how to stop; this waits.
     """
-    context: ProcessContext = start_processes(  # type: ignore[no-untyped-call]
-        function, arguments, count, join=False, start_method="spawn"
-    )
-    with _forwarding(context) as received:
+    resource_tracker.ensure_running()  # which would let signals through, once it starts
+    with ExitStack() as stack:
+        # Ctrl-C finds processes that still import things, with a traceback from each.
+        with held_back({signal.SIGINT}):
+            context: ProcessContext = start_processes(  # type: ignore[no-untyped-call]
+                function, arguments, count, join=False, start_method="spawn"
+            )
+            received = stack.enter_context(_forwarding(context))
         try:
             while not context.join(grace_period=_PATIENCE):
                 pass
@@ -95,8 +102,11 @@ def _status(
     index, code = error.error_index, codes[error.error_index]
     if received.count(signal.SIGINT) > 1:
         return BY_HAND_STATUS
+    if -code in _FORWARDED and signal.SIGINT in received:  # before there was something to save
+        sys.stderr.write("interrupted\n")
+        return BY_HAND_STATUS
     if code == INTERRUPTED_STATUS or (-code in _FORWARDED and received):
-        return INTERRUPTED_STATUS  # by the signal itself, if before there was something to save
+        return INTERRUPTED_STATUS
     killed = [n for n, code in enumerate(codes) if code < 0 and -code not in _ENDED_BY_US]
     index = index if code < 0 else next(iter(killed), index)
     if codes[index] < 0 and (first is None or first.lost):

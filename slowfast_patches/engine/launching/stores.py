@@ -42,7 +42,7 @@ class Address(NamedTuple):
 
     @classmethod
     def parse(cls, url: str) -> Address:
-        """From what --init_method takes.
+        """From what --init-method takes.
 
         Raises:
             ValueError: neither tcp://HOST:PORT nor file:///PATH.
@@ -55,7 +55,7 @@ class Address(NamedTuple):
         known = {"tcp": address.host and address.port, "file": address.path, "env": True}
         if not known.get(address.scheme):
             raise ValueError(
-                f"--init_method {url}: processes meet at tcp://HOST:PORT of the first machine, or "
+                f"--init-method {url}: processes meet at tcp://HOST:PORT of the first machine, or "
                 "at file:///PATH on a file system that they share"
             )
         return address
@@ -82,7 +82,7 @@ def host(port: int) -> dist.TCPStore:
             raise
         raise JoiningError(
             f"port {port} of this machine ({socket.gethostname()}) is in use, by another run "
-            "perhaps, or by another process with SHARD_ID 0; give another with --init_method "
+            "perhaps, or by another process with SHARD_ID 0; give another with --init-method "
             "tcp://HOST:PORT, the same on all machines"
         ) from error
 
@@ -126,7 +126,7 @@ def _file_store(path: str) -> dist.Store:
     folder = Path(path).parent
     if not folder.is_dir() or not os.access(folder, os.W_OK):
         raise JoiningError(
-            f"--init_method file://{path}: {folder} is no folder that this machine "
+            f"--init-method file://{path}: {folder} is no folder that this machine "
             f"({socket.gethostname()}) can write to"
         )
     store = dist.FileStore(path)
@@ -154,7 +154,7 @@ def _not_reached(address: Address, error: OSError, unknown: bool, seconds: float
     if unknown:
         return (
             f"{address}: this machine ({socket.gethostname()}) knows no host {address.host}; give "
-            "the first machine's name or number with --init_method tcp://HOST:PORT"
+            "the first machine's name or number with --init-method tcp://HOST:PORT"
         )
     return (
         f"rank 0 did not answer at {address} within {seconds:g} s (DIST_JOIN_SECONDS): "

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
+from typing import Any
 
 from fvcore.common.config import CfgNode
 
@@ -16,14 +17,14 @@ from slowfast_patches.engine.runs import Recipe
 from slowfast_patches.engine.step_times import MisfitError
 from slowfast_patches.engine.timing import UNTIMED, Timing
 from slowfast_patches.models.flops import check_shapes, flops_per_clip
-from slowfast_patches.utils.report import format_count, format_flops, format_table
+from slowfast_patches.utils.report import format_count, format_duration, format_flops, format_table
 
 __all__ = [
     "Estimate",
     "Estimator",
     "TimingOf",
     "format_estimates",
-    "total_hours",
+    "total_seconds",
 ]
 
 TimingOf = Callable[[CfgNode, FlopsPerClip], Timing]
@@ -32,7 +33,7 @@ TimingOf = Callable[[CfgNode, FlopsPerClip], Timing]
 
 @dataclass(frozen=True)
 class Estimate:
-    """What one run of a training takes; `hours` on the machine whose step times are known.
+    """What one run of a training takes; `seconds` on the machine whose step times are known.
 
     `factor` is how many times fewer iterations than its baseline's it has; `misfit` says why no
     step times hold for it, where some were given.
@@ -44,8 +45,14 @@ class Estimate:
     clips: int
     flops: float
     factor: float
-    hours: float | None
+    seconds: float | None
     misfit: str | None
+
+    def to_json(self) -> dict[str, Any]:
+        """As plain data, the recipe by its file."""
+        return {"config": str(self.recipe.cfg_file)} | {
+            field.name: getattr(self, field.name) for field in fields(self)[1:]
+        }
 
 
 class Estimator:
@@ -83,7 +90,7 @@ class Estimator:
             clips=cost.clips,
             flops=cost.flops,
             factor=reference.iterations / cost.iterations,
-            hours=None if cost.seconds is None else cost.seconds / 3600,
+            seconds=cost.seconds,
             misfit=misfit,
         )
 
@@ -101,7 +108,7 @@ def format_estimates(
 ) -> str:
     """The table of an experiment's runs, for a terminal."""
     headers = ["run", "config", "seeds", "iterations", "epochs", "clips", "training\nFLOPs"]
-    headers += ["ratio to\nthe baseline", "hours\nper run"]
+    headers += ["ratio to\nthe baseline", "time of\na run"]
     rows = [
         [
             row.label,
@@ -112,18 +119,18 @@ def format_estimates(
             format_count(estimates[row].clips),
             format_flops(estimates[row].flops),
             f"1/{estimates[row].factor:.2f}",
-            "?" if (hours := estimates[row].hours) is None else format_count(hours),
+            "?" if (took := estimates[row].seconds) is None else format_duration(took),
         ]
         for row in experiment.rows
     ]
     return f"{experiment.title}\n\n{format_table(headers, rows, left=2)}"
 
 
-def total_hours(estimates: Iterable[Estimate], seeds: Sequence[int]) -> float | None:
-    """Hours of all runs one after another, each training counted once; None if not known."""
-    hours = {estimate.recipe.folder: estimate.hours for estimate in estimates}
-    known = [value for value in hours.values() if value is not None]
-    return len(seeds) * sum(known) if hours and len(known) == len(hours) else None
+def total_seconds(estimates: Iterable[Estimate], seeds: Sequence[int]) -> float | None:
+    """Seconds of all runs one after another, each training counted once; None if not known."""
+    times = {estimate.recipe.folder: estimate.seconds for estimate in estimates}
+    known = [value for value in times.values() if value is not None]
+    return len(seeds) * sum(known) if times and len(known) == len(times) else None
 
 
 def _config(recipe: Recipe) -> str:

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 
 from slowfast_patches.engine.reproduction.experiment import Row
 from slowfast_patches.engine.reproduction.outcome import TOY_MARK, Outcome
-from slowfast_patches.utils.plots import COLOURS, MUTED, new_figure, save_figure
+from slowfast_patches.utils.plots import COLOURS, MUTED, add_legend, new_figure, save_figure
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -31,7 +31,7 @@ def plot_outcome(outcome: Outcome, path: Path) -> None:
     axes.set_xlabel("training time, relative to the baseline's (loading included)")
     axes.set_ylabel("top-1 accuracy (%)")
     ours = "toy" if outcome.toy else "measured"
-    axes.legend(loc="lower right", title=f"●: {ours}, ○: published", framealpha=0.9)
+    add_legend(figure, axes, f"●: {ours}, ○: published")
     title = outcome.experiment.title + (f"\n{TOY_MARK}" if outcome.toy else "")
     axes.set_title(title, fontsize=10)
     if not any(measured.speed_up for measured in outcome.rows.values()):

@@ -6,6 +6,7 @@ import shlex
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
+from typing import Any
 
 from fvcore.common.config import CfgNode
 
@@ -22,12 +23,13 @@ from slowfast_patches.engine.reproduction.estimate import (
     Estimator,
     TimingOf,
     format_estimates,
-    total_hours,
+    total_seconds,
 )
 from slowfast_patches.engine.reproduction.experiment import Experiment, Row, Training
 from slowfast_patches.engine.reproduction.figures import plot_outcome
 from slowfast_patches.engine.reproduction.outcome import (
     TOY_MARK,
+    Outcome,
     format_outcome,
     make_outcome,
     write_outcome,
@@ -41,6 +43,7 @@ from slowfast_patches.engine.slurm import Slurm
 from slowfast_patches.engine.step_times import read_step_times
 from slowfast_patches.engine.timing import UNTIMED, estimated_timing, measured_timing
 from slowfast_patches.models.flops import flops_per_clip
+from slowfast_patches.utils.report import format_duration
 
 __all__ = ["Request", "reproduce"]
 
@@ -79,8 +82,11 @@ class Request:
         return self.output / _TOY_FOLDER if self.toy else self.output
 
 
-def reproduce(request: Request) -> None:
+def reproduce(request: Request) -> list[dict[str, Any]]:
     """Print the plan of a request, run it as asked, then write and print its tables.
+
+    Returns:
+        each experiment as plain data: what was measured, or what would run (--dry-run).
 
     Raises:
         ValueError: something that would keep a run from training, before any has begun.
@@ -91,9 +97,9 @@ def reproduce(request: Request) -> None:
     experiments = [_with_own(EXPERIMENTS[name], request.own) for name in request.names]
     recipes = Recipes(_choices(request))
     trainings = trainings_of(experiments)
-    _print_plan(request, experiments, recipes, trainings)
+    planned = _print_plan(request, experiments, recipes, trainings)
     if request.dry_run:
-        return
+        return planned
     made = {training: recipes.recipe(training, base) for training, base in trainings.items()}
     if request.local or request.toy:
         _prepare(request, made)
@@ -107,9 +113,12 @@ def reproduce(request: Request) -> None:
         print(
             f"{len(queued)} jobs queued: {', '.join(queued.values()) or 'all are done or queued'}"
         )
-    for text in _report(request, experiments, made):
+    found = list[dict[str, Any]]()
+    for text, outcome in _report(request, experiments, made):
         print(f"\n{text}")
+        found.append(outcome.to_json())
     print(f"\nReports: {request.folder}")
+    return found
 
 
 def _with_own(experiment: Experiment, own: Sequence[Path]) -> Experiment:
@@ -152,33 +161,39 @@ def _print_plan(
     experiments: Sequence[Experiment],
     recipes: Recipes,
     trainings: Mapping[Training, Training],
-) -> None:
-    """The runs of each experiment, and what all of them would take together."""
+) -> list[dict[str, Any]]:
+    """The runs of each experiment, and what all of them would take together; as plain data, too."""
     if request.toy:
         print(f"{TOY_MARK}\n")
     start = experiments[0].rows[0]
     first = recipes.recipe(start.training, start.baseline)
     estimator = Estimator(recipes, _timing_of(request, first))
-    found: dict[Training, Estimate] = {}
+    found, planned = dict[Training, Estimate](), list[dict[str, Any]]()
     for experiment in experiments:
         for training, base in trainings_of([experiment]).items():
             if training not in found:
                 found[training] = estimator.estimate(training, base)
         of_rows = {row: found[row.training] for row in experiment.rows}
         print(f"{format_estimates(experiment, of_rows, request.seeds)}\n", flush=True)
-    runs, hours = len(trainings) * len(request.seeds), total_hours(found.values(), request.seeds)
+        rows = [{"run": row.label, **of_rows[row].to_json()} for row in experiment.rows]
+        planned.append({"title": experiment.title, "seeds": list(request.seeds), "rows": rows})
+    runs, seconds = (
+        len(trainings) * len(request.seeds),
+        total_seconds(found.values(), request.seeds),
+    )
     misfits = [e for e in found.values() if e.misfit]
     if misfits:
         print(
-            f"no hours for {len(misfits)} recipes, such as {misfits[0].recipe.cfg_file.name}: "
+            f"no times for {len(misfits)} recipes, such as {misfits[0].recipe.cfg_file.name}: "
             f"{misfits[0].misfit}\n"
         )
-    said = f"{hours:,.1f} hours" if hours is not None else "unknown: give --step-times FILE"
+    said = "unknown: give --step-times FILE" if seconds is None else format_duration(seconds)
     print(
         f"{runs} runs in all: {len(trainings)} recipes, each counted once, × {len(request.seeds)} "
         f"seed{'s' * (len(request.seeds) > 1)}; training time, without loading and evaluation: "
         f"{said}"
     )
+    return planned
 
 
 def _timing_of(request: Request, first: Recipe) -> TimingOf:
@@ -232,10 +247,10 @@ def _check_lists(cfgs: Sequence[CfgNode]) -> None:
 
 def _report(
     request: Request, experiments: Sequence[Experiment], recipes: Mapping[Training, Recipe]
-) -> list[str]:
-    """Write every experiment's report; their tables as text."""
+) -> list[tuple[str, Outcome]]:
+    """Write every experiment's report; their tables as text, and what is in them."""
     command = shlex.join(["python", "tools/reproduce.py", *request.command])
-    texts = []
+    found = []
     for experiment in experiments:
         outcome = make_outcome(
             experiment,
@@ -249,5 +264,5 @@ def _report(
         if experiment.is_figure:
             plot_outcome(outcome, path.with_suffix(".png"))
         mark = f"{TOY_MARK}\n" if request.toy else ""
-        texts.append(f"{mark}{experiment.title}\n\n{format_outcome(outcome)}")
-    return texts
+        found.append((f"{mark}{experiment.title}\n\n{format_outcome(outcome)}", outcome))
+    return found

@@ -316,14 +316,14 @@ def test_the_frames_of_a_sample_are_those_of_a_full_decode(path):
     count, height, width = frames.shape[:3]
     assert record.video[:1] + record.video[2:] == (count, width, height)
     rng, crop = np.random.default_rng(0), min(width, height) // 4 * 2
-    for first in [0, count - 1, *rng.integers(0, count, 6)]:
+    for first in [0, count - 1, *rng.integers(0, count, 4)]:
         later = rng.integers(first, min(first + 80, count + 5), rng.integers(0, 8))
         positions = np.sort(np.append(later, first))
         x, y = (2 * int(rng.integers((side - crop) // 2 + 1)) for side in (width, height))
         cut = ClipPlan(positions, (width, height), (x, y), crop, False)
         clip = read_clip(str(path), record, cut)
         wanted = frames[np.minimum(positions, count - 1), y : y + crop, x : x + crop]
-        difference = np.abs(clip.astype(int) - wanted)
+        difference = np.abs(clip.astype(np.int16) - wanted)
         limit = DEEP.get(path.name, 0)
         assert difference.mean((1, 2, 3)).max() <= limit
         assert limit or difference.max() == 0

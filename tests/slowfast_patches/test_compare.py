@@ -31,7 +31,7 @@ DATA: {NUM_FRAMES: 16, TRAIN_JITTER_SCALES: [64, 80], TRAIN_CROP_SIZE: 64, TEST_
        INPUT_CHANNEL_NUM: [3], NUM_TRAIN_VIDEOS: 136}
 RESNET: {WIDTH_PER_GROUP: 8}
 NONLOCAL: {LOCATION: [[[]], [[]], [[]], [[]]], GROUP: [[1], [1], [1], [1]]}
-MODEL: {ARCH: slowonly, NUM_CLASSES: 4}
+MODEL: {ARCH: slowonly, NUM_CLASSES: 8}
 SOLVER: {BASE_LR: 0.1, LR_POLICY: steps_with_relative_lrs, STEPS: [0, 4], LRS: [1, 0.1],
          MAX_EPOCH: 6, WARMUP_EPOCHS: 0.5}
 NUM_GPUS: 0

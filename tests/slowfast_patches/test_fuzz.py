@@ -16,7 +16,7 @@ from slowfast_patches.datasets.reading.scan import scan
 from slowfast_patches.datasets.reading.video_record import UnreadableVideoError
 from tests.slowfast_patches.test_clip_reader import SAMPLES, needs_samples, numbered, write_video
 
-CASES = 1000
+CASES = 500
 LIMIT = 20.0
 """Seconds that one case may take; they take milliseconds."""
 

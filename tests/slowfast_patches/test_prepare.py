@@ -280,7 +280,7 @@ def lasting(folder: Path, videos: int) -> Path:
     """A list of videos of several groups each, whose targets exist for a while before they are
     whole."""
     for number in range(videos):
-        write_video(folder / f"{number}.mp4", 200, seed=number, size=(128, 96))
+        write_video(folder / f"{number}.mp4", 120, seed=number, size=(128, 96))
     csv = folder / "train.csv"
     csv.write_text("".join(f"{number}.mp4 0\n" for number in range(videos)))
     return csv

@@ -420,6 +420,7 @@ class TestToy:
             configs=CONFIGS,
             run_net=ROOT / "tools" / "run_net.py",
             toy=Toy(iterations=60),
+            overrides=("BN.USE_PRECISE_STATS", "False"),
         )
         reproduce(request)
         out = capsys.readouterr().out

@@ -155,7 +155,7 @@ def test_metrics_have_each_iteration_once_as_the_schedule_says(
         assert 0 < record["loss"] < 100
         assert 0 <= record["top1"] <= 100
         assert record["clips_per_second"] > 0
-        assert 0 < record["loading_share"] < 1
+        assert 0 <= record["loading_share"] < 1
     seconds = [r["seconds"] for r in records]
     assert seconds == sorted(seconds)
     assert records[-1]["seconds_left"] == 0 < records[1]["seconds_left"]
@@ -164,9 +164,9 @@ def test_metrics_have_each_iteration_once_as_the_schedule_says(
 def test_speeds_in_the_metrics_add_up_to_the_time_spent(multigrid_run: Path, opened: type):
     records, spent = opened(multigrid_run).metrics(), opened(multigrid_run).result["seconds"]
     seconds = [r["shape"][0] / r["clips_per_second"] for r in records]
-    assert sum(seconds) == pytest.approx(records[-1]["seconds"], rel=0.05)
     loading = sum(s * r["loading_share"] for s, r in zip(seconds, records, strict=True))
-    assert loading == pytest.approx(spent["loading"], rel=0.1, abs=0.05)
+    assert 0 < loading < spent["loading"]  # the first mini-batch, whose workers start, is left out
+    assert sum(seconds) - loading == pytest.approx(spent["training"], rel=0.05)
     assert spent["training"] > 0 < spent["evaluating"]
 
 
@@ -182,7 +182,7 @@ def test_each_phase_tells_its_share_of_waiting_for_data(
     assert 0 < loading < spent["loading"]  # the first mini-batch is left out
     training = sum(r["seconds"] for r in records) - loading
     assert training == pytest.approx(spent["training"], rel=0.01)
-    said = re.findall(r"phase (\d) of 6: \d+ iterations took 0:00:\d\d, (\d+) %", folder.log)
+    said = re.findall(r"phase (\d) of 6: \d+ iterations took \d[^,]*, (\d+) %", folder.log)
     assert [(str(r["phase"] + 1), f"{100 * r['loading_share']:.0f}") for r in records] == said
     assert "loading was the limit" not in folder.log
 

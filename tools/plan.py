@@ -5,12 +5,12 @@ No data and no GPU is needed. Example:
     python tools/plan.py --cfg configs/Kinetics/SLOWFAST_8x8_R50_MULTIGRID.yaml \\
         --dataset-size 240436 --plot plan.png MULTIGRID.EPOCH_FACTOR 1.0
 
-What benchmarks/step_time.py measured turns it into hours and a wall-clock speed-up:
+What benchmarks/step_time.py measured turns it into times and a wall-clock speed-up:
 
     python benchmarks/step_time.py --cfg RECIPE.yaml --output steps.json
     python tools/plan.py --cfg RECIPE.yaml --step-times steps.json
 
-With --gpus it predicts the hours on a cluster, phase by phase and for 1 to 2,048 GPUs: computing,
+With --gpus it predicts the time on a cluster, phase by phase and for 1 to 2,048 GPUs: computing,
 exchanging gradients, reading, and which of them limits (docs/cluster.md):
 
     python tools/plan.py --cfg RECIPE.yaml --step-times steps.json --gpus 128 --gpus-per-node 8 \\
@@ -82,7 +82,7 @@ def parse_args(argv: list[str] | None = None) -> argparse.Namespace:
         "--plot",
         type=Path,
         metavar="FILE.png",
-        help="draw shapes and LR over the iterations; with --gpus, hours over GPUs",
+        help="draw shapes and LR over the iterations; with --gpus, time over GPUs",
     )
     _add_cluster(parser)
     parser.add_argument(

@@ -114,13 +114,13 @@ def _add_inputs(parser: argparse.ArgumentParser) -> None:
         action="append",
         default=[],
         metavar="FILE",
-        help="measured by benchmarks/step_time.py, for the expected hours; give one or more",
+        help="measured by benchmarks/step_time.py, for the expected times; give one or more",
     )
     group.add_argument(
         "--step-seconds",
         type=float,
         metavar="S",
-        help="of one iteration of the first run listed, for the expected hours: the others in "
+        help="of one iteration of the first run listed, for the expected times: the others in "
         "proportion to their FLOPs",
     )
 

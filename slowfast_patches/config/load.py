@@ -301,19 +301,19 @@ def _drop_surplus_rates(solver: CfgNode) -> None:
     if solver.LR_POLICY != "steps_with_relative_lrs":
         return
     steps, end = list(solver.STEPS), solver.MAX_EPOCH
-    while len(steps) > 1 and isinstance(steps[-1], int | float) and steps[-1] >= end:
+    while len(steps) > 1 and steps[-1] == end:
         steps.pop()
     if late := solver.STEPS[len(steps) :]:
         logger.warning(
-            "the last of SOLVER.STEPS, %s, have no effect and are dropped: the training ends at "
-            "SOLVER.MAX_EPOCH %g; leave them out, or raise MAX_EPOCH.",
+            "the last of SOLVER.STEPS, %s, has no effect and is dropped: the training ends at "
+            "SOLVER.MAX_EPOCH %g; leave it out, or raise MAX_EPOCH.",
             *(late, end),
         )
     stages = max(1, len(steps))
     if surplus := solver.LRS[stages:]:
         logger.warning(
             "the last of SOLVER.LRS, %s, have no effect and are dropped: SOLVER.STEPS %s makes %d "
-            "stages of one rate each; leave them out, or give more steps.",
+            "stage(s) of one rate each; leave them out, or give more steps.",
             *(surplus, steps, stages),
         )
     solver.STEPS, solver.LRS = steps, solver.LRS[:stages]

@@ -59,11 +59,15 @@ def _check_metrics(first: Recipe, other: Recipe) -> None:
     ours, theirs = metric_names(first.cfg), metric_names(other.cfg)
     if ours != theirs:
         raise ValueError(
-            f"{first.name} is judged by {_titles(ours)} (DATA.MULTI_LABEL "
-            f"{first.cfg.DATA.MULTI_LABEL}) and {other.name} by {_titles(theirs)} "
-            f"(DATA.MULTI_LABEL {other.cfg.DATA.MULTI_LABEL}), which do not compare; give recipes "
-            "of the same data set"
+            f"{first.name} is judged by {_titles(ours)} ({_classes(first)}) and {other.name} by "
+            f"{_titles(theirs)} ({_classes(other)}), which do not compare; give recipes of the "
+            "same data set"
         )
+
+
+def _classes(recipe: Recipe) -> str:
+    cfg = recipe.cfg
+    return f"DATA.MULTI_LABEL {cfg.DATA.MULTI_LABEL}, MODEL.NUM_CLASSES {cfg.MODEL.NUM_CLASSES}"
 
 
 def _titles(names: Sequence[str]) -> str:

@@ -12,8 +12,7 @@ import torch
 from torch import Tensor, nn
 
 from slowfast_patches.config.metrics import accuracy_ranks
-from slowfast_patches.engine.stopping import TrainingStoppedError
-from slowfast_patches.engine.unreadable import check_count
+from slowfast_patches.engine.unreadable import TooManyUnreadableError, check_count
 from slowfast_patches.models.inputs import InputTransform
 from slowfast_patches.utils.distributed import World, gathered, max_over_ranks, sum_over_ranks
 
@@ -107,9 +106,10 @@ def evaluate(
     """Metrics over videos, each video scored by the sum (or "max") over its clips.
 
     The loader gives this rank's share of the clips; together the ranks give every clip once, and
-    all of them get the same. A mini-batch's labels are class numbers (N,), judged by top1 and top5,
-    or with `multi_label` multi-hot (N, C), judged by map; see `metric_names`. Clips that cannot be
-    read are not in it: a video is scored on its others, and one that has none is left out.
+    all of them get the same. A mini-batch's labels are class numbers (N,), judged by top1 and, of
+    more than five classes, top5, or with `multi_label` multi-hot (N, C), judged by map; see
+    `metric_names`. Clips that cannot be read are not in it: a video is scored on its others, and
+    one that has none is left out.
 
     Args:
         num_clips: of a video.
@@ -117,7 +117,7 @@ def evaluate(
         named: paths that are known to be unreadable; others are named in the log, and added.
 
     Raises:
-        TrainingStoppedError: more videos than `max_bad` allows, or all, cannot be read.
+        TooManyUnreadableError: more videos than `max_bad` allows, or all, cannot be read.
         ValueError: see `mean_average_precision`.
     """
     model.eval()
@@ -214,7 +214,7 @@ class _Videos:
         """The videos, and those of them that are left out; raises as `evaluate`."""
         videos, unreadable = len(self.clips), int((self.clips == 0).sum())
         if unreadable == videos:
-            raise TrainingStoppedError(
+            raise TooManyUnreadableError(
                 f"none of the {videos} videos of the evaluation could be read; check "
                 "DATA.PATH_PREFIX and the list"
             )

@@ -155,13 +155,19 @@ def _count_videos(cfg: CfgNode, split: str) -> int:
     return len(videos)
 
 
-def _prepare_folder(cfg: CfgNode, schedule: Schedule) -> None:
+def _prepare_folder(cfg: CfgNode, trainer: Trainer) -> None:
     """OUTPUT_DIR's config.yaml, plan.txt, plan.json and plan.png, and nothing of a run before that
     this one does not continue."""
-    folder = Path(cfg.OUTPUT_DIR)
+    folder, schedule = Path(cfg.OUTPUT_DIR), trainer.schedule
     checkpoints.clean(folder)
-    for name in ("result.json", "result_classes.csv", "result_confusion.png"):
-        (folder / name).unlink(missing_ok=True)
+    left = [folder / name for name in ("result.json", "result_classes.csv", "result_confusion.png")]
+    if cfg.TEST.SAVE_RESULTS_PATH:
+        left.append(folder / cfg.TEST.SAVE_RESULTS_PATH)
+    best = checkpoints.best_checkpoint(folder)
+    if best is not None and not trainer.best:
+        left.append(best)
+    for path in left:
+        path.unlink(missing_ok=True)
     plan = make_plan(schedule, flops_per_clip(cfg))
     (folder / "config.yaml").write_text(cfg.dump(), encoding="utf-8")
     (folder / "plan.txt").write_text(format_plan(plan) + "\n", encoding="utf-8")
@@ -176,7 +182,7 @@ def _main(recipe: CfgNode, world: World) -> None:
     if not recipe.TRAIN.ENABLE:
         setup_logging(recipe.OUTPUT_DIR, world, "test")  # a training may be at work there
         cfg = for_processes(recipe)
-        return _finish(cfg, world, None, _test(cfg, world, None))
+        return _finish(cfg, world, None, _test(cfg, world))
     with held(recipe.OUTPUT_DIR) if world.is_main else nullcontext():
         setup_logging(recipe.OUTPUT_DIR, world)
         if world.is_main:
@@ -196,10 +202,9 @@ def _train_and_test(cfg: CfgNode, world: World, stop: StopRequest) -> None:
     trainer.train()
     if cfg.TEST.ENABLE:
         with checkpoints.explain_dead_workers(cfg.OUTPUT_DIR):
-            metrics = _test(cfg, world, trainer)
-            for average in trainer.models[1:]:
-                averaged = _test(cfg, world, trainer, average)
-                metrics |= with_suffix(averaged, EMA)
+            metrics, named = dict[str, float](), set[str]()
+            for model, suffix in zip(trainer.models, ("", EMA), strict=False):
+                metrics |= with_suffix(_test(cfg, world, trainer, model, named), suffix)
     _finish(cfg, world, trainer, metrics)
 
 
@@ -209,7 +214,7 @@ def _start(cfg: CfgNode, world: World, stop: StopRequest) -> Trainer:
     trainer = Trainer(cfg, world, stop, found)
     if world.is_main:
         with checkpoints.writes("the plan", trainer.start, cfg.OUTPUT_DIR):
-            _prepare_folder(cfg, trainer.schedule)
+            _prepare_folder(cfg, trainer)
         if cfg.LOG_MODEL_INFO:
             _log_model(cfg, trainer)
         logger.info("the plan:\n%s", (Path(cfg.OUTPUT_DIR) / "plan.txt").read_text("utf-8"))
@@ -229,13 +234,15 @@ def _log_model(cfg: CfgNode, trainer: Trainer) -> None:
 
 
 def _test(
-    cfg: CfgNode, world: World, trainer: Trainer | None, average: nn.Module | None = None
+    cfg: CfgNode,
+    world: World,
+    trainer: Trainer | None = None,
+    model: nn.Module | None = None,
+    named: set[str] | None = None,
 ) -> dict[str, float]:
-    """Multi-view metrics of the trained model, or its average, or of a checkpoint where nothing was
-    trained."""
-    if trainer is not None:
-        model = trainer.model if average is None else average
-    else:
+    """Multi-view metrics of a model of the trainer's, or of a checkpoint where nothing was trained;
+    `named` as for `evaluate`."""
+    if model is None:
         model = build_model(cfg).to(world.device)
         if world.is_main:
             _load_tested(model, cfg)
@@ -261,15 +268,17 @@ def _test(
             ensemble=cfg.DATA.ENSEMBLE_METHOD,
             autocast=Precision(cfg, world.device).autocast,
             max_bad=cfg.DATA.MAX_BAD_FRACTION,
+            named=named,
         )
+    averaged = trainer is not None and model is not trainer.model
     logger.info(
         "test%s on %d views × %d crops: %s",
-        "" if average is None else " of the averaged weights",
+        " of the averaged weights" if averaged else "",
         cfg.TEST.NUM_ENSEMBLE_VIEWS,
         cfg.TEST.NUM_SPATIAL_CROPS,
         format_metrics(found.metrics),
     )
-    if world.is_main and average is None:
+    if world.is_main and not averaged:
         done = 0 if trainer is None else trainer.done
         with checkpoints.writes("the test's tables", done, cfg.OUTPUT_DIR):
             _write_tables(cfg, dataset, found, "test" if trainer is None else "result")
@@ -349,7 +358,9 @@ def _write_result(
     if trainer is not None:
         result |= _training_result(cfg, trainer)
         last = trainer.evaluations[-1]
-        validated = {name: last[name] for name in (*metric_names(cfg), *COUNTS) if name in last}
+        names = metric_names(cfg)
+        names += (*(name + EMA for name in names), *COUNTS)
+        validated = {name: last[name] for name in names if name in last}
         metrics = validated if metrics is None else metrics
     result |= {name: round(value, 4) for name, value in (metrics or {}).items()}
     folder = Path(cfg.OUTPUT_DIR)

@@ -21,7 +21,7 @@ from multigrid import (
     form_groups,
     form_neighbours,
 )
-from slowfast_patches.config.metrics import EMA, metric_names, with_suffix
+from slowfast_patches.config.metrics import EMA, metric_names
 from slowfast_patches.config.schedule import config_at, groups_batchnorm, schedule_from_config
 from slowfast_patches.datasets.lists import list_digest, list_path
 from slowfast_patches.datasets.loader import build_dataset, loading_advice, training_loader
@@ -43,7 +43,7 @@ from slowfast_patches.engine.pulse import note_communication
 from slowfast_patches.engine.running_stats import buffers_of_ranks, set_buffers
 from slowfast_patches.engine.step import Stepper
 from slowfast_patches.engine.stopping import StopRequest, TrainingInterruptedError
-from slowfast_patches.engine.unreadable import Unreadable
+from slowfast_patches.engine.unreadable import TooManyUnreadableError, Unreadable
 from slowfast_patches.engine.validation import Validation
 from slowfast_patches.engine.window import Summary, Window
 from slowfast_patches.models.build import build_model
@@ -205,7 +205,11 @@ class Trainer:
         done = step.iteration + 1
         self.evaluation_due = done in self.evaluation_iterations
         if self.evaluation_due and not stopping:
-            stopping = not self._evaluate(step)
+            try:
+                stopping = not self._evaluate(step)
+            except TooManyUnreadableError:
+                self._save(step)  # the training is as good as it was: its evaluation is due
+                raise
             self.evaluation_due = stopping
         if stopping or done in self.checkpoint_iterations:
             self._save(step)
@@ -277,12 +281,9 @@ class Trainer:
     def _evaluate(self, step: Step) -> bool:
         """Validate; False where the run is to stop, and the evaluation is to be done again."""
         with self.clock.time("evaluating"):
-            metrics = dict[str, float]()
-            for model, suffix in zip(self.models, ("", EMA), strict=False):
-                found = self.validation(model, step, self.clock.pulse)
-                if found is None:
-                    return False
-                metrics |= with_suffix(found, suffix)
+            metrics = self.validation(self.models, step, self.clock.pulse)
+        if metrics is None:
+            return False
         self.evaluations.append(
             {
                 "iteration": step.iteration + 1,

@@ -9,19 +9,24 @@ from collections.abc import Mapping, Sequence
 from multigrid import Schedule, Step
 from slowfast_patches.engine.stopping import TrainingStoppedError
 
-__all__ = ["Unreadable", "check_count"]
+__all__ = ["TooManyUnreadableError", "Unreadable", "check_count"]
 
 logger = logging.getLogger(__name__)
+
+
+class TooManyUnreadableError(TrainingStoppedError):
+    """So many videos cannot be read that what comes of the others says little. Every process
+    raises it: they count together."""
 
 
 def check_count(count: int, videos: int, fraction: float, where: str) -> None:
     """Refuse more unreadable videos than `fraction`, DATA.MAX_BAD_FRACTION, allows.
 
     Raises:
-        TrainingStoppedError: says where.
+        TooManyUnreadableError: says where.
     """
     if count > fraction * videos:
-        raise TrainingStoppedError(
+        raise TooManyUnreadableError(
             f"{count} of {videos} videos of {where} could not be read, more than "
             f"DATA.MAX_BAD_FRACTION {fraction:g}; mend the files or the list, or raise the fraction"
         )
@@ -57,7 +62,7 @@ class Unreadable:
         A coarse mini-batch may hold more than an epoch: the limit is a part of what was asked for.
 
         Raises:
-            TrainingStoppedError: too many of an epoch could not be read.
+            TooManyUnreadableError: too many of an epoch could not be read.
         """
         schedule, videos = self._schedule, self._schedule.num_videos
         epoch, end = (n // videos for n in (step.first_clip, step.first_clip + step.shape.batch))

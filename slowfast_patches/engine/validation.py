@@ -8,6 +8,7 @@ from fvcore.common.config import CfgNode
 from torch import nn
 
 from multigrid import Schedule, Step, average_running_stats
+from slowfast_patches.config.metrics import EMA, with_suffix
 from slowfast_patches.datasets.loader import (
     build_dataset,
     evaluation_loader,
@@ -19,6 +20,7 @@ from slowfast_patches.engine.precise_bn import update_precise_bn
 from slowfast_patches.engine.pulse import Pulse, WatchedBatches
 from slowfast_patches.engine.running_stats import keep_buffers
 from slowfast_patches.engine.stopping import StopRequest, TrainingInterruptedError
+from slowfast_patches.engine.unreadable import TooManyUnreadableError
 from slowfast_patches.models.inputs import InputTransform
 from slowfast_patches.models.solver import Precision
 from slowfast_patches.utils.distributed import World
@@ -45,22 +47,29 @@ class Validation:
         self._autocast = Precision(cfg, world.device).autocast
         self._unreadable = set[str]()
 
-    def __call__(self, model: nn.Module, step: Step, pulse: Pulse) -> dict[str, float] | None:
-        """Metrics after an iteration, as they go to files; running statistics are averaged over
-        the processes, or replaced.
+    def __call__(self, models: nn.ModuleList, step: Step, pulse: Pulse) -> dict[str, float] | None:
+        """Metrics after an iteration, as they go to files, of the model and, if there is one, its
+        average; running statistics are averaged over the processes, or replaced.
 
-        None where the run is to stop: the model is then as it was before. `pulse` notes each
-        mini-batch.
+        None where the run is to stop. `pulse` notes each mini-batch.
+
+        Raises:
+            TooManyUnreadableError: see `evaluate`. Then, as where it is to stop, the models are as
+                they were before.
         """
-        put_back = keep_buffers(model)
+        put_back, metrics = keep_buffers(models), dict[str, float]()
         try:
-            average_running_stats(model)
-            if self._cfg.BN.USE_PRECISE_STATS:
-                self._update_precise_bn(model, step, pulse)
-            return self._metrics(model, pulse)
-        except TrainingInterruptedError:
+            for model, suffix in zip(models, ("", EMA), strict=False):
+                average_running_stats(model)
+                if self._cfg.BN.USE_PRECISE_STATS:
+                    self._update_precise_bn(model, step, pulse)
+                metrics |= with_suffix(self._metrics(model, pulse), suffix)
+        except (TrainingInterruptedError, TooManyUnreadableError) as error:
             put_back()
+            if isinstance(error, TooManyUnreadableError):
+                raise
             return None
+        return metrics
 
     def _update_precise_bn(self, model: nn.Module, step: Step, pulse: Pulse) -> None:
         rank, size = self._world.rank, self._world.size

@@ -10,9 +10,11 @@ from torch import nn
 from slowfast_patches import patching
 from slowfast_patches.config.metrics import format_metrics
 from slowfast_patches.engine import checkpoints
+from slowfast_patches.engine.checkpoints.recipe import check_same_recipe
 from slowfast_patches.engine.made_up import made_up_batch
 from slowfast_patches.engine.stopping import StopRequest
 from slowfast_patches.engine.train import Trainer
+from slowfast_patches.engine.unreadable import TooManyUnreadableError
 from slowfast_patches.models.average import start_average, update_average
 from slowfast_patches.utils.distributed import World
 
@@ -32,8 +34,9 @@ def start(tiny_config: Callable, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
         world = World(0, 1, torch.device("cpu"))
         cfg = tiny_config(tmp_path, "RESNET.NUM_BLOCK_TEMP_KERNEL", [[1, 1]] * 4, *keys)
         trainer = Trainer(cfg, world, StopRequest(world), found)
-        values = iter(top1)
-        trainer.validation = lambda *_: {"top1": next(values), "top5": 90.0}
+        values, names = iter(top1), ("top1", "top1_ema")[: len(trainer.models)]
+        if top1:
+            trainer.validation = lambda *_: {name: next(values) for name in names}
         trainer.evaluation_iterations = frozenset(range(2, 20, 2))
         trainer.checkpoint_iterations = frozenset(range(4, 20, 4))
         return trainer
@@ -82,6 +85,33 @@ def test_the_best_stays_of_equals_the_first_and_a_continued_run_knows_it(start, 
         assert best(tmp_path) == (expected, expected)
     assert trainer.best["iteration"] == 10
     assert trainer.best["top1_ema" if average else "top1"] == 71
+
+
+def test_what_cannot_be_evaluated_is_saved_as_it_was_and_evaluated_again(
+    start, tmp_path, monkeypatch
+):
+    """Iteration 2 is evaluated and not due to be saved; the average's evaluation is what fails."""
+    trainer = start("MODEL.EMA_DECAY", 0.5)
+    before = {name: value.clone() for name, value in trainer.models.state_dict().items()}
+    evaluated = []
+
+    def evaluate(model, pulse):
+        evaluated.append(model)
+        if len(evaluated) == 2:
+            raise TooManyUnreadableError("2 of 8 videos")
+        return {"top1": 50.0}
+
+    monkeypatch.setattr(trainer.validation, "_metrics", evaluate)
+    with pytest.raises(TooManyUnreadableError):
+        trainer._reach(trainer.schedule.at(1), False)
+    trainer.writer.wait()
+    assert all(torch.equal(before[n], v) for n, v in trainer.models.state_dict().items())
+    assert list(evaluated) == list(trainer.models)
+    found = last(tmp_path)
+    assert (found.content["iteration"], found.content["evaluation_due"]) == (2, True)
+    mended = start("MODEL.EMA_DECAY", 0.5, "DATA.MAX_BAD_FRACTION", 0.5, found=found)
+    assert mended.evaluation_due
+    check_same_recipe(found.content, mended.cfg, found.path)
 
 
 def test_without_being_asked_no_best_is_kept(start, tmp_path):

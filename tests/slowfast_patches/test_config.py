@@ -352,6 +352,7 @@ def test_what_cannot_run_is_refused_with_a_way_out(overrides, message):
         ("[5,10]", "[1,0.1]", "write [0, 5, 10]"),
         ("[0,10,10]", "[]", "must ascend"),
         ("[0,25,10]", "[1,0.1,0.01]", "must ascend and end before SOLVER.MAX_EPOCH 20"),
+        ("[0,10,21]", "[1,0.1,0.01]", "must ascend and end before SOLVER.MAX_EPOCH 20"),
         ("[20]", "[1]", "write [0, 20]"),
         ("[0,10,15]", "[1,0.1]", "2 rates for the 3 stages"),
         ("['a']", "[1]", "SOLVER.STEPS is a list of numbers"),

@@ -176,7 +176,7 @@ def test_a_recipe_of_the_later_releases_loads_and_plans(name, tmp_path, caplog):
     assert plan.cost.iterations > 5000
     surplus = cfg.SOLVER.LR_POLICY != "cosine"
     assert any("SOLVER.LRS" in text for text in warned) == surplus
-    assert any("SOLVER.STEPS, [118], have" in text for text in warned) == (
+    assert any("SOLVER.STEPS, [118], has" in text for text in warned) == (
         cfg.SOLVER.MAX_EPOCH == 118
     )
     assert len(cfg.SOLVER.LRS) == len(cfg.SOLVER.STEPS)
@@ -207,9 +207,11 @@ def test_a_last_step_at_the_end_makes_no_stage(tmp_path):
 
 def test_an_end_from_the_command_line_decides_which_steps_are_left(tmp_path, caplog):
     name = "Kinetics/SLOWFAST_8x8_stepwise"
-    cfg = load(name, tmp_path, "SOLVER.MAX_EPOCH", 154)
-    assert (cfg.SOLVER.STEPS, cfg.SOLVER.LRS) == ([0, 94], [1, 0.1])
-    assert "[154, 196], have no effect and are dropped" in caplog.text
+    cfg = load(name, tmp_path, "SOLVER.MAX_EPOCH", 196)
+    assert (cfg.SOLVER.STEPS, cfg.SOLVER.LRS) == ([0, 94, 154], [1, 0.1, 0.01])
+    assert "[196], has no effect and is dropped" in caplog.text
+    with pytest.raises(ValueError, match=r"must ascend and end before SOLVER\.MAX_EPOCH 154"):
+        check_config(load(name, tmp_path, "SOLVER.MAX_EPOCH", 154))
     longer = load("Kinetics/I3D_8x8_IN1K", tmp_path, "SOLVER.MAX_EPOCH", 130)
     assert longer.SOLVER.STEPS == [0, 44, 88, 118]
 

@@ -23,6 +23,8 @@ _WARMUP_START = "SOLVER.WARMUP_START_LR"
 _RATES = ("SOLVER.BASE_LR", _WARMUP_START, "SOLVER.COSINE_END_LR")
 
 _MAY_DIFFER = (
+    "DATA.MAX_BAD_FRACTION",
+    "DATA.MAX_FRAME_PIXELS",
     "DATA.PATH_PREFIX",
     "DATA.PATH_TO_DATA_DIR",
     "DATA_LOADER.*",
@@ -49,7 +51,8 @@ _MAY_DIFFER = (
     "TRAIN.KEEP_BEST",
 )
 """Keys that may change between a checkpoint and the run that continues it: those that change no
-result by more than rounding are among them. The number of machines
+result by more than rounding are among them, and those that a run which stopped over unreadable
+videos is told to change. The number of machines
 may, as long as the global batch and the learning rates that follow from it stay."""
 
 _ELSE = "Use another OUTPUT_DIR, or TRAIN.AUTO_RESUME False to start over"

@@ -1,4 +1,4 @@
-"""The picture of a cluster plan: hours and efficiency over the number of GPUs."""
+"""The picture of a cluster plan: time and efficiency over the number of GPUs."""
 
 from __future__ import annotations
 

@@ -26,6 +26,7 @@ from slowfast_patches.engine.comparison import (
     write_comparison,
 )
 from slowfast_patches.engine.runs import train_all
+from slowfast_patches.engine.step_times import read_step_times
 
 
 def parse_args(argv: list[str] | None = None) -> argparse.Namespace:
@@ -56,6 +57,14 @@ def parse_args(argv: list[str] | None = None) -> argparse.Namespace:
         help="also train the first config shortened to the iterations of the second",
     )
     parser.add_argument(
+        "--step-times",
+        type=Path,
+        action="append",
+        default=[],
+        metavar="FILE",
+        help="of benchmarks/step_time.py: says what all runs will take before the first",
+    )
+    parser.add_argument(
         "overrides", nargs="*", metavar="KEY VALUE", help="config keys to set in every config"
     )
     args = parser.parse_intermixed_args(argv)
@@ -70,7 +79,8 @@ def main(argv: list[str] | None = None) -> int:
     command = shlex.join(["python", "tools/compare.py", *(sys.argv[1:] if argv is None else argv)])
     recipes = make_recipes(args.cfg, args.overrides, equal_time=args.equal_time)
     run_net = Path(__file__).with_name("run_net.py")
-    for results in train_all(recipes, args.seeds, args.output, run_net):
+    times = [read_step_times(path) for path in args.step_times]
+    for results in train_all(recipes, args.seeds, args.output, run_net, times):
         comparison = make_comparison(recipes, args.seeds, results, command)
         write_comparison(comparison, args.output)
     if args.json:

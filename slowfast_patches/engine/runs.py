@@ -15,13 +15,15 @@ from typing import Any
 
 from fvcore.common.config import CfgNode
 
-from multigrid import schedule_cost
+from multigrid import Cost, schedule_cost
 from slowfast_patches.config.schedule import schedule_from_config
 from slowfast_patches.config.stored import keys_of, stored_keys
 from slowfast_patches.engine.plan import dataset_size
+from slowfast_patches.engine.step_times import StepTimes
+from slowfast_patches.engine.timing import UNTIMED, measured_timing
 from slowfast_patches.models.flops import flops_per_clip
 from slowfast_patches.utils.command_line import ToolError
-from slowfast_patches.utils.report import format_duration
+from slowfast_patches.utils.report import format_duration, format_flops
 
 __all__ = [
     "Recipe",
@@ -127,22 +129,29 @@ _ABSENT = object()
 
 
 def train_all(
-    recipes: Sequence[Recipe], seeds: Sequence[int], output: Path, run_net: Path
+    recipes: Sequence[Recipe],
+    seeds: Sequence[int],
+    output: Path,
+    run_net: Path,
+    step_times: Sequence[StepTimes] = (),
 ) -> Iterator[dict[tuple[str, int], Result]]:
     """Train what `output` lacks, all recipes with one seed before the next seed.
 
     Each run is a process of `run_net` (tools/run_net.py). What it says goes to standard error, as
-    does the time that is left, where runs that are done or the one at work let it be known. Yields
-    the results so far, by recipe's name and seed: before the first run, and after each.
+    does the time that is left, where runs that are done, the one at work or measured step times
+    let it be known. Yields the results so far, by recipe's name and seed: before the first run, and
+    after each.
 
     Raises:
-        ValueError: as `find_results`, before anything is trained.
+        ValueError: as `find_results`, or step times that are not of the recipes, before anything is
+            trained.
         RunFailedError: a run failed; those before it are kept.
     """
     results = find_results(recipes, seeds, output)
     yield dict(results)
     runs = [(recipe, seed) for seed in seeds for recipe in recipes]
-    flops = {recipe.name: _flops(recipe.cfg) for recipe in recipes if len(results) < len(runs)}
+    costs = {r.name: _cost(r.cfg, step_times) for r in recipes if len(results) < len(runs)}
+    flops = {name: cost.flops or 0.0 for name, cost in costs.items()}
     for number, (recipe, seed) in enumerate(runs, start=1):
         title = f"run {number} of {len(runs)}: {recipe.name}, seed {seed}"
         if (recipe.name, seed) in results:
@@ -150,7 +159,8 @@ def train_all(
             continue
         todo = [r.name for r, s in runs if (r.name, s) not in results]
         left = partial(seconds_left, flops, todo, dict(results))
-        _say(f"{title}: starts; {_describe(left())}")
+        expected = sum(costs[name].seconds or 0.0 for name in todo)
+        _say(f"{title}: starts; {_describe(left() or expected, sum(flops[n] for n in todo))}")
         path = _train(recipe, seed, run_folder(output, recipe, seed), run_net, left)
         results[recipe.name, seed] = _read_result(path, recipe, seed)
         yield dict(results)
@@ -184,16 +194,17 @@ def seconds_left(
     return left + seconds / work * sum(flops[name] for name in todo) if work else None
 
 
-def _describe(seconds: float | None) -> str:
-    if seconds is None:
-        return "the time of all is known after its first iterations"
+def _describe(seconds: float | None, flops: float = 0.0) -> str:
+    if not seconds:
+        return f"{format_flops(flops)} of training; their time is known after its first iterations"
     return f"about {format_duration(seconds)} left for all"
 
 
-def _flops(cfg: CfgNode) -> float:
-    """Of the whole training."""
+def _cost(cfg: CfgNode, step_times: Sequence[StepTimes]) -> Cost:
+    """Of the whole training, in seconds too where step times are given."""
     schedule = schedule_from_config(cfg, dataset_size(cfg))
-    return schedule_cost(schedule, flops_per_clip(cfg)).flops or 0.0
+    timing = measured_timing(step_times, cfg) if step_times else UNTIMED
+    return schedule_cost(schedule, flops_per_clip(cfg), timing.ours)
 
 
 def _train(

@@ -7,6 +7,7 @@ from pathlib import Path
 import pytest
 import yaml
 
+from multigrid import Cost
 from slowfast_patches.engine.compare import make_recipes
 from slowfast_patches.engine.comparison import (
     format_comparison,
@@ -270,7 +271,8 @@ def test_equal_time_scales_every_length_by_the_ratio_of_iterations(configs):
 
 @pytest.fixture
 def fake_run_net(three, tmp_path, monkeypatch) -> Path:
-    monkeypatch.setattr("slowfast_patches.engine.runs._flops", lambda cfg: 1.0)  # models take time
+    cost = Cost(iterations=1, epochs=1.0, clips=1, flops=1.0)  # counting models takes time
+    monkeypatch.setattr("slowfast_patches.engine.runs._cost", lambda cfg, times: cost)
     script = tmp_path / "fake" / "run_net.py"
     script.parent.mkdir()
     script.write_text(FAKE_RUN_NET)
@@ -315,9 +317,8 @@ def test_what_is_left_is_said_to_standard_error(recipes, fake_run_net, tmp_path,
     out, err = capsys.readouterr()
     first, second = err.splitlines()
     assert out == ""
-    assert first.endswith(
-        "baseline, seed 0: starts; the time of all is known after its first iterations"
-    )
+    assert "baseline, seed 0: starts; " in first
+    assert first.endswith("FLOP of training; their time is known after its first iterations")
     assert second.startswith("run 2 of 2: multigrid, seed 0: starts; about ")
     assert second.endswith("left for all")
 
@@ -336,12 +337,15 @@ sys.exit(3)
 
 def test_a_run_at_work_lets_the_time_of_all_be_known(recipes, tmp_path, capsys, monkeypatch):
     monkeypatch.setattr("slowfast_patches.engine.runs._LOOK_SECONDS", 0.05)
-    monkeypatch.setattr("slowfast_patches.engine.runs._flops", lambda cfg: 1.0)
+    costs = Cost(iterations=1, epochs=1.0, clips=1, flops=1.0, seconds=20.0)
+    monkeypatch.setattr("slowfast_patches.engine.runs._cost", lambda cfg, times: costs)
     script = tmp_path / "run_net.py"
     script.write_text(SLOW_RUN_NET)
     with pytest.raises(RunFailedError):
         list(train_all(recipes, [0], tmp_path / "runs", script))
-    assert capsys.readouterr().err.splitlines()[1:] == ["about 75 s left for all"]
+    before, during = capsys.readouterr().err.splitlines()
+    assert before.endswith("starts; about 40 s left for all")  # by the step times
+    assert during == "about 75 s left for all"
 
 
 def test_a_failed_run_is_named_and_the_others_kept(recipes, fake_run_net, tmp_path):

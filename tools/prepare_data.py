@@ -45,13 +45,13 @@ from slowfast_patches.utils.command_line import add_old_name, ends_early, tool
 if __name__ == "__main__":
     ends_early()
 
+from slowfast_patches.datasets.class_names import named_classes
 from slowfast_patches.datasets.csv_list import parse_separator
 from slowfast_patches.datasets.list_warnings import first_few, repeated_videos
 from slowfast_patches.datasets.preparing.lists import (
     ClassFolders,
     VideoList,
     find_classes,
-    read_classes,
     read_lists,
     read_ssv2_lists,
     write_class_lists,
@@ -90,7 +90,6 @@ def parse_args(argv: list[str] | None = None) -> argparse.Namespace:
     )
     parser.add_argument(
         "--separator",
-        type=parse_separator,
         default=" ",
         help=r'between path and label in the lists (" "); \t is a tab',
     )
@@ -111,8 +110,7 @@ def parse_args(argv: list[str] | None = None) -> argparse.Namespace:
         parser.error(f"{source} needs --output")
     if args.json and args.output is None:
         parser.error("--json needs --output")
-    if not args.separator:
-        parser.error("--separator is empty")
+    args.separator = parse_separator(args.separator)
     return args
 
 
@@ -144,7 +142,7 @@ def find_lists(args: argparse.Namespace) -> tuple[Sequence[VideoList], Sequence[
         lists = read_lists(args.csv, prefix=args.prefix or "", separator=args.separator)
         for text in chain(*(repeated_videos(found.origin, found.videos) for found in lists)):
             print(f"warning: {text}", file=sys.stderr)
-        return lists, read_classes(args.csv[0].parent)
+        return lists, named_classes(args.csv[0].parent) or ()
     if args.ssv2:
         return read_ssv2_lists(args.ssv2, prefix=args.prefix or "")
     found = find_classes(args.folder, args.val_fraction)

@@ -137,6 +137,8 @@ def test_a_data_set_comes_out_as_it_went_in(run, data, tmp_path):
     lists = ("--csv", data / "train.csv", "--csv", data / "val.csv")
     found = json.loads(run(*lists, "--output", out, "--json")[1])
     assert (found["videos"], found["kept"], found["frames"]) == (5, 5, 25)
+    keys = {"DATA.PATH_TO_DATA_DIR": str(out), "DATA.PATH_PREFIX": "", "MODEL.NUM_CLASSES": 4}
+    assert found["keys"] == keys
 
 
 def test_training_takes_the_result(run, data, tmp_path):

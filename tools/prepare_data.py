@@ -37,6 +37,7 @@ import shlex
 import sys
 from collections.abc import Sequence
 from contextlib import nullcontext, redirect_stdout
+from dataclasses import fields
 from itertools import chain
 from pathlib import Path
 
@@ -59,6 +60,8 @@ from slowfast_patches.datasets.preparing.lists import (
 from slowfast_patches.datasets.preparing.prepare import prepare
 from slowfast_patches.datasets.preparing.prepared_set import Settings
 from slowfast_patches.datasets.preparing.report import format_report
+
+_SETTINGS = [field.name for field in fields(Settings)]
 
 
 def parse_args(argv: list[str] | None = None) -> argparse.Namespace:
@@ -86,6 +89,12 @@ def parse_args(argv: list[str] | None = None) -> argparse.Namespace:
         help=f"of the worst frame's luma against the resized source ({Settings.psnr:g})",
     )
     parser.add_argument(
+        "--max-frame-pixels",
+        type=int,
+        metavar="N",
+        help=f"refuse larger frames, as DATA.MAX_FRAME_PIXELS ({Settings.max_frame_pixels})",
+    )
+    parser.add_argument(
         "--prefix", metavar="DIR", help="where the lists' paths start (the folder of each list)"
     )
     parser.add_argument(
@@ -100,7 +109,7 @@ def parse_args(argv: list[str] | None = None) -> argparse.Namespace:
     without = {
         "--csv": ["val_fraction"],
         "--ssv2": ["val_fraction"],
-        "--folder": ["prefix"] + ["workers", "short_side", "psnr"] * (args.output is None),
+        "--folder": ["prefix"] + ["workers", *_SETTINGS] * (args.output is None),
     }
     source = "--csv" if args.csv else "--folder" if args.folder else "--ssv2"
     for name in without[source]:
@@ -122,7 +131,7 @@ def main(argv: list[str] | None = None) -> int:
         lists, classes = find_lists(args)
         if args.output is None:
             return 0
-        given = {"short_side": args.short_side, "psnr": args.psnr}
+        given = {name: getattr(args, name) for name in _SETTINGS}
         report = prepare(
             lists,
             args.output,

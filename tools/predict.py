@@ -2,7 +2,8 @@
 
     python tools/predict.py --checkpoint runs/ab/multigrid/seed0 some.mp4 another.mp4 --top 3
 
---checkpoint is a file, or the folder of a run (its OUTPUT_DIR), whose last checkpoint is taken.
+--checkpoint is a file, or the folder of a run (its OUTPUT_DIR), whose best checkpoint is taken if
+TRAIN.KEEP_BEST kept it, else its last; standard error says which.
 
 A video is a file or a folder of JPEG frames. It is scored as the recipe tests: on
 TEST.NUM_ENSEMBLE_VIEWS × TEST.NUM_SPATIAL_CROPS clips, whose probabilities are averaged (or their
@@ -36,11 +37,11 @@ from fvcore.common.config import CfgNode
 from torch import Tensor
 
 from slowfast_patches.config import get_cfg
+from slowfast_patches.datasets.class_names import read_class_names
 from slowfast_patches.datasets.lists import class_names
 from slowfast_patches.datasets.reading.video_record import UnreadableVideoError
 from slowfast_patches.engine.checkpoints import checkpoint_of
-from slowfast_patches.engine.class_names import read_class_names
-from slowfast_patches.engine.predict import Predictor, config_of_checkpoint, names_in_checkpoint
+from slowfast_patches.engine.predict import Predictor, read_checkpoint
 from slowfast_patches.engine.predictions import write_predictions
 
 
@@ -86,9 +87,11 @@ def main(argv: list[str] | None = None) -> int:
     """Predict and print; returns the exit status."""
     args = parse_args(argv)
     path = checkpoint_of(args.checkpoint)
-    cfg = config_of_checkpoint(path, args.cfg, args.overrides)
+    if path != args.checkpoint:
+        print(f"the checkpoint is {path}", file=sys.stderr)
+    cfg, stored = read_checkpoint(path, args.cfg, args.overrides)
     predictor = Predictor(cfg, path)
-    names = find_names(args.classes, path, cfg)
+    names = find_names(args.classes, stored, path, cfg)
     if args.output:
         args.output.parent.mkdir(parents=True, exist_ok=True)
     results, probabilities = list[dict[str, Any]](), list[Tensor | None]()
@@ -111,16 +114,22 @@ def main(argv: list[str] | None = None) -> int:
     return int(any("error" in result for result in results))
 
 
-def find_names(given: Path | None, checkpoint: Path, cfg: CfgNode) -> Sequence[str] | None:
-    """The names of the model's classes, from where there are some; None, with a warning, else."""
+def find_names(
+    given: Path | None, stored: Sequence[str] | None, checkpoint: Path, cfg: CfgNode
+) -> Sequence[str] | None:
+    """The names of the model's classes: those in a file, those stored in the checkpoint, or those
+    beside the lists; None, with a warning, where there are none."""
+    count = cfg.MODEL.NUM_CLASSES
     if given:
-        return read_class_names(given, cfg.MODEL.NUM_CLASSES)
-    if names := names_in_checkpoint(checkpoint, cfg.MODEL.NUM_CLASSES):
+        if len(names := read_class_names(given)) != count:
+            raise ValueError(f"{given} has {len(names)} names, and the model has {count} classes")
         return names
+    if stored:
+        return stored
     why = f"neither {checkpoint} nor DATA.PATH_TO_DATA_DIR {cfg.DATA.PATH_TO_DATA_DIR!r} has names"
     try:
-        if names := class_names(cfg):
-            return names
+        if found := class_names(cfg):
+            return found
     except ValueError as error:
         why = str(error)
     print(f"warning: classes are shown by number: {why}; give --classes FILE", file=sys.stderr)

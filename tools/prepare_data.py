@@ -37,6 +37,7 @@ import shlex
 import sys
 from collections.abc import Sequence
 from contextlib import nullcontext, redirect_stdout
+from dataclasses import fields
 from itertools import chain
 from pathlib import Path
 
@@ -45,13 +46,13 @@ from slowfast_patches.utils.command_line import add_old_name, ends_early, tool
 if __name__ == "__main__":
     ends_early()
 
+from slowfast_patches.datasets.class_names import named_classes
 from slowfast_patches.datasets.csv_list import parse_separator
 from slowfast_patches.datasets.list_warnings import first_few, repeated_videos
 from slowfast_patches.datasets.preparing.lists import (
     ClassFolders,
     VideoList,
     find_classes,
-    read_classes,
     read_lists,
     read_ssv2_lists,
     write_class_lists,
@@ -59,6 +60,8 @@ from slowfast_patches.datasets.preparing.lists import (
 from slowfast_patches.datasets.preparing.prepare import prepare
 from slowfast_patches.datasets.preparing.prepared_set import Settings
 from slowfast_patches.datasets.preparing.report import format_report
+
+_SETTINGS = [field.name for field in fields(Settings)]
 
 
 def parse_args(argv: list[str] | None = None) -> argparse.Namespace:
@@ -86,11 +89,16 @@ def parse_args(argv: list[str] | None = None) -> argparse.Namespace:
         help=f"of the worst frame's luma against the resized source ({Settings.psnr:g})",
     )
     parser.add_argument(
+        "--max-frame-pixels",
+        type=int,
+        metavar="N",
+        help=f"refuse larger frames, as DATA.MAX_FRAME_PIXELS ({Settings.max_frame_pixels})",
+    )
+    parser.add_argument(
         "--prefix", metavar="DIR", help="where the lists' paths start (the folder of each list)"
     )
     parser.add_argument(
         "--separator",
-        type=parse_separator,
         default=" ",
         help=r'between path and label in the lists (" "); \t is a tab',
     )
@@ -101,7 +109,7 @@ def parse_args(argv: list[str] | None = None) -> argparse.Namespace:
     without = {
         "--csv": ["val_fraction"],
         "--ssv2": ["val_fraction"],
-        "--folder": ["prefix"] + ["workers", "short_side", "psnr"] * (args.output is None),
+        "--folder": ["prefix"] + ["workers", *_SETTINGS] * (args.output is None),
     }
     source = "--csv" if args.csv else "--folder" if args.folder else "--ssv2"
     for name in without[source]:
@@ -111,8 +119,7 @@ def parse_args(argv: list[str] | None = None) -> argparse.Namespace:
         parser.error(f"{source} needs --output")
     if args.json and args.output is None:
         parser.error("--json needs --output")
-    if not args.separator:
-        parser.error("--separator is empty")
+    args.separator = parse_separator(args.separator)
     return args
 
 
@@ -124,7 +131,7 @@ def main(argv: list[str] | None = None) -> int:
         lists, classes = find_lists(args)
         if args.output is None:
             return 0
-        given = {"short_side": args.short_side, "psnr": args.psnr}
+        given = {name: getattr(args, name) for name in _SETTINGS}
         report = prepare(
             lists,
             args.output,
@@ -144,7 +151,7 @@ def find_lists(args: argparse.Namespace) -> tuple[Sequence[VideoList], Sequence[
         lists = read_lists(args.csv, prefix=args.prefix or "", separator=args.separator)
         for text in chain(*(repeated_videos(found.origin, found.videos) for found in lists)):
             print(f"warning: {text}", file=sys.stderr)
-        return lists, read_classes(args.csv[0].parent)
+        return lists, named_classes(args.csv[0].parent) or ()
     if args.ssv2:
         return read_ssv2_lists(args.ssv2, prefix=args.prefix or "")
     found = find_classes(args.folder, args.val_fraction)

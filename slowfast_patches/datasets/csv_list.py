@@ -82,7 +82,16 @@ def read_csv(
 
 
 def parse_separator(text: str) -> str:
-    """A separator as it can be typed: the two characters \\t are a tab."""
+    """A separator as it can be typed: the two characters \\t are a tab.
+
+    Raises:
+        ValueError: it is empty.
+    """
+    if not text:
+        raise ValueError(
+            "DATA.PATH_LABEL_SEPARATOR (tools/prepare_data.py: --separator) is empty; give what "
+            "parts path and label in the lists, as ' '"
+        )
     return text.replace("\\t", "\t")
 
 
@@ -91,18 +100,21 @@ def what_is_wrong(line: str, separator: str) -> str | None:
     name, found, label = line.strip().rpartition(separator)
     if name.strip() and label.strip().isdecimal():
         return None
-    wanted, parts = "a label, a whole number from 0", _SEPARATORS.get(separator, "separator")
+    parts = _SEPARATORS.get(separator, "separator")
     if found and name.strip():
-        wrong = f"{label.strip()!r} after the last {parts} is not {wanted}"
+        wrong = f"{label.strip()!r} after the last {parts} is no whole number from 0, as labels are"
     else:
-        wrong = f"{line.strip()!r} has no {parts} ({separator!r}) between a path and {wanted}"
+        wrong = (
+            f"{line.strip()!r} is not a path and a label, a whole number from 0, with a {parts} "
+            f"({separator!r}) between"
+        )
     for other in _SEPARATORS:
         name, _, label = line.strip().rpartition(other)
         if name.strip() and label.strip().isdecimal():
             typed = other.replace("\t", "\\t")
             return (
-                f"{wrong}; if a {_SEPARATORS[other]} parts them, set DATA.PATH_LABEL_SEPARATOR "
-                f"'{typed}' (tools/prepare_data.py: --separator)"
+                f"{wrong}; if a {_SEPARATORS[other]} parts path and label, set "
+                f"DATA.PATH_LABEL_SEPARATOR '{typed}' (tools/prepare_data.py: --separator)"
             )
     return wrong
 

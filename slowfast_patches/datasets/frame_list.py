@@ -130,10 +130,10 @@ class FrameList(Sequence[FrameVideo]):
         )
 
     @property
-    def last_label(self) -> int:
-        """The highest label of any frame; -1 where no frame has one."""
+    def labels(self) -> set[int]:
+        """Those that any frame has."""
         rows = (self.runs.at(number).tolist() for number in range(len(self)))
-        return max(max(run.labels, default=-1) for row in rows for run in _unpacked(row))
+        return {label for row in rows for run in _unpacked(row) for label in run.labels}
 
     def with_labels(self, labels: Sequence[int]) -> FrameList:
         """The same videos with one label each, on all of its frames, in place of the list's."""

@@ -32,9 +32,9 @@ def list_warnings(cfg: CfgNode, split: str, videos: Sequence[Any]) -> list[str]:
 
 
 def _labels(videos: Sequence[Any]) -> set[int]:
-    """The labels of a list, as far as they are known: of frames, up to the last that occurs."""
+    """The labels of a list, as far as they are known."""
     if isinstance(videos, FrameList):
-        return set(range(videos.last_label + 1))
+        return videos.labels
     return {video.label for video in videos if isinstance(video, LabelledVideo)}
 
 

@@ -3,12 +3,10 @@
 from __future__ import annotations
 
 import hashlib
-import json
 import logging
 import os
 import re
-import sys
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -17,6 +15,7 @@ from fvcore.common.config import CfgNode
 
 from slowfast_patches import patching
 from slowfast_patches.config.labels import SEVERAL_LABELS
+from slowfast_patches.datasets.class_names import in_order, named_classes
 from slowfast_patches.datasets.csv_list import (
     LabelledVideo,
     count_videos,
@@ -32,7 +31,6 @@ __all__ = [
     "count_list",
     "list_digest",
     "list_path",
-    "named_classes",
     "read_list",
 ]
 
@@ -105,18 +103,13 @@ def class_names(cfg: CfgNode) -> tuple[str, ...] | None:
     Raises:
         ValueError: a file of names that is wrong, or does not have MODEL.NUM_CLASSES of them.
     """
-    numbers = _kind(cfg, "train", None)[1].classes(cfg)
-    if numbers is None:
-        return None
-    count, where = len(numbers), cfg.DATA.PATH_TO_DATA_DIR
-    if sorted(numbers.values()) != list(range(count)):
-        raise ValueError(f"the {count} classes named in {where} are not numbered from 0, each once")
-    if count != cfg.MODEL.NUM_CLASSES:
+    names = _kind(cfg, "train", None)[1].classes(cfg)
+    if names is not None and len(names) != cfg.MODEL.NUM_CLASSES:
         raise ValueError(
-            f"MODEL.NUM_CLASSES is {cfg.MODEL.NUM_CLASSES}, and {where} names {count} classes; set "
-            f"MODEL.NUM_CLASSES {count}"
+            f"MODEL.NUM_CLASSES is {cfg.MODEL.NUM_CLASSES}, and {cfg.DATA.PATH_TO_DATA_DIR} names "
+            f"{len(names)} classes; set MODEL.NUM_CLASSES {len(names)}"
         )
-    return tuple(sorted(numbers, key=lambda name: numbers[name]))
+    return names
 
 
 @dataclass(frozen=True)
@@ -126,7 +119,7 @@ class _Kind:
     path: Callable[[CfgNode, str], Path]
     read: Callable[[CfgNode, str], Sequence[Any]]
     count: Callable[[CfgNode, str], int | None]
-    classes: Callable[[CfgNode], Mapping[str, int] | None]
+    classes: Callable[[CfgNode], tuple[str, ...] | None]
     mirrors: bool = True
     """Whether a mirrored clip has the label of the clip."""
 
@@ -161,37 +154,13 @@ def _read_kinetics(cfg: CfgNode, split: str) -> list[LabelledVideo]:
     )
 
 
-def _kinetics_classes(cfg: CfgNode) -> dict[str, int] | None:
+def _kinetics_classes(cfg: CfgNode) -> tuple[str, ...] | None:
     return named_classes(Path(cfg.DATA.PATH_TO_DATA_DIR))
 
 
-def named_classes(folder: Path) -> dict[str, int] | None:
-    """From classes.json, {name: number}, as tools/prepare_data.py writes it; or from classes.txt, a
-    name a line, as tools/make_demo_data.py does.
-
-    Raises:
-        ValueError: the file is wrong; says why.
-    """
-    path, lines = folder / "classes.json", folder / "classes.txt"
-    if path.is_file():
-        text = read_utf8(path)
-        try:
-            content = json.loads(text)
-        except ValueError as error:
-            raise ValueError(f"{path}: this is not JSON: {error}") from None
-        if not isinstance(content, dict) or not all(type(n) is int for n in content.values()):
-            raise ValueError(f"{path}: not an object of names and class numbers")
-        return content
-    if lines.is_file():
-        names = read_utf8(lines).splitlines()
-        return {name: number for number, name in enumerate(names)}
-    return None
-
-
-def _ssv2_classes(cfg: CfgNode) -> dict[str, int] | None:
+def _ssv2_classes(cfg: CfgNode) -> tuple[str, ...] | None:
     """A prepared data set has its names as Kinetics does."""
-    folder = Path(cfg.DATA.PATH_TO_DATA_DIR)
-    return ssv2_classes(folder, sys.maxsize) or _kinetics_classes(cfg)
+    return ssv2_classes(Path(cfg.DATA.PATH_TO_DATA_DIR)) or _kinetics_classes(cfg)
 
 
 def _charades_path(cfg: CfgNode, split: str) -> Path:
@@ -214,18 +183,19 @@ def _count_charades(cfg: CfgNode, split: str) -> int | None:
     return count_listed(path) if path.is_file() else None
 
 
-def _charades_classes(cfg: CfgNode) -> dict[str, int] | None:
+def _charades_classes(cfg: CfgNode) -> tuple[str, ...] | None:
     """From Charades_v1_classes.txt, which has "c000 Holding some clothes" a line."""
-    path, numbers = Path(cfg.DATA.PATH_TO_DATA_DIR) / "Charades_v1_classes.txt", dict[str, int]()
+    path = Path(cfg.DATA.PATH_TO_DATA_DIR) / "Charades_v1_classes.txt"
+    classes = list[tuple[str, object]]()
     if not path.is_file():
         return None
     for line, text in enumerate(read_utf8(path).splitlines(), start=1):
         found = re.fullmatch(r"c(\d+)\s+(\S.*)", text.strip())
         if found:
-            numbers[found[2]] = int(found[1])
+            classes.append((found[2], int(found[1])))
         elif text.strip():
             raise ValueError(f"{path}, line {line}: {text!r:.100} is not 'c000 name'")
-    return numbers
+    return in_order(path, classes)
 
 
 _KINDS: dict[str, _Kind] = {

@@ -13,12 +13,14 @@ from __future__ import annotations
 
 import json
 import os
+import sys
 from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import Any
 
 from fvcore.common.config import CfgNode
 
+from slowfast_patches.datasets.class_names import in_order
 from slowfast_patches.datasets.csv_list import (
     LabelledVideo,
     count_lines,
@@ -118,14 +120,16 @@ def count_ssv2(cfg: CfgNode, split: str) -> int | None:
     return count_lines(path)
 
 
-def ssv2_classes(folder: Path, num_classes: int) -> dict[str, int] | None:
-    """The classes by their templates, without brackets; None where the folder has no such file.
+def ssv2_classes(folder: Path) -> tuple[str, ...] | None:
+    """The templates by class number, without brackets; None where the folder has no such file.
 
     Raises:
         ValueError: the file is wrong; says where.
     """
     path = folder / _NAME.format("labels")
-    return _read_classes(path, num_classes) if path.is_file() else None
+    if not path.is_file():
+        return None
+    return in_order(path, list(_read_classes(path, sys.maxsize).items()))
 
 
 def _lists_frames(path: Path, separator: str) -> bool:

@@ -22,22 +22,30 @@ from slowfast_patches.models.inputs import InputTransform
 from slowfast_patches.models.solver import Precision
 from slowfast_patches.models.weights import load_weights
 
-__all__ = ["Predictor", "config_of_checkpoint", "names_in_checkpoint"]
+__all__ = ["Predictor", "read_checkpoint"]
 
 
-def config_of_checkpoint(
+def read_checkpoint(
     path: Path, recipe: Path | None = None, overrides: Sequence[object] = ()
-) -> CfgNode:
-    """The config to predict with: a recipe, or the one that the checkpoint was trained with.
+) -> tuple[CfgNode, tuple[str, ...] | None]:
+    """The config to predict with, a recipe or the one that the checkpoint was trained with, and the
+    names of the classes; None where it has none, as weights alone, files of others, and checkpoints
+    from before names were kept.
 
     Raises:
         ValueError: the checkpoint cannot be read, it has no config and no recipe is given, or the
             config is none that can be tested.
     """
+    try:
+        content = checkpoints.load(path)
+    except ValueError:
+        if recipe is None:
+            raise
+        content = {}  # of another kind: what reads the weights says what is wrong
     if recipe is not None:
         cfg = load_config(recipe, overrides)
     else:
-        text = checkpoints.load(path).get("cfg")
+        text = content.get("cfg")
         if not isinstance(text, str):
             raise ValueError(f"{path} has weights and no config; give their recipe: --cfg FILE")
         source = f"the config in {path}"
@@ -47,17 +55,10 @@ def config_of_checkpoint(
             raise ValueError(f"{error}; or give the recipe: --cfg FILE") from error
         cfg = parse_config(text, source, overrides)
     check_config(cfg)
-    return cfg
-
-
-def names_in_checkpoint(path: Path, count: int) -> tuple[str, ...] | None:
-    """The names of `count` classes that a checkpoint has; None where it has none, as weights alone,
-    files of others, and checkpoints from before names were kept."""
-    try:
-        names = checkpoints.load(path).get("class_names") or ()
-    except ValueError:  # of another kind: what reads the weights says what is wrong
-        return None
-    return tuple(names) if len(names) == count else None
+    names = content.get("class_names")
+    if not isinstance(names, list | tuple) or not all(isinstance(name, str) for name in names):
+        return cfg, None
+    return cfg, tuple(names) if len(names) == cfg.MODEL.NUM_CLASSES else None
 
 
 class Predictor:

@@ -115,9 +115,9 @@ def test_a_batch_that_does_not_divide_over_the_processes(
 @pytest.mark.parametrize(
     ("line", "said"),
     [
-        ("a_path_alone.mp4", "'a_path_alone.mp4' has no space"),
-        ("a.mp4 seven", "'seven' after the last space is not a label"),
-        ("a.mp4 -1", "'-1' after the last space is not a label"),
+        ("a_path_alone.mp4", "'a_path_alone.mp4' is not a path and a label"),
+        ("a.mp4 seven", "'seven' after the last space is no whole number"),
+        ("a.mp4 -1", "'-1' after the last space is no whole number"),
     ],
 )
 def test_a_line_that_does_not_parse(

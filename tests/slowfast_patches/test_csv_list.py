@@ -12,6 +12,7 @@ from slowfast_patches.datasets.csv_list import (
     count_videos,
     csv_path,
     read_csv,
+    what_is_wrong,
 )
 
 
@@ -65,18 +66,21 @@ def test_relative_paths_start_from_the_prefix_and_absolute_ones_stay(tmp_path):
     [
         (
             "c.mp4",
-            r"'c.mp4' has no space \(' '\) between a path and a label, a whole number from 0$",
+            r"'c.mp4' is not a path and a label, a whole .* with a space \(' '\) between$",
         ),
         (
             "c.mp4,1",
-            r"'c.mp4,1' has no space .*; if a comma parts them, set DATA\.\w+SEPARATOR ','",
+            r"'c.mp4,1' is not .*; if a comma parts path and label, set DATA\.\w+SEPARATOR ','",
         ),
-        ("a b.mp4\t1", r"'b.mp4\\t1' after the last space is not .*_LABEL_SEPARATOR '\\t' \(tools"),
-        ("c.mp4 -1", r"'-1' after the last space is not a label, a whole number from 0$"),
-        ("c.mp4 0.0", r"'0.0' after the last space is not a label, a whole number from 0$"),
-        ("c.mp4 x", r"'x' after the last space is not a label, a whole number from 0$"),
-        ("c.mp4 ²", r"'²' after the last space is not a label, a whole number from 0$"),
-        ("1", r"'1' has no space \(' '\) between a path and a label, a whole number from 0$"),
+        ("a b.mp4\t1", r"'b.mp4\\t1' after the last space is no .*_LABEL_SEPARATOR '\\t' \(tools"),
+        ("c.mp4 -1", r"'-1' after the last space is no whole number from 0, as labels are$"),
+        ("c.mp4 0.0", r"'0.0' after the last space is no whole number from 0, as labels are$"),
+        ("c.mp4 x", r"'x' after the last space is no whole number from 0, as labels are$"),
+        ("c.mp4 ²", r"'²' after the last space is no whole number from 0, as labels are$"),
+        (
+            "1",
+            r"'1' is not a path and a label, a whole number from 0, with a space \(' '\) between$",
+        ),
         ("c.mp4 2", r"label 2 is outside MODEL.NUM_CLASSES 2 \(labels run from 0 to 1\)"),
     ],
 )
@@ -87,10 +91,22 @@ def test_a_bad_line_is_named_by_file_and_line(tmp_path, line, why):
 
 
 def test_a_header_is_named_as_such_and_a_label_below_is_not(tmp_path):
-    with pytest.raises(ValueError, match=r"line 2: 'label' .* from 0; a list has no header$"):
+    said = r"line 2: 'label' after the last space is no whole number .* are; a list has no header$"
+    with pytest.raises(ValueError, match=said):
         read_csv(write(tmp_path, "\npath label\na.mp4 0\n"), num_classes=2)
-    with pytest.raises(ValueError, match=r"line 2: 'label' .* whole number from 0$"):
+    with pytest.raises(ValueError, match=r"line 2: 'label' .* whole number from 0, as labels are$"):
         read_csv(write(tmp_path, "a.mp4 0\npath label\n"), num_classes=2)
+
+
+def test_a_label_alone_is_not_said_to_lack_the_separator_that_it_has():
+    assert what_is_wrong(", 1", ",").startswith("', 1' is not a path and a label, a whole number")
+
+
+def test_an_empty_separator_is_refused_by_its_key(tmp_path):
+    with pytest.raises(
+        ValueError, match=r"DATA.PATH_LABEL_SEPARATOR .*--separator\) is empty; give"
+    ):
+        read_csv(write(tmp_path, "a.mp4 0\n"), separator="", num_classes=2)
 
 
 def test_a_separator_may_be_typed_and_the_advice_is_right(tmp_path):

@@ -169,6 +169,10 @@ def test_a_label_for_each_video_can_take_the_place_of_the_lists(tmp_path):
     assert frames[0].files == read(tmp_path, TWO_VIDEOS)[0].files
 
 
+def test_labels_of_a_list_are_those_that_occur(tmp_path):
+    assert read(tmp_path, TWO_VIDEOS).labels == {5, 92, 147}
+
+
 # What is said of a bad list.
 
 

@@ -164,6 +164,8 @@ def test_videos_have_a_bound_on_pixels(video):
     record = scan(str(video))
     assert too_large(lambda **bound: scan(str(video), **bound))
     assert too_large(lambda **bound: read_clip(str(video), record, plan(3), **bound))
+    prepared = video.with_name("bounded.mp4")
+    assert too_large(lambda **bound: write_prepared(str(video), record, prepared, **bound))
 
 
 def test_a_stream_that_grows_beyond_the_bound_is_refused(tmp_path):
@@ -194,6 +196,8 @@ def test_folders_of_frames_have_a_bound_on_pixels(tmp_path):
     assert too_large(lambda **bound: scan(str(tmp_path), **bound))
     assert too_large(lambda **bound: read_clip(str(tmp_path), record, plan(0), **bound))
     assert too_large(lambda **bound: jpeg_size(str(tmp_path), "0.jpg", **bound))
+    prepared = tmp_path / "prepared.mp4"
+    assert too_large(lambda **bound: write_prepared(str(tmp_path), record, prepared, **bound))
 
 
 def test_a_large_picture_is_known_by_its_head(tmp_path):

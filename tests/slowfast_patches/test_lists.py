@@ -246,18 +246,29 @@ def test_labels_that_end_below_the_number_of_classes_are_said(tmp_path):
     assert text.endswith("trained on: 2 (up and down)")
 
 
+def test_a_class_that_no_frame_has_is_said(tmp_path):
+    (tmp_path / "train.csv").write_text(f'{HEADER}\na 0 0 1.jpg "0,2"\na 0 1 2.jpg ""\n')
+    cfg = config(tmp_path, "charades")
+    (text,) = list_warnings(cfg, "train", read_list(cfg, "train"))
+    assert text.endswith("1 of MODEL.NUM_CLASSES 3 classes have no video to be trained on: 1")
+
+
 @pytest.mark.parametrize("dataset", ["kinetics", "ssv2"])
 def test_prepared_sets_and_the_demo_have_files_of_names(tmp_path, dataset):
     cfg = config(tmp_path, dataset)
     assert class_names(cfg) is None
-    (tmp_path / "classes.txt").write_text("left\nright\nup and down\n")
+    (tmp_path / "classes.txt").write_text("left\nright \nup and down\n\n \n")
     assert class_names(cfg) == ("left", "right", "up and down")
     (tmp_path / "classes.json").write_text('{"b": 1, "ä": 0, "c": 2}')
     assert class_names(cfg) == ("ä", "b", "c")
+    for text in ('["ä", "b", "c"]', '{"b": "1", "ä": "0", "c": "2"}'):
+        (tmp_path / "classes.json").write_text(text)
+        assert class_names(cfg) == ("ä", "b", "c")
 
 
 @pytest.mark.parametrize(
-    "text", ['{"a": 0, "b": 1}', '{"a": 0, "b": 1, "c": 1}', '{"a": "0"}', "["]
+    "text",
+    ['{"a": 0, "b": 1}', '{"a": 0, "b": 1, "c": 1}', '{"a": "0"}', "[", "[]", '["a", "b", "a"]'],
 )
 def test_names_that_do_not_number_the_classes_are_refused(tmp_path, text):
     (tmp_path / "classes.json").write_text(text)
@@ -271,6 +282,9 @@ def test_charades_names_its_classes_a_line_each(tmp_path):
     path.write_text("c000 Holding some clothes\nc001 Putting clothes somewhere\n\nc002 Taking\r\n")
     names = ("Holding some clothes", "Putting clothes somewhere", "Taking")
     assert class_names(config(tmp_path, "charades")) == names
+    path.write_text("c000 Holding\nc002 Taking\nc001 Holding\n")
+    with pytest.raises(ValueError, match=r"'Holding' is the name of two classes, 0 and 1$"):
+        class_names(config(tmp_path, "charades"))
     path.write_text("c000 Holding\nHolding some clothes\n")
     with pytest.raises(ValueError, match=r"classes.txt, line 2: .* is not 'c000 name'"):
         class_names(config(tmp_path, "charades"))

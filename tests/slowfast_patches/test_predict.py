@@ -11,10 +11,10 @@ import torch
 
 from slowfast_patches import patching
 from slowfast_patches.config import load_config
+from slowfast_patches.datasets.class_names import read_class_names
 from slowfast_patches.datasets.loader import build_dataset, evaluation_loader
 from slowfast_patches.engine import checkpoints
-from slowfast_patches.engine.class_names import read_class_names
-from slowfast_patches.engine.predict import Predictor, config_of_checkpoint
+from slowfast_patches.engine.predict import Predictor, read_checkpoint
 from slowfast_patches.models.build import build_model
 from slowfast_patches.models.inputs import InputTransform
 from slowfast_patches.models.weights import load_weights
@@ -83,7 +83,7 @@ CPU = torch.device("cpu")
     ],
 )
 def test_the_scores_are_those_of_the_test(trained, videos, overrides):
-    cfg = config_of_checkpoint(trained, None, overrides)
+    cfg = read_checkpoint(trained, None, overrides)[0]
     clips = scores_of_the_test(cfg, trained)
     expected = clips.amax(1) if "max" in overrides else clips.mean(1)
     predictor = Predictor(cfg, trained)
@@ -139,10 +139,14 @@ def test_a_run_is_predicted_with_from_anywhere_and_its_names_are_in_its_checkpoi
     multigrid_run, trained, videos, predict, tmp_path, monkeypatch, demo_data
 ):
     monkeypatch.chdir(tmp_path)
+    loads, load = list[Path](), checkpoints.load
+    monkeypatch.setattr(checkpoints, "load", lambda path: loads.append(path) or load(path))
     nowhere = ("DATA.PATH_TO_DATA_DIR", "relative/folder")
     options = ("--checkpoint", multigrid_run, "--output", "new/scores.csv")
     status, out, err = predict(*options, videos[0], "no/such.mp4", *nowhere)
-    assert (status, err) == (1, "no/such.mp4 cannot be opened: No such file or directory\n")
+    missing = "no/such.mp4 cannot be opened: No such file or directory"
+    assert (status, err) == (1, f"the checkpoint is {trained}\n{missing}\n")
+    assert loads == [trained]  # once for its config and names; its weights apart
     assert out == predict("--checkpoint", trained, videos[0])[1]
     header, row, missing = csv.reader(Path("new/scores.csv").read_text().splitlines())
     names = (demo_data / "classes.txt").read_text().splitlines()
@@ -169,14 +173,19 @@ def test_a_run_is_predicted_with_from_anywhere_and_its_names_are_in_its_checkpoi
 def test_names_are_read_in_four_forms(tmp_path, file, text):
     path = tmp_path / file
     path.write_text(text)
-    assert read_class_names(path, 8) == tuple(NAMES)
+    assert read_class_names(path) == tuple(NAMES)
 
 
 @pytest.mark.parametrize(
     ("file", "text", "message"),
     [
-        ("names.json", json.dumps(NAMES[:7]), "has 7 names, and the model has 8 classes"),
-        ("names.txt", "\n".join([*NAMES, "more"]), "has 9 names"),
+        ("names.txt", "\n \n", "names no class"),
+        (
+            "names.json",
+            json.dumps([*NAMES, "motion 1"]),
+            "'motion 1' is the name of two .* 1 and 8",
+        ),
+        ("names.json", '{"a": 0, "a": 1}', "'a' is the name of two classes, 0 and 1"),
         ("names.txt", "a\nb\n\nc\nd\ne\nf\ng", "class 2 has an empty name"),
         ("names.json", "{", "is not JSON"),
         ("names.json", "3", "neither a list of names nor a mapping"),
@@ -190,7 +199,7 @@ def test_names_that_are_wrong_are_refused(tmp_path, file, text, message):
     path = tmp_path / file
     path.write_text(text)
     with pytest.raises(ValueError, match=message):
-        read_class_names(path, 8)
+        read_class_names(path)
 
 
 def test_a_video_that_cannot_be_read_is_reported_and_the_others_go_on(
@@ -234,6 +243,8 @@ def test_what_is_wrong_is_said(trained, weights, tiny_recipe, videos, predict, t
     torch.save({"model_state": {}, "cfg": "NO_SUCH: 1"}, other)
     garbage = tmp_path / "garbage.pyth"
     garbage.write_text("no checkpoint")
+    few = tmp_path / "few.txt"
+    few.write_text("a\nb\n")
     recipe = ("--cfg", tiny_recipe)
     cases = [
         (("--checkpoint", tmp_path / "none.pyth"), (), "none.pyth: no such checkpoint"),
@@ -243,6 +254,11 @@ def test_what_is_wrong_is_said(trained, weights, tiny_recipe, videos, predict, t
         (("--checkpoint", trained), ("TEST.NUM_SPATIAL_CROPS", 2), "use 1 or 3"),
         (("--checkpoint", trained), ("TEST.BATCH", 2), "did you mean TEST.BATCH_SIZE?\n"),
         (("--checkpoint", trained, "--classes", tmp_path / "no.json"), (), "no.json cannot be"),
+        (
+            ("--checkpoint", trained, "--classes", few),
+            (),
+            "few.txt has 2 names, and the model has 8",
+        ),
     ]
     for options, overrides, message in cases:
         status, out, err = predict(*options, videos[0], *overrides)
@@ -262,13 +278,22 @@ def test_a_command_line_without_sense_is_refused(predict, trained, arguments):
 
 
 def test_the_config_of_a_checkpoint_is_that_of_its_run(trained, multigrid_run):
-    assert config_of_checkpoint(trained) == load_config(multigrid_run / "config.yaml")
+    assert read_checkpoint(trained)[0] == load_config(multigrid_run / "config.yaml")
+
+
+@pytest.mark.parametrize("names", [7, [1, 2, 3], "abc", ["a", "b"], ["a", "b", 3], {}])
+def test_what_are_no_names_of_the_classes_in_a_checkpoint_is_passed_over(tmp_path, names):
+    path, text = tmp_path / "crafted.pyth", load_config(None, ["MODEL.NUM_CLASSES", 3]).dump()
+    torch.save({"cfg": text, "class_names": names}, path)
+    assert read_checkpoint(path)[1] is None
+    torch.save({"cfg": text, "class_names": ["a", "b", "c"]}, path)
+    assert read_checkpoint(path)[1] == ("a", "b", "c")
 
 
 def test_a_recipe_given_replaces_the_one_in_the_checkpoint(trained, tiny_recipe):
-    assert config_of_checkpoint(trained).TEST.NUM_ENSEMBLE_VIEWS == 2
+    assert read_checkpoint(trained)[0].TEST.NUM_ENSEMBLE_VIEWS == 2
     changed = tiny_recipe.with_name("changed.yaml")
     changed.write_text(f"_BASE_: {tiny_recipe.name}\nTEST: {{NUM_ENSEMBLE_VIEWS: 5}}\n")
-    cfg = config_of_checkpoint(trained, changed, ["TEST.BATCH_SIZE", 3])
+    cfg, _ = read_checkpoint(trained, changed, ["TEST.BATCH_SIZE", 3])
     assert (cfg.TEST.NUM_ENSEMBLE_VIEWS, cfg.TEST.BATCH_SIZE) == (5, 3)
     assert cfg == load_config(changed, ["TEST.BATCH_SIZE", 3])

@@ -18,6 +18,7 @@ from pathlib import Path
 from types import ModuleType
 
 import av
+import cv2
 import numpy as np
 import pytest
 from hypothesis import given
@@ -137,6 +138,8 @@ def test_a_data_set_comes_out_as_it_went_in(run, data, tmp_path):
     lists = ("--csv", data / "train.csv", "--csv", data / "val.csv")
     found = json.loads(run(*lists, "--output", out, "--json")[1])
     assert (found["videos"], found["kept"], found["frames"]) == (5, 5, 25)
+    keys = {"DATA.PATH_TO_DATA_DIR": str(out), "DATA.PATH_PREFIX": "", "MODEL.NUM_CLASSES": 4}
+    assert found["keys"] == keys
 
 
 def test_training_takes_the_result(run, data, tmp_path):
@@ -177,6 +180,23 @@ def test_defaults_are_those_of_the_encoder():
     defaults = inspect.signature(write_prepared).parameters
     assert defaults["short_side"].default == Settings.short_side
     assert defaults["floor"].default == Settings.psnr
+    assert defaults["max_pixels"].default == Settings.max_frame_pixels
+
+
+def test_frames_beyond_the_bound_are_left_out_until_it_is_raised(run, tmp_path):
+    write_video(tmp_path / "data/small.mp4")
+    write_video(tmp_path / "data/large.mp4", size=(128, 96))
+    frame = np.zeros((96, 128, 3), np.uint8)
+    (tmp_path / "data/frames").mkdir()
+    cv2.imwrite(str(tmp_path / "data/frames/1.jpg"), frame)
+    csv, out = tmp_path / "data/all.csv", tmp_path / "out"
+    csv.write_text("small.mp4 0\nlarge.mp4 0\nframes 0\n")
+    options = ("--csv", csv, "--output", out, "--max-frame-pixels")
+    status, said = run(*options, 128 * 96 - 1)
+    assert (status, len(rows(out / "all.csv"))) == (1, 1)
+    assert said.count("128×96 pixels, more than DATA.MAX_FRAME_PIXELS 12287") == 2
+    assert run(*options, 128 * 96)[0] == 0
+    assert len(rows(out / "all.csv")) == 3
 
 
 def test_a_source_that_is_prepared_is_linked(run, data, tmp_path):
@@ -488,6 +508,8 @@ def test_other_settings_and_other_lists_are_refused(run, data, tmp_path):
         (["--csv", "data/train.csv", "--out", "out", "--val-fraction", "0.5"], "no effect"),
         (["--csv", "data/train.csv", "--out", "out", "--separator", ""], "empty"),
         (["--folder", "data", "--workers", "2"], "--workers has no effect"),
+        (["--folder", "data", "--max-frame-pixels", "2"], "--max-frame-pixels has no effect"),
+        (["--csv", "data/train.csv", "--out", "out", "--max-frame-pixels", "0"], "give 1 or more"),
         (["--folder", "data", "--out", "data/out"], "the data set itself lies there"),
         (["--folder", "data", "--csv", "data/train.csv", "--out", "out"], "not allowed"),
     ],

@@ -29,7 +29,13 @@ from av.video.reformatter import ColorRange, Interpolation, VideoReformatter
 from av.video.stream import VideoStream
 from numpy.typing import NDArray
 
-from slowfast_patches.datasets.reading.files import frame_files, open_video, read_jpeg, readable
+from slowfast_patches.datasets.reading.files import (
+    MAX_PIXELS,
+    frame_files,
+    open_video,
+    read_jpeg,
+    readable,
+)
 from slowfast_patches.datasets.reading.prepared import ANCHOR, GROUP, TAG
 from slowfast_patches.datasets.reading.video_record import Kind, UnreadableVideoError, VideoRecord
 
@@ -82,7 +88,13 @@ class Written:
 
 
 def write_prepared(
-    source: str, record: VideoRecord, target: Path, *, short_side: int = 256, floor: float = 37.0
+    source: str,
+    record: VideoRecord,
+    target: Path,
+    *,
+    short_side: int = 256,
+    floor: float = 37.0,
+    max_pixels: int = MAX_PIXELS,
 ) -> Written:
     """Write the prepared form of a video, or of a folder of JPEG files, to `target`.
 
@@ -91,7 +103,7 @@ def write_prepared(
     x264 can reach that (its CRF goes down to 1).
 
     Raises:
-        UnreadableVideoError: the source does not decode.
+        UnreadableVideoError: the source does not decode, or has frames of more than `max_pixels`.
         OSError: the target cannot be written.
     """
     temporary = target.with_name(f".{target.name}.{os.getpid()}.tmp")
@@ -101,7 +113,7 @@ def write_prepared(
         with av.open(str(temporary), "w", format="mp4") as container:
             container.metadata["comment"] = TAG
             stream: VideoStream | None = None
-            for group in _groups(source_pictures(source, record, short_side)):
+            for group in _groups(source_pictures(source, record, short_side, max_pixels)):
                 packets, psnr = _encode_well(group, rate, floor)
                 if stream is None:
                     stream = _add_stream(container, group[0], rate)
@@ -122,7 +134,9 @@ def _groups(pictures: Iterator[Picture]) -> Iterator[list[Picture]]:
         yield group
 
 
-def source_pictures(source: str, record: VideoRecord, short_side: int) -> Iterator[Picture]:
+def source_pictures(
+    source: str, record: VideoRecord, short_side: int, max_pixels: int = MAX_PIXELS
+) -> Iterator[Picture]:
     """Every frame of the source, of one even size, as it is shown."""
     video = record.video
     scale = min(1.0, short_side / min(video.width, video.height))
@@ -136,7 +150,7 @@ def source_pictures(source: str, record: VideoRecord, short_side: int) -> Iterat
         return cast(NDArray[np.uint8], resized.to_ndarray())
 
     with readable():
-        for frame in _decoded(source, record):
+        for frame in _decoded(source, record, max_pixels):
             if record.turns == 0 and _is_plain(frame):
                 yield to(frame, "yuv420p")
                 continue
@@ -154,12 +168,14 @@ def _is_plain(frame: VideoFrame) -> bool:
     )
 
 
-def _decoded(source: str, record: VideoRecord) -> Iterator[VideoFrame]:
+def _decoded(source: str, record: VideoRecord, max_pixels: int) -> Iterator[VideoFrame]:
     if record.kind == Kind.FRAMES:
         for name in frame_files(source):
-            yield VideoFrame.from_ndarray(read_jpeg(source, name), format="bgr24")
+            yield VideoFrame.from_ndarray(
+                read_jpeg(source, name, max_pixels=max_pixels), format="bgr24"
+            )
     else:
-        with open_video(source) as (container, stream):
+        with open_video(source, max_pixels=max_pixels) as (container, stream):
             yield from container.decode(stream)
 
 

@@ -7,12 +7,11 @@ import hashlib
 import json
 import os
 import sys
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
 from slowfast_patches.datasets.csv_list import LabelledVideo, read_csv
-from slowfast_patches.datasets.lists import named_classes
 from slowfast_patches.datasets.ssv2_list import labels_file, ssv2_classes, webm_videos
 
 __all__ = [
@@ -20,7 +19,6 @@ __all__ = [
     "VideoList",
     "find_classes",
     "format_csv",
-    "read_classes",
     "read_lists",
     "read_ssv2_lists",
     "write_class_lists",
@@ -115,22 +113,7 @@ def read_ssv2_lists(folder: Path, *, prefix: str) -> tuple[list[VideoList], tupl
         videos = webm_videos(file, prefix, sys.maxsize)
         root = Path(os.path.abspath(os.path.dirname(videos[0].path)))
         lists.append(VideoList(f"{split}.csv", file, root, videos))
-    return lists, _in_order(folder, ssv2_classes(folder, sys.maxsize) or {})
-
-
-def read_classes(folder: Path) -> tuple[str, ...]:
-    """The classes that csv files in `folder` have names for beside them, in their order; or none.
-
-    Raises:
-        ValueError: they are not numbered from 0, each once.
-    """
-    return _in_order(folder, named_classes(folder) or {})
-
-
-def _in_order(folder: Path, numbers: Mapping[str, int]) -> tuple[str, ...]:
-    if sorted(numbers.values()) != list(range(len(numbers))):
-        raise ValueError(f"{folder}: its {len(numbers)} classes are not numbered from 0 on")
-    return tuple(sorted(numbers, key=lambda name: numbers[name]))
+    return lists, ssv2_classes(folder) or ()
 
 
 def find_classes(folder: Path, val_fraction: float | None = None) -> ClassFolders:

@@ -195,19 +195,18 @@ def _prepare_one(job: _Job) -> Entry | str:
         OSError: the target cannot be written.
     """
     target, start = job.folder / job.target, time.perf_counter()
-    short_side, floor = job.settings.short_side, job.settings.psnr
     path, (size, mtime_ns) = job.source.path, job.source.state or (0, 0)
+    side, most = job.settings.short_side, job.settings.max_frame_pixels
     try:
-        record = scan(path)
+        record = scan(path, most)
         target.parent.mkdir(parents=True, exist_ok=True)
         linked = False
-        if (
-            record.kind == Kind.PREPARED
-            and min(record.video.width, record.video.height) <= short_side
-        ):
+        if record.kind == Kind.PREPARED and min(record.video.width, record.video.height) <= side:
             linked, psnr = _link(path, target), None
         else:
-            psnr = write_prepared(path, record, target, short_side=short_side, floor=floor).psnr
+            psnr = write_prepared(
+                path, record, target, short_side=side, floor=job.settings.psnr, max_pixels=most
+            ).psnr
         written = _sync(target)
     except UnreadableVideoError as error:
         return str(error)

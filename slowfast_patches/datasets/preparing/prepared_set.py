@@ -18,7 +18,7 @@ from typing import Any, TextIO
 
 from slowfast_patches.datasets.in_use import JOURNAL, hold_alone
 from slowfast_patches.datasets.preparing.lists import VideoList
-from slowfast_patches.datasets.reading.files import frame_files
+from slowfast_patches.datasets.reading.files import MAX_PIXELS, frame_files
 from slowfast_patches.datasets.reading.prepared import TAG
 
 __all__ = ["Entry", "PreparedSet", "Settings", "Source"]
@@ -36,12 +36,16 @@ class Settings:
     """Pixels; smaller videos keep their size."""
     psnr: float = 37.0
     """dB that no frame's luma may be below."""
+    max_frame_pixels: int = MAX_PIXELS
+    """Larger sources are refused; nothing of the set depends on it."""
 
     def __post_init__(self) -> None:
         if self.short_side < 16:
             raise ValueError(f"--short-side is {self.short_side}: give 16 pixels or more")
         if not 20 <= self.psnr <= 50:
             raise ValueError(f"--psnr is {self.psnr:g}: give 20 to 50 dB")
+        if self.max_frame_pixels < 1:
+            raise ValueError(f"--max-frame-pixels is {self.max_frame_pixels}: give 1 or more")
 
 
 @dataclass(frozen=True)
@@ -176,6 +180,7 @@ class PreparedSet:
     def _open_journal(self, path: Path) -> None:
         """Read the journal, and write its first lines if it is new."""
         settings = {"format": TAG, **asdict(self._settings)}
+        del settings["max_frame_pixels"]
         lines = _read_lines(path)
         made = next((line["settings"] for line in lines if "settings" in line), None)
         origins = {line["list"]: line["origin"] for line in lines if "list" in line}

@@ -6,6 +6,7 @@ import shlex
 import statistics
 from collections.abc import Sequence
 from dataclasses import dataclass
+from itertools import chain
 from pathlib import Path
 from typing import Any
 
@@ -70,10 +71,19 @@ class Report:
     seconds: float
     """Of this run."""
 
+    @property
+    def keys(self) -> dict[str, str | int]:
+        """Of a config, to train with."""
+        keys = {"DATA.PATH_TO_DATA_DIR": str(self.folder), "DATA.PATH_PREFIX": ""}
+        if self.separator != " ":
+            keys["DATA.PATH_LABEL_SEPARATOR"] = self.separator.replace("\t", "\\t")
+        return {**keys, "MODEL.NUM_CLASSES": self.classes}
+
     def to_json(self) -> dict[str, Any]:
         """As plain data; sizes in bytes."""
         return {
             "folder": str(self.folder),
+            "keys": self.keys,
             "videos": len(self.entries),
             "kept": self.kept,
             "unreadable": [{"path": path, "reason": reason} for path, reason in self.unreadable],
@@ -91,11 +101,8 @@ def format_report(report: Report) -> str:
         lines = [f"{len(bad)} videos cannot be read and are in no list (unreadable.txt has all):"]
         lines += [f"  {path}: {reason}" for path, reason in bad[:_MOST_REASONS]]
         parts.append("\n".join(lines))
-    keys = ["DATA.PATH_TO_DATA_DIR", str(report.folder), "DATA.PATH_PREFIX", ""]
-    if report.separator != " ":
-        keys += ["DATA.PATH_LABEL_SEPARATOR", report.separator.replace("\t", "\\t")]
-    keys += ["MODEL.NUM_CLASSES", str(report.classes)]
-    parts.append(f"To train on it, give: {shlex.join(keys)}")
+    pairs = shlex.join(str(part) for part in chain(*report.keys.items()))
+    parts.append(f"To train on it, give: {pairs}")
     return "\n\n".join(parts)
 
 

@@ -107,7 +107,7 @@ def train(name: str, cfg: CfgNode, world: World, folder: Path) -> None:
     cfg.OUTPUT_DIR = str(folder)
     if name != "single":
         trainer = Recording(cfg, world)
-        trainer.validation(trainer.model, trainer.schedule.at(0), Pulse())
+        trainer.validation(trainer.models, trainer.schedule.at(0), Pulse())
         torch.save(trainer.model.state_dict(), folder / f"precise{world.rank}.pt")
     if name == "plain":
         return

@@ -37,6 +37,7 @@ from fvcore.common.config import CfgNode
 from slowfast_patches.config import check_config, load_config
 from slowfast_patches.config.large_batch import check_large_batch
 from slowfast_patches.config.schedule import check_world_size, schedule_from_config
+from slowfast_patches.datasets.lists import class_names
 from slowfast_patches.engine.cluster.loader import WAYS, clip_rate
 from slowfast_patches.engine.cluster.machines import MACHINES
 from slowfast_patches.engine.cluster.network import LATENCY, Cluster
@@ -215,6 +216,8 @@ def show_plan(args: argparse.Namespace) -> str:
         return format_cluster_plan(on_gpus)
     cfg = for_processes(load_config(args.cfg, args.overrides))
     check_config(cfg, processes_of(cfg))
+    if cfg.DATA.PATH_TO_DATA_DIR:
+        class_names(cfg)  # raises where their number is not MODEL.NUM_CLASSES
     schedule, plan = plan_config(cfg, args.dataset_size, find_timing(cfg, args))
     check_world_size(cfg, schedule, processes_of(cfg))
     if args.plot:

@@ -77,7 +77,9 @@ def parse_args(argv: list[str] | None = None) -> argparse.Namespace:
     data.add_argument("--ssv2", type=Path, metavar="DIR", help="folder of SSv2's json files")
     parser.add_argument("--output", type=Path, metavar="DIR", help="folder of the prepared set")
     add_old_name(parser, "--out", "output", Path)
-    parser.add_argument("--json", action="store_true", help="print JSON, and nothing else")
+    parser.add_argument(
+        "--json", action="store_true", help="with --output: print JSON, and nothing else"
+    )
     parser.add_argument("--workers", type=int, metavar="N", help="processes (one per core)")
     parser.add_argument(
         "--short-side", type=int, metavar="PIXELS", help=f"at most ({Settings.short_side})"

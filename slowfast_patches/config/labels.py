@@ -31,10 +31,16 @@ def check_labels(cfg: CfgNode) -> None:
     maximum over views both rank classes and videos.
 
     Raises:
-        ValueError: MODEL.LABEL_SMOOTHING with several labels; DATA.MULTI_LABEL that is not the data
-            set's, MODEL.LOSS_FUNC or MODEL.HEAD_ACT that is not for it; says what is.
+        ValueError: a single class; MODEL.LABEL_SMOOTHING with several labels; DATA.MULTI_LABEL
+            that is not the data set's, MODEL.LOSS_FUNC or MODEL.HEAD_ACT that is not for it; says
+            what is.
     """
     several = cfg.DATA.MULTI_LABEL
+    if cfg.MODEL.NUM_CLASSES == 1 and not several:
+        raise ValueError(
+            "MODEL.NUM_CLASSES 1: where every video has the same label there is nothing to learn; "
+            "give the videos of at least one class more"
+        )
     for section in (name for name in ("TRAIN", "TEST") if cfg[name].ENABLE):
         dataset = cfg[section].DATASET
         if SEVERAL_LABELS.get(dataset.lower(), several) != several:

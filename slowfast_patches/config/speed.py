@@ -87,7 +87,7 @@ def _check_parts(cfg: CfgNode, schedule: Schedule, world_size: int) -> None:
                 raise ValueError(
                     f"SOLVER.ACCUMULATION_STEPS {parts}: BN is over all the clips that a process "
                     "has, and would be over fewer; set BN.GROUP_SIZE to the clips that share "
-                    "statistics, 8 as with multigrid"
+                    f"statistics, at most {shape.batch // world_size // parts} here"
                 )
             clips = shape.batch // world_size
             if clips % (size * parts):
@@ -95,6 +95,7 @@ def _check_parts(cfg: CfgNode, schedule: Schedule, world_size: int) -> None:
                 raise ValueError(
                     f"SOLVER.ACCUMULATION_STEPS {parts}: at {shape}, each of {world_size} "
                     f"process(es) has {clips} clips in BN groups of {size}, which do not divide "
-                    f"into {parts} parts of whole groups; set it to {fitting}, or train with a "
-                    "larger TRAIN.BATCH_SIZE or on fewer processes"
+                    f"into {parts} parts of whole groups; set ACCUMULATION_STEPS to {fitting}, or "
+                    "train with a larger TRAIN.BATCH_SIZE, on fewer processes, or with smaller BN "
+                    "groups (BN.GROUP_SIZE, with a cycle MULTIGRID.BN_BASE_SIZE)"
                 )

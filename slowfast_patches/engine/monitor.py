@@ -180,6 +180,7 @@ class Monitor:
         training, loading = summary.spent[0]  # of this process, as the phase's are
         seconds = max(training + loading, 1e-9)
         left = self._forecast.remaining(step.iteration + 1)
+        unknown = not left and step.iteration + 1 < self._schedule.iterations
         accuracy = {} if summary.top1 is None else {"top1": round(summary.top1, 3)}
         record = {
             "type": "train",
@@ -200,7 +201,7 @@ class Monitor:
         self._write(record)
         logger.info(
             "iteration %d/%d epoch %.2f phase %d/%d %s LR %.4g loss %.4f%s "
-            "%.1f clips/s (%.0f %% waiting for data%s), %s left",
+            "%.1f clips/s (%.0f %% waiting for data%s), %s",
             step.iteration + 1,
             self._schedule.iterations,
             step.epoch,
@@ -213,7 +214,7 @@ class Monitor:
             record["clips_per_second"],
             100 * loading / seconds,
             _most(summary.spent),
-            format_duration(left),
+            "not yet known what is left" if unknown else f"{format_duration(left)} left",
         )
 
     def evaluated(self, record: Mapping[str, Any], metrics: Mapping[str, float]) -> None:

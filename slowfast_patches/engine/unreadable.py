@@ -77,7 +77,7 @@ class Unreadable:
             logger.info("%s done: %d videos could not be read", name, self.counts.pop(epoch))
 
     def finish(self) -> None:
-        """Report the epoch that the end of the training cuts short, if it does."""
-        if self.counts:
-            epoch, count = max(self.counts.items())
-            logger.info("epoch %d broken off: %d videos could not be read", epoch + 1, count)
+        """Report what could not be read of the epoch that the end of the training cuts short."""
+        for epoch, count in self.counts.items():
+            if count:
+                logger.info("epoch %d, in part: %d videos could not be read", epoch + 1, count)

@@ -320,6 +320,7 @@ def test_nccl_on_the_cpu_becomes_gloo_with_one_warning(caplog):
         ("SOLVER.CLIP_GRAD_VAL 1 SOLVER.CLIP_GRAD_L2NORM 1", "set the other to None"),
         ("DATA.TRAIN_CROP_SIZE 16", "below 32 pixels"),
         ("DATA.TEST_CROP_SIZE 192", "set it to 224 or more"),
+        ("MODEL.NUM_CLASSES 1", "give the videos of at least one class more"),
         ("DATA.TRAIN_JITTER_SCALES [200,320]", "no shorter than DATA.TRAIN_CROP_SIZE 224"),
         ("DATA.TRAIN_JITTER_SCALES [320,256]", "DATA.TRAIN_JITTER_SCALES [320, 256]"),
         ("DATA.INPUT_CHANNEL_NUM [3]", "write DATA.INPUT_CHANNEL_NUM [3, 3]"),

@@ -149,6 +149,13 @@ def report(folder: Path, schedule: Schedule, ranks: list[tuple[float, float]]) -
     return [json.loads(line) for line in (folder / "metrics.jsonl").read_text().splitlines()]
 
 
+def test_before_an_iteration_was_timed_what_is_left_is_not_known(tmp_path, schedule, caplog):
+    monitor = Monitor(str(tmp_path), schedule, Clock(), 0, ADVICE)
+    monitor.progress(schedule.at(0), Summary(0.5, 4, None, [], [(1.0, 0.0)]))
+    monitor.close()
+    assert said(caplog, "INFO")[0].endswith("waiting for data), not yet known what is left")
+
+
 def test_the_rank_that_waits_most_for_data_is_told(tmp_path, schedule, caplog):
     records = report(tmp_path, schedule, [(10.0, 0.0), (7.5, 2.5), (9.0, 1.0)])
     assert [r["type"] for r in records] == [*["train"] * 2, "phase"] * 2

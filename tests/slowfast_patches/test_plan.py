@@ -260,3 +260,12 @@ def test_measured_and_estimated_times_at_once_are_refused(tool, recipe, capsys):
         tool.main(["--cfg", str(recipe), "--step-times", "a.json", "--step-seconds", "1"])
     assert stopped.value.code == 2
     assert "not allowed with" in capsys.readouterr().err
+
+
+def test_a_number_of_classes_that_is_not_the_datas_is_refused(
+    tool, short_cycle_recipe, tmp_path, capsys
+):
+    (tmp_path / "classes.txt").write_text("left\nright\n")
+    keys = ["--dataset-size", "64", "DATA.PATH_TO_DATA_DIR", str(tmp_path)]
+    assert tool.main(["--cfg", str(short_cycle_recipe), *keys]) == 2
+    assert capsys.readouterr().err.rstrip().endswith("set MODEL.NUM_CLASSES 2")

@@ -137,7 +137,7 @@ def test_a_data_set_comes_out_as_it_went_in(run, data, tmp_path):
     assert (table["videos"], table["frames"], table["unreadable, left out"]) == ("5", "25", "0")
     lists = ("--csv", data / "train.csv", "--csv", data / "val.csv")
     found = json.loads(run(*lists, "--output", out, "--json")[1])
-    assert (found["videos"], found["kept"], found["frames"]) == (5, 5, 25)
+    assert (found["videos"], found["from_earlier_runs"], found["frames"]) == (5, 5, 25)
     keys = {"DATA.PATH_TO_DATA_DIR": str(out), "DATA.PATH_PREFIX": "", "MODEL.NUM_CLASSES": 4}
     assert found["keys"] == keys
 

@@ -274,7 +274,7 @@ def test_processes_exchange_the_gradients_of_parts_once(tmp_path):
     [
         (2, None, 1, r"set BN\.GROUP_SIZE to the clips"),
         (2, 8, 1, r"at 32×4×8², each of 1 process\(es\) has 32 clips in BN groups of 32, which"),
-        (4, 2, 2, r"2 process\(es\) has 16 clips in BN groups of 8,.*; set it to 1 or 2, or train"),
+        (4, 2, 2, r"2 process\(es\) has 16 clips in BN groups of 8,.*; set ACC.* to 1 or 2, or"),
     ],
 )
 def test_parts_that_are_not_of_whole_groups_are_refused(parts, bn_size, processes, said):

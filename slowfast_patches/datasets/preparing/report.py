@@ -85,7 +85,7 @@ class Report:
             "folder": str(self.folder),
             "keys": self.keys,
             "videos": len(self.entries),
-            "kept": self.kept,
+            "from_earlier_runs": self.kept,
             "unreadable": [{"path": path, "reason": reason} for path, reason in self.unreadable],
             "frames": sum(entry.frames for entry in self.entries),
             "source_size": sum(entry.source_size for entry in self.entries),

@@ -326,6 +326,8 @@ def _text(error: BaseException, who: str, status: int) -> str:
     before = f"{who}: " if who else ""
     if status == INTERRUPTED_STATUS:
         return f"interrupted: {error}"
+    if isinstance(error, KeyboardInterrupt):
+        return "interrupted"
     if status == _BUG:
         return f"error: {before}{''.join(traceback.format_exception(error))}".rstrip()
     return f"error: {before}{_line(error)}"
@@ -333,8 +335,6 @@ def _text(error: BaseException, who: str, status: int) -> str:
 
 def _line(error: BaseException | None) -> str:
     """What an error says, with the notes that it was given on its way."""
-    if isinstance(error, KeyboardInterrupt):
-        return "ended by hand"
     return "\n".join([str(error) or type(error).__name__, *getattr(error, "__notes__", ())])
 
 

@@ -36,10 +36,10 @@ from torch import Tensor, nn
 from torch.multiprocessing.spawn import start_processes
 
 from slowfast_patches.config import load_config
-from slowfast_patches.engine.cluster.gradients import BACKWARD, exchange_of, overlapped_seconds
-from slowfast_patches.engine.cluster.network import ring_seconds
 from slowfast_patches.models.build import build_model
 from slowfast_patches.models.inputs import blank_inputs
+from slowfast_patches.plan.cluster.gradients import BACKWARD, exchange_of, overlapped_seconds
+from slowfast_patches.plan.cluster.network import ring_seconds
 from slowfast_patches.utils.command_line import add_old_name, tool
 from slowfast_patches.utils.machine import available_cores, machine, versions
 from slowfast_patches.utils.report import format_table

@@ -20,7 +20,7 @@ from pathlib import Path
 from tabulate import tabulate
 
 from slowfast_patches.config import load_config
-from slowfast_patches.engine.run import run
+from slowfast_patches.train.run import run
 from slowfast_patches.utils.command_line import tool
 
 QUIET = ["LOG_PERIOD", 1, "TEST.ENABLE", False, "BN.USE_PRECISE_STATS", False]

@@ -27,10 +27,10 @@ from tabulate import tabulate
 
 from multigrid import Step
 from slowfast_patches.config import load_config
-from slowfast_patches.engine import train
-from slowfast_patches.engine.checkpoints import Writer, all_checkpoints
-from slowfast_patches.engine.milestones import checkpoint_iterations
-from slowfast_patches.engine.run import run
+from slowfast_patches.train import loop as train
+from slowfast_patches.train.checkpoints import Writer, all_checkpoints
+from slowfast_patches.train.milestones import checkpoint_iterations
+from slowfast_patches.train.run import run
 from slowfast_patches.utils.command_line import tool
 from slowfast_patches.utils.machine import machine, versions
 

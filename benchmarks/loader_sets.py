@@ -16,7 +16,7 @@ import torch
 from numpy.typing import NDArray
 from tqdm import tqdm
 
-from slowfast_patches.datasets.csv_list import read_csv
+from slowfast_patches.datasets.lists.csv_list import read_csv
 from slowfast_patches.datasets.preparing.encode import source_pictures, write_prepared
 from slowfast_patches.datasets.reading.scan import scan
 from slowfast_patches.datasets.reading.video_record import UnreadableVideoError

@@ -36,9 +36,9 @@ from torch import multiprocessing, nn
 from multigrid import Batch, Schedule, Step, clip_numbers, empty_clips, form_groups
 from slowfast_patches.config import load_config
 from slowfast_patches.config.schedule import check_world_size, schedule_from_config
-from slowfast_patches.engine.parallel import parallel
-from slowfast_patches.engine.step import Stepper
 from slowfast_patches.models.build import build_model
+from slowfast_patches.train.parallel import parallel
+from slowfast_patches.train.step import Stepper
 from slowfast_patches.utils.command_line import add_old_name, tool
 from slowfast_patches.utils.distributed import World
 from slowfast_patches.utils.machine import available_cores, machine, versions

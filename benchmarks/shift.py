@@ -45,10 +45,10 @@ from torch import Tensor, nn
 
 from multigrid import Shape
 from slowfast_patches import patching
-from slowfast_patches.engine.launch import processes_of
-from slowfast_patches.engine.step_times import shapes_to_measure
+from slowfast_patches.launch.launch import processes_of
 from slowfast_patches.models.flops import check_shapes
 from slowfast_patches.models.tsm import ShiftedConv3d, temporal_shift
+from slowfast_patches.plan.step_times import shapes_to_measure
 from slowfast_patches.utils.command_line import tool
 from slowfast_patches.utils.report import format_table
 

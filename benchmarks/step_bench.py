@@ -21,14 +21,14 @@ from torch import Tensor, nn
 
 from multigrid import Batch, Shape, Step
 from slowfast_patches.config import check_config, load_config
-from slowfast_patches.engine.compiled import expect_graphs
-from slowfast_patches.engine.device import keep_memory_whole, set_up_device
-from slowfast_patches.engine.launch import for_processes, process_device, processes_of
-from slowfast_patches.engine.made_up import made_up_batch
-from slowfast_patches.engine.step import Stepper
-from slowfast_patches.engine.step_times import device_of
+from slowfast_patches.launch.device import keep_memory_whole, set_up_device
+from slowfast_patches.launch.launch import for_processes, process_device, processes_of
 from slowfast_patches.models.build import build_model
 from slowfast_patches.models.solver import Precision
+from slowfast_patches.plan.step_times import device_of
+from slowfast_patches.train.compiled import expect_graphs
+from slowfast_patches.train.made_up import made_up_batch
+from slowfast_patches.train.step import Stepper
 from slowfast_patches.utils.machine import machine, versions
 
 __all__ = [

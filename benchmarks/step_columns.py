@@ -12,7 +12,7 @@ from step_variants import SWITCHES
 from multigrid import Cost, Schedule, Shape, baseline_cost, schedule_cost
 from multigrid.cost import FlopsPerClip
 from slowfast_patches.config.schedule import groups_batchnorm, schedule_from_config
-from slowfast_patches.engine.step_times import MANY_VIDEOS, shapes_to_measure
+from slowfast_patches.plan.step_times import MANY_VIDEOS, shapes_to_measure
 
 __all__ = ["REFERENCES", "Row", "add_rates", "add_relative", "matching_rows", "recommend", "totals"]
 

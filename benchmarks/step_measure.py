@@ -21,10 +21,10 @@ from step_rates import matrix_rates
 from step_variants import HOST, Run, build_runs
 
 from multigrid.cost import FlopsPerClip
-from slowfast_patches.engine.launch import processes_of
-from slowfast_patches.engine.plan import dataset_size
-from slowfast_patches.engine.step_times import FORMAT, model_of, shapes_to_measure
+from slowfast_patches.launch.launch import processes_of
 from slowfast_patches.models.flops import check_shapes, flops_per_clip
+from slowfast_patches.plan.plan import dataset_size
+from slowfast_patches.plan.step_times import FORMAT, model_of, shapes_to_measure
 
 __all__ = ["Request", "derive", "measure"]
 

@@ -10,10 +10,10 @@ from fvcore.common.config import CfgNode
 from step_bench import Bench, Case, prepare_device, provenance, quartiles, time_in_turns
 
 from multigrid import Shape
-from slowfast_patches.engine.cluster.gradients import exchange_of
-from slowfast_patches.engine.launch import processes_of
-from slowfast_patches.engine.step_times import device_of, shapes_to_measure
+from slowfast_patches.launch.launch import processes_of
 from slowfast_patches.models.flops import check_shapes, flops_per_clip
+from slowfast_patches.plan.cluster.gradients import exchange_of
+from slowfast_patches.plan.step_times import device_of, shapes_to_measure
 from slowfast_patches.utils.report import format_table
 
 __all__ = ["format_models", "measure_models"]

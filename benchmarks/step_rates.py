@@ -10,7 +10,7 @@ from fvcore.common.config import CfgNode
 from step_clock import StepClock
 from torch import Tensor
 
-from slowfast_patches.engine.device import set_up_device
+from slowfast_patches.launch.device import set_up_device
 
 __all__ = ["matrix_rates"]
 

@@ -15,10 +15,10 @@ from multigrid import Batch
 from slowfast_patches.config import check_config
 from slowfast_patches.config.schedule import schedule_from_config
 from slowfast_patches.config.speed import check_speed_of_schedule
-from slowfast_patches.engine.launch import processes_of
-from slowfast_patches.engine.made_up import made_up_batch
-from slowfast_patches.engine.step_times import MANY_VIDEOS, shapes_to_measure
+from slowfast_patches.launch.launch import processes_of
 from slowfast_patches.models.flops import check_shapes
+from slowfast_patches.plan.step_times import MANY_VIDEOS, shapes_to_measure
+from slowfast_patches.train.made_up import made_up_batch
 
 __all__ = [
     "EACH",

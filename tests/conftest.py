@@ -20,9 +20,9 @@ import torch
 from fvcore.common.config import CfgNode
 
 from slowfast_patches.config import load_config
-from slowfast_patches.datasets.synthetic import DemoSpec, make_demo_data
-from slowfast_patches.engine import checkpoints
-from slowfast_patches.engine.run import run
+from slowfast_patches.datasets.demo.synthetic import DemoSpec, make_demo_data
+from slowfast_patches.train import checkpoints
+from slowfast_patches.train.run import run
 
 # What is tested here must not depend on the number of cores; runs read the variable.
 os.environ["OMP_NUM_THREADS"] = "1"
@@ -241,7 +241,7 @@ class Commands:
 @pytest.fixture(scope="module")
 def commands() -> Iterator[Commands]:
     """Starts commands without the seconds that a new process takes to import torch."""
-    worker = Path(__file__).parent / "slowfast_patches" / "launch_worker.py"
+    worker = Path(__file__).parent / "slowfast_patches" / "launch" / "launch_worker.py"
     pipes = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE}
     with subprocess.Popen([sys.executable, str(worker)], **pipes, text=True) as process:
         yield Commands(process)
@@ -295,7 +295,7 @@ def cluster(
     load_program: Callable[[str], ModuleType], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> Iterator[Any]:
     """SLURM's programs, on PATH: a `Cluster` of slowfast_patches/slurm_scripts.py."""
-    scripts = load_program("tests/slowfast_patches/slurm_scripts.py")
+    scripts = load_program("tests/slowfast_patches/launch/slurm_scripts.py")
     made = scripts.Cluster(tmp_path / "cluster")
     for name, value in made.environment.items():
         monkeypatch.setenv(name, value)

@@ -19,14 +19,14 @@ from slowfast_patches.utils.command_line import add_seeds, ends_early, take_seed
 if __name__ == "__main__":
     ends_early()
 
-from slowfast_patches.engine.compare import make_recipes
-from slowfast_patches.engine.comparison import (
+from slowfast_patches.plan.step_times import read_step_times
+from slowfast_patches.study.compare import make_recipes
+from slowfast_patches.study.comparison import (
     format_comparison,
     make_comparison,
     write_comparison,
 )
-from slowfast_patches.engine.runs import train_all
-from slowfast_patches.engine.step_times import read_step_times
+from slowfast_patches.study.runs import train_all
 
 
 def parse_args(argv: list[str] | None = None) -> argparse.Namespace:

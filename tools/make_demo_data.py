@@ -13,7 +13,7 @@ from slowfast_patches.utils.command_line import ends_early, tool
 if __name__ == "__main__":
     ends_early()
 
-from slowfast_patches.datasets.synthetic import SPLITS, DemoSpec, make_demo_data
+from slowfast_patches.datasets.demo.synthetic import SPLITS, DemoSpec, make_demo_data
 
 
 def parse_args(argv: list[str] | None = None) -> argparse.Namespace:

@@ -37,19 +37,19 @@ from fvcore.common.config import CfgNode
 from slowfast_patches.config import check_config, load_config
 from slowfast_patches.config.large_batch import check_large_batch
 from slowfast_patches.config.schedule import check_world_size, schedule_from_config
-from slowfast_patches.datasets.lists import class_names
-from slowfast_patches.engine.cluster.loader import WAYS, clip_rate
-from slowfast_patches.engine.cluster.machines import MACHINES
-from slowfast_patches.engine.cluster.network import LATENCY, Cluster
-from slowfast_patches.engine.cluster.picture import plot_cluster_plan
-from slowfast_patches.engine.cluster.plan import ClusterPlan, on_cluster, plan_on_cluster
-from slowfast_patches.engine.cluster.report import cluster_json, format_cluster_plan
-from slowfast_patches.engine.launch import for_processes, processes_of
-from slowfast_patches.engine.plan import dataset_size, format_plan, plan_config
-from slowfast_patches.engine.plan_picture import plot_plan
-from slowfast_patches.engine.step_times import MisfitError, read_step_times
-from slowfast_patches.engine.timing import UNTIMED, Timing, estimated_timing, measured_timing
+from slowfast_patches.datasets.lists.lists import class_names
+from slowfast_patches.launch.launch import for_processes, processes_of
 from slowfast_patches.models.flops import check_shapes, flops_per_clip
+from slowfast_patches.plan.cluster.loader import WAYS, clip_rate
+from slowfast_patches.plan.cluster.machines import MACHINES
+from slowfast_patches.plan.cluster.network import LATENCY, Cluster
+from slowfast_patches.plan.cluster.picture import plot_cluster_plan
+from slowfast_patches.plan.cluster.plan import ClusterPlan, on_cluster, plan_on_cluster
+from slowfast_patches.plan.cluster.report import cluster_json, format_cluster_plan
+from slowfast_patches.plan.picture import plot_plan
+from slowfast_patches.plan.plan import dataset_size, format_plan, plan_config
+from slowfast_patches.plan.step_times import MisfitError, read_step_times
+from slowfast_patches.plan.timing import UNTIMED, Timing, estimated_timing, measured_timing
 
 
 def parse_args(argv: list[str] | None = None) -> argparse.Namespace:

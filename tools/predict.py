@@ -37,12 +37,12 @@ from fvcore.common.config import CfgNode
 from torch import Tensor
 
 from slowfast_patches.config import get_cfg
-from slowfast_patches.datasets.class_names import read_class_names
-from slowfast_patches.datasets.lists import class_names
+from slowfast_patches.datasets.lists.class_names import read_class_names
+from slowfast_patches.datasets.lists.lists import class_names
 from slowfast_patches.datasets.reading.video_record import UnreadableVideoError
-from slowfast_patches.engine.checkpoints import checkpoint_of
-from slowfast_patches.engine.predict import Predictor, read_checkpoint
-from slowfast_patches.engine.predictions import write_predictions
+from slowfast_patches.train.checkpoints import checkpoint_of
+from slowfast_patches.train.predict import Predictor, read_checkpoint
+from slowfast_patches.train.predictions import write_predictions
 
 
 def parse_args(argv: list[str] | None = None) -> argparse.Namespace:

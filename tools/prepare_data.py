@@ -46,9 +46,9 @@ from slowfast_patches.utils.command_line import add_old_name, ends_early, tool
 if __name__ == "__main__":
     ends_early()
 
-from slowfast_patches.datasets.class_names import named_classes
-from slowfast_patches.datasets.csv_list import parse_separator
-from slowfast_patches.datasets.list_warnings import first_few, repeated_videos
+from slowfast_patches.datasets.lists.class_names import named_classes
+from slowfast_patches.datasets.lists.csv_list import parse_separator
+from slowfast_patches.datasets.lists.list_warnings import first_few, repeated_videos
 from slowfast_patches.datasets.preparing.lists import (
     ClassFolders,
     VideoList,

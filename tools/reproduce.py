@@ -27,10 +27,10 @@ from slowfast_patches.utils.command_line import add_seeds, ends_early, take_seed
 if __name__ == "__main__":
     ends_early()
 
-from slowfast_patches.engine.reproduction.paper import EXPERIMENTS
-from slowfast_patches.engine.reproduction.reproduce import Request, reproduce
-from slowfast_patches.engine.reproduction.toy import Toy
-from slowfast_patches.engine.slurm import Slurm
+from slowfast_patches.launch.slurm import Slurm
+from slowfast_patches.study.reproduction.paper import EXPERIMENTS
+from slowfast_patches.study.reproduction.reproduce import Request, reproduce
+from slowfast_patches.study.reproduction.toy import Toy
 
 ROOT = Path(__file__).resolve().parents[1]
 

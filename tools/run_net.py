@@ -46,8 +46,8 @@ if __name__ == "__main__":
     ends_early()
 
 from slowfast_patches.config import load_config
-from slowfast_patches.engine.launch import explain_once
-from slowfast_patches.engine.run import run
+from slowfast_patches.launch.launch import explain_once
+from slowfast_patches.train.run import run
 
 
 @tool()

@@ -22,8 +22,8 @@ from slowfast_patches.utils.command_line import ends_early, tool
 if __name__ == "__main__":
     ends_early()
 
-from slowfast_patches.engine import submission
-from slowfast_patches.engine.slurm import FOLDER, Slurm, has_slurm
+from slowfast_patches.launch.slurm import FOLDER, Slurm, has_slurm
+from slowfast_patches.study import submission
 
 RUN_NET = Path(__file__).resolve().with_name("run_net.py")
 

@@ -8,7 +8,7 @@ from typing import Any
 
 from fvcore.common.config import CfgNode
 
-from slowfast_patches.config.defaults import PER_PATHWAY, get_cfg
+from slowfast_patches.config.keys import PER_PATHWAY, get_cfg
 from slowfast_patches.utils.report import format_list
 
 __all__ = ["check_architecture", "check_frames"]

@@ -11,7 +11,7 @@ from typing import Any
 from fvcore.common.config import CfgNode
 
 from slowfast_patches.config.architecture import check_architecture
-from slowfast_patches.config.defaults import AUTO_OR_COUNT
+from slowfast_patches.config.keys import AUTO_OR_COUNT
 from slowfast_patches.config.labels import check_labels
 from slowfast_patches.config.large_batch import check_large_batch
 from slowfast_patches.config.schedule import base_shape, uses_multigrid

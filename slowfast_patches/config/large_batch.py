@@ -7,7 +7,7 @@ import logging
 
 from fvcore.common.config import CfgNode
 
-from slowfast_patches.config.defaults import get_cfg
+from slowfast_patches.config.keys import get_cfg
 from slowfast_patches.config.schedule import base_shape, learning_rate_from_config
 
 __all__ = ["check_large_batch"]

@@ -12,7 +12,7 @@ from typing import Any, NamedTuple
 import yaml
 from fvcore.common.config import BASE_KEY, CfgNode
 
-from slowfast_patches.config.defaults import (
+from slowfast_patches.config.keys import (
     AUTO_OR_COUNT,
     NOT_HERE,
     PER_PATHWAY,

@@ -8,7 +8,7 @@ from typing import Any
 import yaml
 from fvcore.common.config import CfgNode
 
-from slowfast_patches.config.defaults import get_cfg
+from slowfast_patches.config.keys import get_cfg
 
 __all__ = ["keys_of", "stored_keys"]
 

@@ -9,7 +9,7 @@ from slowfast.datasets.build import DATASET_REGISTRY
 
 from multigrid import ClipPlan
 from slowfast_patches.datasets.clips import ClipDataset
-from slowfast_patches.datasets.frame_list import FrameVideo
+from slowfast_patches.datasets.lists.frame_list import FrameVideo
 
 __all__ = ["Charades"]
 

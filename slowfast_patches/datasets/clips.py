@@ -26,9 +26,9 @@ from multigrid import (
     plan_train,
 )
 from slowfast_patches.config.schedule import base_shape
-from slowfast_patches.datasets.csv_list import LabelledVideo
-from slowfast_patches.datasets.frame_list import FrameList, FrameVideo
-from slowfast_patches.datasets.lists import list_path, read_list
+from slowfast_patches.datasets.lists.csv_list import LabelledVideo
+from slowfast_patches.datasets.lists.frame_list import FrameList, FrameVideo
+from slowfast_patches.datasets.lists.lists import list_path, read_list
 from slowfast_patches.datasets.reading.clip_reader import read_clip
 from slowfast_patches.datasets.reading.index import VideoIndex, open_index
 from slowfast_patches.datasets.reading.video_record import UnreadableVideoError, VideoRecord

@@ -30,7 +30,7 @@ import torch
 from faulty_run_net import Fault
 from tabulate import tabulate
 
-from slowfast_patches.datasets.synthetic import DemoSpec, make_demo_data
+from slowfast_patches.datasets.demo.synthetic import DemoSpec, make_demo_data
 from slowfast_patches.utils.machine import machine, versions
 
 HERE = Path(__file__).parent

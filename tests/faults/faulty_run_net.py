@@ -55,7 +55,7 @@ class Fault:
 
 def install(fault: Fault | None, rank: int) -> None:
     """Put the fault, and the record of the stream, around the functions of the trainer."""
-    from slowfast_patches.engine import train
+    from slowfast_patches.train import loop as train
 
     state = {"iteration": -1}
     original = train.Stepper.__call__
@@ -146,7 +146,7 @@ def in_rename(fault: Fault, state: dict[str, int]) -> None:
 
 
 def in_evaluation(fault: Fault, state: dict[str, int]) -> None:
-    from slowfast_patches.engine import validation
+    from slowfast_patches.train import validation
 
     original = validation.evaluate
 

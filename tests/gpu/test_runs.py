@@ -10,9 +10,9 @@ import pytest
 import torch
 
 from multigrid import Batch, Step
-from slowfast_patches.engine.step import Stepper
-from slowfast_patches.engine.train import Trainer
-from slowfast_patches.engine.window import Window
+from slowfast_patches.train.loop import Trainer
+from slowfast_patches.train.record.window import Window
+from slowfast_patches.train.step import Stepper
 
 pytestmark = pytest.mark.gpu
 

@@ -15,12 +15,12 @@ from torch import Tensor
 
 from multigrid import Schedule, Step
 from slowfast_patches.config.schedule import schedule_from_config
-from slowfast_patches.engine.compiled import without_compiling
-from slowfast_patches.engine.device import set_up_device
-from slowfast_patches.engine.dry_run import dry_run, kinds_of_steps
-from slowfast_patches.engine.made_up import made_up_batch
-from slowfast_patches.engine.step import Stepper
+from slowfast_patches.launch.device import set_up_device
 from slowfast_patches.models.build import build_model
+from slowfast_patches.train.compiled import without_compiling
+from slowfast_patches.train.made_up import made_up_batch
+from slowfast_patches.train.step import Stepper
+from slowfast_patches.train.warm_up import dry_run, kinds_of_steps
 
 pytestmark = pytest.mark.gpu
 
@@ -189,10 +189,10 @@ _MANY_CHANGES = """
 import sys, torch
 from slowfast_patches.config import load_config
 from slowfast_patches.config.schedule import schedule_from_config
-from slowfast_patches.engine.dry_run import dry_run, kinds_of_steps
-from slowfast_patches.engine.launch import process_device
-from slowfast_patches.engine.made_up import made_up_batch
-from slowfast_patches.engine.step import Stepper
+from slowfast_patches.train.warm_up import dry_run, kinds_of_steps
+from slowfast_patches.launch.launch import process_device
+from slowfast_patches.train.made_up import made_up_batch
+from slowfast_patches.train.step import Stepper
 from slowfast_patches.models.build import build_model
 
 cfg = load_config(sys.argv[1], ["NUM_GPUS", 1])

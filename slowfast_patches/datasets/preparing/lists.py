@@ -11,8 +11,8 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from slowfast_patches.datasets.csv_list import LabelledVideo, read_csv
-from slowfast_patches.datasets.ssv2_list import labels_file, ssv2_classes, webm_videos
+from slowfast_patches.datasets.lists.csv_list import LabelledVideo, read_csv
+from slowfast_patches.datasets.lists.ssv2_list import labels_file, ssv2_classes, webm_videos
 
 __all__ = [
     "ClassFolders",

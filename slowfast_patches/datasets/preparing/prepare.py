@@ -23,7 +23,7 @@ from pathlib import Path
 
 from tqdm import tqdm
 
-from slowfast_patches.datasets.csv_list import read_csv
+from slowfast_patches.datasets.lists.csv_list import read_csv
 from slowfast_patches.datasets.preparing.encode import write_prepared
 from slowfast_patches.datasets.preparing.lists import (
     VideoList,

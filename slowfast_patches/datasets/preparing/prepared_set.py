@@ -16,7 +16,7 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any, TextIO
 
-from slowfast_patches.datasets.in_use import JOURNAL, hold_alone
+from slowfast_patches.datasets.lists.in_use import JOURNAL, hold_alone
 from slowfast_patches.datasets.preparing.lists import VideoList
 from slowfast_patches.datasets.reading.files import MAX_PIXELS, frame_files
 from slowfast_patches.datasets.reading.prepared import TAG

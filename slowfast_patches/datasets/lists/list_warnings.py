@@ -1,0 +1,103 @@
+"""What is odd about a list that parses, in words for whoever is about to train on it."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterable, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from fvcore.common.config import CfgNode
+
+from slowfast_patches.datasets.lists.csv_list import LabelledVideo
+from slowfast_patches.datasets.lists.frame_list import FrameList
+from slowfast_patches.datasets.lists.lists import class_names, list_path
+from slowfast_patches.utils.report import format_list
+
+__all__ = ["first_few", "list_warnings", "repeated_videos", "untrained_classes"]
+
+_NAMED = 3
+
+
+def list_warnings(cfg: CfgNode, split: str, videos: Sequence[Any]) -> list[str]:
+    """What is odd about the list of a split. Each is said once: nothing of a test list that is
+    val's. What frame lists and json files repeat is refused as they are parsed."""
+    path, texts = list_path(cfg, split), list[str]()
+    as_val = split == "test" and cfg.TRAIN.ENABLE and path == list_path(cfg, "val")
+    if path.suffix == ".csv" and isinstance(videos[0], LabelledVideo) and not as_val:
+        texts += repeated_videos(path, videos)
+    if split == "train" and (labels := _labels(videos)):
+        texts += untrained_classes(path, labels, cfg.MODEL.NUM_CLASSES, _names(cfg))
+    return texts
+
+
+def _labels(videos: Sequence[Any]) -> set[int]:
+    """The labels of a list, as far as they are known."""
+    if isinstance(videos, FrameList):
+        return videos.labels
+    return {video.label for video in videos if isinstance(video, LabelledVideo)}
+
+
+def _names(cfg: CfgNode) -> Sequence[str] | None:
+    try:
+        return class_names(cfg)
+    except ValueError:
+        return None  # names that do not fit are refused where they are needed
+
+
+def first_few(items: Sequence[object]) -> str:
+    """ "a, b, c and 7 more"."""
+    named, more = list(items[:_NAMED]), len(items) - _NAMED
+    return format_list([*named, f"{more} more"]) if more > 0 else format_list(named)
+
+
+def repeated_videos(csv: Path, videos: Sequence[LabelledVideo]) -> list[str]:
+    """A warning of the videos that a csv file names twice or more with one label, and one of those
+    with several; none is the rule."""
+    paths = [video.path for video in videos]
+    if len(set(paths)) == len(paths):
+        return []
+    repeated = {path for path, count in Counter(paths).items() if count > 1}
+    text = csv.read_text(encoding="utf-8-sig").splitlines()
+    lines = (number for number, line in enumerate(text, start=1) if line.strip())
+    same, differing = dict[str, list[str]](), dict[str, list[str]]()
+    labels = dict[str, list[tuple[int, int]]]()
+    for line, video in zip(lines, videos, strict=True):
+        if video.path in repeated:
+            labels.setdefault(video.path, []).append((line, video.label))
+    for path, found in labels.items():
+        if len({label for _, label in found}) == 1:
+            same[path] = [str(line) for line, _ in found]
+        else:
+            differing[path] = [f"{line} (label {label})" for line, label in found]
+    seen = "more than once with one label, and an epoch has them as often"
+    doubtful = "with different labels, and trained with all of them"
+    return [
+        f"{csv}: {len(found)} video(s) are listed {what}: {first_few(list(_in_lines(found)))}"
+        for found, what in ((same, seen), (differing, doubtful))
+        if found
+    ]
+
+
+def _in_lines(found: Mapping[str, Sequence[str]]) -> Iterable[str]:
+    return (f"{path} in lines {format_list(lines)}" for path, lines in found.items())
+
+
+def untrained_classes(
+    path: Path, labels: set[int], num_classes: int, names: Sequence[str] | None
+) -> list[str]:
+    """A warning of the classes of MODEL.NUM_CLASSES that no training video has; none is the rule.
+
+    `names` are those of the classes by number, where they are known; else there may be fewer.
+    """
+    missing = sorted(set(range(num_classes)) - labels)
+    if not missing:
+        return []
+    named = missing if names is None else [f"{number} ({names[number]})" for number in missing]
+    text = (
+        f"{path}: {len(missing)} of MODEL.NUM_CLASSES {num_classes} classes have no video to be "
+        f"trained on: {first_few(named)}"
+    )
+    if names is None and (last := max(labels)) < num_classes - 1:
+        text += f"; the labels end at {last}: if that is all, set MODEL.NUM_CLASSES {last + 1}"
+    return [text]

@@ -1,0 +1,205 @@
+"""The list of any data set by its name in the config: its file, its videos, its classes' names."""
+
+from __future__ import annotations
+
+import hashlib
+import logging
+import os
+import re
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from fvcore.common.config import CfgNode
+
+from slowfast_patches import patching
+from slowfast_patches.config.labels import SEVERAL_LABELS
+from slowfast_patches.datasets.lists.class_names import in_order, named_classes
+from slowfast_patches.datasets.lists.csv_list import (
+    LabelledVideo,
+    count_videos,
+    csv_path,
+    read_csv,
+    read_utf8,
+)
+from slowfast_patches.datasets.lists.frame_list import FrameList, count_listed, read_frame_list
+from slowfast_patches.datasets.lists.ssv2_list import count_ssv2, read_ssv2, ssv2_classes, ssv2_path
+
+__all__ = [
+    "class_names",
+    "count_list",
+    "list_digest",
+    "list_path",
+    "read_list",
+]
+
+logger = logging.getLogger(__name__)
+
+
+def read_list(cfg: CfgNode, split: str, dataset: str | None = None) -> Sequence[Any]:
+    """The videos of a split, each with its `path`.
+
+    `dataset` is kinetics, ssv2 or charades; by default what TRAIN.DATASET says, or, of the test
+    split, TEST.DATASET.
+
+    Raises:
+        ValueError: no such data set; the recipe asks for what it cannot give; no list, or one that
+            says something wrong, with file and line.
+    """
+    name, kind = _kind(cfg, split, dataset)
+    if (known := SEVERAL_LABELS.get(name, False)) != cfg.DATA.MULTI_LABEL:
+        several = "several labels a video" if known else "one label a video"
+        raise ValueError(
+            f"DATA.MULTI_LABEL {cfg.DATA.MULTI_LABEL} does not fit the dataset {name}, which has "
+            f"{several}; set DATA.MULTI_LABEL {known}"
+        )
+    if split == "train" and cfg.DATA.RANDOM_FLIP and not kind.mirrors:
+        raise ValueError(
+            f"DATA.RANDOM_FLIP True does not fit the dataset {name}, where left and right have "
+            "meaning: a mirrored clip has another label; set DATA.RANDOM_FLIP False"
+        )
+    return kind.read(cfg, split)
+
+
+def list_path(cfg: CfgNode, split: str, dataset: str | None = None) -> Path:
+    """The file that lists a split; `dataset` as for `read_list`. It need not be there."""
+    return _kind(cfg, split, dataset)[1].path(cfg, split)
+
+
+def count_list(cfg: CfgNode, split: str) -> int | None:
+    """Videos in the list of a split, whose entries are not checked; None where there is no list.
+
+    Raises:
+        ValueError: no such data set, or a file that is no list.
+    """
+    return _kind(cfg, split, None)[1].count(cfg, split)
+
+
+def list_digest(cfg: CfgNode, videos: Sequence[Any]) -> str:
+    """SHA-256 of the training list: the videos' paths and labels, in order.
+
+    Paths are as the list has them, before DATA.PATH_PREFIX: the data may move. Of a frame list it
+    is the videos' names, and the labels of their frames.
+    """
+    digest = hashlib.sha256()
+    if isinstance(videos, FrameList):
+        for numbers in (*videos.names, *videos.runs):  # narrow where they are small
+            digest.update(numbers.astype("<i8").tobytes())
+        return digest.hexdigest()
+    path = list_path(cfg, "train")
+    root = os.path.join(str(Path(cfg.DATA.PATH_PREFIX or path.parent)), "")
+    for video in videos:
+        where = str(getattr(video, "path", video))  # a data set of another's may have numbers
+        # Named by a json file, videos may lie in a folder of their own.
+        name = Path(where).name if path.suffix == ".json" else where.removeprefix(root)
+        digest.update(f"{name}\0{getattr(video, 'label', None)}\n".encode(errors="surrogateescape"))
+    return digest.hexdigest()
+
+
+def class_names(cfg: CfgNode) -> tuple[str, ...] | None:
+    """Names by class number, where the data set that is trained on has them beside its lists.
+
+    Raises:
+        ValueError: a file of names that is wrong, or does not have MODEL.NUM_CLASSES of them.
+    """
+    names = _kind(cfg, "train", None)[1].classes(cfg)
+    if names is not None and len(names) != cfg.MODEL.NUM_CLASSES:
+        raise ValueError(
+            f"MODEL.NUM_CLASSES is {cfg.MODEL.NUM_CLASSES}, and {cfg.DATA.PATH_TO_DATA_DIR} names "
+            f"{len(names)} classes; set MODEL.NUM_CLASSES {len(names)}"
+        )
+    return names
+
+
+@dataclass(frozen=True)
+class _Kind:
+    """A data set: the functions of its lists, and what its labels are."""
+
+    path: Callable[[CfgNode, str], Path]
+    read: Callable[[CfgNode, str], Sequence[Any]]
+    count: Callable[[CfgNode, str], int | None]
+    classes: Callable[[CfgNode], tuple[str, ...] | None]
+    mirrors: bool = True
+    """Whether a mirrored clip has the label of the clip."""
+
+
+def _kind(cfg: CfgNode, split: str, dataset: str | None) -> tuple[str, _Kind]:
+    key = "TEST.DATASET" if split == "test" else "TRAIN.DATASET"
+    said = dataset or (cfg.TEST.DATASET if split == "test" else cfg.TRAIN.DATASET)
+    name = said.lower()
+    if name not in _KINDS and _is_registered(name):
+        return name, _KINDS["kinetics"]
+    if name not in _KINDS:
+        raise ValueError(f"{key} {said!r} is no data set; there are {', '.join(_KINDS)}")
+    return name, _KINDS[name]
+
+
+def _is_registered(name: str) -> bool:
+    """Whether a user has put a data set of that name into the host's registry, whose own are not
+    meant; its lists are as Kinetics'."""
+    patching.apply()
+    from slowfast.datasets.build import DATASET_REGISTRY
+
+    found = DATASET_REGISTRY._obj_map.get(name.capitalize())
+    return found is not None and not found.__module__.startswith("slowfast.")
+
+
+def _read_kinetics(cfg: CfgNode, split: str) -> list[LabelledVideo]:
+    return read_csv(
+        csv_path(cfg, split),
+        prefix=cfg.DATA.PATH_PREFIX,
+        separator=cfg.DATA.PATH_LABEL_SEPARATOR,
+        num_classes=cfg.MODEL.NUM_CLASSES,
+    )
+
+
+def _kinetics_classes(cfg: CfgNode) -> tuple[str, ...] | None:
+    return named_classes(Path(cfg.DATA.PATH_TO_DATA_DIR))
+
+
+def _ssv2_classes(cfg: CfgNode) -> tuple[str, ...] | None:
+    """A prepared data set has its names as Kinetics does."""
+    return ssv2_classes(Path(cfg.DATA.PATH_TO_DATA_DIR)) or _kinetics_classes(cfg)
+
+
+def _charades_path(cfg: CfgNode, split: str) -> Path:
+    """The csv of the split; for the test split val.csv where there is none."""
+    path = csv_path(cfg, split)
+    return csv_path(cfg, "val") if split == "test" and not path.is_file() else path
+
+
+def _read_charades(cfg: CfgNode, split: str) -> FrameList:
+    return read_frame_list(
+        _charades_path(cfg, split),
+        prefix=cfg.DATA.PATH_PREFIX,
+        num_classes=cfg.MODEL.NUM_CLASSES,
+        fps=float(cfg.DATA.TARGET_FPS),
+    )
+
+
+def _count_charades(cfg: CfgNode, split: str) -> int | None:
+    path = _charades_path(cfg, split)
+    return count_listed(path) if path.is_file() else None
+
+
+def _charades_classes(cfg: CfgNode) -> tuple[str, ...] | None:
+    """From Charades_v1_classes.txt, which has "c000 Holding some clothes" a line."""
+    path = Path(cfg.DATA.PATH_TO_DATA_DIR) / "Charades_v1_classes.txt"
+    classes = list[tuple[str, object]]()
+    if not path.is_file():
+        return None
+    for line, text in enumerate(read_utf8(path).splitlines(), start=1):
+        found = re.fullmatch(r"c(\d+)\s+(\S.*)", text.strip())
+        if found:
+            classes.append((found[2], int(found[1])))
+        elif text.strip():
+            raise ValueError(f"{path}, line {line}: {text!r:.100} is not 'c000 name'")
+    return in_order(path, classes)
+
+
+_KINDS: dict[str, _Kind] = {
+    "kinetics": _Kind(csv_path, _read_kinetics, count_videos, _kinetics_classes),
+    "ssv2": _Kind(ssv2_path, read_ssv2, count_ssv2, _ssv2_classes, mirrors=False),
+    "charades": _Kind(_charades_path, _read_charades, _count_charades, _charades_classes),
+}

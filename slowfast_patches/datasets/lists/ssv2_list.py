@@ -1,0 +1,227 @@
+"""The lists of Something-Something V2, in the forms in which users have them.
+
+    train.csv with the header of frame lists     JPEG frames; classes from the json files
+    train.csv without it: "path label"           video files, as tools/prepare_data.py writes them
+    no train.csv                                 {id}.webm, as distributed, named by the json files
+
+The json files: something-something-v2-labels.json (template -> class), -train.json and
+-validation.json (a list of objects with id and template). A template has its placeholders in square
+brackets, "Holding [something]", and is looked up without these.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import sys
+from collections.abc import Iterable, Sequence
+from pathlib import Path
+from typing import Any
+
+from fvcore.common.config import CfgNode
+
+from slowfast_patches.datasets.lists.class_names import in_order
+from slowfast_patches.datasets.lists.csv_list import (
+    LabelledVideo,
+    count_lines,
+    parse_separator,
+    read_csv,
+    read_utf8,
+    what_is_wrong,
+)
+from slowfast_patches.datasets.lists.frame_list import (
+    HEADER,
+    count_listed,
+    first_line,
+    is_header,
+    read_frame_list,
+)
+
+__all__ = ["count_ssv2", "labels_file", "read_ssv2", "ssv2_classes", "ssv2_path", "webm_videos"]
+
+_NAME = "something-something-v2-{}.json"
+_SPLITS = {"train": "train", "val": "validation", "test": "validation"}
+_WEBM_FOLDER = "20bn-something-something-v2"
+"""Into which the distributed archives unpack."""
+_SHOWN = 3
+"""Missing ids that a message names."""
+_TRIED = 20
+"""Videos that are looked for to find out in which folder they are."""
+
+
+def ssv2_path(cfg: CfgNode, split: str) -> Path:
+    """The file that lists a split: a csv if there is one (test: val.csv will do), else the json."""
+    folder = Path(cfg.DATA.PATH_TO_DATA_DIR)
+    names = ("test.csv", "val.csv") if split == "test" else (f"{split}.csv",)
+    csvs = [folder / name for name in names if (folder / name).is_file()]
+    return csvs[0] if csvs else labels_file(folder, split)
+
+
+def labels_file(folder: Path, split: str) -> Path:
+    """The json file that names the videos of a split and their templates."""
+    return folder / _NAME.format(_SPLITS[split])
+
+
+def read_ssv2(cfg: CfgNode, split: str) -> Sequence[Any]:
+    """The videos of a split: a `FrameList` or a list of `LabelledVideo`, each with its `label`.
+
+    Raises:
+        ValueError: a list or a json file is missing or says something wrong, or they do not have
+            the same videos; with file, and line or entry.
+    """
+    path, data, classes = ssv2_path(cfg, split), cfg.DATA, cfg.MODEL.NUM_CLASSES
+    if path.suffix == ".json":
+        if not path.is_file():
+            raise ValueError(
+                f"'{path.parent}' has neither {split}.csv nor {path.name}; set "
+                "DATA.PATH_TO_DATA_DIR to the folder that has one of them"
+            )
+        return webm_videos(path, data.PATH_PREFIX, classes)
+    if not _lists_frames(path, data.PATH_LABEL_SEPARATOR):
+        separator = data.PATH_LABEL_SEPARATOR
+        return read_csv(path, prefix=data.PATH_PREFIX, separator=separator, num_classes=classes)
+    file = labels_file(Path(data.PATH_TO_DATA_DIR), split)
+    labels = _read_ids(file, classes)
+    frames = read_frame_list(
+        path, prefix=data.PATH_PREFIX, num_classes=classes, fps=float(data.TARGET_FPS)
+    )
+    names = frames.names.texts()
+    _check_same(path, names, file, labels)
+    return frames.with_labels([labels[name] for name in names])
+
+
+def webm_videos(file: Path, prefix: str, num_classes: int) -> list[LabelledVideo]:
+    """The WebM files of a json file's videos, {id}.webm, with their classes.
+
+    They are in `prefix`; where that is empty in the json file's folder or in the one that the
+    archives unpack to, whichever has one of the first.
+
+    Raises:
+        ValueError: as `read_ssv2` says of json files.
+    """
+    labels = _read_ids(file, num_classes)
+    names = [f"{name}.webm" for name in labels]
+    folders = [prefix] if prefix else [str(file.parent), str(file.parent / _WEBM_FOLDER)]
+    found = (f for f in folders if any(os.path.exists(os.path.join(f, n)) for n in names[:_TRIED]))
+    chosen = next(found, folders[0])
+    paths = (os.path.join(chosen, name) for name in names)
+    return [LabelledVideo(*video) for video in zip(paths, labels.values(), strict=True)]
+
+
+def count_ssv2(cfg: CfgNode, split: str) -> int | None:
+    """Videos in the list of a split; None where there is no list."""
+    path = ssv2_path(cfg, split)
+    if not path.is_file():
+        return None
+    if path.suffix == ".json":
+        return len(_entries(path))
+    if _lists_frames(path, cfg.DATA.PATH_LABEL_SEPARATOR):
+        return count_listed(path)
+    return count_lines(path)
+
+
+def ssv2_classes(folder: Path) -> tuple[str, ...] | None:
+    """The templates by class number, without brackets; None where the folder has no such file.
+
+    Raises:
+        ValueError: the file is wrong; says where.
+    """
+    path = folder / _NAME.format("labels")
+    if not path.is_file():
+        return None
+    return in_order(path, list(_read_classes(path, sys.maxsize).items()))
+
+
+def _lists_frames(path: Path, separator: str) -> bool:
+    """Whether a csv is a frame list; a list of videos otherwise.
+
+    Raises:
+        ValueError: its first line is that of neither.
+    """
+    line = first_line(path)
+    if is_header(line):
+        return True
+    fields = line.split()
+    is_frame = len(fields) == 5 and fields[1].isdecimal() and fields[2].isdecimal()
+    if is_frame:
+        raise ValueError(f"{path}: the first line, {line!r:.100}, lacks one above it: '{HEADER}'")
+    if wrong := what_is_wrong(line, parse_separator(separator)):
+        raise ValueError(
+            f"{path}: the first line is not the header of a frame list, '{HEADER}', nor a video "
+            f"and its label: {wrong}"
+        )
+    return False
+
+
+def _read_ids(path: Path, num_classes: int) -> dict[str, int]:
+    """The class of each video of a split, by its id."""
+    file = path.with_name(_NAME.format("labels"))
+    classes, labels = _read_classes(file, num_classes), dict[str, int]()
+    for number, entry in enumerate(_entries(path)):
+        where = f"{path}, entry {number}"
+        if not isinstance(entry, dict) or not {"id", "template"} <= entry.keys():
+            raise ValueError(f"{where}: {entry!r:.100} is not an object with id and template")
+        name, template = str(entry["id"]), _stripped(str(entry["template"]))
+        if template not in classes:
+            raise ValueError(f"{where} (id {name}): {file.name} has no template {template!r}")
+        if name in labels:
+            raise ValueError(f"{where}: id {name} is there twice")
+        labels[name] = classes[template]
+    if not labels:
+        raise ValueError(f"{path}: no videos in it")
+    return labels
+
+
+def _read_classes(path: Path, num_classes: int) -> dict[str, int]:
+    content = _load(path)
+    if not isinstance(content, dict):
+        raise ValueError(f"{path}: not an object of templates and class numbers")
+    classes = dict[str, int]()
+    for template, number in content.items():
+        if not str(number).isdecimal() or int(number) >= num_classes:
+            raise ValueError(
+                f"{path}, entry {template!r}: {number!r} is not a class number below "
+                f"MODEL.NUM_CLASSES {num_classes}"
+            )
+        classes[_stripped(template)] = int(number)
+    return classes
+
+
+def _entries(path: Path) -> list[Any]:
+    content = _load(path)
+    if not isinstance(content, list):
+        raise ValueError(f"{path}: not a list of objects with id and template")
+    return content
+
+
+def _load(path: Path) -> Any:
+    if not path.is_file():
+        raise ValueError(f"{path}: no such file; the json files belong together, in one folder")
+    text = read_utf8(path)
+    try:
+        return json.loads(text)
+    except ValueError as error:
+        raise ValueError(f"{path}: this is not JSON: {error}") from None
+
+
+def _stripped(template: str) -> str:
+    return template.replace("[", "").replace("]", "")
+
+
+def _check_same(csv: Path, names: Sequence[str], file: Path, labels: dict[str, int]) -> None:
+    """The list and the json file must have the same videos."""
+    listed = set(names)
+    unlisted = [name for name in labels if name not in listed]
+    unlabelled = [name for name in names if name not in labels]
+    if not unlisted and not unlabelled:
+        return
+    said = [f"{csv} lists {len(names)} videos, {file.name} has {len(labels)}"]
+    said += [f"the list lacks {_first(unlisted)}"] if unlisted else []
+    said += [f"{file.name} lacks {_first(unlabelled)}"] if unlabelled else []
+    raise ValueError("; ".join(said) + "; take a list and a json file that belong together")
+
+
+def _first(names: Sequence[str]) -> str:
+    shown: Iterable[str] = names[:_SHOWN]
+    more = f" and {len(names) - _SHOWN} more" if len(names) > _SHOWN else ""
+    return f"{', '.join(shown)}{more}"

@@ -1,1 +1,0 @@
-"""Starting the processes of a run: where they meet, how they start, and how they end."""

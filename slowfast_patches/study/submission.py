@@ -1,0 +1,235 @@
+"""One training as one SLURM job: checked where it is submitted, queued once."""
+
+from __future__ import annotations
+
+import json
+import shlex
+import sys
+from collections.abc import Sequence
+from dataclasses import dataclass
+from datetime import UTC, datetime
+from pathlib import Path
+
+from fvcore.common.config import CfgNode
+
+from slowfast_patches import patching
+from slowfast_patches.config import check_config, load_config
+from slowfast_patches.config.schedule import base_shape, check_world_size, rates_of_batch
+from slowfast_patches.datasets.lists.lists import list_path, read_list
+from slowfast_patches.launch.launch import for_processes, processes_of
+from slowfast_patches.launch.slurm import FOLDER, Slurm, batch_file, is_queued, make_executor, queue
+from slowfast_patches.launch.slurm_job import Job
+from slowfast_patches.models.weights import check_file
+from slowfast_patches.plan.plan import format_plan, plan_config
+from slowfast_patches.train import checkpoints
+
+__all__ = ["Submission", "batch_text", "check", "load", "other_ways", "refuse_twice", "submit"]
+
+_REGISTER = "job.json"
+
+
+@dataclass(frozen=True)
+class Submission:
+    """A training on `machines` machines of `gpus` GPUs; 0 GPUs: on the CPU, a process a machine.
+
+    `cfg` is what `cfg_file` and the KEY VALUE pairs `overrides` give, not yet scaled to its
+    processes; `recipe_batch` the clips of an iteration before machines and GPUs were chosen.
+    """
+
+    cfg_file: Path
+    overrides: tuple[str, ...]
+    cfg: CfgNode
+    recipe_batch: int
+
+    @property
+    def machines(self) -> int:
+        return int(self.cfg.NUM_SHARDS)
+
+    @property
+    def gpus(self) -> int:
+        return int(self.cfg.NUM_GPUS)
+
+    @property
+    def folder(self) -> Path:
+        return Path(self.cfg.OUTPUT_DIR)
+
+    def command(self, run_net: Path) -> list[str]:
+        """What each machine runs; where the processes meet is the job's to add."""
+        return [sys.executable, str(run_net), "--cfg", str(self.cfg_file), *self.overrides]
+
+
+def load(
+    cfg_file: Path, overrides: Sequence[str], machines: int | None, gpus: int | None
+) -> Submission:
+    """The training of a recipe; machines and GPUs of each are the recipe's where None is given.
+
+    Raises:
+        ValueError: the recipe does not load, or says something of the machines that the options
+            say as well.
+    """
+    patching.apply()
+    options = {"NUM_SHARDS": ("--nodes", machines), "NUM_GPUS": ("--gpus-per-node", gpus)}
+    for key, (option, value) in options.items():
+        if value is not None and key in overrides[::2]:
+            raise ValueError(f"{option} {value} sets {key}; leave one of them out")
+    if "SHARD_ID" in overrides[::2]:
+        raise ValueError("SHARD_ID is set on each machine of the job; leave it out")
+    recipe = load_config(cfg_file, list(overrides))
+    given = {key: value for key, (_, value) in options.items() if value is not None}
+    chosen = {
+        "NUM_SHARDS": recipe.NUM_SHARDS,
+        "NUM_GPUS": recipe.NUM_GPUS,
+        **given,
+        "OUTPUT_DIR": Path(recipe.OUTPUT_DIR).resolve(),
+    }
+    others = zip(overrides[::2], overrides[1::2], strict=True)
+    pairs = [*((key, value) for key, value in others if key not in chosen), *chosen.items()]
+    keys = tuple(str(item) for pair in pairs for item in pair)
+    cfg = load_config(cfg_file, keys)
+    return Submission(cfg_file.resolve(), keys, cfg, base_shape(recipe).batch)
+
+
+def check(submission: Submission) -> tuple[str, list[str]]:
+    """Try everything that can be tried here; what will be trained, and warnings.
+
+    The machine that submits need not see the data nor the weights.
+
+    Raises:
+        ValueError: the recipe cannot train or test as it is, or not on these processes.
+        ImportError: it needs a package that is not installed.
+    """
+    cfg = for_processes(submission.cfg)
+    world_size = processes_of(cfg)
+    check_config(cfg, world_size)
+    warnings = [*_check_files(cfg), *_check_rate(submission, cfg)]
+    texts = [_describe(submission, cfg, world_size), *_look_at_folder(cfg)]
+    if not cfg.TRAIN.ENABLE:
+        texts.append("TRAIN.ENABLE False: nothing is trained")
+    elif not list_path(cfg, "train").is_file() and cfg.DATA.NUM_TRAIN_VIDEOS < 1:
+        warnings.append("no plan without the length of the list: DATA.NUM_TRAIN_VIDEOS N says it")
+    else:
+        schedule, plan = plan_config(cfg)
+        check_world_size(cfg, schedule, world_size)
+        texts.insert(0, f"{format_plan(plan)}\n")
+    return "\n".join(texts), warnings
+
+
+def _describe(submission: Submission, cfg: CfgNode, world_size: int) -> str:
+    """The global batch and the learning rate that belongs to it."""
+    machines, recipe = submission.machines, submission.cfg.SOLVER
+    trained = rates_of_batch(cfg).SOLVER.BASE_LR
+    rate = f"SOLVER.BASE_LR {trained:g}"
+    if trained != recipe.BASE_LR:
+        key = "REFERENCE_BATCH_SIZE" if recipe.REFERENCE_BATCH_SIZE else "REFERENCE_WORLD_SIZE"
+        rate += f", scaled from {recipe.BASE_LR:g} (SOLVER.{key})"
+    elif recipe.BASE_LR_SCALE_NUM_SHARDS:
+        rate += f" × {machines} (SOLVER.BASE_LR_SCALE_NUM_SHARDS)"
+    return (
+        f"NUM_SHARDS {machines} × NUM_GPUS {submission.gpus}: {world_size} processes. Global "
+        f"batch: {machines} × TRAIN.BATCH_SIZE {cfg.TRAIN.BATCH_SIZE} = {base_shape(cfg).batch} "
+        f"clips; {rate}"
+    )
+
+
+def _check_files(cfg: CfgNode) -> list[str]:
+    """Read the lists and look at the weights that are visible; warnings for the others."""
+    if not cfg.DATA.PATH_TO_DATA_DIR:
+        raise ValueError("set DATA.PATH_TO_DATA_DIR to the folder of the lists, as the job sees it")
+    splits = (["train", "val"] if cfg.TRAIN.ENABLE else []) + ["test"] * cfg.TEST.ENABLE
+    hidden = [path for path in (list_path(cfg, s) for s in splits) if not path.is_file()]
+    for split in splits:
+        if list_path(cfg, split) not in hidden:
+            read_list(cfg, split)
+    section, needed = ("TRAIN", cfg.TRAIN) if cfg.TRAIN.ENABLE else ("TEST", cfg.TEST)
+    if (weights := needed.CHECKPOINT_FILE_PATH) and Path(weights).exists():
+        check_file(weights, needed.CHECKPOINT_TYPE, section=section)
+    elif weights:
+        hidden.append(Path(weights))
+    return [f"{path} is not on this machine; those of the job must see it" for path in hidden]
+
+
+def _check_rate(submission: Submission, cfg: CfgNode) -> list[str]:
+    """A warning where the batch grew or shrank and the learning rates did not."""
+    batch, solver = base_shape(cfg).batch, submission.cfg.SOLVER
+    keys = ("REFERENCE_WORLD_SIZE", "REFERENCE_BATCH_SIZE", "BASE_LR_SCALE_NUM_SHARDS")
+    if batch == submission.recipe_batch or any(solver[key] for key in keys):
+        return []
+    return [
+        f"the recipe's learning rates are for {submission.recipe_batch} clips an iteration, this "
+        f"has {batch}; SOLVER.REFERENCE_WORLD_SIZE N scales both, N the GPUs that it was written "
+        f"for, and SOLVER.REFERENCE_BATCH_SIZE {submission.recipe_batch} the rates alone"
+    ]
+
+
+def _look_at_folder(cfg: CfgNode) -> list[str]:
+    """What the training finds in its folder."""
+    folder = Path(cfg.OUTPUT_DIR)
+    if (folder / "result.json").is_file():
+        return [f"{folder} holds a finished run, which would only be tested again"]
+    found = checkpoints.last_checkpoint(folder)
+    if found is None or not cfg.TRAIN.ENABLE:
+        return []
+    if cfg.TRAIN.AUTO_RESUME:
+        return [f"Goes on from {found}"]
+    return [f"Starts over, TRAIN.AUTO_RESUME False; {found.parent} is set aside"]
+
+
+def refuse_twice(submission: Submission) -> None:
+    """Raise ValueError, with the job's number, if a run's folder has a job that has not ended."""
+    path = submission.folder / _REGISTER
+    if not path.is_file():
+        return
+    try:
+        number = str(json.loads(path.read_text(encoding="utf-8"))["job"])
+    except (ValueError, KeyError, TypeError) as error:
+        raise ValueError(f"{path} names no job ({error}); remove it if none runs") from error
+    if is_queued(submission.folder / FOLDER, number):
+        raise ValueError(
+            f"job {number} trains into {submission.folder} already, or waits to: scancel {number} "
+            "ends it; another OUTPUT_DIR makes another run"
+        )
+
+
+def batch_text(submission: Submission, slurm: Slurm, name: str) -> str:
+    """The batch file that would be submitted."""
+    folder = submission.folder / FOLDER
+    return batch_file(make_executor(folder, slurm, submission.machines, submission.gpus, name))
+
+
+def submit(submission: Submission, slurm: Slurm, name: str, run_net: Path) -> str:
+    """Queue it, and note the job in its folder; the job's number.
+
+    Raises:
+        ValueError: SLURM refuses it.
+    """
+    folder = submission.folder
+    executor = make_executor(folder / FOLDER, slurm, submission.machines, submission.gpus, name)
+    command = submission.command(run_net)
+    [number] = queue(executor, [Job(tuple(command), slurm.warning_seconds)])
+    noted = {
+        "job": number,
+        "submitted": datetime.now(UTC).isoformat(timespec="seconds"),
+        "machines": submission.machines,
+        "gpus": submission.gpus,
+        "command": command,
+    }
+    (folder / _REGISTER).write_text(json.dumps(noted, indent=2) + "\n", encoding="utf-8")
+    return number
+
+
+def other_ways(submission: Submission, slurm: Slurm, run_net: Path) -> str:
+    """The same run by torchrun and by srun, as commands."""
+    arguments = submission.command(run_net)[1:]
+    processes = max(1, submission.gpus)
+    meeting = ["--standalone"]
+    if submission.machines > 1:
+        meeting = ["--nnodes", str(submission.machines), "--rdzv_backend", "c10d"]
+        meeting += ["--rdzv_endpoint", "FIRST_MACHINE:29500"]
+    torchrun = ["torchrun", *meeting, "--nproc_per_node", processes, *arguments]
+    gpus = ["--gpus-per-node", submission.gpus] if submission.gpus else []
+    srun = ["srun", "--partition", slurm.partition, "--nodes", submission.machines]
+    srun += ["--ntasks-per-node", processes, *gpus, "--cpus-per-task", slurm.cpus]
+    srun += [sys.executable, *arguments]
+    where = "on each machine" if submission.machines > 1 else "here"
+    lines = (shlex.join(map(str, way)) for way in (torchrun, srun))
+    return "{}:\n\n    {}\n\nor where SLURM is:\n\n    {}".format(where, *lines)

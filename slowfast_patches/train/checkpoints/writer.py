@@ -1,0 +1,111 @@
+"""Saving while the training goes on."""
+
+from __future__ import annotations
+
+import logging
+import threading
+import time
+from collections.abc import Collection, Mapping
+from pathlib import Path
+from typing import Any
+
+from torch import Tensor
+
+from slowfast_patches.train.checkpoints import folder
+from slowfast_patches.train.checkpoints.failing import cannot_write
+
+__all__ = ["Writer", "snapshot"]
+
+logger = logging.getLogger(__name__)
+
+
+class Writer:
+    """Writes checkpoints in a thread, one at a time: the next one waits for it.
+
+    The training is held up while the state is copied, not while the copy is written.
+
+    Args:
+        output_dir: of the run.
+        kept: how many stay, TRAIN.CHECKPOINTS_KEPT; 0 is all.
+        milestones: iterations whose checkpoints stay too.
+    """
+
+    def __init__(self, output_dir: str | Path, kept: int, milestones: Collection[int]) -> None:
+        self._output_dir, self._kept, self._milestones = output_dir, kept, milestones
+        self._thread: threading.Thread | None = None
+        self._error: Exception | None = None
+
+    def save(
+        self,
+        iteration: int,
+        state: Mapping[str, Any] | None,
+        best: Mapping[str, Any] | None = None,
+    ) -> None:
+        """Begin to write the checkpoint after `iteration` iterations, of `state`, and the best so
+        far, of `best`: those that are given, which may change then.
+
+        Raises:
+            TrainingStoppedError: the one before could not be written.
+        """
+        start = time.perf_counter()
+        self.wait()
+        contents = snapshot((state, best))
+        held = time.perf_counter() - start
+        self._thread = threading.Thread(
+            target=self._write, args=(iteration, *contents, held), name="checkpoint"
+        )
+        self._thread.start()
+
+    def check(self) -> None:
+        """Raise what went wrong in the thread, if anything did.
+
+        Raises:
+            TrainingStoppedError: a checkpoint could not be written.
+        """
+        error, self._error = self._error, None
+        if error is not None:
+            raise error
+
+    def wait(self) -> None:
+        """Return once nothing is being written; raises as `check`."""
+        if self._thread is not None:
+            self._thread.join()
+            self._thread = None
+        self.check()
+
+    def _write(
+        self,
+        iteration: int,
+        state: Mapping[str, Any] | None,
+        best: Mapping[str, Any] | None,
+        held: float,
+    ) -> None:
+        start, paths = time.perf_counter(), list[str]()
+        try:
+            if best is not None:
+                paths.append(f"{folder.save_best(self._output_dir, best)} (the best so far)")
+            if state is not None:
+                paths.append(str(folder.save(self._output_dir, iteration, state)))
+                folder.prune(self._output_dir, self._kept, self._milestones)
+        except OSError as error:
+            self._error = cannot_write("the checkpoint", error, iteration, self._output_dir)
+            self._error.__cause__ = error
+        except Exception as error:
+            self._error = error
+        else:
+            logger.info(
+                "checkpoint after iteration %d: %s (held up the training for %.3f s, written in "
+                "%.3f s)",
+                *(iteration, " and ".join(paths), held, time.perf_counter() - start),
+            )
+
+
+def snapshot(tree: Any) -> Any:
+    """A copy of nested dicts, lists and tuples, with copies of their tensors on the CPU."""
+    if isinstance(tree, Tensor):
+        return tree.detach().to("cpu", copy=True)
+    if isinstance(tree, Mapping):
+        return {key: snapshot(value) for key, value in tree.items()}
+    if isinstance(tree, (list, tuple)):
+        return type(tree)([snapshot(value) for value in tree])
+    return tree

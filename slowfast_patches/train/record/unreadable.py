@@ -1,0 +1,83 @@
+"""The videos that a run could not read: named once, counted by epoch, limited."""
+
+from __future__ import annotations
+
+import logging
+from collections import Counter
+from collections.abc import Mapping, Sequence
+
+from multigrid import Schedule, Step
+from slowfast_patches.launch.stopping import TrainingStoppedError
+
+__all__ = ["TooManyUnreadableError", "Unreadable", "check_count"]
+
+logger = logging.getLogger(__name__)
+
+
+class TooManyUnreadableError(TrainingStoppedError):
+    """So many videos cannot be read that what comes of the others says little. Every process
+    raises it: they count together."""
+
+
+def check_count(count: int, videos: int, fraction: float, where: str) -> None:
+    """Refuse more unreadable videos than `fraction`, DATA.MAX_BAD_FRACTION, allows.
+
+    Raises:
+        TooManyUnreadableError: says where.
+    """
+    if count > fraction * videos:
+        raise TooManyUnreadableError(
+            f"{count} of {videos} videos of {where} could not be read, more than "
+            f"DATA.MAX_BAD_FRACTION {fraction:g}; mend the files or the list, or raise the fraction"
+        )
+
+
+class Unreadable:
+    """Unreadable videos of the epoch at hand, over all processes.
+
+    Args:
+        schedule: of the run.
+        fraction: DATA.MAX_BAD_FRACTION.
+        counts: by epoch, of the run that is continued.
+    """
+
+    def __init__(
+        self, schedule: Schedule, fraction: float, counts: Mapping[int, int] | None = None
+    ) -> None:
+        self._schedule, self._fraction = schedule, fraction
+        self.counts = Counter(dict(counts or {}))
+        self._reported: set[str] = set()
+
+    def warn(self, failures: Sequence[tuple[str, str]]) -> None:
+        """Report each unreadable video (path, reason) of this process once."""
+        for path, reason in failures:
+            if path not in self._reported:
+                logger.warning("%s %s; another video takes its place", path, reason)
+                self._reported.add(path)
+
+    def count(self, step: Step, count: int) -> None:
+        """Count an iteration's unreadable videos, over all processes, for the epoch it starts in;
+        report the epochs that end in it.
+
+        A coarse mini-batch may hold more than an epoch: the limit is a part of what was asked for.
+
+        Raises:
+            TooManyUnreadableError: too many of an epoch could not be read.
+        """
+        schedule, videos = self._schedule, self._schedule.num_videos
+        epoch, end = (n // videos for n in (step.first_clip, step.first_clip + step.shape.batch))
+        self.counts[epoch] += count
+        first = schedule.at(schedule.first_iteration_after(epoch * videos)).first_clip
+        clips = max(videos, step.first_clip + step.shape.batch - first)
+        where = f"epoch {epoch + 1} (iteration {step.iteration})"
+        check_count(self.counts[epoch], clips, self._fraction, where)
+
+        if end > epoch:
+            name = f"epoch {end}" if end == epoch + 1 else f"epochs {epoch + 1} to {end}"
+            logger.info("%s done: %d videos could not be read", name, self.counts.pop(epoch))
+
+    def finish(self) -> None:
+        """Report what could not be read of the epoch that the end of the training cuts short."""
+        for epoch, count in self.counts.items():
+            if count:
+                logger.info("epoch %d, in part: %d videos could not be read", epoch + 1, count)

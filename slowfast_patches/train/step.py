@@ -1,0 +1,186 @@
+"""Steps of gradient descent, as training takes them and as benchmarks time them."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from contextlib import AbstractContextManager, nullcontext
+from typing import NamedTuple
+
+import torch
+from fvcore.common.config import CfgNode
+from torch import Tensor, nn
+from torch.nn.parallel import DistributedDataParallel
+
+from multigrid import Batch, Step, set_group_size
+from slowfast_patches.models.average import start_average, update_average
+from slowfast_patches.models.dropout import set_clips
+from slowfast_patches.models.inputs import InputTransform
+from slowfast_patches.models.recompute import checkpoint_blocks
+from slowfast_patches.models.solver import (
+    Precision,
+    build_optimizer,
+    clip_gradients,
+    loss_function,
+    set_learning_rate,
+)
+from slowfast_patches.train.compiled import compiled
+from slowfast_patches.train.graphs import GraphedPasses
+from slowfast_patches.train.running_stats import in_parts
+
+__all__ = ["Outcome", "Stepper"]
+
+
+class Outcome(NamedTuple):
+    """What a step gives to report: the loss, the scores (N, C) and the labels, on the device."""
+
+    loss: Tensor
+    scores: Tensor
+    labels: Tensor
+
+
+def _unmarked(stage: str) -> None:
+    """Nothing is timed."""
+
+
+class Stepper:
+    """A model with what trains it: one step after another, each at its own shape.
+
+    Args:
+        cfg: the recipe, of which come precision, loss, clipping and the input's form.
+        model: the model, on `device`; its weights, buffers and names stay its own. With
+            MODEL.ACT_CHECKPOINT its blocks compute their activations twice from here on.
+        device: where it is trained.
+
+    Attributes:
+        network: what computes the scores: the model, or what it was compiled to, until something
+            around it, such as the exchange of gradients, takes its place.
+        parts: in which a process's clips pass the network one after another, each of whole BN
+            groups; of G groups, part p has every `parts`-th from p on.
+        average: the moving average of the model's weights that MODEL.EMA_DECAY asks for, or None.
+    """
+
+    def __init__(self, cfg: CfgNode, model: nn.Module, device: torch.device) -> None:
+        self.cfg, self.model, self.device = cfg, model, device
+        self.parts: int = cfg.SOLVER.ACCUMULATION_STEPS
+        self.average = start_average(model) if cfg.MODEL.EMA_DECAY else None
+        if cfg.MODEL.ACT_CHECKPOINT:
+            checkpoint_blocks(model)
+        self.network = compiled(model) if cfg.TRAIN.COMPILE else model
+        self.transform = InputTransform.from_config(cfg, device)
+        self.precision = Precision(cfg, device)
+        # Others read on the host whether the scaled gradients are finite, which waits for the GPU.
+        self.optimizer = build_optimizer(cfg, model, fused=self.precision.scales)
+        self._loss_function = loss_function(cfg)
+        self._graphs: GraphedPasses | None = None
+
+    def __call__(
+        self,
+        step: Step,
+        batch: Batch,
+        clips: Sequence[int] | None = None,
+        mark: Callable[[str], None] = _unmarked,
+    ) -> Outcome:
+        """Train on this process's clips of one iteration, at its learning rate and BN size.
+
+        On a GPU the work is queued when this returns, not done.
+
+        Args:
+            step: says which shape, rate and BN size.
+            batch: of the loader.
+            clips: the numbers of the batch's clips in the stream, which dropout is keyed by;
+                without them, as for clips that are made up, masks are from torch's generator.
+            mark: called with "input", "forward", "backward" and "optimizer" when the work of that
+                kind has been queued, the first three for each part of the clips; in a CUDA graph,
+                the forward is part of "backward".
+        """
+        loss, scores, labels = self.passes(step, batch, clips, mark)
+        self.precision.unscale(self.optimizer)
+        clip_gradients(self.cfg, self.model)
+        self.precision.step(self.optimizer)
+        if self.average is not None:
+            update_average(self.average, self.model, self.cfg.MODEL.EMA_DECAY)
+        mark("optimizer")
+        return Outcome(loss, scores, labels)
+
+    def passes(
+        self,
+        step: Step,
+        batch: Batch,
+        clips: Sequence[int] | None = None,
+        mark: Callable[[str], None] = _unmarked,
+    ) -> tuple[Tensor, Tensor, Tensor]:
+        """Forward and backward of a step, and no more: loss, scores and labels; gradients and
+        running statistics have changed, weights have not."""
+        self._set_up(step)
+        if self._graphs is None:
+            # First, so that the forward's activations do not come on top of them.
+            self.optimizer.zero_grad(set_to_none=True)
+        labels = batch["labels"].to(self.device, non_blocking=True)
+        passed = list[tuple[Tensor, Tensor]]()
+        for part in in_parts(self.model, self.parts):
+            own = slice(part, None, self.parts)
+            set_clips(self.model, None if clips is None else clips[own], self.device)
+            inputs = self.transform(batch["clips"][own], batch["flips"][own])
+            mark("input")
+            with self._exchange(part):
+                passed.append(self._pass(step, inputs, labels[own], mark))
+        losses, scores = zip(*passed, strict=True)
+        # Clip `parts` · j + p of the mini-batch is clip j of part p.
+        return torch.stack(losses).mean(), torch.stack(scores, 1).flatten(0, 1), labels
+
+    def _pass(
+        self, step: Step, inputs: list[Tensor], labels: Tensor, mark: Callable[[str], None]
+    ) -> tuple[Tensor, Tensor]:
+        """Forward and backward of one part: its loss and scores."""
+        if self._graphs is not None:
+            loss, scores = self._graphs(step.bn_size, inputs, labels)
+        else:
+            loss, scores = self._forward(inputs, labels)
+            mark("forward")
+            # Parts are of one size: the mini-batch's mean is the mean of theirs.
+            self.precision.backward(loss / self.parts)
+        mark("backward")
+        return loss.detach(), scores.detach()
+
+    def _exchange(self, part: int) -> AbstractContextManager[None]:
+        """Where several processes train, they exchange gradients once, with the last part."""
+        network = self.network
+        if isinstance(network, DistributedDataParallel) and part < self.parts - 1:
+            return network.no_sync()
+        return nullcontext()
+
+    @property
+    def has_graphs(self) -> bool:
+        """Whether steps are replayed from CUDA graphs, which own the gradients' memory."""
+        return self._graphs is not None
+
+    def record(self, step: Step, batch: Batch, clips: Sequence[int] | None = None) -> None:
+        """Record the forward and backward of a step as a CUDA graph, of which `passes` has run one
+        like it before. From the first that is recorded on, all steps are replayed."""
+        self._set_up(step)
+        set_clips(self.model, clips, self.device)
+        inputs = self.transform(batch["clips"], batch["flips"])
+        labels = batch["labels"].to(self.device, non_blocking=True)
+        if self._graphs is None:
+            self._graphs = GraphedPasses(self.model, self._recordable)
+        self._graphs.record(step.bn_size, inputs, labels)
+
+    def forget_graphs(self) -> None:
+        """Give up what was recorded, and its memory."""
+        self._graphs = None
+        self.optimizer.zero_grad(set_to_none=True)
+
+    def _set_up(self, step: Step) -> None:
+        self.network.train()
+        set_group_size(self.model, step.bn_size)
+        set_learning_rate(self.optimizer, step.lr)
+
+    def _forward(self, inputs: list[Tensor], labels: Tensor) -> tuple[Tensor, Tensor]:
+        with self.precision.autocast():
+            scores = self.network(inputs)
+            return self._loss_function(scores, labels), scores
+
+    def _recordable(self, inputs: list[Tensor], labels: Tensor) -> tuple[Tensor, Tensor]:
+        loss, scores = self._forward(inputs, labels)
+        self.precision.backward(loss)
+        return loss, scores

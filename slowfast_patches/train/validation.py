@@ -1,0 +1,105 @@
+"""The evaluation of a model that is being trained."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from fvcore.common.config import CfgNode
+from torch import nn
+
+from multigrid import Schedule, Step, average_running_stats
+from slowfast_patches.config.metrics import EMA, with_suffix
+from slowfast_patches.datasets.loader import (
+    build_dataset,
+    evaluation_loader,
+    evaluation_rounds,
+    precise_bn_loader,
+)
+from slowfast_patches.launch.pulse import Pulse, WatchedBatches
+from slowfast_patches.launch.stopping import StopRequest, TrainingInterruptedError
+from slowfast_patches.models.inputs import InputTransform
+from slowfast_patches.models.solver import Precision
+from slowfast_patches.train.evaluate import evaluate
+from slowfast_patches.train.precise_bn import update_precise_bn
+from slowfast_patches.train.record.unreadable import TooManyUnreadableError
+from slowfast_patches.train.running_stats import keep_buffers
+from slowfast_patches.utils.distributed import World
+
+__all__ = ["Validation"]
+
+
+class Validation:
+    """Validates at the baseline grid, after precise BN where the recipe asks for it.
+
+    Args:
+        cfg, world, stop: of the run.
+        dataset: its training set, for precise BN.
+        schedule: of the run.
+    """
+
+    def __init__(
+        self, cfg: CfgNode, world: World, stop: StopRequest, dataset: Any, schedule: Schedule
+    ) -> None:
+        self._cfg, self._world, self._stop = cfg, world, stop
+        self._dataset, self._schedule = dataset, schedule
+        self._videos = build_dataset(cfg, "val")
+        self._transform = InputTransform.from_config(cfg, world.device)
+        self._autocast = Precision(cfg, world.device).autocast
+        self._unreadable = set[str]()
+
+    def __call__(self, models: nn.ModuleList, step: Step, pulse: Pulse) -> dict[str, float] | None:
+        """Metrics after an iteration, as they go to files, of the model and, if there is one, its
+        average; running statistics are averaged over the processes, or replaced.
+
+        None where the run is to stop. `pulse` notes each mini-batch.
+
+        Raises:
+            TooManyUnreadableError: see `evaluate`. Then, as where it is to stop, the models are as
+                they were before.
+        """
+        put_back, metrics = keep_buffers(models), dict[str, float]()
+        try:
+            for model, suffix in zip(models, ("", EMA), strict=False):
+                average_running_stats(model)
+                if self._cfg.BN.USE_PRECISE_STATS:
+                    self._update_precise_bn(model, step, pulse)
+                metrics |= with_suffix(self._metrics(model, pulse), suffix)
+        except (TrainingInterruptedError, TooManyUnreadableError) as error:
+            put_back()
+            if isinstance(error, TooManyUnreadableError):
+                raise
+            return None
+        return metrics
+
+    def _update_precise_bn(self, model: nn.Module, step: Step, pulse: Pulse) -> None:
+        rank, size = self._world.rank, self._world.size
+        loader = precise_bn_loader(self._cfg, self._dataset, self._schedule, step, rank, size)
+        update_precise_bn(
+            model,
+            self._stop.between(WatchedBatches(loader, pulse, "precise BN"), len(loader)),
+            self._transform,
+            self._world,
+            self._autocast,
+            self._schedule.base.batch,
+        )
+
+    def _metrics(self, model: nn.Module, pulse: Pulse) -> dict[str, float]:
+        rank, size = self._world.rank, self._world.size
+        local = max(1, self._schedule.base.batch // size)
+        loader = evaluation_loader(self._cfg, self._videos, local, rank, size)
+        watched = WatchedBatches(loader, pulse, "the validation")
+        found = evaluate(
+            model,
+            self._stop.between(watched, evaluation_rounds(len(self._videos), local, size)),
+            self._transform,
+            self._world,
+            num_videos=len(self._videos.videos),
+            num_clips=len(self._videos) // len(self._videos.videos),
+            num_classes=self._cfg.MODEL.NUM_CLASSES,
+            multi_label=self._cfg.DATA.MULTI_LABEL,
+            ensemble=self._cfg.DATA.ENSEMBLE_METHOD,
+            autocast=self._autocast,
+            max_bad=self._cfg.DATA.MAX_BAD_FRACTION,
+            named=self._unreadable,
+        )
+        return {name: round(value, 4) for name, value in found.metrics.items()}

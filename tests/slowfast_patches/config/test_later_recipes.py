@@ -1,0 +1,245 @@
+"""Recipes in the form of PySlowFast's later releases: each loads, passes the checks and plans.
+
+Written by the form that these recipes have: steps in epochs of K400's 239 (196 with a cosine, 118
+from ImageNet), SSv2's 22 and Charades' 57, and six rates relative to BASE_LR, whatever the steps.
+"""
+
+import logging
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+from fvcore.common.config import CfgNode
+
+from multigrid import Schedule
+from slowfast_patches.config import check_config, load_config
+from slowfast_patches.config.scale import as_overrides, scaled_lengths
+from slowfast_patches.config.schedule import schedule_from_config
+from slowfast_patches.config.stored import keys_of
+from slowfast_patches.plan.plan import make_plan, plan_config
+
+Block = dict[str, Any]
+
+
+def block(text: str) -> Block:
+    return yaml.safe_load(text)
+
+
+COMMON = block("""
+TRAIN: {ENABLE: True, DATASET: kinetics, BATCH_SIZE: 64, EVAL_PERIOD: 10, CHECKPOINT_PERIOD: 1}
+DATA: {TRAIN_JITTER_SCALES: [256, 320], TRAIN_CROP_SIZE: 224, TEST_CROP_SIZE: 256}
+RESNET: {ZERO_INIT_FINAL_BN: True, WIDTH_PER_GROUP: 64, NUM_GROUPS: 1, DEPTH: 50,
+  TRANS_FUNC: bottleneck_transform, STRIDE_1X1: False}
+BN: {USE_PRECISE_STATS: True, NUM_BATCHES_PRECISE: 200}
+SOLVER: {BASE_LR: 0.1, LR_POLICY: cosine, MAX_EPOCH: 196, MOMENTUM: 0.9, WEIGHT_DECAY: 1e-4,
+  WARMUP_EPOCHS: 34.0, WARMUP_START_LR: 0.01, OPTIMIZING_METHOD: sgd}
+MODEL: {NUM_CLASSES: 400, LOSS_FUNC: cross_entropy, DROPOUT_RATE: 0.5}
+TEST: {ENABLE: True, DATASET: kinetics, BATCH_SIZE: 64}
+DATA_LOADER: {NUM_WORKERS: 8, PIN_MEMORY: True}
+TENSORBOARD: {ENABLE: True, MODEL_VIS: {ENABLE: False}}
+DEMO: {ENABLE: False}
+LOG_MODEL_INFO: False
+NUM_GPUS: 8
+NUM_SHARDS: 1
+OUTPUT_DIR: .
+""")
+SIX = "LR_POLICY: steps_with_relative_lrs, LRS: [1, 0.1, 0.01, 0.001, 0.0001, 0.00001]"
+STEPWISE = block(f"SOLVER: {{{SIX}, STEPS: [0, 94, 154, 196], MAX_EPOCH: 239}}")
+IMAGENET = block(f"""
+TRAIN: {{CHECKPOINT_FILE_PATH: R50_IN1K.pyth, CHECKPOINT_INFLATE: True}}
+SOLVER: {{{SIX}, BASE_LR: 0.01, STEPS: [0, 44, 88, 118], MAX_EPOCH: 118, WARMUP_EPOCHS: 0.0}}
+""")
+CAFFE2 = block(f"""
+TRAIN: {{ENABLE: False, CHECKPOINT_TYPE: caffe2}}
+SOLVER: {{{SIX}, STEPS: [0, 44, 88, 118], MAX_EPOCH: 118}}
+TEST: {{CHECKPOINT_FILE_PATH: model.pkl, CHECKPOINT_TYPE: caffe2, NUM_ENSEMBLE_VIEWS: 10,
+  NUM_SPATIAL_CROPS: 3}}
+""")
+MULTIGRID = block("MULTIGRID: {SHORT_CYCLE: True, LONG_CYCLE: True}")
+SSV2 = block(f"""
+TRAIN: {{DATASET: ssv2, BATCH_SIZE: 16, CHECKPOINT_FILE_PATH: k400.pyth,
+  CHECKPOINT_EPOCH_RESET: True}}
+DATA: {{INV_UNIFORM_SAMPLE: True, RANDOM_FLIP: False, PATH_LABEL_SEPARATOR: " "}}
+BN: {{NORM_TYPE: sync_batchnorm, NUM_SYNC_DEVICES: 4}}
+SOLVER: {{{SIX}, BASE_LR: 0.03, STEPS: [0, 14, 18], MAX_EPOCH: 22, WARMUP_EPOCHS: 0.19,
+  WARMUP_START_LR: 0.0001, WEIGHT_DECAY: 1e-6}}
+MODEL: {{NUM_CLASSES: 174}}
+TEST: {{DATASET: ssv2, BATCH_SIZE: 16, NUM_ENSEMBLE_VIEWS: 1, NUM_SPATIAL_CROPS: 1}}
+""")
+CHARADES = block(f"""
+TRAIN: {{DATASET: charades, BATCH_SIZE: 16, CHECKPOINT_FILE_PATH: k400.pyth,
+  CHECKPOINT_EPOCH_RESET: True}}
+DATA: {{INV_UNIFORM_SAMPLE: True, REVERSE_INPUT_CHANNEL: True, TRAIN_JITTER_SCALES: [256, 340],
+  MULTI_LABEL: True, ENSEMBLE_METHOD: max}}
+BN: {{NORM_TYPE: sync_batchnorm, NUM_SYNC_DEVICES: 4}}
+SOLVER: {{{SIX}, BASE_LR: 0.0375, STEPS: [0, 41, 49], MAX_EPOCH: 57, WARMUP_EPOCHS: 4.0,
+  WARMUP_START_LR: 0.0001}}
+MODEL: {{NUM_CLASSES: 157, LOSS_FUNC: bce_logit, HEAD_ACT: sigmoid}}
+TEST: {{DATASET: charades, BATCH_SIZE: 16, NUM_ENSEMBLE_VIEWS: 10, NUM_SPATIAL_CROPS: 3}}
+""")
+
+
+def model(arch: str, frames: int, stride: int, nln: bool = False, alpha: int = 4) -> Block:
+    """The keys of a model, with an entry for each pathway in each stage."""
+    pathways = 2 if arch == "slowfast" else 1
+
+    def each(*stages: int) -> list[list[int]]:
+        return [[stage] * pathways for stage in stages]
+
+    blocks = ([], [1, 3], [1, 3, 5], []) if nln else ([], [], [], [])
+    return {
+        "MODEL": {"ARCH": arch, "MODEL_NAME": "SlowFast" if pathways == 2 else "ResNet"},
+        "DATA": {
+            "NUM_FRAMES": frames,
+            "SAMPLING_RATE": stride,
+            "INPUT_CHANNEL_NUM": [3] * pathways,
+        },
+        "SLOWFAST": {
+            "ALPHA": alpha,
+            "BETA_INV": 8,
+            "FUSION_CONV_CHANNEL_RATIO": 2,
+            "FUSION_KERNEL_SZ": 7,
+        },
+        "RESNET": {
+            "NUM_BLOCK_TEMP_KERNEL": each(3, 4, 6, 3),
+            "SPATIAL_STRIDES": each(1, 2, 2, 2),
+            "SPATIAL_DILATIONS": each(1, 1, 1, 1),
+        },
+        "NONLOCAL": {
+            "LOCATION": [[stage] + [[]] * (pathways - 1) for stage in blocks],
+            "GROUP": each(1, 1, 1, 1),
+            "POOL": [[[1, 2, 2], [1, 2, 2]]] * 4,
+            "INSTANTIATION": "softmax" if nln else "dot_product",
+        },
+    }
+
+
+SINGLE = {
+    "C2D_8x8": model("c2d", 8, 8),
+    "C2D_NLN_8x8": model("c2d", 8, 8, nln=True),
+    "I3D_8x8": model("i3d", 8, 8),
+    "I3D_NLN_8x8": model("i3d", 8, 8, nln=True),
+}
+MODELS = {
+    **SINGLE,
+    "C2D_NOPOOL_8x8": model("c2d_nopool", 8, 8),
+    "SLOW_4x16": model("slow", 4, 16),
+    "SLOW_8x8": model("slow", 8, 8),
+    "SLOW_NLN_8x8": model("slow", 8, 8, nln=True),
+    "SLOWFAST_4x16": model("slowfast", 32, 2, alpha=8),
+    "SLOWFAST_8x8": model("slowfast", 32, 2),
+    "SLOWFAST_NLN_4x16": model("slowfast", 32, 2, nln=True, alpha=8),
+    "SLOWFAST_NLN_8x8": model("slowfast", 32, 2, nln=True),
+}
+LONG = model("slowfast", 64, 2)
+RECIPES: dict[str, Sequence[Block]] = {
+    **{f"Kinetics/{name}": (keys,) for name, keys in MODELS.items()},
+    **{f"Kinetics/{name}_IN1K": (keys, IMAGENET) for name, keys in SINGLE.items()},
+    **{f"Kinetics/c2/{name}": (keys, CAFFE2) for name, keys in MODELS.items()},
+    "Kinetics/SLOWFAST_4x16_stepwise": (MODELS["SLOWFAST_4x16"], STEPWISE),
+    "Kinetics/SLOWFAST_8x8_stepwise": (MODELS["SLOWFAST_8x8"], STEPWISE),
+    "Kinetics/SLOWFAST_8x8_multigrid": (MODELS["SLOWFAST_8x8"], STEPWISE, MULTIGRID),
+    "SSv2/SLOWFAST_16x8": (LONG, SSV2),
+    "SSv2/SLOWFAST_16x8_multigrid": (LONG, SSV2, MULTIGRID),
+    "Charades/SLOWFAST_16x8": (LONG, CHARADES),
+    "Charades/SLOWFAST_16x8_multigrid": (LONG, CHARADES, MULTIGRID),
+}
+VIDEOS = 240_000
+
+
+def write(name: str, folder: Path) -> Path:
+    merged: Block = {}
+    for keys in (COMMON, *RECIPES[name]):
+        for key, value in keys.items():
+            merged[key] = {**merged.get(key, {}), **value} if isinstance(value, dict) else value
+    path = folder / "recipe.yaml"
+    path.write_text(yaml.safe_dump(merged))
+    return path
+
+
+def load(name: str, folder: Path, *overrides: object) -> CfgNode:
+    return load_config(write(name, folder), overrides)
+
+
+def schedule(name: str, folder: Path, *overrides: object) -> Schedule:
+    return schedule_from_config(load(name, folder, *overrides), VIDEOS)
+
+
+@pytest.mark.parametrize("name", RECIPES)
+def test_a_recipe_of_the_later_releases_loads_and_plans(name, tmp_path, caplog):
+    cfg = load(name, tmp_path)
+    warned = [record.getMessage() for record in caplog.records]
+    check_config(cfg, world_size=8)
+    plan = make_plan(schedule_from_config(cfg, VIDEOS), lambda frames, crop: 1.0)
+    assert plan.cost.iterations > 5000
+    surplus = cfg.SOLVER.LR_POLICY != "cosine"
+    assert any("SOLVER.LRS" in text for text in warned) == surplus
+    assert any("SOLVER.STEPS, [118], has" in text for text in warned) == (
+        cfg.SOLVER.MAX_EPOCH == 118
+    )
+    assert len(cfg.SOLVER.LRS) == len(cfg.SOLVER.STEPS)
+
+
+def test_rates_without_a_step_are_dropped_by_name_once(tmp_path, caplog):
+    cfg = load("Kinetics/SLOWFAST_8x8_stepwise", tmp_path)
+    [warning] = [r.getMessage() for r in caplog.records if r.levelno == logging.WARNING]
+    assert "SOLVER.LRS, [0.0001, 1e-05], have no effect and are dropped" in warning
+    assert (cfg.SOLVER.STEPS, cfg.SOLVER.LRS) == ([0, 94, 154, 196], [1, 0.1, 0.01, 0.001])
+    caplog.clear()
+    (tmp_path / "config.yaml").write_text(cfg.dump())
+    assert keys_of(load_config(tmp_path / "config.yaml")) == keys_of(cfg)
+    assert not caplog.records
+
+
+def test_a_last_step_at_the_end_makes_no_stage(tmp_path):
+    """118 epochs with drops at 44 and 88; cycles run in the first two, the third fine-tunes."""
+    run = schedule("Kinetics/I3D_8x8_IN1K", tmp_path)
+    stops = [phase.baseline_epochs[1] for phase in run.phases]
+    assert (stops, run.baseline_iterations) == ([44, 88, 118], 118 * VIDEOS // 64)
+    rates = [run.at(phase.stop - 1).lr for phase in run.phases]
+    assert rates == pytest.approx([0.01, 0.001, 0.0001])
+    both = ("MULTIGRID.LONG_CYCLE", True, "MULTIGRID.SHORT_CYCLE", True)
+    cycled = schedule("Kinetics/I3D_8x8_IN1K", tmp_path, *both)
+    assert [phase.stage for phase in cycled.phases] == [0] * 4 + [1] * 4 + [2] * 2
+
+
+def test_an_end_from_the_command_line_decides_which_steps_are_left(tmp_path, caplog):
+    name = "Kinetics/SLOWFAST_8x8_stepwise"
+    cfg = load(name, tmp_path, "SOLVER.MAX_EPOCH", 196)
+    assert (cfg.SOLVER.STEPS, cfg.SOLVER.LRS) == ([0, 94, 154], [1, 0.1, 0.01])
+    assert "[196], has no effect and is dropped" in caplog.text
+    with pytest.raises(ValueError, match=r"must ascend and end before SOLVER\.MAX_EPOCH 154"):
+        check_config(load(name, tmp_path, "SOLVER.MAX_EPOCH", 154))
+    longer = load("Kinetics/I3D_8x8_IN1K", tmp_path, "SOLVER.MAX_EPOCH", 130)
+    assert longer.SOLVER.STEPS == [0, 44, 88, 118]
+
+
+def test_shortened_its_stages_keep_their_shares(tmp_path):
+    cfg = load("Kinetics/I3D_8x8_IN1K", tmp_path)
+    short = load("Kinetics/I3D_8x8_IN1K", tmp_path, *as_overrides(scaled_lengths(cfg, 0.25)))
+    assert (short.SOLVER.STEPS, short.SOLVER.LRS) == ([0, 11, 22], cfg.SOLVER.LRS)
+    assert short.SOLVER.MAX_EPOCH == 29.5
+
+
+def test_the_model_of_such_a_recipe_takes_every_shape(tmp_path):
+    both = ("MULTIGRID.LONG_CYCLE", True, "MULTIGRID.SHORT_CYCLE", True)
+    _, plan = plan_config(load("Kinetics/SLOWFAST_NLN_8x8", tmp_path, *both), VIDEOS)
+    assert len(plan.phases) == 13  # a cosine: three cycles, and fine-tuning
+
+
+# Families of models that are not here.
+
+
+def test_what_belongs_to_other_models_is_refused_once_and_by_family(tmp_path):
+    path = write("Kinetics/SLOW_8x8", tmp_path)
+    path.write_text(path.read_text() + "X3D: {WIDTH_FACTOR: 2.0, DEPTH_FACTOR: 2.2}\nTASK: ssl\n")
+    with pytest.raises(ValueError) as caught:
+        load_config(path, ["AUG.ENABLE", "True"])
+    message = str(caught.value)
+    assert message.startswith("X3D.* belongs to the X3D models, TASK belongs to self-supervised")
+    assert "and AUG.* belongs to the augmentation" in message
+    assert "of later releases, which this project does not have" in message
+    assert f"({path} and the command line)" in message
+    assert "did you mean" not in message

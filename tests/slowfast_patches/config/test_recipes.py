@@ -1,0 +1,457 @@
+"""The recipes under configs/, read from their files: the paper's numbers, models that take them.
+
+Numbers typed here are the paper's (Wu et al., CVPR 2020) or worked out by hand, as each says.
+"""
+
+import shlex
+from collections.abc import Iterator
+from functools import cache
+from itertools import takewhile
+from pathlib import Path
+
+import pytest
+from fvcore.common.config import CfgNode
+
+from multigrid import Schedule, Shape
+from slowfast_patches.config import check_config, load_config
+from slowfast_patches.config.scale import scale_to_processes
+from slowfast_patches.config.schedule import schedule_from_config
+from slowfast_patches.models.build import build_on_meta
+from slowfast_patches.models.flops import check_shapes, flops_per_clip
+from slowfast_patches.plan.plan import MIN_PHASE_ITERATIONS
+
+CONFIGS = Path(__file__).parents[3] / "configs"
+ALL = sorted(str(path.relative_to(CONFIGS)) for path in CONFIGS.glob("*/*.yaml"))
+PAPER = [name for name in ALL if not name.startswith("Demo/")]
+
+SLOWFAST = "Kinetics/SLOWFAST_8x8_R50"
+VARIANTS = ("16FRAMES_R50", "64FRAMES_R50", "8x8_R101")
+SLOWFASTS = [SLOWFAST, f"{SLOWFAST}_IMAGENET", f"{SLOWFAST}_320"]
+SLOWFASTS += [f"Kinetics/SLOWFAST_{variant}" for variant in VARIANTS]
+I3DS = ["Kinetics/I3D_16x4_R50", "Kinetics/I3D_NL_16x4_R50"]
+ONE_GPU = "Kinetics/I3D_8x8_R50_1GPU"
+NO_POOL = "Kinetics/I3D_8x8_R50_NOPOOL"
+SSV2, CHARADES = "SSv2/SLOWFAST_16x8_R50", "Charades/SLOWFAST_16x8_R50"
+TSM = "Kinetics/TSM_8x8_R50"
+TSM_1536 = f"{TSM}_1536GPU"
+BASELINES = [*SLOWFASTS, *I3DS, ONE_GPU, SSV2, CHARADES, TSM, TSM_1536]
+
+ABLATIONS = [f"{SLOWFAST}_MULTIGRID_{name}" for name in ("LONG1", "LONG2", "LONG3")]
+ABLATIONS += [f"{SLOWFAST}_MULTIGRID_{name}" for name in ("SHORT1", "SHORT2")]
+
+
+def load(name: str, *overrides: object) -> CfgNode:
+    return load_config(CONFIGS / f"{name.removesuffix('.yaml')}.yaml", overrides)
+
+
+def schedule_of(cfg: CfgNode) -> Schedule:
+    return schedule_from_config(cfg, cfg.DATA.NUM_TRAIN_VIDEOS)
+
+
+@cache
+def schedule(name: str) -> Schedule:
+    return schedule_of(load(name))
+
+
+def flat(node: CfgNode, prefix: str = "") -> Iterator[tuple[str, object]]:
+    for key, value in node.items():
+        if isinstance(value, CfgNode):
+            yield from flat(value, f"{prefix}{key}.")
+        else:
+            yield f"{prefix}{key}", value
+
+
+def changes(name: str, base: str) -> dict[str, object]:
+    """What a recipe sets otherwise than its base; where the files go is left out."""
+    before = dict(flat(load(base)))
+    after = {key: value for key, value in flat(load(name)) if value != before[key]}
+    return {key: value for key, value in after.items() if key != "OUTPUT_DIR"}
+
+
+# Every file.
+
+
+def test_all_recipes_are_here():
+    variants = [*BASELINES, *(f"{name}_MULTIGRID" for name in BASELINES), *ABLATIONS]
+    variants += [NO_POOL, *(f"{SLOWFAST}_SMALL{n}" for n in (1, 2, 3))]
+    assert sorted(f"{name}.yaml" for name in variants) == PAPER
+
+
+@pytest.mark.parametrize("name", ALL)
+def test_a_recipe_loads_and_passes_the_check_without_a_warning(name, caplog):
+    cfg = load(name)
+    check_config(cfg, max(1, cfg.NUM_GPUS))
+    assert not caplog.records
+    if name in PAPER:
+        assert schedule(name).iterations >= (500 if TSM_1536 in name else 5000)
+        folder, stem = name.removesuffix(".yaml").split("/")
+        assert f"runs/{folder.lower()}/{stem}" == cfg.OUTPUT_DIR
+
+
+@pytest.mark.parametrize("name", PAPER)
+def test_the_header_has_the_command_with_keys_that_exist_and_what_was_published(name):
+    lines = (CONFIGS / name).read_text().splitlines()
+    text = " ".join(line.strip("# ") for line in takewhile(lambda line: line[0] == "#", lines))
+    assert "published" in text.split("Expect:")[1]
+    assert "easured here" in text
+    assert "Hardware:" in text
+    command = text.split("Hardware:")[0].replace("\\", "").split("python ")[1]
+    script, option, path, *pairs = shlex.split(command.replace("[", "").replace("]", ""))
+    assert (script, option, path) == ("tools/run_net.py", "--cfg", f"configs/{name}")
+    given = dict(zip(pairs[::2], pairs[1::2], strict=True))
+    assert ("TRAIN.CHECKPOINT_FILE_PATH" in given) == starts_from_weights(name)
+    assert load(name, *pairs).DATA.PATH_TO_DATA_DIR.startswith("/data/")
+
+
+def starts_from_weights(name: str) -> bool:
+    return any(word in name for word in ("IMAGENET", "I3D", "TSM", "SSv2", "Charades"))
+
+
+@pytest.mark.parametrize("name", BASELINES)
+def test_multigrid_is_two_lines_more_than_its_baseline(name):
+    both = {"MULTIGRID.LONG_CYCLE": True, "MULTIGRID.SHORT_CYCLE": True}
+    assert changes(f"{name}_MULTIGRID", name) == both
+    assert load(f"{name}_MULTIGRID").MULTIGRID.EPOCH_FACTOR == 1.5
+
+
+def test_every_model_takes_every_shape_of_its_recipes():
+    """Each model is built once; a shape's clips do not matter to it."""
+    models = dict[str, tuple[CfgNode, set[Shape]]]()
+    for name in PAPER:
+        cfg = load(name)
+        layers = {k: v for k, v in cfg.RESNET.items() if k != "ZERO_INIT_FINAL_BN"}
+        built = (cfg.MODEL.ARCH, layers, cfg.NONLOCAL, cfg.SLOWFAST)
+        _, shapes = models.setdefault(repr(built), (cfg, set()))
+        shapes |= {Shape(1, shape.frames, shape.crop) for shape in schedule(name).shapes}
+    sizes = {cfg.MODEL.ARCH: shapes for cfg, shapes in models.values()}
+    # I3D-NL comes last: of 16 × 224², T, T/2, T/4 and H, H/√2, H/2, but never T/4 and H.
+    every = {Shape(1, frames, crop) for frames in (4, 8, 16) for crop in (112, 158, 224)}
+    assert sizes["i3d"] == every - {Shape(1, 4, 224)}
+    for cfg, shapes in models.values():
+        check_shapes(cfg, shapes)
+    # SlowFast R50 with α of 4 and 2, R101, I3D, I3D-NL, I3D without pool, TSM
+    assert len(models) == 7
+
+
+# Lengths and rates. Published: clips per iteration, iterations, drops; rate, warm-up (§4-7).
+
+PUBLISHED = {
+    **dict.fromkeys(SLOWFASTS, (512, 112_000, (44_000, 72_000, 92_000), 0.8)),
+    **dict.fromkeys(I3DS, (256, 100_000, (37_500, 75_000), 0.04)),
+    ONE_GPU: (8, 1_200_000, (600_000, 1_000_000), 0.00125),
+    SSV2: (16, 230_000, (150_000, 190_000), 0.03),
+}
+
+
+@pytest.mark.parametrize("name", PUBLISHED)
+def test_iterations_drops_and_rates_are_the_published_ones(name):
+    """The rates by the linear rule: as the batch of 8 GPUs is to that of 128."""
+    batch, iterations, drops, rate = PUBLISHED[name]
+    run = schedule(name)
+    per_iteration = batch / run.base.batch
+    assert run.iterations / per_iteration == pytest.approx(iterations, abs=0.5)
+    starts = [phase.start / per_iteration for phase in run.phases[1:]]
+    assert starts == pytest.approx(drops, rel=5e-5)
+    rates = [run.at(phase.stop - 1).lr * per_iteration for phase in run.phases]
+    assert rates == pytest.approx([rate / 10**stage for stage in range(len(drops) + 1)])
+    if name in SLOWFASTS:  # from 0.002 over 16k iterations; at 8k it is half-way to 0.8
+        lr = [run.at(round(i * per_iteration)).lr * per_iteration for i in (0, 8_000, 16_000)]
+        assert lr == pytest.approx([0.002, 0.401, 0.8], rel=1e-4)
+
+
+def test_charades_is_given_in_epochs():
+    run = schedule(CHARADES)
+    assert (run.base.batch, run.num_videos, run.epochs) == (16, 7985, 57)
+    starts = [phase.start * 16 / 7985 for phase in run.phases]
+    assert starts == pytest.approx([0, 41, 49], abs=0.002)
+    rates = [run.at(phase.stop - 1).lr for phase in run.phases]
+    assert rates == pytest.approx([0.0375, 0.00375, 0.000375])
+
+
+def test_tsm_is_given_in_epochs():
+    """Published: Lin, Gan and Han, ICCV 2019, section 5.1."""
+    run = schedule(TSM)
+    assert (run.base, run.epochs) == (Shape(64, 8, 224), 100)
+    starts = [phase.start * 64 / run.num_videos for phase in run.phases]
+    assert starts == pytest.approx([0, 40, 80], abs=0.001)
+    rates = [run.at(phase.start).lr for phase in run.phases]
+    assert rates == pytest.approx([0.01, 0.001, 0.0001])
+    assert load(TSM).SOLVER.CLIP_GRAD_L2NORM == 20  # their script's
+
+
+def test_tsm_on_1536_gpus_is_the_published_mini_batch_of_the_same_training():
+    """12,288 clips or 98,304 images (Lin, Gan and Han, 2019); the rates are in
+    test_reference_batch.py."""
+    run, cfg = schedule(TSM_1536), load(TSM_1536)
+    assert (run.base.batch, run.base.batch * run.base.frames) == (12_288, 98_304)
+    assert cfg.NUM_GPUS * cfg.NUM_SHARDS == 1536
+    assert run.iterations == pytest.approx(schedule(TSM).iterations / 192, abs=1)
+    solver = {"REFERENCE_BATCH_SIZE", "WARMUP_EPOCHS", "WARMUP_START_LR", "ZERO_WD_1D_PARAM"}
+    assert changes(TSM_1536, TSM).keys() - {f"SOLVER.{key}" for key in solver} == {
+        *("TRAIN.BATCH_SIZE", "TEST.BATCH_SIZE", "NUM_GPUS", "NUM_SHARDS"),
+        *("RESNET.ZERO_INIT_FINAL_BN", "BN.NUM_BATCHES_PRECISE"),
+    }
+    assert max(shape.batch for shape in schedule(f"{TSM_1536}_MULTIGRID").shapes) == 196_608
+
+
+def test_warm_up_of_the_other_data_sets_starts_from_1e_4():
+    """0.19 and 4 epochs long; in the middle the rate is half-way."""
+    for name, epochs, middle in ((SSV2, 0.19, 0.01505), (CHARADES, 4, 0.0188)):
+        run = schedule(name)
+        assert run.at(0).lr == pytest.approx(1e-4)
+        half = run.first_iteration_after(epochs / 2 * run.num_videos)
+        assert run.at(half).lr == pytest.approx(middle, rel=0.002)
+
+
+def test_the_deviation_of_the_warm_up_has_the_size_that_is_written_down():
+    """The later releases: 34.143 epochs of 239,933 clips, 682.67 an iteration, from 0.00025 to
+    0.8, and 0.8 for the rest of the phase: (12.0 · 0.40 + 13.7 · 0.8) / 25.7 = 0.613."""
+    run, cfg = schedule(f"{SLOWFAST}_MULTIGRID"), load(SLOWFAST)
+    first, warm_up = run.phases[0], cfg.SOLVER.WARMUP_EPOCHS
+    second = run.phases[1]
+    end = next(i for i in range(first.stop, run.iterations) if second.baseline_epoch(i) >= warm_up)
+    assert (end, round(1 + (end - first.stop) / second.iterations, 2)) == (37_355, 1.45)
+    rates = [step.lr for step in run.steps(0, first.stop)]
+    assert sum(rates) / len(rates) == pytest.approx(0.276, abs=5e-4)
+    assert max(rates) == rates[-1] == pytest.approx(5.5 * cfg.SOLVER.BASE_LR, rel=2e-3)
+    theirs = warm_up * run.num_videos / (64 * 32 / 3)
+    assert theirs == pytest.approx(12_000, abs=1)
+    above = theirs * 0.40 + (first.iterations - theirs) * 0.8
+    assert above / first.iterations == pytest.approx(0.613, abs=5e-4)
+
+
+# Baseline iterations / multigrid iterations at 1.0, 1.5 and 2.0 × the epochs. The paper prints 3.4,
+# 3.3 and 5.2, 3.4, 2.6 and 5.3, 3.5, 2.6; the third digit follows from its numbers of iterations.
+FACTORS = {
+    **dict.fromkeys(SLOWFASTS, (5.140, 3.427, 2.570)),
+    **dict.fromkeys(I3DS, (4.896, 3.264, 2.448)),
+    # By hand: cycled 5/6 of the time at 69/12 clips on average, fine-tuned 1/6 at 7/3: 373/72.
+    ONE_GPU: (5.181, 3.454, 2.590),
+    SSV2: (5.156, 3.437, 2.578),
+    CHARADES: (5.270, 3.514, 2.635),
+    # Cycled 4/5 of the time at 69/12 clips on average, fine-tuned 1/5 at 7/3: 76/15.
+    TSM: (5.067, 3.378, 2.533),
+}
+
+
+@pytest.mark.parametrize("name", FACTORS)
+def test_the_iteration_factors_to_three_digits(name):
+    found = []
+    for epochs in (1.0, 1.5, 2.0):
+        run = schedule_of(load(f"{name}_MULTIGRID", "MULTIGRID.EPOCH_FACTOR", epochs))
+        found.append(round(run.baseline_iterations / run.iterations, 3))
+    assert tuple(found) == FACTORS[name]
+
+
+@pytest.mark.parametrize("name", [SLOWFAST, I3DS[0], ONE_GPU, SSV2, CHARADES])
+@pytest.mark.parametrize("epochs", [0.25, 3.0])
+def test_the_ends_of_figure_1_have_phases_long_enough(name, epochs):
+    run = schedule_of(load(f"{name}_MULTIGRID", "MULTIGRID.EPOCH_FACTOR", epochs))
+    assert run.clips / run.num_videos == pytest.approx(epochs * schedule(name).epochs, rel=1e-3)
+    assert min(phase.iterations for phase in run.phases) >= MIN_PHASE_ITERATIONS
+
+
+# Table 1 and Figure 3.
+
+
+@pytest.mark.parametrize("name", ABLATIONS)
+def test_the_rows_of_table_1_have_the_iterations_of_the_default(name):
+    default = schedule(f"{SLOWFAST}_MULTIGRID").iterations
+    assert schedule(name).iterations == pytest.approx(default, rel=0.01)
+
+
+def test_the_rows_of_table_1_drop_the_coarsest_shapes():
+    shapes = [(512, 8, 158), (256, 16, 158), (128, 16, 224), (64, 32, 224)]
+    for count in (1, 2, 3):
+        run = schedule(ABLATIONS[count - 1])
+        expected = [Shape(*shape) for shape in shapes[4 - count :]] * 3 + [Shape(64, 32, 224)] * 2
+        assert [phase.base_shape for phase in run.phases] == expected
+        assert {len(phase.shapes) for phase in run.phases} == {3}
+    crops = [(224,), (158, 224), (112, 158, 224)]
+    for name, expected in zip([*ABLATIONS[3:], f"{SLOWFAST}_MULTIGRID"], crops, strict=True):
+        run = schedule(name)
+        assert tuple(shape.crop for shape in run.phases[3].shapes) == expected
+        assert [phase.base_shape for phase in run.phases[:4]] == [Shape(*s) for s in shapes]
+
+
+@pytest.mark.parametrize(("number", "clips", "iterations"), [(1, 8, 112), (2, 4, 224), (3, 2, 448)])
+def test_a_small_shape_baseline_is_a_shape_of_the_long_cycle(number, clips, iterations):
+    cfg, base = load(f"{SLOWFAST}_SMALL{number}"), load(SLOWFAST)
+    run = schedule(f"{SLOWFAST}_SMALL{number}")
+    assert run.base == schedule(f"{SLOWFAST}_MULTIGRID").phases[number - 1].base_shape
+    assert (run.base.batch, run.iterations) == (64 * clips, iterations * 1000)
+    assert cfg.DATA.NUM_FRAMES * cfg.DATA.SAMPLING_RATE == 64  # of the video, as the baseline
+    rates = ("BASE_LR", "WARMUP_START_LR")
+    ratios = [cfg.SOLVER[key] / base.SOLVER[key] for key in rates]
+    assert ratios == pytest.approx([clips, clips])
+    allowed = {"TRAIN.BATCH_SIZE", *(f"SOLVER.{key}" for key in rates), "DATA.CROP_SIZE"}
+    allowed |= {f"DATA.{key}" for key in ("NUM_FRAMES", "SAMPLING_RATE", "TRAIN_CROP_SIZE")}
+    assert changes(f"{SLOWFAST}_SMALL{number}", SLOWFAST).keys() <= {
+        *allowed,
+        "DATA.TRAIN_JITTER_SCALES",
+    }
+
+
+@pytest.mark.parametrize(("number", "clips"), [(1, 64), (2, 32), (3, 16)])
+def test_the_deviation_of_bn_in_small_shape_baselines(number, clips):
+    cfg = load(f"{SLOWFAST}_SMALL{number}")
+    assert (0, clips) == (cfg.BN.GROUP_SIZE, cfg.TRAIN.BATCH_SIZE // cfg.NUM_GPUS)
+
+
+# Tables 2 to 6.
+
+
+@pytest.mark.parametrize(
+    ("name", "base", "delta"),
+    [
+        (
+            f"{SLOWFAST}_IMAGENET",
+            SLOWFAST,
+            {"TRAIN.CHECKPOINT_INFLATE": True, "TRAIN.CHECKPOINT_FILE_PATH": "resnet50.pth"},
+        ),
+        (SLOWFASTS[3], SLOWFAST, {"DATA.NUM_FRAMES": 16, "SLOWFAST.ALPHA": 2}),
+        (SLOWFASTS[4], SLOWFAST, {"DATA.NUM_FRAMES": 64}),
+        (SLOWFASTS[5], SLOWFAST, {"RESNET.DEPTH": 101}),
+        (NO_POOL, ONE_GPU, {"MODEL.ARCH": "i3d_nopool"}),
+        (I3DS[1], I3DS[0], {"NONLOCAL.LOCATION": [[[]], [[1, 3]], [[1, 3, 5]], [[]]]}),
+    ],
+)
+def test_a_row_differs_in_what_its_table_says(name, base, delta):
+    assert changes(name, base) == delta
+
+
+def test_the_320_model_is_tested_on_the_centre_320_of_a_short_side_of_352():
+    cfg = load(f"{SLOWFAST}_320")
+    assert (cfg.TEST.NUM_ENSEMBLE_VIEWS, cfg.TEST.NUM_SPATIAL_CROPS) == (10, 1)
+    assert cfg.DATA.TEST_CROP_SIZE == cfg.DATA.TRAIN_CROP_SIZE == 320
+    assert cfg.DATA.TRAIN_JITTER_SCALES[0] == 352  # what one crop is tested on
+
+
+def test_one_gpu_trains_without_random_scaling_and_without_dropout():
+    cfg = load(ONE_GPU)
+    assert (cfg.NUM_GPUS, cfg.TRAIN.BATCH_SIZE) == (1, 8)
+    assert cfg.DATA.TRAIN_JITTER_SCALES == [256, 256]
+    assert cfg.MODEL.DROPOUT_RATE == 0
+    assert (cfg.DATA.NUM_FRAMES, cfg.DATA.SAMPLING_RATE) == (8, 8)
+
+
+def test_what_is_special_to_something_something_and_charades():
+    ssv2, charades = load(SSV2), load(CHARADES)
+    assert not ssv2.DATA.REVERSE_INPUT_CHANNEL
+    assert charades.DATA.REVERSE_INPUT_CHANNEL
+    assert charades.DATA.TEST_CROP_SIZE == 256
+    for cfg in (ssv2, charades):
+        assert cfg.DATA.INV_UNIFORM_SAMPLE
+        assert cfg.BN.GROUP_SIZE == 8
+        assert (cfg.DATA.NUM_FRAMES, cfg.DATA.SAMPLING_RATE, cfg.SLOWFAST.ALPHA) == (64, 2, 4)
+    assert (ssv2.TRAIN.DATASET, ssv2.TEST.DATASET, ssv2.MODEL.NUM_CLASSES) == ("ssv2", "ssv2", 174)
+    assert ssv2.DATA.TRAIN_JITTER_SCALES == [256, 320]
+    assert not ssv2.DATA.RANDOM_FLIP
+    assert (ssv2.TEST.NUM_ENSEMBLE_VIEWS, ssv2.TEST.NUM_SPATIAL_CROPS) == (1, 1)
+    assert ssv2.SOLVER.WEIGHT_DECAY == 1e-6
+    assert charades.TRAIN.DATASET == charades.TEST.DATASET == "charades"
+    assert (charades.MODEL.NUM_CLASSES, charades.DATA.MULTI_LABEL) == (157, True)
+    assert (charades.TEST.NUM_ENSEMBLE_VIEWS, charades.TEST.NUM_SPATIAL_CROPS) == (10, 3)
+    assert charades.DATA.ENSEMBLE_METHOD == "max"
+
+
+# Fewer GPUs, as the headers say.
+
+
+@pytest.mark.parametrize("name", [SLOWFAST, I3DS[0], SSV2, CHARADES, TSM])
+@pytest.mark.parametrize("suffix", ["", "_MULTIGRID"])
+def test_a_recipe_scales_to_two_gpus(name, suffix):
+    asked = ("NUM_GPUS", 2, "SOLVER.REFERENCE_WORLD_SIZE", 8)
+    recipe, cfg = load(name + suffix), scale_to_processes(load(name + suffix, *asked), 2)
+    check_config(cfg, 2)
+    assert 4 * cfg.TRAIN.BATCH_SIZE == recipe.TRAIN.BATCH_SIZE
+    before, after = schedule(name + suffix), schedule_of(cfg)
+    assert after.iterations == pytest.approx(4 * before.iterations, rel=1e-3)
+    rates = [[run.at(phase.start).lr for phase in run.phases] for run in (before, after)]
+    assert [4 * rate for rate in rates[1]] == pytest.approx(rates[0], rel=1e-3)
+
+
+# Parameters, and multiply-adds of a forward in 10^9.
+
+
+def parameters(name: str) -> int:
+    return sum(parameter.numel() for parameter in build_on_meta(load(name)).parameters())
+
+
+def multiply_adds(name: str, frames: int, crop: int) -> float:
+    """Training is three forwards of two operations each."""
+    return flops_per_clip(load(name))(frames, crop) / 6e9
+
+
+SLOWFAST_PAPER = "Feichtenhofer et al., ICCV 2019: comparison with the state of the art on Kinetics"
+MODEL_ZOO = "PyTorchVideo's model zoo: I3D R50 8×8"
+
+
+@pytest.mark.parametrize(
+    ("name", "frames", "published", "source"),
+    [
+        (SLOWFAST, 32, 65.7, SLOWFAST_PAPER),
+        (SLOWFASTS[5], 32, 106.0, SLOWFAST_PAPER),
+        (ONE_GPU, 8, 37.53, MODEL_ZOO),
+    ],
+)
+def test_multiply_adds_of_a_clip_at_256_are_the_published_ones(name, frames, published, source):
+    assert multiply_adds(name, frames, 256) == pytest.approx(published, rel=0.02), source
+
+
+def test_slowfast_r50_has_the_published_parameters():
+    """Of PySlowFast's SLOWFAST_8x8_R50 with 400 classes."""
+    assert parameters(SLOWFAST) == 34_566_488
+
+
+def test_the_parameters_of_i3d_by_hand():
+    """A ResNet-50 has 25,557,032, of which 1000 · 2049 are its 1000 classes'.
+
+    A temporal kernel of k repeats a convolution's weights k times. conv1 (3 · 64 · 7²) has 5. These
+    first convolutions of blocks have 3: 64 · 64 and twice 256 · 64 in res2, 256 · 128 and 512 · 128
+    in res3, 512 · 256 and twice 1024 · 256 in res4, 2048 · 512 in res5.
+    """
+    image = 25_557_032 - 1000 * 2049 + 400 * 2049
+    res2, res3 = 64 * 64 + 2 * 256 * 64, 256 * 128 + 512 * 128
+    res4, res5 = 512 * 256 + 2 * 1024 * 256, 2048 * 512
+    inflated = image + 4 * 3 * 64 * 49 + 2 * (res2 + res3 + res4 + res5)
+    assert parameters(I3DS[0]) == parameters(ONE_GPU) == inflated == 28_043_472
+
+
+def test_what_temporal_pooling_saves_in_i3d_by_hand():
+    """It halves the frames after res2. So 16 frames with it are 8 without it, and stem and res2 of
+    8 more: the stem's kernel is 5 × 7², res2's blocks have 1² with 3 frames, 3² and 1², the first a
+    shortcut.
+
+    Without it, I3D is TSM's 2-D network and its kernels' other frames: 4 in the stem, 2 in the
+    convolutions of `test_the_parameters_of_i3d_by_hand`, whose output in the first block of a stage
+    is still of the stage before.
+    """
+    no_pool = multiply_adds(NO_POOL, 8, 224)
+    res2 = 3 * (64 * 64 + 2 * 256 * 64) + 3 * 9 * 64 * 64 + 3 * 64 * 256 + 64 * 256
+    early = 8 * (5 * 3 * 64 * 49 * 112**2 + res2 * 56**2) / 1e9
+    assert multiply_adds(ONE_GPU, 16, 224) - no_pool == pytest.approx(early, rel=1e-6)
+    at_56 = 64 * 64 + 2 * 256 * 64 + 256 * 128
+    later = (512 * 128 + 512 * 256) * 28**2 + 2 * 1024 * 256 * 14**2 + 2048 * 512 * 7**2
+    work = 8 * (4 * 3 * 64 * 49 * 112**2 + 2 * (at_56 * 56**2 + later)) / 1e9
+    two_d = multiply_adds("Kinetics/TSM_8x8_R50", 8, 224)
+    assert no_pool - two_d == pytest.approx(work, rel=1e-6)
+    assert (round(two_d, 1), round(no_pool, 1)) == (32.7, 44.9)
+
+
+def test_what_non_local_blocks_add_by_hand():
+    """Two in res3 (512 channels, 256 inside) and three in res4 (1024, 512).
+
+    Each has three convolutions in and one out with biases, and BN. Half of 16 × 224² frames reach
+    them: 8 · 28² and 8 · 14² positions, each of which looks at a quarter as many after pooling.
+    """
+    weights = 2 * (4 * 512 * 256 + 3 * 256 + 3 * 512) + 3 * (4 * 1024 * 512 + 3 * 512 + 3 * 1024)
+    assert parameters(I3DS[1]) - parameters(I3DS[0]) == weights == 7_358_464
+    work = 0
+    for blocks, positions, channels, inside in ((2, 6272, 512, 256), (3, 1568, 1024, 512)):
+        seen = positions // 4
+        convolutions = 2 * (positions + seen) * channels * inside  # in and out; two of the pooled
+        work += blocks * (convolutions + 2 * positions * seen * inside)
+    added = multiply_adds(I3DS[1], 16, 224) - multiply_adds(I3DS[0], 16, 224)
+    assert added == pytest.approx(work / 1e9, rel=1e-6)
+    assert added == pytest.approx(22.235, abs=0.001)

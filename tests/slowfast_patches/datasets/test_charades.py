@@ -1,0 +1,208 @@
+"""Charades: several labels a clip, those of its span in training and of the video in testing."""
+
+import shutil
+from collections.abc import Callable
+from pathlib import Path
+
+import cv2
+import numpy as np
+import pytest
+import torch
+from fvcore.common.config import CfgNode
+from torch.utils.data import DataLoader
+
+from multigrid import ClipRequest, Shape, collate
+from slowfast_patches.config import load_config
+from slowfast_patches.datasets.charades import Charades
+from slowfast_patches.datasets.demo.forms import write_charades_form
+from slowfast_patches.datasets.lists.frame_list import HEADER
+from slowfast_patches.datasets.loader import build_dataset, evaluation_loader
+from slowfast_patches.train.predict import Predictor
+
+FRAMES, CLASSES, STEP = 48, 6, 5
+LABELS = [{0}] * 10 + [set()] * 10 + [{1, 2}] * 10 + [{2}] * 3
+LABELS += [set()] * 7 + [{4}] + [set()] * 6 + [{3}]
+"""Of the frames of the first video; the second has none, the third 5 on every frame."""
+BASE, COARSE = Shape(2, 8, 32), Shape(16, 2, 32)
+
+
+@pytest.fixture(scope="module")
+def made(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Three videos whose frames say their number by their level; dark on the left."""
+    folder, lines = tmp_path_factory.mktemp("charades"), list[str]()
+    for name, labels in (("AAAAA", LABELS), ("BBBBB", [set()] * 48), ("CCCCC", [{5}] * 48)):
+        (folder / name).mkdir()
+        for number, own in enumerate(labels):
+            image = np.full((40, 60, 3), STEP * number, np.uint8)
+            image[:, :, 2] = np.linspace(0, 255, 60)
+            path = f"{name}/{name}-{number + 1:06d}.jpg"
+            cv2.imwrite(str(folder / path), image, [cv2.IMWRITE_JPEG_QUALITY, 100])
+            lines.append(f'{name} 0 {number} {path} "{",".join(map(str, sorted(own)))}"\n')
+    for split in ("train", "val"):
+        (folder / f"{split}.csv").write_text(f"{HEADER}\n{''.join(lines)}")
+    return folder
+
+
+def config(folder: Path, *overrides: object) -> CfgNode:
+    data = ["TRAIN.DATASET", "charades", "TEST.DATASET", "charades", "DATA.MULTI_LABEL", True]
+    data += ["DATA.PATH_TO_DATA_DIR", str(folder), "DATA.NUM_FRAMES", 8, "NUM_GPUS", 0]
+    data += ["DATA.TRAIN_CROP_SIZE", 32, "DATA.TEST_CROP_SIZE", 32, "DATA.SAMPLING_RATE", 2]
+    data += ["DATA.TRAIN_JITTER_SCALES", [32, 40], "MODEL.NUM_CLASSES", CLASSES]
+    return load_config(None, [*data, *overrides])
+
+
+def numbers(clip: np.ndarray) -> list[int]:
+    """The numbers of a clip's frames."""
+    return [round(level / STEP) for level in clip[..., 1].mean((1, 2))]
+
+
+def classes(label: np.ndarray) -> set[int]:
+    """The classes in a multi-hot label."""
+    assert (label.dtype, label.shape) == (np.float32, (CLASSES,))
+    assert set(label.tolist()) <= {0.0, 1.0}
+    return set(np.flatnonzero(label).tolist())
+
+
+# Training.
+
+
+@pytest.mark.parametrize("shape", [BASE, COARSE])
+def test_a_training_clip_has_the_labels_from_its_first_to_its_last_frame(made, shape):
+    data, spans, more = Charades(config(made), "train"), set(), 0
+    for epoch in range(60):
+        item = data[ClipRequest(0, epoch, shape, 0)]
+        taken = numbers(item["clip"])
+        assert len(taken) == shape.frames
+        found = classes(item["label"])
+        assert found == set().union(*LABELS[taken[0] : taken[-1] + 1])
+        more += found > set().union(*(LABELS[number] for number in taken))
+        spans.add(taken[-1] - taken[0] + 1)
+    if shape == BASE:
+        assert spans == {16}  # 8 frames at stride 2
+    else:
+        assert spans == {2 * stride for stride in range(2, 9)}  # 2 frames at strides 2 to 8
+        assert more > 5  # clips with a label of a frame between those that are read
+
+
+def test_videos_without_labels_and_with_one(made):
+    data = Charades(config(made), "train")
+    assert classes(data[ClipRequest(1, 0, BASE, 0)]["label"]) == set()
+    assert classes(data[ClipRequest(2, 0, BASE, 0)]["label"]) == {5}
+
+
+def test_strides_count_the_frames_of_the_list_whatever_their_rate(made):
+    for fps in (24, 30):
+        data = Charades(config(made, "DATA.TARGET_FPS", fps), "train")
+        taken = numbers(data[ClipRequest(0, 1, BASE, 0)]["clip"])
+        assert taken[-1] - taken[0] == 15
+
+
+def test_flips_are_drawn_where_the_recipe_asks(made):
+    for asked, expected in ((True, {True, False}), (False, {False})):
+        data = Charades(config(made, "DATA.RANDOM_FLIP", asked), "train")
+        items = [data[ClipRequest(0, epoch, COARSE, 0)] for epoch in range(10)]
+        assert {item["flip"] for item in items} == expected
+
+
+# Evaluation.
+
+
+@pytest.mark.parametrize("split", ["val", "test"])
+def test_a_clip_of_evaluation_has_the_labels_of_the_whole_video(made, split):
+    views = ("TEST.NUM_ENSEMBLE_VIEWS", 5, "TEST.NUM_SPATIAL_CROPS", 3)
+    data = Charades(config(made, *views), split)
+    count = {"val": 1, "test": 15}[split]
+    assert (len(data), data.num_clips) == (3 * count, count)
+    for number in range(len(data)):
+        wanted = [{0, 1, 2, 3, 4}, set(), {5}][number // count]
+        assert classes(data[number]["label"]) == wanted
+
+
+def test_the_views_of_a_test_reach_the_end_of_the_video(made):
+    """48 frames, a span of 16: 32 frames of room, in two steps of 16."""
+    views = ("TEST.NUM_ENSEMBLE_VIEWS", 3, "TEST.NUM_SPATIAL_CROPS", 1)
+    data = Charades(config(made, *views), "test")
+    taken = [numbers(data[number]["clip"]) for number in range(3)]
+    assert [(view[0], view[-1]) for view in taken] == [(0, 15), (16, 31), (32, 47)]
+    predictor = Predictor.__new__(Predictor)  # without a model
+    predictor._cfg = config(made, *views)
+    assert [numbers(clip.numpy()) for clip in predictor.clips(str(made / "AAAAA"))] == taken
+
+
+def test_a_video_that_cannot_be_read_keeps_its_labels_in_testing_only(made, tmp_path):
+    folder = shutil.copytree(made, tmp_path / "charades")
+    (folder / "AAAAA" / "AAAAA-000001.jpg").write_text("no picture")
+    black = Charades(config(folder), "val")[0]
+    assert (black["clip"].any(), classes(black["label"])) == (False, {0, 1, 2, 3, 4})
+    item = Charades(config(folder), "train")[ClipRequest(0, 0, BASE, 0)]
+    assert item["video"] in (1, 2)
+    assert classes(item["label"]) == [set(), {5}][item["video"] - 1]
+    assert item["failures"][0][0] == f"{folder}/AAAAA"
+
+
+# Mini-batches.
+
+
+@pytest.mark.parametrize("workers", [0, 1])
+def test_labels_of_a_mini_batch_are_float32_rows(made, workers):
+    cfg = config(made, "DATA_LOADER.NUM_WORKERS", workers)
+    (batch,) = evaluation_loader(cfg, Charades(cfg, "val"), 4, 0, 1)
+    assert (batch["labels"].dtype, batch["labels"].shape) == (torch.float32, (3, CLASSES))
+    assert batch["labels"].tolist() == [[1, 1, 1, 1, 1, 0], [0] * 6, [0, 0, 0, 0, 0, 1]]
+
+
+def test_items_collate_to_the_same_mini_batch(made):
+    data = Charades(config(made), "train")
+    requests = [ClipRequest(video, 0, COARSE, 7) for video in (2, 0, 1)]
+    one = data.__getitems__(requests)
+    other = collate([data[request] for request in requests])
+    assert other["labels"].dtype == torch.float32
+    assert torch.equal(one["labels"], other["labels"])
+    assert torch.equal(one["clips"], other["clips"])
+    (loaded,) = DataLoader(data, batch_sampler=[requests], collate_fn=lambda batch: batch)
+    assert torch.equal(loaded["labels"], one["labels"])
+
+
+# The data set.
+
+
+def test_the_registry_has_it_under_the_recipes_name(made):
+    assert type(build_dataset(config(made), "train")) is Charades
+
+
+def test_one_label_a_video_is_refused(made):
+    with pytest.raises(ValueError, match=r"DATA.MULTI_LABEL False does not fit .* charades"):
+        Charades(config(made, "DATA.MULTI_LABEL", False), "train")
+
+
+def test_the_demo_in_its_form_has_one_class_or_two_a_clip(demo_data: Path, tmp_path: Path):
+    write_charades_form(demo_data, tmp_path / "charades")
+    cfg = config(tmp_path / "charades", "MODEL.NUM_CLASSES", 8)
+    data = Charades(cfg, "train")
+    counts = [data[ClipRequest(n, 0, BASE, 0)]["label"].sum() for n in range(len(data))]
+    assert set(counts) == {1.0, 2.0}
+    videos = Charades(cfg, "val")
+    assert [videos[number]["label"].sum() for number in range(8)] == [2.0] * 8
+
+
+def test_a_training_from_beginning_to_end(
+    demo_data: Path, train: Callable[..., Path], tmp_path: Path, opened: type
+):
+    write_charades_form(demo_data, tmp_path / "charades")
+    output = train(
+        tmp_path / "run",
+        *("TRAIN.DATASET", "charades", "TEST.DATASET", "charades", "DATA.MULTI_LABEL", True),
+        *("MODEL.LOSS_FUNC", "bce_logit", "MODEL.HEAD_ACT", "sigmoid"),
+        *("DATA.ENSEMBLE_METHOD", "max", "TEST.NUM_SPATIAL_CROPS", 3),
+        *("DATA.PATH_TO_DATA_DIR", tmp_path / "charades", "BN.USE_PRECISE_STATS", False),
+        *("MULTIGRID.LONG_CYCLE", False, "TRAIN.EVAL_PERIOD", 9, "SOLVER.MAX_EPOCH", 2),
+        *("SOLVER.STEPS", [0, 1], "MULTIGRID.EPOCH_FACTOR", 1.0),
+    )
+    result, log = opened(output).result, opened(output).log
+    assert result["metric"] == "map"
+    assert 0 < result["map"] <= 100
+    assert "top1" not in result
+    assert "test on 2 views × 3 crops: mAP" in log
+    assert all("top1" not in line for line in opened(output).metrics())
+    # A new network's chance is one half for each of the 8 classes, with a loss of ln 2 each.
+    assert opened(output).metrics()[0]["loss"] == pytest.approx(0.69, abs=0.15)

@@ -1,0 +1,382 @@
+"""Reading clips: the frames asked for, the pixels asked for, and what is said of a bad file."""
+
+import os
+import wave
+from fractions import Fraction
+from itertools import pairwise
+from pathlib import Path
+
+import av
+import cv2
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from numpy.typing import NDArray
+
+from multigrid import ClipPlan, Shape, Video, make_grid, plan_test, plan_train
+from slowfast_patches.datasets.reading import clip_reader
+from slowfast_patches.datasets.reading.clip_reader import read_clip
+from slowfast_patches.datasets.reading.scan import scan
+from slowfast_patches.datasets.reading.video_record import Kind, UnreadableVideoError, VideoRecord
+
+SAMPLES = Path(__file__).parents[3].parent / "shared" / "data" / "samples"
+FRAMES, WIDTH, HEIGHT = 60, 64, 48
+BITS, STRIPE = 6, 8
+"""A frame shows its number in binary, in white and black stripes of so many pixels."""
+
+
+def write_video(
+    path: Path, frames: list[NDArray[np.uint8]], *, codec: str = "libx264", fps: int = 30
+) -> Path:
+    """A video of (H, W, 3) frames with a key frame in every twelve."""
+    with av.open(str(path), "w") as container:
+        stream = container.add_stream(codec, rate=Fraction(fps))
+        stream.height, stream.width = frames[0].shape[:2]
+        stream.pix_fmt, stream.gop_size, stream.bit_rate = "yuv420p", 12, 4_000_000
+        if codec == "libx264":
+            stream.options = {"crf": "4"}
+        for image in frames:
+            container.mux(stream.encode(av.VideoFrame.from_ndarray(image, format="rgb24")))
+        container.mux(stream.encode())
+    return path
+
+
+def numbered(frames: int = FRAMES) -> list[NDArray[np.uint8]]:
+    images = np.zeros((frames, HEIGHT, WIDTH, 3), np.uint8)
+    for number, image in enumerate(images):
+        for bit in range(BITS):
+            image[:, bit * STRIPE : (bit + 1) * STRIPE] = 255 * (number >> bit & 1)
+    return list(images)
+
+
+def numbers(clip: NDArray[np.uint8]) -> list[int]:
+    """The numbers of the frames of a clip."""
+    assert clip.shape[1:] == (HEIGHT, HEIGHT, 3)
+    stripes = clip.reshape(len(clip), HEIGHT, BITS, STRIPE, 3).mean((1, 3, 4))
+    return [sum(int(level > 127) << bit for bit, level in enumerate(row)) for row in stripes]
+
+
+def plan(positions: list[int]) -> ClipPlan:
+    return ClipPlan(np.array(positions), (WIDTH, HEIGHT), (0, 0), HEIGHT, False)
+
+
+def read(path: Path, positions: list[int]) -> list[int]:
+    return numbers(read_clip(str(path), scan(str(path)), plan(positions)))
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return tmp_path_factory.mktemp("videos")
+
+
+@pytest.fixture(scope="module")
+def video(folder: Path) -> Path:
+    return write_video(folder / "numbered.mp4", numbered())
+
+
+# Which frames.
+
+
+positions = st.lists(st.integers(0, FRAMES - 1), min_size=1, max_size=8).map(sorted)
+
+
+@settings(max_examples=40, deadline=None)
+@given(positions=positions)
+def test_the_frames_asked_for_are_read(video, positions):
+    assert read(video, positions) == positions
+
+
+def test_a_clip_is_read_to_where_it_is_wanted(video):
+    room = np.full((3, 2, HEIGHT, HEIGHT, 3), 7, np.uint8)
+    clip = read_clip(str(video), scan(str(video)), plan([9, 33]), room[1])
+    assert clip is not None
+    assert numbers(room[1]) == [9, 33]
+    assert (room[::2] == 7).all()
+
+
+@pytest.mark.parametrize(("name", "codec"), [("a.mkv", "libx264"), ("a.avi", "mpeg4")])
+def test_other_containers_and_codecs_give_the_frames_asked_for(folder, name, codec):
+    path = write_video(folder / name, numbered(), codec=codec)
+    assert scan(str(path)).video == Video(frames=60, fps=30.0, width=64, height=48)
+    for first in (0, 1, 11, 12, 13, 30, 57):
+        wanted = [first, first, first + 2]
+        assert read(path, wanted) == wanted
+
+
+def test_beyond_the_end_the_last_frame_is_repeated(video):
+    assert read(video, [58, 59, 65, 90]) == [58, 59, 59, 59]
+    assert read(video, [70, 80]) == [59, 59]
+
+
+def test_strides_count_in_the_target_rate(folder):
+    path = write_video(folder / "25fps.mp4", numbered(50), fps=25)
+    record = scan(str(path))
+    assert record.video.fps == 25.0
+    # 8 frames of stride 6 at 30 fps are 48 / 30 s, 40 frames at 25 fps, from 5 to 44.
+    clip = plan_test(record.video, frames=8, stride=6, crop=48, target_fps=30.0)
+    assert clip.positions.tolist() == [5, 10, 16, 21, 27, 32, 38, 44]
+    assert read(path, clip.positions.tolist()) == clip.positions.tolist()
+
+
+def test_threads_change_nothing(video):
+    clip = read_clip(str(video), scan(str(video)), plan([7, 31, 59]), threads=0)
+    assert numbers(clip) == [7, 31, 59]
+
+
+# Which pixels.
+
+
+@pytest.mark.parametrize("scale", [1, 2])
+def test_the_crop_is_cut_at_its_corner_from_the_resized_frame(folder, scale):
+    """Red says the column and green the row."""
+    columns, rows = np.meshgrid(4 * np.arange(WIDTH), 4 * np.arange(HEIGHT))
+    image = np.stack([columns, rows, np.full_like(rows, 128)], axis=2).astype(np.uint8)
+    path = write_video(folder / "places.mp4", [image] * 3)
+    x, y, crop = 10 * scale, 20 * scale, 16 * scale
+    size = (WIDTH * scale, HEIGHT * scale)
+    cut = ClipPlan(np.array([0, 2]), size, (x, y), crop, flip=True)
+    clip = read_clip(str(path), scan(str(path)), cut)
+    assert clip.shape == (2, crop, crop, 3)
+    assert clip.dtype == np.uint8
+    # From pixel 10 to 25 and 20 to 35 of the file, not flipped: that is done on the device.
+    red, green = clip[1, :, :, 0].mean(0) / 4, clip[1, :, :, 1].mean(1) / 4
+    assert red[[0, -1]] == pytest.approx([10, 25], abs=1.5)
+    assert green[[0, -1]] == pytest.approx([20, 35], abs=1.5)
+    assert all(b > a for a, b in pairwise(red[::4]))
+
+
+# Files that cannot be read.
+
+
+def bad_file(folder: Path, kind: str) -> Path:
+    path = folder / f"{kind}.mp4"
+    if kind == "directory":
+        path.mkdir(exist_ok=True)
+    elif kind == "empty":
+        path.touch()
+    elif kind == "text":
+        path.write_text("this is no video\n" * 100)
+    elif kind == "truncated":
+        whole = write_video(folder / "whole.mp4", numbered())
+        path.write_bytes(whole.read_bytes()[: whole.stat().st_size // 2])
+    elif kind == "sound":
+        with wave.open(str(path), "wb") as sound:
+            sound.setparams((1, 2, 8000, 0, "NONE", ""))
+            sound.writeframes(bytes(16000))
+    return path
+
+
+@pytest.mark.parametrize(
+    ("kind", "reason"),
+    [
+        ("missing", "cannot be opened: .*No such file"),
+        ("empty", "cannot be opened: the file is empty"),
+        ("text", "cannot be opened: .*Invalid data"),
+        ("truncated", "cannot be opened: .*Invalid data"),
+        ("directory", "is a folder without JPEG files"),
+        ("sound", "is none of the formats that hold a video"),
+    ],
+)
+def test_a_file_that_is_no_video_is_refused_with_the_reason(folder, kind, reason):
+    with pytest.raises(UnreadableVideoError, match=reason):
+        scan(str(bad_file(folder, kind)))
+
+
+def test_what_happens_to_a_file_after_it_was_indexed_is_one_error(folder, video):
+    record, path = scan(str(video)), folder / "changed.mp4"
+    for content in (None, b"", b"no video", video.read_bytes()[:2000]):
+        path.unlink(missing_ok=True)
+        if content is not None:
+            path.write_bytes(content)
+        with pytest.raises(UnreadableVideoError, match="cannot be"):
+            read_clip(str(path), record, plan([30]))
+    path.unlink()
+    os.mkfifo(path)
+    with pytest.raises(UnreadableVideoError, match="not a regular file"):
+        read_clip(str(path), record, plan([30]))
+
+
+def test_a_video_that_is_damaged_inside_is_refused_when_read(folder, video):
+    content = bytearray(video.read_bytes())
+    start, stop = content.index(b"mdat") + 4, content.index(b"moov") - 4
+    record = scan(str(video))
+    content[start:stop] = bytes(stop - start)
+    path = folder / "damaged.mp4"
+    path.write_bytes(content)
+    with pytest.raises(UnreadableVideoError, match="decode"):
+        scan(str(path))
+    with pytest.raises(UnreadableVideoError, match="decode"):
+        read_clip(str(path), record, plan(list(range(FRAMES))))
+
+
+def test_no_file_stays_open(folder, video):
+    text = bad_file(folder, "text")
+    sound = bad_file(folder, "sound")
+
+    def read_everything() -> int:
+        for _ in range(50):
+            read(video, [3, 40])
+            for path in (text, sound):
+                with pytest.raises(UnreadableVideoError):
+                    scan(str(path))
+        return len(os.listdir("/dev/fd"))
+
+    before = len(os.listdir("/dev/fd"))
+    assert read_everything() == before
+
+
+# Folders of JPEG files.
+
+
+@pytest.fixture(scope="module")
+def jpegs(folder: Path) -> Path:
+    """Frames 0 to 59, each a grey of four times its number, with a red upper left corner."""
+    path = folder / "frames"
+    path.mkdir()
+    for number in range(FRAMES):
+        image = np.full((4 * HEIGHT, 4 * WIDTH, 3), 4 * number, np.uint8)
+        image[:16, :16] = (0, 0, 255)  # OpenCV's order is BGR
+        cv2.imwrite(str(path / f"video_{number + 1:06d}.jpg"), image)
+    (path / "notes.txt").write_text("no frame")
+    return path
+
+
+def test_a_folder_of_jpeg_files_is_read_as_a_video_is(jpegs):
+    record = scan(str(jpegs))
+    assert (record.kind, record.video) == (Kind.FRAMES, Video(60, 30.0, 256, 192))
+    wanted = ClipPlan(np.array([0, 7, 7, 50, 70]), (256, 192), (0, 0), 64, False)
+    clip = read_clip(str(jpegs), record, wanted)
+    assert clip[:, 40, 40].tolist() == [[4 * n] * 3 for n in (0, 7, 7, 50, 59)]
+    assert clip[3, 4, 4, 0] > 200  # red comes first
+    assert clip[3, 4, 4, 2] < 60
+
+
+@pytest.mark.parametrize(("short_side", "reduced"), [(192, 1), (96, 2), (48, 4), (24, 8)])
+def test_a_jpeg_file_is_decoded_no_larger_than_needed(jpegs, monkeypatch, short_side, reduced):
+    sizes = []
+
+    def decode(content: NDArray[np.uint8], mode: int) -> NDArray[np.uint8]:
+        image = imdecode(content, mode)
+        sizes.append(image.shape[:2])
+        return image
+
+    imdecode = cv2.imdecode
+    record = scan(str(jpegs))
+    monkeypatch.setattr(cv2, "imdecode", decode)
+    size = (short_side * 4 // 3, short_side)
+    clip = read_clip(str(jpegs), record, ClipPlan(np.array([50]), size, (0, 0), 24, False))
+    assert sizes == [(192 // reduced, 256 // reduced)]
+    assert clip.shape == (1, 24, 24, 3)
+    assert clip[0, 23, 23].tolist() == [200] * 3
+
+
+def test_a_frame_that_is_no_jpeg_or_is_gone_is_named(jpegs, tmp_path):
+    for file in jpegs.iterdir():
+        (tmp_path / file.name).symlink_to(file)
+    record = scan(str(tmp_path))
+    broken = tmp_path / "video_000008.jpg"
+    for content in (b"", b"no picture", (jpegs / broken.name).read_bytes()[:-200]):
+        broken.unlink()
+        broken.write_bytes(content)
+        with pytest.raises(UnreadableVideoError, match=r"video_000008\.jpg is not a whole JPEG"):
+            read_clip(str(tmp_path), record, plan([3, 7]))
+        assert read_clip(str(tmp_path), record, plan([3, 8])).shape == (2, HEIGHT, HEIGHT, 3)
+    broken.unlink()
+    with pytest.raises(UnreadableVideoError, match="has 59 frames, the index says 60"):
+        read_clip(str(tmp_path), record, plan([3]))
+
+
+# Real files.
+
+READABLE = sorted(p for p in SAMPLES.glob("*") if p.stem != "corrupted")
+BLANK = {"unordered_pts.mov"}  # shows a white wall
+DEEP = {"av1.mkv": 0.1, "bt2020_10bit.mp4": 3, "testsrc_vp9.webm": 4}
+"""Mean levels by which videos of 10 bits may differ: swscale interpolates their chroma between the
+rows and columns of a whole frame, and repeats it within a clip's."""
+needs_samples = pytest.mark.skipif(not SAMPLES.is_dir(), reason="shared/data/samples is absent")
+
+
+def all_frames(path: Path) -> NDArray[np.uint8]:
+    """Every frame as it is shown, by plain decoding from the start: (N, H, W, 3)."""
+    with av.open(str(path)) as container:
+        return np.stack(
+            [
+                np.rot90(frame.to_ndarray(format="rgb24"), frame.rotation // 90)
+                for frame in container.decode(video=0)
+            ]
+        )
+
+
+@needs_samples
+@pytest.mark.parametrize("path", READABLE, ids=lambda path: path.name)
+def test_the_frames_of_a_sample_are_those_of_a_full_decode(path):
+    """Random positions and crops, at the size of the file: every pixel, or for 10 bits its mean."""
+    frames, record = all_frames(path), scan(str(path))
+    count, height, width = frames.shape[:3]
+    assert record.video[:1] + record.video[2:] == (count, width, height)
+    rng, crop = np.random.default_rng(0), min(width, height) // 4 * 2
+    for first in [0, count - 1, *rng.integers(0, count, 4)]:
+        later = rng.integers(first, min(first + 80, count + 5), rng.integers(0, 8))
+        positions = np.sort(np.append(later, first))
+        x, y = (2 * int(rng.integers((side - crop) // 2 + 1)) for side in (width, height))
+        cut = ClipPlan(positions, (width, height), (x, y), crop, False)
+        clip = read_clip(str(path), record, cut)
+        wanted = frames[np.minimum(positions, count - 1), y : y + crop, x : x + crop]
+        difference = np.abs(clip.astype(np.int16) - wanted)
+        limit = DEEP.get(path.name, 0)
+        assert difference.mean((1, 2, 3)).max() <= limit
+        assert limit or difference.max() == 0
+
+
+@needs_samples
+@pytest.mark.parametrize("path", READABLE, ids=lambda path: path.name)
+def test_every_sample_is_read_on_a_coarse_and_on_the_fine_grid(path):
+    base, record = Shape(1, 8, 96), scan(str(path))
+    for shape in (Shape(8, 2, 48), base):
+        grid = make_grid(shape, base, stride=2, short_sides=(96, 128))
+        clip = read_clip(
+            str(path), record, plan_train(np.random.default_rng(0), grid, record.video)
+        )
+        assert clip.shape == (shape.frames, shape.crop, shape.crop, 3)
+        assert clip.dtype == np.uint8
+        assert all(image.std() > 1 for image in clip) == (path.name not in BLANK)
+
+
+@needs_samples
+def test_less_is_decoded_than_all_frames(monkeypatch):
+    """From the key frame on, what other frames need; the file has 300 and two key frames."""
+    path, counted = str(SAMPLES / "kinetics_340x256_h264.mp4"), []
+    record = scan(path)
+    assert record.keys is not None
+    assert record.keys.tolist() == [0, 235]
+
+    def counting(record: VideoRecord, positions: list[int]) -> int:
+        count = 0
+        numbers = clip_reader._Numbers.of
+
+        def of(self: object, frame: av.VideoFrame) -> int | None:
+            nonlocal count
+            count += 1
+            return numbers(self, frame)
+
+        with monkeypatch.context() as patch:
+            patch.setattr(clip_reader._Numbers, "of", of)
+            read_clip(path, record, ClipPlan(np.array(positions), (340, 256), (0, 0), 96, False))
+        return count
+
+    counted = [counting(record, p) for p in ([235], [100], [100, 108, 116], list(range(240, 260)))]
+    assert counted[0] <= 2
+    assert counted[1] < 65
+    assert counted[2] < 75
+    assert 20 <= counted[3] < 30
+
+
+@needs_samples
+def test_the_corrupted_sample_is_refused_beyond_its_fault():
+    path = str(SAMPLES / "corrupted.mp4")
+    record = scan(path)
+    whole = plan_test(record.video, frames=8, stride=18, crop=96)
+    with pytest.raises(UnreadableVideoError, match=r"cannot be decoded: .*Invalid data"):
+        read_clip(path, record, whole)
+    assert read_clip(path, record, plan([0, 3, 20])).shape == (3, HEIGHT, HEIGHT, 3)

@@ -1,0 +1,284 @@
+"""Writing the prepared form: what is promised of the file, measured from outside."""
+
+import itertools
+from dataclasses import replace
+from fractions import Fraction
+from pathlib import Path
+
+import av
+import cv2
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from numpy.typing import NDArray
+
+from multigrid import ClipPlan, Video
+from slowfast_patches.datasets.preparing.encode import write_prepared
+from slowfast_patches.datasets.reading.clip_reader import read_clip
+from slowfast_patches.datasets.reading.prepared import decode_prepared
+from slowfast_patches.datasets.reading.scan import scan
+from slowfast_patches.datasets.reading.video_record import Kind, UnreadableVideoError
+
+SAMPLES = Path(__file__).parents[3].parent / "shared" / "data" / "samples"
+FRAMES = 100
+Frames = list[NDArray[np.uint8]]
+
+
+def moving(frames: int, width: int, height: int, noise: int = 40) -> Frames:
+    """A bright disc that moves over a ramp, in noise."""
+    rng = np.random.default_rng(frames + width)
+    ramp = np.linspace(20, 160, width).astype(np.int16)
+    images = []
+    for number in range(frames):
+        image = np.tile(ramp[None, :, None], (height, 1, 3))
+        image += rng.integers(0, noise + 1, image.shape, dtype=np.int16)
+        image = image.clip(0, 255).astype(np.uint8)
+        place = (5 + number * (width - 10) // max(1, frames), height // 2)
+        images.append(cv2.circle(image, place, height // 5, (250, 60, 30), -1))
+    return images
+
+
+def write_video(
+    path: Path, images: Frames, pixels: str = "yuv420p", codec: str = "libx264"
+) -> Path:
+    with av.open(str(path), "w") as container:
+        stream = container.add_stream(codec, rate=Fraction(25))
+        stream.height, stream.width = images[0].shape[:2]
+        stream.pix_fmt = pixels
+        if codec == "libx264":
+            stream.options = {"crf": "10", "preset": "ultrafast"}
+        for image in images:
+            container.mux(stream.encode(av.VideoFrame.from_ndarray(image, format="rgb24")))
+        container.mux(stream.encode())
+    return path
+
+
+def decoded(path: Path) -> list[av.VideoFrame]:
+    with av.open(str(path)) as container:
+        return list(container.decode(video=0))
+
+
+def rgb(path: Path) -> Frames:
+    return [frame.to_ndarray(format="rgb24") for frame in decoded(path)]
+
+
+def psnr(a: NDArray[np.uint8], b: NDArray[np.uint8]) -> float:
+    error = np.mean((a.astype(float) - b.astype(float)) ** 2)
+    return float(10 * np.log10(255**2 / max(error, 1e-9)))
+
+
+def luma(frame: av.VideoFrame) -> NDArray[np.uint8]:
+    return frame.to_ndarray()[: frame.height]
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return tmp_path_factory.mktemp("encode")
+
+
+@pytest.fixture(scope="module")
+def source(folder: Path) -> Path:
+    return write_video(folder / "source.mp4", moving(FRAMES, 96, 64))
+
+
+@pytest.fixture(scope="module")
+def prepared(source: Path, folder: Path) -> Path:
+    write_prepared(str(source), scan(str(source)), folder / "prepared.mp4")
+    return folder / "prepared.mp4"
+
+
+# The form.
+
+
+def test_the_file_is_groups_of_48_with_anchors_every_12_and_pictures_to_skip_between(prepared):
+    with av.open(str(prepared)) as container:
+        stream = container.streams.video[0]
+        packets = [packet for packet in container.demux(stream) if packet.size]
+        assert (stream.codec.name, stream.average_rate) == ("h264", 25)
+    by_time = sorted(packets, key=lambda packet: packet.pts)
+    steps = {later.pts - earlier.pts for earlier, later in itertools.pairwise(by_time)}
+    assert len(steps) == 1  # one frame after another, at one rate
+    assert [n for n, packet in enumerate(by_time) if packet.is_keyframe] == [0, 48, 96]
+    # nal_ref_idc of a packet's picture: whether others refer to it (ITU-T H.264, 7.4.1).
+    kept = [n for n, packet in enumerate(by_time) if bytes(packet)[4] & 0x60]
+    assert kept == [0, 12, 24, 36, 47, 48, 60, 72, 84, 95, 96, 99]
+
+
+def test_the_scan_knows_it(prepared, source):
+    record = scan(str(prepared))
+    assert record.kind == Kind.PREPARED
+    assert record.video == scan(str(source)).video == Video(100, 25.0, 96, 64)
+
+
+def test_what_is_returned_is_what_is_on_the_disk(source, folder):
+    target = folder / "returned.mp4"
+    written = write_prepared(str(source), scan(str(source)), target, floor=30.0)
+    assert (written.frames, written.size) == (FRAMES, target.stat().st_size)
+    pairs = zip(decoded(source), decoded(target), strict=True)
+    measured = min(psnr(luma(a), luma(b)) for a, b in pairs)
+    assert written.psnr == pytest.approx(measured, abs=0.01)
+
+
+@pytest.mark.parametrize("floor", [34.0, 42.0])
+def test_no_frame_is_below_the_floor(source, folder, floor):
+    target = folder / f"floor{floor}.mp4"
+    write_prepared(str(source), scan(str(source)), target, floor=floor)
+    pairs = zip(decoded(source), decoded(target), strict=True)
+    assert min(psnr(luma(a), luma(b)) for a, b in pairs) >= floor
+
+
+def test_a_resized_video_is_close_to_the_resized_source(folder):
+    source = write_video(folder / "large.mp4", moving(5, 320, 192, noise=4))
+    target = folder / "small.mp4"
+    write_prepared(str(source), scan(str(source)), target, short_side=96, floor=36.0)
+    assert scan(str(target)).video == Video(5, 25.0, 160, 96)
+    for whole, small in zip(rgb(source), rgb(target), strict=True):
+        resized = cv2.resize(whole, (160, 96), interpolation=cv2.INTER_AREA)
+        assert psnr(resized, small) > 32  # another filter, and the colours' rounding
+
+
+def test_groups_are_closed(prepared):
+    """A decoder that sees nothing but one group gives that group's frames."""
+    record, whole = scan(str(prepared)), decoded(prepared)
+    with av.open(str(prepared)) as container:
+        packets = [packet for packet in container.demux(video=0) if packet.size]
+    groups = list(itertools.pairwise(record.offsets.tolist()))
+    for (begin, end), first in zip(groups, (0, 48, 96), strict=True):
+        decoder = av.CodecContext.create("h264", "r")
+        decoder.extradata = record.headers
+        data = [av.Packet(bytes(packet)) for packet in packets if begin <= packet.pos < end]
+        frames = [frame for packet in [*data, None] for frame in decoder.decode(packet)]
+        assert len(frames) == min(48, FRAMES - first)
+        for number, frame in enumerate(frames, start=first):
+            assert not frame.is_corrupt
+            assert np.array_equal(frame.to_ndarray(), whole[number].to_ndarray())
+
+
+@settings(max_examples=25, deadline=None)
+@given(wanted=st.sets(st.integers(0, FRAMES - 1), min_size=1, max_size=12).map(sorted))
+def test_single_frames_are_those_of_a_full_decode(prepared, wanted):
+    whole = decoded(prepared)
+    frames = dict(decode_prepared(str(prepared), scan(str(prepared)), wanted))
+    assert sorted(frames) == wanted
+    for number, frame in frames.items():
+        assert np.array_equal(frame.to_ndarray(), whole[number].to_ndarray())
+
+
+def test_a_clip_has_the_pixels_of_a_full_decode(prepared):
+    plan = ClipPlan(np.array([3, 50, 99]), (96, 64), (16, 0), 64, False)
+    clip = read_clip(str(prepared), scan(str(prepared)), plan)
+    expected = np.stack([rgb(prepared)[n][:, 16:80] for n in (3, 50, 99)])
+    assert np.abs(clip.astype(int) - expected).mean() < 2  # chroma is interpolated otherwise
+
+
+# Sources of all kinds.
+
+
+@pytest.mark.parametrize("frames", [1, 2, 13, 48, 49])
+def test_videos_of_every_length_keep_all_frames(folder, frames):
+    source = write_video(folder / f"{frames}.mp4", moving(frames, 64, 48))
+    target = folder / f"{frames}_prepared.mp4"
+    assert write_prepared(str(source), scan(str(source)), target).frames == frames
+    assert scan(str(target)).video.frames == frames
+    assert len(decoded(target)) == frames
+
+
+@pytest.mark.parametrize(("turns", "bright"), [(1, "bottom"), (2, "right"), (3, "top")])
+def test_a_turned_source_is_written_upright(folder, turns, bright):
+    """Its left half is bright; quarter turns are counterclockwise."""
+    image = np.full((48, 64, 3), 30, np.uint8)
+    image[:, :32] = 220
+    source = write_video(folder / f"turned{turns}.mp4", [image] * 3)
+    record = scan(str(source))
+    if turns % 2:
+        record = replace(record, video=record.video._replace(width=48, height=64))
+    target = folder / f"upright{turns}.mp4"
+    write_prepared(str(source), replace(record, turns=turns), target)
+    shown = rgb(target)[1].mean(axis=2)
+    height, width = shown.shape
+    assert (width, height) == (record.video.width, record.video.height)
+    halves = {"left": shown[:, : width // 2], "right": shown[:, width // 2 :]}
+    halves |= {"top": shown[: height // 2], "bottom": shown[height // 2 :]}
+    assert max(halves, key=lambda side: halves[side].mean()) == bright
+
+
+@pytest.mark.skipif(not SAMPLES.is_dir(), reason="needs the sample videos")
+def test_a_file_that_says_it_is_turned_is_written_upright(tmp_path):
+    source, target = SAMPLES / "rotated_90.mov", tmp_path / "upright.mp4"
+    write_prepared(str(source), scan(str(source)), target, short_side=128)
+    stored = decoded(source)[0]
+    shown = np.rot90(stored.to_ndarray(format="rgb24"), stored.rotation // 90)
+    prepared = rgb(target)[0]
+    assert prepared.shape[1] == 128 < prepared.shape[0]
+    assert psnr(cv2.resize(shown, prepared.shape[1::-1], None, 0, 0, cv2.INTER_AREA), prepared) > 28
+
+
+@pytest.mark.parametrize("size", [(65, 49), (1, 3), (321, 49)])
+def test_odd_sizes_become_even(folder, size):
+    source = write_video(folder / f"odd{size}.mov", moving(3, *size), "rgb24", "png")
+    target = folder / f"even{size}.mp4"
+    write_prepared(str(source), scan(str(source)), target, floor=30.0)
+    video = scan(str(target)).video
+    assert (video.width % 2, video.height % 2) == (0, 0)
+    assert abs(video.width - size[0]) <= 1
+    assert abs(video.height - size[1]) <= 1
+    for whole, even in zip(rgb(source), rgb(target), strict=True):
+        resized = cv2.resize(whole, (video.width, video.height)).astype(int)
+        assert abs(resized.mean() - even.mean()) < 12
+
+
+def test_other_pixel_formats_keep_their_brightness(folder):
+    for pixels in ("yuv444p", "yuvj420p"):
+        source = write_video(folder / f"{pixels}.mp4", moving(4, 64, 48, noise=2), pixels)
+        target = folder / f"{pixels}_prepared.mp4"
+        write_prepared(str(source), scan(str(source)), target)
+        for before, after in zip(rgb(source), rgb(target), strict=True):
+            assert psnr(before, after) > 28
+
+
+def test_a_folder_of_jpegs_becomes_a_video(folder):
+    frames = folder / "frames"
+    frames.mkdir()
+    images = moving(50, 64, 48, noise=2)
+    for number, image in enumerate(images):
+        cv2.imwrite(str(frames / f"{number:03d}.jpg"), image[..., ::-1])
+    target = folder / "frames.mp4"
+    assert write_prepared(str(frames), scan(str(frames)), target).frames == 50
+    assert scan(str(target)).video == Video(50, 30.0, 64, 48)
+    for image, frame in zip(images, rgb(target), strict=True):
+        assert psnr(image, frame) > 24  # the disc's edge loses colour, which JPEG halves
+
+
+# What can go wrong.
+
+
+def test_a_source_that_breaks_off_leaves_no_file(tmp_path, source):
+    record = scan(str(source))
+    broken, target = tmp_path / "broken.mp4", tmp_path / "target.mp4"
+    data = source.read_bytes()
+    broken.write_bytes(data[: len(data) // 2])
+    with pytest.raises(UnreadableVideoError):
+        write_prepared(str(broken), record, target)
+    assert [path.name for path in tmp_path.iterdir()] == ["broken.mp4"]
+
+
+def test_a_source_with_fewer_frames_than_its_record_says_is_refused(tmp_path, source):
+    record = scan(str(source))
+    record = replace(record, video=record.video._replace(frames=FRAMES + 1))
+    with pytest.raises(UnreadableVideoError, match="101 frames, of which 100"):
+        write_prepared(str(source), record, tmp_path / "target.mp4")
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_a_failure_keeps_the_file_that_was_there(tmp_path, source):
+    target = tmp_path / "target.mp4"
+    target.write_bytes(b"an earlier one")
+    with pytest.raises(UnreadableVideoError):
+        write_prepared(str(tmp_path / "missing.mp4"), scan(str(source)), target)
+    assert target.read_bytes() == b"an earlier one"
+
+
+def test_a_target_that_cannot_be_written_is_the_system_s_error(tmp_path, source):
+    with pytest.raises(OSError, match="No such file"):
+        write_prepared(str(source), scan(str(source)), tmp_path / "nowhere" / "target.mp4")

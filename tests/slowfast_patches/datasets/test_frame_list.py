@@ -1,0 +1,317 @@
+"""Frame lists: what parses, what is said of a bad line, and that the listed files are read."""
+
+import os
+import pickle
+import zlib
+from pathlib import Path
+
+import cv2
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from multigrid import ClipPlan, Video
+from slowfast_patches.datasets.lists.frame_list import (
+    HEADER,
+    FrameList,
+    FrameVideo,
+    Run,
+    count_listed,
+    read_frame_list,
+)
+from slowfast_patches.datasets.reading.clip_reader import read_clip
+from slowfast_patches.datasets.reading.files import jpeg_size
+from slowfast_patches.datasets.reading.video_record import Kind, UnreadableVideoError
+
+TWO_VIDEOS = f"""{HEADER}
+46GP8 0 0 46GP8/46GP8-000001.jpg ""
+46GP8 0 1 46GP8/46GP8-000002.jpg ""
+46GP8 0 2 46GP8/46GP8-000003.jpg "92,147"
+46GP8 0 3 46GP8/46GP8-000004.jpg "92,147"
+46GP8 0 4 46GP8/46GP8-000005.jpg "147"
+N11GT 1 0 N11GT/N11GT-000001.jpg "5"
+N11GT 1 1 N11GT/N11GT-000002.jpg ""
+"""
+
+
+compress = zlib.compress
+
+
+def read(folder: Path, text: str | bytes, classes: int = 157, **options: str) -> FrameList:
+    path = folder / "train.csv"
+    path.write_bytes(text.encode() if isinstance(text, str) else text)
+    return read_frame_list(path, num_classes=classes, fps=24.0, **options)
+
+
+# What parses.
+
+
+def test_videos_with_their_files_and_labels_in_the_order_of_the_list(tmp_path):
+    frames = read(tmp_path, TWO_VIDEOS)
+    assert [video.name for video in frames] == ["46GP8", "N11GT"]
+    one, other = frames
+    assert one.files == tuple(f"{tmp_path}/46GP8/46GP8-00000{n}.jpg" for n in range(1, 6))
+    assert one.runs == (Run(2, ()), Run(4, (92, 147)), Run(5, (147,)))
+    assert (one.path, one.fps) == (f"{tmp_path}/46GP8", 24.0)
+    assert other.runs == (Run(1, (5,)), Run(2, ()))
+    assert (len(frames), count_listed(tmp_path / "train.csv")) == (2, 2)
+
+
+def test_a_list_is_a_sequence(tmp_path):
+    frames = read(tmp_path, TWO_VIDEOS)
+    assert frames[-1] == frames[1] == frames[1:][0]
+    assert frames[5:] == []
+    assert [video.name for video in reversed(frames)] == ["N11GT", "46GP8"]
+    with pytest.raises(IndexError):
+        frames[2]
+    again = pickle.loads(pickle.dumps(frames))
+    assert list(again) == list(frames)
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        TWO_VIDEOS.replace("vido", "video", 1),
+        TWO_VIDEOS.replace("\n", "\r\n"),
+        TWO_VIDEOS.replace("\n", "\n\n  \n"),
+        "\n" + TWO_VIDEOS.rstrip("\n"),
+        TWO_VIDEOS.replace(" ", "\t"),
+        TWO_VIDEOS.replace('"92,147"', "92,147").replace('"5"', "5"),
+        b"\xef\xbb\xbf" + TWO_VIDEOS.encode(),
+    ],
+    ids=["spelling", "crlf", "blank", "ends", "tabs", "unquoted", "mark"],
+)
+def test_what_makes_no_difference(tmp_path, text):
+    assert list(read(tmp_path, text)) == list(read(tmp_path, TWO_VIDEOS))
+
+
+def test_frame_ids_may_start_anywhere_and_skip(tmp_path):
+    text = f'{HEADER}\na 7 -1 a/0.jpg ""\na 7 5 a/9.jpg ""\na 7 30 a/1.jpg ""\n'
+    assert read(tmp_path, text)[0].files == tuple(f"{tmp_path}/a/{n}.jpg" for n in (0, 9, 1))
+
+
+def test_relative_paths_start_from_the_prefix_and_absolute_ones_stay(tmp_path):
+    text = f'{HEADER}\nä 0 0 ä/1.jpg ""\nä 0 1 /elsewhere/2.jpg ""\n'
+    assert read(tmp_path, text, prefix="/jpg/")[0].files == ("/jpg/ä/1.jpg", "/elsewhere/2.jpg")
+    assert read(tmp_path, text, prefix="jpg")[0].files == ("jpg/ä/1.jpg", "/elsewhere/2.jpg")
+    assert read(tmp_path, text)[0].name == "ä"
+
+
+def test_a_list_takes_a_few_bytes_a_frame(tmp_path):
+    lines = (
+        f'{v} {v} {f} {v}/{v}_{f + 1:06d}.jpg "{v % 9}"\n' for v in range(200) for f in range(100)
+    )
+    frames = read(tmp_path, f"{HEADER}\n{''.join(lines)}")
+    size = sum(
+        array.nbytes
+        for part in (frames.names, frames.paths, frames.runs)
+        for array in (part.values, part.ends)
+    )
+    assert size < 5 * 200 * 100
+    assert frames[150].files[42] == f"{tmp_path}/150/150_000043.jpg"
+    assert frames[150].labels() == {6}
+
+
+def test_a_list_is_parsed_once_and_again_when_it_has_changed(tmp_path, monkeypatch):
+    first, parsed = list(read(tmp_path, TWO_VIDEOS)), list[bytes]()
+    monkeypatch.setattr(zlib, "compress", lambda *a: parsed.append(a[0]) or compress(*a))
+    path = tmp_path / "train.csv"
+    again = read_frame_list(path, prefix="/jpg", num_classes=157, fps=30.0)
+    assert (parsed, again[0].path, again[0].fps) == ([], "/jpg/46GP8", 30.0)
+    path.write_text(TWO_VIDEOS.replace('"5"', '"6"'))
+    changed = read_frame_list(path, num_classes=157, fps=24.0)
+    assert len(parsed) == 2
+    assert changed[1].labels() == {6}
+    assert changed[0] == first[0]
+
+
+# Labels.
+
+
+@pytest.mark.parametrize(
+    ("first", "last", "labels"),
+    [
+        (0, 0, set()),
+        (0, 1, set()),
+        (0, 2, {92, 147}),
+        (1, 3, {92, 147}),
+        (4, 4, {147}),
+        (3, 4, {92, 147}),
+        (0, 4, {92, 147}),
+        (0, None, {92, 147}),
+        (4, None, {147}),
+    ],
+)
+def test_labels_of_a_span_are_those_of_its_frames(tmp_path, first, last, labels):
+    assert read(tmp_path, TWO_VIDEOS)[0].labels(first, last) == labels
+
+
+@settings(max_examples=40, deadline=None, derandomize=True)
+@given(
+    labels=st.lists(st.frozensets(st.integers(0, 3), max_size=2), min_size=1, max_size=20),
+    data=st.data(),
+)
+def test_labels_of_a_span_are_the_union_over_its_frames(tmp_path_factory, labels, data):
+    lines = (f'a 0 {n} {n}.jpg "{",".join(map(str, sorted(own)))}"' for n, own in enumerate(labels))
+    folder = tmp_path_factory.getbasetemp()
+    video = read(folder, "\n".join([HEADER, *lines]), classes=4)[0]
+    first = data.draw(st.integers(0, len(labels) - 1))
+    last = data.draw(st.integers(first, len(labels) - 1))
+    assert video.labels(first, last) == set().union(*labels[first : last + 1])
+    assert video.labels() == set().union(*labels)
+
+
+def test_a_label_for_each_video_can_take_the_place_of_the_lists(tmp_path):
+    frames = read(tmp_path, TWO_VIDEOS).with_labels([3, 170])
+    assert [video.label for video in frames] == [3, 170]
+    assert [video.runs for video in frames] == [(Run(5, (3,)),), (Run(2, (170,)),)]
+    assert frames[0].files == read(tmp_path, TWO_VIDEOS)[0].files
+
+
+def test_labels_of_a_list_are_those_that_occur(tmp_path):
+    assert read(tmp_path, TWO_VIDEOS).labels == {5, 92, 147}
+
+
+# What is said of a bad list.
+
+
+@pytest.mark.parametrize(
+    ("number", "line", "why"),
+    [
+        (4, "46GP8 0 2 46GP8/3.jpg", "4 fields, not the 5 of 'original_vido_id"),
+        (3, '46GP8 0 1 46GP8/my frame.jpg ""', "6 fields"),
+        (4, '46GP8 0 2 46GP8/3.jpg "92, 147"', "6 fields"),
+        (4, "46GP8", "1 fields"),
+        (8, '46GP8 0 5 46GP8/6.jpg ""', "video 46GP8 appears again after another"),
+        (4, '46GP8 0 1 46GP8/3.jpg ""', "frame_id 1 comes after 1"),
+        (5, '46GP8 0 -3 46GP8/3.jpg ""', "frame_id -3 comes after 2"),
+        (5, '46GP8 0 3.5 46GP8/3.jpg ""', "frame_id '3.5' is not an integer"),
+        (4, '46GP8 0 2 46GP8/3.jpg "92;147"', 'labels "92;147" are not integers'),
+        (4, '46GP8 0 2 46GP8/3.jpg "92,"', 'labels "92," are not integers'),
+        (4, '46GP8 0 2 46GP8/3.jpg "92', 'labels "92 are not integers'),
+        (6, "46GP8 0 4 46GP8/5.jpg '147'", "labels '147' are not integers"),
+        (6, '46GP8 0 4 46GP8/5.jpg "-1"', 'labels "-1" are not integers'),
+        (7, 'N11GT 1 0 x.jpg "4,157"', r"label 157 is outside MODEL.NUM_CLASSES 157 \(.* 0 to 156"),
+    ],
+)
+def test_a_bad_line_is_named_by_file_and_line(tmp_path, number, line, why):
+    lines = TWO_VIDEOS.splitlines()
+    lines[number - 1] = line
+    for blank in (0, 2):  # blank lines count as lines
+        text = "\n".join([lines[0], *[""] * blank, *lines[1:]])
+        with pytest.raises(ValueError, match=rf"train.csv, line {number + blank}: .*{why}"):
+            read(tmp_path, text)
+
+
+@pytest.mark.parametrize(
+    "header",
+    [
+        'a 0 0 a/1.jpg ""',
+        "original_vido_id,video_id,frame_id,path,labels",
+        "video_id original_vido_id frame_id path labels",
+        "",
+    ],
+)
+def test_another_header_is_refused_and_the_right_one_shown(tmp_path, header):
+    with pytest.raises(ValueError, match=f"train.csv: the first line, .* is not .*'{HEADER}'"):
+        read(tmp_path, "\n".join([header, *TWO_VIDEOS.splitlines()[1:]]))
+
+
+def test_a_missing_list_or_one_without_frames_is_refused(tmp_path):
+    with pytest.raises(ValueError, match=r"train.csv: no frames in the list"):
+        read(tmp_path, HEADER + "\n\n")
+    with pytest.raises(ValueError, match=r"val.csv: no such file; set DATA.PATH_TO_DATA_DIR"):
+        read_frame_list(tmp_path / "val.csv", num_classes=2, fps=30.0)
+
+
+# Reading.
+
+
+@pytest.fixture(scope="module")
+def frames(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """0.jpg to 9.jpg, each a grey of 20 times its number, of 96 × 64 pixels."""
+    folder = tmp_path_factory.mktemp("frames")
+    for number in range(10):
+        image = np.full((64, 96, 3), 20 * number, np.uint8)
+        cv2.imwrite(str(folder / f"{number}.jpg"), image)
+    return folder
+
+
+def video_of(*files: Path | str) -> FrameVideo:
+    return FrameVideo("a", tuple(map(str, files)), (Run(len(files), (0,)),), 25.0)
+
+
+def plan(*positions: int) -> ClipPlan:
+    return ClipPlan(np.array(positions), (96, 64), (0, 0), 64, False)
+
+
+def test_exactly_the_listed_files_are_read_in_the_order_of_the_list(frames, tmp_path):
+    (tmp_path / "other.jpg").symlink_to(frames / "9.jpg")
+    files = [frames / "4.jpg", frames / "2.jpg", tmp_path / "other.jpg", frames / "0.jpg"]
+    record = video_of(*files).record()
+    assert (record.kind, record.video) == (Kind.FRAMES, Video(4, 25.0, 96, 64))
+    clip = read_clip("nowhere", record, plan(0, 1, 1, 2, 3, 7))
+    assert clip[:, 32, 32, 0].tolist() == [80, 40, 40, 180, 0, 0]
+
+
+def test_the_size_is_found_without_decoding_a_picture(frames, monkeypatch):
+    monkeypatch.setattr(cv2, "imdecode", lambda *_: pytest.fail("a picture was decoded"))
+    assert video_of(frames / "1.jpg").record().video[2:] == (96, 64)
+
+
+def test_a_listed_frame_that_cannot_be_read_is_named(frames, tmp_path):
+    paths = {name: tmp_path / f"{name}.jpg" for name in ("gone", "text", "cut", "empty", "fifo")}
+    paths["text"].write_text("no picture")
+    paths["cut"].write_bytes((frames / "3.jpg").read_bytes()[:-100])
+    paths["empty"].touch()
+    os.mkfifo(paths["fifo"])
+    paths["folder"] = tmp_path
+    said = {
+        "gone": "cannot be opened: .*gone.jpg: No such file",
+        "text": "cannot be decoded: .*text.jpg is not a whole JPEG",
+        "cut": "cannot be decoded: .*cut.jpg is not a whole JPEG",
+        "empty": "cannot be decoded: .*empty.jpg is not a whole JPEG",
+        "fifo": "cannot be opened: .*fifo.jpg is not a regular file",
+        "folder": "cannot be opened: .* is not a regular file",
+    }
+    for name, path in paths.items():
+        record = video_of(frames / "1.jpg", path).record()
+        with pytest.raises(UnreadableVideoError, match=said[name]):
+            read_clip("", record, plan(0, 1))
+        if name == "cut":
+            assert video_of(path).record().video.frames == 1  # its head is whole
+            continue
+        with pytest.raises(UnreadableVideoError, match=said[name].replace("whole ", "")):
+            video_of(path).record()
+
+
+def test_a_name_that_no_file_can_have_is_refused():
+    with pytest.raises(UnreadableVideoError, match="cannot be opened"):
+        video_of("a\0.jpg").record()
+
+
+def test_damaged_heads_give_a_size_or_an_error(frames, tmp_path):
+    whole, path = (frames / "3.jpg").read_bytes(), tmp_path / "damaged.jpg"
+    said, sizes = set(), set()
+    for case in range(300):
+        rng = np.random.default_rng(case)
+        data = bytearray(whole[: rng.integers(1, len(whole))] if case % 4 == 0 else whole)
+        for place in rng.integers(0, min(700, len(data)), 8):
+            data[place] = rng.integers(256)
+        path.write_bytes(data)
+        try:
+            sizes.add(jpeg_size(str(tmp_path), path.name, max_pixels=1 << 32))
+        except UnreadableVideoError as error:
+            said.add(str(error))
+    assert said == {"cannot be decoded: damaged.jpg is not a JPEG"}
+    assert (96, 64) in sizes
+    assert all(min(size) > 0 for size in sizes)
+
+
+def test_a_picture_without_rows_is_none(frames, tmp_path):
+    content = (frames / "3.jpg").read_bytes()
+    place = content.index(bytes([0, 64, 0, 96]))  # height and width in the frame header
+    (tmp_path / "flat.jpg").write_bytes(content[:place] + bytes(2) + content[place + 2 :])
+    with pytest.raises(UnreadableVideoError, match=r"flat.jpg is not a JPEG"):
+        jpeg_size(str(tmp_path), "flat.jpg")

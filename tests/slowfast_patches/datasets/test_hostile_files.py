@@ -1,0 +1,229 @@
+"""Files that name other files, that never end, or that are too large: refused, never followed."""
+
+import ast
+import os
+import threading
+from collections.abc import Callable
+from fractions import Fraction
+from pathlib import Path
+
+import av
+import cv2
+import numpy as np
+import pytest
+
+from multigrid import ClipPlan
+from slowfast_patches.config import get_cfg
+from slowfast_patches.datasets.preparing.encode import write_prepared
+from slowfast_patches.datasets.reading import scan as scanning
+from slowfast_patches.datasets.reading.clip_reader import read_clip
+from slowfast_patches.datasets.reading.files import CONTAINERS, MAX_PIXELS, jpeg_size
+from slowfast_patches.datasets.reading.scan import scan
+from slowfast_patches.datasets.reading.video_record import UnreadableVideoError, VideoRecord
+
+WIDTH, HEIGHT, FRAMES = 64, 48, 24
+PIXELS = WIDTH * HEIGHT
+HANGS = 5.0
+"""Seconds; refusing takes milliseconds, and what is followed may wait for ever."""
+
+
+def write_video(
+    path: Path, width: int = WIDTH, height: int = HEIGHT, gop: int = 8, frames: int = FRAMES
+) -> Path:
+    with av.open(str(path), "w") as container:
+        stream = container.add_stream("libx264", rate=Fraction(30), options={"bf": "2"})
+        stream.width, stream.height, stream.pix_fmt = width, height, "yuv420p"
+        stream.gop_size = gop
+        for number in range(frames):
+            image = np.full((height, width, 3), 9 * number % 256, np.uint8)
+            container.mux(stream.encode(av.VideoFrame.from_ndarray(image, format="rgb24")))
+        container.mux(stream.encode())
+    return path
+
+
+@pytest.fixture(scope="module")
+def video(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return write_video(tmp_path_factory.mktemp("videos") / "video.mp4")
+
+
+def plan(*positions: int) -> ClipPlan:
+    return ClipPlan(np.array(positions), (WIDTH, HEIGHT), (0, 0), HEIGHT, False)
+
+
+def refusal(call: Callable[[], object]) -> str:
+    """What the error of a call says, which must come at once."""
+    said = list[str]()
+
+    def run() -> None:
+        try:
+            call()
+        except UnreadableVideoError as error:
+            said.append(str(error))
+
+    thread = threading.Thread(target=run, daemon=True)
+    thread.start()
+    thread.join(HANGS)
+    assert not thread.is_alive(), "it waits"
+    assert said, "it was read"
+    return said[0]
+
+
+# Files that name others.
+
+
+CONCAT = "ffconcat version 1.0\nfile '{}'\n"
+HLS = "#EXTM3U\n#EXT-X-TARGETDURATION:9\n#EXTINF:9,\n{}\n#EXT-X-ENDLIST\n"
+SDP = "v=0\no=- 0 0 IN IP4 127.0.0.1\nc=IN IP4 127.0.0.1\nm=video 5004 RTP/AVP 33\n"
+HOSTILE = {
+    "concat.mp4": (CONCAT, "is a playlist (concat), not a video"),
+    "concat.ffconcat": (CONCAT, "is a playlist (concat), not a video"),
+    "hls.m3u8": (HLS, "is a playlist (HLS), not a video"),
+    "hls.mp4": (HLS, "is a playlist (HLS), not a video"),
+    "dash.mpd": ("<?xml version='1.0'?>\n<MPD>{}</MPD>\n", "is a playlist (DASH), not a video"),
+    "stream.sdp": (SDP, "is none of the formats that hold a video"),
+    "letters.txt": (
+        "a line for a screen\r\n" * 900,
+        "is none of the formats that hold a video",
+    ),
+}
+
+
+def changed(path: Path, target: Path, kind: str) -> str:
+    """Make `path` something that is no video but leads to the video `target`; why it is refused."""
+    if kind == "fifo":
+        os.mkfifo(path)
+        return "is not a regular file"
+    if kind == "device":
+        path.symlink_to("/dev/zero")
+        return "is not a regular file"
+    content, reason = HOSTILE[kind]
+    path.write_text(content.format(target.name))
+    return reason
+
+
+@pytest.mark.parametrize("kind", [*HOSTILE, "fifo", "device"])
+@pytest.mark.parametrize("to", ["video", "fifo"])
+def test_what_leads_elsewhere_is_refused_by_its_kind(tmp_path, video, kind, to):
+    target, path = tmp_path / "target.mp4", tmp_path / kind
+    os.mkfifo(target) if to == "fifo" else target.write_bytes(video.read_bytes())
+    record = scan(str(video))
+    reason = changed(path, target, kind)
+    assert reason in refusal(lambda: scan(str(path)))
+    assert reason in refusal(lambda: read_clip(str(path), record, plan(3)))
+    assert reason in refusal(lambda: write_prepared(str(path), record, tmp_path / "out.mp4"))
+
+
+def test_a_prepared_file_that_became_a_pipe_is_refused(tmp_path, video):
+    path = tmp_path / "prepared.mp4"
+    write_prepared(str(video), scan(str(video)), path)
+    record = scan(str(path))
+    path.unlink()
+    os.mkfifo(path)
+    assert "is not a regular file" in refusal(lambda: read_clip(str(path), record, plan(3)))
+
+
+@pytest.mark.parametrize("name", ["%03d.jpg", "*.jpg", "concat:000.mp4|001.mp4", "pipe:0"])
+def test_a_name_is_no_pattern_and_no_protocol(tmp_path, video, name, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    cv2.imwrite("000.jpg", np.zeros((HEIGHT, WIDTH, 3), np.uint8))
+    cv2.imwrite("001.jpg", np.zeros((HEIGHT, WIDTH, 3), np.uint8))
+    assert "No such file" in refusal(lambda: scan(name))
+    Path(name).write_bytes(b"no video")
+    assert "cannot be opened" in refusal(lambda: scan(name))
+
+
+def test_only_one_place_opens_files_for_reading():
+    root, places = Path(__file__).parents[3], list[str]()
+    opens = ("av.open", "cv2.VideoCapture")
+    for path in sorted(p for d in ("slowfast_patches", "tools") for p in (root / d).rglob("*.py")):
+        text = path.read_text()
+        for node in ast.walk(ast.parse(text)) if any(name in text for name in opens) else ():
+            if isinstance(node, ast.Call) and ast.unparse(node.func) in opens:
+                writes = [ast.unparse(a) for a in node.args[1:2]] == ["'w'"]
+                places += [] if writes else [path.name]
+    assert places == ["files.py"]
+    assert set(CONTAINERS) <= av.formats_available
+
+
+# Files that are too large.
+
+
+def test_the_bound_of_the_config_is_that_of_the_reader():
+    assert get_cfg().DATA.MAX_FRAME_PIXELS == MAX_PIXELS
+
+
+def too_large(call: Callable[..., object]) -> bool:
+    """Whether frames of PIXELS are refused with a bound below, which names the key; they are not
+    with one that they fit."""
+    call(max_pixels=PIXELS)
+    said = refusal(lambda: call(max_pixels=PIXELS - 1))
+    return said == f"has frames of 64×48 pixels, more than DATA.MAX_FRAME_PIXELS {PIXELS - 1}"
+
+
+def test_videos_have_a_bound_on_pixels(video):
+    record = scan(str(video))
+    assert too_large(lambda **bound: scan(str(video), **bound))
+    assert too_large(lambda **bound: read_clip(str(video), record, plan(3), **bound))
+    prepared = video.with_name("bounded.mp4")
+    assert too_large(lambda **bound: write_prepared(str(video), record, prepared, **bound))
+
+
+def test_a_stream_that_grows_beyond_the_bound_is_refused(tmp_path):
+    parts = [write_video(tmp_path / f"{w}.h264", w, h) for w, h in ((WIDTH, HEIGHT), (256, 192))]
+    path = tmp_path / "grows.h264"
+    path.write_bytes(b"".join(part.read_bytes() for part in parts))
+    record = scan(str(path))
+    assert (record.video.width, record.video.frames) == (WIDTH, 2 * FRAMES)
+    bound = {"max_pixels": PIXELS}
+    assert "cannot be decoded" in refusal(lambda: scan(str(path), **bound))
+    assert "cannot be decoded" in refusal(
+        lambda: read_clip(str(path), record, plan(FRAMES + 3), **bound)
+    )
+
+
+def jpeg(path: Path, width: int = WIDTH, height: int = HEIGHT) -> Path:
+    """A small picture whose head may tell of a large one."""
+    assert cv2.imwrite(str(path), np.zeros((HEIGHT, WIDTH, 3), np.uint8))
+    sides = [s.to_bytes(2) + t.to_bytes(2) for s, t in ((HEIGHT, WIDTH), (height, width))]
+    assert path.read_bytes().count(sides[0]) == 1
+    path.write_bytes(path.read_bytes().replace(*sides))
+    return path
+
+
+def test_folders_of_frames_have_a_bound_on_pixels(tmp_path):
+    jpeg(tmp_path / "0.jpg")
+    record = scan(str(tmp_path))
+    assert too_large(lambda **bound: scan(str(tmp_path), **bound))
+    assert too_large(lambda **bound: read_clip(str(tmp_path), record, plan(0), **bound))
+    assert too_large(lambda **bound: jpeg_size(str(tmp_path), "0.jpg", **bound))
+    prepared = tmp_path / "prepared.mp4"
+    assert too_large(lambda **bound: write_prepared(str(tmp_path), record, prepared, **bound))
+
+
+def test_a_large_picture_is_known_by_its_head(tmp_path):
+    """9000² take 243 MB; Pillow and OpenCV decode them."""
+    jpeg(tmp_path / "0.jpg")
+    record = scan(str(tmp_path))
+    jpeg(tmp_path / "0.jpg", 9000, 9000)
+    for call in (lambda: scan(str(tmp_path)), lambda: read_clip(str(tmp_path), record, plan(0))):
+        assert "has frames of 9000×9000 pixels" in refusal(call)
+
+
+# Videos that are long.
+
+
+def test_a_scan_opens_a_file_as_often_whatever_its_key_frames(tmp_path, monkeypatch):
+    """Opening takes as long as a file has frames: once a key frame makes that a square."""
+    opened, counts = scanning.open_video, list[int]()
+
+    def spy(*args: object, **options: object) -> object:
+        counts[-1] += 1
+        return opened(*args, **options)
+
+    monkeypatch.setattr(scanning, "open_video", spy)
+    for gop in (24, 3):
+        counts.append(0)
+        record: VideoRecord = scan(str(write_video(tmp_path / f"{gop}.avi", gop=gop)))
+        assert record.keys is not None
+        assert len(record.keys) == FRAMES // gop
+    assert counts[0] == counts[1]

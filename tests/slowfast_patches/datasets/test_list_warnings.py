@@ -1,0 +1,73 @@
+"""What is said of a list that parses and is odd, and that it is said once."""
+
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+from fvcore.common.config import CfgNode
+
+from slowfast_patches.datasets.lists.csv_list import read_csv
+from slowfast_patches.datasets.lists.list_warnings import (
+    first_few,
+    repeated_videos,
+    untrained_classes,
+)
+from slowfast_patches.train import run as run_module
+
+
+def read(folder: Path, text: str):
+    path = folder / "train.csv"
+    path.write_text(text)
+    return path, read_csv(path, num_classes=9)
+
+
+def test_a_list_without_repetitions_is_not_odd(tmp_path):
+    path, videos = read(tmp_path, "a.mp4 0\nb.mp4 1\n")
+    assert repeated_videos(path, videos) == untrained_classes(path, {0, 1}, 2, None) == []
+
+
+def test_repeated_videos_are_named_with_their_lines_and_labels(tmp_path):
+    path, videos = read(tmp_path, "a.mp4 0\n\nb.mp4 1\nc.mp4 2\na.mp4 0\nb.mp4 3\na.mp4 0\n")
+    same, differing = repeated_videos(path, videos)
+    assert same.startswith(f"{path}: 1 video(s) are listed more than once with one label")
+    assert same.endswith(f": {tmp_path}/a.mp4 in lines 1, 5 and 7")
+    assert differing.startswith(f"{path}: 1 video(s) are listed with different labels")
+    assert differing.endswith(f": {tmp_path}/b.mp4 in lines 3 (label 1) and 6 (label 3)")
+
+
+def test_of_many_the_first_are_named(tmp_path):
+    assert first_few("abc") == "a, b and c"
+    assert first_few("abcdef") == "a, b, c and 3 more"
+    (text,) = untrained_classes(tmp_path, {1}, 6, None)
+    assert "5 of MODEL.NUM_CLASSES 6 classes" in text
+    assert "trained on: 0, 2, 3 and 2 more" in text
+    assert text.endswith("the labels end at 1: if that is all, set MODEL.NUM_CLASSES 2")
+    (text,) = untrained_classes(tmp_path, {1}, 3, ["run", "walk", "sit"])
+    assert text.endswith("trained on: 0 (run) and 2 (sit)")
+
+
+@pytest.mark.parametrize(("rank", "times"), [("0", 1), ("1", 0)])
+def test_of_two_processes_one_says_it(
+    demo_data: Path,
+    tiny_config: Callable[..., CfgNode],
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    caplog: pytest.LogCaptureFixture,
+    rank: str,
+    times: int,
+):
+    lines = (demo_data / "val.csv").read_text().splitlines()
+    repeated = "\n".join([*lines, lines[2]])
+    for split in ("val", "train"):
+        (tmp_path / f"{split}.csv").write_text(repeated)
+    cfg = tiny_config(tmp_path / "run", "DATA.PATH_TO_DATA_DIR", tmp_path, "MODEL.NUM_CLASSES", 9)
+    cfg.defrost()
+    cfg.DATA.PATH_PREFIX = str(demo_data)
+    for key, value in (("WORLD_SIZE", "2"), ("GROUP_WORLD_SIZE", "1"), ("RANK", rank)):
+        monkeypatch.setenv(key, value)
+    monkeypatch.setenv("TORCHELASTIC_RUN_ID", "none")
+    for split in ("train", "val"):
+        assert run_module._count_videos(cfg, split) == len(lines) + 1
+    said = [record.getMessage() for record in caplog.records]
+    assert sum("in lines 3 and 9" in text for text in said) == 2 * times
+    assert sum("1 of MODEL.NUM_CLASSES 9 classes" in text for text in said) == times

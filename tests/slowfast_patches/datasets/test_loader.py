@@ -1,0 +1,297 @@
+"""The loader: how many workers, in which order mini-batches come, and what memory they take."""
+
+import multiprocessing
+import os
+import time
+from collections import defaultdict
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from fvcore.common.config import CfgNode
+from torch.utils.data import Dataset
+
+from multigrid import (
+    Batch,
+    ClipRequest,
+    MultigridBatchSampler,
+    Schedule,
+    Shape,
+    SteppedRate,
+    empty_clips,
+    make_schedule,
+)
+from slowfast_patches.config import load_config
+from slowfast_patches.datasets.kinetics import Kinetics
+from slowfast_patches.datasets.loader import (
+    cores_of_process,
+    evaluation_loader,
+    loading_advice,
+    num_workers,
+    training_loader,
+)
+from slowfast_patches.launch import launch
+
+BASE = Shape(4, 8, 32)
+MIB = 2**20
+
+
+def config(*overrides: object) -> CfgNode:
+    return load_config(None, ["NUM_GPUS", 0, "DATA_LOADER.PIN_MEMORY", False, *overrides])
+
+
+@pytest.fixture
+def cores(monkeypatch: pytest.MonkeyPatch) -> Callable[[int], None]:
+    """`cores(n)`: from now on this process may use n of the machine's 64."""
+    monkeypatch.setattr(os, "cpu_count", lambda: 64)
+
+    def grant(count: int) -> None:
+        monkeypatch.setattr(os, "sched_getaffinity", lambda _: set(range(count)), raising=False)
+
+    return grant
+
+
+# How many workers.
+
+
+@pytest.mark.parametrize(
+    ("granted", "gpus", "workers"),
+    [
+        (1, 0, 1),
+        (2, 0, 1),
+        (8, 0, 2),
+        (31, 0, 7),
+        (1, 1, 1),
+        (2, 1, 1),
+        (8, 1, 7),
+        (64, 1, 16),
+        (64, 4, 15),
+        (64, 8, 7),
+        (4, 8, 1),
+    ],
+)
+def test_auto_picks_from_the_cores_the_processes_and_the_device(cores, granted, gpus, workers):
+    cores(granted)
+    assert num_workers(config("NUM_GPUS", gpus)) == workers
+
+
+def test_torchrun_says_how_many_processes_share_the_cores(cores, monkeypatch):
+    cores(32)
+    torchrun = {"TORCHELASTIC_RUN_ID": "x", "WORLD_SIZE": "8", "GROUP_WORLD_SIZE": "2"}
+    for name, value in (torchrun | {"LOCAL_WORLD_SIZE": "4", "RANK": "5"}).items():
+        monkeypatch.setenv(name, value)
+    assert num_workers(config()) == 2
+    assert num_workers(config("NUM_GPUS", 4)) == 7
+    assert cores_of_process(config("NUM_GPUS", 4)) == 8
+
+
+@pytest.mark.parametrize(("granted", "each"), [(32, 8), (8, 8), (2, 2)])
+def test_tasks_of_srun_share_the_machine_s_cores_or_have_their_own(
+    cores, monkeypatch, granted, each
+):
+    cores(granted)
+    srun = {"SLURM_STEP_ID": "0", "SLURM_STEP_NUM_TASKS": "4", "SLURM_STEP_NUM_NODES": "1"}
+    place = {"SLURM_NODEID": "0", "SLURM_PROCID": "1", "SLURM_LOCALID": "1"}
+    for name, value in (srun | place | {"SLURM_CPUS_ON_NODE": "32"}).items():
+        monkeypatch.setenv(name, value)
+    assert cores_of_process(config("NUM_GPUS", 4)) == each
+
+
+def test_without_affinities_the_machines_cores_count(cores, monkeypatch):
+    cores(1)
+    monkeypatch.delattr(os, "sched_getaffinity")
+    assert cores_of_process(config()) == 64
+
+
+@pytest.mark.parametrize("number", [0, 1, 40])
+def test_a_given_number_is_taken_as_it_is(cores, number):
+    cores(2)
+    assert num_workers(config("DATA_LOADER.NUM_WORKERS", number)) == number
+
+
+def test_training_on_the_cpu_leaves_the_workers_their_cores(cores, monkeypatch):
+    cores(8)
+    threads: list[int] = []
+    monkeypatch.delenv("OMP_NUM_THREADS")
+    monkeypatch.setattr(torch, "set_num_threads", threads.append)
+    for value in ("auto", 3, 0, 9):
+        launch.launch(config("DATA_LOADER.NUM_WORKERS", value), None, lambda cfg, world: None)
+    assert threads == [6, 5, 8, 1]
+
+
+# What to do where loading is the limit.
+
+
+@dataclass
+class Index:
+    is_prepared: bool
+
+
+@dataclass
+class Listed:
+    index: Index
+
+
+def test_the_advice_fits_the_data_set_and_the_cores(cores):
+    cores(8)
+    folder = ("DATA.PATH_TO_DATA_DIR", "/data/k400")
+    few, all_but_one = (config(*folder, "DATA_LOADER.NUM_WORKERS", workers) for workers in (2, 7))
+    raw, prepared = Listed(Index(is_prepared=False)), Listed(Index(is_prepared=True))
+    prepare = "tools/prepare_data.py --csv /data/k400/train.csv --output DIR writes"
+    more = "raise DATA_LOADER.NUM_WORKERS (now 2; there are 8 cores for this process)"
+    assert prepare in loading_advice(few, raw)
+    assert more in loading_advice(few, raw)
+    assert loading_advice(few, prepared) == more
+    assert prepare in loading_advice(all_but_one, raw)
+    assert "NUM_WORKERS" not in loading_advice(all_but_one, raw)
+    assert loading_advice(all_but_one, prepared) == "a faster disk or more cores would help"
+
+
+def test_nothing_is_prepared_of_a_data_set_without_an_index(cores):
+    cores(1)
+    assert loading_advice(config(), object()) == "a faster disk or more cores would help"
+
+
+# The order of mini-batches.
+
+
+@pytest.fixture(scope="module")
+def schedule() -> Schedule:
+    """Six phases of ten shapes."""
+    return make_schedule(BASE, 100, SteppedRate((8.0, 10.0), (0.1, 0.01)))
+
+
+class Marked(Dataset[Batch]):
+    """Clips of value iteration + 1, after a pause that has nothing to do with their order; says
+    which worker read them, and counts what was read."""
+
+    def __init__(self, pause: float) -> None:
+        self.pause, self.reads = pause, multiprocessing.Value("i", 0)
+
+    def __getitems__(self, requests: Sequence[ClipRequest]) -> Batch:
+        shape, iteration = requests[0].shape, requests[0].iteration
+        time.sleep(self.pause * np.random.default_rng(iteration).random() ** 3)
+        clips = empty_clips(len(requests), shape.frames, shape.crop)
+        clips[:] = iteration + 1
+        with self.reads.get_lock():
+            self.reads.value += 1
+        return Batch(
+            clips=clips,
+            labels=torch.tensor([request.video for request in requests]),
+            flips=torch.tensor([False] * len(requests)),
+            iteration=iteration,
+            failures=[(str(os.getpid()), "read this")],
+        )
+
+
+@pytest.mark.parametrize("workers", [0, 3])
+def test_the_same_workers_read_all_phases_in_order_though_they_answer_out_of_order(
+    schedule, workers
+):
+    cfg = config("DATA_LOADER.NUM_WORKERS", workers)
+    start, pids = 5, defaultdict(set)
+    sampler = MultigridBatchSampler(schedule, cfg.RNG_SEED, start=start)
+    loader = training_loader(cfg, Marked(pause=0.02), schedule, start, 0, 1)
+    count = 0
+    for step, wanted, batch in zip(schedule.steps(start), sampler, loader, strict=True):
+        shape, count = step.shape, count + 1
+        assert batch["iteration"] == step.iteration
+        assert batch["clips"].shape == (shape.batch, shape.frames, shape.crop, shape.crop, 3)
+        assert bool((batch["clips"] == step.iteration + 1).all())
+        assert batch["labels"].tolist() == [request.video for request in wanted]
+        pids[step.phase].add(batch["failures"][0][0])
+    assert count == schedule.iterations - start > 50
+    everyone = set().union(*pids.values())
+    assert len(everyone) == max(1, workers)
+    assert (str(os.getpid()) in everyone) == (workers == 0)
+    assert len(pids) == 6
+    assert all(found == everyone for found in pids.values())
+
+
+def test_workers_are_at_most_two_mini_batches_ahead_of_the_training(schedule):
+    data = Marked(pause=0)
+    batches = iter(training_loader(config("DATA_LOADER.NUM_WORKERS", 2), data, schedule, 0, 0, 1))
+    for taken in (1, 2, 3):
+        next(batches)
+        deadline = time.monotonic() + 20
+        while data.reads.value < taken + 2 * 2 and time.monotonic() < deadline:
+            time.sleep(0.01)
+        time.sleep(0.1)
+        assert data.reads.value == taken + 2 * 2
+
+
+def test_no_more_workers_start_than_there_are_mini_batches():
+    loader = evaluation_loader(config("DATA_LOADER.NUM_WORKERS", 8), range(10), 4, 0, 1)
+    assert loader.num_workers == 3
+    assert evaluation_loader(config(), range(1), 4, 1, 2).num_workers == 0
+
+
+def test_the_number_of_workers_is_logged_when_training_begins(schedule, caplog, cores):
+    cores(8)
+    caplog.set_level("INFO")
+    training_loader(config(), Marked(pause=0), schedule, 0, 0, 1)
+    said = [record.getMessage() for record in caplog.records]
+    assert said == ["DATA_LOADER.NUM_WORKERS auto; workers: 2, cores for this process: 8"]
+
+
+# Memory, with real videos.
+
+
+class Watched(Kinetics):
+    """Says after each mini-batch what memory its worker has: (pid, bytes). Writes sevens
+    over the mini-batch before, which it handed over already."""
+
+    before: torch.Tensor | None = None
+
+    def __getitems__(self, requests):
+        batch = super().__getitems__(requests)
+        if self.before is not None:
+            self.before[:] = 7
+        self.before = batch["clips"]
+        pages = int(Path("/proc/self/statm").read_text().split()[1])
+        memory = pages * os.sysconf("SC_PAGE_SIZE")
+        return batch | {"failures": [(str(os.getpid()), str(memory))]}
+
+
+def data_config(folder: Path, *overrides: object) -> CfgNode:
+    grid = ("DATA.NUM_FRAMES", 8, "DATA.SAMPLING_RATE", 2, "DATA.TRAIN_CROP_SIZE", 64)
+    jitter = ("DATA.TRAIN_JITTER_SCALES", [64, 80], "DATA.TEST_CROP_SIZE", 64)
+    paths = ("DATA.PATH_TO_DATA_DIR", str(folder), "MODEL.NUM_CLASSES", 8)
+    return config(*grid, *jitter, *paths, *overrides)
+
+
+def batches_of(cfg: CfgNode, schedule: Schedule) -> Iterator[Batch]:
+    return iter(training_loader(cfg, Watched(cfg, "train"), schedule, 0, 0, 1))
+
+
+@pytest.mark.skipif(not Path("/proc/self/statm").exists(), reason="memory is read from /proc")
+def test_a_workers_memory_does_not_grow_with_shapes_or_time(demo_data):
+    schedule = make_schedule(Shape(4, 8, 64), 24, SteppedRate((20.0, 40.0, 44.0), (1, 0.1, 0.01)))
+    assert [phase.base_shape for phase in schedule.phases[:4]] == [
+        phase.base_shape for phase in schedule.phases[4:8]
+    ]
+    cfg = data_config(demo_data, "DATA_LOADER.NUM_WORKERS", 2)
+    once, again = defaultdict(list), defaultdict(list)
+    for step, batch in zip(schedule.steps(), batches_of(cfg, schedule), strict=True):
+        ((pid, memory),) = batch["failures"]
+        (once if step.phase < 4 else again)[pid].append(int(memory))
+    assert len(once) == 2
+    for pid in once:
+        assert len(again[pid]) > 15
+        assert max(again[pid]) < 1.2 * max(once[pid]) + 20 * MIB
+
+
+def test_clips_are_not_copied_on_their_way_from_the_worker(demo_data):
+    cfg = data_config(demo_data, "DATA_LOADER.NUM_WORKERS", 1)
+    batches = batches_of(
+        cfg, make_schedule(Shape(4, 8, 64), 24, SteppedRate((10.0, 12.0), (1, 0.1)))
+    )
+    first = next(batches)["clips"]
+    assert first.is_shared()
+    second = next(batches)["clips"]
+    assert bool((first == 7).all())  # by the worker, when it had read the second
+    next(batches)
+    assert bool((second == 7).all())

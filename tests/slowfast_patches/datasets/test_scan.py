@@ -1,0 +1,254 @@
+"""What is found out about a video: real files whose facts are known, made ones, and bad ones."""
+
+import os
+import wave
+from fractions import Fraction
+from pathlib import Path
+
+import av
+import cv2
+import numpy as np
+import pytest
+from numpy.typing import NDArray
+
+from multigrid import Video
+from slowfast_patches.datasets.preparing.encode import write_prepared
+from slowfast_patches.datasets.reading.scan import scan
+from slowfast_patches.datasets.reading.video_record import Kind, UnreadableVideoError
+
+SAMPLES = Path(__file__).parents[3].parent / "shared" / "data" / "samples"
+NTSC = 30000 / 1001
+WIDTH, HEIGHT = 64, 48
+
+
+def write_video(
+    path: Path,
+    *,
+    stamps: list[int] | None = None,
+    frames: int = 24,
+    fps: Fraction | int = 30,
+    codec: str = "libx264",
+    gop: int = 8,
+    options: dict[str, str] | None = None,
+) -> Path:
+    """A video of grey frames; `stamps` says when each is shown, in units of 1 / fps."""
+    stamps = list(range(frames)) if stamps is None else stamps
+    with av.open(str(path), "w") as container:
+        stream = container.add_stream(codec, rate=Fraction(fps), options=options or {})
+        stream.width, stream.height, stream.pix_fmt, stream.gop_size = WIDTH, HEIGHT, "yuv420p", gop
+        for number, shown in enumerate(stamps):
+            image = np.full((HEIGHT, WIDTH, 3), 5 * number % 256, np.uint8)
+            frame = av.VideoFrame.from_ndarray(image, format="rgb24")
+            frame.pts, frame.time_base = shown, 1 / Fraction(fps)
+            container.mux(stream.encode(frame))
+        container.mux(stream.encode())
+    return path
+
+
+def write_jpeg(path: Path, width: int = WIDTH, height: int = HEIGHT) -> None:
+    assert cv2.imwrite(str(path), np.full((height, width, 3), 90, np.uint8))
+
+
+def even(stamps: NDArray[np.int64] | None) -> set[int]:
+    """The differences of timestamps."""
+    assert stamps is not None
+    return set(np.diff(stamps).tolist())
+
+
+# Real files. Frames and key frames counted by decoding each from its beginning to its end.
+
+FACTS = {
+    "asl_milk_h264_yuvj.mkv": (51, 30, 640, 480, 0, [0]),
+    "asl_no_h264_yuvj.mkv": (66, 30, 640, 480, 0, [0]),
+    "asl_walk_h264_yuvj.mkv": (89, 30, 640, 480, 0, [0]),
+    "asl_yes_h264_yuvj.mkv": (65, 30, 640, 480, 0, [0]),
+    "av1.mkv": (25, 25, 320, 240, 0, [0]),
+    "bt2020_10bit.mp4": (60, 30, 320, 240, 0, [0]),
+    # Its key frames 76 and 145 do not decode to the end without what came before them.
+    "cockatoo_720p_yuv444.mp4": (280, 20, 1280, 720, 0, [0]),
+    "corrupted.mp4": (50, 10, 1280, 720, 0, [0]),
+    "kinetics_340x256_h264.mp4": (300, 30, 340, 256, 0, [0, 235]),
+    "kinetics_abseiling_h264_aac.mp4": (250, 25, 454, 256, 0, [0]),
+    "kinetics_pancake_h264.mkv": (310, 30, 426, 240, 0, [0, 150, 300]),
+    "kth_handwaving_160x120_mpeg4.avi": (581, 25, 160, 120, 0, [0, 300]),
+    "nasa_h264_aac.mp4": (325, 25, 320, 180, 0, [0, 202]),
+    "ntu_1080p_h264.avi": (103, 30, 1920, 1080, 0, [0]),
+    "rotated_0.mov": (3, 30, 568, 320, 0, [0]),
+    "rotated_90.mov": (3, 30, 320, 568, 3, [0]),
+    "rotated_180.mov": (3, 30, 568, 320, 2, [0]),
+    "rotated_270.mov": (3, 30, 320, 568, 1, [0]),
+    "testsrc_h265.mp4": (60, 30, 1280, 720, 0, [0]),
+    "testsrc_vp8.webm": (30, 30, 1280, 720, 0, [0]),
+    "testsrc_vp9.webm": (25, 25, 321, 240, 0, [0]),
+    "ucf101_320x240_mpeg4_audio.avi": (164, 25, 320, 240, 0, [0]),
+    "ucf101_basketball_mpeg4.avi": (141, NTSC, 320, 240, 0, list(range(0, 141, 12))),
+    # The one at 144 cannot be found by seeking, which an MPEG program stream does by guessing.
+    "ucf11_biking_mpeg1.mpg": (151, NTSC, 320, 240, 0, list(range(0, 144, 12))),
+    "unordered_pts.mov": (4, 32, 50, 50, 0, [0]),
+}
+needs_samples = pytest.mark.skipif(not SAMPLES.is_dir(), reason="shared/data/samples is absent")
+
+
+@needs_samples
+def test_the_facts_of_every_sample_are_known():
+    assert set(FACTS) == {path.name for path in SAMPLES.iterdir()}
+
+
+@needs_samples
+@pytest.mark.parametrize("name", FACTS)
+def test_a_sample_is_what_it_is_known_to_be(name):
+    frames, fps, width, height, turns, keys = FACTS[name]
+    record = scan(str(SAMPLES / name))
+    assert record.kind == Kind.VIDEO
+    assert record.video == (frames, pytest.approx(fps, rel=1e-9), width, height)
+    assert record.turns == turns
+    assert record.keys.tolist() == keys
+    assert len(set(record.timestamps.tolist())) == frames
+    assert record.offsets is None
+    assert record.headers == b""
+
+
+@needs_samples
+@pytest.mark.parametrize("name", ["kinetics_pancake_h264.mkv", "ntu_1080p_h264.avi"])
+def test_timestamps_are_those_of_the_decoded_frames_in_the_order_shown(name):
+    with av.open(str(SAMPLES / name)) as container:
+        stamps = [frame.pts for frame in container.decode(video=0)]
+    assert scan(str(SAMPLES / name)).timestamps.tolist() == stamps
+
+
+# Made files.
+
+
+def test_key_frames_and_even_timestamps(tmp_path):
+    record = scan(str(write_video(tmp_path / "a.mp4", frames=30, options={"sc_threshold": "0"})))
+    assert record.kind == Kind.VIDEO
+    assert record.video == Video(30, 30.0, WIDTH, HEIGHT)
+    assert record.keys.tolist() == [0, 8, 16, 24]
+    assert len(even(record.timestamps)) == 1
+
+
+def test_a_variable_rate_keeps_each_timestamp(tmp_path):
+    stamps = [0, 1, 2, 10, 11, 40, 41, 45]
+    record = scan(str(write_video(tmp_path / "vfr.mp4", stamps=stamps)))
+    unit = record.timestamps[1] - record.timestamps[0]
+    assert ((record.timestamps - record.timestamps[0]) / unit).tolist() == stamps
+    assert record.video.frames == 8
+    # 8 frames in 46 / 30 s or 7 in 45 / 30 s, as a container counts the last one.
+    assert 4 < record.video.fps < 6
+
+
+def test_milliseconds_of_matroska(tmp_path):
+    record = scan(str(write_video(tmp_path / "a.mkv", fps=30)))
+    assert record.timestamps[:7].tolist() == [0, 33, 67, 100, 133, 167, 200]
+    assert record.video == Video(24, 30.0, WIDTH, HEIGHT)
+
+
+def test_one_frame_is_a_video(tmp_path):
+    record = scan(str(write_video(tmp_path / "one.mp4", frames=1)))
+    assert record.video.frames == 1
+    assert record.keys.tolist() == [0]
+
+
+def test_without_timestamps_frames_are_counted(tmp_path):
+    """A bare H.264 stream says in which order its frames are shown, and no more."""
+    record = scan(str(write_video(tmp_path / "bare.h264")))
+    assert record.video.frames == 24
+    assert record.keys.tolist() == [0]
+    assert record.timestamps is None
+
+
+@pytest.mark.parametrize("frames", [10, 48, 100])
+def test_a_prepared_file_knows_where_its_groups_lie(tmp_path, frames):
+    source = write_video(tmp_path / "a.mp4", frames=frames, fps=25)
+    target = tmp_path / "prepared.mp4"
+    write_prepared(str(source), scan(str(source)), target, short_side=32)
+    record = scan(str(target))
+    assert record.kind == Kind.PREPARED
+    assert record.video.frames == frames
+    assert record.video.fps == 25.0
+    assert (min(record.video.width, record.video.height), record.turns) == (32, 0)
+    assert len(record.offsets) == {10: 2, 48: 2, 100: 4}[frames]
+    assert (np.diff(record.offsets) > 0).all()
+    assert 0 < record.offsets[0] < record.offsets[-1] <= target.stat().st_size
+    assert record.headers[0] == 1  # the version with which an avcC begins
+    assert record.keys is record.timestamps is None
+
+
+def test_a_prepared_file_that_is_damaged_is_refused(tmp_path):
+    source, target = write_video(tmp_path / "a.mp4"), tmp_path / "prepared.mp4"
+    write_prepared(str(source), scan(str(source)), target)
+    begin = int(scan(str(target)).offsets[0])
+    content = bytearray(target.read_bytes())
+    second = begin + 4 + int.from_bytes(content[begin : begin + 4])
+    content[second : second + 4] = b"\xff" * 4  # the length of the second picture
+    target.write_bytes(content)
+    with pytest.raises(UnreadableVideoError, match="a group of pictures is damaged"):
+        scan(str(target))
+
+
+def test_a_folder_of_jpegs(tmp_path):
+    for number in range(5):
+        write_jpeg(tmp_path / f"{number:05}.jpg", 40, 30)
+    write_jpeg(tmp_path / "00005.JPEG", 40, 30)
+    (tmp_path / "notes.txt").write_text("not a frame")
+    record = scan(str(tmp_path))
+    assert record.kind == Kind.FRAMES
+    assert record.video == Video(6, 30.0, 40, 30)
+    assert record.timestamps is record.keys is record.offsets is None
+
+
+# Bad ones. None may hang: a pipe without a writer would.
+
+
+def make_bad(folder: Path, kind: str) -> Path:
+    path = folder / f"{kind}.mp4"
+    if kind == "empty":
+        path.touch()
+    elif kind == "text":
+        path.write_text("this is no video\n" * 100)
+    elif kind == "fifo":
+        os.mkfifo(path)
+    elif kind == "truncated":
+        whole = write_video(folder / "whole.mp4").read_bytes()
+        path.write_bytes(whole[: len(whole) // 2])
+    elif kind == "sound":
+        with wave.open(str(path), "wb") as sound:
+            sound.setparams((1, 2, 8000, 0, "NONE", ""))
+            sound.writeframes(bytes(16000))
+    elif kind == "no frames":
+        with av.open(str(path), "w", format="avi") as container:
+            stream = container.add_stream("libx264", rate=30)
+            stream.width, stream.height, stream.pix_fmt = WIDTH, HEIGHT, "yuv420p"
+            container.start_encoding()
+    elif kind == "empty folder":
+        path.mkdir()
+    elif kind == "broken JPEG":
+        path.mkdir()
+        (path / "1.jpg").write_bytes(b"\xff\xd8 and no more")
+    elif kind == "empty JPEG":
+        path.mkdir()
+        (path / "1.jpg").touch()
+    elif kind == "no name":
+        return folder / "a\0b.mp4"
+    return path
+
+
+@pytest.mark.parametrize(
+    ("kind", "reason"),
+    [
+        ("missing", "cannot be opened: No such file"),
+        ("empty", "the file is empty"),
+        ("text", "cannot be opened: Invalid data"),
+        ("fifo", "not a regular file"),
+        ("truncated", "cannot be opened: Invalid data"),
+        ("sound", "is none of the formats that hold a video"),
+        ("no frames", "has no frames"),
+        ("empty folder", "a folder without JPEG files"),
+        ("broken JPEG", "1.jpg is not a whole JPEG"),
+        ("empty JPEG", "cannot be decoded"),
+        ("no name", "null byte"),
+    ],
+)
+def test_what_cannot_be_read_says_why(tmp_path, kind, reason):
+    with pytest.raises(UnreadableVideoError, match=reason):
+        scan(str(make_bad(tmp_path, kind)))

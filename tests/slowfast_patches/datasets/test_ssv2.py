@@ -1,0 +1,276 @@
+"""Something-Something: segments of the whole video, from frames, WebM files or prepared ones."""
+
+import json
+import logging
+import shutil
+from collections.abc import Callable
+from pathlib import Path
+
+import cv2
+import numpy as np
+import pytest
+import torch
+from fvcore.common.config import CfgNode
+
+from multigrid import ClipPlan, ClipRequest, Shape
+from slowfast_patches.config import load_config
+from slowfast_patches.datasets.demo.forms import write_ssv2_form
+from slowfast_patches.datasets.lists.frame_list import HEADER
+from slowfast_patches.datasets.loader import build_dataset, evaluation_loader, loading_advice
+from slowfast_patches.datasets.reading.clip_reader import read_clip
+from slowfast_patches.datasets.reading.scan import scan
+from slowfast_patches.datasets.ssv2 import Ssv2
+from tests.slowfast_patches.test_clip_reader import SAMPLES, needs_samples
+
+LENGTHS = {"12": 24, "7": 16, "300": 5}
+BASE, COARSE = Shape(2, 8, 48), Shape(8, 2, 48)
+WIDTH, HEIGHT, STEP = 96, 64, 10
+NAMED = "something-something-v2-{}.json"
+
+
+def write_json(folder: Path, ids: list[str]) -> None:
+    """Three classes; the videos have classes 0, 1, 2, 0, ..."""
+    content = {
+        "labels": {f"Doing {n} things to something": str(n) for n in range(3)},
+        "train": [
+            {"id": name, "template": f"Doing {n % 3} things to [something]"}
+            for n, name in enumerate(ids)
+        ],
+    }
+    content["validation"] = content["train"]
+    for name, entries in content.items():
+        (folder / NAMED.format(name)).write_text(json.dumps(entries))
+
+
+def write_frames(folder: Path, name: str, images: list[np.ndarray]) -> list[str]:
+    """JPEG files of (H, W, 3) RGB pictures; their lines in a frame list."""
+    (folder / name).mkdir()
+    lines = []
+    for number, image in enumerate(images):
+        path = f"{name}/{name}_{number + 1:06d}.jpg"
+        cv2.imwrite(str(folder / path), image[..., ::-1], [cv2.IMWRITE_JPEG_QUALITY, 100])
+        lines.append(f'{name} 0 {number} {path} ""\n')
+    return lines
+
+
+@pytest.fixture(scope="module")
+def made(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Frames dark on the left and bright on the right; their green says their number."""
+    folder, lines = tmp_path_factory.mktemp("ssv2"), list[str]()
+    for name, frames in LENGTHS.items():
+        images = np.zeros((frames, HEIGHT, WIDTH, 3), np.uint8)
+        images[..., 0] = np.linspace(0, 255, WIDTH)
+        images[..., 1] = STEP * np.arange(frames)[:, None, None]
+        lines += write_frames(folder, name, list(images))
+    for split in ("train", "val"):
+        (folder / f"{split}.csv").write_text(f"{HEADER}\n{''.join(lines)}")
+    write_json(folder, list(LENGTHS))
+    return folder
+
+
+def config(folder: Path, *overrides: object) -> CfgNode:
+    data = ["TRAIN.DATASET", "ssv2", "TEST.DATASET", "ssv2", "DATA.RANDOM_FLIP", False]
+    data += ["DATA.PATH_TO_DATA_DIR", str(folder), "DATA.NUM_FRAMES", 8, "NUM_GPUS", 0]
+    data += ["DATA.TRAIN_CROP_SIZE", 48, "DATA.TEST_CROP_SIZE", 48, "MODEL.NUM_CLASSES", 3]
+    data += ["DATA.TRAIN_JITTER_SCALES", [48, 64], "TEST.NUM_ENSEMBLE_VIEWS", 1]
+    return load_config(None, [*data, "TEST.NUM_SPATIAL_CROPS", 1, *overrides])
+
+
+def numbers(clip: np.ndarray) -> list[int]:
+    """The numbers of a clip's frames."""
+    return [round(level / STEP) for level in clip[..., 1].mean((1, 2))]
+
+
+# Training.
+
+
+@pytest.mark.parametrize("shape", [BASE, COARSE])
+@pytest.mark.parametrize(("video", "frames"), [(0, 24), (1, 16)])
+def test_a_training_clip_has_a_frame_of_each_segment_at_any_shape(made, shape, video, frames):
+    data, seen = Ssv2(config(made), "train"), set()
+    part = frames // shape.frames
+    for epoch in range(12):
+        item = data[ClipRequest(video, epoch, shape, 3)]
+        taken = numbers(item["clip"])
+        assert [number // part for number in taken] == list(range(shape.frames))
+        assert (item["label"], item["flip"], item["video"]) == (video, False, video)
+        assert item["clip"][:, :, -5:, 0].mean() > item["clip"][:, :, :5, 0].mean()  # unmirrored
+        seen.add(tuple(taken))
+    assert len(seen) > 6
+
+
+def test_a_video_of_fewer_frames_than_segments_repeats_them(made):
+    item = Ssv2(config(made), "train")[ClipRequest(2, 0, BASE, 0)]
+    taken = numbers(item["clip"])
+    assert sorted(set(taken)) == [0, 1, 2, 3, 4]
+    assert taken == sorted(taken)
+
+
+def test_the_stride_of_the_recipe_changes_nothing_and_the_log_says_so(made, caplog):
+    caplog.set_level(logging.INFO)
+    request = ClipRequest(0, 0, BASE, 0)
+    one = Ssv2(config(made, "DATA.SAMPLING_RATE", 2), "train")[request]
+    other = Ssv2(config(made, "DATA.SAMPLING_RATE", 8, "DATA.TARGET_FPS", 12), "train")[request]
+    assert np.array_equal(one["clip"], other["clip"])
+    assert f"ssv2 train: 3 videos as frame lists, by {made}/train.csv" in caplog.text
+    assert "8 segments of the whole video, whatever DATA.SAMPLING_RATE 2 says" in caplog.text
+
+
+def test_flips_are_refused(made):
+    with pytest.raises(ValueError, match="left and right have meaning"):
+        Ssv2(config(made, "DATA.RANDOM_FLIP", True), "train")
+    assert Ssv2(config(made, "DATA.RANDOM_FLIP", True), "val")[0]["flip"] is False
+
+
+def test_a_video_without_its_first_frame_is_replaced(made, tmp_path):
+    folder = shutil.copytree(made, tmp_path / "ssv2")
+    (folder / "7" / "7_000001.jpg").unlink()
+    data = Ssv2(config(folder), "train")
+    item = data[ClipRequest(1, 0, BASE, 0)]
+    assert item["video"] != 1
+    assert item["label"] == item["video"]
+    ((path, reason), *_) = item["failures"]
+    assert path == f"{folder}/7"
+    assert reason.startswith("cannot be opened")
+    assert "7_000001.jpg" in reason
+    black = Ssv2(config(folder), "val")[1]
+    assert (black["clip"].any(), black["label"], black["video"]) == (False, 1, 1)
+
+
+# Evaluation.
+
+
+@pytest.mark.parametrize("split", ["val", "test"])
+def test_one_view_takes_the_centres_of_the_segments_and_the_centre_crop(made, split):
+    data = Ssv2(config(made), split)
+    assert (len(data), data.num_clips) == (3, 1)
+    assert numbers(data[0]["clip"]) == [1, 4, 7, 10, 13, 16, 19, 22]
+    assert numbers(data[1]["clip"]) == [1, 3, 5, 7, 9, 11, 13, 15]
+    for number in range(3):
+        clip = data[number]["clip"]
+        assert clip.shape == (8, 48, 48, 3)
+        # A ramp from 0 to 255, cut from 24 to 72 of its 96 columns resized to 72.
+        assert clip[..., 0].mean() == pytest.approx(127.5, abs=4)
+        assert clip[..., 0].min() > 30
+        assert clip[..., 0].max() < 225
+
+
+def test_views_are_spread_within_the_segments_and_crops_across_the_frame(made):
+    views = ("TEST.NUM_ENSEMBLE_VIEWS", 3, "TEST.NUM_SPATIAL_CROPS", 3)
+    data = Ssv2(config(made, *views), "test")
+    items = [data[number] for number in range(9)]
+    assert [numbers(item["clip"])[:2] for item in items[::3]] == [[0, 3], [1, 4], [2, 5]]
+    red = [item["clip"][..., 0].mean() for item in items[:3]]
+    assert red[0] < red[1] < red[2]
+
+
+def test_a_mini_batch_has_a_class_for_each_clip(made):
+    (batch,) = evaluation_loader(
+        config(made, "DATA_LOADER.NUM_WORKERS", 1), Ssv2(config(made), "val"), 4, 0, 1
+    )
+    assert batch["labels"].dtype == torch.int64
+    assert batch["labels"].tolist() == [0, 1, 2]
+    assert batch["clips"].shape == (3, 8, 48, 48, 3)
+
+
+# Forms.
+
+
+def test_the_registry_has_it_under_the_recipes_name(made):
+    assert type(build_dataset(config(made), "val")) is Ssv2
+
+
+def test_no_preparing_is_advised_for_frames(made):
+    cfg = config(made, "DATA_LOADER.NUM_WORKERS", 64)
+    assert "prepare" not in loading_advice(cfg, Ssv2(cfg, "train"))
+
+
+@pytest.fixture(scope="module")
+def webm(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The samples in WebM as distributed: by id, in the folder of the archives."""
+    folder = tmp_path_factory.mktemp("webm")
+    (folder / "20bn-something-something-v2").mkdir()
+    for name, sample in (("41", "testsrc_vp9"), ("5", "testsrc_vp8")):
+        target = folder / "20bn-something-something-v2" / f"{name}.webm"
+        shutil.copy(SAMPLES / f"{sample}.webm", target)
+    write_json(folder, ["41", "5"])
+    return folder
+
+
+@needs_samples
+def test_webm_files_are_read_directly(webm, caplog):
+    caplog.set_level(logging.INFO)
+    data = Ssv2(config(webm), "train")
+    assert f"ssv2 train: 2 videos as WebM files, by {webm}/{NAMED.format('train')}" in caplog.text
+    assert (webm / "something-something-v2-train.index.npz").is_file()
+    for shape in (BASE, COARSE):
+        batch = data.__getitems__([ClipRequest(n, 0, shape, 0) for n in range(2)])
+        assert batch["clips"].shape == (2, shape.frames, 48, 48, 3)
+        assert (batch["labels"].tolist(), batch["failures"]) == ([0, 1], [])
+    data = Ssv2(config(webm), "val")
+    path = f"{webm}/20bn-something-something-v2/41.webm"
+    # 25 frames of 321 × 240 in 8 segments; the centre of a frame resized to 64 × 48.
+    wanted = ClipPlan(np.array([1, 4, 7, 10, 14, 17, 20, 23]), (64, 48), (8, 0), 48, False)
+    assert np.array_equal(data[0]["clip"], read_clip(path, scan(path), wanted))
+
+
+@needs_samples
+def test_frames_cut_from_a_video_give_what_the_video_gives(tmp_path):
+    """The first 24 frames of real videos, once as JPEG files and once as they are."""
+    ids = {"41": "kinetics_340x256_h264.mp4", "5": "kinetics_pancake_h264.mkv"}
+    lines, wanted = list[str](), list[np.ndarray]()
+    for name, sample in ids.items():
+        path, record = str(SAMPLES / sample), scan(str(SAMPLES / sample))
+        side, size = record.video.height, record.video[2:]
+        left = ClipPlan(np.arange(24), size, (0, 0), side, False)
+        lines += write_frames(tmp_path, name, list(read_clip(path, record, left)))
+        scaled = (round(48 * size[0] / side), 48)
+        centres = np.array([1, 4, 7, 10, 13, 16, 19, 22])
+        wanted.append(read_clip(path, record, ClipPlan(centres, scaled, (0, 0), 48, False)))
+    (tmp_path / "val.csv").write_text(f"{HEADER}\n{''.join(lines)}")
+    write_json(tmp_path, list(ids))
+    data = Ssv2(config(tmp_path), "val")
+    for number, clip in enumerate(wanted):
+        assert abs(data[number]["clip"].astype(float) - clip).mean() < 4
+        assert abs(data[number]["clip"].astype(float) - clip[::-1]).mean() > 6
+
+
+# A whole run.
+
+
+def test_a_training_on_frame_lists_from_beginning_to_end(
+    demo_data: Path, train: Callable[..., Path], tmp_path: Path, opened: type
+):
+    write_ssv2_form(demo_data, tmp_path / "ssv2")
+    output = train(
+        tmp_path / "run",
+        *("TRAIN.DATASET", "ssv2", "TEST.DATASET", "ssv2", "DATA.RANDOM_FLIP", False),
+        *("DATA.PATH_TO_DATA_DIR", tmp_path / "ssv2", "TEST.NUM_ENSEMBLE_VIEWS", 1),
+        *("BN.USE_PRECISE_STATS", False, "MULTIGRID.LONG_CYCLE", False, "TRAIN.EVAL_PERIOD", 9),
+        *("SOLVER.MAX_EPOCH", 2, "SOLVER.STEPS", [0, 1], "MULTIGRID.EPOCH_FACTOR", 1.0),
+    )
+    result = opened(output).result
+    assert result["finished"] is True
+    assert len(opened(output).metrics()) == result["iterations"]
+    assert 0 <= result["top1"] <= 100
+    log = opened(output).log
+    for split, count in (("train", 24), ("val", 8), ("test", 8)):
+        assert f"ssv2 {split}: {count} videos as frame lists" in log
+    assert "cannot be" not in log
+
+
+def test_mistakes_are_said_before_anything_is_trained(
+    demo_data: Path, command_line: Callable[..., tuple[int, str]], tmp_path: Path
+):
+    write_ssv2_form(demo_data, tmp_path / "ssv2")
+    names = ("TRAIN.DATASET", "ssv2", "TEST.DATASET", "ssv2", "DATA.PATH_TO_DATA_DIR")
+    for overrides, said in (
+        ((tmp_path / "ssv2",), "left and right have meaning"),
+        ((tmp_path / "ssv2", "DATA.RANDOM_FLIP", False, "DATA.PATH_PREFIX", "/no"), "/no/frames/"),
+        ((tmp_path, "DATA.RANDOM_FLIP", False), "has neither train.csv nor something-something"),
+        ((tmp_path, "TRAIN.DATASET", "ssv3"), "there are kinetics, ssv2, charades"),
+    ):
+        status, error = command_line(tmp_path / "run", *names, *overrides)
+        assert status == 2
+        assert said in error[error.index("error: ") :]
+        assert "Traceback" not in error

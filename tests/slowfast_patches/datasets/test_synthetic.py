@@ -1,0 +1,295 @@
+"""The demo data: a frame gives nothing away, a clip shows its class, files are made once."""
+
+import importlib.util
+import json
+from collections import Counter
+from dataclasses import replace
+from pathlib import Path
+from types import ModuleType
+
+import av
+import numpy as np
+import pytest
+
+from slowfast_patches.datasets.demo import synthetic
+from slowfast_patches.datasets.demo.synthetic import (
+    CLASSES,
+    SPLITS,
+    DemoSpec,
+    Scene,
+    draw_scene,
+    make_demo_data,
+    render,
+    video_path,
+)
+
+SMALL = DemoSpec(train=9, val=8, test=2, frames=5, width=48, height=32)
+OPPOSITES = [("left", "right"), ("up", "down"), ("clockwise", "counterclockwise")]
+OPPOSITES += [("grow", "shrink")]
+
+
+@pytest.fixture(scope="module")
+def made(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    output = tmp_path_factory.mktemp("demo")
+    assert make_demo_data(output, SMALL, workers=1) == 19
+    return output
+
+
+def decode(path: Path) -> np.ndarray:
+    with av.open(str(path)) as container:
+        return np.stack([f.to_ndarray(format="rgb24") for f in container.decode(video=0)])
+
+
+def contents(folder: Path) -> dict[str, bytes]:
+    files = (p for p in folder.rglob("*") if p.is_file())
+    return {str(p.relative_to(folder)): p.read_bytes() for p in files}
+
+
+def lone_thing(rates: tuple[float, float, float, float], side: int = 65) -> Scene:
+    """One thing in the middle of a flat, still ground, halfway through the size cycle."""
+    scene = draw_scene(np.random.default_rng(3), 3, side, side)
+    thing = replace(scene.things[0], state=(side // 2, side // 2, 0.7, 0.5))
+    ground, shake = np.full_like(scene.ground, 0.25), np.zeros_like(scene.shake)
+    return replace(scene, ground=ground, shake=shake, things=(thing,), rates=rates, anchor=0)
+
+
+def assert_alike(a: np.ndarray, b: np.ndarray) -> None:
+    """Equal to the last bit but one: rounding may differ where the arithmetic does."""
+    assert np.abs(a.astype(int) - b.astype(int)).max() <= 1
+
+
+# The pictures.
+
+
+@pytest.mark.parametrize(("name", "opposite"), OPPOSITES)
+@pytest.mark.parametrize("seed", range(3))
+def test_a_class_played_backwards_is_the_opposite_class(
+    name: str, opposite: str, seed: int
+) -> None:
+    scene = draw_scene(np.random.default_rng(seed), 12, 48, 40)
+    backwards = replace(scene, shake=scene.shake[::-1], anchor=11 - scene.anchor)
+    np.testing.assert_array_equal(render(scene, name)[::-1], render(backwards, opposite))
+
+
+@pytest.mark.parametrize("seed", range(3))
+def test_the_same_frame_can_be_of_any_class(seed: int) -> None:
+    scene = draw_scene(np.random.default_rng(seed), 10, 48, 40)
+    clips = [render(scene, name) for name in CLASSES]
+    for t in range(10):
+        different = {clip[t].tobytes() for clip in clips}
+        assert len(different) == (1 if t == scene.anchor else len(CLASSES))
+
+
+def test_frames_far_from_the_anchor_have_the_same_statistics_in_every_class() -> None:
+    frames = np.empty((60, len(CLASSES), 32, 48, 3))
+    for seed, row in enumerate(frames):
+        scene = replace(draw_scene(np.random.default_rng(seed), 1, 48, 32), anchor=-40)
+        row[:] = [render(scene, name)[0] for name in CLASSES]
+    left_to_right = frames[:, :, :, 24:].mean((2, 3, 4)) - frames[:, :, :, :24].mean((2, 3, 4))
+    for statistic in (frames.mean((2, 3, 4)), frames.std((2, 3, 4)), left_to_right):
+        # Each class against the mean of all, in the same 60 scenes: no more than chance.
+        apart = statistic - statistic.mean(1, keepdims=True)
+        standard_error = apart.std(0) / np.sqrt(len(apart))
+        assert (np.abs(apart.mean(0)) < 3.5 * standard_error).all()
+
+
+@pytest.mark.parametrize(
+    ("name", "axis", "step"), [("left", 1, -2), ("right", 1, 2), ("up", 0, -2), ("down", 0, 2)]
+)
+def test_translation_shifts_the_picture_and_wraps_around(name: str, axis: int, step: int) -> None:
+    scene = lone_thing((2.0, 2.0, 9.0, 9.0))
+    clip = render(replace(scene, shake=np.zeros((40, 2))), name)
+    for t in (1, 20, 39):
+        assert_alike(clip[t], np.roll(clip[0], step * t, axis))
+
+
+@pytest.mark.parametrize(("name", "quarter_turns"), [("clockwise", -1), ("counterclockwise", 1)])
+def test_rotation_turns_the_picture_as_a_viewer_sees_it(name: str, quarter_turns: int) -> None:
+    clip = render(lone_thing((9.0, 9.0, np.pi / 2, 9.0)), name)
+    assert_alike(clip[1], np.rot90(clip[0], quarter_turns))
+    assert_alike(clip[2], np.rot90(clip[0], 2))
+
+
+@pytest.mark.parametrize(("name", "sign"), [("grow", 1), ("shrink", -1)])
+def test_zoom_changes_the_area_and_starts_again_after_a_cycle(name: str, sign: int) -> None:
+    clip = render(replace(lone_thing((9.0, 9.0, 9.0, 0.125)), shake=np.zeros((9, 2))), name)
+    areas = (clip != clip[0, 0, 0]).any(-1).sum((1, 2))
+    assert (np.sign(np.diff(areas[:4])) == sign).all()
+    np.testing.assert_array_equal(clip[8], clip[0])
+    assert areas[4] == 0  # unseen while it steps from one end of the cycle to the other
+
+
+def test_every_frame_shows_several_things_on_a_ground_that_shakes() -> None:
+    for seed in range(20):
+        scene = draw_scene(np.random.default_rng(seed), 40, 80, 64)
+        assert 2 <= len(scene.things) <= 3
+        assert 0.1 < scene.shake.std() < 0.6
+        assert scene.ground.std() > 0.01
+        bare = render(replace(scene, things=()), "left")
+        covered = (render(scene, "grow") != bare).any(-1).mean((1, 2))
+        assert covered.min() > 0.04
+
+
+# The files.
+
+
+def test_csv_lines_name_files_that_decode_to_the_promised_frames(made: Path) -> None:
+    assert (made / "classes.txt").read_text().split() == list(CLASSES)
+    for split in SPLITS:
+        lines = (made / f"{split}.csv").read_text().splitlines()
+        assert len(lines) == getattr(SMALL, split)
+        for line in lines:
+            path, label = line.split(" ")
+            assert Path(path).name.startswith(CLASSES[int(label)] + "_")
+            assert decode(made / path).shape == (5, 32, 48, 3)
+    assert not list(made.rglob("*.part"))
+
+
+def test_every_split_is_balanced(made: Path) -> None:
+    for split, expected in (("train", {1: 7, 2: 1}), ("val", {1: 8}), ("test", {1: 2})):
+        labels = [line.split()[1] for line in (made / f"{split}.csv").read_text().splitlines()]
+        assert Counter(Counter(labels).values()) == expected
+    assert len({video_path(s, i) for s in SPLITS for i in range(40)}) == 120
+
+
+def test_files_show_what_was_rendered(made: Path) -> None:
+    """Sharp enough that motion, not compression, is what changes between frames."""
+    scene = draw_scene(np.random.default_rng((SMALL.seed, 0, 3)), 5, 48, 32)
+    error = decode(made / video_path("train", 3)) - render(scene, "down").astype(float)
+    assert np.sqrt((error**2).mean()) < 25
+
+
+def test_files_do_not_depend_on_the_number_of_processes(made: Path, tmp_path: Path) -> None:
+    assert make_demo_data(tmp_path, SMALL, workers=2) == 19
+    assert contents(tmp_path) == contents(made)
+
+
+def test_another_seed_or_split_gives_other_videos(made: Path, tmp_path: Path) -> None:
+    make_demo_data(tmp_path, replace(SMALL, train=1, val=0, test=0, seed=1), workers=1)
+    files = [tmp_path / "train/left_0000.mp4"] + [made / f"{s}/left_0000.mp4" for s in SPLITS]
+    assert len({decode(path).tobytes() for path in files}) == 4
+
+
+def test_only_what_is_missing_is_made_again(made: Path, tmp_path: Path) -> None:
+    before = contents(made)
+    lost, kept = made / video_path("val", 5), made / video_path("val", 4)
+    stamp = kept.stat().st_mtime_ns
+    lost.unlink()
+    lost.with_name(lost.name + ".part").write_bytes(b"an interrupted write")
+    assert make_demo_data(made, SMALL, workers=1) == 1
+    assert contents(made) == before
+    assert kept.stat().st_mtime_ns == stamp
+    assert make_demo_data(made, SMALL) == 0
+
+
+def test_an_interrupted_run_leaves_no_lists_and_continues(
+    made: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    from_ndarray = av.VideoFrame.from_ndarray
+    frames = iter(range(12))  # two videos of five frames, and a part of the third
+
+    def encode(*args: object, **kwargs: object) -> av.VideoFrame:
+        if next(frames, None) is None:
+            raise KeyboardInterrupt
+        return from_ndarray(*args, **kwargs)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(synthetic.av, "VideoFrame", type("F", (), {"from_ndarray": encode}))
+        with pytest.raises(KeyboardInterrupt):
+            make_demo_data(tmp_path, SMALL, workers=1)
+    assert not list(tmp_path.glob("*.csv"))
+    assert len(list(tmp_path.rglob("*.mp4"))) == 2
+    assert make_demo_data(tmp_path, SMALL, workers=1) == 17
+    assert contents(tmp_path) == contents(made)
+
+
+# What is refused.
+
+
+def test_other_arguments_are_refused_and_nothing_is_touched(made: Path) -> None:
+    before = contents(made)
+    with pytest.raises(ValueError, match=r"train 9 \(now 10\), seed 0 \(now 2\): give"):
+        make_demo_data(made, replace(SMALL, train=10, seed=2))
+    assert contents(made) == before
+
+
+def test_somebody_elses_folder_is_refused(tmp_path: Path) -> None:
+    (tmp_path / "val.csv").write_text("mine.mp4 0\n")
+    with pytest.raises(ValueError, match=r"val\.csv that is not ours"):
+        make_demo_data(tmp_path, SMALL)
+    assert contents(tmp_path) == {"val.csv": b"mine.mp4 0\n"}
+
+
+@pytest.mark.parametrize("text", ["", "{", "7", "[1]"])
+def test_a_damaged_manifest_is_named(tmp_path: Path, text: str) -> None:
+    (tmp_path / "demo_data.json").write_text(text)
+    with pytest.raises(ValueError, match=r"demo_data\.json is damaged"):
+        make_demo_data(tmp_path, SMALL)
+
+
+@pytest.mark.parametrize(
+    ("name", "value", "message"),
+    [
+        ("train", -1, "train is -1: give 0 or more"),
+        ("seed", -5, "seed is -5: give 0 or more"),
+        ("frames", 0, "frames is 0: give 1 or more"),
+        ("width", 30, "width is 30: give 32 or more"),
+        ("height", 33, "height is 33: h264 wants an even number"),
+    ],
+)
+def test_numbers_that_make_no_data_set_are_refused(name: str, value: int, message: str) -> None:
+    with pytest.raises(ValueError, match=message):
+        replace(SMALL, **{name: value})
+
+
+# The command line.
+
+
+@pytest.fixture(scope="module")
+def tool() -> ModuleType:
+    path = Path(__file__).parents[3] / "tools" / "make_demo_data.py"
+    spec = importlib.util.spec_from_file_location("make_demo_data", path)
+    assert spec is not None
+    assert spec.loader is not None
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    return module
+
+
+def test_the_tool_makes_a_data_set_and_says_when_there_is_nothing_to_do(
+    tool: ModuleType, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    numbers = "--train 2 --val 1 --test 0 --seed 4 --frames 3 --size 36 32 --workers 1"
+    command = ["--output", str(tmp_path / "data"), *numbers.split()]
+    assert tool.main(command) == 0
+    assert "3 of 3 videos made" in capsys.readouterr().out
+    assert decode(tmp_path / "data/train/right_0000.mp4").shape == (3, 32, 36, 3)
+    manifest = json.loads((tmp_path / "data/demo_data.json").read_text())
+    assert (manifest["seed"], manifest["width"], manifest["height"]) == (4, 36, 32)
+    assert tool.main(command) == 0
+    assert "all 3 videos are there already" in capsys.readouterr().out
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        (["--train", "-3"], "train is -3"),
+        (["--workers", "0"], "workers is 0"),
+        (["--size", "95", "80"], "width is 95"),
+        (["--output", "{file}"], "file"),
+        (["--output", "{file}/below"], "file/below"),
+    ],
+)
+def test_the_tool_says_in_one_line_what_is_wrong(
+    tool: ModuleType,
+    tmp_path: Path,
+    capsys: pytest.CaptureFixture[str],
+    options: list[str],
+    message: str,
+) -> None:
+    (tmp_path / "file").touch()
+    options = [option.format(file=tmp_path / "file") for option in options]
+    assert tool.main(["--output", str(tmp_path / "data"), *options]) == 2
+    error = capsys.readouterr().err
+    assert message in error
+    assert error.count("\n") == 1

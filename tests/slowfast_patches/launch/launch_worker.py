@@ -1,0 +1,147 @@
+"""Starts the commands of runs, each in a fork of this process, which has imported everything.
+
+A line of standard input is a request, and the answer a line of standard output:
+
+    {"start": ENVIRONMENT, "arguments": [...], "stdout": FILE, "stderr": FILE, "folder": FOLDER}
+        a command; its number. Its arguments are those of tools/run_net.py, or with DEED in the
+        environment KEY VALUE pairs of a run that does as `_deed` says. With SPAWN, that one spawns
+        two processes by forking, or, if it is "spawn", in earnest.
+    {"wait": NUMBER}
+        its exit status, once it has ended
+"""
+
+import functools
+import importlib.util
+import json
+import os
+import signal
+import sys
+import time
+from datetime import timedelta
+from pathlib import Path
+
+import torch
+import torch.distributed as dist
+from fvcore.common.config import CfgNode
+from torch.utils.data import DataLoader
+
+from slowfast_patches.config import load_config
+from slowfast_patches.launch import spawning
+from slowfast_patches.launch.launch import explain_once, launch, launch_at
+from slowfast_patches.launch.stopping import TrainingInterruptedError, TrainingStoppedError
+from slowfast_patches.train.record.logs import setup_logging
+from slowfast_patches.train.run import run as _  # noqa: F401  what run_net.py imports
+from slowfast_patches.utils.distributed import World
+from slowfast_patches.utils.placement import Placement
+
+DEADLINE = 240
+"""Seconds after which any process ends, whatever it waits for."""
+
+
+class Sleeping(torch.utils.data.Dataset):
+    def __len__(self) -> int:
+        return 1
+
+    def __getitem__(self, number: int) -> int:
+        os.write(1, b"worker\n")
+        time.sleep(DEADLINE)
+        return number
+
+
+def main(cfg: CfgNode, world: World) -> None:
+    setup_logging(cfg.OUTPUT_DIR, world)
+    signal.alarm(DEADLINE)
+    _deed(os.environ["DEED"], Path(cfg.OUTPUT_DIR), world)
+    total = torch.ones(1)
+    dist.all_reduce(total)
+    world.store.set(f"from_{world.rank}", str(int(total)))
+    said = world.store.get(f"from_{1 - world.rank}").decode()
+    (Path(cfg.OUTPUT_DIR) / f"rank_{world.rank}").write_text(f"{said} {world.local_rank}")
+
+
+def _deed(name: str, folder: Path, world: World) -> None:
+    if name == "interrupt":  # rank 0 writes a checkpoint meanwhile
+        time.sleep(0.0 if world.rank else 1.0)
+        (folder / f"saved_{world.rank}").touch()
+        raise TrainingInterruptedError("stopped by a signal after iteration 7")
+    if name == "worker":  # with a handler as that of a training, which ends an iteration first
+        signal.signal(signal.SIGINT, signal.SIG_IGN)
+        next(iter(DataLoader(Sleeping(), num_workers=1)))
+    if name == "sleep":
+        os.write(1, b"asleep\n")
+        time.sleep(DEADLINE)
+    if world.rank == 1:
+        if name == "mistake":
+            raise ValueError("a key of the recipe is wrong")
+        if name == "stop":
+            raise TrainingStoppedError("the disk is full")
+        if name == "bug":
+            error = KeyError("no such thing")
+            error.add_note("in iteration 7")
+            raise error
+        if name == "kill":
+            os.kill(os.getpid(), signal.SIGKILL)
+        if name == "silence":
+            time.sleep(DEADLINE)
+    elif name == "bug":
+        time.sleep(DEADLINE)  # in no collective, and still it ends
+
+
+def check(cfg: CfgNode) -> None:
+    if os.environ["DEED"] == "stuck":
+        os.write(1, b"stuck\n")
+        dist.HashStore().wait(["never"], timedelta(seconds=DEADLINE))
+    if os.environ["DEED"] == "check" and cfg.SHARD_ID == 1:
+        raise ValueError("no videos on this machine")
+
+
+def command(keys: list[object]) -> int:
+    cfg, address = load_config(None, keys), os.environ.get("ADDRESS")
+    if "SPAWN" not in os.environ:
+        launch(cfg, address, main, check)
+        return 0
+    if os.environ["SPAWN"] == "fork":
+        start = functools.partial(spawning.start_processes)
+        spawning.start_processes = lambda *args, **keys: start(
+            *args, **(keys | {"start_method": "fork"})
+        )
+    return launch_at(Placement("run_net", 2, 1, 0, 0, 0, 2, address), cfg, main, check)
+
+
+def run_net(arguments: list[str]) -> int:
+    path = Path(__file__).parents[3] / "tools" / "run_net.py"
+    spec = importlib.util.spec_from_file_location("run_net", path)
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    sys.argv = [str(path), *arguments]
+    return module.main()
+
+
+def start(request: dict) -> int:
+    if number := os.fork():
+        return number
+    status = 70
+    try:
+        signal.alarm(DEADLINE)
+        os.chdir(request["folder"])
+        os.dup2(os.open(request["stdout"], os.O_WRONLY | os.O_CREAT | os.O_APPEND), 1)
+        os.dup2(os.open(request["stderr"], os.O_WRONLY | os.O_CREAT | os.O_APPEND), 2)
+        os.environ.update(request["start"])
+        run = command if "DEED" in os.environ else run_net
+        status = run(request["arguments"])
+    except SystemExit as end:
+        status = end.code
+    except Exception as error:
+        status = explain_once(error)
+    finally:
+        os._exit(status)
+
+
+if __name__ == "__main__":
+    for line in sys.stdin:
+        request = json.loads(line)
+        if "start" in request:
+            answer = start(request)
+        else:
+            answer = os.waitstatus_to_exitcode(os.waitpid(request["wait"], 0)[1])
+        print(json.dumps(answer), flush=True)

@@ -1,0 +1,105 @@
+"""One run per OUTPUT_DIR: the second is refused, and says which is the first."""
+
+import errno
+import fcntl
+import os
+import re
+import signal
+import subprocess
+import sys
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import pytest
+
+from slowfast_patches.launch import output_lock
+from slowfast_patches.launch.output_lock import held
+
+HOLDER = """
+import os, sys, time
+from slowfast_patches.launch.output_lock import held
+with held(sys.argv[1]):
+    if os.fork() == 0:  # as a DataLoader's worker: it outlives its parent for a while
+        sys.stdin.read()
+        os._exit(0)
+    print("held", flush=True)
+    sys.stdin.read()
+"""
+
+
+@pytest.fixture
+def holder(tmp_path: Path) -> Iterator[subprocess.Popen[str]]:
+    """A process that holds `tmp_path`."""
+    command = [sys.executable, "-c", HOLDER, tmp_path]
+    pipes = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE, "text": True}
+    with subprocess.Popen(command, **pipes) as process:
+        assert process.stdout.readline() == "held\n"
+        yield process
+        process.stdin.close()
+
+
+def test_a_second_run_is_refused_until_the_first_is_killed(
+    tmp_path: Path, holder: subprocess.Popen[str]
+):
+    for _ in range(2):  # to look does not set it free
+        with pytest.raises(ValueError) as caught, held(tmp_path):
+            pytest.fail("held twice")
+        message = str(caught.value)
+        assert f"OUTPUT_DIR {tmp_path} is in use by another run: process {holder.pid} on" in message
+        assert re.search(r"since 20\d\d-\d\d-\d\dT[\d:+]+: .*python", message)
+        assert "another OUTPUT_DIR" in message
+    holder.send_signal(signal.SIGKILL)
+    holder.wait(60)
+    with held(tmp_path):  # its child still lives
+        assert f'"pid": {os.getpid()}' in (tmp_path / "run.lock").read_text()
+
+
+def test_run_net_is_refused_before_it_changes_anything(
+    command_line: Callable[..., tuple[int, str]], tmp_path: Path, holder: subprocess.Popen[str]
+):
+    before = {path: path.read_bytes() for path in tmp_path.rglob("*")}
+    status, error = command_line(tmp_path)
+    assert status == 2
+    assert f"in use by another run: process {holder.pid}" in error
+    assert {path: path.read_bytes() for path in tmp_path.rglob("*")} == before
+
+
+def test_a_folder_that_cannot_be_written_is_refused(
+    command_line: Callable[..., tuple[int, str]], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+):
+    (tmp_path / "file").write_text("in the way")
+    status, error = command_line(tmp_path / "file")
+    assert status == 2
+    assert f"OUTPUT_DIR {tmp_path / 'file'} cannot be written to: " in error
+    assert "choose another" in error
+
+    def read_only(*_: object, **__: object) -> None:
+        raise OSError(errno.EROFS, os.strerror(errno.EROFS))
+
+    monkeypatch.setattr(Path, "open", read_only)
+    with pytest.raises(ValueError, match="cannot be written to: Read-only file system"):
+        held(tmp_path).__enter__()
+
+
+def test_a_full_disk_is_noticed_before_training(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    (tmp_path / "run.lock").symlink_to("/dev/full")
+    monkeypatch.setattr(output_lock.fcntl, "lockf", lambda *_: None)  # a device takes none
+    monkeypatch.setattr(output_lock, "_write", write_through)
+    with pytest.raises(ValueError, match="cannot be written to: No space left on device"):
+        held(tmp_path).__enter__()
+
+
+def write_through(file, text: str) -> None:
+    """Without cutting the file, which a device does not take."""
+    file.write(text.encode())
+
+
+def test_without_locks_a_run_goes_on_with_a_warning(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+):
+    def none(*_: object) -> None:
+        raise OSError(errno.ENOLCK, os.strerror(errno.ENOLCK))
+
+    monkeypatch.setattr(fcntl, "lockf", none)
+    with held(tmp_path):
+        assert "without locks" in caplog.text

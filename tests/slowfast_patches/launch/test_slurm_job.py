@@ -1,0 +1,194 @@
+"""Jobs that are warned, preempted, cancelled and requeued, without SLURM."""
+
+import os
+import pickle
+import signal
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+
+from slowfast_patches.launch.slurm import Slurm, make_executor, queue
+from slowfast_patches.launch.slurm_job import Job
+
+# Saves when told to, the others with the first; what it is to do beyond that comes in files.
+TRAINING = """
+import os, pathlib, signal, sys, time
+folder = pathlib.Path(sys.argv[-1])
+number = int(sys.argv[sys.argv.index("--shard-id") + 1]) if "--shard-id" in sys.argv else 0
+def save(*_):
+    (folder / f"saved_{number}").touch()
+    os._exit(0 if (folder / "done").exists() else 75)
+assert signal.getsignal(signal.SIGUSR2) == signal.SIG_IGN
+if not (folder / "deaf").exists():
+    signal.signal(signal.SIGUSR1, save)
+(folder / f"trains_{number}.tmp").write_text(str(os.getpid()))
+(folder / f"trains_{number}.tmp").replace(folder / f"trains_{number}")
+while not (folder / "finish").exists():
+    time.sleep(0.02)
+    if number and (folder / "saved_0").exists():
+        save()
+    if (folder / "hears").exists():
+        signal.signal(signal.SIGUSR1, save)
+sys.exit(int((folder / "finish").read_text()))
+"""
+
+
+@pytest.fixture
+def train(cluster: Any, tmp_path: Path) -> Callable[..., Path]:
+    """`train(machines=1, ...)` queues a stand-in for a training, starts it, and waits until it
+    trains; gives the folder through which it is told what to do."""
+    script, folder = tmp_path / "run_net.py", tmp_path / "run"
+    script.write_text(TRAINING)
+
+    def start(*files: str, machines: int = 1, **options: float) -> Path:
+        folder.mkdir()
+        for name in files:
+            (folder / name).touch()
+        slurm = Slurm("gpu", **options)
+        executor = make_executor(folder / "slurm", slurm, machines, 0)
+        job = Job((sys.executable, str(script), str(folder)), slurm.warning_seconds)
+        assert queue(executor, [job]) == [cluster.number]
+        cluster.start(machines)
+        started = [folder / f"trains_{number}" for number in range(machines)]
+        cluster.until(lambda: all(path.exists() for path in started), "training")
+        return folder
+
+    return start
+
+
+def requeues_left(folder: Path) -> int:
+    """How often the job that is queued again may still run out of time."""
+    with (folder / "slurm" / "4242_submitted.pkl").open("rb") as file:
+        return pickle.load(file)._timeout_countdown
+
+
+def outcome(folder: Path) -> str | None:
+    """What submitit wrote of the first task's end: "success", "error", or nothing."""
+    path = folder / "slurm" / "4242_0_result.pkl"
+    return pickle.loads(path.read_bytes())[0] if path.exists() else None
+
+
+def test_a_warning_before_the_end_saves_on_all_machines_and_requeues(
+    cluster: Any, train: Callable[..., Path]
+) -> None:
+    folder = train(machines=2, hours=0.05)
+    cluster.signal(signal.SIGUSR2, machines=2)
+    first, second = cluster.wait()
+    assert sorted(p.name for p in folder.glob("saved_*")) == ["saved_0", "saved_1"]
+    assert cluster.requeued == ["requeue 4242"]
+    assert requeues_left(folder) == 49
+    # The job is not over: no result. srun would end all tasks if one that is not the first failed.
+    assert outcome(folder) is None
+    assert second == 0, first
+    (folder / "finish").write_text("0")
+    cluster.start(2, restarts=1)
+    assert cluster.wait() == [0, 0]
+    assert outcome(folder) == "success"
+
+
+def test_preemption_saves_and_requeues_and_does_not_count(
+    cluster: Any, train: Callable[..., Path]
+) -> None:
+    folder = train(machines=2)
+    cluster.signal(signal.SIGCONT, signal.SIGTERM, machines=2)
+    assert cluster.wait()[1] == 0
+    assert (folder / "saved_1").exists()
+    assert cluster.requeued == ["requeue 4242"]
+    assert requeues_left(folder) == 50
+    assert outcome(folder) is None
+
+
+def test_a_cancelled_job_saves_and_is_not_requeued(
+    cluster: Any, train: Callable[..., Path]
+) -> None:
+    folder = train()
+    cluster.state("COMPLETING")
+    cluster.signal(signal.SIGCONT, signal.SIGTERM)
+    assert cluster.wait() == [1]
+    assert (folder / "saved_0").exists()
+    assert cluster.requeued == []
+    assert "the job is COMPLETING" in cluster.log()
+
+
+def test_a_job_that_is_asked_while_it_starts_saves_when_it_can_and_late_is_requeued_in_time(
+    cluster: Any, train: Callable[..., Path]
+) -> None:
+    folder = train("deaf", warning_seconds=1)
+    cluster.signal(signal.SIGUSR2)
+    cluster.until(lambda: bool(cluster.requeued), "requeued in time")
+    assert not (folder / "saved_0").exists()
+    assert "not saved within" in cluster.log()
+    # SLURM leaves it KillWait seconds more; it is asked again.
+    (folder / "hears").touch()
+    cluster.wait()
+    assert (folder / "saved_0").exists()
+    assert cluster.requeued == ["requeue 4242"]
+
+
+def test_a_training_that_a_signal_to_all_ends_before_it_begins_is_requeued(
+    cluster: Any, train: Callable[..., Path]
+) -> None:
+    folder = train("deaf")
+    os.kill(int((folder / "trains_0").read_text()), signal.SIGTERM)
+    cluster.wait()
+    assert cluster.requeued == ["requeue 4242"]
+    assert outcome(folder) is None
+
+
+def test_a_training_that_ends_while_warned_is_done(
+    cluster: Any, train: Callable[..., Path]
+) -> None:
+    folder = train("done")
+    cluster.signal(signal.SIGUSR2)
+    assert cluster.wait() == [0]
+    assert cluster.requeued == []
+    assert outcome(folder) == "success"
+
+
+def test_a_job_whose_requeues_are_used_up_saves_and_fails(
+    cluster: Any, train: Callable[..., Path]
+) -> None:
+    folder = train(hours=0.05, requeues=0)
+    cluster.signal(signal.SIGUSR2)
+    assert cluster.wait() == [1]
+    assert (folder / "saved_0").exists()
+    assert cluster.requeued == []
+    assert "timed-out too many times" in cluster.log()
+
+
+def test_a_failed_training_fails_the_job(cluster: Any, train: Callable[..., Path]) -> None:
+    folder = train()
+    (folder / "finish").write_text("3")
+    assert cluster.wait() == [1]
+    assert cluster.requeued == []
+    assert outcome(folder) == "error"
+    assert "exit status 3" in cluster.log()
+
+
+def test_on_several_machines_the_processes_meet_on_the_first() -> None:
+    job = Job(("python", "run_net.py", "--cfg", "a.yaml", "NUM_GPUS", "8"))
+    there = SimpleNamespace(num_nodes=2, node=1, hostnames=["n7", "n8"], raw_job_id="4242")
+    assert job.command_in(there) == [
+        *("python", "run_net.py", "--init-method", "tcp://n7:23474"),
+        *("--shard-id", "1", "--num-shards", "2", "--cfg", "a.yaml", "NUM_GPUS", "8"),
+    ]
+    here = SimpleNamespace(num_nodes=1, node=0, hostnames=["n7"], raw_job_id="50001")
+    assert job.command_in(here) == list(job.command), "at a free port"
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"hours": 0.03}, "0.03 hours would end before its warning, 120 seconds"),
+        ({"warning_seconds": 0}, "0 seconds of warning"),
+        ({"options": {"signal": "USR1@60"}}, "signal is no further option"),
+        ({"options": {"gpus_per_node": "4"}}, "gres or constraint"),
+    ],
+)
+def test_what_slurm_is_not_asked_for(options: dict[str, object], message: str) -> None:
+    with pytest.raises(ValueError, match=message):
+        Slurm("gpu", **options)

@@ -1,0 +1,312 @@
+"""The temporal shift by itself, the network that shifts in every block, and a training of it."""
+
+import copy
+import pickle
+from collections.abc import Callable
+from functools import cache
+from pathlib import Path
+
+import pytest
+import torch
+from fvcore.common.config import CfgNode
+from torch import Tensor, nn
+from torch.nn import functional as F
+
+from multigrid import set_group_size
+from slowfast_patches import patching
+from slowfast_patches.config import check_config, load_config
+from slowfast_patches.config.schedule import schedule_from_config
+from slowfast_patches.models.build import build_model, build_on_meta
+from slowfast_patches.models.flops import check_shapes, flops_per_clip
+from slowfast_patches.models.tsm import ShiftedConv3d, temporal_shift
+
+RECIPES = Path(__file__).parents[3] / "configs" / "Kinetics"
+THIN = (
+    *("MODEL.ARCH", "tsm", "RESNET.WIDTH_PER_GROUP", 8, "MODEL.NUM_CLASSES", 4),
+    *("MODEL.DROPOUT_RATE", 0.0, "DATA.NUM_FRAMES", 8, "DATA.TRAIN_CROP_SIZE", 32),
+    *("DATA.TEST_CROP_SIZE", 32, "DATA.TRAIN_JITTER_SCALES", [32, 40], "NUM_GPUS", 0),
+)
+SHIFTED, PLAIN = ("TSM.SHIFT_DIV", 8), ("TSM.SHIFT_DIV", 0)
+
+
+def thin(*overrides: object) -> CfgNode:
+    return load_config(None, [*THIN, *overrides])
+
+
+def c2d_nopool(cfg: CfgNode) -> nn.Module:
+    """The host's 2-D network, as the host builds it."""
+    patching.apply()
+    from slowfast.models.video_model_builder import ResNetModel
+
+    cfg = cfg.clone()
+    cfg.defrost()
+    cfg.MODEL.ARCH = "c2d_nopool"
+    return ResNetModel(cfg)
+
+
+@cache
+def shaken_state() -> dict[str, Tensor]:
+    """Weights with which no block is the identity, and statistics to match."""
+    torch.manual_seed(0)
+    model = c2d_nopool(thin())
+    for norm in (m for m in model.modules() if isinstance(m, nn.BatchNorm3d)):
+        nn.init.uniform_(norm.weight, 0.5, 1.0)
+        nn.init.normal_(norm.bias, std=0.1)
+        norm.momentum = 1.0
+    nn.init.normal_(model.head.projection.weight, std=0.1)
+    with torch.no_grad():
+        model.train()([torch.randn(2, 3, 8, 32, 32)])
+    return model.state_dict()
+
+
+def made(*overrides: object, grouped_bn: bool = False) -> nn.Module:
+    model = build_model(thin(*overrides), grouped_bn=grouped_bn)
+    model.load_state_dict(shaken_state())
+    return model
+
+
+def clips(count: int = 2, frames: int = 8) -> Tensor:
+    generator = torch.Generator().manual_seed(1)
+    return torch.randn(count, 3, frames, 32, 32, generator=generator)
+
+
+def gradients(model: nn.Module) -> dict[str, Tensor]:
+    return {name: p.grad.clone() for name, p in model.named_parameters() if p.grad is not None}
+
+
+# The shift.
+
+
+def test_a_shift_worked_out():
+    x = torch.tensor([[1.0, 2, 3], [4, 5, 6], [7, 8, 9], [10, 11, 12]])
+    found = temporal_shift(x.view(1, 4, 3, 1, 1), 1).view(4, 3)
+    assert found.tolist() == [[2, 3, 0], [0, 4, 5], [7, 8, 9], [10, 11, 12]]
+
+
+def shift_by_loop(x: Tensor, channels: int) -> Tensor:
+    out = torch.zeros_like(x)
+    for n in range(x.shape[0]):
+        for c in range(x.shape[1]):
+            for t in range(x.shape[2]):
+                source = t + 1 if c < channels else t - 1 if c < 2 * channels else t
+                if 0 <= source < x.shape[2]:
+                    out[n, c, t] = x[n, c, source]
+    return out
+
+
+@pytest.mark.parametrize("frames", [1, 2, 3, 4, 8])
+@pytest.mark.parametrize(("channels", "shifted"), [(8, 1), (7, 3), (5, 2), (4, 2), (3, 0), (0, 0)])
+def test_a_shift_is_the_plain_loops(frames: int, channels: int, shifted: int):
+    x = torch.randn(2, channels, frames, 3, 2)
+    assert torch.equal(temporal_shift(x, shifted), shift_by_loop(x, shifted))
+
+
+@pytest.mark.parametrize("shifted", [0, 1, 2])
+def test_the_gradients_of_a_shift_are_its_derivatives(shifted: int):
+    x = torch.randn(2, 5, 3, 2, 1, dtype=torch.float64, requires_grad=True)
+    assert torch.autograd.gradcheck(lambda x: temporal_shift(x, shifted), x)
+    assert torch.autograd.gradgradcheck(lambda x: temporal_shift(x, shifted).pow(3), x)
+
+
+@pytest.mark.parametrize("memory", [torch.contiguous_format, torch.channels_last_3d])
+@pytest.mark.parametrize("shifted", [0, 1, 3])
+def test_a_shift_keeps_the_memory_format_and_is_never_a_view(
+    memory: torch.memory_format, shifted: int
+):
+    x = torch.randn(2, 6, 4, 3, 3).to(memory_format=memory).requires_grad_()
+    found = temporal_shift(x, shifted)
+    assert found.stride() == x.stride()
+    assert found.untyped_storage().data_ptr() != x.untyped_storage().data_ptr()
+    (gradient,) = torch.autograd.grad(found.sum(), x, retain_graph=True)
+    assert gradient.shape == x.shape
+    (gradient,) = torch.autograd.grad(found, x, torch.ones_like(found))
+    assert gradient.stride() == x.stride()
+
+
+@pytest.mark.parametrize(
+    ("shape", "shifted"), [((2, 4, 3, 3), 1), ((1, 4, 2, 1, 1), 3), ((1, 4, 2, 1, 1), -1)]
+)
+def test_a_shift_of_what_is_not_there_is_refused(shape: tuple[int, ...], shifted: int):
+    with pytest.raises(ValueError, match=rf"2 × {shifted} channels takes .* not \({shape[0]}, 4"):
+        temporal_shift(torch.zeros(shape), shifted)
+
+
+def test_a_shifted_convolution_is_the_convolution_of_the_shift():
+    convolution = nn.Conv3d(9, 6, (1, 3, 3), (1, 2, 2), (0, 2, 2), (1, 2, 2), groups=3)
+    shifted = ShiftedConv3d(convolution, 4)
+    assert shifted.weight is convolution.weight
+    assert shifted.bias is convolution.bias
+    x = torch.randn(2, 9, 4, 7, 7)
+    expected = convolution(shift_by_loop(x, 2))
+    torch.testing.assert_close(shifted(x), expected, rtol=0, atol=0)
+
+
+# The network.
+
+
+def test_without_a_shift_it_is_the_hosts_2d_network_and_with_one_it_is_not():
+    host, plain, shifted = c2d_nopool(thin()), made(*PLAIN), made(*SHIFTED)
+    host.load_state_dict(shaken_state())
+    for training in (False, True):
+        expected = host.train(training)([clips()]).detach()
+        torch.testing.assert_close(plain.train(training)([clips()]), expected, rtol=0, atol=0)
+        assert (shifted.train(training)([clips()]) - expected).abs().max() > 1e-3
+
+
+@pytest.mark.parametrize(
+    ("depth", "blocks", "parameters"), [(50, 16, 25_557_032), (101, 33, 44_549_160)]
+)
+def test_its_weights_are_those_of_the_2d_network(depth: int, blocks: int, parameters: int):
+    """torchvision's ResNets with 1000 classes have so many parameters, 2049 of them a class."""
+    cfg = load_config(RECIPES / "TSM_8x8_R50.yaml", ["RESNET.DEPTH", depth])
+    model = build_on_meta(cfg)
+    with torch.device("meta"):
+        expected = c2d_nopool(cfg).state_dict()
+    assert {k: v.shape for k, v in model.state_dict().items()} == {
+        k: v.shape for k, v in expected.items()
+    }
+    assert sum(p.numel() for p in model.parameters()) == parameters - (1000 - 400) * 2049
+    assert sum(isinstance(m, ShiftedConv3d) for m in model.modules()) == blocks
+
+
+def test_a_clip_of_the_recipe_costs_what_is_published():
+    """32.9 G multiply-adds, of two operations each, and as much twice more for the backward."""
+    flops = flops_per_clip(load_config(RECIPES / "TSM_8x8_R50.yaml"))(8, 224)
+    assert flops / 3 / 2 == pytest.approx(32.9e9, rel=0.02)
+
+
+def test_every_shape_of_the_multigrid_recipe_passes():
+    cfg = load_config(RECIPES / "TSM_8x8_R50_MULTIGRID.yaml")
+    shapes = schedule_from_config(cfg, cfg.DATA.NUM_TRAIN_VIDEOS).shapes
+    assert {shape.frames for shape in shapes} == {2, 4, 8}
+    check_shapes(cfg, shapes)
+
+
+@pytest.mark.parametrize("overrides", [SHIFTED, PLAIN])
+def test_a_block_sees_one_frame_further_each_way(overrides: tuple):
+    """The three blocks of the second stage carry a frame's change to three frames on each side."""
+    model = made(*overrides).eval()
+    found: list[Tensor] = []
+    model.s2.register_forward_hook(lambda module, inputs, outputs: found.append(outputs[0]))
+    x = clips(1)
+    reach = 3 if overrides == SHIFTED else 0
+    with torch.no_grad():
+        model([x.clone()])
+        for frame in (0, 3, 7):
+            changed = x.clone()
+            changed[:, :, frame] += 1.0
+            model([changed])
+            differ = (found[-1] - found[0]).abs().amax((0, 1, 3, 4)) > 0
+            near = [abs(t - frame) <= reach for t in range(8)]
+            assert differ.tolist() == near, frame
+
+
+@pytest.mark.parametrize("frames", [2, 4, 8])
+def test_it_trains_with_grouped_batch_normalisation(frames: int):
+    """A small step along the gradient lowers the loss by the step times the gradient's square."""
+    model = made(grouped_bn=True).double().train()
+    set_group_size(model, 2)
+    x = clips(4, frames).double()
+    loss = F.cross_entropy(model([x.clone()]), torch.arange(4))
+    loss.backward()
+    found = gradients(model)
+    assert len(found) == len(list(model.parameters()))
+    step = 1e-6 / sum(float(g.square().sum()) for g in found.values())
+    with torch.no_grad():
+        for name, parameter in model.named_parameters():
+            assert found[name].abs().sum() > 0, name
+            parameter -= step * found[name]
+        lower = F.cross_entropy(model([x]), torch.arange(4))
+    assert float(loss - lower) == pytest.approx(1e-6, rel=0.01)
+
+
+def test_it_trains_in_bfloat16():
+    """Agreement is asked of the second stage: errors of bfloat16 grow over so thin a network."""
+    model = made().train()
+    found: list[Tensor] = []
+    model.s2.register_forward_hook(lambda module, inputs, outputs: found.append(outputs[0]))
+    model([clips()])
+    with torch.autocast("cpu", torch.bfloat16):
+        scores = model([clips()])
+        loss = F.cross_entropy(scores, torch.arange(2))
+    loss.backward()
+    assert scores.dtype == torch.bfloat16
+    assert (found[1] - found[0]).norm() < 0.02 * found[0].norm()
+    assert all(g.isfinite().all() and g.abs().sum() > 0 for g in gradients(model).values())
+
+
+def test_the_other_memory_format_gives_the_same():
+    plain, other = made().train(), made().train()
+    other.to(memory_format=torch.channels_last_3d)
+    scores = [plain([clips()]), other([clips().to(memory_format=torch.channels_last_3d)])]
+    for each in scores:
+        F.cross_entropy(each, torch.arange(2)).backward()
+    torch.testing.assert_close(scores[1], scores[0], rtol=1e-4, atol=1e-4)
+    expected = gradients(plain)
+    for name, gradient in gradients(other).items():
+        assert (gradient - expected[name]).norm() < 1e-3 * expected[name].norm(), name
+
+
+def test_a_shifted_convolution_compiles_to_one_graph():
+    """Forward and backward. The rest is the host's; no compiler of C++ or for a GPU is needed."""
+    eager = ShiftedConv3d(nn.Conv3d(8, 4, 1), 4)
+    compiled = torch.compile(copy.deepcopy(eager), backend="aot_eager", fullgraph=True)
+    x = torch.randn(2, 8, 4, 3, 3, requires_grad=True)
+    y = x.detach().clone().requires_grad_()
+    found, expected = compiled(x), eager(y)
+    torch.testing.assert_close(found, expected, rtol=0, atol=0)
+    for out in (found, expected):
+        out.square().sum().backward()
+    torch.testing.assert_close(x.grad, y.grad, rtol=0, atol=0)
+    torch.testing.assert_close(compiled.weight.grad, eager.weight.grad)
+
+
+@pytest.mark.parametrize("copied", [copy.deepcopy, lambda m: pickle.loads(pickle.dumps(m))])
+def test_a_copy_is_the_same_network_with_weights_of_its_own(copied: Callable):
+    model = made().eval()
+    twin = copied(model)
+    with torch.no_grad():
+        expected = model([clips()])
+        assert torch.equal(twin([clips()]), expected)
+        for parameter in twin.parameters():
+            parameter.zero_()
+        assert torch.equal(model([clips()]), expected)
+
+
+# Its keys.
+
+
+@pytest.mark.parametrize(
+    ("overrides", "said"),
+    [
+        (("TSM.SHIFT_DIV", 1), "TSM.SHIFT_DIV must be 2 or more, .* or 0 for no shift, not 1"),
+        (("TSM.SHIFT_DIV", -8), "TSM.SHIFT_DIV must be 2 or more, .* not -8"),
+        (("DATA.NUM_FRAMES", 1), "clips of 1 frames, and tsm needs 2 at least; .*NUM_FRAMES 2"),
+        (
+            ("DATA.NUM_FRAMES", 4, "MULTIGRID.LONG_CYCLE", True),
+            "clips of 1, 2 and 4 frames, and tsm needs 2 at least; DATA.NUM_FRAMES 6",
+        ),
+    ],
+)
+def test_what_cannot_be_shifted_is_refused(overrides: tuple, said: str):
+    with pytest.raises(ValueError, match=said):
+        check_config(thin(*overrides))
+
+
+# A whole run.
+
+SHORT = (
+    *("RESNET.SPATIAL_STRIDES", [[1], [2], [2], [2]], "RESNET.SPATIAL_DILATIONS", [[1]] * 4),
+    *("RESNET.NUM_BLOCK_TEMP_KERNEL", [[3], [4], [6], [3]], "NONLOCAL.GROUP", [[1]] * 4),
+    *("NONLOCAL.LOCATION", [[[]]] * 4, "BN.USE_PRECISE_STATS", False, "TEST.ENABLE", False),
+    *("SOLVER.MAX_EPOCH", 2, "SOLVER.STEPS", [0, 1], "TRAIN.EVAL_PERIOD", 4),
+    *("MULTIGRID.SHORT_CYCLE", False, "MULTIGRID.LONG_CYCLE_FACTORS", [[0.25, 0.71], [1, 1]]),
+)
+
+
+def test_a_multigrid_training_of_it(train: Callable[..., Path], opened: type, tmp_path: Path):
+    run = opened(train(tmp_path / "run", "MODEL.ARCH", "tsm", *SHORT))
+    assert run.result["finished"]
+    assert {record["shape"][1] for record in run.metrics()} == {2, 8}
+    state = run.checkpoint["model_state"]
+    c2d_nopool(thin("MODEL.NUM_CLASSES", 8)).load_state_dict(state)  # the same keys

@@ -1,0 +1,569 @@
+"""Starting a model: from image models, later releases, Caffe2 and our own; and what is said."""
+
+import copy
+import json
+import logging
+import pickle
+import re
+from collections.abc import Callable
+from functools import cache
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from fvcore.common.config import CfgNode
+from torch import Tensor, nn
+from torch.nn import functional as F
+
+from multigrid import convert_batchnorm
+from slowfast_patches.config import load_config
+from slowfast_patches.models.build import build_model
+from slowfast_patches.models.weights import load_weights
+from slowfast_patches.models.weights.names import host_names
+from slowfast_patches.train.checkpoints import last_checkpoint
+
+WIDTH = 8
+THIN = (
+    *("RESNET.WIDTH_PER_GROUP", WIDTH, "MODEL.NUM_CLASSES", 4, "DATA.NUM_FRAMES", 8),
+    *("DATA.TRAIN_CROP_SIZE", 64, "DATA.TEST_CROP_SIZE", 64, "DATA.TRAIN_JITTER_SCALES", [64, 80]),
+)
+TWO = ("SLOWFAST.ALPHA", 2, "SLOWFAST.BETA_INV", 4)
+NONLOCAL = ("NONLOCAL.LOCATION", [[[]], [[1, 3]], [[1, 3, 5]], [[]]])
+KEYS = {
+    "slowfast": ("MODEL.ARCH", "slowfast", *TWO),
+    "slowonly": ("MODEL.ARCH", "slowonly"),
+    "c2d": ("MODEL.ARCH", "c2d"),
+    "i3d": ("MODEL.ARCH", "i3d"),
+    "i3d-nl": ("MODEL.ARCH", "i3d", *NONLOCAL),
+}
+
+
+def thin(name: str, *overrides: object) -> CfgNode:
+    return load_config(None, [*THIN, *KEYS[name], *overrides])
+
+
+@cache
+def built(name: str, *overrides: object) -> nn.Module:
+    return build_model(thin(name, *overrides))
+
+
+def made(name: str, *overrides: object, seed: int = 1) -> nn.Module:
+    """A thin model whose every tensor is random, variances positive."""
+    model = copy.deepcopy(built(name, *overrides))
+    torch.manual_seed(seed)
+    for key, value in model.state_dict().items():
+        if value.is_floating_point():
+            value.copy_(torch.rand_like(value) + 0.5 if "bn" in key else torch.randn_like(value))
+    return model
+
+
+def tensors_of(model: nn.Module) -> dict[str, Tensor]:
+    return {k: v.clone() for k, v in model.state_dict().items() if "num_batches" not in k}
+
+
+def assert_same(model: nn.Module, expected: dict[str, Tensor]) -> None:
+    found = model.state_dict()
+    for key, value in expected.items():
+        torch.testing.assert_close(found[key], value, rtol=0, atol=0, msg=key)
+
+
+def saved(content: object, folder: Path) -> Path:
+    path = folder / "weights.pth"
+    torch.save(content, path)
+    return path
+
+
+def report_of(caplog: pytest.LogCaptureFixture) -> str:
+    return caplog.records[-1].getMessage()
+
+
+@pytest.fixture(autouse=True)
+def reports(caplog: pytest.LogCaptureFixture) -> None:
+    caplog.set_level(logging.INFO)
+
+
+# Image models.
+
+
+def bottleneck(name: str, width: int, channels: int, *, shortcut: bool) -> dict[str, Tensor]:
+    """One of torchvision's blocks: conv and bn 1 to 3, and a 1×1 shortcut in a stage's first."""
+    shapes = {
+        "conv1": (width, channels, 1, 1),
+        "conv2": (width, width, 3, 3),
+        "conv3": (4 * width, width, 1, 1),
+    }
+    if shortcut:
+        shapes["downsample.0"] = (4 * width, channels, 1, 1)
+    block: dict[str, Tensor] = {}
+    for part, shape in shapes.items():
+        norm = part.replace("conv", "bn").replace("sample.0", "sample.1")
+        fan = shape[1] * shape[2] * shape[3]
+        block[f"{name}.{part}.weight"] = torch.randn(shape) / fan**0.5
+        block |= batchnorm(f"{name}.{norm}", shape[0])
+    return block
+
+
+def batchnorm(name: str, channels: int) -> dict[str, Tensor]:
+    parts = ("weight", "bias", "running_mean", "running_var")
+    return {f"{name}.{part}": torch.rand(channels) + 0.5 for part in parts}
+
+
+@cache
+def resnet(blocks: tuple[int, ...] = (3, 4, 6, 3), width: int = WIDTH) -> dict[str, Tensor]:
+    """torchvision's ResNet of bottleneck blocks, as its older files are: without counters."""
+    torch.manual_seed(0)
+    state = {"conv1.weight": torch.randn(width, 3, 7, 7) / 12} | batchnorm("bn1", width)
+    channels = width
+    for stage, count in enumerate(blocks):
+        for block in range(count):
+            name, inner = f"layer{stage + 1}.{block}", width * 2**stage
+            state |= bottleneck(name, inner, channels, shortcut=block == 0)
+            channels = 4 * inner
+    return state | {"fc.weight": torch.randn(1000, channels), "fc.bias": torch.randn(1000)}
+
+
+def image_features(state: dict[str, Tensor], x: Tensor) -> Tensor:
+    """torchvision's ResNet-50 in evaluation up to its last feature map, (N, 32·width, H, W)."""
+
+    def norm(name: str, x: Tensor) -> Tensor:
+        parts = ("running_mean", "running_var", "weight", "bias")
+        return F.batch_norm(x, *(state[f"{name}.{part}"] for part in parts))
+
+    def conv(name: str, x: Tensor, **options: int) -> Tensor:
+        return F.conv2d(x, state[f"{name}.weight"], **options)
+
+    x = F.relu(norm("bn1", conv("conv1", x, stride=2, padding=3)))
+    x = F.max_pool2d(x, 3, stride=2, padding=1)
+    for stage, count in enumerate((3, 4, 6, 3), 1):
+        for block in range(count):
+            name, stride = f"layer{stage}.{block}", 2 if stage > 1 and block == 0 else 1
+            out = F.relu(norm(f"{name}.bn1", conv(f"{name}.conv1", x)))
+            out = conv(f"{name}.conv2", out, stride=stride, padding=1)
+            out = norm(f"{name}.bn3", conv(f"{name}.conv3", F.relu(norm(f"{name}.bn2", out))))
+            if block == 0:
+                x = norm(f"{name}.downsample.1", conv(f"{name}.downsample.0", x, stride=stride))
+            x = F.relu(x + out)
+    return x
+
+
+def features(model: nn.Module, clip: Tensor) -> Tensor:
+    """What a model of one pathway hands to its head."""
+    found: list[Tensor] = []
+    model.s5.register_forward_hook(lambda module, inputs, outputs: found.append(outputs[0]))
+    with torch.no_grad():
+        model.eval()([clip])
+    return found[0]
+
+
+def test_a_clip_that_stands_still_has_the_features_of_its_frame(tmp_path: Path):
+    """Of C2D, whose convolutions do not reach over the ends of a clip."""
+    model = made("c2d")
+    load_weights(model, saved(resnet(), tmp_path), inflate=True)
+    frame = torch.randn(2, 3, 64, 64)
+    found = features(model, frame[:, :, None].expand(-1, -1, 8, -1, -1).clone())
+    expected = image_features(resnet(), frame)
+    assert expected.std() > 0.1
+    for t in range(found.shape[2]):
+        torch.testing.assert_close(found[:, :, t], expected, rtol=1e-4, atol=1e-4)
+
+
+def test_an_inflated_convolution_of_a_still_clip_is_the_images(tmp_path: Path):
+    model = made("i3d")
+    load_weights(model, saved(resnet(), tmp_path), inflate=True)
+    conv = model.s1.pathway0_stem.conv
+    assert conv.weight.shape == (WIDTH, 3, 5, 7, 7)
+    frame = torch.randn(1, 3, 32, 32)
+    found = conv(frame[:, :, None].expand(-1, -1, 9, -1, -1))
+    expected = F.conv2d(frame, resnet()["conv1.weight"], stride=2, padding=3)
+    for t in range(2, 7):  # the frames whose five neighbours are all there
+        torch.testing.assert_close(found[:, :, t], expected, rtol=1e-4, atol=1e-4)
+
+
+@pytest.mark.parametrize("name", ["c2d", "i3d", "slowonly", "i3d-nl"])
+def test_an_image_model_fills_every_pathway_there_is(
+    name: str, tmp_path: Path, caplog: pytest.LogCaptureFixture
+):
+    model = made(name)
+    before = tensors_of(model)
+    load_weights(model, saved(resnet(), tmp_path), inflate=True)
+    kept = {k for k, v in tensors_of(model).items() if torch.equal(v, before[k])}
+    assert kept == {k for k in before if "nonlocal" in k or k.startswith("head")}
+    blocks = 5 * 12 if name == "i3d-nl" else 0
+    said = report_of(caplog)
+    assert f"265 tensors loaded, 0 partly, {2 + blocks} kept at their initial values, 2 unu" in said
+    assert "repeated along time: 53 convolutions" in said
+    assert ("non-local blocks: 60 tensors, not in an image model" in said) == bool(blocks)
+    assert said.endswith("unused: fc.weight, fc.bias")
+
+
+def test_the_slow_pathway_takes_the_channels_that_an_image_model_has(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+):
+    model = made("slowfast")
+    before = tensors_of(model)
+    load_weights(model, saved(resnet(), tmp_path), inflate=True)
+    after = tensors_of(model)
+    kept = {k for k, v in after.items() if torch.equal(v, before[k])}
+    assert kept == {k for k in before if re.search("pathway1|fuse|head", k)}
+    # Stage 3 sees 32 channels of the slow pathway, then 16 of the fast one's 8.
+    name = "s3.pathway0_res0.branch2.a.weight"
+    assert after[name].shape == (16, 48, 1, 1, 1)
+    torch.testing.assert_close(after[name][:, :32, 0], resnet()["layer2.0.conv1.weight"])
+    assert torch.equal(after[name][:, 32:], before[name][:, 32:])
+    said = report_of(caplog)
+    assert "257 tensors loaded, 8 partly," in said
+    assert "s2.pathway0_res0.branch1.weight (8 of 12 input channels)" in said
+    assert re.search(r"fast pathway: 265 tensors, not in an image model: .* and 262 more", said)
+    assert "lateral connections: 20 tensors" in said
+
+
+def test_the_slow_channels_come_first(tmp_path: Path):
+    """The host's own fusion, asked: what the slow pathway had is where its weights are."""
+    model = made("slowfast")
+    load_weights(model, saved(resnet(), tmp_path), inflate=True)
+    slow, fast = torch.rand(1, 8, 2, 4, 4) + 1, torch.rand(1, 2, 4, 4, 4)
+    fused, _ = model.eval().s1_fuse([slow, fast])
+    with torch.no_grad():
+        model.s2.pathway0_res0.branch1.weight[:, 8:] = 0
+        found = model.s2.pathway0_res0.branch1(fused)
+    expected = F.conv2d(slow[:, :, 0], resnet()["layer1.0.downsample.0.weight"])
+    torch.testing.assert_close(found[:, :, 0], expected)
+
+
+def test_an_image_model_in_the_hosts_names_is_the_same(tmp_path: Path):
+    flat = host_names(resnet()).tensors
+    flat["head.projection.weight"] = torch.ones(4, 32 * WIDTH)  # by chance as many classes
+    by_torchvision, by_host = made("i3d"), made("i3d")
+    load_weights(by_torchvision, saved(resnet(), tmp_path), inflate=True)
+    load_weights(by_host, saved({"model_state": flat}, tmp_path), inflate=True)
+    assert_same(by_host, tensors_of(by_torchvision))
+
+
+def test_an_image_model_is_not_inflated_unasked(tmp_path: Path):
+    model, path = made("i3d"), saved(resnet(), tmp_path)
+    with pytest.raises(ValueError, match=r"no time; set TRAIN\.CHECKPOINT_INFLATE True"):
+        load_weights(model, path)
+    with pytest.raises(ValueError, match=r"TEST\.CHECKPOINT_FILE_PATH to a trained video model"):
+        load_weights(model, path, complete=True, section="TEST")
+
+
+def test_inflating_a_video_model_has_no_effect_and_says_so(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+):
+    theirs = made("i3d", seed=2)
+    load_weights(made("i3d"), saved(theirs.state_dict(), tmp_path), inflate=True)
+    assert "TRAIN.CHECKPOINT_INFLATE True has no effect" in caplog.text
+
+
+def test_resnet_18_is_refused_and_resnet_101_starts_what_there_is(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+):
+    basic = {k: v for k, v in resnet().items() if ".conv3" not in k and ".bn3" not in k}
+    with pytest.raises(ValueError, match="18 or 34 layers"):
+        load_weights(made("i3d"), saved(basic, tmp_path), inflate=True)
+    load_weights(made("i3d"), saved(resnet((3, 4, 23, 3)), tmp_path), inflate=True)
+    assert "265 tensors loaded" in report_of(caplog)
+    assert "257 unused in the file" in report_of(caplog)
+    load_weights(made("i3d", "RESNET.DEPTH", 101), saved(resnet(), tmp_path), inflate=True)
+    assert "other weights: 255 tensors, not in an image model: s4.pathway0_res6." in caplog.text
+
+
+def test_only_convolutions_that_fit_count_as_repeated(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+):
+    state = resnet() | {"layer4.2.conv1.weight": torch.ones(3, 3, 1, 1)}
+    load_weights(made("i3d"), saved(state, tmp_path), inflate=True)
+    assert "repeated along time: 52 convolutions" in report_of(caplog)
+    assert "(3, 3, 1, 1) there, (64, 256, 1, 1, 1) here" in report_of(caplog)
+
+
+def test_strides_elsewhere_are_reported(tmp_path: Path, caplog: pytest.LogCaptureFixture):
+    path = saved(resnet(), tmp_path)
+    load_weights(made("i3d", "RESNET.STRIDE_1X1", True), path, inflate=True)
+    assert "RESNET.STRIDE_1X1 True: torchvision's" in report_of(caplog)
+    load_weights(made("i3d"), path, inflate=True)
+    assert "STRIDE_1X1" not in report_of(caplog)
+
+
+# Checkpoints of PyTorch.
+
+
+@pytest.mark.parametrize("where", ["model_state", "state_dict", "model", None])
+@pytest.mark.parametrize("prefix", ["", "module.", "model.", "module.model."])
+def test_a_state_dict_is_found_where_it_is_and_whatever_wraps_it(
+    where: str | None, prefix: str, tmp_path: Path
+):
+    state = {f"{prefix}weight": torch.ones(3, 2), f"{prefix}bias": torch.zeros(3)}
+    content = {where: state, "epoch": 7, "optimizer_state": {}, "cfg": ""} if where else state
+    model = nn.Linear(2, 3)
+    load_weights(model, saved(content, tmp_path), complete=True)
+    assert torch.equal(model.weight, torch.ones(3, 2))
+
+
+def test_a_prefix_that_not_all_names_have_belongs_to_them(tmp_path: Path):
+    model = nn.ModuleDict({"model": nn.Linear(2, 3), "other": nn.Linear(2, 3)})
+    state = {k: torch.full_like(v, 3.0) for k, v in model.state_dict().items()}
+    load_weights(model, saved(state, tmp_path), complete=True)
+    assert float(model["model"].weight[0, 0].detach()) == 3.0
+
+
+@pytest.mark.parametrize("arch", ["slowfast", "i3d-nl"])
+def test_grouped_batch_normalisation_starts_from_the_same_weights(arch: str, tmp_path: Path):
+    theirs = made(arch, seed=2)
+    path = saved({"model_state": theirs.state_dict()}, tmp_path)
+    for model in (made(arch), convert_batchnorm(made(arch))):
+        load_weights(model, path, complete=True)
+        assert_same(model, theirs.state_dict())
+
+
+def split(state: dict[str, Tensor], splits: int) -> dict[str, Tensor]:
+    """A checkpoint whose batch normalisations are split; the plain statistics are stale."""
+    norms = [k.removesuffix(".running_var") for k in state if k.endswith(".running_var")]
+    out = dict(state)
+    for norm in norms:
+        for part in ("running_mean", "running_var", "num_batches_tracked"):
+            value = out.pop(f"{norm}.{part}")
+            out[f"{norm}.bn.{part}"] = torch.zeros_like(value)
+            many = value if part == "num_batches_tracked" else value.repeat(splits)
+            out[f"{norm}.split_bn.{part}"] = many
+    return out
+
+
+def test_a_checkpoint_with_split_batch_normalisation_is_complete(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+):
+    """Splits that agree have the statistics that each of them has."""
+    theirs = made("slowfast", seed=2)
+    model = made("slowfast")
+    path = saved({"model_state": split(theirs.state_dict(), 4)}, tmp_path)
+    load_weights(model, path, complete=True, section="TEST")
+    assert re.search(r"(\d+) split batch normalisations folded", report_of(caplog))
+    expected = theirs.state_dict()
+    for key, value in model.state_dict().items():
+        torch.testing.assert_close(value, expected[key])
+
+
+def test_the_statistics_of_two_splits_worked_out():
+    """Channel 0: means 1 and 3 have mean 2 and variance 1; channel 1: both are 10."""
+    state = {
+        "s1.bn.weight": torch.ones(2),
+        "s1.bn.bias": torch.zeros(2),
+        "s1.bn.bn.running_mean": torch.zeros(2),
+        "s1.bn.bn.running_var": torch.ones(2),
+        "s1.bn.split_bn.running_mean": torch.tensor([1.0, 10.0, 3.0, 10.0]),
+        "s1.bn.split_bn.running_var": torch.tensor([2.0, 4.0, 4.0, 8.0]),
+        "s1.bn.split_bn.num_batches_tracked": torch.tensor(5),
+    }
+    folded, notes, _ = host_names(state)
+    assert notes == ("1 split batch normalisations folded",)
+    assert folded["s1.bn.running_mean"].tolist() == [2.0, 10.0]
+    assert folded["s1.bn.running_var"].tolist() == [3.0 + 1.0, 6.0 + 0.0]
+    assert folded["s1.bn.num_batches_tracked"] == 5
+    assert not [name for name in folded if ".bn.bn" in name or "split" in name]
+
+
+def test_folded_statistics_are_those_of_all_clips():
+    clips = torch.randn(3, 40, 5) * 2 + torch.arange(3.0)[:, None, None]  # three splits
+    means, variances = clips.mean(1), clips.var(1, correction=0)
+    state = {"x.weight": torch.ones(5), "x.split_bn.running_mean": means.flatten()}
+    folded = host_names(state | {"x.split_bn.running_var": variances.flatten()}).tensors
+    torch.testing.assert_close(folded["x.running_mean"], clips.flatten(0, 1).mean(0))
+    torch.testing.assert_close(folded["x.running_var"], clips.flatten(0, 1).var(0, correction=0))
+
+
+def test_without_splits_the_inner_statistics_count_and_a_plain_layer_stays():
+    plain = {"s1.bn.weight": torch.ones(2), "s1.bn.running_mean": torch.ones(2)}
+    inner = {"s2.weight": torch.ones(2), "s2.bn.running_mean": torch.full((2,), 7.0)}
+    folded = host_names(plain | inner | {"s2.bn.running_var": torch.full((2,), 9.0)}).tensors
+    assert folded["s1.bn.running_mean"].tolist() == [1, 1]
+    assert folded["s2.running_mean"].tolist() == [7, 7]
+    assert folded["s2.running_var"].tolist() == [9, 9]
+
+
+def test_a_head_of_other_classes_is_left_and_said(tmp_path: Path, caplog: pytest.LogCaptureFixture):
+    theirs, model = made("i3d", "MODEL.NUM_CLASSES", 174, seed=2), made("i3d")
+    before = tensors_of(model)
+    path = saved({"model_state": theirs.state_dict()}, tmp_path)
+    load_weights(model, path)
+    head = {key: value for key, value in before.items() if key.startswith("head")}
+    assert_same(model, tensors_of(theirs) | head)
+    assert "265 tensors loaded, 0 partly, 2 kept" in report_of(caplog)
+    assert "head.projection.weight: 174 classes there, 4 here" in report_of(caplog)
+    with pytest.raises(ValueError, match="174 classes there, 4 here"):
+        load_weights(model, path, complete=True, section="TEST")
+
+
+def test_a_slow_pathway_starts_from_a_video_model_too(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+):
+    """The biases of a head for 256 channels are of no use to one for 320."""
+    theirs, model = made("slowonly", seed=2), made("slowfast")
+    before = tensors_of(model)
+    load_weights(model, saved(theirs.state_dict(), tmp_path))
+    assert "257 tensors loaded, 8 partly" in report_of(caplog)
+    assert "head.projection.weight: (4, 256) there, (4, 320) here" in report_of(caplog)
+    assert torch.equal(model.head.projection.bias, before["head.projection.bias"])
+
+
+def test_what_another_model_has_and_lacks_is_said_in_a_few_lines(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+):
+    load_weights(made("i3d-nl"), saved(made("slowfast").state_dict(), tmp_path))
+    said = report_of(caplog)
+    assert len(said.splitlines()) <= 8
+    assert max(map(len, said.splitlines())) < 400
+    assert re.search(r"of another shape: s1\.pathway0_stem\.conv\.weight: \(8, 3, 1, 7, 7\)", said)
+    assert re.search(r"unused: (\S+, ){2}\S+ and \d+ more", said)
+
+
+def test_what_is_no_tensor_is_unused(tmp_path: Path, caplog: pytest.LogCaptureFixture):
+    state = {"weight": torch.ones(2, 3), "bias": torch.zeros(2), "epoch": 3}
+    load_weights(nn.Linear(3, 2), saved(state, tmp_path), complete=True)
+    assert "2 tensors loaded" in report_of(caplog)
+    assert "unused: epoch" in report_of(caplog)
+
+
+@pytest.mark.parametrize(
+    ("state", "said"),
+    [
+        ({"weight": torch.ones(2, 3)}, "lacks bias; give the recipe"),
+        ({"bias": torch.zeros(2)}, "lacks weight; give the recipe"),
+        (
+            {"weight": torch.ones(2, 3), "bias": torch.zeros(2), "x": torch.zeros(1)},
+            "has x beside them",
+        ),
+        ({"weight": torch.ones(2, 3), "bias": torch.zeros(5)}, r"bias: \(5,\) there, \(2,\) here"),
+    ],
+)
+def test_a_test_takes_every_weight_or_none(state: dict, said: str, tmp_path: Path):
+    model = nn.Linear(3, 2)
+    before = model.weight.clone()
+    with pytest.raises(ValueError, match=said):
+        load_weights(model, saved(state, tmp_path), complete=True, section="TEST")
+    assert torch.equal(model.weight, before)
+
+
+def test_weights_of_which_none_fits_are_refused(tmp_path: Path):
+    path = saved({"backbone.weight": torch.ones(5, 5)}, tmp_path)
+    with pytest.raises(ValueError, match=r"none of its tensors \(backbone.weight, .*TRAIN\.CHECK"):
+        load_weights(nn.Linear(2, 3), path)
+
+
+# Caffe2.
+
+
+def caffe2_name(name: str) -> str:
+    """A name of the host's as Caffe2's models have it."""
+    parts = {"weight": "s", "bias": "b", "running_mean": "rm", "running_var": "riv"}
+    blocks = {"s2": 2, "s3": 3, "s4": 5, "s5": 2}
+    for pattern, new in (
+        (r"head\.projection\.(w|b).*", r"pred_\1"),
+        (r"s(\d)\.pathway0_nonlocal(\d)\.conv_(\w+)\.(w|b).*", r"nonlocal_conv\1_\2_\3_\4"),
+        (r"s(\d)\.pathway0_nonlocal(\d)\.bn\.(\w+)", r"nonlocal_conv\1_\2_bn_{\3}"),
+        (r"s1\.pathway(\d)_stem\.conv.*", r"<\1>conv1_w"),
+        (r"s1\.pathway(\d)_stem\.bn\.(\w+)", r"<\1>res_conv1_bn_{\2}"),
+        (r"s1_fuse\.conv.*", "t_pool1_subsample_w"),
+        (r"s1_fuse\.bn\.(\w+)", r"t_pool1_subsample_bn_{\1}"),
+        (r"(s\d)_fuse\.conv.*", r"t_res[\1]_branch2c_bn_subsample_w"),
+        (r"(s\d)_fuse\.bn\.(\w+)", r"t_res[\1]_branch2c_bn_subsample_bn_{\2}"),
+        (r"s(\d)\.pathway(\d)_res(\d)\.branch(1|2\.\w)\.weight", r"<\2>res\1_\3_branch\4_w"),
+        (
+            r"s(\d)\.pathway(\d)_res(\d)\.branch(1|2\.\w)_bn\.(\w+)",
+            r"<\2>res\1_\3_branch\4_bn_{\5}",
+        ),
+    ):
+        if match := re.fullmatch(pattern, name):
+            new = match.expand(new).replace("<0>", "").replace("<1>", "t_").replace("2.", "2")
+            new = re.sub(r"\{(\w+)\}", lambda m: parts[m[1]], new)
+            return re.sub(r"\[(s(\d))\]", lambda m: f"{m[2]}_{blocks[m[1]]}", new)
+    raise AssertionError(name)
+
+
+def caffe2_file(model: nn.Module, folder: Path) -> Path:
+    """A model as a Caffe2 checkpoint, with what its optimizer leaves there."""
+    blobs = {caffe2_name(k): v.numpy() for k, v in tensors_of(model).items()}
+    blobs |= {f"{k}_momentum": np.zeros_like(v) for k, v in blobs.items() if k.endswith("_w")}
+    blobs |= {"lr": np.float32(0.1), "model_iter": np.array([112000])}
+    path = folder / "model.pkl"
+    path.write_bytes(pickle.dumps({"blobs": blobs}, protocol=2))
+    return path
+
+
+@pytest.mark.parametrize("arch", ["slowfast", "i3d-nl"])
+def test_a_caffe2_file_is_the_model_that_it_was_made_of(
+    arch: str, tmp_path: Path, caplog: pytest.LogCaptureFixture
+):
+    theirs, model = made(arch, seed=2), made(arch)
+    load_weights(model, caffe2_file(theirs, tmp_path), kind="caffe2", complete=True)
+    assert_same(model, tensors_of(theirs))
+    assert re.search(r"a Caffe2 file, \d+ blobs of its optimizer left out", report_of(caplog))
+    assert "0 kept at their initial values, 0 unused" in report_of(caplog)
+
+
+def test_an_image_model_of_caffe2_is_inflated_too(tmp_path: Path, caplog: pytest.LogCaptureFixture):
+    flat = {
+        caffe2_name(k): v.numpy() for k, v in host_names(resnet()).tensors.items() if k[0] == "s"
+    }
+    path = tmp_path / "r50.pkl"
+    path.write_bytes(pickle.dumps({"blobs": flat}, protocol=2))
+    model, by_torchvision = made("i3d"), made("i3d")
+    load_weights(model, path, kind="caffe2", inflate=True)
+    assert "repeated along time: 53 convolutions" in report_of(caplog)
+    load_weights(by_torchvision, saved(resnet(), tmp_path), inflate=True)
+    assert_same(model, tensors_of(by_torchvision))
+
+
+# Whole runs.
+
+I3D = (
+    *("MODEL.ARCH", "i3d", "RESNET.SPATIAL_STRIDES", [[1], [2], [2], [2]]),
+    *("RESNET.SPATIAL_DILATIONS", [[1]] * 4, "RESNET.NUM_BLOCK_TEMP_KERNEL", [[3], [4], [6], [3]]),
+    *("NONLOCAL.LOCATION", [[[]]] * 4, "NONLOCAL.GROUP", [[1]] * 4, "TEST.ENABLE", False),
+    *("SOLVER.MAX_EPOCH", 2, "SOLVER.STEPS", [0, 1], "SOLVER.WARMUP_EPOCHS", 0),
+    *("TRAIN.EVAL_PERIOD", 2, "TRAIN.CHECKPOINT_PERIOD", 2),
+    *("BN.USE_PRECISE_STATS", False, "MULTIGRID.EPOCH_FACTOR", 1, "MULTIGRID.LONG_CYCLE", False),
+)
+
+
+def test_an_i3d_is_trained_from_an_image_model(
+    train: Callable[..., Path], opened: type, tmp_path: Path
+):
+    start = ("TRAIN.CHECKPOINT_FILE_PATH", saved(resnet(), tmp_path))
+    still = ("SOLVER.BASE_LR", 1e-12, "SOLVER.WEIGHT_DECAY", 0.0)
+    run = opened(train(tmp_path / "run", *I3D, *start, *still, "TRAIN.CHECKPOINT_INFLATE", True))
+    assert run.result["finished"]
+    assert "265 tensors loaded, 0 partly, 2 kept at their initial values" in run.log
+    kernel = run.checkpoint["model_state"]["s2.pathway0_res0.branch2.a.weight"]
+    flat = resnet()["layer1.0.conv1.weight"]
+    torch.testing.assert_close(kernel, torch.stack([flat / 3] * 3, 2))
+
+
+def test_a_start_that_cannot_be_is_refused(command_line: Callable, tmp_path: Path):
+    status, said = command_line(tmp_path / "a", *I3D, "TRAIN.CHECKPOINT_FILE_PATH", "gone.pth")
+    assert (status, (tmp_path / "a").exists()) == (2, False)
+    assert "error: gone.pth: no such file; change TRAIN.CHECKPOINT_FILE_PATH" in said
+    path = saved(resnet(), tmp_path)
+    status, said = command_line(tmp_path / "b", *I3D, "TRAIN.CHECKPOINT_FILE_PATH", path)
+    assert status == 2
+    assert "set TRAIN.CHECKPOINT_INFLATE True" in said
+    testing = ("TRAIN.ENABLE", False, "TEST.CHECKPOINT_FILE_PATH", path)
+    status, said = command_line(tmp_path / "c", *testing, "TEST.CHECKPOINT_TYPE", "caffe2")
+    assert status == 2
+    assert "set TEST.CHECKPOINT_TYPE pytorch" in said
+
+
+def test_a_caffe2_file_tests_as_the_checkpoint_it_was_made_of(
+    multigrid_run: Path, train: Callable[..., Path], tiny_config: Callable, tmp_path: Path
+):
+    trained = last_checkpoint(multigrid_run)
+    model = build_model(tiny_config(tmp_path))
+    load_weights(model, trained, complete=True)
+    files = {"pytorch": trained, "caffe2": caffe2_file(model, tmp_path)}
+    results = []
+    for kind, path in files.items():
+        keys = ("TRAIN.ENABLE", False, "TEST.CHECKPOINT_FILE_PATH", path)
+        train(tmp_path / kind, *keys, "TEST.CHECKPOINT_TYPE", kind)
+        result = json.loads((tmp_path / kind / "test.json").read_text())
+        results.append((result["top1"], result["top5"]))
+    assert results[0] == results[1]

@@ -1,0 +1,271 @@
+"""`plan`: totals worked out by hand, the published iteration factors, the warning, the commands."""
+
+import importlib.util
+import json
+from pathlib import Path
+from types import ModuleType
+
+import pytest
+
+from multigrid import CosineRate, Schedule, Shape, SteppedRate, make_schedule
+from slowfast_patches.config import load_config
+from slowfast_patches.config.schedule import schedule_from_config
+from slowfast_patches.plan.picture import plot_plan
+from slowfast_patches.plan.plan import MIN_PHASE_ITERATIONS, format_plan, make_plan
+
+ROOT = Path(__file__).parents[3]
+
+THIN = """
+TRAIN: {DATASET: kinetics, BATCH_SIZE: 8}
+TEST: {DATASET: kinetics}
+DATA: {NUM_FRAMES: 16, TRAIN_JITTER_SCALES: [64, 80], TRAIN_CROP_SIZE: 64, TEST_CROP_SIZE: 64,
+       INPUT_CHANNEL_NUM: [3]}
+RESNET: {WIDTH_PER_GROUP: 8}
+NONLOCAL: {LOCATION: [[[]], [[]], [[]], [[]]], GROUP: [[1], [1], [1], [1]]}
+MODEL: {ARCH: slowonly, NUM_CLASSES: 4}
+SOLVER: {BASE_LR: 0.1, LR_POLICY: steps_with_relative_lrs, STEPS: [0, 4], LRS: [1, 0.1],
+         MAX_EPOCH: 6}
+NUM_GPUS: 0
+"""
+# 8 clips of the baseline, 25 of a coarse shape, on two processes
+UNEVEN = [
+    *("--dataset-size", "64", "NUM_SHARDS", "2", "TRAIN.BATCH_SIZE", "4"),
+    *("MULTIGRID.LONG_CYCLE", "True", "MULTIGRID.LONG_CYCLE_FACTORS", "[[0.5, 0.8], [1, 1]]"),
+    *("MULTIGRID.BN_BASE_SIZE", "1"),
+]
+KINETICS = ROOT / "configs" / "Kinetics" / "SLOWFAST_8x8_R50_MULTIGRID.yaml"
+
+
+def load_tool(name: str) -> ModuleType:
+    spec = importlib.util.spec_from_file_location(f"tools_{name}", ROOT / "tools" / f"{name}.py")
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    return module
+
+
+@pytest.fixture(scope="module")
+def tool() -> ModuleType:
+    return load_tool("plan")
+
+
+@pytest.fixture
+def recipe(tmp_path: Path) -> Path:
+    path = tmp_path / "thin.yaml"
+    path.write_text(THIN)
+    return path
+
+
+def plan_json(tool: ModuleType, capsys: pytest.CaptureFixture, *args: object) -> dict:
+    assert tool.main([*map(str, args)]) == 0
+    return json.loads(capsys.readouterr().out)
+
+
+def long_cycle(num_videos: int) -> Schedule:
+    """Six phases of equal length with 64, 32, 16, 8, 8, 8 clips, 136 in an iteration of each.
+
+    So 6 epochs of 136 videos are 6 iterations in each phase.
+    """
+    policy = SteppedRate((4.0, 6.0), (0.1, 0.01))
+    return make_schedule(Shape(8, 16, 64), num_videos, policy, epoch_factor=1.0, short_cycle=())
+
+
+def test_totals_and_phases_of_a_long_cycle_by_hand():
+    plan = make_plan(long_cycle(136), lambda frames, crop: frames * crop)
+    assert [phase.iterations for phase in plan.phases] == [6] * 6
+    assert [phase.base_shape.batch for phase in plan.phases] == [64, 32, 16, 8, 8, 8]
+    assert [phase.lr[0] for phase in plan.phases] == pytest.approx([0.8, 0.4, 0.2, 0.1, 0.1, 0.01])
+    assert [phase.stage for phase in plan.phases] == [1, 1, 1, 1, 2, 2]
+    assert [phase.fine_tuning for phase in plan.phases] == [False] * 4 + [True] * 2
+    assert sum(phase.epochs for phase in plan.phases) == pytest.approx(6)
+    found = plan.to_json()
+    assert found["iterations"] == 36
+    assert found["baseline_iterations"] == 102
+    assert found["iteration_factor"] == pytest.approx(17 / 6)
+    assert found["clips"] == found["baseline_clips"] == 816
+    # 6 iterations each of 64×4×45, 32×8×45, 16×8×64 and three times 8×16×64
+    assert found["flops"] == 6 * (11520 + 11520 + 8192 + 3 * 8192)
+    assert found["baseline_flops"] == 816 * 1024
+    assert found["flops_factor"] == pytest.approx(835584 / 334848)
+    json.dumps(found)
+
+
+def test_a_short_cycle_by_hand(tool, recipe, capsys):
+    """Crops 32, 45, 64 take 32, 16, 8 clips: 7 epochs of 64 videos are 8 cycles of 56 clips."""
+    arguments = ("--cfg", recipe, "--dataset-size", 64, "--json", "SOLVER.MAX_EPOCH", 7)
+    cycle = ("MULTIGRID.SHORT_CYCLE", "True", "MULTIGRID.EPOCH_FACTOR", 1)
+    found = plan_json(tool, capsys, *arguments, *cycle, "SOLVER.STEPS", "[0]", "SOLVER.LRS", "[1]")
+    assert (found["iterations"], found["baseline_iterations"]) == (24, 56)
+    assert found["iteration_factor"] == pytest.approx(7 / 3)
+    assert found["epochs"] == found["baseline_epochs"] == 7
+    assert found["flops_factor"] > 1.5
+    (phase,) = found["phases"]
+    assert [(s["batch"], s["crop"]) for s in phase["shapes"]] == [(32, 32), (16, 45), (8, 64)]
+    assert phase["bn_sizes"] == [32, 16, 8]
+    assert phase["lr"] == [0.1, 0.1]
+
+
+def test_a_baseline_costs_what_it_costs(tool, recipe, capsys):
+    found = plan_json(tool, capsys, "--cfg", recipe, "--dataset-size", 64, "--json")
+    assert found["iteration_factor"] == found["flops_factor"] == 1
+    assert [phase["iterations"] for phase in found["phases"]] == [32, 16]
+    assert found["warnings"] == []
+
+
+@pytest.mark.parametrize(
+    ("factor", "low", "high"), [(1.0, 5.13, 5.15), (1.5, 3.42, 3.43), (2.0, 2.56, 2.58)]
+)
+def test_the_kinetics_recipe_has_the_published_iteration_factors(factor, low, high):
+    cfg = load_config(KINETICS, ["MULTIGRID.EPOCH_FACTOR", factor])
+    plan = make_plan(schedule_from_config(cfg, 240436), lambda frames, crop: 1.0)
+    assert low <= plan.iteration_factor <= high
+    assert plan.cost.epochs == pytest.approx(239 * factor, abs=0.01)
+    # with every clip at the same price, FLOPs are the clips
+    assert plan.flops_factor == pytest.approx(1 / factor, rel=1e-4)
+
+
+def test_a_divisor_of_16_leaves_the_kinetics_recipes_iterations_as_they_are():
+    plain, sized = (
+        make_plan(
+            schedule_from_config(load_config(KINETICS, ["MULTIGRID.SIZE_DIVISOR", d]), 240436),
+            lambda frames, crop: float(frames * crop**2),
+        )
+        for d in (1, 16)
+    )
+    crops = [{s.crop for p in plan.phases for s in p.shapes} for plan in (plain, sized)]
+    assert crops == [{112, 158, 224}, {112, 160, 224}]
+    assert sized.cost.iterations == plain.cost.iterations
+    # 158 becomes 160, 2.5 % more pixels, in half of the cycles' iterations and a third of the rest
+    assert 1.005 < sized.cost.flops / plain.cost.flops < 1.025
+
+
+def test_the_command_on_the_kinetics_recipe(tool, capsys):
+    found = plan_json(tool, capsys, "--cfg", KINETICS, "--json")
+    assert 3.42 <= found["iteration_factor"] <= 3.43
+    assert found["global_batch"] == 64
+    # Equation 1 keeps the cost of an iteration, but for rounding and what does not scale
+    assert found["flops_factor"] == pytest.approx(found["iteration_factor"], rel=0.05)
+    assert len(found["phases"]) == 3 * 4 + 2
+
+
+def test_short_phases_are_warned_of_and_long_ones_not():
+    short = make_plan(long_cycle(136), lambda frames, crop: 1.0)
+    assert "6 iterations" in short.warnings[0]
+    assert str(MIN_PHASE_ITERATIONS) in short.warnings[0]
+    assert any(line.startswith("warning:") for line in format_plan(short).splitlines())
+    enough = long_cycle(136 * (MIN_PHASE_ITERATIONS // 6 + 1))
+    long = make_plan(enough, lambda frames, crop: 1.0)
+    assert min(phase.iterations for phase in long.phases) >= MIN_PHASE_ITERATIONS
+    assert long.warnings == ()
+    assert "warning" not in format_plan(long)
+
+
+def test_the_text_has_a_row_for_each_phase_and_the_totals():
+    text = format_plan(make_plan(long_cycle(136), lambda frames, crop: 1e9))
+    rows = [line.split() for line in text.splitlines()]
+    assert rows[2] == ["1", "1", "64×4×45²", "–", "6", "2.82", "0.8", "8"]
+    assert rows[6][:3] == ["5", "2", "fine-tuning"]
+    assert ["iterations", "36", "102", "2.83×", "fewer"] in rows
+    assert ["clips", "816", "816", "equal"] in rows
+    assert ["training", "FLOPs", "816", "GFLOP", "816", "GFLOP", "equal"] in rows
+    assert "Global batch: 8 clips" in text
+    assert "TRAIN.BATCH_SIZE is per machine" in text
+
+
+@pytest.mark.parametrize("policy", [SteppedRate((4.0, 6.0), (0.1, 0.01)), CosineRate(0.1, 60.0)])
+def test_the_picture_is_written_where_it_is_asked_for(tmp_path, policy):
+    schedule = make_schedule(Shape(8, 16, 64), 1000, policy)
+    path = tmp_path / "new" / "plan.png"
+    plot_plan(schedule, path)
+    assert path.read_bytes().startswith(b"\x89PNG")
+    with pytest.raises(ValueError, match=r"\.png"):
+        plot_plan(schedule, tmp_path / "plan.docx")
+
+
+def test_the_size_of_the_data_set_is_found_in_order(tool, recipe, tmp_path, capsys):
+    base = ("--cfg", recipe, "--json", "DATA.NUM_TRAIN_VIDEOS", 80)
+    assert plan_json(tool, capsys, *base)["num_videos"] == 80
+    (tmp_path / "train.csv").write_text("a.mp4 0\nb.mp4 1\n" * 30)
+    with_csv = (*base, "DATA.PATH_TO_DATA_DIR", tmp_path)
+    assert plan_json(tool, capsys, *with_csv)["num_videos"] == 60
+    assert plan_json(tool, capsys, "--dataset-size", 99, *with_csv)["num_videos"] == 99
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        ([], "--dataset-size"),
+        (["--dataset-size", "64", "DATA.NUM_FRAME", "8"], "DATA.NUM_FRAMES"),
+        (["--dataset-size", "0"], "videos"),
+        (["--dataset-size", "64", "MULTIGRID.SIZE_DIVISOR", "0"], "MULTIGRID.SIZE_DIVISOR must"),
+        (["--dataset-size", "4", "MULTIGRID.LONG_CYCLE", "True"], "too short"),
+        (UNEVEN, "25 clips (25×8×51²) does not divide over 2 processes; use 1 process, or another"),
+        (UNEVEN, "(TRAIN.BATCH_SIZE 4, NUM_SHARDS 2, MULTIGRID.BN_BASE_SIZE 1)"),
+    ],
+)
+def test_mistakes_are_one_line_and_status_2(tool, recipe, capsys, arguments, message):
+    assert tool.main(["--cfg", str(recipe), *arguments]) == 2
+    out, err = capsys.readouterr()
+    assert out == ""
+    assert err.startswith("error: ")
+    assert message in err
+    assert len(err.splitlines()) == 1
+
+
+def test_a_missing_config_file_is_named(tool, capsys):
+    assert tool.main(["--cfg", "no/such.yaml"]) == 2
+    assert "no/such.yaml" in capsys.readouterr().err
+
+
+def test_options_may_follow_the_overrides(tool, recipe, tmp_path, capsys):
+    picture = tmp_path / "plan.png"
+    arguments = ["--cfg", recipe, "TRAIN.BATCH_SIZE", 4, "--dataset-size", 64, "--plot", picture]
+    assert tool.main([*map(str, arguments), "RNG_SEED", "3"]) == 0
+    assert "Global batch: 4 clips" in capsys.readouterr().out
+    assert picture.is_file()
+
+
+def test_without_step_times_nothing_is_said_of_time(tool, recipe, capsys):
+    found = plan_json(tool, capsys, "--cfg", recipe, "--dataset-size", 64, "--json")
+    assert [found[key] for key in TIME_KEYS] == [None] * 4
+    assert [phase["seconds"] for phase in found["phases"]] == [None] * 2
+    assert tool.main(["--cfg", str(recipe), "--dataset-size", "64"]) == 0
+    text = capsys.readouterr().out
+    assert not [line for line in text.splitlines() if "time" in line.split()]
+    assert "speed-up" not in text
+
+
+TIME_KEYS = ("hours", "baseline_hours", "speed_up", "seconds_source")
+
+
+def test_a_given_time_of_an_iteration_by_hand(tool, recipe, capsys):
+    """6 epochs of 64 videos are 48 iterations of 8 clips, of 75 s each one hour."""
+    arguments = ("--cfg", recipe, "--dataset-size", 64, "--step-seconds", 75)
+    found = plan_json(tool, capsys, *arguments, "--json")
+    assert [found[key] for key in TIME_KEYS[:3]] == pytest.approx([1, 1, 1])
+    assert [phase["seconds"] for phase in found["phases"]] == pytest.approx([2400, 1200])
+    assert "an estimate, from 75 s" in found["seconds_source"]
+    assert tool.main([*map(str, arguments)]) == 0
+    assert "Times: an estimate" in capsys.readouterr().out
+
+
+@pytest.mark.parametrize("seconds", ["0", "-1", "nan", "inf"])
+def test_an_iteration_takes_some_time(tool, recipe, capsys, seconds):
+    arguments = ["--cfg", str(recipe), "--dataset-size", "64", f"--step-seconds={seconds}"]
+    assert tool.main(arguments) == 2
+    assert "above 0" in capsys.readouterr().err
+
+
+def test_measured_and_estimated_times_at_once_are_refused(tool, recipe, capsys):
+    with pytest.raises(SystemExit) as stopped:
+        tool.main(["--cfg", str(recipe), "--step-times", "a.json", "--step-seconds", "1"])
+    assert stopped.value.code == 2
+    assert "not allowed with" in capsys.readouterr().err
+
+
+def test_a_number_of_classes_that_is_not_the_datas_is_refused(
+    tool, short_cycle_recipe, tmp_path, capsys
+):
+    (tmp_path / "classes.txt").write_text("left\nright\n")
+    keys = ["--dataset-size", "64", "DATA.PATH_TO_DATA_DIR", str(tmp_path)]
+    assert tool.main(["--cfg", str(short_cycle_recipe), *keys]) == 2
+    assert capsys.readouterr().err.rstrip().endswith("set MODEL.NUM_CLASSES 2")

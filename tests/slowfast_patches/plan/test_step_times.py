@@ -1,0 +1,397 @@
+"""Files of step times: what fits a recipe, what is refused, the plan's hours by hand, and a run of
+the benchmark that writes them."""
+
+import json
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from types import ModuleType
+from typing import Any
+
+import pytest
+import torch
+from fvcore.common.config import CfgNode
+
+from multigrid import Shape, baseline_cost, schedule_cost
+from slowfast_patches.config import load_config
+from slowfast_patches.config.schedule import schedule_from_config
+from slowfast_patches.plan.plan import format_plan, make_plan
+from slowfast_patches.plan.step_times import (
+    MisfitError,
+    fitting_step_times,
+    model_of,
+    read_step_times,
+    shapes_to_measure,
+)
+from slowfast_patches.plan.timing import estimated_timing, measured_timing
+
+ROOT = Path(__file__).parents[3]
+
+ROWS = [
+    ([8, 16, 64], 8, None, 90),
+    ([32, 16, 32], 32, 32, 120),
+    ([16, 16, 45], 16, 16, 135.0),
+    ([8, 16, 64], 8, 8, 105),
+]
+
+
+@pytest.fixture
+def recipe(short_cycle_recipe: Path) -> Path:
+    return short_cycle_recipe
+
+
+def content(cfg: CfgNode, rows: list[tuple] = ROWS) -> dict[str, Any]:
+    """A file as the benchmark writes it, with some more that nobody asks for."""
+    return {
+        "command": "python benchmarks/step_time.py",
+        "format": 1,
+        "device": {"type": "cpu", "name": "Abacus 9"},
+        "date": "2026-01-02T03:04:05+00:00",
+        "model": model_of(cfg),
+        "shapes": [
+            {
+                "shape": shape,
+                "local_clips": clips,
+                "bn_size": bn_size,
+                "seconds": None if seconds is None else {"median": seconds, "rounds": [seconds]},
+            }
+            for shape, clips, bn_size, seconds in rows
+        ],
+    }
+
+
+def write(path: Path, data: object) -> Path:
+    path.write_text(data if isinstance(data, str) else json.dumps(data))
+    return path
+
+
+@pytest.fixture
+def times(tmp_path: Path, recipe: Path) -> Path:
+    return write(tmp_path / "times.json", content(load_config(recipe)))
+
+
+def test_the_plans_hours_by_hand(recipe, times, capsys, load_program):
+    """8 × (120 + 135 + 105) s are 0.8 h; the baseline's 56 iterations of 90 s are 1.4 h."""
+    arguments = ["--cfg", str(recipe), "--dataset-size", "64", "--step-times", str(times)]
+    assert load_program("tools/plan.py").main([*arguments, "--json"]) == 0
+    found = json.loads(capsys.readouterr().out)
+    assert (found["iterations"], found["baseline_iterations"]) == (24, 56)
+    assert found["hours"] == pytest.approx(0.8)
+    assert found["baseline_hours"] == pytest.approx(1.4)
+    assert found["speed_up"] == pytest.approx(1.75)
+    assert [phase["seconds"] for phase in found["phases"]] == [2880]
+
+
+def test_the_plans_text_has_times_and_where_they_come_from(recipe, times):
+    cfg = load_config(recipe)
+    timing = measured_timing([read_step_times(times)], cfg)
+    text = format_plan(make_plan(schedule_from_config(cfg, 64), lambda *_: 1e9, timing))
+    rows = [line.split() for line in text.splitlines()]
+    assert rows[0][-1] == "time"
+    assert rows[2][-2:] == ["48", "min"]
+    assert ["time", "48", "min", "84", "min", "1.75×", "fewer"] in rows
+    assert "Wall-clock speed-up: 1.75×, without loading and evaluation" in text
+    assert f"{times}, measured on Abacus 9 (cpu), 2026-01-02" in text
+
+
+def test_a_baselines_times_are_those_with_its_own_bn(recipe, times):
+    cfg = load_config(recipe, ["MULTIGRID.SHORT_CYCLE", False])
+    assert read_step_times(times).seconds_per_iteration(cfg)(Shape(8, 16, 64)) == 90
+    ours = read_step_times(times).seconds_per_iteration(load_config(recipe))
+    assert ours(Shape(8, 16, 64)) == 105
+
+
+def test_a_time_holds_for_every_recipe_whose_processes_have_that_many_clips(recipe, times):
+    """Three machines with 8 clips each train on 24, 48 and 96."""
+    cfg = load_config(recipe, ["NUM_SHARDS", 3])
+    timing = measured_timing([read_step_times(times)], cfg)
+    assert timing.ours(Shape(96, 16, 32)) == 120
+    assert timing.ours(Shape(24, 16, 64)) == 105
+    assert timing.baseline(Shape(24, 16, 64)) == 90
+    assert "without communication between the 3 processes" in timing.source
+
+
+@pytest.mark.parametrize(
+    ("overrides", "message"),
+    [
+        (["MODEL.NUM_CLASSES", 5], "of another model: MODEL.NUM_CLASSES 4 there, 5 here"),
+        (["TRAIN.MIXED_PRECISION", True], "TRAIN.MIXED_PRECISION False there, True here"),
+        (["TRAIN.TF32", False], "TRAIN.TF32 True there, False here"),
+        (["RESNET.DEPTH", 101], "RESNET.DEPTH 50 there, 101 here"),
+        (["NUM_GPUS", 8], "measured on cpu, and NUM_GPUS 8 trains on cuda"),
+        (["TRAIN.BATCH_SIZE", 16], "no time for 64×16×32² on 1 process(es), 64 clips each"),
+        (["MULTIGRID.SHORT_CYCLE_FACTORS", "[0.25]"], "no time for 128×16×16²"),
+    ],
+)
+def test_times_of_another_recipe_are_refused_with_the_command_that_measures(
+    recipe, times, capsys, load_program, overrides, message
+):
+    options = ["--cfg", str(recipe), "--dataset-size", "6400", "--step-times", str(times)]
+    pairs = [str(item) for item in overrides]
+    assert load_program("tools/plan.py").main([*options, *pairs]) == 2
+    error = capsys.readouterr().err
+    assert message in error
+    assert f"python benchmarks/step_time.py --cfg {recipe} --output FILE.json {pairs[0]}" in error
+
+
+def test_a_file_from_before_a_key_was_measured_at_its_default(recipe, tmp_path):
+    """It holds neither TRAIN.COMPILE nor TRAIN.CUDNN_BENCHMARK, which was on."""
+    old = content(load_config(recipe))
+    for key in ("TRAIN.COMPILE", "TRAIN.CUDNN_BENCHMARK"):
+        del old["model"][key]
+    found = read_step_times(write(tmp_path / "old.json", old))
+    assert found.seconds_per_iteration(load_config(recipe))(Shape(16, 16, 45)) == 135
+    for key, value, message in (
+        ("TRAIN.COMPILE", True, r"TRAIN\.COMPILE False there, True here"),
+        ("TRAIN.CUDNN_BENCHMARK", False, r"TRAIN\.CUDNN_BENCHMARK True there, False here"),
+    ):
+        with pytest.raises(MisfitError, match=message):
+            found.seconds_per_iteration(load_config(recipe, [key, value]))
+
+
+def test_the_plans_text_says_what_was_switched_on_and_off(recipe, tmp_path):
+    cfg = load_config(recipe, ["TRAIN.MIXED_PRECISION", True, "TRAIN.TF32", False])
+    path = write(tmp_path / "fast.json", content(cfg))
+    source = measured_timing([read_step_times(path)], cfg).source
+    assert source.endswith("+00:00, TRAIN.MIXED_PRECISION True, TRAIN.TF32 False")
+
+
+def test_weights_at_the_start_do_not_change_the_speed(recipe, times):
+    cfg = load_config(recipe, ["RESNET.ZERO_INIT_FINAL_BN", True, "MODEL.DROPOUT_RATE", 0.1])
+    assert read_step_times(times).seconds_per_iteration(cfg)(Shape(16, 16, 45)) == 135
+
+
+def test_a_shape_that_ran_out_of_memory_has_no_time(recipe, tmp_path):
+    cfg = load_config(recipe)
+    rows = [ROWS[0], ([32, 16, 32], 32, 32, None), *ROWS[2:]]
+    found = read_step_times(write(tmp_path / "full.json", content(cfg, rows)))
+    with pytest.raises(MisfitError, match=r"32×16×32² ran out of memory on Abacus 9"):
+        found.seconds_per_iteration(cfg)
+    baseline = load_config(recipe, ["MULTIGRID.SHORT_CYCLE", False])
+    assert found.seconds_per_iteration(baseline)(Shape(8, 16, 64)) == 90
+
+
+def test_a_shape_that_the_schedule_does_not_have_is_refused_when_it_is_asked_for(recipe, times):
+    seconds = read_step_times(times).seconds_per_iteration(load_config(recipe))
+    with pytest.raises(MisfitError, match="no time for 8×8×64²"):
+        seconds(Shape(8, 8, 64))
+
+
+def test_of_several_files_each_recipe_takes_the_first_that_fits(recipe, tmp_path):
+    """The baseline was measured in one file, multigrid in another; a third is of another model."""
+    cfg, other = load_config(recipe), load_config(recipe, ["MODEL.NUM_CLASSES", 9])
+    paths = [
+        write(tmp_path / "other.json", content(other)),
+        write(tmp_path / "baseline.json", content(cfg, ROWS[:1])),
+        write(tmp_path / "multigrid.json", content(cfg, ROWS[1:])),
+    ]
+    files = [read_step_times(path) for path in paths]
+    assert fitting_step_times(files, other) is files[0]
+    assert fitting_step_times(files, cfg) is files[2]
+    timing = measured_timing(files, cfg)
+    assert (timing.ours(Shape(8, 16, 64)), timing.baseline(Shape(8, 16, 64))) == (105, 90)
+    assert "baseline.json" in timing.source
+    assert "multigrid.json" in timing.source
+    with pytest.raises(MisfitError) as misfit:
+        fitting_step_times(files[:2], cfg)
+    assert "other.json is of another model" in str(misfit.value)
+    assert "baseline.json has no time for" in str(misfit.value)
+    with pytest.raises(MisfitError, match="no step times"):
+        fitting_step_times([], cfg)
+
+
+def test_an_estimate_is_in_proportion_to_the_work(recipe):
+    """A clip that costs as much as it has frames: 32 × 16 is 4 times 8 × 16."""
+    timing = estimated_timing(load_config(recipe), 3.0, lambda frames, crop: float(frames))
+    assert timing.ours(Shape(8, 16, 64)) == timing.baseline(Shape(8, 16, 64)) == 3
+    assert timing.ours(Shape(32, 16, 32)) == 12
+    assert timing.ours(Shape(32, 8, 32)) == 6
+
+
+@pytest.mark.parametrize("steps", ["step_time_demo.json", "step_time_demo_again.json"])
+@pytest.mark.parametrize(
+    ("report", "overrides"),
+    [
+        ("demo.json", ()),
+        ("step_time_demo_pair.json", ("SOLVER.MAX_EPOCH", 6, "SOLVER.STEPS", [0, 4.8])),
+    ],
+)
+def test_what_was_measured_predicts_the_demos_speed_up(steps, report, overrides):
+    """Within 10 % of what the demo's trainings took, waiting for data not counted."""
+    cfg = load_config(ROOT / "configs" / "Demo" / "SLOWFAST_DEMO_MULTIGRID.yaml", overrides)
+    timing = measured_timing([read_step_times(RESULTS / steps)], cfg)
+    schedule = schedule_from_config(cfg, 640)
+    ours = schedule_cost(schedule, None, timing.ours).seconds
+    baseline = baseline_cost(schedule, None, timing.baseline).seconds
+    rows = {row["name"]: row for row in json.loads((RESULTS / report).read_text())["configs"]}
+    took = [
+        sum(run["seconds"]["training"] for run in rows[name]["runs"])
+        for name in ("SLOWFAST_DEMO", "SLOWFAST_DEMO_MULTIGRID")
+    ]
+    assert schedule.iterations == rows["SLOWFAST_DEMO_MULTIGRID"]["iterations"]
+    assert baseline / ours == pytest.approx(took[0] / took[1], rel=0.1)
+
+
+RESULTS = ROOT / "benchmarks" / "results"
+
+
+def changed(**values: object) -> Callable[[dict[str, Any]], object]:
+    """A change of the file's own keys."""
+    return lambda data: data | values
+
+
+def row_changed(**values: object) -> Callable[[dict[str, Any]], object]:
+    return lambda data: data | {"shapes": [data["shapes"][0] | values]}
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        (lambda data: "{", "not JSON"),
+        (lambda data: "[]", "'format' is missing"),
+        (lambda data: {k: v for k, v in data.items() if k != "model"}, "'model' is missing"),
+        (changed(format=2), "its format is 2, and this version reads 1"),
+        (changed(format="1"), "'format' is '1', not a whole number"),
+        (changed(shapes=[]), "no shapes"),
+        (changed(shapes=[3]), "'shape' is missing"),
+        (changed(device="cpu"), "'device' is 'cpu', not a mapping"),
+        (row_changed(shape=[8, 16]), r"\[clips, frames, crop\], not \[8, 16\]"),
+        (row_changed(shape=[8, 16, 0]), r"not \[8, 16, 0\]"),
+        (row_changed(local_clips=True), "'local_clips' is True, not a whole number"),
+        (row_changed(bn_size="8"), "'bn_size' is '8', not a whole number"),
+        (row_changed(seconds=0.1), "'seconds' is 0.1, not a mapping"),
+        (row_changed(seconds={}), "'median' is missing"),
+        (row_changed(seconds={"median": -1.0}), "takes -1.0 seconds"),
+        (row_changed(seconds={"median": float("nan")}), "takes nan seconds"),
+    ],
+)
+def test_files_that_are_none_are_refused_by_name(recipe, tmp_path, change, message):
+    path = write(tmp_path / "bad.json", change(content(load_config(recipe))))
+    with pytest.raises(ValueError, match=rf"bad.json is no step-time file: .*{message}"):
+        read_step_times(path)
+
+
+def test_a_missing_file_is_named(tmp_path):
+    with pytest.raises(ValueError, match=r"none.json cannot be read"):
+        read_step_times(tmp_path / "none.json")
+
+
+def test_what_is_measured_is_what_a_schedule_meets_and_the_baseline(tiny_config, tmp_path):
+    """Of the tiny recipe, 32 × 4 × 16² comes with BN sizes 8 and 16; the smaller is measured."""
+    cfg = tiny_config(tmp_path)
+    found = shapes_to_measure(cfg)
+    assert found[0] == (Shape(4, 8, 32), None)
+    assert len(found) == len(set(found)) == 9
+    assert {shape for shape, _ in found} == set(schedule_from_config(cfg, 10**4).shapes)
+    assert dict(found[1:])[Shape(32, 4, 16)] == 8
+    assert shapes_to_measure(tiny_config(tmp_path, *OFF)) == [(Shape(4, 8, 32), None)]
+
+
+OFF = ("MULTIGRID.LONG_CYCLE", False, "MULTIGRID.SHORT_CYCLE", False)
+
+
+@pytest.fixture
+def bench(load_program, step_bench) -> ModuleType:
+    return load_program("benchmarks/step_time.py")
+
+
+def test_what_the_benchmark_writes_gives_the_plan_its_hours(
+    bench, load_program, tiny_recipe, tmp_path, capsys
+):
+    path = tmp_path / "new" / "times.json"
+    recipe = ["--cfg", str(tiny_recipe)]
+    short = ["--rounds", "2", "--seconds", "0.01", "--output", str(path), "--dataset-size", "240"]
+    pairs = ["MULTIGRID.LONG_CYCLE", "False", "MULTIGRID.SHORT_CYCLE_FACTORS", "[0.5]"]
+    assert bench.main([*recipe, *short, *pairs]) == 0
+    table = capsys.readouterr().out
+    written = json.loads(path.read_text())
+    assert [row["shape"] for row in written["shapes"]] == [
+        [4, 8, 32],
+        [16, 8, 16],
+        [4, 8, 32],
+    ]
+    assert [row["bn_size"] for row in written["shapes"]] == [None, 16, 4]
+    for row in written["shapes"]:
+        assert len(row["seconds"]["rounds"]) == 2
+        assert f"{row['seconds']['median']:.4f}" in table
+    assert (written["precision"], written["device"]["type"]) == ("float32", "cpu")
+    assert written["machine"]["threads"] == torch.get_num_threads()
+    before = json.loads((RESULTS / "step_time_demo.json").read_text())
+    assert written.keys() > before.keys()
+    assert written["shapes"][0].keys() > before["shapes"][0].keys()
+
+    plan = [*recipe, "--json", "--dataset-size", "240", "--step-times", str(path)]
+    assert load_program("tools/plan.py").main([*plan, *pairs]) == 0
+    found = json.loads(capsys.readouterr().out)
+    assert found["baseline_hours"] == pytest.approx(
+        found["baseline_iterations"] * written["shapes"][0]["seconds"]["median"] / 3600
+    )
+    assert found["hours"] > 0
+    totals = written["variants"][0]["totals"]
+    assert found["speed_up"] == pytest.approx(totals["speed_up"]["median"])
+
+
+def test_a_shape_without_room_is_reported_and_the_others_are_measured(
+    bench, step_bench, tiny_recipe, tmp_path, capsys, monkeypatch
+):
+    def take_step(stepper, step, batch, mark):
+        if len(batch["clips"]) == 16:
+            raise torch.OutOfMemoryError("made up")
+        done.append(tuple(batch["clips"].shape[:3]))
+        mark("optimizer")
+
+    done = list[tuple[int, ...]]()
+    monkeypatch.setattr(step_bench.Stepper, "__call__", take_step)
+    path = tmp_path / "times.json"
+    arguments = ["--rounds", "2", "--seconds", "1e-9", "--output", str(path)]
+    pairs = ["MULTIGRID.LONG_CYCLE", "False"]
+    assert bench.main(["--cfg", str(tiny_recipe), *arguments, *pairs]) == 0
+    assert "out of memory" in capsys.readouterr().out
+    rows = json.loads(path.read_text())["shapes"]
+    assert [row["seconds"] is None for row in rows] == [False, True, False, False]
+    assert rows[1]["failure"] == "out of memory"
+    assert set(done) == {(4, 8, 32), (8, 8, 23)}
+    cfg = load_config(tiny_recipe, pairs)
+    with pytest.raises(MisfitError, match="16×8×16² ran out of memory"):
+        read_step_times(path).seconds_per_iteration(cfg)
+
+
+def test_a_recipe_for_gpus_is_not_measured_on_the_cpu(bench, tiny_recipe, capsys, monkeypatch):
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
+    assert bench.main(["--cfg", str(tiny_recipe), "NUM_GPUS", "2"]) == 2
+    assert "NUM_GPUS 0 is the CPU" in capsys.readouterr().err
+
+
+def on_the_cpu(step_bench: ModuleType, cfg: CfgNode) -> Any:
+    return step_bench.Bench(cfg, torch.device("cpu"))
+
+
+def test_a_process_takes_its_share_of_the_clips(step_bench, tiny_config, tmp_path):
+    """16 clips of 4 processes, BN over all 16: one process has 4, which are its group."""
+    cfg = tiny_config(tmp_path, "NUM_SHARDS", 4)
+    case = step_bench.Case(on_the_cpu(step_bench, cfg), Shape(16, 8, 32), 16)
+    assert case.batch["clips"].shape == (4, 8, 32, 32, 3)
+    assert case.step.bn_size == 4
+
+
+def test_the_precision_is_the_recipes(step_bench, tiny_config, tmp_path):
+    cfg = tiny_config(tmp_path, "TRAIN.MIXED_PRECISION", True)
+    assert on_the_cpu(step_bench, cfg).precision_name() == "bfloat16"
+
+
+def test_labels_are_made_as_the_loss_takes_them(step_bench, tiny_config, tmp_path):
+    pairs = ("TRAIN.DATASET", "charades", "TEST.DATASET", "charades", "DATA.MULTI_LABEL", True)
+    cfg = tiny_config(tmp_path, *pairs, "MODEL.LOSS_FUNC", "bce_logit")
+    labels = step_bench.Case(on_the_cpu(step_bench, cfg), Shape(4, 8, 32), None).batch["labels"]
+    assert labels.shape == (4, 8)
+    assert labels.dtype == torch.float32
+    assert set(labels.unique().tolist()) <= {0.0, 1.0}
+
+
+@pytest.mark.parametrize("option", [["--rounds", "1"], ["--seconds", "0"], ["--seconds", "nan"]])
+def test_options_out_of_range_are_refused(bench, option, capsys, monkeypatch):
+    monkeypatch.setattr(sys, "argv", ["step_time.py"])
+    with pytest.raises(SystemExit) as stopped:
+        bench.main(["--cfg", "any.yaml", *option])
+    assert stopped.value.code == 2
+    assert option[0] in capsys.readouterr().err

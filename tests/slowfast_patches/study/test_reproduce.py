@@ -1,0 +1,497 @@
+"""Tables and figures of the paper: what is in them, what they would cost, and what came of runs."""
+
+import importlib.util
+import json
+import os
+import stat
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+import submitit
+import yaml
+
+from slowfast_patches.config.schedule import schedule_from_config
+from slowfast_patches.launch.slurm import Slurm
+from slowfast_patches.study.reproduction.cluster import submit
+from slowfast_patches.study.reproduction.experiment import Row
+from slowfast_patches.study.reproduction.outcome import TOY_MARK
+from slowfast_patches.study.reproduction.paper import EXPERIMENTS
+from slowfast_patches.study.reproduction.recipes import Choices, Recipes, trainings_of
+from slowfast_patches.study.reproduction.reproduce import Request, reproduce
+from slowfast_patches.study.reproduction.toy import Toy
+from slowfast_patches.utils.report import Mean
+
+ROOT = Path(__file__).parents[3]
+CONFIGS = ROOT / "configs"
+I3D = str(CONFIGS / "Kinetics" / "I3D_16x4_R50.yaml")
+
+
+def row(name: str, label: str) -> Row:
+    [found] = [row for row in EXPERIMENTS[name].rows if row.label == label]
+    return found
+
+
+def recipes(**choices: object) -> Recipes:
+    return Recipes(Choices(CONFIGS, **choices))
+
+
+@pytest.fixture
+def cli(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> Callable:
+    """`cli("table5", ...)`: the tool's exit status, and what it said on both channels."""
+    spec = importlib.util.spec_from_file_location("tools_reproduce", ROOT / "tools/reproduce.py")
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+
+    def call(*argv: object) -> tuple[int, str, str]:
+        capsys.readouterr()
+        status = module.main([str(a) for a in argv])
+        said = capsys.readouterr()
+        return status, said.out, said.err
+
+    return call
+
+
+class TestPaper:
+    def test_every_table_and_both_figures(self) -> None:
+        assert list(EXPERIMENTS) == [
+            *("table1a", "table1b", "table2a", "table2b", "table2c", "table3", "table4"),
+            *("table5", "table6", "figure1", "figure3"),
+        ]
+        counts = {name: len(experiment.rows) for name, experiment in EXPERIMENTS.items()}
+        assert counts == {
+            "table1a": 5,
+            "table1b": 4,
+            "table2a": 2,
+            "table2b": 6,
+            "table2c": 4,
+            "table3": 6,
+            "table4": 2,
+            "table5": 7,
+            "table6": 7,
+            "figure1": 12,
+            "figure3": 42,
+        }
+
+    @pytest.mark.parametrize(
+        ("name", "label", "metrics", "speed_up"),
+        [
+            ("table1a", "1 long-cycle shape", {"top1": 74.0, "top5": 91.4}, 4.0),
+            ("table1a", "3 long-cycle shapes", {"top1": 76.2, "top5": 92.4}, 4.4),
+            ("table1b", "2 short-cycle shapes", {"top1": 75.5, "top5": 92.1}, 4.3),
+            ("table2a", "multigrid", {"top1": 76.0, "top5": 92.4}, 4.5),
+            ("table2b", "64 frames, multigrid", {"top1": 77.6, "top5": 93.2}, 5.5),
+            ("table2c", "320², baseline", {"top1": 75.1, "top5": 91.8}, None),
+            ("table2c", "320², multigrid", {"top1": 76.8, "top5": 92.8}, 6.5),
+            ("table3", "I3D, baseline at 1/3.3", {"top1": 71.1, "top5": 89.9}, None),
+            ("table3", "I3D-NL, multigrid", {"top1": 75.5, "top5": 92.4}, 3.3),
+            ("table4", "multigrid", {"top1": 72.5, "top5": 90.4}, 3.35),
+            ("table5", "baseline at 1/2.6", {"top1": 58.7}, None),
+            ("table5", "multigrid, 1.5× epochs", {"top1": 61.2}, 5.6),
+            ("table6", "baseline at 1/3.5", {"map": 31.5}, None),
+            ("table6", "multigrid, 2.0× epochs", {"map": 37.4}, 4.3),
+        ],
+    )
+    def test_published(
+        self, name: str, label: str, metrics: dict[str, float], speed_up: float | None
+    ) -> None:
+        published = row(name, label).published
+        assert {key: mean.mean for key, mean in published.metrics.items()} == metrics
+        assert published.speed_up == (None if speed_up is None else pytest.approx(speed_up))
+
+    def test_spread_over_five_runs(self) -> None:
+        assert row("table6", "multigrid, 1.5× epochs").published.metrics["map"] == Mean(38.2, 0.06)
+        assert row("table5", "baseline").published.metrics["top5"] == Mean(87.2, 0.13)
+
+    def test_what_tables_share_is_trained_once(self) -> None:
+        default = row("table1a", "4 long-cycle shapes (default)").training
+        assert row("table1b", "3 short-cycle shapes (default)").training == default
+        assert row("table2b", "32 frames, multigrid").training == default
+        assert row("figure1", "multigrid, 1.5× epochs").training == default
+        folders = [training.folder for training in trainings_of(EXPERIMENTS.values())]
+        assert len(set(folders)) == len(folders)
+
+
+class TestRecipes:
+    def test_a_shortened_baseline_has_multigrids_iterations(self) -> None:
+        made = recipes()
+        shortened, ours = (
+            row("table6", "baseline at 1/3.5"),
+            row("table6", "multigrid, 1.5× epochs"),
+        )
+        baseline = made.recipe(shortened.baseline, shortened.baseline)
+        short = made.recipe(shortened.training, shortened.baseline)
+        long = made.recipe(ours.training, ours.baseline)
+        assert abs(short.iterations - long.iterations) <= 1
+        assert baseline.iterations / short.iterations == pytest.approx(3.51, abs=0.01)
+        ratios = [cfg.SOLVER.STEPS[1] / cfg.SOLVER.MAX_EPOCH for cfg in (baseline.cfg, short.cfg)]
+        assert ratios[0] == pytest.approx(ratios[1], rel=1e-4)
+
+    def test_a_shortened_baseline_is_as_long_on_fewer_gpus(self) -> None:
+        made = recipes(overrides=("NUM_GPUS", "4", "SOLVER.REFERENCE_WORLD_SIZE", "8"))
+        shortened, ours = (
+            row("table5", "baseline at 1/3.4"),
+            row("table5", "multigrid, 1.5× epochs"),
+        )
+        short = made.recipe(shortened.training, shortened.baseline)
+        long = made.recipe(ours.training, ours.baseline)
+        assert abs(short.iterations - long.iterations) <= 1
+        assert short.iterations == pytest.approx(2 * 66_915, rel=1e-3)  # half the batch
+
+    def test_a_scaling_from_eight_gpus_leaves_the_one_gpu_recipes_alone(
+        self, caplog: pytest.LogCaptureFixture
+    ) -> None:
+        made = recipes(
+            overrides=("NUM_GPUS", "4", "SOLVER.REFERENCE_WORLD_SIZE", "8", "LOG_PERIOD", "7")
+        )
+        found = row("table4", "baseline")
+        cfg = made.recipe(found.training, found.baseline).cfg
+        assert (cfg.NUM_GPUS, cfg.TRAIN.BATCH_SIZE, cfg.LOG_PERIOD) == (1, 8, 7)
+        assert "I3D_8x8_R50_1GPU.yaml is for NUM_GPUS 1, not for the 8" in caplog.text
+
+    def test_a_point_of_a_figure_is_as_long_as_it_says(self) -> None:
+        made = recipes()
+        points = {
+            label: made.recipe(found.training, found.baseline).iterations
+            for label in (
+                "baseline, 2× epochs",
+                "multigrid, 3× epochs",
+                "long cycle only, 1× epochs",
+            )
+            for found in [row("figure3", label)]
+        }
+        assert points["baseline, 2× epochs"] == pytest.approx(2 * 896_000, rel=1e-3)
+        # FACTS: 2.570 times fewer iterations at 2.0 × the epochs, so 1.713 times at 3.0 ×.
+        assert points["multigrid, 3× epochs"] == pytest.approx(896_000 / 1.7133, rel=2e-3)
+        # Without the short cycle a cycle's batches are 8, 4, 2 and 1 times the baseline's: 3.75 on
+        # average for 72k of 112k iterations, then 1 for the other 40k (3.75 x 72 + 40 = 310).
+        cycled, last = 92 / 112, 20 / 112
+        assert points["long cycle only, 1× epochs"] == pytest.approx(
+            896_000 / (3.75 * cycled + last), rel=2e-3
+        )
+
+    def test_the_short_cycle_alone_in_figure_3_fine_tunes(self) -> None:
+        """With one shape 3 cycled LR stages are a phase each; iterations as its clips: 7/3."""
+        found = row("figure3", "short cycle only, 1× epochs")
+        made = recipes().recipe(found.training, found.baseline)
+        schedule = schedule_from_config(made.cfg, made.cfg.DATA.NUM_TRAIN_VIDEOS)
+        assert [phase.fine_tuning for phase in schedule.phases] == [False] * 3 + [True] * 2
+        assert made.iterations == pytest.approx(896_000 * 3 / 7, rel=1e-3)
+
+    def test_the_users_keys_and_places_enter_every_recipe(self, tmp_path: Path) -> None:
+        made = recipes(
+            data={"ssv2": str(tmp_path)},
+            weights={"kinetics": "k400.pkl"},
+            overrides=("NUM_GPUS", "4", "SOLVER.REFERENCE_WORLD_SIZE", "8"),
+        )
+        found = row("table5", "baseline")
+        cfg = made.recipe(found.training, found.baseline).cfg
+        assert cfg.TRAIN.CHECKPOINT_FILE_PATH == "k400.pkl"
+        assert cfg.TRAIN.CHECKPOINT_TYPE == "caffe2"
+        assert str(tmp_path) == cfg.DATA.PATH_TO_DATA_DIR
+        assert cfg.TRAIN.BATCH_SIZE == 8
+        assert pytest.approx(0.015) == cfg.SOLVER.BASE_LR
+
+
+class TestDryRun:
+    def test_lists_every_row(self, cli: Callable, tmp_path: Path) -> None:
+        output = tmp_path / "none"
+        status, out, err = cli("all", "--dry-run", "--output", output, "--step-seconds", 1)
+        assert (status, err) == (0, "")
+        for experiment in EXPERIMENTS.values():
+            section = out[out.index(experiment.title) :]
+            for found in experiment.rows:
+                line = next(line for line in section.splitlines() if line.startswith(found.label))
+                assert Path(found.training.cfg).name in line, line
+        assert not output.exists()
+
+    def test_times_from_a_given_step_time(self, cli: Callable) -> None:
+        _, out, _ = cli("table4", "--dry-run", "--step-seconds", 0.36)
+        [line] = [line for line in out.splitlines() if "I3D_8x8_R50_1GPU.yaml" in line]
+        assert line.split()[-2:] == ["120", "h"]  # 1,200,000 iterations of 0.36 s
+        assert "1/1.00" in line
+        _, out, err = cli("table4", "--dry-run", "--step-seconds", 0.36, "--json")
+        assert "I3D_8x8_R50_1GPU.yaml" in err
+        [table] = json.loads(out)
+        assert table["rows"][0]["seconds"] == 1_200_000 * 0.36
+
+    def test_recipes_that_no_step_times_hold_for_have_none(self, cli: Callable) -> None:
+        file = ROOT / "benchmarks" / "results" / "step_time_demo.json"
+        status, out, _ = cli("table4", "--dry-run", "--step-times", file)
+        assert status == 0
+        [line] = [line for line in out.splitlines() if "I3D_8x8_R50_1GPU.yaml  " in line]
+        assert line.split()[-1] == "?"
+        assert "no times for 2 recipes, such as I3D_8x8_R50_1GPU.yaml: " in out
+        assert "step_time_demo.json" in out
+
+    def test_unknown_table_and_options_without_effect(
+        self, cli: Callable, capsys: pytest.CaptureFixture[str]
+    ) -> None:
+        for argv, message in (
+            (["table7"], "invalid choice: 'table7'"),
+            (["table1a", "--slurm-limit", "3"], "--slurm-limit has no effect without --slurm"),
+            (["table1a", "--scale", "demo", "--ssv2", "x"], "--ssv2 has no effect with"),
+            (["table1a", "--seeds", "one"], "--seeds takes whole numbers, not one"),
+        ):
+            with pytest.raises(SystemExit) as stopped:
+                cli(*argv)
+            assert stopped.value.code == 2
+            assert message in capsys.readouterr().err
+
+    @pytest.mark.parametrize(
+        ("argv", "message"),
+        [
+            (["table5", "--local"], "give --kinetics-weights FILE"),
+            (["table1a", "--local"], "the data set kinetics is needed: give --kinetics DIR"),
+            (["table5", "--local", "--kinetics-weights", "no.pyth"], "no.pyth: no such file"),
+            (["table1a", "--dry-run", "--step-times", "no.json"], "no.json"),
+            (["table1a", "--dry-run", "--add", "no.yaml"], "no.yaml"),
+            (["table1a", "--dry-run", "SOLVER.BASE_LRR", "1"], "did you mean SOLVER.BASE_LR"),
+            (
+                ["table1a", "--local", "OUTPUT_DIR", "x"],
+                "OUTPUT_DIR is set for each run; use --output",
+            ),
+            (["table6", "--dry-run", "--add", I3D], "judged by top-1 and top-5, table6 by mAP"),
+            (["table3", "--dry-run", "--add", I3D, "--add", I3D], "different file names"),
+        ],
+    )
+    def test_what_is_missing_is_said_before_anything_runs(
+        self, cli: Callable, tmp_path: Path, argv: list[str], message: str
+    ) -> None:
+        status, _, err = cli(*argv[:1], "--output", tmp_path / "out", *argv[1:])
+        assert status == 2
+        assert message in err
+        assert not list(tmp_path.rglob("result.json"))
+
+
+def write_result(folder: Path, cfg: object, seed: int, seconds: float, **metrics: float) -> None:
+    """A finished run's result.json, as far as a table reads it."""
+    folder.mkdir(parents=True)
+    config = yaml.safe_load(cfg.dump()) | {"RNG_SEED": seed}
+    machine = {"processor": "abacus", "gpus": []}
+    spent = {"training": 0.75 * seconds, "loading": 0.25 * seconds, "evaluating": 99.0}
+    result = {"config": config, "machine": machine, "world_size": 1, "seconds": spent, **metrics}
+    result["iterations"] = 1000
+    (folder / "result.json").write_text(json.dumps(result))
+
+
+class TestOutcome:
+    @pytest.fixture
+    def output(self, tmp_path: Path) -> Path:
+        """Two seeds of table 4's baseline and one of its multigrid training."""
+        made = recipes()
+        baseline, ours = EXPERIMENTS["table4"].rows
+        for found, seed, seconds, top1 in (
+            (baseline, 0, 3600.0, 70.0),
+            (baseline, 1, 7200.0, 72.0),
+            (ours, 1, 1800.0, 73.0),
+        ):
+            recipe = made.recipe(found.training, found.baseline)
+            folder = tmp_path / recipe.folder / f"seed{seed}"
+            write_result(folder, recipe.cfg, seed, seconds, top1=top1, top5=90.0)
+        return tmp_path
+
+    def test_published_beside_measured(self, cli: Callable, output: Path) -> None:
+        status, out, _ = cli("table4", "--seeds", 0, 1, "--output", output)
+        assert status == 0
+        baseline, ours = (
+            next(line for line in out.splitlines()[-8:] if line.startswith(label)).split()
+            for label in ("baseline", "multigrid")
+        )
+        assert baseline[1] == "1,000"  # those of the runs
+        # top-1 published and measured (71 ± √2), top-5, speed-up published and measured, runs
+        assert baseline[2:] == [
+            "72.5",
+            "71.0",
+            "±",
+            "1.4",
+            "90.4",
+            "90.0",
+            "±",
+            "0.0",
+            "1×",
+            "1×",
+            "2",
+            "of",
+            "2",
+        ]
+        assert ours[2:] == ["72.5", "73.0", "90.4", "90.0", "3.4×", "4.00×", "1", "of", "2"]
+
+    def test_files(self, cli: Callable, output: Path) -> None:
+        cli("table4", "--seeds", 0, 1, 2, "--output", output)
+        content = json.loads((output / "table4.json").read_text())
+        baseline, ours = content["rows"]
+        assert baseline["finished_seeds"] == [0, 1]
+        assert ours["measured"]["speed_up"] == {"mean": pytest.approx(4.0), "std": None}
+        assert baseline["measured"]["hours"]["mean"] == pytest.approx(1.5)
+        assert (content["scale"], ours["published"]["top1"]["mean"]) == ("paper", 72.5)
+        text = (output / "table4.md").read_text()
+        assert "| multigrid" in text
+        assert "CPU: abacus" in text
+        assert "python tools/reproduce.py table4 --seeds 0 1 2" in text
+        assert TOY_MARK not in text
+
+    def test_a_run_that_is_not_there_shows_as_missing(self, cli: Callable, tmp_path: Path) -> None:
+        _, out, _ = cli("table2a", "--output", tmp_path)
+        line = next(line for line in out.splitlines()[-8:] if line.startswith("multigrid"))
+        assert line.split()[2:] == [
+            "76.0",
+            "missing",
+            "92.4",
+            "missing",
+            "4.5×",
+            "missing",
+            "0",
+            "of",
+            "1",
+        ]
+
+    def test_a_result_of_another_recipe_is_refused(self, cli: Callable, output: Path) -> None:
+        status, _, err = cli("table4", "--output", output, "SOLVER.BASE_LR", "0.5")
+        assert status == 2
+        assert "SOLVER.BASE_LR 0.00125 there, 0.5 now" in err
+
+    def test_where_the_data_was_need_not_be_given_to_read_results(
+        self, cli: Callable, tmp_path: Path
+    ) -> None:
+        """Shortened baselines too: their lengths do not depend on the list that is found."""
+        data = tmp_path / "kinetics"
+        data.mkdir()
+        for split in ("train", "val", "test"):
+            (data / f"{split}.csv").write_text("a.mp4 0\n" * 150_000)
+        places = {"data": {"kinetics": str(data)}, "weights": {"imagenet": "r50.pkl"}}
+        made = recipes(**places)
+        found = row("table3", "I3D, baseline at 1/3.3")
+        recipe = made.recipe(found.training, found.baseline)
+        folder = tmp_path / "out" / recipe.folder / "seed0"
+        write_result(folder, recipe.cfg, 0, 60.0, top1=71.0, top5=89.0)
+        status, out, err = cli("table3", "--output", tmp_path / "out")
+        assert (status, err) == (0, "")
+        assert "71.0" in next(
+            line for line in out.splitlines()[-9:] if line.startswith("I3D, baseline at")
+        )
+
+    def test_a_run_that_was_fine_tuned_is_not_one_from_scratch(
+        self, cli: Callable, tmp_path: Path
+    ) -> None:
+        found = row("table1a", "baseline")
+        recipe = recipes().recipe(found.training, found.baseline)
+        cfg = recipe.cfg.clone()
+        cfg.defrost()
+        cfg.TRAIN.CHECKPOINT_FILE_PATH = "k400.pyth"
+        write_result(tmp_path / recipe.folder / "seed0", cfg, 0, 60.0, top1=75.0, top5=91.0)
+        status, _, err = cli("table1a", "--output", tmp_path)
+        assert status == 2
+        assert "TRAIN.CHECKPOINT_FILE_PATH k400.pyth there,  now" in err
+
+    def test_a_figure_is_drawn_from_what_there_is(self, cli: Callable, tmp_path: Path) -> None:
+        made = recipes()
+        for label, seconds in (("baseline, 1× epochs", 100.0), ("multigrid, 1.5× epochs", 25.0)):
+            found = row("figure1", label)
+            recipe = made.recipe(found.training, found.baseline)
+            write_result(
+                tmp_path / recipe.folder / "seed0", recipe.cfg, 0, seconds, top1=60.0, top5=80.0
+            )
+        status, _, _ = cli("figure1", "--output", tmp_path)
+        assert status == 0
+        assert (tmp_path / "figure1.png").stat().st_size > 10_000
+        points = {
+            r["label"]: r for r in json.loads((tmp_path / "figure1.json").read_text())["rows"]
+        }
+        assert points["multigrid, 1.5× epochs"]["measured"]["speed_up"]["mean"] == pytest.approx(4)
+        assert points["multigrid, 0.5× epochs"]["measured"]["top1"] is None
+        assert "![Figure 1" in (tmp_path / "figure1.md").read_text()
+
+    def test_a_recipe_of_ones_own_is_a_row(self, cli: Callable, tmp_path: Path) -> None:
+        own = tmp_path / "mine.yaml"
+        own.write_text(
+            f"_BASE_: {CONFIGS / 'Kinetics/I3D_16x4_R50.yaml'}\nSOLVER: {{BASE_LR: 0.02}}\n"
+        )
+        _, out, _ = cli("table3", "--output", tmp_path / "out", "--add", own)
+        assert next(line for line in out.splitlines()[-8:] if line.startswith("mine"))
+
+
+class TestToy:
+    def test_the_whole_path(self, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+        request = Request(
+            names=("table4",),
+            seeds=(0,),
+            output=tmp_path,
+            configs=CONFIGS,
+            run_net=ROOT / "tools" / "run_net.py",
+            toy=Toy(iterations=60),
+            overrides=("BN.USE_PRECISE_STATS", "False"),
+        )
+        reproduce(request)
+        out = capsys.readouterr().out
+        assert out.count(TOY_MARK) >= 2
+        assert "missing" not in out[out.rindex(TOY_MARK) :]
+        content = json.loads((tmp_path / "demo" / "table4.json").read_text())
+        assert content["scale"] == "toy"
+        baseline, ours = content["rows"]
+        assert baseline["iterations"] == 60
+        assert ours["iterations"] < 20
+        assert all(0 <= r["measured"]["top1"]["mean"] <= 100 for r in content["rows"])
+        assert not list(tmp_path.glob("*.json"))  # the paper's own reports are elsewhere
+
+        reproduce(request)
+        assert capsys.readouterr().err.count("done before") == 2
+
+
+def executable(path: Path, text: str) -> Path:
+    path.write_text(text)
+    path.chmod(path.stat().st_mode | stat.S_IXUSR)
+    return path
+
+
+class TestSlurm:
+    @pytest.fixture
+    def slurm(self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+        """A folder with an sbatch that keeps what it is given, and a sacct to whom all jobs run."""
+        folder = tmp_path / "slurm_bin"
+        folder.mkdir()
+        executable(
+            folder / "sbatch",
+            f'#!/bin/sh\ncat "$1" >> {folder}/submitted\necho "Submitted batch job 4242"\n',
+        )
+        executable(folder / "srun", "#!/bin/sh\n")
+        executable(
+            folder / "sacct",
+            "#!/bin/sh\necho 'JobID|State|NodeList'\n"
+            'for n in 0 1 2 3; do echo "4242_$n|RUNNING|n1"; done\n',
+        )
+        monkeypatch.setenv("PATH", f"{folder}{os.pathsep}{os.environ['PATH']}")
+        return folder
+
+    def test_runs_become_an_array_and_none_is_queued_twice(
+        self, slurm: Path, tmp_path: Path
+    ) -> None:
+        made = recipes()
+        runs = [
+            (made.recipe(found.training, found.baseline), seed)
+            for found in EXPERIMENTS["table4"].rows
+            for seed in (0, 1)
+        ]
+        done = tmp_path / "out" / runs[0][0].folder / "seed0"
+        done.mkdir(parents=True)
+        (done / "result.json").write_text("{}")
+        options = Slurm("gpu", hours=12, limit=3, cpus=6, options={"account": "vision"})
+        queued = submit(runs, tmp_path / "out", ROOT / "tools/run_net.py", options)
+        assert list(queued.values()) == ["4242_0", "4242_1", "4242_2"]
+        script = (slurm / "submitted").read_text()
+        for line in (
+            *("--array=0-2%3", "--partition=gpu", "--time=720", "--nodes=1", "--gpus-per-node=1"),
+            *("--cpus-per-task=6", "--account=vision", "--ntasks-per-node=1"),
+        ):
+            assert f"#SBATCH {line}\n" in script, line
+        assert submit(runs, tmp_path / "out", ROOT / "tools/run_net.py", options) == {}
+        # Accounting that knows nothing: the queue is asked, and has forgotten the jobs.
+        executable(slurm / "sacct", "#!/bin/sh\nexit 1\n")
+        submitit.SlurmJob.watcher.clear()
+        executable(slurm / "squeue", "#!/bin/sh\nexit 1\n")
+        assert len(submit(runs, tmp_path / "out", ROOT / "tools/run_net.py", options)) == 3
+
+    def test_without_slurm(self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+        monkeypatch.setenv("PATH", str(tmp_path))
+        with pytest.raises(ValueError, match="no SLURM on this machine"):
+            submit([], tmp_path, ROOT / "tools/run_net.py", Slurm("gpu"))

@@ -1,0 +1,246 @@
+"""What a user can get wrong: one line that says what, where and what to do; never a traceback."""
+
+import re
+import shutil
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+import torch
+import torch.distributed as dist
+from fvcore.common.config import CfgNode
+
+from slowfast_patches import patching
+from slowfast_patches.train import checkpoints
+from slowfast_patches.train import run as run_module
+
+OFF = (
+    *("MULTIGRID.LONG_CYCLE", False, "MULTIGRID.SHORT_CYCLE", False, "TEST.ENABLE", False),
+    *("SOLVER.MAX_EPOCH", 2, "SOLVER.STEPS", [0, 1], "BN.USE_PRECISE_STATS", False),
+    *("SOLVER.WARMUP_EPOCHS", 0, "TRAIN.EVAL_PERIOD", 2),
+)
+"""Two epochs of 6 iterations at the baseline shape."""
+
+Command = Callable[..., tuple[int, str]]
+
+
+@pytest.fixture
+def lists(demo_data: Path, tmp_path: Path) -> Path:
+    """Copies of the csv files, to be spoiled; their videos are found through `lists_of`."""
+    folder = tmp_path / "lists"
+    folder.mkdir()
+    for split in ("train", "val", "test"):
+        shutil.copy(demo_data / f"{split}.csv", folder)
+    return folder
+
+
+def lists_of(folder: Path, demo_data: Path) -> tuple[object, ...]:
+    return ("DATA.PATH_TO_DATA_DIR", folder, "DATA.PATH_PREFIX", demo_data)
+
+
+def change_line(path: Path, number: int, line: str) -> None:
+    lines = path.read_text().splitlines()
+    lines[number - 1] = line
+    path.write_text("\n".join(lines) + "\n")
+
+
+def assert_refused(answer: tuple[int, str], *said: str) -> None:
+    status, error = answer
+    assert status == 2
+    last = [line for line in error.splitlines() if line.startswith("error: ")]
+    assert len(last) == 1, error
+    assert "Traceback" not in error
+    for part in said:
+        assert part in error[error.index("error: ") :]
+
+
+# Before anything is trained.
+
+
+@pytest.mark.parametrize(
+    ("overrides", "said"),
+    [
+        (("SOLVER.BASE_RL", 1), ("SOLVER.BASE_RL is not a config key", "SOLVER.BASE_LR?")),
+        (("MULTIGRID.LONG_CICLE", True), ("did you mean MULTIGRID.LONG_CYCLE?",)),
+        (("DATA_LOADER.NUM_WORKERS", "many"), ("DATA_LOADER.NUM_WORKERS takes a whole", "'many'")),
+        (("DATA_LOADER.NUM_WORKERS", -2), ("DATA_LOADER.NUM_WORKERS must be 0 or more", "auto")),
+        (("SOLVER.BASE_LR", "high"), ("SOLVER.BASE_LR takes a number", "'high'")),
+        (("DIST_JOIN_SECONDS", 0), ("DIST_JOIN_SECONDS must be above 0",)),
+        (("DIST_STALL_SECONDS", -1), ("DIST_STALL_SECONDS must be above 0",)),
+        (("NUM_SHARDS", 2), ("NUM_SHARDS 2", "--init-method tcp://FIRST-MACHINE:PORT")),
+        (("NUM_SHARDS", 2, "SHARD_ID", 2), ("SHARD_ID 2 is not one of NUM_SHARDS 2",)),
+        (("SLOWFAST.ALPHA", 4), ("2, 4 and 8 frames", "SLOWFAST.ALPHA 4", "SLOWFAST.ALPHA 1 or 2")),
+        (("DATA.PATH_TO_DATA_DIR", "/nowhere"), ("/nowhere/train.csv: no such file",)),
+        (("DATA.PATH_PREFIX", "/nowhere"), ("none of the first", "DATA.PATH_PREFIX")),
+        (("MODEL.NUM_CLASSES", 5), ("names 8 classes; set MODEL.NUM_CLASSES 8",)),
+        (("MODEL.NUM_CLASSES", 400), ("names 8 classes; set MODEL.NUM_CLASSES 8",)),
+        (("TEST.SAVE_RESULTS_PATH", "scores.pkl"), ("give a name that ends in .csv",)),
+        (("SOLVER.MAX_EPOCH", 4.02), ("too short", "without an iteration")),
+        (("MODEL.ARCH", "slowfastest"), ("slowfastest", "slowonly")),
+        (("TRAIN.ENABLE", False), ("nothing to test", "TEST.CHECKPOINT_FILE_PATH")),
+    ],
+)
+def test_mistakes_in_the_recipe(
+    command_line: Command, tmp_path: Path, overrides: tuple[object, ...], said: tuple[str, ...]
+):
+    output = tmp_path / "run"
+    assert_refused(command_line(output, *overrides), *said)
+    assert not (output / "checkpoints").exists()
+
+
+@pytest.mark.skipif(torch.cuda.is_available(), reason="asks for a GPU that must not be there")
+def test_a_gpu_that_is_not_there(command_line: Command, tmp_path: Path):
+    answer = command_line(tmp_path, "NUM_GPUS", 1)
+    assert_refused(answer, "NUM_GPUS is 1, this machine has 0", "NUM_GPUS 0")
+
+
+def test_a_batch_that_does_not_divide_over_the_processes(
+    command_line: Command, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+):
+    agent = dist.TCPStore("127.0.0.1", 0, is_master=True, wait_for_workers=False)
+    for key, value in (
+        *(("WORLD_SIZE", "3"), ("GROUP_WORLD_SIZE", "1"), ("RANK", "0")),
+        *(("MASTER_ADDR", "127.0.0.1"), ("MASTER_PORT", str(agent.port))),
+        *(("TORCHELASTIC_USE_AGENT_STORE", "True"), ("TORCHELASTIC_RESTART_COUNT", "0")),
+        ("TORCHELASTIC_RUN_ID", "none"),
+    ):
+        monkeypatch.setenv(key, value)
+    assert_refused(command_line(tmp_path), "4 clips", "3 processes", "TRAIN.BATCH_SIZE 6")
+    monkeypatch.setenv("GROUP_WORLD_SIZE", "3")
+    answer = command_line(tmp_path, "NUM_SHARDS", 2)
+    assert_refused(answer, "torchrun runs on 3 machines, NUM_SHARDS says 2")
+
+
+@pytest.mark.parametrize("split", ["train", "val", "test"])
+@pytest.mark.parametrize(
+    ("line", "said"),
+    [
+        ("a_path_alone.mp4", "'a_path_alone.mp4' is not a path and a label"),
+        ("a.mp4 seven", "'seven' after the last space is no whole number"),
+        ("a.mp4 -1", "'-1' after the last space is no whole number"),
+    ],
+)
+def test_a_line_that_does_not_parse(
+    command_line: Command,
+    lists: Path,
+    demo_data: Path,
+    tmp_path: Path,
+    split: str,
+    line: str,
+    said: str,
+):
+    change_line(lists / f"{split}.csv", 4, line)
+    answer = command_line(tmp_path / "run", *lists_of(lists, demo_data))
+    assert_refused(answer, f"{lists / split}.csv, line 4: {said}", "whole number from 0")
+
+
+# Checkpoints.
+
+
+@pytest.fixture
+def finished(multigrid_run: Path, tmp_path: Path) -> Path:
+    return shutil.copytree(multigrid_run, tmp_path / "finished")
+
+
+def test_a_checkpoint_of_another_recipe_and_nothing_of_that_run_is_touched(
+    command_line: Command, finished: Path
+):
+    before = {path: path.read_bytes() for path in finished.rglob("*") if path.is_file()}
+    answer = command_line(finished, "SOLVER.BASE_LR", 0.5, "LOG_PERIOD", 3)
+    assert_refused(
+        answer, "of another recipe", "SOLVER.BASE_LR: 0.01 there, 0.5 here", "OUTPUT_DIR"
+    )
+    assert "LOG_PERIOD" not in answer[1]
+    after = {path: path.read_bytes() for path in finished.rglob("*") if path.is_file()}
+    log = finished / "train.log"
+    assert after.pop(log).startswith(before.pop(log))  # says what was refused
+    assert after == before
+
+
+def test_torn_checkpoints(command_line: Command, finished: Path):
+    paths = checkpoints.all_checkpoints(finished)
+    for path in paths:
+        path.write_bytes(path.read_bytes()[:5000])
+    answer = command_line(finished)
+    assert_refused(answer, "no checkpoint in ", f"{paths[-1]} is damaged: its end is missing")
+    assert checkpoints.all_checkpoints(finished) == paths
+
+
+def test_weights_to_start_from_that_are_not_there(command_line: Command, tmp_path: Path):
+    answer = command_line(tmp_path / "run", "TRAIN.CHECKPOINT_FILE_PATH", tmp_path / "none.pyth")
+    assert_refused(answer, "none.pyth: no such file", "TRAIN.CHECKPOINT_FILE_PATH")
+
+
+# While training.
+
+
+def test_a_loss_that_is_not_finite(command_line: Command, tmp_path: Path, opened: type):
+    answer = command_line(tmp_path, *OFF, "SOLVER.BASE_LR", 1e20, "TRAIN.CHECKPOINT_PERIOD", 1)
+    assert_refused(answer, "the loss of iteration ", "LR 1e+20", "SOLVER.BASE_LR")
+    stopped = int(re.findall(r"the loss of iteration (\d+)", answer[1])[0])
+    logged = [record["iteration"] for record in opened(tmp_path).metrics()]
+    assert logged == list(range(1, stopped + 1))
+    assert not (tmp_path / "result.json").exists()
+
+
+def test_the_last_checkpoint_stays_whole_when_the_loss_is_not_finite(
+    command_line: Command, tmp_path: Path, opened: type
+):
+    rates = ("SOLVER.LRS", [0.1, 1e20], "TRAIN.CHECKPOINT_PERIOD", 1)
+    answer = command_line(tmp_path, *OFF, *rates)
+    assert_refused(answer, "the loss of iteration", "the last checkpoint is from before")
+    content = opened(tmp_path).checkpoint
+    assert content["iteration"] == 6
+    assert all(weight.isfinite().all() for weight in content["model_state"].values())
+
+
+def test_an_undecodable_video_is_named_once_replaced_and_counted(
+    command_line: Command, lists: Path, demo_data: Path, tmp_path: Path, opened: type
+):
+    broken = tmp_path / "broken.mp4"
+    broken.write_text("this is text")
+    change_line(lists / "train.csv", 3, f"{broken} 2")
+    data = (*lists_of(lists, demo_data), "DATA_LOADER.NUM_WORKERS", 1)
+    status, error = command_line(tmp_path / "run", *OFF, *data)
+    assert status == 0
+    log = opened(tmp_path / "run").log
+    for said in (log, error):
+        named = [line for line in said.splitlines() if str(broken) in line]
+        assert len(named) == 2
+        assert "1 of the 24 videos" in named[0]
+    assert f"WARNING {broken} cannot be opened" in log
+    assert "another video takes its place" in log
+    assert re.findall(r"epoch (\d) done: (\d) videos", log) == [("1", "1"), ("2", "1")]
+
+    answer = command_line(tmp_path / "strict", *OFF, *data, "DATA.MAX_BAD_FRACTION", 0.04)
+    assert_refused(answer, "1 of 24 videos of epoch 1", "DATA.MAX_BAD_FRACTION 0.04")
+
+
+def test_a_list_whose_videos_are_not_there(
+    command_line: Command, lists: Path, demo_data: Path, tmp_path: Path
+):
+    lines = (lists / "train.csv").read_text().splitlines()
+    gone = [f"gone_{number}.mp4 0" for number in range(23)]
+    (lists / "train.csv").write_text("\n".join([lines[0], *gone]) + "\n")
+    data = (*lists_of(lists, demo_data), "DATA_LOADER.NUM_WORKERS", 1)
+    answer = command_line(tmp_path / "run", *OFF, *data, "DATA.MAX_BAD_FRACTION", 1)
+    assert_refused(answer, "10 videos in a row could not be read", "gone_", "DATA.PATH_PREFIX")
+
+
+def test_a_recipe_that_starts_from_weights_wants_them(command_line, tmp_path):
+    status, err = command_line(tmp_path / "run", "TRAIN.CHECKPOINT_INFLATE", True)
+    assert status == 2
+    assert "TRAIN.CHECKPOINT_INFLATE True has nothing to inflate" in err
+    assert not list(tmp_path.rglob("train.log"))
+
+
+def test_a_run_that_is_continued_keeps_its_number_of_classes(
+    tiny_config: Callable[..., CfgNode], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+):
+    """Its checkpoints have a head of that size: a refusal would strand it."""
+    patching.apply()
+    cfg = tiny_config(tmp_path, "MODEL.NUM_CLASSES", 9)
+    with pytest.raises(ValueError, match=r"set MODEL.NUM_CLASSES 8"):
+        run_module._check_training(cfg, 1)
+    monkeypatch.setattr(run_module, "_continues", lambda cfg: True)
+    assert run_module._check_training(cfg, 1).num_videos == 24

@@ -1,0 +1,436 @@
+"""Checkpoints: whole or not there, read without running anything, never mixed up."""
+
+import errno
+import os
+import pickle
+import threading
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+import torch
+import yaml
+from fvcore.common.config import CfgNode
+
+from slowfast_patches.datasets.lists.lists import list_digest, read_list
+from slowfast_patches.launch.stopping import TrainingStoppedError
+from slowfast_patches.train import checkpoints
+from slowfast_patches.train.checkpoints import folder as folder_module
+
+
+def test_what_was_saved_is_what_is_loaded(tmp_path: Path):
+    path = checkpoints.save(tmp_path, 12, {"iteration": 12, "weights": torch.arange(3)})
+    assert path == tmp_path / "checkpoints" / "checkpoint_iter_00000012.pyth"
+    content = checkpoints.load(path)
+    assert content["iteration"] == 12
+    assert torch.equal(content["weights"], torch.arange(3))
+
+
+def test_the_last_is_the_one_of_most_iterations(tmp_path: Path):
+    assert checkpoints.last_checkpoint(tmp_path) is None
+    for iteration in (900, 1000, 99):
+        checkpoints.save(tmp_path, iteration, {})
+    (tmp_path / "checkpoints" / "checkpoint_iter_00002000.pyth.tmp").write_bytes(b"half")
+    (tmp_path / "checkpoints" / "checkpoint_iter_00003000.pyth.damaged").write_bytes(b"torn")
+    last = checkpoints.last_checkpoint(tmp_path)
+    assert last is not None
+    assert last.name == "checkpoint_iter_00001000.pyth"
+
+
+class Evil:
+    def __reduce__(self):
+        return (Path.touch, (Path("executed"),))
+
+
+def test_nothing_in_a_file_is_executed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.chdir(tmp_path)
+    torch.save({"model_state": Evil()}, tmp_path / "evil.pyth")
+    (tmp_path / "evil.pkl").write_bytes(pickle.dumps(Evil()))
+    for name in ("evil.pyth", "evil.pkl"):
+        with pytest.raises(ValueError, match="cannot be read as a PyTorch checkpoint"):
+            checkpoints.load(tmp_path / name)
+    assert not (tmp_path / "executed").exists()
+
+
+def test_what_is_no_checkpoint_is_named(tmp_path: Path):
+    with pytest.raises(ValueError, match=r"gone\.pyth: no such checkpoint"):
+        checkpoints.load(tmp_path / "gone.pyth")
+    whole = checkpoints.save(tmp_path, 1, {"weights": torch.zeros(1000)})
+    whole.write_bytes(whole.read_bytes()[:2000])
+    with pytest.raises(ValueError, match=r"iter_00000001\.pyth is damaged: its end"):
+        checkpoints.load(whole)
+    torch.save([1, 2], tmp_path / "list.pyth")
+    with pytest.raises(ValueError, match="holds a list"):
+        checkpoints.load(tmp_path / "list.pyth")
+
+
+# Whose checkpoint it is.
+
+
+def saved(cfg: CfgNode) -> dict:
+    return {"cfg": cfg.dump(), "iteration": 3, "num_videos": 24}
+
+
+def test_what_does_not_change_the_training_may_change(
+    tiny_config: Callable[..., CfgNode], tmp_path: Path
+):
+    content = saved(tiny_config(tmp_path))
+    moved = ("LOG_PERIOD", 7, "TEST.NUM_SPATIAL_CROPS", 3, "DATA_LOADER.NUM_WORKERS", 2)
+    here = tiny_config(tmp_path / "elsewhere", *moved, "TRAIN.EVAL_PERIOD", 9)
+    checkpoints.check_same_recipe(content, here, tmp_path / "c.pyth")
+
+
+def test_keys_that_are_newer_than_a_checkpoint_are_at_their_defaults(
+    tiny_config: Callable[..., CfgNode], tmp_path: Path
+):
+    content, path = saved(tiny_config(tmp_path)), tmp_path / "c.pyth"
+    old = yaml.safe_load(content["cfg"])
+    del old["TSM"], old["SOLVER"]["REFERENCE_BATCH_SIZE"]
+    old["MODEL"]["SINGLE_PATHWAY_ARCH"].remove("tsm")
+    content["cfg"] = yaml.safe_dump(old)
+    checkpoints.check_same_recipe(content, tiny_config(tmp_path), path)
+    with pytest.raises(ValueError, match=r"TSM\.SHIFT_DIV: 8 there, 4 here"):
+        checkpoints.check_same_recipe(content, tiny_config(tmp_path, "TSM.SHIFT_DIV", 4), path)
+
+
+def test_what_changes_the_training_is_listed(tiny_config: Callable[..., CfgNode], tmp_path: Path):
+    content = saved(tiny_config(tmp_path))
+    changed = ("SOLVER.BASE_LR", 0.5, "MULTIGRID.SHORT_CYCLE", False)
+    here = tiny_config(tmp_path, *changed, "TRAIN.CHECKPOINT_FILE_PATH", "other.pyth")
+    with pytest.raises(ValueError, match="another recipe") as caught:
+        checkpoints.check_same_recipe(content, here, tmp_path / "c.pyth")
+    message = str(caught.value)
+    assert "SOLVER.BASE_LR: 0.01 there, 0.5 here" in message
+    assert "MULTIGRID.SHORT_CYCLE: True there, False here" in message
+    assert "TRAIN.CHECKPOINT_FILE_PATH:  there, other.pyth here" in message
+    assert message.count(" there, ") == 3
+    assert "TRAIN.AUTO_RESUME False" in message
+
+
+def test_weights_alone_cannot_be_continued(tiny_config: Callable[..., CfgNode], tmp_path: Path):
+    with pytest.raises(ValueError, match=r"TRAIN\.CHECKPOINT_FILE_PATH"):
+        checkpoints.check_same_recipe({"model_state": {}}, tiny_config(tmp_path), tmp_path)
+
+
+def test_machines_may_change_where_batch_and_rates_stay(
+    tiny_config: Callable[..., CfgNode], tmp_path: Path
+):
+    one = ("TRAIN.BATCH_SIZE", 12, "SOLVER.BASE_LR", 0.3, "SOLVER.WARMUP_START_LR", 0.03)
+    content, path = saved(tiny_config(tmp_path, *one)), tmp_path / "c.pyth"
+
+    def check(*keys: object) -> None:
+        checkpoints.check_same_recipe(content, tiny_config(tmp_path, *one, *keys), path)
+
+    three = ("NUM_SHARDS", 3, "TRAIN.BATCH_SIZE", 4)
+    check(*three, "NUM_GPUS", 4, "TEST.BATCH_SIZE", 24, "DIST_BACKEND", "gloo")
+    scaled = ("SOLVER.BASE_LR_SCALE_NUM_SHARDS", True, "SOLVER.WARMUP_START_LR", 0.01)
+    check(*three, *scaled, "SOLVER.BASE_LR", 0.1)  # 3 × 0.1 is not 0.3 to the last bit
+    with pytest.raises(
+        ValueError, match=r"TRAIN\.BATCH_SIZE: 12 there, 36 here\n.*all NUM_SHARDS machines"
+    ):
+        check("NUM_SHARDS", 3)
+    with pytest.raises(ValueError, match=r"SOLVER\.BASE_LR: 0\.3 there, 1\.5 here") as caught:
+        check(*three, *scaled, "SOLVER.BASE_LR", 0.5)
+    assert "BATCH_SIZE:" not in str(caught.value)
+
+
+def test_a_run_on_another_list_is_not_continued(tmp_path: Path):
+    content = {"num_videos": 24, "list_digest": "abc"}
+    here = (tmp_path / "c.pyth", tmp_path / "train.csv")
+    checkpoints.check_same_list(content, *here, 24, "abc")
+    checkpoints.check_same_list({"num_videos": 24}, *here, 24, "abc")  # from before digests
+    with pytest.raises(ValueError, match=r"trained on 24 videos, the list .*train\.csv now has 25"):
+        checkpoints.check_same_list(content, *here, 25, "abc")
+    with pytest.raises(ValueError, match=r"another list of 24 videos than .*train\.csv is now"):
+        checkpoints.check_same_list(content, *here, 24, "abd")
+
+
+def test_a_list_is_known_by_paths_labels_and_order_wherever_the_data_lie(
+    tiny_config: Callable[..., CfgNode], tmp_path: Path
+):
+    def digest(lines: list[str], *keys: object) -> str:
+        (tmp_path / "train.csv").write_text("\n".join(lines))
+        cfg = tiny_config(tmp_path, "DATA.PATH_TO_DATA_DIR", tmp_path, *keys)
+        return list_digest(cfg, read_list(cfg, "train"))
+
+    lines = ["a/1.mp4 0", "a/2.mp4 1"]
+    known = digest(lines)
+    assert digest([*lines, ""], "DATA.PATH_PREFIX", "/elsewhere/") == known
+    for other in (lines[::-1], ["a/1.mp4 0", "a/2.mp4 2"], ["a/1.mp4 0", "b/2.mp4 1"]):
+        assert digest(other) != known
+
+
+# Which stay, and which one is continued.
+
+
+def iterations(folder: Path) -> list[int]:
+    return [folder_module.iteration_of(path) for path in checkpoints.all_checkpoints(folder)]
+
+
+@pytest.mark.parametrize(
+    ("kept", "stay"), [(1, [6, 12, 14]), (3, [6, 10, 12, 14]), (0, [2, 4, 6, 8, 10, 12, 14])]
+)
+def test_the_last_and_those_at_phase_ends_stay(tmp_path: Path, kept: int, stay: list[int]):
+    for iteration in range(2, 15, 2):
+        checkpoints.save(tmp_path, iteration, {})
+        checkpoints.prune(tmp_path, kept, {6, 12, 18})
+        assert iterations(tmp_path)[-1] == iteration
+    assert iterations(tmp_path) == stay
+
+
+def flip(path: Path) -> None:
+    content = bytearray(path.read_bytes())
+    content[len(content) // 2] ^= 4
+    path.write_bytes(content)
+
+
+def test_a_damaged_one_is_set_aside_and_the_one_before_it_continued(
+    tiny_config: Callable[..., CfgNode], tmp_path: Path, caplog: pytest.LogCaptureFixture
+):
+    cfg = tiny_config(tmp_path)
+    assert checkpoints.find_resumable(cfg) is None
+    paths = [checkpoints.save(tmp_path, n, saved(cfg) | {"iteration": n}) for n in (2, 4, 6)]
+    flip(paths[2])
+    paths[1].write_bytes(paths[1].read_bytes()[:-400])
+    found = checkpoints.find_resumable(cfg)
+    assert found is not None
+    assert (found.path, found.content["iteration"]) == (paths[0], 2)
+    assert iterations(tmp_path) == [2]
+    for path in paths[1:]:
+        assert path.with_name(f"{path.name}.damaged").is_file()
+        assert f"{path} is damaged" in caplog.text
+    assert caplog.text.count("continuing from checkpoint_iter_00000002.pyth") == 2
+
+
+def test_where_all_are_damaged_nothing_starts_from_scratch(
+    tiny_config: Callable[..., CfgNode], tmp_path: Path
+):
+    cfg = tiny_config(tmp_path)
+    paths = [checkpoints.save(tmp_path, n, saved(cfg)) for n in (2, 4)]
+    for path in paths:
+        flip(path)
+    for _ in range(2):  # it is said each time
+        with pytest.raises(ValueError, match=r"no checkpoint in .* can be read.*00000004.*damaged"):
+            checkpoints.find_resumable(cfg)
+    assert checkpoints.all_checkpoints(tmp_path) == paths
+
+
+def test_a_folder_in_the_place_of_a_checkpoint_is_set_aside(
+    tiny_config: Callable[..., CfgNode], tmp_path: Path, caplog: pytest.LogCaptureFixture
+):
+    cfg = tiny_config(tmp_path)
+    whole = checkpoints.save(tmp_path, 2, saved(cfg))
+    folder = whole.with_name("checkpoint_iter_00000099.pyth")
+    folder.mkdir()
+    found = checkpoints.find_resumable(cfg)
+    assert found is not None
+    assert found.path == whole
+    assert f"{folder} is a folder, not a checkpoint" in caplog.text
+    assert folder.with_name(f"{folder.name}.damaged").is_dir()
+
+
+@pytest.mark.parametrize("number", [errno.EACCES, errno.EIO, errno.ESTALE])
+@pytest.mark.parametrize("reader", ["torch_file.check", "torch.load"])
+def test_one_that_cannot_be_read_is_not_taken_for_damaged(
+    tiny_config: Callable[..., CfgNode],
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    number: int,
+    reader: str,
+):
+    def refuse(*_: object, **__: object) -> None:
+        raise OSError(number, os.strerror(number))
+
+    cfg = tiny_config(tmp_path)
+    paths = [checkpoints.save(tmp_path, n, saved(cfg)) for n in (2, 4)]
+    owner, name = reader.split(".")
+    monkeypatch.setattr(getattr(folder_module, owner), name, refuse)
+    with pytest.raises(
+        ValueError, match=rf"00004\.pyth cannot be read: {os.strerror(number)}.*make"
+    ):
+        checkpoints.find_resumable(cfg)
+    assert checkpoints.all_checkpoints(tmp_path) == paths
+
+
+class Attempt:
+    """Starts of runs with TRAIN.AUTO_RESUME False, each with an environment."""
+
+    def __init__(self, cfg: CfgNode, patch: pytest.MonkeyPatch) -> None:
+        self.cfg, self.patch = cfg, patch
+
+    def __call__(self, save: int = 0, **environment: object) -> int | None:
+        """Begin; the iteration from which it goes on. It ends with the checkpoint `save`."""
+        with self.patch.context() as patch:
+            for name, value in environment.items():
+                patch.setenv(name, str(value))
+            checkpoints.start_over(self.cfg)
+            found = checkpoints.find_resumable(self.cfg)
+        if save:
+            content = saved(self.cfg) | {"iteration": save}
+            checkpoints.save(self.cfg.OUTPUT_DIR, save, content)
+        return found and found.content["iteration"]
+
+
+@pytest.fixture
+def attempt(
+    tiny_config: Callable[..., CfgNode], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> Attempt:
+    for name in ("SLURM_JOB_ID", "SLURM_RESTART_COUNT", "TORCHELASTIC_RUN_ID"):
+        monkeypatch.delenv(name, raising=False)
+    cfg = tiny_config(tmp_path, "TRAIN.AUTO_RESUME", False)
+    checkpoints.save(tmp_path, 3, saved(cfg))
+    return Attempt(cfg, monkeypatch)
+
+
+NAMES = [
+    ("TORCHELASTIC_RUN_ID", "TORCHELASTIC_RESTART_COUNT"),
+    ("SLURM_JOB_ID", "SLURM_RESTART_COUNT"),
+]
+
+
+@pytest.mark.parametrize(("job", "count"), NAMES)
+def test_a_run_that_starts_over_continues_when_it_is_restarted(attempt, tmp_path, job, count):
+    assert attempt(save=5, **{job: "a", count: 0}) is None
+    assert iterations(tmp_path) == [5]
+    assert attempt(save=7, **{job: "a", count: 1}) == 5
+    assert attempt(**{job: "a", count: 2}) == 7
+    assert attempt(save=1, **{job: "b", count: 0}) is None
+    assert iterations(tmp_path) == [1]
+    assert [p.name for p in sorted(tmp_path.glob("checkpoints_before_*/*"))] == [
+        *("checkpoint_iter_00000003.pyth", "checkpoint_iter_00000005.pyth"),
+        "checkpoint_iter_00000007.pyth",
+    ]
+
+
+@pytest.mark.parametrize(("job", "count"), NAMES)
+def test_a_restart_of_what_had_not_begun_starts_over_once(attempt, tmp_path, job, count):
+    assert attempt(**{job: "before", count: 0}) is None
+    checkpoints.save(tmp_path, 4, saved(attempt.cfg))
+    assert attempt(save=6, **{job: "now", count: 1}) is None  # attempt 0 never came here
+    assert iterations(tmp_path) == [6]
+    assert attempt(**{job: "now", count: 2}) == 6
+
+
+def test_torchrun_may_have_another_id_when_its_job_is_queued_again(attempt):
+    once = {"SLURM_JOB_ID": 17, "TORCHELASTIC_RESTART_COUNT": 0}
+    assert attempt(save=5, TORCHELASTIC_RUN_ID="x", **once) is None
+    assert attempt(TORCHELASTIC_RUN_ID="y", SLURM_RESTART_COUNT=1, **once) == 5
+
+
+def test_what_is_started_by_hand_starts_over_each_time(attempt, tmp_path):
+    for save in (5, 6):
+        assert attempt(save=save) is None
+        assert iterations(tmp_path) == [save]
+
+
+def test_what_a_killed_run_was_writing_goes(tmp_path: Path):
+    kept = checkpoints.save(tmp_path, 1, {})
+    others = [tmp_path / name for name in ("result.json", "notes.tmp", "metrics.jsonl")]
+    names = (
+        "result.json.tmp",
+        "started_over.json.tmp",
+        "metrics.jsonl.tmp",
+        "checkpoints/checkpoint_iter_00000002.pyth.tmp",
+        "checkpoints/checkpoint_best.pyth.tmp",
+    )
+    for path in (*others, *(tmp_path / name for name in names)):
+        path.write_text("half")
+    checkpoints.clean(tmp_path)
+    assert {path for path in tmp_path.rglob("*") if path.is_file()} == {kept, *others}
+
+
+# Saving while the training goes on.
+
+
+@pytest.fixture
+def gate(monkeypatch: pytest.MonkeyPatch) -> threading.Event:
+    """Writing waits until this is set."""
+    event, original = threading.Event(), folder_module.save
+
+    def save(*args: object) -> Path:
+        assert event.wait(60)
+        return original(*args)
+
+    monkeypatch.setattr(folder_module, "save", save)
+    return event
+
+
+def test_what_is_written_is_the_state_when_it_was_saved(tmp_path: Path, gate: threading.Event):
+    writer = checkpoints.Writer(tmp_path, 0, ())
+    weights, evaluations = torch.zeros(5), [1]
+    writer.save(1, {"model": {"weight": weights}, "list": evaluations, "half": weights[:2]})
+    weights += 1  # the training goes on
+    evaluations.append(2)
+    assert checkpoints.last_checkpoint(tmp_path) is None
+    gate.set()
+    writer.wait()
+    path = checkpoints.last_checkpoint(tmp_path)
+    assert path is not None
+    content = checkpoints.load(path)
+    assert content["model"]["weight"].tolist() == [0] * 5
+    assert content["half"].tolist() == [0, 0]
+    assert content["list"] == [1]
+
+
+def test_one_is_written_at_a_time_and_old_ones_go_last(tmp_path: Path, gate: threading.Event):
+    writer, done = checkpoints.Writer(tmp_path, 1, ()), threading.Event()
+    writer.save(1, {})
+
+    def save_next() -> None:
+        writer.save(2, {})
+        done.set()
+
+    second = threading.Thread(target=save_next)
+    second.start()
+    assert not done.wait(0.2)
+    gate.set()
+    second.join(60)
+    writer.wait()
+    assert iterations(tmp_path) == [2]
+
+
+@pytest.mark.parametrize("number", [errno.EROFS, errno.EDQUOT, errno.ENOSPC])
+def test_what_cannot_be_written_is_raised_in_the_training_once(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, number: int
+):
+    before = checkpoints.save(tmp_path, 5, {"iteration": 5})
+
+    def refuse(*_: object) -> None:
+        raise OSError(number, os.strerror(number))
+
+    writer = checkpoints.Writer(tmp_path, 1, ())
+    monkeypatch.setattr(torch, "save", refuse)
+    writer.save(7, {})
+    with pytest.raises(TrainingStoppedError) as caught:
+        writer.wait()
+    message = str(caught.value)
+    assert message.startswith("the checkpoint cannot be written after iteration 7: ")
+    assert os.strerror(number) in message
+    assert f"the last checkpoint is {before}, after iteration 5" in message
+    assert "give the same command again" in message
+    writer.wait()
+    assert list((tmp_path / "checkpoints").iterdir()) == [before]
+    assert checkpoints.load(before)["iteration"] == 5
+
+
+def test_the_best_is_none_of_those_that_a_run_continues_from_and_goes_aside_with_them(tmp_path):
+    assert checkpoints.best_checkpoint(tmp_path) is None
+    best = checkpoints.save_best(tmp_path, {"iteration": 2})
+    assert checkpoints.best_checkpoint(tmp_path) == best
+    assert checkpoints.last_checkpoint(tmp_path) is None
+    checkpoints.save(tmp_path, 3, {})
+    checkpoints.prune(tmp_path, 1, ())
+    assert checkpoints.load(best)["iteration"] == 2
+    checkpoints.set_aside(tmp_path)
+    checkpoints.save_best(tmp_path, {})
+    assert checkpoints.set_aside(tmp_path) == tmp_path / "checkpoints_before_2"
+
+
+def test_setting_aside_never_overwrites(tmp_path: Path):
+    assert checkpoints.set_aside(tmp_path) is None
+    for number in (1, 2):
+        checkpoints.save(tmp_path, number, {"iteration": number})
+        assert checkpoints.set_aside(tmp_path) == tmp_path / f"checkpoints_before_{number}"
+        assert checkpoints.last_checkpoint(tmp_path) is None
+    kept = tmp_path / "checkpoints_before_1" / "checkpoint_iter_00000001.pyth"
+    assert checkpoints.load(kept)["iteration"] == 1

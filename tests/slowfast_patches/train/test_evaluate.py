@@ -1,0 +1,347 @@
+"""Metrics from scores made by hand; every clip scored once; a test without a training."""
+
+import csv
+import json
+import math
+import shutil
+import subprocess
+import sys
+from collections.abc import Callable
+from contextlib import nullcontext
+from pathlib import Path
+
+import pytest
+import torch
+from fvcore.common.config import CfgNode
+from torch import Tensor, nn
+
+from slowfast_patches import patching
+from slowfast_patches.config.metrics import COUNTS
+from slowfast_patches.datasets.loader import build_dataset, evaluation_loader
+from slowfast_patches.launch.stopping import TrainingStoppedError
+from slowfast_patches.train import checkpoints
+from slowfast_patches.train import run as run_module
+from slowfast_patches.train.evaluate import (
+    Evaluation,
+    evaluate,
+    mean_average_precision,
+    topk_accuracy,
+)
+from slowfast_patches.utils.distributed import World
+
+WORKER = Path(__file__).with_name("evaluate_worker.py")
+ALONE = World(0, 1, torch.device("cpu"))
+
+
+class Table(nn.Module):
+    """Scores clip n with the n-th row."""
+
+    def __init__(self, rows: list[list[float]]) -> None:
+        super().__init__()
+        self.rows = torch.tensor(rows)
+
+    def forward(self, numbers: Tensor) -> Tensor:
+        assert not self.training
+        return self.rows[numbers]
+
+
+def evaluated(
+    rows: list, labels: list, ensemble: str, clips: int, max_bad: float = 1, **options: object
+) -> Evaluation:
+    """Of videos with `clips` clips each, three clips a batch; a label is a number or multi-hot. A
+    row that is None is a clip that cannot be read."""
+    classes = len(next(filter(None, rows), [0]))
+    multi_label = isinstance(labels[0], list)
+    of_videos = torch.tensor(labels, dtype=torch.float32 if multi_label else torch.int64)
+    batches = [
+        {
+            "clips": numbers,
+            "flips": torch.zeros(len(numbers), dtype=torch.bool),
+            "labels": of_videos[numbers // clips],
+            "videos": numbers // clips,
+            "failures": [(f"{n // clips}.mp4", "is bad") for n in batch if rows[n] is None],
+        }
+        for batch in torch.arange(len(rows)).split(3)
+        for numbers in [batch[[rows[n] is not None for n in batch]]]
+    ]
+    return evaluate(
+        Table([row or [math.nan] * classes for row in rows]),
+        batches,
+        lambda clips, flips: clips,
+        ALONE,
+        num_videos=len(labels),
+        num_clips=clips,
+        num_classes=classes,
+        multi_label=multi_label,
+        ensemble=ensemble,
+        autocast=nullcontext,
+        max_bad=max_bad,
+        **options,
+    )
+
+
+def metrics(*case: object) -> dict[str, float]:
+    """Of `evaluated`, without the counts of videos."""
+    found = evaluated(*case).metrics
+    return {name: value for name, value in found.items() if name not in COUNTS}
+
+
+def test_sum_and_max_of_a_videos_clips_can_disagree():
+    rows = [
+        *([0.9, 0.1, 0.0], [0.0, 0.6, 0.4]),  # sum 0.9, 0.7, 0.4; max 0.9, 0.6, 0.4
+        *([0.4, 0.6, 0.0], [0.4, 0.0, 0.6]),  # sum 0.8, 0.6, 0.6; max 0.4, 0.6, 0.6
+    ]
+    assert metrics(rows, [0, 0], "sum", 2)["top1"] == 100
+    assert metrics(rows, [0, 0], "max", 2)["top1"] == 50
+    assert metrics(rows, [1, 1], "sum", 2)["top1"] == 0
+
+
+def test_a_maximum_of_negative_scores_is_one_of_them():
+    rows = [[-5.0, -3.0], [-1.0, -3.0]]  # sum -6, -6; max -1, -3
+    assert metrics(rows, [0], "max", 2)["top1"] == 100
+    assert metrics(rows, [1], "max", 2)["top1"] == 0
+
+
+def test_top5_of_seven_classes():
+    falling = [0.7, 0.6, 0.5, 0.4, 0.3, 0.2, 0.1]
+    assert metrics([falling] * 4, [0, 3, 4, 5], "sum", 1) == {"top1": 25, "top5": 75}
+
+
+def test_top5_of_five_classes_would_be_everything_and_is_left_out():
+    assert topk_accuracy(torch.eye(3), torch.tensor([2, 0, 1]), 5) == 100
+    assert metrics([[0.1, 0.2, 0.3, 0.4, 0.5]], [0], "sum", 1) == {"top1": 0}
+    assert metrics([[0.1, 0.2, 0.3, 0.4, 0.5, 0.6]], [0], "sum", 1) == {"top1": 0, "top5": 0}
+
+
+def test_a_video_left_out_does_not_pass_unnoticed():
+    for ensemble in ("sum", "max"):
+        with pytest.raises(AssertionError, match="not evaluated"):
+            metrics([[1.0, 0.0]], [0, 1], ensemble, 1)
+
+
+# Videos that cannot be read.
+
+
+def test_a_video_that_cannot_be_read_is_left_out_and_counted():
+    rows = [[0.9, 0.1], [0.8, 0.2], None, None, [0.3, 0.7], [0.4, 0.6]]
+    found = evaluated(rows, [0, 0, 0], "sum", 2)
+    # A black clip's score would count as right or wrong: the two that are read count alone.
+    assert found.metrics == {"top1": 50, "videos": 3, "unreadable": 1}
+    assert found.scored.tolist() == [True, False, True]
+    assert evaluated([[0.1], None, [0.2]], [[1], [1], [0]], "max", 1).metrics == {
+        "map": 50,
+        "videos": 3,
+        "unreadable": 1,
+    }
+
+
+def test_a_video_is_scored_on_the_clips_that_can_be_read():
+    rows = [[0.9, 0.1], [0.0, 1.0], None, [0.6, 0.4], [0.2, 0.8], [0.4, 0.6]]
+    found = evaluated(rows, [1, 0, 1], "sum", 2)
+    assert found.metrics == {"top1": 100, "videos": 3, "unreadable": 0, "partly_read": 1}
+    expected = torch.tensor([[0.45, 0.55], [0.6, 0.4], [0.3, 0.7]]).double()
+    torch.testing.assert_close(found.probabilities, expected, atol=1e-6, rtol=0)
+
+
+def test_videos_that_are_all_read_in_part_are_counted():
+    found = evaluated([[0.9, 0.1], None, None, [0.2, 0.8]], [0, 1], "sum", 2).metrics
+    assert found == {"top1": 100, "videos": 2, "unreadable": 0, "partly_read": 2}
+
+
+def test_map_of_the_sum_ranks_a_video_that_is_read_in_part_as_if_it_were_whole():
+    rows = [[0.6], None, [0.5], [0.4]]  # means 0.6 and 0.45; sums of what is read 0.6 and 0.9
+    assert evaluated(rows, [[1], [0]], "sum", 2).metrics["map"] == 100
+
+
+def test_videos_that_cannot_be_read_are_named_once(caplog):
+    rows = [None, None, None, [0.1, 0.9], [0.2, 0.8], [0.3, 0.7]]
+    named = {"7.mp4"}
+    for _ in range(2):
+        evaluated(rows, [0, 0, 1], "sum", 2, named=named)
+    said = [record.getMessage() for record in caplog.records]
+    assert [text.split()[0] for text in said] == ["0.mp4", "1.mp4"]
+    assert named == {"0.mp4", "1.mp4", "7.mp4"}
+
+
+def test_too_many_that_cannot_be_read_end_it_as_they_end_a_training():
+    # Of ten videos, one is read in part and one is not.
+    rows = [None, [0.1, 0.9], None, None, *[[0.1, 0.9]] * 16]
+    assert evaluated(rows, [1] * 10, "sum", 2, 0.2).metrics["unreadable"] == 1
+    with pytest.raises(TrainingStoppedError, match=r"^2 of 10 videos .* DATA.MAX_BAD_FRACTION 0.1"):
+        evaluated(rows, [1] * 10, "sum", 2, 0.1)
+    with pytest.raises(TrainingStoppedError, match=r"none of the 2 videos .* could be read"):
+        evaluated([None, None], [0, 0], "sum", 1)
+
+
+# Several labels a video.
+
+# By columns. First class: its two videos are ranked first and third, so the precision is 1 and 2/3,
+# the mean 5/6. Second: its video is ranked last of four, 1/4. Third: two videos share the first
+# rank and one of them has it, 1/2. The mean of the three is 19/36. No video has the last class.
+SCORES = [[0.9, 0.1, 0.5, 0.3], [0.8, 0.2, 0.5, 0.2], [0.7, 0.3, 0.2, 0.9], [0.1, 0.4, 0.1, 0.0]]
+LABELS = [[1, 1, 0, 0], [0, 0, 1, 0], [1, 0, 0, 0], [0, 0, 0, 0]]
+
+
+def test_map_by_hand_leaves_out_a_class_that_no_video_has():
+    found = mean_average_precision(torch.tensor(SCORES), torch.tensor(LABELS))
+    assert found == pytest.approx(100 * 19 / 36)
+    assert metrics(SCORES, LABELS, "sum", 1) == {"map": pytest.approx(100 * 19 / 36)}
+
+
+def test_a_class_that_all_videos_have_is_always_found():
+    assert mean_average_precision(torch.tensor([[0.1], [0.2]]), torch.ones(2, 1)) == 100
+    assert mean_average_precision(torch.tensor([[0.1, 0.2]]), torch.tensor([[0, 1]])) == 100
+
+
+def test_map_of_the_sum_and_of_the_max_over_views():
+    rows = [[-5.0], [-1.0], [-2.0], [-2.0]]  # two videos: sum -6, -4; max -1, -2
+    assert metrics(rows, [[1], [0]], "max", 2) == {"map": 100}
+    assert metrics(rows, [[1], [0]], "sum", 2) == {"map": 50}
+
+
+def test_map_without_any_label_is_an_error_not_a_number():
+    with pytest.raises(ValueError, match=r"none of the 2 videos has one; check the list"):
+        metrics([[0.1, 0.2], [0.3, 0.4]], [[0, 0], [0, 0]], "max", 1)
+
+
+def test_map_of_a_model_that_diverged_says_so():
+    with pytest.raises(ValueError, match="the model gives NaN: the training diverged"):
+        metrics([[0.1, float("nan")]], [[1, 0]], "sum", 1)
+
+
+# Several processes.
+
+
+def test_two_processes_give_the_metrics_of_one(tmp_path: Path):
+    """Views of a video on both ranks, one view on one of them, fewer clips than ranks."""
+    torch.manual_seed(0)
+    cases, expected = [], []
+    for videos, clips, ensemble in ((6, 3, "sum"), (6, 3, "max"), (7, 1, "max"), (1, 1, "sum")):
+        rows = torch.randn(videos * clips, 7) - 3
+        views = rows.double().view(videos, clips, 7)
+        scores = views.sum(1) if ensemble == "sum" else views.amax(1)
+        numbers, several = torch.randint(7, (videos,)), torch.rand(videos, 7).round()
+        cases += [(rows, numbers, clips, ensemble), (rows, several, clips, ensemble)]
+        counts = {"videos": videos, "unreadable": 0}
+        expected += [{f"top{k}": topk_accuracy(scores, numbers, k) for k in (1, 5)} | counts]
+        expected += [{"map": mean_average_precision(scores, several)} | counts]
+    rows = torch.eye(7).repeat_interleave(3, 0)  # video v is of class v, on three clips
+    rows[3:6] = rows[7 * 3 - 1] = torch.nan  # the second is not read, nor a clip of the last
+    cases += [(rows, torch.arange(7), 3, "sum")]
+    expected += [{"top1": 100, "top5": 100, "videos": 7, "unreadable": 1, "partly_read": 1}]
+    torch.save(cases, tmp_path / "cases.pt")
+    ranks = [
+        subprocess.Popen(
+            [sys.executable, str(WORKER), str(rank), "2", str(tmp_path)],
+            stderr=subprocess.PIPE,
+            text=True,
+        )
+        for rank in range(2)
+    ]
+    errors = [rank.communicate(timeout=120)[1] for rank in ranks]
+    assert [rank.returncode for rank in ranks] == [0, 0], "\n".join(errors)
+    for rank in range(2):
+        assert torch.load(tmp_path / f"rank{rank}.pt") == expected
+
+
+@pytest.mark.parametrize("ranks", [1, 3, 20])
+def test_together_the_ranks_score_every_clip_once(
+    tiny_config: Callable[..., CfgNode], tmp_path: Path, ranks: int
+):
+    patching.apply()
+    cfg = tiny_config(tmp_path, "TEST.NUM_SPATIAL_CROPS", 1, "TEST.NUM_ENSEMBLE_VIEWS", 2)
+    dataset = build_dataset(cfg, "test")
+    numbers = [
+        number
+        for rank in range(ranks)
+        for batch in evaluation_loader(cfg, dataset, 3, rank, ranks).batch_sampler
+        for number in batch
+    ]
+    assert sorted(numbers) == list(range(16))
+
+
+@pytest.fixture
+def finished(multigrid_run: Path, tmp_path: Path) -> Path:
+    return shutil.copytree(multigrid_run, tmp_path / "finished")
+
+
+def test_a_test_leaves_the_files_of_a_training_alone_and_says_what_it_could_not_read(
+    command_line: Callable[..., tuple[int, str]], finished: Path, demo_data: Path, tmp_path: Path
+):
+    lines = (demo_data / "test.csv").read_text().splitlines()
+    (tmp_path / "bad.mp4").write_text("no video")
+    (tmp_path / "test.csv").write_text("\n".join([*lines[1:], f"{tmp_path}/bad.mp4 0"]) + "\n")
+    shutil.copy(demo_data / "classes.txt", tmp_path)
+    data = ("DATA.PATH_TO_DATA_DIR", tmp_path, "DATA.PATH_PREFIX", demo_data)
+    options = ("TRAIN.ENABLE", False, "TEST.SAVE_RESULTS_PATH", "scores.csv", *data)
+    before = {path: path.read_bytes() for path in finished.rglob("*") if path.is_file()}
+    status, said = command_line(finished, *options, "DATA.MAX_BAD_FRACTION", 0.1)
+    assert status == 2
+    assert "error: 1 of 8 videos of the evaluation could not be read" in said
+    status, said = command_line(finished, *options, "DATA.MAX_BAD_FRACTION", 0.2)
+    assert (status, said.count("bad.mp4 cannot be opened")) == (0, 1)
+    after = {path: path.read_bytes() for path in finished.rglob("*") if path.is_file()}
+    assert {path.name for path in after.keys() - before.keys()} == {
+        *("test.log", "test.json", "test_classes.csv", "test_confusion.png", "scores.csv")
+    }
+    assert {path: after[path] for path in before} == before
+    assert "test on 2 views" in (finished / "test.log").read_text()
+    result = json.loads((finished / "test.json").read_text())
+    assert (result["videos"], result["unreadable"]) == (8, 1)
+    header, *rows = csv.reader((finished / "scores.csv").read_text().splitlines())
+    assert header[4:] == (demo_data / "classes.txt").read_text().splitlines()
+    assert [row[0] for row in rows[:-1]] == [str(demo_data / line.split()[0]) for line in lines[1:]]
+    assert rows[-1] == [str(tmp_path / "bad.mp4")]
+    right = [row[1] == row[2] for row in rows[:-1]]
+    assert result["top1"] == pytest.approx(100 * sum(right) / 7, abs=1e-3)
+
+
+def test_a_checkpoint_that_a_training_deletes_meanwhile_is_not_missed(
+    command_line: Callable[..., tuple[int, str]], finished: Path, monkeypatch: pytest.MonkeyPatch
+):
+    last, original = checkpoints.last_checkpoint(finished), run_module.load_weights
+    newer = last.with_name("checkpoint_iter_00000999.pyth")
+
+    def load(model: nn.Module, path: str, **kwargs: object) -> None:
+        if last.exists():
+            last.rename(newer)
+        original(model, path, **kwargs)
+
+    monkeypatch.setattr(run_module, "load_weights", load)
+    status, said = command_line(finished, "TRAIN.ENABLE", False)
+    assert status == 0
+    assert str(newer) in said
+
+
+def test_all_processes_test_what_the_main_one_has_loaded(
+    finished: Path, tiny_config: Callable[..., CfgNode], monkeypatch: pytest.MonkeyPatch
+):
+    patching.apply()
+    weights, tested = checkpoints.load(checkpoints.last_checkpoint(finished))["model_state"], []
+    shutil.rmtree(finished / "checkpoints")  # another process may not see what the main one does
+
+    def note(model: nn.Module, *_: object, **__: object) -> dict[str, float]:
+        tested.append(model.state_dict())
+        return Evaluation({"top1": 1.0, "top5": 1.0}, *[torch.empty(0)] * 3)
+
+    monkeypatch.setattr(run_module, "evaluate", note)
+    monkeypatch.setattr(checkpoints, "share", lambda content, world: weights)
+    cfg = tiny_config(finished, "TRAIN.ENABLE", False)
+    run_module._test(cfg, World(1, 2, torch.device("cpu")), None)
+    torch.testing.assert_close(tested, [weights], rtol=0, atol=0)
+
+
+def test_a_test_without_training_gives_the_accuracy_of_the_run(
+    train: Callable[..., Path], multigrid_run: Path, tmp_path: Path, opened: type
+):
+    folder = tmp_path / "copy"
+    shutil.copytree(multigrid_run, folder)
+    train(folder, "TRAIN.ENABLE", False)
+    found, expected = json.loads((folder / "test.json").read_text()), opened(multigrid_run).result
+    assert (found["top1"], found["top5"]) == (expected["top1"], expected["top5"])
+    assert opened(folder).result == expected
+
+    path = sorted(multigrid_run.glob("checkpoints/*"))[-1]
+    train(tmp_path / "new", "TRAIN.ENABLE", False, "TEST.CHECKPOINT_FILE_PATH", path)
+    again = json.loads((tmp_path / "new" / "test.json").read_text())
+    assert (again["top1"], again["top5"]) == (expected["top1"], expected["top5"])

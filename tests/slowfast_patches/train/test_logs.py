@@ -1,0 +1,71 @@
+"""Each process has a log file of its own; the terminal is rank 0's."""
+
+import logging
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+import torch
+
+from slowfast_patches.train.record.logs import setup_logging
+from slowfast_patches.utils.distributed import World
+
+
+@pytest.fixture(autouse=True)
+def _kept_logging() -> Iterator[None]:
+    root = logging.getLogger()
+    handlers, level = list(root.handlers), root.level
+    root.handlers.clear()
+    yield
+    for handler in root.handlers:
+        handler.close()
+    root.handlers[:] = handlers
+    root.setLevel(level)
+    logging.captureWarnings(False)
+
+
+def say(folder: Path, rank: int, text: str, local_rank: int = 0) -> None:
+    setup_logging(str(folder), World(rank, 16, torch.device("cpu"), None, local_rank))
+    logging.getLogger("a").info("%s", text)
+    logging.getLogger("a").warning("%s!", text)
+
+
+def test_rank_0_writes_to_the_terminal_and_the_others_to_files_alone(tmp_path, capsys):
+    for rank in (0, 1, 12, 1):
+        say(tmp_path, rank, f"of {rank}")
+    said = capsys.readouterr().err
+    assert "of 0\n" in said
+    assert "of 0!\n" in said
+    assert "of 1" not in said
+    assert sorted(path.name for path in tmp_path.rglob("*.log")) == [
+        *("rank_0001.log", "rank_0012.log", "train.log")
+    ]
+    kept = (tmp_path / "logs" / "rank_0001.log").read_text()
+    assert kept.count("INFO of 1\n") == kept.count("WARNING of 1!\n") == 2, "a restart goes on"
+
+
+def test_a_machine_that_cannot_write_says_so_once_and_warns_on_its_terminal(tmp_path, capsys):
+    (tmp_path / "logs").touch()  # where the folder would be
+    for rank in (8, 9):
+        say(tmp_path, rank, f"of {rank}", local_rank=rank - 8)
+    said = capsys.readouterr().err
+    assert said.count("no log files") == 1
+    assert "of 8!" in said
+    assert "of 9!" in said
+    assert "of 8\n" not in said
+
+
+def test_a_test_has_files_of_its_own(tmp_path):
+    for rank in (0, 3):
+        world = World(rank, 16, torch.device("cpu"), None, rank)
+        setup_logging(str(tmp_path), world, "test")
+        logging.getLogger("a").info("of %d", rank)
+    assert "of 0\n" in (tmp_path / "test.log").read_text()
+    assert "of 3\n" in (tmp_path / "logs" / "test_rank_0003.log").read_text()
+    assert len(list(tmp_path.rglob("*.log"))) == 2
+
+
+def test_a_run_without_a_log_is_none(tmp_path):
+    (tmp_path / "run").touch()
+    with pytest.raises(OSError, match="run"):
+        say(tmp_path / "run", 0, "nothing")

@@ -1,0 +1,125 @@
+"""A whole run on videos of several labels: what is trained, and what is said of it where."""
+
+import json
+import math
+import re
+from collections.abc import Callable, Iterator, Sequence
+from pathlib import Path
+
+import pytest
+import torch
+from fvcore.common.config import CfgNode
+from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
+
+from multigrid import ClipRequest
+from slowfast_patches import patching
+from slowfast_patches.config.schedule import base_shape
+from slowfast_patches.train import run as run_module
+
+CLASSES = 8
+
+OPTIONS = (
+    *("TRAIN.DATASET", "several", "TEST.DATASET", "several", "DATA.MULTI_LABEL", True),
+    *("MODEL.LOSS_FUNC", "bce_logit", "MODEL.HEAD_ACT", "sigmoid", "DATA.ENSEMBLE_METHOD", "max"),
+    *("MULTIGRID.LONG_CYCLE", False, "MULTIGRID.SHORT_CYCLE", False, "MODEL.DROPOUT_RATE", 0.0),
+    *("TRAIN.EVAL_PERIOD", 1, "SOLVER.WARMUP_EPOCHS", 0.0),
+    *("SOLVER.MAX_EPOCH", 2, "SOLVER.STEPS", [0, 1], "SOLVER.BASE_LR", 0.1),
+)
+"""Two epochs of 6 iterations."""
+
+
+class Several(torch.utils.data.Dataset):
+    """Clips of noise; each video has a class and the one after it."""
+
+    def __init__(self, cfg: CfgNode, split: str) -> None:
+        self.videos = range(24 if split == "train" else 8)
+        self._views = cfg.TEST.NUM_ENSEMBLE_VIEWS if split == "test" else 1
+        self._shape = base_shape(cfg)
+
+    def __len__(self) -> int:
+        return len(self.videos) * self._views
+
+    def __getitems__(self, requests: Sequence[ClipRequest | int]) -> dict:
+        first = requests[0]
+        shape = first.shape if isinstance(first, ClipRequest) else self._shape
+        numbers = [r.video if isinstance(r, ClipRequest) else r // self._views for r in requests]
+        videos, size = torch.tensor(numbers), (shape.frames, shape.crop, shape.crop, 3)
+        labels = torch.zeros(len(videos), CLASSES)
+        for offset in (0, 1):
+            labels[range(len(videos)), (videos + offset) % CLASSES] = 1
+        noise = [torch.Generator().manual_seed(number) for number in numbers]
+        return {
+            "clips": torch.stack([torch.randint(256, size, generator=g) for g in noise]).byte(),
+            "labels": labels,
+            "flips": torch.zeros(len(videos), dtype=torch.bool),
+            "iteration": getattr(first, "iteration", -1),
+            "failures": [],
+            "videos": videos,
+        }
+
+
+@pytest.fixture(scope="module", autouse=True)
+def _known_to_the_host() -> Iterator[None]:
+    """The data set is in the host's registry, and has no list to look at before a run."""
+    patching.apply()
+    from slowfast.datasets.build import DATASET_REGISTRY
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setitem(DATASET_REGISTRY._obj_map, "Several", Several)
+        patch.setattr(run_module, "_count_videos", lambda cfg, split: 24)
+        yield
+
+
+@pytest.fixture(scope="module")
+def several_run(train: Callable[..., Path], tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return train(tmp_path_factory.mktemp("several_run"), *OPTIONS)
+
+
+def test_training_starts_at_the_loss_of_not_knowing_and_learns_how_many_labels_there_are(
+    several_run: Path, opened: type
+):
+    losses = [record["loss"] for record in opened(several_run).metrics()]
+    # Logits near 0 say 1/2 of each class; two classes of eight are right.
+    assert losses[0] == pytest.approx(math.log(2), abs=0.02)
+    rate = 2 / CLASSES
+    assert losses[-1] < -rate * math.log(rate) - (1 - rate) * math.log(1 - rate) + 0.03
+
+
+def test_no_accuracy_is_made_up_for_training(several_run: Path, opened: type):
+    folder = opened(several_run)
+    assert len(folder.metrics()) == 12
+    assert all("top1" not in record for record in folder.metrics())
+    assert re.search(r"LR 0\.1 loss 0\.\d{4} [\d.]+ clips/s", folder.log)
+    assert "top-" not in folder.log
+
+
+def test_validation_and_test_are_told_as_map(several_run: Path, opened: type):
+    folder = opened(several_run)
+    evaluations, result = folder.metrics("val"), folder.result
+    assert [{"type": "val", **e} for e in result["evaluations"]] == evaluations
+    assert [set(e) for e in result["evaluations"]] == [
+        {"iteration", "epoch", "seconds", "map", "videos", "unreadable"}
+    ] * 2
+    assert all(0 < e["map"] <= 100 for e in evaluations)
+    told = re.findall(r"validation after iteration (\d+) \(.*\): mAP ([\d.]+)\n", folder.log)
+    assert told == [(str(e["iteration"]), f"{e['map']:.2f}") for e in evaluations]
+    assert (result["metric"], result.keys() & {"top1", "top5"}) == ("map", set())
+    assert f"test on 2 views × 1 crops: mAP {result['map']:.2f}\n" in folder.log
+
+
+def test_events_have_map_and_no_accuracy(several_run: Path):
+    (path,) = several_run.glob("tensorboard/events*")
+    events = EventAccumulator(str(path)).Reload()
+    scalars = events.Tags()["scalars"]
+    assert [event.step for event in events.Scalars("val/map")] == [6, 12]
+    assert "train/loss" in scalars
+    assert not [name for name in scalars if "top" in name]
+
+
+def test_a_test_without_training_gives_the_same_map(
+    train: Callable[..., Path], several_run: Path, tmp_path: Path, opened: type
+):
+    (path,) = several_run.glob("checkpoints/*12*")
+    train(tmp_path, *OPTIONS, "TRAIN.ENABLE", False, "TEST.CHECKPOINT_FILE_PATH", path)
+    found, expected = json.loads((tmp_path / "test.json").read_text()), opened(several_run).result
+    assert (found["metric"], found["map"]) == ("map", expected["map"])

@@ -1,0 +1,60 @@
+"""Precise statistics are those of all the clips, on one process and on several."""
+
+from __future__ import annotations
+
+from contextlib import nullcontext
+
+import pytest
+import torch
+from fvcore.nn import update_bn_stats
+from torch import Tensor, nn
+
+from multigrid import GroupedBatchNorm3d, convert_batchnorm, set_group_size
+from slowfast_patches.models.dropout import ClipDropout, set_clips
+from slowfast_patches.train.precise_bn import update_precise_bn
+from slowfast_patches.utils.distributed import World
+
+ALONE = World(0, 1, torch.device("cpu"))
+
+
+def batches(count: int, clips: int) -> list[dict[str, Tensor]]:
+    generator = torch.Generator().manual_seed(0)
+    made = torch.randn(count, clips, 3, 2, 4, 4, generator=generator) * 2 + 5
+    return [{"clips": clip, "flips": torch.zeros(clips, dtype=torch.bool)} for clip in made]
+
+
+def update(model: nn.Module, loader: list[dict[str, Tensor]]) -> None:
+    update_precise_bn(
+        model, loader, lambda clips, flips: clips, ALONE, nullcontext, len(loader[0]["clips"])
+    )
+
+
+def test_the_first_norm_has_the_mean_and_variance_of_all_values():
+    loader, norm = batches(3, 4), GroupedBatchNorm3d(3)
+    update(nn.Sequential(norm), loader)
+    values = torch.cat([batch["clips"] for batch in loader]).double().transpose(0, 1).flatten(1)
+    torch.testing.assert_close(norm.running_mean.double(), values.mean(1))
+    torch.testing.assert_close(norm.running_var.double(), values.var(1, correction=0))
+
+
+@pytest.mark.parametrize("group_size", [2, None])
+def test_on_one_process_it_is_fvcores_whatever_the_groups_were(group_size):
+    def build() -> nn.Module:
+        torch.manual_seed(0)
+        layers = (nn.Conv3d(3, 8, 1), nn.BatchNorm3d(8), nn.ReLU(), nn.Conv3d(8, 4, 1))
+        return nn.Sequential(*layers, nn.BatchNorm3d(4))
+
+    ours, theirs, loader = build(), build(), batches(3, 4)
+    set_group_size(convert_batchnorm(ours), group_size)
+    update(ours, loader)
+    update_bn_stats(theirs.train(), [batch["clips"] for batch in loader], len(loader))
+    for name, value in theirs.state_dict().items():
+        torch.testing.assert_close(ours.state_dict()[name], value, rtol=1e-4, atol=1e-5)
+
+
+def test_clips_of_the_training_are_forgotten():
+    """Dropout after a norm must not look for masks of clips that are not the training's."""
+    model = nn.Sequential(GroupedBatchNorm3d(3), ClipDropout(0.5, 0, 3))
+    set_clips(model, [1, 2])
+    update(model, batches(1, 4))
+    assert model[1].kept is None

@@ -1,0 +1,299 @@
+"""Predictions: the scores of the test, names, and what is said of bad input."""
+
+import csv
+import json
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from slowfast_patches import patching
+from slowfast_patches.config import load_config
+from slowfast_patches.datasets.lists.class_names import read_class_names
+from slowfast_patches.datasets.loader import build_dataset, evaluation_loader
+from slowfast_patches.models.build import build_model
+from slowfast_patches.models.inputs import InputTransform
+from slowfast_patches.models.weights import load_weights
+from slowfast_patches.train import checkpoints
+from slowfast_patches.train.predict import Predictor, read_checkpoint
+
+NAMES = [f"motion {number}" for number in range(8)]
+
+
+@pytest.fixture(scope="module")
+def trained(multigrid_run: Path) -> Path:
+    path = checkpoints.last_checkpoint(multigrid_run)
+    assert path is not None
+    return path
+
+
+@pytest.fixture(scope="module")
+def weights(trained: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The weights alone, as others hand them on."""
+    path = tmp_path_factory.mktemp("weights") / "weights.pyth"
+    torch.save(checkpoints.load(trained)["model_state"], path)
+    return path
+
+
+@pytest.fixture(scope="module")
+def videos(demo_data: Path) -> list[str]:
+    """The test split, in the order of its list."""
+    lines = (demo_data / "test.csv").read_text().splitlines()
+    return [str(demo_data / line.split()[0]) for line in lines]
+
+
+@pytest.fixture
+def predict(load_program, capsys) -> Callable[..., tuple[int, str, str]]:
+    """`predict(argument, ...)`: exit status, output and errors of the tool."""
+    tool = load_program("tools/predict.py")
+
+    def call(*arguments: object) -> tuple[int, str, str]:
+        status = tool.main([str(argument) for argument in arguments])
+        return status, *capsys.readouterr()
+
+    return call
+
+
+def scores_of_the_test(cfg: Any, trained: Path) -> torch.Tensor:
+    """Scores of the test split's clips, (videos, clips, classes), from its own items."""
+    patching.apply()
+    model = build_model(cfg).eval()
+    load_weights(model, trained, complete=True)
+    dataset, transform = build_dataset(cfg, "test"), InputTransform.from_config(cfg, CPU)
+    scores = torch.zeros(len(dataset.videos), dataset.num_clips, cfg.MODEL.NUM_CLASSES)
+    with torch.no_grad():
+        for batch in evaluation_loader(cfg, dataset, dataset.num_clips, 0, 1):
+            (video,) = batch["videos"].unique()
+            scores[video] = model(transform(batch["clips"], batch["flips"]))
+    return scores.double()
+
+
+CPU = torch.device("cpu")
+
+
+@pytest.mark.parametrize(
+    "overrides",
+    [
+        (),
+        ("TEST.NUM_SPATIAL_CROPS", 3, "TEST.BATCH_SIZE", 4),
+        ("TEST.NUM_SPATIAL_CROPS", 3, "DATA.ENSEMBLE_METHOD", "max"),
+        ("TEST.NUM_ENSEMBLE_VIEWS", 1, "DATA.TEST_CROP_SIZE", 40, "TEST.DATASET", "ssv2"),
+    ],
+)
+def test_the_scores_are_those_of_the_test(trained, videos, overrides):
+    cfg = read_checkpoint(trained, None, overrides)[0]
+    clips = scores_of_the_test(cfg, trained)
+    expected = clips.amax(1) if "max" in overrides else clips.mean(1)
+    predictor = Predictor(cfg, trained)
+    found = torch.stack([predictor(video) for video in videos])
+    torch.testing.assert_close(found, expected, atol=1e-5, rtol=0)
+    assert (found[0] - found[1]).abs().max() > 1e-3
+    sums_to_one = torch.allclose(found.sum(1), torch.ones(8).double(), atol=1e-5)
+    assert sums_to_one is ("max" not in overrides)
+
+
+def test_the_accuracy_is_that_of_the_run(trained, videos, predict, opened, multigrid_run, caplog):
+    status, out, err = predict("--checkpoint", trained, "--json", "--top", 1, *videos)
+    assert (status, err) == (0, "")
+    assert [record for record in caplog.records if record.levelname == "WARNING"] == []
+    found = json.loads(out)
+    assert [row["video"] for row in found] == videos
+    right = [row["classes"][0]["name"] == Path(row["video"]).stem[:-5] for row in found]
+    assert 100 * sum(right) / len(right) == opened(multigrid_run).result["top1"]
+
+
+def test_the_text_has_the_classes_in_order_with_the_data_sets_names(trained, videos, predict):
+    status, out, _ = predict("--checkpoint", trained, *videos[:2], "--top", 3)
+    lines = out.splitlines()
+    assert status == 0
+    assert [lines[0], lines[4]] == videos[:2]
+    assert len(lines) == 8
+    values = [float(line.split("%")[0]) for line in lines[1:4]]
+    assert values == sorted(values, reverse=True)
+    known = {Path(video).stem[:-5] for video in videos}
+    assert {line.split("%")[1].strip() for line in lines[1:4]} <= known
+
+
+def test_all_classes_at_most_and_numbers_where_there_are_no_names(
+    trained, videos, predict, tmp_path
+):
+    old = tmp_path / "old.pyth"  # from before checkpoints had names
+    content = checkpoints.load(trained)
+    del content["class_names"]
+    torch.save(content, old)
+    arguments = ("--checkpoint", old, "--top", 100, videos[0])
+    _, out, err = predict(*arguments, "DATA.PATH_TO_DATA_DIR", tmp_path)
+    lines = out.splitlines()[1:]
+    assert sorted(line.split("%")[1].strip() for line in lines) == [f"class {n}" for n in range(8)]
+    assert sum(float(line.split("%")[0]) for line in lines) == pytest.approx(100, abs=0.5)
+    assert err.startswith("warning: classes are shown by number: neither ")
+    (tmp_path / "classes.txt").write_text("one\ntwo\n")
+    _, out, err = predict(*arguments, "DATA.PATH_TO_DATA_DIR", tmp_path)
+    assert "class 7" in out
+    assert "names 2 classes" in err
+
+
+def test_a_run_is_predicted_with_from_anywhere_and_its_names_are_in_its_checkpoint(
+    multigrid_run, trained, videos, predict, tmp_path, monkeypatch, demo_data
+):
+    monkeypatch.chdir(tmp_path)
+    loads, load = list[Path](), checkpoints.load
+    monkeypatch.setattr(checkpoints, "load", lambda path: loads.append(path) or load(path))
+    nowhere = ("DATA.PATH_TO_DATA_DIR", "relative/folder")
+    options = ("--checkpoint", multigrid_run, "--output", "new/scores.csv")
+    status, out, err = predict(*options, videos[0], "no/such.mp4", *nowhere)
+    missing = "no/such.mp4 cannot be opened: No such file or directory"
+    assert (status, err) == (1, f"the checkpoint is {trained}\n{missing}\n")
+    assert loads == [trained]  # once for its config and names; its weights apart
+    assert out == predict("--checkpoint", trained, videos[0])[1]
+    header, row, missing = csv.reader(Path("new/scores.csv").read_text().splitlines())
+    names = (demo_data / "classes.txt").read_text().splitlines()
+    assert header == ["video", "prediction", "probability", *names]
+    assert (row[0], row[1], missing) == (
+        videos[0],
+        max(zip(map(float, row[3:]), names, strict=True))[1],
+        ["no/such.mp4"],
+    )
+    assert f"{100 * float(row[2]):5.1f} %  {row[1]}" in out.splitlines()[1]
+    status, _, err = predict("--checkpoint", tmp_path, videos[0])
+    assert (status, "is a folder without checkpoints" in err) == (2, True)
+
+
+@pytest.mark.parametrize(
+    ("file", "text"),
+    [
+        ("names.json", json.dumps(NAMES)),
+        ("names.json", json.dumps({name: n for n, name in reversed(list(enumerate(NAMES)))})),
+        ("names.json", json.dumps({name: str(n) for n, name in enumerate(NAMES)})),
+        ("names.txt", "\n".join(NAMES) + "\n\n"),
+    ],
+)
+def test_names_are_read_in_four_forms(tmp_path, file, text):
+    path = tmp_path / file
+    path.write_text(text)
+    assert read_class_names(path) == tuple(NAMES)
+
+
+@pytest.mark.parametrize(
+    ("file", "text", "message"),
+    [
+        ("names.txt", "\n \n", "names no class"),
+        (
+            "names.json",
+            json.dumps([*NAMES, "motion 1"]),
+            "'motion 1' is the name of two .* 1 and 8",
+        ),
+        ("names.json", '{"a": 0, "a": 1}', "'a' is the name of two classes, 0 and 1"),
+        ("names.txt", "a\nb\n\nc\nd\ne\nf\ng", "class 2 has an empty name"),
+        ("names.json", "{", "is not JSON"),
+        ("names.json", "3", "neither a list of names nor a mapping"),
+        ("names.json", json.dumps([1] * 8), "neither a list of names nor a mapping"),
+        ("names.json", json.dumps(dict.fromkeys(NAMES, 1)), "'motion 1' has number 1; 8 classes"),
+        ("names.json", json.dumps({n: i + 1 for i, n in enumerate(NAMES)}), "from 0 to 7"),
+        ("names.json", json.dumps({n: float(i) for i, n in enumerate(NAMES)}), "number 0.0"),
+    ],
+)
+def test_names_that_are_wrong_are_refused(tmp_path, file, text, message):
+    path = tmp_path / file
+    path.write_text(text)
+    with pytest.raises(ValueError, match=message):
+        read_class_names(path)
+
+
+def test_a_video_that_cannot_be_read_is_reported_and_the_others_go_on(
+    trained, videos, predict, tmp_path
+):
+    bad = tmp_path / "bad.mp4"
+    bad.write_text(f"ffconcat version 1.0\nfile '{videos[0]}'\n")
+    arguments = ("--checkpoint", trained, "no/such.mp4", bad, videos[0])
+    status, out, err = predict(*arguments)
+    assert status == 1
+    assert out.splitlines()[0] == videos[0]
+    assert len(out.splitlines()) == 6
+    first, second = err.splitlines()
+    assert first == "no/such.mp4 cannot be opened: No such file or directory"
+    assert second.startswith(f"{bad} cannot be opened: is a playlist (concat), not a video")
+    _, _, err = predict("--checkpoint", trained, videos[0], "DATA.MAX_FRAME_PIXELS", 99)
+    assert "more than DATA.MAX_FRAME_PIXELS 99" in err
+    status, out, _ = predict(*arguments, "--json")
+    rows = json.loads(out)
+    assert status == 1
+    assert ["error" in row for row in rows] == [True, True, False]
+    assert len(rows[2]["classes"]) == 5
+
+
+def test_weights_alone_need_their_recipe(trained, weights, tiny_recipe, videos, predict):
+    status, out, err = predict("--checkpoint", weights, videos[0])
+    assert (status, out) == (2, "")
+    assert "give their recipe: --cfg FILE" in err
+    recipe = ("--cfg", tiny_recipe)
+    status, out, _ = predict("--checkpoint", weights, "--json", *recipe, videos[0])
+    assert status == 0
+    _, expected, _ = predict("--checkpoint", trained, "--json", videos[0])
+    found, wanted = (json.loads(text)[0]["classes"] for text in (out, expected))
+    assert [row["number"] for row in found] == [row["number"] for row in wanted]
+    assert [row["name"] for row in found] == [None] * 5
+    assert found[0]["probability"] == pytest.approx(wanted[0]["probability"])
+
+
+def test_what_is_wrong_is_said(trained, weights, tiny_recipe, videos, predict, tmp_path):
+    other = tmp_path / "other.pyth"
+    torch.save({"model_state": {}, "cfg": "NO_SUCH: 1"}, other)
+    garbage = tmp_path / "garbage.pyth"
+    garbage.write_text("no checkpoint")
+    few = tmp_path / "few.txt"
+    few.write_text("a\nb\n")
+    recipe = ("--cfg", tiny_recipe)
+    cases = [
+        (("--checkpoint", tmp_path / "none.pyth"), (), "none.pyth: no such checkpoint"),
+        (("--checkpoint", garbage), (), "cannot be read"),
+        (("--checkpoint", other), (), "NO_SUCH is not a config key (the config in"),
+        (("--checkpoint", weights, *recipe), ("MODEL.NUM_CLASSES", 5), "is not of this model"),
+        (("--checkpoint", trained), ("TEST.NUM_SPATIAL_CROPS", 2), "use 1 or 3"),
+        (("--checkpoint", trained), ("TEST.BATCH", 2), "did you mean TEST.BATCH_SIZE?\n"),
+        (("--checkpoint", trained, "--classes", tmp_path / "no.json"), (), "no.json cannot be"),
+        (
+            ("--checkpoint", trained, "--classes", few),
+            (),
+            "few.txt has 2 names, and the model has 8",
+        ),
+    ]
+    for options, overrides, message in cases:
+        status, out, err = predict(*options, videos[0], *overrides)
+        assert (status, out) == (2, "")
+        assert err.startswith("error: ")
+        assert message in err
+
+
+@pytest.mark.parametrize(
+    "arguments",
+    [["TEST.BATCH_SIZE", 1], ["a.mp4", "--top", 0], ["a.mp4", "--output", "a.json"], []],
+)
+def test_a_command_line_without_sense_is_refused(predict, trained, arguments):
+    with pytest.raises(SystemExit) as stopped:
+        predict("--checkpoint", trained, *arguments)
+    assert stopped.value.code == 2
+
+
+def test_the_config_of_a_checkpoint_is_that_of_its_run(trained, multigrid_run):
+    assert read_checkpoint(trained)[0] == load_config(multigrid_run / "config.yaml")
+
+
+@pytest.mark.parametrize("names", [7, [1, 2, 3], "abc", ["a", "b"], ["a", "b", 3], {}])
+def test_what_are_no_names_of_the_classes_in_a_checkpoint_is_passed_over(tmp_path, names):
+    path, text = tmp_path / "crafted.pyth", load_config(None, ["MODEL.NUM_CLASSES", 3]).dump()
+    torch.save({"cfg": text, "class_names": names}, path)
+    assert read_checkpoint(path)[1] is None
+    torch.save({"cfg": text, "class_names": ["a", "b", "c"]}, path)
+    assert read_checkpoint(path)[1] == ("a", "b", "c")
+
+
+def test_a_recipe_given_replaces_the_one_in_the_checkpoint(trained, tiny_recipe):
+    assert read_checkpoint(trained)[0].TEST.NUM_ENSEMBLE_VIEWS == 2
+    changed = tiny_recipe.with_name("changed.yaml")
+    changed.write_text(f"_BASE_: {tiny_recipe.name}\nTEST: {{NUM_ENSEMBLE_VIEWS: 5}}\n")
+    cfg, _ = read_checkpoint(trained, changed, ["TEST.BATCH_SIZE", 3])
+    assert (cfg.TEST.NUM_ENSEMBLE_VIEWS, cfg.TEST.BATCH_SIZE) == (5, 3)
+    assert cfg == load_config(changed, ["TEST.BATCH_SIZE", 3])

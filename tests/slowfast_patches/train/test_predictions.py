@@ -1,0 +1,82 @@
+"""Tables of what a model says of videos and of classes, worked out by hand."""
+
+import csv
+from pathlib import Path
+
+import pytest
+import torch
+
+from slowfast_patches.train.evaluate import Evaluation
+from slowfast_patches.train.predictions import confusion, write_predictions, write_tables
+
+NAMES = ("run, fast", "sit", "jump")
+SCORES = torch.tensor([[0.7, 0.2, 0.1], [0.5, 0.25, 0.25], [0.1, 0.3, 0.6], [0.0, 0.0, 0.0]])
+
+
+def rows(path: Path) -> list[list[str]]:
+    with path.open(encoding="utf-8", newline="") as file:
+        return list(csv.reader(file))
+
+
+def evaluation(labels: list) -> Evaluation:
+    """Of four videos, the last of which could not be read."""
+    return Evaluation({}, SCORES, torch.tensor(labels), torch.tensor([True] * 3 + [False]))
+
+
+def test_a_row_for_each_video_and_a_column_for_each_class(tmp_path: Path):
+    path = tmp_path / "new" / "predictions.csv"
+    write_predictions(path, ["a.mp4", "b/é.mp4"], [SCORES[2], None], NAMES)
+    assert rows(path) == [
+        ["video", "prediction", "probability", *NAMES],
+        ["a.mp4", "jump", "0.6", "0.1", "0.3", "0.6"],
+        ["b/é.mp4"],
+    ]
+
+
+def test_labels_and_numbers_for_names(tmp_path: Path):
+    path = tmp_path / "predictions.csv"
+    write_predictions(path, ["a"], [SCORES[0]], None, torch.tensor([2]))
+    assert rows(path)[0] == ["video", "label", "prediction", "probability", "0", "1", "2"]
+    assert rows(path)[1][:4] == ["a", "2", "0", "0.7"]
+    several = torch.tensor([[1, 0, 1], [0, 0, 0]])
+    write_predictions(path, ["a", "b"], list(SCORES[:2]), NAMES, several)
+    assert [row[1] for row in rows(path)[1:]] == ["run, fast|jump", ""]
+
+
+def test_the_table_of_classes_is_the_confusion_matrix_with_its_accuracies(tmp_path: Path):
+    # Two videos of class 0, one of them right; one of class 2, right; the last is left out.
+    write_tables(tmp_path, "test", evaluation([0, 1, 2, 1]), NAMES)
+    assert rows(tmp_path / "test_classes.csv") == [
+        ["class", "videos", "accuracy", *NAMES],
+        ["run, fast", "1", "100.00", "1", "0", "0"],
+        ["sit", "1", "0.00", "1", "0", "0"],
+        ["jump", "1", "100.00", "0", "0", "1"],
+    ]
+    assert (tmp_path / "test_confusion.png").read_bytes().startswith(b"\x89PNG")
+    assert confusion(SCORES[[0, 0, 2]], torch.tensor([0, 1, 0])).tolist() == [
+        *([1, 0, 1], [1, 0, 0], [0, 0, 0])
+    ]
+
+
+def test_names_that_look_like_mathematics_are_drawn_as_they_are(tmp_path: Path):
+    write_tables(tmp_path, "test", evaluation([0, 1, 2, 1]), ("$\\no$", "a_b", "$"))
+    assert (tmp_path / "test_confusion.png").is_file()
+
+
+def test_classes_of_several_labels_have_an_average_precision(tmp_path: Path):
+    # Class 0 ranks a, b, c and is that of a and c: (1 + 2/3) / 2. Class 1 ranks c, b, a and is
+    # that of b: 1/2. No video has class 2.
+    write_tables(tmp_path, "result", evaluation([[1, 0, 0], [0, 1, 0], [1, 0, 0], [1, 1, 1]]))
+    assert rows(tmp_path / "result_classes.csv") == [
+        ["class", "videos", "average_precision"],
+        *(["0", "2", "83.33"], ["1", "1", "50.00"], ["2", "0", ""]),
+    ]
+    assert [path.name for path in tmp_path.iterdir()] == ["result_classes.csv"]
+
+
+@pytest.mark.parametrize("classes", [1, 61])
+def test_a_class_without_videos_has_no_accuracy(tmp_path: Path, classes: int):
+    found = Evaluation({}, torch.eye(classes)[:1], torch.tensor([0]), torch.tensor([True]))
+    write_tables(tmp_path, "test", found)
+    table = rows(tmp_path / "test_classes.csv")
+    assert [row[2] for row in table[1:]] == ["100.00"] + [""] * (classes - 1)

@@ -1,0 +1,496 @@
+"""Steps on a small network: dry ones, compiled ones, those that keep no activations, fused ones."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from contextlib import AbstractContextManager, nullcontext
+from functools import partial
+from unittest import mock
+from unittest.mock import MagicMock
+
+import pytest
+import torch
+import torch.distributed as dist
+from fvcore.common.config import CfgNode
+from torch import Tensor, nn
+
+from multigrid import Schedule, Shape, SteppedRate, convert_batchnorm, make_schedule
+from slowfast_patches.config.keys import get_cfg
+from slowfast_patches.config.speed import check_speed, check_speed_of_schedule
+from slowfast_patches.models.dropout import ClipDropout
+from slowfast_patches.models.inputs import InputTransform
+from slowfast_patches.models.recompute import checkpoint_blocks
+from slowfast_patches.models.solver import build_optimizer, load_optimizer
+from slowfast_patches.train import step as step_module
+from slowfast_patches.train.compiled import without_compiling
+from slowfast_patches.train.graphs import GraphedPasses
+from slowfast_patches.train.made_up import made_up_batch
+from slowfast_patches.train.parallel import parallel
+from slowfast_patches.train.step import Stepper
+from slowfast_patches.train.warm_up import Memory, dry_run, kinds_of_steps
+from slowfast_patches.utils.distributed import World
+
+CPU = torch.device("cpu")
+
+
+class Net(nn.Module):
+    """Convolution, BN, pool, dropout and projection: what the host's networks consist of."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.conv = nn.Conv3d(3, 8, (1, 3, 3), stride=(1, 2, 2), bias=False)
+        self.bn, self.relu = nn.BatchNorm3d(8), nn.ReLU(inplace=True)
+        self.dropout = ClipDropout(0.5, 0, 8)
+        self.projection = nn.Linear(8, 4)
+
+    def forward(self, pathways: list[Tensor]) -> Tensor:
+        pathways[0] = self.conv(pathways[0])  # as the host's: not a list to keep
+        x = self.relu(self.bn(pathways[0])).mean((2, 3, 4))
+        return self.projection(self.dropout(x))
+
+
+def config(**keys: object) -> CfgNode:
+    """A recipe of 8 clips of 4 × 16²; `TRAIN__COMPILE=True` sets TRAIN.COMPILE."""
+    cfg = get_cfg()
+    cfg.MODEL.ARCH, cfg.MODEL.NUM_CLASSES, cfg.NUM_GPUS = "slowonly", 4, 0
+    cfg.TRAIN.BATCH_SIZE, cfg.DATA.NUM_FRAMES, cfg.DATA.TRAIN_CROP_SIZE = 8, 4, 16
+    cfg.MULTIGRID.LONG_CYCLE = cfg.MULTIGRID.SHORT_CYCLE = True
+    for name, value in keys.items():
+        section, _, key = name.partition("__")
+        cfg[section][key] = value
+    return cfg
+
+
+def schedule(bn_size: int | None = 8) -> Schedule:
+    rate = SteppedRate(ends=(20.0, 30.0), rates=(0.1, 0.01))
+    return make_schedule(Shape(8, 4, 16), 400, rate, bn_size=bn_size)
+
+
+def stepper(**keys: object) -> Stepper:
+    torch.manual_seed(0)
+    cfg, model = config(**keys), convert_batchnorm(Net())
+    if cfg.MODEL.CHANNELS_LAST:
+        model.to(memory_format=torch.channels_last_3d)
+    return Stepper(cfg, model, CPU)
+
+
+def take_steps(made: Stepper, plan: Schedule, iterations: range) -> list[float]:
+    losses = list[float]()
+    for step in map(plan.at, iterations):
+        clips = range(step.first_clip, step.first_clip + step.shape.batch)
+        batch = made_up_batch(made.cfg, step.shape.batch, step.shape)
+        losses.append(float(made(step, batch, clips).loss))
+    return losses
+
+
+def state(made: Stepper) -> dict[str, Tensor]:
+    return {name: value.clone() for name, value in made.model.state_dict().items()}
+
+
+def assert_equal(found: dict[str, Tensor], expected: dict[str, Tensor]) -> None:
+    assert found.keys() == expected.keys()
+    for name, value in expected.items():
+        assert torch.equal(found[name], value), name
+
+
+# Dry steps.
+
+
+def test_dry_steps_meet_every_shape_with_its_bn_size_and_the_most_pixels_first():
+    steps = kinds_of_steps(schedule())
+    volumes = [step.shape.volume for step in steps]
+    assert volumes == sorted(volumes, reverse=True)
+    met = {(s.shape, s.bn_size) for s in schedule().steps()}
+    assert {(s.shape, s.bn_size) for s in steps} == met
+    assert len(steps) == len(met) == 10
+
+
+def test_a_training_after_dry_steps_is_the_training_without():
+    plan, ours, plain = schedule(), stepper(), stepper()
+    before, drawn = state(ours), torch.get_rng_state()
+    said = list[str]()
+    peaks = dry_run(ours, plan, begin=said.append)
+    assert_equal(state(ours), before)
+    assert torch.equal(torch.get_rng_state(), drawn)
+    assert all(weight.grad is None for weight in ours.model.parameters())
+    assert not ours.optimizer.state
+    assert [peak.memory for peak in peaks] == [None] * 10  # the CPU's is not looked at
+    assert said[0] == f"the dry step of {peaks[0].shape}"
+    assert take_steps(ours, plan, range(5)) == take_steps(plain, plan, range(5))
+    assert_equal(state(ours), state(plain))
+
+
+class Card(Memory):
+    """A GPU on which a clip takes 1 GB beside 2 GB that are always taken."""
+
+    def __init__(self, gigabytes: int) -> None:
+        super().__init__(CPU)
+        self._gigabytes = gigabytes
+        self.clips = 0
+
+    def capacity(self) -> int:
+        return self._gigabytes * 10**9
+
+    def peak(self, work: Callable[[], object]) -> int:
+        _, scores, _ = work()
+        if 2 + len(scores) > self._gigabytes:
+            raise torch.OutOfMemoryError("made up")
+        return (2 + len(scores)) * 10**9
+
+
+def test_the_peak_of_each_shape_is_measured_and_logged(caplog):
+    with caplog.at_level("INFO"):
+        peaks = dry_run(stepper(), schedule(), memory=Card(300))
+    momentum = 4 * sum(weight.numel() for weight in Net().parameters())
+    for peak in peaks:
+        following = 3 * peak.shape.volume * (1 + 4)  # of uint8, and of float32
+        assert peak.memory == (2 + peak.clips) * 10**9 + momentum + following
+    assert {peak.clips for peak in peaks} == {8, 16, 32, 64, 128}
+    assert "64×1×11²" in caplog.text
+    assert "There are 300.0 GB" in caplog.text
+
+
+def test_a_shape_that_does_not_fit_is_refused_with_what_would():
+    made = stepper()
+    before = state(made)
+    with pytest.raises(ValueError) as caught:
+        dry_run(made, schedule(), memory=Card(50))
+    message = str(caught.value)
+    largest = kinds_of_steps(schedule())[0].shape
+    assert message.startswith(f"the shape {largest}, {largest.batch} clips on each of 1 process")
+    assert "does not fit into the 50.0 GB of cpu; 32 clips take 34.0 GB. Set" in message
+    assert message.endswith(
+        "Set TRAIN.BATCH_SIZE 2, with SOLVER.BASE_LR in the same proportion. It may fit with "
+        "TRAIN.MIXED_PRECISION True or MODEL.ACT_CHECKPOINT True"
+    )
+    assert_equal(state(made), before)
+
+
+def test_what_is_on_already_is_not_advised():
+    made = stepper(TRAIN__MIXED_PRECISION=True, MODEL__ACT_CHECKPOINT=True)
+    with pytest.raises(ValueError, match=r"GB\. Set TRAIN\.BATCH_SIZE \d+, with .* proportion$"):
+        dry_run(made, schedule(), memory=Card(50))
+
+
+def test_where_not_even_one_clip_fits_no_batch_size_is_advised():
+    with pytest.raises(ValueError, match=r"2\.0 GB of cpu\. It may fit with TRAIN\.MIXED_PREC"):
+        dry_run(stepper(), schedule(), memory=Card(2))
+
+
+def test_a_library_without_room_is_out_of_memory_and_other_errors_are_not(monkeypatch):
+    for text in ("cuDNN: unable to find an engine to execute", "CUBLAS_STATUS_ALLOC_FAILED when"):
+        card = Card(50)
+        monkeypatch.setattr(card, "peak", MagicMock(side_effect=RuntimeError(text)))
+        with pytest.raises(ValueError, match="does not fit"):
+            dry_run(stepper(), schedule(), memory=card)
+    monkeypatch.setattr(card, "peak", MagicMock(side_effect=RuntimeError("an illegal access")))
+    with pytest.raises(RuntimeError, match="an illegal access"):
+        dry_run(stepper(), schedule(), memory=card)
+
+
+def test_a_training_that_goes_on_tries_only_what_is_still_to_come():
+    plan = schedule()
+    last = plan.phases[-1]
+    assert {s.shape for s in kinds_of_steps(plan, last.start + 1)} == set(last.shapes)
+    assert len(dry_run(stepper(), plan, start=plan.iterations - 1)) == 1
+
+
+# Gradient accumulation.
+
+
+def accumulated(parts: int, plan: Schedule, **keys: object) -> tuple[list[float], dict]:
+    """Losses and state, in double, after a short cycle and a step, whose clips pass in parts."""
+    made = stepper(SOLVER__ACCUMULATION_STEPS=parts, **keys)
+    made.model.double()
+    pathways = InputTransform.__call__
+    with mock.patch.object(
+        InputTransform, "__call__", lambda *a: [p.double() for p in pathways(*a)]
+    ):
+        losses = take_steps(made, plan, range(plan.phases[3].start, plan.phases[3].start + 4))
+    return losses, state(made)
+
+
+@pytest.mark.parametrize("parts", [2, 4])
+@pytest.mark.parametrize("channels_last", [False, True])
+@pytest.mark.parametrize("clipped", [None, 0.01])
+def test_a_training_in_parts_is_the_training_in_one(parts, channels_last, clipped):
+    """Weights, masks and running statistics; mini-batches of 4 groups of 8, 4 and 2 clips."""
+    plan = schedule(bn_size=2)
+    keys = {"MODEL__CHANNELS_LAST": channels_last, "SOLVER__CLIP_GRAD_L2NORM": clipped}
+    losses, expected = accumulated(1, plan, **keys)
+    found, weights = accumulated(parts, plan, **keys)
+    assert found == pytest.approx(losses, rel=1e-12)
+    for name, value in expected.items():
+        torch.testing.assert_close(weights[name], value, rtol=1e-11, atol=1e-12)
+    assert int(weights["bn.num_batches_tracked"]) == 4
+
+
+def test_scores_and_labels_of_parts_are_in_the_order_of_the_clips():
+    plan = schedule(bn_size=2)
+    step = plan.at(0)
+    batch = made_up_batch(config(), step.shape.batch, step.shape)
+    whole, parts = (
+        stepper(SOLVER__ACCUMULATION_STEPS=n)(step, batch, range(step.shape.batch)) for n in (1, 4)
+    )
+    torch.testing.assert_close(parts.scores, whole.scores)
+    assert torch.equal(parts.labels, batch["labels"])
+    assert parts.scores.grad_fn is parts.loss.grad_fn is None
+
+
+def test_the_most_clips_at_once_are_those_of_a_part_in_dry_steps_too():
+    plan, seen = schedule(bn_size=2), dict[int, int]()
+    made = stepper(SOLVER__ACCUMULATION_STEPS=4)
+    made.model.register_forward_pre_hook(lambda _, given: seen.update({len(given[0][0]): 1}))
+    peaks = dry_run(made, plan)
+    assert {4 * clips for clips in seen} == {peak.clips for peak in peaks}
+    with pytest.raises(ValueError, match=r"ACT_CHECKPOINT True or SOLVER\.ACCUMULATION_STEPS 2$"):
+        dry_run(stepper(), plan, memory=Card(50))
+
+
+def test_processes_exchange_the_gradients_of_parts_once(tmp_path):
+    made, exchanged = stepper(SOLVER__ACCUMULATION_STEPS=4), list[int]()
+    plan, alone = schedule(bn_size=2), stepper(SOLVER__ACCUMULATION_STEPS=4)
+    store = dist.FileStore(str(tmp_path / "store"), 1)
+    dist.init_process_group("gloo", store=store, rank=0, world_size=1)
+    try:
+        made.network = parallel(made.network, World(0, 2, CPU))
+
+        def count(_, bucket):
+            exchanged.append(bucket.index())
+            done = torch.futures.Future()
+            done.set_result(bucket.buffer())
+            return done
+
+        made.network.register_comm_hook(None, count)
+        assert take_steps(made, plan, range(3)) == take_steps(alone, plan, range(3))
+    finally:
+        dist.destroy_process_group()
+    assert exchanged == [0] * 3
+    assert_equal(state(made), state(alone))
+
+
+@pytest.mark.parametrize(
+    ("parts", "bn_size", "processes", "said"),
+    [
+        (2, None, 1, r"set BN\.GROUP_SIZE to the clips"),
+        (2, 8, 1, r"at 32×4×8², each of 1 process\(es\) has 32 clips in BN groups of 32, which"),
+        (4, 2, 2, r"2 process\(es\) has 16 clips in BN groups of 8,.*; set ACC.* to 1 or 2, or"),
+    ],
+)
+def test_parts_that_are_not_of_whole_groups_are_refused(parts, bn_size, processes, said):
+    cfg = config(SOLVER__ACCUMULATION_STEPS=parts)
+    with pytest.raises(ValueError, match=said):
+        check_speed_of_schedule(cfg, schedule(bn_size), processes)
+    check_speed_of_schedule(config(), schedule(bn_size), processes)
+    check_speed_of_schedule(cfg, schedule(1), processes)
+
+
+def test_parts_of_groups_that_processes_share_are_refused():
+    rate = SteppedRate(ends=(20.0,), rates=(0.1,))
+    plan = make_schedule(Shape(8, 4, 16), 400, rate, epoch_factor=1, long_cycle=(), short_cycle=())
+    cfg = config(SOLVER__ACCUMULATION_STEPS=2)
+    with pytest.raises(ValueError, match=r"each of 2 .* has 4 clips in BN groups of 8, .* to 1,"):
+        check_speed_of_schedule(cfg, plan, 2)
+
+
+def test_graphs_of_parts_are_refused():
+    cfg = config(SOLVER__ACCUMULATION_STEPS=2, TRAIN__CUDA_GRAPHS=True)
+    cfg.NUM_GPUS = 1
+    with pytest.raises(ValueError, match=r"CUDA_GRAPHS True and SOLVER\.ACCUMULATION_STEPS 2:"):
+        check_speed(cfg, 1)
+
+
+# Compiling. The compiler itself is torch's: what is traced runs as it is.
+
+
+@pytest.fixture
+def traced(monkeypatch: pytest.MonkeyPatch) -> None:
+    torch.compiler.reset()
+    trace = partial(torch.compile, dynamic=False, fullgraph=True, backend="aot_eager")
+    monkeypatch.setattr(step_module, "compiled", trace)
+
+
+@pytest.mark.parametrize("parts", [1, 2])
+def test_a_compiled_training_is_the_plain_one_and_compiles_nothing_after_the_dry_steps(
+    traced, parts
+):
+    rate = SteppedRate(ends=(30.0,), rates=(0.1,))
+    plan = make_schedule(Shape(8, 4, 16), 400, rate, long_cycle=(), bn_size=8 // parts)
+    plain = stepper(SOLVER__ACCUMULATION_STEPS=parts)
+    made = stepper(SOLVER__ACCUMULATION_STEPS=parts, TRAIN__COMPILE=True)
+    dry_run(made, plan)
+    with without_compiling():
+        losses = take_steps(made, plan, range(6))
+    assert losses == take_steps(plain, plan, range(6))
+    assert_equal(state(made), state(plain))
+    other = plan.at(0)._replace(shape=Shape(24, 2, 12))
+    with without_compiling(), pytest.raises(RuntimeError, match="fail_on_recompile"):
+        made(other, made_up_batch(made.cfg, 24, other.shape), range(24))
+
+
+# CUDA graphs. What records and replays is torch's: here, a replay computes anew from what was read.
+
+
+class Graph:
+    """A CUDA graph's stand-in."""
+
+    def replay(self) -> None:
+        for own, new in zip(self.writes, self.run(), strict=True):
+            own.detach().copy_(new.detach())
+
+
+@pytest.fixture
+def graphs(monkeypatch: pytest.MonkeyPatch) -> list[Graph]:
+    recorded, run = list[Graph](), GraphedPasses._run
+
+    def record(self: GraphedPasses, *given: object):
+        out = run(self, *given)
+        if recorded and not hasattr(recorded[-1], "run"):
+            recorded[-1].run, recorded[-1].writes = partial(run, self, *given), out
+        return out
+
+    def begin(graph: Graph, pool: object) -> AbstractContextManager[None]:
+        assert pool == "one pool"
+        recorded.append(graph)
+        return nullcontext()
+
+    monkeypatch.setattr(GraphedPasses, "_run", record)
+    for name, stand_in in {
+        "CUDAGraph": Graph,
+        "graph": begin,
+        "graph_pool_handle": lambda: "one pool",
+        "Stream": MagicMock,
+        "stream": lambda stream: nullcontext(),
+        "current_stream": MagicMock,
+    }.items():
+        monkeypatch.setattr(torch.cuda, name, stand_in)
+    return recorded
+
+
+def test_a_training_by_graphs_is_the_plain_one_and_records_each_shape_once(graphs):
+    """Masks, inputs and labels change from step to step, gradients stay where they are."""
+    plan, plain = schedule(), stepper(MODEL__CHANNELS_LAST=True)
+    made = stepper(TRAIN__CUDA_GRAPHS=True, MODEL__CHANNELS_LAST=True)
+    dry_run(made, plan)
+    assert len(graphs) == len(kinds_of_steps(plan))
+    kept = [weight.grad for weight in made.model.parameters()]
+    iterations = [phase.start + j for phase in plan.phases for j in range(3)]
+    for i in iterations:
+        assert take_steps(made, plan, range(i, i + 1)) == take_steps(plain, plan, range(i, i + 1))
+    assert_equal(state(made), state(plain))
+    assert len(graphs) == len(kinds_of_steps(plan))
+    other = plan.at(0)._replace(shape=Shape(24, 2, 12))
+    with pytest.raises(RuntimeError, match="no CUDA graph was recorded"):
+        made(other, made_up_batch(made.cfg, 24, other.shape), range(24))
+    for weight, grad in zip(made.model.parameters(), kept, strict=True):
+        assert weight.grad is grad
+        assert grad.stride() == weight.stride()
+
+
+def test_a_recording_that_fails_says_what_to_do(graphs, monkeypatch):
+    failing = MagicMock(side_effect=RuntimeError("CUDA error: not permitted\nand a stack"))
+    monkeypatch.setattr(torch.cuda, "graph", failing)
+    made = stepper(TRAIN__CUDA_GRAPHS=True)
+    with pytest.raises(ValueError, match=r"could not be recorded \(CUDA error: not permitted\)"):
+        dry_run(made, schedule())
+    assert not made.has_graphs
+
+
+# Activation checkpointing.
+
+
+def test_recomputed_blocks_give_the_same_numbers_and_move_statistics_once():
+    from slowfast.models.resnet_helper import BottleneckTransform, ResBlock
+
+    def block(recomputed: bool) -> tuple[nn.Module, Tensor]:
+        torch.manual_seed(1)
+        made = ResBlock(8, 16, 3, 2, BottleneckTransform, 4)
+        made = convert_batchnorm(nn.Sequential(made))
+        if recomputed:
+            checkpoint_blocks(made)
+        x = torch.randn(4, 8, 3, 6, 6, requires_grad=True)
+        for norm in made.modules():
+            if isinstance(norm, nn.BatchNorm3d):
+                norm.group_size = 2
+        held = list[int]()
+        with torch.autograd.graph.saved_tensors_hooks(lambda t: held.append(t.numel()) or t, _own):
+            out = made(x)
+        out.square().sum().backward()
+        return made, torch.cat([out.flatten(), x.grad.flatten(), torch.tensor([float(sum(held))])])
+
+    (plain, numbers), (ours, same) = block(False), block(True)
+    assert torch.equal(same[:-1], numbers[:-1])
+    assert same[-1] < 0.2 * numbers[-1]  # values kept for the backward pass
+    assert_equal(dict(ours.state_dict()), dict(plain.state_dict()))
+    assert int(plain.state_dict()["0.branch1_bn.num_batches_tracked"]) == 1
+    weights = dict(plain.named_parameters())
+    assert all(torch.equal(p.grad, weights[name].grad) for name, p in ours.named_parameters())
+
+
+def _own(tensor: Tensor) -> Tensor:
+    return tensor
+
+
+# The optimizer.
+
+
+@pytest.mark.parametrize("method", ["sgd", "adam", "adamw"])
+def test_a_fused_optimizer_updates_as_the_hosts(method):
+    plan = schedule()
+    ours, plain = (
+        stepper(SOLVER__FUSED=fused, SOLVER__OPTIMIZING_METHOD=method, SOLVER__WEIGHT_DECAY=0.1)
+        for fused in (True, False)
+    )
+    assert all(group["fused"] for group in ours.optimizer.param_groups)
+    decays = [group["weight_decay"] for group in ours.optimizer.param_groups]
+    assert decays == [group["weight_decay"] for group in plain.optimizer.param_groups]
+    take_steps(ours, plan, range(4))
+    take_steps(plain, plan, range(4))
+    for name, value in state(plain).items():
+        torch.testing.assert_close(state(ours)[name], value, rtol=1e-5, atol=1e-6)
+
+
+def test_a_loaded_state_is_put_where_the_update_of_this_run_wants_it(monkeypatch):
+    """torch keeps Adam's count of steps on the CPU for plain updates, on the GPU for fused ones,
+    and sees which in the groups that it loads."""
+    first = stepper(SOLVER__OPTIMIZING_METHOD="adam")
+    take_steps(first, schedule(), range(1))
+    ours = stepper(SOLVER__OPTIMIZING_METHOD="adam", SOLVER__FUSED=True)
+    seen, policy = list[object](), torch.optim.Optimizer._process_value_according_to_param_policy
+
+    def look(param: Tensor, value: Tensor, param_id: int, param_groups: list, key: object = None):
+        seen.extend(group["fused"] for group in param_groups)
+        return policy(param, value, param_id, param_groups, key)
+
+    monkeypatch.setattr(
+        torch.optim.Optimizer, "_process_value_according_to_param_policy", staticmethod(look)
+    )
+    load_optimizer(ours.optimizer, first.optimizer.state_dict())
+    assert set(seen) == {True}
+    empty = stepper(SOLVER__FUSED=True)
+    load_optimizer(empty.optimizer, stepper().optimizer.state_dict())
+    assert not empty.optimizer.state
+
+
+def test_a_training_goes_on_with_another_optimizer_and_memory_format():
+    """What is stored says nothing of how the next run updates, or where values lie."""
+    plan, first = schedule(), stepper()
+    take_steps(first, plan, range(3))
+    ours = stepper(SOLVER__FUSED=True, MODEL__CHANNELS_LAST=True)
+    ours.model.load_state_dict(first.model.state_dict())
+    load_optimizer(ours.optimizer, first.optimizer.state_dict())
+    assert all(group["fused"] for group in ours.optimizer.param_groups)
+    weight = ours.model.conv.weight
+    assert weight.is_contiguous(memory_format=torch.channels_last_3d)
+    momentum = ours.optimizer.state[weight]["momentum_buffer"]
+    assert momentum.stride() == weight.stride()
+    assert torch.equal(momentum, first.optimizer.state[first.model.conv.weight]["momentum_buffer"])
+    losses = take_steps(ours, plan, range(3, 6))
+    assert losses == pytest.approx(take_steps(first, plan, range(3, 6)), rel=1e-4)
+
+
+def test_a_fused_lars_is_not_built_in_silence():
+    cfg = config(SOLVER__FUSED=True, SOLVER__OPTIMIZING_METHOD="lars")
+    with pytest.raises(ValueError, match="there is no fused lars"):
+        check_speed(cfg, 1)
+    assert build_optimizer(config(), Net()).defaults["fused"] is None

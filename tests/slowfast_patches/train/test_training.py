@@ -1,0 +1,287 @@
+"""Whole runs: against a loop of the host's functions, what stays alive, and what is left behind."""
+
+import re
+from collections import Counter
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+import torch
+import yaml
+from fvcore.common.config import CfgNode
+
+from multigrid import MultigridBatchSampler, Schedule, collate
+from slowfast_patches import patching
+from slowfast_patches.config import load_config
+from slowfast_patches.config.schedule import schedule_from_config
+from slowfast_patches.datasets.loader import build_dataset
+from slowfast_patches.train import loop as train_module
+from slowfast_patches.train import step as step_module
+
+PLAIN = ("BN.USE_PRECISE_STATS", False, "MODEL.DROPOUT_RATE", 0.0, "TEST.ENABLE", False)
+OFF = ("MULTIGRID.LONG_CYCLE", False, "MULTIGRID.SHORT_CYCLE", False)
+SHORT = ("SOLVER.MAX_EPOCH", 2, "SOLVER.STEPS", [0, 1], "TRAIN.EVAL_PERIOD", 2)
+"""Two epochs of 6 iterations."""
+
+
+@pytest.fixture(scope="module")
+def baseline_run(train: Callable[..., Path], tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A run without cycles, whatever MULTIGRID.EPOCH_FACTOR says; precise BN off."""
+    return train(tmp_path_factory.mktemp("baseline_run"), *OFF, *SHORT, *PLAIN)
+
+
+def host_loop(cfg: CfgNode) -> dict[str, torch.Tensor]:
+    """The weights after a baseline training written with the host's functions; ours are the clips,
+    which are random."""
+    patching.apply()
+    from slowfast.datasets.utils import pack_pathway_output
+    from slowfast.models.losses import get_loss_func
+    from slowfast.models.model_builder import _MODEL_TYPES
+    from slowfast.models.optimizer import construct_optimizer, set_lr
+    from slowfast.utils.lr_policy import get_lr_at_epoch
+
+    dataset = build_dataset(cfg, "train")
+    torch.manual_seed(cfg.RNG_SEED)
+    model = _MODEL_TYPES[cfg.MODEL.ARCH](cfg).train()
+    optimizer, loss_function = construct_optimizer(model, cfg), get_loss_func("cross_entropy")()
+    batches = list(MultigridBatchSampler(schedule_from_config(cfg, len(dataset)), cfg.RNG_SEED))
+    per_epoch = len(dataset) // cfg.TRAIN.BATCH_SIZE
+    for i, requests in enumerate(batches):
+        set_lr(optimizer, get_lr_at_epoch(cfg, i / per_epoch))
+        samples = [dataset[request] for request in requests]
+        packed = [pack_pathway_output(cfg, prepare(cfg, sample)) for sample in samples]
+        inputs = [torch.stack(clips) for clips in zip(*packed, strict=True)]
+        loss = loss_function(model(inputs), collate(samples)["labels"])
+        optimizer.zero_grad()
+        loss.backward()
+        optimizer.step()
+    assert len(batches) == cfg.SOLVER.MAX_EPOCH * per_epoch
+    return model.state_dict()
+
+
+def prepare(cfg: CfgNode, sample: dict) -> torch.Tensor:
+    """One clip as the host's dataset gives it: (C, T, H, W), normalised."""
+    clip = torch.as_tensor(sample["clip"]).float() / 255
+    clip = (clip - torch.tensor(cfg.DATA.MEAN)) / torch.tensor(cfg.DATA.STD)
+    clip = clip.permute(3, 0, 1, 2)
+    return clip.flip(3) if sample["flip"] else clip
+
+
+def test_a_baseline_run_is_a_loop_of_the_hosts_functions(
+    baseline_run: Path, tiny_config: Callable[..., CfgNode], opened: type
+):
+    cfg = tiny_config(baseline_run, *OFF, *SHORT, *PLAIN)
+    assert len(opened(baseline_run).metrics()) == 12
+    expected = host_loop(cfg)
+    found = opened(baseline_run).checkpoint["model_state"]
+    torch.testing.assert_close(found, expected, rtol=1e-6, atol=1e-7)
+
+
+def test_off_is_unchanged_whatever_the_multigrid_keys_say(
+    baseline_run: Path, train: Callable[..., Path], tmp_path: Path, opened: type
+):
+    keys = ("MULTIGRID.EPOCH_FACTOR", 1.0, "MULTIGRID.BN_BASE_SIZE", 2, "MULTIGRID.EVAL_FREQ", 7)
+    other = opened(train(tmp_path, *OFF, *SHORT, *PLAIN, *keys))
+    before = opened(baseline_run)
+    assert other.result["iterations"] == other.result["baseline_iterations"] == 12
+    assert other.result["clips"] == 2 * 24
+    weights = before.checkpoint["model_state"]
+    for name, weight in other.checkpoint["model_state"].items():
+        assert torch.equal(weight, weights[name]), name
+
+
+# What stays alive.
+
+
+def test_one_model_one_optimizer_and_one_loader_live_through_a_run(
+    train: Callable[..., Path],
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    opened: type,
+):
+    made: Counter[str] = Counter()
+    for module, name in (
+        (train_module, "build_model"),
+        (step_module, "build_optimizer"),
+        (train_module, "training_loader"),
+    ):
+        original = getattr(module, name)
+
+        def counted(*args: object, _name: str = name, _original=original, **kwargs: object):
+            made[_name] += 1
+            return _original(*args, **kwargs)
+
+        monkeypatch.setattr(module, name, counted)
+    two_shapes = ("MULTIGRID.LONG_CYCLE_FACTORS", [[0.5, 1], [1, 1]])
+    train(tmp_path, *two_shapes, *SHORT, *PLAIN)
+    assert made == {"build_model": 1, "build_optimizer": 1, "training_loader": 1}
+    assert len({record["phase"] for record in opened(tmp_path).metrics()}) == 4
+
+
+# What is left behind.
+
+
+@pytest.fixture(scope="module")
+def schedule(multigrid_run: Path, tiny_config: Callable[..., CfgNode]) -> Schedule:
+    return schedule_from_config(tiny_config(multigrid_run), 24)
+
+
+def test_the_log_states_shape_global_batch_and_rate_at_every_boundary(
+    multigrid_run: Path, schedule: Schedule, opened: type
+):
+    said = re.findall(
+        r"phase (\d) of 6 from iteration (\d+): .*global batch ([\d/]+), LR ([\d.e-]+), BN over",
+        opened(multigrid_run).log,
+    )
+    assert [int(number) for number, *_ in said] == [1, 2, 3, 4, 5, 6]
+    assert [int(start) for _, start, *_ in said] == [phase.start for phase in schedule.phases]
+    batches = ["64/32/32", "32/16/16", "32/16/8", *["16/8/4"] * 3]
+    assert [batch for *_, batch, _ in said] == batches
+    # the rate at the start: warming up from 8 × 0.002, then 4, 2, 1, 1 times 0.01, then a tenth
+    rates = [float(rate) for *_, rate in said]
+    assert rates == pytest.approx([0.016, 0.04, 0.02, 0.01, 0.01, 0.001])
+
+
+def test_metrics_have_each_iteration_once_as_the_schedule_says(
+    multigrid_run: Path, schedule: Schedule, opened: type
+):
+    records = opened(multigrid_run).metrics()
+    assert [r["iteration"] for r in records] == list(range(1, schedule.iterations + 1))
+    for record, step in zip(records, schedule.steps(), strict=True):
+        shape = [step.shape.batch, step.shape.frames, step.shape.crop]
+        assert (record["shape"], record["phase"]) == (shape, step.phase)
+        assert (record["lr"], record["bn_size"]) == (step.lr, step.bn_size)
+        assert record["epoch"] == pytest.approx(step.epoch, abs=1e-3)
+        assert 0 < record["loss"] < 100
+        assert 0 <= record["top1"] <= 100
+        assert record["clips_per_second"] > 0
+        assert 0 <= record["loading_share"] < 1
+    seconds = [r["seconds"] for r in records]
+    assert seconds == sorted(seconds)
+    assert records[-1]["seconds_left"] == 0 < records[1]["seconds_left"]
+
+
+def test_speeds_in_the_metrics_add_up_to_the_time_spent(multigrid_run: Path, opened: type):
+    records, spent = opened(multigrid_run).metrics(), opened(multigrid_run).result["seconds"]
+    seconds = [r["shape"][0] / r["clips_per_second"] for r in records]
+    loading = sum(s * r["loading_share"] for s, r in zip(seconds, records, strict=True))
+    assert 0 < loading < spent["loading"]  # the first mini-batch, whose workers start, is left out
+    assert sum(seconds) - loading == pytest.approx(spent["training"], rel=0.05)
+    assert spent["training"] > 0 < spent["evaluating"]
+
+
+def test_each_phase_tells_its_share_of_waiting_for_data(
+    multigrid_run: Path, schedule: Schedule, opened: type
+):
+    folder = opened(multigrid_run)
+    records, spent = folder.metrics("phase"), folder.result["seconds"]
+    assert [r["iteration"] for r in records] == [phase.stop for phase in schedule.phases]
+    assert [r["iterations"] for r in records] == [phase.iterations for phase in schedule.phases]
+    assert sum(r["clips"] for r in records) == schedule.clips
+    loading = sum(r["seconds"] * r["loading_share"] for r in records)
+    assert 0 < loading < spent["loading"]  # the first mini-batch is left out
+    training = sum(r["seconds"] for r in records) - loading
+    assert training == pytest.approx(spent["training"], rel=0.01)
+    said = re.findall(r"phase (\d) of 6: \d+ iterations took \d[^,]*, (\d+) %", folder.log)
+    assert [int(phase) for phase, _ in said] == [r["phase"] + 1 for r in records]
+    # Rounded to whole per cents there, to hundredths of one here.
+    shares = [100 * r["loading_share"] for r in records]
+    assert [int(share) for _, share in said] == pytest.approx(shares, abs=0.51)
+    assert "loading was the limit" not in folder.log
+
+
+def test_validation_comes_once_a_phase_and_at_the_end(
+    multigrid_run: Path, schedule: Schedule, opened: type
+):
+    folder = opened(multigrid_run)
+    evaluations = folder.metrics("val")
+    assert [e["iteration"] for e in evaluations] == [phase.stop for phase in schedule.phases]
+    assert [{"type": "val", **e} for e in folder.result["evaluations"]] == evaluations
+    assert all(0 <= e["top1"] <= e["top5"] <= 100 for e in evaluations)
+
+
+def test_result_holds_everything_that_made_it(
+    multigrid_run: Path, schedule: Schedule, tiny_config: Callable[..., CfgNode], opened: type
+):
+    result = opened(multigrid_run).result
+    expected = {"config", "versions", "machine", "seed", "date", "world_size", "finished"}
+    expected |= {"seconds", "iterations", "baseline_iterations", "epochs", "clips", "flops"}
+    expected |= {"global_batch", "evaluations", "metric", "top1", "top5"}
+    expected |= {"videos", "unreadable"}
+    assert result.keys() == expected
+    assert result["config"] == yaml.safe_load(tiny_config(multigrid_run).dump())
+    assert result["versions"]["torch"].split("+")[0] == torch.__version__.split("+")[0]
+    assert result["machine"]["threads"] == 1
+    activities = {"preparing", "training", "loading", "evaluating", "saving"}
+    assert result["seconds"].keys() == activities
+    assert (result["iterations"], result["baseline_iterations"]) == (schedule.iterations, 36)
+    assert result["clips"] == schedule.clips
+    assert abs(result["clips"] - 2 * 6 * 24) <= 64
+    assert (result["global_batch"], result["world_size"], result["finished"]) == (4, 1, True)
+    assert result["metric"] == "top1"
+    assert 0 <= result["top1"] <= result["top5"] <= 100
+    assert (result["videos"], result["unreadable"]) == (8, 0)
+
+
+def test_config_plan_and_events_are_there(multigrid_run: Path, tiny_config: Callable[..., CfgNode]):
+    assert load_config(multigrid_run / "config.yaml") == tiny_config(multigrid_run)
+    assert "fine-tuning" in (multigrid_run / "plan.txt").read_text()
+    assert '"iteration_factor"' in (multigrid_run / "plan.json").read_text()
+    assert (multigrid_run / "plan.png").read_bytes().startswith(b"\x89PNG")
+    assert sum(f.stat().st_size for f in multigrid_run.glob("tensorboard/events*")) > 1000
+
+
+def test_the_checkpoint_is_whole_and_says_what_held(
+    multigrid_run: Path, schedule: Schedule, tiny_config: Callable[..., CfgNode]
+):
+    paths = sorted(multigrid_run.glob("checkpoints/*"))
+    assert {path.suffix for path in paths} == {".pyth"}
+    first = torch.load(paths[0], weights_only=True)
+    step = schedule.at(first["iteration"] - 1)
+    held = yaml.safe_load(first["cfg_at_iteration"])
+    phase = schedule.phases[step.phase]
+    assert held["TRAIN"]["BATCH_SIZE"] == phase.base_shape.batch > 4
+    assert held["DATA"]["NUM_FRAMES"] == phase.base_shape.frames < 8
+    assert held["DATA"]["TRAIN_CROP_SIZE"] == phase.base_shape.crop
+    assert held["SOLVER"]["BASE_LR"] == pytest.approx(0.01 * phase.lr_scale)
+    assert yaml.safe_load(first["cfg"]) == yaml.safe_load(tiny_config(multigrid_run).dump())
+    last = torch.load(paths[-1], weights_only=True)
+    assert last["iteration"] == schedule.iterations
+
+
+def test_each_epoch_is_reported_once_in_order(
+    multigrid_run: Path, schedule: Schedule, opened: type
+):
+    """Some end within one mini-batch, and are said together."""
+    said = re.findall(r"epochs? (\d+)(?: to (\d+))? done: 0 videos", opened(multigrid_run).log)
+    spans = [(int(first), int(last or first)) for first, last in said]
+    assert any(first < last for first, last in spans)
+    epochs = [epoch for first, last in spans for epoch in range(first, last + 1)]
+    *_, last = schedule.steps()
+    assert epochs == list(range(1, (last.first_clip + last.shape.batch) // 24 + 1))
+
+
+def test_a_run_with_the_switches_of_single_precision_begins_as_the_plain_one(
+    train: Callable[..., Path], multigrid_run: Path, tmp_path: Path, opened: type
+):
+    switches = ("MODEL.CHANNELS_LAST", "MODEL.ACT_CHECKPOINT", "SOLVER.FUSED")
+    keys = [item for key in switches for item in (key, True)]
+    few = ("MULTIGRID.LONG_CYCLE_FACTORS", [[0.25, 0.5**0.5], [1, 1]], *SHORT)
+    keys += ["TRAIN.KEEP_BEST", True, "MODEL.EMA_DECAY", 0.5]
+    train(tmp_path, *few, *keys, "BN.USE_PRECISE_STATS", False)
+    plain, found = opened(multigrid_run).metrics(), opened(tmp_path).metrics()
+    assert found[0]["shape"] == plain[0]["shape"]
+    assert found[0]["loss"] == pytest.approx(plain[0]["loss"], rel=1e-4)
+    assert len({tuple(record["shape"]) for record in found}) > 3
+    content = opened(tmp_path).checkpoint["model_state"]
+    assert content.keys() == opened(multigrid_run).checkpoint["model_state"].keys()
+    weight = content["s2.pathway0_res0.branch2.b.weight"]
+    assert weight.is_contiguous(memory_format=torch.channels_last_3d)
+    assert weight.dtype == torch.float32
+    assert content["s1.pathway0_stem.bn.num_batches_tracked"] == len(found)
+    result = opened(tmp_path).result
+    scores = {e["iteration"]: e["top1_ema"] for e in result["evaluations"]}
+    best = torch.load(tmp_path / "checkpoints" / "checkpoint_best.pyth", weights_only=True)
+    assert best["iteration"] == result["best"]["iteration"] == max(scores, key=scores.get)
+    assert best["model_state"].keys() == content.keys()
+    assert 0 <= result["top1_ema"] <= 100

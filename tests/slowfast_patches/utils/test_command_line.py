@@ -1,0 +1,105 @@
+"""What the command lines share: how they end, and names of options that they still understand."""
+
+import argparse
+import os
+import subprocess
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from types import ModuleType
+
+import pytest
+
+from slowfast_patches.utils.command_line import ToolError, add_old_name, tool
+
+ROOT = Path(__file__).parents[3]
+TOOLS = sorted(path.stem for path in (ROOT / "tools").glob("*.py"))
+
+
+@pytest.mark.parametrize(
+    ("error", "status", "said"),
+    [
+        (ValueError("no such recipe"), 2, "error: no such recipe\n"),
+        (OSError("no room"), 2, "error: no room\n"),
+        (ImportError("no LARS"), 2, "error: no LARS\n"),
+        (ToolError("a run failed"), 1, "error: a run failed\n"),
+        (KeyboardInterrupt(), 130, "interrupted; go on\n"),
+    ],
+)
+def test_what_a_user_can_cause_is_one_line(error, status, said, capsys):
+    @tool(interrupted="interrupted; go on")
+    def main() -> int:
+        raise error
+
+    assert main() == status
+    assert capsys.readouterr() == ("", said)
+
+
+def test_a_bug_keeps_its_traceback():
+    @tool()
+    def main() -> int:
+        raise KeyError("a fault of ours")
+
+    with pytest.raises(KeyError):
+        main()
+
+
+PRINTS = """
+import sys
+from slowfast_patches.utils.command_line import tool
+
+@tool()
+def main():
+    print("one line")
+    return 0
+
+sys.exit(main())
+"""
+
+
+def test_a_closed_pipe_is_no_error():
+    reader, writer = os.pipe()
+    os.close(reader)
+    done = subprocess.run([sys.executable, "-c", PRINTS], stdout=writer, stderr=subprocess.PIPE)
+    os.close(writer)
+    assert (done.returncode, done.stderr) == (1, b"")
+
+
+@pytest.mark.parametrize("name", TOOLS)
+def test_ctrl_c_in_the_imports_is_one_line(name, tmp_path):
+    """In place of a package that takes seconds stands one in which Ctrl-C comes."""
+    for package in ("torch", "numpy"):
+        (tmp_path / f"{package}.py").write_text(
+            "import os, signal, time\nos.kill(os.getpid(), signal.SIGINT)\ntime.sleep(20)\n"
+        )
+    paths = (str(tmp_path), str(ROOT), str(ROOT / "projects"))
+    done = subprocess.run(
+        [sys.executable, str(ROOT / "tools" / f"{name}.py"), "--help"],
+        env=os.environ | {"PYTHONPATH": os.pathsep.join(paths)},
+        capture_output=True,
+        text=True,
+    )
+    assert (done.returncode, done.stdout, done.stderr) == (130, "", "interrupted\n")
+
+
+@pytest.mark.parametrize("name", TOOLS)
+def test_options_have_dashes_and_results_go_to_output(
+    name, load_program: Callable[[str], ModuleType], capsys, monkeypatch
+):
+    program = load_program(f"tools/{name}.py")
+    monkeypatch.setattr(sys, "argv", [f"{name}.py", "--help"])
+    with pytest.raises(SystemExit):
+        program.main()
+    usage = capsys.readouterr().out.partition("\n\n")[0]
+    assert "--out " not in usage
+    assert not [word for word in usage.split() if word.startswith("[--") and "_" in word]
+
+
+def test_an_old_name_is_understood_and_not_shown():
+    parser = argparse.ArgumentParser()
+    parser.add_argument("--shard-id", type=int)
+    add_old_name(parser, "--shard_id", "shard_id", int)
+    assert parser.parse_args(["--shard_id", "1"]).shard_id == 1
+    assert parser.parse_args(["--shard-id=1"]).shard_id == 1
+    assert parser.parse_args([]).shard_id is None
+    assert "shard_id" not in parser.format_help()

@@ -14,7 +14,12 @@ import pytest
 from slowfast_patches.datasets.preparing.encode import write_prepared
 from slowfast_patches.datasets.reading.scan import scan
 from slowfast_patches.datasets.reading.video_record import UnreadableVideoError
-from tests.slowfast_patches.test_clip_reader import SAMPLES, needs_samples, numbered, write_video
+from tests.slowfast_patches.datasets.test_clip_reader import (
+    SAMPLES,
+    needs_samples,
+    numbered,
+    write_video,
+)
 
 CASES = 500
 LIMIT = 20.0

@@ -20,7 +20,7 @@ from slowfast_patches.datasets.loader import build_dataset, evaluation_loader, l
 from slowfast_patches.datasets.reading.clip_reader import read_clip
 from slowfast_patches.datasets.reading.scan import scan
 from slowfast_patches.datasets.ssv2 import Ssv2
-from tests.slowfast_patches.test_clip_reader import SAMPLES, needs_samples
+from tests.slowfast_patches.datasets.test_clip_reader import SAMPLES, needs_samples
 
 LENGTHS = {"12": 24, "7": 16, "300": 5}
 BASE, COARSE = Shape(2, 8, 48), Shape(8, 2, 48)

@@ -97,13 +97,14 @@ def main(argv: list[str] | None = None) -> int:
     results, probabilities = list[dict[str, Any]](), list[Tensor | None]()
     for video in args.videos:
         try:
-            probabilities.append(predictor(video))
+            scores = predictor(video)
         except UnreadableVideoError as error:
             print(f"{video} {error}", file=sys.stderr)
             probabilities.append(None)
             results.append({"video": video, "error": str(error)})
             continue
-        classes = best(probabilities[-1], args.top, names)
+        probabilities.append(scores)
+        classes = best(scores, args.top, names)
         results.append({"video": video, "classes": classes})
         if not args.json:
             print(format_classes(video, classes), flush=True)

@@ -223,6 +223,7 @@ def test_shortened_its_stages_keep_their_shares(tmp_path):
     assert short.solver.max_epoch == 29.5
 
 
+@pytest.mark.slow
 def test_the_model_of_such_a_recipe_takes_every_shape(tmp_path):
     both = ("MULTIGRID.LONG_CYCLE", True, "MULTIGRID.SHORT_CYCLE", True)
     _, plan = plan_config(load("Kinetics/SLOWFAST_NLN_8x8", tmp_path, *both), VIDEOS)

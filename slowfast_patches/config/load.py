@@ -20,15 +20,12 @@ from slowfast_patches.config.keys import (
     get_cfg,
 )
 from slowfast_patches.config.recipe import Recipe, recipe_of
+from slowfast_patches.config.shipped import recipe_path
 from slowfast_patches.utils.report import format_list
 
-__all__ = ["CONFIGS", "load_recipe", "parse_recipe", "recipe_path"]
+__all__ = ["load_recipe", "parse_recipe"]
 
 logger = logging.getLogger(__name__)
-
-_PACKAGE = Path(__file__).parents[1]
-CONFIGS = next(filter(Path.is_dir, (_PACKAGE / "configs", _PACKAGE.parent / "configs")))
-"""The recipes of this project: in the installed package, or beside it in a checkout."""
 
 
 class _Setting(NamedTuple):
@@ -56,22 +53,6 @@ def load_recipe(path: str | Path | None, overrides: Sequence[object] = ()) -> Re
     if path is not None:
         settings = {**_read_layers(recipe_path(path), defaults), **settings}
     return _make(defaults, settings)
-
-
-def recipe_path(path: str | Path) -> Path:
-    """The file that a user named, or else the recipe of that name which the package ships.
-
-    Raises:
-        ValueError: there is neither.
-    """
-    places = (Path(path).expanduser(), CONFIGS.parent / path)
-    for place in places:
-        if place.exists():
-            return place
-    raise ValueError(
-        f"the config {path} cannot be read: there is no such file, and no recipe of that name in "
-        f"{CONFIGS}"
-    )
 
 
 def parse_recipe(text: str, source: str, overrides: Sequence[object] = ()) -> Recipe:

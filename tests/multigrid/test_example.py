@@ -90,6 +90,6 @@ def test_the_example_needs_the_method_alone(example):
     assert {name.split(".")[0] for name in names} == {"multigrid", "numpy", "os", "torch"}
 
 
-@pytest.mark.parametrize("name", multigrid.__all__)
-def test_the_card_names_everything_public(name):
-    assert re.search(rf"\b{name}\b", CARD.read_text(encoding="utf-8"))
+def test_the_card_names_everything_public():
+    card = CARD.read_text(encoding="utf-8")
+    assert [name for name in multigrid.__all__ if not re.search(rf"\b{name}\b", card)] == []

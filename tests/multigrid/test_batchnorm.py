@@ -79,7 +79,7 @@ class _Chunks(nn.Module):
         return torch.cat([self.norm(run) for run in x.split(self.k)])
 
 
-@settings(max_examples=40, deadline=None)
+@settings(max_examples=20, deadline=None)
 @given(
     groups=st.integers(1, 4),
     k=st.integers(2, 8),

@@ -26,7 +26,7 @@ from multigrid import (
 
 RATE = SteppedRate((16.0, 20.0), (0.1, 0.01))
 
-quick = settings(max_examples=150, deadline=None, derandomize=True)
+quick = settings(max_examples=60, deadline=None, derandomize=True)
 
 
 def schedule_of(batches: list[tuple[int, int | None]]) -> Schedule:

@@ -23,6 +23,8 @@ from slowfast_patches.models.weights import load_weights
 from slowfast_patches.models.weights.names import host_names
 from slowfast_patches.train.checkpoints import last_checkpoint
 
+pytestmark = pytest.mark.slow  # each builds several networks
+
 WIDTH = 8
 THIN = (
     *("RESNET.WIDTH_PER_GROUP", WIDTH, "MODEL.NUM_CLASSES", 4, "DATA.NUM_FRAMES", 8),
@@ -308,7 +310,6 @@ def test_a_prefix_that_not_all_names_have_belongs_to_them(tmp_path: Path):
     assert float(model["model"].weight[0, 0].detach()) == 3.0
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize("arch", ["slowfast", "i3d-nl"])
 def test_grouped_batch_normalisation_starts_from_the_same_weights(arch: str, tmp_path: Path):
     theirs = made(arch, seed=2)
@@ -407,7 +408,6 @@ def test_a_slow_pathway_starts_from_a_video_model_too(
     assert torch.equal(model.head.projection.bias, before["head.projection.bias"])
 
 
-@pytest.mark.slow
 def test_what_another_model_has_and_lacks_is_said_in_a_few_lines(
     tmp_path: Path, caplog: pytest.LogCaptureFixture
 ):
@@ -492,7 +492,6 @@ def caffe2_file(model: nn.Module, folder: Path) -> Path:
     return path
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize("arch", ["slowfast", "i3d-nl"])
 def test_a_caffe2_file_is_the_model_that_it_was_made_of(
     arch: str, tmp_path: Path, caplog: pytest.LogCaptureFixture

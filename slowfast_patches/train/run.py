@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import logging
 import os
-import signal
 from collections.abc import Iterable
 from contextlib import ExitStack, nullcontext
 from datetime import UTC, datetime, timedelta
@@ -27,11 +26,9 @@ from slowfast_patches.datasets.lists.list_warnings import list_warnings
 from slowfast_patches.datasets.lists.lists import class_names, list_path, read_list
 from slowfast_patches.datasets.loader import build_dataset, evaluation_loader, evaluation_rounds
 from slowfast_patches.launch.device import set_up_device
-from slowfast_patches.launch.heartbeat import Heartbeat
 from slowfast_patches.launch.launch import check_gpus, for_processes, launch, processes_of
 from slowfast_patches.launch.output_lock import held
-from slowfast_patches.launch.pulse import Pulse, WatchedBatches
-from slowfast_patches.launch.stopping import StopRequest, TrainingInterruptedError, requeue
+from slowfast_patches.launch.stopping import StopRequest
 from slowfast_patches.models.build import build_model
 from slowfast_patches.models.flops import check_shapes, flops_per_clip
 from slowfast_patches.models.inputs import InputTransform
@@ -182,19 +179,15 @@ def _main(recipe: CfgNode, world: World) -> None:
     if not recipe.TRAIN.ENABLE:
         setup_logging(recipe.OUTPUT_DIR, world, "test")  # a training may be at work there
         cfg = for_processes(recipe)
-        return _finish(cfg, world, None, _test(cfg, world))
+        _finish(cfg, world, None, _test(cfg, world))
+        return
     with held(recipe.OUTPUT_DIR) if world.is_main else nullcontext():
         setup_logging(recipe.OUTPUT_DIR, world)
         if world.is_main:
             with checkpoints.writes("OUTPUT_DIR", 0, recipe.OUTPUT_DIR):
                 checkpoints.start_over(recipe)
         with StopRequest(world, timedelta(seconds=recipe.DIST_STALL_SECONDS)) as stop:
-            try:
-                _train_and_test(for_processes(recipe), world, stop)
-            except TrainingInterruptedError:
-                if world.is_main and stop.signal == signal.SIGUSR1:
-                    requeue(os.environ)  # the warning before a job's time is up
-                raise
+            _train_and_test(for_processes(recipe), world, stop)
 
 
 def _train_and_test(cfg: CfgNode, world: World, stop: StopRequest) -> None:
@@ -249,27 +242,24 @@ def _test(
         model.load_state_dict(checkpoints.share(model.state_dict(), world))
     dataset = build_dataset(cfg, "test")
     local = max(1, cfg.TEST.BATCH_SIZE * cfg.NUM_SHARDS // world.size)
-    pulse = Pulse()
-    loader = evaluation_loader(cfg, dataset, local, world.rank, world.size)
-    batches: Iterable[Any] = WatchedBatches(loader, pulse, "the test")
+    batches: Iterable[Any] = evaluation_loader(cfg, dataset, local, world.rank, world.size)
     if trainer is not None:
         rounds = evaluation_rounds(len(dataset), local, world.size)
         batches = trainer.stop.between(batches, rounds)
-    with Heartbeat(pulse, world), pulse.during("evaluating"):
-        found = evaluate(
-            model,
-            batches,
-            InputTransform.from_config(cfg, world.device),
-            world,
-            num_videos=len(dataset.videos),
-            num_clips=len(dataset) // len(dataset.videos),
-            num_classes=cfg.MODEL.NUM_CLASSES,
-            multi_label=cfg.DATA.MULTI_LABEL,
-            ensemble=cfg.DATA.ENSEMBLE_METHOD,
-            autocast=Precision(cfg, world.device).autocast,
-            max_bad=cfg.DATA.MAX_BAD_FRACTION,
-            named=named,
-        )
+    found = evaluate(
+        model,
+        batches,
+        InputTransform.from_config(cfg, world.device),
+        world,
+        num_videos=len(dataset.videos),
+        num_clips=len(dataset) // len(dataset.videos),
+        num_classes=cfg.MODEL.NUM_CLASSES,
+        multi_label=cfg.DATA.MULTI_LABEL,
+        ensemble=cfg.DATA.ENSEMBLE_METHOD,
+        autocast=Precision(cfg, world.device).autocast,
+        max_bad=cfg.DATA.MAX_BAD_FRACTION,
+        named=named,
+    )
     averaged = trainer is not None and model is not trainer.model
     logger.info(
         "test%s on %d views × %d crops: %s",

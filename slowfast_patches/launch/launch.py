@@ -9,8 +9,7 @@ from __future__ import annotations
 import os
 import signal
 from collections.abc import Callable
-from datetime import timedelta
-from pathlib import Path
+from tempfile import TemporaryDirectory
 
 import torch
 import torch.distributed as dist
@@ -19,37 +18,17 @@ from fvcore.common.config import CfgNode
 from slowfast_patches.config.scale import scale_to_processes
 from slowfast_patches.datasets.loader import cores_of_process, num_workers
 from slowfast_patches.launch.device import keep_memory_whole
-from slowfast_patches.launch.early import ending_early
-from slowfast_patches.launch.failing import (
-    Failures,
-    end_process,
-    exit_status,
-    explain,
-    interrupted_status,
-    log_failure,
-)
-from slowfast_patches.launch.meeting import arrive, check_open, enter_round
+from slowfast_patches.launch.failing import end_process
+from slowfast_patches.launch.joining import check_address, join
 from slowfast_patches.launch.spawning import spawn
-from slowfast_patches.launch.stopping import INTERRUPTED_STATUS, TrainingInterruptedError
-from slowfast_patches.launch.stores import Address, connect, host
-from slowfast_patches.utils.distributed import World
+from slowfast_patches.launch.stopping import TrainingInterruptedError, interruptible
+from slowfast_patches.utils.distributed import World, wait_for_all
 from slowfast_patches.utils.placement import Placement, find_placement
 
-__all__ = [
-    "check_gpus",
-    "explain_once",
-    "for_processes",
-    "launch",
-    "launch_at",
-    "process_device",
-    "processes_of",
-]
+__all__ = ["check_gpus", "for_processes", "launch", "process_device", "processes_of"]
 
 Main = Callable[[CfgNode, World], None]
 Check = Callable[[CfgNode], None]
-
-_FIND_SECONDS = 30.0
-"""How long a process looks for the store once all have come: it is there unless its host ended."""
 
 
 def processes_of(cfg: CfgNode) -> int:
@@ -102,176 +81,66 @@ def launch(cfg: CfgNode, init_method: str | None, main: Main, check: Check | Non
     Args:
         cfg: the recipe, as loaded.
         init_method: where the processes meet: tcp://HOST:PORT of the first machine, or file://
-            and a path; None where the launcher says it, or on one machine, at a free port.
+            and a path; None where the launcher says it, or on one machine.
         main: what each process does; to be pickled.
-        check: called with the recipe by each command that starts processes: where it fails on one
-            machine, the run ends on all.
+        check: called with the recipe by each command before it starts processes or joins others.
 
     Raises:
-        ValueError: launchers contradict each other.
+        ValueError: launchers contradict each other, or `check` did.
         SystemExit: with the exit status, where a process of several failed; it has said why.
     """
     placement = find_placement(cfg, os.environ, init_method)
-    if placement.size > 1:
-        if status := launch_at(placement, cfg, main, check):
-            raise SystemExit(status)
-        return
-    with ending_early(first=True, torchrun=_by_torchrun(placement)):
+    with interruptible():
         if check is not None:
             check(cfg)
-        _run_alone(cfg, main)
+        if placement.size == 1:
+            main(cfg, World(0, 1, process_device(cfg, 0)))
+            return
+    with TemporaryDirectory(prefix="meeting-") as folder:
+        address = _meeting_place(placement, f"file://{folder}/place")
+        arguments = (placement, address, cfg, main)
+        if placement.count == 1:
+            _process(0, *arguments)
+        elif status := spawn(_process, arguments, placement.count, placement.first_rank):
+            raise SystemExit(status)
 
 
-def _run_alone(cfg: CfgNode, main: Main) -> None:
-    try:
-        main(cfg, World(0, 1, process_device(cfg, 0)))
-    except BaseException as error:
-        log_failure(error)
-        raise
-
-
-def launch_at(placement: Placement, cfg: CfgNode, main: Main, check: Check | None = None) -> int:
-    """`launch` where several processes are placed; the exit status, after saying what was wrong."""
-    failures, seconds = None, cfg.DIST_JOIN_SECONDS
-    try:
-        with ending_early(first=placement.first_rank == 0, torchrun=_by_torchrun(placement)):
-            address, _server = _meeting_place(placement)  # hosted for as long as this function runs
-            address, meanwhile = _start_of(placement, address, seconds)
-            store = _connection("run", address, seconds)
-            check_open(store, placement)
-            hosts = placement.first_rank == 0 and address.scheme == "tcp"
-            failures = Failures(store, placement, hosts=hosts)
-            if check is not None:
-                check(cfg)
-            arrive(store, placement, cfg, seconds, meanwhile)
-    except Exception as error:
-        return failures.report(error) if failures else _explain_without_store(error, placement)
-    arguments = (placement, address, cfg, main)
-    if placement.count == 1:
-        _process(0, *arguments)
-        return 0
-    return spawn(_process, arguments, placement.count, placement.first_rank, failures)
-
-
-def _meeting_place(placement: Placement) -> tuple[Address, dist.Store | None]:
-    """The address, and the store there where this command is the one to host it.
+def _meeting_place(placement: Placement, here: str) -> str:
+    """Where the processes meet; `here` if they are all of this command.
 
     Raises:
-        ValueError: several machines are to meet, and nobody says where. The host's default, a fixed
-            port of localhost, leads each of them to itself; and on one machine two runs at a time
-            would meet there.
+        ValueError: several machines are to meet, and nobody says where, or not as an address. The
+            host's default, a fixed port of localhost, leads each of them to itself.
     """
-    if placement.address is None and placement.machines > 1:
+    if placement.address is not None:
+        check_address(placement.address)
+        return placement.address
+    if placement.machines > 1:
         raise ValueError(
             f"NUM_SHARDS {placement.machines}: say where the machines meet, with --init-method "
             "tcp://FIRST-MACHINE:PORT, the same on all"
         )
-    address = Address("tcp", "localhost")
-    if placement.address is not None:
-        address = Address.parse(placement.address)
-    if placement.first_rank > 0 or address.scheme != "tcp":
-        return address, None
-    server = host(address.port)
-    return address._replace(port=server.port), server
+    return here
 
 
-def _start_of(
-    placement: Placement, address: Address, seconds: float
-) -> tuple[Address, Callable[[], None]]:
-    """The address of this start of a run alone, and what to call while the others come."""
-    if placement.launcher != "torchrun":
-        return address, lambda: None
-    name, meanwhile = enter_round(_connection("starts", address, seconds), placement, seconds)
-    return address._replace(prefix=name), meanwhile
-
-
-def _by_torchrun(placement: Placement) -> bool:
-    return placement.launcher == "torchrun"
-
-
-def _explain_without_store(error: Exception, placement: Placement) -> int:
-    """One process for each machine says what is wrong."""
-    return explain(error) if placement.speaks else exit_status(error)
-
-
-def explain_once(error: BaseException) -> int:
-    """Say what ended a run before its processes came together, in one process of each machine that
-    a launcher starts; the exit status."""
-    environment = os.environ
-    if "TORCHELASTIC_RUN_ID" in environment:
-        first = environment.get("LOCAL_RANK", "0") == "0"
-    else:
-        first = environment.get("SLURM_LOCALID", "0") == "0"
-    status = explain(error) if first else exit_status(error)
-    return interrupted_status(environment) if status == INTERRUPTED_STATUS else status
-
-
-def _connection(name: str, address: Address, seconds: float) -> dist.Store:
-    """A connection of its own to the run's store, for keys of one kind."""
-    return dist.PrefixStore(f"{address.prefix}/{name}", connect(address, seconds))
-
-
-def _connection_for_life(name: str, address: Address, cfg: CfgNode) -> dist.Store:
-    """One that waits for an answer as long as a collective does: a run may be suspended."""
-    store = _connection(name, address, _FIND_SECONDS)
-    store.set_timeout(timedelta(seconds=cfg.DIST_STALL_SECONDS))
-    return store
-
-
-def _process(number: int, placement: Placement, address: Address, cfg: CfgNode, main: Main) -> None:
+def _process(number: int, placement: Placement, address: str, cfg: CfgNode, main: Main) -> None:
     """One process of the run, from entering the group to leaving it; a failure ends it here.
 
     `number` counts those that the command starts.
     """
-    rank, failures, interruption = placement.first_rank + number, None, None
-    spawned = placement.count > 1
+    rank, local_rank = placement.first_rank + number, placement.local_rank + number
     try:
-        with ending_early(first=rank == 0, torchrun=_by_torchrun(placement)):
-            signal.pthread_sigmask(signal.SIG_UNBLOCK, {signal.SIGINT})  # `spawn` holds it back
-            failures = Failures(
-                _connection_for_life("run", address, cfg),
-                placement,
-                f"rank {rank}",
-                hosts=rank == 0 and not spawned and address.scheme == "tcp",
-                silent=spawned,
-            )
-            failures.watch(_connection_for_life("run", address, cfg))
-            world = _join(rank, placement.local_rank + number, placement.size, address, cfg)
-            interruption = _interruption(main, cfg, world)
-        failures.leave(rank, cfg.DIST_STALL_SECONDS)
-        if rank == 0 and address.scheme == "file":
-            Path(address.path).unlink(missing_ok=True)
+        signal.pthread_sigmask(signal.SIG_UNBLOCK, {signal.SIGINT})  # `spawn` holds it back
+        device = process_device(cfg, local_rank)
+        join(rank, placement.size, address, cfg, _backend(cfg))
+        try:
+            main(cfg, World(rank, placement.size, device, local_rank))
+        except TrainingInterruptedError:
+            wait_for_all()  # the first that ends ends those that still write
+            raise
         dist.destroy_process_group()
     except BaseException as error:
-        end_process(failures.report(error) if failures else exit_status(error))
-    if interruption is not None:
-        if rank == 0:
-            explain(interruption)
-        end_process(interrupted_status(os.environ))
-
-
-def _join(rank: int, local_rank: int, size: int, address: Address, cfg: CfgNode) -> World:
-    """Enter the process group: the only place where a world of several processes is made."""
-    device = process_device(cfg, local_rank)
-    dist.init_process_group(
-        _backend(cfg),
-        store=_connection_for_life("group", address, cfg),
-        rank=rank,
-        world_size=size,
-        timeout=timedelta(seconds=cfg.DIST_STALL_SECONDS),
-    )
-    messages = _connection_for_life("messages", address, cfg)
-    return World(rank, size, device, messages, local_rank)
-
-
-def _interruption(main: Main, cfg: CfgNode, world: World) -> TrainingInterruptedError | None:
-    """Run `main`; the interruption, if one ended it: no failure, and the same in all processes."""
-    try:
-        main(cfg, world)
-    except TrainingInterruptedError as error:
-        log_failure(error)
-        return error
-    return None
+        end_process(error, rank, first_here=local_rank == 0)
 
 
 def _backend(cfg: CfgNode) -> str:

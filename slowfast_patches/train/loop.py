@@ -132,7 +132,6 @@ class Trainer:
         """Before a dry step; a run that is to stop ends here, with nothing to save."""
         self.stop.ask()
         if self.stop.agreed():
-            self.stop.wait_for_all()
             raise TrainingInterruptedError(
                 f"stopped by {self.stop.signal.name} before {name}: the training had not begun. "
                 "The same command starts it, or goes on from the last checkpoint"
@@ -213,7 +212,6 @@ class Trainer:
                 self.writer.save(done, None, self._best_state(step))
         if stopping:
             self.writer.wait()
-            self.stop.wait_for_all()
             where = checkpoints.describe_last(self.cfg.OUTPUT_DIR)
             raise TrainingInterruptedError(
                 f"stopped by {self.stop.signal.name}; {where}. The same command continues"

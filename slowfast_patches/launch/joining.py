@@ -10,8 +10,9 @@ from typing import Any
 from urllib.parse import urlsplit
 
 import torch.distributed as dist
-from fvcore.common.config import CfgNode
+import yaml
 
+from slowfast_patches.config.recipe import Recipe
 from slowfast_patches.launch.failing import JoiningError, LostError
 from slowfast_patches.utils.distributed import gathered
 
@@ -42,7 +43,7 @@ def check_address(url: str) -> None:
         )
 
 
-def join(rank: int, size: int, address: str, recipe: CfgNode, backend: str) -> None:
+def join(rank: int, size: int, address: str, recipe: Recipe, backend: str) -> None:
     """Enter the process group: the only place where a world of several processes is made.
 
     Raises:
@@ -50,8 +51,8 @@ def join(rank: int, size: int, address: str, recipe: CfgNode, backend: str) -> N
         ValueError: this process has another recipe than rank 0.
         LostError: another one has.
     """
-    store = _meet(rank, size, address, timedelta(seconds=recipe.DIST_JOIN_SECONDS))
-    patience = timedelta(seconds=recipe.DIST_STALL_SECONDS)
+    store = _meet(rank, size, address, timedelta(seconds=recipe.dist_join_seconds))
+    patience = timedelta(seconds=recipe.dist_stall_seconds)
     store.set_timeout(patience)
     dist.init_process_group(backend, store=store, rank=rank, world_size=size, timeout=patience)
     _check_same_recipe(recipe, rank)
@@ -95,9 +96,9 @@ def _open_store(rank: int, address: str, seconds: timedelta) -> dist.Store:
     return dist.TCPStore(parts.hostname, parts.port, **here, timeout=seconds)
 
 
-def _check_same_recipe(recipe: CfgNode, rank: int) -> None:
+def _check_same_recipe(recipe: Recipe, rank: int) -> None:
     """Raise in the first rank whose recipe is not that of rank 0, and LostError in the others."""
-    first, *others = gathered(dict(_leaves(recipe)))
+    first, *others = gathered(dict(_leaves(yaml.safe_load(recipe.text))))
     for number, keys in enumerate(others, 1):
         differing = [k for k in sorted(keys | first) if keys.get(k) != first.get(k)]
         if not differing:

@@ -13,46 +13,46 @@ from tempfile import TemporaryDirectory
 
 import torch
 import torch.distributed as dist
-from fvcore.common.config import CfgNode
 
+from slowfast_patches.config.recipe import Recipe
 from slowfast_patches.config.scale import scale_to_processes
 from slowfast_patches.datasets.loader import cores_of_process, num_workers
 from slowfast_patches.launch.device import keep_memory_whole
 from slowfast_patches.launch.failing import end_process
 from slowfast_patches.launch.joining import check_address, join
+from slowfast_patches.launch.placement import Placement, find_placement
 from slowfast_patches.launch.spawning import spawn
 from slowfast_patches.launch.stopping import TrainingInterruptedError, interruptible
 from slowfast_patches.utils.distributed import World, wait_for_all
-from slowfast_patches.utils.placement import Placement, find_placement
 
 __all__ = ["check_gpus", "for_processes", "launch", "process_device", "processes_of"]
 
-Main = Callable[[CfgNode, World], None]
-Check = Callable[[CfgNode], None]
+Main = Callable[[Recipe, World], None]
+Check = Callable[[Recipe], None]
 
 
-def processes_of(cfg: CfgNode) -> int:
+def processes_of(recipe: Recipe) -> int:
     """Processes of a run over all machines, as its launcher or else the config says."""
-    return find_placement(cfg, os.environ).size
+    return find_placement(recipe, os.environ).size
 
 
-def check_gpus(cfg: CfgNode) -> None:
+def check_gpus(recipe: Recipe) -> None:
     """Raise ValueError if a config asks for more GPUs than this machine has."""
     count = torch.cuda.device_count()
-    if count < cfg.NUM_GPUS and not _has_gpu_of_its_own(cfg):
+    if count < recipe.num_gpus and not _has_gpu_of_its_own(recipe):
         raise ValueError(
-            f"NUM_GPUS is {cfg.NUM_GPUS}, this machine has {count}; NUM_GPUS 0 trains on the CPU"
+            f"NUM_GPUS is {recipe.num_gpus}, this machine has {count}; NUM_GPUS 0 trains on the CPU"
         )
 
 
-def _has_gpu_of_its_own(cfg: CfgNode) -> bool:
+def _has_gpu_of_its_own(recipe: Recipe) -> bool:
     """Whether srun shows each of its tasks one GPU (--gpus-per-task), which is number 0 to all."""
-    placement = find_placement(cfg, os.environ)
+    placement = find_placement(recipe, os.environ)
     one_each = placement.launcher == "srun" and placement.count == 1
     return one_each and torch.cuda.device_count() == 1
 
 
-def for_processes(cfg: CfgNode) -> CfgNode:
+def for_processes(recipe: Recipe) -> Recipe:
     """The config as the processes of this run train it; everything that reads a recipe calls this.
 
     Machines are counted, and batch and rates scaled where SOLVER.REFERENCE_WORLD_SIZE asks for it.
@@ -60,26 +60,23 @@ def for_processes(cfg: CfgNode) -> CfgNode:
     Raises:
         ValueError: launcher and config disagree, or the recipe cannot be scaled.
     """
-    placement = find_placement(cfg, os.environ)
-    return scale_to_processes(_with_machines(cfg, placement), placement.size)
+    placement = find_placement(recipe, os.environ)
+    return scale_to_processes(_with_machines(recipe, placement), placement.size)
 
 
-def _with_machines(cfg: CfgNode, placement: Placement) -> CfgNode:
+def _with_machines(recipe: Recipe, placement: Placement) -> Recipe:
     """The config with machines as the launcher counts them: TRAIN.BATCH_SIZE is per machine."""
-    if (placement.machines, placement.machine) == (cfg.NUM_SHARDS, cfg.SHARD_ID):
-        return cfg
-    cfg = cfg.clone()
-    cfg.defrost()
-    cfg.NUM_SHARDS, cfg.SHARD_ID = placement.machines, placement.machine
-    cfg.freeze()
-    return cfg
+    if (placement.machines, placement.machine) == (recipe.num_shards, recipe.shard_id):
+        return recipe
+    machines = {"NUM_SHARDS": placement.machines, "SHARD_ID": placement.machine}
+    return recipe.replaced(machines)
 
 
-def launch(cfg: CfgNode, init_method: str | None, main: Main, check: Check | None = None) -> None:
-    """Call `main(cfg, world)` in every process of the run and wait for them.
+def launch(recipe: Recipe, init_method: str | None, main: Main, check: Check | None = None) -> None:
+    """Call `main(recipe, world)` in every process of the run and wait for them.
 
     Args:
-        cfg: the recipe, as loaded.
+        recipe: the recipe, as loaded.
         init_method: where the processes meet: tcp://HOST:PORT of the first machine, or file://
             and a path; None where the launcher says it, or on one machine.
         main: what each process does; to be pickled.
@@ -89,16 +86,16 @@ def launch(cfg: CfgNode, init_method: str | None, main: Main, check: Check | Non
         ValueError: launchers contradict each other, or `check` did.
         SystemExit: with the exit status, where a process of several failed; it has said why.
     """
-    placement = find_placement(cfg, os.environ, init_method)
+    placement = find_placement(recipe, os.environ, init_method)
     with interruptible():
         if check is not None:
-            check(cfg)
+            check(recipe)
         if placement.size == 1:
-            main(cfg, World(0, 1, process_device(cfg, 0)))
+            main(recipe, World(0, 1, process_device(recipe, 0)))
             return
     with TemporaryDirectory(prefix="meeting-") as folder:
         address = _meeting_place(placement, f"file://{folder}/place")
-        arguments = (placement, address, cfg, main)
+        arguments = (placement, address, recipe, main)
         if placement.count == 1:
             _process(0, *arguments)
         elif status := spawn(_process, arguments, placement.count, placement.first_rank):
@@ -123,7 +120,7 @@ def _meeting_place(placement: Placement, here: str) -> str:
     return here
 
 
-def _process(number: int, placement: Placement, address: str, cfg: CfgNode, main: Main) -> None:
+def _process(number: int, placement: Placement, address: str, recipe: Recipe, main: Main) -> None:
     """One process of the run, from entering the group to leaving it; a failure ends it here.
 
     `number` counts those that the command starts.
@@ -131,10 +128,11 @@ def _process(number: int, placement: Placement, address: str, cfg: CfgNode, main
     rank, local_rank = placement.first_rank + number, placement.local_rank + number
     try:
         signal.pthread_sigmask(signal.SIG_UNBLOCK, {signal.SIGINT})  # `spawn` holds it back
-        device = process_device(cfg, local_rank)
-        join(rank, placement.size, address, cfg, _backend(cfg))
+        os.environ["LOCAL_WORLD_SIZE"] = str(placement.sharing(os.environ))  # as torchrun does
+        device = process_device(recipe, local_rank)
+        join(rank, placement.size, address, recipe, _backend(recipe))
         try:
-            main(cfg, World(rank, placement.size, device, local_rank))
+            main(recipe, World(rank, placement.size, device, local_rank))
         except TrainingInterruptedError:
             wait_for_all()  # the first that ends ends those that still write
             raise
@@ -143,28 +141,28 @@ def _process(number: int, placement: Placement, address: str, cfg: CfgNode, main
         end_process(error, rank, first_here=local_rank == 0)
 
 
-def _backend(cfg: CfgNode) -> str:
-    if cfg.DIST_BACKEND != "auto":
-        return str(cfg.DIST_BACKEND)
-    return "nccl" if cfg.NUM_GPUS > 0 else "gloo"
+def _backend(recipe: Recipe) -> str:
+    if recipe.dist_backend != "auto":
+        return str(recipe.dist_backend)
+    return "nccl" if recipe.num_gpus > 0 else "gloo"
 
 
-def process_device(cfg: CfgNode, local_rank: int) -> torch.device:
+def process_device(recipe: Recipe, local_rank: int) -> torch.device:
     """The device of a process on this machine; on the CPU, with its share of the cores set."""
-    if cfg.NUM_GPUS == 0:
-        _share_cores(cfg)
+    if recipe.num_gpus == 0:
+        _share_cores(recipe)
         return torch.device("cpu")
-    number = 0 if _has_gpu_of_its_own(cfg) else local_rank
+    number = 0 if _has_gpu_of_its_own(recipe) else local_rank
     keep_memory_whole()
     torch.cuda.set_device(number)
     return torch.device("cuda", number)
 
 
-def _share_cores(cfg: CfgNode) -> None:
+def _share_cores(recipe: Recipe) -> None:
     """On the CPU, leave a core to each worker that reads; OMP_NUM_THREADS has the last word.
 
     A worker that takes the core of one of torch's threads makes the others wait for it at every
     operation: with 2 threads and a busy worker on 2 cores, steps took half as long again.
     """
     if "OMP_NUM_THREADS" not in os.environ:
-        torch.set_num_threads(max(1, cores_of_process(cfg) - num_workers(cfg)))
+        torch.set_num_threads(max(1, cores_of_process(recipe) - num_workers(recipe)))

@@ -44,8 +44,8 @@ from typing import Any
 
 import submitit
 
+from slowfast_patches.launch.placement import meeting_port
 from slowfast_patches.launch.stopping import INTERRUPTED_STATUS
-from slowfast_patches.utils.placement import meeting_port
 
 __all__ = ["WARNING_SECONDS", "Job"]
 

@@ -11,7 +11,6 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
-from fvcore.common.config import CfgNode
 from torch.utils.data import Dataset
 
 from multigrid import (
@@ -24,7 +23,8 @@ from multigrid import (
     empty_clips,
     make_schedule,
 )
-from slowfast_patches.config import load_config
+from slowfast_patches.config import load_recipe
+from slowfast_patches.config.recipe import Recipe
 from slowfast_patches.datasets.kinetics import Kinetics
 from slowfast_patches.datasets.loader import (
     cores_of_process,
@@ -39,8 +39,8 @@ BASE = Shape(4, 8, 32)
 MIB = 2**20
 
 
-def config(*overrides: object) -> CfgNode:
-    return load_config(None, ["NUM_GPUS", 0, "DATA_LOADER.PIN_MEMORY", False, *overrides])
+def config(*overrides: object) -> Recipe:
+    return load_recipe(None, ["NUM_GPUS", 0, "DATA_LOADER.PIN_MEMORY", False, *overrides])
 
 
 @pytest.fixture
@@ -80,24 +80,10 @@ def test_auto_picks_from_the_cores_the_processes_and_the_device(cores, granted, 
 
 def test_torchrun_says_how_many_processes_share_the_cores(cores, monkeypatch):
     cores(32)
-    torchrun = {"TORCHELASTIC_RUN_ID": "x", "WORLD_SIZE": "8", "GROUP_WORLD_SIZE": "2"}
-    for name, value in (torchrun | {"LOCAL_WORLD_SIZE": "4", "RANK": "5"}).items():
-        monkeypatch.setenv(name, value)
+    monkeypatch.setenv("LOCAL_WORLD_SIZE", "4")
     assert num_workers(config()) == 2
     assert num_workers(config("NUM_GPUS", 4)) == 7
     assert cores_of_process(config("NUM_GPUS", 4)) == 8
-
-
-@pytest.mark.parametrize(("granted", "each"), [(32, 8), (8, 8), (2, 2)])
-def test_tasks_of_srun_share_the_machine_s_cores_or_have_their_own(
-    cores, monkeypatch, granted, each
-):
-    cores(granted)
-    srun = {"SLURM_STEP_ID": "0", "SLURM_STEP_NUM_TASKS": "4", "SLURM_STEP_NUM_NODES": "1"}
-    place = {"SLURM_NODEID": "0", "SLURM_PROCID": "1", "SLURM_LOCALID": "1"}
-    for name, value in (srun | place | {"SLURM_CPUS_ON_NODE": "32"}).items():
-        monkeypatch.setenv(name, value)
-    assert cores_of_process(config("NUM_GPUS", 4)) == each
 
 
 def test_without_affinities_the_machines_cores_count(cores, monkeypatch):
@@ -193,7 +179,7 @@ def test_the_same_workers_read_all_phases_in_order_though_they_answer_out_of_ord
 ):
     cfg = config("DATA_LOADER.NUM_WORKERS", workers)
     start, pids = 5, defaultdict(set)
-    sampler = MultigridBatchSampler(schedule, cfg.RNG_SEED, start=start)
+    sampler = MultigridBatchSampler(schedule, cfg.rng_seed, start=start)
     loader = training_loader(cfg, Marked(pause=0.02), schedule, start, 0, 1)
     count = 0
     for step, wanted, batch in zip(schedule.steps(start), sampler, loader, strict=True):
@@ -256,14 +242,14 @@ class Watched(Kinetics):
         return batch | {"failures": [(str(os.getpid()), str(memory))]}
 
 
-def data_config(folder: Path, *overrides: object) -> CfgNode:
+def data_config(folder: Path, *overrides: object) -> Recipe:
     grid = ("DATA.NUM_FRAMES", 8, "DATA.SAMPLING_RATE", 2, "DATA.TRAIN_CROP_SIZE", 64)
     jitter = ("DATA.TRAIN_JITTER_SCALES", [64, 80], "DATA.TEST_CROP_SIZE", 64)
     paths = ("DATA.PATH_TO_DATA_DIR", str(folder), "MODEL.NUM_CLASSES", 8)
     return config(*grid, *jitter, *paths, *overrides)
 
 
-def batches_of(cfg: CfgNode, schedule: Schedule) -> Iterator[Batch]:
+def batches_of(cfg: Recipe, schedule: Schedule) -> Iterator[Batch]:
     return iter(training_loader(cfg, Watched(cfg, "train"), schedule, 0, 0, 1))
 
 

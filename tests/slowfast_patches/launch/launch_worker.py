@@ -21,11 +21,12 @@ from pathlib import Path
 
 import torch
 import torch.distributed as dist
-from fvcore.common.config import CfgNode
 
-from slowfast_patches.config import load_config
+from slowfast_patches.config import load_recipe
+from slowfast_patches.config.recipe import Recipe
 from slowfast_patches.launch import launch, spawning
 from slowfast_patches.launch.failing import report
+from slowfast_patches.launch.placement import Placement
 from slowfast_patches.launch.stopping import (
     StopRequest,
     TrainingInterruptedError,
@@ -34,19 +35,18 @@ from slowfast_patches.launch.stopping import (
 from slowfast_patches.train.record.logs import setup_logging
 from slowfast_patches.train.run import run as _  # noqa: F401  what run_net.py imports
 from slowfast_patches.utils.distributed import World
-from slowfast_patches.utils.placement import Placement
 
 DEADLINE = 240
 """Seconds after which any process ends, whatever it waits for."""
 
 
-def main(cfg: CfgNode, world: World) -> None:
-    setup_logging(cfg.OUTPUT_DIR, world)
+def main(recipe: Recipe, world: World) -> None:
+    setup_logging(recipe.output_dir, world)
     signal.alarm(DEADLINE)
-    _deed(os.environ["DEED"], Path(cfg.OUTPUT_DIR), world)
+    _deed(os.environ["DEED"], Path(recipe.output_dir), world)
     total = torch.ones(1)
     dist.all_reduce(total)
-    (Path(cfg.OUTPUT_DIR) / f"rank_{world.rank}").write_text(f"{int(total)} {world.local_rank}")
+    (Path(recipe.output_dir) / f"rank_{world.rank}").write_text(f"{int(total)} {world.local_rank}")
 
 
 def _deed(name: str, folder: Path, world: World) -> None:
@@ -90,7 +90,7 @@ def _train(folder: Path, world: World) -> None:
                 raise TrainingInterruptedError(f"stopped by {stop.signal.name}")
 
 
-def check(cfg: CfgNode) -> None:
+def check(recipe: Recipe) -> None:
     if os.environ["DEED"] == "check":
         raise ValueError("no videos on this machine")
 
@@ -104,7 +104,7 @@ def command(keys: list[object]) -> int:
         spawning.start_processes = lambda *args, **keys: start(
             *args, **(keys | {"start_method": "fork"})
         )
-    launch.launch(load_config(None, keys), os.environ.get("ADDRESS"), main, check)
+    launch.launch(load_recipe(None, keys), os.environ.get("ADDRESS"), main, check)
     return 0
 
 

@@ -1,13 +1,14 @@
 """Where the processes of a run are: worked out by hand for each launcher."""
 
 import pytest
-from fvcore.common.config import CfgNode
 from hypothesis import given
 from hypothesis import strategies as st
 from submitit.slurm.slurm import SlurmJobEnvironment
 
-from slowfast_patches.config import load_config
-from slowfast_patches.utils.placement import Placement, find_placement, is_restart
+from slowfast_patches.config import load_recipe
+from slowfast_patches.config.recipe import Recipe
+from slowfast_patches.launch import placement as placement_module
+from slowfast_patches.launch.placement import Placement, find_placement, is_restart
 
 TORCHRUN = {"TORCHELASTIC_RUN_ID": "none", "WORLD_SIZE": "16", "GROUP_WORLD_SIZE": "2"}
 TORCHRUN |= {"RANK": "11", "GROUP_RANK": "1", "LOCAL_RANK": "3", "LOCAL_WORLD_SIZE": "8"}
@@ -21,8 +22,8 @@ ONE_TASK_A_MACHINE |= {"SLURM_LOCALID": "0"}
 THERE = "tcp://first:9999"
 
 
-def config(*overrides: object) -> CfgNode:
-    return load_config(None, overrides)
+def config(*overrides: object) -> Recipe:
+    return load_recipe(None, overrides)
 
 
 def test_one_process_alone():
@@ -97,6 +98,13 @@ def test_the_first_machine_is_the_one_that_submitit_finds(names):
     address = find_placement(config("NUM_GPUS", 8), environment).address
     assert address is not None
     assert address.startswith(f"tcp://{first}:")
+
+
+@pytest.mark.parametrize(("cores", "sharing"), [(32, 8), (4, 1)])
+def test_tasks_of_srun_share_the_machine_s_cores_or_have_their_own(monkeypatch, cores, sharing):
+    monkeypatch.setattr(placement_module, "available_cores", lambda: cores)
+    placement = find_placement(config("NUM_GPUS", 8), ONE_TASK_A_GPU)
+    assert placement.sharing({"SLURM_CPUS_ON_NODE": "32"}) == sharing
 
 
 # Two launchers at once.

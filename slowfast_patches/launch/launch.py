@@ -11,13 +11,11 @@ import signal
 from collections.abc import Callable
 from tempfile import TemporaryDirectory
 
-import torch
 import torch.distributed as dist
 
 from slowfast_patches.config.recipe import Recipe
 from slowfast_patches.config.scale import scale_to_processes
-from slowfast_patches.datasets.loader import cores_of_process, num_workers
-from slowfast_patches.launch.device import keep_memory_whole
+from slowfast_patches.launch.device import check_gpus, process_device
 from slowfast_patches.launch.failing import end_process
 from slowfast_patches.launch.joining import check_address, join
 from slowfast_patches.launch.placement import Placement, find_placement
@@ -34,22 +32,6 @@ Check = Callable[[Recipe], None]
 def processes_of(recipe: Recipe) -> int:
     """Processes of a run over all machines, as its launcher or else the config says."""
     return find_placement(recipe, os.environ).size
-
-
-def check_gpus(recipe: Recipe) -> None:
-    """Raise ValueError if a config asks for more GPUs than this machine has."""
-    count = torch.cuda.device_count()
-    if count < recipe.num_gpus and not _has_gpu_of_its_own(recipe):
-        raise ValueError(
-            f"NUM_GPUS is {recipe.num_gpus}, this machine has {count}; NUM_GPUS 0 trains on the CPU"
-        )
-
-
-def _has_gpu_of_its_own(recipe: Recipe) -> bool:
-    """Whether srun shows each of its tasks one GPU (--gpus-per-task), which is number 0 to all."""
-    placement = find_placement(recipe, os.environ)
-    one_each = placement.launcher == "srun" and placement.count == 1
-    return one_each and torch.cuda.device_count() == 1
 
 
 def for_processes(recipe: Recipe) -> Recipe:
@@ -145,24 +127,3 @@ def _backend(recipe: Recipe) -> str:
     if recipe.dist_backend != "auto":
         return str(recipe.dist_backend)
     return "nccl" if recipe.num_gpus > 0 else "gloo"
-
-
-def process_device(recipe: Recipe, local_rank: int) -> torch.device:
-    """The device of a process on this machine; on the CPU, with its share of the cores set."""
-    if recipe.num_gpus == 0:
-        _share_cores(recipe)
-        return torch.device("cpu")
-    number = 0 if _has_gpu_of_its_own(recipe) else local_rank
-    keep_memory_whole()
-    torch.cuda.set_device(number)
-    return torch.device("cuda", number)
-
-
-def _share_cores(recipe: Recipe) -> None:
-    """On the CPU, leave a core to each worker that reads; OMP_NUM_THREADS has the last word.
-
-    A worker that takes the core of one of torch's threads makes the others wait for it at every
-    operation: with 2 threads and a busy worker on 2 cores, steps took half as long again.
-    """
-    if "OMP_NUM_THREADS" not in os.environ:
-        torch.set_num_threads(max(1, cores_of_process(recipe) - num_workers(recipe)))

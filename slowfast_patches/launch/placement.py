@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from slowfast_patches.config.recipe import Recipe
 from slowfast_patches.utils.machine import available_cores
 
-__all__ = ["Placement", "find_placement", "is_restart", "meeting_port"]
+__all__ = ["Placement", "find_placement", "is_restart"]
 
 _FIRST_PORT, _PORTS = 20_000, 12_000
 """Where the processes of a SLURM job meet: below the ports that Linux hands out (32,768 on)."""
@@ -62,34 +62,29 @@ def find_placement(
     NUM_SHARDS machines, of which this is number SHARD_ID.
 
     Args:
-        recipe: the recipe; of it NUM_GPUS, NUM_SHARDS and SHARD_ID are read.
+        recipe: of it NUM_GPUS, NUM_SHARDS and SHARD_ID are read.
         environment: such as os.environ.
         init_method: the option of that name, if given.
 
     Raises:
-        ValueError: two launchers at once that contradict each other, and what to leave out, or a
-            machine that is not one of them.
+        ValueError: recipe and launcher contradict each other; says what to leave out.
     """
     if "TORCHELASTIC_RUN_ID" in environment:
-        return _under_torchrun(recipe, environment, init_method)
-    if _step_tasks(environment) > 1:
-        return _under_srun(recipe, environment, init_method)
-    if not 0 <= recipe.shard_id < max(1, recipe.num_shards):
-        raise ValueError(
-            f"SHARD_ID {recipe.shard_id} is not one of NUM_SHARDS {recipe.num_shards} machines, "
-            "counted from 0"
-        )
-    count = max(1, recipe.num_gpus)
-    return Placement(
-        launcher="run_net",
-        size=count * recipe.num_shards,
-        machines=recipe.num_shards,
-        machine=recipe.shard_id,
-        first_rank=recipe.shard_id * count,
-        local_rank=0,
-        count=count,
-        address=init_method,
-    )
+        placement = _under_torchrun(recipe, environment, init_method)
+    elif _step_tasks(environment) > 1:
+        placement = _under_srun(recipe, environment, init_method)
+    else:
+        return _by_hand(recipe, init_method)
+    for option, given, none, said in (
+        ("NUM_SHARDS", recipe.num_shards, 1, placement.machines),
+        ("SHARD_ID", recipe.shard_id, 0, placement.machine),
+    ):
+        if given not in (none, said):  # it may repeat what the launcher says
+            raise ValueError(
+                f"{placement.launcher} says {option} {said}, the recipe or the command line "
+                f"{given}; leave {option} out under {placement.launcher}"
+            )
+    return placement
 
 
 def is_restart(environment: Mapping[str, str]) -> bool:
@@ -98,13 +93,12 @@ def is_restart(environment: Mapping[str, str]) -> bool:
     return any(int(environment.get(name) or 0) > 0 for name in counts)
 
 
-def meeting_port(job: int, step: int = 0) -> int:
-    """Where the processes of a SLURM job meet on its first machine, which it may share with others.
-
-    Args:
-        job, step: their numbers; neighbouring ones have different ports.
-    """
-    return _FIRST_PORT + (97 * job + step) % _PORTS
+def _by_hand(recipe: Recipe, init_method: str | None) -> Placement:
+    count, machines, machine = max(1, recipe.num_gpus), recipe.num_shards, recipe.shard_id
+    if not 0 <= machine < max(1, machines):
+        raise ValueError(f"SHARD_ID {machine} is none of NUM_SHARDS {machines}, counted from 0")
+    first = machine * count
+    return Placement("run_net", count * machines, machines, machine, first, 0, count, init_method)
 
 
 def _under_torchrun(
@@ -113,17 +107,22 @@ def _under_torchrun(
     tasks, nodes = _step_tasks(environment), _step_nodes(environment)
     if tasks > nodes:
         raise ValueError(
-            f"srun starts torchrun {tasks} times on {nodes} machines, and each torchrun starts "
-            "processes; ask srun for one task a machine (--ntasks-per-node 1), or leave torchrun "
-            "out: srun python tools/run_net.py ..."
+            f"srun starts torchrun {tasks} times on {nodes} machines; ask srun for one task a "
+            "machine (--ntasks-per-node 1), or leave torchrun out"
         )
     if init_method is not None:
         raise ValueError(
-            f"torchrun says where the processes meet, and so does --init-method {init_method}; "
-            "leave --init-method out under torchrun"
+            "torchrun says where the processes meet; leave --init-method out under torchrun"
         )
-    size, machines = int(environment["WORLD_SIZE"]), int(environment["GROUP_WORLD_SIZE"])
-    placement = Placement(
+    machines = int(environment["GROUP_WORLD_SIZE"])
+    size = int(environment["WORLD_SIZE"])
+    here = int(environment.get("LOCAL_WORLD_SIZE", size // machines))
+    if 0 < recipe.num_gpus != here:
+        raise ValueError(
+            f"torchrun starts {here} processes on this machine; write NUM_GPUS {here}, or "
+            f"--nproc-per-node {recipe.num_gpus}"
+        )
+    return Placement(
         launcher="torchrun",
         size=size,
         machines=machines,
@@ -133,31 +132,21 @@ def _under_torchrun(
         count=1,
         address="env://",
     )
-    _check_machines(recipe, placement)
-    started = int(environment.get("LOCAL_WORLD_SIZE", placement.per_machine))
-    if 0 < recipe.num_gpus != started:
-        raise ValueError(
-            f"torchrun starts {started} processes on this machine, NUM_GPUS says "
-            f"{recipe.num_gpus}; "
-            f"write NUM_GPUS {started}, or --nproc-per-node {recipe.num_gpus}"
-        )
-    return placement
 
 
 def _under_srun(
     recipe: Recipe, environment: Mapping[str, str], init_method: str | None
 ) -> Placement:
     """A process for each task, or with one task a machine and several GPUs, one for each GPU."""
-    tasks, nodes = _step_tasks(environment), _step_nodes(environment)
-    spawns = tasks == nodes and recipe.num_gpus > 1
-    if tasks % nodes or (not spawns and 0 < recipe.num_gpus != tasks // nodes):
-        wanted = f"one or NUM_GPUS {recipe.num_gpus}" if recipe.num_gpus > 1 else "as many"
+    tasks, nodes, gpus = _step_tasks(environment), _step_nodes(environment), recipe.num_gpus
+    spawns = tasks == nodes and gpus > 1
+    if tasks % nodes or (not spawns and 0 < gpus != tasks // nodes):
         raise ValueError(
-            f"srun starts {tasks} tasks on {nodes} machines, NUM_GPUS says {recipe.num_gpus}; ask "
-            f"for {wanted} on each (--ntasks-per-node)"
+            f"srun starts {tasks} tasks on {nodes} machines, NUM_GPUS says {gpus}; ask for one or "
+            f"for NUM_GPUS on each (--ntasks-per-node)"
         )
-    count = recipe.num_gpus if spawns else 1
-    placement = Placement(
+    count = gpus if spawns else 1
+    return Placement(
         launcher="srun",
         size=tasks * count,
         machines=nodes,
@@ -167,49 +156,33 @@ def _under_srun(
         count=count,
         address=init_method or _step_address(environment),
     )
-    _check_machines(recipe, placement)
-    return placement
-
-
-def _check_machines(recipe: Recipe, placement: Placement) -> None:
-    """The host's keys may repeat what the launcher says, as the same recipe is used with both."""
-    launcher = placement.launcher
-    if recipe.num_shards not in (1, placement.machines):
-        raise ValueError(
-            f"{launcher} runs on {placement.machines} machines, NUM_SHARDS says "
-            f"{recipe.num_shards}; "
-            f"leave NUM_SHARDS (--num-shards) out under {launcher}"
-        )
-    if recipe.shard_id not in (0, placement.machine):
-        raise ValueError(
-            f"{launcher} says that this is machine {placement.machine}, SHARD_ID says "
-            f"{recipe.shard_id}; leave SHARD_ID (--shard-id) out under {launcher}"
-        )
 
 
 def _step_tasks(environment: Mapping[str, str]) -> int:
     """Tasks of the step of srun that this is in, 0 without one."""
     if "SLURM_STEP_ID" not in environment:
         return 0
-    names = ("SLURM_STEP_NUM_TASKS", "SLURM_NTASKS")
-    return int(next((environment[name] for name in names if name in environment), 1))
+    return int(_first(environment, "SLURM_STEP_NUM_TASKS", "SLURM_NTASKS", "1"))
 
 
 def _step_nodes(environment: Mapping[str, str]) -> int:
-    names = ("SLURM_STEP_NUM_NODES", "SLURM_NNODES")
-    return int(next((environment[name] for name in names if name in environment), 1))
+    return int(_first(environment, "SLURM_STEP_NUM_NODES", "SLURM_NNODES", "1"))
+
+
+def _first(environment: Mapping[str, str], name: str, other: str, default: str) -> str:
+    return environment.get(name) or environment.get(other) or default
 
 
 def _step_address(environment: Mapping[str, str]) -> str:
-    """The first machine of the step, where its rank 0 is, at a port that its numbers give.
+    """The first machine of the step, where its rank 0 is, at a port that its numbers give: jobs may
+    share a machine.
 
     submitit expands the job's list of machines, of which a step may have only some; of the step's
     we need the first name only.
     """
-    names = ("SLURM_STEP_NODELIST", "SLURM_JOB_NODELIST", "SLURM_NODELIST")
-    listed = next((environment[name] for name in names if name in environment), "localhost")
+    listed = _first(environment, "SLURM_STEP_NODELIST", "SLURM_JOB_NODELIST", "localhost")
     first = re.match(r"(?:[^,\[]|\[[^]]*\])*", listed)  # node[01-16,20],login: up to the comma
     assert first is not None
     host = re.sub(r"\[(\d+)[^]]*\]", r"\1", first[0])
-    port = meeting_port(int(environment.get("SLURM_JOB_ID", 0)), int(environment["SLURM_STEP_ID"]))
-    return f"tcp://{host}:{port}"
+    job, step = int(environment.get("SLURM_JOB_ID", 0)), int(environment["SLURM_STEP_ID"])
+    return f"tcp://{host}:{_FIRST_PORT + (97 * job + step) % _PORTS}"

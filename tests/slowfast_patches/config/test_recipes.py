@@ -4,7 +4,6 @@ Numbers typed here are the paper's (Wu et al., CVPR 2020) or worked out by hand,
 """
 
 import shlex
-from collections.abc import Iterator
 from functools import cache
 from itertools import takewhile
 from pathlib import Path
@@ -13,9 +12,11 @@ import pytest
 
 from multigrid import Schedule, Shape
 from slowfast_patches.config import check_recipe, load_recipe
+from slowfast_patches.config.keys import speed_keys
 from slowfast_patches.config.recipe import Recipe
 from slowfast_patches.config.scale import scale_to_processes
 from slowfast_patches.config.schedule import schedule_of
+from slowfast_patches.config.stored import keys_of
 from slowfast_patches.models.build import build_on_meta
 from slowfast_patches.models.flops import check_shapes, flops_per_clip
 from slowfast_patches.plan.plan import MIN_PHASE_ITERATIONS
@@ -50,22 +51,13 @@ def paper_schedule(cfg: Recipe) -> Schedule:
 
 @cache
 def schedule(name: str) -> Schedule:
-    return schedule_of(load(name))
-
-
-def flat(node: Recipe, prefix: str = "") -> Iterator[tuple[str, object]]:
-    for key, value in node.items():
-        if isinstance(value, Recipe):
-            yield from flat(value, f"{prefix}{key}.")
-        else:
-            yield f"{prefix}{key}", value
+    return paper_schedule(load(name))
 
 
 def changes(name: str, base: str) -> dict[str, object]:
     """What a recipe sets otherwise than its base; where the files go is left out."""
-    before = dict(flat(load(base)))
-    after = {key: value for key, value in flat(load(name)) if value != before[key]}
-    return {key: value for key, value in after.items() if key != "OUTPUT_DIR"}
+    before, after = keys_of(load(base)), keys_of(load(name))
+    return {k: v for k, v in after.items() if v != before[k] and k != "OUTPUT_DIR"}
 
 
 # Every file.
@@ -114,14 +106,15 @@ def test_multigrid_is_two_lines_more_than_its_baseline(name):
     assert load(f"{name}_MULTIGRID").multigrid.epoch_factor == 1.5
 
 
+@pytest.mark.slow
 def test_every_model_takes_every_shape_of_its_recipes():
     """Each model is built once; a shape's clips do not matter to it."""
     models = dict[str, tuple[Recipe, set[Shape]]]()
+    layers = ("MODEL.ARCH", "RESNET.", "NONLOCAL.", "SLOWFAST.")
     for name in PAPER:
         cfg = load(name)
-        layers = {k: v for k, v in cfg.resnet.items() if k != "ZERO_INIT_FINAL_BN"}
-        built = (cfg.model.arch, layers, cfg.nonlocal_, cfg.slowfast)
-        _, shapes = models.setdefault(repr(built), (cfg, set()))
+        built = repr([keys_of(cfg)[key] for key in speed_keys() if key.startswith(layers)])
+        _, shapes = models.setdefault(built, (cfg, set()))
         shapes |= {Shape(1, shape.frames, shape.crop) for shape in schedule(name).shapes}
     sizes = {cfg.model.arch: shapes for cfg, shapes in models.values()}
     # I3D-NL comes last: of 16 × 224², T, T/2, T/4 and H, H/√2, H/2, but never T/4 and H.
@@ -282,7 +275,7 @@ def test_a_small_shape_baseline_is_a_shape_of_the_long_cycle(number, clips, iter
     assert (run.base.batch, run.iterations) == (64 * clips, iterations * 1000)
     assert cfg.data.num_frames * cfg.data.sampling_rate == 64  # of the video, as the baseline
     rates = ("BASE_LR", "WARMUP_START_LR")
-    ratios = [cfg.solver[key] / base.solver[key] for key in rates]
+    ratios = [cfg[f"SOLVER.{key}"] / base[f"SOLVER.{key}"] for key in rates]
     assert ratios == pytest.approx([clips, clips])
     allowed = {"TRAIN.BATCH_SIZE", *(f"SOLVER.{key}" for key in rates), "DATA.CROP_SIZE"}
     allowed |= {f"DATA.{key}" for key in ("NUM_FRAMES", "SAMPLING_RATE", "TRAIN_CROP_SIZE")}
@@ -330,8 +323,8 @@ def test_the_320_model_is_tested_on_the_centre_320_of_a_short_side_of_352():
 def test_one_gpu_trains_without_random_scaling_and_without_dropout():
     cfg = load(ONE_GPU)
     assert (cfg.num_gpus, cfg.train.batch_size) == (1, 8)
-    assert cfg.data.train_jitter_scales == [256, 256]
-    assert cfg.model.dropout_rate == 0
+    assert cfg.data.train_jitter_scales == (256, 256)
+    assert keys_of(cfg)["MODEL.DROPOUT_RATE"] == 0
     assert (cfg.data.num_frames, cfg.data.sampling_rate) == (8, 8)
 
 
@@ -345,10 +338,10 @@ def test_what_is_special_to_something_something_and_charades():
         assert cfg.bn.group_size == 8
         assert (cfg.data.num_frames, cfg.data.sampling_rate, cfg.slowfast.alpha) == (64, 2, 4)
     assert (ssv2.train.dataset, ssv2.test.dataset, ssv2.model.num_classes) == ("ssv2", "ssv2", 174)
-    assert ssv2.data.train_jitter_scales == [256, 320]
+    assert ssv2.data.train_jitter_scales == (256, 320)
     assert not ssv2.data.random_flip
     assert (ssv2.test.num_ensemble_views, ssv2.test.num_spatial_crops) == (1, 1)
-    assert ssv2.solver.weight_decay == 1e-6
+    assert keys_of(ssv2)["SOLVER.WEIGHT_DECAY"] == 1e-6
     assert charades.train.dataset == charades.test.dataset == "charades"
     assert (charades.model.num_classes, charades.data.multi_label) == (157, True)
     assert (charades.test.num_ensemble_views, charades.test.num_spatial_crops) == (10, 3)

@@ -125,9 +125,8 @@ def _check_solver(recipe: Recipe) -> None:
         _check_steps(list(solver.steps), solver.lrs, solver.max_epoch)
     elif solver.steps:
         logger.warning(
-            "SOLVER.STEPS %s has no effect: SOLVER.LR_POLICY %s has no steps; write "
-            "steps_with_relative_lrs or leave STEPS out.",
-            *(list(solver.steps), solver.lr_policy),
+            f"SOLVER.STEPS {list(solver.steps)} has no effect with SOLVER.LR_POLICY "
+            f"{solver.lr_policy}; write steps_with_relative_lrs or leave STEPS out."
         )
 
 
@@ -163,20 +162,18 @@ def check_large_batch(recipe: Recipe) -> None:
             f"SOLVER.REFERENCE_BATCH_SIZE {clips} and SOLVER.BASE_LR_SCALE_NUM_SHARDS True would "
             "both scale the learning rates; set one of them to 0 or False"
         )
-    target = learning_rate_of(recipe).at(solver.warmup_epochs)
-    if clips and solver.warmup_epochs and target < solver.warmup_start_lr:
+    start, target = solver.warmup_start_lr, learning_rate_of(recipe).at(solver.warmup_epochs)
+    if clips and solver.warmup_epochs and target < start:
         logger.warning(
-            "SOLVER.WARMUP_START_LR %g is above %g, the rate of %d clips in a mini-batch "
-            "(SOLVER.REFERENCE_BATCH_SIZE %d): the rate would fall in the warm-up; set "
-            "SOLVER.WARMUP_EPOCHS 0",
-            *(solver.warmup_start_lr, target, recipe.base_shape.batch, clips),
+            f"SOLVER.WARMUP_START_LR {start:g} is above {target:g}, the rate of "
+            f"{recipe.base_shape.batch} clips in a mini-batch (SOLVER.REFERENCE_BATCH_SIZE "
+            f"{clips}): the rate would fall in the warm-up; set SOLVER.WARMUP_EPOCHS 0"
         )
     if solver.optimizing_method != "lars":
         if solver.lars_trust != default_recipe().solver.lars_trust:
             logger.warning(
-                "SOLVER.LARS_TRUST %g has no effect with SOLVER.OPTIMIZING_METHOD %s; write lars, "
-                "or leave it out",
-                *(solver.lars_trust, solver.optimizing_method),
+                f"SOLVER.LARS_TRUST {solver.lars_trust:g} has no effect with "
+                f"SOLVER.OPTIMIZING_METHOD {solver.optimizing_method}; write lars, or leave it out"
             )
         return
     if importlib.util.find_spec("pytorch_optimizer") is None:
@@ -186,9 +183,8 @@ def check_large_batch(recipe: Recipe) -> None:
         )
     if recipe.bn.weight_decay:
         logger.warning(
-            "BN.WEIGHT_DECAY %g has no effect with SOLVER.OPTIMIZING_METHOD lars, which decays no "
-            "parameter of one dimension; write 0.0",
-            recipe.bn.weight_decay,
+            f"BN.WEIGHT_DECAY {recipe.bn.weight_decay:g} has no effect with "
+            "SOLVER.OPTIMIZING_METHOD lars, which decays no parameter of one dimension; write 0.0"
         )
 
 
@@ -201,9 +197,8 @@ def _check_divisor(recipe: Recipe) -> None:
         )
     if divisor > 1 and not recipe.uses_multigrid:
         logger.warning(
-            "MULTIGRID.SIZE_DIVISOR %d has no effect without a cycle, where every crop is the "
-            "baseline's; leave it out, or set MULTIGRID.LONG_CYCLE or SHORT_CYCLE True",
-            divisor,
+            f"MULTIGRID.SIZE_DIVISOR {divisor} has no effect without a cycle; leave it out, or "
+            "set MULTIGRID.LONG_CYCLE or SHORT_CYCLE True"
         )
 
 
@@ -211,16 +206,14 @@ def _check_groups(recipe: Recipe) -> None:
     size, own, batch = recipe.bn.group_size, recipe.multigrid.bn_base_size, recipe.base_shape.batch
     if recipe.uses_multigrid and size not in (0, own):
         logger.warning(
-            "BN.GROUP_SIZE %d has no effect with a cycle, where MULTIGRID.BN_BASE_SIZE %d clips "
-            "share statistics; write that",
-            *(size, own),
+            f"BN.GROUP_SIZE {size} has no effect with a cycle, where MULTIGRID.BN_BASE_SIZE {own} "
+            "clips share statistics; write that"
         )
     if recipe.bn_size > batch:
+        key = "MULTIGRID.BN_BASE_SIZE" if recipe.uses_multigrid else "BN.GROUP_SIZE"
         logger.warning(
-            "%s %d is more than the global batch of %d clips: BN is over %d; train on more GPUs or "
-            "with a larger TRAIN.BATCH_SIZE",
-            "MULTIGRID.BN_BASE_SIZE" if recipe.uses_multigrid else "BN.GROUP_SIZE",
-            *(recipe.bn_size, batch, batch),
+            f"{key} {recipe.bn_size} is more than the global batch of {batch} clips: BN is over "
+            f"{batch}; train on more GPUs or with a larger TRAIN.BATCH_SIZE"
         )
 
 
@@ -247,8 +240,8 @@ def _check_shift(recipe: Recipe) -> None:
     arch, share, width = recipe.model.arch, recipe.tsm.shift_div, recipe.resnet.width_per_group
     if arch != "tsm" and share != default_recipe().tsm.shift_div:
         logger.warning(
-            "TSM.SHIFT_DIV %d has no effect with MODEL.ARCH %s; write tsm, or leave it out",
-            *(share, arch),
+            f"TSM.SHIFT_DIV {share} has no effect with MODEL.ARCH {arch}; leave it out, or "
+            "write tsm"
         )
     if arch == "tsm" and share > width:
         raise ValueError(
@@ -260,19 +253,10 @@ def _check_shift(recipe: Recipe) -> None:
 def check_frames(
     arch: str, frames: int, alpha: int, time_factors: Sequence[float] = (1.0,)
 ) -> None:
-    """Refuse frames that an architecture cannot take at every shape of a schedule.
+    """Refuse frames that an architecture cannot take at the schedule's fractions of them.
 
     The slow pathway has frames // alpha frames and receives ceil(frames / alpha) from the fast
     one, so alpha must divide the frames. C2D and I3D halve the frames once, TSM shifts them.
-
-    Args:
-        arch: MODEL.ARCH.
-        frames: the baseline's frames.
-        alpha: SLOWFAST.ALPHA, read for "slowfast" only.
-        time_factors: the frames of the schedule's shapes, as fractions of the baseline's.
-
-    Raises:
-        ValueError: frames that do not fit, and which alpha or frames would.
     """
     least = 2 if arch in ("c2d", "i3d", "tsm") else 1
     alpha = alpha if arch == "slowfast" else 1
@@ -347,13 +331,13 @@ def check_speed(recipe: Recipe, world_size: int) -> None:
             "itself what it keeps for the backward pass; set one of them to False"
         )
     reasons = {
-        "NUM_GPUS 0: graphs are a GPU's": recipe.num_gpus == 0,
-        f"{world_size} processes: gradients are exchanged between kernels": world_size > 1,
-        f"SOLVER.ACCUMULATION_STEPS {solver.accumulation_steps}: a graph holds the passes of a "
+        "needs a GPU, and NUM_GPUS is 0": recipe.num_gpus == 0,
+        f"is for one process, and there are {world_size}": world_size > 1,
+        f"and SOLVER.ACCUMULATION_STEPS {solver.accumulation_steps}: a graph holds the passes of a "
         "whole mini-batch": solver.accumulation_steps > 1,
     }
     for reason in (reason for reason, holds in reasons.items() if train.cuda_graphs and holds):
-        raise ValueError(f"TRAIN.CUDA_GRAPHS True and {reason}; set it to False")
+        raise ValueError(f"TRAIN.CUDA_GRAPHS True {reason}; set it to False")
 
 
 def _plain(value: Any) -> Any:

@@ -67,15 +67,17 @@ PART = Check(lambda value: 0 <= value <= 1, "in [0, 1]")
 AUTO_OR_COUNT = Check(lambda value: value == "auto" or value >= 0, "0 or more, or auto")
 NUMBERS = Check(lambda values: all(map(_is_number, values)), "a list of numbers")
 FACTORS = Check(lambda x: len(x) > 0 and _are_factors(x), "a list of factors in (0, 1]")
-LONG_CYCLE = Check(
-    _is_long_cycle, "a list of [frames, crop] with factors in (0, 1], the last [1, 1]"
-)
+LONG_CYCLE = Check(_is_long_cycle, "a list of [frames, crop], factors in (0, 1], the last [1, 1]")
 SHIFT = Check(lambda value: value == 0 or value >= 2, "2 or more, or 0 for no shift")
 CROP = Check(lambda value: value >= 32, "32 pixels or more")
 CSV = Check(lambda value: not value or value.endswith(".csv"), "a name that ends in .csv")
 WEIGHTS = one_of("pytorch", "caffe2")
 
-_COMMAND = "    python -m slowfast_patches.config.keys > docs/keys.md"
+_HEADER = """# Keys
+
+Written from the rows of slowfast_patches/config/keys.py by
+
+    python -m slowfast_patches.config.keys > docs/keys.md"""
 
 HOST: Any = object()
 """The default of a key that the host has, and whose default stays."""
@@ -107,15 +109,14 @@ class Key:
     quiet: tuple[object, ...] = ()
 
 
-_GROUPS = ("The clips that share statistics are a number on any number of GPUs; write "
-           "BN.GROUP_SIZE, or MULTIGRID.BN_BASE_SIZE with a cycle.")  # fmt: skip
+_GROUPS = "Clips share statistics by number: BN.GROUP_SIZE, with a cycle MULTIGRID.BN_BASE_SIZE."
+_NO_DEMO = "There is no demo on a camera or a single file; leave the section out."
 _FILLED = "The baseline's mini-batch is what the recipe's own keys say; write "
 
 # fmt: off
 KEYS: tuple[Key, ...] = (
     # The method.
-    Key("MULTIGRID.EPOCH_FACTOR", 1.5, "Length of the training as a multiple of the baseline's "
-        "SOLVER.MAX_EPOCH (paper: 1.5).", ABOVE_ZERO),
+    Key("MULTIGRID.EPOCH_FACTOR", 1.5, "Length over the baseline's (paper: 1.5).", ABOVE_ZERO),
     Key("MULTIGRID.SHORT_CYCLE", False, "Change the crop from iteration to iteration."),
     Key("MULTIGRID.SHORT_CYCLE_FACTORS", [0.5, 0.5**0.5], "The short cycle's crops as factors of "
         "DATA.TRAIN_CROP_SIZE.", FACTORS),
@@ -161,26 +162,21 @@ KEYS: tuple[Key, ...] = (
         AT_LEAST_ONE, speed=True),
     Key("SLOWFAST.BETA_INV", HOST, "Channels of the slow pathway for each of the fast one.",
         AT_LEAST_ONE, speed=True),
-    Key("SLOWFAST.FUSION_CONV_CHANNEL_RATIO", HOST, "Channels of the fusing convolution for each "
-        "of the fast pathway.", speed=True),
-    Key("SLOWFAST.FUSION_KERNEL_SZ", HOST, "Frames of the fusing convolution's kernel.",
-        speed=True),
+    Key("SLOWFAST.FUSION_CONV_CHANNEL_RATIO", HOST, "Fused channels for each fast.", speed=True),
+    Key("SLOWFAST.FUSION_KERNEL_SZ", HOST, "Frames of the fusing kernel.", speed=True),
     # The host's basic_transform cannot be built: it does not take the host's own arguments.
-    Key("RESNET.TRANS_FUNC", HOST, "A block's layers.", one_of("bottleneck_transform"),
-        speed=True),
+    Key("RESNET.TRANS_FUNC", HOST, "Of blocks.", one_of("bottleneck_transform"), speed=True),
     Key("RESNET.DEPTH", HOST, "50 or 101 layers.", speed=True),
     Key("RESNET.NUM_GROUPS", HOST, "Groups of a block's convolution.", speed=True),
     Key("RESNET.WIDTH_PER_GROUP", HOST, "Channels of the first blocks.", speed=True),
     Key("RESNET.INPLACE_RELU", HOST, "ReLU in place.", speed=True),
     Key("RESNET.STRIDE_1X1", HOST, "Stride in a block's first convolution.", speed=True),
-    Key("RESNET.NUM_BLOCK_TEMP_KERNEL", HOST, "By stage and pathway: blocks with a temporal "
-        "kernel.", speed=True),
-    Key("RESNET.SPATIAL_STRIDES", HOST, "By stage and pathway.", speed=True),
-    Key("RESNET.SPATIAL_DILATIONS", HOST, "By stage and pathway.", speed=True),
-    Key("NONLOCAL.LOCATION", HOST, "By stage and pathway: blocks that a non-local one follows.",
-        speed=True),
-    Key("NONLOCAL.GROUP", HOST, "By stage and pathway: parts of a clip.", speed=True),
-    Key("NONLOCAL.POOL", HOST, "By stage and pathway: pooling of what is looked at.", speed=True),
+    Key("RESNET.NUM_BLOCK_TEMP_KERNEL", HOST, "Blocks with a temporal kernel.", speed=True),
+    Key("RESNET.SPATIAL_STRIDES", HOST, "Stride of each stage.", speed=True),
+    Key("RESNET.SPATIAL_DILATIONS", HOST, "Dilation of each stage.", speed=True),
+    Key("NONLOCAL.LOCATION", HOST, "Blocks that a non-local one follows.", speed=True),
+    Key("NONLOCAL.GROUP", HOST, "Parts of a clip.", speed=True),
+    Key("NONLOCAL.POOL", HOST, "Pooling of what is looked at.", speed=True),
     Key("NONLOCAL.INSTANTIATION", HOST, "dot_product or softmax.", speed=True),
 
     # Data.
@@ -190,8 +186,7 @@ KEYS: tuple[Key, ...] = (
         r"characters \t are a tab."),
     Key("DATA.NUM_FRAMES", HOST, "Frames of a clip.", AT_LEAST_ONE),
     Key("DATA.SAMPLING_RATE", HOST, "Frames of the video for each of a clip.", AT_LEAST_ONE),
-    Key("DATA.TARGET_FPS", 30, "Frames per second that DATA.SAMPLING_RATE counts in.",
-        AT_LEAST_ONE),
+    Key("DATA.TARGET_FPS", 30, "Frames a second that SAMPLING_RATE counts in.", AT_LEAST_ONE),
     Key("DATA.TRAIN_CROP_SIZE", HOST, "Pixels of a training clip's sides.", CROP),
     Key("DATA.RANDOM_FLIP", True, "Flip half of the training clips horizontally."),
     Key("DATA.REVERSE_INPUT_CHANNEL", False, "Feed BGR instead of RGB."),
@@ -210,10 +205,8 @@ KEYS: tuple[Key, ...] = (
         "with where no csv file is at hand."),
     Key("DATA_LOADER.NUM_WORKERS", "auto", "Processes that read clips for each process that "
         "trains; auto picks from the cores.", AUTO_OR_COUNT, may_differ=True),
-    Key("DATA_LOADER.PIN_MEMORY", HOST, "Copy clips to the GPU from page-locked memory.",
-        may_differ=True),
-    Key("DATA_LOADER.ENABLE_MULTI_THREAD_DECODE", HOST, "Decode a video in several threads.",
-        may_differ=True),
+    Key("DATA_LOADER.PIN_MEMORY", HOST, "Clips in page-locked memory.", may_differ=True),
+    Key("DATA_LOADER.ENABLE_MULTI_THREAD_DECODE", HOST, "Decode in threads.", may_differ=True),
 
     # The solver.
     # Epochs are numbers, not counts: shortened recipes have fractions of one.
@@ -222,8 +215,7 @@ KEYS: tuple[Key, ...] = (
     Key("SOLVER.LR_POLICY", HOST, "How the rate falls.",
         one_of("cosine", "steps_with_relative_lrs")),
     Key("SOLVER.STEPS", HOST, "Epochs at which stages start, from 0.", NUMBERS),
-    Key("SOLVER.LRS", HOST, "Rates of the stages, relative to BASE_LR; empty for powers of GAMMA.",
-        NUMBERS),
+    Key("SOLVER.LRS", HOST, "Rates of the stages over BASE_LR; empty: powers of GAMMA.", NUMBERS),
     Key("SOLVER.BASE_LR", HOST, "The learning rate.", ABOVE_ZERO),
     Key("SOLVER.COSINE_END_LR", 0.0, "The rate that the cosine policy ends at."),
     Key("SOLVER.BASE_LR_SCALE_NUM_SHARDS", False, "Multiply the rates by NUM_SHARDS."),
@@ -314,8 +306,7 @@ KEYS: tuple[Key, ...] = (
     Key("MULTIGRID.LONG_CYCLE_SAMPLING_RATE", 0, "The stride of a shape is drawn between the "
         "baseline's and the one with the same span; write DATA.SAMPLING_RATE.", no_effect=True),
     Key("DATA.DECODING_BACKEND", "pyav", "Videos are read with PyAV; write pyav.", no_effect=True),
-    Key("SOLVER.STEP_SIZE", 1, "No learning rate policy reads it; write SOLVER.STEPS.",
-        no_effect=True),
+    Key("SOLVER.STEP_SIZE", 1, "No policy reads it; write SOLVER.STEPS.", no_effect=True),
     Key("SOLVER.WARMUP_FACTOR", 0.1, "The warm-up starts at SOLVER.WARMUP_START_LR; write that.",
         no_effect=True),
     Key("TRAIN.CHECKPOINT_EPOCH_RESET", False, "A training that starts from "
@@ -325,10 +316,8 @@ KEYS: tuple[Key, ...] = (
         no_effect=True, quiet=(True,)),
     Key("TENSORBOARD.*", ABSENT, "Event files go to OUTPUT_DIR and hold scalars only; leave the "
         "section out.", no_effect=True, quiet=("", 0, False, None)),
-    Key("DEMO.ENABLE", ABSENT, "There is no demo on a camera or a single file; leave it out.",
-        no_effect=True, quiet=(False,)),
-    Key("DEMO.*", ABSENT, "There is no demo on a camera or a single file; leave the section out.",
-        no_effect=True),
+    Key("DEMO.ENABLE", ABSENT, _NO_DEMO, no_effect=True, quiet=(False,)),
+    Key("DEMO.*", ABSENT, _NO_DEMO, no_effect=True),
 )
 # fmt: on
 
@@ -371,8 +360,8 @@ def add_multigrid_config(cfg: CfgNode) -> None:
 
 def find_key(name: str) -> Key | None:
     """The row of a key, its full name before its section; None where it has none."""
-    named = (key for key in KEYS if key.name == name)
-    return next(named, None) or next((key for key in KEYS if fnmatchcase(name, key.name)), None)
+    matching = [key for key in KEYS if fnmatchcase(name, key.name)]  # sections come last
+    return matching[0] if matching else None
 
 
 def may_differ(name: str) -> bool:
@@ -407,13 +396,7 @@ def flatten(tree: Mapping[Any, Any], prefix: str = "") -> Iterator[tuple[str, An
 def format_keys() -> str:
     """docs/keys.md: a line for each row."""
     defaults = dict(flatten(get_cfg()))
-    lines = [
-        "# Keys",
-        "",
-        "Written from the rows of slowfast_patches/config/keys.py by",
-        "",
-        _COMMAND,
-    ]
+    lines = [_HEADER]
     title = ""
     for key in KEYS:
         ours = not key.no_effect

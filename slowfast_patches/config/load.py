@@ -23,7 +23,6 @@ from slowfast_patches.config.keys import (
     get_cfg,
 )
 from slowfast_patches.config.recipe import Recipe, recipe_of
-from slowfast_patches.utils.report import format_list
 
 __all__ = ["load_recipe", "parse_recipe"]
 
@@ -69,16 +68,12 @@ def _make(settings: Mapping[str, _Setting], overrides: Sequence[object]) -> Reci
 
 
 def _refuse_what_is_not_here(settings: Mapping[str, _Setting]) -> None:
-    found = {key.partition(".")[0]: setting.source for key, setting in settings.items()}
-    belong = [
-        f"{name} ({source}) belongs to {NOT_HERE[name]}"
-        for name, source in found.items()
-        if name in NOT_HERE
-    ]
-    if belong:
+    sources = {key.partition(".")[0]: setting.source for key, setting in settings.items()}
+    found = [f"{name} ({sources[name]}), {NOT_HERE[name]}" for name in sources if name in NOT_HERE]
+    if found:
         raise ValueError(
-            f"{format_list(belong)} of later releases, which this project does not have; it trains "
-            "C2D, I3D, Slow, SlowFast and TSM (MODEL.ARCH), without these keys"
+            f"{'; '.join(found)}: parts of later releases that are not here; C2D, I3D, Slow, "
+            "SlowFast and TSM (MODEL.ARCH) are trained, without these keys"
         )
 
 
@@ -128,7 +123,9 @@ def _set(cfg: CfgNode, key: str, setting: _Setting) -> None:
     """Put one value into the config; a key without effect is warned of instead."""
     row = find_key(key)
     if row is not None and row.no_effect:
-        _warn_of_no_effect(row, key, setting)
+        value = _decode(setting.value)
+        if value not in (row.default, *row.quiet):
+            logger.warning(f"{key} {value} ({setting.source}) has no effect: {row.comment}")
         return
     *sections, name = key.split(".")
     node = cfg
@@ -147,13 +144,6 @@ def _set(cfg: CfgNode, key: str, setting: _Setting) -> None:
             f"{key} is a section and cannot be {setting.value!r} ({setting.source}); name a key in "
             "it"
         )
-
-
-def _warn_of_no_effect(row: Key, key: str, setting: _Setting) -> None:
-    value = _decode(setting.value)
-    if value not in (row.default, *row.quiet):
-        message = "%s %s (%s) has no effect: %s"
-        logger.warning(message, key, value, setting.source, row.comment)
 
 
 _WANTED = {bool: "True or False", int: "a whole number", float: "a number"}
@@ -232,8 +222,10 @@ def _derive(cfg: CfgNode, given: Container[str]) -> None:
         cfg.MODEL.ARCH = "slowonly"
     name = "SlowFast" if cfg.MODEL.ARCH == "slowfast" else "ResNet"
     if "MODEL.MODEL_NAME" in given and name != cfg.MODEL.MODEL_NAME:
-        message = "MODEL.MODEL_NAME %s has no effect: MODEL.ARCH %s makes a %s; write MODEL.ARCH."
-        logger.warning(message, cfg.MODEL.MODEL_NAME, cfg.MODEL.ARCH, name)
+        logger.warning(
+            f"MODEL.MODEL_NAME {cfg.MODEL.MODEL_NAME} has no effect: MODEL.ARCH {cfg.MODEL.ARCH} "
+            f"makes a {name}; write MODEL.ARCH."
+        )
     cfg.MODEL.MODEL_NAME = name
     if "DATA.INPUT_CHANNEL_NUM" not in given and name == "ResNet":
         cfg.DATA.INPUT_CHANNEL_NUM = cfg.DATA.INPUT_CHANNEL_NUM[:1]
@@ -261,18 +253,15 @@ def _drop_surplus_rates(solver: CfgNode) -> None:
         steps.pop()
     if late := solver.STEPS[len(steps) :]:
         logger.warning(
-            "the last of SOLVER.STEPS, %s, has no effect and is dropped: the training ends at "
-            "SOLVER.MAX_EPOCH %g; leave it out, or raise MAX_EPOCH.",
-            *(late, end),
+            f"the last of SOLVER.STEPS, {late}, has no effect and is dropped: the training ends at "
+            f"SOLVER.MAX_EPOCH {end:g}; leave it out, or raise MAX_EPOCH."
         )
-    stages = max(1, len(steps))
-    if surplus := solver.LRS[stages:]:
+    if surplus := solver.LRS[max(1, len(steps)) :]:
         logger.warning(
-            "the last of SOLVER.LRS, %s, have no effect and are dropped: SOLVER.STEPS %s makes %d "
-            "stage(s) of one rate each; leave them out, or give more steps.",
-            *(surplus, steps, stages),
+            f"the last of SOLVER.LRS, {surplus}, have no effect and are dropped: SOLVER.STEPS "
+            f"{steps} has one rate a stage; leave them out, or give more steps."
         )
-    solver.STEPS, solver.LRS = steps, solver.LRS[:stages]
+    solver.STEPS, solver.LRS = steps, solver.LRS[: max(1, len(steps))]
 
 
 def _unknown_message(cfg: CfgNode, key: str, source: str) -> str:

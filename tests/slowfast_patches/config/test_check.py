@@ -61,7 +61,7 @@ def refusal(overrides: str, processes: int = 1) -> str:
         ("DATA.NUM_FRAMES 4", "SLOWFAST.ALPHA 1, 2 or 4 would work"),
         ("SOLVER.FUSED True SOLVER.OPTIMIZING_METHOD lars", "SOLVER.FUSED False"),
         ("TRAIN.COMPILE True MODEL.ACT_CHECKPOINT True", "set one of them to False"),
-        ("NUM_GPUS 0 TRAIN.CUDA_GRAPHS True", "NUM_GPUS 0"),
+        ("NUM_GPUS 0 TRAIN.CUDA_GRAPHS True", "NUM_GPUS is 0"),
         # Labels.
         ("MODEL.NUM_CLASSES 1", "at least one class more"),
         ("MODEL.LOSS_FUNC hinge", "'hinge' does not fit DATA.MULTI_LABEL False"),

@@ -180,15 +180,22 @@ def test_a_recipe_of_the_later_releases_loads_and_plans(name, tmp_path, caplog):
     assert len(recipe.solver.lrs) == len(recipe.solver.steps)
 
 
-def test_rates_without_a_step_are_dropped_by_name_once(tmp_path, caplog):
-    recipe = load("Kinetics/SLOWFAST_8x8_stepwise", tmp_path)
+def test_rates_and_steps_without_effect_are_dropped_by_name_once(tmp_path, caplog):
+    name = "Kinetics/SLOWFAST_8x8_stepwise"
+    recipe = load(name, tmp_path)
     [warning] = [r.getMessage() for r in caplog.records if r.levelno == logging.WARNING]
     assert "SOLVER.LRS, [0.0001, 1e-05], have no effect and are dropped" in warning
-    assert (recipe.solver.steps, recipe.solver.lrs) == ((0, 94, 154, 196), (1, 0.1, 0.01, 0.001))
+    stages = (recipe.solver.steps, recipe.solver.lrs)
+    assert stages == ((0, 94, 154, 196), (1, 0.1, 0.01, 0.001))
     caplog.clear()
     (tmp_path / "config.yaml").write_text(recipe.text)
     assert load_recipe(tmp_path / "config.yaml") == recipe
     assert not caplog.records
+    shorter = load(name, tmp_path, "SOLVER.MAX_EPOCH", 196)
+    assert (shorter.solver.steps, shorter.solver.lrs) == ((0, 94, 154), (1, 0.1, 0.01))
+    assert "[196], has no effect and is dropped" in caplog.text
+    with pytest.raises(ValueError, match=r"must ascend and end before SOLVER\.MAX_EPOCH 154"):
+        check_recipe(load(name, tmp_path, "SOLVER.MAX_EPOCH", 154))
 
 
 def test_a_last_step_at_the_end_makes_no_stage(tmp_path):
@@ -201,15 +208,6 @@ def test_a_last_step_at_the_end_makes_no_stage(tmp_path):
     both = ("MULTIGRID.LONG_CYCLE", True, "MULTIGRID.SHORT_CYCLE", True)
     cycled = schedule("Kinetics/I3D_8x8_IN1K", tmp_path, *both)
     assert [phase.stage for phase in cycled.phases] == [0] * 4 + [1] * 4 + [2] * 2
-
-
-def test_an_end_from_the_command_line_decides_which_steps_are_left(tmp_path, caplog):
-    name = "Kinetics/SLOWFAST_8x8_stepwise"
-    recipe = load(name, tmp_path, "SOLVER.MAX_EPOCH", 196)
-    assert (recipe.solver.steps, recipe.solver.lrs) == ((0, 94, 154), (1, 0.1, 0.01))
-    assert "[196], has no effect and is dropped" in caplog.text
-    with pytest.raises(ValueError, match=r"must ascend and end before SOLVER\.MAX_EPOCH 154"):
-        check_recipe(load(name, tmp_path, "SOLVER.MAX_EPOCH", 154))
     longer = load("Kinetics/I3D_8x8_IN1K", tmp_path, "SOLVER.MAX_EPOCH", 130)
     assert longer.solver.steps == (0, 44, 88, 118)
 

@@ -10,7 +10,6 @@ import textwrap
 from collections.abc import Callable, Iterator, Mapping
 from copy import deepcopy
 from dataclasses import dataclass
-from fnmatch import fnmatchcase
 from typing import Any, NamedTuple
 
 import slowfast.config.defaults as host_defaults
@@ -360,8 +359,11 @@ def add_multigrid_config(cfg: CfgNode) -> None:
 
 def find_key(name: str) -> Key | None:
     """The row of a key, its full name before its section; None where it has none."""
-    matching = [key for key in KEYS if fnmatchcase(name, key.name)]  # sections come last
-    return matching[0] if matching else None
+    section = name.partition(".")[0] + ".*"
+    return _ROWS.get(name) or _ROWS.get(section)
+
+
+_ROWS = {key.name: key for key in KEYS}
 
 
 def may_differ(name: str) -> bool:

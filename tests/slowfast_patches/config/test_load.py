@@ -5,7 +5,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from slowfast_patches.config import check_recipe, host_config, load_recipe
@@ -88,6 +88,7 @@ def test_values_take_the_type_of_the_default(key, text, value):
     assert type(found) is type(value)
 
 
+@settings(deadline=None)
 @given(st.floats(allow_nan=False, allow_infinity=False))
 def test_every_number_survives_the_way_through_text(number):
     assert load_recipe(None, ["SOLVER.BASE_LR", repr(number)]).solver.base_lr == number

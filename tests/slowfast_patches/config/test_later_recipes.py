@@ -212,6 +212,7 @@ def test_a_last_step_at_the_end_makes_no_stage(tmp_path):
     assert longer.solver.steps == (0, 44, 88, 118)
 
 
+@pytest.mark.slow
 def test_the_model_of_such_a_recipe_takes_every_shape(tmp_path):
     both = ("MULTIGRID.LONG_CYCLE", True, "MULTIGRID.SHORT_CYCLE", True)
     _, plan = plan_config(load("Kinetics/SLOWFAST_NLN_8x8", tmp_path, *both), VIDEOS)

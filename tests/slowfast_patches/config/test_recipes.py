@@ -353,6 +353,7 @@ SLOWFAST_PAPER = "Feichtenhofer et al., ICCV 2019: comparison with the state of 
 MODEL_ZOO = "PyTorchVideo's model zoo: I3D R50 8×8"
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("name", "frames", "published", "source"),
     [
@@ -384,6 +385,7 @@ def test_the_parameters_of_i3d_by_hand():
     assert parameters(I3DS[0]) == parameters(ONE_GPU) == inflated == 28_043_472
 
 
+@pytest.mark.slow
 def test_what_temporal_pooling_saves_in_i3d_by_hand():
     """It halves the frames after res2. So 16 frames with it are 8 without it, and stem and res2 of
     8 more: the stem's kernel is 5 × 7², res2's blocks have 1² with 3 frames, 3² and 1², the first a
@@ -405,6 +407,7 @@ def test_what_temporal_pooling_saves_in_i3d_by_hand():
     assert (round(two_d, 1), round(no_pool, 1)) == (32.7, 44.9)
 
 
+@pytest.mark.slow
 def test_what_non_local_blocks_add_by_hand():
     """Two in res3 (512 channels, 256 inside) and three in res4 (1024, 512).
 

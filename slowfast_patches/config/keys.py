@@ -76,7 +76,7 @@ _HEADER = """# Keys
 
 Written from the rows of slowfast_patches/config/keys.py by
 
-    python -c "from slowfast_patches.config.keys import format_keys as f; print(f())" > docs/keys.md"""
+    python -c "from slowfast_patches.config.keys import format_keys as f; print(f())" > docs/keys.md"""  # noqa: E501
 
 HOST: Any = object()
 """The default of a key that the host has, and whose default stays."""

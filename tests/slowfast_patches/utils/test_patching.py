@@ -13,7 +13,7 @@ from slowfast.utils import lr_policy
 from slowfast_patches import patching
 from slowfast_patches.patching import PATCHES, Patch
 
-HOST_FUNCTION = "slowfast.utils.lr_policy:lr_func_cosine"
+HOST_FUNCTION = "slowfast.utils.lr_policy:__dict__[lr_func_cosine]"
 HASH_OF_SOMETHING_ELSE = "0" * 64
 
 
@@ -95,7 +95,7 @@ def test_attributes_are_replaced_and_restored(monkeypatch):
     [
         (HOST_FUNCTION, "slowfast_patches.no_such_module:thing", ModuleNotFoundError),
         (HOST_FUNCTION, "math:no_such_function", AttributeError),
-        ("slowfast.no_such_module:thing", "math:floor", ModuleNotFoundError),
+        ("slowfast.no_such_module:__dict__[thing]", "math:floor", ModuleNotFoundError),
     ],
 )
 def test_a_failing_row_takes_the_rows_before_it_back(monkeypatch, target, replacement, error):
@@ -133,7 +133,7 @@ def test_the_installed_host_has_not_drifted():
 
 
 def test_every_row_that_replaces_something_has_a_hash():
-    replacing = [p for p in PATCHES if patching._locate(p.target).read() is not patching._MISSING]
+    replacing = [p for p in PATCHES if patching._read(p.target) is not patching._MISSING]
     assert [p.target for p in replacing if p.source_sha256 is None] == []
     assert all(p.versions and p.reason and p.until for p in PATCHES)
 

@@ -8,6 +8,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import BinaryIO
+from uuid import uuid4
 
 __all__ = ["TEMPORARY", "written_whole"]
 
@@ -16,8 +17,9 @@ TEMPORARY = ".tmp"
 
 
 @contextmanager
-def written_whole(path: Path) -> Iterator[BinaryIO]:
-    """A file to write, beside `path`; it takes that name once it is on the disk.
+def written_whole(path: Path, *, shared: bool = False) -> Iterator[BinaryIO]:
+    """A file to write, beside `path`; it takes that name once it is on the disk. If it is `shared`,
+    other processes may write it at the same time: the last one wins.
 
     However the body ends, killed or not, `path` is the file before or the new one. Unless this
     process is killed, no temporary file stays.
@@ -25,7 +27,8 @@ def written_whole(path: Path) -> Iterator[BinaryIO]:
     Raises:
         OSError: it cannot be written; `path` is as it was.
     """
-    temporary = path.with_name(path.name + TEMPORARY)
+    mark = f".{uuid4().hex}" if shared else ""
+    temporary = path.with_name(path.name + mark + TEMPORARY)
     try:
         with temporary.open("wb") as file:
             yield file

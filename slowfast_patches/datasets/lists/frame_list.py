@@ -25,7 +25,7 @@ import numpy as np
 
 from multigrid import Video
 from slowfast_patches.datasets.reading.files import MAX_PIXELS, jpeg_size
-from slowfast_patches.datasets.reading.index_table import Lists
+from slowfast_patches.datasets.reading.ragged import Ragged
 from slowfast_patches.datasets.reading.video_record import Kind, VideoRecord
 
 __all__ = [
@@ -103,14 +103,14 @@ class FrameList(Sequence[FrameVideo]):
     number of labels, and the labels, run by run. `folder` is what the paths are relative to.
     """
 
-    names: Lists
-    paths: Lists
-    runs: Lists
+    names: Ragged
+    paths: Ragged
+    runs: Ragged
     folder: str
     fps: float
 
     def __len__(self) -> int:
-        return len(self.names.ends) - 1
+        return len(self.names)
 
     @overload
     def __getitem__(self, number: int) -> FrameVideo: ...
@@ -121,23 +121,23 @@ class FrameList(Sequence[FrameVideo]):
             return [self[n] for n in range(len(self))[number]]
         number = range(len(self))[number]
         folder = os.path.join(self.folder, "")
-        paths = os.fsdecode(zlib.decompress(self.paths.at(number).tobytes())).split("\n")
+        paths = os.fsdecode(zlib.decompress(self.paths[number].tobytes())).split("\n")
         return FrameVideo(
-            name=self.names.at(number).tobytes().decode("utf-8", "surrogatepass"),
+            name=self.names[number].tobytes().decode("utf-8", "surrogatepass"),
             files=tuple(path if path.startswith("/") else folder + path for path in paths),
-            runs=tuple(_unpacked(self.runs.at(number).tolist())),
+            runs=tuple(_unpacked(self.runs[number].tolist())),
             fps=self.fps,
         )
 
     @property
     def labels(self) -> set[int]:
         """Those that any frame has."""
-        rows = (self.runs.at(number).tolist() for number in range(len(self)))
+        rows = (self.runs[number].tolist() for number in range(len(self)))
         return {label for row in rows for run in _unpacked(row) for label in run.labels}
 
     def with_labels(self, labels: Sequence[int]) -> FrameList:
         """The same videos with one label each, on all of its frames, in place of the list's."""
-        ends = (self.runs.at(number) for number in range(len(self)))
+        ends = (self.runs[number] for number in range(len(self)))
         runs = [
             [Run(list(_unpacked(old.tolist()))[-1].end, (label,))]
             for old, label in zip(ends, labels, strict=True)
@@ -160,7 +160,9 @@ def read_frame_list(path: Path, *, prefix: str = "", num_classes: int, fps: floa
 
 
 @lru_cache(maxsize=2)
-def _parsed(path: Path, num_classes: int, changed: tuple[int, int]) -> tuple[Lists, Lists, Lists]:
+def _parsed(
+    path: Path, num_classes: int, changed: tuple[int, int]
+) -> tuple[Ragged, Ragged, Ragged]:
     """Names, paths and runs. The last two lists are kept, training's and validation's: a run looks
     at a list before it starts, and its data sets read it again."""
     names, paths, runs = list[str](), list[bytes](), list[list[Run]]()
@@ -174,8 +176,8 @@ def _parsed(path: Path, num_classes: int, changed: tuple[int, int]) -> tuple[Lis
         runs.append(list(_runs(video, labels_of)))
     if not names:
         raise ValueError(f"{path}: no frames in the list")
-    compressed = Lists.of((np.frombuffer(content, np.uint8) for content in paths), np.uint8)
-    return Lists.of_texts(names), compressed, _packed(runs)
+    encoded = (name.encode("utf-8", "surrogatepass") for name in names)
+    return Ragged.of_bytes(encoded), Ragged.of_bytes(paths), _packed(runs)
 
 
 def first_line(path: Path) -> str:
@@ -306,9 +308,9 @@ def _runs(video: _Video, labels_of: _Labels) -> Iterator[Run]:
         yield Run(end, labels)
 
 
-def _packed(videos: Sequence[Sequence[Run]]) -> Lists:
+def _packed(videos: Sequence[Sequence[Run]]) -> Ragged:
     rows = ([n for run in runs for n in (run.end, len(run.labels), *run.labels)] for runs in videos)
-    return Lists.of((np.array(row, np.int64) for row in rows), np.int64)
+    return Ragged.of(np.array(row, np.int64) for row in rows)
 
 
 def _unpacked(row: list[int]) -> Iterator[Run]:

@@ -84,7 +84,9 @@ def list_digest(cfg: CfgNode, videos: Sequence[Any]) -> str:
     """
     digest = hashlib.sha256()
     if isinstance(videos, FrameList):
-        for numbers in (*videos.names, *videos.runs):  # narrow where they are small
+        for numbers in (
+            a for part in (videos.names, videos.runs) for a in (part.values, part.ends)
+        ):
             digest.update(numbers.astype("<i8").tobytes())
         return digest.hexdigest()
     path = list_path(cfg, "train")

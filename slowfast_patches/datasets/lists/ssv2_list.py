@@ -85,7 +85,7 @@ def read_ssv2(cfg: CfgNode, split: str) -> Sequence[Any]:
     frames = read_frame_list(
         path, prefix=data.PATH_PREFIX, num_classes=classes, fps=float(data.TARGET_FPS)
     )
-    names = frames.names.texts()
+    names = [video.name for video in frames]
     _check_same(path, names, file, labels)
     return frames.with_labels([labels[name] for name in names])
 

@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import BinaryIO
 from uuid import uuid4
 
-__all__ = ["TEMPORARY", "written_whole"]
+__all__ = ["TEMPORARY", "write_text", "written_whole"]
 
 TEMPORARY = ".tmp"
 """What the name of a file ends in that is not whole yet."""
@@ -40,6 +40,12 @@ def written_whole(path: Path, *, shared: bool = False) -> Iterator[BinaryIO]:
             temporary.unlink(missing_ok=True)
         raise
     _sync_folder(path.parent)
+
+
+def write_text(path: Path, text: str) -> None:
+    """Write a text file, which is whole or as it was."""
+    with written_whole(path) as file:
+        file.write(text.encode("utf-8", "backslashreplace"))
 
 
 def _sync_folder(folder: Path) -> None:

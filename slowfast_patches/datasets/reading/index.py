@@ -244,8 +244,8 @@ def load_index(file: Path) -> dict[str, Entry]:
                 raise ValueError(f"is not of version {_VERSION}")
             names = Ragged(arrays["names"], arrays["name_ends"]).to_bytes()
             contents = Ragged(arrays["contents"], arrays["content_ends"]).to_bytes()
-            rows = zip(arrays["status"].tolist(), contents, strict=True)
-        entries = [Entry(*status, content) for status, content in rows]
+            rows = zip(*arrays["status"].T.tolist(), contents, strict=True)
+        entries = [Entry(*row) for row in rows]
         return dict(zip(map(os.fsdecode, names), entries, strict=True))
     except Exception as error:  # what zip, numpy and a damaged header raise has no common base
         raise ValueError(f"cannot be used: {type(error).__name__}: {error}") from error

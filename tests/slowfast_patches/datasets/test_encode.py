@@ -113,11 +113,10 @@ def test_the_scan_knows_it(prepared, source):
 
 def test_what_is_returned_is_what_is_on_the_disk(source, folder):
     target = folder / "returned.mp4"
-    written = write_prepared(str(source), scan(str(source)), target, floor=30.0)
-    assert (written.frames, written.size) == (FRAMES, target.stat().st_size)
+    lowest = write_prepared(str(source), scan(str(source)), target, floor=30.0)
     pairs = zip(decoded(source), decoded(target), strict=True)
     measured = min(psnr(luma(a), luma(b)) for a, b in pairs)
-    assert written.psnr == pytest.approx(measured, abs=0.01)
+    assert lowest == pytest.approx(measured, abs=0.01)
 
 
 @pytest.mark.parametrize("floor", [34.0, 42.0])
@@ -179,7 +178,7 @@ def test_a_clip_has_the_pixels_of_a_full_decode(prepared):
 def test_videos_of_every_length_keep_all_frames(folder, frames):
     source = write_video(folder / f"{frames}.mp4", moving(frames, 64, 48))
     target = folder / f"{frames}_prepared.mp4"
-    assert write_prepared(str(source), scan(str(source)), target).frames == frames
+    write_prepared(str(source), scan(str(source)), target)
     assert scan(str(target)).video.frames == frames
     assert len(decoded(target)) == frames
 
@@ -244,7 +243,7 @@ def test_a_folder_of_jpegs_becomes_a_video(folder):
     for number, image in enumerate(images):
         cv2.imwrite(str(frames / f"{number:03d}.jpg"), image[..., ::-1])
     target = folder / "frames.mp4"
-    assert write_prepared(str(frames), scan(str(frames)), target).frames == 50
+    write_prepared(str(frames), scan(str(frames)), target)
     assert scan(str(target)).video == Video(50, 30.0, 64, 48)
     for image, frame in zip(images, rgb(target), strict=True):
         assert psnr(image, frame) > 24  # the disc's edge loses colour, which JPEG halves

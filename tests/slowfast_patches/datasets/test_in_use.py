@@ -16,8 +16,8 @@ import pytest
 from fvcore.common.config import CfgNode
 
 from slowfast_patches.datasets.lists.in_use import JOURNAL, hold_alone, reading
-from slowfast_patches.datasets.preparing.lists import VideoList
-from slowfast_patches.datasets.preparing.prepared_set import PreparedSet, Settings
+from slowfast_patches.datasets.preparing.prepared_set import Settings, open_set
+from slowfast_patches.datasets.preparing.video_lists import VideoList
 from slowfast_patches.train import run as run_module
 
 READER = """
@@ -67,11 +67,11 @@ def test_what_a_training_reads_is_not_prepared_until_it_is_gone(folder: Path):
     with process(READER, folder), reading([folder / "train.csv"]):
         with (
             pytest.raises(ValueError, match=r"a training or an evaluation reads .*lsof"),
-            PreparedSet(folder, Settings(), []),
+            open_set(folder, Settings(), []),
         ):
             pass
         assert {path.name: path.read_bytes() for path in folder.iterdir()} == before
-    with PreparedSet(folder, Settings(), []):  # both are gone, one of them by SIGKILL
+    with open_set(folder, Settings(), []):  # both are gone, one of them by SIGKILL
         pass
 
 
@@ -138,7 +138,7 @@ def test_a_list_that_a_link_leads_to_is_held_where_it_lies(folder: Path, tmp_pat
 def test_the_first_preparation_says_that_it_goes_on_or_was_interrupted(tmp_path: Path):
     out, source = tmp_path / "out", tmp_path / "source.csv"
     with (
-        PreparedSet(out, Settings(), [VideoList("train.csv", source, tmp_path, [])]),
+        open_set(out, Settings(), [VideoList("train.csv", source, tmp_path, [])]),
         pytest.raises(ValueError, match=f"is being prepared: .*process {os.getpid()} on"),
     ):
         reading([out / "train.csv"]).__enter__()

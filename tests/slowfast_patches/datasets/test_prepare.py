@@ -3,6 +3,7 @@
 import contextlib
 import importlib.util
 import inspect
+import io
 import json
 import os
 import resource
@@ -28,7 +29,12 @@ from multigrid import ClipRequest, Shape
 from slowfast_patches.config import load_config
 from slowfast_patches.datasets.kinetics import Kinetics
 from slowfast_patches.datasets.preparing.encode import write_prepared
-from slowfast_patches.datasets.preparing.prepared_set import PreparedSet, Settings, Source
+from slowfast_patches.datasets.preparing.prepared_set import (
+    PreparedSet,
+    Settings,
+    Source,
+    open_set,
+)
 from slowfast_patches.datasets.reading.scan import scan
 from slowfast_patches.datasets.reading.video_record import Kind
 
@@ -103,7 +109,17 @@ def times(out: Path) -> dict[str, int]:
 
 
 def temporaries(out: Path) -> list[Path]:
-    return list(out.rglob(".*.tmp"))
+    return list(out.rglob("*.tmp"))
+
+
+def writers(*files: Path) -> list[int]:
+    """The processes that have one of these files open."""
+    found = list[int]()
+    for descriptor in Path("/proc").glob("[0-9]*/fd/*"):
+        with contextlib.suppress(OSError):
+            if descriptor.readlink() in files:
+                found.append(int(descriptor.parts[2]))
+    return found
 
 
 def wait_for(condition: Callable[[], object]) -> object:
@@ -251,7 +267,7 @@ def test_targets_are_inside_different_and_the_same_next_time(tmp_path_factory, l
     root = Path("/nowhere/data/set")
     sources = {s.path: s for s in (Source.at("/".join([str(root), *p]), root) for p in listed)}
     sources.pop("/", None)
-    makes = [PreparedSet(Path("/nowhere"), Settings(), []) for _ in range(2)]
+    makes = [PreparedSet(Path("/nowhere"), {}, io.StringIO()) for _ in range(2)]
     first, again = ([made.target_of(s) for s in sources.values()] for made in makes)
     assert first == again
     assert len(set(first)) == len(first)
@@ -316,7 +332,7 @@ def test_a_run_that_is_killed_continues(run, tmp_path, number):
     csv, out = lasting(tmp_path / "data", 6), tmp_path / "out"
     process = start("--csv", csv, "--out", out, "--workers", 2, stdout=subprocess.DEVNULL)
     wait_for(lambda: entries(out) >= 2 and temporaries(out))
-    workers = [int(path.name.split(".")[-2]) for path in temporaries(out)]
+    workers = writers(*temporaries(out))
     process.send_signal(number)
     said = process.communicate(timeout=LIMIT)[1]
     wait_for(lambda: not any(Path(f"/proc/{pid}").exists() for pid in workers))
@@ -395,11 +411,13 @@ def test_a_killed_worker_is_survived(tmp_path, kills):
     csv.write_text("0.mp4 0\nshort.mp4 1\n")
     with (tmp_path / "said").open("w") as said:
         process = start("--csv", csv, "--out", out, "--workers", 1, stdout=said)
-    killed = set[Path]()
+    killed = set[int]()
     for _ in range(kills):
-        found = wait_for(lambda: [p for p in out.rglob(".0.mp4*.tmp") if p not in killed])
+        found = wait_for(
+            lambda: [pid for pid in writers(out / "videos/0.mp4.mp4.tmp") if pid not in killed]
+        )
         killed.add(found[0])
-        os.kill(int(found[0].name.split(".")[-2]), signal.SIGKILL)
+        os.kill(found[0], signal.SIGKILL)
     assert process.communicate(timeout=LIMIT) is not None
     assert process.returncode == kills - 1
     short, long = ("videos/short.mp4.mp4", 1), ("videos/0.mp4.mp4", 0)
@@ -462,7 +480,7 @@ def test_a_full_disk_loses_nothing(run, data, tmp_path):
 
 @contextlib.contextmanager
 def held(out: Path) -> Iterator[None]:
-    with PreparedSet(out, Settings(), []):
+    with open_set(out, Settings(), []):
         yield
 
 

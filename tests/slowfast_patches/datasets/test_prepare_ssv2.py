@@ -10,7 +10,7 @@ from multigrid import ClipRequest, Shape
 from slowfast_patches.config import load_config
 from slowfast_patches.datasets.lists.lists import class_names
 from slowfast_patches.datasets.loader import loading_advice
-from slowfast_patches.datasets.preparing.lists import read_ssv2_lists
+from slowfast_patches.datasets.preparing.video_lists import read_ssv2_lists
 from slowfast_patches.datasets.ssv2 import Ssv2
 from tests.slowfast_patches.datasets.test_clip_reader import SAMPLES, needs_samples
 from tests.slowfast_patches.datasets.test_prepare import TOOL, rows, run, tool

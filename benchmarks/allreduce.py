@@ -35,7 +35,7 @@ import torch.distributed as dist
 from torch import Tensor, nn
 from torch.multiprocessing.spawn import start_processes
 
-from slowfast_patches.config import load_config
+from slowfast_patches.config import load_recipe
 from slowfast_patches.models.build import build_model
 from slowfast_patches.models.inputs import blank_inputs
 from slowfast_patches.plan.cluster.gradients import BACKWARD, exchange_of, overlapped_seconds
@@ -118,13 +118,13 @@ def _slowest(action: Callable[[], object], repeats: int = 1) -> float:
 
 def _time_steps(clips: tuple[int, int, int], rounds: int) -> dict[str, Any]:
     """Seconds of forward and backward alone and with DDP, and backward's share of the former."""
-    cfg = load_config(RECIPE, [])
+    recipe = load_recipe(RECIPE, [])
     torch.manual_seed(0)
-    alone = build_model(cfg).train()
+    alone = build_model(recipe).train()
     with_ddp = nn.parallel.DistributedDataParallel(
         deepcopy(alone), broadcast_buffers=False, gradient_as_bucket_view=True
     )
-    inputs = [torch.randn_like(x) for x in blank_inputs(clips, cfg.SLOWFAST.ALPHA, "cpu")]
+    inputs = [torch.randn_like(x) for x in blank_inputs(clips, recipe.slowfast.alpha, "cpu")]
     labels = torch.zeros(clips[0], dtype=torch.long)
     order, shares = random.Random(0), list[float]()
     times: dict[str, list[float]] = {"alone": [], "with_ddp": []}
@@ -203,7 +203,7 @@ def _compare_sum(fit: Fit, processes: int, size: int, times: list[float]) -> dic
 
 def _compare_step(fit: Fit, processes: int, step: dict[str, Any]) -> dict[str, Any]:
     _, frames, crop = step["clips"]
-    buckets = exchange_of(load_config(RECIPE, [])).buckets(frames, crop)
+    buckets = exchange_of(load_recipe(RECIPE, [])).buckets(frames, crop)
     alone = statistics.median(step["alone"])
     added = [b - a for a, b in zip(step["alone"], step["with_ddp"], strict=True)]
     low, median, high = statistics.quantiles(added, n=4, method="inclusive")

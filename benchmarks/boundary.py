@@ -19,7 +19,7 @@ from pathlib import Path
 
 from tabulate import tabulate
 
-from slowfast_patches.config import load_config
+from slowfast_patches.config import load_recipe
 from slowfast_patches.train.run import run
 from slowfast_patches.utils.command_line import tool
 
@@ -41,7 +41,7 @@ def main() -> int:
     metrics = args.output / "metrics.jsonl"
     if not metrics.exists():
         pairs = [*args.overrides, *map(str, [*QUIET, *NO_MILESTONES, "OUTPUT_DIR", args.output])]
-        run(load_config(args.cfg, pairs))
+        run(load_recipe(args.cfg, pairs))
     result = measure(metrics)
     machine = json.loads((args.output / "result.json").read_text(encoding="utf-8"))
     result |= {key: machine[key] for key in ("machine", "versions", "date")}

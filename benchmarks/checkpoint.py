@@ -26,7 +26,7 @@ from typing import Any
 from tabulate import tabulate
 
 from multigrid import Step
-from slowfast_patches.config import load_config
+from slowfast_patches.config import load_recipe
 from slowfast_patches.train import loop as train
 from slowfast_patches.train.checkpoints import Writer, all_checkpoints
 from slowfast_patches.train.milestones import checkpoint_iterations
@@ -69,9 +69,9 @@ class Record:
             write(self, *args)
             record.written.append((start, time.perf_counter()))
 
-        def iterations(cfg: Any, schedule: Any) -> frozenset[int]:
+        def iterations(recipe: Any, schedule: Any) -> frozenset[int]:
             record.iterations = schedule.iterations
-            record.default = len(checkpoint_iterations(cfg, schedule))
+            record.default = len(checkpoint_iterations(recipe, schedule))
             return frozenset({*range(every, schedule.iterations, every), schedule.iterations})
 
         train.Trainer._train_step, train.checkpoint_iterations = train_step, iterations
@@ -107,7 +107,7 @@ def measure(cfg_file: str, pairs: list[str], folder: Path, every: int, waits: bo
     record.install(every, waits)
     try:
         overrides = [*pairs, *map(str, [*QUIET, "OUTPUT_DIR", folder])]
-        run(load_config(cfg_file, overrides))
+        run(load_recipe(cfg_file, overrides))
     finally:
         record.uninstall()
     extra = record.extra_seconds()

@@ -23,8 +23,8 @@ from loader_measure import KINETICS, distinct_shapes
 from loader_sets import choose_videos, rendered_videos, use_one_core
 
 from multigrid import make_grid, plan_train
-from slowfast_patches.config import load_config
-from slowfast_patches.config.schedule import base_shape, schedule_from_config
+from slowfast_patches.config import load_recipe
+from slowfast_patches.config.schedule import schedule_of
 from slowfast_patches.datasets.preparing import encode
 from slowfast_patches.datasets.reading.clip_reader import read_clip
 from slowfast_patches.datasets.reading.scan import scan
@@ -81,13 +81,15 @@ def main() -> int:
     return 0
 
 
-def measure(videos: list[Path], output: Path, recipe: str, rounds: int) -> list[dict[str, object]]:
+def measure(
+    videos: list[Path], output: Path, recipe_file: str, rounds: int
+) -> list[dict[str, object]]:
     """One row a form: ratios to the first."""
-    cfg = load_config(recipe, [])
-    base, shapes = base_shape(cfg), distinct_shapes(schedule_from_config(cfg, KINETICS))
-    sides = cfg.DATA.TRAIN_JITTER_SCALES
+    recipe = load_recipe(recipe_file, [])
+    base, shapes = recipe.base_shape, distinct_shapes(schedule_of(recipe, KINETICS))
+    sides = recipe.data.train_jitter_scales
     grids = {
-        f"{s.frames} × {s.crop}²": make_grid(s, base, cfg.DATA.SAMPLING_RATE, tuple(sides))
+        f"{s.frames} × {s.crop}²": make_grid(s, base, recipe.data.sampling_rate, tuple(sides))
         for s in (shapes[0], shapes[-1])
     }
     made = {form: _encode(form, videos, output) for form in FORMS}

@@ -13,14 +13,14 @@ from collections.abc import Callable
 from typing import Any
 
 import numpy as np
-from fvcore.common.config import CfgNode
 from loader_sets import Sets
 from torch.utils.data import DataLoader, Dataset
 
 from multigrid import ClipRequest, Schedule, Shape, make_grid
 from slowfast_patches import patching
-from slowfast_patches.config import load_config
-from slowfast_patches.config.schedule import base_shape, schedule_from_config
+from slowfast_patches.config import host_config, load_recipe
+from slowfast_patches.config.recipe import Recipe
+from slowfast_patches.config.schedule import schedule_of
 from slowfast_patches.datasets.kinetics import Kinetics
 from slowfast_patches.utils.machine import machine, versions
 
@@ -44,10 +44,10 @@ def measure(sets: Sets, cfg_file: str, overrides: list[str], rounds: int) -> dic
     patching.apply()
     pairs = [*overrides, "DATA.PATH_PREFIX", "", "NUM_GPUS", 0, "DATA.PATH_LABEL_SEPARATOR", " "]
     cfgs = {
-        way: load_config(cfg_file, [*pairs, "DATA.PATH_TO_DATA_DIR", str(folder)])
+        way: load_recipe(cfg_file, [*pairs, "DATA.PATH_TO_DATA_DIR", str(folder)])
         for way, folder in zip(WAYS, (sets.files, sets.files, sets.prepared), strict=True)
     }
-    schedule = schedule_from_config(cfgs["files"], KINETICS)
+    schedule = schedule_of(cfgs["files"], KINETICS)
     ours = {way: Kinetics(cfgs[way], "train") for way in WAYS[1:]}
     rows, videos = [], len(ours["files"])
     for shape in distinct_shapes(schedule):
@@ -83,18 +83,17 @@ def distinct_shapes(schedule: Schedule) -> list[Shape]:
     return sorted(set(schedule.shapes), key=lambda s: (s.frames * s.crop**2, s.frames))
 
 
-def _host(cfg: CfgNode, shape: Shape) -> Read:
+def _host(recipe: Recipe, shape: Shape) -> Read:
     """The host's own data set, whose recipe says the shape; it draws from global generators."""
     from slowfast.datasets.kinetics import Kinetics as HostKinetics
 
-    base = base_shape(cfg)
-    grid = make_grid(shape, base, cfg.DATA.SAMPLING_RATE, tuple(cfg.DATA.TRAIN_JITTER_SCALES))
-    cfg = cfg.clone()
-    cfg.defrost()
-    cfg.DATA.NUM_FRAMES, cfg.DATA.TRAIN_CROP_SIZE = shape.frames, shape.crop
-    cfg.DATA.SAMPLING_RATE = round(statistics.mean(grid.strides))
-    cfg.DATA.TRAIN_JITTER_SCALES = list(grid.short_sides)
-    dataset = HostKinetics(cfg, "train")
+    base = recipe.base_shape
+    grid = make_grid(shape, base, recipe.data.sampling_rate, tuple(recipe.data.train_jitter_scales))
+    config = host_config(recipe)
+    config.DATA.NUM_FRAMES, config.DATA.TRAIN_CROP_SIZE = shape.frames, shape.crop
+    config.DATA.SAMPLING_RATE = round(statistics.mean(grid.strides))
+    config.DATA.TRAIN_JITTER_SCALES = list(grid.short_sides)
+    dataset = HostKinetics(config, "train")
 
     def read(video: int, number: int) -> object:
         random.seed(1000 * number + video)

@@ -29,13 +29,13 @@ from typing import Any
 
 import torch
 import torch.distributed as dist
-from fvcore.common.config import CfgNode
 from tabulate import tabulate
 from torch import multiprocessing, nn
 
 from multigrid import Batch, Schedule, Step, clip_numbers, empty_clips, form_groups
-from slowfast_patches.config import load_config
-from slowfast_patches.config.schedule import check_world_size, schedule_from_config
+from slowfast_patches.config import load_recipe
+from slowfast_patches.config.recipe import Recipe
+from slowfast_patches.config.schedule import check_world_size, schedule_of
 from slowfast_patches.models.build import build_model
 from slowfast_patches.train.parallel import parallel
 from slowfast_patches.train.step import Stepper
@@ -50,14 +50,14 @@ WAYS = ("whole", "gradients local", "BN local too")
 class Trained:
     """A model in training in one process of a world."""
 
-    def __init__(self, cfg: CfgNode, world: World) -> None:
-        torch.manual_seed(cfg.RNG_SEED)
-        self.cfg, self.world = cfg, world
-        self.schedule = schedule_from_config(cfg, VIDEOS)
+    def __init__(self, recipe: Recipe, world: World) -> None:
+        torch.manual_seed(recipe.rng_seed)
+        self.recipe, self.world = recipe, world
+        self.schedule = schedule_of(recipe, VIDEOS)
         if world.size > 1:
             form_groups(self.schedule)
-        self.model = build_model(cfg, grouped_bn=True)
-        self.stepper = Stepper(cfg, self.model, world.device)
+        self.model = build_model(recipe, grouped_bn=True)
+        self.stepper = Stepper(recipe, self.model, world.device)
         self.network = self.stepper.network = parallel(self.model, world)
 
     def seconds(self, iteration: int, way: str) -> float:
@@ -78,7 +78,7 @@ class Trained:
         count = step.shape.batch // self.world.size
         return Batch(
             clips=empty_clips(count, step.shape.frames, step.shape.crop).random_(0, 256),
-            labels=torch.randint(0, self.cfg.MODEL.NUM_CLASSES, (count,)),
+            labels=torch.randint(0, self.recipe.model.num_classes, (count,)),
             flips=torch.zeros(count, dtype=torch.bool),
             iteration=step.iteration,
             failures=[],
@@ -97,14 +97,14 @@ def _no_exchange(network: nn.Module) -> Iterator[None]:
 
 
 def work(
-    cfg: CfgNode, rank: int, size: int, threads: int, port: int, orders: Connection | None
+    recipe: Recipe, rank: int, size: int, threads: int, port: int, orders: Connection | None
 ) -> None:
     """One process of a world; rank 0 takes orders, (iteration, way), and sends seconds back."""
     torch.set_num_threads(threads)
     if size > 1:
         where = f"tcp://127.0.0.1:{port}"
         dist.init_process_group("gloo", init_method=where, rank=rank, world_size=size)
-    trained = Trained(cfg, World(rank, size, torch.device("cpu")))
+    trained = Trained(recipe, World(rank, size, torch.device("cpu")))
     while True:
         order: list[Any] = [orders.recv() if orders is not None else None]
         if size > 1:
@@ -119,14 +119,14 @@ def work(
 class Worlds:
     """Processes that wait for orders, for each number of them."""
 
-    def __init__(self, cfg: CfgNode, sizes: list[int], threads: int) -> None:
+    def __init__(self, recipe: Recipe, sizes: list[int], threads: int) -> None:
         context, self._connections = multiprocessing.get_context("spawn"), {}
         for size in sizes:
             ours, theirs = context.Pipe()
             share, port = max(1, threads // size), _free_port()
             for rank in range(size):
                 orders = theirs if rank == 0 else None
-                arguments = (cfg, rank, size, share, port, orders)
+                arguments = (recipe, rank, size, share, port, orders)
                 context.Process(target=work, args=arguments, daemon=True).start()
             self._connections[size] = ours
 
@@ -139,12 +139,12 @@ class Worlds:
             connection.send(None)
 
 
-def measure(cfg: CfgNode, sizes: list[int], rounds: int, threads: int) -> list[dict[str, Any]]:
+def measure(recipe: Recipe, sizes: list[int], rounds: int, threads: int) -> list[dict[str, Any]]:
     """A row for each shape of the schedule: medians, and the ratio to one process."""
-    schedule = schedule_from_config(cfg, VIDEOS)
+    schedule = schedule_of(recipe, VIDEOS)
     for size in sizes:
-        check_world_size(cfg, schedule, size)
-    worlds, iterations = Worlds(cfg, sizes, threads), _one_of_each(schedule)
+        check_world_size(recipe, schedule, size)
+    worlds, iterations = Worlds(recipe, sizes, threads), _one_of_each(schedule)
     orders = [
         (size, iteration, way)
         for iteration in iterations
@@ -217,7 +217,7 @@ def main() -> int:
     parser.add_argument("overrides", nargs="*", metavar="KEY VALUE")
     args = parser.parse_args()
     sizes = sorted({1, *args.processes})
-    rows = measure(load_config(args.cfg, args.overrides), sizes, args.rounds, args.threads)
+    rows = measure(load_recipe(args.cfg, args.overrides), sizes, args.rounds, args.threads)
     print(tabulate(rows, headers="keys", floatfmt=".3f"))
     if args.output:
         report = {

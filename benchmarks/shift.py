@@ -30,12 +30,11 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from fvcore.common.config import CfgNode
 from step_bench import (
     Bench,
     Case,
     add_options,
-    load_recipe,
+    checked_recipe,
     prepare_device,
     provenance,
     quartiles,
@@ -45,6 +44,7 @@ from torch import Tensor, nn
 
 from multigrid import Shape
 from slowfast_patches import patching
+from slowfast_patches.config.recipe import Recipe
 from slowfast_patches.launch.launch import processes_of
 from slowfast_patches.models.flops import check_shapes
 from slowfast_patches.models.tsm import ShiftedConv3d, temporal_shift
@@ -90,13 +90,11 @@ class Pair:
     """A network with the shift and without it, in one memory format, and the shifts alone."""
 
     def __init__(
-        self, cfg: CfgNode, device: torch.device, layout: str, shape: Shape, seconds: float
+        self, recipe: Recipe, device: torch.device, layout: str, shape: Shape, seconds: float
     ) -> None:
-        plain = cfg.clone()
-        plain.defrost()
-        plain.TSM.SHIFT_DIV = 0
+        plain = recipe.replaced({"TSM.SHIFT_DIV": 0})
         self.layout = layout
-        self.cases = {"with": _case(cfg, device, layout, shape)}
+        self.cases = {"with": _case(recipe, device, layout, shape)}
         self.cases["without"] = _case(plain, device, layout, shape)
         for case in self.cases.values():
             case.warm_up(seconds)
@@ -137,28 +135,29 @@ class Pair:
         }
 
 
-def _case(cfg: CfgNode, device: torch.device, layout: str, shape: Shape) -> Case:
-    bench = Bench(cfg, device)
+def _case(recipe: Recipe, device: torch.device, layout: str, shape: Shape) -> Case:
+    bench = Bench(recipe, device)
     bench.model.to(memory_format=FORMATS[layout])  # type: ignore[call-overload]
     return Case(bench, shape, None)
 
 
-def measure(cfg: CfgNode, clips: int, rounds: int, seconds: float) -> dict[str, Any]:
+def measure(recipe: Recipe, clips: int, rounds: int, seconds: float) -> dict[str, Any]:
     """The cost of the shift at the baseline's shape, with `clips` clips a process.
 
     Raises:
         ValueError: the recipe's network has no shift, or cannot take the shape.
     """
-    if cfg.MODEL.ARCH != "tsm" or not cfg.TSM.SHIFT_DIV:
+    if recipe.model.arch != "tsm" or not recipe.tsm.shift_div:
         raise ValueError(
-            f"MODEL.ARCH {cfg.MODEL.ARCH} with TSM.SHIFT_DIV {cfg.TSM.SHIFT_DIV} shifts nothing; "
+            f"MODEL.ARCH {recipe.model.arch} with TSM.SHIFT_DIV {recipe.tsm.shift_div} shifts "
+            f"nothing; "
             "give a recipe of a TSM"
         )
-    (base, _), *_ = shapes_to_measure(cfg)
-    shape = Shape(clips * processes_of(cfg), base.frames, base.crop)
-    check_shapes(cfg, [shape])
-    device = prepare_device(cfg)
-    pairs = [Pair(cfg, device, layout, shape, seconds / rounds) for layout in FORMATS]
+    (base, _), *_ = shapes_to_measure(recipe)
+    shape = Shape(clips * processes_of(recipe), base.frames, base.crop)
+    check_shapes(recipe, [shape])
+    device = prepare_device(recipe)
+    pairs = [Pair(recipe, device, layout, shape, seconds / rounds) for layout in FORMATS]
     turns = [turn for pair in pairs for turn in pair.turns()]
     for number in range(rounds):
         print(f"round {number + 1} of {rounds}", file=sys.stderr, flush=True)
@@ -169,7 +168,7 @@ def measure(cfg: CfgNode, clips: int, rounds: int, seconds: float) -> dict[str, 
         "clips": clips,
         "frames": shape.frames,
         "crop": shape.crop,
-        "shift_div": cfg.TSM.SHIFT_DIV,
+        "shift_div": recipe.tsm.shift_div,
         "formats": [pair.to_json() for pair in pairs],
     }
 
@@ -225,8 +224,8 @@ def main(argv: list[str] | None = None) -> int:
     args = parse_args(argv)
     try:
         patching.apply()
-        cfg = load_recipe(args.cfg, args.overrides)
-        result = measure(cfg, args.clips, args.rounds, args.seconds)
+        recipe = checked_recipe(args.cfg, args.overrides)
+        result = measure(recipe, args.clips, args.rounds, args.seconds)
         print(format_result(result))
         if args.output:
             write_result(args.output, "shift.py", argv, result)

@@ -15,12 +15,12 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from fvcore.common.config import CfgNode
 from step_clock import Mark, StepClock, Timed
 from torch import Tensor, nn
 
 from multigrid import Batch, Shape, Step
-from slowfast_patches.config import check_config, load_config
+from slowfast_patches.config import check_recipe, load_recipe
+from slowfast_patches.config.recipe import Recipe
 from slowfast_patches.launch.device import keep_memory_whole, set_up_device
 from slowfast_patches.launch.launch import for_processes, process_device, processes_of
 from slowfast_patches.models.build import build_model
@@ -37,8 +37,8 @@ __all__ = [
     "Steps",
     "add_options",
     "build_training_model",
+    "checked_recipe",
     "kept_bytes",
-    "load_recipe",
     "prepare_device",
     "provenance",
     "quartiles",
@@ -53,37 +53,39 @@ RATE = 1e-4
 """The learning rate: so low that training on noise leaves the numbers of an ordinary size."""
 
 
-def load_recipe(path: str | Path, overrides: Sequence[object]) -> CfgNode:
+def checked_recipe(path: str | Path, overrides: Sequence[object]) -> Recipe:
     """A recipe as this run's processes train it, checked.
 
     Raises:
         ValueError: the recipe cannot train, or wants a GPU where there is none.
     """
-    cfg = for_processes(load_config(path, overrides))
-    check_config(cfg, processes_of(cfg))
-    if device_of(cfg) == "cuda" and not torch.cuda.is_available():
-        raise ValueError(f"NUM_GPUS is {cfg.NUM_GPUS} and there is no GPU; NUM_GPUS 0 is the CPU")
-    return cfg
+    recipe = for_processes(load_recipe(path, overrides))
+    check_recipe(recipe, processes_of(recipe))
+    if device_of(recipe) == "cuda" and not torch.cuda.is_available():
+        raise ValueError(
+            f"NUM_GPUS is {recipe.num_gpus} and there is no GPU; NUM_GPUS 0 is the CPU"
+        )
+    return recipe
 
 
-def prepare_device(cfg: CfgNode) -> torch.device:
+def prepare_device(recipe: Recipe) -> torch.device:
     """The device that a recipe is measured on; its memory and random numbers as in training."""
     keep_memory_whole()
-    torch.manual_seed(cfg.RNG_SEED)
-    return process_device(cfg, 0)
+    torch.manual_seed(recipe.rng_seed)
+    return process_device(recipe, 0)
 
 
-def build_training_model(cfg: CfgNode) -> nn.Module:
+def build_training_model(recipe: Recipe) -> nn.Module:
     """The model as training has it: with its BN in groups."""
-    return build_model(cfg, grouped_bn=True)
+    return build_model(recipe, grouped_bn=True)
 
 
 class Steps(ABC):
     """Some way to train on one shape after another, timed."""
 
-    def __init__(self, cfg: CfgNode, device: torch.device) -> None:
-        self.cfg, self.device = cfg, device
-        set_up_device(cfg)
+    def __init__(self, recipe: Recipe, device: torch.device) -> None:
+        self.recipe, self.device = recipe, device
+        set_up_device(recipe)
 
     def time(self, step: Step, batch: Batch, iterations: int) -> Timed:
         """Seconds of an iteration and its parts, over some of them.
@@ -91,7 +93,7 @@ class Steps(ABC):
         Raises:
             torch.OutOfMemoryError: the GPU has no room for the shape.
         """
-        set_up_device(self.cfg)  # another one had its turn
+        set_up_device(self.recipe)  # another one had its turn
         self.wait()
         clock = StepClock(self.device)
         for _ in range(iterations):
@@ -130,33 +132,33 @@ class Bench(Steps):
     """A model and what trains it, as training has them.
 
     Args:
-        cfg: the recipe, with the switches that are measured.
+        recipe: the recipe, with the switches that are measured.
         device: where it is measured.
         build: gives the model, on the default device.
     """
 
     def __init__(
         self,
-        cfg: CfgNode,
+        recipe: Recipe,
         device: torch.device,
-        build: Callable[[CfgNode], nn.Module] = build_training_model,
+        build: Callable[[Recipe], nn.Module] = build_training_model,
     ) -> None:
-        super().__init__(cfg, device)
-        self.model = build(cfg).to(device)
-        self.stepper = Stepper(cfg, self.model, device)
+        super().__init__(recipe, device)
+        self.model = build(recipe).to(device)
+        self.stepper = Stepper(recipe, self.model, device)
 
     def take(self, step: Step, batch: Batch, mark: Mark) -> None:
         self.stepper(step, batch, mark=mark)
 
     def record(self, step: Step, batch: Batch) -> None:
-        if self.cfg.TRAIN.CUDA_GRAPHS:
-            set_up_device(self.cfg)
+        if self.recipe.train.cuda_graphs:
+            set_up_device(self.recipe)
             self.stepper.record(step, batch)
 
     def forget(self) -> None:
         if not self.stepper.has_graphs:  # they have the gradients' place
             self.stepper.optimizer.zero_grad(set_to_none=True)
-        self.stepper.precision = Precision(self.cfg, self.device)
+        self.stepper.precision = Precision(self.recipe, self.device)
         if self.device.type == "cuda":
             torch.cuda.empty_cache()
 
@@ -190,10 +192,10 @@ class Case:
         self, bench: Steps, shape: Shape, bn_size: int | None, batch: Batch | None = None
     ) -> None:
         self.bench, self.shape, self.bn_size = bench, shape, bn_size
-        self.clips = shape.batch // processes_of(bench.cfg)
+        self.clips = shape.batch // processes_of(bench.recipe)
         shared = None if bn_size is None else min(bn_size, self.clips)
         self.step = Step(0, 0, shape, RATE, shared, 0, 0.0)
-        self.batch = made_up_batch(bench.cfg, self.clips, shape) if batch is None else batch
+        self.batch = made_up_batch(bench.recipe, self.clips, shape) if batch is None else batch
         self.iterations, self.rounds = 0, list[float]()
         self.parts: dict[str, list[float]] = {}
         self.peaks = list[int]()
@@ -227,7 +229,7 @@ class Case:
             self.failure = "out of memory"
         except RuntimeError as error:
             # Without compiler and graphs, what fails here is a fault of ours.
-            if not (self.bench.cfg.TRAIN.COMPILE or self.bench.cfg.TRAIN.CUDA_GRAPHS):
+            if not (self.bench.recipe.train.compile or self.bench.recipe.train.cuda_graphs):
                 raise
             self.failure = " ".join(str(error).split())[:200]
         else:
@@ -255,7 +257,7 @@ class Case:
         """
         if not self.peaks:
             return None
-        return self.peaks[1] if self.bench.cfg.TRAIN.CUDA_GRAPHS else max(self.peaks[1:])
+        return self.peaks[1] if self.bench.recipe.train.cuda_graphs else max(self.peaks[1:])
 
     def to_json(self) -> dict[str, Any]:
         """The seconds of an iteration, None with the `failure` where there are none."""
@@ -274,7 +276,7 @@ def time_in_turns(cases: Sequence[Case], rounds: int, seconds: float) -> None:
 
     All `rounds` of a case together take about `seconds`, but an iteration a round at least.
     """
-    expect_graphs(sum(bool(case.bench.cfg.TRAIN.COMPILE) for case in cases))
+    expect_graphs(sum(bool(case.bench.recipe.train.compile) for case in cases))
     for case in cases:
         case.warm_up(seconds / rounds)
     for case in cases:

@@ -5,13 +5,13 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
-from fvcore.common.config import CfgNode
 from step_bench import quartiles
 from step_variants import SWITCHES
 
 from multigrid import Cost, Schedule, Shape, baseline_cost, schedule_cost
 from multigrid.cost import FlopsPerClip
-from slowfast_patches.config.schedule import groups_batchnorm, schedule_from_config
+from slowfast_patches.config.recipe import Recipe
+from slowfast_patches.config.schedule import schedule_of
 from slowfast_patches.plan.step_times import MANY_VIDEOS, shapes_to_measure
 
 __all__ = ["REFERENCES", "Row", "add_rates", "add_relative", "matching_rows", "recommend", "totals"]
@@ -50,7 +50,7 @@ def _spread(values: Sequence[float]) -> dict[str, float]:
     return found
 
 
-def add_relative(name: str, cfgs: Sequence[CfgNode], variants: Sequence[Row]) -> None:
+def add_relative(name: str, cfgs: Sequence[Recipe], variants: Sequence[Row]) -> None:
     """Put the ratios to one variant beside the times of the others, where it is measured.
 
     A shape has how many times the clips a second it has, the whole schedule how many times shorter
@@ -62,7 +62,7 @@ def add_relative(name: str, cfgs: Sequence[CfgNode], variants: Sequence[Row]) ->
         variants: with "name", "shapes" and "totals", in each of which "relative" gets the ratio.
     """
     number = next((i for i, variant in enumerate(variants) if variant["name"] == name), None)
-    for cfg, variant in zip(cfgs, variants, strict=True):
+    for recipe, variant in zip(cfgs, variants, strict=True):
         variant.setdefault("matches", {})
         for found in [*variant["shapes"], variant["totals"]]:
             found.setdefault("relative", {})
@@ -71,7 +71,7 @@ def add_relative(name: str, cfgs: Sequence[CfgNode], variants: Sequence[Row]) ->
         other = variants[number]
         if not other["shapes"]:
             continue
-        variant["matches"][name] = matches = matching_rows(cfg, cfgs[number])
+        variant["matches"][name] = matches = matching_rows(recipe, cfgs[number])
         for row, match in zip(variant["shapes"], matches, strict=True):
             row["relative"][name] = _clips_ratio(row, other["shapes"][match])
         variant["totals"]["relative"][name] = _ratio(variant["totals"], other["totals"])
@@ -98,38 +98,38 @@ Place = tuple[Shape, bool]
 """A shape, and whether its BN is left to the batch, as the baseline's is."""
 
 
-def matching_rows(cfg: CfgNode, other: CfgNode) -> list[int]:
+def matching_rows(recipe: Recipe, other: Recipe) -> list[int]:
     """For each shape to measure of a recipe, the number of the one that another has in its place.
 
     They differ where MULTIGRID.SIZE_DIVISOR rounds the crops of one of them.
     """
-    mine, theirs = _places(cfg), _places(other)
+    mine, theirs = _places(recipe), _places(other)
     found = {mine[0]: 0}
-    for own_phase, other_phase in zip(_phases(cfg), _phases(other), strict=True):
+    for own_phase, other_phase in zip(_phases(recipe), _phases(other), strict=True):
         for own, match in zip(own_phase, other_phase, strict=True):
             found.setdefault(own, theirs.index(match))
     return [found[place] for place in mine]
 
 
-def _places(cfg: CfgNode) -> list[Place]:
-    return [(shape, size is None) for shape, size in shapes_to_measure(cfg)]
+def _places(recipe: Recipe) -> list[Place]:
+    return [(shape, size is None) for shape, size in shapes_to_measure(recipe)]
 
 
-def _phases(cfg: CfgNode) -> list[list[Place]]:
+def _phases(recipe: Recipe) -> list[list[Place]]:
     """The shapes of each phase, in the short cycle's order."""
     return [
         [(shape, size is None) for shape, size in zip(phase.shapes, phase.bn_sizes, strict=True)]
-        for phase in schedule_from_config(cfg, MANY_VIDEOS).phases
+        for phase in schedule_of(recipe, MANY_VIDEOS).phases
     ]
 
 
-def totals(cfg: CfgNode, rows: Sequence[Row], num_videos: int | None) -> dict[str, Any]:
+def totals(recipe: Recipe, rows: Sequence[Row], num_videos: int | None) -> dict[str, Any]:
     """Seconds of the whole schedule, and of the same recipe without multigrid.
 
     The medians are of the shapes' medians, as in tools/plan.py; the rest is round by round.
 
     Args:
-        cfg: the recipe as it was measured.
+        recipe: the recipe as it was measured.
         rows: its shapes, in the order of `shapes_to_measure`.
         num_videos: of the training set; where it is not known, "seconds" are of a training of 10
             million videos, of which only ratios mean something.
@@ -141,11 +141,11 @@ def totals(cfg: CfgNode, rows: Sequence[Row], num_videos: int | None) -> dict[st
     missing = [str(Shape(*row["shape"])) for row in rows if row["seconds"] is None]
     if missing:
         return {"failure": f"no time for {', '.join(dict.fromkeys(missing))}"}
-    schedule = schedule_from_config(cfg, num_videos or MANY_VIDEOS)
-    grouped, found = groups_batchnorm(cfg), list[tuple[float, float, float]]()
+    schedule = schedule_of(recipe, num_videos or MANY_VIDEOS)
+    grouped, found = recipe.groups_batchnorm, list[tuple[float, float, float]]()
     medians = [row["seconds"]["median"] for row in rows]
     for seconds in [medians, *zip(*(row["seconds"]["rounds"] for row in rows), strict=True)]:
-        times = dict(zip(_places(cfg), seconds, strict=True))
+        times = dict(zip(_places(recipe), seconds, strict=True))
         ours = _seconds(schedule_cost, schedule, times, not grouped)
         baseline = _seconds(baseline_cost, schedule, times, True)
         found.append((ours, baseline, baseline / ours))

@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-from fvcore.common.config import CfgNode
 from step_bench import build_training_model
 from torch import Tensor, nn
 
 from multigrid.cost import FlopsPerClip
+from slowfast_patches.config.recipe import Recipe
 from slowfast_patches.models.flops import flops_by_module
 
 __all__ = ["FastPathway", "build_fast_pathway", "fast_flops_per_clip"]
@@ -40,27 +40,27 @@ class FastPathway(nn.Module):
         return self.projection(self.pool(self.blocks(inputs[1])).flatten(1))
 
 
-def build_fast_pathway(cfg: CfgNode) -> nn.Module:
+def build_fast_pathway(recipe: Recipe) -> nn.Module:
     """The fast pathway of a recipe's SlowFast, with its BN in groups.
 
     Raises:
         ValueError: another model, or one with more in the pathway than blocks.
     """
-    if cfg.MODEL.ARCH != "slowfast":
+    if recipe.model.arch != "slowfast":
         raise ValueError(
-            f"MODEL.ARCH {cfg.MODEL.ARCH} has no fast pathway; give a SlowFast's recipe"
+            f"MODEL.ARCH {recipe.model.arch} has no fast pathway; give a SlowFast's recipe"
         )
-    if any(grouped[1] > 1 for grouped in cfg.NONLOCAL.GROUP):
+    if any(grouped[1] > 1 for grouped in recipe.nonlocal_.group):
         raise ValueError("NONLOCAL.GROUP of a fast pathway must be 1 to measure it alone")
-    return FastPathway(build_training_model(cfg), cfg.MODEL.NUM_CLASSES)
+    return FastPathway(build_training_model(recipe), recipe.model.num_classes)
 
 
-def fast_flops_per_clip(cfg: CfgNode) -> FlopsPerClip:
+def fast_flops_per_clip(recipe: Recipe) -> FlopsPerClip:
     """Training FLOPs of the fast pathway for one clip of (frames, crop): three times the forward's.
 
     Its classes, a few thousand operations, are not counted.
     """
-    by_module = flops_by_module(cfg)
+    by_module = flops_by_module(recipe)
 
     def count(frames: int, crop: int) -> float:
         found = by_module(frames, crop)

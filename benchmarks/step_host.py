@@ -12,13 +12,13 @@ from math import prod
 from typing import NamedTuple
 
 import torch
-from fvcore.common.config import CfgNode
 from step_bench import Steps, kept_bytes
 from step_clock import Mark
 from torch import Tensor, nn
 
 from multigrid import Batch, Shape, Step
 from slowfast_patches import patching
+from slowfast_patches.config.recipe import Recipe, host_config
 from slowfast_patches.models.inputs import InputTransform
 
 __all__ = ["HostBench", "HostModels", "host_problem"]
@@ -27,29 +27,29 @@ _STRIDE = 32
 """What the host's head takes the strides of its network to be, in pixels."""
 
 
-def host_problem(cfg: CfgNode) -> str | None:
+def host_problem(recipe: Recipe) -> str | None:
     """Why the host's own code cannot train a recipe; None where it can."""
     patching.apply()
     from slowfast.models.losses import _LOSSES
     from slowfast.models.model_builder import _MODEL_TYPES
 
-    if _builder_name(cfg) not in _MODEL_TYPES:
-        return f"the host has no model {cfg.MODEL.ARCH}"
-    if cfg.MODEL.LOSS_FUNC not in _LOSSES:
-        return f"the host has no loss {cfg.MODEL.LOSS_FUNC}"
-    if cfg.SOLVER.OPTIMIZING_METHOD not in ("sgd", "adam"):
-        return f"the host has no optimizer {cfg.SOLVER.OPTIMIZING_METHOD}"
+    if _builder_name(recipe) not in _MODEL_TYPES:
+        return f"the host has no model {recipe.model.arch}"
+    if recipe.model.loss_func not in _LOSSES:
+        return f"the host has no loss {recipe.model.loss_func}"
+    if recipe.solver.optimizing_method not in ("sgd", "adam"):
+        return f"the host has no optimizer {recipe.solver.optimizing_method}"
     # The stem halves the sides twice.
     if any(
-        4 * prod(pathway) != _STRIDE for pathway in zip(*cfg.RESNET.SPATIAL_STRIDES, strict=True)
+        4 * prod(pathway) != _STRIDE for pathway in zip(*recipe.resnet.spatial_strides, strict=True)
     ):
         return f"the host's head counts on strides of {_STRIDE} pixels in all"
     return None
 
 
-def _builder_name(cfg: CfgNode) -> str:
+def _builder_name(recipe: Recipe) -> str:
     """The name that the host has in its table of builders: it leaves out those without a pool."""
-    return str(cfg.MODEL.ARCH).removesuffix("_nopool")
+    return str(recipe.model.arch).removesuffix("_nopool")
 
 
 class _Trained(NamedTuple):
@@ -60,11 +60,11 @@ class _Trained(NamedTuple):
 class HostModels:
     """The host's models of a recipe, one for each shape, with optimizers and clips."""
 
-    def __init__(self, cfg: CfgNode, device: torch.device) -> None:
-        self.cfg, self.device = cfg, device
+    def __init__(self, recipe: Recipe, device: torch.device) -> None:
+        self.recipe, self.device = recipe, device
         self._trained: dict[tuple[int, int], _Trained] = {}
         self._inputs: dict[tuple[int, ...], list[Tensor]] = {}
-        self._to_floats = InputTransform.from_config(cfg, torch.device("cpu"))
+        self._to_floats = InputTransform.of_recipe(recipe, torch.device("cpu"))
 
     def at(self, shape: Shape) -> _Trained:
         """The model that trains on (frames, crop) of a shape, and its optimizer."""
@@ -77,14 +77,13 @@ class HostModels:
         from slowfast.models.model_builder import _MODEL_TYPES
         from slowfast.models.optimizer import construct_optimizer
 
-        cfg = self.cfg.clone()
-        cfg.defrost()
-        cfg.DATA.NUM_FRAMES = shape.frames
+        config = host_config(self.recipe)
+        config.DATA.NUM_FRAMES = shape.frames
         # Strided convolutions round up where the head's window rounds down: 158 pixels are 5 at the
         # end, and so are 160.
-        cfg.DATA.CROP_SIZE = -(-shape.crop // _STRIDE) * _STRIDE
-        model = _MODEL_TYPES[_builder_name(cfg)](cfg).to(self.device).train()
-        return _Trained(model, construct_optimizer(model, cfg))
+        config.DATA.CROP_SIZE = -(-shape.crop // _STRIDE) * _STRIDE
+        model = _MODEL_TYPES[_builder_name(self.recipe)](config).to(self.device).train()
+        return _Trained(model, construct_optimizer(model, config))
 
     def forget(self) -> None:
         """Give back gradients, and what else a step that broke off has left behind."""
@@ -107,12 +106,12 @@ class HostModels:
 class HostBench(Steps):
     """The host's models and a plain loop."""
 
-    def __init__(self, cfg: CfgNode, device: torch.device, models: HostModels) -> None:
+    def __init__(self, recipe: Recipe, device: torch.device, models: HostModels) -> None:
         from slowfast.models.losses import get_loss_func
 
-        super().__init__(cfg, device)
+        super().__init__(recipe, device)
         self.models = models
-        self.loss_function: nn.Module = get_loss_func(cfg.MODEL.LOSS_FUNC)(reduction="mean")
+        self.loss_function: nn.Module = get_loss_func(recipe.model.loss_func)(reduction="mean")
 
     def take(self, step: Step, batch: Batch, mark: Mark) -> None:
         model, optimizer = self.models.at(step.shape)
@@ -122,7 +121,9 @@ class HostBench(Steps):
         for group in optimizer.param_groups:
             group["lr"] = step.lr
         scores = model(inputs)
-        assert scores.shape[1] == self.cfg.MODEL.NUM_CLASSES, "the head's window is not the map's"
+        assert scores.shape[1] == self.recipe.model.num_classes, (
+            "the head's window is not the map's"
+        )
         loss = self.loss_function(scores, labels)
         mark("forward")
         optimizer.zero_grad()

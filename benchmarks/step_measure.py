@@ -6,7 +6,6 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from fvcore.common.config import CfgNode
 from step_bench import (
     Case,
     build_training_model,
@@ -21,6 +20,7 @@ from step_rates import matrix_rates
 from step_variants import HOST, Run, build_runs
 
 from multigrid.cost import FlopsPerClip
+from slowfast_patches.config.recipe import Recipe
 from slowfast_patches.launch.launch import processes_of
 from slowfast_patches.models.flops import check_shapes, flops_per_clip
 from slowfast_patches.plan.plan import dataset_size
@@ -50,32 +50,32 @@ class Request:
     num_videos: int | None = None
 
 
-def measure(cfg: CfgNode, request: Request) -> dict[str, Any]:
+def measure(recipe: Recipe, request: Request) -> dict[str, Any]:
     """The times of each shape in each variant, and what follows from them.
 
     Raises:
         ValueError: the model cannot take a shape, the device a variant, or --profile names none.
     """
-    check_shapes(cfg, [shape for shape, _ in shapes_to_measure(cfg)])
-    device = prepare_device(cfg)
+    check_shapes(recipe, [shape for shape, _ in shapes_to_measure(recipe)])
+    device = prepare_device(recipe)
     build = build_fast_pathway if request.fast else build_training_model
-    runs = build_runs(cfg, request.variants, device, named=request.named, build=build)
+    runs = build_runs(recipe, request.variants, device, named=request.named, build=build)
     profiled = request.profile and parse_profile(request.profile, runs)
     measured = [run for run in runs if run.failure is None]
-    rates = matrix_rates(cfg, device, [run.precision for run in measured])
+    rates = matrix_rates(recipe, device, [run.precision for run in measured])
     cases = [case for run in measured for case in run.cases]
     time_in_turns(cases, request.rounds, request.seconds)
     rows = [[_row(run, case) for case in run.cases] for run in runs]
-    flops = (fast_flops_per_clip if request.fast else flops_per_clip)(cfg)
+    flops = (fast_flops_per_clip if request.fast else flops_per_clip)(recipe)
     result = {
         "format": FORMAT,
         "precision": next((run.precision for run in measured if run.name == "recipe"), None),
-        "processes": processes_of(cfg),
+        "processes": processes_of(recipe),
         **provenance(device),
-        "model": model_of(cfg),
+        "model": model_of(recipe),
         "pathway": "fast" if request.fast else "all",
         "matrix_rates": rates,
-        **derive(cfg, runs, rows, rates, flops, request.num_videos),
+        **derive(recipe, runs, rows, rates, flops, request.num_videos),
     }
     if profiled:
         run, shape = profiled
@@ -85,7 +85,7 @@ def measure(cfg: CfgNode, request: Request) -> dict[str, Any]:
 
 
 def derive(
-    cfg: CfgNode,
+    recipe: Recipe,
     runs: Sequence[Run],
     rows: Sequence[Sequence[Row]],
     rates: Mapping[str, float],
@@ -100,14 +100,14 @@ def derive(
         flops: training FLOPs of a clip of (frames, crop).
         num_videos: of the training set, None for what the recipe says.
     """
-    videos, no_videos = _videos(cfg, num_videos)
+    videos, no_videos = _videos(recipe, num_videos)
     variants = list[dict[str, Any]]()
     for run, own in zip(runs, rows, strict=True):
         for row in own:
             add_rates(row, flops, rates[run.precision])
         variants.append(_variant(run, own, videos))
     for name in REFERENCES:
-        add_relative(name, [run.cfg for run in runs], variants)
+        add_relative(name, [run.recipe for run in runs], variants)
     return {
         "num_videos": videos,
         "no_videos": no_videos,
@@ -120,13 +120,13 @@ def _variant(run: Run, rows: Sequence[Row], num_videos: int | None) -> dict[str,
     found = {"name": run.name, "keys": dict(run.keys), "failure": run.failure, "shapes": rows}
     if run.failure is not None:
         return found | {"precision": None, "totals": {"failure": run.failure}}
-    return found | {"precision": run.precision, "totals": totals(run.cfg, rows, num_videos)}
+    return found | {"precision": run.precision, "totals": totals(run.recipe, rows, num_videos)}
 
 
-def _videos(cfg: CfgNode, given: int | None) -> tuple[int | None, str | None]:
+def _videos(recipe: Recipe, given: int | None) -> tuple[int | None, str | None]:
     """Training videos, or why they are not known."""
     try:
-        return dataset_size(cfg, given), None
+        return dataset_size(recipe, given), None
     except ValueError as error:
         return None, str(error)
 

@@ -6,10 +6,10 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from fvcore.common.config import CfgNode
 from step_bench import Bench, Case, prepare_device, provenance, quartiles, time_in_turns
 
 from multigrid import Shape
+from slowfast_patches.config.recipe import Recipe
 from slowfast_patches.launch.launch import processes_of
 from slowfast_patches.models.flops import check_shapes, flops_per_clip
 from slowfast_patches.plan.cluster.gradients import exchange_of
@@ -18,7 +18,7 @@ from slowfast_patches.utils.report import format_table
 
 __all__ = ["format_models", "measure_models"]
 
-Recipe = tuple[str, CfgNode]
+Recipe = tuple[str, Recipe]
 """The recipe's file, and what it says."""
 
 
@@ -37,10 +37,10 @@ def measure_models(
     """
     _check_devices(recipes)
     clips = _common_clips(recipes) if clips is None else clips
-    for _, cfg in recipes:
-        check_shapes(cfg, [_shape(cfg, clips)])
+    for _, recipe in recipes:
+        check_shapes(recipe, [_shape(recipe, clips)])
     device = prepare_device(recipes[0][1])
-    cases = [Case(Bench(cfg, device), _shape(cfg, clips), None) for _, cfg in recipes]
+    cases = [Case(Bench(recipe, device), _shape(recipe, clips), None) for _, recipe in recipes]
     time_in_turns(cases, rounds, seconds)
     rows = [_row(path, case) for (path, _), case in zip(recipes, cases, strict=True)]
     for row in rows:
@@ -49,7 +49,7 @@ def measure_models(
 
 
 def _check_devices(recipes: Sequence[Recipe]) -> None:
-    devices = {device_of(cfg): path for path, cfg in recipes}
+    devices = {device_of(recipe): path for path, recipe in recipes}
     if len(devices) > 1:
         raise ValueError(
             f"{devices['cuda']} trains on GPUs and {devices['cpu']} on the CPU; give NUM_GPUS 0, "
@@ -58,7 +58,7 @@ def _check_devices(recipes: Sequence[Recipe]) -> None:
 
 
 def _common_clips(recipes: Sequence[Recipe]) -> int:
-    shares = [_base(cfg).batch // processes_of(cfg) for _, cfg in recipes]
+    shares = [_base(recipe).batch // processes_of(recipe) for _, recipe in recipes]
     if len(set(shares)) > 1:
         found = ", ".join(
             f"{path} {share}" for (path, _), share in zip(recipes, shares, strict=True)
@@ -67,31 +67,31 @@ def _common_clips(recipes: Sequence[Recipe]) -> int:
     return shares[0]
 
 
-def _base(cfg: CfgNode) -> Shape:
-    (shape, _), *_ = shapes_to_measure(cfg)
+def _base(recipe: Recipe) -> Shape:
+    (shape, _), *_ = shapes_to_measure(recipe)
     return shape
 
 
-def _shape(cfg: CfgNode, clips: int) -> Shape:
+def _shape(recipe: Recipe, clips: int) -> Shape:
     """The baseline's, with `clips` clips a process."""
-    base = _base(cfg)
-    return Shape(clips * processes_of(cfg), base.frames, base.crop)
+    base = _base(recipe)
+    return Shape(clips * processes_of(recipe), base.frames, base.crop)
 
 
 def _row(path: str, case: Case) -> dict[str, Any]:
-    cfg, shape = case.bench.cfg, case.shape
-    training = flops_per_clip(cfg)(shape.frames, shape.crop)
-    buckets = exchange_of(cfg).buckets(shape.frames, shape.crop)
+    recipe, shape = case.bench.recipe, case.shape
+    training = flops_per_clip(recipe)(shape.frames, shape.crop)
+    buckets = exchange_of(recipe).buckets(shape.frames, shape.crop)
     timed = case.to_json()
     spread = timed["seconds"]
     return {
         "recipe": Path(path).stem,
         "file": path,
-        "model": cfg.MODEL.ARCH,
+        "model": recipe.model.arch,
         "frames": shape.frames,
         "crop": shape.crop,
         "local_clips": case.clips,
-        "processes": processes_of(cfg),
+        "processes": processes_of(recipe),
         "precision": case.bench.precision_name(),
         "parameters": sum(p.numel() for p in case.bench.model.parameters()),
         "training_flops_per_clip": training,

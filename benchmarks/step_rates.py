@@ -6,10 +6,10 @@ import statistics
 from collections.abc import Iterable
 
 import torch
-from fvcore.common.config import CfgNode
 from step_clock import StepClock
 from torch import Tensor
 
+from slowfast_patches.config.recipe import Recipe
 from slowfast_patches.launch.device import set_up_device
 
 __all__ = ["matrix_rates"]
@@ -25,21 +25,18 @@ _TYPES = {
 }
 
 
-def matrix_rates(cfg: CfgNode, device: torch.device, names: Iterable[str]) -> dict[str, float]:
+def matrix_rates(recipe: Recipe, device: torch.device, names: Iterable[str]) -> dict[str, float]:
     """FLOP/s of square matrix products in some precisions, a multiply-add counted as two.
 
     The matrices are random: of zeros, a GPU that draws less current computes faster.
 
     Args:
-        cfg: any recipe for the device; its TRAIN.TF32 is set as each precision needs it.
+        recipe: any recipe for the device; its TRAIN.TF32 is set as each precision needs it.
         names: of "float32", "tf32", "bfloat16" and "float16".
     """
-    plain = cfg.clone()
-    plain.defrost()
     rates = dict[str, float]()
     for name in sorted(set(names)):
-        plain.TRAIN.TF32 = name == "tf32"
-        set_up_device(plain)
+        set_up_device(recipe.replaced({"TRAIN.TF32": name == "tf32"}))
         rates[name] = _matrix_rate(device, _TYPES[name])
     return rates
 

@@ -52,7 +52,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from step_bench import add_options, load_recipe, write_result
+from step_bench import add_options, checked_recipe, write_result
 from step_chart import draw_chart
 from step_measure import Request, measure
 from step_models import format_models, measure_models
@@ -170,7 +170,7 @@ def measure_recipe(args: argparse.Namespace) -> dict[str, Any]:
     """Measure one recipe, print it and draw it; what is to be written."""
     if args.plot:
         check_format(args.plot)  # before the time is spent
-    result = measure(load_recipe(args.cfg[0], args.overrides), request_of(args))
+    result = measure(checked_recipe(args.cfg[0], args.overrides), request_of(args))
     print(format_result(result))
     if "profile" in result:
         print(f"\n{format_profile(result['profile'])}")
@@ -188,7 +188,7 @@ def main(argv: list[str] | None = None) -> int:
     try:
         patching.apply()
         if len(args.cfg) > 1:
-            recipes = [(path, load_recipe(path, args.overrides)) for path in args.cfg]
+            recipes = [(path, checked_recipe(path, args.overrides)) for path in args.cfg]
             result = measure_models(recipes, args.clips, args.rounds, args.seconds)
             print(format_models(result))
         else:

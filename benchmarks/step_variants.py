@@ -6,14 +6,14 @@ from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, field
 
 import torch
-from fvcore.common.config import CfgNode
 from step_bench import Bench, Case, Steps, build_training_model
 from step_host import HostBench, HostModels, host_problem
 from torch import nn
 
 from multigrid import Batch
-from slowfast_patches.config import check_config
-from slowfast_patches.config.schedule import schedule_from_config
+from slowfast_patches.config import check_recipe
+from slowfast_patches.config.recipe import Recipe
+from slowfast_patches.config.schedule import schedule_of
 from slowfast_patches.config.speed import check_speed_of_schedule
 from slowfast_patches.launch.launch import processes_of
 from slowfast_patches.models.flops import check_shapes
@@ -61,25 +61,25 @@ EACH = ("plain", *SWITCHES, *_OTHERS, "all", *HOST)
 NAMES = ("recipe", *EACH)
 
 
-def variant_config(cfg: CfgNode, name: str, device: torch.device) -> tuple[CfgNode, Keys]:
+def variant_config(recipe: Recipe, name: str, device: torch.device) -> tuple[Recipe, Keys]:
     """The recipe with a variant's switches, and the keys that are set for it.
 
     Raises:
         ValueError: the device, or the recipe, cannot have it; says why.
     """
     if name == "recipe":
-        return cfg, {}
+        return recipe, {}
     if name == "all":
-        keys = _all_possible(cfg, device)
-        return _with(cfg, keys), keys
+        keys = _all_possible(recipe, device)
+        return recipe.replaced(keys), keys
     keys = dict(_OFF)
     if name in HOST:
         keys["TRAIN.TF32"] = name == "host_tf32"
-        _refuse(host_problem(cfg))
+        _refuse(host_problem(recipe))
     elif name != "plain":
         key, value = (SWITCHES | _OTHERS)[name]
         keys[key] = value
-    changed = _with(cfg, keys)
+    changed = recipe.replaced(keys)
     _refuse(_problem(changed, keys, device))
     return changed, keys
 
@@ -89,19 +89,19 @@ def _refuse(problem: str | None) -> None:
         raise ValueError(problem)
 
 
-def _all_possible(cfg: CfgNode, device: torch.device) -> Keys:
+def _all_possible(recipe: Recipe, device: torch.device) -> Keys:
     """Every switch that the device and the recipe can have with those before it."""
     keys: dict[str, object] = {}
     for key, value in SWITCHES.values():
         more = keys | {key: value}
-        if _problem(_with(cfg, more), {key: value}, device) is None:
+        if _problem(recipe.replaced(more), {key: value}, device) is None:
             keys = more
         else:
             keys[key] = False
     return keys
 
 
-def _problem(cfg: CfgNode, keys: Keys, device: torch.device) -> str | None:
+def _problem(recipe: Recipe, keys: Keys, device: torch.device) -> str | None:
     """Why a device or a recipe cannot have the keys that are turned on; None if it can."""
     on = {key for key, value in keys.items() if value is True}
     for key in ("TRAIN.TF32", "TRAIN.CUDNN_BENCHMARK"):
@@ -110,7 +110,7 @@ def _problem(cfg: CfgNode, keys: Keys, device: torch.device) -> str | None:
     if "TRAIN.TF32" in on and not has_tf32(device):
         return f"TRAIN.TF32 takes a newer GPU than {torch.cuda.get_device_name(device)}"
     try:
-        _check(cfg, keys)
+        _check(recipe, keys)
     except ValueError as error:
         return str(error)
     if "TRAIN.COMPILE" in on and (problem := can_compile(device)) is not None:
@@ -118,14 +118,14 @@ def _problem(cfg: CfgNode, keys: Keys, device: torch.device) -> str | None:
     return None
 
 
-def _check(cfg: CfgNode, keys: Keys) -> None:
+def _check(recipe: Recipe, keys: Keys) -> None:
     """Raise ValueError if a training with these keys would be refused."""
-    processes = processes_of(cfg)
-    check_config(cfg, processes)
+    processes = processes_of(recipe)
+    check_recipe(recipe, processes)
     if keys.get("MULTIGRID.SIZE_DIVISOR", 1) != 1:
-        check_shapes(cfg, [shape for shape, _ in shapes_to_measure(cfg)])
+        check_shapes(recipe, [shape for shape, _ in shapes_to_measure(recipe)])
     if keys.get("TRAIN.COMPILE", False):
-        check_speed_of_schedule(cfg, schedule_from_config(cfg, MANY_VIDEOS), processes)
+        check_speed_of_schedule(recipe, schedule_of(recipe, MANY_VIDEOS), processes)
 
 
 def can_compile(device: torch.device) -> str | None:
@@ -137,14 +137,6 @@ def can_compile(device: torch.device) -> str | None:
     return None
 
 
-def _with(cfg: CfgNode, keys: Keys) -> CfgNode:
-    changed = cfg.clone()
-    changed.defrost()
-    changed.merge_from_list([item for pair in keys.items() for item in pair])
-    changed.freeze()
-    return changed
-
-
 @dataclass
 class Run:
     """A variant of the recipe that is measured: a case for each shape, or why there is none.
@@ -153,7 +145,7 @@ class Run:
     """
 
     name: str
-    cfg: CfgNode
+    recipe: Recipe
     keys: Keys = field(default_factory=dict)
     cases: list[Case] = field(default_factory=list)
     failure: str | None = None
@@ -163,7 +155,7 @@ class Run:
         """What it computes products in: "float32", "tf32", "bfloat16" or "float16"."""
         bench = self.cases[0].bench
         name = bench.precision_name()
-        rounds = self.cfg.TRAIN.TF32 and has_tf32(bench.device)
+        rounds = self.recipe.train.tf32 and has_tf32(bench.device)
         return "tf32" if name == "float32" and rounds else name
 
 
@@ -173,12 +165,12 @@ def has_tf32(device: torch.device) -> bool:
 
 
 def build_runs(
-    cfg: CfgNode,
+    recipe: Recipe,
     names: Sequence[str],
     device: torch.device,
     *,
     named: Collection[str] = (),
-    build: Callable[[CfgNode], nn.Module] = build_training_model,
+    build: Callable[[Recipe], nn.Module] = build_training_model,
 ) -> list[Run]:
     """What is measured for some variants of a recipe, on the same made-up clips.
 
@@ -194,11 +186,11 @@ def build_runs(
     runs = list[Run]()
     for name in names:
         try:
-            changed, keys = variant_config(cfg, name, device)
+            changed, keys = variant_config(recipe, name, device)
         except ValueError as error:
             if name in named:
                 raise ValueError(f"--variants {name}: {error}") from error
-            runs.append(Run(name, cfg, failure=str(error)))
+            runs.append(Run(name, recipe, failure=str(error)))
             continue
         if name in HOST:
             models = models or HostModels(changed, device)
@@ -212,9 +204,9 @@ def build_runs(
 def _cases(bench: Steps, batches: dict[tuple[int, ...], Batch]) -> list[Case]:
     """A case for each shape; variants share the clips of a shape."""
     cases = list[Case]()
-    for shape, bn_size in shapes_to_measure(bench.cfg):
+    for shape, bn_size in shapes_to_measure(bench.recipe):
         if shape not in batches:
-            clips = shape.batch // processes_of(bench.cfg)
-            batches[shape] = made_up_batch(bench.cfg, clips, shape)
+            clips = shape.batch // processes_of(bench.recipe)
+            batches[shape] = made_up_batch(bench.recipe, clips, shape)
         cases.append(Case(bench, shape, bn_size, batches[shape]))
     return cases

@@ -17,9 +17,9 @@ from typing import Any
 
 import pytest
 import torch
-from fvcore.common.config import CfgNode
 
-from slowfast_patches.config import load_config
+from slowfast_patches.config import load_recipe
+from slowfast_patches.config.recipe import Recipe
 from slowfast_patches.datasets.demo.synthetic import DemoSpec, make_demo_data
 from slowfast_patches.train import checkpoints
 from slowfast_patches.train.run import run
@@ -119,11 +119,11 @@ def tiny_recipe(demo_data: Path) -> Path:
 
 
 @pytest.fixture(scope="session")
-def tiny_config(tiny_recipe: Path) -> Callable[..., CfgNode]:
+def tiny_config(tiny_recipe: Path) -> Callable[..., Recipe]:
     """`tiny_config(output, "KEY", value, ...)`: the tiny recipe with some keys replaced."""
 
-    def make(output: Path, *overrides: object) -> CfgNode:
-        return load_config(tiny_recipe, run_net_command(tiny_recipe, output, *overrides)[4:])
+    def make(output: Path, *overrides: object) -> Recipe:
+        return load_recipe(tiny_recipe, run_net_command(tiny_recipe, output, *overrides)[4:])
 
     return make
 
@@ -144,7 +144,7 @@ def kept_logging() -> Iterator[None]:
 
 
 @pytest.fixture(scope="session")
-def train(tiny_config: Callable[..., CfgNode]) -> Callable[..., Path]:
+def train(tiny_config: Callable[..., Recipe]) -> Callable[..., Path]:
     """`train(output, "KEY", value, ...)` runs the tiny recipe in this process; gives `output`."""
 
     def run_here(output: Path, *overrides: object) -> Path:

@@ -32,11 +32,10 @@ from slowfast_patches.utils.command_line import ends_early, tool
 if __name__ == "__main__":
     ends_early()
 
-from fvcore.common.config import CfgNode
-
-from slowfast_patches.config import check_config, load_config
+from slowfast_patches.config import check_recipe, load_recipe
 from slowfast_patches.config.large_batch import check_large_batch
-from slowfast_patches.config.schedule import check_world_size, schedule_from_config
+from slowfast_patches.config.recipe import Recipe
+from slowfast_patches.config.schedule import check_world_size, schedule_of
 from slowfast_patches.datasets.lists.lists import class_names
 from slowfast_patches.launch.launch import for_processes, processes_of
 from slowfast_patches.models.flops import check_shapes, flops_per_clip
@@ -188,12 +187,12 @@ def _option(name: str) -> str:
 
 def plan_cluster(args: argparse.Namespace, cluster: Cluster) -> ClusterPlan:
     """The plan of the recipe on a cluster, checked as a training on it would be."""
-    cfg = load_config(args.cfg, args.overrides)
-    check_large_batch(cfg)  # `on_cluster` writes out what of it scales by machines
-    fitted = on_cluster(cfg, cluster)
-    check_config(fitted, cluster.gpus)
-    num_videos = dataset_size(cfg, args.dataset_size)
-    schedule = schedule_from_config(fitted, num_videos)
+    recipe = load_recipe(args.cfg, args.overrides)
+    check_large_batch(recipe)  # `on_cluster` writes out what of it scales by machines
+    fitted = on_cluster(recipe, cluster)
+    check_recipe(fitted, cluster.gpus)
+    num_videos = dataset_size(recipe, args.dataset_size)
+    schedule = schedule_of(fitted, num_videos)
     check_shapes(fitted, schedule.shapes)
     check_world_size(fitted, schedule, cluster.gpus)
     rate = None
@@ -201,7 +200,7 @@ def plan_cluster(args: argparse.Namespace, cluster: Cluster) -> ClusterPlan:
         rate = clip_rate(args.loader, args.loader_way, args.loader_cores)
     preset = MACHINES.get(args.machine)
     timing = partial(find_timing, args=args)
-    return plan_on_cluster(cfg, cluster, num_videos, timing, rate, preset)
+    return plan_on_cluster(recipe, cluster, num_videos, timing, rate, preset)
 
 
 def show_plan(args: argparse.Namespace) -> str:
@@ -214,23 +213,23 @@ def show_plan(args: argparse.Namespace) -> str:
         if args.json:
             return json.dumps(cluster_json(on_gpus), indent=2)
         return format_cluster_plan(on_gpus)
-    cfg = for_processes(load_config(args.cfg, args.overrides))
-    check_config(cfg, processes_of(cfg))
-    if cfg.DATA.PATH_TO_DATA_DIR:
-        class_names(cfg)  # raises where their number is not MODEL.NUM_CLASSES
-    schedule, plan = plan_config(cfg, args.dataset_size, find_timing(cfg, args))
-    check_world_size(cfg, schedule, processes_of(cfg))
+    recipe = for_processes(load_recipe(args.cfg, args.overrides))
+    check_recipe(recipe, processes_of(recipe))
+    if recipe.data.path_to_data_dir:
+        class_names(recipe)  # raises where their number is not MODEL.NUM_CLASSES
+    schedule, plan = plan_config(recipe, args.dataset_size, find_timing(recipe, args))
+    check_world_size(recipe, schedule, processes_of(recipe))
     if args.plot:
         plot_plan(schedule, args.plot)
     return json.dumps(plan.to_json(), indent=2) if args.json else format_plan(plan)
 
 
-def find_timing(cfg: CfgNode, args: argparse.Namespace) -> Timing:
+def find_timing(recipe: Recipe, args: argparse.Namespace) -> Timing:
     """How long iterations take, where the command line says it."""
     if args.step_seconds is not None:
-        return estimated_timing(cfg, args.step_seconds, flops_per_clip(cfg))
+        return estimated_timing(recipe, args.step_seconds, flops_per_clip(recipe))
     if args.step_times:
-        return measured_timing([read_step_times(path) for path in args.step_times], cfg)
+        return measured_timing([read_step_times(path) for path in args.step_times], recipe)
     return UNTIMED
 
 

@@ -33,10 +33,10 @@ from slowfast_patches.utils.command_line import ends_early, tool
 if __name__ == "__main__":
     ends_early()
 
-from fvcore.common.config import CfgNode
 from torch import Tensor
 
 from slowfast_patches.config import get_cfg
+from slowfast_patches.config.recipe import Recipe
 from slowfast_patches.datasets.lists.class_names import read_class_names
 from slowfast_patches.datasets.lists.lists import class_names
 from slowfast_patches.datasets.reading.video_record import UnreadableVideoError
@@ -89,9 +89,9 @@ def main(argv: list[str] | None = None) -> int:
     path = checkpoint_of(args.checkpoint)
     if path != args.checkpoint:
         print(f"the checkpoint is {path}", file=sys.stderr)
-    cfg, stored = read_checkpoint(path, args.cfg, args.overrides)
-    predictor = Predictor(cfg, path)
-    names = find_names(args.classes, stored, path, cfg)
+    recipe, stored = read_checkpoint(path, args.cfg, args.overrides)
+    predictor = Predictor(recipe, path)
+    names = find_names(args.classes, stored, path, recipe)
     if args.output:
         args.output.parent.mkdir(parents=True, exist_ok=True)
     results, probabilities = list[dict[str, Any]](), list[Tensor | None]()
@@ -115,20 +115,22 @@ def main(argv: list[str] | None = None) -> int:
 
 
 def find_names(
-    given: Path | None, stored: Sequence[str] | None, checkpoint: Path, cfg: CfgNode
+    given: Path | None, stored: Sequence[str] | None, checkpoint: Path, recipe: Recipe
 ) -> Sequence[str] | None:
     """The names of the model's classes: those in a file, those stored in the checkpoint, or those
     beside the lists; None, with a warning, where there are none."""
-    count = cfg.MODEL.NUM_CLASSES
+    count = recipe.model.num_classes
     if given:
         if len(names := read_class_names(given)) != count:
             raise ValueError(f"{given} has {len(names)} names, and the model has {count} classes")
         return names
     if stored:
         return stored
-    why = f"neither {checkpoint} nor DATA.PATH_TO_DATA_DIR {cfg.DATA.PATH_TO_DATA_DIR!r} has names"
+    why = (
+        f"neither {checkpoint} nor DATA.PATH_TO_DATA_DIR {recipe.data.path_to_data_dir!r} has names"
+    )
     try:
-        if found := class_names(cfg):
+        if found := class_names(recipe):
             return found
     except ValueError as error:
         why = str(error)

@@ -45,7 +45,7 @@ from slowfast_patches.utils.command_line import add_old_name, ends_early, tool
 if __name__ == "__main__":
     ends_early()
 
-from slowfast_patches.config import load_config
+from slowfast_patches.config import load_recipe
 from slowfast_patches.launch.launch import explain_once
 from slowfast_patches.train.run import run
 
@@ -73,7 +73,7 @@ def main() -> int:
         if value is not None:
             overrides += [key, str(value)]
     try:
-        run(load_config(args.cfg, overrides), args.init_method)
+        run(load_recipe(args.cfg, overrides), args.init_method)
     except (Exception, KeyboardInterrupt) as error:
         return explain_once(error)
     return 0

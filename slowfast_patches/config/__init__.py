@@ -1,7 +1,7 @@
-"""Configs: the host's defaults and ours, loading with clear errors, and what can be trained."""
+"""Recipes: the keys, loading with clear errors, what can be trained, and plain data of it all."""
 
-from slowfast_patches.config.check import check_config
-from slowfast_patches.config.keys import get_cfg
-from slowfast_patches.config.load import load_config, parse_config
+from slowfast_patches.config.check import check_recipe
+from slowfast_patches.config.load import load_recipe, parse_recipe
+from slowfast_patches.config.recipe import Recipe, host_config
 
-__all__ = ["check_config", "get_cfg", "load_config", "parse_config"]
+__all__ = ["Recipe", "check_recipe", "host_config", "load_recipe", "parse_recipe"]

@@ -6,9 +6,8 @@ import logging
 from collections.abc import Sequence
 from typing import Any
 
-from fvcore.common.config import CfgNode
-
-from slowfast_patches.config.keys import PER_PATHWAY, get_cfg
+from slowfast_patches.config.keys import PER_PATHWAY
+from slowfast_patches.config.recipe import Recipe, default_recipe
 from slowfast_patches.utils.report import format_list
 
 __all__ = ["check_architecture", "check_frames"]
@@ -16,17 +15,17 @@ __all__ = ["check_architecture", "check_frames"]
 logger = logging.getLogger(__name__)
 
 
-def check_architecture(cfg: CfgNode) -> None:
+def check_architecture(recipe: Recipe) -> None:
     """Refuse keys that do not fit MODEL.ARCH.
 
     Raises:
         ValueError: which, and what to write.
     """
-    _check_pathways(cfg)
-    _check_shift(cfg)
-    cycle = cfg.MULTIGRID.LONG_CYCLE_FACTORS if cfg.MULTIGRID.LONG_CYCLE else [[1.0, 1.0]]
+    _check_pathways(recipe)
+    _check_shift(recipe)
+    cycle = recipe.multigrid.long_cycle_factors if recipe.multigrid.long_cycle else [[1.0, 1.0]]
     factors = [time for time, _ in cycle]
-    check_frames(cfg.MODEL.ARCH, cfg.DATA.NUM_FRAMES, cfg.SLOWFAST.ALPHA, factors)
+    check_frames(recipe.model.arch, recipe.data.num_frames, recipe.slowfast.alpha, factors)
 
 
 def check_frames(
@@ -75,23 +74,23 @@ def _least_frames(arch: str) -> int:
     return 2 if arch in ("c2d", "i3d", "tsm") else 1
 
 
-def _check_pathways(cfg: CfgNode) -> None:
-    pathways = 2 if cfg.MODEL.ARCH == "slowfast" else 1
+def _check_pathways(recipe: Recipe) -> None:
+    pathways = 2 if recipe.model.arch == "slowfast" else 1
     wrong: dict[str, list[Any]] = {}
     right: dict[str, list[Any]] = {}
     for key in PER_PATHWAY:
-        stages = cfg[key.split(".")[0]][key.split(".")[1]]
+        stages = [list(stage) for stage in recipe[key]]
         # What NONLOCAL.POOL has for a second pathway, as by default, is not read.
         spare = key == "NONLOCAL.POOL"
         if any(len(s) < pathways or (len(s) > pathways and not spare) for s in stages):
             wrong[key] = stages
             right[key] = [(stage * pathways)[:pathways] for stage in stages]
-    if len(cfg.DATA.INPUT_CHANNEL_NUM) != pathways:
-        wrong["DATA.INPUT_CHANNEL_NUM"] = cfg.DATA.INPUT_CHANNEL_NUM
+    if len(recipe.data.input_channel_num) != pathways:
+        wrong["DATA.INPUT_CHANNEL_NUM"] = list(recipe.data.input_channel_num)
         right["DATA.INPUT_CHANNEL_NUM"] = [3] * pathways
     if wrong:
         raise ValueError(
-            f"MODEL.ARCH {cfg.MODEL.ARCH} takes {pathways} in each stage, one for each pathway, "
+            f"MODEL.ARCH {recipe.model.arch} takes {pathways} in each stage, one for each pathway, "
             f"unlike {_pairs(wrong)}; leave these keys out, or write {_pairs(right)}"
         )
 
@@ -100,20 +99,20 @@ def _pairs(values: dict[str, list[Any]]) -> str:
     return ", ".join(f"{key} {value}" for key, value in values.items())
 
 
-def _check_shift(cfg: CfgNode) -> None:
+def _check_shift(recipe: Recipe) -> None:
     """The first block of TSM sees the fewest channels, RESNET.WIDTH_PER_GROUP."""
-    share, width = cfg.TSM.SHIFT_DIV, cfg.RESNET.WIDTH_PER_GROUP
+    share, width = recipe.tsm.shift_div, recipe.resnet.width_per_group
     if share != 0 and share < 2:
         raise ValueError(
             f"TSM.SHIFT_DIV must be 2 or more, for 1/SHIFT_DIV of the channels each way, or 0 for "
             f"no shift, not {share}"
         )
-    if cfg.MODEL.ARCH != "tsm" and share != get_cfg().TSM.SHIFT_DIV:
+    if recipe.model.arch != "tsm" and share != default_recipe().tsm.shift_div:
         logger.warning(
             "TSM.SHIFT_DIV %d has no effect with MODEL.ARCH %s; write tsm, or leave it out",
-            *(share, cfg.MODEL.ARCH),
+            *(share, recipe.model.arch),
         )
-    if cfg.MODEL.ARCH == "tsm" and share > width:
+    if recipe.model.arch == "tsm" and share > width:
         raise ValueError(
             f"TSM.SHIFT_DIV {share} leaves nothing to shift of the {width} channels of the first "
             f"block (RESNET.WIDTH_PER_GROUP); write {width} or less, or 0 for no shift"

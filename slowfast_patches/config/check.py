@@ -8,18 +8,16 @@ from collections.abc import Callable
 from itertools import pairwise
 from typing import Any
 
-from fvcore.common.config import CfgNode
-
 from slowfast_patches.config.architecture import check_architecture
 from slowfast_patches.config.keys import AUTO_OR_COUNT
 from slowfast_patches.config.labels import check_labels
 from slowfast_patches.config.large_batch import check_large_batch
-from slowfast_patches.config.schedule import base_shape, uses_multigrid
+from slowfast_patches.config.recipe import Recipe
 from slowfast_patches.config.speed import check_speed
 from slowfast_patches.patching import DETECTRON2_HINT
 from slowfast_patches.utils.report import format_list
 
-__all__ = ["check_config"]
+__all__ = ["check_recipe"]
 
 logger = logging.getLogger(__name__)
 
@@ -72,14 +70,14 @@ _STRIDE = 32
 """Pixels of the input to one of the last feature map's."""
 
 
-def check_config(cfg: CfgNode, world_size: int = 1) -> None:
+def check_recipe(recipe: Recipe, world_size: int = 1) -> None:
     """Refuse a config that cannot train or test as it says; `world_size` counts processes.
 
     Raises:
         ValueError: what is wrong, with the numbers and a way out.
         ImportError: a package that the config asks for is not installed; names it.
     """
-    checks: tuple[Callable[[CfgNode], None], ...] = (
+    checks: tuple[Callable[[Recipe], None], ...] = (
         _check_values,
         _check_detection,
         check_labels,
@@ -91,37 +89,39 @@ def check_config(cfg: CfgNode, world_size: int = 1) -> None:
         _check_crops,
     )
     for check in checks:
-        check(cfg)
-    _check_processes(cfg, world_size)
-    check_speed(cfg, world_size)
+        check(recipe)
+    _check_processes(recipe, world_size)
+    check_speed(recipe, world_size)
 
 
-def _check_values(cfg: CfgNode) -> None:
+def _check_values(recipe: Recipe) -> None:
     for key, choices in _CHOICES.items():
-        if _get(cfg, key) not in choices:
+        if recipe[key] not in choices:
             raise ValueError(
-                f"{key} {_get(cfg, key)!r} is not known; use {format_list(choices, 'or')}"
+                f"{key} {recipe[key]!r} is not known; use {format_list(choices, 'or')}"
             )
     for key in _AT_LEAST_ONE:
-        if _get(cfg, key) < 1:
-            raise ValueError(f"{key} must be 1 or more, not {_get(cfg, key)}")
+        if recipe[key] < 1:
+            raise ValueError(f"{key} must be 1 or more, not {recipe[key]}")
     for key in AUTO_OR_COUNT:
-        if _get(cfg, key) != "auto" and _get(cfg, key) < 0:
-            raise ValueError(f"{key} must be 0 or more, or auto, not {_get(cfg, key)}")
-    if cfg.TRAIN.CHECKPOINTS_KEPT < 0:
+        if recipe[key] != "auto" and recipe[key] < 0:
+            raise ValueError(f"{key} must be 0 or more, or auto, not {recipe[key]}")
+    if recipe.train.checkpoints_kept < 0:
         raise ValueError(
             f"TRAIN.CHECKPOINTS_KEPT must be 1 or more, or 0 to keep all, not "
-            f"{cfg.TRAIN.CHECKPOINTS_KEPT}"
+            f"{recipe.train.checkpoints_kept}"
         )
     for key in _ABOVE_ZERO:
-        if not _get(cfg, key) > 0:
-            raise ValueError(f"{key} must be above 0, not {_get(cfg, key)}")
+        if not recipe[key] > 0:
+            raise ValueError(f"{key} must be above 0, not {recipe[key]}")
     for key in _FROM_ZERO_BELOW_ONE:
-        if not 0 <= _get(cfg, key) < 1:
-            raise ValueError(f"{key} lies in [0, 1), not {_get(cfg, key)}; 0 is off")
-    if not 0 <= cfg.DATA.MAX_BAD_FRACTION <= 1:
-        raise ValueError(f"DATA.MAX_BAD_FRACTION lies in [0, 1], not {cfg.DATA.MAX_BAD_FRACTION}")
-    predictions = cfg.TEST.SAVE_RESULTS_PATH
+        if not 0 <= recipe[key] < 1:
+            raise ValueError(f"{key} lies in [0, 1), not {recipe[key]}; 0 is off")
+    if not 0 <= recipe.data.max_bad_fraction <= 1:
+        raise ValueError(
+            f"DATA.MAX_BAD_FRACTION lies in [0, 1], not {recipe.data.max_bad_fraction}"
+        )
+    predictions = recipe.test.save_results_path
     if predictions and not predictions.endswith(".csv"):
         raise ValueError(
             f"TEST.SAVE_RESULTS_PATH {predictions}: predictions are written as CSV; give a name "
@@ -129,8 +129,8 @@ def _check_values(cfg: CfgNode) -> None:
         )
 
 
-def _check_detection(cfg: CfgNode) -> None:
-    if not cfg.DETECTION.ENABLE:
+def _check_detection(recipe: Recipe) -> None:
+    if not recipe.detection.enable:
         return
     if importlib.util.find_spec("detectron2") is None:
         raise ImportError(f"DETECTION.ENABLE True needs {DETECTRON2_HINT}.")
@@ -141,26 +141,26 @@ def _check_detection(cfg: CfgNode) -> None:
     )
 
 
-def _check_solver(cfg: CfgNode) -> None:
-    solver = cfg.SOLVER
-    if not 0 <= solver.WARMUP_EPOCHS < solver.MAX_EPOCH:
+def _check_solver(recipe: Recipe) -> None:
+    solver = recipe.solver
+    if not 0 <= solver.warmup_epochs < solver.max_epoch:
         raise ValueError(
-            f"SOLVER.WARMUP_EPOCHS {solver.WARMUP_EPOCHS:g} must lie in [0, SOLVER.MAX_EPOCH), and "
-            f"MAX_EPOCH is {solver.MAX_EPOCH:g}; shorten the warm-up"
+            f"SOLVER.WARMUP_EPOCHS {solver.warmup_epochs:g} must lie in [0, SOLVER.MAX_EPOCH), and "
+            f"MAX_EPOCH is {solver.max_epoch:g}; shorten the warm-up"
         )
-    if solver.CLIP_GRAD_VAL and solver.CLIP_GRAD_L2NORM:
+    if solver.clip_grad_val and solver.clip_grad_l2norm:
         raise ValueError(
-            f"SOLVER.CLIP_GRAD_VAL {solver.CLIP_GRAD_VAL:g} and SOLVER.CLIP_GRAD_L2NORM "
-            f"{solver.CLIP_GRAD_L2NORM:g}: one of them clips; set the other to None"
+            f"SOLVER.CLIP_GRAD_VAL {solver.clip_grad_val:g} and SOLVER.CLIP_GRAD_L2NORM "
+            f"{solver.clip_grad_l2norm:g}: one of them clips; set the other to None"
         )
-    if solver.LR_POLICY == "steps_with_relative_lrs":
-        _check_steps(solver.STEPS, solver.LRS, solver.MAX_EPOCH)
-    elif solver.STEPS:
+    if solver.lr_policy == "steps_with_relative_lrs":
+        _check_steps(list(solver.steps), list(solver.lrs), solver.max_epoch)
+    elif solver.steps:
         logger.warning(
             "SOLVER.STEPS %s has no effect: SOLVER.LR_POLICY %s has no steps; write "
             "steps_with_relative_lrs or leave STEPS out.",
-            solver.STEPS,
-            solver.LR_POLICY,
+            solver.steps,
+            solver.lr_policy,
         )
 
 
@@ -187,12 +187,13 @@ def _check_steps(steps: list[Any], rates: list[Any], max_epoch: float) -> None:
         )
 
 
-def _check_multigrid(cfg: CfgNode) -> None:
-    long, short = cfg.MULTIGRID.LONG_CYCLE_FACTORS, cfg.MULTIGRID.SHORT_CYCLE_FACTORS
+def _check_multigrid(recipe: Recipe) -> None:
+    multigrid = recipe.multigrid
+    long, short = list(multigrid.long_cycle_factors), list(multigrid.short_cycle_factors)
     well_formed = all(
-        isinstance(pair, list) and len(pair) == 2 and all(map(_is_factor, pair)) for pair in long
+        isinstance(pair, tuple) and len(pair) == 2 and all(map(_is_factor, pair)) for pair in long
     )
-    if not (well_formed and long and tuple(long[-1]) == (1, 1)):
+    if not (well_formed and long and long[-1] == (1, 1)):
         raise ValueError(
             "MULTIGRID.LONG_CYCLE_FACTORS is a list of [frames, crop] with factors in (0, 1], the "
             f"last [1, 1], not {long}"
@@ -202,23 +203,23 @@ def _check_multigrid(cfg: CfgNode) -> None:
             f"MULTIGRID.SHORT_CYCLE_FACTORS is a list of factors in (0, 1], not {short}; set "
             "MULTIGRID.SHORT_CYCLE False to train without"
         )
-    if cfg.MULTIGRID.SIZE_DIVISOR > cfg.DATA.TRAIN_CROP_SIZE:
+    if recipe.multigrid.size_divisor > recipe.data.train_crop_size:
         raise ValueError(
-            f"MULTIGRID.SIZE_DIVISOR {cfg.MULTIGRID.SIZE_DIVISOR} is more than "
-            f"DATA.TRAIN_CROP_SIZE {cfg.DATA.TRAIN_CROP_SIZE}, and crops of coarser grids are "
+            f"MULTIGRID.SIZE_DIVISOR {recipe.multigrid.size_divisor} is more than "
+            f"DATA.TRAIN_CROP_SIZE {recipe.data.train_crop_size}, and crops of coarser grids are "
             "multiples of it; write 16, or 1 for the paper's crops"
         )
-    if cfg.MULTIGRID.SIZE_DIVISOR > 1 and not uses_multigrid(cfg):
+    if recipe.multigrid.size_divisor > 1 and not recipe.uses_multigrid:
         logger.warning(
             "MULTIGRID.SIZE_DIVISOR %d has no effect without a cycle, where every crop is the "
             "baseline's; leave it out, or set MULTIGRID.LONG_CYCLE or SHORT_CYCLE True",
-            cfg.MULTIGRID.SIZE_DIVISOR,
+            recipe.multigrid.size_divisor,
         )
 
 
-def _check_groups(cfg: CfgNode) -> None:
-    size, own = cfg.BN.GROUP_SIZE, cfg.MULTIGRID.BN_BASE_SIZE
-    batch, cycles = base_shape(cfg).batch, uses_multigrid(cfg)
+def _check_groups(recipe: Recipe) -> None:
+    size, own = recipe.bn.group_size, recipe.multigrid.bn_base_size
+    batch, cycles = recipe.base_shape.batch, recipe.uses_multigrid
     if size < 0:
         raise ValueError(f"BN.GROUP_SIZE must be 0 or more clips, not {size}")
     if size not in (0, own) and cycles:
@@ -235,9 +236,13 @@ def _check_groups(cfg: CfgNode) -> None:
         )
 
 
-def _check_crops(cfg: CfgNode) -> None:
+def _check_crops(recipe: Recipe) -> None:
     """The head's test-time window is the feature map of a training crop, CROP_SIZE // 32."""
-    train, test, head = cfg.DATA.TRAIN_CROP_SIZE, cfg.DATA.TEST_CROP_SIZE, cfg.DATA.CROP_SIZE
+    train, test, head = (
+        recipe.data.train_crop_size,
+        recipe.data.test_crop_size,
+        recipe.data.crop_size,
+    )
     if train < _STRIDE:
         raise ValueError(f"DATA.TRAIN_CROP_SIZE {train} is below {_STRIDE} pixels, the least")
     if head != train:
@@ -250,7 +255,7 @@ def _check_crops(cfg: CfgNode) -> None:
             f"DATA.TEST_CROP_SIZE {test} is smaller than the head's window, made for crops of "
             f"{train}; set it to {train // _STRIDE * _STRIDE} or more"
         )
-    jitter = cfg.DATA.TRAIN_JITTER_SCALES
+    jitter = list(recipe.data.train_jitter_scales)
     if len(jitter) != 2 or not train <= jitter[0] <= jitter[1]:
         raise ValueError(
             f"DATA.TRAIN_JITTER_SCALES {jitter} is [shortest, longest] short side in pixels, no "
@@ -258,11 +263,11 @@ def _check_crops(cfg: CfgNode) -> None:
         )
 
 
-def _check_processes(cfg: CfgNode, world_size: int) -> None:
+def _check_processes(recipe: Recipe, world_size: int) -> None:
     """TRAIN.BATCH_SIZE is one machine's, so the global batch is BATCH_SIZE × NUM_SHARDS."""
-    if cfg.NUM_GPUS < 0:
-        raise ValueError(f"NUM_GPUS {cfg.NUM_GPUS} is below 0; NUM_GPUS 0 is the CPU")
-    clips, machines = cfg.TRAIN.BATCH_SIZE, cfg.NUM_SHARDS
+    if recipe.num_gpus < 0:
+        raise ValueError(f"NUM_GPUS {recipe.num_gpus} is below 0; NUM_GPUS 0 is the CPU")
+    clips, machines = recipe.train.batch_size, recipe.num_shards
     batch = clips * machines
     if batch % world_size:
         enough = next(n for n in range(clips, clips + world_size) if n * machines % world_size == 0)
@@ -271,13 +276,6 @@ def _check_processes(cfg: CfgNode, world_size: int) -> None:
             f"does not divide over {world_size} processes; set TRAIN.BATCH_SIZE {enough}, or use a "
             f"number of processes that divides {batch}"
         )
-
-
-def _get(cfg: CfgNode, key: str) -> Any:
-    node: Any = cfg
-    for name in key.split("."):
-        node = node[name]
-    return node
 
 
 def _is_number(value: object) -> bool:

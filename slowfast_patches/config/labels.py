@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
-from fvcore.common.config import CfgNode
+from slowfast_patches.config.recipe import Recipe
 
 __all__ = ["SEVERAL_LABELS", "check_labels"]
 
@@ -24,7 +24,7 @@ _BECAUSE: Mapping[bool, str] = {
 }
 
 
-def check_labels(cfg: CfgNode) -> None:
+def check_labels(recipe: Recipe) -> None:
     """Refuse a loss, or an activation of the head, that does not fit the labels.
 
     DATA.ENSEMBLE_METHOD is free: scores are probabilities either way, and their sum and their
@@ -35,14 +35,14 @@ def check_labels(cfg: CfgNode) -> None:
             that is not the data set's, MODEL.LOSS_FUNC or MODEL.HEAD_ACT that is not for it; says
             what is.
     """
-    several = cfg.DATA.MULTI_LABEL
-    if cfg.MODEL.NUM_CLASSES == 1 and not several:
+    several = recipe.data.multi_label
+    if recipe.model.num_classes == 1 and not several:
         raise ValueError(
             "MODEL.NUM_CLASSES 1: where every video has the same label there is nothing to learn; "
             "give the videos of at least one class more"
         )
-    for section in (name for name in ("TRAIN", "TEST") if cfg[name].ENABLE):
-        dataset = cfg[section].DATASET
+    for section in (name for name in ("TRAIN", "TEST") if recipe[name].enable):
+        dataset = recipe[section].dataset
         if SEVERAL_LABELS.get(dataset.lower(), several) != several:
             raise ValueError(
                 f"DATA.MULTI_LABEL {several} does not fit {section}.DATASET {dataset}, whose "
@@ -50,18 +50,19 @@ def check_labels(cfg: CfgNode) -> None:
                 f"{section}.DATASET to another, or DATA.MULTI_LABEL {not several} with "
                 f"{_fitting(not several)}"
             )
-    if several and cfg.MODEL.LABEL_SMOOTHING:
+    if several and recipe.model.label_smoothing:
         raise ValueError(
-            f"MODEL.LABEL_SMOOTHING {cfg.MODEL.LABEL_SMOOTHING:g} is for a video's one label among "
+            f"MODEL.LABEL_SMOOTHING {recipe.model.label_smoothing:g} is for a video's one label "
+            f"among "
             "classes that compete, and DATA.MULTI_LABEL is True; set MODEL.LABEL_SMOOTHING 0.0"
         )
-    if cfg.MODEL.LOSS_FUNC == "bce":
+    if recipe.model.loss_func == "bce":
         raise ValueError(
             "MODEL.LOSS_FUNC bce takes probabilities, and in training the head gives logits; set "
             f"MODEL.LOSS_FUNC {_FITTING[several]['LOSS_FUNC']}"
         )
     for key, fitting in _FITTING[several].items():
-        value = cfg.MODEL[key]
+        value = recipe[f"MODEL.{key}"]
         if value != fitting:
             other = value == _FITTING[not several][key]
             raise ValueError(

@@ -19,9 +19,10 @@ from slowfast_patches.config.keys import (
     find_no_effect,
     get_cfg,
 )
+from slowfast_patches.config.recipe import Recipe, recipe_of
 from slowfast_patches.utils.report import format_list
 
-__all__ = ["load_config", "parse_config"]
+__all__ = ["load_recipe", "parse_recipe"]
 
 logger = logging.getLogger(__name__)
 
@@ -33,8 +34,8 @@ class _Setting(NamedTuple):
     source: str
 
 
-def load_config(path: str | Path | None, overrides: Sequence[object] = ()) -> CfgNode:
-    """The defaults, changed by a recipe and then by KEY VALUE pairs; frozen.
+def load_recipe(path: str | Path | None, overrides: Sequence[object] = ()) -> Recipe:
+    """The defaults, changed by a recipe and then by KEY VALUE pairs.
 
     A recipe may name another one as its `_BASE_`, relative to itself. Values are adapted to the
     type of the default: "1e-4" and 1 are numbers for a float, a tuple is a list. A key of the
@@ -53,23 +54,22 @@ def load_config(path: str | Path | None, overrides: Sequence[object] = ()) -> Cf
     return _make(defaults, settings)
 
 
-def parse_config(text: str, source: str, overrides: Sequence[object] = ()) -> CfgNode:
-    """As `load_config`, from the text of a resolved config; `source` says where it comes from."""
+def parse_recipe(text: str, source: str, overrides: Sequence[object] = ()) -> Recipe:
+    """As `load_recipe`, from the text of a resolved config; `source` says where it comes from."""
     defaults = get_cfg()
     own = _flatten(_parse_yaml(text, source), defaults, source)
     settings = {key: _Setting(value, source) for key, value in own}
     return _make(defaults, settings | dict(_pairs(overrides)))
 
 
-def _make(defaults: CfgNode, settings: Mapping[str, _Setting]) -> CfgNode:
+def _make(defaults: CfgNode, settings: Mapping[str, _Setting]) -> Recipe:
     _refuse_what_is_not_here(settings)
     cfg = defaults.clone()
     for key, setting in settings.items():
         _set(cfg, key, setting)
     _derive(cfg, settings.keys())
     _drop_surplus_rates(cfg.SOLVER)
-    cfg.freeze()
-    return cfg
+    return recipe_of(cfg)
 
 
 def _refuse_what_is_not_here(settings: Mapping[str, _Setting]) -> None:
@@ -239,7 +239,7 @@ def _adapt_number(value: Any, default: float | None) -> float:
 
 
 def _adapt_auto_or_count(raw: Any) -> int | str:
-    """ "auto" in any case, or an int, whose range `check_config` looks at."""
+    """ "auto" in any case, or an int, whose range `check_recipe` looks at."""
     value = _decode(raw)
     if isinstance(value, str) and value.lower() == "auto":
         return "auto"

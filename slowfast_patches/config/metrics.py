@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
-from fvcore.common.config import CfgNode
+from slowfast_patches.config.recipe import Recipe
 
 __all__ = [
     "COUNTS",
@@ -26,15 +26,15 @@ EMA = "_ema"
 _TITLES = {"top1": "top-1", "top5": "top-5", "map": "mAP"}
 
 
-def metric_names(cfg: CfgNode) -> tuple[str, ...]:
+def metric_names(recipe: Recipe) -> tuple[str, ...]:
     """The names of a recipe's metrics in result files, the primary one first.
 
     ("top1", "top5") where a video has one label, ("top1",) of at most five classes; ("map",), the
     mean over the classes of their average precision, where it has several.
     """
-    if cfg.DATA.MULTI_LABEL:
+    if recipe.data.multi_label:
         return ("map",)
-    return tuple(f"top{k}" for k in accuracy_ranks(cfg.MODEL.NUM_CLASSES))
+    return tuple(f"top{k}" for k in accuracy_ranks(recipe.model.num_classes))
 
 
 def accuracy_ranks(num_classes: int) -> tuple[int, ...]:

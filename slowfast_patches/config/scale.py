@@ -4,11 +4,9 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Mapping
-from functools import reduce
 
-from fvcore.common.config import CfgNode
-
-from slowfast_patches.config.schedule import base_shape, rates_of_batch
+from slowfast_patches.config.recipe import Recipe
+from slowfast_patches.config.schedule import rates_of_batch
 
 __all__ = ["as_overrides", "scale_to_processes", "scaled_lengths"]
 
@@ -20,19 +18,19 @@ _DIGITS = 6
 _RATES = ("SOLVER.BASE_LR", "SOLVER.WARMUP_START_LR", "SOLVER.COSINE_END_LR")
 
 
-def scaled_lengths(cfg: CfgNode, factor: float) -> dict[str, object]:
+def scaled_lengths(recipe: Recipe, factor: float) -> dict[str, object]:
     """The keys that say how long a recipe trains, with their values times `factor`.
 
     All lengths scale together: the end, the steps and the warm-up, in epochs.
 
     Returns:
-        Overrides for `load_config`, KEY to value: SOLVER.MAX_EPOCH, STEPS and WARMUP_EPOCHS.
+        Overrides for `load_recipe`, KEY to value: SOLVER.MAX_EPOCH, STEPS and WARMUP_EPOCHS.
     """
-    solver = cfg.SOLVER
+    solver = recipe.solver
     return {
-        "SOLVER.MAX_EPOCH": round(solver.MAX_EPOCH * factor, _DIGITS),
-        "SOLVER.STEPS": [round(step * factor, _DIGITS) for step in solver.STEPS],
-        "SOLVER.WARMUP_EPOCHS": round(solver.WARMUP_EPOCHS * factor, _DIGITS),
+        "SOLVER.MAX_EPOCH": round(solver.max_epoch * factor, _DIGITS),
+        "SOLVER.STEPS": [round(step * factor, _DIGITS) for step in solver.steps],
+        "SOLVER.WARMUP_EPOCHS": round(solver.warmup_epochs * factor, _DIGITS),
     }
 
 
@@ -41,7 +39,7 @@ def as_overrides(keys: Mapping[str, object]) -> tuple[str, ...]:
     return tuple(str(item) for pair in keys.items() for item in pair)
 
 
-def scale_to_processes(cfg: CfgNode, world_size: int) -> CfgNode:
+def scale_to_processes(recipe: Recipe, world_size: int) -> Recipe:
     """The config for `world_size` processes on NUM_SHARDS machines, where it asks for scaling.
 
     SOLVER.REFERENCE_WORLD_SIZE, if not 0, is the number of GPUs that share the recipe's
@@ -57,63 +55,63 @@ def scale_to_processes(cfg: CfgNode, world_size: int) -> CfgNode:
         ValueError: clips that do not divide over the GPUs, processes that do not divide over the
             machines, or SOLVER.BASE_LR_SCALE_NUM_SHARDS, which scales rates too.
     """
-    if cfg.NUM_SHARDS < 1:  # `check_config` refuses it
-        return cfg
-    cfg = _fitted(cfg, world_size)
-    _log_rates(cfg)
-    return cfg
+    if recipe.num_shards < 1:  # `check_recipe` refuses it
+        return recipe
+    recipe = _fitted(recipe, world_size)
+    _log_rates(recipe)
+    return recipe
 
 
-def _fitted(cfg: CfgNode, world_size: int) -> CfgNode:
-    reference, machines = cfg.SOLVER.REFERENCE_WORLD_SIZE, cfg.NUM_SHARDS
+def _fitted(recipe: Recipe, world_size: int) -> Recipe:
+    reference, machines = recipe.solver.reference_world_size, recipe.num_shards
     if reference == 0:
-        return cfg
-    _check(cfg, world_size)
+        return recipe
+    _check(recipe, world_size)
     if (world_size, machines) == (reference, 1):
-        return cfg
-    clips, processes = cfg.TRAIN.BATCH_SIZE // reference, world_size // machines
-    rates = () if cfg.SOLVER.REFERENCE_BATCH_SIZE else _RATES
+        return recipe
+    clips, processes = recipe.train.batch_size // reference, world_size // machines
+    rates = () if recipe.solver.reference_batch_size else _RATES
     scaled = {
         "TRAIN.BATCH_SIZE": clips * processes,
-        "TEST.BATCH_SIZE": max(1, cfg.TEST.BATCH_SIZE // reference) * processes,
-        **{key: _get(cfg, key) * world_size / reference for key in rates},
+        "TEST.BATCH_SIZE": max(1, recipe.test.batch_size // reference) * processes,
+        **{key: recipe[key] * world_size / reference for key in rates},
     }
     logger.info(
         "scaled from %d GPUs (SOLVER.REFERENCE_WORLD_SIZE) to %d processes on NUM_SHARDS %d, "
         "%d clips each, by the linear rule:\n%s",
         *(reference, world_size, machines, clips),
-        _changes(cfg, scaled),
+        _changes(recipe, scaled),
     )
     scaled["SOLVER.REFERENCE_WORLD_SIZE"] = world_size if machines == 1 else 0
-    return _replaced(cfg, scaled)
+    return recipe.replaced(scaled)
 
 
-def _log_rates(cfg: CfgNode) -> None:
+def _log_rates(recipe: Recipe) -> None:
     """Say what SOLVER.REFERENCE_BATCH_SIZE makes of the rates, where it changes them."""
-    after = rates_of_batch(cfg)
-    scaled = {key: _get(after, key) for key in _RATES if _get(after, key) != _get(cfg, key)}
+    after = rates_of_batch(recipe)
+    scaled = {key: after[key] for key in _RATES if after[key] != recipe[key]}
     if scaled:
         logger.info(
             "scaled from %d clips in a mini-batch (SOLVER.REFERENCE_BATCH_SIZE) to %d, by the "
             "linear rule:\n%s",
-            *(cfg.SOLVER.REFERENCE_BATCH_SIZE, base_shape(cfg).batch),
-            _changes(cfg, scaled),
+            *(recipe.solver.reference_batch_size, recipe.base_shape.batch),
+            _changes(recipe, scaled),
         )
 
 
-def _changes(cfg: CfgNode, scaled: Mapping[str, float]) -> str:
-    return "\n".join(f"  {key} {_get(cfg, key):g} → {new:g}" for key, new in scaled.items())
+def _changes(recipe: Recipe, scaled: Mapping[str, float]) -> str:
+    return "\n".join(f"  {key} {recipe[key]:g} → {new:g}" for key, new in scaled.items())
 
 
-def _check(cfg: CfgNode, world_size: int) -> None:
-    solver, clips, machines = cfg.SOLVER, cfg.TRAIN.BATCH_SIZE, cfg.NUM_SHARDS
-    reference = solver.REFERENCE_WORLD_SIZE
+def _check(recipe: Recipe, world_size: int) -> None:
+    solver, clips, machines = recipe.solver, recipe.train.batch_size, recipe.num_shards
+    reference = solver.reference_world_size
     if reference < 0:
         raise ValueError(
             f"SOLVER.REFERENCE_WORLD_SIZE {reference} is below 0; it is a number of GPUs, or 0 to "
             "train TRAIN.BATCH_SIZE clips at SOLVER.BASE_LR on any number"
         )
-    if solver.BASE_LR_SCALE_NUM_SHARDS:
+    if solver.base_lr_scale_num_shards:
         raise ValueError(
             f"SOLVER.REFERENCE_WORLD_SIZE {reference} and SOLVER.BASE_LR_SCALE_NUM_SHARDS True "
             "would both scale the learning rates; set one of them to 0 or False"
@@ -129,17 +127,3 @@ def _check(cfg: CfgNode, world_size: int) -> None:
             f"{world_size} processes do not divide over NUM_SHARDS {machines}; start as many on "
             "each machine"
         )
-
-
-def _get(cfg: CfgNode, key: str) -> float:
-    value: float = reduce(lambda node, name: node[name], key.split("."), cfg)
-    return value
-
-
-def _replaced(cfg: CfgNode, values: dict[str, float]) -> CfgNode:
-    """A frozen copy with some values replaced."""
-    cfg = cfg.clone()
-    cfg.defrost()
-    cfg.merge_from_list([item for pair in values.items() for item in pair])
-    cfg.freeze()
-    return cfg

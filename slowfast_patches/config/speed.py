@@ -4,58 +4,58 @@ from __future__ import annotations
 
 import math
 
-from fvcore.common.config import CfgNode
-
 from multigrid import Schedule
+from slowfast_patches.config.recipe import Recipe
 from slowfast_patches.utils.report import format_list
 
 __all__ = ["check_speed", "check_speed_of_schedule", "possible_parts"]
 
 
-def check_speed(cfg: CfgNode, world_size: int) -> None:
+def check_speed(recipe: Recipe, world_size: int) -> None:
     """Refuse what cannot take effect.
 
     Raises:
         ValueError: names the keys, and says what to write instead.
     """
-    if cfg.SOLVER.FUSED and cfg.SOLVER.OPTIMIZING_METHOD == "lars":
+    if recipe.solver.fused and recipe.solver.optimizing_method == "lars":
         raise ValueError(
             "SOLVER.FUSED True: there is no fused lars; set SOLVER.FUSED False, or "
             "SOLVER.OPTIMIZING_METHOD sgd, adam or adamw"
         )
-    if cfg.TRAIN.COMPILE and cfg.MODEL.ACT_CHECKPOINT:
+    if recipe.train.compile and recipe.model.act_checkpoint:
         raise ValueError(
             "TRAIN.COMPILE True and MODEL.ACT_CHECKPOINT True: a compiled network decides by "
             "itself what it keeps for the backward pass; set one of them to False"
         )
-    if cfg.TRAIN.CUDA_GRAPHS and cfg.NUM_GPUS == 0:
+    if recipe.train.cuda_graphs and recipe.num_gpus == 0:
         raise ValueError(
             "TRAIN.CUDA_GRAPHS True needs a GPU, and NUM_GPUS is 0; set TRAIN.CUDA_GRAPHS False"
         )
-    if cfg.TRAIN.CUDA_GRAPHS and world_size > 1:
+    if recipe.train.cuda_graphs and world_size > 1:
         raise ValueError(
             f"TRAIN.CUDA_GRAPHS True is for one process, not {world_size}: gradients are exchanged "
             "while they are computed, which no graph of one process holds; set it to False"
         )
 
-    if cfg.TRAIN.CUDA_GRAPHS and cfg.SOLVER.ACCUMULATION_STEPS > 1:
+    if recipe.train.cuda_graphs and recipe.solver.accumulation_steps > 1:
         raise ValueError(
-            f"TRAIN.CUDA_GRAPHS True and SOLVER.ACCUMULATION_STEPS {cfg.SOLVER.ACCUMULATION_STEPS}:"
+            f"TRAIN.CUDA_GRAPHS True and SOLVER.ACCUMULATION_STEPS "
+            f"{recipe.solver.accumulation_steps}:"
             " a graph holds the passes of a whole mini-batch; set the one to False or the other to "
             "1"
         )
 
 
-def check_speed_of_schedule(cfg: CfgNode, schedule: Schedule, world_size: int) -> None:
+def check_speed_of_schedule(recipe: Recipe, schedule: Schedule, world_size: int) -> None:
     """Refuse what cannot take effect at a shape of a schedule.
 
     Raises:
         ValueError: TRAIN.COMPILE is on and processes share BN statistics; a process's BN groups do
             not divide into SOLVER.ACCUMULATION_STEPS parts.
     """
-    if cfg.SOLVER.ACCUMULATION_STEPS > 1:
-        _check_parts(cfg, schedule, world_size)
-    if not cfg.TRAIN.COMPILE:
+    if recipe.solver.accumulation_steps > 1:
+        _check_parts(recipe, schedule, world_size)
+    if not recipe.train.compile:
         return
     for phase in schedule.phases:
         for shape, size in zip(phase.shapes, phase.bn_sizes, strict=True):
@@ -79,8 +79,8 @@ def possible_parts(schedule: Schedule, world_size: int) -> list[int]:
     return [parts for parts in range(1, most + 1) if most % parts == 0]
 
 
-def _check_parts(cfg: CfgNode, schedule: Schedule, world_size: int) -> None:
-    parts = cfg.SOLVER.ACCUMULATION_STEPS
+def _check_parts(recipe: Recipe, schedule: Schedule, world_size: int) -> None:
+    parts = recipe.solver.accumulation_steps
     for phase in schedule.phases:
         for shape, size in zip(phase.shapes, phase.bn_sizes, strict=True):
             if size is None:

@@ -6,9 +6,8 @@ from collections.abc import Iterator, Mapping
 from typing import Any
 
 import yaml
-from fvcore.common.config import CfgNode
 
-from slowfast_patches.config.keys import get_cfg
+from slowfast_patches.config.recipe import Recipe, default_recipe
 
 __all__ = ["keys_of", "stored_keys"]
 
@@ -16,9 +15,9 @@ _KNOWN_NAMES = frozenset({"MODEL.SINGLE_PATHWAY_ARCH", "MODEL.MULTI_PATHWAY_ARCH
 """Lists of the architectures that a version knows: they say nothing of the one that is trained."""
 
 
-def keys_of(cfg: CfgNode) -> dict[str, Any]:
+def keys_of(recipe: Recipe) -> dict[str, Any]:
     """The values of a config by full key, as plain data."""
-    return _flat(yaml.safe_load(cfg.dump()))
+    return _flat(yaml.safe_load(recipe.text))
 
 
 def stored_keys(tree: Mapping[str, Any]) -> dict[str, Any]:
@@ -26,7 +25,7 @@ def stored_keys(tree: Mapping[str, Any]) -> dict[str, Any]:
 
     A key that is newer than the file is at its default, which changes nothing.
     """
-    return keys_of(get_cfg()) | _flat(tree)
+    return keys_of(default_recipe()) | _flat(tree)
 
 
 def _flat(tree: Mapping[str, Any]) -> dict[str, Any]:

@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 import numpy as np
-from fvcore.common.config import CfgNode
 from numpy.typing import NDArray
 from slowfast.datasets.build import DATASET_REGISTRY
 
 from multigrid import ClipPlan
+from slowfast_patches.config.recipe import Recipe
 from slowfast_patches.datasets.clips import ClipDataset
 from slowfast_patches.datasets.lists.frame_list import FrameVideo
 
@@ -27,9 +27,9 @@ class Charades(ClipDataset):
     counts_frames = True
     views_to_end = True
 
-    def __init__(self, cfg: CfgNode, split: str) -> None:
-        super().__init__(cfg, split)
-        self._classes = int(cfg.MODEL.NUM_CLASSES)
+    def __init__(self, recipe: Recipe, split: str) -> None:
+        super().__init__(recipe, split)
+        self._classes = int(recipe.model.num_classes)
 
     def _label(self, video: FrameVideo, plan: ClipPlan | None) -> NDArray[np.float32]:
         if self.split == "train" and plan is not None:

@@ -10,7 +10,6 @@ from typing import Any, ClassVar
 
 import numpy as np
 import torch
-from fvcore.common.config import CfgNode
 from numpy.typing import NDArray
 from torch import Tensor
 
@@ -25,7 +24,7 @@ from multigrid import (
     plan_test,
     plan_train,
 )
-from slowfast_patches.config.schedule import base_shape
+from slowfast_patches.config.recipe import Data, Recipe
 from slowfast_patches.datasets.lists.csv_list import LabelledVideo
 from slowfast_patches.datasets.lists.frame_list import FrameList, FrameVideo
 from slowfast_patches.datasets.lists.lists import list_path, read_list
@@ -64,7 +63,7 @@ class TooManyUnreadableError(ValueError):
 
 
 class ClipDataset(torch.utils.data.Dataset[dict[str, Any]]):
-    """Clips of the videos of a list; the host's registry calls a data set with (cfg, split).
+    """Clips of the videos of a list; the host's registry calls a data set with (recipe, split).
 
     Training items are asked for by `ClipRequest`, which names the grid. Validation and testing
     items are numbers: the test split has NUM_ENSEMBLE_VIEWS × NUM_SPATIAL_CROPS clips of a video,
@@ -86,22 +85,22 @@ class ClipDataset(torch.utils.data.Dataset[dict[str, Any]]):
     views_to_end: ClassVar[bool] = False
     """Whether the last of several test views ends with the video; PySlowFast's end before it."""
 
-    def __init__(self, cfg: CfgNode, split: str) -> None:
+    def __init__(self, recipe: Recipe, split: str) -> None:
         assert split in ("train", "val", "test"), split
         self.split = split
-        self._data, self._seed, self._base = cfg.DATA, cfg.RNG_SEED, base_shape(cfg)
+        self._data, self._seed, self._base = recipe.data, recipe.rng_seed, recipe.base_shape
         self._views, self._crops = 1, 1
         if split == "test":
-            self._views, self._crops = cfg.TEST.NUM_ENSEMBLE_VIEWS, cfg.TEST.NUM_SPATIAL_CROPS
-        self._reading = reading_options(cfg)
-        self.videos = read_list(cfg, split, self.name)
+            self._views, self._crops = recipe.test.num_ensemble_views, recipe.test.num_spatial_crops
+        self._reading = reading_options(recipe)
+        self.videos = read_list(recipe, split, self.name)
         self.index: VideoIndex | None = None
         if not isinstance(self.videos, FrameList):
-            path = list_path(cfg, split, self.name)
+            path = list_path(recipe, split, self.name)
             self.index = open_index(
                 path,
                 [video.path for video in self.videos],
-                max_pixels=cfg.DATA.MAX_FRAME_PIXELS,
+                max_pixels=recipe.data.max_frame_pixels,
             )
 
     def _label(self, video: Any, plan: ClipPlan | None) -> Label:
@@ -112,7 +111,7 @@ class ClipDataset(torch.utils.data.Dataset[dict[str, Any]]):
     def _record(self, number: int, video: LabelledVideo | FrameVideo) -> VideoRecord:
         """What the reader has to know of a video; raises UnreadableVideoError."""
         if isinstance(video, FrameVideo):
-            return video.record(self._data.MAX_FRAME_PIXELS)
+            return video.record(self._data.max_frame_pixels)
         assert self.index is not None
         return self.index.record(number)
 
@@ -121,7 +120,7 @@ class ClipDataset(torch.utils.data.Dataset[dict[str, Any]]):
 
     @property
     def _test_crop(self) -> int:
-        return int(self._data.TEST_CROP_SIZE) if self.split == "test" else self._base.crop
+        return int(self._data.test_crop_size) if self.split == "test" else self._base.crop
 
     @property
     def num_clips(self) -> int:
@@ -166,10 +165,10 @@ class ClipDataset(torch.utils.data.Dataset[dict[str, Any]]):
         grid = make_grid(
             request.shape,
             self._base,
-            data.SAMPLING_RATE,
-            tuple(data.TRAIN_JITTER_SCALES),
-            flip=data.RANDOM_FLIP,
-            inverse_scale=data.INV_UNIFORM_SAMPLE,
+            data.sampling_rate,
+            data.train_jitter_scales,
+            flip=data.random_flip,
+            inverse_scale=data.inv_uniform_sample,
             segments=self.segments,
         )
         rng = clip_generator(self._seed, request.epoch, request.video)
@@ -178,7 +177,7 @@ class ClipDataset(torch.utils.data.Dataset[dict[str, Any]]):
             video = self.videos[index]
             try:
                 record = self._record(index, video)
-                plan = plan_train(rng, grid, record.video, data.TARGET_FPS)
+                plan = plan_train(rng, grid, record.video, data.target_fps)
                 read_clip(video.path, record, plan, out, **self._reading)
             except UnreadableVideoError as error:
                 failures.append((video.path, str(error)))
@@ -213,15 +212,15 @@ class ClipDataset(torch.utils.data.Dataset[dict[str, Any]]):
         return evaluation_plan(type(self), self._data, video, part, views, self._test_crop)
 
 
-def reading_options(cfg: CfgNode) -> dict[str, int]:
+def reading_options(recipe: Recipe) -> dict[str, int]:
     """What a config says to `read_clip`."""
-    threads = 0 if cfg.DATA_LOADER.ENABLE_MULTI_THREAD_DECODE else 1
-    return {"threads": threads, "max_pixels": cfg.DATA.MAX_FRAME_PIXELS}
+    threads = 0 if recipe.data_loader.enable_multi_thread_decode else 1
+    return {"threads": threads, "max_pixels": recipe.data.max_frame_pixels}
 
 
 def evaluation_plan(
     dataset: type[ClipDataset],
-    data: CfgNode,
+    data: Data,
     video: Video,
     part: int,
     views: tuple[int, int],
@@ -230,18 +229,18 @@ def evaluation_plan(
     """The `part`-th of the views × crops clips that a video is scored on.
 
     One crop is the centre of the smallest training size; three are cut from a short side as large
-    as the crop. `data` is a config's DATA.
+    as the crop. `data` is the recipe's.
     """
     count, crops = views
     return plan_test(
         video,
-        frames=data.NUM_FRAMES,
-        stride=data.SAMPLING_RATE,
+        frames=data.num_frames,
+        stride=data.sampling_rate,
         crop=crop,
         view=(part // crops, count),
         spatial=(part % crops, crops),
-        target_fps=data.TARGET_FPS,
-        short_side=max(crop, data.TRAIN_JITTER_SCALES[0]) if crops == 1 else crop,
+        target_fps=data.target_fps,
+        short_side=max(crop, data.train_jitter_scales[0]) if crops == 1 else crop,
         segments=dataset.segments,
         to_end=dataset.views_to_end,
     )

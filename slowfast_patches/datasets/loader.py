@@ -7,7 +7,6 @@ import logging
 import os
 from typing import Any, cast
 
-from fvcore.common.config import CfgNode
 from torch.utils.data import DataLoader, Dataset
 
 from multigrid import (
@@ -20,6 +19,7 @@ from multigrid import (
     stream,
 )
 from slowfast_patches import patching
+from slowfast_patches.config.recipe import Recipe
 from slowfast_patches.datasets.lists.lists import list_path
 from slowfast_patches.utils.machine import available_cores
 from slowfast_patches.utils.placement import find_placement
@@ -50,10 +50,10 @@ _PRECISE_BN_EPOCH = 1 << 30
 """Epoch number that seeds the clips for precise BN: one that no training reaches."""
 
 
-def build_dataset(cfg: CfgNode, split: str) -> Any:
+def build_dataset(recipe: Recipe, split: str) -> Any:
     """The data set of a split, from the host's registry."""
-    name = cfg.TEST.DATASET if split == "test" else cfg.TRAIN.DATASET
-    return dataset_class(name)(cfg, split)
+    name = recipe.test.dataset if split == "test" else recipe.train.dataset
+    return dataset_class(name)(recipe, split)
 
 
 def dataset_class(name: str) -> Any:
@@ -70,19 +70,19 @@ def dataset_class(name: str) -> Any:
     return DATASET_REGISTRY.get(name.capitalize())
 
 
-def cores_of_process(cfg: CfgNode) -> int:
+def cores_of_process(recipe: Recipe) -> int:
     """Cores that one of the run's processes on this machine can count on, its workers' included.
 
     The processes of a machine share its cores evenly, unless srun gave each task cores of its own.
     """
-    placement, cores = find_placement(cfg, os.environ), available_cores()
+    placement, cores = find_placement(recipe, os.environ), available_cores()
     processes = placement.per_machine
     if placement.launcher == "srun" and cores < int(os.environ.get("SLURM_CPUS_ON_NODE", 0)):
         processes = placement.count
     return max(1, cores // processes)
 
 
-def num_workers(cfg: CfgNode) -> int:
+def num_workers(recipe: Recipe) -> int:
     """Workers that read for each process: DATA_LOADER.NUM_WORKERS, or what "auto" stands for.
 
     A GPU leaves the process's cores free: all but one read, 16 at most. On the CPU training itself
@@ -90,20 +90,20 @@ def num_workers(cfg: CfgNode) -> int:
     overlaps waiting for the disk, and what it costs, a process that hands over tensors in shared
     memory, is small.
     """
-    if cfg.DATA_LOADER.NUM_WORKERS != "auto":
-        return int(cfg.DATA_LOADER.NUM_WORKERS)
-    cores = cores_of_process(cfg)
-    if cfg.NUM_GPUS > 0:
+    if recipe.data_loader.num_workers != "auto":
+        return int(recipe.data_loader.num_workers)
+    cores = cores_of_process(recipe)
+    if recipe.num_gpus > 0:
         return min(max(1, cores - 1), _MOST_WORKERS)
     return max(1, cores // _CORES_OF_A_WORKER)
 
 
-def loading_advice(cfg: CfgNode, dataset: Any) -> str:
+def loading_advice(recipe: Recipe, dataset: Any) -> str:
     """What to do where training waits for this data set."""
-    workers, cores = num_workers(cfg), cores_of_process(cfg)
+    workers, cores = num_workers(recipe), cores_of_process(recipe)
     ways = []
     if not getattr(getattr(dataset, "index", None), "is_prepared", True):
-        path = list_path(cfg, "train")
+        path = list_path(recipe, "train")
         source = f"--csv {path}" if path.suffix == ".csv" else f"--ssv2 {path.parent}"
         ways.append(
             f"tools/prepare_data.py {source} --output DIR writes a data set that reads several "
@@ -118,7 +118,12 @@ def loading_advice(cfg: CfgNode, dataset: Any) -> str:
 
 
 def training_loader(
-    cfg: CfgNode, dataset: Dataset[Any], schedule: Schedule, start: int, rank: int, world_size: int
+    recipe: Recipe,
+    dataset: Dataset[Any],
+    schedule: Schedule,
+    start: int,
+    rank: int,
+    world_size: int,
 ) -> DataLoader[Any]:
     """Mini-batches of this rank from iteration `start` to the end of the schedule, in order.
 
@@ -127,16 +132,16 @@ def training_loader(
     """
     logger.info(
         "DATA_LOADER.NUM_WORKERS %s; workers: %d, cores for this process: %d",
-        cfg.DATA_LOADER.NUM_WORKERS,
-        num_workers(cfg),
-        cores_of_process(cfg),
+        recipe.data_loader.num_workers,
+        num_workers(recipe),
+        cores_of_process(recipe),
     )
-    sampler = MultigridBatchSampler(schedule, cfg.RNG_SEED, rank, world_size, start)
-    return _loader(cfg, dataset, sampler)
+    sampler = MultigridBatchSampler(schedule, recipe.rng_seed, rank, world_size, start)
+    return _loader(recipe, dataset, sampler)
 
 
 def evaluation_loader(
-    cfg: CfgNode, dataset: Any, batch_size: int, rank: int, world_size: int
+    recipe: Recipe, dataset: Any, batch_size: int, rank: int, world_size: int
 ) -> DataLoader[Any]:
     """This rank's share of an evaluation split, in order, every clip exactly once.
 
@@ -146,7 +151,7 @@ def evaluation_loader(
     """
     numbers = range(len(dataset))[rank::world_size]
     batches = [list(numbers[i : i + batch_size]) for i in range(0, len(numbers), batch_size)]
-    return _loader(cfg, dataset, batches)
+    return _loader(recipe, dataset, batches)
 
 
 def evaluation_rounds(clips: int, batch_size: int, world_size: int) -> int:
@@ -156,7 +161,12 @@ def evaluation_rounds(clips: int, batch_size: int, world_size: int) -> int:
 
 
 def precise_bn_loader(
-    cfg: CfgNode, dataset: Dataset[Any], schedule: Schedule, step: Step, rank: int, world_size: int
+    recipe: Recipe,
+    dataset: Dataset[Any],
+    schedule: Schedule,
+    step: Step,
+    rank: int,
+    world_size: int,
 ) -> DataLoader[Any]:
     """BN.NUM_BATCHES_PRECISE mini-batches of training clips at the baseline grid.
 
@@ -164,14 +174,14 @@ def precise_bn_loader(
     """
     base, videos = schedule.base, schedule.num_videos
     size = max(1, base.batch // world_size)
-    count = max(1, min(cfg.BN.NUM_BATCHES_PRECISE, videos // (size * world_size)))
+    count = max(1, min(recipe.bn.num_batches_precise, videos // (size * world_size)))
     batches = []
     for number in range(count):
         first = (number * world_size + rank) * size
-        clips = stream(cfg.RNG_SEED + 1 + step.iteration, videos, first, first + size)
+        clips = stream(recipe.rng_seed + 1 + step.iteration, videos, first, first + size)
         requests = [ClipRequest(v, _PRECISE_BN_EPOCH + e, base, -1) for v, e in clips]
         batches.append(requests)
-    return _loader(cfg, dataset, batches)
+    return _loader(recipe, dataset, batches)
 
 
 def _collate_what_is_not(batch: Any) -> Batch:
@@ -187,14 +197,14 @@ class _Loader(DataLoader[Any]):
             return super().__iter__()
 
 
-def _loader(cfg: CfgNode, dataset: Dataset[Any], batches: Any) -> DataLoader[Any]:
-    workers = min(num_workers(cfg), len(batches))
+def _loader(recipe: Recipe, dataset: Dataset[Any], batches: Any) -> DataLoader[Any]:
+    workers = min(num_workers(recipe), len(batches))
     return _Loader(
         dataset,
         batch_sampler=batches,
         num_workers=workers,
         prefetch_factor=_PREFETCH if workers else None,
-        pin_memory=cfg.DATA_LOADER.PIN_MEMORY and cfg.NUM_GPUS > 0,
+        pin_memory=recipe.data_loader.pin_memory and recipe.num_gpus > 0,
         collate_fn=_collate_what_is_not,
         worker_init_fn=leave_to_parent,
     )

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import logging
 
-from fvcore.common.config import CfgNode
 from slowfast.datasets.build import DATASET_REGISTRY
 
+from slowfast_patches.config.recipe import Recipe
 from slowfast_patches.datasets.clips import ClipDataset
 from slowfast_patches.datasets.lists.frame_list import FrameList
 from slowfast_patches.datasets.lists.lists import list_path
@@ -28,13 +28,13 @@ class Ssv2(ClipDataset):
     name = "ssv2"
     segments = True
 
-    def __init__(self, cfg: CfgNode, split: str) -> None:
-        super().__init__(cfg, split)
-        path = list_path(cfg, split, self.name)
+    def __init__(self, recipe: Recipe, split: str) -> None:
+        super().__init__(recipe, split)
+        path = list_path(recipe, split, self.name)
         form = "WebM files" if path.suffix == ".json" else "video files"
         form = "frame lists" if isinstance(self.videos, FrameList) else form
         logger.info(
             "ssv2 %s: %d videos as %s, by %s; clips are %d segments of the whole video, whatever "
             "DATA.SAMPLING_RATE %d says",
-            *(split, len(self.videos), form, path, self._base.frames, cfg.DATA.SAMPLING_RATE),
+            *(split, len(self.videos), form, path, self._base.frames, recipe.data.sampling_rate),
         )

@@ -5,26 +5,27 @@ from __future__ import annotations
 import os
 
 import torch
-from fvcore.common.config import CfgNode
+
+from slowfast_patches.config.recipe import Recipe
 
 __all__ = ["keep_memory_whole", "set_up_device"]
 
 _ALLOCATORS = ("PYTORCH_ALLOC_CONF", "PYTORCH_CUDA_ALLOC_CONF")
 
 
-def set_up_device(cfg: CfgNode) -> None:
+def set_up_device(recipe: Recipe) -> None:
     """Set TRAIN.TF32, TRAIN.CUDNN_BENCHMARK and TRAIN.DETERMINISTIC for this process.
 
     May be called again with another recipe; one that is DETERMINISTIC comes first, before anything
     is computed on a GPU.
     """
-    train = cfg.TRAIN
-    torch.backends.cuda.matmul.allow_tf32 = train.TF32
-    torch.backends.cudnn.allow_tf32 = train.TF32
-    torch.backends.cudnn.benchmark = train.CUDNN_BENCHMARK and not train.DETERMINISTIC
-    torch.backends.cudnn.deterministic = train.DETERMINISTIC
-    torch.use_deterministic_algorithms(train.DETERMINISTIC)
-    if train.DETERMINISTIC:
+    train = recipe.train
+    torch.backends.cuda.matmul.allow_tf32 = train.tf32
+    torch.backends.cudnn.allow_tf32 = train.tf32
+    torch.backends.cudnn.benchmark = train.cudnn_benchmark and not train.deterministic
+    torch.backends.cudnn.deterministic = train.deterministic
+    torch.use_deterministic_algorithms(train.deterministic)
+    if train.deterministic:
         os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")
 
 

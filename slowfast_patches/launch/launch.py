@@ -14,8 +14,8 @@ from pathlib import Path
 
 import torch
 import torch.distributed as dist
-from fvcore.common.config import CfgNode
 
+from slowfast_patches.config.recipe import Recipe
 from slowfast_patches.config.scale import scale_to_processes
 from slowfast_patches.datasets.loader import cores_of_process, num_workers
 from slowfast_patches.launch.device import keep_memory_whole
@@ -45,35 +45,35 @@ __all__ = [
     "processes_of",
 ]
 
-Main = Callable[[CfgNode, World], None]
-Check = Callable[[CfgNode], None]
+Main = Callable[[Recipe, World], None]
+Check = Callable[[Recipe], None]
 
 _FIND_SECONDS = 30.0
 """How long a process looks for the store once all have come: it is there unless its host ended."""
 
 
-def processes_of(cfg: CfgNode) -> int:
+def processes_of(recipe: Recipe) -> int:
     """Processes of a run over all machines, as its launcher or else the config says."""
-    return find_placement(cfg, os.environ).size
+    return find_placement(recipe, os.environ).size
 
 
-def check_gpus(cfg: CfgNode) -> None:
+def check_gpus(recipe: Recipe) -> None:
     """Raise ValueError if a config asks for more GPUs than this machine has."""
     count = torch.cuda.device_count()
-    if count < cfg.NUM_GPUS and not _has_gpu_of_its_own(cfg):
+    if count < recipe.num_gpus and not _has_gpu_of_its_own(recipe):
         raise ValueError(
-            f"NUM_GPUS is {cfg.NUM_GPUS}, this machine has {count}; NUM_GPUS 0 trains on the CPU"
+            f"NUM_GPUS is {recipe.num_gpus}, this machine has {count}; NUM_GPUS 0 trains on the CPU"
         )
 
 
-def _has_gpu_of_its_own(cfg: CfgNode) -> bool:
+def _has_gpu_of_its_own(recipe: Recipe) -> bool:
     """Whether srun shows each of its tasks one GPU (--gpus-per-task), which is number 0 to all."""
-    placement = find_placement(cfg, os.environ)
+    placement = find_placement(recipe, os.environ)
     one_each = placement.launcher == "srun" and placement.count == 1
     return one_each and torch.cuda.device_count() == 1
 
 
-def for_processes(cfg: CfgNode) -> CfgNode:
+def for_processes(recipe: Recipe) -> Recipe:
     """The config as the processes of this run train it; everything that reads a recipe calls this.
 
     Machines are counted, and batch and rates scaled where SOLVER.REFERENCE_WORLD_SIZE asks for it.
@@ -81,26 +81,23 @@ def for_processes(cfg: CfgNode) -> CfgNode:
     Raises:
         ValueError: launcher and config disagree, or the recipe cannot be scaled.
     """
-    placement = find_placement(cfg, os.environ)
-    return scale_to_processes(_with_machines(cfg, placement), placement.size)
+    placement = find_placement(recipe, os.environ)
+    return scale_to_processes(_with_machines(recipe, placement), placement.size)
 
 
-def _with_machines(cfg: CfgNode, placement: Placement) -> CfgNode:
+def _with_machines(recipe: Recipe, placement: Placement) -> Recipe:
     """The config with machines as the launcher counts them: TRAIN.BATCH_SIZE is per machine."""
-    if (placement.machines, placement.machine) == (cfg.NUM_SHARDS, cfg.SHARD_ID):
-        return cfg
-    cfg = cfg.clone()
-    cfg.defrost()
-    cfg.NUM_SHARDS, cfg.SHARD_ID = placement.machines, placement.machine
-    cfg.freeze()
-    return cfg
+    if (placement.machines, placement.machine) == (recipe.num_shards, recipe.shard_id):
+        return recipe
+    machines = {"NUM_SHARDS": placement.machines, "SHARD_ID": placement.machine}
+    return recipe.replaced(machines)
 
 
-def launch(cfg: CfgNode, init_method: str | None, main: Main, check: Check | None = None) -> None:
-    """Call `main(cfg, world)` in every process of the run and wait for them.
+def launch(recipe: Recipe, init_method: str | None, main: Main, check: Check | None = None) -> None:
+    """Call `main(recipe, world)` in every process of the run and wait for them.
 
     Args:
-        cfg: the recipe, as loaded.
+        recipe: the recipe, as loaded.
         init_method: where the processes meet: tcp://HOST:PORT of the first machine, or file://
             and a path; None where the launcher says it, or on one machine, at a free port.
         main: what each process does; to be pickled.
@@ -111,28 +108,28 @@ def launch(cfg: CfgNode, init_method: str | None, main: Main, check: Check | Non
         ValueError: launchers contradict each other.
         SystemExit: with the exit status, where a process of several failed; it has said why.
     """
-    placement = find_placement(cfg, os.environ, init_method)
+    placement = find_placement(recipe, os.environ, init_method)
     if placement.size > 1:
-        if status := launch_at(placement, cfg, main, check):
+        if status := launch_at(placement, recipe, main, check):
             raise SystemExit(status)
         return
     with ending_early(first=True, torchrun=_by_torchrun(placement)):
         if check is not None:
-            check(cfg)
-        _run_alone(cfg, main)
+            check(recipe)
+        _run_alone(recipe, main)
 
 
-def _run_alone(cfg: CfgNode, main: Main) -> None:
+def _run_alone(recipe: Recipe, main: Main) -> None:
     try:
-        main(cfg, World(0, 1, process_device(cfg, 0)))
+        main(recipe, World(0, 1, process_device(recipe, 0)))
     except BaseException as error:
         log_failure(error)
         raise
 
 
-def launch_at(placement: Placement, cfg: CfgNode, main: Main, check: Check | None = None) -> int:
+def launch_at(placement: Placement, recipe: Recipe, main: Main, check: Check | None = None) -> int:
     """`launch` where several processes are placed; the exit status, after saying what was wrong."""
-    failures, seconds = None, cfg.DIST_JOIN_SECONDS
+    failures, seconds = None, recipe.dist_join_seconds
     try:
         with ending_early(first=placement.first_rank == 0, torchrun=_by_torchrun(placement)):
             address, _server = _meeting_place(placement)  # hosted for as long as this function runs
@@ -142,11 +139,11 @@ def launch_at(placement: Placement, cfg: CfgNode, main: Main, check: Check | Non
             hosts = placement.first_rank == 0 and address.scheme == "tcp"
             failures = Failures(store, placement, hosts=hosts)
             if check is not None:
-                check(cfg)
-            arrive(store, placement, cfg, seconds, meanwhile)
+                check(recipe)
+            arrive(store, placement, recipe, seconds, meanwhile)
     except Exception as error:
         return failures.report(error) if failures else _explain_without_store(error, placement)
-    arguments = (placement, address, cfg, main)
+    arguments = (placement, address, recipe, main)
     if placement.count == 1:
         _process(0, *arguments)
         return 0
@@ -211,14 +208,16 @@ def _connection(name: str, address: Address, seconds: float) -> dist.Store:
     return dist.PrefixStore(f"{address.prefix}/{name}", connect(address, seconds))
 
 
-def _connection_for_life(name: str, address: Address, cfg: CfgNode) -> dist.Store:
+def _connection_for_life(name: str, address: Address, recipe: Recipe) -> dist.Store:
     """One that waits for an answer as long as a collective does: a run may be suspended."""
     store = _connection(name, address, _FIND_SECONDS)
-    store.set_timeout(timedelta(seconds=cfg.DIST_STALL_SECONDS))
+    store.set_timeout(timedelta(seconds=recipe.dist_stall_seconds))
     return store
 
 
-def _process(number: int, placement: Placement, address: Address, cfg: CfgNode, main: Main) -> None:
+def _process(
+    number: int, placement: Placement, address: Address, recipe: Recipe, main: Main
+) -> None:
     """One process of the run, from entering the group to leaving it; a failure ends it here.
 
     `number` counts those that the command starts.
@@ -229,16 +228,16 @@ def _process(number: int, placement: Placement, address: Address, cfg: CfgNode, 
         with ending_early(first=rank == 0, torchrun=_by_torchrun(placement)):
             signal.pthread_sigmask(signal.SIG_UNBLOCK, {signal.SIGINT})  # `spawn` holds it back
             failures = Failures(
-                _connection_for_life("run", address, cfg),
+                _connection_for_life("run", address, recipe),
                 placement,
                 f"rank {rank}",
                 hosts=rank == 0 and not spawned and address.scheme == "tcp",
                 silent=spawned,
             )
-            failures.watch(_connection_for_life("run", address, cfg))
-            world = _join(rank, placement.local_rank + number, placement.size, address, cfg)
-            interruption = _interruption(main, cfg, world)
-        failures.leave(rank, cfg.DIST_STALL_SECONDS)
+            failures.watch(_connection_for_life("run", address, recipe))
+            world = _join(rank, placement.local_rank + number, placement.size, address, recipe)
+            interruption = _interruption(main, recipe, world)
+        failures.leave(rank, recipe.dist_stall_seconds)
         if rank == 0 and address.scheme == "file":
             Path(address.path).unlink(missing_ok=True)
         dist.destroy_process_group()
@@ -250,52 +249,52 @@ def _process(number: int, placement: Placement, address: Address, cfg: CfgNode, 
         end_process(interrupted_status(os.environ))
 
 
-def _join(rank: int, local_rank: int, size: int, address: Address, cfg: CfgNode) -> World:
+def _join(rank: int, local_rank: int, size: int, address: Address, recipe: Recipe) -> World:
     """Enter the process group: the only place where a world of several processes is made."""
-    device = process_device(cfg, local_rank)
+    device = process_device(recipe, local_rank)
     dist.init_process_group(
-        _backend(cfg),
-        store=_connection_for_life("group", address, cfg),
+        _backend(recipe),
+        store=_connection_for_life("group", address, recipe),
         rank=rank,
         world_size=size,
-        timeout=timedelta(seconds=cfg.DIST_STALL_SECONDS),
+        timeout=timedelta(seconds=recipe.dist_stall_seconds),
     )
-    messages = _connection_for_life("messages", address, cfg)
+    messages = _connection_for_life("messages", address, recipe)
     return World(rank, size, device, messages, local_rank)
 
 
-def _interruption(main: Main, cfg: CfgNode, world: World) -> TrainingInterruptedError | None:
+def _interruption(main: Main, recipe: Recipe, world: World) -> TrainingInterruptedError | None:
     """Run `main`; the interruption, if one ended it: no failure, and the same in all processes."""
     try:
-        main(cfg, world)
+        main(recipe, world)
     except TrainingInterruptedError as error:
         log_failure(error)
         return error
     return None
 
 
-def _backend(cfg: CfgNode) -> str:
-    if cfg.DIST_BACKEND != "auto":
-        return str(cfg.DIST_BACKEND)
-    return "nccl" if cfg.NUM_GPUS > 0 else "gloo"
+def _backend(recipe: Recipe) -> str:
+    if recipe.dist_backend != "auto":
+        return str(recipe.dist_backend)
+    return "nccl" if recipe.num_gpus > 0 else "gloo"
 
 
-def process_device(cfg: CfgNode, local_rank: int) -> torch.device:
+def process_device(recipe: Recipe, local_rank: int) -> torch.device:
     """The device of a process on this machine; on the CPU, with its share of the cores set."""
-    if cfg.NUM_GPUS == 0:
-        _share_cores(cfg)
+    if recipe.num_gpus == 0:
+        _share_cores(recipe)
         return torch.device("cpu")
-    number = 0 if _has_gpu_of_its_own(cfg) else local_rank
+    number = 0 if _has_gpu_of_its_own(recipe) else local_rank
     keep_memory_whole()
     torch.cuda.set_device(number)
     return torch.device("cuda", number)
 
 
-def _share_cores(cfg: CfgNode) -> None:
+def _share_cores(recipe: Recipe) -> None:
     """On the CPU, leave a core to each worker that reads; OMP_NUM_THREADS has the last word.
 
     A worker that takes the core of one of torch's threads makes the others wait for it at every
     operation: with 2 threads and a busy worker on 2 cores, steps took half as long again.
     """
     if "OMP_NUM_THREADS" not in os.environ:
-        torch.set_num_threads(max(1, cores_of_process(cfg) - num_workers(cfg)))
+        torch.set_num_threads(max(1, cores_of_process(recipe) - num_workers(recipe)))

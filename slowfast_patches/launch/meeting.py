@@ -14,8 +14,9 @@ from functools import partial
 from typing import Any
 
 import torch.distributed as dist
-from fvcore.common.config import CfgNode
+import yaml
 
+from slowfast_patches.config.recipe import Recipe
 from slowfast_patches.launch.stores import JoiningError
 from slowfast_patches.utils.placement import Placement
 
@@ -99,7 +100,7 @@ def check_open(store: dist.Store, placement: Placement) -> None:
 def arrive(
     store: dist.Store,
     placement: Placement,
-    recipe: CfgNode,
+    recipe: Recipe,
     seconds: float,
     meanwhile: Callable[[], None] = lambda: None,
 ) -> None:
@@ -119,7 +120,7 @@ def arrive(
         ElsewhereError: another process has failed meanwhile.
     """
     deadline = time.monotonic() + seconds
-    keys = dict(sorted(_leaves(recipe)))
+    keys = dict(sorted(_leaves(yaml.safe_load(recipe.text))))
     digest = hashlib.sha256(json.dumps(keys).encode()).hexdigest()
     process = _Process(
         socket.gethostname(), os.getpid(), placement.size, digest, token=uuid.uuid4().hex

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+from functools import partial
+
 import torch
-from fvcore.common.config import CfgNode
 from torch import nn
 
 from multigrid import convert_batchnorm
 from slowfast_patches import patching
+from slowfast_patches.config.recipe import Recipe, host_config
 from slowfast_patches.models.dropout import ClipDropout
 from slowfast_patches.models.pooling import TrainingGlobalPool3d, convert_pools
 from slowfast_patches.models.tsm import build_tsm
@@ -15,13 +17,13 @@ from slowfast_patches.models.tsm import build_tsm
 __all__ = ["build_model", "build_on_meta"]
 
 
-def build_model(cfg: CfgNode, *, grouped_bn: bool = False) -> nn.Module:
+def build_model(recipe: Recipe, *, grouped_bn: bool = False) -> nn.Module:
     """The model of a config, the host's or TSM, on the default device; keys are the host's.
 
     Its weights are in the memory format of MODEL.CHANNELS_LAST.
 
     Args:
-        cfg: which model; read as the host reads it.
+        recipe: which model; read as the host reads it.
         grouped_bn: put BN over a fixed number of clips in place of the host's BN.
 
     Raises:
@@ -33,11 +35,15 @@ def build_model(cfg: CfgNode, *, grouped_bn: bool = False) -> nn.Module:
 
     # The host has these two in its tables of kernels and pools, and no entry for them here.
     without_pool = {f"{name}_nopool": _MODEL_TYPES[name] for name in ("c2d", "i3d")}
-    builders = {**_MODEL_TYPES, **without_pool, "tsm": build_tsm}
-    if cfg.MODEL.ARCH not in builders:
+    builders = {
+        **_MODEL_TYPES,
+        **without_pool,
+        "tsm": partial(build_tsm, shift_div=recipe.tsm.shift_div),
+    }
+    if recipe.model.arch not in builders:
         known = ", ".join(sorted(builders))
-        raise ValueError(f"MODEL.ARCH {cfg.MODEL.ARCH!r} is not a model; there are {known}")
-    model: nn.Module = builders[cfg.MODEL.ARCH](cfg)
+        raise ValueError(f"MODEL.ARCH {recipe.model.arch!r} is not a model; there are {known}")
+    model: nn.Module = builders[recipe.model.arch](host_config(recipe))
     head = model.head
     assert isinstance(head, nn.Module)
     for name, pool in list(head.named_children()):
@@ -47,16 +53,16 @@ def build_model(cfg: CfgNode, *, grouped_bn: bool = False) -> nn.Module:
     dropout = getattr(head, "dropout", None)
     if isinstance(dropout, nn.Dropout):
         assert isinstance(head.projection, nn.Linear)
-        head.dropout = ClipDropout(dropout.p, cfg.RNG_SEED, head.projection.in_features)
-    if cfg.MODEL.HEAD_ACT == "sigmoid":
+        head.dropout = ClipDropout(dropout.p, recipe.rng_seed, head.projection.in_features)
+    if recipe.model.head_act == "sigmoid":
         head.act = nn.Sigmoid()
     model = convert_pools(model)
-    if cfg.MODEL.CHANNELS_LAST:
+    if recipe.model.channels_last:
         model.to(memory_format=torch.channels_last_3d)  # type: ignore[call-overload]
     return convert_batchnorm(model) if grouped_bn else model
 
 
-def build_on_meta(cfg: CfgNode) -> nn.Module:
+def build_on_meta(recipe: Recipe) -> nn.Module:
     """The model without weights, for shapes and operation counts."""
     with torch.device("meta"):
-        return build_model(cfg)
+        return build_model(recipe)

@@ -6,11 +6,11 @@ from collections.abc import Callable, Iterable
 from functools import cache
 
 import torch
-from fvcore.common.config import CfgNode
 from torch import nn
 from torch.utils.flop_counter import FlopCounterMode
 
 from multigrid import Shape
+from slowfast_patches.config.recipe import Recipe
 from slowfast_patches.models.build import build_on_meta
 from slowfast_patches.models.inputs import blank_inputs
 
@@ -19,10 +19,10 @@ __all__ = ["check_shapes", "flops_by_module", "flops_per_clip"]
 _TRAINING = 3  # forward, and a backward of twice its work
 
 
-def flops_per_clip(cfg: CfgNode) -> Callable[[int, int], float]:
+def flops_per_clip(recipe: Recipe) -> Callable[[int, int], float]:
     """Training FLOPs of one clip of (frames, crop): three times the forward's, counting a
     multiply-add as two."""
-    model, alpha = _build(cfg), _alpha(cfg)
+    model, alpha = _build(recipe), _alpha(recipe)
 
     @cache
     def count(frames: int, crop: int) -> float:
@@ -34,13 +34,13 @@ def flops_per_clip(cfg: CfgNode) -> Callable[[int, int], float]:
     return count
 
 
-def flops_by_module(cfg: CfgNode) -> Callable[[int, int], dict[str, float]]:
+def flops_by_module(recipe: Recipe) -> Callable[[int, int], dict[str, float]]:
     """The forward's operations for one clip of (frames, crop), by module.
 
     Keys are the names of `named_modules`; a module has those of the modules in it, too. Modules
     without counted operations, as BN, may be missing.
     """
-    model, alpha = _build(cfg), _alpha(cfg)
+    model, alpha = _build(recipe), _alpha(recipe)
     prefix = f"{type(model).__name__}."
 
     @cache
@@ -57,13 +57,13 @@ def flops_by_module(cfg: CfgNode) -> Callable[[int, int], dict[str, float]]:
     return count
 
 
-def check_shapes(cfg: CfgNode, shapes: Iterable[Shape]) -> None:
+def check_shapes(recipe: Recipe, shapes: Iterable[Shape]) -> None:
     """Try every shape on the model.
 
     Raises:
         ValueError: the model cannot take a shape; names it and says what to change.
     """
-    model, alpha = _build(cfg), _alpha(cfg)
+    model, alpha = _build(recipe), _alpha(recipe)
     for shape in shapes:
         if alpha is not None and shape.frames < alpha:
             raise ValueError(
@@ -75,18 +75,19 @@ def check_shapes(cfg: CfgNode, shapes: Iterable[Shape]) -> None:
                 model(blank_inputs((1, shape.frames, shape.crop), alpha))
         except RuntimeError as error:
             raise ValueError(
-                f"{cfg.MODEL.ARCH} cannot take the shape {shape} of this schedule ({error}); use "
+                f"{recipe.model.arch} cannot take the shape {shape} of this schedule ({error}); "
+                f"use "
                 "more DATA.NUM_FRAMES, a larger DATA.TRAIN_CROP_SIZE, or less pooling "
                 "(NONLOCAL.POOL, SLOWFAST.ALPHA)"
             ) from error
 
 
-def _build(cfg: CfgNode) -> nn.Module:
+def _build(recipe: Recipe) -> nn.Module:
     """The model without weights and without BN, which has no part in shapes and counts.
 
     Without weights, BN is computed in Python: it took 0.28 of the 0.30 s of a SlowFast R50.
     """
-    model = build_on_meta(cfg).train()
+    model = build_on_meta(recipe).train()
     for module in list(model.modules()):
         for name, child in list(module.named_children()):
             if isinstance(child, nn.BatchNorm3d):
@@ -94,5 +95,5 @@ def _build(cfg: CfgNode) -> nn.Module:
     return model
 
 
-def _alpha(cfg: CfgNode) -> int | None:
-    return cfg.SLOWFAST.ALPHA if cfg.MODEL.ARCH in cfg.MODEL.MULTI_PATHWAY_ARCH else None
+def _alpha(recipe: Recipe) -> int | None:
+    return recipe.slowfast.alpha if recipe.model.has_two_pathways else None

@@ -9,9 +9,9 @@ from functools import cache
 from typing import NamedTuple
 
 import torch
-from fvcore.common.config import CfgNode
 from torch import Tensor
 
+from slowfast_patches.config.recipe import Recipe
 from slowfast_patches.models.side_stream import side_stream
 from slowfast_patches.models.solver import half_type
 
@@ -69,19 +69,18 @@ class InputTransform:
     channels_last: bool = False
 
     @classmethod
-    def from_config(cls, cfg: CfgNode, device: torch.device) -> InputTransform:
-        two_pathways = cfg.MODEL.ARCH in cfg.MODEL.MULTI_PATHWAY_ARCH
+    def of_recipe(cls, recipe: Recipe, device: torch.device) -> InputTransform:
         # The config has them in the order R, G, B, whatever the model is fed.
-        order = -1 if cfg.DATA.REVERSE_INPUT_CHANNEL else 1
+        order = -1 if recipe.data.reverse_input_channel else 1
         return cls(
-            mean=torch.tensor(cfg.DATA.MEAN[::order], device=device),
-            std=torch.tensor(cfg.DATA.STD[::order], device=device),
-            alpha=cfg.SLOWFAST.ALPHA if two_pathways else None,
-            reverse_channels=cfg.DATA.REVERSE_INPUT_CHANNEL,
+            mean=torch.tensor(recipe.data.mean[::order], device=device),
+            std=torch.tensor(recipe.data.std[::order], device=device),
+            alpha=recipe.slowfast.alpha if recipe.model.has_two_pathways else None,
+            reverse_channels=recipe.data.reverse_input_channel,
             device=device,
             # Every model begins with a convolution, whose input autocast would round to this.
-            dtype=half_type(device) if cfg.TRAIN.MIXED_PRECISION else torch.float32,
-            channels_last=cfg.MODEL.CHANNELS_LAST,
+            dtype=half_type(device) if recipe.train.mixed_precision else torch.float32,
+            channels_last=recipe.model.channels_last,
         )
 
     def __call__(self, clips: Tensor, flips: Tensor) -> list[Tensor]:

@@ -6,8 +6,9 @@ from contextlib import AbstractContextManager
 from typing import Any
 
 import torch
-from fvcore.common.config import CfgNode
 from torch import Tensor, nn
+
+from slowfast_patches.config.recipe import Recipe, host_config
 
 __all__ = [
     "Precision",
@@ -24,7 +25,7 @@ _WAYS = ("fused", "foreach")
 
 
 def build_optimizer(
-    cfg: CfgNode, model: nn.Module, *, fused: bool = False
+    recipe: Recipe, model: nn.Module, *, fused: bool = False
 ) -> torch.optim.Optimizer:
     """The host's SGD or Adam, AdamW or LARS: BN parameters have BN.WEIGHT_DECAY, the rest
     SOLVER.WEIGHT_DECAY.
@@ -34,16 +35,18 @@ def build_optimizer(
     """
     from slowfast.models.optimizer import construct_optimizer
 
-    method = cfg.SOLVER.OPTIMIZING_METHOD
-    build = {"adamw": _build_adamw, "lars": _build_lars}.get(method, construct_optimizer)
-    optimizer: torch.optim.Optimizer = build(model, cfg)
-    if cfg.SOLVER.FUSED or (fused and method != "lars"):
+    method = recipe.solver.optimizing_method
+    own = {"adamw": _build_adamw, "lars": _build_lars}.get(method)
+    optimizer: torch.optim.Optimizer = (
+        own(model, recipe) if own else construct_optimizer(model, host_config(recipe))
+    )
+    if recipe.solver.fused or (fused and method != "lars"):
         # Made anew: the host gives no such argument, and the constructor checks it.
         groups = [{k: g[k] for k in ("params", "weight_decay")} for g in optimizer.param_groups]
         options = optimizer.defaults | {"fused": True, "foreach": None}
         options.pop("decoupled_weight_decay", None)  # AdamW's constructor takes none
         optimizer = type(optimizer)(groups, **options)
-    if cfg.SOLVER.ZERO_WD_1D_PARAM:
+    if recipe.solver.zero_wd_1d_param:
         rest = optimizer.param_groups[1]
         flat = [p for p in rest["params"] if p.ndim <= 1]
         rest["params"] = [p for p in rest["params"] if p.ndim > 1]
@@ -52,13 +55,15 @@ def build_optimizer(
     return optimizer
 
 
-def _build_adamw(model: nn.Module, cfg: CfgNode) -> torch.optim.Optimizer:
+def _build_adamw(model: nn.Module, recipe: Recipe) -> torch.optim.Optimizer:
     """Adam with decoupled weight decay (Loshchilov and Hutter, 2019), its moments' decays those of
     the host's Adam."""
-    return torch.optim.AdamW(_host_groups(model, cfg), lr=cfg.SOLVER.BASE_LR, betas=(0.9, 0.999))
+    return torch.optim.AdamW(
+        _host_groups(model, recipe), lr=recipe.solver.base_lr, betas=(0.9, 0.999)
+    )
 
 
-def _build_lars(model: nn.Module, cfg: CfgNode) -> torch.optim.Optimizer:
+def _build_lars(model: nn.Module, recipe: Recipe) -> torch.optim.Optimizer:
     """Layer-wise adaptive rates (You, Gitman and Ginsburg, "Large Batch Training of Convolutional
     Networks", 2017).
 
@@ -69,24 +74,23 @@ def _build_lars(model: nn.Module, cfg: CfgNode) -> torch.optim.Optimizer:
     # It brings its whole package with it, a second or so: only for who asks for it.
     from pytorch_optimizer.optimizer.lars import LARS
 
-    solver = cfg.SOLVER
+    solver = recipe.solver
     optimizer: torch.optim.Optimizer = LARS(
-        _host_groups(model, cfg),
-        lr=solver.BASE_LR,
-        momentum=solver.MOMENTUM,
-        dampening=solver.DAMPENING,
-        nesterov=solver.NESTEROV,
-        trust_coefficient=solver.LARS_TRUST,
+        _host_groups(model, recipe),
+        lr=solver.base_lr,
+        momentum=solver.momentum,
+        dampening=solver.dampening,
+        nesterov=solver.nesterov,
+        trust_coefficient=solver.lars_trust,
     )
     return optimizer
 
 
-def _host_groups(model: nn.Module, cfg: CfgNode) -> list[dict[str, Any]]:
+def _host_groups(model: nn.Module, recipe: Recipe) -> list[dict[str, Any]]:
     """The parameters in the groups that the host makes for its Adam, with their weight decays."""
     from slowfast.models.optimizer import construct_optimizer
 
-    plain = cfg.clone()
-    plain.defrost()
+    plain = host_config(recipe)
     plain.SOLVER.OPTIMIZING_METHOD = "adam"
     groups = construct_optimizer(model, plain).param_groups
     return [{key: group[key] for key in ("params", "weight_decay")} for group in groups]
@@ -118,23 +122,23 @@ def set_learning_rate(optimizer: torch.optim.Optimizer, lr: float) -> None:
         group["lr"] = lr
 
 
-def loss_function(cfg: CfgNode) -> nn.Module:
+def loss_function(recipe: Recipe) -> nn.Module:
     """The loss of MODEL.LOSS_FUNC of logits, averaged over the mini-batch.
 
     "cross_entropy" takes class numbers (N,) and smooths them by MODEL.LABEL_SMOOTHING; "bce_logit"
     takes multi-hot labels (N, C), float, and is averaged over the classes too.
     """
-    if cfg.MODEL.LOSS_FUNC == "bce_logit":
+    if recipe.model.loss_func == "bce_logit":
         return nn.BCEWithLogitsLoss()
-    return nn.CrossEntropyLoss(label_smoothing=cfg.MODEL.LABEL_SMOOTHING)
+    return nn.CrossEntropyLoss(label_smoothing=recipe.model.label_smoothing)
 
 
-def clip_gradients(cfg: CfgNode, model: nn.Module) -> None:
+def clip_gradients(recipe: Recipe, model: nn.Module) -> None:
     """Clip by value or by norm where the recipe asks; unscaled gradients are expected."""
-    if cfg.SOLVER.CLIP_GRAD_VAL:
-        nn.utils.clip_grad_value_(model.parameters(), cfg.SOLVER.CLIP_GRAD_VAL)
-    elif cfg.SOLVER.CLIP_GRAD_L2NORM:
-        nn.utils.clip_grad_norm_(model.parameters(), cfg.SOLVER.CLIP_GRAD_L2NORM)
+    if recipe.solver.clip_grad_val:
+        nn.utils.clip_grad_value_(model.parameters(), recipe.solver.clip_grad_val)
+    elif recipe.solver.clip_grad_l2norm:
+        nn.utils.clip_grad_norm_(model.parameters(), recipe.solver.clip_grad_l2norm)
 
 
 def half_type(device: torch.device) -> torch.dtype:
@@ -152,8 +156,8 @@ def half_type(device: torch.device) -> torch.dtype:
 class Precision:
     """fp32, or mixed precision: bf16 where the device has it, else fp16 with a loss scaler."""
 
-    def __init__(self, cfg: CfgNode, device: torch.device) -> None:
-        self._device, self._enabled = device, bool(cfg.TRAIN.MIXED_PRECISION)
+    def __init__(self, recipe: Recipe, device: torch.device) -> None:
+        self._device, self._enabled = device, bool(recipe.train.mixed_precision)
         self._dtype = half_type(device)
         scaled = self._enabled and self._dtype == torch.float16
         self._scaler = torch.amp.GradScaler(device.type, enabled=scaled)

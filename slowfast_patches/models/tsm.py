@@ -9,7 +9,6 @@ from __future__ import annotations
 from typing import Any
 
 import torch
-from fvcore.common.config import CfgNode
 from torch import Tensor, nn
 
 __all__ = ["ShiftedConv3d", "build_tsm", "temporal_shift"]
@@ -92,20 +91,19 @@ class ShiftedConv3d(nn.Conv3d):
         return super().forward(temporal_shift(input, self.shifted_channels))
 
 
-def build_tsm(cfg: CfgNode) -> nn.Module:
+def build_tsm(host_config: Any, shift_div: int) -> nn.Module:
     """The host's C2D ResNet without temporal pooling, with a residual shift in every block.
 
-    TSM.SHIFT_DIV 8 moves 1/8 of the channels each way before a branch's first convolution; 0 moves
+    `shift_div` 8 moves 1/8 of the channels each way before a branch's first convolution; 0 moves
     none, which leaves the 2-D network. The parameters and their names are the 2-D network's.
+    `host_config` becomes that network's.
     """
     from slowfast.models.resnet_helper import ResBlock
     from slowfast.models.video_model_builder import ResNetModel
 
-    plain = cfg.clone()
-    plain.defrost()
-    plain.MODEL.ARCH = "c2d_nopool"
-    model: nn.Module = ResNetModel(plain)
-    if cfg.TSM.SHIFT_DIV:
+    host_config.MODEL.ARCH = "c2d_nopool"
+    model: nn.Module = ResNetModel(host_config)
+    if shift_div:
         for block in (m for m in model.modules() if isinstance(m, ResBlock)):
-            block.branch2.a = ShiftedConv3d(block.branch2.a, cfg.TSM.SHIFT_DIV)
+            block.branch2.a = ShiftedConv3d(block.branch2.a, shift_div)
     return model

@@ -6,8 +6,6 @@ from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 from typing import Any
 
-from fvcore.common.config import CfgNode
-
 from multigrid.cost import (
     Cost,
     FlopsPerClip,
@@ -18,7 +16,8 @@ from multigrid.cost import (
 )
 from multigrid.schedule import Phase, Schedule
 from multigrid.shapes import Shape
-from slowfast_patches.config.schedule import schedule_from_config
+from slowfast_patches.config.recipe import Recipe
+from slowfast_patches.config.schedule import schedule_of
 from slowfast_patches.datasets.lists.lists import count_list
 from slowfast_patches.models.flops import check_shapes, flops_per_clip
 from slowfast_patches.plan.timing import UNTIMED, Timing
@@ -139,7 +138,7 @@ class Plan:
         }
 
 
-def dataset_size(cfg: CfgNode, given: int | None = None) -> int:
+def dataset_size(recipe: Recipe, given: int | None = None) -> int:
     """Training videos: the number given, else the list's, else DATA.NUM_TRAIN_VIDEOS.
 
     Raises:
@@ -147,12 +146,13 @@ def dataset_size(cfg: CfgNode, given: int | None = None) -> int:
     """
     if given is not None:
         return given
-    counted = count_list(cfg, "train")
-    size = cfg.DATA.NUM_TRAIN_VIDEOS if counted is None else counted
+    counted = count_list(recipe, "train")
+    size = recipe.data.num_train_videos if counted is None else counted
     if size < 1:
         raise ValueError(
             "how many training videos are there? DATA.PATH_TO_DATA_DIR "
-            f"('{cfg.DATA.PATH_TO_DATA_DIR}') holds no list of them; set it to the folder that has "
+            f"('{recipe.data.path_to_data_dir}') holds no list of them; set it to the folder "
+            f"that has "
             "one, or to plan without one give --dataset-size N or DATA.NUM_TRAIN_VIDEOS N"
         )
     return int(size)
@@ -174,16 +174,16 @@ def short_phases(base: Shape, phases: Sequence[Phase | PhasePlan]) -> tuple[str,
 
 
 def plan_config(
-    cfg: CfgNode, num_videos: int | None = None, timing: Timing = UNTIMED
+    recipe: Recipe, num_videos: int | None = None, timing: Timing = UNTIMED
 ) -> tuple[Schedule, Plan]:
     """The schedule and plan of a config; `num_videos` as for `dataset_size`.
 
     Raises:
         ValueError: no size is known, or the recipe or its model cannot train on that schedule.
     """
-    schedule = schedule_from_config(cfg, dataset_size(cfg, num_videos))
-    check_shapes(cfg, schedule.shapes)
-    return schedule, make_plan(schedule, flops_per_clip(cfg), timing)
+    schedule = schedule_of(recipe, dataset_size(recipe, num_videos))
+    check_shapes(recipe, schedule.shapes)
+    return schedule, make_plan(schedule, flops_per_clip(recipe), timing)
 
 
 def make_plan(schedule: Schedule, flops_per_clip: FlopsPerClip, timing: Timing = UNTIMED) -> Plan:

@@ -16,11 +16,11 @@ from pathlib import Path
 from typing import TypeVar, cast
 
 import yaml
-from fvcore.common.config import CfgNode
 
 from multigrid import Shape
 from multigrid.cost import SecondsPerIteration
-from slowfast_patches.config.schedule import groups_batchnorm, schedule_from_config
+from slowfast_patches.config.recipe import Recipe
+from slowfast_patches.config.schedule import schedule_of
 from slowfast_patches.launch.launch import processes_of
 
 __all__ = [
@@ -113,7 +113,7 @@ class StepTimes:
             if key in defaults and value != defaults[key]
         }
 
-    def seconds_per_iteration(self, cfg: CfgNode) -> SecondsPerIteration:
+    def seconds_per_iteration(self, recipe: Recipe) -> SecondsPerIteration:
         """Seconds of an iteration of a recipe at each shape of its schedule.
 
         With multigrid BN is in groups, without it is the batch's: these were measured apart.
@@ -122,8 +122,8 @@ class StepTimes:
             MisfitError: another model, precision or device was measured, or not all shapes were;
                 asking for another shape raises it too.
         """
-        self._check_model(cfg)
-        grouped, processes = groups_batchnorm(cfg), processes_of(cfg)
+        self._check_model(recipe)
+        grouped, processes = recipe.groups_batchnorm, processes_of(recipe)
         known = {
             (time.clips, time.shape.frames, time.shape.crop): time.seconds
             for time in self.times
@@ -142,18 +142,19 @@ class StepTimes:
                 raise MisfitError(f"{self.path}: {shape} ran out of memory on {self.where}")
             return seconds
 
-        for shape, bn_size in shapes_to_measure(cfg):
+        for shape, bn_size in shapes_to_measure(recipe):
             if (bn_size is not None) == grouped:
                 look_up(shape)
         return look_up
 
-    def _check_model(self, cfg: CfgNode) -> None:
-        if self.device != device_of(cfg):
+    def _check_model(self, recipe: Recipe) -> None:
+        if self.device != device_of(recipe):
             raise MisfitError(
-                f"{self.path} was measured on {self.device}, and NUM_GPUS {cfg.NUM_GPUS} trains on "
-                f"{device_of(cfg)}"
+                f"{self.path} was measured on {self.device}, and NUM_GPUS {recipe.num_gpus} "
+                f"trains on "
+                f"{device_of(recipe)}"
             )
-        measured, wanted = {**_ADDED, **self.model}, model_of(cfg)
+        measured, wanted = {**_ADDED, **self.model}, model_of(recipe)
         differing = [
             f"{key} {measured.get(key, '(absent)')} there, {wanted.get(key, '(absent)')} here"
             for key in sorted(measured.keys() | wanted.keys())
@@ -166,7 +167,7 @@ class StepTimes:
 _ABSENT = object()
 
 
-def fitting_step_times(files: Sequence[StepTimes], cfg: CfgNode) -> StepTimes:
+def fitting_step_times(files: Sequence[StepTimes], recipe: Recipe) -> StepTimes:
     """The first of some files that has the times of a recipe.
 
     Raises:
@@ -175,7 +176,7 @@ def fitting_step_times(files: Sequence[StepTimes], cfg: CfgNode) -> StepTimes:
     reasons = list[str]()
     for times in files:
         try:
-            times.seconds_per_iteration(cfg)
+            times.seconds_per_iteration(recipe)
         except MisfitError as error:
             reasons.append(str(error))
         else:
@@ -183,12 +184,12 @@ def fitting_step_times(files: Sequence[StepTimes], cfg: CfgNode) -> StepTimes:
     raise MisfitError("; ".join(reasons) or "no step times are given")
 
 
-def shapes_to_measure(cfg: CfgNode) -> list[tuple[Shape, int | None]]:
+def shapes_to_measure(recipe: Recipe) -> list[tuple[Shape, int | None]]:
     """Every shape of a recipe's schedule with its BN size, after the baseline's shape and BN.
 
     A shape that phases meet with several BN sizes has the smallest, which makes the most groups.
     """
-    schedule = schedule_from_config(cfg, MANY_VIDEOS)
+    schedule = schedule_of(recipe, MANY_VIDEOS)
     sizes: dict[Shape, int | None] = {}
     for phase in schedule.phases:
         for shape, size in zip(phase.shapes, phase.bn_sizes, strict=True):
@@ -198,20 +199,20 @@ def shapes_to_measure(cfg: CfgNode) -> list[tuple[Shape, int | None]]:
     return list(dict.fromkeys([(schedule.base, None), *sizes.items()]))
 
 
-def model_of(cfg: CfgNode) -> dict[str, object]:
+def model_of(recipe: Recipe) -> dict[str, object]:
     """The keys of a recipe that decide how long an iteration of one shape takes."""
-    tree = yaml.safe_load(cfg.dump())
+    tree = yaml.safe_load(recipe.text)
     found: dict[str, object] = {}
-    for name in (*_MODEL, "TSM") if cfg.MODEL.ARCH == "tsm" else _MODEL:
+    for name in (*_MODEL, "TSM") if recipe.model.arch == "tsm" else _MODEL:
         section, _, key = name.partition(".")
         inside = tree[section]
         found |= {f"{section}.{k}": inside[k] for k in ([key] if key else inside)}
     return {key: value for key, value in sorted(found.items()) if key not in _SAME_SPEED}
 
 
-def device_of(cfg: CfgNode) -> str:
+def device_of(recipe: Recipe) -> str:
     """The kind of device that a recipe trains on: "cuda" or "cpu"."""
-    return "cuda" if cfg.NUM_GPUS > 0 else "cpu"
+    return "cuda" if recipe.num_gpus > 0 else "cpu"
 
 
 def read_step_times(path: str | Path) -> StepTimes:

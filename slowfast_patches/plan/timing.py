@@ -6,11 +6,10 @@ import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from fvcore.common.config import CfgNode
-
 from multigrid import Shape
 from multigrid.cost import FlopsPerClip, SecondsPerIteration
-from slowfast_patches.config.schedule import base_shape, without_multigrid
+from slowfast_patches.config.recipe import Recipe
+from slowfast_patches.config.schedule import without_multigrid
 from slowfast_patches.launch.launch import processes_of
 from slowfast_patches.plan.step_times import StepTimes, fitting_step_times
 
@@ -32,21 +31,21 @@ class Timing:
 UNTIMED = Timing(None, None, None)
 
 
-def measured_timing(files: Sequence[StepTimes], cfg: CfgNode) -> Timing:
+def measured_timing(files: Sequence[StepTimes], recipe: Recipe) -> Timing:
     """The times of a recipe and of its baseline, each from the first file that has them.
 
     Raises:
         MisfitError: no file has them; says why of each.
     """
-    own = fitting_step_times(files, cfg)
-    baseline_cfg = without_multigrid(cfg)
+    own = fitting_step_times(files, recipe)
+    baseline_cfg = without_multigrid(recipe)
     baseline = fitting_step_times(files, baseline_cfg)
     sources = [_source(times) for times in ([own] if own is baseline else [own, baseline])]
-    processes = processes_of(cfg)
+    processes = processes_of(recipe)
     if processes > 1:
         sources.append(f"without communication between the {processes} processes")
     return Timing(
-        ours=own.seconds_per_iteration(cfg),
+        ours=own.seconds_per_iteration(recipe),
         baseline=baseline.seconds_per_iteration(baseline_cfg),
         source="; ".join(sources),
     )
@@ -59,7 +58,7 @@ def _source(times: StepTimes) -> str:
     )
 
 
-def estimated_timing(cfg: CfgNode, seconds: float, flops_per_clip: FlopsPerClip) -> Timing:
+def estimated_timing(recipe: Recipe, seconds: float, flops_per_clip: FlopsPerClip) -> Timing:
     """Times in proportion to training FLOPs, from those of an iteration at the baseline's shape.
 
     Raises:
@@ -67,7 +66,7 @@ def estimated_timing(cfg: CfgNode, seconds: float, flops_per_clip: FlopsPerClip)
     """
     if not (seconds > 0 and math.isfinite(seconds)):
         raise ValueError(f"an iteration takes a number of seconds above 0, not {seconds:g}")
-    base = base_shape(cfg)
+    base = recipe.base_shape
 
     def work(shape: Shape) -> float:
         return shape.batch * flops_per_clip(shape.frames, shape.crop)

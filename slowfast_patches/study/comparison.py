@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from slowfast_patches.config.metrics import metric_names, metric_title
-from slowfast_patches.study.runs import Recipe, Result, working_seconds
+from slowfast_patches.study.runs import Arm, Result, working_seconds
 from slowfast_patches.utils.plots import COLOURS, add_legend, new_figure, save_figure, time_unit
 from slowfast_patches.utils.report import (
     Mean,
@@ -35,10 +35,10 @@ _LONG_TITLES = {"top1": "top-1 accuracy", "map": "mean average precision"}
 
 @dataclass(frozen=True)
 class Row:
-    """A recipe over its seeds: means of what the finished runs measured, None before the first.
+    """A arm over its seeds: means of what the finished runs measured, None before the first.
 
     `seconds` are those of training, loading included; `evaluating` the others. `speed_ups` (wall
-    clock, by seed) and `iteration_factor` are relative to the first recipe, over the seeds that
+    clock, by seed) and `iteration_factor` are relative to the first arm, over the seeds that
     both have finished. `metrics` has the comparison's, by name, in per cent. `runs` has the result
     of every seed, None in place of a missing one.
     """
@@ -111,21 +111,21 @@ def _row_to_json(row: Row) -> dict[str, Any]:
 
 
 def make_comparison(
-    recipes: Sequence[Recipe],
+    recipes: Sequence[Arm],
     seeds: Sequence[int],
     results: Mapping[tuple[str, int], Result],
     command: str,
 ) -> Comparison:
     """Summarise the results there are; `command` is what reproduces them."""
-    metrics = metric_names(recipes[0].cfg)
+    metrics = metric_names(recipes[0].recipe)
     runs = {r.name: {seed: results.get((r.name, seed)) for seed in seeds} for r in recipes}
     reference = runs[recipes[0].name]
-    rows = tuple(_make_row(recipe, runs[recipe.name], reference, metrics) for recipe in recipes)
+    rows = tuple(_make_row(arm, runs[arm.name], reference, metrics) for arm in recipes)
     return Comparison(rows, metrics, command)
 
 
 def _make_row(
-    recipe: Recipe,
+    arm: Arm,
     runs: Mapping[int, Result | None],
     reference: Mapping[int, Result | None],
     metrics: Sequence[str],
@@ -133,9 +133,9 @@ def _make_row(
     done = [run for run in runs.values() if run is not None]
     both = {seed: (first, run) for seed, run in runs.items() if run and (first := reference[seed])}
     return Row(
-        name=recipe.name,
-        cfg_file=str(recipe.cfg_file),
-        overrides=recipe.overrides,
+        name=arm.name,
+        cfg_file=str(arm.cfg_file),
+        overrides=arm.overrides,
         iterations=_mean(run["iterations"] for run in done),
         epochs=_mean(run["epochs"] for run in done),
         clips=_mean(run["clips"] for run in done),
@@ -228,7 +228,7 @@ def _markdown(comparison: Comparison) -> str:
 
 
 def _findings(comparison: Comparison) -> list[str]:
-    """One sentence for each recipe but the first, of those that have finished runs."""
+    """One sentence for each arm but the first, of those that have finished runs."""
     first, *others = comparison.rows
     metric, lines = comparison.metrics[0], []
     for row in others:
@@ -267,7 +267,7 @@ def _plot(comparison: Comparison, path: Path) -> None:
 
 
 def _draw_row(axes: Axes, row: Row, metric: str, colour: str, size: float) -> None:
-    """A recipe: a thin line for each seed, a thick one for their mean, a dot where they end."""
+    """A arm: a thin line for each seed, a thick one for their mean, a dot where they end."""
     mean = row.metrics[metric]
     assert row.seconds is not None, "drawn only with a finished run"
     assert mean is not None, "drawn only with a finished run"

@@ -13,10 +13,9 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-from fvcore.common.config import CfgNode
-
 from multigrid import Cost, schedule_cost
-from slowfast_patches.config.schedule import schedule_from_config
+from slowfast_patches.config.recipe import Recipe
+from slowfast_patches.config.schedule import schedule_of
 from slowfast_patches.config.stored import keys_of, stored_keys
 from slowfast_patches.models.flops import flops_per_clip
 from slowfast_patches.plan.plan import dataset_size
@@ -26,7 +25,7 @@ from slowfast_patches.utils.command_line import ToolError
 from slowfast_patches.utils.report import format_duration, format_flops
 
 __all__ = [
-    "Recipe",
+    "Arm",
     "Result",
     "RunFailedError",
     "check_own_keys",
@@ -47,10 +46,10 @@ class RunFailedError(ToolError):
 
 
 @dataclass(frozen=True)
-class Recipe:
+class Arm:
     """A config, checked, under a name for people and one for its folder.
 
-    `cfg` is what `cfg_file` and the KEY VALUE pairs `overrides` give; `iterations` how long it
+    `recipe` is what `cfg_file` and the KEY VALUE pairs `overrides` give; `iterations` how long it
     trains. `open_keys` are keys that are not known yet, as where results are only looked at: a run
     may have had any value of them.
     """
@@ -59,7 +58,7 @@ class Recipe:
     folder: str
     cfg_file: Path
     overrides: tuple[str, ...]
-    cfg: CfgNode
+    recipe: Recipe
     iterations: int
     open_keys: frozenset[str] = frozenset()
 
@@ -80,13 +79,13 @@ def working_seconds(result: Result) -> float:
     return seconds["training"] + seconds["loading"]
 
 
-def run_folder(output: Path, recipe: Recipe, seed: int) -> Path:
+def run_folder(output: Path, arm: Arm, seed: int) -> Path:
     """Where a run keeps its files."""
-    return output / recipe.folder / f"seed{seed}"
+    return output / arm.folder / f"seed{seed}"
 
 
 def find_results(
-    recipes: Sequence[Recipe], seeds: Sequence[int], output: Path
+    recipes: Sequence[Arm], seeds: Sequence[int], output: Path
 ) -> dict[tuple[str, int], Result]:
     """The results that `output` holds, by recipe's name and seed.
 
@@ -94,23 +93,23 @@ def find_results(
         ValueError: one of them is of another config than the recipe's; says what differs.
     """
     found = {}
-    for recipe in recipes:
+    for arm in recipes:
         for seed in seeds:
-            path = run_folder(output, recipe, seed) / "result.json"
+            path = run_folder(output, arm, seed) / "result.json"
             if path.is_file():
-                found[recipe.name, seed] = _read_result(path, recipe, seed)
+                found[arm.name, seed] = _read_result(path, arm, seed)
     return found
 
 
-def _read_result(path: Path, recipe: Recipe, seed: int) -> Result:
+def _read_result(path: Path, arm: Arm, seed: int) -> Result:
     try:
         result: Result = json.loads(path.read_text(encoding="utf-8"))
         stored = stored_keys(result["config"])
     except (ValueError, KeyError) as error:
         raise ValueError(f"{path} is no run's result ({error}); remove it to train anew") from error
-    wanted = keys_of(recipe.cfg) | {"RNG_SEED": seed}
+    wanted = keys_of(arm.recipe) | {"RNG_SEED": seed}
     # Where the run's own files lie, seen from wherever the command was given, changes no training.
-    keys = sorted((stored.keys() | wanted.keys()) - {"OUTPUT_DIR"} - recipe.open_keys)
+    keys = sorted((stored.keys() | wanted.keys()) - {"OUTPUT_DIR"} - arm.open_keys)
     different = [
         f"{key} {stored.get(key, '(absent)')} there, {wanted.get(key, '(absent)')} now"
         for key in keys
@@ -129,7 +128,7 @@ _ABSENT = object()
 
 
 def train_all(
-    recipes: Sequence[Recipe],
+    recipes: Sequence[Arm],
     seeds: Sequence[int],
     output: Path,
     run_net: Path,
@@ -149,27 +148,27 @@ def train_all(
     """
     results = find_results(recipes, seeds, output)
     yield dict(results)
-    runs = [(recipe, seed) for seed in seeds for recipe in recipes]
-    costs = {r.name: _cost(r.cfg, step_times) for r in recipes if len(results) < len(runs)}
+    runs = [(arm, seed) for seed in seeds for arm in recipes]
+    costs = {r.name: _cost(r.recipe, step_times) for r in recipes if len(results) < len(runs)}
     flops = {name: cost.flops or 0.0 for name, cost in costs.items()}
-    for number, (recipe, seed) in enumerate(runs, start=1):
-        title = f"run {number} of {len(runs)}: {recipe.name}, seed {seed}"
-        if (recipe.name, seed) in results:
+    for number, (arm, seed) in enumerate(runs, start=1):
+        title = f"run {number} of {len(runs)}: {arm.name}, seed {seed}"
+        if (arm.name, seed) in results:
             _say(f"{title}: done before")
             continue
         todo = [r.name for r, s in runs if (r.name, s) not in results]
         left = partial(seconds_left, flops, todo, dict(results))
         expected = sum(costs[name].seconds or 0.0 for name in todo)
         _say(f"{title}: starts; {_describe(left() or expected, sum(flops[n] for n in todo))}")
-        path = _train(recipe, seed, run_folder(output, recipe, seed), run_net, left)
-        results[recipe.name, seed] = _read_result(path, recipe, seed)
+        path = _train(arm, seed, run_folder(output, arm, seed), run_net, left)
+        results[arm.name, seed] = _read_result(path, arm, seed)
         yield dict(results)
 
 
-def run_command(recipe: Recipe, seed: int, folder: Path, run_net: Path) -> list[str]:
-    """What trains a recipe with a seed into a folder."""
-    command = [sys.executable, str(run_net), "--cfg", str(recipe.cfg_file)]
-    return [*command, *recipe.overrides, "RNG_SEED", str(seed), "OUTPUT_DIR", str(folder)]
+def run_command(arm: Arm, seed: int, folder: Path, run_net: Path) -> list[str]:
+    """What trains a arm with a seed into a folder."""
+    command = [sys.executable, str(run_net), "--cfg", str(arm.cfg_file)]
+    return [*command, *arm.overrides, "RNG_SEED", str(seed), "OUTPUT_DIR", str(folder)]
 
 
 def seconds_left(
@@ -181,7 +180,7 @@ def seconds_left(
     """Seconds that runs will take, in proportion to their training FLOPs; None if nothing tells.
 
     Args:
-        flops: of a run of each recipe, by name.
+        flops: of a run of each arm, by name.
         todo: the recipes of the runs to come, the one at work first.
         results: of those that are done, by recipe's name and seed.
         running: the seconds that the first of `todo` has taken, and those that it expects to take.
@@ -200,25 +199,25 @@ def _describe(seconds: float | None, flops: float = 0.0) -> str:
     return f"about {format_duration(seconds)} left for all"
 
 
-def _cost(cfg: CfgNode, step_times: Sequence[StepTimes]) -> Cost:
+def _cost(recipe: Recipe, step_times: Sequence[StepTimes]) -> Cost:
     """Of the whole training, in seconds too where step times are given."""
-    schedule = schedule_from_config(cfg, dataset_size(cfg))
-    timing = measured_timing(step_times, cfg) if step_times else UNTIMED
-    return schedule_cost(schedule, flops_per_clip(cfg), timing.ours)
+    schedule = schedule_of(recipe, dataset_size(recipe))
+    timing = measured_timing(step_times, recipe) if step_times else UNTIMED
+    return schedule_cost(schedule, flops_per_clip(recipe), timing.ours)
 
 
 def _train(
-    recipe: Recipe,
+    arm: Arm,
     seed: int,
     folder: Path,
     run_net: Path,
     left: Callable[[tuple[float, float]], float | None],
 ) -> Path:
-    """Train one recipe with one seed; returns the path of its result.
+    """Train one arm with one seed; returns the path of its result.
 
     `left` gives the seconds of all runs by those of this one, taken and to come.
     """
-    command = run_command(recipe, seed, folder, run_net)
+    command = run_command(arm, seed, folder, run_net)
     process = subprocess.Popen(command, stdout=2)  # standard output is for what comes of it
     try:
         status = _wait(process, folder / "metrics.jsonl", left)
@@ -229,7 +228,7 @@ def _train(
     path = folder / "result.json"
     if status or not path.is_file():
         raise RunFailedError(
-            f"{recipe.name}, seed {seed}, ended with exit status {status} and "
+            f"{arm.name}, seed {seed}, ended with exit status {status} and "
             f"{'a' if path.is_file() else 'no'} result; its log is in {folder}. Finished runs are "
             "kept: the same command continues"
         )

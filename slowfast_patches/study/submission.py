@@ -10,11 +10,10 @@ from dataclasses import dataclass
 from datetime import UTC, datetime
 from pathlib import Path
 
-from fvcore.common.config import CfgNode
-
 from slowfast_patches import patching
-from slowfast_patches.config import check_config, load_config
-from slowfast_patches.config.schedule import base_shape, check_world_size, rates_of_batch
+from slowfast_patches.config import check_recipe, load_recipe
+from slowfast_patches.config.recipe import Recipe
+from slowfast_patches.config.schedule import check_world_size, rates_of_batch
 from slowfast_patches.datasets.lists.lists import list_path, read_list
 from slowfast_patches.launch.launch import for_processes, processes_of
 from slowfast_patches.launch.slurm import FOLDER, Slurm, batch_file, is_queued, make_executor, queue
@@ -32,26 +31,26 @@ _REGISTER = "job.json"
 class Submission:
     """A training on `machines` machines of `gpus` GPUs; 0 GPUs: on the CPU, a process a machine.
 
-    `cfg` is what `cfg_file` and the KEY VALUE pairs `overrides` give, not yet scaled to its
+    `recipe` is what `cfg_file` and the KEY VALUE pairs `overrides` give, not yet scaled to its
     processes; `recipe_batch` the clips of an iteration before machines and GPUs were chosen.
     """
 
     cfg_file: Path
     overrides: tuple[str, ...]
-    cfg: CfgNode
+    recipe: Recipe
     recipe_batch: int
 
     @property
     def machines(self) -> int:
-        return int(self.cfg.NUM_SHARDS)
+        return int(self.recipe.num_shards)
 
     @property
     def gpus(self) -> int:
-        return int(self.cfg.NUM_GPUS)
+        return int(self.recipe.num_gpus)
 
     @property
     def folder(self) -> Path:
-        return Path(self.cfg.OUTPUT_DIR)
+        return Path(self.recipe.output_dir)
 
     def command(self, run_net: Path) -> list[str]:
         """What each machine runs; where the processes meet is the job's to add."""
@@ -74,19 +73,19 @@ def load(
             raise ValueError(f"{option} {value} sets {key}; leave one of them out")
     if "SHARD_ID" in overrides[::2]:
         raise ValueError("SHARD_ID is set on each machine of the job; leave it out")
-    recipe = load_config(cfg_file, list(overrides))
+    written = load_recipe(cfg_file, list(overrides))
     given = {key: value for key, (_, value) in options.items() if value is not None}
     chosen = {
-        "NUM_SHARDS": recipe.NUM_SHARDS,
-        "NUM_GPUS": recipe.NUM_GPUS,
+        "NUM_SHARDS": written.num_shards,
+        "NUM_GPUS": written.num_gpus,
         **given,
-        "OUTPUT_DIR": Path(recipe.OUTPUT_DIR).resolve(),
+        "OUTPUT_DIR": Path(written.output_dir).resolve(),
     }
     others = zip(overrides[::2], overrides[1::2], strict=True)
     pairs = [*((key, value) for key, value in others if key not in chosen), *chosen.items()]
     keys = tuple(str(item) for pair in pairs for item in pair)
-    cfg = load_config(cfg_file, keys)
-    return Submission(cfg_file.resolve(), keys, cfg, base_shape(recipe).batch)
+    recipe = load_recipe(cfg_file, keys)
+    return Submission(cfg_file.resolve(), keys, recipe, written.base_shape.batch)
 
 
 def check(submission: Submission) -> tuple[str, list[str]]:
@@ -95,64 +94,65 @@ def check(submission: Submission) -> tuple[str, list[str]]:
     The machine that submits need not see the data nor the weights.
 
     Raises:
-        ValueError: the recipe cannot train or test as it is, or not on these processes.
+        ValueError: the arm cannot train or test as it is, or not on these processes.
         ImportError: it needs a package that is not installed.
     """
-    cfg = for_processes(submission.cfg)
-    world_size = processes_of(cfg)
-    check_config(cfg, world_size)
-    warnings = [*_check_files(cfg), *_check_rate(submission, cfg)]
-    texts = [_describe(submission, cfg, world_size), *_look_at_folder(cfg)]
-    if not cfg.TRAIN.ENABLE:
+    recipe = for_processes(submission.recipe)
+    world_size = processes_of(recipe)
+    check_recipe(recipe, world_size)
+    warnings = [*_check_files(recipe), *_check_rate(submission, recipe)]
+    texts = [_describe(submission, recipe, world_size), *_look_at_folder(recipe)]
+    if not recipe.train.enable:
         texts.append("TRAIN.ENABLE False: nothing is trained")
-    elif not list_path(cfg, "train").is_file() and cfg.DATA.NUM_TRAIN_VIDEOS < 1:
+    elif not list_path(recipe, "train").is_file() and recipe.data.num_train_videos < 1:
         warnings.append("no plan without the length of the list: DATA.NUM_TRAIN_VIDEOS N says it")
     else:
-        schedule, plan = plan_config(cfg)
-        check_world_size(cfg, schedule, world_size)
+        schedule, plan = plan_config(recipe)
+        check_world_size(recipe, schedule, world_size)
         texts.insert(0, f"{format_plan(plan)}\n")
     return "\n".join(texts), warnings
 
 
-def _describe(submission: Submission, cfg: CfgNode, world_size: int) -> str:
+def _describe(submission: Submission, recipe: Recipe, world_size: int) -> str:
     """The global batch and the learning rate that belongs to it."""
-    machines, recipe = submission.machines, submission.cfg.SOLVER
-    trained = rates_of_batch(cfg).SOLVER.BASE_LR
+    machines, solver = submission.machines, submission.recipe.solver
+    trained = rates_of_batch(recipe).solver.base_lr
     rate = f"SOLVER.BASE_LR {trained:g}"
-    if trained != recipe.BASE_LR:
-        key = "REFERENCE_BATCH_SIZE" if recipe.REFERENCE_BATCH_SIZE else "REFERENCE_WORLD_SIZE"
-        rate += f", scaled from {recipe.BASE_LR:g} (SOLVER.{key})"
-    elif recipe.BASE_LR_SCALE_NUM_SHARDS:
+    if trained != solver.base_lr:
+        key = "REFERENCE_BATCH_SIZE" if solver.reference_batch_size else "REFERENCE_WORLD_SIZE"
+        rate += f", scaled from {solver.base_lr:g} (SOLVER.{key})"
+    elif solver.base_lr_scale_num_shards:
         rate += f" × {machines} (SOLVER.BASE_LR_SCALE_NUM_SHARDS)"
     return (
         f"NUM_SHARDS {machines} × NUM_GPUS {submission.gpus}: {world_size} processes. Global "
-        f"batch: {machines} × TRAIN.BATCH_SIZE {cfg.TRAIN.BATCH_SIZE} = {base_shape(cfg).batch} "
+        f"batch: {machines} × TRAIN.BATCH_SIZE {recipe.train.batch_size} = "
+        f"{recipe.base_shape.batch} "
         f"clips; {rate}"
     )
 
 
-def _check_files(cfg: CfgNode) -> list[str]:
+def _check_files(recipe: Recipe) -> list[str]:
     """Read the lists and look at the weights that are visible; warnings for the others."""
-    if not cfg.DATA.PATH_TO_DATA_DIR:
+    if not recipe.data.path_to_data_dir:
         raise ValueError("set DATA.PATH_TO_DATA_DIR to the folder of the lists, as the job sees it")
-    splits = (["train", "val"] if cfg.TRAIN.ENABLE else []) + ["test"] * cfg.TEST.ENABLE
-    hidden = [path for path in (list_path(cfg, s) for s in splits) if not path.is_file()]
+    splits = (["train", "val"] if recipe.train.enable else []) + ["test"] * recipe.test.enable
+    hidden = [path for path in (list_path(recipe, s) for s in splits) if not path.is_file()]
     for split in splits:
-        if list_path(cfg, split) not in hidden:
-            read_list(cfg, split)
-    section, needed = ("TRAIN", cfg.TRAIN) if cfg.TRAIN.ENABLE else ("TEST", cfg.TEST)
-    if (weights := needed.CHECKPOINT_FILE_PATH) and Path(weights).exists():
-        check_file(weights, needed.CHECKPOINT_TYPE, section=section)
+        if list_path(recipe, split) not in hidden:
+            read_list(recipe, split)
+    section, needed = ("TRAIN", recipe.train) if recipe.train.enable else ("TEST", recipe.test)
+    if (weights := needed.checkpoint_file_path) and Path(weights).exists():
+        check_file(weights, needed.checkpoint_type, section=section)
     elif weights:
         hidden.append(Path(weights))
     return [f"{path} is not on this machine; those of the job must see it" for path in hidden]
 
 
-def _check_rate(submission: Submission, cfg: CfgNode) -> list[str]:
+def _check_rate(submission: Submission, recipe: Recipe) -> list[str]:
     """A warning where the batch grew or shrank and the learning rates did not."""
-    batch, solver = base_shape(cfg).batch, submission.cfg.SOLVER
+    batch = recipe.base_shape.batch
     keys = ("REFERENCE_WORLD_SIZE", "REFERENCE_BATCH_SIZE", "BASE_LR_SCALE_NUM_SHARDS")
-    if batch == submission.recipe_batch or any(solver[key] for key in keys):
+    if batch == submission.recipe_batch or any(submission.recipe[f"SOLVER.{key}"] for key in keys):
         return []
     return [
         f"the recipe's learning rates are for {submission.recipe_batch} clips an iteration, this "
@@ -161,15 +161,15 @@ def _check_rate(submission: Submission, cfg: CfgNode) -> list[str]:
     ]
 
 
-def _look_at_folder(cfg: CfgNode) -> list[str]:
+def _look_at_folder(recipe: Recipe) -> list[str]:
     """What the training finds in its folder."""
-    folder = Path(cfg.OUTPUT_DIR)
+    folder = Path(recipe.output_dir)
     if (folder / "result.json").is_file():
         return [f"{folder} holds a finished run, which would only be tested again"]
     found = checkpoints.last_checkpoint(folder)
-    if found is None or not cfg.TRAIN.ENABLE:
+    if found is None or not recipe.train.enable:
         return []
-    if cfg.TRAIN.AUTO_RESUME:
+    if recipe.train.auto_resume:
         return [f"Goes on from {found}"]
     return [f"Starts over, TRAIN.AUTO_RESUME False; {found.parent} is set aside"]
 

@@ -10,7 +10,6 @@ from datetime import timedelta
 from typing import Any
 
 import torch
-from fvcore.common.config import CfgNode
 from torch import Tensor, nn
 
 from multigrid import (
@@ -22,7 +21,8 @@ from multigrid import (
     form_neighbours,
 )
 from slowfast_patches.config.metrics import EMA, metric_names
-from slowfast_patches.config.schedule import config_at, groups_batchnorm, schedule_from_config
+from slowfast_patches.config.recipe import Recipe
+from slowfast_patches.config.schedule import recipe_at, schedule_of
 from slowfast_patches.datasets.lists.lists import list_digest, list_path
 from slowfast_patches.datasets.loader import build_dataset, loading_advice, training_loader
 from slowfast_patches.launch.heartbeat import Heartbeat
@@ -64,41 +64,41 @@ class Trainer:
     """
 
     def __init__(
-        self, cfg: CfgNode, world: World, stop: StopRequest, found: checkpoints.Found | None
+        self, recipe: Recipe, world: World, stop: StopRequest, found: checkpoints.Found | None
     ) -> None:
         """`found` is the checkpoint to continue, in the main process; it is shared from there.
 
         Raises:
             ValueError: it was trained on another list, or given weights do not fit.
         """
-        self.cfg, self.world, self.stop = cfg, world, stop
-        self.dataset = build_dataset(cfg, "train")
-        self.schedule = schedule_from_config(cfg, len(self.dataset))
-        self.validation = Validation(cfg, world, stop, self.dataset, self.schedule)
-        torch.manual_seed(cfg.RNG_SEED)
+        self.recipe, self.world, self.stop = recipe, world, stop
+        self.dataset = build_dataset(recipe, "train")
+        self.schedule = schedule_of(recipe, len(self.dataset))
+        self.validation = Validation(recipe, world, stop, self.dataset, self.schedule)
+        torch.manual_seed(recipe.rng_seed)
         # Without a group size it is the host's BN, until precise BN takes whole mini-batches.
-        self.model = build_model(cfg, grouped_bn=True).to(world.device)
-        self.stepper = Stepper(cfg, self.model, world.device)
+        self.model = build_model(recipe, grouped_bn=True).to(world.device)
+        self.stepper = Stepper(recipe, self.model, world.device)
         average = self.stepper.average
         self.models = nn.ModuleList([self.model] if average is None else [self.model, average])
-        patience = timedelta(seconds=cfg.DIST_STALL_SECONDS)
+        patience = timedelta(seconds=recipe.dist_stall_seconds)
         form_groups(self.schedule, patience)
-        if cfg.BN.USE_PRECISE_STATS:
+        if recipe.bn.use_precise_stats:
             form_neighbours(world.size, patience)
         self.clock, self.start, self.done = Clock(), 0, 0
         self.evaluations: list[dict[str, Any]] = []
         self.best: dict[str, Any] = {}
         self.evaluation_due = False
-        self.list_digest = list_digest(cfg, self.dataset.videos) if world.is_main else ""
-        self.class_names = names_of_data(cfg) if world.is_main else None
-        self.unreadable = Unreadable(self.schedule, cfg.DATA.MAX_BAD_FRACTION)
+        self.list_digest = list_digest(recipe, self.dataset.videos) if world.is_main else ""
+        self.class_names = names_of_data(recipe) if world.is_main else None
+        self.unreadable = Unreadable(self.schedule, recipe.data.max_bad_fraction)
         self._start(found)
-        self.evaluation_iterations = evaluation_iterations(cfg, self.schedule)
-        self.checkpoint_iterations = checkpoint_iterations(cfg, self.schedule)
+        self.evaluation_iterations = evaluation_iterations(recipe, self.schedule)
+        self.checkpoint_iterations = checkpoint_iterations(recipe, self.schedule)
         self.milestones = self.evaluation_iterations | self.checkpoint_iterations
         self.monitor: Monitor | None = None
         self.writer = checkpoints.Writer(
-            cfg.OUTPUT_DIR, cfg.TRAIN.CHECKPOINTS_KEPT, phase_ends(self.schedule)
+            recipe.output_dir, recipe.train.checkpoints_kept, phase_ends(self.schedule)
         )
 
     def train(self) -> None:
@@ -110,12 +110,12 @@ class Trainer:
         """
         with Heartbeat(self.clock.pulse, self.world), self._guarded():
             self._prepare()
-            with without_compiling() if self.cfg.TRAIN.COMPILE else nullcontext():
+            with without_compiling() if self.recipe.train.compile else nullcontext():
                 self._train()
 
     def _prepare(self) -> None:
         """Try each shape where that takes long or can fail: on a GPU, or with a compiler."""
-        if self.world.device.type == "cpu" and not self.cfg.TRAIN.COMPILE:
+        if self.world.device.type == "cpu" and not self.recipe.train.compile:
             return
         logger.info("a dry step of each shape before the training")
         with self.clock.time("preparing"):
@@ -162,7 +162,7 @@ class Trainer:
     def _guarded(self) -> Iterator[None]:
         """The training: its files are open, and whole when it ends, however it does."""
         try:
-            with checkpoints.explain_dead_workers(self.cfg.OUTPUT_DIR):
+            with checkpoints.explain_dead_workers(self.recipe.output_dir):
                 self._open_monitor()
                 yield
                 self.writer.wait()
@@ -184,10 +184,10 @@ class Trainer:
     def _open_monitor(self) -> None:
         if not self.world.is_main:
             return
-        advice = loading_advice(self.cfg, self.dataset)
-        with checkpoints.writes("the record of the run", self.done, self.cfg.OUTPUT_DIR):
+        advice = loading_advice(self.recipe, self.dataset)
+        with checkpoints.writes("the record of the run", self.done, self.recipe.output_dir):
             self.monitor = Monitor(
-                self.cfg.OUTPUT_DIR,
+                self.recipe.output_dir,
                 self.schedule,
                 self.clock,
                 self.start,
@@ -198,7 +198,7 @@ class Trainer:
     def _reports(self, step: Step, stopping: bool) -> bool:
         """Whether to sum up the iterations since the last report."""
         done = step.iteration + 1
-        return stopping or done % self.cfg.LOG_PERIOD == 0 or done in self.milestones
+        return stopping or done % self.recipe.log_period == 0 or done in self.milestones
 
     def _reach(self, step: Step, stopping: bool) -> None:
         """Evaluate and save after an iteration, as it is due; where the run is to stop, do."""
@@ -219,7 +219,7 @@ class Trainer:
         if stopping:
             self.writer.wait()
             self.stop.wait_for_all()
-            where = checkpoints.describe_last(self.cfg.OUTPUT_DIR)
+            where = checkpoints.describe_last(self.recipe.output_dir)
             raise TrainingInterruptedError(
                 f"stopped by {self.stop.signal.name}; {where}. The same command continues"
             )
@@ -229,14 +229,14 @@ class Trainer:
         clips classified rightly."""
         clips = clip_numbers(step, self.world.rank, self.world.size)
         loss, scores, labels = self.stepper(step, batch, clips)
-        if self.cfg.DATA.MULTI_LABEL:
+        if self.recipe.data.multi_label:
             return loss, None
         return loss, (scores.argmax(1) == labels).sum()
 
     def _batches(self) -> Iterator[tuple[Step, Batch]]:
         """Each step from the start on with its mini-batch; waiting for it counts as loading."""
         loader = training_loader(
-            self.cfg, self.dataset, self.schedule, self.start, self.world.rank, self.world.size
+            self.recipe, self.dataset, self.schedule, self.start, self.world.rank, self.world.size
         )
         with self.clock.time("loading"):
             batches = iter(loader)
@@ -273,7 +273,7 @@ class Trainer:
         Raises:
             TrainingStoppedError: the run's records cannot be written, those of its log included.
         """
-        with checkpoints.writes("the record of the run", self.done, self.cfg.OUTPUT_DIR):
+        with checkpoints.writes("the record of the run", self.done, self.recipe.output_dir):
             if self.monitor is not None:
                 write(self.monitor, *what)
             check_log_files()
@@ -292,8 +292,8 @@ class Trainer:
                 **metrics,
             }
         )
-        metric = metric_names(self.cfg)[0] + EMA * (len(self.models) > 1)
-        if self.cfg.TRAIN.KEEP_BEST and metrics[metric] > self.best.get(metric, -math.inf):
+        metric = metric_names(self.recipe)[0] + EMA * (len(self.models) > 1)
+        if self.recipe.train.keep_best and metrics[metric] > self.best.get(metric, -math.inf):
             self.best = self.evaluations[-1]
         self._record(Monitor.evaluated, self.evaluations[-1], metrics)
         return True
@@ -323,8 +323,8 @@ class Trainer:
             **ema,
             "optimizer_state": self.stepper.optimizer.state_dict(),
             "scaler_state": self.stepper.precision.state_dict(),
-            "cfg": self.cfg.dump(),
-            "cfg_at_iteration": config_at(self.cfg, self.schedule, step.iteration).dump(),
+            "cfg": self.recipe.text,
+            "cfg_at_iteration": recipe_at(self.recipe, self.schedule, step.iteration).text,
             "world_size": self.world.size,
             "num_videos": len(self.dataset),
             "list_digest": self.list_digest,
@@ -346,7 +346,7 @@ class Trainer:
     def _start(self, found: checkpoints.Found | None) -> None:
         """Continue from what the main process found, from given weights, or from scratch."""
         if found is not None:
-            path, num_videos = list_path(self.cfg, "train"), len(self.dataset)
+            path, num_videos = list_path(self.recipe, "train"), len(self.dataset)
             checkpoints.check_same_list(
                 found.content, found.path, path, num_videos, self.list_digest
             )
@@ -356,13 +356,13 @@ class Trainer:
         content = checkpoints.share(found and found.content, self.world)
         if content is not None:
             self._continue(content)
-        elif self.cfg.TRAIN.CHECKPOINT_FILE_PATH:
+        elif self.recipe.train.checkpoint_file_path:
             if self.world.is_main:
                 load_weights(
                     self.model,
-                    self.cfg.TRAIN.CHECKPOINT_FILE_PATH,
-                    kind=self.cfg.TRAIN.CHECKPOINT_TYPE,
-                    inflate=self.cfg.TRAIN.CHECKPOINT_INFLATE,
+                    self.recipe.train.checkpoint_file_path,
+                    kind=self.recipe.train.checkpoint_type,
+                    inflate=self.recipe.train.checkpoint_inflate,
                 )
             given = checkpoints.share(self.model.state_dict(), self.world)
             for model in self.models:
@@ -370,7 +370,7 @@ class Trainer:
 
     def _compare_worlds(self, size: int) -> None:
         """Say where a run that continues on another number of processes is not the same."""
-        if size != self.world.size and not groups_batchnorm(self.cfg):
+        if size != self.world.size and not self.recipe.groups_batchnorm:
             logger.warning(
                 "trained on %d processes before, now on %d: BN statistics are over the clips of "
                 "each process, which are more or fewer from here on; BN.GROUP_SIZE would fix them",
@@ -390,5 +390,5 @@ class Trainer:
         self.class_names = self.class_names or content.get("class_names")
         self.clock = Clock(content["seconds"])
         self.unreadable = Unreadable(
-            self.schedule, self.cfg.DATA.MAX_BAD_FRACTION, content["unreadable"]
+            self.schedule, self.recipe.data.max_bad_fraction, content["unreadable"]
         )

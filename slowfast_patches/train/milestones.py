@@ -2,22 +2,21 @@
 
 from __future__ import annotations
 
-from fvcore.common.config import CfgNode
-
 from multigrid import Schedule
+from slowfast_patches.config.recipe import Recipe
 
 __all__ = ["checkpoint_iterations", "evaluation_iterations", "phase_ends"]
 
 
-def evaluation_iterations(cfg: CfgNode, schedule: Schedule) -> frozenset[int]:
+def evaluation_iterations(recipe: Recipe, schedule: Schedule) -> frozenset[int]:
     """Numbers of finished iterations at which to validate; the end is always one.
 
     With the long cycle, MULTIGRID.EVAL_FREQ times in each phase; else every TRAIN.EVAL_PERIOD
     epochs.
     """
-    if not cfg.MULTIGRID.LONG_CYCLE:
-        return _every(cfg.TRAIN.EVAL_PERIOD, schedule)
-    times = cfg.MULTIGRID.EVAL_FREQ
+    if not recipe.multigrid.long_cycle:
+        return _every(recipe.train.eval_period, schedule)
+    times = recipe.multigrid.eval_freq
     return frozenset(
         phase.start + max(1, round(phase.iterations * (k + 1) / times))
         for phase in schedule.phases
@@ -25,10 +24,10 @@ def evaluation_iterations(cfg: CfgNode, schedule: Schedule) -> frozenset[int]:
     )
 
 
-def checkpoint_iterations(cfg: CfgNode, schedule: Schedule) -> frozenset[int]:
+def checkpoint_iterations(recipe: Recipe, schedule: Schedule) -> frozenset[int]:
     """Numbers of finished iterations at which to save: every CHECKPOINT_PERIOD epochs, and the ends
     of phases, the last of which is the end."""
-    return _every(cfg.TRAIN.CHECKPOINT_PERIOD, schedule) | phase_ends(schedule)
+    return _every(recipe.train.checkpoint_period, schedule) | phase_ends(schedule)
 
 
 def phase_ends(schedule: Schedule) -> frozenset[int]:

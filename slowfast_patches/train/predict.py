@@ -6,12 +6,12 @@ from collections.abc import Sequence
 from pathlib import Path
 
 import torch
-from fvcore.common.config import CfgNode
 from torch import Tensor, nn
 
 from multigrid import empty_clips
 from slowfast_patches import patching
-from slowfast_patches.config import check_config, load_config, parse_config
+from slowfast_patches.config import check_recipe, load_recipe, parse_recipe
+from slowfast_patches.config.recipe import Recipe
 from slowfast_patches.datasets.clips import evaluation_plan, reading_options
 from slowfast_patches.datasets.loader import dataset_class
 from slowfast_patches.datasets.reading.clip_reader import read_clip
@@ -26,8 +26,8 @@ __all__ = ["Predictor", "read_checkpoint"]
 
 
 def read_checkpoint(
-    path: Path, recipe: Path | None = None, overrides: Sequence[object] = ()
-) -> tuple[CfgNode, tuple[str, ...] | None]:
+    path: Path, recipe_file: Path | None = None, overrides: Sequence[object] = ()
+) -> tuple[Recipe, tuple[str, ...] | None]:
     """The config to predict with, a recipe or the one that the checkpoint was trained with, and the
     names of the classes; None where it has none, as weights alone, files of others, and checkpoints
     from before names were kept.
@@ -39,46 +39,46 @@ def read_checkpoint(
     try:
         content = checkpoints.load(path)
     except ValueError:
-        if recipe is None:
+        if recipe_file is None:
             raise
         content = {}  # of another kind: what reads the weights says what is wrong
-    if recipe is not None:
-        cfg = load_config(recipe, overrides)
+    if recipe_file is not None:
+        recipe = load_recipe(recipe_file, overrides)
     else:
         text = content.get("cfg")
         if not isinstance(text, str):
             raise ValueError(f"{path} has weights and no config; give their recipe: --cfg FILE")
         source = f"the config in {path}"
         try:
-            parse_config(text, source)
+            parse_recipe(text, source)
         except ValueError as error:
             raise ValueError(f"{error}; or give the recipe: --cfg FILE") from error
-        cfg = parse_config(text, source, overrides)
-    check_config(cfg)
+        recipe = parse_recipe(text, source, overrides)
+    check_recipe(recipe)
     names = content.get("class_names")
     if not isinstance(names, list | tuple) or not all(isinstance(name, str) for name in names):
-        return cfg, None
-    return cfg, tuple(names) if len(names) == cfg.MODEL.NUM_CLASSES else None
+        return recipe, None
+    return recipe, tuple(names) if len(names) == recipe.model.num_classes else None
 
 
 class Predictor:
     """A trained model that scores videos, on a GPU if the recipe uses one and there is one."""
 
-    def __init__(self, cfg: CfgNode, path: Path) -> None:
+    def __init__(self, recipe: Recipe, path: Path) -> None:
         """Load the weights of a checkpoint.
 
         Raises:
-            ValueError: they are not those of the model that `cfg` describes.
+            ValueError: they are not those of the model that `recipe` describes.
         """
         patching.apply()
-        self._cfg = cfg
-        on_gpu = cfg.NUM_GPUS > 0 and torch.cuda.is_available()
+        self._recipe = recipe
+        on_gpu = recipe.num_gpus > 0 and torch.cuda.is_available()
         device = torch.device("cuda" if on_gpu else "cpu")
-        self._model: nn.Module = build_model(cfg).to(device).eval()
-        kind = cfg.TEST.CHECKPOINT_TYPE
+        self._model: nn.Module = build_model(recipe).to(device).eval()
+        kind = recipe.test.checkpoint_type
         load_weights(self._model, path, kind=kind, complete=True, section="TEST")
-        self._transform = InputTransform.from_config(cfg, device)
-        self._precision = Precision(cfg, device)
+        self._transform = InputTransform.of_recipe(recipe, device)
+        self._precision = Precision(recipe, device)
 
     @torch.no_grad()
     def __call__(self, path: str) -> Tensor:
@@ -91,10 +91,10 @@ class Predictor:
         Raises:
             UnreadableVideoError: the video cannot be read; says why.
         """
-        at_once = max(1, self._cfg.TEST.BATCH_SIZE // max(1, self._cfg.NUM_GPUS))
+        at_once = max(1, self._recipe.test.batch_size // max(1, self._recipe.num_gpus))
         parts = torch.split(self.clips(path), at_once)
         scores = torch.cat([self._score(clips) for clips in parts])
-        return scores.mean(0) if self._cfg.DATA.ENSEMBLE_METHOD == "sum" else scores.amax(0)
+        return scores.mean(0) if self._recipe.data.ensemble_method == "sum" else scores.amax(0)
 
     def clips(self, path: str) -> Tensor:
         """The clips that a video is tested on, (views × crops, T, S, S, 3) uint8.
@@ -102,16 +102,16 @@ class Predictor:
         Raises:
             UnreadableVideoError: as above.
         """
-        cfg, record = self._cfg, scan(path, self._cfg.DATA.MAX_FRAME_PIXELS)
-        views = (cfg.TEST.NUM_ENSEMBLE_VIEWS, cfg.TEST.NUM_SPATIAL_CROPS)
-        crop = cfg.DATA.TEST_CROP_SIZE
-        dataset, video = dataset_class(cfg.TEST.DATASET), record.video
+        recipe, record = self._recipe, scan(path, self._recipe.data.max_frame_pixels)
+        views = (recipe.test.num_ensemble_views, recipe.test.num_spatial_crops)
+        crop = recipe.data.test_crop_size
+        dataset, video = dataset_class(recipe.test.dataset), record.video
         if dataset.counts_frames:
-            video = video._replace(fps=float(cfg.DATA.TARGET_FPS))
-        clips = empty_clips(views[0] * views[1], cfg.DATA.NUM_FRAMES, crop)
+            video = video._replace(fps=float(recipe.data.target_fps))
+        clips = empty_clips(views[0] * views[1], recipe.data.num_frames, crop)
         for part, clip in enumerate(clips):
-            plan = evaluation_plan(dataset, cfg.DATA, video, part, views, crop)
-            read_clip(path, record, plan, clip.numpy(), **reading_options(cfg))
+            plan = evaluation_plan(dataset, recipe.data, video, part, views, crop)
+            read_clip(path, record, plan, clip.numpy(), **reading_options(recipe))
         return clips
 
     def _score(self, clips: Tensor) -> Tensor:

@@ -14,14 +14,14 @@ from typing import Any
 
 import simplejson
 import yaml
-from fvcore.common.config import CfgNode
 from torch import nn
 
 from multigrid import Schedule, baseline_cost, schedule_cost
 from slowfast_patches import patching
-from slowfast_patches.config import check_config
+from slowfast_patches.config import check_recipe
 from slowfast_patches.config.metrics import COUNTS, EMA, format_metrics, metric_names, with_suffix
-from slowfast_patches.config.schedule import check_world_size, schedule_from_config
+from slowfast_patches.config.recipe import Recipe
+from slowfast_patches.config.schedule import check_world_size, schedule_of
 from slowfast_patches.datasets.lists.in_use import reading
 from slowfast_patches.datasets.lists.list_warnings import list_warnings
 from slowfast_patches.datasets.lists.lists import class_names, list_path, read_list
@@ -60,7 +60,7 @@ _LOOKED_AT = 20
 """Videos of a list of which one at least must be there."""
 
 
-def run(cfg: CfgNode, init_method: str | None = None) -> None:
+def run(recipe: Recipe, init_method: str | None = None) -> None:
     """Check the recipe, then train and test it on all its processes.
 
     Raises:
@@ -69,44 +69,44 @@ def run(cfg: CfgNode, init_method: str | None = None) -> None:
     """
     patching.apply()
     with ExitStack() as lists:
-        launch(cfg, init_method, _main, partial(_check, lists))
+        launch(recipe, init_method, _main, partial(_check, lists))
 
 
-def _check(lists: ExitStack, recipe: CfgNode) -> None:
+def _check(lists: ExitStack, recipe: Recipe) -> None:
     """Try what can be tried before any process trains; `lists` keeps what is read as it is."""
-    cfg = for_processes(recipe)
-    world_size = processes_of(cfg)
-    check_config(cfg, world_size)
-    check_gpus(cfg)
-    lists.enter_context(reading(_lists(cfg)))
-    schedule = _check_training(cfg, world_size) if cfg.TRAIN.ENABLE else None
-    if cfg.TEST.ENABLE:
-        _count_videos(cfg, "test")
-        if schedule is None and _starts_main(cfg):
-            path, kind, section = _tested_file(cfg)
+    recipe = for_processes(recipe)
+    world_size = processes_of(recipe)
+    check_recipe(recipe, world_size)
+    check_gpus(recipe)
+    lists.enter_context(reading(_lists(recipe)))
+    schedule = _check_training(recipe, world_size) if recipe.train.enable else None
+    if recipe.test.enable:
+        _count_videos(recipe, "test")
+        if schedule is None and _starts_main(recipe):
+            path, kind, section = _tested_file(recipe)
             check_file(path, kind, section=section)
-    if cfg.TRAIN.ENABLE and _starts_main(cfg):
-        with held(cfg.OUTPUT_DIR):  # refused before processes are started for nothing
+    if recipe.train.enable and _starts_main(recipe):
+        with held(recipe.output_dir):  # refused before processes are started for nothing
             pass
 
 
-def _lists(cfg: CfgNode) -> list[Path]:
+def _lists(recipe: Recipe) -> list[Path]:
     """The lists that the run reads: as it begins to train and, anew, as it begins to test."""
-    splits = ["train", "val"] * cfg.TRAIN.ENABLE + ["test"] * cfg.TEST.ENABLE
-    return [list_path(cfg, split) for split in splits]
+    splits = ["train", "val"] * recipe.train.enable + ["test"] * recipe.test.enable
+    return [list_path(recipe, split) for split in splits]
 
 
-def _starts_main(cfg: CfgNode) -> bool:
+def _starts_main(recipe: Recipe) -> bool:
     """Whether the main process is this one, or one that this one starts."""
-    return find_placement(cfg, os.environ).first_rank == 0
+    return find_placement(recipe, os.environ).first_rank == 0
 
 
-def _check_training(cfg: CfgNode, world_size: int) -> Schedule:
+def _check_training(recipe: Recipe, world_size: int) -> Schedule:
     """The schedule, after trying what can be tried before training and without the checkpoints in
     OUTPUT_DIR."""
-    if not _continues(cfg):
-        class_names(cfg)  # raises where their number is not MODEL.NUM_CLASSES
-    videos, expected = _count_videos(cfg, "train"), cfg.DATA.NUM_TRAIN_VIDEOS
+    if not _continues(recipe):
+        class_names(recipe)  # raises where their number is not MODEL.NUM_CLASSES
+    videos, expected = _count_videos(recipe, "train"), recipe.data.num_train_videos
     if expected and abs(videos - expected) > _TOLERANCE * expected:
         logger.warning(
             "the recipe was made for %d training videos (DATA.NUM_TRAIN_VIDEOS), the list has %d: "
@@ -114,81 +114,84 @@ def _check_training(cfg: CfgNode, world_size: int) -> Schedule:
             expected,
             videos,
         )
-    _count_videos(cfg, "val")
-    schedule = schedule_from_config(cfg, videos)
-    check_world_size(cfg, schedule, world_size)
-    check_shapes(cfg, schedule.shapes)
-    if _starts_main(cfg):
-        _check_weights(cfg)
+    _count_videos(recipe, "val")
+    schedule = schedule_of(recipe, videos)
+    check_world_size(recipe, schedule, world_size)
+    check_shapes(recipe, schedule.shapes)
+    if _starts_main(recipe):
+        _check_weights(recipe)
     return schedule
 
 
-def _continues(cfg: CfgNode) -> bool:
-    return checkpoints.continues(cfg) and checkpoints.last_checkpoint(cfg.OUTPUT_DIR) is not None
+def _continues(recipe: Recipe) -> bool:
+    return (
+        checkpoints.continues(recipe) and checkpoints.last_checkpoint(recipe.output_dir) is not None
+    )
 
 
-def _check_weights(cfg: CfgNode) -> None:
+def _check_weights(recipe: Recipe) -> None:
     """Look at the file that a training starts from, where it does not continue another."""
-    if _continues(cfg):
+    if _continues(recipe):
         return
-    if cfg.TRAIN.CHECKPOINT_FILE_PATH:
-        check_file(cfg.TRAIN.CHECKPOINT_FILE_PATH, cfg.TRAIN.CHECKPOINT_TYPE)
-    elif cfg.TRAIN.CHECKPOINT_INFLATE:
+    if recipe.train.checkpoint_file_path:
+        check_file(recipe.train.checkpoint_file_path, recipe.train.checkpoint_type)
+    elif recipe.train.checkpoint_inflate:
         raise ValueError(
             "TRAIN.CHECKPOINT_INFLATE True has nothing to inflate: set TRAIN.CHECKPOINT_FILE_PATH, "
             "or CHECKPOINT_INFLATE False to start from scratch"
         )
 
 
-def _count_videos(cfg: CfgNode, split: str) -> int:
+def _count_videos(recipe: Recipe, split: str) -> int:
     """Videos in a list that parses, after a look whether they are where it says."""
-    videos = read_list(cfg, split)
+    videos = read_list(recipe, split)
     paths = [videos[number].path for number in range(min(_LOOKED_AT, len(videos)))]
     if not any(Path(path).exists() for path in paths):
         raise ValueError(
-            f"none of the first videos of {list_path(cfg, split)} exists, such as {paths[0]}; set "
+            f"none of the first videos of {list_path(recipe, split)} exists, such as {paths[0]}; "
+            f"set "
             "DATA.PATH_PREFIX to the folder that their paths start from"
         )
-    if _starts_main(cfg):
-        for text in list_warnings(cfg, split, videos):
+    if _starts_main(recipe):
+        for text in list_warnings(recipe, split, videos):
             logger.warning("%s", text)
     return len(videos)
 
 
-def _prepare_folder(cfg: CfgNode, trainer: Trainer) -> None:
+def _prepare_folder(recipe: Recipe, trainer: Trainer) -> None:
     """OUTPUT_DIR's config.yaml, plan.txt, plan.json and plan.png, and nothing of a run before that
     this one does not continue."""
-    folder, schedule = Path(cfg.OUTPUT_DIR), trainer.schedule
+    folder, schedule = Path(recipe.output_dir), trainer.schedule
     checkpoints.clean(folder)
     left = [folder / name for name in ("result.json", "result_classes.csv", "result_confusion.png")]
-    if cfg.TEST.SAVE_RESULTS_PATH:
-        left.append(folder / cfg.TEST.SAVE_RESULTS_PATH)
+    if recipe.test.save_results_path:
+        left.append(folder / recipe.test.save_results_path)
     best = checkpoints.best_checkpoint(folder)
     if best is not None and not trainer.best:
         left.append(best)
     for path in left:
         path.unlink(missing_ok=True)
-    plan = make_plan(schedule, flops_per_clip(cfg))
-    (folder / "config.yaml").write_text(cfg.dump(), encoding="utf-8")
+    plan = make_plan(schedule, flops_per_clip(recipe))
+    (folder / "config.yaml").write_text(recipe.text, encoding="utf-8")
     (folder / "plan.txt").write_text(format_plan(plan) + "\n", encoding="utf-8")
     (folder / "plan.json").write_text(simplejson.dumps(plan.to_json(), indent=2), encoding="utf-8")
     plot_plan(schedule, folder / "plan.png")
 
 
-def _main(recipe: CfgNode, world: World) -> None:
+def _main(recipe: Recipe, world: World) -> None:
     """What each process does. What was scaled for the processes is said here, in the log."""
     patching.apply()
     set_up_device(recipe)
-    if not recipe.TRAIN.ENABLE:
-        setup_logging(recipe.OUTPUT_DIR, world, "test")  # a training may be at work there
-        cfg = for_processes(recipe)
-        return _finish(cfg, world, None, _test(cfg, world))
-    with held(recipe.OUTPUT_DIR) if world.is_main else nullcontext():
-        setup_logging(recipe.OUTPUT_DIR, world)
+    if not recipe.train.enable:
+        setup_logging(recipe.output_dir, world, "test")  # a training may be at work there
+        recipe = for_processes(recipe)
+        return _finish(recipe, world, None, _test(recipe, world))
+    with held(recipe.output_dir) if world.is_main else nullcontext():
+        setup_logging(recipe.output_dir, world)
         if world.is_main:
-            with checkpoints.writes("OUTPUT_DIR", 0, recipe.OUTPUT_DIR):
+            with checkpoints.writes("OUTPUT_DIR", 0, recipe.output_dir):
                 checkpoints.start_over(recipe)
-        with StopRequest(world, timedelta(seconds=recipe.DIST_STALL_SECONDS)) as stop:
+        with StopRequest(world, timedelta(seconds=recipe.dist_stall_seconds)) as stop:
             try:
                 _train_and_test(for_processes(recipe), world, stop)
             except TrainingInterruptedError:
@@ -197,44 +200,44 @@ def _main(recipe: CfgNode, world: World) -> None:
                 raise
 
 
-def _train_and_test(cfg: CfgNode, world: World, stop: StopRequest) -> None:
-    trainer, metrics = _start(cfg, world, stop), None
+def _train_and_test(recipe: Recipe, world: World, stop: StopRequest) -> None:
+    trainer, metrics = _start(recipe, world, stop), None
     trainer.train()
-    if cfg.TEST.ENABLE:
-        with checkpoints.explain_dead_workers(cfg.OUTPUT_DIR):
+    if recipe.test.enable:
+        with checkpoints.explain_dead_workers(recipe.output_dir):
             metrics, named = dict[str, float](), set[str]()
             for model, suffix in zip(trainer.models, ("", EMA), strict=False):
-                metrics |= with_suffix(_test(cfg, world, trainer, model, named), suffix)
-    _finish(cfg, world, trainer, metrics)
+                metrics |= with_suffix(_test(recipe, world, trainer, model, named), suffix)
+    _finish(recipe, world, trainer, metrics)
 
 
-def _start(cfg: CfgNode, world: World, stop: StopRequest) -> Trainer:
+def _start(recipe: Recipe, world: World, stop: StopRequest) -> Trainer:
     """What trains, where it starts from; and the folder of the run, if that is as it must be."""
-    found = checkpoints.find_resumable(cfg) if world.is_main else None
-    trainer = Trainer(cfg, world, stop, found)
+    found = checkpoints.find_resumable(recipe) if world.is_main else None
+    trainer = Trainer(recipe, world, stop, found)
     if world.is_main:
-        with checkpoints.writes("the plan", trainer.start, cfg.OUTPUT_DIR):
-            _prepare_folder(cfg, trainer)
-        if cfg.LOG_MODEL_INFO:
-            _log_model(cfg, trainer)
-        logger.info("the plan:\n%s", (Path(cfg.OUTPUT_DIR) / "plan.txt").read_text("utf-8"))
+        with checkpoints.writes("the plan", trainer.start, recipe.output_dir):
+            _prepare_folder(recipe, trainer)
+        if recipe.log_model_info:
+            _log_model(recipe, trainer)
+        logger.info("the plan:\n%s", (Path(recipe.output_dir) / "plan.txt").read_text("utf-8"))
     return trainer
 
 
-def _log_model(cfg: CfgNode, trainer: Trainer) -> None:
+def _log_model(recipe: Recipe, trainer: Trainer) -> None:
     base = trainer.schedule.base
     logger.info(
         "%s: %d parameters, %.3g training FLOPs per clip of %d frames of %d²",
-        cfg.MODEL.ARCH,
+        recipe.model.arch,
         sum(p.numel() for p in trainer.model.parameters()),
-        flops_per_clip(cfg)(base.frames, base.crop),
+        flops_per_clip(recipe)(base.frames, base.crop),
         base.frames,
         base.crop,
     )
 
 
 def _test(
-    cfg: CfgNode,
+    recipe: Recipe,
     world: World,
     trainer: Trainer | None = None,
     model: nn.Module | None = None,
@@ -243,14 +246,14 @@ def _test(
     """Multi-view metrics of a model of the trainer's, or of a checkpoint where nothing was trained;
     `named` as for `evaluate`."""
     if model is None:
-        model = build_model(cfg).to(world.device)
+        model = build_model(recipe).to(world.device)
         if world.is_main:
-            _load_tested(model, cfg)
+            _load_tested(model, recipe)
         model.load_state_dict(checkpoints.share(model.state_dict(), world))
-    dataset = build_dataset(cfg, "test")
-    local = max(1, cfg.TEST.BATCH_SIZE * cfg.NUM_SHARDS // world.size)
+    dataset = build_dataset(recipe, "test")
+    local = max(1, recipe.test.batch_size * recipe.num_shards // world.size)
     pulse = Pulse()
-    loader = evaluation_loader(cfg, dataset, local, world.rank, world.size)
+    loader = evaluation_loader(recipe, dataset, local, world.rank, world.size)
     batches: Iterable[Any] = WatchedBatches(loader, pulse, "the test")
     if trainer is not None:
         rounds = evaluation_rounds(len(dataset), local, world.size)
@@ -259,86 +262,87 @@ def _test(
         found = evaluate(
             model,
             batches,
-            InputTransform.from_config(cfg, world.device),
+            InputTransform.of_recipe(recipe, world.device),
             world,
             num_videos=len(dataset.videos),
             num_clips=len(dataset) // len(dataset.videos),
-            num_classes=cfg.MODEL.NUM_CLASSES,
-            multi_label=cfg.DATA.MULTI_LABEL,
-            ensemble=cfg.DATA.ENSEMBLE_METHOD,
-            autocast=Precision(cfg, world.device).autocast,
-            max_bad=cfg.DATA.MAX_BAD_FRACTION,
+            num_classes=recipe.model.num_classes,
+            multi_label=recipe.data.multi_label,
+            ensemble=recipe.data.ensemble_method,
+            autocast=Precision(recipe, world.device).autocast,
+            max_bad=recipe.data.max_bad_fraction,
             named=named,
         )
     averaged = trainer is not None and model is not trainer.model
     logger.info(
         "test%s on %d views × %d crops: %s",
         " of the averaged weights" if averaged else "",
-        cfg.TEST.NUM_ENSEMBLE_VIEWS,
-        cfg.TEST.NUM_SPATIAL_CROPS,
+        recipe.test.num_ensemble_views,
+        recipe.test.num_spatial_crops,
         format_metrics(found.metrics),
     )
     if world.is_main and not averaged:
         done = 0 if trainer is None else trainer.done
-        with checkpoints.writes("the test's tables", done, cfg.OUTPUT_DIR):
-            _write_tables(cfg, dataset, found, "test" if trainer is None else "result")
+        with checkpoints.writes("the test's tables", done, recipe.output_dir):
+            _write_tables(recipe, dataset, found, "test" if trainer is None else "result")
     return found.metrics
 
 
-def _write_tables(cfg: CfgNode, dataset: Any, found: Evaluation, name: str) -> None:
+def _write_tables(recipe: Recipe, dataset: Any, found: Evaluation, name: str) -> None:
     """OUTPUT_DIR's tables beside {name}.json, and the predictions where they are asked for."""
-    names = names_of_data(cfg)
-    write_tables(Path(cfg.OUTPUT_DIR), name, found, names)
-    if cfg.TEST.SAVE_RESULTS_PATH:
+    names = names_of_data(recipe)
+    write_tables(Path(recipe.output_dir), name, found, names)
+    if recipe.test.save_results_path:
         paths = [str(getattr(video, "path", video)) for video in dataset.videos]
-        path = Path(cfg.OUTPUT_DIR, cfg.TEST.SAVE_RESULTS_PATH)
+        path = Path(recipe.output_dir, recipe.test.save_results_path)
         scores = zip(found.probabilities.cpu(), found.scored.tolist(), strict=True)
         rows = [row if scored else None for row, scored in scores]
         write_predictions(path, paths, rows, names, found.labels.cpu())
         logger.info("the predictions: %s", path)
 
 
-def _load_tested(model: nn.Module, cfg: CfgNode) -> None:
+def _load_tested(model: nn.Module, recipe: Recipe) -> None:
     """Load the weights to test; a training that is at work there may delete them meanwhile."""
-    path, kind, section = tested = _tested_file(cfg)
+    path, kind, section = tested = _tested_file(recipe)
     try:
         load_weights(model, path, kind=kind, complete=True, section=section)
     except ValueError:
-        path, kind, section = newer = _tested_file(cfg)
+        path, kind, section = newer = _tested_file(recipe)
         if newer == tested:
             raise
         load_weights(model, path, kind=kind, complete=True, section=section)
 
 
-def _tested_file(cfg: CfgNode) -> tuple[str, str, str]:
+def _tested_file(recipe: Recipe) -> tuple[str, str, str]:
     """The file whose model is tested, its CHECKPOINT_TYPE, and the section that names it."""
-    found = checkpoints.last_checkpoint(cfg.OUTPUT_DIR)
-    if cfg.TEST.CHECKPOINT_FILE_PATH:
-        return cfg.TEST.CHECKPOINT_FILE_PATH, cfg.TEST.CHECKPOINT_TYPE, "TEST"
+    found = checkpoints.last_checkpoint(recipe.output_dir)
+    if recipe.test.checkpoint_file_path:
+        return recipe.test.checkpoint_file_path, recipe.test.checkpoint_type, "TEST"
     if found is not None:
         return str(found), "pytorch", "TEST"
-    if cfg.TRAIN.CHECKPOINT_FILE_PATH:
-        return cfg.TRAIN.CHECKPOINT_FILE_PATH, cfg.TRAIN.CHECKPOINT_TYPE, "TRAIN"
+    if recipe.train.checkpoint_file_path:
+        return recipe.train.checkpoint_file_path, recipe.train.checkpoint_type, "TRAIN"
     raise ValueError(
-        f"nothing to test: {cfg.OUTPUT_DIR} has no checkpoint; set TEST.CHECKPOINT_FILE_PATH, or "
+        f"nothing to test: {recipe.output_dir} has no checkpoint; set TEST.CHECKPOINT_FILE_PATH, "
+        f"or "
         "TRAIN.ENABLE True"
     )
 
 
 def _finish(
-    cfg: CfgNode, world: World, trainer: Trainer | None, metrics: dict[str, float] | None
+    recipe: Recipe, world: World, trainer: Trainer | None, metrics: dict[str, float] | None
 ) -> None:
     """Say what came of the run."""
     if not world.is_main:
         return
     done = 0 if trainer is None else trainer.done
-    with checkpoints.writes("the result", done, cfg.OUTPUT_DIR):
-        _write_result(cfg, world, trainer, metrics)
+    with checkpoints.writes("the result", done, recipe.output_dir):
+        _write_result(recipe, world, trainer, metrics)
         check_log_files()
 
 
 def _write_result(
-    cfg: CfgNode, world: World, trainer: Trainer | None, metrics: dict[str, float] | None
+    recipe: Recipe, world: World, trainer: Trainer | None, metrics: dict[str, float] | None
 ) -> None:
     """OUTPUT_DIR/result.json: its presence says that the run is complete.
 
@@ -346,31 +350,31 @@ def _write_result(
     names the primary one. Beside them is how many videos could not be read.
     """
     result: dict[str, Any] = {
-        "config": yaml.safe_load(cfg.dump()),
+        "config": yaml.safe_load(recipe.text),
         "versions": versions(),
         "machine": machine(),
-        "seed": cfg.RNG_SEED,
+        "seed": recipe.rng_seed,
         "date": datetime.now(UTC).isoformat(timespec="seconds"),
         "world_size": world.size,
         "finished": True,
-        "metric": metric_names(cfg)[0],
+        "metric": metric_names(recipe)[0],
     }
     if trainer is not None:
-        result |= _training_result(cfg, trainer)
+        result |= _training_result(recipe, trainer)
         last = trainer.evaluations[-1]
-        names = metric_names(cfg)
+        names = metric_names(recipe)
         names += (*(name + EMA for name in names), *COUNTS)
         validated = {name: last[name] for name in names if name in last}
         metrics = validated if metrics is None else metrics
     result |= {name: round(value, 4) for name, value in (metrics or {}).items()}
-    folder = Path(cfg.OUTPUT_DIR)
+    folder = Path(recipe.output_dir)
     folder.mkdir(parents=True, exist_ok=True)
     with written_whole(folder / ("result.json" if trainer is not None else "test.json")) as file:
         file.write((simplejson.dumps(result, indent=2) + "\n").encode())
 
 
-def _training_result(cfg: CfgNode, trainer: Trainer) -> dict[str, Any]:
-    flops = flops_per_clip(cfg)
+def _training_result(recipe: Recipe, trainer: Trainer) -> dict[str, Any]:
+    flops = flops_per_clip(recipe)
     cost, baseline = schedule_cost(trainer.schedule, flops), baseline_cost(trainer.schedule)
     return {
         "seconds": {key: round(value, 3) for key, value in trainer.clock.seconds.items()},

@@ -7,11 +7,11 @@ from contextlib import AbstractContextManager, nullcontext
 from typing import NamedTuple
 
 import torch
-from fvcore.common.config import CfgNode
 from torch import Tensor, nn
 from torch.nn.parallel import DistributedDataParallel
 
 from multigrid import Batch, Step, set_group_size
+from slowfast_patches.config.recipe import Recipe
 from slowfast_patches.models.average import start_average, update_average
 from slowfast_patches.models.dropout import set_clips
 from slowfast_patches.models.inputs import InputTransform
@@ -46,7 +46,7 @@ class Stepper:
     """A model with what trains it: one step after another, each at its own shape.
 
     Args:
-        cfg: the recipe, of which come precision, loss, clipping and the input's form.
+        recipe: the recipe, of which come precision, loss, clipping and the input's form.
         model: the model, on `device`; its weights, buffers and names stay its own. With
             MODEL.ACT_CHECKPOINT its blocks compute their activations twice from here on.
         device: where it is trained.
@@ -59,18 +59,18 @@ class Stepper:
         average: the moving average of the model's weights that MODEL.EMA_DECAY asks for, or None.
     """
 
-    def __init__(self, cfg: CfgNode, model: nn.Module, device: torch.device) -> None:
-        self.cfg, self.model, self.device = cfg, model, device
-        self.parts: int = cfg.SOLVER.ACCUMULATION_STEPS
-        self.average = start_average(model) if cfg.MODEL.EMA_DECAY else None
-        if cfg.MODEL.ACT_CHECKPOINT:
+    def __init__(self, recipe: Recipe, model: nn.Module, device: torch.device) -> None:
+        self.recipe, self.model, self.device = recipe, model, device
+        self.parts: int = recipe.solver.accumulation_steps
+        self.average = start_average(model) if recipe.model.ema_decay else None
+        if recipe.model.act_checkpoint:
             checkpoint_blocks(model)
-        self.network = compiled(model) if cfg.TRAIN.COMPILE else model
-        self.transform = InputTransform.from_config(cfg, device)
-        self.precision = Precision(cfg, device)
+        self.network = compiled(model) if recipe.train.compile else model
+        self.transform = InputTransform.of_recipe(recipe, device)
+        self.precision = Precision(recipe, device)
         # Others read on the host whether the scaled gradients are finite, which waits for the GPU.
-        self.optimizer = build_optimizer(cfg, model, fused=self.precision.scales)
-        self._loss_function = loss_function(cfg)
+        self.optimizer = build_optimizer(recipe, model, fused=self.precision.scales)
+        self._loss_function = loss_function(recipe)
         self._graphs: GraphedPasses | None = None
 
     def __call__(
@@ -95,10 +95,10 @@ class Stepper:
         """
         loss, scores, labels = self.passes(step, batch, clips, mark)
         self.precision.unscale(self.optimizer)
-        clip_gradients(self.cfg, self.model)
+        clip_gradients(self.recipe, self.model)
         self.precision.step(self.optimizer)
         if self.average is not None:
-            update_average(self.average, self.model, self.cfg.MODEL.EMA_DECAY)
+            update_average(self.average, self.model, self.recipe.model.ema_decay)
         mark("optimizer")
         return Outcome(loss, scores, labels)
 

@@ -4,11 +4,11 @@ from __future__ import annotations
 
 from typing import Any
 
-from fvcore.common.config import CfgNode
 from torch import nn
 
 from multigrid import Schedule, Step, average_running_stats
 from slowfast_patches.config.metrics import EMA, with_suffix
+from slowfast_patches.config.recipe import Recipe
 from slowfast_patches.datasets.loader import (
     build_dataset,
     evaluation_loader,
@@ -32,19 +32,19 @@ class Validation:
     """Validates at the baseline grid, after precise BN where the recipe asks for it.
 
     Args:
-        cfg, world, stop: of the run.
+        recipe, world, stop: of the run.
         dataset: its training set, for precise BN.
         schedule: of the run.
     """
 
     def __init__(
-        self, cfg: CfgNode, world: World, stop: StopRequest, dataset: Any, schedule: Schedule
+        self, recipe: Recipe, world: World, stop: StopRequest, dataset: Any, schedule: Schedule
     ) -> None:
-        self._cfg, self._world, self._stop = cfg, world, stop
+        self._recipe, self._world, self._stop = recipe, world, stop
         self._dataset, self._schedule = dataset, schedule
-        self._videos = build_dataset(cfg, "val")
-        self._transform = InputTransform.from_config(cfg, world.device)
-        self._autocast = Precision(cfg, world.device).autocast
+        self._videos = build_dataset(recipe, "val")
+        self._transform = InputTransform.of_recipe(recipe, world.device)
+        self._autocast = Precision(recipe, world.device).autocast
         self._unreadable = set[str]()
 
     def __call__(self, models: nn.ModuleList, step: Step, pulse: Pulse) -> dict[str, float] | None:
@@ -61,7 +61,7 @@ class Validation:
         try:
             for model, suffix in zip(models, ("", EMA), strict=False):
                 average_running_stats(model)
-                if self._cfg.BN.USE_PRECISE_STATS:
+                if self._recipe.bn.use_precise_stats:
                     self._update_precise_bn(model, step, pulse)
                 metrics |= with_suffix(self._metrics(model, pulse), suffix)
         except (TrainingInterruptedError, TooManyUnreadableError) as error:
@@ -73,7 +73,7 @@ class Validation:
 
     def _update_precise_bn(self, model: nn.Module, step: Step, pulse: Pulse) -> None:
         rank, size = self._world.rank, self._world.size
-        loader = precise_bn_loader(self._cfg, self._dataset, self._schedule, step, rank, size)
+        loader = precise_bn_loader(self._recipe, self._dataset, self._schedule, step, rank, size)
         update_precise_bn(
             model,
             self._stop.between(WatchedBatches(loader, pulse, "precise BN"), len(loader)),
@@ -86,7 +86,7 @@ class Validation:
     def _metrics(self, model: nn.Module, pulse: Pulse) -> dict[str, float]:
         rank, size = self._world.rank, self._world.size
         local = max(1, self._schedule.base.batch // size)
-        loader = evaluation_loader(self._cfg, self._videos, local, rank, size)
+        loader = evaluation_loader(self._recipe, self._videos, local, rank, size)
         watched = WatchedBatches(loader, pulse, "the validation")
         found = evaluate(
             model,
@@ -95,11 +95,11 @@ class Validation:
             self._world,
             num_videos=len(self._videos.videos),
             num_clips=len(self._videos) // len(self._videos.videos),
-            num_classes=self._cfg.MODEL.NUM_CLASSES,
-            multi_label=self._cfg.DATA.MULTI_LABEL,
-            ensemble=self._cfg.DATA.ENSEMBLE_METHOD,
+            num_classes=self._recipe.model.num_classes,
+            multi_label=self._recipe.data.multi_label,
+            ensemble=self._recipe.data.ensemble_method,
             autocast=self._autocast,
-            max_bad=self._cfg.DATA.MAX_BAD_FRACTION,
+            max_bad=self._recipe.data.max_bad_fraction,
             named=self._unreadable,
         )
         return {name: round(value, 4) for name, value in found.metrics.items()}

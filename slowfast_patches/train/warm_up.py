@@ -10,10 +10,9 @@ from contextlib import contextmanager
 from typing import NamedTuple
 
 import torch
-from fvcore.common.config import CfgNode
 
 from multigrid import Batch, Schedule, Shape, Step, clip_numbers, set_group_size
-from slowfast_patches.config.schedule import uses_multigrid
+from slowfast_patches.config.recipe import Recipe
 from slowfast_patches.config.speed import possible_parts
 from slowfast_patches.train.compiled import expect_graphs
 from slowfast_patches.train.made_up import made_up_batch
@@ -113,7 +112,7 @@ def dry_run(
             to do.
     """
     memory, steps = memory or Memory(stepper.device), kinds_of_steps(schedule, start)
-    if stepper.cfg.TRAIN.COMPILE:
+    if stepper.recipe.train.compile:
         expect_graphs(len(steps))
     parts = [n for n in possible_parts(schedule, world_size) if n > stepper.parts]
     tried = [_Dry(step, clip_numbers(step, rank, world_size), world_size, parts) for step in steps]
@@ -122,7 +121,7 @@ def dry_run(
         for dry in tried:
             begin(f"the dry step of {dry.step.shape}")
             peaks.append(_measure(stepper, dry, memory))
-        if stepper.cfg.TRAIN.CUDA_GRAPHS:
+        if stepper.recipe.train.cuda_graphs:
             _record(stepper, tried, memory, begin)
     memory.forget()
     if any(peak.memory is not None for peak in peaks):
@@ -155,7 +154,7 @@ def _record(
     try:
         for dry in tried:
             begin(f"the graph of {dry.step.shape}")
-            batch = made_up_batch(stepper.cfg, len(dry.clips), dry.step.shape)
+            batch = made_up_batch(stepper.recipe, len(dry.clips), dry.step.shape)
             stepper.record(dry.step, batch, dry.clips)
     except RuntimeError as error:
         stepper.forget_graphs()
@@ -186,14 +185,14 @@ def _try(stepper: Stepper, dry: _Dry, memory: Memory) -> _Attempt:
 
     In the first, convolutions are tried in the largest memory that any of them wants.
     """
-    batch = made_up_batch(stepper.cfg, len(dry.clips), dry.step.shape)
+    batch = made_up_batch(stepper.recipe, len(dry.clips), dry.step.shape)
     capacity = memory.capacity()
     try:
         stepper.passes(dry.step, batch, dry.clips)
         memory.forget()
         peak = memory.peak(lambda: stepper.passes(dry.step, batch, dry.clips))
     except RuntimeError as error:
-        if stepper.cfg.TRAIN.COMPILE and _is_of_the_compiler(error):
+        if stepper.recipe.train.compile and _is_of_the_compiler(error):
             raise ValueError(
                 f"TRAIN.COMPILE True: the network cannot be compiled for {dry.step.shape} "
                 f"({_first_line(error)}); set it to False"
@@ -235,7 +234,7 @@ def _bytes_of_weights(stepper: Stepper) -> int:
 def _optimizer_state_to_come(stepper: Stepper) -> int:
     if stepper.optimizer.state:
         return 0
-    return _bytes_of_weights(stepper) * _STATE[stepper.cfg.SOLVER.OPTIMIZING_METHOD]
+    return _bytes_of_weights(stepper) * _STATE[stepper.recipe.solver.optimizing_method]
 
 
 def _next_batch(stepper: Stepper, batch: Batch) -> int:
@@ -248,24 +247,24 @@ def _next_batch(stepper: Stepper, batch: Batch) -> int:
 
 def _advise(stepper: Stepper, dry: _Dry, memory: Memory) -> str:
     """What to say of a shape that does not fit."""
-    cfg, count = stepper.cfg, len(dry.clips)
+    recipe, count = stepper.recipe, len(dry.clips)
     text = (
         f"the shape {dry.step.shape}, {count} clips on each of {dry.world_size} process(es), does "
         f"not fit into the {_gb(memory.capacity())} GB of {stepper.device}"
     )
     fewer, took = _fewer(stepper, dry, memory)
     if fewer:
-        batch = _batch_size(cfg, fewer / count, dry.world_size)
+        batch = _batch_size(recipe, fewer / count, dry.world_size)
         text += (
             f"; {fewer} clips take {_gb(took)} GB. Set TRAIN.BATCH_SIZE {batch}, with "
             "SOLVER.BASE_LR in the same proportion"
         )
     ways = []
-    if not cfg.TRAIN.MIXED_PRECISION:
+    if not recipe.train.mixed_precision:
         ways.append("TRAIN.MIXED_PRECISION True")
-    if not cfg.MODEL.ACT_CHECKPOINT and not cfg.TRAIN.COMPILE:
+    if not recipe.model.act_checkpoint and not recipe.train.compile:
         ways.append("MODEL.ACT_CHECKPOINT True")
-    if dry.more_parts and not cfg.TRAIN.CUDA_GRAPHS:
+    if dry.more_parts and not recipe.train.cuda_graphs:
         ways.append(f"SOLVER.ACCUMULATION_STEPS {dry.more_parts[0]}")
     if ways:
         return f"{text}. It may fit with {format_list(ways, 'or')}"
@@ -289,12 +288,12 @@ def _fewer(stepper: Stepper, dry: _Dry, memory: Memory) -> tuple[int, int | None
     return 0, None
 
 
-def _batch_size(cfg: CfgNode, share: float, world_size: int) -> int:
+def _batch_size(recipe: Recipe, share: float, world_size: int) -> int:
     """A machine's part of a batch that is `share` of the recipe's at most, for as many processes
     and whole BN groups in each, where it is large enough for these."""
-    processes = max(1, world_size // cfg.NUM_SHARDS)
-    group = cfg.MULTIGRID.BN_BASE_SIZE if uses_multigrid(cfg) else cfg.BN.GROUP_SIZE or 1
-    most: int = math.floor(cfg.TRAIN.BATCH_SIZE * share)
+    processes = max(1, world_size // recipe.num_shards)
+    group = recipe.multigrid.bn_base_size if recipe.uses_multigrid else recipe.bn.group_size or 1
+    most: int = math.floor(recipe.train.batch_size * share)
     unit: int = processes * group if most >= processes * group else processes
     return max(unit, unit * (most // unit))
 

@@ -6,7 +6,7 @@ import re
 from collections.abc import Mapping
 from dataclasses import dataclass
 
-from fvcore.common.config import CfgNode
+from slowfast_patches.config.recipe import Recipe
 
 __all__ = ["Placement", "find_placement", "is_restart", "meeting_port"]
 
@@ -54,7 +54,7 @@ class Placement:
 
 
 def find_placement(
-    cfg: CfgNode, environment: Mapping[str, str], init_method: str | None = None
+    recipe: Recipe, environment: Mapping[str, str], init_method: str | None = None
 ) -> Placement:
     """The placement that a recipe and a launcher's environment variables describe.
 
@@ -64,7 +64,7 @@ def find_placement(
     NUM_SHARDS machines, of which this is number SHARD_ID.
 
     Args:
-        cfg: the recipe; of it NUM_GPUS, NUM_SHARDS and SHARD_ID are read.
+        recipe: the recipe; of it NUM_GPUS, NUM_SHARDS and SHARD_ID are read.
         environment: such as os.environ.
         init_method: the option of that name, if given.
 
@@ -73,21 +73,22 @@ def find_placement(
             machine that is not one of them.
     """
     if "TORCHELASTIC_RUN_ID" in environment:
-        return _under_torchrun(cfg, environment, init_method)
+        return _under_torchrun(recipe, environment, init_method)
     if _step_tasks(environment) > 1:
-        return _under_srun(cfg, environment, init_method)
-    if not 0 <= cfg.SHARD_ID < max(1, cfg.NUM_SHARDS):
+        return _under_srun(recipe, environment, init_method)
+    if not 0 <= recipe.shard_id < max(1, recipe.num_shards):
         raise ValueError(
-            f"SHARD_ID {cfg.SHARD_ID} is not one of NUM_SHARDS {cfg.NUM_SHARDS} machines, counted "
+            f"SHARD_ID {recipe.shard_id} is not one of NUM_SHARDS {recipe.num_shards} machines, "
+            f"counted "
             "from 0"
         )
-    count = max(1, cfg.NUM_GPUS)
+    count = max(1, recipe.num_gpus)
     return Placement(
         launcher="run_net",
-        size=count * cfg.NUM_SHARDS,
-        machines=cfg.NUM_SHARDS,
-        machine=cfg.SHARD_ID,
-        first_rank=cfg.SHARD_ID * count,
+        size=count * recipe.num_shards,
+        machines=recipe.num_shards,
+        machine=recipe.shard_id,
+        first_rank=recipe.shard_id * count,
         local_rank=0,
         count=count,
         address=init_method,
@@ -110,7 +111,7 @@ def meeting_port(job: int, step: int = 0) -> int:
 
 
 def _under_torchrun(
-    cfg: CfgNode, environment: Mapping[str, str], init_method: str | None
+    recipe: Recipe, environment: Mapping[str, str], init_method: str | None
 ) -> Placement:
     tasks, nodes = _step_tasks(environment), _step_nodes(environment)
     if tasks > nodes:
@@ -135,27 +136,30 @@ def _under_torchrun(
         count=1,
         address="env://",
     )
-    _check_machines(cfg, placement)
+    _check_machines(recipe, placement)
     started = int(environment.get("LOCAL_WORLD_SIZE", placement.per_machine))
-    if 0 < cfg.NUM_GPUS != started:
+    if 0 < recipe.num_gpus != started:
         raise ValueError(
-            f"torchrun starts {started} processes on this machine, NUM_GPUS says {cfg.NUM_GPUS}; "
-            f"write NUM_GPUS {started}, or --nproc-per-node {cfg.NUM_GPUS}"
+            f"torchrun starts {started} processes on this machine, NUM_GPUS says "
+            f"{recipe.num_gpus}; "
+            f"write NUM_GPUS {started}, or --nproc-per-node {recipe.num_gpus}"
         )
     return placement
 
 
-def _under_srun(cfg: CfgNode, environment: Mapping[str, str], init_method: str | None) -> Placement:
+def _under_srun(
+    recipe: Recipe, environment: Mapping[str, str], init_method: str | None
+) -> Placement:
     """A process for each task, or with one task a machine and several GPUs, one for each GPU."""
     tasks, nodes = _step_tasks(environment), _step_nodes(environment)
-    spawns = tasks == nodes and cfg.NUM_GPUS > 1
-    if tasks % nodes or (not spawns and 0 < cfg.NUM_GPUS != tasks // nodes):
-        wanted = f"one or NUM_GPUS {cfg.NUM_GPUS}" if cfg.NUM_GPUS > 1 else "as many"
+    spawns = tasks == nodes and recipe.num_gpus > 1
+    if tasks % nodes or (not spawns and 0 < recipe.num_gpus != tasks // nodes):
+        wanted = f"one or NUM_GPUS {recipe.num_gpus}" if recipe.num_gpus > 1 else "as many"
         raise ValueError(
-            f"srun starts {tasks} tasks on {nodes} machines, NUM_GPUS says {cfg.NUM_GPUS}; ask "
+            f"srun starts {tasks} tasks on {nodes} machines, NUM_GPUS says {recipe.num_gpus}; ask "
             f"for {wanted} on each (--ntasks-per-node)"
         )
-    count = cfg.NUM_GPUS if spawns else 1
+    count = recipe.num_gpus if spawns else 1
     placement = Placement(
         launcher="srun",
         size=tasks * count,
@@ -166,22 +170,23 @@ def _under_srun(cfg: CfgNode, environment: Mapping[str, str], init_method: str |
         count=count,
         address=init_method or _step_address(environment),
     )
-    _check_machines(cfg, placement)
+    _check_machines(recipe, placement)
     return placement
 
 
-def _check_machines(cfg: CfgNode, placement: Placement) -> None:
+def _check_machines(recipe: Recipe, placement: Placement) -> None:
     """The host's keys may repeat what the launcher says, as the same recipe is used with both."""
     launcher = placement.launcher
-    if cfg.NUM_SHARDS not in (1, placement.machines):
+    if recipe.num_shards not in (1, placement.machines):
         raise ValueError(
-            f"{launcher} runs on {placement.machines} machines, NUM_SHARDS says {cfg.NUM_SHARDS}; "
+            f"{launcher} runs on {placement.machines} machines, NUM_SHARDS says "
+            f"{recipe.num_shards}; "
             f"leave NUM_SHARDS (--num-shards) out under {launcher}"
         )
-    if cfg.SHARD_ID not in (0, placement.machine):
+    if recipe.shard_id not in (0, placement.machine):
         raise ValueError(
             f"{launcher} says that this is machine {placement.machine}, SHARD_ID says "
-            f"{cfg.SHARD_ID}; leave SHARD_ID (--shard-id) out under {launcher}"
+            f"{recipe.shard_id}; leave SHARD_ID (--shard-id) out under {launcher}"
         )
 
 

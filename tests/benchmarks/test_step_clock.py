@@ -7,12 +7,12 @@ from types import ModuleType, SimpleNamespace
 
 import pytest
 import torch
-from fvcore.common.config import CfgNode
 from torch import nn
 from torch.autograd import DeviceType
 
 from multigrid import Shape
-from slowfast_patches.config import load_config
+from slowfast_patches.config import load_recipe
+from slowfast_patches.config.recipe import Recipe
 
 CPU = torch.device("cpu")
 
@@ -28,8 +28,8 @@ def variants(step_bench) -> ModuleType:
 
 
 @pytest.fixture
-def cfg(tiny_recipe: Path) -> CfgNode:
-    return load_config(tiny_recipe, ["MULTIGRID.LONG_CYCLE", False])
+def cfg(tiny_recipe: Path) -> Recipe:
+    return load_recipe(tiny_recipe, ["MULTIGRID.LONG_CYCLE", False])
 
 
 def test_the_memory_that_stays_by_hand(step_bench):
@@ -102,10 +102,7 @@ def test_a_cases_peak_is_without_what_others_keep(variants, step_bench, cfg, mon
     case.time()
     case.time()
     assert case.to_json()["peak_bytes"] == 1100
-    graphs = cfg.clone()
-    graphs.defrost()
-    graphs.TRAIN.CUDA_GRAPHS = True
-    case.bench.cfg = graphs
+    case.bench.recipe = cfg.replaced({"TRAIN.CUDA_GRAPHS": True})
     assert case.peak_bytes == 900
 
 
@@ -120,10 +117,7 @@ def test_only_a_compiled_step_may_fail(variants, cfg, monkeypatch):
     monkeypatch.setattr(case.bench, "time", fail)
     with pytest.raises(RuntimeError, match="gave up"):
         case.warm_up(1.0)
-    compiled = cfg.clone()
-    compiled.defrost()
-    compiled.TRAIN.COMPILE = True
-    case.bench.cfg = compiled
+    case.bench.recipe = cfg.replaced({"TRAIN.COMPILE": True})
     case.warm_up(1.0)
     assert case.to_json() == {"seconds": None, "failure": "the compiler gave up"}
 

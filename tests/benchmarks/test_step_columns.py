@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from slowfast_patches.config import load_config
+from slowfast_patches.config import load_recipe
 
 
 @pytest.fixture
@@ -56,7 +56,7 @@ def short_cycle(columns: ModuleType, *times: tuple[float, ...]) -> list[dict[str
 def test_the_whole_schedule_by_hand(columns, short_cycle_recipe):
     """8 × (120 + 135 + 105) s are 2880; the baseline's 56 iterations of 90 s are 5040: 1.75 × as
     long. In a second round all but the baseline is twice as slow."""
-    cfg = load_config(short_cycle_recipe)
+    cfg = load_recipe(short_cycle_recipe)
     rows = short_cycle(columns, (90, 90), (120, 240), (135, 270), (105, 210))
     found = columns.totals(cfg, rows, 64)
     assert found["seconds"]["rounds"] == [2880, 5760]
@@ -69,12 +69,12 @@ def test_the_whole_schedule_by_hand(columns, short_cycle_recipe):
 
 def test_a_schedule_of_which_a_shape_has_no_time_has_none(columns, short_cycle_recipe):
     rows = short_cycle(columns, (90,), (), (135,), (105,))
-    found = columns.totals(load_config(short_cycle_recipe), rows, 64)
+    found = columns.totals(load_recipe(short_cycle_recipe), rows, 64)
     assert found == {"failure": "no time for 32×16×32²"}
 
 
 def test_a_baseline_is_its_own_schedule(columns, short_cycle_recipe):
-    cfg = load_config(short_cycle_recipe, ["MULTIGRID.SHORT_CYCLE", False])
+    cfg = load_recipe(short_cycle_recipe, ["MULTIGRID.SHORT_CYCLE", False])
     found = columns.totals(cfg, [row([8, 16, 64], 2.0, 3.0)], 64)
     assert found["seconds"]["rounds"] == [112, 168]
     assert found["speed_up"]["rounds"] == [1, 1]
@@ -87,7 +87,7 @@ def variant(name: str, rows: list[dict[str, Any]], total: tuple[float, ...]) -> 
 def test_ratios_are_of_one_round_and_of_clips(columns, short_cycle_recipe):
     """Ever slower, but always twice as fast as plain; of 32 clips against 16 in the same time,
     twice as many."""
-    cfg = load_config(short_cycle_recipe)
+    cfg = load_recipe(short_cycle_recipe)
     slow = short_cycle(columns, (2, 4), (2, 4), (2, 4), ())
     fast = short_cycle(columns, (1, 2), (1, 2), (2, 4), (1, 2))
     fast[2]["local_clips"] = 32
@@ -103,7 +103,7 @@ def test_ratios_are_of_one_round_and_of_clips(columns, short_cycle_recipe):
 
 
 def test_nothing_is_relative_to_what_was_not_measured(columns, short_cycle_recipe):
-    cfg = load_config(short_cycle_recipe)
+    cfg = load_recipe(short_cycle_recipe)
     failed = {"name": "plain", "shapes": [], "totals": {"failure": "no"}}
     variants = [failed, variant("fused", short_cycle(columns, *[(1, 2)] * 4), (4, 8))]
     columns.add_relative("plain", [cfg, cfg], variants)
@@ -113,9 +113,9 @@ def test_nothing_is_relative_to_what_was_not_measured(columns, short_cycle_recip
 
 def test_shapes_of_other_sizes_match_by_their_place(columns, short_cycle_recipe):
     """Crops 32, 32, 64 stand where 32, 45, 64 stand."""
-    cfg = load_config(short_cycle_recipe)
-    same = load_config(short_cycle_recipe, ["MULTIGRID.SHORT_CYCLE_FACTORS", [0.5, 0.5]])
-    other = load_config(short_cycle_recipe, ["MULTIGRID.SIZE_DIVISOR", 16])  # 48, not 45
+    cfg = load_recipe(short_cycle_recipe)
+    same = load_recipe(short_cycle_recipe, ["MULTIGRID.SHORT_CYCLE_FACTORS", [0.5, 0.5]])
+    other = load_recipe(short_cycle_recipe, ["MULTIGRID.SIZE_DIVISOR", 16])  # 48, not 45
     assert columns.matching_rows(other, cfg) == [0, 1, 2, 3]
     assert columns.matching_rows(same, cfg) == [0, 1, 3]
     assert columns.matching_rows(cfg, same) == [0, 1, 1, 2]

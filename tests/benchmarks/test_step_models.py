@@ -31,7 +31,7 @@ def made_up_clock(monkeypatch, step_bench: ModuleType, seconds: dict[str, list[f
     """What each architecture takes each time it is timed; an `inf` runs out of memory."""
 
     def take(self, step, batch, iterations):
-        took = seconds[self.cfg.MODEL.ARCH].pop(0)
+        took = seconds[self.cfg.model.arch].pop(0)
         if took == float("inf"):
             raise torch.OutOfMemoryError("made up")
         return step_bench.Timed(took, {})

@@ -8,12 +8,12 @@ from types import ModuleType
 
 import pytest
 import torch
-from fvcore.common.config import CfgNode
 from torch import nn
 from torch.utils.flop_counter import FlopCounterMode
 
 from multigrid import GroupedBatchNorm3d, Step
-from slowfast_patches.config import load_config
+from slowfast_patches.config import load_recipe
+from slowfast_patches.config.recipe import Recipe
 from slowfast_patches.models.build import build_model
 from slowfast_patches.models.flops import flops_per_clip
 from slowfast_patches.models.inputs import blank_inputs
@@ -33,21 +33,21 @@ def variants(step_bench) -> ModuleType:
 
 
 @pytest.fixture
-def cfg(tiny_recipe: Path) -> CfgNode:
+def cfg(tiny_recipe: Path) -> Recipe:
     """Crops 22 and 32, of 8 and 4 clips."""
-    return load_config(tiny_recipe, SHORT)
+    return load_recipe(tiny_recipe, SHORT)
 
 
 def test_plain_turns_off_what_a_recipe_turns_on(variants, tiny_recipe):
     on = ["TRAIN.MIXED_PRECISION", True, "SOLVER.FUSED", True, "MULTIGRID.SIZE_DIVISOR", 16]
-    plain, keys = variants.variant_config(load_config(tiny_recipe, on), "plain", CPU)
-    assert (plain.TRAIN.MIXED_PRECISION, plain.SOLVER.FUSED) == (False, False)
-    assert plain.MULTIGRID.SIZE_DIVISOR == 1
+    plain, keys = variants.variant_config(load_recipe(tiny_recipe, on), "plain", CPU)
+    assert (plain.train.mixed_precision, plain.solver.fused) == (False, False)
+    assert plain.multigrid.size_divisor == 1
     assert keys["TRAIN.TF32"] is False
 
 
 def test_a_switch_alone_leaves_the_others_off(variants, tiny_recipe):
-    cfg = load_config(tiny_recipe, ["TRAIN.MIXED_PRECISION", True])
+    cfg = load_recipe(tiny_recipe, ["TRAIN.MIXED_PRECISION", True])
     for name, key in (("fused", "SOLVER.FUSED"), ("channels_last", "MODEL.CHANNELS_LAST")):
         _, keys = variants.variant_config(cfg, name, CPU)
         assert [k for k, value in keys.items() if value is True] == [key]
@@ -63,7 +63,7 @@ def test_all_is_what_the_device_can(variants, cfg, monkeypatch):
     changed, keys = variants.variant_config(cfg, "all", CPU)
     on = {key for key, value in keys.items() if value}
     assert on == {"TRAIN.MIXED_PRECISION", "MODEL.CHANNELS_LAST", "SOLVER.FUSED"}
-    assert (changed.TRAIN.COMPILE, changed.TRAIN.CUDA_GRAPHS) == (False, False)
+    assert (changed.train.compile, changed.train.cuda_graphs) == (False, False)
     with pytest.raises(ValueError, match=r"TRAIN\.COMPILE does not work here: no compiler"):
         variants.variant_config(cfg, "compile", CPU)
 
@@ -89,11 +89,11 @@ def test_a_compiler_that_is_broken_says_why(variants, monkeypatch):
 )
 def test_what_cannot_be_says_why(variants, tiny_recipe, name, pairs, message):
     with pytest.raises(ValueError, match=message):
-        variants.variant_config(load_config(tiny_recipe, pairs), name, CPU)
+        variants.variant_config(load_recipe(tiny_recipe, pairs), name, CPU)
 
 
 def test_the_host_has_no_tsm(variants, short_cycle_recipe):
-    cfg = load_config(short_cycle_recipe, ["MODEL.ARCH", "tsm"])
+    cfg = load_recipe(short_cycle_recipe, ["MODEL.ARCH", "tsm"])
     with pytest.raises(ValueError, match="the host has no model tsm"):
         variants.variant_config(cfg, "host", CPU)
 
@@ -172,8 +172,8 @@ def made_up_clock(step_bench, monkeypatch) -> None:
     def take(self, step, batch, iterations):
         rounds[id(self), step] = slower = rounds.get((id(self), step), 0) + 1
         cfg = self.cfg
-        name = "fused" if cfg.SOLVER.FUSED else "plain"
-        name = "channels_last" if cfg.MODEL.CHANNELS_LAST else name
+        name = "fused" if cfg.solver.fused else "plain"
+        name = "channels_last" if cfg.model.channels_last else name
         took = slower * TIMES["host" if hasattr(self, "models") else name]
         return step_bench.Timed(took, {"forward": 0.25 * took, "backward": 0.75 * took})
 
@@ -221,7 +221,7 @@ def test_the_fast_pathways_times_are_none_of_the_recipe(
     assert bench.main(["--cfg", str(tiny_recipe), *options, *SHORT]) == 0
     written = json.loads(path.read_text())
     assert (written["pathway"], written["shapes"]) == ("fast", [])
-    count = importlib.import_module("step_fast").fast_flops_per_clip(load_config(tiny_recipe))
+    count = importlib.import_module("step_fast").fast_flops_per_clip(load_recipe(tiny_recipe))
     share = written["variants"][0]["shapes"][0]["matrix_share"]["median"]
     assert share == pytest.approx(count(8, 32) / 2**30 * (4 / 6 + 4 / 8) / 2)
     assert "the fast pathway alone" in capsys.readouterr().out

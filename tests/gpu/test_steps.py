@@ -10,11 +10,11 @@ from pathlib import Path
 
 import pytest
 import torch
-from fvcore.common.config import CfgNode
 from torch import Tensor
 
 from multigrid import Schedule, Step
-from slowfast_patches.config.schedule import schedule_from_config
+from slowfast_patches.config.recipe import Recipe
+from slowfast_patches.config.schedule import schedule_of
 from slowfast_patches.launch.device import set_up_device
 from slowfast_patches.models.build import build_model
 from slowfast_patches.train.compiled import without_compiling
@@ -29,7 +29,7 @@ PLAIN = ("NUM_GPUS", 1, "TRAIN.TF32", False, "TRAIN.DETERMINISTIC", True, "MODEL
 
 
 @pytest.fixture
-def stepper(tiny_config: Callable[..., CfgNode], tmp_path: Path) -> Callable[..., Stepper]:
+def stepper(tiny_config: Callable[..., Recipe], tmp_path: Path) -> Callable[..., Stepper]:
     """`stepper("KEY", value, ...)`: the tiny recipe's model on the GPU, with the same weights."""
 
     def make(*keys: object) -> Stepper:
@@ -43,8 +43,8 @@ def stepper(tiny_config: Callable[..., CfgNode], tmp_path: Path) -> Callable[...
 
 
 @pytest.fixture
-def plan(tiny_config: Callable[..., CfgNode], tmp_path: Path) -> Schedule:
-    return schedule_from_config(tiny_config(tmp_path), 24)
+def plan(tiny_config: Callable[..., Recipe], tmp_path: Path) -> Schedule:
+    return schedule_of(tiny_config(tmp_path), 24)
 
 
 def take_step(made: Stepper, step: Step) -> float:
@@ -187,16 +187,16 @@ def test_no_step_waits_for_the_gpu(stepper, plan):
 
 _MANY_CHANGES = """
 import sys, torch
-from slowfast_patches.config import load_config
-from slowfast_patches.config.schedule import schedule_from_config
+from slowfast_patches.config import load_recipe
+from slowfast_patches.config.schedule import schedule_of
 from slowfast_patches.train.warm_up import dry_run, kinds_of_steps
 from slowfast_patches.launch.launch import process_device
 from slowfast_patches.train.made_up import made_up_batch
 from slowfast_patches.train.step import Stepper
 from slowfast_patches.models.build import build_model
 
-cfg = load_config(sys.argv[1], ["NUM_GPUS", 1])
-device, plan = process_device(cfg, 0), schedule_from_config(cfg, 24)
+cfg = load_recipe(sys.argv[1], ["NUM_GPUS", 1])
+device, plan = process_device(cfg, 0), schedule_of(cfg, 24)
 made = Stepper(cfg, build_model(cfg, grouped_bn=True).to(device), device)
 dry_run(made, plan)
 for turn in range(30):

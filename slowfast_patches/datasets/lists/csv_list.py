@@ -5,7 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 from typing import NamedTuple
 
-from fvcore.common.config import CfgNode
+from slowfast_patches.config.recipe import Recipe
 
 __all__ = [
     "LabelledVideo",
@@ -28,14 +28,14 @@ class LabelledVideo(NamedTuple):
     label: int
 
 
-def csv_path(cfg: CfgNode, split: str) -> Path:
+def csv_path(recipe: Recipe, split: str) -> Path:
     """Where the list of a split ("train", "val" or "test") lies."""
-    return Path(cfg.DATA.PATH_TO_DATA_DIR) / f"{split}.csv"
+    return Path(recipe.data.path_to_data_dir) / f"{split}.csv"
 
 
-def count_videos(cfg: CfgNode, split: str) -> int | None:
+def count_videos(recipe: Recipe, split: str) -> int | None:
     """Videos in the list of a split; None where there is no list."""
-    path = csv_path(cfg, split)
+    path = csv_path(recipe, split)
     return count_lines(path) if path.is_file() else None
 
 

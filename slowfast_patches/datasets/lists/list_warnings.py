@@ -7,8 +7,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from fvcore.common.config import CfgNode
-
+from slowfast_patches.config.recipe import Recipe
 from slowfast_patches.datasets.lists.csv_list import LabelledVideo
 from slowfast_patches.datasets.lists.frame_list import FrameList
 from slowfast_patches.datasets.lists.lists import class_names, list_path
@@ -19,15 +18,15 @@ __all__ = ["first_few", "list_warnings", "repeated_videos", "untrained_classes"]
 _NAMED = 3
 
 
-def list_warnings(cfg: CfgNode, split: str, videos: Sequence[Any]) -> list[str]:
+def list_warnings(recipe: Recipe, split: str, videos: Sequence[Any]) -> list[str]:
     """What is odd about the list of a split. Each is said once: nothing of a test list that is
     val's. What frame lists and json files repeat is refused as they are parsed."""
-    path, texts = list_path(cfg, split), list[str]()
-    as_val = split == "test" and cfg.TRAIN.ENABLE and path == list_path(cfg, "val")
+    path, texts = list_path(recipe, split), list[str]()
+    as_val = split == "test" and recipe.train.enable and path == list_path(recipe, "val")
     if path.suffix == ".csv" and isinstance(videos[0], LabelledVideo) and not as_val:
         texts += repeated_videos(path, videos)
     if split == "train" and (labels := _labels(videos)):
-        texts += untrained_classes(path, labels, cfg.MODEL.NUM_CLASSES, _names(cfg))
+        texts += untrained_classes(path, labels, recipe.model.num_classes, _names(recipe))
     return texts
 
 
@@ -38,9 +37,9 @@ def _labels(videos: Sequence[Any]) -> set[int]:
     return {video.label for video in videos if isinstance(video, LabelledVideo)}
 
 
-def _names(cfg: CfgNode) -> Sequence[str] | None:
+def _names(recipe: Recipe) -> Sequence[str] | None:
     try:
-        return class_names(cfg)
+        return class_names(recipe)
     except ValueError:
         return None  # names that do not fit are refused where they are needed
 

@@ -11,10 +11,9 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from fvcore.common.config import CfgNode
-
 from slowfast_patches import patching
 from slowfast_patches.config.labels import SEVERAL_LABELS
+from slowfast_patches.config.recipe import Recipe
 from slowfast_patches.datasets.lists.class_names import in_order, named_classes
 from slowfast_patches.datasets.lists.csv_list import (
     LabelledVideo,
@@ -37,7 +36,7 @@ __all__ = [
 logger = logging.getLogger(__name__)
 
 
-def read_list(cfg: CfgNode, split: str, dataset: str | None = None) -> Sequence[Any]:
+def read_list(recipe: Recipe, split: str, dataset: str | None = None) -> Sequence[Any]:
     """The videos of a split, each with its `path`.
 
     `dataset` is kinetics, ssv2 or charades; by default what TRAIN.DATASET says, or, of the test
@@ -47,36 +46,37 @@ def read_list(cfg: CfgNode, split: str, dataset: str | None = None) -> Sequence[
         ValueError: no such data set; the recipe asks for what it cannot give; no list, or one that
             says something wrong, with file and line.
     """
-    name, kind = _kind(cfg, split, dataset)
-    if (known := SEVERAL_LABELS.get(name, False)) != cfg.DATA.MULTI_LABEL:
+    name, kind = _kind(recipe, split, dataset)
+    if (known := SEVERAL_LABELS.get(name, False)) != recipe.data.multi_label:
         several = "several labels a video" if known else "one label a video"
         raise ValueError(
-            f"DATA.MULTI_LABEL {cfg.DATA.MULTI_LABEL} does not fit the dataset {name}, which has "
+            f"DATA.MULTI_LABEL {recipe.data.multi_label} does not fit the dataset {name}, which "
+            f"has "
             f"{several}; set DATA.MULTI_LABEL {known}"
         )
-    if split == "train" and cfg.DATA.RANDOM_FLIP and not kind.mirrors:
+    if split == "train" and recipe.data.random_flip and not kind.mirrors:
         raise ValueError(
             f"DATA.RANDOM_FLIP True does not fit the dataset {name}, where left and right have "
             "meaning: a mirrored clip has another label; set DATA.RANDOM_FLIP False"
         )
-    return kind.read(cfg, split)
+    return kind.read(recipe, split)
 
 
-def list_path(cfg: CfgNode, split: str, dataset: str | None = None) -> Path:
+def list_path(recipe: Recipe, split: str, dataset: str | None = None) -> Path:
     """The file that lists a split; `dataset` as for `read_list`. It need not be there."""
-    return _kind(cfg, split, dataset)[1].path(cfg, split)
+    return _kind(recipe, split, dataset)[1].path(recipe, split)
 
 
-def count_list(cfg: CfgNode, split: str) -> int | None:
+def count_list(recipe: Recipe, split: str) -> int | None:
     """Videos in the list of a split, whose entries are not checked; None where there is no list.
 
     Raises:
         ValueError: no such data set, or a file that is no list.
     """
-    return _kind(cfg, split, None)[1].count(cfg, split)
+    return _kind(recipe, split, None)[1].count(recipe, split)
 
 
-def list_digest(cfg: CfgNode, videos: Sequence[Any]) -> str:
+def list_digest(recipe: Recipe, videos: Sequence[Any]) -> str:
     """SHA-256 of the training list: the videos' paths and labels, in order.
 
     Paths are as the list has them, before DATA.PATH_PREFIX: the data may move. Of a frame list it
@@ -89,8 +89,8 @@ def list_digest(cfg: CfgNode, videos: Sequence[Any]) -> str:
         ):
             digest.update(numbers.astype("<i8").tobytes())
         return digest.hexdigest()
-    path = list_path(cfg, "train")
-    root = os.path.join(str(Path(cfg.DATA.PATH_PREFIX or path.parent)), "")
+    path = list_path(recipe, "train")
+    root = os.path.join(str(Path(recipe.data.path_prefix or path.parent)), "")
     for video in videos:
         where = str(getattr(video, "path", video))  # a data set of another's may have numbers
         # Named by a json file, videos may lie in a folder of their own.
@@ -99,16 +99,17 @@ def list_digest(cfg: CfgNode, videos: Sequence[Any]) -> str:
     return digest.hexdigest()
 
 
-def class_names(cfg: CfgNode) -> tuple[str, ...] | None:
+def class_names(recipe: Recipe) -> tuple[str, ...] | None:
     """Names by class number, where the data set that is trained on has them beside its lists.
 
     Raises:
         ValueError: a file of names that is wrong, or does not have MODEL.NUM_CLASSES of them.
     """
-    names = _kind(cfg, "train", None)[1].classes(cfg)
-    if names is not None and len(names) != cfg.MODEL.NUM_CLASSES:
+    names = _kind(recipe, "train", None)[1].classes(recipe)
+    if names is not None and len(names) != recipe.model.num_classes:
         raise ValueError(
-            f"MODEL.NUM_CLASSES is {cfg.MODEL.NUM_CLASSES}, and {cfg.DATA.PATH_TO_DATA_DIR} names "
+            f"MODEL.NUM_CLASSES is {recipe.model.num_classes}, and "
+            f"{recipe.data.path_to_data_dir} names "
             f"{len(names)} classes; set MODEL.NUM_CLASSES {len(names)}"
         )
     return names
@@ -118,17 +119,17 @@ def class_names(cfg: CfgNode) -> tuple[str, ...] | None:
 class _Kind:
     """A data set: the functions of its lists, and what its labels are."""
 
-    path: Callable[[CfgNode, str], Path]
-    read: Callable[[CfgNode, str], Sequence[Any]]
-    count: Callable[[CfgNode, str], int | None]
-    classes: Callable[[CfgNode], tuple[str, ...] | None]
+    path: Callable[[Recipe, str], Path]
+    read: Callable[[Recipe, str], Sequence[Any]]
+    count: Callable[[Recipe, str], int | None]
+    classes: Callable[[Recipe], tuple[str, ...] | None]
     mirrors: bool = True
     """Whether a mirrored clip has the label of the clip."""
 
 
-def _kind(cfg: CfgNode, split: str, dataset: str | None) -> tuple[str, _Kind]:
+def _kind(recipe: Recipe, split: str, dataset: str | None) -> tuple[str, _Kind]:
     key = "TEST.DATASET" if split == "test" else "TRAIN.DATASET"
-    said = dataset or (cfg.TEST.DATASET if split == "test" else cfg.TRAIN.DATASET)
+    said = dataset or (recipe.test.dataset if split == "test" else recipe.train.dataset)
     name = said.lower()
     if name not in _KINDS and _is_registered(name):
         return name, _KINDS["kinetics"]
@@ -147,47 +148,47 @@ def _is_registered(name: str) -> bool:
     return found is not None and not found.__module__.startswith("slowfast.")
 
 
-def _read_kinetics(cfg: CfgNode, split: str) -> list[LabelledVideo]:
+def _read_kinetics(recipe: Recipe, split: str) -> list[LabelledVideo]:
     return read_csv(
-        csv_path(cfg, split),
-        prefix=cfg.DATA.PATH_PREFIX,
-        separator=cfg.DATA.PATH_LABEL_SEPARATOR,
-        num_classes=cfg.MODEL.NUM_CLASSES,
+        csv_path(recipe, split),
+        prefix=recipe.data.path_prefix,
+        separator=recipe.data.path_label_separator,
+        num_classes=recipe.model.num_classes,
     )
 
 
-def _kinetics_classes(cfg: CfgNode) -> tuple[str, ...] | None:
-    return named_classes(Path(cfg.DATA.PATH_TO_DATA_DIR))
+def _kinetics_classes(recipe: Recipe) -> tuple[str, ...] | None:
+    return named_classes(Path(recipe.data.path_to_data_dir))
 
 
-def _ssv2_classes(cfg: CfgNode) -> tuple[str, ...] | None:
+def _ssv2_classes(recipe: Recipe) -> tuple[str, ...] | None:
     """A prepared data set has its names as Kinetics does."""
-    return ssv2_classes(Path(cfg.DATA.PATH_TO_DATA_DIR)) or _kinetics_classes(cfg)
+    return ssv2_classes(Path(recipe.data.path_to_data_dir)) or _kinetics_classes(recipe)
 
 
-def _charades_path(cfg: CfgNode, split: str) -> Path:
+def _charades_path(recipe: Recipe, split: str) -> Path:
     """The csv of the split; for the test split val.csv where there is none."""
-    path = csv_path(cfg, split)
-    return csv_path(cfg, "val") if split == "test" and not path.is_file() else path
+    path = csv_path(recipe, split)
+    return csv_path(recipe, "val") if split == "test" and not path.is_file() else path
 
 
-def _read_charades(cfg: CfgNode, split: str) -> FrameList:
+def _read_charades(recipe: Recipe, split: str) -> FrameList:
     return read_frame_list(
-        _charades_path(cfg, split),
-        prefix=cfg.DATA.PATH_PREFIX,
-        num_classes=cfg.MODEL.NUM_CLASSES,
-        fps=float(cfg.DATA.TARGET_FPS),
+        _charades_path(recipe, split),
+        prefix=recipe.data.path_prefix,
+        num_classes=recipe.model.num_classes,
+        fps=float(recipe.data.target_fps),
     )
 
 
-def _count_charades(cfg: CfgNode, split: str) -> int | None:
-    path = _charades_path(cfg, split)
+def _count_charades(recipe: Recipe, split: str) -> int | None:
+    path = _charades_path(recipe, split)
     return count_listed(path) if path.is_file() else None
 
 
-def _charades_classes(cfg: CfgNode) -> tuple[str, ...] | None:
+def _charades_classes(recipe: Recipe) -> tuple[str, ...] | None:
     """From Charades_v1_classes.txt, which has "c000 Holding some clothes" a line."""
-    path = Path(cfg.DATA.PATH_TO_DATA_DIR) / "Charades_v1_classes.txt"
+    path = Path(recipe.data.path_to_data_dir) / "Charades_v1_classes.txt"
     classes = list[tuple[str, object]]()
     if not path.is_file():
         return None

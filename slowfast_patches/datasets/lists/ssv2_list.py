@@ -18,8 +18,7 @@ from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import Any
 
-from fvcore.common.config import CfgNode
-
+from slowfast_patches.config.recipe import Recipe
 from slowfast_patches.datasets.lists.class_names import in_order
 from slowfast_patches.datasets.lists.csv_list import (
     LabelledVideo,
@@ -49,9 +48,9 @@ _TRIED = 20
 """Videos that are looked for to find out in which folder they are."""
 
 
-def ssv2_path(cfg: CfgNode, split: str) -> Path:
+def ssv2_path(recipe: Recipe, split: str) -> Path:
     """The file that lists a split: a csv if there is one (test: val.csv will do), else the json."""
-    folder = Path(cfg.DATA.PATH_TO_DATA_DIR)
+    folder = Path(recipe.data.path_to_data_dir)
     names = ("test.csv", "val.csv") if split == "test" else (f"{split}.csv",)
     csvs = [folder / name for name in names if (folder / name).is_file()]
     return csvs[0] if csvs else labels_file(folder, split)
@@ -62,28 +61,28 @@ def labels_file(folder: Path, split: str) -> Path:
     return folder / _NAME.format(_SPLITS[split])
 
 
-def read_ssv2(cfg: CfgNode, split: str) -> Sequence[Any]:
+def read_ssv2(recipe: Recipe, split: str) -> Sequence[Any]:
     """The videos of a split: a `FrameList` or a list of `LabelledVideo`, each with its `label`.
 
     Raises:
         ValueError: a list or a json file is missing or says something wrong, or they do not have
             the same videos; with file, and line or entry.
     """
-    path, data, classes = ssv2_path(cfg, split), cfg.DATA, cfg.MODEL.NUM_CLASSES
+    path, data, classes = ssv2_path(recipe, split), recipe.data, recipe.model.num_classes
     if path.suffix == ".json":
         if not path.is_file():
             raise ValueError(
                 f"'{path.parent}' has neither {split}.csv nor {path.name}; set "
                 "DATA.PATH_TO_DATA_DIR to the folder that has one of them"
             )
-        return webm_videos(path, data.PATH_PREFIX, classes)
-    if not _lists_frames(path, data.PATH_LABEL_SEPARATOR):
-        separator = data.PATH_LABEL_SEPARATOR
-        return read_csv(path, prefix=data.PATH_PREFIX, separator=separator, num_classes=classes)
-    file = labels_file(Path(data.PATH_TO_DATA_DIR), split)
+        return webm_videos(path, data.path_prefix, classes)
+    if not _lists_frames(path, data.path_label_separator):
+        separator = data.path_label_separator
+        return read_csv(path, prefix=data.path_prefix, separator=separator, num_classes=classes)
+    file = labels_file(Path(data.path_to_data_dir), split)
     labels = _read_ids(file, classes)
     frames = read_frame_list(
-        path, prefix=data.PATH_PREFIX, num_classes=classes, fps=float(data.TARGET_FPS)
+        path, prefix=data.path_prefix, num_classes=classes, fps=float(data.target_fps)
     )
     names = [video.name for video in frames]
     _check_same(path, names, file, labels)
@@ -108,14 +107,14 @@ def webm_videos(file: Path, prefix: str, num_classes: int) -> list[LabelledVideo
     return [LabelledVideo(*video) for video in zip(paths, labels.values(), strict=True)]
 
 
-def count_ssv2(cfg: CfgNode, split: str) -> int | None:
+def count_ssv2(recipe: Recipe, split: str) -> int | None:
     """Videos in the list of a split; None where there is no list."""
-    path = ssv2_path(cfg, split)
+    path = ssv2_path(recipe, split)
     if not path.is_file():
         return None
     if path.suffix == ".json":
         return len(_entries(path))
-    if _lists_frames(path, cfg.DATA.PATH_LABEL_SEPARATOR):
+    if _lists_frames(path, recipe.data.path_label_separator):
         return count_listed(path)
     return count_lines(path)
 

@@ -7,9 +7,9 @@ from functools import cache
 from typing import NamedTuple
 
 import torch.distributed as dist
-from fvcore.common.config import CfgNode
 from torch import Tensor, nn
 
+from slowfast_patches.config.recipe import Recipe
 from slowfast_patches.models.build import build_on_meta
 from slowfast_patches.models.flops import flops_by_module
 
@@ -47,9 +47,9 @@ class Exchange(NamedTuple):
     norms: tuple[int, ...]
 
 
-def exchange_of(cfg: CfgNode) -> Exchange:
+def exchange_of(recipe: Recipe) -> Exchange:
     """What the model of a recipe exchanges."""
-    return exchange_of_model(build_on_meta(cfg), flops_by_module(cfg))
+    return exchange_of_model(build_on_meta(recipe), flops_by_module(recipe))
 
 
 def exchange_of_model(model: nn.Module, flops: Callable[[int, int], dict[str, float]]) -> Exchange:

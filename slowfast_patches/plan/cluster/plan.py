@@ -5,13 +5,11 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass
 
-from fvcore.common.config import CfgNode
-
 from multigrid.cost import SecondsPerIteration
+from slowfast_patches.config.recipe import Recipe
 from slowfast_patches.config.scale import scale_to_processes
 from slowfast_patches.config.schedule import (
-    schedule_from_config,
-    uses_multigrid,
+    schedule_of,
     without_multigrid,
 )
 from slowfast_patches.plan.cluster.gradients import Exchange, exchange_of
@@ -35,7 +33,7 @@ __all__ = [
 
 MOST_GPUS = 2048
 
-TimingOf = Callable[[CfgNode], Timing]
+TimingOf = Callable[[Recipe], Timing]
 """How long the iterations of a recipe take that one GPU trains alone."""
 
 
@@ -94,7 +92,7 @@ class ClusterPlan:
 
 
 def plan_on_cluster(
-    cfg: CfgNode,
+    recipe: Recipe,
     cluster: Cluster,
     num_videos: int,
     timing_of: TimingOf,
@@ -104,7 +102,7 @@ def plan_on_cluster(
     """The plan of a recipe, as written and not yet fitted to any processes, on a cluster.
 
     Args:
-        cfg: the recipe.
+        recipe: the recipe.
         cluster: what it is to train on; the rows have other numbers of its GPUs.
         num_videos: in the training set.
         timing_of: asked once, for one GPU with its share of the clips.
@@ -114,14 +112,14 @@ def plan_on_cluster(
     Raises:
         ValueError: the recipe cannot be trained on that cluster, or has no times.
     """
-    single = on_cluster(cfg, cluster.with_gpus(1))
+    single = on_cluster(recipe, cluster.with_gpus(1))
     timing, exchange = timing_of(single), exchange_of(single)
     assert timing.ours is not None
     assert timing.baseline is not None
     assert timing.source is not None
 
     def estimate(at: Cluster) -> Estimate:
-        return _estimate(cfg, Machine(at, exchange, clip_rate), num_videos, timing)
+        return _estimate(recipe, Machine(at, exchange, clip_rate), num_videos, timing)
 
     def row(gpus: int) -> Row:
         at = cluster.with_gpus(gpus)
@@ -130,10 +128,10 @@ def plan_on_cluster(
         except ValueError as error:
             return Row(at, None, str(error))
 
-    reference, key = reference_gpus(cfg)
+    reference, key = reference_gpus(recipe)
     return ClusterPlan(
-        architecture=cfg.MODEL.ARCH,
-        multigrid=uses_multigrid(cfg),
+        architecture=recipe.model.arch,
+        multigrid=recipe.uses_multigrid,
         reference=reference,
         reference_key=key,
         exchange=exchange,
@@ -155,71 +153,71 @@ def gpu_counts(gpus_per_node: int, also: int, most: int = MOST_GPUS) -> list[int
     return sorted(count for count in counts if 0 < count <= most or count == also)
 
 
-def reference_gpus(cfg: CfgNode) -> tuple[int, str]:
+def reference_gpus(recipe: Recipe) -> tuple[int, str]:
     """How many GPUs a recipe is written for, and the keys that say so."""
-    if cfg.SOLVER.REFERENCE_WORLD_SIZE:
-        return cfg.SOLVER.REFERENCE_WORLD_SIZE, "SOLVER.REFERENCE_WORLD_SIZE"
-    return max(1, cfg.NUM_GPUS) * cfg.NUM_SHARDS, "NUM_GPUS × NUM_SHARDS"
+    if recipe.solver.reference_world_size:
+        return recipe.solver.reference_world_size, "SOLVER.REFERENCE_WORLD_SIZE"
+    return max(1, recipe.num_gpus) * recipe.num_shards, "NUM_GPUS × NUM_SHARDS"
 
 
-def on_cluster(cfg: CfgNode, cluster: Cluster) -> CfgNode:
+def on_cluster(recipe: Recipe, cluster: Cluster) -> Recipe:
     """The recipe for a cluster: each GPU keeps its clips; the global batch and the rates follow
     their number by the linear rule (`scale_to_processes`), and the iterations the batch.
 
     Raises:
         ValueError: clips that do not divide over the GPUs that the recipe is written for.
     """
-    whole = cfg.clone()
-    whole.defrost()
-    if not cfg.SOLVER.REFERENCE_WORLD_SIZE:
-        _put_on_one_machine(whole)
-    whole.NUM_SHARDS, whole.SHARD_ID = cluster.nodes, 0
-    if cfg.NUM_GPUS > 0:
-        whole.NUM_GPUS = cluster.gpus_of_node
-    whole.freeze()
-    return scale_to_processes(whole, cluster.gpus)
+    changes: dict[str, object] = {"NUM_SHARDS": cluster.nodes, "SHARD_ID": 0}
+    if not recipe.solver.reference_world_size:
+        changes |= _on_one_machine(recipe)
+    if recipe.num_gpus > 0:
+        changes["NUM_GPUS"] = cluster.gpus_of_node
+    return scale_to_processes(recipe.replaced(changes), cluster.gpus)
 
 
-def _put_on_one_machine(cfg: CfgNode) -> None:
-    """Write a recipe as if one machine had all its GPUs, as SOLVER.REFERENCE_WORLD_SIZE means it:
-    TRAIN.BATCH_SIZE is then the global batch."""
-    machines, clips = cfg.NUM_SHARDS, cfg.TRAIN.BATCH_SIZE
+def _on_one_machine(recipe: Recipe) -> dict[str, object]:
+    """The keys of a recipe as if one machine had all its GPUs, as SOLVER.REFERENCE_WORLD_SIZE means
+    it: TRAIN.BATCH_SIZE is then the global batch."""
+    machines, clips = recipe.num_shards, recipe.train.batch_size
     if machines < 1:
         raise ValueError(f"NUM_SHARDS must be 1 or more, not {machines}")
-    gpus, source = reference_gpus(cfg)
+    gpus, source = reference_gpus(recipe)
     if clips * machines % gpus:
         raise ValueError(
             f"TRAIN.BATCH_SIZE {clips} × NUM_SHARDS {machines} does not divide over the {gpus} "
             f"GPUs that the recipe is for ({source}); set TRAIN.BATCH_SIZE, or "
             "SOLVER.REFERENCE_WORLD_SIZE to the GPUs that share it"
         )
-    cfg.SOLVER.REFERENCE_WORLD_SIZE = gpus
-    cfg.TRAIN.BATCH_SIZE *= machines
-    cfg.TEST.BATCH_SIZE *= machines
-    if cfg.SOLVER.BASE_LR_SCALE_NUM_SHARDS:
-        for rate in ("BASE_LR", "WARMUP_START_LR", "COSINE_END_LR"):
-            cfg.SOLVER[rate] *= machines
-        cfg.SOLVER.BASE_LR_SCALE_NUM_SHARDS = False
+    changes: dict[str, object] = {
+        "SOLVER.REFERENCE_WORLD_SIZE": gpus,
+        "TRAIN.BATCH_SIZE": clips * machines,
+        "TEST.BATCH_SIZE": recipe.test.batch_size * machines,
+    }
+    if recipe.solver.base_lr_scale_num_shards:
+        for rate in ("SOLVER.BASE_LR", "SOLVER.WARMUP_START_LR", "SOLVER.COSINE_END_LR"):
+            changes[rate] = recipe[rate] * machines
+        changes["SOLVER.BASE_LR_SCALE_NUM_SHARDS"] = False
+    return changes
 
 
-def _estimate(cfg: CfgNode, machine: Machine, num_videos: int, timing: Timing) -> Estimate:
-    def train(cfg: CfgNode, seconds: SecondsPerIteration | None) -> TrainingTimes:
+def _estimate(recipe: Recipe, machine: Machine, num_videos: int, timing: Timing) -> Estimate:
+    def train(recipe: Recipe, seconds: SecondsPerIteration | None) -> TrainingTimes:
         assert seconds is not None
-        return machine.training(schedule_from_config(cfg, num_videos), seconds)
+        return machine.training(schedule_of(recipe, num_videos), seconds)
 
-    fitted = on_cluster(cfg, machine.cluster)
+    fitted = on_cluster(recipe, machine.cluster)
     ours = train(fitted, timing.ours)
     baseline = train(without_multigrid(fitted), timing.baseline)
     warnings = short_phases(ours.schedule.base, ours.schedule.phases)
     return Estimate(machine.cluster, ours, baseline, warnings, _notes(fitted, ours, bool(warnings)))
 
 
-def _notes(cfg: CfgNode, training: TrainingTimes, short: bool) -> tuple[str, ...]:
+def _notes(recipe: Recipe, training: TrainingTimes, short: bool) -> tuple[str, ...]:
     notes = list[str]()
     if short:
         shortest = min(phase.times.iterations for phase in training.phases)
         notes.append(f"shortest phase: {shortest} iterations")
-    wanted = cfg.MULTIGRID.BN_BASE_SIZE if uses_multigrid(cfg) else cfg.BN.GROUP_SIZE
+    wanted = recipe.multigrid.bn_base_size if recipe.uses_multigrid else recipe.bn.group_size
     if wanted > (batch := training.schedule.base.batch):
         notes.append(f"BN over {batch} clips")
     return tuple(notes)

@@ -9,7 +9,7 @@ from pathlib import Path
 
 from slowfast_patches.launch.slurm import FOLDER, Slurm, has_slurm, is_queued, make_executor, queue
 from slowfast_patches.launch.slurm_job import Job
-from slowfast_patches.study.runs import Recipe, run_command, run_folder
+from slowfast_patches.study.runs import Arm, run_command, run_folder
 
 __all__ = ["submit"]
 
@@ -17,9 +17,9 @@ _REGISTER = "jobs.json"
 
 
 def submit(
-    runs: Sequence[tuple[Recipe, int]], output: Path, run_net: Path, slurm: Slurm
+    runs: Sequence[tuple[Arm, int]], output: Path, run_net: Path, slurm: Slurm
 ) -> dict[Path, str]:
-    """Queue runs of (recipe, seed) that are neither finished nor queued; job numbers by folder.
+    """Queue runs of (arm, seed) that are neither finished nor queued; job numbers by folder.
 
     Runs that ask for the same machines form one array, of which `limit` run at a time.
 
@@ -29,17 +29,17 @@ def submit(
     if not has_slurm():
         raise ValueError("there is no SLURM on this machine (no sbatch); --local trains here")
     register = _Register(output)
-    arrays: dict[tuple[int, int], list[tuple[Recipe, int]]] = defaultdict(list)
-    for recipe, seed in runs:
-        folder = run_folder(output, recipe, seed)
+    arrays: dict[tuple[int, int], list[tuple[Arm, int]]] = defaultdict(list)
+    for arm, seed in runs:
+        folder = run_folder(output, arm, seed)
         if not (folder / "result.json").is_file() and not register.is_queued(folder):
-            arrays[recipe.cfg.NUM_SHARDS, recipe.cfg.NUM_GPUS].append((recipe, seed))
+            arrays[arm.recipe.num_shards, arm.recipe.num_gpus].append((arm, seed))
     queued: dict[Path, str] = {}
     for (machines, gpus), members in arrays.items():
-        folders = [run_folder(output, recipe, seed) for recipe, seed in members]
+        folders = [run_folder(output, arm, seed) for arm, seed in members]
         commands = [
-            run_command(recipe, seed, folder.resolve(), run_net.resolve())
-            for (recipe, seed), folder in zip(members, folders, strict=True)
+            run_command(arm, seed, folder.resolve(), run_net.resolve())
+            for (arm, seed), folder in zip(members, folders, strict=True)
         ]
         executor = make_executor(output / FOLDER, slurm, machines, gpus)
         jobs = [Job(tuple(command), slurm.warning_seconds) for command in commands]

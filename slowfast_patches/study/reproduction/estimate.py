@@ -6,17 +6,16 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, fields
 from typing import Any
 
-from fvcore.common.config import CfgNode
-
 from multigrid.cost import FlopsPerClip, schedule_cost
-from slowfast_patches.config.schedule import schedule_from_config
+from slowfast_patches.config.recipe import Recipe
+from slowfast_patches.config.schedule import schedule_of
 from slowfast_patches.models.flops import check_shapes, flops_per_clip
 from slowfast_patches.plan.plan import dataset_size
 from slowfast_patches.plan.step_times import MisfitError
 from slowfast_patches.plan.timing import UNTIMED, Timing
 from slowfast_patches.study.reproduction.experiment import Experiment, Row, Training
 from slowfast_patches.study.reproduction.recipes import Recipes
-from slowfast_patches.study.runs import Recipe
+from slowfast_patches.study.runs import Arm
 from slowfast_patches.utils.report import format_count, format_duration, format_flops, format_table
 
 __all__ = [
@@ -27,8 +26,8 @@ __all__ = [
     "total_seconds",
 ]
 
-TimingOf = Callable[[CfgNode, FlopsPerClip], Timing]
-"""How long the iterations of a recipe take, from its config and its FLOPs of a clip."""
+TimingOf = Callable[[Recipe, FlopsPerClip], Timing]
+"""How long the iterations of a arm take, from its config and its FLOPs of a clip."""
 
 
 @dataclass(frozen=True)
@@ -39,7 +38,7 @@ class Estimate:
     step times hold for it, where some were given.
     """
 
-    recipe: Recipe
+    arm: Arm
     iterations: int
     epochs: float
     clips: int
@@ -49,8 +48,8 @@ class Estimate:
     misfit: str | None
 
     def to_json(self) -> dict[str, Any]:
-        """As plain data, the recipe by its file."""
-        return {"config": str(self.recipe.cfg_file)} | {
+        """As plain data, the arm by its file."""
+        return {"config": str(self.arm.cfg_file)} | {
             field.name: getattr(self, field.name) for field in fields(self)[1:]
         }
 
@@ -66,25 +65,25 @@ class Estimator:
         """What a run of a training takes, without loading and evaluation.
 
         Raises:
-            ValueError: the recipe cannot be trained.
+            ValueError: the arm cannot be trained.
         """
-        recipe = self._recipes.recipe(training, baseline)
+        arm = self._recipes.recipe(training, baseline)
         reference = self._recipes.recipe(baseline, baseline)
-        schedule = schedule_from_config(recipe.cfg, dataset_size(recipe.cfg))
-        flops = self._flops_per_clip(recipe.cfg)
+        schedule = schedule_of(arm.recipe, dataset_size(arm.recipe))
+        flops = self._flops_per_clip(arm.recipe)
         misfit, timing = None, UNTIMED
         try:
-            timing = self._timing_of(recipe.cfg, flops)
+            timing = self._timing_of(arm.recipe, flops)
         except MisfitError as error:
             misfit = str(error)
         try:
             cost = schedule_cost(schedule, flops, timing.ours)
         except RuntimeError:
-            check_shapes(recipe.cfg, schedule.shapes)  # says which shape does not fit, and why
+            check_shapes(arm.recipe, schedule.shapes)  # says which shape does not fit, and why
             raise
         assert cost.flops is not None, "counted with the model's FLOPs"
         return Estimate(
-            recipe=recipe,
+            arm=arm,
             iterations=cost.iterations,
             epochs=cost.epochs,
             clips=cost.clips,
@@ -94,12 +93,18 @@ class Estimator:
             misfit=misfit,
         )
 
-    def _flops_per_clip(self, cfg: CfgNode) -> FlopsPerClip:
-        sections = (cfg.MODEL, cfg.RESNET, cfg.SLOWFAST, cfg.NONLOCAL, cfg.DETECTION)
-        data = (cfg.DATA.NUM_FRAMES, cfg.DATA.CROP_SIZE, cfg.DATA.INPUT_CHANNEL_NUM)
-        kind = repr((*(section.dump() for section in sections), *data))
+    def _flops_per_clip(self, recipe: Recipe) -> FlopsPerClip:
+        sections = (
+            recipe.model,
+            recipe.resnet,
+            recipe.slowfast,
+            recipe.nonlocal_,
+            recipe.detection,
+        )
+        data = (recipe.data.num_frames, recipe.data.crop_size, recipe.data.input_channel_num)
+        kind = repr((*sections, *data))
         if kind not in self._flops:
-            self._flops[kind] = flops_per_clip(cfg)
+            self._flops[kind] = flops_per_clip(recipe)
         return self._flops[kind]
 
 
@@ -112,7 +117,7 @@ def format_estimates(
     rows = [
         [
             row.label,
-            _config(estimates[row].recipe),
+            _config(estimates[row].arm),
             str(len(seeds)),
             format_count(estimates[row].iterations),
             f"{estimates[row].epochs:.1f}",
@@ -128,10 +133,10 @@ def format_estimates(
 
 def total_seconds(estimates: Iterable[Estimate], seeds: Sequence[int]) -> float | None:
     """Seconds of all runs one after another, each training counted once; None if not known."""
-    times = {estimate.recipe.folder: estimate.seconds for estimate in estimates}
+    times = {estimate.arm.folder: estimate.seconds for estimate in estimates}
     known = [value for value in times.values() if value is not None]
     return len(seeds) * sum(known) if times and len(known) == len(times) else None
 
 
-def _config(recipe: Recipe) -> str:
-    return "/".join(recipe.cfg_file.parts[-2:])
+def _config(arm: Arm) -> str:
+    return "/".join(arm.cfg_file.parts[-2:])

@@ -18,16 +18,16 @@ SCRATCH: Start = "scratch"
 
 @dataclass(frozen=True)
 class Training:
-    """A recipe of configs/ at some length.
+    """A arm of configs/ at some length.
 
-    cfg: the file, relative to configs/; the path of a user's own is absolute.
+    recipe: the file, relative to configs/; the path of a user's own is absolute.
     factor: epochs as a multiple of the baseline's; None leaves the recipe's own.
     as_long_as: train for as many iterations as this one takes, instead of `factor`.
     overrides: further KEY VALUE pairs, with `variant` as their name.
     start: the weights that it starts from.
     """
 
-    cfg: str
+    recipe: str
     factor: float | None = None
     as_long_as: Training | None = None
     overrides: tuple[str, ...] = ()
@@ -37,7 +37,7 @@ class Training:
     @property
     def folder(self) -> str:
         """The name of its runs' folder; the same training has the same one in every table."""
-        path = Path(self.cfg)
+        path = Path(self.recipe)
         name = str(Path("own", path.stem) if path.is_absolute() else path.with_suffix(""))
         name += f"_{self.variant}" if self.variant else ""
         if self.as_long_as is not None:

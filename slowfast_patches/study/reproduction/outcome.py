@@ -11,7 +11,7 @@ from typing import Any
 from slowfast_patches.config.metrics import metric_title
 from slowfast_patches.study.reproduction.experiment import Experiment, Row, Training
 from slowfast_patches.study.reproduction.recipes import trainings_of
-from slowfast_patches.study.runs import Recipe, Result, find_results, working_seconds
+from slowfast_patches.study.runs import Arm, Result, find_results, working_seconds
 from slowfast_patches.utils.report import Mean, format_table, mean_of
 
 __all__ = ["TOY_MARK", "Measured", "Outcome", "format_outcome", "make_outcome", "write_outcome"]
@@ -45,7 +45,7 @@ class Outcome:
 
     experiment: Experiment
     rows: Mapping[Row, Measured]
-    recipes: Mapping[Row, Recipe]
+    recipes: Mapping[Row, Arm]
     seeds: tuple[int, ...]
     toy: bool
     command: str
@@ -64,14 +64,14 @@ class Outcome:
         }
 
     def _row_to_json(self, row: Row) -> dict[str, Any]:
-        measured, recipe = self.rows[row], self.recipes[row]
+        measured, arm = self.rows[row], self.recipes[row]
         names = self.experiment.metrics
         return {
             "label": row.label,
             "curve": row.curve,
-            "config": "/".join(recipe.cfg_file.parts[-2:]),
-            "overrides": list(recipe.overrides),
-            "iterations": measured.iterations or recipe.iterations,
+            "config": "/".join(arm.cfg_file.parts[-2:]),
+            "overrides": list(arm.overrides),
+            "iterations": measured.iterations or arm.iterations,
             "published": {name: _plain(row.published.metrics.get(name)) for name in names}
             | {"speed_up": row.published.speed_up},
             "measured": {name: _plain(measured.metrics.get(name)) for name in names}
@@ -83,7 +83,7 @@ class Outcome:
 
 def make_outcome(
     experiment: Experiment,
-    recipes: Mapping[Training, Recipe],
+    recipes: Mapping[Training, Arm],
     seeds: Sequence[int],
     output: Path,
     *,

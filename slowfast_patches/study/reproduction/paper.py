@@ -150,7 +150,7 @@ def _table3() -> Experiment:
 def _shortened(label: str, baseline: Row, multigrid: Row, published: Mapping[str, Mean]) -> Row:
     """The baseline with all its lengths cut to the iterations of a multigrid training."""
     training = baseline.training
-    shortened = Training(training.cfg, as_long_as=multigrid.training, start=training.start)
+    shortened = Training(training.recipe, as_long_as=multigrid.training, start=training.start)
     return Row(label, shortened, training, Published(published))
 
 
@@ -166,7 +166,7 @@ _TABLE4 = Experiment(
 def _lengths(
     name: str,
     title: str,
-    cfg: str,
+    recipe: str,
     baseline: dict[str, Mean],
     shortened: tuple[tuple[str, Mean], ...],
     multigrid: tuple[tuple[Mean, float], ...],
@@ -174,12 +174,12 @@ def _lengths(
 ) -> Experiment:
     """Tables 5 and 6: the baseline, cut to the iterations of 1.0, 1.5 and 2.0 ×, and those."""
     primary = metrics[0]
-    reference = Training(f"{cfg}.yaml", start="kinetics")
+    reference = Training(f"{recipe}.yaml", start="kinetics")
     rows = [Row("baseline", reference, reference, Published(baseline))]
     ours = [
         Row(
             f"multigrid, {factor:.1f}× epochs",
-            Training(f"{cfg}_MULTIGRID.yaml", factor, start="kinetics"),
+            Training(f"{recipe}_MULTIGRID.yaml", factor, start="kinetics"),
             reference,
             Published({primary: value}, speed_up),
         )
@@ -212,20 +212,20 @@ _TABLE6 = _lengths(
 
 
 def _curve(
-    label: str, cfg: str, overrides: tuple[str, ...] = (), variant: str = ""
+    label: str, recipe: str, overrides: tuple[str, ...] = (), variant: str = ""
 ) -> tuple[Row, ...]:
     """A training at every length of the figures; what is published of it comes from the tables."""
     known = {
         ("Kinetics/SLOWFAST_8x8_R50.yaml", 1.0): _BASELINE_ROW.published,
         ("Kinetics/SLOWFAST_8x8_R50_MULTIGRID.yaml", 1.5): _DEFAULT,
     }
-    own = 1.5 if "MULTIGRID" in cfg else 1.0
+    own = 1.5 if "MULTIGRID" in recipe else 1.0
     return tuple(
         Row(
             f"{label}, {factor:g}× epochs",
-            Training(cfg, None if factor == own else factor, None, overrides, variant),
+            Training(recipe, None if factor == own else factor, None, overrides, variant),
             _SLOWFAST,
-            Published() if overrides else known.get((cfg, factor), Published()),
+            Published() if overrides else known.get((recipe, factor), Published()),
             curve=label,
         )
         for factor in FACTORS

@@ -8,13 +8,11 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
-from fvcore.common.config import CfgNode
-
 from multigrid.cost import FlopsPerClip
 from slowfast_patches import patching
-from slowfast_patches.config import load_config
+from slowfast_patches.config import load_recipe
 from slowfast_patches.config.metrics import metric_names, metric_title
-from slowfast_patches.config.schedule import base_shape
+from slowfast_patches.config.recipe import Recipe
 from slowfast_patches.datasets.lists.lists import read_list
 from slowfast_patches.launch.launch import processes_of
 from slowfast_patches.launch.slurm import Slurm
@@ -42,7 +40,7 @@ from slowfast_patches.study.reproduction.paper import EXPERIMENTS
 from slowfast_patches.study.reproduction.recipes import Choices, Recipes, trainings_of
 from slowfast_patches.study.reproduction.toy import Toy
 from slowfast_patches.study.reproduction.toy_inputs import make_toy_inputs
-from slowfast_patches.study.runs import Recipe, check_own_keys, train_all
+from slowfast_patches.study.runs import Arm, check_own_keys, train_all
 from slowfast_patches.utils.report import format_duration
 
 __all__ = ["Request", "reproduce"]
@@ -108,7 +106,7 @@ def reproduce(request: Request) -> list[dict[str, Any]]:
     elif request.slurm is not None:
         _prepare(request, made)
         _report(request, experiments, made)  # refuses results of other recipes
-        runs = [(recipe, seed) for seed in request.seeds for recipe in made.values()]
+        runs = [(arm, seed) for seed in request.seeds for arm in made.values()]
         queued = submit(runs, request.folder, request.run_net, request.slurm)
         print(
             f"{len(queued)} jobs queued: {', '.join(queued.values()) or 'all are done or queued'}"
@@ -131,7 +129,7 @@ def _with_own(experiment: Experiment, own: Sequence[Path]) -> Experiment:
     if len(set(stems)) < len(stems):
         raise ValueError(f"--add needs different file names, which name the runs: {stems}")
     for path in own:
-        metrics = metric_names(load_config(path))
+        metrics = metric_names(load_recipe(path))
         if metrics != experiment.metrics:
             raise ValueError(
                 f"{path} is judged by {' and '.join(map(metric_title, metrics))}, "
@@ -184,7 +182,7 @@ def _print_plan(
     misfits = [e for e in found.values() if e.misfit]
     if misfits:
         print(
-            f"no times for {len(misfits)} recipes, such as {misfits[0].recipe.cfg_file.name}: "
+            f"no times for {len(misfits)} recipes, such as {misfits[0].arm.cfg_file.name}: "
             f"{misfits[0].misfit}\n"
         )
     said = "unknown: give --step-times FILE" if seconds is None else format_duration(seconds)
@@ -196,57 +194,57 @@ def _print_plan(
     return planned
 
 
-def _timing_of(request: Request, first: Recipe) -> TimingOf:
+def _timing_of(request: Request, first: Arm) -> TimingOf:
     """What the request says of the time that iterations take; `first` is the first run listed."""
     if request.step_seconds is not None:
-        return _in_proportion(request.step_seconds, first.cfg)
+        return _in_proportion(request.step_seconds, first.recipe)
     files = [read_step_times(path) for path in request.step_times]
-    return lambda cfg, _: measured_timing(files, cfg) if files else UNTIMED
+    return lambda recipe, _: measured_timing(files, recipe) if files else UNTIMED
 
 
-def _in_proportion(seconds: float, first: CfgNode) -> TimingOf:
-    """Times from that of an iteration of one recipe, at its baseline's shape: the FLOPs that a
+def _in_proportion(seconds: float, first: Recipe) -> TimingOf:
+    """Times from that of an iteration of one arm, at its baseline's shape: the FLOPs that a
     process does in a second are taken to be the same everywhere."""
 
-    def work(cfg: CfgNode, flops: FlopsPerClip) -> float:
-        base = base_shape(cfg)
-        return base.batch * flops(base.frames, base.crop) / processes_of(cfg)
+    def work(recipe: Recipe, flops: FlopsPerClip) -> float:
+        base = recipe.base_shape
+        return base.batch * flops(base.frames, base.crop) / processes_of(recipe)
 
     rate = seconds / work(first, flops_per_clip(first))
-    return lambda cfg, flops: estimated_timing(cfg, rate * work(cfg, flops), flops)
+    return lambda recipe, flops: estimated_timing(recipe, rate * work(recipe, flops), flops)
 
 
-def _prepare(request: Request, recipes: Mapping[Training, Recipe]) -> None:
+def _prepare(request: Request, recipes: Mapping[Training, Arm]) -> None:
     """Look at everything that the runs need before the first of them; make it for toys."""
     if request.toy:
         make_toy_inputs(_toy_data(request), recipes, request.configs, request.toy)
-    for training, recipe in recipes.items():
-        if training.start in _STARTS and not recipe.cfg.TRAIN.CHECKPOINT_FILE_PATH:
+    for training, arm in recipes.items():
+        if training.start in _STARTS and not arm.recipe.train.checkpoint_file_path:
             raise ValueError(
-                f"{recipe.name} starts from {_STARTS[training.start]}: give "
+                f"{arm.name} starts from {_STARTS[training.start]}: give "
                 f"--{training.start}-weights FILE"
             )
-        if (path := recipe.cfg.TRAIN.CHECKPOINT_FILE_PATH) and not Path(path).is_file():
-            raise ValueError(f"{recipe.name} starts from {path}: no such file")
-    _check_lists([recipe.cfg for recipe in recipes.values()])
+        if (path := arm.recipe.train.checkpoint_file_path) and not Path(path).is_file():
+            raise ValueError(f"{arm.name} starts from {path}: no such file")
+    _check_lists([arm.recipe for arm in recipes.values()])
 
 
-def _check_lists(cfgs: Sequence[CfgNode]) -> None:
+def _check_lists(cfgs: Sequence[Recipe]) -> None:
     """Read the lists of every data set once."""
     seen = set[tuple[str, str, str]]()
-    for cfg in cfgs:
-        name, data = cfg.TRAIN.DATASET, cfg.DATA
-        if not data.PATH_TO_DATA_DIR:
+    for recipe in cfgs:
+        name, data = recipe.train.dataset, recipe.data
+        if not data.path_to_data_dir:
             raise ValueError(f"the data set {name} is needed: give --{name} DIR")
-        place = (name, data.PATH_TO_DATA_DIR, data.PATH_PREFIX)
+        place = (name, data.path_to_data_dir, data.path_prefix)
         if place not in seen:
             seen.add(place)
             for split in ("train", "val", "test"):
-                read_list(cfg, split)
+                read_list(recipe, split)
 
 
 def _report(
-    request: Request, experiments: Sequence[Experiment], recipes: Mapping[Training, Recipe]
+    request: Request, experiments: Sequence[Experiment], recipes: Mapping[Training, Arm]
 ) -> list[tuple[str, Outcome]]:
     """Write every experiment's report; their tables as text, and what is in them."""
     command = shlex.join(["python", "tools/reproduce.py", *request.command])

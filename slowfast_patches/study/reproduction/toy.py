@@ -1,6 +1,6 @@
 """Every experiment at toy size: the same path on a CPU in minutes, on rendered videos.
 
-A recipe keeps what makes it that recipe (architecture, cycles, LR stages, data set, test views) and
+A arm keeps what makes it that arm (architecture, cycles, LR stages, data set, test views) and
 loses what makes it large: width, frames, crop, clips, epochs. Its results mean nothing.
 """
 
@@ -8,8 +8,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from fvcore.common.config import CfgNode
-
+from slowfast_patches.config.recipe import Recipe
 from slowfast_patches.config.scale import scaled_lengths
 from slowfast_patches.datasets.demo.synthetic import DemoSpec
 
@@ -38,45 +37,45 @@ class Toy:
     base_lr: float = 0.02
 
 
-def toy_overrides(cfg: CfgNode, reference: CfgNode, toy: Toy) -> dict[str, object]:
-    """What makes a toy of a recipe: KEY -> value.
+def toy_overrides(recipe: Recipe, reference: Recipe, toy: Toy) -> dict[str, object]:
+    """What makes a toy of a arm: KEY -> value.
 
     Batch, learning rate and lengths shrink by what shrinks those of `reference`, the baseline that
-    the recipe is compared with, so that their proportions stay.
+    the arm is compared with, so that their proportions stay.
     """
-    solver, data = cfg.SOLVER, cfg.DATA
-    clips = toy.clips / reference.TRAIN.BATCH_SIZE
-    rate = toy.base_lr / reference.SOLVER.BASE_LR
-    length = toy.iterations * toy.clips / toy.videos / reference.SOLVER.MAX_EPOCH
-    batch = max(1, round(cfg.TRAIN.BATCH_SIZE * clips))
-    frames = max(8, data.NUM_FRAMES // 2)
-    has_pools = any(blocks for stage in cfg.NONLOCAL.LOCATION for blocks in stage)
+    solver, data = recipe.solver, recipe.data
+    clips = toy.clips / reference.train.batch_size
+    rate = toy.base_lr / reference.solver.base_lr
+    length = toy.iterations * toy.clips / toy.videos / reference.solver.max_epoch
+    batch = max(1, round(recipe.train.batch_size * clips))
+    frames = max(8, data.num_frames // 2)
+    has_pools = any(blocks for stage in recipe.nonlocal_.location for blocks in stage)
     pixels = (_POOLED_CROP if has_pools else _CROP) / 224
 
     def shrunk(side: int) -> int:
         return max(_CROP, round(side * pixels))
 
     return {
-        **scaled_lengths(cfg, length),
-        "SOLVER.BASE_LR": solver.BASE_LR * rate,
-        "SOLVER.WARMUP_START_LR": solver.WARMUP_START_LR * rate,
+        **scaled_lengths(recipe, length),
+        "SOLVER.BASE_LR": solver.base_lr * rate,
+        "SOLVER.WARMUP_START_LR": solver.warmup_start_lr * rate,
         "TRAIN.BATCH_SIZE": batch,
         "TRAIN.EVAL_PERIOD": 10**6,
         "TRAIN.CHECKPOINT_PERIOD": 10**6,
         "TEST.BATCH_SIZE": 8,
-        "TEST.NUM_ENSEMBLE_VIEWS": min(2, cfg.TEST.NUM_ENSEMBLE_VIEWS),
+        "TEST.NUM_ENSEMBLE_VIEWS": min(2, recipe.test.num_ensemble_views),
         "DATA.NUM_FRAMES": frames,
         "DATA.SAMPLING_RATE": max(1, TOY_VIDEOS.frames // frames),
         "DATA.NUM_TRAIN_VIDEOS": toy.videos,
-        "DATA.TRAIN_CROP_SIZE": shrunk(data.TRAIN_CROP_SIZE),
-        "DATA.TEST_CROP_SIZE": shrunk(data.TEST_CROP_SIZE),
-        "DATA.TRAIN_JITTER_SCALES": [shrunk(side) for side in data.TRAIN_JITTER_SCALES],
+        "DATA.TRAIN_CROP_SIZE": shrunk(data.train_crop_size),
+        "DATA.TEST_CROP_SIZE": shrunk(data.test_crop_size),
+        "DATA.TRAIN_JITTER_SCALES": [shrunk(side) for side in data.train_jitter_scales],
         "RESNET.WIDTH_PER_GROUP": 8,
         "SLOWFAST.BETA_INV": 4,
         "MODEL.NUM_CLASSES": 8,
         "BN.NUM_BATCHES_PRECISE": 4,
-        "BN.GROUP_SIZE": min(batch, cfg.BN.GROUP_SIZE),
-        "MULTIGRID.BN_BASE_SIZE": min(batch, cfg.MULTIGRID.BN_BASE_SIZE),
+        "BN.GROUP_SIZE": min(batch, recipe.bn.group_size),
+        "MULTIGRID.BN_BASE_SIZE": min(batch, recipe.multigrid.bn_base_size),
         "MULTIGRID.EVAL_FREQ": 1,
         "DATA_LOADER.NUM_WORKERS": 1,
         "DATA_LOADER.PIN_MEMORY": False,

@@ -9,8 +9,8 @@ from pathlib import Path
 from typing import Any
 
 import yaml
-from fvcore.common.config import CfgNode
 
+from slowfast_patches.config.recipe import Recipe
 from slowfast_patches.config.stored import keys_of, stored_keys
 
 __all__ = ["check_same_list", "check_same_recipe"]
@@ -58,14 +58,14 @@ may, as long as the global batch and the learning rates that follow from it stay
 _ELSE = "Use another OUTPUT_DIR, or TRAIN.AUTO_RESUME False to start over"
 
 
-def check_same_recipe(checkpoint: Mapping[str, Any], cfg: CfgNode, path: Path) -> None:
+def check_same_recipe(checkpoint: Mapping[str, Any], recipe: Recipe, path: Path) -> None:
     """Raise ValueError if a checkpoint was made by another recipe, naming what differs."""
     if "cfg" not in checkpoint or "iteration" not in checkpoint:
         raise ValueError(
             f"{path} was not written by this trainer and cannot be continued; start from it with "
             "TRAIN.CHECKPOINT_FILE_PATH and another OUTPUT_DIR"
         )
-    there, here = stored_keys(yaml.safe_load(checkpoint["cfg"])), keys_of(cfg)
+    there, here = stored_keys(yaml.safe_load(checkpoint["cfg"])), keys_of(recipe)
     old, new = _effective(there), _effective(here)
     keys = [k for k in sorted(old.keys() | new.keys()) if not _may_differ(k)]
     differing = [k for k in keys if not _equal(old.get(k), new.get(k))]

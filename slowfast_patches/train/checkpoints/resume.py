@@ -9,8 +9,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from fvcore.common.config import CfgNode
-
+from slowfast_patches.config.recipe import Recipe
 from slowfast_patches.train.checkpoints.folder import NOTE, all_checkpoints, load, set_aside
 from slowfast_patches.train.checkpoints.recipe import check_same_recipe
 from slowfast_patches.utils.files import written_whole
@@ -31,18 +30,18 @@ class Found(NamedTuple):
     content: dict[str, Any]
 
 
-def continues(cfg: CfgNode) -> bool:
+def continues(recipe: Recipe) -> bool:
     """Whether a run goes on from the checkpoints in OUTPUT_DIR, if there are any.
 
     With TRAIN.AUTO_RESUME False the user starts over; what restarts the job after it has does not.
     An attempt that ended before it could, or a job requeued before it began, has not.
     """
-    if cfg.TRAIN.AUTO_RESUME:
+    if recipe.train.auto_resume:
         return True
-    return is_restart(os.environ) and _has_started_over(Path(cfg.OUTPUT_DIR), os.environ)
+    return is_restart(os.environ) and _has_started_over(Path(recipe.output_dir), os.environ)
 
 
-def start_over(cfg: CfgNode) -> None:
+def start_over(recipe: Recipe) -> None:
     """Set the checkpoints in OUTPUT_DIR aside, unless the run continues them; a note says for which
     job that was done.
 
@@ -51,9 +50,9 @@ def start_over(cfg: CfgNode) -> None:
     Raises:
         OSError: the folder cannot be written to.
     """
-    if continues(cfg):
+    if continues(recipe):
         return
-    folder = Path(cfg.OUTPUT_DIR)
+    folder = Path(recipe.output_dir)
     if kept := set_aside(folder):
         logger.warning("TRAIN.AUTO_RESUME False starts over; earlier checkpoints: %s", kept)
     with written_whole(folder / NOTE) as file:
@@ -73,7 +72,7 @@ def _has_started_over(folder: Path, environ: Mapping[str, str]) -> bool:
     return any(noted.get(name) == value for name, value in _job(environ).items())
 
 
-def find_resumable(cfg: CfgNode) -> Found | None:
+def find_resumable(recipe: Recipe) -> Found | None:
     """The newest checkpoint that is whole, if the run continues; None where it starts anew.
 
     For the main process, which holds OUTPUT_DIR. Damaged checkpoints that are newer are renamed.
@@ -82,9 +81,9 @@ def find_resumable(cfg: CfgNode) -> Found | None:
         ValueError: all checkpoints are damaged, one cannot be read, though it may be whole, or
             another recipe made them; nothing is renamed.
     """
-    if not continues(cfg):
+    if not continues(recipe):
         return None
-    paths, damaged = all_checkpoints(cfg.OUTPUT_DIR), list[tuple[Path, ValueError]]()
+    paths, damaged = all_checkpoints(recipe.output_dir), list[tuple[Path, ValueError]]()
     for path in reversed(paths):
         try:
             content = load(path)
@@ -97,7 +96,7 @@ def find_resumable(cfg: CfgNode) -> Found | None:
                 "readable, or remove it to continue from the one before, and give the same command "
                 "again"
             ) from error
-        check_same_recipe(content, cfg, path)
+        check_same_recipe(content, recipe, path)
         for torn, reason in damaged:
             _rename(torn, reason, path)
         return Found(path, content)

@@ -2,7 +2,7 @@
 
 import pytest
 
-from slowfast_patches.config import check_config, load_config
+from slowfast_patches.config import check_recipe, load_recipe
 
 CHARADES = {
     "TRAIN.DATASET": "charades",
@@ -17,7 +17,7 @@ CHARADES = {
 
 
 def check(keys: dict[str, object]) -> None:
-    check_config(load_config(None, [word for pair in keys.items() for word in pair]))
+    check_recipe(load_recipe(None, [word for pair in keys.items() for word in pair]))
 
 
 @pytest.mark.parametrize("ensemble", ["sum", "max"])

@@ -1,14 +1,14 @@
 """Which metrics a recipe has, and how people write them."""
 
-from slowfast_patches.config import load_config
+from slowfast_patches.config import load_recipe
 from slowfast_patches.config.metrics import format_metrics, metric_names, metric_title
 
 
 def test_one_label_is_judged_by_accuracy_and_several_by_map():
-    assert metric_names(load_config(None)) == ("top1", "top5")
-    assert metric_names(load_config(None, ["MODEL.NUM_CLASSES", 6])) == ("top1", "top5")
-    assert metric_names(load_config(None, ["MODEL.NUM_CLASSES", 5])) == ("top1",)
-    assert metric_names(load_config(None, ["DATA.MULTI_LABEL", True])) == ("map",)
+    assert metric_names(load_recipe(None)) == ("top1", "top5")
+    assert metric_names(load_recipe(None, ["MODEL.NUM_CLASSES", 6])) == ("top1", "top5")
+    assert metric_names(load_recipe(None, ["MODEL.NUM_CLASSES", 5])) == ("top1",)
+    assert metric_names(load_recipe(None, ["DATA.MULTI_LABEL", True])) == ("map",)
 
 
 def test_metrics_are_written_as_in_papers():

@@ -10,12 +10,12 @@ from itertools import takewhile
 from pathlib import Path
 
 import pytest
-from fvcore.common.config import CfgNode
 
 from multigrid import Schedule, Shape
-from slowfast_patches.config import check_config, load_config
+from slowfast_patches.config import check_recipe, load_recipe
+from slowfast_patches.config.recipe import Recipe
 from slowfast_patches.config.scale import scale_to_processes
-from slowfast_patches.config.schedule import schedule_from_config
+from slowfast_patches.config.schedule import schedule_of
 from slowfast_patches.models.build import build_on_meta
 from slowfast_patches.models.flops import check_shapes, flops_per_clip
 from slowfast_patches.plan.plan import MIN_PHASE_ITERATIONS
@@ -40,12 +40,12 @@ ABLATIONS = [f"{SLOWFAST}_MULTIGRID_{name}" for name in ("LONG1", "LONG2", "LONG
 ABLATIONS += [f"{SLOWFAST}_MULTIGRID_{name}" for name in ("SHORT1", "SHORT2")]
 
 
-def load(name: str, *overrides: object) -> CfgNode:
-    return load_config(CONFIGS / f"{name.removesuffix('.yaml')}.yaml", overrides)
+def load(name: str, *overrides: object) -> Recipe:
+    return load_recipe(CONFIGS / f"{name.removesuffix('.yaml')}.yaml", overrides)
 
 
-def schedule_of(cfg: CfgNode) -> Schedule:
-    return schedule_from_config(cfg, cfg.DATA.NUM_TRAIN_VIDEOS)
+def paper_schedule(cfg: Recipe) -> Schedule:
+    return schedule_of(cfg, cfg.data.num_train_videos)
 
 
 @cache
@@ -53,9 +53,9 @@ def schedule(name: str) -> Schedule:
     return schedule_of(load(name))
 
 
-def flat(node: CfgNode, prefix: str = "") -> Iterator[tuple[str, object]]:
+def flat(node: Recipe, prefix: str = "") -> Iterator[tuple[str, object]]:
     for key, value in node.items():
-        if isinstance(value, CfgNode):
+        if isinstance(value, Recipe):
             yield from flat(value, f"{prefix}{key}.")
         else:
             yield f"{prefix}{key}", value
@@ -80,12 +80,12 @@ def test_all_recipes_are_here():
 @pytest.mark.parametrize("name", ALL)
 def test_a_recipe_loads_and_passes_the_check_without_a_warning(name, caplog):
     cfg = load(name)
-    check_config(cfg, max(1, cfg.NUM_GPUS))
+    check_recipe(cfg, max(1, cfg.num_gpus))
     assert not caplog.records
     if name in PAPER:
         assert schedule(name).iterations >= (500 if TSM_1536 in name else 5000)
         folder, stem = name.removesuffix(".yaml").split("/")
-        assert f"runs/{folder.lower()}/{stem}" == cfg.OUTPUT_DIR
+        assert f"runs/{folder.lower()}/{stem}" == cfg.output_dir
 
 
 @pytest.mark.parametrize("name", PAPER)
@@ -100,7 +100,7 @@ def test_the_header_has_the_command_with_keys_that_exist_and_what_was_published(
     assert (script, option, path) == ("tools/run_net.py", "--cfg", f"configs/{name}")
     given = dict(zip(pairs[::2], pairs[1::2], strict=True))
     assert ("TRAIN.CHECKPOINT_FILE_PATH" in given) == starts_from_weights(name)
-    assert load(name, *pairs).DATA.PATH_TO_DATA_DIR.startswith("/data/")
+    assert load(name, *pairs).data.path_to_data_dir.startswith("/data/")
 
 
 def starts_from_weights(name: str) -> bool:
@@ -111,19 +111,19 @@ def starts_from_weights(name: str) -> bool:
 def test_multigrid_is_two_lines_more_than_its_baseline(name):
     both = {"MULTIGRID.LONG_CYCLE": True, "MULTIGRID.SHORT_CYCLE": True}
     assert changes(f"{name}_MULTIGRID", name) == both
-    assert load(f"{name}_MULTIGRID").MULTIGRID.EPOCH_FACTOR == 1.5
+    assert load(f"{name}_MULTIGRID").multigrid.epoch_factor == 1.5
 
 
 def test_every_model_takes_every_shape_of_its_recipes():
     """Each model is built once; a shape's clips do not matter to it."""
-    models = dict[str, tuple[CfgNode, set[Shape]]]()
+    models = dict[str, tuple[Recipe, set[Shape]]]()
     for name in PAPER:
         cfg = load(name)
-        layers = {k: v for k, v in cfg.RESNET.items() if k != "ZERO_INIT_FINAL_BN"}
-        built = (cfg.MODEL.ARCH, layers, cfg.NONLOCAL, cfg.SLOWFAST)
+        layers = {k: v for k, v in cfg.resnet.items() if k != "ZERO_INIT_FINAL_BN"}
+        built = (cfg.model.arch, layers, cfg.nonlocal_, cfg.slowfast)
         _, shapes = models.setdefault(repr(built), (cfg, set()))
         shapes |= {Shape(1, shape.frames, shape.crop) for shape in schedule(name).shapes}
-    sizes = {cfg.MODEL.ARCH: shapes for cfg, shapes in models.values()}
+    sizes = {cfg.model.arch: shapes for cfg, shapes in models.values()}
     # I3D-NL comes last: of 16 × 224², T, T/2, T/4 and H, H/√2, H/2, but never T/4 and H.
     every = {Shape(1, frames, crop) for frames in (4, 8, 16) for crop in (112, 158, 224)}
     assert sizes["i3d"] == every - {Shape(1, 4, 224)}
@@ -176,7 +176,7 @@ def test_tsm_is_given_in_epochs():
     assert starts == pytest.approx([0, 40, 80], abs=0.001)
     rates = [run.at(phase.start).lr for phase in run.phases]
     assert rates == pytest.approx([0.01, 0.001, 0.0001])
-    assert load(TSM).SOLVER.CLIP_GRAD_L2NORM == 20  # their script's
+    assert load(TSM).solver.clip_grad_l2norm == 20  # their script's
 
 
 def test_tsm_on_1536_gpus_is_the_published_mini_batch_of_the_same_training():
@@ -184,7 +184,7 @@ def test_tsm_on_1536_gpus_is_the_published_mini_batch_of_the_same_training():
     test_reference_batch.py."""
     run, cfg = schedule(TSM_1536), load(TSM_1536)
     assert (run.base.batch, run.base.batch * run.base.frames) == (12_288, 98_304)
-    assert cfg.NUM_GPUS * cfg.NUM_SHARDS == 1536
+    assert cfg.num_gpus * cfg.num_shards == 1536
     assert run.iterations == pytest.approx(schedule(TSM).iterations / 192, abs=1)
     solver = {"REFERENCE_BATCH_SIZE", "WARMUP_EPOCHS", "WARMUP_START_LR", "ZERO_WD_1D_PARAM"}
     assert changes(TSM_1536, TSM).keys() - {f"SOLVER.{key}" for key in solver} == {
@@ -207,13 +207,13 @@ def test_the_deviation_of_the_warm_up_has_the_size_that_is_written_down():
     """The later releases: 34.143 epochs of 239,933 clips, 682.67 an iteration, from 0.00025 to
     0.8, and 0.8 for the rest of the phase: (12.0 · 0.40 + 13.7 · 0.8) / 25.7 = 0.613."""
     run, cfg = schedule(f"{SLOWFAST}_MULTIGRID"), load(SLOWFAST)
-    first, warm_up = run.phases[0], cfg.SOLVER.WARMUP_EPOCHS
+    first, warm_up = run.phases[0], cfg.solver.warmup_epochs
     second = run.phases[1]
     end = next(i for i in range(first.stop, run.iterations) if second.baseline_epoch(i) >= warm_up)
     assert (end, round(1 + (end - first.stop) / second.iterations, 2)) == (37_355, 1.45)
     rates = [step.lr for step in run.steps(0, first.stop)]
     assert sum(rates) / len(rates) == pytest.approx(0.276, abs=5e-4)
-    assert max(rates) == rates[-1] == pytest.approx(5.5 * cfg.SOLVER.BASE_LR, rel=2e-3)
+    assert max(rates) == rates[-1] == pytest.approx(5.5 * cfg.solver.base_lr, rel=2e-3)
     theirs = warm_up * run.num_videos / (64 * 32 / 3)
     assert theirs == pytest.approx(12_000, abs=1)
     above = theirs * 0.40 + (first.iterations - theirs) * 0.8
@@ -238,7 +238,7 @@ FACTORS = {
 def test_the_iteration_factors_to_three_digits(name):
     found = []
     for epochs in (1.0, 1.5, 2.0):
-        run = schedule_of(load(f"{name}_MULTIGRID", "MULTIGRID.EPOCH_FACTOR", epochs))
+        run = paper_schedule(load(f"{name}_MULTIGRID", "MULTIGRID.EPOCH_FACTOR", epochs))
         found.append(round(run.baseline_iterations / run.iterations, 3))
     assert tuple(found) == FACTORS[name]
 
@@ -246,7 +246,7 @@ def test_the_iteration_factors_to_three_digits(name):
 @pytest.mark.parametrize("name", [SLOWFAST, I3DS[0], ONE_GPU, SSV2, CHARADES])
 @pytest.mark.parametrize("epochs", [0.25, 3.0])
 def test_the_ends_of_figure_1_have_phases_long_enough(name, epochs):
-    run = schedule_of(load(f"{name}_MULTIGRID", "MULTIGRID.EPOCH_FACTOR", epochs))
+    run = paper_schedule(load(f"{name}_MULTIGRID", "MULTIGRID.EPOCH_FACTOR", epochs))
     assert run.clips / run.num_videos == pytest.approx(epochs * schedule(name).epochs, rel=1e-3)
     assert min(phase.iterations for phase in run.phases) >= MIN_PHASE_ITERATIONS
 
@@ -280,9 +280,9 @@ def test_a_small_shape_baseline_is_a_shape_of_the_long_cycle(number, clips, iter
     run = schedule(f"{SLOWFAST}_SMALL{number}")
     assert run.base == schedule(f"{SLOWFAST}_MULTIGRID").phases[number - 1].base_shape
     assert (run.base.batch, run.iterations) == (64 * clips, iterations * 1000)
-    assert cfg.DATA.NUM_FRAMES * cfg.DATA.SAMPLING_RATE == 64  # of the video, as the baseline
+    assert cfg.data.num_frames * cfg.data.sampling_rate == 64  # of the video, as the baseline
     rates = ("BASE_LR", "WARMUP_START_LR")
-    ratios = [cfg.SOLVER[key] / base.SOLVER[key] for key in rates]
+    ratios = [cfg.solver[key] / base.solver[key] for key in rates]
     assert ratios == pytest.approx([clips, clips])
     allowed = {"TRAIN.BATCH_SIZE", *(f"SOLVER.{key}" for key in rates), "DATA.CROP_SIZE"}
     allowed |= {f"DATA.{key}" for key in ("NUM_FRAMES", "SAMPLING_RATE", "TRAIN_CROP_SIZE")}
@@ -295,7 +295,7 @@ def test_a_small_shape_baseline_is_a_shape_of_the_long_cycle(number, clips, iter
 @pytest.mark.parametrize(("number", "clips"), [(1, 64), (2, 32), (3, 16)])
 def test_the_deviation_of_bn_in_small_shape_baselines(number, clips):
     cfg = load(f"{SLOWFAST}_SMALL{number}")
-    assert (0, clips) == (cfg.BN.GROUP_SIZE, cfg.TRAIN.BATCH_SIZE // cfg.NUM_GPUS)
+    assert (0, clips) == (cfg.bn.group_size, cfg.train.batch_size // cfg.num_gpus)
 
 
 # Tables 2 to 6.
@@ -322,37 +322,37 @@ def test_a_row_differs_in_what_its_table_says(name, base, delta):
 
 def test_the_320_model_is_tested_on_the_centre_320_of_a_short_side_of_352():
     cfg = load(f"{SLOWFAST}_320")
-    assert (cfg.TEST.NUM_ENSEMBLE_VIEWS, cfg.TEST.NUM_SPATIAL_CROPS) == (10, 1)
-    assert cfg.DATA.TEST_CROP_SIZE == cfg.DATA.TRAIN_CROP_SIZE == 320
-    assert cfg.DATA.TRAIN_JITTER_SCALES[0] == 352  # what one crop is tested on
+    assert (cfg.test.num_ensemble_views, cfg.test.num_spatial_crops) == (10, 1)
+    assert cfg.data.test_crop_size == cfg.data.train_crop_size == 320
+    assert cfg.data.train_jitter_scales[0] == 352  # what one crop is tested on
 
 
 def test_one_gpu_trains_without_random_scaling_and_without_dropout():
     cfg = load(ONE_GPU)
-    assert (cfg.NUM_GPUS, cfg.TRAIN.BATCH_SIZE) == (1, 8)
-    assert cfg.DATA.TRAIN_JITTER_SCALES == [256, 256]
-    assert cfg.MODEL.DROPOUT_RATE == 0
-    assert (cfg.DATA.NUM_FRAMES, cfg.DATA.SAMPLING_RATE) == (8, 8)
+    assert (cfg.num_gpus, cfg.train.batch_size) == (1, 8)
+    assert cfg.data.train_jitter_scales == [256, 256]
+    assert cfg.model.dropout_rate == 0
+    assert (cfg.data.num_frames, cfg.data.sampling_rate) == (8, 8)
 
 
 def test_what_is_special_to_something_something_and_charades():
     ssv2, charades = load(SSV2), load(CHARADES)
-    assert not ssv2.DATA.REVERSE_INPUT_CHANNEL
-    assert charades.DATA.REVERSE_INPUT_CHANNEL
-    assert charades.DATA.TEST_CROP_SIZE == 256
+    assert not ssv2.data.reverse_input_channel
+    assert charades.data.reverse_input_channel
+    assert charades.data.test_crop_size == 256
     for cfg in (ssv2, charades):
-        assert cfg.DATA.INV_UNIFORM_SAMPLE
-        assert cfg.BN.GROUP_SIZE == 8
-        assert (cfg.DATA.NUM_FRAMES, cfg.DATA.SAMPLING_RATE, cfg.SLOWFAST.ALPHA) == (64, 2, 4)
-    assert (ssv2.TRAIN.DATASET, ssv2.TEST.DATASET, ssv2.MODEL.NUM_CLASSES) == ("ssv2", "ssv2", 174)
-    assert ssv2.DATA.TRAIN_JITTER_SCALES == [256, 320]
-    assert not ssv2.DATA.RANDOM_FLIP
-    assert (ssv2.TEST.NUM_ENSEMBLE_VIEWS, ssv2.TEST.NUM_SPATIAL_CROPS) == (1, 1)
-    assert ssv2.SOLVER.WEIGHT_DECAY == 1e-6
-    assert charades.TRAIN.DATASET == charades.TEST.DATASET == "charades"
-    assert (charades.MODEL.NUM_CLASSES, charades.DATA.MULTI_LABEL) == (157, True)
-    assert (charades.TEST.NUM_ENSEMBLE_VIEWS, charades.TEST.NUM_SPATIAL_CROPS) == (10, 3)
-    assert charades.DATA.ENSEMBLE_METHOD == "max"
+        assert cfg.data.inv_uniform_sample
+        assert cfg.bn.group_size == 8
+        assert (cfg.data.num_frames, cfg.data.sampling_rate, cfg.slowfast.alpha) == (64, 2, 4)
+    assert (ssv2.train.dataset, ssv2.test.dataset, ssv2.model.num_classes) == ("ssv2", "ssv2", 174)
+    assert ssv2.data.train_jitter_scales == [256, 320]
+    assert not ssv2.data.random_flip
+    assert (ssv2.test.num_ensemble_views, ssv2.test.num_spatial_crops) == (1, 1)
+    assert ssv2.solver.weight_decay == 1e-6
+    assert charades.train.dataset == charades.test.dataset == "charades"
+    assert (charades.model.num_classes, charades.data.multi_label) == (157, True)
+    assert (charades.test.num_ensemble_views, charades.test.num_spatial_crops) == (10, 3)
+    assert charades.data.ensemble_method == "max"
 
 
 # Fewer GPUs, as the headers say.
@@ -363,9 +363,9 @@ def test_what_is_special_to_something_something_and_charades():
 def test_a_recipe_scales_to_two_gpus(name, suffix):
     asked = ("NUM_GPUS", 2, "SOLVER.REFERENCE_WORLD_SIZE", 8)
     recipe, cfg = load(name + suffix), scale_to_processes(load(name + suffix, *asked), 2)
-    check_config(cfg, 2)
-    assert 4 * cfg.TRAIN.BATCH_SIZE == recipe.TRAIN.BATCH_SIZE
-    before, after = schedule(name + suffix), schedule_of(cfg)
+    check_recipe(cfg, 2)
+    assert 4 * cfg.train.batch_size == recipe.train.batch_size
+    before, after = schedule(name + suffix), paper_schedule(cfg)
     assert after.iterations == pytest.approx(4 * before.iterations, rel=1e-3)
     rates = [[run.at(phase.start).lr for phase in run.phases] for run in (before, after)]
     assert [4 * rate for rate in rates[1]] == pytest.approx(rates[0], rel=1e-3)

@@ -7,9 +7,9 @@ from collections.abc import Callable
 from pathlib import Path
 
 import pytest
-from fvcore.common.config import CfgNode
 
-from slowfast_patches.config import load_config
+from slowfast_patches.config import load_recipe
+from slowfast_patches.config.recipe import Recipe
 from slowfast_patches.config.scale import scale_to_processes, scaled_lengths
 from slowfast_patches.launch.launch import for_processes
 from slowfast_patches.study.compare import make_recipes
@@ -25,17 +25,17 @@ RECIPE += ["SOLVER.MAX_EPOCH", 30, "SOLVER.STEPS", [0, 10.5, 20], "SOLVER.WARMUP
 ON = ["SOLVER.REFERENCE_WORLD_SIZE", 8]
 
 
-def config(*overrides: object) -> CfgNode:
-    return load_config(None, [*RECIPE, *overrides])
+def config(*overrides: object) -> Recipe:
+    return load_recipe(None, [*RECIPE, *overrides])
 
 
-def changes(before: CfgNode, after: CfgNode) -> dict[str, object]:
+def changes(before: Recipe, after: Recipe) -> dict[str, object]:
     """Key to new value, of the sections that training reads."""
     return {
-        f"{section}.{key}": after[section][key]
+        f"{section}.{key}": after[f"{section}.{key}"]
         for section in ("TRAIN", "TEST", "SOLVER", "DATA", "MULTIGRID", "BN")
         for key, value in before[section].items()
-        if after[section][key] != value
+        if after[f"{section}.{key}"] != value
     }
 
 
@@ -54,11 +54,11 @@ def test_all_lengths_scale_together():
 
 def test_scaled_lengths_are_overrides_and_the_recipe_stays():
     cfg = config()
-    before = cfg.dump()
+    before = cfg.text
     pairs = scaled_lengths(cfg, 2)
-    longer = load_config(None, [*RECIPE, *(x for pair in pairs.items() for x in pair)])
+    longer = load_recipe(None, [*RECIPE, *(x for pair in pairs.items() for x in pair)])
     assert changes(cfg, longer) == pairs
-    assert cfg.dump() == before
+    assert cfg.text == before
 
 
 # Processes.
@@ -97,8 +97,8 @@ def test_fewer_gpus_by_hand():
 
 def test_three_gpus_of_which_the_batch_is_no_divisor():
     scaled = scale_to_processes(config(*ON), 3)
-    assert (scaled.TRAIN.BATCH_SIZE, scaled.TEST.BATCH_SIZE) == (24, 12)
-    assert math.isclose(scaled.SOLVER.BASE_LR, 0.3)
+    assert (scaled.train.batch_size, scaled.test.batch_size) == (24, 12)
+    assert math.isclose(scaled.solver.base_lr, 0.3)
 
 
 @pytest.mark.parametrize(
@@ -108,14 +108,14 @@ def test_three_gpus_of_which_the_batch_is_no_divisor():
 def test_on_several_machines_the_batch_is_of_one(machines, processes, of_a_machine, rate):
     """Every process keeps 8 clips, whatever the machines; the rate follows the 8 · n in all."""
     scaled = scale_to_processes(config(*ON, "NUM_SHARDS", machines), processes)
-    found = (scaled.TRAIN.BATCH_SIZE, scaled.SOLVER.BASE_LR)
+    found = (scaled.train.batch_size, scaled.solver.base_lr)
     assert found == pytest.approx((of_a_machine, rate))
-    assert scaled.TRAIN.BATCH_SIZE * machines == 8 * processes
+    assert scaled.train.batch_size * machines == 8 * processes
     assert scale_to_processes(scaled, processes) is scaled
 
 
 def test_a_test_batch_smaller_than_the_gpus_is_one_clip_each():
-    assert scale_to_processes(config(*ON, "TEST.BATCH_SIZE", 4), 2).TEST.BATCH_SIZE == 2
+    assert scale_to_processes(config(*ON, "TEST.BATCH_SIZE", 4), 2).test.batch_size == 2
 
 
 def test_the_log_says_what_was_scaled_from_what_to_what(caplog):
@@ -152,14 +152,14 @@ def test_what_cannot_be_scaled_is_refused(keys, processes, message):
 
 
 def test_the_cpu_is_one_process_and_torchrun_has_the_last_word(monkeypatch):
-    assert for_processes(config(*ON, "NUM_GPUS", 0)).TRAIN.BATCH_SIZE == 8
-    assert for_processes(config(*ON, "NUM_GPUS", 4, "NUM_SHARDS", 2)).TRAIN.BATCH_SIZE == 32
+    assert for_processes(config(*ON, "NUM_GPUS", 0)).train.batch_size == 8
+    assert for_processes(config(*ON, "NUM_GPUS", 4, "NUM_SHARDS", 2)).train.batch_size == 32
     environment = {"TORCHELASTIC_RUN_ID": "x", "WORLD_SIZE": "6", "GROUP_WORLD_SIZE": "2"}
     for name, value in (environment | {"RANK": "4"}).items():
         monkeypatch.setenv(name, value)
     scaled = for_processes(config(*ON, "NUM_GPUS", 3))
-    assert (scaled.NUM_SHARDS, scaled.TRAIN.BATCH_SIZE) == (2, 24)
-    assert math.isclose(scaled.SOLVER.BASE_LR, 0.6)
+    assert (scaled.num_shards, scaled.train.batch_size) == (2, 24)
+    assert math.isclose(scaled.solver.base_lr, 0.6)
 
 
 class Stopped(BaseException):
@@ -175,7 +175,7 @@ def test_run_plan_and_compare_scale_alike_and_the_log_says_so(
     capsys: pytest.CaptureFixture[str],
 ):
     """The tiny recipe's 4 clips at 0.01 for two GPUs are 2 at 0.005 on the CPU."""
-    trained = list[CfgNode]()
+    trained = list[Recipe]()
 
     def stop(trainer: Trainer) -> None:
         trained.append(trainer.cfg)
@@ -190,12 +190,12 @@ def test_run_plan_and_compare_scale_alike_and_the_log_says_so(
     assert folder.log.count("TRAIN.BATCH_SIZE 4 → 2\n") == 1
     assert "SOLVER.BASE_LR 0.01 → 0.005\n" in folder.log
     plan = json.loads((tmp_path / "plan.json").read_text())
-    assert plan["global_batch"] == trained[0].TRAIN.BATCH_SIZE == 2
+    assert plan["global_batch"] == trained[0].train.batch_size == 2
 
     overrides = [*map(str, (*keys, "DATA.PATH_TO_DATA_DIR", tiny_recipe.parent))]
     (tmp_path / "again.yaml").write_text(f"_BASE_: {tiny_recipe}")
     recipe, _ = make_recipes([tiny_recipe, tmp_path / "again.yaml"], overrides)
-    assert recipe.cfg.SOLVER == trained[0].SOLVER
+    assert recipe.cfg.solver == trained[0].solver
     assert recipe.iterations == plan["iterations"]
     capsys.readouterr()
     assert plan_tool().main(["--cfg", str(tiny_recipe), "--json", *overrides]) == 0

@@ -3,17 +3,14 @@
 import math
 
 import pytest
-from fvcore.common.config import CfgNode
 
 from multigrid import CosineRate, Schedule, Shape, SteppedRate
-from slowfast_patches.config import check_config, load_config
+from slowfast_patches.config import check_recipe, load_recipe
+from slowfast_patches.config.recipe import Recipe
 from slowfast_patches.config.schedule import (
-    base_shape,
-    config_at,
-    groups_batchnorm,
-    learning_rate_from_config,
-    schedule_from_config,
-    uses_multigrid,
+    learning_rate_of,
+    recipe_at,
+    schedule_of,
 )
 
 RECIPE = ["TRAIN.BATCH_SIZE", 8, "DATA.NUM_FRAMES", 16, "DATA.TRAIN_CROP_SIZE", 64]
@@ -23,66 +20,64 @@ RECIPE += ["SOLVER.LR_POLICY", "steps_with_relative_lrs", "NUM_GPUS", 0]
 BOTH = ["MULTIGRID.LONG_CYCLE", True, "MULTIGRID.SHORT_CYCLE", True]
 
 
-def config(*overrides: object) -> CfgNode:
-    return load_config(None, [*RECIPE, *overrides])
+def config(*overrides: object) -> Recipe:
+    return load_recipe(None, [*RECIPE, *overrides])
 
 
 def schedule(*overrides: object, videos: int = 800) -> Schedule:
-    return schedule_from_config(config(*overrides), videos)
+    return schedule_of(config(*overrides), videos)
 
 
 # Learning rates.
 
 
 def test_steps_and_relative_rates():
-    policy = learning_rate_from_config(config())
+    policy = learning_rate_of(config())
     assert isinstance(policy, SteppedRate)
     assert policy.ends == (4.0, 8.0, 10.0)
     assert policy.rates == pytest.approx((0.5, 0.05, 0.005))
 
 
 def test_powers_of_gamma_where_no_rates_are_given():
-    policy = learning_rate_from_config(config("SOLVER.LRS", [], "SOLVER.GAMMA", 0.5))
+    policy = learning_rate_of(config("SOLVER.LRS", [], "SOLVER.GAMMA", 0.5))
     assert policy.rates == (0.5, 0.25, 0.125)
 
 
 def test_the_users_rates_win_over_gamma():
     rates = ["SOLVER.LRS", [1, 0.3, 0.2], "SOLVER.GAMMA", 0.5]
-    assert learning_rate_from_config(config(*rates)).rates == pytest.approx((0.5, 0.15, 0.1))
+    assert learning_rate_of(config(*rates)).rates == pytest.approx((0.5, 0.15, 0.1))
 
 
 def test_no_steps_are_one_stage():
-    policy = learning_rate_from_config(config("SOLVER.STEPS", [], "SOLVER.LRS", []))
+    policy = learning_rate_of(config("SOLVER.STEPS", [], "SOLVER.LRS", []))
     assert (policy.ends, policy.rates) == ((10.0,), (0.5,))
 
 
 def test_warm_up_in_fractions_of_an_epoch():
     warm = ["SOLVER.WARMUP_EPOCHS", 0.5, "SOLVER.WARMUP_START_LR", 0.1]
-    policy = learning_rate_from_config(config(*warm))
+    policy = learning_rate_of(config(*warm))
     assert [policy.at(epoch) for epoch in (0, 0.25, 0.5, 1)] == pytest.approx([0.1, 0.3, 0.5, 0.5])
 
 
 def test_cosine_from_the_base_rate_to_its_end():
-    policy = learning_rate_from_config(
-        config("SOLVER.LR_POLICY", "cosine", "SOLVER.COSINE_END_LR", 0.1)
-    )
+    policy = learning_rate_of(config("SOLVER.LR_POLICY", "cosine", "SOLVER.COSINE_END_LR", 0.1))
     assert isinstance(policy, CosineRate)
     assert [policy.at(epoch) for epoch in (0, 5, 10)] == pytest.approx([0.5, 0.3, 0.1])
 
 
 def test_an_unknown_policy_names_those_there_are():
     with pytest.raises(ValueError, match="'exp' is not known; use 'steps_with_relative_lrs'"):
-        learning_rate_from_config(config("SOLVER.LR_POLICY", "exp"))
+        learning_rate_of(config("SOLVER.LR_POLICY", "exp"))
 
 
 @pytest.mark.parametrize("policy", ["steps_with_relative_lrs", "cosine"])
 def test_rates_scale_with_machines_only_where_the_recipe_asks(policy):
     rates = ["SOLVER.LR_POLICY", policy, "SOLVER.COSINE_END_LR", 0.01]
     rates += ["SOLVER.WARMUP_EPOCHS", 1.0, "SOLVER.WARMUP_START_LR", 0.02]
-    one = learning_rate_from_config(config(*rates))
-    four = learning_rate_from_config(config(*rates, "NUM_SHARDS", 4))
+    one = learning_rate_of(config(*rates))
+    four = learning_rate_of(config(*rates, "NUM_SHARDS", 4))
     scaled = ["NUM_SHARDS", 4, "SOLVER.BASE_LR_SCALE_NUM_SHARDS", True]
-    asked = learning_rate_from_config(config(*rates, *scaled))
+    asked = learning_rate_of(config(*rates, *scaled))
     for epoch in (0, 0.5, 1, 5, 9.9):
         assert four.at(epoch) == one.at(epoch)
         assert asked.at(epoch) == pytest.approx(4 * one.at(epoch))
@@ -94,7 +89,7 @@ def test_rates_scale_with_machines_only_where_the_recipe_asks(policy):
 def test_off_is_the_baseline_whatever_the_multigrid_keys_say():
     keys = ["MULTIGRID.EPOCH_FACTOR", 3.0, "MULTIGRID.BN_BASE_SIZE", 5]
     keys += ["MULTIGRID.SIZE_DIVISOR", 48]
-    assert not uses_multigrid(config(*keys))
+    assert not config(*keys).uses_multigrid
     off = schedule(*keys)
     assert off.shapes == (Shape(8, 16, 64),)
     assert off.iterations == off.baseline_iterations == 1000  # 10 epochs of 800 / 8
@@ -105,7 +100,7 @@ def test_off_is_the_baseline_whatever_the_multigrid_keys_say():
 
 def test_both_cycles_have_the_papers_shapes_and_groups():
     both = schedule(*BOTH)
-    assert uses_multigrid(config(*BOTH))
+    assert config(*BOTH).uses_multigrid
     assert [phase.base_shape for phase in both.phases[:4]] == [
         Shape(64, 4, 45),
         Shape(32, 8, 45),
@@ -143,11 +138,11 @@ def test_a_divisor_rounds_the_crops_of_coarser_grids():
     assert sized.phases[0].base_shape == Shape(64, 4, 48)
     assert sized.phases[0].bn_sizes == (16, 8, 8)
     assert sized.phases[3].shapes == (Shape(32, 16, 32), Shape(16, 16, 48), Shape(8, 16, 64))
-    assert config_at(config(*BOTH), sized, 0).DATA.TRAIN_CROP_SIZE == 48
+    assert recipe_at(config(*BOTH), sized, 0).data.train_crop_size == 48
 
 
 def test_the_batch_is_that_of_all_machines():
-    assert base_shape(config("NUM_SHARDS", 3)) == Shape(24, 16, 64)
+    assert config("NUM_SHARDS", 3).base_shape == Shape(24, 16, 64)
     assert schedule("NUM_SHARDS", 2).baseline_iterations == 500
 
 
@@ -161,47 +156,47 @@ def test_cosine_trains_with_both_cycles():
 
 def test_the_config_at_an_iteration_is_that_of_the_long_cycles_shape():
     cfg = config(*BOTH, "NUM_SHARDS", 2, "SOLVER.WARMUP_START_LR", 0.02)
-    before, run = cfg.dump(), schedule_from_config(cfg, 1600)
+    before, run = cfg.text, schedule_of(cfg, 1600)
     found = []
     for phase in run.phases[:4]:
         for iteration in (phase.start, phase.start + 1, phase.stop - 1):
-            at = config_at(cfg, run, iteration)
-            found.append((at.TRAIN.BATCH_SIZE, at.DATA.NUM_FRAMES, at.DATA.TRAIN_CROP_SIZE))
+            at = recipe_at(cfg, run, iteration)
+            found.append((at.train.batch_size, at.data.num_frames, at.data.train_crop_size))
             assert at.is_frozen()
             # The long cycle alone scales rates, linearly: 8, 4, 2, 1.
-            factor = at.TRAIN.BATCH_SIZE / 8
-            assert math.isclose(at.SOLVER.BASE_LR, 0.5 * factor)
-            assert math.isclose(at.SOLVER.WARMUP_START_LR, 0.02 * factor)
-            assert 2 * factor == at.BN.NUM_SPLITS  # groups of 8 clips in 16 · factor
+            factor = at.train.batch_size / 8
+            assert math.isclose(at.solver.base_lr, 0.5 * factor)
+            assert math.isclose(at.solver.warmup_start_lr, 0.02 * factor)
+            assert 2 * factor == at.bn.num_splits  # groups of 8 clips in 16 · factor
     by_phase = [(64, 4, 45), (32, 8, 45), (16, 8, 64), (8, 16, 64)]
     assert found == [shape for shape in by_phase for _ in range(3)]
-    assert cfg.dump() == before
+    assert cfg.text == before
 
 
 def test_the_rate_at_the_start_of_a_phase_is_what_the_config_there_says():
     cfg = config(*BOTH)
-    run = schedule_from_config(cfg, 800)
+    run = schedule_of(cfg, 800)
     for phase in run.phases[:4]:
-        assert math.isclose(config_at(cfg, run, phase.start).SOLVER.BASE_LR, run.at(phase.start).lr)
+        assert math.isclose(recipe_at(cfg, run, phase.start).solver.base_lr, run.at(phase.start).lr)
 
 
 def test_off_is_unchanged_the_config_at_any_iteration_is_the_config():
     cfg = config()
-    run = schedule_from_config(cfg, 800)
-    assert config_at(cfg, run, 0) == config_at(cfg, run, run.iterations - 1) == cfg
+    run = schedule_of(cfg, 800)
+    assert recipe_at(cfg, run, 0) == recipe_at(cfg, run, run.iterations - 1) == cfg
 
 
 def test_an_iteration_outside_the_schedule_is_refused():
     cfg = config()
-    run = schedule_from_config(cfg, 800)
+    run = schedule_of(cfg, 800)
     with pytest.raises(IndexError):
-        config_at(cfg, run, run.iterations)
+        recipe_at(cfg, run, run.iterations)
 
 
 def test_a_divisor_of_crops_without_a_cycle_says_that_it_does_nothing(caplog):
-    check_config(config(*BOTH, "MULTIGRID.SIZE_DIVISOR", 16, "SLOWFAST.ALPHA", 4))
+    check_recipe(config(*BOTH, "MULTIGRID.SIZE_DIVISOR", 16, "SLOWFAST.ALPHA", 4))
     assert not caplog.text
-    check_config(config("MULTIGRID.SIZE_DIVISOR", 16, "SLOWFAST.ALPHA", 4))
+    check_recipe(config("MULTIGRID.SIZE_DIVISOR", 16, "SLOWFAST.ALPHA", 4))
     assert "MULTIGRID.SIZE_DIVISOR 16 has no effect without a cycle" in caplog.text
 
 
@@ -210,18 +205,18 @@ def test_a_divisor_of_crops_without_a_cycle_says_that_it_does_nothing(caplog):
 
 def test_bn_of_a_baseline_is_left_to_each_process_unless_the_recipe_says_how_many_clips():
     assert {size for phase in schedule().phases for size in phase.bn_sizes} == {None}
-    assert not groups_batchnorm(config())
+    assert not config().groups_batchnorm
     grouped = config("BN.GROUP_SIZE", 4)
-    run = schedule_from_config(grouped, 800)
-    assert groups_batchnorm(grouped)
+    run = schedule_of(grouped, 800)
+    assert grouped.groups_batchnorm
     assert {size for phase in run.phases for size in phase.bn_sizes} == {4}
     with pytest.raises(ValueError, match="BN groups of 3"):
-        schedule_from_config(config("BN.GROUP_SIZE", 3), 800)
+        schedule_of(config("BN.GROUP_SIZE", 3), 800)
 
 
 def test_with_a_cycle_the_cycles_own_bn_size_holds(caplog):
     cfg = config(*BOTH, "BN.GROUP_SIZE", 4, "SLOWFAST.ALPHA", 4)
-    check_config(cfg)
+    check_recipe(cfg)
     assert "BN.GROUP_SIZE 4 has no effect with a cycle" in caplog.text
-    fine_tuning = schedule_from_config(cfg, 800).phases[-1]
+    fine_tuning = schedule_of(cfg, 800).phases[-1]
     assert fine_tuning.bn_sizes[-1] == 8

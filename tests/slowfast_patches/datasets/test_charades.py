@@ -8,11 +8,11 @@ import cv2
 import numpy as np
 import pytest
 import torch
-from fvcore.common.config import CfgNode
 from torch.utils.data import DataLoader
 
 from multigrid import ClipRequest, Shape, collate
-from slowfast_patches.config import load_config
+from slowfast_patches.config import load_recipe
+from slowfast_patches.config.recipe import Recipe
 from slowfast_patches.datasets.charades import Charades
 from slowfast_patches.datasets.demo.forms import write_charades_form
 from slowfast_patches.datasets.lists.frame_list import HEADER
@@ -43,12 +43,12 @@ def made(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return folder
 
 
-def config(folder: Path, *overrides: object) -> CfgNode:
+def config(folder: Path, *overrides: object) -> Recipe:
     data = ["TRAIN.DATASET", "charades", "TEST.DATASET", "charades", "DATA.MULTI_LABEL", True]
     data += ["DATA.PATH_TO_DATA_DIR", str(folder), "DATA.NUM_FRAMES", 8, "NUM_GPUS", 0]
     data += ["DATA.TRAIN_CROP_SIZE", 32, "DATA.TEST_CROP_SIZE", 32, "DATA.SAMPLING_RATE", 2]
     data += ["DATA.TRAIN_JITTER_SCALES", [32, 40], "MODEL.NUM_CLASSES", CLASSES]
-    return load_config(None, [*data, *overrides])
+    return load_recipe(None, [*data, *overrides])
 
 
 def numbers(clip: np.ndarray) -> list[int]:

@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from slowfast_patches.config import load_config
+from slowfast_patches.config import load_recipe
 from slowfast_patches.datasets.lists.csv_list import (
     LabelledVideo,
     count_lines,
@@ -115,8 +115,8 @@ def test_a_separator_may_be_typed_and_the_advice_is_right(tmp_path):
     with pytest.raises(ValueError) as refused:
         read_csv(path, num_classes=2)
     (advised,) = re.findall(r"SEPARATOR '(.*?)'", str(refused.value))
-    cfg = load_config(None, ["DATA.PATH_LABEL_SEPARATOR", advised])
-    videos = read_csv(path, separator=cfg.DATA.PATH_LABEL_SEPARATOR, num_classes=2)
+    cfg = load_recipe(None, ["DATA.PATH_LABEL_SEPARATOR", advised])
+    videos = read_csv(path, separator=cfg.data.path_label_separator, num_classes=2)
     assert videos == [LabelledVideo(f"{tmp_path}/a b.mp4", 1)]
 
 
@@ -143,7 +143,7 @@ def test_a_missing_list_says_which_key_to_set(tmp_path):
 
 
 def test_videos_are_counted_without_being_read(tmp_path):
-    cfg = load_config(None, ["DATA.PATH_TO_DATA_DIR", str(tmp_path)])
+    cfg = load_recipe(None, ["DATA.PATH_TO_DATA_DIR", str(tmp_path)])
     write(tmp_path, "a.mp4 0\n\nb.mp4 1\nc.mp4 0")
     assert csv_path(cfg, "train") == tmp_path / "train.csv"
     assert count_videos(cfg, "train") == 3

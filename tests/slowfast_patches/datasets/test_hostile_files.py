@@ -13,7 +13,7 @@ import numpy as np
 import pytest
 
 from multigrid import ClipPlan
-from slowfast_patches.config import get_cfg
+from slowfast_patches.config.recipe import default_recipe
 from slowfast_patches.datasets.preparing.encode import write_prepared
 from slowfast_patches.datasets.reading import scan as scanning
 from slowfast_patches.datasets.reading.clip_reader import read_clip
@@ -149,7 +149,7 @@ def test_only_one_place_opens_files_for_reading():
 
 
 def test_the_bound_of_the_config_is_that_of_the_reader():
-    assert get_cfg().DATA.MAX_FRAME_PIXELS == MAX_PIXELS
+    assert default_recipe().data.max_frame_pixels == MAX_PIXELS
 
 
 def too_large(call: Callable[..., object]) -> bool:

@@ -13,8 +13,8 @@ from contextlib import contextmanager
 from pathlib import Path
 
 import pytest
-from fvcore.common.config import CfgNode
 
+from slowfast_patches.config.recipe import Recipe
 from slowfast_patches.datasets.lists.in_use import JOURNAL, hold_alone, reading
 from slowfast_patches.datasets.preparing.prepared_set import Settings, open_set
 from slowfast_patches.datasets.preparing.video_lists import VideoList
@@ -112,7 +112,7 @@ def test_a_run_holds_its_lists_for_as_long_as_it_lasts(
 ):
     refused = []
 
-    def launch(cfg: CfgNode, init_method: str, main: Callable, check: Callable) -> None:
+    def launch(cfg: Recipe, init_method: str, main: Callable, check: Callable) -> None:
         check(cfg)
         with pytest.raises(ValueError, match="a training or an evaluation reads"):
             hold_alone(folder)

@@ -8,12 +8,12 @@ import av
 import numpy as np
 import pytest
 import torch
-from fvcore.common.config import CfgNode
 from torch.utils.data import DataLoader
 
 from multigrid import ClipRequest, Shape, collate
 from slowfast_patches import patching
-from slowfast_patches.config import load_config
+from slowfast_patches.config import load_recipe
+from slowfast_patches.config.recipe import Recipe
 from slowfast_patches.datasets.kinetics import Kinetics, TooManyUnreadableError
 
 VIDEOS = 5
@@ -53,11 +53,11 @@ def folder(made: Path, tmp_path: Path) -> Path:
     return tmp_path
 
 
-def config(folder: Path, *overrides: object) -> CfgNode:
+def config(folder: Path, *overrides: object) -> Recipe:
     data = ["DATA.PATH_TO_DATA_DIR", str(folder), "DATA.NUM_FRAMES", 8, "DATA.SAMPLING_RATE", 2]
     data += ["DATA.TRAIN_CROP_SIZE", 48, "DATA.TEST_CROP_SIZE", 64]
     data += ["DATA.TRAIN_JITTER_SCALES", [48, 64], "TRAIN.BATCH_SIZE", 2, "NUM_GPUS", 0]
-    return load_config(None, [*data, "MODEL.NUM_CLASSES", 2, *overrides])
+    return load_recipe(None, [*data, "MODEL.NUM_CLASSES", 2, *overrides])
 
 
 def spoil(folder: Path, *numbers: int) -> list[str]:

@@ -4,8 +4,8 @@ from collections.abc import Callable
 from pathlib import Path
 
 import pytest
-from fvcore.common.config import CfgNode
 
+from slowfast_patches.config.recipe import Recipe
 from slowfast_patches.datasets.lists.csv_list import read_csv
 from slowfast_patches.datasets.lists.list_warnings import (
     first_few,
@@ -49,7 +49,7 @@ def test_of_many_the_first_are_named(tmp_path):
 @pytest.mark.parametrize(("rank", "times"), [("0", 1), ("1", 0)])
 def test_of_two_processes_one_says_it(
     demo_data: Path,
-    tiny_config: Callable[..., CfgNode],
+    tiny_config: Callable[..., Recipe],
     tmp_path: Path,
     monkeypatch: pytest.MonkeyPatch,
     caplog: pytest.LogCaptureFixture,
@@ -61,8 +61,7 @@ def test_of_two_processes_one_says_it(
     for split in ("val", "train"):
         (tmp_path / f"{split}.csv").write_text(repeated)
     cfg = tiny_config(tmp_path / "run", "DATA.PATH_TO_DATA_DIR", tmp_path, "MODEL.NUM_CLASSES", 9)
-    cfg.defrost()
-    cfg.DATA.PATH_PREFIX = str(demo_data)
+    cfg = cfg.replaced({"DATA.PATH_PREFIX": str(demo_data)})
     for key, value in (("WORLD_SIZE", "2"), ("GROUP_WORLD_SIZE", "1"), ("RANK", rank)):
         monkeypatch.setenv(key, value)
     monkeypatch.setenv("TORCHELASTIC_RUN_ID", "none")

@@ -4,10 +4,10 @@ import json
 from pathlib import Path
 
 import pytest
-from fvcore.common.config import CfgNode
 
 from slowfast_patches import patching
-from slowfast_patches.config import load_config
+from slowfast_patches.config import load_recipe
+from slowfast_patches.config.recipe import Recipe
 from slowfast_patches.datasets.lists.csv_list import LabelledVideo
 from slowfast_patches.datasets.lists.frame_list import HEADER, FrameList
 from slowfast_patches.datasets.lists.list_warnings import list_warnings
@@ -24,11 +24,11 @@ CHARADES = ("DATA.MULTI_LABEL", True, "MODEL.LOSS_FUNC", "bce_logit")
 FRAMES = f'{HEADER}\n7 0 0 7/1.jpg ""\n7 0 1 7/2.jpg ""\n12 1 0 12/1.jpg ""\n'
 
 
-def config(folder: Path, dataset: str, *overrides: object) -> CfgNode:
+def config(folder: Path, dataset: str, *overrides: object) -> Recipe:
     names = ("TRAIN.DATASET", dataset, "TEST.DATASET", dataset)
     own = {"ssv2": SSV2, "charades": CHARADES}.get(dataset, ())
     data = ("DATA.PATH_TO_DATA_DIR", str(folder), "MODEL.NUM_CLASSES", 3)
-    return load_config(None, [*names, *own, *data, *overrides])
+    return load_recipe(None, [*names, *own, *data, *overrides])
 
 
 def write_json(folder: Path, **files: object) -> None:

@@ -11,7 +11,6 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
-from fvcore.common.config import CfgNode
 from torch.utils.data import Dataset
 
 from multigrid import (
@@ -24,7 +23,8 @@ from multigrid import (
     empty_clips,
     make_schedule,
 )
-from slowfast_patches.config import load_config
+from slowfast_patches.config import load_recipe
+from slowfast_patches.config.recipe import Recipe
 from slowfast_patches.datasets.kinetics import Kinetics
 from slowfast_patches.datasets.loader import (
     cores_of_process,
@@ -39,8 +39,8 @@ BASE = Shape(4, 8, 32)
 MIB = 2**20
 
 
-def config(*overrides: object) -> CfgNode:
-    return load_config(None, ["NUM_GPUS", 0, "DATA_LOADER.PIN_MEMORY", False, *overrides])
+def config(*overrides: object) -> Recipe:
+    return load_recipe(None, ["NUM_GPUS", 0, "DATA_LOADER.PIN_MEMORY", False, *overrides])
 
 
 @pytest.fixture
@@ -193,7 +193,7 @@ def test_the_same_workers_read_all_phases_in_order_though_they_answer_out_of_ord
 ):
     cfg = config("DATA_LOADER.NUM_WORKERS", workers)
     start, pids = 5, defaultdict(set)
-    sampler = MultigridBatchSampler(schedule, cfg.RNG_SEED, start=start)
+    sampler = MultigridBatchSampler(schedule, cfg.rng_seed, start=start)
     loader = training_loader(cfg, Marked(pause=0.02), schedule, start, 0, 1)
     count = 0
     for step, wanted, batch in zip(schedule.steps(start), sampler, loader, strict=True):
@@ -256,14 +256,14 @@ class Watched(Kinetics):
         return batch | {"failures": [(str(os.getpid()), str(memory))]}
 
 
-def data_config(folder: Path, *overrides: object) -> CfgNode:
+def data_config(folder: Path, *overrides: object) -> Recipe:
     grid = ("DATA.NUM_FRAMES", 8, "DATA.SAMPLING_RATE", 2, "DATA.TRAIN_CROP_SIZE", 64)
     jitter = ("DATA.TRAIN_JITTER_SCALES", [64, 80], "DATA.TEST_CROP_SIZE", 64)
     paths = ("DATA.PATH_TO_DATA_DIR", str(folder), "MODEL.NUM_CLASSES", 8)
     return config(*grid, *jitter, *paths, *overrides)
 
 
-def batches_of(cfg: CfgNode, schedule: Schedule) -> Iterator[Batch]:
+def batches_of(cfg: Recipe, schedule: Schedule) -> Iterator[Batch]:
     return iter(training_loader(cfg, Watched(cfg, "train"), schedule, 0, 0, 1))
 
 

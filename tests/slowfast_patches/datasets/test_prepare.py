@@ -26,7 +26,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from multigrid import ClipRequest, Shape
-from slowfast_patches.config import load_config
+from slowfast_patches.config import load_recipe
 from slowfast_patches.datasets.kinetics import Kinetics
 from slowfast_patches.datasets.preparing.encode import write_prepared
 from slowfast_patches.datasets.preparing.prepared_set import (
@@ -166,7 +166,7 @@ def test_training_takes_the_result(run, data, tmp_path):
     keys = ["DATA.PATH_TO_DATA_DIR", str(out), "DATA.NUM_FRAMES", 8, "DATA.SAMPLING_RATE", 2]
     keys += ["DATA.TRAIN_CROP_SIZE", 48, "DATA.TRAIN_JITTER_SCALES", [48, 64]]
     keys += ["TRAIN.BATCH_SIZE", 2, "NUM_GPUS", 0, "MODEL.NUM_CLASSES", 3]
-    train = Kinetics(load_config(None, keys), "train")
+    train = Kinetics(load_recipe(None, keys), "train")
     for video in range(5):
         item = train[ClipRequest(video, 0, Shape(16, 4, 32), 0)]
         assert item["clip"].shape == (4, 32, 32, 3)

@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from multigrid import ClipRequest, Shape
-from slowfast_patches.config import load_config
+from slowfast_patches.config import load_recipe
 from slowfast_patches.datasets.lists.lists import class_names
 from slowfast_patches.datasets.loader import loading_advice
 from slowfast_patches.datasets.preparing.video_lists import read_ssv2_lists
@@ -46,13 +46,13 @@ def keys(folder: Path) -> list[object]:
 
 @needs_samples
 def test_it_is_prepared_as_the_advice_says_and_trains(run, ssv2, tmp_path):
-    cfg, out = load_config(None, keys(ssv2)), tmp_path / "out"
+    cfg, out = load_recipe(None, keys(ssv2)), tmp_path / "out"
     assert f"prepare_data.py --ssv2 {ssv2} --output DIR" in loading_advice(cfg, Ssv2(cfg, "train"))
     status, said = run("--ssv2", ssv2, "--out", out)
     assert (status, f"DATA.PATH_TO_DATA_DIR {out}" in said) == (0, True)
     assert rows(out / "train.csv") == [("videos/41.webm.mp4", 1)]
     assert rows(out / "val.csv") == [("videos/5.webm.mp4", 0)]
-    cfg = load_config(None, keys(out))
+    cfg = load_recipe(None, keys(out))
     assert class_names(cfg) == ("Doing nothing", "Holding something")
     videos = Ssv2(cfg, "train")
     assert videos.index is not None

@@ -10,10 +10,10 @@ import cv2
 import numpy as np
 import pytest
 import torch
-from fvcore.common.config import CfgNode
 
 from multigrid import ClipPlan, ClipRequest, Shape
-from slowfast_patches.config import load_config
+from slowfast_patches.config import load_recipe
+from slowfast_patches.config.recipe import Recipe
 from slowfast_patches.datasets.demo.forms import write_ssv2_form
 from slowfast_patches.datasets.lists.frame_list import HEADER
 from slowfast_patches.datasets.loader import build_dataset, evaluation_loader, loading_advice
@@ -68,12 +68,12 @@ def made(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return folder
 
 
-def config(folder: Path, *overrides: object) -> CfgNode:
+def config(folder: Path, *overrides: object) -> Recipe:
     data = ["TRAIN.DATASET", "ssv2", "TEST.DATASET", "ssv2", "DATA.RANDOM_FLIP", False]
     data += ["DATA.PATH_TO_DATA_DIR", str(folder), "DATA.NUM_FRAMES", 8, "NUM_GPUS", 0]
     data += ["DATA.TRAIN_CROP_SIZE", 48, "DATA.TEST_CROP_SIZE", 48, "MODEL.NUM_CLASSES", 3]
     data += ["DATA.TRAIN_JITTER_SCALES", [48, 64], "TEST.NUM_ENSEMBLE_VIEWS", 1]
-    return load_config(None, [*data, "TEST.NUM_SPATIAL_CROPS", 1, *overrides])
+    return load_recipe(None, [*data, "TEST.NUM_SPATIAL_CROPS", 1, *overrides])
 
 
 def numbers(clip: np.ndarray) -> list[int]:

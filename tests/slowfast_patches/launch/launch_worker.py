@@ -22,10 +22,10 @@ from pathlib import Path
 
 import torch
 import torch.distributed as dist
-from fvcore.common.config import CfgNode
 from torch.utils.data import DataLoader
 
-from slowfast_patches.config import load_config
+from slowfast_patches.config import load_recipe
+from slowfast_patches.config.recipe import Recipe
 from slowfast_patches.launch import spawning
 from slowfast_patches.launch.launch import explain_once, launch, launch_at
 from slowfast_patches.launch.stopping import TrainingInterruptedError, TrainingStoppedError
@@ -48,15 +48,15 @@ class Sleeping(torch.utils.data.Dataset):
         return number
 
 
-def main(cfg: CfgNode, world: World) -> None:
-    setup_logging(cfg.OUTPUT_DIR, world)
+def main(cfg: Recipe, world: World) -> None:
+    setup_logging(cfg.output_dir, world)
     signal.alarm(DEADLINE)
-    _deed(os.environ["DEED"], Path(cfg.OUTPUT_DIR), world)
+    _deed(os.environ["DEED"], Path(cfg.output_dir), world)
     total = torch.ones(1)
     dist.all_reduce(total)
     world.store.set(f"from_{world.rank}", str(int(total)))
     said = world.store.get(f"from_{1 - world.rank}").decode()
-    (Path(cfg.OUTPUT_DIR) / f"rank_{world.rank}").write_text(f"{said} {world.local_rank}")
+    (Path(cfg.output_dir) / f"rank_{world.rank}").write_text(f"{said} {world.local_rank}")
 
 
 def _deed(name: str, folder: Path, world: World) -> None:
@@ -87,16 +87,16 @@ def _deed(name: str, folder: Path, world: World) -> None:
         time.sleep(DEADLINE)  # in no collective, and still it ends
 
 
-def check(cfg: CfgNode) -> None:
+def check(cfg: Recipe) -> None:
     if os.environ["DEED"] == "stuck":
         os.write(1, b"stuck\n")
         dist.HashStore().wait(["never"], timedelta(seconds=DEADLINE))
-    if os.environ["DEED"] == "check" and cfg.SHARD_ID == 1:
+    if os.environ["DEED"] == "check" and cfg.shard_id == 1:
         raise ValueError("no videos on this machine")
 
 
 def command(keys: list[object]) -> int:
-    cfg, address = load_config(None, keys), os.environ.get("ADDRESS")
+    cfg, address = load_recipe(None, keys), os.environ.get("ADDRESS")
     if "SPAWN" not in os.environ:
         launch(cfg, address, main, check)
         return 0

@@ -14,9 +14,9 @@ from pathlib import Path
 
 import torch
 import torch.distributed as dist
-from fvcore.common.config import CfgNode
 
-from slowfast_patches.config import load_config
+from slowfast_patches.config import load_recipe
+from slowfast_patches.config.recipe import Recipe
 from slowfast_patches.launch.launch import launch
 from slowfast_patches.utils.distributed import World
 
@@ -24,7 +24,7 @@ FOLDER = Path(sys.argv[1])
 DEADLINE = 200
 
 
-def main(cfg: CfgNode, world: World) -> None:
+def main(cfg: Recipe, world: World) -> None:
     signal.alarm(DEADLINE)
     again, total = (FOLDER / "killed").exists(), torch.ones(1)
     dist.all_reduce(total)
@@ -36,4 +36,4 @@ def main(cfg: CfgNode, world: World) -> None:
 
 
 if __name__ == "__main__":
-    launch(load_config(None, ["NUM_GPUS", 0, "DIST_JOIN_SECONDS", 60]), None, main)
+    launch(load_recipe(None, ["NUM_GPUS", 0, "DIST_JOIN_SECONDS", 60]), None, main)

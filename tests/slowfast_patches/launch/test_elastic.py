@@ -10,10 +10,10 @@ from pathlib import Path
 
 import pytest
 import torch
-from fvcore.common.config import CfgNode
 
 from multigrid import MultigridBatchSampler
-from slowfast_patches.config.schedule import schedule_from_config
+from slowfast_patches.config.recipe import Recipe
+from slowfast_patches.config.schedule import schedule_of
 from slowfast_patches.launch.stopping import INTERRUPTED_STATUS
 
 WORKER = Path(__file__).with_name("elastic_worker.py")
@@ -55,7 +55,7 @@ def clips_asked_for(folder: Path, processes: int) -> dict[int, list[tuple[int, i
 
 def test_stopped_on_four_processes_it_continues_on_two(
     train: Callable[..., Path],
-    tiny_config: Callable[..., CfgNode],
+    tiny_config: Callable[..., Recipe],
     tiny_recipe: Path,
     tmp_path: Path,
     opened: type,
@@ -72,8 +72,8 @@ def test_stopped_on_four_processes_it_continues_on_two(
     assert re.findall(r"continuing after iteration (\d+)", opened(tmp_path).log) == [str(done)]
 
     cfg = tiny_config(tmp_path, *OPTIONS)
-    schedule = schedule_from_config(cfg, 24)
-    batches = MultigridBatchSampler(schedule, cfg.RNG_SEED)
+    schedule = schedule_of(cfg, 24)
+    batches = MultigridBatchSampler(schedule, cfg.rng_seed)
     wanted = {i: sorted((r.video, r.epoch) for r in batch) for i, batch in enumerate(batches)}
     first, second = clips_asked_for(tmp_path, 4), clips_asked_for(tmp_path, 2)
     assert first == {i: clips for i, clips in wanted.items() if i < done}

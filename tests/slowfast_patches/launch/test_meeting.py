@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 import torch.distributed as dist
 
-from slowfast_patches.config import load_config
+from slowfast_patches.config import load_recipe
 from slowfast_patches.launch.meeting import (
     ElsewhereError,
     StrangerError,
@@ -42,7 +42,7 @@ def meet() -> Callable[..., list[BaseException | None]]:
         store = connect(Address("tcp", "localhost", server.port), LONG)
         try:
             check_open(store, placement)
-            arrive(store, placement, load_config(None, keys), seconds)
+            arrive(store, placement, load_recipe(None, keys), seconds)
         except JoiningError as error:
             if not isinstance(error, StrangerError | ElsewhereError):
                 store.set("failure", "{}")  # as launch does
@@ -114,7 +114,7 @@ def test_a_file_of_an_earlier_run_is_told(tmp_path):
     for said in ("rank 1 of 2 did not come", f"remove file://{path} if an earlier run"):
         store = connect(Address.parse(f"file://{path}"), LONG)
         with pytest.raises(JoiningError, match=said):
-            arrive(store, placement, load_config(None), 0.5)
+            arrive(store, placement, load_recipe(None), 0.5)
 
 
 def test_processes_that_torchrun_starts_again_forget_those_before():

@@ -1,12 +1,12 @@
 """Where the processes of a run are: worked out by hand for each launcher."""
 
 import pytest
-from fvcore.common.config import CfgNode
 from hypothesis import given
 from hypothesis import strategies as st
 from submitit.slurm.slurm import SlurmJobEnvironment
 
-from slowfast_patches.config import load_config
+from slowfast_patches.config import load_recipe
+from slowfast_patches.config.recipe import Recipe
 from slowfast_patches.utils.placement import Placement, find_placement, is_restart
 
 TORCHRUN = {"TORCHELASTIC_RUN_ID": "none", "WORLD_SIZE": "16", "GROUP_WORLD_SIZE": "2"}
@@ -21,8 +21,8 @@ ONE_TASK_A_MACHINE |= {"SLURM_LOCALID": "0"}
 THERE = "tcp://first:9999"
 
 
-def config(*overrides: object) -> CfgNode:
-    return load_config(None, overrides)
+def config(*overrides: object) -> Recipe:
+    return load_recipe(None, overrides)
 
 
 def test_one_process_alone():

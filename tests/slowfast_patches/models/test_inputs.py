@@ -12,10 +12,10 @@ from types import SimpleNamespace
 import numpy as np
 import pytest
 import torch
-from fvcore.common.config import CfgNode
 from slowfast.datasets.utils import pack_pathway_output
 
-from slowfast_patches.config import load_config
+from slowfast_patches.config import load_recipe
+from slowfast_patches.config.recipe import Recipe
 from slowfast_patches.models.build import build_model
 from slowfast_patches.models.inputs import InputTransform, _working_kernel, pack_pathways
 from slowfast_patches.models.side_stream import SideStream
@@ -24,13 +24,13 @@ from slowfast_patches.models.solver import Precision
 CPU = torch.device("cpu")
 
 
-def config(*overrides: object) -> CfgNode:
+def config(*overrides: object) -> Recipe:
     means = ["DATA.MEAN", [0.25, 0.5, 0.75], "DATA.STD", [0.5, 0.25, 0.125]]
-    return load_config(None, ["NUM_GPUS", 0, *means, *overrides])
+    return load_recipe(None, ["NUM_GPUS", 0, *means, *overrides])
 
 
 def transform(*overrides: object) -> InputTransform:
-    return InputTransform.from_config(config(*overrides), CPU)
+    return InputTransform.of_recipe(config(*overrides), CPU)
 
 
 def random_clips(clips: int = 3, frames: int = 8, size: int = 6) -> torch.Tensor:
@@ -136,7 +136,7 @@ def test_the_first_operation_is_a_convolution_whose_input_autocast_rounds(arch):
     """Hence rounding before changes nothing."""
     thin = ["RESNET.WIDTH_PER_GROUP", 8, "MODEL.DROPOUT_RATE", 0.0]
     cfg = config("MODEL.ARCH", arch, "TRAIN.MIXED_PRECISION", True, *thin)
-    rounded = InputTransform.from_config(cfg, CPU)
+    rounded = InputTransform.of_recipe(cfg, CPU)
     full = replace(rounded, dtype=torch.float32)
     torch.manual_seed(0)
     model, clips = build_model(cfg).train(), random_clips(3, 8, 32)

@@ -6,10 +6,10 @@ import logging
 
 import pytest
 import torch
-from fvcore.common.config import CfgNode
 from torch import Tensor, nn
 
-from slowfast_patches.config import check_config, load_config
+from slowfast_patches.config import check_recipe, load_recipe
+from slowfast_patches.config.recipe import Recipe
 from slowfast_patches.models.solver import build_optimizer, clip_gradients, set_learning_rate
 
 LARS = ["SOLVER.OPTIMIZING_METHOD", "lars", "SOLVER.LARS_TRUST", 0.1, "NUM_GPUS", 0]
@@ -17,8 +17,8 @@ PLAIN = ["SOLVER.BASE_LR", 0.5, "SOLVER.MOMENTUM", 0.0, "SOLVER.WEIGHT_DECAY", 0
 PLAIN += ["SOLVER.NESTEROV", False]
 
 
-def config(*overrides: object) -> CfgNode:
-    return load_config(None, [*LARS, *PLAIN, *overrides])
+def config(*overrides: object) -> Recipe:
+    return load_recipe(None, [*LARS, *PLAIN, *overrides])
 
 
 class Net(nn.Module):
@@ -75,7 +75,7 @@ def test_decay_counts_in_the_ratio_and_in_what_it_multiplies():
 def test_the_trust_coefficient_multiplies_the_step():
     net, _ = stepped("SOLVER.LARS_TRUST", 0.2)
     assert_weight(net, 3, -0.3, -0.4, 4)
-    assert load_config(None).SOLVER.LARS_TRUST == 0.001
+    assert load_recipe(None).solver.lars_trust == 0.001
 
 
 def test_vectors_have_plain_descent_without_decay():
@@ -213,7 +213,7 @@ def test_a_step_that_overflowed_is_left_out():
 
 
 def check(*overrides: object) -> None:
-    check_config(load_config(None, ["MODEL.ARCH", "slowonly", "NUM_GPUS", 0, *overrides]))
+    check_recipe(load_recipe(None, ["MODEL.ARCH", "slowonly", "NUM_GPUS", 0, *overrides]))
 
 
 def test_a_missing_package_is_named(monkeypatch: pytest.MonkeyPatch):

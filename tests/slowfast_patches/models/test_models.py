@@ -5,14 +5,14 @@ from pathlib import Path
 
 import pytest
 import torch
-from fvcore.common.config import CfgNode
 from torch import Tensor, nn
 from torch.nn import functional as F
 
 from multigrid import GroupedBatchNorm3d, Schedule, Shape, set_group_size
 from slowfast_patches import patching
-from slowfast_patches.config import load_config
-from slowfast_patches.config.schedule import schedule_from_config
+from slowfast_patches.config import load_recipe
+from slowfast_patches.config.recipe import Recipe
+from slowfast_patches.config.schedule import schedule_of
 from slowfast_patches.models.build import build_model, build_on_meta
 from slowfast_patches.models.flops import check_shapes, flops_per_clip
 from slowfast_patches.models.inputs import blank_inputs, pack_pathways
@@ -67,26 +67,26 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.fixture
-def recipe(folder: Path, request: pytest.FixtureRequest) -> CfgNode:
-    return load_config(folder / f"{request.param}.yaml")
+def recipe(folder: Path, request: pytest.FixtureRequest) -> Recipe:
+    return load_recipe(folder / f"{request.param}.yaml")
 
 
 every_model = pytest.mark.parametrize("recipe", RECIPES, indirect=True)
 
 
-def alpha_of(cfg: CfgNode) -> int | None:
-    return cfg.SLOWFAST.ALPHA if cfg.MODEL.ARCH == "slowfast" else None
+def alpha_of(cfg: Recipe) -> int | None:
+    return cfg.slowfast.alpha if cfg.model.arch == "slowfast" else None
 
 
-def random_inputs(cfg: CfgNode, clips: int, frames: int, crop: int) -> list[Tensor]:
+def random_inputs(cfg: Recipe, clips: int, frames: int, crop: int) -> list[Tensor]:
     return pack_pathways(torch.randn(clips, 3, frames, crop, crop), alpha_of(cfg))
 
 
-def host_model(cfg: CfgNode) -> nn.Module:
+def host_model(cfg: Recipe) -> nn.Module:
     patching.apply()
     from slowfast.models.model_builder import _MODEL_TYPES
 
-    return _MODEL_TYPES[cfg.MODEL.ARCH.removesuffix("_nopool")](cfg)
+    return _MODEL_TYPES[cfg.model.arch.removesuffix("_nopool")](cfg)
 
 
 def shake(model: nn.Module, inputs: list[Tensor]) -> None:
@@ -104,7 +104,7 @@ def shake(model: nn.Module, inputs: list[Tensor]) -> None:
 
 @cache
 def schedule_for(cfg_dump: str) -> Schedule:
-    return schedule_from_config(CfgNode.load_cfg(cfg_dump), num_videos=64)
+    return schedule_of(Recipe.load_cfg(cfg_dump), num_videos=64)
 
 
 # Training.
@@ -114,7 +114,7 @@ def schedule_for(cfg_dump: str) -> Schedule:
 def test_a_model_trains_at_every_shape_of_its_schedule(recipe):
     torch.manual_seed(0)
     model = build_model(recipe, grouped_bn=True).train()
-    phases = schedule_for(recipe.dump()).phases
+    phases = schedule_for(recipe.text).phases
     steps = dict(pair for p in phases for pair in zip(p.shapes, p.bn_sizes, strict=True))
     assert {(s.batch, s.frames, s.crop) for s in steps} == SHAPES
     for shape, group_size in steps.items():
@@ -167,7 +167,7 @@ def test_the_pool_is_global_in_training_and_a_window_in_evaluation():
 
 
 def test_an_unknown_architecture_names_those_there_are(folder):
-    cfg = load_config(folder / "c2d.yaml", ["MODEL.ARCH", "x3d"])
+    cfg = load_recipe(folder / "c2d.yaml", ["MODEL.ARCH", "x3d"])
     with pytest.raises(ValueError, match=r"'x3d' is not a model; there are c2d, c2d_nopool, i3d"):
         build_model(cfg)
 
@@ -177,9 +177,7 @@ def test_an_unknown_architecture_names_those_there_are(folder):
 
 @every_model
 def test_zero_init_of_the_final_norms_survives_the_conversion(recipe):
-    cfg = recipe.clone()
-    cfg.defrost()
-    cfg.RESNET.ZERO_INIT_FINAL_BN = True
+    cfg = recipe.replaced({"RESNET.ZERO_INIT_FINAL_BN": True})
     model = build_model(cfg, grouped_bn=True)
     norms = [m for m in model.modules() if isinstance(m, nn.BatchNorm3d)]
     assert all(type(norm) is GroupedBatchNorm3d for norm in norms)
@@ -209,7 +207,7 @@ def test_the_optimizers_groups_are_those_of_the_host(recipe):
 
 @pytest.mark.parametrize(("activation", "score"), [("softmax", 0.25), ("sigmoid", 0.5)])
 def test_the_heads_activation_makes_scores_in_evaluation_only(folder, activation, score):
-    cfg = load_config(folder / "c2d.yaml", ["MODEL.HEAD_ACT", activation])
+    cfg = load_recipe(folder / "c2d.yaml", ["MODEL.HEAD_ACT", activation])
     model = build_model(cfg)
     model.head.projection.weight.data.zero_()
     inputs = random_inputs(cfg, 1, 8, 64)
@@ -222,24 +220,24 @@ def test_the_heads_activation_makes_scores_in_evaluation_only(folder, activation
 
 
 def test_a_shape_with_the_same_volume_costs_about_the_same(folder):
-    flops = flops_per_clip(load_config(folder / "slow.yaml"))
+    flops = flops_per_clip(load_recipe(folder / "slow.yaml"))
     assert 4 * flops(2, 64) == pytest.approx(flops(8, 64), rel=0.01)
     assert 4 * flops(8, 64) == pytest.approx(flops(8, 128), rel=0.01)
 
 
 @pytest.mark.parametrize("recipe", ["slowfast-nl", "i3d-nl"], indirect=True)
 def test_the_shapes_of_a_schedule_pass_the_check(recipe):
-    check_shapes(recipe, schedule_for(recipe.dump()).shapes)
+    check_shapes(recipe, schedule_for(recipe.text).shapes)
 
 
 def test_a_shape_with_too_few_frames_for_the_slow_pathway_is_named(folder):
-    cfg = load_config(folder / "slowfast.yaml", ["SLOWFAST.ALPHA", 4])
+    cfg = load_recipe(folder / "slowfast.yaml", ["SLOWFAST.ALPHA", 4])
     with pytest.raises(ValueError, match=r"ALPHA 4 .* 8×2×64²: use an ALPHA of at most 2"):
         check_shapes(cfg, [Shape(2, 8, 64), Shape(8, 2, 64)])
 
 
 def test_a_slow_pathway_that_does_not_fit_the_fast_one_is_named(folder):
-    cfg = load_config(folder / "slowfast.yaml", ["SLOWFAST.ALPHA", 4])
+    cfg = load_recipe(folder / "slowfast.yaml", ["SLOWFAST.ALPHA", 4])
     with pytest.raises(ValueError, match="slowfast cannot take the shape 2×6×64²"):
         check_shapes(cfg, [Shape(2, 6, 64)])
 
@@ -249,7 +247,7 @@ def test_a_slow_pathway_that_does_not_fit_the_fast_one_is_named(folder):
     [("i3d", Shape(8, 1, 64)), ("i3d-nl", Shape(8, 8, 16)), ("c2d", Shape(8, 1, 32))],
 )
 def test_a_shape_too_small_for_a_pooling_is_named_with_a_way_out(folder, name, shape):
-    cfg = load_config(folder / f"{name}.yaml")
+    cfg = load_recipe(folder / f"{name}.yaml")
     with pytest.raises(ValueError, match=f"cannot take the shape {shape} .*NONLOCAL.POOL"):
         check_shapes(cfg, [Shape(2, 8, 64), shape])
 
@@ -258,7 +256,7 @@ def test_a_shape_too_small_for_a_pooling_is_named_with_a_way_out(folder, name, s
 def test_without_temporal_pooling_every_frame_reaches_the_head(folder, name, frames):
     """8 frames; pooled, one is too few, which the others take."""
     for arch, kept in ((name, frames), (f"{name}_nopool", 8)):
-        cfg = load_config(folder / "i3d.yaml", ["MODEL.ARCH", arch])
+        cfg = load_recipe(folder / "i3d.yaml", ["MODEL.ARCH", arch])
         met = list[int]()
         model = build_on_meta(cfg).train()
         model.head.register_forward_pre_hook(lambda _, given, met=met: met.append(given[0][0]))

@@ -55,7 +55,7 @@ def test_the_cost_of_the_shift_by_hand(shift, step_bench, recipe, tmp_path, monk
 
     def take(self, step, batch, iterations):
         shifts = [m for m in self.model.modules() if isinstance(m, ShiftedConv3d)]
-        networks.add((self.cfg.TSM.SHIFT_DIV, len(shifts)))
+        networks.add((self.cfg.tsm.shift_div, len(shifts)))
         return step_bench.Timed(1.05 if shifts else 1.0, {})
 
     monkeypatch.setattr(step_bench.Bench, "time", take)

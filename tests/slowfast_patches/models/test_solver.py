@@ -4,10 +4,10 @@ import math
 
 import pytest
 import torch
-from fvcore.common.config import CfgNode
 from torch import nn
 
-from slowfast_patches.config import load_config
+from slowfast_patches.config import load_recipe
+from slowfast_patches.config.recipe import Recipe
 from slowfast_patches.models.build import build_model
 from slowfast_patches.models.solver import (
     Precision,
@@ -20,8 +20,8 @@ from slowfast_patches.models.solver import (
 CPU = torch.device("cpu")
 
 
-def config(*overrides: object) -> CfgNode:
-    return load_config(None, ["NUM_GPUS", 0, *overrides])
+def config(*overrides: object) -> Recipe:
+    return load_recipe(None, ["NUM_GPUS", 0, *overrides])
 
 
 class Net(nn.Module):

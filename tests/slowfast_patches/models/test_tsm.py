@@ -8,14 +8,14 @@ from pathlib import Path
 
 import pytest
 import torch
-from fvcore.common.config import CfgNode
 from torch import Tensor, nn
 from torch.nn import functional as F
 
 from multigrid import set_group_size
 from slowfast_patches import patching
-from slowfast_patches.config import check_config, load_config
-from slowfast_patches.config.schedule import schedule_from_config
+from slowfast_patches.config import check_recipe, load_recipe
+from slowfast_patches.config.recipe import Recipe, host_config
+from slowfast_patches.config.schedule import schedule_of
 from slowfast_patches.models.build import build_model, build_on_meta
 from slowfast_patches.models.flops import check_shapes, flops_per_clip
 from slowfast_patches.models.tsm import ShiftedConv3d, temporal_shift
@@ -29,19 +29,16 @@ THIN = (
 SHIFTED, PLAIN = ("TSM.SHIFT_DIV", 8), ("TSM.SHIFT_DIV", 0)
 
 
-def thin(*overrides: object) -> CfgNode:
-    return load_config(None, [*THIN, *overrides])
+def thin(*overrides: object) -> Recipe:
+    return load_recipe(None, [*THIN, *overrides])
 
 
-def c2d_nopool(cfg: CfgNode) -> nn.Module:
+def c2d_nopool(cfg: Recipe) -> nn.Module:
     """The host's 2-D network, as the host builds it."""
     patching.apply()
     from slowfast.models.video_model_builder import ResNetModel
 
-    cfg = cfg.clone()
-    cfg.defrost()
-    cfg.MODEL.ARCH = "c2d_nopool"
-    return ResNetModel(cfg)
+    return ResNetModel(host_config(cfg.replaced({"MODEL.ARCH": "c2d_nopool"})))
 
 
 @cache
@@ -158,7 +155,7 @@ def test_without_a_shift_it_is_the_hosts_2d_network_and_with_one_it_is_not():
 )
 def test_its_weights_are_those_of_the_2d_network(depth: int, blocks: int, parameters: int):
     """torchvision's ResNets with 1000 classes have so many parameters, 2049 of them a class."""
-    cfg = load_config(RECIPES / "TSM_8x8_R50.yaml", ["RESNET.DEPTH", depth])
+    cfg = load_recipe(RECIPES / "TSM_8x8_R50.yaml", ["RESNET.DEPTH", depth])
     model = build_on_meta(cfg)
     with torch.device("meta"):
         expected = c2d_nopool(cfg).state_dict()
@@ -171,13 +168,13 @@ def test_its_weights_are_those_of_the_2d_network(depth: int, blocks: int, parame
 
 def test_a_clip_of_the_recipe_costs_what_is_published():
     """32.9 G multiply-adds, of two operations each, and as much twice more for the backward."""
-    flops = flops_per_clip(load_config(RECIPES / "TSM_8x8_R50.yaml"))(8, 224)
+    flops = flops_per_clip(load_recipe(RECIPES / "TSM_8x8_R50.yaml"))(8, 224)
     assert flops / 3 / 2 == pytest.approx(32.9e9, rel=0.02)
 
 
 def test_every_shape_of_the_multigrid_recipe_passes():
-    cfg = load_config(RECIPES / "TSM_8x8_R50_MULTIGRID.yaml")
-    shapes = schedule_from_config(cfg, cfg.DATA.NUM_TRAIN_VIDEOS).shapes
+    cfg = load_recipe(RECIPES / "TSM_8x8_R50_MULTIGRID.yaml")
+    shapes = schedule_of(cfg, cfg.data.num_train_videos).shapes
     assert {shape.frames for shape in shapes} == {2, 4, 8}
     check_shapes(cfg, shapes)
 
@@ -290,7 +287,7 @@ def test_a_copy_is_the_same_network_with_weights_of_its_own(copied: Callable):
 )
 def test_what_cannot_be_shifted_is_refused(overrides: tuple, said: str):
     with pytest.raises(ValueError, match=said):
-        check_config(thin(*overrides))
+        check_recipe(thin(*overrides))
 
 
 # A whole run.

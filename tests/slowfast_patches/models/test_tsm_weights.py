@@ -12,7 +12,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from slowfast_patches.config import load_config
+from slowfast_patches.config import load_recipe
 from slowfast_patches.models.build import build_model
 from slowfast_patches.models.weights import load_weights
 from slowfast_patches.models.weights.names import TSM, host_names
@@ -27,7 +27,7 @@ THIN = (
 
 def made(*overrides: object, arch: str = "tsm") -> nn.Module:
     torch.manual_seed(1)
-    return build_model(load_config(None, ["MODEL.ARCH", arch, *THIN, *overrides]))
+    return build_model(load_recipe(None, ["MODEL.ARCH", arch, *THIN, *overrides]))
 
 
 def convolution(name: str, out: int, channels: int, kernel: int) -> dict[str, Tensor]:

@@ -12,12 +12,12 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
-from fvcore.common.config import CfgNode
 from torch import Tensor, nn
 from torch.nn import functional as F
 
 from multigrid import convert_batchnorm
-from slowfast_patches.config import load_config
+from slowfast_patches.config import load_recipe
+from slowfast_patches.config.recipe import Recipe
 from slowfast_patches.models.build import build_model
 from slowfast_patches.models.weights import load_weights
 from slowfast_patches.models.weights.names import host_names
@@ -39,8 +39,8 @@ KEYS = {
 }
 
 
-def thin(name: str, *overrides: object) -> CfgNode:
-    return load_config(None, [*THIN, *KEYS[name], *overrides])
+def thin(name: str, *overrides: object) -> Recipe:
+    return load_recipe(None, [*THIN, *KEYS[name], *overrides])
 
 
 @cache

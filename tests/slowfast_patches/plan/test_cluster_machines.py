@@ -9,7 +9,7 @@ from types import ModuleType
 import pytest
 
 from multigrid import Shape
-from slowfast_patches.config import load_config
+from slowfast_patches.config import load_recipe
 from slowfast_patches.config.schedule import rates_of_batch
 from slowfast_patches.plan.cluster.gradients import exchange_of
 from slowfast_patches.plan.cluster.machines import MACHINES
@@ -145,7 +145,7 @@ def test_an_iteration_of_tsm_by_hand():
     7.885056 MB in 510 messages between nodes and 10 inside: 10.4 ms; their bytes, 255/128 times at
     23 GB/s and 5/3 times at 50 GB/s: 0.683 and 0.263 ms.
     """
-    machine = Machine(MACHINES["summit"].node.with_gpus(1536), exchange_of(load_config(TSM, [])))
+    machine = Machine(MACHINES["summit"].node.with_gpus(1536), exchange_of(load_recipe(TSM, [])))
     one = machine.iteration(Shape(12288, 8, 224), None, lambda shape: 0.359)
     assert 1e3 * one.exposed == pytest.approx(10.4 + 0.683 + 0.263, abs=0.002)
     assert 1e3 * one.all_reduce == pytest.approx(63.7, abs=0.06)
@@ -154,10 +154,10 @@ def test_an_iteration_of_tsm_by_hand():
 @pytest.mark.parametrize(("gpus", "rate"), [(6, 0.0075), (192, 0.24), (1536, 1.92)])
 def test_rates_that_belong_to_clips_follow_the_cluster(gpus, rate):
     """0.01 for 64 clips; 8 on each GPU."""
-    fitted = on_cluster(load_config(TSM, []), MACHINES["summit"].node.with_gpus(gpus))
-    found = rates_of_batch(fitted).SOLVER.BASE_LR
+    fitted = on_cluster(load_recipe(TSM, []), MACHINES["summit"].node.with_gpus(gpus))
+    found = rates_of_batch(fitted).solver.base_lr
     assert found == pytest.approx(rate)
-    assert fitted.TRAIN.BATCH_SIZE == 48
+    assert fitted.train.batch_size == 48
 
 
 def test_what_was_trained_depends_on_the_model_and_on_multigrid(plan):

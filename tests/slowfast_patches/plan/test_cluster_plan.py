@@ -9,7 +9,7 @@ from types import ModuleType
 import pytest
 
 from multigrid import Shape
-from slowfast_patches.config import load_config
+from slowfast_patches.config import load_recipe
 from slowfast_patches.plan.cluster.gradients import exchange_of
 from slowfast_patches.plan.cluster.loader import clip_rate
 from slowfast_patches.plan.cluster.network import Cluster
@@ -164,7 +164,7 @@ def test_the_worked_example_prints_what_the_document_shows(tool, tmp_path, capsy
 
 def test_the_worked_example_by_hand():
     """docs/cluster.md: 212.7 ms of exchange, of which the last bucket's 32.4 ms are exposed."""
-    exchange = exchange_of(load_config(KINETICS, WORKED))
+    exchange = exchange_of(load_recipe(KINETICS, WORKED))
     machine = Machine(Cluster(128, 8, network=1.25e9), exchange)
     baseline = machine.iteration(Shape(512, 32, 224), None, lambda shape: 0.427)
     assert 1e3 * baseline.all_reduce == pytest.approx(212.7, abs=0.06)
@@ -183,13 +183,13 @@ def test_the_published_days_on_one_gpu(plan):
 
 
 def test_each_gpu_keeps_its_clips_and_the_rates_follow():
-    cfg = on_cluster(load_config(KINETICS, []), Cluster(128, 8, network=1e9))
-    assert (cfg.NUM_GPUS, cfg.NUM_SHARDS, cfg.TRAIN.BATCH_SIZE) == (8, 16, 64)
-    rate, warmup = cfg.SOLVER.BASE_LR, cfg.SOLVER.WARMUP_START_LR
+    cfg = on_cluster(load_recipe(KINETICS, []), Cluster(128, 8, network=1e9))
+    assert (cfg.num_gpus, cfg.num_shards, cfg.train.batch_size) == (8, 16, 64)
+    rate, warmup = cfg.solver.base_lr, cfg.solver.warmup_start_lr
     assert (rate, warmup) == pytest.approx((1.6, 0.004))
-    few = on_cluster(load_config(KINETICS, []), Cluster(2, 8, network=1e9))
-    assert (few.NUM_GPUS, few.NUM_SHARDS, few.TRAIN.BATCH_SIZE) == (2, 1, 16)
-    rate = few.SOLVER.BASE_LR
+    few = on_cluster(load_recipe(KINETICS, []), Cluster(2, 8, network=1e9))
+    assert (few.num_gpus, few.num_shards, few.train.batch_size) == (2, 1, 16)
+    rate = few.solver.base_lr
     assert rate == pytest.approx(0.025)
 
 
@@ -204,12 +204,12 @@ def test_each_gpu_keeps_its_clips_and_the_rates_follow():
 def test_a_recipe_is_the_same_however_its_gpus_are_written(overrides):
     """All have 8 clips on each of 8 or 16 GPUs, and the rate that belongs to them."""
     cluster = Cluster(32, 8, network=1e9)
-    plain = on_cluster(load_config(KINETICS, []), cluster)
-    other = on_cluster(load_config(KINETICS, overrides), cluster)
+    plain = on_cluster(load_recipe(KINETICS, []), cluster)
+    other = on_cluster(load_recipe(KINETICS, overrides), cluster)
     for key in ("NUM_GPUS", "NUM_SHARDS"):
         assert other[key] == plain[key]
-    assert other.TRAIN.BATCH_SIZE == plain.TRAIN.BATCH_SIZE == 64
-    rates = [(cfg.SOLVER.BASE_LR, cfg.SOLVER.WARMUP_START_LR) for cfg in (plain, other)]
+    assert other.train.batch_size == plain.train.batch_size == 64
+    rates = [(cfg.solver.base_lr, cfg.solver.warmup_start_lr) for cfg in (plain, other)]
     assert rates == [pytest.approx((0.4, 0.001))] * 2
 
 

@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from torch import nn
 
 from multigrid import Shape, SteppedRate, make_schedule
-from slowfast_patches.config import load_config
+from slowfast_patches.config import load_recipe
 from slowfast_patches.models.build import build_model
 from slowfast_patches.models.inputs import blank_inputs
 from slowfast_patches.plan.cluster.gradients import (
@@ -128,7 +128,7 @@ def test_a_module_without_operations_waits_for_those_after_it():
 
 def test_gradients_come_in_the_reverse_of_the_parameters_order(tiny_recipe):
     """In a SlowFast, module by module: what the buckets' readiness stands on."""
-    cfg = load_config(tiny_recipe)
+    cfg = load_recipe(tiny_recipe)
     model = build_model(cfg).train()
     names = {parameter: name for name, parameter in model.named_parameters()}
     came = list[str]()
@@ -144,7 +144,7 @@ def test_gradients_come_in_the_reverse_of_the_parameters_order(tiny_recipe):
 
 
 def test_the_exchange_of_a_slowfast(tiny_recipe):
-    cfg = load_config(tiny_recipe)
+    cfg = load_recipe(tiny_recipe)
     exchange, model = exchange_of(cfg), build_model(cfg)
     buckets = exchange.buckets(8, 32)
     assert sum(b.size for b in buckets) == sum(p.numel() * 4 for p in model.parameters())

@@ -8,8 +8,8 @@ from types import ModuleType
 import pytest
 
 from multigrid import CosineRate, Schedule, Shape, SteppedRate, make_schedule
-from slowfast_patches.config import load_config
-from slowfast_patches.config.schedule import schedule_from_config
+from slowfast_patches.config import load_recipe
+from slowfast_patches.config.schedule import schedule_of
 from slowfast_patches.plan.picture import plot_plan
 from slowfast_patches.plan.plan import MIN_PHASE_ITERATIONS, format_plan, make_plan
 
@@ -115,8 +115,8 @@ def test_a_baseline_costs_what_it_costs(tool, recipe, capsys):
     ("factor", "low", "high"), [(1.0, 5.13, 5.15), (1.5, 3.42, 3.43), (2.0, 2.56, 2.58)]
 )
 def test_the_kinetics_recipe_has_the_published_iteration_factors(factor, low, high):
-    cfg = load_config(KINETICS, ["MULTIGRID.EPOCH_FACTOR", factor])
-    plan = make_plan(schedule_from_config(cfg, 240436), lambda frames, crop: 1.0)
+    cfg = load_recipe(KINETICS, ["MULTIGRID.EPOCH_FACTOR", factor])
+    plan = make_plan(schedule_of(cfg, 240436), lambda frames, crop: 1.0)
     assert low <= plan.iteration_factor <= high
     assert plan.cost.epochs == pytest.approx(239 * factor, abs=0.01)
     # with every clip at the same price, FLOPs are the clips
@@ -126,7 +126,7 @@ def test_the_kinetics_recipe_has_the_published_iteration_factors(factor, low, hi
 def test_a_divisor_of_16_leaves_the_kinetics_recipes_iterations_as_they_are():
     plain, sized = (
         make_plan(
-            schedule_from_config(load_config(KINETICS, ["MULTIGRID.SIZE_DIVISOR", d]), 240436),
+            schedule_of(load_recipe(KINETICS, ["MULTIGRID.SIZE_DIVISOR", d]), 240436),
             lambda frames, crop: float(frames * crop**2),
         )
         for d in (1, 16)

@@ -10,11 +10,11 @@ from typing import Any
 
 import pytest
 import torch
-from fvcore.common.config import CfgNode
 
 from multigrid import Shape, baseline_cost, schedule_cost
-from slowfast_patches.config import load_config
-from slowfast_patches.config.schedule import schedule_from_config
+from slowfast_patches.config import load_recipe
+from slowfast_patches.config.recipe import Recipe
+from slowfast_patches.config.schedule import schedule_of
 from slowfast_patches.plan.plan import format_plan, make_plan
 from slowfast_patches.plan.step_times import (
     MisfitError,
@@ -40,7 +40,7 @@ def recipe(short_cycle_recipe: Path) -> Path:
     return short_cycle_recipe
 
 
-def content(cfg: CfgNode, rows: list[tuple] = ROWS) -> dict[str, Any]:
+def content(cfg: Recipe, rows: list[tuple] = ROWS) -> dict[str, Any]:
     """A file as the benchmark writes it, with some more that nobody asks for."""
     return {
         "command": "python benchmarks/step_time.py",
@@ -67,7 +67,7 @@ def write(path: Path, data: object) -> Path:
 
 @pytest.fixture
 def times(tmp_path: Path, recipe: Path) -> Path:
-    return write(tmp_path / "times.json", content(load_config(recipe)))
+    return write(tmp_path / "times.json", content(load_recipe(recipe)))
 
 
 def test_the_plans_hours_by_hand(recipe, times, capsys, load_program):
@@ -83,9 +83,9 @@ def test_the_plans_hours_by_hand(recipe, times, capsys, load_program):
 
 
 def test_the_plans_text_has_times_and_where_they_come_from(recipe, times):
-    cfg = load_config(recipe)
+    cfg = load_recipe(recipe)
     timing = measured_timing([read_step_times(times)], cfg)
-    text = format_plan(make_plan(schedule_from_config(cfg, 64), lambda *_: 1e9, timing))
+    text = format_plan(make_plan(schedule_of(cfg, 64), lambda *_: 1e9, timing))
     rows = [line.split() for line in text.splitlines()]
     assert rows[0][-1] == "time"
     assert rows[2][-2:] == ["48", "min"]
@@ -95,15 +95,15 @@ def test_the_plans_text_has_times_and_where_they_come_from(recipe, times):
 
 
 def test_a_baselines_times_are_those_with_its_own_bn(recipe, times):
-    cfg = load_config(recipe, ["MULTIGRID.SHORT_CYCLE", False])
+    cfg = load_recipe(recipe, ["MULTIGRID.SHORT_CYCLE", False])
     assert read_step_times(times).seconds_per_iteration(cfg)(Shape(8, 16, 64)) == 90
-    ours = read_step_times(times).seconds_per_iteration(load_config(recipe))
+    ours = read_step_times(times).seconds_per_iteration(load_recipe(recipe))
     assert ours(Shape(8, 16, 64)) == 105
 
 
 def test_a_time_holds_for_every_recipe_whose_processes_have_that_many_clips(recipe, times):
     """Three machines with 8 clips each train on 24, 48 and 96."""
-    cfg = load_config(recipe, ["NUM_SHARDS", 3])
+    cfg = load_recipe(recipe, ["NUM_SHARDS", 3])
     timing = measured_timing([read_step_times(times)], cfg)
     assert timing.ours(Shape(96, 16, 32)) == 120
     assert timing.ours(Shape(24, 16, 64)) == 105
@@ -136,50 +136,50 @@ def test_times_of_another_recipe_are_refused_with_the_command_that_measures(
 
 def test_a_file_from_before_a_key_was_measured_at_its_default(recipe, tmp_path):
     """It holds neither TRAIN.COMPILE nor TRAIN.CUDNN_BENCHMARK, which was on."""
-    old = content(load_config(recipe))
+    old = content(load_recipe(recipe))
     for key in ("TRAIN.COMPILE", "TRAIN.CUDNN_BENCHMARK"):
         del old["model"][key]
     found = read_step_times(write(tmp_path / "old.json", old))
-    assert found.seconds_per_iteration(load_config(recipe))(Shape(16, 16, 45)) == 135
+    assert found.seconds_per_iteration(load_recipe(recipe))(Shape(16, 16, 45)) == 135
     for key, value, message in (
         ("TRAIN.COMPILE", True, r"TRAIN\.COMPILE False there, True here"),
         ("TRAIN.CUDNN_BENCHMARK", False, r"TRAIN\.CUDNN_BENCHMARK True there, False here"),
     ):
         with pytest.raises(MisfitError, match=message):
-            found.seconds_per_iteration(load_config(recipe, [key, value]))
+            found.seconds_per_iteration(load_recipe(recipe, [key, value]))
 
 
 def test_the_plans_text_says_what_was_switched_on_and_off(recipe, tmp_path):
-    cfg = load_config(recipe, ["TRAIN.MIXED_PRECISION", True, "TRAIN.TF32", False])
+    cfg = load_recipe(recipe, ["TRAIN.MIXED_PRECISION", True, "TRAIN.TF32", False])
     path = write(tmp_path / "fast.json", content(cfg))
     source = measured_timing([read_step_times(path)], cfg).source
     assert source.endswith("+00:00, TRAIN.MIXED_PRECISION True, TRAIN.TF32 False")
 
 
 def test_weights_at_the_start_do_not_change_the_speed(recipe, times):
-    cfg = load_config(recipe, ["RESNET.ZERO_INIT_FINAL_BN", True, "MODEL.DROPOUT_RATE", 0.1])
+    cfg = load_recipe(recipe, ["RESNET.ZERO_INIT_FINAL_BN", True, "MODEL.DROPOUT_RATE", 0.1])
     assert read_step_times(times).seconds_per_iteration(cfg)(Shape(16, 16, 45)) == 135
 
 
 def test_a_shape_that_ran_out_of_memory_has_no_time(recipe, tmp_path):
-    cfg = load_config(recipe)
+    cfg = load_recipe(recipe)
     rows = [ROWS[0], ([32, 16, 32], 32, 32, None), *ROWS[2:]]
     found = read_step_times(write(tmp_path / "full.json", content(cfg, rows)))
     with pytest.raises(MisfitError, match=r"32×16×32² ran out of memory on Abacus 9"):
         found.seconds_per_iteration(cfg)
-    baseline = load_config(recipe, ["MULTIGRID.SHORT_CYCLE", False])
+    baseline = load_recipe(recipe, ["MULTIGRID.SHORT_CYCLE", False])
     assert found.seconds_per_iteration(baseline)(Shape(8, 16, 64)) == 90
 
 
 def test_a_shape_that_the_schedule_does_not_have_is_refused_when_it_is_asked_for(recipe, times):
-    seconds = read_step_times(times).seconds_per_iteration(load_config(recipe))
+    seconds = read_step_times(times).seconds_per_iteration(load_recipe(recipe))
     with pytest.raises(MisfitError, match="no time for 8×8×64²"):
         seconds(Shape(8, 8, 64))
 
 
 def test_of_several_files_each_recipe_takes_the_first_that_fits(recipe, tmp_path):
     """The baseline was measured in one file, multigrid in another; a third is of another model."""
-    cfg, other = load_config(recipe), load_config(recipe, ["MODEL.NUM_CLASSES", 9])
+    cfg, other = load_recipe(recipe), load_recipe(recipe, ["MODEL.NUM_CLASSES", 9])
     paths = [
         write(tmp_path / "other.json", content(other)),
         write(tmp_path / "baseline.json", content(cfg, ROWS[:1])),
@@ -202,7 +202,7 @@ def test_of_several_files_each_recipe_takes_the_first_that_fits(recipe, tmp_path
 
 def test_an_estimate_is_in_proportion_to_the_work(recipe):
     """A clip that costs as much as it has frames: 32 × 16 is 4 times 8 × 16."""
-    timing = estimated_timing(load_config(recipe), 3.0, lambda frames, crop: float(frames))
+    timing = estimated_timing(load_recipe(recipe), 3.0, lambda frames, crop: float(frames))
     assert timing.ours(Shape(8, 16, 64)) == timing.baseline(Shape(8, 16, 64)) == 3
     assert timing.ours(Shape(32, 16, 32)) == 12
     assert timing.ours(Shape(32, 8, 32)) == 6
@@ -218,9 +218,9 @@ def test_an_estimate_is_in_proportion_to_the_work(recipe):
 )
 def test_what_was_measured_predicts_the_demos_speed_up(steps, report, overrides):
     """Within 10 % of what the demo's trainings took, waiting for data not counted."""
-    cfg = load_config(ROOT / "configs" / "Demo" / "SLOWFAST_DEMO_MULTIGRID.yaml", overrides)
+    cfg = load_recipe(ROOT / "configs" / "Demo" / "SLOWFAST_DEMO_MULTIGRID.yaml", overrides)
     timing = measured_timing([read_step_times(RESULTS / steps)], cfg)
-    schedule = schedule_from_config(cfg, 640)
+    schedule = schedule_of(cfg, 640)
     ours = schedule_cost(schedule, None, timing.ours).seconds
     baseline = baseline_cost(schedule, None, timing.baseline).seconds
     rows = {row["name"]: row for row in json.loads((RESULTS / report).read_text())["configs"]}
@@ -266,7 +266,7 @@ def row_changed(**values: object) -> Callable[[dict[str, Any]], object]:
     ],
 )
 def test_files_that_are_none_are_refused_by_name(recipe, tmp_path, change, message):
-    path = write(tmp_path / "bad.json", change(content(load_config(recipe))))
+    path = write(tmp_path / "bad.json", change(content(load_recipe(recipe))))
     with pytest.raises(ValueError, match=rf"bad.json is no step-time file: .*{message}"):
         read_step_times(path)
 
@@ -282,7 +282,7 @@ def test_what_is_measured_is_what_a_schedule_meets_and_the_baseline(tiny_config,
     found = shapes_to_measure(cfg)
     assert found[0] == (Shape(4, 8, 32), None)
     assert len(found) == len(set(found)) == 9
-    assert {shape for shape, _ in found} == set(schedule_from_config(cfg, 10**4).shapes)
+    assert {shape for shape, _ in found} == set(schedule_of(cfg, 10**4).shapes)
     assert dict(found[1:])[Shape(32, 4, 16)] == 8
     assert shapes_to_measure(tiny_config(tmp_path, *OFF)) == [(Shape(4, 8, 32), None)]
 
@@ -351,7 +351,7 @@ def test_a_shape_without_room_is_reported_and_the_others_are_measured(
     assert [row["seconds"] is None for row in rows] == [False, True, False, False]
     assert rows[1]["failure"] == "out of memory"
     assert set(done) == {(4, 8, 32), (8, 8, 23)}
-    cfg = load_config(tiny_recipe, pairs)
+    cfg = load_recipe(tiny_recipe, pairs)
     with pytest.raises(MisfitError, match="16×8×16² ran out of memory"):
         read_step_times(path).seconds_per_iteration(cfg)
 
@@ -362,7 +362,7 @@ def test_a_recipe_for_gpus_is_not_measured_on_the_cpu(bench, tiny_recipe, capsys
     assert "NUM_GPUS 0 is the CPU" in capsys.readouterr().err
 
 
-def on_the_cpu(step_bench: ModuleType, cfg: CfgNode) -> Any:
+def on_the_cpu(step_bench: ModuleType, cfg: Recipe) -> Any:
     return step_bench.Bench(cfg, torch.device("cpu"))
 
 

@@ -15,7 +15,7 @@ from slowfast_patches.study.comparison import (
     write_comparison,
 )
 from slowfast_patches.study.runs import (
-    Recipe,
+    Arm,
     RunFailedError,
     find_results,
     run_folder,
@@ -75,13 +75,13 @@ def configs(tmp_path_factory: pytest.TempPathFactory) -> list[Path]:
 
 
 @pytest.fixture(scope="module")
-def three(configs: list[Path]) -> list[Recipe]:
+def three(configs: list[Path]) -> list[Arm]:
     """Baseline, shortened baseline, multigrid."""
     return make_recipes(configs, [], equal_time=True)
 
 
 @pytest.fixture(scope="module")
-def recipes(three: list[Recipe]) -> list[Recipe]:
+def recipes(three: list[Arm]) -> list[Arm]:
     """Baseline and multigrid."""
     return [three[0], three[2]]
 
@@ -92,7 +92,7 @@ def make_result(recipe, seed: int, seconds: float, top1: float, **changes) -> di
         {"iteration": n, "epoch": n, "seconds": seconds * n / 4, "top1": top1 * n / 4, "top5": 90.0}
         for n in (1, 2, 3, 4)
     ]
-    config = yaml.safe_load(recipe.cfg.dump()) | {"RNG_SEED": seed, "OUTPUT_DIR": "elsewhere"}
+    config = yaml.safe_load(recipe.cfg.text) | {"RNG_SEED": seed, "OUTPUT_DIR": "elsewhere"}
     return {
         "config": config,
         "versions": {"torch": "2.0"},
@@ -261,10 +261,10 @@ def test_equal_time_scales_every_length_by_the_ratio_of_iterations(configs):
     assert short.iterations == 36
     assert short.name == "baseline at 1/2.8"
     assert short.folder == "baseline_1_over_2.8"
-    solver, ratio = short.cfg.SOLVER, 36 / 102
-    lengths = [solver.MAX_EPOCH, *solver.STEPS, solver.WARMUP_EPOCHS]
+    solver, ratio = short.cfg.solver, 36 / 102
+    lengths = [solver.max_epoch, *solver.steps, solver.warmup_epochs]
     assert lengths == pytest.approx([6 * ratio, 0, 4 * ratio, 0.5 * ratio], rel=1e-5)
-    assert solver.BASE_LR == 0.2
+    assert solver.base_lr == 0.2
     with pytest.raises(ValueError, match="longer one first"):
         make_recipes(configs[::-1], [], equal_time=True)
 

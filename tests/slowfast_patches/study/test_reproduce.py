@@ -11,7 +11,7 @@ import pytest
 import submitit
 import yaml
 
-from slowfast_patches.config.schedule import schedule_from_config
+from slowfast_patches.config.schedule import schedule_of
 from slowfast_patches.launch.slurm import Slurm
 from slowfast_patches.study.reproduction.cluster import submit
 from slowfast_patches.study.reproduction.experiment import Row
@@ -124,7 +124,7 @@ class TestRecipes:
         long = made.recipe(ours.training, ours.baseline)
         assert abs(short.iterations - long.iterations) <= 1
         assert baseline.iterations / short.iterations == pytest.approx(3.51, abs=0.01)
-        ratios = [cfg.SOLVER.STEPS[1] / cfg.SOLVER.MAX_EPOCH for cfg in (baseline.cfg, short.cfg)]
+        ratios = [cfg.solver.steps[1] / cfg.solver.max_epoch for cfg in (baseline.cfg, short.cfg)]
         assert ratios[0] == pytest.approx(ratios[1], rel=1e-4)
 
     def test_a_shortened_baseline_is_as_long_on_fewer_gpus(self) -> None:
@@ -146,7 +146,7 @@ class TestRecipes:
         )
         found = row("table4", "baseline")
         cfg = made.recipe(found.training, found.baseline).cfg
-        assert (cfg.NUM_GPUS, cfg.TRAIN.BATCH_SIZE, cfg.LOG_PERIOD) == (1, 8, 7)
+        assert (cfg.num_gpus, cfg.train.batch_size, cfg.log_period) == (1, 8, 7)
         assert "I3D_8x8_R50_1GPU.yaml is for NUM_GPUS 1, not for the 8" in caplog.text
 
     def test_a_point_of_a_figure_is_as_long_as_it_says(self) -> None:
@@ -174,7 +174,7 @@ class TestRecipes:
         """With one shape 3 cycled LR stages are a phase each; iterations as its clips: 7/3."""
         found = row("figure3", "short cycle only, 1× epochs")
         made = recipes().recipe(found.training, found.baseline)
-        schedule = schedule_from_config(made.cfg, made.cfg.DATA.NUM_TRAIN_VIDEOS)
+        schedule = schedule_of(made.cfg, made.cfg.data.num_train_videos)
         assert [phase.fine_tuning for phase in schedule.phases] == [False] * 3 + [True] * 2
         assert made.iterations == pytest.approx(896_000 * 3 / 7, rel=1e-3)
 
@@ -186,11 +186,11 @@ class TestRecipes:
         )
         found = row("table5", "baseline")
         cfg = made.recipe(found.training, found.baseline).cfg
-        assert cfg.TRAIN.CHECKPOINT_FILE_PATH == "k400.pkl"
-        assert cfg.TRAIN.CHECKPOINT_TYPE == "caffe2"
-        assert str(tmp_path) == cfg.DATA.PATH_TO_DATA_DIR
-        assert cfg.TRAIN.BATCH_SIZE == 8
-        assert pytest.approx(0.015) == cfg.SOLVER.BASE_LR
+        assert cfg.train.checkpoint_file_path == "k400.pkl"
+        assert cfg.train.checkpoint_type == "caffe2"
+        assert str(tmp_path) == cfg.data.path_to_data_dir
+        assert cfg.train.batch_size == 8
+        assert pytest.approx(0.015) == cfg.solver.base_lr
 
 
 class TestDryRun:
@@ -267,7 +267,7 @@ class TestDryRun:
 def write_result(folder: Path, cfg: object, seed: int, seconds: float, **metrics: float) -> None:
     """A finished run's result.json, as far as a table reads it."""
     folder.mkdir(parents=True)
-    config = yaml.safe_load(cfg.dump()) | {"RNG_SEED": seed}
+    config = yaml.safe_load(cfg.text) | {"RNG_SEED": seed}
     machine = {"processor": "abacus", "gpus": []}
     spent = {"training": 0.75 * seconds, "loading": 0.25 * seconds, "evaluating": 99.0}
     result = {"config": config, "machine": machine, "world_size": 1, "seconds": spent, **metrics}
@@ -376,9 +376,7 @@ class TestOutcome:
     ) -> None:
         found = row("table1a", "baseline")
         recipe = recipes().recipe(found.training, found.baseline)
-        cfg = recipe.cfg.clone()
-        cfg.defrost()
-        cfg.TRAIN.CHECKPOINT_FILE_PATH = "k400.pyth"
+        cfg = recipe.recipe.replaced({"TRAIN.CHECKPOINT_FILE_PATH": "k400.pyth"})
         write_result(tmp_path / recipe.folder / "seed0", cfg, 0, 60.0, top1=75.0, top5=91.0)
         status, _, err = cli("table1a", "--output", tmp_path)
         assert status == 2

@@ -21,11 +21,11 @@ from unittest import mock
 
 import torch
 import torch.distributed as dist
-from fvcore.common.config import CfgNode
 
 from multigrid import ClipPlan, ClipRequest, Step, average_running_stats
 from slowfast_patches import patching
-from slowfast_patches.config import load_config
+from slowfast_patches.config import load_recipe
+from slowfast_patches.config.recipe import Recipe
 from slowfast_patches.datasets import clips
 from slowfast_patches.launch.pulse import Pulse
 from slowfast_patches.launch.stopping import StopRequest
@@ -39,7 +39,7 @@ from slowfast_patches.utils.distributed import World
 __all__ = ["build_small", "main"]
 
 
-def build_small(cfg: CfgNode, *, grouped_bn: bool = False) -> torch.nn.Module:
+def build_small(cfg: Recipe, *, grouped_bn: bool = False) -> torch.nn.Module:
     """The model with one block in each stage, so that it is trained in no time."""
     patching.apply()
     from slowfast.models import video_model_builder
@@ -53,7 +53,7 @@ def in_double() -> Iterator[None]:
     """Models and clips are float64."""
     transform = InputTransform.__call__
 
-    def build(cfg: CfgNode, *, grouped_bn: bool) -> torch.nn.Module:
+    def build(cfg: Recipe, *, grouped_bn: bool) -> torch.nn.Module:
         return build_small(cfg, grouped_bn=grouped_bn).double()
 
     def doubled(*args: Any) -> list[torch.Tensor]:
@@ -69,7 +69,7 @@ def in_double() -> Iterator[None]:
 class Recording(Trainer):
     """Keeps what each iteration saw and the model's state before and after each evaluation."""
 
-    def __init__(self, cfg: CfgNode, world: World) -> None:
+    def __init__(self, cfg: Recipe, world: World) -> None:
         super().__init__(cfg, world, StopRequest(world), None)
         self.states = list[dict[str, torch.Tensor]]()
 
@@ -87,7 +87,7 @@ class Recording(Trainer):
         self.states.append({k: v.clone() for k, v in self.model.state_dict().items()})
 
 
-def train_all(cfgs: dict[str, CfgNode], rank: int, size: int, folder: Path) -> None:
+def train_all(cfgs: dict[str, Recipe], rank: int, size: int, folder: Path) -> None:
     """What each rank does."""
     if size > 1:
         store = dist.FileStore(str(folder / f"store{size}"), size)
@@ -101,10 +101,9 @@ def train_all(cfgs: dict[str, CfgNode], rank: int, size: int, folder: Path) -> N
         dist.destroy_process_group()
 
 
-def train(name: str, cfg: CfgNode, world: World, folder: Path) -> None:
+def train(name: str, cfg: Recipe, world: World, folder: Path) -> None:
     folder.mkdir(parents=True, exist_ok=True)
-    cfg = cfg.clone()
-    cfg.OUTPUT_DIR = str(folder)
+    cfg = cfg.replaced({"OUTPUT_DIR": str(folder)})
     if name != "single":
         trainer = Recording(cfg, world)
         trainer.validation(trainer.models, trainer.schedule.at(0), Pulse())
@@ -148,9 +147,8 @@ def main(folder: Path, sizes: list[int]) -> None:
     torch.set_num_threads(1)
     warnings.simplefilter("ignore")
     # The plain one first, which finds no groups of processes that another has formed.
-    cfgs = {name: load_config(folder / f"{name}.yaml") for name in ("plain", "single", "double")}
-    for cfg in cfgs.values():
-        cfg.defrost()
+    cfgs = {name: load_recipe(folder / f"{name}.yaml") for name in ("plain", "single", "double")}
+    cfg = cfgs["double"]
     build_optimizer(cfg, build_small(cfg))  # imports what is imported late
     importlib.import_module("torch.utils.tensorboard")
     context = multiprocessing.get_context("fork")

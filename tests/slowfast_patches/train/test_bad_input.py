@@ -8,9 +8,9 @@ from pathlib import Path
 import pytest
 import torch
 import torch.distributed as dist
-from fvcore.common.config import CfgNode
 
 from slowfast_patches import patching
+from slowfast_patches.config.recipe import Recipe
 from slowfast_patches.train import checkpoints
 from slowfast_patches.train import run as run_module
 
@@ -235,7 +235,7 @@ def test_a_recipe_that_starts_from_weights_wants_them(command_line, tmp_path):
 
 
 def test_a_run_that_is_continued_keeps_its_number_of_classes(
-    tiny_config: Callable[..., CfgNode], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    tiny_config: Callable[..., Recipe], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ):
     """Its checkpoints have a head of that size: a refusal would strand it."""
     patching.apply()

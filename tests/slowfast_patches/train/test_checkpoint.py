@@ -10,8 +10,8 @@ from pathlib import Path
 import pytest
 import torch
 import yaml
-from fvcore.common.config import CfgNode
 
+from slowfast_patches.config.recipe import Recipe
 from slowfast_patches.datasets.lists.lists import list_digest, read_list
 from slowfast_patches.launch.stopping import TrainingStoppedError
 from slowfast_patches.train import checkpoints
@@ -67,12 +67,12 @@ def test_what_is_no_checkpoint_is_named(tmp_path: Path):
 # Whose checkpoint it is.
 
 
-def saved(cfg: CfgNode) -> dict:
-    return {"cfg": cfg.dump(), "iteration": 3, "num_videos": 24}
+def saved(cfg: Recipe) -> dict:
+    return {"cfg": cfg.text, "iteration": 3, "num_videos": 24}
 
 
 def test_what_does_not_change_the_training_may_change(
-    tiny_config: Callable[..., CfgNode], tmp_path: Path
+    tiny_config: Callable[..., Recipe], tmp_path: Path
 ):
     content = saved(tiny_config(tmp_path))
     moved = ("LOG_PERIOD", 7, "TEST.NUM_SPATIAL_CROPS", 3, "DATA_LOADER.NUM_WORKERS", 2)
@@ -81,7 +81,7 @@ def test_what_does_not_change_the_training_may_change(
 
 
 def test_keys_that_are_newer_than_a_checkpoint_are_at_their_defaults(
-    tiny_config: Callable[..., CfgNode], tmp_path: Path
+    tiny_config: Callable[..., Recipe], tmp_path: Path
 ):
     content, path = saved(tiny_config(tmp_path)), tmp_path / "c.pyth"
     old = yaml.safe_load(content["cfg"])
@@ -93,7 +93,7 @@ def test_keys_that_are_newer_than_a_checkpoint_are_at_their_defaults(
         checkpoints.check_same_recipe(content, tiny_config(tmp_path, "TSM.SHIFT_DIV", 4), path)
 
 
-def test_what_changes_the_training_is_listed(tiny_config: Callable[..., CfgNode], tmp_path: Path):
+def test_what_changes_the_training_is_listed(tiny_config: Callable[..., Recipe], tmp_path: Path):
     content = saved(tiny_config(tmp_path))
     changed = ("SOLVER.BASE_LR", 0.5, "MULTIGRID.SHORT_CYCLE", False)
     here = tiny_config(tmp_path, *changed, "TRAIN.CHECKPOINT_FILE_PATH", "other.pyth")
@@ -107,13 +107,13 @@ def test_what_changes_the_training_is_listed(tiny_config: Callable[..., CfgNode]
     assert "TRAIN.AUTO_RESUME False" in message
 
 
-def test_weights_alone_cannot_be_continued(tiny_config: Callable[..., CfgNode], tmp_path: Path):
+def test_weights_alone_cannot_be_continued(tiny_config: Callable[..., Recipe], tmp_path: Path):
     with pytest.raises(ValueError, match=r"TRAIN\.CHECKPOINT_FILE_PATH"):
         checkpoints.check_same_recipe({"model_state": {}}, tiny_config(tmp_path), tmp_path)
 
 
 def test_machines_may_change_where_batch_and_rates_stay(
-    tiny_config: Callable[..., CfgNode], tmp_path: Path
+    tiny_config: Callable[..., Recipe], tmp_path: Path
 ):
     one = ("TRAIN.BATCH_SIZE", 12, "SOLVER.BASE_LR", 0.3, "SOLVER.WARMUP_START_LR", 0.03)
     content, path = saved(tiny_config(tmp_path, *one)), tmp_path / "c.pyth"
@@ -146,7 +146,7 @@ def test_a_run_on_another_list_is_not_continued(tmp_path: Path):
 
 
 def test_a_list_is_known_by_paths_labels_and_order_wherever_the_data_lie(
-    tiny_config: Callable[..., CfgNode], tmp_path: Path
+    tiny_config: Callable[..., Recipe], tmp_path: Path
 ):
     def digest(lines: list[str], *keys: object) -> str:
         (tmp_path / "train.csv").write_text("\n".join(lines))
@@ -185,7 +185,7 @@ def flip(path: Path) -> None:
 
 
 def test_a_damaged_one_is_set_aside_and_the_one_before_it_continued(
-    tiny_config: Callable[..., CfgNode], tmp_path: Path, caplog: pytest.LogCaptureFixture
+    tiny_config: Callable[..., Recipe], tmp_path: Path, caplog: pytest.LogCaptureFixture
 ):
     cfg = tiny_config(tmp_path)
     assert checkpoints.find_resumable(cfg) is None
@@ -203,7 +203,7 @@ def test_a_damaged_one_is_set_aside_and_the_one_before_it_continued(
 
 
 def test_where_all_are_damaged_nothing_starts_from_scratch(
-    tiny_config: Callable[..., CfgNode], tmp_path: Path
+    tiny_config: Callable[..., Recipe], tmp_path: Path
 ):
     cfg = tiny_config(tmp_path)
     paths = [checkpoints.save(tmp_path, n, saved(cfg)) for n in (2, 4)]
@@ -216,7 +216,7 @@ def test_where_all_are_damaged_nothing_starts_from_scratch(
 
 
 def test_a_folder_in_the_place_of_a_checkpoint_is_set_aside(
-    tiny_config: Callable[..., CfgNode], tmp_path: Path, caplog: pytest.LogCaptureFixture
+    tiny_config: Callable[..., Recipe], tmp_path: Path, caplog: pytest.LogCaptureFixture
 ):
     cfg = tiny_config(tmp_path)
     whole = checkpoints.save(tmp_path, 2, saved(cfg))
@@ -232,7 +232,7 @@ def test_a_folder_in_the_place_of_a_checkpoint_is_set_aside(
 @pytest.mark.parametrize("number", [errno.EACCES, errno.EIO, errno.ESTALE])
 @pytest.mark.parametrize("reader", ["torch_file.check", "torch.load"])
 def test_one_that_cannot_be_read_is_not_taken_for_damaged(
-    tiny_config: Callable[..., CfgNode],
+    tiny_config: Callable[..., Recipe],
     tmp_path: Path,
     monkeypatch: pytest.MonkeyPatch,
     number: int,
@@ -255,7 +255,7 @@ def test_one_that_cannot_be_read_is_not_taken_for_damaged(
 class Attempt:
     """Starts of runs with TRAIN.AUTO_RESUME False, each with an environment."""
 
-    def __init__(self, cfg: CfgNode, patch: pytest.MonkeyPatch) -> None:
+    def __init__(self, cfg: Recipe, patch: pytest.MonkeyPatch) -> None:
         self.cfg, self.patch = cfg, patch
 
     def __call__(self, save: int = 0, **environment: object) -> int | None:
@@ -267,13 +267,13 @@ class Attempt:
             found = checkpoints.find_resumable(self.cfg)
         if save:
             content = saved(self.cfg) | {"iteration": save}
-            checkpoints.save(self.cfg.OUTPUT_DIR, save, content)
+            checkpoints.save(self.cfg.output_dir, save, content)
         return found and found.content["iteration"]
 
 
 @pytest.fixture
 def attempt(
-    tiny_config: Callable[..., CfgNode], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    tiny_config: Callable[..., Recipe], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> Attempt:
     for name in ("SLURM_JOB_ID", "SLURM_RESTART_COUNT", "TORCHELASTIC_RUN_ID"):
         monkeypatch.delenv(name, raising=False)

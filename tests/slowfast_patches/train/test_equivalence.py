@@ -16,12 +16,12 @@ from typing import Any
 
 import pytest
 import torch
-from fvcore.common.config import CfgNode
 from torch import Tensor, nn
 
 from multigrid import Schedule
 from multigrid.batchnorm import arrangement
-from slowfast_patches.config.schedule import schedule_from_config
+from slowfast_patches.config.recipe import Recipe
+from slowfast_patches.config.schedule import schedule_of
 
 WORKER = Path(__file__).with_name("equivalence_worker.py")
 
@@ -46,7 +46,7 @@ RATES = {"double": 0.1 / 8, "single": 0.00025 / 8}
 
 
 @pytest.fixture(scope="module")
-def folder(tiny_config: Callable[..., CfgNode], tmp_path_factory: pytest.TempPathFactory) -> Path:
+def folder(tiny_config: Callable[..., Recipe], tmp_path_factory: pytest.TempPathFactory) -> Path:
     """What the ranks of all runs recorded, by name of the run and number of processes."""
     folder = tmp_path_factory.mktemp("equivalence")
     cfg = tiny_config(folder, *OPTIONS)
@@ -62,7 +62,7 @@ def folder(tiny_config: Callable[..., CfgNode], tmp_path_factory: pytest.TempPat
     return folder
 
 
-def trained_weights(cfg: CfgNode) -> dict[str, Tensor]:
+def trained_weights(cfg: Recipe) -> dict[str, Tensor]:
     """Weights away from 0, as after a training: what starts at 0 is all updates."""
     spec = importlib.util.spec_from_file_location("equivalence_worker", WORKER)
     assert spec is not None
@@ -83,8 +83,8 @@ def runs(folder: Path, name: str, size: int) -> list[dict[str, Any]]:
 
 
 @pytest.fixture(scope="module")
-def schedule(tiny_config: Callable[..., CfgNode], folder: Path) -> Schedule:
-    return schedule_from_config(tiny_config(folder, *OPTIONS), num_videos=24)
+def schedule(tiny_config: Callable[..., Recipe], folder: Path) -> Schedule:
+    return schedule_of(tiny_config(folder, *OPTIONS), num_videos=24)
 
 
 def test_groups_of_every_kind_are_trained(schedule: Schedule):

@@ -12,11 +12,11 @@ from pathlib import Path
 
 import pytest
 import torch
-from fvcore.common.config import CfgNode
 from torch import Tensor, nn
 
 from slowfast_patches import patching
 from slowfast_patches.config.metrics import COUNTS
+from slowfast_patches.config.recipe import Recipe
 from slowfast_patches.datasets.loader import build_dataset, evaluation_loader
 from slowfast_patches.launch.stopping import TrainingStoppedError
 from slowfast_patches.train import checkpoints
@@ -246,7 +246,7 @@ def test_two_processes_give_the_metrics_of_one(tmp_path: Path):
 
 @pytest.mark.parametrize("ranks", [1, 3, 20])
 def test_together_the_ranks_score_every_clip_once(
-    tiny_config: Callable[..., CfgNode], tmp_path: Path, ranks: int
+    tiny_config: Callable[..., Recipe], tmp_path: Path, ranks: int
 ):
     patching.apply()
     cfg = tiny_config(tmp_path, "TEST.NUM_SPATIAL_CROPS", 1, "TEST.NUM_ENSEMBLE_VIEWS", 2)
@@ -314,7 +314,7 @@ def test_a_checkpoint_that_a_training_deletes_meanwhile_is_not_missed(
 
 
 def test_all_processes_test_what_the_main_one_has_loaded(
-    finished: Path, tiny_config: Callable[..., CfgNode], monkeypatch: pytest.MonkeyPatch
+    finished: Path, tiny_config: Callable[..., Recipe], monkeypatch: pytest.MonkeyPatch
 ):
     patching.apply()
     weights, tested = checkpoints.load(checkpoints.last_checkpoint(finished))["model_state"], []

@@ -1,10 +1,9 @@
 """After which iterations a run evaluates and saves, worked out by hand."""
 
 import pytest
-from fvcore.common.config import CfgNode
 
 from multigrid import Schedule, Shape, SteppedRate, make_schedule
-from slowfast_patches.config import get_cfg
+from slowfast_patches.config.recipe import Recipe, default_recipe
 from slowfast_patches.train.milestones import (
     checkpoint_iterations,
     evaluation_iterations,
@@ -19,13 +18,9 @@ def schedule() -> Schedule:
     return make_schedule(Shape(8, 16, 64), 136, policy, epoch_factor=1.0, short_cycle=())
 
 
-def config(**keys: object) -> CfgNode:
-    cfg = get_cfg()
-    cfg.MULTIGRID.LONG_CYCLE = True
-    for key, value in keys.items():
-        section, _, name = key.partition("_")
-        cfg[section][name] = value
-    return cfg
+def config(**keys: object) -> Recipe:
+    values = {key.replace("_", ".", 1): value for key, value in keys.items()}
+    return default_recipe().replaced({"MULTIGRID.LONG_CYCLE": True, **values})
 
 
 def test_the_long_cycle_evaluates_so_often_a_phase(schedule: Schedule):

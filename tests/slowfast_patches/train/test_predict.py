@@ -10,7 +10,7 @@ import pytest
 import torch
 
 from slowfast_patches import patching
-from slowfast_patches.config import load_config
+from slowfast_patches.config import load_recipe
 from slowfast_patches.datasets.lists.class_names import read_class_names
 from slowfast_patches.datasets.loader import build_dataset, evaluation_loader
 from slowfast_patches.models.build import build_model
@@ -61,8 +61,8 @@ def scores_of_the_test(cfg: Any, trained: Path) -> torch.Tensor:
     patching.apply()
     model = build_model(cfg).eval()
     load_weights(model, trained, complete=True)
-    dataset, transform = build_dataset(cfg, "test"), InputTransform.from_config(cfg, CPU)
-    scores = torch.zeros(len(dataset.videos), dataset.num_clips, cfg.MODEL.NUM_CLASSES)
+    dataset, transform = build_dataset(cfg, "test"), InputTransform.of_recipe(cfg, CPU)
+    scores = torch.zeros(len(dataset.videos), dataset.num_clips, cfg.model.num_classes)
     with torch.no_grad():
         for batch in evaluation_loader(cfg, dataset, dataset.num_clips, 0, 1):
             (video,) = batch["videos"].unique()
@@ -278,12 +278,12 @@ def test_a_command_line_without_sense_is_refused(predict, trained, arguments):
 
 
 def test_the_config_of_a_checkpoint_is_that_of_its_run(trained, multigrid_run):
-    assert read_checkpoint(trained)[0] == load_config(multigrid_run / "config.yaml")
+    assert read_checkpoint(trained)[0] == load_recipe(multigrid_run / "config.yaml")
 
 
 @pytest.mark.parametrize("names", [7, [1, 2, 3], "abc", ["a", "b"], ["a", "b", 3], {}])
 def test_what_are_no_names_of_the_classes_in_a_checkpoint_is_passed_over(tmp_path, names):
-    path, text = tmp_path / "crafted.pyth", load_config(None, ["MODEL.NUM_CLASSES", 3]).dump()
+    path, text = tmp_path / "crafted.pyth", load_recipe(None, ["MODEL.NUM_CLASSES", 3]).dump()
     torch.save({"cfg": text, "class_names": names}, path)
     assert read_checkpoint(path)[1] is None
     torch.save({"cfg": text, "class_names": ["a", "b", "c"]}, path)
@@ -291,9 +291,9 @@ def test_what_are_no_names_of_the_classes_in_a_checkpoint_is_passed_over(tmp_pat
 
 
 def test_a_recipe_given_replaces_the_one_in_the_checkpoint(trained, tiny_recipe):
-    assert read_checkpoint(trained)[0].TEST.NUM_ENSEMBLE_VIEWS == 2
+    assert read_checkpoint(trained)[0].test.num_ensemble_views == 2
     changed = tiny_recipe.with_name("changed.yaml")
     changed.write_text(f"_BASE_: {tiny_recipe.name}\nTEST: {{NUM_ENSEMBLE_VIEWS: 5}}\n")
     cfg, _ = read_checkpoint(trained, changed, ["TEST.BATCH_SIZE", 3])
-    assert (cfg.TEST.NUM_ENSEMBLE_VIEWS, cfg.TEST.BATCH_SIZE) == (5, 3)
-    assert cfg == load_config(changed, ["TEST.BATCH_SIZE", 3])
+    assert (cfg.test.num_ensemble_views, cfg.test.batch_size) == (5, 3)
+    assert cfg == load_recipe(changed, ["TEST.BATCH_SIZE", 3])

@@ -11,11 +11,10 @@ from unittest.mock import MagicMock
 import pytest
 import torch
 import torch.distributed as dist
-from fvcore.common.config import CfgNode
 from torch import Tensor, nn
 
 from multigrid import Schedule, Shape, SteppedRate, convert_batchnorm, make_schedule
-from slowfast_patches.config.keys import get_cfg
+from slowfast_patches.config.recipe import Recipe, default_recipe
 from slowfast_patches.config.speed import check_speed, check_speed_of_schedule
 from slowfast_patches.models.dropout import ClipDropout
 from slowfast_patches.models.inputs import InputTransform
@@ -49,16 +48,12 @@ class Net(nn.Module):
         return self.projection(self.dropout(x))
 
 
-def config(**keys: object) -> CfgNode:
+def config(**keys: object) -> Recipe:
     """A recipe of 8 clips of 4 × 16²; `TRAIN__COMPILE=True` sets TRAIN.COMPILE."""
-    cfg = get_cfg()
-    cfg.MODEL.ARCH, cfg.MODEL.NUM_CLASSES, cfg.NUM_GPUS = "slowonly", 4, 0
-    cfg.TRAIN.BATCH_SIZE, cfg.DATA.NUM_FRAMES, cfg.DATA.TRAIN_CROP_SIZE = 8, 4, 16
-    cfg.MULTIGRID.LONG_CYCLE = cfg.MULTIGRID.SHORT_CYCLE = True
-    for name, value in keys.items():
-        section, _, key = name.partition("__")
-        cfg[section][key] = value
-    return cfg
+    values = {"MODEL.ARCH": "slowonly", "MODEL.NUM_CLASSES": 4, "NUM_GPUS": 0}
+    values |= {"TRAIN.BATCH_SIZE": 8, "DATA.NUM_FRAMES": 4, "DATA.TRAIN_CROP_SIZE": 16}
+    values |= {"MULTIGRID.LONG_CYCLE": True, "MULTIGRID.SHORT_CYCLE": True}
+    return default_recipe().replaced(values | {k.replace("__", "."): v for k, v in keys.items()})
 
 
 def schedule(bn_size: int | None = 8) -> Schedule:
@@ -69,7 +64,7 @@ def schedule(bn_size: int | None = 8) -> Schedule:
 def stepper(**keys: object) -> Stepper:
     torch.manual_seed(0)
     cfg, model = config(**keys), convert_batchnorm(Net())
-    if cfg.MODEL.CHANNELS_LAST:
+    if cfg.model.channels_last:
         model.to(memory_format=torch.channels_last_3d)
     return Stepper(cfg, model, CPU)
 
@@ -295,7 +290,7 @@ def test_parts_of_groups_that_processes_share_are_refused():
 
 def test_graphs_of_parts_are_refused():
     cfg = config(SOLVER__ACCUMULATION_STEPS=2, TRAIN__CUDA_GRAPHS=True)
-    cfg.NUM_GPUS = 1
+    cfg.num_gpus = 1
     with pytest.raises(ValueError, match=r"CUDA_GRAPHS True and SOLVER\.ACCUMULATION_STEPS 2:"):
         check_speed(cfg, 1)
 

@@ -8,12 +8,12 @@ from pathlib import Path
 import pytest
 import torch
 import yaml
-from fvcore.common.config import CfgNode
 
 from multigrid import MultigridBatchSampler, Schedule, collate
 from slowfast_patches import patching
-from slowfast_patches.config import load_config
-from slowfast_patches.config.schedule import schedule_from_config
+from slowfast_patches.config import load_recipe
+from slowfast_patches.config.recipe import Recipe
+from slowfast_patches.config.schedule import schedule_of
 from slowfast_patches.datasets.loader import build_dataset
 from slowfast_patches.train import loop as train_module
 from slowfast_patches.train import step as step_module
@@ -30,7 +30,7 @@ def baseline_run(train: Callable[..., Path], tmp_path_factory: pytest.TempPathFa
     return train(tmp_path_factory.mktemp("baseline_run"), *OFF, *SHORT, *PLAIN)
 
 
-def host_loop(cfg: CfgNode) -> dict[str, torch.Tensor]:
+def host_loop(cfg: Recipe) -> dict[str, torch.Tensor]:
     """The weights after a baseline training written with the host's functions; ours are the clips,
     which are random."""
     patching.apply()
@@ -41,11 +41,11 @@ def host_loop(cfg: CfgNode) -> dict[str, torch.Tensor]:
     from slowfast.utils.lr_policy import get_lr_at_epoch
 
     dataset = build_dataset(cfg, "train")
-    torch.manual_seed(cfg.RNG_SEED)
-    model = _MODEL_TYPES[cfg.MODEL.ARCH](cfg).train()
+    torch.manual_seed(cfg.rng_seed)
+    model = _MODEL_TYPES[cfg.model.arch](cfg).train()
     optimizer, loss_function = construct_optimizer(model, cfg), get_loss_func("cross_entropy")()
-    batches = list(MultigridBatchSampler(schedule_from_config(cfg, len(dataset)), cfg.RNG_SEED))
-    per_epoch = len(dataset) // cfg.TRAIN.BATCH_SIZE
+    batches = list(MultigridBatchSampler(schedule_of(cfg, len(dataset)), cfg.rng_seed))
+    per_epoch = len(dataset) // cfg.train.batch_size
     for i, requests in enumerate(batches):
         set_lr(optimizer, get_lr_at_epoch(cfg, i / per_epoch))
         samples = [dataset[request] for request in requests]
@@ -55,20 +55,20 @@ def host_loop(cfg: CfgNode) -> dict[str, torch.Tensor]:
         optimizer.zero_grad()
         loss.backward()
         optimizer.step()
-    assert len(batches) == cfg.SOLVER.MAX_EPOCH * per_epoch
+    assert len(batches) == cfg.solver.max_epoch * per_epoch
     return model.state_dict()
 
 
-def prepare(cfg: CfgNode, sample: dict) -> torch.Tensor:
+def prepare(cfg: Recipe, sample: dict) -> torch.Tensor:
     """One clip as the host's dataset gives it: (C, T, H, W), normalised."""
     clip = torch.as_tensor(sample["clip"]).float() / 255
-    clip = (clip - torch.tensor(cfg.DATA.MEAN)) / torch.tensor(cfg.DATA.STD)
+    clip = (clip - torch.tensor(cfg.data.mean)) / torch.tensor(cfg.data.std)
     clip = clip.permute(3, 0, 1, 2)
     return clip.flip(3) if sample["flip"] else clip
 
 
 def test_a_baseline_run_is_a_loop_of_the_hosts_functions(
-    baseline_run: Path, tiny_config: Callable[..., CfgNode], opened: type
+    baseline_run: Path, tiny_config: Callable[..., Recipe], opened: type
 ):
     cfg = tiny_config(baseline_run, *OFF, *SHORT, *PLAIN)
     assert len(opened(baseline_run).metrics()) == 12
@@ -122,8 +122,8 @@ def test_one_model_one_optimizer_and_one_loader_live_through_a_run(
 
 
 @pytest.fixture(scope="module")
-def schedule(multigrid_run: Path, tiny_config: Callable[..., CfgNode]) -> Schedule:
-    return schedule_from_config(tiny_config(multigrid_run), 24)
+def schedule(multigrid_run: Path, tiny_config: Callable[..., Recipe]) -> Schedule:
+    return schedule_of(tiny_config(multigrid_run), 24)
 
 
 def test_the_log_states_shape_global_batch_and_rate_at_every_boundary(
@@ -201,7 +201,7 @@ def test_validation_comes_once_a_phase_and_at_the_end(
 
 
 def test_result_holds_everything_that_made_it(
-    multigrid_run: Path, schedule: Schedule, tiny_config: Callable[..., CfgNode], opened: type
+    multigrid_run: Path, schedule: Schedule, tiny_config: Callable[..., Recipe], opened: type
 ):
     result = opened(multigrid_run).result
     expected = {"config", "versions", "machine", "seed", "date", "world_size", "finished"}
@@ -223,8 +223,8 @@ def test_result_holds_everything_that_made_it(
     assert (result["videos"], result["unreadable"]) == (8, 0)
 
 
-def test_config_plan_and_events_are_there(multigrid_run: Path, tiny_config: Callable[..., CfgNode]):
-    assert load_config(multigrid_run / "config.yaml") == tiny_config(multigrid_run)
+def test_config_plan_and_events_are_there(multigrid_run: Path, tiny_config: Callable[..., Recipe]):
+    assert load_recipe(multigrid_run / "config.yaml") == tiny_config(multigrid_run)
     assert "fine-tuning" in (multigrid_run / "plan.txt").read_text()
     assert '"iteration_factor"' in (multigrid_run / "plan.json").read_text()
     assert (multigrid_run / "plan.png").read_bytes().startswith(b"\x89PNG")
@@ -232,7 +232,7 @@ def test_config_plan_and_events_are_there(multigrid_run: Path, tiny_config: Call
 
 
 def test_the_checkpoint_is_whole_and_says_what_held(
-    multigrid_run: Path, schedule: Schedule, tiny_config: Callable[..., CfgNode]
+    multigrid_run: Path, schedule: Schedule, tiny_config: Callable[..., Recipe]
 ):
     paths = sorted(multigrid_run.glob("checkpoints/*"))
     assert {path.suffix for path in paths} == {".pyth"}

@@ -142,7 +142,7 @@ def test_csv_lines_name_files_that_decode_to_the_promised_frames(made: Path) -> 
             path, label = line.split(" ")
             assert Path(path).name.startswith(CLASSES[int(label)] + "_")
             assert decode(made / path).shape == (5, 32, 48, 3)
-    assert not list(made.rglob("*.part"))
+    assert not list(made.rglob("*.tmp"))
 
 
 def test_every_split_is_balanced(made: Path) -> None:
@@ -175,7 +175,7 @@ def test_only_what_is_missing_is_made_again(made: Path, tmp_path: Path) -> None:
     lost, kept = made / video_path("val", 5), made / video_path("val", 4)
     stamp = kept.stat().st_mtime_ns
     lost.unlink()
-    lost.with_name(lost.name + ".part").write_bytes(b"an interrupted write")
+    lost.with_name(lost.name + ".tmp").write_bytes(b"an interrupted write")
     assert make_demo_data(made, SMALL, workers=1) == 1
     assert contents(made) == before
     assert kept.stat().st_mtime_ns == stamp

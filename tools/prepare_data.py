@@ -48,7 +48,7 @@ if __name__ == "__main__":
 
 from slowfast_patches.datasets.lists.class_names import named_classes
 from slowfast_patches.datasets.lists.csv_list import parse_separator
-from slowfast_patches.datasets.lists.list_warnings import first_few, repeated_videos
+from slowfast_patches.datasets.lists.list_warnings import repeated_videos
 from slowfast_patches.datasets.preparing.class_folders import (
     ClassFolders,
     find_classes,
@@ -62,6 +62,7 @@ from slowfast_patches.datasets.preparing.video_lists import (
     read_lists,
     read_ssv2_lists,
 )
+from slowfast_patches.utils.report import first_few
 
 _SETTINGS = [field.name for field in fields(Settings)]
 

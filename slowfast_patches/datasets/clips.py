@@ -26,8 +26,8 @@ from multigrid import (
 )
 from slowfast_patches.config.recipe import Data, Recipe
 from slowfast_patches.datasets.lists.csv_list import LabelledVideo
+from slowfast_patches.datasets.lists.dataset_lists import list_path, read_list
 from slowfast_patches.datasets.lists.frame_list import FrameList, FrameVideo
-from slowfast_patches.datasets.lists.lists import list_path, read_list
 from slowfast_patches.datasets.reading.clip_reader import read_clip
 from slowfast_patches.datasets.reading.index import VideoIndex, open_index
 from slowfast_patches.datasets.reading.video_record import UnreadableVideoError, VideoRecord

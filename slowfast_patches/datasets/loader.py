@@ -20,7 +20,7 @@ from multigrid import (
 )
 from slowfast_patches import patching
 from slowfast_patches.config.recipe import Recipe
-from slowfast_patches.datasets.lists.lists import list_path
+from slowfast_patches.datasets.lists.dataset_lists import list_path
 from slowfast_patches.utils.machine import available_cores
 from slowfast_patches.utils.placement import find_placement
 from slowfast_patches.utils.signals import held_back, leave_to_parent

@@ -9,8 +9,6 @@ from slowfast_patches.config.recipe import Recipe
 
 __all__ = [
     "LabelledVideo",
-    "count_lines",
-    "count_videos",
     "csv_path",
     "parse_separator",
     "read_csv",
@@ -31,18 +29,6 @@ class LabelledVideo(NamedTuple):
 def csv_path(recipe: Recipe, split: str) -> Path:
     """Where the list of a split ("train", "val" or "test") lies."""
     return Path(recipe.data.path_to_data_dir) / f"{split}.csv"
-
-
-def count_videos(recipe: Recipe, split: str) -> int | None:
-    """Videos in the list of a split; None where there is no list."""
-    path = csv_path(recipe, split)
-    return count_lines(path) if path.is_file() else None
-
-
-def count_lines(path: Path) -> int:
-    """Lines of a list that are not blank."""
-    with path.open(encoding="utf-8", errors="replace") as lines:
-        return sum(1 for line in lines if line.strip())
 
 
 def read_csv(

@@ -14,7 +14,7 @@ from __future__ import annotations
 import os
 import zlib
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import lru_cache
 from itertools import groupby, islice, pairwise
 from operator import itemgetter, lt
@@ -33,7 +33,6 @@ __all__ = [
     "FrameList",
     "FrameVideo",
     "Run",
-    "count_listed",
     "first_line",
     "is_header",
     "read_frame_list",
@@ -97,16 +96,16 @@ class FrameVideo:
 
 @dataclass(frozen=True, eq=False)
 class FrameList(Sequence[FrameVideo]):
-    """The videos of a frame list, in its order; each is made when it is asked for.
-
-    A row of `paths` is the zlib-compressed lines of a video's paths; a row of `runs` has an end, a
-    number of labels, and the labels, run by run. `folder` is what the paths are relative to.
-    """
+    """The videos of a frame list, in its order; each is made when it is asked for."""
 
     names: Ragged
+    """Encoded as UTF-8."""
     paths: Ragged
+    """A row is the zlib-compressed lines of a video's paths."""
     runs: Ragged
+    """A row has an end, a number of labels, and the labels, run by run."""
     folder: str
+    """What the paths are relative to."""
     fps: float
 
     def __len__(self) -> int:
@@ -123,11 +122,15 @@ class FrameList(Sequence[FrameVideo]):
         folder = os.path.join(self.folder, "")
         paths = os.fsdecode(zlib.decompress(self.paths[number].tobytes())).split("\n")
         return FrameVideo(
-            name=self.names[number].tobytes().decode("utf-8", "surrogatepass"),
+            name=_decoded(self.names[number].tobytes()),
             files=tuple(path if path.startswith("/") else folder + path for path in paths),
             runs=tuple(_unpacked(self.runs[number].tolist())),
             fps=self.fps,
         )
+
+    @property
+    def video_names(self) -> list[str]:
+        return list(map(_decoded, self.names.to_bytes()))
 
     @property
     def labels(self) -> set[int]:
@@ -137,12 +140,9 @@ class FrameList(Sequence[FrameVideo]):
 
     def with_labels(self, labels: Sequence[int]) -> FrameList:
         """The same videos with one label each, on all of its frames, in place of the list's."""
-        ends = (self.runs[number] for number in range(len(self)))
-        runs = [
-            [Run(list(_unpacked(old.tolist()))[-1].end, (label,))]
-            for old, label in zip(ends, labels, strict=True)
-        ]
-        return FrameList(self.names, self.paths, _packed(runs), self.folder, self.fps)
+        ends = ([*_unpacked(self.runs[n].tolist())][-1].end for n in range(len(self)))
+        runs = [[Run(end, (label,))] for end, label in zip(ends, labels, strict=True)]
+        return replace(self, runs=_packed(runs))
 
 
 def read_frame_list(path: Path, *, prefix: str = "", num_classes: int, fps: float) -> FrameList:
@@ -155,29 +155,28 @@ def read_frame_list(path: Path, *, prefix: str = "", num_classes: int, fps: floa
             another number of fields, a video whose lines are not together, frame ids that do not
             ascend, labels that are no integers or outside [0, num_classes).
     """
-    lists = _parsed(path, num_classes, _changed(path))
-    return FrameList(*lists, os.fspath(prefix or path.parent), fps)
+    names, paths, runs = _parsed(path, num_classes, _changed(path))
+    return FrameList(names, paths, runs, os.fspath(prefix or path.parent), fps)
 
 
 @lru_cache(maxsize=2)
-def _parsed(
-    path: Path, num_classes: int, changed: tuple[int, int]
-) -> tuple[Ragged, Ragged, Ragged]:
+def _parsed(path: Path, num_classes: int, changed: object) -> tuple[Ragged, Ragged, Ragged]:
     """Names, paths and runs. The last two lists are kept, training's and validation's: a run looks
     at a list before it starts, and its data sets read it again."""
-    names, paths, runs = list[str](), list[bytes](), list[list[Run]]()
-    known, labels_of = set[bytes](), _Labels(num_classes)
+    found, runs, labels_of = dict[bytes, bytes](), list[list[Run]](), _Labels(num_classes)
     for video in _videos(path):
-        if video.name in known:
+        if video.name in found:
             video.refuse(0, f"video {os.fsdecode(video.name)} appears again after another")
-        known.add(video.name)
-        names.append(os.fsdecode(video.name))
-        paths.append(zlib.compress(b"\n".join(video.paths), 1))
+        found[video.name] = zlib.compress(b"\n".join(video.paths), 1)
         runs.append(list(_runs(video, labels_of)))
-    if not names:
+    if not found:
         raise ValueError(f"{path}: no frames in the list")
-    encoded = (name.encode("utf-8", "surrogatepass") for name in names)
-    return Ragged.of_bytes(encoded), Ragged.of_bytes(paths), _packed(runs)
+    names = (os.fsdecode(name).encode("utf-8", "surrogatepass") for name in found)
+    return Ragged.of_bytes(names), Ragged.of_bytes(found.values()), _packed(runs)
+
+
+def _decoded(name: bytes) -> str:
+    return name.decode("utf-8", "surrogatepass")
 
 
 def first_line(path: Path) -> str:
@@ -192,25 +191,9 @@ def is_header(line: str) -> bool:
     return " ".join(line.split()) in _HEADERS
 
 
-def count_listed(path: Path) -> int:
-    """Videos of a frame list, whose labels and order are not looked at.
-
-    Raises:
-        ValueError: otherwise as `read_frame_list`.
-    """
-    return _counted(path, _changed(path))
-
-
-@lru_cache(maxsize=2)
-def _counted(path: Path, changed: tuple[int, int]) -> int:
-    """Kept, since several recipes of one data set ask for it again and again."""
-    return sum(1 for _ in _videos(path))
-
-
-def _changed(path: Path) -> tuple[int, int]:
-    """What differs when a file has changed: its time of modification and its size."""
-    state = path.stat() if path.is_file() else None
-    return (state.st_mtime_ns, state.st_size) if state else (0, 0)
+def _changed(path: Path) -> object:
+    """What differs when a file has changed."""
+    return (os.stat(path).st_mtime_ns, os.stat(path).st_size) if path.is_file() else None
 
 
 class _Video(NamedTuple):
@@ -269,24 +252,20 @@ def _line_of(path: Path, number: int) -> int:
         return next(islice(filled, number + 1, None))  # the first is the header's
 
 
-class _Labels:
-    """What a label field stands for: '"3,5"' is (3, 5), '""' nothing."""
+class _Labels(dict[bytes, tuple[int, ...]]):
+    """What each label field stands for: '"3,5"' is (3, 5), '""' nothing."""
 
     def __init__(self, num_classes: int) -> None:
-        self._num_classes, self._known = num_classes, dict[bytes, tuple[int, ...]]()
+        super().__init__()
+        self._num_classes = num_classes
 
-    def __call__(self, field: bytes) -> tuple[int, ...]:
+    def __missing__(self, field: bytes) -> tuple[int, ...]:
         """Raises ValueError, which says what is wrong with it."""
-        if field not in self._known:
-            self._known[field] = self._parse(field)
-        return self._known[field]
-
-    def _parse(self, field: bytes) -> tuple[int, ...]:
-        said = os.fsdecode(field)
         quoted = len(field) >= 2 and field.startswith(_QUOTE) and field.endswith(_QUOTE)
         numbers = field[1:-1] if quoted else field
         parts = numbers.split(b",") if numbers else []
         if not all(part.isdigit() for part in parts):
+            said = os.fsdecode(field)
             raise ValueError(f'labels {said} are not integers with commas between, as "3,5" or ""')
         labels = tuple(map(int, parts))
         if labels and max(labels) >= self._num_classes:
@@ -294,6 +273,7 @@ class _Labels:
                 f"label {max(labels)} is outside MODEL.NUM_CLASSES {self._num_classes} "
                 f"(labels run from 0 to {self._num_classes - 1})"
             )
+        self[field] = labels
         return labels
 
 
@@ -301,7 +281,7 @@ def _runs(video: _Video, labels_of: _Labels) -> Iterator[Run]:
     end = 0
     for field, group in groupby(video.labels):
         try:
-            labels = labels_of(field)
+            labels = labels_of[field]
         except ValueError as error:
             video.refuse(end, str(error))
         end += len(list(group))

@@ -64,33 +64,27 @@ def reading(lists: Iterable[Path]) -> Iterator[None]:
         ValueError: one of them is being prepared, or its preparation was interrupted before it had
             written the list.
     """
-    files = {path: Path(os.path.realpath(path)) for path in lists}
+    files = [Path(os.path.realpath(path)) for path in lists]
     with ExitStack() as held:
-        for folder in dict.fromkeys(file.parent for file in files.values()):
-            if (lock := _open(folder / _LOCK)) is None:
+        for folder in dict.fromkeys(file.parent for file in files):
+            try:
+                lock = held.enter_context((folder / _LOCK).open(encoding="utf-8"))
+            except (FileNotFoundError, NotADirectoryError):
                 continue
-            held.enter_context(lock)
+            except OSError as error:
+                _warn(folder / _LOCK, error)
+                continue
             if not _take(lock, fcntl.LOCK_SH):
                 raise ValueError(
                     f"{folder} is being prepared: {_writer(lock)}; wait until it is done"
                 )
-        for file in files.values():
+        for file in files:
             if not file.exists() and (unwritten := _unwritten(file.parent)):
                 raise ValueError(
-                    f"{file.parent} has no {unwritten[0]} yet: its preparation was interrupted. "
+                    f"{file.parent} has no {unwritten} yet: its preparation was interrupted. "
                     "The same command of tools/prepare_data.py continues it"
                 )
         yield
-
-
-def _open(path: Path) -> TextIO | None:
-    try:
-        return path.open(encoding="utf-8")
-    except (FileNotFoundError, NotADirectoryError):
-        return None
-    except OSError as error:
-        _warn(path, error)
-        return None
 
 
 def _take(lock: IO[Any], kind: int) -> bool:
@@ -117,11 +111,11 @@ def _writer(lock: TextIO) -> str:
     return f"another run is at work there ({lock.read().strip()})"
 
 
-def _unwritten(folder: Path) -> list[str]:
-    """Lists that a preparation began and has not written."""
+def _unwritten(folder: Path) -> str | None:
+    """A list that a preparation began and has not written."""
     if not (folder / JOURNAL).exists():
-        return []
+        return None
     with (folder / JOURNAL).open(encoding="utf-8") as lines:
         found = (line for line in lines if line.startswith('{"list"') and line.endswith("\n"))
         begun = (json.loads(line)["list"] for line in found)
-        return [name for name in begun if not (folder / name).exists()]
+        return next((name for name in begun if not (folder / name).exists()), None)

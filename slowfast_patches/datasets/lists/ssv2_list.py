@@ -14,7 +14,7 @@ from __future__ import annotations
 import json
 import os
 import sys
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -22,7 +22,6 @@ from slowfast_patches.config.recipe import Recipe
 from slowfast_patches.datasets.lists.class_names import in_order
 from slowfast_patches.datasets.lists.csv_list import (
     LabelledVideo,
-    count_lines,
     parse_separator,
     read_csv,
     read_utf8,
@@ -30,20 +29,18 @@ from slowfast_patches.datasets.lists.csv_list import (
 )
 from slowfast_patches.datasets.lists.frame_list import (
     HEADER,
-    count_listed,
     first_line,
     is_header,
     read_frame_list,
 )
+from slowfast_patches.utils.report import first_few
 
-__all__ = ["count_ssv2", "labels_file", "read_ssv2", "ssv2_classes", "ssv2_path", "webm_videos"]
+__all__ = ["labels_file", "read_ssv2", "ssv2_classes", "ssv2_path", "webm_videos"]
 
 _NAME = "something-something-v2-{}.json"
 _SPLITS = {"train": "train", "val": "validation", "test": "validation"}
 _WEBM_FOLDER = "20bn-something-something-v2"
 """Into which the distributed archives unpack."""
-_SHOWN = 3
-"""Missing ids that a message names."""
 _TRIED = 20
 """Videos that are looked for to find out in which folder they are."""
 
@@ -84,7 +81,7 @@ def read_ssv2(recipe: Recipe, split: str) -> Sequence[Any]:
     frames = read_frame_list(
         path, prefix=data.path_prefix, num_classes=classes, fps=float(data.target_fps)
     )
-    names = [video.name for video in frames]
+    names = frames.video_names
     _check_same(path, names, file, labels)
     return frames.with_labels([labels[name] for name in names])
 
@@ -105,18 +102,6 @@ def webm_videos(file: Path, prefix: str, num_classes: int) -> list[LabelledVideo
     chosen = next(found, folders[0])
     paths = (os.path.join(chosen, name) for name in names)
     return [LabelledVideo(*video) for video in zip(paths, labels.values(), strict=True)]
-
-
-def count_ssv2(recipe: Recipe, split: str) -> int | None:
-    """Videos in the list of a split; None where there is no list."""
-    path = ssv2_path(recipe, split)
-    if not path.is_file():
-        return None
-    if path.suffix == ".json":
-        return len(_entries(path))
-    if _lists_frames(path, recipe.data.path_label_separator):
-        return count_listed(path)
-    return count_lines(path)
 
 
 def ssv2_classes(folder: Path) -> tuple[str, ...] | None:
@@ -215,12 +200,6 @@ def _check_same(csv: Path, names: Sequence[str], file: Path, labels: dict[str, i
     if not unlisted and not unlabelled:
         return
     said = [f"{csv} lists {len(names)} videos, {file.name} has {len(labels)}"]
-    said += [f"the list lacks {_first(unlisted)}"] if unlisted else []
-    said += [f"{file.name} lacks {_first(unlabelled)}"] if unlabelled else []
+    said += [f"the list lacks {first_few(unlisted)}"] if unlisted else []
+    said += [f"{file.name} lacks {first_few(unlabelled)}"] if unlabelled else []
     raise ValueError("; ".join(said) + "; take a list and a json file that belong together")
-
-
-def _first(names: Sequence[str]) -> str:
-    shown: Iterable[str] = names[:_SHOWN]
-    more = f" and {len(names) - _SHOWN} more" if len(names) > _SHOWN else ""
-    return f"{', '.join(shown)}{more}"

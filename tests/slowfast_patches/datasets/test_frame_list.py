@@ -17,7 +17,6 @@ from slowfast_patches.datasets.lists.frame_list import (
     FrameList,
     FrameVideo,
     Run,
-    count_listed,
     read_frame_list,
 )
 from slowfast_patches.datasets.reading.clip_reader import read_clip
@@ -55,7 +54,7 @@ def test_videos_with_their_files_and_labels_in_the_order_of_the_list(tmp_path):
     assert one.runs == (Run(2, ()), Run(4, (92, 147)), Run(5, (147,)))
     assert (one.path, one.fps) == (f"{tmp_path}/46GP8", 24.0)
     assert other.runs == (Run(1, (5,)), Run(2, ()))
-    assert (len(frames), count_listed(tmp_path / "train.csv")) == (2, 2)
+    assert len(frames) == 2
 
 
 def test_a_list_is_a_sequence(tmp_path):

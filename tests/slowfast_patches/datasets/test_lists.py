@@ -9,14 +9,14 @@ from slowfast_patches import patching
 from slowfast_patches.config import load_recipe
 from slowfast_patches.config.recipe import Recipe
 from slowfast_patches.datasets.lists.csv_list import LabelledVideo
-from slowfast_patches.datasets.lists.frame_list import HEADER, FrameList
-from slowfast_patches.datasets.lists.list_warnings import list_warnings
-from slowfast_patches.datasets.lists.lists import (
+from slowfast_patches.datasets.lists.dataset_lists import (
     class_names,
     count_list,
     list_path,
     read_list,
 )
+from slowfast_patches.datasets.lists.frame_list import HEADER, FrameList
+from slowfast_patches.datasets.lists.list_warnings import list_warnings
 from slowfast_patches.plan.plan import dataset_size
 
 SSV2 = ("DATA.RANDOM_FLIP", False)

@@ -8,7 +8,7 @@ import pytest
 
 from multigrid import ClipRequest, Shape
 from slowfast_patches.config import load_recipe
-from slowfast_patches.datasets.lists.lists import class_names
+from slowfast_patches.datasets.lists.dataset_lists import class_names
 from slowfast_patches.datasets.loader import loading_advice
 from slowfast_patches.datasets.preparing.video_lists import read_ssv2_lists
 from slowfast_patches.datasets.ssv2 import Ssv2

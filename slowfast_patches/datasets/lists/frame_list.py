@@ -13,13 +13,13 @@ from __future__ import annotations
 
 import os
 import zlib
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from functools import lru_cache
 from itertools import groupby, islice, pairwise
 from operator import itemgetter, lt
 from pathlib import Path
-from typing import NamedTuple, NoReturn, overload
+from typing import NamedTuple, overload
 
 import numpy as np
 
@@ -164,15 +164,30 @@ def _parsed(path: Path, num_classes: int, changed: object) -> tuple[Ragged, Ragg
     """Names, paths and runs. The last two lists are kept, training's and validation's: a run looks
     at a list before it starts, and its data sets read it again."""
     found, runs, labels_of = dict[bytes, bytes](), list[list[Run]](), _Labels(num_classes)
-    for video in _videos(path):
-        if video.name in found:
-            video.refuse(0, f"video {os.fsdecode(video.name)} appears again after another")
-        found[video.name] = zlib.compress(b"\n".join(video.paths), 1)
-        runs.append(list(_runs(video, labels_of)))
+    before = 0
+    for name, rows in _videos(path):
+        try:
+            if name in found:
+                raise _BadRowError(0, f"video {os.fsdecode(name)} appears again after another")
+            paths, labels = _columns(rows)
+            runs.append(list(_runs(labels, labels_of)))
+        except _BadRowError as error:
+            line = _line_of(path, before + error.number)
+            raise ValueError(f"{path}, line {line}: {error}") from None
+        found[name] = zlib.compress(b"\n".join(paths), 1)
+        before += len(rows)
     if not found:
         raise ValueError(f"{path}: no frames in the list")
     names = (os.fsdecode(name).encode("utf-8", "surrogatepass") for name in found)
     return Ragged.of_bytes(names), Ragged.of_bytes(found.values()), _packed(runs)
+
+
+class _BadRowError(ValueError):
+    """What is wrong with the `number`-th frame of a video."""
+
+    def __init__(self, number: int, why: str) -> None:
+        super().__init__(why)
+        self.number = number
 
 
 def _decoded(name: bytes) -> str:
@@ -196,17 +211,8 @@ def _changed(path: Path) -> object:
     return (os.stat(path).st_mtime_ns, os.stat(path).st_size) if path.is_file() else None
 
 
-class _Video(NamedTuple):
-    """The lines of a video, column by column, and how to refuse the n-th of them."""
-
-    name: bytes
-    paths: tuple[bytes, ...]
-    labels: tuple[bytes, ...]
-    refuse: Callable[[int, str], NoReturn]
-
-
-def _videos(path: Path) -> Iterator[_Video]:
-    """The videos of a list, line after line; blank lines count for nothing."""
+def _videos(path: Path) -> Iterator[tuple[bytes, list[list[bytes]]]]:
+    """The name of each video and its lines, field by field; blank lines count for nothing."""
     if not path.is_file():
         raise ValueError(
             f"{path}: no such file; set DATA.PATH_TO_DATA_DIR to the folder that has it"
@@ -214,35 +220,31 @@ def _videos(path: Path) -> Iterator[_Video]:
     if not is_header(line := first_line(path)):
         raise ValueError(f"{path}: the first line, {line!r:.100}, is not the header '{HEADER}'")
     with path.open("rb") as file:
-        rows_of_file = filter(None, map(bytes.split, file))
-        next(rows_of_file)
-        before = 0
-
-        def refuse(number: int, why: str) -> NoReturn:
-            raise ValueError(f"{path}, line {_line_of(path, before + number)}: {why}")
-
-        for name, group in groupby(rows_of_file, itemgetter(0)):
-            rows = list(group)
-            if set(map(len, rows)) != {_FIELDS}:
-                number = next(n for n, row in enumerate(rows) if len(row) != _FIELDS)
-                refuse(number, f"{len(rows[number])} fields, not the {_FIELDS} of '{HEADER}'")
-            _, _, ids, paths, labels = zip(*rows, strict=True)
-            _check_ids(ids, refuse)
-            yield _Video(name, paths, labels, refuse)
-            before += len(rows)
+        rows = filter(None, map(bytes.split, file))
+        next(rows)
+        for name, group in groupby(rows, itemgetter(0)):
+            yield name, list(group)
 
 
-def _check_ids(ids: Sequence[bytes], refuse: Callable[[int, str], NoReturn]) -> None:
-    """Frames are in temporal order."""
+def _columns(rows: Sequence[Sequence[bytes]]) -> tuple[Sequence[bytes], Sequence[bytes]]:
+    """Paths and labels of a video's frames, which are to be in their order."""
+    if set(map(len, rows)) != {_FIELDS}:
+        number = next(n for n, row in enumerate(rows) if len(row) != _FIELDS)
+        said = f"{len(rows[number])} fields, not the {_FIELDS} of '{HEADER}'"
+        raise _BadRowError(number, said)
+    _, _, ids, paths, labels = zip(*rows, strict=True)
     try:
         numbers = list(map(int, ids))
     except ValueError:
         wrong = next(n for n, text in enumerate(ids) if not text.strip(b"-").isdigit())
-        refuse(wrong, f"frame_id {os.fsdecode(ids[wrong])!r} is not an integer")
+        said = f"frame_id {os.fsdecode(ids[wrong])!r} is not an integer"
+        raise _BadRowError(wrong, said) from None
     if not all(map(lt, numbers, numbers[1:])):
         wrong = next(n for n, pair in enumerate(pairwise(numbers), start=1) if not lt(*pair))
         one, other = numbers[wrong - 1 : wrong + 1]
-        refuse(wrong, f"frame_id {other} comes after {one}; frames are listed in their order")
+        said = f"frame_id {other} comes after {one}; frames are listed in their order"
+        raise _BadRowError(wrong, said)
+    return paths, labels
 
 
 def _line_of(path: Path, number: int) -> int:
@@ -277,13 +279,13 @@ class _Labels(dict[bytes, tuple[int, ...]]):
         return labels
 
 
-def _runs(video: _Video, labels_of: _Labels) -> Iterator[Run]:
+def _runs(fields: Sequence[bytes], labels_of: _Labels) -> Iterator[Run]:
     end = 0
-    for field, group in groupby(video.labels):
+    for field, group in groupby(fields):
         try:
             labels = labels_of[field]
         except ValueError as error:
-            video.refuse(end, str(error))
+            raise _BadRowError(end, str(error)) from None
         end += len(list(group))
         yield Run(end, labels)
 

@@ -125,7 +125,7 @@ def test_the_views_of_a_test_reach_the_end_of_the_video(made):
     taken = [numbers(data[number]["clip"]) for number in range(3)]
     assert [(view[0], view[-1]) for view in taken] == [(0, 15), (16, 31), (32, 47)]
     predictor = Predictor.__new__(Predictor)  # without a model
-    predictor._cfg = config(made, *views)
+    predictor._recipe = config(made, *views)
     assert [numbers(clip.numpy()) for clip in predictor.clips(str(made / "AAAAA"))] == taken
 
 

@@ -22,9 +22,13 @@ from slowfast_patches.config.keys import (
 from slowfast_patches.config.recipe import Recipe, recipe_of
 from slowfast_patches.utils.report import format_list
 
-__all__ = ["load_recipe", "parse_recipe"]
+__all__ = ["CONFIGS", "load_recipe", "parse_recipe", "recipe_path"]
 
 logger = logging.getLogger(__name__)
+
+_PACKAGE = Path(__file__).parents[1]
+CONFIGS = next(filter(Path.is_dir, (_PACKAGE / "configs", _PACKAGE.parent / "configs")))
+"""The recipes of this project: in the installed package, or beside it in a checkout."""
 
 
 class _Setting(NamedTuple):
@@ -50,8 +54,24 @@ def load_recipe(path: str | Path | None, overrides: Sequence[object] = ()) -> Re
     defaults = get_cfg()
     settings = dict(_pairs(overrides))
     if path is not None:
-        settings = {**_read_layers(Path(path), defaults), **settings}
+        settings = {**_read_layers(recipe_path(path), defaults), **settings}
     return _make(defaults, settings)
+
+
+def recipe_path(path: str | Path) -> Path:
+    """The file that a user named, or else the recipe of that name which the package ships.
+
+    Raises:
+        ValueError: there is neither.
+    """
+    places = (Path(path).expanduser(), CONFIGS.parent / path)
+    for place in places:
+        if place.exists():
+            return place
+    raise ValueError(
+        f"the config {path} cannot be read: there is no such file, and no recipe of that name in "
+        f"{CONFIGS}"
+    )
 
 
 def parse_recipe(text: str, source: str, overrides: Sequence[object] = ()) -> Recipe:

@@ -17,7 +17,7 @@ from multigrid.batchnorm import (
     form_neighbours,
     group_order,
 )
-from multigrid.batchnorm import _neighbours as neighbours
+from multigrid.batchnorm.shared import _neighbours as neighbours
 
 __all__ = ["main"]
 

@@ -9,8 +9,7 @@ import torch
 from torch import Tensor, nn
 from torch.profiler import profile
 
-from multigrid import batchnorm_plain, batchnorm_split
-from multigrid.batchnorm import GroupedBatchNorm3d
+from multigrid.batchnorm import GroupedBatchNorm3d, plain, split
 
 FORMATS = [torch.contiguous_format, torch.channels_last_3d]
 CHANNELS_LAST = torch.channels_last_3d
@@ -61,7 +60,7 @@ def _train(module: nn.Module, x: Tensor, grad: Tensor) -> tuple[Tensor, ...]:
 @pytest.fixture(params=[True, False], ids=["clip by clip", "at once"])
 def by_clip(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> bool:
     """Both plain forms: the second is for compilers, and for GPUs without Triton."""
-    monkeypatch.setattr(batchnorm_plain, "_by_clip", lambda x: request.param)
+    monkeypatch.setattr(plain, "_by_clip", lambda x: request.param)
     return request.param
 
 
@@ -170,12 +169,12 @@ def test_compiles_into_one_graph(memory_format):
 
 
 def test_a_gpu_without_triton_is_told_once(monkeypatch):
-    monkeypatch.setitem(sys.modules, "multigrid.batchnorm_triton", None)
-    batchnorm_split._on_gpu.cache_clear()
+    monkeypatch.setitem(sys.modules, "multigrid.batchnorm.triton", None)
+    split._on_gpu.cache_clear()
     device = torch.device("cuda", 7)
-    with pytest.warns(UserWarning, match="without its Triton kernels.*batchnorm_triton"):
-        assert batchnorm_split._on_gpu(device) is batchnorm_plain
+    with pytest.warns(UserWarning, match="without its Triton kernels.*batchnorm.triton"):
+        assert split._on_gpu(device) is plain
     with warnings.catch_warnings():
         warnings.simplefilter("error")
-        assert batchnorm_split._on_gpu(device) is batchnorm_plain
-    batchnorm_split._on_gpu.cache_clear()
+        assert split._on_gpu(device) is plain
+    split._on_gpu.cache_clear()

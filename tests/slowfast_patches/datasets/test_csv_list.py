@@ -9,7 +9,6 @@ from slowfast_patches.config import load_recipe
 from slowfast_patches.datasets.lists.csv_list import (
     LabelledVideo,
     read_csv,
-    what_is_wrong,
 )
 
 
@@ -47,11 +46,6 @@ def test_the_last_separator_parts_path_and_label(tmp_path, separator, line, name
     ]
 
 
-def test_a_byte_order_mark_is_no_part_of_the_first_path(tmp_path):
-    path = write(tmp_path, b"\xef\xbb\xbfa.mp4 0\n")
-    assert read_csv(path, num_classes=1) == [LabelledVideo(f"{tmp_path}/a.mp4", 0)]
-
-
 def test_relative_paths_start_from_the_prefix_and_absolute_ones_stay(tmp_path):
     path = write(tmp_path, "a.mp4 0\n/elsewhere/b.mp4 0\n")
     paths = [video.path for video in read_csv(path, prefix="/videos/", num_classes=1)]
@@ -85,25 +79,6 @@ def test_a_bad_line_is_named_by_file_and_line(tmp_path, line, why):
     path = write(tmp_path, f"a.mp4 0\n\n{line}\nb.mp4 1\n")
     with pytest.raises(ValueError, match=f"train.csv, line 3: .*{why}"):
         read_csv(path, num_classes=2)
-
-
-def test_a_header_is_named_as_such_and_a_label_below_is_not(tmp_path):
-    said = r"line 2: 'label' after the last space is no whole number .* are; a list has no header$"
-    with pytest.raises(ValueError, match=said):
-        read_csv(write(tmp_path, "\npath label\na.mp4 0\n"), num_classes=2)
-    with pytest.raises(ValueError, match=r"line 2: 'label' .* whole number from 0, as labels are$"):
-        read_csv(write(tmp_path, "a.mp4 0\npath label\n"), num_classes=2)
-
-
-def test_a_label_alone_is_not_said_to_lack_the_separator_that_it_has():
-    assert what_is_wrong(", 1", ",").startswith("', 1' is not a path and a label, a whole number")
-
-
-def test_an_empty_separator_is_refused_by_its_key(tmp_path):
-    with pytest.raises(
-        ValueError, match=r"DATA.PATH_LABEL_SEPARATOR .*--separator\) is empty; give"
-    ):
-        read_csv(write(tmp_path, "a.mp4 0\n"), separator="", num_classes=2)
 
 
 def test_a_separator_may_be_typed_and_the_advice_is_right(tmp_path):

@@ -128,13 +128,6 @@ def test_a_run_holds_its_lists_for_as_long_as_it_lasts(
     hold_alone(folder).close()
 
 
-def test_a_list_that_a_link_leads_to_is_held_where_it_lies(folder: Path, tmp_path: Path):
-    (tmp_path / "links").mkdir()
-    (tmp_path / "links/train.csv").symlink_to(folder / "train.csv")
-    with reading([tmp_path / "links/train.csv"]), pytest.raises(ValueError, match="reads"):
-        hold_alone(folder)
-
-
 def test_the_first_preparation_says_that_it_goes_on_or_was_interrupted(tmp_path: Path):
     out, source = tmp_path / "out", tmp_path / "source.csv"
     with (
@@ -154,13 +147,6 @@ def test_the_first_preparation_says_that_it_goes_on_or_was_interrupted(tmp_path:
     with reading([out / "val.csv"]):  # never begun: whoever reads it says that it is not there
         pass
     assert json.loads((out / JOURNAL).read_text().splitlines()[1])["list"] == "train.csv"
-
-
-def test_nothing_is_left_where_nothing_was_prepared(tmp_path: Path):
-    (tmp_path / "train.csv").write_text("a.mp4 0\n")
-    with reading([tmp_path / "train.csv", tmp_path / "nowhere/val.csv"]):
-        pass
-    assert [path.name for path in tmp_path.iterdir()] == ["train.csv"]
 
 
 def test_a_data_set_on_a_read_only_disk_is_held(folder: Path, monkeypatch: pytest.MonkeyPatch):

@@ -12,12 +12,8 @@ import time
 import zlib
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
-from fractions import Fraction
-from multiprocessing.context import ForkServerProcess
 from pathlib import Path
 
-import av
-import cv2
 import numpy as np
 import pytest
 from hypothesis import given, settings
@@ -35,48 +31,21 @@ from slowfast_patches.datasets.reading.index import (
 )
 from slowfast_patches.datasets.reading.scan import scan
 from slowfast_patches.datasets.reading.video_record import Kind, UnreadableVideoError, VideoRecord
-
-
-def write_video(path: Path, stamps: list[int] | None = None, *, frames: int = 12) -> Path:
-    """A small video; `stamps` says when each frame is shown, in 1/30 s."""
-    stamps = list(range(frames)) if stamps is None else stamps
-    with av.open(str(path), "w") as container:
-        codec = "mpeg4" if path.suffix == ".avi" else "libx264"
-        stream = container.add_stream(codec, rate=30)
-        stream.width, stream.height, stream.pix_fmt, stream.gop_size = 64, 48, "yuv420p", 5
-        for number, shown in enumerate(stamps):
-            image = np.full((48, 64, 3), 9 * number % 256, np.uint8)
-            frame = av.VideoFrame.from_ndarray(image, format="rgb24")
-            frame.pts, frame.time_base = shown, Fraction(1, 30)
-            container.mux(stream.encode(frame))
-        container.mux(stream.encode())
-    return path
-
-
-def write_folder(path: Path, files: int = 3) -> Path:
-    path.mkdir()
-    for number in range(files):
-        add_jpeg(path, number)
-    return path
-
-
-def add_jpeg(folder: Path, number: int) -> None:
-    assert cv2.imwrite(str(folder / f"{number:04}.jpg"), np.full((20, 30, 3), 99, np.uint8))
+from tests.slowfast_patches.datasets.made_videos import grey, write_jpeg, write_video
 
 
 @pytest.fixture(scope="module")
 def made(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """One video of each kind."""
     folder = tmp_path_factory.mktemp("made")
-    write_video(folder / "even.mp4")
-    write_video(folder / "rounded.mkv")
-    write_video(folder / "uneven.mp4", [0, 1, 5, 6, 30, 31])
-    write_video(folder / "counting.avi")
-    write_video(folder / "bare.h264")
+    for name in ("even.mp4", "rounded.mkv", "counting.avi", "bare.h264"):
+        write_video(folder / name, grey(12), gop=5)
+    write_video(folder / "uneven.mp4", grey(6), stamps=[0, 1, 5, 6, 30, 31])
     source = str(folder / "even.mp4")
     write_prepared(source, scan(source), folder / "prepared.mp4")
     write_prepared(source, scan(source), folder / "smaller.mp4", short_side=32)
-    write_folder(folder / "frames")
+    for number in range(3):
+        write_jpeg(folder / f"frames/{number}.jpg", 30, 20)
     return folder
 
 
@@ -152,8 +121,8 @@ def test_the_records_are_what_scanning_finds_now_and_when_loaded(data, scanned):
 def test_what_is_new_changed_or_gone(data, scanned):
     opened(data)
     scanned.clear()
-    write_video(data / "new.mp4", frames=4)
-    write_video(data / "even.mp4", frames=7)
+    write_video(data / "new.mp4", grey(4))
+    write_video(data / "even.mp4", grey(7))
     (data / "bare.h264").unlink()
     before = (data / "uneven.mp4").stat()
     os.utime(data / "uneven.mp4", ns=(before.st_atime_ns, before.st_mtime_ns + 1))
@@ -166,21 +135,12 @@ def test_what_is_new_changed_or_gone(data, scanned):
 def test_a_folder_changes_with_the_number_of_its_frames(data, scanned):
     opened(data)
     before = (data / "frames").stat()
-    add_jpeg(data / "frames", 7)
+    write_jpeg(data / "frames/7.jpg", 30, 20)
     os.utime(data / "frames", ns=(before.st_atime_ns, before.st_mtime_ns))
     scanned.clear()
     index = opened(data)
     assert scanned == ["frames"]
     assert index.record(videos(data).index(str(data / "frames"))).video == Video(4, 30.0, 30, 20)
-
-
-def test_another_order_and_the_same_video_twice(data, scanned):
-    paths = videos(data)
-    opened(data)
-    scanned.clear()
-    again = [paths[3], *reversed(paths), paths[3]]
-    assert_right(opened(data, again), again)
-    assert scanned == []
 
 
 def test_a_data_set_may_be_moved(data, scanned):
@@ -192,12 +152,12 @@ def test_a_data_set_may_be_moved(data, scanned):
 
 
 def test_relative_paths_and_paths_outside_the_folder(data, tmp_path, scanned, monkeypatch):
-    outside = str(write_video(tmp_path / "größer als 2 MB.mp4"))
+    outside = str(write_video(tmp_path / "größer als 2 MB.mp4", grey(5)))
     monkeypatch.chdir(data)
     assert_right(open_index(Path("train.csv"), ["even.mp4", outside]), ["even.mp4", outside])
     scanned.clear()
     monkeypatch.chdir(tmp_path)
-    paths = [str(data / "even.mp4"), outside, "data/even.mp4"]
+    paths = ["data/even.mp4", outside, str(data / "even.mp4")]  # in another order, one twice
     assert_right(opened(data, paths), paths)
     assert scanned == []
 
@@ -208,11 +168,6 @@ def test_a_set_is_prepared_if_all_that_can_be_read_is(data):
     assert opened(data, [*prepared, "missing.mp4"]).is_prepared
     assert not opened(data, [*prepared, str(data / "even.mp4")]).is_prepared
     assert not opened(data, ["missing.mp4"]).is_prepared
-
-
-def test_an_empty_list_has_an_empty_index(data):
-    index = opened(data, [])
-    assert (len(index), index.unreadable, index.is_prepared) == (0, [], False)
 
 
 # Videos that cannot be read.
@@ -238,8 +193,8 @@ def test_unreadable_videos_are_reported_and_tried_again(data, scanned, caplog):
         assert str(listing) in warnings[0]
     assert scanned[-2:] == ["text.mp4", "missing.mp4"]
     assert len(scanned) == len(paths) + 2
-    write_video(data / "text.mp4")
-    write_video(data / "missing.mp4")
+    for name in ("text.mp4", "missing.mp4"):
+        write_video(data / name, grey(5))
     assert_right(opened(data, paths), paths)
     assert not listing.exists()
 
@@ -255,17 +210,6 @@ def test_a_disk_that_is_missing_for_once_costs_no_index(data, scanned):
     scanned.clear()
     assert_same(opened(data).record(3), index.record(3))
     assert scanned == []
-
-
-def test_a_fault_of_the_scanner_is_a_reason_and_no_end(data, monkeypatch):
-    def scan_badly(path: str, _: int) -> VideoRecord:
-        if path.endswith(".avi"):
-            raise ZeroDivisionError("oh")
-        return scan(path)
-
-    monkeypatch.setattr(scanning, "scan", scan_badly)
-    reason = "cannot be scanned: ZeroDivisionError: oh"
-    assert opened(data).unreadable == [(str(data / "counting.avi"), reason)]
 
 
 # The file.
@@ -356,33 +300,11 @@ def test_where_the_folder_is_not_writable_the_index_lies_in_the_cache(data, cach
     assert f"it is in {file}" in caplog.text
 
 
-def test_an_old_index_beside_the_csv_is_completed_by_the_one_in_the_cache(data, cache, scanned):
-    paths = videos(data)
-    opened(data, paths[:3])
-    old = (data / "train.index.npz").read_bytes()
-    (data / "train.index.npz").unlink()
-    (data / "train.index.npz").mkdir()
-    opened(data, paths[2:])
-    (data / "train.index.npz").rmdir()
-    (data / "train.index.npz").write_bytes(old)
-    scanned.clear()
-    assert_right(opened(data), paths)
-    assert scanned == []
-
-
 def test_an_index_that_can_be_kept_nowhere_is_used_all_the_same(data, cache, caplog, monkeypatch):
     (data / "train.index.npz").mkdir()
     cache.parent.write_text("a file where a folder should be")
     assert_right(opened(data), videos(data))
     assert "can be kept nowhere" in caplog.text
-
-
-def test_nothing_is_left_beside_the_index(data):
-    (data / "bad.mp4").touch()
-    before = {path.name for path in data.iterdir()}
-    opened(data)
-    after = {path.name for path in data.iterdir()}
-    assert after - before == {"train.index.npz", "train.index.unreadable.txt"}
 
 
 def records(count: int, frames: int, rng: np.random.Generator) -> list[VideoRecord]:
@@ -508,17 +430,6 @@ def test_a_killer_never_meets_the_process_that_trains(data, killers, monkeypatch
     assert opened(data, paths).unreadable == [(paths[0], scanning.KILLER)]
 
 
-def test_where_no_process_can_be_started_this_one_scans(data, scanned, monkeypatch, caplog):
-    def refuse(*_: object) -> None:
-        raise BlockingIOError("Resource temporarily unavailable")
-
-    monkeypatch.setattr(scanning, "FEW", 0)
-    monkeypatch.setattr(ForkServerProcess, "start", refuse)
-    assert_right(opened(data, workers=2), videos(data))
-    assert len(scanned) == len(videos(data))
-    assert "no other process can be started" in caplog.text
-
-
 def test_buildings_at_the_same_time_do_not_disturb_one_another(data):
     paths = videos(data)
     for _ in range(5):
@@ -528,18 +439,6 @@ def test_buildings_at_the_same_time_do_not_disturb_one_another(data):
                 assert_right(index, paths)
         assert len(load_index(data / "train.index.npz")) == len(paths)
     assert not list(data.glob(".*"))
-
-
-def test_processes_find_what_this_one_does(data, monkeypatch):
-    monkeypatch.setattr(scanning, "FEW", 0)
-    (data / "text.mp4").write_text("no video")
-    paths = videos(data)
-    index = opened(data, workers=2)
-    assert [path for path, _ in index.unreadable] == [
-        paths.pop(paths.index(str(data / "text.mp4")))
-    ]
-    monkeypatch.setattr(ForkServerProcess, "start", None)
-    assert_right(opened(data, paths), paths)
 
 
 RANK = """

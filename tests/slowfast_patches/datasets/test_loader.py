@@ -28,7 +28,6 @@ from slowfast_patches.config.recipe import Recipe
 from slowfast_patches.datasets.kinetics import Kinetics
 from slowfast_patches.datasets.loader import (
     cores_of_process,
-    evaluation_loader,
     loading_advice,
     num_workers,
     training_loader,
@@ -61,14 +60,10 @@ def cores(monkeypatch: pytest.MonkeyPatch) -> Callable[[int], None]:
     ("granted", "gpus", "workers"),
     [
         (1, 0, 1),
-        (2, 0, 1),
         (8, 0, 2),
-        (31, 0, 7),
         (1, 1, 1),
-        (2, 1, 1),
         (8, 1, 7),
         (64, 1, 16),
-        (64, 4, 15),
         (64, 8, 7),
         (4, 8, 1),
     ],
@@ -98,12 +93,6 @@ def test_tasks_of_srun_share_the_machine_s_cores_or_have_their_own(
     for name, value in (srun | place | {"SLURM_CPUS_ON_NODE": "32"}).items():
         monkeypatch.setenv(name, value)
     assert cores_of_process(config("NUM_GPUS", 4)) == each
-
-
-def test_without_affinities_the_machines_cores_count(cores, monkeypatch):
-    cores(1)
-    monkeypatch.delattr(os, "sched_getaffinity")
-    assert cores_of_process(config()) == 64
 
 
 @pytest.mark.parametrize("number", [0, 1, 40])
@@ -148,11 +137,6 @@ def test_the_advice_fits_the_data_set_and_the_cores(cores):
     assert prepare in loading_advice(all_but_one, raw)
     assert "NUM_WORKERS" not in loading_advice(all_but_one, raw)
     assert loading_advice(all_but_one, prepared) == "a faster disk or more cores would help"
-
-
-def test_nothing_is_prepared_of_a_data_set_without_an_index(cores):
-    cores(1)
-    assert loading_advice(config(), object()) == "a faster disk or more cores would help"
 
 
 # The order of mini-batches.
@@ -221,20 +205,6 @@ def test_workers_are_at_most_two_mini_batches_ahead_of_the_training(schedule):
             time.sleep(0.01)
         time.sleep(0.1)
         assert data.reads.value == taken + 2 * 2
-
-
-def test_no_more_workers_start_than_there_are_mini_batches():
-    loader = evaluation_loader(config("DATA_LOADER.NUM_WORKERS", 8), range(10), 4, 0, 1)
-    assert loader.num_workers == 3
-    assert evaluation_loader(config(), range(1), 4, 1, 2).num_workers == 0
-
-
-def test_the_number_of_workers_is_logged_when_training_begins(schedule, caplog, cores):
-    cores(8)
-    caplog.set_level("INFO")
-    training_loader(config(), Marked(pause=0), schedule, 0, 0, 1)
-    said = [record.getMessage() for record in caplog.records]
-    assert said == ["DATA_LOADER.NUM_WORKERS auto; workers: 2, cores for this process: 8"]
 
 
 # Memory, with real videos.

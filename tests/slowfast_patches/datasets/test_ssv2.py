@@ -9,18 +9,16 @@ from pathlib import Path
 import cv2
 import numpy as np
 import pytest
-import torch
 
 from multigrid import ClipPlan, ClipRequest, Shape
 from slowfast_patches.config import load_recipe
 from slowfast_patches.config.recipe import Recipe
 from slowfast_patches.datasets.demo.forms import write_ssv2_form
 from slowfast_patches.datasets.lists.frame_list import HEADER
-from slowfast_patches.datasets.loader import build_dataset, evaluation_loader, loading_advice
 from slowfast_patches.datasets.reading.clip_reader import read_clip
 from slowfast_patches.datasets.reading.scan import scan
 from slowfast_patches.datasets.ssv2 import Ssv2
-from tests.slowfast_patches.datasets.test_clip_reader import SAMPLES, needs_samples
+from tests.slowfast_patches.datasets.made_videos import SAMPLES, needs_samples
 
 LENGTHS = {"12": 24, "7": 16, "300": 5}
 BASE, COARSE = Shape(2, 8, 48), Shape(8, 2, 48)
@@ -99,13 +97,6 @@ def test_a_training_clip_has_a_frame_of_each_segment_at_any_shape(made, shape, v
     assert len(seen) > 6
 
 
-def test_a_video_of_fewer_frames_than_segments_repeats_them(made):
-    item = Ssv2(config(made), "train")[ClipRequest(2, 0, BASE, 0)]
-    taken = numbers(item["clip"])
-    assert sorted(set(taken)) == [0, 1, 2, 3, 4]
-    assert taken == sorted(taken)
-
-
 def test_the_stride_of_the_recipe_changes_nothing_and_the_log_says_so(made, caplog):
     caplog.set_level(logging.INFO)
     request = ClipRequest(0, 0, BASE, 0)
@@ -114,12 +105,6 @@ def test_the_stride_of_the_recipe_changes_nothing_and_the_log_says_so(made, capl
     assert np.array_equal(one["clip"], other["clip"])
     assert f"ssv2 train: 3 videos as frame lists, by {made}/train.csv" in caplog.text
     assert "8 segments of the whole video, whatever DATA.SAMPLING_RATE 2 says" in caplog.text
-
-
-def test_flips_are_refused(made):
-    with pytest.raises(ValueError, match="left and right have meaning"):
-        Ssv2(config(made, "DATA.RANDOM_FLIP", True), "train")
-    assert Ssv2(config(made, "DATA.RANDOM_FLIP", True), "val")[0]["flip"] is False
 
 
 def test_a_video_without_its_first_frame_is_replaced(made, tmp_path):
@@ -164,25 +149,7 @@ def test_views_are_spread_within_the_segments_and_crops_across_the_frame(made):
     assert red[0] < red[1] < red[2]
 
 
-def test_a_mini_batch_has_a_class_for_each_clip(made):
-    (batch,) = evaluation_loader(
-        config(made, "DATA_LOADER.NUM_WORKERS", 1), Ssv2(config(made), "val"), 4, 0, 1
-    )
-    assert batch["labels"].dtype == torch.int64
-    assert batch["labels"].tolist() == [0, 1, 2]
-    assert batch["clips"].shape == (3, 8, 48, 48, 3)
-
-
 # Forms.
-
-
-def test_the_registry_has_it_under_the_recipes_name(made):
-    assert type(build_dataset(config(made), "val")) is Ssv2
-
-
-def test_no_preparing_is_advised_for_frames(made):
-    cfg = config(made, "DATA_LOADER.NUM_WORKERS", 64)
-    assert "prepare" not in loading_advice(cfg, Ssv2(cfg, "train"))
 
 
 @pytest.fixture(scope="module")

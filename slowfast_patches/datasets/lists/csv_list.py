@@ -53,8 +53,7 @@ def read_csv(
             continue
         where = f"{path}, line {number}"
         if wrong := what_is_wrong(line, separator):
-            header = "" if videos or any(map(str.isdigit, line)) else "; a list has no header"
-            raise ValueError(f"{where}: {wrong}{header}")
+            raise ValueError(f"{where}: {wrong}")
         name, _, label = line.strip().rpartition(separator)
         if int(label) >= num_classes:
             raise ValueError(
@@ -83,26 +82,25 @@ def parse_separator(text: str) -> str:
 
 def what_is_wrong(line: str, separator: str) -> str | None:
     """Why a line is no path and label; None if it is."""
-    name, found, label = line.strip().rpartition(separator)
-    if name.strip() and label.strip().isdecimal():
+    if _parses(line, separator):
         return None
-    parts = _SEPARATORS.get(separator, "separator")
-    if found and name.strip():
-        wrong = f"{label.strip()!r} after the last {parts} is no whole number from 0, as labels are"
-    else:
-        wrong = (
-            f"{line.strip()!r} is not a path and a label, a whole number from 0, with a {parts} "
-            f"({separator!r}) between"
-        )
-    for other in _SEPARATORS:
-        name, _, label = line.strip().rpartition(other)
-        if name.strip() and label.strip().isdecimal():
-            typed = other.replace("\t", "\\t")
-            return (
-                f"{wrong}; if a {_SEPARATORS[other]} parts path and label, set "
-                f"DATA.PATH_LABEL_SEPARATOR '{typed}' (tools/prepare_data.py: --separator)"
-            )
-    return wrong
+    wrong = (
+        f"{line.strip()!r} is not a path and a label, a whole number from 0, with a "
+        f"{_SEPARATORS.get(separator, 'separator')} ({separator!r}) between"
+    )
+    other = next((other for other in _SEPARATORS if _parses(line, other)), None)
+    if other is None:
+        return wrong
+    typed = other.replace("\t", "\\t")
+    return (
+        f"{wrong}; if a {_SEPARATORS[other]} parts path and label, set "
+        f"DATA.PATH_LABEL_SEPARATOR '{typed}' (tools/prepare_data.py: --separator)"
+    )
+
+
+def _parses(line: str, separator: str) -> bool:
+    name, _, label = line.strip().rpartition(separator)
+    return bool(name.strip()) and label.strip().isdecimal()
 
 
 def read_utf8(path: Path) -> str:

@@ -227,7 +227,7 @@ def test_a_frame_that_is_no_jpeg_or_is_gone_is_named(jpegs, tmp_path):
     for content in (b"", b"no picture", (jpegs / broken.name).read_bytes()[:-200]):
         broken.unlink()
         broken.write_bytes(content)
-        with pytest.raises(UnreadableVideoError, match=r"video_000008\.jpg is not a whole JPEG"):
+        with pytest.raises(UnreadableVideoError, match=r"video_000008\.jpg"):
             read_clip(str(tmp_path), record, plan([3, 7]))
         assert read_clip(str(tmp_path), record, plan([3, 8])).shape == (2, HEIGHT, HEIGHT, 3)
     broken.unlink()

@@ -190,7 +190,7 @@ def make_bad(folder: Path, kind: str) -> Path:
         ("no frames", "has no frames"),
         ("empty folder", "a folder without JPEG files"),
         ("broken JPEG", "1.jpg is not a whole JPEG"),
-        ("empty JPEG", "cannot be decoded"),
+        ("empty JPEG", "1.jpg cannot be opened"),
         ("no name", "null byte"),
     ],
 )

@@ -53,11 +53,13 @@ class Report:
             "videos": len(self.entries),
             "from_earlier_runs": self.kept,
             "unreadable": [{"path": path, "reason": reason} for path, reason in self.unreadable],
-            "frames": sum(entry.frames for entry in self.entries),
-            "source_size": sum(entry.source_size for entry in self.entries),
-            "size": sum(entry.size for entry in self.entries),
+            **{name: self.sum(name) for name in ("frames", "source_size", "size")},
             "seconds": self.seconds,
         }
+
+    def sum(self, name: str) -> Any:
+        """Of a field of the entries."""
+        return sum(getattr(entry, name) for entry in self.entries)
 
 
 def format_report(report: Report) -> str:
@@ -72,20 +74,20 @@ def format_report(report: Report) -> str:
 
 
 def _rows(report: Report) -> list[tuple[str, str]]:
-    found, entries = report.to_json(), report.entries
-    seconds = sum(entry.seconds for entry in entries)
-    worst = [entry.psnr for entry in entries if entry.psnr is not None] or [float("nan")]
+    entries, frames, seconds = report.entries, report.sum("frames"), report.sum("seconds")
+    source, size = report.sum("source_size"), report.sum("size")
+    worst = [entry.psnr for entry in entries if entry.psnr is not None]
+    quality = [("median", statistics.median(worst)), ("lowest", min(worst))] if worst else []
     return [
         ("videos", f"{len(entries):,}"),
         ("of these from earlier runs", f"{report.kept:,}"),
         ("unreadable, left out", f"{len(report.unreadable):,}"),
-        ("frames", f"{found['frames']:,}"),
-        ("source", format_size(found["source_size"])),
-        ("prepared", format_size(found["size"])),
-        ("prepared / source", f"{found['size'] / max(1, found['source_size']):.2f}"),
-        ("luma PSNR of a video's worst frame, median", f"{statistics.median(worst):.1f} dB"),
-        ("luma PSNR of a video's worst frame, lowest", f"{min(worst):.1f} dB"),
-        ("frames per second and process", f"{found['frames'] / max(seconds, 1e-9):.0f}"),
+        ("frames", f"{frames:,}"),
+        ("source", format_size(source)),
+        ("prepared", format_size(size)),
+        ("prepared / source", f"{size / max(1, source):.2f}"),
+        *((f"luma PSNR of a video's worst frame, {name}", f"{db:.1f} dB") for name, db in quality),
+        ("frames per second and process", f"{frames / max(seconds, 1e-9):.0f}"),
         ("time of all processes", format_duration(seconds)),
         ("time of this run", format_duration(report.seconds)),
     ]

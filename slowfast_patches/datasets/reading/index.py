@@ -58,6 +58,10 @@ class Entry(NamedTuple):
     content: bytes
     """The packed record, or the reason why there is none."""
 
+    @property
+    def is_readable(self) -> bool:
+        return self.kind != _UNREADABLE
+
 
 class VideoIndex:
     """What is known of the videos of a list, by their number in it.
@@ -111,16 +115,16 @@ def _open(csv: Path, paths: Sequence[str], workers: int | None, max_pixels: int)
     began, names = time.monotonic(), _names(csv, paths)
     path_of = dict(zip(names, paths, strict=True))
     status = dict(zip(path_of, _status(list(path_of.values())), strict=True))
-    files = _load_all(csv)
-    known = dict[str, Entry]()
-    for found in files.values():
-        known |= {name: e for name, e in found.items() if _holds(e, status.get(name))}
-    left = [name for name in path_of if name not in known]
-    guarded = any(e.content == KILLER.encode() for found in files.values() for e in found.values())
-    _scan(
-        csv, {path_of[name]: name for name in left}, status, known, (workers, guarded, max_pixels)
-    )
-    file = next((file for file, found in files.items() if found == known), None)
+    files, known = _load_all(csv), dict[str, Entry]()
+    for entries in files.values():
+        known |= {n: e for n, e in entries.items() if e.is_readable and e[:2] == status.get(n)}
+    left = {path: name for name, path in path_of.items() if name not in known}
+    guarded = any(e.content == KILLER.encode() for es in files.values() for e in es.values())
+    each = scan_each(list(left), workers=workers, guarded=guarded, max_pixels=max_pixels)
+    with contextlib.closing(each):
+        found = ((left[path], _entry(status[left[path]], record)) for path, record in each)
+        _complete(csv, known, found, len(left))
+    file = next((file for file, entries in files.items() if entries == known), None)
     file = file or _save(csv, known)
     logger.info(
         "index of %s: %d videos, %d of them scanned, in %.1f s; it is in %s",
@@ -131,33 +135,23 @@ def _open(csv: Path, paths: Sequence[str], workers: int | None, max_pixels: int)
     return index
 
 
-def _holds(entry: Entry, status: tuple[int, int] | None) -> bool:
-    return entry.kind != _UNREADABLE and entry[:2] == status
-
-
-def _scan(
-    csv: Path,
-    names: dict[str, str],
-    status: dict[str, tuple[int, int]],
-    known: dict[str, Entry],
-    options: tuple[int | None, bool, int],
+def _complete(
+    csv: Path, known: dict[str, Entry], found: Iterable[tuple[str, Entry]], count: int
 ) -> None:
-    """Scan the videos whose `names` by path are given and make them known; what is found until an
-    interruption is saved."""
-    (workers, guarded, max_pixels), saved = options, time.monotonic()
-    terminal = sys.stderr.isatty()
-    each = scan_each(list(names), workers=workers, guarded=guarded, max_pixels=max_pixels)
+    """Make known what is found, of so many videos; it is saved from time to time, and where it is
+    interrupted."""
+    terminal, saved = sys.stderr.isatty(), time.monotonic()
     bar = tqdm(
-        total=len(names),
+        total=count,
         desc=f"index of {csv.name}",
         unit="video",
         mininterval=0.2 if terminal else 30.0,
-        disable=not names or not (terminal or len(names) > FEW),
+        disable=not count or not (terminal or count > FEW),
     )
     try:
-        with bar, contextlib.closing(each):
-            for path, found in each:
-                known[names[path]] = _entry(status[names[path]], found)
+        with bar:
+            for name, entry in found:
+                known[name] = entry
                 bar.update()
                 if time.monotonic() - saved > _SAVE_EVERY:
                     _save(csv, known)
@@ -191,7 +185,7 @@ def _save(csv: Path, entries: dict[str, Entry]) -> Path | None:
     One of videos of which none can be read says only that their disk is missing: an earlier one
     is worth more.
     """
-    if all(entry.kind == _UNREADABLE for entry in entries.values()):
+    if not any(entry.is_readable for entry in entries.values()):
         return None
     for file in index_files(csv):
         try:

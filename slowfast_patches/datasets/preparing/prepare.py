@@ -96,11 +96,9 @@ def prepare(
         results = kept | made
         bad = [(job.source.path, r) for job in jobs if isinstance(r := results[job.source], str)]
         _write_unreadable(bad, out)
-        _write_lists(lists, {path: results[s] for path, s in by_path.items()}, done, separator)
-        for videos in lists:
-            targets = [results[by_path[path]] for path, _ in videos.videos]
-            paths = [str(out / entry.target) for entry in targets if isinstance(entry, Entry)]
-            open_index(out / videos.name, paths, workers=workers)
+        _write_lists(
+            lists, {path: results[s] for path, s in by_path.items()}, done, separator, workers
+        )
     entries = [r for job in jobs if isinstance(r := results[job.source], Entry)]
     labels = (label for videos in lists for _, label in videos.videos)
     count, seconds = len(classes) or 1 + max(labels), time.perf_counter() - start
@@ -241,17 +239,24 @@ def _link(source: str, target: Path) -> bool:
 
 
 def _write_lists(
-    lists: Sequence[VideoList], results: dict[str, Entry | str], done: PreparedSet, separator: str
+    lists: Sequence[VideoList],
+    results: dict[str, Entry | str],
+    done: PreparedSet,
+    separator: str,
+    workers: int,
 ) -> None:
-    texts = dict[str, str]()
+    """Write the lists of what is prepared, each with its index."""
+    rows = dict[str, list[tuple[str, int]]]()
     for videos in lists:
         found = [(results[path], label) for path, label in videos.videos]
-        rows = [(entry.target, label) for entry, label in found if isinstance(entry, Entry)]
-        if not rows:
+        rows[videos.name] = [(e.target, label) for e, label in found if isinstance(e, Entry)]
+        if not rows[videos.name]:
             raise ValueError(f"{videos.origin}: no video for {videos.name} can be read")
-        texts[videos.name] = format_csv(rows, separator)
-    for name, text in texts.items():
-        write_text(done.folder / name, text)
+    for name, listed in rows.items():
+        write_text(done.folder / name, format_csv(listed, separator))
+    for name, listed in rows.items():
+        paths = [str(done.folder / target) for target, _ in listed]
+        open_index(done.folder / name, paths, workers=workers)
 
 
 def _write_unreadable(bad: Sequence[tuple[str, str]], out: Path) -> None:

@@ -254,6 +254,7 @@ def all_frames(path: Path) -> NDArray[np.uint8]:
         )
 
 
+@pytest.mark.slow
 @needs_samples
 @pytest.mark.parametrize("path", READABLE, ids=lambda path: path.name)
 def test_the_frames_of_a_sample_are_those_of_a_full_decode(path):

@@ -41,6 +41,7 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return path
 
 
+@pytest.mark.slow
 @needs_samples
 def test_damaged_files_are_read_or_refused(folder):
     """Each case is read with a fresh record and with that of the whole file."""

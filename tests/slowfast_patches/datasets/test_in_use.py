@@ -62,6 +62,7 @@ def process(program: str, folder: Path) -> Iterator[subprocess.Popen[str]]:
             other.kill()
 
 
+@pytest.mark.slow
 def test_what_a_training_reads_is_not_prepared_until_it_is_gone(folder: Path):
     before = {path.name: path.read_bytes() for path in folder.iterdir()}
     with process(READER, folder), reading([folder / "train.csv"]):
@@ -75,6 +76,7 @@ def test_what_a_training_reads_is_not_prepared_until_it_is_gone(folder: Path):
         pass
 
 
+@pytest.mark.slow
 def test_what_is_being_prepared_is_neither_read_nor_prepared(folder: Path):
     with process(WRITER, folder) as other:
         writer = f"process {other.pid} on {socket.gethostname()} since 20"
@@ -89,6 +91,7 @@ def test_what_is_being_prepared_is_neither_read_nor_prepared(folder: Path):
         pass
 
 
+@pytest.mark.slow
 def test_a_training_is_refused_before_it_starts(
     folder: Path, demo_data: Path, tmp_path: Path, command_line: Callable[..., tuple[int, str]]
 ):

@@ -260,6 +260,7 @@ def test_a_file_that_is_no_good_index_is_built_anew(data, scanned, caplog, kind)
     assert load_index(file) == good
 
 
+@pytest.mark.slow
 def test_no_flipped_byte_is_believed(data):
     """What is loaded from a file with a byte changed is the whole truth or nothing of it."""
     opened(data)
@@ -412,6 +413,7 @@ def killers(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(scanning, "FEW", 0)
 
 
+@pytest.mark.slow
 def test_a_killed_process_loses_nothing_and_its_killer_is_named(tmp_path, killers):
     names = [f"{number}" for number in range(30)]
     names[11], names[14], names[25] = "killer 1", "once", "killer 2"
@@ -420,6 +422,7 @@ def test_a_killed_process_loses_nothing_and_its_killer_is_named(tmp_path, killer
     assert found == {path: scanning.KILLER if "killer" in path else path for path in paths}
 
 
+@pytest.mark.slow
 def test_a_killer_never_meets_the_process_that_trains(data, killers, monkeypatch):
     """Not even when it is the only video to be scanned again."""
     (data / "killer").write_text("deadly")
@@ -468,6 +471,7 @@ dist.destroy_process_group()
 """
 
 
+@pytest.mark.slow
 def test_other_ranks_wait_and_get_what_the_first_found(data, tmp_path):
     """It takes 3.2 s, and processes wait for one another for 2 s."""
     paths, ranks = videos(data), list[subprocess.Popen[str]]()

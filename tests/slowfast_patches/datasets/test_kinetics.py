@@ -189,6 +189,7 @@ def test_a_mini_batch_of_evaluation_is_without_unreadable_clips(folder):
     assert (len(nothing["clips"]), len(nothing["videos"])) == (0, 0)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("workers", [0, 1])
 def test_a_list_of_unreadable_videos_stops_with_a_message_not_a_traceback(folder, workers):
     paths = spoil(folder, *range(VIDEOS))

@@ -171,6 +171,7 @@ class Marked(Dataset[Batch]):
         )
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("workers", [0, 3])
 def test_the_same_workers_read_all_phases_in_order_though_they_answer_out_of_order(
     schedule, workers
@@ -195,6 +196,7 @@ def test_the_same_workers_read_all_phases_in_order_though_they_answer_out_of_ord
     assert all(found == everyone for found in pids.values())
 
 
+@pytest.mark.slow
 def test_workers_are_at_most_two_mini_batches_ahead_of_the_training(schedule):
     data = Marked(pause=0)
     batches = iter(training_loader(config("DATA_LOADER.NUM_WORKERS", 2), data, schedule, 0, 0, 1))
@@ -237,6 +239,7 @@ def batches_of(cfg: Recipe, schedule: Schedule) -> Iterator[Batch]:
     return iter(training_loader(cfg, Watched(cfg, "train"), schedule, 0, 0, 1))
 
 
+@pytest.mark.slow
 @pytest.mark.skipif(not Path("/proc/self/statm").exists(), reason="memory is read from /proc")
 def test_a_workers_memory_does_not_grow_with_shapes_or_time(demo_data):
     schedule = make_schedule(Shape(4, 8, 64), 24, SteppedRate((20.0, 40.0, 44.0), (1, 0.1, 0.01)))
@@ -254,6 +257,7 @@ def test_a_workers_memory_does_not_grow_with_shapes_or_time(demo_data):
         assert max(again[pid]) < 1.2 * max(once[pid]) + 20 * MIB
 
 
+@pytest.mark.slow
 def test_clips_are_not_copied_on_their_way_from_the_worker(demo_data):
     cfg = data_config(demo_data, "DATA_LOADER.NUM_WORKERS", 1)
     batches = batches_of(

@@ -31,6 +31,7 @@ from slowfast_patches.datasets.reading.scan import scan
 from slowfast_patches.datasets.reading.video_record import Kind
 from tests.slowfast_patches.datasets.made_videos import noise, write_jpeg, write_video
 
+pytestmark = pytest.mark.slow
 TOOL = Path(__file__).parents[3] / "tools" / "prepare_data.py"
 LIMIT = 120.0
 """Seconds to wait for another process before the test fails."""

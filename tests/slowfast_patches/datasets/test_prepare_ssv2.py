@@ -15,6 +15,7 @@ from slowfast_patches.datasets.ssv2 import Ssv2
 from tests.slowfast_patches.datasets.made_videos import SAMPLES, needs_samples
 from tests.slowfast_patches.datasets.test_prepare import TOOL, rows, run, tool
 
+pytestmark = pytest.mark.slow
 __all__ = ["TOOL", "run", "tool"]  # the fixtures of the tool's other tests
 
 NAMED = "something-something-v2-{}.json"

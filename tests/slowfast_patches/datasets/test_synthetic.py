@@ -132,6 +132,7 @@ def test_csv_lines_name_files_that_decode_to_the_promised_frames(made: Path) -> 
     assert not list(made.rglob("*.tmp"))
 
 
+@pytest.mark.slow
 def test_files_do_not_depend_on_the_number_of_processes(made: Path, tmp_path: Path) -> None:
     assert make_demo_data(tmp_path, SMALL, workers=2) == 19
     assert contents(tmp_path) == contents(made)

@@ -16,7 +16,7 @@ from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any, TextIO
 
-from slowfast_patches.datasets.lists.in_use import JOURNAL, hold_alone
+from slowfast_patches.datasets.lists.in_use import hold_alone
 from slowfast_patches.datasets.preparing.video_lists import VideoList
 from slowfast_patches.datasets.reading.files import MAX_PIXELS, frame_files
 from slowfast_patches.datasets.reading.prepared import TAG
@@ -24,6 +24,7 @@ from slowfast_patches.utils.files import TEMPORARY
 
 __all__ = ["Entry", "PreparedSet", "Settings", "Source", "open_set"]
 
+_JOURNAL = "prepared.jsonl"
 _LONGEST_NAME = 200
 """Bytes of a source's name; with what is added to it, it stays below the usual limit of 255."""
 
@@ -161,10 +162,10 @@ def open_set(folder: Path, settings: Settings, lists: Sequence[VideoList]) -> It
     """
     folder.mkdir(parents=True, exist_ok=True)
     with hold_alone(folder):
-        lines = _read_lines(folder / JOURNAL)
+        lines = _read_lines(folder / _JOURNAL)
         heads = _check_heads(folder, lines, settings, lists)
         entries = {line["target"]: Entry(**line) for line in lines if "target" in line}
-        with (folder / JOURNAL).open("a", encoding="utf-8") as journal:
+        with (folder / _JOURNAL).open("a", encoding="utf-8") as journal:
             prepared = PreparedSet(folder, entries, journal)
             for line in heads:
                 prepared.note(line)

@@ -102,11 +102,6 @@ def test_strides_count_in_the_target_rate(folder):
     assert read(path, clip.positions.tolist()) == clip.positions.tolist()
 
 
-def test_threads_change_nothing(video):
-    clip = read_clip(str(video), scan(str(video)), plan([7, 31, 59]), threads=0)
-    assert numbers(clip) == [7, 31, 59]
-
-
 # Which pixels.
 
 
@@ -303,13 +298,3 @@ def test_less_is_decoded_than_all_frames(monkeypatch):
     assert counted[1] < 65
     assert counted[2] < 75
     assert 20 <= counted[3] < 30
-
-
-@needs_samples
-def test_the_corrupted_sample_is_refused_beyond_its_fault():
-    path = str(SAMPLES / "corrupted.mp4")
-    record = scan(path)
-    whole = plan_test(record.video, frames=8, stride=18, crop=96)
-    with pytest.raises(UnreadableVideoError, match=r"cannot be decoded: .*Invalid data"):
-        read_clip(path, record, whole)
-    assert read_clip(path, record, plan([0, 3, 20])).shape == (3, HEIGHT, HEIGHT, 3)

@@ -181,17 +181,6 @@ def test_odd_sizes_become_even(folder, size):
         assert abs(resized.mean() - even.mean()) < 12
 
 
-def test_other_pixel_formats_keep_their_brightness(folder):
-    for pixels in ("yuv444p", "yuvj420p"):
-        source = write_video(
-            folder / f"{pixels}.mp4", moving(4, 64, 48, noise=2), pixels=pixels, **SHARP
-        )
-        target = folder / f"{pixels}_prepared.mp4"
-        write_prepared(str(source), scan(str(source)), target)
-        for before, after in zip(rgb(source), rgb(target), strict=True):
-            assert psnr(before, after) > 28
-
-
 def test_a_folder_of_jpegs_becomes_a_video(folder):
     frames = folder / "frames"
     frames.mkdir()

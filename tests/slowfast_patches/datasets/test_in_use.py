@@ -2,7 +2,6 @@
 
 import errno
 import fcntl
-import json
 import os
 import shutil
 import socket
@@ -15,9 +14,8 @@ from pathlib import Path
 import pytest
 
 from slowfast_patches.config.recipe import Recipe
-from slowfast_patches.datasets.lists.in_use import JOURNAL, hold_alone, reading
+from slowfast_patches.datasets.lists.in_use import hold_alone, reading
 from slowfast_patches.datasets.preparing.prepared_set import Settings, open_set
-from slowfast_patches.datasets.preparing.video_lists import VideoList
 from slowfast_patches.train import run as run_module
 
 READER = """
@@ -129,27 +127,6 @@ def test_a_run_holds_its_lists_for_as_long_as_it_lasts(
     run_module.run(tiny_config(tmp_path / "run", *keys, *paths))
     assert refused == [True]
     hold_alone(folder).close()
-
-
-def test_the_first_preparation_says_that_it_goes_on_or_was_interrupted(tmp_path: Path):
-    out, source = tmp_path / "out", tmp_path / "source.csv"
-    with (
-        open_set(out, Settings(), [VideoList("train.csv", source, tmp_path, [])]),
-        pytest.raises(ValueError, match=f"is being prepared: .*process {os.getpid()} on"),
-    ):
-        reading([out / "train.csv"]).__enter__()
-    with pytest.raises(
-        ValueError, match=r"no train.csv yet: its preparation was interrupted\. The"
-    ):
-        reading([out / "something-something-v2-train.json"]).__enter__()
-    with (out / JOURNAL).open("a") as journal:
-        journal.write('{"list": "va')  # killed as it wrote
-    (out / "train.csv").write_text("a.mp4 0\n")
-    with reading([out / "train.csv"]):
-        pass
-    with reading([out / "val.csv"]):  # never begun: whoever reads it says that it is not there
-        pass
-    assert json.loads((out / JOURNAL).read_text().splitlines()[1])["list"] == "train.csv"
 
 
 def test_a_data_set_on_a_read_only_disk_is_held(folder: Path, monkeypatch: pytest.MonkeyPatch):

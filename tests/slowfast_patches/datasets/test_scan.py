@@ -92,16 +92,6 @@ def test_key_frames_and_even_timestamps(tmp_path):
     assert len(even(record.timestamps)) == 1
 
 
-def test_a_variable_rate_keeps_each_timestamp(tmp_path):
-    stamps = [0, 1, 2, 10, 11, 40, 41, 45]
-    record = scan(str(write_video(tmp_path / "vfr.mp4", grey(8), stamps=stamps)))
-    unit = record.timestamps[1] - record.timestamps[0]
-    assert ((record.timestamps - record.timestamps[0]) / unit).tolist() == stamps
-    assert record.video.frames == 8
-    # 8 frames in 46 / 30 s or 7 in 45 / 30 s, as a container counts the last one.
-    assert 4 < record.video.fps < 6
-
-
 def test_without_timestamps_frames_are_counted(tmp_path):
     """A bare H.264 stream says in which order its frames are shown, and no more."""
     record = scan(str(write_video(tmp_path / "bare.h264", grey(24))))

@@ -116,7 +116,7 @@ def test_a_video_without_its_first_frame_is_replaced(made, tmp_path):
     assert item["label"] == item["video"]
     ((path, reason), *_) = item["failures"]
     assert path == f"{folder}/7"
-    assert reason.startswith("cannot be opened")
+    assert "cannot be opened" in reason
     assert "7_000001.jpg" in reason
     black = Ssv2(config(folder), "val")[1]
     assert (black["clip"].any(), black["label"], black["video"]) == (False, 1, 1)
@@ -179,27 +179,6 @@ def test_webm_files_are_read_directly(webm, caplog):
     # 25 frames of 321 × 240 in 8 segments; the centre of a frame resized to 64 × 48.
     wanted = ClipPlan(np.array([1, 4, 7, 10, 14, 17, 20, 23]), (64, 48), (8, 0), 48, False)
     assert np.array_equal(data[0]["clip"], read_clip(path, scan(path), wanted))
-
-
-@needs_samples
-def test_frames_cut_from_a_video_give_what_the_video_gives(tmp_path):
-    """The first 24 frames of real videos, once as JPEG files and once as they are."""
-    ids = {"41": "kinetics_340x256_h264.mp4", "5": "kinetics_pancake_h264.mkv"}
-    lines, wanted = list[str](), list[np.ndarray]()
-    for name, sample in ids.items():
-        path, record = str(SAMPLES / sample), scan(str(SAMPLES / sample))
-        side, size = record.video.height, record.video[2:]
-        left = ClipPlan(np.arange(24), size, (0, 0), side, False)
-        lines += write_frames(tmp_path, name, list(read_clip(path, record, left)))
-        scaled = (round(48 * size[0] / side), 48)
-        centres = np.array([1, 4, 7, 10, 13, 16, 19, 22])
-        wanted.append(read_clip(path, record, ClipPlan(centres, scaled, (0, 0), 48, False)))
-    (tmp_path / "val.csv").write_text(f"{HEADER}\n{''.join(lines)}")
-    write_json(tmp_path, list(ids))
-    data = Ssv2(config(tmp_path), "val")
-    for number, clip in enumerate(wanted):
-        assert abs(data[number]["clip"].astype(float) - clip).mean() < 4
-        assert abs(data[number]["clip"].astype(float) - clip[::-1]).mean() > 6
 
 
 # A whole run.

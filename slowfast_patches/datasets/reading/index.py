@@ -234,8 +234,8 @@ def load_index(file: Path) -> dict[str, Entry]:
     """
     try:
         with np.load(file, allow_pickle=False) as arrays:
-            if int(arrays["version"]) != _VERSION:
-                raise ValueError(f"is not of version {_VERSION}")
+            if int(arrays.get("version", 0)) != _VERSION:
+                raise ValueError(f"it is not of version {_VERSION}")
             names = Ragged(arrays["names"], arrays["name_ends"]).to_bytes()
             contents = Ragged(arrays["contents"], arrays["content_ends"]).to_bytes()
             rows = zip(*arrays["status"].T.tolist(), contents, strict=True)

@@ -152,8 +152,8 @@ def _write_prepared(source: Path, target: Path) -> float:
     note = target.with_suffix(".psnr")
     if not note.exists():
         target.parent.mkdir(parents=True, exist_ok=True)
-        written = write_prepared(str(source), scan(str(source)), target)
-        note.write_text(f"{written.psnr}\n", encoding="utf-8")
+        psnr = write_prepared(str(source), scan(str(source)), target)
+        note.write_text(f"{psnr}\n", encoding="utf-8")
     return float(note.read_text(encoding="utf-8"))
 
 

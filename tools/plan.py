@@ -36,7 +36,7 @@ from slowfast_patches.config import check_recipe, load_recipe
 from slowfast_patches.config.check import check_large_batch
 from slowfast_patches.config.recipe import Recipe
 from slowfast_patches.config.schedule import check_world_size, schedule_of
-from slowfast_patches.datasets.lists.lists import class_names
+from slowfast_patches.datasets.lists.dataset_lists import class_names
 from slowfast_patches.launch.launch import for_processes, processes_of
 from slowfast_patches.models.flops import check_shapes, flops_per_clip
 from slowfast_patches.plan.cluster.loader import WAYS, clip_rate

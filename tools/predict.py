@@ -38,7 +38,7 @@ from torch import Tensor
 from slowfast_patches.config.keys import get_cfg
 from slowfast_patches.config.recipe import Recipe
 from slowfast_patches.datasets.lists.class_names import read_class_names
-from slowfast_patches.datasets.lists.lists import class_names
+from slowfast_patches.datasets.lists.dataset_lists import class_names
 from slowfast_patches.datasets.reading.video_record import UnreadableVideoError
 from slowfast_patches.train.checkpoints import checkpoint_of
 from slowfast_patches.train.predict import Predictor, read_checkpoint

@@ -18,7 +18,7 @@ from multigrid.schedule import Phase, Schedule
 from multigrid.shapes import Shape
 from slowfast_patches.config.recipe import Recipe
 from slowfast_patches.config.schedule import schedule_of
-from slowfast_patches.datasets.lists.lists import count_list
+from slowfast_patches.datasets.lists.dataset_lists import count_list
 from slowfast_patches.models.flops import check_shapes, flops_per_clip
 from slowfast_patches.plan.timing import UNTIMED, Timing
 from slowfast_patches.utils.report import (

@@ -14,7 +14,7 @@ from slowfast_patches import patching
 from slowfast_patches.config import check_recipe, load_recipe
 from slowfast_patches.config.recipe import Recipe
 from slowfast_patches.config.schedule import check_world_size, rates_of_batch
-from slowfast_patches.datasets.lists.lists import list_path, read_list
+from slowfast_patches.datasets.lists.dataset_lists import list_path, read_list
 from slowfast_patches.launch.launch import for_processes, processes_of
 from slowfast_patches.launch.slurm import (
     FOLDER,

@@ -5,7 +5,7 @@ from __future__ import annotations
 import logging
 
 from slowfast_patches.config.recipe import Recipe
-from slowfast_patches.datasets.lists.lists import class_names
+from slowfast_patches.datasets.lists.dataset_lists import class_names
 
 __all__ = ["names_of_data"]
 

@@ -23,7 +23,7 @@ from multigrid import (
 from slowfast_patches.config.metrics import EMA, metric_names
 from slowfast_patches.config.recipe import Recipe
 from slowfast_patches.config.schedule import recipe_at, schedule_of
-from slowfast_patches.datasets.lists.lists import list_digest, list_path
+from slowfast_patches.datasets.lists.dataset_lists import list_digest, list_path
 from slowfast_patches.datasets.loader import build_dataset, loading_advice, training_loader
 from slowfast_patches.launch.stopping import StopRequest, TrainingInterruptedError
 from slowfast_patches.models.build import build_model

@@ -21,9 +21,9 @@ from slowfast_patches.config import check_recipe
 from slowfast_patches.config.metrics import COUNTS, EMA, format_metrics, metric_names, with_suffix
 from slowfast_patches.config.recipe import Recipe
 from slowfast_patches.config.schedule import check_world_size, schedule_of
+from slowfast_patches.datasets.lists.dataset_lists import class_names, list_path, read_list
 from slowfast_patches.datasets.lists.in_use import reading
 from slowfast_patches.datasets.lists.list_warnings import list_warnings
-from slowfast_patches.datasets.lists.lists import class_names, list_path, read_list
 from slowfast_patches.datasets.loader import build_dataset, evaluation_loader, evaluation_rounds
 from slowfast_patches.launch.device import set_up_device
 from slowfast_patches.launch.launch import check_gpus, for_processes, launch, processes_of

@@ -8,16 +8,18 @@ from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import BinaryIO
+from uuid import uuid4
 
-__all__ = ["TEMPORARY", "written_whole"]
+__all__ = ["TEMPORARY", "write_text", "written_whole"]
 
 TEMPORARY = ".tmp"
 """What the name of a file ends in that is not whole yet."""
 
 
 @contextmanager
-def written_whole(path: Path) -> Iterator[BinaryIO]:
-    """A file to write, beside `path`; it takes that name once it is on the disk.
+def written_whole(path: Path, *, shared: bool = False) -> Iterator[BinaryIO]:
+    """A file to write, beside `path`; it takes that name once it is on the disk. If it is `shared`,
+    other processes may write it at the same time: the last one wins.
 
     However the body ends, killed or not, `path` is the file before or the new one. Unless this
     process is killed, no temporary file stays.
@@ -25,7 +27,8 @@ def written_whole(path: Path) -> Iterator[BinaryIO]:
     Raises:
         OSError: it cannot be written; `path` is as it was.
     """
-    temporary = path.with_name(path.name + TEMPORARY)
+    mark = f".{uuid4().hex}" if shared else ""
+    temporary = path.with_name(path.name + mark + TEMPORARY)
     try:
         with temporary.open("wb") as file:
             yield file
@@ -37,6 +40,12 @@ def written_whole(path: Path) -> Iterator[BinaryIO]:
             temporary.unlink(missing_ok=True)
         raise
     _sync_folder(path.parent)
+
+
+def write_text(path: Path, text: str) -> None:
+    """Write a text file, which is whole or as it was."""
+    with written_whole(path) as file:
+        file.write(text.encode("utf-8", "backslashreplace"))
 
 
 def _sync_folder(folder: Path) -> None:

@@ -12,7 +12,7 @@ import torch
 import yaml
 
 from slowfast_patches.config.recipe import Recipe
-from slowfast_patches.datasets.lists.lists import list_digest, read_list
+from slowfast_patches.datasets.lists.dataset_lists import list_digest, read_list
 from slowfast_patches.launch.stopping import TrainingStoppedError
 from slowfast_patches.train import checkpoints
 from slowfast_patches.train.checkpoints import folder as folder_module

@@ -8,11 +8,12 @@ from pathlib import Path
 
 import pytest
 import torch
+from fvcore.common.config import CfgNode
 from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 
 from multigrid import ClipRequest
 from slowfast_patches import patching
-from slowfast_patches.config.recipe import Recipe
+from slowfast_patches.config.recipe import recipe_of
 from slowfast_patches.train import run as run_module
 
 CLASSES = 8
@@ -30,10 +31,10 @@ OPTIONS = (
 class Several(torch.utils.data.Dataset):
     """Clips of noise; each video has a class and the one after it."""
 
-    def __init__(self, cfg: Recipe, split: str) -> None:
+    def __init__(self, cfg: CfgNode, split: str) -> None:
         self.videos = range(24 if split == "train" else 8)
-        self._views = cfg.test.num_ensemble_views if split == "test" else 1
-        self._shape = cfg.base_shape
+        self._views = cfg.TEST.NUM_ENSEMBLE_VIEWS if split == "test" else 1
+        self._shape = recipe_of(cfg).base_shape
 
     def __len__(self) -> int:
         return len(self.videos) * self._views

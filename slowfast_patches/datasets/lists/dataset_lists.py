@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import hashlib
-import logging
 import os
 import re
 from collections.abc import Callable, Sequence
@@ -17,13 +16,12 @@ from slowfast_patches.config.recipe import Recipe
 from slowfast_patches.datasets.lists.class_names import in_order, named_classes
 from slowfast_patches.datasets.lists.csv_list import (
     LabelledVideo,
-    count_videos,
     csv_path,
     read_csv,
     read_utf8,
 )
-from slowfast_patches.datasets.lists.frame_list import FrameList, count_listed, read_frame_list
-from slowfast_patches.datasets.lists.ssv2_list import count_ssv2, read_ssv2, ssv2_classes, ssv2_path
+from slowfast_patches.datasets.lists.frame_list import FrameList, read_frame_list
+from slowfast_patches.datasets.lists.ssv2_list import read_ssv2, ssv2_classes, ssv2_path
 
 __all__ = [
     "class_names",
@@ -32,8 +30,6 @@ __all__ = [
     "list_path",
     "read_list",
 ]
-
-logger = logging.getLogger(__name__)
 
 
 def read_list(recipe: Recipe, split: str, dataset: str | None = None) -> Sequence[Any]:
@@ -51,8 +47,7 @@ def read_list(recipe: Recipe, split: str, dataset: str | None = None) -> Sequenc
         several = "several labels a video" if known else "one label a video"
         raise ValueError(
             f"DATA.MULTI_LABEL {recipe.data.multi_label} does not fit the dataset {name}, which "
-            f"has "
-            f"{several}; set DATA.MULTI_LABEL {known}"
+            f"has {several}; set DATA.MULTI_LABEL {known}"
         )
     if split == "train" and recipe.data.random_flip and not kind.mirrors:
         raise ValueError(
@@ -68,12 +63,8 @@ def list_path(recipe: Recipe, split: str, dataset: str | None = None) -> Path:
 
 
 def count_list(recipe: Recipe, split: str) -> int | None:
-    """Videos in the list of a split, whose entries are not checked; None where there is no list.
-
-    Raises:
-        ValueError: no such data set, or a file that is no list.
-    """
-    return _kind(recipe, split, None)[1].count(recipe, split)
+    """Videos in the list of a split; None where there is no list. Raises as `read_list`."""
+    return len(read_list(recipe, split)) if list_path(recipe, split).is_file() else None
 
 
 def list_digest(recipe: Recipe, videos: Sequence[Any]) -> str:
@@ -84,7 +75,8 @@ def list_digest(recipe: Recipe, videos: Sequence[Any]) -> str:
     """
     digest = hashlib.sha256()
     if isinstance(videos, FrameList):
-        for numbers in (*videos.names, *videos.runs):  # narrow where they are small
+        names, runs = videos.names, videos.runs
+        for numbers in (names.values, names.ends, runs.values, runs.ends):
             digest.update(numbers.astype("<i8").tobytes())
         return digest.hexdigest()
     path = list_path(recipe, "train")
@@ -107,8 +99,8 @@ def class_names(recipe: Recipe) -> tuple[str, ...] | None:
     if names is not None and len(names) != recipe.model.num_classes:
         raise ValueError(
             f"MODEL.NUM_CLASSES is {recipe.model.num_classes}, and "
-            f"{recipe.data.path_to_data_dir} names "
-            f"{len(names)} classes; set MODEL.NUM_CLASSES {len(names)}"
+            f"{recipe.data.path_to_data_dir} names {len(names)} classes; "
+            f"set MODEL.NUM_CLASSES {len(names)}"
         )
     return names
 
@@ -119,7 +111,6 @@ class _Kind:
 
     path: Callable[[Recipe, str], Path]
     read: Callable[[Recipe, str], Sequence[Any]]
-    count: Callable[[Recipe, str], int | None]
     classes: Callable[[Recipe], tuple[str, ...] | None]
     mirrors: bool = True
     """Whether a mirrored clip has the label of the clip."""
@@ -179,11 +170,6 @@ def _read_charades(recipe: Recipe, split: str) -> FrameList:
     )
 
 
-def _count_charades(recipe: Recipe, split: str) -> int | None:
-    path = _charades_path(recipe, split)
-    return count_listed(path) if path.is_file() else None
-
-
 def _charades_classes(recipe: Recipe) -> tuple[str, ...] | None:
     """From Charades_v1_classes.txt, which has "c000 Holding some clothes" a line."""
     path = Path(recipe.data.path_to_data_dir) / "Charades_v1_classes.txt"
@@ -200,7 +186,7 @@ def _charades_classes(recipe: Recipe) -> tuple[str, ...] | None:
 
 
 _KINDS: dict[str, _Kind] = {
-    "kinetics": _Kind(csv_path, _read_kinetics, count_videos, _kinetics_classes),
-    "ssv2": _Kind(ssv2_path, read_ssv2, count_ssv2, _ssv2_classes, mirrors=False),
-    "charades": _Kind(_charades_path, _read_charades, _count_charades, _charades_classes),
+    "kinetics": _Kind(csv_path, _read_kinetics, _kinetics_classes),
+    "ssv2": _Kind(ssv2_path, read_ssv2, _ssv2_classes, mirrors=False),
+    "charades": _Kind(_charades_path, _read_charades, _charades_classes),
 }

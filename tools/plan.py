@@ -39,16 +39,21 @@ from slowfast_patches.config.schedule import check_world_size, schedule_of
 from slowfast_patches.datasets.lists.lists import class_names
 from slowfast_patches.launch.launch import for_processes, processes_of
 from slowfast_patches.models.flops import check_shapes, flops_per_clip
-from slowfast_patches.plan.cluster.loader import WAYS, clip_rate
-from slowfast_patches.plan.cluster.machines import MACHINES
-from slowfast_patches.plan.cluster.network import LATENCY, Cluster
+from slowfast_patches.plan.cluster.network import LATENCY, MACHINES, Cluster
 from slowfast_patches.plan.cluster.picture import plot_cluster_plan
 from slowfast_patches.plan.cluster.plan import ClusterPlan, on_cluster, plan_on_cluster
 from slowfast_patches.plan.cluster.report import cluster_json, format_cluster_plan
+from slowfast_patches.plan.cluster.times import WAYS, clip_rate
 from slowfast_patches.plan.picture import plot_plan
 from slowfast_patches.plan.plan import dataset_size, format_plan, plan_config
-from slowfast_patches.plan.step_times import MisfitError, read_step_times
-from slowfast_patches.plan.timing import UNTIMED, Timing, estimated_timing, measured_timing
+from slowfast_patches.plan.step_times import (
+    UNTIMED,
+    MisfitError,
+    Timing,
+    estimated_timing,
+    measured_timing,
+    read_step_times,
+)
 
 
 def parse_args(argv: list[str] | None = None) -> argparse.Namespace:
@@ -198,9 +203,8 @@ def plan_cluster(args: argparse.Namespace, cluster: Cluster) -> ClusterPlan:
     rate = None
     if args.loader is not None:
         rate = clip_rate(args.loader, args.loader_way, args.loader_cores)
-    preset = MACHINES.get(args.machine)
     timing = partial(find_timing, args=args)
-    return plan_on_cluster(recipe, cluster, num_videos, timing, rate, preset)
+    return plan_on_cluster(recipe, cluster, num_videos, timing, rate, args.machine)
 
 
 def show_plan(args: argparse.Namespace) -> str:

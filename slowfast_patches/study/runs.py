@@ -19,8 +19,7 @@ from slowfast_patches.config.schedule import schedule_of
 from slowfast_patches.config.stored import keys_of, stored_keys
 from slowfast_patches.models.flops import flops_per_clip
 from slowfast_patches.plan.plan import dataset_size
-from slowfast_patches.plan.step_times import StepTimes
-from slowfast_patches.plan.timing import UNTIMED, measured_timing
+from slowfast_patches.plan.step_times import UNTIMED, StepTimes, measured_timing
 from slowfast_patches.utils.command_line import ToolError
 from slowfast_patches.utils.report import format_duration, format_flops
 

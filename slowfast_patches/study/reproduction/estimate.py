@@ -11,8 +11,7 @@ from slowfast_patches.config.recipe import Recipe
 from slowfast_patches.config.schedule import schedule_of
 from slowfast_patches.models.flops import check_shapes, flops_per_clip
 from slowfast_patches.plan.plan import dataset_size
-from slowfast_patches.plan.step_times import MisfitError
-from slowfast_patches.plan.timing import UNTIMED, Timing
+from slowfast_patches.plan.step_times import UNTIMED, MisfitError, Timing
 from slowfast_patches.study.reproduction.experiment import Experiment, Row, Training
 from slowfast_patches.study.reproduction.recipes import Recipes
 from slowfast_patches.study.runs import Arm

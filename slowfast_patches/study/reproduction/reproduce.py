@@ -17,8 +17,12 @@ from slowfast_patches.datasets.lists.lists import read_list
 from slowfast_patches.launch.launch import processes_of
 from slowfast_patches.launch.slurm import Slurm
 from slowfast_patches.models.flops import flops_per_clip
-from slowfast_patches.plan.step_times import read_step_times
-from slowfast_patches.plan.timing import UNTIMED, estimated_timing, measured_timing
+from slowfast_patches.plan.step_times import (
+    UNTIMED,
+    estimated_timing,
+    measured_timing,
+    read_step_times,
+)
 from slowfast_patches.study.reproduction.cluster import submit
 from slowfast_patches.study.reproduction.estimate import (
     Estimate,

@@ -13,6 +13,7 @@ from pathlib import Path
 from slowfast_patches import patching
 from slowfast_patches.config import check_recipe, load_recipe
 from slowfast_patches.config.recipe import Recipe
+from slowfast_patches.config.scale import as_overrides
 from slowfast_patches.config.schedule import check_world_size, rates_of_batch
 from slowfast_patches.datasets.lists.lists import list_path, read_list
 from slowfast_patches.launch.launch import for_processes, processes_of
@@ -42,11 +43,11 @@ class Submission:
 
     @property
     def machines(self) -> int:
-        return int(self.recipe.num_shards)
+        return self.recipe.num_shards
 
     @property
     def gpus(self) -> int:
-        return int(self.recipe.num_gpus)
+        return self.recipe.num_gpus
 
     @property
     def folder(self) -> Path:
@@ -73,19 +74,15 @@ def load(
             raise ValueError(f"{option} {value} sets {key}; leave one of them out")
     if "SHARD_ID" in overrides[::2]:
         raise ValueError("SHARD_ID is set on each machine of the job; leave it out")
-    written = load_recipe(cfg_file, list(overrides))
-    given = {key: value for key, (_, value) in options.items() if value is not None}
-    chosen = {
-        "NUM_SHARDS": written.num_shards,
-        "NUM_GPUS": written.num_gpus,
-        **given,
-        "OUTPUT_DIR": Path(written.output_dir).resolve(),
-    }
-    others = zip(overrides[::2], overrides[1::2], strict=True)
-    pairs = [*((key, value) for key, value in others if key not in chosen), *chosen.items()]
-    keys = tuple(str(item) for pair in pairs for item in pair)
-    recipe = load_recipe(cfg_file, keys)
-    return Submission(cfg_file.resolve(), keys, recipe, written.base_shape.batch)
+    written = load_recipe(cfg_file, overrides)
+    chosen: dict[str, object] = {key: written[key] for key in options}
+    chosen |= {key: value for key, (_, value) in options.items() if value is not None}
+    chosen["OUTPUT_DIR"] = Path(written.output_dir).resolve()
+    given = dict(zip(overrides[::2], overrides[1::2], strict=True))
+    keys = as_overrides({key: given[key] for key in given if key not in chosen} | chosen)
+    return Submission(
+        cfg_file.resolve(), keys, load_recipe(cfg_file, keys), written.base_shape.batch
+    )
 
 
 def check(submission: Submission) -> tuple[str, list[str]]:
@@ -94,7 +91,7 @@ def check(submission: Submission) -> tuple[str, list[str]]:
     The machine that submits need not see the data nor the weights.
 
     Raises:
-        ValueError: the arm cannot train or test as it is, or not on these processes.
+        ValueError: the recipe cannot train or test as it is, or not on these processes.
         ImportError: it needs a package that is not installed.
     """
     recipe = for_processes(submission.recipe)
@@ -126,8 +123,7 @@ def _describe(submission: Submission, recipe: Recipe, world_size: int) -> str:
     return (
         f"NUM_SHARDS {machines} × NUM_GPUS {submission.gpus}: {world_size} processes. Global "
         f"batch: {machines} × TRAIN.BATCH_SIZE {recipe.train.batch_size} = "
-        f"{recipe.base_shape.batch} "
-        f"clips; {rate}"
+        f"{recipe.base_shape.batch} clips; {rate}"
     )
 
 

@@ -1,61 +1,30 @@
-"""A recipe on clusters of 1 to 2,048 GPUs: what changes with their number, and the hours."""
+"""A recipe on clusters of 1 to 2,048 GPUs: what changes with their number, and the hours.
+
+The plan is plain data, what `tools/plan.py --gpus N --json` prints: bytes, seconds, clips; None is
+no limit, or not known. The text and the picture are made of it.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
-from dataclasses import dataclass, replace
+import math
+from collections.abc import Callable
+from dataclasses import asdict, replace
+from typing import Any
 
-from multigrid.cost import shortest_phase
+from multigrid import Schedule
+from multigrid.cost import SecondsPerIteration, shortest_phase
 from slowfast_patches.config.recipe import Recipe
 from slowfast_patches.config.scale import scale_to_processes
 from slowfast_patches.config.schedule import schedule_of, without_multigrid
-from slowfast_patches.plan.cluster.gradients import Exchange, exchange_of
-from slowfast_patches.plan.cluster.network import Cluster
-from slowfast_patches.plan.cluster.times import ClipRate, Machine, Training
+from slowfast_patches.plan.cluster.gradients import BACKWARD, exchange_of
+from slowfast_patches.plan.cluster.network import MACHINES, Cluster
+from slowfast_patches.plan.cluster.times import ClipRate, Machine, Times, add_up
 from slowfast_patches.plan.plan import short_phases
 from slowfast_patches.plan.step_times import Timing
 
-__all__ = ["ClusterPlan", "Estimate", "gpu_counts", "on_cluster", "plan_on_cluster"]
+__all__ = ["gpu_counts", "on_cluster", "plan_on_cluster"]
 
 MOST_GPUS = 2048
-
-
-@dataclass(frozen=True)
-class Estimate:
-    """A recipe and its baseline on one cluster; `notes` are what speaks against it there."""
-
-    cluster: Cluster
-    ours: Training
-    baseline: Training
-    notes: tuple[str, ...]
-
-    @property
-    def batch(self) -> int:
-        """Clips of a mini-batch of the baseline's shape, over all nodes."""
-        return self.ours.schedule.base.batch
-
-    @property
-    def speed_up(self) -> float:
-        """The baseline's seconds as a multiple of ours, on the same cluster."""
-        return self.baseline.total.seconds / self.ours.total.seconds
-
-
-@dataclass(frozen=True)
-class ClusterPlan:
-    """The estimate for the cluster that was asked for, and for each number of GPUs that its nodes
-    can make an estimate, or the reason why there is none.
-
-    `recipe` is the one as written; `source` says where the seconds of an iteration come from;
-    `machine` is the name of the preset that was asked for.
-    """
-
-    recipe: Recipe
-    exchange: Exchange
-    source: str
-    estimate: Estimate
-    rows: Mapping[int, Estimate | str]
-    reads: bool
-    machine: str | None = None
 
 
 def plan_on_cluster(
@@ -65,12 +34,13 @@ def plan_on_cluster(
     timing_of: Callable[[Recipe], Timing],
     clip_rate: ClipRate | None = None,
     machine: str | None = None,
-) -> ClusterPlan:
-    """The plan of a recipe, as written and not yet fitted to any processes, on a cluster.
+) -> dict[str, Any]:
+    """The plan of a recipe, as written and not yet fitted to any processes, on a cluster, and on
+    other numbers of its GPUs.
 
     Args:
         recipe: the recipe.
-        cluster: what it is to train on; the rows have other numbers of its GPUs.
+        cluster: what it is to train on.
         num_videos: in the training set.
         timing_of: asked once, for one GPU with its share of the clips.
         clip_rate: clips a second of a node's loaders; None leaves reading out.
@@ -81,37 +51,126 @@ def plan_on_cluster(
     """
     single = on_cluster(recipe, replace(cluster, gpus=1))
     timing, exchange = timing_of(single), exchange_of(single)
-    assert timing.source is not None, "who asks for a cluster gives times"
+    buckets = exchange.buckets(recipe.base_shape.frames, recipe.base_shape.crop)
+    gpus, keys = _reference(recipe)
+    preset = None if machine is None else MACHINES[machine]
 
-    def estimate(gpus: int) -> Estimate:
+    def estimate(gpus: int, phases: bool = False) -> dict[str, Any]:
         at = Machine(replace(cluster, gpus=gpus), exchange, clip_rate)
-        return _estimate(recipe, at, num_videos, timing)
+        return _estimate(recipe, at, num_videos, timing, phases)
 
-    rows = dict[int, Estimate | str]()
-    asked_for = estimate(cluster.gpus)
-    for gpus in gpu_counts(cluster.gpus_per_node, cluster.gpus):
+    rows = list[dict[str, Any]]()
+    for count in gpu_counts(cluster.gpus_per_node, cluster.gpus):
         try:
-            rows[gpus] = estimate(gpus)
+            rows.append(estimate(count))
         except ValueError as error:
-            rows[gpus] = str(error)
-    reads = clip_rate is not None
-    return ClusterPlan(recipe, exchange, timing.source, asked_for, rows, reads, machine)
+            nodes = replace(cluster, gpus=count).nodes
+            rows.append({"gpus": count, "nodes": nodes, "reason": str(error)})
+    return {
+        "architecture": recipe.model.arch,
+        "multigrid": recipe.uses_multigrid,
+        "seconds_source": timing.source,
+        "reference_gpus": gpus,
+        "reference_gpus_from": keys,
+        "gradient_bytes": sum(bucket.size for bucket in buckets),
+        "buckets": [{"bytes": b.size, "ready_at_share_of_backward": b.ready} for b in buckets],
+        "machine": preset and preset.what,
+        "machine_sources": preset and preset.sources,
+        "differs_from_machine": _differing(cluster, machine),
+        "bn_layers": len(exchange.norms),
+        "backward_share_of_compute": BACKWARD,
+        **estimate(cluster.gpus, phases=True),
+        "gpu_counts": rows,
+    }
 
 
-def _estimate(recipe: Recipe, machine: Machine, num_videos: int, timing: Timing) -> Estimate:
-    assert timing.ours is not None
-    assert timing.baseline is not None
-    fitted = on_cluster(recipe, machine.cluster)
+def _differing(cluster: Cluster, machine: str | None) -> list[str]:
+    """What was given instead of the machine's numbers, as options."""
+    names = ("gpus_per_node", "network", "node_network", "latency")
+    return [
+        f"--{name.replace('_', '-')}"
+        for name in names
+        if machine
+        and not math.isclose(getattr(cluster, name), getattr(MACHINES[machine].node, name))
+    ]
+
+
+def _reference(recipe: Recipe) -> tuple[int, str]:
+    """How many GPUs a recipe is written for, and the keys that say so."""
+    if gpus := recipe.solver.reference_world_size:
+        return gpus, "SOLVER.REFERENCE_WORLD_SIZE"
+    return max(1, recipe.num_gpus) * recipe.num_shards, "NUM_GPUS × NUM_SHARDS"
+
+
+def _estimate(
+    recipe: Recipe, machine: Machine, num_videos: int, timing: Timing, phases: bool
+) -> dict[str, Any]:
+    """The recipe and its baseline on a machine; with `phases`, phase by phase."""
+    cluster = machine.cluster
+    fitted = on_cluster(recipe, cluster)
     schedule = schedule_of(fitted, num_videos)
-    ours = machine.training(schedule, timing.ours)
-    plain = schedule_of(without_multigrid(fitted), num_videos)
-    notes = list[str]()
-    if short_phases(schedule):
+    notes, warnings = list[str](), short_phases(schedule)
+    if warnings:
         notes.append(f"shortest phase: {shortest_phase(schedule).iterations} iterations")
     if fitted.bn_size > schedule.base.batch:
         notes.append(f"BN over {schedule.base.batch} clips")
-    baseline = machine.training(plain, timing.baseline)
-    return Estimate(machine.cluster, ours, baseline, tuple(notes))
+    ours = _training(machine, schedule, timing.ours, phases)
+    plain = schedule_of(without_multigrid(fitted), num_videos)
+    baseline = _training(machine, plain, timing.baseline, phases)
+    return {
+        "gpus": cluster.gpus,
+        "nodes": cluster.nodes,
+        "gpus_per_node": cluster.gpus_per_node,
+        "network_bytes_per_second": _finite(cluster.network),
+        "node_network_bytes_per_second": _finite(cluster.node_network),
+        "latency_seconds": cluster.latency,
+        "global_batch": schedule.base.batch,
+        "largest_batch": max(shape.batch for shape in schedule.shapes),
+        "speed_up": baseline["seconds"] / ours["seconds"],
+        "warnings": warnings,
+        "notes": notes,
+        "plan": ours,
+        "baseline": baseline,
+    }
+
+
+def _training(
+    machine: Machine, schedule: Schedule, seconds: SecondsPerIteration | None, phases: bool
+) -> dict[str, Any]:
+    assert seconds is not None, "who asks for a cluster gives times"
+    times = [machine.phase(phase, seconds) for phase in schedule.phases]
+    found = _times(machine, add_up((of_phase, 1) for of_phase in times))
+    found["peak_clips_per_second"] = max(of_phase.clips_per_second for of_phase in times)
+    if phases:
+        found["phases"] = [
+            {
+                "number": number,
+                "stage": phase.stage + 1,
+                "shapes": [asdict(shape) for shape in phase.shapes],
+                "bn_sizes": phase.bn_sizes,
+                "clips_per_gpu": [shape.batch // machine.cluster.gpus for shape in phase.shapes],
+                **_times(machine, of_phase),
+            }
+            for number, (phase, of_phase) in enumerate(
+                zip(schedule.phases, times, strict=True), start=1
+            )
+        ]
+    return found
+
+
+def _times(machine: Machine, times: Times) -> dict[str, Any]:
+    return times._asdict() | {
+        "reading": times.reading if machine.clip_rate else None,
+        "seconds": times.seconds,
+        "hours": times.seconds / 3600,
+        "efficiency": times.efficiency,
+        "limit": times.limit,
+        "clips_per_second": times.clips_per_second,
+    }
+
+
+def _finite(value: float) -> float | None:
+    return value if math.isfinite(value) else None
 
 
 def gpu_counts(gpus_per_node: int, also: int, most: int = MOST_GPUS) -> list[int]:

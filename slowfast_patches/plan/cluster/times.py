@@ -9,13 +9,13 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import NamedTuple
 
-from multigrid import Schedule, Shape
+from multigrid import Shape
 from multigrid.cost import SecondsPerIteration
 from multigrid.schedule import Phase
 from slowfast_patches.plan.cluster.gradients import BACKWARD, Exchange, overlapped_seconds
 from slowfast_patches.plan.cluster.network import Cluster
 
-__all__ = ["WAYS", "ClipRate", "Machine", "Times", "Training", "bn_sharers", "clip_rate"]
+__all__ = ["WAYS", "ClipRate", "Machine", "Times", "add_up", "bn_sharers", "clip_rate"]
 
 ClipRate = Callable[[int, int], float]
 """Clips of (frames, crop) that the loaders of one node read in a second."""
@@ -73,22 +73,6 @@ class Times(NamedTuple):
         return self.clips / self.busy
 
 
-class Training(NamedTuple):
-    """A schedule, and the times of each of its phases."""
-
-    schedule: Schedule
-    phases: tuple[Times, ...]
-
-    @property
-    def total(self) -> Times:
-        return _sum((times, 1) for times in self.phases)
-
-    @property
-    def peak(self) -> Times:
-        """The phase that needs the most clips a second."""
-        return max(self.phases, key=lambda times: times.clips_per_second)
-
-
 @dataclass(frozen=True)
 class Machine:
     """A cluster, a model's exchange on it, and how fast clips are read: None if not known."""
@@ -96,18 +80,6 @@ class Machine:
     cluster: Cluster
     exchange: Exchange
     clip_rate: ClipRate | None = None
-
-    def training(self, schedule: Schedule, seconds: SecondsPerIteration) -> Training:
-        """The times of a schedule.
-
-        Args:
-            schedule: of the global mini-batches.
-            seconds: of an iteration's computing on one GPU, at shapes with its share of the clips.
-
-        Raises:
-            ValueError: a batch or a BN group that this many GPUs cannot share.
-        """
-        return Training(schedule, tuple(self._phase(phase, seconds) for phase in schedule.phases))
 
     def iteration(self, shape: Shape, bn_size: int | None, seconds: SecondsPerIteration) -> Times:
         """One iteration of a global shape, not waiting for its clips."""
@@ -129,10 +101,10 @@ class Machine:
         shared_bn = self._shared_bn(local.batch, bn_size)
         return Times(1, shape.batch, compute, all_reduce, exposed, shared_bn, reading)
 
-    def _phase(self, phase: Phase, seconds: SecondsPerIteration) -> Times:
-        """Loaders read ahead, so that clips are waited for only where a whole short cycle takes
-        longer to read than to train."""
-        total = _sum(
+    def phase(self, phase: Phase, seconds: SecondsPerIteration) -> Times:
+        """Of the iterations of a phase. Loaders read ahead, so that clips are waited for only where
+        a whole short cycle takes longer to read than to train."""
+        total = add_up(
             (self.iteration(shape, bn_size, seconds), phase.count(j))
             for j, (shape, bn_size) in enumerate(zip(phase.shapes, phase.bn_sizes, strict=True))
         )
@@ -165,7 +137,7 @@ def bn_sharers(clips: int, bn_size: int | None, gpus: int) -> int:
     )
 
 
-def _sum(parts: Iterable[tuple[Times, int]]) -> Times:
+def add_up(parts: Iterable[tuple[Times, int]]) -> Times:
     """The sum of times, each as often as the number beside it says."""
     rows = [[count * value for value in times] for times, count in parts]
     iterations, clips, *seconds = (sum(column) for column in zip(*rows, strict=True))

@@ -47,7 +47,14 @@ LONG = (
 )
 
 
+# Fixtures that train or start programs: a test that uses one is slow.
+SLOW = {"cluster", "command_line", "commands", "multigrid_run", "start_run_net", "train"}
+
+
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    for item in items:
+        if SLOW & set(getattr(item, "fixturenames", ())):
+            item.add_marker(pytest.mark.slow)
     places = {name: place for place, name in enumerate(LONG)}
     items.sort(key=lambda item: places.get(item.path.name, len(LONG)))
 

@@ -12,7 +12,7 @@ from slowfast_patches.config import load_recipe
 from slowfast_patches.config.recipe import Recipe
 from slowfast_patches.config.scale import scale_to_processes, scaled_lengths
 from slowfast_patches.launch.launch import for_processes
-from slowfast_patches.study.compare import make_recipes
+from slowfast_patches.study.compare import make_arms
 from slowfast_patches.train import checkpoints
 from slowfast_patches.train.loop import Trainer
 
@@ -194,8 +194,8 @@ def test_run_plan_and_compare_scale_alike_and_the_log_says_so(
 
     overrides = [*map(str, (*keys, "DATA.PATH_TO_DATA_DIR", tiny_recipe.parent))]
     (tmp_path / "again.yaml").write_text(f"_BASE_: {tiny_recipe}")
-    recipe, _ = make_recipes([tiny_recipe, tmp_path / "again.yaml"], overrides)
-    assert recipe.cfg.solver == trained[0].solver
+    recipe, _ = make_arms([tiny_recipe, tmp_path / "again.yaml"], overrides)
+    assert recipe.recipe.solver == trained[0].solver
     assert recipe.iterations == plan["iterations"]
     capsys.readouterr()
     assert plan_tool().main(["--cfg", str(tiny_recipe), "--json", *overrides]) == 0

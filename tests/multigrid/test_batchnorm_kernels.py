@@ -20,6 +20,8 @@ from triton.backends.compiler import GPUTarget
 from multigrid.batchnorm import GroupedBatchNorm3d
 from multigrid.batchnorm import triton as on_gpu
 
+pytestmark = pytest.mark.slow
+
 WORKER = Path(__file__).with_name("batchnorm_kernels_worker.py")
 
 # (N, C, T, H, W), groups, type, for the worker's small tiles: rows that fill no tile; channels of

@@ -16,7 +16,6 @@ from slowfast_patches.models.inputs import blank_inputs
 from slowfast_patches.plan.cluster.gradients import (
     Bucket,
     Exchange,
-    exchange_of,
     exchange_of_model,
     overlapped_seconds,
 )
@@ -41,12 +40,6 @@ def test_two_nodes_of_two_by_hand():
     cluster = Cluster(4, 2, network=GB, node_network=4 * GB, latency=0.01)
     assert cluster.all_reduce_seconds(2 * GB) == pytest.approx(0.5 + 2 + 0.04)
     assert (cluster.nodes, cluster.gpus_of_node) == (2, 2)
-
-
-def test_in_one_node_the_network_has_no_part():
-    part = Cluster(4, 8, network=1.0, node_network=GB, latency=0)
-    assert (part.nodes, part.gpus_of_node) == (1, 4)
-    assert part.all_reduce_seconds(GB) == pytest.approx(1.5)
 
 
 @pytest.mark.parametrize(
@@ -122,24 +115,6 @@ def test_gradients_come_in_the_reverse_of_the_parameters_order(tiny_recipe):
 
     assert len(came) == len(names)
     assert modules(came) == modules(list(names.values())[::-1])
-
-
-def test_the_exchange_of_a_slowfast(tiny_recipe):
-    cfg = load_recipe(tiny_recipe)
-    exchange, model = exchange_of(cfg), build_model(cfg)
-    buckets = exchange.buckets(8, 32)
-    assert sum(b.size for b in buckets) == sum(p.numel() * 4 for p in model.parameters())
-    assert buckets[-1].ready == pytest.approx(1)
-    assert [b.ready for b in buckets] == sorted(b.ready for b in buckets)
-    assert len(exchange.norms) == sum(isinstance(m, nn.BatchNorm3d) for m in model.modules())
-
-
-@pytest.mark.parametrize(
-    ("clips", "bn_size", "gpus", "sharers"),
-    [(4, None, 8, 1), (8, 8, 4, 1), (32, 8, 3, 1), (4, 8, 2, 2), (2, 8, 128, 4)],
-)
-def test_gpus_of_a_bn_group(clips, bn_size, gpus, sharers):
-    assert bn_sharers(clips, bn_size, gpus) == sharers
 
 
 @pytest.mark.parametrize(("clips", "bn_size", "gpus"), [(4, 8, 3), (3, 8, 8), (12, 8, 8)])

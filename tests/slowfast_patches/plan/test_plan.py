@@ -237,18 +237,11 @@ def test_a_given_time_of_an_iteration_by_hand(tool, recipe, capsys):
     assert "Times: an estimate" in capsys.readouterr().out
 
 
-@pytest.mark.parametrize("seconds", ["0", "-1", "nan", "inf"])
+@pytest.mark.parametrize("seconds", ["-1", "nan"])
 def test_an_iteration_takes_some_time(tool, recipe, capsys, seconds):
     arguments = ["--cfg", str(recipe), "--dataset-size", "64", f"--step-seconds={seconds}"]
     assert tool.main(arguments) == 2
     assert "above 0" in capsys.readouterr().err
-
-
-def test_measured_and_estimated_times_at_once_are_refused(tool, recipe, capsys):
-    with pytest.raises(SystemExit) as stopped:
-        tool.main(["--cfg", str(recipe), "--step-times", "a.json", "--step-seconds", "1"])
-    assert stopped.value.code == 2
-    assert "not allowed with" in capsys.readouterr().err
 
 
 def test_a_number_of_classes_that_is_not_the_datas_is_refused(

@@ -265,6 +265,7 @@ def calls(script: Path) -> list[str]:
     return (script.parent / "calls.txt").read_text().splitlines()
 
 
+@pytest.mark.slow
 def test_all_configs_are_trained_with_a_seed_before_the_next_and_none_twice(
     three, fake_run_net, tmp_path
 ):
@@ -281,6 +282,7 @@ def test_all_configs_are_trained_with_a_seed_before_the_next_and_none_twice(
     assert calls(fake_run_net) == trained
 
 
+@pytest.mark.slow
 def test_the_time_that_is_left_is_said_to_standard_error(arms, fake_run_net, tmp_path, capsys):
     """By step times before the first run, by what runs took (107 s each) after it."""
     train(arms, [0], tmp_path / "runs", fake_run_net)
@@ -294,6 +296,7 @@ def test_the_time_that_is_left_is_said_to_standard_error(arms, fake_run_net, tmp
     assert "starts; about 40 s left for all" in capsys.readouterr().err
 
 
+@pytest.mark.slow
 def test_a_failed_run_is_named_and_the_others_kept(arms, fake_run_net, tmp_path):
     output = tmp_path / "runs"
     with pytest.raises(RunFailedError, match=r"baseline, seed 13, .* status 3 .*seed13"):
@@ -301,6 +304,7 @@ def test_a_failed_run_is_named_and_the_others_kept(arms, fake_run_net, tmp_path)
     assert set(find_results(arms, [1, 13], output)) == {("baseline", 1), ("multigrid", 1)}
 
 
+@pytest.mark.slow
 def test_a_run_of_another_config_is_refused_before_anything_is_trained(
     configs, arms, fake_run_net, tmp_path
 ):

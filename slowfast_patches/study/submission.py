@@ -10,6 +10,8 @@ from dataclasses import dataclass
 from datetime import UTC, datetime
 from pathlib import Path
 
+from submitit import SlurmExecutor
+
 from slowfast_patches import patching
 from slowfast_patches.config import check_recipe, load_recipe
 from slowfast_patches.config.recipe import Recipe
@@ -138,11 +140,12 @@ def _check_files(recipe: Recipe) -> list[str]:
     """Read the lists and look at the weights that are visible; warnings for the others."""
     if not recipe.data.path_to_data_dir:
         raise ValueError("set DATA.PATH_TO_DATA_DIR to the folder of the lists, as the job sees it")
-    splits = (["train", "val"] if recipe.train.enable else []) + ["test"] * recipe.test.enable
-    hidden = [path for path in (list_path(recipe, s) for s in splits) if not path.is_file()]
-    for split in splits:
-        if list_path(recipe, split) not in hidden:
+    hidden = list[Path]()
+    for split in ["train", "val"] * recipe.train.enable + ["test"] * recipe.test.enable:
+        if (path := list_path(recipe, split)).is_file():
             read_list(recipe, split)
+        else:
+            hidden.append(path)
     section, needed = ("TRAIN", recipe.train) if recipe.train.enable else ("TEST", recipe.test)
     if (weights := needed.checkpoint_file_path) and Path(weights).exists():
         check_file(weights, needed.checkpoint_type, section=section)
@@ -195,8 +198,7 @@ def refuse_twice(submission: Submission) -> None:
 
 def batch_text(submission: Submission, slurm: Slurm, name: str) -> str:
     """The batch file that would be submitted."""
-    folder = submission.folder / FOLDER
-    return batch_file(make_executor(folder, slurm, submission.machines, submission.gpus, name))
+    return batch_file(_executor(submission, slurm, name))
 
 
 def submit(submission: Submission, slurm: Slurm, name: str, run_net: Path) -> str:
@@ -205,19 +207,19 @@ def submit(submission: Submission, slurm: Slurm, name: str, run_net: Path) -> st
     Raises:
         ValueError: SLURM refuses it.
     """
-    folder = submission.folder
-    executor = make_executor(folder / FOLDER, slurm, submission.machines, submission.gpus, name)
-    command = submission.command(run_net)
-    [number] = queue(executor, [Job(tuple(command), slurm.warning_seconds)])
-    noted = {
-        "job": number,
-        "submitted": datetime.now(UTC).isoformat(timespec="seconds"),
-        "machines": submission.machines,
-        "gpus": submission.gpus,
-        "command": command,
-    }
-    (folder / _REGISTER).write_text(json.dumps(noted, indent=2) + "\n", encoding="utf-8")
+    command, machines = submission.command(run_net), submission.machines
+    job = Job(tuple(command), slurm.warning_seconds)
+    [number] = queue(_executor(submission, slurm, name), [job])
+    when = datetime.now(UTC).isoformat(timespec="seconds")
+    noted = {"job": number, "submitted": when, "machines": machines, "gpus": submission.gpus}
+    content = json.dumps({**noted, "command": command}, indent=2)
+    (submission.folder / _REGISTER).write_text(content + "\n", encoding="utf-8")
     return number
+
+
+def _executor(submission: Submission, slurm: Slurm, name: str) -> SlurmExecutor:
+    folder = submission.folder / FOLDER
+    return make_executor(folder, slurm, submission.machines, submission.gpus, name)
 
 
 def other_ways(submission: Submission, slurm: Slurm, run_net: Path) -> str:

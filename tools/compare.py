@@ -21,8 +21,7 @@ if __name__ == "__main__":
     ends_early()
 
 from slowfast_patches.config.shipped import recipe_path
-from slowfast_patches.plan.step_times import measured_timing, read_step_times
-from slowfast_patches.study.arms import cost_of
+from slowfast_patches.study.arms import cost_of, measured_times
 from slowfast_patches.study.compare import (
     format_comparison,
     make_arms,
@@ -83,9 +82,7 @@ def main(argv: list[str] | None = None) -> int:
     files = list(map(recipe_path, args.cfg))
     arms = make_arms(files, args.overrides, equal_time=args.equal_time)
     run_net = Path(__file__).with_name("run_net.py")
-    times = [read_step_times(path) for path in args.step_times]
-    timing = (lambda recipe, _: measured_timing(times, recipe)) if times else None
-    cost = partial(cost_of, timing_of=timing)
+    cost = partial(cost_of, timing_of=measured_times(args.step_times))
     for results in train_all(arms, args.seeds, args.output, run_net, cost):
         comparison = make_comparison(arms, args.seeds, results, command)
         write_comparison(comparison, args.output)

@@ -13,9 +13,9 @@ from slowfast_patches.config.schedule import schedule_of
 from slowfast_patches.launch.launch import for_processes, processes_of
 from slowfast_patches.models.flops import check_shapes, flops_per_clip
 from slowfast_patches.plan.plan import dataset_size
-from slowfast_patches.plan.step_times import UNTIMED, Timing
+from slowfast_patches.plan.step_times import UNTIMED, Timing, measured_timing, read_step_times
 
-__all__ = ["Arm", "TimingOf", "check_own_keys", "cost_of", "make_arm"]
+__all__ = ["Arm", "TimingOf", "check_own_keys", "cost_of", "make_arm", "measured_times"]
 
 
 @dataclass(frozen=True)
@@ -63,6 +63,12 @@ def check_own_keys(overrides: Sequence[str]) -> None:
 
 TimingOf = Callable[[Recipe, FlopsPerClip], Timing]
 """How long the iterations of a recipe take, from the recipe and its FLOPs of a clip."""
+
+
+def measured_times(paths: Sequence[Path]) -> TimingOf | None:
+    """Those of benchmarks/step_time.py in some files; None where none are given."""
+    files = [read_step_times(path) for path in paths]
+    return (lambda recipe, _: measured_timing(files, recipe)) if files else None
 
 
 def cost_of(arm: Arm, timing_of: TimingOf | None = None) -> Cost:

@@ -18,13 +18,8 @@ from slowfast_patches.datasets.lists.lists import read_list
 from slowfast_patches.launch.launch import processes_of
 from slowfast_patches.launch.slurm import Slurm
 from slowfast_patches.models.flops import flops_per_clip
-from slowfast_patches.plan.step_times import (
-    MisfitError,
-    estimated_timing,
-    measured_timing,
-    read_step_times,
-)
-from slowfast_patches.study.arms import Arm, TimingOf, check_own_keys, cost_of
+from slowfast_patches.plan.step_times import MisfitError, estimated_timing
+from slowfast_patches.study.arms import Arm, TimingOf, check_own_keys, cost_of, measured_times
 from slowfast_patches.study.experiments import (
     EXPERIMENTS,
     Experiment,
@@ -172,8 +167,7 @@ def _timing_of(request: Request, first: Arm) -> TimingOf | None:
     if request.step_seconds is not None:
         rate = request.step_seconds / _work(first.recipe, flops_per_clip(first.recipe))
         return lambda recipe, flops: estimated_timing(recipe, rate * _work(recipe, flops), flops)
-    files = [read_step_times(path) for path in request.step_times]
-    return (lambda recipe, _: measured_timing(files, recipe)) if files else None
+    return measured_times(request.step_times)
 
 
 def _work(recipe: Recipe, flops: FlopsPerClip) -> float:

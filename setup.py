@@ -12,5 +12,9 @@ FOLDERS = {
 setup(
     packages=sorted({*FOLDERS, *find_packages("projects"), *find_packages(include=["slowfast_*"])}),
     package_dir=FOLDERS,
-    package_data={"": ["py.typed", "*.csv", "*.json"], "slowfast_patches.configs": ["*/*.yaml"]},
+    package_data={
+        "": ["py.typed", "*.csv", "*.json"],
+        "slowfast_patches.configs": ["*/*.yaml"],
+        "slowfast_patches.study": ["*.yaml"],
+    },
 )

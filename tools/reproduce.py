@@ -29,9 +29,9 @@ if __name__ == "__main__":
 
 from slowfast_patches.config.shipped import CONFIGS
 from slowfast_patches.launch.slurm import Slurm
-from slowfast_patches.study.reproduction.paper import EXPERIMENTS
-from slowfast_patches.study.reproduction.reproduce import Request, reproduce
-from slowfast_patches.study.reproduction.toy import Toy
+from slowfast_patches.study.experiments import EXPERIMENTS
+from slowfast_patches.study.reproduce import Request, reproduce
+from slowfast_patches.study.toy import Toy
 
 
 def parse_args(argv: list[str] | None = None) -> argparse.Namespace:

@@ -22,7 +22,7 @@ from slowfast_patches.config.stored import keys_of
 from slowfast_patches.launch.launch import for_processes
 from slowfast_patches.plan.cluster.network import Cluster
 from slowfast_patches.plan.cluster.plan import on_cluster
-from slowfast_patches.study.compare import make_recipes
+from slowfast_patches.study.compare import make_arms
 from slowfast_patches.train import checkpoints
 from slowfast_patches.train.loop import Trainer
 
@@ -176,7 +176,7 @@ def test_run_plan_and_compare_scale_alike_and_the_log_says_so(
 
     overrides = [*map(str, (*keys, "DATA.PATH_TO_DATA_DIR", tiny_recipe.parent))]
     (tmp_path / "again.yaml").write_text(f"_BASE_: {tiny_recipe}")
-    candidate, _ = make_recipes([tiny_recipe, tmp_path / "again.yaml"], overrides)
+    candidate, _ = make_arms([tiny_recipe, tmp_path / "again.yaml"], overrides)
     assert candidate.recipe.solver == trained[0].solver
     assert candidate.iterations == plan["iterations"]
     capsys.readouterr()

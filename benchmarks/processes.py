@@ -17,7 +17,7 @@ import socket
 import statistics
 import sys
 from collections.abc import Sequence
-from contextlib import nullcontext
+from contextlib import AbstractContextManager, nullcontext
 from functools import partial
 from multiprocessing.connection import Connection
 from typing import Any
@@ -77,13 +77,15 @@ class Trained:
         if way == "BN local too":
             step = step._replace(bn_size=min(step.bn_size or 1, len(clips)))
         network, wait = self.stepper.network, dist.barrier if size > 1 else lambda: None
-        local = isinstance(network, DistributedDataParallel) and way != "whole"
+        exchange: AbstractContextManager[None] = nullcontext()
+        if way != "whole" and isinstance(network, DistributedDataParallel):
+            exchange = network.no_sync()
 
         def take() -> None:
             self.stepper(step, batch, clips)
             wait()
 
-        with network.no_sync() if local else nullcontext():
+        with exchange:
             wait()
             return seconds_of(take)
 

@@ -56,11 +56,11 @@ import torch
 from common import new_parser, whole_from, write_result
 from steps.case import add_seconds, checked_recipe
 from steps.chart import draw_chart
-from steps.measure import Request, measure
+from steps.measure import measure
 from steps.models import format_models, measure_models
 from steps.profiling import format_profile
 from steps.tables import format_result
-from steps.variants import EACH, HOST, NAMES
+from steps.variants import HOST, NAMES
 
 from slowfast_patches import patching
 from slowfast_patches.utils.command_line import tool
@@ -117,27 +117,19 @@ def _split_variants(parser: argparse.ArgumentParser, args: argparse.Namespace) -
     args.overrides = [*given[len(names) :], *args.overrides]
 
 
-def request_of(args: argparse.Namespace) -> Request:
-    """What the command line asks to be measured of one recipe."""
-    given = args.variants or ["recipe"]
-    each = [name for name in EACH if not (args.pathway and name in HOST)]
-    names = [name for item in given for name in (each if item == "each" else [item])]
-    return Request(
-        rounds=args.rounds,
-        seconds=args.seconds,
-        variants=tuple(dict.fromkeys(names)),
-        named=frozenset(given),
-        fast=args.pathway is not None,
-        profile=args.profile,
-        num_videos=args.dataset_size,
-    )
-
-
 def measure_recipe(args: argparse.Namespace) -> dict[str, Any]:
     """Measure one recipe, print it and draw it; what is to be written."""
     if args.plot:
         check_format(args.plot)  # before the time is spent
-    result = measure(checked_recipe(args.cfg[0], args.overrides), request_of(args))
+    result = measure(
+        checked_recipe(args.cfg[0], args.overrides),
+        args.variants or ["recipe"],
+        args.rounds,
+        args.seconds,
+        fast=args.pathway is not None,
+        profile=args.profile,
+        num_videos=args.dataset_size,
+    )
     print(format_result(result))
     if "profile" in result:
         print(f"\n{format_profile(result['profile'])}")

@@ -9,6 +9,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from fractions import Fraction
 from pathlib import Path
+from typing import Any
 
 import av
 import cv2
@@ -151,7 +152,9 @@ def _rendered_videos(folder: Path) -> list[Path]:
     for path, source in zip(paths, RENDERED, strict=True):
         if not path.exists():
             with av.open(source, format="lavfi") as container:
-                frames = (f.to_ndarray(format="yuv420p") for f in container.decode(video=0))
+                frames: Iterator[Any] = (
+                    f.to_ndarray(format="yuv420p") for f in container.decode(video=0)
+                )
                 _encode(path, (next(frames) for _ in range(300)), Fraction(30))
     return paths
 

@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from dataclasses import dataclass
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 from common import provenance
@@ -26,50 +25,46 @@ from steps.rates import (
     recommend,
     totals,
 )
-from steps.variants import HOST, Variant, build_variants
+from steps.variants import EACH, HOST, Variant, build_variants
 
-__all__ = ["Request", "measure"]
-
-
-@dataclass(frozen=True)
-class Request:
-    """What is measured of a recipe.
-
-    variants: names, of variants.NAMES.
-    named: those that were asked for by name: where the device cannot have one, it is refused;
-        others are reported.
-    fast: the fast pathway alone.
-    profile: "[VARIANT:]SHAPE", None for no profile.
-    num_videos: of the training set; None for what the recipe says.
-    """
-
-    rounds: int
-    seconds: float
-    variants: tuple[str, ...] = ("recipe",)
-    named: frozenset[str] = frozenset()
-    fast: bool = False
-    profile: str | None = None
-    num_videos: int | None = None
+__all__ = ["measure"]
 
 
-def measure(recipe: Recipe, request: Request) -> dict[str, Any]:
+def measure(
+    recipe: Recipe,
+    asked: Sequence[str],
+    rounds: int,
+    seconds: float,
+    *,
+    fast: bool = False,
+    profile: str | None = None,
+    num_videos: int | None = None,
+) -> dict[str, Any]:
     """The times of each shape in each variant, and what follows from them.
+
+    Args:
+        asked: names of variants, of which a device can have those that are asked for by name, or is
+            refused; "each" stands for all that it can have.
+        fast: the fast pathway alone.
+        profile: "[VARIANT:]SHAPE", None for no profile.
+        num_videos: of the training set; None for what the recipe says.
 
     Raises:
         ValueError: the model cannot take a shape, the device a variant, or --profile names none.
     """
+    each = [name for name in EACH if not (fast and name in HOST)]
+    names = dict.fromkeys(name for item in asked for name in (each if item == "each" else [item]))
     check_shapes(recipe, [shape for shape, _ in shapes_to_measure(recipe)])
     device = prepare_device(recipe)
-    build = build_fast_pathway if request.fast else build_training_model
-    names, named = request.variants, request.named
-    variants = build_variants(recipe, names, device, named=named, build=build)
-    profiled = request.profile and parse_profile(request.profile, variants)
+    build = build_fast_pathway if fast else build_training_model
+    variants = build_variants(recipe, list(names), device, named=asked, build=build)
+    profiled = profile and parse_profile(profile, variants)
     measured = [variant for variant in variants if variant.failure is None]
     rates = matrix_rates(recipe, device, [variant.precision for variant in measured])
     cases = [case for variant in measured for case in variant.cases]
-    time_in_turns(cases, request.rounds, request.seconds)
-    flops = (fast_flops_per_clip if request.fast else flops_per_clip)(recipe)
-    videos, no_videos = _videos(recipe, request.num_videos)
+    time_in_turns(cases, rounds, seconds)
+    flops = (fast_flops_per_clip if fast else flops_per_clip)(recipe)
+    videos, no_videos = _videos(recipe, num_videos)
     rows = [_variant_row(variant, rates, flops, videos) for variant in variants]
     for name in REFERENCES:
         add_relative(name, rows)
@@ -79,7 +74,7 @@ def measure(recipe: Recipe, request: Request) -> dict[str, Any]:
         "processes": processes_of(recipe),
         **provenance(device),
         "model": model_of(recipe),
-        "pathway": "fast" if request.fast else "all",
+        "pathway": "fast" if fast else "all",
         "matrix_rates": rates,
         "num_videos": videos,
         "no_videos": no_videos,

@@ -175,12 +175,16 @@ def test_each_reports_what_a_device_cannot_have(
         (["--profile", "3x3x3"], "--profile 3x3x3: there are worst, 4x8x32, 8x8x22"),
         (["--profile", "all:worst"], "--profile all:worst: there is recipe"),
         (["--plot", "picture.foo"], "cannot save a picture as 'picture.foo'"),
-        (["--pathway", "fast", "MODEL.ARCH", "slow"], "slow has no fast pathway"),
     ],
 )
 def test_what_cannot_be_measured_is_refused(step_time, tiny_recipe, capsys, arguments, message):
     assert step_time.main(["--cfg", str(tiny_recipe), *arguments, *SHORT]) == 2
     assert message in capsys.readouterr().err
+
+
+def test_other_models_have_no_fast_pathway(step_time, short_cycle_recipe, capsys):
+    assert step_time.main(["--cfg", str(short_cycle_recipe), "--pathway", "fast"]) == 2
+    assert "slowonly has no fast pathway" in capsys.readouterr().err
 
 
 @pytest.mark.parametrize(
@@ -242,6 +246,7 @@ def test_only_a_compiled_step_may_fail(cfg, monkeypatch):
     assert case.to_json() == {"seconds": None, "failure": "the compiler gave up"}
 
 
+@pytest.mark.slow
 def test_a_profile_names_the_operators(step_time, tiny_recipe, tmp_path, monkeypatch):
     monkeypatch.setattr(profiling, "_STEPS", 1)
     path = tmp_path / "p.json"

@@ -25,8 +25,6 @@ from slowfast_patches.config.recipe import Recipe
 from slowfast_patches.config.schedule import recipe_at, schedule_of
 from slowfast_patches.datasets.lists.lists import list_digest, list_path
 from slowfast_patches.datasets.loader import build_dataset, loading_advice, training_loader
-from slowfast_patches.launch.heartbeat import Heartbeat
-from slowfast_patches.launch.pulse import note_communication
 from slowfast_patches.launch.stopping import StopRequest, TrainingInterruptedError
 from slowfast_patches.models.build import build_model
 from slowfast_patches.models.solver import load_optimizer
@@ -102,13 +100,13 @@ class Trainer:
         )
 
     def train(self) -> None:
-        """Run the schedule from where it is to its end, watched.
+        """Run the schedule from where it is to its end.
 
         Raises:
             TrainingInterruptedError: a signal asked to stop; the state is saved.
             TrainingStoppedError: it cannot go on; says why, and from where it will.
         """
-        with Heartbeat(self.clock.pulse, self.world), self._guarded():
+        with self._guarded():
             self._prepare()
             with without_compiling() if self.recipe.train.compile else nullcontext():
                 self._train()
@@ -131,21 +129,17 @@ class Trainer:
             )
 
     def _begin_dry_step(self, name: str) -> None:
-        """Note what is tried next; a run that is to stop ends here, with nothing to save."""
+        """Before a dry step; a run that is to stop ends here, with nothing to save."""
         self.stop.ask()
         if self.stop.agreed():
-            self.stop.wait_for_all()
             raise TrainingInterruptedError(
                 f"stopped by {self.stop.signal.name} before {name}: the training had not begun. "
                 "The same command starts it, or goes on from the last checkpoint"
             )
-        self.clock.pulse.begin(name)
 
     def _train(self) -> None:
         self.stepper.network = parallel(self.stepper.network, self.world)
         window = Window(self.clock)
-        if self.world.size > 1:
-            note_communication(self.clock.pulse, self.stepper.network, self.stepper.optimizer)
         if self.evaluation_due:
             self._reach(self.schedule.at(self.start - 1), self.stop.agreed())
         for step, batch in self._batches():
@@ -218,7 +212,6 @@ class Trainer:
                 self.writer.save(done, None, self._best_state(step))
         if stopping:
             self.writer.wait()
-            self.stop.wait_for_all()
             where = checkpoints.describe_last(self.recipe.output_dir)
             raise TrainingInterruptedError(
                 f"stopped by {self.stop.signal.name}; {where}. The same command continues"
@@ -242,8 +235,6 @@ class Trainer:
             batches = iter(loader)
         phase = -1
         for step in self.schedule.steps(self.start):
-            kind = step.shape if step.iteration > self.start else None  # its workers start
-            self.clock.pulse.begin(f"iteration {step.iteration}", kind)
             with self.clock.wait(self.world.device):
                 batch: Batch = next(batches)
             assert batch["iteration"] == step.iteration, (batch["iteration"], step.iteration)
@@ -281,7 +272,7 @@ class Trainer:
     def _evaluate(self, step: Step) -> bool:
         """Validate; False where the run is to stop, and the evaluation is to be done again."""
         with self.clock.time("evaluating"):
-            metrics = self.validation(self.models, step, self.clock.pulse)
+            metrics = self.validation(self.models, step)
         if metrics is None:
             return False
         self.evaluations.append(

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import logging
 import os
-import signal
 from collections.abc import Iterable
 from contextlib import ExitStack, nullcontext
 from datetime import UTC, datetime, timedelta
@@ -27,11 +26,10 @@ from slowfast_patches.datasets.lists.list_warnings import list_warnings
 from slowfast_patches.datasets.lists.lists import class_names, list_path, read_list
 from slowfast_patches.datasets.loader import build_dataset, evaluation_loader, evaluation_rounds
 from slowfast_patches.launch.device import set_up_device
-from slowfast_patches.launch.heartbeat import Heartbeat
 from slowfast_patches.launch.launch import check_gpus, for_processes, launch, processes_of
 from slowfast_patches.launch.output_lock import held
-from slowfast_patches.launch.pulse import Pulse, WatchedBatches
-from slowfast_patches.launch.stopping import StopRequest, TrainingInterruptedError, requeue
+from slowfast_patches.launch.placement import find_placement
+from slowfast_patches.launch.stopping import StopRequest
 from slowfast_patches.models.build import build_model
 from slowfast_patches.models.flops import check_shapes, flops_per_clip
 from slowfast_patches.models.inputs import InputTransform
@@ -48,7 +46,6 @@ from slowfast_patches.train.record.logs import check_log_files, setup_logging
 from slowfast_patches.utils.distributed import World
 from slowfast_patches.utils.files import written_whole
 from slowfast_patches.utils.machine import machine, versions
-from slowfast_patches.utils.placement import find_placement
 
 __all__ = ["run"]
 
@@ -185,19 +182,15 @@ def _main(recipe: Recipe, world: World) -> None:
     if not recipe.train.enable:
         setup_logging(recipe.output_dir, world, "test")  # a training may be at work there
         recipe = for_processes(recipe)
-        return _finish(recipe, world, None, _test(recipe, world))
+        _finish(recipe, world, None, _test(recipe, world))
+        return
     with held(recipe.output_dir) if world.is_main else nullcontext():
         setup_logging(recipe.output_dir, world)
         if world.is_main:
             with checkpoints.writes("OUTPUT_DIR", 0, recipe.output_dir):
                 checkpoints.start_over(recipe)
         with StopRequest(world, timedelta(seconds=recipe.dist_stall_seconds)) as stop:
-            try:
-                _train_and_test(for_processes(recipe), world, stop)
-            except TrainingInterruptedError:
-                if world.is_main and stop.signal == signal.SIGUSR1:
-                    requeue(os.environ)  # the warning before a job's time is up
-                raise
+            _train_and_test(for_processes(recipe), world, stop)
 
 
 def _train_and_test(recipe: Recipe, world: World, stop: StopRequest) -> None:
@@ -252,27 +245,24 @@ def _test(
         model.load_state_dict(checkpoints.share(model.state_dict(), world))
     dataset = build_dataset(recipe, "test")
     local = max(1, recipe.test.batch_size * recipe.num_shards // world.size)
-    pulse = Pulse()
-    loader = evaluation_loader(recipe, dataset, local, world.rank, world.size)
-    batches: Iterable[Any] = WatchedBatches(loader, pulse, "the test")
+    batches: Iterable[Any] = evaluation_loader(recipe, dataset, local, world.rank, world.size)
     if trainer is not None:
         rounds = evaluation_rounds(len(dataset), local, world.size)
         batches = trainer.stop.between(batches, rounds)
-    with Heartbeat(pulse, world), pulse.during("evaluating"):
-        found = evaluate(
-            model,
-            batches,
-            InputTransform.of_recipe(recipe, world.device),
-            world,
-            num_videos=len(dataset.videos),
-            num_clips=len(dataset) // len(dataset.videos),
-            num_classes=recipe.model.num_classes,
-            multi_label=recipe.data.multi_label,
-            ensemble=recipe.data.ensemble_method,
-            autocast=Precision(recipe, world.device).autocast,
-            max_bad=recipe.data.max_bad_fraction,
-            named=named,
-        )
+    found = evaluate(
+        model,
+        batches,
+        InputTransform.of_recipe(recipe, world.device),
+        world,
+        num_videos=len(dataset.videos),
+        num_clips=len(dataset) // len(dataset.videos),
+        num_classes=recipe.model.num_classes,
+        multi_label=recipe.data.multi_label,
+        ensemble=recipe.data.ensemble_method,
+        autocast=Precision(recipe, world.device).autocast,
+        max_bad=recipe.data.max_bad_fraction,
+        named=named,
+    )
     averaged = trainer is not None and model is not trainer.model
     logger.info(
         "test%s on %d views × %d crops: %s",

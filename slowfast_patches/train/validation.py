@@ -15,7 +15,6 @@ from slowfast_patches.datasets.loader import (
     evaluation_rounds,
     precise_bn_loader,
 )
-from slowfast_patches.launch.pulse import Pulse, WatchedBatches
 from slowfast_patches.launch.stopping import StopRequest, TrainingInterruptedError
 from slowfast_patches.models.inputs import InputTransform
 from slowfast_patches.models.solver import Precision
@@ -47,11 +46,11 @@ class Validation:
         self._autocast = Precision(recipe, world.device).autocast
         self._unreadable = set[str]()
 
-    def __call__(self, models: nn.ModuleList, step: Step, pulse: Pulse) -> dict[str, float] | None:
+    def __call__(self, models: nn.ModuleList, step: Step) -> dict[str, float] | None:
         """Metrics after an iteration, as they go to files, of the model and, if there is one, its
         average; running statistics are averaged over the processes, or replaced.
 
-        None where the run is to stop. `pulse` notes each mini-batch.
+        None where the run is to stop.
 
         Raises:
             TooManyUnreadableError: see `evaluate`. Then, as where it is to stop, the models are as
@@ -62,8 +61,8 @@ class Validation:
             for model, suffix in zip(models, ("", EMA), strict=False):
                 average_running_stats(model)
                 if self._recipe.bn.use_precise_stats:
-                    self._update_precise_bn(model, step, pulse)
-                metrics |= with_suffix(self._metrics(model, pulse), suffix)
+                    self._update_precise_bn(model, step)
+                metrics |= with_suffix(self._metrics(model), suffix)
         except (TrainingInterruptedError, TooManyUnreadableError) as error:
             put_back()
             if isinstance(error, TooManyUnreadableError):
@@ -71,26 +70,25 @@ class Validation:
             return None
         return metrics
 
-    def _update_precise_bn(self, model: nn.Module, step: Step, pulse: Pulse) -> None:
+    def _update_precise_bn(self, model: nn.Module, step: Step) -> None:
         rank, size = self._world.rank, self._world.size
         loader = precise_bn_loader(self._recipe, self._dataset, self._schedule, step, rank, size)
         update_precise_bn(
             model,
-            self._stop.between(WatchedBatches(loader, pulse, "precise BN"), len(loader)),
+            self._stop.between(loader, len(loader)),
             self._transform,
             self._world,
             self._autocast,
             self._schedule.base.batch,
         )
 
-    def _metrics(self, model: nn.Module, pulse: Pulse) -> dict[str, float]:
+    def _metrics(self, model: nn.Module) -> dict[str, float]:
         rank, size = self._world.rank, self._world.size
         local = max(1, self._schedule.base.batch // size)
         loader = evaluation_loader(self._recipe, self._videos, local, rank, size)
-        watched = WatchedBatches(loader, pulse, "the validation")
         found = evaluate(
             model,
-            self._stop.between(watched, evaluation_rounds(len(self._videos), local, size)),
+            self._stop.between(loader, evaluation_rounds(len(self._videos), local, size)),
             self._transform,
             self._world,
             num_videos=len(self._videos.videos),

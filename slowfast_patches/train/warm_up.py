@@ -13,7 +13,7 @@ import torch
 
 from multigrid import Batch, Schedule, Shape, Step, clip_numbers, set_group_size
 from slowfast_patches.config.recipe import Recipe
-from slowfast_patches.config.speed import possible_parts
+from slowfast_patches.config.schedule import possible_parts
 from slowfast_patches.train.compiled import expect_graphs
 from slowfast_patches.train.made_up import made_up_batch
 from slowfast_patches.train.running_stats import keep_buffers

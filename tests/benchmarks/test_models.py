@@ -18,7 +18,6 @@ def thin(short_cycle_recipe, thin_tsm) -> list[str]:
     return ["--cfg", str(short_cycle_recipe), "--cfg", str(thin_tsm)]
 
 
-@pytest.mark.slow
 def test_tsm_beside_i3d_by_hand(step_time, clock_says, tmp_path, capsys):
     """A ResNet-50 has 25,557,032 parameters with 1000 classes, 2049 of each; a gradient 4 bytes.
     Its 2-D network has 4.09 G multiply-adds a picture, of which TSM sees 8.
@@ -101,7 +100,6 @@ def test_the_cost_of_the_shift_by_hand(shift, clock_says, thin_tsm, tmp_path, mo
     assert "5.0 % (5.0 to 5.0)" in capsys.readouterr().out
 
 
-@pytest.mark.slow
 def test_the_shift_is_measured_in_both_formats(shift, thin_tsm, tmp_path):
     """2 clips of 4 frames reach the 16 blocks of a ResNet-50, an eighth as wide: the first with 8
     channels of 16², the last of them with 256 of 2²."""

@@ -246,7 +246,6 @@ def test_only_a_compiled_step_may_fail(cfg, monkeypatch):
     assert case.to_json() == {"seconds": None, "failure": "the compiler gave up"}
 
 
-@pytest.mark.slow
 def test_a_profile_names_the_operators(step_time, tiny_recipe, tmp_path, monkeypatch):
     monkeypatch.setattr(profiling, "_STEPS", 1)
     path = tmp_path / "p.json"

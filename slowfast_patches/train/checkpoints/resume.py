@@ -10,10 +10,10 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from slowfast_patches.config.recipe import Recipe
+from slowfast_patches.launch.placement import is_restart
 from slowfast_patches.train.checkpoints.folder import NOTE, all_checkpoints, load, set_aside
 from slowfast_patches.train.checkpoints.recipe import check_same_recipe
 from slowfast_patches.utils.files import written_whole
-from slowfast_patches.utils.placement import is_restart
 
 __all__ = ["Found", "continues", "find_resumable", "start_over"]
 

@@ -10,8 +10,6 @@ from typing import Any
 
 import torch
 
-from slowfast_patches.launch.pulse import Pulse
-
 __all__ = ["Clock"]
 
 _ACTIVITIES = ("preparing", "training", "loading", "evaluating", "saving")
@@ -19,15 +17,10 @@ _ACTIVITIES = ("preparing", "training", "loading", "evaluating", "saving")
 
 
 class Clock:
-    """Seconds spent on each activity over the whole life of a run, restarts included.
-
-    What is timed is noted in `pulse`, for a watchdog; there, what is neither training nor loading
-    is a piece of work of its own.
-    """
+    """Seconds spent on each activity over the whole life of a run, restarts included."""
 
     def __init__(self, seconds: Mapping[str, float] | None = None) -> None:
         self.seconds = dict.fromkeys(_ACTIVITIES, 0.0) | dict(seconds or {})
-        self.pulse = Pulse()
         self._going_on: tuple[str, float] | None = None
 
     @contextmanager
@@ -35,11 +28,8 @@ class Clock:
         """Count the body's time as an activity's."""
         start = time.perf_counter()
         self._going_on = activity, start
-        if activity not in ("training", "loading"):
-            self.pulse.begin(activity)
         try:
-            with self.pulse.during(activity):
-                yield
+            yield
         finally:
             self._going_on = None
             self.seconds[activity] += time.perf_counter() - start
@@ -52,8 +42,7 @@ class Clock:
         and that is training.
         """
         queued, start = _mark(device), time.perf_counter()
-        with self.pulse.during("loading"):
-            yield
+        yield
         waited = time.perf_counter() - start
         idle = min(waited, _seconds_since(queued, device))
         self.seconds["loading"] += idle

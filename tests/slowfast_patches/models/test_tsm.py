@@ -202,6 +202,7 @@ def test_it_trains_with_grouped_batch_normalisation(frames: int):
     assert float(loss - lower) == pytest.approx(1e-6, rel=0.01)
 
 
+@pytest.mark.slow
 def test_a_shifted_convolution_compiles_to_one_graph():
     """Forward and backward. The rest is the host's; no compiler of C++ or for a GPU is needed."""
     eager = ShiftedConv3d(nn.Conv3d(8, 4, 1), 4)

@@ -16,6 +16,8 @@ from slowfast_patches.models.build import build_model
 from slowfast_patches.models.weights import load_weights
 
 WIDTH, CLASSES, FRAMES = 8, 4, 8
+pytestmark = pytest.mark.slow  # each builds several networks
+
 BLOCKS = (3, 4, 6, 3)
 THIN = (
     *("RESNET.WIDTH_PER_GROUP", WIDTH, "MODEL.NUM_CLASSES", CLASSES, "DATA.NUM_FRAMES", FRAMES),
@@ -210,7 +212,6 @@ SHORT = (
 )
 
 
-@pytest.mark.slow
 def test_a_published_file_is_tested_as_it_is(published, train: Callable[..., Path], tmp_path: Path):
     keys = ("MODEL.ARCH", "tsm", *SHORT, "TRAIN.ENABLE", False)
     colours = ("DATA.MEAN", [0.485, 0.456, 0.406], "DATA.STD", [0.229, 0.224, 0.225])

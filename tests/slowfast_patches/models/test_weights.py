@@ -23,6 +23,8 @@ from slowfast_patches.models.weights import load_weights
 from slowfast_patches.models.weights.names import host_names
 from slowfast_patches.train.checkpoints import last_checkpoint
 
+pytestmark = pytest.mark.slow  # each builds several networks
+
 WIDTH = 8
 THIN = (
     *("RESNET.WIDTH_PER_GROUP", WIDTH, "MODEL.NUM_CLASSES", 4, "DATA.NUM_FRAMES", 8),
@@ -407,7 +409,6 @@ I3D = (
 )
 
 
-@pytest.mark.slow
 def test_an_i3d_is_trained_from_an_image_model(
     resnet, train: Callable[..., Path], opened: type, tmp_path: Path
 ):
@@ -421,7 +422,6 @@ def test_an_i3d_is_trained_from_an_image_model(
     torch.testing.assert_close(kernel, torch.stack([flat / 3] * 3, 2))
 
 
-@pytest.mark.slow
 def test_a_start_that_cannot_be_is_refused(resnet, command_line: Callable, tmp_path: Path):
     status, said = command_line(tmp_path / "a", *I3D, "TRAIN.CHECKPOINT_FILE_PATH", "gone.pth")
     assert (status, (tmp_path / "a").exists()) == (2, False)
@@ -436,7 +436,6 @@ def test_a_start_that_cannot_be_is_refused(resnet, command_line: Callable, tmp_p
     assert "set TEST.CHECKPOINT_TYPE pytorch" in said
 
 
-@pytest.mark.slow
 def test_a_caffe2_file_tests_as_the_checkpoint_it_was_made_of(
     multigrid_run: Path, train: Callable[..., Path], tiny_config: Callable, tmp_path: Path
 ):

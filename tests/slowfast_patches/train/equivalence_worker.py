@@ -27,7 +27,6 @@ from slowfast_patches import patching
 from slowfast_patches.config import load_recipe
 from slowfast_patches.config.recipe import Recipe
 from slowfast_patches.datasets import clips
-from slowfast_patches.launch.pulse import Pulse
 from slowfast_patches.launch.stopping import StopRequest
 from slowfast_patches.models.build import build_model
 from slowfast_patches.models.inputs import InputTransform
@@ -106,7 +105,7 @@ def train(name: str, cfg: Recipe, world: World, folder: Path) -> None:
     cfg = cfg.replaced({"OUTPUT_DIR": str(folder)})
     if name != "single":
         trainer = Recording(cfg, world)
-        trainer.validation(trainer.models, trainer.schedule.at(0), Pulse())
+        trainer.validation(trainer.models, trainer.schedule.at(0))
         torch.save(trainer.model.state_dict(), folder / f"precise{world.rank}.pt")
     if name == "plain":
         return

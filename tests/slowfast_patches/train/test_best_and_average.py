@@ -95,7 +95,7 @@ def test_what_cannot_be_evaluated_is_saved_as_it_was_and_evaluated_again(
     before = {name: value.clone() for name, value in trainer.models.state_dict().items()}
     evaluated = []
 
-    def evaluate(model, pulse):
+    def evaluate(model):
         evaluated.append(model)
         if len(evaluated) == 2:
             raise TooManyUnreadableError("2 of 8 videos")

@@ -113,12 +113,14 @@ def take_turns(
 
     In a round each has its turn once, in random order, so that whatever else the machine does falls
     on all; what is relative is of one round. Processes that measure together give `order`, seeded
-    alike.
+    alike, and say nothing.
     """
-    order, found = order or random.Random(), {key: list[T]() for key in turns}
+    found = {key: list[T]() for key in turns}
     for number in range(-warm_up, rounds):
-        print(f"round {number + 1} of {rounds}", file=sys.stderr, flush=True)
-        for key in order.sample(list(turns), len(turns)):
+        if order is None:
+            said = "warming up" if number < 0 else f"round {number + 1} of {rounds}"
+            print(said, file=sys.stderr, flush=True)
+        for key in (order or random.Random()).sample(list(turns), len(turns)):
             value = turns[key]()
             if number >= 0:
                 found[key].append(value)

@@ -223,8 +223,8 @@ def test_a_shifted_convolution_compiles_to_one_graph():
 @pytest.mark.parametrize(
     ("overrides", "said"),
     [
-        (("TSM.SHIFT_DIV", 1), "TSM.SHIFT_DIV must be 2 or more, .* or 0 for no shift, not 1"),
-        (("TSM.SHIFT_DIV", -8), "TSM.SHIFT_DIV must be 2 or more, .* not -8"),
+        (("TSM.SHIFT_DIV", 1), "TSM.SHIFT_DIV must be 2 or more.* not 1"),
+        (("TSM.SHIFT_DIV", -8), "TSM.SHIFT_DIV must be 2 or more.* not -8"),
         (("DATA.NUM_FRAMES", 1), "clips of 1 frames, and tsm needs 2 at least; .*NUM_FRAMES 2"),
         (
             ("DATA.NUM_FRAMES", 4, "MULTIGRID.LONG_CYCLE", True),

@@ -77,53 +77,30 @@ def report_of(caplog: pytest.LogCaptureFixture) -> str:
 # What a file is.
 
 
-def frame_scores(state: dict[str, Tensor], clips: Tensor) -> Tensor:
-    """The scores of a clip (N, T, 3, H, W) as a network of images sees it: the mean of its frames'.
-
-    A ResNet-50 of 2-D operations on (N·T, C, H, W) in evaluation, with a plain loop for the shift:
-    of a block's input, the first eighth of the channels comes from the next frame, the second one
-    from the frame before.
-    """
-    state = {k.removeprefix("module.").removeprefix("base_model."): v for k, v in state.items()}
-    frames = clips.shape[1]
-
-    def normed(name: str, x: Tensor) -> Tensor:
-        parts = ("running_mean", "running_var", "weight", "bias")
-        return F.batch_norm(x, *(state[f"{name}.{part}"] for part in parts))
-
-    def shifted(x: Tensor) -> Tensor:
-        fold, out = x.shape[1] // 8, x.clone()
-        for i in range(len(x)):
-            first, last = i % frames == 0, i % frames == frames - 1
-            out[i, :fold] = 0 if last else x[i + 1, :fold]
-            out[i, fold : 2 * fold] = 0 if first else x[i - 1, fold : 2 * fold]
-        return out
-
-    x = F.conv2d(clips.flatten(0, 1), state["conv1.weight"], stride=2, padding=3)
-    x = F.max_pool2d(F.relu(normed("bn1", x)), 3, stride=2, padding=1)
-    for stage, count in enumerate(BLOCKS, 1):
-        for block in range(count):
-            name, stride = f"layer{stage}.{block}", 2 if stage > 1 and block == 0 else 1
-            out = F.conv2d(shifted(x), state[f"{name}.conv1.net.weight"])
-            out = F.relu(normed(f"{name}.bn1", out))
-            out = F.conv2d(out, state[f"{name}.conv2.weight"], stride=stride, padding=1)
-            out = F.relu(normed(f"{name}.bn2", out))
-            out = normed(f"{name}.bn3", F.conv2d(out, state[f"{name}.conv3.weight"]))
-            if block == 0:
-                x = F.conv2d(x, state[f"{name}.downsample.0.weight"], stride=stride)
-                x = normed(f"{name}.downsample.1", x)
-            x = F.relu(x + out)
-    scores = F.linear(x.mean((2, 3)), state["new_fc.weight"], state["new_fc.bias"])
-    return scores.unflatten(0, clips.shape[:2]).mean(1)
+def shifted(x: Tensor) -> Tensor:
+    """By a plain loop: of a block's input (N·T, C, H, W), the first eighth of the channels comes
+    from the next frame, the second one from the frame before."""
+    fold, out = x.shape[1] // 8, x.clone()
+    for i in range(len(x)):
+        first, last = i % FRAMES == 0, i % FRAMES == FRAMES - 1
+        out[i, :fold] = 0 if last else x[i + 1, :fold]
+        out[i, fold : 2 * fold] = 0 if first else x[i - 1, fold : 2 * fold]
+    return out
 
 
-def test_a_published_model_scores_here_what_its_2d_network_scores(published, tmp_path: Path):
+def test_a_published_model_scores_here_what_its_2d_network_scores(
+    published, image_features, tmp_path: Path
+):
     model = made().eval()
     model.head.act = nn.Identity()  # scores, not their softmax
     load_weights(model, saved(published(), tmp_path), complete=True, section="TEST")
     clips = torch.randn(2, FRAMES, 3, 64, 64)
     with torch.no_grad():
-        expected = frame_scores(published(), clips)
+        state = published(prefix="")
+        plain = {k.removeprefix("base_model.").replace(".net.", "."): v for k, v in state.items()}
+        maps = image_features(plain, clips.flatten(0, 1), shifted)
+        frames = F.linear(maps.mean((2, 3)), state["new_fc.weight"], state["new_fc.bias"])
+        expected = frames.unflatten(0, clips.shape[:2]).mean(1)
         found = model([clips.transpose(1, 2)])
         backwards = model([clips.flip(1).transpose(1, 2)])
     torch.testing.assert_close(found, expected, rtol=1e-4, atol=1e-4 * float(expected.std()))

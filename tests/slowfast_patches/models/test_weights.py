@@ -88,30 +88,6 @@ def reports(caplog: pytest.LogCaptureFixture) -> None:
 # Image models.
 
 
-def image_features(state: dict[str, Tensor], x: Tensor) -> Tensor:
-    """torchvision's ResNet-50 in evaluation up to its last feature map, (N, 32·width, H, W)."""
-
-    def norm(name: str, x: Tensor) -> Tensor:
-        parts = ("running_mean", "running_var", "weight", "bias")
-        return F.batch_norm(x, *(state[f"{name}.{part}"] for part in parts))
-
-    def conv(name: str, x: Tensor, **options: int) -> Tensor:
-        return F.conv2d(x, state[f"{name}.weight"], **options)
-
-    x = F.relu(norm("bn1", conv("conv1", x, stride=2, padding=3)))
-    x = F.max_pool2d(x, 3, stride=2, padding=1)
-    for stage, count in enumerate((3, 4, 6, 3), 1):
-        for block in range(count):
-            name, stride = f"layer{stage}.{block}", 2 if stage > 1 and block == 0 else 1
-            out = F.relu(norm(f"{name}.bn1", conv(f"{name}.conv1", x)))
-            out = conv(f"{name}.conv2", out, stride=stride, padding=1)
-            out = norm(f"{name}.bn3", conv(f"{name}.conv3", F.relu(norm(f"{name}.bn2", out))))
-            if block == 0:
-                x = norm(f"{name}.downsample.1", conv(f"{name}.downsample.0", x, stride=stride))
-            x = F.relu(x + out)
-    return x
-
-
 def features(model: nn.Module, clip: Tensor) -> Tensor:
     """What a model of one pathway hands to its head."""
     found: list[Tensor] = []
@@ -121,7 +97,9 @@ def features(model: nn.Module, clip: Tensor) -> Tensor:
     return found[0]
 
 
-def test_a_clip_that_stands_still_has_the_features_of_its_frame(resnet, tmp_path: Path):
+def test_a_clip_that_stands_still_has_the_features_of_its_frame(
+    resnet, image_features, tmp_path: Path
+):
     """Of C2D, whose convolutions do not reach over the ends of a clip."""
     model = made("c2d")
     load_weights(model, saved(resnet(), tmp_path), inflate=True)

@@ -293,10 +293,9 @@ def load_program() -> Callable[[str], ModuleType]:
 
 
 @pytest.fixture
-def step_bench(monkeypatch: pytest.MonkeyPatch) -> ModuleType:
-    """What the benchmarks of steps share: they find their neighbours in their own folder."""
-    monkeypatch.syspath_prepend(RUN_NET.parents[1] / "benchmarks")
-    return importlib.import_module("step_bench")
+def step_bench() -> ModuleType:
+    """What the benchmarks of steps share."""
+    return importlib.import_module("steps.case")
 
 
 @pytest.fixture

@@ -112,11 +112,3 @@ def in_mode(mode: str, method: Callable[..., object]) -> Callable[..., object]:
             torch.cuda.set_sync_debug_mode(before)
 
     return call
-
-
-def test_a_run_says_what_memory_each_shape_takes(
-    train: Callable[..., Path], tmp_path: Path, opened: type
-):
-    train(tmp_path, "NUM_GPUS", 1)
-    assert "memory of each shape:" in opened(tmp_path).log
-    assert opened(tmp_path).result["seconds"]["preparing"] > 0

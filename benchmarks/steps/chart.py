@@ -16,6 +16,8 @@ __all__ = ["draw_chart"]
 
 Row = Mapping[str, Any]
 
+_WHISKER: dict[str, Any] = {"elinewidth": 0.9, "ecolor": "#30343b", "capsize": 2.5}
+
 
 def draw_chart(result: Row, path: Path) -> None:
     """Bars for each shape: how fast each variant is, relative to the host or to plain, with
@@ -24,22 +26,18 @@ def draw_chart(result: Row, path: Path) -> None:
     Raises:
         ValueError: a suffix that names no picture format, or nothing to draw.
     """
-    variants = [variant for variant in result["variants"] if variant["failure"] is None]
-    measured = {variant["name"]: variant for variant in variants}
+    measured = {v["name"]: v for v in result["variants"] if v["failure"] is None}
     reference = measured.get("host", measured.get("plain"))
-    if len(variants) > 1 and reference is not None:
-        _draw_variants(variants, reference, result, path)
-    elif variants:
-        _draw_parts(variants[0], result, path)
+    where = f"clips × frames × crop² of a process; {result['device']['name']}"
+    if len(measured) > 1 and reference is not None:
+        _draw_variants(list(measured.values()), reference, where, path)
+    elif measured:
+        _draw_parts(next(iter(measured.values())), where, path)
     else:
         raise ValueError(f"no variant was measured: nothing to draw in {path}")
 
 
-_WHISKER = {"elinewidth": 0.9, "ecolor": "#30343b", "capsize": 2.5}
-_PARTS = ("input", "forward", "backward", "optimizer")
-
-
-def _draw_variants(variants: Sequence[Row], reference: Row, result: Row, path: Path) -> None:
+def _draw_variants(variants: Sequence[Row], reference: Row, where: str, path: Path) -> None:
     """A panel for each variant, of bars for the shapes; all panels have the same scale."""
     shown = [variant for variant in variants if variant is not reference]
     labels = _labels(reference["shapes"])
@@ -54,7 +52,7 @@ def _draw_variants(variants: Sequence[Row], reference: Row, result: Row, path: P
         axes.set_ylim(0, 1.35 * highest)
         axes.tick_params(axis="x", length=0)
     panels[-1].set_xticks(range(len(labels)), labels)
-    panels[-1].set_xlabel(f"clips × frames × crop² of a process; {_where(result)}")
+    panels[-1].set_xlabel(where)
     figure.supylabel(f"clips/s relative to {reference['name']}", fontsize=10)
     save_figure(figure, path)
 
@@ -71,60 +69,40 @@ def _draw_bars(axes: Axes, variant: Row, reference: Row, colour: str) -> float:
         if spread is None:
             axes.text(place, 0, "none", ha="center", va="bottom", fontsize=8, color=MUTED)
             continue
-        middle, top = spread["median"], spread["quartile_3"]
-        whisker = [[middle - spread["quartile_1"]], [top - middle]]
-        axes.bar(place, middle, 0.62, yerr=whisker, color=colour, error_kw=_WHISKER)
-        own = row["shape"] != reference["shapes"][place]["shape"]
-        _write(axes, (place, top), f"{middle:.2f}" + (f" ({row['shape'][2]}²)" if own else ""))
-        highest = max(highest, top)
+        axes.bar(place, spread["median"], 0.62, color=colour)
+        _draw_quartiles(axes, [place], [spread])
+        other = row["shape"] != reference["shapes"][place]["shape"]
+        text = f"{spread['median']:.2f}" + (f" ({row['shape'][2]}²)" if other else "")
+        top = spread["quartile_3"]
+        axes.annotate(text, (place, top), (0, 2), textcoords="offset points", ha="center")
+        highest = max(highest, spread["quartile_3"])
     return highest
 
 
-def _write(axes: Axes, place: tuple[float, float], text: str) -> None:
-    """Small text above a point, which a line behind it does not cross."""
-    from matplotlib.patheffects import withStroke
-
-    axes.annotate(
-        text,
-        place,
-        (0, 2),
-        textcoords="offset points",
-        ha="center",
-        fontsize=8,
-        path_effects=[withStroke(linewidth=2.5, foreground="white")],
-    )
-
-
-def _draw_parts(variant: Row, result: Row, path: Path) -> None:
+def _draw_parts(variant: Row, where: str, path: Path) -> None:
     """A bar for each shape, of the parts of its step, in seconds; none where there is no time."""
-    timed = [(p, row) for p, row in enumerate(variant["shapes"]) if row["seconds"] is not None]
+    timed = {p: row for p, row in enumerate(variant["shapes"]) if row["seconds"] is not None}
     if not timed:
         raise ValueError(f"no shape has a time: nothing to draw in {path}")
-    places, rows = [place for place, _ in timed], [row for _, row in timed]
     labels = _labels(variant["shapes"])
     figure, (axes,) = new_figure(rows=1, width=max(6.0, 1.1 * len(labels)), height=4.2)
-    bottom = [0.0] * len(rows)
-    graphs = not any("forward" in row["parts"] for row in rows)
-    for colour, part in zip(COLOURS, _PARTS, strict=False):
-        spreads = [row["parts"].get(part) for row in rows]
-        heights = [0.0 if spread is None else spread["median"] for spread in spreads]
-        if any(heights):
-            label = "forward and backward" if graphs and part == "backward" else part
-            axes.bar(places, heights, 0.7, bottom, color=colour, label=label)
+    bottom = [0.0] * len(timed)
+    names = list(next(iter(timed.values()))["parts"])
+    for colour, part in zip(COLOURS, names, strict=False):
+        heights = [row["parts"][part]["median"] for row in timed.values()]
+        label = "forward and backward" if part == "backward" and "forward" not in names else part
+        axes.bar(list(timed), heights, 0.7, bottom, color=colour, label=label)
         bottom = [a + b for a, b in zip(bottom, heights, strict=True)]
-    _draw_spread(axes, places, rows)
+    _draw_quartiles(axes, list(timed), [row["seconds"] for row in timed.values()])
     axes.set_xticks(range(len(labels)), labels)
     axes.tick_params(axis="x", length=0)
     axes.set_ylabel("seconds a step")
-    axes.set_xlabel(f"clips × frames × crop² of a process; {_where(result)}")
-    handles, names = axes.get_legend_handles_labels()
-    figure.legend(handles, names, loc="outside upper center", ncols=5, frameon=False)
+    axes.set_xlabel(where)
+    figure.legend(loc="outside upper center", ncols=5, frameon=False)
     save_figure(figure, path)
 
 
-def _draw_spread(axes: Axes, places: Sequence[int], rows: Sequence[Row]) -> None:
-    """The quartiles of the whole step."""
-    spreads = [row["seconds"] for row in rows]
+def _draw_quartiles(axes: Axes, places: Sequence[int], spreads: Sequence[Row]) -> None:
     middle = [spread["median"] for spread in spreads]
     low = [spread["median"] - spread["quartile_1"] for spread in spreads]
     high = [spread["quartile_3"] - spread["median"] for spread in spreads]
@@ -135,7 +113,3 @@ def _labels(rows: Sequence[Row]) -> list[str]:
     """The shapes of a process; the first is the baseline's, with its BN."""
     shapes = [str(Shape(row["local_clips"], *row["shape"][1:])) for row in rows]
     return [f"{shapes[0]}\nbaseline", *shapes[1:]]
-
-
-def _where(result: Row) -> str:
-    return str(result["device"]["name"])

@@ -1,21 +1,14 @@
-"""Training steps on made-up clips, timed in turns: what the benchmarks of steps share."""
+"""A way to take training steps, and what is timed: one shape taken in one such way."""
 
 from __future__ import annotations
 
 import argparse
-import datetime
-import json
-import random
-import shlex
-import statistics
-import sys
-from abc import ABC, abstractmethod
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
 import torch
-from step_clock import Mark, StepClock, Timed
+from common import Mark, StepClock, Timed, above_zero, quartiles, take_turns, wait_for
 from torch import Tensor, nn
 
 from multigrid import Batch, Shape, Step
@@ -29,21 +22,16 @@ from slowfast_patches.plan.step_times import device_of
 from slowfast_patches.train.compiled import expect_graphs
 from slowfast_patches.train.made_up import made_up_batch
 from slowfast_patches.train.step import Stepper
-from slowfast_patches.utils.machine import machine, versions
 
 __all__ = [
     "Bench",
     "Case",
     "Steps",
-    "add_options",
+    "add_seconds",
     "build_training_model",
     "checked_recipe",
-    "kept_bytes",
     "prepare_device",
-    "provenance",
-    "quartiles",
     "time_in_turns",
-    "write_result",
 ]
 
 WARM_UP = 2
@@ -51,6 +39,12 @@ WARM_UP = 2
 
 RATE = 1e-4
 """The learning rate: so low that training on noise leaves the numbers of an ordinary size."""
+
+
+def add_seconds(parser: argparse.ArgumentParser) -> None:
+    """Add --seconds, as every benchmark of steps has it."""
+    text = "time spent on each, about, but a step a round at least (%(default)g)"
+    parser.add_argument("--seconds", type=above_zero, default=20.0, metavar="S", help=text)
 
 
 def checked_recipe(path: str | Path, overrides: Sequence[object]) -> Recipe:
@@ -80,7 +74,7 @@ def build_training_model(recipe: Recipe) -> nn.Module:
     return build_model(recipe, grouped_bn=True)
 
 
-class Steps(ABC):
+class Steps:
     """Some way to train on one shape after another, timed."""
 
     def __init__(self, recipe: Recipe, device: torch.device) -> None:
@@ -94,38 +88,44 @@ class Steps(ABC):
             torch.OutOfMemoryError: the GPU has no room for the shape.
         """
         set_up_device(self.recipe)  # another one had its turn
-        self.wait()
+        wait_for(self.device)
         clock = StepClock(self.device)
         for _ in range(iterations):
             clock.start()
             self.take(step, batch, clock.mark)
-        self.wait()
+        wait_for(self.device)
         return clock.read()
 
-    def wait(self) -> None:
-        """Until the GPU has done what it was given."""
-        if self.device.type == "cuda":
-            torch.cuda.synchronize()
-
-    @abstractmethod
     def take(self, step: Step, batch: Batch, mark: Mark) -> None:
         """One iteration; `mark` is told when the work of a part has been given."""
+        raise NotImplementedError
 
-    @abstractmethod
+    def trained(self, step: Step) -> tuple[nn.Module, torch.optim.Optimizer]:
+        """The model that takes a step, and its optimizer."""
+        raise NotImplementedError
+
     def record(self, step: Step, batch: Batch) -> None:
         """Record an iteration where they are replayed; one like it was taken before."""
 
-    @abstractmethod
-    def forget(self) -> None:
+    def forget(self, step: Step) -> None:
         """Give back what an iteration that broke off has left behind."""
+        if not self.recipe.train.cuda_graphs:  # they have the gradients' place
+            self.trained(step)[1].zero_grad(set_to_none=True)
+        if self.device.type == "cuda":
+            torch.cuda.empty_cache()
 
-    @abstractmethod
     def precision_name(self) -> str:
         """What the model computes in: "float32", "bfloat16" or "float16"."""
+        return "float32"
 
-    @abstractmethod
     def kept_bytes(self, step: Step) -> int:
         """Bytes on the device that outlast a step: weights, gradients, the optimizer's state."""
+        model, optimizer = self.trained(step)
+        tensors = [*model.parameters(), *model.buffers()]
+        tensors += [p.grad for p in model.parameters() if p.grad is not None]
+        for state in optimizer.state.values():
+            tensors += [value for value in state.values() if isinstance(value, Tensor)]
+        return sum(t.numel() * t.element_size() for t in tensors)
 
 
 class Bench(Steps):
@@ -150,35 +150,23 @@ class Bench(Steps):
     def take(self, step: Step, batch: Batch, mark: Mark) -> None:
         self.stepper(step, batch, mark=mark)
 
+    def trained(self, step: Step) -> tuple[nn.Module, torch.optim.Optimizer]:
+        return self.model, self.stepper.optimizer
+
     def record(self, step: Step, batch: Batch) -> None:
         if self.recipe.train.cuda_graphs:
             set_up_device(self.recipe)
             self.stepper.record(step, batch)
 
-    def forget(self) -> None:
-        if not self.stepper.has_graphs:  # they have the gradients' place
-            self.stepper.optimizer.zero_grad(set_to_none=True)
+    def forget(self, step: Step) -> None:
+        super().forget(step)
         self.stepper.precision = Precision(self.recipe, self.device)
-        if self.device.type == "cuda":
-            torch.cuda.empty_cache()
 
     def precision_name(self) -> str:
         with self.stepper.precision.autocast():
             if torch.is_autocast_enabled(self.device.type):
                 return str(torch.get_autocast_dtype(self.device.type)).removeprefix("torch.")
         return "float32"
-
-    def kept_bytes(self, step: Step) -> int:
-        return kept_bytes(self.model, self.stepper.optimizer)
-
-
-def kept_bytes(model: nn.Module, optimizer: torch.optim.Optimizer) -> int:
-    """Bytes of a model, its gradients, and the state of its optimizer."""
-    tensors = [*model.parameters(), *model.buffers()]
-    tensors += [p.grad for p in model.parameters() if p.grad is not None]
-    for state in optimizer.state.values():
-        tensors += [value for value in state.values() if isinstance(value, Tensor)]
-    return sum(tensor.numel() * tensor.element_size() for tensor in tensors)
 
 
 class Case:
@@ -236,7 +224,7 @@ class Case:
             if kept is not None:
                 self.peaks.append(torch.cuda.max_memory_allocated() - kept)
             return took
-        self.bench.forget()  # here the error no longer holds on to the activations
+        self.bench.forget(self.step)  # here the error no longer holds on to the activations
         return None
 
     def _watch_memory(self) -> int | None:
@@ -244,7 +232,7 @@ class Case:
         if self.bench.device.type != "cuda":
             return None
         own = self.bench.kept_bytes(self.step)
-        self.bench.wait()
+        wait_for(self.bench.device)
         torch.cuda.reset_peak_memory_stats()
         return torch.cuda.memory_allocated() - own
 
@@ -272,78 +260,10 @@ class Case:
 
 
 def time_in_turns(cases: Sequence[Case], rounds: int, seconds: float) -> None:
-    """Each case once a round, in random order, so that whatever else the machine does falls on all.
-
-    All `rounds` of a case together take about `seconds`, but an iteration a round at least.
-    """
+    """All `rounds` of a case together take about `seconds`, but an iteration a round at least."""
     expect_graphs(sum(bool(case.bench.recipe.train.compile) for case in cases))
     for case in cases:
         case.warm_up(seconds / rounds)
     for case in cases:
         case.record()
-    for number in range(rounds):
-        print(f"round {number + 1} of {rounds}", file=sys.stderr, flush=True)
-        for case in random.sample(cases, len(cases)):
-            case.time()
-
-
-def quartiles(rounds: Sequence[float]) -> dict[str, Any]:
-    """The median and quartiles of what the rounds gave, with the rounds."""
-    low, median, high = statistics.quantiles(rounds, n=4, method="inclusive")
-    return {"median": median, "quartile_1": low, "quartile_3": high, "rounds": list(rounds)}
-
-
-def provenance(device: torch.device) -> dict[str, Any]:
-    """What a result was measured on, with what, and when."""
-    on_gpu = device.type == "cuda"
-    name = torch.cuda.get_device_name(device) if on_gpu else machine()["processor"]
-    return {
-        "device": {"type": device.type, "name": name},
-        "machine": machine(),
-        "versions": versions(),
-        "date": datetime.datetime.now(datetime.UTC).isoformat(timespec="seconds"),
-    }
-
-
-def write_result(
-    path: Path, program: str, argv: Sequence[str] | None, result: dict[str, Any]
-) -> None:
-    """Write a result as JSON, after the command that made it."""
-    command = ["python", f"benchmarks/{program}", *(sys.argv[1:] if argv is None else argv)]
-    text = json.dumps({"command": shlex.join(command)} | result, indent=2)
-    path.parent.mkdir(parents=True, exist_ok=True)
-    path.write_text(text + "\n", encoding="utf-8")
-
-
-def add_options(parser: argparse.ArgumentParser, *, rounds: int, of_each: str) -> None:
-    """--rounds, --seconds and the config keys, as every benchmark of steps has them.
-
-    Args:
-        rounds: how many there are by default.
-        of_each: what the seconds are spent on, in words.
-    """
-    parser.add_argument(
-        "--rounds", type=two_or_more, default=rounds, metavar="N", help="2 or more (%(default)s)"
-    )
-    parser.add_argument(
-        "--seconds",
-        type=above_zero,
-        default=20.0,
-        metavar="S",
-        help=f"time spent on each {of_each}, about, but a step a round at least (%(default)g)",
-    )
-    parser.add_argument("overrides", nargs="*", metavar="KEY VALUE", help="config keys to set")
-
-
-def two_or_more(text: str) -> int:
-    """A number of rounds on the command line."""
-    if (number := int(text)) < 2:
-        raise argparse.ArgumentTypeError(f"quartiles take 2 rounds at least, not {number}")
-    return number
-
-
-def above_zero(text: str) -> float:
-    """A number of seconds on the command line."""
-    if not 0 < (number := float(text)) < float("inf"):
-        raise argparse.ArgumentTypeError(f"takes a number above 0, not {text}")
-    return number
+    take_turns(dict(enumerate(case.time for case in cases)), rounds)

@@ -2,16 +2,15 @@
 
 from __future__ import annotations
 
-from step_bench import build_training_model
 from torch import Tensor, nn
 
 from multigrid.cost import FlopsPerClip
 from slowfast_patches.config.recipe import Recipe
 from slowfast_patches.models.flops import flops_by_module
+from steps.case import build_training_model
 
 __all__ = ["FastPathway", "build_fast_pathway", "fast_flops_per_clip"]
 
-_STAGES = ("s1", "s2", "s3", "s4", "s5")
 _FAST = "pathway1_"
 
 
@@ -25,7 +24,7 @@ class FastPathway(nn.Module):
     def __init__(self, model: nn.Module, num_classes: int) -> None:
         super().__init__()
         self.blocks = nn.Sequential()
-        for stage in _STAGES:
+        for stage in ("s1", "s2", "s3", "s4", "s5"):
             for name, block in model.get_submodule(stage).named_children():
                 if name.startswith(_FAST):
                     self.blocks.add_module(f"{stage}_{name}", block)
@@ -37,7 +36,8 @@ class FastPathway(nn.Module):
 
     def forward(self, inputs: list[Tensor]) -> Tensor:
         """Scores (N, classes) of the fast pathway's clips, the second of [slow, fast]."""
-        return self.projection(self.pool(self.blocks(inputs[1])).flatten(1))
+        scores: Tensor = self.projection(self.pool(self.blocks(inputs[1])).flatten(1))
+        return scores
 
 
 def build_fast_pathway(recipe: Recipe) -> nn.Module:
@@ -56,18 +56,12 @@ def build_fast_pathway(recipe: Recipe) -> nn.Module:
 
 
 def fast_flops_per_clip(recipe: Recipe) -> FlopsPerClip:
-    """Training FLOPs of the fast pathway for one clip of (frames, crop): three times the forward's.
-
-    Its classes, a few thousand operations, are not counted.
-    """
+    """Training FLOPs of the fast pathway for one clip of (frames, crop): three times the forward's,
+    without the few thousand of its classes."""
     by_module = flops_by_module(recipe)
 
     def count(frames: int, crop: int) -> float:
-        found = by_module(frames, crop)
-        return 3 * sum(
-            flops
-            for name, flops in found.items()
-            if name.count(".") == 1 and name.partition(".")[2].startswith(_FAST)
-        )
+        in_stages = ((name.split("."), n) for name, n in by_module(frames, crop).items())
+        return 3 * sum(n for path, n in in_stages if len(path) == 2 and path[1].startswith(_FAST))
 
     return count

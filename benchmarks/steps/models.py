@@ -6,24 +6,24 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from step_bench import Bench, Case, prepare_device, provenance, quartiles, time_in_turns
+from common import provenance, quartiles, ratios, spread_text
 
 from multigrid import Shape
 from slowfast_patches.config.recipe import Recipe
 from slowfast_patches.launch.launch import processes_of
 from slowfast_patches.models.flops import check_shapes, flops_per_clip
-from slowfast_patches.plan.cluster.gradients import exchange_of
-from slowfast_patches.plan.step_times import device_of, shapes_to_measure
+from slowfast_patches.plan.step_times import device_of
 from slowfast_patches.utils.report import format_table
+from steps.case import Bench, Case, prepare_device, time_in_turns
 
-__all__ = ["format_models", "measure_models"]
+__all__ = ["baseline_shape", "format_models", "measure_models"]
 
-Recipe = tuple[str, Recipe]
-"""The recipe's file, and what it says."""
+Named = tuple[str, Recipe]
+"""A recipe's file, and what it says."""
 
 
 def measure_models(
-    recipes: Sequence[Recipe], clips: int | None, rounds: int, seconds: float
+    recipes: Sequence[Named], clips: int | None, rounds: int, seconds: float
 ) -> dict[str, Any]:
     """The time of a step of each recipe at its baseline's shape, and what the step consists of.
 
@@ -35,53 +35,45 @@ def measure_models(
     Raises:
         ValueError: recipes for different devices, or with different numbers of clips.
     """
-    _check_devices(recipes)
-    clips = _common_clips(recipes) if clips is None else clips
-    for _, recipe in recipes:
-        check_shapes(recipe, [_shape(recipe, clips)])
-    device = prepare_device(recipes[0][1])
-    cases = [Case(Bench(recipe, device), _shape(recipe, clips), None) for _, recipe in recipes]
-    time_in_turns(cases, rounds, seconds)
-    rows = [_row(path, case) for (path, _), case in zip(recipes, cases, strict=True)]
-    for row in rows:
-        row["relative_clips_per_second"] = _relative(rows[0]["seconds"], row["seconds"])
-    return provenance(device) | {"clips": clips, "models": rows}
-
-
-def _check_devices(recipes: Sequence[Recipe]) -> None:
     devices = {device_of(recipe): path for path, recipe in recipes}
     if len(devices) > 1:
         raise ValueError(
             f"{devices['cuda']} trains on GPUs and {devices['cpu']} on the CPU; give NUM_GPUS 0, "
             "or a number of GPUs, for all recipes"
         )
+    clips = _common_clips(recipes) if clips is None else clips
+    for _, recipe in recipes:
+        check_shapes(recipe, [baseline_shape(recipe, clips)])
+    device = prepare_device(recipes[0][1])
+    cases = [Case(Bench(r, device), baseline_shape(r, clips), None) for _, r in recipes]
+    time_in_turns(cases, rounds, seconds)
+    rows = [_row(path, case) for (path, _), case in zip(recipes, cases, strict=True)]
+    first = rows[0]["seconds"]
+    for row in rows:
+        both = first and row["seconds"]
+        relative = ratios(first["rounds"], row["seconds"]["rounds"]) if both else None
+        row["relative_clips_per_second"] = relative
+    return provenance(device) | {"clips": clips, "models": rows}
 
 
-def _common_clips(recipes: Sequence[Recipe]) -> int:
-    shares = [_base(recipe).batch // processes_of(recipe) for _, recipe in recipes]
-    if len(set(shares)) > 1:
-        found = ", ".join(
-            f"{path} {share}" for (path, _), share in zip(recipes, shares, strict=True)
-        )
+def _common_clips(recipes: Sequence[Named]) -> int:
+    shares = {path: r.base_shape.batch // processes_of(r) for path, r in recipes}
+    if len(set(shares.values())) > 1:
+        found = ", ".join(f"{path} {share}" for path, share in shares.items())
         raise ValueError(f"the recipes differ in the clips of one process ({found}); give --clips")
-    return shares[0]
+    return next(iter(shares.values()))
 
 
-def _base(recipe: Recipe) -> Shape:
-    (shape, _), *_ = shapes_to_measure(recipe)
-    return shape
-
-
-def _shape(recipe: Recipe, clips: int) -> Shape:
+def baseline_shape(recipe: Recipe, clips: int) -> Shape:
     """The baseline's, with `clips` clips a process."""
-    base = _base(recipe)
+    base = recipe.base_shape
     return Shape(clips * processes_of(recipe), base.frames, base.crop)
 
 
 def _row(path: str, case: Case) -> dict[str, Any]:
-    recipe, shape = case.bench.recipe, case.shape
+    recipe, shape, bench = case.bench.recipe, case.shape, case.bench
     training = flops_per_clip(recipe)(shape.frames, shape.crop)
-    buckets = exchange_of(recipe).buckets(shape.frames, shape.crop)
+    parameters = list(bench.trained(case.step)[0].parameters())
     timed = case.to_json()
     spread = timed["seconds"]
     return {
@@ -92,39 +84,19 @@ def _row(path: str, case: Case) -> dict[str, Any]:
         "crop": shape.crop,
         "local_clips": case.clips,
         "processes": processes_of(recipe),
-        "precision": case.bench.precision_name(),
-        "parameters": sum(p.numel() for p in case.bench.model.parameters()),
+        "precision": bench.precision_name(),
+        "parameters": sum(p.numel() for p in parameters),
         "training_flops_per_clip": training,
         "multiply_adds_per_clip": training / 6,  # of a forward, each two operations
-        "gradient_bytes": sum(bucket.size for bucket in buckets),
-        "gradient_buckets": len(buckets),
+        "gradient_bytes": sum(p.numel() * p.element_size() for p in parameters),
         **timed,
         "clips_per_second": spread and quartiles([case.clips / took for took in spread["rounds"]]),
     }
 
 
-def _relative(first: dict[str, Any] | None, own: dict[str, Any] | None) -> dict[str, Any] | None:
-    """How many times the first recipe's clips a second has another: a ratio each round."""
-    if first is None or own is None:
-        return None
-    return quartiles([a / b for a, b in zip(first["rounds"], own["rounds"], strict=True)])
-
-
-_HEADERS = [
-    "recipe",
-    "model",
-    "frames × crop²",
-    "precision",
-    "clips\nhere",
-    "parameters,\nM",
-    "multiply-adds\na clip, G",
-    "gradients\na step, MB",
-    "s per step",
-    "quartiles",
-    "clips/s",
-    "relative\nclips/s",
-    "quartiles",
-]
+_HEADERS = ["recipe", "model", "frames × crop²", "precision", "clips\nhere", "parameters,\nM"]
+_HEADERS += ["multiply-adds\na clip, G", "gradients\na step, MB", "s per step", "clips/s"]
+_HEADERS += ["relative\nclips/s"]
 
 
 def format_models(result: dict[str, Any]) -> str:
@@ -151,17 +123,7 @@ def _cells(row: dict[str, Any]) -> list[str]:
         f"{row['gradient_bytes'] / 1e6:.1f}",
     ]
     if row["seconds"] is None:
-        return [*cells, row["failure"], "", "", "", ""]
-    relative = row["relative_clips_per_second"]
-    return [
-        *cells,
-        f"{row['seconds']['median']:.4f}",
-        _range(row["seconds"], 4),
-        f"{row['clips_per_second']['median']:.3g}",
-        "" if relative is None else f"{relative['median']:.2f}×",
-        "" if relative is None else _range(relative, 2),
-    ]
-
-
-def _range(spread: dict[str, Any], digits: int) -> str:
-    return f"{spread['quartile_1']:.{digits}f} to {spread['quartile_3']:.{digits}f}"
+        return [*cells, row["failure"], "", ""]
+    rate = f"{row['clips_per_second']['median']:.3g}"
+    relative = spread_text(row["relative_clips_per_second"])
+    return [*cells, spread_text(row["seconds"], 4, ""), rate, relative]

@@ -5,15 +5,15 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 from typing import Any
 
-from step_bench import Case
-from step_columns import Row
-from step_variants import Run
-from torch.autograd import DeviceType
+from torch.autograd import DeviceType  # type: ignore[attr-defined]
 from torch.autograd.profiler_util import FunctionEventAvg
 from torch.profiler import ProfilerActivity, profile
 
 from multigrid import Shape
 from slowfast_patches.utils.report import format_table
+from steps.case import Case
+from steps.rates import Row
+from steps.variants import Variant
 
 __all__ = ["find_case", "format_profile", "parse_profile", "profile_case", "summarise"]
 
@@ -21,7 +21,7 @@ _STEPS = 3
 _SHOWN = 15
 
 
-def parse_profile(wanted: str, runs: Sequence[Run]) -> tuple[Run, Shape | None]:
+def parse_profile(wanted: str, variants: Sequence[Variant]) -> tuple[Variant, Shape | None]:
     """The variant and the shape that --profile names; no shape where it is the worst.
 
     Args:
@@ -32,28 +32,23 @@ def parse_profile(wanted: str, runs: Sequence[Run]) -> tuple[Run, Shape | None]:
         ValueError: no such variant or shape is measured.
     """
     name, _, text = wanted.rpartition(":")
-    measured = {run.name: run for run in runs if run.failure is None}
+    measured = {variant.name: variant for variant in variants if variant.failure is None}
     name = name or ("all" if "all" in measured else next(iter(measured), ""))
     if name not in measured:
         raise ValueError(f"--profile {wanted}: there is {' and '.join(measured) or 'no variant'}")
-    run = measured[name]
-    if text == "worst":
-        return run, None
-    shapes = {_text(case.shape): case.shape for case in run.cases}
+    shapes: dict[str, Shape | None] = {"worst": None}
+    for case in measured[name].cases:
+        shapes[f"{case.shape.batch}x{case.shape.frames}x{case.shape.crop}"] = case.shape
     if text not in shapes:
-        raise ValueError(f"--profile {wanted}: there are worst and {', '.join(shapes)}")
-    return run, shapes[text]
+        raise ValueError(f"--profile {wanted}: there are {', '.join(shapes)}")
+    return measured[name], shapes[text]
 
 
-def _text(shape: Shape) -> str:
-    return f"{shape.batch}x{shape.frames}x{shape.crop}"
-
-
-def find_case(run: Run, rows: Sequence[Row], shape: Shape | None) -> Case:
+def find_case(variant: Variant, rows: Sequence[Row], shape: Shape | None) -> Case:
     """The case of a shape; without one, of that with the smallest share of the matrix rate.
 
     Args:
-        rows: of the run's cases, as measured.
+        rows: of the variant's cases, as measured.
 
     Raises:
         ValueError: it has no time.
@@ -61,12 +56,11 @@ def find_case(run: Run, rows: Sequence[Row], shape: Shape | None) -> Case:
     timed = [
         (row["matrix_share"]["median"], number)
         for number, row in enumerate(rows)
-        if row["seconds"] is not None and shape in (None, run.cases[number].shape)
+        if row["seconds"] is not None and shape in (None, variant.cases[number].shape)
     ]
     if not timed:
-        raise ValueError(f"--profile: {run.name} has no time for {shape or 'any shape'}")
-    _, number = min(timed)
-    return run.cases[number]
+        raise ValueError(f"--profile: {variant.name} has no time for {shape or 'any shape'}")
+    return variant.cases[min(timed)[1]]
 
 
 def profile_case(name: str, case: Case) -> dict[str, Any]:
@@ -96,28 +90,22 @@ def summarise(
 ) -> tuple[list[dict[str, Any]], float]:
     """The kernels, or operators, that take most, and the seconds of all of them in a step."""
     found = [
-        (
-            event.key,
-            event.count,
-            event.self_device_time_total if on_gpu else event.self_cpu_time_total,
-        )
-        for event in events
+        (e.key, e.count, (e.self_device_time_total if on_gpu else e.self_cpu_time_total) / 1e6)
+        for e in events
         # A GPU's list has the program's own annotations, too, over the kernels that they cover.
-        if (event.device_type == DeviceType.CUDA) == on_gpu
-        and not (on_gpu and event.is_user_annotation)
+        if (e.device_type == DeviceType.CUDA) == on_gpu and not (on_gpu and e.is_user_annotation)
     ]
-    total = sum(microseconds for *_, microseconds in found)
-    found.sort(key=lambda row: row[2], reverse=True)
+    total = sum(seconds for *_, seconds in found)
     rows = [
         {
             "name": key,
             "calls_per_step": count / steps,
-            "seconds_per_step": microseconds / 1e6 / steps,
-            "share": microseconds / total,
+            "seconds_per_step": seconds / steps,
+            "share": seconds / total,
         }
-        for key, count, microseconds in found[:_SHOWN]
+        for key, count, seconds in sorted(found, key=lambda row: -row[2])[:_SHOWN]
     ]
-    return rows, total / 1e6 / steps
+    return rows, total / steps
 
 
 def format_profile(found: dict[str, Any]) -> str:
@@ -131,13 +119,10 @@ def format_profile(found: dict[str, Any]) -> str:
         ]
         for row in found["rows"]
     ]
-    title = (
-        f"Profile of {found['variant']} at {Shape(*found['shape'])}: the {len(rows)} {found['of']} "
-        f"that take most, over {found['steps']} steps"
-    )
     busy = "" if found["busy"] is None else f"; computing {100 * found['busy']:.0f} % of that time"
-    headers = [found["of"], "a step", "ms a step", "share"]
     return (
-        f"{title}\n\n{format_table(headers, rows)}\n\n{1000 * found['seconds_per_step']:.1f} ms a "
-        f"step while profiled{busy}"
+        f"Profile of {found['variant']} at {Shape(*found['shape'])}: the {len(rows)} {found['of']} "
+        f"that take most, over {found['steps']} steps\n\n"
+        f"{format_table([found['of'], 'a step', 'ms a step', 'share'], rows)}\n\n"
+        f"{1000 * found['seconds_per_step']:.1f} ms a step while profiled{busy}"
     )

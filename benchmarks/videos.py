@@ -1,13 +1,15 @@
-"""The videos that loader.py reads: the files of a list, and what is made of them."""
+"""The videos that loader.py and forms.py read: those of a list, and what is made of them."""
 
 from __future__ import annotations
 
+import argparse
 import os
 import statistics
 from collections.abc import Iterator
 from dataclasses import dataclass
 from fractions import Fraction
 from pathlib import Path
+from typing import Any
 
 import av
 import cv2
@@ -16,11 +18,27 @@ import torch
 from numpy.typing import NDArray
 from tqdm import tqdm
 
+from multigrid import Shape
+from slowfast_patches.config.recipe import Recipe
+from slowfast_patches.config.schedule import schedule_of
 from slowfast_patches.datasets.lists.csv_list import read_csv
 from slowfast_patches.datasets.preparing.encode import source_pictures, write_prepared
 from slowfast_patches.datasets.reading.scan import scan
 from slowfast_patches.datasets.reading.video_record import UnreadableVideoError
 
+__all__ = [
+    "KINETICS",
+    "Sets",
+    "add_videos",
+    "distinct_shapes",
+    "given_videos",
+    "make_sets",
+    "size_of",
+    "use_one_core",
+]
+
+KINETICS = 240_000
+"""Videos, for the lengths of the schedule's phases, which the shapes do not depend on."""
 SHORT_SIDE = 256
 RENDERED = [
     f"mandelbrot=size=340x256:rate=30:start_x={x}:start_y={y},noise=alls={noise}:allf=t"
@@ -45,19 +63,35 @@ class Sets:
     facts: dict[str, object]
 
 
-def make_sets(
-    output: Path, csv: Path | None, prefix: str, separator: str, videos: int, resize: int | None
-) -> Sets:
-    """Choose the videos and make their copies; those that are there from before are taken.
+def add_videos(parser: argparse.ArgumentParser, default: int) -> None:
+    """Options that say which videos are read."""
+    parser.add_argument("--csv", type=Path, metavar="FILE", help="'path label' a line")
+    parser.add_argument("--prefix", default="", help="DATA.PATH_PREFIX of the list")
+    parser.add_argument("--separator", default=" ", help="DATA.PATH_LABEL_SEPARATOR of the list")
+    text = "of the list, at random (%(default)s)"
+    parser.add_argument("--videos", type=int, default=default, help=text)
+
+
+def given_videos(args: argparse.Namespace) -> list[Path]:
+    """The videos that `add_videos` asks for; without a list, rendered ones.
 
     Raises:
         ValueError: nothing in the list can be read.
     """
-    paths = (
-        rendered_videos(output / "rendered")
-        if csv is None
-        else choose_videos(csv, prefix, separator, videos)
-    )
+    if args.csv is None:
+        return _rendered_videos(args.output / "rendered")
+    return _choose_videos(args.csv, args.prefix, args.separator, args.videos)
+
+
+def distinct_shapes(recipe: Recipe) -> list[Shape]:
+    """The shapes of a recipe's schedule, each once, from the coarsest to the finest."""
+    shapes = set(schedule_of(recipe, KINETICS).shapes)
+    return sorted(shapes, key=lambda s: (s.frames * s.crop**2, s.frames))
+
+
+def make_sets(args: argparse.Namespace) -> Sets:
+    """The videos and their copies; those that are there from before are taken."""
+    output, resize, paths = args.output, args.resize, given_videos(args)
     plain, prepared = output / f"x264_{SHORT_SIDE}", output / "prepared"
     files = [output / f"x264_{resize}" / path.name for path in paths] if resize else paths
     decibels = []
@@ -67,20 +101,19 @@ def make_sets(
         _write_plain(path, plain / path.name, SHORT_SIDE)
         decibels.append(_write_prepared(file, prepared / path.name))
     facts = {
-        "list": "rendered" if csv is None else csv.name,
+        "list": "rendered" if args.csv is None else args.csv.name,
         "resized": resize,
         "videos": len(paths),
         "frames": sum(scan(str(path)).video.frames for path in files),
-        "bytes": _bytes(files),
-        "bytes_x264": _bytes([plain / path.name for path in paths]),
-        "bytes_prepared": _bytes([prepared / path.name for path in paths]),
+        "bytes": size_of(files),
+        "bytes_x264": size_of([plain / path.name for path in paths]),
+        "bytes_prepared": size_of([prepared / path.name for path in paths]),
         "psnr_worst_frame": min(decibels),
         "psnr_median_of_worst_frames": statistics.median(decibels),
     }
-    listed = output / "files"
-    _list(files, listed)
+    _list(files, output / "files")
     _list([prepared / path.name for path in paths], prepared)
-    return Sets(listed, prepared, facts)
+    return Sets(output / "files", prepared, facts)
 
 
 def use_one_core() -> None:
@@ -91,7 +124,7 @@ def use_one_core() -> None:
     cv2.setNumThreads(1)
 
 
-def choose_videos(csv: Path, prefix: str, separator: str, count: int) -> list[Path]:
+def _choose_videos(csv: Path, prefix: str, separator: str, count: int) -> list[Path]:
     """Readable videos of a list, at random, of different names.
 
     Raises:
@@ -113,13 +146,15 @@ def choose_videos(csv: Path, prefix: str, separator: str, count: int) -> list[Pa
     return [path for _, path in sorted(chosen.items())]
 
 
-def rendered_videos(folder: Path) -> list[Path]:
+def _rendered_videos(folder: Path) -> list[Path]:
     """Videos of 340×256, rendered the first time."""
     paths = [folder / f"{number}.mp4" for number in range(len(RENDERED))]
     for path, source in zip(paths, RENDERED, strict=True):
         if not path.exists():
             with av.open(source, format="lavfi") as container:
-                frames = (f.to_ndarray(format="yuv420p") for f in container.decode(video=0))
+                frames: Iterator[Any] = (
+                    f.to_ndarray(format="yuv420p") for f in container.decode(video=0)
+                )
                 _encode(path, (next(frames) for _ in range(300)), Fraction(30))
     return paths
 
@@ -157,7 +192,8 @@ def _write_prepared(source: Path, target: Path) -> float:
     return float(note.read_text(encoding="utf-8"))
 
 
-def _bytes(paths: list[Path]) -> int:
+def size_of(paths: list[Path]) -> int:
+    """Bytes of some files."""
     return sum(path.stat().st_size for path in paths)
 
 

@@ -8,18 +8,18 @@ shape has its own model, built for it.
 
 from __future__ import annotations
 
+from dataclasses import dataclass, field
 from math import prod
-from typing import NamedTuple
 
 import torch
-from step_bench import Steps, kept_bytes
-from step_clock import Mark
+from common import Mark
 from torch import Tensor, nn
 
 from multigrid import Batch, Shape, Step
 from slowfast_patches import patching
 from slowfast_patches.config.recipe import Recipe, host_config
 from slowfast_patches.models.inputs import InputTransform
+from steps.case import Steps
 
 __all__ = ["HostBench", "HostModels", "host_problem"]
 
@@ -41,7 +41,7 @@ def host_problem(recipe: Recipe) -> str | None:
         return f"the host has no optimizer {recipe.solver.optimizing_method}"
     # The stem halves the sides twice.
     if any(
-        4 * prod(pathway) != _STRIDE for pathway in zip(*recipe.resnet.spatial_strides, strict=True)
+        4 * prod(sides) != _STRIDE for sides in zip(*recipe.resnet.spatial_strides, strict=True)
     ):
         return f"the host's head counts on strides of {_STRIDE} pixels in all"
     return None
@@ -49,58 +49,18 @@ def host_problem(recipe: Recipe) -> str | None:
 
 def _builder_name(recipe: Recipe) -> str:
     """The name that the host has in its table of builders: it leaves out those without a pool."""
-    return str(recipe.model.arch).removesuffix("_nopool")
+    return recipe.model.arch.removesuffix("_nopool")
 
 
-class _Trained(NamedTuple):
-    model: nn.Module
-    optimizer: torch.optim.Optimizer
-
-
+@dataclass
 class HostModels:
-    """The host's models of a recipe, one for each shape, with optimizers and clips."""
+    """Models with their optimizers by (frames, crop), and float clips by their size: shared by the
+    variants of the host's loop."""
 
-    def __init__(self, recipe: Recipe, device: torch.device) -> None:
-        self.recipe, self.device = recipe, device
-        self._trained: dict[tuple[int, int], _Trained] = {}
-        self._inputs: dict[tuple[int, ...], list[Tensor]] = {}
-        self._to_floats = InputTransform.of_recipe(recipe, torch.device("cpu"))
-
-    def at(self, shape: Shape) -> _Trained:
-        """The model that trains on (frames, crop) of a shape, and its optimizer."""
-        key = (shape.frames, shape.crop)
-        if key not in self._trained:
-            self._trained[key] = self._build(shape)
-        return self._trained[key]
-
-    def _build(self, shape: Shape) -> _Trained:
-        from slowfast.models.model_builder import _MODEL_TYPES
-        from slowfast.models.optimizer import construct_optimizer
-
-        config = host_config(self.recipe)
-        config.DATA.NUM_FRAMES = shape.frames
-        # Strided convolutions round up where the head's window rounds down: 158 pixels are 5 at the
-        # end, and so are 160.
-        config.DATA.CROP_SIZE = -(-shape.crop // _STRIDE) * _STRIDE
-        model = _MODEL_TYPES[_builder_name(self.recipe)](config).to(self.device).train()
-        return _Trained(model, construct_optimizer(model, config))
-
-    def forget(self) -> None:
-        """Give back gradients, and what else a step that broke off has left behind."""
-        for trained in self._trained.values():
-            trained.optimizer.zero_grad()
-        if self.device.type == "cuda":
-            torch.cuda.empty_cache()
-
-    def inputs(self, batch: Batch) -> list[Tensor]:
-        """The clips of a batch as the host's loader gives them: float, a tensor each pathway."""
-        key = tuple(batch["clips"].shape)
-        if key not in self._inputs:
-            tensors = self._to_floats(batch["clips"], batch["flips"])
-            if batch["clips"].is_pinned():
-                tensors = [tensor.pin_memory() for tensor in tensors]
-            self._inputs[key] = tensors
-        return self._inputs[key]
+    trained: dict[tuple[int, int], tuple[nn.Module, torch.optim.Optimizer]] = field(
+        default_factory=dict
+    )
+    inputs: dict[tuple[int, ...], list[Tensor]] = field(default_factory=dict)
 
 
 class HostBench(Steps):
@@ -111,35 +71,50 @@ class HostBench(Steps):
 
         super().__init__(recipe, device)
         self.models = models
-        self.loss_function: nn.Module = get_loss_func(recipe.model.loss_func)(reduction="mean")
+        self._to_floats = InputTransform.of_recipe(recipe, torch.device("cpu"))
+        self._loss_function: nn.Module = get_loss_func(recipe.model.loss_func)(reduction="mean")
+
+    def trained(self, step: Step) -> tuple[nn.Module, torch.optim.Optimizer]:
+        key, built = (step.shape.frames, step.shape.crop), self.models.trained
+        if key not in built:
+            built[key] = self._build(step.shape)
+        return built[key]
+
+    def _build(self, shape: Shape) -> tuple[nn.Module, torch.optim.Optimizer]:
+        from slowfast.models.model_builder import _MODEL_TYPES
+        from slowfast.models.optimizer import construct_optimizer
+
+        config = host_config(self.recipe)
+        config.DATA.NUM_FRAMES = shape.frames
+        # Strided convolutions round up where the head's window rounds down: 158 pixels are 5 at the
+        # end, and so are 160.
+        config.DATA.CROP_SIZE = -(-shape.crop // _STRIDE) * _STRIDE
+        model = _MODEL_TYPES[_builder_name(self.recipe)](config).to(self.device).train()
+        return model, construct_optimizer(model, config)
+
+    def inputs(self, batch: Batch) -> list[Tensor]:
+        """The clips of a batch as the host's loader gives them: float, a tensor each pathway."""
+        key, made = tuple(batch["clips"].shape), self.models.inputs
+        if key not in made:
+            tensors = self._to_floats(batch["clips"], batch["flips"])
+            pinned = batch["clips"].is_pinned()
+            made[key] = [tensor.pin_memory() if pinned else tensor for tensor in tensors]
+        return made[key]
 
     def take(self, step: Step, batch: Batch, mark: Mark) -> None:
-        model, optimizer = self.models.at(step.shape)
-        inputs = [x.to(self.device, non_blocking=True) for x in self.models.inputs(batch)]
+        model, optimizer = self.trained(step)
+        inputs = [x.to(self.device, non_blocking=True) for x in self.inputs(batch)]
         labels = batch["labels"].to(self.device, non_blocking=True)
         mark("input")
         for group in optimizer.param_groups:
             group["lr"] = step.lr
         scores = model(inputs)
-        assert scores.shape[1] == self.recipe.model.num_classes, (
-            "the head's window is not the map's"
-        )
-        loss = self.loss_function(scores, labels)
+        classes = self.recipe.model.num_classes
+        assert scores.shape[1] == classes, "the head's window is not the map's"
+        loss = self._loss_function(scores, labels)
         mark("forward")
         optimizer.zero_grad()
         loss.backward()
         mark("backward")
         optimizer.step()
         mark("optimizer")
-
-    def record(self, step: Step, batch: Batch) -> None:
-        """Nothing of the host's loop is replayed."""
-
-    def forget(self) -> None:
-        self.models.forget()
-
-    def precision_name(self) -> str:
-        return "float32"
-
-    def kept_bytes(self, step: Step) -> int:
-        return kept_bytes(*self.models.at(step.shape))

@@ -14,7 +14,7 @@ from slowfast_patches import patching
 from slowfast_patches.config import load_recipe
 from slowfast_patches.config.metrics import metric_names, metric_title
 from slowfast_patches.config.recipe import Recipe
-from slowfast_patches.datasets.lists.lists import read_list
+from slowfast_patches.datasets.lists.dataset_lists import read_list
 from slowfast_patches.launch.launch import processes_of
 from slowfast_patches.launch.slurm import Slurm
 from slowfast_patches.models.flops import flops_per_clip

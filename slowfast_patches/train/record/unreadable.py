@@ -46,18 +46,18 @@ class Unreadable:
     ) -> None:
         self._schedule, self._fraction = schedule, fraction
         self.counts = Counter(dict(counts or {}))
-        self._reported: set[str] = set()
+        self._named: set[str] = set()
 
-    def warn(self, failures: Sequence[tuple[str, str]]) -> None:
-        """Report each unreadable video (path, reason) of this process once."""
+    def name(self, failures: Sequence[tuple[str, str]]) -> None:
+        """Say each unreadable video (path, reason) of this process once."""
         for path, reason in failures:
-            if path not in self._reported:
+            if path not in self._named:
                 logger.warning("%s %s; another video takes its place", path, reason)
-                self._reported.add(path)
+                self._named.add(path)
 
     def count(self, step: Step, count: int) -> None:
         """Count an iteration's unreadable videos, over all processes, for the epoch it starts in;
-        report the epochs that end in it.
+        report the epochs that end in it, and at the end the one that it cuts short.
 
         A coarse mini-batch may hold more than an epoch: the limit is a part of what was asked for.
 
@@ -65,19 +65,16 @@ class Unreadable:
             TooManyUnreadableError: too many of an epoch could not be read.
         """
         schedule, videos = self._schedule, self._schedule.num_videos
-        epoch, end = (n // videos for n in (step.first_clip, step.first_clip + step.shape.batch))
+        stop = step.first_clip + step.shape.batch
+        epoch, end = step.first_clip // videos, stop // videos
         self.counts[epoch] += count
         first = schedule.at(schedule.first_iteration_after(epoch * videos)).first_clip
-        clips = max(videos, step.first_clip + step.shape.batch - first)
         where = f"epoch {epoch + 1} (iteration {step.iteration})"
-        check_count(self.counts[epoch], clips, self._fraction, where)
-
+        check_count(self.counts[epoch], max(videos, stop - first), self._fraction, where)
         if end > epoch:
             name = f"epoch {end}" if end == epoch + 1 else f"epochs {epoch + 1} to {end}"
             logger.info("%s done: %d videos could not be read", name, self.counts.pop(epoch))
-
-    def finish(self) -> None:
-        """Report what could not be read of the epoch that the end of the training cuts short."""
-        for epoch, count in self.counts.items():
-            if count:
-                logger.info("epoch %d, in part: %d videos could not be read", epoch + 1, count)
+        elif step.iteration + 1 == schedule.iterations and self.counts[epoch]:
+            logger.info(
+                "epoch %d, in part: %d videos could not be read", epoch + 1, self.counts[epoch]
+            )

@@ -15,7 +15,7 @@ from slowfast_patches.config import load_recipe
 from slowfast_patches.config.recipe import Recipe
 from slowfast_patches.config.schedule import schedule_of
 from slowfast_patches.datasets.loader import build_dataset
-from slowfast_patches.train import loop as train_module
+from slowfast_patches.train import state as state_module
 from slowfast_patches.train import step as step_module
 
 PLAIN = ("BN.USE_PRECISE_STATS", False, "MODEL.DROPOUT_RATE", 0.0, "TEST.ENABLE", False)
@@ -101,9 +101,9 @@ def test_one_model_one_optimizer_and_one_loader_live_through_a_run(
 ):
     made: Counter[str] = Counter()
     for module, name in (
-        (train_module, "build_model"),
+        (state_module, "build_model"),
         (step_module, "build_optimizer"),
-        (train_module, "training_loader"),
+        (state_module, "training_loader"),
     ):
         original = getattr(module, name)
 
@@ -209,7 +209,7 @@ def test_result_holds_everything_that_made_it(
     expected |= {"global_batch", "evaluations", "metric", "top1", "top5"}
     expected |= {"videos", "unreadable"}
     assert result.keys() == expected
-    assert result["config"] == yaml.safe_load(tiny_config(multigrid_run).dump())
+    assert result["config"] == yaml.safe_load(tiny_config(multigrid_run).text)
     assert result["versions"]["torch"].split("+")[0] == torch.__version__.split("+")[0]
     assert result["machine"]["threads"] == 1
     activities = {"preparing", "training", "loading", "evaluating", "saving"}
@@ -244,7 +244,7 @@ def test_the_checkpoint_is_whole_and_says_what_held(
     assert held["DATA"]["NUM_FRAMES"] == phase.base_shape.frames < 8
     assert held["DATA"]["TRAIN_CROP_SIZE"] == phase.base_shape.crop
     assert held["SOLVER"]["BASE_LR"] == pytest.approx(0.01 * phase.lr_scale)
-    assert yaml.safe_load(first["cfg"]) == yaml.safe_load(tiny_config(multigrid_run).dump())
+    assert yaml.safe_load(first["cfg"]) == yaml.safe_load(tiny_config(multigrid_run).text)
     last = torch.load(paths[-1], weights_only=True)
     assert last["iteration"] == schedule.iterations
 

@@ -1,0 +1,294 @@
+"""What a training says of itself: log lines, metrics.jsonl, TensorBoard."""
+
+from __future__ import annotations
+
+import logging
+import math
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any, NamedTuple, TextIO
+
+import simplejson
+import torch
+from torch import Tensor
+
+from multigrid import Schedule, Step
+from slowfast_patches.config.metrics import format_metrics
+from slowfast_patches.config.recipe import Recipe
+from slowfast_patches.launch.stopping import TrainingStoppedError
+from slowfast_patches.train.checkpoints.writer import writes
+from slowfast_patches.train.record.clock import Clock, Forecast, TimeSpent
+from slowfast_patches.train.record.events import Events
+from slowfast_patches.train.record.log import check_log_files
+from slowfast_patches.train.record.unreadable import Unreadable
+from slowfast_patches.train.step import Outcome
+from slowfast_patches.utils.distributed import World, sum_over_ranks
+from slowfast_patches.utils.files import written_whole
+from slowfast_patches.utils.report import format_duration
+
+__all__ = ["Record"]
+
+logger = logging.getLogger(__name__)
+
+
+class _Iteration(NamedTuple):
+    """Of one process, with the number of its unreadable videos; `right` is how many of its clips
+    are classified rightly, where a clip has one label."""
+
+    step: Step
+    loss: Tensor
+    right: Tensor | None
+    failures: int
+
+
+class _Summary(NamedTuple):
+    """Some iterations over all processes; `top1` in per cent."""
+
+    loss: float
+    top1: float | None
+    failures: list[int]
+    time: TimeSpent
+
+
+class Record:
+    """Sums up iterations over all processes; in the main one, writes what a run says.
+
+    That is OUTPUT_DIR/metrics.jsonl, whose "iteration" counts the iterations done, events for
+    TensorBoard, and the progress lines of the log. Each phase ends with a report, so that what is
+    said of it adds up; of a phase that was interrupted, the iterations since count.
+
+    Args:
+        recipe, world, schedule: of the run.
+        advice: what to do where loading is the limit.
+
+    Attributes:
+        clock: tells what the time goes to.
+        unreadable: counts the unreadable videos of the epoch.
+        done: iterations done.
+    """
+
+    def __init__(self, recipe: Recipe, world: World, schedule: Schedule, advice: str) -> None:
+        self._output_dir, self._world, self._schedule = recipe.output_dir, world, schedule
+        self._advice, self._forecast = advice, Forecast(schedule)
+        self.clock, self.done = Clock(), 0
+        self.unreadable = Unreadable(schedule, recipe.data.max_bad_fraction)
+        self._iterations = list[_Iteration]()
+        self._seen: dict[str, float] | None = None  # the clock, when it was looked at last
+        self._seconds = {"training": 0.0, "loading": 0.0}  # since the last report
+        self._phase: TimeSpent | None = None
+        self._training: TimeSpent | None = None
+        self._lines: TextIO | None = None
+        self._events: Events | None = None
+
+    def open(self, evaluation_due: bool) -> None:
+        """Go on after `done` iterations; what was written later, or of an evaluation that is yet
+        to come, goes.
+
+        Raises:
+            TrainingStoppedError: as all that writes here, where the disk refuses.
+        """
+        if not self._world.is_main:
+            return
+        path, start = Path(self._output_dir, "metrics.jsonl"), self.done
+        with self._writing():
+            kept = _keep_lines_until(path, start, start - evaluation_due)
+            self._lines = path.open("a", encoding="utf-8")
+            self._events = Events(path.with_name("tensorboard"), start, self.clock.working, kept)
+
+    def close(self) -> None:
+        """Close the files; raises as `open`."""
+        with self._writing():
+            for file in (self._lines, self._events):
+                if file is not None:
+                    file.close()
+            check_log_files()
+
+    def enter_phase(self, step: Step) -> None:
+        """Say what holds from here on: the shape, the global batch, the rate, BN. The time of the
+        first counts from here, after its workers have started."""
+        if self._seen is None:
+            self._seen = self.clock.seconds
+        phase = self._schedule.phases[step.phase]
+        logger.info(
+            "phase %d of %d from iteration %d: %s%s; global batch %s, LR %.4g, BN over %s clips",
+            step.phase + 1,
+            len(self._schedule.phases),
+            step.iteration,
+            ", ".join(map(str, phase.shapes)),
+            " (fine-tuning)" if phase.fine_tuning else "",
+            "/".join(str(shape.batch) for shape in phase.shapes),
+            step.lr,
+            "/".join(str(size or "its own") for size in phase.bn_sizes),
+        )
+
+    def add(self, step: Step, outcome: Outcome, failures: Sequence[tuple[str, str]]) -> None:
+        """Note an iteration; its loss is left on the device until the next report.
+
+        Raises:
+            TrainingStoppedError: the log cannot be written.
+        """
+        self.unreadable.name(failures)
+        right = None
+        if outcome.labels.ndim == 1:
+            right = (outcome.scores.argmax(1) == outcome.labels).sum()
+        self._iterations.append(_Iteration(step, outcome.loss, right, len(failures)))
+        self.done = step.iteration + 1
+        self._forecast.observe(step.shape, self._take_time())
+        with self._writing():
+            check_log_files()
+
+    def report(self, step: Step) -> None:
+        """Sum up the iterations since the last report, if there are any. All processes call this.
+
+        Raises:
+            TrainingStoppedError: a loss is not finite, too many videos of an epoch could not be
+                read, or the disk refuses.
+        """
+        if not self._iterations:
+            return
+        steps, summary = [iteration.step for iteration in self._iterations], self._sum_up()
+        for earlier, count in zip(steps, summary.failures, strict=True):
+            self.unreadable.count(earlier, count)
+        self._phase = summary.time.after(self._phase)
+        self._training = summary.time.after(self._training)
+        self._say_progress(step, summary)
+        if self.done == self._schedule.phases[step.phase].stop:
+            self._say_phase(step, self._phase)
+            self._phase = None
+        if self.done == self._schedule.iterations:
+            logger.info("training: %s", self._training)
+        # Where the work of some iterations was waited for, it was the last one's.
+        self._forecast.observe(step.shape, self._take_time(), iterations=0)
+
+    def evaluated(self, record: Mapping[str, Any], metrics: Mapping[str, float]) -> None:
+        """Note a validation and its metrics, which the record has too."""
+        self._write({"type": "val", **record})
+        logger.info(
+            "validation after iteration %d (epoch %.2f): %s",
+            record["iteration"],
+            record["epoch"],
+            format_metrics(metrics),
+        )
+
+    def _take_time(self) -> float:
+        """Seconds of training and loading since this was last asked."""
+        assert self._seen is not None
+        now, before = self.clock.seconds, self._seen
+        self._seen = now
+        for activity in self._seconds:
+            self._seconds[activity] += now[activity] - before[activity]
+        return sum(now[activity] - before[activity] for activity in self._seconds)
+
+    def _sum_up(self) -> _Summary:
+        """What happened since the last report, in one reduction."""
+        steps, losses, rights, failures = zip(*self._iterations, strict=True)
+        size, count = self._world.size, len(steps)
+        rows = [torch.stack(losses).double()]
+        rows.append(rows[0].new_tensor(failures))
+        if rights[0] is not None:
+            rows.append(torch.stack(rights).double())
+        seconds = rows[0].new_zeros(size, 2)  # of each rank, that it fills in
+        seconds[self._world.rank] = seconds.new_tensor(list(self._seconds.values()))
+        self._iterations, self._seconds = [], dict.fromkeys(self._seconds, 0.0)
+        total = sum_over_ranks(torch.cat([*rows, seconds.flatten()])).cpu()
+        values = total[: len(rows) * count].view(len(rows), count)
+        mean = values[0] / size
+        _check_finite(steps, mean)
+        clips = sum(step.shape.batch for step in steps)
+        return _Summary(
+            loss=float(mean.mean()),
+            top1=100 * float(values[2].sum()) / clips if rights[0] is not None else None,
+            failures=values[1].long().tolist(),
+            time=TimeSpent(count, clips, total[-2 * size :].view(size, 2)),
+        )
+
+    def _say_progress(self, step: Step, summary: _Summary) -> None:
+        """A line for some iterations: their loss, speed and, where a clip has one label,
+        accuracy."""
+        time, iterations = summary.time, self._schedule.iterations
+        left = self._forecast.remaining(self.done)
+        record = {
+            "type": "train",
+            "iteration": self.done,
+            "epoch": round(step.epoch, 4),
+            "phase": step.phase,
+            "shape": [step.shape.batch, step.shape.frames, step.shape.crop],
+            "lr": step.lr,
+            "bn_size": step.bn_size,
+            "loss": round(summary.loss, 6),
+            **({} if summary.top1 is None else {"top1": round(summary.top1, 3)}),
+            "clips_per_second": round(time.clips / time.seconds, 2),
+            **time.to_json(),
+            "seconds": round(self.clock.working, 3),
+            "seconds_left": round(left, 1),
+        }
+        self._write(record)
+        logger.info(
+            "iteration %d/%d epoch %.2f phase %d/%d %s LR %.4g loss %.4f%s "
+            "%.1f clips/s (%s), %s left",
+            *(self.done, iterations, step.epoch, step.phase + 1, len(self._schedule.phases)),
+            *(step.shape, step.lr, summary.loss),
+            "" if summary.top1 is None else f" top-1 {summary.top1:.1f}",
+            *(record["clips_per_second"], time.waiting("waiting for data"), format_duration(left)),
+        )
+
+    def _say_phase(self, step: Step, time: TimeSpent) -> None:
+        """What a phase's time went to, and what to do if it went to waiting."""
+        self._write(
+            {
+                "type": "phase",
+                "iteration": self.done,
+                "phase": step.phase,
+                "iterations": time.iterations,
+                "clips": time.clips,
+                "seconds": round(time.seconds, 3),
+                **time.to_json(),
+            }
+        )
+        name = f"phase {step.phase + 1} of {len(self._schedule.phases)}"
+        logger.info("%s: %s", name, time)
+        if (limit := time.limit) is not None:
+            logger.warning(
+                "loading was the limit of %s, not the model: %s of the time; %s",
+                *(name, limit, self._advice),
+            )
+
+    def _write(self, record: Mapping[str, Any]) -> None:
+        if self._lines is None or self._events is None:
+            return
+        with self._writing():
+            self._lines.write(simplejson.dumps(record) + "\n")
+            self._lines.flush()
+            self._events.write(record)
+
+    def _writing(self) -> Any:
+        when = f" after iteration {self.done}"
+        return writes("the record of the run", self._output_dir, when)
+
+
+def _check_finite(steps: Sequence[Step], losses: Tensor) -> None:
+    for step, loss in zip(steps, losses.tolist(), strict=True):
+        if not math.isfinite(loss):
+            raise TrainingStoppedError(
+                f"the loss of iteration {step.iteration} is {loss} (shape {step.shape}, LR "
+                f"{step.lr:.4g}); the last checkpoint is from before. A lower SOLVER.BASE_LR, "
+                "a longer SOLVER.WARMUP_EPOCHS or SOLVER.CLIP_GRAD_L2NORM may help"
+            )
+
+
+def _keep_lines_until(path: Path, iteration: int, evaluation: int) -> list[dict[str, Any]]:
+    """Drop the records after `iteration` iterations, evaluations after `evaluation`, and a last
+    line that was not written whole; the records that are kept."""
+    if not path.exists():
+        return []
+    records = list[dict[str, Any]]()
+    for line in path.read_text(encoding="utf-8").splitlines():
+        try:
+            record = simplejson.loads(line)
+        except simplejson.JSONDecodeError:
+            continue
+        if record["iteration"] <= (evaluation if record["type"] == "val" else iteration):
+            records.append(record)
+    with written_whole(path) as file:
+        file.write("".join(simplejson.dumps(record) + "\n" for record in records).encode())
+    return records

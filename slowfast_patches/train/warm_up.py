@@ -4,22 +4,13 @@ the memory that each shape takes is known."""
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager
 from typing import Any, NamedTuple
 
 import torch
-from torch import Tensor
 
-from multigrid import (
-    Batch,
-    Schedule,
-    Shape,
-    Step,
-    clip_numbers,
-    empty_clips,
-    set_group_size,
-)
+from multigrid import Batch, Schedule, Shape, Step, clip_numbers, empty_clips, set_group_size
 from slowfast_patches.config.recipe import Recipe
 from slowfast_patches.config.speed import possible_parts
 from slowfast_patches.train.running_stats import keep_buffers
@@ -38,8 +29,7 @@ _OUT_OF_MEMORY = ("out of memory", "ALLOC_FAILED", "unable to find an engine")
 
 class Peak(NamedTuple):
     """The most memory that a step at a shape takes, in bytes, on a process with `clips` of it: what
-    a dry step took, the optimizer's state and the mini-batch that follows. None where it is not
-    measured."""
+    a dry step took, and what the training adds. None where it is not measured."""
 
     shape: Shape
     clips: int
@@ -115,7 +105,9 @@ def dry_run(
     """
     memory, steps = memory or Memory(stepper.device), kinds_of_steps(schedule, start)
     if stepper.recipe.train.compile:
-        _expect_graphs(len(steps))
+        import torch._dynamo.config as dynamo  # it imports the compiler: for who compiles
+
+        dynamo.recompile_limit = max(dynamo.recompile_limit, len(steps))  # torch gives up at 8
     parts = [n for n in possible_parts(schedule, world_size) if n > stepper.parts]
     tried = [_Dry(step, clip_numbers(step, rank, world_size), world_size, parts) for step in steps]
     peaks = list[Peak]()
@@ -123,14 +115,19 @@ def dry_run(
         for dry in tried:
             begin(f"the dry step of {dry.step.shape}")
             peaks.append(_measure(stepper, dry, memory))
+        torch.cuda.empty_cache()
         if stepper.recipe.train.cuda_graphs:
-            torch.cuda.empty_cache()
             for dry in tried:  # after all have run: what recordings keep was in nobody's way
                 begin(f"the graph of {dry.step.shape}")
                 _record(stepper, dry)
     torch.cuda.empty_cache()
     if any(peak.memory is not None for peak in peaks):
-        logger.info("memory of each shape:\n%s", _format(peaks, memory.capacity()))
+        rows = [(p.shape, p.clips, p.bn_size or "batch", _gb(p.memory)) for p in peaks]
+        table = format_table(
+            ["shape", "clips here", "BN clips", "GB"], [list(map(str, row)) for row in rows]
+        )
+        there = _gb(memory.capacity())
+        logger.info("memory of each shape:\n%s\nThere are %s GB.", table, there)
     return peaks
 
 
@@ -157,7 +154,7 @@ def _measure(stepper: Stepper, dry: _Dry, memory: Memory) -> Peak:
         peak = memory.peak(lambda: stepper.passes(dry.step, batch, dry.clips))
     except RuntimeError as error:
         if _is_out_of_memory(error):
-            raise ValueError(_advise(stepper, dry, capacity)) from error
+            raise ValueError(_advice(stepper, dry, capacity)) from error
         if stepper.recipe.train.compile and _is_of_the_compiler(error):
             raise ValueError(
                 f"TRAIN.COMPILE True: the network cannot be compiled for {dry.step.shape} "
@@ -165,9 +162,9 @@ def _measure(stepper: Stepper, dry: _Dry, memory: Memory) -> Peak:
             ) from error
         raise
     if peak is not None and capacity is not None:
-        peak += _still_to_come(stepper, batch, dry.world_size)
+        peak += _bytes_to_come(stepper, batch, dry.world_size)
         if peak > capacity:
-            raise ValueError(_advise(stepper, dry, capacity))
+            raise ValueError(_advice(stepper, dry, capacity))
     return Peak(dry.step.shape, len(dry.clips), dry.step.bn_size, peak)
 
 
@@ -199,7 +196,7 @@ def _first_line(error: Exception) -> str:
     return str(error).strip().partition("\n")[0]
 
 
-def _still_to_come(stepper: Stepper, batch: Batch, world_size: int) -> int:
+def _bytes_to_come(stepper: Stepper, batch: Batch, world_size: int) -> int:
     """Bytes that the training takes beside a dry step: the optimizer's state, the gradients that
     processes exchange, and the next mini-batch, or part of it, as uint8 and as pathways."""
     weights = sum(p.numel() * p.element_size() for p in stepper.model.parameters())
@@ -211,7 +208,7 @@ def _still_to_come(stepper: Stepper, batch: Batch, world_size: int) -> int:
     return copies * weights + values + (values + slow) * transform.dtype.itemsize
 
 
-def _advise(stepper: Stepper, dry: _Dry, capacity: int | None) -> str:
+def _advice(stepper: Stepper, dry: _Dry, capacity: int | None) -> str:
     """What to say of a shape that does not fit."""
     recipe = stepper.recipe
     ways = ["TRAIN.BATCH_SIZE lower, with SOLVER.BASE_LR in the same proportion"]
@@ -228,16 +225,6 @@ def _advise(stepper: Stepper, dry: _Dry, capacity: int | None) -> str:
     )
 
 
-def _format(peaks: Iterable[Peak], capacity: int | None) -> str:
-    """A table of what dry steps took of a device's bytes."""
-    rows = [
-        [str(peak.shape), str(peak.clips), str(peak.bn_size or "batch"), _gb(peak.memory)]
-        for peak in peaks
-    ]
-    table = format_table(["shape", "clips here", "BN clips", "GB"], rows)
-    return f"{table}\nThere are {_gb(capacity)} GB."
-
-
 def _gb(memory: int | None) -> str:
     return "?" if memory is None else f"{memory / 1e9:.1f}"
 
@@ -246,22 +233,14 @@ def _gb(memory: int | None) -> str:
 def _undone(stepper: Stepper) -> Iterator[None]:
     """What the body does to buffers, gradients and generators is undone."""
     put_back = keep_buffers(stepper.model)
-    devices = [stepper.device] if stepper.device.type == "cuda" else []
     try:
-        with torch.random.fork_rng(devices):
+        with torch.random.fork_rng([stepper.device] if stepper.device.type == "cuda" else []):
             yield
     finally:
         put_back()
         set_group_size(stepper.model, None)
         if not stepper.has_graphs:  # they have the gradients' place
             stepper.optimizer.zero_grad(set_to_none=True)
-
-
-def _expect_graphs(count: int) -> None:
-    """Allow as many graphs of one network; torch gives up at 8 by default."""
-    import torch._dynamo.config as dynamo  # it imports the compiler: for who compiles
-
-    dynamo.recompile_limit = max(dynamo.recompile_limit, count)
 
 
 def without_compiling() -> AbstractContextManager[Any]:
@@ -273,22 +252,14 @@ def without_compiling() -> AbstractContextManager[Any]:
 
 def made_up_batch(recipe: Recipe, clips: int, shape: Shape) -> Batch:
     """`clips` clips of noise of a shape's frames and crop, as a loader would hand them over, in
-    pinned memory where the loader's are.
-
-    The noise is of a generator of its own; torch's stays as it is.
-    """
-    noise = torch.Generator().manual_seed(recipe.rng_seed)
+    pinned memory where the loader's are. torch's generator stays as it is."""
+    noise, classes = torch.Generator().manual_seed(recipe.rng_seed), recipe.model.num_classes
     pixels = empty_clips(clips, shape.frames, shape.crop).random_(0, 256, generator=noise)
     flips = torch.rand(clips, generator=noise) < (0.5 if recipe.data.random_flip else 0.0)
-    tensors = [pixels, _labels(recipe, clips, noise), flips]
-    if recipe.data_loader.pin_memory and recipe.num_gpus > 0:
-        tensors = [tensor.pin_memory() for tensor in tensors]
-    pixels, labels, flips = tensors
-    return Batch(clips=pixels, labels=labels, flips=flips, iteration=0, failures=[])
-
-
-def _labels(recipe: Recipe, clips: int, noise: torch.Generator) -> Tensor:
-    classes = recipe.model.num_classes
     if recipe.data.multi_label:
-        return torch.randint(0, 2, (clips, classes), generator=noise).float()
-    return torch.randint(0, classes, (clips,), generator=noise)
+        labels = torch.randint(0, 2, (clips, classes), generator=noise).float()
+    else:
+        labels = torch.randint(0, classes, (clips,), generator=noise)
+    if recipe.data_loader.pin_memory and recipe.num_gpus > 0:
+        pixels, labels, flips = (tensor.pin_memory() for tensor in (pixels, labels, flips))
+    return Batch(clips=pixels, labels=labels, flips=flips, iteration=0, failures=[])

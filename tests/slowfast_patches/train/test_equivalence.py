@@ -53,9 +53,9 @@ def folder(tiny_config: Callable[..., Recipe], tmp_path_factory: pytest.TempPath
     torch.save({"model_state": trained_weights(cfg)}, folder / "weights.pyth")
     for name, rate in RATES.items():
         keys = ("SOLVER.BASE_LR", rate, "TRAIN.CHECKPOINT_FILE_PATH", folder / "weights.pyth")
-        (folder / f"{name}.yaml").write_text(tiny_config(folder, *OPTIONS, *keys).dump())
+        (folder / f"{name}.yaml").write_text(tiny_config(folder, *OPTIONS, *keys).text)
     plain = ("MULTIGRID.LONG_CYCLE", False, "MULTIGRID.SHORT_CYCLE", False, *keys)
-    (folder / "plain.yaml").write_text(tiny_config(folder, *OPTIONS, *plain).dump())
+    (folder / "plain.yaml").write_text(tiny_config(folder, *OPTIONS, *plain).text)
     command = [sys.executable, str(WORKER), str(folder), *map(str, SIZES)]
     done = subprocess.run(command, capture_output=True, text=True, timeout=900)
     assert done.returncode == 0, done.stderr

@@ -3,7 +3,7 @@
 import pytest
 
 from multigrid import Schedule, Shape, SteppedRate, make_schedule
-from slowfast_patches.train.record.forecast import Forecast
+from slowfast_patches.train.record.clock import Forecast
 
 COARSE, HALF, BASE = Shape(32, 4, 32), Shape(16, 4, 45), Shape(4, 16, 32)
 

@@ -108,15 +108,8 @@ def _name(failures: dict[str, str], named: set[str], world: World) -> None:
 
 
 class VideoScores:
-    """Scores (V, C) and labels, (V,) or (V, C), of videos, from clips in any order, on any rank.
-
-    `clips` (V,) counts them: as many each, but for those that cannot be read.
-
-    Args:
-        recipe: says how many classes, how many labels a video, and sum or maximum.
-        dataset: has the `videos`, and all their clips as its items.
-        device: where the model computes.
-    """
+    """Scores (V, C) and labels, (V,) or (V, C), of a split's videos, from clips in any order, on
+    any rank; `clips` (V,) counts those that could be read."""
 
     def __init__(self, recipe: Recipe, dataset: Any, device: torch.device) -> None:
         videos, self._classes = len(dataset.videos), recipe.model.num_classes
@@ -131,13 +124,8 @@ class VideoScores:
         self.clips = torch.zeros(videos, dtype=torch.int64, device=device)
 
     def add(self, videos: Tensor, scores: Tensor, labels: Tensor) -> None:
-        """Add the clips of one mini-batch.
-
-        Args:
-            videos: (N,), the numbers of theirs.
-            scores: (N, C).
-            labels: class numbers (N,) or, of several labels, multi-hot (N, C).
-        """
+        """Add a mini-batch: the numbers (N,) of its clips' videos, their scores (N, C), and labels,
+        class numbers (N,) or multi-hot (N, C)."""
         # Copies that wait for nothing: a GPU goes on while the next clips are read.
         videos, scores = videos.to(self.scores.device, non_blocking=True), scores.double()
         if self._sums:
@@ -179,13 +167,8 @@ class VideoScores:
 
 
 class Validation:
-    """Validates at the baseline grid, after precise BN where the recipe asks for it.
-
-    Args:
-        recipe, world, stop: of the run.
-        dataset: its training set, for precise BN.
-        schedule: of the run.
-    """
+    """Validates at the baseline grid, after precise BN on clips of the training set `dataset` where
+    the recipe asks for it."""
 
     def __init__(
         self, recipe: Recipe, world: World, stop: StopRequest, dataset: Any, schedule: Schedule
@@ -241,11 +224,7 @@ def topk_accuracy(scores: Tensor, labels: Tensor, k: int) -> float:
 
 
 def mean_average_precision(scores: Tensor, labels: Tensor) -> float:
-    """Per cent: the mean over classes of the average precision that (V, C) scores rank videos with.
-
-    Raises:
-        ValueError: as `average_precisions`.
-    """
+    """Per cent: the mean over the classes of `average_precisions`, which raises."""
     return fmean(p for p in average_precisions(scores, labels) if p is not None)
 
 

@@ -122,20 +122,10 @@ def _tested_model(recipe: Recipe, world: World) -> nn.Module:
     """In all processes what the main one loads."""
     model = build_model(recipe)
     if world.is_main:
-        _load_tested(model, recipe)
+        path, kind, section = tested_file(recipe)
+        load_weights(model, path, kind=kind, complete=True, section=section)
     model.load_state_dict(from_main(model.state_dict))
     return model.to(world.device)
-
-
-def _load_tested(model: nn.Module, recipe: Recipe) -> None:
-    """Load the weights to test; a training that is at work there may delete them meanwhile."""
-    path, kind, section = tested = tested_file(recipe)
-    try:
-        load_weights(model, path, kind=kind, complete=True, section=section)
-    except ValueError:
-        if tested_file(recipe) == tested:
-            raise
-        _load_tested(model, recipe)
 
 
 def _write_tables(recipe: Recipe, dataset: Any, found: Evaluation, name: str) -> None:

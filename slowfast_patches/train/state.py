@@ -116,10 +116,8 @@ class Run:
 
     @contextmanager
     def opened(self) -> Iterator[None]:
-        """The files of the run are open, and whole when the body ends, however it does.
-
-        What ended it is raised; what fails in closing after that is noted with it.
-        """
+        """The files of the run are open in the body, and whole after it. What ended it is raised;
+        what fails in closing after that is noted with it."""
         try:
             self.record.open(self.evaluation_due)
             yield
@@ -161,17 +159,13 @@ class Run:
             )
 
     def batches(self) -> Iterator[Batch]:
-        """The mini-batches from the start on; waiting for them counts as loading.
-
-        With each the processes begin to tell each other whether they were asked to stop, which the
-        step hides.
-        """
-        rank, size = self.world.rank, self.world.size
+        """The mini-batches from the start on. With each the processes begin to tell each other
+        whether they were asked to stop, which the step hides."""
+        rank, size, start = self.world.rank, self.world.size, self.start
         with self.clock.time("loading"):
-            loader = training_loader(
-                self.recipe, self.dataset, self.schedule, self.start, rank, size
+            batches = iter(
+                training_loader(self.recipe, self.dataset, self.schedule, start, rank, size)
             )
-            batches = iter(loader)
         for _ in range(self.start, self.schedule.iterations):
             with self.clock.wait(self.world.device):
                 batch: Batch = next(batches)
@@ -194,11 +188,7 @@ class Run:
         return due or done % self.recipe.log_period == 0
 
     def validate(self, step: Step) -> None:
-        """Validate, and note what was found.
-
-        Raises:
-            TooManyUnreadableError, TrainingInterruptedError: the models are as they were before.
-        """
+        """Validate, and note what was found; raises as `Validation`."""
         with self.clock.time("evaluating"):
             metrics = self.validation(self.models, step)
         evaluation = {

@@ -17,10 +17,13 @@ from slowfast_patches.config.recipe import Recipe
 from slowfast_patches.config.schedule import schedule_of
 from slowfast_patches.launch.device import set_up_device
 from slowfast_patches.models.build import build_model
-from slowfast_patches.train.compiled import without_compiling
-from slowfast_patches.train.made_up import made_up_batch
 from slowfast_patches.train.step import Stepper
-from slowfast_patches.train.warm_up import dry_run, kinds_of_steps
+from slowfast_patches.train.warm_up import (
+    dry_run,
+    kinds_of_steps,
+    made_up_batch,
+    without_compiling,
+)
 
 pytestmark = pytest.mark.gpu
 
@@ -49,13 +52,13 @@ def plan(tiny_config: Callable[..., Recipe], tmp_path: Path) -> Schedule:
 
 def take_step(made: Stepper, step: Step) -> float:
     clips = range(step.first_clip, step.first_clip + step.shape.batch)
-    return float(made(step, made_up_batch(made.cfg, len(clips), step.shape), clips).loss)
+    return float(made(step, made_up_batch(made.recipe, len(clips), step.shape), clips).loss)
 
 
 def gradients(made: Stepper, step: Step) -> Tensor:
     """Those of a step without an update, one after another."""
     clips = range(step.first_clip, step.first_clip + step.shape.batch)
-    made.passes(step, made_up_batch(made.cfg, len(clips), step.shape), clips)
+    made.passes(step, made_up_batch(made.recipe, len(clips), step.shape), clips)
     parts = [p.grad.flatten() for p in made.model.parameters()]
     return torch.cat(parts).double().cpu()
 
@@ -171,7 +174,7 @@ def test_half_precision_without_bfloat16_scales_its_loss(stepper, plan, monkeypa
 def test_no_step_waits_for_the_gpu(stepper, plan):
     made = stepper("TRAIN.DETERMINISTIC", False, "DATA_LOADER.PIN_MEMORY", True)
     steps = kinds_of_steps(plan)
-    batches = [made_up_batch(made.cfg, step.shape.batch, step.shape) for step in steps]
+    batches = [made_up_batch(made.recipe, step.shape.batch, step.shape) for step in steps]
     for step, batch in zip(steps, batches, strict=True):  # what is set up once may wait
         made(step, batch, range(step.shape.batch))
     torch.cuda.set_sync_debug_mode("error")
@@ -191,7 +194,7 @@ from slowfast_patches.config import load_recipe
 from slowfast_patches.config.schedule import schedule_of
 from slowfast_patches.train.warm_up import dry_run, kinds_of_steps
 from slowfast_patches.launch.launch import process_device
-from slowfast_patches.train.made_up import made_up_batch
+from slowfast_patches.train.warm_up import made_up_batch
 from slowfast_patches.train.step import Stepper
 from slowfast_patches.models.build import build_model
 

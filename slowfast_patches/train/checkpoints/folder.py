@@ -35,11 +35,7 @@ _NAME = re.compile(r"checkpoint_iter_(\d+)\.pyth")
 
 
 def save(output_dir: str | Path, iteration: int, content: Mapping[str, Any]) -> Path:
-    """Write the checkpoint after `iteration` iterations, whole or not at all.
-
-    Raises:
-        OSError: it cannot be written; no part of it stays.
-    """
+    """Write the checkpoint after `iteration` iterations, whole or, with an OSError, not at all."""
     return _save(output_dir, f"checkpoint_iter_{iteration:08d}.pyth", content)
 
 
@@ -134,10 +130,8 @@ def describe_last(output_dir: str | Path) -> str:
 
 
 def prune(output_dir: str | Path, kept: int, milestones: Collection[int]) -> None:
-    """Delete all checkpoints but the last `kept` and those after the iterations `milestones`.
-
-    0 keeps all. The newest, from which a run continues, always stays.
-    """
+    """Delete all checkpoints but the last `kept` (0: all) and those after the iterations
+    `milestones`."""
     for path in all_checkpoints(output_dir)[:-kept] if kept else ():
         if _iteration(path) not in milestones:
             try:
@@ -147,10 +141,8 @@ def prune(output_dir: str | Path, kept: int, milestones: Collection[int]) -> Non
 
 
 def set_aside(output_dir: str | Path) -> Path | None:
-    """Rename the folder of an earlier run's checkpoints, so that they never mix with a new run's.
-
-    Returns the new name; None where there was nothing to rename.
-    """
+    """Rename the folder of an earlier run's checkpoints, so that they never mix with a new run's;
+    the new name, or None where there was nothing to rename."""
     folder = Path(output_dir) / _FOLDER
     if last_checkpoint(output_dir) is None and best_checkpoint(output_dir) is None:
         return None

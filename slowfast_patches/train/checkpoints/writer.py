@@ -40,14 +40,10 @@ def writes(what: str, output_dir: str | Path, when: str = "") -> Iterator[None]:
 
 
 class Writer:
-    """Writes checkpoints in a thread, one at a time: the next one waits for it.
+    """Writes checkpoints in a thread, one at a time: the next one waits for it. The training is
+    held up while the state is copied, not while the copy is written.
 
-    The training is held up while the state is copied, not while the copy is written.
-
-    Args:
-        output_dir: of the run.
-        kept: how many stay, TRAIN.CHECKPOINTS_KEPT; 0 is all.
-        milestones: iterations whose checkpoints stay too.
+    As `prune` has it, `kept` of them stay, and those after the iterations `milestones`.
     """
 
     def __init__(self, output_dir: str | Path, kept: int, milestones: Collection[int]) -> None:
@@ -57,11 +53,7 @@ class Writer:
 
     def save(self, iteration: int, state: Content | None, best: Content | None = None) -> None:
         """Begin to write the checkpoint after `iteration` iterations, of `state`, and the best so
-        far, of `best`: those that are given, which may change then.
-
-        Raises:
-            TrainingStoppedError: the one before could not be written.
-        """
+        far, of `best`: those that are given, which may change then. Raises as `check`."""
         start = time.perf_counter()
         self.wait()
         contents = snapshot((state, best))
@@ -72,11 +64,7 @@ class Writer:
         self._thread.start()
 
     def check(self) -> None:
-        """Raise what went wrong in the thread, if anything did.
-
-        Raises:
-            TrainingStoppedError: a checkpoint could not be written.
-        """
+        """Raise what went wrong in the thread, if anything did, as TrainingStoppedError."""
         error, self._error = self._error, None
         if error is not None:
             raise error

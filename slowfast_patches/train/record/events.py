@@ -28,14 +28,9 @@ class Events:
     done; those in `folder`/seconds, which it shows as the run "seconds", have the whole seconds of
     training, waiting for data included and evaluation not. Phases are over iterations alone.
 
-    A continued run draws nothing twice: TensorBoard drops what has a step from the checkpoint's on,
-    and what the kept records have at that very step, or second, is drawn again.
-
-    Args:
-        folder: of the events; made if need be.
-        start: iterations done before.
-        seconds: of training before.
-        kept: the records of metrics.jsonl from before, none of them of a later iteration.
+    A run that continues after `start` iterations and so many seconds of training draws nothing
+    twice: TensorBoard drops what has a step from there on, and what the records that are `kept`
+    have at that very step, or second, is drawn again.
     """
 
     def __init__(

@@ -42,7 +42,7 @@ class _Iteration(NamedTuple):
 
 
 class _Summary(NamedTuple):
-    """Some iterations over all processes; `top1` in per cent."""
+    """Of some iterations over all processes; `top1` in per cent."""
 
     loss: float
     top1: float | None
@@ -51,20 +51,12 @@ class _Summary(NamedTuple):
 
 
 class Record:
-    """Sums up iterations over all processes; in the main one, writes what a run says.
+    """Sums up iterations over all processes; in the main one, writes metrics.jsonl, events for
+    TensorBoard, and the progress lines of the log.
 
-    That is OUTPUT_DIR/metrics.jsonl, whose "iteration" counts the iterations done, events for
-    TensorBoard, and the progress lines of the log. Each phase ends with a report, so that what is
-    said of it adds up; of a phase that was interrupted, the iterations since count.
-
-    Args:
-        recipe, world, schedule: of the run.
-        advice: what to do where loading is the limit.
-
-    Attributes:
-        clock: tells what the time goes to.
-        unreadable: counts the unreadable videos of the epoch.
-        done: iterations done.
+    Each phase ends with a report, so that what is said of it adds up; of a phase that was
+    interrupted, the iterations since count. `done` iterations are done; `advice` says what to do
+    where loading is the limit. What writes raises TrainingStoppedError where the disk refuses.
     """
 
     def __init__(self, recipe: Recipe, world: World, schedule: Schedule, advice: str) -> None:
@@ -81,12 +73,8 @@ class Record:
         self._events: Events | None = None
 
     def open(self, evaluation_due: bool) -> None:
-        """Go on after `done` iterations; what was written later, or of an evaluation that is yet
-        to come, goes.
-
-        Raises:
-            TrainingStoppedError: as all that writes here, where the disk refuses.
-        """
+        """Go on after `done` iterations; what was written later, or of an evaluation that is yet to
+        come, goes."""
         if not self._world.is_main:
             return
         path, start = Path(self._output_dir, "metrics.jsonl"), self.done
@@ -96,7 +84,7 @@ class Record:
             self._events = Events(path.with_name("tensorboard"), start, self.clock.working, kept)
 
     def close(self) -> None:
-        """Close the files; raises as `open`."""
+        """Close the files."""
         with self._writing():
             for file in (self._lines, self._events):
                 if file is not None:
@@ -122,11 +110,7 @@ class Record:
         )
 
     def add(self, step: Step, outcome: Outcome, failures: Sequence[tuple[str, str]]) -> None:
-        """Note an iteration; its loss is left on the device until the next report.
-
-        Raises:
-            TrainingStoppedError: the log cannot be written.
-        """
+        """Note an iteration; its loss is left on the device until the next report."""
         self.unreadable.name(failures)
         right = None
         if outcome.labels.ndim == 1:

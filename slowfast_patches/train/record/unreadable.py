@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import logging
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 
 from multigrid import Schedule, Step
 from slowfast_patches.launch.stopping import TrainingStoppedError
@@ -33,19 +33,11 @@ def check_count(count: int, videos: int, fraction: float, where: str) -> None:
 
 
 class Unreadable:
-    """Unreadable videos of the epoch at hand, over all processes.
+    """Unreadable videos of the epoch at hand, over all processes; `fraction` of one's may be."""
 
-    Args:
-        schedule: of the run.
-        fraction: DATA.MAX_BAD_FRACTION.
-        counts: by epoch, of the run that is continued.
-    """
-
-    def __init__(
-        self, schedule: Schedule, fraction: float, counts: Mapping[int, int] | None = None
-    ) -> None:
+    def __init__(self, schedule: Schedule, fraction: float) -> None:
         self._schedule, self._fraction = schedule, fraction
-        self.counts = Counter(dict(counts or {}))
+        self.counts = Counter[int]()
         self._named: set[str] = set()
 
     def name(self, failures: Sequence[tuple[str, str]]) -> None:

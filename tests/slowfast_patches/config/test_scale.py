@@ -14,7 +14,7 @@ from slowfast_patches.config.scale import scale_to_processes, scaled_lengths
 from slowfast_patches.launch.launch import for_processes
 from slowfast_patches.study.compare import make_recipes
 from slowfast_patches.train import checkpoints
-from slowfast_patches.train.loop import Trainer
+from slowfast_patches.train.state import Run
 
 ROOT = Path(__file__).parents[3]
 
@@ -177,11 +177,11 @@ def test_run_plan_and_compare_scale_alike_and_the_log_says_so(
     """The tiny recipe's 4 clips at 0.01 for two GPUs are 2 at 0.005 on the CPU."""
     trained = list[Recipe]()
 
-    def stop(trainer: Trainer) -> None:
-        trained.append(trainer.cfg)
+    def stop(run: Run) -> None:
+        trained.append(run.recipe)
         raise Stopped
 
-    monkeypatch.setattr(Trainer, "train", stop)
+    monkeypatch.setattr(Run, "prepare", stop)
     keys = ("SOLVER.REFERENCE_WORLD_SIZE", 2, "MULTIGRID.LONG_CYCLE", False)
     keys += ("MULTIGRID.SHORT_CYCLE", False)
     with pytest.raises(Stopped):
@@ -195,7 +195,7 @@ def test_run_plan_and_compare_scale_alike_and_the_log_says_so(
     overrides = [*map(str, (*keys, "DATA.PATH_TO_DATA_DIR", tiny_recipe.parent))]
     (tmp_path / "again.yaml").write_text(f"_BASE_: {tiny_recipe}")
     recipe, _ = make_recipes([tiny_recipe, tmp_path / "again.yaml"], overrides)
-    assert recipe.cfg.solver == trained[0].solver
+    assert recipe.recipe.solver == trained[0].solver
     assert recipe.iterations == plan["iterations"]
     capsys.readouterr()
     assert plan_tool().main(["--cfg", str(tiny_recipe), "--json", *overrides]) == 0

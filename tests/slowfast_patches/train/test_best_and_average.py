@@ -8,7 +8,6 @@ import torch
 from torch import nn
 
 from slowfast_patches import patching
-from slowfast_patches.config.metrics import format_metrics
 from slowfast_patches.launch.stopping import StopRequest
 from slowfast_patches.models.average import start_average, update_average
 from slowfast_patches.train import checkpoints
@@ -178,7 +177,3 @@ def test_an_average_starts_at_the_weights_that_are_given(start, tmp_path):
     assert all(torch.equal(states[0][name], value) for name, value in states[1].items())
     name = "s1.pathway0_stem.conv.weight"
     assert torch.equal(states[1][name], first.model.state_dict()[name])
-
-
-def test_metrics_of_averaged_weights_are_told_apart():
-    assert format_metrics({"top1": 70.0, "top1_ema": 71.0}) == "top-1 70.00, top-1 (EMA) 71.00"

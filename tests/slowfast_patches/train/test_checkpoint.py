@@ -26,17 +26,6 @@ def test_what_was_saved_is_what_is_loaded(tmp_path: Path):
     assert torch.equal(content["weights"], torch.arange(3))
 
 
-def test_the_last_is_the_one_of_most_iterations(tmp_path: Path):
-    assert checkpoints.last_checkpoint(tmp_path) is None
-    for iteration in (900, 1000, 99):
-        checkpoints.save(tmp_path, iteration, {})
-    (tmp_path / "checkpoints" / "checkpoint_iter_00002000.pyth.tmp").write_bytes(b"half")
-    (tmp_path / "checkpoints" / "checkpoint_iter_00003000.pyth.damaged").write_bytes(b"torn")
-    last = checkpoints.last_checkpoint(tmp_path)
-    assert last is not None
-    assert last.name == "checkpoint_iter_00001000.pyth"
-
-
 class Evil:
     def __reduce__(self):
         return (Path.touch, (Path("executed"),))
@@ -216,20 +205,6 @@ def test_where_all_are_damaged_nothing_starts_from_scratch(
     assert checkpoints.all_checkpoints(tmp_path) == paths
 
 
-def test_a_folder_in_the_place_of_a_checkpoint_is_set_aside(
-    tiny_config: Callable[..., Recipe], tmp_path: Path, caplog: pytest.LogCaptureFixture
-):
-    cfg = tiny_config(tmp_path)
-    whole = checkpoints.save(tmp_path, 2, saved(cfg))
-    folder = whole.with_name("checkpoint_iter_00000099.pyth")
-    folder.mkdir()
-    found = checkpoints.find_resumable(cfg)
-    assert found is not None
-    assert found.path == whole
-    assert f"{folder} is a folder, not a checkpoint" in caplog.text
-    assert folder.with_name(f"{folder.name}.damaged").is_dir()
-
-
 @pytest.mark.parametrize("number", [errno.EACCES, errno.EIO, errno.ESTALE])
 @pytest.mark.parametrize("reader", ["check_archive", "torch.load"])
 def test_one_that_cannot_be_read_is_not_taken_for_damaged(
@@ -317,12 +292,6 @@ def test_torchrun_may_have_another_id_when_its_job_is_queued_again(attempt):
     assert attempt(TORCHELASTIC_RUN_ID="y", SLURM_RESTART_COUNT=1, **once) == 5
 
 
-def test_what_is_started_by_hand_starts_over_each_time(attempt, tmp_path):
-    for save in (5, 6):
-        assert attempt(save=save) is None
-        assert iterations(tmp_path) == [save]
-
-
 # Saving while the training goes on.
 
 
@@ -408,13 +377,3 @@ def test_the_best_is_none_of_those_that_a_run_continues_from_and_goes_aside_with
     checkpoints.set_aside(tmp_path)
     checkpoints.save_best(tmp_path, {})
     assert checkpoints.set_aside(tmp_path) == tmp_path / "checkpoints_before_2"
-
-
-def test_setting_aside_never_overwrites(tmp_path: Path):
-    assert checkpoints.set_aside(tmp_path) is None
-    for number in (1, 2):
-        checkpoints.save(tmp_path, number, {"iteration": number})
-        assert checkpoints.set_aside(tmp_path) == tmp_path / f"checkpoints_before_{number}"
-        assert checkpoints.last_checkpoint(tmp_path) is None
-    kept = tmp_path / "checkpoints_before_1" / "checkpoint_iter_00000001.pyth"
-    assert checkpoints.load(kept)["iteration"] == 1

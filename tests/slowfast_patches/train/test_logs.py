@@ -63,9 +63,3 @@ def test_a_test_has_files_of_its_own(tmp_path):
     assert "of 0\n" in (tmp_path / "test.log").read_text()
     assert "of 3\n" in (tmp_path / "logs" / "test_rank_0003.log").read_text()
     assert len(list(tmp_path.rglob("*.log"))) == 2
-
-
-def test_a_run_without_a_log_is_none(tmp_path):
-    (tmp_path / "run").touch()
-    with pytest.raises(OSError, match="run"):
-        say(tmp_path / "run", 0, "nothing")

@@ -11,7 +11,6 @@ import torch
 
 from slowfast_patches import patching
 from slowfast_patches.config import load_recipe
-from slowfast_patches.config.stored import keys_of
 from slowfast_patches.datasets.lists.class_names import read_class_names
 from slowfast_patches.datasets.loader import build_dataset, evaluation_loader
 from slowfast_patches.models.build import build_model
@@ -278,11 +277,6 @@ def test_a_command_line_without_sense_is_refused(predict, trained, arguments):
     assert stopped.value.code == 2
 
 
-def test_the_config_of_a_checkpoint_is_that_of_its_run(trained, multigrid_run):
-    found, expected = read_checkpoint(trained)[0], load_recipe(multigrid_run / "config.yaml")
-    assert keys_of(found) == keys_of(expected)
-
-
 @pytest.mark.parametrize("names", [7, [1, 2, 3], "abc", ["a", "b"], ["a", "b", 3], {}])
 def test_what_are_no_names_of_the_classes_in_a_checkpoint_is_passed_over(tmp_path, names):
     path, text = tmp_path / "crafted.pyth", load_recipe(None, ["MODEL.NUM_CLASSES", 3]).text
@@ -290,12 +284,3 @@ def test_what_are_no_names_of_the_classes_in_a_checkpoint_is_passed_over(tmp_pat
     assert read_checkpoint(path)[1] is None
     torch.save({"cfg": text, "class_names": ["a", "b", "c"]}, path)
     assert read_checkpoint(path)[1] == ("a", "b", "c")
-
-
-def test_a_recipe_given_replaces_the_one_in_the_checkpoint(trained, tiny_recipe):
-    assert read_checkpoint(trained)[0].test.num_ensemble_views == 2
-    changed = tiny_recipe.with_name("changed.yaml")
-    changed.write_text(f"_BASE_: {tiny_recipe.name}\nTEST: {{NUM_ENSEMBLE_VIEWS: 5}}\n")
-    cfg, _ = read_checkpoint(trained, changed, ["TEST.BATCH_SIZE", 3])
-    assert (cfg.test.num_ensemble_views, cfg.test.batch_size) == (5, 3)
-    assert keys_of(cfg) == keys_of(load_recipe(changed, ["TEST.BATCH_SIZE", 3]))

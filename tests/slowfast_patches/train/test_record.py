@@ -17,7 +17,7 @@ from multigrid import Schedule, Shape, SteppedRate, make_schedule
 from slowfast_patches.config.recipe import default_recipe
 from slowfast_patches.train.record import clock as clock_module
 from slowfast_patches.train.record import record as record_module
-from slowfast_patches.train.record.clock import Clock
+from slowfast_patches.train.record.clock import Clock, Forecast
 from slowfast_patches.train.record.record import Record
 from slowfast_patches.train.step import Outcome
 from slowfast_patches.utils.distributed import World
@@ -192,6 +192,36 @@ def test_the_rank_that_waits_most_for_data_is_told(tmp_path, train, caplog):
     warnings = said(caplog, "WARNING", "loading was the limit of phase")
     assert len(warnings) == 2
     assert all("rank 1 waited 25 % of the time" in text for text in warnings)
+
+
+# What is left.
+
+
+@pytest.fixture
+def forecast() -> Forecast:
+    """Of stage one, 4 iterations of 32 clips and 4 of 8, and fine-tuning, 8 of 8; all of equal
+    pixels."""
+    rate = SteppedRate((2.0, 4.0), (0.1, 0.01))
+    cycle = {"long_cycle": ((0.25, 1.0), (1.0, 1.0)), "short_cycle": ()}
+    plan = make_schedule(Shape(8, 16, 32), 56, rate, epoch_factor=1.0, **cycle)
+    assert [(p.start, p.stop) for p in plan.phases] == [(0, 4), (4, 8), (8, 12), (12, 16)]
+    return Forecast(plan)
+
+
+def test_a_shape_not_met_yet_costs_what_its_pixels_say(forecast: Forecast):
+    forecast.observe(Shape(32, 4, 32), 2.0)
+    forecast.observe(Shape(32, 4, 32), 4.0)
+    # 3 s an iteration, and equal pixels: 14 iterations are left after 2
+    assert forecast.remaining(2) == pytest.approx(42)
+
+
+def test_each_shape_counts_with_its_own_time(forecast: Forecast):
+    forecast.observe(Shape(32, 4, 32), 3.0)
+    forecast.observe(Shape(8, 16, 32), 1.0)
+    # 2 of the first phase at 3 s, then 12 at 1 s; the shape at hand is not extrapolated
+    assert forecast.remaining(2) == pytest.approx(2 * 3 + 12 * 1)
+    assert forecast.remaining(14) == pytest.approx(2)
+    assert forecast.remaining(16) == 0
 
 
 # The clock.

@@ -18,22 +18,17 @@ from slowfast_patches.utils.distributed import World, sum_over_ranks
 __all__ = ["buffers_of_ranks", "in_parts", "keep_buffers", "set_buffers", "update_precise_bn"]
 
 
-def keep_buffers(model: nn.Module) -> Callable[[], None]:
+def keep_buffers(model: nn.Module) -> Callable[[], object]:
     """Copy a model's buffers; calling the result puts the copies back."""
-    kept = [(buffer, buffer.clone()) for buffer in model.buffers()]
-
-    def put_back() -> None:
-        for buffer, copy in kept:
-            buffer.copy_(copy)
-
-    return put_back
+    buffers = list(model.buffers())
+    copies = [buffer.clone() for buffer in buffers]
+    return lambda: torch._foreach_copy_(buffers, copies)
 
 
 def buffers_of_ranks(model: nn.Module, world: World) -> Tensor | None:
     """Running means and variances of all processes, (processes, N); None with one process.
 
-    They differ until they are averaged. An average that an undisturbed run does not take would show
-    in the last bits of a continued one.
+    They differ until they are averaged, which an undisturbed run does not do in between.
     """
     if world.size == 1:
         return None
@@ -86,15 +81,14 @@ def update_precise_bn(
     autocast: Callable[[], Any],
     global_batch: int,
 ) -> None:
-    """Replace the running statistics by those of some mini-batches (Wu and Johnson, 2021).
+    """Replace the running statistics by the mean and variance of all the values that a channel has
+    over the mini-batches of all processes (Wu and Johnson, 2021).
 
-    They are the mean and variance of all the values that a channel has over the mini-batches of all
-    processes, whose clips are normalised meanwhile over `global_batch` of them. So baseline and
-    multigrid training are estimated alike, on any number of processes. The host normalises each
-    GPU's own clips; more of them are nearer to evaluation, which knows no mini-batch.
+    Clips are normalised meanwhile over `global_batch` of them, so that baseline and multigrid
+    training are estimated alike, on any number of processes; the host takes each GPU's own.
 
-    All mini-batches are of one size, and each process has as many. All BN is `GroupedBatchNorm3d`,
-    in groups or not; of several processes, each must have called `form_neighbours` for all.
+    All mini-batches are of one size, and each process has as many. All BN is `GroupedBatchNorm3d`;
+    of several processes, each must have called `form_neighbours` for all.
     """
     model.train()
     set_group_size(model, global_batch)

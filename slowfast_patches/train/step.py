@@ -188,19 +188,14 @@ class Stepper:
 
 
 def compiled(model: nn.Module) -> nn.Module:
-    """The model, compiled as one graph for each shape, BN size and mode that it meets.
-
-    It shares the model's weights and buffers. The result is kept where Inductor keeps what it has
-    compiled (TORCHINDUCTOR_CACHE_DIR), and is read from there by the next run.
-    """
+    """The model, compiled as one graph for each shape, BN size and mode that it meets. It shares
+    the model's weights and buffers."""
     return cast(nn.Module, torch.compile(model, dynamic=False, fullgraph=True))
 
 
 def parallel(network: nn.Module, world: World) -> nn.Module:
-    """A network whose gradients are averaged over the processes, where there are several.
-
-    Buffers are not broadcast: running statistics are averaged where they are used.
-    """
+    """A network whose gradients are averaged over the processes, where there are several. Buffers
+    are not broadcast: running statistics are averaged where they are used."""
     if world.size == 1:
         return network
     ids = [world.device] if world.device.type == "cuda" else None

@@ -28,8 +28,8 @@ _OUT_OF_MEMORY = ("out of memory", "ALLOC_FAILED", "unable to find an engine")
 
 
 class Peak(NamedTuple):
-    """The most memory that a step at a shape takes, in bytes, on a process with `clips` of it: what
-    a dry step took, and what the training adds. None where it is not measured."""
+    """The bytes that a step at a shape takes on a process with `clips` of it, with what a training
+    adds to a dry step; None where they are not measured."""
 
     shape: Shape
     clips: int

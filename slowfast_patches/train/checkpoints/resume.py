@@ -70,13 +70,7 @@ def continues(recipe: Recipe) -> bool:
 
 def start_over(recipe: Recipe) -> None:
     """Set the checkpoints in OUTPUT_DIR aside, unless the run continues them; a note says for which
-    job that was done.
-
-    For the main process, which holds OUTPUT_DIR, before anything else.
-
-    Raises:
-        OSError: the folder cannot be written to.
-    """
+    job that was done. For the main process, before anything else."""
     if continues(recipe):
         return
     folder = Path(recipe.output_dir)
@@ -100,9 +94,8 @@ def _has_started_over(folder: Path) -> bool:
 
 
 def find_resumable(recipe: Recipe) -> Found | None:
-    """The newest checkpoint that is whole, if the run continues; None where it starts anew.
-
-    For the main process, which holds OUTPUT_DIR. Damaged checkpoints that are newer are renamed.
+    """The newest checkpoint that is whole, if the run continues; None where it starts anew. Damaged
+    ones that are newer are renamed.
 
     Raises:
         ValueError: all checkpoints are damaged, one cannot be read, though it may be whole, or

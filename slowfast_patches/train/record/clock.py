@@ -87,8 +87,8 @@ class Clock:
 class TimeSpent:
     """Iterations, their clips, and the seconds that each rank trained and loaded, (ranks, 2).
 
-    A share of waiting is the main process's own. While a rank waits for data the others wait for
-    it, which counts as training: with several, the one that waits most is told beside it.
+    Shares are the main process's own. While a rank waits for data the others wait for it, which
+    counts as training: of several, the one that waits most is told.
     """
 
     iterations: int

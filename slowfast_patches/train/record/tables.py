@@ -46,16 +46,10 @@ def write_predictions(
     each class with its probability. Classes without names have their number.
 
     Args:
-        path: of the file, whose folder is made if need be.
-        videos: their paths.
-        probabilities: (C,) of each; None for one that could not be read, whose row has no more than
-            its path.
-        names: of the classes.
+        probabilities: (C,) of each video; None for one that could not be read, whose row has no
+            more than its path.
         labels: (V,), or (V, C) where a video has several, which are written with | between; without
             them there is no such column.
-
-    Raises:
-        OSError: it cannot be written.
     """
     count = next((len(row) for row in probabilities if row is not None), 0)
     shown = names or [str(number) for number in range(count)]
@@ -84,9 +78,6 @@ def write_tables(
     Where a video has one label, a row is one of the confusion matrix: class, videos, accuracy (%),
     and how many of its videos are taken for each class; {name}_confusion.png is its picture. Where
     it has several, it is class, videos, and average precision (%).
-
-    Raises:
-        OSError: they cannot be written.
     """
     scores, labels = found.probabilities[found.scored].cpu(), found.labels[found.scored].cpu()
     shown = names or [str(number) for number in range(scores.shape[1])]

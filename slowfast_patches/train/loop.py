@@ -28,11 +28,9 @@ def train(run: Run) -> None:
 
 
 def enter_phase(run: Run, step: Step) -> None:
-    """From here on mini-batches have another shape, and what follows from it.
-
-    Nothing is rebuilt: the loader gives what the schedule says, the model takes any shape, and the
-    step sets its own learning rate and BN size. It is said, and measured.
-    """
+    """From here on mini-batches have another shape. Nothing is rebuilt: the loader gives what the
+    schedule says, the model takes any shape, and each step sets its own learning rate and BN size.
+    It is said, and its time is measured apart."""
     run.record.enter_phase(step)
 
 

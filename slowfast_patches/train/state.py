@@ -201,7 +201,8 @@ class Run:
         metric = metric_names(self.recipe)[0] + EMA * (len(self.models) > 1)
         if self.recipe.train.keep_best and metrics[metric] > self.best.get(metric, -math.inf):
             self.best = evaluation
-        self.record.evaluated(evaluation, metrics)
+        if self.world.is_main:
+            self.record.evaluated(evaluation, metrics)
 
     def is_best(self) -> bool:
         """Whether the validation after the last iteration was the best; of equals, the first is."""

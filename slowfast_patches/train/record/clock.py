@@ -95,12 +95,9 @@ class TimeSpent:
     clips: int
     ranks: Tensor
 
-    def after(self, earlier: TimeSpent | None) -> TimeSpent:
-        """These iterations and earlier ones."""
-        if earlier is None:
-            return self
-        ranks = earlier.ranks + self.ranks
-        return TimeSpent(earlier.iterations + self.iterations, earlier.clips + self.clips, ranks)
+    def __add__(self, other: TimeSpent) -> TimeSpent:
+        iterations, clips = self.iterations + other.iterations, self.clips + other.clips
+        return TimeSpent(iterations, clips, self.ranks + other.ranks)
 
     @property
     def seconds(self) -> float:

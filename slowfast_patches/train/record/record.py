@@ -41,15 +41,6 @@ class _Iteration(NamedTuple):
     failures: int
 
 
-class _Summary(NamedTuple):
-    """Of some iterations over all processes; `top1` in per cent."""
-
-    loss: float
-    top1: float | None
-    failures: list[int]
-    time: TimeSpent
-
-
 class Record:
     """Sums up iterations over all processes; in the main one, writes metrics.jsonl, events for
     TensorBoard, and the progress lines of the log.
@@ -67,8 +58,8 @@ class Record:
         self._iterations = list[_Iteration]()
         self._seen: dict[str, float] | None = None  # the clock, when it was looked at last
         self._seconds = {"training": 0.0, "loading": 0.0}  # since the last report
-        self._phase: TimeSpent | None = None
-        self._training: TimeSpent | None = None
+        nothing = TimeSpent(0, 0, torch.zeros(world.size, 2, dtype=torch.float64))
+        self._nothing = self._phase = self._training = nothing
         self._lines: TextIO | None = None
         self._events: Events | None = None
 
@@ -96,6 +87,8 @@ class Record:
         first counts from here, after its workers have started."""
         if self._seen is None:
             self._seen = self.clock.seconds
+        if not self._world.is_main:
+            return
         phase = self._schedule.phases[step.phase]
         logger.info(
             "phase %d of %d from iteration %d: %s%s; global batch %s, LR %.4g, BN over %s clips",
@@ -130,17 +123,14 @@ class Record:
         """
         if not self._iterations:
             return
-        steps, summary = [iteration.step for iteration in self._iterations], self._sum_up()
-        for earlier, count in zip(steps, summary.failures, strict=True):
-            self.unreadable.count(earlier, count)
-        self._phase = summary.time.after(self._phase)
-        self._training = summary.time.after(self._training)
-        self._say_progress(step, summary)
+        loss, top1, time = self._sum_up()
+        self._phase, self._training = self._phase + time, self._training + time
+        if self._world.is_main:
+            self._say_progress(step, loss, top1, time)
         if self.done == self._schedule.phases[step.phase].stop:
-            self._say_phase(step, self._phase)
-            self._phase = None
-        if self.done == self._schedule.iterations:
-            logger.info("training: %s", self._training)
+            if self._world.is_main:
+                self._say_phase(step, self._phase)
+            self._phase = self._nothing
         # Where the work of some iterations was waited for, it was the last one's.
         self._forecast.observe(step.shape, self._take_time(), iterations=0)
 
@@ -163,8 +153,9 @@ class Record:
             self._seconds[activity] += now[activity] - before[activity]
         return sum(now[activity] - before[activity] for activity in self._seconds)
 
-    def _sum_up(self) -> _Summary:
-        """What happened since the last report, in one reduction."""
+    def _sum_up(self) -> tuple[float, float | None, TimeSpent]:
+        """Mean loss, top-1 in per cent, and time since the last report, in one reduction;
+        unreadable videos are counted."""
         steps, losses, rights, failures = zip(*self._iterations, strict=True)
         size, count = self._world.size, len(steps)
         rows = [torch.stack(losses).double()]
@@ -178,18 +169,15 @@ class Record:
         values = total[: len(rows) * count].view(len(rows), count)
         mean = values[0] / size
         _check_finite(steps, mean)
+        for step, number in zip(steps, values[1].long().tolist(), strict=True):
+            self.unreadable.count(step, number)
         clips = sum(step.shape.batch for step in steps)
-        return _Summary(
-            loss=float(mean.mean()),
-            top1=100 * float(values[2].sum()) / clips if rights[0] is not None else None,
-            failures=values[1].long().tolist(),
-            time=TimeSpent(count, clips, total[-2 * size :].view(size, 2)),
-        )
+        top1 = 100 * float(values[2].sum()) / clips if rights[0] is not None else None
+        return float(mean.mean()), top1, TimeSpent(count, clips, total[-2 * size :].view(size, 2))
 
-    def _say_progress(self, step: Step, summary: _Summary) -> None:
+    def _say_progress(self, step: Step, loss: float, top1: float | None, time: TimeSpent) -> None:
         """A line for some iterations: their loss, speed and, where a clip has one label,
         accuracy."""
-        time, iterations = summary.time, self._schedule.iterations
         left = self._forecast.remaining(self.done)
         record = {
             "type": "train",
@@ -199,8 +187,8 @@ class Record:
             "shape": [step.shape.batch, step.shape.frames, step.shape.crop],
             "lr": step.lr,
             "bn_size": step.bn_size,
-            "loss": round(summary.loss, 6),
-            **({} if summary.top1 is None else {"top1": round(summary.top1, 3)}),
+            "loss": round(loss, 6),
+            **({} if top1 is None else {"top1": round(top1, 3)}),
             "clips_per_second": round(time.clips / time.seconds, 2),
             **time.to_json(),
             "seconds": round(self.clock.working, 3),
@@ -210,9 +198,9 @@ class Record:
         logger.info(
             "iteration %d/%d epoch %.2f phase %d/%d %s LR %.4g loss %.4f%s "
             "%.1f clips/s (%s), %s left",
-            *(self.done, iterations, step.epoch, step.phase + 1, len(self._schedule.phases)),
-            *(step.shape, step.lr, summary.loss),
-            "" if summary.top1 is None else f" top-1 {summary.top1:.1f}",
+            *(self.done, self._schedule.iterations, step.epoch),
+            *(step.phase + 1, len(self._schedule.phases), step.shape, step.lr, loss),
+            "" if top1 is None else f" top-1 {top1:.1f}",
             *(record["clips_per_second"], time.waiting("waiting for data"), format_duration(left)),
         )
 
@@ -236,6 +224,8 @@ class Record:
                 "loading was the limit of %s, not the model: %s of the time; %s",
                 *(name, limit, self._advice),
             )
+        if self.done == self._schedule.iterations:
+            logger.info("training: %s", self._training)
 
     def _write(self, record: Mapping[str, Any]) -> None:
         if self._lines is None or self._events is None:

@@ -82,7 +82,7 @@ def test_only_reports_evaluations_and_checkpoints_wait_for_the_gpu(
 ):
     """torch refuses every other wait for a value. One for a copy it does not see: mini-batches that
     are copied without one are in pinned memory."""
-    waits = {Record: ("report",), Run: ("validate", "save")}
+    waits = {Record: ("report",), Run: ("validate", "save", "save_best")}
     for owner, names in waits.items():
         for name in names:
             monkeypatch.setattr(owner, name, in_mode("default", getattr(owner, name)))

@@ -111,8 +111,6 @@ class Record:
         self._iterations.append(_Iteration(step, outcome.loss, right, len(failures)))
         self.done = step.iteration + 1
         self._forecast.observe(step.shape, self._take_time())
-        with self._writing():
-            check_log_files()
 
     def report(self, step: Step) -> None:
         """Sum up the iterations since the last report, if there are any. All processes call this.
@@ -133,6 +131,8 @@ class Record:
             self._phase = self._nothing
         # Where the work of some iterations was waited for, it was the last one's.
         self._forecast.observe(step.shape, self._take_time(), iterations=0)
+        with self._writing():
+            check_log_files()
 
     def evaluated(self, record: Mapping[str, Any], metrics: Mapping[str, float]) -> None:
         """Note a validation and its metrics, which the record has too."""

@@ -23,6 +23,8 @@ from multigrid.batchnorm import arrangement
 from slowfast_patches.config.recipe import Recipe
 from slowfast_patches.config.schedule import schedule_of
 
+pytestmark = pytest.mark.slow
+
 WORKER = Path(__file__).with_name("equivalence_worker.py")
 
 # 32 or 16 clips at the coarse shape, 32, 16 or 8 at the baseline's.

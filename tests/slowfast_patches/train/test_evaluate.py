@@ -163,6 +163,7 @@ def test_map_of_a_model_that_diverged_says_so():
 # Several processes.
 
 
+@pytest.mark.slow
 def test_two_processes_give_the_metrics_of_one(tmp_path: Path):
     """Views of a video on both ranks, one view on one of them, fewer clips than ranks."""
     torch.manual_seed(0)

@@ -30,7 +30,7 @@ from slowfast_patches.train import result as result_module
 from slowfast_patches.train import run as run_module
 from slowfast_patches.train import state as state_module
 from slowfast_patches.train import step as step_module
-from slowfast_patches.train.record.log import LogFile, check_log_files
+from slowfast_patches.train.record.log import LogFile
 from slowfast_patches.train.record.record import Record
 from slowfast_patches.train.state import Run
 from slowfast_patches.utils.distributed import World
@@ -290,19 +290,3 @@ def test_a_training_whose_record_cannot_be_closed_has_failed(refused: Run):
         refused.opened(),
     ):
         pass
-
-
-def test_a_log_file_keeps_the_first_failure(tmp_path: Path):
-    root, handler = logging.getLogger(), LogFile(tmp_path / "train.log")
-    root.addHandler(handler)
-    try:
-        root.warning("before")
-        check_log_files()
-        handler.setStream(full_disk())
-        root.warning("lost")
-        with pytest.raises(OSError) as caught:
-            check_log_files()
-    finally:
-        root.removeHandler(handler)
-    assert caught.value.errno == errno.ENOSPC
-    assert (tmp_path / "train.log").read_text() == "before\n"

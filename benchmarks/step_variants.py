@@ -13,8 +13,7 @@ from torch import nn
 from multigrid import Batch
 from slowfast_patches.config import check_recipe
 from slowfast_patches.config.recipe import Recipe
-from slowfast_patches.config.schedule import schedule_of
-from slowfast_patches.config.speed import check_speed_of_schedule
+from slowfast_patches.config.schedule import check_speed_of_schedule, schedule_of
 from slowfast_patches.launch.launch import processes_of
 from slowfast_patches.models.flops import check_shapes
 from slowfast_patches.plan.step_times import MANY_VIDEOS, shapes_to_measure

@@ -19,6 +19,7 @@ from slowfast_patches.utils.command_line import add_seeds, ends_early, take_seed
 if __name__ == "__main__":
     ends_early()
 
+from slowfast_patches.config.shipped import recipe_path
 from slowfast_patches.plan.step_times import read_step_times
 from slowfast_patches.study.compare import make_recipes
 from slowfast_patches.study.comparison import (
@@ -77,7 +78,9 @@ def main(argv: list[str] | None = None) -> int:
     """Train, report, and print the table; returns the exit status."""
     args = parse_args(argv)
     command = shlex.join(["python", "tools/compare.py", *(sys.argv[1:] if argv is None else argv)])
-    recipes = make_recipes(args.cfg, args.overrides, equal_time=args.equal_time)
+    recipes = make_recipes(
+        list(map(recipe_path, args.cfg)), args.overrides, equal_time=args.equal_time
+    )
     run_net = Path(__file__).with_name("run_net.py")
     times = [read_step_times(path) for path in args.step_times]
     for results in train_all(recipes, args.seeds, args.output, run_net, times):

@@ -33,7 +33,7 @@ if __name__ == "__main__":
     ends_early()
 
 from slowfast_patches.config import check_recipe, load_recipe
-from slowfast_patches.config.large_batch import check_large_batch
+from slowfast_patches.config.check import check_large_batch
 from slowfast_patches.config.recipe import Recipe
 from slowfast_patches.config.schedule import check_world_size, schedule_of
 from slowfast_patches.datasets.lists.lists import class_names

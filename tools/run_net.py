@@ -46,7 +46,7 @@ if __name__ == "__main__":
     ends_early()
 
 from slowfast_patches.config import load_recipe
-from slowfast_patches.launch.launch import explain_once
+from slowfast_patches.launch.failing import report
 from slowfast_patches.train.run import run
 
 
@@ -75,8 +75,13 @@ def main() -> int:
     try:
         run(load_recipe(args.cfg, overrides), args.init_method)
     except (Exception, KeyboardInterrupt) as error:
-        return explain_once(error)
+        return report(error, terminal=_is_first_here())
     return 0
+
+
+def _is_first_here() -> bool:
+    """Whether this is the first of the processes that torchrun or srun starts on this machine."""
+    return os.environ.get("LOCAL_RANK", os.environ.get("SLURM_LOCALID", "0")) == "0"
 
 
 if __name__ == "__main__":

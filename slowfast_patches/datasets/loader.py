@@ -22,7 +22,6 @@ from slowfast_patches import patching
 from slowfast_patches.config.recipe import Recipe
 from slowfast_patches.datasets.lists.lists import list_path
 from slowfast_patches.utils.machine import available_cores
-from slowfast_patches.utils.placement import find_placement
 from slowfast_patches.utils.signals import held_back, leave_to_parent
 
 __all__ = [
@@ -73,13 +72,10 @@ def dataset_class(name: str) -> Any:
 def cores_of_process(recipe: Recipe) -> int:
     """Cores that one of the run's processes on this machine can count on, its workers' included.
 
-    The processes of a machine share its cores evenly, unless srun gave each task cores of its own.
+    Processes share their cores evenly: as many as torchrun or launch.py says, else NUM_GPUS.
     """
-    placement, cores = find_placement(recipe, os.environ), available_cores()
-    processes = placement.per_machine
-    if placement.launcher == "srun" and cores < int(os.environ.get("SLURM_CPUS_ON_NODE", 0)):
-        processes = placement.count
-    return max(1, cores // processes)
+    processes = int(os.environ.get("LOCAL_WORLD_SIZE") or max(1, recipe.num_gpus))
+    return max(1, available_cores() // processes)
 
 
 def num_workers(recipe: Recipe) -> int:

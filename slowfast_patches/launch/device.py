@@ -1,4 +1,4 @@
-"""How a device computes: what a recipe's switches set for the whole process."""
+"""How a process computes: its device, its share of the cores, and what a recipe's switches set."""
 
 from __future__ import annotations
 
@@ -7,10 +7,49 @@ import os
 import torch
 
 from slowfast_patches.config.recipe import Recipe
+from slowfast_patches.datasets.loader import cores_of_process, num_workers
+from slowfast_patches.launch.placement import find_placement
 
-__all__ = ["keep_memory_whole", "set_up_device"]
+__all__ = ["check_gpus", "keep_memory_whole", "process_device", "set_up_device"]
 
 _ALLOCATORS = ("PYTORCH_ALLOC_CONF", "PYTORCH_CUDA_ALLOC_CONF")
+
+
+def check_gpus(recipe: Recipe) -> None:
+    """Raise ValueError if a recipe asks for more GPUs than this machine has."""
+    count = torch.cuda.device_count()
+    if count < recipe.num_gpus and not _has_gpu_of_its_own(recipe):
+        raise ValueError(
+            f"NUM_GPUS is {recipe.num_gpus}, this machine has {count}; NUM_GPUS 0 trains on the CPU"
+        )
+
+
+def _has_gpu_of_its_own(recipe: Recipe) -> bool:
+    """Whether srun shows each of its tasks one GPU (--gpus-per-task), which is number 0 to all."""
+    placement = find_placement(recipe, os.environ)
+    one_each = placement.launcher == "srun" and placement.count == 1
+    return one_each and torch.cuda.device_count() == 1
+
+
+def process_device(recipe: Recipe, local_rank: int) -> torch.device:
+    """The device of a process on this machine; on the CPU, with its share of the cores set."""
+    if recipe.num_gpus == 0:
+        _share_cores(recipe)
+        return torch.device("cpu")
+    number = 0 if _has_gpu_of_its_own(recipe) else local_rank
+    keep_memory_whole()
+    torch.cuda.set_device(number)
+    return torch.device("cuda", number)
+
+
+def _share_cores(recipe: Recipe) -> None:
+    """On the CPU, leave a core to each worker that reads; OMP_NUM_THREADS has the last word.
+
+    A worker that takes the core of one of torch's threads makes the others wait for it at every
+    operation: with 2 threads and a busy worker on 2 cores, steps took half as long again.
+    """
+    if "OMP_NUM_THREADS" not in os.environ:
+        torch.set_num_threads(max(1, cores_of_process(recipe) - num_workers(recipe)))
 
 
 def set_up_device(recipe: Recipe) -> None:

@@ -1,69 +1,56 @@
-"""A process for each GPU of this machine, started, watched and ended together."""
+"""A process for each GPU of this machine, started, watched and ended together by torch."""
 
 from __future__ import annotations
 
+import logging
+import multiprocessing
 import os
 import signal
 import sys
 from collections.abc import Callable, Iterator
-from contextlib import ExitStack, contextmanager, suppress
+from contextlib import contextmanager, suppress
 from multiprocessing import resource_tracker
 from types import FrameType
 
-from torch.multiprocessing.spawn import (
-    ProcessContext,
-    ProcessException,
-    start_processes,
-)
+from torch.multiprocessing.spawn import ProcessContext, ProcessException, start_processes
 
-from slowfast_patches.launch.failing import (
-    BY_HAND_STATUS,
-    GRACE_SECONDS,
-    Failures,
-)
-from slowfast_patches.launch.stopping import INTERRUPTED_STATUS
-from slowfast_patches.utils.signals import held_back
+from slowfast_patches.launch.failing import GRACE_SECONDS
+from slowfast_patches.launch.stopping import BY_HAND_STATUS, EARLY, INTERRUPTED_STATUS, handling
+from slowfast_patches.utils.signals import ASKING, held_back
 
 __all__ = ["spawn"]
 
-_FORWARDED = (signal.SIGTERM, signal.SIGUSR1, signal.SIGINT)
-_PATIENCE = 2 * GRACE_SECONDS
-"""What the processes have to end by themselves, in seconds, once one has failed."""
-_ENDED_BY_US = (signal.SIGTERM, signal.SIGKILL)
-
 
 def spawn(
-    function: Callable[..., None],
-    arguments: tuple[object, ...],
-    count: int,
-    first_rank: int,
-    failures: Failures,
+    function: Callable[..., None], arguments: tuple[object, ...], count: int, first_rank: int
 ) -> int:
     """Call `function(number, *arguments)` in `count` processes; the exit status of them all.
 
-    A process says itself what went wrong in it, and ends with a status other than 0: the others
-    then get a few seconds to end by themselves. One that was killed cannot speak: this does.
-    SIGTERM, SIGUSR1 and SIGINT go on to the processes, which know how to stop; this waits.
+    A process says itself what went wrong in it, and ends with a status other than 0; the others
+    then have a few seconds. One that was killed cannot speak: this does. SIGTERM, SIGUSR1 and
+    SIGINT go on to the processes, which know how to stop; this waits.
     """
+    logging.getLogger(ProcessContext.__module__).setLevel(logging.ERROR)  # says whom it ends
     resource_tracker.ensure_running()  # which would let signals through, once it starts
-    with ExitStack() as stack:
-        # Ctrl-C finds processes that still import things, with a traceback from each.
+    with _forwarding() as received:
+        # Ctrl-C would find processes that still import things, with a traceback from each.
         with held_back({signal.SIGINT}):
             context: ProcessContext = start_processes(  # type: ignore[no-untyped-call]
                 function, arguments, count, join=False, start_method="spawn"
             )
-            received = stack.enter_context(_forwarding(context))
         try:
-            while not context.join(grace_period=_PATIENCE):
+            while not context.join(grace_period=GRACE_SECONDS):
                 pass
         except ProcessException as error:
-            return _status(error, context, first_rank, failures, received)
+            index = error.error_index  # of the first to end
+            code = context.processes[index].exitcode or 0
+            return _status(code, f"rank {first_rank + index}", received)
     return 0
 
 
 @contextmanager
-def _forwarding(context: ProcessContext) -> Iterator[list[int]]:
-    """Send signals on; gives the numbers of those that came.
+def _forwarding() -> Iterator[list[int]]:
+    """Send signals on to the processes; gives the numbers of those that came.
 
     Ctrl-C reaches the whole process group, and a second one ends a training at once: the first is
     sent on as SIGTERM, so that it never counts twice.
@@ -73,48 +60,30 @@ def _forwarding(context: ProcessContext) -> Iterator[list[int]]:
     def forward(number: int, frame: FrameType | None) -> None:
         again = number == signal.SIGINT and number in received
         received.append(number)
-        sent = signal.SIGKILL if again else number
-        if number == signal.SIGINT and not again:
-            sent = signal.SIGTERM
-        for process in context.processes:
-            if process.is_alive():
-                with suppress(ProcessLookupError):
-                    os.kill(process.pid, sent)
+        sent = signal.SIGTERM if number == signal.SIGINT else number
+        for process in multiprocessing.active_children():
+            with suppress(ProcessLookupError):
+                os.kill(process.pid or 0, signal.SIGKILL if again else sent)
 
-    before = {number: signal.signal(number, forward) for number in _FORWARDED}
-    try:
+    with handling(ASKING, forward):
         yield received
-    finally:
-        for number, handler in before.items():
-            signal.signal(number, handler)
 
 
-def _status(
-    error: ProcessException,
-    context: ProcessContext,
-    first_rank: int,
-    failures: Failures,
-    received: list[int],
-) -> int:
-    """What the processes ended with, after saying what none of them could say."""
-    first = failures.first()
-    codes = [process.exitcode or 0 for process in context.processes]
-    index, code = error.error_index, codes[error.error_index]
+def _status(code: int, who: str, received: list[int]) -> int:
+    """The exit status of the run, after saying what none of its processes could say.
+
+    `code` is how the first process ended that did not end well.
+    """
     if received.count(signal.SIGINT) > 1:
         return BY_HAND_STATUS
-    if -code in _FORWARDED and signal.SIGINT in received:  # before there was something to save
-        sys.stderr.write("interrupted\n")
-        return BY_HAND_STATUS
-    if code == INTERRUPTED_STATUS or (-code in _FORWARDED and received):
+    if received and (-code in ASKING or code == BY_HAND_STATUS):  # nothing was there to save
+        if signal.SIGINT in received:
+            sys.stderr.write("interrupted\n")
+            return BY_HAND_STATUS
+        sys.stderr.write(f"interrupted: {EARLY.format(signal.Signals(received[0]).name)}\n")
         return INTERRUPTED_STATUS
-    killed = [n for n, code in enumerate(codes) if code < 0 and -code not in _ENDED_BY_US]
-    index = index if code < 0 else next(iter(killed), index)
-    if codes[index] < 0 and (first is None or first.lost):
-        return failures.killed(f"rank {first_rank + index}", _how(-codes[index]))
-    return failures.echo(first)
-
-
-def _how(number: int) -> str:
-    name = signal.Signals(number).name
-    because = ", perhaps for memory" if number == signal.SIGKILL else ""
-    return f"was killed by {name}{because}"
+    if code >= 0:
+        return code
+    because = ", perhaps for memory" if -code == signal.SIGKILL else ""
+    sys.stderr.write(f"error: {who} was killed by {signal.Signals(-code).name}{because}\n")
+    return 1

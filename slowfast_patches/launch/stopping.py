@@ -2,15 +2,14 @@
 
 from __future__ import annotations
 
-import logging
 import os
 import signal
-import subprocess
 import threading
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import ExitStack, contextmanager
 from datetime import timedelta
 from types import FrameType
-from typing import Any, Self, TypeVar
+from typing import Any, NoReturn, Self, TypeVar
 
 import torch
 import torch.distributed as dist
@@ -19,25 +18,28 @@ from slowfast_patches.utils.distributed import World
 from slowfast_patches.utils.signals import ASKING
 
 __all__ = [
+    "BY_HAND_STATUS",
+    "EARLY",
     "INTERRUPTED_STATUS",
     "StopRequest",
     "TrainingInterruptedError",
     "TrainingStoppedError",
-    "requeue",
+    "handling",
+    "interruptible",
 ]
 
-logger = logging.getLogger(__name__)
-
 T = TypeVar("T")
+Handler = Callable[[int, FrameType | None], None]
 
 INTERRUPTED_STATUS = 75
 """Exit status of a training that was asked to stop, has saved and will go on: EX_TEMPFAIL of
 sysexits.h."""
+BY_HAND_STATUS = 130
+"""What a shell gives for SIGINT."""
+EARLY = "stopped by {} before the training began; the same command starts it"
 
 _BY_WEIGHT = (signal.SIGINT, signal.SIGTERM, signal.SIGUSR1)
 """Where processes were asked by different signals, the last of these counts."""
-_PATIENCE = 60
-"""Seconds that `scontrol` may take."""
 
 
 class TrainingStoppedError(RuntimeError):
@@ -46,6 +48,30 @@ class TrainingStoppedError(RuntimeError):
 
 class TrainingInterruptedError(RuntimeError):
     """The training was asked to stop by a signal, has saved, and goes on when started again."""
+
+
+@contextmanager
+def interruptible() -> Iterator[None]:
+    """In its body, until a `StopRequest` listens, SIGTERM and SIGUSR1 raise
+    TrainingInterruptedError: there is nothing to save yet."""
+
+    def interrupt(number: int, frame: FrameType | None) -> NoReturn:
+        raise TrainingInterruptedError(EARLY.format(signal.Signals(number).name))
+
+    with handling((signal.SIGTERM, signal.SIGUSR1), interrupt):
+        yield
+
+
+@contextmanager
+def handling(numbers: Sequence[signal.Signals], handler: Handler) -> Iterator[None]:
+    """Have signals handled so in the body; nothing outside of the main thread, which gets them."""
+    in_main = threading.current_thread() is threading.main_thread()
+    before = {number: signal.signal(number, handler) for number in numbers if in_main}
+    try:
+        yield
+    finally:
+        for number, previous in before.items():
+            signal.signal(number, previous)
 
 
 class StopRequest:
@@ -67,20 +93,17 @@ class StopRequest:
         self._world, self._timeout, self._asked, self._agreed = world, timeout, 0, 0
         self._number, self._work = torch.zeros(1, dtype=torch.int64), None  # type: Any, Any
         self._group: Any = None
-        self._previous: dict[signal.Signals, Any] = {}
+        self._listening = ExitStack()
 
     def __enter__(self) -> Self:
         if self._world.size > 1:
             # signals are not worth a GPU's time
             self._group = dist.new_group(backend="gloo", timeout=self._timeout)
-        if threading.current_thread() is threading.main_thread():
-            self._previous = {number: signal.signal(number, self._note) for number in ASKING}
+        self._listening.enter_context(handling(ASKING, self._note))
         return self
 
     def __exit__(self, *_: object) -> None:
-        for number, handler in self._previous.items():
-            signal.signal(number, handler)
-        self._previous = {}
+        self._listening.close()
 
     def ask(self) -> None:
         """Tell the other processes whether this one was asked to stop; returns at once."""
@@ -123,11 +146,6 @@ class StopRequest:
             if self.agreed():
                 raise TrainingInterruptedError(f"stopped by {self.signal.name} in an evaluation")
 
-    def wait_for_all(self) -> None:
-        """Return once all processes have come here."""
-        if self._group is not None:
-            dist.barrier(group=self._group)
-
     def _note(self, number: int, frame: FrameType | None) -> None:
         """The handler. It does not log, as it may interrupt what logs."""
         if self._asked and number == signal.SIGINT:
@@ -137,28 +155,6 @@ class StopRequest:
         if number == signal.SIGINT and self._world.is_main:
             _say("interrupted: saving after this iteration; once more ends at once")
         self._asked = self._asked or 1 + _BY_WEIGHT.index(signal.Signals(number))
-
-
-def requeue(environ: Mapping[str, str]) -> None:
-    """Put the SLURM job that this process is of back into the queue; nothing outside of one.
-
-    Jobs of submitit queue themselves.
-    """
-    job = environ.get("SLURM_JOB_ID")
-    if job is None or "SUBMITIT_EXECUTOR" in environ:
-        return
-    if "SLURM_ARRAY_JOB_ID" in environ:  # the number of one job in an array may be the array's too
-        job = f"{environ['SLURM_ARRAY_JOB_ID']}_{environ['SLURM_ARRAY_TASK_ID']}"
-    command = ["scontrol", "requeue", job]
-    try:
-        subprocess.run(command, check=True, capture_output=True, text=True, timeout=_PATIENCE)
-    except (OSError, subprocess.SubprocessError) as error:
-        said = str(getattr(error, "stderr", None) or error).strip()
-        logger.warning(
-            "job %s could not be queued again (%s): submit it once more, it continues", job, said
-        )
-    else:
-        logger.info("job %s is queued again", job)
 
 
 def _say(text: str) -> None:

@@ -16,8 +16,15 @@ from slowfast_patches.config.recipe import Recipe
 from slowfast_patches.config.schedule import check_world_size, rates_of_batch
 from slowfast_patches.datasets.lists.lists import list_path, read_list
 from slowfast_patches.launch.launch import for_processes, processes_of
-from slowfast_patches.launch.slurm import FOLDER, Slurm, batch_file, is_queued, make_executor, queue
-from slowfast_patches.launch.slurm_job import Job
+from slowfast_patches.launch.slurm import (
+    FOLDER,
+    Job,
+    Slurm,
+    batch_file,
+    is_queued,
+    make_executor,
+    queue,
+)
 from slowfast_patches.models.weights import check_file
 from slowfast_patches.plan.plan import format_plan, plan_config
 from slowfast_patches.train import checkpoints
@@ -53,7 +60,7 @@ class Submission:
         return Path(self.recipe.output_dir)
 
     def command(self, run_net: Path) -> list[str]:
-        """What each machine runs; where the processes meet is the job's to add."""
+        """What each machine runs; where the processes meet, SLURM says."""
         return [sys.executable, str(run_net), "--cfg", str(self.cfg_file), *self.overrides]
 
 

@@ -23,6 +23,7 @@ from slowfast_patches.datasets.lists.lists import class_names, list_path, read_l
 from slowfast_patches.launch.device import set_up_device
 from slowfast_patches.launch.launch import check_gpus, for_processes, launch, processes_of
 from slowfast_patches.launch.output_lock import held
+from slowfast_patches.launch.placement import find_placement
 from slowfast_patches.launch.stopping import StopRequest, TrainingStoppedError
 from slowfast_patches.models.flops import check_shapes, flops_per_clip
 from slowfast_patches.models.weights import check_file
@@ -37,7 +38,6 @@ from slowfast_patches.train.state import Run, build_run
 from slowfast_patches.train.warm_up import without_compiling
 from slowfast_patches.utils.distributed import World
 from slowfast_patches.utils.files import TEMPORARY
-from slowfast_patches.utils.placement import find_placement
 
 __all__ = ["run"]
 

@@ -12,7 +12,7 @@ import torch
 
 from multigrid import Batch, Schedule, Shape, Step, clip_numbers, empty_clips, set_group_size
 from slowfast_patches.config.recipe import Recipe
-from slowfast_patches.config.speed import possible_parts
+from slowfast_patches.config.schedule import possible_parts
 from slowfast_patches.train.running_stats import keep_buffers
 from slowfast_patches.train.step import Stepper
 from slowfast_patches.utils.report import format_list, format_table

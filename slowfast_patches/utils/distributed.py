@@ -12,7 +12,15 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
-__all__ = ["World", "from_main", "gathered", "max_over_ranks", "patient_group", "sum_over_ranks"]
+__all__ = [
+    "World",
+    "from_main",
+    "gathered",
+    "max_over_ranks",
+    "patient_group",
+    "sum_over_ranks",
+    "wait_for_all",
+]
 
 T = TypeVar("T")
 
@@ -25,15 +33,12 @@ reading and checking a large file."""
 class World:
     """The rank of this process, the number of processes, and the device it computes on.
 
-    store: small messages between the processes, under keys that nothing else uses; None with one
-        process. A connection of its own: to wait in it holds up nothing else.
     local_rank: the number of this process on its machine.
     """
 
     rank: int
     size: int
     device: torch.device
-    store: dist.Store | None = None
     local_rank: int = 0
 
     @property
@@ -88,3 +93,9 @@ def patient_group() -> Iterator[dist.ProcessGroup]:
     group = dist.new_group(backend="gloo", timeout=_PATIENCE)
     yield group
     dist.destroy_process_group(group)
+
+
+def wait_for_all() -> None:
+    """Return once all processes have come here, however long it takes."""
+    with patient_group() as group:
+        dist.barrier(group)

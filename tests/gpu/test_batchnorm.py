@@ -8,8 +8,7 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from multigrid import batchnorm_plain, batchnorm_split
-from multigrid.batchnorm import GroupedBatchNorm3d
+from multigrid.batchnorm import GroupedBatchNorm3d, plain, split
 
 pytestmark = pytest.mark.gpu
 
@@ -32,13 +31,13 @@ TOLERANCE = {torch.float64: 1e-11, torch.float32: 1e-4, torch.bfloat16: 3e-2}
 def _kernels_run() -> None:
     """No test passes because the plain operations stood in for the kernels."""
     device = torch.device("cuda", torch.cuda.current_device())
-    assert batchnorm_split._on_gpu(device).__name__ == "multigrid.batchnorm_triton"
+    assert split._on_gpu(device).__name__ == "multigrid.batchnorm.triton"
 
 
 @contextmanager
 def _plain(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     with monkeypatch.context() as patch:
-        patch.setattr(batchnorm_split, "_implementation", lambda x: batchnorm_plain)
+        patch.setattr(split, "_implementation", lambda x: plain)
         yield
 
 

@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from slowfast_patches import patching
-from slowfast_patches.config.labels import SEVERAL_LABELS
+from slowfast_patches.config.check import SEVERAL_LABELS
 from slowfast_patches.config.recipe import Recipe
 from slowfast_patches.datasets.lists.class_names import in_order, named_classes
 from slowfast_patches.datasets.lists.csv_list import (

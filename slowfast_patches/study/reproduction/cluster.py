@@ -7,8 +7,15 @@ from collections import defaultdict
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
-from slowfast_patches.launch.slurm import FOLDER, Slurm, has_slurm, is_queued, make_executor, queue
-from slowfast_patches.launch.slurm_job import Job
+from slowfast_patches.launch.slurm import (
+    FOLDER,
+    Job,
+    Slurm,
+    has_slurm,
+    is_queued,
+    make_executor,
+    queue,
+)
 from slowfast_patches.study.runs import Arm, run_command, run_folder
 
 __all__ = ["submit"]

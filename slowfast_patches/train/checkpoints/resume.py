@@ -7,17 +7,17 @@ import logging
 import math
 import os
 from collections.abc import Mapping
-from fnmatch import fnmatchcase
 from pathlib import Path
 from typing import Any, NamedTuple
 
 import yaml
 
+from slowfast_patches.config.keys import may_differ
 from slowfast_patches.config.recipe import Recipe
 from slowfast_patches.config.stored import keys_of, stored_keys
+from slowfast_patches.launch.placement import is_restart
 from slowfast_patches.train.checkpoints.folder import all_checkpoints, load, set_aside
 from slowfast_patches.utils.files import written_whole
-from slowfast_patches.utils.placement import is_restart
 
 __all__ = [
     "Found",
@@ -36,17 +36,6 @@ _JOBS = ("SLURM_JOB_ID", "TORCHELASTIC_RUN_ID")
 """What names a job: the same in all its attempts."""
 
 _MACHINES, _BATCH, _SCALED = "NUM_SHARDS", "TRAIN.BATCH_SIZE", "SOLVER.REFERENCE_WORLD_SIZE"
-_MAY_DIFFER = (
-    *("DATA.MAX_BAD_FRACTION", "DATA.MAX_FRAME_PIXELS", "DATA.PATH_PREFIX"),
-    *("DATA.PATH_TO_DATA_DIR", "DATA_LOADER.*", "DIST_*", "LOG_MODEL_INFO", "LOG_PERIOD"),
-    *("MODEL.ACT_CHECKPOINT", "MODEL.CHANNELS_LAST", "NUM_GPUS", "OUTPUT_DIR", "SHARD_ID"),
-    *("SOLVER.ACCUMULATION_STEPS", "SOLVER.FUSED", _SCALED, "TEST.*", "TRAIN.AUTO_RESUME"),
-    *("TRAIN.CHECKPOINTS_KEPT", "TRAIN.CHECKPOINT_PERIOD", "TRAIN.COMPILE", "TRAIN.CUDA_GRAPHS"),
-    *("TRAIN.CUDNN_BENCHMARK", "TRAIN.DETERMINISTIC", "TRAIN.EVAL_PERIOD", "TRAIN.KEEP_BEST"),
-)
-"""Keys that change no result by more than rounding, or that a run which stopped is told to change:
-they may differ between a checkpoint and the run that continues it."""
-
 _ELSE = "Use another OUTPUT_DIR, or TRAIN.AUTO_RESUME False to start over"
 
 
@@ -138,7 +127,7 @@ def check_same_recipe(checkpoint: Mapping[str, Any], recipe: Recipe, path: Path)
         )
     there, here = stored_keys(yaml.safe_load(checkpoint["cfg"])), keys_of(recipe)
     old, new = _as_trained(there), _as_trained(here)
-    keys = [k for k in sorted(old.keys() | new.keys()) if not _may_differ(k)]
+    keys = [k for k in sorted(old.keys() | new.keys()) if not may_differ(k)]
     differing = [k for k in keys if not _equal(old.get(k), new.get(k))]
     if differing:
         lines = [f"  {k}: {old.get(k)} there, {new.get(k)} here" for k in differing]
@@ -178,7 +167,3 @@ def _equal(one: Any, other: Any) -> bool:
     if isinstance(one, float) and isinstance(other, float):
         return math.isclose(one, other, rel_tol=1e-9)
     return bool(one == other)
-
-
-def _may_differ(key: str) -> bool:
-    return any(fnmatchcase(key, pattern) for pattern in _MAY_DIFFER)

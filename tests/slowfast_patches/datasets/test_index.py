@@ -606,17 +606,6 @@ def test_a_killer_never_meets_the_process_that_trains(data, killers, monkeypatch
     assert opened(data, paths).unreadable == [(paths[0], scanning.KILLER)]
 
 
-def test_where_no_process_can_be_started_this_one_scans(data, scanned, monkeypatch, caplog):
-    def refuse(*_: object) -> None:
-        raise BlockingIOError("Resource temporarily unavailable")
-
-    monkeypatch.setattr(scanning, "FEW", 0)
-    monkeypatch.setattr(ForkServerProcess, "start", refuse)
-    assert_right(opened(data, workers=2), videos(data))
-    assert len(scanned) == len(videos(data))
-    assert "no other process can be started" in caplog.text
-
-
 def test_buildings_at_the_same_time_do_not_disturb_one_another(data):
     paths = videos(data)
     for _ in range(5):

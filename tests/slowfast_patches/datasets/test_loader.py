@@ -80,24 +80,10 @@ def test_auto_picks_from_the_cores_the_processes_and_the_device(cores, granted, 
 
 def test_torchrun_says_how_many_processes_share_the_cores(cores, monkeypatch):
     cores(32)
-    torchrun = {"TORCHELASTIC_RUN_ID": "x", "WORLD_SIZE": "8", "GROUP_WORLD_SIZE": "2"}
-    for name, value in (torchrun | {"LOCAL_WORLD_SIZE": "4", "RANK": "5"}).items():
-        monkeypatch.setenv(name, value)
+    monkeypatch.setenv("LOCAL_WORLD_SIZE", "4")
     assert num_workers(config()) == 2
     assert num_workers(config("NUM_GPUS", 4)) == 7
     assert cores_of_process(config("NUM_GPUS", 4)) == 8
-
-
-@pytest.mark.parametrize(("granted", "each"), [(32, 8), (8, 8), (2, 2)])
-def test_tasks_of_srun_share_the_machine_s_cores_or_have_their_own(
-    cores, monkeypatch, granted, each
-):
-    cores(granted)
-    srun = {"SLURM_STEP_ID": "0", "SLURM_STEP_NUM_TASKS": "4", "SLURM_STEP_NUM_NODES": "1"}
-    place = {"SLURM_NODEID": "0", "SLURM_PROCID": "1", "SLURM_LOCALID": "1"}
-    for name, value in (srun | place | {"SLURM_CPUS_ON_NODE": "32"}).items():
-        monkeypatch.setenv(name, value)
-    assert cores_of_process(config("NUM_GPUS", 4)) == each
 
 
 def test_without_affinities_the_machines_cores_count(cores, monkeypatch):

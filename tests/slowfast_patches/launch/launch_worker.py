@@ -17,56 +17,45 @@ import os
 import signal
 import sys
 import time
-from datetime import timedelta
 from pathlib import Path
 
 import torch
 import torch.distributed as dist
-from torch.utils.data import DataLoader
 
 from slowfast_patches.config import load_recipe
 from slowfast_patches.config.recipe import Recipe
-from slowfast_patches.launch import spawning
-from slowfast_patches.launch.launch import explain_once, launch, launch_at
-from slowfast_patches.launch.stopping import TrainingInterruptedError, TrainingStoppedError
-from slowfast_patches.train.record.logs import setup_logging
+from slowfast_patches.launch import launch, spawning
+from slowfast_patches.launch.failing import report
+from slowfast_patches.launch.placement import Placement
+from slowfast_patches.launch.stopping import (
+    StopRequest,
+    TrainingInterruptedError,
+    TrainingStoppedError,
+)
+from slowfast_patches.train.record.log import setup_logging
 from slowfast_patches.train.run import run as _  # noqa: F401  what run_net.py imports
 from slowfast_patches.utils.distributed import World
-from slowfast_patches.utils.placement import Placement
 
 DEADLINE = 240
 """Seconds after which any process ends, whatever it waits for."""
 
 
-class Sleeping(torch.utils.data.Dataset):
-    def __len__(self) -> int:
-        return 1
-
-    def __getitem__(self, number: int) -> int:
-        os.write(1, b"worker\n")
-        time.sleep(DEADLINE)
-        return number
-
-
-def main(cfg: Recipe, world: World) -> None:
-    setup_logging(cfg.output_dir, world)
+def main(recipe: Recipe, world: World) -> None:
+    setup_logging(recipe.output_dir, world)
     signal.alarm(DEADLINE)
-    _deed(os.environ["DEED"], Path(cfg.output_dir), world)
+    _deed(os.environ["DEED"], Path(recipe.output_dir), world)
     total = torch.ones(1)
     dist.all_reduce(total)
-    world.store.set(f"from_{world.rank}", str(int(total)))
-    said = world.store.get(f"from_{1 - world.rank}").decode()
-    (Path(cfg.output_dir) / f"rank_{world.rank}").write_text(f"{said} {world.local_rank}")
+    (Path(recipe.output_dir) / f"rank_{world.rank}").write_text(f"{int(total)} {world.local_rank}")
 
 
 def _deed(name: str, folder: Path, world: World) -> None:
     if name == "interrupt":  # rank 0 writes a checkpoint meanwhile
-        time.sleep(0.0 if world.rank else 1.0)
+        time.sleep(0.0 if world.rank else 3.0)
         (folder / f"saved_{world.rank}").touch()
         raise TrainingInterruptedError("stopped by a signal after iteration 7")
-    if name == "worker":  # with a handler as that of a training, which ends an iteration first
-        signal.signal(signal.SIGINT, signal.SIG_IGN)
-        next(iter(DataLoader(Sleeping(), num_workers=1)))
+    if name == "train":
+        _train(folder, world)
     if name == "sleep":
         os.write(1, b"asleep\n")
         time.sleep(DEADLINE)
@@ -87,25 +76,43 @@ def _deed(name: str, folder: Path, world: World) -> None:
         time.sleep(DEADLINE)  # in no collective, and still it ends
 
 
-def check(cfg: Recipe) -> None:
-    if os.environ["DEED"] == "stuck":
-        os.write(1, b"stuck\n")
-        dist.HashStore().wait(["never"], timedelta(seconds=DEADLINE))
-    if os.environ["DEED"] == "check" and cfg.shard_id == 1:
+def _train(folder: Path, world: World) -> None:
+    """Iterations until a signal asks to stop; then saving takes rank 0 seconds."""
+    with StopRequest(world) as stop:
+        for iteration in range(DEADLINE * 10):
+            stop.ask()
+            if iteration == 1:
+                os.write(1, b"trains\n")
+            time.sleep(0.1)
+            if stop.agreed():
+                time.sleep(0.0 if world.rank else 3.0)
+                (folder / f"saved_{world.rank}").write_text(str(iteration))
+                raise TrainingInterruptedError(f"stopped by {stop.signal.name}")
+
+
+def check(recipe: Recipe) -> None:
+    if os.environ["DEED"] == "check":
         raise ValueError("no videos on this machine")
 
 
 def command(keys: list[object]) -> int:
-    cfg, address = load_recipe(None, keys), os.environ.get("ADDRESS")
-    if "SPAWN" not in os.environ:
-        launch(cfg, address, main, check)
-        return 0
-    if os.environ["SPAWN"] == "fork":
+    if "SPAWN" in os.environ:
+        launch.find_placement = lambda *_: Placement("run_net", 2, 1, 0, 0, 0, 2, None)
+    if os.environ.get("SPAWN") == "fork":
+        os.register_at_fork(after_in_child=_forget_handlers)
         start = functools.partial(spawning.start_processes)
         spawning.start_processes = lambda *args, **keys: start(
             *args, **(keys | {"start_method": "fork"})
         )
-    return launch_at(Placement("run_net", 2, 1, 0, 0, 0, 2, address), cfg, main, check)
+    launch.launch(load_recipe(None, keys), os.environ.get("ADDRESS"), main, check)
+    return 0
+
+
+def _forget_handlers() -> None:
+    """As in a process that is spawned."""
+    for number in (signal.SIGTERM, signal.SIGUSR1):
+        signal.signal(number, signal.SIG_DFL)
+    signal.signal(signal.SIGINT, signal.default_int_handler)
 
 
 def run_net(arguments: list[str]) -> int:
@@ -122,6 +129,7 @@ def start(request: dict) -> int:
         return number
     status = 70
     try:
+        os.setpgid(0, 0)
         signal.alarm(DEADLINE)
         os.chdir(request["folder"])
         os.dup2(os.open(request["stdout"], os.O_WRONLY | os.O_CREAT | os.O_APPEND), 1)
@@ -131,8 +139,8 @@ def start(request: dict) -> int:
         status = run(request["arguments"])
     except SystemExit as end:
         status = end.code
-    except Exception as error:
-        status = explain_once(error)
+    except BaseException as error:
+        status = report(error)
     finally:
         os._exit(status)
 

@@ -88,6 +88,10 @@ class Cluster:
             "SLURM_JOB_NUM_NODES": str(machines),
             "SLURM_JOB_NODELIST": ",".join(names),
             "SLURM_NTASKS": str(machines),
+            "SLURM_STEP_ID": "0",
+            "SLURM_STEP_NUM_TASKS": str(machines),
+            "SLURM_STEP_NUM_NODES": str(machines),
+            "SLURM_STEP_NODELIST": "localhost",
         }
         if restarts:
             environment["SLURM_RESTART_COUNT"] = str(restarts)

@@ -151,6 +151,7 @@ def test_the_first_operation_is_a_convolution_whose_input_autocast_rounds(arch):
 # The GPU's kernel, without a GPU.
 
 
+@pytest.mark.slow
 def test_the_kernel_compiles_and_agrees_with_the_plain_path(tmp_path):
     worker = Path(__file__).with_name("input_kernel_worker.py")
     environ = os.environ | {"TRITON_CACHE_DIR": str(tmp_path)}

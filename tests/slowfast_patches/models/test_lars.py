@@ -241,7 +241,7 @@ def test_what_has_no_effect_is_said(caplog: pytest.LogCaptureFixture):
     ("keys", "message"),
     [
         (["SOLVER.LARS_TRUST", 0], "LARS_TRUST must be above 0, not 0"),
-        (["SOLVER.OPTIMIZING_METHOD", "LARS"], "'LARS' is not known; use sgd, adam, adamw or lars"),
+        (["SOLVER.OPTIMIZING_METHOD", "LARS"], "must be sgd, adam, adamw or lars, not 'LARS'"),
         (["SOLVER.LARS_TURST", 1], r"did you mean SOLVER\.LARS_TRUST"),
     ],
 )

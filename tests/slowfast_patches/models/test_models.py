@@ -131,6 +131,7 @@ def test_a_model_trains_at_every_shape_of_its_schedule(recipe):
         assert float(model.head.projection.weight.grad.abs().sum()) > 0
 
 
+@pytest.mark.slow
 @every_model
 def test_off_is_unchanged_training_at_the_base_shape_is_the_hosts(recipe):
     torch.manual_seed(0)
@@ -252,6 +253,7 @@ def test_a_shape_too_small_for_a_pooling_is_named_with_a_way_out(folder, name, s
         check_shapes(cfg, [Shape(2, 8, 64), shape])
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("name", "frames"), [("c2d", 4), ("i3d", 4)])
 def test_without_temporal_pooling_every_frame_reaches_the_head(folder, name, frames):
     """8 frames; pooled, one is too few, which the others take."""

@@ -136,6 +136,7 @@ def test_pools_are_converted_in_place_and_others_are_not():
     assert list(model.state_dict()) == names
 
 
+@pytest.mark.slow
 @both_formats
 def test_they_are_compiled_as_one_graph(memory_format):
     torch.manual_seed(0)

@@ -27,6 +27,7 @@ def run(shift: ModuleType, path: Path, *arguments: str) -> dict:
     return json.loads(path.read_text())
 
 
+@pytest.mark.slow
 def test_a_step_with_the_shift_and_without_it_in_both_formats(shift, recipe, tmp_path, capsys):
     """2 clips of 4 frames reach the 16 blocks of a ResNet-50, an eighth as wide: the first with 8
     channels of 16², the last of them with 256 of 2². Not all arrive in channels_last_3d: how many

@@ -244,6 +244,7 @@ def test_the_other_memory_format_gives_the_same():
         assert (gradient - expected[name]).norm() < 1e-3 * expected[name].norm(), name
 
 
+@pytest.mark.slow
 def test_a_shifted_convolution_compiles_to_one_graph():
     """Forward and backward. The rest is the host's; no compiler of C++ or for a GPU is needed."""
     eager = ShiftedConv3d(nn.Conv3d(8, 4, 1), 4)

@@ -18,6 +18,8 @@ from slowfast_patches.models.weights import load_weights
 from slowfast_patches.models.weights.names import TSM, host_names
 
 WIDTH, CLASSES, FRAMES = 8, 4, 8
+pytestmark = pytest.mark.slow  # each builds several networks
+
 BLOCKS = (3, 4, 6, 3)
 THIN = (
     *("RESNET.WIDTH_PER_GROUP", WIDTH, "MODEL.NUM_CLASSES", CLASSES, "DATA.NUM_FRAMES", FRAMES),

@@ -23,6 +23,8 @@ from slowfast_patches.models.weights import load_weights
 from slowfast_patches.models.weights.names import host_names
 from slowfast_patches.train.checkpoints import last_checkpoint
 
+pytestmark = pytest.mark.slow  # each builds several networks
+
 WIDTH = 8
 THIN = (
     *("RESNET.WIDTH_PER_GROUP", WIDTH, "MODEL.NUM_CLASSES", 4, "DATA.NUM_FRAMES", 8),

@@ -273,7 +273,7 @@ TIMED = (*CLUSTER, "--step-seconds", "1")
         ([*TIMED, "TRAIN.BATCH_SIZE", "12"], "BN"),
         ([*TIMED, "NUM_GPUS", "3"], "TRAIN.BATCH_SIZE 8 × NUM_SHARDS 1 does not divide over the 3"),
         ([*TIMED, "NUM_SHARDS", "0"], "NUM_SHARDS must be 1 or more, not 0"),
-        ([*TIMED, "NUM_GPUS", "-1"], "NUM_GPUS -1 is below 0"),
+        ([*TIMED, "NUM_GPUS", "-1"], "NUM_GPUS must be 0 or more, not -1"),
         ([*TIMED, "--gpus", "8", "DATA.NUM_TRAIN_VIDEOS", "1"], "too short"),
         ([*CLUSTER, "--step-times", "none.json"], "none.json cannot be read"),
     ],

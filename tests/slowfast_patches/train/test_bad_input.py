@@ -74,7 +74,7 @@ def assert_refused(answer: tuple[int, str], *said: str) -> None:
         (("DATA.PATH_PREFIX", "/nowhere"), ("none of the first", "DATA.PATH_PREFIX")),
         (("MODEL.NUM_CLASSES", 5), ("names 8 classes; set MODEL.NUM_CLASSES 8",)),
         (("MODEL.NUM_CLASSES", 400), ("names 8 classes; set MODEL.NUM_CLASSES 8",)),
-        (("TEST.SAVE_RESULTS_PATH", "scores.pkl"), ("give a name that ends in .csv",)),
+        (("TEST.SAVE_RESULTS_PATH", "scores.pkl"), ("a name that ends in .csv",)),
         (("SOLVER.MAX_EPOCH", 4.02), ("too short", "without an iteration")),
         (("MODEL.ARCH", "slowfastest"), ("slowfastest", "slowonly")),
         (("TRAIN.ENABLE", False), ("nothing to test", "TEST.CHECKPOINT_FILE_PATH")),

@@ -15,8 +15,9 @@ import torch.distributed as dist
 from torch import Tensor, nn
 
 from multigrid import Schedule, Shape, SteppedRate, convert_batchnorm, make_schedule
+from slowfast_patches.config.check import check_speed
 from slowfast_patches.config.recipe import Recipe, default_recipe
-from slowfast_patches.config.speed import check_speed, check_speed_of_schedule
+from slowfast_patches.config.schedule import check_speed_of_schedule
 from slowfast_patches.models.dropout import ClipDropout
 from slowfast_patches.models.inputs import InputTransform
 from slowfast_patches.models.recompute import checkpoint_blocks

@@ -1,12 +1,12 @@
 """Triton kernels of batch normalisation over groups of clips in channels_last_3d.
 
-`batchnorm_triton` runs them. A program of most of them takes `rows` rows, a chunk, of one clip and
+`triton.py` runs them. A program of most of them takes `rows` rows, a chunk, of one clip and
 WIDTH channels, in tiles of HEIGHT rows. The sizes that change with the batch are plain arguments,
 and the kernels do not depend on their being round: nothing is compiled anew when the shape changes.
 The number of channels comes as `units` of UNIT, so that the compiler knows that rows begin at
 multiples of 16 bytes and loads so many at once.
 
-This module needs triton, which comes with torch's CUDA builds: only `batchnorm_triton` imports it.
+This module needs triton, which comes with torch's CUDA builds: only `triton.py` imports it.
 """
 
 from __future__ import annotations

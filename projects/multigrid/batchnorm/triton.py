@@ -20,7 +20,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from multigrid import batchnorm_kernels as kernels
+from multigrid.batchnorm import kernels
 
 __all__ = ["backward", "check", "forward"]
 

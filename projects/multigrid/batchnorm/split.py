@@ -11,7 +11,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from multigrid import batchnorm_plain
+from multigrid.batchnorm import plain
 
 __all__ = ["split_batch_norm"]
 
@@ -57,14 +57,14 @@ class _SplitBatchNorm(torch.autograd.Function):
 def _implementation(x: Tensor) -> ModuleType:
     if x.is_cuda and not torch.compiler.is_compiling():
         return _on_gpu(x.device)
-    return batchnorm_plain
+    return plain
 
 
 @cache
 def _on_gpu(device: torch.device) -> ModuleType:
     """The Triton kernels; the plain operations, with a warning, where they do not run."""
     try:
-        kernels = import_module("multigrid.batchnorm_triton")
+        kernels = import_module("multigrid.batchnorm.triton")
         kernels.check(device)
     except torch.OutOfMemoryError:
         raise
@@ -74,5 +74,5 @@ def _on_gpu(device: torch.device) -> ModuleType:
             f"which makes it several times slower: {type(error).__name__}: {error}",
             stacklevel=2,
         )
-        return batchnorm_plain
+        return plain
     return kernels

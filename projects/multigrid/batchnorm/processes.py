@@ -6,7 +6,7 @@ from datetime import timedelta
 
 import torch.distributed as dist
 
-from multigrid.batchnorm import arrangement, form_neighbours
+from multigrid.batchnorm.shared import arrangement, form_neighbours
 from multigrid.schedule import Schedule
 from multigrid.shapes import Shape
 

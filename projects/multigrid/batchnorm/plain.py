@@ -1,6 +1,6 @@
 """Batch normalisation over groups of clips in channels_last_3d, with torch's own operations.
 
-What runs where the kernels of `batchnorm_kernels` cannot: on the CPU, without triton, and under
+What runs where the kernels of `kernels` cannot: on the CPU, without triton, and under
 torch.compile, which fuses plain formulas itself. x is never copied into another layout.
 
 On the CPU torch's own kernel takes the statistics of one clip after another, since the ones of a

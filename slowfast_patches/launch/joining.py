@@ -1,0 +1,120 @@
+"""The processes of a run come together: all of them, with the same recipe."""
+
+from __future__ import annotations
+
+import resource
+import socket
+from collections.abc import Iterator, Mapping
+from datetime import timedelta
+from typing import Any
+from urllib.parse import urlsplit
+
+import torch.distributed as dist
+import yaml
+
+from slowfast_patches.config.recipe import Recipe
+from slowfast_patches.launch.failing import JoiningError, LostError
+from slowfast_patches.utils.distributed import gathered
+
+__all__ = ["check_address", "join"]
+
+_NAMED = 16
+"""Ranks, or keys, that a message lists at most."""
+_OF_A_MACHINE = (
+    "SHARD_ID",
+    "DATA.PATH_PREFIX",
+    "DATA.PATH_TO_DATA_DIR",
+    "DATA_LOADER.NUM_WORKERS",
+)
+"""Keys that machines may differ in: where each has its data, and what reads them."""
+
+
+def check_address(url: str) -> None:
+    """Raise ValueError unless processes can meet at `url`."""
+    try:
+        parts = urlsplit(url)
+        known = {"tcp": parts.hostname and parts.port, "file": parts.path, "env": True}
+    except ValueError:  # a port that is none
+        known = {}
+    if not known.get(url.partition(":")[0]):
+        raise ValueError(
+            f"--init-method {url}: processes meet at tcp://HOST:PORT of the first machine, or at "
+            "file:///PATH on a file system that they share"
+        )
+
+
+def join(rank: int, size: int, address: str, recipe: Recipe, backend: str) -> None:
+    """Enter the process group: the only place where a world of several processes is made.
+
+    Raises:
+        JoiningError: not all come within DIST_JOIN_SECONDS, or the address is somebody else's.
+        ValueError: this process has another recipe than rank 0.
+        LostError: another one has.
+    """
+    store = _meet(rank, size, address, timedelta(seconds=recipe.dist_join_seconds))
+    patience = timedelta(seconds=recipe.dist_stall_seconds)
+    store.set_timeout(patience)
+    dist.init_process_group(backend, store=store, rank=rank, world_size=size, timeout=patience)
+    _check_same_recipe(recipe, rank)
+
+
+def _meet(rank: int, size: int, address: str, seconds: timedelta) -> dist.Store:
+    """The store at an address, once all have come."""
+    hard = resource.getrlimit(resource.RLIMIT_NOFILE)[1]
+    resource.setrlimit(resource.RLIMIT_NOFILE, (hard, hard))  # rank 0 has a file for each process
+    try:
+        store: dist.Store = _open_store(rank, address, seconds)
+        store.set(f"here/{rank}", "")
+        everyone = [f"here/{number}" for number in range(size)]
+        try:
+            store.wait(everyone, seconds)
+        except dist.DistStoreError as error:
+            missing = [number for number, key in enumerate(everyone) if not store.check([key])]
+            shown = ", ".join(map(str, missing[:_NAMED])) + ", ..." * (len(missing) > _NAMED)
+            raise JoiningError(
+                f"of {size} processes, rank {shown} did not come to {address} within "
+                f"{seconds.total_seconds():g} s (DIST_JOIN_SECONDS)"
+            ) from error
+    except dist.DistError as error:
+        raise JoiningError(
+            f"the processes do not meet at {address} ({str(error).splitlines()[0]}): it has to be "
+            f"a free port of the first machine, open to this one ({socket.gethostname()})"
+        ) from error
+    return store
+
+
+def _open_store(rank: int, address: str, seconds: timedelta) -> dist.Store:
+    parts = urlsplit(address)
+    if parts.scheme == "file":
+        return dist.FileStore(parts.path)
+    if parts.scheme == "env":
+        found: dist.Store = next(iter(dist.rendezvous("env://", timeout=seconds)))[0]
+        return found
+    assert parts.hostname is not None, "check_address"
+    assert parts.port is not None
+    here = {"is_master": rank == 0, "wait_for_workers": False}
+    return dist.TCPStore(parts.hostname, parts.port, **here, timeout=seconds)
+
+
+def _check_same_recipe(recipe: Recipe, rank: int) -> None:
+    """Raise in the first rank whose recipe is not that of rank 0, and LostError in the others."""
+    first, *others = gathered(dict(_leaves(yaml.safe_load(recipe.text))))
+    for number, keys in enumerate(others, 1):
+        differing = [k for k in sorted(keys | first) if keys.get(k) != first.get(k)]
+        if not differing:
+            continue
+        shown = [f"{k} is {keys.get(k)}, there {first.get(k)}" for k in differing[:_NAMED]]
+        text = f"another recipe than that of rank 0: {'; '.join(shown)}"
+        if number == rank:
+            raise ValueError(f"this process has {text}. Give all machines the same")
+        raise LostError(f"rank {number} has {text}")
+
+
+def _leaves(tree: Mapping[str, Any], prefix: str = "") -> Iterator[tuple[str, str]]:
+    """Every key of a recipe that has to be the same everywhere, in full, with its value."""
+    for name, value in tree.items():
+        key = f"{prefix}{name}"
+        if isinstance(value, Mapping):
+            yield from _leaves(value, f"{key}.")
+        elif key not in _OF_A_MACHINE:
+            yield key, repr(value)

@@ -45,8 +45,7 @@ def multi_view_test(recipe: Recipe, world: World, run: Run | None) -> dict[str, 
         logger.info(
             "test%s on %d views × %d crops: %s",
             " of the averaged weights" if suffix else "",
-            recipe.test.num_ensemble_views,
-            recipe.test.num_spatial_crops,
+            *(recipe.test.num_ensemble_views, recipe.test.num_spatial_crops),
             format_metrics(found.metrics),
         )
         if world.is_main and not suffix:

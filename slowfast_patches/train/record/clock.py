@@ -118,10 +118,11 @@ class TimeSpent:
     @property
     def limit(self) -> str | None:
         """Who waited for data much of the time, and how much, if it was long enough to tell."""
-        who, share = ("it", self.share) if self.worst is None else self.worst
-        if self.iterations < _LEAST_ITERATIONS or self.seconds < _LEAST_SECONDS or share <= _LIMIT:
-            return None
-        return f"{who if self.worst is None else f'rank {who}'} waited {100 * share:.0f} %"
+        who, share = "it", self.share
+        if self.worst is not None:
+            who, share = f"rank {self.worst[0]}", self.worst[1]
+        is_long = self.iterations >= _LEAST_ITERATIONS and self.seconds >= _LEAST_SECONDS
+        return f"{who} waited {100 * share:.0f} %" if is_long and share > _LIMIT else None
 
     def waiting(self, words: str) -> str:
         """A share in words: "5 % `words`, rank 3 most with 7 %"."""

@@ -90,15 +90,11 @@ class Record:
         if not self._world.is_main:
             return
         phase = self._schedule.phases[step.phase]
+        shapes = ", ".join(map(str, phase.shapes)) + " (fine-tuning)" * phase.fine_tuning
         logger.info(
-            "phase %d of %d from iteration %d: %s%s; global batch %s, LR %.4g, BN over %s clips",
-            step.phase + 1,
-            len(self._schedule.phases),
-            step.iteration,
-            ", ".join(map(str, phase.shapes)),
-            " (fine-tuning)" if phase.fine_tuning else "",
-            "/".join(str(shape.batch) for shape in phase.shapes),
-            step.lr,
+            "phase %d of %d from iteration %d: %s; global batch %s, LR %.4g, BN over %s clips",
+            *(step.phase + 1, len(self._schedule.phases), step.iteration, shapes),
+            *("/".join(str(shape.batch) for shape in phase.shapes), step.lr),
             "/".join(str(size or "its own") for size in phase.bn_sizes),
         )
 
@@ -139,9 +135,7 @@ class Record:
         self._write({"type": "val", **record})
         logger.info(
             "validation after iteration %d (epoch %.2f): %s",
-            record["iteration"],
-            record["epoch"],
-            format_metrics(metrics),
+            *(record["iteration"], record["epoch"], format_metrics(metrics)),
         )
 
     def _take_time(self) -> float:

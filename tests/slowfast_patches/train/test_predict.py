@@ -251,7 +251,7 @@ def test_what_is_wrong_is_said(trained, weights, tiny_recipe, videos, predict, t
         (("--checkpoint", garbage), (), "cannot be read"),
         (("--checkpoint", other), (), "NO_SUCH is not a config key (the config in"),
         (("--checkpoint", weights, *recipe), ("MODEL.NUM_CLASSES", 5), "is not of this model"),
-        (("--checkpoint", trained), ("TEST.NUM_SPATIAL_CROPS", 2), "use 1 or 3"),
+        (("--checkpoint", trained), ("TEST.NUM_SPATIAL_CROPS", 2), "1 or 3"),
         (("--checkpoint", trained), ("TEST.BATCH", 2), "did you mean TEST.BATCH_SIZE?\n"),
         (("--checkpoint", trained, "--classes", tmp_path / "no.json"), (), "no.json cannot be"),
         (

@@ -205,6 +205,7 @@ def test_a_checkpoint_that_is_refused_stops_the_training(
     before_, most = resource.getrlimit(resource.RLIMIT_FSIZE)
 
     def fill(run: Run) -> None:
+        run.writer.wait()
         resource.setrlimit(resource.RLIMIT_FSIZE, (200_000, most))
 
     try:

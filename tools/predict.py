@@ -42,7 +42,7 @@ from slowfast_patches.datasets.lists.dataset_lists import class_names
 from slowfast_patches.datasets.reading.video_record import UnreadableVideoError
 from slowfast_patches.train.checkpoints import checkpoint_of
 from slowfast_patches.train.predict import Predictor, read_checkpoint
-from slowfast_patches.train.predictions import write_predictions
+from slowfast_patches.train.record.tables import write_predictions
 
 
 def parse_args(argv: list[str] | None = None) -> argparse.Namespace:

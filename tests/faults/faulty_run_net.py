@@ -55,10 +55,10 @@ class Fault:
 
 def install(fault: Fault | None, rank: int) -> None:
     """Put the fault, and the record of the stream, around the functions of the trainer."""
-    from slowfast_patches.train import loop as train
+    from slowfast_patches.train.step import Stepper
 
     state = {"iteration": -1}
-    original = train.Stepper.__call__
+    original = Stepper.__call__
 
     def take_step(stepper: Any, step: Any, batch: Any, *rest: Any):
         state["iteration"] = step.iteration
@@ -71,7 +71,7 @@ def install(fault: Fault | None, rank: int) -> None:
         record(rank, step.iteration, batch)
         return outcome
 
-    train.Stepper.__call__ = take_step
+    Stepper.__call__ = take_step
     if fault is not None and fault.kind in INSTALL:
         INSTALL[fault.kind](fault, state)
 
@@ -146,20 +146,17 @@ def in_rename(fault: Fault, state: dict[str, int]) -> None:
 
 
 def in_evaluation(fault: Fault, state: dict[str, int]) -> None:
-    from slowfast_patches.train import validation
+    from slowfast_patches.train import evaluate
 
-    original = validation.evaluate
+    original = evaluate.evaluation_loader
 
-    def evaluate(model: Any, loader: Any, *rest: Any, **options: Any) -> Any:
-        def batches() -> Any:
-            for number, batch in enumerate(loader):
-                if number == 1 and state["iteration"] >= fault.iteration:
-                    fault.strike()
-                yield batch
+    def batches(*given: Any) -> Any:
+        for number, batch in enumerate(original(*given)):
+            if number == 1 and state["iteration"] >= fault.iteration:
+                fault.strike()
+            yield batch
 
-        return original(model, batches(), *rest, **options)
-
-    validation.evaluate = evaluate
+    evaluate.evaluation_loader = batches
 
 
 INSTALL = {

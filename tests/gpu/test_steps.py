@@ -17,10 +17,13 @@ from slowfast_patches.config.recipe import Recipe
 from slowfast_patches.config.schedule import schedule_of
 from slowfast_patches.launch.device import set_up_device
 from slowfast_patches.models.build import build_model
-from slowfast_patches.train.compiled import without_compiling
-from slowfast_patches.train.made_up import made_up_batch
 from slowfast_patches.train.step import Stepper
-from slowfast_patches.train.warm_up import dry_run, kinds_of_steps
+from slowfast_patches.train.warm_up import (
+    dry_run,
+    kinds_of_steps,
+    made_up_batch,
+    without_compiling,
+)
 
 pytestmark = pytest.mark.gpu
 
@@ -182,7 +185,7 @@ from slowfast_patches.config import load_recipe
 from slowfast_patches.config.schedule import schedule_of
 from slowfast_patches.train.warm_up import dry_run, kinds_of_steps
 from slowfast_patches.launch.launch import process_device
-from slowfast_patches.train.made_up import made_up_batch
+from slowfast_patches.train.warm_up import made_up_batch
 from slowfast_patches.train.step import Stepper
 from slowfast_patches.models.build import build_model
 

@@ -13,7 +13,7 @@ import torch
 from torch import Tensor
 
 from slowfast_patches.models.weights.caffe2 import read_blobs
-from slowfast_patches.utils import torch_file
+from slowfast_patches.utils.files import check_archive
 
 __all__ = ["Weights", "check_file", "read_weights"]
 
@@ -109,7 +109,7 @@ def _from_torch(path: str | Path) -> Weights:
 
 
 def _load_torch(path: str | Path) -> Any:
-    torch_file.check(path)
+    check_archive(Path(path))
     try:
         return torch.load(path, map_location="cpu", weights_only=True)
     except Exception as error:

@@ -24,7 +24,7 @@ from slowfast_patches.plan.cluster.network import Cluster
 from slowfast_patches.plan.cluster.plan import on_cluster
 from slowfast_patches.study.compare import make_arms
 from slowfast_patches.train import checkpoints
-from slowfast_patches.train.loop import Trainer
+from slowfast_patches.train.state import Run
 
 ROOT = Path(__file__).parents[3]
 LARGE = ROOT / "configs" / "Kinetics" / "TSM_8x8_R50_1536GPU"
@@ -159,11 +159,11 @@ def test_run_plan_and_compare_scale_alike_and_the_log_says_so(
     """The tiny recipe's 4 clips at 0.01 for two GPUs are 2 at 0.005 on the CPU."""
     trained = list[Recipe]()
 
-    def stop(trainer: Trainer) -> None:
-        trained.append(trainer.recipe)
+    def stop(run: Run) -> None:
+        trained.append(run.recipe)
         raise Stopped
 
-    monkeypatch.setattr(Trainer, "train", stop)
+    monkeypatch.setattr(Run, "prepare", stop)
     keys = ("SOLVER.REFERENCE_WORLD_SIZE", 2, "MULTIGRID.LONG_CYCLE", False)
     keys += ("MULTIGRID.SHORT_CYCLE", False)
     with pytest.raises(Stopped):

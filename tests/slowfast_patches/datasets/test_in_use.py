@@ -120,7 +120,7 @@ def test_a_run_holds_its_lists_for_as_long_as_it_lasts(
         refused.append(True)
 
     monkeypatch.setattr(run_module, "launch", launch)
-    monkeypatch.setattr(run_module, "_tested_file", lambda cfg: ("", "pytorch", "TEST"))
+    monkeypatch.setattr(run_module, "tested_file", lambda cfg: ("", "pytorch", "TEST"))
     monkeypatch.setattr(run_module, "check_file", lambda *_, **__: None)
     keys = ("TRAIN.ENABLE", enabled == "TRAIN", "TEST.ENABLE", enabled == "TEST")
     paths = ("DATA.PATH_TO_DATA_DIR", folder, "DATA.PATH_PREFIX", demo_data)

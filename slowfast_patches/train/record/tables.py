@@ -4,20 +4,35 @@ from __future__ import annotations
 
 import csv
 import io
+import logging
 from collections.abc import Iterable, Sequence
 from itertools import chain
 from pathlib import Path
 
 from torch import Tensor
 
+from slowfast_patches.config.recipe import Recipe
+from slowfast_patches.datasets.lists.dataset_lists import class_names
 from slowfast_patches.train.evaluate import Evaluation, average_precisions
 from slowfast_patches.utils.files import written_whole
 from slowfast_patches.utils.plots import new_figure, save_figure
 
-__all__ = ["confusion", "plot_confusion", "write_predictions", "write_tables"]
+__all__ = ["confusion", "names_of_data", "write_predictions", "write_tables"]
+
+logger = logging.getLogger(__name__)
 
 _NAMED, _COUNTED = 60, 20
 """Most classes that a picture has room to name, and whose cells it has room to number."""
+
+
+def names_of_data(recipe: Recipe) -> tuple[str, ...] | None:
+    """Names by class number that a data set has beside its lists; None, with a warning, where they
+    are not those of MODEL.NUM_CLASSES classes, and None where it has none."""
+    try:
+        return class_names(recipe)
+    except ValueError as error:
+        logger.warning("classes are shown by their number: %s", error)
+        return None
 
 
 def write_predictions(
@@ -31,33 +46,23 @@ def write_predictions(
     each class with its probability. Classes without names have their number.
 
     Args:
-        path: of the file, whose folder is made if need be.
-        videos: their paths.
-        probabilities: (C,) of each; None for one that could not be read, whose row has no more than
-            its path.
-        names: of the classes.
+        probabilities: (C,) of each video; None for one that could not be read, whose row has no
+            more than its path.
         labels: (V,), or (V, C) where a video has several, which are written with | between; without
             them there is no such column.
-
-    Raises:
-        OSError: it cannot be written.
     """
     count = next((len(row) for row in probabilities if row is not None), 0)
     shown = names or [str(number) for number in range(count)]
-    given = [] if labels is None else ["label"]
-
-    def row(number: int, video: str) -> list[object]:
-        scores = probabilities[number]
-        if scores is None:
-            return [video]
-        best = int(scores.argmax())
-        label = [] if labels is None else [_label(labels[number], shown)]
-        values = [f"{value:.6g}" for value in scores.tolist()]
-        return [video, *label, shown[best], values[best], *values]
-
-    header = ["video", *given, "prediction", "probability", *shown]
-    rows = (row(number, video) for number, video in enumerate(videos))
-    _write(path, header, rows)
+    label = [] if labels is None else ["label"]
+    rows = list[list[object]]()
+    for number, (video, scores) in enumerate(zip(videos, probabilities, strict=True)):
+        rows.append([video])
+        if scores is not None:
+            best, values = int(scores.argmax()), [f"{value:.6g}" for value in scores.tolist()]
+            if labels is not None:
+                rows[-1].append(_label(labels[number], shown))
+            rows[-1] += [shown[best], values[best], *values]
+    _write(path, ["video", *label, "prediction", "probability", *shown], rows)
 
 
 def _label(label: Tensor, shown: Sequence[str]) -> str:
@@ -73,9 +78,6 @@ def write_tables(
     Where a video has one label, a row is one of the confusion matrix: class, videos, accuracy (%),
     and how many of its videos are taken for each class; {name}_confusion.png is its picture. Where
     it has several, it is class, videos, and average precision (%).
-
-    Raises:
-        OSError: they cannot be written.
     """
     scores, labels = found.probabilities[found.scored].cpu(), found.labels[found.scored].cpu()
     shown = names or [str(number) for number in range(scores.shape[1])]
@@ -87,12 +89,12 @@ def write_tables(
         rows = ([c, videos, "" if p is None else f"{p:.2f}"] for c, videos, p in columns)
         return _write(path, ["class", "videos", "average_precision"], rows)
     counts = confusion(scores, labels)
-    table = list[Sequence[object]]()
-    for number, row in enumerate(counts.tolist()):
-        accuracy = f"{100 * row[number] / sum(row):.2f}" if any(row) else ""
-        table.append([shown[number], sum(row), accuracy, *row])
+    table = [
+        [shown[c], sum(row), f"{100 * row[c] / sum(row):.2f}" if any(row) else "", *row]
+        for c, row in enumerate(counts.tolist())
+    ]
     _write(path, ["class", "videos", "accuracy", *shown], table)
-    plot_confusion(folder / f"{name}_confusion.png", counts, shown)
+    _plot_confusion(folder / f"{name}_confusion.png", counts, shown)
     return None
 
 
@@ -103,7 +105,7 @@ def confusion(scores: Tensor, labels: Tensor) -> Tensor:
     return pairs.bincount(minlength=classes**2).view(classes, classes)
 
 
-def plot_confusion(path: Path, counts: Tensor, shown: Sequence[str]) -> None:
+def _plot_confusion(path: Path, counts: Tensor, shown: Sequence[str]) -> None:
     """Draw a confusion matrix, each row in per cent of its class's videos."""
     from matplotlib.colors import PowerNorm  # most of a second: for who draws
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 import sys
+from contextlib import suppress
 from pathlib import Path
 
 from slowfast_patches.utils.distributed import World
@@ -18,18 +19,27 @@ _FORMAT = "%(asctime)s %(levelname)s %(message)s"
 def setup_logging(output_dir: str, world: World, kind: str = "train") -> None:
     """Log to OUTPUT_DIR/train.log and the terminal; other ranks than 0 to files of their own.
 
-    These are OUTPUT_DIR/logs/rank_0001.log and so on, and all that those ranks write. On the
-    terminal they would repeat, once for each process, what rank 0 says there. A machine on which
-    the files cannot be written says so once, and shows their warnings on the terminal. A run of
+    These are OUTPUT_DIR/logs/rank_0001.log and so on, and all that those ranks write. A machine on
+    which they cannot be written says so once, and shows their warnings on the terminal. A run of
     kind "test" has files of its own beside a training's: test.log, and logs/test_rank_0001.log.
+
+    Raises:
+        OSError: rank 0 cannot write, and a run without a log is none.
     """
-    root = logging.getLogger()
+    root, level, problem = logging.getLogger(), logging.INFO, None
     for handler in list(root.handlers):
         root.removeHandler(handler)
         handler.close()
-    level, handlers, problem = logging.INFO, _handlers(Path(output_dir), world.rank, kind), None
-    if isinstance(handlers, OSError):
-        level, handlers, problem = logging.WARNING, [logging.StreamHandler()], handlers
+    prefix = "" if kind == "train" else f"{kind}_"
+    name = f"logs/{prefix}rank_{world.rank:04d}.log" if world.rank else f"{kind}.log"
+    handlers: list[logging.Handler] = [] if world.rank else [logging.StreamHandler()]
+    try:
+        Path(output_dir, name).parent.mkdir(parents=True, exist_ok=True)
+        handlers.append(LogFile(Path(output_dir, name), encoding="utf-8"))
+    except OSError as error:
+        if world.is_main:
+            raise
+        level, handlers, problem = logging.WARNING, [logging.StreamHandler()], error
     logging.basicConfig(level=level, format=_FORMAT, datefmt="%H:%M:%S", handlers=handlers)
     logging.getLogger("fvcore").setLevel(logging.WARNING)
     logging.captureWarnings(True)
@@ -37,29 +47,9 @@ def setup_logging(output_dir: str, world: World, kind: str = "train") -> None:
         logger.warning("the processes of this machine have no log files: %s", problem)
 
 
-def _handlers(folder: Path, rank: int, kind: str) -> list[logging.Handler] | OSError:
-    """Of a rank; what is wrong where one other than 0 cannot write.
-
-    Raises:
-        OSError: rank 0 cannot write, and a run without a log is none.
-    """
-    prefix = "" if kind == "train" else f"{kind}_"
-    path = folder / (f"logs/{prefix}rank_{rank:04d}.log" if rank else f"{kind}.log")
-    try:
-        path.parent.mkdir(parents=True, exist_ok=True)
-        file = LogFile(path, encoding="utf-8")
-    except OSError as error:
-        if rank == 0:
-            raise
-        return error
-    return [logging.StreamHandler(), file] if rank == 0 else [file]
-
-
 class LogFile(logging.FileHandler):
-    """Keeps the error of a record that it cannot write, for `check_log_files`.
-
-    logging's own handler prints a traceback for each record, and the program goes on.
-    """
+    """Keeps the first error of writing, for `check_log_files`; logging's own handler prints it and
+    goes on."""
 
     failure: OSError | None = None
 
@@ -74,10 +64,8 @@ class LogFile(logging.FileHandler):
 
     def close(self) -> None:
         """As ever; what could not be written before cannot be now."""
-        try:
+        with suppress(OSError):
             super().close()
-        except OSError as error:
-            self.failure = self.failure or error
 
 
 def check_log_files() -> None:

@@ -63,7 +63,7 @@ def _meet(rank: int, size: int, address: str, seconds: timedelta) -> dist.Store:
     hard = resource.getrlimit(resource.RLIMIT_NOFILE)[1]
     resource.setrlimit(resource.RLIMIT_NOFILE, (hard, hard))  # rank 0 has a file for each process
     try:
-        store: dist.Store = _open_store(rank, address, seconds)
+        store: dist.Store = _open_store(rank, size, address, seconds)
         store.set(f"here/{rank}", "")
         everyone = [f"here/{number}" for number in range(size)]
         try:
@@ -83,10 +83,10 @@ def _meet(rank: int, size: int, address: str, seconds: timedelta) -> dist.Store:
     return store
 
 
-def _open_store(rank: int, address: str, seconds: timedelta) -> dist.Store:
+def _open_store(rank: int, size: int, address: str, seconds: timedelta) -> dist.Store:
     parts = urlsplit(address)
     if parts.scheme == "file":
-        return dist.FileStore(parts.path)
+        return dist.FileStore(parts.path, size)
     if parts.scheme == "env":
         found: dist.Store = next(iter(dist.rendezvous("env://", timeout=seconds)))[0]
         return found

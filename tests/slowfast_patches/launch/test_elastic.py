@@ -16,6 +16,8 @@ from slowfast_patches.config.recipe import Recipe
 from slowfast_patches.config.schedule import schedule_of
 from slowfast_patches.launch.stopping import INTERRUPTED_STATUS
 
+pytestmark = pytest.mark.slow
+
 WORKER = Path(__file__).with_name("elastic_worker.py")
 RUN_NET = Path(__file__).parents[3] / "tools" / "run_net.py"
 NEVER = 10**6

@@ -26,6 +26,8 @@ with held(sys.argv[1]):
     sys.stdin.read()
 """
 
+pytestmark = pytest.mark.slow
+
 
 @pytest.fixture
 def holder(tmp_path: Path) -> Iterator[subprocess.Popen[str]]:

@@ -20,6 +20,8 @@ __all__ = ["check_address", "join"]
 
 _NAMED = 16
 """Ranks, or keys, that a message lists at most."""
+_FILES = 1 << 16
+"""Rank 0 has an open file for each process, and the usual limit is 1024."""
 _OF_A_MACHINE = (
     "SHARD_ID",
     "DATA.PATH_PREFIX",
@@ -60,8 +62,10 @@ def join(rank: int, size: int, address: str, recipe: Recipe, backend: str) -> No
 
 def _meet(rank: int, size: int, address: str, seconds: timedelta) -> dist.Store:
     """The store at an address, once all have come."""
-    hard = resource.getrlimit(resource.RLIMIT_NOFILE)[1]
-    resource.setrlimit(resource.RLIMIT_NOFILE, (hard, hard))  # rank 0 has a file for each process
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    if 0 <= soft < _FILES:
+        most = _FILES if hard == resource.RLIM_INFINITY else min(hard, _FILES)
+        resource.setrlimit(resource.RLIMIT_NOFILE, (most, hard))
     try:
         store: dist.Store = _open_store(rank, size, address, seconds)
         store.set(f"here/{rank}", "")

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import resource
 import socket
+import time
+import uuid
 from collections.abc import Iterator, Mapping
 from datetime import timedelta
 from typing import Any
@@ -18,6 +20,7 @@ from slowfast_patches.utils.distributed import gathered
 
 __all__ = ["check_address", "join"]
 
+_POLL_SECONDS = 0.05
 _NAMED = 16
 """Ranks, or keys, that a message lists at most."""
 _FILES = 1 << 16
@@ -67,24 +70,47 @@ def _meet(rank: int, size: int, address: str, seconds: timedelta) -> dist.Store:
         most = _FILES if hard == resource.RLIM_INFINITY else min(hard, _FILES)
         resource.setrlimit(resource.RLIMIT_NOFILE, (most, hard))
     try:
-        store: dist.Store = _open_store(rank, size, address, seconds)
-        store.set(f"here/{rank}", "")
-        everyone = [f"here/{number}" for number in range(size)]
-        try:
-            store.wait(everyone, seconds)
-        except dist.DistStoreError as error:
-            missing = [number for number, key in enumerate(everyone) if not store.check([key])]
-            shown = ", ".join(map(str, missing[:_NAMED])) + ", ..." * (len(missing) > _NAMED)
-            raise JoiningError(
-                f"of {size} processes, rank {shown} did not come to {address} within "
-                f"{seconds.total_seconds():g} s (DIST_JOIN_SECONDS)"
-            ) from error
+        return _wait_for_all(_open_store(rank, size, address, seconds), rank, size, seconds)
     except dist.DistError as error:
         raise JoiningError(
             f"the processes do not meet at {address} ({str(error).splitlines()[0]}): it has to be "
             f"a free port of the first machine, open to this one ({socket.gethostname()})"
         ) from error
-    return store
+
+
+def _wait_for_all(store: dist.Store, rank: int, size: int, seconds: timedelta) -> dist.Store:
+    """A part of the store that belongs to this start of the run alone, once all have come.
+
+    torchrun's store outlives the processes that it starts again, with all that they left in it, and
+    its machines need not agree how often they did so. Rank 0 names each start to those that ask.
+    """
+    deadline, name = time.monotonic() + seconds.total_seconds(), uuid.uuid4().hex
+    if rank > 0:
+        store.set(f"asks/{rank}", name)
+        store.wait([f"start/{name}"], seconds)
+        name = store.get(f"start/{name}").decode()
+    start = dist.PrefixStore(name, store)
+    everyone = [str(number) for number in range(size)]
+    start.set(str(rank), "")
+    while not start.check(everyone):
+        if rank == 0:
+            _name_start(store, size, name)
+        if time.monotonic() > deadline:
+            missing = [number for number in everyone if not start.check([number])]
+            shown = ", ".join(missing[:_NAMED]) + ", ..." * (len(missing) > _NAMED)
+            raise JoiningError(
+                f"of {size} processes, rank {shown} did not come within "
+                f"{seconds.total_seconds():g} s (DIST_JOIN_SECONDS)"
+            )
+        time.sleep(_POLL_SECONDS)
+    return start
+
+
+def _name_start(store: dist.Store, size: int, name: str) -> None:
+    for rank in range(1, size):
+        if store.check([f"asks/{rank}"]):
+            asked = store.get(f"asks/{rank}").decode()
+            store.compare_set(f"start/{asked}", "", name)
 
 
 def _open_store(rank: int, size: int, address: str, seconds: timedelta) -> dist.Store:

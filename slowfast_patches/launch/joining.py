@@ -74,7 +74,7 @@ def _meet(rank: int, size: int, address: str, seconds: timedelta) -> dist.Store:
     except dist.DistError as error:
         raise JoiningError(
             f"the processes do not meet at {address} ({str(error).splitlines()[0]}): it has to be "
-            f"a free port of the first machine, open to this one ({socket.gethostname()})"
+            f"a free port of the first machine, or a file, that {socket.gethostname()} can reach"
         ) from error
 
 

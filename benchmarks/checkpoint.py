@@ -27,8 +27,8 @@ from tabulate import tabulate
 from slowfast_patches.config import load_recipe
 from slowfast_patches.config.schedule import schedule_of
 from slowfast_patches.plan.plan import dataset_size
-from slowfast_patches.train.milestones import checkpoint_iterations
 from slowfast_patches.train.run import run
+from slowfast_patches.train.state import checkpoint_iterations
 from slowfast_patches.utils.command_line import tool
 
 QUIET = ["LOG_PERIOD", 1, "TEST.ENABLE", False, "BN.USE_PRECISE_STATS", False]

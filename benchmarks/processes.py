@@ -42,9 +42,8 @@ from slowfast_patches.config import load_recipe
 from slowfast_patches.config.recipe import Recipe
 from slowfast_patches.config.schedule import check_world_size, schedule_of
 from slowfast_patches.models.build import build_model
-from slowfast_patches.train.made_up import made_up_batch
-from slowfast_patches.train.parallel import parallel
-from slowfast_patches.train.step import Stepper
+from slowfast_patches.train.step import Stepper, parallel
+from slowfast_patches.train.warm_up import made_up_batch
 from slowfast_patches.utils.command_line import tool
 from slowfast_patches.utils.distributed import World
 from slowfast_patches.utils.machine import available_cores

@@ -38,7 +38,6 @@ LONG = (
     "test_training.py",
     "test_distributed.py",
     "test_reproduce.py",
-    "test_elastic.py",
     "test_stopping.py",
     "test_clip_reader.py",
     "test_equivalence.py",

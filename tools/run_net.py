@@ -24,11 +24,11 @@ the same:
 
   submitit          python tools/submit.py ... queues runs as jobs.
 
-Processes that do not come together within DIST_JOIN_SECONDS say who is missing. Exit status: 0 when
-done, 2 for a mistake or what stops a training, 75 for one that a signal has interrupted and that
-goes on when started again, 130 for Ctrl-C before it began, 1 for a bug. torchrun makes 1 of each
-but 0; with --max-restarts it would start an interrupted run again at once, so that one ends with 0
-there.
+Processes that do not come within DIST_JOIN_SECONDS are named. Exit status: 0 when done, 2 for a
+mistake or what stops a training, 75 for one that a signal has interrupted and that goes on when
+started again, 130 for Ctrl-C before it began, 1 for a bug or where another process was lost.
+torchrun makes 1 of each but 0; with --max-restarts it would start an interrupted run again at once,
+so that one ends with 0 there.
 """
 
 from __future__ import annotations

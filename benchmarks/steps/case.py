@@ -19,9 +19,8 @@ from slowfast_patches.launch.launch import for_processes, process_device, proces
 from slowfast_patches.models.build import build_model
 from slowfast_patches.models.solver import Precision
 from slowfast_patches.plan.step_times import device_of
-from slowfast_patches.train.compiled import expect_graphs
-from slowfast_patches.train.made_up import made_up_batch
-from slowfast_patches.train.step import Stepper
+from slowfast_patches.train.step import Stepper, expect_graphs
+from slowfast_patches.train.warm_up import made_up_batch
 
 __all__ = [
     "Bench",

@@ -10,12 +10,13 @@ from torch import nn
 
 from multigrid import Batch, Shape
 from slowfast_patches.config import check_recipe
+from slowfast_patches.config.keys import speed_switches
 from slowfast_patches.config.recipe import Recipe
 from slowfast_patches.config.schedule import check_speed_of_schedule, schedule_of
 from slowfast_patches.launch.launch import processes_of
 from slowfast_patches.models.flops import check_shapes
 from slowfast_patches.plan.step_times import MANY_VIDEOS, shapes_to_measure
-from slowfast_patches.train.made_up import made_up_batch
+from slowfast_patches.train.warm_up import made_up_batch
 from steps.case import Bench, Case, Steps, build_training_model
 from steps.host import HostBench, HostModels, host_problem
 
@@ -23,15 +24,7 @@ __all__ = ["EACH", "HOST", "NAMES", "SWITCHES", "Variant", "build_variants", "wi
 
 Keys = Mapping[str, object]
 
-SWITCHES = {
-    "mixed_precision": "TRAIN.MIXED_PRECISION",
-    "tf32": "TRAIN.TF32",
-    "cudnn_benchmark": "TRAIN.CUDNN_BENCHMARK",
-    "channels_last": "MODEL.CHANNELS_LAST",
-    "fused": "SOLVER.FUSED",
-    "compile": "TRAIN.COMPILE",
-    "cuda_graphs": "TRAIN.CUDA_GRAPHS",
-}
+SWITCHES = {key.partition(".")[2].lower(): key for key in speed_switches()}
 """What makes steps faster: the keys that True turns on."""
 
 # What saves memory, or changes the shapes, is measured alone only.

@@ -92,18 +92,18 @@ def end_process(error: BaseException, rank: int, *, first_here: bool) -> NoRetur
     Each says its own failure. One that is lost waits first, as who started it ends it meanwhile if
     the failed one is on this machine; if not, the first on the machine speaks.
     """
+    interrupted = isinstance(error, (TrainingInterruptedError, KeyboardInterrupt))
     try:
-        interrupted = isinstance(error, (TrainingInterruptedError, KeyboardInterrupt))
-        lost = _is_lost(error)
-        if lost:
+        if _is_lost(error):
             time.sleep(_LOST_SECONDS)
-        speaks = rank == 0 if interrupted else first_here or not lost
-        status = report(error, f"rank {rank}", terminal=speaks)
+        of_all = _is_lost(error) or isinstance(error, JoiningError)
+        speaks = rank == 0 if interrupted else first_here or not of_all
+        report(error, f"rank {rank}", terminal=speaks)
         logging.shutdown()
         for child in multiprocessing.active_children():
             child.kill()
     finally:
-        os._exit(status)
+        os._exit(exit_status(error))
 
 
 def _is_restarted() -> bool:

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import resource
 import socket
+import time
+import uuid
 from collections.abc import Iterator, Mapping
 from datetime import timedelta
 from typing import Any
@@ -18,8 +20,11 @@ from slowfast_patches.utils.distributed import gathered
 
 __all__ = ["check_address", "join"]
 
+_POLL_SECONDS = 0.05
 _NAMED = 16
 """Ranks, or keys, that a message lists at most."""
+_FILES = 1 << 16
+"""Rank 0 has an open file for each process, and the usual limit is 1024."""
 _OF_A_MACHINE = (
     "SHARD_ID",
     "DATA.PATH_PREFIX",
@@ -60,33 +65,58 @@ def join(rank: int, size: int, address: str, recipe: Recipe, backend: str) -> No
 
 def _meet(rank: int, size: int, address: str, seconds: timedelta) -> dist.Store:
     """The store at an address, once all have come."""
-    hard = resource.getrlimit(resource.RLIMIT_NOFILE)[1]
-    resource.setrlimit(resource.RLIMIT_NOFILE, (hard, hard))  # rank 0 has a file for each process
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    if 0 <= soft < _FILES:
+        most = _FILES if hard == resource.RLIM_INFINITY else min(hard, _FILES)
+        resource.setrlimit(resource.RLIMIT_NOFILE, (most, hard))
     try:
-        store: dist.Store = _open_store(rank, address, seconds)
-        store.set(f"here/{rank}", "")
-        everyone = [f"here/{number}" for number in range(size)]
-        try:
-            store.wait(everyone, seconds)
-        except dist.DistStoreError as error:
-            missing = [number for number, key in enumerate(everyone) if not store.check([key])]
-            shown = ", ".join(map(str, missing[:_NAMED])) + ", ..." * (len(missing) > _NAMED)
-            raise JoiningError(
-                f"of {size} processes, rank {shown} did not come to {address} within "
-                f"{seconds.total_seconds():g} s (DIST_JOIN_SECONDS)"
-            ) from error
+        return _wait_for_all(_open_store(rank, size, address, seconds), rank, size, seconds)
     except dist.DistError as error:
         raise JoiningError(
             f"the processes do not meet at {address} ({str(error).splitlines()[0]}): it has to be "
-            f"a free port of the first machine, open to this one ({socket.gethostname()})"
+            f"a free port of the first machine, or a file, that {socket.gethostname()} can reach"
         ) from error
-    return store
 
 
-def _open_store(rank: int, address: str, seconds: timedelta) -> dist.Store:
+def _wait_for_all(store: dist.Store, rank: int, size: int, seconds: timedelta) -> dist.Store:
+    """A part of the store that belongs to this start of the run alone, once all have come.
+
+    torchrun's store outlives the processes that it starts again, with all that they left in it, and
+    its machines need not agree how often they did so. Rank 0 names each start to those that ask.
+    """
+    deadline, name = time.monotonic() + seconds.total_seconds(), uuid.uuid4().hex
+    if rank > 0:
+        store.set(f"asks/{rank}", name)
+        store.wait([f"start/{name}"], seconds)
+        name = store.get(f"start/{name}").decode()
+    start = dist.PrefixStore(name, store)
+    everyone = [str(number) for number in range(size)]
+    start.set(str(rank), "")
+    while not start.check(everyone):
+        if rank == 0:
+            _name_start(store, size, name)
+        if time.monotonic() > deadline:
+            missing = [number for number in everyone if not start.check([number])]
+            shown = ", ".join(missing[:_NAMED]) + ", ..." * (len(missing) > _NAMED)
+            raise JoiningError(
+                f"of {size} processes, rank {shown} did not come within "
+                f"{seconds.total_seconds():g} s (DIST_JOIN_SECONDS)"
+            )
+        time.sleep(_POLL_SECONDS)
+    return start
+
+
+def _name_start(store: dist.Store, size: int, name: str) -> None:
+    for rank in range(1, size):
+        if store.check([f"asks/{rank}"]):
+            asked = store.get(f"asks/{rank}").decode()
+            store.compare_set(f"start/{asked}", "", name)
+
+
+def _open_store(rank: int, size: int, address: str, seconds: timedelta) -> dist.Store:
     parts = urlsplit(address)
     if parts.scheme == "file":
-        return dist.FileStore(parts.path)
+        return dist.FileStore(parts.path, size)
     if parts.scheme == "env":
         found: dist.Store = next(iter(dist.rendezvous("env://", timeout=seconds)))[0]
         return found

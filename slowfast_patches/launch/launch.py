@@ -37,21 +37,17 @@ def processes_of(recipe: Recipe) -> int:
 def for_processes(recipe: Recipe) -> Recipe:
     """The config as the processes of this run train it; everything that reads a recipe calls this.
 
-    Machines are counted, and batch and rates scaled where SOLVER.REFERENCE_WORLD_SIZE asks for it.
+    Machines are counted as the launcher does, as TRAIN.BATCH_SIZE is per machine; batch and rates
+    are scaled where SOLVER.REFERENCE_WORLD_SIZE asks for it.
 
     Raises:
         ValueError: launcher and config disagree, or the recipe cannot be scaled.
     """
     placement = find_placement(recipe, os.environ)
-    return scale_to_processes(_with_machines(recipe, placement), placement.size)
-
-
-def _with_machines(recipe: Recipe, placement: Placement) -> Recipe:
-    """The config with machines as the launcher counts them: TRAIN.BATCH_SIZE is per machine."""
-    if (placement.machines, placement.machine) == (recipe.num_shards, recipe.shard_id):
-        return recipe
     machines = {"NUM_SHARDS": placement.machines, "SHARD_ID": placement.machine}
-    return recipe.replaced(machines)
+    if any(recipe[key] != number for key, number in machines.items()):
+        recipe = recipe.replaced(machines)
+    return scale_to_processes(recipe, placement.size)
 
 
 def launch(recipe: Recipe, init_method: str | None, main: Main, check: Check | None = None) -> None:

@@ -78,7 +78,8 @@ def _status(code: int, who: str, received: list[int]) -> int:
         return BY_HAND_STATUS
     if received and (-code in ASKING or code == BY_HAND_STATUS):  # nothing was there to save
         if signal.SIGINT in received:
-            sys.stderr.write("interrupted\n")
+            if code != BY_HAND_STATUS:  # it has not heard of it, and said nothing
+                sys.stderr.write("interrupted\n")
             return BY_HAND_STATUS
         sys.stderr.write(f"interrupted: {EARLY.format(signal.Signals(received[0]).name)}\n")
         return INTERRUPTED_STATUS

@@ -6,7 +6,7 @@ import os
 import signal
 import threading
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from contextlib import ExitStack, contextmanager
+from contextlib import contextmanager
 from datetime import timedelta
 from types import FrameType
 from typing import Any, NoReturn, Self, TypeVar
@@ -93,17 +93,17 @@ class StopRequest:
         self._world, self._timeout, self._asked, self._agreed = world, timeout, 0, 0
         self._number, self._work = torch.zeros(1, dtype=torch.int64), None  # type: Any, Any
         self._group: Any = None
-        self._listening = ExitStack()
+        self._listening = handling(ASKING, self._note)
 
     def __enter__(self) -> Self:
         if self._world.size > 1:
             # signals are not worth a GPU's time
             self._group = dist.new_group(backend="gloo", timeout=self._timeout)
-        self._listening.enter_context(handling(ASKING, self._note))
+        self._listening.__enter__()
         return self
 
     def __exit__(self, *_: object) -> None:
-        self._listening.close()
+        self._listening.__exit__(None, None, None)
 
     def ask(self) -> None:
         """Tell the other processes whether this one was asked to stop; returns at once."""

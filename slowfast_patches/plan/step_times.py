@@ -14,12 +14,12 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-import yaml
-
 from multigrid import Shape
 from multigrid.cost import FlopsPerClip, SecondsPerIteration
-from slowfast_patches.config.recipe import Recipe
+from slowfast_patches.config.keys import speed_keys
+from slowfast_patches.config.recipe import Recipe, default_recipe
 from slowfast_patches.config.schedule import schedule_of, without_multigrid
+from slowfast_patches.config.stored import keys_of
 from slowfast_patches.launch.launch import processes_of
 
 __all__ = [
@@ -42,35 +42,6 @@ FORMAT = 1
 
 MANY_VIDEOS = 10**7
 """So long a training that every phase has an iteration of each of its shapes."""
-
-_ADDED: Mapping[str, object] = {
-    "MODEL.ACT_CHECKPOINT": False,
-    "MODEL.CHANNELS_LAST": False,
-    "MODEL.EMA_DECAY": 0.0,
-    "SOLVER.ACCUMULATION_STEPS": 1,
-    "SOLVER.FUSED": False,
-    "TRAIN.COMPILE": False,
-    "TRAIN.CUDA_GRAPHS": False,
-    "TRAIN.CUDNN_BENCHMARK": True,
-    "TRAIN.DETERMINISTIC": False,
-    "TRAIN.TF32": True,
-}
-"""Keys that files may lack, for they are older than these: what was measured there."""
-
-_MODEL = (
-    "MODEL.ARCH",
-    "MODEL.NUM_CLASSES",
-    "RESNET",
-    "SLOWFAST",
-    "NONLOCAL",
-    "SOLVER.OPTIMIZING_METHOD",
-    "TRAIN.MIXED_PRECISION",
-    *_ADDED,
-)
-"""Keys and sections that decide how long an iteration takes."""
-
-_SAME_SPEED = ("RESNET.ZERO_INIT_FINAL_BN",)
-"""Keys in them that do not: they only say what weights a model starts with."""
 
 
 class MisfitError(ValueError):
@@ -110,7 +81,7 @@ class StepTimes:
     @property
     def source(self) -> str:
         """Where the times come from, with what makes steps faster or slower if not at default."""
-        defaults = {"TRAIN.MIXED_PRECISION": False, **_ADDED}
+        defaults = keys_of(default_recipe())
         switches = [
             f"{key} {value}"
             for key, value in sorted(self.model.items())
@@ -153,7 +124,8 @@ class StepTimes:
                 f"{self.path} was measured on {self.device}, and NUM_GPUS {recipe.num_gpus} trains "
                 f"on {device_of(recipe)}"
             )
-        measured, wanted = {**_ADDED, **self.model}, model_of(recipe)
+        # What a file lacks is a key newer than it: measured at the default.
+        measured, wanted = {**model_of(default_recipe()), **self.model}, model_of(recipe)
         pairs = [
             (key, measured.get(key, "(absent)"), wanted.get(key, "(absent)"))
             for key in sorted(measured.keys() | wanted.keys())
@@ -226,13 +198,9 @@ def shapes_to_measure(recipe: Recipe) -> list[tuple[Shape, int | None]]:
 
 def model_of(recipe: Recipe) -> dict[str, object]:
     """The keys of a recipe that decide how long an iteration of one shape takes."""
-    tree = yaml.safe_load(recipe.text)
-    found: dict[str, object] = {}
-    for name in (*_MODEL, "TSM") if recipe.model.arch == "tsm" else _MODEL:
-        section, _, key = name.partition(".")
-        inside = tree[section]
-        found |= {f"{section}.{k}": inside[k] for k in ([key] if key else inside)}
-    return {key: value for key, value in sorted(found.items()) if key not in _SAME_SPEED}
+    values = keys_of(recipe)
+    own = recipe.model.arch == "tsm"
+    return {key: values[key] for key in sorted(speed_keys()) if own or not key.startswith("TSM.")}
 
 
 def device_of(recipe: Recipe) -> str:

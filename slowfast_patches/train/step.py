@@ -28,7 +28,7 @@ from slowfast_patches.train.graphs import GraphedPasses
 from slowfast_patches.train.running_stats import in_parts
 from slowfast_patches.utils.distributed import World
 
-__all__ = ["Outcome", "Stepper", "compiled", "parallel"]
+__all__ = ["Outcome", "Stepper", "compiled", "expect_graphs", "parallel"]
 
 
 class Outcome(NamedTuple):
@@ -191,6 +191,13 @@ def compiled(model: nn.Module) -> nn.Module:
     """The model, compiled as one graph for each shape, BN size and mode that it meets. It shares
     the model's weights and buffers."""
     return cast(nn.Module, torch.compile(model, dynamic=False, fullgraph=True))
+
+
+def expect_graphs(count: int) -> None:
+    """Make room for as many graphs of one network; torch gives up at 8 by default."""
+    import torch._dynamo.config as dynamo  # it imports the compiler: for who compiles
+
+    dynamo.recompile_limit = max(dynamo.recompile_limit, count)
 
 
 def parallel(network: nn.Module, world: World) -> nn.Module:

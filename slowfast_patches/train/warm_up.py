@@ -14,7 +14,7 @@ from multigrid import Batch, Schedule, Shape, Step, clip_numbers, empty_clips, s
 from slowfast_patches.config.recipe import Recipe
 from slowfast_patches.config.schedule import possible_parts
 from slowfast_patches.train.running_stats import keep_buffers
-from slowfast_patches.train.step import Stepper
+from slowfast_patches.train.step import Stepper, expect_graphs
 from slowfast_patches.utils.report import format_list, format_table
 
 __all__ = ["Memory", "Peak", "dry_run", "kinds_of_steps", "made_up_batch", "without_compiling"]
@@ -105,9 +105,7 @@ def dry_run(
     """
     memory, steps = memory or Memory(stepper.device), kinds_of_steps(schedule, start)
     if stepper.recipe.train.compile:
-        import torch._dynamo.config as dynamo  # it imports the compiler: for who compiles
-
-        dynamo.recompile_limit = max(dynamo.recompile_limit, len(steps))  # torch gives up at 8
+        expect_graphs(len(steps))
     parts = [n for n in possible_parts(schedule, world_size) if n > stepper.parts]
     tried = [_Dry(step, clip_numbers(step, rank, world_size), world_size, parts) for step in steps]
     peaks = list[Peak]()

@@ -111,16 +111,19 @@ def strike(training: Training, faults: Sequence[Fault]) -> list[str]:
 
 def differences(found: Training, expected: Training) -> list[str]:
     """Where a finished training differs from the undisturbed one."""
-    ours, theirs = _last_checkpoint(found.output), _last_checkpoint(expected.output)
+    folders = (found.output, expected.output)
+    paths = [max((f / "checkpoints").glob("checkpoint_iter_*.pyth")) for f in folders]
+    ours, theirs = (torch.load(path, weights_only=True) for path in paths)
     wrong = [
         f"{part} differs"
         for part in ("model_state", "optimizer_state", "iteration")
         if not _same(ours[part], theirs[part])
     ]
-    results = [_result(training.output) for training in (found, expected)]
-    wrong += ["evaluations differ"] if results[0] != results[1] else []
+    wrong += ["evaluations differ"] * (_result(folders[0]) != _result(folders[1]))
     wrong += _stream_differences(found.lines(), expected.lines())
-    numbers = [line["iteration"] for line in _train_records(found.output)]
+    lines = (found.output / "metrics.jsonl").read_text("utf-8").splitlines()
+    records = [record for record in map(json.loads, lines) if record["type"] == "train"]
+    numbers = [record["iteration"] for record in records]
     if numbers != list(range(1, ours["iteration"] + 1)):
         wrong.append("metrics.jsonl leaves out or repeats iterations")
     allowed = {path.relative_to(expected.output) for path in expected.output.rglob("*")}
@@ -131,12 +134,11 @@ def differences(found: Training, expected: Training) -> list[str]:
 
 def _stream_differences(ours: list[dict[str, Any]], theirs: list[dict[str, Any]]) -> list[str]:
     """Clips lost, repeated or changed: each iteration counts as it was trained last."""
-    wrong = []
-    expected = {(line["rank"], line["iteration"]): line["clips"] for line in theirs}
-    final = {(line["rank"], line["iteration"]): line["clips"] for line in ours}
-    wrong += [f"clips of {key} lost" for key in expected.keys() - final.keys()]
-    wrong += [f"clips of {key} too many" for key in final.keys() - expected.keys()]
-    wrong += [f"other clips in {key}" for key in expected if expected[key] != final.get(key)]
+    expected, final = (
+        {(line["rank"], line["iteration"]): line["clips"] for line in lines}
+        for lines in (theirs, ours)
+    )
+    wrong = [f"clips of {k} differ" for k in expected | final if expected.get(k) != final.get(k)]
     runs: dict[tuple[int, int], list[int]] = {}
     for line in ours:
         runs.setdefault((line["rank"], line["process"]), []).append(line["iteration"])
@@ -154,52 +156,37 @@ def _same(ours: Any, theirs: Any) -> bool:
     return bool(ours == theirs)
 
 
-def _last_checkpoint(output: Path) -> Any:
-    paths = sorted((output / "checkpoints").glob("checkpoint_iter_*.pyth"))
-    return torch.load(paths[-1], weights_only=True)
-
-
 def _result(output: Path) -> Any:
     result = json.loads((output / "result.json").read_text("utf-8"))
     evaluations = [{k: v for k, v in e.items() if k not in TIMES} for e in result["evaluations"]]
     return evaluations, result["top1"], result["iterations"], result["clips"]
 
 
-def _train_records(output: Path) -> list[dict[str, Any]]:
-    lines = (output / "metrics.jsonl").read_text("utf-8").splitlines()
-    return [record for record in map(json.loads, lines) if record["type"] == "train"]
-
-
-def first_iterations(lines: Sequence[dict[str, Any]]) -> list[tuple[int, float]]:
-    """(iteration, seconds since its process started) of the first iteration of each process."""
-    first: dict[int, tuple[int, float]] = {}
-    for line in lines:
-        first.setdefault(line["process"], (line["iteration"], line["time"] - line["started"]))
-    return list(first.values())
-
-
-def starts(folder: Path) -> tuple[list[float], list[float]]:
-    """Seconds from the start of a process to its first finished iteration, in the trainings of one
-    process: of their first processes, and of those that continued."""
+def seconds_to_first_iteration(folder: Path) -> dict[str, float | None]:
+    """Median seconds from the start of a process to its first finished iteration, in the trainings
+    of one process: of their first processes, and of those that continued."""
     fresh, continued = list[float](), list[float]()
     for path in sorted(folder.glob("trial_*/stream.jsonl")):
-        lines = Training(path.parent, folder, 1).lines()
+        lines, first = Training(path.parent, folder, 1).lines(), dict[int, float]()
+        for line in lines:
+            first.setdefault(line["process"], line["seconds"])
         if {line["rank"] for line in lines} == {0}:
-            (_, first), *others = first_iterations(lines)
-            fresh.append(first)
-            continued += [seconds for _, seconds in others]
-    return fresh, continued
+            one, *others = first.values()
+            fresh.append(one)
+            continued += others
+    return {
+        "fresh start": statistics.median(fresh) if fresh else None,
+        "continued": statistics.median(continued) if continued else None,
+    }
 
 
 def draw(rng: random.Random, kind: str, boundaries: Sequence[int], mark: Path) -> Fault:
     """A fault of a kind at a random moment; `boundaries` are the first iterations of phases, and
     the last the end of the training."""
-    last = boundaries[-1]
-    iteration = rng.randrange(1, last - 1)
     if kind == "boundary":
         return Fault(kind, rng.choice(boundaries[1:-1]), 0, rng.uniform(0, 0.02), str(mark))
     rank = rng.randrange(2) if kind == "rank" else 0
-    return Fault(kind, iteration, rank, rng.uniform(0, 0.3), str(mark))
+    return Fault(kind, rng.randrange(1, boundaries[-1] - 1), rank, rng.uniform(0, 0.3), str(mark))
 
 
 def boundaries_of(output: Path) -> list[int]:
@@ -269,17 +256,13 @@ def report(outcomes: Sequence[Outcome], seed: int, folder: Path) -> dict[str, An
     """The campaign in numbers."""
     kinds: Counter[str] = Counter(f.kind for o in outcomes for f in o.faults)
     failed = Counter(f.kind for o in outcomes if o.wrong for f in o.faults)
-    fresh, continued = starts(folder)
     return {
         "seed": seed,
         "kills": sum(kinds.values()),
         "recoveries": sum(len(o.faults) for o in outcomes if not o.wrong),
         "kinds": {kind: {"kills": n, "failed": failed[kind]} for kind, n in kinds.items()},
         "wrong": [wrong for o in outcomes for wrong in o.wrong],
-        "seconds_to_first_iteration": {
-            "fresh start": statistics.median(fresh),
-            "continued": statistics.median(continued),
-        },
+        "seconds_to_first_iteration": seconds_to_first_iteration(folder),
         "trainings": [
             {"faults": [asdict(f) | {"mark": ""} for f in o.faults], "wrong": list(o.wrong)}
             for o in outcomes
@@ -307,7 +290,7 @@ def main() -> int:
     rows = [(kind, row["kills"], row["failed"]) for kind, row in result["kinds"].items()]
     print(tabulate(rows, headers=["kill of, or in", "kills", "of them not recovered"]))
     print(f"{result['kills']} kills, {result['recoveries']} recoveries, seed {args.seed}")
-    print(f"seconds to the first finished iteration: {result['seconds_to_first_iteration']}")
+    print(f"median seconds to the first iteration: {result['seconds_to_first_iteration']}")
     if args.json:
         args.json.write_text(json.dumps(result, indent=2) + "\n", encoding="utf-8")
     return 0 if result["recoveries"] == result["kills"] else 1

@@ -1,7 +1,6 @@
 """tools/run_net.py, except that it is killed where the environment's FAULT says, once.
 
-FAULT is the JSON of `Fault`; its mark is a file that appears just before the kill, and while it is
-there nothing is killed any more. STREAM is a file that gets a line for every iteration that a rank
+FAULT is the JSON of `Fault`. STREAM is a file that gets a line for every iteration that a rank
 finished: what it trained on, and when.
 """
 
@@ -16,6 +15,7 @@ import signal
 import sys
 import threading
 import time
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -34,7 +34,7 @@ class Fault:
     iteration: in which, or (save, rename, evaluation) in the first after which.
     rank: of the process; others go on.
     delay: seconds after the beginning of the iteration, for a trainer.
-    mark: file that says that it happened.
+    mark: file that appears just before the kill; while it is there nothing is killed any more.
     """
 
     kind: str
@@ -46,135 +46,94 @@ class Fault:
     def strike(self) -> None:
         """Kill this process, unless that was done already."""
         try:
-            with open(self.mark, "x", encoding="utf-8") as file:
-                file.write(f"{time.time()}")
+            Path(self.mark).touch(exist_ok=False)
         except FileExistsError:
             return
         os.kill(os.getpid(), signal.SIGKILL)
 
 
 def install(fault: Fault | None, rank: int) -> None:
-    """Put the fault, and the record of the stream, around the functions of the trainer."""
+    """Put the fault, and the record of the stream, around what a training calls."""
+    import torch
+
+    from slowfast_patches.datasets.clips import ClipDataset
+    from slowfast_patches.launch.stopping import StopRequest
     from slowfast_patches.train.step import Stepper
 
-    state = {"iteration": -1}
-    original = Stepper.__call__
+    at = {"iteration": -1}
 
-    def take_step(stepper: Any, step: Any, batch: Any, *rest: Any):
-        state["iteration"] = step.iteration
-        if fault and fault.kind not in INSTALL and step.iteration == fault.iteration:
+    def has_come(kind: str) -> bool:
+        return fault is not None and fault.kind == kind and at["iteration"] >= fault.iteration
+
+    def around(owner: Any, name: str, wrapped: Callable[..., Any]) -> None:
+        original = getattr(owner, name)
+        setattr(owner, name, lambda *args, **keys: wrapped(original, *args, **keys))
+
+    def take_step(step_with: Any, stepper: Any, step: Any, batch: Any, *rest: Any) -> Any:
+        at["iteration"] = step.iteration
+        in_step = fault is not None and fault.kind in ("trainer", "boundary", "rank")
+        if in_step and step.iteration == fault.iteration:
             timer = threading.Timer(fault.delay, fault.strike)
             timer.daemon = True
             timer.start()
-        outcome = original(stepper, step, batch, *rest)
-        outcome.loss.item()
+        outcome = step_with(stepper, step, batch, *rest)
+        outcome[0].item()
         record(rank, step.iteration, batch)
         return outcome
 
-    Stepper.__call__ = take_step
-    if fault is not None and fault.kind in INSTALL:
-        INSTALL[fault.kind](fault, state)
+    def get(read: Any, dataset: Any, requests: Any) -> Any:
+        here = getattr(requests[0], "iteration", None)
+        in_worker = torch.utils.data.get_worker_info() is not None
+        if fault is not None and fault.kind == "worker" and here == fault.iteration and in_worker:
+            fault.strike()
+        return read(dataset, requests)
+
+    def save(write: Any, content: Any, file: Any, *rest: Any, **options: Any) -> None:
+        if has_come("save"):
+            whole = io.BytesIO()
+            write(content, whole)
+            file.write(whole.getvalue()[: len(whole.getvalue()) // 2])
+            file.flush()
+            fault.strike()
+        write(content, file, *rest, **options)
+
+    def replace(rename: Any, path: Path, target: Any) -> Path:
+        if has_come("rename") and "checkpoint_iter" in str(target):
+            fault.strike()
+        return rename(path, target)
+
+    def between(pass_on: Any, stop: Any, batches: Iterable[Any], rounds: int) -> Iterator[Any]:
+        for number, batch in enumerate(pass_on(stop, batches, rounds)):
+            if number == 1 and has_come("evaluation"):
+                fault.strike()
+            yield batch
+
+    around(Stepper, "__call__", take_step)
+    around(ClipDataset, "__getitems__", get)
+    around(torch, "save", save)
+    around(Path, "replace", replace)
+    around(StopRequest, "between", between)
 
 
 def record(rank: int, iteration: int, batch: Any) -> None:
     """A line of STREAM: a digest of all that the iteration's clips are, and the time."""
-    digest = hashlib.sha256(batch["clips"].numpy().tobytes())
-    digest.update(batch["flips"].numpy().tobytes() + batch["labels"].numpy().tobytes())
+    digest = hashlib.sha256()
+    for name in ("clips", "flips", "labels"):
+        digest.update(batch[name].numpy().tobytes())
     line = {
         "rank": rank,
         "iteration": iteration,
         "clips": digest.hexdigest(),
-        "videos": batch["videos"].tolist(),
         "process": os.getpid(),
-        "started": STARTED,
-        "time": time.time(),
+        "seconds": time.time() - STARTED,
     }
     with open(os.environ["STREAM"], "a", encoding="utf-8") as file:
         file.write(json.dumps(line) + "\n")
 
 
-def in_worker(fault: Fault, _: dict[str, int]) -> None:
-    from torch.utils.data import get_worker_info
-
-    from slowfast_patches.datasets.clips import ClipDataset
-
-    original = ClipDataset.__getitems__
-
-    def get(self: Any, requests: Any) -> Any:
-        here = getattr(requests[0], "iteration", None)
-        if here == fault.iteration and get_worker_info() is not None:
-            fault.strike()
-        return original(self, requests)
-
-    ClipDataset.__getitems__ = get
-
-
-def in_save(fault: Fault, state: dict[str, int]) -> None:
-    import torch
-
-    original = torch.save
-
-    def save(content: Any, file: Any, *rest: Any, **options: Any) -> None:
-        if state["iteration"] >= fault.iteration:
-            whole = io.BytesIO()
-            original(content, whole)
-            file.write(whole.getvalue()[: len(whole.getvalue()) // 2])
-            file.flush()
-            fault.strike()
-        original(content, file, *rest, **options)
-
-    torch.save = save
-
-
-def in_rename(fault: Fault, state: dict[str, int]) -> None:
-    original = os.replace
-
-    def replace(source: Any, target: Any, **options: Any) -> None:
-        if state["iteration"] >= fault.iteration and "checkpoint_iter" in str(target):
-            fault.strike()
-        original(source, target, **options)
-
-    os.replace = replace
-    original_path = Path.replace
-
-    def replace_path(self: Path, target: Any) -> Path:
-        if state["iteration"] >= fault.iteration and "checkpoint_iter" in str(target):
-            fault.strike()
-        return original_path(self, target)
-
-    Path.replace = replace_path  # type: ignore[method-assign]
-
-
-def in_evaluation(fault: Fault, state: dict[str, int]) -> None:
-    from slowfast_patches.train import evaluate
-
-    original = evaluate.evaluation_loader
-
-    def batches(*given: Any) -> Any:
-        for number, batch in enumerate(original(*given)):
-            if number == 1 and state["iteration"] >= fault.iteration:
-                fault.strike()
-            yield batch
-
-    evaluate.evaluation_loader = batches
-
-
-INSTALL = {
-    "worker": in_worker,
-    "save": in_save,
-    "rename": in_rename,
-    "evaluation": in_evaluation,
-}
-
-
-def main() -> None:
-    text = os.environ.get("FAULT")
-    rank = int(os.environ.get("RANK", 0))
+if __name__ == "__main__":
+    text, rank = os.environ.get("FAULT"), int(os.environ.get("RANK", 0))
     fault = Fault(**json.loads(text)) if text else None
     install(fault if fault and fault.rank == rank else None, rank)
     sys.argv[0] = str(RUN_NET)
     runpy.run_path(str(RUN_NET), run_name="__main__")
-
-
-if __name__ == "__main__":
-    main()

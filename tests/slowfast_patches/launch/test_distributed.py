@@ -3,13 +3,17 @@
 import os
 import re
 import shutil
+import signal
 import subprocess
+import time
 from collections.abc import Callable
 from functools import partial
 from pathlib import Path
 
 import pytest
 import torch
+
+pytestmark = pytest.mark.slow
 
 # Dropout and precise BN are tested in test_equivalence.py.
 OPTIONS = (
@@ -109,3 +113,30 @@ def test_torchrun_trains_what_one_process_does(
     start = partial(start_run_net, launcher=launcher, GLOO_SOCKET_IFNAME="lo")
     wait_for(start(tmp_path, *OPTIONS, *data))
     assert_same_training(opened(tmp_path), opened(one_process))
+
+
+def test_stopped_on_four_processes_it_continues_on_two(
+    commands, free_port, arguments, one_process: Path, tmp_path: Path, opened: type
+):
+    """As torchrun starts them."""
+
+    def start(size: int) -> list[int]:
+        run = {"TORCHELASTIC_RUN_ID": "x", "WORLD_SIZE": size, "GROUP_WORLD_SIZE": 1}
+        run |= {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": free_port()}
+        run = {name: str(value) for name, value in run.items()}
+        ranks = map(str, range(size))
+        return [commands.start(tmp_path, *arguments, **run, RANK=r, LOCAL_RANK=r) for r in ranks]
+
+    started, metrics = start(4), tmp_path / "out" / "metrics.jsonl"
+    deadline = time.monotonic() + 240
+    while not metrics.exists() or metrics.read_text().count('"train"') < 3:
+        assert time.monotonic() < deadline
+        time.sleep(0.02)
+    os.kill(started[-1], signal.SIGTERM)
+    ended = [commands.wait(number) for number in started]
+    assert [status for status, _ in ended] == [75] * 4
+    assert "stopped by SIGTERM" in ended[0][1]
+    done = opened(tmp_path / "out").checkpoint["iteration"]
+    assert [commands.wait(number)[0] for number in start(2)] == [0, 0]
+    assert f"continuing after iteration {done}" in opened(tmp_path / "out").log
+    assert_same_training(opened(tmp_path / "out"), opened(one_process))

@@ -2,8 +2,6 @@
 
 import os
 import signal
-import subprocess
-import sys
 import time
 from collections.abc import Callable
 from pathlib import Path
@@ -228,23 +226,3 @@ def test_torchrun_does_not_start_an_interrupted_run_again(
     started = [start("interrupt", **run, RANK=rank, LOCAL_RANK=rank) for rank in "01"]
     said = "interrupted: stopped by a signal after iteration 7\n"
     assert [commands.wait(number) for number in started] == [(status, said), (status, "")]
-
-
-def test_two_agents_recover_from_a_killed_process(free_port, tmp_path):
-    """Only one of them counts a failure; the other sees that it is waited for."""
-    worker = Path(__file__).with_name("restart_worker.py")
-    command = [sys.executable, "-m", "torch.distributed.run", "--nnodes", "2", "--max-restarts"]
-    command += ["2", "--nproc-per-node", "1", "--rdzv-backend", "c10d"]
-    command += ["--rdzv-endpoint", f"localhost:{free_port()}", str(worker), str(tmp_path)]
-    environment = os.environ | {"GLOO_SOCKET_IFNAME": "lo"}
-    agents = [subprocess.Popen(command, env=environment) for _ in range(2)]
-    notes = [tmp_path / f"started_{rank}" for rank in range(2)]
-    deadline = time.monotonic() + 120
-    while not all(note.exists() and note.read_text() for note in notes):
-        assert time.monotonic() < deadline
-        time.sleep(0.1)
-    (tmp_path / "killed").touch()
-    os.kill(int(notes[1].read_text()), signal.SIGKILL)
-    assert [agent.wait(timeout=120) for agent in agents] == [0, 0]
-    assert [(tmp_path / f"sum_{rank}").read_text() for rank in range(2)] == ["2", "2"]
-    assert [len(note.read_text().split()) for note in notes] == [2, 2]

@@ -7,22 +7,22 @@ import subprocess
 import sys
 import time
 from collections.abc import Iterator
-from datetime import timedelta
-from pathlib import Path
 
 import pytest
 import torch
-import torch.distributed as dist
 
 from slowfast_patches.datasets import loader as loader_module
 from slowfast_patches.launch.stopping import (
     StopRequest,
     TrainingInterruptedError,
-    requeue,
 )
 from slowfast_patches.utils.distributed import World
 
+pytestmark = pytest.mark.slow
+
 ALONE = World(0, 1, torch.device("cpu"))
+PLAIN = ("BN.USE_PRECISE_STATS", False, "TEST.ENABLE", False)
+OFF = ("MULTIGRID.LONG_CYCLE", False, "MULTIGRID.SHORT_CYCLE", False)
 
 
 def send(number: signal.Signals, pid: int | None = None) -> None:
@@ -64,18 +64,8 @@ def test_an_evaluation_is_left_between_its_mini_batches():
             next(batches)
 
 
-def test_processes_wait_for_each_other_as_long_as_they_are_told():
-    dist.init_process_group("gloo", store=dist.HashStore(), rank=0, world_size=1)
-    try:
-        with StopRequest(World(0, 2, torch.device("cpu")), timedelta(minutes=7)) as stop:
-            backend = stop._group._get_backend(torch.device("cpu"))
-            assert backend.options._timeout == timedelta(minutes=7)
-    finally:
-        dist.destroy_process_group()
-
-
 TWICE = """
-import os, signal, sys, time, torch
+import os, signal, torch
 from slowfast_patches.launch.stopping import StopRequest
 from slowfast_patches.utils.distributed import World
 with StopRequest(World(0, 1, torch.device("cpu"))) as stop:
@@ -90,31 +80,8 @@ def test_a_second_ctrl_c_ends_at_once_with_a_plain_message():
     done = subprocess.run([sys.executable, "-c", TWICE], capture_output=True, text=True)
     assert done.returncode == -signal.SIGINT
     assert done.stdout == "goes on\n"
-    assert done.stderr.split("\n\n") == [
-        "\ninterrupted: saving after this iteration; once more ends at once",
-        "interrupted again: ending without saving\n",
-    ]
-
-
-def fake_scontrol(folder: Path, status: int) -> None:
-    path = folder / "scontrol"
-    path.write_text(f'#!/bin/sh\necho "$@" >> {folder}/calls\necho no right >&2\nexit {status}\n')
-    path.chmod(0o755)
-
-
-def test_a_job_is_queued_again(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
-):
-    monkeypatch.setenv("PATH", str(tmp_path), prepend=os.pathsep)
-    fake_scontrol(tmp_path, 0)
-    array = {"SLURM_JOB_ID": "18", "SLURM_ARRAY_JOB_ID": "18", "SLURM_ARRAY_TASK_ID": "3"}
-    for environ in ({"SLURM_JOB_ID": "17"}, array, {}, {**array, "SUBMITIT_EXECUTOR": "slurm"}):
-        requeue(environ)
-    assert (tmp_path / "calls").read_text() == "requeue 17\nrequeue 18_3\n"
-    assert caplog.text == ""
-    fake_scontrol(tmp_path, 1)
-    requeue({"SLURM_JOB_ID": "17"})
-    assert "job 17 could not be queued again (no right): submit it once more" in caplog.text
+    assert done.stderr.count("interrupted") == 2
+    assert "Traceback" not in done.stderr
 
 
 # Processes that read clips.
@@ -129,15 +96,15 @@ class Slow(torch.utils.data.Dataset):
         return number
 
 
-def reading(dataset: torch.utils.data.Dataset) -> Iterator[object]:
+def reading() -> Iterator[object]:
     loader = loader_module._Loader(
-        dataset, num_workers=1, worker_init_fn=loader_module.leave_to_parent
+        Slow(), num_workers=1, worker_init_fn=loader_module.leave_to_parent
     )
     return iter(loader)
 
 
 def test_a_worker_outlives_signals_to_all_and_ends_with_its_loader():
-    batches = reading(Slow())
+    batches = reading()
     (worker,) = multiprocessing.active_children()
     signal_from_elsewhere(worker.pid)  # before it is set up, perhaps
     first = next(batches)
@@ -153,7 +120,7 @@ def signal_from_elsewhere(pid: int) -> None:
 
 
 def test_a_worker_ends_when_its_parent_ends_it():
-    batches = reading(Slow())
+    batches = reading()
     (worker,) = multiprocessing.active_children()
     next(batches)
     worker.terminate()  # as torch does with one that hangs, and multiprocessing at exit

@@ -5,6 +5,7 @@ from __future__ import annotations
 import logging
 import math
 from collections.abc import Mapping, Sequence
+from contextlib import AbstractContextManager
 from pathlib import Path
 from typing import Any, NamedTuple, TextIO
 
@@ -229,7 +230,7 @@ class Record:
             self._lines.flush()
             self._events.write(record)
 
-    def _writing(self) -> Any:
+    def _writing(self) -> AbstractContextManager[None]:
         when = f" after iteration {self.done}"
         return writes("the record of the run", self._output_dir, when)
 

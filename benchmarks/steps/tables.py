@@ -92,20 +92,22 @@ def _notes(result: Row) -> list[str]:
     rates = ", ".join(f"{r / 1e12:.4g} TFLOP/s in {n}" for n, r in result["matrix_rates"].items())
     timed = [row for v in result["variants"] for row in v["shapes"] if row["seconds"] is not None]
     graphs = any("backward" in row["parts"] and "forward" not in row["parts"] for row in timed)
-    host = any(variant["name"] in HOST for variant in result["variants"])
-    notes = {
+    notes = [
         f"{result['device']['name']}, {result['machine']['threads']} CPU threads; one process of "
         f"{result['processes']}, without loading, evaluation, and communication between "
         f"processes. Matrix products here: {rates}. FLOPs are those of training, 3 × the "
-        "forward's, a multiply-add counted as two.": True,
-        "Measured is the fast pathway alone, without slow pathway and lateral connections.": (
-            result["pathway"] == "fast"
-        ),
-        "A CUDA graph is forward and backward in one: both are under backward.": graphs,
-        f"No times, and the speed-up is that of very many videos: {result['no_videos']}": (
-            result["num_videos"] is None
-        ),
-        "host is pyslowfast's own model, BN and step, with a model of its own for each shape, for "
-        "its head pools over a fixed window; host_tf32 is the same with TF32.": host,
-    }
-    return [note for note, applies in notes.items() if applies]
+        "forward's, a multiply-add counted as two."
+    ]
+    if result["pathway"] == "fast":
+        notes.append("Measured is the fast pathway alone, without slow and lateral connections.")
+    if graphs:
+        notes.append("A CUDA graph is forward and backward in one: both are under backward.")
+    if result["num_videos"] is None:
+        why = result["no_videos"]
+        notes.append(f"No times, and the speed-up is that of very many videos: {why}")
+    if any(variant["name"] in HOST for variant in result["variants"]):
+        notes.append(
+            "host is pyslowfast's own model, BN and step, with a model of its own for each shape, "
+            "for its head pools over a fixed window; host_tf32 is the same with TF32."
+        )
+    return notes

@@ -76,7 +76,7 @@ _HEADER = """# Keys
 
 Written from the rows of slowfast_patches/config/keys.py by
 
-    python -m slowfast_patches.config.keys > docs/keys.md"""
+    python -c "from slowfast_patches.config.keys import format_keys as f; print(f())" > docs/keys.md"""  # noqa: E501
 
 HOST: Any = object()
 """The default of a key that the host has, and whose default stays."""
@@ -415,7 +415,3 @@ def format_keys() -> str:
 
 def _wrap(text: str) -> str:
     return textwrap.fill(text, 100, subsequent_indent="  ", break_on_hyphens=False)
-
-
-if __name__ == "__main__":
-    print(format_keys())

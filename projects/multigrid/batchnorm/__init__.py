@@ -12,7 +12,6 @@ from multigrid.batchnorm.shared import (
     average_running_stats,
     channel_moments,
     form_neighbours,
-    wait_for_neighbours,
 )
 
 __all__ = [
@@ -27,5 +26,4 @@ __all__ = [
     "group_order",
     "possible_processes",
     "set_group_size",
-    "wait_for_neighbours",
 ]

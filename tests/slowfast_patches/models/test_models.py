@@ -103,8 +103,8 @@ def shake(model: nn.Module, inputs: list[Tensor]) -> None:
 
 
 @cache
-def schedule_for(cfg_dump: str) -> Schedule:
-    return schedule_of(Recipe.load_cfg(cfg_dump), num_videos=64)
+def schedule_for(recipe: Recipe) -> Schedule:
+    return schedule_of(recipe, num_videos=64)
 
 
 # Training.
@@ -114,7 +114,7 @@ def schedule_for(cfg_dump: str) -> Schedule:
 def test_a_model_trains_at_every_shape_of_its_schedule(recipe):
     torch.manual_seed(0)
     model = build_model(recipe, grouped_bn=True).train()
-    phases = schedule_for(recipe.text).phases
+    phases = schedule_for(recipe).phases
     steps = dict(pair for p in phases for pair in zip(p.shapes, p.bn_sizes, strict=True))
     assert {(s.batch, s.frames, s.crop) for s in steps} == SHAPES
     for shape, group_size in steps.items():
@@ -228,7 +228,7 @@ def test_a_shape_with_the_same_volume_costs_about_the_same(folder):
 
 @pytest.mark.parametrize("recipe", ["slowfast-nl", "i3d-nl"], indirect=True)
 def test_the_shapes_of_a_schedule_pass_the_check(recipe):
-    check_shapes(recipe, schedule_for(recipe.text).shapes)
+    check_shapes(recipe, schedule_for(recipe).shapes)
 
 
 def test_a_shape_with_too_few_frames_for_the_slow_pathway_is_named(folder):

@@ -1,6 +1,8 @@
 # Everything from a bare Python 3.11 or 3.12 with pip and venv:
-#   make demo    train baseline, shortened baseline and multigrid on real files, compare them
-#   make test    format, lint, types, import contract, tests
+#   make install  the environment, .venv, with the checkout in it
+#   make check    format, lint, types, import contracts, the tests that take no time: before a commit
+#   make test     the same with all tests
+#   make demo     train baseline, shortened baseline and multigrid on real files, compare them
 PYTHON ?= python3
 VENV := .venv
 BIN := $(VENV)/bin
@@ -10,7 +12,8 @@ SEEDS ?= 0
 # Modules are compiled by who imports them first, not all of torch's by pip.
 export PYTHONDONTWRITEBYTECODE :=
 
-.PHONY: demo test pytest lint install clean
+.PHONY: install check test demo lint quick-tests all-tests clean
+
 install: $(VENV)/.installed
 
 $(VENV)/.installed: pyproject.toml setup.py constraints.txt
@@ -20,11 +23,12 @@ $(VENV)/.installed: pyproject.toml setup.py constraints.txt
 	$(BIN)/pip install --quiet --no-compile --constraint constraints.txt --editable ".[dev]"
 	@touch $@
 
-demo: install
-	$(BIN)/python tools/make_demo_data.py --output $(DEMO)/data
-	$(BIN)/python tools/compare.py --cfg configs/Demo/SLOWFAST_DEMO.yaml \
-	    --cfg configs/Demo/SLOWFAST_DEMO_MULTIGRID.yaml --equal-time --seeds $(SEEDS) \
-	    --output $(DEMO) DATA.PATH_TO_DATA_DIR $(DEMO)/data
+# mypy takes one core; tests that wait for other processes leave some of two.
+check: install
+	@$(MAKE) --no-print-directory -j 2 lint quick-tests
+
+test: install
+	@$(MAKE) --no-print-directory -j 2 lint all-tests
 
 lint: install
 	$(BIN)/ruff format --check .
@@ -32,13 +36,18 @@ lint: install
 	$(BIN)/mypy
 	$(BIN)/lint-imports
 
-# mypy takes one core; tests that wait for other processes leave some of two.
-test: install
-	@$(MAKE) --no-print-directory -j 2 lint pytest
+quick-tests: install
+	$(BIN)/python -m pytest -n 2 --dist loadfile -m "not slow and not gpu"
 
 # tests/conftest.py has the long files go first.
-pytest: install
+all-tests: install
 	$(BIN)/python -m pytest -n 3 --dist loadfile --no-loadscope-reorder
+
+demo: install
+	$(BIN)/python tools/make_demo_data.py --output $(DEMO)/data
+	$(BIN)/python tools/compare.py --cfg configs/Demo/SLOWFAST_DEMO.yaml \
+	    --cfg configs/Demo/SLOWFAST_DEMO_MULTIGRID.yaml --equal-time --seeds $(SEEDS) \
+	    --output $(DEMO) DATA.PATH_TO_DATA_DIR $(DEMO)/data
 
 clean:
 	rm -rf $(VENV) .mypy_cache .ruff_cache .pytest_cache .hypothesis *.egg-info

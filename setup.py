@@ -2,7 +2,19 @@
 
 from setuptools import find_packages, setup
 
+FOLDERS = {
+    "multigrid": "projects/multigrid",
+    "slowfast_patches": "slowfast_patches",
+    "slowfast_patches.commands": "tools",
+    "slowfast_patches.configs": "configs",
+}
+
 setup(
-    packages=["multigrid", *find_packages(include=["slowfast_patches", "slowfast_patches.*"])],
-    package_dir={"multigrid": "projects/multigrid", "slowfast_patches": "slowfast_patches"},
+    packages=sorted({*FOLDERS, *find_packages("projects"), *find_packages(include=["slowfast_*"])}),
+    package_dir=FOLDERS,
+    package_data={
+        "": ["py.typed", "*.csv", "*.json"],
+        "slowfast_patches.configs": ["*/*.yaml"],
+        "slowfast_patches.study": ["*.yaml"],
+    },
 )

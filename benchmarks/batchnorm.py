@@ -19,16 +19,22 @@ times backward, and its share is of a copy's, measured in the same run.
 from __future__ import annotations
 
 import argparse
-import random
 import statistics
 import sys
-import time
 from collections.abc import Callable, Sequence
-from pathlib import Path
+from functools import partial
 from typing import Any
 
 import torch
-from step_bench import provenance, quartiles, write_result
+from common import (
+    new_parser,
+    provenance,
+    ratios,
+    seconds_of,
+    spread_text,
+    take_turns,
+    write_result,
+)
 from torch import Tensor, nn
 
 from multigrid.batchnorm import GroupedBatchNorm3d
@@ -39,7 +45,7 @@ __all__ = ["main", "measure", "summarize"]
 
 # (C, T, H, W) of a clip and how many layers of SLOWFAST_8x8_R50 have it, read off the model with
 # 8 × 158² in the fast pathway and every fourth frame in the slow one. The first is I3D's.
-NETWORK = {
+NETWORK: dict[tuple[int, ...], int] = {
     (64, 8, 79, 79): 0,
     (64, 2, 79, 79): 1,
     (8, 8, 79, 79): 1,
@@ -67,7 +73,12 @@ NETWORK = {
     (64, 8, 5, 5): 5,
     (256, 8, 5, 5): 4,
 }
-SMALL = {(64, 8, 28, 28): 1, (16, 4, 45, 45): 1, (32, 8, 28, 28): 1, (128, 4, 14, 14): 1}
+SMALL: dict[tuple[int, ...], int] = {
+    (64, 8, 28, 28): 1,
+    (16, 4, 45, 45): 1,
+    (32, 8, 28, 28): 1,
+    (128, 4, 14, 14): 1,
+}
 FORMATS = {"contiguous": torch.contiguous_format, "channels_last_3d": torch.channels_last_3d}
 KINDS = ("plain", "grouped")
 WARM_UP = 3
@@ -86,13 +97,10 @@ def measure(
     modules = [nn.BatchNorm3d(shape[0]).to(device), GroupedBatchNorm3d(shape[0]).to(device)]
     modules[1].group_size = args.group_size
     steps = [_step(module, x.requires_grad_(), grad, graph=args.graphs) for module in modules]
-    times: list[list[float]] = [[], []]
-    for _ in range(WARM_UP + args.rounds):
-        for i in random.sample((0, 1), 2):
-            times[i].append(_seconds(steps[i], device))
-    rounds = {kind: t[WARM_UP:] for kind, t in zip(KINDS, times, strict=True)}
+    turns = {k: partial(seconds_of, step, device) for k, step in zip(KINDS, steps, strict=True)}
+    times = take_turns(turns, args.rounds, warm_up=WARM_UP)
     size = x.numel() * x.element_size()
-    return {"shape": [args.clips, *shape], "memory_format": layout, "bytes": size} | rounds
+    return {"shape": [args.clips, *shape], "memory_format": layout, "bytes": size} | times
 
 
 def _step(module: nn.Module, x: Tensor, grad: Tensor, *, graph: bool) -> Callable[[], object]:
@@ -104,7 +112,7 @@ def _step(module: nn.Module, x: Tensor, grad: Tensor, *, graph: bool) -> Callabl
 
     if not graph:
         return step
-    beside = torch.cuda.Stream()
+    beside = torch.cuda.Stream()  # type: ignore[no-untyped-call]
     beside.wait_stream(torch.cuda.current_stream())
     with torch.cuda.stream(beside):
         for _ in range(WARM_UP):
@@ -116,25 +124,11 @@ def _step(module: nn.Module, x: Tensor, grad: Tensor, *, graph: bool) -> Callabl
     return captured.replay
 
 
-def _seconds(step: Callable[[], object], device: torch.device) -> float:
-    if device.type == "cpu":
-        start = time.perf_counter()
-        step()
-        return time.perf_counter() - start
-    torch.cuda.synchronize(device)
-    begin, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))
-    begin.record()
-    step()
-    end.record()
-    end.synchronize()
-    return begin.elapsed_time(end) / 1e3
-
-
 def _copy_bandwidth(device: torch.device, rounds: int) -> float:
     """Bytes read and written per second by a copy of 1 GiB."""
     source = torch.empty(2**30, dtype=torch.uint8, device=device)
     target = torch.empty_like(source)
-    times = [_seconds(lambda: target.copy_(source), device) for _ in range(WARM_UP + rounds)]
+    times = [seconds_of(lambda: target.copy_(source), device) for _ in range(WARM_UP + rounds)]
     return 2 * source.numel() / statistics.median(times[WARM_UP:])
 
 
@@ -142,14 +136,20 @@ def summarize(rows: Sequence[dict[str, Any]], network: dict[tuple[int, ...], int
     """Add each row's `ratio`, and how many layers of the network it stands for."""
     for row in rows:
         row["layers"] = network[tuple(row["shape"][1:])]
-        row["ratio"] = quartiles(_ratios([row["plain"]], [row["grouped"]], [1]))
+        row["ratio"] = ratios(row["grouped"], row["plain"])
 
 
-def _of_network(rows: Sequence[dict[str, Any]], layout: str) -> dict[str, Any]:
+def of_network(rows: Sequence[dict[str, Any]], layout: str) -> dict[str, Any]:
     """The ratio of the sums over a network's layers, and of the worst layer."""
     rows = [row for row in rows if row["memory_format"] == layout]
-    plain, grouped = ([row[kind] for row in rows] for kind in KINDS)
-    ratio = quartiles(_ratios(plain, grouped, [row["layers"] for row in rows]))
+    sums = {
+        kind: [
+            sum(row["layers"] * seconds for row, seconds in zip(rows, of_round, strict=True))
+            for of_round in zip(*(row[kind] for row in rows), strict=True)
+        ]
+        for kind in KINDS
+    }
+    ratio = ratios(sums["grouped"], sums["plain"])
     worst = max(rows, key=lambda row: row["ratio"]["median"])
     return {
         "memory_format": layout,
@@ -160,42 +160,25 @@ def _of_network(rows: Sequence[dict[str, Any]], layout: str) -> dict[str, Any]:
     }
 
 
-def _ratios(
-    plain: Sequence[Sequence[float]], grouped: Sequence[Sequence[float]], layers: Sequence[int]
-) -> list[float]:
-    """Of each round, the time of all layers grouped over that of all plain."""
-
-    def sums(times: Sequence[Sequence[float]]) -> list[float]:
-        return [
-            sum(n * t for n, t in zip(layers, of_round, strict=True))
-            for of_round in zip(*times, strict=True)
-        ]
-
-    return [b / a for a, b in zip(sums(plain), sums(grouped), strict=True)]
-
-
 def format_result(result: dict[str, Any]) -> str:
     """A table of the layers, and a verdict for each memory format."""
-    rows = [_cells(row, result["copy_bytes_per_second"]) for row in result["rows"]]
-    headers = ["shape", "format", "layers", "plain ms", "grouped ms", "ratio", "25 %", "75 %"]
-    headers += ["GB/s", "of a copy"] if result["copy_bytes_per_second"] else []
-    verdicts = []
-    for found in result["network"]:
-        low, median, high = (found["ratio"][k] for k in ("quartile_1", "median", "quartile_3"))
-        verdict = "within" if found["within"] else "ABOVE"
-        verdicts.append(
-            f"{found['memory_format']}: the network's layers take {median:.3f} ({low:.3f} to "
-            f"{high:.3f}) times as long as nn.BatchNorm3d's, {verdict} the bar of {BAR:.2f}; worst "
-            f"{_shape(found['worst']['shape'])} at {found['worst']['ratio']:.2f}"
-        )
-    return "\n".join([format_table(headers, rows), "", *verdicts])
+    copy = result["copy_bytes_per_second"]
+    headers = ["shape", "format", "layers", "plain ms", "grouped ms", "ratio"]
+    headers += ["GB/s", "of a copy"] if copy else []
+    verdicts = [
+        f"{found['memory_format']}: the network's layers take {spread_text(found['ratio'], 3)} the "
+        f"time of nn.BatchNorm3d's, {'within' if found['within'] else 'ABOVE'} the bar of "
+        f"{BAR:.2f}; worst {_shape(found['worst']['shape'])} at {found['worst']['ratio']:.2f}"
+        for found in result["network"]
+    ]
+    table = format_table(headers, [_cells(row, copy) for row in result["rows"]])
+    return "\n".join([table, "", *verdicts])
 
 
 def _cells(row: dict[str, Any], copy: float | None) -> list[str]:
     plain, grouped = (statistics.median(row[kind]) for kind in KINDS)
-    ratios = [f"{row['ratio'][key]:.2f}" for key in ("median", "quartile_1", "quartile_3")]
     cells = [_shape(row["shape"]), row["memory_format"], str(row["layers"])]
-    cells += [f"{1e3 * plain:.3f}", f"{1e3 * grouped:.3f}", *ratios]
+    cells += [f"{1e3 * plain:.3f}", f"{1e3 * grouped:.3f}", spread_text(row["ratio"])]
     if copy:
         rate = PASSES * row["bytes"] / grouped
         cells += [f"{rate / 1e9:.0f}", f"{rate / copy:.0%}"]
@@ -206,55 +189,44 @@ def _shape(shape: Sequence[int]) -> str:
     return "x".join(map(str, shape))
 
 
-def parse_args(argv: list[str] | None = None) -> argparse.Namespace:
+def parse_args(argv: Sequence[str] | None = None) -> argparse.Namespace:
     """The command line."""
-    parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
+    parser = new_parser(__doc__, rounds=15, keys=False)
     gpu = "cuda" if torch.cuda.is_available() else "cpu"
     parser.add_argument("--clips", type=int, default=64, help="in the batch (%(default)s)")
     parser.add_argument("--group-size", type=int, default=8, help="clips per group (%(default)s)")
-    parser.add_argument("--rounds", type=int, default=15, help="of each layer (%(default)s)")
     parser.add_argument("--dtype", choices=["float32", "bfloat16"], default="float32")
     parser.add_argument("--small", action="store_true", help="four small layers instead")
     parser.add_argument("--graphs", action="store_true", help="replay CUDA graphs of both")
     parser.add_argument("--threads", type=int, help="of the CPU (torch's own choice)")
     parser.add_argument("--device", choices=["cpu", "cuda"], default=gpu, help="(%(default)s)")
-    parser.add_argument("--output", type=Path, metavar="FILE.json", help="write the numbers here")
     args = parser.parse_args(argv)
     if args.graphs and args.device == "cpu":
         parser.error("--graphs needs a GPU")
     if args.clips % args.group_size or args.clips == args.group_size:
         parser.error(f"--clips must be 2 or more groups of {args.group_size}")
-    if args.rounds < 2:
-        parser.error(f"quartiles take 2 rounds at least, not {args.rounds}")
     return args
 
 
 @tool()
-def main(argv: list[str] | None = None) -> int:
+def main(argv: Sequence[str] | None = None) -> int:
     """Measure, print and write; returns the exit status."""
     args = parse_args(argv)
     if args.threads:
         torch.set_num_threads(args.threads)
     device = torch.device(args.device)
     network = SMALL if args.small else NETWORK
-    rows = []
-    for layout in FORMATS:
-        for shape in network:
-            rows.append(measure(shape, layout, args, device))
-            print(f"{layout} {_shape(rows[-1]['shape'])}", file=sys.stderr, flush=True)
+    rows = [measure(shape, layout, args, device) for layout in FORMATS for shape in network]
     summarize(rows, network)
     result = {
         **provenance(device),
         "settings": {k: v for k, v in vars(args).items() if k != "output"},
         "copy_bytes_per_second": None if args.device == "cpu" else _copy_bandwidth(device, 15),
-        "network": [_of_network(rows, layout) for layout in FORMATS],
+        "network": [of_network(rows, layout) for layout in FORMATS],
         "rows": rows,
     }
     print(format_result(result))
-    if args.output:
-        write_result(args.output, "batchnorm.py", argv, result)
+    write_result(args.output, "batchnorm.py", argv, result)
     return 0
 
 

@@ -11,12 +11,13 @@ later in the phase; the ratio is to the median iteration of the run.
 
 from __future__ import annotations
 
-import argparse
-import json
 import statistics
 import sys
+from collections.abc import Sequence
 from pathlib import Path
+from typing import Any
 
+from common import iterations_of, new_parser, provenance, write_result
 from tabulate import tabulate
 
 from slowfast_patches.config import load_recipe
@@ -29,62 +30,44 @@ CYCLE = 3
 
 
 @tool()
-def main() -> int:
-    parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
+def main(argv: Sequence[str] | None = None) -> int:
+    """Train, unless that was done before, measure, print and write."""
+    parser = new_parser(__doc__, rounds=None, folder="runs/boundary")
     parser.add_argument("--cfg", required=True, metavar="FILE")
-    parser.add_argument("--output", type=Path, required=True, metavar="DIR")
-    parser.add_argument("--json", type=Path, help=argparse.SUPPRESS)  # an earlier place
-    parser.add_argument("overrides", nargs="*", metavar="KEY VALUE")
-    args = parser.parse_args()
-    metrics = args.output / "metrics.jsonl"
-    if not metrics.exists():
-        pairs = [*args.overrides, *map(str, [*QUIET, *NO_MILESTONES, "OUTPUT_DIR", args.output])]
-        run(load_recipe(args.cfg, pairs))
-    result = measure(metrics)
-    machine = json.loads((args.output / "result.json").read_text(encoding="utf-8"))
-    result |= {key: machine[key] for key in ("machine", "versions", "date")}
+    args = parser.parse_intermixed_args(argv)
+    if not (args.output / "metrics.jsonl").exists():
+        keys = [*QUIET, *NO_MILESTONES, "OUTPUT_DIR", args.output]
+        run(load_recipe(args.cfg, [*args.overrides, *map(str, keys)]))
+    result = measure(args.output)
     print(tabulate(result["boundaries"], headers="keys", floatfmt=".3f"))
     print(f"median iteration {result['median_seconds']:.3f} s")
     print(f"a boundary costs {result['median_ratio']:.2f} iterations (median)")
-    for path in {args.output / "boundary.json", args.json} - {None}:
-        path.write_text(json.dumps(result, indent=2) + "\n", encoding="utf-8")
+    write_result(args.output / "boundary.json", "boundary.py", argv, result | provenance())
     return 0
 
 
-def measure(metrics: Path) -> dict[str, object]:
+def measure(folder: Path) -> dict[str, Any]:
     """The extra time of each boundary of a run logged at every iteration."""
-    lines = map(json.loads, metrics.read_text(encoding="utf-8").splitlines())
-    steps = [line for line in lines if line["type"] == "train"]
-    for before, step in zip([{"seconds": 0.0}, *steps], steps, strict=False):
-        step["took"] = step["seconds"] - before["seconds"]
+    steps = iterations_of(folder)
     median = statistics.median(step["took"] for step in steps)
     rows = []
     for phase in range(1, steps[-1]["phase"] + 1):
         own = [step for step in steps if step["phase"] == phase]
-        first, later = own[:CYCLE], own[CYCLE:]
-        usual = [_median_of(later, step["shape"]) for step in first]
-        extra = sum(step["took"] for step in first) - sum(usual)
+        extra = 0.0
+        for step in own[:CYCLE]:
+            later = [other["took"] for other in own[CYCLE:] if other["shape"] == step["shape"]]
+            extra += step["took"] - statistics.median(later)
         rows.append(
             {
                 "boundary before": f"phase {phase + 1}",
-                "shape": "×".join(map(str, first[-1]["shape"])),
+                "shape": "×".join(map(str, own[:CYCLE][-1]["shape"])),
                 "extra seconds": extra,
                 "in iterations": extra / median,
             }
         )
-    ratios = [row["in iterations"] for row in rows]
-    return {
-        "boundaries": rows,
-        "median_seconds": median,
-        "median_ratio": statistics.median(ratios),
-        "spread": [min(ratios), max(ratios)],
-    }
-
-
-def _median_of(steps: list[dict[str, object]], shape: object) -> float:
-    return statistics.median(float(str(s["took"])) for s in steps if s["shape"] == shape)
+    found = [row["in iterations"] for row in rows]
+    spread = {"median_ratio": statistics.median(found), "spread": [min(found), max(found)]}
+    return {"boundaries": rows, "median_seconds": median, **spread}
 
 
 if __name__ == "__main__":

@@ -1,161 +1,103 @@
-"""What checkpoints cost a training, written in the background and written while it waits.
+"""What checkpoints cost a training, which writes them in the background.
 
     python benchmarks/checkpoint.py --cfg configs/Demo/SLOWFAST_DEMO_MULTIGRID.yaml \\
-        --output runs/checkpoint \\
-        DATA.PATH_TO_DATA_DIR runs/demo/data
+        --output runs/checkpoint DATA.PATH_TO_DATA_DIR runs/demo/data
 
-Trains the recipe twice, saving every --every iterations, without evaluation but at the ends of
-phases. A checkpoint costs the seconds that the training stands still, and the seconds by which the
-iterations during its writing take longer than the median of the same shape in the same phase at
-other times. The share is that of as many checkpoints as the recipe has by itself, at its
-CHECKPOINT_PERIOD, in its training time.
+Trains the recipe, saving after every epoch, without evaluation but at the ends of phases. A
+checkpoint costs the seconds that the training stands still, as its log says, and the seconds by
+which the iterations during its writing take longer than the median of the same shape in the same
+phase. The share is that of as many checkpoints as the recipe has by itself, at its
+CHECKPOINT_PERIOD, in its training time; and what it were if the training waited for the file.
 """
 
 from __future__ import annotations
 
-import argparse
-import json
+import re
 import statistics
 import sys
-import time
 from collections import defaultdict
-from datetime import UTC, datetime
+from collections.abc import Sequence
+from itertools import chain
 from pathlib import Path
 from typing import Any
 
+from common import iterations_of, new_parser, provenance, write_result
 from tabulate import tabulate
 
-from multigrid import Step
 from slowfast_patches.config import load_recipe
-from slowfast_patches.train import loop as train
-from slowfast_patches.train.checkpoints import Writer, all_checkpoints
-from slowfast_patches.train.milestones import checkpoint_iterations
+from slowfast_patches.config.schedule import schedule_of
+from slowfast_patches.plan.plan import dataset_size
 from slowfast_patches.train.run import run
+from slowfast_patches.train.state import checkpoint_iterations
 from slowfast_patches.utils.command_line import tool
-from slowfast_patches.utils.machine import machine, versions
 
-QUIET = ["TEST.ENABLE", False, "BN.USE_PRECISE_STATS", False, "MULTIGRID.EVAL_FREQ", 1]
+QUIET = ["LOG_PERIOD", 1, "TEST.ENABLE", False, "BN.USE_PRECISE_STATS", False]
+QUIET += ["MULTIGRID.EVAL_FREQ", 1, "TRAIN.CHECKPOINT_PERIOD", 1, "TRAIN.AUTO_RESUME", False]
+SAVED = re.compile(
+    r"checkpoint after iteration (\d+): .* \(held up the training for ([\d.]+) s, "
+    r"written in ([\d.]+) s\)"
+)
 FEWEST = 3
 """Undisturbed iterations of a shape in a phase that make a median."""
 
 
-class Record:
-    """When the iterations of a run began, and when its checkpoints were written."""
-
-    def __init__(self) -> None:
-        self.began: list[tuple[Step, float, float]] = []
-        self.held: list[float] = []
-        self.written: list[tuple[float, float]] = []
-        self.iterations = self.default = 0
-
-    def install(self, every: int, waits: bool) -> None:
-        """Watch every training in this process from here on; save every `every` iterations."""
-        step_, save, write = train.Trainer._train_step, Writer.save, Writer._write
-        record = self
-
-        def train_step(self: Any, step: Step, batch: Any) -> Any:
-            record.began.append((step, time.perf_counter(), self.clock.working))
-            return step_(self, step, batch)
-
-        def timed_save(self: Any, *args: Any) -> None:
-            start = time.perf_counter()
-            save(self, *args)
-            if waits:
-                self.wait()
-            record.held.append(time.perf_counter() - start)
-
-        def timed_write(self: Any, *args: Any) -> None:
-            start = time.perf_counter()
-            write(self, *args)
-            record.written.append((start, time.perf_counter()))
-
-        def iterations(recipe: Any, schedule: Any) -> frozenset[int]:
-            record.iterations = schedule.iterations
-            record.default = len(checkpoint_iterations(recipe, schedule))
-            return frozenset({*range(every, schedule.iterations, every), schedule.iterations})
-
-        train.Trainer._train_step, train.checkpoint_iterations = train_step, iterations
-        Writer.save, Writer._write = timed_save, timed_write
-        self._undo = step_, save, write
-
-    def uninstall(self) -> None:
-        train.Trainer._train_step, Writer.save, Writer._write = self._undo
-        train.checkpoint_iterations = checkpoint_iterations
-
-    def extra_seconds(self) -> list[float]:
-        """By how much the iterations during each writing took longer than others."""
-        took, usual = list[tuple[Any, float, float, float]](), defaultdict(list)
-        for (step, start, before), (_, end, after) in zip(self.began, self.began[1:], strict=False):
-            kind = (step.phase, step.shape)
-            took.append((kind, start, end, after - before))
-            if not any(start < w_end and w_start < end for w_start, w_end in self.written):
-                usual[kind].append(after - before)
-        medians = {k: statistics.median(v) for k, v in usual.items() if len(v) >= FEWEST}
-        return [
-            sum(
-                seconds - medians[kind]
-                for kind, start, end, seconds in took
-                if start < w_end and w_start < end and kind in medians
-            )
-            for w_start, w_end in self.written
-        ]
-
-
-def measure(cfg_file: str, pairs: list[str], folder: Path, every: int, waits: bool) -> dict:
-    """One run of the recipe; its costs."""
-    record = Record()
-    record.install(every, waits)
-    try:
-        overrides = [*pairs, *map(str, [*QUIET, "OUTPUT_DIR", folder])]
-        run(load_recipe(cfg_file, overrides))
-    finally:
-        record.uninstall()
-    extra = record.extra_seconds()
-    cost = statistics.mean(record.held) + statistics.mean(extra)
-    training = record.began[-1][2] - record.began[0][2] - sum(extra)
-    return {
-        "writing": "the training waits" if waits else "in the background",
-        "checkpoints": len(record.held),
-        "megabytes": all_checkpoints(folder)[-1].stat().st_size / 1e6,
-        "held seconds": statistics.mean(record.held),
-        "written seconds": statistics.mean(end - start for start, end in record.written),
-        "slower seconds": statistics.mean(extra),
-        "training seconds": training,
-        "at default period": record.default,
-        "share %": 100 * record.default * cost / training,
-    }
-
-
 @tool()
-def main() -> int:
-    parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
+def main(argv: Sequence[str] | None = None) -> int:
+    """Train, measure, print and write; returns the exit status."""
+    parser = new_parser(__doc__, rounds=None, folder="runs/checkpoint")
     parser.add_argument("--cfg", required=True, metavar="FILE")
-    parser.add_argument("--output", type=Path, required=True, metavar="DIR", help="a new folder")
-    parser.add_argument("--every", type=int, default=12, help="iterations (default: %(default)s)")
-    parser.add_argument("--json", type=Path, help=argparse.SUPPRESS)  # an earlier place
-    parser.add_argument("overrides", nargs="*", metavar="KEY VALUE")
-    args = parser.parse_args()
-    rows = []
-    for waits in (False, True):
-        folder = args.output / ("waiting" if waits else "background")
-        if folder.exists():
-            parser.error(f"{folder} is there already")
-        rows.append(measure(args.cfg, args.overrides, folder, args.every, waits))
-    result = {
-        "checkpoints": rows,
-        "cfg": args.cfg,
-        "overrides": args.overrides,
-        "every": args.every,
-        "machine": machine(),
-        "versions": versions(),
-        "date": datetime.now(UTC).isoformat(timespec="seconds"),
-    }
+    args = parser.parse_intermixed_args(argv)
+    if args.output.exists():
+        parser.error(f"{args.output} is there already")
+    run(load_recipe(args.cfg, [*args.overrides, *map(str, [*QUIET, "OUTPUT_DIR", args.output])]))
+    recipe = load_recipe(args.cfg, args.overrides)
+    schedule = schedule_of(recipe, dataset_size(recipe, None))
+    default = len(checkpoint_iterations(recipe, schedule))
+    rows = measure(args.output, default)
     print(tabulate(rows, headers="keys", floatfmt=".3f"))
-    for path in {args.output / "checkpoint.json", args.json} - {None}:
-        path.write_text(json.dumps(result, indent=2) + "\n", encoding="utf-8")
+    result = {"checkpoints": rows, "cfg": args.cfg, "overrides": args.overrides, **provenance()}
+    write_result(args.output / "checkpoint.json", "checkpoint.py", argv, result)
     return 0
+
+
+def measure(folder: Path, default: int) -> list[dict[str, Any]]:
+    """What the checkpoints of a run cost it, and what `default` of them would."""
+    log = (folder / "train.log").read_text(encoding="utf-8")
+    saved = [(int(number), float(held), float(took)) for number, held, took in SAVED.findall(log)]
+    steps = iterations_of(folder)
+    beside = [_beside(steps, number, written) for number, _, written in saved]
+    usual = defaultdict[Any, list[float]](list)
+    for number, step in enumerate(steps):
+        if not any(number in each for each in beside):
+            usual[step["phase"], *step["shape"]].append(step["took"])
+    slower = [
+        steps[n]["took"] - statistics.median(usual[kind])
+        for n in chain.from_iterable(beside)
+        if len(usual[kind := (steps[n]["phase"], *steps[n]["shape"])]) >= FEWEST
+    ]
+    held, written = (statistics.mean(times) for times in list(zip(*saved, strict=True))[1:])
+    extra, training = sum(slower) / len(saved), sum(step["took"] for step in steps)
+    known = {
+        "checkpoints": len(saved),
+        "held seconds": held,
+        "written seconds": written,
+        "training seconds": training,
+        "at default period": default,
+    }
+    ways = {"in the background": held + extra, "the training waits": held + written}
+    return [
+        {"writing": way, **known, "share %": 100 * default * cost / training}
+        for way, cost in ways.items()
+    ]
+
+
+def _beside(steps: Sequence[dict[str, Any]], done: int, seconds: float) -> range:
+    """The numbers of the iterations in the seconds after `done` of them."""
+    last = done
+    while last < len(steps) and seconds > 0:
+        seconds -= steps[last]["took"]
+        last += 1
+    return range(done, last)
 
 
 if __name__ == "__main__":

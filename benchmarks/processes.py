@@ -13,38 +13,46 @@ else the machine does falls on all. Loading is not part of it.
 
 from __future__ import annotations
 
-import argparse
-import json
-import random
 import socket
 import statistics
 import sys
-import time
-from collections.abc import Iterator
-from contextlib import contextmanager, nullcontext
-from datetime import UTC, datetime
+from collections.abc import Sequence
+from contextlib import AbstractContextManager, nullcontext
+from functools import partial
 from multiprocessing.connection import Connection
-from pathlib import Path
 from typing import Any
 
 import torch
 import torch.distributed as dist
+from common import (
+    new_parser,
+    provenance,
+    ratios,
+    seconds_of,
+    take_turns,
+    whole_from,
+    write_result,
+)
 from tabulate import tabulate
-from torch import multiprocessing, nn
+from torch import multiprocessing
+from torch.nn.parallel import DistributedDataParallel
 
-from multigrid import Batch, Schedule, Step, clip_numbers, empty_clips, form_groups
+from multigrid import Schedule, clip_numbers, form_groups
 from slowfast_patches.config import load_recipe
 from slowfast_patches.config.recipe import Recipe
 from slowfast_patches.config.schedule import check_world_size, schedule_of
 from slowfast_patches.models.build import build_model
-from slowfast_patches.train.parallel import parallel
-from slowfast_patches.train.step import Stepper
-from slowfast_patches.utils.command_line import add_old_name, tool
+from slowfast_patches.train.step import Stepper, parallel
+from slowfast_patches.train.warm_up import made_up_batch
+from slowfast_patches.utils.command_line import tool
 from slowfast_patches.utils.distributed import World
-from slowfast_patches.utils.machine import available_cores, machine, versions
+from slowfast_patches.utils.machine import available_cores
 
 WARM_UP, VIDEOS = 2, 10**6
 WAYS = ("whole", "gradients local", "BN local too")
+
+Order = tuple[int, int, str]
+"""What is timed: processes, the iteration, and which of WAYS."""
 
 
 class Trained:
@@ -56,44 +64,29 @@ class Trained:
         self.schedule = schedule_of(recipe, VIDEOS)
         if world.size > 1:
             form_groups(self.schedule)
-        self.model = build_model(recipe, grouped_bn=True)
-        self.stepper = Stepper(recipe, self.model, world.device)
-        self.network = self.stepper.network = parallel(self.model, world)
+        model = build_model(recipe, grouped_bn=True)
+        self.stepper = Stepper(recipe, model, world.device)
+        self.stepper.network = parallel(model, world)
 
     def seconds(self, iteration: int, way: str) -> float:
         """Of one step, from when all processes are ready until all are done."""
-        step = self.schedule.at(iteration)
-        batch, clips = self._batch(step), clip_numbers(step, self.world.rank, self.world.size)
+        step, size = self.schedule.at(iteration), self.world.size
+        clips = clip_numbers(step, self.world.rank, size)
+        batch = made_up_batch(self.recipe, len(clips), step.shape)
         if way == "BN local too":
             step = step._replace(bn_size=min(step.bn_size or 1, len(clips)))
-        exchanges = way == "whole" or self.world.size == 1
-        with nullcontext() if exchanges else _no_exchange(self.network):
-            self._wait()
-            start = time.perf_counter()
+        network, wait = self.stepper.network, dist.barrier if size > 1 else lambda: None
+        exchange: AbstractContextManager[None] = nullcontext()
+        if way != "whole" and isinstance(network, DistributedDataParallel):
+            exchange = network.no_sync()
+
+        def take() -> None:
             self.stepper(step, batch, clips)
-            self._wait()
-        return time.perf_counter() - start
+            wait()
 
-    def _batch(self, step: Step) -> Batch:
-        count = step.shape.batch // self.world.size
-        return Batch(
-            clips=empty_clips(count, step.shape.frames, step.shape.crop).random_(0, 256),
-            labels=torch.randint(0, self.recipe.model.num_classes, (count,)),
-            flips=torch.zeros(count, dtype=torch.bool),
-            iteration=step.iteration,
-            failures=[],
-        )
-
-    def _wait(self) -> None:
-        if self.world.size > 1:
-            dist.barrier()
-
-
-@contextmanager
-def _no_exchange(network: nn.Module) -> Iterator[None]:
-    assert isinstance(network, nn.parallel.DistributedDataParallel)
-    with network.no_sync():
-        yield
+        with exchange:
+            wait()
+            return seconds_of(take)
 
 
 def work(
@@ -116,27 +109,18 @@ def work(
             orders.send(seconds)
 
 
-class Worlds:
-    """Processes that wait for orders, for each number of them."""
-
-    def __init__(self, recipe: Recipe, sizes: list[int], threads: int) -> None:
-        context, self._connections = multiprocessing.get_context("spawn"), {}
-        for size in sizes:
-            ours, theirs = context.Pipe()
-            share, port = max(1, threads // size), _free_port()
-            for rank in range(size):
-                orders = theirs if rank == 0 else None
-                arguments = (recipe, rank, size, share, port, orders)
-                context.Process(target=work, args=arguments, daemon=True).start()
-            self._connections[size] = ours
-
-    def seconds(self, size: int, iteration: int, way: str) -> float:
-        self._connections[size].send((iteration, way))
-        return float(self._connections[size].recv())
-
-    def end(self) -> None:
-        for connection in self._connections.values():
-            connection.send(None)
+def start_world(recipe: Recipe, size: int, threads: int) -> Connection:
+    """Start processes that wait for orders, which the connection takes."""
+    context = multiprocessing.get_context("spawn")
+    ours, theirs = context.Pipe()
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        port = int(probe.getsockname()[1])
+    for rank in range(size):
+        orders = theirs if rank == 0 else None
+        arguments = (recipe, rank, size, max(1, threads // size), port, orders)
+        context.Process(target=work, args=arguments, daemon=True).start()
+    return ours
 
 
 def measure(recipe: Recipe, sizes: list[int], rounds: int, threads: int) -> list[dict[str, Any]]:
@@ -144,31 +128,31 @@ def measure(recipe: Recipe, sizes: list[int], rounds: int, threads: int) -> list
     schedule = schedule_of(recipe, VIDEOS)
     for size in sizes:
         check_world_size(recipe, schedule, size)
-    worlds, iterations = Worlds(recipe, sizes, threads), _one_of_each(schedule)
-    orders = [
-        (size, iteration, way)
+    worlds = {size: start_world(recipe, size, threads) for size in sizes}
+
+    def take(size: int, iteration: int, way: str) -> float:
+        worlds[size].send((iteration, way))
+        return float(worlds[size].recv())
+
+    iterations = _one_of_each(schedule)
+    turns = {
+        (size, iteration, way): partial(take, size, iteration, way)
         for iteration in iterations
         for size in sizes
         for way in (WAYS if size > 1 else WAYS[:1])
-    ]
-    times: dict[tuple[int, int, str], list[float]] = {order: [] for order in orders}
-    for number in range(-WARM_UP, rounds):
-        print(f"round {number + 1} of {rounds}", file=sys.stderr, flush=True)
-        for order in random.sample(orders, len(orders)):
-            seconds = worlds.seconds(*order)
-            if number >= 0:
-                times[order].append(seconds)
-    worlds.end()
-    return [_row(schedule.at(i), i, size, times) for i in iterations for size in sizes if size > 1]
+    }
+    times = take_turns(turns, rounds, warm_up=WARM_UP)
+    for connection in worlds.values():
+        connection.send(None)
+    return [_row(schedule, i, size, times) for i in iterations for size in sizes if size > 1]
 
 
 def _row(
-    step: Step, iteration: int, size: int, times: dict[tuple[int, int, str], list[float]]
+    schedule: Schedule, iteration: int, size: int, times: dict[Order, list[float]]
 ) -> dict[str, Any]:
-    one = times[1, iteration, "whole"]
+    step, one = schedule.at(iteration), times[1, iteration, "whole"]
     whole, local, apart = (times[size, iteration, way] for way in WAYS)
-    ratios = [ours / theirs for ours, theirs in zip(whole, one, strict=True)]
-    low, median, high = statistics.quantiles(ratios, n=4)
+    ratio = ratios(whole, one)
     exchange = [a - b for a, b in zip(whole, local, strict=True)]
     groups = [a - b for a, b in zip(local, apart, strict=True)]
     return {
@@ -178,9 +162,9 @@ def _row(
         "clips each": step.shape.batch // size,
         "one process, s": statistics.median(one),
         "several, s": statistics.median(whole),
-        "ratio": median,
-        "25 %": low,
-        "75 %": high,
+        "ratio": ratio["median"],
+        "25 %": ratio["quartile_1"],
+        "75 %": ratio["quartile_3"],
         "all-reduce, s": statistics.median(exchange),
         "BN groups, s": statistics.median(groups),
         "computing, s": statistics.median(apart),
@@ -189,7 +173,7 @@ def _row(
 
 def _one_of_each(schedule: Schedule) -> list[int]:
     """The first iteration of each shape with its BN size."""
-    first: dict[Any, int] = {}
+    first = dict[Any, int]()
     for phase in schedule.phases:
         for iteration in range(phase.start, phase.start + len(phase.shapes)):
             step = schedule.at(iteration)
@@ -197,39 +181,19 @@ def _one_of_each(schedule: Schedule) -> list[int]:
     return list(first.values())
 
 
-def _free_port() -> int:
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        return int(probe.getsockname()[1])
-
-
 @tool()
-def main() -> int:
-    parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
+def main(argv: Sequence[str] | None = None) -> int:
+    """Measure, print and write; returns the exit status."""
+    parser = new_parser(__doc__, rounds=15)
     parser.add_argument("--cfg", required=True, metavar="FILE")
-    parser.add_argument("--processes", type=int, nargs="+", default=[1, 2], metavar="N")
-    parser.add_argument("--rounds", type=int, default=15, metavar="N")
+    parser.add_argument("--processes", type=whole_from(1), nargs="+", default=[1, 2], metavar="N")
     parser.add_argument("--threads", type=int, default=available_cores(), metavar="N")
-    parser.add_argument("--output", type=Path, metavar="FILE.json", help="write the numbers here")
-    add_old_name(parser, "--json", "output", Path)
-    parser.add_argument("overrides", nargs="*", metavar="KEY VALUE")
-    args = parser.parse_args()
+    args = parser.parse_intermixed_args(argv)
     sizes = sorted({1, *args.processes})
     rows = measure(load_recipe(args.cfg, args.overrides), sizes, args.rounds, args.threads)
     print(tabulate(rows, headers="keys", floatfmt=".3f"))
-    if args.output:
-        report = {
-            "rows": rows,
-            "recipe": args.cfg,
-            "threads of a world": args.threads,
-            "rounds": args.rounds,
-            "machine": machine(),
-            "versions": versions(),
-            "date": datetime.now(UTC).isoformat(timespec="seconds"),
-        }
-        args.output.write_text(json.dumps(report, indent=2) + "\n", encoding="utf-8")
+    settings = {"recipe": args.cfg, "threads of a world": args.threads, "rounds": args.rounds}
+    write_result(args.output, "processes.py", argv, {"rows": rows, **settings, **provenance()})
     return 0
 
 

@@ -21,41 +21,36 @@ many blocks got theirs in the format.
 
 from __future__ import annotations
 
-import argparse
-import random
 import sys
-import time
-from collections.abc import Callable
-from pathlib import Path
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import torch
-from step_bench import (
-    Bench,
-    Case,
-    add_options,
-    checked_recipe,
-    prepare_device,
+from common import (
+    ROOT,
+    new_parser,
     provenance,
     quartiles,
+    ratios,
+    seconds_of,
+    spread_text,
+    take_turns,
+    whole_from,
     write_result,
 )
+from steps.case import Bench, Case, add_seconds, checked_recipe, prepare_device
+from steps.models import baseline_shape
 from torch import Tensor, nn
 
-from multigrid import Shape
 from slowfast_patches import patching
 from slowfast_patches.config.recipe import Recipe
-from slowfast_patches.launch.launch import processes_of
 from slowfast_patches.models.flops import check_shapes
 from slowfast_patches.models.tsm import ShiftedConv3d, temporal_shift
-from slowfast_patches.plan.step_times import shapes_to_measure
 from slowfast_patches.utils.command_line import tool
 from slowfast_patches.utils.report import format_table
 
-__all__ = ["Pair", "Shifts", "main", "measure"]
+__all__ = ["main", "measure"]
 
-ROOT = Path(__file__).parents[1]
-RECIPE = ROOT / "configs" / "Kinetics" / "TSM_8x8_R50.yaml"
 FORMATS = {"contiguous": torch.contiguous_format, "channels_last_3d": torch.channels_last_3d}
 
 
@@ -64,7 +59,8 @@ class Shifts:
 
     def __init__(self, case: Case) -> None:
         self.case, self.inputs = case, list[tuple[Tensor, Tensor, int]]()
-        blocks = [m for m in case.bench.model.modules() if isinstance(m, ShiftedConv3d)]
+        model, _ = case.bench.trained(case.step)
+        blocks = [m for m in model.modules() if isinstance(m, ShiftedConv3d)]
         hooks = [block.register_forward_pre_hook(self._keep) for block in blocks]
         case.bench.time(case.step, case.batch, 1)
         for hook in hooks:
@@ -77,68 +73,13 @@ class Shifts:
 
     def seconds(self) -> float:
         """Of all of them, forward and backward."""
-        self.case.bench.wait()
-        start = time.perf_counter()
-        for _ in range(self.case.iterations):
-            for x, gradient, channels in self.inputs:
-                torch.autograd.grad(temporal_shift(x, channels), x, gradient)
-        self.case.bench.wait()
-        return (time.perf_counter() - start) / self.case.iterations
 
+        def shift() -> None:
+            for _ in range(self.case.iterations):
+                for x, gradient, channels in self.inputs:
+                    torch.autograd.grad(temporal_shift(x, channels), x, gradient)
 
-class Pair:
-    """A network with the shift and without it, in one memory format, and the shifts alone."""
-
-    def __init__(
-        self, recipe: Recipe, device: torch.device, layout: str, shape: Shape, seconds: float
-    ) -> None:
-        plain = recipe.replaced({"TSM.SHIFT_DIV": 0})
-        self.layout = layout
-        self.cases = {"with": _case(recipe, device, layout, shape)}
-        self.cases["without"] = _case(plain, device, layout, shape)
-        for case in self.cases.values():
-            case.warm_up(seconds)
-        self._check_memory()
-        self.shifts, self.alone = Shifts(self.cases["with"]), list[float]()
-        self.shifts.seconds()
-
-    def turns(self) -> list[Callable[[], None]]:
-        """What a round takes the time of."""
-        return [*(case.time for case in self.cases.values()), self._time_shifts]
-
-    def _time_shifts(self) -> None:
-        self.alone.append(self.shifts.seconds())
-
-    def _check_memory(self) -> None:
-        for name, case in self.cases.items():
-            if case.failure is not None:
-                raise ValueError(
-                    f"a step {name} the shift, in {self.layout}: {case.failure} with --clips "
-                    f"{case.clips}; give fewer"
-                )
-
-    def to_json(self) -> dict[str, Any]:
-        self._check_memory()
-        steps, plain = (self.cases[name].rounds for name in ("with", "without"))
-        inputs = [x for x, _, _ in self.shifts.inputs]
-        layout = FORMATS[self.layout]
-        return {
-            "memory_format": self.layout,
-            "with": quartiles(steps),
-            "without": quartiles(plain),
-            "cost": quartiles([a / b - 1 for a, b in zip(steps, plain, strict=True)]),
-            "shifts_alone": quartiles(self.alone),
-            "share_alone": quartiles([a / b for a, b in zip(self.alone, steps, strict=True)]),
-            "blocks": len(inputs),
-            "blocks_in_format": sum(x.is_contiguous(memory_format=layout) for x in inputs),
-            "bytes_shifted": sum(x.numel() * x.element_size() for x in inputs),
-        }
-
-
-def _case(recipe: Recipe, device: torch.device, layout: str, shape: Shape) -> Case:
-    bench = Bench(recipe, device)
-    bench.model.to(memory_format=FORMATS[layout])  # type: ignore[call-overload]
-    return Case(bench, shape, None)
+        return seconds_of(shift, self.case.bench.device) / self.case.iterations
 
 
 def measure(recipe: Recipe, clips: int, rounds: int, seconds: float) -> dict[str, Any]:
@@ -150,26 +91,58 @@ def measure(recipe: Recipe, clips: int, rounds: int, seconds: float) -> dict[str
     if recipe.model.arch != "tsm" or not recipe.tsm.shift_div:
         raise ValueError(
             f"MODEL.ARCH {recipe.model.arch} with TSM.SHIFT_DIV {recipe.tsm.shift_div} shifts "
-            f"nothing; "
-            "give a recipe of a TSM"
+            "nothing; give a recipe of a TSM"
         )
-    (base, _), *_ = shapes_to_measure(recipe)
-    shape = Shape(clips * processes_of(recipe), base.frames, base.crop)
+    shape = baseline_shape(recipe, clips)
     check_shapes(recipe, [shape])
     device = prepare_device(recipe)
-    pairs = [Pair(recipe, device, layout, shape, seconds / rounds) for layout in FORMATS]
-    turns = [turn for pair in pairs for turn in pair.turns()]
-    for number in range(rounds):
-        print(f"round {number + 1} of {rounds}", file=sys.stderr, flush=True)
-        for turn in random.sample(turns, len(turns)):
-            turn()
+    recipes = {"with": recipe, "without": recipe.replaced({"TSM.SHIFT_DIV": 0})}
+    cases = dict[tuple[str, str], Case]()
+    turns = dict[tuple[str, str], Callable[[], object]]()
+    shifts = dict[str, Shifts]()
+    for layout, memory_format in FORMATS.items():
+        for name, changed in recipes.items():
+            bench = Bench(changed, device)
+            bench.model.to(memory_format=memory_format)  # type: ignore[call-overload]
+            cases[layout, name] = case = Case(bench, shape, None)
+            case.warm_up(seconds / rounds)
+            _check_memory([case])
+            turns[layout, name] = case.time
+        shifts[layout] = Shifts(cases[layout, "with"])
+        turns[layout, "alone"] = shifts[layout].seconds
+    times = take_turns(turns, rounds)
+    _check_memory(cases.values())
+    for key, case in cases.items():
+        times[key] = list(case.rounds)
     return provenance(device) | {
-        "precision": pairs[0].cases["with"].bench.precision_name(),
+        "precision": cases["contiguous", "with"].bench.precision_name(),
         "clips": clips,
         "frames": shape.frames,
         "crop": shape.crop,
         "shift_div": recipe.tsm.shift_div,
-        "formats": [pair.to_json() for pair in pairs],
+        "formats": [_row(layout, shifts[layout], times) for layout in FORMATS],
+    }
+
+
+def _check_memory(cases: Any) -> None:
+    for case in cases:
+        if case.failure is not None:
+            raise ValueError(f"a step with --clips {case.clips}: {case.failure}; give fewer")
+
+
+def _row(layout: str, shifts: Shifts, times: dict[tuple[str, str], Any]) -> dict[str, Any]:
+    steps, plain, alone = (times[layout, name] for name in ("with", "without", "alone"))
+    inputs = [x for x, _, _ in shifts.inputs]
+    return {
+        "memory_format": layout,
+        "with": quartiles(steps),
+        "without": quartiles(plain),
+        "cost": ratios([a - b for a, b in zip(steps, plain, strict=True)], plain),
+        "shifts_alone": quartiles(alone),
+        "share_alone": ratios(alone, steps),
+        "blocks": len(inputs),
+        "blocks_in_format": sum(x.is_contiguous(memory_format=FORMATS[layout]) for x in inputs),
+        "bytes_shifted": sum(x.numel() * x.element_size() for x in inputs),
     }
 
 
@@ -181,14 +154,14 @@ def format_result(result: dict[str, Any]) -> str:
             f"{row['blocks_in_format']} of {row['blocks']}",
             f"{row['with']['median']:.4f}",
             f"{row['without']['median']:.4f}",
-            *_percent(row["cost"]),
+            spread_text(row["cost"], 1, " %"),
             f"{row['shifts_alone']['median']:.4f}",
-            *_percent(row["share_alone"]),
+            spread_text(row["share_alone"], 1, " %"),
         ]
         for row in result["formats"]
     ]
-    headers = ["memory format", "blocks in it", "s per step", "without", "cost", "quartiles"]
-    headers += ["shifts alone, s", "of the step", "quartiles"]
+    headers = ["memory format", "blocks in it", "s per step", "without", "cost"]
+    headers += ["shifts alone, s", "of the step"]
     return (
         f"{format_table(headers, rows)}\n\n{result['clips']} × {result['frames']} × "
         f"{result['crop']}², {result['precision']}, {result['device']['name']}, "
@@ -196,41 +169,24 @@ def format_result(result: dict[str, Any]) -> str:
     )
 
 
-def _percent(spread: dict[str, Any]) -> tuple[str, str]:
-    low, median, high = (100 * spread[key] for key in ("quartile_1", "median", "quartile_3"))
-    return f"{median:.1f} %", f"{low:.1f} to {high:.1f}"
-
-
-def parse_args(argv: list[str] | None = None) -> argparse.Namespace:
-    """The command line."""
-    parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
-    parser.add_argument("--cfg", default=str(RECIPE), metavar="FILE", help="(%(default)s)")
-    parser.add_argument(
-        "--clips", type=int, default=1, metavar="N", help="of one process (%(default)s)"
-    )
-    parser.add_argument("--output", type=Path, metavar="FILE.json", help="write the numbers here")
-    add_options(parser, rounds=11, of_each="of the four networks")
-    args = parser.parse_intermixed_args(argv)
-    if args.clips < 1:
-        parser.error("--clips takes 1 or more")
-    return args
-
-
 @tool()
-def main(argv: list[str] | None = None) -> int:
+def main(argv: Sequence[str] | None = None) -> int:
     """Measure, print and write; returns the exit status."""
-    args = parse_args(argv)
+    parser = new_parser(__doc__, rounds=11)
+    recipe = ROOT / "configs" / "Kinetics" / "TSM_8x8_R50.yaml"
+    parser.add_argument("--cfg", default=str(recipe), metavar="FILE", help="(%(default)s)")
+    text = "of one process (%(default)s)"
+    parser.add_argument("--clips", type=whole_from(1), default=1, metavar="N", help=text)
+    add_seconds(parser)
+    args = parser.parse_intermixed_args(argv)
     try:
         patching.apply()
-        recipe = checked_recipe(args.cfg, args.overrides)
-        result = measure(recipe, args.clips, args.rounds, args.seconds)
-        print(format_result(result))
-        if args.output:
-            write_result(args.output, "shift.py", argv, result)
+        checked = checked_recipe(args.cfg, args.overrides)
+        result = measure(checked, args.clips, args.rounds, args.seconds)
     except torch.OutOfMemoryError as error:
         raise ValueError(f"four networks and --clips {args.clips} do not fit: {error}") from error
+    print(format_result(result))
+    write_result(args.output, "shift.py", argv, result)
     return 0
 
 

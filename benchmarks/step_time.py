@@ -47,18 +47,20 @@ from __future__ import annotations
 
 import argparse
 import sys
+from collections.abc import Sequence
 from itertools import takewhile
 from pathlib import Path
 from typing import Any
 
 import torch
-from step_bench import add_options, checked_recipe, write_result
-from step_chart import draw_chart
-from step_measure import Request, measure
-from step_models import format_models, measure_models
-from step_profile import format_profile
-from step_report import format_result
-from step_variants import EACH, HOST, NAMES
+from common import new_parser, whole_from, write_result
+from steps.case import add_seconds, checked_recipe
+from steps.chart import draw_chart
+from steps.measure import measure
+from steps.models import format_models, measure_models
+from steps.profiling import format_profile
+from steps.tables import format_result
+from steps.variants import HOST, NAMES
 
 from slowfast_patches import patching
 from slowfast_patches.utils.command_line import tool
@@ -67,71 +69,40 @@ from slowfast_patches.utils.plots import check_format
 __all__ = ["main"]
 
 
-def parse_args(argv: list[str] | None = None) -> argparse.Namespace:
+def parse_args(argv: Sequence[str] | None = None) -> argparse.Namespace:
     """The command line."""
-    parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
-    parser.add_argument(
-        "--cfg",
-        required=True,
-        action="append",
-        metavar="FILE",
-        help="the recipe, a YAML file; several are compared, with the first",
-    )
-    parser.add_argument(
-        "--clips",
-        type=int,
-        metavar="N",
-        help="clips of one process, for several recipes; needed where theirs differ",
-    )
-    parser.add_argument(
-        "--output",
-        type=Path,
-        metavar="FILE.json",
-        help="write the numbers here, too; those of one recipe are for tools/plan.py",
-    )
-    _add_measures(parser)
-    add_options(parser, rounds=7, of_each="shape of a variant, or recipe")
-    args = parser.parse_intermixed_args(argv)
-    _split_variants(parser, args)
-    if args.clips is not None and args.clips < 1:
-        parser.error("--clips takes 1 or more")
-    if args.clips is not None and len(args.cfg) == 1:
-        parser.error("--clips is for several --cfg; of one, TRAIN.BATCH_SIZE and its cycles decide")
-    if len(args.cfg) > 1:
-        for name in _ONE_RECIPE:
-            if getattr(args, name) is not None:
-                parser.error(f"--{name.replace('_', '-')} is for one --cfg, not several")
-    if args.pathway is not None and set(HOST) & set(args.variants or ()):
-        parser.error("--pathway fast is a part of our model; the host's is measured as a whole")
-    return args
-
-
-def _add_measures(parser: argparse.ArgumentParser) -> None:
-    group = parser.add_argument_group("of one recipe")
-    group.add_argument(
-        "--variants",
-        nargs="+",
-        metavar="NAME",
-        help=f"{', '.join(NAMES)}, or each: all but recipe, where the device can (recipe)",
-    )
-    group.add_argument(
-        "--pathway", choices=["fast"], help="measure a SlowFast's fast pathway alone"
-    )
-    group.add_argument(
+    parser = new_parser(__doc__, rounds=7)
+    add_seconds(parser)
+    text = "the recipe, a YAML file; several are compared, with the first"
+    parser.add_argument("--cfg", required=True, action="append", metavar="FILE", help=text)
+    text = "clips of one process, for several recipes; needed where theirs differ"
+    parser.add_argument("--clips", type=whole_from(1), metavar="N", help=text)
+    one = parser.add_argument_group("of one recipe")
+    text = f"{', '.join(NAMES)}, or each: all but recipe, where the device can (recipe)"
+    one.add_argument("--variants", nargs="+", metavar="NAME", help=text)
+    one.add_argument("--pathway", choices=["fast"], help="measure a SlowFast's fast pathway alone")
+    one.add_argument(
         "--profile",
         metavar="[VARIANT:]SHAPE",
         help="also the kernels of steps of a shape, 64x8x158, or of the worst: that with the "
         "smallest share of the matrix rate (in all, where measured, or the first variant)",
     )
-    group.add_argument("--plot", type=Path, metavar="FILE.png", help="draw a bar chart")
-    group.add_argument(
-        "--dataset-size",
-        type=int,
-        metavar="N",
-        help="training videos, for hours (as tools/plan.py finds them)",
-    )
+    one.add_argument("--plot", type=Path, metavar="FILE.png", help="draw a bar chart")
+    text = "training videos, for hours (as tools/plan.py finds them)"
+    one.add_argument("--dataset-size", type=int, metavar="N", help=text)
+    args = parser.parse_intermixed_args(argv)
+    _split_variants(parser, args)
+    given = [f"--{name.replace('_', '-')}" for name in _ONE_RECIPE if getattr(args, name)]
+    if len(args.cfg) > 1 and given:
+        parser.error(f"{given[0]} is for one --cfg, not several")
+    if len(args.cfg) == 1 and args.clips:
+        parser.error("--clips is for several --cfg; of one, TRAIN.BATCH_SIZE and its cycles decide")
+    if args.pathway and set(HOST) & set(args.variants or ()):
+        parser.error("--pathway fast is a part of our model; the host's is measured as a whole")
+    return args
+
+
+_ONE_RECIPE = ("variants", "pathway", "profile", "plot", "dataset_size")
 
 
 def _split_variants(parser: argparse.ArgumentParser, args: argparse.Namespace) -> None:
@@ -140,63 +111,50 @@ def _split_variants(parser: argparse.ArgumentParser, args: argparse.Namespace) -
     names = list(takewhile(lambda item: not item.isupper(), given))
     unknown = [name for name in names if name not in NAMES and name != "each"]
     if unknown or (given and not names):
-        parser.error(
-            f"--variants {' '.join(unknown)}: there are {', '.join(NAMES)}, and each for all"
-        )
+        known = f"there are {', '.join(NAMES)}, and each for all"
+        parser.error(f"--variants {' '.join(unknown)}: {known}")
     args.variants = names or None
     args.overrides = [*given[len(names) :], *args.overrides]
-
-
-_ONE_RECIPE = ("variants", "pathway", "profile", "plot", "dataset_size")
-
-
-def request_of(args: argparse.Namespace) -> Request:
-    """What the command line asks to be measured of one recipe."""
-    given = args.variants or ["recipe"]
-    each = [name for name in EACH if args.pathway is None or name not in HOST]
-    names = [name for item in given for name in (each if item == "each" else [item])]
-    return Request(
-        rounds=args.rounds,
-        seconds=args.seconds,
-        variants=tuple(dict.fromkeys(names)),
-        named=frozenset(given),
-        fast=args.pathway is not None,
-        profile=args.profile,
-        num_videos=args.dataset_size,
-    )
 
 
 def measure_recipe(args: argparse.Namespace) -> dict[str, Any]:
     """Measure one recipe, print it and draw it; what is to be written."""
     if args.plot:
         check_format(args.plot)  # before the time is spent
-    result = measure(checked_recipe(args.cfg[0], args.overrides), request_of(args))
+    result = measure(
+        checked_recipe(args.cfg[0], args.overrides),
+        args.variants or ["recipe"],
+        args.rounds,
+        args.seconds,
+        fast=args.pathway is not None,
+        profile=args.profile,
+        num_videos=args.dataset_size,
+    )
     print(format_result(result))
     if "profile" in result:
         print(f"\n{format_profile(result['profile'])}")
     if args.plot:
         draw_chart(result, args.plot)
     # The recipe's own times are where tools/plan.py looks for them, the fast pathway's are not.
-    recipe = [v for v in result["variants"] if v["name"] == "recipe" and args.pathway is None]
+    recipe = [v for v in result["variants"] if v["name"] == "recipe" and not args.pathway]
     return result | {"shapes": recipe[0].pop("shapes") if recipe else []}
 
 
 @tool()
-def main(argv: list[str] | None = None) -> int:
+def main(argv: Sequence[str] | None = None) -> int:
     """Measure, print and write; returns the exit status."""
     args = parse_args(argv)
+    patching.apply()
     try:
-        patching.apply()
         if len(args.cfg) > 1:
             recipes = [(path, checked_recipe(path, args.overrides)) for path in args.cfg]
             result = measure_models(recipes, args.clips, args.rounds, args.seconds)
             print(format_models(result))
         else:
             result = measure_recipe(args)
-        if args.output:
-            write_result(args.output, "step_time.py", argv, result)
     except torch.OutOfMemoryError as error:
         raise ValueError(f"the networks, all kept at once, do not fit: {error}") from error
+    write_result(args.output, "step_time.py", argv, result)
     return 0
 
 

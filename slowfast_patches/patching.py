@@ -13,14 +13,13 @@ import importlib
 import importlib.util
 import inspect
 import logging
-import re
-from collections.abc import Sequence
+from collections.abc import MutableMapping, Sequence
 from dataclasses import dataclass
 from functools import reduce
 from importlib import metadata
 from importlib.machinery import ModuleSpec
 from types import ModuleType
-from typing import Any
+from typing import Any, NamedTuple
 
 __all__ = ["DETECTRON2_HINT", "PATCHES", "Patch", "applied", "apply", "drift", "undo"]
 
@@ -40,8 +39,9 @@ DETECTRON2_HINT = (
 class Patch:
     """One row of the ledger.
 
-    target: what is replaced: "module:attribute.path" or, for an entry of a mapping,
-        "module:attribute.path[key]". An entry that does not exist yet is added, and removed again.
+    target: the entry of a mapping that is replaced, "module:attribute.path[key]"; an attribute of a
+        module is "module:__dict__[name]". An entry that does not exist yet is added, and removed
+        again.
     replacement: "module:attribute" of ours, imported when the row is applied.
     versions: the host's versions that the row holds for.
     reason: why there is no seam for it.
@@ -112,44 +112,14 @@ DETECTRON2_LAYERS = _detectron2_layers()
 _MISSING: Any = object()
 
 
-@dataclass(frozen=True)
-class _Place:
-    """An attribute of an object, or an item of a mapping, that can be read and replaced."""
-
-    owner: Any
-    key: str
-    is_item: bool
-
-    def read(self) -> Any:
-        if self.is_item:
-            return self.owner.get(self.key, _MISSING)
-        return vars(self.owner).get(self.key, _MISSING)
-
-    def write(self, value: Any) -> None:
-        """Put a value there; `_MISSING` removes what is there."""
-        if value is not _MISSING and self.is_item:
-            self.owner[self.key] = value
-        elif value is not _MISSING:
-            setattr(self.owner, self.key, value)
-        elif self.is_item:
-            del self.owner[self.key]
-        else:
-            delattr(self.owner, self.key)
-
-
-@dataclass(frozen=True)
-class _Change:
-    """What one applied row did."""
+class _Change(NamedTuple):
+    """What one applied row did to the entry `key` of a mapping."""
 
     patch: Patch
-    place: _Place
+    entries: MutableMapping[str, Any]
+    key: str
     before: Any
     after: Any
-
-    def revert(self) -> None:
-        """Put back what was there, unless somebody has put something else there since."""
-        if self.place.read() is self.after:
-            self.place.write(self.before)
 
 
 _changes: list[_Change] | None = None
@@ -168,7 +138,7 @@ def apply() -> None:
     global _changes
     if applied():
         return
-    _check_versions(PATCHES)
+    _check_version()
     changes: list[_Change] = []
     try:
         for patch in PATCHES:
@@ -202,62 +172,64 @@ def drift() -> list[str]:
 
     Imports the host modules that such rows name; applied or not makes no difference.
     """
-    replaced = {change.patch: change.before for change in _changes or []}
+    before = {change.patch.target: change.before for change in _changes or []}
     return [
         patch.target
         for patch in PATCHES
         if patch.source_sha256 is not None
-        and _source_hash(replaced.get(patch, _MISSING), patch) != patch.source_sha256
+        and _source_hash(before.get(patch.target) or _read(patch.target)) != patch.source_sha256
     ]
 
 
-def _check_versions(patches: Sequence[Patch]) -> None:
+def _check_version() -> None:
     try:
         version = metadata.version(HOST)
     except metadata.PackageNotFoundError:
         raise RuntimeError(f"{HOST} is not installed: pip install {HOST}==1.0") from None
-    refused = [patch for patch in patches if version not in patch.versions]
-    if refused:
-        known = " or ".join(refused[0].versions)
-        raise RuntimeError(
-            f"{HOST} {version} is installed, but the patch of {refused[0].target} holds for "
-            f"{known} only: pip install {HOST}=={refused[0].versions[-1]}"
-        )
+    for patch in PATCHES:
+        if version not in patch.versions:
+            raise RuntimeError(
+                f"{HOST} {version} is installed, but the patch of {patch.target} holds for "
+                f"{' or '.join(patch.versions)} only: pip install {HOST}=={patch.versions[-1]}"
+            )
 
 
 def _install(patch: Patch) -> _Change:
-    replacement = _resolve(patch.replacement)
-    place = _locate(patch.target)
-    change = _Change(patch, place, before=place.read(), after=replacement)
-    place.write(replacement)
-    return change
+    after = _resolve(patch.replacement)
+    entries, key = _entry(patch.target)
+    before, entries[key] = entries.get(key, _MISSING), after
+    return _Change(patch, entries, key, before, after)
 
 
 def _revert(changes: Sequence[_Change]) -> None:
-    for change in reversed(changes):
-        change.revert()
+    """Put back what was there, unless somebody has put something else there since."""
+    for _, entries, key, before, after in reversed(changes):
+        if entries.get(key) is after:
+            if before is _MISSING:
+                del entries[key]
+            else:
+                entries[key] = before
 
 
-def _locate(target: str) -> _Place:
-    """Find the place that a row's target names, importing its module."""
-    match = re.fullmatch(r"(?P<owner>[\w.]+:[\w.]+)\[(?P<key>.+)\]", target)
-    if match:
-        return _Place(_resolve(match["owner"]), match["key"], is_item=True)
-    module, _, path = target.partition(":")
-    *parents, name = path.split(".")
-    owner = reduce(getattr, parents, importlib.import_module(module))
-    return _Place(owner, name, is_item=False)
+def _entry(target: str) -> tuple[MutableMapping[str, Any], str]:
+    """The mapping and the key that a row's target names."""
+    owner, _, key = target.removesuffix("]").partition("[")
+    return _resolve(owner), key
+
+
+def _read(target: str) -> Any:
+    entries, key = _entry(target)
+    return entries.get(key, _MISSING)
 
 
 def _resolve(name: str) -> Any:
-    """The object that "module:attribute.path" names."""
+    """The object that "module:attribute.path" names, importing the module."""
     module, _, path = name.partition(":")
     return reduce(getattr, path.split("."), importlib.import_module(module))
 
 
-def _source_hash(replaced: Any, patch: Patch) -> str | None:
-    """Hash of the host's source; None where there is no such object, or no source."""
-    host_object = _locate(patch.target).read() if replaced is _MISSING else replaced
+def _source_hash(host_object: Any) -> str | None:
+    """Hash of an object's source; None where it has none."""
     try:
         return hashlib.sha256(inspect.getsource(host_object).encode()).hexdigest()
     except (TypeError, OSError):

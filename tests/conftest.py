@@ -46,7 +46,16 @@ LONG = (
 )
 
 
+# What trains, measures or starts programs is slow: tests in these folders, or with these fixtures.
+SLOW_FOLDERS = {"benchmarks", "faults"}
+SLOW_FIXTURES = {"cluster", "command_line", "commands", "multigrid_run", "start_run_net", "train"}
+
+
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    for item in items:
+        fixtures = set(getattr(item, "fixturenames", ()))
+        if item.path.parent.name in SLOW_FOLDERS or fixtures & SLOW_FIXTURES:
+            item.add_marker(pytest.mark.slow)
     places = {name: place for place, name in enumerate(LONG)}
     items.sort(key=lambda item: places.get(item.path.name, len(LONG)))
 
@@ -283,10 +292,9 @@ def load_program() -> Callable[[str], ModuleType]:
 
 
 @pytest.fixture
-def step_bench(monkeypatch: pytest.MonkeyPatch) -> ModuleType:
-    """What the benchmarks of steps share: they find their neighbours in their own folder."""
-    monkeypatch.syspath_prepend(RUN_NET.parents[1] / "benchmarks")
-    return importlib.import_module("step_bench")
+def step_bench() -> ModuleType:
+    """What the benchmarks of steps share."""
+    return importlib.import_module("steps.case")
 
 
 @pytest.fixture

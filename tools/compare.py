@@ -12,6 +12,7 @@ import argparse
 import json
 import shlex
 import sys
+from functools import partial
 from pathlib import Path
 
 from slowfast_patches.utils.command_line import add_seeds, ends_early, take_seeds, tool
@@ -19,10 +20,11 @@ from slowfast_patches.utils.command_line import add_seeds, ends_early, take_seed
 if __name__ == "__main__":
     ends_early()
 
-from slowfast_patches.plan.step_times import read_step_times
-from slowfast_patches.study.compare import make_recipes
-from slowfast_patches.study.comparison import (
+from slowfast_patches.config.shipped import recipe_path
+from slowfast_patches.study.arms import cost_of, measured_times
+from slowfast_patches.study.compare import (
     format_comparison,
+    make_arms,
     make_comparison,
     write_comparison,
 )
@@ -77,11 +79,12 @@ def main(argv: list[str] | None = None) -> int:
     """Train, report, and print the table; returns the exit status."""
     args = parse_args(argv)
     command = shlex.join(["python", "tools/compare.py", *(sys.argv[1:] if argv is None else argv)])
-    recipes = make_recipes(args.cfg, args.overrides, equal_time=args.equal_time)
+    files = list(map(recipe_path, args.cfg))
+    arms = make_arms(files, args.overrides, equal_time=args.equal_time)
     run_net = Path(__file__).with_name("run_net.py")
-    times = [read_step_times(path) for path in args.step_times]
-    for results in train_all(recipes, args.seeds, args.output, run_net, times):
-        comparison = make_comparison(recipes, args.seeds, results, command)
+    cost = partial(cost_of, timing_of=measured_times(args.step_times))
+    for results in train_all(arms, args.seeds, args.output, run_net, cost):
+        comparison = make_comparison(arms, args.seeds, results, command)
         write_comparison(comparison, args.output)
     if args.json:
         print(json.dumps(comparison.to_json(), indent=2, ensure_ascii=False))

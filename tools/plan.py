@@ -33,22 +33,27 @@ if __name__ == "__main__":
     ends_early()
 
 from slowfast_patches.config import check_recipe, load_recipe
-from slowfast_patches.config.large_batch import check_large_batch
+from slowfast_patches.config.check import check_large_batch
 from slowfast_patches.config.recipe import Recipe
 from slowfast_patches.config.schedule import check_world_size, schedule_of
-from slowfast_patches.datasets.lists.lists import class_names
+from slowfast_patches.datasets.lists.dataset_lists import class_names
 from slowfast_patches.launch.launch import for_processes, processes_of
 from slowfast_patches.models.flops import check_shapes, flops_per_clip
-from slowfast_patches.plan.cluster.loader import WAYS, clip_rate
-from slowfast_patches.plan.cluster.machines import MACHINES
-from slowfast_patches.plan.cluster.network import LATENCY, Cluster
+from slowfast_patches.plan.cluster.network import LATENCY, MACHINES, Cluster
 from slowfast_patches.plan.cluster.picture import plot_cluster_plan
-from slowfast_patches.plan.cluster.plan import ClusterPlan, on_cluster, plan_on_cluster
-from slowfast_patches.plan.cluster.report import cluster_json, format_cluster_plan
+from slowfast_patches.plan.cluster.plan import on_cluster, plan_on_cluster
+from slowfast_patches.plan.cluster.report import format_cluster_plan
+from slowfast_patches.plan.cluster.times import WAYS, clip_rate
 from slowfast_patches.plan.picture import plot_plan
 from slowfast_patches.plan.plan import dataset_size, format_plan, plan_config
-from slowfast_patches.plan.step_times import MisfitError, read_step_times
-from slowfast_patches.plan.timing import UNTIMED, Timing, estimated_timing, measured_timing
+from slowfast_patches.plan.step_times import (
+    UNTIMED,
+    MisfitError,
+    Timing,
+    estimated_timing,
+    measured_timing,
+    read_step_times,
+)
 
 
 def parse_args(argv: list[str] | None = None) -> argparse.Namespace:
@@ -185,7 +190,7 @@ def _option(name: str) -> str:
     return "--" + name.replace("_", "-")
 
 
-def plan_cluster(args: argparse.Namespace, cluster: Cluster) -> ClusterPlan:
+def plan_cluster(args: argparse.Namespace, cluster: Cluster) -> dict[str, Any]:
     """The plan of the recipe on a cluster, checked as a training on it would be."""
     recipe = load_recipe(args.cfg, args.overrides)
     check_large_batch(recipe)  # `on_cluster` writes out what of it scales by machines
@@ -198,9 +203,8 @@ def plan_cluster(args: argparse.Namespace, cluster: Cluster) -> ClusterPlan:
     rate = None
     if args.loader is not None:
         rate = clip_rate(args.loader, args.loader_way, args.loader_cores)
-    preset = MACHINES.get(args.machine)
     timing = partial(find_timing, args=args)
-    return plan_on_cluster(recipe, cluster, num_videos, timing, rate, preset)
+    return plan_on_cluster(recipe, cluster, num_videos, timing, rate, args.machine)
 
 
 def show_plan(args: argparse.Namespace) -> str:
@@ -210,9 +214,7 @@ def show_plan(args: argparse.Namespace) -> str:
         on_gpus = plan_cluster(args, cluster)
         if args.plot:
             plot_cluster_plan(on_gpus, args.plot)
-        if args.json:
-            return json.dumps(cluster_json(on_gpus), indent=2)
-        return format_cluster_plan(on_gpus)
+        return json.dumps(on_gpus, indent=2) if args.json else format_cluster_plan(on_gpus)
     recipe = for_processes(load_recipe(args.cfg, args.overrides))
     check_recipe(recipe, processes_of(recipe))
     if recipe.data.path_to_data_dir:

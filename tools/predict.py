@@ -35,14 +35,14 @@ if __name__ == "__main__":
 
 from torch import Tensor
 
-from slowfast_patches.config import get_cfg
+from slowfast_patches.config.keys import get_cfg
 from slowfast_patches.config.recipe import Recipe
 from slowfast_patches.datasets.lists.class_names import read_class_names
-from slowfast_patches.datasets.lists.lists import class_names
+from slowfast_patches.datasets.lists.dataset_lists import class_names
 from slowfast_patches.datasets.reading.video_record import UnreadableVideoError
 from slowfast_patches.train.checkpoints import checkpoint_of
 from slowfast_patches.train.predict import Predictor, read_checkpoint
-from slowfast_patches.train.predictions import write_predictions
+from slowfast_patches.train.record.tables import write_predictions
 
 
 def parse_args(argv: list[str] | None = None) -> argparse.Namespace:
@@ -97,13 +97,14 @@ def main(argv: list[str] | None = None) -> int:
     results, probabilities = list[dict[str, Any]](), list[Tensor | None]()
     for video in args.videos:
         try:
-            probabilities.append(predictor(video))
+            scores = predictor(video)
         except UnreadableVideoError as error:
             print(f"{video} {error}", file=sys.stderr)
             probabilities.append(None)
             results.append({"video": video, "error": str(error)})
             continue
-        classes = best(probabilities[-1], args.top, names)
+        probabilities.append(scores)
+        classes = best(scores, args.top, names)
         results.append({"video": video, "classes": classes})
         if not args.json:
             print(format_classes(video, classes), flush=True)

@@ -48,18 +48,21 @@ if __name__ == "__main__":
 
 from slowfast_patches.datasets.lists.class_names import named_classes
 from slowfast_patches.datasets.lists.csv_list import parse_separator
-from slowfast_patches.datasets.lists.list_warnings import first_few, repeated_videos
-from slowfast_patches.datasets.preparing.lists import (
+from slowfast_patches.datasets.lists.list_warnings import repeated_videos
+from slowfast_patches.datasets.preparing.class_folders import (
     ClassFolders,
-    VideoList,
     find_classes,
-    read_lists,
-    read_ssv2_lists,
     write_class_lists,
 )
 from slowfast_patches.datasets.preparing.prepare import prepare
 from slowfast_patches.datasets.preparing.prepared_set import Settings
 from slowfast_patches.datasets.preparing.report import format_report
+from slowfast_patches.datasets.preparing.video_lists import (
+    VideoList,
+    read_lists,
+    read_ssv2_lists,
+)
+from slowfast_patches.utils.report import first_few
 
 _SETTINGS = [field.name for field in fields(Settings)]
 

@@ -27,12 +27,11 @@ from slowfast_patches.utils.command_line import add_seeds, ends_early, take_seed
 if __name__ == "__main__":
     ends_early()
 
+from slowfast_patches.config.shipped import CONFIGS
 from slowfast_patches.launch.slurm import Slurm
-from slowfast_patches.study.reproduction.paper import EXPERIMENTS
-from slowfast_patches.study.reproduction.reproduce import Request, reproduce
-from slowfast_patches.study.reproduction.toy import Toy
-
-ROOT = Path(__file__).resolve().parents[1]
+from slowfast_patches.study.experiments import EXPERIMENTS
+from slowfast_patches.study.reproduce import Request, reproduce
+from slowfast_patches.study.toy import Toy
 
 
 def parse_args(argv: list[str] | None = None) -> argparse.Namespace:
@@ -155,8 +154,8 @@ def make_request(args: argparse.Namespace, argv: list[str]) -> Request:
         names=tuple(EXPERIMENTS) if args.name == "all" else (args.name,),
         seeds=tuple(args.seeds),
         output=args.output,
-        configs=ROOT / "configs",
-        run_net=ROOT / "tools" / "run_net.py",
+        configs=CONFIGS,
+        run_net=Path(__file__).resolve().with_name("run_net.py"),
         own=tuple(args.add),
         data={name: folder for name, folder in data.items() if folder},
         weights={name: file for name, file in weights.items() if file},

@@ -22,6 +22,7 @@ from slowfast_patches.utils.command_line import ends_early, tool
 if __name__ == "__main__":
     ends_early()
 
+from slowfast_patches.config.shipped import recipe_path
 from slowfast_patches.launch.slurm import FOLDER, Slurm, has_slurm
 from slowfast_patches.study import submission
 
@@ -107,7 +108,7 @@ def submit(args: argparse.Namespace) -> None:
         warning_seconds=args.warning_seconds,
         options=dict(option.split("=", 1) for option in args.option),
     )
-    run = submission.load(args.cfg, args.overrides, args.nodes, args.gpus_per_node)
+    run = submission.load(recipe_path(args.cfg), args.overrides, args.nodes, args.gpus_per_node)
     said, warnings = submission.check(run)
     # The batch file alone goes to standard output, so that it can be kept.
     print(said, file=sys.stderr if args.dry_run else sys.stdout)

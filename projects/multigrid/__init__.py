@@ -3,14 +3,16 @@
 from multigrid.batchnorm import (
     GroupedBatchNorm3d,
     average_running_stats,
+    check_processes,
     convert_batchnorm,
+    form_groups,
     form_neighbours,
     group_order,
+    possible_processes,
     set_group_size,
 )
 from multigrid.cost import Cost, baseline_cost, schedule_cost
 from multigrid.learning_rate import CosineRate, LearningRate, SteppedRate, Warmup
-from multigrid.processes import check_processes, form_groups, possible_processes
 from multigrid.sampler import (
     Batch,
     ClipRequest,

@@ -16,8 +16,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 from torch.utils.data import Sampler, get_worker_info
 
-from multigrid.batchnorm import group_order
-from multigrid.processes import check_processes
+from multigrid.batchnorm import check_processes, group_order
 from multigrid.schedule import Schedule, Step
 from multigrid.shapes import Shape
 

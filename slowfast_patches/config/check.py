@@ -1,132 +1,68 @@
-"""What can be trained and tested, checked before anything starts."""
+"""What can be trained and tested, checked before anything starts.
+
+What one key can be says its row in config/keys.py; here is what takes more than one to see.
+"""
 
 from __future__ import annotations
 
 import importlib.util
 import logging
-from collections.abc import Callable
+from collections.abc import Mapping, Sequence
 from itertools import pairwise
 from typing import Any
 
-from slowfast_patches.config.architecture import check_architecture
-from slowfast_patches.config.keys import AUTO_OR_COUNT
-from slowfast_patches.config.labels import check_labels
-from slowfast_patches.config.large_batch import check_large_batch
-from slowfast_patches.config.recipe import Recipe
-from slowfast_patches.config.speed import check_speed
+from slowfast_patches.config.keys import KEYS, PER_PATHWAY
+from slowfast_patches.config.recipe import Recipe, default_recipe
+from slowfast_patches.config.schedule import learning_rate_of
 from slowfast_patches.patching import DETECTRON2_HINT
 from slowfast_patches.utils.report import format_list
 
-__all__ = ["check_recipe"]
+__all__ = ["SEVERAL_LABELS", "check_frames", "check_large_batch", "check_recipe", "check_speed"]
 
 logger = logging.getLogger(__name__)
 
-_CHOICES: dict[str, tuple[object, ...]] = {
-    "MODEL.ARCH": ("slowfast", "slowonly", "c2d", "c2d_nopool", "i3d", "i3d_nopool", "tsm"),
-    # The host's basic_transform cannot be built: it does not take the host's own arguments.
-    "RESNET.TRANS_FUNC": ("bottleneck_transform",),
-    "SOLVER.LR_POLICY": ("cosine", "steps_with_relative_lrs"),
-    "SOLVER.OPTIMIZING_METHOD": ("sgd", "adam", "adamw", "lars"),
-    "DATA.ENSEMBLE_METHOD": ("sum", "max"),
-    "TRAIN.CHECKPOINT_TYPE": ("pytorch", "caffe2"),
-    "TEST.CHECKPOINT_TYPE": ("pytorch", "caffe2"),
-    "TEST.NUM_SPATIAL_CROPS": (1, 3),
-    "DIST_BACKEND": ("auto", "nccl", "gloo"),
+SEVERAL_LABELS: Mapping[str, bool] = {"kinetics": False, "ssv2": False, "charades": True}
+"""Whether a video of a data set has several labels; of other data sets nothing is known."""
+
+_FITTING: Mapping[bool, Mapping[str, str]] = {
+    False: {"LOSS_FUNC": "cross_entropy", "HEAD_ACT": "softmax"},
+    True: {"LOSS_FUNC": "bce_logit", "HEAD_ACT": "sigmoid"},
 }
-
-_AT_LEAST_ONE = (
-    "MODEL.NUM_CLASSES",
-    "DATA.NUM_FRAMES",
-    "DATA.SAMPLING_RATE",
-    "DATA.TARGET_FPS",
-    "DATA.MAX_FRAME_PIXELS",
-    "SLOWFAST.ALPHA",
-    "SLOWFAST.BETA_INV",
-    "TRAIN.BATCH_SIZE",
-    "TRAIN.EVAL_PERIOD",
-    "TRAIN.CHECKPOINT_PERIOD",
-    "SOLVER.ACCUMULATION_STEPS",
-    "TEST.BATCH_SIZE",
-    "TEST.NUM_ENSEMBLE_VIEWS",
-    "MULTIGRID.BN_BASE_SIZE",
-    "MULTIGRID.EVAL_FREQ",
-    "MULTIGRID.SIZE_DIVISOR",
-    "NUM_SHARDS",
-    "LOG_PERIOD",
-)
-
-_ABOVE_ZERO = (
-    "MULTIGRID.EPOCH_FACTOR",
-    "SOLVER.MAX_EPOCH",
-    "SOLVER.BASE_LR",
-    "SOLVER.LARS_TRUST",
-    "DIST_JOIN_SECONDS",
-    "DIST_STALL_SECONDS",
-)
-
-_FROM_ZERO_BELOW_ONE = ("MODEL.LABEL_SMOOTHING", "MODEL.EMA_DECAY")
+"""Keys of MODEL by DATA.MULTI_LABEL. Sigmoid scores of a softmax training depend on an offset that
+nothing trains; softmax scores of several labels do not compare between videos, which mAP ranks."""
 
 _STRIDE = 32
 """Pixels of the input to one of the last feature map's."""
 
 
 def check_recipe(recipe: Recipe, world_size: int = 1) -> None:
-    """Refuse a config that cannot train or test as it says; `world_size` counts processes.
+    """Refuse a recipe that cannot train or test as it says; `world_size` counts processes.
 
     Raises:
         ValueError: what is wrong, with the numbers and a way out.
-        ImportError: a package that the config asks for is not installed; names it.
+        ImportError: a package that the recipe asks for is not installed; names it.
     """
-    checks: tuple[Callable[[Recipe], None], ...] = (
-        _check_values,
-        _check_detection,
-        check_labels,
-        _check_solver,
-        check_large_batch,
-        _check_multigrid,
-        _check_groups,
-        check_architecture,
-        _check_crops,
-    )
-    for check in checks:
-        check(recipe)
+    _check_values(recipe)
+    _check_detection(recipe)
+    _check_labels(recipe)
+    _check_solver(recipe)
+    check_large_batch(recipe)
+    _check_divisor(recipe)
+    _check_groups(recipe)
+    _check_pathways(recipe)
+    _check_shift(recipe)
+    cycle = recipe.multigrid.long_cycle_factors if recipe.multigrid.long_cycle else [(1.0, 1.0)]
+    factors = [time for time, _ in cycle]
+    check_frames(recipe.model.arch, recipe.data.num_frames, recipe.slowfast.alpha, factors)
+    _check_crops(recipe)
     _check_processes(recipe, world_size)
     check_speed(recipe, world_size)
 
 
 def _check_values(recipe: Recipe) -> None:
-    for key, choices in _CHOICES.items():
-        if recipe[key] not in choices:
-            raise ValueError(
-                f"{key} {recipe[key]!r} is not known; use {format_list(choices, 'or')}"
-            )
-    for key in _AT_LEAST_ONE:
-        if recipe[key] < 1:
-            raise ValueError(f"{key} must be 1 or more, not {recipe[key]}")
-    for key in AUTO_OR_COUNT:
-        if recipe[key] != "auto" and recipe[key] < 0:
-            raise ValueError(f"{key} must be 0 or more, or auto, not {recipe[key]}")
-    if recipe.train.checkpoints_kept < 0:
-        raise ValueError(
-            f"TRAIN.CHECKPOINTS_KEPT must be 1 or more, or 0 to keep all, not "
-            f"{recipe.train.checkpoints_kept}"
-        )
-    for key in _ABOVE_ZERO:
-        if not recipe[key] > 0:
-            raise ValueError(f"{key} must be above 0, not {recipe[key]}")
-    for key in _FROM_ZERO_BELOW_ONE:
-        if not 0 <= recipe[key] < 1:
-            raise ValueError(f"{key} lies in [0, 1), not {recipe[key]}; 0 is off")
-    if not 0 <= recipe.data.max_bad_fraction <= 1:
-        raise ValueError(
-            f"DATA.MAX_BAD_FRACTION lies in [0, 1], not {recipe.data.max_bad_fraction}"
-        )
-    predictions = recipe.test.save_results_path
-    if predictions and not predictions.endswith(".csv"):
-        raise ValueError(
-            f"TEST.SAVE_RESULTS_PATH {predictions}: predictions are written as CSV; give a name "
-            "that ends in .csv"
-        )
+    for key in KEYS:
+        if key.check and not key.check.passes(value := recipe[key.name]):
+            raise ValueError(f"{key.name} must be {key.check.wanted}, not {_plain(value)!r}")
 
 
 def _check_detection(recipe: Recipe) -> None:
@@ -135,10 +71,42 @@ def _check_detection(recipe: Recipe) -> None:
     if importlib.util.find_spec("detectron2") is None:
         raise ImportError(f"DETECTION.ENABLE True needs {DETECTRON2_HINT}.")
     raise ValueError(
-        "DETECTION.ENABLE True: the training loop trains classification only; build the detection "
-        "model with slowfast_patches.models.build.build_model for a loop of your own, or set "
-        "DETECTION.ENABLE False"
+        "DETECTION.ENABLE True: the training loop trains classification only; set it to False, or "
+        "give slowfast_patches.models.build.build_model a loop of your own"
     )
+
+
+def _check_labels(recipe: Recipe) -> None:
+    """DATA.ENSEMBLE_METHOD is free: the sum and the maximum of probabilities over views both rank
+    classes and videos."""
+    several, model = recipe.data.multi_label, recipe.model
+    if model.num_classes == 1 and not several:
+        raise ValueError(
+            "MODEL.NUM_CLASSES 1: where all videos have the same label there is nothing to learn; "
+            "give the videos of at least one class more"
+        )
+    for section in (name for name in ("TRAIN", "TEST") if recipe[name].enable):
+        dataset = recipe[section].dataset
+        if SEVERAL_LABELS.get(dataset.lower(), several) != several:
+            others = " and ".join(f"MODEL.{k} {v}" for k, v in _FITTING[not several].items())
+            raise ValueError(
+                f"DATA.MULTI_LABEL {several} does not fit {section}.DATASET {dataset}, whose "
+                f"videos have {'one label' if several else 'several labels'} each; set another "
+                f"data set, or DATA.MULTI_LABEL {not several} with {others}"
+            )
+    if several and model.label_smoothing:
+        raise ValueError(
+            f"MODEL.LABEL_SMOOTHING {model.label_smoothing:g} is for a video's one label among "
+            "classes that compete, and DATA.MULTI_LABEL is True; set MODEL.LABEL_SMOOTHING 0.0"
+        )
+    for key, fitting in _FITTING[several].items():
+        if (value := recipe[f"MODEL.{key}"]) != fitting:
+            raise ValueError(
+                f"MODEL.{key} {value!r} does not fit DATA.MULTI_LABEL {several}; set MODEL.{key} "
+                f"{fitting}"
+                + f", or DATA.MULTI_LABEL {not several}"
+                * (value in _FITTING[not several].values())
+            )
 
 
 def _check_solver(recipe: Recipe) -> None:
@@ -154,21 +122,16 @@ def _check_solver(recipe: Recipe) -> None:
             f"{solver.clip_grad_l2norm:g}: one of them clips; set the other to None"
         )
     if solver.lr_policy == "steps_with_relative_lrs":
-        _check_steps(list(solver.steps), list(solver.lrs), solver.max_epoch)
+        _check_steps(list(solver.steps), solver.lrs, solver.max_epoch)
     elif solver.steps:
         logger.warning(
-            "SOLVER.STEPS %s has no effect: SOLVER.LR_POLICY %s has no steps; write "
-            "steps_with_relative_lrs or leave STEPS out.",
-            solver.steps,
-            solver.lr_policy,
+            f"SOLVER.STEPS {list(solver.steps)} has no effect with SOLVER.LR_POLICY "
+            f"{solver.lr_policy}; write steps_with_relative_lrs or leave STEPS out."
         )
 
 
-def _check_steps(steps: list[Any], rates: list[Any], max_epoch: float) -> None:
+def _check_steps(steps: list[float], rates: Sequence[float], max_epoch: float) -> None:
     """Steps are epochs at which stages start; rates are relative to BASE_LR, one a stage."""
-    for key, values in (("SOLVER.STEPS", steps), ("SOLVER.LRS", rates)):
-        if not all(_is_number(value) for value in values):
-            raise ValueError(f"{key} is a list of numbers, not {values}")
     if steps and steps[0] != 0:
         raise ValueError(
             f"SOLVER.STEPS {steps} must start at epoch 0, where the first rate begins; write "
@@ -179,83 +142,158 @@ def _check_steps(steps: list[Any], rates: list[Any], max_epoch: float) -> None:
             f"SOLVER.STEPS {steps} must ascend and end before SOLVER.MAX_EPOCH {max_epoch:g}; "
             "move the steps or raise MAX_EPOCH"
         )
-    stages = max(1, len(steps))
-    if rates and len(rates) != stages:
+    if rates and len(rates) != max(1, len(steps)):
         raise ValueError(
-            f"SOLVER.LRS has {len(rates)} rates for the {stages} stages of SOLVER.STEPS {steps}; "
-            "give one for each, or leave LRS empty for powers of SOLVER.GAMMA"
+            f"SOLVER.LRS has {len(rates)} rates for the {max(1, len(steps))} stages of "
+            f"SOLVER.STEPS {steps}; give one for each, or none for powers of SOLVER.GAMMA"
         )
 
 
-def _check_multigrid(recipe: Recipe) -> None:
-    multigrid = recipe.multigrid
-    long, short = list(multigrid.long_cycle_factors), list(multigrid.short_cycle_factors)
-    well_formed = all(
-        isinstance(pair, tuple) and len(pair) == 2 and all(map(_is_factor, pair)) for pair in long
-    )
-    if not (well_formed and long and long[-1] == (1, 1)):
+def check_large_batch(recipe: Recipe) -> None:
+    """Refuse rates that are scaled twice, and LARS without its package; warn of what LARS leaves.
+
+    Raises:
+        ValueError: SOLVER.REFERENCE_BATCH_SIZE is not the only key that scales.
+        ImportError: pytorch-optimizer is not installed.
+    """
+    solver, clips = recipe.solver, recipe.solver.reference_batch_size
+    if clips and solver.base_lr_scale_num_shards:
         raise ValueError(
-            "MULTIGRID.LONG_CYCLE_FACTORS is a list of [frames, crop] with factors in (0, 1], the "
-            f"last [1, 1], not {long}"
+            f"SOLVER.REFERENCE_BATCH_SIZE {clips} and SOLVER.BASE_LR_SCALE_NUM_SHARDS True would "
+            "both scale the learning rates; set one of them to 0 or False"
         )
-    if not short or not all(_is_factor(factor) for factor in short):
-        raise ValueError(
-            f"MULTIGRID.SHORT_CYCLE_FACTORS is a list of factors in (0, 1], not {short}; set "
-            "MULTIGRID.SHORT_CYCLE False to train without"
-        )
-    if recipe.multigrid.size_divisor > recipe.data.train_crop_size:
-        raise ValueError(
-            f"MULTIGRID.SIZE_DIVISOR {recipe.multigrid.size_divisor} is more than "
-            f"DATA.TRAIN_CROP_SIZE {recipe.data.train_crop_size}, and crops of coarser grids are "
-            "multiples of it; write 16, or 1 for the paper's crops"
-        )
-    if recipe.multigrid.size_divisor > 1 and not recipe.uses_multigrid:
+    start, target = solver.warmup_start_lr, learning_rate_of(recipe).at(solver.warmup_epochs)
+    if clips and solver.warmup_epochs and target < start:
         logger.warning(
-            "MULTIGRID.SIZE_DIVISOR %d has no effect without a cycle, where every crop is the "
-            "baseline's; leave it out, or set MULTIGRID.LONG_CYCLE or SHORT_CYCLE True",
-            recipe.multigrid.size_divisor,
+            f"SOLVER.WARMUP_START_LR {start:g} is above {target:g}, the rate of "
+            f"{recipe.base_shape.batch} clips in a mini-batch (SOLVER.REFERENCE_BATCH_SIZE "
+            f"{clips}): the rate would fall in the warm-up; set SOLVER.WARMUP_EPOCHS 0"
+        )
+    if solver.optimizing_method != "lars":
+        if solver.lars_trust != default_recipe().solver.lars_trust:
+            logger.warning(
+                f"SOLVER.LARS_TRUST {solver.lars_trust:g} has no effect with "
+                f"SOLVER.OPTIMIZING_METHOD {solver.optimizing_method}; write lars, or leave it out"
+            )
+        return
+    if importlib.util.find_spec("pytorch_optimizer") is None:
+        raise ImportError(
+            "SOLVER.OPTIMIZING_METHOD lars needs the package pytorch-optimizer, which is not "
+            "installed: pip install pytorch-optimizer"
+        )
+    if recipe.bn.weight_decay:
+        logger.warning(
+            f"BN.WEIGHT_DECAY {recipe.bn.weight_decay:g} has no effect with "
+            "SOLVER.OPTIMIZING_METHOD lars, which decays no parameter of one dimension; write 0.0"
+        )
+
+
+def _check_divisor(recipe: Recipe) -> None:
+    divisor, crop = recipe.multigrid.size_divisor, recipe.data.train_crop_size
+    if divisor > crop:
+        raise ValueError(
+            f"MULTIGRID.SIZE_DIVISOR {divisor} is more than DATA.TRAIN_CROP_SIZE {crop}, and crops "
+            "of coarser grids are multiples of it; write 16, or 1 for the paper's crops"
+        )
+    if divisor > 1 and not recipe.uses_multigrid:
+        logger.warning(
+            f"MULTIGRID.SIZE_DIVISOR {divisor} has no effect without a cycle; leave it out, or "
+            "set MULTIGRID.LONG_CYCLE or SHORT_CYCLE True"
         )
 
 
 def _check_groups(recipe: Recipe) -> None:
-    size, own = recipe.bn.group_size, recipe.multigrid.bn_base_size
-    batch, cycles = recipe.base_shape.batch, recipe.uses_multigrid
-    if size < 0:
-        raise ValueError(f"BN.GROUP_SIZE must be 0 or more clips, not {size}")
-    if size not in (0, own) and cycles:
+    size, own, batch = recipe.bn.group_size, recipe.multigrid.bn_base_size, recipe.base_shape.batch
+    if recipe.uses_multigrid and size not in (0, own):
         logger.warning(
-            "BN.GROUP_SIZE %d has no effect with a cycle, where MULTIGRID.BN_BASE_SIZE %d clips "
-            "share statistics; write that",
-            *(size, own),
+            f"BN.GROUP_SIZE {size} has no effect with a cycle, where MULTIGRID.BN_BASE_SIZE {own} "
+            "clips share statistics; write that"
         )
-    if (wanted := own if cycles else size) > batch:
+    if recipe.bn_size > batch:
+        key = "MULTIGRID.BN_BASE_SIZE" if recipe.uses_multigrid else "BN.GROUP_SIZE"
         logger.warning(
-            "%s %d is more than the global batch of %d clips: BN is over %d; train on more GPUs or "
-            "with a larger TRAIN.BATCH_SIZE",
-            *("MULTIGRID.BN_BASE_SIZE" if cycles else "BN.GROUP_SIZE", wanted, batch, batch),
+            f"{key} {recipe.bn_size} is more than the global batch of {batch} clips: BN is over "
+            f"{batch}; train on more GPUs or with a larger TRAIN.BATCH_SIZE"
         )
+
+
+def _check_pathways(recipe: Recipe) -> None:
+    pathways = 2 if recipe.model.arch == "slowfast" else 1
+    wrong: dict[str, Any] = {}
+    for key in PER_PATHWAY:
+        # What NONLOCAL.POOL has for a second pathway, as by default, is not read.
+        most = 2 if key == "NONLOCAL.POOL" else pathways
+        if not all(pathways <= len(stage) <= most for stage in recipe[key]):
+            wrong[key] = [(stage * pathways)[:pathways] for stage in recipe[key]]
+    if len(recipe.data.input_channel_num) != pathways:
+        wrong["DATA.INPUT_CHANNEL_NUM"] = [3] * pathways
+    if wrong:
+        raise ValueError(
+            f"MODEL.ARCH {recipe.model.arch} takes {pathways} in each stage, one for each pathway; "
+            f"leave these keys out, or write "
+            + ", ".join(f"{key} {_plain(value)}" for key, value in wrong.items())
+        )
+
+
+def _check_shift(recipe: Recipe) -> None:
+    """The first block of TSM sees the fewest channels, RESNET.WIDTH_PER_GROUP."""
+    arch, share, width = recipe.model.arch, recipe.tsm.shift_div, recipe.resnet.width_per_group
+    if arch != "tsm" and share != default_recipe().tsm.shift_div:
+        logger.warning(
+            f"TSM.SHIFT_DIV {share} has no effect with MODEL.ARCH {arch}; leave it out, or "
+            "write tsm"
+        )
+    if arch == "tsm" and share > width:
+        raise ValueError(
+            f"TSM.SHIFT_DIV {share} leaves nothing to shift of the {width} channels of the first "
+            f"block (RESNET.WIDTH_PER_GROUP); write {width} or less, or 0 for no shift"
+        )
+
+
+def check_frames(
+    arch: str, frames: int, alpha: int, time_factors: Sequence[float] = (1.0,)
+) -> None:
+    """Refuse frames that an architecture cannot take at the schedule's fractions of them.
+
+    The slow pathway has frames // alpha frames and receives ceil(frames / alpha) from the fast
+    one, so alpha must divide the frames. C2D and I3D halve the frames once, TSM shifts them.
+    """
+    least = 2 if arch in ("c2d", "i3d", "tsm") else 1
+    alpha = alpha if arch == "slowfast" else 1
+
+    def fits(frames: int, alpha: int) -> bool:
+        counts = [round(frames * factor) for factor in time_factors]
+        return all(count >= max(least, alpha) and count % alpha == 0 for count in counts)
+
+    if fits(frames, alpha):
+        return
+    enough = next((n for n in range(frames, 65 * frames) if fits(n, alpha)), None)
+    ways = [f"DATA.NUM_FRAMES {enough}"] if enough else []
+    counts = format_list(sorted({round(frames * factor) for factor in time_factors}))
+    text = f"DATA.NUM_FRAMES {frames} gives clips of {counts} frames, "
+    if arch == "slowfast":
+        alphas = [a for a in range(1, max(alpha, frames) + 1) if fits(frames, a)]
+        ways += [f"SLOWFAST.ALPHA {format_list(alphas, 'or')}"] if alphas else []
+        text += f"and SLOWFAST.ALPHA {alpha} must divide each, to feed the slow pathway"
+    else:
+        text += f"and {arch} needs {least} at least"
+    raise ValueError(f"{text}; {format_list(ways, 'or') or 'other factors'} would work")
 
 
 def _check_crops(recipe: Recipe) -> None:
     """The head's test-time window is the feature map of a training crop, CROP_SIZE // 32."""
-    train, test, head = (
-        recipe.data.train_crop_size,
-        recipe.data.test_crop_size,
-        recipe.data.crop_size,
-    )
-    if train < _STRIDE:
-        raise ValueError(f"DATA.TRAIN_CROP_SIZE {train} is below {_STRIDE} pixels, the least")
-    if head != train:
+    data, train = recipe.data, recipe.data.train_crop_size
+    if data.crop_size != train:
         raise ValueError(
-            f"DATA.CROP_SIZE {head} is the crop that the head's test-time window is made for, and "
-            f"DATA.TRAIN_CROP_SIZE is {train}; leave CROP_SIZE out, and it follows"
+            f"DATA.CROP_SIZE {data.crop_size} is the crop that the head's test-time window is made "
+            f"for, and DATA.TRAIN_CROP_SIZE is {train}; leave CROP_SIZE out, and it follows"
         )
-    if test // _STRIDE < train // _STRIDE:
+    if data.test_crop_size // _STRIDE < train // _STRIDE:
         raise ValueError(
-            f"DATA.TEST_CROP_SIZE {test} is smaller than the head's window, made for crops of "
-            f"{train}; set it to {train // _STRIDE * _STRIDE} or more"
+            f"DATA.TEST_CROP_SIZE {data.test_crop_size} is smaller than the head's window, made "
+            f"for crops of {train}; set it to {train // _STRIDE * _STRIDE} or more"
         )
-    jitter = list(recipe.data.train_jitter_scales)
+    jitter = list(data.train_jitter_scales)
     if len(jitter) != 2 or not train <= jitter[0] <= jitter[1]:
         raise ValueError(
             f"DATA.TRAIN_JITTER_SCALES {jitter} is [shortest, longest] short side in pixels, no "
@@ -265,10 +303,7 @@ def _check_crops(recipe: Recipe) -> None:
 
 def _check_processes(recipe: Recipe, world_size: int) -> None:
     """TRAIN.BATCH_SIZE is one machine's, so the global batch is BATCH_SIZE × NUM_SHARDS."""
-    if recipe.num_gpus < 0:
-        raise ValueError(f"NUM_GPUS {recipe.num_gpus} is below 0; NUM_GPUS 0 is the CPU")
-    clips, machines = recipe.train.batch_size, recipe.num_shards
-    batch = clips * machines
+    clips, machines, batch = recipe.train.batch_size, recipe.num_shards, recipe.base_shape.batch
     if batch % world_size:
         enough = next(n for n in range(clips, clips + world_size) if n * machines % world_size == 0)
         raise ValueError(
@@ -278,9 +313,33 @@ def _check_processes(recipe: Recipe, world_size: int) -> None:
         )
 
 
-def _is_number(value: object) -> bool:
-    return isinstance(value, int | float) and not isinstance(value, bool)
+def check_speed(recipe: Recipe, world_size: int) -> None:
+    """Refuse switches of speed and memory that do not go with each other, or with what trains.
+
+    Raises:
+        ValueError: names the keys, and says what to write instead.
+    """
+    solver, train = recipe.solver, recipe.train
+    if solver.fused and solver.optimizing_method == "lars":
+        raise ValueError(
+            "SOLVER.FUSED True: there is no fused lars; set SOLVER.FUSED False, or "
+            "SOLVER.OPTIMIZING_METHOD sgd, adam or adamw"
+        )
+    if train.compile and recipe.model.act_checkpoint:
+        raise ValueError(
+            "TRAIN.COMPILE True and MODEL.ACT_CHECKPOINT True: a compiled network decides by "
+            "itself what it keeps for the backward pass; set one of them to False"
+        )
+    reasons = {
+        "needs a GPU, and NUM_GPUS is 0": recipe.num_gpus == 0,
+        f"is for one process, and there are {world_size}": world_size > 1,
+        f"and SOLVER.ACCUMULATION_STEPS {solver.accumulation_steps}: a graph holds the passes of a "
+        "whole mini-batch": solver.accumulation_steps > 1,
+    }
+    for reason in (reason for reason, holds in reasons.items() if train.cuda_graphs and holds):
+        raise ValueError(f"TRAIN.CUDA_GRAPHS True {reason}; set it to False")
 
 
-def _is_factor(value: Any) -> bool:
-    return _is_number(value) and 0 < value <= 1
+def _plain(value: Any) -> Any:
+    """Tuples as the lists that recipes have."""
+    return list(map(_plain, value)) if isinstance(value, list | tuple) else value

@@ -1,271 +1,324 @@
-"""The config's keys: the host's, those of the later releases that recipes use, and ours."""
+"""The config's keys, a row for each of ours, of the later releases and of the host's that need one.
+
+To add a key, add its row here and its field to config/recipe.py; all else follows from the row:
+its default, its check, whether a run may be continued with another value, its line in docs/keys.md.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from fnmatch import fnmatchcase
-from typing import NamedTuple
+import textwrap
+from collections.abc import Callable, Iterator, Mapping
+from copy import deepcopy
+from dataclasses import dataclass
+from typing import Any, NamedTuple
 
 import slowfast.config.defaults as host_defaults
 from fvcore.common.config import CfgNode
 
+from slowfast_patches.utils.report import format_list
+
 __all__ = [
     "AUTO_OR_COUNT",
+    "KEYS",
     "NOT_HERE",
-    "NO_EFFECT",
     "PER_PATHWAY",
-    "NoEffect",
+    "Check",
+    "Key",
     "add_multigrid_config",
-    "find_no_effect",
+    "find_key",
+    "flatten",
+    "format_keys",
     "get_cfg",
+    "may_differ",
+    "speed_keys",
+    "speed_switches",
 ]
 
 
-PER_PATHWAY = (
-    "RESNET.NUM_BLOCK_TEMP_KERNEL",
-    "RESNET.SPATIAL_STRIDES",
-    "RESNET.SPATIAL_DILATIONS",
-    "NONLOCAL.LOCATION",
-    "NONLOCAL.GROUP",
-    "NONLOCAL.POOL",
-)
-"""Lists of the host's with an entry for each stage, and in it one for each pathway."""
+class Check(NamedTuple):
+    """Whether a value can be, and in words, which can: "KEY must be `wanted`"."""
+
+    passes: Callable[[Any], bool]
+    wanted: str
 
 
-AUTO_OR_COUNT = ("DATA_LOADER.NUM_WORKERS",)
-"""Keys that take "auto" or a whole number, 0 or more."""
+def one_of(*choices: object) -> Check:
+    return Check(lambda value: value in choices, format_list(choices, "or"))
 
 
-def get_cfg() -> CfgNode:
-    """A fresh config with every key at its default, not frozen."""
-    cfg = host_defaults.get_cfg()
-    add_multigrid_config(cfg)
-    return cfg
+def _is_number(value: object) -> bool:
+    return isinstance(value, int | float) and not isinstance(value, bool)
 
 
-def add_multigrid_config(cfg: CfgNode) -> None:
-    """Add our keys, and those of the later releases, to the host's config in place."""
-    _add_multigrid(cfg)
-    _add_bn(cfg)
-    _add_solver(cfg)
-    _add_model(cfg)
-    _add_data(cfg)
-    _add_run(cfg)
+def _are_factors(values: Any) -> bool:
+    return isinstance(values, tuple) and all(_is_number(x) and 0 < x <= 1 for x in values)
 
 
-def _add_multigrid(cfg: CfgNode) -> None:
-    cfg.MULTIGRID = CfgNode()
-    # Length of the training relative to the baseline's MAX_EPOCH (paper: 1.5).
-    cfg.MULTIGRID.EPOCH_FACTOR = 1.5
-    # The short cycle changes the crop from iteration to iteration; factors of DATA.TRAIN_CROP_SIZE.
-    cfg.MULTIGRID.SHORT_CYCLE = False
-    cfg.MULTIGRID.SHORT_CYCLE_FACTORS = [0.5, 0.5**0.5]
-    # The long cycle changes frames and crop from phase to phase; factors (frames, crop).
-    cfg.MULTIGRID.LONG_CYCLE = False
-    cfg.MULTIGRID.LONG_CYCLE_FACTORS = [[0.25, 0.5**0.5], [0.5, 0.5**0.5], [0.5, 1.0], [1.0, 1.0]]
-    # Clips that share batch normalisation statistics at the long cycle's crop.
-    cfg.MULTIGRID.BN_BASE_SIZE = 8
-    # Evaluations per shape of the long cycle.
-    cfg.MULTIGRID.EVAL_FREQ = 3
-    # Crops of coarser grids are rounded to multiples of it: 1 has the paper's sizes (158 of 224),
-    # 16 sizes that GPUs like better (160).
-    cfg.MULTIGRID.SIZE_DIVISOR = 1
-    # Filled at run time in the later releases; see NO_EFFECT.
-    cfg.MULTIGRID.LONG_CYCLE_SAMPLING_RATE = 0
-    cfg.MULTIGRID.DEFAULT_B = 0
-    cfg.MULTIGRID.DEFAULT_T = 0
-    cfg.MULTIGRID.DEFAULT_S = 0
+def _is_long_cycle(values: tuple[Any, ...]) -> bool:
+    return values[-1:] == ((1, 1),) and all(_are_factors(x) and len(x) == 2 for x in values)
 
 
-def _add_bn(cfg: CfgNode) -> None:
-    # Kinds of BN in the later releases; see NO_EFFECT.
-    cfg.BN.NORM_TYPE = "batchnorm"
-    cfg.BN.NUM_SPLITS = 1
-    cfg.BN.NUM_SYNC_DEVICES = 1
-    cfg.BN.GLOBAL_SYNC = False
-    # Clips that share statistics where no cycle is on, on however many processes; 0: those that
-    # each process has. With a cycle it is MULTIGRID.BN_BASE_SIZE.
-    cfg.BN.GROUP_SIZE = 0
+AT_LEAST_ONE = Check(lambda value: value >= 1, "1 or more")
+FROM_ZERO = Check(lambda value: value >= 0, "0 or more")
+ABOVE_ZERO = Check(lambda value: value > 0, "above 0")
+BELOW_ONE = Check(lambda value: 0 <= value < 1, "in [0, 1), where 0 is off")
+PART = Check(lambda value: 0 <= value <= 1, "in [0, 1]")
+AUTO_OR_COUNT = Check(lambda value: value == "auto" or value >= 0, "0 or more, or auto")
+NUMBERS = Check(lambda values: all(map(_is_number, values)), "a list of numbers")
+FACTORS = Check(lambda x: len(x) > 0 and _are_factors(x), "a list of factors in (0, 1]")
+LONG_CYCLE = Check(_is_long_cycle, "a list of [frames, crop], factors in (0, 1], the last [1, 1]")
+SHIFT = Check(lambda value: value == 0 or value >= 2, "2 or more, or 0 for no shift")
+CROP = Check(lambda value: value >= 32, "32 pixels or more")
+CSV = Check(lambda value: not value or value.endswith(".csv"), "a name that ends in .csv")
+WEIGHTS = one_of("pytorch", "caffe2")
+
+_HEADER = """# Keys
+
+Written from the rows of slowfast_patches/config/keys.py by
+
+    python -c "from slowfast_patches.config.keys import format_keys as f; print(f())" > docs/keys.md"""  # noqa: E501
+
+HOST: Any = object()
+"""The default of a key that the host has, and whose default stays."""
+
+ABSENT: Any = object()
+"""The default of a key, or of a section's keys, that recipes may have and the config has not."""
 
 
-def _add_solver(cfg: CfgNode) -> None:
-    # Epochs are numbers, not counts: shortened recipes have fractions of one.
-    cfg.SOLVER.MAX_EPOCH = float(cfg.SOLVER.MAX_EPOCH)
-    cfg.SOLVER.WARMUP_EPOCHS = float(cfg.SOLVER.WARMUP_EPOCHS)
-    # The rate that the cosine policy ends at.
-    cfg.SOLVER.COSINE_END_LR = 0.0
-    # Multiply BASE_LR by NUM_SHARDS.
-    cfg.SOLVER.BASE_LR_SCALE_NUM_SHARDS = False
-    # Clips of a global mini-batch that BASE_LR and COSINE_END_LR belong to: they are multiplied by
-    # batch / this. WARMUP_START_LR is not: a warm-up starts at BASE_LR as it is written (Goyal et
-    # al., 2017, sections 2.1 and 2.2). 0 is off.
-    cfg.SOLVER.REFERENCE_BATCH_SIZE = 0
-    # GPUs of one machine that the recipe's TRAIN.BATCH_SIZE and learning rates were written for:
-    # both are scaled to the processes of the run (the key is detectron2's). 0 is off.
-    cfg.SOLVER.REFERENCE_WORLD_SIZE = 0
-    # Largest gradient value, or largest L2 norm of all gradients; None clips nothing.
-    cfg.SOLVER.CLIP_GRAD_VAL = None
-    cfg.SOLVER.CLIP_GRAD_L2NORM = None
-    # No weight decay for biases and other parameters of one dimension.
-    cfg.SOLVER.ZERO_WD_1D_PARAM = False
-    # Parts that a process's clips of an iteration pass the network in, one after another, for less
-    # memory: the gradients are summed, the training is the same (as the delayed updates of Ott et
-    # al., "Scaling Neural Machine Translation", 2018). TRAIN.BATCH_SIZE and the rates stay.
-    cfg.SOLVER.ACCUMULATION_STEPS = 1
-    # Update all parameters in one kernel (sgd, adam and adamw).
-    cfg.SOLVER.FUSED = False
-    # OPTIMIZING_METHOD: the host's sgd and adam; adamw, as in the later releases, is torch's with
-    # the host's moments (Loshchilov and Hutter, "Decoupled Weight Decay Regularization", 2019).
-    # OPTIMIZING_METHOD lars: the trust coefficient, by which a weight's rate is multiplied beside
-    # the ratio of its norm to its gradient's (You, Gitman and Ginsburg, 2017; their eta).
-    cfg.SOLVER.LARS_TRUST = 0.001
+@dataclass(frozen=True)
+class Key:
+    """A key and what it means.
 
-
-def _add_model(cfg: CfgNode) -> None:
-    # "slow" is the later name of "slowonly". "nopool" is the host's for C2D and I3D that keep all
-    # frames; the others pool pairs of them after the first stage.
-    added = ("slow", "c2d_nopool", "i3d_nopool", "tsm")
-    cfg.MODEL.SINGLE_PATHWAY_ARCH = [*cfg.MODEL.SINGLE_PATHWAY_ARCH, *added]
-    cfg.TSM = CfgNode()
-    # MODEL.ARCH tsm: 1/SHIFT_DIV of the channels move one frame back, as many one frame forward; 0
-    # moves none.
-    cfg.TSM.SHIFT_DIV = 8
-    # Follows from MODEL.ARCH: load_config fills it.
-    cfg.MODEL.MODEL_NAME = "SlowFast"
-    # What turns the head's outputs into scores in evaluation: "softmax", or "sigmoid" for several
-    # labels a video.
-    cfg.MODEL.HEAD_ACT = "softmax"
-    # Part of a clip's label that is spread evenly over all classes in the training's loss (Szegedy
-    # et al., "Rethinking the Inception Architecture for Computer Vision", 2016, section 7).
-    cfg.MODEL.LABEL_SMOOTHING = 0.0
-    # Decay an iteration of an exponential moving average of the weights, which is evaluated beside
-    # them (Polyak and Juditsky, 1992; Tarvainen and Valpola, "Mean teachers ...", 2017); 0 is off.
-    cfg.MODEL.EMA_DECAY = 0.0
-    # Clips and weights with a pixel's channels side by side, as tensor cores read them.
-    cfg.MODEL.CHANNELS_LAST = False
-    # Compute a block's activations anew in the backward pass instead of keeping them.
-    cfg.MODEL.ACT_CHECKPOINT = False
-
-
-def _add_data(cfg: CfgNode) -> None:
-    # Between path and label in a line of a csv file; the two characters \t are a tab.
-    cfg.DATA.PATH_LABEL_SEPARATOR = " "
-    # Frames per second that DATA.SAMPLING_RATE counts in.
-    cfg.DATA.TARGET_FPS = 30
-    cfg.DATA.DECODING_BACKEND = "pyav"
-    # Flip half of the training clips horizontally.
-    cfg.DATA.RANDOM_FLIP = True
-    # Feed BGR instead of RGB.
-    cfg.DATA.REVERSE_INPUT_CHANNEL = False
-    # Draw the inverse of a training clip's short side uniformly, not the short side itself.
-    cfg.DATA.INV_UNIFORM_SAMPLE = False
-    # Several labels per video: MODEL.LOSS_FUNC bce_logit, MODEL.HEAD_ACT sigmoid, judged by mAP.
-    cfg.DATA.MULTI_LABEL = False
-    # How a video's score comes from those of its views: "sum" or "max".
-    cfg.DATA.ENSEMBLE_METHOD = "sum"
-    # Larger frames are refused before they are decoded, which would take their memory: 8192 × 8192,
-    # almost twice the largest picture of any level of H.264, HEVC and AV1.
-    cfg.DATA.MAX_FRAME_PIXELS = 1 << 26
-    # A run stops when more than this part of the videos of an epoch, or of an evaluation, cannot be
-    # decoded.
-    cfg.DATA.MAX_BAD_FRACTION = 0.05
-    # Training videos that the recipe expects: what a plan counts with where no csv file is at hand.
-    cfg.DATA.NUM_TRAIN_VIDEOS = 0
-
-
-def _add_run(cfg: CfgNode) -> None:
-    # Compute in bfloat16 where that is exact enough, or in float16 with a scaled loss on a GPU that
-    # has no bfloat16.
-    cfg.TRAIN.MIXED_PRECISION = False
-    # Let a GPU round the factors of float32 products to 10 bits of mantissa.
-    cfg.TRAIN.TF32 = True
-    # Let cuDNN try its convolutions at each shape and take the fastest.
-    cfg.TRAIN.CUDNN_BENCHMARK = True
-    # Give the same numbers in every run on the same machine, where that takes slower kernels too.
-    cfg.TRAIN.DETERMINISTIC = False
-    # Compile the network for each shape, before the training begins.
-    cfg.TRAIN.COMPILE = False
-    # Record each shape's kernels once and launch them as one CUDA graph.
-    cfg.TRAIN.CUDA_GRAPHS = False
-    # In the later releases: do not continue TRAIN.CHECKPOINT_FILE_PATH; see NO_EFFECT.
-    cfg.TRAIN.CHECKPOINT_EPOCH_RESET = False
-    # The last checkpoints that stay, beside those at the ends of phases; 0 keeps all.
-    cfg.TRAIN.CHECKPOINTS_KEPT = 3
-    # Keep the weights of the best validation so far, by the recipe's first metric, the averaged
-    # ones where MODEL.EMA_DECAY is on, in checkpoint_best.pyth (as the trainers of timm and
-    # Lightning do).
-    cfg.TRAIN.KEEP_BEST = False
-    # The test's predictions, a CSV file in OUTPUT_DIR: each video's label, prediction and the
-    # probabilities of all classes. Empty: not written.
-    cfg.TEST.SAVE_RESULTS_PATH = ""
-    # Log the model's parameters and operations.
-    cfg.LOG_MODEL_INFO = True
-    # "auto" is nccl with GPUs and gloo without.
-    cfg.DIST_BACKEND = "auto"
-    # Seconds that a process of several waits for the others to come together.
-    cfg.DIST_JOIN_SECONDS = 300.0
-    # Seconds that one may wait in a collective for the others; then the run ends.
-    cfg.DIST_STALL_SECONDS = 1800.0
-    # Processes that read clips for each process that trains; "auto" picks from the cores.
-    cfg.DATA_LOADER.NUM_WORKERS = "auto"
-
-
-class NoEffect(NamedTuple):
-    """A key of the later releases, or of the host, that changes nothing here.
-
-    because: why it has no effect, and what to write instead.
-    quiet: the values that ask for nothing that is not done anyway; others are warned of.
+    comment: what it is; of a key without effect, why, and what to write instead.
+    may_differ: whether a run that continues a checkpoint may have another value.
+    speed: whether step times are only of recipes that have the same value.
+    switch: whether True only makes iterations faster; `speed` is then True as well.
+    no_effect: whether it is accepted and changes nothing, `name` may then end in ".*".
+    quiet: values of a key without effect, beside the default, that are not warned of.
     """
 
-    because: str
-    quiet: tuple[object, ...]
+    name: str
+    default: Any
+    comment: str
+    check: Check | None = None
+    may_differ: bool = False
+    speed: bool = False
+    switch: bool = False
+    no_effect: bool = False
+    quiet: tuple[object, ...] = ()
 
 
-_GROUPS = (
-    "the number of clips that share statistics is given as such, on any number of GPUs; write "
-    "BN.GROUP_SIZE, or MULTIGRID.BN_BASE_SIZE with a cycle"
+_GROUPS = "Clips share statistics by number: BN.GROUP_SIZE, with a cycle MULTIGRID.BN_BASE_SIZE."
+_NO_DEMO = "There is no demo on a camera or a single file; leave the section out."
+_FILLED = "The baseline's mini-batch is what the recipe's own keys say; write "
+
+# fmt: off
+KEYS: tuple[Key, ...] = (
+    # The method.
+    Key("MULTIGRID.EPOCH_FACTOR", 1.5, "Length over the baseline's (paper: 1.5).", ABOVE_ZERO),
+    Key("MULTIGRID.SHORT_CYCLE", False, "Change the crop from iteration to iteration."),
+    Key("MULTIGRID.SHORT_CYCLE_FACTORS", [0.5, 0.5**0.5], "The short cycle's crops as factors of "
+        "DATA.TRAIN_CROP_SIZE.", FACTORS),
+    Key("MULTIGRID.LONG_CYCLE", False, "Change frames and crop from phase to phase."),
+    Key("MULTIGRID.LONG_CYCLE_FACTORS",
+        [[0.25, 0.5**0.5], [0.5, 0.5**0.5], [0.5, 1.0], [1.0, 1.0]],
+        "The long cycle's shapes as factors (frames, crop).", LONG_CYCLE),
+    Key("MULTIGRID.BN_BASE_SIZE", 8, "Clips that share batch normalisation statistics at the long "
+        "cycle's crop.", AT_LEAST_ONE),
+    Key("MULTIGRID.EVAL_FREQ", 3, "Evaluations per shape of the long cycle.", AT_LEAST_ONE),
+    Key("MULTIGRID.SIZE_DIVISOR", 1, "Crops of coarser grids are rounded to multiples of it: 1 has "
+        "the paper's sizes (158 of 224), 16 sizes that GPUs like better (160).", AT_LEAST_ONE),
+
+    # Batch normalisation.
+    Key("BN.GROUP_SIZE", 0, "Clips that share statistics where no cycle is on, on however many "
+        "processes; 0: those that each process has. With a cycle: MULTIGRID.BN_BASE_SIZE.",
+        FROM_ZERO),
+
+    # The model.
+    Key("MODEL.ARCH", HOST, "The architecture. nopool is the host's for C2D and I3D that keep all "
+        "frames; the others pool pairs of them after the first stage. slow is slowonly.",
+        one_of("slowfast", "slowonly", "c2d", "c2d_nopool", "i3d", "i3d_nopool", "tsm"),
+        speed=True),
+    Key("MODEL.SINGLE_PATHWAY_ARCH",
+        ["c2d", "i3d", "slowonly", "slow", "c2d_nopool", "i3d_nopool", "tsm"],
+        "Architectures of one pathway."),
+    Key("MODEL.MODEL_NAME", "SlowFast", "Follows from MODEL.ARCH."),
+    Key("MODEL.NUM_CLASSES", HOST, "Classes of the data set.", AT_LEAST_ONE, speed=True),
+    Key("MODEL.HEAD_ACT", "softmax", "What makes scores of the head's outputs in evaluation: "
+        "softmax, or sigmoid for several labels a video."),
+    Key("MODEL.LABEL_SMOOTHING", 0.0, "Part of a clip's label that is spread evenly over all "
+        "classes in the training's loss (Szegedy et al., 2016, section 7).", BELOW_ONE),
+    Key("MODEL.EMA_DECAY", 0.0, "Decay an iteration of an exponential moving average of the "
+        "weights, which is evaluated beside them (Polyak and Juditsky, 1992).",
+        BELOW_ONE, speed=True),
+    Key("MODEL.CHANNELS_LAST", False, "Clips and weights with a pixel's channels side by side, as "
+        "tensor cores read them.", may_differ=True, speed=True, switch=True),
+    Key("MODEL.ACT_CHECKPOINT", False, "Compute a block's activations anew in the backward pass "
+        "instead of keeping them.", may_differ=True, speed=True),
+    Key("TSM.SHIFT_DIV", 8, "MODEL.ARCH tsm: 1/SHIFT_DIV of the channels move one frame back, as "
+        "many one frame forward; 0 moves none.", SHIFT, speed=True),
+    Key("SLOWFAST.ALPHA", HOST, "Frames of the fast pathway for each of the slow one.",
+        AT_LEAST_ONE, speed=True),
+    Key("SLOWFAST.BETA_INV", HOST, "Channels of the slow pathway for each of the fast one.",
+        AT_LEAST_ONE, speed=True),
+    Key("SLOWFAST.FUSION_CONV_CHANNEL_RATIO", HOST, "Fused channels for each fast.", speed=True),
+    Key("SLOWFAST.FUSION_KERNEL_SZ", HOST, "Frames of the fusing kernel.", speed=True),
+    # The host's basic_transform cannot be built: it does not take the host's own arguments.
+    Key("RESNET.TRANS_FUNC", HOST, "Of blocks.", one_of("bottleneck_transform"), speed=True),
+    Key("RESNET.DEPTH", HOST, "50 or 101 layers.", speed=True),
+    Key("RESNET.NUM_GROUPS", HOST, "Groups of a block's convolution.", speed=True),
+    Key("RESNET.WIDTH_PER_GROUP", HOST, "Channels of the first blocks.", speed=True),
+    Key("RESNET.INPLACE_RELU", HOST, "ReLU in place.", speed=True),
+    Key("RESNET.STRIDE_1X1", HOST, "Stride in a block's first convolution.", speed=True),
+    Key("RESNET.NUM_BLOCK_TEMP_KERNEL", HOST, "Blocks with a temporal kernel.", speed=True),
+    Key("RESNET.SPATIAL_STRIDES", HOST, "Stride of each stage.", speed=True),
+    Key("RESNET.SPATIAL_DILATIONS", HOST, "Dilation of each stage.", speed=True),
+    Key("NONLOCAL.LOCATION", HOST, "Blocks that a non-local one follows.", speed=True),
+    Key("NONLOCAL.GROUP", HOST, "Parts of a clip.", speed=True),
+    Key("NONLOCAL.POOL", HOST, "Pooling of what is looked at.", speed=True),
+    Key("NONLOCAL.INSTANTIATION", HOST, "dot_product or softmax.", speed=True),
+
+    # Data.
+    Key("DATA.PATH_TO_DATA_DIR", HOST, "Folder of the lists.", may_differ=True),
+    Key("DATA.PATH_PREFIX", HOST, "Stands before the paths in the lists.", may_differ=True),
+    Key("DATA.PATH_LABEL_SEPARATOR", " ", "Between path and label in a line of a csv file; the two "
+        r"characters \t are a tab."),
+    Key("DATA.NUM_FRAMES", HOST, "Frames of a clip.", AT_LEAST_ONE),
+    Key("DATA.SAMPLING_RATE", HOST, "Frames of the video for each of a clip.", AT_LEAST_ONE),
+    Key("DATA.TARGET_FPS", 30, "Frames a second that SAMPLING_RATE counts in.", AT_LEAST_ONE),
+    Key("DATA.TRAIN_CROP_SIZE", HOST, "Pixels of a training clip's sides.", CROP),
+    Key("DATA.RANDOM_FLIP", True, "Flip half of the training clips horizontally."),
+    Key("DATA.REVERSE_INPUT_CHANNEL", False, "Feed BGR instead of RGB."),
+    Key("DATA.INV_UNIFORM_SAMPLE", False, "Draw the inverse of a training clip's short side "
+        "uniformly, not the short side itself."),
+    Key("DATA.MULTI_LABEL", False, "Several labels per video: MODEL.LOSS_FUNC bce_logit, "
+        "MODEL.HEAD_ACT sigmoid, judged by mAP."),
+    Key("DATA.ENSEMBLE_METHOD", "sum", "How a video's score comes from those of its views.",
+        one_of("sum", "max")),
+    Key("DATA.MAX_FRAME_PIXELS", 1 << 26, "Larger frames are refused before they are decoded, "
+        "which would take their memory: 8192 × 8192, almost twice the largest picture of any "
+        "level of H.264, HEVC and AV1.", AT_LEAST_ONE, may_differ=True),
+    Key("DATA.MAX_BAD_FRACTION", 0.05, "A run stops when more than this part of the videos of an "
+        "epoch, or of an evaluation, cannot be decoded.", PART, may_differ=True),
+    Key("DATA.NUM_TRAIN_VIDEOS", 0, "Training videos that the recipe expects: what a plan counts "
+        "with where no csv file is at hand."),
+    Key("DATA_LOADER.NUM_WORKERS", "auto", "Processes that read clips for each process that "
+        "trains; auto picks from the cores.", AUTO_OR_COUNT, may_differ=True),
+    Key("DATA_LOADER.PIN_MEMORY", HOST, "Clips in page-locked memory.", may_differ=True),
+    Key("DATA_LOADER.ENABLE_MULTI_THREAD_DECODE", HOST, "Decode in threads.", may_differ=True),
+
+    # The solver.
+    # Epochs are numbers, not counts: shortened recipes have fractions of one.
+    Key("SOLVER.MAX_EPOCH", 300.0, "Epochs of the baseline.", ABOVE_ZERO),
+    Key("SOLVER.WARMUP_EPOCHS", 0.0, "Epochs of the warm-up."),
+    Key("SOLVER.LR_POLICY", HOST, "How the rate falls.",
+        one_of("cosine", "steps_with_relative_lrs")),
+    Key("SOLVER.STEPS", HOST, "Epochs at which stages start, from 0.", NUMBERS),
+    Key("SOLVER.LRS", HOST, "Rates of the stages over BASE_LR; empty: powers of GAMMA.", NUMBERS),
+    Key("SOLVER.BASE_LR", HOST, "The learning rate.", ABOVE_ZERO),
+    Key("SOLVER.COSINE_END_LR", 0.0, "The rate that the cosine policy ends at."),
+    Key("SOLVER.BASE_LR_SCALE_NUM_SHARDS", False, "Multiply the rates by NUM_SHARDS."),
+    Key("SOLVER.REFERENCE_BATCH_SIZE", 0, "Clips of a global mini-batch that BASE_LR and "
+        "COSINE_END_LR belong to: they are multiplied by batch / this. WARMUP_START_LR is not: a "
+        "warm-up starts at BASE_LR as it is written (Goyal et al., 2017). 0 is off.", FROM_ZERO),
+    Key("SOLVER.REFERENCE_WORLD_SIZE", 0, "GPUs of one machine that the recipe's TRAIN.BATCH_SIZE "
+        "and learning rates were written for: both are scaled to the processes of the run. 0 is "
+        "off.", FROM_ZERO, may_differ=True),
+    Key("SOLVER.OPTIMIZING_METHOD", HOST, "The host's sgd and adam; torch's adamw with the host's "
+        "moments (Loshchilov and Hutter, 2019); lars (You, Gitman and Ginsburg, 2017).",
+        one_of("sgd", "adam", "adamw", "lars"), speed=True),
+    Key("SOLVER.LARS_TRUST", 0.001, "lars: the trust coefficient, by which a weight's rate is "
+        "multiplied beside the ratio of its norm to its gradient's.", ABOVE_ZERO),
+    Key("SOLVER.CLIP_GRAD_VAL", None, "Largest value of a gradient; None clips nothing."),
+    Key("SOLVER.CLIP_GRAD_L2NORM", None, "Largest L2 norm of all gradients; None clips nothing."),
+    Key("SOLVER.ZERO_WD_1D_PARAM", False, "No weight decay for biases and other parameters of one "
+        "dimension."),
+    Key("SOLVER.ACCUMULATION_STEPS", 1, "Parts that a process's clips of an iteration pass the "
+        "network in, one after another, for less memory: the gradients are summed, the training "
+        "is the same, TRAIN.BATCH_SIZE and the rates stay.", AT_LEAST_ONE,
+        may_differ=True, speed=True),
+    Key("SOLVER.FUSED", False, "Update all parameters in one kernel (sgd, adam and adamw).",
+        may_differ=True, speed=True, switch=True),
+
+    # The training and the test.
+    Key("TRAIN.BATCH_SIZE", HOST, "Clips of one machine's mini-batch.", AT_LEAST_ONE),
+    Key("TRAIN.MIXED_PRECISION", False, "Compute in bfloat16 where that is exact enough, or in "
+        "float16 with a scaled loss on a GPU that has no bfloat16.", speed=True, switch=True),
+    Key("TRAIN.TF32", True, "Let a GPU round the factors of float32 products to 10 bits of "
+        "mantissa.", speed=True, switch=True),
+    Key("TRAIN.CUDNN_BENCHMARK", True, "Let cuDNN try its convolutions at each shape and take the "
+        "fastest.", may_differ=True, speed=True, switch=True),
+    Key("TRAIN.DETERMINISTIC", False, "Give the same numbers in every run on the same machine, "
+        "where that takes slower kernels too.", may_differ=True, speed=True),
+    Key("TRAIN.COMPILE", False, "Compile the network for each shape, before the training begins.",
+        may_differ=True, speed=True, switch=True),
+    Key("TRAIN.CUDA_GRAPHS", False, "Record each shape's kernels once and launch them as one CUDA "
+        "graph.", may_differ=True, speed=True, switch=True),
+    Key("TRAIN.EVAL_PERIOD", HOST, "Epochs from evaluation to evaluation, without the long cycle.",
+        AT_LEAST_ONE, may_differ=True),
+    Key("TRAIN.CHECKPOINT_PERIOD", HOST, "Epochs from checkpoint to checkpoint.",
+        AT_LEAST_ONE, may_differ=True),
+    Key("TRAIN.CHECKPOINTS_KEPT", 3, "The last checkpoints that stay, beside those at the ends of "
+        "phases; 0 keeps all.", FROM_ZERO, may_differ=True),
+    Key("TRAIN.KEEP_BEST", False, "Keep the weights of the best validation so far, by the recipe's "
+        "first metric, the averaged ones with MODEL.EMA_DECAY, in checkpoint_best.pyth.",
+        may_differ=True),
+    Key("TRAIN.AUTO_RESUME", HOST, "Continue the run in OUTPUT_DIR.", may_differ=True),
+    Key("TRAIN.CHECKPOINT_TYPE", HOST, "Of TRAIN.CHECKPOINT_FILE_PATH.", WEIGHTS),
+    Key("TEST.ENABLE", HOST, "Test after the training.", may_differ=True),
+    Key("TEST.DATASET", HOST, "The data set of the test.", may_differ=True),
+    Key("TEST.BATCH_SIZE", HOST, "Clips of one machine's mini-batch in evaluation.", AT_LEAST_ONE,
+        may_differ=True),
+    Key("TEST.NUM_ENSEMBLE_VIEWS", HOST, "Clips along a video.", AT_LEAST_ONE, may_differ=True),
+    Key("TEST.NUM_SPATIAL_CROPS", HOST, "Crops of a clip.", one_of(1, 3), may_differ=True),
+    Key("TEST.CHECKPOINT_FILE_PATH", HOST, "The weights that are tested.", may_differ=True),
+    Key("TEST.CHECKPOINT_TYPE", HOST, "Of TEST.CHECKPOINT_FILE_PATH.", WEIGHTS, may_differ=True),
+    Key("TEST.SAVE_RESULTS_PATH", "", "The test's predictions, a CSV file in OUTPUT_DIR: each "
+        "video's label, prediction and the probabilities of all classes. Empty: not written.",
+        CSV, may_differ=True),
+
+    # Machines and files.
+    Key("NUM_GPUS", HOST, "GPUs of a machine; 0 is the CPU.", FROM_ZERO, may_differ=True),
+    Key("NUM_SHARDS", HOST, "Machines.", AT_LEAST_ONE),
+    Key("SHARD_ID", HOST, "This machine.", may_differ=True),
+    Key("OUTPUT_DIR", HOST, "The run's folder.", may_differ=True),
+    Key("LOG_PERIOD", HOST, "Iterations from line to line of the log.", AT_LEAST_ONE,
+        may_differ=True),
+    Key("LOG_MODEL_INFO", True, "Log the model's parameters and operations.", may_differ=True),
+    Key("DIST_BACKEND", "auto", "auto is nccl with GPUs and gloo without.",
+        one_of("auto", "nccl", "gloo"), may_differ=True),
+    Key("DIST_JOIN_SECONDS", 300.0, "Seconds that a process of several waits for the others to "
+        "come together.", ABOVE_ZERO, may_differ=True),
+    Key("DIST_STALL_SECONDS", 1800.0, "Seconds that one may wait in a collective for the others; "
+        "then the run ends.", ABOVE_ZERO, may_differ=True),
+
+    # Accepted, and without effect.
+    Key("BN.NORM_TYPE", "batchnorm", _GROUPS, no_effect=True),
+    Key("BN.NUM_SPLITS", 1, _GROUPS, no_effect=True),
+    Key("BN.NUM_SYNC_DEVICES", 1, _GROUPS, no_effect=True),
+    Key("BN.GLOBAL_SYNC", False, _GROUPS, no_effect=True),
+    Key("BN.EPSILON", 1e-5, "The host builds its models with 1e-5; leave it out.", no_effect=True),
+    Key("BN.MOMENTUM", 0.1, "The host builds its models with 0.1; leave it out.", no_effect=True),
+    Key("MULTIGRID.DEFAULT_B", 0, _FILLED + "TRAIN.BATCH_SIZE.", no_effect=True),
+    Key("MULTIGRID.DEFAULT_T", 0, _FILLED + "DATA.NUM_FRAMES.", no_effect=True),
+    Key("MULTIGRID.DEFAULT_S", 0, _FILLED + "DATA.TRAIN_CROP_SIZE.", no_effect=True),
+    Key("MULTIGRID.LONG_CYCLE_SAMPLING_RATE", 0, "The stride of a shape is drawn between the "
+        "baseline's and the one with the same span; write DATA.SAMPLING_RATE.", no_effect=True),
+    Key("DATA.DECODING_BACKEND", "pyav", "Videos are read with PyAV; write pyav.", no_effect=True),
+    Key("SOLVER.STEP_SIZE", 1, "No policy reads it; write SOLVER.STEPS.", no_effect=True),
+    Key("SOLVER.WARMUP_FACTOR", 0.1, "The warm-up starts at SOLVER.WARMUP_START_LR; write that.",
+        no_effect=True),
+    Key("TRAIN.CHECKPOINT_EPOCH_RESET", False, "A training that starts from "
+        "TRAIN.CHECKPOINT_FILE_PATH starts at iteration 0; one in OUTPUT_DIR is continued by "
+        "TRAIN.AUTO_RESUME.", no_effect=True, quiet=(True,)),
+    Key("TENSORBOARD.ENABLE", ABSENT, "Event files are always written to OUTPUT_DIR; leave it out.",
+        no_effect=True, quiet=(True,)),
+    Key("TENSORBOARD.*", ABSENT, "Event files go to OUTPUT_DIR and hold scalars only; leave the "
+        "section out.", no_effect=True, quiet=("", 0, False, None)),
+    Key("DEMO.ENABLE", ABSENT, _NO_DEMO, no_effect=True, quiet=(False,)),
+    Key("DEMO.*", ABSENT, _NO_DEMO, no_effect=True),
 )
-_FILLED = "the baseline's mini-batch is what the recipe's own keys say; "
-
-NO_EFFECT: Mapping[str, NoEffect] = {
-    "BN.NORM_TYPE": NoEffect(_GROUPS, ("batchnorm",)),
-    "BN.NUM_SPLITS": NoEffect(_GROUPS, (1,)),
-    "BN.NUM_SYNC_DEVICES": NoEffect(_GROUPS, (1,)),
-    "BN.GLOBAL_SYNC": NoEffect(_GROUPS, (False,)),
-    "BN.EPSILON": NoEffect("the host builds its models with 1e-5; leave it out", (1e-5,)),
-    "BN.MOMENTUM": NoEffect("the host builds its models with 0.1; leave it out", (0.1,)),
-    "MULTIGRID.DEFAULT_B": NoEffect(_FILLED + "write TRAIN.BATCH_SIZE", (0,)),
-    "MULTIGRID.DEFAULT_T": NoEffect(_FILLED + "write DATA.NUM_FRAMES", (0,)),
-    "MULTIGRID.DEFAULT_S": NoEffect(_FILLED + "write DATA.TRAIN_CROP_SIZE", (0,)),
-    "MULTIGRID.LONG_CYCLE_SAMPLING_RATE": NoEffect(
-        "the stride of a shape is drawn between the baseline's and the one with the same span; "
-        "write DATA.SAMPLING_RATE",
-        (0,),
-    ),
-    "DATA.DECODING_BACKEND": NoEffect("videos are read with PyAV; write pyav", ("pyav",)),
-    "SOLVER.STEP_SIZE": NoEffect("no learning rate policy reads it; write SOLVER.STEPS", (1,)),
-    "SOLVER.WARMUP_FACTOR": NoEffect(
-        "the warm-up starts at SOLVER.WARMUP_START_LR; write that", (0.1,)
-    ),
-    "TRAIN.CHECKPOINT_EPOCH_RESET": NoEffect(
-        "a training that starts from TRAIN.CHECKPOINT_FILE_PATH starts at iteration 0; one in "
-        "OUTPUT_DIR is continued by TRAIN.AUTO_RESUME",
-        (False, True),
-    ),
-    "TENSORBOARD.ENABLE": NoEffect(
-        "event files are always written to OUTPUT_DIR; leave it out", (True,)
-    ),
-    "TENSORBOARD.*": NoEffect(
-        "event files go to OUTPUT_DIR and hold scalars only; leave the section out",
-        ("", 0, False, None),
-    ),
-    "DEMO.*": NoEffect("there is no demo on a camera or a single file; leave the section out", ()),
-    "DEMO.ENABLE": NoEffect(
-        "there is no demo on a camera or a single file; leave it out", (False,)
-    ),
-}
-"""Keys that are accepted and change nothing, by full name or by section ("DEMO.*")."""
-
+# fmt: on
 
 NOT_HERE: Mapping[str, str] = {
     "X3D": "the X3D models",
@@ -281,9 +334,84 @@ NOT_HERE: Mapping[str, str] = {
 }
 """What in the later releases whole sections belong to that are not here."""
 
+PER_PATHWAY = (
+    *("RESNET.NUM_BLOCK_TEMP_KERNEL", "RESNET.SPATIAL_STRIDES", "RESNET.SPATIAL_DILATIONS"),
+    *("NONLOCAL.LOCATION", "NONLOCAL.GROUP", "NONLOCAL.POOL"),
+)
+"""Lists of the host's with an entry for each stage, and in it one for each pathway."""
 
-def find_no_effect(key: str) -> NoEffect | None:
-    """The row of NO_EFFECT for a key, its full name before its section; None where it has one."""
-    if key in NO_EFFECT:
-        return NO_EFFECT[key]
-    return next((row for name, row in NO_EFFECT.items() if fnmatchcase(key, name)), None)
+
+def get_cfg() -> CfgNode:
+    """A fresh config with every key at its default, not frozen."""
+    cfg = host_defaults.get_cfg()
+    add_multigrid_config(cfg)
+    return cfg
+
+
+def add_multigrid_config(cfg: CfgNode) -> None:
+    """Add our keys, and those of the later releases, to the host's config in place."""
+    for key in KEYS:
+        if key.default is not HOST and key.default is not ABSENT:
+            section, _, name = key.name.rpartition(".")
+            node = cfg.setdefault(section, CfgNode()) if section else cfg
+            node[name] = deepcopy(key.default)
+
+
+def find_key(name: str) -> Key | None:
+    """The row of a key, its full name before its section; None where it has none."""
+    section = name.partition(".")[0] + ".*"
+    return _ROWS.get(name) or _ROWS.get(section)
+
+
+_ROWS = {key.name: key for key in KEYS}
+
+
+def may_differ(name: str) -> bool:
+    """Whether a key may change between a checkpoint and the run that continues it.
+
+    Such keys change no result by more than rounding, or are those that a run which stopped over
+    unreadable videos is told to change; keys without effect are among them.
+    """
+    key = find_key(name)
+    return key is not None and (key.may_differ or key.no_effect)
+
+
+def speed_keys() -> tuple[str, ...]:
+    """Keys that decide how long an iteration of a shape takes."""
+    return tuple(key.name for key in KEYS if key.speed)
+
+
+def speed_switches() -> tuple[str, ...]:
+    """Keys that, where True, make iterations faster and change nothing else."""
+    return tuple(key.name for key in KEYS if key.switch)
+
+
+def flatten(tree: Mapping[Any, Any], prefix: str = "") -> Iterator[tuple[str, Any]]:
+    """The values of sections within sections as (full key, value)."""
+    for name, value in tree.items():
+        if isinstance(value, Mapping):
+            yield from flatten(value, f"{prefix}{name}.")
+        else:
+            yield f"{prefix}{name}", value
+
+
+def format_keys() -> str:
+    """docs/keys.md: a line for each row."""
+    defaults = dict(flatten(get_cfg()))
+    lines = [_HEADER]
+    title = ""
+    for key in KEYS:
+        ours = not key.no_effect
+        section = key.name.partition(".")[0] if "." in key.name else "Machines and files"
+        if title != (title := section if ours else "Accepted without effect"):
+            lines += ["", f"## {title}", ""]
+        default = f" `{defaults[key.name]!r}`" if ours else ""
+        check = f" Must be {key.check.wanted}." if key.check else ""
+        lines.append(_wrap(f"- `{key.name}`{default}: {key.comment}{check}"))
+    host = sorted(defaults.keys() - {key.name for key in KEYS})
+    lines += ["", "## The host's other keys", ""]
+    return "\n".join([*lines, _wrap(", ".join(f"`{name}`" for name in host) + ".")])
+
+
+def _wrap(text: str) -> str:
+    return textwrap.fill(text, 100, subsequent_indent="  ", break_on_hyphens=False)

@@ -16,28 +16,9 @@ import yaml
 from fvcore.common.config import CfgNode
 
 from multigrid import Shape
-from slowfast_patches.config.keys import get_cfg
+from slowfast_patches.config.keys import flatten, get_cfg
 
-__all__ = [
-    "BatchNorm",
-    "Data",
-    "DataLoading",
-    "Detection",
-    "Model",
-    "Multigrid",
-    "NonLocal",
-    "Recipe",
-    "ResNet",
-    "SlowFast",
-    "Solver",
-    "Stages",
-    "Test",
-    "Train",
-    "Tsm",
-    "default_recipe",
-    "host_config",
-    "recipe_of",
-]
+__all__ = ["Data", "Recipe", "default_recipe", "host_config", "recipe_of"]
 
 Stages = tuple[tuple[Any, ...], ...]
 """An entry for each stage, and in it one for each pathway."""
@@ -265,8 +246,7 @@ class Recipe:
         """
         node = host_config(self)
         for key, value in values.items():
-            *sections, name = key.split(".")
-            reduce(getattr, sections, node)[name] = value
+            _put(node, key, value)
         return recipe_of(node)
 
 
@@ -292,16 +272,14 @@ def host_config(recipe: Recipe) -> Any:
 @lru_cache(maxsize=64)
 def _parsed(text: str) -> CfgNode:
     node = get_cfg()
-    _fill(node, yaml.safe_load(text))
+    for key, value in flatten(yaml.safe_load(text)):
+        _put(node, key, value)
     return node
 
 
-def _fill(node: CfgNode, tree: Mapping[str, Any]) -> None:
-    for name, value in tree.items():
-        if isinstance(value, Mapping):
-            _fill(node[name], value)
-        else:
-            node[name] = value
+def _put(node: CfgNode, key: str, value: Any) -> None:
+    *sections, name = key.split(".")
+    reduce(getattr, sections, node)[name] = value
 
 
 def _read(kind: type[T], node: CfgNode, **given: Any) -> T:

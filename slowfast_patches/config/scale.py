@@ -15,6 +15,7 @@ logger = logging.getLogger(__name__)
 _DIGITS = 6
 """Decimals of scaled lengths, which are epochs: a millionth is less than a clip of most sets."""
 
+_BATCHES = ("TRAIN.BATCH_SIZE", "TEST.BATCH_SIZE")
 _RATES = ("SOLVER.BASE_LR", "SOLVER.WARMUP_START_LR", "SOLVER.COSINE_END_LR")
 
 
@@ -40,7 +41,7 @@ def as_overrides(keys: Mapping[str, object]) -> tuple[str, ...]:
 
 
 def scale_to_processes(recipe: Recipe, world_size: int) -> Recipe:
-    """The config for `world_size` processes on NUM_SHARDS machines, where it asks for scaling.
+    """The recipe for `world_size` processes on NUM_SHARDS machines, where it asks for scaling.
 
     SOLVER.REFERENCE_WORLD_SIZE, if not 0, is the number of GPUs that share the recipe's
     TRAIN.BATCH_SIZE, on one machine, and that its learning rates were written for. Each process
@@ -55,63 +56,53 @@ def scale_to_processes(recipe: Recipe, world_size: int) -> Recipe:
         ValueError: clips that do not divide over the GPUs, processes that do not divide over the
             machines, or SOLVER.BASE_LR_SCALE_NUM_SHARDS, which scales rates too.
     """
-    if recipe.num_shards < 1:  # `check_recipe` refuses it
+    reference, machines = recipe.solver.reference_world_size, recipe.num_shards
+    if machines < 1:  # `check_recipe` refuses it
         return recipe
-    recipe = _fitted(recipe, world_size)
-    _log_rates(recipe)
+    if reference > 0:
+        _check(recipe, world_size)
+        if (world_size, machines) != (reference, 1):
+            recipe = _fitted(recipe, world_size)
+    _log(
+        recipe,
+        rates_of_batch(recipe),
+        f"{recipe.solver.reference_batch_size} clips in a mini-batch (SOLVER.REFERENCE_BATCH_SIZE) "
+        f"to {recipe.base_shape.batch}",
+    )
     return recipe
 
 
 def _fitted(recipe: Recipe, world_size: int) -> Recipe:
     reference, machines = recipe.solver.reference_world_size, recipe.num_shards
-    if reference == 0:
-        return recipe
-    _check(recipe, world_size)
-    if (world_size, machines) == (reference, 1):
-        return recipe
     clips, processes = recipe.train.batch_size // reference, world_size // machines
     rates = () if recipe.solver.reference_batch_size else _RATES
     scaled = {
         "TRAIN.BATCH_SIZE": clips * processes,
         "TEST.BATCH_SIZE": max(1, recipe.test.batch_size // reference) * processes,
         **{key: recipe[key] * world_size / reference for key in rates},
+        "SOLVER.REFERENCE_WORLD_SIZE": world_size if machines == 1 else 0,
     }
-    logger.info(
-        "scaled from %d GPUs (SOLVER.REFERENCE_WORLD_SIZE) to %d processes on NUM_SHARDS %d, "
-        "%d clips each, by the linear rule:\n%s",
-        *(reference, world_size, machines, clips),
-        _changes(recipe, scaled),
+    fitted = recipe.replaced(scaled)
+    _log(
+        recipe,
+        fitted,
+        f"{reference} GPUs (SOLVER.REFERENCE_WORLD_SIZE) to {world_size} processes on NUM_SHARDS "
+        f"{machines}, {clips} clips each",
     )
-    scaled["SOLVER.REFERENCE_WORLD_SIZE"] = world_size if machines == 1 else 0
-    return recipe.replaced(scaled)
+    return fitted
 
 
-def _log_rates(recipe: Recipe) -> None:
-    """Say what SOLVER.REFERENCE_BATCH_SIZE makes of the rates, where it changes them."""
-    after = rates_of_batch(recipe)
-    scaled = {key: after[key] for key in _RATES if after[key] != recipe[key]}
-    if scaled:
-        logger.info(
-            "scaled from %d clips in a mini-batch (SOLVER.REFERENCE_BATCH_SIZE) to %d, by the "
-            "linear rule:\n%s",
-            *(recipe.solver.reference_batch_size, recipe.base_shape.batch),
-            _changes(recipe, scaled),
-        )
-
-
-def _changes(recipe: Recipe, scaled: Mapping[str, float]) -> str:
-    return "\n".join(f"  {key} {recipe[key]:g} → {new:g}" for key, new in scaled.items())
+def _log(before: Recipe, after: Recipe, what: str) -> None:
+    """Say which batches and rates have changed, where any have."""
+    keys = [key for key in (*_BATCHES, *_RATES) if before[key] != after[key]]
+    if keys:
+        lines = (f"\n  {key} {before[key]:g} → {after[key]:g}" for key in keys)
+        logger.info("scaled from %s, by the linear rule:%s", what, "".join(lines))
 
 
 def _check(recipe: Recipe, world_size: int) -> None:
-    solver, clips, machines = recipe.solver, recipe.train.batch_size, recipe.num_shards
-    reference = solver.reference_world_size
-    if reference < 0:
-        raise ValueError(
-            f"SOLVER.REFERENCE_WORLD_SIZE {reference} is below 0; it is a number of GPUs, or 0 to "
-            "train TRAIN.BATCH_SIZE clips at SOLVER.BASE_LR on any number"
-        )
-    if solver.base_lr_scale_num_shards:
+    reference, clips = recipe.solver.reference_world_size, recipe.train.batch_size
+    if recipe.solver.base_lr_scale_num_shards:
         raise ValueError(
             f"SOLVER.REFERENCE_WORLD_SIZE {reference} and SOLVER.BASE_LR_SCALE_NUM_SHARDS True "
             "would both scale the learning rates; set one of them to 0 or False"
@@ -122,8 +113,8 @@ def _check(recipe: Recipe, world_size: int) -> None:
             f"SOLVER.REFERENCE_WORLD_SIZE; set TRAIN.BATCH_SIZE "
             f"{(clips // reference + 1) * reference}, or the number of GPUs that it was written for"
         )
-    if world_size % machines:
+    if world_size % recipe.num_shards:
         raise ValueError(
-            f"{world_size} processes do not divide over NUM_SHARDS {machines}; start as many on "
-            "each machine"
+            f"{world_size} processes do not divide over NUM_SHARDS {recipe.num_shards}; start as "
+            "many on each machine"
         )

@@ -1,22 +1,28 @@
-"""The schedule that a config asks for, and the config as it is at an iteration."""
+"""The schedule that a recipe asks for, and the recipe as it is at an iteration."""
 
 from __future__ import annotations
+
+import math
+from collections.abc import Iterator
 
 from multigrid import (
     CosineRate,
     LearningRate,
     Schedule,
+    Shape,
     SteppedRate,
     Warmup,
     check_processes,
     make_schedule,
 )
 from slowfast_patches.config.recipe import Recipe
-from slowfast_patches.config.speed import check_speed_of_schedule
+from slowfast_patches.utils.report import format_list
 
 __all__ = [
+    "check_speed_of_schedule",
     "check_world_size",
     "learning_rate_of",
+    "possible_parts",
     "rates_of_batch",
     "recipe_at",
     "schedule_of",
@@ -25,19 +31,18 @@ __all__ = [
 
 
 def without_multigrid(recipe: Recipe) -> Recipe:
-    """The baseline of a config: the same recipe with both cycles off."""
+    """The baseline of a recipe: the same recipe with both cycles off."""
     if not recipe.uses_multigrid:
         return recipe
     return recipe.replaced({"MULTIGRID.LONG_CYCLE": False, "MULTIGRID.SHORT_CYCLE": False})
 
 
 def rates_of_batch(recipe: Recipe) -> Recipe:
-    """The config with the rates that SOLVER.REFERENCE_BATCH_SIZE gives its mini-batch written out.
+    """The recipe with the rates that SOLVER.REFERENCE_BATCH_SIZE gives its mini-batch written out.
 
-    BASE_LR and COSINE_END_LR belong to that many clips; those of the result are multiplied by what
-    the baseline's global mini-batch is of them (linear scaling rule, Goyal et al., 2017, section
-    2.1), and its REFERENCE_BATCH_SIZE is 0. WARMUP_START_LR stays. Where the key is 0 already, the
-    result is the config itself.
+    BASE_LR and COSINE_END_LR belong to that many clips, and are multiplied by batch / clips (linear
+    scaling rule, Goyal et al., 2017, section 2.1); the result's REFERENCE_BATCH_SIZE is 0.
+    WARMUP_START_LR stays. Where the key is 0 already, the result is the recipe itself.
     """
     clips = recipe.solver.reference_batch_size
     if clips <= 0:  # below 0: `check_recipe` refuses it
@@ -70,8 +75,7 @@ def learning_rate_of(recipe: Recipe) -> LearningRate:
         )
     if solver.lr_policy != "steps_with_relative_lrs":
         raise ValueError(
-            f"SOLVER.LR_POLICY {solver.lr_policy!r} is not known; use 'steps_with_relative_lrs' "
-            "or 'cosine'"
+            f"SOLVER.LR_POLICY {solver.lr_policy!r} is not steps_with_relative_lrs or cosine"
         )
     starts = tuple(float(step) for step in solver.steps) or (0.0,)
     factors = solver.lrs or tuple(solver.gamma**j for j in range(len(starts)))
@@ -83,7 +87,7 @@ def learning_rate_of(recipe: Recipe) -> LearningRate:
 
 
 def schedule_of(recipe: Recipe, num_videos: int) -> Schedule:
-    """The schedule of a config for a training set of `num_videos` videos.
+    """The schedule of a recipe for a training set of `num_videos` videos.
 
     With both cycles off it is the baseline recipe, and BN is left to each process's batch unless
     BN.GROUP_SIZE says otherwise.
@@ -106,25 +110,71 @@ def schedule_of(recipe: Recipe, num_videos: int) -> Schedule:
 
 
 def check_world_size(recipe: Recipe, schedule: Schedule, world_size: int) -> None:
-    """Raise ValueError if `world_size` processes cannot train a config's schedule.
+    """Raise ValueError if `world_size` processes cannot train a recipe's schedule.
 
     The message has the numbers of processes that can, and the keys that decide it.
     """
     try:
         check_processes(schedule, world_size)
     except ValueError as error:
-        bn_size = f"BN.GROUP_SIZE {recipe.bn.group_size}"
-        if recipe.uses_multigrid:
-            bn_size = f"MULTIGRID.BN_BASE_SIZE {recipe.multigrid.bn_base_size}"
+        key = "MULTIGRID.BN_BASE_SIZE" if recipe.uses_multigrid else "BN.GROUP_SIZE"
         raise ValueError(
             f"{error} (TRAIN.BATCH_SIZE {recipe.train.batch_size}, NUM_SHARDS {recipe.num_shards}, "
-            f"{bn_size})"
+            f"{key} {recipe.bn_size})"
         ) from None
     check_speed_of_schedule(recipe, schedule, world_size)
 
 
+def check_speed_of_schedule(recipe: Recipe, schedule: Schedule, world_size: int) -> None:
+    """Refuse switches of speed and memory that a shape of a schedule cannot have.
+
+    Raises:
+        ValueError: TRAIN.COMPILE is on and processes share BN statistics; a process's BN groups do
+            not divide into SOLVER.ACCUMULATION_STEPS parts.
+    """
+    parts = recipe.solver.accumulation_steps
+    for shape, clips, size in _groups(schedule, world_size):
+        if recipe.train.compile and size and size > clips:
+            raise ValueError(
+                f"TRAIN.COMPILE True: at {shape}, each of {world_size} processes has {clips} "
+                f"clips, and statistics over {size}, which processes share, cannot be part of a "
+                "compiled network; set it to False, or train on fewer processes or with a larger "
+                "TRAIN.BATCH_SIZE"
+            )
+        if parts > 1 and size is None:
+            raise ValueError(
+                f"SOLVER.ACCUMULATION_STEPS {parts}: BN is over all clips that a process has, and "
+                "would be over fewer; set BN.GROUP_SIZE to the clips that share statistics, at "
+                f"most {clips // parts} here"
+            )
+        if parts > 1 and size and clips % (size * parts):
+            fitting = format_list(possible_parts(schedule, world_size), "or")
+            raise ValueError(
+                f"SOLVER.ACCUMULATION_STEPS {parts}: at {shape}, each of {world_size} process(es) "
+                f"has {clips} clips in BN groups of {size}, which do not divide into {parts} parts "
+                f"of whole groups; set ACCUMULATION_STEPS to {fitting}, or train with a larger "
+                "TRAIN.BATCH_SIZE, on fewer processes, or with smaller BN groups"
+            )
+
+
+def possible_parts(schedule: Schedule, world_size: int) -> list[int]:
+    """The numbers of parts that a process's BN groups divide into at every shape of a schedule."""
+    groups = [
+        max(1, clips // size) if size else 1 for _, clips, size in _groups(schedule, world_size)
+    ]
+    most = math.gcd(*groups)
+    return [parts for parts in range(1, most + 1) if most % parts == 0]
+
+
+def _groups(schedule: Schedule, world_size: int) -> Iterator[tuple[Shape, int, int | None]]:
+    """Every shape, the clips that a process has of it, and the clips that share BN statistics."""
+    for phase in schedule.phases:
+        for shape, size in zip(phase.shapes, phase.bn_sizes, strict=True):
+            yield shape, shape.batch // world_size, size
+
+
 def recipe_at(recipe: Recipe, schedule: Schedule, iteration: int) -> Recipe:
-    """A copy of the config with the solver and data keys of the long-cycle shape in force.
+    """A copy of the recipe with the solver and data keys of the long-cycle shape in force.
 
     Its rates are those trained with: `rates_of_batch`, scaled for the shape. It is what gets logged
     and stored with checkpoints; nothing reads it back to train.

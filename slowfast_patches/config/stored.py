@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from typing import Any
 
 import yaml
 
+from slowfast_patches.config.keys import flatten
 from slowfast_patches.config.recipe import Recipe, default_recipe
 
 __all__ = ["keys_of", "stored_keys"]
@@ -29,12 +30,4 @@ def stored_keys(tree: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def _flat(tree: Mapping[str, Any]) -> dict[str, Any]:
-    return {key: value for key, value in _leaves(tree) if key not in _KNOWN_NAMES}
-
-
-def _leaves(node: Mapping[str, Any], prefix: str = "") -> Iterator[tuple[str, Any]]:
-    for key, value in node.items():
-        if isinstance(value, Mapping):
-            yield from _leaves(value, f"{prefix}{key}.")
-        else:
-            yield f"{prefix}{key}", value
+    return {key: value for key, value in flatten(tree) if key not in _KNOWN_NAMES}

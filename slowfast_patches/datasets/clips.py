@@ -26,8 +26,8 @@ from multigrid import (
 )
 from slowfast_patches.config.recipe import Data, Recipe
 from slowfast_patches.datasets.lists.csv_list import LabelledVideo
+from slowfast_patches.datasets.lists.dataset_lists import list_path, read_list
 from slowfast_patches.datasets.lists.frame_list import FrameList, FrameVideo
-from slowfast_patches.datasets.lists.lists import list_path, read_list
 from slowfast_patches.datasets.reading.clip_reader import read_clip
 from slowfast_patches.datasets.reading.index import VideoIndex, open_index
 from slowfast_patches.datasets.reading.video_record import UnreadableVideoError, VideoRecord
@@ -96,12 +96,8 @@ class ClipDataset(torch.utils.data.Dataset[dict[str, Any]]):
         self.videos = read_list(recipe, split, self.name)
         self.index: VideoIndex | None = None
         if not isinstance(self.videos, FrameList):
-            path = list_path(recipe, split, self.name)
-            self.index = open_index(
-                path,
-                [video.path for video in self.videos],
-                max_pixels=recipe.data.max_frame_pixels,
-            )
+            path, paths = list_path(recipe, split, self.name), [v.path for v in self.videos]
+            self.index = open_index(path, paths, max_pixels=recipe.data.max_frame_pixels)
 
     def _label(self, video: Any, plan: ClipPlan | None) -> Label:
         """The label of a clip of a video; `plan` is None where the video cannot be read."""
@@ -192,24 +188,21 @@ class ClipDataset(torch.utils.data.Dataset[dict[str, Any]]):
         )
 
     def _read_testing(self, number: int, out: NDArray[np.uint8]) -> dict[str, Any]:
-        """A clip of a video; a black one where it cannot be read."""
+        """A clip of a video, of the training crop in validation; black where it cannot be read."""
         index, part = divmod(number, self.num_clips)
         video, plan = self.videos[index], None
-        failures = list[tuple[str, str]]()
+        failures, views = list[tuple[str, str]](), (self._views, self._crops)
         try:
             record = self._record(index, video)
-            plan = self._test_plan(record.video, part)
+            plan = evaluation_plan(
+                type(self), self._data, record.video, part, views, self._test_crop
+            )
             read_clip(video.path, record, plan, out, **self._reading)
         except UnreadableVideoError as error:
             failures.append((video.path, str(error)))
             out[:] = 0
         item = {"label": self._label(video, plan), "flip": False, "video": index}
         return item | {"iteration": -1, "failures": failures}
-
-    def _test_plan(self, video: Video, part: int) -> ClipPlan:
-        """Validation: one clip, of the training crop."""
-        views = (self._views, self._crops)
-        return evaluation_plan(type(self), self._data, video, part, views, self._test_crop)
 
 
 def reading_options(recipe: Recipe) -> dict[str, int]:

@@ -19,8 +19,9 @@ from multigrid import (
     stream,
 )
 from slowfast_patches import patching
-from slowfast_patches.config.recipe import Recipe
-from slowfast_patches.datasets.lists.lists import list_path
+from slowfast_patches.config.recipe import Recipe, host_config
+from slowfast_patches.datasets.clips import ClipDataset
+from slowfast_patches.datasets.lists.dataset_lists import list_path
 from slowfast_patches.utils.machine import available_cores
 from slowfast_patches.utils.signals import held_back, leave_to_parent
 
@@ -50,9 +51,11 @@ _PRECISE_BN_EPOCH = 1 << 30
 
 
 def build_dataset(recipe: Recipe, split: str) -> Any:
-    """The data set of a split, from the host's registry."""
-    name = recipe.test.dataset if split == "test" else recipe.train.dataset
-    return dataset_class(name)(recipe, split)
+    """The data set of a split, from the host's registry; one of a user's own gets what the host's
+    are given, a config object."""
+    kind = dataset_class(recipe.test.dataset if split == "test" else recipe.train.dataset)
+    is_ours = isinstance(kind, type) and issubclass(kind, ClipDataset)
+    return kind(recipe if is_ours else host_config(recipe), split)
 
 
 def dataset_class(name: str) -> Any:

@@ -8,8 +8,8 @@ from slowfast.datasets.build import DATASET_REGISTRY
 
 from slowfast_patches.config.recipe import Recipe
 from slowfast_patches.datasets.clips import ClipDataset
+from slowfast_patches.datasets.lists.dataset_lists import list_path
 from slowfast_patches.datasets.lists.frame_list import FrameList
-from slowfast_patches.datasets.lists.lists import list_path
 
 __all__ = ["Ssv2"]
 

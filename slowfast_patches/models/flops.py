@@ -22,23 +22,15 @@ _TRAINING = 3  # forward, and a backward of twice its work
 def flops_per_clip(recipe: Recipe) -> Callable[[int, int], float]:
     """Training FLOPs of one clip of (frames, crop): three times the forward's, counting a
     multiply-add as two."""
-    model, alpha = _build(recipe), _alpha(recipe)
-
-    @cache
-    def count(frames: int, crop: int) -> float:
-        counter = FlopCounterMode(display=False)
-        with counter, torch.no_grad():
-            model(blank_inputs((1, frames, crop), alpha))
-        return float(_TRAINING * counter.get_total_flops())
-
-    return count
+    by_module = flops_by_module(recipe)
+    return lambda frames, crop: _TRAINING * by_module(frames, crop)[""]
 
 
 def flops_by_module(recipe: Recipe) -> Callable[[int, int], dict[str, float]]:
     """The forward's operations for one clip of (frames, crop), by module.
 
-    Keys are the names of `named_modules`; a module has those of the modules in it, too. Modules
-    without counted operations, as BN, may be missing.
+    Keys are the names of `named_modules`; a module has those of the modules in it, too, and "" all.
+    Modules without counted operations, as BN, may be missing.
     """
     model, alpha = _build(recipe), _alpha(recipe)
     prefix = f"{type(model).__name__}."
@@ -48,11 +40,11 @@ def flops_by_module(recipe: Recipe) -> Callable[[int, int], dict[str, float]]:
         counter = FlopCounterMode(display=False)
         with counter, torch.no_grad():
             model(blank_inputs((1, frames, crop), alpha))
-        return {
-            name.removeprefix(prefix): float(sum(by_operator.values()))
-            for name, by_operator in counter.get_flop_counts().items()
-            if name.startswith(prefix)
-        }
+        counts = {"": float(counter.get_total_flops())}
+        for name, by_operator in counter.get_flop_counts().items():
+            if name.startswith(prefix):
+                counts[name.removeprefix(prefix)] = float(sum(by_operator.values()))
+        return counts
 
     return count
 
@@ -76,8 +68,7 @@ def check_shapes(recipe: Recipe, shapes: Iterable[Shape]) -> None:
         except RuntimeError as error:
             raise ValueError(
                 f"{recipe.model.arch} cannot take the shape {shape} of this schedule ({error}); "
-                f"use "
-                "more DATA.NUM_FRAMES, a larger DATA.TRAIN_CROP_SIZE, or less pooling "
+                "use more DATA.NUM_FRAMES, a larger DATA.TRAIN_CROP_SIZE, or less pooling "
                 "(NONLOCAL.POOL, SLOWFAST.ALPHA)"
             ) from error
 

@@ -52,11 +52,7 @@ class SideStream:
             before.synchronize()
 
 
-def side_stream(device: torch.device) -> SideStream:
-    """The side stream of a GPU, or of the current one."""
-    return _side_stream(torch.cuda.current_device() if device.index is None else device.index)
-
-
 @cache
-def _side_stream(number: int) -> SideStream:
-    return SideStream(torch.device("cuda", number))
+def side_stream(device: torch.device) -> SideStream:
+    """The side stream of a GPU, whose number `device` has."""
+    return SideStream(device)

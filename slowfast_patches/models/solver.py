@@ -8,7 +8,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from slowfast_patches.config.recipe import Recipe, host_config
+from slowfast_patches.config.recipe import Recipe, Solver, host_config
 
 __all__ = [
     "Precision",
@@ -36,13 +36,15 @@ def build_optimizer(
     from slowfast.models.optimizer import construct_optimizer
 
     method = recipe.solver.optimizing_method
-    own = {"adamw": _build_adamw, "lars": _build_lars}.get(method)
-    optimizer: torch.optim.Optimizer = (
-        own(model, recipe) if own else construct_optimizer(model, host_config(recipe))
-    )
+    config = host_config(recipe)
+    if method in _OURS:
+        config.SOLVER.OPTIMIZING_METHOD = "adam"  # which has the host's groups
+    optimizer: torch.optim.Optimizer = construct_optimizer(model, config)
+    groups = [{k: g[k] for k in ("params", "weight_decay")} for g in optimizer.param_groups]
+    if method in _OURS:
+        optimizer = _OURS[method](groups, recipe.solver)
     if recipe.solver.fused or (fused and method != "lars"):
         # Made anew: the host gives no such argument, and the constructor checks it.
-        groups = [{k: g[k] for k in ("params", "weight_decay")} for g in optimizer.param_groups]
         options = optimizer.defaults | {"fused": True, "foreach": None}
         options.pop("decoupled_weight_decay", None)  # AdamW's constructor takes none
         optimizer = type(optimizer)(groups, **options)
@@ -55,15 +57,13 @@ def build_optimizer(
     return optimizer
 
 
-def _build_adamw(model: nn.Module, recipe: Recipe) -> torch.optim.Optimizer:
+def _adamw(groups: list[dict[str, Any]], solver: Solver) -> torch.optim.Optimizer:
     """Adam with decoupled weight decay (Loshchilov and Hutter, 2019), its moments' decays those of
     the host's Adam."""
-    return torch.optim.AdamW(
-        _host_groups(model, recipe), lr=recipe.solver.base_lr, betas=(0.9, 0.999)
-    )
+    return torch.optim.AdamW(groups, lr=solver.base_lr, betas=(0.9, 0.999))
 
 
-def _build_lars(model: nn.Module, recipe: Recipe) -> torch.optim.Optimizer:
+def _lars(groups: list[dict[str, Any]], solver: Solver) -> torch.optim.Optimizer:
     """Layer-wise adaptive rates (You, Gitman and Ginsburg, "Large Batch Training of Convolutional
     Networks", 2017).
 
@@ -74,9 +74,8 @@ def _build_lars(model: nn.Module, recipe: Recipe) -> torch.optim.Optimizer:
     # It brings its whole package with it, a second or so: only for who asks for it.
     from pytorch_optimizer.optimizer.lars import LARS
 
-    solver = recipe.solver
     optimizer: torch.optim.Optimizer = LARS(
-        _host_groups(model, recipe),
+        groups,
         lr=solver.base_lr,
         momentum=solver.momentum,
         dampening=solver.dampening,
@@ -86,14 +85,8 @@ def _build_lars(model: nn.Module, recipe: Recipe) -> torch.optim.Optimizer:
     return optimizer
 
 
-def _host_groups(model: nn.Module, recipe: Recipe) -> list[dict[str, Any]]:
-    """The parameters in the groups that the host makes for its Adam, with their weight decays."""
-    from slowfast.models.optimizer import construct_optimizer
-
-    plain = host_config(recipe)
-    plain.SOLVER.OPTIMIZING_METHOD = "adam"
-    groups = construct_optimizer(model, plain).param_groups
-    return [{key: group[key] for key in ("params", "weight_decay")} for group in groups]
+_OURS = {"adamw": _adamw, "lars": _lars}
+"""Optimizers that the host does not have."""
 
 
 def load_optimizer(optimizer: torch.optim.Optimizer, state: dict[str, Any]) -> None:

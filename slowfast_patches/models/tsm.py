@@ -72,19 +72,7 @@ class ShiftedConv3d(nn.Conv3d):
     """
 
     def __init__(self, convolution: nn.Conv3d, share: int) -> None:
-        super().__init__(
-            convolution.in_channels,
-            convolution.out_channels,
-            convolution.kernel_size,  # type: ignore[arg-type]
-            convolution.stride,  # type: ignore[arg-type]
-            convolution.padding,  # type: ignore[arg-type]
-            convolution.dilation,  # type: ignore[arg-type]
-            convolution.groups,
-            convolution.bias is not None,
-            convolution.padding_mode,
-            device="meta",  # no memory and no random numbers for weights that are replaced
-        )
-        self.weight, self.bias = convolution.weight, convolution.bias
+        self.__dict__.update(convolution.__dict__)  # no memory, no random numbers for new weights
         self.shifted_channels = convolution.in_channels // share
 
     def forward(self, input: Tensor) -> Tensor:

@@ -1,26 +1,34 @@
-"""Recipes to compare: checked, comparable, and if asked for one more of equal length."""
+"""Recipes side by side: the arms of a comparison, and what their runs came to."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
-from slowfast_patches.config import check_recipe, load_recipe
 from slowfast_patches.config.metrics import metric_names, metric_title
 from slowfast_patches.config.scale import as_overrides, scaled_lengths
-from slowfast_patches.config.schedule import schedule_of
-from slowfast_patches.launch.launch import for_processes, processes_of
-from slowfast_patches.models.flops import check_shapes
-from slowfast_patches.plan.plan import dataset_size
-from slowfast_patches.study.runs import Arm, check_own_keys
+from slowfast_patches.study.arms import Arm, check_own_keys, make_arm
+from slowfast_patches.study.pictures import LONG_TITLES, plot_trainings
+from slowfast_patches.study.report import (
+    MISSING,
+    Measured,
+    as_json,
+    measure,
+    provenance,
+    write_report,
+)
+from slowfast_patches.study.runs import Results, working_seconds
+from slowfast_patches.utils.report import format_count, format_duration, format_flops, format_table
 
-__all__ = ["make_recipes"]
+__all__ = ["Comparison", "format_comparison", "make_arms", "make_comparison", "write_comparison"]
 
 
-def make_recipes(
+def make_arms(
     cfg_files: Sequence[Path], overrides: Sequence[str], *, equal_time: bool = False
 ) -> list[Arm]:
-    """The recipes to compare, the reference first; `equal_time` adds one after it.
+    """The arms to compare, the reference first; `equal_time` adds one after it.
 
     That one is the first, shortened to the second's iterations (the paper's "Baseline 1/3.3").
 
@@ -34,49 +42,22 @@ def make_recipes(
     if len(set(stems)) < len(stems):
         raise ValueError(f"the configs need different file names, which name their runs: {stems}")
     check_own_keys(overrides)
-    recipes = [_make_recipe(path.stem, path.stem, path, overrides) for path in cfg_files]
-    for arm in recipes[1:]:
-        _check_metrics(recipes[0], arm)
-    if equal_time:
-        recipes.insert(1, _shorten(recipes[0], recipes[1]))
-    return recipes
+    arms = [make_arm(path.stem, path.stem, path, overrides) for path in cfg_files]
+    first, titles = arms[0], [_judged_by(arm) for arm in arms]
+    for arm, title in zip(arms, titles, strict=True):
+        if title != titles[0]:
+            raise ValueError(
+                f"{first.name} is judged by {titles[0]} and {arm.name} by {title}, which do not "
+                "compare; give recipes of the same data set"
+            )
+    return [first, _shortened(first, arms[1]), *arms[1:]] if equal_time else arms
 
 
-def _make_recipe(name: str, folder: str, cfg_file: Path, overrides: Sequence[str]) -> Arm:
-    """A arm after trying what can be tried before training."""
-    try:
-        recipe = for_processes(load_recipe(cfg_file, overrides))
-        check_recipe(recipe, processes_of(recipe))
-        schedule = schedule_of(recipe, dataset_size(recipe))
-        check_shapes(recipe, schedule.shapes)
-    except ValueError as error:
-        raise ValueError(f"{name}: {error}") from error
-    return Arm(name, folder, cfg_file, tuple(overrides), recipe, schedule.iterations)
+def _judged_by(arm: Arm) -> str:
+    return " and ".join(map(metric_title, metric_names(arm.recipe)))
 
 
-def _check_metrics(first: Arm, other: Arm) -> None:
-    """Refuse recipes whose results are of different kinds."""
-    ours, theirs = metric_names(first.recipe), metric_names(other.recipe)
-    if ours != theirs:
-        raise ValueError(
-            f"{first.name} is judged by {_titles(ours)} ({_classes(first)}) and {other.name} by "
-            f"{_titles(theirs)} ({_classes(other)}), which do not compare; give recipes of the "
-            "same data set"
-        )
-
-
-def _classes(arm: Arm) -> str:
-    recipe = arm.recipe
-    return (
-        f"DATA.MULTI_LABEL {recipe.data.multi_label}, MODEL.NUM_CLASSES {recipe.model.num_classes}"
-    )
-
-
-def _titles(names: Sequence[str]) -> str:
-    return " and ".join(map(metric_title, names))
-
-
-def _shorten(long: Arm, short: Arm) -> Arm:
+def _shortened(long: Arm, short: Arm) -> Arm:
     """The arm `long` with its lengths divided so that it has the iterations of `short`."""
     factor = long.iterations / short.iterations
     if factor <= 1:
@@ -85,9 +66,148 @@ def _shorten(long: Arm, short: Arm) -> Arm:
             f"iterations, to the second, {short.name} with {short.iterations}; give the longer "
             "one first"
         )
-    return _make_recipe(
-        f"{long.name} at 1/{factor:.1f}",
-        f"{long.folder}_1_over_{factor:.1f}",
-        long.cfg_file,
-        (*long.overrides, *as_overrides(scaled_lengths(long.recipe, 1 / factor))),
+    lengths = as_overrides(scaled_lengths(long.recipe, 1 / factor))
+    name, folder = f"{long.name} at 1/{factor:.1f}", f"{long.folder}_1_over_{factor:.1f}"
+    return make_arm(name, folder, long.cfg_file, (*long.overrides, *lengths))
+
+
+@dataclass(frozen=True)
+class Comparison:
+    """All rows, the first being what the others are compared with; `metrics` are the names of what
+    they are judged by, the primary one first, `command` what made them."""
+
+    rows: tuple[Measured, ...]
+    metrics: tuple[str, ...]
+    seeds: tuple[int, ...]
+    command: str
+
+    @property
+    def settings(self) -> str:
+        """The keys that the command sets in every config, but for where the data lies."""
+        keys = self.rows[0].arm.overrides
+        pairs = zip(keys[::2], keys[1::2], strict=True)
+        return ", ".join(f"{k} {value}" for k, value in pairs if not k.startswith("DATA.PATH_"))
+
+    def to_json(self) -> dict[str, Any]:
+        """As plain data; a mean has its `mean` and `std`, a missing value is null."""
+        return {
+            "command": self.command,
+            "metric": self.metrics[0],
+            "machines": self._distinct("machine"),
+            "versions": self._distinct("versions"),
+            "configs": [self._row_json(row) for row in self.rows],
+        }
+
+    def _distinct(self, key: str) -> list[Any]:
+        """The different values of a key over all finished runs, in the order of appearance."""
+        values = list[Any]()
+        for run in (run for row in self.rows for run in row.runs.values()):
+            values += [run[key]] if run[key] not in values else []
+        return values
+
+    def _row_json(self, row: Measured) -> dict[str, Any]:
+        """Its runs are without the config, which is the row's but for the seed."""
+        runs = [
+            {"seed": seed, "finished": seed in row.runs, "speed_up": row.speed_ups.get(seed)}
+            | {key: value for key, value in row.runs.get(seed, {}).items() if key != "config"}
+            for seed in self.seeds
+        ]
+        return {
+            "name": row.arm.name,
+            "cfg_file": str(row.arm.cfg_file),
+            "overrides": row.arm.overrides,
+            **_means(row),
+            "speed_up": as_json(row.speed_up),
+            **{name: as_json(row.metric(name)) for name in self.metrics},
+            "config": next((run["config"] for run in row.runs.values()), None),
+            "runs": runs,
+        }
+
+
+def make_comparison(
+    arms: Sequence[Arm], seeds: Sequence[int], results: Results, command: str
+) -> Comparison:
+    """Summarise the results there are; `command` is what reproduces them."""
+    rows = tuple(measure(arm, arms[0], seeds, results) for arm in arms)
+    return Comparison(rows, metric_names(arms[0].recipe), tuple(seeds), command)
+
+
+def _means(row: Measured) -> dict[str, float | None]:
+    means = {
+        "iterations": row.mean(lambda run: run["iterations"]),
+        "iteration_factor": row.iteration_factor,
+        "epochs": row.mean(lambda run: run["epochs"]),
+        "clips": row.mean(lambda run: run["clips"]),
+        "flops": row.mean(lambda run: run["flops"]),
+        "seconds": row.mean(working_seconds),
+        "evaluating": row.mean(lambda run: run["seconds"]["evaluating"]),
+    }
+    return {name: None if mean is None else mean.mean for name, mean in means.items()}
+
+
+_COLUMNS: tuple[tuple[str, Callable[[float], str]], ...] = (
+    ("iterations", format_count),
+    ("iteration\nfactor", "{:.2f}×".format),
+    ("epochs", "{:.1f}".format),
+    ("clips", format_count),
+    ("training\nFLOPs", format_flops),
+    ("training +\nloading", format_duration),
+    ("evalu-\nation", format_duration),
+)
+"""Headers of the means, in their order, and how they are written."""
+
+
+def format_comparison(comparison: Comparison, *, markdown: bool = False) -> str:
+    """The table of a comparison and what was set in every config, for a terminal or in Markdown."""
+    headers = ["config", "seeds", *(header for header, _ in _COLUMNS), "speed-up"]
+    headers += [f"{metric_title(name)}, %" for name in comparison.metrics]
+    if markdown:
+        headers = [header.replace("-\n", "").replace("\n", " ") for header in headers]
+    rows = [_cells(comparison, row) for row in comparison.rows]
+    table = format_table(headers, rows, markdown=markdown)
+    return f"{table}\n\nIn every config: {comparison.settings}" if comparison.settings else table
+
+
+def _cells(comparison: Comparison, row: Measured) -> list[str]:
+    wanted, missing = len(comparison.seeds), len(comparison.seeds) - len(row.runs)
+    means = zip(_means(row).values(), _COLUMNS, strict=True)
+    metrics = [row.metric(name) for name in comparison.metrics]
+    faster = "1×" if row is comparison.rows[0] else row.speed_up and f"{row.speed_up.format(2)}×"
+    return [
+        row.arm.name,
+        f"{wanted - missing} ({missing} {MISSING})" if missing else str(wanted),
+        *(MISSING if value is None else write(value) for value, (_, write) in means),
+        faster if faster and row.runs else MISSING,
+        *(mean.format() if mean else MISSING for mean in metrics),
+    ]
+
+
+def write_comparison(comparison: Comparison, output: Path) -> None:
+    """Write report.md, report.json and report.png into `output`."""
+    plot_trainings(
+        comparison.rows, comparison.metrics[0], comparison.settings, output / "report.png"
     )
+    write_report(output, "report", comparison.to_json(), _paragraphs(comparison))
+
+
+def _paragraphs(comparison: Comparison) -> list[str]:
+    first, *others = comparison.rows
+    metric, findings = comparison.metrics[0], list[str]()
+    for row in others:
+        ours, theirs = row.metric(metric), first.metric(metric)
+        if row.speed_up and ours and theirs:
+            findings.append(
+                f"- {row.arm.name}: {1 / row.speed_up.mean:.0%} of the time of {first.arm.name}, "
+                f"{metric_title(metric)} {ours.mean - theirs.mean:+.1f} points."
+            )
+    return [
+        "# Comparison",
+        format_comparison(comparison, markdown=True),
+        *(["\n".join(findings)] if findings else []),
+        f"![{LONG_TITLES[metric].capitalize()} against training time](report.png)",
+        f"Speed-up and iteration factor are relative to {first.arm.name}. The speed-up is the mean "
+        "over seeds of the ratio of wall-clock times, of training with loading, without "
+        "evaluation. ± is the sample standard deviation over seeds. FLOPs are those of forward and "
+        "backward.",
+        *provenance(comparison.rows, comparison.command),
+    ]

@@ -10,11 +10,14 @@ from dataclasses import dataclass
 from datetime import UTC, datetime
 from pathlib import Path
 
+from submitit import SlurmExecutor
+
 from slowfast_patches import patching
 from slowfast_patches.config import check_recipe, load_recipe
 from slowfast_patches.config.recipe import Recipe
+from slowfast_patches.config.scale import as_overrides
 from slowfast_patches.config.schedule import check_world_size, rates_of_batch
-from slowfast_patches.datasets.lists.lists import list_path, read_list
+from slowfast_patches.datasets.lists.dataset_lists import list_path, read_list
 from slowfast_patches.launch.launch import for_processes, processes_of
 from slowfast_patches.launch.slurm import (
     FOLDER,
@@ -49,11 +52,11 @@ class Submission:
 
     @property
     def machines(self) -> int:
-        return int(self.recipe.num_shards)
+        return self.recipe.num_shards
 
     @property
     def gpus(self) -> int:
-        return int(self.recipe.num_gpus)
+        return self.recipe.num_gpus
 
     @property
     def folder(self) -> Path:
@@ -80,19 +83,15 @@ def load(
             raise ValueError(f"{option} {value} sets {key}; leave one of them out")
     if "SHARD_ID" in overrides[::2]:
         raise ValueError("SHARD_ID is set on each machine of the job; leave it out")
-    written = load_recipe(cfg_file, list(overrides))
-    given = {key: value for key, (_, value) in options.items() if value is not None}
-    chosen = {
-        "NUM_SHARDS": written.num_shards,
-        "NUM_GPUS": written.num_gpus,
-        **given,
-        "OUTPUT_DIR": Path(written.output_dir).resolve(),
-    }
-    others = zip(overrides[::2], overrides[1::2], strict=True)
-    pairs = [*((key, value) for key, value in others if key not in chosen), *chosen.items()]
-    keys = tuple(str(item) for pair in pairs for item in pair)
-    recipe = load_recipe(cfg_file, keys)
-    return Submission(cfg_file.resolve(), keys, recipe, written.base_shape.batch)
+    written = load_recipe(cfg_file, overrides)
+    chosen: dict[str, object] = {key: written[key] for key in options}
+    chosen |= {key: value for key, (_, value) in options.items() if value is not None}
+    chosen["OUTPUT_DIR"] = Path(written.output_dir).resolve()
+    given = dict(zip(overrides[::2], overrides[1::2], strict=True))
+    keys = as_overrides({key: given[key] for key in given if key not in chosen} | chosen)
+    return Submission(
+        cfg_file.resolve(), keys, load_recipe(cfg_file, keys), written.base_shape.batch
+    )
 
 
 def check(submission: Submission) -> tuple[str, list[str]]:
@@ -101,7 +100,7 @@ def check(submission: Submission) -> tuple[str, list[str]]:
     The machine that submits need not see the data nor the weights.
 
     Raises:
-        ValueError: the arm cannot train or test as it is, or not on these processes.
+        ValueError: the recipe cannot train or test as it is, or not on these processes.
         ImportError: it needs a package that is not installed.
     """
     recipe = for_processes(submission.recipe)
@@ -133,8 +132,7 @@ def _describe(submission: Submission, recipe: Recipe, world_size: int) -> str:
     return (
         f"NUM_SHARDS {machines} × NUM_GPUS {submission.gpus}: {world_size} processes. Global "
         f"batch: {machines} × TRAIN.BATCH_SIZE {recipe.train.batch_size} = "
-        f"{recipe.base_shape.batch} "
-        f"clips; {rate}"
+        f"{recipe.base_shape.batch} clips; {rate}"
     )
 
 
@@ -142,11 +140,12 @@ def _check_files(recipe: Recipe) -> list[str]:
     """Read the lists and look at the weights that are visible; warnings for the others."""
     if not recipe.data.path_to_data_dir:
         raise ValueError("set DATA.PATH_TO_DATA_DIR to the folder of the lists, as the job sees it")
-    splits = (["train", "val"] if recipe.train.enable else []) + ["test"] * recipe.test.enable
-    hidden = [path for path in (list_path(recipe, s) for s in splits) if not path.is_file()]
-    for split in splits:
-        if list_path(recipe, split) not in hidden:
+    hidden = list[Path]()
+    for split in ["train", "val"] * recipe.train.enable + ["test"] * recipe.test.enable:
+        if (path := list_path(recipe, split)).is_file():
             read_list(recipe, split)
+        else:
+            hidden.append(path)
     section, needed = ("TRAIN", recipe.train) if recipe.train.enable else ("TEST", recipe.test)
     if (weights := needed.checkpoint_file_path) and Path(weights).exists():
         check_file(weights, needed.checkpoint_type, section=section)
@@ -199,8 +198,7 @@ def refuse_twice(submission: Submission) -> None:
 
 def batch_text(submission: Submission, slurm: Slurm, name: str) -> str:
     """The batch file that would be submitted."""
-    folder = submission.folder / FOLDER
-    return batch_file(make_executor(folder, slurm, submission.machines, submission.gpus, name))
+    return batch_file(_executor(submission, slurm, name))
 
 
 def submit(submission: Submission, slurm: Slurm, name: str, run_net: Path) -> str:
@@ -209,19 +207,19 @@ def submit(submission: Submission, slurm: Slurm, name: str, run_net: Path) -> st
     Raises:
         ValueError: SLURM refuses it.
     """
-    folder = submission.folder
-    executor = make_executor(folder / FOLDER, slurm, submission.machines, submission.gpus, name)
-    command = submission.command(run_net)
-    [number] = queue(executor, [Job(tuple(command), slurm.warning_seconds)])
-    noted = {
-        "job": number,
-        "submitted": datetime.now(UTC).isoformat(timespec="seconds"),
-        "machines": submission.machines,
-        "gpus": submission.gpus,
-        "command": command,
-    }
-    (folder / _REGISTER).write_text(json.dumps(noted, indent=2) + "\n", encoding="utf-8")
+    command, machines = submission.command(run_net), submission.machines
+    job = Job(tuple(command), slurm.warning_seconds)
+    [number] = queue(_executor(submission, slurm, name), [job])
+    when = datetime.now(UTC).isoformat(timespec="seconds")
+    noted = {"job": number, "submitted": when, "machines": machines, "gpus": submission.gpus}
+    content = json.dumps({**noted, "command": command}, indent=2)
+    (submission.folder / _REGISTER).write_text(content + "\n", encoding="utf-8")
     return number
+
+
+def _executor(submission: Submission, slurm: Slurm, name: str) -> SlurmExecutor:
+    folder = submission.folder / FOLDER
+    return make_executor(folder, slurm, submission.machines, submission.gpus, name)
 
 
 def other_ways(submission: Submission, slurm: Slurm, run_net: Path) -> str:

@@ -4,20 +4,33 @@ from __future__ import annotations
 
 import logging
 import math
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Iterable
 from statistics import fmean
 from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor, nn
 
-from slowfast_patches.config.metrics import accuracy_ranks
+from multigrid import Schedule, Step, average_running_stats
+from slowfast_patches.config.metrics import EMA, accuracy_ranks, with_suffix
+from slowfast_patches.config.recipe import Recipe
+from slowfast_patches.datasets.loader import (
+    build_dataset,
+    evaluation_loader,
+    evaluation_rounds,
+    precise_bn_loader,
+)
+from slowfast_patches.launch.stopping import StopRequest, TrainingInterruptedError
 from slowfast_patches.models.inputs import InputTransform
+from slowfast_patches.models.solver import Precision
 from slowfast_patches.train.record.unreadable import TooManyUnreadableError, check_count
+from slowfast_patches.train.running_stats import keep_buffers, update_precise_bn
 from slowfast_patches.utils.distributed import World, gathered, max_over_ranks, sum_over_ranks
 
 __all__ = [
     "Evaluation",
+    "Validation",
+    "VideoScores",
     "average_precisions",
     "evaluate",
     "mean_average_precision",
@@ -25,50 +38,6 @@ __all__ = [
 ]
 
 logger = logging.getLogger(__name__)
-
-
-def topk_accuracy(scores: Tensor, labels: Tensor, k: int) -> float:
-    """Per cent of rows of (V, C) scores whose label, of (V,), is among the k highest."""
-    best = scores.topk(min(k, scores.shape[1]), dim=1).indices
-    return 100 * float((best == labels.view(-1, 1)).any(dim=1).double().mean())
-
-
-def mean_average_precision(scores: Tensor, labels: Tensor) -> float:
-    """Per cent: the mean over classes of the average precision that (V, C) scores rank videos with.
-
-    Raises:
-        ValueError: as `average_precisions`.
-    """
-    return fmean(p for p in average_precisions(scores, labels) if p is not None)
-
-
-def average_precisions(scores: Tensor, labels: Tensor) -> list[float | None]:
-    """Per cent, by class: None for one that no video has.
-
-    A class's is scikit-learn's: the mean, over the videos of (V, C) multi-hot labels that have it,
-    of the precision at their score.
-
-    Raises:
-        ValueError: no video has a class; a score is not a number.
-    """
-    from sklearn.metrics import average_precision_score  # takes seconds, and few recipes need it
-
-    found = labels.any(dim=0)
-    if not found.any():
-        raise ValueError(
-            f"mean average precision needs labels, and none of the {len(labels)} videos has one; "
-            "check the list that they are from"
-        )
-    if scores.isnan().any():
-        raise ValueError(
-            "mean average precision needs scores that are numbers, and the model gives NaN: the "
-            "training diverged. A lower SOLVER.BASE_LR or SOLVER.CLIP_GRAD_L2NORM may help"
-        )
-    columns = zip(labels.T.cpu().numpy(), scores.T.cpu().numpy(), strict=True)
-    return [
-        100 * float(average_precision_score(*column)) if column[0].any() else None
-        for column in columns
-    ]
 
 
 class Evaluation(NamedTuple):
@@ -90,100 +59,73 @@ class Evaluation(NamedTuple):
 @torch.no_grad()
 def evaluate(
     model: nn.Module,
-    loader: Iterable[Any],
-    transform: InputTransform,
+    recipe: Recipe,
+    dataset: Any,
+    batch_size: int,
     world: World,
-    *,
-    num_videos: int,
-    num_clips: int,
-    num_classes: int,
-    multi_label: bool = False,
-    ensemble: str = "sum",
-    autocast: Callable[[], Any],
-    max_bad: float,
+    stop: StopRequest | None = None,
     named: set[str] | None = None,
 ) -> Evaluation:
-    """Metrics over videos, each video scored by the sum (or "max") over its clips.
+    """Score the videos of a split, each by the sum (or "max") over its clips.
 
-    The loader gives this rank's share of the clips; together the ranks give every clip once, and
-    all of them get the same. A mini-batch's labels are class numbers (N,), judged by top1 and, of
-    more than five classes, top5, or with `multi_label` multi-hot (N, C), judged by map; see
-    `metric_names`. Clips that cannot be read are not in it: a video is scored on its others, and
-    one that has none is left out.
+    Each rank reads its share of the clips; all of them get the same. A video is scored on those of
+    its clips that can be read; one that has none is left out.
 
     Args:
-        num_clips: of a video.
-        max_bad: DATA.MAX_BAD_FRACTION; videos that are read in part count too.
+        dataset: of the split.
+        batch_size: clips at once on each process.
+        stop: asked between mini-batches.
         named: paths that are known to be unreadable; others are named in the log, and added.
 
     Raises:
-        TooManyUnreadableError: more videos than `max_bad` allows, or all, cannot be read.
+        TooManyUnreadableError: more videos than DATA.MAX_BAD_FRACTION, or all, cannot be read.
+        TrainingInterruptedError: the run is asked to stop.
         ValueError: see `mean_average_precision`.
     """
     model.eval()
-    videos = _Videos(
-        (num_videos, num_classes),
-        num_clips,
-        multi_label=multi_label,
-        ensemble=ensemble,
-        device=world.device,
-    )
-    failures = dict[str, str]()
-    for batch in loader:
+    transform = InputTransform.of_recipe(recipe, world.device)
+    autocast = Precision(recipe, world.device).autocast
+    batches: Iterable[Any] = evaluation_loader(recipe, dataset, batch_size, world.rank, world.size)
+    if stop is not None:
+        batches = stop.between(batches, evaluation_rounds(len(dataset), batch_size, world.size))
+    scores, failures = VideoScores(recipe, dataset, world.device), dict[str, str]()
+    for batch in batches:
         failures |= batch["failures"]
-        if len(batch["videos"]) == 0:
-            continue
-        with autocast():
-            predictions = model(transform(batch["clips"], batch["flips"]))
-        videos.add(batch["videos"], predictions, batch["labels"])
-    videos.gather()
-    everywhere = gathered(failures)
-    assert videos.complete or any(everywhere), "a video was not evaluated"
-    if world.is_main:
-        _name(everywhere, set() if named is None else named)
-    counts = videos.counts(max_bad)
-    scores, labels = videos.scores[videos.clips > 0], videos.labels[videos.clips > 0]
-    if multi_label:
-        metrics = {"map": mean_average_precision(scores, labels)}
-    else:
-        metrics = {f"top{k}": topk_accuracy(scores, labels, k) for k in accuracy_ranks(num_classes)}
-    return Evaluation(metrics | counts, videos.probabilities, videos.labels, videos.clips > 0)
+        if len(batch["videos"]) > 0:
+            with autocast():
+                predictions = model(transform(batch["clips"], batch["flips"]))
+            scores.add(batch["videos"], predictions, batch["labels"])
+    _name(failures, set() if named is None else named, world)
+    return scores.result()
 
 
-def _name(failures: Sequence[dict[str, str]], named: set[str]) -> None:
-    """Say which videos cannot be read, each once, whatever the number of its clips; by rank."""
-    for path, reason in {path: reason for own in failures for path, reason in own.items()}.items():
-        if path not in named:
+def _name(failures: dict[str, str], named: set[str], world: World) -> None:
+    """Say which videos cannot be read on any rank, each once, whatever the number of its clips."""
+    for path, reason in {p: r for own in gathered(failures) for p, r in own.items()}.items():
+        if path not in named and world.is_main:
             named.add(path)
             logger.warning("%s %s; its clips that cannot be read are not scored", path, reason)
 
 
-class _Videos:
-    """Scores (V, C) and labels, (V,) or (V, C), of videos, from clips in any order, on any rank.
+class VideoScores:
+    """Scores (V, C) and labels, (V,) or (V, C), of a split's videos, from clips in any order, on
+    any rank; `clips` (V,) counts those that could be read."""
 
-    `clips` (V,) counts them: `num_clips` each, but for those that cannot be read.
-    """
-
-    def __init__(
-        self,
-        shape: tuple[int, int],
-        num_clips: int,
-        *,
-        multi_label: bool,
-        ensemble: str,
-        device: torch.device,
-    ) -> None:
-        self._num_clips, self._sums = num_clips, ensemble == "sum"
+    def __init__(self, recipe: Recipe, dataset: Any, device: torch.device) -> None:
+        videos, self._classes = len(dataset.videos), recipe.model.num_classes
+        self._num_clips = len(dataset) // videos
+        self._sums = recipe.data.ensemble_method == "sum"
+        self._max_bad = recipe.data.max_bad_fraction
         # No score is the least: a maximum over a zero would lose negative ones.
-        nothing = 0.0 if self._sums else -math.inf
+        nothing, shape = 0.0 if self._sums else -math.inf, (videos, self._classes)
         self.scores = torch.full(shape, nothing, dtype=torch.float64, device=device)
-        self.labels = torch.zeros(
-            shape if multi_label else shape[:1], dtype=torch.int64, device=device
-        )
-        self.clips = torch.zeros(shape[0], dtype=torch.int64, device=device)
+        several = recipe.data.multi_label
+        self.labels = torch.zeros(shape if several else shape[:1], dtype=torch.int64, device=device)
+        self.clips = torch.zeros(videos, dtype=torch.int64, device=device)
 
     def add(self, videos: Tensor, scores: Tensor, labels: Tensor) -> None:
-        """Add the clips of one mini-batch; `videos` (N,) are the numbers of theirs."""
+        """Add a mini-batch: the numbers (N,) of its clips' videos, their scores (N, C), and labels,
+        class numbers (N,) or multi-hot (N, C)."""
         # Copies that wait for nothing: a GPU goes on while the next clips are read.
         videos, scores = videos.to(self.scores.device, non_blocking=True), scores.double()
         if self._sums:
@@ -194,24 +136,24 @@ class _Videos:
         self.labels[videos] = labels.to(self.labels, non_blocking=True)
         self.clips.index_add_(0, videos, torch.ones_like(videos))
 
-    def gather(self) -> None:
-        """Take in what the other ranks have; several may have clips of one video."""
+    def result(self) -> Evaluation:
+        """Metrics over what all ranks have; every one of them must ask. Raises as `evaluate`."""
         (sum_over_ranks if self._sums else max_over_ranks)(self.scores)
         max_over_ranks(self.labels)  # a rank without a clip of the video has zeros
         sum_over_ranks(self.clips)
-        if self._sums:  # mAP ranks the sums of videos with each other: as if none had lost a clip
-            self.scores *= (self._num_clips / self.clips.clamp(min=1).double()).view(-1, 1)
+        counts, scored = self._counts(), self.clips > 0
+        if self._sums:  # mAP ranks means of videos with each other: as if none had lost a clip
+            self.scores /= self.clips.clamp(min=1).view(-1, 1)
+        scores, labels = self.scores[scored], self.labels[scored]
+        if labels.ndim == 2:
+            metrics = {"map": mean_average_precision(scores, labels)}
+        else:
+            ranks = accuracy_ranks(self._classes)
+            metrics = {f"top{k}": topk_accuracy(scores, labels, k) for k in ranks}
+        return Evaluation(metrics | counts, self.scores, self.labels, scored)
 
-    @property
-    def complete(self) -> bool:
-        return bool((self.clips == self._num_clips).all())
-
-    @property
-    def probabilities(self) -> Tensor:
-        return self.scores / self._num_clips if self._sums else self.scores
-
-    def counts(self, max_bad: float) -> dict[str, float]:
-        """The videos, and those of them that are left out; raises as `evaluate`."""
+    def _counts(self) -> dict[str, float]:
+        """The videos, and those of them that are left out."""
         videos, unreadable = len(self.clips), int((self.clips == 0).sum())
         if unreadable == videos:
             raise TooManyUnreadableError(
@@ -219,6 +161,96 @@ class _Videos:
                 "DATA.PATH_PREFIX and the list"
             )
         partly = int((self.clips < self._num_clips).sum()) - unreadable
-        check_count(unreadable + partly, videos, max_bad, "the evaluation")
+        check_count(unreadable + partly, videos, self._max_bad, "the evaluation")
         counts: dict[str, float] = {"videos": videos, "unreadable": unreadable}
         return counts | ({"partly_read": partly} if partly else {})
+
+
+class Validation:
+    """Validates at the baseline grid, after precise BN on clips of the training set `dataset` where
+    the recipe asks for it."""
+
+    def __init__(
+        self, recipe: Recipe, world: World, stop: StopRequest, dataset: Any, schedule: Schedule
+    ) -> None:
+        self._recipe, self._world, self._stop = recipe, world, stop
+        self._dataset, self._schedule = dataset, schedule
+        self._videos, self._named = build_dataset(recipe, "val"), set[str]()
+
+    def __call__(self, models: nn.ModuleList, step: Step) -> dict[str, float]:
+        """Metrics after an iteration, as they go to files, of the model and, if there is one, its
+        average; running statistics are averaged over the processes, or replaced.
+
+        Raises:
+            TooManyUnreadableError, TrainingInterruptedError: see `evaluate`. Then the models are as
+                they were before.
+        """
+        put_back, metrics = keep_buffers(models), dict[str, float]()
+        try:
+            for model, suffix in zip(models, ("", EMA), strict=False):
+                average_running_stats(model)
+                if self._recipe.bn.use_precise_stats:
+                    self._update_precise_bn(model, step)
+                metrics |= with_suffix(self._evaluate(model), suffix)
+        except (TrainingInterruptedError, TooManyUnreadableError):
+            put_back()
+            raise
+        return {name: round(value, 4) for name, value in metrics.items()}
+
+    def _evaluate(self, model: nn.Module) -> dict[str, float]:
+        clips = max(1, self._schedule.base.batch // self._world.size)
+        at_once = (clips, self._world, self._stop, self._named)
+        return evaluate(model, self._recipe, self._videos, *at_once).metrics
+
+    def _update_precise_bn(self, model: nn.Module, step: Step) -> None:
+        recipe, world = self._recipe, self._world
+        loader = precise_bn_loader(
+            recipe, self._dataset, self._schedule, step, world.rank, world.size
+        )
+        update_precise_bn(
+            model,
+            self._stop.between(loader, len(loader)),
+            InputTransform.of_recipe(recipe, world.device),
+            world,
+            Precision(recipe, world.device).autocast,
+            self._schedule.base.batch,
+        )
+
+
+def topk_accuracy(scores: Tensor, labels: Tensor, k: int) -> float:
+    """Per cent of rows of (V, C) scores whose label, of (V,), is among the k highest."""
+    best = scores.topk(min(k, scores.shape[1]), dim=1).indices
+    return 100 * float((best == labels.view(-1, 1)).any(dim=1).double().mean())
+
+
+def mean_average_precision(scores: Tensor, labels: Tensor) -> float:
+    """Per cent: the mean over the classes of `average_precisions`, which raises."""
+    return fmean(p for p in average_precisions(scores, labels) if p is not None)
+
+
+def average_precisions(scores: Tensor, labels: Tensor) -> list[float | None]:
+    """Per cent, by class: None for one that no video has.
+
+    A class's is scikit-learn's: the mean, over the videos of (V, C) multi-hot labels that have it,
+    of the precision at their score.
+
+    Raises:
+        ValueError: no video has a class; a score is not a number.
+    """
+    from sklearn.metrics import average_precision_score  # takes seconds, and few recipes need it
+
+    if not labels.any():
+        raise ValueError(
+            f"mean average precision needs labels, and none of the {len(labels)} videos has one; "
+            "check the list that they are from"
+        )
+    if scores.isnan().any():
+        raise ValueError(
+            "mean average precision needs scores that are numbers, and the model gives NaN: the "
+            "training diverged. A lower SOLVER.BASE_LR or SOLVER.CLIP_GRAD_L2NORM may help"
+        )
+    columns = zip(labels.T.cpu().numpy(), scores.T.cpu().numpy(), strict=True)
+    return [
+        100 * float(average_precision_score(*column)) if column[0].any() else None
+        for column in columns
+    ]

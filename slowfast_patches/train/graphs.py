@@ -43,7 +43,7 @@ class GraphedPasses:
         self._passes, self._pool = passes, torch.cuda.graph_pool_handle()
         self._dropouts = [m for m in model.modules() if isinstance(m, ClipDropout)]
         self._gradients = _gradients_in_one(model)
-        self._rooms: dict[int, Tensor] = {}
+        self._inputs: dict[int, Tensor] = {}
         self._recorded: dict[Hashable, _Recorded] = {}
 
     def __call__(
@@ -74,7 +74,7 @@ class GraphedPasses:
         be loaded, no convolution tried.
         """
         given = (*inputs, labels, *self._masks())
-        reads = tuple(self._room(place, tensor) for place, tensor in enumerate(given))
+        reads = tuple(self._input(place, tensor) for place, tensor in enumerate(given))
         self._read_masks(reads[len(inputs) + 1 :])
         graph = torch.cuda.CUDAGraph()
         with torch.cuda.graph(graph, pool=self._pool):
@@ -82,12 +82,12 @@ class GraphedPasses:
         recorded = _Recorded(graph, reads, loss.detach(), scores.detach())
         self._recorded[_key(kind, given)] = recorded
 
-    def _room(self, place: int, like: Tensor) -> Tensor:
+    def _input(self, place: int, like: Tensor) -> Tensor:
         """A copy of a tensor, where other graphs have theirs."""
-        room = self._rooms.get(place)
-        if room is None or room.numel() < like.numel():
-            room = self._rooms[place] = like.new_empty(like.numel())
-        return room.as_strided(like.shape, like.stride()).copy_(like)
+        memory = self._inputs.get(place)
+        if memory is None or memory.numel() < like.numel():
+            memory = self._inputs[place] = like.new_empty(like.numel())
+        return memory.as_strided(like.shape, like.stride()).copy_(like)
 
     def _masks(self) -> list[Tensor]:
         return [dropout.kept for dropout in self._dropouts if dropout.kept is not None]

@@ -28,9 +28,8 @@ __all__ = ["Predictor", "read_checkpoint"]
 def read_checkpoint(
     path: Path, recipe_file: Path | None = None, overrides: Sequence[object] = ()
 ) -> tuple[Recipe, tuple[str, ...] | None]:
-    """The config to predict with, a recipe or the one that the checkpoint was trained with, and the
-    names of the classes; None where it has none, as weights alone, files of others, and checkpoints
-    from before names were kept.
+    """The recipe to predict with, that of a file or the one that a checkpoint was trained with, and
+    the names of the classes, None where the checkpoint has none.
 
     Raises:
         ValueError: the checkpoint cannot be read, it has no config and no recipe is given, or the
@@ -42,18 +41,17 @@ def read_checkpoint(
         if recipe_file is None:
             raise
         content = {}  # of another kind: what reads the weights says what is wrong
+    text, source = content.get("cfg"), f"the config in {path}"
     if recipe_file is not None:
         recipe = load_recipe(recipe_file, overrides)
-    else:
-        text = content.get("cfg")
-        if not isinstance(text, str):
-            raise ValueError(f"{path} has weights and no config; give their recipe: --cfg FILE")
-        source = f"the config in {path}"
+    elif isinstance(text, str):
         try:
             parse_recipe(text, source)
         except ValueError as error:
             raise ValueError(f"{error}; or give the recipe: --cfg FILE") from error
         recipe = parse_recipe(text, source, overrides)
+    else:
+        raise ValueError(f"{path} has weights and no config; give their recipe: --cfg FILE")
     check_recipe(recipe)
     names = content.get("class_names")
     if not isinstance(names, list | tuple) or not all(isinstance(name, str) for name in names):
@@ -97,11 +95,7 @@ class Predictor:
         return scores.mean(0) if self._recipe.data.ensemble_method == "sum" else scores.amax(0)
 
     def clips(self, path: str) -> Tensor:
-        """The clips that a video is tested on, (views × crops, T, S, S, 3) uint8.
-
-        Raises:
-            UnreadableVideoError: as above.
-        """
+        """The clips that a video is tested on, (views × crops, T, S, S, 3) uint8."""
         recipe, record = self._recipe, scan(path, self._recipe.data.max_frame_pixels)
         views = (recipe.test.num_ensemble_views, recipe.test.num_spatial_crops)
         crop = recipe.data.test_crop_size

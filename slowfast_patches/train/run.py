@@ -1,51 +1,43 @@
-"""A run: train, test, and say in result.json what came of it."""
+"""A run: check the recipe, train, test, and say in result.json what came of it."""
 
 from __future__ import annotations
 
 import logging
 import os
-from collections.abc import Iterable
-from contextlib import ExitStack, nullcontext
-from datetime import UTC, datetime, timedelta
+from collections.abc import Iterator
+from contextlib import ExitStack, contextmanager, nullcontext
+from datetime import timedelta
 from functools import partial
 from pathlib import Path
-from typing import Any
 
 import simplejson
-import yaml
-from torch import nn
 
-from multigrid import Schedule, baseline_cost, schedule_cost
+from multigrid import Schedule
 from slowfast_patches import patching
 from slowfast_patches.config import check_recipe
-from slowfast_patches.config.metrics import COUNTS, EMA, format_metrics, metric_names, with_suffix
 from slowfast_patches.config.recipe import Recipe
 from slowfast_patches.config.schedule import check_world_size, schedule_of
+from slowfast_patches.datasets.lists.dataset_lists import class_names, list_path, read_list
 from slowfast_patches.datasets.lists.in_use import reading
 from slowfast_patches.datasets.lists.list_warnings import list_warnings
-from slowfast_patches.datasets.lists.lists import class_names, list_path, read_list
-from slowfast_patches.datasets.loader import build_dataset, evaluation_loader, evaluation_rounds
 from slowfast_patches.launch.device import set_up_device
 from slowfast_patches.launch.launch import check_gpus, for_processes, launch, processes_of
 from slowfast_patches.launch.output_lock import held
 from slowfast_patches.launch.placement import find_placement
-from slowfast_patches.launch.stopping import StopRequest
-from slowfast_patches.models.build import build_model
+from slowfast_patches.launch.stopping import StopRequest, TrainingStoppedError
 from slowfast_patches.models.flops import check_shapes, flops_per_clip
-from slowfast_patches.models.inputs import InputTransform
-from slowfast_patches.models.solver import Precision
-from slowfast_patches.models.weights import check_file, load_weights
+from slowfast_patches.models.weights import check_file
 from slowfast_patches.plan.picture import plot_plan
 from slowfast_patches.plan.plan import format_plan, make_plan
 from slowfast_patches.train import checkpoints
-from slowfast_patches.train.class_names import names_of_data
-from slowfast_patches.train.evaluate import Evaluation, evaluate
-from slowfast_patches.train.loop import Trainer
-from slowfast_patches.train.predictions import write_predictions, write_tables
-from slowfast_patches.train.record.logs import check_log_files, setup_logging
+from slowfast_patches.train.checkpoints.writer import writes
+from slowfast_patches.train.loop import train
+from slowfast_patches.train.record.log import check_log_files, setup_logging
+from slowfast_patches.train.result import multi_view_test, tested_file, write_result
+from slowfast_patches.train.state import Run, build_run
+from slowfast_patches.train.warm_up import without_compiling
 from slowfast_patches.utils.distributed import World
-from slowfast_patches.utils.files import written_whole
-from slowfast_patches.utils.machine import machine, versions
+from slowfast_patches.utils.files import TEMPORARY
 
 __all__ = ["run"]
 
@@ -55,6 +47,8 @@ _TOLERANCE = 0.1
 """Part of DATA.NUM_TRAIN_VIDEOS that may be missing, as videos vanish, without a warning."""
 _LOOKED_AT = 20
 """Videos of a list of which one at least must be there."""
+_DEAD_WORKER = "DataLoader worker (pid"
+"""How torch begins to say that a process which reads clips is gone."""
 
 
 def run(recipe: Recipe, init_method: str | None = None) -> None:
@@ -69,20 +63,24 @@ def run(recipe: Recipe, init_method: str | None = None) -> None:
         launch(recipe, init_method, _main, partial(_check, lists))
 
 
+# Before any process trains.
+
+
 def _check(lists: ExitStack, recipe: Recipe) -> None:
     """Try what can be tried before any process trains; `lists` keeps what is read as it is."""
     recipe = for_processes(recipe)
-    world_size = processes_of(recipe)
+    world_size, starts_main = processes_of(recipe), _starts_main(recipe)
     check_recipe(recipe, world_size)
     check_gpus(recipe)
     lists.enter_context(reading(_lists(recipe)))
-    schedule = _check_training(recipe, world_size) if recipe.train.enable else None
+    if recipe.train.enable:
+        _check_training(recipe, world_size)
     if recipe.test.enable:
         _count_videos(recipe, "test")
-        if schedule is None and _starts_main(recipe):
-            path, kind, section = _tested_file(recipe)
+        if starts_main and not recipe.train.enable:
+            path, kind, section = tested_file(recipe)
             check_file(path, kind, section=section)
-    if recipe.train.enable and _starts_main(recipe):
+    if recipe.train.enable and starts_main:
         with held(recipe.output_dir):  # refused before processes are started for nothing
             pass
 
@@ -99,37 +97,33 @@ def _starts_main(recipe: Recipe) -> bool:
 
 
 def _check_training(recipe: Recipe, world_size: int) -> Schedule:
-    """The schedule, after trying what can be tried before training and without the checkpoints in
-    OUTPUT_DIR."""
-    if not _continues(recipe):
+    """The schedule, after trying what can be tried without the checkpoints in OUTPUT_DIR."""
+    continues = _continues(recipe)
+    if not continues:
         class_names(recipe)  # raises where their number is not MODEL.NUM_CLASSES
     videos, expected = _count_videos(recipe, "train"), recipe.data.num_train_videos
     if expected and abs(videos - expected) > _TOLERANCE * expected:
         logger.warning(
             "the recipe was made for %d training videos (DATA.NUM_TRAIN_VIDEOS), the list has %d: "
             "its epochs are as many, its iterations are not",
-            expected,
-            videos,
+            *(expected, videos),
         )
     _count_videos(recipe, "val")
     schedule = schedule_of(recipe, videos)
     check_world_size(recipe, schedule, world_size)
     check_shapes(recipe, schedule.shapes)
-    if _starts_main(recipe):
+    if _starts_main(recipe) and not continues:
         _check_weights(recipe)
     return schedule
 
 
 def _continues(recipe: Recipe) -> bool:
-    return (
-        checkpoints.continues(recipe) and checkpoints.last_checkpoint(recipe.output_dir) is not None
-    )
+    last = checkpoints.last_checkpoint(recipe.output_dir)
+    return checkpoints.continues(recipe) and last is not None
 
 
 def _check_weights(recipe: Recipe) -> None:
-    """Look at the file that a training starts from, where it does not continue another."""
-    if _continues(recipe):
-        return
+    """Look at the file that a training starts from."""
     if recipe.train.checkpoint_file_path:
         check_file(recipe.train.checkpoint_file_path, recipe.train.checkpoint_type)
     elif recipe.train.checkpoint_inflate:
@@ -146,8 +140,7 @@ def _count_videos(recipe: Recipe, split: str) -> int:
     if not any(Path(path).exists() for path in paths):
         raise ValueError(
             f"none of the first videos of {list_path(recipe, split)} exists, such as {paths[0]}; "
-            f"set "
-            "DATA.PATH_PREFIX to the folder that their paths start from"
+            "set DATA.PATH_PREFIX to the folder that their paths start from"
         )
     if _starts_main(recipe):
         for text in list_warnings(recipe, split, videos):
@@ -155,225 +148,92 @@ def _count_videos(recipe: Recipe, split: str) -> int:
     return len(videos)
 
 
-def _prepare_folder(recipe: Recipe, trainer: Trainer) -> None:
-    """OUTPUT_DIR's config.yaml, plan.txt, plan.json and plan.png, and nothing of a run before that
-    this one does not continue."""
-    folder, schedule = Path(recipe.output_dir), trainer.schedule
-    checkpoints.clean(folder)
-    left = [folder / name for name in ("result.json", "result_classes.csv", "result_confusion.png")]
-    if recipe.test.save_results_path:
-        left.append(folder / recipe.test.save_results_path)
-    best = checkpoints.best_checkpoint(folder)
-    if best is not None and not trainer.best:
-        left.append(best)
-    for path in left:
-        path.unlink(missing_ok=True)
-    plan = make_plan(schedule, flops_per_clip(recipe))
-    (folder / "config.yaml").write_text(recipe.text, encoding="utf-8")
-    (folder / "plan.txt").write_text(format_plan(plan) + "\n", encoding="utf-8")
-    (folder / "plan.json").write_text(simplejson.dumps(plan.to_json(), indent=2), encoding="utf-8")
-    plot_plan(schedule, folder / "plan.png")
+# In each process.
 
 
 def _main(recipe: Recipe, world: World) -> None:
     """What each process does. What was scaled for the processes is said here, in the log."""
     patching.apply()
     set_up_device(recipe)
-    if not recipe.train.enable:
-        setup_logging(recipe.output_dir, world, "test")  # a training may be at work there
-        recipe = for_processes(recipe)
-        _finish(recipe, world, None, _test(recipe, world))
-        return
-    with held(recipe.output_dir) if world.is_main else nullcontext():
-        setup_logging(recipe.output_dir, world)
+    output_dir, trains = recipe.output_dir, recipe.train.enable
+    with held(output_dir) if trains and world.is_main else nullcontext():
+        setup_logging(output_dir, world, "train" if trains else "test")
+        recipe, trained, metrics = for_processes(recipe), None, None
+        with _dead_workers_explained(output_dir), ExitStack() as stack:
+            if trains:
+                patience = timedelta(seconds=recipe.dist_stall_seconds)
+                trained = _train(recipe, world, stack.enter_context(StopRequest(world, patience)))
+            if recipe.test.enable or not trains:
+                metrics = multi_view_test(recipe, world, trained)
         if world.is_main:
-            with checkpoints.writes("OUTPUT_DIR", 0, recipe.output_dir):
-                checkpoints.start_over(recipe)
-        with StopRequest(world, timedelta(seconds=recipe.dist_stall_seconds)) as stop:
-            _train_and_test(for_processes(recipe), world, stop)
+            with writes("the result", output_dir):
+                write_result(recipe, world, trained, metrics)
+                check_log_files()
 
 
-def _train_and_test(recipe: Recipe, world: World, stop: StopRequest) -> None:
-    trainer, metrics = _start(recipe, world, stop), None
-    trainer.train()
-    if recipe.test.enable:
-        with checkpoints.explain_dead_workers(recipe.output_dir):
-            metrics, named = dict[str, float](), set[str]()
-            for model, suffix in zip(trainer.models, ("", EMA), strict=False):
-                metrics |= with_suffix(_test(recipe, world, trainer, model, named), suffix)
-    _finish(recipe, world, trainer, metrics)
-
-
-def _start(recipe: Recipe, world: World, stop: StopRequest) -> Trainer:
-    """What trains, where it starts from; and the folder of the run, if that is as it must be."""
-    found = checkpoints.find_resumable(recipe) if world.is_main else None
-    trainer = Trainer(recipe, world, stop, found)
+def _train(recipe: Recipe, world: World, stop: StopRequest) -> Run:
+    found = None
     if world.is_main:
-        with checkpoints.writes("the plan", trainer.start, recipe.output_dir):
-            _prepare_folder(recipe, trainer)
-        if recipe.log_model_info:
-            _log_model(recipe, trainer)
-        logger.info("the plan:\n%s", (Path(recipe.output_dir) / "plan.txt").read_text("utf-8"))
-    return trainer
+        with writes("OUTPUT_DIR", recipe.output_dir):
+            checkpoints.start_over(recipe)
+        found = checkpoints.find_resumable(recipe)
+    run = build_run(recipe, world, stop, found)
+    if world.is_main:
+        with writes("the plan", recipe.output_dir):
+            _prepare_folder(recipe, run)
+    with run.opened():
+        run.prepare()
+        compiled = without_compiling() if recipe.train.compile else nullcontext()
+        with run.clock.time("training"), compiled:
+            train(run)
+    return run
 
 
-def _log_model(recipe: Recipe, trainer: Trainer) -> None:
-    base = trainer.schedule.base
-    logger.info(
-        "%s: %d parameters, %.3g training FLOPs per clip of %d frames of %d²",
-        recipe.model.arch,
-        sum(p.numel() for p in trainer.model.parameters()),
-        flops_per_clip(recipe)(base.frames, base.crop),
-        base.frames,
-        base.crop,
-    )
-
-
-def _test(
-    recipe: Recipe,
-    world: World,
-    trainer: Trainer | None = None,
-    model: nn.Module | None = None,
-    named: set[str] | None = None,
-) -> dict[str, float]:
-    """Multi-view metrics of a model of the trainer's, or of a checkpoint where nothing was trained;
-    `named` as for `evaluate`."""
-    if model is None:
-        model = build_model(recipe).to(world.device)
-        if world.is_main:
-            _load_tested(model, recipe)
-        model.load_state_dict(checkpoints.share(model.state_dict(), world))
-    dataset = build_dataset(recipe, "test")
-    local = max(1, recipe.test.batch_size * recipe.num_shards // world.size)
-    batches: Iterable[Any] = evaluation_loader(recipe, dataset, local, world.rank, world.size)
-    if trainer is not None:
-        rounds = evaluation_rounds(len(dataset), local, world.size)
-        batches = trainer.stop.between(batches, rounds)
-    found = evaluate(
-        model,
-        batches,
-        InputTransform.of_recipe(recipe, world.device),
-        world,
-        num_videos=len(dataset.videos),
-        num_clips=len(dataset) // len(dataset.videos),
-        num_classes=recipe.model.num_classes,
-        multi_label=recipe.data.multi_label,
-        ensemble=recipe.data.ensemble_method,
-        autocast=Precision(recipe, world.device).autocast,
-        max_bad=recipe.data.max_bad_fraction,
-        named=named,
-    )
-    averaged = trainer is not None and model is not trainer.model
-    logger.info(
-        "test%s on %d views × %d crops: %s",
-        " of the averaged weights" if averaged else "",
-        recipe.test.num_ensemble_views,
-        recipe.test.num_spatial_crops,
-        format_metrics(found.metrics),
-    )
-    if world.is_main and not averaged:
-        done = 0 if trainer is None else trainer.done
-        with checkpoints.writes("the test's tables", done, recipe.output_dir):
-            _write_tables(recipe, dataset, found, "test" if trainer is None else "result")
-    return found.metrics
-
-
-def _write_tables(recipe: Recipe, dataset: Any, found: Evaluation, name: str) -> None:
-    """OUTPUT_DIR's tables beside {name}.json, and the predictions where they are asked for."""
-    names = names_of_data(recipe)
-    write_tables(Path(recipe.output_dir), name, found, names)
+def _prepare_folder(recipe: Recipe, run: Run) -> None:
+    """OUTPUT_DIR's config.yaml, plan.txt, plan.json and plan.png, and nothing of a run before that
+    this one does not continue."""
+    folder, flops = Path(recipe.output_dir), flops_per_clip(recipe)
+    left = [folder / name for name in ("result.json", "result_classes.csv", "result_confusion.png")]
+    left += folder.glob(f"checkpoints/*{TEMPORARY}")
     if recipe.test.save_results_path:
-        paths = [str(getattr(video, "path", video)) for video in dataset.videos]
-        path = Path(recipe.output_dir, recipe.test.save_results_path)
-        scores = zip(found.probabilities.cpu(), found.scored.tolist(), strict=True)
-        rows = [row if scored else None for row, scored in scores]
-        write_predictions(path, paths, rows, names, found.labels.cpu())
-        logger.info("the predictions: %s", path)
+        left.append(folder / recipe.test.save_results_path)
+    best = checkpoints.best_checkpoint(folder)
+    if best is not None and not run.best:
+        left.append(best)
+    for path in left:
+        path.unlink(missing_ok=True)
+    plan = make_plan(run.schedule, flops)
+    text = format_plan(plan)
+    (folder / "config.yaml").write_text(recipe.text, encoding="utf-8")
+    (folder / "plan.txt").write_text(text + "\n", encoding="utf-8")
+    (folder / "plan.json").write_text(simplejson.dumps(plan.to_json(), indent=2), encoding="utf-8")
+    plot_plan(run.schedule, folder / "plan.png")
+    if recipe.log_model_info:
+        base, parameters = run.schedule.base, sum(p.numel() for p in run.model.parameters())
+        logger.info(
+            "%s: %d parameters, %.3g training FLOPs per clip of %d frames of %d²",
+            *(recipe.model.arch, parameters, flops(base.frames, base.crop)),
+            *(base.frames, base.crop),
+        )
+    logger.info("the plan:\n%s", text)
 
 
-def _load_tested(model: nn.Module, recipe: Recipe) -> None:
-    """Load the weights to test; a training that is at work there may delete them meanwhile."""
-    path, kind, section = tested = _tested_file(recipe)
-    try:
-        load_weights(model, path, kind=kind, complete=True, section=section)
-    except ValueError:
-        path, kind, section = newer = _tested_file(recipe)
-        if newer == tested:
-            raise
-        load_weights(model, path, kind=kind, complete=True, section=section)
+@contextmanager
+def _dead_workers_explained(output_dir: str) -> Iterator[None]:
+    """The body uses data loaders, whose workers may be killed; torch says so wherever the process
+    is at that moment.
 
-
-def _tested_file(recipe: Recipe) -> tuple[str, str, str]:
-    """The file whose model is tested, its CHECKPOINT_TYPE, and the section that names it."""
-    found = checkpoints.last_checkpoint(recipe.output_dir)
-    if recipe.test.checkpoint_file_path:
-        return recipe.test.checkpoint_file_path, recipe.test.checkpoint_type, "TEST"
-    if found is not None:
-        return str(found), "pytorch", "TEST"
-    if recipe.train.checkpoint_file_path:
-        return recipe.train.checkpoint_file_path, recipe.train.checkpoint_type, "TRAIN"
-    raise ValueError(
-        f"nothing to test: {recipe.output_dir} has no checkpoint; set TEST.CHECKPOINT_FILE_PATH, "
-        f"or "
-        "TRAIN.ENABLE True"
-    )
-
-
-def _finish(
-    recipe: Recipe, world: World, trainer: Trainer | None, metrics: dict[str, float] | None
-) -> None:
-    """Say what came of the run."""
-    if not world.is_main:
-        return
-    done = 0 if trainer is None else trainer.done
-    with checkpoints.writes("the result", done, recipe.output_dir):
-        _write_result(recipe, world, trainer, metrics)
-        check_log_files()
-
-
-def _write_result(
-    recipe: Recipe, world: World, trainer: Trainer | None, metrics: dict[str, float] | None
-) -> None:
-    """OUTPUT_DIR/result.json: its presence says that the run is complete.
-
-    Its metrics are those of the test, or of the last validation where nothing is tested; "metric"
-    names the primary one. Beside them is how many videos could not be read.
+    Raises:
+        TrainingStoppedError: one was.
     """
-    result: dict[str, Any] = {
-        "config": yaml.safe_load(recipe.text),
-        "versions": versions(),
-        "machine": machine(),
-        "seed": recipe.rng_seed,
-        "date": datetime.now(UTC).isoformat(timespec="seconds"),
-        "world_size": world.size,
-        "finished": True,
-        "metric": metric_names(recipe)[0],
-    }
-    if trainer is not None:
-        result |= _training_result(recipe, trainer)
-        last = trainer.evaluations[-1]
-        names = metric_names(recipe)
-        names += (*(name + EMA for name in names), *COUNTS)
-        validated = {name: last[name] for name in names if name in last}
-        metrics = validated if metrics is None else metrics
-    result |= {name: round(value, 4) for name, value in (metrics or {}).items()}
-    folder = Path(recipe.output_dir)
-    folder.mkdir(parents=True, exist_ok=True)
-    with written_whole(folder / ("result.json" if trainer is not None else "test.json")) as file:
-        file.write((simplejson.dumps(result, indent=2) + "\n").encode())
-
-
-def _training_result(recipe: Recipe, trainer: Trainer) -> dict[str, Any]:
-    flops = flops_per_clip(recipe)
-    cost, baseline = schedule_cost(trainer.schedule, flops), baseline_cost(trainer.schedule)
-    return {
-        "seconds": {key: round(value, 3) for key, value in trainer.clock.seconds.items()},
-        "iterations": cost.iterations,
-        "baseline_iterations": baseline.iterations,
-        "epochs": round(cost.epochs, 4),
-        "clips": cost.clips,
-        "flops": cost.flops,
-        "global_batch": trainer.schedule.base.batch,
-        "evaluations": trainer.evaluations,
-        **({"best": trainer.best} if trainer.best else {}),
-    }
+    try:
+        yield
+    except RuntimeError as error:
+        if not str(error).startswith(_DEAD_WORKER):
+            raise
+        raise TrainingStoppedError(
+            f"a process that reads clips was killed ({str(error).splitlines()[0]}); if it was for "
+            "memory, lower DATA_LOADER.NUM_WORKERS or ask for more of it. "
+            f"{checkpoints.describe_last(output_dir).capitalize()}: give the same command again to "
+            "go on"
+        ) from error

@@ -1,39 +1,41 @@
-"""Running statistics of batch normalisation where a training is stopped between milestones, and
-where a mini-batch passes the network in parts."""
+"""Running statistics of batch normalisation: of mini-batches in parts, of several processes, and
+from many clips at once for evaluation."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
+from typing import Any
 
 import torch
 from torch import Tensor, nn
 
-from slowfast_patches.train.checkpoints import from_every_rank
-from slowfast_patches.utils.distributed import World
+from multigrid import GroupedBatchNorm3d, set_group_size
+from multigrid.batchnorm import channel_moments
+from slowfast_patches.models.dropout import set_clips
+from slowfast_patches.models.inputs import InputTransform
+from slowfast_patches.utils.distributed import World, sum_over_ranks
 
-__all__ = ["buffers_of_ranks", "in_parts", "keep_buffers", "set_buffers"]
+__all__ = ["buffers_of_ranks", "in_parts", "keep_buffers", "set_buffers", "update_precise_bn"]
 
 
-def keep_buffers(model: nn.Module) -> Callable[[], None]:
+def keep_buffers(model: nn.Module) -> Callable[[], object]:
     """Copy a model's buffers; calling the result puts the copies back."""
-    kept = [(buffer, buffer.clone()) for buffer in model.buffers()]
-
-    def put_back() -> None:
-        for buffer, copy in kept:
-            buffer.copy_(copy)
-
-    return put_back
+    buffers = list(model.buffers())
+    copies = [buffer.clone() for buffer in buffers]
+    return lambda: torch._foreach_copy_(buffers, copies)
 
 
 def buffers_of_ranks(model: nn.Module, world: World) -> Tensor | None:
     """Running means and variances of all processes, (processes, N); None with one process.
 
-    They differ until they are averaged. An average that an undisturbed run does not take would show
-    in the last bits of a continued one.
+    They differ until they are averaged, which an undisturbed run does not do in between.
     """
     if world.size == 1:
         return None
-    return from_every_rank(torch.cat([b.reshape(-1) for b in _floats(model)]), world)
+    own = torch.cat([b.reshape(-1) for b in _floats(model)])
+    table = own.new_zeros(world.size, len(own), device=world.device)
+    table[world.rank] = own
+    return sum_over_ranks(table).cpu()
 
 
 def set_buffers(model: nn.Module, rows: Tensor | None, world: World) -> None:
@@ -68,3 +70,65 @@ def in_parts(model: nn.Module, parts: int) -> Iterator[int]:
 
 def _floats(model: nn.Module) -> list[Tensor]:
     return [buffer for buffer in model.buffers() if buffer.is_floating_point()]
+
+
+@torch.no_grad()
+def update_precise_bn(
+    model: nn.Module,
+    batches: Iterable[Any],
+    transform: InputTransform,
+    world: World,
+    autocast: Callable[[], Any],
+    global_batch: int,
+) -> None:
+    """Replace the running statistics by the mean and variance of all the values that a channel has
+    over the mini-batches of all processes (Wu and Johnson, 2021).
+
+    Clips are normalised meanwhile over `global_batch` of them, so that baseline and multigrid
+    training are estimated alike, on any number of processes; the host takes each GPU's own.
+
+    All mini-batches are of one size, and each process has as many. All BN is `GroupedBatchNorm3d`;
+    of several processes, each must have called `form_neighbours` for all.
+    """
+    model.train()
+    set_group_size(model, global_batch)
+    set_clips(model, None)
+    norms = [m for m in model.modules() if isinstance(m, nn.BatchNorm3d) and m.track_running_stats]
+    assert all(isinstance(norm, GroupedBatchNorm3d) for norm in norms)
+    moments = {norm: _Moments(norm.num_features, world.device) for norm in norms}
+    hooks = [norm.register_forward_pre_hook(moment.see) for norm, moment in moments.items()]
+    try:
+        with autocast():
+            for batch in batches:
+                model(transform(batch["clips"], batch["flips"]))
+    finally:
+        for hook in hooks:
+            hook.remove()
+    for norm, moment in moments.items():
+        mean, var = moment.result()
+        assert norm.running_mean is not None
+        assert norm.running_var is not None
+        norm.running_mean.copy_(mean)
+        norm.running_var.copy_(var)
+
+
+class _Moments:
+    """Mean and variance of each channel over the inputs of a module, all of as many values.
+
+    fvcore's `update_bn_stats` takes statistics that processes share for those of the values of one
+    of them, and subtracts squares in single precision.
+    """
+
+    def __init__(self, channels: int, device: torch.device) -> None:
+        self._sums = torch.zeros(2, channels, dtype=torch.float64, device=device)
+        self._inputs = torch.zeros(1, dtype=torch.float64, device=device)
+
+    def see(self, module: nn.Module, inputs: tuple[Tensor, ...]) -> None:
+        """A forward pre-hook."""
+        self._sums += channel_moments(inputs[0])
+        self._inputs += 1
+
+    def result(self) -> tuple[Tensor, Tensor]:
+        """Over all processes; every one of them must ask."""
+        mean, square = sum_over_ranks(self._sums) / sum_over_ranks(self._inputs)
+        return mean, (square - mean.square()).clamp_(min=0)

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+import warnings
 from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager, nullcontext
-from typing import NamedTuple
+from typing import NamedTuple, cast
 
 import torch
 from torch import Tensor, nn
@@ -23,11 +24,11 @@ from slowfast_patches.models.solver import (
     loss_function,
     set_learning_rate,
 )
-from slowfast_patches.train.compiled import compiled
 from slowfast_patches.train.graphs import GraphedPasses
 from slowfast_patches.train.running_stats import in_parts
+from slowfast_patches.utils.distributed import World
 
-__all__ = ["Outcome", "Stepper"]
+__all__ = ["Outcome", "Stepper", "compiled", "expect_graphs", "parallel"]
 
 
 class Outcome(NamedTuple):
@@ -184,3 +185,30 @@ class Stepper:
         loss, scores = self._forward(inputs, labels)
         self.precision.backward(loss)
         return loss, scores
+
+
+def compiled(model: nn.Module) -> nn.Module:
+    """The model, compiled as one graph for each shape, BN size and mode that it meets. It shares
+    the model's weights and buffers."""
+    return cast(nn.Module, torch.compile(model, dynamic=False, fullgraph=True))
+
+
+def expect_graphs(count: int) -> None:
+    """Make room for as many graphs of one network; torch gives up at 8 by default."""
+    import torch._dynamo.config as dynamo  # it imports the compiler: for who compiles
+
+    dynamo.recompile_limit = max(dynamo.recompile_limit, count)
+
+
+def parallel(network: nn.Module, world: World) -> nn.Module:
+    """A network whose gradients are averaged over the processes, where there are several. Buffers
+    are not broadcast: running statistics are averaged where they are used."""
+    if world.size == 1:
+        return network
+    ids = [world.device] if world.device.type == "cuda" else None
+    with warnings.catch_warnings():
+        # torch 2.13 announces another name for it, which earlier releases do not have.
+        warnings.filterwarnings("ignore", "`broadcast_buffers` is deprecated", FutureWarning)
+        return DistributedDataParallel(
+            network, device_ids=ids, broadcast_buffers=False, gradient_as_bucket_view=True
+        )

@@ -4,35 +4,32 @@ the memory that each shape takes is known."""
 from __future__ import annotations
 
 import logging
-import math
-from collections.abc import Callable, Iterable, Iterator, Sequence
-from contextlib import contextmanager
-from typing import NamedTuple
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import AbstractContextManager, contextmanager
+from typing import Any, NamedTuple
 
 import torch
 
-from multigrid import Batch, Schedule, Shape, Step, clip_numbers, set_group_size
+from multigrid import Batch, Schedule, Shape, Step, clip_numbers, empty_clips, set_group_size
 from slowfast_patches.config.recipe import Recipe
-from slowfast_patches.config.speed import possible_parts
-from slowfast_patches.train.compiled import expect_graphs
-from slowfast_patches.train.made_up import made_up_batch
+from slowfast_patches.config.schedule import possible_parts
 from slowfast_patches.train.running_stats import keep_buffers
-from slowfast_patches.train.step import Stepper
+from slowfast_patches.train.step import Stepper, expect_graphs
 from slowfast_patches.utils.report import format_list, format_table
 
-__all__ = ["Memory", "Peak", "dry_run", "format_peaks", "kinds_of_steps"]
+__all__ = ["Memory", "Peak", "dry_run", "kinds_of_steps", "made_up_batch", "without_compiling"]
 
 logger = logging.getLogger(__name__)
 
-_GB = 1e9
 _STATE = {"sgd": 1, "lars": 1, "adam": 2, "adamw": 2}
 """Tensors of a weight's size that the optimizer keeps beside it, from its first update on."""
+_OUT_OF_MEMORY = ("out of memory", "ALLOC_FAILED", "unable to find an engine")
+"""What CUDA's libraries say where memory is short; torch's allocator has an error of its own."""
 
 
 class Peak(NamedTuple):
-    """The most memory that a step at a shape takes, in bytes, on a process with `clips` of it: what
-    a dry step took, the optimizer's state and the mini-batch that follows. None where it is not
-    measured."""
+    """The bytes that a step at a shape takes on a process with `clips` of it, with what a training
+    adds to a dry step; None where they are not measured."""
 
     shape: Shape
     clips: int
@@ -66,11 +63,6 @@ class Memory:
         work()
         torch.cuda.synchronize(self._device)
         return torch.cuda.max_memory_allocated(self._device)
-
-    def forget(self) -> None:
-        """Give back what work that broke off has left behind."""
-        if self._device.type == "cuda":
-            torch.cuda.empty_cache()
 
 
 def kinds_of_steps(schedule: Schedule, start: int = 0) -> list[Step]:
@@ -121,11 +113,19 @@ def dry_run(
         for dry in tried:
             begin(f"the dry step of {dry.step.shape}")
             peaks.append(_measure(stepper, dry, memory))
+        torch.cuda.empty_cache()
         if stepper.recipe.train.cuda_graphs:
-            _record(stepper, tried, memory, begin)
-    memory.forget()
+            for dry in tried:  # after all have run: what recordings keep was in nobody's way
+                begin(f"the graph of {dry.step.shape}")
+                _record(stepper, dry)
+    torch.cuda.empty_cache()
     if any(peak.memory is not None for peak in peaks):
-        logger.info("memory of each shape:\n%s", format_peaks(peaks, memory.capacity()))
+        rows = [(p.shape, p.clips, p.bn_size or "batch", _gb(p.memory)) for p in peaks]
+        table = format_table(
+            ["shape", "clips here", "BN clips", "GB"], [list(map(str, row)) for row in rows]
+        )
+        there = _gb(memory.capacity())
+        logger.info("memory of each shape:\n%s\nThere are %s GB.", table, there)
     return peaks
 
 
@@ -140,47 +140,6 @@ class _Dry(NamedTuple):
 
 
 def _measure(stepper: Stepper, dry: _Dry, memory: Memory) -> Peak:
-    attempt = _try(stepper, dry, memory)
-    if not attempt.fits:
-        raise ValueError(_advise(stepper, dry, memory))
-    return Peak(dry.step.shape, len(dry.clips), dry.step.bn_size, attempt.memory)
-
-
-def _record(
-    stepper: Stepper, tried: Sequence[_Dry], memory: Memory, begin: Callable[[str], object]
-) -> None:
-    """Record all shapes, after all have run: what recordings keep is in nobody's way before."""
-    memory.forget()
-    try:
-        for dry in tried:
-            begin(f"the graph of {dry.step.shape}")
-            batch = made_up_batch(stepper.recipe, len(dry.clips), dry.step.shape)
-            stepper.record(dry.step, batch, dry.clips)
-    except RuntimeError as error:
-        stepper.forget_graphs()
-        raise ValueError(
-            f"TRAIN.CUDA_GRAPHS True: {dry.step.shape} could not be recorded "
-            f"({_first_line(error)}); set it to False, or TRAIN.BATCH_SIZE lower where the memory "
-            "is short: graphs keep what the largest shape needs"
-        ) from error
-
-
-def format_peaks(peaks: Iterable[Peak], capacity: int | None) -> str:
-    """A table of what dry steps took of a device's bytes."""
-    rows = [
-        [str(peak.shape), str(peak.clips), str(peak.bn_size or "batch"), _gb(peak.memory)]
-        for peak in peaks
-    ]
-    table = format_table(["shape", "clips here", "BN clips", "GB"], rows)
-    return f"{table}\nThere are {_gb(capacity)} GB."
-
-
-class _Attempt(NamedTuple):
-    fits: bool
-    memory: int | None = None
-
-
-def _try(stepper: Stepper, dry: _Dry, memory: Memory) -> _Attempt:
     """Two dry steps, and the bytes that the second took with those that the training adds.
 
     In the first, convolutions are tried in the largest memory that any of them wants.
@@ -189,27 +148,35 @@ def _try(stepper: Stepper, dry: _Dry, memory: Memory) -> _Attempt:
     capacity = memory.capacity()
     try:
         stepper.passes(dry.step, batch, dry.clips)
-        memory.forget()
+        torch.cuda.empty_cache()
         peak = memory.peak(lambda: stepper.passes(dry.step, batch, dry.clips))
     except RuntimeError as error:
+        if _is_out_of_memory(error):
+            raise ValueError(_advice(stepper, dry, capacity)) from error
         if stepper.recipe.train.compile and _is_of_the_compiler(error):
             raise ValueError(
                 f"TRAIN.COMPILE True: the network cannot be compiled for {dry.step.shape} "
                 f"({_first_line(error)}); set it to False"
             ) from error
-        if not _is_out_of_memory(error):
-            raise
-        return _Attempt(fits=False)
-    if peak is None or capacity is None:
-        return _Attempt(fits=True)
-    peak += _optimizer_state_to_come(stepper) + _next_batch(stepper, batch)
-    if dry.world_size > 1:
-        peak += _bytes_of_weights(stepper)  # the gradients' buckets, which stay
-    return _Attempt(peak <= capacity, peak)
+        raise
+    if peak is not None and capacity is not None:
+        peak += _bytes_to_come(stepper, batch, dry.world_size)
+        if peak > capacity:
+            raise ValueError(_advice(stepper, dry, capacity))
+    return Peak(dry.step.shape, len(dry.clips), dry.step.bn_size, peak)
 
 
-_OUT_OF_MEMORY = ("out of memory", "ALLOC_FAILED", "unable to find an engine")
-"""What CUDA's libraries say where they find no room; torch's allocator has an error of its own."""
+def _record(stepper: Stepper, dry: _Dry) -> None:
+    try:
+        batch = made_up_batch(stepper.recipe, len(dry.clips), dry.step.shape)
+        stepper.record(dry.step, batch, dry.clips)
+    except RuntimeError as error:
+        stepper.forget_graphs()
+        raise ValueError(
+            f"TRAIN.CUDA_GRAPHS True: {dry.step.shape} could not be recorded "
+            f"({_first_line(error)}); set it to False, or TRAIN.BATCH_SIZE lower where the memory "
+            "is short: graphs keep what the largest shape needs"
+        ) from error
 
 
 def _is_out_of_memory(error: RuntimeError) -> bool:
@@ -220,91 +187,52 @@ def _is_out_of_memory(error: RuntimeError) -> bool:
 def _is_of_the_compiler(error: RuntimeError) -> bool:
     from torch._dynamo.exc import TorchDynamoException
 
-    return isinstance(error, TorchDynamoException) and not _is_out_of_memory(error)
+    return isinstance(error, TorchDynamoException)
 
 
 def _first_line(error: Exception) -> str:
     return str(error).strip().partition("\n")[0]
 
 
-def _bytes_of_weights(stepper: Stepper) -> int:
-    return sum(p.numel() * p.element_size() for p in stepper.model.parameters())
-
-
-def _optimizer_state_to_come(stepper: Stepper) -> int:
-    if stepper.optimizer.state:
-        return 0
-    return _bytes_of_weights(stepper) * _STATE[stepper.recipe.solver.optimizing_method]
-
-
-def _next_batch(stepper: Stepper, batch: Batch) -> int:
-    """Bytes of the mini-batch, or of the part of it, that comes to a GPU while this one is trained
-    on: as uint8, and as pathways."""
+def _bytes_to_come(stepper: Stepper, batch: Batch, world_size: int) -> int:
+    """Bytes that the training takes beside a dry step: the optimizer's state, the gradients that
+    processes exchange, and the next mini-batch, or part of it, as uint8 and as pathways."""
+    weights = sum(p.numel() * p.element_size() for p in stepper.model.parameters())
+    copies = int(world_size > 1)
+    if not stepper.optimizer.state:
+        copies += _STATE[stepper.recipe.solver.optimizing_method]
     transform, values = stepper.transform, batch["clips"].numel() // stepper.parts
     slow = values // transform.alpha if transform.alpha else 0
-    return values + (values + slow) * transform.dtype.itemsize
+    return copies * weights + values + (values + slow) * transform.dtype.itemsize
 
 
-def _advise(stepper: Stepper, dry: _Dry, memory: Memory) -> str:
+def _advice(stepper: Stepper, dry: _Dry, capacity: int | None) -> str:
     """What to say of a shape that does not fit."""
-    recipe, count = stepper.recipe, len(dry.clips)
-    text = (
-        f"the shape {dry.step.shape}, {count} clips on each of {dry.world_size} process(es), does "
-        f"not fit into the {_gb(memory.capacity())} GB of {stepper.device}"
-    )
-    fewer, took = _fewer(stepper, dry, memory)
-    if fewer:
-        batch = _batch_size(recipe, fewer / count, dry.world_size)
-        text += (
-            f"; {fewer} clips take {_gb(took)} GB. Set TRAIN.BATCH_SIZE {batch}, with "
-            "SOLVER.BASE_LR in the same proportion"
-        )
-    ways = []
+    recipe = stepper.recipe
+    ways = ["TRAIN.BATCH_SIZE lower, with SOLVER.BASE_LR in the same proportion"]
     if not recipe.train.mixed_precision:
         ways.append("TRAIN.MIXED_PRECISION True")
     if not recipe.model.act_checkpoint and not recipe.train.compile:
         ways.append("MODEL.ACT_CHECKPOINT True")
     if dry.more_parts and not recipe.train.cuda_graphs:
         ways.append(f"SOLVER.ACCUMULATION_STEPS {dry.more_parts[0]}")
-    if ways:
-        return f"{text}. It may fit with {format_list(ways, 'or')}"
-    return text if fewer else f"{text}. Train on a larger GPU, or on smaller crops or fewer frames"
+    return (
+        f"the shape {dry.step.shape}, {len(dry.clips)} clips on each of {dry.world_size} "
+        f"process(es), does not fit into the {_gb(capacity)} GB of {stepper.device}; set "
+        f"{format_list(ways, 'or')}"
+    )
 
 
-def _fewer(stepper: Stepper, dry: _Dry, memory: Memory) -> tuple[int, int | None]:
-    """A half, a quarter, ... of a step's clips that fits, and the bytes it takes; 0 if none does.
-
-    BN is over them: other processes, whose groups these clips were in, try other numbers.
-    """
-    parts, alone = stepper.parts, dry.step._replace(bn_size=None)
-    count = len(dry.clips) // parts // 2 * parts
-    while count:
-        stepper.optimizer.zero_grad(set_to_none=True)
-        memory.forget()
-        attempt = _try(stepper, dry._replace(step=alone, clips=dry.clips[:count]), memory)
-        if attempt.fits:
-            return count, attempt.memory
-        count = count // parts // 2 * parts
-    return 0, None
-
-
-def _batch_size(recipe: Recipe, share: float, world_size: int) -> int:
-    """A machine's part of a batch that is `share` of the recipe's at most, for as many processes
-    and whole BN groups in each, where it is large enough for these."""
-    processes = max(1, world_size // recipe.num_shards)
-    group = recipe.multigrid.bn_base_size if recipe.uses_multigrid else recipe.bn.group_size or 1
-    most: int = math.floor(recipe.train.batch_size * share)
-    unit: int = processes * group if most >= processes * group else processes
-    return max(unit, unit * (most // unit))
+def _gb(memory: int | None) -> str:
+    return "?" if memory is None else f"{memory / 1e9:.1f}"
 
 
 @contextmanager
 def _undone(stepper: Stepper) -> Iterator[None]:
     """What the body does to buffers, gradients and generators is undone."""
     put_back = keep_buffers(stepper.model)
-    devices = [stepper.device] if stepper.device.type == "cuda" else []
     try:
-        with torch.random.fork_rng(devices):
+        with torch.random.fork_rng([stepper.device] if stepper.device.type == "cuda" else []):
             yield
     finally:
         put_back()
@@ -313,5 +241,23 @@ def _undone(stepper: Stepper) -> Iterator[None]:
             stepper.optimizer.zero_grad(set_to_none=True)
 
 
-def _gb(memory: int | None) -> str:
-    return "?" if memory is None else f"{memory / _GB:.1f}"
+def without_compiling() -> AbstractContextManager[Any]:
+    """A context in which a network that would have to be compiled anew fails: RuntimeError says for
+    which shape."""
+    context: AbstractContextManager[Any] = torch.compiler.set_stance("fail_on_recompile")
+    return context
+
+
+def made_up_batch(recipe: Recipe, clips: int, shape: Shape) -> Batch:
+    """`clips` clips of noise of a shape's frames and crop, as a loader would hand them over, in
+    pinned memory where the loader's are. torch's generator stays as it is."""
+    noise, classes = torch.Generator().manual_seed(recipe.rng_seed), recipe.model.num_classes
+    pixels = empty_clips(clips, shape.frames, shape.crop).random_(0, 256, generator=noise)
+    flips = torch.rand(clips, generator=noise) < (0.5 if recipe.data.random_flip else 0.0)
+    if recipe.data.multi_label:
+        labels = torch.randint(0, 2, (clips, classes), generator=noise).float()
+    else:
+        labels = torch.randint(0, classes, (clips,), generator=noise)
+    if recipe.data_loader.pin_memory and recipe.num_gpus > 0:
+        pixels, labels, flips = (tensor.pin_memory() for tensor in (pixels, labels, flips))
+    return Batch(clips=pixels, labels=labels, flips=flips, iteration=0, failures=[])

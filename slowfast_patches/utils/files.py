@@ -4,20 +4,24 @@ from __future__ import annotations
 
 import errno
 import os
+import zipfile
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import BinaryIO
+from uuid import uuid4
 
-__all__ = ["TEMPORARY", "written_whole"]
+__all__ = ["TEMPORARY", "check_archive", "write_text", "written_whole"]
 
 TEMPORARY = ".tmp"
 """What the name of a file ends in that is not whole yet."""
+_ARCHIVE = b"PK\x03\x04"
 
 
 @contextmanager
-def written_whole(path: Path) -> Iterator[BinaryIO]:
-    """A file to write, beside `path`; it takes that name once it is on the disk.
+def written_whole(path: Path, *, shared: bool = False) -> Iterator[BinaryIO]:
+    """A file to write, beside `path`; it takes that name once it is on the disk. If it is `shared`,
+    other processes may write it at the same time: the last one wins.
 
     However the body ends, killed or not, `path` is the file before or the new one. Unless this
     process is killed, no temporary file stays.
@@ -25,7 +29,8 @@ def written_whole(path: Path) -> Iterator[BinaryIO]:
     Raises:
         OSError: it cannot be written; `path` is as it was.
     """
-    temporary = path.with_name(path.name + TEMPORARY)
+    mark = f".{uuid4().hex}" if shared else ""
+    temporary = path.with_name(path.name + mark + TEMPORARY)
     try:
         with temporary.open("wb") as file:
             yield file
@@ -37,6 +42,35 @@ def written_whole(path: Path) -> Iterator[BinaryIO]:
             temporary.unlink(missing_ok=True)
         raise
     _sync_folder(path.parent)
+
+
+def write_text(path: Path, text: str) -> None:
+    """Write a text file, which is whole or as it was."""
+    with written_whole(path) as file:
+        file.write(text.encode("utf-8", "backslashreplace"))
+
+
+def check_archive(path: Path) -> None:
+    """Compare what a zip archive holds, as torch.save writes it, with the archive's checksums.
+
+    What is no archive passes: older releases of torch wrote others.
+
+    Raises:
+        ValueError: a bit is not as it was written, or the end is missing.
+        OSError: it cannot be read.
+    """
+    with path.open("rb") as file:
+        if file.read(len(_ARCHIVE)) != _ARCHIVE:
+            return
+        try:
+            with zipfile.ZipFile(file) as archive:
+                damaged = archive.testzip()
+        except Exception as error:  # zipfile has many for a file that makes no sense
+            if isinstance(error, OSError) and error.errno != errno.EINVAL:
+                raise
+            raise ValueError(f"{path} is damaged: {error}") from error
+    if damaged is not None:
+        raise ValueError(f"{path} is damaged: {damaged} in it is not what its checksum says")
 
 
 def _sync_folder(folder: Path) -> None:

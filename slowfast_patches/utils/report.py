@@ -11,6 +11,7 @@ from tabulate import tabulate
 
 __all__ = [
     "Mean",
+    "first_few",
     "format_count",
     "format_duration",
     "format_factor",
@@ -69,6 +70,12 @@ def format_factor(ours: float, baseline: float) -> str:
     if factor == "1.00":
         return "equal"
     return f"{factor}× {'fewer' if ours < baseline else 'more'}"
+
+
+def first_few(items: Sequence[object], named: int = 3) -> str:
+    """ "a, b, c and 7 more"."""
+    more = len(items) - named
+    return format_list([*items[:named], f"{more} more"] if more > 0 else items)
 
 
 def format_list(items: Iterable[object], word: str = "and") -> str:

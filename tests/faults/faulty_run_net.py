@@ -58,7 +58,7 @@ def install(fault: Fault | None, rank: int) -> None:
 
     from slowfast_patches.datasets.clips import ClipDataset
     from slowfast_patches.launch.stopping import StopRequest
-    from slowfast_patches.train.loop import Stepper
+    from slowfast_patches.train.step import Stepper
 
     at = {"iteration": -1}
 

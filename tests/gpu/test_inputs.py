@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
 
@@ -10,7 +9,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from slowfast_patches.models.inputs import InputTransform, _working_kernel
+from slowfast_patches.models.inputs import InputTransform
 from slowfast_patches.models.side_stream import side_stream
 
 pytestmark = pytest.mark.gpu
@@ -85,18 +84,6 @@ def test_the_gpus_pathways_are_the_cpus_to_the_last_bit(
                 assert made.stride() == path.stride()
                 assert torch.equal(made.cpu(), path)
     assert caplog.messages == [], "the kernel was not used"
-
-
-def test_without_triton_the_values_are_the_same(monkeypatch):
-    monkeypatch.setitem(sys.modules, "triton", None)
-    monkeypatch.delitem(sys.modules, "slowfast_patches.models.input_kernel", raising=False)
-    _working_kernel.cache_clear()
-    batch = made_up(0, 3, 8, 15, 17)
-    for channels_last in (False, True):
-        ours = transform(GPU, channels_last=channels_last)(*pinned(batch))
-        for made, path in zip(ours, transform(CPU)(*batch), strict=True):
-            torch.testing.assert_close(made.cpu(), path, check_stride=False)
-    _working_kernel.cache_clear()
 
 
 def test_nothing_waits_for_the_gpu_also_at_new_shapes():

@@ -10,8 +10,9 @@ import pytest
 import torch
 
 from multigrid import Batch, Step
-from slowfast_patches.train.loop import Trainer
-from slowfast_patches.train.record.window import Window
+from slowfast_patches.train import run as run_module
+from slowfast_patches.train.record.record import Record
+from slowfast_patches.train.state import Run
 from slowfast_patches.train.step import Stepper
 
 pytestmark = pytest.mark.gpu
@@ -81,11 +82,11 @@ def test_only_reports_evaluations_and_checkpoints_wait_for_the_gpu(
 ):
     """torch refuses every other wait for a value. One for a copy it does not see: mini-batches that
     are copied without one are in pinned memory."""
-    waits = {Window: ("summarize",), Trainer: ("_evaluate", "_save")}
+    waits = {Record: ("report",), Run: ("validate", "save", "save_best")}
     for owner, names in waits.items():
         for name in names:
             monkeypatch.setattr(owner, name, in_mode("default", getattr(owner, name)))
-    monkeypatch.setattr(Trainer, "_train", in_mode("error", Trainer._train))
+    monkeypatch.setattr(run_module, "train", in_mode("error", run_module.train))
     pinned, passes = list[bool](), Stepper.passes
 
     def look(stepper: Stepper, step: Step, batch: Batch, *rest: object):
@@ -112,11 +113,3 @@ def in_mode(mode: str, method: Callable[..., object]) -> Callable[..., object]:
             torch.cuda.set_sync_debug_mode(before)
 
     return call
-
-
-def test_a_run_says_what_memory_each_shape_takes(
-    train: Callable[..., Path], tmp_path: Path, opened: type
-):
-    train(tmp_path, "NUM_GPUS", 1)
-    assert "memory of each shape:" in opened(tmp_path).log
-    assert opened(tmp_path).result["seconds"]["preparing"] > 0

@@ -11,7 +11,7 @@ NAMES = ("recipe", "plain", "mixed_precision", "cuda_graphs", "host", "host_tf32
 
 
 def test_parts_sum_to_the_step_and_memory_is_seen(
-    load_program, step_bench, short_cycle_recipe: Path, tmp_path: Path, capsys
+    load_program, short_cycle_recipe: Path, tmp_path: Path, capsys
 ):
     path = tmp_path / "steps.json"
     options = ["--rounds", "3", "--seconds", "0.5", "--profile", "plain:worst"]

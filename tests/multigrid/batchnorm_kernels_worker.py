@@ -11,7 +11,7 @@ from pathlib import Path
 import torch
 from torch import Tensor, nn
 
-from multigrid import batchnorm_split, batchnorm_triton
+from multigrid.batchnorm import split, triton
 
 __all__ = ["main", "train"]
 
@@ -28,9 +28,9 @@ def train(module: nn.Module, x: Tensor, grad: Tensor) -> dict[str, Tensor]:
 
 def main(folder: Path) -> None:
     torch.set_num_threads(1)
-    batchnorm_split._implementation = lambda x: batchnorm_triton  # as if x were on a GPU
-    batchnorm_triton.TILE, batchnorm_triton.TILE_CHANNELS = 256, 16
-    batchnorm_triton.TALL, batchnorm_triton.WIDE = (4, 4), (2, 16)
+    split._implementation = lambda x: triton  # as if x were on a GPU
+    triton.TILE, triton.TILE_CHANNELS = 256, 16
+    triton.TALL, triton.WIDE = (4, 4), (2, 16)
     cases = torch.load(folder / "cases.pt", weights_only=False)
     torch.save({name: train(*case) for name, case in cases.items()}, folder / "results.pt")
 

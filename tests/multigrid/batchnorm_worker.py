@@ -1,7 +1,7 @@
-"""One process of the shared-statistics test: `python batchnorm_worker.py RANK WORLD FOLDER`.
+"""One process of the shared-statistics test: `python batchnorm_worker.py FOLDER WORLD RANK`.
 
 Reads FOLDER/cases.pt, a list of (group size, input, weight of the loss), trains this rank's run of
-clips through one module per case, and writes FOLDER/rank{RANK}.pt.
+clips through one module per case, and writes FOLDER/{RANK}_of_{WORLD}.pt.
 """
 
 import sys
@@ -17,14 +17,14 @@ from multigrid.batchnorm import (
     form_neighbours,
     group_order,
 )
-from multigrid.batchnorm import _neighbours as neighbours
+from multigrid.batchnorm.shared import _neighbours as neighbours
 
 __all__ = ["main"]
 
 
-def main(rank: int, world: int, folder: Path) -> None:
+def main(folder: Path, world: int, rank: int) -> None:
     torch.set_num_threads(1)
-    store = dist.FileStore(str(folder / "store"), world)
+    store = dist.FileStore(str(folder / f"store_{world}"), world)
     dist.init_process_group("gloo", store=store, rank=rank, world_size=world)
     results, messages, waits = [], [], []
     for sharers in (2, 4):
@@ -40,7 +40,7 @@ def main(rank: int, world: int, folder: Path) -> None:
         results.append(_train(norm, local, loss_weight.chunk(world)[rank]))
     too_many = _refused(norm, local, 16)  # more than all processes together have
     saved = {"cases": results, "error": too_many, "unformed": messages, "minutes": waits}
-    torch.save(saved, folder / f"rank{rank}.pt")
+    torch.save(saved, folder / f"{rank}_of_{world}.pt")
     dist.destroy_process_group()
 
 
@@ -77,4 +77,4 @@ def _train(
 
 
 if __name__ == "__main__":
-    main(int(sys.argv[1]), int(sys.argv[2]), Path(sys.argv[3]))
+    main(Path(sys.argv[1]), int(sys.argv[2]), int(sys.argv[3]))

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from dataclasses import FrozenInstanceError
-
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -61,12 +59,6 @@ def test_the_late_last_drop_comes_in_the_middle_of_the_last_stage():
     assert STEPPED.drops == (40, 70, 90), "the baseline's own policy is left alone"
 
 
-def test_one_stage_has_no_drop_to_delay():
-    policy = SteppedRate((10.0,), (0.1,))
-    assert policy.with_late_last_drop() == policy
-    assert policy.drops == ()
-
-
 def test_warmup_is_linear_to_the_rate_at_its_end():
     policy = SteppedRate((10.0, 20.0), (0.5, 0.05), Warmup(start=0.1, epochs=4))
     assert [policy.at(e) for e in (0, 1, 2, 3, 4, 9)] == pytest.approx(
@@ -109,8 +101,3 @@ def test_stepped_rates_that_make_no_sense(ends, rates, message):
 def test_cosine_rates_that_make_no_sense(wrong):
     with pytest.raises(ValueError, match="no place for cycles"):
         CosineRate(**{"base": 0.1, "epochs": 10, **wrong})
-
-
-def test_policies_are_frozen():
-    with pytest.raises(FrozenInstanceError):
-        STEPPED.rates = ()  # type: ignore[misc]

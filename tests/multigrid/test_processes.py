@@ -1,8 +1,14 @@
-"""Which numbers of processes can train a schedule."""
+"""Which numbers of processes can train a schedule, and what they share as they do."""
 
 from __future__ import annotations
 
+import runpy
+import subprocess
+import sys
+from pathlib import Path
+
 import pytest
+import torch
 from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 
@@ -20,7 +26,7 @@ from multigrid import (
 
 RATE = SteppedRate((16.0, 20.0), (0.1, 0.01))
 
-quick = settings(max_examples=150, deadline=None, derandomize=True)
+quick = settings(max_examples=60, deadline=None, derandomize=True)
 
 
 def schedule_of(batches: list[tuple[int, int | None]]) -> Schedule:
@@ -111,3 +117,46 @@ def test_one_process_can_always_train(base, bn_size):
 
 def test_a_process_alone_forms_no_groups():
     form_groups(make_schedule(Shape(8, 8, 32), 500, RATE))
+
+
+# What processes share.
+
+
+def _clips(layout: torch.memory_format) -> torch.Tensor:
+    generator = torch.Generator().manual_seed(0)
+    x = torch.randn(8, 3, 2, 4, 4, generator=generator, dtype=torch.float64) * 3 + 52
+    return x.contiguous(memory_format=layout)
+
+
+@pytest.mark.slow
+def test_processes_share_statistics_and_gradients(tmp_path):
+    """8 clips on 4 processes give what one process gives: shared, equal and split groups."""
+    cases = []
+    for k in (1, 2, 4, 8):
+        for layout in (torch.contiguous_format, torch.channels_last_3d):
+            x = _clips(layout)
+            cases.append((k, x, torch.linspace(-1, 2, x.numel()).double().view(x.shape)))
+    cases += [(8, x.bfloat16(), grad.bfloat16()) for _, x, grad in cases[-2:]]
+    torch.save(cases, tmp_path / "cases.pt")
+    worker = str(Path(__file__).with_name("batchnorm_worker.py"))
+    command = [sys.executable, worker, str(tmp_path), "4"]
+    started = [subprocess.Popen([*command, str(rank)]) for rank in range(4)]
+    runpy.run_path(worker)["main"](tmp_path, 1, 0)
+    assert [process.wait(timeout=120) for process in started] == [0] * 4
+    alone = torch.load(tmp_path / "0_of_1.pt")
+    ranks = [torch.load(tmp_path / f"{rank}_of_4.pt") for rank in range(4)]
+    for case, expected_of in enumerate(alone["cases"]):
+        for name, expected in expected_of.items():
+            parts = [rank["cases"][case][name] for rank in ranks]
+            if name in ("output", "x"):
+                found = torch.cat(parts)
+            else:  # parameters have a gradient of each process's clips; statistics are averaged
+                found = sum(parts) if name in ("weight", "bias") else parts[0]
+            tolerance = 0.02 if cases[case][1].dtype == torch.bfloat16 else 1e-10
+            torch.testing.assert_close(found, expected, rtol=tolerance, atol=tolerance)
+    for rank in ranks:
+        for sharers, message in zip((2, 4), rank["unformed"], strict=True):
+            assert f"form_groups(schedule), or form_neighbours({sharers})," in message
+        assert rank["minutes"] == [7, 7], "torch gives groups a time of their own"
+        assert "2 clips per process on 4 process" in rank["error"]
+        assert "use 4, 8, a multiple of 16" in rank["error"]

@@ -139,15 +139,6 @@ def test_clip_numbers_are_places_in_the_stream(schedule, world_size):
         assert sorted(numbers) == list(range(first, first + step.shape.batch))
 
 
-def test_ranks_are_disjoint(schedule):
-    """Within an epoch, no two ranks see the same video."""
-    seen = [
-        {(r.video, r.epoch) for r in chain(*MultigridBatchSampler(schedule, SEED, rank, 4))}
-        for rank in range(4)
-    ]
-    assert sum(map(len, seen)) == len(set().union(*seen)) == schedule.clips
-
-
 @pytest.mark.parametrize("start", [0, 1, 17])
 def test_a_later_start_is_the_tail_of_the_same_stream(schedule, start):
     whole = list(MultigridBatchSampler(schedule, SEED, 1, 2))
@@ -182,12 +173,6 @@ def test_a_state_of_another_schedule_is_refused(schedule):
             MultigridBatchSampler(schedule, SEED).load_state_dict({"iteration": start})
 
 
-def test_a_batch_that_does_not_divide_is_refused(schedule):
-    with pytest.raises(ValueError, match=r"4 clips .* does not divide over 8 processes") as error:
-        MultigridBatchSampler(schedule, SEED, world_size=8)
-    assert "use 1, 2 or 4 processes, or another" in str(error.value)
-
-
 # With a loader.
 
 
@@ -215,13 +200,6 @@ def test_workers_do_not_change_the_stream(schedule, loaded):
         assert torch.equal(a["labels"], b["labels"])
 
 
-def test_world_size_and_restarts_do_not_change_the_stream(schedule, loaded):
-    ranks = [load(schedule, 0, rank, 2, start=5) for rank in range(2)]
-    for step, whole, *parts in zip(schedule.steps(5), loaded[5:], *ranks, strict=True):
-        labels = [in_order(part["labels"].tolist(), step.bn_size) for part in parts]
-        assert list(chain(*labels)) == in_order(whole["labels"].tolist(), step.bn_size)
-
-
 def test_collate(schedule):
     batch = MultigridBatchSampler(schedule, SEED).batch(0)
     samples = [Requests()[request] for request in batch]
@@ -242,10 +220,3 @@ def test_collate_takes_classes_and_multi_hot_vectors():
     hot = [np.array(row, np.float32) for row in ([0, 1, 1], [0, 0, 0])]
     labels = collate([{**sample, "label": label} for label in hot])["labels"]
     assert (labels.dtype, labels.tolist()) == (torch.float32, [[0, 1, 1], [0, 0, 0]])
-
-
-def test_collate_refuses_a_mixture(schedule):
-    sampler = MultigridBatchSampler(schedule, SEED)
-    samples = [Requests()[sampler.batch(i)[0]] for i in (0, 1)]
-    with pytest.raises(AssertionError, match="several iterations"):
-        collate(samples)

@@ -105,17 +105,6 @@ def test_published_iteration_factors(ends, clips, factors):
         assert found == pytest.approx(factor, rel=5e-4)
 
 
-def test_average_batch_factors():
-    """32/3, 16/3, 14/3, 7/3 over the long cycle's shapes, 7/3 in fine-tuning."""
-    schedule = make_schedule(BASE, VIDEOS, RATE)
-    expected = [32 / 3, 16 / 3, 14 / 3, 7 / 3] * 2 + [7 / 3] * 2
-    assert len(schedule.phases) == len(expected)
-    for phase, factor in zip(schedule.phases, expected, strict=True):
-        stop = phase.stop - phase.iterations % 3  # whole short cycles
-        batches = [step.shape.batch for step in schedule.steps(phase.start, stop)]
-        assert sum(batches) / len(batches) / BASE.batch == pytest.approx(factor)
-
-
 # Properties.
 
 
@@ -195,16 +184,6 @@ def test_first_iteration_after(recipe, share):
     assert first == 0 or schedule.at(first - 1).first_clip < clips
 
 
-def test_first_iteration_after_by_hand():
-    schedule = make_schedule(
-        Shape(4, 8, 32), 40, stepped((2.0,)), long_cycle=(), epoch_factor=1, bn_size=4
-    )
-    # Batches of 16, 8, 4, 16, 8, 4, ...: 0, 16, 24, 28, 44, 52, 56 ... clips seen before each.
-    assert [schedule.first_iteration_after(n) for n in (0, 1, 16, 17, 40, 1e9)] == [
-        0, 1, 1, 2, 4, schedule.iterations
-    ]  # fmt: skip
-
-
 # The paper's schedule, by hand.
 
 
@@ -226,12 +205,6 @@ def test_the_short_cycle_follows_the_iteration(both, steps):
         own = both.phases[step.phase].base_shape.crop
         assert step.shape.crop == (32, 45, own)[step.iteration % 3]
         assert step.shape.frames == both.phases[step.phase].base_shape.frames
-
-
-def test_at_a_coarse_crop_two_of_three_coincide(both):
-    coarse, fine = both.phases[0], both.phases[3]
-    assert [str(shape) for shape in coarse.shapes] == ["128×4×32²", "64×4×45²", "64×4×45²"]
-    assert [str(shape) for shape in fine.shapes] == ["32×16×32²", "16×16×45²", "8×16×64²"]
 
 
 def test_the_rate_of_each_phase(steps):
@@ -273,12 +246,6 @@ def test_epoch_counts_passes_over_the_data(both, steps):
     assert both.epochs == 45
     # 128 + 64 + 64 clips in the first three iterations.
     assert steps[3].epoch == pytest.approx(256 / VIDEOS)
-
-
-def test_shapes_lists_each_once(both, steps):
-    assert set(both.shapes) == {step.shape for step in steps}
-    assert len(set(both.shapes)) == len(both.shapes)
-    assert both.shapes[0] == steps[0].shape
 
 
 # One cycle, none, cosine.
@@ -352,11 +319,6 @@ def test_the_last_drop_of_the_short_cycle_alone_on_kinetics():
     assert schedule.at(last.start - 1).lr == pytest.approx(10 * schedule.at(last.start).lr)
 
 
-def test_the_short_cycle_alone_at_a_single_rate_is_one_phase():
-    schedule = make_schedule(BASE, VIDEOS, stepped((30.0,)), long_cycle=())
-    assert [phase.fine_tuning for phase in schedule.phases] == [False]
-
-
 def test_long_cycle_only():
     schedule = make_schedule(BASE, VIDEOS, RATE, short_cycle=())
     assert [phase.shapes for phase in schedule.phases[:4]] == [
@@ -381,14 +343,6 @@ def test_cycles_on_a_cosine():
     assert schedule.at(schedule.phases[-1].start).lr == pytest.approx(0.0954915)
     # The second cycle starts at 4/15 of the way, (1 + cos 48°) / 2, on eight times the batch.
     assert schedule.at(schedule.phases[4].start).lr == pytest.approx(8 * 0.8345653)
-
-
-def test_a_custom_cycle():
-    schedule = make_schedule(
-        BASE, VIDEOS, RATE, long_cycle=((0.5, 1.0), (1.0, 1.0)), short_cycle=(0.5,)
-    )
-    assert [step.shape.crop for step in schedule.steps(0, 4)] == [32, 64, 32, 64]
-    assert [phase.lr_scale for phase in schedule.phases] == [2, 1, 2, 1, 1, 1]
 
 
 def test_a_divisor_of_sizes_keeps_batches_rates_and_bn_where_the_clips_stay():

@@ -58,13 +58,6 @@ def test_views_are_spread_within_the_segments():
     assert centres(48, 4, (1, 3)) == centres(48, 4)
 
 
-def test_where_frames_and_segments_are_as_many_every_clip_is_the_video():
-    for key in range(20):
-        grid = Grid(8, 32, (2, 2), (32, 32), segments=True)
-        plan = plan_train(clip_generator(0, 0, key), grid, Video(8, 24.0, 32, 32))
-        assert plan.positions.tolist() == [0, 1, 2, 3, 4, 5, 6, 7]
-
-
 def test_segments_of_whole_frames_give_each_of_their_frames_alike():
     """3 segments of 5 frames, 3000 clips: 600 of each are expected, give or take 22."""
     grid = Grid(3, 32, (1, 1), (32, 32), segments=True)
@@ -136,14 +129,6 @@ def test_all_but_the_positions_is_the_same_at_any_number_of_segments(key, frames
     assert after[0] == after[1]  # of what a data set draws next
 
 
-def test_a_grid_of_strides_frames_its_clips_as_one_of_segments_does():
-    strided = make_grid(BASE, BASE, 2, (256, 320), flip=True)
-    segmented = make_grid(BASE, BASE, 2, (256, 320), flip=True, segments=True)
-    for n in range(50):
-        one, other = (plan_train(clip_generator(0, 0, n), g, VIDEO) for g in (strided, segmented))
-        assert (one.size, one.corner, one.flip) == (other.size, other.corner, other.flip)
-
-
 def test_a_coarse_grid_spans_what_the_fine_one_spans():
     """On average: the first frame is half a segment from the beginning, the last from the end."""
     for t in (8, 64):
@@ -153,17 +138,3 @@ def test_a_coarse_grid_spans_what_the_fine_one_spans():
         # Frames are whole: a moment in [0, 120/t) shows a frame half a frame earlier.
         assert first == pytest.approx(120 / t / 2 - 0.5, abs=4 * 120 / t / 12**0.5 / 20)
         assert 119 - last == pytest.approx(first, abs=6 * 120 / t / 12**0.5 / 20)
-
-
-def test_strides_and_rates_change_nothing():
-    one = plan_train(clip_generator(1, 2, 3), segment_grid(), VIDEO, 30.0)
-    other = plan_train(clip_generator(1, 2, 3), segment_grid(), VIDEO._replace(fps=12.0), 24.0)
-    assert one.positions.tolist() == other.positions.tolist()
-
-
-def test_segments_draw_anew_in_every_epoch():
-    clips = {
-        tuple(plan_train(clip_generator(0, epoch, 5), segment_grid(8), VIDEO).positions.tolist())
-        for epoch in range(20)
-    }
-    assert len(clips) == 20

@@ -28,7 +28,6 @@ __all__ = ["write_charades_form", "write_ssv2_form"]
 _SPLITS = {"train": "train", "val": "validation"}
 """The lists of both forms, and what Something-Something calls them. They test on val."""
 _FORM = "demo_form.json"
-_VERSION = 1
 _QUALITY = 92
 
 
@@ -37,10 +36,6 @@ class _Cut(NamedTuple):
 
     label: int
     files: Sequence[str]
-
-
-_Item = tuple[str, Sequence[tuple[str, str]]]
-"""A name, and (path, labels) of its frames."""
 
 
 def write_ssv2_form(demo: Path, out: Path) -> None:
@@ -68,49 +63,45 @@ def write_charades_form(demo: Path, out: Path) -> None:
 
 def _write(demo: Path, out: Path, form: str, fill: Callable[[Path, Path], None]) -> None:
     """Fill a folder beside `out` and rename it."""
-    try:
-        source = json.loads((demo / MANIFEST).read_text(encoding="utf-8"))
-    except (OSError, ValueError):
-        raise ValueError(f"{demo} is no demo data set; tools/make_demo_data.py makes one") from None
-    wanted = {"form": form, "version": _VERSION, "demo": source}
-    if _is_made(out, wanted):
+    source = _read_json(demo / MANIFEST)
+    if source is None:
+        raise ValueError(f"{demo} is no demo data set; tools/make_demo_data.py makes one")
+    wanted = {"form": form, "version": 1, "demo": source}
+    if out.exists() and (not out.is_dir() or any(out.iterdir())):
+        found = _read_json(out / _FORM)
+        if found is None:
+            raise ValueError(f"{out} holds something else; give another folder")
+        if found != wanted:
+            raise ValueError(
+                f"{out} was made from another demo data set; delete it or give another"
+            )
         return
     temporary = out.with_name(f".{out.name}.{os.getpid()}.tmp")
-    shutil.rmtree(temporary, ignore_errors=True)
     temporary.mkdir(parents=True)
     try:
         fill(demo, temporary)
         (temporary / _FORM).write_text(json.dumps(wanted, indent=2) + "\n", encoding="utf-8")
         temporary.rename(out)
-    except OSError:
-        if not _is_made(out, wanted):  # by another process, meanwhile
-            raise
     finally:
         shutil.rmtree(temporary, ignore_errors=True)
 
 
-def _is_made(out: Path, wanted: dict[str, object]) -> bool:
-    if not out.exists() or (out.is_dir() and not any(out.iterdir())):
-        return False
+def _read_json(path: Path) -> object:
+    """None where there is no such file, or none of JSON."""
     try:
-        found = json.loads((out / _FORM).read_text(encoding="utf-8"))
+        return json.loads(path.read_text(encoding="utf-8"))
     except (OSError, ValueError):
-        raise ValueError(f"{out} holds something else; give another folder") from None
-    if found != wanted:
-        raise ValueError(f"{out} was made from another demo data set; delete it or give another")
-    return True
+        return None
 
 
 def _fill_ssv2(demo: Path, out: Path) -> None:
     templates, first = [f"[Something] in the motion '{name}'" for name in CLASSES], 1
-    labels = {_without_brackets(text): str(n) for n, text in enumerate(templates)}
-    _write_json(out, "labels", labels)
-    for split, name in _SPLITS.items():
-        cuts = _cut(demo, split, out)
-        items = [(str(n), cut) for n, cut in enumerate(cuts, start=first)]
-        entries = [{"id": name, "template": templates[cut.label]} for name, cut in items]
-        _write_json(out, name, entries)
-        _write_list(out, split, ((name, [(f, "") for f in cut.files]) for name, cut in items))
+    _write_json(out, "labels", {_plain(text): str(n) for n, text in enumerate(templates)})
+    for split, called in _SPLITS.items():
+        cuts = list(enumerate(_cut(demo, split, out), start=first))
+        entries = [{"id": str(n), "template": templates[cut.label]} for n, cut in cuts]
+        _write_json(out, called, entries)
+        _write_list(out, split, ((str(n), [(f, "") for f in cut.files]) for n, cut in cuts))
         first += len(cuts)
 
 
@@ -118,8 +109,7 @@ def _fill_charades(demo: Path, out: Path) -> None:
     lines = (f"c{number:03d} {name}\n" for number, name in enumerate(CLASSES))
     (out / "Charades_v1_classes.txt").write_text("".join(lines), encoding="utf-8")
     for split in _SPLITS:
-        cuts = _cut(demo, split, out)
-        items = []
+        cuts, items = _cut(demo, split, out), []
         for number, cut in enumerate(cuts):
             parts = (cut, cuts[_partner(cuts, number)])
             frames = [(file, str(part.label)) for part in parts for file in part.files]
@@ -156,7 +146,10 @@ def _cut(demo: Path, split: str, out: Path) -> list[_Cut]:
     return cuts
 
 
-def _write_list(out: Path, split: str, items: Iterable[_Item]) -> None:
+def _write_list(
+    out: Path, split: str, items: Iterable[tuple[str, Sequence[tuple[str, str]]]]
+) -> None:
+    """A frame list of some (name, frames), a frame being (path, labels)."""
     lines = (
         f'{name} {number} {count} {file} "{labels}"\n'
         for number, (name, frames) in enumerate(items)
@@ -170,5 +163,5 @@ def _write_json(out: Path, name: str, content: object) -> None:
     path.write_text(json.dumps(content, indent=1) + "\n", encoding="utf-8")
 
 
-def _without_brackets(template: str) -> str:
+def _plain(template: str) -> str:
     return template.replace("[", "").replace("]", "")

@@ -11,7 +11,6 @@ number of processes or on interruptions.
 """
 
 import json
-import os
 from dataclasses import asdict, dataclass
 from functools import partial
 from pathlib import Path
@@ -21,6 +20,8 @@ import numpy as np
 from numpy.typing import NDArray
 from tqdm import tqdm
 
+from slowfast_patches.utils.files import write_text, written_whole
+from slowfast_patches.utils.machine import available_cores
 from slowfast_patches.utils.processes import Died, run_each
 
 __all__ = ["CLASSES", "SPLITS", "DemoSpec", "draw_scene", "make_demo_data", "render", "video_path"]
@@ -105,31 +106,27 @@ class DemoSpec:
 
 @dataclass(frozen=True)
 class Thing:
-    """A textured thing and the state it has at the scene's anchor.
-
-    ``sprite`` is (SPRITE, SPRITE, 4), colour times opacity, and opacity, in [0, 1]. ``state`` is
-    x and y in pixels, the angle in radians, and the size as a place in its cycle [0, 1).
-    """
+    """A textured thing, and where and how large it is at the scene's anchor."""
 
     sprite: Image
+    """(SPRITE, SPRITE, 4): colour times opacity, and opacity, in [0, 1]."""
     state: tuple[float, float, float, float]
+    """x and y in pixels, the angle in radians, the size as a place in its cycle [0, 1)."""
 
 
 @dataclass(frozen=True)
 class Scene:
-    """All of a video but its class.
-
-    ``ground`` is (H, W, 3) in [0, 1], tiling the plane; ``shake`` is (T, 2), the camera's offset
-    (x, y) in pixels per frame; ``rates`` are the speeds of the four parts of a thing's state, per
-    frame, of which a class uses one; ``anchor`` is the frame at which the things are in their
-    ``state``, and which therefore looks the same in every class.
-    """
+    """All of a video but its class."""
 
     ground: Image
+    """(H, W, 3) in [0, 1], tiling the plane."""
     things: tuple[Thing, ...]
     rates: tuple[float, float, float, float]
+    """Speeds of the four parts of a thing's state, per frame; a class uses one."""
     shake: NDArray[np.float64]
+    """(T, 2): the camera's offset (x, y) in pixels, frame by frame."""
     anchor: int
+    """The frame at which the things are in their state: the same in every class."""
 
 
 def draw_scene(rng: np.random.Generator, frames: int, width: int, height: int) -> Scene:
@@ -179,7 +176,7 @@ def make_demo_data(output: Path, spec: DemoSpec, workers: int | None = None) -> 
     processes render, by default one per core. ValueError if ``output`` was made from other numbers
     or holds somebody else's csv files; OSError if it cannot be written.
     """
-    workers = (os.cpu_count() or 1) if workers is None else workers
+    workers = available_cores() if workers is None else workers
     if workers < 1:
         raise ValueError(f"workers is {workers}: give 1 or more")
     if "libx264" not in av.codecs_available:
@@ -216,7 +213,7 @@ def _claim(output: Path, spec: DemoSpec) -> None:
             found = dict(json.loads(manifest.read_text()))
         except (ValueError, TypeError) as error:
             raise ValueError(f"{manifest} is damaged ({error}): delete it or the folder") from None
-        keys = [k for k in {**wanted, **found} if found.get(k) != wanted.get(k)]
+        keys = [key for key in wanted | found if found.get(key) != wanted.get(key)]
         if keys:
             what = ", ".join(f"{k} {found.get(k)} (now {wanted.get(k)})" for k in keys)
             raise ValueError(f"{output} was made with {what}: give that, or another folder")
@@ -224,20 +221,14 @@ def _claim(output: Path, spec: DemoSpec) -> None:
         if not manifest.exists() and (output / f"{split}.csv").exists():
             raise ValueError(f"{output} holds a {split}.csv that is not ours: give another folder")
         (output / split).mkdir(parents=True, exist_ok=True)
-    _write_text(manifest, json.dumps(wanted, indent=2) + "\n")
+    write_text(manifest, json.dumps(wanted, indent=2) + "\n")
 
 
 def _write_lists(output: Path, spec: DemoSpec) -> None:
-    _write_text(output / "classes.txt", "".join(f"{name}\n" for name in CLASSES))
+    write_text(output / "classes.txt", "".join(f"{name}\n" for name in CLASSES))
     for split in SPLITS:
         rows = (f"{video_path(split, i)} {_label(i)}\n" for i in range(getattr(spec, split)))
-        _write_text(output / f"{split}.csv", "".join(rows))
-
-
-def _write_text(path: Path, text: str) -> None:
-    partial_path = path.with_name(path.name + ".part")
-    partial_path.write_text(text)
-    os.replace(partial_path, path)
+        write_text(output / f"{split}.csv", "".join(rows))
 
 
 def _make_video(output: Path, spec: DemoSpec, job: tuple[str, int]) -> None:
@@ -248,16 +239,14 @@ def _make_video(output: Path, spec: DemoSpec, job: tuple[str, int]) -> None:
 
 
 def _write_video(path: Path, clip: Clip) -> None:
-    """Write (T, H, W, 3) RGB frames as h264 in mp4; ``path`` is whole or absent, never partial."""
-    partial_path = path.with_name(path.name + ".part")
-    with av.open(str(partial_path), "w", format="mp4") as container:
+    """Write (T, H, W, 3) RGB frames as h264 in mp4."""
+    with written_whole(path) as file, av.open(file.name, "w", format="mp4") as container:
         stream = container.add_stream("libx264", rate=FPS, options=ENCODER)
         stream.height, stream.width = clip.shape[1:3]
         stream.pix_fmt = "yuv420p"
         for pixels in clip:
             container.mux(stream.encode(av.VideoFrame.from_ndarray(_to_yuv(pixels), "yuv420p")))
         container.mux(stream.encode())
-    os.replace(partial_path, path)
 
 
 def _to_yuv(pixels: Clip) -> Clip:

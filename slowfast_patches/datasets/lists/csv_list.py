@@ -9,8 +9,6 @@ from slowfast_patches.config.recipe import Recipe
 
 __all__ = [
     "LabelledVideo",
-    "count_lines",
-    "count_videos",
     "csv_path",
     "parse_separator",
     "read_csv",
@@ -31,18 +29,6 @@ class LabelledVideo(NamedTuple):
 def csv_path(recipe: Recipe, split: str) -> Path:
     """Where the list of a split ("train", "val" or "test") lies."""
     return Path(recipe.data.path_to_data_dir) / f"{split}.csv"
-
-
-def count_videos(recipe: Recipe, split: str) -> int | None:
-    """Videos in the list of a split; None where there is no list."""
-    path = csv_path(recipe, split)
-    return count_lines(path) if path.is_file() else None
-
-
-def count_lines(path: Path) -> int:
-    """Lines of a list that are not blank."""
-    with path.open(encoding="utf-8", errors="replace") as lines:
-        return sum(1 for line in lines if line.strip())
 
 
 def read_csv(
@@ -67,8 +53,7 @@ def read_csv(
             continue
         where = f"{path}, line {number}"
         if wrong := what_is_wrong(line, separator):
-            header = "" if videos or any(map(str.isdigit, line)) else "; a list has no header"
-            raise ValueError(f"{where}: {wrong}{header}")
+            raise ValueError(f"{where}: {wrong}")
         name, _, label = line.strip().rpartition(separator)
         if int(label) >= num_classes:
             raise ValueError(
@@ -97,26 +82,25 @@ def parse_separator(text: str) -> str:
 
 def what_is_wrong(line: str, separator: str) -> str | None:
     """Why a line is no path and label; None if it is."""
-    name, found, label = line.strip().rpartition(separator)
-    if name.strip() and label.strip().isdecimal():
+    if _parses(line, separator):
         return None
-    parts = _SEPARATORS.get(separator, "separator")
-    if found and name.strip():
-        wrong = f"{label.strip()!r} after the last {parts} is no whole number from 0, as labels are"
-    else:
-        wrong = (
-            f"{line.strip()!r} is not a path and a label, a whole number from 0, with a {parts} "
-            f"({separator!r}) between"
-        )
-    for other in _SEPARATORS:
-        name, _, label = line.strip().rpartition(other)
-        if name.strip() and label.strip().isdecimal():
-            typed = other.replace("\t", "\\t")
-            return (
-                f"{wrong}; if a {_SEPARATORS[other]} parts path and label, set "
-                f"DATA.PATH_LABEL_SEPARATOR '{typed}' (tools/prepare_data.py: --separator)"
-            )
-    return wrong
+    wrong = (
+        f"{line.strip()!r} is not a path and a label, a whole number from 0, with a "
+        f"{_SEPARATORS.get(separator, 'separator')} ({separator!r}) between"
+    )
+    other = next((other for other in _SEPARATORS if _parses(line, other)), None)
+    if other is None:
+        return wrong
+    typed = other.replace("\t", "\\t")
+    return (
+        f"{wrong}; if a {_SEPARATORS[other]} parts path and label, set "
+        f"DATA.PATH_LABEL_SEPARATOR '{typed}' (tools/prepare_data.py: --separator)"
+    )
+
+
+def _parses(line: str, separator: str) -> bool:
+    name, _, label = line.strip().rpartition(separator)
+    return bool(name.strip()) and label.strip().isdecimal()
 
 
 def read_utf8(path: Path) -> str:

@@ -13,19 +13,19 @@ from __future__ import annotations
 
 import os
 import zlib
-from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, replace
 from functools import lru_cache
 from itertools import groupby, islice, pairwise
 from operator import itemgetter, lt
 from pathlib import Path
-from typing import NamedTuple, NoReturn, overload
+from typing import NamedTuple, overload
 
 import numpy as np
 
 from multigrid import Video
 from slowfast_patches.datasets.reading.files import MAX_PIXELS, jpeg_size
-from slowfast_patches.datasets.reading.index_table import Lists
+from slowfast_patches.datasets.reading.ragged import Ragged
 from slowfast_patches.datasets.reading.video_record import Kind, VideoRecord
 
 __all__ = [
@@ -33,7 +33,6 @@ __all__ = [
     "FrameList",
     "FrameVideo",
     "Run",
-    "count_listed",
     "first_line",
     "is_header",
     "read_frame_list",
@@ -97,20 +96,20 @@ class FrameVideo:
 
 @dataclass(frozen=True, eq=False)
 class FrameList(Sequence[FrameVideo]):
-    """The videos of a frame list, in its order; each is made when it is asked for.
+    """The videos of a frame list, in its order; each is made when it is asked for."""
 
-    A row of `paths` is the zlib-compressed lines of a video's paths; a row of `runs` has an end, a
-    number of labels, and the labels, run by run. `folder` is what the paths are relative to.
-    """
-
-    names: Lists
-    paths: Lists
-    runs: Lists
+    names: Ragged
+    """Encoded as UTF-8."""
+    paths: Ragged
+    """A row is the zlib-compressed lines of a video's paths."""
+    runs: Ragged
+    """A row has an end, a number of labels, and the labels, run by run."""
     folder: str
+    """What the paths are relative to."""
     fps: float
 
     def __len__(self) -> int:
-        return len(self.names.ends) - 1
+        return len(self.names)
 
     @overload
     def __getitem__(self, number: int) -> FrameVideo: ...
@@ -121,28 +120,29 @@ class FrameList(Sequence[FrameVideo]):
             return [self[n] for n in range(len(self))[number]]
         number = range(len(self))[number]
         folder = os.path.join(self.folder, "")
-        paths = os.fsdecode(zlib.decompress(self.paths.at(number).tobytes())).split("\n")
+        paths = os.fsdecode(zlib.decompress(self.paths[number].tobytes())).split("\n")
         return FrameVideo(
-            name=self.names.at(number).tobytes().decode("utf-8", "surrogatepass"),
+            name=_decoded(self.names[number].tobytes()),
             files=tuple(path if path.startswith("/") else folder + path for path in paths),
-            runs=tuple(_unpacked(self.runs.at(number).tolist())),
+            runs=tuple(_unpacked(self.runs[number].tolist())),
             fps=self.fps,
         )
 
     @property
+    def video_names(self) -> list[str]:
+        return list(map(_decoded, self.names.to_bytes()))
+
+    @property
     def labels(self) -> set[int]:
         """Those that any frame has."""
-        rows = (self.runs.at(number).tolist() for number in range(len(self)))
+        rows = (self.runs[number].tolist() for number in range(len(self)))
         return {label for row in rows for run in _unpacked(row) for label in run.labels}
 
     def with_labels(self, labels: Sequence[int]) -> FrameList:
         """The same videos with one label each, on all of its frames, in place of the list's."""
-        ends = (self.runs.at(number) for number in range(len(self)))
-        runs = [
-            [Run(list(_unpacked(old.tolist()))[-1].end, (label,))]
-            for old, label in zip(ends, labels, strict=True)
-        ]
-        return FrameList(self.names, self.paths, _packed(runs), self.folder, self.fps)
+        ends = ([*_unpacked(self.runs[n].tolist())][-1].end for n in range(len(self)))
+        runs = [[Run(end, (label,))] for end, label in zip(ends, labels, strict=True)]
+        return replace(self, runs=_packed(runs))
 
 
 def read_frame_list(path: Path, *, prefix: str = "", num_classes: int, fps: float) -> FrameList:
@@ -155,27 +155,43 @@ def read_frame_list(path: Path, *, prefix: str = "", num_classes: int, fps: floa
             another number of fields, a video whose lines are not together, frame ids that do not
             ascend, labels that are no integers or outside [0, num_classes).
     """
-    lists = _parsed(path, num_classes, _changed(path))
-    return FrameList(*lists, os.fspath(prefix or path.parent), fps)
+    names, paths, runs = _parsed(path, num_classes, _changed(path))
+    return FrameList(names, paths, runs, os.fspath(prefix or path.parent), fps)
 
 
 @lru_cache(maxsize=2)
-def _parsed(path: Path, num_classes: int, changed: tuple[int, int]) -> tuple[Lists, Lists, Lists]:
+def _parsed(path: Path, num_classes: int, changed: object) -> tuple[Ragged, Ragged, Ragged]:
     """Names, paths and runs. The last two lists are kept, training's and validation's: a run looks
     at a list before it starts, and its data sets read it again."""
-    names, paths, runs = list[str](), list[bytes](), list[list[Run]]()
-    known, labels_of = set[bytes](), _Labels(num_classes)
-    for video in _videos(path):
-        if video.name in known:
-            video.refuse(0, f"video {os.fsdecode(video.name)} appears again after another")
-        known.add(video.name)
-        names.append(os.fsdecode(video.name))
-        paths.append(zlib.compress(b"\n".join(video.paths), 1))
-        runs.append(list(_runs(video, labels_of)))
-    if not names:
+    found, runs, labels_of = dict[bytes, bytes](), list[list[Run]](), _Labels(num_classes)
+    before = 0
+    for name, rows in _videos(path):
+        try:
+            if name in found:
+                raise _BadRowError(0, f"video {os.fsdecode(name)} appears again after another")
+            paths, labels = _columns(rows)
+            runs.append(list(_runs(labels, labels_of)))
+        except _BadRowError as error:
+            line = _line_of(path, before + error.number)
+            raise ValueError(f"{path}, line {line}: {error}") from None
+        found[name] = zlib.compress(b"\n".join(paths), 1)
+        before += len(rows)
+    if not found:
         raise ValueError(f"{path}: no frames in the list")
-    compressed = Lists.of((np.frombuffer(content, np.uint8) for content in paths), np.uint8)
-    return Lists.of_texts(names), compressed, _packed(runs)
+    names = (os.fsdecode(name).encode("utf-8", "surrogatepass") for name in found)
+    return Ragged.of_bytes(names), Ragged.of_bytes(found.values()), _packed(runs)
+
+
+class _BadRowError(ValueError):
+    """What is wrong with the `number`-th frame of a video."""
+
+    def __init__(self, number: int, why: str) -> None:
+        super().__init__(why)
+        self.number = number
+
+
+def _decoded(name: bytes) -> str:
+    return name.decode("utf-8", "surrogatepass")
 
 
 def first_line(path: Path) -> str:
@@ -190,38 +206,13 @@ def is_header(line: str) -> bool:
     return " ".join(line.split()) in _HEADERS
 
 
-def count_listed(path: Path) -> int:
-    """Videos of a frame list, whose labels and order are not looked at.
-
-    Raises:
-        ValueError: otherwise as `read_frame_list`.
-    """
-    return _counted(path, _changed(path))
+def _changed(path: Path) -> object:
+    """What differs when a file has changed."""
+    return (os.stat(path).st_mtime_ns, os.stat(path).st_size) if path.is_file() else None
 
 
-@lru_cache(maxsize=2)
-def _counted(path: Path, changed: tuple[int, int]) -> int:
-    """Kept, since several recipes of one data set ask for it again and again."""
-    return sum(1 for _ in _videos(path))
-
-
-def _changed(path: Path) -> tuple[int, int]:
-    """What differs when a file has changed: its time of modification and its size."""
-    state = path.stat() if path.is_file() else None
-    return (state.st_mtime_ns, state.st_size) if state else (0, 0)
-
-
-class _Video(NamedTuple):
-    """The lines of a video, column by column, and how to refuse the n-th of them."""
-
-    name: bytes
-    paths: tuple[bytes, ...]
-    labels: tuple[bytes, ...]
-    refuse: Callable[[int, str], NoReturn]
-
-
-def _videos(path: Path) -> Iterator[_Video]:
-    """The videos of a list, line after line; blank lines count for nothing."""
+def _videos(path: Path) -> Iterator[tuple[bytes, list[list[bytes]]]]:
+    """The name of each video and its lines, field by field; blank lines count for nothing."""
     if not path.is_file():
         raise ValueError(
             f"{path}: no such file; set DATA.PATH_TO_DATA_DIR to the folder that has it"
@@ -229,35 +220,31 @@ def _videos(path: Path) -> Iterator[_Video]:
     if not is_header(line := first_line(path)):
         raise ValueError(f"{path}: the first line, {line!r:.100}, is not the header '{HEADER}'")
     with path.open("rb") as file:
-        rows_of_file = filter(None, map(bytes.split, file))
-        next(rows_of_file)
-        before = 0
-
-        def refuse(number: int, why: str) -> NoReturn:
-            raise ValueError(f"{path}, line {_line_of(path, before + number)}: {why}")
-
-        for name, group in groupby(rows_of_file, itemgetter(0)):
-            rows = list(group)
-            if set(map(len, rows)) != {_FIELDS}:
-                number = next(n for n, row in enumerate(rows) if len(row) != _FIELDS)
-                refuse(number, f"{len(rows[number])} fields, not the {_FIELDS} of '{HEADER}'")
-            _, _, ids, paths, labels = zip(*rows, strict=True)
-            _check_ids(ids, refuse)
-            yield _Video(name, paths, labels, refuse)
-            before += len(rows)
+        rows = filter(None, map(bytes.split, file))
+        next(rows)
+        for name, group in groupby(rows, itemgetter(0)):
+            yield name, list(group)
 
 
-def _check_ids(ids: Sequence[bytes], refuse: Callable[[int, str], NoReturn]) -> None:
-    """Frames are in temporal order."""
+def _columns(rows: Sequence[Sequence[bytes]]) -> tuple[Sequence[bytes], Sequence[bytes]]:
+    """Paths and labels of a video's frames, which are to be in their order."""
+    if set(map(len, rows)) != {_FIELDS}:
+        number = next(n for n, row in enumerate(rows) if len(row) != _FIELDS)
+        said = f"{len(rows[number])} fields, not the {_FIELDS} of '{HEADER}'"
+        raise _BadRowError(number, said)
+    _, _, ids, paths, labels = zip(*rows, strict=True)
     try:
         numbers = list(map(int, ids))
     except ValueError:
         wrong = next(n for n, text in enumerate(ids) if not text.strip(b"-").isdigit())
-        refuse(wrong, f"frame_id {os.fsdecode(ids[wrong])!r} is not an integer")
+        said = f"frame_id {os.fsdecode(ids[wrong])!r} is not an integer"
+        raise _BadRowError(wrong, said) from None
     if not all(map(lt, numbers, numbers[1:])):
         wrong = next(n for n, pair in enumerate(pairwise(numbers), start=1) if not lt(*pair))
         one, other = numbers[wrong - 1 : wrong + 1]
-        refuse(wrong, f"frame_id {other} comes after {one}; frames are listed in their order")
+        said = f"frame_id {other} comes after {one}; frames are listed in their order"
+        raise _BadRowError(wrong, said)
+    return paths, labels
 
 
 def _line_of(path: Path, number: int) -> int:
@@ -267,24 +254,20 @@ def _line_of(path: Path, number: int) -> int:
         return next(islice(filled, number + 1, None))  # the first is the header's
 
 
-class _Labels:
-    """What a label field stands for: '"3,5"' is (3, 5), '""' nothing."""
+class _Labels(dict[bytes, tuple[int, ...]]):
+    """What each label field stands for: '"3,5"' is (3, 5), '""' nothing."""
 
     def __init__(self, num_classes: int) -> None:
-        self._num_classes, self._known = num_classes, dict[bytes, tuple[int, ...]]()
+        super().__init__()
+        self._num_classes = num_classes
 
-    def __call__(self, field: bytes) -> tuple[int, ...]:
+    def __missing__(self, field: bytes) -> tuple[int, ...]:
         """Raises ValueError, which says what is wrong with it."""
-        if field not in self._known:
-            self._known[field] = self._parse(field)
-        return self._known[field]
-
-    def _parse(self, field: bytes) -> tuple[int, ...]:
-        said = os.fsdecode(field)
         quoted = len(field) >= 2 and field.startswith(_QUOTE) and field.endswith(_QUOTE)
         numbers = field[1:-1] if quoted else field
         parts = numbers.split(b",") if numbers else []
         if not all(part.isdigit() for part in parts):
+            said = os.fsdecode(field)
             raise ValueError(f'labels {said} are not integers with commas between, as "3,5" or ""')
         labels = tuple(map(int, parts))
         if labels and max(labels) >= self._num_classes:
@@ -292,23 +275,24 @@ class _Labels:
                 f"label {max(labels)} is outside MODEL.NUM_CLASSES {self._num_classes} "
                 f"(labels run from 0 to {self._num_classes - 1})"
             )
+        self[field] = labels
         return labels
 
 
-def _runs(video: _Video, labels_of: _Labels) -> Iterator[Run]:
+def _runs(fields: Sequence[bytes], labels_of: _Labels) -> Iterator[Run]:
     end = 0
-    for field, group in groupby(video.labels):
+    for field, group in groupby(fields):
         try:
-            labels = labels_of(field)
+            labels = labels_of[field]
         except ValueError as error:
-            video.refuse(end, str(error))
+            raise _BadRowError(end, str(error)) from None
         end += len(list(group))
         yield Run(end, labels)
 
 
-def _packed(videos: Sequence[Sequence[Run]]) -> Lists:
+def _packed(videos: Sequence[Sequence[Run]]) -> Ragged:
     rows = ([n for run in runs for n in (run.end, len(run.labels), *run.labels)] for runs in videos)
-    return Lists.of((np.array(row, np.int64) for row in rows), np.int64)
+    return Ragged.of(np.array(row, np.int64) for row in rows)
 
 
 def _unpacked(row: list[int]) -> Iterator[Run]:

@@ -10,7 +10,6 @@ killed training within seconds.
 from __future__ import annotations
 
 import fcntl
-import json
 import logging
 import os
 import socket
@@ -20,12 +19,10 @@ from contextlib import ExitStack, contextmanager
 from pathlib import Path
 from typing import IO, Any, TextIO
 
-__all__ = ["JOURNAL", "hold_alone", "reading"]
+__all__ = ["hold_alone", "reading"]
 
 logger = logging.getLogger(__name__)
 
-JOURNAL = "prepared.jsonl"
-"""What a preparation writes as it goes on; it is there before the lists are."""
 _LOCK = ".lock"
 _READERS = (
     "a training or an evaluation reads the data set there (`lsof .lock` in that folder, on the "
@@ -61,36 +58,22 @@ def reading(lists: Iterable[Path]) -> Iterator[None]:
     A folder in which nothing was ever prepared has no `.lock` and is left alone.
 
     Raises:
-        ValueError: one of them is being prepared, or its preparation was interrupted before it had
-            written the list.
+        ValueError: one of them is being prepared.
     """
-    files = {path: Path(os.path.realpath(path)) for path in lists}
     with ExitStack() as held:
-        for folder in dict.fromkeys(file.parent for file in files.values()):
-            if (lock := _open(folder / _LOCK)) is None:
+        for folder in {Path(os.path.realpath(path)).parent for path in lists}:
+            try:
+                lock = held.enter_context((folder / _LOCK).open(encoding="utf-8"))
+            except (FileNotFoundError, NotADirectoryError):
                 continue
-            held.enter_context(lock)
+            except OSError as error:
+                _warn(folder / _LOCK, error)
+                continue
             if not _take(lock, fcntl.LOCK_SH):
                 raise ValueError(
                     f"{folder} is being prepared: {_writer(lock)}; wait until it is done"
                 )
-        for file in files.values():
-            if not file.exists() and (unwritten := _unwritten(file.parent)):
-                raise ValueError(
-                    f"{file.parent} has no {unwritten[0]} yet: its preparation was interrupted. "
-                    "The same command of tools/prepare_data.py continues it"
-                )
         yield
-
-
-def _open(path: Path) -> TextIO | None:
-    try:
-        return path.open(encoding="utf-8")
-    except (FileNotFoundError, NotADirectoryError):
-        return None
-    except OSError as error:
-        _warn(path, error)
-        return None
 
 
 def _take(lock: IO[Any], kind: int) -> bool:
@@ -115,13 +98,3 @@ def _warn(path: Path, error: OSError) -> None:
 def _writer(lock: TextIO) -> str:
     lock.seek(0)
     return f"another run is at work there ({lock.read().strip()})"
-
-
-def _unwritten(folder: Path) -> list[str]:
-    """Lists that a preparation began and has not written."""
-    if not (folder / JOURNAL).exists():
-        return []
-    with (folder / JOURNAL).open(encoding="utf-8") as lines:
-        found = (line for line in lines if line.startswith('{"list"') and line.endswith("\n"))
-        begun = (json.loads(line)["list"] for line in found)
-        return [name for name in begun if not (folder / name).exists()]

@@ -3,19 +3,17 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
 from slowfast_patches.config.recipe import Recipe
 from slowfast_patches.datasets.lists.csv_list import LabelledVideo
+from slowfast_patches.datasets.lists.dataset_lists import class_names, list_path
 from slowfast_patches.datasets.lists.frame_list import FrameList
-from slowfast_patches.datasets.lists.lists import class_names, list_path
-from slowfast_patches.utils.report import format_list
+from slowfast_patches.utils.report import first_few, format_list
 
-__all__ = ["first_few", "list_warnings", "repeated_videos", "untrained_classes"]
-
-_NAMED = 3
+__all__ = ["list_warnings", "repeated_videos", "untrained_classes"]
 
 
 def list_warnings(recipe: Recipe, split: str, videos: Sequence[Any]) -> list[str]:
@@ -44,42 +42,32 @@ def _names(recipe: Recipe) -> Sequence[str] | None:
         return None  # names that do not fit are refused where they are needed
 
 
-def first_few(items: Sequence[object]) -> str:
-    """ "a, b, c and 7 more"."""
-    named, more = list(items[:_NAMED]), len(items) - _NAMED
-    return format_list([*named, f"{more} more"]) if more > 0 else format_list(named)
-
-
 def repeated_videos(csv: Path, videos: Sequence[LabelledVideo]) -> list[str]:
     """A warning of the videos that a csv file names twice or more with one label, and one of those
     with several; none is the rule."""
-    paths = [video.path for video in videos]
-    if len(set(paths)) == len(paths):
+    counts = Counter(video.path for video in videos)
+    if len(counts) == len(videos):
         return []
-    repeated = {path for path, count in Counter(paths).items() if count > 1}
     text = csv.read_text(encoding="utf-8-sig").splitlines()
     lines = (number for number, line in enumerate(text, start=1) if line.strip())
-    same, differing = dict[str, list[str]](), dict[str, list[str]]()
-    labels = dict[str, list[tuple[int, int]]]()
-    for line, video in zip(lines, videos, strict=True):
-        if video.path in repeated:
-            labels.setdefault(video.path, []).append((line, video.label))
-    for path, found in labels.items():
-        if len({label for _, label in found}) == 1:
-            same[path] = [str(line) for line, _ in found]
+    found = dict[str, list[tuple[int, int]]]()
+    for line, (path, label) in zip(lines, videos, strict=True):
+        if counts[path] > 1:
+            found.setdefault(path, []).append((line, label))
+    same, differing = list[str](), list[str]()
+    for path, listed in found.items():
+        if len({label for _, label in listed}) == 1:
+            same.append(f"{path} in lines {format_list([line for line, _ in listed])}")
         else:
-            differing[path] = [f"{line} (label {label})" for line, label in found]
+            labelled = [f"{line} (label {label})" for line, label in listed]
+            differing.append(f"{path} in lines {format_list(labelled)}")
     seen = "more than once with one label, and an epoch has them as often"
     doubtful = "with different labels, and trained with all of them"
     return [
-        f"{csv}: {len(found)} video(s) are listed {what}: {first_few(list(_in_lines(found)))}"
-        for found, what in ((same, seen), (differing, doubtful))
-        if found
+        f"{csv}: {len(texts)} video(s) are listed {what}: {first_few(texts)}"
+        for texts, what in ((same, seen), (differing, doubtful))
+        if texts
     ]
-
-
-def _in_lines(found: Mapping[str, Sequence[str]]) -> Iterable[str]:
-    return (f"{path} in lines {format_list(lines)}" for path, lines in found.items())
 
 
 def untrained_classes(

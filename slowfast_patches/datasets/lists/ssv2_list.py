@@ -14,7 +14,7 @@ from __future__ import annotations
 import json
 import os
 import sys
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -22,7 +22,6 @@ from slowfast_patches.config.recipe import Recipe
 from slowfast_patches.datasets.lists.class_names import in_order
 from slowfast_patches.datasets.lists.csv_list import (
     LabelledVideo,
-    count_lines,
     parse_separator,
     read_csv,
     read_utf8,
@@ -30,20 +29,18 @@ from slowfast_patches.datasets.lists.csv_list import (
 )
 from slowfast_patches.datasets.lists.frame_list import (
     HEADER,
-    count_listed,
     first_line,
     is_header,
     read_frame_list,
 )
+from slowfast_patches.utils.report import first_few
 
-__all__ = ["count_ssv2", "labels_file", "read_ssv2", "ssv2_classes", "ssv2_path", "webm_videos"]
+__all__ = ["labels_file", "read_ssv2", "ssv2_classes", "ssv2_path", "webm_videos"]
 
 _NAME = "something-something-v2-{}.json"
 _SPLITS = {"train": "train", "val": "validation", "test": "validation"}
 _WEBM_FOLDER = "20bn-something-something-v2"
 """Into which the distributed archives unpack."""
-_SHOWN = 3
-"""Missing ids that a message names."""
 _TRIED = 20
 """Videos that are looked for to find out in which folder they are."""
 
@@ -84,7 +81,7 @@ def read_ssv2(recipe: Recipe, split: str) -> Sequence[Any]:
     frames = read_frame_list(
         path, prefix=data.path_prefix, num_classes=classes, fps=float(data.target_fps)
     )
-    names = frames.names.texts()
+    names = frames.video_names
     _check_same(path, names, file, labels)
     return frames.with_labels([labels[name] for name in names])
 
@@ -105,18 +102,6 @@ def webm_videos(file: Path, prefix: str, num_classes: int) -> list[LabelledVideo
     chosen = next(found, folders[0])
     paths = (os.path.join(chosen, name) for name in names)
     return [LabelledVideo(*video) for video in zip(paths, labels.values(), strict=True)]
-
-
-def count_ssv2(recipe: Recipe, split: str) -> int | None:
-    """Videos in the list of a split; None where there is no list."""
-    path = ssv2_path(recipe, split)
-    if not path.is_file():
-        return None
-    if path.suffix == ".json":
-        return len(_entries(path))
-    if _lists_frames(path, recipe.data.path_label_separator):
-        return count_listed(path)
-    return count_lines(path)
 
 
 def ssv2_classes(folder: Path) -> tuple[str, ...] | None:
@@ -140,14 +125,11 @@ def _lists_frames(path: Path, separator: str) -> bool:
     line = first_line(path)
     if is_header(line):
         return True
-    fields = line.split()
-    is_frame = len(fields) == 5 and fields[1].isdecimal() and fields[2].isdecimal()
-    if is_frame:
-        raise ValueError(f"{path}: the first line, {line!r:.100}, lacks one above it: '{HEADER}'")
-    if wrong := what_is_wrong(line, parse_separator(separator)):
+    is_frame = len(line.split()) == len(HEADER.split())
+    if (wrong := what_is_wrong(line, parse_separator(separator))) or is_frame:
         raise ValueError(
             f"{path}: the first line is not the header of a frame list, '{HEADER}', nor a video "
-            f"and its label: {wrong}"
+            f"and its label: {wrong or line}"
         )
     return False
 
@@ -156,7 +138,7 @@ def _read_ids(path: Path, num_classes: int) -> dict[str, int]:
     """The class of each video of a split, by its id."""
     file = path.with_name(_NAME.format("labels"))
     classes, labels = _read_classes(file, num_classes), dict[str, int]()
-    for number, entry in enumerate(_entries(path)):
+    for number, entry in enumerate(_load(path, list, "a list of objects with id and template")):
         where = f"{path}, entry {number}"
         if not isinstance(entry, dict) or not {"id", "template"} <= entry.keys():
             raise ValueError(f"{where}: {entry!r:.100} is not an object with id and template")
@@ -172,11 +154,8 @@ def _read_ids(path: Path, num_classes: int) -> dict[str, int]:
 
 
 def _read_classes(path: Path, num_classes: int) -> dict[str, int]:
-    content = _load(path)
-    if not isinstance(content, dict):
-        raise ValueError(f"{path}: not an object of templates and class numbers")
     classes = dict[str, int]()
-    for template, number in content.items():
+    for template, number in _load(path, dict, "an object of templates and class numbers").items():
         if not str(number).isdecimal() or int(number) >= num_classes:
             raise ValueError(
                 f"{path}, entry {template!r}: {number!r} is not a class number below "
@@ -186,21 +165,17 @@ def _read_classes(path: Path, num_classes: int) -> dict[str, int]:
     return classes
 
 
-def _entries(path: Path) -> list[Any]:
-    content = _load(path)
-    if not isinstance(content, list):
-        raise ValueError(f"{path}: not a list of objects with id and template")
-    return content
-
-
-def _load(path: Path) -> Any:
+def _load(path: Path, kind: type, called: str) -> Any:
     if not path.is_file():
         raise ValueError(f"{path}: no such file; the json files belong together, in one folder")
     text = read_utf8(path)
     try:
-        return json.loads(text)
+        content = json.loads(text)
     except ValueError as error:
         raise ValueError(f"{path}: this is not JSON: {error}") from None
+    if not isinstance(content, kind):
+        raise ValueError(f"{path}: not {called}")
+    return content
 
 
 def _stripped(template: str) -> str:
@@ -209,18 +184,9 @@ def _stripped(template: str) -> str:
 
 def _check_same(csv: Path, names: Sequence[str], file: Path, labels: dict[str, int]) -> None:
     """The list and the json file must have the same videos."""
-    listed = set(names)
-    unlisted = [name for name in labels if name not in listed]
-    unlabelled = [name for name in names if name not in labels]
-    if not unlisted and not unlabelled:
-        return
-    said = [f"{csv} lists {len(names)} videos, {file.name} has {len(labels)}"]
-    said += [f"the list lacks {_first(unlisted)}"] if unlisted else []
-    said += [f"{file.name} lacks {_first(unlabelled)}"] if unlabelled else []
-    raise ValueError("; ".join(said) + "; take a list and a json file that belong together")
-
-
-def _first(names: Sequence[str]) -> str:
-    shown: Iterable[str] = names[:_SHOWN]
-    more = f" and {len(names) - _SHOWN} more" if len(names) > _SHOWN else ""
-    return f"{', '.join(shown)}{more}"
+    unlisted, unlabelled = sorted(labels.keys() - names), sorted({*names} - labels.keys())
+    if unlisted or unlabelled:
+        said = [f"{csv} lists {len(names)} videos, {file.name} has {len(labels)}"]
+        said += [f"the list lacks {first_few(unlisted)}"] if unlisted else []
+        said += [f"{file.name} lacks {first_few(unlabelled)}"] if unlabelled else []
+        raise ValueError("; ".join(said) + "; take a list and a json file that belong together")

@@ -8,9 +8,7 @@ mp4              the groups one after another, under another name until it is wh
 
 from __future__ import annotations
 
-import os
 from collections.abc import Iterator
-from dataclasses import dataclass
 from fractions import Fraction
 from itertools import islice
 from pathlib import Path
@@ -38,8 +36,9 @@ from slowfast_patches.datasets.reading.files import (
 )
 from slowfast_patches.datasets.reading.prepared import ANCHOR, GROUP, TAG
 from slowfast_patches.datasets.reading.video_record import Kind, UnreadableVideoError, VideoRecord
+from slowfast_patches.utils.files import written_whole
 
-__all__ = ["X264", "Written", "source_pictures", "write_prepared"]
+__all__ = ["X264", "source_pictures", "write_prepared"]
 
 Picture = NDArray[np.uint8]
 """A frame as I420: (H * 3 / 2, W) uint8, the planes Y, U, V one after another."""
@@ -78,15 +77,6 @@ _MARGIN = 0.1
 """dB to aim above the floor when a group is encoded anew."""
 
 
-@dataclass(frozen=True)
-class Written:
-    """What became of a video: its frames, bytes, and the luma PSNR of its worst frame in dB."""
-
-    frames: int
-    size: int
-    psnr: float
-
-
 def write_prepared(
     source: str,
     record: VideoRecord,
@@ -95,43 +85,33 @@ def write_prepared(
     short_side: int = 256,
     floor: float = 37.0,
     max_pixels: int = MAX_PIXELS,
-) -> Written:
+) -> float:
     """Write the prepared form of a video, or of a folder of JPEG files, to `target`.
 
     Every frame is kept, turned as it is shown, and resized to `short_side` pixels where it is
     larger. The PSNR of no frame's luma against the resized source is below `floor` dB, as far as
-    x264 can reach that (its CRF goes down to 1).
+    x264 can reach that (its CRF goes down to 1); the lowest is returned.
 
     Raises:
         UnreadableVideoError: the source does not decode, or has frames of more than `max_pixels`.
         OSError: the target cannot be written.
     """
-    temporary = target.with_name(f".{target.name}.{os.getpid()}.tmp")
     rate = Fraction(record.video.fps).limit_denominator(100_000)
-    frames, worst = 0, float("inf")
-    try:
-        with av.open(str(temporary), "w", format="mp4") as container:
-            container.metadata["comment"] = TAG
-            stream: VideoStream | None = None
-            for group in _groups(source_pictures(source, record, short_side, max_pixels)):
-                packets, psnr = _encode_well(group, rate, floor)
-                if stream is None:
-                    stream = _add_stream(container, group[0], rate)
-                _mux(container, stream, packets, frames)
-                frames, worst = frames + len(group), min(worst, psnr)
+    frames, worst, stream = 0, float("inf"), None
+    pictures = source_pictures(source, record, short_side, max_pixels)
+    # Opened by its name, the system's own errors come through, as of a disk that is full.
+    with written_whole(target) as file, av.open(file.name, "w", format="mp4") as container:
+        container.metadata["comment"] = TAG
+        while group := list(islice(pictures, GROUP)):
+            packets, psnr = _encode_well(group, rate, floor)
+            stream = stream or _add_stream(container, group[0], rate)
+            _mux(container, stream, packets, frames)
+            frames, worst = frames + len(group), min(worst, psnr)
         if frames != record.video.frames:
             raise UnreadableVideoError(
                 f"has {record.video.frames} frames, of which {frames} can be decoded"
             )
-        temporary.replace(target)
-    finally:
-        temporary.unlink(missing_ok=True)
-    return Written(frames, target.stat().st_size, worst)
-
-
-def _groups(pictures: Iterator[Picture]) -> Iterator[list[Picture]]:
-    while group := list(islice(pictures, GROUP)):
-        yield group
+    return worst
 
 
 def source_pictures(

@@ -14,34 +14,37 @@ import errno
 import os
 import random
 import shutil
-import sys
 import time
-from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
 from tqdm import tqdm
 
-from slowfast_patches.datasets.lists.csv_list import read_csv
+from slowfast_patches.datasets.preparing.class_folders import write_classes
 from slowfast_patches.datasets.preparing.encode import write_prepared
-from slowfast_patches.datasets.preparing.lists import (
-    VideoList,
-    format_csv,
-    write_classes,
-    write_text,
+from slowfast_patches.datasets.preparing.prepared_set import (
+    Entry,
+    PreparedSet,
+    Settings,
+    Source,
+    open_set,
 )
-from slowfast_patches.datasets.preparing.prepared_set import Entry, PreparedSet, Settings, Source
-from slowfast_patches.datasets.preparing.report import Forecast, Report, format_size
+from slowfast_patches.datasets.preparing.report import Report, format_size
+from slowfast_patches.datasets.preparing.video_lists import VideoList, format_csv
 from slowfast_patches.datasets.reading.index import open_index
 from slowfast_patches.datasets.reading.scan import scan
 from slowfast_patches.datasets.reading.video_record import Kind, UnreadableVideoError
+from slowfast_patches.utils.files import write_text, written_whole
 from slowfast_patches.utils.machine import available_cores
 from slowfast_patches.utils.processes import Died, run_each
+from slowfast_patches.utils.report import format_duration
 
 __all__ = ["prepare"]
 
 _SAMPLE = 8
+_SAFETY = 1.1
+"""A forecast is off by some percent: what does not fit lacks more room than that."""
 _NO_ROOM = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
 
 Results = dict[Source, Entry | str]
@@ -72,8 +75,8 @@ def prepare(
     Names of classes, if given, go to classes.json with their numbers.
 
     Raises:
-        ValueError: `out` is not to be used (see `PreparedSet`), the disk is too small, or a list
-            has no video that can be read.
+        ValueError: `out` is not to be used (see `open_set`), the disk is too small, or a list has
+            no video that can be read.
         OSError: `out` cannot be written; a full disk says so. What is written is whole.
     """
     workers = available_cores() if workers is None else workers
@@ -81,7 +84,7 @@ def prepare(
         raise ValueError(f"--workers is {workers}: give 1 or more")
     out, start = Path(os.path.abspath(out)), time.perf_counter()
     _check_apart(lists, out)
-    with PreparedSet(out, settings, lists) as done:
+    with open_set(out, settings, lists) as done:
         by_path = _find_sources(lists)
         jobs = [_Job(s, done.target_of(s), out, settings) for s in dict.fromkeys(by_path.values())]
         assert len({job.target for job in jobs}) == len(jobs)
@@ -93,9 +96,9 @@ def prepare(
         results = kept | made
         bad = [(job.source.path, r) for job in jobs if isinstance(r := results[job.source], str)]
         _write_unreadable(bad, out)
-        _write_lists(lists, {path: results[s] for path, s in by_path.items()}, out, separator)
-        for videos in lists:
-            _index(out / videos.name, separator, workers)
+        _write_lists(
+            lists, {path: results[s] for path, s in by_path.items()}, done, separator, workers
+        )
     entries = [r for job in jobs if isinstance(r := results[job.source], Entry)]
     labels = (label for videos in lists for _, label in videos.videos)
     count, seconds = len(classes) or 1 + max(labels), time.perf_counter() - start
@@ -126,17 +129,21 @@ def _find_sources(lists: Sequence[VideoList]) -> dict[str, Source]:
 def _prepare_all(jobs: Sequence[_Job], done: PreparedSet, workers: int) -> Results:
     """Do the jobs, a sample of them first; stop after it if the rest would not fit."""
     first = random.Random(0).sample(jobs, min(len(jobs), max(_SAMPLE, 2 * workers)))
-    sample, results = set(first), Results()
-    rest = [job for job in jobs if job not in sample]
-    total, unreadable = sum(job.source.size for job in jobs), Counter[bool]()
+    rest, results = [job for job in jobs if job not in set(first)], Results()
+    total, unreadable = sum(job.source.size for job in jobs), 0
     bar = tqdm(desc="prepare", total=total, unit="B", unit_scale=True, disable=None)
 
     def prepare(part: Sequence[_Job]) -> None:
+        nonlocal unreadable
         with contextlib.closing(run_each(_prepare_one, part, workers)) as outcomes:
-            for job, result in outcomes:
-                results[job.source] = _noted(result, done)
-                unreadable.update([isinstance(results[job.source], str)])
-                state = f"{len(results)}/{len(jobs)} videos, {unreadable[True]} unreadable"
+            for job, made in outcomes:
+                result = "kills the process that reads it" if isinstance(made, Died) else made
+                if isinstance(result, Entry):
+                    done.add(result)
+                else:
+                    unreadable += 1
+                results[job.source] = result
+                state = f"{len(results)}/{len(jobs)} videos, {unreadable} unreadable"
                 bar.set_postfix_str(state, refresh=False)
                 bar.update(job.source.size)
 
@@ -156,36 +163,35 @@ def _prepare_all(jobs: Sequence[_Job], done: PreparedSet, workers: int) -> Resul
     return results
 
 
-def _noted(result: Entry | str | Died, done: PreparedSet) -> Entry | str:
-    if isinstance(result, Died):
-        return "kills the process that reads it"
-    if isinstance(result, Entry):
-        done.add(result)
-    return result
-
-
 def _check_room(results: Results, left: Sequence[int], done: PreparedSet, workers: int) -> str:
     """What the rest, videos of so many bytes, will take by what the first ones took.
 
     Raises:
         ValueError: more than the disk has, or none of the first can be read.
     """
-    entries = [result for result in results.values() if isinstance(result, Entry)]
     if not done.entries:
         source, reason = next(iter(results.items()))
         raise ValueError(
             f"none of {len(results)} videos tried can be read, the first {source.path}: {reason}; "
             "check the lists and --prefix"
         )
+    entries = [result for result in results.values() if isinstance(result, Entry)]
+    seen = entries or list(done.entries.values())
+    share = sum(left) / max(1, sum(entry.source_size for entry in seen))
+    size = share * sum(entry.size for entry in seen if not entry.linked)
+    seconds = share * sum(entry.seconds for entry in seen) / min(workers, len(left))
     free = shutil.disk_usage(done.folder).free
-    seen = Forecast.of(entries or list(done.entries.values()), left, workers, free)
-    if not seen.fits:
+    forecast = (
+        f"the other {len(left):,} videos will take about {format_size(size)} and "
+        f"{format_duration(seconds)}; {format_size(free)} are free"
+    )
+    if size > _SAFETY * free:
         raise ValueError(
-            f"{seen}; {format_size(seen.size - free)} are missing on the disk of {done.folder}. "
+            f"{forecast}; {format_size(size - free)} are missing on the disk of {done.folder}. "
             "Make room and run the same command again; a lower --short-side or --psnr, with a "
             "folder of its own, takes less"
         )
-    return str(seen)
+    return forecast
 
 
 def _prepare_one(job: _Job) -> Entry | str:
@@ -200,14 +206,14 @@ def _prepare_one(job: _Job) -> Entry | str:
     try:
         record = scan(path, most)
         target.parent.mkdir(parents=True, exist_ok=True)
-        linked = False
+        linked, psnr = False, None
         if record.kind == Kind.PREPARED and min(record.video.width, record.video.height) <= side:
-            linked, psnr = _link(path, target), None
+            linked = _link(path, target)
         else:
             psnr = write_prepared(
                 path, record, target, short_side=side, floor=job.settings.psnr, max_pixels=most
-            ).psnr
-        written = _sync(target)
+            )
+        written = target.stat().st_size
     except UnreadableVideoError as error:
         return str(error)
     except OSError as error:
@@ -221,40 +227,36 @@ def _prepare_one(job: _Job) -> Entry | str:
 
 
 def _link(source: str, target: Path) -> bool:
-    """Copy a file that is prepared already; whether that took no more than a link."""
-    temporary = target.with_name(f".{target.name}.{os.getpid()}.tmp")
+    """Take over a file that is prepared already; whether that took no more than a link."""
+    target.unlink(missing_ok=True)
     try:
-        try:
-            os.link(os.path.realpath(source), temporary)
-            linked = True
-        except OSError:  # another disk, or one without links
-            shutil.copyfile(source, temporary)
-            linked = False
-        temporary.replace(target)
-    finally:
-        temporary.unlink(missing_ok=True)
-    return linked
-
-
-def _sync(path: Path) -> int:
-    """Have a file on the disk before the journal says that it is there; its bytes."""
-    with path.open("rb") as file:
-        os.fsync(file.fileno())
-        return os.fstat(file.fileno()).st_size
+        os.link(os.path.realpath(source), target)
+    except OSError:  # another disk, or one without links
+        with open(source, "rb") as content, written_whole(target) as file:
+            shutil.copyfileobj(content, file)
+        return False
+    return True
 
 
 def _write_lists(
-    lists: Sequence[VideoList], results: dict[str, Entry | str], out: Path, separator: str
+    lists: Sequence[VideoList],
+    results: dict[str, Entry | str],
+    done: PreparedSet,
+    separator: str,
+    workers: int,
 ) -> None:
-    texts = dict[str, str]()
+    """Write the lists of what is prepared, each with its index."""
+    rows = dict[str, list[tuple[str, int]]]()
     for videos in lists:
         found = [(results[path], label) for path, label in videos.videos]
-        rows = [(entry.target, label) for entry, label in found if isinstance(entry, Entry)]
-        if not rows:
+        rows[videos.name] = [(e.target, label) for e, label in found if isinstance(e, Entry)]
+        if not rows[videos.name]:
             raise ValueError(f"{videos.origin}: no video for {videos.name} can be read")
-        texts[videos.name] = format_csv(rows, separator)
-    for name, text in texts.items():
-        write_text(out / name, text)
+    for name, listed in rows.items():
+        write_text(done.folder / name, format_csv(listed, separator))
+    for name, listed in rows.items():
+        paths = [str(done.folder / target) for target, _ in listed]
+        open_index(done.folder / name, paths, workers=workers)
 
 
 def _write_unreadable(bad: Sequence[tuple[str, str]], out: Path) -> None:
@@ -263,9 +265,3 @@ def _write_unreadable(bad: Sequence[tuple[str, str]], out: Path) -> None:
         write_text(path, "".join(f"{name}\t{' '.join(why.split())}\n" for name, why in bad))
     else:
         path.unlink(missing_ok=True)
-
-
-def _index(csv: Path, separator: str, workers: int) -> None:
-    """Have the index ready for the first training."""
-    videos = read_csv(csv, separator=separator, num_classes=sys.maxsize)
-    open_index(csv, [video.path for video in videos], workers=workers)

@@ -10,20 +10,21 @@ from __future__ import annotations
 import hashlib
 import json
 import os
-import re
-from collections.abc import Sequence
-from dataclasses import asdict, dataclass
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any, TextIO
 
-from slowfast_patches.datasets.lists.in_use import JOURNAL, hold_alone
-from slowfast_patches.datasets.preparing.lists import VideoList
+from slowfast_patches.datasets.lists.in_use import hold_alone
+from slowfast_patches.datasets.preparing.video_lists import VideoList
 from slowfast_patches.datasets.reading.files import MAX_PIXELS, frame_files
 from slowfast_patches.datasets.reading.prepared import TAG
+from slowfast_patches.utils.files import TEMPORARY
 
-__all__ = ["Entry", "PreparedSet", "Settings", "Source"]
+__all__ = ["Entry", "PreparedSet", "Settings", "Source", "open_set"]
 
-_TEMPORARY = re.compile(r"\..+\.\d+\.tmp")
+_JOURNAL = "prepared.jsonl"
 _LONGEST_NAME = 200
 """Bytes of a source's name; with what is added to it, it stays below the usual limit of 255."""
 
@@ -75,8 +76,13 @@ class Source:
         parts = parts or [Path(self.path).name or "root"]  # a folder that is above the root, or it
         if len(os.fsencode(parts[-1])) > _LONGEST_NAME:
             cut = os.fsencode(parts[-1])[:_LONGEST_NAME].decode(errors="ignore")
-            parts[-1] = f"{cut}~{_digest(self.path)}"
+            parts[-1] = f"{cut}~{self.digest}"
         return "/".join(parts)
+
+    @property
+    def digest(self) -> str:
+        """Of its path."""
+        return hashlib.sha256(os.fsencode(self.path)).hexdigest()[:8]
 
 
 @dataclass(frozen=True)
@@ -103,48 +109,25 @@ class Entry:
         return self.source_size, self.source_mtime_ns
 
 
+@dataclass(frozen=True)
 class PreparedSet:
-    """The folder, held against other runs while the `with` block lasts."""
+    """The folder, its prepared files by their targets, and the journal that more are noted in."""
 
-    def __init__(self, folder: Path, settings: Settings, lists: Sequence[VideoList]) -> None:
-        self.folder, self.entries = folder, dict[str, Entry]()
-        self._settings, self._lists = settings, lists
-        self._taken = dict[str, str]()
-        self._lock: TextIO | None = None
-        self._journal: TextIO | None = None
-
-    def __enter__(self) -> PreparedSet:
-        """Hold the folder; remove what a run that was killed left half-written.
-
-        Raises:
-            ValueError: another run writes or reads it, it was made with other settings or from
-                other lists, or it has a list that was not made here.
-        """
-        self.folder.mkdir(parents=True, exist_ok=True)
-        self._lock = hold_alone(self.folder)
-        try:
-            self._open_journal(self.folder / JOURNAL)
-        except BaseException:
-            self._lock.close()
-            raise
-        self.remove_temporaries()
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        assert self._journal is not None
-        assert self._lock is not None
-        self._journal.close()
-        self.remove_temporaries()
-        self._lock.close()
+    folder: Path
+    entries: dict[str, Entry]
+    journal: TextIO
+    _taken: dict[str, str] = field(default_factory=dict)
 
     def target_of(self, source: Source) -> str:
         """Where the source's prepared file lies; no other source, of this run or of earlier ones,
         has the same."""
         plain = f"videos/{source.name}.mp4"
-        if self._is_free(plain, source):
-            self._taken[plain] = source.path
+        entry = self.entries.get(plain)
+        moved = entry and entry.state == source.state and not os.path.exists(entry.source)
+        is_free = entry is None or entry.source == source.path or moved
+        if is_free and self._taken.setdefault(plain, source.path) == source.path:
             return plain
-        return f"videos/{source.name}~{_digest(source.path)}.mp4"
+        return f"videos/{source.name}~{source.digest}.mp4"
 
     def kept(self, target: str, source: Source) -> Entry | None:
         """The entry of a file that is whole and was made from the source as it is now, or as it was
@@ -159,55 +142,65 @@ class PreparedSet:
 
     def add(self, entry: Entry) -> None:
         """Note that a file is whole."""
-        self._append(asdict(entry))
+        self.note(asdict(entry))
         self.entries[entry.target] = entry
 
-    def remove_temporaries(self) -> None:
-        """Remove half-written files, whose writers are dead."""
-        for folder, folders, names in os.walk(self.folder):
-            for name in filter(_TEMPORARY.fullmatch, names):
-                (Path(folder) / name).unlink(missing_ok=True)
-            if folder == str(self.folder):
-                folders[:] = [name for name in folders if name == "videos"]
+    def note(self, line: dict[str, Any]) -> None:
+        """Write a line of the journal."""
+        self.journal.write(json.dumps(line) + "\n")
+        self.journal.flush()
 
-    def _is_free(self, target: str, source: Source) -> bool:
-        if self._taken.get(target, source.path) != source.path:
-            return False
-        entry = self.entries.get(target)
-        moved = entry and entry.state == source.state and not os.path.exists(entry.source)
-        return entry is None or entry.source == source.path or bool(moved)
 
-    def _open_journal(self, path: Path) -> None:
-        """Read the journal, and write its first lines if it is new."""
-        settings = {"format": TAG, **asdict(self._settings)}
-        del settings["max_frame_pixels"]
-        lines = _read_lines(path)
-        made = next((line["settings"] for line in lines if "settings" in line), None)
-        origins = {line["list"]: line["origin"] for line in lines if "list" in line}
-        if made not in (None, settings):
-            what = ", ".join(f"{k} {made.get(k)} (now {settings[k]})" for k in settings)
-            raise ValueError(f"{self.folder} was prepared with {what}; choose another folder")
-        self._check_lists(origins)
-        self.entries = {line["target"]: Entry(**line) for line in lines if "target" in line}
-        self._journal = path.open("a", encoding="utf-8")
-        if made is None:
-            self._append({"settings": settings})
-        for videos in self._lists:
-            if origins.get(videos.name) != str(videos.origin):
-                self._append({"list": videos.name, "origin": str(videos.origin)})
+@contextmanager
+def open_set(folder: Path, settings: Settings, lists: Sequence[VideoList]) -> Iterator[PreparedSet]:
+    """The set in a folder, held against other runs while the body lasts; what a run that was killed
+    left half-written is removed.
 
-    def _check_lists(self, origins: dict[str, str]) -> None:
-        for videos in self._lists:
-            path, origin = self.folder / videos.name, origins.get(videos.name)
-            if origin is None and path.exists():
-                raise ValueError(f"{path} exists and was not made here; choose another folder")
-            if origin not in (None, str(videos.origin)) and os.path.exists(str(origin)):
-                raise ValueError(f"{path} was made from {origin}; choose another folder")
+    Raises:
+        ValueError: another run writes or reads it, it was made with other settings or from other
+            lists, or it has a list that was not made here.
+    """
+    folder.mkdir(parents=True, exist_ok=True)
+    with hold_alone(folder):
+        lines = _read_lines(folder / _JOURNAL)
+        heads = _check_heads(folder, lines, settings, lists)
+        entries = {line["target"]: Entry(**line) for line in lines if "target" in line}
+        with (folder / _JOURNAL).open("a", encoding="utf-8") as journal:
+            prepared = PreparedSet(folder, entries, journal)
+            for line in heads:
+                prepared.note(line)
+            _remove_temporaries(folder)
+            try:
+                yield prepared
+            finally:
+                _remove_temporaries(folder)
 
-    def _append(self, line: dict[str, Any]) -> None:
-        assert self._journal is not None
-        self._journal.write(json.dumps(line) + "\n")
-        self._journal.flush()
+
+def _check_heads(
+    folder: Path, lines: Sequence[dict[str, Any]], settings: Settings, lists: Sequence[VideoList]
+) -> list[dict[str, Any]]:
+    """Lines that the journal lacks of how the set is made, and from what; ValueError if it says
+    otherwise."""
+    how = {"format": TAG, **asdict(settings)}
+    del how["max_frame_pixels"]
+    made = next((line["settings"] for line in lines if "settings" in line), None)
+    if made not in (None, how):
+        what = ", ".join(f"{key} {made.get(key)} (now {how[key]})" for key in how)
+        raise ValueError(f"{folder} was prepared with {what}; choose another folder")
+    origins = {line["list"]: line["origin"] for line in lines if "list" in line}
+    for videos in lists:
+        path, origin = folder / videos.name, origins.get(videos.name)
+        if origin is None and path.exists():
+            raise ValueError(f"{path} exists and was not made here; choose another folder")
+        if origin not in (None, str(videos.origin)) and os.path.exists(str(origin)):
+            raise ValueError(f"{path} was made from {origin}; choose another folder")
+    heads: list[dict[str, Any]] = [{"settings": how}] if made is None else []
+    now = {videos.name: str(videos.origin) for videos in lists}
+    return heads + [
+        {"list": name, "origin": origin}
+        for name, origin in now.items()
+        if origins.get(name) != origin
+    ]
 
 
 def _read_lines(path: Path) -> list[dict[str, Any]]:
@@ -229,6 +222,12 @@ def _read_lines(path: Path) -> list[dict[str, Any]]:
     return lines
 
 
+def _remove_temporaries(folder: Path) -> None:
+    """Remove half-written files, whose writers are dead."""
+    for path in (folder / "videos").rglob(f"*{TEMPORARY}"):
+        path.unlink(missing_ok=True)
+
+
 def _state(path: str) -> tuple[int, int] | None:
     try:
         status = os.stat(path)
@@ -239,7 +238,3 @@ def _state(path: str) -> tuple[int, int] | None:
         return None
     newest = max(s.st_mtime_ns for s in [status, *files])
     return sum(s.st_size for s in files), newest
-
-
-def _digest(path: str) -> str:
-    return hashlib.sha256(os.fsencode(path)).hexdigest()[:8]

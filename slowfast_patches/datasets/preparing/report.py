@@ -1,4 +1,4 @@
-"""What preparing a data set will take, and what it took, as people read it."""
+"""What preparing a data set made, and what it took, as people and programs read it."""
 
 from __future__ import annotations
 
@@ -16,43 +16,9 @@ from tqdm import tqdm
 from slowfast_patches.datasets.preparing.prepared_set import Entry
 from slowfast_patches.utils.report import format_duration
 
-__all__ = ["Forecast", "Report", "format_report", "format_size"]
+__all__ = ["Report", "format_report", "format_size"]
 
-_SAFETY = 1.1
-"""A forecast is off by some percent: what does not fit lacks more room than that."""
 _MOST_REASONS = 10
-
-
-@dataclass(frozen=True)
-class Forecast:
-    """What the rest of the videos will take."""
-
-    videos: int
-    size: float
-    """Bytes."""
-    seconds: float
-    free: int
-    """Bytes on the disk."""
-
-    @classmethod
-    def of(cls, entries: Sequence[Entry], left: Sequence[int], workers: int, free: int) -> Forecast:
-        """By some videos that are done, for others of so many bytes each."""
-        seen = sum(entry.source_size for entry in entries)
-        taken = sum(entry.size for entry in entries if not entry.linked)
-        seconds = sum(entry.seconds for entry in entries) / min(workers, max(1, len(left)))
-        share = sum(left) / max(1, seen)
-        return cls(len(left), taken * share, seconds * share, free)
-
-    @property
-    def fits(self) -> bool:
-        """Whether there is room, as far as a forecast can say."""
-        return self.size <= _SAFETY * self.free
-
-    def __str__(self) -> str:
-        return (
-            f"the other {self.videos:,} videos will take about {format_size(self.size)} and "
-            f"{format_duration(self.seconds)}; {format_size(self.free)} are free"
-        )
 
 
 @dataclass(frozen=True)
@@ -87,11 +53,13 @@ class Report:
             "videos": len(self.entries),
             "from_earlier_runs": self.kept,
             "unreadable": [{"path": path, "reason": reason} for path, reason in self.unreadable],
-            "frames": sum(entry.frames for entry in self.entries),
-            "source_size": sum(entry.source_size for entry in self.entries),
-            "size": sum(entry.size for entry in self.entries),
+            **{name: self.sum(name) for name in ("frames", "source_size", "size")},
             "seconds": self.seconds,
         }
+
+    def sum(self, name: str) -> Any:
+        """Of a field of the entries."""
+        return sum(getattr(entry, name) for entry in self.entries)
 
 
 def format_report(report: Report) -> str:
@@ -102,23 +70,15 @@ def format_report(report: Report) -> str:
         lines += [f"  {path}: {reason}" for path, reason in bad[:_MOST_REASONS]]
         parts.append("\n".join(lines))
     pairs = shlex.join(str(part) for part in chain(*report.keys.items()))
-    parts.append(f"To train on it, give: {pairs}")
-    return "\n\n".join(parts)
-
-
-def format_size(size: float) -> str:
-    """Bytes with three digits and a prefix: 1.25 GB."""
-    text: str = tqdm.format_sizeof(size, "B")
-    digits = text.rstrip("kMGTPEZYB")
-    return f"{digits} {text[len(digits) :]}"
+    return "\n\n".join([*parts, f"To train on it, give: {pairs}"])
 
 
 def _rows(report: Report) -> list[tuple[str, str]]:
-    entries = report.entries
-    source, size = (sum(x) for x in zip(*((e.source_size, e.size) for e in entries), strict=True))
-    frames, seconds = sum(e.frames for e in entries), sum(e.seconds for e in entries)
-    worst = [e.psnr for e in entries if e.psnr is not None]
-    rows = [
+    entries, frames, seconds = report.entries, report.sum("frames"), report.sum("seconds")
+    source, size = report.sum("source_size"), report.sum("size")
+    worst = [entry.psnr for entry in entries if entry.psnr is not None]
+    quality = [("median", statistics.median(worst)), ("lowest", min(worst))] if worst else []
+    return [
         ("videos", f"{len(entries):,}"),
         ("of these from earlier runs", f"{report.kept:,}"),
         ("unreadable, left out", f"{len(report.unreadable):,}"),
@@ -126,11 +86,15 @@ def _rows(report: Report) -> list[tuple[str, str]]:
         ("source", format_size(source)),
         ("prepared", format_size(size)),
         ("prepared / source", f"{size / max(1, source):.2f}"),
+        *((f"luma PSNR of a video's worst frame, {name}", f"{db:.1f} dB") for name, db in quality),
+        ("frames per second and process", f"{frames / max(seconds, 1e-9):.0f}"),
+        ("time of all processes", format_duration(seconds)),
+        ("time of this run", format_duration(report.seconds)),
     ]
-    if worst:
-        middle, lowest = statistics.median(worst), min(worst)
-        rows.append(("luma PSNR of a video's worst frame, median", f"{middle:.1f} dB"))
-        rows.append(("luma PSNR of a video's worst frame, lowest", f"{lowest:.1f} dB"))
-    rows.append(("frames per second and process", f"{frames / max(seconds, 1e-9):.0f}"))
-    rows.append(("time of all processes", format_duration(seconds)))
-    return [*rows, ("time of this run", format_duration(report.seconds))]
+
+
+def format_size(size: float) -> str:
+    """Bytes with three digits and a prefix: 1.25 GB."""
+    text: str = tqdm.format_sizeof(size, "B")
+    digits = text.rstrip("kMGTPEZYB")
+    return f"{digits} {text[len(digits) :]}"

@@ -12,7 +12,8 @@ What a video is (its frames' timestamps, where decoding may start) is in its rec
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
+from itertools import chain
 from typing import cast
 
 import av
@@ -132,22 +133,22 @@ def _decode_video(
             frames = _decode_from_here(container, stream, record, wanted)
             first = next(frames, None)
             if entry == 0 or (first is not None and first[0] <= wanted[0]):
-                yield from _only(wanted, first, frames)
+                yield from _only(wanted, chain([first] if first else [], frames))
                 return
         entry, back = max(0, entry - back), 2 * back
 
 
 def _only(
-    wanted: list[int],
-    first: tuple[int, VideoFrame] | None,
-    frames: Iterator[tuple[int, VideoFrame]],
+    wanted: list[int], frames: Iterable[tuple[int, VideoFrame]]
 ) -> Iterator[tuple[int, VideoFrame]]:
+    """The wanted frames; after the last of them nothing more is decoded."""
     left = set(wanted)
-    while first is not None and left:
-        if first[0] in left:
-            left.discard(first[0])
-            yield first
-        first = next(frames, None) if left else None
+    for number, frame in frames:
+        if number in left:
+            yield number, frame
+            left.discard(number)
+            if not left:
+                return
 
 
 def _decode_from_here(

@@ -8,7 +8,7 @@ import os
 import stat
 import struct
 from collections.abc import Iterator
-from typing import BinaryIO, cast
+from typing import cast
 
 import av
 import cv2
@@ -119,8 +119,8 @@ def check_regular(path: str) -> None:
     """
     try:
         status = os.stat(path)
-    except OSError as error:
-        raise UnreadableVideoError(f"cannot be opened: {error.strerror}") from error
+    except (OSError, ValueError) as error:
+        raise UnreadableVideoError(f"cannot be opened: {_reason(error)}") from error
     if not stat.S_ISREG(status.st_mode):
         kind = "a folder" if stat.S_ISDIR(status.st_mode) else "not a regular file"
         raise UnreadableVideoError(f"cannot be opened: is {kind}")
@@ -164,7 +164,7 @@ def read_jpeg(
     Raises:
         UnreadableVideoError: it is none, or not all of one, or has more than `max_pixels`.
     """
-    with _open_regular(folder, name) as file:
+    with open(_checked(folder, name), "rb") as file:
         content = file.read()
     image = None
     if content.startswith(_JPEG_BEGIN) and content.rstrip(b"\0").endswith(_JPEG_END):
@@ -182,12 +182,12 @@ def jpeg_size(folder: str, name: str, *, max_pixels: int = MAX_PIXELS) -> tuple[
     Raises:
         UnreadableVideoError: it is none, or has more than `max_pixels`.
     """
-    with _open_regular(folder, name) as file:
-        try:
-            with mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ) as content:
-                width, height = _sides(content) if content[:2] == _JPEG_BEGIN else (0, 0)
-        except (OSError, ValueError):  # empty, say
-            width, height = 0, 0
+    with (
+        readable(),
+        open(_checked(folder, name), "rb") as file,
+        mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ) as content,
+    ):
+        width, height = _sides(content) if content[:2] == _JPEG_BEGIN else (0, 0)
     if not width or not height:
         raise UnreadableVideoError(f"cannot be decoded: {name} is not a JPEG")
     check_pixels(width, height, max_pixels)
@@ -209,20 +209,14 @@ def _sides(jpeg: bytes | mmap.mmap) -> tuple[int, int]:
     return 0, 0
 
 
-@contextlib.contextmanager
-def _open_regular(folder: str, name: str) -> Iterator[BinaryIO]:
-    """A file of a folder, open for reading; a pipe or a device is refused, not waited for."""
+def _checked(folder: str, name: str) -> str:
+    """The path of a file of a folder, which is none that would be waited for."""
+    path = os.path.join(folder, name)
     try:
-        number = os.open(os.path.join(folder, name), os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC)
-    except (OSError, ValueError) as error:
-        raise UnreadableVideoError(f"cannot be opened: {name}: {_reason(error)}") from error
-    try:
-        if not stat.S_ISREG(os.fstat(number).st_mode):
-            raise UnreadableVideoError(f"cannot be opened: {name} is not a regular file")
-        with open(number, "rb", closefd=False) as file:
-            yield file
-    finally:
-        os.close(number)
+        check_regular(path)
+    except UnreadableVideoError as error:
+        raise UnreadableVideoError(f"{name} {error}") from None
+    return path
 
 
 def _reason(error: Exception) -> str:

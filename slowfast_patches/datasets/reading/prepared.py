@@ -18,8 +18,8 @@ from __future__ import annotations
 
 import os
 import threading
-from collections import OrderedDict
 from collections.abc import Iterator
+from functools import lru_cache
 from itertools import pairwise
 from typing import NamedTuple
 
@@ -42,7 +42,6 @@ TAG = f"multigrid-1 group={GROUP}"
 _PICTURES = (1, 5)  # nal_unit_type: slice of a picture, slice of an IDR picture
 _LENGTH = 4
 """Bytes that give the length of each unit (avcC: lengthSizeMinusOne 3, what every muxer writes)."""
-_MOST_DECODERS = 32
 
 
 class Picture(NamedTuple):
@@ -100,7 +99,7 @@ def decode_prepared(
     for number in wanted:
         by_group.setdefault(number // GROUP, []).append(number % GROUP)
     check_regular(path)  # it may have become a pipe, which would be waited for
-    decoder = _decoder(record.headers)
+    decoder = _decoder(threading.get_ident(), record.headers)
     try:
         file = os.open(path, os.O_RDONLY)
         try:
@@ -114,7 +113,7 @@ def decode_prepared(
         finally:
             os.close(file)
     except BaseException:
-        _decoders().pop(record.headers, None)  # it may be left in the middle of a group
+        _decoder.cache_clear()  # it may be left in the middle of a group
         raise
 
 
@@ -139,27 +138,11 @@ def _of(frames: list[VideoFrame], wanted: set[int]) -> Iterator[tuple[int, Video
             yield int(frame.pts), frame
 
 
-_local = threading.local()
-
-
-def _decoders() -> OrderedDict[bytes, VideoCodecContext]:
-    """This thread's decoders by their parameters: making one and its frames costs as much as three
+@lru_cache(maxsize=32)
+def _decoder(thread: int, headers: bytes) -> VideoCodecContext:
+    """A thread's decoder for these parameters: making one and its frames costs as much as three
     pictures."""
-    if not hasattr(_local, "decoders"):
-        _local.decoders = OrderedDict()
-    decoders: OrderedDict[bytes, VideoCodecContext] = _local.decoders
-    return decoders
-
-
-def _decoder(headers: bytes) -> VideoCodecContext:
-    decoders = _decoders()
-    if headers in decoders:
-        decoders.move_to_end(headers)
-        return decoders[headers]
     decoder = av.CodecContext.create("h264", "r")
     assert isinstance(decoder, VideoCodecContext)
     decoder.extradata, decoder.thread_count = headers, 1
-    decoders[headers] = decoder
-    if len(decoders) > _MOST_DECODERS:
-        decoders.popitem(last=False)
     return decoder

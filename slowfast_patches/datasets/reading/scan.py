@@ -1,8 +1,10 @@
-"""Find out what the reader has to know of a video, once."""
+"""Find out what the reader has to know of a video, once; of many videos in several processes."""
 
 from __future__ import annotations
 
+import contextlib
 import os
+from collections.abc import Generator, Sequence
 from fractions import Fraction
 from functools import partial
 from itertools import pairwise
@@ -24,8 +26,15 @@ from slowfast_patches.datasets.reading.files import (
 )
 from slowfast_patches.datasets.reading.prepared import GROUP, TAG, split_group
 from slowfast_patches.datasets.reading.video_record import Kind, UnreadableVideoError, VideoRecord
+from slowfast_patches.utils.machine import available_cores
+from slowfast_patches.utils.processes import Died, run_each
 
-__all__ = ["scan"]
+__all__ = ["FEW", "KILLER", "scan", "scan_each"]
+
+FEW = 64
+"""Fewer videos are scanned by this process before others have started, which takes 1 to 2 s."""
+KILLER = "cannot be scanned: the process that tried was killed, twice"
+"""The reason of a video that no process survives."""
 
 _TRUSTED = {"mov,mp4,m4a,3gp,3g2,mj2", "matroska,webm"}
 """Containers whose packets carry the time at which their frame is shown. The packets of others may
@@ -56,6 +65,34 @@ def scan(path: str, max_pixels: int = MAX_PIXELS) -> VideoRecord:
         timestamps = np.sort(packets.shown)
         keys = np.searchsorted(timestamps, packets.shown[packets.is_key])
         return _record(packets, timestamps, keys)
+
+
+def scan_each(
+    paths: Sequence[str], *, workers: int | None = None, guarded: bool = False, max_pixels: int
+) -> Generator[tuple[str, VideoRecord | str]]:
+    """(path, what `scan` finds or why it cannot) of every path, in no certain order.
+
+    Few videos are scanned by this process, unless `guarded`; else by `workers` processes, as many
+    as there are cores if that is None. A video that kills the process that scans it is unreadable.
+    """
+    jobs = [(path, max_pixels) for path in paths]
+    if len(jobs) < FEW and not guarded:
+        yield from ((path, _try_scan((path, bound))) for path, bound in jobs)
+        return
+    each = run_each(_try_scan, jobs, workers or available_cores(), jobs_per_worker=4)
+    with contextlib.closing(each):
+        for (path, _), found in each:
+            yield path, KILLER if isinstance(found, Died) else found
+
+
+def _try_scan(job: tuple[str, int]) -> VideoRecord | str:
+    """A record, or why there is none: never an error, since hours of others hang on it."""
+    try:
+        return scan(*job)
+    except UnreadableVideoError as error:
+        return str(error) or "cannot be read"
+    except Exception as error:  # a fault of ours or a library's, in the one place that shows it
+        return f"cannot be scanned: {type(error).__name__}: {error}"
 
 
 class _Packets:

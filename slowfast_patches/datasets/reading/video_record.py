@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import json
+import math
+import zlib
 from dataclasses import dataclass
 from enum import IntEnum
 
@@ -11,6 +14,8 @@ from numpy.typing import NDArray
 from multigrid import Video
 
 __all__ = ["Kind", "UnreadableVideoError", "VideoRecord"]
+
+Ints = NDArray[np.int64]
 
 
 class UnreadableVideoError(ValueError):
@@ -40,12 +45,12 @@ class VideoRecord:
     """Frames, rate, and size in pixels as shown, after turning."""
     turns: int = 0
     """Quarter turns counterclockwise from the stored picture to the shown one."""
-    timestamps: NDArray[np.int64] | None = None
+    timestamps: Ints | None = None
     """VIDEO: (frames,) what the decoder says of each frame, in units of the stream's clock; None
     where it says nothing that tells them apart, so that they are counted from the beginning."""
-    keys: NDArray[np.int64] | None = None
+    keys: Ints | None = None
     """VIDEO: frames at which decoding may start, ascending; the first is 0."""
-    offsets: NDArray[np.int64] | None = None
+    offsets: Ints | None = None
     """PREPARED: (groups + 1,) bytes of the file at which the groups of pictures begin and end."""
     headers: bytes = b""
     """PREPARED: the decoder's parameters (avcC)."""
@@ -53,3 +58,36 @@ class VideoRecord:
     """VIDEO: streams of any kind in the file; 0 if not known."""
     files: tuple[str, ...] | None = None
     """FRAMES: the paths of the frames where a list names them; None for those in the folder."""
+
+    def packed(self) -> bytes:
+        """All but `files`, in about 100 bytes where frames come at a constant rate."""
+        lists = (self.timestamps, self.keys, self.offsets)
+        content = (
+            *(int(self.kind), self.video, self.turns, self.streams, self.headers.hex()),
+            *(
+                None if numbers is None else np.diff(numbers, prepend=0).tolist()
+                for numbers in lists
+            ),
+        )
+        return zlib.compress(json.dumps(content, separators=(",", ":")).encode())
+
+    @classmethod
+    def unpacked(cls, content: bytes) -> VideoRecord:
+        """The record that was packed.
+
+        Raises:
+            UnreadableVideoError: nothing that `packed` gave.
+        """
+        try:
+            kind, video, turns, streams, headers, *lists = json.loads(zlib.decompress(content))
+            if not all(0 < number < math.inf for number in video):
+                raise ValueError(video)
+            numbers = [None if n is None else np.cumsum(n, dtype=np.int64) for n in lists]
+            timestamps, keys, offsets = numbers
+            return cls(
+                *(Kind(kind), Video(*video), turns, timestamps, keys, offsets),
+                headers=bytes.fromhex(headers),
+                streams=streams,
+            )
+        except (ValueError, TypeError, zlib.error) as error:
+            raise UnreadableVideoError(f"is damaged in the index: {error}") from error

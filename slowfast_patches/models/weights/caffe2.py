@@ -1,20 +1,15 @@
-"""Caffe2 checkpoints are pickles, and a pickle is a program: they are read without running it.
+"""Caffe2 checkpoints are pickles, and a pickle is a program: what they name is not what they get.
 
-`_Reader` is Python's unpickler with most of its operations taken out. What is left puts numbers,
-texts and plain containers together. A pickle of numpy arrays also names a few functions and calls
-them: these names stand for functions of this module, which check what they are given; every other
-name is refused before it is looked up, and nothing is imported.
+A pickle of numpy arrays names a few functions and calls them. Here these names stand for functions
+of this module, which check what they are given and make arrays of bytes and nothing else; every
+other name is refused before it is looked up, and nothing is imported.
 """
 
 from __future__ import annotations
 
 import math
 import pickle
-import pickletools
 import re
-import struct
-from collections.abc import Callable, Iterable
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -59,35 +54,29 @@ def _printable(error: Exception) -> str:
     return str(error).encode("unicode_escape").decode()[:200]
 
 
-def _shown(value: object) -> str:
-    """A text, or the type of anything else, whose own text may have no end."""
-    return repr(value[:40]) if isinstance(value, str) else f"a {type(value).__name__}"
+class _Reader(pickle.Unpickler):
+    """Reads numbers, texts, plain containers and numpy arrays; refuses the rest by name."""
 
+    def __init__(self, *arguments: Any, **options: Any) -> None:
+        super().__init__(*arguments, **options)
+        self._names = _names()
 
-@dataclass(frozen=True, slots=True)
-class _Function:
-    """What a name in a pickle stands for; the only thing that a pickle can call."""
-
-    call: Callable[..., Any]
-
-
-def _ndarray(*_: object) -> None:
-    raise _RefusedError("a call of numpy.ndarray")
-
-
-_NDARRAY = _Function(_ndarray)
-"""Stands for `numpy.ndarray`, which a pickle of arrays only hands to `_reconstruct`."""
+    def find_class(self, module: str, name: str) -> Any:
+        """What an exact pair of names stands for; no part of a dotted name is looked up."""
+        if (module, name) not in self._names:
+            raise _RefusedError(f"{module}.{name}")
+        return self._names[module, name]
 
 
 class _DType:
     """A type of numbers, whose byte order arrives after it was made."""
 
-    def __init__(self, code: object) -> None:
+    def __init__(self, code: Any) -> None:
         if not isinstance(code, str) or not re.fullmatch("[<>|=]?[biuf][1248]", code):
-            raise _RefusedError(f"numpy.dtype of {_shown(code)}")
+            raise _RefusedError(f"numpy.dtype of {code if isinstance(code, str) else type(code)}")
         self.value: np.dtype[Any] = np.dtype(code)
 
-    def build(self, state: Any) -> None:
+    def __setstate__(self, state: Any) -> None:
         """Set the byte order; fields and sub-arrays, which may hold objects, are refused."""
         _, order, *structure = state
         if order not in ("<", ">", "|", "=") or any(part is not None for part in structure[:3]):
@@ -101,177 +90,59 @@ class _Array:
     def __init__(self, value: NDArray[Any] | None = None) -> None:
         self.value = value
 
-    def build(self, state: Any) -> None:
+    def __setstate__(self, state: Any) -> None:
         _, shape, dtype, fortran, data = state
         self.value = _make_array(data, dtype, shape, "F" if fortran else "C")
 
 
-def _make_array(data: object, dtype: object, shape: object, order: object) -> NDArray[Any]:
+def _make_array(data: Any, dtype: Any, shape: Any, order: Any) -> NDArray[Any]:
     """A read-only view of `data`, the bytes of an array; as text if Python 2 wrote them."""
-    if not isinstance(dtype, _DType):
-        raise _RefusedError(f"an array of {type(dtype).__name__}")
-    if isinstance(data, str):
-        data = data.encode("latin1")
-    if not isinstance(data, bytes):
-        raise _RefusedError(f"an array made of a {type(data).__name__}")
-    if not isinstance(shape, tuple) or not all(isinstance(n, int) and n >= 0 for n in shape):
-        raise _RefusedError("an array whose shape is no tuple of counts")
+    data = data.encode("latin1") if isinstance(data, str) else data
+    plain = isinstance(dtype, _DType) and isinstance(data, bytes | bytearray)
+    if not (plain and all(isinstance(n, int) and n >= 0 for n in shape)):
+        raise _RefusedError("an array that is not made of numbers")
     if len(data) != math.prod(shape) * dtype.value.itemsize:
         raise ValueError(f"{len(data)} bytes are no array of shape {shape}")
-    return np.ndarray(shape, dtype.value, data, order="F" if order == "F" else "C")
+    return np.ndarray(shape, dtype.value, bytes(data), order="F" if order == "F" else "C")
 
 
-def _reconstruct(subtype: object, shape: object, code: object) -> _Array:
-    """`numpy.core.multiarray._reconstruct`: an empty array, its content follows."""
-    if subtype is not _NDARRAY:
-        raise _RefusedError("an array that is no numpy.ndarray")
-    return _Array()
+def _names() -> dict[tuple[str, str], Any]:
+    """What the names in a file stand for: made anew, for a pickle may set attributes of them."""
 
+    def dtype(code: object, align: object = False, copy: object = False) -> _DType:
+        return _DType(code)
 
-def _frombuffer(data: object, dtype: object, shape: object, order: object) -> _Array:
-    """`numpy.core.numeric._frombuffer`: an array of protocol 5."""
-    return _Array(_make_array(data, dtype, shape, order))
+    def reconstruct(subtype: object, shape: object, code: object) -> _Array:
+        return _Array()  # its content follows
 
+    def frombuffer(data: object, dtype: object, shape: object, order: object) -> _Array:
+        return _Array(_make_array(data, dtype, shape, order))
 
-def _scalar(dtype: object, data: object) -> Any:
-    return _make_array(data, dtype, (), "C")[()]
+    def scalar(dtype: object, data: object) -> Any:
+        return _make_array(data, dtype, (), "C")[()]
 
+    def encode(text: str, encoding: str) -> bytes:
+        """With this, protocol 2 writes bytes as text."""
+        if encoding not in ("latin1", "latin-1"):
+            raise _RefusedError(f"_codecs.encode to {encoding}")
+        return text.encode("latin1")
 
-def _dtype(code: object, align: object = False, copy: object = False) -> _DType:
-    return _DType(code)
+    def no_bytes() -> bytes:
+        return b""
 
+    def ordered_dict(items: Any = ()) -> dict[Any, Any]:
+        return dict(items)
 
-def _encode(text: object, encoding: object) -> bytes:
-    """`_codecs.encode`, with which protocol 2 writes bytes as text."""
-    if not isinstance(text, str) or encoding not in ("latin1", "latin-1"):
-        raise _RefusedError(f"_codecs.encode to {_shown(encoding)}")
-    return text.encode("latin1")
-
-
-def _no_bytes() -> bytes:
-    return b""
-
-
-def _ordered_dict(items: Iterable[Any] = ()) -> dict[Any, Any]:
-    content = dict[Any, Any]()
-    for key, value in items:
-        _set_item(content, key, value)
-    return content
-
-
-def _set_item(target: object, key: object, value: object) -> None:
-    """Keys are texts and numbers: the hash of tuples in tuples has no bottom."""
-    if not isinstance(target, dict) or not isinstance(key, str | bytes | int | float):
-        raise _RefusedError(f"{_shown(key)} as a key of {_shown(target)}")
-    target[key] = value
-
-
-_NAMES: dict[tuple[str, str], object] = {
-    ("numpy", "ndarray"): _NDARRAY,
-    ("numpy", "dtype"): _Function(_dtype),
-    ("_codecs", "encode"): _Function(_encode),
-    ("__builtin__", "bytes"): _Function(_no_bytes),
-    ("builtins", "bytes"): _Function(_no_bytes),
-    ("collections", "OrderedDict"): _Function(_ordered_dict),
-}
-for _core in ("numpy.core", "numpy._core"):  # before and since numpy 2
-    _NAMES[f"{_core}.multiarray", "_reconstruct"] = _Function(_reconstruct)
-    _NAMES[f"{_core}.multiarray", "scalar"] = _Function(_scalar)
-    _NAMES[f"{_core}.numeric", "_frombuffer"] = _Function(_frombuffer)
-
-_OPERATIONS = (
-    *("PROTO", "FRAME", "STOP", "MARK", "MEMOIZE"),
-    *("PUT", "BINPUT", "LONG_BINPUT", "GET", "BINGET", "LONG_BINGET"),
-    *("NONE", "NEWTRUE", "NEWFALSE", "INT", "BININT", "BININT1", "BININT2"),
-    *("LONG", "LONG1", "LONG4", "FLOAT", "BINFLOAT"),
-    *("STRING", "BINSTRING", "SHORT_BINSTRING"),
-    *("UNICODE", "SHORT_BINUNICODE", "BINUNICODE", "BINUNICODE8"),
-    *("SHORT_BINBYTES", "BINBYTES", "BINBYTES8"),
-    *("EMPTY_TUPLE", "TUPLE", "TUPLE1", "TUPLE2", "TUPLE3"),
-    *("EMPTY_LIST", "LIST", "APPEND", "APPENDS"),
-    *("EMPTY_DICT",),
-    *("GLOBAL", "STACK_GLOBAL"),
-)
-"""What `_Reader` does as Python does. Missing are, beside those that it does in its own way, the
-operations that make objects of classes, take them from the registry of `copyreg`, whose cache
-passes `find_class` by, or ask for objects that are stored elsewhere."""
-
-
-class _Dispatch(dict[int, Callable[[Any], None]]):
-    """Operation code to method; an operation that is not there is refused by its name."""
-
-    def __missing__(self, code: int) -> Callable[[Any], None]:
-        names = {ord(operation.code): operation.name for operation in pickletools.opcodes}
-        if code not in names:
-            raise pickle.UnpicklingError("it is no pickle")
-        raise _RefusedError(f"the pickle operation {names[code]}")
-
-
-def _as_python_does(operation: str) -> tuple[int, Callable[[Any], None]]:
-    code = getattr(pickle, operation)[0]
-    return code, pickle._Unpickler.dispatch[code]
-
-
-# The unpickler in pure Python, which joblib builds on too: the one in C does not let operations be
-# taken out. A checkpoint has some ten thousand of them, so that speed does not matter.
-class _Reader(pickle._Unpickler):
-    """Reads numbers, texts, plain containers and numpy arrays; refuses the rest by name."""
-
-    read: Callable[[int], bytes]
-    readline: Callable[[], bytes]
-    stack: list[Any]
-    append: Callable[[Any], None]
-    pop_mark: Callable[[], list[Any]]
-
-    dispatch = _Dispatch(map(_as_python_does, _OPERATIONS))
-
-    def find_class(self, module: str, name: str) -> Any:
-        """What an exact pair of names stands for; no part of a dotted name is looked up."""
-        if (module, name) not in _NAMES:
-            raise _RefusedError(f"{module}.{name}")
-        return _NAMES[module, name]
-
-    def _inst(self) -> None:
-        """Protocol 0's object of a class, which is named in the operation."""
-        module, name = (self.readline()[:-1].decode("utf-8") for _ in range(2))
-        raise _RefusedError(f"{module}.{name}")
-
-    def _reduce(self) -> None:
-        arguments = self.stack.pop()
-        function = self.stack[-1]
-        if not isinstance(function, _Function):
-            raise _RefusedError("a call of what is no function")
-        self.stack[-1] = function.call(*arguments)
-
-    def _build(self) -> None:
-        state = self.stack.pop()
-        target = self.stack[-1]
-        if not isinstance(target, _Array | _DType):
-            raise _RefusedError("setting the state of what is no array")
-        target.build(state)
-
-    def _dict(self) -> None:
-        items = self.pop_mark()
-        self.append(_ordered_dict(zip(items[::2], items[1::2], strict=True)))
-
-    def _setitem(self) -> None:
-        value, key = self.stack.pop(), self.stack.pop()
-        _set_item(self.stack[-1], key, value)
-
-    def _setitems(self) -> None:
-        items = self.pop_mark()
-        for key, value in zip(items[::2], items[1::2], strict=True):
-            _set_item(self.stack[-1], key, value)
-
-    def _bytearray8(self) -> None:
-        """Python makes room for as many bytes as are promised; here, for those that are there."""
-        (length,) = struct.unpack("<Q", self.read(8))
-        self.append(self.read(length))
-
-    dispatch[pickle.INST[0]] = _inst
-    dispatch[pickle.DICT[0]] = _dict
-    dispatch[pickle.SETITEM[0]] = _setitem
-    dispatch[pickle.SETITEMS[0]] = _setitems
-    dispatch[pickle.REDUCE[0]] = _reduce
-    dispatch[pickle.BUILD[0]] = _build
-    dispatch[pickle.BYTEARRAY8[0]] = _bytearray8
+    names: dict[tuple[str, str], Any] = {
+        ("numpy", "ndarray"): "numpy.ndarray",  # only handed on
+        ("numpy", "dtype"): dtype,
+        ("_codecs", "encode"): encode,
+        ("__builtin__", "bytes"): no_bytes,
+        ("builtins", "bytes"): no_bytes,
+        ("collections", "OrderedDict"): ordered_dict,
+    }
+    for core in ("numpy.core", "numpy._core"):  # before and since numpy 2
+        names[f"{core}.multiarray", "_reconstruct"] = reconstruct
+        names[f"{core}.multiarray", "scalar"] = scalar
+        names[f"{core}.numeric", "_frombuffer"] = frombuffer
+    return names

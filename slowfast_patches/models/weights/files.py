@@ -13,7 +13,7 @@ import torch
 from torch import Tensor
 
 from slowfast_patches.models.weights.caffe2 import read_blobs
-from slowfast_patches.utils import torch_file
+from slowfast_patches.utils.files import check_archive
 
 __all__ = ["Weights", "check_file", "read_weights"]
 
@@ -28,12 +28,8 @@ _OPTIMIZER_BLOB = re.compile(r".*_momentum|lr|model_iter")
 
 @dataclass(frozen=True)
 class Weights:
-    """What a file holds.
-
-    tensors: by the file's own names.
-    others: names of what is no tensor.
-    origin: what kind of file it is, in words.
-    """
+    """What a file holds: tensors by its own names, names of what is no tensor, and what kind of
+    file it is, in words."""
 
     tensors: Mapping[str, Tensor]
     others: tuple[str, ...]
@@ -51,24 +47,35 @@ def check_file(path: str | Path, kind: str = "pytorch", *, section: str = "TRAIN
     Raises:
         ValueError: no such file, or it is of another kind; says which key to change.
     """
-    advice = f"change {section}.CHECKPOINT_FILE_PATH"
-    head = _head(Path(path), advice)
+    try:
+        with Path(path).open("rb") as file:
+            head = file.read(64)
+        problem = _problem(head, kind, section)
+    except FileNotFoundError:
+        problem = "there is no such file"
+    except OSError as error:
+        problem = f"it cannot be read: {error.strerror}"
+    if problem is not None:
+        raise ValueError(f"{path}: {problem}; change {section}.CHECKPOINT_FILE_PATH")
+
+
+def _problem(head: bytes, kind: str, section: str) -> str | None:
+    """Why a file with this beginning is not of a kind."""
     from_torch = head.startswith(b"PK\x03\x04") or head[2:].startswith(_LEGACY_MARK)
     if not head:
-        raise ValueError(f"{path} is empty; {advice}")
+        return "it is empty"
     if head.lstrip().startswith(b"<"):
-        raise ValueError(f"{path} is a web page, as a failed download leaves it; {advice}")
+        return "it is a web page, as a failed download leaves it"
     if kind == "caffe2" and from_torch:
-        raise ValueError(
-            f"{path} was written by PyTorch; set {section}.CHECKPOINT_TYPE pytorch to read it"
-        )
+        return f"it was written by PyTorch; set {section}.CHECKPOINT_TYPE pytorch"
     if kind == "pytorch" and head.startswith((b"\x80", b"}", b"(d")) and not from_torch:
-        raise ValueError(
-            f"{path} is a pickle that PyTorch did not write; if it comes from Caffe2, set "
+        return (
+            "it is a pickle that PyTorch did not write; if it comes from Caffe2, set "
             f"{section}.CHECKPOINT_TYPE caffe2"
         )
     if kind == "pytorch" and not from_torch:
-        raise ValueError(f"{path} is no PyTorch checkpoint: it starts with {head[:16]!r}; {advice}")
+        return f"it is no PyTorch checkpoint: it starts with {head[:16]!r}"
+    return None
 
 
 def read_weights(path: str | Path, kind: str = "pytorch", *, section: str = "TRAIN") -> Weights:
@@ -101,44 +108,26 @@ def _from_torch(path: str | Path) -> Weights:
     return Weights(tensors, others, origin)
 
 
-def _head(path: Path, advice: str) -> bytes:
-    try:
-        with path.open("rb") as file:
-            return file.read(64)
-    except FileNotFoundError as error:
-        raise ValueError(f"{path}: no such file; {advice}") from error
-    except OSError as error:
-        raise ValueError(f"{path} cannot be read: {error.strerror}; {advice}") from error
-
-
 def _load_torch(path: str | Path) -> Any:
-    torch_file.check(path)
+    check_archive(Path(path))
     try:
         return torch.load(path, map_location="cpu", weights_only=True)
     except Exception as error:
-        refused = re.search(r"GLOBAL ([\w.]+) was not", str(error))
-        if refused:
+        if refused := re.search(r"GLOBAL ([\w.]+) was not", str(error)):
             raise ValueError(
                 f"{path} is refused: it holds more than weights ({refused[1]}), and only tensors "
                 "and plain containers are safe to load; save its state dict alone"
             ) from error
-        raise ValueError(
-            f"{path} cannot be read as a PyTorch checkpoint: {_first_sentence(error)}"
-        ) from error
-
-
-def _first_sentence(error: Exception) -> str:
-    return re.split(r"\.\s|\n", str(error) or type(error).__name__)[0].strip()
+        why = re.split(r"\.\s|\n", str(error) or type(error).__name__)[0].strip()
+        raise ValueError(f"{path} cannot be read as a PyTorch checkpoint: {why}") from error
 
 
 def _from_blobs(blobs: Mapping[str, Any]) -> Weights:
     """Without the optimizer's blobs, which are counted."""
     model = {k: v for k, v in blobs.items() if not _OPTIMIZER_BLOB.fullmatch(k)}
     arrays = {k: v for k, v in model.items() if isinstance(v, np.ndarray)}
-    others = tuple(k for k in model if k not in arrays)
-    left_out = len(blobs) - len(model)
     return Weights(
         {k: torch.from_numpy(v.astype(v.dtype.newbyteorder("="))) for k, v in arrays.items()},
-        others,
-        f"a Caffe2 file, {left_out} blobs of its optimizer left out",
+        tuple(k for k in model if k not in arrays),
+        f"a Caffe2 file, {len(blobs) - len(model)} blobs of its optimizer left out",
     )

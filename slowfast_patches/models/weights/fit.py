@@ -3,23 +3,34 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 
 import torch
 from torch import Tensor
 
-__all__ = ["Fit", "fit_weights", "flat_convolutions", "is_counter"]
+__all__ = ["Fit", "fit_weights", "flat_convolutions"]
 
 _HEAD = "head."
 
 _BEHIND_LATERAL = re.compile(r"s(\d)\.pathway0_res0\.(branch1|branch2\.a)\.weight")
 """Convolutions that see what a lateral connection adds to the slow pathway's channels."""
 
+_PARTS = {
+    "fast pathway": re.compile(r"s\d\.pathway1_"),
+    "lateral connections": re.compile(r"s\d_fuse\."),
+    "non-local blocks": re.compile(r"s\d\.pathway\d_nonlocal"),
+    "head": re.compile(r"head\."),
+    "other weights": re.compile(""),
+}
+"""Parts of a model that a file may lack, by the names of their tensors; the first that fits."""
+
+_NAMES_SHOWN = 3
+
 
 @dataclass
 class Fit:
-    """What became of each tensor, by name; counters (`is_counter`) are loaded and not listed.
+    """What became of each tensor, by name; counters of batches are loaded and not listed.
 
     values: what the model's tensors become; of `partly` filled ones, with their initial rest.
     loaded, partly, unused: names; `partly` with what was taken.
@@ -38,10 +49,44 @@ class Fit:
     inflated: int = 0
     from_images: bool = False
 
+    def differences(self) -> list[str]:
+        """What is not the same in the file and in the model."""
+        return [
+            *(f"lacks {name}" for name in self.missing),
+            *(f"has only {part} of {name}" for name, part in self.partly.items()),
+            *self.misfit.values(),
+            *(f"has {name} beside them" for name in self.unused),
+        ]
 
-def is_counter(name: str) -> bool:
-    """Whether a tensor counts batches: older files do not have it, and the host never reads it."""
-    return name.endswith(".num_batches_tracked")
+    def report(self) -> str:
+        """A line of totals, then one for each group of tensors with the reason and a few names."""
+        kept = len(self.missing) + len(self.misfit)
+        where = "an image model" if self.from_images else "the file"
+        groups: dict[str, list[str]] = {part: [] for part in _PARTS}
+        for name in self.missing:
+            groups[next(part for part, names in _PARTS.items() if names.match(name))].append(name)
+        head = [reason for name, reason in self.misfit.items() if name.startswith(_HEAD)]
+        others = [reason for reason in self.misfit.values() if reason not in head]
+        partly = [f"{name} ({part})" for name, part in self.partly.items()]
+        lines = [
+            f"{len(self.loaded)} tensors loaded, {len(partly)} partly, {kept} kept at their "
+            f"initial values, {len(self.unused)} unused in the file",
+            self.inflated and f"repeated along time: {self.inflated} convolutions",
+            partly and f"partly, behind lateral connections: {_some(partly)}",
+            *head[:1],
+            others and f"of another shape: {_some(others, '; ')}",
+            *(
+                names and f"{part}: {len(names)} tensors, not in {where}: {_some(names)}"
+                for part, names in groups.items()
+            ),
+            self.unused and f"unused: {_some(self.unused)}",
+        ]
+        return "\n  ".join(str(line) for line in lines if line)
+
+
+def _some(items: Sequence[str], separator: str = ", ") -> str:
+    more = len(items) - _NAMES_SHOWN
+    return separator.join(items[:_NAMES_SHOWN]) + (f" and {more} more" if more > 0 else "")
 
 
 def flat_convolutions(given: Mapping[str, Tensor], wanted: Mapping[str, Tensor]) -> list[str]:
@@ -67,14 +112,16 @@ def fit_weights(given: Mapping[str, Tensor], wanted: Mapping[str, Tensor]) -> Fi
     left = {n: v for n, v in given.items() if not (flat and n.startswith(_HEAD))}
     for name, now in wanted.items():
         if name not in left:
-            fit.missing += [] if is_counter(name) else [name]
+            fit.missing += _listed([name])
             continue
         value = left[name].to(now.device, now.dtype)
-        value = _inflate(value, now) if name in flat else value
+        if name in flat:
+            length = now.shape[2]
+            value = value.unsqueeze(2).repeat(1, 1, length, 1, 1) / length
         own = _channels_before_fusion(name, wanted)
         if value.shape == now.shape:
             fit.values[name] = value
-            fit.loaded += [] if is_counter(name) else [name]
+            fit.loaded += _listed([name])
         elif own and value.shape == now[:, :own].shape:
             fit.values[name] = torch.cat([value, now[:, own:]], 1)
             fit.partly[name] = f"{own} of {now.shape[1]} input channels"
@@ -86,10 +133,9 @@ def fit_weights(given: Mapping[str, Tensor], wanted: Mapping[str, Tensor]) -> Fi
     return fit
 
 
-def _inflate(flat: Tensor, wanted: Tensor) -> Tensor:
-    """(C', C, H, W) to (C', C, T, H, W) with the T of `wanted`."""
-    length = wanted.shape[2]
-    return flat.unsqueeze(2).repeat(1, 1, length, 1, 1) / length
+def _listed(names: Iterable[str]) -> list[str]:
+    """Without counters of batches: older files do not have them, and the host never reads them."""
+    return [name for name in names if not name.endswith(".num_batches_tracked")]
 
 
 def _channels_before_fusion(name: str, wanted: Mapping[str, Tensor]) -> int:

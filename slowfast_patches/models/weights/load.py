@@ -3,16 +3,14 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Sequence
 from pathlib import Path
 
 from torch import nn
 
 from slowfast_patches.models.tsm import ShiftedConv3d
 from slowfast_patches.models.weights.files import read_weights
-from slowfast_patches.models.weights.fit import Fit, fit_weights, flat_convolutions
+from slowfast_patches.models.weights.fit import fit_weights, flat_convolutions
 from slowfast_patches.models.weights.names import TORCHVISION, TSM, Named, host_names
-from slowfast_patches.models.weights.report import format_fit
 
 __all__ = ["load_weights"]
 
@@ -48,19 +46,35 @@ def load_weights(
             `inflate` is False; or `complete`, and something lacks or is left.
     """
     weights = read_weights(path, kind, section=section)
+    advice = f"change {section}.CHECKPOINT_FILE_PATH"
     try:
         named = host_names(weights.tensors, kind)
     except ValueError as error:
-        raise ValueError(
-            f"{path} cannot start this model: it is {error}; change {section}.CHECKPOINT_FILE_PATH"
-        ) from error
-    given, wanted = named.tensors, model.state_dict()
-    flat = flat_convolutions(given, wanted)
+        raise ValueError(f"{path} cannot start this model: it is {error}; {advice}") from error
+    wanted = model.state_dict()
+    flat = flat_convolutions(named.tensors, wanted)
     if flat and not inflate:
-        raise ValueError(_image_message(path, flat[0], complete, section))
-    fit = fit_weights(given, wanted)
-    differences = [*_other_shifts(model, named), *_other_strides(model, named)]
-    _check(fit, differences, path, complete, section)
+        remedy = (
+            "" if complete else "set TRAIN.CHECKPOINT_INFLATE True to repeat it along time, or "
+        )
+        raise ValueError(
+            f"{path} is an image model's: the kernel of {flat[0]} has no time; {remedy}{advice}"
+        )
+    fit = fit_weights(named.tensors, wanted)
+    elsewhere = [*_other_shifts(model, named), *_other_strides(model, named)]
+    wrong = [*fit.differences(), *elsewhere]
+    if not fit.loaded:
+        raise ValueError(
+            f"{path}: none of its tensors ({', '.join(fit.unused[:3])}, ...) fits this model "
+            f"({', '.join([*fit.misfit.values(), *fit.missing][:3])}, ...); {advice}, or MODEL and "
+            "RESNET to what it was made with"
+        )
+    if complete and wrong:
+        more = f" and {len(wrong) - 1} more" if len(wrong) > 1 else ""
+        raise ValueError(
+            f"{path} is not of this model: {wrong[0]}{more}; give the recipe that it was trained "
+            f"with, or {advice}"
+        )
     fit.unused += weights.others
     model.load_state_dict(fit.values, strict=False)
     if inflate and not flat:
@@ -69,30 +83,8 @@ def load_weights(
             "leave it out",
             path,
         )
-    report, origin = [format_fit(fit), *differences], (weights.origin, *named.notes)
-    logger.info("%s (%s): %s", path, "; ".join(origin), "\n  ".join(report))
-
-
-def _check(
-    fit: Fit, differences: Sequence[str], path: str | Path, complete: bool, section: str
-) -> None:
-    """Raise ValueError where nothing was loaded, or less than everything though it must be."""
-    if not fit.loaded:
-        raise ValueError(
-            f"{path}: none of its tensors ({', '.join(fit.unused[:3])}, ...) fits this model "
-            f"({', '.join([*fit.misfit.values(), *fit.missing][:3])}, ...); change "
-            f"{section}.CHECKPOINT_FILE_PATH, or MODEL and RESNET to what it was made with"
-        )
-    wrong = [f"lacks {name}" for name in fit.missing]
-    wrong += [f"has only {part} of {name}" for name, part in fit.partly.items()]
-    wrong += list(fit.misfit.values()) + [f"has {name} beside them" for name in fit.unused]
-    wrong += differences
-    if complete and wrong:
-        more = f" and {len(wrong) - 1} more" if len(wrong) > 1 else ""
-        raise ValueError(
-            f"{path} is not of this model: {wrong[0]}{more}; give the recipe that it was trained "
-            f"with, or change {section}.CHECKPOINT_FILE_PATH"
-        )
+    origin = "; ".join([weights.origin, *named.notes])
+    logger.info("%s (%s): %s", path, origin, "\n  ".join([fit.report(), *elsewhere]))
 
 
 def _other_shifts(model: nn.Module, named: Named) -> list[str]:
@@ -113,13 +105,3 @@ def _other_strides(model: nn.Module, named: Named) -> list[str]:
     if not strided or not {TORCHVISION, TSM} & {*named.notes}:
         return []
     return ["RESNET.STRIDE_1X1 True: torchvision's ResNets have their strides in the 3×3 instead"]
-
-
-def _image_message(path: str | Path, name: str, complete: bool, section: str) -> str:
-    message = f"{path} is an image model's: the kernel of {name} has no time; "
-    if complete:
-        return message + f"change {section}.CHECKPOINT_FILE_PATH to a trained video model"
-    return message + (
-        "set TRAIN.CHECKPOINT_INFLATE True to repeat it along time, or change "
-        f"{section}.CHECKPOINT_FILE_PATH"
-    )

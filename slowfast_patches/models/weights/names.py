@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping
 from typing import NamedTuple
 
 from torch import Tensor
@@ -115,14 +115,10 @@ def _torchvision_of_tsm(
 def _without_prefix(tensors: Mapping[str, Tensor]) -> tuple[dict[str, Tensor], str]:
     """The tensors without what `_PREFIXES` all of their names start with, and these together."""
     named, taken = dict(tensors), ""
-    while named and (prefix := next((p for p in _PREFIXES if _all_start(named, p)), None)):
-        named = {name.removeprefix(prefix): value for name, value in named.items()}
-        taken += prefix
+    while found := [p for p in _PREFIXES if named and all(n.startswith(p) for n in named)]:
+        named = {name.removeprefix(found[0]): value for name, value in named.items()}
+        taken += found[0]
     return named, taken
-
-
-def _all_start(names: Iterable[str], prefix: str) -> bool:
-    return all(name.startswith(prefix) for name in names)
 
 
 def _from_torchvision(name: str) -> str:
@@ -145,32 +141,33 @@ def _fold_split_batchnorm(tensors: Mapping[str, Tensor]) -> tuple[dict[str, Tens
     them, one split's C channels after the other's, as X.split_bn.running_mean, ... of n·C values.
     The splits' are the ones that training moves, so they count where both are there.
     """
-    plain = dict(tensors)
-    layers = {m[1] for name in tensors if (m := _SPLIT_STATISTIC.fullmatch(name))}
-    sources = {layer: source for layer in layers if (source := _statistics(tensors, layer))}
-    for layer, source in sources.items():
-        plain |= _folded(tensors, layer, source)
-        for name in [n for n in tensors if n.startswith((f"{layer}.bn.", f"{layer}.split_bn."))]:
-            del plain[name]
-    return plain, len(sources)
+    plain, folded = dict(tensors), 0
+    for layer in {match[1] for name in tensors if (match := _SPLIT_STATISTIC.fullmatch(name))}:
+        scale = tensors.get(f"{layer}.weight")
+        for source in (f"{layer}.split_bn", f"{layer}.bn"):
+            both = [tensors.get(f"{source}.running_{name}") for name in ("mean", "var")]
+            if scale is not None and all(_of_splits(t, scale) for t in both):
+                names = [n for n in tensors if n.startswith((f"{layer}.bn.", f"{layer}.split_bn."))]
+                for name in names:
+                    del plain[name]
+                plain |= _folded(tensors, layer, source, scale.numel())
+                folded += 1
+                break
+    return plain, folded
 
 
-def _statistics(tensors: Mapping[str, Tensor], layer: str) -> str | None:
-    """Where the statistics of a split layer are; None for a layer without scale, or incomplete."""
-    if f"{layer}.weight" not in tensors:
-        return None
-    channels = tensors[f"{layer}.weight"].numel()
-    for source in (f"{layer}.split_bn", f"{layer}.bn"):
-        both = [tensors.get(f"{source}.running_{name}") for name in ("mean", "var")]
-        if all(t is not None and t.numel() and t.numel() % channels == 0 for t in both):
-            return source
-    return None
+def _of_splits(statistic: Tensor | None, scale: Tensor) -> bool:
+    """Whether there is a value for each channel of one split or several."""
+    if statistic is None:
+        return False
+    return statistic.numel() > 0 and statistic.numel() % scale.numel() == 0
 
 
-def _folded(tensors: Mapping[str, Tensor], layer: str, source: str) -> dict[str, Tensor]:
+def _folded(
+    tensors: Mapping[str, Tensor], layer: str, source: str, channels: int
+) -> dict[str, Tensor]:
     """One layer's statistics over all splits, which are of one size: the mean of the means, and
     by the law of total variance the mean of the variances plus the variance of the means."""
-    channels = tensors[f"{layer}.weight"].numel()
     means = tensors[f"{source}.running_mean"].reshape(-1, channels)
     variances = tensors[f"{source}.running_var"].reshape(-1, channels)
     folded = {

@@ -7,7 +7,7 @@ from functools import cache
 from typing import NamedTuple
 
 import torch.distributed as dist
-from torch import Tensor, nn
+from torch import nn
 
 from slowfast_patches.config.recipe import Recipe
 from slowfast_patches.models.build import build_on_meta
@@ -26,9 +26,8 @@ BACKWARD = 2 / 3
 """Share of backward in a step: for each product of forward it has two, for the inputs and for the
 weights."""
 
-_MB = 1024**2
-_FIRST_BUCKET, _BUCKET = _MB, 25 * _MB
-"""Bytes at which DDP closes a bucket, by default."""
+_BUCKET_BYTES = [1024**2, 25 * 1024**2]
+"""At which DDP closes its first bucket, and the others, by default."""
 
 
 class Bucket(NamedTuple):
@@ -56,20 +55,33 @@ def exchange_of_model(model: nn.Module, flops: Callable[[int, int], dict[str, fl
     """What a model exchanges; `flops` counts the operations of its modules for (frames, crop).
 
     Gradients come in the reverse of the parameters' order, each when backward is through with its
-    module, and backward's time is spread over the modules as their operations are.
+    module, and backward's time is spread over the modules as their operations are. A bucket is
+    closed, by DDP's own rule, by the gradient with which it reaches its limit.
     """
     parameters = list(model.named_parameters())[::-1]
-    indices = _bucket_indices([parameter for _, parameter in parameters])
-    sizes = [parameter.numel() * parameter.element_size() for _, parameter in parameters]
+    gradients = [parameter.detach() for _, parameter in parameters]
+    indices, _ = dist._compute_bucket_assignment_by_size(gradients, _BUCKET_BYTES)
     names = [name.rpartition(".")[0] for name, _ in parameters]
 
     @cache
     def buckets(frames: int, crop: int) -> tuple[Bucket, ...]:
         ready = _ready(names, flops(frames, crop))
-        return tuple(Bucket(sum(sizes[i] for i in b), max(ready[i] for i in b)) for b in indices)
+        return tuple(
+            Bucket(sum(gradients[i].nbytes for i in bucket), max(ready[i] for i in bucket))
+            for bucket in indices
+        )
 
     norms = tuple(m.num_features for m in model.modules() if isinstance(m, nn.BatchNorm3d))
     return Exchange(buckets, norms)
+
+
+def _ready(names: Sequence[str], flops: dict[str, float]) -> list[float]:
+    """The share of backward that is done after each of the parameters, by their modules' names."""
+    done, after = 0.0, dict[str, float]()
+    for name in dict.fromkeys(names):
+        done += flops.get(name, 0.0)
+        after[name] = done
+    return [after[name] / done for name in names]
 
 
 def overlapped_seconds(
@@ -89,21 +101,3 @@ def overlapped_seconds(
         seconds = all_reduce(bucket.size)
         total, end = total + seconds, max(end, bucket.ready * backward) + seconds
     return total, max(0.0, end - backward)
-
-
-def _bucket_indices(parameters: list[nn.Parameter]) -> list[list[int]]:
-    """DDP's own rule: a bucket is closed by the gradient with which it reaches its limit."""
-    tensors: list[Tensor] = [parameter.detach() for parameter in parameters]
-    indices, _ = dist._compute_bucket_assignment_by_size(tensors, [_FIRST_BUCKET, _BUCKET])
-    return list(indices)
-
-
-def _ready(names: Sequence[str], flops: dict[str, float]) -> list[float]:
-    """The share of backward that is done after each of the parameters, by their modules' names."""
-    whole = sum(flops.get(name, 0.0) for name in dict.fromkeys(names))
-    done, shares, seen = 0.0, list[float](), set[str]()
-    for name in names:
-        done += 0.0 if name in seen else flops.get(name, 0.0)
-        seen.add(name)
-        shares.append(done / whole)
-    return shares

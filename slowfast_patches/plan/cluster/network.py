@@ -1,11 +1,13 @@
-"""A cluster in numbers, and how long its GPUs take to add up what each of them holds."""
+"""A cluster in numbers, published ones by name, and how long its GPUs take to add up what each of
+them holds."""
 
 from __future__ import annotations
 
 import math
 from dataclasses import dataclass, replace
+from typing import NamedTuple
 
-__all__ = ["LATENCY", "Cluster", "ring_seconds"]
+__all__ = ["LATENCY", "MACHINES", "Cluster", "Preset", "ring_seconds"]
 
 LATENCY = 20e-6
 """Seconds that one message takes besides its bytes, where nothing else is given: an assumption."""
@@ -29,19 +31,17 @@ class Cluster:
     latency: float = LATENCY
 
     def __post_init__(self) -> None:
-        for name in ("gpus", "gpus_per_node"):
-            if getattr(self, name) < 1:
-                option = "--" + name.replace("_", "-")
-                raise ValueError(f"{option} is 1 or more, not {getattr(self, name)}")
-        for name in ("network", "node_network"):
-            if not getattr(self, name) > 0:
-                option = "--" + name.replace("_", "-")
-                speed = getattr(self, name) / 1e9
-                raise ValueError(f"{option} is above 0 GB/s (inf: no limit), not {speed:g}")
-        if not (self.latency >= 0 and math.isfinite(self.latency)):
-            microseconds = 1e6 * self.latency
-            raise ValueError(f"--latency is 0 microseconds or more, not {microseconds:g}")
         per_node = self.gpus_per_node
+        speed = "above 0 GB/s (inf: no limit)"
+        for option, value, is_fine, wanted in (
+            ("--gpus", self.gpus, self.gpus >= 1, "1 or more"),
+            ("--gpus-per-node", per_node, per_node >= 1, "1 or more"),
+            ("--network", self.network / 1e9, self.network > 0, speed),
+            ("--node-network", self.node_network / 1e9, self.node_network > 0, speed),
+            ("--latency", 1e6 * self.latency, 0 <= self.latency < math.inf, "0 µs or more"),
+        ):
+            if not is_fine:
+                raise ValueError(f"{option} is {wanted}, not {value:g}")
         if self.gpus > per_node and self.gpus % per_node:
             fewer = self.gpus // per_node * per_node
             raise ValueError(
@@ -57,10 +57,6 @@ class Cluster:
     def gpus_of_node(self) -> int:
         """GPUs that are used on each node."""
         return min(self.gpus, self.gpus_per_node)
-
-    def with_gpus(self, gpus: int) -> Cluster:
-        """As many GPUs on nodes of this kind."""
-        return replace(self, gpus=gpus)
 
     def neighbours(self, gpus: int) -> Cluster:
         """A group of neighbouring ranks: in one node, on whole nodes, or, where it fits neither, at
@@ -89,3 +85,24 @@ def ring_seconds(size: float, members: int, bandwidth: float, latency: float) ->
     """
     messages = 2 * (members - 1)
     return messages * (size / members / bandwidth + latency)
+
+
+class Preset(NamedTuple):
+    """A published machine: one whole node of it, what it is, and who says so."""
+
+    node: Cluster
+    what: str
+    sources: str
+
+
+MACHINES = {
+    "summit": Preset(
+        Cluster(gpus=6, gpus_per_node=6, network=23e9, node_network=50e9),
+        what="Summit of Oak Ridge, 6 V100 a node, NVLink 2, dual-rail EDR InfiniBand",
+        sources="OLCF, Summit User Guide, docs.olcf.ornl.gov/systems/summit_user_guide.html: "
+        "'NVIDIA NVLink', the peak between two GPUs of a socket in one direction; 'System "
+        "Interconnect', the injection bandwidth of a node; --latency is an assumption",
+    ),
+}
+"""By the name that --machine takes. Another machine is another entry; `node_network` and `latency`
+may be left to their defaults."""

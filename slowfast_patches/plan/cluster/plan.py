@@ -1,163 +1,187 @@
-"""A recipe on clusters of 1 to 2,048 GPUs: what changes with their number, and the hours."""
+"""A recipe on clusters of 1 to 2,048 GPUs: what changes with their number, and the hours.
+
+The plan is plain data, what `tools/plan.py --gpus N --json` prints: bytes, seconds, clips; None is
+no limit, or not known. The text and the picture are made of it.
+"""
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import asdict, replace
+from typing import Any
 
-from multigrid.cost import SecondsPerIteration
+from multigrid import Schedule
+from multigrid.cost import SecondsPerIteration, shortest_phase
 from slowfast_patches.config.recipe import Recipe
 from slowfast_patches.config.scale import scale_to_processes
-from slowfast_patches.config.schedule import (
-    schedule_of,
-    without_multigrid,
-)
-from slowfast_patches.plan.cluster.gradients import Exchange, exchange_of
-from slowfast_patches.plan.cluster.machines import Preset
-from slowfast_patches.plan.cluster.network import Cluster
-from slowfast_patches.plan.cluster.times import ClipRate, Machine, TrainingTimes
+from slowfast_patches.config.schedule import schedule_of, without_multigrid
+from slowfast_patches.plan.cluster.gradients import BACKWARD, exchange_of
+from slowfast_patches.plan.cluster.network import MACHINES, Cluster
+from slowfast_patches.plan.cluster.times import ClipRate, Machine, Times, add_up
 from slowfast_patches.plan.plan import short_phases
-from slowfast_patches.plan.timing import Timing
+from slowfast_patches.plan.step_times import Timing
 
-__all__ = [
-    "MOST_GPUS",
-    "ClusterPlan",
-    "Estimate",
-    "Row",
-    "TimingOf",
-    "gpu_counts",
-    "on_cluster",
-    "plan_on_cluster",
-    "reference_gpus",
-]
+__all__ = ["gpu_counts", "on_cluster", "plan_on_cluster"]
 
 MOST_GPUS = 2048
-
-TimingOf = Callable[[Recipe], Timing]
-"""How long the iterations of a recipe take that one GPU trains alone."""
-
-
-@dataclass(frozen=True)
-class Estimate:
-    """A recipe and its baseline on one cluster.
-
-    `warnings` are what speaks against the recipe there, `notes` the same in a few words.
-    """
-
-    cluster: Cluster
-    ours: TrainingTimes
-    baseline: TrainingTimes
-    warnings: tuple[str, ...]
-    notes: tuple[str, ...]
-
-    @property
-    def batch(self) -> int:
-        """Clips of a mini-batch of the baseline's shape, over all nodes."""
-        return self.ours.schedule.base.batch
-
-    @property
-    def speed_up(self) -> float:
-        """The baseline's seconds as a multiple of ours, on the same cluster."""
-        return self.baseline.total.seconds / self.ours.total.seconds
-
-
-@dataclass(frozen=True)
-class Row:
-    """One number of GPUs: an estimate, or the reason why there is none."""
-
-    cluster: Cluster
-    estimate: Estimate | None
-    reason: str = ""
-
-
-@dataclass(frozen=True)
-class ClusterPlan:
-    """The estimate for the cluster asked for, and rows from 1 GPU to MOST_GPUS.
-
-    `reference` is the number of GPUs that the recipe as written is for, `reference_key` says where
-    it is taken from; `source` says where the seconds of an iteration come from. `preset` is the
-    machine that was asked for by name, if one was; what was given beside it is in the cluster.
-    """
-
-    architecture: str
-    multigrid: bool
-    reference: int
-    reference_key: str
-    exchange: Exchange
-    source: str
-    estimate: Estimate
-    rows: tuple[Row, ...]
-    reads: bool
-    preset: Preset | None = None
 
 
 def plan_on_cluster(
     recipe: Recipe,
     cluster: Cluster,
     num_videos: int,
-    timing_of: TimingOf,
+    timing_of: Callable[[Recipe], Timing],
     clip_rate: ClipRate | None = None,
-    preset: Preset | None = None,
-) -> ClusterPlan:
-    """The plan of a recipe, as written and not yet fitted to any processes, on a cluster.
+    machine: str | None = None,
+) -> dict[str, Any]:
+    """The plan of a recipe, as written and not yet fitted to any processes, on a cluster, and on
+    other numbers of its GPUs.
 
     Args:
         recipe: the recipe.
-        cluster: what it is to train on; the rows have other numbers of its GPUs.
+        cluster: what it is to train on.
         num_videos: in the training set.
         timing_of: asked once, for one GPU with its share of the clips.
         clip_rate: clips a second of a node's loaders; None leaves reading out.
-        preset: the machine that the cluster is a part of, where it has a name.
+        machine: the name of the preset that the cluster is a part of.
 
     Raises:
         ValueError: the recipe cannot be trained on that cluster, or has no times.
     """
-    single = on_cluster(recipe, cluster.with_gpus(1))
+    single = on_cluster(recipe, replace(cluster, gpus=1))
     timing, exchange = timing_of(single), exchange_of(single)
-    assert timing.ours is not None
-    assert timing.baseline is not None
-    assert timing.source is not None
+    buckets = exchange.buckets(recipe.base_shape.frames, recipe.base_shape.crop)
+    gpus, keys = _reference(recipe)
+    preset = None if machine is None else MACHINES[machine]
 
-    def estimate(at: Cluster) -> Estimate:
-        return _estimate(recipe, Machine(at, exchange, clip_rate), num_videos, timing)
+    def estimate(gpus: int, phases: bool = False) -> dict[str, Any]:
+        at = Machine(replace(cluster, gpus=gpus), exchange, clip_rate)
+        return _estimate(recipe, at, num_videos, timing, phases)
 
-    def row(gpus: int) -> Row:
-        at = cluster.with_gpus(gpus)
+    rows = list[dict[str, Any]]()
+    for count in gpu_counts(cluster.gpus_per_node, cluster.gpus):
         try:
-            return Row(at, estimate(at))
+            rows.append(estimate(count))
         except ValueError as error:
-            return Row(at, None, str(error))
+            nodes = replace(cluster, gpus=count).nodes
+            rows.append({"gpus": count, "nodes": nodes, "reason": str(error)})
+    return {
+        "architecture": recipe.model.arch,
+        "multigrid": recipe.uses_multigrid,
+        "seconds_source": timing.source,
+        "reference_gpus": gpus,
+        "reference_gpus_from": keys,
+        "gradient_bytes": sum(bucket.size for bucket in buckets),
+        "buckets": [{"bytes": b.size, "ready_at_share_of_backward": b.ready} for b in buckets],
+        "machine": preset and preset.what,
+        "machine_sources": preset and preset.sources,
+        "differs_from_machine": _differing(cluster, machine),
+        "bn_layers": len(exchange.norms),
+        "backward_share_of_compute": BACKWARD,
+        **estimate(cluster.gpus, phases=True),
+        "gpu_counts": rows,
+    }
 
-    reference, key = reference_gpus(recipe)
-    return ClusterPlan(
-        architecture=recipe.model.arch,
-        multigrid=recipe.uses_multigrid,
-        reference=reference,
-        reference_key=key,
-        exchange=exchange,
-        source=timing.source,
-        estimate=estimate(cluster),
-        rows=tuple(row(gpus) for gpus in gpu_counts(cluster.gpus_per_node, cluster.gpus)),
-        reads=clip_rate is not None,
-        preset=preset,
-    )
+
+def _differing(cluster: Cluster, machine: str | None) -> list[str]:
+    """What was given instead of the machine's numbers, as options."""
+    names = ("gpus_per_node", "network", "node_network", "latency")
+    return [
+        f"--{name.replace('_', '-')}"
+        for name in names
+        if machine
+        and not math.isclose(getattr(cluster, name), getattr(MACHINES[machine].node, name))
+    ]
+
+
+def _reference(recipe: Recipe) -> tuple[int, str]:
+    """How many GPUs a recipe is written for, and the keys that say so."""
+    if gpus := recipe.solver.reference_world_size:
+        return gpus, "SOLVER.REFERENCE_WORLD_SIZE"
+    return max(1, recipe.num_gpus) * recipe.num_shards, "NUM_GPUS × NUM_SHARDS"
+
+
+def _estimate(
+    recipe: Recipe, machine: Machine, num_videos: int, timing: Timing, phases: bool
+) -> dict[str, Any]:
+    """The recipe and its baseline on a machine; with `phases`, phase by phase."""
+    cluster = machine.cluster
+    fitted = on_cluster(recipe, cluster)
+    schedule = schedule_of(fitted, num_videos)
+    notes, warnings = list[str](), short_phases(schedule)
+    if warnings:
+        notes.append(f"shortest phase: {shortest_phase(schedule).iterations} iterations")
+    if fitted.bn_size > schedule.base.batch:
+        notes.append(f"BN over {schedule.base.batch} clips")
+    ours = _training(machine, schedule, timing.ours, phases)
+    plain = schedule_of(without_multigrid(fitted), num_videos)
+    baseline = _training(machine, plain, timing.baseline, phases)
+    return {
+        "gpus": cluster.gpus,
+        "nodes": cluster.nodes,
+        "gpus_per_node": cluster.gpus_per_node,
+        "network_bytes_per_second": _finite(cluster.network),
+        "node_network_bytes_per_second": _finite(cluster.node_network),
+        "latency_seconds": cluster.latency,
+        "global_batch": schedule.base.batch,
+        "largest_batch": max(shape.batch for shape in schedule.shapes),
+        "speed_up": baseline["seconds"] / ours["seconds"],
+        "warnings": warnings,
+        "notes": notes,
+        "plan": ours,
+        "baseline": baseline,
+    }
+
+
+def _training(
+    machine: Machine, schedule: Schedule, seconds: SecondsPerIteration | None, phases: bool
+) -> dict[str, Any]:
+    assert seconds is not None, "who asks for a cluster gives times"
+    times = [machine.phase(phase, seconds) for phase in schedule.phases]
+    found = _times(machine, add_up((of_phase, 1) for of_phase in times))
+    found["peak_clips_per_second"] = max(of_phase.clips_per_second for of_phase in times)
+    if phases:
+        found["phases"] = [
+            {
+                "number": number,
+                "stage": phase.stage + 1,
+                "shapes": [asdict(shape) for shape in phase.shapes],
+                "bn_sizes": phase.bn_sizes,
+                "clips_per_gpu": [shape.batch // machine.cluster.gpus for shape in phase.shapes],
+                **_times(machine, of_phase),
+            }
+            for number, (phase, of_phase) in enumerate(
+                zip(schedule.phases, times, strict=True), start=1
+            )
+        ]
+    return found
+
+
+def _times(machine: Machine, times: Times) -> dict[str, Any]:
+    return times._asdict() | {
+        "reading": times.reading if machine.clip_rate else None,
+        "seconds": times.seconds,
+        "hours": times.seconds / 3600,
+        "efficiency": times.efficiency,
+        "limit": times.limit,
+        "clips_per_second": times.clips_per_second,
+    }
+
+
+def _finite(value: float) -> float | None:
+    return value if math.isfinite(value) else None
 
 
 def gpu_counts(gpus_per_node: int, also: int, most: int = MOST_GPUS) -> list[int]:
     """1, 2, 4, ... GPUs of a node, then 1, 2, 4, ... whole nodes, up to `most`, and as many as
     there are in `most`; and `also`."""
-    inside = [2**i for i in range(gpus_per_node.bit_length()) if 2**i < gpus_per_node]
-    all_nodes = most // gpus_per_node
-    nodes = [2**i for i in range(all_nodes.bit_length())] + [all_nodes]
-    counts = {*inside, *(gpus_per_node * number for number in nodes), also}
-    return sorted(count for count in counts if 0 < count <= most or count == also)
-
-
-def reference_gpus(recipe: Recipe) -> tuple[int, str]:
-    """How many GPUs a recipe is written for, and the keys that say so."""
-    if recipe.solver.reference_world_size:
-        return recipe.solver.reference_world_size, "SOLVER.REFERENCE_WORLD_SIZE"
-    return max(1, recipe.num_gpus) * recipe.num_shards, "NUM_GPUS × NUM_SHARDS"
+    nodes = most // gpus_per_node
+    counts = {
+        2**i for i in range(gpus_per_node.bit_length()) if 2**i < min(gpus_per_node, most + 1)
+    }
+    counts |= {gpus_per_node * 2**i for i in range(nodes.bit_length())}
+    return sorted((counts | {gpus_per_node * nodes, also}) - {0})
 
 
 def on_cluster(recipe: Recipe, cluster: Cluster) -> Recipe:
@@ -181,11 +205,11 @@ def _on_one_machine(recipe: Recipe) -> dict[str, object]:
     machines, clips = recipe.num_shards, recipe.train.batch_size
     if machines < 1:
         raise ValueError(f"NUM_SHARDS must be 1 or more, not {machines}")
-    gpus, source = reference_gpus(recipe)
+    gpus = max(1, recipe.num_gpus) * machines
     if clips * machines % gpus:
         raise ValueError(
             f"TRAIN.BATCH_SIZE {clips} × NUM_SHARDS {machines} does not divide over the {gpus} "
-            f"GPUs that the recipe is for ({source}); set TRAIN.BATCH_SIZE, or "
+            "GPUs that the recipe is for (NUM_GPUS × NUM_SHARDS); set TRAIN.BATCH_SIZE, or "
             "SOLVER.REFERENCE_WORLD_SIZE to the GPUs that share it"
         )
     changes: dict[str, object] = {
@@ -198,26 +222,3 @@ def _on_one_machine(recipe: Recipe) -> dict[str, object]:
             changes[rate] = recipe[rate] * machines
         changes["SOLVER.BASE_LR_SCALE_NUM_SHARDS"] = False
     return changes
-
-
-def _estimate(recipe: Recipe, machine: Machine, num_videos: int, timing: Timing) -> Estimate:
-    def train(recipe: Recipe, seconds: SecondsPerIteration | None) -> TrainingTimes:
-        assert seconds is not None
-        return machine.training(schedule_of(recipe, num_videos), seconds)
-
-    fitted = on_cluster(recipe, machine.cluster)
-    ours = train(fitted, timing.ours)
-    baseline = train(without_multigrid(fitted), timing.baseline)
-    warnings = short_phases(ours.schedule.base, ours.schedule.phases)
-    return Estimate(machine.cluster, ours, baseline, warnings, _notes(fitted, ours, bool(warnings)))
-
-
-def _notes(recipe: Recipe, training: TrainingTimes, short: bool) -> tuple[str, ...]:
-    notes = list[str]()
-    if short:
-        shortest = min(phase.times.iterations for phase in training.phases)
-        notes.append(f"shortest phase: {shortest} iterations")
-    wanted = recipe.multigrid.bn_base_size if recipe.uses_multigrid else recipe.bn.group_size
-    if wanted > (batch := training.schedule.base.batch):
-        notes.append(f"BN over {batch} clips")
-    return tuple(notes)

@@ -2,37 +2,39 @@
 
 from __future__ import annotations
 
+import json
+import math
 from collections.abc import Callable, Iterable
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
+from pathlib import Path
+from typing import NamedTuple
 
-from multigrid import Schedule, Shape
+from multigrid import Shape
 from multigrid.cost import SecondsPerIteration
 from multigrid.schedule import Phase
 from slowfast_patches.plan.cluster.gradients import BACKWARD, Exchange, overlapped_seconds
 from slowfast_patches.plan.cluster.network import Cluster
 
-__all__ = ["ClipRate", "Machine", "PhaseTimes", "Times", "TrainingTimes", "bn_sharers"]
+__all__ = ["WAYS", "ClipRate", "Machine", "Times", "add_up", "bn_sharers", "clip_rate"]
 
 ClipRate = Callable[[int, int], float]
 """Clips of (frames, crop) that the loaders of one node read in a second."""
 
-_FLOAT = 4
-_DOUBLE = 8
+WAYS = ("files", "prepared")
+"""What a loader reads: videos as they are, or those of tools/prepare_data.py."""
+
+_FLOAT, _DOUBLE = 4, 8
 """Bytes of a statistic."""
 
 
-@dataclass(frozen=True)
-class Times:
-    """Seconds of some iterations, and what they are made of.
+class Times(NamedTuple):
+    """Seconds of some iterations, and what they are made of; `clips` are those of all nodes.
 
     - compute: forward, backward and optimizer.
     - all_reduce: the exchange of gradients, hidden behind backward or not; `exposed` is what is
       left of it after backward.
     - shared_bn: the exchange of statistics where a BN group is on several GPUs.
-    - reading: of a node's clips, None where the loaders' speed is not known; `waiting` is for
-      clips.
-
-    `clips` are those of all nodes.
+    - reading: of a node's clips, 0 where the loaders' speed is not known; `waiting` is for clips.
     """
 
     iterations: int
@@ -41,7 +43,7 @@ class Times:
     all_reduce: float
     exposed: float
     shared_bn: float
-    reading: float | None
+    reading: float = 0.0
     waiting: float = 0.0
 
     @property
@@ -61,44 +63,14 @@ class Times:
     @property
     def limit(self) -> str:
         """What would take longest if it were alone: nothing else limits more."""
-        alone = {
-            "compute": self.compute,
-            "all-reduce": self.all_reduce + self.shared_bn,
-            "reading": self.reading or 0.0,
-        }
+        exchange = self.all_reduce + self.shared_bn
+        alone = {"compute": self.compute, "all-reduce": exchange, "reading": self.reading}
         return max(alone, key=lambda name: alone[name])
 
     @property
     def clips_per_second(self) -> float:
         """What storage and loaders of all nodes must give for nothing to wait for them."""
         return self.clips / self.busy
-
-
-@dataclass(frozen=True)
-class PhaseTimes:
-    """A phase of a schedule, `number` from 1, and its seconds."""
-
-    number: int
-    phase: Phase
-    clips_per_gpu: tuple[int, ...]
-    times: Times
-
-
-@dataclass(frozen=True)
-class TrainingTimes:
-    """A training: its phases and their sum."""
-
-    schedule: Schedule
-    phases: tuple[PhaseTimes, ...]
-
-    @property
-    def total(self) -> Times:
-        return _sum(phase.times for phase in self.phases)
-
-    @property
-    def peak(self) -> PhaseTimes:
-        """The phase that needs the most clips a second."""
-        return max(self.phases, key=lambda phase: phase.times.clips_per_second)
 
 
 @dataclass(frozen=True)
@@ -109,68 +81,34 @@ class Machine:
     exchange: Exchange
     clip_rate: ClipRate | None = None
 
-    def training(self, schedule: Schedule, seconds: SecondsPerIteration) -> TrainingTimes:
-        """The seconds of a schedule.
-
-        Args:
-            schedule: of the global mini-batches.
-            seconds: of an iteration's computing on one GPU, at shapes with its share of the clips.
-
-        Raises:
-            ValueError: a batch or a BN group that this many GPUs cannot share.
-        """
-        phases = (
-            PhaseTimes(
-                number,
-                phase,
-                tuple(self._local(shape).batch for shape in phase.shapes),
-                self._phase(phase, seconds),
-            )
-            for number, phase in enumerate(schedule.phases, start=1)
-        )
-        return TrainingTimes(schedule, tuple(phases))
-
     def iteration(self, shape: Shape, bn_size: int | None, seconds: SecondsPerIteration) -> Times:
         """One iteration of a global shape, not waiting for its clips."""
-        local = self._local(shape)
-        compute = seconds(local)
-        all_reduce, exposed = overlapped_seconds(
-            self.exchange.buckets(shape.frames, shape.crop),
-            BACKWARD * compute,
-            self.cluster.all_reduce_seconds,
-        )
-        reading = None
-        if self.clip_rate is not None:
-            of_node = local.batch * self.cluster.gpus_of_node
-            reading = of_node / self.clip_rate(shape.frames, shape.crop)
-        return Times(
-            iterations=1,
-            clips=shape.batch,
-            compute=compute,
-            all_reduce=all_reduce,
-            exposed=exposed,
-            shared_bn=self._shared_bn(local.batch, bn_size),
-            reading=reading,
-        )
-
-    def _phase(self, phase: Phase, seconds: SecondsPerIteration) -> Times:
-        """Loaders read ahead, so that clips are waited for only where a whole short cycle takes
-        longer to read than to train."""
-        total = _sum(
-            _times(phase.count(j), self.iteration(shape, size, seconds))
-            for j, (shape, size) in enumerate(zip(phase.shapes, phase.bn_sizes, strict=True))
-        )
-        waiting = max(0.0, (total.reading or 0.0) - total.busy)
-        return replace(total, waiting=waiting)
-
-    def _local(self, shape: Shape) -> Shape:
-        """What one GPU has of a shape."""
         gpus = self.cluster.gpus
         if shape.batch % gpus:
             raise ValueError(
                 f"a batch of {shape.batch} clips ({shape}) does not divide over {gpus} GPUs"
             )
-        return Shape(shape.batch // gpus, shape.frames, shape.crop)
+        local = Shape(shape.batch // gpus, shape.frames, shape.crop)
+        compute, reading = seconds(local), 0.0
+        all_reduce, exposed = overlapped_seconds(
+            self.exchange.buckets(shape.frames, shape.crop),
+            BACKWARD * compute,
+            self.cluster.all_reduce_seconds,
+        )
+        if self.clip_rate is not None:
+            of_node = local.batch * self.cluster.gpus_of_node
+            reading = of_node / self.clip_rate(shape.frames, shape.crop)
+        shared_bn = self._shared_bn(local.batch, bn_size)
+        return Times(1, shape.batch, compute, all_reduce, exposed, shared_bn, reading)
+
+    def phase(self, phase: Phase, seconds: SecondsPerIteration) -> Times:
+        """Of the iterations of a phase. Loaders read ahead, so that clips are waited for only where
+        a whole short cycle takes longer to read than to train."""
+        total = add_up(
+            (self.iteration(shape, bn_size, seconds), phase.count(j))
+            for j, (shape, bn_size) in enumerate(zip(phase.shapes, phase.bn_sizes, strict=True))
+        )
+        return total._replace(waiting=max(0.0, total.reading - total.busy))
 
     def _shared_bn(self, clips: int, bn_size: int | None) -> float:
         """Seconds of the two small all-reduces of each BN layer, which nothing is done beside.
@@ -199,29 +137,62 @@ def bn_sharers(clips: int, bn_size: int | None, gpus: int) -> int:
     )
 
 
-def _times(count: int, one: Times) -> Times:
-    """`count` iterations like one."""
-    return Times(
-        iterations=count * one.iterations,
-        clips=count * one.clips,
-        compute=count * one.compute,
-        all_reduce=count * one.all_reduce,
-        exposed=count * one.exposed,
-        shared_bn=count * one.shared_bn,
-        reading=None if one.reading is None else count * one.reading,
-    )
+def add_up(parts: Iterable[tuple[Times, int]]) -> Times:
+    """The sum of times, each as often as the number beside it says."""
+    rows = [[count * value for value in times] for times, count in parts]
+    iterations, clips, *seconds = (sum(column) for column in zip(*rows, strict=True))
+    return Times(int(iterations), int(clips), *seconds)
 
 
-def _sum(parts: Iterable[Times]) -> Times:
-    parts = list(parts)
-    known = [part.reading for part in parts if part.reading is not None]
-    return Times(
-        iterations=sum(part.iterations for part in parts),
-        clips=sum(part.clips for part in parts),
-        compute=sum(part.compute for part in parts),
-        all_reduce=sum(part.all_reduce for part in parts),
-        exposed=sum(part.exposed for part in parts),
-        shared_bn=sum(part.shared_bn for part in parts),
-        reading=sum(known) if len(known) == len(parts) else None,
-        waiting=sum(part.waiting for part in parts),
-    )
+def clip_rate(given: str, way: str | None = None, cores: int | None = None) -> ClipRate:
+    """The speed of one node's loaders.
+
+    Args:
+        given: clips a second at any shape, or the path of a JSON file of benchmarks/loader.py,
+            which has those of one core for each shape.
+        way: which of the file's columns, one of WAYS.
+        cores: how many cores of a node read.
+
+    Raises:
+        ValueError: not a number above 0, or no such file; a shape that the file does not have
+            raises it when it is asked for.
+    """
+    path = Path(given)
+    if not path.is_file():
+        try:
+            number = float(given)
+        except ValueError:
+            number = math.nan
+        if not 0 < number < math.inf or way is not None or cores is not None:
+            raise ValueError(
+                f"--loader takes a number of clips a second above 0, or a file with "
+                f"--loader-cores and --loader-way, not {given}"
+            )
+        return lambda frames, crop: number
+    if way is None or cores is None or cores < 1:
+        raise ValueError(
+            f"--loader {path} has the speeds of one core: give --loader-cores N, 1 or more, and "
+            f"--loader-way {' or '.join(WAYS)}"
+        )
+    rates = _read_rates(path, way)
+
+    def rate(frames: int, crop: int) -> float:
+        if (frames, crop) not in rates:
+            known = ", ".join(f"{f}×{c}²" for f, c in sorted(rates))
+            raise ValueError(f"{path} has no clips of {frames}×{crop}²; it has {known}")
+        return cores * rates[frames, crop]
+
+    return rate
+
+
+def _read_rates(path: Path, way: str) -> dict[tuple[int, int], float]:
+    """Clips a second of one core for each (frames, crop)."""
+    try:
+        return {
+            (row["frames"], row["crop"]): float(row["clips_per_second"][way]["median"])
+            for row in json.loads(path.read_text(encoding="utf-8"))["shapes"]
+        }
+    except (ValueError, KeyError, TypeError) as error:
+        raise ValueError(
+            f"{path} is no file of benchmarks/loader.py with clips_per_second of {way!r}: {error!r}"
+        ) from error

@@ -12,17 +12,13 @@ from typing import Any
 
 import torch
 
-from slowfast_patches.utils import torch_file
-from slowfast_patches.utils.files import TEMPORARY
+from slowfast_patches.utils.files import check_archive, written_whole
 
 __all__ = [
-    "NOTE",
     "all_checkpoints",
     "best_checkpoint",
     "checkpoint_of",
-    "clean",
     "describe_last",
-    "iteration_of",
     "last_checkpoint",
     "load",
     "prune",
@@ -34,22 +30,12 @@ __all__ = [
 logger = logging.getLogger(__name__)
 
 _FOLDER = "checkpoints"
-NOTE = "started_over.json"
-"""For which job the run started over."""
 _BEST = "checkpoint_best.pyth"
 _NAME = re.compile(r"checkpoint_iter_(\d+)\.pyth")
-_LEFT_OVER = tuple(
-    name + TEMPORARY for name in (f"{_FOLDER}/checkpoint_*", "metrics.jsonl", "result*", NOTE)
-)
-"""Files that a run was writing when it was killed."""
 
 
 def save(output_dir: str | Path, iteration: int, content: Mapping[str, Any]) -> Path:
-    """Write the checkpoint after `iteration` iterations, whole or not at all.
-
-    Raises:
-        OSError: it cannot be written; no part of it stays.
-    """
+    """Write the checkpoint after `iteration` iterations, whole or, with an OSError, not at all."""
     return _save(output_dir, f"checkpoint_iter_{iteration:08d}.pyth", content)
 
 
@@ -61,7 +47,11 @@ def save_best(output_dir: str | Path, content: Mapping[str, Any]) -> Path:
 def _save(output_dir: str | Path, name: str, content: Mapping[str, Any]) -> Path:
     path = Path(output_dir) / _FOLDER / name
     path.parent.mkdir(parents=True, exist_ok=True)
-    torch_file.save(dict(content), path)
+    with written_whole(path) as file:
+        try:
+            torch.save(dict(content), file)
+        except RuntimeError as error:  # torch's, about what the file has refused
+            raise error.__context__ or error from None
     return path
 
 
@@ -73,14 +63,13 @@ def load(path: str | Path) -> dict[str, Any]:
         OSError: the file is there and cannot be read.
     """
     try:
-        torch_file.check(path)
-        content = torch.load(path, map_location="cpu", weights_only=True)
+        check_archive(Path(path))
     except FileNotFoundError as error:
         raise ValueError(f"{path}: no such checkpoint") from error
     except IsADirectoryError as error:
         raise ValueError(f"{path} is a folder, not a checkpoint") from error
-    except torch_file.DamagedFileError:
-        raise
+    try:
+        content = torch.load(path, map_location="cpu", weights_only=True)
     except Exception as error:
         if isinstance(error, OSError) and error.errno != errno.EINVAL:  # of a seek, in a torn file
             raise
@@ -96,10 +85,10 @@ def load(path: str | Path) -> dict[str, Any]:
 def all_checkpoints(output_dir: str | Path) -> list[Path]:
     """The checkpoints of a run, the newest last."""
     paths = (Path(output_dir) / _FOLDER).glob("checkpoint_iter_*.pyth")
-    return sorted((path for path in paths if _NAME.fullmatch(path.name)), key=iteration_of)
+    return sorted((path for path in paths if _NAME.fullmatch(path.name)), key=_iteration)
 
 
-def iteration_of(path: Path) -> int:
+def _iteration(path: Path) -> int:
     """The iterations that were done when a checkpoint was written, by its name."""
     found = _NAME.fullmatch(path.name)
     assert found is not None, path
@@ -108,8 +97,7 @@ def iteration_of(path: Path) -> int:
 
 def last_checkpoint(output_dir: str | Path) -> Path | None:
     """The newest checkpoint of a run, if it has one."""
-    paths = all_checkpoints(output_dir)
-    return paths[-1] if paths else None
+    return next(reversed(all_checkpoints(output_dir)), None)
 
 
 def best_checkpoint(output_dir: str | Path) -> Path | None:
@@ -129,9 +117,7 @@ def checkpoint_of(path: str | Path) -> Path:
         return Path(path)
     found = best_checkpoint(path) or last_checkpoint(path)
     if found is None:
-        raise ValueError(
-            f"{path} is a folder without checkpoints; give a run's OUTPUT_DIR, or a file"
-        )
+        raise ValueError(f"{path} is a folder without checkpoints; give a run's OUTPUT_DIR")
     return found
 
 
@@ -140,17 +126,14 @@ def describe_last(output_dir: str | Path) -> str:
     path = last_checkpoint(output_dir)
     if path is None:
         return "there is no checkpoint yet"
-    return f"the last checkpoint is {path}, after iteration {iteration_of(path)}"
+    return f"the last checkpoint is {path}, after iteration {_iteration(path)}"
 
 
 def prune(output_dir: str | Path, kept: int, milestones: Collection[int]) -> None:
-    """Delete all checkpoints but the last `kept` and those after the iterations `milestones`.
-
-    0 keeps all. The newest, from which a run continues, always stays.
-    """
-    paths = all_checkpoints(output_dir)
-    for path in paths[:-kept] if kept else ():
-        if iteration_of(path) not in milestones:
+    """Delete all checkpoints but the last `kept` (0: all) and those after the iterations
+    `milestones`."""
+    for path in all_checkpoints(output_dir)[:-kept] if kept else ():
+        if _iteration(path) not in milestones:
             try:
                 path.unlink(missing_ok=True)
             except OSError as error:
@@ -158,20 +141,10 @@ def prune(output_dir: str | Path, kept: int, milestones: Collection[int]) -> Non
 
 
 def set_aside(output_dir: str | Path) -> Path | None:
-    """Rename the folder of an earlier run's checkpoints, so that they never mix with a new run's.
-
-    Returns the new name; None where there was nothing to rename.
-    """
+    """Rename the folder of an earlier run's checkpoints, so that they never mix with a new run's;
+    the new name, or None where there was nothing to rename."""
     folder = Path(output_dir) / _FOLDER
     if last_checkpoint(output_dir) is None and best_checkpoint(output_dir) is None:
         return None
     names = (folder.with_name(f"{_FOLDER}_before_{n}") for n in itertools.count(1))
     return folder.rename(next(name for name in names if not name.exists()))
-
-
-def clean(output_dir: str | Path) -> None:
-    """Delete what a killed run was writing. Only the run that holds the folder may."""
-    for pattern in _LEFT_OVER:
-        for path in Path(output_dir).glob(pattern):
-            logger.info("deleting %s, which a killed run had not finished", path)
-            path.unlink(missing_ok=True)

@@ -1,33 +1,49 @@
-"""Saving while the training goes on."""
+"""Saving while the training goes on, and what is said where the disk refuses."""
 
 from __future__ import annotations
 
 import logging
 import threading
 import time
-from collections.abc import Collection, Mapping
+from collections.abc import Collection, Iterator, Mapping
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
 from torch import Tensor
 
+from slowfast_patches.launch.stopping import TrainingStoppedError
 from slowfast_patches.train.checkpoints import folder
-from slowfast_patches.train.checkpoints.failing import cannot_write
 
-__all__ = ["Writer", "snapshot"]
+__all__ = ["Writer", "snapshot", "writes"]
 
 logger = logging.getLogger(__name__)
 
+Content = Mapping[str, Any]
+
+
+@contextmanager
+def writes(what: str, output_dir: str | Path, when: str = "") -> Iterator[None]:
+    """The body writes one of a run's files.
+
+    Raises:
+        TrainingStoppedError: it cannot, and how the training goes on.
+    """
+    try:
+        yield
+    except OSError as error:
+        raise TrainingStoppedError(
+            f"{what} cannot be written{when}: {error.strerror or error}; "
+            f"{folder.describe_last(output_dir)}. Make room in {output_dir}, or make it writable, "
+            "and give the same command again: the training goes on from there"
+        ) from error
+
 
 class Writer:
-    """Writes checkpoints in a thread, one at a time: the next one waits for it.
+    """Writes checkpoints in a thread, one at a time: the next one waits for it. The training is
+    held up while the state is copied, not while the copy is written.
 
-    The training is held up while the state is copied, not while the copy is written.
-
-    Args:
-        output_dir: of the run.
-        kept: how many stay, TRAIN.CHECKPOINTS_KEPT; 0 is all.
-        milestones: iterations whose checkpoints stay too.
+    As `prune` has it, `kept` of them stay, and those after the iterations `milestones`.
     """
 
     def __init__(self, output_dir: str | Path, kept: int, milestones: Collection[int]) -> None:
@@ -35,33 +51,20 @@ class Writer:
         self._thread: threading.Thread | None = None
         self._error: Exception | None = None
 
-    def save(
-        self,
-        iteration: int,
-        state: Mapping[str, Any] | None,
-        best: Mapping[str, Any] | None = None,
-    ) -> None:
+    def save(self, iteration: int, state: Content | None, best: Content | None = None) -> None:
         """Begin to write the checkpoint after `iteration` iterations, of `state`, and the best so
-        far, of `best`: those that are given, which may change then.
-
-        Raises:
-            TrainingStoppedError: the one before could not be written.
-        """
+        far, of `best`: those that are given, which may change then. Raises as `check`."""
         start = time.perf_counter()
         self.wait()
         contents = snapshot((state, best))
-        held = time.perf_counter() - start
+        copied = time.perf_counter() - start
         self._thread = threading.Thread(
-            target=self._write, args=(iteration, *contents, held), name="checkpoint"
+            target=self._write, args=(iteration, *contents, copied), name="checkpoint"
         )
         self._thread.start()
 
     def check(self) -> None:
-        """Raise what went wrong in the thread, if anything did.
-
-        Raises:
-            TrainingStoppedError: a checkpoint could not be written.
-        """
+        """Raise what went wrong in the thread, if anything did, as TrainingStoppedError."""
         error, self._error = self._error, None
         if error is not None:
             raise error
@@ -74,30 +77,24 @@ class Writer:
         self.check()
 
     def _write(
-        self,
-        iteration: int,
-        state: Mapping[str, Any] | None,
-        best: Mapping[str, Any] | None,
-        held: float,
+        self, iteration: int, state: Content | None, best: Content | None, copied: float
     ) -> None:
         start, paths = time.perf_counter(), list[str]()
         try:
-            if best is not None:
-                paths.append(f"{folder.save_best(self._output_dir, best)} (the best so far)")
-            if state is not None:
-                paths.append(str(folder.save(self._output_dir, iteration, state)))
-                folder.prune(self._output_dir, self._kept, self._milestones)
-        except OSError as error:
-            self._error = cannot_write("the checkpoint", error, iteration, self._output_dir)
-            self._error.__cause__ = error
+            with writes("the checkpoint", self._output_dir, f" after iteration {iteration}"):
+                if best is not None:
+                    paths.append(f"{folder.save_best(self._output_dir, best)} (the best so far)")
+                if state is not None:
+                    paths.append(str(folder.save(self._output_dir, iteration, state)))
+                    folder.prune(self._output_dir, self._kept, self._milestones)
         except Exception as error:
             self._error = error
-        else:
-            logger.info(
-                "checkpoint after iteration %d: %s (held up the training for %.3f s, written in "
-                "%.3f s)",
-                *(iteration, " and ".join(paths), held, time.perf_counter() - start),
-            )
+            return
+        logger.info(
+            "checkpoint after iteration %d: %s (held up the training for %.3f s, "
+            "written in %.3f s)",
+            *(iteration, " and ".join(paths), copied, time.perf_counter() - start),
+        )
 
 
 def snapshot(tree: Any) -> Any:

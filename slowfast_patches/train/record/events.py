@@ -13,33 +13,24 @@ if TYPE_CHECKING:
 
 __all__ = ["Events"]
 
-_SHAPE = ("batch", "frames", "crop")
-_TOLD = {
+_DRAWN = {
     "train": ("loss", "top1", "lr", "clips_per_second", "loading_share", "worst_loading_share"),
     "phase": ("loading_share", "worst_loading_share"),
 }
-"""What is drawn of a record of each type; of "val" all that is not in `_PLACES`."""
-_PLACES = {"type", "iteration", "epoch", "seconds", *COUNTS}
+"""What is drawn of a record of each type; of "val" all its metrics."""
+_NO_METRICS = {"type", "iteration", "epoch", "seconds", *COUNTS}
 
 
 class Events:
     """The curves of a run, over iterations and over seconds.
 
     TensorBoard draws a scalar over its step. The events in `folder` have as step the iterations
-    done; those in `folder`/seconds are the same scalars with the seconds of training, waiting for
-    data included and evaluation not, in whole ones. `tensorboard --logdir folder` shows them as the
-    runs "." and "seconds": choose one of the two, and "step" as the horizontal axis. Phases are
-    over iterations alone.
+    done; those in `folder`/seconds, which it shows as the run "seconds", have the whole seconds of
+    training, waiting for data included and evaluation not. Phases are over iterations alone.
 
-    A continued run draws nothing twice: TensorBoard drops what has a step from the checkpoint's on,
-    and those of the records kept that have that very step, or second, are drawn again. At it, there
-    may be others: an evaluation that is yet to come, or what else happened in that second.
-
-    Args:
-        folder: of the events; made if need be.
-        start: iterations done before.
-        seconds: of training before.
-        kept: the records of metrics.jsonl from before, none of them of a later iteration.
+    A run that continues after `start` iterations and so many seconds of training draws nothing
+    twice: TensorBoard drops what has a step from there on, and what the records that are `kept`
+    have at that very step, or second, is drawn again.
     """
 
     def __init__(
@@ -50,39 +41,37 @@ class Events:
         self._iterations = SummaryWriter(str(folder), purge_step=start)
         self._seconds = SummaryWriter(str(folder / "seconds"), purge_step=int(seconds))
         for record in kept:
-            if record["iteration"] == start:
-                self._add(self._iterations, record, start)
-            if _has_time(record) and int(record["seconds"]) >= int(seconds):
-                self._add(self._seconds, record, int(record["seconds"]))
+            self._write(record, start, int(seconds))
 
     def write(self, record: Mapping[str, Any]) -> None:
         """Draw what there is to draw of a record of metrics.jsonl."""
-        self._add(self._iterations, record, record["iteration"])
-        if _has_time(record):
-            self._add(self._seconds, record, int(record["seconds"]))
+        self._write(record, 0, 0)
 
     def close(self) -> None:
         self._iterations.close()
         self._seconds.close()
 
-    def _add(self, writer: SummaryWriter, record: Mapping[str, Any], step: int) -> None:
-        for name, value in _scalars(record):
-            writer.add_scalar(name, value, step)
+    def _write(self, record: Mapping[str, Any], iteration: int, second: int) -> None:
+        """Draw a record as far as it is not before an iteration, or a second."""
+        if record["iteration"] >= iteration:
+            _draw(self._iterations, record, record["iteration"])
+        if record["type"] != "phase" and int(record["seconds"]) >= second:  # a phase has its own
+            _draw(self._seconds, record, int(record["seconds"]))
 
 
-def _has_time(record: Mapping[str, Any]) -> bool:
-    """Whether its seconds are those of the run; a phase's are its own."""
-    return str(record["type"]) != "phase"
+def _draw(writer: SummaryWriter, record: Mapping[str, Any], step: int) -> None:
+    for name, value in _scalars(record):
+        writer.add_scalar(name, value, step)
 
 
 def _scalars(record: Mapping[str, Any]) -> Iterator[tuple[str, float]]:
-    """Names and values; those that a recipe does not have, such as the accuracy of clips with
-    several labels, are left out."""
+    """Names and values of what a record has: clips with several labels have no accuracy."""
     kind = record["type"]
-    for name in _TOLD.get(kind, record.keys() - _PLACES):
+    for name in _DRAWN.get(kind, record.keys() - _NO_METRICS):
         if name in record:
             yield f"{kind}/{name}", record[name]
     if kind == "train":
-        yield from zip((f"shape/{side}" for side in _SHAPE), record["shape"], strict=True)
+        sides = ("batch", "frames", "crop")
+        yield from ((f"shape/{side}", n) for side, n in zip(sides, record["shape"], strict=True))
         if record["bn_size"] is not None:
             yield "shape/bn_size", record["bn_size"]

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import logging
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 
 from multigrid import Schedule, Step
 from slowfast_patches.launch.stopping import TrainingStoppedError
@@ -33,31 +33,23 @@ def check_count(count: int, videos: int, fraction: float, where: str) -> None:
 
 
 class Unreadable:
-    """Unreadable videos of the epoch at hand, over all processes.
+    """Unreadable videos of the epoch at hand, over all processes; `fraction` of one's may be."""
 
-    Args:
-        schedule: of the run.
-        fraction: DATA.MAX_BAD_FRACTION.
-        counts: by epoch, of the run that is continued.
-    """
-
-    def __init__(
-        self, schedule: Schedule, fraction: float, counts: Mapping[int, int] | None = None
-    ) -> None:
+    def __init__(self, schedule: Schedule, fraction: float) -> None:
         self._schedule, self._fraction = schedule, fraction
-        self.counts = Counter(dict(counts or {}))
-        self._reported: set[str] = set()
+        self.counts = Counter[int]()
+        self._named: set[str] = set()
 
-    def warn(self, failures: Sequence[tuple[str, str]]) -> None:
-        """Report each unreadable video (path, reason) of this process once."""
+    def name(self, failures: Sequence[tuple[str, str]]) -> None:
+        """Say each unreadable video (path, reason) of this process once."""
         for path, reason in failures:
-            if path not in self._reported:
+            if path not in self._named:
                 logger.warning("%s %s; another video takes its place", path, reason)
-                self._reported.add(path)
+                self._named.add(path)
 
     def count(self, step: Step, count: int) -> None:
         """Count an iteration's unreadable videos, over all processes, for the epoch it starts in;
-        report the epochs that end in it.
+        report the epochs that end in it, and at the end the one that it cuts short.
 
         A coarse mini-batch may hold more than an epoch: the limit is a part of what was asked for.
 
@@ -65,19 +57,16 @@ class Unreadable:
             TooManyUnreadableError: too many of an epoch could not be read.
         """
         schedule, videos = self._schedule, self._schedule.num_videos
-        epoch, end = (n // videos for n in (step.first_clip, step.first_clip + step.shape.batch))
+        stop = step.first_clip + step.shape.batch
+        epoch, end = step.first_clip // videos, stop // videos
         self.counts[epoch] += count
         first = schedule.at(schedule.first_iteration_after(epoch * videos)).first_clip
-        clips = max(videos, step.first_clip + step.shape.batch - first)
         where = f"epoch {epoch + 1} (iteration {step.iteration})"
-        check_count(self.counts[epoch], clips, self._fraction, where)
-
+        check_count(self.counts[epoch], max(videos, stop - first), self._fraction, where)
         if end > epoch:
             name = f"epoch {end}" if end == epoch + 1 else f"epochs {epoch + 1} to {end}"
             logger.info("%s done: %d videos could not be read", name, self.counts.pop(epoch))
-
-    def finish(self) -> None:
-        """Report what could not be read of the epoch that the end of the training cuts short."""
-        for epoch, count in self.counts.items():
-            if count:
-                logger.info("epoch %d, in part: %d videos could not be read", epoch + 1, count)
+        elif step.iteration + 1 == schedule.iterations and self.counts[epoch]:
+            logger.info(
+                "epoch %d, in part: %d videos could not be read", epoch + 1, self.counts[epoch]
+            )

@@ -7,16 +7,13 @@ from pathlib import Path
 import cv2
 import numpy as np
 import pytest
-import torch
-from torch.utils.data import DataLoader
 
-from multigrid import ClipRequest, Shape, collate
+from multigrid import ClipRequest, Shape
 from slowfast_patches.config import load_recipe
 from slowfast_patches.config.recipe import Recipe
 from slowfast_patches.datasets.charades import Charades
 from slowfast_patches.datasets.demo.forms import write_charades_form
 from slowfast_patches.datasets.lists.frame_list import HEADER
-from slowfast_patches.datasets.loader import build_dataset, evaluation_loader
 from slowfast_patches.train.predict import Predictor
 
 FRAMES, CLASSES, STEP = 48, 6, 5
@@ -97,13 +94,6 @@ def test_strides_count_the_frames_of_the_list_whatever_their_rate(made):
         assert taken[-1] - taken[0] == 15
 
 
-def test_flips_are_drawn_where_the_recipe_asks(made):
-    for asked, expected in ((True, {True, False}), (False, {False})):
-        data = Charades(config(made, "DATA.RANDOM_FLIP", asked), "train")
-        items = [data[ClipRequest(0, epoch, COARSE, 0)] for epoch in range(10)]
-        assert {item["flip"] for item in items} == expected
-
-
 # Evaluation.
 
 
@@ -125,7 +115,7 @@ def test_the_views_of_a_test_reach_the_end_of_the_video(made):
     taken = [numbers(data[number]["clip"]) for number in range(3)]
     assert [(view[0], view[-1]) for view in taken] == [(0, 15), (16, 31), (32, 47)]
     predictor = Predictor.__new__(Predictor)  # without a model
-    predictor._cfg = config(made, *views)
+    predictor._recipe = config(made, *views)
     assert [numbers(clip.numpy()) for clip in predictor.clips(str(made / "AAAAA"))] == taken
 
 
@@ -143,46 +133,7 @@ def test_a_video_that_cannot_be_read_keeps_its_labels_in_testing_only(made, tmp_
 # Mini-batches.
 
 
-@pytest.mark.parametrize("workers", [0, 1])
-def test_labels_of_a_mini_batch_are_float32_rows(made, workers):
-    cfg = config(made, "DATA_LOADER.NUM_WORKERS", workers)
-    (batch,) = evaluation_loader(cfg, Charades(cfg, "val"), 4, 0, 1)
-    assert (batch["labels"].dtype, batch["labels"].shape) == (torch.float32, (3, CLASSES))
-    assert batch["labels"].tolist() == [[1, 1, 1, 1, 1, 0], [0] * 6, [0, 0, 0, 0, 0, 1]]
-
-
-def test_items_collate_to_the_same_mini_batch(made):
-    data = Charades(config(made), "train")
-    requests = [ClipRequest(video, 0, COARSE, 7) for video in (2, 0, 1)]
-    one = data.__getitems__(requests)
-    other = collate([data[request] for request in requests])
-    assert other["labels"].dtype == torch.float32
-    assert torch.equal(one["labels"], other["labels"])
-    assert torch.equal(one["clips"], other["clips"])
-    (loaded,) = DataLoader(data, batch_sampler=[requests], collate_fn=lambda batch: batch)
-    assert torch.equal(loaded["labels"], one["labels"])
-
-
 # The data set.
-
-
-def test_the_registry_has_it_under_the_recipes_name(made):
-    assert type(build_dataset(config(made), "train")) is Charades
-
-
-def test_one_label_a_video_is_refused(made):
-    with pytest.raises(ValueError, match=r"DATA.MULTI_LABEL False does not fit .* charades"):
-        Charades(config(made, "DATA.MULTI_LABEL", False), "train")
-
-
-def test_the_demo_in_its_form_has_one_class_or_two_a_clip(demo_data: Path, tmp_path: Path):
-    write_charades_form(demo_data, tmp_path / "charades")
-    cfg = config(tmp_path / "charades", "MODEL.NUM_CLASSES", 8)
-    data = Charades(cfg, "train")
-    counts = [data[ClipRequest(n, 0, BASE, 0)]["label"].sum() for n in range(len(data))]
-    assert set(counts) == {1.0, 2.0}
-    videos = Charades(cfg, "val")
-    assert [videos[number]["label"].sum() for number in range(8)] == [2.0] * 8
 
 
 def test_a_training_from_beginning_to_end(

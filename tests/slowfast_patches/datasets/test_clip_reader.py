@@ -1,8 +1,6 @@
 """Reading clips: the frames asked for, the pixels asked for, and what is said of a bad file."""
 
 import os
-import wave
-from fractions import Fraction
 from itertools import pairwise
 from pathlib import Path
 
@@ -14,32 +12,17 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from numpy.typing import NDArray
 
-from multigrid import ClipPlan, Shape, Video, make_grid, plan_test, plan_train
+from multigrid import ClipPlan, Video, plan_test
 from slowfast_patches.datasets.reading import clip_reader
 from slowfast_patches.datasets.reading.clip_reader import read_clip
 from slowfast_patches.datasets.reading.scan import scan
 from slowfast_patches.datasets.reading.video_record import Kind, UnreadableVideoError, VideoRecord
+from tests.slowfast_patches.datasets.made_videos import SAMPLES, needs_samples, write_video
 
-SAMPLES = Path(__file__).parents[3].parent / "shared" / "data" / "samples"
 FRAMES, WIDTH, HEIGHT = 60, 64, 48
+SHARP = {"crf": "4", "b": "4000000"}
 BITS, STRIPE = 6, 8
 """A frame shows its number in binary, in white and black stripes of so many pixels."""
-
-
-def write_video(
-    path: Path, frames: list[NDArray[np.uint8]], *, codec: str = "libx264", fps: int = 30
-) -> Path:
-    """A video of (H, W, 3) frames with a key frame in every twelve."""
-    with av.open(str(path), "w") as container:
-        stream = container.add_stream(codec, rate=Fraction(fps))
-        stream.height, stream.width = frames[0].shape[:2]
-        stream.pix_fmt, stream.gop_size, stream.bit_rate = "yuv420p", 12, 4_000_000
-        if codec == "libx264":
-            stream.options = {"crf": "4"}
-        for image in frames:
-            container.mux(stream.encode(av.VideoFrame.from_ndarray(image, format="rgb24")))
-        container.mux(stream.encode())
-    return path
 
 
 def numbered(frames: int = FRAMES) -> list[NDArray[np.uint8]]:
@@ -72,7 +55,7 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture(scope="module")
 def video(folder: Path) -> Path:
-    return write_video(folder / "numbered.mp4", numbered())
+    return write_video(folder / "numbered.mp4", numbered(), options=SHARP)
 
 
 # Which frames.
@@ -97,7 +80,7 @@ def test_a_clip_is_read_to_where_it_is_wanted(video):
 
 @pytest.mark.parametrize(("name", "codec"), [("a.mkv", "libx264"), ("a.avi", "mpeg4")])
 def test_other_containers_and_codecs_give_the_frames_asked_for(folder, name, codec):
-    path = write_video(folder / name, numbered(), codec=codec)
+    path = write_video(folder / name, numbered(), codec=codec, options=SHARP)
     assert scan(str(path)).video == Video(frames=60, fps=30.0, width=64, height=48)
     for first in (0, 1, 11, 12, 13, 30, 57):
         wanted = [first, first, first + 2]
@@ -110,18 +93,13 @@ def test_beyond_the_end_the_last_frame_is_repeated(video):
 
 
 def test_strides_count_in_the_target_rate(folder):
-    path = write_video(folder / "25fps.mp4", numbered(50), fps=25)
+    path = write_video(folder / "25fps.mp4", numbered(50), fps=25, options=SHARP)
     record = scan(str(path))
     assert record.video.fps == 25.0
     # 8 frames of stride 6 at 30 fps are 48 / 30 s, 40 frames at 25 fps, from 5 to 44.
     clip = plan_test(record.video, frames=8, stride=6, crop=48, target_fps=30.0)
     assert clip.positions.tolist() == [5, 10, 16, 21, 27, 32, 38, 44]
     assert read(path, clip.positions.tolist()) == clip.positions.tolist()
-
-
-def test_threads_change_nothing(video):
-    clip = read_clip(str(video), scan(str(video)), plan([7, 31, 59]), threads=0)
-    assert numbers(clip) == [7, 31, 59]
 
 
 # Which pixels.
@@ -132,7 +110,7 @@ def test_the_crop_is_cut_at_its_corner_from_the_resized_frame(folder, scale):
     """Red says the column and green the row."""
     columns, rows = np.meshgrid(4 * np.arange(WIDTH), 4 * np.arange(HEIGHT))
     image = np.stack([columns, rows, np.full_like(rows, 128)], axis=2).astype(np.uint8)
-    path = write_video(folder / "places.mp4", [image] * 3)
+    path = write_video(folder / "places.mp4", [image] * 3, options=SHARP)
     x, y, crop = 10 * scale, 20 * scale, 16 * scale
     size = (WIDTH * scale, HEIGHT * scale)
     cut = ClipPlan(np.array([0, 2]), size, (x, y), crop, flip=True)
@@ -147,40 +125,6 @@ def test_the_crop_is_cut_at_its_corner_from_the_resized_frame(folder, scale):
 
 
 # Files that cannot be read.
-
-
-def bad_file(folder: Path, kind: str) -> Path:
-    path = folder / f"{kind}.mp4"
-    if kind == "directory":
-        path.mkdir(exist_ok=True)
-    elif kind == "empty":
-        path.touch()
-    elif kind == "text":
-        path.write_text("this is no video\n" * 100)
-    elif kind == "truncated":
-        whole = write_video(folder / "whole.mp4", numbered())
-        path.write_bytes(whole.read_bytes()[: whole.stat().st_size // 2])
-    elif kind == "sound":
-        with wave.open(str(path), "wb") as sound:
-            sound.setparams((1, 2, 8000, 0, "NONE", ""))
-            sound.writeframes(bytes(16000))
-    return path
-
-
-@pytest.mark.parametrize(
-    ("kind", "reason"),
-    [
-        ("missing", "cannot be opened: .*No such file"),
-        ("empty", "cannot be opened: the file is empty"),
-        ("text", "cannot be opened: .*Invalid data"),
-        ("truncated", "cannot be opened: .*Invalid data"),
-        ("directory", "is a folder without JPEG files"),
-        ("sound", "is none of the formats that hold a video"),
-    ],
-)
-def test_a_file_that_is_no_video_is_refused_with_the_reason(folder, kind, reason):
-    with pytest.raises(UnreadableVideoError, match=reason):
-        scan(str(bad_file(folder, kind)))
 
 
 def test_what_happens_to_a_file_after_it_was_indexed_is_one_error(folder, video):
@@ -211,15 +155,14 @@ def test_a_video_that_is_damaged_inside_is_refused_when_read(folder, video):
 
 
 def test_no_file_stays_open(folder, video):
-    text = bad_file(folder, "text")
-    sound = bad_file(folder, "sound")
+    text = folder / "text.mp4"
+    text.write_text("this is no video\n" * 100)
 
     def read_everything() -> int:
         for _ in range(50):
             read(video, [3, 40])
-            for path in (text, sound):
-                with pytest.raises(UnreadableVideoError):
-                    scan(str(path))
+            with pytest.raises(UnreadableVideoError):
+                scan(str(text))
         return len(os.listdir("/dev/fd"))
 
     before = len(os.listdir("/dev/fd"))
@@ -279,7 +222,7 @@ def test_a_frame_that_is_no_jpeg_or_is_gone_is_named(jpegs, tmp_path):
     for content in (b"", b"no picture", (jpegs / broken.name).read_bytes()[:-200]):
         broken.unlink()
         broken.write_bytes(content)
-        with pytest.raises(UnreadableVideoError, match=r"video_000008\.jpg is not a whole JPEG"):
+        with pytest.raises(UnreadableVideoError, match=r"video_000008\.jpg"):
             read_clip(str(tmp_path), record, plan([3, 7]))
         assert read_clip(str(tmp_path), record, plan([3, 8])).shape == (2, HEIGHT, HEIGHT, 3)
     broken.unlink()
@@ -290,11 +233,9 @@ def test_a_frame_that_is_no_jpeg_or_is_gone_is_named(jpegs, tmp_path):
 # Real files.
 
 READABLE = sorted(p for p in SAMPLES.glob("*") if p.stem != "corrupted")
-BLANK = {"unordered_pts.mov"}  # shows a white wall
 DEEP = {"av1.mkv": 0.1, "bt2020_10bit.mp4": 3, "testsrc_vp9.webm": 4}
 """Mean levels by which videos of 10 bits may differ: swscale interpolates their chroma between the
 rows and columns of a whole frame, and repeats it within a clip's."""
-needs_samples = pytest.mark.skipif(not SAMPLES.is_dir(), reason="shared/data/samples is absent")
 
 
 def all_frames(path: Path) -> NDArray[np.uint8]:
@@ -308,6 +249,7 @@ def all_frames(path: Path) -> NDArray[np.uint8]:
         )
 
 
+@pytest.mark.slow
 @needs_samples
 @pytest.mark.parametrize("path", READABLE, ids=lambda path: path.name)
 def test_the_frames_of_a_sample_are_those_of_a_full_decode(path):
@@ -327,20 +269,6 @@ def test_the_frames_of_a_sample_are_those_of_a_full_decode(path):
         limit = DEEP.get(path.name, 0)
         assert difference.mean((1, 2, 3)).max() <= limit
         assert limit or difference.max() == 0
-
-
-@needs_samples
-@pytest.mark.parametrize("path", READABLE, ids=lambda path: path.name)
-def test_every_sample_is_read_on_a_coarse_and_on_the_fine_grid(path):
-    base, record = Shape(1, 8, 96), scan(str(path))
-    for shape in (Shape(8, 2, 48), base):
-        grid = make_grid(shape, base, stride=2, short_sides=(96, 128))
-        clip = read_clip(
-            str(path), record, plan_train(np.random.default_rng(0), grid, record.video)
-        )
-        assert clip.shape == (shape.frames, shape.crop, shape.crop, 3)
-        assert clip.dtype == np.uint8
-        assert all(image.std() > 1 for image in clip) == (path.name not in BLANK)
 
 
 @needs_samples
@@ -370,13 +298,3 @@ def test_less_is_decoded_than_all_frames(monkeypatch):
     assert counted[1] < 65
     assert counted[2] < 75
     assert 20 <= counted[3] < 30
-
-
-@needs_samples
-def test_the_corrupted_sample_is_refused_beyond_its_fault():
-    path = str(SAMPLES / "corrupted.mp4")
-    record = scan(path)
-    whole = plan_test(record.video, frames=8, stride=18, crop=96)
-    with pytest.raises(UnreadableVideoError, match=r"cannot be decoded: .*Invalid data"):
-        read_clip(path, record, whole)
-    assert read_clip(path, record, plan([0, 3, 20])).shape == (3, HEIGHT, HEIGHT, 3)

@@ -5,7 +5,6 @@ import pickle
 import zlib
 from pathlib import Path
 
-import cv2
 import numpy as np
 import pytest
 from hypothesis import given, settings
@@ -17,12 +16,12 @@ from slowfast_patches.datasets.lists.frame_list import (
     FrameList,
     FrameVideo,
     Run,
-    count_listed,
     read_frame_list,
 )
 from slowfast_patches.datasets.reading.clip_reader import read_clip
 from slowfast_patches.datasets.reading.files import jpeg_size
 from slowfast_patches.datasets.reading.video_record import Kind, UnreadableVideoError
+from tests.slowfast_patches.datasets.made_videos import write_jpeg
 
 TWO_VIDEOS = f"""{HEADER}
 46GP8 0 0 46GP8/46GP8-000001.jpg ""
@@ -55,7 +54,7 @@ def test_videos_with_their_files_and_labels_in_the_order_of_the_list(tmp_path):
     assert one.runs == (Run(2, ()), Run(4, (92, 147)), Run(5, (147,)))
     assert (one.path, one.fps) == (f"{tmp_path}/46GP8", 24.0)
     assert other.runs == (Run(1, (5,)), Run(2, ()))
-    assert (len(frames), count_listed(tmp_path / "train.csv")) == (2, 2)
+    assert len(frames) == 2
 
 
 def test_a_list_is_a_sequence(tmp_path):
@@ -74,21 +73,15 @@ def test_a_list_is_a_sequence(tmp_path):
     [
         TWO_VIDEOS.replace("vido", "video", 1),
         TWO_VIDEOS.replace("\n", "\r\n"),
-        TWO_VIDEOS.replace("\n", "\n\n  \n"),
-        "\n" + TWO_VIDEOS.rstrip("\n"),
+        "\n" + TWO_VIDEOS.replace("\n", "\n\n  \n").rstrip(),
         TWO_VIDEOS.replace(" ", "\t"),
         TWO_VIDEOS.replace('"92,147"', "92,147").replace('"5"', "5"),
         b"\xef\xbb\xbf" + TWO_VIDEOS.encode(),
     ],
-    ids=["spelling", "crlf", "blank", "ends", "tabs", "unquoted", "mark"],
+    ids=["spelling", "crlf", "blank", "tabs", "unquoted", "mark"],
 )
 def test_what_makes_no_difference(tmp_path, text):
     assert list(read(tmp_path, text)) == list(read(tmp_path, TWO_VIDEOS))
-
-
-def test_frame_ids_may_start_anywhere_and_skip(tmp_path):
-    text = f'{HEADER}\na 7 -1 a/0.jpg ""\na 7 5 a/9.jpg ""\na 7 30 a/1.jpg ""\n'
-    assert read(tmp_path, text)[0].files == tuple(f"{tmp_path}/a/{n}.jpg" for n in (0, 9, 1))
 
 
 def test_relative_paths_start_from_the_prefix_and_absolute_ones_stay(tmp_path):
@@ -129,24 +122,6 @@ def test_a_list_is_parsed_once_and_again_when_it_has_changed(tmp_path, monkeypat
 # Labels.
 
 
-@pytest.mark.parametrize(
-    ("first", "last", "labels"),
-    [
-        (0, 0, set()),
-        (0, 1, set()),
-        (0, 2, {92, 147}),
-        (1, 3, {92, 147}),
-        (4, 4, {147}),
-        (3, 4, {92, 147}),
-        (0, 4, {92, 147}),
-        (0, None, {92, 147}),
-        (4, None, {147}),
-    ],
-)
-def test_labels_of_a_span_are_those_of_its_frames(tmp_path, first, last, labels):
-    assert read(tmp_path, TWO_VIDEOS)[0].labels(first, last) == labels
-
-
 @settings(max_examples=40, deadline=None, derandomize=True)
 @given(
     labels=st.lists(st.frozensets(st.integers(0, 3), max_size=2), min_size=1, max_size=20),
@@ -162,17 +137,6 @@ def test_labels_of_a_span_are_the_union_over_its_frames(tmp_path_factory, labels
     assert video.labels() == set().union(*labels)
 
 
-def test_a_label_for_each_video_can_take_the_place_of_the_lists(tmp_path):
-    frames = read(tmp_path, TWO_VIDEOS).with_labels([3, 170])
-    assert [video.label for video in frames] == [3, 170]
-    assert [video.runs for video in frames] == [(Run(5, (3,)),), (Run(2, (170,)),)]
-    assert frames[0].files == read(tmp_path, TWO_VIDEOS)[0].files
-
-
-def test_labels_of_a_list_are_those_that_occur(tmp_path):
-    assert read(tmp_path, TWO_VIDEOS).labels == {5, 92, 147}
-
-
 # What is said of a bad list.
 
 
@@ -181,16 +145,11 @@ def test_labels_of_a_list_are_those_that_occur(tmp_path):
     [
         (4, "46GP8 0 2 46GP8/3.jpg", "4 fields, not the 5 of 'original_vido_id"),
         (3, '46GP8 0 1 46GP8/my frame.jpg ""', "6 fields"),
-        (4, '46GP8 0 2 46GP8/3.jpg "92, 147"', "6 fields"),
-        (4, "46GP8", "1 fields"),
         (8, '46GP8 0 5 46GP8/6.jpg ""', "video 46GP8 appears again after another"),
         (4, '46GP8 0 1 46GP8/3.jpg ""', "frame_id 1 comes after 1"),
-        (5, '46GP8 0 -3 46GP8/3.jpg ""', "frame_id -3 comes after 2"),
         (5, '46GP8 0 3.5 46GP8/3.jpg ""', "frame_id '3.5' is not an integer"),
         (4, '46GP8 0 2 46GP8/3.jpg "92;147"', 'labels "92;147" are not integers'),
-        (4, '46GP8 0 2 46GP8/3.jpg "92,"', 'labels "92," are not integers'),
         (4, '46GP8 0 2 46GP8/3.jpg "92', 'labels "92 are not integers'),
-        (6, "46GP8 0 4 46GP8/5.jpg '147'", "labels '147' are not integers"),
         (6, '46GP8 0 4 46GP8/5.jpg "-1"', 'labels "-1" are not integers'),
         (7, 'N11GT 1 0 x.jpg "4,157"', r"label 157 is outside MODEL.NUM_CLASSES 157 \(.* 0 to 156"),
     ],
@@ -233,8 +192,7 @@ def frames(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """0.jpg to 9.jpg, each a grey of 20 times its number, of 96 × 64 pixels."""
     folder = tmp_path_factory.mktemp("frames")
     for number in range(10):
-        image = np.full((64, 96, 3), 20 * number, np.uint8)
-        cv2.imwrite(str(folder / f"{number}.jpg"), image)
+        write_jpeg(folder / f"{number}.jpg", 96, 64, 20 * number)
     return folder
 
 
@@ -255,11 +213,6 @@ def test_exactly_the_listed_files_are_read_in_the_order_of_the_list(frames, tmp_
     assert clip[:, 32, 32, 0].tolist() == [80, 40, 40, 180, 0, 0]
 
 
-def test_the_size_is_found_without_decoding_a_picture(frames, monkeypatch):
-    monkeypatch.setattr(cv2, "imdecode", lambda *_: pytest.fail("a picture was decoded"))
-    assert video_of(frames / "1.jpg").record().video[2:] == (96, 64)
-
-
 def test_a_listed_frame_that_cannot_be_read_is_named(frames, tmp_path):
     paths = {name: tmp_path / f"{name}.jpg" for name in ("gone", "text", "cut", "empty", "fifo")}
     paths["text"].write_text("no picture")
@@ -268,12 +221,12 @@ def test_a_listed_frame_that_cannot_be_read_is_named(frames, tmp_path):
     os.mkfifo(paths["fifo"])
     paths["folder"] = tmp_path
     said = {
-        "gone": "cannot be opened: .*gone.jpg: No such file",
+        "gone": "gone.jpg cannot be opened: No such file",
         "text": "cannot be decoded: .*text.jpg is not a whole JPEG",
         "cut": "cannot be decoded: .*cut.jpg is not a whole JPEG",
-        "empty": "cannot be decoded: .*empty.jpg is not a whole JPEG",
-        "fifo": "cannot be opened: .*fifo.jpg is not a regular file",
-        "folder": "cannot be opened: .* is not a regular file",
+        "empty": "empty.jpg cannot be opened: the file is empty",
+        "fifo": "fifo.jpg cannot be opened: is not a regular file",
+        "folder": "cannot be opened: is a folder",
     }
     for name, path in paths.items():
         record = video_of(frames / "1.jpg", path).record()
@@ -284,11 +237,6 @@ def test_a_listed_frame_that_cannot_be_read_is_named(frames, tmp_path):
             continue
         with pytest.raises(UnreadableVideoError, match=said[name].replace("whole ", "")):
             video_of(path).record()
-
-
-def test_a_name_that_no_file_can_have_is_refused():
-    with pytest.raises(UnreadableVideoError, match="cannot be opened"):
-        video_of("a\0.jpg").record()
 
 
 def test_damaged_heads_give_a_size_or_an_error(frames, tmp_path):
@@ -307,11 +255,3 @@ def test_damaged_heads_give_a_size_or_an_error(frames, tmp_path):
     assert said == {"cannot be decoded: damaged.jpg is not a JPEG"}
     assert (96, 64) in sizes
     assert all(min(size) > 0 for size in sizes)
-
-
-def test_a_picture_without_rows_is_none(frames, tmp_path):
-    content = (frames / "3.jpg").read_bytes()
-    place = content.index(bytes([0, 64, 0, 96]))  # height and width in the frame header
-    (tmp_path / "flat.jpg").write_bytes(content[:place] + bytes(2) + content[place + 2 :])
-    with pytest.raises(UnreadableVideoError, match=r"flat.jpg is not a JPEG"):
-        jpeg_size(str(tmp_path), "flat.jpg")

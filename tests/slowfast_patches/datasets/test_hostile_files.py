@@ -4,7 +4,6 @@ import ast
 import os
 import threading
 from collections.abc import Callable
-from fractions import Fraction
 from pathlib import Path
 
 import av
@@ -20,6 +19,7 @@ from slowfast_patches.datasets.reading.clip_reader import read_clip
 from slowfast_patches.datasets.reading.files import CONTAINERS, MAX_PIXELS, jpeg_size
 from slowfast_patches.datasets.reading.scan import scan
 from slowfast_patches.datasets.reading.video_record import UnreadableVideoError, VideoRecord
+from tests.slowfast_patches.datasets.made_videos import grey, write_video
 
 WIDTH, HEIGHT, FRAMES = 64, 48, 24
 PIXELS = WIDTH * HEIGHT
@@ -27,23 +27,9 @@ HANGS = 5.0
 """Seconds; refusing takes milliseconds, and what is followed may wait for ever."""
 
 
-def write_video(
-    path: Path, width: int = WIDTH, height: int = HEIGHT, gop: int = 8, frames: int = FRAMES
-) -> Path:
-    with av.open(str(path), "w") as container:
-        stream = container.add_stream("libx264", rate=Fraction(30), options={"bf": "2"})
-        stream.width, stream.height, stream.pix_fmt = width, height, "yuv420p"
-        stream.gop_size = gop
-        for number in range(frames):
-            image = np.full((height, width, 3), 9 * number % 256, np.uint8)
-            container.mux(stream.encode(av.VideoFrame.from_ndarray(image, format="rgb24")))
-        container.mux(stream.encode())
-    return path
-
-
 @pytest.fixture(scope="module")
 def video(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return write_video(tmp_path_factory.mktemp("videos") / "video.mp4")
+    return write_video(tmp_path_factory.mktemp("videos") / "video.mp4", grey(FRAMES))
 
 
 def plan(*positions: int) -> ClipPlan:
@@ -169,7 +155,10 @@ def test_videos_have_a_bound_on_pixels(video):
 
 
 def test_a_stream_that_grows_beyond_the_bound_is_refused(tmp_path):
-    parts = [write_video(tmp_path / f"{w}.h264", w, h) for w, h in ((WIDTH, HEIGHT), (256, 192))]
+    parts = [
+        write_video(tmp_path / f"{w}.h264", grey(FRAMES, w, h))
+        for w, h in ((WIDTH, HEIGHT), (256, 192))
+    ]
     path = tmp_path / "grows.h264"
     path.write_bytes(b"".join(part.read_bytes() for part in parts))
     record = scan(str(path))
@@ -223,7 +212,8 @@ def test_a_scan_opens_a_file_as_often_whatever_its_key_frames(tmp_path, monkeypa
     monkeypatch.setattr(scanning, "open_video", spy)
     for gop in (24, 3):
         counts.append(0)
-        record: VideoRecord = scan(str(write_video(tmp_path / f"{gop}.avi", gop=gop)))
+        video = write_video(tmp_path / f"{gop}.avi", grey(FRAMES), gop=gop, codec="libx264")
+        record: VideoRecord = scan(str(video))
         assert record.keys is not None
         assert len(record.keys) == FRAMES // gop
     assert counts[0] == counts[1]

@@ -2,7 +2,6 @@
 
 import errno
 import fcntl
-import json
 import os
 import shutil
 import socket
@@ -15,9 +14,8 @@ from pathlib import Path
 import pytest
 
 from slowfast_patches.config.recipe import Recipe
-from slowfast_patches.datasets.lists.in_use import JOURNAL, hold_alone, reading
-from slowfast_patches.datasets.preparing.lists import VideoList
-from slowfast_patches.datasets.preparing.prepared_set import PreparedSet, Settings
+from slowfast_patches.datasets.lists.in_use import hold_alone, reading
+from slowfast_patches.datasets.preparing.prepared_set import Settings, open_set
 from slowfast_patches.train import run as run_module
 
 READER = """
@@ -62,19 +60,21 @@ def process(program: str, folder: Path) -> Iterator[subprocess.Popen[str]]:
             other.kill()
 
 
+@pytest.mark.slow
 def test_what_a_training_reads_is_not_prepared_until_it_is_gone(folder: Path):
     before = {path.name: path.read_bytes() for path in folder.iterdir()}
     with process(READER, folder), reading([folder / "train.csv"]):
         with (
             pytest.raises(ValueError, match=r"a training or an evaluation reads .*lsof"),
-            PreparedSet(folder, Settings(), []),
+            open_set(folder, Settings(), []),
         ):
             pass
         assert {path.name: path.read_bytes() for path in folder.iterdir()} == before
-    with PreparedSet(folder, Settings(), []):  # both are gone, one of them by SIGKILL
+    with open_set(folder, Settings(), []):  # both are gone, one of them by SIGKILL
         pass
 
 
+@pytest.mark.slow
 def test_what_is_being_prepared_is_neither_read_nor_prepared(folder: Path):
     with process(WRITER, folder) as other:
         writer = f"process {other.pid} on {socket.gethostname()} since 20"
@@ -89,6 +89,7 @@ def test_what_is_being_prepared_is_neither_read_nor_prepared(folder: Path):
         pass
 
 
+@pytest.mark.slow
 def test_a_training_is_refused_before_it_starts(
     folder: Path, demo_data: Path, tmp_path: Path, command_line: Callable[..., tuple[int, str]]
 ):
@@ -119,48 +120,13 @@ def test_a_run_holds_its_lists_for_as_long_as_it_lasts(
         refused.append(True)
 
     monkeypatch.setattr(run_module, "launch", launch)
-    monkeypatch.setattr(run_module, "_tested_file", lambda cfg: ("", "pytorch", "TEST"))
+    monkeypatch.setattr(run_module, "tested_file", lambda cfg: ("", "pytorch", "TEST"))
     monkeypatch.setattr(run_module, "check_file", lambda *_, **__: None)
     keys = ("TRAIN.ENABLE", enabled == "TRAIN", "TEST.ENABLE", enabled == "TEST")
     paths = ("DATA.PATH_TO_DATA_DIR", folder, "DATA.PATH_PREFIX", demo_data)
     run_module.run(tiny_config(tmp_path / "run", *keys, *paths))
     assert refused == [True]
     hold_alone(folder).close()
-
-
-def test_a_list_that_a_link_leads_to_is_held_where_it_lies(folder: Path, tmp_path: Path):
-    (tmp_path / "links").mkdir()
-    (tmp_path / "links/train.csv").symlink_to(folder / "train.csv")
-    with reading([tmp_path / "links/train.csv"]), pytest.raises(ValueError, match="reads"):
-        hold_alone(folder)
-
-
-def test_the_first_preparation_says_that_it_goes_on_or_was_interrupted(tmp_path: Path):
-    out, source = tmp_path / "out", tmp_path / "source.csv"
-    with (
-        PreparedSet(out, Settings(), [VideoList("train.csv", source, tmp_path, [])]),
-        pytest.raises(ValueError, match=f"is being prepared: .*process {os.getpid()} on"),
-    ):
-        reading([out / "train.csv"]).__enter__()
-    with pytest.raises(
-        ValueError, match=r"no train.csv yet: its preparation was interrupted\. The"
-    ):
-        reading([out / "something-something-v2-train.json"]).__enter__()
-    with (out / JOURNAL).open("a") as journal:
-        journal.write('{"list": "va')  # killed as it wrote
-    (out / "train.csv").write_text("a.mp4 0\n")
-    with reading([out / "train.csv"]):
-        pass
-    with reading([out / "val.csv"]):  # never begun: whoever reads it says that it is not there
-        pass
-    assert json.loads((out / JOURNAL).read_text().splitlines()[1])["list"] == "train.csv"
-
-
-def test_nothing_is_left_where_nothing_was_prepared(tmp_path: Path):
-    (tmp_path / "train.csv").write_text("a.mp4 0\n")
-    with reading([tmp_path / "train.csv", tmp_path / "nowhere/val.csv"]):
-        pass
-    assert [path.name for path in tmp_path.iterdir()] == ["train.csv"]
 
 
 def test_a_data_set_on_a_read_only_disk_is_held(folder: Path, monkeypatch: pytest.MonkeyPatch):

@@ -8,9 +8,7 @@ import pytest
 from slowfast_patches.config.recipe import Recipe
 from slowfast_patches.datasets.lists.csv_list import read_csv
 from slowfast_patches.datasets.lists.list_warnings import (
-    first_few,
     repeated_videos,
-    untrained_classes,
 )
 from slowfast_patches.train import run as run_module
 
@@ -21,11 +19,6 @@ def read(folder: Path, text: str):
     return path, read_csv(path, num_classes=9)
 
 
-def test_a_list_without_repetitions_is_not_odd(tmp_path):
-    path, videos = read(tmp_path, "a.mp4 0\nb.mp4 1\n")
-    assert repeated_videos(path, videos) == untrained_classes(path, {0, 1}, 2, None) == []
-
-
 def test_repeated_videos_are_named_with_their_lines_and_labels(tmp_path):
     path, videos = read(tmp_path, "a.mp4 0\n\nb.mp4 1\nc.mp4 2\na.mp4 0\nb.mp4 3\na.mp4 0\n")
     same, differing = repeated_videos(path, videos)
@@ -33,17 +26,6 @@ def test_repeated_videos_are_named_with_their_lines_and_labels(tmp_path):
     assert same.endswith(f": {tmp_path}/a.mp4 in lines 1, 5 and 7")
     assert differing.startswith(f"{path}: 1 video(s) are listed with different labels")
     assert differing.endswith(f": {tmp_path}/b.mp4 in lines 3 (label 1) and 6 (label 3)")
-
-
-def test_of_many_the_first_are_named(tmp_path):
-    assert first_few("abc") == "a, b and c"
-    assert first_few("abcdef") == "a, b, c and 3 more"
-    (text,) = untrained_classes(tmp_path, {1}, 6, None)
-    assert "5 of MODEL.NUM_CLASSES 6 classes" in text
-    assert "trained on: 0, 2, 3 and 2 more" in text
-    assert text.endswith("the labels end at 1: if that is all, set MODEL.NUM_CLASSES 2")
-    (text,) = untrained_classes(tmp_path, {1}, 3, ["run", "walk", "sit"])
-    assert text.endswith("trained on: 0 (run) and 2 (sit)")
 
 
 @pytest.mark.parametrize(("rank", "times"), [("0", 1), ("1", 0)])

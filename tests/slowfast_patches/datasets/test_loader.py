@@ -28,7 +28,6 @@ from slowfast_patches.config.recipe import Recipe
 from slowfast_patches.datasets.kinetics import Kinetics
 from slowfast_patches.datasets.loader import (
     cores_of_process,
-    evaluation_loader,
     loading_advice,
     num_workers,
     training_loader,
@@ -61,14 +60,10 @@ def cores(monkeypatch: pytest.MonkeyPatch) -> Callable[[int], None]:
     ("granted", "gpus", "workers"),
     [
         (1, 0, 1),
-        (2, 0, 1),
         (8, 0, 2),
-        (31, 0, 7),
         (1, 1, 1),
-        (2, 1, 1),
         (8, 1, 7),
         (64, 1, 16),
-        (64, 4, 15),
         (64, 8, 7),
         (4, 8, 1),
     ],
@@ -84,12 +79,6 @@ def test_torchrun_says_how_many_processes_share_the_cores(cores, monkeypatch):
     assert num_workers(config()) == 2
     assert num_workers(config("NUM_GPUS", 4)) == 7
     assert cores_of_process(config("NUM_GPUS", 4)) == 8
-
-
-def test_without_affinities_the_machines_cores_count(cores, monkeypatch):
-    cores(1)
-    monkeypatch.delattr(os, "sched_getaffinity")
-    assert cores_of_process(config()) == 64
 
 
 @pytest.mark.parametrize("number", [0, 1, 40])
@@ -136,11 +125,6 @@ def test_the_advice_fits_the_data_set_and_the_cores(cores):
     assert loading_advice(all_but_one, prepared) == "a faster disk or more cores would help"
 
 
-def test_nothing_is_prepared_of_a_data_set_without_an_index(cores):
-    cores(1)
-    assert loading_advice(config(), object()) == "a faster disk or more cores would help"
-
-
 # The order of mini-batches.
 
 
@@ -173,6 +157,7 @@ class Marked(Dataset[Batch]):
         )
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("workers", [0, 3])
 def test_the_same_workers_read_all_phases_in_order_though_they_answer_out_of_order(
     schedule, workers
@@ -197,6 +182,7 @@ def test_the_same_workers_read_all_phases_in_order_though_they_answer_out_of_ord
     assert all(found == everyone for found in pids.values())
 
 
+@pytest.mark.slow
 def test_workers_are_at_most_two_mini_batches_ahead_of_the_training(schedule):
     data = Marked(pause=0)
     batches = iter(training_loader(config("DATA_LOADER.NUM_WORKERS", 2), data, schedule, 0, 0, 1))
@@ -207,20 +193,6 @@ def test_workers_are_at_most_two_mini_batches_ahead_of_the_training(schedule):
             time.sleep(0.01)
         time.sleep(0.1)
         assert data.reads.value == taken + 2 * 2
-
-
-def test_no_more_workers_start_than_there_are_mini_batches():
-    loader = evaluation_loader(config("DATA_LOADER.NUM_WORKERS", 8), range(10), 4, 0, 1)
-    assert loader.num_workers == 3
-    assert evaluation_loader(config(), range(1), 4, 1, 2).num_workers == 0
-
-
-def test_the_number_of_workers_is_logged_when_training_begins(schedule, caplog, cores):
-    cores(8)
-    caplog.set_level("INFO")
-    training_loader(config(), Marked(pause=0), schedule, 0, 0, 1)
-    said = [record.getMessage() for record in caplog.records]
-    assert said == ["DATA_LOADER.NUM_WORKERS auto; workers: 2, cores for this process: 8"]
 
 
 # Memory, with real videos.
@@ -253,6 +225,7 @@ def batches_of(cfg: Recipe, schedule: Schedule) -> Iterator[Batch]:
     return iter(training_loader(cfg, Watched(cfg, "train"), schedule, 0, 0, 1))
 
 
+@pytest.mark.slow
 @pytest.mark.skipif(not Path("/proc/self/statm").exists(), reason="memory is read from /proc")
 def test_a_workers_memory_does_not_grow_with_shapes_or_time(demo_data):
     schedule = make_schedule(Shape(4, 8, 64), 24, SteppedRate((20.0, 40.0, 44.0), (1, 0.1, 0.01)))
@@ -270,6 +243,7 @@ def test_a_workers_memory_does_not_grow_with_shapes_or_time(demo_data):
         assert max(again[pid]) < 1.2 * max(once[pid]) + 20 * MIB
 
 
+@pytest.mark.slow
 def test_clips_are_not_copied_on_their_way_from_the_worker(demo_data):
     cfg = data_config(demo_data, "DATA_LOADER.NUM_WORKERS", 1)
     batches = batches_of(

@@ -8,13 +8,14 @@ import pytest
 
 from multigrid import ClipRequest, Shape
 from slowfast_patches.config import load_recipe
-from slowfast_patches.datasets.lists.lists import class_names
+from slowfast_patches.datasets.lists.dataset_lists import class_names
 from slowfast_patches.datasets.loader import loading_advice
-from slowfast_patches.datasets.preparing.lists import read_ssv2_lists
+from slowfast_patches.datasets.preparing.video_lists import read_ssv2_lists
 from slowfast_patches.datasets.ssv2 import Ssv2
-from tests.slowfast_patches.datasets.test_clip_reader import SAMPLES, needs_samples
+from tests.slowfast_patches.datasets.made_videos import SAMPLES, needs_samples
 from tests.slowfast_patches.datasets.test_prepare import TOOL, rows, run, tool
 
+pytestmark = pytest.mark.slow
 __all__ = ["TOOL", "run", "tool"]  # the fixtures of the tool's other tests
 
 NAMED = "something-something-v2-{}.json"

@@ -9,18 +9,16 @@ from pathlib import Path
 import cv2
 import numpy as np
 import pytest
-import torch
 
 from multigrid import ClipPlan, ClipRequest, Shape
 from slowfast_patches.config import load_recipe
 from slowfast_patches.config.recipe import Recipe
 from slowfast_patches.datasets.demo.forms import write_ssv2_form
 from slowfast_patches.datasets.lists.frame_list import HEADER
-from slowfast_patches.datasets.loader import build_dataset, evaluation_loader, loading_advice
 from slowfast_patches.datasets.reading.clip_reader import read_clip
 from slowfast_patches.datasets.reading.scan import scan
 from slowfast_patches.datasets.ssv2 import Ssv2
-from tests.slowfast_patches.datasets.test_clip_reader import SAMPLES, needs_samples
+from tests.slowfast_patches.datasets.made_videos import SAMPLES, needs_samples
 
 LENGTHS = {"12": 24, "7": 16, "300": 5}
 BASE, COARSE = Shape(2, 8, 48), Shape(8, 2, 48)
@@ -99,13 +97,6 @@ def test_a_training_clip_has_a_frame_of_each_segment_at_any_shape(made, shape, v
     assert len(seen) > 6
 
 
-def test_a_video_of_fewer_frames_than_segments_repeats_them(made):
-    item = Ssv2(config(made), "train")[ClipRequest(2, 0, BASE, 0)]
-    taken = numbers(item["clip"])
-    assert sorted(set(taken)) == [0, 1, 2, 3, 4]
-    assert taken == sorted(taken)
-
-
 def test_the_stride_of_the_recipe_changes_nothing_and_the_log_says_so(made, caplog):
     caplog.set_level(logging.INFO)
     request = ClipRequest(0, 0, BASE, 0)
@@ -114,12 +105,6 @@ def test_the_stride_of_the_recipe_changes_nothing_and_the_log_says_so(made, capl
     assert np.array_equal(one["clip"], other["clip"])
     assert f"ssv2 train: 3 videos as frame lists, by {made}/train.csv" in caplog.text
     assert "8 segments of the whole video, whatever DATA.SAMPLING_RATE 2 says" in caplog.text
-
-
-def test_flips_are_refused(made):
-    with pytest.raises(ValueError, match="left and right have meaning"):
-        Ssv2(config(made, "DATA.RANDOM_FLIP", True), "train")
-    assert Ssv2(config(made, "DATA.RANDOM_FLIP", True), "val")[0]["flip"] is False
 
 
 def test_a_video_without_its_first_frame_is_replaced(made, tmp_path):
@@ -131,7 +116,7 @@ def test_a_video_without_its_first_frame_is_replaced(made, tmp_path):
     assert item["label"] == item["video"]
     ((path, reason), *_) = item["failures"]
     assert path == f"{folder}/7"
-    assert reason.startswith("cannot be opened")
+    assert "cannot be opened" in reason
     assert "7_000001.jpg" in reason
     black = Ssv2(config(folder), "val")[1]
     assert (black["clip"].any(), black["label"], black["video"]) == (False, 1, 1)
@@ -164,25 +149,7 @@ def test_views_are_spread_within_the_segments_and_crops_across_the_frame(made):
     assert red[0] < red[1] < red[2]
 
 
-def test_a_mini_batch_has_a_class_for_each_clip(made):
-    (batch,) = evaluation_loader(
-        config(made, "DATA_LOADER.NUM_WORKERS", 1), Ssv2(config(made), "val"), 4, 0, 1
-    )
-    assert batch["labels"].dtype == torch.int64
-    assert batch["labels"].tolist() == [0, 1, 2]
-    assert batch["clips"].shape == (3, 8, 48, 48, 3)
-
-
 # Forms.
-
-
-def test_the_registry_has_it_under_the_recipes_name(made):
-    assert type(build_dataset(config(made), "val")) is Ssv2
-
-
-def test_no_preparing_is_advised_for_frames(made):
-    cfg = config(made, "DATA_LOADER.NUM_WORKERS", 64)
-    assert "prepare" not in loading_advice(cfg, Ssv2(cfg, "train"))
 
 
 @pytest.fixture(scope="module")
@@ -212,27 +179,6 @@ def test_webm_files_are_read_directly(webm, caplog):
     # 25 frames of 321 × 240 in 8 segments; the centre of a frame resized to 64 × 48.
     wanted = ClipPlan(np.array([1, 4, 7, 10, 14, 17, 20, 23]), (64, 48), (8, 0), 48, False)
     assert np.array_equal(data[0]["clip"], read_clip(path, scan(path), wanted))
-
-
-@needs_samples
-def test_frames_cut_from_a_video_give_what_the_video_gives(tmp_path):
-    """The first 24 frames of real videos, once as JPEG files and once as they are."""
-    ids = {"41": "kinetics_340x256_h264.mp4", "5": "kinetics_pancake_h264.mkv"}
-    lines, wanted = list[str](), list[np.ndarray]()
-    for name, sample in ids.items():
-        path, record = str(SAMPLES / sample), scan(str(SAMPLES / sample))
-        side, size = record.video.height, record.video[2:]
-        left = ClipPlan(np.arange(24), size, (0, 0), side, False)
-        lines += write_frames(tmp_path, name, list(read_clip(path, record, left)))
-        scaled = (round(48 * size[0] / side), 48)
-        centres = np.array([1, 4, 7, 10, 13, 16, 19, 22])
-        wanted.append(read_clip(path, record, ClipPlan(centres, scaled, (0, 0), 48, False)))
-    (tmp_path / "val.csv").write_text(f"{HEADER}\n{''.join(lines)}")
-    write_json(tmp_path, list(ids))
-    data = Ssv2(config(tmp_path), "val")
-    for number, clip in enumerate(wanted):
-        assert abs(data[number]["clip"].astype(float) - clip).mean() < 4
-        assert abs(data[number]["clip"].astype(float) - clip[::-1]).mean() > 6
 
 
 # A whole run.

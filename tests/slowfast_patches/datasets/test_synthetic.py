@@ -2,7 +2,6 @@
 
 import importlib.util
 import json
-from collections import Counter
 from dataclasses import replace
 from pathlib import Path
 from types import ModuleType
@@ -11,7 +10,6 @@ import av
 import numpy as np
 import pytest
 
-from slowfast_patches.datasets.demo import synthetic
 from slowfast_patches.datasets.demo.synthetic import (
     CLASSES,
     SPLITS,
@@ -71,15 +69,6 @@ def test_a_class_played_backwards_is_the_opposite_class(
     np.testing.assert_array_equal(render(scene, name)[::-1], render(backwards, opposite))
 
 
-@pytest.mark.parametrize("seed", range(3))
-def test_the_same_frame_can_be_of_any_class(seed: int) -> None:
-    scene = draw_scene(np.random.default_rng(seed), 10, 48, 40)
-    clips = [render(scene, name) for name in CLASSES]
-    for t in range(10):
-        different = {clip[t].tobytes() for clip in clips}
-        assert len(different) == (1 if t == scene.anchor else len(CLASSES))
-
-
 def test_frames_far_from_the_anchor_have_the_same_statistics_in_every_class() -> None:
     frames = np.empty((60, len(CLASSES), 32, 48, 3))
     for seed, row in enumerate(frames):
@@ -119,17 +108,6 @@ def test_zoom_changes_the_area_and_starts_again_after_a_cycle(name: str, sign: i
     assert areas[4] == 0  # unseen while it steps from one end of the cycle to the other
 
 
-def test_every_frame_shows_several_things_on_a_ground_that_shakes() -> None:
-    for seed in range(20):
-        scene = draw_scene(np.random.default_rng(seed), 40, 80, 64)
-        assert 2 <= len(scene.things) <= 3
-        assert 0.1 < scene.shake.std() < 0.6
-        assert scene.ground.std() > 0.01
-        bare = render(replace(scene, things=()), "left")
-        covered = (render(scene, "grow") != bare).any(-1).mean((1, 2))
-        assert covered.min() > 0.04
-
-
 # The files.
 
 
@@ -142,32 +120,13 @@ def test_csv_lines_name_files_that_decode_to_the_promised_frames(made: Path) -> 
             path, label = line.split(" ")
             assert Path(path).name.startswith(CLASSES[int(label)] + "_")
             assert decode(made / path).shape == (5, 32, 48, 3)
-    assert not list(made.rglob("*.part"))
+    assert not list(made.rglob("*.tmp"))
 
 
-def test_every_split_is_balanced(made: Path) -> None:
-    for split, expected in (("train", {1: 7, 2: 1}), ("val", {1: 8}), ("test", {1: 2})):
-        labels = [line.split()[1] for line in (made / f"{split}.csv").read_text().splitlines()]
-        assert Counter(Counter(labels).values()) == expected
-    assert len({video_path(s, i) for s in SPLITS for i in range(40)}) == 120
-
-
-def test_files_show_what_was_rendered(made: Path) -> None:
-    """Sharp enough that motion, not compression, is what changes between frames."""
-    scene = draw_scene(np.random.default_rng((SMALL.seed, 0, 3)), 5, 48, 32)
-    error = decode(made / video_path("train", 3)) - render(scene, "down").astype(float)
-    assert np.sqrt((error**2).mean()) < 25
-
-
+@pytest.mark.slow
 def test_files_do_not_depend_on_the_number_of_processes(made: Path, tmp_path: Path) -> None:
     assert make_demo_data(tmp_path, SMALL, workers=2) == 19
     assert contents(tmp_path) == contents(made)
-
-
-def test_another_seed_or_split_gives_other_videos(made: Path, tmp_path: Path) -> None:
-    make_demo_data(tmp_path, replace(SMALL, train=1, val=0, test=0, seed=1), workers=1)
-    files = [tmp_path / "train/left_0000.mp4"] + [made / f"{s}/left_0000.mp4" for s in SPLITS]
-    assert len({decode(path).tobytes() for path in files}) == 4
 
 
 def test_only_what_is_missing_is_made_again(made: Path, tmp_path: Path) -> None:
@@ -175,32 +134,11 @@ def test_only_what_is_missing_is_made_again(made: Path, tmp_path: Path) -> None:
     lost, kept = made / video_path("val", 5), made / video_path("val", 4)
     stamp = kept.stat().st_mtime_ns
     lost.unlink()
-    lost.with_name(lost.name + ".part").write_bytes(b"an interrupted write")
+    lost.with_name(lost.name + ".tmp").write_bytes(b"an interrupted write")
     assert make_demo_data(made, SMALL, workers=1) == 1
     assert contents(made) == before
     assert kept.stat().st_mtime_ns == stamp
     assert make_demo_data(made, SMALL) == 0
-
-
-def test_an_interrupted_run_leaves_no_lists_and_continues(
-    made: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    from_ndarray = av.VideoFrame.from_ndarray
-    frames = iter(range(12))  # two videos of five frames, and a part of the third
-
-    def encode(*args: object, **kwargs: object) -> av.VideoFrame:
-        if next(frames, None) is None:
-            raise KeyboardInterrupt
-        return from_ndarray(*args, **kwargs)
-
-    with monkeypatch.context() as patch:
-        patch.setattr(synthetic.av, "VideoFrame", type("F", (), {"from_ndarray": encode}))
-        with pytest.raises(KeyboardInterrupt):
-            make_demo_data(tmp_path, SMALL, workers=1)
-    assert not list(tmp_path.glob("*.csv"))
-    assert len(list(tmp_path.rglob("*.mp4"))) == 2
-    assert make_demo_data(tmp_path, SMALL, workers=1) == 17
-    assert contents(tmp_path) == contents(made)
 
 
 # What is refused.
@@ -213,33 +151,11 @@ def test_other_arguments_are_refused_and_nothing_is_touched(made: Path) -> None:
     assert contents(made) == before
 
 
-def test_somebody_elses_folder_is_refused(tmp_path: Path) -> None:
-    (tmp_path / "val.csv").write_text("mine.mp4 0\n")
-    with pytest.raises(ValueError, match=r"val\.csv that is not ours"):
-        make_demo_data(tmp_path, SMALL)
-    assert contents(tmp_path) == {"val.csv": b"mine.mp4 0\n"}
-
-
 @pytest.mark.parametrize("text", ["", "{", "7", "[1]"])
 def test_a_damaged_manifest_is_named(tmp_path: Path, text: str) -> None:
     (tmp_path / "demo_data.json").write_text(text)
     with pytest.raises(ValueError, match=r"demo_data\.json is damaged"):
         make_demo_data(tmp_path, SMALL)
-
-
-@pytest.mark.parametrize(
-    ("name", "value", "message"),
-    [
-        ("train", -1, "train is -1: give 0 or more"),
-        ("seed", -5, "seed is -5: give 0 or more"),
-        ("frames", 0, "frames is 0: give 1 or more"),
-        ("width", 30, "width is 30: give 32 or more"),
-        ("height", 33, "height is 33: h264 wants an even number"),
-    ],
-)
-def test_numbers_that_make_no_data_set_are_refused(name: str, value: int, message: str) -> None:
-    with pytest.raises(ValueError, match=message):
-        replace(SMALL, **{name: value})
 
 
 # The command line.
@@ -274,6 +190,7 @@ def test_the_tool_makes_a_data_set_and_says_when_there_is_nothing_to_do(
     ("options", "message"),
     [
         (["--train", "-3"], "train is -3"),
+        (["--frames", "0"], "frames is 0"),
         (["--workers", "0"], "workers is 0"),
         (["--size", "95", "80"], "width is 95"),
         (["--output", "{file}"], "file"),

@@ -32,7 +32,7 @@ from slowfast_patches.launch.stopping import (
     TrainingInterruptedError,
     TrainingStoppedError,
 )
-from slowfast_patches.train.record.logs import setup_logging
+from slowfast_patches.train.record.log import setup_logging
 from slowfast_patches.train.run import run as _  # noqa: F401  what run_net.py imports
 from slowfast_patches.utils.distributed import World
 

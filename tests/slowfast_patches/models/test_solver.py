@@ -14,7 +14,6 @@ from slowfast_patches.models.solver import (
     build_optimizer,
     clip_gradients,
     loss_function,
-    set_learning_rate,
 )
 
 CPU = torch.device("cpu")
@@ -67,21 +66,6 @@ def test_biases_are_freed_of_weight_decay_where_the_recipe_asks(method):
     values = decayed("SOLVER.OPTIMIZING_METHOD", method, *asked)
     assert values["conv.bias"] == 1.0
     assert values["conv.weight"] < 1.0
-
-
-def test_each_parameter_is_in_one_group_and_has_the_rate_that_is_set():
-    net = Net()
-    optimizer = build_optimizer(config("SOLVER.ZERO_WD_1D_PARAM", True), net)
-    grouped = [id(p) for group in optimizer.param_groups for p in group["params"]]
-    assert sorted(grouped) == sorted(id(p) for p in net.parameters())
-    set_learning_rate(optimizer, 0.375)
-    assert {group["lr"] for group in optimizer.param_groups} == {0.375}
-
-
-def test_a_model_without_biases_keeps_two_groups():
-    net = Net()
-    net.conv.bias = None
-    assert len(build_optimizer(config("SOLVER.ZERO_WD_1D_PARAM", True), net).param_groups) == 2
 
 
 # Large-batch practice, in a ResNet-50 with shifts that is 1/8 as wide.

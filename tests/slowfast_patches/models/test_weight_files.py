@@ -88,7 +88,7 @@ def test_an_old_file_of_pytorch_is_read_and_as_safely(
 
 
 def test_a_file_that_is_not_there_or_is_a_folder(tmp_path: Path):
-    with pytest.raises(ValueError, match=r"gone: no such file; change TEST\.CHECKPOINT_FILE_PATH"):
+    with pytest.raises(ValueError, match=r"no such file; change TEST\.CHECKPOINT_FILE_PATH"):
         check_file(tmp_path / "gone", section="TEST")
     with pytest.raises(ValueError, match=r"Is a directory; change TRAIN\.CHECKPOINT_FILE_PATH"):
         check_file(tmp_path)

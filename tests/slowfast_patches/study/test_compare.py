@@ -1,6 +1,5 @@
 """`compare`: reports worked out by hand from made-up results, and what is trained and what not."""
 
-import importlib.util
 import json
 from pathlib import Path
 
@@ -8,22 +7,14 @@ import pytest
 import yaml
 
 from multigrid import Cost
-from slowfast_patches.study.compare import make_recipes
-from slowfast_patches.study.comparison import (
+from slowfast_patches.study.arms import Arm
+from slowfast_patches.study.compare import (
     format_comparison,
+    make_arms,
     make_comparison,
     write_comparison,
 )
-from slowfast_patches.study.runs import (
-    Arm,
-    RunFailedError,
-    find_results,
-    run_folder,
-    seconds_left,
-    train_all,
-)
-
-ROOT = Path(__file__).parents[3]
+from slowfast_patches.study.runs import RunFailedError, find_results, run_folder, train_all
 
 BASE = """
 TRAIN: {DATASET: kinetics, BATCH_SIZE: 8}
@@ -77,22 +68,22 @@ def configs(tmp_path_factory: pytest.TempPathFactory) -> list[Path]:
 @pytest.fixture(scope="module")
 def three(configs: list[Path]) -> list[Arm]:
     """Baseline, shortened baseline, multigrid."""
-    return make_recipes(configs, [], equal_time=True)
+    return make_arms(configs, [], equal_time=True)
 
 
 @pytest.fixture(scope="module")
-def recipes(three: list[Arm]) -> list[Arm]:
+def arms(three: list[Arm]) -> list[Arm]:
     """Baseline and multigrid."""
     return [three[0], three[2]]
 
 
-def make_result(recipe, seed: int, seconds: float, top1: float, **changes) -> dict:
+def make_result(arm, seed: int, seconds: float, top1: float, **changes) -> dict:
     """What run_net writes, with made-up numbers; a tenth of the time is loading."""
     evaluations = [
         {"iteration": n, "epoch": n, "seconds": seconds * n / 4, "top1": top1 * n / 4, "top5": 90.0}
         for n in (1, 2, 3, 4)
     ]
-    config = yaml.safe_load(recipe.cfg.text) | {"RNG_SEED": seed, "OUTPUT_DIR": "elsewhere"}
+    config = yaml.safe_load(arm.recipe.text) | {"RNG_SEED": seed, "OUTPUT_DIR": "elsewhere"}
     return {
         "config": config,
         "versions": {"torch": "2.0"},
@@ -100,7 +91,7 @@ def make_result(recipe, seed: int, seconds: float, top1: float, **changes) -> di
         "seed": seed,
         "date": "2020-06-14T00:00:00+00:00",
         "seconds": {"training": seconds * 0.9, "loading": seconds * 0.1, "evaluating": 7.0},
-        "iterations": recipe.iterations,
+        "iterations": arm.iterations,
         "epochs": 6.0,
         "clips": 816,
         "flops": 2e12,
@@ -120,43 +111,33 @@ def as_map(result: dict, value: float) -> dict:
     return result | {"metric": "map", "map": value}
 
 
-def store(output: Path, recipe, seed: int, result: dict) -> None:
-    folder = run_folder(output, recipe, seed)
+def store(output: Path, arm, seed: int, result: dict) -> None:
+    folder = run_folder(output, arm, seed)
     folder.mkdir(parents=True)
     (folder / "result.json").write_text(json.dumps(result))
 
 
-def load_tool():
-    spec = importlib.util.spec_from_file_location("tools_compare", ROOT / "tools" / "compare.py")
-    module = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(module)
-    return module
-
-
-def test_a_report_by_hand(recipes, tmp_path):
+def test_a_report_by_hand(arms, tmp_path):
     results = {
-        ("baseline", 0): make_result(recipes[0], 0, seconds=300, top1=80.0),
-        ("baseline", 1): make_result(recipes[0], 1, seconds=400, top1=84.0),
-        ("multigrid", 0): make_result(recipes[1], 0, seconds=100, top1=83.0),
-        ("multigrid", 1): make_result(recipes[1], 1, seconds=200, top1=83.0),
+        ("baseline", 0): make_result(arms[0], 0, seconds=300, top1=80.0),
+        ("baseline", 1): make_result(arms[0], 1, seconds=400, top1=84.0),
+        ("multigrid", 0): make_result(arms[1], 0, seconds=100, top1=83.0),
+        ("multigrid", 1): make_result(arms[1], 1, seconds=200, top1=83.0),
     }
-    comparison = make_comparison(recipes, [0, 1], results, "python tools/compare.py --cfg x")
-    first, second = comparison.rows
-    assert (first.seconds, second.seconds) == pytest.approx((350, 150))
-    assert second.speed_ups == pytest.approx({0: 3.0, 1: 2.0})
-    # the mean of the ratios, not the ratio of the means (2.33)
-    assert second.speed_up.mean == pytest.approx(2.5)
-    # 102 iterations against 36: see the plan's tests
-    assert second.iteration_factor == pytest.approx(102 / 36)
-    assert first.metrics["top1"] == pytest.approx((82.0, 8**0.5))
-    assert second.metrics["top1"].std == 0
-    assert first.speed_up.mean == first.iteration_factor == 1
+    comparison = make_comparison(arms, [0, 1], results, "python tools/compare.py --cfg x")
     write_comparison(comparison, tmp_path / "out")
-    report = json.loads((tmp_path / "out" / "report.json").read_text())
-    assert report["configs"][0]["top1"]["mean"] == pytest.approx(82.0)
-    assert report["configs"][1]["runs"][1]["speed_up"] == pytest.approx(2.0)
-    assert report["configs"][1]["runs"][1]["top1"] == 83.0
-    assert report["configs"][1]["config"]["MULTIGRID"]["LONG_CYCLE"] is True
+    first, second = json.loads((tmp_path / "out" / "report.json").read_text())["configs"]
+    assert (first["seconds"], second["seconds"]) == pytest.approx((350, 150))
+    assert [run["speed_up"] for run in second["runs"]] == pytest.approx([3.0, 2.0])
+    # the mean of the ratios, not the ratio of the means (2.33)
+    assert second["speed_up"]["mean"] == pytest.approx(2.5)
+    # 102 iterations against 36: see the plan's tests
+    assert second["iteration_factor"] == pytest.approx(102 / 36)
+    assert first["top1"] == pytest.approx({"mean": 82.0, "std": 8**0.5})
+    assert second["top1"]["std"] == 0
+    assert first["speed_up"]["mean"] == first["iteration_factor"] == 1
+    assert second["runs"][1]["top1"] == 83.0
+    assert second["config"]["MULTIGRID"]["LONG_CYCLE"] is True
     text = (tmp_path / "out" / "report.md").read_text()
     (row,) = [line for line in text.splitlines() if line.startswith("| multigrid")]
     cells = [cell.strip() for cell in row.strip("|").split("|")]
@@ -171,8 +152,8 @@ def test_a_report_by_hand(recipes, tmp_path):
 
 def test_what_is_set_in_every_config_is_said_where_the_names_do_not(configs):
     keys = ["MODEL.ARCH", "c2d", "DATA.PATH_TO_DATA_DIR", "videos", "SOLVER.BASE_LR", "0.2"]
-    recipes = make_recipes(configs, keys, equal_time=True)
-    text = format_comparison(make_comparison(recipes, [0], {}, ""))
+    arms = make_arms(configs, keys, equal_time=True)
+    text = format_comparison(make_comparison(arms, [0], {}, ""))
     assert text.endswith("\n\nIn every config: MODEL.ARCH c2d, SOLVER.BASE_LR 0.2")
 
 
@@ -186,15 +167,15 @@ def several_labels(configs: list[Path]) -> list[Path]:
 
 
 def test_recipes_of_several_labels_are_compared_by_map(several_labels, tmp_path, monkeypatch):
-    recipes = make_recipes(several_labels, [])
+    arms = make_arms(several_labels, [])
     results = {
-        (recipe.name, 0): as_map(make_result(recipe, 0, seconds, top1=70.0), value)
-        for recipe, seconds, value in zip(recipes, (300, 100), (38.0, 38.5), strict=True)
+        (arm.name, 0): as_map(make_result(arm, 0, seconds, top1=70.0), value)
+        for arm, seconds, value in zip(arms, (300, 100), (38.0, 38.5), strict=True)
     }
-    comparison = make_comparison(recipes, [0], results, "command")
+    comparison = make_comparison(arms, [0], results, "command")
     drawn = []
     monkeypatch.setattr(
-        "slowfast_patches.study.comparison.save_figure",
+        "slowfast_patches.study.pictures.save_figure",
         lambda figure, path: (
             drawn.extend([*figure.axes, *figure.legends]) or figure.draw_without_rendering()
         ),
@@ -219,12 +200,12 @@ def test_recipes_of_several_labels_are_compared_by_map(several_labels, tmp_path,
 
 def test_one_label_and_several_do_not_compare(configs, several_labels):
     with pytest.raises(ValueError, match=r"baseline is judged by top-1 and top-5 .* several_mul.*"):
-        make_recipes([configs[0], several_labels[1]], [])
+        make_arms([configs[0], several_labels[1]], [])
 
 
-def test_what_is_missing_is_shown_as_missing(recipes, tmp_path):
-    results = {("baseline", 0): make_result(recipes[0], 0, seconds=300, top1=80.0)}
-    comparison = make_comparison(recipes, [0, 1], results, "command")
+def test_what_is_missing_is_shown_as_missing(arms, tmp_path):
+    results = {("baseline", 0): make_result(arms[0], 0, seconds=300, top1=80.0)}
+    comparison = make_comparison(arms, [0, 1], results, "command")
     lines = format_comparison(comparison).splitlines()
     (first,) = [line for line in lines if line.startswith("baseline")]
     (second,) = [line for line in lines if line.startswith("multigrid")]
@@ -239,46 +220,44 @@ def test_what_is_missing_is_shown_as_missing(recipes, tmp_path):
     assert [run["finished"] for run in report["configs"][0]["runs"]] == [True, False]
 
 
-def test_a_report_before_the_first_run(recipes, tmp_path):
-    write_comparison(make_comparison(recipes, [0], {}, "command"), tmp_path)
-    assert "missing" in (tmp_path / "report.md").read_text()
-    assert (tmp_path / "report.png").is_file()
-
-
-def test_times_of_two_machines_are_not_passed_off_as_comparable(recipes, tmp_path):
+def test_times_of_two_machines_are_not_passed_off_as_comparable(arms, tmp_path):
     other = {"processor": "slide rule", "cores": 1, "gpus": []}
     results = {
-        ("baseline", 0): make_result(recipes[0], 0, 300, 80.0),
-        ("multigrid", 0): make_result(recipes[1], 0, 100, 80.0, machine=other),
+        ("baseline", 0): make_result(arms[0], 0, 300, 80.0),
+        ("multigrid", 0): make_result(arms[1], 0, 100, 80.0, machine=other),
     }
-    write_comparison(make_comparison(recipes, [0], results, "command"), tmp_path)
+    write_comparison(make_comparison(arms, [0], results, "command"), tmp_path)
     assert "different machines" in (tmp_path / "report.md").read_text()
 
 
 def test_equal_time_scales_every_length_by_the_ratio_of_iterations(configs):
-    full, short, multigrid = make_recipes(configs, ["SOLVER.BASE_LR", "0.2"], equal_time=True)
+    full, short, multigrid = make_arms(configs, ["SOLVER.BASE_LR", "0.2"], equal_time=True)
     assert (full.iterations, multigrid.iterations) == (102, 36)
     assert short.iterations == 36
     assert short.name == "baseline at 1/2.8"
     assert short.folder == "baseline_1_over_2.8"
-    solver, ratio = short.cfg.solver, 36 / 102
+    solver, ratio = short.recipe.solver, 36 / 102
     lengths = [solver.max_epoch, *solver.steps, solver.warmup_epochs]
     assert lengths == pytest.approx([6 * ratio, 0, 4 * ratio, 0.5 * ratio], rel=1e-5)
     assert solver.base_lr == 0.2
     with pytest.raises(ValueError, match="longer one first"):
-        make_recipes(configs[::-1], [], equal_time=True)
+        make_arms(configs[::-1], [], equal_time=True)
+
+
+def train(arms: list[Arm], seeds: list[int], output: Path, run_net: Path, seconds=None):
+    """All that `train_all` yields; counting models would take time."""
+    cost = Cost(iterations=1, epochs=1.0, clips=1, flops=1.0, seconds=seconds)
+    return list(train_all(arms, seeds, output, run_net, lambda arm: cost))
 
 
 @pytest.fixture
-def fake_run_net(three, tmp_path, monkeypatch) -> Path:
-    cost = Cost(iterations=1, epochs=1.0, clips=1, flops=1.0)  # counting models takes time
-    monkeypatch.setattr("slowfast_patches.study.runs._cost", lambda cfg, times: cost)
+def fake_run_net(three: list[Arm], tmp_path: Path) -> Path:
     script = tmp_path / "fake" / "run_net.py"
     script.parent.mkdir()
     script.write_text(FAKE_RUN_NET)
-    for recipe in three:
-        result = make_result(recipe, seed=0, seconds=100, top1=80.0)
-        (script.parent / f"{recipe.folder}.json").write_text(json.dumps(result))
+    for arm in three:
+        result = make_result(arm, seed=0, seconds=100, top1=80.0)
+        (script.parent / f"{arm.folder}.json").write_text(json.dumps(result))
     return script
 
 
@@ -286,104 +265,67 @@ def calls(script: Path) -> list[str]:
     return (script.parent / "calls.txt").read_text().splitlines()
 
 
+@pytest.mark.slow
 def test_all_configs_are_trained_with_a_seed_before_the_next_and_none_twice(
     three, fake_run_net, tmp_path
 ):
-    recipes, output = three, tmp_path / "runs"
-    store(output, recipes[2], 0, make_result(recipes[2], 0, seconds=55, top1=81.0))
-    seen = list(train_all(recipes, [0, 5], output, fake_run_net))
+    arms, output = three, tmp_path / "runs"
+    store(output, arms[2], 0, make_result(arms[2], 0, seconds=55, top1=81.0))
+    seen = train(arms, [0, 5], output, fake_run_net)
     short = "baseline_1_over_2.8"
     trained = ["baseline 0", f"{short} 0", "baseline 5", f"{short} 5", "multigrid 5"]
     assert calls(fake_run_net) == trained
     assert [len(results) for results in seen] == [1, 2, 3, 4, 5, 6]
     assert seen[-1]["multigrid", 0]["top1"] == 81.0
-    assert find_results(recipes, [0, 5], output).keys() == seen[-1].keys()
-    assert len(list(train_all(recipes, [0, 5], output, fake_run_net))) == 1
+    assert find_results(arms, [0, 5], output).keys() == seen[-1].keys()
+    assert len(train(arms, [0, 5], output, fake_run_net)) == 1
     assert calls(fake_run_net) == trained
 
 
-def test_the_time_that_is_left_by_hand():
-    """A run of 4 units took 40 s; of the one at work, of 2, 5 s are over and 35 to come: 80 s for 6
-    units. After it comes one of 4."""
-    flops, done = {"a": 4.0, "b": 2.0}, {("a", 0): {"seconds": {"training": 30, "loading": 10}}}
-    assert seconds_left(flops, ["a", "b"], {}) is None
-    assert seconds_left(flops, ["b", "a"], done) == 60
-    assert seconds_left(flops, ["b", "a"], done, (5, 35)) == pytest.approx(35 + 80 / 6 * 4)
-    assert seconds_left(flops, ["b"], {}, (5, 35)) == 35
-
-
-def test_what_is_left_is_said_to_standard_error(recipes, fake_run_net, tmp_path, capsys):
-    list(train_all(recipes, [0], tmp_path / "runs", fake_run_net))
+@pytest.mark.slow
+def test_the_time_that_is_left_is_said_to_standard_error(arms, fake_run_net, tmp_path, capsys):
+    """By step times before the first run, by what runs took (107 s each) after it."""
+    train(arms, [0], tmp_path / "runs", fake_run_net)
     out, err = capsys.readouterr()
     first, second = err.splitlines()
     assert out == ""
     assert "baseline, seed 0: starts; " in first
-    assert first.endswith("FLOP of training; their time is known after its first iterations")
-    assert second.startswith("run 2 of 2: multigrid, seed 0: starts; about ")
-    assert second.endswith("left for all")
+    assert "FLOP of training" in first
+    assert second == "run 2 of 2: multigrid, seed 0: starts; about 107 s left for all"
+    train(arms, [1], tmp_path / "runs", fake_run_net, seconds=20.0)
+    assert "starts; about 40 s left for all" in capsys.readouterr().err
 
 
-SLOW_RUN_NET = """
-import sys, time
-from pathlib import Path
-folder = Path(sys.argv[-1])
-folder.mkdir(parents=True)
-report = '{"type": "train", "seconds": 5, "seconds_left": 35}'
-(folder / "metrics.jsonl").write_text(report + chr(10) + '{"type": "val"}' + chr(10) + report[:9])
-time.sleep(2)
-sys.exit(3)
-"""
-
-
-def test_a_run_at_work_lets_the_time_of_all_be_known(recipes, tmp_path, capsys, monkeypatch):
-    monkeypatch.setattr("slowfast_patches.study.runs._LOOK_SECONDS", 0.05)
-    costs = Cost(iterations=1, epochs=1.0, clips=1, flops=1.0, seconds=20.0)
-    monkeypatch.setattr("slowfast_patches.study.runs._cost", lambda cfg, times: costs)
-    script = tmp_path / "run_net.py"
-    script.write_text(SLOW_RUN_NET)
-    with pytest.raises(RunFailedError):
-        list(train_all(recipes, [0], tmp_path / "runs", script))
-    before, during = capsys.readouterr().err.splitlines()
-    assert before.endswith("starts; about 40 s left for all")  # by the step times
-    assert during == "about 75 s left for all"
-
-
-def test_a_failed_run_is_named_and_the_others_kept(recipes, fake_run_net, tmp_path):
+@pytest.mark.slow
+def test_a_failed_run_is_named_and_the_others_kept(arms, fake_run_net, tmp_path):
     output = tmp_path / "runs"
     with pytest.raises(RunFailedError, match=r"baseline, seed 13, .* status 3 .*seed13"):
-        list(train_all(recipes, [1, 13], output, fake_run_net))
-    assert set(find_results(recipes, [1, 13], output)) == {("baseline", 1), ("multigrid", 1)}
+        train(arms, [1, 13], output, fake_run_net)
+    assert set(find_results(arms, [1, 13], output)) == {("baseline", 1), ("multigrid", 1)}
 
 
+@pytest.mark.slow
 def test_a_run_of_another_config_is_refused_before_anything_is_trained(
-    configs, recipes, fake_run_net, tmp_path
+    configs, arms, fake_run_net, tmp_path
 ):
     output = tmp_path / "runs"
-    store(output, recipes[1], 0, make_result(recipes[1], 0, seconds=100, top1=80.0))
-    after = make_recipes(configs, ["SOLVER.BASE_LR", "0.3"])
+    store(output, arms[1], 0, make_result(arms[1], 0, seconds=100, top1=80.0))
+    after = make_arms(configs, ["SOLVER.BASE_LR", "0.3"])
     with pytest.raises(ValueError, match=r"SOLVER.BASE_LR 0.1 there, 0.3 now.*another --output"):
-        list(train_all(after, [0], output, fake_run_net))
+        train(after, [0], output, fake_run_net)
     assert not (fake_run_net.parent / "calls.txt").exists()
 
 
 def test_a_run_from_before_a_key_existed_is_read_where_the_key_is_at_its_default(
-    configs, recipes, tmp_path
+    configs, arms, tmp_path
 ):
-    result = make_result(recipes[0], 0, seconds=100, top1=80.0)
+    result = make_result(arms[0], 0, seconds=100, top1=80.0)
     del result["config"]["DATA"]["ENSEMBLE_METHOD"]
-    store(tmp_path, recipes[0], 0, result)
-    assert find_results(recipes, [0], tmp_path)["baseline", 0]["top1"] == 80.0
-    after = make_recipes(configs, ["DATA.ENSEMBLE_METHOD", "max"])
+    store(tmp_path, arms[0], 0, result)
+    assert find_results(arms, [0], tmp_path)["baseline", 0]["top1"] == 80.0
+    after = make_arms(configs, ["DATA.ENSEMBLE_METHOD", "max"])
     with pytest.raises(ValueError, match=r"DATA.ENSEMBLE_METHOD sum there, max now"):
         find_results(after, [0], tmp_path)
-
-
-def test_a_broken_result_is_named(recipes, tmp_path):
-    folder = run_folder(tmp_path, recipes[0], 0)
-    folder.mkdir(parents=True)
-    (folder / "result.json").write_text("{")
-    with pytest.raises(ValueError, match=r"result\.json is no run's result"):
-        find_results(recipes, [0], tmp_path)
 
 
 @pytest.mark.parametrize(
@@ -396,10 +338,12 @@ def test_a_broken_result_is_named(recipes, tmp_path):
         (["TRAIN.BATCH_SIZE"], "no value"),
     ],
 )
-def test_mistakes_are_one_line_and_status_2(configs, tmp_path, capsys, arguments, message):
+def test_mistakes_are_one_line_and_status_2(
+    configs, tmp_path, capsys, load_program, arguments, message
+):
     files = [word for path in configs for word in ("--cfg", str(path))]
     command = [*files, "--output", str(tmp_path / "runs"), "--seeds", "0", "1", *arguments]
-    assert load_tool().main(command) == 2
+    assert load_program("tools/compare.py").main(command) == 2
     out, err = capsys.readouterr()
     assert out == ""
     assert err.startswith("error: ")
@@ -410,30 +354,23 @@ def test_mistakes_are_one_line_and_status_2(configs, tmp_path, capsys, arguments
 
 def test_one_config_or_two_of_a_name_are_refused(configs, tmp_path):
     with pytest.raises(ValueError, match="two configs"):
-        make_recipes(configs[:1], [])
+        make_arms(configs[:1], [])
     with pytest.raises(ValueError, match="different file names"):
-        make_recipes([configs[0], tmp_path / "other" / "baseline.yaml"], [])
+        make_arms([configs[0], tmp_path / "other" / "baseline.yaml"], [])
 
 
-def test_the_command_reports_what_is_there(configs, recipes, tmp_path, capsys):
+def test_the_command_reports_what_is_there(configs, arms, tmp_path, capsys, load_program):
     output = tmp_path / "runs"
-    for recipe, seconds in zip(recipes, (300, 100), strict=True):
+    for arm, seconds in zip(arms, (300, 100), strict=True):
         for seed in (0, 1):
-            store(output, recipe, seed, make_result(recipe, seed, seconds, top1=80.0 + seed))
+            store(output, arm, seed, make_result(arm, seed, seconds, top1=80.0 + seed))
     files = [word for path in configs for word in ("--cfg", str(path))]
     overrides = ["SOLVER.BASE_LR", "0.1"]
     command = [*files, "--output", str(output), "--seeds", "0", "1", *overrides]
-    assert load_tool().main(command) == 0
+    assert load_program("tools/compare.py").main(command) == 0
     assert "3.00 ± 0.00×" in capsys.readouterr().out
-    assert load_tool().main([*command[:6], "--json", *command[6:]]) == 0
+    assert load_program("tools/compare.py").main([*command[:6], "--json", *command[6:]]) == 0
     assert json.loads(capsys.readouterr().out)["configs"][1]["speed_up"]["mean"] == 3
     text = (output / "report.md").read_text()
     assert "--seeds 0 1 SOLVER.BASE_LR 0.1" in text
     assert "python tools/compare.py" in text
-
-
-def test_seeds_that_are_no_numbers_are_refused(capsys):
-    with pytest.raises(SystemExit) as stopped:
-        load_tool().parse_args(["--cfg", "a", "--cfg", "b", "--seeds", "one"])
-    assert stopped.value.code == 2
-    assert "whole numbers" in capsys.readouterr().err

@@ -1,6 +1,5 @@
 """Tables and figures of the paper: what is in them, what they would cost, and what came of runs."""
 
-import importlib.util
 import json
 import os
 import stat
@@ -11,15 +10,15 @@ import pytest
 import submitit
 import yaml
 
-from slowfast_patches.config.schedule import schedule_of
+from slowfast_patches.config.recipe import Recipe
 from slowfast_patches.launch.slurm import Slurm
-from slowfast_patches.study.reproduction.cluster import submit
-from slowfast_patches.study.reproduction.experiment import Row
-from slowfast_patches.study.reproduction.outcome import TOY_MARK
-from slowfast_patches.study.reproduction.paper import EXPERIMENTS
-from slowfast_patches.study.reproduction.recipes import Choices, Recipes, trainings_of
-from slowfast_patches.study.reproduction.reproduce import Request, reproduce
-from slowfast_patches.study.reproduction.toy import Toy
+from slowfast_patches.study.arms import Arm
+from slowfast_patches.study.experiments import EXPERIMENTS, Row, trainings_of
+from slowfast_patches.study.jobs import submit_all
+from slowfast_patches.study.reproduce import Request, reproduce
+from slowfast_patches.study.tables import TOY_MARK
+from slowfast_patches.study.toy import Toy
+from slowfast_patches.study.trainings import Arms
 from slowfast_patches.utils.report import Mean
 
 ROOT = Path(__file__).parents[3]
@@ -32,16 +31,15 @@ def row(name: str, label: str) -> Row:
     return found
 
 
-def recipes(**choices: object) -> Recipes:
-    return Recipes(Choices(CONFIGS, **choices))
+def arm(name: str, label: str, **choices: object) -> Arm:
+    """The arm of a row, with what a user gives."""
+    return Arms(CONFIGS, **choices).arm(row(name, label).training)
 
 
 @pytest.fixture
-def cli(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> Callable:
+def cli(load_program: Callable, capsys: pytest.CaptureFixture[str]) -> Callable:
     """`cli("table5", ...)`: the tool's exit status, and what it said on both channels."""
-    spec = importlib.util.spec_from_file_location("tools_reproduce", ROOT / "tools/reproduce.py")
-    module = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(module)
+    module = load_program("tools/reproduce.py")
 
     def call(*argv: object) -> tuple[int, str, str]:
         capsys.readouterr()
@@ -77,31 +75,27 @@ class TestPaper:
         ("name", "label", "metrics", "speed_up"),
         [
             ("table1a", "1 long-cycle shape", {"top1": 74.0, "top5": 91.4}, 4.0),
-            ("table1a", "3 long-cycle shapes", {"top1": 76.2, "top5": 92.4}, 4.4),
-            ("table1b", "2 short-cycle shapes", {"top1": 75.5, "top5": 92.1}, 4.3),
-            ("table2a", "multigrid", {"top1": 76.0, "top5": 92.4}, 4.5),
             ("table2b", "64 frames, multigrid", {"top1": 77.6, "top5": 93.2}, 5.5),
-            ("table2c", "320², baseline", {"top1": 75.1, "top5": 91.8}, None),
-            ("table2c", "320², multigrid", {"top1": 76.8, "top5": 92.8}, 6.5),
             ("table3", "I3D, baseline at 1/3.3", {"top1": 71.1, "top5": 89.9}, None),
-            ("table3", "I3D-NL, multigrid", {"top1": 75.5, "top5": 92.4}, 3.3),
             ("table4", "multigrid", {"top1": 72.5, "top5": 90.4}, 3.35),
-            ("table5", "baseline at 1/2.6", {"top1": 58.7}, None),
-            ("table5", "multigrid, 1.5× epochs", {"top1": 61.2}, 5.6),
-            ("table6", "baseline at 1/3.5", {"map": 31.5}, None),
             ("table6", "multigrid, 2.0× epochs", {"map": 37.4}, 4.3),
         ],
     )
     def test_published(
         self, name: str, label: str, metrics: dict[str, float], speed_up: float | None
     ) -> None:
-        published = row(name, label).published
-        assert {key: mean.mean for key, mean in published.metrics.items()} == metrics
-        assert published.speed_up == (None if speed_up is None else pytest.approx(speed_up))
+        found = row(name, label)
+        assert {key: mean.mean for key, mean in found.metrics.items()} == metrics
+        assert found.speed_up == speed_up
 
     def test_spread_over_five_runs(self) -> None:
-        assert row("table6", "multigrid, 1.5× epochs").published.metrics["map"] == Mean(38.2, 0.06)
-        assert row("table5", "baseline").published.metrics["top5"] == Mean(87.2, 0.13)
+        assert row("table6", "multigrid, 1.5× epochs").metrics["map"] == Mean(38.2, 0.06)
+        assert row("table5", "baseline").metrics["top5"] == Mean(87.2, 0.13)
+
+    def test_every_published_number_says_where_it_is_from(self) -> None:
+        for found in (row for experiment in EXPERIMENTS.values() for row in experiment.rows):
+            is_published = bool(found.metrics) or found.speed_up is not None
+            assert found.source.startswith("Table ") == is_published, found
 
     def test_what_tables_share_is_trained_once(self) -> None:
         default = row("table1a", "4 long-cycle shapes (default)").training
@@ -112,85 +106,62 @@ class TestPaper:
         assert len(set(folders)) == len(folders)
 
 
-class TestRecipes:
+EIGHT_ON_FOUR = ("NUM_GPUS", "4", "SOLVER.REFERENCE_WORLD_SIZE", "8")
+
+
+class TestArms:
     def test_a_shortened_baseline_has_multigrids_iterations(self) -> None:
-        made = recipes()
-        shortened, ours = (
-            row("table6", "baseline at 1/3.5"),
-            row("table6", "multigrid, 1.5× epochs"),
+        baseline, short, long = (
+            arm("table6", label)
+            for label in ("baseline", "baseline at 1/3.5", "multigrid, 1.5× epochs")
         )
-        baseline = made.recipe(shortened.baseline, shortened.baseline)
-        short = made.recipe(shortened.training, shortened.baseline)
-        long = made.recipe(ours.training, ours.baseline)
         assert abs(short.iterations - long.iterations) <= 1
         assert baseline.iterations / short.iterations == pytest.approx(3.51, abs=0.01)
-        ratios = [cfg.solver.steps[1] / cfg.solver.max_epoch for cfg in (baseline.cfg, short.cfg)]
+        solvers = [found.recipe.solver for found in (baseline, short)]
+        ratios = [solver.steps[1] / solver.max_epoch for solver in solvers]
         assert ratios[0] == pytest.approx(ratios[1], rel=1e-4)
 
     def test_a_shortened_baseline_is_as_long_on_fewer_gpus(self) -> None:
-        made = recipes(overrides=("NUM_GPUS", "4", "SOLVER.REFERENCE_WORLD_SIZE", "8"))
-        shortened, ours = (
-            row("table5", "baseline at 1/3.4"),
-            row("table5", "multigrid, 1.5× epochs"),
-        )
-        short = made.recipe(shortened.training, shortened.baseline)
-        long = made.recipe(ours.training, ours.baseline)
+        labels = ("baseline at 1/3.4", "multigrid, 1.5× epochs")
+        short, long = (arm("table5", label, overrides=EIGHT_ON_FOUR) for label in labels)
         assert abs(short.iterations - long.iterations) <= 1
         assert short.iterations == pytest.approx(2 * 66_915, rel=1e-3)  # half the batch
 
     def test_a_scaling_from_eight_gpus_leaves_the_one_gpu_recipes_alone(
         self, caplog: pytest.LogCaptureFixture
     ) -> None:
-        made = recipes(
-            overrides=("NUM_GPUS", "4", "SOLVER.REFERENCE_WORLD_SIZE", "8", "LOG_PERIOD", "7")
-        )
-        found = row("table4", "baseline")
-        cfg = made.recipe(found.training, found.baseline).cfg
-        assert (cfg.num_gpus, cfg.train.batch_size, cfg.log_period) == (1, 8, 7)
+        keys = (*EIGHT_ON_FOUR, "LOG_PERIOD", "7")
+        recipe = arm("table4", "baseline", overrides=keys).recipe
+        assert (recipe.num_gpus, recipe.train.batch_size, recipe.log_period) == (1, 8, 7)
         assert "I3D_8x8_R50_1GPU.yaml is for NUM_GPUS 1, not for the 8" in caplog.text
 
     def test_a_point_of_a_figure_is_as_long_as_it_says(self) -> None:
-        made = recipes()
-        points = {
-            label: made.recipe(found.training, found.baseline).iterations
-            for label in (
-                "baseline, 2× epochs",
-                "multigrid, 3× epochs",
-                "long cycle only, 1× epochs",
-            )
-            for found in [row("figure3", label)]
-        }
-        assert points["baseline, 2× epochs"] == pytest.approx(2 * 896_000, rel=1e-3)
+        def iterations(label: str) -> int:
+            return arm("figure3", label).iterations
+
+        assert iterations("baseline, 2× epochs") == pytest.approx(2 * 896_000, rel=1e-3)
         # FACTS: 2.570 times fewer iterations at 2.0 × the epochs, so 1.713 times at 3.0 ×.
-        assert points["multigrid, 3× epochs"] == pytest.approx(896_000 / 1.7133, rel=2e-3)
+        assert iterations("multigrid, 3× epochs") == pytest.approx(896_000 / 1.7133, rel=2e-3)
         # Without the short cycle a cycle's batches are 8, 4, 2 and 1 times the baseline's: 3.75 on
         # average for 72k of 112k iterations, then 1 for the other 40k (3.75 x 72 + 40 = 310).
-        cycled, last = 92 / 112, 20 / 112
-        assert points["long cycle only, 1× epochs"] == pytest.approx(
-            896_000 / (3.75 * cycled + last), rel=2e-3
+        assert iterations("long cycle only, 1× epochs") == pytest.approx(
+            896_000 / (3.75 * 92 / 112 + 20 / 112), rel=2e-3
         )
 
     def test_the_short_cycle_alone_in_figure_3_fine_tunes(self) -> None:
         """With one shape 3 cycled LR stages are a phase each; iterations as its clips: 7/3."""
-        found = row("figure3", "short cycle only, 1× epochs")
-        made = recipes().recipe(found.training, found.baseline)
-        schedule = schedule_of(made.cfg, made.cfg.data.num_train_videos)
-        assert [phase.fine_tuning for phase in schedule.phases] == [False] * 3 + [True] * 2
+        made = arm("figure3", "short cycle only, 1× epochs")
+        assert [p.fine_tuning for p in made.schedule.phases] == [False] * 3 + [True] * 2
         assert made.iterations == pytest.approx(896_000 * 3 / 7, rel=1e-3)
 
     def test_the_users_keys_and_places_enter_every_recipe(self, tmp_path: Path) -> None:
-        made = recipes(
-            data={"ssv2": str(tmp_path)},
-            weights={"kinetics": "k400.pkl"},
-            overrides=("NUM_GPUS", "4", "SOLVER.REFERENCE_WORLD_SIZE", "8"),
-        )
-        found = row("table5", "baseline")
-        cfg = made.recipe(found.training, found.baseline).cfg
-        assert cfg.train.checkpoint_file_path == "k400.pkl"
-        assert cfg.train.checkpoint_type == "caffe2"
-        assert str(tmp_path) == cfg.data.path_to_data_dir
-        assert cfg.train.batch_size == 8
-        assert pytest.approx(0.015) == cfg.solver.base_lr
+        places = {"data": {"ssv2": str(tmp_path)}, "weights": {"kinetics": "k400.pkl"}}
+        recipe = arm("table5", "baseline", overrides=EIGHT_ON_FOUR, **places).recipe
+        assert recipe.train.checkpoint_file_path == "k400.pkl"
+        assert recipe.train.checkpoint_type == "caffe2"
+        assert recipe.data.path_to_data_dir == str(tmp_path)
+        assert recipe.train.batch_size == 8
+        assert recipe.solver.base_lr == pytest.approx(0.015)
 
 
 class TestDryRun:
@@ -202,7 +173,7 @@ class TestDryRun:
             section = out[out.index(experiment.title) :]
             for found in experiment.rows:
                 line = next(line for line in section.splitlines() if line.startswith(found.label))
-                assert Path(found.training.cfg).name in line, line
+                assert Path(found.training.recipe).name in line, line
         assert not output.exists()
 
     def test_times_from_a_given_step_time(self, cli: Callable) -> None:
@@ -264,10 +235,18 @@ class TestDryRun:
         assert not list(tmp_path.rglob("result.json"))
 
 
-def write_result(folder: Path, cfg: object, seed: int, seconds: float, **metrics: float) -> None:
+def write_result(
+    output: Path,
+    made: Arm,
+    seed: int,
+    seconds: float,
+    recipe: Recipe | None = None,
+    **metrics: float,
+) -> None:
     """A finished run's result.json, as far as a table reads it."""
+    folder = output / made.folder / f"seed{seed}"
     folder.mkdir(parents=True)
-    config = yaml.safe_load(cfg.text) | {"RNG_SEED": seed}
+    config = yaml.safe_load((recipe or made.recipe).text) | {"RNG_SEED": seed}
     machine = {"processor": "abacus", "gpus": []}
     spent = {"training": 0.75 * seconds, "loading": 0.25 * seconds, "evaluating": 99.0}
     result = {"config": config, "machine": machine, "world_size": 1, "seconds": spent, **metrics}
@@ -279,16 +258,12 @@ class TestOutcome:
     @pytest.fixture
     def output(self, tmp_path: Path) -> Path:
         """Two seeds of table 4's baseline and one of its multigrid training."""
-        made = recipes()
-        baseline, ours = EXPERIMENTS["table4"].rows
-        for found, seed, seconds, top1 in (
-            (baseline, 0, 3600.0, 70.0),
-            (baseline, 1, 7200.0, 72.0),
-            (ours, 1, 1800.0, 73.0),
+        for label, seed, seconds, top1 in (
+            ("baseline", 0, 3600.0, 70.0),
+            ("baseline", 1, 7200.0, 72.0),
+            ("multigrid", 1, 1800.0, 73.0),
         ):
-            recipe = made.recipe(found.training, found.baseline)
-            folder = tmp_path / recipe.folder / f"seed{seed}"
-            write_result(folder, recipe.cfg, seed, seconds, top1=top1, top5=90.0)
+            write_result(tmp_path, arm("table4", label), seed, seconds, top1=top1, top5=90.0)
         return tmp_path
 
     def test_published_beside_measured(self, cli: Callable, output: Path) -> None:
@@ -300,21 +275,7 @@ class TestOutcome:
         )
         assert baseline[1] == "1,000"  # those of the runs
         # top-1 published and measured (71 ± √2), top-5, speed-up published and measured, runs
-        assert baseline[2:] == [
-            "72.5",
-            "71.0",
-            "±",
-            "1.4",
-            "90.4",
-            "90.0",
-            "±",
-            "0.0",
-            "1×",
-            "1×",
-            "2",
-            "of",
-            "2",
-        ]
+        assert " ".join(baseline[2:]) == "72.5 71.0 ± 1.4 90.4 90.0 ± 0.0 1× 1× 2 of 2"
         assert ours[2:] == ["72.5", "73.0", "90.4", "90.0", "3.4×", "4.00×", "1", "of", "2"]
 
     def test_files(self, cli: Callable, output: Path) -> None:
@@ -334,17 +295,7 @@ class TestOutcome:
     def test_a_run_that_is_not_there_shows_as_missing(self, cli: Callable, tmp_path: Path) -> None:
         _, out, _ = cli("table2a", "--output", tmp_path)
         line = next(line for line in out.splitlines()[-8:] if line.startswith("multigrid"))
-        assert line.split()[2:] == [
-            "76.0",
-            "missing",
-            "92.4",
-            "missing",
-            "4.5×",
-            "missing",
-            "0",
-            "of",
-            "1",
-        ]
+        assert " ".join(line.split()[2:]) == "76.0 missing 92.4 missing 4.5× missing 0 of 1"
 
     def test_a_result_of_another_recipe_is_refused(self, cli: Callable, output: Path) -> None:
         status, _, err = cli("table4", "--output", output, "SOLVER.BASE_LR", "0.5")
@@ -360,11 +311,8 @@ class TestOutcome:
         for split in ("train", "val", "test"):
             (data / f"{split}.csv").write_text("a.mp4 0\n" * 150_000)
         places = {"data": {"kinetics": str(data)}, "weights": {"imagenet": "r50.pkl"}}
-        made = recipes(**places)
-        found = row("table3", "I3D, baseline at 1/3.3")
-        recipe = made.recipe(found.training, found.baseline)
-        folder = tmp_path / "out" / recipe.folder / "seed0"
-        write_result(folder, recipe.cfg, 0, 60.0, top1=71.0, top5=89.0)
+        made = arm("table3", "I3D, baseline at 1/3.3", **places)
+        write_result(tmp_path / "out", made, 0, 60.0, top1=71.0, top5=89.0)
         status, out, err = cli("table3", "--output", tmp_path / "out")
         assert (status, err) == (0, "")
         assert "71.0" in next(
@@ -374,22 +322,16 @@ class TestOutcome:
     def test_a_run_that_was_fine_tuned_is_not_one_from_scratch(
         self, cli: Callable, tmp_path: Path
     ) -> None:
-        found = row("table1a", "baseline")
-        recipe = recipes().recipe(found.training, found.baseline)
-        cfg = recipe.recipe.replaced({"TRAIN.CHECKPOINT_FILE_PATH": "k400.pyth"})
-        write_result(tmp_path / recipe.folder / "seed0", cfg, 0, 60.0, top1=75.0, top5=91.0)
+        made = arm("table1a", "baseline")
+        tuned = made.recipe.replaced({"TRAIN.CHECKPOINT_FILE_PATH": "k400.pyth"})
+        write_result(tmp_path, made, 0, 60.0, tuned, top1=75.0, top5=91.0)
         status, _, err = cli("table1a", "--output", tmp_path)
         assert status == 2
         assert "TRAIN.CHECKPOINT_FILE_PATH k400.pyth there,  now" in err
 
     def test_a_figure_is_drawn_from_what_there_is(self, cli: Callable, tmp_path: Path) -> None:
-        made = recipes()
         for label, seconds in (("baseline, 1× epochs", 100.0), ("multigrid, 1.5× epochs", 25.0)):
-            found = row("figure1", label)
-            recipe = made.recipe(found.training, found.baseline)
-            write_result(
-                tmp_path / recipe.folder / "seed0", recipe.cfg, 0, seconds, top1=60.0, top5=80.0
-            )
+            write_result(tmp_path, arm("figure1", label), 0, seconds, top1=60.0, top5=80.0)
         status, _, _ = cli("figure1", "--output", tmp_path)
         assert status == 0
         assert (tmp_path / "figure1.png").stat().st_size > 10_000
@@ -410,6 +352,7 @@ class TestOutcome:
 
 
 class TestToy:
+    @pytest.mark.slow
     def test_the_whole_path(self, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
         request = Request(
             names=("table4",),
@@ -464,17 +407,13 @@ class TestSlurm:
     def test_runs_become_an_array_and_none_is_queued_twice(
         self, slurm: Path, tmp_path: Path
     ) -> None:
-        made = recipes()
-        runs = [
-            (made.recipe(found.training, found.baseline), seed)
-            for found in EXPERIMENTS["table4"].rows
-            for seed in (0, 1)
-        ]
-        done = tmp_path / "out" / runs[0][0].folder / "seed0"
+        arms = [arm("table4", label) for label in ("baseline", "multigrid")]
+        done = tmp_path / "out" / arms[0].folder / "seed0"
         done.mkdir(parents=True)
         (done / "result.json").write_text("{}")
         options = Slurm("gpu", hours=12, limit=3, cpus=6, options={"account": "vision"})
-        queued = submit(runs, tmp_path / "out", ROOT / "tools/run_net.py", options)
+        asked = (arms, [0, 1], tmp_path / "out", ROOT / "tools/run_net.py", options)
+        queued = submit_all(*asked)
         assert list(queued.values()) == ["4242_0", "4242_1", "4242_2"]
         script = (slurm / "submitted").read_text()
         for line in (
@@ -482,14 +421,14 @@ class TestSlurm:
             *("--cpus-per-task=6", "--account=vision", "--ntasks-per-node=1"),
         ):
             assert f"#SBATCH {line}\n" in script, line
-        assert submit(runs, tmp_path / "out", ROOT / "tools/run_net.py", options) == {}
+        assert submit_all(*asked) == {}
         # Accounting that knows nothing: the queue is asked, and has forgotten the jobs.
         executable(slurm / "sacct", "#!/bin/sh\nexit 1\n")
         submitit.SlurmJob.watcher.clear()
         executable(slurm / "squeue", "#!/bin/sh\nexit 1\n")
-        assert len(submit(runs, tmp_path / "out", ROOT / "tools/run_net.py", options)) == 3
+        assert len(submit_all(*asked)) == 3
 
     def test_without_slurm(self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
         monkeypatch.setenv("PATH", str(tmp_path))
         with pytest.raises(ValueError, match="no SLURM on this machine"):
-            submit([], tmp_path, ROOT / "tools/run_net.py", Slurm("gpu"))
+            submit_all([], [], tmp_path, ROOT / "tools/run_net.py", Slurm("gpu"))

@@ -31,8 +31,9 @@ from slowfast_patches.launch.stopping import StopRequest
 from slowfast_patches.models.build import build_model
 from slowfast_patches.models.inputs import InputTransform
 from slowfast_patches.models.solver import build_optimizer
-from slowfast_patches.train import loop as train_module
-from slowfast_patches.train.loop import Trainer
+from slowfast_patches.train import loop
+from slowfast_patches.train import state as state_module
+from slowfast_patches.train.state import Run
 from slowfast_patches.utils.distributed import World
 
 __all__ = ["build_small", "main"]
@@ -59,27 +60,26 @@ def in_double() -> Iterator[None]:
         return [pathway.double() for pathway in transform(*args)]
 
     with (
-        mock.patch.object(train_module, "build_model", build),
+        mock.patch.object(state_module, "build_model", build),
         mock.patch.object(InputTransform, "__call__", doubled),
     ):
         yield
 
 
-class Recording(Trainer):
-    """Keeps what each iteration saw and the model's state before and after each evaluation."""
+class Recording(Run):
+    """Keeps the model's state before and after each evaluation."""
 
-    def __init__(self, cfg: Recipe, world: World) -> None:
-        super().__init__(cfg, world, StopRequest(world), None)
+    def __init__(self, *given: Any) -> None:
+        super().__init__(*given)
         self.states = list[dict[str, torch.Tensor]]()
 
-    def _evaluate(self, step: Step) -> bool:
+    def validate(self, step: Step) -> None:
         average_running_stats(self.model)
         self._keep()
-        done = super()._evaluate(step)
+        super().validate(step)
         self._keep()
-        return done
 
-    def _save(self, step: Step) -> None:
+    def save(self) -> None:
         """What is saved is tested elsewhere."""
 
     def _keep(self) -> None:
@@ -91,7 +91,7 @@ def train_all(cfgs: dict[str, Recipe], rank: int, size: int, folder: Path) -> No
     if size > 1:
         store = dist.FileStore(str(folder / f"store{size}"), size)
         dist.init_process_group("gloo", store=store, rank=rank, world_size=size)
-    train_module.build_model = build_small
+    state_module.build_model = build_small
     world = World(rank, size, torch.device("cpu"))
     for name, cfg in cfgs.items():
         with in_double() if name != "single" else nullcontext():
@@ -104,15 +104,22 @@ def train(name: str, cfg: Recipe, world: World, folder: Path) -> None:
     folder.mkdir(parents=True, exist_ok=True)
     cfg = cfg.replaced({"OUTPUT_DIR": str(folder)})
     if name != "single":
-        trainer = Recording(cfg, world)
-        trainer.validation(trainer.models, trainer.schedule.at(0))
-        torch.save(trainer.model.state_dict(), folder / f"precise{world.rank}.pt")
+        run = started(cfg, world)
+        run.validation(run.models, run.schedule.at(0))
+        torch.save(run.model.state_dict(), folder / f"precise{world.rank}.pt")
     if name == "plain":
         return
     with recorded_clips() as seen:
-        trainer = Recording(cfg, world)
-        trainer.train()
-    torch.save({"clips": seen, "states": trainer.states}, folder / f"rank{world.rank}.pt")
+        run = started(cfg, world)
+        with run.opened():
+            run.prepare()
+            loop.train(run)
+    torch.save({"clips": seen, "states": run.states}, folder / f"rank{world.rank}.pt")
+
+
+def started(cfg: Recipe, world: World) -> Recording:
+    with mock.patch.object(state_module, "Run", Recording):
+        return state_module.build_run(cfg, world, StopRequest(world), None)
 
 
 @contextmanager

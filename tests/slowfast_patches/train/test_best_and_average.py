@@ -1,4 +1,4 @@
-"""The best checkpoint beside the last, and averaged weights, of trainers that do not evaluate."""
+"""The best checkpoint beside the last, and averaged weights, of runs that do not evaluate."""
 
 from collections.abc import Callable, Iterable
 from pathlib import Path
@@ -8,48 +8,54 @@ import torch
 from torch import nn
 
 from slowfast_patches import patching
-from slowfast_patches.config.metrics import format_metrics
 from slowfast_patches.launch.stopping import StopRequest
 from slowfast_patches.models.average import start_average, update_average
 from slowfast_patches.train import checkpoints
-from slowfast_patches.train.checkpoints.recipe import check_same_recipe
-from slowfast_patches.train.loop import Trainer
-from slowfast_patches.train.made_up import made_up_batch
+from slowfast_patches.train.loop import leave_step
 from slowfast_patches.train.record.unreadable import TooManyUnreadableError
+from slowfast_patches.train.state import Run, build_run
+from slowfast_patches.train.warm_up import made_up_batch
 from slowfast_patches.utils.distributed import World
 
-Start = Callable[..., Trainer]
+Start = Callable[..., Run]
 
 
 @pytest.fixture
 def start(tiny_config: Callable, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Start:
-    """`start("KEY", value, ..., top1=[...], found=Found(...))`: a trainer whose evaluations give
-    these, evaluated every second iteration and saved every fourth. Its stages are of one block."""
+    """`start("KEY", value, ..., top1=[...], found=Found(...))`: a run whose evaluations give these,
+    evaluated every second iteration and saved every fourth. Its stages are of one block."""
     patching.apply()
     from slowfast.models import video_model_builder
 
     monkeypatch.setitem(video_model_builder._MODEL_STAGE_DEPTH, 50, (1, 1, 1, 1))
 
-    def make(*keys: object, top1: Iterable[float] = (), found=None) -> Trainer:
+    def make(*keys: object, top1: Iterable[float] = (), found=None) -> Run:
         world = World(0, 1, torch.device("cpu"))
         cfg = tiny_config(tmp_path, "RESNET.NUM_BLOCK_TEMP_KERNEL", [[1, 1]] * 4, *keys)
-        trainer = Trainer(cfg, world, StopRequest(world), found)
-        values, names = iter(top1), ("top1", "top1_ema")[: len(trainer.models)]
+        run = build_run(cfg, world, StopRequest(world), found)
+        values, names = iter(top1), ("top1", "top1_ema")[: len(run.models)]
         if top1:
-            trainer.validation = lambda *_: {name: next(values) for name in names}
-        trainer.evaluation_iterations = frozenset(range(2, 20, 2))
-        trainer.checkpoint_iterations = frozenset(range(4, 20, 4))
-        return trainer
+            run.validation = lambda *_: {name: next(values) for name in names}
+        run.evaluated_after = frozenset(range(2, 20, 2))
+        run.saved_after = frozenset(range(4, 20, 4))
+        return run
 
     return make
 
 
-def reach(trainer: Trainer, done: int) -> None:
+def leave(run: Run, done: int) -> None:
     """As if `done` iterations had been trained, each of which moved the weights by 1."""
-    for weight in trainer.models[-1].parameters():
+    for weight in run.models[-1].parameters():
         nn.init.constant_(weight, done)
-    trainer._reach(trainer.schedule.at(done - 1), False)
-    trainer.writer.wait()
+    run.record.done = done
+    leave_step(run, run.schedule.at(done - 1))
+    run.writer.wait()
+
+
+def save(run: Run, done: int) -> None:
+    run.record.done = done
+    run.save()
+    run.writer.wait()
 
 
 def best(folder: Path) -> tuple[int, float]:
@@ -73,26 +79,26 @@ def test_the_best_stays_of_equals_the_first_and_a_continued_run_knows_it(start, 
     scores = [50, 70, 70, 60, 71]
     if average:  # those of the weights, between them, say something else
         scores = [value for score in scores for value in (100 - score, score)]
-    trainer = start(*keys, top1=scores)
+    run = start(*keys, top1=scores)
     for done, expected in ((2, 2), (4, 4), (6, 4)):
-        reach(trainer, done)
+        leave(run, done)
         assert best(tmp_path) == (expected, expected)
     content = last(tmp_path)
     assert content.content["iteration"] == 4
-    trainer = start(*keys, top1=scores[2 * (1 + average) :], found=content)
+    run = start(*keys, top1=scores[2 * (1 + average) :], found=content)
     for done, expected in ((6, 4), (8, 4), (10, 10)):
-        reach(trainer, done)
+        leave(run, done)
         assert best(tmp_path) == (expected, expected)
-    assert trainer.best["iteration"] == 10
-    assert trainer.best["top1_ema" if average else "top1"] == 71
+    assert run.best["iteration"] == 10
+    assert run.best["top1_ema" if average else "top1"] == 71
 
 
 def test_what_cannot_be_evaluated_is_saved_as_it_was_and_evaluated_again(
     start, tmp_path, monkeypatch
 ):
     """Iteration 2 is evaluated and not due to be saved; the average's evaluation is what fails."""
-    trainer = start("MODEL.EMA_DECAY", 0.5)
-    before = {name: value.clone() for name, value in trainer.models.state_dict().items()}
+    run = start("MODEL.EMA_DECAY", 0.5)
+    before = {name: value.clone() for name, value in run.models.state_dict().items()}
     evaluated = []
 
     def evaluate(model):
@@ -101,21 +107,22 @@ def test_what_cannot_be_evaluated_is_saved_as_it_was_and_evaluated_again(
             raise TooManyUnreadableError("2 of 8 videos")
         return {"top1": 50.0}
 
-    monkeypatch.setattr(trainer.validation, "_metrics", evaluate)
+    monkeypatch.setattr(run.validation, "_evaluate", evaluate)
+    run.record.done = 2
     with pytest.raises(TooManyUnreadableError):
-        trainer._reach(trainer.schedule.at(1), False)
-    trainer.writer.wait()
-    assert all(torch.equal(before[n], v) for n, v in trainer.models.state_dict().items())
-    assert list(evaluated) == list(trainer.models)
+        leave_step(run, run.schedule.at(1))
+    run.writer.wait()
+    assert all(torch.equal(before[n], v) for n, v in run.models.state_dict().items())
+    assert list(evaluated) == list(run.models)
     found = last(tmp_path)
     assert (found.content["iteration"], found.content["evaluation_due"]) == (2, True)
     mended = start("MODEL.EMA_DECAY", 0.5, "DATA.MAX_BAD_FRACTION", 0.5, found=found)
     assert mended.evaluation_due
-    check_same_recipe(found.content, mended.cfg, found.path)
+    checkpoints.check_same_recipe(found.content, mended.recipe, found.path)
 
 
 def test_without_being_asked_no_best_is_kept(start, tmp_path):
-    reach(start(top1=[50]), 4)
+    leave(start(top1=[50]), 4)
     assert checkpoints.best_checkpoint(tmp_path) is None
     assert "ema_state" not in last(tmp_path).content
 
@@ -139,20 +146,19 @@ def test_an_average_moves_by_what_the_decay_leaves_and_counts_as_its_model():
 
 
 def test_a_continued_run_has_the_average_of_one_that_was_not_stopped(start, tmp_path):
-    def take(trainer: Trainer, iterations: range) -> None:
-        for step in map(trainer.schedule.at, iterations):
+    def take(run: Run, iterations: range) -> None:
+        for step in map(run.schedule.at, iterations):
             clips = range(step.first_clip, step.first_clip + step.shape.batch)
-            trainer.stepper(step, made_up_batch(trainer.cfg, len(clips), step.shape), clips)
+            run.stepper(step, made_up_batch(run.recipe, len(clips), step.shape), clips)
 
     keys = ["MODEL.EMA_DECAY", 0.9, "MODEL.ACT_CHECKPOINT", True]
     whole = start(*keys)
     scratch = {name: value.clone() for name, value in whole.model.state_dict().items()}
     take(whole, range(2))
-    whole._save(whole.schedule.at(1))
-    whole.writer.wait()
+    save(whole, 2)
     continued = start(*keys, found=last(tmp_path))
-    for trainer in (whole, continued):
-        take(trainer, range(2, 4))
+    for run in (whole, continued):
+        take(run, range(2, 4))
     ours, theirs = continued.models.state_dict(), whole.models.state_dict()
     assert ours.keys() == theirs.keys()
     assert all(torch.equal(ours[name], value) for name, value in theirs.items())
@@ -163,8 +169,7 @@ def test_a_continued_run_has_the_average_of_one_that_was_not_stopped(start, tmp_
 
 def test_an_average_starts_at_the_weights_that_are_given(start, tmp_path):
     first = start()
-    first._save(first.schedule.at(3))
-    first.writer.wait()
+    save(first, 4)
     path = last(tmp_path).path
     nn.init.ones_(first.model.head.projection.bias)
     given = start("RNG_SEED", 5, "MODEL.EMA_DECAY", 0.9, "TRAIN.CHECKPOINT_FILE_PATH", path)
@@ -172,7 +177,3 @@ def test_an_average_starts_at_the_weights_that_are_given(start, tmp_path):
     assert all(torch.equal(states[0][name], value) for name, value in states[1].items())
     name = "s1.pathway0_stem.conv.weight"
     assert torch.equal(states[1][name], first.model.state_dict()[name])
-
-
-def test_metrics_of_averaged_weights_are_told_apart():
-    assert format_metrics({"top1": 70.0, "top1_ema": 71.0}) == "top-1 70.00, top-1 (EMA) 71.00"

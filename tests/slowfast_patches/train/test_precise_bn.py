@@ -11,7 +11,7 @@ from torch import Tensor, nn
 
 from multigrid import GroupedBatchNorm3d, convert_batchnorm, set_group_size
 from slowfast_patches.models.dropout import ClipDropout, set_clips
-from slowfast_patches.train.precise_bn import update_precise_bn
+from slowfast_patches.train.running_stats import update_precise_bn
 from slowfast_patches.utils.distributed import World
 
 ALONE = World(0, 1, torch.device("cpu"))

@@ -7,7 +7,7 @@ import pytest
 import torch
 
 from slowfast_patches.train.evaluate import Evaluation
-from slowfast_patches.train.predictions import confusion, write_predictions, write_tables
+from slowfast_patches.train.record.tables import confusion, write_predictions, write_tables
 
 NAMES = ("run, fast", "sit", "jump")
 SCORES = torch.tensor([[0.7, 0.2, 0.1], [0.5, 0.25, 0.25], [0.1, 0.3, 0.6], [0.0, 0.0, 0.0]])

@@ -7,8 +7,8 @@ from pathlib import Path
 
 import pytest
 
-from slowfast_patches.train import loop as train_module
-from slowfast_patches.train.loop import Trainer
+from slowfast_patches.train import state as state_module
+from slowfast_patches.train.state import Run
 
 
 class Stopped(BaseException):
@@ -41,19 +41,19 @@ def test_stopped_twice_in_the_middle_of_epoch_phase_and_short_cycle(
 
 def stop_after(iteration: int, patch: pytest.MonkeyPatch) -> None:
     """Save after that iteration too, and die."""
-    original_iterations, original_save = train_module.checkpoint_iterations, Trainer._save
+    original_iterations, original_save = state_module.checkpoint_iterations, Run.save
 
-    def save(self, step) -> None:
-        original_save(self, step)
-        if step.iteration + 1 == iteration:
+    def save(run: Run) -> None:
+        original_save(run)
+        if run.record.done == iteration:
             raise Stopped
 
     patch.setattr(
-        train_module,
+        state_module,
         "checkpoint_iterations",
         lambda cfg, schedule: original_iterations(cfg, schedule) | {iteration},
     )
-    patch.setattr(Trainer, "_save", save)
+    patch.setattr(Run, "save", save)
 
 
 def test_a_finished_run_is_not_trained_again(

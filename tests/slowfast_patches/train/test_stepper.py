@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable
 from contextlib import AbstractContextManager, nullcontext
 from functools import partial
@@ -14,19 +15,23 @@ import torch.distributed as dist
 from torch import Tensor, nn
 
 from multigrid import Schedule, Shape, SteppedRate, convert_batchnorm, make_schedule
+from slowfast_patches.config.check import check_speed
 from slowfast_patches.config.recipe import Recipe, default_recipe
-from slowfast_patches.config.speed import check_speed, check_speed_of_schedule
+from slowfast_patches.config.schedule import check_speed_of_schedule
 from slowfast_patches.models.dropout import ClipDropout
 from slowfast_patches.models.inputs import InputTransform
 from slowfast_patches.models.recompute import checkpoint_blocks
 from slowfast_patches.models.solver import build_optimizer, load_optimizer
 from slowfast_patches.train import step as step_module
-from slowfast_patches.train.compiled import without_compiling
 from slowfast_patches.train.graphs import GraphedPasses
-from slowfast_patches.train.made_up import made_up_batch
-from slowfast_patches.train.parallel import parallel
-from slowfast_patches.train.step import Stepper
-from slowfast_patches.train.warm_up import Memory, dry_run, kinds_of_steps
+from slowfast_patches.train.step import Stepper, parallel
+from slowfast_patches.train.warm_up import (
+    Memory,
+    dry_run,
+    kinds_of_steps,
+    made_up_batch,
+    without_compiling,
+)
 from slowfast_patches.utils.distributed import World
 
 CPU = torch.device("cpu")
@@ -73,7 +78,7 @@ def take_steps(made: Stepper, plan: Schedule, iterations: range) -> list[float]:
     losses = list[float]()
     for step in map(plan.at, iterations):
         clips = range(step.first_clip, step.first_clip + step.shape.batch)
-        batch = made_up_batch(made.cfg, step.shape.batch, step.shape)
+        batch = made_up_batch(made.recipe, step.shape.batch, step.shape)
         losses.append(float(made(step, batch, clips).loss))
     return losses
 
@@ -145,31 +150,21 @@ def test_the_peak_of_each_shape_is_measured_and_logged(caplog):
     assert "There are 300.0 GB" in caplog.text
 
 
-def test_a_shape_that_does_not_fit_is_refused_with_what_would():
+def test_a_shape_that_does_not_fit_is_refused_with_what_may():
     made = stepper()
-    before = state(made)
+    before, largest = state(made), kinds_of_steps(schedule())[0].shape
     with pytest.raises(ValueError) as caught:
         dry_run(made, schedule(), memory=Card(50))
     message = str(caught.value)
-    largest = kinds_of_steps(schedule())[0].shape
     assert message.startswith(f"the shape {largest}, {largest.batch} clips on each of 1 process")
-    assert "does not fit into the 50.0 GB of cpu; 32 clips take 34.0 GB. Set" in message
-    assert message.endswith(
-        "Set TRAIN.BATCH_SIZE 2, with SOLVER.BASE_LR in the same proportion. It may fit with "
-        "TRAIN.MIXED_PRECISION True or MODEL.ACT_CHECKPOINT True"
+    assert "does not fit into the 50.0 GB of cpu" in message
+    assert {"BATCH_SIZE", "MIXED_PRECISION", "ACT_CHECKPOINT"} <= set(
+        re.findall(r"[A-Z_]{5,}", message)
     )
     assert_equal(state(made), before)
-
-
-def test_what_is_on_already_is_not_advised():
     made = stepper(TRAIN__MIXED_PRECISION=True, MODEL__ACT_CHECKPOINT=True)
-    with pytest.raises(ValueError, match=r"GB\. Set TRAIN\.BATCH_SIZE \d+, with .* proportion$"):
+    with pytest.raises(ValueError, match=r"BATCH_SIZE lower, with .* proportion$"):  # no more
         dry_run(made, schedule(), memory=Card(50))
-
-
-def test_where_not_even_one_clip_fits_no_batch_size_is_advised():
-    with pytest.raises(ValueError, match=r"2\.0 GB of cpu\. It may fit with TRAIN\.MIXED_PREC"):
-        dry_run(stepper(), schedule(), memory=Card(2))
 
 
 def test_a_library_without_room_is_out_of_memory_and_other_errors_are_not(monkeypatch):
@@ -238,7 +233,7 @@ def test_the_most_clips_at_once_are_those_of_a_part_in_dry_steps_too():
     made.model.register_forward_pre_hook(lambda _, given: seen.update({len(given[0][0]): 1}))
     peaks = dry_run(made, plan)
     assert {4 * clips for clips in seen} == {peak.clips for peak in peaks}
-    with pytest.raises(ValueError, match=r"ACT_CHECKPOINT True or SOLVER\.ACCUMULATION_STEPS 2$"):
+    with pytest.raises(ValueError, match=r"SOLVER\.ACCUMULATION_STEPS 2$"):
         dry_run(stepper(), plan, memory=Card(50))
 
 
@@ -280,17 +275,8 @@ def test_parts_that_are_not_of_whole_groups_are_refused(parts, bn_size, processe
     check_speed_of_schedule(cfg, schedule(1), processes)
 
 
-def test_parts_of_groups_that_processes_share_are_refused():
-    rate = SteppedRate(ends=(20.0,), rates=(0.1,))
-    plan = make_schedule(Shape(8, 4, 16), 400, rate, epoch_factor=1, long_cycle=(), short_cycle=())
-    cfg = config(SOLVER__ACCUMULATION_STEPS=2)
-    with pytest.raises(ValueError, match=r"each of 2 .* has 4 clips in BN groups of 8, .* to 1,"):
-        check_speed_of_schedule(cfg, plan, 2)
-
-
 def test_graphs_of_parts_are_refused():
-    cfg = config(SOLVER__ACCUMULATION_STEPS=2, TRAIN__CUDA_GRAPHS=True)
-    cfg.num_gpus = 1
+    cfg = config(SOLVER__ACCUMULATION_STEPS=2, TRAIN__CUDA_GRAPHS=True, NUM_GPUS=1)
     with pytest.raises(ValueError, match=r"CUDA_GRAPHS True and SOLVER\.ACCUMULATION_STEPS 2:"):
         check_speed(cfg, 1)
 
@@ -320,7 +306,7 @@ def test_a_compiled_training_is_the_plain_one_and_compiles_nothing_after_the_dry
     assert_equal(state(made), state(plain))
     other = plan.at(0)._replace(shape=Shape(24, 2, 12))
     with without_compiling(), pytest.raises(RuntimeError, match="fail_on_recompile"):
-        made(other, made_up_batch(made.cfg, 24, other.shape), range(24))
+        made(other, made_up_batch(made.recipe, 24, other.shape), range(24))
 
 
 # CUDA graphs. What records and replays is torch's: here, a replay computes anew from what was read.
@@ -376,19 +362,10 @@ def test_a_training_by_graphs_is_the_plain_one_and_records_each_shape_once(graph
     assert len(graphs) == len(kinds_of_steps(plan))
     other = plan.at(0)._replace(shape=Shape(24, 2, 12))
     with pytest.raises(RuntimeError, match="no CUDA graph was recorded"):
-        made(other, made_up_batch(made.cfg, 24, other.shape), range(24))
+        made(other, made_up_batch(made.recipe, 24, other.shape), range(24))
     for weight, grad in zip(made.model.parameters(), kept, strict=True):
         assert weight.grad is grad
         assert grad.stride() == weight.stride()
-
-
-def test_a_recording_that_fails_says_what_to_do(graphs, monkeypatch):
-    failing = MagicMock(side_effect=RuntimeError("CUDA error: not permitted\nand a stack"))
-    monkeypatch.setattr(torch.cuda, "graph", failing)
-    made = stepper(TRAIN__CUDA_GRAPHS=True)
-    with pytest.raises(ValueError, match=r"could not be recorded \(CUDA error: not permitted\)"):
-        dry_run(made, schedule())
-    assert not made.has_graphs
 
 
 # Activation checkpointing.

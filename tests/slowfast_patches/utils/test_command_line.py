@@ -13,7 +13,7 @@ import pytest
 from slowfast_patches.utils.command_line import ToolError, add_old_name, tool
 
 ROOT = Path(__file__).parents[3]
-TOOLS = sorted(path.stem for path in (ROOT / "tools").glob("*.py"))
+TOOLS = sorted(path.stem for path in (ROOT / "tools").glob("[a-z]*.py"))
 
 
 @pytest.mark.parametrize(
@@ -57,6 +57,7 @@ sys.exit(main())
 """
 
 
+@pytest.mark.slow
 def test_a_closed_pipe_is_no_error():
     reader, writer = os.pipe()
     os.close(reader)
@@ -65,6 +66,7 @@ def test_a_closed_pipe_is_no_error():
     assert (done.returncode, done.stderr) == (1, b"")
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", TOOLS)
 def test_ctrl_c_in_the_imports_is_one_line(name, tmp_path):
     """In place of a package that takes seconds stands one in which Ctrl-C comes."""
@@ -93,6 +95,10 @@ def test_options_have_dashes_and_results_go_to_output(
     usage = capsys.readouterr().out.partition("\n\n")[0]
     assert "--out " not in usage
     assert not [word for word in usage.split() if word.startswith("[--") and "_" in word]
+
+
+def test_every_tool_has_a_command(load_program):
+    assert sorted(load_program("tools/__init__.py").COMMANDS.values()) == TOOLS
 
 
 def test_an_old_name_is_understood_and_not_shown():

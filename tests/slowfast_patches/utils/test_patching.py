@@ -13,7 +13,7 @@ from slowfast.utils import lr_policy
 from slowfast_patches import patching
 from slowfast_patches.patching import PATCHES, Patch
 
-HOST_FUNCTION = "slowfast.utils.lr_policy:lr_func_cosine"
+HOST_FUNCTION = "slowfast.utils.lr_policy:__dict__[lr_func_cosine]"
 HASH_OF_SOMETHING_ELSE = "0" * 64
 
 
@@ -50,12 +50,6 @@ def test_applied_the_host_builds_our_dataset_under_the_recipes_name():
     patching.apply()
     assert patching.applied()
     assert DATASET_REGISTRY.get("Kinetics") is Kinetics
-
-
-def test_applied_the_hosts_models_can_be_imported():
-    patching.apply()
-    models = importlib.import_module("slowfast.models.video_model_builder")
-    assert models.SlowFastModel.__module__ == "slowfast.models.video_model_builder"
 
 
 def test_undone_the_host_is_as_before():
@@ -101,7 +95,7 @@ def test_attributes_are_replaced_and_restored(monkeypatch):
     [
         (HOST_FUNCTION, "slowfast_patches.no_such_module:thing", ModuleNotFoundError),
         (HOST_FUNCTION, "math:no_such_function", AttributeError),
-        ("slowfast.no_such_module:thing", "math:floor", ModuleNotFoundError),
+        ("slowfast.no_such_module:__dict__[thing]", "math:floor", ModuleNotFoundError),
     ],
 )
 def test_a_failing_row_takes_the_rows_before_it_back(monkeypatch, target, replacement, error):
@@ -139,7 +133,7 @@ def test_the_installed_host_has_not_drifted():
 
 
 def test_every_row_that_replaces_something_has_a_hash():
-    replacing = [p for p in PATCHES if patching._locate(p.target).read() is not patching._MISSING]
+    replacing = [p for p in PATCHES if patching._read(p.target) is not patching._MISSING]
     assert [p.target for p in replacing if p.source_sha256 is None] == []
     assert all(p.versions and p.reason and p.until for p in PATCHES)
 
@@ -162,6 +156,7 @@ def test_a_host_object_that_is_gone_has_drifted(monkeypatch):
     assert patching.drift() == [HOST_FUNCTION]
 
 
+@pytest.mark.slow
 def test_importing_the_ledger_touches_no_package_but_its_own():
     program = (
         "import slowfast_patches.patching as p, sys; "

@@ -1,0 +1,243 @@
+"""What the benchmarks share: options, turns, a clock, spreads, and the file that keeps a result."""
+
+from __future__ import annotations
+
+import argparse
+import datetime
+import json
+import math
+import random
+import shlex
+import statistics
+import sys
+import time
+from collections.abc import Callable, Hashable, Mapping, Sequence
+from itertools import pairwise
+from pathlib import Path
+from typing import Any, NamedTuple, TypeVar
+
+import torch
+
+from slowfast_patches.utils.command_line import add_old_name
+from slowfast_patches.utils.machine import machine, versions
+
+__all__ = [
+    "CPU",
+    "ROOT",
+    "Mark",
+    "StepClock",
+    "Timed",
+    "above_zero",
+    "iterations_of",
+    "new_parser",
+    "provenance",
+    "quartiles",
+    "ratios",
+    "seconds_of",
+    "spread_text",
+    "take_turns",
+    "wait_for",
+    "whole_from",
+    "write_result",
+]
+
+ROOT = Path(__file__).parents[1]
+CPU = torch.device("cpu")
+
+Key = TypeVar("Key", bound=Hashable)
+T = TypeVar("T")
+
+
+def new_parser(
+    doc: str | None, *, rounds: int | None, folder: str | None = None, keys: bool = True
+) -> argparse.ArgumentParser:
+    """A parser with --rounds, --output and config keys.
+
+    Args:
+        rounds: how many there are by default; None for a benchmark without rounds.
+        folder: the default of an --output that is a folder; where it is None, it is a JSON file.
+        keys: whether KEY VALUE pairs may follow.
+    """
+    parser = argparse.ArgumentParser(
+        description=doc, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    if rounds is not None:
+        of = "of each, in turns; 2 or more (%(default)s)"
+        parser.add_argument("--rounds", type=whole_from(2), default=rounds, metavar="N", help=of)
+    if folder is None:
+        text = "write the numbers here, too"
+        parser.add_argument("--output", type=Path, metavar="FILE.json", help=text)
+        add_old_name(parser, "--json", "output", Path)
+    else:
+        parser.add_argument("--output", type=Path, default=Path(folder), metavar="DIR")
+    if keys:
+        parser.add_argument("overrides", nargs="*", metavar="KEY VALUE", help="config keys to set")
+    return parser
+
+
+def whole_from(lowest: int) -> Callable[[str], int]:
+    """The type of an option that takes whole numbers."""
+
+    def parse(text: str) -> int:
+        if (number := int(text)) < lowest:
+            raise argparse.ArgumentTypeError(f"takes {lowest} or more, not {number}")
+        return number
+
+    return parse
+
+
+def above_zero(text: str) -> float:
+    """The type of an option that takes seconds."""
+    if not 0 < (number := float(text)) < math.inf:
+        raise argparse.ArgumentTypeError(f"takes a number above 0, not {text}")
+    return number
+
+
+def iterations_of(folder: Path) -> list[dict[str, Any]]:
+    """The iterations of a run with LOG_PERIOD 1, with the seconds that each "took"."""
+    lines = map(json.loads, (folder / "metrics.jsonl").read_text(encoding="utf-8").splitlines())
+    steps = [line for line in lines if line["type"] == "train"]
+    for before, step in pairwise([{"seconds": 0.0}, *steps]):
+        step["took"] = step["seconds"] - before["seconds"]
+    return steps
+
+
+def take_turns(
+    turns: Mapping[Key, Callable[[], T]],
+    rounds: int,
+    *,
+    warm_up: int = 0,
+    order: random.Random | None = None,
+) -> dict[Key, list[T]]:
+    """What each turn gives, round by round, after some rounds that do not count.
+
+    In a round each has its turn once, in random order, so that whatever else the machine does falls
+    on all; what is relative is of one round. Processes that measure together give `order`, seeded
+    alike, and say nothing.
+    """
+    found = {key: list[T]() for key in turns}
+    for number in range(-warm_up, rounds):
+        if order is None:
+            said = "warming up" if number < 0 else f"round {number + 1} of {rounds}"
+            print(said, file=sys.stderr, flush=True)
+        for key in (order or random.Random()).sample(list(turns), len(turns)):
+            value = turns[key]()
+            if number >= 0:
+                found[key].append(value)
+    return found
+
+
+def quartiles(rounds: Sequence[float]) -> dict[str, Any]:
+    """The median and quartiles of what the rounds gave, with the rounds."""
+    low, median, high = statistics.quantiles(rounds, n=4, method="inclusive")
+    return {"median": median, "quartile_1": low, "quartile_3": high, "rounds": list(rounds)}
+
+
+def ratios(above: Sequence[float], below: Sequence[float]) -> dict[str, Any]:
+    """Quartiles of the ratios of two, round by round."""
+    return quartiles([a / b for a, b in zip(above, below, strict=True)])
+
+
+def spread_text(spread: Mapping[str, Any] | None, digits: int = 2, unit: str = "×") -> str:
+    """As `1.25× (1.20 to 1.31)`; percentages are given as shares of 1."""
+    if spread is None:
+        return "–"
+    factor = 100 if unit == " %" else 1
+    low, median, high = (
+        f"{factor * spread[key]:.{digits}f}" for key in ("quartile_1", "median", "quartile_3")
+    )
+    return f"{median}{unit} ({low} to {high})"
+
+
+def provenance(device: torch.device = CPU) -> dict[str, Any]:
+    """What a result was measured on, with what, and when."""
+    on_gpu = device.type == "cuda"
+    name = torch.cuda.get_device_name(device) if on_gpu else machine()["processor"]
+    return {
+        "device": {"type": device.type, "name": name},
+        "machine": machine(),
+        "versions": versions(),
+        "date": datetime.datetime.now(datetime.UTC).isoformat(timespec="seconds"),
+    }
+
+
+def write_result(
+    path: Path | None, program: str, argv: Sequence[str] | None, result: dict[str, Any]
+) -> None:
+    """Write a result as JSON, after the command that made it; without a path, nothing."""
+    if path is None:
+        return
+    command = ["python", f"benchmarks/{program}", *(sys.argv[1:] if argv is None else argv)]
+    text = json.dumps({"command": shlex.join(command)} | result, indent=2)
+    path.parent.mkdir(parents=True, exist_ok=True)
+    path.write_text(text + "\n", encoding="utf-8")
+
+
+Mark = Callable[[str], None]
+"""Is told the name of a part of a step when its work has been given."""
+
+
+class Timed(NamedTuple):
+    """Seconds of a step and of each of its parts, in their order: means over some steps."""
+
+    seconds: float
+    parts: dict[str, float]
+
+
+class StepClock:
+    """Notes when a step begins and when the work of each of its parts is done.
+
+    On a GPU the notes are events in the queue of the current stream: what is timed is the GPU's
+    work, with the gaps in which it waits for the CPU. Nothing waits until `read`.
+    """
+
+    def __init__(self, device: torch.device) -> None:
+        self._on_gpu = device.type == "cuda"
+        self._steps = list[list[tuple[str, Any]]]()
+
+    def start(self) -> None:
+        """A step begins."""
+        self._steps.append([("start", self._stamp())])
+
+    def mark(self, part: str) -> None:
+        """The work of a part has been given."""
+        self._steps[-1].append((part, self._stamp()))
+
+    def _stamp(self) -> Any:
+        if not self._on_gpu:
+            return time.perf_counter()
+        event = torch.cuda.Event(enable_timing=True)  # type: ignore[no-untyped-call]
+        event.record()
+        return event
+
+    def read(self) -> Timed:
+        """The means over the steps, all of whose work must be done; the whole is from the first
+        step's start to the last one's end, with what lies between the steps."""
+        parts = dict[str, float]()
+        for stamps in self._steps:
+            for (_, before), (part, after) in pairwise(stamps):
+                parts[part] = parts.get(part, 0.0) + self._between(before, after)
+        whole = self._between(self._steps[0][0][1], self._steps[-1][-1][1])
+        count = len(self._steps)
+        return Timed(whole / count, {part: seconds / count for part, seconds in parts.items()})
+
+    def _between(self, before: Any, after: Any) -> float:
+        seconds = before.elapsed_time(after) / 1000 if self._on_gpu else after - before
+        return float(seconds)
+
+
+def wait_for(device: torch.device) -> None:
+    """Until a GPU has done what it was given."""
+    if device.type == "cuda":
+        torch.cuda.synchronize(device)
+
+
+def seconds_of(action: Callable[[], object], device: torch.device = CPU) -> float:
+    """What one call takes on a device."""
+    wait_for(device)
+    clock = StepClock(device)
+    clock.start()
+    action()
+    clock.mark("all")
+    wait_for(device)
+    return clock.read().seconds

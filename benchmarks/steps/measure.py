@@ -1,0 +1,120 @@
+"""A recipe measured: its variants, shape by shape, and what follows from their times."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from common import provenance
+
+from multigrid.cost import FlopsPerClip
+from slowfast_patches.config.recipe import Recipe
+from slowfast_patches.launch.launch import processes_of
+from slowfast_patches.models.flops import check_shapes, flops_per_clip
+from slowfast_patches.plan.plan import dataset_size
+from slowfast_patches.plan.step_times import FORMAT, model_of, shapes_to_measure
+from steps.case import Case, build_training_model, prepare_device, time_in_turns
+from steps.fast import build_fast_pathway, fast_flops_per_clip
+from steps.profiling import find_case, parse_profile, profile_case
+from steps.rates import (
+    REFERENCES,
+    Row,
+    add_rates,
+    add_relative,
+    matrix_rates,
+    recommend,
+    totals,
+)
+from steps.variants import EACH, HOST, Variant, build_variants
+
+__all__ = ["measure"]
+
+
+def measure(
+    recipe: Recipe,
+    asked: Sequence[str],
+    rounds: int,
+    seconds: float,
+    *,
+    fast: bool = False,
+    profile: str | None = None,
+    num_videos: int | None = None,
+) -> dict[str, Any]:
+    """The times of each shape in each variant, and what follows from them.
+
+    Args:
+        asked: names of variants, of which a device can have those that are asked for by name, or is
+            refused; "each" stands for all that it can have.
+        fast: the fast pathway alone.
+        profile: "[VARIANT:]SHAPE", None for no profile.
+        num_videos: of the training set; None for what the recipe says.
+
+    Raises:
+        ValueError: the model cannot take a shape, the device a variant, or --profile names none.
+    """
+    each = [name for name in EACH if not (fast and name in HOST)]
+    names = dict.fromkeys(name for item in asked for name in (each if item == "each" else [item]))
+    check_shapes(recipe, [shape for shape, _ in shapes_to_measure(recipe)])
+    device = prepare_device(recipe)
+    build = build_fast_pathway if fast else build_training_model
+    variants = build_variants(recipe, list(names), device, named=asked, build=build)
+    profiled = profile and parse_profile(profile, variants)
+    measured = [variant for variant in variants if variant.failure is None]
+    rates = matrix_rates(recipe, device, [variant.precision for variant in measured])
+    cases = [case for variant in measured for case in variant.cases]
+    time_in_turns(cases, rounds, seconds)
+    flops = (fast_flops_per_clip if fast else flops_per_clip)(recipe)
+    videos, no_videos = _videos(recipe, num_videos)
+    rows = [_variant_row(variant, rates, flops, videos) for variant in variants]
+    for name in REFERENCES:
+        add_relative(name, rows)
+    result = {
+        "format": FORMAT,
+        "precision": next((row["precision"] for row in rows if row["name"] == "recipe"), None),
+        "processes": processes_of(recipe),
+        **provenance(device),
+        "model": model_of(recipe),
+        "pathway": "fast" if fast else "all",
+        "matrix_rates": rates,
+        "num_videos": videos,
+        "no_videos": no_videos,
+        "variants": rows,
+        "recommended": recommend(rows),
+    }
+    if profiled:
+        variant, shape = profiled
+        case = find_case(variant, rows[variants.index(variant)]["shapes"], shape)
+        result["profile"] = profile_case(variant.name, case)
+    return result
+
+
+def _variant_row(
+    variant: Variant, rates: Mapping[str, float], flops: FlopsPerClip, num_videos: int | None
+) -> Row:
+    """What is known of a variant: that of its shapes, and of the whole schedule."""
+    shapes = [_shape_row(variant, case) for case in variant.cases]
+    found: Row = {"name": variant.name, "keys": dict(variant.keys), "failure": variant.failure}
+    found["shapes"] = shapes
+    if variant.failure is not None:
+        return found | {"precision": None, "totals": {"failure": variant.failure}}
+    for row in shapes:
+        add_rates(row, flops, rates[variant.precision])
+    whole = totals(variant.recipe, shapes, num_videos)
+    return found | {"precision": variant.precision, "totals": whole}
+
+
+def _shape_row(variant: Variant, case: Case) -> Row:
+    return {
+        "shape": [case.shape.batch, case.shape.frames, case.shape.crop],
+        "local_clips": case.clips,
+        "bn_size": None if variant.name in HOST else case.bn_size,
+        **case.to_json(),
+    }
+
+
+def _videos(recipe: Recipe, given: int | None) -> tuple[int | None, str | None]:
+    """Training videos, or why they are not known."""
+    try:
+        return dataset_size(recipe, given), None
+    except ValueError as error:
+        return None, str(error)

@@ -1,0 +1,179 @@
+"""Ways to take the same step: each switch alone, all of them, none, and the host's own code."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Collection, Mapping, Sequence
+from dataclasses import dataclass, field
+
+import torch
+from torch import nn
+
+from multigrid import Batch, Shape
+from slowfast_patches.config import check_recipe
+from slowfast_patches.config.keys import speed_switches
+from slowfast_patches.config.recipe import Recipe
+from slowfast_patches.config.schedule import check_speed_of_schedule, schedule_of
+from slowfast_patches.launch.launch import processes_of
+from slowfast_patches.models.flops import check_shapes
+from slowfast_patches.plan.step_times import MANY_VIDEOS, shapes_to_measure
+from slowfast_patches.train.warm_up import made_up_batch
+from steps.case import Bench, Case, Steps, build_training_model
+from steps.host import HostBench, HostModels, host_problem
+
+__all__ = ["EACH", "HOST", "NAMES", "SWITCHES", "Variant", "build_variants", "with_switches"]
+
+Keys = Mapping[str, object]
+
+SWITCHES = {key.partition(".")[2].lower(): key for key in speed_switches()}
+"""What makes steps faster: the keys that True turns on."""
+
+# What saves memory, or changes the shapes, is measured alone only.
+_ALONE: Mapping[str, tuple[str, object]] = {name: (key, True) for name, key in SWITCHES.items()} | {
+    "act_checkpoint": ("MODEL.ACT_CHECKPOINT", True),
+    "size_divisor": ("MULTIGRID.SIZE_DIVISOR", 16),
+}
+_OFF: Keys = dict.fromkeys(SWITCHES.values(), False) | {
+    "MODEL.ACT_CHECKPOINT": False,
+    "MULTIGRID.SIZE_DIVISOR": 1,
+    "TRAIN.DETERMINISTIC": False,
+}
+
+HOST = ("host", "host_tf32")
+EACH = ("plain", *_ALONE, "all", *HOST)
+NAMES = ("recipe", *EACH)
+
+
+def with_switches(recipe: Recipe, name: str, device: torch.device) -> tuple[Recipe, Keys]:
+    """The recipe with a variant's switches, and the keys that are set for it.
+
+    Raises:
+        ValueError: the device, or the recipe, cannot have it; says why.
+    """
+    if name == "recipe":
+        return recipe, {}
+    if name == "all":
+        keys = _all_possible(recipe, device)
+        return recipe.replaced(keys), keys
+    keys, problem = dict(_OFF), None
+    if name in HOST:
+        keys["TRAIN.TF32"] = name == "host_tf32"
+        problem = host_problem(recipe)
+    elif name != "plain":
+        key, value = _ALONE[name]
+        keys[key] = value
+    changed = recipe.replaced(keys)
+    problem = problem or _problem(changed, keys, device)
+    if problem is not None:
+        raise ValueError(problem)
+    return changed, keys
+
+
+def _all_possible(recipe: Recipe, device: torch.device) -> Keys:
+    """Every switch that the device and the recipe can have with those before it."""
+    keys: dict[str, object] = {}
+    for key in SWITCHES.values():
+        possible = _problem(recipe.replaced(keys | {key: True}), {key: True}, device) is None
+        keys[key] = possible
+    return keys
+
+
+def _problem(recipe: Recipe, keys: Keys, device: torch.device) -> str | None:
+    """Why a device or a recipe cannot have the keys that are turned on; None if it can."""
+    on = {key for key, value in keys.items() if value is True}
+    for key in ("TRAIN.TF32", "TRAIN.CUDNN_BENCHMARK"):
+        if key in on and device.type == "cpu":
+            return f"{key} is for GPUs, and this is the CPU"
+    if "TRAIN.TF32" in on and not _has_tf32(device):
+        return f"TRAIN.TF32 takes a newer GPU than {torch.cuda.get_device_name(device)}"
+    processes = processes_of(recipe)
+    try:  # what a training would refuse
+        check_recipe(recipe, processes)
+        if keys.get("MULTIGRID.SIZE_DIVISOR", 1) != 1:
+            check_shapes(recipe, [shape for shape, _ in shapes_to_measure(recipe)])
+        if "TRAIN.COMPILE" in on:
+            check_speed_of_schedule(recipe, schedule_of(recipe, MANY_VIDEOS), processes)
+    except ValueError as error:
+        return str(error)
+    if "TRAIN.COMPILE" in on and (problem := compiler_problem(device)) is not None:
+        return f"TRAIN.COMPILE does not work here: {problem}"
+    return None
+
+
+def compiler_problem(device: torch.device) -> str | None:
+    """Why torch.compile makes no code for a device; None where it does."""
+    try:
+        torch.compile(lambda x: 2 * x + 1)(torch.zeros(8, device=device))
+    except Exception as error:  # of whatever compiler is missing, or broken
+        return f"{type(error).__name__}: {' '.join(str(error).split())[:200]}"
+    return None
+
+
+def _has_tf32(device: torch.device) -> bool:
+    """Whether a device can round the factors of float32 products: GPUs since Ampere can."""
+    return device.type == "cuda" and torch.cuda.get_device_capability(device)[0] >= 8
+
+
+@dataclass
+class Variant:
+    """A way to take the recipe's steps: a case for each shape, or why there is none.
+
+    `keys` are those that differ from the recipe's.
+    """
+
+    name: str
+    recipe: Recipe
+    keys: Keys = field(default_factory=dict)
+    cases: list[Case] = field(default_factory=list)
+    failure: str | None = None
+
+    @property
+    def precision(self) -> str:
+        """What it computes products in: "float32", "tf32", "bfloat16" or "float16"."""
+        bench = self.cases[0].bench
+        name = bench.precision_name()
+        rounds = self.recipe.train.tf32 and _has_tf32(bench.device)
+        return "tf32" if name == "float32" and rounds else name
+
+
+def build_variants(
+    recipe: Recipe,
+    names: Sequence[str],
+    device: torch.device,
+    *,
+    named: Collection[str] = (),
+    build: Callable[[Recipe], nn.Module] = build_training_model,
+) -> list[Variant]:
+    """What is measured for some variants of a recipe, on the same made-up clips.
+
+    Args:
+        named: variants to refuse where they cannot be; others are reported as what they are.
+        build: gives the model of all but the host's.
+
+    Raises:
+        ValueError: the device or the recipe cannot have a variant; says why.
+    """
+    batches, models = dict[Shape, Batch](), HostModels()
+    found = list[Variant]()
+    for name in names:
+        try:
+            changed, keys = with_switches(recipe, name, device)
+        except ValueError as error:
+            if name in named:
+                raise ValueError(f"--variants {name}: {error}") from error
+            found.append(Variant(name, recipe, failure=str(error)))
+            continue
+        host = name in HOST
+        bench = HostBench(changed, device, models) if host else Bench(changed, device, build)
+        found.append(Variant(name, changed, keys, _cases(bench, batches)))
+    return found
+
+
+def _cases(bench: Steps, batches: dict[Shape, Batch]) -> list[Case]:
+    """A case for each shape; variants share the clips of a shape."""
+    cases = list[Case]()
+    for shape, bn_size in shapes_to_measure(bench.recipe):
+        if shape not in batches:
+            clips = shape.batch // processes_of(bench.recipe)
+            batches[shape] = made_up_batch(bench.recipe, clips, shape)
+        cases.append(Case(bench, shape, bn_size, batches[shape]))
+    return cases

@@ -1,0 +1,29 @@
+"""Batch normalisation over a fixed number of clips, on one process and on several."""
+
+from multigrid.batchnorm.module import (
+    GroupedBatchNorm3d,
+    convert_batchnorm,
+    group_order,
+    set_group_size,
+)
+from multigrid.batchnorm.processes import check_processes, form_groups, possible_processes
+from multigrid.batchnorm.shared import (
+    arrangement,
+    average_running_stats,
+    channel_moments,
+    form_neighbours,
+)
+
+__all__ = [
+    "GroupedBatchNorm3d",
+    "arrangement",
+    "average_running_stats",
+    "channel_moments",
+    "check_processes",
+    "convert_batchnorm",
+    "form_groups",
+    "form_neighbours",
+    "group_order",
+    "possible_processes",
+    "set_group_size",
+]

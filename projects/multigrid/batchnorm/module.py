@@ -1,0 +1,205 @@
+"""Batch normalisation over a fixed number of clips (paper §3.2).
+
+Multigrid training changes the number of clips in a batch, and with it what batch normalisation
+does: statistics over more clips are less noisy and regularise less. So the statistics are always
+taken over groups of exactly k clips (8, or 16 and 32 where the short cycle enlarges the batch),
+whatever the batch and however many processes share it.
+
+`GroupedBatchNorm3d` is an `nn.BatchNorm3d` with one number more, `group_size`. `convert_batchnorm`
+puts it in the place of every `nn.BatchNorm3d` of a model once, after building; `set_group_size`
+then changes k from iteration to iteration.
+"""
+
+from __future__ import annotations
+
+import warnings
+
+import torch
+from torch import Tensor, nn
+from torch.nn import functional as F
+from torch.nn.modules.batchnorm import _BatchNorm
+
+from multigrid.batchnorm.shared import SharedBatchNorm, arrange
+from multigrid.batchnorm.split import split_batch_norm
+
+__all__ = ["GroupedBatchNorm3d", "convert_batchnorm", "group_order", "set_group_size"]
+
+
+class GroupedBatchNorm3d(nn.BatchNorm3d):
+    """`nn.BatchNorm3d` whose training statistics are taken over groups of `group_size` clips.
+
+    Input and output are (N, C, T, H, W) with N the clips of this process. In training, with
+    k = group_size,
+
+    - None, or k = N: `nn.BatchNorm3d` itself;
+    - k < N: of the G = N/k groups, group g has the clips g, g + G, g + 2G, ..., each group being
+      normalised by its own mean and variance;
+    - k > N: ranks [j·m, (j+1)·m) with m = k/N are group j and share their statistics, in process
+      groups that `form_groups` or `form_neighbours` has formed.
+
+    With None, statistics are over each process's own clips: what is trained then depends on the
+    number of processes. With a group size it does not.
+
+    With every G-th clip in a group, (N, C, T, H, W) read as (k, G·C, T, H, W) has one group's
+    channel in each channel: one call of torch's own kernel, without a copy of a contiguous input.
+    In channels_last_3d no view is of that kind, and kernels of our own (`split`) take
+    the input as it lies. Input and output are in the same memory format, their gradients too.
+    `group_order` says how to arrange clips so that the groups are runs of a stream, whatever the
+    number of processes.
+
+    The running statistics move once per forward, towards the average over this process's groups of
+    their means and unbiased variances. Evaluation, the constructor and the state dict are those of
+    `nn.BatchNorm3d`.
+
+    Raises ValueError, in training, if the clips cannot be arranged in groups of k.
+    """
+
+    group_size: int | None = None
+
+    def forward(self, input: Tensor) -> Tensor:
+        k = self.group_size
+        if not self.training or k is None or k == len(input):
+            return super().forward(input)
+        self._check_input_dim(input)
+        clips, sharers = arrange(len(input), k)
+        if clips * sharers * input.shape[2:].numel() < 2:
+            raise ValueError(
+                f"batch normalisation needs more than 1 value per channel and group, got input "
+                f"{tuple(input.shape)} with group_size {k}: enlarge the group or the clips"
+            )
+        if sharers > 1:
+            output, mean, var = SharedBatchNorm.apply(  # type: ignore[no-untyped-call]
+                input, *self._affine(input), sharers, self.eps
+            )
+        else:
+            output, mean, var = self._split(input, len(input) // clips)
+        self._track(mean, var)
+        assert isinstance(output, Tensor)
+        return output
+
+    def _split(self, x: Tensor, groups: int) -> tuple[Tensor, Tensor, Tensor]:
+        """The output, and the groups' means and unbiased variances, both (G, C)."""
+        n, channels = x.shape[:2]
+        weight, bias = self._affine(x)
+        channels_last = x.is_contiguous(memory_format=torch.channels_last_3d)
+        if channels_last and not x.is_contiguous():
+            return split_batch_norm(x, weight, bias, groups, self.eps)
+        # With momentum 1 the "running" statistics are the batch's own, the variance unbiased.
+        mean = weight.new_zeros(groups * channels)
+        var = torch.ones_like(mean)
+        folded = x.reshape(n // groups, groups * channels, *x.shape[2:])
+        output = F.batch_norm(
+            folded, mean, var, weight.repeat(groups), bias.repeat(groups), True, 1.0, self.eps
+        )
+        return output.reshape(x.shape), mean.view(groups, -1), var.view(groups, -1)
+
+    def _affine(self, x: Tensor) -> tuple[Tensor, Tensor]:
+        """Scale and shift; statistics and parameters of a half-precision input are single."""
+        dtype = torch.promote_types(x.dtype, torch.float32)
+        if self.weight is None:
+            weight = torch.ones(self.num_features, dtype=dtype, device=x.device)
+        else:
+            weight = self.weight.to(dtype)
+        return weight, torch.zeros_like(weight) if self.bias is None else self.bias.to(dtype)
+
+    @torch.no_grad()
+    def _track(self, mean: Tensor, var: Tensor) -> None:
+        """Move the running statistics by one step towards the average over the groups."""
+        if not self.track_running_stats:
+            return
+        assert self.num_batches_tracked is not None
+        self.num_batches_tracked.add_(1)
+        # momentum None: the cumulative average, as in nn.BatchNorm3d
+        cumulative = self.momentum is None
+        step = 1.0 / float(self.num_batches_tracked) if cumulative else self.momentum
+        for running, new in ((self.running_mean, mean), (self.running_var, var)):
+            assert running is not None
+            assert step is not None
+            running.lerp_(new.mean(0).to(running.dtype), step)
+
+    def extra_repr(self) -> str:
+        return f"{self.num_features}, eps={self.eps}, momentum={self.momentum}, k={self.group_size}"
+
+
+def group_order(clips: int, group_size: int | None) -> list[int]:
+    """How to arrange `clips` clips of a stream so that its runs of `group_size` are the groups.
+
+    Clip `group_order(n, k)[j]` of the run goes to place j of the batch. If rank r holds the r-th
+    run of the global batch, arranged so, the groups do not depend on the number of processes.
+    """
+    if group_size is None or group_size >= clips or clips % group_size:
+        return list(range(clips))
+    groups = clips // group_size
+    return [(j % groups) * group_size + j // groups for j in range(clips)]
+
+
+def convert_batchnorm(module: nn.Module) -> nn.Module:
+    """Replace every `nn.BatchNorm3d` in `module` by a `GroupedBatchNorm3d`; return the result.
+
+    The new modules hold the very parameters, buffers, hooks and extra attributes of the old ones
+    under the same names, so optimizers and state dicts stay valid. A module that appears twice
+    stays one module.
+
+    Raises:
+        ValueError: `module` has batch normalisation of another class; nothing is converted.
+    """
+    _refuse_others(module)
+    return _convert(module, {})
+
+
+def _refuse_others(module: nn.Module) -> None:
+    """Other batch normalisation is not converted: its input does not tell what it has of clips."""
+    others = {
+        name: type(norm)
+        for name, norm in module.named_modules()
+        if isinstance(norm, _BatchNorm) and not isinstance(norm, GroupedBatchNorm3d)
+        if type(norm) is not nn.BatchNorm3d
+    }
+    if not others:
+        return
+    named = [f"{name or 'the module'} ({kind.__name__})" for name, kind in others.items()]
+    more = f" and {len(named) - 3} more" if len(named) > 3 else ""
+    advice = (
+        "leave out convert_sync_batchnorm: groups of clips are shared between processes anyway"
+        if nn.SyncBatchNorm in others.values()
+        else "put nn.BatchNorm3d in its place (frames as the T of (N, C, T, H, W)), or convert the "
+        "parts of the model without it, as in model.trunk = convert_batchnorm(model.trunk): the "
+        "others keep the statistics of each process's batch"
+    )
+    raise ValueError(
+        f"only nn.BatchNorm3d can take its statistics over groups of clips, not "
+        f"{', '.join(named[:3])}{more}: {advice}"
+    )
+
+
+def _convert(module: nn.Module, done: dict[nn.Module, nn.Module]) -> nn.Module:
+    if module in done:
+        return done[module]
+    done[module] = module
+    if type(module) is nn.BatchNorm3d:
+        grouped = GroupedBatchNorm3d.__new__(GroupedBatchNorm3d)
+        grouped.__dict__.update(module.__dict__)
+        done[module] = grouped
+    for name, child in module._modules.items():
+        if child is not None:
+            module._modules[name] = _convert(child, done)
+    return done[module]
+
+
+def set_group_size(model: nn.Module, group_size: int | None) -> None:
+    """Set the clips per group of every `GroupedBatchNorm3d` in `model` (None: the local batch).
+
+    Warns where there is none.
+    """
+    if group_size is not None and group_size < 1:
+        raise ValueError(f"group_size must be at least 1 clip, or None, got {group_size}")
+    norms = [m for m in model.modules() if isinstance(m, GroupedBatchNorm3d)]
+    for norm in norms:
+        norm.group_size = group_size
+    if group_size is not None and not norms:
+        warnings.warn(
+            f"group_size {group_size} has no effect: the model has no GroupedBatchNorm3d; call "
+            "convert_batchnorm(model) once after building it, or make_schedule(bn_size=None) if "
+            "it has no batch normalisation",
+            stacklevel=2,
+        )

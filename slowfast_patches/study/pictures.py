@@ -1,0 +1,118 @@
+"""Accuracy against training time: of a comparison's runs, and of the paper's figures."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, NamedTuple
+
+import numpy as np
+
+from slowfast_patches.study.report import Measured
+from slowfast_patches.study.runs import working_seconds
+from slowfast_patches.utils.plots import (
+    COLOURS,
+    MUTED,
+    add_legend,
+    new_figure,
+    save_figure,
+    time_unit,
+)
+
+if TYPE_CHECKING:
+    from matplotlib.axes import Axes
+
+__all__ = ["LONG_TITLES", "Curve", "plot_curves", "plot_trainings"]
+
+LONG_TITLES = {"top1": "top-1 accuracy", "map": "mean average precision"}
+"""Primary metrics, where there is room."""
+
+
+def plot_trainings(rows: Sequence[Measured], metric: str, title: str, path: Path) -> None:
+    """A metric against training time while the runs trained, as in the paper's Figure 1."""
+    figure, [axes] = new_figure(rows=1, width=8, height=5)
+    runs = [run for row in rows for run in row.runs.values()]
+    unit, size = time_unit(max(map(working_seconds, runs), default=0.0))
+    for number, row in enumerate(rows):
+        if row.runs:
+            _draw_training(axes, row, metric, COLOURS[number % len(COLOURS)], size)
+    axes.set_xlabel(f"training time, loading included ({unit})")
+    axes.set_ylabel(f"{LONG_TITLES[metric]} (%)")
+    axes.set_xlim(left=0)
+    axes.set_title(title)
+    if runs:
+        add_legend(figure, axes, "lines: validation, ●: final result")
+    save_figure(figure, path)
+
+
+def _draw_training(axes: Axes, row: Measured, metric: str, colour: str, size: float) -> None:
+    """An arm: a thin line for each seed, a thick one for their mean, a dot where they end."""
+    mean, seconds = row.metric(metric), row.mean(working_seconds)
+    assert mean is not None, "drawn only with a finished run"
+    assert seconds is not None, "drawn only with a finished run"
+    curves = [
+        np.array([(point["seconds"] / size, point[metric]) for point in run["evaluations"]])
+        for run in row.runs.values()
+    ]
+    several = len(curves) > 1 and len({curve.shape for curve in curves}) == 1
+    for curve in curves:
+        axes.plot(*curve.T, color=colour, lw=0.8 if several else 2, alpha=0.35 if several else 1)
+    if several:
+        axes.plot(*np.mean(curves, axis=0).T, color=colour, lw=2.2)
+    label = f"{row.arm.name}: {mean.format()} %"
+    if row.speed_up and f"{row.speed_up.mean:.2f}" != "1.00":
+        label += f", {row.speed_up.mean:.1f}× the speed"
+    axes.errorbar(
+        seconds.mean / size,
+        mean.mean,
+        yerr=mean.std,
+        fmt="o",
+        ms=8,
+        capsize=4,
+        color=colour,
+        mec="white",
+        label=label,
+        zorder=4,
+    )
+
+
+class Curve(NamedTuple):
+    """A curve of a figure: measured points, and published ones as (time, accuracy); times are
+    relative to the baseline's."""
+
+    label: str
+    measured: list[Measured]
+    published: list[tuple[float, float]]
+
+
+def plot_curves(curves: Sequence[Curve], title: str, ours: str, path: Path) -> None:
+    """Draw accuracy over training time, the points of a curve being trainings of several lengths.
+
+    Measured points, called `ours`, are filled and joined; published ones are hollow.
+    """
+    figure, [axes] = new_figure(rows=1, width=8.5, height=5.5)
+    for number, curve in enumerate(curves):
+        _draw_curve(axes, curve, COLOURS[number % len(COLOURS)])
+    axes.set_xscale("log", base=2)
+    axes.xaxis.set_major_formatter(lambda time, _: f"{time:g}" if time >= 1 else f"1/{1 / time:g}")
+    axes.set_xlabel("training time, relative to the baseline's (loading included)")
+    axes.set_ylabel("top-1 accuracy (%)")
+    add_legend(figure, axes, f"●: {ours}, ○: published")
+    axes.set_title(title, fontsize=10)
+    if not any(row.speed_up for curve in curves for row in curve.measured):
+        where = axes.transAxes
+        axes.text(0.5, 0.5, "no finished runs yet", transform=where, ha="center", color=MUTED)
+    save_figure(figure, path)
+
+
+def _draw_curve(axes: Axes, curve: Curve, colour: str) -> None:
+    points = sorted(
+        (1 / row.speed_up.mean, top1.mean, top1.std or 0.0)
+        for row in curve.measured
+        if row.speed_up and (top1 := row.metric("top1"))
+    )
+    label = curve.label if points else f"{curve.label} (missing)"
+    x, y, spread = zip(*points, strict=True) if points else ([], [], [])
+    axes.errorbar(x, y, yerr=spread, color=colour, marker="o", capsize=3, label=label)
+    for time, value in curve.published:
+        axes.plot(time, value, "o", mfc="none", mec=colour, ms=10, mew=1.8, zorder=5)

@@ -1,0 +1,186 @@
+"""A table or figure of the paper: what its runs would cost, and what they gave beside it."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any
+
+from multigrid import Cost
+from slowfast_patches.config.metrics import metric_title
+from slowfast_patches.study.arms import Arm
+from slowfast_patches.study.experiments import Experiment, Row
+from slowfast_patches.study.pictures import Curve, plot_curves
+from slowfast_patches.study.report import MISSING, Measured, as_json, provenance, write_report
+from slowfast_patches.study.runs import working_seconds
+from slowfast_patches.utils.report import (
+    Mean,
+    format_count,
+    format_duration,
+    format_flops,
+    format_table,
+)
+
+__all__ = ["TOY_MARK", "Estimate", "Outcome", "format_estimates", "format_outcome", "write_outcome"]
+
+TOY_MARK = (
+    "TOY SIZE: a test of the path on rendered videos; no number here is the paper's experiment."
+)
+
+
+@dataclass(frozen=True)
+class Estimate:
+    """What one run of a row takes; `factor` is how many times fewer iterations than its baseline's
+    it has, `misfit` says why no step times hold for it, where some were given."""
+
+    arm: Arm
+    cost: Cost
+    factor: float
+    misfit: str | None
+
+    def to_json(self) -> dict[str, Any]:
+        extra = {"factor": self.factor, "misfit": self.misfit}
+        return {"config": str(self.arm.cfg_file), **asdict(self.cost), **extra}
+
+
+def format_estimates(
+    experiment: Experiment, estimates: Sequence[Estimate], seeds: Sequence[int]
+) -> str:
+    """The table of an experiment's runs, for a terminal."""
+    headers = ["run", "config", "seeds", "iterations", "epochs", "clips", "training\nFLOPs"]
+    headers += ["ratio to\nthe baseline", "time of\na run"]
+    rows = [
+        [
+            row.label,
+            _config(estimate.arm),
+            str(len(seeds)),
+            format_count(estimate.cost.iterations),
+            f"{estimate.cost.epochs:.1f}",
+            format_count(estimate.cost.clips),
+            format_flops(estimate.cost.flops or 0.0),
+            f"1/{estimate.factor:.2f}",
+            "?" if (took := estimate.cost.seconds) is None else format_duration(took),
+        ]
+        for row, estimate in zip(experiment.rows, estimates, strict=True)
+    ]
+    return f"{experiment.title}\n\n{format_table(headers, rows, left=2)}"
+
+
+@dataclass(frozen=True)
+class Outcome:
+    """An experiment with what was measured of each of its rows; `command` is what asked for it."""
+
+    experiment: Experiment
+    measured: tuple[Measured, ...]
+    seeds: tuple[int, ...]
+    toy: bool
+    command: str
+
+    @property
+    def rows(self) -> list[tuple[Row, Measured]]:
+        return list(zip(self.experiment.rows, self.measured, strict=True))
+
+    def to_json(self) -> dict[str, Any]:
+        """As plain data; a mean has its `mean` and `std`, what is missing is null."""
+        return {
+            "experiment": self.experiment.name,
+            "title": self.experiment.title,
+            "scale": "toy" if self.toy else "paper",
+            "note": TOY_MARK if self.toy else self.experiment.note,
+            "command": self.command,
+            "seeds": self.seeds,
+            "published_runs": self.experiment.published_runs,
+            "rows": [self._row_json(row, measured) for row, measured in self.rows],
+        }
+
+    def _row_json(self, row: Row, measured: Measured) -> dict[str, Any]:
+        names = self.experiment.metrics
+        published = {name: as_json(row.metrics.get(name)) for name in names}
+        return {
+            "label": row.label,
+            "curve": row.curve,
+            "config": _config(measured.arm),
+            "overrides": measured.arm.overrides,
+            "iterations": _iterations(measured),
+            "published": {**published, "speed_up": row.speed_up, "source": row.source},
+            "measured": {
+                **{name: as_json(measured.metric(name)) for name in names},
+                "speed_up": as_json(measured.speed_up),
+                "hours": as_json(measured.mean(lambda run: working_seconds(run) / 3600)),
+            },
+            "finished_seeds": list(measured.runs),
+            "machines": measured.machines,
+        }
+
+
+def format_outcome(outcome: Outcome, *, markdown: bool = False) -> str:
+    """The table of an experiment, published beside measured, for a terminal or in Markdown."""
+    headers, ours = ["", "iterations"], "toy" if outcome.toy else "measured"
+    for name in outcome.experiment.metrics:
+        title = metric_title(name)
+        headers += [f"{title}, %\npublished", f"{title}, %\n{ours}"]
+    headers += ["speed-up\npublished", f"speed-up\n{ours}", "runs"]
+    if markdown:
+        headers = [header.replace("\n", " ") for header in headers]
+    rows = [_cells(outcome, row, measured) for row, measured in outcome.rows]
+    return format_table(headers, rows, markdown=markdown)
+
+
+def _cells(outcome: Outcome, row: Row, measured: Measured) -> list[str]:
+    cells = [row.label, f"{_iterations(measured):,}"]
+    for name in outcome.experiment.metrics:
+        theirs, ours = row.metrics.get(name), measured.metric(name)
+        cells += [theirs.format(_digits(theirs)) if theirs else "–"]
+        cells += [ours.format() if ours else MISSING]
+    published = "–" if row.speed_up is None else f"{row.speed_up:.2g}×"
+    found = MISSING if measured.speed_up is None else f"{measured.speed_up.format(2)}×"
+    if row.training.baseline is None:
+        published, found = "1×", "1×" if measured.speed_up else MISSING
+    return [*cells, published, found, f"{len(measured.runs)} of {len(outcome.seeds)}"]
+
+
+def _config(arm: Arm) -> str:
+    return "/".join(arm.cfg_file.parts[-2:])
+
+
+def _iterations(measured: Measured) -> int:
+    """Those of the runs, of the plan before the first."""
+    runs = measured.runs.values()
+    return max((run["iterations"] for run in runs), default=measured.arm.iterations)
+
+
+def _digits(mean: Mean) -> int:
+    """As many decimals as the paper prints: two where it gives a standard deviation."""
+    return 1 if mean.std is None else 2
+
+
+def write_outcome(outcome: Outcome, folder: Path) -> None:
+    """Write NAME.md, NAME.json and, for figures, NAME.png into a folder."""
+    experiment, runs = outcome.experiment, outcome.experiment.published_runs
+    paragraphs = [
+        f"# {experiment.title}",
+        *([f"**{TOY_MARK}**"] if outcome.toy else []),
+        format_outcome(outcome, markdown=True),
+        *([f"![{experiment.title}]({experiment.name}.png)"] if experiment.is_figure else []),
+        f"Published: Wu et al., CVPR 2020, on P100 GPUs{f', {runs} runs' if runs > 1 else ''}. "
+        "Measured: means over seeds, ± the sample standard deviation; the speed-up is the ratio of "
+        "wall-clock times to the baseline's of the same seed, loading included, evaluation left "
+        f"out. “{MISSING}”: no finished run yet; “–”: not in the paper's tables.",
+        *([experiment.note] if experiment.note else []),
+        *provenance(outcome.measured, outcome.command),
+    ]
+    write_report(folder, experiment.name, outcome.to_json(), paragraphs)
+    if experiment.is_figure:
+        title = experiment.title + (f"\n{TOY_MARK}" if outcome.toy else "")
+        ours = "toy" if outcome.toy else "measured"
+        plot_curves(_curves(outcome), title, ours, folder / f"{experiment.name}.png")
+
+
+def _curves(outcome: Outcome) -> list[Curve]:
+    curves = {row.curve: Curve(row.curve, [], []) for row in outcome.experiment.rows}
+    for row, measured in outcome.rows:
+        curves[row.curve].measured.append(measured)
+        if top1 := row.metrics.get("top1"):
+            curves[row.curve].published.append((1 / (row.speed_up or 1.0), top1.mean))
+    return list(curves.values())

@@ -1,0 +1,140 @@
+"""What comes of a run: its test, and result.json."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Mapping
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import Any
+
+import simplejson
+import yaml
+from torch import nn
+
+from multigrid import baseline_cost, schedule_cost
+from slowfast_patches.config.metrics import COUNTS, EMA, format_metrics, metric_names, with_suffix
+from slowfast_patches.config.recipe import Recipe
+from slowfast_patches.datasets.loader import build_dataset
+from slowfast_patches.models.build import build_model
+from slowfast_patches.models.flops import flops_per_clip
+from slowfast_patches.models.weights import load_weights
+from slowfast_patches.train import checkpoints
+from slowfast_patches.train.checkpoints.writer import writes
+from slowfast_patches.train.evaluate import Evaluation, evaluate
+from slowfast_patches.train.record.tables import names_of_data, write_predictions, write_tables
+from slowfast_patches.train.state import Run
+from slowfast_patches.utils.distributed import World, from_main
+from slowfast_patches.utils.files import written_whole
+from slowfast_patches.utils.machine import machine, versions
+
+__all__ = ["multi_view_test", "tested_file", "write_result"]
+
+logger = logging.getLogger(__name__)
+
+
+def multi_view_test(recipe: Recipe, world: World, run: Run | None) -> dict[str, float]:
+    """Multi-view metrics of a training's model and, if there is one, its average, or of a
+    checkpoint where nothing was trained; tables of the model's scores are in OUTPUT_DIR."""
+    dataset, named, metrics = build_dataset(recipe, "test"), set[str](), dict[str, float]()
+    local = max(1, recipe.test.batch_size * recipe.num_shards // world.size)
+    models = [_tested_model(recipe, world)] if run is None else run.models
+    stop = None if run is None else run.stop
+    for model, suffix in zip(models, ("", EMA), strict=False):
+        found = evaluate(model, recipe, dataset, local, world, stop, named)
+        logger.info(
+            "test%s on %d views × %d crops: %s",
+            " of the averaged weights" if suffix else "",
+            *(recipe.test.num_ensemble_views, recipe.test.num_spatial_crops),
+            format_metrics(found.metrics),
+        )
+        if world.is_main and not suffix:
+            with writes("the test's tables", recipe.output_dir):
+                _write_tables(recipe, dataset, found, "test" if run is None else "result")
+        metrics |= with_suffix(found.metrics, suffix)
+    return metrics
+
+
+def tested_file(recipe: Recipe) -> tuple[str, str, str]:
+    """The file whose model is tested, its CHECKPOINT_TYPE, and the section that names it."""
+    found = checkpoints.last_checkpoint(recipe.output_dir)
+    if recipe.test.checkpoint_file_path:
+        return recipe.test.checkpoint_file_path, recipe.test.checkpoint_type, "TEST"
+    if found is not None:
+        return str(found), "pytorch", "TEST"
+    if recipe.train.checkpoint_file_path:
+        return recipe.train.checkpoint_file_path, recipe.train.checkpoint_type, "TRAIN"
+    raise ValueError(
+        f"nothing to test: {recipe.output_dir} has no checkpoint; set TEST.CHECKPOINT_FILE_PATH, "
+        "or TRAIN.ENABLE True"
+    )
+
+
+def write_result(
+    recipe: Recipe, world: World, run: Run | None, metrics: Mapping[str, float] | None
+) -> None:
+    """OUTPUT_DIR/result.json, or test.json where nothing was trained: its presence says that the
+    run is complete.
+
+    Its metrics are those of the test, or of the last validation where nothing is tested; "metric"
+    names the primary one. Beside them is how many videos could not be read.
+    """
+    result: dict[str, Any] = {
+        "config": yaml.safe_load(recipe.text),
+        "versions": versions(),
+        "machine": machine(),
+        "seed": recipe.rng_seed,
+        "date": datetime.now(UTC).isoformat(timespec="seconds"),
+        "world_size": world.size,
+        "finished": True,
+        "metric": metric_names(recipe)[0],
+    }
+    if run is not None:
+        result |= _of_training(run)
+        last, names = run.evaluations[-1], metric_names(recipe)
+        names += (*(name + EMA for name in names), *COUNTS)
+        validated = {name: last[name] for name in names if name in last}
+        metrics = validated if metrics is None else metrics
+    result |= {name: round(value, 4) for name, value in (metrics or {}).items()}
+    path = Path(recipe.output_dir, "test.json" if run is None else "result.json")
+    path.parent.mkdir(parents=True, exist_ok=True)
+    with written_whole(path) as file:
+        file.write((simplejson.dumps(result, indent=2) + "\n").encode())
+
+
+def _of_training(run: Run) -> dict[str, Any]:
+    cost = schedule_cost(run.schedule, flops_per_clip(run.recipe))
+    return {
+        "seconds": {key: round(value, 3) for key, value in run.clock.seconds.items()},
+        "iterations": cost.iterations,
+        "baseline_iterations": baseline_cost(run.schedule).iterations,
+        "epochs": round(cost.epochs, 4),
+        "clips": cost.clips,
+        "flops": cost.flops,
+        "global_batch": run.schedule.base.batch,
+        "evaluations": run.evaluations,
+        **({"best": run.best} if run.best else {}),
+    }
+
+
+def _tested_model(recipe: Recipe, world: World) -> nn.Module:
+    """In all processes what the main one loads."""
+    model = build_model(recipe)
+    if world.is_main:
+        path, kind, section = tested_file(recipe)
+        load_weights(model, path, kind=kind, complete=True, section=section)
+    model.load_state_dict(from_main(model.state_dict))
+    return model.to(world.device)
+
+
+def _write_tables(recipe: Recipe, dataset: Any, found: Evaluation, name: str) -> None:
+    """OUTPUT_DIR's tables beside {name}.json, and the predictions where they are asked for."""
+    names = names_of_data(recipe)
+    write_tables(Path(recipe.output_dir), name, found, names)
+    if recipe.test.save_results_path:
+        paths = [str(getattr(video, "path", video)) for video in dataset.videos]
+        path = Path(recipe.output_dir, recipe.test.save_results_path)
+        scores = zip(found.probabilities.cpu(), found.scored.tolist(), strict=True)
+        rows = [row if scored else None for row, scored in scores]
+        write_predictions(path, paths, rows, names, found.labels.cpu())
+        logger.info("the predictions: %s", path)

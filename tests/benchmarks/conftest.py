@@ -1,0 +1,44 @@
+"""Programs of benchmarks/, a thin TSM, and a clock that says what a test wants."""
+
+from collections.abc import Callable
+from pathlib import Path
+from types import ModuleType
+
+import pytest
+import torch
+from common import Timed
+from steps import rates
+from steps.case import Steps
+
+SECONDS = Callable[[Steps], float]
+
+
+@pytest.fixture
+def step_time(load_program: Callable[[str], ModuleType]) -> ModuleType:
+    return load_program("benchmarks/step_time.py")
+
+
+@pytest.fixture
+def thin_tsm(short_cycle_recipe: Path) -> Path:
+    """The short-cycle recipe as a TSM."""
+    path = short_cycle_recipe.with_name("thin_tsm.yaml")
+    path.write_text(f"_BASE_: {short_cycle_recipe.name}\nMODEL: {{ARCH: tsm}}\n")
+    return path
+
+
+@pytest.fixture
+def clock_says(monkeypatch: pytest.MonkeyPatch) -> Callable[[SECONDS], None]:
+    """`clock_says(seconds)`: steps of a bench take `seconds(bench)`, three quarters of it backward;
+    where it is infinite, there is no memory. A product of 512² matrices takes 0.25 s."""
+
+    def install(seconds: SECONDS) -> None:
+        def time(self: Steps, step: object, batch: object, iterations: int) -> Timed:
+            took = seconds(self)
+            if took == float("inf"):
+                raise torch.OutOfMemoryError("made up")
+            return Timed(took, {"forward": 0.25 * took, "backward": 0.75 * took})
+
+        monkeypatch.setattr(Steps, "time", time)
+        monkeypatch.setattr(rates, "seconds_of", lambda action, device: 0.25)
+
+    return install

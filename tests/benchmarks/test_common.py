@@ -1,0 +1,113 @@
+"""What benchmarks share: the clock on both kinds of device, turns, spreads; and two that use it."""
+
+import json
+import random
+
+import common
+import pytest
+import torch
+
+
+def test_the_parts_of_steps_by_hand(monkeypatch):
+    """Two steps with 1 s between them: forwards of 2 and 4 s, backwards of 3 and 5: 15 s in all."""
+    times = iter([0, 2, 5, 6, 10, 15])
+    monkeypatch.setattr(common.time, "perf_counter", lambda: float(next(times)))
+    clock = common.StepClock(common.CPU)
+    for _ in range(2):
+        clock.start()
+        clock.mark("forward")
+        clock.mark("backward")
+    assert clock.read() == (7.5, {"forward": 3, "backward": 4})
+
+
+def test_a_gpus_parts_are_between_its_events(monkeypatch):
+    """The queue reaches the events at 10, 12 and 15 ms; nobody waits for it before."""
+
+    class Event:
+        times = iter([10.0, 12.0, 15.0])
+
+        def __init__(self, enable_timing: bool) -> None:
+            assert enable_timing
+
+        def record(self) -> None:
+            self.at = next(self.times)
+
+        def elapsed_time(self, end: "Event") -> float:
+            return end.at - self.at
+
+    monkeypatch.setattr(torch.cuda, "Event", Event)
+    monkeypatch.delattr(torch.cuda, "synchronize")
+    clock = common.StepClock(torch.device("cuda"))
+    clock.start()
+    clock.mark("forward")
+    clock.mark("backward")
+    seconds, parts = clock.read()
+    assert seconds == pytest.approx(0.005)
+    assert parts == {"forward": pytest.approx(0.002), "backward": pytest.approx(0.003)}
+
+
+def test_each_has_its_turn_once_a_round_in_an_order_that_processes_can_share():
+    met = list[list[str]]()
+    for _ in range(2):
+        order = list[str]()
+        turns = {name: lambda n=name, o=order: o.append(n) or len(o) for name in "abc"}
+        found = common.take_turns(turns, 4, warm_up=1, order=random.Random(0))
+        assert [sorted(order[i : i + 3]) for i in range(0, 15, 3)] == [["a", "b", "c"]] * 5
+        assert all(len(times) == 4 for times in found.values())
+        assert min(min(times) for times in found.values()) == 4  # without the first round
+        met.append(order)
+    assert met[0] == met[1]
+
+
+def test_ratios_are_of_one_round():
+    found = common.ratios([2, 6, 8], [1, 2, 4])
+    assert (found["rounds"], found["median"], found["quartile_3"]) == ([2, 3, 2], 2, 2.5)
+    assert common.spread_text(found, 1) == "2.0× (2.0 to 2.5)"
+
+
+def test_a_boundary_and_the_checkpoints_of_a_run_by_hand(load_program, tmp_path):
+    """Iterations of 1 s; the first of the second phase takes 3, and so does the one beside a
+    checkpoint that holds the training up for 0.5 s and is written in 2.5."""
+    took = [1.0] * 9 + [3.0] + [1.0] * 5 + [3.0] + [1.0] * 4
+    lines, seconds = [], 0.0
+    for number, each in enumerate(took):
+        seconds += each
+        shape, phase = [8, 4, 32], int(number >= 9)
+        lines.append({"type": "train", "seconds": seconds, "shape": shape, "phase": phase})
+    (tmp_path / "metrics.jsonl").write_text("\n".join(map(json.dumps, lines)))
+    found = load_program("benchmarks/boundary.py").measure(tmp_path)
+    assert (found["median_seconds"], found["median_ratio"]) == (1.0, 2.0)
+    said = "checkpoint after iteration 15: a.pyth (held up the training for 0.500 s, written in"
+    (tmp_path / "train.log").write_text(f"[INFO] {said} 2.500 s)\n")
+    background, waits = load_program("benchmarks/checkpoint.py").measure(tmp_path, default=2)
+    assert background["share %"] == pytest.approx(100 * 2 * (0.5 + 2) / sum(took))
+    assert waits["share %"] == pytest.approx(100 * 2 * (0.5 + 2.5) / sum(took))
+
+
+def test_batch_normalisation_counts_a_layer_as_often_as_the_network_has_it(load_program):
+    bench = load_program("benchmarks/batchnorm.py")
+    rows = [
+        {"shape": [4, 1, 1, 2, 2], "memory_format": "x", "plain": [1, 2], "grouped": [2, 2]},
+        {"shape": [4, 2, 1, 1, 1], "memory_format": "x", "plain": [5, 4], "grouped": [2, 9]},
+    ]
+    bench.summarize(rows, {(1, 1, 2, 2): 3, (2, 1, 1, 1): 1})
+    found = bench.of_network(rows, "x")
+    # (3 · 2 + 2) / (3 · 1 + 5) and (3 · 2 + 9) / (3 · 2 + 4)
+    assert found["ratio"]["rounds"] == [1.0, 1.5]
+    assert not found["within"]
+    assert found["worst"]["shape"] == [4, 1, 1, 2, 2]
+
+
+def test_batch_normalisation_is_measured(load_program, tmp_path, capsys, monkeypatch):
+    bench = load_program("benchmarks/batchnorm.py")
+    monkeypatch.setattr(bench, "SMALL", {(3, 2, 4, 4): 2})
+    path = tmp_path / "result.json"
+    options = ["--device", "cpu", "--small", "--dtype", "bfloat16", "--rounds", "2"]
+    sizes = ["--clips", "4", "--group-size", "2"]
+    assert bench.main([*options, *sizes, "--output", str(path)]) == 0
+    assert "channels_last_3d: the network's layers take" in capsys.readouterr().out
+    result = json.loads(path.read_text())
+    assert [row["shape"] for row in result["rows"]] == [[4, 3, 2, 4, 4]] * 2
+    assert result["command"].startswith("python benchmarks/batchnorm.py --device cpu --small")
+    with pytest.raises(SystemExit):
+        bench.parse_args(["--clips", "8", "--group-size", "8"])  # one group is not split

@@ -1,0 +1,93 @@
+"""What follows from step times, by hand: rates, shares, ratios, hours, switches that pay."""
+
+import statistics
+from typing import Any
+
+import pytest
+from steps import rates
+
+from slowfast_patches.config import load_recipe
+
+RATES = ("clips_per_second", "pixels_per_second", "flops_per_second", "matrix_share")
+
+
+def spread(*rounds: float) -> dict[str, Any]:
+    return {"rounds": list(rounds), "median": statistics.median(rounds or [0.0])}
+
+
+def row(shape: list[int], *rounds: float, clips: int | None = None) -> dict[str, Any]:
+    found = {"shape": shape, "local_clips": clips or shape[0], "bn_size": None}
+    return found | {"seconds": spread(*rounds) if rounds else None, "failure": "out of memory"}
+
+
+def short_cycle(*times: tuple[float, ...]) -> list[dict[str, Any]]:
+    """Of the short-cycle recipe: its baseline, then crops 32, 45 and 64."""
+    shapes = ([8, 16, 64], [32, 16, 32], [16, 16, 45], [8, 16, 64])
+    return [row(shape, *rounds) for shape, rounds in zip(shapes, times, strict=True)]
+
+
+def variant(name: str, rows: list[dict[str, Any]], total: tuple[float, ...]) -> dict[str, Any]:
+    return {"name": name, "shapes": rows, "totals": {"seconds": spread(*total)}}
+
+
+def test_rates_by_hand():
+    """2 of 16 clips are here; a frame of 10² costs 100 GFLOP; 2 clips of 4 frames in 0.5 s are 4
+    clips, 1600 pixels, 1.6 TFLOP a second, a fifth of 8."""
+    found, none = row([16, 4, 10], 0.5, 1.0, 0.25, clips=2), row([16, 4, 10])
+    for each in (found, none):
+        rates.add_rates(each, lambda frames, crop: 1e9 * frames * crop**2, 8e12)
+    assert [found[key]["median"] for key in RATES] == pytest.approx([4, 1600, 1.6e12, 0.2])
+    assert found["clips_per_second"]["quartile_1"] == pytest.approx(3)
+    assert not none.keys() & set(RATES)
+
+
+def test_the_whole_schedule_by_hand(short_cycle_recipe):
+    """8 × (120 + 135 + 105) s are 2880; the baseline's 56 iterations of 90 s are 5040: 1.75 × as
+    long. In a second round all but the baseline is twice as slow."""
+    cfg = load_recipe(short_cycle_recipe)
+    rows = short_cycle((90, 90), (120, 240), (135, 270), (105, 210))
+    found = rates.totals(cfg, rows, 64)
+    assert found["seconds"]["rounds"] == [2880, 5760]
+    assert found["baseline_seconds"]["rounds"] == [5040, 5040]
+    ratios = rates.totals(cfg, rows, None)["speed_up"]["rounds"]
+    assert ratios == pytest.approx([1.75, 0.875], rel=1e-3)
+    rows[1]["seconds"] = None
+    assert rates.totals(cfg, rows, 64) == {"failure": "no time for 32×16×32²"}
+
+
+def test_a_baseline_is_its_own_schedule(short_cycle_recipe):
+    cfg = load_recipe(short_cycle_recipe, ["MULTIGRID.SHORT_CYCLE", False])
+    found = rates.totals(cfg, [row([8, 16, 64], 2.0, 3.0)], 64)
+    assert found["seconds"]["rounds"] == [112, 168]
+    assert found["speed_up"]["rounds"] == [1, 1]
+
+
+def test_ratios_are_of_one_round_and_of_clips():
+    """Ever slower, but always twice as fast as plain; of 32 clips against 16 in the same time,
+    twice as many. Crop 48 stands where 45 does."""
+    slow = short_cycle((2, 4), (2, 4), (2, 4), ())
+    fast = short_cycle((1, 2), (1, 2), (2, 4), (1, 2))
+    fast[2] |= {"local_clips": 32, "shape": [32, 16, 48]}
+    failed = {"name": "host", "shapes": [], "totals": {"failure": "no"}}
+    variants = [variant("plain", slow, (8, 16)), variant("fused", fast, (4, 8)), failed]
+    for name in rates.REFERENCES:
+        rates.add_relative(name, variants)
+    ratios = [found["relative"]["plain"] for found in fast]
+    assert [ratio and ratio["rounds"] for ratio in ratios] == [[2, 2], [2, 2], [2, 2], None]
+    assert variants[1]["totals"]["relative"]["plain"]["rounds"] == [2, 2]
+    assert [found["relative"] for found in slow] == [{}] * 4
+    assert variants[1]["matches"] == {"plain": [0, 1, 2, 3]}
+
+
+def test_what_pays_is_faster_by_more_than_the_spread():
+    def with_ratio(name: str, low: float) -> dict[str, Any]:
+        ratio = {"median": low + 0.1, "quartile_1": low, "quartile_3": low + 0.2}
+        return {"name": name, "totals": {"relative": {"plain": ratio}}}
+
+    found = [with_ratio("channels_last", 0.95), with_ratio("fused", 1.01)]
+    found += [with_ratio("mixed_precision", 1.5), with_ratio("all", 2.0)]
+    found += [{"name": "tf32", "totals": {"failure": "no", "relative": {}}}]
+    pairs = ["TRAIN.MIXED_PRECISION", "True", "SOLVER.FUSED", "True"]
+    assert rates.recommend(found) == pairs
+    assert rates.recommend(found[:1]) == []
+    assert rates.recommend(found[3:]) is None

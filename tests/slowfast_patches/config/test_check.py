@@ -1,0 +1,181 @@
+"""What cannot run is refused with a way out; what does nothing is said."""
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from slowfast_patches.config import check_recipe, load_recipe
+from slowfast_patches.config.check import check_frames
+
+CHARADES = (
+    "TRAIN.DATASET charades TEST.DATASET charades MODEL.NUM_CLASSES 157 DATA.MULTI_LABEL True "
+    "MODEL.LOSS_FUNC bce_logit MODEL.HEAD_ACT sigmoid DATA.ENSEMBLE_METHOD max"
+)
+"""What the later releases' Charades recipes say of labels."""
+
+
+def check(overrides: str = "", processes: int = 1) -> None:
+    check_recipe(load_recipe(None, overrides.split()), processes)
+
+
+def refusal(overrides: str, processes: int = 1) -> str:
+    with pytest.raises(ValueError) as caught:
+        check(overrides, processes)
+    return str(caught.value)
+
+
+@pytest.mark.parametrize(
+    ("overrides", "message"),
+    [
+        # One key: each kind of check in config/keys.py.
+        ("TEST.NUM_SPATIAL_CROPS 2", "must be 1 or 3, not 2"),
+        ("MODEL.ARCH x3d", "MODEL.ARCH must be slowfast, slowonly"),
+        ("TRAIN.BATCH_SIZE 0", "TRAIN.BATCH_SIZE must be 1 or more"),
+        ("NUM_GPUS -1", "NUM_GPUS must be 0 or more"),
+        ("DATA_LOADER.NUM_WORKERS -1", "must be 0 or more, or auto, not -1"),
+        ("MULTIGRID.EPOCH_FACTOR 0", "MULTIGRID.EPOCH_FACTOR must be above 0"),
+        ("MODEL.EMA_DECAY 1.0", "MODEL.EMA_DECAY must be in [0, 1)"),
+        ("DATA.MAX_BAD_FRACTION 5", "DATA.MAX_BAD_FRACTION must be in [0, 1]"),
+        ("DATA.TRAIN_CROP_SIZE 16", "32 pixels or more"),
+        ("TSM.SHIFT_DIV 1", "2 or more, or 0"),
+        ("TEST.SAVE_RESULTS_PATH a.txt", "ends in .csv"),
+        ("SOLVER.STEPS ['a']", "SOLVER.STEPS must be a list of numbers, not ['a']"),
+        ("MULTIGRID.LONG_CYCLE_FACTORS []", "the last [1, 1]"),
+        ("MULTIGRID.LONG_CYCLE_FACTORS [[0.5,0.5]]", "the last [1, 1], not [[0.5, 0.5]]"),
+        ("MULTIGRID.LONG_CYCLE_FACTORS [0.5,1]", "the last [1, 1]"),
+        ("MULTIGRID.LONG_CYCLE_FACTORS [[2,1],[1,1]]", "factors in (0, 1]"),
+        ("MULTIGRID.SHORT_CYCLE_FACTORS []", "factors in (0, 1]"),
+        ("MULTIGRID.SHORT_CYCLE_FACTORS [0.5,0]", "factors in (0, 1]"),
+        ("TRAIN.CHECKPOINT_TYPE onnx", "must be pytorch or caffe2, not 'onnx'"),
+        # Several.
+        ("MULTIGRID.SIZE_DIVISOR 256", "MULTIGRID.SIZE_DIVISOR 256 is more than DATA.TRAIN_CROP"),
+        ("SOLVER.MAX_EPOCH 30 SOLVER.WARMUP_EPOCHS 34", "shorten the warm-up"),
+        ("SOLVER.CLIP_GRAD_VAL 1 SOLVER.CLIP_GRAD_L2NORM 1", "set the other to None"),
+        ("DATA.TEST_CROP_SIZE 192", "set it to 224 or more"),
+        ("DATA.TRAIN_JITTER_SCALES [200,320]", "no shorter than DATA.TRAIN_CROP_SIZE 224"),
+        ("DATA.TRAIN_JITTER_SCALES [320,256]", "DATA.TRAIN_JITTER_SCALES [320, 256]"),
+        ("DATA.INPUT_CHANNEL_NUM [3]", "write DATA.INPUT_CHANNEL_NUM [3, 3]"),
+        ("MODEL.ARCH tsm DATA.INPUT_CHANNEL_NUM [3,3]", "write DATA.INPUT_CHANNEL_NUM [3]"),
+        ("RESNET.SPATIAL_STRIDES [[1],[2],[2],[2]]", "STRIDES [[1, 1], [2, 2], [2, 2], [2, 2]]"),
+        ("MODEL.ARCH tsm TSM.SHIFT_DIV 100", "write 64 or less, or 0 for no shift"),
+        ("DATA.NUM_FRAMES 4", "SLOWFAST.ALPHA 1, 2 or 4 would work"),
+        ("SOLVER.FUSED True SOLVER.OPTIMIZING_METHOD lars", "SOLVER.FUSED False"),
+        ("TRAIN.COMPILE True MODEL.ACT_CHECKPOINT True", "set one of them to False"),
+        ("NUM_GPUS 0 TRAIN.CUDA_GRAPHS True", "NUM_GPUS is 0"),
+        # Labels.
+        ("MODEL.NUM_CLASSES 1", "at least one class more"),
+        ("MODEL.LOSS_FUNC hinge", "'hinge' does not fit DATA.MULTI_LABEL False"),
+        ("MODEL.LOSS_FUNC bce_logit", "LOSS_FUNC cross_entropy, or DATA.MULTI_LABEL True"),
+        ("MODEL.HEAD_ACT sigmoid", "set MODEL.HEAD_ACT softmax, or DATA.MULTI_LABEL True"),
+        ("DATA.MULTI_LABEL True", "TRAIN.DATASET kinetics, whose videos have one label each"),
+        ("TRAIN.DATASET charades", "DATA.MULTI_LABEL True with MODEL.LOSS_FUNC bce_logit and"),
+        (f"{CHARADES} MODEL.LOSS_FUNC bce", "set MODEL.LOSS_FUNC bce_logit"),
+        (f"{CHARADES} MODEL.HEAD_ACT softmax", "MODEL.HEAD_ACT sigmoid, or DATA.MULTI_LABEL Fal"),
+        (f"{CHARADES} MODEL.LABEL_SMOOTHING 0.1", "set MODEL.LABEL_SMOOTHING 0.0"),
+        (f"{CHARADES} DATA.MULTI_LABEL False", "charades, whose videos have several labels"),
+        (f"{CHARADES} TEST.DATASET ssv2", "DATA.MULTI_LABEL True does not fit TEST.DATASET ssv2"),
+    ],
+)
+def test_what_cannot_run_is_refused_with_a_way_out(overrides, message):
+    assert message in refusal(overrides)
+
+
+@pytest.mark.parametrize(
+    "overrides",
+    [
+        "",
+        "TRAIN.DATASET ssv2 TEST.DATASET ssv2 DATA.ENSEMBLE_METHOD max",
+        f"{CHARADES} DATA.ENSEMBLE_METHOD sum",
+        f"{CHARADES} TRAIN.ENABLE False TRAIN.DATASET kinetics",  # of what is not run
+        "TRAIN.DATASET cats TEST.DATASET cats",  # of one's own
+        f"{CHARADES} TRAIN.DATASET cats TEST.DATASET cats",
+        "TRAIN.CHECKPOINT_TYPE caffe2 TEST.CHECKPOINT_TYPE caffe2",
+    ],
+)
+def test_what_can_run_passes_without_a_word(overrides, caplog):
+    check(overrides)
+    assert not caplog.records
+
+
+@pytest.mark.parametrize(
+    ("steps", "rates", "message"),
+    [
+        ("[5,10]", "[1,0.1]", "write [0, 5, 10]"),
+        ("[0,10,10]", "[]", "must ascend"),
+        ("[0,10,21]", "[1,0.1,0.01]", "must ascend and end before SOLVER.MAX_EPOCH 20"),
+        ("[0,10,15]", "[1,0.1]", "2 rates for the 3 stages"),
+    ],
+)
+def test_steps_and_rates_must_agree(steps, rates, message):
+    policy = "SOLVER.LR_POLICY steps_with_relative_lrs SOLVER.MAX_EPOCH 20"
+    assert message in refusal(f"{policy} SOLVER.STEPS {steps} SOLVER.LRS {rates}")
+
+
+CYCLE = "SLOWFAST.ALPHA 2 MULTIGRID.LONG_CYCLE True"
+
+
+@pytest.mark.parametrize(
+    ("overrides", "message"),
+    [
+        ("SOLVER.STEPS [0,10]", "SOLVER.STEPS [0, 10] has no effect"),
+        ("TSM.SHIFT_DIV 4", "TSM.SHIFT_DIV 4 has no effect with MODEL.ARCH slowfast"),
+        ("SOLVER.LARS_TRUST 0.02", "SOLVER.LARS_TRUST 0.02 has no effect"),
+        ("MULTIGRID.SIZE_DIVISOR 16", "SIZE_DIVISOR 16 has no effect without a cycle"),
+        (f"{CYCLE} BN.GROUP_SIZE 4", "BN.GROUP_SIZE 4 has no effect with a cycle"),
+        ("TRAIN.BATCH_SIZE 4 BN.GROUP_SIZE 8", "BN.GROUP_SIZE 8 is more than the global batch"),
+        (f"{CYCLE} TRAIN.BATCH_SIZE 4", "BN_BASE_SIZE 8 is more than the global batch of 4 clips"),
+    ],
+)
+def test_what_has_no_effect_is_said_once(overrides, message, caplog):
+    check(overrides)
+    (record,) = caplog.records
+    assert message in record.getMessage()
+
+
+def test_the_global_batch_divides_over_the_processes():
+    sizes = "TRAIN.BATCH_SIZE 6 NUM_SHARDS 2"
+    for processes in (1, 2, 3, 4, 6, 12):
+        check(sizes, processes)
+    assert "global batch of 12 clips" in refusal(sizes, 5)
+    assert "set TRAIN.BATCH_SIZE 10," in refusal(sizes, 5)
+
+
+def test_detection_says_what_to_install_or_that_it_is_not_trained(monkeypatch):
+    monkeypatch.setattr("importlib.util.find_spec", lambda name: None)
+    with pytest.raises(ImportError, match=r"DETECTION\.ENABLE.*github\.com/facebookresearch"):
+        check("DETECTION.ENABLE True")
+    monkeypatch.setattr("importlib.util.find_spec", lambda name: object())
+    assert "classification only" in refusal("DETECTION.ENABLE True")
+
+
+# Frames.
+
+QUARTER_HALF_ONE = (0.25, 0.5, 1.0)
+
+
+def test_frames_that_do_not_fit_say_which_would():
+    with pytest.raises(ValueError, match=r"NUM_FRAMES 32 or SLOWFAST\.ALPHA 1, 2 or 4 would work"):
+        check_frames("slowfast", 16, 8, QUARTER_HALF_ONE)
+    with pytest.raises(ValueError, match=r"i3d needs 2 at least; DATA\.NUM_FRAMES 6 would work"):
+        check_frames("i3d", 4, 8, QUARTER_HALF_ONE)
+    for arch in ("slowonly", "c2d_nopool", "i3d_nopool"):
+        check_frames(arch, 4, 8, QUARTER_HALF_ONE)
+    for frames in (16, 32, 64):  # the paper's clips
+        check_frames("slowfast", frames, 4, QUARTER_HALF_ONE)
+
+
+def test_the_long_cycle_is_checked_only_where_it_runs():
+    frames = "DATA.NUM_FRAMES 8 SLOWFAST.ALPHA 8"
+    check(frames)
+    assert "clips of 2, 4 and 8 frames" in refusal(f"{frames} MULTIGRID.LONG_CYCLE True")
+
+
+@given(frames=st.integers(1, 80), alpha=st.integers(1, 16))
+def test_frames_that_pass_feed_both_sides_of_the_fusion(frames, alpha):
+    """The slow pathway takes every alpha-th frame; the fusing convolution strides by alpha."""
+    try:
+        check_frames("slowfast", frames, alpha)
+    except ValueError:
+        assert len(range(0, frames, alpha)) != frames // alpha
+    else:
+        assert len(range(0, frames, alpha)) == frames // alpha >= 1

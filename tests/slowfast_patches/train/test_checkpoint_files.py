@@ -1,0 +1,151 @@
+"""A damaged checkpoint never loads as something else, and no write leaves a part."""
+
+import errno
+import subprocess
+import sys
+import zipfile
+from pathlib import Path
+
+import pytest
+import torch
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+
+from slowfast_patches.models.weights import load_weights
+from slowfast_patches.train import checkpoints
+from slowfast_patches.utils.files import written_whole
+
+CONTENT = {"iteration": 7, "weights": torch.arange(300.0), "nested": {"name": ["a", (1, None)]}}
+
+
+def is_content(found: dict) -> bool:
+    same = {"iteration": 7, "nested": CONTENT["nested"]}
+    weights = found.pop("weights", torch.empty(0))
+    return found == same and torch.equal(weights, CONTENT["weights"])
+
+
+@pytest.fixture(scope="module")
+def whole(tmp_path_factory: pytest.TempPathFactory) -> bytes:
+    path = checkpoints.save(tmp_path_factory.mktemp("whole"), 7, CONTENT)
+    assert [p.name for p in path.parent.iterdir()] == [path.name]
+    return path.read_bytes()
+
+
+def test_it_is_an_ordinary_file_of_torch_with_checksums(whole: bytes, tmp_path: Path):
+    path = tmp_path / "c.pyth"
+    path.write_bytes(whole)
+    for options in ({}, {"mmap": True}):
+        assert is_content(torch.load(path, weights_only=True, **options))
+    with zipfile.ZipFile(path) as archive:
+        assert all(entry.CRC for entry in archive.infolist())
+
+
+def test_those_of_runs_before_this_have_a_comment_and_load(whole: bytes, tmp_path: Path):
+    path = tmp_path / "c.pyth"
+    path.write_bytes(whole[:-2] + (71).to_bytes(2, "little") + b"sha256:" + b"0" * 64)
+    assert is_content(checkpoints.load(path))
+    for number, old in enumerate((True, False)):
+        path = tmp_path / f"{number}.pyth"
+        torch.save({"a": 1}, path, _use_new_zipfile_serialization=not old)
+        assert checkpoints.load(path) == {"a": 1}
+
+
+def loaded(path: Path) -> dict | None:
+    """What is in a file; None where an error says which is none."""
+    try:
+        return checkpoints.load(path)
+    except ValueError as error:
+        if str(path) not in str(error):
+            raise
+        return None
+
+
+@settings(max_examples=200, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@given(st.data())
+def test_a_byte_changed_anywhere_is_noticed_or_means_nothing(
+    whole: bytes, tmp_path: Path, data: st.DataObject
+):
+    """Beside the entries, an archive has names, sizes and offsets, and bytes that nobody reads."""
+    at, by = data.draw(st.integers(0, len(whole) - 1)), data.draw(st.integers(1, 255))
+    changed = bytearray(whole)
+    changed[at] ^= by
+    path = tmp_path / "c.pyth"
+    path.write_bytes(changed)
+    found = loaded(path)
+    assert found is None or is_content(found)
+
+
+def test_every_byte_of_every_entry_counts(whole: bytes, tmp_path: Path):
+    path = tmp_path / "c.pyth"
+    path.write_bytes(whole)
+    with zipfile.ZipFile(path) as archive:
+        contents = [archive.read(name) for name in archive.namelist()]
+    for content in contents:
+        start = whole.index(content)
+        for at in range(start, start + len(content), max(1, len(content) // 40)):
+            changed = bytearray(whole)
+            changed[at] ^= 1 << at % 8
+            path.write_bytes(changed)
+            assert loaded(path) is None, at
+
+
+def test_cut_anywhere_it_is_noticed(whole: bytes, tmp_path: Path):
+    path = tmp_path / "c.pyth"
+    for size in {*range(0, len(whole), 61), *range(len(whole) - 100, len(whole))}:
+        path.write_bytes(whole[:size])
+        assert loaded(path) is None, size
+
+
+def test_damaged_weights_start_no_training(whole: bytes, tmp_path: Path):
+    path = tmp_path / "c.pyth"
+    path.write_bytes(whole[:-1])
+    with pytest.raises(ValueError, match=r"c\.pyth is damaged.*TRAIN\.CHECKPOINT_FILE_PATH"):
+        load_weights(torch.nn.Linear(2, 2), path)
+
+
+# What the disk refuses.
+
+LIMITED = """
+import resource, sys, torch
+from slowfast_patches.train import checkpoints
+for limit in sys.argv[2:]:
+    resource.setrlimit(resource.RLIMIT_FSIZE, (int(limit), resource.RLIM_INFINITY))
+    try:
+        checkpoints.save(sys.argv[1], 7, {"weights": torch.zeros(100_000)})
+    except OSError as error:
+        print(error.errno)
+"""
+
+
+@pytest.mark.slow
+def test_a_file_too_large_leaves_the_one_before_and_no_part(tmp_path: Path):
+    path = checkpoints.save(tmp_path, 7, {"before": 1})
+    # at the first byte, in a header, at the edge of what is buffered, in the data, at the end
+    limits = ["0", "100", "4096", "8192", "300000", "400900"]
+    command = [sys.executable, "-c", LIMITED, tmp_path, *limits]
+    done = subprocess.run(command, capture_output=True, text=True)
+    assert done.stdout.split() == [str(errno.EFBIG)] * len(limits), done.stderr
+    assert done.stderr == ""
+    assert list(path.parent.iterdir()) == [path]
+    assert checkpoints.load(path) == {"before": 1}
+
+
+def test_a_full_disk_is_said(tmp_path: Path):
+    (tmp_path / "checkpoints").mkdir()
+    (tmp_path / "checkpoints" / "checkpoint_best.pyth.tmp").symlink_to("/dev/full")
+    with pytest.raises(OSError) as caught:
+        checkpoints.save_best(tmp_path, CONTENT)
+    assert caught.value.errno == errno.ENOSPC
+    assert list((tmp_path / "checkpoints").iterdir()) == []
+
+
+def test_what_fails_while_it_is_written_leaves_the_file_before(tmp_path: Path):
+    path = tmp_path / "result.json"
+    path.write_text("before")
+    with pytest.raises(TypeError), written_whole(path) as file:
+        file.writelines([b"aft", "no bytes"])
+    assert path.read_text() == "before"
+    with written_whole(path) as file:
+        file.write(b"after")
+    assert path.read_text() == "after"
+    assert list(tmp_path.iterdir()) == [path]

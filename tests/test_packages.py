@@ -1,0 +1,90 @@
+"""Both wheels, each installed into an environment of its own, away from the checkout."""
+
+import os
+import re
+import shutil
+import subprocess
+import sys
+import tomllib
+import venv
+from pathlib import Path
+from zipfile import ZipFile
+
+import pytest
+import torch
+
+ROOT = Path(__file__).parents[1]
+METHOD = ROOT / "projects" / "multigrid"
+PIP = [sys.executable, "-m", "pip", "--no-input", "--disable-pip-version-check"]
+OFFLINE = ["--no-index", "--no-deps"]
+
+pytestmark = pytest.mark.slow
+
+
+def build(source: Path, folder: Path) -> Path:
+    """The wheel of a source tree; of a copy, since building leaves files in it."""
+    others = ("runs", "docs", "tests", "benchmarks", "build", "*.egg-info", "__pycache__", ".*")
+    shutil.copytree(source, folder / "source", ignore=shutil.ignore_patterns(*others))
+    options = [*OFFLINE, "--no-build-isolation", "--wheel-dir", str(folder)]
+    subprocess.run([*PIP, "wheel", "--quiet", *options, str(folder / "source")], check=True)
+    (wheel,) = folder.glob("*.whl")
+    return wheel
+
+
+def install(wheel: Path, folder: Path) -> Path:
+    """The programs of a new environment with this wheel, and the tests' own for all else."""
+    venv.create(folder, symlinks=True)
+    programs = folder / "bin"
+    (packages,) = folder.glob("lib/python3*/site-packages")
+    # A path in a .pth file is only added: the editable installation in that folder is not found.
+    (packages / "others.pth").write_text(str(Path(torch.__file__).parents[1]))
+    target = [*PIP, "--python", str(programs / "python"), "install", "--quiet", *OFFLINE]
+    subprocess.run([*target, str(wheel)], check=True)
+    return programs
+
+
+def run(folder: Path, *command: object) -> subprocess.CompletedProcess[str]:
+    folder.mkdir(exist_ok=True)
+    environment = {key: value for key, value in os.environ.items() if key != "PYTHONPATH"}
+    words = list(map(str, command))
+    return subprocess.run(words, cwd=folder, env=environment, capture_output=True, text=True)
+
+
+def test_the_method_alone_runs_its_card_s_example(tmp_path):
+    wheel = build(METHOD, tmp_path)
+    python = install(wheel, tmp_path / "environment") / "python"
+    with ZipFile(wheel) as archive:
+        assert {"multigrid/py.typed", "multigrid/batchnorm/kernels.py"} <= set(archive.namelist())
+    project = tomllib.loads((METHOD / "pyproject.toml").read_text())["project"]
+    assert {re.match(r"\w+", name)[0] for name in project["dependencies"]} == {"torch", "numpy"}
+    assert run(tmp_path / "empty", python, "-c", "import slowfast_patches").returncode == 1
+    (example,) = re.findall(
+        r"<!-- example -->\s*```python\n(.*?)```", (METHOD / "README.md").read_text(), re.DOTALL
+    )
+    where = "print(mg.__file__)"
+    done = run(tmp_path / "empty", python, "-c", f"{example}\n{where}")
+    assert done.returncode == 0, done.stderr
+    *_, total, file = done.stdout.splitlines()
+    assert re.fullmatch(r"9\d iterations instead of 320", total)
+    assert Path(file).is_relative_to(tmp_path)
+
+
+def test_the_package_plans_one_of_its_recipes_from_an_empty_folder(tmp_path):
+    wheel = build(ROOT, tmp_path)
+    programs = install(wheel, tmp_path / "environment")
+    with ZipFile(wheel) as archive:
+        names = set(archive.namelist())
+    for package, folder in (("", "slowfast_patches"), ("slowfast_patches/", "configs")):
+        files = [path for path in (ROOT / folder).rglob("*.*") if path.suffix != ".pyc"]
+        missing = {f"{package}{path.relative_to(ROOT)}" for path in files} - names
+        assert not missing, "all that is not Python is named in setup.py"
+    recipe = ("--cfg", "configs/Demo/SLOWFAST_DEMO_MULTIGRID.yaml")
+    plan = run(tmp_path / "empty", programs / "multigrid-plan", *recipe, "--dataset-size", 640)
+    assert plan.returncode == 0, plan.stderr
+    assert re.search(r"iterations +710 +2,400", plan.stdout)
+    scripts = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]["scripts"]
+    asked = "import slowfast_patches.commands as c, json; print(c.__file__, *c.COMMANDS)"
+    file, *commands = run(tmp_path / "empty", programs / "python", "-c", asked).stdout.split()
+    assert Path(file).is_relative_to(tmp_path)
+    assert commands == list(scripts)
+    assert all((programs / name).is_file() for name in commands)

@@ -210,7 +210,8 @@ def campaign(folder: Path, kills: int, seed: int, kinds: Sequence[str] = KINDS) 
     folder.mkdir(parents=True, exist_ok=True)
     data, rng = folder / "data", random.Random(seed)
     make_demo_data(data, SPEC, 1)
-    references = {n: make_reference(folder, data, n) for n in (1, 2) if n == 1 or "rank" in kinds}
+    sizes = {2 if kind == "rank" else 1 for kind in kinds}
+    references = {size: make_reference(folder, data, size) for size in sizes}
     outcomes = []
     for number, group in enumerate(_group(kills, kinds, rng)):
         reference = references[2 if group == ["rank"] else 1]

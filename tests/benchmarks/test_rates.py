@@ -55,13 +55,6 @@ def test_the_whole_schedule_by_hand(short_cycle_recipe):
     assert rates.totals(cfg, rows, 64) == {"failure": "no time for 32×16×32²"}
 
 
-def test_a_baseline_is_its_own_schedule(short_cycle_recipe):
-    cfg = load_recipe(short_cycle_recipe, ["MULTIGRID.SHORT_CYCLE", False])
-    found = rates.totals(cfg, [row([8, 16, 64], 2.0, 3.0)], 64)
-    assert found["seconds"]["rounds"] == [112, 168]
-    assert found["speed_up"]["rounds"] == [1, 1]
-
-
 def test_ratios_are_of_one_round_and_of_clips():
     """Ever slower, but always twice as fast as plain; of 32 clips against 16 in the same time,
     twice as many. Crop 48 stands where 45 does."""

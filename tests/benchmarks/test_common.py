@@ -48,18 +48,16 @@ def test_the_benchmark_finds_the_ring_that_made_its_times(load_program):
     assert fit_ring((10**6, 10**8), (0.0005, 0.1)).latency == 0
 
 
-def test_a_boundary_and_the_checkpoints_of_a_run_by_hand(load_program, tmp_path):
-    """Iterations of 1 s; the first of the second phase takes 3, and so does the one beside a
-    checkpoint that holds the training up for 0.5 s and is written in 2.5."""
-    took = [1.0] * 9 + [3.0] + [1.0] * 5 + [3.0] + [1.0] * 4
+def test_the_checkpoints_of_a_run_by_hand(load_program, tmp_path):
+    """Iterations of 1 s; the one beside a checkpoint, which holds the training up for 0.5 s and is
+    written in 2.5, takes 3."""
+    took = [1.0] * 15 + [3.0] + [1.0] * 4
     lines, seconds = [], 0.0
     for number, each in enumerate(took):
         seconds += each
         shape, phase = [8, 4, 32], int(number >= 9)
         lines.append({"type": "train", "seconds": seconds, "shape": shape, "phase": phase})
     (tmp_path / "metrics.jsonl").write_text("\n".join(map(json.dumps, lines)))
-    found = load_program("benchmarks/boundary.py").measure(tmp_path)
-    assert (found["median_seconds"], found["median_ratio"]) == (1.0, 2.0)
     said = "checkpoint after iteration 15: a.pyth (held up the training for 0.500 s, written in"
     (tmp_path / "train.log").write_text(f"[INFO] {said} 2.500 s)\n")
     background, waits = load_program("benchmarks/checkpoint.py").measure(tmp_path, default=2)

@@ -80,7 +80,7 @@ def test_what_pays_is_faster_by_more_than_the_spread():
     found = [with_ratio("channels_last", 0.95), with_ratio("fused", 1.01)]
     found += [with_ratio("mixed_precision", 1.5), with_ratio("all", 2.0)]
     found += [{"name": "tf32", "totals": {"failure": "no", "relative": {}}}]
-    pairs = ["TRAIN.MIXED_PRECISION", "True", "SOLVER.FUSED", "True"]
+    pairs = ["SOLVER.FUSED", "True", "TRAIN.MIXED_PRECISION", "True"]
     assert rates.recommend(found) == pairs
     assert rates.recommend(found[:1]) == []
     assert rates.recommend(found[3:]) is None

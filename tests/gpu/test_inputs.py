@@ -6,8 +6,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from slowfast_patches.models.inputs import InputTransform
-from slowfast_patches.models.side_stream import side_stream
+from slowfast_patches.models.inputs import InputTransform, side_stream
 
 pytestmark = pytest.mark.gpu
 

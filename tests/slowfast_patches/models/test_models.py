@@ -51,6 +51,7 @@ RECIPES = {
     "i3d-nopool": ONE % "i3d_nopool",
     "i3d-nl": NONLOCAL,
 }
+TSM = ONE % "tsm"
 SHAPES = {(32, 2, 32), (16, 2, 45), (16, 4, 32), (8, 4, 45), (4, 4, 64), (8, 8, 32), (4, 8, 45)}
 SHAPES |= {(2, 8, 64)}
 
@@ -59,7 +60,7 @@ SHAPES |= {(2, 8, 64)}
 def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     path = tmp_path_factory.mktemp("recipes")
     (path / "thin.yaml").write_text(THIN)
-    for name, text in RECIPES.items():
+    for name, text in (RECIPES | {"tsm": TSM}).items():
         (path / f"{name}.yaml").write_text("_BASE_: thin.yaml\n" + text)
     return path
 
@@ -100,7 +101,7 @@ def shake(model: nn.Module, inputs: list[Tensor]) -> None:
 # Training.
 
 
-@every_model
+@pytest.mark.parametrize("recipe", [*RECIPES, "tsm"], indirect=True)
 def test_a_model_trains_at_every_shape_of_its_schedule(recipe):
     torch.manual_seed(0)
     model = build_model(recipe, grouped_bn=True).train()

@@ -349,7 +349,7 @@ def test_an_i3d_is_trained_from_an_image_model(
 ):
     keys = ("MODEL.ARCH", "i3d", *one_pathway, "MULTIGRID.LONG_CYCLE", False)
     start = ("TRAIN.CHECKPOINT_FILE_PATH", saved(resnet(), tmp_path))
-    still = ("SOLVER.BASE_LR", 1e-12, "SOLVER.WEIGHT_DECAY", 0.0)
+    still = ("SOLVER.BASE_LR", 1e-12, "SOLVER.WARMUP_EPOCHS", 0, "SOLVER.WEIGHT_DECAY", 0.0)
     run = opened(train(tmp_path / "run", *keys, *start, *still, "TRAIN.CHECKPOINT_INFLATE", True))
     assert run.result["finished"]
     assert "265 tensors loaded, 0 partly, 2 kept at their initial values" in run.log

@@ -343,11 +343,13 @@ def test_a_caffe2_file_is_the_model_that_it_was_made_of(arch: str, report, tmp_p
 
 # Whole runs.
 
+I3D = ("MODEL.ARCH", "i3d", "MULTIGRID.LONG_CYCLE", False, "MULTIGRID.EPOCH_FACTOR", 1)
+
 
 def test_an_i3d_is_trained_from_an_image_model(
     resnet, train: Callable[..., Path], opened: type, one_pathway: tuple, tmp_path: Path
 ):
-    keys = ("MODEL.ARCH", "i3d", *one_pathway, "MULTIGRID.LONG_CYCLE", False)
+    keys = (*I3D, *one_pathway)
     start = ("TRAIN.CHECKPOINT_FILE_PATH", saved(resnet(), tmp_path))
     still = ("SOLVER.BASE_LR", 1e-12, "SOLVER.WARMUP_EPOCHS", 0, "SOLVER.WEIGHT_DECAY", 0.0)
     run = opened(train(tmp_path / "run", *keys, *start, *still, "TRAIN.CHECKPOINT_INFLATE", True))
@@ -361,7 +363,7 @@ def test_an_i3d_is_trained_from_an_image_model(
 def test_a_start_that_cannot_be_is_refused(
     resnet, command_line: Callable, one_pathway: tuple, tmp_path: Path
 ):
-    keys = ("MODEL.ARCH", "i3d", *one_pathway)
+    keys = (*I3D, *one_pathway)
     status, said = command_line(tmp_path / "a", *keys, "TRAIN.CHECKPOINT_FILE_PATH", "gone.pth")
     assert (status, (tmp_path / "a").exists()) == (2, False)
     assert "error: gone.pth: there is no such file; change TRAIN.CHECKPOINT_FILE_PATH" in said

@@ -12,16 +12,17 @@ CHECKPOINT_PERIOD, in its training time; and what it were if the training waited
 
 from __future__ import annotations
 
+import json
 import re
 import statistics
 import sys
 from collections import defaultdict
 from collections.abc import Sequence
-from itertools import chain
+from itertools import chain, pairwise
 from pathlib import Path
 from typing import Any
 
-from common import iterations_of, new_parser, provenance, write_result
+from common import new_parser, provenance, write_result
 from tabulate import tabulate
 
 from slowfast_patches.config import load_recipe
@@ -60,11 +61,20 @@ def main(argv: Sequence[str] | None = None) -> int:
     return 0
 
 
+def _iterations(folder: Path) -> list[dict[str, Any]]:
+    """The iterations of a run with LOG_PERIOD 1, with the seconds that each "took"."""
+    lines = map(json.loads, (folder / "metrics.jsonl").read_text(encoding="utf-8").splitlines())
+    steps = [line for line in lines if line["type"] == "train"]
+    for before, step in pairwise([{"seconds": 0.0}, *steps]):
+        step["took"] = step["seconds"] - before["seconds"]
+    return steps
+
+
 def measure(folder: Path, default: int) -> list[dict[str, Any]]:
     """What the checkpoints of a run cost it, and what `default` of them would."""
     log = (folder / "train.log").read_text(encoding="utf-8")
     saved = [(int(number), float(held), float(took)) for number, held, took in SAVED.findall(log)]
-    steps = iterations_of(folder)
+    steps = _iterations(folder)
     beside = [_beside(steps, number, written) for number, _, written in saved]
     usual = defaultdict[Any, list[float]](list)
     for number, step in enumerate(steps):

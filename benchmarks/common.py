@@ -28,7 +28,6 @@ __all__ = [
     "StepClock",
     "Timed",
     "above_zero",
-    "iterations_of",
     "new_parser",
     "provenance",
     "quartiles",
@@ -91,15 +90,6 @@ def above_zero(text: str) -> float:
     if not 0 < (number := float(text)) < math.inf:
         raise argparse.ArgumentTypeError(f"takes a number above 0, not {text}")
     return number
-
-
-def iterations_of(folder: Path) -> list[dict[str, Any]]:
-    """The iterations of a run with LOG_PERIOD 1, with the seconds that each "took"."""
-    lines = map(json.loads, (folder / "metrics.jsonl").read_text(encoding="utf-8").splitlines())
-    steps = [line for line in lines if line["type"] == "train"]
-    for before, step in pairwise([{"seconds": 0.0}, *steps]):
-        step["took"] = step["seconds"] - before["seconds"]
-    return steps
 
 
 def take_turns(

@@ -55,11 +55,10 @@ from typing import Any
 import torch
 from common import new_parser, whole_from, write_result
 from steps.case import add_seconds, checked_recipe
-from steps.chart import draw_chart
 from steps.measure import measure
 from steps.models import format_models, measure_models
 from steps.profiling import format_profile
-from steps.tables import format_result
+from steps.tables import draw_chart, format_result
 from steps.variants import HOST, NAMES
 
 from slowfast_patches import patching
@@ -87,7 +86,7 @@ def parse_args(argv: Sequence[str] | None = None) -> argparse.Namespace:
         help="also the kernels of steps of a shape, 64x8x158, or of the worst: that with the "
         "smallest share of the matrix rate (in all, where measured, or the first variant)",
     )
-    one.add_argument("--plot", type=Path, metavar="FILE.png", help="draw a bar chart")
+    one.add_argument("--plot", type=Path, metavar="FILE.png", help="draw a bar chart of variants")
     text = "training videos, for hours (as tools/plan.py finds them)"
     one.add_argument("--dataset-size", type=int, metavar="N", help=text)
     args = parser.parse_intermixed_args(argv)
@@ -119,8 +118,11 @@ def _split_variants(parser: argparse.ArgumentParser, args: argparse.Namespace) -
 
 def measure_recipe(args: argparse.Namespace) -> dict[str, Any]:
     """Measure one recipe, print it and draw it; what is to be written."""
-    if args.plot:
-        check_format(args.plot)  # before the time is spent
+    if args.plot:  # before the time is spent
+        check_format(args.plot)
+        names = set(args.variants or ())
+        if "each" not in names and not (len(names) > 1 and names & {"plain", "host"}):
+            raise ValueError("--plot compares variants: give --variants plain or host with others")
     result = measure(
         checked_recipe(args.cfg[0], args.overrides),
         args.variants or ["recipe"],

@@ -41,11 +41,9 @@ class ClipDropout(nn.Dropout):
 
     def draw(self, clips: Sequence[int]) -> Tensor:
         """Where the features of clips stay, (N, C) bool, on the CPU."""
-        return torch.from_numpy(np.stack([self._kept(number) for number in clips]))
-
-    def _kept(self, number: int) -> np.ndarray[tuple[int, ...], np.dtype[np.bool]]:
-        rng = np.random.default_rng((self.seed, number, _DROPOUT))
-        return rng.random(self.features, dtype=np.float32) >= self.p
+        generators = [np.random.default_rng((self.seed, number, _DROPOUT)) for number in clips]
+        drawn = [rng.random(self.features, dtype=np.float32) >= self.p for rng in generators]
+        return torch.from_numpy(np.stack(drawn))
 
 
 def set_clips(
@@ -58,12 +56,9 @@ def set_clips(
     """
     for module in model.modules():
         if isinstance(module, ClipDropout):
-            drawn = clips is not None and module.p not in (0.0, 1.0)
-            module.kept = _on_device(module.draw(clips or ()), device) if drawn else None
-
-
-def _on_device(kept: Tensor, device: torch.device | None) -> Tensor:
-    if device is None or device.type != "cuda":
-        return kept
-    # from pinned memory the copy waits for nothing
-    return kept.pin_memory().to(device, non_blocking=True)
+            module.kept = None
+            if clips is not None and module.p not in (0.0, 1.0):
+                module.kept = module.draw(clips)
+                if device is not None and device.type == "cuda":
+                    # from pinned memory the copy waits for nothing
+                    module.kept = module.kept.pin_memory().to(device, non_blocking=True)

@@ -12,10 +12,9 @@ import torch
 from torch import Tensor
 
 from slowfast_patches.config.recipe import Recipe
-from slowfast_patches.models.side_stream import side_stream
 from slowfast_patches.models.solver import half_type
 
-__all__ = ["Form", "InputTransform", "blank_inputs", "pack_pathways"]
+__all__ = ["Form", "InputTransform", "blank_inputs", "pack_pathways", "side_stream"]
 
 logger = logging.getLogger(__name__)
 
@@ -38,6 +37,53 @@ def _slow_frames(frames: int, alpha: int) -> tuple[int, ...]:
     """The frames of a clip that the slow pathway sees."""
     places = torch.linspace(0, frames - 1, frames // alpha, device="cpu")
     return tuple(places.long().tolist())
+
+
+class SideStream:
+    """A stream of a GPU in which mini-batches are prepared while the one before is trained on.
+
+    A step of training is only queued when it returns. What is called for the next mini-batch is
+    therefore done beside it, and the step after waits on the device, not here.
+
+    The host is held back so that two mini-batches are on the device at most: the one that is
+    trained on, and the one that is prepared. This bounds its memory, and the pinned memory of the
+    mini-batches that are not copied yet. All that prepare mini-batches for a device share one
+    stream, `side_stream`: memory that one of them has used is kept for it.
+    """
+
+    def __init__(self, device: torch.device) -> None:
+        self._device = device
+        # Of high priority: a few blocks of threads go before those of the step, which has many.
+        self._stream = torch.cuda.Stream(device, priority=-1)  # type: ignore[no-untyped-call]
+        self._queued: torch.cuda.Event | None = None
+
+    def __call__(self, prepare: Callable[[], list[Tensor]]) -> list[Tensor]:
+        """What `prepare` returns, for use in the current stream; it is called in the side stream,
+        which nothing that it reads on the device must still be written for in another."""
+        current = torch.cuda.current_stream(self._device)
+        self._hold_back(current)
+        with torch.cuda.stream(self._stream):
+            prepared = prepare()
+        current.wait_stream(self._stream)
+        for tensor in prepared:
+            # Its memory is the side stream's, which must not use it again before this one is done.
+            tensor.record_stream(current)
+        return prepared
+
+    def _hold_back(self, current: torch.cuda.Stream) -> None:
+        """Return when all is done that was queued in `current` before the call before this."""
+        before = self._queued
+        # A process that waits for this kind of event leaves its core to the workers that read.
+        self._queued = torch.cuda.Event(blocking=True)  # type: ignore[no-untyped-call]
+        self._queued.record(current)
+        if before is not None:
+            before.synchronize()
+
+
+@cache
+def side_stream(device: torch.device) -> SideStream:
+    """The side stream of a GPU, whose number `device` has."""
+    return SideStream(device)
 
 
 class Form(NamedTuple):

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from contextlib import AbstractContextManager, contextmanager, nullcontext
+from contextlib import contextmanager, nullcontext
 from functools import partial
 from typing import Any, cast
 
@@ -39,15 +39,9 @@ def _forward(block: nn.Module, forward: Any, x: Tensor) -> Tensor:
         x,
         use_reentrant=False,
         preserve_rng_state=False,
-        context_fn=partial(_contexts, block),
+        context_fn=lambda: (nullcontext(), _untracked(block)),
     )
     return cast(Tensor, result)
-
-
-def _contexts(
-    block: nn.Module,
-) -> tuple[AbstractContextManager[None], AbstractContextManager[None]]:
-    return nullcontext(), _untracked(block)
 
 
 @contextmanager

@@ -42,7 +42,7 @@ def build_optimizer(
     optimizer: torch.optim.Optimizer = construct_optimizer(model, config)
     groups = [{k: g[k] for k in ("params", "weight_decay")} for g in optimizer.param_groups]
     if method in _OURS:
-        optimizer = _OURS[method](groups, recipe.solver)
+        optimizer = _OURS[method]([*map(dict, groups)], recipe.solver)  # it writes into them
     if recipe.solver.fused or (fused and method != "lars"):
         # Made anew: the host gives no such argument, and the constructor checks it.
         options = optimizer.defaults | {"fused": True, "foreach": None}
@@ -97,16 +97,11 @@ def load_optimizer(optimizer: torch.optim.Optimizer, state: dict[str, Any]) -> N
         for saved, own in zip(state["param_groups"], optimizer.param_groups, strict=True)
     ]
     optimizer.load_state_dict(state | {"param_groups": groups})
-    for group in optimizer.param_groups:
-        for weight in group["params"]:
-            _lay_out_like(weight, optimizer.state.get(weight, {}))
-
-
-def _lay_out_like(weight: Tensor, state: dict[str, Any]) -> None:
-    """Give the state of a weight its memory format; the checkpoint may be of another."""
-    for name, value in state.items():
-        if isinstance(value, Tensor) and value.shape == weight.shape:
-            state[name] = torch.empty_like(weight, dtype=value.dtype).copy_(value)
+    # In the memory format of the weights; the checkpoint may be of another.
+    for weight, own_state in optimizer.state.items():
+        for name, value in own_state.items():
+            if isinstance(value, Tensor) and value.shape == weight.shape:
+                own_state[name] = torch.empty_like(weight, dtype=value.dtype).copy_(value)
 
 
 def set_learning_rate(optimizer: torch.optim.Optimizer, lr: float) -> None:

@@ -25,15 +25,9 @@ def temporal_shift(x: Tensor, channels: int) -> Tensor:
 
     Returns:
         (N, C, T, H, W), never a view of `x`.
-
-    Raises:
-        ValueError: `x` has not five dimensions, or fewer than 2 × `channels` channels.
     """
-    if x.ndim != 5 or not 0 <= 2 * channels <= x.shape[1]:
-        raise ValueError(
-            f"a shift of 2 × {channels} channels takes (N, C, T, H, W) with as many channels, not "
-            f"{tuple(x.shape)}"
-        )
+    assert x.ndim == 5, x.shape
+    assert 0 <= 2 * channels <= x.shape[1], (x.shape, channels)
     shifted: Tensor = _TemporalShift.apply(x, channels, False)  # type: ignore[no-untyped-call]
     return shifted
 

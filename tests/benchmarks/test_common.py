@@ -1,11 +1,10 @@
-"""What benchmarks share: the clock on both kinds of device, turns, spreads; and two that use it."""
+"""What benchmarks share: the clock, turns, spreads; and three that use it."""
 
 import json
 import random
 
 import common
 import pytest
-import torch
 
 
 def test_the_parts_of_steps_by_hand(monkeypatch):
@@ -18,32 +17,6 @@ def test_the_parts_of_steps_by_hand(monkeypatch):
         clock.mark("forward")
         clock.mark("backward")
     assert clock.read() == (7.5, {"forward": 3, "backward": 4})
-
-
-def test_a_gpus_parts_are_between_its_events(monkeypatch):
-    """The queue reaches the events at 10, 12 and 15 ms; nobody waits for it before."""
-
-    class Event:
-        times = iter([10.0, 12.0, 15.0])
-
-        def __init__(self, enable_timing: bool) -> None:
-            assert enable_timing
-
-        def record(self) -> None:
-            self.at = next(self.times)
-
-        def elapsed_time(self, end: "Event") -> float:
-            return end.at - self.at
-
-    monkeypatch.setattr(torch.cuda, "Event", Event)
-    monkeypatch.delattr(torch.cuda, "synchronize")
-    clock = common.StepClock(torch.device("cuda"))
-    clock.start()
-    clock.mark("forward")
-    clock.mark("backward")
-    seconds, parts = clock.read()
-    assert seconds == pytest.approx(0.005)
-    assert parts == {"forward": pytest.approx(0.002), "backward": pytest.approx(0.003)}
 
 
 def test_each_has_its_turn_once_a_round_in_an_order_that_processes_can_share():
@@ -65,18 +38,26 @@ def test_ratios_are_of_one_round():
     assert common.spread_text(found, 1) == "2.0× (2.0 to 2.5)"
 
 
-def test_a_boundary_and_the_checkpoints_of_a_run_by_hand(load_program, tmp_path):
-    """Iterations of 1 s; the first of the second phase takes 3, and so does the one beside a
-    checkpoint that holds the training up for 0.5 s and is written in 2.5."""
-    took = [1.0] * 9 + [3.0] + [1.0] * 5 + [3.0] + [1.0] * 4
+def test_the_benchmark_finds_the_ring_that_made_its_times(load_program):
+    """2 processes, 2 ms a message, 0.5 GB/s; and times that fall short of any latency."""
+    fit_ring = load_program("benchmarks/allreduce.py").fit_ring
+    fit = fit_ring((10**6, 10**8), (0.004 + 0.002, 0.004 + 0.2))
+    assert (fit.bandwidth, fit.latency) == pytest.approx((0.5e9, 0.002))
+    assert fit.seconds(10**8, 4) == pytest.approx(0.012 + 0.3)
+    assert fit.seconds(10**8, 4, sharing=2) == pytest.approx(2 * (0.012 + 0.3))
+    assert fit_ring((10**6, 10**8), (0.0005, 0.1)).latency == 0
+
+
+def test_the_checkpoints_of_a_run_by_hand(load_program, tmp_path):
+    """Iterations of 1 s; the one beside a checkpoint, which holds the training up for 0.5 s and is
+    written in 2.5, takes 3."""
+    took = [1.0] * 15 + [3.0] + [1.0] * 4
     lines, seconds = [], 0.0
     for number, each in enumerate(took):
         seconds += each
         shape, phase = [8, 4, 32], int(number >= 9)
         lines.append({"type": "train", "seconds": seconds, "shape": shape, "phase": phase})
     (tmp_path / "metrics.jsonl").write_text("\n".join(map(json.dumps, lines)))
-    found = load_program("benchmarks/boundary.py").measure(tmp_path)
-    assert (found["median_seconds"], found["median_ratio"]) == (1.0, 2.0)
     said = "checkpoint after iteration 15: a.pyth (held up the training for 0.500 s, written in"
     (tmp_path / "train.log").write_text(f"[INFO] {said} 2.500 s)\n")
     background, waits = load_program("benchmarks/checkpoint.py").measure(tmp_path, default=2)

@@ -55,13 +55,6 @@ def test_the_whole_schedule_by_hand(short_cycle_recipe):
     assert rates.totals(cfg, rows, 64) == {"failure": "no time for 32×16×32²"}
 
 
-def test_a_baseline_is_its_own_schedule(short_cycle_recipe):
-    cfg = load_recipe(short_cycle_recipe, ["MULTIGRID.SHORT_CYCLE", False])
-    found = rates.totals(cfg, [row([8, 16, 64], 2.0, 3.0)], 64)
-    assert found["seconds"]["rounds"] == [112, 168]
-    assert found["speed_up"]["rounds"] == [1, 1]
-
-
 def test_ratios_are_of_one_round_and_of_clips():
     """Ever slower, but always twice as fast as plain; of 32 clips against 16 in the same time,
     twice as many. Crop 48 stands where 45 does."""
@@ -87,7 +80,7 @@ def test_what_pays_is_faster_by_more_than_the_spread():
     found = [with_ratio("channels_last", 0.95), with_ratio("fused", 1.01)]
     found += [with_ratio("mixed_precision", 1.5), with_ratio("all", 2.0)]
     found += [{"name": "tf32", "totals": {"failure": "no", "relative": {}}}]
-    pairs = ["TRAIN.MIXED_PRECISION", "True", "SOLVER.FUSED", "True"]
+    pairs = ["SOLVER.FUSED", "True", "TRAIN.MIXED_PRECISION", "True"]
     assert rates.recommend(found) == pairs
     assert rates.recommend(found[:1]) == []
     assert rates.recommend(found[3:]) is None

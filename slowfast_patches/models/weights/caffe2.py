@@ -109,40 +109,26 @@ def _make_array(data: Any, dtype: Any, shape: Any, order: Any) -> NDArray[Any]:
 def _names() -> dict[tuple[str, str], Any]:
     """What the names in a file stand for: made anew, for a pickle may set attributes of them."""
 
-    def dtype(code: object, align: object = False, copy: object = False) -> _DType:
-        return _DType(code)
-
-    def reconstruct(subtype: object, shape: object, code: object) -> _Array:
-        return _Array()  # its content follows
-
-    def frombuffer(data: object, dtype: object, shape: object, order: object) -> _Array:
-        return _Array(_make_array(data, dtype, shape, order))
-
-    def scalar(dtype: object, data: object) -> Any:
-        return _make_array(data, dtype, (), "C")[()]
-
     def encode(text: str, encoding: str) -> bytes:
         """With this, protocol 2 writes bytes as text."""
         if encoding not in ("latin1", "latin-1"):
             raise _RefusedError(f"_codecs.encode to {encoding}")
         return text.encode("latin1")
 
-    def no_bytes() -> bytes:
-        return b""
-
-    def ordered_dict(items: Any = ()) -> dict[Any, Any]:
-        return dict(items)
-
     names: dict[tuple[str, str], Any] = {
         ("numpy", "ndarray"): "numpy.ndarray",  # only handed on
-        ("numpy", "dtype"): dtype,
+        ("numpy", "dtype"): lambda code, align=False, copy=False: _DType(code),
         ("_codecs", "encode"): encode,
-        ("__builtin__", "bytes"): no_bytes,
-        ("builtins", "bytes"): no_bytes,
-        ("collections", "OrderedDict"): ordered_dict,
+        ("__builtin__", "bytes"): lambda: b"",
+        ("builtins", "bytes"): lambda: b"",
+        ("collections", "OrderedDict"): lambda items=(): dict(items),
+    }
+    array: dict[tuple[str, str], Any] = {
+        # The content of the first follows.
+        ("multiarray", "_reconstruct"): lambda subtype, shape, code: _Array(),
+        ("multiarray", "scalar"): lambda dtype, data: _make_array(data, dtype, (), "C")[()],
+        ("numeric", "_frombuffer"): lambda *given: _Array(_make_array(*given)),
     }
     for core in ("numpy.core", "numpy._core"):  # before and since numpy 2
-        names[f"{core}.multiarray", "_reconstruct"] = reconstruct
-        names[f"{core}.multiarray", "scalar"] = scalar
-        names[f"{core}.numeric", "_frombuffer"] = frombuffer
+        names |= {(f"{core}.{module}", name): made for (module, name), made in array.items()}
     return names

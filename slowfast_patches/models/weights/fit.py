@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
 import torch
@@ -111,8 +111,10 @@ def fit_weights(given: Mapping[str, Tensor], wanted: Mapping[str, Tensor]) -> Fi
     fit = Fit(from_images=bool(flat))
     left = {n: v for n, v in given.items() if not (flat and n.startswith(_HEAD))}
     for name, now in wanted.items():
+        # Not listed: older files do not have counters, and the host never reads them.
+        listed = not name.endswith(".num_batches_tracked")
         if name not in left:
-            fit.missing += _listed([name])
+            fit.missing += [name] * listed
             continue
         value = left[name].to(now.device, now.dtype)
         if name in flat:
@@ -121,7 +123,7 @@ def fit_weights(given: Mapping[str, Tensor], wanted: Mapping[str, Tensor]) -> Fi
         own = _channels_before_fusion(name, wanted)
         if value.shape == now.shape:
             fit.values[name] = value
-            fit.loaded += _listed([name])
+            fit.loaded += [name] * listed
         elif own and value.shape == now[:, :own].shape:
             fit.values[name] = torch.cat([value, now[:, own:]], 1)
             fit.partly[name] = f"{own} of {now.shape[1]} input channels"
@@ -131,11 +133,6 @@ def fit_weights(given: Mapping[str, Tensor], wanted: Mapping[str, Tensor]) -> Fi
     fit.inflated = len(flat.intersection(fit.values))
     fit.unused += [n for n in given if n not in wanted or n not in left]
     return fit
-
-
-def _listed(names: Iterable[str]) -> list[str]:
-    """Without counters of batches: older files do not have them, and the host never reads them."""
-    return [name for name in names if not name.endswith(".num_batches_tracked")]
 
 
 def _channels_before_fusion(name: str, wanted: Mapping[str, Tensor]) -> int:

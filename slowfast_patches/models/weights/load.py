@@ -61,7 +61,7 @@ def load_weights(
             f"{path} is an image model's: the kernel of {flat[0]} has no time; {remedy}{advice}"
         )
     fit = fit_weights(named.tensors, wanted)
-    elsewhere = [*_other_shifts(model, named), *_other_strides(model, named)]
+    elsewhere = _other_layout(model, named)
     wrong = [*fit.differences(), *elsewhere]
     if not fit.loaded:
         raise ValueError(
@@ -87,21 +87,20 @@ def load_weights(
     logger.info("%s (%s): %s", path, origin, "\n  ".join([fit.report(), *elsewhere]))
 
 
-def _other_shifts(model: nn.Module, named: Named) -> list[str]:
-    """Says where a TSM's file has shifts, which are no tensors, if the model has them elsewhere."""
-    here = {name for name, m in model.named_modules() if isinstance(m, ShiftedConv3d)}
-    if named.shifted is None or named.shifted == here:
-        return []
-    return [
-        f"the file's model shifts channels in {len(named.shifted)} blocks, this one in {len(here)} "
-        "(MODEL.ARCH tsm: in every block; with TSM.SHIFT_DIV 0: in none)"
-    ]
-
-
-def _other_strides(model: nn.Module, named: Named) -> list[str]:
-    """Says where torchvision's ResNets have their strides, if the model has them elsewhere."""
-    first = (m for name, m in model.named_modules() if name.endswith("pathway0_res0.branch2.a"))
+def _other_layout(model: nn.Module, named: Named) -> list[str]:
+    """Says where the file's model has its shifts and strides, which are no tensors, if the model
+    has them elsewhere."""
+    found, modules = list[str](), dict(model.named_modules())
+    here = {name for name, m in modules.items() if isinstance(m, ShiftedConv3d)}
+    if named.shifted is not None and named.shifted != here:
+        found.append(
+            f"the file's model shifts channels in {len(named.shifted)} blocks, this one in "
+            f"{len(here)} (MODEL.ARCH tsm: in every block; with TSM.SHIFT_DIV 0: in none)"
+        )
+    first = (m for name, m in modules.items() if name.endswith("pathway0_res0.branch2.a"))
     strided = any(isinstance(m, nn.Conv3d) and m.stride[1] > 1 for m in first)
-    if not strided or not {TORCHVISION, TSM} & {*named.notes}:
-        return []
-    return ["RESNET.STRIDE_1X1 True: torchvision's ResNets have their strides in the 3×3 instead"]
+    if strided and {TORCHVISION, TSM} & {*named.notes}:
+        found.append(
+            "RESNET.STRIDE_1X1 True: torchvision's ResNets have their strides in the 3×3 instead"
+        )
+    return found

@@ -143,36 +143,23 @@ def _fold_split_batchnorm(tensors: Mapping[str, Tensor]) -> tuple[dict[str, Tens
     """
     plain, folded = dict(tensors), 0
     for layer in {match[1] for name in tensors if (match := _SPLIT_STATISTIC.fullmatch(name))}:
-        scale = tensors.get(f"{layer}.weight")
-        for source in (f"{layer}.split_bn", f"{layer}.bn"):
-            both = [tensors.get(f"{source}.running_{name}") for name in ("mean", "var")]
-            if scale is not None and all(_of_splits(t, scale) for t in both):
-                names = [n for n in tensors if n.startswith((f"{layer}.bn.", f"{layer}.split_bn."))]
-                for name in names:
-                    del plain[name]
-                plain |= _folded(tensors, layer, source, scale.numel())
-                folded += 1
-                break
+        source = f"{layer}.split_bn"
+        if f"{source}.running_mean" not in tensors:
+            source = f"{layer}.bn"
+        parts = (f"{layer}.weight", f"{source}.running_mean", f"{source}.running_var")
+        if not all(name in tensors for name in parts):
+            continue
+        scale, mean, variance = (tensors[name] for name in parts)
+        if mean.numel() % scale.numel() or mean.shape != variance.shape:
+            continue
+        for name in [n for n in plain if n.startswith((f"{layer}.bn.", f"{layer}.split_bn."))]:
+            del plain[name]
+        # Over all splits, which are of one size: the mean of the means, and by the law of total
+        # variance the mean of the variances plus the variance of the means.
+        means, variances = (t.reshape(-1, scale.numel()) for t in (mean, variance))
+        plain[f"{layer}.running_mean"] = means.mean(0)
+        plain[f"{layer}.running_var"] = variances.mean(0) + means.var(0, correction=0)
+        if (counter := tensors.get(f"{source}.num_batches_tracked")) is not None:
+            plain[f"{layer}.num_batches_tracked"] = counter
+        folded += 1
     return plain, folded
-
-
-def _of_splits(statistic: Tensor | None, scale: Tensor) -> bool:
-    """Whether there is a value for each channel of one split or several."""
-    if statistic is None:
-        return False
-    return statistic.numel() > 0 and statistic.numel() % scale.numel() == 0
-
-
-def _folded(
-    tensors: Mapping[str, Tensor], layer: str, source: str, channels: int
-) -> dict[str, Tensor]:
-    """One layer's statistics over all splits, which are of one size: the mean of the means, and
-    by the law of total variance the mean of the variances plus the variance of the means."""
-    means = tensors[f"{source}.running_mean"].reshape(-1, channels)
-    variances = tensors[f"{source}.running_var"].reshape(-1, channels)
-    folded = {
-        f"{layer}.running_mean": means.mean(0),
-        f"{layer}.running_var": variances.mean(0) + means.var(0, correction=0),
-    }
-    counter = tensors.get(f"{source}.num_batches_tracked")
-    return folded if counter is None else folded | {f"{layer}.num_batches_tracked": counter}

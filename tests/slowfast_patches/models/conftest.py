@@ -1,5 +1,6 @@
-"""An image model: its weights as torchvision names them, and what it makes of pictures."""
+"""An image model by torchvision's names, and what it makes of pictures; reports of what loads."""
 
+import logging
 from collections.abc import Callable
 from functools import cache
 
@@ -9,6 +10,24 @@ from torch import Tensor
 from torch.nn import functional as F
 
 WIDTH = 8
+
+
+@pytest.fixture
+def report(caplog: pytest.LogCaptureFixture) -> Callable[[], str]:
+    """`report()`: the last that was said."""
+    caplog.set_level(logging.INFO)
+    return lambda: caplog.messages[-1]
+
+
+@pytest.fixture(scope="session")
+def one_pathway() -> tuple[object, ...]:
+    """Keys that make the tiny recipe one of a model with a single pathway, trained for a while."""
+    return (
+        *("RESNET.SPATIAL_STRIDES", [[1], [2], [2], [2]], "RESNET.SPATIAL_DILATIONS", [[1]] * 4),
+        *("RESNET.NUM_BLOCK_TEMP_KERNEL", [[3], [4], [6], [3]], "NONLOCAL.GROUP", [[1]] * 4),
+        *("NONLOCAL.LOCATION", [[[]]] * 4, "BN.USE_PRECISE_STATS", False, "TEST.ENABLE", False),
+        *("SOLVER.MAX_EPOCH", 2, "SOLVER.STEPS", [0, 1], "TRAIN.EVAL_PERIOD", 4),
+    )
 
 
 @pytest.fixture(scope="session")

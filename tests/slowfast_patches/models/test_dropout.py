@@ -52,8 +52,3 @@ def test_without_clips_and_in_evaluation_it_is_dropout_itself():
     assert torch.equal(ours(ones), expected)
     set_clips(ours, [1])  # not as many as the clips of an evaluation, which do not matter
     assert torch.equal(ours.eval()(ones), ones)
-
-
-@pytest.mark.parametrize(("p", "value"), [(0.0, 1.0), (1.0, 0.0)])
-def test_nothing_or_everything_is_dropped(p, value):
-    assert set(dropped([1, 2], p).unique().tolist()) == {value}

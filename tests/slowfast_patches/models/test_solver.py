@@ -1,12 +1,15 @@
-"""Weight decay, clipping and precision of a recipe, by what they do to weights."""
+"""Optimizers, weight decay, clipping, losses and precision of a recipe, by hand."""
 
+import importlib.util
+import io
+import logging
 import math
 
 import pytest
 import torch
-from torch import nn
+from torch import Tensor, nn
 
-from slowfast_patches.config import load_recipe
+from slowfast_patches.config import check_recipe, load_recipe
 from slowfast_patches.config.recipe import Recipe
 from slowfast_patches.models.build import build_model
 from slowfast_patches.models.solver import (
@@ -14,6 +17,7 @@ from slowfast_patches.models.solver import (
     build_optimizer,
     clip_gradients,
     loss_function,
+    set_learning_rate,
 )
 
 CPU = torch.device("cpu")
@@ -28,10 +32,12 @@ class Net(nn.Module):
 
     def __init__(self) -> None:
         super().__init__()
-        self.conv = nn.Conv3d(1, 2, 1)
-        self.bn = nn.BatchNorm3d(2)
+        self.linear, self.bn = nn.Linear(2, 2), nn.BatchNorm1d(2)
         for parameter in self.parameters():
             nn.init.ones_(parameter)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.bn(self.linear(x))
 
 
 def decayed(*overrides: object) -> dict[str, float]:
@@ -45,27 +51,131 @@ def decayed(*overrides: object) -> dict[str, float]:
     return {name: value.mean().item() for name, value in net.named_parameters()}
 
 
+DECAYED = {"linear.weight": 0.75, "linear.bias": 0.75, "bn.weight": 0.875, "bn.bias": 0.875}
+
+
 def test_norms_have_their_own_weight_decay():
-    expected = {"conv.weight": 0.75, "conv.bias": 0.75, "bn.weight": 0.875, "bn.bias": 0.875}
-    assert decayed("SOLVER.NESTEROV", False) == expected
+    assert decayed("SOLVER.NESTEROV", False) == DECAYED
 
 
 def test_the_decay_of_adamw_is_beside_its_moments():
     """Those of a gradient of zero are zero: a weight loses rate · decay, where adam takes the decay
     for a gradient and moves the weight by the rate."""
-    found = decayed("SOLVER.OPTIMIZING_METHOD", "adamw")
-    assert found == {"conv.weight": 0.75, "conv.bias": 0.75, "bn.weight": 0.875, "bn.bias": 0.875}
-    assert decayed("SOLVER.OPTIMIZING_METHOD", "adam")["conv.weight"] == pytest.approx(
-        0.0, abs=1e-6
-    )
+    assert decayed("SOLVER.OPTIMIZING_METHOD", "adamw") == DECAYED
+    adam = decayed("SOLVER.OPTIMIZING_METHOD", "adam")
+    assert adam["linear.weight"] == pytest.approx(0.0, abs=1e-6)
 
 
 @pytest.mark.parametrize("method", ["sgd", "adam", "adamw"])
 def test_biases_are_freed_of_weight_decay_where_the_recipe_asks(method):
     asked = ["SOLVER.ZERO_WD_1D_PARAM", True, "SOLVER.NESTEROV", False]
     values = decayed("SOLVER.OPTIMIZING_METHOD", method, *asked)
-    assert values["conv.bias"] == 1.0
-    assert values["conv.weight"] < 1.0
+    assert values["linear.bias"] == 1.0
+    assert values["linear.weight"] < 1.0
+
+
+# LARS.
+
+LARS = ["SOLVER.OPTIMIZING_METHOD", "lars", "SOLVER.LARS_TRUST", 0.1]
+PLAIN = ["SOLVER.BASE_LR", 0.5, "SOLVER.MOMENTUM", 0.0, "SOLVER.WEIGHT_DECAY", 0.0]
+PLAIN += ["SOLVER.NESTEROV", False]
+
+
+def stepped(*overrides: object) -> tuple[Net, torch.optim.Optimizer]:
+    """A net after one step of lars: its weight has norm 5 and a gradient of norm 10."""
+    net = Net()
+    net.linear.weight.data = torch.tensor([[3.0, 0.0], [0.0, 4.0]])
+    for vector in (net.linear.bias, net.bn.weight, net.bn.bias):
+        vector.grad = torch.tensor([2.0, 4.0])
+    net.linear.weight.grad = torch.tensor([[0.0, 6.0], [8.0, 0.0]])
+    optimizer = build_optimizer(config(*LARS, *PLAIN, *overrides), net)
+    optimizer.step()
+    return net, optimizer
+
+
+@pytest.mark.parametrize(
+    ("overrides", "weight"),
+    [
+        # A ratio of 0.1 · 5 / 10 = 0.05, at a rate of 0.5: 0.025 times the gradient.
+        ([], [3, -0.15, -0.2, 4]),
+        (["SOLVER.LARS_TRUST", 0.2], [3, -0.3, -0.4, 4]),
+        # 0.1 · 5 / (10 + 0.5 · 5) = 0.04, times 0.5; the gradient and half the weight are
+        # [1.5, 6] and [8, 2].
+        (["SOLVER.WEIGHT_DECAY", 0.5], [2.97, -0.12, -0.16, 3.96]),
+        # 1 - 0.75 of it enters the buffer.
+        (["SOLVER.MOMENTUM", 0.5, "SOLVER.DAMPENING", 0.75], [3, -0.0375, -0.05, 4]),
+        # The buffer's half once more.
+        (["SOLVER.MOMENTUM", 0.5, "SOLVER.NESTEROV", True], [3, -0.225, -0.3, 4]),
+    ],
+)
+def test_a_step_of_lars_by_hand(overrides, weight):
+    net, _ = stepped(*overrides)
+    assert net.linear.weight.flatten().tolist() == pytest.approx(weight)
+
+
+def test_a_second_step_of_lars_has_half_of_the_firsts_momentum():
+    net, optimizer = stepped("SOLVER.MOMENTUM", 0.5)
+    for parameter in net.parameters():
+        parameter.grad = torch.zeros_like(parameter)
+    optimizer.step()
+    assert net.linear.weight.flatten().tolist() == pytest.approx([3, -0.225, -0.3, 4])
+
+
+def test_vectors_have_plain_descent_without_decay_in_lars():
+    net, _ = stepped("SOLVER.WEIGHT_DECAY", 0.5, "BN.WEIGHT_DECAY", 0.25)
+    for vector in (net.linear.bias, net.bn.weight, net.bn.bias):
+        assert vector.tolist() == [0.0, -1.0]
+
+
+def train_lars(net: Net, optimizer: torch.optim.Optimizer, iterations: range) -> None:
+    for i in iterations:
+        inputs = torch.randn(8, 2, generator=torch.Generator().manual_seed(i))
+        set_learning_rate(optimizer, 0.1 / (1 + i))
+        optimizer.zero_grad(set_to_none=True)
+        (net(inputs) ** 3).mean().backward()
+        optimizer.step()
+
+
+def test_a_training_with_lars_continues_from_its_saved_state_bit_for_bit():
+    full = ["SOLVER.MOMENTUM", 0.9, "SOLVER.WEIGHT_DECAY", 1e-2, "SOLVER.NESTEROV", True]
+    cfg, whole, half, again = config(*LARS, *PLAIN, *full), Net(), Net(), Net()
+    train_lars(whole, build_optimizer(cfg, whole), range(6))
+    optimizer, file = build_optimizer(cfg, half), io.BytesIO()
+    train_lars(half, optimizer, range(3))
+    torch.save([half.state_dict(), optimizer.state_dict()], file)
+    file.seek(0)
+    weights, state = torch.load(file, weights_only=True)
+    optimizer = build_optimizer(cfg, again)
+    again.load_state_dict(weights)
+    optimizer.load_state_dict(state)
+    train_lars(again, optimizer, range(3, 6))
+    for name, value in whole.state_dict().items():
+        assert torch.equal(again.state_dict()[name], value), name
+
+
+def check(*overrides: object) -> None:
+    check_recipe(config("MODEL.ARCH", "slowonly", *overrides))
+
+
+def test_a_missing_package_is_named(monkeypatch: pytest.MonkeyPatch):
+    find = importlib.util.find_spec
+    monkeypatch.setattr(
+        importlib.util, "find_spec", lambda name: None if "optimizer" in name else find(name)
+    )
+    check()
+    with pytest.raises(ImportError, match=r"lars needs .* pip install pytorch-optimizer"):
+        check(*LARS)
+
+
+def test_what_has_no_effect_is_said(caplog: pytest.LogCaptureFixture):
+    with caplog.at_level(logging.WARNING):
+        check(*LARS, "SOLVER.WEIGHT_DECAY", 1e-4)
+        assert not caplog.records
+        check(*LARS, "BN.WEIGHT_DECAY", 1e-4)
+        check("SOLVER.LARS_TRUST", 0.02)
+    of_bn, of_trust = caplog.messages
+    assert "BN.WEIGHT_DECAY 0.0001 has no effect" in of_bn
+    assert "SOLVER.LARS_TRUST 0.02 has no effect with SOLVER.OPTIMIZING_METHOD sgd" in of_trust
 
 
 # Large-batch practice, in a ResNet-50 with shifts that is 1/8 as wide.
@@ -75,8 +185,7 @@ THIN += ["RESNET.DEPTH", 50, "RESNET.WIDTH_PER_GROUP", 8, "MODEL.NUM_CLASSES", 4
 THIN += ["RESNET.ZERO_INIT_FINAL_BN", True]
 
 
-@pytest.mark.parametrize("method", ["sgd", "lars"])
-@pytest.mark.parametrize("grouped", [False, True])
+@pytest.mark.parametrize(("method", "grouped"), [("sgd", False), ("lars", True)])
 def test_neither_norms_nor_biases_of_a_resnet_50_decay_by_hand(method, grouped):
     """53 convolutions, each with a norm's scale and shift, and a classifier with a bias."""
     asked = ["BN.WEIGHT_DECAY", 0.0, "SOLVER.ZERO_WD_1D_PARAM", True, "SOLVER.WEIGHT_DECAY", 1e-4]
@@ -93,9 +202,8 @@ def test_neither_norms_nor_biases_of_a_resnet_50_decay_by_hand(method, grouped):
     assert {id(p) for p in norms["params"]} == of_norms
 
 
-@pytest.mark.parametrize("grouped", [False, True])
-def test_the_last_norm_of_each_of_16_blocks_starts_at_zero_unless_weights_are_given(grouped):
-    model = build_model(config(*THIN), grouped_bn=grouped)
+def test_the_last_norm_of_each_of_16_blocks_starts_at_zero_unless_weights_are_given():
+    model = build_model(config(*THIN), grouped_bn=True)
     norms = {n: m for n, m in model.named_modules() if isinstance(m, nn.BatchNorm3d)}
     zero = {name for name, norm in norms.items() if not norm.weight.any()}
     blocks = [(2, 3), (3, 4), (4, 6), (5, 3)]
@@ -103,7 +211,7 @@ def test_the_last_norm_of_each_of_16_blocks_starts_at_zero_unless_weights_are_gi
         f"s{stage}.pathway0_res{i}.branch2.c_bn" for stage, count in blocks for i in range(count)
     }
     assert all((norm.weight == 1).all() for name, norm in norms.items() if name not in zero)
-    given = build_model(config(*THIN, "RESNET.ZERO_INIT_FINAL_BN", False), grouped_bn=grouped)
+    given = build_model(config(*THIN, "RESNET.ZERO_INIT_FINAL_BN", False), grouped_bn=True)
     model.load_state_dict(given.state_dict())
     assert all((norm.weight == 1).all() for norm in norms.values())
 

@@ -8,9 +8,7 @@ from pathlib import Path
 import pytest
 import torch
 from torch import Tensor, nn
-from torch.nn import functional as F
 
-from multigrid import set_group_size
 from slowfast_patches import patching
 from slowfast_patches.config import check_recipe, load_recipe
 from slowfast_patches.config.recipe import Recipe, host_config
@@ -24,7 +22,6 @@ THIN = (
     *("MODEL.DROPOUT_RATE", 0.0, "DATA.NUM_FRAMES", 8, "DATA.TRAIN_CROP_SIZE", 32),
     *("DATA.TEST_CROP_SIZE", 32, "DATA.TRAIN_JITTER_SCALES", [32, 40], "NUM_GPUS", 0),
 )
-SHIFTED, PLAIN = ("TSM.SHIFT_DIV", 8), ("TSM.SHIFT_DIV", 0)
 
 
 def thin(*overrides: object) -> Recipe:
@@ -54,19 +51,14 @@ def shaken_state() -> dict[str, Tensor]:
     return model.state_dict()
 
 
-def made(*overrides: object, grouped_bn: bool = False) -> nn.Module:
-    model = build_model(thin(*overrides), grouped_bn=grouped_bn)
+def made(*overrides: object) -> nn.Module:
+    model = build_model(thin(*overrides))
     model.load_state_dict(shaken_state())
     return model
 
 
-def clips(count: int = 2, frames: int = 8) -> Tensor:
-    generator = torch.Generator().manual_seed(1)
-    return torch.randn(count, 3, frames, 32, 32, generator=generator)
-
-
-def gradients(model: nn.Module) -> dict[str, Tensor]:
-    return {name: p.grad.clone() for name, p in model.named_parameters() if p.grad is not None}
+def clips() -> Tensor:
+    return torch.randn(2, 3, 8, 32, 32, generator=torch.Generator().manual_seed(1))
 
 
 # The shift.
@@ -94,7 +86,6 @@ def test_a_shift_is_the_plain_loops(frames: int, channels: int, shifted: int):
 def test_the_gradients_of_a_shift_are_its_derivatives(shifted: int):
     x = torch.randn(2, 5, 3, 2, 1, dtype=torch.float64, requires_grad=True)
     assert torch.autograd.gradcheck(lambda x: temporal_shift(x, shifted), x)
-    assert torch.autograd.gradgradcheck(lambda x: temporal_shift(x, shifted).pow(3), x)
 
 
 @pytest.mark.parametrize("memory", [torch.contiguous_format, torch.channels_last_3d])
@@ -106,18 +97,8 @@ def test_a_shift_keeps_the_memory_format_and_is_never_a_view(
     found = temporal_shift(x, shifted)
     assert found.stride() == x.stride()
     assert found.untyped_storage().data_ptr() != x.untyped_storage().data_ptr()
-    (gradient,) = torch.autograd.grad(found.sum(), x, retain_graph=True)
-    assert gradient.shape == x.shape
     (gradient,) = torch.autograd.grad(found, x, torch.ones_like(found))
     assert gradient.stride() == x.stride()
-
-
-@pytest.mark.parametrize(
-    ("shape", "shifted"), [((2, 4, 3, 3), 1), ((1, 4, 2, 1, 1), 3), ((1, 4, 2, 1, 1), -1)]
-)
-def test_a_shift_of_what_is_not_there_is_refused(shape: tuple[int, ...], shifted: int):
-    with pytest.raises(ValueError, match=rf"2 × {shifted} channels takes .* not \({shape[0]}, 4"):
-        temporal_shift(torch.zeros(shape), shifted)
 
 
 def test_a_shifted_convolution_is_the_convolution_of_the_shift():
@@ -134,7 +115,7 @@ def test_a_shifted_convolution_is_the_convolution_of_the_shift():
 
 
 def test_without_a_shift_it_is_the_hosts_2d_network_and_with_one_it_is_not():
-    host, plain, shifted = c2d_nopool(thin()), made(*PLAIN), made(*SHIFTED)
+    host, plain, shifted = c2d_nopool(thin()), made("TSM.SHIFT_DIV", 0), made()
     host.load_state_dict(shaken_state())
     for training in (False, True):
         expected = host.train(training)([clips()]).detach()
@@ -164,44 +145,6 @@ def test_a_clip_of_the_recipe_costs_what_is_published():
     assert flops / 3 / 2 == pytest.approx(32.9e9, rel=0.02)
 
 
-@pytest.mark.parametrize("overrides", [SHIFTED, PLAIN])
-def test_a_block_sees_one_frame_further_each_way(overrides: tuple):
-    """The three blocks of the second stage carry a frame's change to three frames on each side."""
-    model = made(*overrides).eval()
-    found: list[Tensor] = []
-    model.s2.register_forward_hook(lambda module, inputs, outputs: found.append(outputs[0]))
-    x = clips(1)
-    reach = 3 if overrides == SHIFTED else 0
-    with torch.no_grad():
-        model([x.clone()])
-        for frame in (0, 3, 7):
-            changed = x.clone()
-            changed[:, :, frame] += 1.0
-            model([changed])
-            differ = (found[-1] - found[0]).abs().amax((0, 1, 3, 4)) > 0
-            near = [abs(t - frame) <= reach for t in range(8)]
-            assert differ.tolist() == near, frame
-
-
-@pytest.mark.parametrize("frames", [2, 4, 8])
-def test_it_trains_with_grouped_batch_normalisation(frames: int):
-    """A small step along the gradient lowers the loss by the step times the gradient's square."""
-    model = made(grouped_bn=True).double().train()
-    set_group_size(model, 2)
-    x = clips(4, frames).double()
-    loss = F.cross_entropy(model([x.clone()]), torch.arange(4))
-    loss.backward()
-    found = gradients(model)
-    assert len(found) == len(list(model.parameters()))
-    step = 1e-6 / sum(float(g.square().sum()) for g in found.values())
-    with torch.no_grad():
-        for name, parameter in model.named_parameters():
-            assert found[name].abs().sum() > 0, name
-            parameter -= step * found[name]
-        lower = F.cross_entropy(model([x]), torch.arange(4))
-    assert float(loss - lower) == pytest.approx(1e-6, rel=0.01)
-
-
 @pytest.mark.slow
 def test_a_shifted_convolution_compiles_to_one_graph():
     """Forward and backward. The rest is the host's; no compiler of C++ or for a GPU is needed."""
@@ -224,7 +167,6 @@ def test_a_shifted_convolution_compiles_to_one_graph():
     ("overrides", "said"),
     [
         (("TSM.SHIFT_DIV", 1), "TSM.SHIFT_DIV must be 2 or more.* not 1"),
-        (("TSM.SHIFT_DIV", -8), "TSM.SHIFT_DIV must be 2 or more.* not -8"),
         (("DATA.NUM_FRAMES", 1), "clips of 1 frames, and tsm needs 2 at least; .*NUM_FRAMES 2"),
         (
             ("DATA.NUM_FRAMES", 4, "MULTIGRID.LONG_CYCLE", True),
@@ -237,20 +179,12 @@ def test_what_cannot_be_shifted_is_refused(overrides: tuple, said: str):
         check_recipe(thin(*overrides))
 
 
-# A whole run.
-
-SHORT = (
-    *("RESNET.SPATIAL_STRIDES", [[1], [2], [2], [2]], "RESNET.SPATIAL_DILATIONS", [[1]] * 4),
-    *("RESNET.NUM_BLOCK_TEMP_KERNEL", [[3], [4], [6], [3]], "NONLOCAL.GROUP", [[1]] * 4),
-    *("NONLOCAL.LOCATION", [[[]]] * 4, "BN.USE_PRECISE_STATS", False, "TEST.ENABLE", False),
-    *("SOLVER.MAX_EPOCH", 2, "SOLVER.STEPS", [0, 1], "TRAIN.EVAL_PERIOD", 4),
-    *("MULTIGRID.SHORT_CYCLE", False, "MULTIGRID.LONG_CYCLE_FACTORS", [[0.25, 0.71], [1, 1]]),
-)
-
-
 @pytest.mark.slow
-def test_a_multigrid_training_of_it(train: Callable[..., Path], opened: type, tmp_path: Path):
-    run = opened(train(tmp_path / "run", "MODEL.ARCH", "tsm", *SHORT))
+def test_a_multigrid_training_of_it(
+    train: Callable[..., Path], opened: type, one_pathway: tuple, tmp_path: Path
+):
+    cycle = ("MULTIGRID.SHORT_CYCLE", False, "MULTIGRID.LONG_CYCLE_FACTORS", [[0.25, 0.71], [1, 1]])
+    run = opened(train(tmp_path / "run", "MODEL.ARCH", "tsm", *one_pathway, *cycle))
     assert run.result["finished"]
     assert {record["shape"][1] for record in run.metrics()} == {2, 8}
     state = run.checkpoint["model_state"]

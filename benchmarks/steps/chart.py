@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from multigrid import Shape
-from slowfast_patches.utils.plots import COLOURS, MUTED, new_figure, save_figure
+from slowfast_patches.utils.pictures import COLOURS, MUTED, new_figure, save_figure
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes

@@ -9,7 +9,7 @@ from typing import Any
 from common import spread_text
 
 from multigrid import Shape
-from slowfast_patches.utils.report import format_duration, format_table
+from slowfast_patches.utils.tables import format_duration, format_table
 from steps.rates import REFERENCES
 from steps.variants import HOST
 

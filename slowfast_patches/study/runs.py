@@ -13,7 +13,7 @@ from multigrid import Cost
 from slowfast_patches.config.stored import keys_of, stored_keys
 from slowfast_patches.study.arms import Arm, cost_of
 from slowfast_patches.utils.command_line import ToolError
-from slowfast_patches.utils.report import format_duration, format_flops
+from slowfast_patches.utils.tables import format_duration, format_flops
 
 __all__ = [
     "Result",

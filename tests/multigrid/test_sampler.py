@@ -139,15 +139,6 @@ def test_clip_numbers_are_places_in_the_stream(schedule, world_size):
         assert sorted(numbers) == list(range(first, first + step.shape.batch))
 
 
-@pytest.mark.parametrize("start", [0, 1, 17])
-def test_a_later_start_is_the_tail_of_the_same_stream(schedule, start):
-    whole = list(MultigridBatchSampler(schedule, SEED, 1, 2))
-    late = MultigridBatchSampler(schedule, SEED, 1, 2, start=start)
-    assert list(late) == whole[start:]
-    assert len(late) == len(whole) - start
-    assert list(late) == whole[start:], "a sampler can be iterated again"
-
-
 @pytest.mark.parametrize("trained", [0, 5, 17])
 def test_a_state_goes_on_after_what_was_trained_and_not_after_what_was_read(schedule, trained):
     whole = list(MultigridBatchSampler(schedule, SEED, 1, 2))

@@ -386,28 +386,6 @@ def test_the_parameters_of_i3d_by_hand():
 
 
 @pytest.mark.slow
-def test_what_temporal_pooling_saves_in_i3d_by_hand():
-    """It halves the frames after res2. So 16 frames with it are 8 without it, and stem and res2 of
-    8 more: the stem's kernel is 5 × 7², res2's blocks have 1² with 3 frames, 3² and 1², the first a
-    shortcut.
-
-    Without it, I3D is TSM's 2-D network and its kernels' other frames: 4 in the stem, 2 in the
-    convolutions of `test_the_parameters_of_i3d_by_hand`, whose output in the first block of a stage
-    is still of the stage before.
-    """
-    no_pool = multiply_adds(NO_POOL, 8, 224)
-    res2 = 3 * (64 * 64 + 2 * 256 * 64) + 3 * 9 * 64 * 64 + 3 * 64 * 256 + 64 * 256
-    early = 8 * (5 * 3 * 64 * 49 * 112**2 + res2 * 56**2) / 1e9
-    assert multiply_adds(ONE_GPU, 16, 224) - no_pool == pytest.approx(early, rel=1e-6)
-    at_56 = 64 * 64 + 2 * 256 * 64 + 256 * 128
-    later = (512 * 128 + 512 * 256) * 28**2 + 2 * 1024 * 256 * 14**2 + 2048 * 512 * 7**2
-    work = 8 * (4 * 3 * 64 * 49 * 112**2 + 2 * (at_56 * 56**2 + later)) / 1e9
-    two_d = multiply_adds("Kinetics/TSM_8x8_R50", 8, 224)
-    assert no_pool - two_d == pytest.approx(work, rel=1e-6)
-    assert (round(two_d, 1), round(no_pool, 1)) == (32.7, 44.9)
-
-
-@pytest.mark.slow
 def test_what_non_local_blocks_add_by_hand():
     """Two in res3 (512 channels, 256 inside) and three in res4 (1024, 512).
 

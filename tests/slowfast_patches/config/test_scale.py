@@ -1,10 +1,10 @@
 """Recipes made longer or shorter, and rates that follow the GPUs and the batch: by hand."""
 
-import importlib.util
 import json
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
+from types import ModuleType
 
 import pytest
 import torch
@@ -155,6 +155,7 @@ def test_run_plan_and_compare_scale_alike_and_the_log_says_so(
     opened: type,
     monkeypatch: pytest.MonkeyPatch,
     capsys: pytest.CaptureFixture[str],
+    load_program: Callable[[str], ModuleType],
 ):
     """The tiny recipe's 4 clips at 0.01 for two GPUs are 2 at 0.005 on the CPU."""
     trained = list[Recipe]()
@@ -180,15 +181,10 @@ def test_run_plan_and_compare_scale_alike_and_the_log_says_so(
     assert candidate.recipe.solver == trained[0].solver
     assert candidate.iterations == plan["iterations"]
     capsys.readouterr()
-    assert plan_tool().main(["--cfg", str(tiny_recipe), "--json", *overrides]) == 0
+    assert (
+        load_program("tools/plan.py").main(["--cfg", str(tiny_recipe), "--json", *overrides]) == 0
+    )
     assert json.loads(capsys.readouterr().out) == plan
-
-
-def plan_tool():
-    spec = importlib.util.spec_from_file_location("tools_plan", ROOT / "tools" / "plan.py")
-    module = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(module)
-    return module
 
 
 # SOLVER.REFERENCE_BATCH_SIZE: the rates follow the batch, once, whoever reads them.

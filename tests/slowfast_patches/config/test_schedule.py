@@ -99,16 +99,6 @@ def test_both_cycles_have_the_papers_shapes_and_groups():
     assert [phase.base_shape.batch for phase in smooth.phases] == [64, 32, 16, 8] * 3 + [8]
 
 
-@pytest.mark.parametrize(
-    ("key", "phases", "shapes"),
-    [("MULTIGRID.LONG_CYCLE", 10, 1), ("MULTIGRID.SHORT_CYCLE", 4, 3)],
-)
-def test_one_cycle_alone(key, phases, shapes):
-    alone = schedule(key, True)
-    assert len(alone.phases) == phases
-    assert {len(phase.shapes) for phase in alone.phases} == {shapes}
-
-
 def test_the_recipes_own_factors_sizes_and_machines():
     factors = [[0.5, 0.5], [1, 1]]
     own = schedule(*BOTH, "MULTIGRID.LONG_CYCLE_FACTORS", factors, "MULTIGRID.BN_BASE_SIZE", 4)

@@ -13,10 +13,9 @@ import pytest
 from multigrid import Schedule, Shape
 from slowfast_patches.config import check_recipe, load_recipe
 from slowfast_patches.config.keys import speed_keys
-from slowfast_patches.config.recipe import Recipe
+from slowfast_patches.config.recipe import Recipe, keys_of
 from slowfast_patches.config.scale import scale_to_processes
 from slowfast_patches.config.schedule import schedule_of
-from slowfast_patches.config.stored import keys_of
 from slowfast_patches.models.build import build_on_meta
 from slowfast_patches.models.flops import check_shapes, flops_per_clip
 from slowfast_patches.plan.plan import MIN_PHASE_ITERATIONS
@@ -170,7 +169,7 @@ def test_charades_and_tsm_are_given_in_epochs(name, base, ends, rate):
 
 def test_tsm_on_1536_gpus_is_the_published_mini_batch_of_the_same_training():
     """12,288 clips or 98,304 images (Lin, Gan and Han, 2019); the rates are in
-    test_reference_batch.py."""
+    test_scale.py."""
     run, recipe = schedule(TSM_1536), load(TSM_1536)
     assert (run.base.batch, run.base.batch * run.base.frames) == (12_288, 98_304)
     assert recipe.num_gpus * recipe.num_shards == 1536

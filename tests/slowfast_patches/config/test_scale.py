@@ -10,7 +10,7 @@ import pytest
 import torch
 
 from slowfast_patches.config import check_recipe, load_recipe
-from slowfast_patches.config.recipe import Recipe
+from slowfast_patches.config.recipe import Recipe, keys_of
 from slowfast_patches.config.scale import as_overrides, scale_to_processes, scaled_lengths
 from slowfast_patches.config.schedule import (
     learning_rate_of,
@@ -18,7 +18,6 @@ from slowfast_patches.config.schedule import (
     recipe_at,
     schedule_of,
 )
-from slowfast_patches.config.stored import keys_of
 from slowfast_patches.launch.launch import for_processes
 from slowfast_patches.plan.cluster.network import Cluster
 from slowfast_patches.plan.cluster.plan import on_cluster

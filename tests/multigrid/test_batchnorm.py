@@ -164,14 +164,6 @@ def test_half_precision_input_with_single_precision_parameters(dtype, layout):
         torch.testing.assert_close(a, b, atol=0.05, rtol=0.02)
 
 
-def test_without_running_statistics():
-    norm = _norm(3, 2, affine=False, track_running_stats=False)
-    x = _clips(4, 3, 2, 3, 3)
-    expected = torch.cat([nn.BatchNorm3d(3)(run) for run in x.split(2)])
-    torch.testing.assert_close(_Stream(norm)(x), expected)
-    assert norm.running_mean is None
-
-
 # Memory formats.
 
 

@@ -151,11 +151,6 @@ def test_a_state_goes_on_after_what_was_trained_and_not_after_what_was_read(sche
     assert len(again) == len(whole) - trained
 
 
-def test_a_state_without_the_training_loops_word_is_refused(schedule):
-    with pytest.raises(TypeError, match="trained_iterations"):
-        MultigridBatchSampler(schedule, SEED).state_dict()
-
-
 def test_a_state_of_another_schedule_is_refused(schedule):
     end, past = schedule.iterations, schedule.iterations + 1
     assert list(MultigridBatchSampler(schedule, SEED, start=end)) == []
@@ -176,13 +171,6 @@ def load(schedule, workers, rank=0, world_size=1, start=0):
 @pytest.fixture(scope="module")
 def loaded(schedule):
     return load(schedule, workers=0)
-
-
-def test_a_loader_yields_the_shapes_of_the_schedule(schedule, loaded):
-    assert [batch["iteration"] for batch in loaded] == list(range(schedule.iterations))
-    for batch, step in zip(loaded, schedule.steps(), strict=True):
-        assert batch["clips"].shape == (step.shape.batch, step.shape.frames, 2, 2, 3)
-        assert batch["clips"].dtype == torch.uint8
 
 
 def test_workers_do_not_change_the_stream(schedule, loaded):

@@ -256,14 +256,6 @@ def test_views_to_the_end_by_hand():
     assert ends(1) == [(118, 181)]
 
 
-def test_a_tall_video_is_cropped_from_top_to_bottom():
-    video = Video(300, 30.0, 256, 340)
-    corners = [
-        plan_test(video, frames=8, stride=8, crop=256, spatial=(s, 3)).corner for s in range(3)
-    ]
-    assert corners == [(0, 0), (0, 42), (0, 84)]
-
-
 def test_a_single_view_is_the_middle():
     plan = plan_test(Video(300, 30.0, 400, 300), frames=8, stride=8, crop=224, short_side=256)
     # 236 frames of room before and after the span of 64, half of it before.

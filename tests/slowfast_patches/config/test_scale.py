@@ -15,7 +15,6 @@ from slowfast_patches.config.scale import as_overrides, scale_to_processes, scal
 from slowfast_patches.config.schedule import (
     learning_rate_of,
     rates_of_batch,
-    recipe_at,
     schedule_of,
 )
 from slowfast_patches.launch.launch import for_processes
@@ -245,17 +244,6 @@ def test_on_a_cluster_with_k_times_the_gpus_the_rate_is_k_times(gpus, per_node, 
     for more in ((), BY_GPUS):
         recipe = on_cluster(of_batch("NUM_GPUS", 8, *BY_CLIPS, *more), Cluster(32, 8, network=1e9))
         assert rates(recipe, 0, 1, 5) == pytest.approx([0.5, 8, 0.8])
-
-
-def test_the_recipe_at_an_iteration_has_the_rates_that_are_trained_with():
-    both = ("MULTIGRID.LONG_CYCLE", True, "MULTIGRID.SHORT_CYCLE", True)
-    recipe = of_batch(*BY_CLIPS, *both, "SOLVER.WARMUP_EPOCHS", 0.5)
-    run = schedule_of(recipe, 3200)
-    for phase, factor in zip(run.phases[:4], (8, 4, 2, 1), strict=True):
-        at = recipe_at(recipe, run, phase.stop - 1)
-        assert run.at(phase.stop - 1).lr == pytest.approx(at.solver.base_lr)
-        # Read as a recipe, it scales no further.
-        assert rates(at, 0, 0.5) == pytest.approx([0.5 * factor, 2 * factor])
 
 
 def test_a_warm_up_that_would_go_down_is_warned_of(caplog):

@@ -125,7 +125,9 @@ def test_processes_that_cannot_train_a_schedule_are_told_which_can():
 
 
 def test_the_recipe_at_an_iteration_is_that_of_the_long_cycles_shape():
-    recipe = config(*BOTH, "NUM_SHARDS", 2, "SOLVER.WARMUP_START_LR", 0.02)
+    # 0.25 for 8 clips, of which there are 16: trained at 0.5, and read as a recipe so once.
+    rates = ["SOLVER.BASE_LR", 0.25, "SOLVER.REFERENCE_BATCH_SIZE", 8]
+    recipe = config(*BOTH, *rates, "NUM_SHARDS", 2, "SOLVER.WARMUP_START_LR", 0.02)
     text, run = recipe.text, schedule_of(recipe, 1600)
     found = []
     for phase in run.phases[:4]:
@@ -135,6 +137,7 @@ def test_the_recipe_at_an_iteration_is_that_of_the_long_cycles_shape():
             # The long cycle alone scales rates, linearly: 8, 4, 2, 1.
             factor = at.train.batch_size / 8
             assert math.isclose(at.solver.base_lr, 0.5 * factor)
+            assert math.isclose(learning_rate_of(at).at(0), 0.5 * factor)
             assert math.isclose(at.solver.warmup_start_lr, 0.02 * factor)
             assert f"NUM_SPLITS: {2 * factor:.0f}\n" in at.text  # groups of 8 in 16 · factor
         assert math.isclose(

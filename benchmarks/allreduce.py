@@ -34,7 +34,7 @@ from torch.multiprocessing.spawn import start_processes
 from slowfast_patches.plan.cluster.network import ring_seconds
 from slowfast_patches.utils.command_line import tool
 from slowfast_patches.utils.machine import available_cores
-from slowfast_patches.utils.report import format_table
+from slowfast_patches.utils.tables import format_table
 
 __all__ = ["Fit", "fit_ring", "main"]
 

@@ -39,7 +39,7 @@ from torch import Tensor, nn
 
 from multigrid.batchnorm import GroupedBatchNorm3d
 from slowfast_patches.utils.command_line import tool
-from slowfast_patches.utils.report import format_table
+from slowfast_patches.utils.tables import format_table
 
 __all__ = ["main", "measure", "summarize"]
 

@@ -37,7 +37,7 @@ from slowfast_patches.datasets.preparing import encode
 from slowfast_patches.datasets.reading.clip_reader import read_clip
 from slowfast_patches.datasets.reading.scan import scan
 from slowfast_patches.utils.command_line import tool
-from slowfast_patches.utils.report import format_table
+from slowfast_patches.utils.tables import format_table
 
 FORMS: dict[str, dict[str, object]] = {
     "as it is": {},

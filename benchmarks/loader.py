@@ -49,8 +49,8 @@ from slowfast_patches.config import host_config, load_recipe
 from slowfast_patches.config.recipe import Recipe
 from slowfast_patches.datasets.kinetics import Kinetics
 from slowfast_patches.utils.command_line import tool
-from slowfast_patches.utils.plots import COLOURS, new_figure, save_figure
-from slowfast_patches.utils.report import format_table
+from slowfast_patches.utils.pictures import COLOURS, new_figure, save_figure
+from slowfast_patches.utils.tables import format_table
 
 __all__ = ["main", "measure"]
 

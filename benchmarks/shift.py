@@ -47,7 +47,7 @@ from slowfast_patches.config.recipe import Recipe
 from slowfast_patches.models.flops import check_shapes
 from slowfast_patches.models.tsm import ShiftedConv3d, temporal_shift
 from slowfast_patches.utils.command_line import tool
-from slowfast_patches.utils.report import format_table
+from slowfast_patches.utils.tables import format_table
 
 __all__ = ["main", "measure"]
 

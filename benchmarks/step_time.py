@@ -63,7 +63,7 @@ from steps.variants import HOST, NAMES
 
 from slowfast_patches import patching
 from slowfast_patches.utils.command_line import tool
-from slowfast_patches.utils.plots import check_format
+from slowfast_patches.utils.pictures import check_format
 
 __all__ = ["main"]
 

@@ -13,13 +13,13 @@ import importlib
 import importlib.util
 import inspect
 import logging
-from collections.abc import MutableMapping, Sequence
+from collections.abc import MutableMapping
 from dataclasses import dataclass
 from functools import reduce
 from importlib import metadata
 from importlib.machinery import ModuleSpec
 from types import ModuleType
-from typing import Any, NamedTuple
+from typing import Any
 
 __all__ = ["DETECTRON2_HINT", "PATCHES", "Patch", "applied", "apply", "drift", "undo"]
 
@@ -94,36 +94,18 @@ class ROIAlign:
         raise ImportError(f"DETECTION.ENABLE True needs {DETECTRON2_HINT}.")
 
 
-def _detectron2_layers() -> ModuleType:
-    """A module `detectron2.layers` with `ROIAlign` alone.
-
-    The parent package stays absent, so that whoever asks whether detectron2 is installed still
-    gets the true answer; Python finds a submodule in sys.modules without importing its parent.
-    """
-    name = "detectron2.layers"
-    module = ModuleType(name, "Placeholder of slowfast_patches: detectron2 is not installed.")
-    module.__spec__ = ModuleSpec(name, loader=None, origin="slowfast_patches.patching")
-    module.__dict__["ROIAlign"] = ROIAlign
-    return module
-
-
-DETECTRON2_LAYERS = _detectron2_layers()
+DETECTRON2_LAYERS = ModuleType("detectron2.layers", "A placeholder: it is not installed.")
+"""Holds ROIAlign alone. The parent package stays absent, so that whoever asks whether detectron2 is
+installed still gets the true answer; Python finds a submodule in sys.modules without its parent."""
+DETECTRON2_LAYERS.__spec__ = ModuleSpec("detectron2.layers", None, origin=__name__)
+DETECTRON2_LAYERS.__dict__["ROIAlign"] = ROIAlign
 
 _MISSING: Any = object()
 
 
-class _Change(NamedTuple):
-    """What one applied row did to the entry `key` of a mapping."""
-
-    patch: Patch
-    entries: MutableMapping[str, Any]
-    key: str
-    before: Any
-    after: Any
-
-
-_changes: list[_Change] | None = None
-"""What apply() did, in order; None while nothing is applied."""
+_changes: dict[str, tuple[Any, Any]] | None = None
+"""What stood at each target before apply() and what it put there, in order; None while nothing is
+applied."""
 
 
 def apply() -> None:
@@ -139,11 +121,14 @@ def apply() -> None:
     if applied():
         return
     _check_version()
-    changes: list[_Change] = []
+    changes: dict[str, tuple[Any, Any]] = {}
     try:
         for patch in PATCHES:
             if patch.needed:
-                changes.append(_install(patch))
+                after = _resolve(patch.replacement)
+                entries, key = _entry(patch.target)
+                changes[patch.target] = entries.get(key, _MISSING), after
+                entries[key] = after
     except BaseException:
         _revert(changes)
         raise
@@ -158,7 +143,7 @@ def undo() -> None:
     A module imported in between keeps the names that it imported.
     """
     global _changes
-    _revert(_changes or [])
+    _revert(_changes or {})
     _changes = None
 
 
@@ -172,13 +157,13 @@ def drift() -> list[str]:
 
     Imports the host modules that such rows name; applied or not makes no difference.
     """
-    before = {change.patch.target: change.before for change in _changes or []}
-    return [
-        patch.target
-        for patch in PATCHES
-        if patch.source_sha256 is not None
-        and _source_hash(before.get(patch.target) or _read(patch.target)) != patch.source_sha256
-    ]
+    found = []
+    for patch in filter(lambda patch: patch.source_sha256, PATCHES):
+        entries, key = _entry(patch.target)
+        host, _ = (_changes or {}).get(patch.target) or (entries.get(key), None)
+        if _source_hash(host) != patch.source_sha256:
+            found.append(patch.target)
+    return found
 
 
 def _check_version() -> None:
@@ -194,16 +179,10 @@ def _check_version() -> None:
             )
 
 
-def _install(patch: Patch) -> _Change:
-    after = _resolve(patch.replacement)
-    entries, key = _entry(patch.target)
-    before, entries[key] = entries.get(key, _MISSING), after
-    return _Change(patch, entries, key, before, after)
-
-
-def _revert(changes: Sequence[_Change]) -> None:
+def _revert(changes: dict[str, tuple[Any, Any]]) -> None:
     """Put back what was there, unless somebody has put something else there since."""
-    for _, entries, key, before, after in reversed(changes):
+    for target, (before, after) in reversed(changes.items()):
+        entries, key = _entry(target)
         if entries.get(key) is after:
             if before is _MISSING:
                 del entries[key]
@@ -215,11 +194,6 @@ def _entry(target: str) -> tuple[MutableMapping[str, Any], str]:
     """The mapping and the key that a row's target names."""
     owner, _, key = target.removesuffix("]").partition("[")
     return _resolve(owner), key
-
-
-def _read(target: str) -> Any:
-    entries, key = _entry(target)
-    return entries.get(key, _MISSING)
 
 
 def _resolve(name: str) -> Any:

@@ -171,14 +171,13 @@ def multigrid_run(train: Callable[..., Path], tmp_path_factory: pytest.TempPathF
 
 @pytest.fixture
 def command_line(
-    tiny_recipe: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+    tiny_recipe: Path,
+    load_program: Callable[[str], ModuleType],
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
 ) -> Callable[..., tuple[int, str]]:
     """`command_line(output, "KEY", value, ...)`: run_net's exit status and what it said."""
-    spec = importlib.util.spec_from_file_location("tools_run_net", RUN_NET)
-    assert spec is not None
-    assert spec.loader is not None
-    module = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(module)
+    module = load_program("tools/run_net.py")
 
     def call(output: Path, *overrides: object) -> tuple[int, str]:
         monkeypatch.setattr(sys, "argv", run_net_command(tiny_recipe, output, *overrides)[1:])
@@ -301,7 +300,7 @@ def step_bench() -> ModuleType:
 def cluster(
     load_program: Callable[[str], ModuleType], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> Iterator[Any]:
-    """SLURM's programs, on PATH: a `Cluster` of slowfast_patches/slurm_scripts.py."""
+    """SLURM's programs, on PATH: a `Cluster` of launch/slurm_scripts.py."""
     scripts = load_program("tests/slowfast_patches/launch/slurm_scripts.py")
     made = scripts.Cluster(tmp_path / "cluster")
     for name, value in made.environment.items():

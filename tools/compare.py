@@ -20,7 +20,7 @@ from slowfast_patches.utils.command_line import add_seeds, ends_early, take_seed
 if __name__ == "__main__":
     ends_early()
 
-from slowfast_patches.config.shipped import recipe_path
+from slowfast_patches.config.load import recipe_path
 from slowfast_patches.study.arms import cost_of, measured_times
 from slowfast_patches.study.compare import (
     format_comparison,

@@ -62,7 +62,7 @@ from slowfast_patches.datasets.preparing.video_lists import (
     read_lists,
     read_ssv2_lists,
 )
-from slowfast_patches.utils.report import first_few
+from slowfast_patches.utils.tables import first_few
 
 _SETTINGS = [field.name for field in fields(Settings)]
 

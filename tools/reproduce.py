@@ -27,7 +27,7 @@ from slowfast_patches.utils.command_line import add_seeds, ends_early, take_seed
 if __name__ == "__main__":
     ends_early()
 
-from slowfast_patches.config.shipped import CONFIGS
+from slowfast_patches.config.load import CONFIGS
 from slowfast_patches.launch.slurm import Slurm
 from slowfast_patches.study.experiments import EXPERIMENTS
 from slowfast_patches.study.reproduce import Request, reproduce

@@ -22,7 +22,7 @@ from slowfast_patches.utils.command_line import ends_early, tool
 if __name__ == "__main__":
     ends_early()
 
-from slowfast_patches.config.shipped import recipe_path
+from slowfast_patches.config.load import recipe_path
 from slowfast_patches.launch.slurm import FOLDER, Slurm, has_slurm
 from slowfast_patches.study import submission
 

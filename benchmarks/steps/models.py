@@ -13,7 +13,7 @@ from slowfast_patches.config.recipe import Recipe
 from slowfast_patches.launch.launch import processes_of
 from slowfast_patches.models.flops import check_shapes, flops_per_clip
 from slowfast_patches.plan.step_times import device_of
-from slowfast_patches.utils.report import format_table
+from slowfast_patches.utils.tables import format_table
 from steps.case import Bench, Case, prepare_device, time_in_turns
 
 __all__ = ["baseline_shape", "format_models", "measure_models"]

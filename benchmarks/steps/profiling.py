@@ -10,7 +10,7 @@ from torch.autograd.profiler_util import FunctionEventAvg
 from torch.profiler import ProfilerActivity, profile
 
 from multigrid import Shape
-from slowfast_patches.utils.report import format_table
+from slowfast_patches.utils.tables import format_table
 from steps.case import Case
 from steps.rates import Row
 from steps.variants import Variant

@@ -10,8 +10,8 @@ from typing import TYPE_CHECKING, Any
 from common import spread_text
 
 from multigrid import Shape
-from slowfast_patches.utils.plots import COLOURS, MUTED, new_figure, save_figure
-from slowfast_patches.utils.report import format_duration, format_table
+from slowfast_patches.utils.pictures import COLOURS, MUTED, new_figure, save_figure
+from slowfast_patches.utils.tables import format_duration, format_table
 from steps.rates import REFERENCES
 from steps.variants import HOST
 

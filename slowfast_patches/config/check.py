@@ -15,7 +15,7 @@ from slowfast_patches.config.keys import KEYS, PER_PATHWAY
 from slowfast_patches.config.recipe import Recipe, default_recipe
 from slowfast_patches.config.schedule import learning_rate_of
 from slowfast_patches.patching import DETECTRON2_HINT
-from slowfast_patches.utils.report import format_list
+from slowfast_patches.utils.tables import format_list
 
 __all__ = ["SEVERAL_LABELS", "check_frames", "check_large_batch", "check_recipe", "check_speed"]
 

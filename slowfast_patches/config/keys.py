@@ -15,7 +15,7 @@ from typing import Any, NamedTuple
 import slowfast.config.defaults as host_defaults
 from fvcore.common.config import CfgNode
 
-from slowfast_patches.utils.report import format_list
+from slowfast_patches.utils.tables import format_list
 
 __all__ = [
     "AUTO_OR_COUNT",

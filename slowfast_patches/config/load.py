@@ -23,11 +23,15 @@ from slowfast_patches.config.keys import (
     get_cfg,
 )
 from slowfast_patches.config.recipe import Recipe, recipe_of
-from slowfast_patches.config.shipped import recipe_path
 
-__all__ = ["load_recipe", "parse_recipe"]
+__all__ = ["CONFIGS", "load_recipe", "parse_recipe", "recipe_path"]
 
 logger = logging.getLogger(__name__)
+
+_PACKAGE = Path(__file__).parents[1]
+
+CONFIGS = next(filter(Path.is_dir, (_PACKAGE / "configs", _PACKAGE.parent / "configs")))
+"""The recipes that come with the package: installed in it, or beside it in a checkout."""
 
 
 class _Setting(NamedTuple):
@@ -50,6 +54,21 @@ def load_recipe(path: str | Path | None, overrides: Sequence[object] = ()) -> Re
             is `NOT_HERE`, a value of another type, a pair without a value.
     """
     return _make({} if path is None else _read_layers(recipe_path(path)), overrides)
+
+
+def recipe_path(path: str | Path) -> Path:
+    """The file that a user named, or else the recipe of that name which the package ships.
+
+    Raises:
+        ValueError: there is neither.
+    """
+    for place in (Path(path).expanduser(), CONFIGS.parent / path):
+        if place.exists():
+            return place
+    raise ValueError(
+        f"the config {path} cannot be read: there is no such file, and no recipe of that name in "
+        f"{CONFIGS}"
+    )
 
 
 def parse_recipe(text: str, source: str, overrides: Sequence[object] = ()) -> Recipe:

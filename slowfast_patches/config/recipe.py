@@ -18,10 +18,21 @@ from fvcore.common.config import CfgNode
 from multigrid import Shape
 from slowfast_patches.config.keys import flatten, get_cfg
 
-__all__ = ["Data", "Recipe", "default_recipe", "host_config", "recipe_of"]
+__all__ = [
+    "Data",
+    "Recipe",
+    "default_recipe",
+    "host_config",
+    "keys_of",
+    "recipe_of",
+    "stored_keys",
+]
 
 Stages = tuple[tuple[Any, ...], ...]
 """An entry for each stage, and in it one for each pathway."""
+
+_KNOWN_NAMES = frozenset({"MODEL.SINGLE_PATHWAY_ARCH", "MODEL.MULTI_PATHWAY_ARCH"})
+"""Lists of the architectures that a version knows: they say nothing of the one that is trained."""
 
 
 @dataclass(frozen=True)
@@ -262,6 +273,23 @@ def recipe_of(node: CfgNode) -> Recipe:
 def default_recipe() -> Recipe:
     """Every key at its default."""
     return recipe_of(get_cfg())
+
+
+def keys_of(recipe: Recipe) -> dict[str, Any]:
+    """The values of a config by full key, as plain data."""
+    return _flat(yaml.safe_load(recipe.text))
+
+
+def stored_keys(tree: Mapping[str, Any]) -> dict[str, Any]:
+    """The values of a config that was stored with a checkpoint or a result, by full key.
+
+    A key that is newer than the file is at its default, which changes nothing.
+    """
+    return keys_of(default_recipe()) | _flat(tree)
+
+
+def _flat(tree: Mapping[str, Any]) -> dict[str, Any]:
+    return {key: value for key, value in flatten(tree) if key not in _KNOWN_NAMES}
 
 
 def host_config(recipe: Recipe) -> Any:

@@ -16,7 +16,7 @@ from multigrid import (
     make_schedule,
 )
 from slowfast_patches.config.recipe import Recipe
-from slowfast_patches.utils.report import format_list
+from slowfast_patches.utils.tables import format_list
 
 __all__ = [
     "check_speed_of_schedule",

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from multigrid.schedule import Schedule
-from slowfast_patches.utils.plots import COLOURS, MUTED, new_figure, save_figure
+from slowfast_patches.utils.pictures import COLOURS, MUTED, new_figure, save_figure
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes

@@ -20,7 +20,7 @@ from slowfast_patches.config.schedule import schedule_of
 from slowfast_patches.datasets.lists.dataset_lists import count_list
 from slowfast_patches.models.flops import check_shapes, flops_per_clip
 from slowfast_patches.plan.step_times import UNTIMED, Timing
-from slowfast_patches.utils.report import (
+from slowfast_patches.utils.tables import (
     format_count,
     format_duration,
     format_factor,

@@ -17,9 +17,8 @@ from typing import Any
 from multigrid import Shape
 from multigrid.cost import FlopsPerClip, SecondsPerIteration
 from slowfast_patches.config.keys import speed_keys
-from slowfast_patches.config.recipe import Recipe, default_recipe
+from slowfast_patches.config.recipe import Recipe, default_recipe, keys_of
 from slowfast_patches.config.schedule import schedule_of, without_multigrid
-from slowfast_patches.config.stored import keys_of
 from slowfast_patches.launch.launch import processes_of
 
 __all__ = [

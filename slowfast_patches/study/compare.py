@@ -20,7 +20,7 @@ from slowfast_patches.study.report import (
     write_report,
 )
 from slowfast_patches.study.runs import Results, working_seconds
-from slowfast_patches.utils.report import format_count, format_duration, format_flops, format_table
+from slowfast_patches.utils.tables import format_count, format_duration, format_flops, format_table
 
 __all__ = ["Comparison", "format_comparison", "make_arms", "make_comparison", "write_comparison"]
 

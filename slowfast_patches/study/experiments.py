@@ -12,7 +12,7 @@ from typing import Any
 
 import yaml
 
-from slowfast_patches.utils.report import Mean
+from slowfast_patches.utils.tables import Mean
 
 __all__ = ["EXPERIMENTS", "SCRATCH", "Experiment", "Row", "Training", "trainings_of"]
 

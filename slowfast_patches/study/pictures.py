@@ -10,7 +10,7 @@ import numpy as np
 
 from slowfast_patches.study.report import Measured
 from slowfast_patches.study.runs import working_seconds
-from slowfast_patches.utils.plots import (
+from slowfast_patches.utils.pictures import (
     COLOURS,
     MUTED,
     add_legend,

@@ -10,7 +10,7 @@ from typing import Any
 
 from slowfast_patches.study.arms import Arm
 from slowfast_patches.study.runs import Result, Results, working_seconds
-from slowfast_patches.utils.report import Mean, mean_of
+from slowfast_patches.utils.tables import Mean, mean_of
 
 __all__ = ["MISSING", "Measured", "as_json", "measure", "provenance", "write_report"]
 

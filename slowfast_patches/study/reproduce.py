@@ -40,7 +40,7 @@ from slowfast_patches.study.tables import (
 )
 from slowfast_patches.study.toy import Toy, make_toy_inputs
 from slowfast_patches.study.trainings import Arms
-from slowfast_patches.utils.report import format_duration
+from slowfast_patches.utils.tables import format_duration
 
 __all__ = ["Request", "reproduce"]
 

@@ -10,10 +10,10 @@ from pathlib import Path
 from typing import Any
 
 from multigrid import Cost
-from slowfast_patches.config.stored import keys_of, stored_keys
+from slowfast_patches.config.recipe import keys_of, stored_keys
 from slowfast_patches.study.arms import Arm, cost_of
 from slowfast_patches.utils.command_line import ToolError
-from slowfast_patches.utils.report import format_duration, format_flops
+from slowfast_patches.utils.tables import format_duration, format_flops
 
 __all__ = [
     "Result",

@@ -14,7 +14,7 @@ from slowfast_patches.study.experiments import Experiment, Row
 from slowfast_patches.study.pictures import Curve, plot_curves
 from slowfast_patches.study.report import MISSING, Measured, as_json, provenance, write_report
 from slowfast_patches.study.runs import working_seconds
-from slowfast_patches.utils.report import (
+from slowfast_patches.utils.tables import (
     Mean,
     format_count,
     format_duration,

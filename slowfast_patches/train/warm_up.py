@@ -15,7 +15,7 @@ from slowfast_patches.config.recipe import Recipe
 from slowfast_patches.config.schedule import possible_parts
 from slowfast_patches.train.running_stats import keep_buffers
 from slowfast_patches.train.step import Stepper, expect_graphs
-from slowfast_patches.utils.report import format_list, format_table
+from slowfast_patches.utils.tables import format_list, format_table
 
 __all__ = ["Memory", "Peak", "dry_run", "kinds_of_steps", "made_up_batch", "without_compiling"]
 

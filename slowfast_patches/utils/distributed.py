@@ -17,7 +17,6 @@ __all__ = [
     "from_main",
     "gathered",
     "max_over_ranks",
-    "patient_group",
     "sum_over_ranks",
     "wait_for_all",
 ]
@@ -47,23 +46,27 @@ class World:
         return self.rank == 0
 
 
+def _alone() -> bool:
+    return not dist.is_initialized() or dist.get_world_size() == 1
+
+
 def sum_over_ranks(values: Tensor) -> Tensor:
     """The sum of a tensor over all processes, in place; the tensor itself with one process."""
-    if dist.is_initialized() and dist.get_world_size() > 1:
+    if not _alone():
         dist.all_reduce(values)
     return values
 
 
 def max_over_ranks(values: Tensor) -> Tensor:
     """The largest of each value over all processes, in place, like `sum_over_ranks`."""
-    if dist.is_initialized() and dist.get_world_size() > 1:
+    if not _alone():
         dist.all_reduce(values, dist.ReduceOp.MAX)
     return values
 
 
 def gathered(content: T) -> list[T]:
     """What each process has, by rank, in all of them; it is pickled for the others."""
-    if not (dist.is_initialized() and dist.get_world_size() > 1):
+    if _alone():
         return [content]
     found: list[Any] = [None] * dist.get_world_size()
     dist.all_gather_object(found, content)
@@ -75,16 +78,16 @@ def from_main(make: Callable[[], T]) -> T:
 
     All processes must call this in the same order. The others wait however long it takes.
     """
-    if not (dist.is_initialized() and dist.get_world_size() > 1):
+    if _alone():
         return make()
-    with patient_group() as group:
+    with _patient_group() as group:
         made = [make() if dist.get_rank() == 0 else None]
         dist.broadcast_object_list(made, src=0, group=group)
     return cast(T, made[0])
 
 
 @contextmanager
-def patient_group() -> Iterator[dist.ProcessGroup]:
+def _patient_group() -> Iterator[dist.ProcessGroup]:
     """All processes as a group whose collectives, of tensors on the CPU, wait for days.
 
     All processes must call this in the same order. Where the body fails, the group stays until the
@@ -97,5 +100,5 @@ def patient_group() -> Iterator[dist.ProcessGroup]:
 
 def wait_for_all() -> None:
     """Return once all processes have come here, however long it takes."""
-    with patient_group() as group:
+    with _patient_group() as group:
         dist.barrier(group)

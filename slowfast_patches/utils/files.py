@@ -41,7 +41,10 @@ def written_whole(path: Path, *, shared: bool = False) -> Iterator[BinaryIO]:
         with suppress(OSError):  # where nothing can be written, nothing was
             temporary.unlink(missing_ok=True)
         raise
-    _sync_folder(path.parent)
+    folder = os.open(path.parent, os.O_RDONLY)
+    with suppress(OSError):  # some network file systems sync files only
+        os.fsync(folder)  # so that the new name outlives a power cut
+    os.close(folder)
 
 
 def write_text(path: Path, text: str) -> None:
@@ -71,15 +74,3 @@ def check_archive(path: Path) -> None:
             raise ValueError(f"{path} is damaged: {error}") from error
     if damaged is not None:
         raise ValueError(f"{path} is damaged: {damaged} in it is not what its checksum says")
-
-
-def _sync_folder(folder: Path) -> None:
-    """Make a new name in a folder outlive a power cut."""
-    descriptor = os.open(folder, os.O_RDONLY)
-    try:
-        os.fsync(descriptor)
-    except OSError as error:  # some network file systems sync files only
-        if error.errno not in (errno.EINVAL, errno.ENOTSUP):
-            raise
-    finally:
-        os.close(descriptor)

@@ -59,13 +59,6 @@ def test_the_late_last_drop_comes_in_the_middle_of_the_last_stage():
     assert STEPPED.drops == (40, 70, 90), "the baseline's own policy is left alone"
 
 
-def test_warmup_is_linear_to_the_rate_at_its_end():
-    policy = SteppedRate((10.0, 20.0), (0.5, 0.05), Warmup(start=0.1, epochs=4))
-    assert [policy.at(e) for e in (0, 1, 2, 3, 4, 9)] == pytest.approx(
-        [0.1, 0.2, 0.3, 0.4, 0.5, 0.5]
-    )
-
-
 def test_cosine_by_hand():
     policy = CosineRate(base=1.0, epochs=60, end=0.2)
     # cos 0, cos 60°, cos 90°, cos 120°, cos 180°

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 import torch
-from hypothesis import assume, given, settings
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from multigrid import (
@@ -19,7 +19,6 @@ from multigrid import (
     Shape,
     SteppedRate,
     check_processes,
-    form_groups,
     make_schedule,
     possible_processes,
 )
@@ -62,11 +61,6 @@ def test_clips_that_form_no_groups_are_refused_with_what_would():
     assert "no BN groups of 8; use 1, 3, 6, 12 or 24 processes, or" in str(error.value)
 
 
-def test_where_one_process_is_all_there_is():
-    with pytest.raises(ValueError, match="use 1 process, or another batch size"):
-        check_processes(schedule_of([(9, None), (7, None)]), 2)
-
-
 def by_clips(batch: int, size: int | None, processes: int) -> bool:
     """Cut the clips into the processes' runs and into BN groups, and look at what overlaps."""
     if batch % processes:
@@ -103,20 +97,6 @@ def test_the_numbers_listed_are_exactly_those_that_can(batches):
             continue
         with pytest.raises(ValueError, match=r"use .* process"):
             check_processes(schedule, processes)
-
-
-@quick
-@given(base=st.integers(1, 24), bn_size=st.integers(1, 12))
-def test_one_process_can_always_train(base, bn_size):
-    try:
-        schedule = make_schedule(Shape(base, 8, 32), 1000, RATE, bn_size=bn_size)
-    except ValueError:
-        assume(False)
-    assert possible_processes(schedule)[0] == 1
-
-
-def test_a_process_alone_forms_no_groups():
-    form_groups(make_schedule(Shape(8, 8, 32), 500, RATE))
 
 
 # What processes share.

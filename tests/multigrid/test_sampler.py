@@ -139,15 +139,6 @@ def test_clip_numbers_are_places_in_the_stream(schedule, world_size):
         assert sorted(numbers) == list(range(first, first + step.shape.batch))
 
 
-@pytest.mark.parametrize("start", [0, 1, 17])
-def test_a_later_start_is_the_tail_of_the_same_stream(schedule, start):
-    whole = list(MultigridBatchSampler(schedule, SEED, 1, 2))
-    late = MultigridBatchSampler(schedule, SEED, 1, 2, start=start)
-    assert list(late) == whole[start:]
-    assert len(late) == len(whole) - start
-    assert list(late) == whole[start:], "a sampler can be iterated again"
-
-
 @pytest.mark.parametrize("trained", [0, 5, 17])
 def test_a_state_goes_on_after_what_was_trained_and_not_after_what_was_read(schedule, trained):
     whole = list(MultigridBatchSampler(schedule, SEED, 1, 2))
@@ -158,11 +149,6 @@ def test_a_state_goes_on_after_what_was_trained_and_not_after_what_was_read(sche
     again.load_state_dict(sampler.state_dict(trained))
     assert list(again) == whole[trained:]
     assert len(again) == len(whole) - trained
-
-
-def test_a_state_without_the_training_loops_word_is_refused(schedule):
-    with pytest.raises(TypeError, match="trained_iterations"):
-        MultigridBatchSampler(schedule, SEED).state_dict()
 
 
 def test_a_state_of_another_schedule_is_refused(schedule):
@@ -185,13 +171,6 @@ def load(schedule, workers, rank=0, world_size=1, start=0):
 @pytest.fixture(scope="module")
 def loaded(schedule):
     return load(schedule, workers=0)
-
-
-def test_a_loader_yields_the_shapes_of_the_schedule(schedule, loaded):
-    assert [batch["iteration"] for batch in loaded] == list(range(schedule.iterations))
-    for batch, step in zip(loaded, schedule.steps(), strict=True):
-        assert batch["clips"].shape == (step.shape.batch, step.shape.frames, 2, 2, 3)
-        assert batch["clips"].dtype == torch.uint8
 
 
 def test_workers_do_not_change_the_stream(schedule, loaded):

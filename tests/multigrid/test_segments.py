@@ -127,14 +127,3 @@ def test_all_but_the_positions_is_the_same_at_any_number_of_segments(key, frames
     assert plans[0].size == plans[1].size
     assert plans[0].corner == plans[1].corner
     assert after[0] == after[1]  # of what a data set draws next
-
-
-def test_a_coarse_grid_spans_what_the_fine_one_spans():
-    """On average: the first frame is half a segment from the beginning, the last from the end."""
-    for t in (8, 64):
-        clips = [plan_train(clip_generator(0, 0, n), segment_grid(t), VIDEO) for n in range(400)]
-        first = np.mean([clip.positions[0] for clip in clips])
-        last = np.mean([clip.positions[-1] for clip in clips])
-        # Frames are whole: a moment in [0, 120/t) shows a frame half a frame earlier.
-        assert first == pytest.approx(120 / t / 2 - 0.5, abs=4 * 120 / t / 12**0.5 / 20)
-        assert 119 - last == pytest.approx(first, abs=6 * 120 / t / 12**0.5 / 20)

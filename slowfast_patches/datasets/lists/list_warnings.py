@@ -11,7 +11,7 @@ from slowfast_patches.config.recipe import Recipe
 from slowfast_patches.datasets.lists.csv_list import LabelledVideo
 from slowfast_patches.datasets.lists.dataset_lists import class_names, list_path
 from slowfast_patches.datasets.lists.frame_list import FrameList
-from slowfast_patches.utils.report import first_few, format_list
+from slowfast_patches.utils.tables import first_few, format_list
 
 __all__ = ["list_warnings", "repeated_videos", "untrained_classes"]
 

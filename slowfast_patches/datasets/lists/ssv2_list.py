@@ -33,7 +33,7 @@ from slowfast_patches.datasets.lists.frame_list import (
     is_header,
     read_frame_list,
 )
-from slowfast_patches.utils.report import first_few
+from slowfast_patches.utils.tables import first_few
 
 __all__ = ["labels_file", "read_ssv2", "ssv2_classes", "ssv2_path", "webm_videos"]
 

@@ -38,7 +38,7 @@ from slowfast_patches.datasets.reading.video_record import Kind, UnreadableVideo
 from slowfast_patches.utils.files import write_text, written_whole
 from slowfast_patches.utils.machine import available_cores
 from slowfast_patches.utils.processes import Died, run_each
-from slowfast_patches.utils.report import format_duration
+from slowfast_patches.utils.tables import format_duration
 
 __all__ = ["prepare"]
 

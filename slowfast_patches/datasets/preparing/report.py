@@ -14,7 +14,7 @@ from tabulate import tabulate
 from tqdm import tqdm
 
 from slowfast_patches.datasets.preparing.prepared_set import Entry
-from slowfast_patches.utils.report import format_duration
+from slowfast_patches.utils.tables import format_duration
 
 __all__ = ["Report", "format_report", "format_size"]
 

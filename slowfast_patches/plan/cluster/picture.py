@@ -6,8 +6,8 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from slowfast_patches.utils.plots import COLOURS, MUTED, new_figure, save_figure
-from slowfast_patches.utils.report import format_duration
+from slowfast_patches.utils.pictures import COLOURS, MUTED, new_figure, save_figure
+from slowfast_patches.utils.tables import format_duration
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes

@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from multigrid import Shape
-from slowfast_patches.utils.report import (
+from slowfast_patches.utils.tables import (
     format_count,
     format_duration,
     format_factor,

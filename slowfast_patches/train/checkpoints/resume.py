@@ -13,8 +13,7 @@ from typing import Any, NamedTuple
 import yaml
 
 from slowfast_patches.config.keys import may_differ
-from slowfast_patches.config.recipe import Recipe
-from slowfast_patches.config.stored import keys_of, stored_keys
+from slowfast_patches.config.recipe import Recipe, keys_of, stored_keys
 from slowfast_patches.launch.placement import is_restart
 from slowfast_patches.train.checkpoints.folder import all_checkpoints, load, set_aside
 from slowfast_patches.utils.files import written_whole

@@ -14,7 +14,7 @@ import torch
 from torch import Tensor
 
 from multigrid import Schedule, Shape
-from slowfast_patches.utils.report import format_duration
+from slowfast_patches.utils.tables import format_duration
 
 __all__ = ["Clock", "Forecast", "TimeSpent"]
 

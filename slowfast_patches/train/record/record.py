@@ -25,7 +25,7 @@ from slowfast_patches.train.record.unreadable import Unreadable
 from slowfast_patches.train.step import Outcome
 from slowfast_patches.utils.distributed import World, sum_over_ranks
 from slowfast_patches.utils.files import written_whole
-from slowfast_patches.utils.report import format_duration
+from slowfast_patches.utils.tables import format_duration
 
 __all__ = ["Record"]
 

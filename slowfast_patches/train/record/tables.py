@@ -15,7 +15,7 @@ from slowfast_patches.config.recipe import Recipe
 from slowfast_patches.datasets.lists.dataset_lists import class_names
 from slowfast_patches.train.evaluate import Evaluation, average_precisions
 from slowfast_patches.utils.files import written_whole
-from slowfast_patches.utils.plots import new_figure, save_figure
+from slowfast_patches.utils.pictures import new_figure, save_figure
 
 __all__ = ["confusion", "names_of_data", "write_predictions", "write_tables"]
 

@@ -31,7 +31,6 @@ def refusal(overrides: str, processes: int = 1) -> str:
         ("TEST.NUM_SPATIAL_CROPS 2", "must be 1 or 3, not 2"),
         ("MODEL.ARCH x3d", "MODEL.ARCH must be slowfast, slowonly"),
         ("TRAIN.BATCH_SIZE 0", "TRAIN.BATCH_SIZE must be 1 or more"),
-        ("NUM_GPUS -1", "NUM_GPUS must be 0 or more"),
         ("DATA_LOADER.NUM_WORKERS -1", "must be 0 or more, or auto, not -1"),
         ("MULTIGRID.EPOCH_FACTOR 0", "MULTIGRID.EPOCH_FACTOR must be above 0"),
         ("MODEL.EMA_DECAY 1.0", "MODEL.EMA_DECAY must be in [0, 1)"),
@@ -40,11 +39,9 @@ def refusal(overrides: str, processes: int = 1) -> str:
         ("TSM.SHIFT_DIV 1", "2 or more, or 0"),
         ("TEST.SAVE_RESULTS_PATH a.txt", "ends in .csv"),
         ("SOLVER.STEPS ['a']", "SOLVER.STEPS must be a list of numbers, not ['a']"),
-        ("MULTIGRID.LONG_CYCLE_FACTORS []", "the last [1, 1]"),
         ("MULTIGRID.LONG_CYCLE_FACTORS [[0.5,0.5]]", "the last [1, 1], not [[0.5, 0.5]]"),
         ("MULTIGRID.LONG_CYCLE_FACTORS [0.5,1]", "the last [1, 1]"),
         ("MULTIGRID.LONG_CYCLE_FACTORS [[2,1],[1,1]]", "factors in (0, 1]"),
-        ("MULTIGRID.SHORT_CYCLE_FACTORS []", "factors in (0, 1]"),
         ("MULTIGRID.SHORT_CYCLE_FACTORS [0.5,0]", "factors in (0, 1]"),
         ("TRAIN.CHECKPOINT_TYPE onnx", "must be pytorch or caffe2, not 'onnx'"),
         # Several.
@@ -53,26 +50,22 @@ def refusal(overrides: str, processes: int = 1) -> str:
         ("SOLVER.CLIP_GRAD_VAL 1 SOLVER.CLIP_GRAD_L2NORM 1", "set the other to None"),
         ("DATA.TEST_CROP_SIZE 192", "set it to 224 or more"),
         ("DATA.TRAIN_JITTER_SCALES [200,320]", "no shorter than DATA.TRAIN_CROP_SIZE 224"),
-        ("DATA.TRAIN_JITTER_SCALES [320,256]", "DATA.TRAIN_JITTER_SCALES [320, 256]"),
         ("DATA.INPUT_CHANNEL_NUM [3]", "write DATA.INPUT_CHANNEL_NUM [3, 3]"),
-        ("MODEL.ARCH tsm DATA.INPUT_CHANNEL_NUM [3,3]", "write DATA.INPUT_CHANNEL_NUM [3]"),
         ("RESNET.SPATIAL_STRIDES [[1],[2],[2],[2]]", "STRIDES [[1, 1], [2, 2], [2, 2], [2, 2]]"),
         ("MODEL.ARCH tsm TSM.SHIFT_DIV 100", "write 64 or less, or 0 for no shift"),
         ("DATA.NUM_FRAMES 4", "SLOWFAST.ALPHA 1, 2 or 4 would work"),
+        ("SLOWFAST.ALPHA 8 MULTIGRID.LONG_CYCLE True", "clips of 2, 4 and 8 frames"),
         ("SOLVER.FUSED True SOLVER.OPTIMIZING_METHOD lars", "SOLVER.FUSED False"),
         ("TRAIN.COMPILE True MODEL.ACT_CHECKPOINT True", "set one of them to False"),
         ("NUM_GPUS 0 TRAIN.CUDA_GRAPHS True", "NUM_GPUS is 0"),
         # Labels.
         ("MODEL.NUM_CLASSES 1", "at least one class more"),
-        ("MODEL.LOSS_FUNC hinge", "'hinge' does not fit DATA.MULTI_LABEL False"),
         ("MODEL.LOSS_FUNC bce_logit", "LOSS_FUNC cross_entropy, or DATA.MULTI_LABEL True"),
         ("MODEL.HEAD_ACT sigmoid", "set MODEL.HEAD_ACT softmax, or DATA.MULTI_LABEL True"),
         ("DATA.MULTI_LABEL True", "TRAIN.DATASET kinetics, whose videos have one label each"),
         ("TRAIN.DATASET charades", "DATA.MULTI_LABEL True with MODEL.LOSS_FUNC bce_logit and"),
-        (f"{CHARADES} MODEL.LOSS_FUNC bce", "set MODEL.LOSS_FUNC bce_logit"),
         (f"{CHARADES} MODEL.HEAD_ACT softmax", "MODEL.HEAD_ACT sigmoid, or DATA.MULTI_LABEL Fal"),
         (f"{CHARADES} MODEL.LABEL_SMOOTHING 0.1", "set MODEL.LABEL_SMOOTHING 0.0"),
-        (f"{CHARADES} DATA.MULTI_LABEL False", "charades, whose videos have several labels"),
         (f"{CHARADES} TEST.DATASET ssv2", "DATA.MULTI_LABEL True does not fit TEST.DATASET ssv2"),
     ],
 )
@@ -162,12 +155,6 @@ def test_frames_that_do_not_fit_say_which_would():
         check_frames(arch, 4, 8, QUARTER_HALF_ONE)
     for frames in (16, 32, 64):  # the paper's clips
         check_frames("slowfast", frames, 4, QUARTER_HALF_ONE)
-
-
-def test_the_long_cycle_is_checked_only_where_it_runs():
-    frames = "DATA.NUM_FRAMES 8 SLOWFAST.ALPHA 8"
-    check(frames)
-    assert "clips of 2, 4 and 8 frames" in refusal(f"{frames} MULTIGRID.LONG_CYCLE True")
 
 
 @given(frames=st.integers(1, 80), alpha=st.integers(1, 16))

@@ -16,7 +16,7 @@ from multigrid import Schedule
 from slowfast_patches.config import check_recipe, load_recipe
 from slowfast_patches.config.recipe import Recipe
 from slowfast_patches.config.schedule import schedule_of
-from slowfast_patches.plan.plan import make_plan, plan_config
+from slowfast_patches.plan.plan import make_plan
 
 Block = dict[str, Any]
 
@@ -210,13 +210,6 @@ def test_a_last_step_at_the_end_makes_no_stage(tmp_path):
     assert [phase.stage for phase in cycled.phases] == [0] * 4 + [1] * 4 + [2] * 2
     longer = load("Kinetics/I3D_8x8_IN1K", tmp_path, "SOLVER.MAX_EPOCH", 130)
     assert longer.solver.steps == (0, 44, 88, 118)
-
-
-@pytest.mark.slow
-def test_the_model_of_such_a_recipe_takes_every_shape(tmp_path):
-    both = ("MULTIGRID.LONG_CYCLE", True, "MULTIGRID.SHORT_CYCLE", True)
-    _, plan = plan_config(load("Kinetics/SLOWFAST_NLN_8x8", tmp_path, *both), VIDEOS)
-    assert len(plan.phases) == 13  # a cosine: three cycles, and fine-tuning
 
 
 # Families of models that are not here.

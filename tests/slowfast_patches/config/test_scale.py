@@ -1,24 +1,22 @@
 """Recipes made longer or shorter, and rates that follow the GPUs and the batch: by hand."""
 
-import importlib.util
 import json
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
+from types import ModuleType
 
 import pytest
 import torch
 
 from slowfast_patches.config import check_recipe, load_recipe
-from slowfast_patches.config.recipe import Recipe
+from slowfast_patches.config.recipe import Recipe, keys_of
 from slowfast_patches.config.scale import as_overrides, scale_to_processes, scaled_lengths
 from slowfast_patches.config.schedule import (
     learning_rate_of,
     rates_of_batch,
-    recipe_at,
     schedule_of,
 )
-from slowfast_patches.config.stored import keys_of
 from slowfast_patches.launch.launch import for_processes
 from slowfast_patches.plan.cluster.network import Cluster
 from slowfast_patches.plan.cluster.plan import on_cluster
@@ -155,6 +153,7 @@ def test_run_plan_and_compare_scale_alike_and_the_log_says_so(
     opened: type,
     monkeypatch: pytest.MonkeyPatch,
     capsys: pytest.CaptureFixture[str],
+    load_program: Callable[[str], ModuleType],
 ):
     """The tiny recipe's 4 clips at 0.01 for two GPUs are 2 at 0.005 on the CPU."""
     trained = list[Recipe]()
@@ -180,15 +179,10 @@ def test_run_plan_and_compare_scale_alike_and_the_log_says_so(
     assert candidate.recipe.solver == trained[0].solver
     assert candidate.iterations == plan["iterations"]
     capsys.readouterr()
-    assert plan_tool().main(["--cfg", str(tiny_recipe), "--json", *overrides]) == 0
+    assert (
+        load_program("tools/plan.py").main(["--cfg", str(tiny_recipe), "--json", *overrides]) == 0
+    )
     assert json.loads(capsys.readouterr().out) == plan
-
-
-def plan_tool():
-    spec = importlib.util.spec_from_file_location("tools_plan", ROOT / "tools" / "plan.py")
-    module = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(module)
-    return module
 
 
 # SOLVER.REFERENCE_BATCH_SIZE: the rates follow the batch, once, whoever reads them.
@@ -250,17 +244,6 @@ def test_on_a_cluster_with_k_times_the_gpus_the_rate_is_k_times(gpus, per_node, 
     for more in ((), BY_GPUS):
         recipe = on_cluster(of_batch("NUM_GPUS", 8, *BY_CLIPS, *more), Cluster(32, 8, network=1e9))
         assert rates(recipe, 0, 1, 5) == pytest.approx([0.5, 8, 0.8])
-
-
-def test_the_recipe_at_an_iteration_has_the_rates_that_are_trained_with():
-    both = ("MULTIGRID.LONG_CYCLE", True, "MULTIGRID.SHORT_CYCLE", True)
-    recipe = of_batch(*BY_CLIPS, *both, "SOLVER.WARMUP_EPOCHS", 0.5)
-    run = schedule_of(recipe, 3200)
-    for phase, factor in zip(run.phases[:4], (8, 4, 2, 1), strict=True):
-        at = recipe_at(recipe, run, phase.stop - 1)
-        assert run.at(phase.stop - 1).lr == pytest.approx(at.solver.base_lr)
-        # Read as a recipe, it scales no further.
-        assert rates(at, 0, 0.5) == pytest.approx([0.5 * factor, 2 * factor])
 
 
 def test_a_warm_up_that_would_go_down_is_warned_of(caplog):

@@ -19,7 +19,7 @@ from slowfast_patches.study.reproduce import Request, reproduce
 from slowfast_patches.study.tables import TOY_MARK
 from slowfast_patches.study.toy import Toy
 from slowfast_patches.study.trainings import Arms
-from slowfast_patches.utils.report import Mean
+from slowfast_patches.utils.tables import Mean
 
 ROOT = Path(__file__).parents[3]
 CONFIGS = ROOT / "configs"

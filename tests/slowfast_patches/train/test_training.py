@@ -12,9 +12,8 @@ import yaml
 from multigrid import MultigridBatchSampler, Schedule, collate
 from slowfast_patches import patching
 from slowfast_patches.config import host_config, load_recipe
-from slowfast_patches.config.recipe import Recipe
+from slowfast_patches.config.recipe import Recipe, keys_of
 from slowfast_patches.config.schedule import schedule_of
-from slowfast_patches.config.stored import keys_of
 from slowfast_patches.datasets.loader import build_dataset
 from slowfast_patches.train import state as state_module
 from slowfast_patches.train import step as step_module

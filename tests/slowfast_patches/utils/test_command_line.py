@@ -35,13 +35,8 @@ def test_what_a_user_can_cause_is_one_line(error, status, said, capsys):
     assert capsys.readouterr() == ("", said)
 
 
-def test_a_bug_keeps_its_traceback():
-    @tool()
-    def main() -> int:
-        raise KeyError("a fault of ours")
-
-    with pytest.raises(KeyError):
-        main()
+def test_every_tool_has_a_command(load_program):
+    assert sorted(load_program("tools/__init__.py").COMMANDS.values()) == TOOLS
 
 
 PRINTS = """
@@ -95,10 +90,6 @@ def test_options_have_dashes_and_results_go_to_output(
     usage = capsys.readouterr().out.partition("\n\n")[0]
     assert "--out " not in usage
     assert not [word for word in usage.split() if word.startswith("[--") and "_" in word]
-
-
-def test_every_tool_has_a_command(load_program):
-    assert sorted(load_program("tools/__init__.py").COMMANDS.values()) == TOOLS
 
 
 def test_an_old_name_is_understood_and_not_shown():

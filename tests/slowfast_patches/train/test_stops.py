@@ -10,7 +10,6 @@ import subprocess
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from datetime import timedelta
 from pathlib import Path
 from typing import TextIO
 
@@ -20,15 +19,12 @@ import torch
 from slowfast_patches.config.schedule import schedule_of
 from slowfast_patches.launch.stopping import (
     INTERRUPTED_STATUS,
-    StopRequest,
     TrainingInterruptedError,
     TrainingStoppedError,
 )
 from slowfast_patches.train import checkpoints
 from slowfast_patches.train import evaluate as evaluate_module
 from slowfast_patches.train import result as result_module
-from slowfast_patches.train import run as run_module
-from slowfast_patches.train import state as state_module
 from slowfast_patches.train import step as step_module
 from slowfast_patches.train.record.log import LogFile
 from slowfast_patches.train.record.record import Record
@@ -169,26 +165,6 @@ def test_a_worker_that_is_killed_stops_the_training_with_what_to_do(
     assert "after iteration 6: give the same command again" in message
 
 
-def test_all_groups_of_a_training_wait_as_long_as_the_recipe_says(
-    train: Callable[..., Path], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-):
-    waits = []
-
-    def request(world: World, timeout: timedelta) -> StopRequest:
-        waits.append(timeout)
-        return StopRequest(world, timeout)
-
-    def form(schedule: object, timeout: timedelta) -> None:
-        waits.append(timeout)
-        raise ZeroDivisionError
-
-    monkeypatch.setattr(run_module, "StopRequest", request)
-    monkeypatch.setattr(state_module, "form_groups", form)
-    with pytest.raises(ZeroDivisionError):
-        train(tmp_path, "DIST_STALL_SECONDS", 77)
-    assert waits == [timedelta(seconds=77)] * 2
-
-
 # What the disk refuses.
 
 
@@ -283,11 +259,3 @@ def test_what_ended_a_training_is_not_hidden_by_what_goes_wrong_afterwards(
     checkpoint, record = first.__notes__
     assert "the checkpoint cannot be written after iteration 7: Disk quota" in checkpoint
     assert "the record of the run cannot be written after iteration 0: No space left" in record
-
-
-def test_a_training_whose_record_cannot_be_closed_has_failed(refused: Run):
-    with (
-        pytest.raises(TrainingStoppedError, match="record of the run cannot be written"),
-        refused.opened(),
-    ):
-        pass

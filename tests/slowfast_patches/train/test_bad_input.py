@@ -75,7 +75,7 @@ def assert_refused(answer: tuple[int, str], *said: str) -> None:
         (("MODEL.ARCH", "slowfastest"), ("slowfastest", "slowonly")),
         (("TRAIN.ENABLE", False), ("nothing to test", "TEST.CHECKPOINT_FILE_PATH")),
         (("TRAIN.CHECKPOINT_INFLATE", True), ("TRAIN.CHECKPOINT_INFLATE", "nothing to inflate")),
-        (("TRAIN.CHECKPOINT_FILE_PATH", "none.pyth"), ("none.pyth: no such file",)),
+        (("TRAIN.CHECKPOINT_FILE_PATH", "none.pyth"), ("none.pyth: there is no such file",)),
     ],
 )
 def test_mistakes_in_the_recipe(
@@ -115,7 +115,7 @@ def test_a_line_that_does_not_parse(
 ):
     change_line(lists / f"{split}.csv", 4, "a.mp4 -1")
     answer = command_line(tmp_path / "run", *lists_of(lists, demo_data))
-    assert_refused(answer, f"{lists / split}.csv, line 4: ", "'-1'", "whole number from 0")
+    assert_refused(answer, f"{lists / split}.csv, line 4: ", "'a.mp4 -1'", "whole number from 0")
 
 
 # Checkpoints.

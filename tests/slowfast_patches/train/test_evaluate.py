@@ -141,12 +141,9 @@ def test_map_of_the_sum_and_of_the_max_over_views():
     assert metrics(rows, [[1], [0]], "sum", 2) == {"map": 50}
 
 
-def test_map_without_any_label_is_an_error_not_a_number():
-    with pytest.raises(ValueError, match=r"none of the 2 videos has one; check the list"):
+def test_map_without_any_label_or_of_nan_is_an_error_not_a_number():
+    with pytest.raises(ValueError, match="none of the 2 videos has one"):
         metrics([[0.1, 0.2], [0.3, 0.4]], [[0, 0], [0, 0]], "max", 1)
-
-
-def test_map_of_a_model_that_diverged_says_so():
     with pytest.raises(ValueError, match="the model gives NaN: the training diverged"):
         metrics([[0.1, float("nan")]], [[1, 0]], "sum", 1)
 

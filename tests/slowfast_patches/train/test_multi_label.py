@@ -8,10 +8,10 @@ from pathlib import Path
 
 import pytest
 import torch
+from fvcore.common.config import CfgNode
 
-from multigrid import ClipRequest
+from multigrid import ClipRequest, Shape
 from slowfast_patches import patching
-from slowfast_patches.config.recipe import Recipe
 from slowfast_patches.train import checkpoints
 from slowfast_patches.train import run as run_module
 
@@ -28,12 +28,12 @@ OPTIONS = (
 
 
 class Several(torch.utils.data.Dataset):
-    """Clips of noise; each video has a class and the one after it."""
+    """A user's own data set, of clips of noise; each video has a class and the one after it."""
 
-    def __init__(self, cfg: Recipe, split: str) -> None:
+    def __init__(self, cfg: CfgNode, split: str) -> None:
         self.videos = range(24 if split == "train" else 8)
-        self._views = cfg.test.num_ensemble_views if split == "test" else 1
-        self._shape = cfg.base_shape
+        self._views = cfg.TEST.NUM_ENSEMBLE_VIEWS if split == "test" else 1
+        self._shape = Shape(cfg.TRAIN.BATCH_SIZE, cfg.DATA.NUM_FRAMES, cfg.DATA.TRAIN_CROP_SIZE)
 
     def __len__(self) -> int:
         return len(self.videos) * self._views

@@ -119,7 +119,8 @@ def test_the_log_states_shape_global_batch_and_rate_at_every_boundary(
 def test_metrics_have_each_iteration_once_as_the_schedule_says(
     multigrid_run: Path, schedule: Schedule, opened: type
 ):
-    records = opened(multigrid_run).metrics()
+    folder = opened(multigrid_run)
+    records, phases, evaluations = map(folder.metrics, ("train", "phase", "val"))
     assert [r["iteration"] for r in records] == list(range(1, schedule.iterations + 1))
     for record, step in zip(records, schedule.steps(), strict=True):
         shape = [step.shape.batch, step.shape.frames, step.shape.crop]
@@ -128,24 +129,13 @@ def test_metrics_have_each_iteration_once_as_the_schedule_says(
         assert record["epoch"] == pytest.approx(step.epoch, abs=1e-3)
         assert 0 < record["loss"] < 100
         assert 0 <= record["top1"] <= 100
-        assert record["clips_per_second"] > 0
-        assert 0 <= record["loading_share"] < 1
     seconds = [r["seconds"] for r in records]
     assert seconds == sorted(seconds)
-    phases = opened(multigrid_run).metrics("phase")
     assert [r["iterations"] for r in phases] == [phase.iterations for phase in schedule.phases]
     assert sum(r["clips"] for r in phases) == schedule.clips
-    spent = opened(multigrid_run).result["seconds"]
     trained = sum(r["seconds"] * (1 - r["loading_share"]) for r in phases)
-    assert trained == pytest.approx(spent["training"], rel=0.01)
+    assert trained == pytest.approx(folder.result["seconds"]["training"], rel=0.01)
     assert records[-1]["seconds_left"] == 0 < records[1]["seconds_left"]
-
-
-def test_validation_comes_once_a_phase_and_at_the_end(
-    multigrid_run: Path, schedule: Schedule, opened: type
-):
-    folder = opened(multigrid_run)
-    evaluations = folder.metrics("val")
     assert [e["iteration"] for e in evaluations] == [phase.stop for phase in schedule.phases]
     assert [{"type": "val", **e} for e in folder.result["evaluations"]] == evaluations
     assert all(0 <= e["top1"] <= e["top5"] <= 100 for e in evaluations)

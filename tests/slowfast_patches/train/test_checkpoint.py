@@ -197,34 +197,28 @@ def test_one_that_cannot_be_read_is_not_taken_for_damaged(
     assert checkpoints.all_checkpoints(tmp_path) == paths
 
 
-class Attempt:
-    """Starts of runs with TRAIN.AUTO_RESUME False, each with an environment."""
-
-    def __init__(self, cfg: Recipe, patch: pytest.MonkeyPatch) -> None:
-        self.cfg, self.patch = cfg, patch
-
-    def __call__(self, save: int = 0, **environment: object) -> int | None:
-        """Begin; the iteration from which it goes on. It ends with the checkpoint `save`."""
-        with self.patch.context() as patch:
-            for name, value in environment.items():
-                patch.setenv(name, str(value))
-            checkpoints.start_over(self.cfg)
-            found = checkpoints.find_resumable(self.cfg)
-        if save:
-            content = saved(self.cfg) | {"iteration": save}
-            checkpoints.save(self.cfg.output_dir, save, content)
-        return found and found.content["iteration"]
-
-
 @pytest.fixture
 def attempt(
     tiny_config: Callable[..., Recipe], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> Attempt:
+) -> Callable[..., int | None]:
+    """`attempt(save=N, NAME=value, ...)`: begin with TRAIN.AUTO_RESUME False in an environment; the
+    iteration from which it goes on. It ends with the checkpoint N, if that is given."""
     for name in ("SLURM_JOB_ID", "SLURM_RESTART_COUNT", "TORCHELASTIC_RUN_ID"):
         monkeypatch.delenv(name, raising=False)
     cfg = tiny_config(tmp_path, "TRAIN.AUTO_RESUME", False)
     checkpoints.save(tmp_path, 3, saved(cfg))
-    return Attempt(cfg, monkeypatch)
+
+    def start(save: int = 0, **environment: object) -> int | None:
+        with monkeypatch.context() as patch:
+            for name, value in environment.items():
+                patch.setenv(name, str(value))
+            checkpoints.start_over(cfg)
+            found = checkpoints.find_resumable(cfg)
+        if save:
+            checkpoints.save(tmp_path, save, saved(cfg) | {"iteration": save})
+        return found and found.content["iteration"]
+
+    return start
 
 
 NAMES = [
@@ -249,8 +243,7 @@ def test_a_run_that_starts_over_continues_when_it_is_restarted(attempt, tmp_path
 
 @pytest.mark.parametrize(("job", "count"), NAMES)
 def test_a_restart_of_what_had_not_begun_starts_over_once(attempt, tmp_path, job, count):
-    assert attempt(**{job: "before", count: 0}) is None
-    checkpoints.save(tmp_path, 4, saved(attempt.cfg))
+    assert attempt(save=4, **{job: "before", count: 0}) is None
     assert attempt(save=6, **{job: "now", count: 1}) is None  # attempt 0 never came here
     assert iterations(tmp_path) == [6]
     assert attempt(**{job: "now", count: 2}) == 6

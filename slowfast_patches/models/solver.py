@@ -42,7 +42,8 @@ def build_optimizer(
     optimizer: torch.optim.Optimizer = construct_optimizer(model, config)
     groups = [{k: g[k] for k in ("params", "weight_decay")} for g in optimizer.param_groups]
     if method in _OURS:
-        optimizer = _OURS[method]([*map(dict, groups)], recipe.solver)  # it writes into them
+        # Of copies: an optimizer writes its defaults into the groups that it is given.
+        optimizer = _OURS[method]([dict(group) for group in groups], recipe.solver)
     if recipe.solver.fused or (fused and method != "lars"):
         # Made anew: the host gives no such argument, and the constructor checks it.
         options = optimizer.defaults | {"fused": True, "foreach": None}

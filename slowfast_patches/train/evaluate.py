@@ -43,11 +43,11 @@ logger = logging.getLogger(__name__)
 class Evaluation(NamedTuple):
     """What an evaluation found.
 
-    metrics: in per cent, the primary one first; then "videos", how many there are, "unreadable",
-        how many of them are left out, and, where there are any, "partly_read".
-    probabilities: (V, C) of the videos, the mean over their clips, or the maximum.
+    metrics: in per cent, the primary one first; then how many "videos" there are, how many of them
+        are "unreadable" and left out, and, where there are any, how many were "partly_read".
+    probabilities: (V, C) of the videos, the mean or the maximum over their clips.
     labels: (V,) or, of several labels, (V, C).
-    scored: (V,) bool; what `probabilities` and `labels` have of the other videos means nothing.
+    scored: (V,) bool; the rows of other videos mean nothing.
     """
 
     metrics: dict[str, float]
@@ -66,21 +66,15 @@ def evaluate(
     stop: StopRequest | None = None,
     named: set[str] | None = None,
 ) -> Evaluation:
-    """Score the videos of a split, each by the sum (or "max") over its clips.
+    """Score the videos of a split, each by the sum (or "max") over its clips that can be read.
 
-    Each rank reads its share of the clips; all of them get the same. A video is scored on those of
-    its clips that can be read; one that has none is left out.
-
-    Args:
-        dataset: of the split.
-        batch_size: clips at once on each process.
-        stop: asked between mini-batches.
-        named: paths that are known to be unreadable; others are named in the log, and added.
+    Each rank reads its share of the clips, `batch_size` at once; all get the same result. `stop` is
+    asked between mini-batches. Unreadable paths that are not `named` are logged, and added.
 
     Raises:
         TooManyUnreadableError: more videos than DATA.MAX_BAD_FRACTION, or all, cannot be read.
         TrainingInterruptedError: the run is asked to stop.
-        ValueError: see `mean_average_precision`.
+        ValueError: see `average_precisions`.
     """
     model.eval()
     transform = InputTransform.of_recipe(recipe, world.device)
@@ -108,8 +102,8 @@ def _name(failures: dict[str, str], named: set[str], world: World) -> None:
 
 
 class VideoScores:
-    """Scores (V, C) and labels, (V,) or (V, C), of a split's videos, from clips in any order, on
-    any rank; `clips` (V,) counts those that could be read."""
+    """Scores (V, C), labels, (V,) or (V, C), and numbers of readable clips (V,) of the videos of a
+    split, from clips in any order, on any rank."""
 
     def __init__(self, recipe: Recipe, dataset: Any, device: torch.device) -> None:
         videos, self._classes = len(dataset.videos), recipe.model.num_classes
@@ -124,8 +118,7 @@ class VideoScores:
         self.clips = torch.zeros(videos, dtype=torch.int64, device=device)
 
     def add(self, videos: Tensor, scores: Tensor, labels: Tensor) -> None:
-        """Add a mini-batch: the numbers (N,) of its clips' videos, their scores (N, C), and labels,
-        class numbers (N,) or multi-hot (N, C)."""
+        """Add N clips: the numbers of their videos, their scores and labels."""
         # Copies that wait for nothing: a GPU goes on while the next clips are read.
         videos, scores = videos.to(self.scores.device, non_blocking=True), scores.double()
         if self._sums:
@@ -156,10 +149,8 @@ class VideoScores:
         """The videos, and those of them that are left out."""
         videos, unreadable = len(self.clips), int((self.clips == 0).sum())
         if unreadable == videos:
-            raise TooManyUnreadableError(
-                f"none of the {videos} videos of the evaluation could be read; check "
-                "DATA.PATH_PREFIX and the list"
-            )
+            text = f"none of the {videos} videos of the evaluation could be read"
+            raise TooManyUnreadableError(f"{text}; check DATA.PATH_PREFIX and the list")
         partly = int((self.clips < self._num_clips).sum()) - unreadable
         check_count(unreadable + partly, videos, self._max_bad, "the evaluation")
         counts: dict[str, float] = {"videos": videos, "unreadable": unreadable}
@@ -167,8 +158,7 @@ class VideoScores:
 
 
 class Validation:
-    """Validates at the baseline grid, after precise BN on clips of the training set `dataset` where
-    the recipe asks for it."""
+    """Validates, after precise BN on clips of the training set where the recipe asks for it."""
 
     def __init__(
         self, recipe: Recipe, world: World, stop: StopRequest, dataset: Any, schedule: Schedule
@@ -178,13 +168,9 @@ class Validation:
         self._videos, self._named = build_dataset(recipe, "val"), set[str]()
 
     def __call__(self, models: nn.ModuleList, step: Step) -> dict[str, float]:
-        """Metrics after an iteration, as they go to files, of the model and, if there is one, its
-        average; running statistics are averaged over the processes, or replaced.
-
-        Raises:
-            TooManyUnreadableError, TrainingInterruptedError: see `evaluate`. Then the models are as
-                they were before.
-        """
+        """Metrics after an iteration, of the model and, if there is one, its average, whose running
+        statistics are averaged over the processes, or replaced; where `evaluate` raises, they are
+        as they were."""
         put_back, metrics = keep_buffers(models), dict[str, float]()
         try:
             for model, suffix in zip(models, ("", EMA), strict=False):
@@ -229,10 +215,8 @@ def mean_average_precision(scores: Tensor, labels: Tensor) -> float:
 
 
 def average_precisions(scores: Tensor, labels: Tensor) -> list[float | None]:
-    """Per cent, by class: None for one that no video has.
-
-    A class's is scikit-learn's: the mean, over the videos of (V, C) multi-hot labels that have it,
-    of the precision at their score.
+    """Per cent, by class, of (V, C) scores and multi-hot labels: scikit-learn's, and None for a
+    class that no video has.
 
     Raises:
         ValueError: no video has a class; a score is not a number.
@@ -240,15 +224,9 @@ def average_precisions(scores: Tensor, labels: Tensor) -> list[float | None]:
     from sklearn.metrics import average_precision_score  # takes seconds, and few recipes need it
 
     if not labels.any():
-        raise ValueError(
-            f"mean average precision needs labels, and none of the {len(labels)} videos has one; "
-            "check the list that they are from"
-        )
+        raise ValueError(f"no mAP: none of the {len(labels)} videos has one label; check the list")
     if scores.isnan().any():
-        raise ValueError(
-            "mean average precision needs scores that are numbers, and the model gives NaN: the "
-            "training diverged. A lower SOLVER.BASE_LR or SOLVER.CLIP_GRAD_L2NORM may help"
-        )
+        raise ValueError("no mAP: the model gives NaN: the training diverged; lower SOLVER.BASE_LR")
     columns = zip(labels.T.cpu().numpy(), scores.T.cpu().numpy(), strict=True)
     return [
         100 * float(average_precision_score(*column)) if column[0].any() else None

@@ -28,15 +28,11 @@ class _Recorded:
 
 
 class GraphedPasses:
-    """Forward and backward on a GPU, recorded before the training and replayed in it.
+    """Forward and backward of a model on a GPU, recorded before the training and replayed in it.
 
-    All graphs use one pool of memory, and read from the same tensors, as one after another does: no
-    more than the largest needs. Gradients lie in one tensor, which each graph sets to zero first; a
-    parameter's `grad` is its part of it, and must not be replaced.
-
-    Args:
-        model: whose gradients and dropout masks these are.
-        passes: what is recorded; it must not wait for the device.
+    All graphs share the memory that the largest needs. Gradients lie in one tensor, which each
+    graph sets to zero first; a parameter's `grad` is its part of it, and must not be replaced.
+    `passes`, which is recorded, must not wait for the device.
     """
 
     def __init__(self, model: nn.Module, passes: Passes) -> None:
@@ -49,13 +45,8 @@ class GraphedPasses:
     def __call__(
         self, kind: Hashable, inputs: Sequence[Tensor], labels: Tensor
     ) -> tuple[Tensor, Tensor]:
-        """The loss and the scores; the gradients are in the parameters.
-
-        `kind` tells mini-batches apart that are computed in another way at the same shape.
-
-        Raises:
-            RuntimeError: nothing like it was recorded.
-        """
+        """The loss and the scores; the gradients are in the parameters. `kind` tells mini-batches
+        apart that are computed in another way at the same shape. RuntimeError: not recorded."""
         given = (*inputs, labels, *self._masks())
         key = _key(kind, given)
         if key not in self._recorded:
@@ -68,11 +59,8 @@ class GraphedPasses:
         return recorded.loss.clone(), recorded.scores.clone()
 
     def record(self, kind: Hashable, inputs: Sequence[Tensor], labels: Tensor) -> None:
-        """Record a mini-batch's kernels; the largest comes first.
-
-        One like it must have been computed without a graph before: in a recording no library can
-        be loaded, no convolution tried.
-        """
+        """Record a mini-batch's kernels; the largest comes first. One like it must have run without
+        a graph before: in a recording no library can be loaded, no convolution tried."""
         given = (*inputs, labels, *self._masks())
         reads = tuple(self._input(place, tensor) for place, tensor in enumerate(given))
         self._read_masks(reads[len(inputs) + 1 :])

@@ -29,12 +29,8 @@ def read_checkpoint(
     path: Path, recipe_file: Path | None = None, overrides: Sequence[object] = ()
 ) -> tuple[Recipe, tuple[str, ...] | None]:
     """The recipe to predict with, that of a file or the one that a checkpoint was trained with, and
-    the names of the classes, None where the checkpoint has none.
-
-    Raises:
-        ValueError: the checkpoint cannot be read, it has no config and no recipe is given, or the
-            config is none that can be tested.
-    """
+    the names of the classes, None where the checkpoint has none. Raises ValueError for a checkpoint
+    that cannot be read, and for a recipe that is missing or wrong."""
     try:
         content = checkpoints.load(path)
     except ValueError:
@@ -63,11 +59,7 @@ class Predictor:
     """A trained model that scores videos, on a GPU if the recipe uses one and there is one."""
 
     def __init__(self, recipe: Recipe, path: Path) -> None:
-        """Load the weights of a checkpoint.
-
-        Raises:
-            ValueError: they are not those of the model that `recipe` describes.
-        """
+        """Load the weights of a checkpoint; ValueError where they are not of the recipe's model."""
         patching.apply()
         self._recipe = recipe
         on_gpu = recipe.num_gpus > 0 and torch.cuda.is_available()
@@ -80,11 +72,8 @@ class Predictor:
 
     @torch.no_grad()
     def __call__(self, path: str) -> Tensor:
-        """The probability of each class, (C,) float64, for a video file or a folder of JPEG frames.
-
-        It is the mean over the views and crops of TEST, or the maximum where DATA.ENSEMBLE_METHOD
-        says so. Of a softmax head the probabilities of one view sum to 1; those of a sigmoid head
-        are independent of each other.
+        """The probability of each class, (C,) float64, for a video file or a folder of JPEG frames:
+        the mean, or as DATA.ENSEMBLE_METHOD says the maximum, over the views and crops of TEST.
 
         Raises:
             UnreadableVideoError: the video cannot be read; says why.

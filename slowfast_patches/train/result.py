@@ -35,7 +35,7 @@ logger = logging.getLogger(__name__)
 
 def multi_view_test(recipe: Recipe, world: World, run: Run | None) -> dict[str, float]:
     """Multi-view metrics of a training's model and, if there is one, its average, or of a
-    checkpoint where nothing was trained; tables of the model's scores are in OUTPUT_DIR."""
+    checkpoint where nothing was trained; the model's tables are in OUTPUT_DIR."""
     dataset, named, metrics = build_dataset(recipe, "test"), set[str](), dict[str, float]()
     local = max(1, recipe.test.batch_size * recipe.num_shards // world.size)
     models = [_tested_model(recipe, world)] if run is None else run.models
@@ -73,12 +73,8 @@ def tested_file(recipe: Recipe) -> tuple[str, str, str]:
 def write_result(
     recipe: Recipe, world: World, run: Run | None, metrics: Mapping[str, float] | None
 ) -> None:
-    """OUTPUT_DIR/result.json, or test.json where nothing was trained: its presence says that the
-    run is complete.
-
-    Its metrics are those of the test, or of the last validation where nothing is tested; "metric"
-    names the primary one. Beside them is how many videos could not be read.
-    """
+    """Write result.json, or test.json where nothing was trained, when the run is complete: its
+    metrics are those of the test, or of the last validation where nothing is tested."""
     result: dict[str, Any] = {
         "config": yaml.safe_load(recipe.text),
         "versions": versions(),

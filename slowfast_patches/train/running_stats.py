@@ -49,11 +49,8 @@ def set_buffers(model: nn.Module, rows: Tensor | None, world: World) -> None:
 
 
 def in_parts(model: nn.Module, parts: int) -> Iterator[int]:
-    """The numbers of a mini-batch's parts, each to pass the model while it is at hand.
-
-    The running statistics move once: each part starts from what they were before the first, and
-    after the last they are the mean of what the parts made of them. Counters count one forward.
-    """
+    """The numbers of a mini-batch's parts, each to pass the model while it is at hand. Running
+    statistics move once: to the mean of what each part makes of those before the first."""
     if parts == 1:
         yield 0
         return
@@ -84,11 +81,9 @@ def update_precise_bn(
     """Replace the running statistics by the mean and variance of all the values that a channel has
     over the mini-batches of all processes (Wu and Johnson, 2021).
 
-    Clips are normalised meanwhile over `global_batch` of them, so that baseline and multigrid
-    training are estimated alike, on any number of processes; the host takes each GPU's own.
-
-    All mini-batches are of one size, and each process has as many. All BN is `GroupedBatchNorm3d`;
-    of several processes, each must have called `form_neighbours` for all.
+    Clips are normalised meanwhile over `global_batch` of them, on any number of processes; the host
+    takes each GPU's own. All mini-batches are of one size, and each process has as many and has
+    called `form_neighbours`. All BN is `GroupedBatchNorm3d`.
     """
     model.train()
     set_group_size(model, global_batch)
@@ -113,11 +108,8 @@ def update_precise_bn(
 
 
 class _Moments:
-    """Mean and variance of each channel over the inputs of a module, all of as many values.
-
-    fvcore's `update_bn_stats` takes statistics that processes share for those of the values of one
-    of them, and subtracts squares in single precision.
-    """
+    """Mean and variance of each channel over the inputs of a module, all of as many values, on all
+    processes, which fvcore's `update_bn_stats` does not know; in double precision."""
 
     def __init__(self, channels: int, device: torch.device) -> None:
         self._sums = torch.zeros(2, channels, dtype=torch.float64, device=device)

@@ -47,13 +47,8 @@ logger = logging.getLogger(__name__)
 def build_run(
     recipe: Recipe, world: World, stop: StopRequest, found: checkpoints.Found | None
 ) -> Run:
-    """A training at its start: where a checkpoint was, at given weights, or from scratch.
-
-    `found` is the checkpoint to continue, in the main process; the others get it from there.
-
-    Raises:
-        ValueError: it was trained on another list, or given weights do not fit.
-    """
+    """A training at its start: where `found`, the main process's checkpoint, was, at given weights,
+    or from scratch. ValueError: of another list, or weights that do not fit."""
     run = Run(recipe, world, stop)
     if found is not None:
         videos, digest = run.schedule.num_videos, run.list_digest
@@ -270,7 +265,7 @@ class Run:
         if size != self.world.size and self.world.is_main and not self.recipe.groups_batchnorm:
             logger.warning(
                 "trained on %d processes before, now on %d: BN statistics are over the clips of "
-                "each process, which are more or fewer from here on; BN.GROUP_SIZE would fix them",
+                "each process; BN.GROUP_SIZE would fix them",
                 *(size, self.world.size),
             )
         for model, state in zip(self.models, ("model_state", "ema_state"), strict=False):
@@ -287,11 +282,8 @@ class Run:
 
 
 def evaluation_iterations(recipe: Recipe, schedule: Schedule) -> frozenset[int]:
-    """Numbers of finished iterations at which to validate; the end is always one.
-
-    With the long cycle, MULTIGRID.EVAL_FREQ times in each phase; else every TRAIN.EVAL_PERIOD
-    epochs.
-    """
+    """Numbers of finished iterations at which to validate: with the long cycle, MULTIGRID.EVAL_FREQ
+    times in each phase; else every TRAIN.EVAL_PERIOD epochs and at the end."""
     if not recipe.multigrid.long_cycle:
         return _every(recipe.train.eval_period, schedule)
     times = recipe.multigrid.eval_freq

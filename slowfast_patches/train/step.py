@@ -46,17 +46,13 @@ def _unmarked(stage: str) -> None:
 class Stepper:
     """A model with what trains it: one step after another, each at its own shape.
 
-    Args:
-        recipe: the recipe, of which come precision, loss, clipping and the input's form.
-        model: the model, on `device`; its weights, buffers and names stay its own. With
-            MODEL.ACT_CHECKPOINT its blocks compute their activations twice from here on.
-        device: where it is trained.
-
     Attributes:
-        network: what computes the scores: the model, or what it was compiled to, until something
-            around it, such as the exchange of gradients, takes its place.
+        model: on `device`; its weights, buffers and names stay its own. With MODEL.ACT_CHECKPOINT
+            its blocks compute their activations twice from here on.
+        network: what computes the scores: the model, what it was compiled to, or what exchanges
+            its gradients.
         parts: in which a process's clips pass the network one after another, each of whole BN
-            groups; of G groups, part p has every `parts`-th from p on.
+            groups: part p has every `parts`-th from p on.
         average: the moving average of the model's weights that MODEL.EMA_DECAY asks for, or None.
     """
 
@@ -81,15 +77,13 @@ class Stepper:
         clips: Sequence[int] | None = None,
         mark: Callable[[str], None] = _unmarked,
     ) -> Outcome:
-        """Train on this process's clips of one iteration, at its learning rate and BN size.
-
-        On a GPU the work is queued when this returns, not done.
+        """Train on this process's clips of one iteration; on a GPU the work is queued, not done.
 
         Args:
             step: says which shape, rate and BN size.
             batch: of the loader.
             clips: the numbers of the batch's clips in the stream, which dropout is keyed by;
-                without them, as for clips that are made up, masks are from torch's generator.
+                without them masks are from torch's generator.
             mark: called with "input", "forward", "backward" and "optimizer" when the work of that
                 kind has been queued, the first three for each part of the clips; in a CUDA graph,
                 the forward is part of "backward".

@@ -12,10 +12,9 @@ import torch
 
 from multigrid import Batch, Schedule, Shape, Step, clip_numbers, empty_clips, set_group_size
 from slowfast_patches.config.recipe import Recipe
-from slowfast_patches.config.schedule import possible_parts
 from slowfast_patches.train.running_stats import keep_buffers
 from slowfast_patches.train.step import Stepper, expect_graphs
-from slowfast_patches.utils.tables import format_list, format_table
+from slowfast_patches.utils.tables import format_table
 
 __all__ = ["Memory", "Peak", "dry_run", "kinds_of_steps", "made_up_batch", "without_compiling"]
 
@@ -25,11 +24,14 @@ _STATE = {"sgd": 1, "lars": 1, "adam": 2, "adamw": 2}
 """Tensors of a weight's size that the optimizer keeps beside it, from its first update on."""
 _OUT_OF_MEMORY = ("out of memory", "ALLOC_FAILED", "unable to find an engine")
 """What CUDA's libraries say where memory is short; torch's allocator has an error of its own."""
+_ADVICE = (
+    "set TRAIN.BATCH_SIZE lower, with SOLVER.BASE_LR in proportion, TRAIN.MIXED_PRECISION or "
+    "MODEL.ACT_CHECKPOINT True, or SOLVER.ACCUMULATION_STEPS higher"
+)
 
 
 class Peak(NamedTuple):
-    """The bytes that a step at a shape takes on a process with `clips` of it, with what a training
-    adds to a dry step; None where they are not measured."""
+    """Bytes that a training takes at a shape, with `clips` on a process; None: not measured."""
 
     shape: Shape
     clips: int
@@ -51,11 +53,7 @@ class Memory:
         return free + torch.cuda.memory_reserved(self._device)
 
     def peak(self, work: Callable[[], object]) -> int | None:
-        """Bytes that tensors took at most while some work was done.
-
-        Raises:
-            torch.OutOfMemoryError: it does not fit.
-        """
+        """Bytes that tensors took at most while some work was done."""
         if self._device.type != "cuda":
             work()
             return None
@@ -66,11 +64,8 @@ class Memory:
 
 
 def kinds_of_steps(schedule: Schedule, start: int = 0) -> list[Step]:
-    """The first step of each shape and BN size from iteration `start` on, those with the most
-    pixels first.
-
-    Memory that the largest has claimed serves all the others.
-    """
+    """The first step of each shape and BN size from iteration `start` on, the largest first: the
+    memory that it claims serves all the others."""
     kinds = dict[tuple[Shape, int | None], Step]()
     for phase in schedule.phases:
         first = max(phase.start, start)
@@ -91,103 +86,96 @@ def dry_run(
 ) -> list[Peak]:
     """Forward and backward of made-up clips at each shape of a schedule, without an update.
 
-    With TRAIN.COMPILE the shapes are compiled in it, with TRAIN.CUDA_GRAPHS they are recorded.
-    Weights, running statistics, the optimizer's state and torch's generators are afterwards as they
-    were before. Every process must call this.
+    With TRAIN.COMPILE the shapes are compiled, with TRAIN.CUDA_GRAPHS they are recorded. The model,
+    the optimizer and torch's generators are afterwards as they were. Every process must call this.
 
     Args:
         start: iterations that are done; shapes that do not come again are left out.
         begin: told what is tried next.
 
     Raises:
-        ValueError: a shape does not fit into the device's memory, or cannot be compiled; says what
-            to do.
+        ValueError: a shape does not fit into the device's memory, or cannot be compiled.
     """
     memory, steps = memory or Memory(stepper.device), kinds_of_steps(schedule, start)
     if stepper.recipe.train.compile:
         expect_graphs(len(steps))
-    parts = [n for n in possible_parts(schedule, world_size) if n > stepper.parts]
-    tried = [_Dry(step, clip_numbers(step, rank, world_size), world_size, parts) for step in steps]
+    tried = [(step, clip_numbers(step, rank, world_size)) for step in steps]
     peaks = list[Peak]()
     with _undone(stepper):
-        for dry in tried:
-            begin(f"the dry step of {dry.step.shape}")
-            peaks.append(_measure(stepper, dry, memory))
+        for step, clips in tried:
+            begin(f"the dry step of {step.shape}")
+            peaks.append(_measure(stepper, step, clips, world_size, memory))
         torch.cuda.empty_cache()
         if stepper.recipe.train.cuda_graphs:
-            for dry in tried:  # after all have run: what recordings keep was in nobody's way
-                begin(f"the graph of {dry.step.shape}")
-                _record(stepper, dry)
+            for (
+                step,
+                clips,
+            ) in tried:  # after all have run: what recordings keep was in no one's way
+                begin(f"the graph of {step.shape}")
+                _record(stepper, step, clips)
     torch.cuda.empty_cache()
     if any(peak.memory is not None for peak in peaks):
-        rows = [(p.shape, p.clips, p.bn_size or "batch", _gb(p.memory)) for p in peaks]
-        table = format_table(
-            ["shape", "clips here", "BN clips", "GB"], [list(map(str, row)) for row in rows]
-        )
+        rows = [
+            [str(p.shape), str(p.clips), str(p.bn_size or "batch"), _gb(p.memory)] for p in peaks
+        ]
+        table = format_table(["shape", "clips here", "BN clips", "GB"], rows)
         there = _gb(memory.capacity())
         logger.info("memory of each shape:\n%s\nThere are %s GB.", table, there)
     return peaks
 
 
-class _Dry(NamedTuple):
-    """A step to be tried, with the numbers of this process's clips, and of more parts than now that
-    they could pass in."""
-
-    step: Step
-    clips: Sequence[int]
-    world_size: int
-    more_parts: Sequence[int]
-
-
-def _measure(stepper: Stepper, dry: _Dry, memory: Memory) -> Peak:
+def _measure(
+    stepper: Stepper, step: Step, clips: Sequence[int], world_size: int, memory: Memory
+) -> Peak:
     """Two dry steps, and the bytes that the second took with those that the training adds.
 
     In the first, convolutions are tried in the largest memory that any of them wants.
     """
-    batch = made_up_batch(stepper.recipe, len(dry.clips), dry.step.shape)
-    capacity = memory.capacity()
+    batch, peak = made_up_batch(stepper.recipe, len(clips), step.shape), None
+    capacity, short = memory.capacity(), False
     try:
-        stepper.passes(dry.step, batch, dry.clips)
+        stepper.passes(step, batch, clips)
         torch.cuda.empty_cache()
-        peak = memory.peak(lambda: stepper.passes(dry.step, batch, dry.clips))
+        peak = memory.peak(lambda: stepper.passes(step, batch, clips))
     except RuntimeError as error:
-        if _is_out_of_memory(error):
-            raise ValueError(_advice(stepper, dry, capacity)) from error
-        if stepper.recipe.train.compile and _is_of_the_compiler(error):
-            raise ValueError(
-                f"TRAIN.COMPILE True: the network cannot be compiled for {dry.step.shape} "
-                f"({_first_line(error)}); set it to False"
-            ) from error
-        raise
+        short = isinstance(error, torch.OutOfMemoryError)
+        short = short or any(text in str(error) for text in _OUT_OF_MEMORY)
+        if not short:
+            _explain_compiler(stepper, step, error)
+            raise
     if peak is not None and capacity is not None:
-        peak += _bytes_to_come(stepper, batch, dry.world_size)
-        if peak > capacity:
-            raise ValueError(_advice(stepper, dry, capacity))
-    return Peak(dry.step.shape, len(dry.clips), dry.step.bn_size, peak)
-
-
-def _record(stepper: Stepper, dry: _Dry) -> None:
-    try:
-        batch = made_up_batch(stepper.recipe, len(dry.clips), dry.step.shape)
-        stepper.record(dry.step, batch, dry.clips)
-    except RuntimeError as error:
-        stepper.forget_graphs()
+        peak += _bytes_to_come(stepper, batch, world_size)
+        short = peak > capacity
+    if short:
         raise ValueError(
-            f"TRAIN.CUDA_GRAPHS True: {dry.step.shape} could not be recorded "
-            f"({_first_line(error)}); set it to False, or TRAIN.BATCH_SIZE lower where the memory "
-            "is short: graphs keep what the largest shape needs"
+            f"the shape {step.shape}, {len(clips)} clips on each of {world_size} process(es), does "
+            f"not fit into the {_gb(capacity)} GB of {stepper.device}; {_ADVICE}"
+        )
+    return Peak(step.shape, len(clips), step.bn_size, peak)
+
+
+def _explain_compiler(stepper: Stepper, step: Step, error: RuntimeError) -> None:
+    """Raise ValueError where an error is the compiler's."""
+    if not stepper.recipe.train.compile:
+        return
+    from torch._dynamo.exc import TorchDynamoException  # imports the compiler
+
+    if isinstance(error, TorchDynamoException):
+        raise ValueError(
+            f"TRAIN.COMPILE True: the network cannot be compiled for {step.shape} "
+            f"({_first_line(error)}); set it to False"
         ) from error
 
 
-def _is_out_of_memory(error: RuntimeError) -> bool:
-    texts = any(text in str(error) for text in _OUT_OF_MEMORY)
-    return isinstance(error, torch.OutOfMemoryError) or texts
-
-
-def _is_of_the_compiler(error: RuntimeError) -> bool:
-    from torch._dynamo.exc import TorchDynamoException
-
-    return isinstance(error, TorchDynamoException)
+def _record(stepper: Stepper, step: Step, clips: Sequence[int]) -> None:
+    try:
+        stepper.record(step, made_up_batch(stepper.recipe, len(clips), step.shape), clips)
+    except RuntimeError as error:
+        stepper.forget_graphs()
+        raise ValueError(
+            f"TRAIN.CUDA_GRAPHS True: {step.shape} could not be recorded ({_first_line(error)}); "
+            "set it to False, or TRAIN.BATCH_SIZE lower where memory is short"
+        ) from error
 
 
 def _first_line(error: Exception) -> str:
@@ -204,23 +192,6 @@ def _bytes_to_come(stepper: Stepper, batch: Batch, world_size: int) -> int:
     transform, values = stepper.transform, batch["clips"].numel() // stepper.parts
     slow = values // transform.alpha if transform.alpha else 0
     return copies * weights + values + (values + slow) * transform.dtype.itemsize
-
-
-def _advice(stepper: Stepper, dry: _Dry, capacity: int | None) -> str:
-    """What to say of a shape that does not fit."""
-    recipe = stepper.recipe
-    ways = ["TRAIN.BATCH_SIZE lower, with SOLVER.BASE_LR in the same proportion"]
-    if not recipe.train.mixed_precision:
-        ways.append("TRAIN.MIXED_PRECISION True")
-    if not recipe.model.act_checkpoint and not recipe.train.compile:
-        ways.append("MODEL.ACT_CHECKPOINT True")
-    if dry.more_parts and not recipe.train.cuda_graphs:
-        ways.append(f"SOLVER.ACCUMULATION_STEPS {dry.more_parts[0]}")
-    return (
-        f"the shape {dry.step.shape}, {len(dry.clips)} clips on each of {dry.world_size} "
-        f"process(es), does not fit into the {_gb(capacity)} GB of {stepper.device}; set "
-        f"{format_list(ways, 'or')}"
-    )
 
 
 def _gb(memory: int | None) -> str:
@@ -242,8 +213,7 @@ def _undone(stepper: Stepper) -> Iterator[None]:
 
 
 def without_compiling() -> AbstractContextManager[Any]:
-    """A context in which a network that would have to be compiled anew fails: RuntimeError says for
-    which shape."""
+    """A context in which a network that would have to be compiled anew raises RuntimeError."""
     context: AbstractContextManager[Any] = torch.compiler.set_stance("fail_on_recompile")
     return context
 

@@ -56,12 +56,8 @@ def _save(output_dir: str | Path, name: str, content: Mapping[str, Any]) -> Path
 
 
 def load(path: str | Path) -> dict[str, Any]:
-    """What is in a checkpoint, on the CPU; nothing in it is executed.
-
-    Raises:
-        ValueError: no such file, not a checkpoint, or a damaged one.
-        OSError: the file is there and cannot be read.
-    """
+    """What is in a checkpoint, on the CPU; nothing in it is executed. ValueError: no such file, not
+    a checkpoint, or a damaged one; OSError: the disk cannot read it."""
     try:
         check_archive(Path(path))
     except FileNotFoundError as error:
@@ -108,11 +104,7 @@ def best_checkpoint(output_dir: str | Path) -> Path | None:
 
 def checkpoint_of(path: str | Path) -> Path:
     """What a user means by `path`: a checkpoint itself, or, of a run's folder, the best one if it
-    was kept, else the last.
-
-    Raises:
-        ValueError: a folder without checkpoints.
-    """
+    was kept, else the last; ValueError where there is none."""
     if not Path(path).is_dir():
         return Path(path)
     found = best_checkpoint(path) or last_checkpoint(path)

@@ -46,11 +46,8 @@ class Found(NamedTuple):
 
 
 def continues(recipe: Recipe) -> bool:
-    """Whether a run goes on from the checkpoints in OUTPUT_DIR, if there are any.
-
-    With TRAIN.AUTO_RESUME False the user starts over; what restarts the job after it has does not.
-    An attempt that ended before it could, or a job requeued before it began, has not.
-    """
+    """Whether a run goes on from the checkpoints in OUTPUT_DIR, if there are any: by default, and
+    where the job is restarted after it has started over as TRAIN.AUTO_RESUME False asks."""
     if recipe.train.auto_resume:
         return True
     return is_restart(os.environ) and _has_started_over(Path(recipe.output_dir))
@@ -86,8 +83,7 @@ def find_resumable(recipe: Recipe) -> Found | None:
     ones that are newer are renamed.
 
     Raises:
-        ValueError: all checkpoints are damaged, one cannot be read, though it may be whole, or
-            another recipe made them; nothing is renamed.
+        ValueError: all are damaged, the disk cannot read one, or another recipe made them.
     """
     if not continues(recipe):
         return None

@@ -24,27 +24,20 @@ Content = Mapping[str, Any]
 
 @contextmanager
 def writes(what: str, output_dir: str | Path, when: str = "") -> Iterator[None]:
-    """The body writes one of a run's files.
-
-    Raises:
-        TrainingStoppedError: it cannot, and how the training goes on.
-    """
+    """The body writes one of a run's files; TrainingStoppedError where it cannot."""
     try:
         yield
     except OSError as error:
         raise TrainingStoppedError(
             f"{what} cannot be written{when}: {error.strerror or error}; "
             f"{folder.describe_last(output_dir)}. Make room in {output_dir}, or make it writable, "
-            "and give the same command again: the training goes on from there"
+            "and give the same command again"
         ) from error
 
 
 class Writer:
-    """Writes checkpoints in a thread, one at a time: the next one waits for it. The training is
-    held up while the state is copied, not while the copy is written.
-
-    As `prune` has it, `kept` of them stay, and those after the iterations `milestones`.
-    """
+    """Writes checkpoints in a thread, one at a time; the training is held up while the state is
+    copied, not while the copy is written. `kept` and `milestones` are as of `prune`."""
 
     def __init__(self, output_dir: str | Path, kept: int, milestones: Collection[int]) -> None:
         self._output_dir, self._kept, self._milestones = output_dir, kept, milestones

@@ -35,7 +35,7 @@ class Clock:
         self._since = time.perf_counter()
 
     def load(self, seconds: Mapping[str, float]) -> None:
-        """Go on from the seconds of the run that is continued."""
+        """Go on from those of the run that is continued."""
         self._seconds |= seconds
 
     @property
@@ -61,11 +61,8 @@ class Clock:
 
     @contextmanager
     def wait(self, device: torch.device) -> Iterator[None]:
-        """Count the body's time as loading, as far as the device had nothing left to compute.
-
-        Work is queued on a GPU: while the next mini-batch is awaited, it may still be computing,
-        and that is training.
-        """
+        """Count the body's time as loading, but for the part in which a GPU still computed what was
+        queued, which is training."""
         queued, before = _mark(device), self.seconds["loading"]
         with self.time("loading"):
             yield
@@ -87,8 +84,8 @@ class Clock:
 class TimeSpent:
     """Iterations, their clips, and the seconds that each rank trained and loaded, (ranks, 2).
 
-    Shares are the main process's own. While a rank waits for data the others wait for it, which
-    counts as training: of several, the one that waits most is told.
+    While a rank waits for data the others wait for it, which counts as training: beside the main
+    process's share, that of the rank that waits most is told.
     """
 
     iterations: int
@@ -150,11 +147,8 @@ class TimeSpent:
 
 
 class Forecast:
-    """Seconds of each shape's iterations, measured, and what they say of the rest.
-
-    Shapes not met yet are taken to cost what their pixels say; the shape at hand is never
-    extrapolated to the others.
-    """
+    """Seconds of each shape's iterations, measured, and what they say of the rest; shapes not met
+    yet are taken to cost what their pixels say."""
 
     def __init__(self, schedule: Schedule) -> None:
         self._schedule = schedule

@@ -22,15 +22,12 @@ _NO_METRICS = {"type", "iteration", "epoch", "seconds", *COUNTS}
 
 
 class Events:
-    """The curves of a run, over iterations and over seconds.
+    """The curves of a run: in `folder` over iterations, in `folder`/seconds over whole seconds of
+    training, waiting for data included and evaluation not; phases are over iterations alone.
 
-    TensorBoard draws a scalar over its step. The events in `folder` have as step the iterations
-    done; those in `folder`/seconds, which it shows as the run "seconds", have the whole seconds of
-    training, waiting for data included and evaluation not. Phases are over iterations alone.
-
-    A run that continues after `start` iterations and so many seconds of training draws nothing
-    twice: TensorBoard drops what has a step from there on, and what the records that are `kept`
-    have at that very step, or second, is drawn again.
+    A run that continues after `start` iterations and so many seconds draws nothing twice:
+    TensorBoard drops what is there from that step on, and what the `kept` records have at that very
+    step, or second, is drawn again.
     """
 
     def __init__(

@@ -17,11 +17,10 @@ _FORMAT = "%(asctime)s %(levelname)s %(message)s"
 
 
 def setup_logging(output_dir: str, world: World, kind: str = "train") -> None:
-    """Log to OUTPUT_DIR/train.log and the terminal; other ranks than 0 to files of their own.
+    """Log to OUTPUT_DIR/train.log and the terminal; other ranks to OUTPUT_DIR/logs/rank_0001.log
+    alone and so on, or, where these cannot be written, their warnings to the terminal.
 
-    These are OUTPUT_DIR/logs/rank_0001.log and so on, and all that those ranks write. A machine on
-    which they cannot be written says so once, and shows their warnings on the terminal. A run of
-    kind "test" has files of its own beside a training's: test.log, and logs/test_rank_0001.log.
+    The files of a run of kind "test" are test.log and logs/test_rank_0001.log.
 
     Raises:
         OSError: rank 0 cannot write, and a run without a log is none.

@@ -33,8 +33,8 @@ logger = logging.getLogger(__name__)
 
 
 class _Iteration(NamedTuple):
-    """Of one process, with the number of its unreadable videos; `right` is how many of its clips
-    are classified rightly, where a clip has one label."""
+    """Of one process: `right` counts its clips that are classified rightly, where a clip has one
+    label, and `failures` its unreadable videos."""
 
     step: Step
     loss: Tensor
@@ -46,9 +46,8 @@ class Record:
     """Sums up iterations over all processes; in the main one, writes metrics.jsonl, events for
     TensorBoard, and the progress lines of the log.
 
-    Each phase ends with a report, so that what is said of it adds up; of a phase that was
-    interrupted, the iterations since count. `done` iterations are done; `advice` says what to do
-    where loading is the limit. What writes raises TrainingStoppedError where the disk refuses.
+    Each phase ends with a report. `done` iterations are done; `advice` says what to do where
+    loading is the limit. What writes raises TrainingStoppedError where the disk refuses.
     """
 
     def __init__(self, recipe: Recipe, world: World, schedule: Schedule, advice: str) -> None:
@@ -84,8 +83,7 @@ class Record:
             check_log_files()
 
     def enter_phase(self, step: Step) -> None:
-        """Say what holds from here on: the shape, the global batch, the rate, BN. The time of the
-        first counts from here, after its workers have started."""
+        """Say what holds from here on; the time of the first counts from here."""
         if self._seen is None:
             self._seen = self.clock.seconds
         if not self._world.is_main:
@@ -171,8 +169,7 @@ class Record:
         return float(mean.mean()), top1, TimeSpent(count, clips, total[-2 * size :].view(size, 2))
 
     def _say_progress(self, step: Step, loss: float, top1: float | None, time: TimeSpent) -> None:
-        """A line for some iterations: their loss, speed and, where a clip has one label,
-        accuracy."""
+        """A line for some iterations: their loss, speed and, if there is one, accuracy."""
         left = self._forecast.remaining(self.done)
         record = {
             "type": "train",
@@ -240,8 +237,7 @@ def _check_finite(steps: Sequence[Step], losses: Tensor) -> None:
         if not math.isfinite(loss):
             raise TrainingStoppedError(
                 f"the loss of iteration {step.iteration} is {loss} (shape {step.shape}, LR "
-                f"{step.lr:.4g}); the last checkpoint is from before. A lower SOLVER.BASE_LR, "
-                "a longer SOLVER.WARMUP_EPOCHS or SOLVER.CLIP_GRAD_L2NORM may help"
+                f"{step.lr:.4g}); the last checkpoint is from before; lower SOLVER.BASE_LR"
             )
 
 

@@ -26,8 +26,8 @@ _NAMED, _COUNTED = 60, 20
 
 
 def names_of_data(recipe: Recipe) -> tuple[str, ...] | None:
-    """Names by class number that a data set has beside its lists; None, with a warning, where they
-    are not those of MODEL.NUM_CLASSES classes, and None where it has none."""
+    """Names by class number that a data set has beside its lists; None where it has none or, with a
+    warning, where they are not of MODEL.NUM_CLASSES classes."""
     try:
         return class_names(recipe)
     except ValueError as error:
@@ -42,14 +42,11 @@ def write_predictions(
     names: Sequence[str] | None,
     labels: Tensor | None = None,
 ) -> None:
-    """Write a table of videos as CSV: video, label, prediction, probability, and then a column for
-    each class with its probability. Classes without names have their number.
+    """Write a table of videos as CSV: video, label, prediction, probability, and the probability of
+    each class, by its name or number.
 
-    Args:
-        probabilities: (C,) of each video; None for one that could not be read, whose row has no
-            more than its path.
-        labels: (V,), or (V, C) where a video has several, which are written with | between; without
-            them there is no such column.
+    `probabilities` has None for a video that could not be read, whose row is its path alone;
+    several labels, (V, C), are written with | between, and without any there is no such column.
     """
     count = next((len(row) for row in probabilities if row is not None), 0)
     shown = names or [str(number) for number in range(count)]
@@ -73,20 +70,19 @@ def _label(label: Tensor, shown: Sequence[str]) -> str:
 def write_tables(
     folder: Path, name: str, found: Evaluation, names: Sequence[str] | None = None
 ) -> None:
-    """What a test found of each class: `folder`/{name}_classes.csv, classes in their order.
+    """What a test found of each class: `folder`/{name}_classes.csv.
 
-    Where a video has one label, a row is one of the confusion matrix: class, videos, accuracy (%),
-    and how many of its videos are taken for each class; {name}_confusion.png is its picture. Where
-    it has several, it is class, videos, and average precision (%).
+    Where a video has one label, a row is class, videos, accuracy (%), and how many of its videos
+    are taken for each class; {name}_confusion.png is the picture. Where it has several, it is
+    class, videos, and average precision (%).
     """
     scores, labels = found.probabilities[found.scored].cpu(), found.labels[found.scored].cpu()
     shown = names or [str(number) for number in range(scores.shape[1])]
     path = folder / f"{name}_classes.csv"
     if labels.ndim == 2:
-        columns = zip(
-            shown, labels.sum(0).tolist(), average_precisions(scores, labels), strict=True
-        )
-        rows = ([c, videos, "" if p is None else f"{p:.2f}"] for c, videos, p in columns)
+        values = average_precisions(scores, labels)
+        precisions = ["" if p is None else f"{p:.2f}" for p in values]
+        rows = zip(shown, labels.sum(0).tolist(), precisions, strict=True)
         return _write(path, ["class", "videos", "average_precision"], rows)
     counts = confusion(scores, labels)
     table = [

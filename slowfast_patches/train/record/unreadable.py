@@ -15,16 +15,11 @@ logger = logging.getLogger(__name__)
 
 
 class TooManyUnreadableError(TrainingStoppedError):
-    """So many videos cannot be read that what comes of the others says little. Every process
-    raises it: they count together."""
+    """Too many videos cannot be read. Every process raises it: they count together."""
 
 
 def check_count(count: int, videos: int, fraction: float, where: str) -> None:
-    """Refuse more unreadable videos than `fraction`, DATA.MAX_BAD_FRACTION, allows.
-
-    Raises:
-        TooManyUnreadableError: says where.
-    """
+    """Raise TooManyUnreadableError for more videos than DATA.MAX_BAD_FRACTION, `fraction`."""
     if count > fraction * videos:
         raise TooManyUnreadableError(
             f"{count} of {videos} videos of {where} could not be read, more than "
@@ -49,13 +44,8 @@ class Unreadable:
 
     def count(self, step: Step, count: int) -> None:
         """Count an iteration's unreadable videos, over all processes, for the epoch it starts in;
-        report the epochs that end in it, and at the end the one that it cuts short.
-
-        A coarse mini-batch may hold more than an epoch: the limit is a part of what was asked for.
-
-        Raises:
-            TooManyUnreadableError: too many of an epoch could not be read.
-        """
+        report the epochs that end in it, and at the end the one that it cuts short. Raises as
+        `check_count`, of all that was read: a coarse mini-batch may hold more than an epoch."""
         schedule, videos = self._schedule, self._schedule.num_videos
         stop = step.first_clip + step.shape.batch
         epoch, end = step.first_clip // videos, stop // videos

@@ -10,22 +10,18 @@ from pathlib import Path
 
 import pytest
 import torch
-from torch import nn
 
 from slowfast_patches import patching
 from slowfast_patches.config.metrics import COUNTS
 from slowfast_patches.config.recipe import Recipe, default_recipe
 from slowfast_patches.datasets.loader import build_dataset, evaluation_loader
 from slowfast_patches.launch.stopping import TrainingStoppedError
-from slowfast_patches.train import checkpoints
-from slowfast_patches.train import result as result_module
 from slowfast_patches.train.evaluate import (
     Evaluation,
     VideoScores,
     mean_average_precision,
     topk_accuracy,
 )
-from slowfast_patches.utils.distributed import World
 
 WORKER = Path(__file__).with_name("evaluate_worker.py")
 
@@ -77,11 +73,6 @@ def test_sum_and_max_of_a_videos_clips_can_disagree():
     assert metrics(rows, [0, 0], "sum", 2)["top1"] == 100
     assert metrics(rows, [0, 0], "max", 2)["top1"] == 50
     assert metrics(rows, [1, 1], "sum", 2)["top1"] == 0
-
-
-def test_top5_of_seven_classes():
-    falling = [0.7, 0.6, 0.5, 0.4, 0.3, 0.2, 0.1]
-    assert metrics([falling] * 4, [0, 3, 4, 5], "sum", 1) == {"top1": 25, "top5": 75}
 
 
 def test_top5_of_five_classes_would_be_everything_and_is_left_out():
@@ -150,12 +141,9 @@ def test_map_of_the_sum_and_of_the_max_over_views():
     assert metrics(rows, [[1], [0]], "sum", 2) == {"map": 50}
 
 
-def test_map_without_any_label_is_an_error_not_a_number():
-    with pytest.raises(ValueError, match=r"none of the 2 videos has one; check the list"):
+def test_map_without_any_label_or_of_nan_is_an_error_not_a_number():
+    with pytest.raises(ValueError, match="none of the 2 videos has one"):
         metrics([[0.1, 0.2], [0.3, 0.4]], [[0, 0], [0, 0]], "max", 1)
-
-
-def test_map_of_a_model_that_diverged_says_so():
     with pytest.raises(ValueError, match="the model gives NaN: the training diverged"):
         metrics([[0.1, float("nan")]], [[1, 0]], "sum", 1)
 
@@ -246,24 +234,6 @@ def test_a_test_leaves_the_files_of_a_training_alone_and_says_what_it_could_not_
     assert rows[-1] == [str(tmp_path / "bad.mp4")]
     right = [row[1] == row[2] for row in rows[:-1]]
     assert result["top1"] == pytest.approx(100 * sum(right) / 7, abs=1e-3)
-
-
-def test_all_processes_test_what_the_main_one_has_loaded(
-    finished: Path, tiny_config: Callable[..., Recipe], monkeypatch: pytest.MonkeyPatch
-):
-    patching.apply()
-    weights, tested = checkpoints.load(checkpoints.last_checkpoint(finished))["model_state"], []
-    shutil.rmtree(finished / "checkpoints")  # another process may not see what the main one does
-
-    def note(model: nn.Module, *_: object, **__: object) -> Evaluation:
-        tested.append(model.state_dict())
-        return Evaluation({"top1": 1.0, "top5": 1.0}, *[torch.empty(0)] * 3)
-
-    monkeypatch.setattr(result_module, "evaluate", note)
-    monkeypatch.setattr(result_module, "from_main", lambda make: weights)
-    cfg = tiny_config(finished, "TRAIN.ENABLE", False)
-    result_module.multi_view_test(cfg, World(1, 2, torch.device("cpu")), None)
-    torch.testing.assert_close(tested, [weights], rtol=0, atol=0)
 
 
 def test_a_test_without_training_gives_the_accuracy_of_the_run(

@@ -24,8 +24,9 @@ def _kept_logging() -> Iterator[None]:
     logging.captureWarnings(False)
 
 
-def say(folder: Path, rank: int, text: str, local_rank: int = 0) -> None:
-    setup_logging(str(folder), World(rank, 16, torch.device("cpu"), local_rank=local_rank))
+def say(folder: Path, rank: int, text: str, local_rank: int = 0, kind: str = "train") -> None:
+    world = World(rank, 16, torch.device("cpu"), local_rank=local_rank)
+    setup_logging(str(folder), world, kind)
     logging.getLogger("a").info("%s", text)
     logging.getLogger("a").warning("%s!", text)
 
@@ -37,8 +38,9 @@ def test_rank_0_writes_to_the_terminal_and_the_others_to_files_alone(tmp_path, c
     assert "of 0\n" in said
     assert "of 0!\n" in said
     assert "of 1" not in said
+    say(tmp_path, 0, "a test", kind="test")
     assert sorted(path.name for path in tmp_path.rglob("*.log")) == [
-        *("rank_0001.log", "rank_0012.log", "train.log")
+        *("rank_0001.log", "rank_0012.log", "test.log", "train.log")
     ]
     kept = (tmp_path / "logs" / "rank_0001.log").read_text()
     assert kept.count("INFO of 1\n") == kept.count("WARNING of 1!\n") == 2, "a restart goes on"
@@ -53,13 +55,3 @@ def test_a_machine_that_cannot_write_says_so_once_and_warns_on_its_terminal(tmp_
     assert "of 8!" in said
     assert "of 9!" in said
     assert "of 8\n" not in said
-
-
-def test_a_test_has_files_of_its_own(tmp_path):
-    for rank in (0, 3):
-        world = World(rank, 16, torch.device("cpu"), local_rank=rank)
-        setup_logging(str(tmp_path), world, "test")
-        logging.getLogger("a").info("of %d", rank)
-    assert "of 0\n" in (tmp_path / "test.log").read_text()
-    assert "of 3\n" in (tmp_path / "logs" / "test_rank_0003.log").read_text()
-    assert len(list(tmp_path.rglob("*.log"))) == 2

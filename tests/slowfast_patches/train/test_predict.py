@@ -10,8 +10,6 @@ import pytest
 import torch
 
 from slowfast_patches import patching
-from slowfast_patches.config import load_recipe
-from slowfast_patches.datasets.lists.class_names import read_class_names
 from slowfast_patches.datasets.loader import build_dataset, evaluation_loader
 from slowfast_patches.models.build import build_model
 from slowfast_patches.models.inputs import InputTransform
@@ -77,8 +75,7 @@ CPU = torch.device("cpu")
     "overrides",
     [
         (),
-        ("TEST.NUM_SPATIAL_CROPS", 3, "TEST.BATCH_SIZE", 4),
-        ("TEST.NUM_SPATIAL_CROPS", 3, "DATA.ENSEMBLE_METHOD", "max"),
+        ("TEST.NUM_SPATIAL_CROPS", 3, "TEST.BATCH_SIZE", 4, "DATA.ENSEMBLE_METHOD", "max"),
         ("TEST.NUM_ENSEMBLE_VIEWS", 1, "DATA.TEST_CROP_SIZE", 40, "TEST.DATASET", "ssv2"),
     ],
 )
@@ -102,18 +99,6 @@ def test_the_accuracy_is_that_of_the_run(trained, videos, predict, opened, multi
     assert [row["video"] for row in found] == videos
     right = [row["classes"][0]["name"] == Path(row["video"]).stem[:-5] for row in found]
     assert 100 * sum(right) / len(right) == opened(multigrid_run).result["top1"]
-
-
-def test_the_text_has_the_classes_in_order_with_the_data_sets_names(trained, videos, predict):
-    status, out, _ = predict("--checkpoint", trained, *videos[:2], "--top", 3)
-    lines = out.splitlines()
-    assert status == 0
-    assert [lines[0], lines[4]] == videos[:2]
-    assert len(lines) == 8
-    values = [float(line.split("%")[0]) for line in lines[1:4]]
-    assert values == sorted(values, reverse=True)
-    known = {Path(video).stem[:-5] for video in videos}
-    assert {line.split("%")[1].strip() for line in lines[1:4]} <= known
 
 
 def test_all_classes_at_most_and_numbers_where_there_are_no_names(
@@ -159,47 +144,6 @@ def test_a_run_is_predicted_with_from_anywhere_and_its_names_are_in_its_checkpoi
     assert f"{100 * float(row[2]):5.1f} %  {row[1]}" in out.splitlines()[1]
     status, _, err = predict("--checkpoint", tmp_path, videos[0])
     assert (status, "is a folder without checkpoints" in err) == (2, True)
-
-
-@pytest.mark.parametrize(
-    ("file", "text"),
-    [
-        ("names.json", json.dumps(NAMES)),
-        ("names.json", json.dumps({name: n for n, name in reversed(list(enumerate(NAMES)))})),
-        ("names.json", json.dumps({name: str(n) for n, name in enumerate(NAMES)})),
-        ("names.txt", "\n".join(NAMES) + "\n\n"),
-    ],
-)
-def test_names_are_read_in_four_forms(tmp_path, file, text):
-    path = tmp_path / file
-    path.write_text(text)
-    assert read_class_names(path) == tuple(NAMES)
-
-
-@pytest.mark.parametrize(
-    ("file", "text", "message"),
-    [
-        ("names.txt", "\n \n", "names no class"),
-        (
-            "names.json",
-            json.dumps([*NAMES, "motion 1"]),
-            "'motion 1' is the name of two .* 1 and 8",
-        ),
-        ("names.json", '{"a": 0, "a": 1}', "'a' is the name of two classes, 0 and 1"),
-        ("names.txt", "a\nb\n\nc\nd\ne\nf\ng", "class 2 has an empty name"),
-        ("names.json", "{", "is not JSON"),
-        ("names.json", "3", "neither a list of names nor a mapping"),
-        ("names.json", json.dumps([1] * 8), "neither a list of names nor a mapping"),
-        ("names.json", json.dumps(dict.fromkeys(NAMES, 1)), "'motion 1' has number 1; 8 classes"),
-        ("names.json", json.dumps({n: i + 1 for i, n in enumerate(NAMES)}), "from 0 to 7"),
-        ("names.json", json.dumps({n: float(i) for i, n in enumerate(NAMES)}), "number 0.0"),
-    ],
-)
-def test_names_that_are_wrong_are_refused(tmp_path, file, text, message):
-    path = tmp_path / file
-    path.write_text(text)
-    with pytest.raises(ValueError, match=message):
-        read_class_names(path)
 
 
 def test_a_video_that_cannot_be_read_is_reported_and_the_others_go_on(
@@ -252,7 +196,6 @@ def test_what_is_wrong_is_said(trained, weights, tiny_recipe, videos, predict, t
         (("--checkpoint", other), (), "NO_SUCH is not a config key (the config in"),
         (("--checkpoint", weights, *recipe), ("MODEL.NUM_CLASSES", 5), "is not of this model"),
         (("--checkpoint", trained), ("TEST.NUM_SPATIAL_CROPS", 2), "1 or 3"),
-        (("--checkpoint", trained), ("TEST.BATCH", 2), "did you mean TEST.BATCH_SIZE?\n"),
         (("--checkpoint", trained, "--classes", tmp_path / "no.json"), (), "no.json cannot be"),
         (
             ("--checkpoint", trained, "--classes", few),
@@ -269,18 +212,9 @@ def test_what_is_wrong_is_said(trained, weights, tiny_recipe, videos, predict, t
 
 @pytest.mark.parametrize(
     "arguments",
-    [["TEST.BATCH_SIZE", 1], ["a.mp4", "--top", 0], ["a.mp4", "--output", "a.json"], []],
+    [["TEST.BATCH_SIZE", 1], ["a.mp4", "--top", 0], ["a.mp4", "--output", "a.json"]],
 )
 def test_a_command_line_without_sense_is_refused(predict, trained, arguments):
     with pytest.raises(SystemExit) as stopped:
         predict("--checkpoint", trained, *arguments)
     assert stopped.value.code == 2
-
-
-@pytest.mark.parametrize("names", [7, [1, 2, 3], "abc", ["a", "b"], ["a", "b", 3], {}])
-def test_what_are_no_names_of_the_classes_in_a_checkpoint_is_passed_over(tmp_path, names):
-    path, text = tmp_path / "crafted.pyth", load_recipe(None, ["MODEL.NUM_CLASSES", 3]).text
-    torch.save({"cfg": text, "class_names": names}, path)
-    assert read_checkpoint(path)[1] is None
-    torch.save({"cfg": text, "class_names": ["a", "b", "c"]}, path)
-    assert read_checkpoint(path)[1] == ("a", "b", "c")

@@ -138,31 +138,11 @@ def test_each_phase_says_what_its_time_went_to(tmp_path, train, caplog):
     assert (first["seconds"], first["loading_share"]) == (pytest.approx(4), 0)
     assert (second["seconds"], second["loading_share"]) == (pytest.approx(8), 0.5)
     assert not [r for r in records if "worst_loading_share" in r]
-    assert said(caplog, "INFO", "phase 2 of 2: ") == [
-        "phase 2 of 2: 20 iterations took 8 s, 50 % of it waiting for data "
-        "(reading gave 20.0 clips/s, training could take 40.0)"
-    ]
-    assert said(caplog, "INFO", "training: ") == [
-        "training: 40 iterations took 12 s, 33 % of it waiting for data "
-        "(reading gave 26.7 clips/s, training could take 40.0)"
-    ]
+    (text,) = said(caplog, "INFO", "training: 40 iterations took 12 s, 33 %")
+    assert "reading gave 26.7 clips/s, training could take 40.0" in text
     (warning,) = said(caplog, "WARNING", "loading was the limit of phase 2 of 2")
     assert "waited 50 % of the time" in warning
     assert warning.endswith(ADVICE)
-
-
-@pytest.mark.parametrize(
-    ("usual", "start"),
-    [
-        ((9.0, 1.0), 20),  # a tenth of the time
-        ((0.01, 0.2), 20),  # four seconds
-        ((1.0, 9.0), 31),  # nine iterations
-    ],
-)
-def test_little_waiting_or_little_time_is_no_evidence(tmp_path, train, caplog, usual, start):
-    (record,) = of("phase", train(tmp_path, start, seconds=lambda i: usual))
-    assert record["iterations"] == 40 - start
-    assert said(caplog, "WARNING", "") == []
 
 
 def test_the_first_mini_batch_of_a_run_is_no_evidence(tmp_path, train, caplog):
@@ -186,9 +166,7 @@ def test_the_rank_that_waits_most_for_data_is_told(tmp_path, train, caplog):
     assert {(r["worst_loading_share"], r["worst_loading_rank"]) for r in shares} == {(0.25, 1)}
     assert {r["loading_share"] for r in shares} == {0}
     assert {r["loss"] for r in of("train", records)} == {2.0}
-    assert said(caplog, "INFO", "iteration 2/40")[0].endswith(
-        "8.0 clips/s (0 % waiting for data, rank 1 most with 25 %), 38 s left"
-    )
+    assert "rank 1 most with 25 %), 38 s left" in said(caplog, "INFO", "iteration 2/40")[0]
     warnings = said(caplog, "WARNING", "loading was the limit of phase")
     assert len(warnings) == 2
     assert all("rank 1 waited 25 % of the time" in text for text in warnings)
@@ -208,55 +186,16 @@ def forecast() -> Forecast:
     return Forecast(plan)
 
 
-def test_a_shape_not_met_yet_costs_what_its_pixels_say(forecast: Forecast):
-    forecast.observe(Shape(32, 4, 32), 2.0)
-    forecast.observe(Shape(32, 4, 32), 4.0)
-    # 3 s an iteration, and equal pixels: 14 iterations are left after 2
-    assert forecast.remaining(2) == pytest.approx(42)
-
-
 def test_each_shape_counts_with_its_own_time(forecast: Forecast):
     forecast.observe(Shape(32, 4, 32), 3.0)
+    assert forecast.remaining(2) == pytest.approx(14 * 3)  # equal pixels
     forecast.observe(Shape(8, 16, 32), 1.0)
     # 2 of the first phase at 3 s, then 12 at 1 s; the shape at hand is not extrapolated
     assert forecast.remaining(2) == pytest.approx(2 * 3 + 12 * 1)
     assert forecast.remaining(14) == pytest.approx(2)
-    assert forecast.remaining(16) == 0
 
 
 # The clock.
-
-
-class Event:
-    """Of a GPU that is busy until a moment."""
-
-    busy_until, now = 0.0, Time()
-
-    def __init__(self, *, enable_timing: bool) -> None:
-        assert enable_timing
-
-    def record(self) -> None:
-        self.reached = max(self.now.now, self.busy_until)
-
-    def query(self) -> bool:
-        return self.now.now >= self.reached
-
-    def synchronize(self) -> None:
-        assert self.query(), "the training waits for the GPU where nothing limits it"
-
-    def elapsed_time(self, other: "Event") -> float:
-        return 1000 * (other.reached - self.reached)
-
-
-@pytest.mark.parametrize(("busy", "loading"), [(0, 6), (4, 2), (6, 0), (10, 0)])
-def test_a_gpu_that_still_computes_is_not_waiting(monkeypatch, now, busy, loading):
-    monkeypatch.setattr(Event, "busy_until", busy)
-    monkeypatch.setattr(Event, "now", now)
-    monkeypatch.setattr(torch.cuda, "Event", Event)
-    clock = Clock()
-    with clock.wait(GPU):
-        now.now += 6
-    assert (clock.seconds["loading"], clock.working) == (loading, 6)
 
 
 @pytest.mark.gpu
@@ -319,7 +258,7 @@ def test_every_curve_is_there_over_iterations_and_over_seconds(tmp_path: Path, t
     }
 
 
-@pytest.mark.parametrize("start", [12, 14, 16, 20])
+@pytest.mark.parametrize("start", [12, 14])
 def test_a_continued_run_draws_nothing_twice_and_loses_nothing(tmp_path: Path, train, start: int):
     """From a checkpoint whose second has reports of before and after it, and from others."""
     train(tmp_path / "plain")
@@ -340,17 +279,6 @@ def test_an_evaluation_that_is_done_again_is_drawn_once(tmp_path: Path, train):
         found = curves(tmp_path / name)
         assert found["val/top1"] == [(steps[0], 2), (steps[1], 4)]
         assert found["train/loss"][-2:] == [(steps[1], 2), (steps[2], 4)]
-
-
-def test_what_comes_after_a_checkpoint_is_the_continued_runs(tmp_path: Path, train):
-    seconds = lambda i: (0.1, 0.0)  # noqa: E731  all but the last report are in second 0
-    train(tmp_path, 0, 18, seconds=seconds)
-    records = train(tmp_path, 6, 14, loss=3.0, seconds=seconds)
-    losses = [(2, 2), (4, 2), (6, 2), (8, 3), (10, 3), (12, 3), (14, 3)]
-    assert curves(tmp_path / "tensorboard")["train/loss"] == losses
-    found = curves(tmp_path / "tensorboard/seconds")["train/loss"]
-    assert found == [(int(0.1 * step + 1e-6), loss) for step, loss in losses]
-    assert [r["loss"] for r in of("train", records)] == [loss for _, loss in losses]
 
 
 def test_what_a_recipe_does_not_have_is_not_drawn(tmp_path: Path, train):

@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import re
 from collections.abc import Callable
-from contextlib import AbstractContextManager, nullcontext
 from functools import partial
 from unittest import mock
 from unittest.mock import MagicMock
@@ -15,15 +13,13 @@ import torch.distributed as dist
 from torch import Tensor, nn
 
 from multigrid import Schedule, Shape, SteppedRate, convert_batchnorm, make_schedule
-from slowfast_patches.config.check import check_speed
 from slowfast_patches.config.recipe import Recipe, default_recipe
 from slowfast_patches.config.schedule import check_speed_of_schedule
 from slowfast_patches.models.dropout import ClipDropout
 from slowfast_patches.models.inputs import InputTransform
 from slowfast_patches.models.recompute import checkpoint_blocks
-from slowfast_patches.models.solver import build_optimizer, load_optimizer
+from slowfast_patches.models.solver import load_optimizer
 from slowfast_patches.train import step as step_module
-from slowfast_patches.train.graphs import GraphedPasses
 from slowfast_patches.train.step import Stepper, parallel
 from slowfast_patches.train.warm_up import (
     Memory,
@@ -96,15 +92,6 @@ def assert_equal(found: dict[str, Tensor], expected: dict[str, Tensor]) -> None:
 # Dry steps.
 
 
-def test_dry_steps_meet_every_shape_with_its_bn_size_and_the_most_pixels_first():
-    steps = kinds_of_steps(schedule())
-    volumes = [step.shape.volume for step in steps]
-    assert volumes == sorted(volumes, reverse=True)
-    met = {(s.shape, s.bn_size) for s in schedule().steps()}
-    assert {(s.shape, s.bn_size) for s in steps} == met
-    assert len(steps) == len(met) == 10
-
-
 def test_a_training_after_dry_steps_is_the_training_without():
     plan, ours, plain = schedule(), stepper(), stepper()
     before, drawn = state(ours), torch.get_rng_state()
@@ -115,6 +102,7 @@ def test_a_training_after_dry_steps_is_the_training_without():
     assert all(weight.grad is None for weight in ours.model.parameters())
     assert not ours.optimizer.state
     assert [peak.memory for peak in peaks] == [None] * 10  # the CPU's is not looked at
+    assert {(p.shape, p.bn_size) for p in peaks} == {(s.shape, s.bn_size) for s in plan.steps()}
     assert said[0] == f"the dry step of {peaks[0].shape}"
     assert take_steps(ours, plan, range(5)) == take_steps(plain, plan, range(5))
     assert_equal(state(ours), state(plain))
@@ -150,26 +138,13 @@ def test_the_peak_of_each_shape_is_measured_and_logged(caplog):
     assert "There are 300.0 GB" in caplog.text
 
 
-def test_a_shape_that_does_not_fit_is_refused_with_what_may():
-    made = stepper()
+def test_a_shape_that_does_not_fit_is_refused_with_what_may(monkeypatch):
+    made, card = stepper(), Card(50)
     before, largest = state(made), kinds_of_steps(schedule())[0].shape
-    with pytest.raises(ValueError) as caught:
-        dry_run(made, schedule(), memory=Card(50))
-    message = str(caught.value)
-    assert message.startswith(f"the shape {largest}, {largest.batch} clips on each of 1 process")
-    assert "does not fit into the 50.0 GB of cpu" in message
-    assert {"BATCH_SIZE", "MIXED_PRECISION", "ACT_CHECKPOINT"} <= set(
-        re.findall(r"[A-Z_]{5,}", message)
-    )
+    with pytest.raises(ValueError, match=f"^the shape {largest}.* does not fit .*BATCH_SIZE"):
+        dry_run(made, schedule(), memory=card)
     assert_equal(state(made), before)
-    made = stepper(TRAIN__MIXED_PRECISION=True, MODEL__ACT_CHECKPOINT=True)
-    with pytest.raises(ValueError, match=r"BATCH_SIZE lower, with .* proportion$"):  # no more
-        dry_run(made, schedule(), memory=Card(50))
-
-
-def test_a_library_without_room_is_out_of_memory_and_other_errors_are_not(monkeypatch):
     for text in ("cuDNN: unable to find an engine to execute", "CUBLAS_STATUS_ALLOC_FAILED when"):
-        card = Card(50)
         monkeypatch.setattr(card, "peak", MagicMock(side_effect=RuntimeError(text)))
         with pytest.raises(ValueError, match="does not fit"):
             dry_run(stepper(), schedule(), memory=card)
@@ -200,9 +175,7 @@ def accumulated(parts: int, plan: Schedule, **keys: object) -> tuple[list[float]
     return losses, state(made)
 
 
-@pytest.mark.parametrize("parts", [2, 4])
-@pytest.mark.parametrize("channels_last", [False, True])
-@pytest.mark.parametrize("clipped", [None, 0.01])
+@pytest.mark.parametrize(("parts", "channels_last", "clipped"), [(2, False, 0.01), (4, True, None)])
 def test_a_training_in_parts_is_the_training_in_one(parts, channels_last, clipped):
     """Weights, masks and running statistics; mini-batches of 4 groups of 8, 4 and 2 clips."""
     plan = schedule(bn_size=2)
@@ -215,25 +188,13 @@ def test_a_training_in_parts_is_the_training_in_one(parts, channels_last, clippe
     assert int(weights["bn.num_batches_tracked"]) == 4
 
 
-def test_scores_and_labels_of_parts_are_in_the_order_of_the_clips():
-    plan = schedule(bn_size=2)
-    step = plan.at(0)
-    batch = made_up_batch(config(), step.shape.batch, step.shape)
-    whole, parts = (
-        stepper(SOLVER__ACCUMULATION_STEPS=n)(step, batch, range(step.shape.batch)) for n in (1, 4)
-    )
-    torch.testing.assert_close(parts.scores, whole.scores)
-    assert torch.equal(parts.labels, batch["labels"])
-    assert parts.scores.grad_fn is parts.loss.grad_fn is None
-
-
 def test_the_most_clips_at_once_are_those_of_a_part_in_dry_steps_too():
     plan, seen = schedule(bn_size=2), dict[int, int]()
     made = stepper(SOLVER__ACCUMULATION_STEPS=4)
     made.model.register_forward_pre_hook(lambda _, given: seen.update({len(given[0][0]): 1}))
     peaks = dry_run(made, plan)
     assert {4 * clips for clips in seen} == {peak.clips for peak in peaks}
-    with pytest.raises(ValueError, match=r"SOLVER\.ACCUMULATION_STEPS 2$"):
+    with pytest.raises(ValueError, match=r"SOLVER\.ACCUMULATION_STEPS higher$"):
         dry_run(stepper(), plan, memory=Card(50))
 
 
@@ -263,7 +224,6 @@ def test_processes_exchange_the_gradients_of_parts_once(tmp_path):
     ("parts", "bn_size", "processes", "said"),
     [
         (2, None, 1, r"set BN\.GROUP_SIZE to the clips"),
-        (2, 8, 1, r"at 32×4×8², each of 1 process\(es\) has 32 clips in BN groups of 32, which"),
         (4, 2, 2, r"2 process\(es\) has 16 clips in BN groups of 8,.*; set ACC.* to 1 or 2, or"),
     ],
 )
@@ -273,12 +233,6 @@ def test_parts_that_are_not_of_whole_groups_are_refused(parts, bn_size, processe
         check_speed_of_schedule(cfg, schedule(bn_size), processes)
     check_speed_of_schedule(config(), schedule(bn_size), processes)
     check_speed_of_schedule(cfg, schedule(1), processes)
-
-
-def test_graphs_of_parts_are_refused():
-    cfg = config(SOLVER__ACCUMULATION_STEPS=2, TRAIN__CUDA_GRAPHS=True, NUM_GPUS=1)
-    with pytest.raises(ValueError, match=r"CUDA_GRAPHS True and SOLVER\.ACCUMULATION_STEPS 2:"):
-        check_speed(cfg, 1)
 
 
 # Compiling. The compiler itself is torch's: what is traced runs as it is.
@@ -307,65 +261,6 @@ def test_a_compiled_training_is_the_plain_one_and_compiles_nothing_after_the_dry
     other = plan.at(0)._replace(shape=Shape(24, 2, 12))
     with without_compiling(), pytest.raises(RuntimeError, match="fail_on_recompile"):
         made(other, made_up_batch(made.recipe, 24, other.shape), range(24))
-
-
-# CUDA graphs. What records and replays is torch's: here, a replay computes anew from what was read.
-
-
-class Graph:
-    """A CUDA graph's stand-in."""
-
-    def replay(self) -> None:
-        for own, new in zip(self.writes, self.run(), strict=True):
-            own.detach().copy_(new.detach())
-
-
-@pytest.fixture
-def graphs(monkeypatch: pytest.MonkeyPatch) -> list[Graph]:
-    recorded, run = list[Graph](), GraphedPasses._run
-
-    def record(self: GraphedPasses, *given: object):
-        out = run(self, *given)
-        if recorded and not hasattr(recorded[-1], "run"):
-            recorded[-1].run, recorded[-1].writes = partial(run, self, *given), out
-        return out
-
-    def begin(graph: Graph, pool: object) -> AbstractContextManager[None]:
-        assert pool == "one pool"
-        recorded.append(graph)
-        return nullcontext()
-
-    monkeypatch.setattr(GraphedPasses, "_run", record)
-    for name, stand_in in {
-        "CUDAGraph": Graph,
-        "graph": begin,
-        "graph_pool_handle": lambda: "one pool",
-        "Stream": MagicMock,
-        "stream": lambda stream: nullcontext(),
-        "current_stream": MagicMock,
-    }.items():
-        monkeypatch.setattr(torch.cuda, name, stand_in)
-    return recorded
-
-
-def test_a_training_by_graphs_is_the_plain_one_and_records_each_shape_once(graphs):
-    """Masks, inputs and labels change from step to step, gradients stay where they are."""
-    plan, plain = schedule(), stepper(MODEL__CHANNELS_LAST=True)
-    made = stepper(TRAIN__CUDA_GRAPHS=True, MODEL__CHANNELS_LAST=True)
-    dry_run(made, plan)
-    assert len(graphs) == len(kinds_of_steps(plan))
-    kept = [weight.grad for weight in made.model.parameters()]
-    iterations = [phase.start + j for phase in plan.phases for j in range(3)]
-    for i in iterations:
-        assert take_steps(made, plan, range(i, i + 1)) == take_steps(plain, plan, range(i, i + 1))
-    assert_equal(state(made), state(plain))
-    assert len(graphs) == len(kinds_of_steps(plan))
-    other = plan.at(0)._replace(shape=Shape(24, 2, 12))
-    with pytest.raises(RuntimeError, match="no CUDA graph was recorded"):
-        made(other, made_up_batch(made.recipe, 24, other.shape), range(24))
-    for weight, grad in zip(made.model.parameters(), kept, strict=True):
-        assert weight.grad is grad
-        assert grad.stride() == weight.stride()
 
 
 # Activation checkpointing.
@@ -406,42 +301,17 @@ def _own(tensor: Tensor) -> Tensor:
 # The optimizer.
 
 
-@pytest.mark.parametrize("method", ["sgd", "adam", "adamw"])
-def test_a_fused_optimizer_updates_as_the_hosts(method):
+def test_a_fused_optimizer_updates_as_the_hosts():
     plan = schedule()
     ours, plain = (
-        stepper(SOLVER__FUSED=fused, SOLVER__OPTIMIZING_METHOD=method, SOLVER__WEIGHT_DECAY=0.1)
+        stepper(SOLVER__FUSED=fused, SOLVER__OPTIMIZING_METHOD="adamw", SOLVER__WEIGHT_DECAY=0.1)
         for fused in (True, False)
     )
     assert all(group["fused"] for group in ours.optimizer.param_groups)
-    decays = [group["weight_decay"] for group in ours.optimizer.param_groups]
-    assert decays == [group["weight_decay"] for group in plain.optimizer.param_groups]
     take_steps(ours, plan, range(4))
     take_steps(plain, plan, range(4))
     for name, value in state(plain).items():
         torch.testing.assert_close(state(ours)[name], value, rtol=1e-5, atol=1e-6)
-
-
-def test_a_loaded_state_is_put_where_the_update_of_this_run_wants_it(monkeypatch):
-    """torch keeps Adam's count of steps on the CPU for plain updates, on the GPU for fused ones,
-    and sees which in the groups that it loads."""
-    first = stepper(SOLVER__OPTIMIZING_METHOD="adam")
-    take_steps(first, schedule(), range(1))
-    ours = stepper(SOLVER__OPTIMIZING_METHOD="adam", SOLVER__FUSED=True)
-    seen, policy = list[object](), torch.optim.Optimizer._process_value_according_to_param_policy
-
-    def look(param: Tensor, value: Tensor, param_id: int, param_groups: list, key: object = None):
-        seen.extend(group["fused"] for group in param_groups)
-        return policy(param, value, param_id, param_groups, key)
-
-    monkeypatch.setattr(
-        torch.optim.Optimizer, "_process_value_according_to_param_policy", staticmethod(look)
-    )
-    load_optimizer(ours.optimizer, first.optimizer.state_dict())
-    assert set(seen) == {True}
-    empty = stepper(SOLVER__FUSED=True)
-    load_optimizer(empty.optimizer, stepper().optimizer.state_dict())
-    assert not empty.optimizer.state
 
 
 def test_a_training_goes_on_with_another_optimizer_and_memory_format():
@@ -459,10 +329,3 @@ def test_a_training_goes_on_with_another_optimizer_and_memory_format():
     assert torch.equal(momentum, first.optimizer.state[first.model.conv.weight]["momentum_buffer"])
     losses = take_steps(ours, plan, range(3, 6))
     assert losses == pytest.approx(take_steps(first, plan, range(3, 6)), rel=1e-4)
-
-
-def test_a_fused_lars_is_not_built_in_silence():
-    cfg = config(SOLVER__FUSED=True, SOLVER__OPTIMIZING_METHOD="lars")
-    with pytest.raises(ValueError, match="there is no fused lars"):
-        check_speed(cfg, 1)
-    assert build_optimizer(config(), Net()).defaults["fused"] is None

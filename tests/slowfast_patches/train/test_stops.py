@@ -1,6 +1,5 @@
 """Runs that are asked to stop, lose a worker, or find the disk full: saved, said, and continued."""
 
-import errno
 import logging
 import multiprocessing
 import os
@@ -10,30 +9,22 @@ import subprocess
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from datetime import timedelta
 from pathlib import Path
 from typing import TextIO
 
 import pytest
-import torch
 
-from slowfast_patches.config.schedule import schedule_of
 from slowfast_patches.launch.stopping import (
     INTERRUPTED_STATUS,
-    StopRequest,
     TrainingInterruptedError,
     TrainingStoppedError,
 )
 from slowfast_patches.train import checkpoints
 from slowfast_patches.train import evaluate as evaluate_module
 from slowfast_patches.train import result as result_module
-from slowfast_patches.train import run as run_module
-from slowfast_patches.train import state as state_module
 from slowfast_patches.train import step as step_module
 from slowfast_patches.train.record.log import LogFile
-from slowfast_patches.train.record.record import Record
 from slowfast_patches.train.state import Run
-from slowfast_patches.utils.distributed import World
 
 pytestmark = pytest.mark.slow
 
@@ -169,26 +160,6 @@ def test_a_worker_that_is_killed_stops_the_training_with_what_to_do(
     assert "after iteration 6: give the same command again" in message
 
 
-def test_all_groups_of_a_training_wait_as_long_as_the_recipe_says(
-    train: Callable[..., Path], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-):
-    waits = []
-
-    def request(world: World, timeout: timedelta) -> StopRequest:
-        waits.append(timeout)
-        return StopRequest(world, timeout)
-
-    def form(schedule: object, timeout: timedelta) -> None:
-        waits.append(timeout)
-        raise ZeroDivisionError
-
-    monkeypatch.setattr(run_module, "StopRequest", request)
-    monkeypatch.setattr(state_module, "form_groups", form)
-    with pytest.raises(ZeroDivisionError):
-        train(tmp_path, "DIST_STALL_SECONDS", 77)
-    assert waits == [timedelta(seconds=77)] * 2
-
-
 # What the disk refuses.
 
 
@@ -196,30 +167,10 @@ def full_disk() -> TextIO:
     return Path("/dev/full").open("w")
 
 
-def test_a_checkpoint_that_is_refused_stops_the_training(
-    command_line: Callable[..., tuple[int, str]],
-    tmp_path: Path,
-    monkeypatch: pytest.MonkeyPatch,
-    opened: type,
-):
-    before_, most = resource.getrlimit(resource.RLIMIT_FSIZE)
-
-    def fill(run: Run) -> None:
-        run.writer.wait()
-        resource.setrlimit(resource.RLIMIT_FSIZE, (200_000, most))
-
-    try:
-        with before(monkeypatch, Run, "train_step", at_iteration(8, fill)):
-            keys = (*OFF, *PLAIN, "TRAIN.CHECKPOINT_PERIOD", 1)
-            status, error = command_line(tmp_path, *keys)
-    finally:
-        resource.setrlimit(resource.RLIMIT_FSIZE, (before_, most))
-    assert status == 2
-    assert "the checkpoint cannot be written after iteration 12: File too large" in error
-    (last,) = (tmp_path / "checkpoints").iterdir()
-    assert f"the last checkpoint is {last}, after iteration 6" in error
-    assert "Traceback" not in error
-    assert opened(tmp_path).checkpoint["iteration"] == 6
+def full_checkpoint(run: Run) -> None:
+    run.writer.wait()
+    _, most = resource.getrlimit(resource.RLIMIT_FSIZE)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (200_000, most))
 
 
 def full_log(run: Run) -> None:
@@ -232,62 +183,32 @@ def full_metrics(run: Run) -> None:
     run.record._lines = full_disk()
 
 
-@pytest.mark.parametrize("fill", [full_log, full_metrics])
-def test_a_training_does_not_go_on_without_its_records(
+@pytest.mark.parametrize(
+    ("fill", "said"),
+    [
+        (full_checkpoint, "the checkpoint cannot be written after iteration 12: File too large"),
+        (full_log, "the record of the run cannot be written after iteration 9: No space left"),
+        (full_metrics, "the record of the run cannot be written after iteration 9: No space left"),
+    ],
+)
+def test_a_training_does_not_go_on_where_the_disk_refuses(
     command_line: Callable[..., tuple[int, str]],
     tmp_path: Path,
     monkeypatch: pytest.MonkeyPatch,
     opened: type,
     fill: Callable[[Run], None],
+    said: str,
 ):
-    with before(monkeypatch, Run, "train_step", at_iteration(8, fill)):
-        keys = (*OFF, *PLAIN, "TRAIN.CHECKPOINT_PERIOD", 1)
-        status, error = command_line(tmp_path, *keys)
+    limits = resource.getrlimit(resource.RLIMIT_FSIZE)
+    try:
+        with before(monkeypatch, Run, "train_step", at_iteration(8, fill)):
+            keys = (*OFF, *PLAIN, "TRAIN.CHECKPOINT_PERIOD", 1)
+            status, error = command_line(tmp_path, *keys)
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, limits)
+    (last,) = (tmp_path / "checkpoints").iterdir()
     assert status == 2
-    assert "the record of the run cannot be written after iteration 9: No space left" in error
-    assert "after iteration 6. Make room in" in error
+    assert said in error
+    assert f"the last checkpoint is {last}, after iteration 6" in error
     assert "Traceback" not in error
     assert opened(tmp_path).checkpoint["iteration"] == 6
-
-
-@pytest.fixture
-def refused(tiny_config: Callable, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Run:
-    """A run whose record and whose checkpoint the disk refuses as it ends."""
-
-    def refuse(*_: object) -> None:
-        raise OSError(errno.EDQUOT, os.strerror(errno.EDQUOT))
-
-    monkeypatch.setattr(torch, "save", refuse)
-    run, recipe = Run.__new__(Run), tiny_config(tmp_path)
-    run.writer, run.evaluation_due = checkpoints.Writer(tmp_path, 0, ()), False
-    run.record = Record(recipe, World(1, 2, torch.device("cpu")), schedule_of(recipe, 24), "")
-    run.record._lines = full_disk()
-    run.record._lines.write("an iteration")
-    return run
-
-
-@pytest.mark.parametrize(
-    "first", [ZeroDivisionError("a bug"), TrainingInterruptedError("stopped by SIGTERM")]
-)
-def test_what_ended_a_training_is_not_hidden_by_what_goes_wrong_afterwards(
-    refused: Run, first: Exception
-):
-    def end() -> None:
-        with refused.opened():
-            refused.writer.save(7, {})
-            raise first
-
-    with pytest.raises(type(first)) as caught:
-        end()
-    assert caught.value is first
-    checkpoint, record = first.__notes__
-    assert "the checkpoint cannot be written after iteration 7: Disk quota" in checkpoint
-    assert "the record of the run cannot be written after iteration 0: No space left" in record
-
-
-def test_a_training_whose_record_cannot_be_closed_has_failed(refused: Run):
-    with (
-        pytest.raises(TrainingStoppedError, match="record of the run cannot be written"),
-        refused.opened(),
-    ):
-        pass

@@ -1,6 +1,7 @@
 """Whole runs: against a loop of the host's functions, what stays alive, and what is left behind."""
 
 import re
+from collections import Counter
 from collections.abc import Callable
 from pathlib import Path
 
@@ -14,6 +15,8 @@ from slowfast_patches.config import host_config, load_recipe
 from slowfast_patches.config.recipe import Recipe, keys_of
 from slowfast_patches.config.schedule import schedule_of
 from slowfast_patches.datasets.loader import build_dataset
+from slowfast_patches.train import state as state_module
+from slowfast_patches.train import step as step_module
 
 PLAIN = ("BN.USE_PRECISE_STATS", False, "MODEL.DROPOUT_RATE", 0.0, "TEST.ENABLE", False)
 OFF = ("MULTIGRID.LONG_CYCLE", False, "MULTIGRID.SHORT_CYCLE", False)
@@ -89,6 +92,31 @@ def test_off_is_unchanged_whatever_the_multigrid_keys_say(
 
 
 # What stays alive.
+
+
+def test_one_model_one_optimizer_and_one_loader_live_through_a_run(
+    train: Callable[..., Path],
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    opened: type,
+):
+    made: Counter[str] = Counter()
+    for module, name in (
+        (state_module, "build_model"),
+        (step_module, "build_optimizer"),
+        (state_module, "training_loader"),
+    ):
+        original = getattr(module, name)
+
+        def counted(*args: object, _name: str = name, _original=original, **kwargs: object):
+            made[_name] += 1
+            return _original(*args, **kwargs)
+
+        monkeypatch.setattr(module, name, counted)
+    two_shapes = ("MULTIGRID.LONG_CYCLE_FACTORS", [[0.5, 1], [1, 1]])
+    train(tmp_path, *two_shapes, *SHORT, *PLAIN)
+    assert made == {"build_model": 1, "build_optimizer": 1, "training_loader": 1}
+    assert len({record["phase"] for record in opened(tmp_path).metrics()}) == 4
 
 
 # What is left behind.

@@ -13,10 +13,10 @@ from slowfast_patches.datasets.loader import loading_advice
 from slowfast_patches.datasets.preparing.video_lists import read_ssv2_lists
 from slowfast_patches.datasets.ssv2 import Ssv2
 from tests.slowfast_patches.datasets.made_videos import SAMPLES, needs_samples
-from tests.slowfast_patches.datasets.test_prepare import TOOL, rows, run, tool
+from tests.slowfast_patches.datasets.test_prepare import rows, run
 
 pytestmark = pytest.mark.slow
-__all__ = ["TOOL", "run", "tool"]  # the fixtures of the tool's other tests
+__all__ = ["run"]  # the fixture
 
 NAMED = "something-something-v2-{}.json"
 

@@ -9,7 +9,6 @@ import pytest
 from slowfast_patches import patching
 from slowfast_patches.config import load_recipe
 from slowfast_patches.config.recipe import Recipe
-from slowfast_patches.datasets.lists.csv_list import LabelledVideo
 from slowfast_patches.datasets.lists.dataset_lists import (
     class_names,
     count_list,
@@ -63,19 +62,12 @@ def test_an_unknown_data_set_is_refused_with_those_that_exist(tmp_path, split):
             function(cfg, split)
 
 
-def test_the_test_split_is_of_the_test_data_set(tmp_path):
-    (tmp_path / "test.csv").write_text("a.mp4 0\n")
-    cfg = config(tmp_path, "charades", "TEST.DATASET", "Kinetics", "DATA.MULTI_LABEL", False)
-    assert read_list(cfg, "test") == [LabelledVideo(f"{tmp_path}/a.mp4", 0)]
-    assert read_list(cfg, "test", "kinetics") == read_list(cfg, "test")
-
-
 @pytest.mark.parametrize(
     ("dataset", "overrides", "said"),
     [
-        ("charades", ("DATA.MULTI_LABEL", False), "charades, which has several labels a video"),
-        ("ssv2", ("DATA.MULTI_LABEL", True), "ssv2, which has one label a video"),
-        ("ssv2", ("DATA.RANDOM_FLIP", True), "left and right have meaning.*RANDOM_FLIP False"),
+        ("charades", ("DATA.MULTI_LABEL", False), "True for charades, which has several labels"),
+        ("ssv2", ("DATA.MULTI_LABEL", True), "False for ssv2, which has one label"),
+        ("ssv2", ("DATA.RANDOM_FLIP", True), "RANDOM_FLIP False .*left and right have meaning"),
     ],
 )
 def test_what_a_data_set_cannot_give_is_refused(tmp_path, dataset, overrides, said):

@@ -10,7 +10,6 @@ from multigrid import ClipRequest, Shape
 from slowfast_patches.config import load_recipe
 from slowfast_patches.datasets.lists.dataset_lists import class_names
 from slowfast_patches.datasets.loader import loading_advice
-from slowfast_patches.datasets.preparing.video_lists import read_ssv2_lists
 from slowfast_patches.datasets.ssv2 import Ssv2
 from tests.slowfast_patches.datasets.made_videos import SAMPLES, needs_samples
 from tests.slowfast_patches.datasets.test_prepare import rows, run
@@ -62,21 +61,6 @@ def test_it_is_prepared_as_the_advice_says_and_trains(run, ssv2, tmp_path):
     item = videos[ClipRequest(0, 0, Shape(16, 4, 32), 0)]
     assert (item["clip"].shape, item["label"], item["failures"]) == ((4, 32, 32, 3), 1, [])
     assert Ssv2(cfg, "test")[0]["label"] == 0
-
-
-@needs_samples
-def test_the_files_may_lie_elsewhere(ssv2, tmp_path):
-    away = tmp_path / "webm"
-    away.mkdir()
-    for path in ssv2.glob("*.webm"):
-        path.rename(away / path.name)
-    lists, names = read_ssv2_lists(ssv2, prefix=str(away))
-    assert [(videos.name, videos.root) for videos in lists] == [
-        ("train.csv", away),
-        ("val.csv", away),
-    ]
-    assert lists[0].videos == [(f"{away}/41.webm", 1)]
-    assert names == ("Doing nothing", "Holding something")
 
 
 @needs_samples

@@ -107,21 +107,6 @@ def test_the_stride_of_the_recipe_changes_nothing_and_the_log_says_so(made, capl
     assert "8 segments of the whole video, whatever DATA.SAMPLING_RATE 2 says" in caplog.text
 
 
-def test_a_video_without_its_first_frame_is_replaced(made, tmp_path):
-    folder = shutil.copytree(made, tmp_path / "ssv2")
-    (folder / "7" / "7_000001.jpg").unlink()
-    data = Ssv2(config(folder), "train")
-    item = data[ClipRequest(1, 0, BASE, 0)]
-    assert item["video"] != 1
-    assert item["label"] == item["video"]
-    ((path, reason), *_) = item["failures"]
-    assert path == f"{folder}/7"
-    assert "cannot be opened" in reason
-    assert "7_000001.jpg" in reason
-    black = Ssv2(config(folder), "val")[1]
-    assert (black["clip"].any(), black["label"], black["video"]) == (False, 1, 1)
-
-
 # Evaluation.
 
 

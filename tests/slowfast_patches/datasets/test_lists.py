@@ -19,6 +19,7 @@ from slowfast_patches.datasets.lists.frame_list import HEADER, FrameList
 from slowfast_patches.datasets.lists.list_warnings import list_warnings
 from slowfast_patches.plan.plan import dataset_size
 from slowfast_patches.train import run as run_module
+from tests.slowfast_patches.datasets.made_videos import write_ssv2_json
 
 SSV2 = ("DATA.RANDOM_FLIP", False)
 CHARADES = ("DATA.MULTI_LABEL", True, "MODEL.LOSS_FUNC", "bce_logit")
@@ -32,13 +33,8 @@ def config(folder: Path, dataset: str, *overrides: object) -> Recipe:
     return load_recipe(None, [*names, *own, *data, *overrides])
 
 
-def write_json(folder: Path, **files: object) -> None:
-    for name, content in files.items():
-        (folder / f"something-something-v2-{name}.json").write_text(json.dumps(content))
-
-
 def write_ssv2(folder: Path) -> None:
-    write_json(
+    write_ssv2_json(
         folder,
         labels={"Holding something": "0", "Pushing something left": 1, "Doing nothing": "2"},
         train=[

@@ -1,6 +1,5 @@
 """Preparing Something-Something from its WebM files and json files, and training on the result."""
 
-import json
 import shutil
 from pathlib import Path
 
@@ -11,7 +10,7 @@ from slowfast_patches.config import load_recipe
 from slowfast_patches.datasets.lists.dataset_lists import class_names
 from slowfast_patches.datasets.loader import loading_advice
 from slowfast_patches.datasets.ssv2 import Ssv2
-from tests.slowfast_patches.datasets.made_videos import SAMPLES, needs_samples
+from tests.slowfast_patches.datasets.made_videos import SAMPLES, needs_samples, write_ssv2_json
 from tests.slowfast_patches.datasets.test_prepare import rows, run
 
 pytestmark = pytest.mark.slow
@@ -27,13 +26,12 @@ def ssv2(tmp_path: Path) -> Path:
     folder.mkdir()
     for name in (41, 5):
         shutil.copy(SAMPLES / "testsrc_vp9.webm", folder / f"{name}.webm")
-    contents = {
-        "labels": {"Holding something": "1", "Doing nothing": "0"},
-        "train": [{"id": "41", "template": "Holding [something]"}],
-        "validation": [{"id": 5, "template": "Doing nothing"}],
-    }
-    for name, content in contents.items():
-        (folder / NAMED.format(name)).write_text(json.dumps(content))
+    write_ssv2_json(
+        folder,
+        labels={"Holding something": "1", "Doing nothing": "0"},
+        train=[{"id": "41", "template": "Holding [something]"}],
+        validation=[{"id": 5, "template": "Doing nothing"}],
+    )
     return folder
 
 

@@ -181,11 +181,9 @@ class ClipDataset(torch.utils.data.Dataset[dict[str, Any]]):
                 continue
             item = {"label": self._label(video, plan), "flip": plan.flip, "video": index}
             return item | {"iteration": request.iteration, "failures": failures}
-        path, reason = failures[0]
-        raise TooManyUnreadableError(
-            f"{_TRIES} videos in a row could not be read, the first {path}: {reason}; check "
-            "DATA.PATH_PREFIX and the list"
-        )
+        first = "{}: {}".format(*failures[0])
+        said = f"{_TRIES} videos in a row could not be read, the first {first}"
+        raise TooManyUnreadableError(f"{said}; check DATA.PATH_PREFIX and the list")
 
     def _read_testing(self, number: int, out: NDArray[np.uint8]) -> dict[str, Any]:
         """A clip of a video, of the training crop in validation; black where it cannot be read."""
@@ -194,9 +192,8 @@ class ClipDataset(torch.utils.data.Dataset[dict[str, Any]]):
         failures, views = list[tuple[str, str]](), (self._views, self._crops)
         try:
             record = self._record(index, video)
-            plan = evaluation_plan(
-                type(self), self._data, record.video, part, views, self._test_crop
-            )
+            crop = self._test_crop
+            plan = evaluation_plan(type(self), self._data, record.video, part, views, crop)
             read_clip(video.path, record, plan, out, **self._reading)
         except UnreadableVideoError as error:
             failures.append((video.path, str(error)))

@@ -9,15 +9,7 @@ from typing import Any, cast
 
 from torch.utils.data import DataLoader, Dataset
 
-from multigrid import (
-    Batch,
-    ClipRequest,
-    MultigridBatchSampler,
-    Schedule,
-    Step,
-    collate,
-    stream,
-)
+from multigrid import Batch, ClipRequest, MultigridBatchSampler, Schedule, Step, collate, stream
 from slowfast_patches import patching
 from slowfast_patches.config.recipe import Recipe, host_config
 from slowfast_patches.datasets.clips import ClipDataset
@@ -85,9 +77,7 @@ def num_workers(recipe: Recipe) -> int:
     """Workers that read for each process: DATA_LOADER.NUM_WORKERS, or what "auto" stands for.
 
     A GPU leaves the process's cores free: all but one read, 16 at most. On the CPU training itself
-    needs them: one in four reads. There is always one worker, on a single core too: it
-    overlaps waiting for the disk, and what it costs, a process that hands over tensors in shared
-    memory, is small.
+    needs them: one in four reads. There is always one, which overlaps waiting for the disk.
     """
     if recipe.data_loader.num_workers != "auto":
         return int(recipe.data_loader.num_workers)
@@ -104,15 +94,11 @@ def loading_advice(recipe: Recipe, dataset: Any) -> str:
     if not getattr(getattr(dataset, "index", None), "is_prepared", True):
         path = list_path(recipe, "train")
         source = f"--csv {path}" if path.suffix == ".csv" else f"--ssv2 {path.parent}"
-        ways.append(
-            f"tools/prepare_data.py {source} --output DIR writes a data set that reads several "
-            "times faster (docs/data.md)"
-        )
+        prepare = f"tools/prepare_data.py {source} --output DIR"
+        ways.append(f"{prepare} writes a data set that reads several times faster (docs/data.md)")
     if workers < max(1, cores - 1):
-        ways.append(
-            f"raise DATA_LOADER.NUM_WORKERS (now {workers}; there are {cores} cores for this "
-            "process)"
-        )
+        now = f"now {workers}; there are {cores} cores for this process"
+        ways.append(f"raise DATA_LOADER.NUM_WORKERS ({now})")
     return ", and ".join(ways) or "a faster disk or more cores would help"
 
 
@@ -144,9 +130,8 @@ def evaluation_loader(
 ) -> DataLoader[Any]:
     """This rank's share of an evaluation split, in order, every clip exactly once.
 
-    Made anew for every evaluation: to start its workers takes a small part of the time that one
-    takes, while workers kept from one to the next would idle beside those of the training almost
-    always, with their decoders and their copy of the process.
+    Made anew for every evaluation: starting workers takes a small part of its time, and kept ones
+    would idle beside those of the training, with their decoders and their copy of the process.
     """
     numbers = range(len(dataset))[rank::world_size]
     batches = [list(numbers[i : i + batch_size]) for i in range(0, len(numbers), batch_size)]

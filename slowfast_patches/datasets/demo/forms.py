@@ -32,10 +32,8 @@ _QUALITY = 92
 
 
 class _Cut(NamedTuple):
-    """A demo video as JPEG files: paths relative to the form's folder."""
-
     label: int
-    files: Sequence[str]
+    files: Sequence[str]  # JPEG files of a demo video, relative to the form's folder
 
 
 def write_ssv2_form(demo: Path, out: Path) -> None:
@@ -72,9 +70,7 @@ def _write(demo: Path, out: Path, form: str, fill: Callable[[Path, Path], None])
         if found is None:
             raise ValueError(f"{out} holds something else; give another folder")
         if found != wanted:
-            raise ValueError(
-                f"{out} was made from another demo data set; delete it or give another"
-            )
+            raise ValueError(f"{out} was made from another demo data set; delete it")
         return
     temporary = out.with_name(f".{out.name}.{os.getpid()}.tmp")
     temporary.mkdir(parents=True)
@@ -96,7 +92,8 @@ def _read_json(path: Path) -> object:
 
 def _fill_ssv2(demo: Path, out: Path) -> None:
     templates, first = [f"[Something] in the motion '{name}'" for name in CLASSES], 1
-    _write_json(out, "labels", {_plain(text): str(n) for n, text in enumerate(templates)})
+    plain = (text.replace("[", "").replace("]", "") for text in templates)
+    _write_json(out, "labels", {text: str(number) for number, text in enumerate(plain)})
     for split, called in _SPLITS.items():
         cuts = list(enumerate(_cut(demo, split, out), start=first))
         entries = [{"id": str(n), "template": templates[cut.label]} for n, cut in cuts]
@@ -161,7 +158,3 @@ def _write_list(
 def _write_json(out: Path, name: str, content: object) -> None:
     path = out / f"something-something-v2-{name}.json"
     path.write_text(json.dumps(content, indent=1) + "\n", encoding="utf-8")
-
-
-def _plain(template: str) -> str:
-    return template.replace("[", "").replace("]", "")

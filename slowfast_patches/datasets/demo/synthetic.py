@@ -82,10 +82,7 @@ ENCODER = {
 
 @dataclass(frozen=True)
 class DemoSpec:
-    """What a data set is made from: clips per split, seed, frames per clip, frame size in pixels.
-
-    ValueError for numbers that make no data set or that h264 cannot hold.
-    """
+    """What a data set is made from: clips a split, seed, frames a clip, frame size in pixels."""
 
     train: int = 640
     val: int = 160
@@ -108,25 +105,19 @@ class DemoSpec:
 class Thing:
     """A textured thing, and where and how large it is at the scene's anchor."""
 
-    sprite: Image
-    """(SPRITE, SPRITE, 4): colour times opacity, and opacity, in [0, 1]."""
-    state: tuple[float, float, float, float]
-    """x and y in pixels, the angle in radians, the size as a place in its cycle [0, 1)."""
+    sprite: Image  # (SPRITE, SPRITE, 4): colour times opacity, and opacity, in [0, 1]
+    state: tuple[float, float, float, float]  # x, y in pixels, angle, size as a place in its cycle
 
 
 @dataclass(frozen=True)
 class Scene:
     """All of a video but its class."""
 
-    ground: Image
-    """(H, W, 3) in [0, 1], tiling the plane."""
+    ground: Image  # (H, W, 3) in [0, 1], tiling the plane
     things: tuple[Thing, ...]
-    rates: tuple[float, float, float, float]
-    """Speeds of the four parts of a thing's state, per frame; a class uses one."""
-    shake: NDArray[np.float64]
-    """(T, 2): the camera's offset (x, y) in pixels, frame by frame."""
-    anchor: int
-    """The frame at which the things are in their state: the same in every class."""
+    rates: tuple[float, float, float, float]  # of a thing's state, a frame; a class uses one
+    shake: NDArray[np.float64]  # (T, 2): the camera's offset (x, y) in pixels, frame by frame
+    anchor: int  # the frame at which the things are in their state: the same in every class
 
 
 def draw_scene(rng: np.random.Generator, frames: int, width: int, height: int) -> Scene:
@@ -171,23 +162,16 @@ def video_path(split: str, index: int) -> str:
 def make_demo_data(output: Path, spec: DemoSpec, workers: int | None = None) -> int:
     """Bring the data set in ``output`` up to what ``spec`` says; returns the number of new videos.
 
-    Videos that are there already stay, so that an interrupted run continues. The csv files
-    (Kinetics format, "path label" per line, paths relative to ``output``) come last. ``workers``
-    processes render, by default one per core. ValueError if ``output`` was made from other numbers
-    or holds somebody else's csv files; OSError if it cannot be written.
+    Videos that are there already stay, so that an interrupted run continues; the csv files come
+    last. ``workers`` processes render, by default one per core. ValueError if ``output`` was made
+    from other numbers or holds somebody else's csv files; OSError if it cannot be written.
     """
     workers = available_cores() if workers is None else workers
     if workers < 1:
         raise ValueError(f"workers is {workers}: give 1 or more")
-    if "libx264" not in av.codecs_available:
-        raise ValueError("this build of PyAV cannot write h264: install av from PyPI, which can")
     _claim(output, spec)
-    missing = [
-        (split, index)
-        for split in SPLITS
-        for index in range(getattr(spec, split))
-        if not (output / video_path(split, index)).exists()
-    ]
+    wanted = ((split, index) for split in SPLITS for index in range(getattr(spec, split)))
+    missing = [job for job in wanted if not (output / video_path(*job)).exists()]
     make = partial(_make_video, output, spec)
     others = workers if workers > 1 else 0
     with tqdm(total=len(missing), desc="render", unit="video", disable=None) as bar:
@@ -200,8 +184,7 @@ def make_demo_data(output: Path, spec: DemoSpec, workers: int | None = None) -> 
 
 
 def _label(index: int) -> int:
-    """Labels in turn, so that every split is balanced."""
-    return index % len(CLASSES)
+    return index % len(CLASSES)  # in turn: every split is balanced
 
 
 def _claim(output: Path, spec: DemoSpec) -> None:

@@ -57,10 +57,8 @@ def in_order(path: Path, classes: Sequence[tuple[str, object]]) -> tuple[str, ..
         if isinstance(number, str) and number.isdecimal():
             number = int(number)
         if type(number) is not int or number in named or not 0 <= number <= last:
-            raise ValueError(
-                f"{path}: {name!r} has number {number!r}; {len(classes)} classes are numbered from "
-                f"0 to {last}, each once"
-            )
+            said = f"{len(classes)} classes are numbered from 0 to {last}, each once"
+            raise ValueError(f"{path}: {name!r} has number {number!r}; {said}")
         if not name.strip():
             raise ValueError(f"{path}: class {number} has an empty name")
         if name in named.values():

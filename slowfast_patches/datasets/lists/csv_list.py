@@ -10,6 +10,8 @@ from slowfast_patches.config.recipe import Recipe
 __all__ = [
     "LabelledVideo",
     "csv_path",
+    "missing_list",
+    "outside",
     "parse_separator",
     "read_csv",
     "read_utf8",
@@ -45,7 +47,7 @@ def read_csv(
             or a label outside [0, num_classes); with file and line.
     """
     if not path.is_file():
-        raise ValueError(f"{path}: no such file; {_advice(path)}")
+        raise ValueError(missing_list(path))
     separator = parse_separator(separator)
     folder, videos = Path(prefix) if prefix else path.parent, list[LabelledVideo]()
     for number, line in enumerate(read_utf8(path).splitlines(), start=1):
@@ -56,10 +58,7 @@ def read_csv(
             raise ValueError(f"{where}: {wrong}")
         name, _, label = line.strip().rpartition(separator)
         if int(label) >= num_classes:
-            raise ValueError(
-                f"{where}: label {int(label)} is outside MODEL.NUM_CLASSES {num_classes} "
-                f"(labels run from 0 to {num_classes - 1})"
-            )
+            raise ValueError(f"{where}: {outside(int(label), num_classes)}")
         videos.append(LabelledVideo(str(folder / name.strip()), int(label)))
     if not videos:
         raise ValueError(f"{path}: no videos in the list")
@@ -121,8 +120,14 @@ def read_utf8(path: Path) -> str:
         ) from None
 
 
-def _advice(path: Path) -> str:
-    """What to do about a list that is not there."""
+def missing_list(path: Path) -> str:
+    """What is said of a list that is not there."""
     if path.name == "test.csv" and path.with_name("train.csv").is_file():
-        return "add it beside train.csv, or set TEST.ENABLE False to train without a test"
-    return "set DATA.PATH_TO_DATA_DIR to the folder that has it"
+        return f"{path}: no such file; add it, or set TEST.ENABLE False to train without a test"
+    return f"{path}: no such file; set DATA.PATH_TO_DATA_DIR to the folder that has it"
+
+
+def outside(label: int, num_classes: int) -> str:
+    """What is said of a label that is too large."""
+    last = num_classes - 1
+    return f"label {label} is outside MODEL.NUM_CLASSES {num_classes} (labels run from 0 to {last})"

@@ -14,22 +14,11 @@ from slowfast_patches import patching
 from slowfast_patches.config.check import SEVERAL_LABELS
 from slowfast_patches.config.recipe import Recipe
 from slowfast_patches.datasets.lists.class_names import in_order, named_classes
-from slowfast_patches.datasets.lists.csv_list import (
-    LabelledVideo,
-    csv_path,
-    read_csv,
-    read_utf8,
-)
+from slowfast_patches.datasets.lists.csv_list import LabelledVideo, csv_path, read_csv, read_utf8
 from slowfast_patches.datasets.lists.frame_list import FrameList, read_frame_list
 from slowfast_patches.datasets.lists.ssv2_list import read_ssv2, ssv2_classes, ssv2_path
 
-__all__ = [
-    "class_names",
-    "count_list",
-    "list_digest",
-    "list_path",
-    "read_list",
-]
+__all__ = ["class_names", "count_list", "list_digest", "list_path", "read_list"]
 
 
 def read_list(recipe: Recipe, split: str, dataset: str | None = None) -> Sequence[Any]:
@@ -44,15 +33,11 @@ def read_list(recipe: Recipe, split: str, dataset: str | None = None) -> Sequenc
     """
     name, kind = _kind(recipe, split, dataset)
     if (known := SEVERAL_LABELS.get(name, False)) != recipe.data.multi_label:
-        several = "several labels a video" if known else "one label a video"
-        raise ValueError(
-            f"DATA.MULTI_LABEL {recipe.data.multi_label} does not fit the dataset {name}, which "
-            f"has {several}; set DATA.MULTI_LABEL {known}"
-        )
+        count = "several labels" if known else "one label"
+        raise ValueError(f"set DATA.MULTI_LABEL {known} for {name}, which has {count} a video")
     if split == "train" and recipe.data.random_flip and not kind.mirrors:
         raise ValueError(
-            f"DATA.RANDOM_FLIP True does not fit the dataset {name}, where left and right have "
-            "meaning: a mirrored clip has another label; set DATA.RANDOM_FLIP False"
+            f"set DATA.RANDOM_FLIP False for {name}, where left and right have meaning"
         )
     return kind.read(recipe, split)
 
@@ -96,12 +81,10 @@ def class_names(recipe: Recipe) -> tuple[str, ...] | None:
         ValueError: a file of names that is wrong, or does not have MODEL.NUM_CLASSES of them.
     """
     names = _kind(recipe, "train", None)[1].classes(recipe)
-    if names is not None and len(names) != recipe.model.num_classes:
-        raise ValueError(
-            f"MODEL.NUM_CLASSES is {recipe.model.num_classes}, and "
-            f"{recipe.data.path_to_data_dir} names {len(names)} classes; "
-            f"set MODEL.NUM_CLASSES {len(names)}"
-        )
+    if names is not None and (count := len(names)) != recipe.model.num_classes:
+        ours, folder = recipe.model.num_classes, recipe.data.path_to_data_dir
+        said = f"MODEL.NUM_CLASSES is {ours}, and {folder} names {count} classes"
+        raise ValueError(f"{said}; set MODEL.NUM_CLASSES {count}")
     return names
 
 

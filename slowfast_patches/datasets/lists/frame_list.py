@@ -19,11 +19,12 @@ from functools import lru_cache
 from itertools import groupby, islice, pairwise
 from operator import itemgetter, lt
 from pathlib import Path
-from typing import NamedTuple, overload
+from typing import NamedTuple
 
 import numpy as np
 
 from multigrid import Video
+from slowfast_patches.datasets.lists.csv_list import missing_list, outside
 from slowfast_patches.datasets.reading.files import MAX_PIXELS, jpeg_size
 from slowfast_patches.datasets.reading.ragged import Ragged
 from slowfast_patches.datasets.reading.video_record import Kind, VideoRecord
@@ -98,26 +99,16 @@ class FrameVideo:
 class FrameList(Sequence[FrameVideo]):
     """The videos of a frame list, in its order; each is made when it is asked for."""
 
-    names: Ragged
-    """Encoded as UTF-8."""
-    paths: Ragged
-    """A row is the zlib-compressed lines of a video's paths."""
-    runs: Ragged
-    """A row has an end, a number of labels, and the labels, run by run."""
-    folder: str
-    """What the paths are relative to."""
+    names: Ragged  # encoded as UTF-8
+    paths: Ragged  # a row is the zlib-compressed lines of a video's paths
+    runs: Ragged  # a row has an end, a number of labels, and the labels, run by run
+    folder: str  # what the paths are relative to
     fps: float
 
     def __len__(self) -> int:
         return len(self.names)
 
-    @overload
-    def __getitem__(self, number: int) -> FrameVideo: ...
-    @overload
-    def __getitem__(self, number: slice) -> list[FrameVideo]: ...
-    def __getitem__(self, number: int | slice) -> FrameVideo | list[FrameVideo]:
-        if isinstance(number, slice):
-            return [self[n] for n in range(len(self))[number]]
+    def __getitem__(self, number: int) -> FrameVideo:  # type: ignore[override]  # of one
         number = range(len(self))[number]
         folder = os.path.join(self.folder, "")
         paths = os.fsdecode(zlib.decompress(self.paths[number].tobytes())).split("\n")
@@ -163,14 +154,13 @@ def read_frame_list(path: Path, *, prefix: str = "", num_classes: int, fps: floa
 def _parsed(path: Path, num_classes: int, changed: object) -> tuple[Ragged, Ragged, Ragged]:
     """Names, paths and runs. The last two lists are kept, training's and validation's: a run looks
     at a list before it starts, and its data sets read it again."""
-    found, runs, labels_of = dict[bytes, bytes](), list[list[Run]](), _Labels(num_classes)
-    before = 0
+    found, runs, before = dict[bytes, bytes](), list[list[Run]](), 0
     for name, rows in _videos(path):
         try:
             if name in found:
                 raise _BadRowError(0, f"video {os.fsdecode(name)} appears again after another")
             paths, labels = _columns(rows)
-            runs.append(list(_runs(labels, labels_of)))
+            runs.append(list(_runs(labels, num_classes)))
         except _BadRowError as error:
             line = _line_of(path, before + error.number)
             raise ValueError(f"{path}, line {line}: {error}") from None
@@ -214,9 +204,7 @@ def _changed(path: Path) -> object:
 def _videos(path: Path) -> Iterator[tuple[bytes, list[list[bytes]]]]:
     """The name of each video and its lines, field by field; blank lines count for nothing."""
     if not path.is_file():
-        raise ValueError(
-            f"{path}: no such file; set DATA.PATH_TO_DATA_DIR to the folder that has it"
-        )
+        raise ValueError(missing_list(path))
     if not is_header(line := first_line(path)):
         raise ValueError(f"{path}: the first line, {line!r:.100}, is not the header '{HEADER}'")
     with path.open("rb") as file:
@@ -230,8 +218,7 @@ def _columns(rows: Sequence[Sequence[bytes]]) -> tuple[Sequence[bytes], Sequence
     """Paths and labels of a video's frames, which are to be in their order."""
     if set(map(len, rows)) != {_FIELDS}:
         number = next(n for n, row in enumerate(rows) if len(row) != _FIELDS)
-        said = f"{len(rows[number])} fields, not the {_FIELDS} of '{HEADER}'"
-        raise _BadRowError(number, said)
+        raise _BadRowError(number, f"{len(rows[number])} fields, not the {_FIELDS} of '{HEADER}'")
     _, _, ids, paths, labels = zip(*rows, strict=True)
     try:
         numbers = list(map(int, ids))
@@ -241,9 +228,8 @@ def _columns(rows: Sequence[Sequence[bytes]]) -> tuple[Sequence[bytes], Sequence
         raise _BadRowError(wrong, said) from None
     if not all(map(lt, numbers, numbers[1:])):
         wrong = next(n for n, pair in enumerate(pairwise(numbers), start=1) if not lt(*pair))
-        one, other = numbers[wrong - 1 : wrong + 1]
-        said = f"frame_id {other} comes after {one}; frames are listed in their order"
-        raise _BadRowError(wrong, said)
+        said = f"frame_id {numbers[wrong]} comes after {numbers[wrong - 1]}"
+        raise _BadRowError(wrong, f"{said}; frames are listed in their order")
     return paths, labels
 
 
@@ -254,38 +240,24 @@ def _line_of(path: Path, number: int) -> int:
         return next(islice(filled, number + 1, None))  # the first is the header's
 
 
-class _Labels(dict[bytes, tuple[int, ...]]):
-    """What each label field stands for: '"3,5"' is (3, 5), '""' nothing."""
-
-    def __init__(self, num_classes: int) -> None:
-        super().__init__()
-        self._num_classes = num_classes
-
-    def __missing__(self, field: bytes) -> tuple[int, ...]:
-        """Raises ValueError, which says what is wrong with it."""
-        quoted = len(field) >= 2 and field.startswith(_QUOTE) and field.endswith(_QUOTE)
-        numbers = field[1:-1] if quoted else field
-        parts = numbers.split(b",") if numbers else []
-        if not all(part.isdigit() for part in parts):
-            said = os.fsdecode(field)
-            raise ValueError(f'labels {said} are not integers with commas between, as "3,5" or ""')
-        labels = tuple(map(int, parts))
-        if labels and max(labels) >= self._num_classes:
-            raise ValueError(
-                f"label {max(labels)} is outside MODEL.NUM_CLASSES {self._num_classes} "
-                f"(labels run from 0 to {self._num_classes - 1})"
-            )
-        self[field] = labels
-        return labels
+@lru_cache(maxsize=1 << 16)
+def _labels(field: bytes) -> tuple[int, ...] | None:
+    """What a label field stands for: '"3,5"' is (3, 5), '""' is (); None for what is none."""
+    quoted = len(field) >= 2 and field.startswith(_QUOTE) and field.endswith(_QUOTE)
+    numbers = field[1:-1] if quoted else field
+    parts = numbers.split(b",") if numbers else []
+    return tuple(map(int, parts)) if all(part.isdigit() for part in parts) else None
 
 
-def _runs(fields: Sequence[bytes], labels_of: _Labels) -> Iterator[Run]:
+def _runs(fields: Sequence[bytes], num_classes: int) -> Iterator[Run]:
     end = 0
     for field, group in groupby(fields):
-        try:
-            labels = labels_of[field]
-        except ValueError as error:
-            raise _BadRowError(end, str(error)) from None
+        labels = _labels(field)
+        if labels is None:
+            said = f"labels {os.fsdecode(field)} are not integers with commas between, as"
+            raise _BadRowError(end, f'{said} "3,5" or ""')
+        if (label := max(labels, default=0)) >= num_classes:
+            raise _BadRowError(end, outside(label, num_classes))
         end += len(list(group))
         yield Run(end, labels)
 

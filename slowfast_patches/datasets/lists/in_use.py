@@ -24,10 +24,7 @@ __all__ = ["hold_alone", "reading"]
 logger = logging.getLogger(__name__)
 
 _LOCK = ".lock"
-_READERS = (
-    "a training or an evaluation reads the data set there (`lsof .lock` in that folder, on the "
-    "machine where it runs, names its process)"
-)
+_READERS = "a training or an evaluation reads the data set there (`lsof .lock` names its process)"
 
 
 def hold_alone(folder: Path) -> TextIO:
@@ -37,17 +34,14 @@ def hold_alone(folder: Path) -> TextIO:
         ValueError: another run prepares there, or a training or an evaluation reads what is there.
     """
     lock = (folder / _LOCK).open("a+", encoding="utf-8")
-    try:
-        if not _take(lock, fcntl.LOCK_EX):
+    if not _take(lock, fcntl.LOCK_EX):
+        with lock:
             who = _READERS if _take(lock, fcntl.LOCK_SH) else _writer(lock)
             raise ValueError(f"{folder}: {who}; wait until it is done, or choose another folder")
-        lock.truncate(0)
-        since = time.strftime("%Y-%m-%d %H:%M:%S")
-        lock.write(f"process {os.getpid()} on {socket.gethostname()} since {since}\n")
-        lock.flush()
-    except BaseException:
-        lock.close()
-        raise
+    lock.truncate(0)
+    since = time.strftime("%Y-%m-%d %H:%M:%S")
+    lock.write(f"process {os.getpid()} on {socket.gethostname()} since {since}\n")
+    lock.flush()
     return lock
 
 
@@ -70,9 +64,8 @@ def reading(lists: Iterable[Path]) -> Iterator[None]:
                 _warn(folder / _LOCK, error)
                 continue
             if not _take(lock, fcntl.LOCK_SH):
-                raise ValueError(
-                    f"{folder} is being prepared: {_writer(lock)}; wait until it is done"
-                )
+                writer = _writer(lock)
+                raise ValueError(f"{folder} is being prepared: {writer}; wait until it is done")
         yield
 
 
@@ -88,11 +81,8 @@ def _take(lock: IO[Any], kind: int) -> bool:
 
 
 def _warn(path: Path, error: OSError) -> None:
-    logger.warning(
-        "%s cannot be locked (%s): see to it yourself that the data set is not prepared anew "
-        "while a training reads it",
-        *(path, error.strerror),
-    )
+    said = "%s cannot be locked (%s): do not prepare the data set anew while a training reads it"
+    logger.warning(said, path, error.strerror)
 
 
 def _writer(lock: TextIO) -> str:

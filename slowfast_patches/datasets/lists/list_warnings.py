@@ -57,7 +57,7 @@ def repeated_videos(csv: Path, videos: Sequence[LabelledVideo]) -> list[str]:
     same, differing = list[str](), list[str]()
     for path, listed in found.items():
         if len({label for _, label in listed}) == 1:
-            same.append(f"{path} in lines {format_list([line for line, _ in listed])}")
+            same.append(f"{path} in lines {format_list(line for line, _ in listed)}")
         else:
             labelled = [f"{line} (label {label})" for line, label in listed]
             differing.append(f"{path} in lines {format_list(labelled)}")
@@ -81,10 +81,8 @@ def untrained_classes(
     if not missing:
         return []
     named = missing if names is None else [f"{number} ({names[number]})" for number in missing]
-    text = (
-        f"{path}: {len(missing)} of MODEL.NUM_CLASSES {num_classes} classes have no video to be "
-        f"trained on: {first_few(named)}"
-    )
+    count = f"{len(missing)} of MODEL.NUM_CLASSES {num_classes} classes"
+    text = f"{path}: {count} have no video to be trained on: {first_few(named)}"
     if names is None and (last := max(labels)) < num_classes - 1:
         text += f"; the labels end at {last}: if that is all, set MODEL.NUM_CLASSES {last + 1}"
     return [text]

@@ -68,19 +68,15 @@ def read_ssv2(recipe: Recipe, split: str) -> Sequence[Any]:
     path, data, classes = ssv2_path(recipe, split), recipe.data, recipe.model.num_classes
     if path.suffix == ".json":
         if not path.is_file():
-            raise ValueError(
-                f"'{path.parent}' has neither {split}.csv nor {path.name}; set "
-                "DATA.PATH_TO_DATA_DIR to the folder that has one of them"
-            )
+            said = f"'{path.parent}' has neither {split}.csv nor {path.name}"
+            raise ValueError(f"{said}; set DATA.PATH_TO_DATA_DIR to the folder that has one")
         return webm_videos(path, data.path_prefix, classes)
-    if not _lists_frames(path, data.path_label_separator):
-        separator = data.path_label_separator
-        return read_csv(path, prefix=data.path_prefix, separator=separator, num_classes=classes)
+    prefix, separator = data.path_prefix, data.path_label_separator
+    if not _lists_frames(path, separator):
+        return read_csv(path, prefix=prefix, separator=separator, num_classes=classes)
     file = labels_file(Path(data.path_to_data_dir), split)
     labels = _read_ids(file, classes)
-    frames = read_frame_list(
-        path, prefix=data.path_prefix, num_classes=classes, fps=float(data.target_fps)
-    )
+    frames = read_frame_list(path, prefix=prefix, num_classes=classes, fps=float(data.target_fps))
     names = frames.video_names
     _check_same(path, names, file, labels)
     return frames.with_labels([labels[name] for name in names])
@@ -127,10 +123,8 @@ def _lists_frames(path: Path, separator: str) -> bool:
         return True
     is_frame = len(line.split()) == len(HEADER.split())
     if (wrong := what_is_wrong(line, parse_separator(separator))) or is_frame:
-        raise ValueError(
-            f"{path}: the first line is not the header of a frame list, '{HEADER}', nor a video "
-            f"and its label: {wrong or line}"
-        )
+        header = f"the header of a frame list, '{HEADER}'"
+        raise ValueError(f"{path}: the first line is not {header}, nor a video: {wrong or line}")
     return False
 
 
@@ -157,10 +151,8 @@ def _read_classes(path: Path, num_classes: int) -> dict[str, int]:
     classes = dict[str, int]()
     for template, number in _load(path, dict, "an object of templates and class numbers").items():
         if not str(number).isdecimal() or int(number) >= num_classes:
-            raise ValueError(
-                f"{path}, entry {template!r}: {number!r} is not a class number below "
-                f"MODEL.NUM_CLASSES {num_classes}"
-            )
+            said = f"{number!r} is not a class number below MODEL.NUM_CLASSES {num_classes}"
+            raise ValueError(f"{path}, entry {template!r}: {said}")
         classes[_stripped(template)] = int(number)
     return classes
 
@@ -186,7 +178,7 @@ def _check_same(csv: Path, names: Sequence[str], file: Path, labels: dict[str, i
     """The list and the json file must have the same videos."""
     unlisted, unlabelled = sorted(labels.keys() - names), sorted({*names} - labels.keys())
     if unlisted or unlabelled:
-        said = [f"{csv} lists {len(names)} videos, {file.name} has {len(labels)}"]
-        said += [f"the list lacks {first_few(unlisted)}"] if unlisted else []
-        said += [f"{file.name} lacks {first_few(unlabelled)}"] if unlabelled else []
-        raise ValueError("; ".join(said) + "; take a list and a json file that belong together")
+        said = f"{csv} lists {len(names)} videos, {file.name} has {len(labels)}"
+        lacks = f"; the list lacks {first_few(unlisted)}" if unlisted else ""
+        lacks += f"; {file.name} lacks {first_few(unlabelled)}" if unlabelled else ""
+        raise ValueError(said + lacks)

@@ -64,14 +64,14 @@ def find_classes(folder: Path, val_fraction: float | None = None) -> ClassFolder
     else:
         fraction = _VAL_FRACTION if val_fraction is None else val_fraction
         found = _set_aside(folder, _classes(folder, beside), fraction)
-    classes = tuple(sorted(found["train"]))
-    lists = tuple(
-        VideoList(f"{split}.csv", folder, folder, _labelled(found[split], classes))
-        for split in _SPLITS
-    )
+    classes, lists = tuple(sorted(found["train"])), list[VideoList]()
+    for split in _SPLITS:
+        listed = ((n, p) for n, name in enumerate(classes) for p in found[split].get(name, ()))
+        videos = [LabelledVideo(path, number) for number, path in listed]
+        lists.append(VideoList(f"{split}.csv", folder, folder, videos))
     nested = tuple(path for path in beside if os.path.isdir(path))
     ignored = tuple(path for path in beside if path not in nested)
-    return ClassFolders(folder, classes, lists, ignored, nested)
+    return ClassFolders(folder, classes, tuple(lists), ignored, nested)
 
 
 def write_class_lists(found: ClassFolders, separator: str) -> None:
@@ -121,10 +121,7 @@ def _classes(folder: Path, beside: list[str]) -> _Classes:
         found[name] = [p for p in paths if os.path.splitext(p)[1].lower() in _VIDEOS]
         beside += [path for path in paths if path not in set(found[name])]
         if not found[name]:
-            raise ValueError(
-                f"{folder / name}: no videos in it; folders are to be named <class>/ or "
-                "{train,val,test}/<class>/, with the videos right in them"
-            )
+            raise ValueError(f"{folder / name}: no videos in it; each class has a folder of videos")
     if not found:
         raise ValueError(f"{folder}: no folders in it; one for each class is expected")
     return found
@@ -134,10 +131,7 @@ def _complete(folder: Path, found: dict[str, _Classes]) -> dict[str, _Classes]:
     """All three splits from those that are given."""
     evaluated = found.get("val") or found.get("test")
     if "train" not in found or evaluated is None:
-        raise ValueError(
-            f"{folder} holds {', '.join(found)} alone; add the other split, or give the folder in "
-            "which the classes lie, to have videos set aside for validation"
-        )
+        raise ValueError(f"{folder} holds {', '.join(found)} alone; add the other split")
     found = {"val": evaluated, "test": evaluated} | found
     for split in ("val", "test"):
         if unknown := sorted(set(found[split]) - set(found["train"])):
@@ -163,8 +157,3 @@ def _set_aside(folder: Path, classes: _Classes, fraction: float) -> dict[str, _C
     if not val:
         raise ValueError(f"{folder}: no class has two videos, so that none can be set aside")
     return {"train": train, "val": val, "test": val}
-
-
-def _labelled(found: _Classes, classes: Sequence[str]) -> list[LabelledVideo]:
-    numbered = enumerate(classes)
-    return [LabelledVideo(path, n) for n, name in numbered for path in found.get(name, ())]

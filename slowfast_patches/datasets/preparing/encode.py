@@ -68,9 +68,7 @@ X264 = {
     "lookahead-threads": 1,
 }
 """Parameters of x264, by its own names."""
-_FIRST_CRF = 26.0
-_LAST_CRF = 1.0
-_CRF_PER_DB = 1.1
+_FIRST_CRF, _LAST_CRF, _CRF_PER_DB = 26.0, 1.0, 1.1
 _BT601 = (2, 5, 6)
 """Matrices by their number (ITU-T H.273): unspecified, which is taken for it, and its two names."""
 _MARGIN = 0.1
@@ -108,9 +106,8 @@ def write_prepared(
             _mux(container, stream, packets, frames)
             frames, worst = frames + len(group), min(worst, psnr)
         if frames != record.video.frames:
-            raise UnreadableVideoError(
-                f"has {record.video.frames} frames, of which {frames} can be decoded"
-            )
+            all_frames = record.video.frames
+            raise UnreadableVideoError(f"has {all_frames} frames, of which {frames} decode")
     return worst
 
 
@@ -151,9 +148,8 @@ def _is_plain(frame: VideoFrame) -> bool:
 def _decoded(source: str, record: VideoRecord, max_pixels: int) -> Iterator[VideoFrame]:
     if record.kind == Kind.FRAMES:
         for name in frame_files(source):
-            yield VideoFrame.from_ndarray(
-                read_jpeg(source, name, max_pixels=max_pixels), format="bgr24"
-            )
+            picture = read_jpeg(source, name, max_pixels=max_pixels)
+            yield VideoFrame.from_ndarray(picture, format="bgr24")
     else:
         with open_video(source, max_pixels=max_pixels) as (container, stream):
             yield from container.decode(stream)

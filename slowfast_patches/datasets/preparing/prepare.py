@@ -96,9 +96,8 @@ def prepare(
         results = kept | made
         bad = [(job.source.path, r) for job in jobs if isinstance(r := results[job.source], str)]
         _write_unreadable(bad, out)
-        _write_lists(
-            lists, {path: results[s] for path, s in by_path.items()}, done, separator, workers
-        )
+        results_of = {path: results[source] for path, source in by_path.items()}
+        _write_lists(lists, results_of, done, separator, workers)
     entries = [r for job in jobs if isinstance(r := results[job.source], Entry)]
     labels = (label for videos in lists for _, label in videos.videos)
     count, seconds = len(classes) or 1 + max(labels), time.perf_counter() - start
@@ -110,9 +109,7 @@ def _check_apart(lists: Sequence[VideoList], out: Path) -> None:
     for origin in (videos.origin for videos in lists):
         inside = origin in (out, *out.parents) if origin.is_dir() else origin.parent == out
         if inside:
-            raise ValueError(
-                f"--output {out}: the data set itself lies there; choose another folder"
-            )
+            raise ValueError(f"--output {out}: the data set itself lies there; choose another")
 
 
 def _find_sources(lists: Sequence[VideoList]) -> dict[str, Source]:
@@ -156,10 +153,8 @@ def _prepare_all(jobs: Sequence[_Job], done: PreparedSet, workers: int) -> Resul
     except OSError as error:
         if error.errno not in _NO_ROOM:
             raise
-        raise OSError(
-            f"{done.folder}: no room is left ({error.strerror}). The {len(done.entries)} videos "
-            "written so far are whole; make room, and the same command continues"
-        ) from None
+        why = f"no room is left ({error.strerror}); make room, and the same command continues"
+        raise OSError(f"{done.folder}: {why}") from None
     return results
 
 
@@ -171,10 +166,8 @@ def _check_room(results: Results, left: Sequence[int], done: PreparedSet, worker
     """
     if not done.entries:
         source, reason = next(iter(results.items()))
-        raise ValueError(
-            f"none of {len(results)} videos tried can be read, the first {source.path}: {reason}; "
-            "check the lists and --prefix"
-        )
+        tried = f"none of {len(results)} videos tried can be read, the first {source.path}"
+        raise ValueError(f"{tried}: {reason}; check the lists and --prefix")
     entries = [result for result in results.values() if isinstance(result, Entry)]
     seen = entries or list(done.entries.values())
     share = sum(left) / max(1, sum(entry.source_size for entry in seen))
@@ -186,11 +179,8 @@ def _check_room(results: Results, left: Sequence[int], done: PreparedSet, worker
         f"{format_duration(seconds)}; {format_size(free)} are free"
     )
     if size > _SAFETY * free:
-        raise ValueError(
-            f"{forecast}; {format_size(size - free)} are missing on the disk of {done.folder}. "
-            "Make room and run the same command again; a lower --short-side or --psnr, with a "
-            "folder of its own, takes less"
-        )
+        missing = f"{format_size(size - free)} are missing on the disk of {done.folder}"
+        raise ValueError(f"{forecast}; {missing}: make room and run the same command again")
     return forecast
 
 
@@ -261,7 +251,6 @@ def _write_lists(
 
 def _write_unreadable(bad: Sequence[tuple[str, str]], out: Path) -> None:
     path = out / "unreadable.txt"
+    path.unlink(missing_ok=True)
     if bad:
         write_text(path, "".join(f"{name}\t{' '.join(why.split())}\n" for name, why in bad))
-    else:
-        path.unlink(missing_ok=True)

@@ -81,7 +81,6 @@ class Source:
 
     @property
     def digest(self) -> str:
-        """Of its path."""
         return hashlib.sha256(os.fsencode(self.path)).hexdigest()[:8]
 
 
@@ -195,12 +194,8 @@ def _check_heads(
         if origin not in (None, str(videos.origin)) and os.path.exists(str(origin)):
             raise ValueError(f"{path} was made from {origin}; choose another folder")
     heads: list[dict[str, Any]] = [{"settings": how}] if made is None else []
-    now = {videos.name: str(videos.origin) for videos in lists}
-    return heads + [
-        {"list": name, "origin": origin}
-        for name, origin in now.items()
-        if origins.get(name) != origin
-    ]
+    now = ({"list": videos.name, "origin": str(videos.origin)} for videos in lists)
+    return heads + [line for line in now if origins.get(line["list"]) != line["origin"]]
 
 
 def _read_lines(path: Path) -> list[dict[str, Any]]:
@@ -216,9 +211,8 @@ def _read_lines(path: Path) -> list[dict[str, Any]]:
         try:
             lines.append(dict(json.loads(line)))
         except (ValueError, TypeError):
-            raise ValueError(
-                f"{path}, line {number}: damaged; delete that line, and its video is prepared anew"
-            ) from None
+            said = "damaged; delete that line, and its video is prepared anew"
+            raise ValueError(f"{path}, line {number}: {said}") from None
     return lines
 
 

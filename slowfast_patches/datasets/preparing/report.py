@@ -26,16 +26,12 @@ class Report:
     """What was done."""
 
     folder: Path
-    entries: Sequence[Entry]
-    """Every prepared file that the lists name, once."""
-    unreadable: Sequence[tuple[str, str]]
-    """(path, reason)."""
-    kept: int
-    """Of the entries, those of earlier runs."""
+    entries: Sequence[Entry]  # every prepared file that the lists name, once
+    unreadable: Sequence[tuple[str, str]]  # (path, reason)
+    kept: int  # of the entries, those of earlier runs
     separator: str
     classes: int
-    seconds: float
-    """Of this run."""
+    seconds: float  # of this run
 
     @property
     def keys(self) -> dict[str, str | int]:

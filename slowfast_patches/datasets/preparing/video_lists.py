@@ -39,9 +39,7 @@ def read_lists(csvs: Sequence[Path], *, prefix: str, separator: str) -> list[Vid
         if not csv.is_file():
             raise ValueError(f"--csv {csv}: no such file")
         if csv.name in [other.name for other in lists]:
-            raise ValueError(
-                f"--csv {csv}: two lists are named {csv.name}; prepare them to folders of their own"
-            )
+            raise ValueError(f"--csv {csv}: two lists are named {csv.name}; prepare them apart")
         videos = read_csv(csv, prefix=prefix, separator=separator, num_classes=sys.maxsize)
         root = Path(os.path.abspath(prefix or csv.parent))
         lists.append(VideoList(csv.name, Path(os.path.abspath(csv)), root, videos))

@@ -113,10 +113,8 @@ def open_video(
 
 
 def check_regular(path: str) -> None:
-    """Raise UnreadableVideoError unless `path` is a file that holds something.
-
-    A pipe or a device would be waited for, perhaps for ever.
-    """
+    """Raise UnreadableVideoError unless `path` is a file that holds something: a pipe or a device
+    would be waited for, perhaps for ever."""
     try:
         status = os.stat(path)
     except (OSError, ValueError) as error:
@@ -137,9 +135,7 @@ def _refused(path: str, error: Exception) -> str:
     if playlist:
         return f"cannot be opened: is a playlist ({playlist}), not a video; list its videos"
     if isinstance(error, av.ArgumentError):
-        return (
-            "cannot be opened: is none of the formats that hold a video (docs/data.md lists them)"
-        )
+        return "cannot be opened: is none of the formats that hold a video (see docs/data.md)"
     return f"cannot be opened: {_reason(error)}"
 
 
@@ -177,7 +173,7 @@ def read_jpeg(
 
 
 def jpeg_size(folder: str, name: str, *, max_pixels: int = MAX_PIXELS) -> tuple[int, int]:
-    """Width and height of the picture in a JPEG file, in pixels; no more than its head is read.
+    """Width and height of the picture in a JPEG file, of which no more than its head is read.
 
     Raises:
         UnreadableVideoError: it is none, or has more than `max_pixels`.

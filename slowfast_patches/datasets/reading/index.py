@@ -50,13 +50,10 @@ _THREADS, _CHUNK = 32, 256
 class Entry(NamedTuple):
     """What the index file says of a video."""
 
-    size: int
-    """Bytes of a file, or JPEG files in a folder; -1 where there is no such thing."""
-    modified: int
-    """ns"""
+    size: int  # bytes of a file, or JPEG files in a folder; -1 where there is no such thing
+    modified: int  # ns
     kind: int
-    content: bytes
-    """The packed record, or the reason why there is none."""
+    content: bytes  # the packed record, or the reason why there is none
 
     @property
     def is_readable(self) -> bool:
@@ -80,11 +77,7 @@ class VideoIndex:
         return len(self._kinds)
 
     def record(self, number: int) -> VideoRecord:
-        """The record of a video.
-
-        Raises:
-            UnreadableVideoError: it could not be scanned; says why.
-        """
+        """The record of a video; UnreadableVideoError if it could not be scanned."""
         content = self._contents[number].tobytes()
         if self._kinds[number] == _UNREADABLE:
             raise UnreadableVideoError(content.decode(errors="replace"))
@@ -227,11 +220,8 @@ def _load_all(csv: Path) -> dict[Path, dict[str, Entry]]:
 
 
 def load_index(file: Path) -> dict[str, Entry]:
-    """What an index file says of each video, by its name.
-
-    Raises:
-        ValueError: it is none, is damaged (the zip's checksums tell), or of another version.
-    """
+    """What an index file says of each video, by its name; ValueError if it is none, damaged (the
+    zip's checksums tell), or of another version."""
     try:
         with np.load(file, allow_pickle=False) as arrays:
             if int(arrays.get("version", 0)) != _VERSION:

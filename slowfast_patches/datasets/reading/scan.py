@@ -197,8 +197,7 @@ def _scan_prepared(path: str, container: InputContainer, stream: VideoStream) ->
     frames, rate = len(packets), stream.average_rate
     if not headers or not rate or None in starts or len(starts) != -(-frames // GROUP):
         raise UnreadableVideoError(
-            "says in its comment that it is prepared, and is not: prepare it anew, or, if another "
-            "program made it from a prepared file, remove the comment"
+            "is not prepared, as its comment says: prepare it anew, or remove the comment"
         )
     last = packets[-1].pos
     assert last is not None

@@ -25,12 +25,9 @@ class UnreadableVideoError(ValueError):
 class Kind(IntEnum):
     """How the frames of a video are stored."""
 
-    VIDEO = 0
-    """A video file as it is."""
-    PREPARED = 1
-    """A video file in the form of `prepared.py`: groups of pictures at known places."""
-    FRAMES = 2
-    """JPEG files: those in a folder in the order of their names, or those that a list names."""
+    VIDEO = 0  # a video file as it is
+    PREPARED = 1  # a video file in the form of `prepared.py`: groups of pictures at known places
+    FRAMES = 2  # JPEG files: those in a folder in the order of their names, or those of a list
 
 
 @dataclass(frozen=True, eq=False)
@@ -41,10 +38,8 @@ class VideoRecord:
     """
 
     kind: Kind
-    video: Video
-    """Frames, rate, and size in pixels as shown, after turning."""
-    turns: int = 0
-    """Quarter turns counterclockwise from the stored picture to the shown one."""
+    video: Video  # frames, rate, and size in pixels as shown, after turning
+    turns: int = 0  # quarter turns counterclockwise from the stored picture to the shown one
     timestamps: Ints | None = None
     """VIDEO: (frames,) what the decoder says of each frame, in units of the stream's clock; None
     where it says nothing that tells them apart, so that they are counted from the beginning."""
@@ -64,20 +59,13 @@ class VideoRecord:
         lists = (self.timestamps, self.keys, self.offsets)
         content = (
             *(int(self.kind), self.video, self.turns, self.streams, self.headers.hex()),
-            *(
-                None if numbers is None else np.diff(numbers, prepend=0).tolist()
-                for numbers in lists
-            ),
+            *(None if n is None else np.diff(n, prepend=0).tolist() for n in lists),
         )
         return zlib.compress(json.dumps(content, separators=(",", ":")).encode())
 
     @classmethod
     def unpacked(cls, content: bytes) -> VideoRecord:
-        """The record that was packed.
-
-        Raises:
-            UnreadableVideoError: nothing that `packed` gave.
-        """
+        """The record that was packed; UnreadableVideoError if `packed` did not give this."""
         try:
             kind, video, turns, streams, headers, *lists = json.loads(zlib.decompress(content))
             if not all(0 < number < math.inf for number in video):

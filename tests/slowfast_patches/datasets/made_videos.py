@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Sequence
 from fractions import Fraction
 from pathlib import Path
@@ -60,3 +61,9 @@ def write_jpeg(path: Path, width: int = 64, height: int = 48, level: int = 90) -
     path.parent.mkdir(parents=True, exist_ok=True)
     assert cv2.imwrite(str(path), np.full((height, width, 3), level, np.uint8))
     return path
+
+
+def write_ssv2_json(folder: Path, **files: object) -> None:
+    """Something-Something's json files: labels, train, validation."""
+    for name, content in files.items():
+        (folder / f"something-something-v2-{name}.json").write_text(json.dumps(content))

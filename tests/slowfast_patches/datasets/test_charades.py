@@ -81,12 +81,6 @@ def test_a_training_clip_has_the_labels_from_its_first_to_its_last_frame(made, s
         assert more > 5  # clips with a label of a frame between those that are read
 
 
-def test_videos_without_labels_and_with_one(made):
-    data = Charades(config(made), "train")
-    assert classes(data[ClipRequest(1, 0, BASE, 0)]["label"]) == set()
-    assert classes(data[ClipRequest(2, 0, BASE, 0)]["label"]) == {5}
-
-
 def test_strides_count_the_frames_of_the_list_whatever_their_rate(made):
     for fps in (24, 30):
         data = Charades(config(made, "DATA.TARGET_FPS", fps), "train")
@@ -128,9 +122,6 @@ def test_a_video_that_cannot_be_read_keeps_its_labels_in_testing_only(made, tmp_
     assert item["video"] in (1, 2)
     assert classes(item["label"]) == [set(), {5}][item["video"] - 1]
     assert item["failures"][0][0] == f"{folder}/AAAAA"
-
-
-# Mini-batches.
 
 
 # The data set.

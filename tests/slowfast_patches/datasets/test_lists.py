@@ -1,6 +1,7 @@
 """Lists by the name of their data set: which file, how many videos, what the classes are called."""
 
 import json
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -8,7 +9,6 @@ import pytest
 from slowfast_patches import patching
 from slowfast_patches.config import load_recipe
 from slowfast_patches.config.recipe import Recipe
-from slowfast_patches.datasets.lists.csv_list import LabelledVideo
 from slowfast_patches.datasets.lists.dataset_lists import (
     class_names,
     count_list,
@@ -18,6 +18,8 @@ from slowfast_patches.datasets.lists.dataset_lists import (
 from slowfast_patches.datasets.lists.frame_list import HEADER, FrameList
 from slowfast_patches.datasets.lists.list_warnings import list_warnings
 from slowfast_patches.plan.plan import dataset_size
+from slowfast_patches.train import run as run_module
+from tests.slowfast_patches.datasets.made_videos import write_ssv2_json
 
 SSV2 = ("DATA.RANDOM_FLIP", False)
 CHARADES = ("DATA.MULTI_LABEL", True, "MODEL.LOSS_FUNC", "bce_logit")
@@ -31,13 +33,8 @@ def config(folder: Path, dataset: str, *overrides: object) -> Recipe:
     return load_recipe(None, [*names, *own, *data, *overrides])
 
 
-def write_json(folder: Path, **files: object) -> None:
-    for name, content in files.items():
-        (folder / f"something-something-v2-{name}.json").write_text(json.dumps(content))
-
-
 def write_ssv2(folder: Path) -> None:
-    write_json(
+    write_ssv2_json(
         folder,
         labels={"Holding something": "0", "Pushing something left": 1, "Doing nothing": "2"},
         train=[
@@ -61,19 +58,12 @@ def test_an_unknown_data_set_is_refused_with_those_that_exist(tmp_path, split):
             function(cfg, split)
 
 
-def test_the_test_split_is_of_the_test_data_set(tmp_path):
-    (tmp_path / "test.csv").write_text("a.mp4 0\n")
-    cfg = config(tmp_path, "charades", "TEST.DATASET", "Kinetics", "DATA.MULTI_LABEL", False)
-    assert read_list(cfg, "test") == [LabelledVideo(f"{tmp_path}/a.mp4", 0)]
-    assert read_list(cfg, "test", "kinetics") == read_list(cfg, "test")
-
-
 @pytest.mark.parametrize(
     ("dataset", "overrides", "said"),
     [
-        ("charades", ("DATA.MULTI_LABEL", False), "charades, which has several labels a video"),
-        ("ssv2", ("DATA.MULTI_LABEL", True), "ssv2, which has one label a video"),
-        ("ssv2", ("DATA.RANDOM_FLIP", True), "left and right have meaning.*RANDOM_FLIP False"),
+        ("charades", ("DATA.MULTI_LABEL", False), "True for charades, which has several labels"),
+        ("ssv2", ("DATA.MULTI_LABEL", True), "False for ssv2, which has one label"),
+        ("ssv2", ("DATA.RANDOM_FLIP", True), "RANDOM_FLIP False .*left and right have meaning"),
     ],
 )
 def test_what_a_data_set_cannot_give_is_refused(tmp_path, dataset, overrides, said):
@@ -149,9 +139,7 @@ def test_the_test_split_is_test_csv_or_else_val_csv(tmp_path, dataset):
     assert list_path(cfg, "val") == tmp_path / "val.csv"
 
 
-@pytest.mark.parametrize(
-    "line", ["video frame path labels", "7 0 0 7/1.jpg 5", '7 0 0 7/1.jpg ""', "a.mp4,0", ""]
-)
+@pytest.mark.parametrize("line", ["video frame path labels", "7 0 0 7/1.jpg 5", "a.mp4,0"])
 def test_a_csv_that_is_neither_is_refused(tmp_path, line):
     write_ssv2(tmp_path)
     (tmp_path / "train.csv").write_text(f"{line}\n")
@@ -176,17 +164,11 @@ def test_a_list_and_a_json_of_other_videos_are_refused_with_both_counts(tmp_path
     ("file", "content", "said"),
     [
         ("train", "[", r"train.json: this is not JSON: Expecting"),
-        ("train", {}, r"train.json: not a list of objects"),
         ("train", [{"id": 1}], r"train.json, entry 0: .* not an object with id and template"),
         (
             "train",
             [{"id": 1, "template": "Doing nothing"}, {"id": 2, "template": "Doing [it]"}],
             r"train.json, entry 1 \(id 2\): .*labels.json has no template 'Doing it'",
-        ),
-        (
-            "train",
-            [{"id": 1, "template": "Doing nothing"}, {"id": "1", "template": "Doing nothing"}],
-            r"train.json, entry 1: id 1 is there twice",
         ),
         ("labels", {"A": "0", "B": "3"}, r"labels.json, entry 'B': '3' is not .* below .* 3"),
         ("labels", None, r"labels.json: no such file; the json files belong together"),
@@ -250,7 +232,7 @@ def test_prepared_sets_and_the_demo_have_files_of_names(tmp_path, dataset):
 
 @pytest.mark.parametrize(
     "text",
-    ['{"a": 0, "b": 1}', '{"a": 0, "b": 1, "c": 1}', '{"a": "0"}', "[", "[]", '["a", "b", "a"]'],
+    ['{"a": 0, "b": 1}', '{"a": 0, "b": 1, "c": 1}', "[", '["a", "b", "a"]'],
 )
 def test_names_that_do_not_number_the_classes_are_refused(tmp_path, text):
     (tmp_path / "classes.json").write_text(text)
@@ -281,3 +263,42 @@ def test_a_data_set_of_ones_own_has_lists_as_kinetics(tmp_path, monkeypatch):
     cfg = config(tmp_path, "kinetics", "TRAIN.DATASET", "cats")
     assert [video.label for video in read_list(cfg, "train")] == [1, 0]
     assert count_list(cfg, "train") == 2
+
+
+# What is odd about a list.
+
+
+def test_repeated_videos_are_named_with_their_lines_and_labels(tmp_path):
+    path, cfg = tmp_path / "train.csv", config(tmp_path, "kinetics", "MODEL.NUM_CLASSES", 4)
+    path.write_text("a.mp4 0\n\nb.mp4 1\nc.mp4 2\na.mp4 0\nb.mp4 3\na.mp4 0\n")
+    same, differing = list_warnings(cfg, "train", read_list(cfg, "train"))
+    assert same.startswith(f"{path}: 1 video(s) are listed more than once with one label")
+    assert same.endswith(f": {tmp_path}/a.mp4 in lines 1, 5 and 7")
+    assert differing.startswith(f"{path}: 1 video(s) are listed with different labels")
+    assert differing.endswith(f": {tmp_path}/b.mp4 in lines 3 (label 1) and 6 (label 3)")
+
+
+@pytest.mark.parametrize(("rank", "times"), [("0", 1), ("1", 0)])
+def test_of_two_processes_one_says_it(
+    demo_data: Path,
+    tiny_config: Callable[..., Recipe],
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    caplog: pytest.LogCaptureFixture,
+    rank: str,
+    times: int,
+):
+    lines = (demo_data / "val.csv").read_text().splitlines()
+    repeated = "\n".join([*lines, lines[2]])
+    for split in ("val", "train"):
+        (tmp_path / f"{split}.csv").write_text(repeated)
+    cfg = tiny_config(tmp_path / "run", "DATA.PATH_TO_DATA_DIR", tmp_path, "MODEL.NUM_CLASSES", 9)
+    cfg = cfg.replaced({"DATA.PATH_PREFIX": str(demo_data)})
+    for key, value in (("WORLD_SIZE", "2"), ("GROUP_WORLD_SIZE", "1"), ("RANK", rank)):
+        monkeypatch.setenv(key, value)
+    monkeypatch.setenv("TORCHELASTIC_RUN_ID", "none")
+    for split in ("train", "val"):
+        assert run_module._count_videos(cfg, split) == len(lines) + 1
+    said = [record.getMessage() for record in caplog.records]
+    assert sum("in lines 3 and 9" in text for text in said) == 2 * times
+    assert sum("1 of MODEL.NUM_CLASSES 9 classes" in text for text in said) == times

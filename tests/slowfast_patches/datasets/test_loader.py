@@ -5,8 +5,8 @@ import os
 import time
 from collections import defaultdict
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass
 from pathlib import Path
+from types import SimpleNamespace as Named
 
 import numpy as np
 import pytest
@@ -81,12 +81,6 @@ def test_torchrun_says_how_many_processes_share_the_cores(cores, monkeypatch):
     assert cores_of_process(config("NUM_GPUS", 4)) == 8
 
 
-@pytest.mark.parametrize("number", [0, 1, 40])
-def test_a_given_number_is_taken_as_it_is(cores, number):
-    cores(2)
-    assert num_workers(config("DATA_LOADER.NUM_WORKERS", number)) == number
-
-
 def test_training_on_the_cpu_leaves_the_workers_their_cores(cores, monkeypatch):
     cores(8)
     threads: list[int] = []
@@ -100,21 +94,11 @@ def test_training_on_the_cpu_leaves_the_workers_their_cores(cores, monkeypatch):
 # What to do where loading is the limit.
 
 
-@dataclass
-class Index:
-    is_prepared: bool
-
-
-@dataclass
-class Listed:
-    index: Index
-
-
 def test_the_advice_fits_the_data_set_and_the_cores(cores):
     cores(8)
     folder = ("DATA.PATH_TO_DATA_DIR", "/data/k400")
     few, all_but_one = (config(*folder, "DATA_LOADER.NUM_WORKERS", workers) for workers in (2, 7))
-    raw, prepared = Listed(Index(is_prepared=False)), Listed(Index(is_prepared=True))
+    raw, prepared = (Named(index=Named(is_prepared=value)) for value in (False, True))
     prepare = "tools/prepare_data.py --csv /data/k400/train.csv --output DIR writes"
     more = "raise DATA_LOADER.NUM_WORKERS (now 2; there are 8 cores for this process)"
     assert prepare in loading_advice(few, raw)

@@ -1,6 +1,5 @@
 """Preparing Something-Something from its WebM files and json files, and training on the result."""
 
-import json
 import shutil
 from pathlib import Path
 
@@ -10,13 +9,12 @@ from multigrid import ClipRequest, Shape
 from slowfast_patches.config import load_recipe
 from slowfast_patches.datasets.lists.dataset_lists import class_names
 from slowfast_patches.datasets.loader import loading_advice
-from slowfast_patches.datasets.preparing.video_lists import read_ssv2_lists
 from slowfast_patches.datasets.ssv2 import Ssv2
-from tests.slowfast_patches.datasets.made_videos import SAMPLES, needs_samples
-from tests.slowfast_patches.datasets.test_prepare import TOOL, rows, run, tool
+from tests.slowfast_patches.datasets.made_videos import SAMPLES, needs_samples, write_ssv2_json
+from tests.slowfast_patches.datasets.test_prepare import rows, run
 
 pytestmark = pytest.mark.slow
-__all__ = ["TOOL", "run", "tool"]  # the fixtures of the tool's other tests
+__all__ = ["run"]  # the fixture
 
 NAMED = "something-something-v2-{}.json"
 
@@ -28,13 +26,12 @@ def ssv2(tmp_path: Path) -> Path:
     folder.mkdir()
     for name in (41, 5):
         shutil.copy(SAMPLES / "testsrc_vp9.webm", folder / f"{name}.webm")
-    contents = {
-        "labels": {"Holding something": "1", "Doing nothing": "0"},
-        "train": [{"id": "41", "template": "Holding [something]"}],
-        "validation": [{"id": 5, "template": "Doing nothing"}],
-    }
-    for name, content in contents.items():
-        (folder / NAMED.format(name)).write_text(json.dumps(content))
+    write_ssv2_json(
+        folder,
+        labels={"Holding something": "1", "Doing nothing": "0"},
+        train=[{"id": "41", "template": "Holding [something]"}],
+        validation=[{"id": 5, "template": "Doing nothing"}],
+    )
     return folder
 
 
@@ -62,21 +59,6 @@ def test_it_is_prepared_as_the_advice_says_and_trains(run, ssv2, tmp_path):
     item = videos[ClipRequest(0, 0, Shape(16, 4, 32), 0)]
     assert (item["clip"].shape, item["label"], item["failures"]) == ((4, 32, 32, 3), 1, [])
     assert Ssv2(cfg, "test")[0]["label"] == 0
-
-
-@needs_samples
-def test_the_files_may_lie_elsewhere(ssv2, tmp_path):
-    away = tmp_path / "webm"
-    away.mkdir()
-    for path in ssv2.glob("*.webm"):
-        path.rename(away / path.name)
-    lists, names = read_ssv2_lists(ssv2, prefix=str(away))
-    assert [(videos.name, videos.root) for videos in lists] == [
-        ("train.csv", away),
-        ("val.csv", away),
-    ]
-    assert lists[0].videos == [(f"{away}/41.webm", 1)]
-    assert names == ("Doing nothing", "Holding something")
 
 
 @needs_samples

@@ -1,6 +1,5 @@
 """Something-Something: segments of the whole video, from frames, WebM files or prepared ones."""
 
-import json
 import logging
 import shutil
 from collections.abc import Callable
@@ -18,7 +17,7 @@ from slowfast_patches.datasets.lists.frame_list import HEADER
 from slowfast_patches.datasets.reading.clip_reader import read_clip
 from slowfast_patches.datasets.reading.scan import scan
 from slowfast_patches.datasets.ssv2 import Ssv2
-from tests.slowfast_patches.datasets.made_videos import SAMPLES, needs_samples
+from tests.slowfast_patches.datasets.made_videos import SAMPLES, needs_samples, write_ssv2_json
 
 LENGTHS = {"12": 24, "7": 16, "300": 5}
 BASE, COARSE = Shape(2, 8, 48), Shape(8, 2, 48)
@@ -28,16 +27,10 @@ NAMED = "something-something-v2-{}.json"
 
 def write_json(folder: Path, ids: list[str]) -> None:
     """Three classes; the videos have classes 0, 1, 2, 0, ..."""
-    content = {
-        "labels": {f"Doing {n} things to something": str(n) for n in range(3)},
-        "train": [
-            {"id": name, "template": f"Doing {n % 3} things to [something]"}
-            for n, name in enumerate(ids)
-        ],
-    }
-    content["validation"] = content["train"]
-    for name, entries in content.items():
-        (folder / NAMED.format(name)).write_text(json.dumps(entries))
+    labels = {f"Doing {n} things to something": str(n) for n in range(3)}
+    templates = ((name, f"Doing {n % 3} things to [something]") for n, name in enumerate(ids))
+    videos = [{"id": name, "template": template} for name, template in templates]
+    write_ssv2_json(folder, labels=labels, train=videos, validation=videos)
 
 
 def write_frames(folder: Path, name: str, images: list[np.ndarray]) -> list[str]:
@@ -105,21 +98,6 @@ def test_the_stride_of_the_recipe_changes_nothing_and_the_log_says_so(made, capl
     assert np.array_equal(one["clip"], other["clip"])
     assert f"ssv2 train: 3 videos as frame lists, by {made}/train.csv" in caplog.text
     assert "8 segments of the whole video, whatever DATA.SAMPLING_RATE 2 says" in caplog.text
-
-
-def test_a_video_without_its_first_frame_is_replaced(made, tmp_path):
-    folder = shutil.copytree(made, tmp_path / "ssv2")
-    (folder / "7" / "7_000001.jpg").unlink()
-    data = Ssv2(config(folder), "train")
-    item = data[ClipRequest(1, 0, BASE, 0)]
-    assert item["video"] != 1
-    assert item["label"] == item["video"]
-    ((path, reason), *_) = item["failures"]
-    assert path == f"{folder}/7"
-    assert "cannot be opened" in reason
-    assert "7_000001.jpg" in reason
-    black = Ssv2(config(folder), "val")[1]
-    assert (black["clip"].any(), black["label"], black["video"]) == (False, 1, 1)
 
 
 # Evaluation.

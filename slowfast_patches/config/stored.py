@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from typing import Any
 
 import yaml
@@ -10,7 +10,7 @@ import yaml
 from slowfast_patches.config.keys import flatten
 from slowfast_patches.config.recipe import Recipe, default_recipe
 
-__all__ = ["keys_of", "stored_keys"]
+__all__ = ["differences", "keys_of", "stored_keys"]
 
 _KNOWN_NAMES = frozenset({"MODEL.SINGLE_PATHWAY_ARCH", "MODEL.MULTI_PATHWAY_ARCH"})
 """Lists of the architectures that a version knows: they say nothing of the one that is trained."""
@@ -27,6 +27,18 @@ def stored_keys(tree: Mapping[str, Any]) -> dict[str, Any]:
     A key that is newer than the file is at its default, which changes nothing.
     """
     return keys_of(default_recipe()) | _flat(tree)
+
+
+def differences(
+    stored: Mapping[str, object],
+    wanted: Mapping[str, object],
+    now: str,
+    ignored: Collection[str] = (),
+) -> list[str]:
+    """The keys whose values are others, as "KEY 1 there, 2 now"."""
+    keys = sorted((stored.keys() | wanted.keys()).difference(ignored))
+    values = [(key, stored.get(key, "(absent)"), wanted.get(key, "(absent)")) for key in keys]
+    return [f"{key} {old} there, {new} {now}" for key, old, new in values if old != new]
 
 
 def _flat(tree: Mapping[str, Any]) -> dict[str, Any]:

@@ -15,10 +15,10 @@ import sys
 from functools import partial
 from pathlib import Path
 
-from slowfast_patches.utils.command_line import add_seeds, ends_early, take_seeds, tool
+from slowfast_patches.utils import command_line
 
 if __name__ == "__main__":
-    ends_early()
+    command_line.ends_early()
 
 from slowfast_patches.config.load import recipe_path
 from slowfast_patches.study.arms import cost_of, measured_times
@@ -33,48 +33,32 @@ from slowfast_patches.study.runs import train_all
 
 def parse_args(argv: list[str] | None = None) -> argparse.Namespace:
     """The command line; the KEY VALUE pairs may follow any option, --seeds too."""
-    parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
+    parser = command_line.command_parser(__doc__)
     parser.add_argument(
         "--cfg",
         type=Path,
         action="append",
         required=True,
         metavar="FILE",
-        help="a config file; give two or more, the one to compare with first",
+        help="a config; two or more, the one to compare with first",
     )
-    add_seeds(parser)
-    parser.add_argument(
-        "--output",
-        type=Path,
-        default=Path("runs/compare"),
-        metavar="DIR",
-        help="folder of the runs and the report (default: %(default)s)",
-    )
-    parser.add_argument("--json", action="store_true", help="print JSON, and nothing else")
-    parser.add_argument(
-        "--equal-time",
-        action="store_true",
-        help="also train the first config shortened to the iterations of the second",
-    )
-    parser.add_argument(
-        "--step-times",
-        type=Path,
-        action="append",
-        default=[],
-        metavar="FILE",
-        help="of benchmarks/step_time.py: says what all runs will take before the first",
-    )
-    parser.add_argument(
-        "overrides", nargs="*", metavar="KEY VALUE", help="config keys to set in every config"
-    )
+    command_line.add_seeds(parser)
+    output = "folder of the runs and the report (default: %(default)s)"
+    times = "also train the first config shortened to the iterations of the second"
+    options = {
+        "--output": (Path, "DIR", output, Path("runs/compare")),
+        "--json": (bool, "print JSON, and nothing else"),
+        "--step-times": ([Path], "FILE", "of benchmarks/step_time.py: what all runs will take"),
+        "--equal-time": (bool, times),
+    }
+    command_line.add_options(parser, options)
+    parser.add_argument("overrides", nargs="*", metavar="KEY VALUE", help="set in every config")
     args = parser.parse_intermixed_args(argv)
-    take_seeds(parser, args)
+    command_line.take_seeds(parser, args)
     return args
 
 
-@tool(interrupted="interrupted; the same command continues")
+@command_line.tool(interrupted="interrupted; the same command continues")
 def main(argv: list[str] | None = None) -> int:
     """Train, report, and print the table; returns the exit status."""
     args = parse_args(argv)

@@ -20,14 +20,10 @@ def parse_args(argv: list[str] | None = None) -> argparse.Namespace:
     """The command line; the defaults are those of `DemoSpec`."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--output", type=Path, required=True, metavar="DIR", help="folder to fill")
-    for split in SPLITS:
-        parser.add_argument(
-            f"--{split}", type=int, default=getattr(DemoSpec, split), help="videos (%(default)s)"
-        )
-    parser.add_argument("--seed", type=int, default=DemoSpec.seed, help="(%(default)s)")
-    parser.add_argument(
-        "--frames", type=int, default=DemoSpec.frames, help="frames per video (%(default)s)"
-    )
+    shown = {**dict.fromkeys(SPLITS, "videos"), "seed": "of all", "frames": "per video"}
+    for name, what in shown.items():
+        default = getattr(DemoSpec, name)
+        parser.add_argument(f"--{name}", type=int, default=default, help=f"{what} ({default})")
     parser.add_argument(
         "--size",
         type=int,

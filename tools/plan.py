@@ -27,10 +27,10 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-from slowfast_patches.utils.command_line import ends_early, tool
+from slowfast_patches.utils import command_line
 
 if __name__ == "__main__":
-    ends_early()
+    command_line.ends_early()
 
 from slowfast_patches.config import check_recipe, load_recipe
 from slowfast_patches.config.check import check_large_batch
@@ -40,11 +40,10 @@ from slowfast_patches.datasets.lists.dataset_lists import class_names
 from slowfast_patches.launch.launch import for_processes, processes_of
 from slowfast_patches.models.flops import check_shapes, flops_per_clip
 from slowfast_patches.plan.cluster.network import LATENCY, MACHINES, Cluster
-from slowfast_patches.plan.cluster.picture import plot_cluster_plan
 from slowfast_patches.plan.cluster.plan import on_cluster, plan_on_cluster
 from slowfast_patches.plan.cluster.report import format_cluster_plan
 from slowfast_patches.plan.cluster.times import WAYS, clip_rate
-from slowfast_patches.plan.picture import plot_plan
+from slowfast_patches.plan.picture import plot_cluster_plan, plot_plan
 from slowfast_patches.plan.plan import dataset_size, format_plan, plan_config
 from slowfast_patches.plan.step_times import (
     UNTIMED,
@@ -58,94 +57,63 @@ from slowfast_patches.plan.step_times import (
 
 def parse_args(argv: list[str] | None = None) -> argparse.Namespace:
     """The command line."""
-    parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
+    parser = command_line.command_parser(__doc__)
     parser.add_argument("--cfg", type=Path, required=True, metavar="FILE", help="the config file")
-    parser.add_argument(
-        "--dataset-size",
-        type=int,
-        metavar="N",
-        help="training videos (default: the length of the list, else DATA.NUM_TRAIN_VIDEOS)",
-    )
-    speed = parser.add_mutually_exclusive_group()
-    speed.add_argument(
-        "--step-times",
-        type=Path,
-        action="append",
-        metavar="FILE",
-        help="of benchmarks/step_time.py; of several, the first that has the recipe's shapes",
-    )
-    speed.add_argument(
-        "--step-seconds",
-        type=float,
-        metavar="S",
-        help="seconds of one iteration at the baseline's shape; the others by their FLOPs",
-    )
-    parser.add_argument("--json", action="store_true", help="print JSON, and nothing else")
-    parser.add_argument(
-        "--plot",
-        type=Path,
-        metavar="FILE.png",
-        help="draw shapes and LR over the iterations; with --gpus, time over GPUs",
-    )
-    _add_cluster(parser)
-    parser.add_argument(
-        "overrides", nargs="*", metavar="KEY VALUE", help="config keys to set, after the options"
-    )
-    return parser.parse_intermixed_args(argv)
-
-
-def _add_cluster(parser: argparse.ArgumentParser) -> None:
+    command_line.add_options(parser.add_mutually_exclusive_group(), _SPEED)
+    command_line.add_options(parser, _OPTIONS)
     group = parser.add_argument_group(
         "on a cluster",
         "--gpus takes the times of iterations, and --machine or --gpus-per-node and --network",
     )
-    group.add_argument("--gpus", type=int, metavar="N", help="in all")
-    group.add_argument(
-        "--machine",
-        choices=MACHINES,
-        help="a published one for the numbers below; those that are given win. "
-        + "; ".join(f"{name}: {preset.what}" for name, preset in MACHINES.items()),
-    )
-    group.add_argument("--gpus-per-node", type=int, metavar="M", help="on each node")
-    group.add_argument(
-        "--network",
-        type=float,
-        metavar="GB/s",
-        help="of a node, in each direction; 10 Gb/s are 1.25 (inf: no limit)",
-    )
-    group.add_argument(
-        "--node-network",
-        type=float,
-        metavar="GB/s",
-        help="from GPU to GPU in a node (default: no limit)",
-    )
-    group.add_argument(
-        "--latency",
-        type=float,
-        metavar="US",
-        help=f"microseconds of a message besides its bytes ({1e6 * LATENCY:g})",
-    )
-    group.add_argument(
-        "--loader",
-        metavar="CLIPS/s|FILE",
-        help="what a node reads, or a JSON file of benchmarks/loader.py (default: reading is left "
-        "out, and the table says what it must give)",
-    )
-    group.add_argument("--loader-cores", type=int, metavar="N", help="cores of a node that read")
+    command_line.add_options(group, {"--gpus": (int, "N", "in all")} | _CLUSTER_OPTIONS)
+    machines = "; ".join(f"{name}: {preset.what}" for name, preset in MACHINES.items())
+    text = f"a published one for the numbers above; those that are given win. {machines}"
+    group.add_argument("--machine", choices=MACHINES, help=text)
     group.add_argument("--loader-way", choices=WAYS, help="which column of the file")
+    parser.add_argument("overrides", nargs="*", metavar="KEY VALUE", help="config keys to set")
+    return parser.parse_intermixed_args(argv)
 
 
+_SPEED = {
+    "--step-times": (
+        [Path],
+        "FILE",
+        "of benchmarks/step_time.py; of several, the first that has the recipe's shapes",
+    ),
+    "--step-seconds": (
+        float,
+        "S",
+        "of one iteration at the baseline's shape; the others by their FLOPs",
+    ),
+}
+_OPTIONS = {
+    "--dataset-size": (
+        int,
+        "N",
+        "training videos (default: the length of the list, else DATA.NUM_TRAIN_VIDEOS)",
+    ),
+    "--json": (bool, "print JSON, and nothing else"),
+    "--plot": (
+        Path,
+        "FILE.png",
+        "draw shapes and LR over the iterations; with --gpus, time over GPUs",
+    ),
+}
+_CLUSTER_OPTIONS = {
+    "--gpus-per-node": (int, "M", "on each node"),
+    "--network": (float, "GB/s", "of a node, in each direction; 10 Gb/s are 1.25 (inf: no limit)"),
+    "--node-network": (float, "GB/s", "from GPU to GPU in a node (default: no limit)"),
+    "--latency": (float, "US", f"microseconds of a message besides its bytes ({1e6 * LATENCY:g})"),
+    "--loader": (
+        str,
+        "CLIPS/s|FILE",
+        "what a node reads, or a JSON file of benchmarks/loader.py (default: reading is left out)",
+    ),
+    "--loader-cores": (int, "N", "cores of a node that read"),
+}
 _CLUSTER_ONLY = (
-    "machine",
-    "gpus_per_node",
-    "network",
-    "node_network",
-    "latency",
-    "loader",
-    "loader_cores",
-    "loader_way",
+    *("machine", "gpus_per_node", "network", "node_network", "latency"),
+    *("loader", "loader_cores", "loader_way"),
 )
 
 
@@ -158,36 +126,29 @@ def find_cluster(args: argparse.Namespace) -> Cluster | None:
     if args.gpus is None:
         for name in _CLUSTER_ONLY:
             if getattr(args, name) is not None:
-                raise ValueError(f"{_option(name)} describes a cluster: give --gpus N, too")
+                raise ValueError(
+                    f"{command_line.option_of(name)} describes a cluster: give --gpus N, too"
+                )
         return None
     for name in ("gpus_per_node", "network"):
         if getattr(args, name) is None and args.machine is None:
+            machines = " or ".join(MACHINES)
             raise ValueError(
-                f"--gpus {args.gpus} needs {_option(name)}, too, or --machine "
-                f"{' or '.join(MACHINES)}; --help explains them"
+                f"--gpus needs {command_line.option_of(name)}, too, or --machine {machines}"
             )
-    if args.step_times is None and args.step_seconds is None:
+    if not args.step_times and args.step_seconds is None:
         raise ValueError(
-            f"--gpus {args.gpus} needs the times of iterations: --step-times FILE of "
-            "benchmarks/step_time.py, or --step-seconds S"
+            "--gpus needs the times of iterations: --step-times FILE of benchmarks/step_time.py, "
+            "or --step-seconds S"
         )
     if args.loader is None and (args.loader_cores is not None or args.loader_way is not None):
         raise ValueError("--loader-cores and --loader-way belong to --loader FILE: give it, too")
-    given = _given(args)
+    units = {"gpus": 1, "gpus_per_node": 1, "network": 1e9, "node_network": 1e9, "latency": 1e-6}
+    values: dict[str, Any] = {name: getattr(args, name) for name in units}
+    given = {name: units[name] * value for name, value in values.items() if value is not None}
     if args.machine is None:
         return Cluster(**given)
     return replace(MACHINES[args.machine].node, **given)
-
-
-def _given(args: argparse.Namespace) -> dict[str, Any]:
-    """The fields of the cluster that the command line gives, in bytes and seconds."""
-    units = {"gpus": 1, "gpus_per_node": 1, "network": 1e9, "node_network": 1e9, "latency": 1e-6}
-    values = {name: getattr(args, name) for name in units}
-    return {name: units[name] * value for name, value in values.items() if value is not None}
-
-
-def _option(name: str) -> str:
-    return "--" + name.replace("_", "-")
 
 
 def plan_cluster(args: argparse.Namespace, cluster: Cluster) -> dict[str, Any]:
@@ -235,7 +196,7 @@ def find_timing(recipe: Recipe, args: argparse.Namespace) -> Timing:
     return UNTIMED
 
 
-@tool()
+@command_line.tool()
 def main(argv: list[str] | None = None) -> int:
     """Print the plan, or say in one line why there is none; returns the exit status."""
     args = parse_args(argv)

@@ -28,7 +28,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from slowfast_patches.utils.command_line import ends_early, tool
+from slowfast_patches.utils.command_line import add_options, command_parser, ends_early, tool
 
 if __name__ == "__main__":
     ends_early()
@@ -47,22 +47,17 @@ from slowfast_patches.train.record.tables import write_predictions
 
 def parse_args(argv: list[str] | None = None) -> argparse.Namespace:
     """The command line: `videos`, and in `overrides` what follows the first key."""
-    parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
+    parser = command_parser(__doc__)
     parser.add_argument("--checkpoint", type=Path, required=True, metavar="FILE|DIR")
-    parser.add_argument("--cfg", type=Path, metavar="FILE", help="the recipe of the weights")
-    parser.add_argument("--top", type=int, default=5, metavar="K", help="classes (%(default)s)")
-    parser.add_argument(
-        "--classes",
-        type=Path,
-        metavar="FILE",
-        help=".json: a list of names or a mapping from name to number; else text, a name a line",
-    )
-    parser.add_argument(
-        "--output", type=Path, metavar="FILE.csv", help="write the probabilities of all classes"
-    )
-    parser.add_argument("--json", action="store_true", help="print JSON, and nothing else")
+    names = ".json: a list of names or a mapping from name to number; else text, a name a line"
+    options = {
+        "--cfg": (Path, "FILE", "the recipe of the weights"),
+        "--top": (int, "K", "classes (%(default)s)", 5),
+        "--classes": (Path, "FILE", names),
+        "--output": (Path, "FILE.csv", "write the probabilities of all classes"),
+        "--json": (bool, "print JSON, and nothing else"),
+    }
+    add_options(parser, options)
     parser.add_argument("videos", nargs="+", metavar="VIDEO [KEY VALUE]")
     args = parser.parse_intermixed_args(argv)
     if args.top < 1:

@@ -41,10 +41,10 @@ from dataclasses import fields
 from itertools import chain
 from pathlib import Path
 
-from slowfast_patches.utils.command_line import add_old_name, ends_early, tool
+from slowfast_patches.utils import command_line
 
 if __name__ == "__main__":
-    ends_early()
+    command_line.ends_early()
 
 from slowfast_patches.datasets.lists.class_names import named_classes
 from slowfast_patches.datasets.lists.csv_list import parse_separator
@@ -66,50 +66,33 @@ from slowfast_patches.utils.tables import first_few
 
 _SETTINGS = [field.name for field in fields(Settings)]
 
+_PSNR = f"of the worst frame's luma against the resized source ({Settings.psnr:g})"
+_LARGEST = f"refuse larger frames, as DATA.MAX_FRAME_PIXELS ({Settings.max_frame_pixels})"
+_OPTIONS = {
+    "--output": (Path, "DIR", "folder of the prepared set"),
+    "--json": (bool, "with --output: print JSON, and nothing else"),
+    "--workers": (int, "N", "processes (one per core)"),
+    "--short-side": (int, "PIXELS", f"at most ({Settings.short_side})"),
+    "--psnr": (float, "DB", _PSNR),
+    "--max-frame-pixels": (int, "N", _LARGEST),
+    "--prefix": (str, "DIR", "where the lists' paths start (the folder of each list)"),
+    "--separator": (str, "C", r'between path and label in the lists (" "); \t is a tab', " "),
+    "--val-fraction": (float, "F", "of each class to set aside (0.1)"),
+}
+
 
 def parse_args(argv: list[str] | None = None) -> argparse.Namespace:
     """The command line; an option that would have no effect is an error."""
-    parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
+    parser = command_line.command_parser(__doc__)
     data = parser.add_mutually_exclusive_group(required=True)
-    data.add_argument(
-        "--csv", type=Path, action="append", metavar="FILE", help="a list; give one or more"
-    )
-    data.add_argument("--folder", type=Path, metavar="DIR", help="folders named after classes")
-    data.add_argument("--ssv2", type=Path, metavar="DIR", help="folder of SSv2's json files")
-    parser.add_argument("--output", type=Path, metavar="DIR", help="folder of the prepared set")
-    add_old_name(parser, "--out", "output", Path)
-    parser.add_argument(
-        "--json", action="store_true", help="with --output: print JSON, and nothing else"
-    )
-    parser.add_argument("--workers", type=int, metavar="N", help="processes (one per core)")
-    parser.add_argument(
-        "--short-side", type=int, metavar="PIXELS", help=f"at most ({Settings.short_side})"
-    )
-    parser.add_argument(
-        "--psnr",
-        type=float,
-        metavar="DB",
-        help=f"of the worst frame's luma against the resized source ({Settings.psnr:g})",
-    )
-    parser.add_argument(
-        "--max-frame-pixels",
-        type=int,
-        metavar="N",
-        help=f"refuse larger frames, as DATA.MAX_FRAME_PIXELS ({Settings.max_frame_pixels})",
-    )
-    parser.add_argument(
-        "--prefix", metavar="DIR", help="where the lists' paths start (the folder of each list)"
-    )
-    parser.add_argument(
-        "--separator",
-        default=" ",
-        help=r'between path and label in the lists (" "); \t is a tab',
-    )
-    parser.add_argument(
-        "--val-fraction", type=float, metavar="F", help="of each class to set aside (0.1)"
-    )
+    sources = {
+        "--csv": ([Path], "FILE", "a list; give one or more"),
+        "--folder": (Path, "DIR", "folders named after classes"),
+        "--ssv2": (Path, "DIR", "folder of SSv2's json files"),
+    }
+    command_line.add_options(data, sources)
+    command_line.add_old_name(parser, "--out", "output", Path)
+    command_line.add_options(parser, _OPTIONS)
     args = parser.parse_args(argv)
     without = {
         "--csv": ["val_fraction"],
@@ -119,7 +102,7 @@ def parse_args(argv: list[str] | None = None) -> argparse.Namespace:
     source = "--csv" if args.csv else "--folder" if args.folder else "--ssv2"
     for name in without[source]:
         if getattr(args, name) is not None:
-            parser.error(f"--{name.replace('_', '-')} has no effect here")
+            parser.error(f"{command_line.option_of(name)} has no effect here")
     if source != "--folder" and args.output is None:
         parser.error(f"{source} needs --output")
     if args.json and args.output is None:
@@ -128,7 +111,7 @@ def parse_args(argv: list[str] | None = None) -> argparse.Namespace:
     return args
 
 
-@tool(interrupted="interrupted; the same command continues")
+@command_line.tool(interrupted="interrupted; the same command continues")
 def main(argv: list[str] | None = None) -> int:
     """Prepare, or make the lists; returns the exit status."""
     args = parse_args(argv)

@@ -22,10 +22,10 @@ import sys
 from contextlib import nullcontext, redirect_stdout
 from pathlib import Path
 
-from slowfast_patches.utils.command_line import add_seeds, ends_early, take_seeds, tool
+from slowfast_patches.utils import command_line
 
 if __name__ == "__main__":
-    ends_early()
+    command_line.ends_early()
 
 from slowfast_patches.config.load import CONFIGS
 from slowfast_patches.launch.slurm import Slurm
@@ -36,108 +36,68 @@ from slowfast_patches.study.toy import Toy
 
 def parse_args(argv: list[str] | None = None) -> argparse.Namespace:
     """The command line; the KEY VALUE pairs may follow any option, --seeds too."""
-    parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
+    parser = command_line.command_parser(__doc__)
     parser.add_argument("name", choices=[*EXPERIMENTS, "all"], help="what to reproduce")
-    add_seeds(parser)
-    parser.add_argument(
-        "--output",
-        type=Path,
-        default=Path("runs/reproduce"),
-        metavar="DIR",
-        help="folder of the runs and reports (default: %(default)s)",
-    )
-    parser.add_argument(
-        "--add",
-        type=Path,
-        action="append",
-        default=[],
-        metavar="FILE",
-        help="a recipe of your own, as a further row; give one or more",
-    )
-    parser.add_argument("--json", action="store_true", help="print JSON, and nothing else")
-    _add_ways(parser)
-    _add_inputs(parser)
+    command_line.add_seeds(parser)
+    command_line.add_options(parser, _OPTIONS)
+    group = parser.add_argument_group("how to run")
+    command_line.add_options(group.add_mutually_exclusive_group(), _WAYS)
+    demo = "demo: everything at toy size on a CPU, on rendered videos; trains at once"
+    group.add_argument("--scale", choices=("paper", "demo"), default="paper", help=demo)
+    command_line.add_options(group, _SLURM)
+    command_line.add_options(parser.add_argument_group("what to run on"), _INPUTS)
     parser.add_argument("overrides", nargs="*", metavar="KEY VALUE", help="config keys to set")
     args = parser.parse_intermixed_args(argv)
-    take_seeds(parser, args)
+    command_line.take_seeds(parser, args)
     _check_ways(parser, args)
     return args
 
 
-def _add_ways(parser: argparse.ArgumentParser) -> None:
-    group = parser.add_argument_group("how to run")
-    ways = group.add_mutually_exclusive_group()
-    ways.add_argument("--dry-run", action="store_true", help="print what would run, nothing else")
-    ways.add_argument("--local", action="store_true", help="train here, one run after another")
-    ways.add_argument("--slurm", metavar="PARTITION", help="train as SLURM jobs")
-    group.add_argument(
-        "--scale",
-        choices=("paper", "demo"),
-        default="paper",
-        help="demo: everything at toy size on a CPU, on rendered videos; trains at once",
-    )
-    group.add_argument(
-        "--slurm-hours", type=float, metavar="H", help=f"of a job ({Slurm.hours:g}); then requeued"
-    )
-    group.add_argument(
-        "--slurm-limit",
-        type=int,
-        metavar="N",
-        help=f"jobs of an array at the same time ({Slurm.limit})",
-    )
-    group.add_argument(
-        "--slurm-cpus", type=int, metavar="N", help=f"cores for each GPU ({Slurm.cpus})"
-    )
-    group.add_argument(
-        "--slurm-option",
-        action="append",
-        default=[],
-        metavar="KEY=VALUE",
-        help="a further option of sbatch, such as account=vision; give one or more",
-    )
-
-
-def _add_inputs(parser: argparse.ArgumentParser) -> None:
-    group = parser.add_argument_group("what to run on")
-    for name in ("kinetics", "ssv2", "charades"):
-        group.add_argument(f"--{name}", metavar="DIR", help="folder of the data set's lists")
-    for name in ("imagenet", "kinetics"):
-        group.add_argument(
-            f"--{name}-weights", metavar="FILE", help="checkpoint for recipes that start from it"
-        )
-    group.add_argument(
-        "--step-times",
-        type=Path,
-        action="append",
-        default=[],
-        metavar="FILE",
-        help="measured by benchmarks/step_time.py, for the expected times; give one or more",
-    )
-    group.add_argument(
-        "--step-seconds",
-        type=float,
-        metavar="S",
-        help="of one iteration of the first run listed, for the expected times: the others in "
-        "proportion to their FLOPs",
-    )
+_OPTIONS = {
+    "--output": (Path, "DIR", "folder of runs and reports (%(default)s)", Path("runs/reproduce")),
+    "--add": ([Path], "FILE", "a recipe of your own, as a further row; give one or more"),
+    "--json": (bool, "print JSON, and nothing else"),
+}
+_WAYS = {
+    "--dry-run": (bool, "print what would run, nothing else"),
+    "--local": (bool, "train here, one run after another"),
+    "--slurm": (str, "PARTITION", "train as SLURM jobs"),
+}
+_SLURM = {
+    "--slurm-hours": (float, "H", f"of a job ({Slurm.hours:g}); then requeued"),
+    "--slurm-limit": (int, "N", f"jobs of an array at the same time ({Slurm.limit})"),
+    "--slurm-cpus": (int, "N", f"cores for each GPU ({Slurm.cpus})"),
+    "--slurm-option": (
+        [command_line.key_value],
+        "KEY=VALUE",
+        "a further one of sbatch: account=vision",
+    ),
+}
+_DATA, _STARTS = ("kinetics", "ssv2", "charades"), ("imagenet", "kinetics")
+_START = "checkpoint for recipes that start from it"
+_INPUTS = {
+    **{f"--{name}": (str, "DIR", "folder of the data set's lists") for name in _DATA},
+    **{f"--{name}-weights": (str, "FILE", _START) for name in _STARTS},
+    "--step-times": ([Path], "FILE", "of benchmarks/step_time.py, for the expected times"),
+    "--step-seconds": (
+        float,
+        "S",
+        "of one iteration of the first run listed, for the expected times: the others by FLOPs",
+    ),
+}
 
 
 def _check_ways(parser: argparse.ArgumentParser, args: argparse.Namespace) -> None:
     """An option that would have no effect is an error."""
     for name in ("slurm_hours", "slurm_limit", "slurm_cpus", "slurm_option"):
         if getattr(args, name) not in (None, []) and not args.slurm:
-            parser.error(f"--{name.replace('_', '-')} has no effect without --slurm")
+            parser.error(f"{command_line.option_of(name)} has no effect without --slurm")
     if args.step_times and args.step_seconds is not None:
         parser.error("give --step-times or --step-seconds, not both")
-    for option in args.slurm_option:
-        if "=" not in option:
-            parser.error(f"--slurm-option takes KEY=VALUE, not {option}")
     if args.scale == "demo":
-        given = ("slurm", "kinetics", "ssv2", "charades", "imagenet_weights", "kinetics_weights")
+        given = ("slurm", *_DATA, *(f"{name}_weights" for name in _STARTS))
         for name in (name for name in given if getattr(args, name)):
-            parser.error(f"--{name.replace('_', '-')} has no effect with --scale demo")
+            parser.error(f"{command_line.option_of(name)} has no effect with --scale demo")
 
 
 def make_request(args: argparse.Namespace, argv: list[str]) -> Request:
@@ -145,11 +105,10 @@ def make_request(args: argparse.Namespace, argv: list[str]) -> Request:
     slurm = None
     if args.slurm:
         given = {"hours": args.slurm_hours, "limit": args.slurm_limit, "cpus": args.slurm_cpus}
-        options = dict(option.split("=", 1) for option in args.slurm_option)
         given = {key: value for key, value in given.items() if value is not None}
-        slurm = Slurm(args.slurm, options=options, **given)
-    data = {name: getattr(args, name) for name in ("kinetics", "ssv2", "charades")}
-    weights = {name: getattr(args, f"{name}_weights") for name in ("imagenet", "kinetics")}
+        slurm = Slurm(args.slurm, options=dict(args.slurm_option), **given)
+    data = {name: getattr(args, name) for name in _DATA}
+    weights = {name: getattr(args, f"{name}_weights") for name in _STARTS}
     return Request(
         names=tuple(EXPERIMENTS) if args.name == "all" else (args.name,),
         seeds=tuple(args.seeds),
@@ -170,7 +129,7 @@ def make_request(args: argparse.Namespace, argv: list[str]) -> Request:
     )
 
 
-@tool(interrupted="interrupted; the same command continues")
+@command_line.tool(interrupted="interrupted; the same command continues")
 def main(argv: list[str] | None = None) -> int:
     """Reproduce; returns the exit status."""
     args = parse_args(argv)

@@ -33,39 +33,35 @@ so that one ends with 0 there.
 
 from __future__ import annotations
 
-import argparse
 import os
 import sys
 
 # Without this torch adds pages of its own call stack to what is said of a connection that ends.
 os.environ.setdefault("TORCH_CPP_LOG_LEVEL", "ERROR")
 
-from slowfast_patches.utils.command_line import add_old_name, ends_early, tool
+from slowfast_patches.utils import command_line
 
 if __name__ == "__main__":
-    ends_early()
+    command_line.ends_early()
 
 from slowfast_patches.config import load_recipe
 from slowfast_patches.launch.failing import report
 from slowfast_patches.train.run import run
 
 
-@tool()
+@command_line.tool()
 def main() -> int:
-    parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
+    parser = command_line.command_parser(__doc__)
     parser.add_argument("--cfg", required=True, metavar="FILE", help="the recipe, a YAML file")
-    parser.add_argument(
-        "--init-method",
-        metavar="URL",
-        help="where the processes of several machines meet: tcp://HOST:PORT of the first, or "
-        "file:///PATH on a file system that they share",
-    )
-    parser.add_argument("--shard-id", type=int, help="this machine's number: SHARD_ID")
-    parser.add_argument("--num-shards", type=int, help="the number of machines: NUM_SHARDS")
+    meeting = "where machines meet: tcp://HOST:PORT of the first, or file:///PATH that all share"
+    options = {
+        "--init-method": (str, "URL", meeting),
+        "--shard-id": (int, "N", "this machine's number: SHARD_ID"),
+        "--num-shards": (int, "N", "the number of machines: NUM_SHARDS"),
+    }
+    command_line.add_options(parser, options)
     for name, kind in (("init_method", str), ("shard_id", int), ("num_shards", int)):
-        add_old_name(parser, f"--{name}", name, kind)
+        command_line.add_old_name(parser, f"--{name}", name, kind)
     parser.add_argument("overrides", nargs="*", metavar="KEY VALUE", help="keys to replace")
     args = parser.parse_intermixed_args()
     overrides = list(args.overrides)

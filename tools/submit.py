@@ -17,13 +17,13 @@ import argparse
 import sys
 from pathlib import Path
 
-from slowfast_patches.utils.command_line import ends_early, tool
+from slowfast_patches.utils import command_line
 
 if __name__ == "__main__":
-    ends_early()
+    command_line.ends_early()
 
 from slowfast_patches.config.load import recipe_path
-from slowfast_patches.launch.slurm import FOLDER, Slurm, has_slurm
+from slowfast_patches.launch.slurm import FOLDER, Slurm, batch_file, has_slurm
 from slowfast_patches.study import submission
 
 RUN_NET = Path(__file__).resolve().with_name("run_net.py")
@@ -31,67 +31,36 @@ RUN_NET = Path(__file__).resolve().with_name("run_net.py")
 
 def parse_args(argv: list[str] | None = None) -> argparse.Namespace:
     """The command line; the KEY VALUE pairs may follow any option."""
-    parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
+    parser = command_line.command_parser(__doc__)
     parser.add_argument("--cfg", type=Path, required=True, metavar="FILE", help="the recipe")
     parser.add_argument("--partition", required=True, metavar="P", help="where the job queues")
-    parser.add_argument(
-        "--nodes", type=int, metavar="N", help="machines (default: the recipe's NUM_SHARDS)"
-    )
-    parser.add_argument(
-        "--gpus-per-node", type=int, metavar="N", help="of each (default: the recipe's NUM_GPUS)"
-    )
-    parser.add_argument(
-        "--hours",
-        type=float,
-        default=Slurm.hours,
-        metavar="H",
-        help="of the job, after which it is requeued (default: %(default)g)",
-    )
-    _add_job(parser)
-    parser.add_argument(
-        "--dry-run", action="store_true", help="check, print the batch file, submit nothing"
-    )
+    command_line.add_options(parser, _OPTIONS)
     parser.add_argument("overrides", nargs="*", metavar="KEY VALUE", help="keys to replace")
-    args = parser.parse_intermixed_args(argv)
-    for option in args.option:
-        if "=" not in option:
-            parser.error(f"--option takes KEY=VALUE, not {option}")
-    return args
+    return parser.parse_intermixed_args(argv)
 
 
-def _add_job(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument(
-        "--cpus-per-gpu",
-        type=int,
-        default=Slurm.cpus,
-        metavar="N",
-        help="cores for each GPU, or for each machine on the CPU (default: %(default)s)",
-    )
-    parser.add_argument(
-        "--requeues",
-        type=int,
-        default=Slurm.requeues,
-        metavar="N",
-        help="how often its time may run out; preemption does not count (default: %(default)s)",
-    )
-    parser.add_argument(
-        "--warning-seconds",
-        type=int,
-        default=Slurm.warning_seconds,
-        metavar="S",
-        help="before its end the job saves; the longest iteration and the writing of a checkpoint "
-        "must fit (default: %(default)s)",
-    )
-    parser.add_argument("--job-name", default="multigrid", metavar="NAME", help="in the queue")
-    parser.add_argument(
-        "--option",
-        action="append",
-        default=[],
-        metavar="KEY=VALUE",
-        help="a further option of sbatch, such as account=vision; give one or more",
-    )
+_CORES = "cores for each GPU, or for each machine on the CPU (default: %(default)s)"
+_REQUEUES = "how often its time may run out; preemption does not count (default: %(default)s)"
+_WARNING = (
+    "before its end the job saves; the longest iteration and the writing of a checkpoint must fit "
+    "(default: %(default)s)"
+)
+_HOURS = "of the job, after which it is requeued (default: %(default)g)"
+_OPTIONS = {
+    "--nodes": (int, "N", "machines (default: the recipe's NUM_SHARDS)"),
+    "--gpus-per-node": (int, "N", "of each (default: the recipe's NUM_GPUS)"),
+    "--hours": (float, "H", _HOURS, Slurm.hours),
+    "--cpus-per-gpu": (int, "N", _CORES, Slurm.cpus),
+    "--requeues": (int, "N", _REQUEUES, Slurm.requeues),
+    "--warning-seconds": (int, "S", _WARNING, Slurm.warning_seconds),
+    "--job-name": (str, "NAME", "in the queue", "multigrid"),
+    "--option": (
+        [command_line.key_value],
+        "KEY=VALUE",
+        "a further one of sbatch, such as account=vision",
+    ),
+    "--dry-run": (bool, "check, print the batch file, submit nothing"),
+}
 
 
 def submit(args: argparse.Namespace) -> None:
@@ -106,7 +75,7 @@ def submit(args: argparse.Namespace) -> None:
         cpus=args.cpus_per_gpu,
         requeues=args.requeues,
         warning_seconds=args.warning_seconds,
-        options=dict(option.split("=", 1) for option in args.option),
+        options=dict(args.option),
     )
     run = submission.load(recipe_path(args.cfg), args.overrides, args.nodes, args.gpus_per_node)
     said, warnings = submission.check(run)
@@ -115,7 +84,7 @@ def submit(args: argparse.Namespace) -> None:
     for warning in warnings:
         print(f"warning: {warning}", file=sys.stderr)
     if args.dry_run:
-        print(submission.batch_text(run, slurm, args.job_name))
+        print(batch_file(submission.executor_of(run, slurm, args.job_name)))
         return
     if not has_slurm():
         ways = submission.other_ways(run, slurm, RUN_NET)
@@ -133,7 +102,7 @@ def submit(args: argparse.Namespace) -> None:
     )
 
 
-@tool()
+@command_line.tool()
 def main(argv: list[str] | None = None) -> int:
     """Submit, or say in one line why not; returns the exit status."""
     args = parse_args(argv)

@@ -7,7 +7,7 @@ DATA.NUM_FRAMES is `recipe.data.num_frames`. config/keys.py says what each key m
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from dataclasses import dataclass
 from functools import cache, lru_cache, reduce
 from typing import Any, TypeVar, get_type_hints
@@ -22,6 +22,7 @@ __all__ = [
     "Data",
     "Recipe",
     "default_recipe",
+    "differences",
     "host_config",
     "keys_of",
     "recipe_of",
@@ -286,6 +287,18 @@ def stored_keys(tree: Mapping[str, Any]) -> dict[str, Any]:
     A key that is newer than the file is at its default, which changes nothing.
     """
     return keys_of(default_recipe()) | _flat(tree)
+
+
+def differences(
+    stored: Mapping[str, object],
+    wanted: Mapping[str, object],
+    now: str,
+    ignored: Collection[str] = (),
+) -> list[str]:
+    """The keys whose values are others, as "KEY 1 there, 2 now"."""
+    keys = sorted((stored.keys() | wanted.keys()).difference(ignored))
+    values = [(key, stored.get(key, "(absent)"), wanted.get(key, "(absent)")) for key in keys]
+    return [f"{key} {old} there, {new} {now}" for key, old, new in values if old != new]
 
 
 def _flat(tree: Mapping[str, Any]) -> dict[str, Any]:

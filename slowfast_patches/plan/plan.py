@@ -131,9 +131,8 @@ def dataset_size(recipe: Recipe, given: int | None = None) -> int:
     size = recipe.data.num_train_videos if counted is None else counted
     if size < 1:
         raise ValueError(
-            f"how many training videos are there? DATA.PATH_TO_DATA_DIR "
-            f"'{recipe.data.path_to_data_dir}' holds no list of them; set it, or to plan without "
-            "one give --dataset-size N or DATA.NUM_TRAIN_VIDEOS N"
+            f"DATA.PATH_TO_DATA_DIR '{recipe.data.path_to_data_dir}' holds no list of training "
+            "videos; set it, or give --dataset-size N or DATA.NUM_TRAIN_VIDEOS N"
         )
     return int(size)
 

@@ -17,7 +17,7 @@ from typing import Any
 from multigrid import Shape
 from multigrid.cost import FlopsPerClip, SecondsPerIteration
 from slowfast_patches.config.keys import speed_keys
-from slowfast_patches.config.recipe import Recipe, default_recipe, keys_of
+from slowfast_patches.config.recipe import Recipe, default_recipe, differences, keys_of
 from slowfast_patches.config.schedule import schedule_of, without_multigrid
 from slowfast_patches.launch.launch import processes_of
 
@@ -80,12 +80,8 @@ class StepTimes:
     @property
     def source(self) -> str:
         """Where the times come from, with what makes steps faster or slower if not at default."""
-        defaults = keys_of(default_recipe())
-        switches = [
-            f"{key} {value}"
-            for key, value in sorted(self.model.items())
-            if value != defaults.get(key, value)
-        ]
+        defaults, model = keys_of(default_recipe()), sorted(self.model.items())
+        switches = [f"{key} {value}" for key, value in model if value != defaults.get(key, value)]
         measured = f"{self.path}, measured on {self.where} ({self.device}), {self.date}"
         return ", ".join([measured, *switches])
 
@@ -119,19 +115,11 @@ class StepTimes:
 
     def _check_model(self, recipe: Recipe) -> None:
         if self.device != device_of(recipe):
-            raise MisfitError(
-                f"{self.path} was measured on {self.device}, and NUM_GPUS {recipe.num_gpus} trains "
-                f"on {device_of(recipe)}"
-            )
+            trains = f"NUM_GPUS {recipe.num_gpus} trains on {device_of(recipe)}"
+            raise MisfitError(f"{self.path} was measured on {self.device}, and {trains}")
         # What a file lacks is a key newer than it: measured at the default.
-        measured, wanted = {**model_of(default_recipe()), **self.model}, model_of(recipe)
-        pairs = [
-            (key, measured.get(key, "(absent)"), wanted.get(key, "(absent)"))
-            for key in sorted(measured.keys() | wanted.keys())
-        ]
-        differing = [
-            f"{key} {there} there, {here} here" for key, there, here in pairs if there != here
-        ]
+        measured = model_of(default_recipe()) | dict(self.model)
+        differing = differences(measured, model_of(recipe), "here")
         if differing:
             raise MisfitError(f"{self.path} is of another model: {'; '.join(differing)}")
 

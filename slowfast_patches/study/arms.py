@@ -9,13 +9,14 @@ from pathlib import Path
 from multigrid import Cost, Schedule, schedule_cost
 from multigrid.cost import FlopsPerClip
 from slowfast_patches.config import Recipe, check_recipe, load_recipe
+from slowfast_patches.config.metrics import metric_names, metric_title
 from slowfast_patches.config.schedule import schedule_of
 from slowfast_patches.launch.launch import for_processes, processes_of
 from slowfast_patches.models.flops import check_shapes, flops_per_clip
 from slowfast_patches.plan.plan import dataset_size
 from slowfast_patches.plan.step_times import UNTIMED, Timing, measured_timing, read_step_times
 
-__all__ = ["Arm", "TimingOf", "check_own_keys", "cost_of", "make_arm", "measured_times"]
+__all__ = ["Arm", "TimingOf", "check_study", "cost_of", "make_arm", "measured_times"]
 
 
 @dataclass(frozen=True)
@@ -38,6 +39,15 @@ class Arm:
     def iterations(self) -> int:
         return self.schedule.iterations
 
+    @property
+    def config(self) -> str:
+        """Its file, with the folder that it is in."""
+        return "/".join(self.cfg_file.parts[-2:])
+
+    @property
+    def judged_by(self) -> str:
+        return " and ".join(map(metric_title, metric_names(self.recipe)))
+
 
 def make_arm(name: str, folder: str, cfg_file: Path, overrides: Sequence[str]) -> Arm:
     """The arm that a config file and KEY VALUE pairs give.
@@ -54,8 +64,11 @@ def make_arm(name: str, folder: str, cfg_file: Path, overrides: Sequence[str]) -
     return Arm(name, folder, cfg_file, tuple(overrides), recipe, schedule)
 
 
-def check_own_keys(overrides: Sequence[str]) -> None:
-    """Raise ValueError for keys that each run has for itself."""
+def check_study(cfg_files: Sequence[Path], overrides: Sequence[str]) -> None:
+    """Raise ValueError for configs of one name, and for keys that each run has for itself."""
+    stems = [path.stem for path in cfg_files]
+    if len(set(stems)) < len(stems):
+        raise ValueError(f"the configs need different file names, which name their runs: {stems}")
     for key, option in {"RNG_SEED": "--seeds", "OUTPUT_DIR": "--output"}.items():
         if key in overrides[::2]:
             raise ValueError(f"{key} is set for each run; use {option}")

@@ -9,7 +9,7 @@ from typing import Any
 
 from slowfast_patches.config.metrics import metric_names, metric_title
 from slowfast_patches.config.scale import as_overrides, scaled_lengths
-from slowfast_patches.study.arms import Arm, check_own_keys, make_arm
+from slowfast_patches.study.arms import Arm, check_study, make_arm
 from slowfast_patches.study.pictures import LONG_TITLES, plot_trainings
 from slowfast_patches.study.report import (
     MISSING,
@@ -38,23 +38,16 @@ def make_arms(
     """
     if len(cfg_files) < 2:
         raise ValueError("a comparison takes two configs or more: --cfg A.yaml --cfg B.yaml")
-    stems = [path.stem for path in cfg_files]
-    if len(set(stems)) < len(stems):
-        raise ValueError(f"the configs need different file names, which name their runs: {stems}")
-    check_own_keys(overrides)
+    check_study(cfg_files, overrides)
     arms = [make_arm(path.stem, path.stem, path, overrides) for path in cfg_files]
-    first, titles = arms[0], [_judged_by(arm) for arm in arms]
-    for arm, title in zip(arms, titles, strict=True):
-        if title != titles[0]:
+    first = arms[0]
+    for arm in arms:
+        if arm.judged_by != first.judged_by:
             raise ValueError(
-                f"{first.name} is judged by {titles[0]} and {arm.name} by {title}, which do not "
-                "compare; give recipes of the same data set"
+                f"{first.name} is judged by {first.judged_by} and {arm.name} by {arm.judged_by}, "
+                "which do not compare; give recipes of the same data set"
             )
     return [first, _shortened(first, arms[1]), *arms[1:]] if equal_time else arms
-
-
-def _judged_by(arm: Arm) -> str:
-    return " and ".join(map(metric_title, metric_names(arm.recipe)))
 
 
 def _shortened(long: Arm, short: Arm) -> Arm:
@@ -62,9 +55,8 @@ def _shortened(long: Arm, short: Arm) -> Arm:
     factor = long.iterations / short.iterations
     if factor <= 1:
         raise ValueError(
-            f"--equal-time shortens the first config, {long.name} with {long.iterations} "
-            f"iterations, to the second, {short.name} with {short.iterations}; give the longer "
-            "one first"
+            f"--equal-time shortens the first config ({long.iterations} iterations) to the second "
+            f"({short.iterations}); give the longer one first"
         )
     lengths = as_overrides(scaled_lengths(long.recipe, 1 / factor))
     name, folder = f"{long.name} at 1/{factor:.1f}", f"{long.folder}_1_over_{factor:.1f}"
@@ -184,9 +176,8 @@ def _cells(comparison: Comparison, row: Measured) -> list[str]:
 
 def write_comparison(comparison: Comparison, output: Path) -> None:
     """Write report.md, report.json and report.png into `output`."""
-    plot_trainings(
-        comparison.rows, comparison.metrics[0], comparison.settings, output / "report.png"
-    )
+    metric, title = comparison.metrics[0], comparison.settings
+    plot_trainings(comparison.rows, metric, title, output / "report.png")
     write_report(output, "report", comparison.to_json(), _paragraphs(comparison))
 
 

@@ -4,20 +4,14 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 
 from slowfast_patches.study.report import Measured
 from slowfast_patches.study.runs import working_seconds
-from slowfast_patches.utils.pictures import (
-    COLOURS,
-    MUTED,
-    add_legend,
-    new_figure,
-    save_figure,
-    time_unit,
-)
+from slowfast_patches.utils import pictures
+from slowfast_patches.utils.pictures import COLOURS, MUTED, new_figure, save_figure
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -32,7 +26,7 @@ def plot_trainings(rows: Sequence[Measured], metric: str, title: str, path: Path
     """A metric against training time while the runs trained, as in the paper's Figure 1."""
     figure, [axes] = new_figure(rows=1, width=8, height=5)
     runs = [run for row in rows for run in row.runs.values()]
-    unit, size = time_unit(max(map(working_seconds, runs), default=0.0))
+    unit, size = pictures.time_unit(max(map(working_seconds, runs), default=0.0))
     for number, row in enumerate(rows):
         if row.runs:
             _draw_training(axes, row, metric, COLOURS[number % len(COLOURS)], size)
@@ -41,7 +35,7 @@ def plot_trainings(rows: Sequence[Measured], metric: str, title: str, path: Path
     axes.set_xlim(left=0)
     axes.set_title(title)
     if runs:
-        add_legend(figure, axes, "lines: validation, ●: final result")
+        pictures.add_legend(figure, axes, "lines: validation, ●: final result")
     save_figure(figure, path)
 
 
@@ -62,18 +56,9 @@ def _draw_training(axes: Axes, row: Measured, metric: str, colour: str, size: fl
     label = f"{row.arm.name}: {mean.format()} %"
     if row.speed_up and f"{row.speed_up.mean:.2f}" != "1.00":
         label += f", {row.speed_up.mean:.1f}× the speed"
-    axes.errorbar(
-        seconds.mean / size,
-        mean.mean,
-        yerr=mean.std,
-        fmt="o",
-        ms=8,
-        capsize=4,
-        color=colour,
-        mec="white",
-        label=label,
-        zorder=4,
-    )
+    style: dict[str, Any] = {"fmt": "o", "ms": 8, "capsize": 4, "mec": "white", "zorder": 4}
+    x, y = seconds.mean / size, mean.mean
+    axes.errorbar(x, y, yerr=mean.std, color=colour, label=label, **style)
 
 
 class Curve(NamedTuple):
@@ -97,7 +82,7 @@ def plot_curves(curves: Sequence[Curve], title: str, ours: str, path: Path) -> N
     axes.xaxis.set_major_formatter(lambda time, _: f"{time:g}" if time >= 1 else f"1/{1 / time:g}")
     axes.set_xlabel("training time, relative to the baseline's (loading included)")
     axes.set_ylabel("top-1 accuracy (%)")
-    add_legend(figure, axes, f"●: {ours}, ○: published")
+    pictures.add_legend(figure, axes, f"●: {ours}, ○: published")
     axes.set_title(title, fontsize=10)
     if not any(row.speed_up for curve in curves for row in curve.measured):
         where = axes.transAxes

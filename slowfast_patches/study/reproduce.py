@@ -19,7 +19,7 @@ from slowfast_patches.launch.launch import processes_of
 from slowfast_patches.launch.slurm import Slurm
 from slowfast_patches.models.flops import flops_per_clip
 from slowfast_patches.plan.step_times import MisfitError, estimated_timing
-from slowfast_patches.study.arms import Arm, TimingOf, check_own_keys, cost_of, measured_times
+from slowfast_patches.study.arms import Arm, TimingOf, check_study, cost_of, measured_times
 from slowfast_patches.study.experiments import (
     EXPERIMENTS,
     Experiment,
@@ -93,7 +93,7 @@ def reproduce(request: Request) -> list[dict[str, Any]]:
         RunFailedError: a run failed; those before it are kept.
     """
     patching.apply()
-    check_own_keys(request.overrides)
+    check_study(request.own, request.overrides)
     experiments = [_with_own(EXPERIMENTS[name], request.own) for name in request.names]
     made = _arms(request)
     arms = {training: made.arm(training) for training in trainings_of(experiments)}
@@ -134,11 +134,8 @@ def _with_own(experiment: Experiment, own: Sequence[Path]) -> Experiment:
     """An experiment with a user's recipes as further rows, compared with its first baseline.
 
     Raises:
-        ValueError: two of the same name, or one that is judged by other metrics.
+        ValueError: one that is judged by other metrics.
     """
-    stems = [path.stem for path in own]
-    if len(set(stems)) < len(stems):
-        raise ValueError(f"--add needs different file names, which name the runs: {stems}")
     baseline, rows = trainings_of([experiment])[0], list(experiment.rows)
     for path in own:
         metrics = metric_names(load_recipe(path))
@@ -213,11 +210,9 @@ def _print_plan(
     total = "unknown: give --step-times FILE"
     if len(known) == len(seconds):
         total = format_duration(seeds * sum(known))
-    print(
-        f"{len(estimates) * seeds} runs in all: {len(estimates)} recipes, each counted once, × "
-        f"{seeds} seed{'s' * (seeds > 1)}; training time, without loading and evaluation: {total}",
-        flush=True,
-    )
+    runs = f"{len(estimates)} recipes, each counted once, × {seeds} seed{'s' * (seeds > 1)}"
+    took = f"training time, without loading and evaluation: {total}"
+    print(f"{len(estimates) * seeds} runs in all: {runs}; {took}", flush=True)
     return planned
 
 

@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from multigrid import Cost
-from slowfast_patches.config.recipe import keys_of, stored_keys
+from slowfast_patches.config.recipe import differences, keys_of, stored_keys
 from slowfast_patches.study.arms import Arm, cost_of
 from slowfast_patches.utils.command_line import ToolError
 from slowfast_patches.utils.tables import format_duration, format_flops
@@ -22,7 +22,6 @@ __all__ = [
     "find_results",
     "run_command",
     "run_folder",
-    "seconds_left",
     "train_all",
     "working_seconds",
 ]
@@ -75,11 +74,10 @@ def _read_result(path: Path, arm: Arm, seed: int) -> Result:
         stored = stored_keys(result["config"])
     except (ValueError, KeyError) as error:
         raise ValueError(f"{path} is no run's result ({error}); remove it to train anew") from error
-    wanted = keys_of(arm.recipe) | {"RNG_SEED": seed}
     # Where the run's own files lie, seen from wherever the command was given, changes no training.
-    keys = sorted((stored.keys() | wanted.keys()) - {"OUTPUT_DIR"} - arm.open_keys)
-    values = [(key, stored.get(key, "(absent)"), wanted.get(key, "(absent)")) for key in keys]
-    differing = [f"{key} {there} there, {now} now" for key, there, now in values if there != now]
+    ignored = {"OUTPUT_DIR", *arm.open_keys}
+    wanted = keys_of(arm.recipe) | {"RNG_SEED": seed}
+    differing = differences(stored, wanted, "now", ignored)
     if differing:
         more = f" and {len(differing) - 5} more" if len(differing) > 5 else ""
         raise ValueError(
@@ -122,23 +120,18 @@ def train_all(
 
 
 def _time_left(costs: Mapping[str, Cost], todo: Sequence[str], results: Results) -> str:
-    seconds = seconds_left(costs, todo, results)
-    if seconds is None:
-        flops = sum(costs[name].flops or 0.0 for name in todo)
-        return f"{format_flops(flops)} of training; their time is known after the first"
-    return f"about {format_duration(seconds)} left for all"
-
-
-def seconds_left(costs: Mapping[str, Cost], todo: Sequence[str], results: Results) -> float | None:
-    """Seconds that runs of some arms will take: in proportion to their training FLOPs, of which
-    the finished runs tell the speed, before the first by their costs; None if nothing tells."""
+    """What runs of some arms will take: in proportion to their training FLOPs, of which the
+    finished runs tell the speed, before the first by their costs."""
     flops = sum(costs[name].flops or 0.0 for name in todo)
-    done = sum(costs[name].flops or 0.0 for name, _ in results)
-    if done:
+    seconds = [costs[name].seconds for name in todo]
+    if done := sum(costs[name].flops or 0.0 for name, _ in results):
         took = sum(sum(result["seconds"].values()) for result in results.values())
-        return took / done * flops
-    known = [seconds for name in todo if (seconds := costs[name].seconds) is not None]
-    return sum(known) if len(known) == len(todo) else None
+        left = took / done * flops
+    elif None not in seconds:
+        left = sum(value or 0.0 for value in seconds)
+    else:
+        return f"{format_flops(flops)} of training; their time is known after the first"
+    return f"about {format_duration(left)} left for all"
 
 
 def _train(arm: Arm, seed: int, folder: Path, run_net: Path) -> Result:

@@ -19,20 +19,12 @@ from slowfast_patches.config.scale import as_overrides
 from slowfast_patches.config.schedule import check_world_size, rates_of_batch
 from slowfast_patches.datasets.lists.dataset_lists import list_path, read_list
 from slowfast_patches.launch.launch import for_processes, processes_of
-from slowfast_patches.launch.slurm import (
-    FOLDER,
-    Job,
-    Slurm,
-    batch_file,
-    is_queued,
-    make_executor,
-    queue,
-)
+from slowfast_patches.launch.slurm import FOLDER, Job, Slurm, is_queued, make_executor, queue
 from slowfast_patches.models.weights import check_file
 from slowfast_patches.plan.plan import format_plan, plan_config
 from slowfast_patches.train import checkpoints
 
-__all__ = ["Submission", "batch_text", "check", "load", "other_ways", "refuse_twice", "submit"]
+__all__ = ["Submission", "check", "executor_of", "load", "other_ways", "refuse_twice", "submit"]
 
 _REGISTER = "job.json"
 
@@ -196,11 +188,6 @@ def refuse_twice(submission: Submission) -> None:
         )
 
 
-def batch_text(submission: Submission, slurm: Slurm, name: str) -> str:
-    """The batch file that would be submitted."""
-    return batch_file(_executor(submission, slurm, name))
-
-
 def submit(submission: Submission, slurm: Slurm, name: str, run_net: Path) -> str:
     """Queue it, and note the job in its folder; the job's number.
 
@@ -209,7 +196,7 @@ def submit(submission: Submission, slurm: Slurm, name: str, run_net: Path) -> st
     """
     command, machines = submission.command(run_net), submission.machines
     job = Job(tuple(command), slurm.warning_seconds)
-    [number] = queue(_executor(submission, slurm, name), [job])
+    [number] = queue(executor_of(submission, slurm, name), [job])
     when = datetime.now(UTC).isoformat(timespec="seconds")
     noted = {"job": number, "submitted": when, "machines": machines, "gpus": submission.gpus}
     content = json.dumps({**noted, "command": command}, indent=2)
@@ -217,7 +204,8 @@ def submit(submission: Submission, slurm: Slurm, name: str, run_net: Path) -> st
     return number
 
 
-def _executor(submission: Submission, slurm: Slurm, name: str) -> SlurmExecutor:
+def executor_of(submission: Submission, slurm: Slurm, name: str) -> SlurmExecutor:
+    """What queues it, in its folder."""
     folder = submission.folder / FOLDER
     return make_executor(folder, slurm, submission.machines, submission.gpus, name)
 

@@ -15,7 +15,6 @@ from slowfast_patches.study.pictures import Curve, plot_curves
 from slowfast_patches.study.report import MISSING, Measured, as_json, provenance, write_report
 from slowfast_patches.study.runs import working_seconds
 from slowfast_patches.utils.tables import (
-    Mean,
     format_count,
     format_duration,
     format_flops,
@@ -40,8 +39,8 @@ class Estimate:
     misfit: str | None
 
     def to_json(self) -> dict[str, Any]:
-        extra = {"factor": self.factor, "misfit": self.misfit}
-        return {"config": str(self.arm.cfg_file), **asdict(self.cost), **extra}
+        found = {"config": str(self.arm.cfg_file), **asdict(self.cost)}
+        return found | {"factor": self.factor, "misfit": self.misfit}
 
 
 def format_estimates(
@@ -53,7 +52,7 @@ def format_estimates(
     rows = [
         [
             row.label,
-            _config(estimate.arm),
+            estimate.arm.config,
             str(len(seeds)),
             format_count(estimate.cost.iterations),
             f"{estimate.cost.epochs:.1f}",
@@ -78,6 +77,11 @@ class Outcome:
     command: str
 
     @property
+    def ours(self) -> str:
+        """What its own numbers are called."""
+        return "toy" if self.toy else "measured"
+
+    @property
     def rows(self) -> list[tuple[Row, Measured]]:
         return list(zip(self.experiment.rows, self.measured, strict=True))
 
@@ -100,7 +104,7 @@ class Outcome:
         return {
             "label": row.label,
             "curve": row.curve,
-            "config": _config(measured.arm),
+            "config": measured.arm.config,
             "overrides": measured.arm.overrides,
             "iterations": _iterations(measured),
             "published": {**published, "speed_up": row.speed_up, "source": row.source},
@@ -116,7 +120,7 @@ class Outcome:
 
 def format_outcome(outcome: Outcome, *, markdown: bool = False) -> str:
     """The table of an experiment, published beside measured, for a terminal or in Markdown."""
-    headers, ours = ["", "iterations"], "toy" if outcome.toy else "measured"
+    headers, ours = ["", "iterations"], outcome.ours
     for name in outcome.experiment.metrics:
         title = metric_title(name)
         headers += [f"{title}, %\npublished", f"{title}, %\n{ours}"]
@@ -131,7 +135,8 @@ def _cells(outcome: Outcome, row: Row, measured: Measured) -> list[str]:
     cells = [row.label, f"{_iterations(measured):,}"]
     for name in outcome.experiment.metrics:
         theirs, ours = row.metrics.get(name), measured.metric(name)
-        cells += [theirs.format(_digits(theirs)) if theirs else "–"]
+        # As many decimals as the paper prints: two where it gives a standard deviation.
+        cells += [theirs.format(1 if theirs.std is None else 2) if theirs else "–"]
         cells += [ours.format() if ours else MISSING]
     published = "–" if row.speed_up is None else f"{row.speed_up:.2g}×"
     found = MISSING if measured.speed_up is None else f"{measured.speed_up.format(2)}×"
@@ -140,19 +145,10 @@ def _cells(outcome: Outcome, row: Row, measured: Measured) -> list[str]:
     return [*cells, published, found, f"{len(measured.runs)} of {len(outcome.seeds)}"]
 
 
-def _config(arm: Arm) -> str:
-    return "/".join(arm.cfg_file.parts[-2:])
-
-
 def _iterations(measured: Measured) -> int:
     """Those of the runs, of the plan before the first."""
     runs = measured.runs.values()
     return max((run["iterations"] for run in runs), default=measured.arm.iterations)
-
-
-def _digits(mean: Mean) -> int:
-    """As many decimals as the paper prints: two where it gives a standard deviation."""
-    return 1 if mean.std is None else 2
 
 
 def write_outcome(outcome: Outcome, folder: Path) -> None:
@@ -173,8 +169,7 @@ def write_outcome(outcome: Outcome, folder: Path) -> None:
     write_report(folder, experiment.name, outcome.to_json(), paragraphs)
     if experiment.is_figure:
         title = experiment.title + (f"\n{TOY_MARK}" if outcome.toy else "")
-        ours = "toy" if outcome.toy else "measured"
-        plot_curves(_curves(outcome), title, ours, folder / f"{experiment.name}.png")
+        plot_curves(_curves(outcome), title, outcome.ours, folder / f"{experiment.name}.png")
 
 
 def _curves(outcome: Outcome) -> list[Curve]:

@@ -7,12 +7,23 @@ import functools
 import os
 import signal
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from itertools import takewhile
 from types import FrameType
 from typing import Any, NoReturn
 
-__all__ = ["ToolError", "add_old_name", "add_seeds", "ends_early", "take_seeds", "tool"]
+__all__ = [
+    "ToolError",
+    "add_old_name",
+    "add_options",
+    "add_seeds",
+    "command_parser",
+    "ends_early",
+    "key_value",
+    "option_of",
+    "take_seeds",
+    "tool",
+]
 
 _MISTAKE, _FAILED, _BY_HAND = 2, 1, 130
 
@@ -68,6 +79,46 @@ def tool(*, interrupted: str = "interrupted") -> Callable[[Main], Main]:
         return run
 
     return decorate
+
+
+def command_parser(about: str) -> argparse.ArgumentParser:
+    """A parser whose --help begins with the program's own text."""
+    layout = argparse.RawDescriptionHelpFormatter
+    return argparse.ArgumentParser(description=about, formatter_class=layout)
+
+
+def add_options(group: argparse._ActionsContainer, options: Mapping[str, tuple[Any, ...]]) -> None:
+    """Add options: name -> (type, placeholder, help), and the default where there is one.
+
+    A switch is name -> (bool, help); one that may be given more than once has [type].
+    """
+    for name, (kind, *words) in options.items():
+        if kind is bool:
+            group.add_argument(name, action="store_true", help=words[0])
+            continue
+        several = isinstance(kind, list)
+        placeholder, text, default = (*words, [] if several else None)[:3]
+        group.add_argument(
+            name,
+            type=kind[0] if several else kind,
+            action="append" if several else "store",
+            metavar=placeholder,
+            help=text,
+            default=default,
+        )
+
+
+def key_value(text: str) -> tuple[str, str]:
+    """The type of an option that takes KEY=VALUE."""
+    key, equals, value = text.partition("=")
+    if not equals:
+        raise argparse.ArgumentTypeError(f"it takes KEY=VALUE, not {text}")
+    return key, value
+
+
+def option_of(name: str) -> str:
+    """The option that a name of the parsed arguments stands for."""
+    return "--" + name.replace("_", "-")
 
 
 def add_old_name(

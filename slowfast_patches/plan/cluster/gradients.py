@@ -89,12 +89,8 @@ def overlapped_seconds(
 ) -> tuple[float, float]:
     """Seconds of the exchange of the buckets, and those of them that are left after backward.
 
-    A bucket starts when it is ready and the one before it has arrived, as in DDP.
-
-    Args:
-        buckets: in the order in which they are sent.
-        backward: its seconds.
-        all_reduce: seconds for a number of bytes.
+    A bucket starts when it is ready and the one before it has arrived, as in DDP. `buckets` are in
+    the order in which they are sent, `backward` its seconds, `all_reduce` those for some bytes.
     """
     total = end = 0.0
     for bucket in buckets:

@@ -21,6 +21,7 @@ from slowfast_patches.plan.cluster.network import MACHINES, Cluster
 from slowfast_patches.plan.cluster.times import ClipRate, Machine, Times, add_up
 from slowfast_patches.plan.plan import short_phases
 from slowfast_patches.plan.step_times import Timing
+from slowfast_patches.utils.command_line import option_of
 
 __all__ = ["gpu_counts", "on_cluster", "plan_on_cluster"]
 
@@ -38,13 +39,8 @@ def plan_on_cluster(
     """The plan of a recipe, as written and not yet fitted to any processes, on a cluster, and on
     other numbers of its GPUs.
 
-    Args:
-        recipe: the recipe.
-        cluster: what it is to train on.
-        num_videos: in the training set.
-        timing_of: asked once, for one GPU with its share of the clips.
-        clip_rate: clips a second of a node's loaders; None leaves reading out.
-        machine: the name of the preset that the cluster is a part of.
+    `timing_of` is asked once, for one GPU with its share of the clips; `clip_rate` None leaves
+    reading out; `machine` is the name of the preset that the cluster is a part of.
 
     Raises:
         ValueError: the recipe cannot be trained on that cluster, or has no times.
@@ -86,13 +82,12 @@ def plan_on_cluster(
 
 def _differing(cluster: Cluster, machine: str | None) -> list[str]:
     """What was given instead of the machine's numbers, as options."""
+    if machine is None:
+        return []
+    node = MACHINES[machine].node
     names = ("gpus_per_node", "network", "node_network", "latency")
-    return [
-        f"--{name.replace('_', '-')}"
-        for name in names
-        if machine
-        and not math.isclose(getattr(cluster, name), getattr(MACHINES[machine].node, name))
-    ]
+    differing = (n for n in names if not math.isclose(getattr(cluster, n), getattr(node, n)))
+    return [option_of(name) for name in differing]
 
 
 def _reference(recipe: Recipe) -> tuple[int, str]:
@@ -109,8 +104,8 @@ def _estimate(
     cluster = machine.cluster
     fitted = on_cluster(recipe, cluster)
     schedule = schedule_of(fitted, num_videos)
-    notes, warnings = list[str](), short_phases(schedule)
-    if warnings:
+    notes = list[str]()
+    if warnings := short_phases(schedule):
         notes.append(f"shortest phase: {shortest_phase(schedule).iterations} iterations")
     if fitted.bn_size > schedule.base.batch:
         notes.append(f"BN over {schedule.base.batch} clips")
@@ -177,9 +172,7 @@ def gpu_counts(gpus_per_node: int, also: int, most: int = MOST_GPUS) -> list[int
     """1, 2, 4, ... GPUs of a node, then 1, 2, 4, ... whole nodes, up to `most`, and as many as
     there are in `most`; and `also`."""
     nodes = most // gpus_per_node
-    counts = {
-        2**i for i in range(gpus_per_node.bit_length()) if 2**i < min(gpus_per_node, most + 1)
-    }
+    counts = {2**i for i in range(most.bit_length()) if 2**i < min(gpus_per_node, most + 1)}
     counts |= {gpus_per_node * 2**i for i in range(nodes.bit_length())}
     return sorted((counts | {gpus_per_node * nodes, also}) - {0})
 
@@ -209,8 +202,7 @@ def _on_one_machine(recipe: Recipe) -> dict[str, object]:
     if clips * machines % gpus:
         raise ValueError(
             f"TRAIN.BATCH_SIZE {clips} × NUM_SHARDS {machines} does not divide over the {gpus} "
-            "GPUs that the recipe is for (NUM_GPUS × NUM_SHARDS); set TRAIN.BATCH_SIZE, or "
-            "SOLVER.REFERENCE_WORLD_SIZE to the GPUs that share it"
+            "GPUs of the recipe; set it, or SOLVER.REFERENCE_WORLD_SIZE to the GPUs that share it"
         )
     changes: dict[str, object] = {
         "SOLVER.REFERENCE_WORLD_SIZE": gpus,

@@ -86,14 +86,14 @@ def _phases(training: Plan) -> str:
     return format_table(headers, rows, left=2)
 
 
+_TOTALS = (("iterations", "iterations", format_count), ("time", "seconds", format_duration))
+
+
 def _totals(plan: Plan) -> str:
     ours, baseline = plan["plan"], plan["baseline"]
     rows = [
         [name, write(ours[key]), write(baseline[key]), format_factor(ours[key], baseline[key])]
-        for name, key, write in (
-            ("iterations", "iterations", format_count),
-            ("time", "seconds", format_duration),
-        )
+        for name, key, write in _TOTALS
     ]
     for name, a, b in zip(_SHARES.values(), _shares(ours), _shares(baseline), strict=True):
         rows.append([f"  {name}", a, b, ""])

@@ -145,13 +145,9 @@ def add_up(parts: Iterable[tuple[Times, int]]) -> Times:
 
 
 def clip_rate(given: str, way: str | None = None, cores: int | None = None) -> ClipRate:
-    """The speed of one node's loaders.
-
-    Args:
-        given: clips a second at any shape, or the path of a JSON file of benchmarks/loader.py,
-            which has those of one core for each shape.
-        way: which of the file's columns, one of WAYS.
-        cores: how many cores of a node read.
+    """The speed of one node's loaders: `given` is clips a second at any shape, or the path of a
+    JSON file of benchmarks/loader.py, whose column `way`, one of WAYS, has those of one core for
+    each shape; `cores` of a node read.
 
     Raises:
         ValueError: not a number above 0, or no such file; a shape that the file does not have
@@ -165,8 +161,8 @@ def clip_rate(given: str, way: str | None = None, cores: int | None = None) -> C
             number = math.nan
         if not 0 < number < math.inf or way is not None or cores is not None:
             raise ValueError(
-                f"--loader takes a number of clips a second above 0, or a file with "
-                f"--loader-cores and --loader-way, not {given}"
+                "--loader takes a number of clips a second above 0, or a file with --loader-cores "
+                f"and --loader-way, not {given}"
             )
         return lambda frames, crop: number
     if way is None or cores is None or cores < 1:

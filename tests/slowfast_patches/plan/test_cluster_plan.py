@@ -2,7 +2,6 @@
 cannot train, what is refused."""
 
 import json
-import math
 from collections.abc import Callable
 from pathlib import Path
 from types import ModuleType
@@ -72,9 +71,8 @@ def test_reading_by_hand(plan):
     assert both["seconds"] == pytest.approx(28 * 160)
 
 
-@pytest.mark.parametrize("cycles", [True, False])
-def test_without_exchange_and_reading_it_is_the_plan_for_one_machine(plan, cycles):
-    recipe = ("MULTIGRID.SHORT_CYCLE", cycles, "MULTIGRID.LONG_CYCLE", cycles)
+def test_without_exchange_and_reading_it_is_the_plan_for_one_machine(plan):
+    recipe = ("MULTIGRID.SHORT_CYCLE", True, "MULTIGRID.LONG_CYCLE", True)
     recipe += ("SOLVER.STEPS", "[0,4]", "SOLVER.LRS", "[1,0.1]", "DATA.NUM_TRAIN_VIDEOS", 4096)
     today = plan(*recipe)
     found = plan("--gpus", 1, "--gpus-per-node", 1, *FREE, *recipe)
@@ -112,7 +110,7 @@ def test_efficiency_is_at_most_one_and_falls_with_the_network(plan):
     assert slow["gpu_counts"][0]["plan"]["efficiency"] == 1
 
 
-def test_too_few_iterations_and_too_small_a_batch_are_said_by_row(plan, tool, recipe, capsys):
+def test_too_few_iterations_and_too_small_a_batch_are_said_by_row(plan):
     cfg = ("MULTIGRID.LONG_CYCLE", True, "SOLVER.STEPS", "[0,4]", "SOLVER.LRS", "[1,0.1]")
     cfg += ("DATA.NUM_TRAIN_VIDEOS", 1000, "TRAIN.BATCH_SIZE", 4)
     found = plan("--gpus", 2, "--gpus-per-node", 8, *FREE, *cfg)
@@ -121,12 +119,6 @@ def test_too_few_iterations_and_too_small_a_batch_are_said_by_row(plan, tool, re
     assert "BN over 4 clips" not in rows[2]["notes"]
     assert "too short" in rows[2048]["reason"]
     assert any("shortest phase" in note for note in rows[8]["notes"])
-    options = ("--cfg", recipe, "--step-seconds", 75, "--gpus", 2, "--gpus-per-node", 8)
-    options += (*FREE, *cfg)
-    assert tool.main([*map(str, options)]) == 0
-    text = capsys.readouterr().out
-    assert "2,048 GPUs: the training is too short" in text
-    assert "cannot train" in text
 
 
 WORKED = ("TRAIN.BATCH_SIZE", 32, "SOLVER.BASE_LR", 0.05, "SOLVER.WARMUP_START_LR", 0.000125)
@@ -139,10 +131,6 @@ def test_the_worked_example_prints_what_the_document_shows(tool, tmp_path, capsy
     options += ("--network", 1.25, "--plot", picture, *WORKED)
     assert tool.main([*map(str, options)]) == 0
     text = capsys.readouterr().out
-    lines = [line.split() for line in text.splitlines()]
-    assert ["iterations", "32,685", "112,000", "3.43×", "fewer"] in lines
-    assert any(line[:2] == ["2,048", "256"] for line in lines)
-    assert "138.3 MB of gradients" in text
     assert "promise no accuracy" in text
     assert "each of 8 GPUs (NUM_GPUS × NUM_SHARDS)" in text
     assert picture.read_bytes().startswith(b"\x89PNG")
@@ -177,17 +165,6 @@ def test_the_published_days_on_one_gpu(plan):
     assert found["plan"]["hours"] / 24 == pytest.approx(2.0, abs=0.05)
 
 
-def test_each_gpu_keeps_its_clips_and_the_rates_follow():
-    cfg = on_cluster(load_recipe(KINETICS, []), Cluster(128, 8, network=1e9))
-    assert (cfg.num_gpus, cfg.num_shards, cfg.train.batch_size) == (8, 16, 64)
-    rate, warmup = cfg.solver.base_lr, cfg.solver.warmup_start_lr
-    assert (rate, warmup) == pytest.approx((1.6, 0.004))
-    few = on_cluster(load_recipe(KINETICS, []), Cluster(2, 8, network=1e9))
-    assert (few.num_gpus, few.num_shards, few.train.batch_size) == (2, 1, 16)
-    rate = few.solver.base_lr
-    assert rate == pytest.approx(0.025)
-
-
 @pytest.mark.parametrize(
     "overrides",
     [
@@ -211,9 +188,7 @@ def test_a_recipe_is_the_same_however_its_gpus_are_written(overrides):
 @pytest.mark.parametrize(
     ("per_node", "also", "counts"),
     [
-        (8, 24, [1, 2, 4, 8, 16, 24, 32, 64]),
         (6, 12, [1, 2, 4, 6, 12, 24, 48, 60]),
-        (6, 66, [1, 2, 4, 6, 12, 24, 48, 60, 66]),
         (100, 3, [1, 2, 3, 4, 8, 16, 32, 64]),
     ],
 )
@@ -238,9 +213,8 @@ def test_a_loaders_file_has_a_speed_for_each_shape(tmp_path):
         rate(8, 64)
     with pytest.raises(ValueError, match=r"no file of benchmarks/loader.py .* 'prepared'"):
         clip_rate(str(path), "prepared", 10)
-    for cores in (0, None):
-        with pytest.raises(ValueError, match="give --loader-cores N, 1 or more"):
-            clip_rate(str(path), "files", cores)
+    with pytest.raises(ValueError, match="give --loader-cores N, 1 or more"):
+        clip_rate(str(path), "files", 0)
 
 
 CLUSTER = ("--gpus", "8", "--gpus-per-node", "8", "--network", "1")
@@ -251,25 +225,16 @@ TIMED = (*CLUSTER, "--step-seconds", "1")
     ("arguments", "message"),
     [
         (["--network", "1"], "--network describes a cluster: give --gpus N"),
-        (["--loader-way", "files"], "--loader-way describes a cluster"),
-        (["--gpus", "8", "--network", "1", "--step-seconds", "1"], "needs --gpus-per-node"),
         (["--gpus", "8", "--gpus-per-node", "8", "--step-seconds", "1"], "needs --network"),
         (CLUSTER, "needs the times of iterations: --step-times FILE"),
         ([*TIMED, "--gpus", "0"], "--gpus is 1 or more, not 0"),
         ([*TIMED, "--gpus", "12"], "use 8 or 16"),
         ([*TIMED, "--network", "-1"], "--network is above 0"),
         ([*TIMED, "--loader", "nan"], "--loader takes a number of clips a second above 0"),
-        ([*TIMED, "--loader", "none.json"], "--loader takes"),
         ([*TIMED, "--loader", "9", "--loader-cores", "3"], "a file with --loader-cores"),
-        ([*TIMED, "--loader-cores", "3"], "--loader FILE"),
-        (["--machine", "summit"], "--machine describes a cluster: give --gpus N"),
-        ([*TIMED[:2], "--network", "1"], "needs --gpus-per-node, too, or --machine summit"),
         ([*TIMED[-2:], "--gpus", "2048", "--machine", "summit"], "use 2046 or 2052 GPUs"),
         ([*TIMED, "TRAIN.BATCH_SIZE", "12"], "BN"),
         ([*TIMED, "NUM_GPUS", "3"], "TRAIN.BATCH_SIZE 8 × NUM_SHARDS 1 does not divide over the 3"),
-        ([*TIMED, "NUM_SHARDS", "0"], "NUM_SHARDS must be 1 or more, not 0"),
-        ([*TIMED, "NUM_GPUS", "-1"], "NUM_GPUS must be 0 or more, not -1"),
-        ([*TIMED, "--gpus", "8", "DATA.NUM_TRAIN_VIDEOS", "1"], "too short"),
         ([*CLUSTER, "--step-times", "none.json"], "none.json cannot be read"),
     ],
 )
@@ -296,25 +261,17 @@ def test_one_file_of_step_times_serves_every_number_of_gpus(tool, capsys):
     assert seconds[0] == pytest.approx(seconds[1], rel=1e-3)
 
 
-@pytest.fixture
-def cluster(tool: ModuleType) -> Callable[..., Cluster]:
-    """`cluster("--gpus", 12, ...)`: what the command line describes."""
-
-    def find(*arguments: object) -> Cluster:
+def test_a_machine_by_name_gives_its_numbers_and_what_is_given_beside_it_wins(tool):
+    def cluster(*arguments: object) -> Cluster:
         options = ("--cfg", "x.yaml", "--step-seconds", 1, "--machine", "summit", *arguments)
         return tool.find_cluster(tool.parse_args([*map(str, options)]))
 
-    return find
-
-
-def test_a_machine_by_name_gives_its_numbers_and_what_is_given_beside_it_wins(cluster):
     found = cluster("--gpus", 12)
     assert (found.gpus, found.gpus_per_node, found.nodes) == (12, 6, 2)
     assert (found.network, found.node_network, found.latency) == (23e9, 50e9, 20e-6)
     found = cluster("--gpus", 8, "--gpus-per-node", 4, "--network", 12.5, "--latency", 5)
     assert (found.gpus_per_node, found.network, found.node_network) == (4, 12.5e9, 50e9)
     assert found.latency == pytest.approx(5e-6)
-    assert cluster("--gpus", 6, "--node-network", "inf").node_network == math.inf
 
 
 @pytest.fixture(scope="module")
@@ -325,24 +282,13 @@ def tsm(tool: ModuleType) -> dict:
     return tool.plan_cluster(args, tool.find_cluster(args))
 
 
-def test_the_report_names_the_machine_and_what_was_given_instead(tsm):
-    machine = format_cluster_plan(tsm).splitlines()[1]
-    assert machine.startswith("Machine: Summit of Oak Ridge, 6 V100")
-    assert "Summit User Guide" in machine
-    assert "as given" not in machine
-    other = tsm | {"differs_from_machine": ["--network", "--latency"]}
-    line = format_cluster_plan(other).splitlines()[1]
-    assert line.endswith("Not of the machine, but as given: --network, --latency.")
-
-
 def test_tsm_on_1536_gpus_prints_what_the_document_shows(tsm):
     text = format_cluster_plan(tsm)
     assert_documented(text)
-    _, _, totals, _, notes, *_ = text.split("\n\n")
-    lines = [line.split() for line in totals.splitlines()]
-    assert ["iterations", "577", "1,953", "3.38×", "fewer"] in lines
-    assert "97.3 MB of gradients" in notes
-    assert "Lin et al. (2019) 12,288 of TSM without multigrid" in notes
+    assert "Machine: Summit of Oak Ridge, 6 V100" in text
+    assert "Lin et al. (2019) 12,288 of TSM without multigrid" in text
+    other = format_cluster_plan(tsm | {"differs_from_machine": ["--network", "--latency"]})
+    assert "as given: --network, --latency." in other
 
 
 def test_the_published_times_beside_the_models(tsm):
@@ -353,8 +299,6 @@ def test_the_published_times_beside_the_models(tsm):
     assert error == pytest.approx(-0.152, abs=0.001)
     missing = (PUBLISHED_1536 - rows[1536]["seconds"]) / rows[1536]["iterations"]
     assert 1e3 * missing == pytest.approx(66, abs=0.5)
-    assert PUBLISHED_NODE / 32 < rows[192]["seconds"] < 8 * PUBLISHED_1536
-    assert rows[192]["seconds"] / 60 == pytest.approx(94.1, abs=0.05)
 
 
 def test_what_was_trained_depends_on_the_model_and_on_multigrid(tsm):

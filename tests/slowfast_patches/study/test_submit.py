@@ -123,7 +123,6 @@ def test_without_slurm_it_says_what_to_run_instead(
         (["--gpus-per-node", 3], "does not divide over 3 processes"),
         (["--nodes", 2, "NUM_SHARDS", 2], "--nodes 2 sets NUM_SHARDS"),
         (["SHARD_ID", 1], "SHARD_ID is set on each machine"),
-        (["TRAIN.BATCHSIZE", 8], "TRAIN.BATCHSIZE"),
         (["--hours", 0.01], "would end before its warning"),
         (["--option", "time=3"], "time is no further option"),
         (["TRAIN.CHECKPOINT_FILE_PATH", __file__], "no PyTorch checkpoint"),
@@ -162,14 +161,11 @@ def test_a_batch_that_grows_without_its_learning_rate_is_warned_of(submit: Calla
     warned = submit(*machines)[2]
     assert alone in warned
     assert "SOLVER.REFERENCE_BATCH_SIZE 2 the rates alone" in warned
-    status, _, said = submit(*machines, "SOLVER.REFERENCE_WORLD_SIZE", 1)
-    assert status == 0
-    assert "learning rates are for" not in said
-    assert "SOLVER.BASE_LR 0.02, scaled from 0.01 (SOLVER.REFERENCE_WORLD_SIZE)" in said
-    status, _, said = submit(*machines, "SOLVER.REFERENCE_BATCH_SIZE", 2)
-    assert status == 0
-    assert "learning rates are for" not in said
-    assert "SOLVER.BASE_LR 0.02, scaled from 0.01 (SOLVER.REFERENCE_BATCH_SIZE)" in said
+    for key, value in (("REFERENCE_WORLD_SIZE", 1), ("REFERENCE_BATCH_SIZE", 2)):
+        status, _, said = submit(*machines, f"SOLVER.{key}", value)
+        assert status == 0
+        assert "learning rates are for" not in said
+        assert f"SOLVER.BASE_LR 0.02, scaled from 0.01 (SOLVER.{key})" in said
 
 
 def test_the_paper_s_recipe_on_its_128_gpus(

@@ -299,6 +299,7 @@ def test_a_video_of_constant_rate_takes_less_than_100_bytes():
     assert sum(len(record.packed()) for record in found) < 100 * 100
 
 
+@pytest.mark.slow
 def test_an_unchanged_index_of_10000_videos_opens_within_a_second(tmp_path, monkeypatch):
     paths = [str(tmp_path / f"{number:05}.mp4") for number in range(10_000)]
     for path in paths:

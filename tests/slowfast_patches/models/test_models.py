@@ -101,6 +101,7 @@ def shake(model: nn.Module, inputs: list[Tensor]) -> None:
 # Training.
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("recipe", [*RECIPES, "tsm"], indirect=True)
 def test_a_model_trains_at_every_shape_of_its_schedule(recipe):
     torch.manual_seed(0)

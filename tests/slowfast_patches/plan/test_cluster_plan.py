@@ -62,6 +62,7 @@ def test_hours_on_two_gpus_by_hand(plan):
     assert found["speed_up"] == pytest.approx(2100 / found["plan"]["seconds"])
 
 
+@pytest.mark.slow
 def test_reading_by_hand(plan):
     """A node's 8 clips at 0.1 a second take 80 s, the baseline's step 75 s."""
     found = plan("--gpus", 2, "--gpus-per-node", 1, *FREE, "--loader", 0.1)["baseline"]
@@ -71,6 +72,7 @@ def test_reading_by_hand(plan):
     assert both["seconds"] == pytest.approx(28 * 160)
 
 
+@pytest.mark.slow
 def test_without_exchange_and_reading_it_is_the_plan_for_one_machine(plan):
     recipe = ("MULTIGRID.SHORT_CYCLE", True, "MULTIGRID.LONG_CYCLE", True)
     recipe += ("SOLVER.STEPS", "[0,4]", "SOLVER.LRS", "[1,0.1]", "DATA.NUM_TRAIN_VIDEOS", 4096)
@@ -83,6 +85,7 @@ def test_without_exchange_and_reading_it_is_the_plan_for_one_machine(plan):
     assert seconds == pytest.approx([phase["seconds"] for phase in today["phases"]])
 
 
+@pytest.mark.slow
 def test_a_total_is_the_sum_over_its_phases_and_their_parts(plan):
     many = ("DATA.NUM_TRAIN_VIDEOS", 4096, "SOLVER.STEPS", "[0,4]", "SOLVER.LRS", "[1,0.1]")
     slow = ("--network", 1e-5, "--node-network", 1e-4, "--latency", 100, "--loader", 0.5)
@@ -97,6 +100,7 @@ def test_a_total_is_the_sum_over_its_phases_and_their_parts(plan):
     assert found["baseline"]["shared_bn"] == 0
 
 
+@pytest.mark.slow
 def test_efficiency_is_at_most_one_and_falls_with_the_network(plan):
     many = ("DATA.NUM_TRAIN_VIDEOS", 10**6)
     slow = plan("--gpus", 8, "--gpus-per-node", 4, "--network", 1e-5, *many)
@@ -110,6 +114,7 @@ def test_efficiency_is_at_most_one_and_falls_with_the_network(plan):
     assert slow["gpu_counts"][0]["plan"]["efficiency"] == 1
 
 
+@pytest.mark.slow
 def test_too_few_iterations_and_too_small_a_batch_are_said_by_row(plan):
     cfg = ("MULTIGRID.LONG_CYCLE", True, "SOLVER.STEPS", "[0,4]", "SOLVER.LRS", "[1,0.1]")
     cfg += ("DATA.NUM_TRAIN_VIDEOS", 1000, "TRAIN.BATCH_SIZE", 4)
@@ -125,6 +130,7 @@ WORKED = ("TRAIN.BATCH_SIZE", 32, "SOLVER.BASE_LR", 0.05, "SOLVER.WARMUP_START_L
 """The paper's 4 clips a GPU: docs/cluster.md works through them on 16 nodes of 8."""
 
 
+@pytest.mark.slow
 def test_the_worked_example_prints_what_the_document_shows(tool, tmp_path, capsys):
     picture = tmp_path / "cluster.png"
     options = ("--cfg", KINETICS, "--step-seconds", 0.427, "--gpus", 128, "--gpus-per-node", 8)
@@ -247,6 +253,7 @@ def test_mistakes_are_one_line_and_status_2(tool, recipe, capsys, arguments, mes
     assert len(err.splitlines()) == 1
 
 
+@pytest.mark.slow
 def test_one_file_of_step_times_serves_every_number_of_gpus(tool, capsys):
     demo = ROOT / "configs" / "Demo" / "SLOWFAST_DEMO_MULTIGRID.yaml"
     times = ROOT / "benchmarks" / "results" / "step_time_demo.json"
@@ -282,6 +289,7 @@ def tsm(tool: ModuleType) -> dict:
     return tool.plan_cluster(args, tool.find_cluster(args))
 
 
+@pytest.mark.slow
 def test_tsm_on_1536_gpus_prints_what_the_document_shows(tsm):
     text = format_cluster_plan(tsm)
     assert_documented(text)

@@ -221,6 +221,7 @@ def test_files_that_are_none_are_refused_by_name(recipe, tmp_path, change, messa
         read_step_times(path)
 
 
+@pytest.mark.slow
 def test_what_is_measured_is_what_a_schedule_meets_and_the_baseline(tiny_config, tmp_path):
     """Of the tiny recipe, 32 × 4 × 16² comes with BN sizes 8 and 16; the smaller is measured."""
     cfg = tiny_config(tmp_path)

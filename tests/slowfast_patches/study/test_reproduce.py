@@ -145,6 +145,7 @@ class TestArms:
 
 
 class TestDryRun:
+    @pytest.mark.slow
     def test_lists_every_row(self, cli: Callable, tmp_path: Path) -> None:
         output = tmp_path / "none"
         status, out, err = cli("all", "--dry-run", "--output", output, "--step-seconds", 1)
@@ -269,6 +270,7 @@ class TestOutcome:
         assert status == 2
         assert "SOLVER.BASE_LR 0.00125 there, 0.5 now" in err
 
+    @pytest.mark.slow
     def test_where_the_data_was_need_not_be_given_to_read_results(
         self, cli: Callable, tmp_path: Path
     ) -> None:
@@ -286,6 +288,7 @@ class TestOutcome:
             line for line in out.splitlines()[-9:] if line.startswith("I3D, baseline at")
         )
 
+    @pytest.mark.slow
     def test_a_figure_is_drawn_from_what_there_is(self, cli: Callable, tmp_path: Path) -> None:
         for label, seconds in (("baseline, 1× epochs", 100.0), ("multigrid, 1.5× epochs", 25.0)):
             write_result(tmp_path, arm("figure1", label), 0, seconds, top1=60.0, top5=80.0)

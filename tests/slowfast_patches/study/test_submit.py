@@ -104,6 +104,7 @@ def test_a_dry_run_prints_the_batch_file_and_leaves_nothing(
     assert not (tmp_path / "run").exists()
 
 
+@pytest.mark.slow
 def test_without_slurm_it_says_what_to_run_instead(
     submit: Callable, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -155,6 +156,7 @@ def test_what_this_machine_does_not_see_is_only_warned_of(
     assert "Global batch" in said
 
 
+@pytest.mark.slow
 def test_a_batch_that_grows_without_its_learning_rate_is_warned_of(submit: Callable) -> None:
     machines = ["--dry-run", "--nodes", 2, "TRAIN.BATCH_SIZE", 2]
     alone = "the recipe's learning rates are for 2 clips an iteration, this has 4"

@@ -145,6 +145,7 @@ def test_an_average_moves_by_what_the_decay_leaves_and_counts_as_its_model():
     assert not any(weight.requires_grad for weight in average.parameters())
 
 
+@pytest.mark.slow
 def test_a_continued_run_has_the_average_of_one_that_was_not_stopped(start, tmp_path):
     def take(run: Run, iterations: range) -> None:
         for step in map(run.schedule.at, iterations):

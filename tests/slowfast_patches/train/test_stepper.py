@@ -245,6 +245,7 @@ def traced(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(step_module, "compiled", trace)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("parts", [1, 2])
 def test_a_compiled_training_is_the_plain_one_and_compiles_nothing_after_the_dry_steps(
     traced, parts

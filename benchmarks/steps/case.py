@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+from abc import ABC, abstractmethod
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
@@ -73,7 +74,7 @@ def build_training_model(recipe: Recipe) -> nn.Module:
     return build_model(recipe, grouped_bn=True)
 
 
-class Steps:
+class Steps(ABC):
     """Some way to train on one shape after another, timed."""
 
     def __init__(self, recipe: Recipe, device: torch.device) -> None:
@@ -95,15 +96,15 @@ class Steps:
         wait_for(self.device)
         return clock.read()
 
+    @abstractmethod
     def take(self, step: Step, batch: Batch, mark: Mark) -> None:
         """One iteration; `mark` is told when the work of a part has been given."""
-        raise NotImplementedError
 
+    @abstractmethod
     def trained(self, step: Step) -> tuple[nn.Module, torch.optim.Optimizer]:
         """The model that takes a step, and its optimizer."""
-        raise NotImplementedError
 
-    def record(self, step: Step, batch: Batch) -> None:
+    def record(self, step: Step, batch: Batch) -> None:  # noqa: B027 (most have nothing to record)
         """Record an iteration where they are replayed; one like it was taken before."""
 
     def forget(self, step: Step) -> None:

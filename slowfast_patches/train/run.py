@@ -7,7 +7,6 @@ import os
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager, nullcontext
 from datetime import timedelta
-from functools import partial
 from pathlib import Path
 
 import simplejson
@@ -18,11 +17,9 @@ from slowfast_patches.config import check_recipe
 from slowfast_patches.config.recipe import Recipe
 from slowfast_patches.config.schedule import check_world_size, schedule_of
 from slowfast_patches.datasets.lists.dataset_lists import class_names, list_path, read_list
-from slowfast_patches.datasets.lists.in_use import reading
 from slowfast_patches.datasets.lists.list_warnings import list_warnings
 from slowfast_patches.launch.device import set_up_device
 from slowfast_patches.launch.launch import check_gpus, for_processes, launch, processes_of
-from slowfast_patches.launch.output_lock import held
 from slowfast_patches.launch.placement import find_placement
 from slowfast_patches.launch.stopping import StopRequest, TrainingStoppedError
 from slowfast_patches.models.flops import check_shapes, flops_per_clip
@@ -38,6 +35,7 @@ from slowfast_patches.train.state import Run, build_run
 from slowfast_patches.train.warm_up import without_compiling
 from slowfast_patches.utils.distributed import World
 from slowfast_patches.utils.files import TEMPORARY
+from slowfast_patches.utils.lock import held
 
 __all__ = ["run"]
 
@@ -59,20 +57,18 @@ def run(recipe: Recipe, init_method: str | None = None) -> None:
         SystemExit: one of several processes failed, and has said why.
     """
     patching.apply()
-    with ExitStack() as lists:
-        launch(recipe, init_method, _main, partial(_check, lists))
+    launch(recipe, init_method, _main, _check)
 
 
 # Before any process trains.
 
 
-def _check(lists: ExitStack, recipe: Recipe) -> None:
-    """Try what can be tried before any process trains; `lists` keeps what is read as it is."""
+def _check(recipe: Recipe) -> None:
+    """Try what can be tried before any process trains."""
     recipe = for_processes(recipe)
     world_size, starts_main = processes_of(recipe), _starts_main(recipe)
     check_recipe(recipe, world_size)
     check_gpus(recipe)
-    lists.enter_context(reading(_lists(recipe)))
     if recipe.train.enable:
         _check_training(recipe, world_size)
     if recipe.test.enable:
@@ -83,12 +79,6 @@ def _check(lists: ExitStack, recipe: Recipe) -> None:
     if recipe.train.enable and starts_main:
         with held(recipe.output_dir):  # refused before processes are started for nothing
             pass
-
-
-def _lists(recipe: Recipe) -> list[Path]:
-    """The lists that the run reads: as it begins to train and, anew, as it begins to test."""
-    splits = ["train", "val"] * recipe.train.enable + ["test"] * recipe.test.enable
-    return [list_path(recipe, split) for split in splits]
 
 
 def _starts_main(recipe: Recipe) -> bool:

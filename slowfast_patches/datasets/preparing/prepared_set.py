@@ -2,7 +2,7 @@
 
 videos/                  the prepared files
 prepared.jsonl           the journal: what each of them was made of, a line as it is whole
-.lock                    held by the run that writes, or by those that read
+run.lock                 held by the run that writes
 """
 
 from __future__ import annotations
@@ -16,11 +16,11 @@ from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any, TextIO
 
-from slowfast_patches.datasets.lists.in_use import hold_alone
 from slowfast_patches.datasets.preparing.video_lists import VideoList
 from slowfast_patches.datasets.reading.files import MAX_PIXELS, frame_files
 from slowfast_patches.datasets.reading.prepared import TAG
 from slowfast_patches.utils.files import TEMPORARY
+from slowfast_patches.utils.lock import held
 
 __all__ = ["Entry", "PreparedSet", "Settings", "Source", "open_set"]
 
@@ -156,11 +156,10 @@ def open_set(folder: Path, settings: Settings, lists: Sequence[VideoList]) -> It
     left half-written is removed.
 
     Raises:
-        ValueError: another run writes or reads it, it was made with other settings or from other
+        ValueError: another run writes it, it was made with other settings or from other
             lists, or it has a list that was not made here.
     """
-    folder.mkdir(parents=True, exist_ok=True)
-    with hold_alone(folder):
+    with held(folder, "--output"):
         lines = _read_lines(folder / _JOURNAL)
         heads = _check_heads(folder, lines, settings, lists)
         entries = {line["target"]: Entry(**line) for line in lines if "target" in line}

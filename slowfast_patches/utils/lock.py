@@ -1,10 +1,9 @@
-"""One run per OUTPUT_DIR."""
+"""One run at a time writes to a folder."""
 
 from __future__ import annotations
 
 import errno
 import fcntl
-import json
 import logging
 import os
 import shlex
@@ -24,10 +23,11 @@ _NO_LOCKS = (errno.ENOLCK, errno.ENOSYS, errno.ENOTSUP)
 
 
 @contextmanager
-def held(output_dir: str | Path) -> Iterator[None]:
-    """Hold a folder for the run of this process while the body runs; makes the folder.
+def held(folder: str | Path, option: str = "OUTPUT_DIR") -> Iterator[None]:
+    """Hold a folder for the run of this process while the body runs; makes the folder. `option` is
+    what a user gave it as.
 
-    It is a POSIX record lock on OUTPUT_DIR/run.lock: the kernel releases it however the process
+    It is a POSIX record lock on the folder's run.lock: the kernel releases it however the process
     ends, and it works over NFS. Processes forked from this one, such as workers that outlive it for
     seconds, do not have it; with flock, and so with the package filelock, they would. It is lost
     when the process closes the file, opened elsewhere: nothing else here may open it.
@@ -35,18 +35,18 @@ def held(output_dir: str | Path) -> Iterator[None]:
     Raises:
         ValueError: another run holds it; names that run. Or the folder cannot be written to.
     """
-    path = Path(output_dir) / "run.lock"
+    given, path = f"{option} {folder}", Path(folder) / "run.lock"
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
         file = path.open("a+b", buffering=0)
     except OSError as error:
-        raise _unwritable(output_dir, error) from error
+        raise _unwritable(given, error) from error
     with file:
         try:
-            _lock(file, output_dir)
+            _lock(file, given)
             _write(file, _this_process())
         except OSError as error:
-            raise _unwritable(output_dir, error) from error
+            raise _unwritable(given, error) from error
         try:
             yield
         finally:
@@ -54,42 +54,32 @@ def held(output_dir: str | Path) -> Iterator[None]:
                 _write(file, "")
 
 
-def _lock(file: BinaryIO, output_dir: str | Path) -> None:
+def _lock(file: BinaryIO, given: str) -> None:
     try:
         fcntl.lockf(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
     except (PermissionError, BlockingIOError) as error:
+        file.seek(0)
+        holder = file.read().decode(errors="replace") or "one that has just started"
         raise ValueError(
-            f"OUTPUT_DIR {output_dir} is in use by another run: {_holder(file)}. Wait for it, end "
-            "it, or choose another OUTPUT_DIR"
+            f"{given} is in use by another run: {holder}. Wait for it, end it, or choose another "
+            "folder"
         ) from error
     except OSError as error:
         if error.errno not in _NO_LOCKS:
             raise
-        logger.warning("%s is on a file system without locks: no second run is refused", output_dir)
+        logger.warning("%s is on a file system without locks: no second run is refused", given)
 
 
 def _this_process() -> str:
     since = datetime.now().astimezone().isoformat(timespec="seconds")
     command = shlex.join(sys.orig_argv)
-    run = {"host": socket.gethostname(), "pid": os.getpid(), "command": command, "since": since}
-    return json.dumps(run)
-
-
-def _holder(file: BinaryIO) -> str:
-    """Who holds the lock, as they wrote; they may not have written yet."""
-    file.seek(0)
-    try:
-        run = json.loads(file.read())
-        return "process {pid} on {host}, since {since}: {command}".format(**run)
-    except (ValueError, KeyError):
-        return "one that has just started"
+    return f"process {os.getpid()} on {socket.gethostname()}, since {since}: {command}"
 
 
 def _write(file: BinaryIO, text: str) -> None:
     file.truncate(0)
-    file.write(text.encode())
+    file.write(text.encode(errors="backslashreplace"))
 
 
-def _unwritable(output_dir: str | Path, error: OSError) -> ValueError:
-    why = error.strerror or error
-    return ValueError(f"OUTPUT_DIR {output_dir} cannot be written to: {why}; choose another")
+def _unwritable(given: str, error: OSError) -> ValueError:
+    return ValueError(f"{given} cannot be written to: {error.strerror or error}; choose another")

@@ -47,7 +47,6 @@ if __name__ == "__main__":
     command_line.ends_early()
 
 from slowfast_patches.datasets.lists.class_names import named_classes
-from slowfast_patches.datasets.lists.csv_list import parse_separator
 from slowfast_patches.datasets.lists.list_warnings import repeated_videos
 from slowfast_patches.datasets.preparing.class_folders import (
     ClassFolders,
@@ -107,7 +106,6 @@ def parse_args(argv: list[str] | None = None) -> argparse.Namespace:
         parser.error(f"{source} needs --output")
     if args.json and args.output is None:
         parser.error("--json needs --output")
-    args.separator = parse_separator(args.separator)
     return args
 
 
@@ -156,12 +154,10 @@ def describe(found: ClassFolders) -> None:
     """Print what was found in the folders."""
     counts = ", ".join(f"{len(videos.videos)} in {videos.name}" for videos in found.lists)
     print(f"{found.folder}: {len(found.classes)} classes; videos: {counts}")
-    if found.ignored:
-        print(f"{len(found.ignored)} files are no videos, the first {found.ignored[0]}")
-    if found.nested:
+    if found.beside:
         print(
-            f"warning: {len(found.nested)} folders inside the folders of classes are not looked "
-            f"into: {first_few(found.nested)}; put their videos beside the others of the class",
+            f"warning: {len(found.beside)} files and folders beside the videos of a class are none "
+            f"and are not looked into: {first_few(found.beside)}",
             file=sys.stderr,
         )
 

@@ -16,7 +16,7 @@ import torch
 from slowfast_patches.config import load_recipe
 from slowfast_patches.config.recipe import Recipe
 from slowfast_patches.config.scale import as_overrides, scaled_lengths
-from slowfast_patches.datasets.demo.forms import write_charades_form, write_ssv2_form
+from slowfast_patches.datasets.demo.charades_form import write_charades_form
 from slowfast_patches.datasets.demo.synthetic import DemoSpec, make_demo_data
 from slowfast_patches.models.build import build_model
 from slowfast_patches.study.arms import Arm
@@ -110,7 +110,8 @@ def make_toy_inputs(folder: Path, arms: Mapping[Training, Arm], configs: Path, t
     the arms look for them.
     """
     make_demo_data(folder / "kinetics", _VIDEOS)
-    write_ssv2_form(folder / "kinetics", folder / "ssv2")
+    if not (folder / "ssv2").exists():
+        (folder / "ssv2").symlink_to("kinetics")  # which it reads as it reads prepared videos
     write_charades_form(folder / "kinetics", folder / "charades")
     for training, arm in arms.items():
         path = Path(arm.recipe.train.checkpoint_file_path)

@@ -192,10 +192,7 @@ def _claim(output: Path, spec: DemoSpec) -> None:
     wanted = {**asdict(spec), "version": VERSION}
     manifest = output / MANIFEST
     if manifest.exists():
-        try:
-            found = dict(json.loads(manifest.read_text()))
-        except (ValueError, TypeError) as error:
-            raise ValueError(f"{manifest} is damaged ({error}): delete it or the folder") from None
+        found = json.loads(manifest.read_text())
         keys = [key for key in wanted | found if found.get(key) != wanted.get(key)]
         if keys:
             what = ", ".join(f"{k} {found.get(k)} (now {wanted.get(k)})" for k in keys)

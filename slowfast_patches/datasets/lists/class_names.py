@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import json
+from collections import Counter
 from collections.abc import Sequence
 from pathlib import Path
+from typing import Any
 
 from slowfast_patches.datasets.lists.csv_list import read_utf8
 
@@ -26,22 +28,17 @@ def read_class_names(path: Path) -> tuple[str, ...]:
         ValueError: no such file, none of these, an empty name, or one that is there twice.
     """
     try:
-        text = read_utf8(path)
+        text, is_json = read_utf8(path), path.suffix.lower() == ".json"
+        names: Any = [line.strip() for line in text.rstrip().splitlines()]
+        if is_json:
+            names = json.loads(text, object_pairs_hook=lambda pairs: in_order(path, pairs))
     except OSError as error:
         raise ValueError(f"the class names {path} cannot be read: {error}") from error
-    lines = [line.strip() for line in text.rstrip().splitlines()]
-    names = _parse_json(path, text) if path.suffix.lower() == ".json" else lines
-    return in_order(path, [(name, number) for number, name in enumerate(names)])
-
-
-def _parse_json(path: Path, text: str) -> Sequence[str]:
-    try:
-        content = json.loads(text, object_pairs_hook=lambda pairs: in_order(path, pairs))
     except json.JSONDecodeError as error:
         raise ValueError(f"{path} is not JSON: {error}") from error
-    if isinstance(content, list | tuple) and all(isinstance(name, str) for name in content):
-        return content
-    raise ValueError(f"{path} is neither a list of names nor a mapping from name to number")
+    if not isinstance(names, list | tuple):
+        raise ValueError(f"{path} is neither a list of names nor a mapping from name to number")
+    return in_order(path, [(str(name), number) for number, name in enumerate(names)])
 
 
 def in_order(path: Path, classes: Sequence[tuple[str, object]]) -> tuple[str, ...]:
@@ -50,19 +47,12 @@ def in_order(path: Path, classes: Sequence[tuple[str, object]]) -> tuple[str, ..
     Raises:
         ValueError: there is none, one is empty or there twice, or they are not numbered from 0.
     """
-    named, last = dict[int, str](), len(classes) - 1
-    if not classes:
-        raise ValueError(f"{path} names no class")
-    for name, number in classes:
-        if isinstance(number, str) and number.isdecimal():
-            number = int(number)
-        if type(number) is not int or number in named or not 0 <= number <= last:
-            said = f"{len(classes)} classes are numbered from 0 to {last}, each once"
-            raise ValueError(f"{path}: {name!r} has number {number!r}; {said}")
-        if not name.strip():
-            raise ValueError(f"{path}: class {number} has an empty name")
-        if name in named.values():
-            first = next(n for n, other in named.items() if other == name)
-            raise ValueError(f"{path}: {name!r} is the name of two classes, {first} and {number}")
-        named[number] = name
-    return tuple(named[number] for number in range(len(named)))
+    numbers = [int(n) if isinstance(n, str) and n.isdecimal() else n for _, n in classes]
+    if not classes or any(number not in numbers for number in range(len(classes))):
+        last = len(classes) - 1
+        raise ValueError(f"{path}: its classes do not have the numbers 0 to {last}, each once")
+    names = tuple(classes[numbers.index(number)][0] for number in range(len(classes)))
+    for name, count in Counter(names).items():
+        if count > 1 or not name.strip():
+            raise ValueError(f"{path}: {name!r} is the name of {count} classes")
+    return names

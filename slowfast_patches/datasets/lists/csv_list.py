@@ -12,13 +12,10 @@ __all__ = [
     "csv_path",
     "missing_list",
     "outside",
-    "parse_separator",
     "read_csv",
     "read_utf8",
-    "what_is_wrong",
+    "split_line",
 ]
-
-_SEPARATORS = {" ": "space", "\t": "tab", ",": "comma", ";": "semicolon"}
 
 
 class LabelledVideo(NamedTuple):
@@ -48,76 +45,44 @@ def read_csv(
     """
     if not path.is_file():
         raise ValueError(missing_list(path))
-    separator = parse_separator(separator)
     folder, videos = Path(prefix) if prefix else path.parent, list[LabelledVideo]()
     for number, line in enumerate(read_utf8(path).splitlines(), start=1):
         if not line.strip():
             continue
-        where = f"{path}, line {number}"
-        if wrong := what_is_wrong(line, separator):
-            raise ValueError(f"{where}: {wrong}")
-        name, _, label = line.strip().rpartition(separator)
-        if int(label) >= num_classes:
-            raise ValueError(f"{where}: {outside(int(label), num_classes)}")
-        videos.append(LabelledVideo(str(folder / name.strip()), int(label)))
+        try:
+            name, label = split_line(line, separator)
+            if label >= num_classes:
+                raise ValueError(outside(label, num_classes))
+        except ValueError as error:
+            raise ValueError(f"{path}, line {number}: {error}") from None
+        videos.append(LabelledVideo(str(folder / name), label))
     if not videos:
         raise ValueError(f"{path}: no videos in the list")
     return videos
 
 
-def parse_separator(text: str) -> str:
-    """A separator as it can be typed: the two characters \\t are a tab.
-
-    Raises:
-        ValueError: it is empty.
-    """
-    if not text:
-        raise ValueError(
-            "DATA.PATH_LABEL_SEPARATOR (tools/prepare_data.py: --separator) is empty; give what "
-            "parts path and label in the lists, as ' '"
-        )
-    return text.replace("\\t", "\t")
-
-
-def what_is_wrong(line: str, separator: str) -> str | None:
-    """Why a line is no path and label; None if it is."""
-    if _parses(line, separator):
-        return None
-    wrong = (
-        f"{line.strip()!r} is not a path and a label, a whole number from 0, with a "
-        f"{_SEPARATORS.get(separator, 'separator')} ({separator!r}) between"
-    )
-    other = next((other for other in _SEPARATORS if _parses(line, other)), None)
-    if other is None:
-        return wrong
-    typed = other.replace("\t", "\\t")
-    return (
-        f"{wrong}; if a {_SEPARATORS[other]} parts path and label, set "
-        f"DATA.PATH_LABEL_SEPARATOR '{typed}' (tools/prepare_data.py: --separator)"
-    )
-
-
-def _parses(line: str, separator: str) -> bool:
+def split_line(line: str, separator: str) -> tuple[str, int]:
+    """The path and the label of a line; ValueError if it is not these two."""
+    separator = separator.replace("\\t", "\t")
     name, _, label = line.strip().rpartition(separator)
-    return bool(name.strip()) and label.strip().isdecimal()
+    if not name.strip() or not label.strip().isdecimal():
+        raise ValueError(
+            f"{line.strip()!r:.200} is not a path and a label, a whole number from 0, with "
+            f"{separator!r} between; what is between is DATA.PATH_LABEL_SEPARATOR "
+            "(tools/prepare_data.py: --separator)"
+        )
+    return name.strip(), int(label)
 
 
 def read_utf8(path: Path) -> str:
-    """The text of a file.
-
-    Raises:
-        ValueError: it is not UTF-8; with file, line and what to do.
-    """
+    """The text of a file; ValueError with file and line where it is not UTF-8."""
     content = path.read_bytes()
     try:
         return content.decode("utf-8-sig")
     except UnicodeDecodeError as error:
         line = content.count(b"\n", 0, error.start) + 1
-        likely = "utf-16" if content[:2] in (b"\xff\xfe", b"\xfe\xff") else "latin1"
-        raise ValueError(
-            f"{path}, line {line}: this is not UTF-8 (byte {content[error.start]:#04x}); convert "
-            f"the file, as by: iconv -f {likely} -t utf-8 {path.name} > new_{path.name}"
-        ) from None
+        said = "this is not UTF-8; convert the file, as by: iconv -f latin1 -t utf-8"
+        raise ValueError(f"{path}, line {line}: {said}") from None
 
 
 def missing_list(path: Path) -> str:

@@ -16,7 +16,7 @@ import zlib
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from functools import lru_cache
-from itertools import groupby, islice, pairwise
+from itertools import groupby
 from operator import itemgetter, lt
 from pathlib import Path
 from typing import NamedTuple
@@ -142,11 +142,14 @@ def read_frame_list(path: Path, *, prefix: str = "", num_classes: int, fps: floa
     Relative paths start from `prefix`, or from the list's own folder where that is empty.
 
     Raises:
-        ValueError: no such file, another header, or no frames; or, with file and line, a line with
+        ValueError: no such file, another header, or no frames; or, with file and video, a line with
             another number of fields, a video whose lines are not together, frame ids that do not
             ascend, labels that are no integers or outside [0, num_classes).
     """
-    names, paths, runs = _parsed(path, num_classes, _changed(path))
+    if not path.is_file():
+        raise ValueError(missing_list(path))
+    status = path.stat()
+    names, paths, runs = _parsed(path, num_classes, (status.st_mtime_ns, status.st_size))
     return FrameList(names, paths, runs, os.fspath(prefix or path.parent), fps)
 
 
@@ -154,30 +157,20 @@ def read_frame_list(path: Path, *, prefix: str = "", num_classes: int, fps: floa
 def _parsed(path: Path, num_classes: int, changed: object) -> tuple[Ragged, Ragged, Ragged]:
     """Names, paths and runs. The last two lists are kept, training's and validation's: a run looks
     at a list before it starts, and its data sets read it again."""
-    found, runs, before = dict[bytes, bytes](), list[list[Run]](), 0
+    found, runs = dict[bytes, bytes](), list[list[Run]]()
     for name, rows in _videos(path):
         try:
             if name in found:
-                raise _BadRowError(0, f"video {os.fsdecode(name)} appears again after another")
+                raise ValueError("its lines are not together")
             paths, labels = _columns(rows)
             runs.append(list(_runs(labels, num_classes)))
-        except _BadRowError as error:
-            line = _line_of(path, before + error.number)
-            raise ValueError(f"{path}, line {line}: {error}") from None
+        except ValueError as error:
+            raise ValueError(f"{path}, video {os.fsdecode(name)}: {error}") from None
         found[name] = zlib.compress(b"\n".join(paths), 1)
-        before += len(rows)
     if not found:
         raise ValueError(f"{path}: no frames in the list")
     names = (os.fsdecode(name).encode("utf-8", "surrogatepass") for name in found)
     return Ragged.of_bytes(names), Ragged.of_bytes(found.values()), _packed(runs)
-
-
-class _BadRowError(ValueError):
-    """What is wrong with the `number`-th frame of a video."""
-
-    def __init__(self, number: int, why: str) -> None:
-        super().__init__(why)
-        self.number = number
 
 
 def _decoded(name: bytes) -> str:
@@ -196,15 +189,8 @@ def is_header(line: str) -> bool:
     return " ".join(line.split()) in _HEADERS
 
 
-def _changed(path: Path) -> object:
-    """What differs when a file has changed."""
-    return (os.stat(path).st_mtime_ns, os.stat(path).st_size) if path.is_file() else None
-
-
 def _videos(path: Path) -> Iterator[tuple[bytes, list[list[bytes]]]]:
     """The name of each video and its lines, field by field; blank lines count for nothing."""
-    if not path.is_file():
-        raise ValueError(missing_list(path))
     if not is_header(line := first_line(path)):
         raise ValueError(f"{path}: the first line, {line!r:.100}, is not the header '{HEADER}'")
     with path.open("rb") as file:
@@ -217,47 +203,28 @@ def _videos(path: Path) -> Iterator[tuple[bytes, list[list[bytes]]]]:
 def _columns(rows: Sequence[Sequence[bytes]]) -> tuple[Sequence[bytes], Sequence[bytes]]:
     """Paths and labels of a video's frames, which are to be in their order."""
     if set(map(len, rows)) != {_FIELDS}:
-        number = next(n for n, row in enumerate(rows) if len(row) != _FIELDS)
-        raise _BadRowError(number, f"{len(rows[number])} fields, not the {_FIELDS} of '{HEADER}'")
+        raise ValueError(f"a line does not have the {_FIELDS} fields of '{HEADER}'")
     _, _, ids, paths, labels = zip(*rows, strict=True)
-    try:
-        numbers = list(map(int, ids))
-    except ValueError:
-        wrong = next(n for n, text in enumerate(ids) if not text.strip(b"-").isdigit())
-        said = f"frame_id {os.fsdecode(ids[wrong])!r} is not an integer"
-        raise _BadRowError(wrong, said) from None
+    numbers = list(map(int, ids))
     if not all(map(lt, numbers, numbers[1:])):
-        wrong = next(n for n, pair in enumerate(pairwise(numbers), start=1) if not lt(*pair))
-        said = f"frame_id {numbers[wrong]} comes after {numbers[wrong - 1]}"
-        raise _BadRowError(wrong, f"{said}; frames are listed in their order")
+        raise ValueError("its frame ids do not ascend")
     return paths, labels
 
 
-def _line_of(path: Path, number: int) -> int:
-    """The line, from 1, of the n-th frame, from 0, of a list."""
-    with path.open("rb") as lines:
-        filled = (line for line, content in enumerate(lines, start=1) if content.strip())
-        return next(islice(filled, number + 1, None))  # the first is the header's
-
-
 @lru_cache(maxsize=1 << 16)
-def _labels(field: bytes) -> tuple[int, ...] | None:
-    """What a label field stands for: '"3,5"' is (3, 5), '""' is (); None for what is none."""
+def _labels(field: bytes) -> tuple[int, ...]:
+    """What a label field stands for: '"3,5"' is (3, 5), '""' is ()."""
     quoted = len(field) >= 2 and field.startswith(_QUOTE) and field.endswith(_QUOTE)
     numbers = field[1:-1] if quoted else field
-    parts = numbers.split(b",") if numbers else []
-    return tuple(map(int, parts)) if all(part.isdigit() for part in parts) else None
+    return tuple(map(int, numbers.split(b","))) if numbers else ()
 
 
 def _runs(fields: Sequence[bytes], num_classes: int) -> Iterator[Run]:
     end = 0
     for field, group in groupby(fields):
         labels = _labels(field)
-        if labels is None:
-            said = f"labels {os.fsdecode(field)} are not integers with commas between, as"
-            raise _BadRowError(end, f'{said} "3,5" or ""')
-        if (label := max(labels, default=0)) >= num_classes:
-            raise _BadRowError(end, outside(label, num_classes))
+        if wrong := [label for label in labels if not 0 <= label < num_classes]:
+            raise ValueError(outside(wrong[0], num_classes))
         end += len(list(group))
         yield Run(end, labels)
 

@@ -20,19 +20,8 @@ from typing import Any
 
 from slowfast_patches.config.recipe import Recipe
 from slowfast_patches.datasets.lists.class_names import in_order
-from slowfast_patches.datasets.lists.csv_list import (
-    LabelledVideo,
-    parse_separator,
-    read_csv,
-    read_utf8,
-    what_is_wrong,
-)
-from slowfast_patches.datasets.lists.frame_list import (
-    HEADER,
-    first_line,
-    is_header,
-    read_frame_list,
-)
+from slowfast_patches.datasets.lists.csv_list import LabelledVideo, read_csv, read_utf8
+from slowfast_patches.datasets.lists.frame_list import first_line, is_header, read_frame_list
 from slowfast_patches.utils.tables import first_few
 
 __all__ = ["labels_file", "read_ssv2", "ssv2_classes", "ssv2_path", "webm_videos"]
@@ -72,13 +61,17 @@ def read_ssv2(recipe: Recipe, split: str) -> Sequence[Any]:
             raise ValueError(f"{said}; set DATA.PATH_TO_DATA_DIR to the folder that has one")
         return webm_videos(path, data.path_prefix, classes)
     prefix, separator = data.path_prefix, data.path_label_separator
-    if not _lists_frames(path, separator):
+    if not is_header(first_line(path)):
         return read_csv(path, prefix=prefix, separator=separator, num_classes=classes)
     file = labels_file(Path(data.path_to_data_dir), split)
     labels = _read_ids(file, classes)
     frames = read_frame_list(path, prefix=prefix, num_classes=classes, fps=float(data.target_fps))
     names = frames.video_names
-    _check_same(path, names, file, labels)
+    if odd := sorted(labels.keys() ^ names):
+        raise ValueError(
+            f"{path} lists {len(names)} videos and {file.name} {len(labels)}, which must be the "
+            f"same; in one of them alone: {first_few(odd)}"
+        )
     return frames.with_labels([labels[name] for name in names])
 
 
@@ -107,40 +100,24 @@ def ssv2_classes(folder: Path) -> tuple[str, ...] | None:
         ValueError: the file is wrong; says where.
     """
     path = folder / _NAME.format("labels")
-    if not path.is_file():
-        return None
-    return in_order(path, list(_read_classes(path, sys.maxsize).items()))
-
-
-def _lists_frames(path: Path, separator: str) -> bool:
-    """Whether a csv is a frame list; a list of videos otherwise.
-
-    Raises:
-        ValueError: its first line is that of neither.
-    """
-    line = first_line(path)
-    if is_header(line):
-        return True
-    is_frame = len(line.split()) == len(HEADER.split())
-    if (wrong := what_is_wrong(line, parse_separator(separator))) or is_frame:
-        header = f"the header of a frame list, '{HEADER}'"
-        raise ValueError(f"{path}: the first line is not {header}, nor a video: {wrong or line}")
-    return False
+    return (
+        in_order(path, list(_read_classes(path, sys.maxsize).items())) if path.is_file() else None
+    )
 
 
 def _read_ids(path: Path, num_classes: int) -> dict[str, int]:
     """The class of each video of a split, by its id."""
     file = path.with_name(_NAME.format("labels"))
     classes, labels = _read_classes(file, num_classes), dict[str, int]()
-    for number, entry in enumerate(_load(path, list, "a list of objects with id and template")):
-        where = f"{path}, entry {number}"
-        if not isinstance(entry, dict) or not {"id", "template"} <= entry.keys():
-            raise ValueError(f"{where}: {entry!r:.100} is not an object with id and template")
-        name, template = str(entry["id"]), _stripped(str(entry["template"]))
+    for number, entry in enumerate(_load(path, list)):
+        try:
+            name, template = str(entry["id"]), _stripped(str(entry["template"]))
+        except (KeyError, TypeError):
+            said = f"{entry!r:.100} is not an object with id and template"
+            raise ValueError(f"{path}, entry {number}: {said}") from None
         if template not in classes:
-            raise ValueError(f"{where} (id {name}): {file.name} has no template {template!r}")
-        if name in labels:
-            raise ValueError(f"{where}: id {name} is there twice")
+            said = f"{file.name} has no template {template!r}"
+            raise ValueError(f"{path}, entry {number} (id {name}): {said}")
         labels[name] = classes[template]
     if not labels:
         raise ValueError(f"{path}: no videos in it")
@@ -149,7 +126,7 @@ def _read_ids(path: Path, num_classes: int) -> dict[str, int]:
 
 def _read_classes(path: Path, num_classes: int) -> dict[str, int]:
     classes = dict[str, int]()
-    for template, number in _load(path, dict, "an object of templates and class numbers").items():
+    for template, number in _load(path, dict).items():
         if not str(number).isdecimal() or int(number) >= num_classes:
             said = f"{number!r} is not a class number below MODEL.NUM_CLASSES {num_classes}"
             raise ValueError(f"{path}, entry {template!r}: {said}")
@@ -157,28 +134,17 @@ def _read_classes(path: Path, num_classes: int) -> dict[str, int]:
     return classes
 
 
-def _load(path: Path, kind: type, called: str) -> Any:
+def _load(path: Path, kind: type) -> Any:
     if not path.is_file():
         raise ValueError(f"{path}: no such file; the json files belong together, in one folder")
-    text = read_utf8(path)
     try:
-        content = json.loads(text)
-    except ValueError as error:
-        raise ValueError(f"{path}: this is not JSON: {error}") from None
+        content = json.loads(read_utf8(path))
+    except json.JSONDecodeError as error:
+        raise ValueError(f"{path} is not JSON: {error}") from None
     if not isinstance(content, kind):
-        raise ValueError(f"{path}: not {called}")
+        raise ValueError(f"{path} is not a {kind.__name__} but a {type(content).__name__}")
     return content
 
 
 def _stripped(template: str) -> str:
     return template.replace("[", "").replace("]", "")
-
-
-def _check_same(csv: Path, names: Sequence[str], file: Path, labels: dict[str, int]) -> None:
-    """The list and the json file must have the same videos."""
-    unlisted, unlabelled = sorted(labels.keys() - names), sorted({*names} - labels.keys())
-    if unlisted or unlabelled:
-        said = f"{csv} lists {len(names)} videos, {file.name} has {len(labels)}"
-        lacks = f"; the list lacks {first_few(unlisted)}" if unlisted else ""
-        lacks += f"; {file.name} lacks {first_few(unlabelled)}" if unlabelled else ""
-        raise ValueError(said + lacks)

@@ -35,10 +35,8 @@ class ClassFolders:
     """In the order of their numbers."""
     lists: tuple[VideoList, ...]
     """train.csv, val.csv and test.csv."""
-    ignored: tuple[str, ...]
-    """Paths of the files that lie beside the videos and are none."""
-    nested: tuple[str, ...]
-    """Paths of the folders that lie beside the videos, and are not looked into."""
+    beside: tuple[str, ...]
+    """Paths of the files and folders that lie beside the videos and are none."""
 
 
 def find_classes(folder: Path, val_fraction: float | None = None) -> ClassFolders:
@@ -69,9 +67,7 @@ def find_classes(folder: Path, val_fraction: float | None = None) -> ClassFolder
         listed = ((n, p) for n, name in enumerate(classes) for p in found[split].get(name, ()))
         videos = [LabelledVideo(path, number) for number, path in listed]
         lists.append(VideoList(f"{split}.csv", folder, folder, videos))
-    nested = tuple(path for path in beside if os.path.isdir(path))
-    ignored = tuple(path for path in beside if path not in nested)
-    return ClassFolders(folder, classes, tuple(lists), ignored, nested)
+    return ClassFolders(folder, classes, tuple(lists), tuple(beside))
 
 
 def write_class_lists(found: ClassFolders, separator: str) -> None:
@@ -81,32 +77,30 @@ def write_class_lists(found: ClassFolders, separator: str) -> None:
         ValueError: a file of that name is there already and says something else, or a csv file
             cannot express a path.
     """
-    texts = dict[Path, str]()
+    texts = {found.folder / "classes.json": _format_classes(found.classes)}
     for videos in found.lists:
         rows = [(os.path.relpath(path, found.folder), label) for path, label in videos.videos]
         texts[found.folder / videos.name] = format_csv(rows, separator)
-    for path, text in texts.items():
-        _check_same(path, text)
-    write_classes(found.classes, found.folder)
-    for path, text in texts.items():
-        write_text(path, text)
+    _write_same(texts)
 
 
 def write_classes(classes: Sequence[str], folder: Path) -> None:
-    """Write classes.json: the number of each class by its name.
+    """Write classes.json: the number of each class by its name. Raises as `write_class_lists`."""
+    _write_same({folder / "classes.json": _format_classes(classes)})
 
-    Raises:
-        ValueError: there is another one already.
-    """
+
+def _format_classes(classes: Sequence[str]) -> str:
     numbers = {name: number for number, name in enumerate(classes)}
-    text = json.dumps(numbers, ensure_ascii=False, indent=2) + "\n"
-    _check_same(folder / "classes.json", text)
-    write_text(folder / "classes.json", text)
+    return json.dumps(numbers, ensure_ascii=False, indent=2) + "\n"
 
 
-def _check_same(path: Path, text: str) -> None:
-    if path.exists() and path.read_text(encoding="utf-8-sig") != text:
-        raise ValueError(f"{path} exists and says something else; move it away first")
+def _write_same(texts: Mapping[Path, str]) -> None:
+    """Write files; none where one is there already and says something else."""
+    for path, text in texts.items():
+        if path.exists() and path.read_text(encoding="utf-8-sig") != text:
+            raise ValueError(f"{path} exists and says something else; move it away first")
+    for path, text in texts.items():
+        write_text(path, text)
 
 
 def _folders(folder: Path) -> list[str]:
@@ -150,10 +144,8 @@ def _set_aside(folder: Path, classes: _Classes, fraction: float) -> dict[str, _C
     train, val = dict[str, list[str]](), dict[str, list[str]]()
     for name, paths in classes.items():
         count = min(len(paths) - 1, max(1, round(fraction * len(paths))))
-        chosen = set(sorted(paths, key=lot)[:count])
-        train[name] = [path for path in paths if path not in chosen]
-        if chosen:
-            val[name] = sorted(chosen)
-    if not val:
+        val[name] = sorted(sorted(paths, key=lot)[:count])
+        train[name] = sorted({*paths} - {*val[name]})
+    if not any(val.values()):
         raise ValueError(f"{folder}: no class has two videos, so that none can be set aside")
     return {"train": train, "val": val, "test": val}

@@ -10,7 +10,6 @@ lists, index   once all videos are done
 from __future__ import annotations
 
 import contextlib
-import errno
 import os
 import random
 import shutil
@@ -34,8 +33,8 @@ from slowfast_patches.datasets.preparing.report import Report, format_size
 from slowfast_patches.datasets.preparing.video_lists import VideoList, format_csv
 from slowfast_patches.datasets.reading.index import open_index
 from slowfast_patches.datasets.reading.scan import scan
-from slowfast_patches.datasets.reading.video_record import Kind, UnreadableVideoError
-from slowfast_patches.utils.files import write_text, written_whole
+from slowfast_patches.datasets.reading.video_record import UnreadableVideoError
+from slowfast_patches.utils.files import write_text
 from slowfast_patches.utils.machine import available_cores
 from slowfast_patches.utils.processes import Died, run_each
 from slowfast_patches.utils.tables import format_duration
@@ -45,7 +44,6 @@ __all__ = ["prepare"]
 _SAMPLE = 8
 _SAFETY = 1.1
 """A forecast is off by some percent: what does not fit lacks more room than that."""
-_NO_ROOM = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
 
 Results = dict[Source, Entry | str]
 """What became of each source: its prepared file, or the reason why there is none."""
@@ -77,7 +75,7 @@ def prepare(
     Raises:
         ValueError: `out` is not to be used (see `open_set`), the disk is too small, or a list has
             no video that can be read.
-        OSError: `out` cannot be written; a full disk says so. What is written is whole.
+        OSError: `out` cannot be written, as where the disk is full. What is written is whole.
     """
     workers = available_cores() if workers is None else workers
     if workers < 1:
@@ -127,34 +125,18 @@ def _prepare_all(jobs: Sequence[_Job], done: PreparedSet, workers: int) -> Resul
     """Do the jobs, a sample of them first; stop after it if the rest would not fit."""
     first = random.Random(0).sample(jobs, min(len(jobs), max(_SAMPLE, 2 * workers)))
     rest, results = [job for job in jobs if job not in set(first)], Results()
-    total, unreadable = sum(job.source.size for job in jobs), 0
-    bar = tqdm(desc="prepare", total=total, unit="B", unit_scale=True, disable=None)
-
-    def prepare(part: Sequence[_Job]) -> None:
-        nonlocal unreadable
-        with contextlib.closing(run_each(_prepare_one, part, workers)) as outcomes:
-            for job, made in outcomes:
-                result = "kills the process that reads it" if isinstance(made, Died) else made
-                if isinstance(result, Entry):
-                    done.add(result)
-                else:
-                    unreadable += 1
-                results[job.source] = result
-                state = f"{len(results)}/{len(jobs)} videos, {unreadable} unreadable"
-                bar.set_postfix_str(state, refresh=False)
-                bar.update(job.source.size)
-
-    try:
-        with bar:
-            prepare(first)
-            if rest:  # none of it is begun before there is room for it
+    total = sum(job.source.size for job in jobs)
+    with tqdm(desc="prepare", total=total, unit="B", unit_scale=True, disable=None) as bar:
+        for part in (first, rest):
+            if part is rest and rest:  # none of it is begun before there is room for it
                 bar.write(_check_room(results, [job.source.size for job in rest], done, workers))
-            prepare(rest)
-    except OSError as error:
-        if error.errno not in _NO_ROOM:
-            raise
-        why = f"no room is left ({error.strerror}); make room, and the same command continues"
-        raise OSError(f"{done.folder}: {why}") from None
+            with contextlib.closing(run_each(_prepare_one, part, workers)) as outcomes:
+                for job, made in outcomes:
+                    result = "kills the process that reads it" if isinstance(made, Died) else made
+                    results[job.source] = result
+                    if isinstance(result, Entry):
+                        done.add(result)
+                    bar.update(job.source.size)
     return results
 
 
@@ -171,7 +153,7 @@ def _check_room(results: Results, left: Sequence[int], done: PreparedSet, worker
     entries = [result for result in results.values() if isinstance(result, Entry)]
     seen = entries or list(done.entries.values())
     share = sum(left) / max(1, sum(entry.source_size for entry in seen))
-    size = share * sum(entry.size for entry in seen if not entry.linked)
+    size = share * sum(entry.size for entry in seen)
     seconds = share * sum(entry.seconds for entry in seen) / min(workers, len(left))
     free = shutil.disk_usage(done.folder).free
     forecast = (
@@ -196,13 +178,9 @@ def _prepare_one(job: _Job) -> Entry | str:
     try:
         record = scan(path, most)
         target.parent.mkdir(parents=True, exist_ok=True)
-        linked, psnr = False, None
-        if record.kind == Kind.PREPARED and min(record.video.width, record.video.height) <= side:
-            linked = _link(path, target)
-        else:
-            psnr = write_prepared(
-                path, record, target, short_side=side, floor=job.settings.psnr, max_pixels=most
-            )
+        psnr = write_prepared(
+            path, record, target, short_side=side, floor=job.settings.psnr, max_pixels=most
+        )
         written = target.stat().st_size
     except UnreadableVideoError as error:
         return str(error)
@@ -212,20 +190,7 @@ def _prepare_one(job: _Job) -> Entry | str:
     except Exception as error:  # a file may find any fault in a codec; the others go on
         return f"cannot be encoded: {type(error).__name__}: {error}"
     seconds = time.perf_counter() - start
-    frames = record.video.frames
-    return Entry(job.target, path, size, mtime_ns, frames, written, psnr, seconds, linked)
-
-
-def _link(source: str, target: Path) -> bool:
-    """Take over a file that is prepared already; whether that took no more than a link."""
-    target.unlink(missing_ok=True)
-    try:
-        os.link(os.path.realpath(source), target)
-    except OSError:  # another disk, or one without links
-        with open(source, "rb") as content, written_whole(target) as file:
-            shutil.copyfileobj(content, file)
-        return False
-    return True
+    return Entry(job.target, path, size, mtime_ns, record.video.frames, written, psnr, seconds)
 
 
 def _write_lists(

@@ -12,7 +12,7 @@ import json
 import os
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass, field, fields
 from pathlib import Path
 from typing import Any, TextIO
 
@@ -24,9 +24,8 @@ from slowfast_patches.utils.lock import held
 
 __all__ = ["Entry", "PreparedSet", "Settings", "Source", "open_set"]
 
-_JOURNAL = "prepared.jsonl"
-_LONGEST_NAME = 200
-"""Bytes of a source's name; with what is added to it, it stays below the usual limit of 255."""
+State = tuple[int, int]
+"""Bytes, and nanoseconds of the last modification; of a folder, over the JPEG files in it."""
 
 
 @dataclass(frozen=True)
@@ -55,8 +54,7 @@ class Source:
 
     path: str
     root: str
-    state: tuple[int, int] | None
-    """Bytes, and nanoseconds of the last modification; of a folder, over the JPEG files in it."""
+    state: State | None
 
     @classmethod
     def at(cls, path: str, root: Path) -> Source:
@@ -73,15 +71,7 @@ class Source:
     def name(self) -> str:
         """Where it lies in its root. Of one outside, the part of the path that differs."""
         parts = [p for p in Path(os.path.relpath(self.path, self.root)).parts if p != ".."]
-        parts = parts or [Path(self.path).name or "root"]  # a folder that is above the root, or it
-        if len(os.fsencode(parts[-1])) > _LONGEST_NAME:
-            cut = os.fsencode(parts[-1])[:_LONGEST_NAME].decode(errors="ignore")
-            parts[-1] = f"{cut}~{self.digest}"
-        return "/".join(parts)
-
-    @property
-    def digest(self) -> str:
-        return hashlib.sha256(os.fsencode(self.path)).hexdigest()[:8]
+        return "/".join(parts) or "root"  # a folder of frames that is above the root, or it
 
 
 @dataclass(frozen=True)
@@ -95,16 +85,14 @@ class Entry:
     source_mtime_ns: int
     frames: int
     size: int
-    psnr: float | None
-    """dB of the luma of the worst frame; None of a source that was prepared already."""
+    psnr: float
+    """dB of the luma of the worst frame."""
     seconds: float
     """That one process took."""
-    linked: bool
-    """Whether it shares its bytes on the disk with its source."""
 
     @property
-    def state(self) -> tuple[int, int]:
-        """The source's, as `Source` has it."""
+    def state(self) -> State:
+        """The source's."""
         return self.source_size, self.source_mtime_ns
 
 
@@ -119,14 +107,14 @@ class PreparedSet:
 
     def target_of(self, source: Source) -> str:
         """Where the source's prepared file lies; no other source, of this run or of earlier ones,
-        has the same."""
+        has the same. A source that has moved keeps its own."""
         plain = f"videos/{source.name}.mp4"
         entry = self.entries.get(plain)
-        moved = entry and entry.state == source.state and not os.path.exists(entry.source)
-        is_free = entry is None or entry.source == source.path or moved
+        is_free = entry is None or source.path == entry.source or source.state == entry.state
         if is_free and self._taken.setdefault(plain, source.path) == source.path:
             return plain
-        return f"videos/{source.name}~{source.digest}.mp4"
+        digest = hashlib.sha256(os.fsencode(source.path)).hexdigest()[:8]
+        return f"videos/{source.name}~{digest}.mp4"
 
     def kept(self, target: str, source: Source) -> Entry | None:
         """The entry of a file that is whole and was made from the source as it is now, or as it was
@@ -134,15 +122,13 @@ class PreparedSet:
         entry = self.entries.get(target)
         if entry is None or source.state not in (entry.state, None):
             return None
-        try:
-            return entry if os.stat(self.folder / target).st_size == entry.size else None
-        except OSError:
-            return None
+        status = _state(str(self.folder / target))
+        return entry if status and status[0] == entry.size else None
 
     def add(self, entry: Entry) -> None:
         """Note that a file is whole."""
-        self.note(asdict(entry))
         self.entries[entry.target] = entry
+        self.note(asdict(entry))
 
     def note(self, line: dict[str, Any]) -> None:
         """Write a line of the journal."""
@@ -156,17 +142,26 @@ def open_set(folder: Path, settings: Settings, lists: Sequence[VideoList]) -> It
     left half-written is removed.
 
     Raises:
-        ValueError: another run writes it, it was made with other settings or from other
-            lists, or it has a list that was not made here.
+        ValueError: another run writes it, it was made with other settings, or there are lists that
+            were not made here.
     """
     with held(folder, "--output"):
-        lines = _read_lines(folder / _JOURNAL)
-        heads = _check_heads(folder, lines, settings, lists)
-        entries = {line["target"]: Entry(**line) for line in lines if "target" in line}
-        with (folder / _JOURNAL).open("a", encoding="utf-8") as journal:
-            prepared = PreparedSet(folder, entries, journal)
-            for line in heads:
-                prepared.note(line)
+        path, how = folder / "prepared.jsonl", {"format": TAG, **asdict(settings)}
+        del how["max_frame_pixels"]
+        lines = _read_lines(path)
+        made = next((line["settings"] for line in lines if "settings" in line), None)
+        if made not in (None, how):
+            what = ", ".join(f"{key} {made.get(key)} (now {how[key]})" for key in how)
+            raise ValueError(f"{folder} was prepared with {what}; choose another folder")
+        for name in (videos.name for videos in lists if made is None):
+            if (folder / name).exists():
+                raise ValueError(f"{folder / name} was not made here; choose another folder")
+        names = [one.name for one in fields(Entry)]
+        entries = [Entry(**{n: line[n] for n in names}) for line in lines if line.get("psnr")]
+        with path.open("a", encoding="utf-8") as journal:
+            prepared = PreparedSet(folder, {entry.target: entry for entry in entries}, journal)
+            if made is None:
+                prepared.note({"settings": how})
             _remove_temporaries(folder)
             try:
                 yield prepared
@@ -174,45 +169,13 @@ def open_set(folder: Path, settings: Settings, lists: Sequence[VideoList]) -> It
                 _remove_temporaries(folder)
 
 
-def _check_heads(
-    folder: Path, lines: Sequence[dict[str, Any]], settings: Settings, lists: Sequence[VideoList]
-) -> list[dict[str, Any]]:
-    """Lines that the journal lacks of how the set is made, and from what; ValueError if it says
-    otherwise."""
-    how = {"format": TAG, **asdict(settings)}
-    del how["max_frame_pixels"]
-    made = next((line["settings"] for line in lines if "settings" in line), None)
-    if made not in (None, how):
-        what = ", ".join(f"{key} {made.get(key)} (now {how[key]})" for key in how)
-        raise ValueError(f"{folder} was prepared with {what}; choose another folder")
-    origins = {line["list"]: line["origin"] for line in lines if "list" in line}
-    for videos in lists:
-        path, origin = folder / videos.name, origins.get(videos.name)
-        if origin is None and path.exists():
-            raise ValueError(f"{path} exists and was not made here; choose another folder")
-        if origin not in (None, str(videos.origin)) and os.path.exists(str(origin)):
-            raise ValueError(f"{path} was made from {origin}; choose another folder")
-    heads: list[dict[str, Any]] = [{"settings": how}] if made is None else []
-    now = ({"list": videos.name, "origin": str(videos.origin)} for videos in lists)
-    return heads + [line for line in now if origins.get(line["list"]) != line["origin"]]
-
-
 def _read_lines(path: Path) -> list[dict[str, Any]]:
-    """The lines of a journal; an unfinished last one is cut off."""
-    if not path.exists():
-        return []
-    data = path.read_bytes()
+    """The lines of a journal; what a kill left of the last one is cut off."""
+    data = path.read_bytes() if path.exists() else b""
     whole = data[: data.rfind(b"\n") + 1]
     if len(whole) < len(data):
         os.truncate(path, len(whole))
-    lines = list[dict[str, Any]]()
-    for number, line in enumerate(whole.splitlines(), start=1):
-        try:
-            lines.append(dict(json.loads(line)))
-        except (ValueError, TypeError):
-            said = "damaged; delete that line, and its video is prepared anew"
-            raise ValueError(f"{path}, line {number}: {said}") from None
-    return lines
+    return [json.loads(line) for line in whole.splitlines()]
 
 
 def _remove_temporaries(folder: Path) -> None:
@@ -221,7 +184,7 @@ def _remove_temporaries(folder: Path) -> None:
         path.unlink(missing_ok=True)
 
 
-def _state(path: str) -> tuple[int, int] | None:
+def _state(path: str) -> State | None:
     try:
         status = os.stat(path)
         if not os.path.isdir(path):

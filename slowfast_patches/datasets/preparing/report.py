@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import shlex
-import statistics
 from collections.abc import Sequence
 from dataclasses import dataclass
 from itertools import chain
@@ -38,7 +37,7 @@ class Report:
         """Of a config, to train with."""
         keys = {"DATA.PATH_TO_DATA_DIR": str(self.folder), "DATA.PATH_PREFIX": ""}
         if self.separator != " ":
-            keys["DATA.PATH_LABEL_SEPARATOR"] = self.separator.replace("\t", "\\t")
+            keys["DATA.PATH_LABEL_SEPARATOR"] = self.separator
         return {**keys, "MODEL.NUM_CLASSES": self.classes}
 
     def to_json(self) -> dict[str, Any]:
@@ -60,33 +59,23 @@ class Report:
 
 def format_report(report: Report) -> str:
     """A table of what was done, the videos that could not be read, and how to train on it."""
-    parts = [tabulate(_rows(report), colalign=("left", "right"), disable_numparse=True)]
+    rows = [
+        ("videos", f"{len(report.entries):,}"),
+        ("of these from earlier runs", f"{report.kept:,}"),
+        ("unreadable, left out", f"{len(report.unreadable):,}"),
+        ("frames", f"{report.sum('frames'):,}"),
+        ("source", format_size(report.sum("source_size"))),
+        ("prepared", format_size(report.sum("size"))),
+        ("luma PSNR of the worst frame", f"{min(e.psnr for e in report.entries):.1f} dB"),
+        ("time of this run", format_duration(report.seconds)),
+    ]
+    parts = [tabulate(rows, colalign=("left", "right"), disable_numparse=True)]
     if bad := report.unreadable:
         lines = [f"{len(bad)} videos cannot be read and are in no list (unreadable.txt has all):"]
         lines += [f"  {path}: {reason}" for path, reason in bad[:_MOST_REASONS]]
         parts.append("\n".join(lines))
     pairs = shlex.join(str(part) for part in chain(*report.keys.items()))
     return "\n\n".join([*parts, f"To train on it, give: {pairs}"])
-
-
-def _rows(report: Report) -> list[tuple[str, str]]:
-    entries, frames, seconds = report.entries, report.sum("frames"), report.sum("seconds")
-    source, size = report.sum("source_size"), report.sum("size")
-    worst = [entry.psnr for entry in entries if entry.psnr is not None]
-    quality = [("median", statistics.median(worst)), ("lowest", min(worst))] if worst else []
-    return [
-        ("videos", f"{len(entries):,}"),
-        ("of these from earlier runs", f"{report.kept:,}"),
-        ("unreadable, left out", f"{len(report.unreadable):,}"),
-        ("frames", f"{frames:,}"),
-        ("source", format_size(source)),
-        ("prepared", format_size(size)),
-        ("prepared / source", f"{size / max(1, source):.2f}"),
-        *((f"luma PSNR of a video's worst frame, {name}", f"{db:.1f} dB") for name, db in quality),
-        ("frames per second and process", f"{frames / max(seconds, 1e-9):.0f}"),
-        ("time of all processes", format_duration(seconds)),
-        ("time of this run", format_duration(report.seconds)),
-    ]
 
 
 def format_size(size: float) -> str:

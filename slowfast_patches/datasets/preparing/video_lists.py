@@ -8,7 +8,7 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from slowfast_patches.datasets.lists.csv_list import LabelledVideo, read_csv
+from slowfast_patches.datasets.lists.csv_list import LabelledVideo, read_csv, split_line
 from slowfast_patches.datasets.lists.ssv2_list import labels_file, ssv2_classes, webm_videos
 
 __all__ = ["VideoList", "format_csv", "read_lists", "read_ssv2_lists"]
@@ -70,11 +70,11 @@ def format_csv(rows: Iterable[tuple[str, int]], separator: str) -> str:
     Raises:
         ValueError: a path that would not be read back as it is.
     """
-    lines = list[str]()
+    lines, between = list[str](), separator.replace("\\t", "\t")
     for path, label in rows:
-        line = f"{path}{separator}{label}"
+        line = f"{path}{between}{label}"
         encodable = line.encode(errors="ignore").decode() == line
-        if not encodable or len(line.splitlines()) != 1 or line.strip() != line:
+        if not encodable or line.splitlines() != [line] or split_line(line, between)[0] != path:
             raise ValueError(f"{path!r}: a csv file cannot express this name; rename the file")
         lines.append(line + "\n")
     return "".join(lines)

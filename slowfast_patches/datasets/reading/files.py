@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import mmap
 import os
 import stat
 import struct
@@ -50,8 +49,6 @@ _RAISED = (
 _JPEG = (".jpg", ".jpeg")
 _FFMPEG_PIXELS = 2**31 - 1
 """The largest bound that it takes; its own is lower."""
-_PLAYLISTS = {b"ffconcat version": "concat", b"#EXTM3U": "HLS", b"<MPD": "DASH"}
-"""By what is in their first lines."""
 _FRAME_HEADERS = frozenset(range(0xC0, 0xD0)) - {0xC4, 0xC8, 0xCC}
 _WITHOUT_LENGTH = frozenset([0x00, 0x01, *range(0xD0, 0xDA), 0xFF])
 _JPEG_BEGIN = b"\xff\xd8"
@@ -95,8 +92,11 @@ def open_video(
             stream_options=cast(list[str], [{"skip_frame": "all"}] * streams) or None,
             metadata_errors="replace",
         )
+    except av.ArgumentError as error:
+        said = "is none of the formats that hold a video (see docs/data.md)"
+        raise UnreadableVideoError(f"cannot be opened: {said}") from error
     except (av.FFmpegError, OSError, ValueError) as error:
-        raise UnreadableVideoError(_refused(path, error)) from error
+        raise UnreadableVideoError(f"cannot be opened: {_reason(error)}") from error
     with container:
         if not container.streams.video:
             raise UnreadableVideoError("has no video stream")
@@ -113,30 +113,14 @@ def open_video(
 
 
 def check_regular(path: str) -> None:
-    """Raise UnreadableVideoError unless `path` is a file that holds something: a pipe or a device
-    would be waited for, perhaps for ever."""
+    """Raise UnreadableVideoError unless `path` is a regular file: a pipe or a device would be
+    waited for, perhaps for ever."""
     try:
-        status = os.stat(path)
+        is_regular = stat.S_ISREG(os.stat(path).st_mode)
     except (OSError, ValueError) as error:
         raise UnreadableVideoError(f"cannot be opened: {_reason(error)}") from error
-    if not stat.S_ISREG(status.st_mode):
-        kind = "a folder" if stat.S_ISDIR(status.st_mode) else "not a regular file"
-        raise UnreadableVideoError(f"cannot be opened: is {kind}")
-    if status.st_size == 0:
-        raise UnreadableVideoError("cannot be opened: the file is empty")
-
-
-def _refused(path: str, error: Exception) -> str:
-    """Why a regular file is not opened."""
-    head = b""
-    with contextlib.suppress(OSError), open(path, "rb") as file:
-        head = file.read(1 << 12)
-    playlist = next((name for mark, name in _PLAYLISTS.items() if mark in head), None)
-    if playlist:
-        return f"cannot be opened: is a playlist ({playlist}), not a video; list its videos"
-    if isinstance(error, av.ArgumentError):
-        return "cannot be opened: is none of the formats that hold a video (see docs/data.md)"
-    return f"cannot be opened: {_reason(error)}"
+    if not is_regular:
+        raise UnreadableVideoError("cannot be opened: is not a regular file")
 
 
 def check_pixels(width: int, height: int, max_pixels: int) -> None:
@@ -160,9 +144,7 @@ def read_jpeg(
     Raises:
         UnreadableVideoError: it is none, or not all of one, or has more than `max_pixels`.
     """
-    with open(_checked(folder, name), "rb") as file:
-        content = file.read()
-    image = None
+    content, image = _content(folder, name), None
     if content.startswith(_JPEG_BEGIN) and content.rstrip(b"\0").endswith(_JPEG_END):
         check_pixels(*_sides(content), max_pixels)
         buffer = np.frombuffer(content, np.uint8)
@@ -173,24 +155,21 @@ def read_jpeg(
 
 
 def jpeg_size(folder: str, name: str, *, max_pixels: int = MAX_PIXELS) -> tuple[int, int]:
-    """Width and height of the picture in a JPEG file, of which no more than its head is read.
+    """Width and height of the picture in a JPEG file, by its head.
 
     Raises:
         UnreadableVideoError: it is none, or has more than `max_pixels`.
     """
-    with (
-        readable(),
-        open(_checked(folder, name), "rb") as file,
-        mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ) as content,
-    ):
-        width, height = _sides(content) if content[:2] == _JPEG_BEGIN else (0, 0)
+    with readable():
+        content = _content(folder, name)
+        width, height = _sides(content) if content.startswith(_JPEG_BEGIN) else (0, 0)
     if not width or not height:
         raise UnreadableVideoError(f"cannot be decoded: {name} is not a JPEG")
     check_pixels(width, height, max_pixels)
     return width, height
 
 
-def _sides(jpeg: bytes | mmap.mmap) -> tuple[int, int]:
+def _sides(jpeg: bytes) -> tuple[int, int]:
     """Width and height by the frame header (ITU-T T.81, B.2.2); 0 without one.
 
     A library that opens the picture for it takes a third of the time of decoding it.
@@ -205,14 +184,14 @@ def _sides(jpeg: bytes | mmap.mmap) -> tuple[int, int]:
     return 0, 0
 
 
-def _checked(folder: str, name: str) -> str:
-    """The path of a file of a folder, which is none that would be waited for."""
+def _content(folder: str, name: str) -> bytes:
     path = os.path.join(folder, name)
     try:
         check_regular(path)
     except UnreadableVideoError as error:
         raise UnreadableVideoError(f"{name} {error}") from None
-    return path
+    with open(path, "rb") as file:
+        return file.read()
 
 
 def _reason(error: Exception) -> str:

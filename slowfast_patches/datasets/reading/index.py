@@ -2,8 +2,8 @@
 
 It lies in a file beside the list, or in the user's cache folder. What it says of a video holds as
 long as the video's size and time of modification do; what is new, has changed, or could not be read
-is scanned. The file is an npz of plain arrays; a damaged one, or one of another version, is built
-anew.
+is scanned, unless it killed the process that tried. The file is an npz of plain arrays; a damaged
+one, or one of another version, is built anew.
 """
 
 from __future__ import annotations
@@ -13,7 +13,6 @@ import hashlib
 import logging
 import os
 import stat
-import sys
 import time
 from collections.abc import Iterable, Sequence
 from concurrent.futures import ThreadPoolExecutor
@@ -26,7 +25,7 @@ from tqdm import tqdm
 
 from slowfast_patches.datasets.reading.files import MAX_PIXELS, frame_files
 from slowfast_patches.datasets.reading.ragged import Ragged
-from slowfast_patches.datasets.reading.scan import FEW, KILLER, scan_each
+from slowfast_patches.datasets.reading.scan import KILLER, scan_each
 from slowfast_patches.datasets.reading.video_record import Kind, UnreadableVideoError, VideoRecord
 from slowfast_patches.utils.distributed import from_main
 from slowfast_patches.utils.files import written_whole
@@ -39,8 +38,6 @@ _VERSION = 2
 """To be raised when the arrays change, or what `scan` finds in the same file."""
 _UNREADABLE = -1
 """In the place of a kind."""
-_SAVE_EVERY = 60.0
-"""Seconds of scanning after which what was found is saved."""
 _SHOWN = 3
 """Unreadable videos that the log names."""
 _THREADS, _CHUNK = 32, 256
@@ -58,6 +55,10 @@ class Entry(NamedTuple):
     @property
     def is_readable(self) -> bool:
         return self.kind != _UNREADABLE
+
+    @property
+    def kills(self) -> bool:
+        return self.content == KILLER.encode()
 
 
 class VideoIndex:
@@ -110,48 +111,29 @@ def _open(csv: Path, paths: Sequence[str], workers: int | None, max_pixels: int)
     status = dict(zip(path_of, _status(list(path_of.values())), strict=True))
     files, known = _load_all(csv), dict[str, Entry]()
     for entries in files.values():
-        known |= {n: e for n, e in entries.items() if e.is_readable and e[:2] == status.get(n)}
+        kept = {n: e for n, e in entries.items() if e.is_readable or e.kills}
+        known |= {name: entry for name, entry in kept.items() if entry[:2] == status.get(name)}
     left = {path: name for name, path in path_of.items() if name not in known}
-    guarded = any(e.content == KILLER.encode() for es in files.values() for e in es.values())
-    each = scan_each(list(left), workers=workers, guarded=guarded, max_pixels=max_pixels)
-    with contextlib.closing(each):
-        found = ((left[path], _entry(status[left[path]], record)) for path, record in each)
-        _complete(csv, known, found, len(left))
+    logger.info("index of %s: %d videos to scan", csv, len(left))
+    each = scan_each(list(left), workers=workers, max_pixels=max_pixels)
+    bar = tqdm(desc=f"index of {csv.name}", total=len(left), unit="video", disable=None)
+    try:
+        with contextlib.closing(each), bar:
+            for path, record in each:
+                known[left[path]] = _entry(status[left[path]], record)
+                bar.update()
+    except BaseException:
+        _save(csv, known)
+        raise
     file = next((file for file, entries in files.items() if entries == known), None)
     file = file or _save(csv, known)
     logger.info(
-        "index of %s: %d videos, %d of them scanned, in %.1f s; it is in %s",
-        *(csv, len(known), len(left), time.monotonic() - began, file or "no file"),
+        "index of %s: %d videos, found in %.1f s; it is in %s",
+        *(csv, len(known), time.monotonic() - began, file or "no file"),
     )
     index = VideoIndex([known[name] for name in names], paths)
     _report(csv, index, file or index_files(csv)[0])
     return index
-
-
-def _complete(
-    csv: Path, known: dict[str, Entry], found: Iterable[tuple[str, Entry]], count: int
-) -> None:
-    """Make known what is found, of so many videos; it is saved from time to time, and where it is
-    interrupted."""
-    terminal, saved = sys.stderr.isatty(), time.monotonic()
-    bar = tqdm(
-        total=count,
-        desc=f"index of {csv.name}",
-        unit="video",
-        mininterval=0.2 if terminal else 30.0,
-        disable=not count or not (terminal or count > FEW),
-    )
-    try:
-        with bar:
-            for name, entry in found:
-                known[name] = entry
-                bar.update()
-                if time.monotonic() - saved > _SAVE_EVERY:
-                    _save(csv, known)
-                    saved = time.monotonic()
-    except BaseException:
-        _save(csv, known)
-        raise
 
 
 def _entry(status: tuple[int, int], found: VideoRecord | str) -> Entry:

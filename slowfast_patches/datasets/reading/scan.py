@@ -33,7 +33,7 @@ __all__ = ["FEW", "KILLER", "scan", "scan_each"]
 
 FEW = 64
 """Fewer videos are scanned by this process before others have started, which takes 1 to 2 s."""
-KILLER = "cannot be scanned: the process that tried was killed, twice"
+KILLER = "cannot be scanned: the process that tried was killed, twice; it is not tried again"
 """The reason of a video that no process survives."""
 
 _TRUSTED = {"mov,mp4,m4a,3gp,3g2,mj2", "matroska,webm"}
@@ -68,18 +68,16 @@ def scan(path: str, max_pixels: int = MAX_PIXELS) -> VideoRecord:
 
 
 def scan_each(
-    paths: Sequence[str], *, workers: int | None = None, guarded: bool = False, max_pixels: int
+    paths: Sequence[str], *, workers: int | None = None, max_pixels: int
 ) -> Generator[tuple[str, VideoRecord | str]]:
     """(path, what `scan` finds or why it cannot) of every path, in no certain order.
 
-    Few videos are scanned by this process, unless `guarded`; else by `workers` processes, as many
-    as there are cores if that is None. A video that kills the process that scans it is unreadable.
+    Few videos are scanned by this process; else by `workers` processes, as many as there are cores
+    if that is None. A video that kills the process that scans it is unreadable.
     """
     jobs = [(path, max_pixels) for path in paths]
-    if len(jobs) < FEW and not guarded:
-        yield from ((path, _try_scan((path, bound))) for path, bound in jobs)
-        return
-    each = run_each(_try_scan, jobs, workers or available_cores(), jobs_per_worker=4)
+    others = 0 if len(jobs) < FEW else workers or available_cores()
+    each = run_each(_try_scan, jobs, others, jobs_per_worker=4)
     with contextlib.closing(each):
         for (path, _), found in each:
             yield path, KILLER if isinstance(found, Died) else found

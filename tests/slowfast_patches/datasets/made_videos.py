@@ -67,3 +67,15 @@ def write_ssv2_json(folder: Path, **files: object) -> None:
     """Something-Something's json files: labels, train, validation."""
     for name, content in files.items():
         (folder / f"something-something-v2-{name}.json").write_text(json.dumps(content))
+
+
+def rows(csv: Path, separator: str = " ") -> list[tuple[str, int]]:
+    """Paths and labels of a list."""
+    lines = [line.rpartition(separator) for line in csv.read_text(encoding="utf-8").splitlines()]
+    return [(name, int(label)) for name, _, label in lines]
+
+
+def times(out: Path) -> dict[str, int]:
+    """When each file of a prepared set was written."""
+    found = (path for path in (out / "videos").rglob("*") if path.is_file())
+    return {str(path.relative_to(out)): path.stat().st_mtime_ns for path in found}

@@ -17,8 +17,8 @@ from tests.slowfast_patches.datasets.made_videos import (
     write_video,
 )
 
-CASES = 500
-LIMIT = 500.0
+CASES = 240
+LIMIT = 300.0
 """Seconds for all of them."""
 
 

@@ -139,23 +139,13 @@ def test_the_test_split_is_test_csv_or_else_val_csv(tmp_path, dataset):
     assert list_path(cfg, "val") == tmp_path / "val.csv"
 
 
-@pytest.mark.parametrize("line", ["video frame path labels", "7 0 0 7/1.jpg 5", "a.mp4,0"])
-def test_a_csv_that_is_neither_is_refused(tmp_path, line):
-    write_ssv2(tmp_path)
-    (tmp_path / "train.csv").write_text(f"{line}\n")
-    for function in (read_list, count_list):
-        with pytest.raises(ValueError, match=f"train.csv: the first line.*'{HEADER}'"):
-            function(config(tmp_path, "ssv2"), "train")
-
-
 def test_a_list_and_a_json_of_other_videos_are_refused_with_both_counts(tmp_path):
     write_ssv2(tmp_path)
     lines = [f'{name} 0 0 {name}.jpg ""\n' for name in (7, 100, 101, 102, 103)]
     (tmp_path / "train.csv").write_text(f"{HEADER}\n{''.join(lines)}")
     with pytest.raises(
         ValueError,
-        match=r"train.csv lists 5 videos, something-something-v2-train.json has 2; "
-        r"the list lacks 12; something-something-v2-train.json lacks 100, 101, 102 and 1 more",
+        match=r"train.csv lists 5 videos and .*-train.json 2, .*: 100, 101, 102 and 2 more",
     ):
         read_list(config(tmp_path, "ssv2"), "train")
 
@@ -163,7 +153,8 @@ def test_a_list_and_a_json_of_other_videos_are_refused_with_both_counts(tmp_path
 @pytest.mark.parametrize(
     ("file", "content", "said"),
     [
-        ("train", "[", r"train.json: this is not JSON: Expecting"),
+        ("train", "[", r"train.json is not JSON: Expecting"),
+        ("train", {}, "train.json is not a list"),
         ("train", [{"id": 1}], r"train.json, entry 0: .* not an object with id and template"),
         (
             "train",
@@ -247,7 +238,7 @@ def test_charades_names_its_classes_a_line_each(tmp_path):
     names = ("Holding some clothes", "Putting clothes somewhere", "Taking")
     assert class_names(config(tmp_path, "charades")) == names
     path.write_text("c000 Holding\nc002 Taking\nc001 Holding\n")
-    with pytest.raises(ValueError, match=r"'Holding' is the name of two classes, 0 and 1$"):
+    with pytest.raises(ValueError, match=r"'Holding' is the name of 2 classes$"):
         class_names(config(tmp_path, "charades"))
     path.write_text("c000 Holding\nHolding some clothes\n")
     with pytest.raises(ValueError, match=r"classes.txt, line 2: .* is not 'c000 name'"):
@@ -268,14 +259,12 @@ def test_a_data_set_of_ones_own_has_lists_as_kinetics(tmp_path, monkeypatch):
 # What is odd about a list.
 
 
-def test_repeated_videos_are_named_with_their_lines_and_labels(tmp_path):
+def test_repeated_videos_are_named_once(tmp_path):
     path, cfg = tmp_path / "train.csv", config(tmp_path, "kinetics", "MODEL.NUM_CLASSES", 4)
     path.write_text("a.mp4 0\n\nb.mp4 1\nc.mp4 2\na.mp4 0\nb.mp4 3\na.mp4 0\n")
-    same, differing = list_warnings(cfg, "train", read_list(cfg, "train"))
-    assert same.startswith(f"{path}: 1 video(s) are listed more than once with one label")
-    assert same.endswith(f": {tmp_path}/a.mp4 in lines 1, 5 and 7")
-    assert differing.startswith(f"{path}: 1 video(s) are listed with different labels")
-    assert differing.endswith(f": {tmp_path}/b.mp4 in lines 3 (label 1) and 6 (label 3)")
+    (said,) = list_warnings(cfg, "train", read_list(cfg, "train"))
+    assert said.startswith(f"{path}: 2 video(s) are listed more than once")
+    assert said.endswith(f": {tmp_path}/a.mp4 (3 times) and {tmp_path}/b.mp4 (2 times)")
 
 
 @pytest.mark.parametrize(("rank", "times"), [("0", 1), ("1", 0)])
@@ -300,5 +289,5 @@ def test_of_two_processes_one_says_it(
     for split in ("train", "val"):
         assert run_module._count_videos(cfg, split) == len(lines) + 1
     said = [record.getMessage() for record in caplog.records]
-    assert sum("in lines 3 and 9" in text for text in said) == 2 * times
+    assert sum("(2 times)" in text for text in said) == 2 * times
     assert sum("1 of MODEL.NUM_CLASSES 9 classes" in text for text in said) == times

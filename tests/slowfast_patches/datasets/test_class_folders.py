@@ -1,0 +1,102 @@
+"""Folders named after classes: their lists, the videos set aside, and what does not serve."""
+
+import json
+from pathlib import Path
+
+import pytest
+
+from tests.slowfast_patches.datasets.made_videos import noise, rows, times, write_video
+
+
+@pytest.fixture
+def classes(tmp_path: Path) -> Path:
+    folder = tmp_path / "classes"
+    for name, count in {"sit down": 12, "żółw": 3, "jump": 2, "once": 1}.items():
+        for number in range(count):
+            path = folder / name / f"{number}.{'AVI' if number == 1 else 'mp4'}"
+            path.parent.mkdir(parents=True, exist_ok=True)
+            path.write_bytes(b"")
+    (folder / "jump/notes.txt").write_text("")
+    (folder / "jump/.hidden.mp4").write_text("")
+    return folder
+
+
+def test_lists_are_made_of_folders(run, classes):
+    (classes / "jump/old").mkdir()
+    status, said = run("--folder", classes)
+    assert (status, "MODEL.NUM_CLASSES 4" in said) == (0, True)
+    assert "2 files and folders beside the videos" in said
+    numbers = json.loads((classes / "classes.json").read_text(encoding="utf-8"))
+    assert numbers == {"jump": 0, "once": 1, "sit down": 2, "żółw": 3}
+    train, val, test = (rows(classes / f"{split}.csv") for split in ("train", "val", "test"))
+    assert val == test
+    assert [sum(label == n for _, label in val) for n in range(4)] == [1, 0, 1, 1]
+    assert [sum(label == n for _, label in train) for n in range(4)] == [1, 1, 11, 2]
+    assert not {name for name, _ in train} & {name for name, _ in val}
+    for name, label in train + val:
+        assert (classes / name).is_file()
+        assert numbers[name.split("/")[0]] == label
+
+
+def test_more_videos_leave_the_split_much_as_it_was(run, classes):
+    run("--folder", classes, "--val-fraction", 0.5)
+    before = {name for name, _ in rows(classes / "val.csv")}
+    assert run("--folder", classes, "--val-fraction", 0.5)[0] == 0
+    assert {name for name, _ in rows(classes / "val.csv")} == before
+    (classes / "sit down/new.mp4").write_bytes(b"")
+    status, said = run("--folder", classes, "--val-fraction", 0.5)
+    assert (status, "says something else" in said) == (2, True)
+    assert {name for name, _ in rows(classes / "val.csv")} == before
+    for split in ("train", "val", "test"):
+        (classes / f"{split}.csv").unlink()
+    assert run("--folder", classes, "--val-fraction", 0.5)[0] == 0
+    assert len({name for name, _ in rows(classes / "val.csv")} ^ before) <= 2
+
+
+def test_a_split_that_is_given_is_kept(run, tmp_path):
+    for name in ("train/a/1.mp4", "train/b/2.webm", "val/b/3.mp4"):
+        write = tmp_path / "set" / name
+        write.parent.mkdir(parents=True, exist_ok=True)
+        write.write_bytes(b"")
+    status, said = run("--folder", tmp_path / "set", "--val-fraction", 0.2)
+    assert (status, "is split already" in said) == (2, True)
+    assert run("--folder", tmp_path / "set")[0] == 0
+    assert rows(tmp_path / "set/train.csv") == [("train/a/1.mp4", 0), ("train/b/2.webm", 1)]
+    assert rows(tmp_path / "set/val.csv") == [("val/b/3.mp4", 1)]
+    assert rows(tmp_path / "set/test.csv") == [("val/b/3.mp4", 1)]
+
+
+@pytest.mark.parametrize(
+    ("names", "message"),
+    [
+        (None, "no such folder"),
+        (["1.mp4"], "one for each class"),
+        (["train/a/1.mp4", "val/b/1.mp4"], "b: train/ has no class of this name"),
+        (["train/a/1.mp4"], "holds train alone"),
+        (["a/1.mp4", "b/1.mp4"], "none can be set aside"),
+        (["a/1\n.mp4", "a/2.mp4"], "cannot express this name"),
+    ],
+)
+def test_folders_that_do_not_serve_are_named(run, tmp_path, names, message):
+    for name in names or []:
+        (tmp_path / "set" / name).parent.mkdir(parents=True, exist_ok=True)
+        (tmp_path / "set" / name).write_bytes(b"")
+    status, said = run("--folder", tmp_path / "set")
+    assert status == 2
+    assert message in said
+    assert not list((tmp_path / "set").glob("*.csv"))
+
+
+def test_folders_are_prepared(run, tmp_path):
+    for number, name in enumerate(("b/x.mp4", "b/y.avi", "ä/x.mp4", "ä/y.mp4")):
+        write_video(tmp_path / "set" / name, noise(4, seed=number))
+    out = tmp_path / "out"
+    assert run("--folder", tmp_path / "set", "--output", out)[0] == 0
+    assert json.loads((out / "classes.json").read_text(encoding="utf-8")) == {"b": 0, "ä": 1}
+    assert len(times(out)) == 4
+    assert sorted(label for _, label in rows(out / "train.csv")) == [0, 1]
+    assert sorted(path.name for path in (tmp_path / "set").iterdir()) == ["b", "ä"]
+    (tmp_path / "set/a").mkdir()
+    write_video(tmp_path / "set/a/x.mp4", noise(4))
+    status, said = run("--folder", tmp_path / "set", "--output", out)
+    assert (status, "classes.json exists" in said) == (2, True)

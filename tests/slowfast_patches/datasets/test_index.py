@@ -307,7 +307,7 @@ def test_an_unchanged_index_of_3000_videos_opens_within_a_third_of_a_second(tmp_
         os.close(os.open(path, os.O_CREAT | os.O_WRONLY))
     monkeypatch.setattr(scanning, "_try_scan", lambda job: record)
     monkeypatch.setattr(scanning, "FEW", len(paths) + 1)
-    (record,) = records(1, 300, np.random.default_rng(0))
+    (record,) = records(1, 30, np.random.default_rng(0))
     opened(tmp_path, paths)
     monkeypatch.setattr(scanning, "_try_scan", lambda job: pytest.fail("scanned again"))
     seconds = list[float]()

@@ -212,7 +212,7 @@ def batches_of(cfg: Recipe, schedule: Schedule) -> Iterator[Batch]:
 @pytest.mark.slow
 @pytest.mark.skipif(not Path("/proc/self/statm").exists(), reason="memory is read from /proc")
 def test_a_workers_memory_does_not_grow_with_shapes_or_time(demo_data):
-    schedule = make_schedule(Shape(4, 8, 64), 24, SteppedRate((20.0, 40.0, 44.0), (1, 0.1, 0.01)))
+    schedule = make_schedule(Shape(4, 8, 64), 24, SteppedRate((10.0, 20.0, 22.0), (1, 0.1, 0.01)))
     assert [phase.base_shape for phase in schedule.phases[:4]] == [
         phase.base_shape for phase in schedule.phases[4:8]
     ]
@@ -223,7 +223,7 @@ def test_a_workers_memory_does_not_grow_with_shapes_or_time(demo_data):
         (once if step.phase < 4 else again)[pid].append(int(memory))
     assert len(once) == 2
     for pid in once:
-        assert len(again[pid]) > 15
+        assert len(again[pid]) > 6
         assert max(again[pid]) < 1.2 * max(once[pid]) + 20 * MIB
 
 

@@ -23,10 +23,10 @@ folder, and no video is.
 takes the WebM files that Something-Something V2's json files in a folder name, in it, in its
 20bn-something-something-v2, or in --prefix.
 
-After a few videos it says what space and time the rest will take, and stops if the disk is too
-small. Interrupted, killed, or stopped by a full disk, the same command continues: what is whole and
-whose source has not changed is kept. A video that cannot be read is left out of the lists and
-reported, at the end and in DIR/unreadable.txt; the others go on.
+After a few videos it stops if the disk is too small for the rest. Interrupted, killed, or stopped
+by a full disk, the same command continues: what is whole and whose source has not changed is kept.
+A video that cannot be read is left out of the lists and reported, at the end and in
+DIR/unreadable.txt; the others go on.
 
 Exit status: 0 if all videos are prepared, 1 if some cannot be read, 2 for an error, 130 for Ctrl-C.
 """
@@ -48,18 +48,15 @@ if __name__ == "__main__":
 
 from slowfast_patches.datasets.lists.class_names import named_classes
 from slowfast_patches.datasets.lists.list_warnings import repeated_videos
-from slowfast_patches.datasets.preparing.class_folders import (
-    ClassFolders,
-    find_classes,
-    write_class_lists,
-)
-from slowfast_patches.datasets.preparing.prepare import prepare
+from slowfast_patches.datasets.preparing.prepare import format_report, prepare
 from slowfast_patches.datasets.preparing.prepared_set import Settings
-from slowfast_patches.datasets.preparing.report import format_report
 from slowfast_patches.datasets.preparing.video_lists import (
+    ClassFolders,
     VideoList,
+    find_classes,
     read_lists,
     read_ssv2_lists,
+    write_class_lists,
 )
 from slowfast_patches.utils.tables import first_few
 

@@ -159,11 +159,12 @@ def _encode_well(
     group: list[Picture], rate: Fraction, floor: float
 ) -> tuple[list[Packet[Any]], float]:
     """The packets of a group whose worst frame has `floor` dB, and what it has."""
-    crf = _FIRST_CRF
+    crf, rows = _FIRST_CRF, len(group[0]) * 2 // 3  # of the luma
     while True:
         headers, packets = _encode(group, rate, crf)
         decoded = _decode(headers, packets)
-        psnr = min(_luma_psnr(*pair) for pair in zip(group, decoded, strict=True))
+        pairs = zip(group, decoded, strict=True)
+        psnr = min(float(cv2.PSNR(one[:rows], other[:rows])) for one, other in pairs)
         if psnr >= floor or crf <= _LAST_CRF:
             return packets, psnr
         crf = max(_LAST_CRF, crf - max(0.5, _CRF_PER_DB * (floor + _MARGIN - psnr)))
@@ -190,11 +191,6 @@ def _decode(headers: bytes, packets: list[Packet[Any]]) -> Iterator[Picture]:
     for packet in [*packets, None]:
         for frame in decoder.decode(packet):
             yield cast(Picture, frame.to_ndarray())
-
-
-def _luma_psnr(one: Picture, other: Picture) -> float:
-    rows = len(one) * 2 // 3
-    return float(cv2.PSNR(one[:rows], other[:rows]))
 
 
 def _configure(encoder: VideoCodecContext, picture: Picture, rate: Fraction) -> None:

@@ -2,7 +2,7 @@
 
 lists          the videos of some csv files, each once
 journal        what an earlier run made is kept, if its source is as it was
-sample         some videos first, which tell the space and time that the rest will take
+sample         some videos first, which tell the space that the rest will take
 workers        one video each; a bad one, or one that kills its worker, is reported
 lists, index   once all videos are done
 """
@@ -12,15 +12,18 @@ from __future__ import annotations
 import contextlib
 import os
 import random
+import shlex
 import shutil
 import time
 from collections.abc import Sequence
 from dataclasses import dataclass
+from itertools import chain
 from pathlib import Path
+from typing import Any
 
+from tabulate import tabulate
 from tqdm import tqdm
 
-from slowfast_patches.datasets.preparing.class_folders import write_classes
 from slowfast_patches.datasets.preparing.encode import write_prepared
 from slowfast_patches.datasets.preparing.prepared_set import (
     Entry,
@@ -29,8 +32,7 @@ from slowfast_patches.datasets.preparing.prepared_set import (
     Source,
     open_set,
 )
-from slowfast_patches.datasets.preparing.report import Report, format_size
-from slowfast_patches.datasets.preparing.video_lists import VideoList, format_csv
+from slowfast_patches.datasets.preparing.video_lists import VideoList, format_csv, write_classes
 from slowfast_patches.datasets.reading.index import open_index
 from slowfast_patches.datasets.reading.scan import scan
 from slowfast_patches.datasets.reading.video_record import UnreadableVideoError
@@ -39,14 +41,52 @@ from slowfast_patches.utils.machine import available_cores
 from slowfast_patches.utils.processes import Died, run_each
 from slowfast_patches.utils.tables import format_duration
 
-__all__ = ["prepare"]
+__all__ = ["Report", "format_report", "prepare"]
 
+_MOST_REASONS = 10
 _SAMPLE = 8
 _SAFETY = 1.1
 """A forecast is off by some percent: what does not fit lacks more room than that."""
 
 Results = dict[Source, Entry | str]
 """What became of each source: its prepared file, or the reason why there is none."""
+
+
+@dataclass(frozen=True)
+class Report:
+    """What was done."""
+
+    folder: Path
+    entries: Sequence[Entry]  # every prepared file that the lists name, once
+    unreadable: Sequence[tuple[str, str]]  # (path, reason)
+    kept: int  # of the entries, those of earlier runs
+    separator: str
+    classes: int
+    seconds: float  # of this run
+
+    @property
+    def keys(self) -> dict[str, str | int]:
+        """Of a config, to train with."""
+        keys = {"DATA.PATH_TO_DATA_DIR": str(self.folder), "DATA.PATH_PREFIX": ""}
+        if self.separator != " ":
+            keys["DATA.PATH_LABEL_SEPARATOR"] = self.separator
+        return {**keys, "MODEL.NUM_CLASSES": self.classes}
+
+    def to_json(self) -> dict[str, Any]:
+        """As plain data; sizes in bytes."""
+        return {
+            "folder": str(self.folder),
+            "keys": self.keys,
+            "videos": len(self.entries),
+            "from_earlier_runs": self.kept,
+            "unreadable": [{"path": path, "reason": reason} for path, reason in self.unreadable],
+            **{name: self.sum(name) for name in ("frames", "source_size", "size")},
+            "seconds": self.seconds,
+        }
+
+    def sum(self, name: str) -> Any:
+        """Of a field of the entries."""
+        return sum(getattr(entry, name) for entry in self.entries)
 
 
 @dataclass(frozen=True)
@@ -102,6 +142,27 @@ def prepare(
     return Report(out, entries, bad, len(kept), separator, count, seconds)
 
 
+def format_report(report: Report) -> str:
+    """A table of what was done, the videos that could not be read, and how to train on it."""
+    rows = [
+        ("videos", f"{len(report.entries):,}"),
+        ("of these from earlier runs", f"{report.kept:,}"),
+        ("unreadable, left out", f"{len(report.unreadable):,}"),
+        ("frames", f"{report.sum('frames'):,}"),
+        ("source", _format_size(report.sum("source_size"))),
+        ("prepared", _format_size(report.sum("size"))),
+        ("luma PSNR of the worst frame", f"{min(e.psnr for e in report.entries):.1f} dB"),
+        ("time of this run", format_duration(report.seconds)),
+    ]
+    parts = [tabulate(rows, colalign=("left", "right"), disable_numparse=True)]
+    if bad := report.unreadable:
+        lines = [f"{len(bad)} videos cannot be read and are in no list (unreadable.txt has all):"]
+        lines += [f"  {path}: {reason}" for path, reason in bad[:_MOST_REASONS]]
+        parts.append("\n".join(lines))
+    pairs = shlex.join(str(part) for part in chain(*report.keys.items()))
+    return "\n\n".join([*parts, f"To train on it, give: {pairs}"])
+
+
 def _check_apart(lists: Sequence[VideoList], out: Path) -> None:
     """What is written must neither replace a list that is read nor be taken for a class."""
     for origin in (videos.origin for videos in lists):
@@ -129,7 +190,7 @@ def _prepare_all(jobs: Sequence[_Job], done: PreparedSet, workers: int) -> Resul
     with tqdm(desc="prepare", total=total, unit="B", unit_scale=True, disable=None) as bar:
         for part in (first, rest):
             if part is rest and rest:  # none of it is begun before there is room for it
-                bar.write(_check_room(results, [job.source.size for job in rest], done, workers))
+                _check_room(results, rest, done)
             with contextlib.closing(run_each(_prepare_one, part, workers)) as outcomes:
                 for job, made in outcomes:
                     result = "kills the process that reads it" if isinstance(made, Died) else made
@@ -140,30 +201,22 @@ def _prepare_all(jobs: Sequence[_Job], done: PreparedSet, workers: int) -> Resul
     return results
 
 
-def _check_room(results: Results, left: Sequence[int], done: PreparedSet, workers: int) -> str:
-    """What the rest, videos of so many bytes, will take by what the first ones took.
-
-    Raises:
-        ValueError: more than the disk has, or none of the first can be read.
-    """
+def _check_room(results: Results, left: Sequence[_Job], done: PreparedSet) -> None:
+    """Raise ValueError where none of the first videos can be read, or where the disk has no room
+    for the rest, by what the first ones took."""
     if not done.entries:
         source, reason = next(iter(results.items()))
         tried = f"none of {len(results)} videos tried can be read, the first {source.path}"
         raise ValueError(f"{tried}: {reason}; check the lists and --prefix")
-    entries = [result for result in results.values() if isinstance(result, Entry)]
-    seen = entries or list(done.entries.values())
-    share = sum(left) / max(1, sum(entry.source_size for entry in seen))
+    seen, free = done.entries.values(), shutil.disk_usage(done.folder).free
+    share = sum(job.source.size for job in left) / max(1, sum(e.source_size for e in seen))
     size = share * sum(entry.size for entry in seen)
-    seconds = share * sum(entry.seconds for entry in seen) / min(workers, len(left))
-    free = shutil.disk_usage(done.folder).free
-    forecast = (
-        f"the other {len(left):,} videos will take about {format_size(size)} and "
-        f"{format_duration(seconds)}; {format_size(free)} are free"
-    )
     if size > _SAFETY * free:
-        missing = f"{format_size(size - free)} are missing on the disk of {done.folder}"
-        raise ValueError(f"{forecast}; {missing}: make room and run the same command again")
-    return forecast
+        raise ValueError(
+            f"the other {len(left):,} videos will take about {_format_size(size)}, and "
+            f"{_format_size(free)} are free on the disk of {done.folder}: make room and run the "
+            "same command again"
+        )
 
 
 def _prepare_one(job: _Job) -> Entry | str:
@@ -219,3 +272,10 @@ def _write_unreadable(bad: Sequence[tuple[str, str]], out: Path) -> None:
     path.unlink(missing_ok=True)
     if bad:
         write_text(path, "".join(f"{name}\t{' '.join(why.split())}\n" for name, why in bad))
+
+
+def _format_size(size: float) -> str:
+    """Bytes with three digits and a prefix: 1.25 GB."""
+    text: str = tqdm.format_sizeof(size, "B")
+    digits = text.rstrip("kMGTPEZYB")
+    return f"{digits} {text[len(digits) :]}"

@@ -1,17 +1,40 @@
-"""Lists of videos to prepare: from csv files, or from Something-Something's json files."""
+"""Lists of videos to prepare: from csv files, from Something-Something's json files, or from
+folders named after classes."""
 
 from __future__ import annotations
 
+import hashlib
+import json
 import os
 import sys
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
 from slowfast_patches.datasets.lists.csv_list import LabelledVideo, read_csv, split_line
 from slowfast_patches.datasets.lists.ssv2_list import labels_file, ssv2_classes, webm_videos
+from slowfast_patches.utils.files import write_text
 
-__all__ = ["VideoList", "format_csv", "read_lists", "read_ssv2_lists"]
+__all__ = [
+    "ClassFolders",
+    "VideoList",
+    "find_classes",
+    "format_csv",
+    "read_lists",
+    "read_ssv2_lists",
+    "write_class_lists",
+    "write_classes",
+]
+
+_SPLITS = ("train", "val", "test")
+_VAL_FRACTION = 0.1
+_VIDEOS = (
+    *(".3gp", ".avi", ".flv", ".m2ts", ".m4v", ".mkv", ".mov", ".mp4", ".mpeg", ".mpg", ".mts"),
+    *(".ogv", ".ts", ".webm", ".wmv"),
+)
+
+_Classes = Mapping[str, list[str]]
+"""The videos of each class, by the class's name."""
 
 
 @dataclass(frozen=True)
@@ -78,3 +101,128 @@ def format_csv(rows: Iterable[tuple[str, int]], separator: str) -> str:
             raise ValueError(f"{path!r}: a csv file cannot express this name; rename the file")
         lines.append(line + "\n")
     return "".join(lines)
+
+
+@dataclass(frozen=True)
+class ClassFolders:
+    """What was found in folders named after classes."""
+
+    folder: Path
+    classes: tuple[str, ...]
+    """In the order of their numbers."""
+    lists: tuple[VideoList, ...]
+    """train.csv, val.csv and test.csv."""
+    beside: tuple[str, ...]
+    """Paths of the files and folders that lie beside the videos and are none."""
+
+
+def find_classes(folder: Path, val_fraction: float | None = None) -> ClassFolders:
+    """The videos in `folder`/<class>/ or in `folder`/{train,val,test}/<class>/.
+
+    Classes are numbered in the order of their names. Without the second form, `val_fraction` of
+    each class (0.1 if None; at least one video of every class that has two) is set aside for
+    validation: always the same videos, and most of them still the same when others are added. A
+    missing test split is the validation split, and the other way round.
+
+    Raises:
+        ValueError: no such folder, no classes, a class without videos, one that is validated and
+            not trained, no train split, or a fraction where the split is given.
+    """
+    folder, beside = Path(os.path.abspath(folder)), list[str]()
+    if not folder.is_dir():
+        raise ValueError(f"--folder {folder}: no such folder")
+    names = _folders(folder)
+    if names and set(names) <= set(_SPLITS):
+        if val_fraction is not None:
+            raise ValueError(f"--val-fraction: {folder} is split already ({', '.join(names)})")
+        found = _complete(folder, {split: _classes(folder / split, beside) for split in names})
+    else:
+        fraction = _VAL_FRACTION if val_fraction is None else val_fraction
+        found = _set_aside(folder, _classes(folder, beside), fraction)
+    classes, lists = tuple(sorted(found["train"])), list[VideoList]()
+    for split in _SPLITS:
+        listed = ((n, p) for n, name in enumerate(classes) for p in found[split].get(name, ()))
+        videos = [LabelledVideo(path, number) for number, path in listed]
+        lists.append(VideoList(f"{split}.csv", folder, folder, videos))
+    return ClassFolders(folder, classes, tuple(lists), tuple(beside))
+
+
+def write_class_lists(found: ClassFolders, separator: str) -> None:
+    """Write the csv files and classes.json into the folder itself.
+
+    Raises:
+        ValueError: a file of that name is there already and says something else, or a csv file
+            cannot express a path.
+    """
+    texts = {found.folder / "classes.json": _format_classes(found.classes)}
+    for videos in found.lists:
+        rows = [(os.path.relpath(path, found.folder), label) for path, label in videos.videos]
+        texts[found.folder / videos.name] = format_csv(rows, separator)
+    _write_same(texts)
+
+
+def write_classes(classes: Sequence[str], folder: Path) -> None:
+    """Write classes.json: the number of each class by its name. Raises as `write_class_lists`."""
+    _write_same({folder / "classes.json": _format_classes(classes)})
+
+
+def _format_classes(classes: Sequence[str]) -> str:
+    numbers = {name: number for number, name in enumerate(classes)}
+    return json.dumps(numbers, ensure_ascii=False, indent=2) + "\n"
+
+
+def _write_same(texts: Mapping[Path, str]) -> None:
+    """Write files; none where one is there already and says something else."""
+    for path, text in texts.items():
+        if path.exists() and path.read_text(encoding="utf-8-sig") != text:
+            raise ValueError(f"{path} exists and says something else; move it away first")
+    for path, text in texts.items():
+        write_text(path, text)
+
+
+def _folders(folder: Path) -> list[str]:
+    return sorted(e.name for e in os.scandir(folder) if e.is_dir() and e.name[0] != ".")
+
+
+def _classes(folder: Path, beside: list[str]) -> _Classes:
+    """The classes in a folder; what lies beside their videos is added to `beside`."""
+    found = dict[str, list[str]]()
+    for name in _folders(folder):
+        paths = sorted(e.path for e in os.scandir(folder / name) if e.name[0] != ".")
+        found[name] = [p for p in paths if os.path.splitext(p)[1].lower() in _VIDEOS]
+        beside += [path for path in paths if path not in set(found[name])]
+        if not found[name]:
+            raise ValueError(f"{folder / name}: no videos in it; each class has a folder of videos")
+    if not found:
+        raise ValueError(f"{folder}: no folders in it; one for each class is expected")
+    return found
+
+
+def _complete(folder: Path, found: dict[str, _Classes]) -> dict[str, _Classes]:
+    """All three splits from those that are given."""
+    evaluated = found.get("val") or found.get("test")
+    if "train" not in found or evaluated is None:
+        raise ValueError(f"{folder} holds {', '.join(found)} alone; add the other split")
+    found = {"val": evaluated, "test": evaluated} | found
+    for split in ("val", "test"):
+        if unknown := sorted(set(found[split]) - set(found["train"])):
+            raise ValueError(f"{folder / split / unknown[0]}: train/ has no class of this name")
+    return found
+
+
+def _set_aside(folder: Path, classes: _Classes, fraction: float) -> dict[str, _Classes]:
+    """Part a fraction of each class from it, chosen by a hash of the videos' names."""
+    if not 0 < fraction < 1:
+        raise ValueError(f"--val-fraction is {fraction}: give a number between 0 and 1")
+
+    def lot(path: str) -> bytes:
+        return hashlib.sha256(os.fsencode(os.path.relpath(path, folder))).digest()
+
+    train, val = dict[str, list[str]](), dict[str, list[str]]()
+    for name, paths in classes.items():
+        count = min(len(paths) - 1, max(1, round(fraction * len(paths))))
+        val[name] = sorted(sorted(paths, key=lot)[:count])
+        train[name] = sorted({*paths} - {*val[name]})
+    if not any(val.values()):
+        raise ValueError(f"{folder}: no class has two videos, so that none can be set aside")
+    return {"train": train, "val": val, "test": val}

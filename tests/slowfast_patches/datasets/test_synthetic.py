@@ -133,13 +133,6 @@ def test_other_arguments_are_refused_and_nothing_is_touched(made: Path) -> None:
     assert contents(made) == before
 
 
-@pytest.mark.parametrize("text", ["{", "[1]"])
-def test_a_damaged_manifest_is_named(tmp_path: Path, text: str) -> None:
-    (tmp_path / "demo_data.json").write_text(text)
-    with pytest.raises(ValueError, match=r"demo_data\.json is damaged"):
-        make_demo_data(tmp_path, SMALL)
-
-
 # The command line.
 
 

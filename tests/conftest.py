@@ -7,11 +7,11 @@ import logging
 import os
 import signal
 import socket
-import subprocess
 import sys
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
+from subprocess import Popen
 from types import ModuleType
 from typing import Any
 
@@ -48,7 +48,7 @@ LONG = (
 
 # What trains, measures or starts programs is slow: tests in these folders, or with these fixtures.
 SLOW_FOLDERS = {"benchmarks", "faults"}
-SLOW_FIXTURES = {"cluster", "command_line", "commands", "multigrid_run", "start_run_net", "train"}
+SLOW_FIXTURES = {"cluster", "command_line", "multigrid_run", "start_python", "train"}
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
@@ -193,67 +193,27 @@ def command_line(
 
 
 @pytest.fixture(scope="session")
-def start_run_net(tiny_recipe: Path) -> Callable[..., subprocess.Popen[str]]:
-    """`start_run_net(output, "KEY", value, ...)`: run_net in a process (group) of its own."""
+def start_python(load_program: Callable[[str], ModuleType]) -> Iterator[Callable[..., Popen[str]]]:
+    """`start_python("tools/plan.py", "--cfg", path, env=..., cwd=..., stdout=...)`, or "-c" and a
+    text: a program in a process (group) of its own, as subprocess.Popen, but a fork of one that has
+    torch imported. Its stderr is a pipe."""
+    server = load_program("tests/forked.py").Server()
+    yield server.start
+    server.close()
 
-    def start(
-        output: Path,
-        *overrides: object,
-        launcher: tuple[str, ...] = (),
-        **environment: str,
-    ) -> subprocess.Popen[str]:
-        python, *rest = run_net_command(tiny_recipe, output, *overrides)
-        return subprocess.Popen(
-            [python, *launcher, *rest],
-            env=os.environ | environment,
-            stdout=subprocess.DEVNULL,
-            stderr=subprocess.PIPE,
-            text=True,
-            start_new_session=True,
-        )
+
+@pytest.fixture(scope="session")
+def start_run_net(
+    tiny_recipe: Path, start_python: Callable[..., Popen[str]]
+) -> Callable[..., Popen[str]]:
+    """`start_run_net(output, "KEY", value, ...)`: run_net as `start_python` starts it, with further
+    variables of the environment."""
+
+    def start(output: Path, *overrides: object, **environment: str) -> Popen[str]:
+        command = run_net_command(tiny_recipe, output, *overrides)[1:]
+        return start_python(*command, env=os.environ | environment)
 
     return start
-
-
-class Commands:
-    """Commands that start runs, in forks of a process that has imported everything."""
-
-    def __init__(self, process: subprocess.Popen[str]) -> None:
-        self.process = process
-        self.terminals: dict[int, Path] = {}
-
-    def ask(self, **request: object) -> int:
-        assert self.process.stdin is not None
-        assert self.process.stdout is not None
-        self.process.stdin.write(json.dumps(request) + "\n")
-        self.process.stdin.flush()
-        return json.loads(self.process.stdout.readline())
-
-    def start(
-        self, folder: Path, *arguments: object, stdout: str = os.devnull, **environment: str
-    ) -> int:
-        """Start one in a folder, where its terminal is a file; its number."""
-        terminal = folder / f"terminal_{len(self.terminals)}"
-        files = {"folder": str(folder), "stdout": stdout, "stderr": str(terminal)}
-        start = {"GLOO_SOCKET_IFNAME": "lo"} | environment
-        number = self.ask(start=start, arguments=list(map(str, arguments)), **files)
-        self.terminals[number] = terminal
-        return number
-
-    def wait(self, number: int) -> tuple[int, str]:
-        """Its exit status and what it wrote to the terminal, once it has ended."""
-        return self.ask(wait=number), self.terminals[number].read_text()
-
-
-@pytest.fixture(scope="module")
-def commands() -> Iterator[Commands]:
-    """Starts commands without the seconds that a new process takes to import torch."""
-    worker = Path(__file__).parent / "slowfast_patches" / "launch" / "launch_worker.py"
-    pipes = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE}
-    with subprocess.Popen([sys.executable, str(worker)], **pipes, text=True) as process:
-        yield Commands(process)
-        assert process.stdin is not None
-        process.stdin.close()
 
 
 @pytest.fixture(scope="session")

@@ -22,7 +22,13 @@ from pathlib import Path
 from types import ModuleType
 
 ROOT = Path(__file__).parents[1]
-IMPORTED = ("slowfast_patches.train.run", "slowfast_patches.datasets.preparing.prepare")
+IMPORTED = (
+    "slowfast_patches.train.run",
+    "slowfast_patches.datasets.preparing.prepare",
+    "torch._dynamo",
+    "torch.utils.tensorboard",
+    "matplotlib.figure",
+)
 DEADLINE = 600
 """Seconds after which any program ends, whatever it waits for."""
 NUMBER = struct.Struct("i")

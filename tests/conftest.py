@@ -47,7 +47,7 @@ LONG = (
 
 
 # What trains, measures or starts programs is slow: tests in these folders, or with these fixtures.
-SLOW_FOLDERS = {"benchmarks", "faults"}
+SLOW_FOLDERS = {"benchmarks"}
 SLOW_FIXTURES = {"cluster", "command_line", "multigrid_run", "start_python", "train"}
 
 
@@ -206,12 +206,14 @@ def start_python(load_program: Callable[[str], ModuleType]) -> Iterator[Callable
 def start_run_net(
     tiny_recipe: Path, start_python: Callable[..., Popen[str]]
 ) -> Callable[..., Popen[str]]:
-    """`start_run_net(output, "KEY", value, ...)`: run_net as `start_python` starts it, with further
-    variables of the environment."""
+    """`start_run_net(output, "KEY", value, ..., NAME=value)`: run_net, or a `program` that takes
+    its arguments, as `start_python` starts it, with variables of the environment."""
 
-    def start(output: Path, *overrides: object, **environment: str) -> Popen[str]:
-        command = run_net_command(tiny_recipe, output, *overrides)[1:]
-        return start_python(*command, env=os.environ | environment)
+    def start(
+        output: Path, *overrides: object, program: Path = RUN_NET, **environment: str
+    ) -> Popen[str]:
+        arguments = run_net_command(tiny_recipe, output, *overrides)[2:]
+        return start_python(program, *arguments, env=os.environ | environment)
 
     return start
 

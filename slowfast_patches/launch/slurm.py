@@ -24,7 +24,7 @@ from typing import Any
 
 import submitit
 
-from slowfast_patches.launch.stopping import INTERRUPTED_STATUS
+from slowfast_patches.utils.signals import INTERRUPTED_STATUS
 
 __all__ = [
     "FOLDER",

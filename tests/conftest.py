@@ -1,4 +1,10 @@
-"""A tiny data set, a tiny recipe, and runs of it, shared by the tests of whole runs."""
+"""A tiny data set, a tiny recipe, and runs of it, shared by the tests of whole runs.
+
+What takes seconds to import is imported where it is used: the process that hands tests out to
+others (-n) loads this file too.
+"""
+
+from __future__ import annotations
 
 import importlib
 import importlib.util
@@ -13,20 +19,15 @@ from contextlib import contextmanager
 from pathlib import Path
 from subprocess import Popen
 from types import ModuleType
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import pytest
-import torch
 
-from slowfast_patches.config import load_recipe
-from slowfast_patches.config.recipe import Recipe
-from slowfast_patches.datasets.demo.synthetic import DemoSpec, make_demo_data
-from slowfast_patches.train import checkpoints
-from slowfast_patches.train.run import run
+if TYPE_CHECKING:
+    from slowfast_patches.config.recipe import Recipe
 
-# What is tested here must not depend on the number of cores; runs read the variable.
+# What is tested here must not depend on the number of cores; torch and runs read the variable.
 os.environ["OMP_NUM_THREADS"] = "1"
-torch.set_num_threads(1)
 # A shell has jobs in the background ignore it, and so would what the tests start and interrupt.
 signal.signal(signal.SIGINT, signal.default_int_handler)
 
@@ -113,6 +114,8 @@ def short_cycle_recipe(tmp_path: Path) -> Path:
 @pytest.fixture(scope="session")
 def demo_data(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """24 training, 8 validation and 8 test videos of 20 frames of 48 × 40 pixels."""
+    from slowfast_patches.datasets.demo.synthetic import DemoSpec, make_demo_data
+
     folder = tmp_path_factory.mktemp("demo_data")
     make_demo_data(folder, DemoSpec(train=24, val=8, test=8, frames=20, width=48, height=40), 1)
     return folder
@@ -129,6 +132,7 @@ def tiny_recipe(demo_data: Path) -> Path:
 @pytest.fixture(scope="session")
 def tiny_config(tiny_recipe: Path) -> Callable[..., Recipe]:
     """`tiny_config(output, "KEY", value, ...)`: the tiny recipe with some keys replaced."""
+    from slowfast_patches.config import load_recipe
 
     def make(output: Path, *overrides: object) -> Recipe:
         return load_recipe(tiny_recipe, run_net_command(tiny_recipe, output, *overrides)[4:])
@@ -154,6 +158,7 @@ def kept_logging() -> Iterator[None]:
 @pytest.fixture(scope="session")
 def train(tiny_config: Callable[..., Recipe]) -> Callable[..., Path]:
     """`train(output, "KEY", value, ...)` runs the tiny recipe in this process; gives `output`."""
+    from slowfast_patches.train.run import run
 
     def run_here(output: Path, *overrides: object) -> Path:
         with kept_logging():
@@ -288,6 +293,8 @@ class Folder:
     @property
     def checkpoint(self) -> dict:
         """The last one."""
+        from slowfast_patches.train import checkpoints
+
         path = checkpoints.last_checkpoint(self.path)
         assert path is not None, f"no checkpoint in {self.path}"
         return checkpoints.load(path)
@@ -308,6 +315,8 @@ TIMES = ("clips_per_second", "loading_share", "seconds", "seconds_left")
 
 
 def assert_same_bits(found: object, expected: object, where: str = "") -> None:
+    import torch
+
     if isinstance(expected, dict):
         assert isinstance(found, dict)
         assert found.keys() == expected.keys(), where

@@ -102,10 +102,8 @@ DETECTRON2_LAYERS.__dict__["ROIAlign"] = ROIAlign
 
 _MISSING: Any = object()
 
-
-_changes: dict[str, tuple[Any, Any]] | None = None
-"""What stood at each target before apply() and what it put there, in order; None while nothing is
-applied."""
+_changes: dict[str, Any] | None = None
+"""What stood at each target before apply(), in order; None while nothing is applied."""
 
 
 def apply() -> None:
@@ -114,20 +112,20 @@ def apply() -> None:
     A row whose host source has drifted is applied with a warning.
 
     Raises:
-        RuntimeError: the host is missing, or its version is not one that a row holds for.
+        RuntimeError: the host's version is not one that a row holds for.
         Exception: whatever a row's import raised; the rows before it are undone.
     """
     global _changes
     if applied():
         return
     _check_version()
-    changes: dict[str, tuple[Any, Any]] = {}
+    changes: dict[str, Any] = {}
     try:
         for patch in PATCHES:
             if patch.needed:
                 after = _resolve(patch.replacement)
                 entries, key = _entry(patch.target)
-                changes[patch.target] = entries.get(key, _MISSING), after
+                changes[patch.target] = entries.get(key, _MISSING)
                 entries[key] = after
     except BaseException:
         _revert(changes)
@@ -160,17 +158,14 @@ def drift() -> list[str]:
     found = []
     for patch in filter(lambda patch: patch.source_sha256, PATCHES):
         entries, key = _entry(patch.target)
-        host, _ = (_changes or {}).get(patch.target) or (entries.get(key), None)
+        host = (_changes or {}).get(patch.target) or entries.get(key)
         if _source_hash(host) != patch.source_sha256:
             found.append(patch.target)
     return found
 
 
 def _check_version() -> None:
-    try:
-        version = metadata.version(HOST)
-    except metadata.PackageNotFoundError:
-        raise RuntimeError(f"{HOST} is not installed: pip install {HOST}==1.0") from None
+    version = metadata.version(HOST)
     for patch in PATCHES:
         if version not in patch.versions:
             raise RuntimeError(
@@ -179,15 +174,14 @@ def _check_version() -> None:
             )
 
 
-def _revert(changes: dict[str, tuple[Any, Any]]) -> None:
-    """Put back what was there, unless somebody has put something else there since."""
-    for target, (before, after) in reversed(changes.items()):
+def _revert(changes: dict[str, Any]) -> None:
+    """Put back what was there."""
+    for target, before in reversed(changes.items()):
         entries, key = _entry(target)
-        if entries.get(key) is after:
-            if before is _MISSING:
-                del entries[key]
-            else:
-                entries[key] = before
+        if before is _MISSING:
+            del entries[key]
+        else:
+            entries[key] = before
 
 
 def _entry(target: str) -> tuple[MutableMapping[str, Any], str]:

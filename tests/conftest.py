@@ -1,4 +1,10 @@
-"""A tiny data set, a tiny recipe, and runs of it, shared by the tests of whole runs."""
+"""A tiny data set, a tiny recipe, and runs of it, shared by the tests of whole runs.
+
+What takes seconds to import is imported where it is used: the process that hands tests out to
+others (-n) loads this file too.
+"""
+
+from __future__ import annotations
 
 import importlib
 import importlib.util
@@ -7,26 +13,21 @@ import logging
 import os
 import signal
 import socket
-import subprocess
 import sys
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
+from subprocess import Popen
 from types import ModuleType
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import pytest
-import torch
 
-from slowfast_patches.config import load_recipe
-from slowfast_patches.config.recipe import Recipe
-from slowfast_patches.datasets.demo.synthetic import DemoSpec, make_demo_data
-from slowfast_patches.train import checkpoints
-from slowfast_patches.train.run import run
+if TYPE_CHECKING:
+    from slowfast_patches.config.recipe import Recipe
 
-# What is tested here must not depend on the number of cores; runs read the variable.
+# What is tested here must not depend on the number of cores; torch and runs read the variable.
 os.environ["OMP_NUM_THREADS"] = "1"
-torch.set_num_threads(1)
 # A shell has jobs in the background ignore it, and so would what the tests start and interrupt.
 signal.signal(signal.SIGINT, signal.default_int_handler)
 
@@ -47,8 +48,8 @@ LONG = (
 
 
 # What trains, measures or starts programs is slow: tests in these folders, or with these fixtures.
-SLOW_FOLDERS = {"benchmarks", "faults"}
-SLOW_FIXTURES = {"cluster", "command_line", "commands", "multigrid_run", "start_run_net", "train"}
+SLOW_FOLDERS = {"benchmarks"}
+SLOW_FIXTURES = {"cluster", "command_line", "multigrid_run", "start_python", "train"}
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
@@ -113,6 +114,8 @@ def short_cycle_recipe(tmp_path: Path) -> Path:
 @pytest.fixture(scope="session")
 def demo_data(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """24 training, 8 validation and 8 test videos of 20 frames of 48 × 40 pixels."""
+    from slowfast_patches.datasets.demo.synthetic import DemoSpec, make_demo_data
+
     folder = tmp_path_factory.mktemp("demo_data")
     make_demo_data(folder, DemoSpec(train=24, val=8, test=8, frames=20, width=48, height=40), 1)
     return folder
@@ -129,6 +132,7 @@ def tiny_recipe(demo_data: Path) -> Path:
 @pytest.fixture(scope="session")
 def tiny_config(tiny_recipe: Path) -> Callable[..., Recipe]:
     """`tiny_config(output, "KEY", value, ...)`: the tiny recipe with some keys replaced."""
+    from slowfast_patches.config import load_recipe
 
     def make(output: Path, *overrides: object) -> Recipe:
         return load_recipe(tiny_recipe, run_net_command(tiny_recipe, output, *overrides)[4:])
@@ -154,6 +158,7 @@ def kept_logging() -> Iterator[None]:
 @pytest.fixture(scope="session")
 def train(tiny_config: Callable[..., Recipe]) -> Callable[..., Path]:
     """`train(output, "KEY", value, ...)` runs the tiny recipe in this process; gives `output`."""
+    from slowfast_patches.train.run import run
 
     def run_here(output: Path, *overrides: object) -> Path:
         with kept_logging():
@@ -193,67 +198,29 @@ def command_line(
 
 
 @pytest.fixture(scope="session")
-def start_run_net(tiny_recipe: Path) -> Callable[..., subprocess.Popen[str]]:
-    """`start_run_net(output, "KEY", value, ...)`: run_net in a process (group) of its own."""
+def start_python(load_program: Callable[[str], ModuleType]) -> Iterator[Callable[..., Popen[str]]]:
+    """`start_python("tools/plan.py", "--cfg", path, env=..., cwd=..., stdout=...)`, or "-c" and a
+    text: a program in a process (group) of its own, as subprocess.Popen, but a fork of one that has
+    torch imported. Its stderr is a pipe."""
+    server = load_program("tests/forked.py").Server()
+    yield server.start
+    server.close()
+
+
+@pytest.fixture(scope="session")
+def start_run_net(
+    tiny_recipe: Path, start_python: Callable[..., Popen[str]]
+) -> Callable[..., Popen[str]]:
+    """`start_run_net(output, "KEY", value, ..., NAME=value)`: run_net, or a `program` that takes
+    its arguments, as `start_python` starts it, with variables of the environment."""
 
     def start(
-        output: Path,
-        *overrides: object,
-        launcher: tuple[str, ...] = (),
-        **environment: str,
-    ) -> subprocess.Popen[str]:
-        python, *rest = run_net_command(tiny_recipe, output, *overrides)
-        return subprocess.Popen(
-            [python, *launcher, *rest],
-            env=os.environ | environment,
-            stdout=subprocess.DEVNULL,
-            stderr=subprocess.PIPE,
-            text=True,
-            start_new_session=True,
-        )
+        output: Path, *overrides: object, program: Path = RUN_NET, **environment: str
+    ) -> Popen[str]:
+        arguments = run_net_command(tiny_recipe, output, *overrides)[2:]
+        return start_python(program, *arguments, env=os.environ | environment)
 
     return start
-
-
-class Commands:
-    """Commands that start runs, in forks of a process that has imported everything."""
-
-    def __init__(self, process: subprocess.Popen[str]) -> None:
-        self.process = process
-        self.terminals: dict[int, Path] = {}
-
-    def ask(self, **request: object) -> int:
-        assert self.process.stdin is not None
-        assert self.process.stdout is not None
-        self.process.stdin.write(json.dumps(request) + "\n")
-        self.process.stdin.flush()
-        return json.loads(self.process.stdout.readline())
-
-    def start(
-        self, folder: Path, *arguments: object, stdout: str = os.devnull, **environment: str
-    ) -> int:
-        """Start one in a folder, where its terminal is a file; its number."""
-        terminal = folder / f"terminal_{len(self.terminals)}"
-        files = {"folder": str(folder), "stdout": stdout, "stderr": str(terminal)}
-        start = {"GLOO_SOCKET_IFNAME": "lo"} | environment
-        number = self.ask(start=start, arguments=list(map(str, arguments)), **files)
-        self.terminals[number] = terminal
-        return number
-
-    def wait(self, number: int) -> tuple[int, str]:
-        """Its exit status and what it wrote to the terminal, once it has ended."""
-        return self.ask(wait=number), self.terminals[number].read_text()
-
-
-@pytest.fixture(scope="module")
-def commands() -> Iterator[Commands]:
-    """Starts commands without the seconds that a new process takes to import torch."""
-    worker = Path(__file__).parent / "slowfast_patches" / "launch" / "launch_worker.py"
-    pipes = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE}
-    with subprocess.Popen([sys.executable, str(worker)], **pipes, text=True) as process:
-        yield Commands(process)
-        assert process.stdin is not None
-        process.stdin.close()
 
 
 @pytest.fixture(scope="session")
@@ -326,6 +293,8 @@ class Folder:
     @property
     def checkpoint(self) -> dict:
         """The last one."""
+        from slowfast_patches.train import checkpoints
+
         path = checkpoints.last_checkpoint(self.path)
         assert path is not None, f"no checkpoint in {self.path}"
         return checkpoints.load(path)
@@ -346,6 +315,8 @@ TIMES = ("clips_per_second", "loading_share", "seconds", "seconds_left")
 
 
 def assert_same_bits(found: object, expected: object, where: str = "") -> None:
+    import torch
+
     if isinstance(expected, dict):
         assert isinstance(found, dict)
         assert found.keys() == expected.keys(), where

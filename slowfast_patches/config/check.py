@@ -5,7 +5,6 @@ What one key can be says its row in config/keys.py; here is what takes more than
 
 from __future__ import annotations
 
-import importlib.util
 import logging
 from collections.abc import Mapping, Sequence
 from itertools import pairwise
@@ -14,10 +13,9 @@ from typing import Any
 from slowfast_patches.config.keys import KEYS, PER_PATHWAY
 from slowfast_patches.config.recipe import Recipe, default_recipe
 from slowfast_patches.config.schedule import learning_rate_of
-from slowfast_patches.patching import DETECTRON2_HINT
 from slowfast_patches.utils.tables import format_list
 
-__all__ = ["SEVERAL_LABELS", "check_frames", "check_large_batch", "check_recipe", "check_speed"]
+__all__ = ["SEVERAL_LABELS", "check_frames", "check_large_batch", "check_recipe"]
 
 logger = logging.getLogger(__name__)
 
@@ -40,15 +38,13 @@ def check_recipe(recipe: Recipe, world_size: int = 1) -> None:
 
     Raises:
         ValueError: what is wrong, with the numbers and a way out.
-        ImportError: a package that the recipe asks for is not installed; names it.
     """
     _check_values(recipe)
-    _check_detection(recipe)
     _check_labels(recipe)
     _check_solver(recipe)
     check_large_batch(recipe)
-    _check_divisor(recipe)
-    _check_groups(recipe)
+    _warn_of_what_has_no_effect(recipe)
+    _check_sizes(recipe)
     _check_pathways(recipe)
     _check_shift(recipe)
     cycle = recipe.multigrid.long_cycle_factors if recipe.multigrid.long_cycle else [(1.0, 1.0)]
@@ -56,24 +52,13 @@ def check_recipe(recipe: Recipe, world_size: int = 1) -> None:
     check_frames(recipe.model.arch, recipe.data.num_frames, recipe.slowfast.alpha, factors)
     _check_crops(recipe)
     _check_processes(recipe, world_size)
-    check_speed(recipe, world_size)
+    _check_speed(recipe, world_size)
 
 
 def _check_values(recipe: Recipe) -> None:
     for key in KEYS:
         if key.check and not key.check.passes(value := recipe[key.name]):
             raise ValueError(f"{key.name} must be {key.check.wanted}, not {_plain(value)!r}")
-
-
-def _check_detection(recipe: Recipe) -> None:
-    if not recipe.detection.enable:
-        return
-    if importlib.util.find_spec("detectron2") is None:
-        raise ImportError(f"DETECTION.ENABLE True needs {DETECTRON2_HINT}.")
-    raise ValueError(
-        "DETECTION.ENABLE True: the training loop trains classification only; set it to False, or "
-        "give slowfast_patches.models.build.build_model a loop of your own"
-    )
 
 
 def _check_labels(recipe: Recipe) -> None:
@@ -123,11 +108,6 @@ def _check_solver(recipe: Recipe) -> None:
         )
     if solver.lr_policy == "steps_with_relative_lrs":
         _check_steps(list(solver.steps), solver.lrs, solver.max_epoch)
-    elif solver.steps:
-        logger.warning(
-            f"SOLVER.STEPS {list(solver.steps)} has no effect with SOLVER.LR_POLICY "
-            f"{solver.lr_policy}; write steps_with_relative_lrs or leave STEPS out."
-        )
 
 
 def _check_steps(steps: list[float], rates: Sequence[float], max_epoch: float) -> None:
@@ -150,11 +130,10 @@ def _check_steps(steps: list[float], rates: Sequence[float], max_epoch: float) -
 
 
 def check_large_batch(recipe: Recipe) -> None:
-    """Refuse rates that are scaled twice, and LARS without its package; warn of what LARS leaves.
+    """Refuse rates that are scaled twice, and warn of a warm-up that would go down.
 
     Raises:
         ValueError: SOLVER.REFERENCE_BATCH_SIZE is not the only key that scales.
-        ImportError: pytorch-optimizer is not installed.
     """
     solver, clips = recipe.solver, recipe.solver.reference_batch_size
     if clips and solver.base_lr_scale_num_shards:
@@ -169,47 +148,40 @@ def check_large_batch(recipe: Recipe) -> None:
             f"{recipe.base_shape.batch} clips in a mini-batch (SOLVER.REFERENCE_BATCH_SIZE "
             f"{clips}): the rate would fall in the warm-up; set SOLVER.WARMUP_EPOCHS 0"
         )
-    if solver.optimizing_method != "lars":
-        if solver.lars_trust != default_recipe().solver.lars_trust:
+
+
+def _warn_of_what_has_no_effect(recipe: Recipe) -> None:
+    solver, cycle, arch = recipe.solver, recipe.uses_multigrid, recipe.model.arch
+    policy, method = f"SOLVER.LR_POLICY {solver.lr_policy}", solver.optimizing_method
+    optimizer = f"SOLVER.OPTIMIZING_METHOD {method}"
+    own = recipe.multigrid.bn_base_size
+    for key, unused, because in (
+        ("SOLVER.STEPS", solver.lr_policy != "steps_with_relative_lrs", f"with {policy}"),
+        ("SOLVER.LARS_TRUST", method != "lars", f"with {optimizer}"),
+        ("BN.WEIGHT_DECAY", method == "lars", f"with {optimizer}, which decays no vectors"),
+        ("TSM.SHIFT_DIV", arch != "tsm", f"with MODEL.ARCH {arch}"),
+        ("MULTIGRID.SIZE_DIVISOR", not cycle, "without a cycle"),
+        (
+            "BN.GROUP_SIZE",
+            cycle and recipe.bn.group_size != own,
+            f"with a cycle, where MULTIGRID.BN_BASE_SIZE {own} clips share statistics",
+        ),
+    ):
+        if unused and (value := recipe[key]) != (default := default_recipe()[key]):
             logger.warning(
-                f"SOLVER.LARS_TRUST {solver.lars_trust:g} has no effect with "
-                f"SOLVER.OPTIMIZING_METHOD {solver.optimizing_method}; write lars, or leave it out"
+                f"{key} {_plain(value)} has no effect {because}; leave it out, or write "
+                f"{_plain(default)}"
             )
-        return
-    if importlib.util.find_spec("pytorch_optimizer") is None:
-        raise ImportError(
-            "SOLVER.OPTIMIZING_METHOD lars needs the package pytorch-optimizer, which is not "
-            "installed: pip install pytorch-optimizer"
-        )
-    if recipe.bn.weight_decay:
-        logger.warning(
-            f"BN.WEIGHT_DECAY {recipe.bn.weight_decay:g} has no effect with "
-            "SOLVER.OPTIMIZING_METHOD lars, which decays no parameter of one dimension; write 0.0"
-        )
 
 
-def _check_divisor(recipe: Recipe) -> None:
+def _check_sizes(recipe: Recipe) -> None:
     divisor, crop = recipe.multigrid.size_divisor, recipe.data.train_crop_size
     if divisor > crop:
         raise ValueError(
             f"MULTIGRID.SIZE_DIVISOR {divisor} is more than DATA.TRAIN_CROP_SIZE {crop}, and crops "
             "of coarser grids are multiples of it; write 16, or 1 for the paper's crops"
         )
-    if divisor > 1 and not recipe.uses_multigrid:
-        logger.warning(
-            f"MULTIGRID.SIZE_DIVISOR {divisor} has no effect without a cycle; leave it out, or "
-            "set MULTIGRID.LONG_CYCLE or SHORT_CYCLE True"
-        )
-
-
-def _check_groups(recipe: Recipe) -> None:
-    size, own, batch = recipe.bn.group_size, recipe.multigrid.bn_base_size, recipe.base_shape.batch
-    if recipe.uses_multigrid and size not in (0, own):
-        logger.warning(
-            f"BN.GROUP_SIZE {size} has no effect with a cycle, where MULTIGRID.BN_BASE_SIZE {own} "
-            "clips share statistics; write that"
-        )
-    if recipe.bn_size > batch:
+    if recipe.bn_size > (batch := recipe.base_shape.batch):
         key = "MULTIGRID.BN_BASE_SIZE" if recipe.uses_multigrid else "BN.GROUP_SIZE"
         logger.warning(
             f"{key} {recipe.bn_size} is more than the global batch of {batch} clips: BN is over "
@@ -237,13 +209,8 @@ def _check_pathways(recipe: Recipe) -> None:
 
 def _check_shift(recipe: Recipe) -> None:
     """The first block of TSM sees the fewest channels, RESNET.WIDTH_PER_GROUP."""
-    arch, share, width = recipe.model.arch, recipe.tsm.shift_div, recipe.resnet.width_per_group
-    if arch != "tsm" and share != default_recipe().tsm.shift_div:
-        logger.warning(
-            f"TSM.SHIFT_DIV {share} has no effect with MODEL.ARCH {arch}; leave it out, or "
-            "write tsm"
-        )
-    if arch == "tsm" and share > width:
+    share, width = recipe.tsm.shift_div, recipe.resnet.width_per_group
+    if recipe.model.arch == "tsm" and share > width:
         raise ValueError(
             f"TSM.SHIFT_DIV {share} leaves nothing to shift of the {width} channels of the first "
             f"block (RESNET.WIDTH_PER_GROUP); write {width} or less, or 0 for no shift"
@@ -258,26 +225,17 @@ def check_frames(
     The slow pathway has frames // alpha frames and receives ceil(frames / alpha) from the fast
     one, so alpha must divide the frames. C2D and I3D halve the frames once, TSM shifts them.
     """
+    counts = sorted({round(frames * factor) for factor in time_factors})
     least = 2 if arch in ("c2d", "i3d", "tsm") else 1
-    alpha = alpha if arch == "slowfast" else 1
-
-    def fits(frames: int, alpha: int) -> bool:
-        counts = [round(frames * factor) for factor in time_factors]
-        return all(count >= max(least, alpha) and count % alpha == 0 for count in counts)
-
-    if fits(frames, alpha):
-        return
-    enough = next((n for n in range(frames, 65 * frames) if fits(n, alpha)), None)
-    ways = [f"DATA.NUM_FRAMES {enough}"] if enough else []
-    counts = format_list(sorted({round(frames * factor) for factor in time_factors}))
-    text = f"DATA.NUM_FRAMES {frames} gives clips of {counts} frames, "
-    if arch == "slowfast":
-        alphas = [a for a in range(1, max(alpha, frames) + 1) if fits(frames, a)]
-        ways += [f"SLOWFAST.ALPHA {format_list(alphas, 'or')}"] if alphas else []
-        text += f"and SLOWFAST.ALPHA {alpha} must divide each, to feed the slow pathway"
-    else:
-        text += f"and {arch} needs {least} at least"
-    raise ValueError(f"{text}; {format_list(ways, 'or') or 'other factors'} would work")
+    clips = f"DATA.NUM_FRAMES {frames} gives clips of {format_list(counts)} frames, "
+    if counts[0] < least:
+        raise ValueError(f"{clips}and {arch} needs {least} at least; give more frames")
+    if arch == "slowfast" and any(count % alpha for count in counts):
+        fitting = [a for a in range(1, frames + 1) if not any(count % a for count in counts)]
+        raise ValueError(
+            f"{clips}and SLOWFAST.ALPHA {alpha} must divide each, to feed the slow pathway; "
+            f"SLOWFAST.ALPHA {format_list(fitting, 'or')} would work, or more frames"
+        )
 
 
 def _check_crops(recipe: Recipe) -> None:
@@ -313,7 +271,7 @@ def _check_processes(recipe: Recipe, world_size: int) -> None:
         )
 
 
-def check_speed(recipe: Recipe, world_size: int) -> None:
+def _check_speed(recipe: Recipe, world_size: int) -> None:
     """Refuse switches of speed and memory that do not go with each other, or with what trains.
 
     Raises:

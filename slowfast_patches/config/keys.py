@@ -129,6 +129,9 @@ KEYS: tuple[Key, ...] = (
     Key("MULTIGRID.SIZE_DIVISOR", 1, "Crops of coarser grids are rounded to multiples of it: 1 has "
         "the paper's sizes (158 of 224), 16 sizes that GPUs like better (160).", AT_LEAST_ONE),
 
+    # The host's AVA; a loop of one's own may train the model that it makes.
+    Key("DETECTION.ENABLE", HOST, "Detection, which is not trained here.", one_of(False)),
+
     # Batch normalisation.
     Key("BN.GROUP_SIZE", 0, "Clips that share statistics where no cycle is on, on however many "
         "processes; 0: those that each process has. With a cycle: MULTIGRID.BN_BASE_SIZE.",

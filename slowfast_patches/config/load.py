@@ -22,7 +22,7 @@ from slowfast_patches.config.keys import (
     flatten,
     get_cfg,
 )
-from slowfast_patches.config.recipe import Recipe, recipe_of
+from slowfast_patches.config.recipe import Recipe, parse_yaml, recipe_of
 
 __all__ = ["CONFIGS", "load_recipe", "parse_recipe", "recipe_path"]
 
@@ -115,7 +115,7 @@ def _read_layers(path: Path, children: tuple[Path, ...] = ()) -> dict[str, _Sett
 
 def _parse_yaml(text: str, source: str) -> dict[str, Any]:
     try:
-        content = yaml.safe_load(text)
+        content = parse_yaml(text)
     except yaml.YAMLError as error:
         mark = getattr(error, "problem_mark", None)
         line = f", line {mark.line + 1}" if mark else ""

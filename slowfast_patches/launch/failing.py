@@ -12,12 +12,8 @@ from typing import NoReturn
 
 import torch.distributed as dist
 
-from slowfast_patches.launch.stopping import (
-    BY_HAND_STATUS,
-    INTERRUPTED_STATUS,
-    TrainingInterruptedError,
-    TrainingStoppedError,
-)
+from slowfast_patches.launch.stopping import TrainingInterruptedError, TrainingStoppedError
+from slowfast_patches.utils.signals import BY_HAND_STATUS, INTERRUPTED_STATUS
 
 __all__ = ["GRACE_SECONDS", "JoiningError", "LostError", "end_process", "exit_status", "report"]
 

@@ -6,15 +6,12 @@ import resource
 import socket
 import time
 import uuid
-from collections.abc import Iterator, Mapping
 from datetime import timedelta
-from typing import Any
 from urllib.parse import urlsplit
 
 import torch.distributed as dist
-import yaml
 
-from slowfast_patches.config.recipe import Recipe
+from slowfast_patches.config.recipe import Recipe, differences, keys_of
 from slowfast_patches.launch.failing import JoiningError, LostError
 from slowfast_patches.utils.distributed import gathered
 
@@ -128,23 +125,11 @@ def _open_store(rank: int, size: int, address: str, seconds: timedelta) -> dist.
 
 def _check_same_recipe(recipe: Recipe, rank: int) -> None:
     """Raise in the first rank whose recipe is not that of rank 0, and LostError in the others."""
-    first, *others = gathered(dict(_leaves(yaml.safe_load(recipe.text))))
+    first, *others = gathered(keys_of(recipe))
     for number, keys in enumerate(others, 1):
-        differing = [k for k in sorted(keys | first) if keys.get(k) != first.get(k)]
-        if not differing:
+        if not (differing := differences(first, keys, "here", _OF_A_MACHINE)):
             continue
-        shown = [f"{k} is {keys.get(k)}, there {first.get(k)}" for k in differing[:_NAMED]]
-        text = f"another recipe than that of rank 0: {'; '.join(shown)}"
+        text = f"another recipe than rank 0: {'; '.join(differing[:_NAMED])}"
         if number == rank:
             raise ValueError(f"this process has {text}. Give all machines the same")
         raise LostError(f"rank {number} has {text}")
-
-
-def _leaves(tree: Mapping[str, Any], prefix: str = "") -> Iterator[tuple[str, str]]:
-    """Every key of a recipe that has to be the same everywhere, in full, with its value."""
-    for name, value in tree.items():
-        key = f"{prefix}{name}"
-        if isinstance(value, Mapping):
-            yield from _leaves(value, f"{key}.")
-        elif key not in _OF_A_MACHINE:
-            yield key, repr(value)

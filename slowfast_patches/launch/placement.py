@@ -71,7 +71,7 @@ def find_placement(
     """
     if "TORCHELASTIC_RUN_ID" in environment:
         placement = _under_torchrun(recipe, environment, init_method)
-    elif _step_tasks(environment) > 1:
+    elif _step(environment)[0] > 1:
         placement = _under_srun(recipe, environment, init_method)
     else:
         return _by_hand(recipe, init_method)
@@ -104,7 +104,7 @@ def _by_hand(recipe: Recipe, init_method: str | None) -> Placement:
 def _under_torchrun(
     recipe: Recipe, environment: Mapping[str, str], init_method: str | None
 ) -> Placement:
-    tasks, nodes = _step_tasks(environment), _step_nodes(environment)
+    tasks, nodes = _step(environment)
     if tasks > nodes:
         raise ValueError(
             f"srun starts torchrun {tasks} times on {nodes} machines; ask srun for one task a "
@@ -138,7 +138,7 @@ def _under_srun(
     recipe: Recipe, environment: Mapping[str, str], init_method: str | None
 ) -> Placement:
     """A process for each task, or with one task a machine and several GPUs, one for each GPU."""
-    tasks, nodes, gpus = _step_tasks(environment), _step_nodes(environment), recipe.num_gpus
+    (tasks, nodes), gpus = _step(environment), recipe.num_gpus
     spawns = tasks == nodes and gpus > 1
     if tasks % nodes or (not spawns and 0 < gpus != tasks // nodes):
         raise ValueError(
@@ -158,19 +158,13 @@ def _under_srun(
     )
 
 
-def _step_tasks(environment: Mapping[str, str]) -> int:
-    """Tasks of the step of srun that this is in, 0 without one."""
+def _step(environment: Mapping[str, str]) -> tuple[int, int]:
+    """Tasks of the step of srun that this is in, 0 without one, and its machines."""
     if "SLURM_STEP_ID" not in environment:
-        return 0
-    return int(_first(environment, "SLURM_STEP_NUM_TASKS", "SLURM_NTASKS", "1"))
-
-
-def _step_nodes(environment: Mapping[str, str]) -> int:
-    return int(_first(environment, "SLURM_STEP_NUM_NODES", "SLURM_NNODES", "1"))
-
-
-def _first(environment: Mapping[str, str], name: str, other: str, default: str) -> str:
-    return environment.get(name) or environment.get(other) or default
+        return 0, 1
+    tasks = environment.get("SLURM_STEP_NUM_TASKS") or environment.get("SLURM_NTASKS", "1")
+    nodes = environment.get("SLURM_STEP_NUM_NODES") or environment.get("SLURM_NNODES", "1")
+    return int(tasks), int(nodes)
 
 
 def _step_address(environment: Mapping[str, str]) -> str:
@@ -180,7 +174,7 @@ def _step_address(environment: Mapping[str, str]) -> str:
     submitit expands the job's list of machines, of which a step may have only some; of the step's
     we need the first name only.
     """
-    listed = _first(environment, "SLURM_STEP_NODELIST", "SLURM_JOB_NODELIST", "localhost")
+    listed = environment.get("SLURM_STEP_NODELIST", "localhost")
     first = re.match(r"(?:[^,\[]|\[[^]]*\])*", listed)  # node[01-16,20],login: up to the comma
     assert first is not None
     host = re.sub(r"\[(\d+)[^]]*\]", r"\1", first[0])

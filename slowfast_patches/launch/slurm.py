@@ -24,7 +24,7 @@ from typing import Any
 
 import submitit
 
-from slowfast_patches.launch.stopping import INTERRUPTED_STATUS
+from slowfast_patches.utils.signals import INTERRUPTED_STATUS
 
 __all__ = [
     "FOLDER",
@@ -32,9 +32,9 @@ __all__ = [
     "Slurm",
     "batch_file",
     "has_slurm",
-    "is_queued",
     "make_executor",
     "queue",
+    "state_in_queue",
 ]
 
 FOLDER = "slurm"
@@ -46,16 +46,6 @@ _LOOK = 0.2
 """Seconds between looks at the training."""
 _SAVED = (INTERRUPTED_STATUS, -signal.SIGTERM, -signal.SIGUSR1)
 """How a training ends that was asked to; one that had not begun dies of the signal."""
-_ALIVE = {
-    *("PENDING", "CONFIGURING", "RUNNING", "COMPLETING", "SUSPENDED", "STOPPED", "RESIZING"),
-    *("REQUEUED", "REQUEUE_HOLD", "REQUEUE_FED", "RESV_DEL_HOLD", "SIGNALING", "STAGE_OUT"),
-}
-"""States of SLURM's jobs that have not ended."""
-_OWN = {
-    *("array", "cpus-per-task", "error", "gpus-per-node", "job-name", "nodes", "ntasks"),
-    *("ntasks-per-node", "output", "partition", "requeue", "signal", "time"),
-}
-"""Options of sbatch that are set here."""
 
 
 @dataclass(frozen=True)
@@ -69,7 +59,7 @@ class Slurm:
     options: further options of sbatch, such as account.
 
     Raises:
-        ValueError: a job would end before it is warned, or an option is set by something else.
+        ValueError: a job would end before it is warned.
     """
 
     partition: str
@@ -81,19 +71,11 @@ class Slurm:
     options: Mapping[str, str] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
-        if not 0 < self.warning_seconds < 65_536:
-            raise ValueError(f"{self.warning_seconds} seconds of warning; from 1 to 65535 work")
         if self.minutes * 60 <= self.warning_seconds:
             raise ValueError(
                 f"a job of {self.hours:g} hours would end before its warning, "
                 f"{self.warning_seconds} seconds before the end; give it more hours"
             )
-        for name in self.options:
-            if name.replace("_", "-") in _OWN:
-                raise ValueError(
-                    f"{name} is no further option of sbatch: it is fixed, or has an option of its "
-                    "own here (gres or constraint choose a kind of GPU)"
-                )
 
     @property
     def minutes(self) -> int:
@@ -165,17 +147,8 @@ def queue(executor: submitit.SlurmExecutor, jobs: Sequence[Job]) -> list[str]:
         raise ValueError(f"sbatch refuses the jobs: {why}") from error
 
 
-def is_queued(folder: Path, number: str) -> bool:
-    """Whether a job waits or runs, as the accounting says, or else the queue.
-
-    `folder` is that of the executor that queued it.
-    """
-    state = submitit.SlurmJob(folder, number).state.upper()
-    return bool(_asked_squeue(number)) if state == "UNKNOWN" else state in _ALIVE
-
-
-def _asked_squeue(number: str) -> str:
-    """The state of a job in the queue; "" if it is not there."""
+def state_in_queue(number: str) -> str:
+    """What a job that waits or runs does, as squeue has it; "" of one that has ended."""
     command = ["squeue", "--noheader", "--format=%T", "--jobs", number]
     return subprocess.run(command, capture_output=True, text=True).stdout.strip()
 
@@ -208,8 +181,6 @@ class Job:
         )
         try:
             status = self._wait()
-        except _EndedError as ended:
-            status = ended.status
         finally:
             # Where it is requeued before it has saved: with this process SLURM ends the training.
             self._wait(_KILL_WAIT)
@@ -224,19 +195,13 @@ class Job:
 
         Called by submitit's signal handler on the first machine, while `__call__` waits. Where the
         training takes too long to save, the job is requeued in time without it: SLURM then leaves
-        it KillWait seconds more.
-
-        Raises:
-            Exception: the training ended by itself meanwhile; for `__call__`.
+        it KillWait seconds more. One that just ends by itself does so again when started again.
         """
         if self._training is not None:
             seconds = max(self.warning_seconds - _KILL_WAIT, self.warning_seconds / 2)
             self._ask_to_save()
-            status = self._wait(seconds)
-            if status is None:
+            if self._wait(seconds) is None:
                 _say(f"not saved within {seconds:.0f} s: goes on from its last checkpoint")
-            elif status not in _SAVED:
-                raise _EndedError(status)
         return submitit.helpers.DelayedSubmission(Job(self.command, self.warning_seconds))
 
     def _ask_to_save(self) -> None:
@@ -260,14 +225,6 @@ class Job:
         return ended.si_status if ended.si_code == os.CLD_EXITED else -ended.si_status
 
 
-class _EndedError(Exception):
-    """Leads from `checkpoint`, in a signal's handler, back to `__call__`, which it interrupted."""
-
-    def __init__(self, status: int) -> None:
-        super().__init__(f"the training ended with {status}")
-        self.status = status
-
-
 def _warning_signal() -> signal.Signals:
     """The signal that submitit asks SLURM for (SUBMITIT_PREEMPT_SIGNAL)."""
     return signal.Signals[f"SIG{submitit.JobEnvironment.USR_SIG}"]
@@ -283,7 +240,7 @@ def _requeue(job: Any) -> None:
     if job.global_rank != 0:
         _say("saved; the first machine requeues the job")
         sys.exit(0)
-    state = _asked_squeue(job.job_id)
+    state = state_in_queue(job.job_id)
     if state not in ("RUNNING", "SIGNALING"):
         _say(f"saved; not requeued by itself, since the job is {state or 'unknown to squeue'}")
         sys.exit(1)

@@ -15,8 +15,8 @@ from types import FrameType
 from torch.multiprocessing.spawn import ProcessContext, ProcessException, start_processes
 
 from slowfast_patches.launch.failing import GRACE_SECONDS
-from slowfast_patches.launch.stopping import BY_HAND_STATUS, EARLY, INTERRUPTED_STATUS, handling
-from slowfast_patches.utils.signals import ASKING, held_back
+from slowfast_patches.launch.stopping import EARLY, handling
+from slowfast_patches.utils.signals import ASKING, BY_HAND_STATUS, INTERRUPTED_STATUS, held_back
 
 __all__ = ["spawn"]
 

@@ -18,9 +18,7 @@ from slowfast_patches.utils.distributed import World
 from slowfast_patches.utils.signals import ASKING
 
 __all__ = [
-    "BY_HAND_STATUS",
     "EARLY",
-    "INTERRUPTED_STATUS",
     "StopRequest",
     "TrainingInterruptedError",
     "TrainingStoppedError",
@@ -31,11 +29,6 @@ __all__ = [
 T = TypeVar("T")
 Handler = Callable[[int, FrameType | None], None]
 
-INTERRUPTED_STATUS = 75
-"""Exit status of a training that was asked to stop, has saved and will go on: EX_TEMPFAIL of
-sysexits.h."""
-BY_HAND_STATUS = 130
-"""What a shell gives for SIGINT."""
 EARLY = "stopped by {} before the training began; the same command starts it"
 
 _BY_WEIGHT = (signal.SIGINT, signal.SIGTERM, signal.SIGUSR1)

@@ -12,9 +12,9 @@ from slowfast_patches.launch.slurm import (
     Job,
     Slurm,
     has_slurm,
-    is_queued,
     make_executor,
     queue,
+    state_in_queue,
 )
 from slowfast_patches.study.arms import Arm
 from slowfast_patches.study.runs import run_command, run_folder
@@ -41,7 +41,7 @@ def submit_all(
     for arm, seed in ((arm, seed) for seed in seeds for arm in arms):
         folder = run_folder(output, arm, seed)
         name = str(folder.relative_to(output))
-        waits = name in known and is_queued(output / FOLDER, known[name])
+        waits = name in known and state_in_queue(known[name])
         if not (folder / "result.json").is_file() and not waits:
             command = run_command(arm, seed, folder.resolve(), run_net.resolve())
             job = Job(tuple(command), slurm.warning_seconds)

@@ -19,7 +19,7 @@ from slowfast_patches.config.scale import as_overrides
 from slowfast_patches.config.schedule import check_world_size, rates_of_batch
 from slowfast_patches.datasets.lists.dataset_lists import list_path, read_list
 from slowfast_patches.launch.launch import for_processes, processes_of
-from slowfast_patches.launch.slurm import FOLDER, Job, Slurm, is_queued, make_executor, queue
+from slowfast_patches.launch.slurm import FOLDER, Job, Slurm, make_executor, queue, state_in_queue
 from slowfast_patches.models.weights import check_file
 from slowfast_patches.plan.plan import format_plan, plan_config
 from slowfast_patches.train import checkpoints
@@ -181,7 +181,7 @@ def refuse_twice(submission: Submission) -> None:
         number = str(json.loads(path.read_text(encoding="utf-8"))["job"])
     except (ValueError, KeyError, TypeError) as error:
         raise ValueError(f"{path} names no job ({error}); remove it if none runs") from error
-    if is_queued(submission.folder / FOLDER, number):
+    if state_in_queue(number):
         raise ValueError(
             f"job {number} trains into {submission.folder} already, or waits to: scancel {number} "
             "ends it; another OUTPUT_DIR makes another run"

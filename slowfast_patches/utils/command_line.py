@@ -12,6 +12,8 @@ from itertools import takewhile
 from types import FrameType
 from typing import Any, NoReturn
 
+from slowfast_patches.utils.signals import BY_HAND_STATUS
+
 __all__ = [
     "ToolError",
     "add_old_name",
@@ -25,7 +27,7 @@ __all__ = [
     "tool",
 ]
 
-_MISTAKE, _FAILED, _BY_HAND = 2, 1, 130
+_MISTAKE, _FAILED = 2, 1
 
 Main = Callable[..., int]
 
@@ -46,7 +48,7 @@ def ends_early() -> None:
 def _end(number: int, frame: FrameType | None) -> NoReturn:
     if os.environ.get("LOCAL_RANK", os.environ.get("SLURM_LOCALID", "0")) == "0":
         os.write(2, b"interrupted\n")
-    os._exit(_BY_HAND)
+    os._exit(BY_HAND_STATUS)
 
 
 def tool(*, interrupted: str = "interrupted") -> Callable[[Main], Main]:
@@ -73,7 +75,7 @@ def tool(*, interrupted: str = "interrupted") -> Callable[[Main], Main]:
                 return _FAILED if isinstance(error, ToolError) else _MISTAKE
             except KeyboardInterrupt:
                 print(interrupted, file=sys.stderr)
-                return _BY_HAND
+                return BY_HAND_STATUS
             return status
 
         return run

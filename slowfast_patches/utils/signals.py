@@ -8,11 +8,16 @@ import threading
 from collections.abc import Collection, Iterator
 from contextlib import contextmanager
 
-__all__ = ["ASKING", "held_back", "leave_to_parent"]
+__all__ = ["ASKING", "BY_HAND_STATUS", "INTERRUPTED_STATUS", "held_back", "leave_to_parent"]
 
 ASKING = (signal.SIGINT, signal.SIGTERM, signal.SIGUSR1)
 """Ctrl-C, the end of a job, and the warning before it that SLURM sends where it is asked to. All go
 to every process of a group or a job."""
+INTERRUPTED_STATUS = 75
+"""Exit status of a training that was asked to stop, has saved and will go on: EX_TEMPFAIL of
+sysexits.h."""
+BY_HAND_STATUS = 130
+"""What a shell gives for SIGINT."""
 
 
 @contextmanager

@@ -79,14 +79,8 @@ TEST: {{DATASET: charades, BATCH_SIZE: 16, NUM_ENSEMBLE_VIEWS: 10, NUM_SPATIAL_C
 """)
 
 
-def model(arch: str, frames: int, stride: int, nln: bool = False, alpha: int = 4) -> Block:
+def model(arch: str, frames: int, stride: int, alpha: int = 4, pathways: int = 1) -> Block:
     """The keys of a model, with an entry for each pathway in each stage."""
-    pathways = 2 if arch == "slowfast" else 1
-
-    def each(*stages: int) -> list[list[int]]:
-        return [[stage] * pathways for stage in stages]
-
-    blocks = ([], [1, 3], [1, 3, 5], []) if nln else ([], [], [], [])
     return {
         "MODEL": {"ARCH": arch, "MODEL_NAME": "SlowFast" if pathways == 2 else "ResNet"},
         "DATA": {
@@ -94,54 +88,40 @@ def model(arch: str, frames: int, stride: int, nln: bool = False, alpha: int = 4
             "SAMPLING_RATE": stride,
             "INPUT_CHANNEL_NUM": [3] * pathways,
         },
-        "SLOWFAST": {
-            "ALPHA": alpha,
-            "BETA_INV": 8,
-            "FUSION_CONV_CHANNEL_RATIO": 2,
-            "FUSION_KERNEL_SZ": 7,
-        },
+        "SLOWFAST": {"ALPHA": alpha, "BETA_INV": 8, "FUSION_CONV_CHANNEL_RATIO": 2},
         "RESNET": {
-            "NUM_BLOCK_TEMP_KERNEL": each(3, 4, 6, 3),
-            "SPATIAL_STRIDES": each(1, 2, 2, 2),
-            "SPATIAL_DILATIONS": each(1, 1, 1, 1),
+            "NUM_BLOCK_TEMP_KERNEL": [
+                [3] * pathways,
+                [4] * pathways,
+                [6] * pathways,
+                [3] * pathways,
+            ],
+            "SPATIAL_STRIDES": [[1] * pathways, *[[2] * pathways] * 3],
+            "SPATIAL_DILATIONS": [[1] * pathways] * 4,
         },
         "NONLOCAL": {
-            "LOCATION": [[stage] + [[]] * (pathways - 1) for stage in blocks],
-            "GROUP": each(1, 1, 1, 1),
+            "LOCATION": [[stage] + [[]] * (pathways - 1) for stage in ([], [1, 3], [1, 3, 5], [])],
+            "GROUP": [[1] * pathways] * 4,
             "POOL": [[[1, 2, 2], [1, 2, 2]]] * 4,
-            "INSTANTIATION": "softmax" if nln else "dot_product",
+            "INSTANTIATION": "softmax",
         },
     }
 
 
-SINGLE = {
-    "C2D_8x8": model("c2d", 8, 8),
-    "C2D_NLN_8x8": model("c2d", 8, 8, nln=True),
-    "I3D_8x8": model("i3d", 8, 8),
-    "I3D_NLN_8x8": model("i3d", 8, 8, nln=True),
-}
-MODELS = {
-    **SINGLE,
-    "C2D_NOPOOL_8x8": model("c2d_nopool", 8, 8),
-    "SLOW_4x16": model("slow", 4, 16),
-    "SLOW_8x8": model("slow", 8, 8),
-    "SLOW_NLN_8x8": model("slow", 8, 8, nln=True),
-    "SLOWFAST_4x16": model("slowfast", 32, 2, alpha=8),
-    "SLOWFAST_8x8": model("slowfast", 32, 2),
-    "SLOWFAST_NLN_4x16": model("slowfast", 32, 2, nln=True, alpha=8),
-    "SLOWFAST_NLN_8x8": model("slowfast", 32, 2, nln=True),
-}
-LONG = model("slowfast", 64, 2)
+I3D = model("i3d", 8, 8)
+SLOWFAST = model("slowfast", 32, 2, pathways=2)
+LONG = model("slowfast", 64, 2, pathways=2)
 RECIPES: dict[str, Sequence[Block]] = {
-    **{f"Kinetics/{name}": (keys,) for name, keys in MODELS.items()},
-    **{f"Kinetics/{name}_IN1K": (keys, IMAGENET) for name, keys in SINGLE.items()},
-    **{f"Kinetics/c2/{name}": (keys, CAFFE2) for name, keys in MODELS.items()},
-    "Kinetics/SLOWFAST_4x16_stepwise": (MODELS["SLOWFAST_4x16"], STEPWISE),
-    "Kinetics/SLOWFAST_8x8_stepwise": (MODELS["SLOWFAST_8x8"], STEPWISE),
-    "Kinetics/SLOWFAST_8x8_multigrid": (MODELS["SLOWFAST_8x8"], STEPWISE, MULTIGRID),
-    "SSv2/SLOWFAST_16x8": (LONG, SSV2),
+    "Kinetics/C2D_8x8": (model("c2d", 8, 8),),
+    "Kinetics/C2D_NOPOOL_8x8": (model("c2d_nopool", 8, 8),),
+    "Kinetics/I3D_8x8": (I3D,),
+    "Kinetics/I3D_8x8_IN1K": (I3D, IMAGENET),
+    "Kinetics/SLOW_8x8": (model("slow", 8, 8),),
+    "Kinetics/SLOWFAST_4x16": (model("slowfast", 32, 2, alpha=8, pathways=2),),
+    "Kinetics/c2/SLOWFAST_8x8": (SLOWFAST, CAFFE2),
+    "Kinetics/SLOWFAST_8x8_stepwise": (SLOWFAST, STEPWISE),
+    "Kinetics/SLOWFAST_8x8_multigrid": (SLOWFAST, STEPWISE, MULTIGRID),
     "SSv2/SLOWFAST_16x8_multigrid": (LONG, SSV2, MULTIGRID),
-    "Charades/SLOWFAST_16x8": (LONG, CHARADES),
     "Charades/SLOWFAST_16x8_multigrid": (LONG, CHARADES, MULTIGRID),
 }
 VIDEOS = 240_000

@@ -7,7 +7,6 @@ from pathlib import Path
 from types import ModuleType
 
 import pytest
-import torch
 
 from slowfast_patches.config import check_recipe, load_recipe
 from slowfast_patches.config.recipe import Recipe, keys_of
@@ -287,32 +286,3 @@ def test_a_scaled_run_is_continued_on_as_many_gpus_only():
     # The same batch and rates, written out, on any number of GPUs.
     written = ["TRAIN.BATCH_SIZE", 32, "SOLVER.BASE_LR", 0.4, "SOLVER.WARMUP_START_LR", 0.04]
     check_same(there, config(*written, "SOLVER.COSINE_END_LR", 0.004, "NUM_GPUS", 1))
-
-
-@pytest.mark.slow
-def test_a_run_trains_at_its_rates_with_lars_and_continues_exactly(
-    train: Callable[..., Path], tmp_path: Path, opened: type
-):
-    """4 clips at the rate of 2: an epoch of 6 iterations, a checkpoint in its middle."""
-    keys = ("SOLVER.REFERENCE_BATCH_SIZE", 2, "SOLVER.WARMUP_START_LR", 0.01)
-    keys += ("SOLVER.OPTIMIZING_METHOD", "lars", "SOLVER.WEIGHT_DECAY", 1e-4)
-    keys += ("MULTIGRID.LONG_CYCLE", False, "MULTIGRID.SHORT_CYCLE", False)
-    keys += ("SOLVER.MAX_EPOCH", 1, "SOLVER.STEPS", "[0, 0.5]", "SOLVER.WARMUP_EPOCHS", 0.25)
-    keys += ("BN.USE_PRECISE_STATS", False, "TEST.ENABLE", False)
-    whole = opened(train(tmp_path / "whole", *keys))
-    assert whole.log.count("SOLVER.BASE_LR 0.01 → 0.02\n") == 1
-    lr = [record["lr"] for record in whole.metrics()]
-    assert [lr[0], *lr[2:]] == pytest.approx([0.01, 0.02, 0.002, 0.002, 0.002])
-    middle = checkpoints.all_checkpoints(whole.path)[0]
-    assert "BASE_LR: 0.02" in checkpoints.load(middle)["cfg_at_iteration"]
-    again = tmp_path / "again"
-    (again / "checkpoints").mkdir(parents=True)
-    (again / "checkpoints" / middle.name).write_bytes(middle.read_bytes())
-    train(again, *keys)
-    found, expected = opened(again).checkpoint, whole.checkpoint
-    assert (checkpoints.load(middle)["iteration"], found["iteration"]) == (3, 6)
-    torch.testing.assert_close(found["model_state"], expected["model_state"], rtol=0, atol=0)
-    states = [state["optimizer_state"] for state in (found, expected)]
-    assert states[0]["param_groups"] == states[1]["param_groups"]
-    momenta = [{i: s["momentum_buffer"] for i, s in state["state"].items()} for state in states]
-    torch.testing.assert_close(*momenta, rtol=0, atol=0)

@@ -4,7 +4,7 @@ import math
 
 import pytest
 
-from multigrid import CosineRate, Schedule, Shape, SteppedRate
+from multigrid import Schedule, Shape, SteppedRate
 from slowfast_patches.config import load_recipe
 from slowfast_patches.config.recipe import Recipe
 from slowfast_patches.config.schedule import (
@@ -41,17 +41,6 @@ def test_steps_take_relative_rates_or_powers_of_gamma():
     assert gamma.rates == (0.5, 0.25, 0.125)
     one = learning_rate_of(config("SOLVER.STEPS", [], "SOLVER.LRS", []))
     assert (one.ends, one.rates) == ((10.0,), (0.5,))
-
-
-def test_warm_up_and_cosine():
-    warm = ["SOLVER.WARMUP_EPOCHS", 0.5, "SOLVER.WARMUP_START_LR", 0.1]
-    policy = learning_rate_of(config(*warm))
-    assert [policy.at(epoch) for epoch in (0, 0.25, 0.5, 1)] == pytest.approx([0.1, 0.3, 0.5, 0.5])
-    cosine = learning_rate_of(config("SOLVER.LR_POLICY", "cosine", "SOLVER.COSINE_END_LR", 0.1))
-    assert isinstance(cosine, CosineRate)
-    assert [cosine.at(epoch) for epoch in (0, 5, 10)] == pytest.approx([0.5, 0.3, 0.1])
-    with pytest.raises(ValueError, match="'exp' is not"):
-        learning_rate_of(config("SOLVER.LR_POLICY", "exp"))
 
 
 @pytest.mark.parametrize("policy", ["steps_with_relative_lrs", "cosine"])

@@ -37,7 +37,7 @@ done
 
 
 class Cluster:
-    """The programs lie in `folder`; `state` sets what squeue and sacct say of every job."""
+    """The programs lie in `folder`; `state` sets the state of every job."""
 
     number = "4242"
 
@@ -48,8 +48,7 @@ class Cluster:
         submitted = f"Submitted batch job {self.number}"
         self._script("sbatch", f'cp "$1" "$CLUSTER/batch"; echo "{submitted}"')
         self._script("scontrol", 'echo "$@" >> "$CLUSTER/scontrol_calls"')
-        self._script("squeue", 'cat "$CLUSTER/state"')
-        self._script("sacct", f'echo "JobID|State"; echo "{self.number}|$(cat "$CLUSTER/state")"')
+        self._script("squeue", 'grep -v -e COMPLETED -e FAILED "$CLUSTER/state"')
         self._program("srun", _SRUN)
         self.environment = {
             "PATH": f"{folder}{os.pathsep}{os.environ['PATH']}",

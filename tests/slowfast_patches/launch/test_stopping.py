@@ -4,7 +4,6 @@ import multiprocessing
 import os
 import signal
 import subprocess
-import sys
 import time
 from collections.abc import Iterator
 
@@ -12,17 +11,10 @@ import pytest
 import torch
 
 from slowfast_patches.datasets import loader as loader_module
-from slowfast_patches.launch.stopping import (
-    StopRequest,
-    TrainingInterruptedError,
-)
+from slowfast_patches.launch.stopping import StopRequest, TrainingInterruptedError
 from slowfast_patches.utils.distributed import World
 
-pytestmark = pytest.mark.slow
-
 ALONE = World(0, 1, torch.device("cpu"))
-PLAIN = ("BN.USE_PRECISE_STATS", False, "TEST.ENABLE", False)
-OFF = ("MULTIGRID.LONG_CYCLE", False, "MULTIGRID.SHORT_CYCLE", False)
 
 
 def send(number: signal.Signals, pid: int | None = None) -> None:
@@ -64,26 +56,6 @@ def test_an_evaluation_is_left_between_its_mini_batches():
             next(batches)
 
 
-TWICE = """
-import os, signal, torch
-from slowfast_patches.launch.stopping import StopRequest
-from slowfast_patches.utils.distributed import World
-with StopRequest(World(0, 1, torch.device("cpu"))) as stop:
-    os.kill(os.getpid(), signal.SIGINT)
-    print("goes on", flush=True)
-    os.kill(os.getpid(), signal.SIGINT)
-    print("not reached", flush=True)
-"""
-
-
-def test_a_second_ctrl_c_ends_at_once_with_a_plain_message():
-    done = subprocess.run([sys.executable, "-c", TWICE], capture_output=True, text=True)
-    assert done.returncode == -signal.SIGINT
-    assert done.stdout == "goes on\n"
-    assert done.stderr.count("interrupted") == 2
-    assert "Traceback" not in done.stderr
-
-
 # Processes that read clips.
 
 
@@ -117,12 +89,3 @@ def test_a_worker_outlives_signals_to_all_and_ends_with_its_loader():
 def signal_from_elsewhere(pid: int) -> None:
     for name in ("TERM", "INT", "USR1"):
         subprocess.run(["kill", f"-{name}", str(pid)], check=True)
-
-
-def test_a_worker_ends_when_its_parent_ends_it():
-    batches = reading()
-    (worker,) = multiprocessing.active_children()
-    next(batches)
-    worker.terminate()  # as torch does with one that hangs, and multiprocessing at exit
-    worker.join(60)
-    assert worker.exitcode == 0

@@ -125,7 +125,6 @@ def test_without_slurm_it_says_what_to_run_instead(
         (["--nodes", 2, "NUM_SHARDS", 2], "--nodes 2 sets NUM_SHARDS"),
         (["SHARD_ID", 1], "SHARD_ID is set on each machine"),
         (["--hours", 0.01], "would end before its warning"),
-        (["--option", "time=3"], "time is no further option"),
         (["TRAIN.CHECKPOINT_FILE_PATH", __file__], "no PyTorch checkpoint"),
     ],
 )

@@ -14,17 +14,14 @@ from typing import TextIO
 
 import pytest
 
-from slowfast_patches.launch.stopping import (
-    INTERRUPTED_STATUS,
-    TrainingInterruptedError,
-    TrainingStoppedError,
-)
+from slowfast_patches.launch.stopping import TrainingInterruptedError, TrainingStoppedError
 from slowfast_patches.train import checkpoints
 from slowfast_patches.train import evaluate as evaluate_module
 from slowfast_patches.train import result as result_module
 from slowfast_patches.train import step as step_module
 from slowfast_patches.train.record.log import LogFile
 from slowfast_patches.train.state import Run
+from slowfast_patches.utils.signals import INTERRUPTED_STATUS
 
 pytestmark = pytest.mark.slow
 

@@ -1,18 +1,8 @@
-"""Starts the commands of runs, each in a fork of this process, which has imported everything.
+"""A run whose processes do as DEED says: `python deeds.py KEY VALUE ...`, meeting at ADDRESS.
 
-A line of standard input is a request, and the answer a line of standard output:
-
-    {"start": ENVIRONMENT, "arguments": [...], "stdout": FILE, "stderr": FILE, "folder": FOLDER}
-        a command; its number. Its arguments are those of tools/run_net.py, or with DEED in the
-        environment KEY VALUE pairs of a run that does as `_deed` says. With SPAWN, that one spawns
-        two processes by forking, or, if it is "spawn", in earnest.
-    {"wait": NUMBER}
-        its exit status, once it has ended
+With SPAWN it spawns two processes: in earnest ("spawn"), or quickly ("fork").
 """
 
-import functools
-import importlib.util
-import json
 import os
 import signal
 import sys
@@ -33,7 +23,6 @@ from slowfast_patches.launch.stopping import (
     TrainingStoppedError,
 )
 from slowfast_patches.train.record.log import setup_logging
-from slowfast_patches.train.run import run as _  # noqa: F401  what run_net.py imports
 from slowfast_patches.utils.distributed import World
 
 DEADLINE = 240
@@ -95,17 +84,16 @@ def check(recipe: Recipe) -> None:
         raise ValueError("no videos on this machine")
 
 
-def command(keys: list[object]) -> int:
+def start(keys: list[str]) -> None:
     if "SPAWN" in os.environ:
         launch.find_placement = lambda *_: Placement("run_net", 2, 1, 0, 0, 0, 2, None)
     if os.environ.get("SPAWN") == "fork":
         os.register_at_fork(after_in_child=_forget_handlers)
-        start = functools.partial(spawning.start_processes)
-        spawning.start_processes = lambda *args, **keys: start(
-            *args, **(keys | {"start_method": "fork"})
+        spawn = spawning.start_processes
+        spawning.start_processes = lambda *args, **options: spawn(
+            *args, **(options | {"start_method": "fork"})
         )
     launch.launch(load_recipe(None, keys), os.environ.get("ADDRESS"), main, check)
-    return 0
 
 
 def _forget_handlers() -> None:
@@ -115,41 +103,8 @@ def _forget_handlers() -> None:
     signal.signal(signal.SIGINT, signal.default_int_handler)
 
 
-def run_net(arguments: list[str]) -> int:
-    path = Path(__file__).parents[3] / "tools" / "run_net.py"
-    spec = importlib.util.spec_from_file_location("run_net", path)
-    module = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(module)
-    sys.argv = [str(path), *arguments]
-    return module.main()
-
-
-def start(request: dict) -> int:
-    if number := os.fork():
-        return number
-    status = 70
-    try:
-        os.setpgid(0, 0)
-        signal.alarm(DEADLINE)
-        os.chdir(request["folder"])
-        os.dup2(os.open(request["stdout"], os.O_WRONLY | os.O_CREAT | os.O_APPEND), 1)
-        os.dup2(os.open(request["stderr"], os.O_WRONLY | os.O_CREAT | os.O_APPEND), 2)
-        os.environ.update(request["start"])
-        run = command if "DEED" in os.environ else run_net
-        status = run(request["arguments"])
-    except SystemExit as end:
-        status = end.code
-    except BaseException as error:
-        status = report(error)
-    finally:
-        os._exit(status)
-
-
 if __name__ == "__main__":
-    for line in sys.stdin:
-        request = json.loads(line)
-        if "start" in request:
-            answer = start(request)
-        else:
-            answer = os.waitstatus_to_exitcode(os.waitpid(request["wait"], 0)[1])
-        print(json.dumps(answer), flush=True)
+    try:
+        start(sys.argv[1:])
+    except (Exception, KeyboardInterrupt) as error:
+        sys.exit(report(error))

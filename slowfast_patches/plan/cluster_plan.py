@@ -190,6 +190,7 @@ def on_cluster(recipe: Recipe, cluster: Cluster) -> Recipe:
         "NUM_SHARDS": cluster.nodes,
         "SHARD_ID": 0,
         "SOLVER.REFERENCE_WORLD_SIZE": 0,
+        "SOLVER.REFERENCE_BATCH_SIZE": 0,
         "TRAIN.BATCH_SIZE": clips * machines // gpus * cluster.gpus_of_node,
         "TEST.BATCH_SIZE": tested * cluster.gpus_of_node,
     }
@@ -283,8 +284,8 @@ def _cluster(plan: ClusterPlan) -> str:
         for speed in (cluster.network, cluster.node_network)
     )
     text = (
-        f"GPUs: {cluster.gpus:,}, nodes: {cluster.nodes:,}. Network: {between} a node and direction "
-        f"(--network), {inside} between the GPUs of a node (--node-network), "
+        f"GPUs: {cluster.gpus:,}, nodes: {cluster.nodes:,}. Network: {between} a node and "
+        f"direction (--network), {inside} between the GPUs of a node (--node-network), "
         f"{1e6 * cluster.latency:g} µs a message (--latency)."
     )
     if plan.machine is None:

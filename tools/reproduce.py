@@ -32,6 +32,7 @@ from slowfast_patches.launch.slurm import Slurm
 from slowfast_patches.study.experiments import EXPERIMENTS
 from slowfast_patches.study.reproduce import Request, reproduce
 from slowfast_patches.study.toy import Toy
+from slowfast_patches.study.trainings import Arms
 
 
 def parse_args(argv: list[str] | None = None) -> argparse.Namespace:
@@ -107,24 +108,23 @@ def make_request(args: argparse.Namespace, argv: list[str]) -> Request:
         given = {"hours": args.slurm_hours, "limit": args.slurm_limit, "cpus": args.slurm_cpus}
         given = {key: value for key, value in given.items() if value is not None}
         slurm = Slurm(args.slurm, options=dict(args.slurm_option), **given)
-    data = {name: getattr(args, name) for name in _DATA}
-    weights = {name: getattr(args, f"{name}_weights") for name in _STARTS}
+    data = {name: getattr(args, name) for name in _DATA if getattr(args, name)}
+    weights = {name: getattr(args, f"{name}_weights") or "" for name in _STARTS}
+    toy = Toy() if args.scale == "demo" else None
+    if toy:
+        data = {name: str(args.output / "demo" / "data" / name) for name in _DATA}
     return Request(
         names=tuple(EXPERIMENTS) if args.name == "all" else (args.name,),
         seeds=tuple(args.seeds),
         output=args.output,
-        configs=CONFIGS,
         run_net=Path(__file__).resolve().with_name("run_net.py"),
+        arms=Arms(CONFIGS, data, weights, tuple(args.overrides), toy),
         own=tuple(args.add),
-        data={name: folder for name, folder in data.items() if folder},
-        weights={name: file for name, file in weights.items() if file},
-        overrides=tuple(args.overrides),
         step_times=tuple(args.step_times),
         step_seconds=args.step_seconds,
         dry_run=args.dry_run,
         local=args.local,
         slurm=slurm,
-        toy=Toy() if args.scale == "demo" else None,
         command=tuple(argv),
     )
 

@@ -2,14 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from dataclasses import asdict, dataclass
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from multigrid import Cost
 from slowfast_patches.config.metrics import metric_title
-from slowfast_patches.study.arms import Arm
 from slowfast_patches.study.experiments import Experiment, Row
 from slowfast_patches.study.pictures import Curve, plot_curves
 from slowfast_patches.study.report import MISSING, Measured, as_json, provenance, write_report
@@ -21,49 +19,32 @@ from slowfast_patches.utils.tables import (
     format_table,
 )
 
-__all__ = ["TOY_MARK", "Estimate", "Outcome", "format_estimates", "format_outcome", "write_outcome"]
+__all__ = ["TOY_MARK", "Outcome", "format_costs", "format_outcome", "write_outcome"]
 
 TOY_MARK = (
     "TOY SIZE: a test of the path on rendered videos; no number here is the paper's experiment."
 )
 
 
-@dataclass(frozen=True)
-class Estimate:
-    """What one run of a row takes; `factor` is how many times fewer iterations than its baseline's
-    it has, `misfit` says why no step times hold for it, where some were given."""
-
-    arm: Arm
-    cost: Cost
-    factor: float
-    misfit: str | None
-
-    def to_json(self) -> dict[str, Any]:
-        found = {"config": str(self.arm.cfg_file), **asdict(self.cost)}
-        return found | {"factor": self.factor, "misfit": self.misfit}
-
-
-def format_estimates(
-    experiment: Experiment, estimates: Sequence[Estimate], seeds: Sequence[int]
-) -> str:
-    """The table of an experiment's runs, for a terminal."""
+def format_costs(title: str, rows: Sequence[Mapping[str, Any]], seeds: int) -> str:
+    """What the runs of an experiment take, for a terminal: a table of plain data."""
     headers = ["run", "config", "seeds", "iterations", "epochs", "clips", "training\nFLOPs"]
     headers += ["ratio to\nthe baseline", "time of\na run"]
-    rows = [
+    cells = [
         [
-            row.label,
-            estimate.arm.config,
-            str(len(seeds)),
-            format_count(estimate.cost.iterations),
-            f"{estimate.cost.epochs:.1f}",
-            format_count(estimate.cost.clips),
-            format_flops(estimate.cost.flops or 0.0),
-            f"1/{estimate.factor:.2f}",
-            "?" if (took := estimate.cost.seconds) is None else format_duration(took),
+            row["run"],
+            row["config"],
+            str(seeds),
+            format_count(row["iterations"]),
+            f"{row['epochs']:.1f}",
+            format_count(row["clips"]),
+            format_flops(row["flops"]),
+            f"1/{row['factor']:.2f}",
+            "?" if row["seconds"] is None else format_duration(row["seconds"]),
         ]
-        for row, estimate in zip(experiment.rows, estimates, strict=True)
+        for row in rows
     ]
-    return f"{experiment.title}\n\n{format_table(headers, rows, left=2)}"
+    return f"{title}\n\n{format_table(headers, cells, left=2)}"
 
 
 @dataclass(frozen=True)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import logging
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
+from functools import cache
 from pathlib import Path
 
 from slowfast_patches.config import load_recipe
@@ -18,6 +19,9 @@ from slowfast_patches.study.toy import Toy, toy_overrides
 __all__ = ["Arms"]
 
 logger = logging.getLogger(__name__)
+
+_written = cache(load_recipe)
+"""A recipe as it is in its file; many trainings share one."""
 
 _REFERENCE = "SOLVER.REFERENCE_WORLD_SIZE"
 
@@ -52,7 +56,7 @@ class Arms:
 
     def _make(self, training: Training) -> Arm:
         path, name = self.configs / training.recipe, training.folder
-        plain = load_recipe(path)
+        plain = _written(path)
         overrides = as_overrides(self._own_keys(plain, training)) + training.overrides
         overrides += _fitting(self.overrides, plain, path)
         arm = make_arm(name, name, path, overrides)
@@ -69,7 +73,7 @@ class Arms:
         """Where its data and weights are, and its size if it is a toy."""
         keys: dict[str, object] = {}
         if self.toy is not None:
-            reference = load_recipe(self.configs / (training.baseline or training).recipe)
+            reference = _written(self.configs / (training.baseline or training).recipe)
             keys |= toy_overrides(plain, reference, self.toy)
         if data := self.data.get(plain.train.dataset.lower()):
             keys["DATA.PATH_TO_DATA_DIR"] = data

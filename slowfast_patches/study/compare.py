@@ -73,29 +73,13 @@ class Comparison:
     seeds: tuple[int, ...]
     command: str
 
-    @property
-    def settings(self) -> str:
-        """The keys that the command sets in every config, but for where the data lies."""
-        keys = self.rows[0].arm.overrides
-        pairs = zip(keys[::2], keys[1::2], strict=True)
-        return ", ".join(f"{k} {value}" for k, value in pairs if not k.startswith("DATA.PATH_"))
-
     def to_json(self) -> dict[str, Any]:
         """As plain data; a mean has its `mean` and `std`, a missing value is null."""
         return {
             "command": self.command,
             "metric": self.metrics[0],
-            "machines": self._distinct("machine"),
-            "versions": self._distinct("versions"),
             "configs": [self._row_json(row) for row in self.rows],
         }
-
-    def _distinct(self, key: str) -> list[Any]:
-        """The different values of a key over all finished runs, in the order of appearance."""
-        values = list[Any]()
-        for run in (run for row in self.rows for run in row.runs.values()):
-            values += [run[key]] if run[key] not in values else []
-        return values
 
     def _row_json(self, row: Measured) -> dict[str, Any]:
         """Its runs are without the config, which is the row's but for the seed."""
@@ -150,14 +134,13 @@ _COLUMNS: tuple[tuple[str, Callable[[float], str]], ...] = (
 
 
 def format_comparison(comparison: Comparison, *, markdown: bool = False) -> str:
-    """The table of a comparison and what was set in every config, for a terminal or in Markdown."""
+    """The table of a comparison, for a terminal or in Markdown."""
     headers = ["config", "seeds", *(header for header, _ in _COLUMNS), "speed-up"]
     headers += [f"{metric_title(name)}, %" for name in comparison.metrics]
     if markdown:
         headers = [header.replace("-\n", "").replace("\n", " ") for header in headers]
     rows = [_cells(comparison, row) for row in comparison.rows]
-    table = format_table(headers, rows, markdown=markdown)
-    return f"{table}\n\nIn every config: {comparison.settings}" if comparison.settings else table
+    return format_table(headers, rows, markdown=markdown)
 
 
 def _cells(comparison: Comparison, row: Measured) -> list[str]:
@@ -176,8 +159,7 @@ def _cells(comparison: Comparison, row: Measured) -> list[str]:
 
 def write_comparison(comparison: Comparison, output: Path) -> None:
     """Write report.md, report.json and report.png into `output`."""
-    metric, title = comparison.metrics[0], comparison.settings
-    plot_trainings(comparison.rows, metric, title, output / "report.png")
+    plot_trainings(comparison.rows, comparison.metrics[0], output / "report.png")
     write_report(output, "report", comparison.to_json(), _paragraphs(comparison))
 
 

@@ -109,18 +109,15 @@ def check(submission: Submission) -> tuple[str, list[str]]:
 
 def _describe(submission: Submission, recipe: Recipe, world_size: int) -> str:
     """The global batch and the learning rate that belongs to it."""
-    machines, solver = recipe.num_shards, submission.recipe.solver
+    machines, written = recipe.num_shards, submission.recipe.solver
     trained = rates_of_batch(recipe).solver.base_lr
-    rate = f"SOLVER.BASE_LR {trained:g}"
-    if trained != solver.base_lr:
-        key = "REFERENCE_BATCH_SIZE" if solver.reference_batch_size else "REFERENCE_WORLD_SIZE"
-        rate += f", scaled from {solver.base_lr:g} (SOLVER.{key})"
-    elif solver.base_lr_scale_num_shards:
-        rate += f" × {machines} (SOLVER.BASE_LR_SCALE_NUM_SHARDS)"
+    if written.base_lr_scale_num_shards:
+        trained *= machines
     return (
         f"NUM_SHARDS {machines} × NUM_GPUS {recipe.num_gpus}: {world_size} processes. Global "
         f"batch: {machines} × TRAIN.BATCH_SIZE {recipe.train.batch_size} = "
-        f"{recipe.base_shape.batch} clips; {rate}"
+        f"{recipe.base_shape.batch} clips; SOLVER.BASE_LR {trained:g}, for which the recipe has "
+        f"{written.base_lr:g}"
     )
 
 

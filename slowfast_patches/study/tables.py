@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from slowfast_patches.config.metrics import metric_title
 from slowfast_patches.study.experiments import Experiment, Row
-from slowfast_patches.study.pictures import Curve, plot_curves
+from slowfast_patches.study.pictures import Point, plot_curves
 from slowfast_patches.study.report import MISSING, Measured, as_json, provenance, write_report
 from slowfast_patches.study.runs import working_seconds
 from slowfast_patches.utils.tables import (
@@ -150,13 +150,10 @@ def write_outcome(outcome: Outcome, folder: Path) -> None:
     write_report(folder, experiment.name, outcome.to_json(), paragraphs)
     if experiment.is_figure:
         title = experiment.title + (f"\n{TOY_MARK}" if outcome.toy else "")
-        plot_curves(_curves(outcome), title, outcome.ours, folder / f"{experiment.name}.png")
+        plot_curves(list(_points(outcome)), title, outcome.ours, folder / f"{experiment.name}.png")
 
 
-def _curves(outcome: Outcome) -> list[Curve]:
-    curves = {row.curve: Curve(row.curve, [], []) for row in outcome.experiment.rows}
+def _points(outcome: Outcome) -> Iterator[Point]:
     for row, measured in outcome.rows:
-        curves[row.curve].measured.append(measured)
-        if top1 := row.metrics.get("top1"):
-            curves[row.curve].published.append((1 / (row.speed_up or 1.0), top1.mean))
-    return list(curves.values())
+        top1 = row.metrics.get("top1")
+        yield row.curve, measured, (1 / (row.speed_up or 1.0), top1.mean) if top1 else None

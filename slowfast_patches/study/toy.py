@@ -64,6 +64,7 @@ def toy_overrides(recipe: Recipe, reference: Recipe, toy: Toy) -> dict[str, obje
         "SOLVER.BASE_LR": solver.base_lr * rate,
         "SOLVER.WARMUP_START_LR": solver.warmup_start_lr * rate,
         "TRAIN.BATCH_SIZE": batch,
+        "TRAIN.CHECKPOINT_INFLATE": False,
         "TRAIN.EVAL_PERIOD": 10**6,
         "TRAIN.CHECKPOINT_PERIOD": 10**6,
         "TEST.BATCH_SIZE": 8,

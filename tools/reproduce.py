@@ -29,10 +29,10 @@ if __name__ == "__main__":
 
 from slowfast_patches.config.load import CONFIGS
 from slowfast_patches.launch.slurm import Slurm
+from slowfast_patches.study.arms import Arms
 from slowfast_patches.study.experiments import EXPERIMENTS
 from slowfast_patches.study.reproduce import Request, reproduce
 from slowfast_patches.study.toy import Toy
-from slowfast_patches.study.trainings import Arms
 
 
 def parse_args(argv: list[str] | None = None) -> argparse.Namespace:

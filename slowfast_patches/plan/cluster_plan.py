@@ -39,6 +39,7 @@ class TrainingTime:
     """
 
     iterations: int
+    seconds: float
     compute: float
     all_reduce: float
     shared_bn: float
@@ -46,43 +47,23 @@ class TrainingTime:
     clips_per_second: float
 
     @property
-    def seconds(self) -> float:
-        return self.compute + self.all_reduce + self.shared_bn + self.waiting
-
-    @property
     def efficiency(self) -> float:
         """Share of the time in which the GPUs compute."""
         return self.compute / self.seconds
-
-    def to_json(self) -> dict[str, Any]:
-        times = {"seconds": self.seconds, "hours": self.seconds / 3600}
-        return asdict(self) | times | {"efficiency": self.efficiency}
 
 
 @dataclass(frozen=True)
 class Row:
     """A number of GPUs; `trainings` are those of "multigrid", where the recipe has it, and of the
-    "baseline"."""
+    "baseline"; `clips_per_second` is what the more demanding of them must read."""
 
     gpus: int
     nodes: int
     batch: int
     trainings: Mapping[str, TrainingTime]
+    speed_up: float
+    clips_per_second: float
     notes: tuple[str, ...]
-
-    @property
-    def speed_up(self) -> float | None:
-        if "multigrid" not in self.trainings:
-            return None
-        return self.trainings["baseline"].seconds / self.trainings["multigrid"].seconds
-
-    @property
-    def clips_per_second(self) -> float:
-        return max(training.clips_per_second for training in self.trainings.values())
-
-    def to_json(self) -> dict[str, Any]:
-        trainings = {name: training.to_json() for name, training in self.trainings.items()}
-        return asdict(self) | {"trainings": trainings, "speed_up": self.speed_up}
 
 
 @dataclass(frozen=True)
@@ -110,8 +91,7 @@ class ClusterPlan:
     def to_json(self) -> dict[str, Any]:
         """As plain data: bytes, seconds, clips; null is no limit, or not known."""
         cluster = {k: None if v == math.inf else v for k, v in asdict(self.cluster).items()}
-        rows = [row.to_json() for row in self.rows]
-        return asdict(self) | {"cluster": cluster, "rows": rows}
+        return asdict(self) | {"cluster": cluster}
 
 
 def plan_on_cluster(
@@ -215,17 +195,25 @@ def _row(
     recipes = {"baseline": without_multigrid(fitted)}
     if fitted.uses_multigrid:
         recipes = {"multigrid": fitted} | recipes
-    schedules = {name: schedule_of(recipe, num_videos) for name, recipe in recipes.items()}
-    trainings = dict[str, TrainingTime]()
-    for name, schedule in schedules.items():
-        check_world_size(recipes[name], schedule, cluster.gpus)
-        trainings[name] = _training_time(schedule, cluster, model, seconds[name], loader)
-    schedule, notes = next(iter(schedules.values())), list[str]()
+    times, schedules = dict[str, TrainingTime](), dict[str, Schedule]()
+    for name, each in recipes.items():
+        schedules[name] = schedule_of(each, num_videos)
+        check_world_size(each, schedules[name], cluster.gpus)
+        times[name] = _training_time(schedules[name], cluster, model, seconds[name], loader)
+    (schedule, *_), (first, *_), notes = schedules.values(), times.values(), list[str]()
     if short_phases(schedule):
         notes.append(f"shortest phase: {shortest_phase(schedule).iterations} iterations")
     if fitted.bn_size > schedule.base.batch:
         notes.append(f"BN over {schedule.base.batch} clips")
-    return Row(cluster.gpus, cluster.nodes, schedule.base.batch, trainings, tuple(notes))
+    return Row(
+        cluster.gpus,
+        cluster.nodes,
+        schedule.base.batch,
+        times,
+        times["baseline"].seconds / first.seconds,
+        max(time.clips_per_second for time in times.values()),
+        tuple(notes),
+    )
 
 
 def _training_time(
@@ -253,7 +241,8 @@ def _training_time(
         most = max(most, phase.clips / busy)
         if loader is not None:
             waiting += max(0.0, phase.clips / cluster.nodes / loader - busy)
-    return TrainingTime(schedule.iterations, compute, all_reduce, shared_bn, waiting, most)
+    total = compute + all_reduce + shared_bn + waiting
+    return TrainingTime(schedule.iterations, total, compute, all_reduce, shared_bn, waiting, most)
 
 
 def format_cluster_plan(plan: ClusterPlan) -> str:
@@ -271,7 +260,7 @@ def _cells(row: Row, asked: bool) -> list[str]:
     cells = ["→" if asked else "", f"{row.gpus:,}", f"{row.nodes:,}", f"{row.batch:,}"]
     for training in row.trainings.values():
         cells += [format_duration(training.seconds), f"{100 * training.efficiency:.1f} %"]
-    if row.speed_up is not None:
+    if len(row.trainings) > 1:
         cells.append(f"{row.speed_up:.2f}×")
     needed = (row.clips_per_second / row.nodes, row.clips_per_second)
     return [*cells, *(format_count(round(clips)) for clips in needed), "; ".join(row.notes)]

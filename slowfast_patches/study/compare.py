@@ -164,19 +164,10 @@ def write_comparison(comparison: Comparison, output: Path) -> None:
 
 
 def _paragraphs(comparison: Comparison) -> list[str]:
-    first, *others = comparison.rows
-    metric, findings = comparison.metrics[0], list[str]()
-    for row in others:
-        ours, theirs = row.metric(metric), first.metric(metric)
-        if row.speed_up and ours and theirs:
-            findings.append(
-                f"- {row.arm.name}: {1 / row.speed_up.mean:.0%} of the time of {first.arm.name}, "
-                f"{metric_title(metric)} {ours.mean - theirs.mean:+.1f} points."
-            )
+    first, metric = comparison.rows[0], comparison.metrics[0]
     return [
         "# Comparison",
         format_comparison(comparison, markdown=True),
-        *(["\n".join(findings)] if findings else []),
         f"![{LONG_TITLES[metric].capitalize()} against training time](report.png)",
         f"Speed-up and iteration factor are relative to {first.arm.name}. The speed-up is the mean "
         "over seeds of the ratio of wall-clock times, of training with loading, without "

@@ -19,7 +19,7 @@ from slowfast_patches.launch.launch import processes_of
 from slowfast_patches.launch.slurm import Slurm
 from slowfast_patches.models.flops import flops_per_clip
 from slowfast_patches.plan.step_times import MisfitError, estimated_timing
-from slowfast_patches.study.arms import Arm, TimingOf, check_study, cost_of, measured_times
+from slowfast_patches.study.arms import Arm, Arms, TimingOf, check_study, cost_of, measured_times
 from slowfast_patches.study.experiments import (
     EXPERIMENTS,
     SCRATCH,
@@ -39,7 +39,6 @@ from slowfast_patches.study.tables import (
     write_outcome,
 )
 from slowfast_patches.study.toy import make_toy_videos
-from slowfast_patches.study.trainings import Arms
 from slowfast_patches.utils.tables import format_duration
 
 __all__ = ["Request", "reproduce"]

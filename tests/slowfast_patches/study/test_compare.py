@@ -145,7 +145,6 @@ def test_a_report_by_hand(arms, tmp_path):
     cells = [cell.strip() for cell in row.strip("|").split("|")]
     assert cells[:6] == ["multigrid", "2", "36", "2.83×", "6.0", "816"]
     assert cells[6:] == ["2 TFLOP", "2.5 min", "7 s", "2.50 ± 0.71×", "83.0 ± 0.0", "90.0 ± 0.0"]
-    assert "- multigrid: 40% of the time of baseline, top-1 +1.0 points." in text
     assert "different machines" in text
     assert "    python tools/compare.py --cfg x" in text
     assert (tmp_path / "out" / "report.png").read_bytes().startswith(b"\x89PNG")
@@ -170,7 +169,6 @@ def test_recipes_of_several_labels_are_compared_by_map_and_with_no_others(
     }
     write_comparison(make_comparison(arms, [0], results, "command"), tmp_path)
     text = (tmp_path / "report.md").read_text()
-    assert "- several_multigrid: 33% of the time of several_baseline, mAP +0.5 points." in text
     assert "![Mean average precision against training time](report.png)" in text
     report = json.loads((tmp_path / "report.json").read_text())
     assert report["metric"] == "map"

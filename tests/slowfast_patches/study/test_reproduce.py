@@ -10,12 +10,11 @@ import yaml
 
 from slowfast_patches.launch.slurm import Slurm
 from slowfast_patches.study import arms, reproduce
-from slowfast_patches.study.arms import Arm
+from slowfast_patches.study.arms import Arm, Arms
 from slowfast_patches.study.experiments import EXPERIMENTS, Row, trainings_of
 from slowfast_patches.study.jobs import submit_all
 from slowfast_patches.study.tables import TOY_MARK
 from slowfast_patches.study.toy import Toy
-from slowfast_patches.study.trainings import Arms
 from slowfast_patches.utils.tables import Mean
 
 ROOT = Path(__file__).parents[3]

@@ -50,24 +50,12 @@ from slowfast_patches.plan.step_times import (
     read_step_times,
 )
 
-_SPEED = {
-    "--step-times": (
-        [Path],
-        "FILE",
-        "of benchmarks/step_time.py; of several, the first that has the recipe's shapes",
-    ),
-    "--step-seconds": (
-        float,
-        "S",
-        "of one iteration at the baseline's shape; the others by their FLOPs",
-    ),
-}
+_FILE = "of benchmarks/step_time.py; of several, the first that has the recipe's shapes"
+_STEP = "of one iteration at the baseline's shape; the others by their FLOPs"
+_SPEED = {"--step-times": ([Path], "FILE", _FILE), "--step-seconds": (float, "S", _STEP)}
+_SIZE = "training videos (default: the length of the list, else DATA.NUM_TRAIN_VIDEOS)"
 _OPTIONS = {
-    "--dataset-size": (
-        int,
-        "N",
-        "training videos (default: the length of the list, else DATA.NUM_TRAIN_VIDEOS)",
-    ),
+    "--dataset-size": (int, "N", _SIZE),
     "--json": (bool, "print JSON, and nothing else"),
     "--plot": (Path, "FILE.png", "draw shapes and LR over the iterations"),
 }
@@ -140,7 +128,9 @@ def show_plan(args: argparse.Namespace) -> str:
         on_gpus = plan_on_cluster(
             recipe, cluster, videos, timing, loader=args.loader, machine=args.machine
         )
-        return dumps(on_gpus.to_json()) if args.json else format_cluster_plan(on_gpus)
+        return (
+            json.dumps(on_gpus.to_json(), indent=2) if args.json else format_cluster_plan(on_gpus)
+        )
     recipe = for_processes(recipe)
     check_recipe(recipe, processes_of(recipe))
     if recipe.data.path_to_data_dir:
@@ -149,10 +139,7 @@ def show_plan(args: argparse.Namespace) -> str:
     check_world_size(recipe, schedule, processes_of(recipe))
     if args.plot:
         plot_plan(schedule, args.plot)
-    return dumps(plan.to_json()) if args.json else format_plan(plan)
-
-
-dumps = partial(json.dumps, indent=2)
+    return json.dumps(plan.to_json(), indent=2) if args.json else format_plan(plan)
 
 
 def find_timing(recipe: Recipe, args: argparse.Namespace) -> Timing:

@@ -64,27 +64,22 @@ _WAYS = {
     "--local": (bool, "train here, one run after another"),
     "--slurm": (str, "PARTITION", "train as SLURM jobs"),
 }
+_SBATCH = "a further one of sbatch: account=vision"
 _SLURM = {
     "--slurm-hours": (float, "H", f"of a job ({Slurm.hours:g}); then requeued"),
     "--slurm-limit": (int, "N", f"jobs of an array at the same time ({Slurm.limit})"),
     "--slurm-cpus": (int, "N", f"cores for each GPU ({Slurm.cpus})"),
-    "--slurm-option": (
-        [command_line.key_value],
-        "KEY=VALUE",
-        "a further one of sbatch: account=vision",
-    ),
+    "--slurm-option": ([command_line.key_value], "KEY=VALUE", _SBATCH),
 }
 _DATA, _STARTS = ("kinetics", "ssv2", "charades"), ("imagenet", "kinetics")
 _START = "checkpoint for recipes that start from it"
+_TIMES = "of benchmarks/step_time.py, for the expected times"
+_STEP = "of one iteration of the first run listed, for the expected times: the others by FLOPs"
 _INPUTS = {
     **{f"--{name}": (str, "DIR", "folder of the data set's lists") for name in _DATA},
     **{f"--{name}-weights": (str, "FILE", _START) for name in _STARTS},
-    "--step-times": ([Path], "FILE", "of benchmarks/step_time.py, for the expected times"),
-    "--step-seconds": (
-        float,
-        "S",
-        "of one iteration of the first run listed, for the expected times: the others by FLOPs",
-    ),
+    "--step-times": ([Path], "FILE", _TIMES),
+    "--step-seconds": (float, "S", _STEP),
 }
 
 

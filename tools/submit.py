@@ -44,6 +44,7 @@ _WARNING = (
     "(default: %(default)s)"
 )
 _HOURS = "of the job, after which it is requeued (default: %(default)g)"
+_SBATCH = "a further one of sbatch, such as account=vision"
 _OPTIONS = {
     "--nodes": (int, "N", "machines (default: the recipe's NUM_SHARDS)"),
     "--gpus-per-node": (int, "N", "of each (default: the recipe's NUM_GPUS)"),
@@ -52,11 +53,7 @@ _OPTIONS = {
     "--requeues": (int, "N", _REQUEUES, Slurm.requeues),
     "--warning-seconds": (int, "S", _WARNING, Slurm.warning_seconds),
     "--job-name": (str, "NAME", "in the queue", "multigrid"),
-    "--option": (
-        [command_line.key_value],
-        "KEY=VALUE",
-        "a further one of sbatch, such as account=vision",
-    ),
+    "--option": ([command_line.key_value], "KEY=VALUE", _SBATCH),
     "--dry-run": (bool, "check, print the batch file, submit nothing"),
 }
 

@@ -317,12 +317,13 @@ def test_the_whole_path_at_toy_size(tmp_path: Path, capsys: pytest.CaptureFixtur
 
 @pytest.fixture
 def slurm(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """A folder with an sbatch that keeps what it is given, and a sacct to whom all jobs run."""
+    """A folder with an sbatch that keeps what it is given, and programs to whom all jobs run."""
     folder = tmp_path / "slurm_bin"
     folder.mkdir()
     programs = {
         "sbatch": f'cat "$1" >> {folder}/submitted\necho "Submitted batch job 4242"',
         "srun": "",
+        "squeue": "echo RUNNING",
         "sacct": "echo 'JobID|State|NodeList'\nfor n in 0 1 2; do echo \"4242_$n|RUNNING|n\"; done",
     }
     for name, text in programs.items():

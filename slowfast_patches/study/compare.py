@@ -20,7 +20,13 @@ from slowfast_patches.study.report import (
     write_report,
 )
 from slowfast_patches.study.runs import Results, working_seconds
-from slowfast_patches.utils.tables import format_count, format_duration, format_flops, format_table
+from slowfast_patches.utils.tables import (
+    format_count,
+    format_duration,
+    format_flops,
+    format_table,
+    mean_of,
+)
 
 __all__ = ["Comparison", "format_comparison", "make_arms", "make_comparison", "write_comparison"]
 
@@ -83,8 +89,9 @@ class Comparison:
 
     def _row_json(self, row: Measured) -> dict[str, Any]:
         """Its runs are without the config, which is the row's but for the seed."""
+        speed_ups = row.factors(working_seconds)
         runs = [
-            {"seed": seed, "finished": seed in row.runs, "speed_up": row.speed_ups.get(seed)}
+            {"seed": seed, "finished": seed in row.runs, "speed_up": speed_ups.get(seed)}
             | {key: value for key, value in row.runs.get(seed, {}).items() if key != "config"}
             for seed in self.seeds
         ]
@@ -111,7 +118,7 @@ def make_comparison(
 def _means(row: Measured) -> dict[str, float | None]:
     means = {
         "iterations": row.mean(lambda run: run["iterations"]),
-        "iteration_factor": row.iteration_factor,
+        "iteration_factor": mean_of(row.factors(lambda run: run["iterations"]).values()),
         "epochs": row.mean(lambda run: run["epochs"]),
         "clips": row.mean(lambda run: run["clips"]),
         "flops": row.mean(lambda run: run["flops"]),

@@ -29,7 +29,7 @@ from slowfast_patches.study.experiments import (
     trainings_of,
 )
 from slowfast_patches.study.jobs import submit_all
-from slowfast_patches.study.report import measure
+from slowfast_patches.study.report import Measured, measure
 from slowfast_patches.study.runs import Results, find_results, train_all
 from slowfast_patches.study.tables import (
     TOY_MARK,
@@ -238,13 +238,15 @@ def _report(
     results: Results,
 ) -> list[Outcome]:
     """Write every experiment's report of the results there are."""
+
+    def measured(training: Training) -> Measured:
+        baseline = arms[training.baseline or training]
+        return measure(arms[training], baseline, request.seeds, results)
+
     command = shlex.join(["python", "tools/reproduce.py", *request.command])
     outcomes = list[Outcome]()
     for experiment in experiments:
-        measured = tuple(
-            measure(arms[t], arms[t.baseline or t], request.seeds, results)
-            for t in (row.training for row in experiment.rows)
-        )
-        outcomes.append(Outcome(experiment, measured, request.seeds, request.is_toy, command))
+        rows = tuple((row, measured(row.training)) for row in experiment.rows)
+        outcomes.append(Outcome(experiment, rows, request.seeds, request.is_toy, command))
         write_outcome(outcomes[-1], request.folder)
     return outcomes

@@ -52,7 +52,7 @@ class Outcome:
     """An experiment with what was measured of each of its rows; `command` is what asked for it."""
 
     experiment: Experiment
-    measured: tuple[Measured, ...]
+    rows: tuple[tuple[Row, Measured], ...]
     seeds: tuple[int, ...]
     toy: bool
     command: str
@@ -61,10 +61,6 @@ class Outcome:
     def ours(self) -> str:
         """What its own numbers are called."""
         return "toy" if self.toy else "measured"
-
-    @property
-    def rows(self) -> list[tuple[Row, Measured]]:
-        return list(zip(self.experiment.rows, self.measured, strict=True))
 
     def to_json(self) -> dict[str, Any]:
         """As plain data; a mean has its `mean` and `std`, what is missing is null."""
@@ -145,7 +141,7 @@ def write_outcome(outcome: Outcome, folder: Path) -> None:
         "wall-clock times to the baseline's of the same seed, loading included, evaluation left "
         f"out. “{MISSING}”: no finished run yet; “–”: not in the paper's tables.",
         *([experiment.note] if experiment.note else []),
-        *provenance(outcome.measured, outcome.command),
+        *provenance([measured for _, measured in outcome.rows], outcome.command),
     ]
     write_report(folder, experiment.name, outcome.to_json(), paragraphs)
     if experiment.is_figure:

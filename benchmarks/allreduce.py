@@ -31,7 +31,7 @@ from common import new_parser, provenance, quartiles, spread_text, take_turns, w
 from torch import Tensor
 from torch.multiprocessing.spawn import start_processes
 
-from slowfast_patches.plan.cluster.network import ring_seconds
+from slowfast_patches.plan.cluster import ring_seconds
 from slowfast_patches.utils.command_line import tool
 from slowfast_patches.utils.machine import available_cores
 from slowfast_patches.utils.tables import format_table

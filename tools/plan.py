@@ -10,11 +10,11 @@ What benchmarks/step_time.py measured turns it into times and a wall-clock speed
     python benchmarks/step_time.py --cfg RECIPE.yaml --output steps.json
     python tools/plan.py --cfg RECIPE.yaml --step-times steps.json
 
-With --gpus it predicts the time on a cluster, phase by phase and for 1 to 2,048 GPUs: computing,
-exchanging gradients, reading, and which of them limits (docs/cluster.md):
+With --gpus it predicts the time on a cluster, for 1 to 2,048 GPUs: computing, exchanging gradients,
+waiting for clips, and how many of them the storage must give (docs/cluster.md):
 
     python tools/plan.py --cfg RECIPE.yaml --step-times steps.json --gpus 128 --gpus-per-node 8 \\
-        --network 12.5 --node-network 100 --loader 3000 --plot cluster.png
+        --network 12.5 --node-network 100 --loader 3000
     python tools/plan.py --cfg RECIPE.yaml --step-times steps.json --gpus 1536 --machine summit
 """
 
@@ -25,7 +25,6 @@ import sys
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
-from typing import Any
 
 from slowfast_patches.utils import command_line
 
@@ -33,17 +32,14 @@ if __name__ == "__main__":
     command_line.ends_early()
 
 from slowfast_patches.config import check_recipe, load_recipe
-from slowfast_patches.config.check import check_large_batch
 from slowfast_patches.config.recipe import Recipe
-from slowfast_patches.config.schedule import check_world_size, schedule_of
+from slowfast_patches.config.schedule import check_world_size
 from slowfast_patches.datasets.lists.dataset_lists import class_names
 from slowfast_patches.launch.launch import for_processes, processes_of
-from slowfast_patches.models.flops import check_shapes, flops_per_clip
-from slowfast_patches.plan.cluster.network import LATENCY, MACHINES, Cluster
-from slowfast_patches.plan.cluster.plan import on_cluster, plan_on_cluster
-from slowfast_patches.plan.cluster.report import format_cluster_plan
-from slowfast_patches.plan.cluster.times import WAYS, clip_rate
-from slowfast_patches.plan.picture import plot_cluster_plan, plot_plan
+from slowfast_patches.models.flops import flops_per_clip
+from slowfast_patches.plan.cluster import LATENCY, MACHINES, Cluster
+from slowfast_patches.plan.cluster_plan import format_cluster_plan, plan_on_cluster
+from slowfast_patches.plan.picture import plot_plan
 from slowfast_patches.plan.plan import dataset_size, format_plan, plan_config
 from slowfast_patches.plan.step_times import (
     UNTIMED,
@@ -53,6 +49,25 @@ from slowfast_patches.plan.step_times import (
     measured_timing,
     read_step_times,
 )
+
+_FILE = "of benchmarks/step_time.py; of several, the first that has the recipe's shapes"
+_STEP = "of one iteration at the baseline's shape; the others by their FLOPs"
+_SPEED = {"--step-times": ([Path], "FILE", _FILE), "--step-seconds": (float, "S", _STEP)}
+_SIZE = "training videos (default: the length of the list, else DATA.NUM_TRAIN_VIDEOS)"
+_OPTIONS = {
+    "--dataset-size": (int, "N", _SIZE),
+    "--json": (bool, "print JSON, and nothing else"),
+    "--plot": (Path, "FILE.png", "draw shapes and LR over the iterations"),
+}
+_CLUSTER = {
+    "--gpus": (int, "N", "in all"),
+    "--gpus-per-node": (int, "M", "on each node"),
+    "--network": (float, "GB/s", "of a node, in each direction; 10 Gb/s are 1.25 (inf: no limit)"),
+    "--node-network": (float, "GB/s", "from GPU to GPU in a node (default: no limit)"),
+    "--latency": (float, "US", f"microseconds of a message besides its bytes ({1e6 * LATENCY:g})"),
+    "--loader": (float, "CLIPS/s", "what a node reads (default: reading is left out)"),
+}
+_UNITS = {"gpus": 1, "gpus_per_node": 1, "network": 1e9, "node_network": 1e9, "latency": 1e-6}
 
 
 def parse_args(argv: list[str] | None = None) -> argparse.Namespace:
@@ -65,56 +80,12 @@ def parse_args(argv: list[str] | None = None) -> argparse.Namespace:
         "on a cluster",
         "--gpus takes the times of iterations, and --machine or --gpus-per-node and --network",
     )
-    command_line.add_options(group, {"--gpus": (int, "N", "in all")} | _CLUSTER_OPTIONS)
+    command_line.add_options(group, _CLUSTER)
     machines = "; ".join(f"{name}: {preset.what}" for name, preset in MACHINES.items())
     text = f"a published one for the numbers above; those that are given win. {machines}"
     group.add_argument("--machine", choices=MACHINES, help=text)
-    group.add_argument("--loader-way", choices=WAYS, help="which column of the file")
     parser.add_argument("overrides", nargs="*", metavar="KEY VALUE", help="config keys to set")
     return parser.parse_intermixed_args(argv)
-
-
-_SPEED = {
-    "--step-times": (
-        [Path],
-        "FILE",
-        "of benchmarks/step_time.py; of several, the first that has the recipe's shapes",
-    ),
-    "--step-seconds": (
-        float,
-        "S",
-        "of one iteration at the baseline's shape; the others by their FLOPs",
-    ),
-}
-_OPTIONS = {
-    "--dataset-size": (
-        int,
-        "N",
-        "training videos (default: the length of the list, else DATA.NUM_TRAIN_VIDEOS)",
-    ),
-    "--json": (bool, "print JSON, and nothing else"),
-    "--plot": (
-        Path,
-        "FILE.png",
-        "draw shapes and LR over the iterations; with --gpus, time over GPUs",
-    ),
-}
-_CLUSTER_OPTIONS = {
-    "--gpus-per-node": (int, "M", "on each node"),
-    "--network": (float, "GB/s", "of a node, in each direction; 10 Gb/s are 1.25 (inf: no limit)"),
-    "--node-network": (float, "GB/s", "from GPU to GPU in a node (default: no limit)"),
-    "--latency": (float, "US", f"microseconds of a message besides its bytes ({1e6 * LATENCY:g})"),
-    "--loader": (
-        str,
-        "CLIPS/s|FILE",
-        "what a node reads, or a JSON file of benchmarks/loader.py (default: reading is left out)",
-    ),
-    "--loader-cores": (int, "N", "cores of a node that read"),
-}
-_CLUSTER_ONLY = (
-    *("machine", "gpus_per_node", "network", "node_network", "latency"),
-    *("loader", "loader_cores", "loader_way"),
-)
 
 
 def find_cluster(args: argparse.Namespace) -> Cluster | None:
@@ -123,64 +94,48 @@ def find_cluster(args: argparse.Namespace) -> Cluster | None:
     Raises:
         ValueError: options that are missing, that go nowhere, or that are out of range.
     """
+    values = {name: getattr(args, name) for name in _UNITS}
+    given = {name: _UNITS[name] * value for name, value in values.items() if value is not None}
     if args.gpus is None:
-        for name in _CLUSTER_ONLY:
-            if getattr(args, name) is not None:
-                raise ValueError(
-                    f"{command_line.option_of(name)} describes a cluster: give --gpus N, too"
-                )
-        return None
-    for name in ("gpus_per_node", "network"):
-        if getattr(args, name) is None and args.machine is None:
-            machines = " or ".join(MACHINES)
+        for name in [*given, *(name for name in ("machine", "loader") if getattr(args, name))]:
             raise ValueError(
-                f"--gpus needs {command_line.option_of(name)}, too, or --machine {machines}"
+                f"{command_line.option_of(name)} describes a cluster: give --gpus N, too"
             )
+        return None
     if not args.step_times and args.step_seconds is None:
         raise ValueError(
             "--gpus needs the times of iterations: --step-times FILE of benchmarks/step_time.py, "
             "or --step-seconds S"
         )
-    if args.loader is None and (args.loader_cores is not None or args.loader_way is not None):
-        raise ValueError("--loader-cores and --loader-way belong to --loader FILE: give it, too")
-    units = {"gpus": 1, "gpus_per_node": 1, "network": 1e9, "node_network": 1e9, "latency": 1e-6}
-    values: dict[str, Any] = {name: getattr(args, name) for name in units}
-    given = {name: units[name] * value for name, value in values.items() if value is not None}
-    if args.machine is None:
-        return Cluster(**given)
-    return replace(MACHINES[args.machine].node, **given)
-
-
-def plan_cluster(args: argparse.Namespace, cluster: Cluster) -> dict[str, Any]:
-    """The plan of the recipe on a cluster, checked as a training on it would be."""
-    recipe = load_recipe(args.cfg, args.overrides)
-    check_large_batch(recipe)  # `on_cluster` writes out what of it scales by machines
-    fitted = on_cluster(recipe, cluster)
-    check_recipe(fitted, cluster.gpus)
-    num_videos = dataset_size(recipe, args.dataset_size)
-    schedule = schedule_of(fitted, num_videos)
-    check_shapes(fitted, schedule.shapes)
-    check_world_size(fitted, schedule, cluster.gpus)
-    rate = None
-    if args.loader is not None:
-        rate = clip_rate(args.loader, args.loader_way, args.loader_cores)
-    timing = partial(find_timing, args=args)
-    return plan_on_cluster(recipe, cluster, num_videos, timing, rate, args.machine)
+    if args.plot:
+        raise ValueError("--plot draws the plan without --gpus: leave one of them out")
+    if args.machine is not None:
+        return replace(MACHINES[args.machine].node, **given)
+    if not {"gpus_per_node", "network"} <= given.keys():
+        machines = " or ".join(MACHINES)
+        raise ValueError(
+            f"--gpus needs --gpus-per-node and --network, too, or --machine {machines}"
+        )
+    return Cluster(**given)
 
 
 def show_plan(args: argparse.Namespace) -> str:
     """The text that the command line asks for; the picture is drawn on the way."""
-    cluster = find_cluster(args)
+    cluster, recipe = find_cluster(args), load_recipe(args.cfg, args.overrides)
+    timing = partial(find_timing, args=args)
     if cluster is not None:
-        on_gpus = plan_cluster(args, cluster)
-        if args.plot:
-            plot_cluster_plan(on_gpus, args.plot)
-        return json.dumps(on_gpus, indent=2) if args.json else format_cluster_plan(on_gpus)
-    recipe = for_processes(load_recipe(args.cfg, args.overrides))
+        videos = dataset_size(recipe, args.dataset_size)
+        on_gpus = plan_on_cluster(
+            recipe, cluster, videos, timing, loader=args.loader, machine=args.machine
+        )
+        return (
+            json.dumps(on_gpus.to_json(), indent=2) if args.json else format_cluster_plan(on_gpus)
+        )
+    recipe = for_processes(recipe)
     check_recipe(recipe, processes_of(recipe))
     if recipe.data.path_to_data_dir:
         class_names(recipe)  # raises where their number is not MODEL.NUM_CLASSES
-    schedule, plan = plan_config(recipe, args.dataset_size, find_timing(recipe, args))
+    schedule, plan = plan_config(recipe, args.dataset_size, timing(recipe))
     check_world_size(recipe, schedule, processes_of(recipe))
     if args.plot:
         plot_plan(schedule, args.plot)

@@ -29,6 +29,7 @@ if __name__ == "__main__":
 
 from slowfast_patches.config.load import CONFIGS
 from slowfast_patches.launch.slurm import Slurm
+from slowfast_patches.study.arms import Arms
 from slowfast_patches.study.experiments import EXPERIMENTS
 from slowfast_patches.study.reproduce import Request, reproduce
 from slowfast_patches.study.toy import Toy
@@ -63,27 +64,22 @@ _WAYS = {
     "--local": (bool, "train here, one run after another"),
     "--slurm": (str, "PARTITION", "train as SLURM jobs"),
 }
+_SBATCH = "a further one of sbatch: account=vision"
 _SLURM = {
     "--slurm-hours": (float, "H", f"of a job ({Slurm.hours:g}); then requeued"),
     "--slurm-limit": (int, "N", f"jobs of an array at the same time ({Slurm.limit})"),
     "--slurm-cpus": (int, "N", f"cores for each GPU ({Slurm.cpus})"),
-    "--slurm-option": (
-        [command_line.key_value],
-        "KEY=VALUE",
-        "a further one of sbatch: account=vision",
-    ),
+    "--slurm-option": ([command_line.key_value], "KEY=VALUE", _SBATCH),
 }
 _DATA, _STARTS = ("kinetics", "ssv2", "charades"), ("imagenet", "kinetics")
 _START = "checkpoint for recipes that start from it"
+_TIMES = "of benchmarks/step_time.py, for the expected times"
+_STEP = "of one iteration of the first run listed, for the expected times: the others by FLOPs"
 _INPUTS = {
     **{f"--{name}": (str, "DIR", "folder of the data set's lists") for name in _DATA},
     **{f"--{name}-weights": (str, "FILE", _START) for name in _STARTS},
-    "--step-times": ([Path], "FILE", "of benchmarks/step_time.py, for the expected times"),
-    "--step-seconds": (
-        float,
-        "S",
-        "of one iteration of the first run listed, for the expected times: the others by FLOPs",
-    ),
+    "--step-times": ([Path], "FILE", _TIMES),
+    "--step-seconds": (float, "S", _STEP),
 }
 
 
@@ -107,24 +103,23 @@ def make_request(args: argparse.Namespace, argv: list[str]) -> Request:
         given = {"hours": args.slurm_hours, "limit": args.slurm_limit, "cpus": args.slurm_cpus}
         given = {key: value for key, value in given.items() if value is not None}
         slurm = Slurm(args.slurm, options=dict(args.slurm_option), **given)
-    data = {name: getattr(args, name) for name in _DATA}
-    weights = {name: getattr(args, f"{name}_weights") for name in _STARTS}
+    data = {name: getattr(args, name) for name in _DATA if getattr(args, name)}
+    weights = {name: getattr(args, f"{name}_weights") or "" for name in _STARTS}
+    toy = Toy() if args.scale == "demo" else None
+    if toy:
+        data = {name: str(args.output / "demo" / "data" / name) for name in _DATA}
     return Request(
         names=tuple(EXPERIMENTS) if args.name == "all" else (args.name,),
         seeds=tuple(args.seeds),
         output=args.output,
-        configs=CONFIGS,
         run_net=Path(__file__).resolve().with_name("run_net.py"),
+        arms=Arms(CONFIGS, data, weights, tuple(args.overrides), toy),
         own=tuple(args.add),
-        data={name: folder for name, folder in data.items() if folder},
-        weights={name: file for name, file in weights.items() if file},
-        overrides=tuple(args.overrides),
         step_times=tuple(args.step_times),
         step_seconds=args.step_seconds,
         dry_run=args.dry_run,
         local=args.local,
         slurm=slurm,
-        toy=Toy() if args.scale == "demo" else None,
         command=tuple(argv),
     )
 

@@ -23,10 +23,8 @@ if __name__ == "__main__":
     command_line.ends_early()
 
 from slowfast_patches.config.load import recipe_path
-from slowfast_patches.launch.slurm import FOLDER, Slurm, batch_file, has_slurm
-from slowfast_patches.study import submission
-
-RUN_NET = Path(__file__).resolve().with_name("run_net.py")
+from slowfast_patches.launch.slurm import FOLDER, Slurm, batch_file
+from slowfast_patches.study import jobs
 
 
 def parse_args(argv: list[str] | None = None) -> argparse.Namespace:
@@ -46,6 +44,7 @@ _WARNING = (
     "(default: %(default)s)"
 )
 _HOURS = "of the job, after which it is requeued (default: %(default)g)"
+_SBATCH = "a further one of sbatch, such as account=vision"
 _OPTIONS = {
     "--nodes": (int, "N", "machines (default: the recipe's NUM_SHARDS)"),
     "--gpus-per-node": (int, "N", "of each (default: the recipe's NUM_GPUS)"),
@@ -54,21 +53,15 @@ _OPTIONS = {
     "--requeues": (int, "N", _REQUEUES, Slurm.requeues),
     "--warning-seconds": (int, "S", _WARNING, Slurm.warning_seconds),
     "--job-name": (str, "NAME", "in the queue", "multigrid"),
-    "--option": (
-        [command_line.key_value],
-        "KEY=VALUE",
-        "a further one of sbatch, such as account=vision",
-    ),
+    "--option": ([command_line.key_value], "KEY=VALUE", _SBATCH),
     "--dry-run": (bool, "check, print the batch file, submit nothing"),
 }
 
 
-def submit(args: argparse.Namespace) -> None:
-    """Check, then print the batch file or queue the job.
-
-    Raises:
-        ValueError: the recipe cannot run so, it has a job already, or there is no SLURM.
-    """
+@command_line.tool()
+def main(argv: list[str] | None = None) -> int:
+    """Check, then print the batch file or queue the job; returns the exit status."""
+    args = parse_args(argv)
     slurm = Slurm(
         args.partition,
         hours=args.hours,
@@ -77,36 +70,26 @@ def submit(args: argparse.Namespace) -> None:
         warning_seconds=args.warning_seconds,
         options=dict(args.option),
     )
-    run = submission.load(recipe_path(args.cfg), args.overrides, args.nodes, args.gpus_per_node)
-    said, warnings = submission.check(run)
+    run = jobs.load(recipe_path(args.cfg), args.overrides, args.nodes, args.gpus_per_node)
+    said, warnings = jobs.check(run)
     # The batch file alone goes to standard output, so that it can be kept.
     print(said, file=sys.stderr if args.dry_run else sys.stdout)
     for warning in warnings:
         print(f"warning: {warning}", file=sys.stderr)
     if args.dry_run:
-        print(batch_file(submission.executor_of(run, slurm, args.job_name)))
-        return
-    if not has_slurm():
-        ways = submission.other_ways(run, slurm, RUN_NET)
-        raise ValueError(f"there is no SLURM on this machine (no sbatch). Without it, {ways}")
-    submission.refuse_twice(run)
-    number = submission.submit(run, slurm, args.job_name, RUN_NET)
-    logs = run.folder / FOLDER
+        print(batch_file(jobs.executor_of(run, slurm, args.job_name)))
+        return 0
+    number = jobs.submit(
+        run, slurm, args.job_name, Path(__file__).resolve().with_name("run_net.py")
+    )
     print(
         f"\njob {number} is queued\n"
         f"  watch:          squeue --jobs {number}\n"
         f"  its log:        {run.folder / 'train.log'}\n"
-        f"  all it says:    {logs / f'{number}_*_log.out'} and .err, one of each machine\n"
+        f"  all it says:    {run.folder / FOLDER / f'{number}_*_log.out'} and .err\n"
         f"  save, end it:   scancel {number}\n"
         f"  save, requeue:  scancel --signal=TERM {number}"
     )
-
-
-@command_line.tool()
-def main(argv: list[str] | None = None) -> int:
-    """Submit, or say in one line why not; returns the exit status."""
-    args = parse_args(argv)
-    submit(args)
     return 0
 
 

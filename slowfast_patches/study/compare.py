@@ -20,7 +20,13 @@ from slowfast_patches.study.report import (
     write_report,
 )
 from slowfast_patches.study.runs import Results, working_seconds
-from slowfast_patches.utils.tables import format_count, format_duration, format_flops, format_table
+from slowfast_patches.utils.tables import (
+    format_count,
+    format_duration,
+    format_flops,
+    format_table,
+    mean_of,
+)
 
 __all__ = ["Comparison", "format_comparison", "make_arms", "make_comparison", "write_comparison"]
 
@@ -73,34 +79,19 @@ class Comparison:
     seeds: tuple[int, ...]
     command: str
 
-    @property
-    def settings(self) -> str:
-        """The keys that the command sets in every config, but for where the data lies."""
-        keys = self.rows[0].arm.overrides
-        pairs = zip(keys[::2], keys[1::2], strict=True)
-        return ", ".join(f"{k} {value}" for k, value in pairs if not k.startswith("DATA.PATH_"))
-
     def to_json(self) -> dict[str, Any]:
         """As plain data; a mean has its `mean` and `std`, a missing value is null."""
         return {
             "command": self.command,
             "metric": self.metrics[0],
-            "machines": self._distinct("machine"),
-            "versions": self._distinct("versions"),
             "configs": [self._row_json(row) for row in self.rows],
         }
 
-    def _distinct(self, key: str) -> list[Any]:
-        """The different values of a key over all finished runs, in the order of appearance."""
-        values = list[Any]()
-        for run in (run for row in self.rows for run in row.runs.values()):
-            values += [run[key]] if run[key] not in values else []
-        return values
-
     def _row_json(self, row: Measured) -> dict[str, Any]:
         """Its runs are without the config, which is the row's but for the seed."""
+        speed_ups = row.factors(working_seconds)
         runs = [
-            {"seed": seed, "finished": seed in row.runs, "speed_up": row.speed_ups.get(seed)}
+            {"seed": seed, "finished": seed in row.runs, "speed_up": speed_ups.get(seed)}
             | {key: value for key, value in row.runs.get(seed, {}).items() if key != "config"}
             for seed in self.seeds
         ]
@@ -127,7 +118,7 @@ def make_comparison(
 def _means(row: Measured) -> dict[str, float | None]:
     means = {
         "iterations": row.mean(lambda run: run["iterations"]),
-        "iteration_factor": row.iteration_factor,
+        "iteration_factor": mean_of(row.factors(lambda run: run["iterations"]).values()),
         "epochs": row.mean(lambda run: run["epochs"]),
         "clips": row.mean(lambda run: run["clips"]),
         "flops": row.mean(lambda run: run["flops"]),
@@ -150,14 +141,13 @@ _COLUMNS: tuple[tuple[str, Callable[[float], str]], ...] = (
 
 
 def format_comparison(comparison: Comparison, *, markdown: bool = False) -> str:
-    """The table of a comparison and what was set in every config, for a terminal or in Markdown."""
+    """The table of a comparison, for a terminal or in Markdown."""
     headers = ["config", "seeds", *(header for header, _ in _COLUMNS), "speed-up"]
     headers += [f"{metric_title(name)}, %" for name in comparison.metrics]
     if markdown:
         headers = [header.replace("-\n", "").replace("\n", " ") for header in headers]
     rows = [_cells(comparison, row) for row in comparison.rows]
-    table = format_table(headers, rows, markdown=markdown)
-    return f"{table}\n\nIn every config: {comparison.settings}" if comparison.settings else table
+    return format_table(headers, rows, markdown=markdown)
 
 
 def _cells(comparison: Comparison, row: Measured) -> list[str]:
@@ -176,25 +166,15 @@ def _cells(comparison: Comparison, row: Measured) -> list[str]:
 
 def write_comparison(comparison: Comparison, output: Path) -> None:
     """Write report.md, report.json and report.png into `output`."""
-    metric, title = comparison.metrics[0], comparison.settings
-    plot_trainings(comparison.rows, metric, title, output / "report.png")
+    plot_trainings(comparison.rows, comparison.metrics[0], output / "report.png")
     write_report(output, "report", comparison.to_json(), _paragraphs(comparison))
 
 
 def _paragraphs(comparison: Comparison) -> list[str]:
-    first, *others = comparison.rows
-    metric, findings = comparison.metrics[0], list[str]()
-    for row in others:
-        ours, theirs = row.metric(metric), first.metric(metric)
-        if row.speed_up and ours and theirs:
-            findings.append(
-                f"- {row.arm.name}: {1 / row.speed_up.mean:.0%} of the time of {first.arm.name}, "
-                f"{metric_title(metric)} {ours.mean - theirs.mean:+.1f} points."
-            )
+    first, metric = comparison.rows[0], comparison.metrics[0]
     return [
         "# Comparison",
         format_comparison(comparison, markdown=True),
-        *(["\n".join(findings)] if findings else []),
         f"![{LONG_TITLES[metric].capitalize()} against training time](report.png)",
         f"Speed-up and iteration factor are relative to {first.arm.name}. The speed-up is the mean "
         "over seeds of the ratio of wall-clock times, of training with loading, without "

@@ -4,25 +4,25 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
 from slowfast_patches.study.report import Measured
 from slowfast_patches.study.runs import working_seconds
 from slowfast_patches.utils import pictures
-from slowfast_patches.utils.pictures import COLOURS, MUTED, new_figure, save_figure
+from slowfast_patches.utils.pictures import COLOURS, new_figure, save_figure
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
 
-__all__ = ["LONG_TITLES", "Curve", "plot_curves", "plot_trainings"]
+__all__ = ["LONG_TITLES", "Point", "plot_curves", "plot_trainings"]
 
 LONG_TITLES = {"top1": "top-1 accuracy", "map": "mean average precision"}
 """Primary metrics, where there is room."""
 
 
-def plot_trainings(rows: Sequence[Measured], metric: str, title: str, path: Path) -> None:
+def plot_trainings(rows: Sequence[Measured], metric: str, path: Path) -> None:
     """A metric against training time while the runs trained, as in the paper's Figure 1."""
     figure, [axes] = new_figure(rows=1, width=8, height=5)
     runs = [run for row in rows for run in row.runs.values()]
@@ -33,7 +33,6 @@ def plot_trainings(rows: Sequence[Measured], metric: str, title: str, path: Path
     axes.set_xlabel(f"training time, loading included ({unit})")
     axes.set_ylabel(f"{LONG_TITLES[metric]} (%)")
     axes.set_xlim(left=0)
-    axes.set_title(title)
     if runs:
         pictures.add_legend(figure, axes, "lines: validation, ●: final result")
     save_figure(figure, path)
@@ -61,43 +60,37 @@ def _draw_training(axes: Axes, row: Measured, metric: str, colour: str, size: fl
     axes.errorbar(x, y, yerr=mean.std, color=colour, label=label, **style)
 
 
-class Curve(NamedTuple):
-    """A curve of a figure: measured points, and published ones as (time, accuracy); times are
-    relative to the baseline's."""
-
-    label: str
-    measured: list[Measured]
-    published: list[tuple[float, float]]
+Point = tuple[str, Measured, tuple[float, float] | None]
+"""A curve's label, what was measured at a point of it, and what was published as (time, accuracy);
+times are relative to the baseline's."""
 
 
-def plot_curves(curves: Sequence[Curve], title: str, ours: str, path: Path) -> None:
+def plot_curves(points: Sequence[Point], title: str, ours: str, path: Path) -> None:
     """Draw accuracy over training time, the points of a curve being trainings of several lengths.
 
     Measured points, called `ours`, are filled and joined; published ones are hollow.
     """
     figure, [axes] = new_figure(rows=1, width=8.5, height=5.5)
-    for number, curve in enumerate(curves):
-        _draw_curve(axes, curve, COLOURS[number % len(COLOURS)])
+    for number, label in enumerate(dict.fromkeys(label for label, *_ in points)):
+        own = [point for point in points if point[0] == label]
+        _draw_curve(axes, label, own, COLOURS[number % len(COLOURS)])
     axes.set_xscale("log", base=2)
     axes.xaxis.set_major_formatter(lambda time, _: f"{time:g}" if time >= 1 else f"1/{1 / time:g}")
     axes.set_xlabel("training time, relative to the baseline's (loading included)")
     axes.set_ylabel("top-1 accuracy (%)")
     pictures.add_legend(figure, axes, f"●: {ours}, ○: published")
     axes.set_title(title, fontsize=10)
-    if not any(row.speed_up for curve in curves for row in curve.measured):
-        where = axes.transAxes
-        axes.text(0.5, 0.5, "no finished runs yet", transform=where, ha="center", color=MUTED)
     save_figure(figure, path)
 
 
-def _draw_curve(axes: Axes, curve: Curve, colour: str) -> None:
-    points = sorted(
+def _draw_curve(axes: Axes, label: str, points: Sequence[Point], colour: str) -> None:
+    found = sorted(
         (1 / row.speed_up.mean, top1.mean, top1.std or 0.0)
-        for row in curve.measured
+        for _, row, _ in points
         if row.speed_up and (top1 := row.metric("top1"))
     )
-    label = curve.label if points else f"{curve.label} (missing)"
-    x, y, spread = zip(*points, strict=True) if points else ([], [], [])
+    x, y, spread = zip(*found, strict=True) if found else ([], [], [])
+    label = label if found else f"{label} (missing)"
     axes.errorbar(x, y, yerr=spread, color=colour, marker="o", capsize=3, label=label)
-    for time, value in curve.published:
-        axes.plot(time, value, "o", mfc="none", mec=colour, ms=10, mew=1.8, zorder=5)
+    for published in (published for *_, published in points if published):
+        axes.plot(*published, "o", mfc="none", mec=colour, ms=10, mew=1.8, zorder=5)

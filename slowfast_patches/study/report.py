@@ -34,27 +34,18 @@ class Measured:
         """In per cent, over the seeds."""
         return mean_of(run[name] for run in self.runs.values() if name in run)
 
-    @property
-    def speed_ups(self) -> dict[int, float]:
-        """In wall-clock time, loading included, for the seeds that the baseline finished too."""
+    def factors(self, value: Callable[[Result], float]) -> dict[int, float]:
+        """The baseline's value as a multiple of ours, for the seeds that both have finished."""
         return {
-            seed: working_seconds(self.baseline[seed]) / working_seconds(run)
+            seed: value(self.baseline[seed]) / value(run)
             for seed, run in self.runs.items()
             if seed in self.baseline
         }
 
     @property
     def speed_up(self) -> Mean | None:
-        return mean_of(self.speed_ups.values())
-
-    @property
-    def iteration_factor(self) -> Mean | None:
-        """How many times fewer iterations than the baseline's."""
-        return mean_of(
-            self.baseline[seed]["iterations"] / run["iterations"]
-            for seed, run in self.runs.items()
-            if seed in self.baseline
-        )
+        """In wall-clock time, loading included."""
+        return mean_of(self.factors(working_seconds).values())
 
     @property
     def machines(self) -> list[str]:
@@ -84,16 +75,16 @@ def provenance(rows: Iterable[Measured], command: str) -> list[str]:
     rows = list(rows)
     machines = list(dict.fromkeys(name for row in rows for name in row.machines))
     runs = [run for row in rows for run in row.runs.values()]
-    versions = dict.fromkeys(_versions(run) for run in runs if "versions" in run)
+    versions = dict.fromkeys(
+        ", ".join(f"{name} {version}" for name, version in run["versions"].items() if version)
+        for run in runs
+        if "versions" in run
+    )
     paragraphs = [f"Machines: {' | '.join(machines) or MISSING}"]
     paragraphs += [f"Versions: {' | '.join(versions)}"] if versions else []
     if len(machines) > 1:
         paragraphs.append("The runs are of different machines: their times do not compare.")
     return [*paragraphs, f"To reproduce:\n\n    {command}"]
-
-
-def _versions(run: Result) -> str:
-    return ", ".join(f"{name} {version}" for name, version in run["versions"].items() if version)
 
 
 def write_report(folder: Path, name: str, data: Any, paragraphs: Iterable[str]) -> None:

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import shlex
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -19,67 +19,60 @@ from slowfast_patches.launch.launch import processes_of
 from slowfast_patches.launch.slurm import Slurm
 from slowfast_patches.models.flops import flops_per_clip
 from slowfast_patches.plan.step_times import MisfitError, estimated_timing
-from slowfast_patches.study.arms import Arm, TimingOf, check_study, cost_of, measured_times
+from slowfast_patches.study.arms import Arm, Arms, TimingOf, check_study, cost_of, measured_times
 from slowfast_patches.study.experiments import (
     EXPERIMENTS,
+    SCRATCH,
     Experiment,
     Row,
     Training,
     trainings_of,
 )
 from slowfast_patches.study.jobs import submit_all
-from slowfast_patches.study.report import measure
+from slowfast_patches.study.report import Measured, measure
 from slowfast_patches.study.runs import Results, find_results, train_all
 from slowfast_patches.study.tables import (
     TOY_MARK,
-    Estimate,
     Outcome,
-    format_estimates,
+    format_costs,
     format_outcome,
     write_outcome,
 )
-from slowfast_patches.study.toy import Toy, make_toy_inputs
-from slowfast_patches.study.trainings import Arms
+from slowfast_patches.study.toy import make_toy_videos
 from slowfast_patches.utils.tables import format_duration
 
 __all__ = ["Request", "reproduce"]
-
-_STARTS = {"imagenet": "an ImageNet ResNet", "kinetics": "a Kinetics-400 model"}
 
 
 @dataclass(frozen=True)
 class Request:
     """What a user asks for; the options of tools/reproduce.py.
 
-    `own` are recipes to add as rows, `data` folders by data set, `weights` files by start;
-    `command` is what was typed, to be repeated in the reports.
+    `arms` makes the arms with what they are trained on, `own` are recipes to add as rows, `command`
+    is what was typed, to be repeated in the reports.
     """
 
     names: tuple[str, ...]
     seeds: tuple[int, ...]
     output: Path
-    configs: Path
     run_net: Path
+    arms: Arms
     own: tuple[Path, ...] = ()
-    data: Mapping[str, str] = field(default_factory=dict)
-    weights: Mapping[str, str] = field(default_factory=dict)
-    overrides: tuple[str, ...] = ()
     step_times: tuple[Path, ...] = ()
     step_seconds: float | None = None
     dry_run: bool = False
     local: bool = False
     slurm: Slurm | None = None
-    toy: Toy | None = None
     command: tuple[str, ...] = ()
+
+    @property
+    def is_toy(self) -> bool:
+        return self.arms.toy is not None
 
     @property
     def folder(self) -> Path:
         """Where runs and reports go: toys never to the others'."""
-        return self.output / "demo" if self.toy else self.output
-
-    @property
-    def toy_data(self) -> Path:
-        return self.folder / "data"
+        return self.output / "demo" if self.is_toy else self.output
 
 
 def reproduce(request: Request) -> list[dict[str, Any]]:
@@ -93,16 +86,12 @@ def reproduce(request: Request) -> list[dict[str, Any]]:
         RunFailedError: a run failed; those before it are kept.
     """
     patching.apply()
-    check_study(request.own, request.overrides)
+    check_study(request.own, request.arms.overrides)
     experiments = [_with_own(EXPERIMENTS[name], request.own) for name in request.names]
-    made = _arms(request)
-    arms = {training: made.arm(training) for training in trainings_of(experiments)}
-    timing_of = _timing_of(request, arms[experiments[0].rows[0].training])
-    estimates = {training: _estimate(training, arms, timing_of) for training in arms}
-    planned = _print_plan(request, experiments, estimates)
-    if request.dry_run:
-        return planned
-    return _run(request, experiments, arms, {e.arm.name: e.cost for e in estimates.values()})
+    arms = {training: request.arms.arm(training) for training in trainings_of(experiments)}
+    costs = _costs(request, arms)
+    planned = _print_plan(request, experiments, arms, costs)
+    return planned if request.dry_run else _run(request, experiments, arms, costs)
 
 
 def _run(
@@ -113,9 +102,9 @@ def _run(
 ) -> list[dict[str, Any]]:
     """Train as asked, report after each run, and print the tables; as plain data, too."""
     where = (list(arms.values()), request.seeds, request.folder)
-    if request.local or request.toy or request.slurm:
+    if request.local or request.is_toy or request.slurm:
         _prepare(request, arms)
-    if request.local or request.toy:
+    if request.local or request.is_toy:
         for results in train_all(*where, request.run_net, lambda arm: costs[arm.name]):
             _report(request, experiments, arms, results)
     results = find_results(*where)  # refuses those of other recipes
@@ -124,7 +113,7 @@ def _run(
         print(f"{len(jobs)} jobs queued: {', '.join(jobs.values()) or 'all are done or queued'}")
     outcomes = _report(request, experiments, arms, results)
     for outcome in outcomes:
-        mark = f"{TOY_MARK}\n" if request.toy else ""
+        mark = f"{TOY_MARK}\n" if request.is_toy else ""
         print(f"\n{mark}{outcome.experiment.title}\n\n{format_outcome(outcome)}")
     print(f"\nReports: {request.folder}")
     return [outcome.to_json() for outcome in outcomes]
@@ -149,12 +138,19 @@ def _with_own(experiment: Experiment, own: Sequence[Path]) -> Experiment:
     return replace(experiment, rows=tuple(rows))
 
 
-def _arms(request: Request) -> Arms:
-    data, weights = request.data, request.weights
-    if request.toy:
-        data = {name: str(request.toy_data / name) for name in ("kinetics", "ssv2", "charades")}
-        weights = {start: str(request.toy_data / f"{start}.pyth") for start in _STARTS}
-    return Arms(request.configs, data, weights, request.overrides, request.toy)
+def _costs(request: Request, arms: Mapping[Training, Arm]) -> dict[str, Cost]:
+    """What a run of each arm takes, by its name; those that no step times hold for are named."""
+    timing_of = _timing_of(request, next(iter(arms.values())))
+    costs, misfits = dict[str, Cost](), list[str]()
+    for arm in arms.values():
+        try:
+            costs[arm.name] = cost_of(arm, timing_of)
+        except MisfitError as error:
+            costs[arm.name] = cost_of(arm)
+            misfits.append(f"{arm.cfg_file.name}: {error}")
+    if misfits:
+        print(f"no times for {len(misfits)} recipes, such as {misfits[0]}\n")
+    return costs
 
 
 def _timing_of(request: Request, first: Arm) -> TimingOf | None:
@@ -173,59 +169,57 @@ def _work(recipe: Recipe, flops: FlopsPerClip) -> float:
     return base.batch * flops(base.frames, base.crop) / processes_of(recipe)
 
 
-def _estimate(
-    training: Training, arms: Mapping[Training, Arm], timing_of: TimingOf | None
-) -> Estimate:
-    arm, baseline, misfit = arms[training], arms[training.baseline or training], None
-    try:
-        cost = cost_of(arm, timing_of)
-    except MisfitError as error:
-        cost, misfit = cost_of(arm), str(error)
-    return Estimate(arm, cost, baseline.iterations / arm.iterations, misfit)
-
-
 def _print_plan(
     request: Request,
     experiments: Sequence[Experiment],
-    estimates: Mapping[Training, Estimate],
+    arms: Mapping[Training, Arm],
+    costs: Mapping[str, Cost],
 ) -> list[dict[str, Any]]:
     """The runs of each experiment, and what all of them would take together; as plain data, too."""
-    if request.toy:
+    if request.is_toy:
         print(f"{TOY_MARK}\n")
-    planned = list[dict[str, Any]]()
+    planned, seeds = list[dict[str, Any]](), request.seeds
     for experiment in experiments:
-        of_rows = [estimates[row.training] for row in experiment.rows]
-        print(f"{format_estimates(experiment, of_rows, request.seeds)}\n")
-        rows = [
-            {"run": row.label, **estimate.to_json()}
-            for row, estimate in zip(experiment.rows, of_rows, strict=True)
-        ]
-        planned.append({"title": experiment.title, "seeds": request.seeds, "rows": rows})
-    misfits = [estimate for estimate in estimates.values() if estimate.misfit]
-    if misfits:
-        name, why = misfits[0].arm.cfg_file.name, misfits[0].misfit
-        print(f"no times for {len(misfits)} recipes, such as {name}: {why}\n")
-    seeds, seconds = len(request.seeds), [e.cost.seconds for e in estimates.values()]
-    known = [value for value in seconds if value is not None]
+        rows = list(_planned_rows(experiment, arms, costs))
+        print(f"{format_costs(experiment.title, rows, len(seeds))}\n")
+        planned.append({"title": experiment.title, "seeds": seeds, "rows": rows})
+    known = [cost.seconds for cost in costs.values() if cost.seconds is not None]
     total = "unknown: give --step-times FILE"
-    if len(known) == len(seconds):
-        total = format_duration(seeds * sum(known))
-    runs = f"{len(estimates)} recipes, each counted once, × {seeds} seed{'s' * (seeds > 1)}"
-    took = f"training time, without loading and evaluation: {total}"
-    print(f"{len(estimates) * seeds} runs in all: {runs}; {took}", flush=True)
+    if len(known) == len(costs):
+        total = format_duration(len(seeds) * sum(known))
+    print(
+        f"{len(costs) * len(seeds)} runs in all: {len(costs)} recipes, each counted once, × "
+        f"{len(seeds)} seeds; training time, without loading and evaluation: {total}",
+        flush=True,
+    )
     return planned
+
+
+def _planned_rows(
+    experiment: Experiment, arms: Mapping[Training, Arm], costs: Mapping[str, Cost]
+) -> Iterator[dict[str, Any]]:
+    """What a run of each row takes; `factor` is how many times fewer iterations than its baseline's
+    it has."""
+    for row in experiment.rows:
+        arm = arms[row.training]
+        factor = arms[row.training.baseline or row.training].iterations / arm.iterations
+        cost = {**asdict(costs[arm.name]), "factor": factor}
+        yield {"run": row.label, "config": arm.config, **cost}
 
 
 def _prepare(request: Request, arms: Mapping[Training, Arm]) -> None:
     """Look at everything that the runs need before the first of them; make it for toys."""
-    if request.toy:
-        make_toy_inputs(request.toy_data, arms, request.configs, request.toy)
+    if request.is_toy:
+        datasets = {arm.recipe.train.dataset.lower() for arm in arms.values()}
+        make_toy_videos(request.folder / "data", datasets)
     lists = dict[tuple[str, str, str], Recipe]()
     for training, arm in arms.items():
         weights, name, data = arm.recipe.train.checkpoint_file_path, arm.name, arm.recipe.data
-        if training.start in _STARTS and not weights:
-            option = f"--{training.start}-weights FILE"
-            raise ValueError(f"{name} starts from {_STARTS[training.start]}: give {option}")
+        if training.start != SCRATCH and not weights and not request.is_toy:
+            raise ValueError(
+                f"{name} starts from a model of {training.start}: give --{training.start}-weights "
+                "FILE"
+            )
         if weights and not Path(weights).is_file():
             raise ValueError(f"{name} starts from {weights}: no such file")
         dataset = arm.recipe.train.dataset
@@ -244,14 +238,15 @@ def _report(
     results: Results,
 ) -> list[Outcome]:
     """Write every experiment's report of the results there are."""
+
+    def measured(training: Training) -> Measured:
+        baseline = arms[training.baseline or training]
+        return measure(arms[training], baseline, request.seeds, results)
+
     command = shlex.join(["python", "tools/reproduce.py", *request.command])
     outcomes = list[Outcome]()
     for experiment in experiments:
-        measured = tuple(
-            measure(arms[t], arms[t.baseline or t], request.seeds, results)
-            for t in (row.training for row in experiment.rows)
-        )
-        toy = request.toy is not None
-        outcomes.append(Outcome(experiment, measured, request.seeds, toy, command))
+        rows = tuple((row, measured(row.training)) for row in experiment.rows)
+        outcomes.append(Outcome(experiment, rows, request.seeds, request.is_toy, command))
         write_outcome(outcomes[-1], request.folder)
     return outcomes

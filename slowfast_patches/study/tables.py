@@ -2,16 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from dataclasses import asdict, dataclass
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from multigrid import Cost
 from slowfast_patches.config.metrics import metric_title
-from slowfast_patches.study.arms import Arm
 from slowfast_patches.study.experiments import Experiment, Row
-from slowfast_patches.study.pictures import Curve, plot_curves
+from slowfast_patches.study.pictures import Point, plot_curves
 from slowfast_patches.study.report import MISSING, Measured, as_json, provenance, write_report
 from slowfast_patches.study.runs import working_seconds
 from slowfast_patches.utils.tables import (
@@ -21,49 +19,32 @@ from slowfast_patches.utils.tables import (
     format_table,
 )
 
-__all__ = ["TOY_MARK", "Estimate", "Outcome", "format_estimates", "format_outcome", "write_outcome"]
+__all__ = ["TOY_MARK", "Outcome", "format_costs", "format_outcome", "write_outcome"]
 
 TOY_MARK = (
     "TOY SIZE: a test of the path on rendered videos; no number here is the paper's experiment."
 )
 
 
-@dataclass(frozen=True)
-class Estimate:
-    """What one run of a row takes; `factor` is how many times fewer iterations than its baseline's
-    it has, `misfit` says why no step times hold for it, where some were given."""
-
-    arm: Arm
-    cost: Cost
-    factor: float
-    misfit: str | None
-
-    def to_json(self) -> dict[str, Any]:
-        found = {"config": str(self.arm.cfg_file), **asdict(self.cost)}
-        return found | {"factor": self.factor, "misfit": self.misfit}
-
-
-def format_estimates(
-    experiment: Experiment, estimates: Sequence[Estimate], seeds: Sequence[int]
-) -> str:
-    """The table of an experiment's runs, for a terminal."""
+def format_costs(title: str, rows: Sequence[Mapping[str, Any]], seeds: int) -> str:
+    """What the runs of an experiment take, for a terminal: a table of plain data."""
     headers = ["run", "config", "seeds", "iterations", "epochs", "clips", "training\nFLOPs"]
     headers += ["ratio to\nthe baseline", "time of\na run"]
-    rows = [
+    cells = [
         [
-            row.label,
-            estimate.arm.config,
-            str(len(seeds)),
-            format_count(estimate.cost.iterations),
-            f"{estimate.cost.epochs:.1f}",
-            format_count(estimate.cost.clips),
-            format_flops(estimate.cost.flops or 0.0),
-            f"1/{estimate.factor:.2f}",
-            "?" if (took := estimate.cost.seconds) is None else format_duration(took),
+            row["run"],
+            row["config"],
+            str(seeds),
+            format_count(row["iterations"]),
+            f"{row['epochs']:.1f}",
+            format_count(row["clips"]),
+            format_flops(row["flops"]),
+            f"1/{row['factor']:.2f}",
+            "?" if row["seconds"] is None else format_duration(row["seconds"]),
         ]
-        for row, estimate in zip(experiment.rows, estimates, strict=True)
+        for row in rows
     ]
-    return f"{experiment.title}\n\n{format_table(headers, rows, left=2)}"
+    return f"{title}\n\n{format_table(headers, cells, left=2)}"
 
 
 @dataclass(frozen=True)
@@ -71,7 +52,7 @@ class Outcome:
     """An experiment with what was measured of each of its rows; `command` is what asked for it."""
 
     experiment: Experiment
-    measured: tuple[Measured, ...]
+    rows: tuple[tuple[Row, Measured], ...]
     seeds: tuple[int, ...]
     toy: bool
     command: str
@@ -80,10 +61,6 @@ class Outcome:
     def ours(self) -> str:
         """What its own numbers are called."""
         return "toy" if self.toy else "measured"
-
-    @property
-    def rows(self) -> list[tuple[Row, Measured]]:
-        return list(zip(self.experiment.rows, self.measured, strict=True))
 
     def to_json(self) -> dict[str, Any]:
         """As plain data; a mean has its `mean` and `std`, what is missing is null."""
@@ -164,18 +141,15 @@ def write_outcome(outcome: Outcome, folder: Path) -> None:
         "wall-clock times to the baseline's of the same seed, loading included, evaluation left "
         f"out. “{MISSING}”: no finished run yet; “–”: not in the paper's tables.",
         *([experiment.note] if experiment.note else []),
-        *provenance(outcome.measured, outcome.command),
+        *provenance([measured for _, measured in outcome.rows], outcome.command),
     ]
     write_report(folder, experiment.name, outcome.to_json(), paragraphs)
     if experiment.is_figure:
         title = experiment.title + (f"\n{TOY_MARK}" if outcome.toy else "")
-        plot_curves(_curves(outcome), title, outcome.ours, folder / f"{experiment.name}.png")
+        plot_curves(list(_points(outcome)), title, outcome.ours, folder / f"{experiment.name}.png")
 
 
-def _curves(outcome: Outcome) -> list[Curve]:
-    curves = {row.curve: Curve(row.curve, [], []) for row in outcome.experiment.rows}
+def _points(outcome: Outcome) -> Iterator[Point]:
     for row, measured in outcome.rows:
-        curves[row.curve].measured.append(measured)
-        if top1 := row.metrics.get("top1"):
-            curves[row.curve].published.append((1 / (row.speed_up or 1.0), top1.mean))
-    return list(curves.values())
+        top1 = row.metrics.get("top1")
+        yield row.curve, measured, (1 / (row.speed_up or 1.0), top1.mean) if top1 else None

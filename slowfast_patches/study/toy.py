@@ -7,22 +7,16 @@ loses what makes it large: width, frames, crop, clips, epochs. Its results mean 
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Collection
 from dataclasses import dataclass
 from pathlib import Path
 
-import torch
-
-from slowfast_patches.config import load_recipe
 from slowfast_patches.config.recipe import Recipe
-from slowfast_patches.config.scale import as_overrides, scaled_lengths
+from slowfast_patches.config.scale import scaled_lengths
 from slowfast_patches.datasets.demo.charades_form import write_charades_form
 from slowfast_patches.datasets.demo.synthetic import DemoSpec, make_demo_data
-from slowfast_patches.models.build import build_model
-from slowfast_patches.study.arms import Arm
-from slowfast_patches.study.experiments import Training
 
-__all__ = ["Toy", "make_toy_inputs", "toy_overrides"]
+__all__ = ["Toy", "make_toy_videos", "toy_overrides"]
 
 _VIDEOS = DemoSpec(train=32, val=16, test=16, frames=32, width=64, height=48)
 """The rendered videos that toys are trained on."""
@@ -31,15 +25,6 @@ _CROP = 32
 _POOLED_CROP = 64
 """What a crop of 224² becomes: the least a network takes, without and with non-local blocks, which
 pool their input once more."""
-
-_STARTS: Mapping[str, str] = {
-    "imagenet": "Kinetics/I3D_16x4_R50.yaml",
-    "kinetics": "Kinetics/SLOWFAST_64FRAMES_R50.yaml",
-}
-"""The recipe whose toy has the weights of a start."""
-
-_CLASSES = 12
-"""Of a start: another number than the toys' own, as Kinetics has other classes than SSv2."""
 
 
 @dataclass(frozen=True)
@@ -79,6 +64,7 @@ def toy_overrides(recipe: Recipe, reference: Recipe, toy: Toy) -> dict[str, obje
         "SOLVER.BASE_LR": solver.base_lr * rate,
         "SOLVER.WARMUP_START_LR": solver.warmup_start_lr * rate,
         "TRAIN.BATCH_SIZE": batch,
+        "TRAIN.CHECKPOINT_INFLATE": False,
         "TRAIN.EVAL_PERIOD": 10**6,
         "TRAIN.CHECKPOINT_PERIOD": 10**6,
         "TEST.BATCH_SIZE": 8,
@@ -103,36 +89,11 @@ def toy_overrides(recipe: Recipe, reference: Recipe, toy: Toy) -> dict[str, obje
     }
 
 
-def make_toy_inputs(folder: Path, arms: Mapping[Training, Arm], configs: Path, toy: Toy) -> None:
-    """Make what the toys of some arms need and is not there yet.
-
-    Videos go to folder/{kinetics,ssv2,charades}, in the form of each data set; the weights to where
-    the arms look for them.
-    """
+def make_toy_videos(folder: Path, datasets: Collection[str]) -> None:
+    """Make what is not there yet of folder/DATASET for some of kinetics, ssv2 and charades, in the
+    form of each."""
     make_demo_data(folder / "kinetics", _VIDEOS)
-    if not (folder / "ssv2").exists():
+    if "ssv2" in datasets and not (folder / "ssv2").exists():
         (folder / "ssv2").symlink_to("kinetics")  # which it reads as it reads prepared videos
-    write_charades_form(folder / "kinetics", folder / "charades")
-    for training, arm in arms.items():
-        path = Path(arm.recipe.train.checkpoint_file_path)
-        is_ours = training.start in _STARTS and path.parent == folder
-        if is_ours and not path.is_file():
-            _write_start(training.start, _start_model(configs, training.start, toy), path)
-
-
-def _start_model(configs: Path, start: str, toy: Toy) -> Recipe:
-    path = configs / _STARTS[start]
-    plain = load_recipe(path)
-    keys = toy_overrides(plain, plain, toy) | {"MODEL.NUM_CLASSES": _CLASSES}
-    return load_recipe(path, as_overrides(keys))
-
-
-def _write_start(start: str, recipe: Recipe, path: Path) -> None:
-    """Random weights of a model; those of ImageNet's ResNet are its pictures' alone, in 2-D."""
-    torch.manual_seed(0)
-    weights = build_model(recipe).state_dict()
-    if start == "imagenet":
-        weights = {key: w.sum(2) if w.ndim == 5 else w for key, w in weights.items()}
-    temporary = path.with_suffix(".tmp")
-    torch.save({"model_state": dict(weights)}, temporary)
-    temporary.replace(path)
+    if "charades" in datasets:
+        write_charades_form(folder / "kinetics", folder / "charades")

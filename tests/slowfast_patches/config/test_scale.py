@@ -17,8 +17,6 @@ from slowfast_patches.config.schedule import (
     schedule_of,
 )
 from slowfast_patches.launch.launch import for_processes
-from slowfast_patches.plan.cluster.network import Cluster
-from slowfast_patches.plan.cluster.plan import on_cluster
 from slowfast_patches.study.compare import make_arms
 from slowfast_patches.train import checkpoints
 from slowfast_patches.train.state import Run
@@ -232,17 +230,6 @@ def test_with_a_reference_number_of_gpus_the_batch_follows_them_and_the_rate_the
     machines = scale_to_processes(of_batch(*BY_CLIPS, *COSINE, *BY_GPUS, "NUM_SHARDS", 2), 16)
     assert (machines.num_shards, machines.train.batch_size) == (2, 32)
     assert rates(machines, 5, 10) == pytest.approx([2.5, 1.0])
-
-
-@pytest.mark.parametrize(("gpus", "per_node", "rate"), [(6, 6, 0.0075), (2048, 8, 2.56)])
-def test_on_a_cluster_with_k_times_the_gpus_the_rate_is_k_times(gpus, per_node, rate):
-    """8 clips a GPU, of which 8 GPUs have 64; however the recipe's own GPUs are written."""
-    fitted = on_cluster(load_recipe(f"{LARGE}.yaml"), Cluster(gpus, per_node, network=1e9))
-    assert 8 * gpus == fitted.train.batch_size * fitted.num_shards
-    assert rates(fitted, 0, 5) == pytest.approx([0.01, rate])
-    for more in ((), BY_GPUS):
-        recipe = on_cluster(of_batch("NUM_GPUS", 8, *BY_CLIPS, *more), Cluster(32, 8, network=1e9))
-        assert rates(recipe, 0, 1, 5) == pytest.approx([0.5, 8, 0.8])
 
 
 def test_a_warm_up_that_would_go_down_is_warned_of(caplog):

@@ -4,6 +4,7 @@ the benchmark that writes them."""
 import json
 from collections.abc import Callable
 from pathlib import Path
+from types import ModuleType
 from typing import Any
 
 import pytest
@@ -12,10 +13,8 @@ from multigrid import Shape, baseline_cost, schedule_cost
 from slowfast_patches.config import load_recipe
 from slowfast_patches.config.recipe import Recipe
 from slowfast_patches.config.schedule import schedule_of
-from slowfast_patches.plan.plan import format_plan, make_plan
 from slowfast_patches.plan.step_times import (
     MisfitError,
-    estimated_timing,
     measured_timing,
     model_of,
     read_step_times,
@@ -23,6 +22,7 @@ from slowfast_patches.plan.step_times import (
 )
 
 ROOT = Path(__file__).parents[3]
+RESULTS = ROOT / "benchmarks" / "results"
 
 ROWS = [
     ([8, 16, 64], 8, None, 90),
@@ -69,20 +69,12 @@ def times(tmp_path: Path, recipe: Path) -> Path:
 
 def test_the_plans_hours_by_hand(recipe, times, capsys, load_program):
     """8 × (120 + 135 + 105) s are 0.8 h; the baseline's 56 iterations of 90 s are 1.4 h."""
-    arguments = ["--cfg", str(recipe), "--dataset-size", "64", "--step-times", str(times)]
-    assert load_program("tools/plan.py").main([*arguments, "--json"]) == 0
-    found = json.loads(capsys.readouterr().out)
-    assert (found["iterations"], found["baseline_iterations"]) == (24, 56)
-    assert found["hours"] == pytest.approx(0.8)
-    assert found["baseline_hours"] == pytest.approx(1.4)
-    assert found["speed_up"] == pytest.approx(1.75)
-    assert [phase["seconds"] for phase in found["phases"]] == [2880]
-
-
-def test_the_plans_text_has_times_and_where_they_come_from(recipe, times):
-    cfg = load_recipe(recipe)
-    timing = measured_timing([read_step_times(times)], cfg)
-    text = format_plan(make_plan(schedule_of(cfg, 64), lambda *_: 1e9, timing))
+    assert (
+        load_program("tools/plan.py").main(["--cfg", str(recipe), "--step-times", str(times)]) == 0
+    )
+    text = capsys.readouterr().out
+    (line,) = [line for line in text.splitlines() if line.startswith("time ")]
+    assert line.split() == ["time", "48", "min", "84", "min", "1.75×", "fewer"]
     assert "Wall-clock speed-up: 1.75×, without loading and evaluation" in text
     assert f"{times}, measured on Abacus 9 (cpu), 2026-01-02" in text
 
@@ -101,7 +93,6 @@ def test_a_time_holds_for_every_recipe_whose_processes_have_that_many_clips(reci
     ("overrides", "message"),
     [
         (["MODEL.NUM_CLASSES", 5], "of another model: MODEL.NUM_CLASSES 4 there, 5 here"),
-        (["TRAIN.MIXED_PRECISION", True], "TRAIN.MIXED_PRECISION False there, True here"),
         (["NUM_GPUS", 8], "measured on cpu, and NUM_GPUS 8 trains on cuda"),
         (["TRAIN.BATCH_SIZE", 16], "no time for 64×16×32² on 1 process(es), 64 clips each"),
     ],
@@ -118,19 +109,14 @@ def test_times_of_another_recipe_are_refused_with_the_command_that_measures(
 
 
 def test_a_file_from_before_a_key_was_measured_at_its_default(recipe, tmp_path):
-    """It holds neither TRAIN.COMPILE nor TRAIN.CUDNN_BENCHMARK, which was on."""
+    """It does not hold TRAIN.COMPILE; and weights at the start do not change the speed."""
     old = content(load_recipe(recipe))
-    for key in ("TRAIN.COMPILE", "TRAIN.CUDNN_BENCHMARK"):
-        del old["model"][key]
+    del old["model"]["TRAIN.COMPILE"]
     found = read_step_times(write(tmp_path / "old.json", old))
-    assert found.of_recipe(load_recipe(recipe))(Shape(16, 16, 45)) == 135
+    other = load_recipe(recipe, ["RESNET.ZERO_INIT_FINAL_BN", True, "MODEL.DROPOUT_RATE", 0.1])
+    assert found.of_recipe(other)(Shape(16, 16, 45)) == 135
     with pytest.raises(MisfitError, match=r"TRAIN\.COMPILE False there, True here"):
         found.of_recipe(load_recipe(recipe, ["TRAIN.COMPILE", True]))
-
-
-def test_weights_at_the_start_do_not_change_the_speed(recipe, times):
-    cfg = load_recipe(recipe, ["RESNET.ZERO_INIT_FINAL_BN", True, "MODEL.DROPOUT_RATE", 0.1])
-    assert read_step_times(times).of_recipe(cfg)(Shape(16, 16, 45)) == 135
 
 
 def test_a_shape_that_ran_out_of_memory_has_no_time(recipe, tmp_path):
@@ -162,14 +148,6 @@ def test_of_several_files_each_recipe_takes_the_first_that_fits(recipe, tmp_path
     assert "baseline.json has no time for" in str(misfit.value)
 
 
-def test_an_estimate_is_in_proportion_to_the_work(recipe):
-    """A clip that costs as much as it has frames: 32 × 16 is 4 times 8 × 16."""
-    timing = estimated_timing(load_recipe(recipe), 3.0, lambda frames, crop: float(frames))
-    assert timing.ours(Shape(8, 16, 64)) == timing.baseline(Shape(8, 16, 64)) == 3
-    assert timing.ours(Shape(32, 16, 32)) == 12
-    assert timing.ours(Shape(32, 8, 32)) == 6
-
-
 @pytest.mark.parametrize(
     ("report", "overrides"),
     [
@@ -193,26 +171,13 @@ def test_what_was_measured_predicts_the_demos_speed_up(report, overrides):
     assert baseline / ours == pytest.approx(took[0] / took[1], rel=0.1)
 
 
-RESULTS = ROOT / "benchmarks" / "results"
-
-
-def changed(**values: object) -> Callable[[dict[str, Any]], object]:
-    """A change of the file's own keys."""
-    return lambda data: data | values
-
-
-def row_changed(**values: object) -> Callable[[dict[str, Any]], object]:
-    return lambda data: data | {"shapes": [data["shapes"][0] | values]}
-
-
 @pytest.mark.parametrize(
     ("change", "message"),
     [
         (lambda data: "{", "JSON"),
         (lambda data: {k: v for k, v in data.items() if k != "model"}, "'model'"),
-        (changed(format=2), "its format is 2"),
-        (changed(shapes=[]), "no shapes"),
-        (row_changed(seconds={"median": float("nan")}), "takes nan seconds"),
+        (lambda data: data | {"format": 2}, "its format is 2"),
+        (lambda data: data | {"shapes": []}, "no shapes"),
     ],
 )
 def test_files_that_are_none_are_refused_by_name(recipe, tmp_path, change, message):
@@ -230,15 +195,13 @@ def test_what_is_measured_is_what_a_schedule_meets_and_the_baseline(tiny_config,
     assert len(found) == len(set(found)) == 9
     assert {shape for shape, _ in found} == set(schedule_of(cfg, 10**4).shapes)
     assert dict(found[1:])[Shape(32, 4, 16)] == 8
-    assert shapes_to_measure(tiny_config(tmp_path, *OFF)) == [(Shape(4, 8, 32), None)]
-
-
-OFF = ("MULTIGRID.LONG_CYCLE", False, "MULTIGRID.SHORT_CYCLE", False)
+    off = ("MULTIGRID.LONG_CYCLE", False, "MULTIGRID.SHORT_CYCLE", False)
+    assert shapes_to_measure(tiny_config(tmp_path, *off)) == [(Shape(4, 8, 32), None)]
 
 
 @pytest.mark.slow
 def test_what_the_benchmark_writes_gives_the_plan_its_hours(
-    step_bench, load_program, tiny_recipe, tmp_path, capsys
+    step_bench: ModuleType, load_program: Callable, tiny_recipe: Path, tmp_path: Path, capsys
 ):
     path = tmp_path / "new" / "times.json"
     recipe = ["--cfg", str(tiny_recipe)]
@@ -251,7 +214,6 @@ def test_what_the_benchmark_writes_gives_the_plan_its_hours(
     assert shapes == [[4, 8, 32], [16, 8, 16], [4, 8, 32]]
     assert [row["bn_size"] for row in written["shapes"]] == [None, 16, 4]
     assert f"{written['shapes'][0]['seconds']['median']:.4f}" in table
-    assert (written["precision"], written["device"]["type"]) == ("float32", "cpu")
     before = json.loads((RESULTS / "step_time_demo.json").read_text())
     assert written.keys() > before.keys()
 
@@ -261,6 +223,5 @@ def test_what_the_benchmark_writes_gives_the_plan_its_hours(
     assert found["baseline_hours"] == pytest.approx(
         found["baseline_iterations"] * written["shapes"][0]["seconds"]["median"] / 3600
     )
-    assert found["hours"] > 0
     totals = written["variants"][0]["totals"]
     assert found["speed_up"] == pytest.approx(totals["speed_up"]["median"])

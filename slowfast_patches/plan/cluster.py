@@ -1,16 +1,28 @@
-"""A cluster in numbers, published ones by name, and how long its GPUs take to add up what each of
+"""A cluster on paper, published ones by name, and how long its GPUs take to add up what each of
 them holds."""
 
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import NamedTuple
 
-__all__ = ["LATENCY", "MACHINES", "Cluster", "Preset", "ring_seconds"]
+from slowfast_patches.utils.command_line import option_of
+
+__all__ = ["BACKWARD", "LATENCY", "MACHINES", "Cluster", "Preset", "ring_seconds"]
 
 LATENCY = 20e-6
 """Seconds that one message takes besides its bytes, where nothing else is given: an assumption."""
+
+BACKWARD = 2 / 3
+"""Share of backward in a step: for each product of forward it has two, for the inputs and for the
+weights."""
+
+_BUCKET = 25 * 1024**2
+"""Bytes of gradients that DDP sends together, by default."""
+
+_FLOAT, _DOUBLE = 4, 8
+"""Bytes of a statistic."""
 
 
 @dataclass(frozen=True)
@@ -31,17 +43,11 @@ class Cluster:
     latency: float = LATENCY
 
     def __post_init__(self) -> None:
+        for name in ("gpus", "gpus_per_node", "network", "node_network", "latency"):
+            value = getattr(self, name)
+            if not value > 0 and (name, value) != ("latency", 0):
+                raise ValueError(f"{option_of(name)} must be above 0, not {value:g}")
         per_node = self.gpus_per_node
-        speed = "above 0 GB/s (inf: no limit)"
-        for option, value, is_fine, wanted in (
-            ("--gpus", self.gpus, self.gpus >= 1, "1 or more"),
-            ("--gpus-per-node", per_node, per_node >= 1, "1 or more"),
-            ("--network", self.network / 1e9, self.network > 0, speed),
-            ("--node-network", self.node_network / 1e9, self.node_network > 0, speed),
-            ("--latency", 1e6 * self.latency, 0 <= self.latency < math.inf, "0 µs or more"),
-        ):
-            if not is_fine:
-                raise ValueError(f"{option} is {wanted}, not {value:g}")
         if self.gpus > per_node and self.gpus % per_node:
             fewer = self.gpus // per_node * per_node
             raise ValueError(
@@ -58,12 +64,6 @@ class Cluster:
         """GPUs that are used on each node."""
         return min(self.gpus, self.gpus_per_node)
 
-    def neighbours(self, gpus: int) -> Cluster:
-        """A group of neighbouring ranks: in one node, on whole nodes, or, where it fits neither, at
-        worst each on another node."""
-        fits = self.gpus_of_node % gpus == 0 or gpus % self.gpus_of_node == 0
-        return replace(self, gpus=gpus, gpus_per_node=self.gpus_of_node if fits else 1)
-
     def all_reduce_seconds(self, size: float) -> float:
         """Seconds until every GPU has the sum of what all hold, `size` bytes each.
 
@@ -74,6 +74,28 @@ class Cluster:
         """
         inside = ring_seconds(size, self.gpus_of_node, self.node_network, self.latency)
         return inside + ring_seconds(size, self.nodes, self.network, self.latency)
+
+    def exposed_seconds(self, size: float, compute: float) -> float:
+        """Seconds of the exchange of `size` bytes of gradients that a step of `compute` seconds
+        does not hide.
+
+        They travel in equal buckets. All but the last are sent beside backward, as far as its time
+        reaches; the last has the first layers' gradients, which are there when backward ends.
+        """
+        buckets = math.ceil(size / _BUCKET)
+        seconds = self.all_reduce_seconds(size / buckets)
+        return max(seconds, buckets * seconds - BACKWARD * compute)
+
+    def shared_bn_seconds(self, channels: tuple[int, ...], sharers: int) -> float:
+        """Seconds of the two small sums of each BN layer, by its channels, over groups of
+        neighbouring GPUs: in a node where groups fill it, else between nodes.
+
+        Forward sums two moments of each channel in double precision, backward two sums in single.
+        """
+        inside = self.gpus_of_node % sharers == 0
+        network = self.node_network if inside else self.network
+        sizes = [2 * number * bytes_ for number in channels for bytes_ in (_DOUBLE, _FLOAT)]
+        return sum(ring_seconds(size, sharers, network, self.latency) for size in sizes)
 
 
 def ring_seconds(size: float, members: int, bandwidth: float, latency: float) -> float:

@@ -1,0 +1,238 @@
+"""`plan --gpus`: the model and its hours by hand, what docs/cluster.md shows, what is refused."""
+
+import json
+from collections.abc import Callable
+from pathlib import Path
+from types import ModuleType
+
+import pytest
+
+from slowfast_patches.config import load_recipe
+from slowfast_patches.plan.cluster import Cluster, ring_seconds
+from slowfast_patches.plan.cluster_plan import gpu_counts, on_cluster
+
+ROOT = Path(__file__).parents[3]
+KINETICS = ROOT / "configs" / "Kinetics" / "SLOWFAST_8x8_R50_MULTIGRID.yaml"
+
+GB = 1e9
+FREE = ("--network", "inf", "--latency", "0")
+STAGES = ("SOLVER.STEPS", "[0,4]", "SOLVER.LRS", "[1,0.1]", "MULTIGRID.LONG_CYCLE", True)
+
+
+@pytest.fixture(scope="module")
+def tool(load_program: Callable[[str], ModuleType]) -> ModuleType:
+    return load_program("tools/plan.py")
+
+
+@pytest.fixture
+def plan(
+    tool: ModuleType, short_cycle_recipe: Path, capsys: pytest.CaptureFixture[str]
+) -> Callable[..., dict]:
+    """`plan("--gpus", 2, ...)`: the JSON for the recipe, an iteration of which takes 75 s; with
+    --gpus, "multigrid" and "baseline" on them, too."""
+
+    def call(*arguments: object, cfg: Path = short_cycle_recipe, step: float = 75) -> dict:
+        options = ("--cfg", cfg, "--step-seconds", step, "--json", *arguments)
+        assert tool.main([*map(str, options)]) == 0
+        found = json.loads(capsys.readouterr().out)
+        if "--gpus" in arguments:
+            (row,) = [r for r in found["rows"] if r["gpus"] == found["cluster"]["gpus"]]
+            found |= row | row["trainings"]
+        return found
+
+    return call
+
+
+def test_a_ring_by_hand():
+    """4 members send 6 quarters of 100 MB: 150 MB at 1 GB/s, and 6 ms for the messages."""
+    assert ring_seconds(100e6, 4, bandwidth=GB, latency=1e-3) == pytest.approx(0.156)
+    assert ring_seconds(100e6, 1, bandwidth=GB, latency=1e-3) == 0
+
+
+def test_two_nodes_of_two_by_hand():
+    """Inside: 2 halves of 2 GB at 4 GB/s. Between the nodes: 2 halves at 1 GB/s. 4 messages."""
+    cluster = Cluster(4, 2, network=GB, node_network=4 * GB, latency=0.01)
+    assert cluster.all_reduce_seconds(2 * GB) == pytest.approx(0.5 + 2 + 0.04)
+
+
+def test_two_buckets_behind_backward_by_hand():
+    """Each takes 1 s. In 2 s of backward the first is hidden; in 0.5 s half of it."""
+    bucket = 25 * 1024**2
+    cluster = Cluster(2, 1, network=bucket, latency=0)
+    assert cluster.exposed_seconds(2 * bucket, compute=3.0) == pytest.approx(1)
+    assert cluster.exposed_seconds(2 * bucket, compute=0.75) == pytest.approx(1.5)
+
+
+def test_shared_bn_by_hand():
+    """4 GPUs share: each of the 2 sums of a layer sends 6 messages of 1 ms, forward's of 2 numbers
+    of 8 bytes for 500 channels (8 kB), backward's of 4 bytes; at 1 MB/s in a node, 2 MB/s else."""
+    inside = Cluster(8, 8, network=2e6, node_network=1e6, latency=1e-3)
+    assert inside.shared_bn_seconds((500,), 4) == pytest.approx(0.012 + 1.5 * 0.012)
+    between = Cluster(12, 6, network=2e6, node_network=1e6, latency=1e-3)
+    assert between.shared_bn_seconds((500,), 4) == pytest.approx(0.012 + 1.5 * 0.006)
+
+
+@pytest.mark.slow
+def test_hours_and_waiting_by_hand(plan):
+    """On two GPUs half of the 56 iterations of the baseline, 75 s each, with nothing to exchange;
+    at 0.1 clips a second a node's 8 take 80 s."""
+    found = plan("--gpus", 2, "--gpus-per-node", 1, *FREE, "--loader", 0.1)
+    baseline, multigrid = found["baseline"], found["multigrid"]
+    assert (found["nodes"], found["batch"], baseline["iterations"]) == (2, 16, 28)
+    assert (baseline["compute"], baseline["waiting"]) == pytest.approx((28 * 75, 28 * 5))
+    assert baseline["clips_per_second"] == pytest.approx(16 / 75)
+    assert multigrid["iterations"] == 12
+    assert multigrid["all_reduce"] == multigrid["shared_bn"] == 0
+    assert found["speed_up"] == pytest.approx(28 * 80 / multigrid["seconds"])
+
+
+@pytest.mark.slow
+def test_without_exchange_and_reading_it_is_the_plan_for_one_machine(plan):
+    today, found = plan(), plan("--gpus", 1, "--gpus-per-node", 1, *FREE)
+    assert found["multigrid"]["seconds"] == pytest.approx(3600 * today["hours"])
+    assert found["baseline"]["seconds"] == pytest.approx(3600 * today["baseline_hours"])
+    assert found["speed_up"] == pytest.approx(today["speed_up"])
+
+
+@pytest.mark.slow
+def test_a_slow_network_costs_efficiency_and_shared_bn_is_multigrids(plan):
+    many = ("--gpus", 8, "--gpus-per-node", 4, "DATA.NUM_TRAIN_VIDEOS", 10**6)
+    many += ("TRAIN.BATCH_SIZE", 4)
+    slow, fast = plan(*many, "--network", 1e-5), plan(*many, "--network", 1e-3)
+    assert [row["gpus"] for row in slow["rows"]] == [2**i for i in range(12)]
+    for at_slow, at_fast in zip(slow["rows"], fast["rows"], strict=True):
+        for name in ("multigrid", "baseline"):
+            longer, shorter = (row["trainings"][name] for row in (at_slow, at_fast))
+            assert longer["seconds"] >= shorter["seconds"] >= shorter["compute"]
+    most = slow["rows"][-1]["trainings"]["multigrid"]
+    assert most["compute"] < 0.9 * most["seconds"]
+    assert slow["multigrid"]["all_reduce"] > 0
+    assert slow["multigrid"]["shared_bn"] > 0 == slow["baseline"]["shared_bn"]
+
+
+@pytest.mark.slow
+def test_too_few_iterations_and_too_small_a_batch_are_said_by_row(plan):
+    few = (*STAGES, "DATA.NUM_TRAIN_VIDEOS", 1000, "TRAIN.BATCH_SIZE", 4)
+    found = plan("--gpus", 2, "--gpus-per-node", 8, *FREE, *few)
+    notes = {row["gpus"]: row["notes"] for row in found["rows"]}
+    assert "BN over 4 clips" in notes[1]
+    assert "BN over 4 clips" not in notes[2]
+    assert any("shortest phase" in note for note in notes[8])
+    assert "too short" in found["refused"]["2048"]
+
+
+def documented(tool: ModuleType, capsys: pytest.CaptureFixture[str], command: str) -> None:
+    """docs/cluster.md shows a command and the table that it prints, to the last character."""
+    document = (ROOT / "docs" / "cluster.md").read_text(encoding="utf-8")
+    words = command.split()
+    assert command in " ".join(document.replace("\\\n", " ").split())
+    words[words.index("--cfg") + 1] = str(ROOT / words[words.index("--cfg") + 1])
+    assert tool.main(words) == 0
+    text = capsys.readouterr().out
+    for line in text.split("\n\n")[1].splitlines():
+        assert line.rstrip() in document, line
+    assert "promise no accuracy" in text
+
+
+@pytest.mark.slow
+def test_the_worked_example_is_what_the_document_shows(tool, capsys):
+    documented(
+        tool,
+        capsys,
+        "--cfg configs/Kinetics/SLOWFAST_8x8_R50_MULTIGRID.yaml --step-seconds 0.427 --gpus 128 "
+        "--gpus-per-node 8 --network 1.25 TRAIN.BATCH_SIZE 32 SOLVER.BASE_LR 0.05 "
+        "SOLVER.WARMUP_START_LR 0.000125",
+    )
+
+
+@pytest.mark.slow
+def test_the_plan_for_1536_gpus_is_what_the_document_shows(tool, capsys):
+    recipe = "--cfg configs/Kinetics/TSM_8x8_R50_1536GPU_MULTIGRID.yaml"
+    documented(tool, capsys, f"{recipe} --step-seconds 0.359 --gpus 1536 --machine summit")
+
+
+@pytest.mark.slow
+def test_the_published_days_on_one_gpu(plan):
+    """Table 4: 1,200k iterations in 6.7 days are 0.4824 s each; multigrid took 2.0 days."""
+    cfg = KINETICS.with_name("I3D_8x8_R50_1GPU_MULTIGRID.yaml")
+    found = plan("--gpus", 1, "--gpus-per-node", 1, "--network", "inf", cfg=cfg, step=0.4824)
+    assert found["baseline"]["seconds"] / 86400 == pytest.approx(6.7, abs=0.01)
+    assert found["multigrid"]["seconds"] / 86400 == pytest.approx(2.0, abs=0.05)
+
+
+@pytest.mark.parametrize(
+    "overrides",
+    [
+        [],
+        ["NUM_SHARDS", 2],
+        ["NUM_GPUS", 2, "SOLVER.REFERENCE_WORLD_SIZE", 8],
+    ],
+)
+def test_a_recipe_is_the_same_however_its_gpus_are_written(overrides):
+    """All have 8 clips on each of 8 or 16 GPUs."""
+    found = on_cluster(load_recipe(KINETICS, overrides), Cluster(32, 8, network=GB))
+    assert (found.num_gpus, found.num_shards, found.train.batch_size) == (8, 4, 64)
+    assert found.test.batch_size == 64
+
+
+@pytest.mark.parametrize(
+    ("per_node", "also", "counts"),
+    [
+        (6, 12, [1, 2, 4, 6, 12, 24, 48, 60]),
+        (100, 3, [1, 2, 3, 4, 8, 16, 32, 64]),
+    ],
+)
+def test_the_numbers_of_gpus(per_node, also, counts):
+    assert gpu_counts(per_node, also, most=64) == counts
+
+
+CLUSTER = ("--gpus", "8", "--gpus-per-node", "8", "--network", "1")
+TIMED = (*CLUSTER, "--step-seconds", "1")
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (["--network", "1"], "--network describes a cluster: give --gpus N"),
+        (["--gpus", "8", "--gpus-per-node", "8", "--step-seconds", "1"], "and --network, too"),
+        (CLUSTER, "needs the times of iterations: --step-times FILE"),
+        ([*TIMED, "--gpus", "0"], "--gpus must be above 0, not 0"),
+        ([*TIMED, "--gpus", "12"], "use 8 or 16"),
+        ([*TIMED, "--loader", "nan"], "--loader takes a number of clips a second above 0"),
+        ([*TIMED, "--plot", "x.png"], "--plot draws the plan without --gpus"),
+        ([*TIMED[-2:], "--gpus", "2048", "--machine", "summit"], "use 2046 or 2052 GPUs"),
+        ([*TIMED, "TRAIN.BATCH_SIZE", "12"], "BN"),
+        ([*TIMED, "NUM_GPUS", "3"], "TRAIN.BATCH_SIZE 8 × NUM_SHARDS 1 does not divide over the 3"),
+        ([*CLUSTER, "--step-times", "none.json"], "none.json cannot be read"),
+    ],
+)
+def test_mistakes_are_one_line_and_status_2(tool, short_cycle_recipe, capsys, arguments, message):
+    assert tool.main(["--cfg", str(short_cycle_recipe), *arguments]) == 2
+    out, err = capsys.readouterr()
+    assert out == ""
+    assert err.startswith("error: ")
+    assert message in err
+    assert len(err.splitlines()) == 1
+
+
+@pytest.mark.slow
+def test_one_file_of_step_times_serves_every_number_of_gpus(tool, capsys):
+    demo = ROOT / "configs" / "Demo" / "SLOWFAST_DEMO_MULTIGRID.yaml"
+    times = ROOT / "benchmarks" / "results" / "step_time_demo.json"
+    options = ("--cfg", demo, "--step-times", times, "--dataset-size", 64000, "--json")
+    assert tool.main([*map(str, (*options, "--gpus", 4, "--gpus-per-node", 4, *FREE))]) == 0
+    found = json.loads(capsys.readouterr().out)
+    assert "without communication" not in found["seconds_source"]
+    trainings = [row["trainings"]["multigrid"] for row in found["rows"]][:3]
+    steps = [training["compute"] / training["iterations"] for training in trainings]
+    assert steps == pytest.approx([steps[0]] * 3, rel=1e-3)
+
+
+def test_a_machine_by_name_gives_its_numbers_and_what_is_given_beside_it_wins(tool):
+    def cluster(*arguments: object) -> Cluster:
+        options = ("--cfg", "x.yaml", "--step-seconds", 1, "--machine", "summit", *arguments)
+        return tool.find_cluster(tool.parse_args([*map(str, options)]))
+
+    assert cluster("--gpus", 12) == Cluster(12, 6, 23e9, 50e9, 20e-6)
+    found = cluster("--gpus", 8, "--gpus-per-node", 4, "--network", 12.5)
+    assert found == Cluster(8, 4, 12.5e9, 50e9, 20e-6)

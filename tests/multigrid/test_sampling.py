@@ -24,7 +24,7 @@ from multigrid import (
     scale_shape,
 )
 
-quick = settings(max_examples=100, deadline=None, derandomize=True)
+quick = settings(max_examples=30, deadline=None, derandomize=True)
 
 PAPER = Shape(64, 32, 224)
 VIDEO = Video(frames=300, fps=30.0, width=400, height=300)
@@ -63,23 +63,15 @@ def check_plan(plan, video):
     ("frames", "crop", "strides", "short_sides"),
     [
         (32, 224, (2, 2), (256, 340)),
-        (16, 224, (2, 4), (256, 340)),
         (16, 158, (2, 4), (181, 340)),  # 256 · 158/224 = 180.6
-        (8, 158, (2, 8), (181, 340)),
         (8, 112, (2, 8), (128, 340)),
         (16, 160, (2, 4), (183, 340)),  # with a divisor of sizes: 256 · 160/224 = 182.9
-        (8, 128, (2, 8), (146, 340)),
     ],
 )
 def test_the_grids_of_the_paper(frames, crop, strides, short_sides):
     grid = paper_grid(frames, crop)
     assert (grid.frames, grid.crop) == (frames, crop)
     assert (grid.strides, grid.short_sides) == (strides, short_sides)
-
-
-def test_a_short_side_is_never_smaller_than_the_crop():
-    base = Shape(8, 8, 224)
-    assert make_grid(Shape(8, 8, 224), base, 8, (200, 340)).short_sides == (224, 340)
 
 
 @pytest.mark.parametrize("short_sides", [(128, 200), (340, 256)])

@@ -21,7 +21,7 @@ from multigrid import (
     possible_processes,
 )
 
-quick = settings(max_examples=60, deadline=None, derandomize=True)
+quick = settings(max_examples=25, deadline=None, derandomize=True)
 
 # The recipe that most tests use: 8 clips, 4000 videos (500 iterations an epoch), three LR stages.
 BASE = Shape(8, 16, 64)
@@ -140,16 +140,6 @@ def test_shapes_of_a_stage_get_the_same_number_of_iterations(base, iterations, f
         assert max(lengths) - min(lengths) <= 2
 
 
-@quick
-@given(recipes(), st.floats(0, 1.2))
-def test_first_iteration_after(recipe, share):
-    schedule = schedule_or_skip(recipe)
-    clips = share * schedule.clips
-    first = schedule.first_iteration_after(clips)
-    assert first == schedule.iterations or schedule.at(first).first_clip >= clips
-    assert first == 0 or schedule.at(first - 1).first_clip < clips
-
-
 # The paper's schedule, by hand.
 
 
@@ -167,6 +157,8 @@ def test_phases_of_both_cycles(both):
 
 
 def test_the_short_cycle_follows_the_iteration(both, steps):
+    assert steps[3].epoch == pytest.approx((128 + 64 + 64) / VIDEOS)
+    assert steps[-1].epoch == pytest.approx(both.epochs, abs=0.01)
     for step in steps:
         own = both.phases[step.phase].base_shape.crop
         assert step.shape.crop == (32, 45, own)[step.iteration % 3]
@@ -200,14 +192,6 @@ def test_bn_sizes(both):
     small = make_schedule(Shape(4, 16, 64), VIDEOS, RATE)  # a batch of 4 is its own group
     assert [small.phases[i].bn_sizes for i in (0, 3)] == [(16, 8, 8), (16, 8, 4)]
     assert make_schedule(BASE, VIDEOS, RATE, bn_size=None).at(0).bn_size is None
-
-
-def test_epoch_counts_passes_over_the_data(both, steps):
-    assert steps[0].epoch == 0
-    assert steps[-1].epoch == pytest.approx(45, abs=0.01)
-    assert both.epochs == 45
-    # 128 + 64 + 64 clips in the first three iterations.
-    assert steps[3].epoch == pytest.approx(256 / VIDEOS)
 
 
 # One cycle, none, cosine.
@@ -272,19 +256,6 @@ def test_the_short_cycle_alone_is_one_shape_in_the_long_cycle(recipe):
         assert alone == one
 
 
-def test_long_cycle_only():
-    schedule = make_schedule(BASE, VIDEOS, RATE, short_cycle=())
-    assert [phase.shapes for phase in schedule.phases[:4]] == [
-        (Shape(64, 4, 45),),
-        (Shape(32, 8, 45),),
-        (Shape(16, 8, 64),),
-        (BASE,),
-    ]
-    assert [phase.bn_sizes for phase in schedule.phases] == [(8,)] * 10
-    # 15/4 batches an iteration for four fifths of the iterations, one for a fifth: 3.2.
-    assert schedule.baseline_iterations / schedule.iterations == pytest.approx(3.2 / 1.5, rel=1e-3)
-
-
 def test_cycles_on_a_cosine():
     schedule = make_schedule(BASE, VIDEOS, CosineRate(1.0, 30))
     assert [phase.stage for phase in schedule.phases] == [0] * 4 + [1] * 4 + [2] * 4 + [3]
@@ -320,7 +291,7 @@ def test_a_divisor_that_changes_the_clips_changes_bn_with_them():
     assert schedule.clips == pytest.approx(1.5 * 30 * VIDEOS, abs=24)
 
 
-@pytest.mark.parametrize("crop", [112, 128, 160, 192, 224, 256, 320])
+@pytest.mark.parametrize("crop", [112, 160, 224, 320])
 def test_with_a_divisor_of_16_as_many_processes_can_train_as_without(crop):
     base = Shape(64, 32, crop)
     plain, sized = (make_schedule(base, 10**6, RATE, size_divisor=d) for d in (1, 16))

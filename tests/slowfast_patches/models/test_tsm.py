@@ -180,12 +180,20 @@ def test_what_cannot_be_shifted_is_refused(overrides: tuple, said: str):
 
 
 @pytest.mark.slow
-def test_a_multigrid_training_of_it(
-    train: Callable[..., Path], opened: type, one_pathway: tuple, tmp_path: Path
+def test_a_multigrid_training_from_an_image_model(
+    train: Callable[..., Path], opened: type, resnet: Callable, one_pathway: tuple, tmp_path: Path
 ):
+    """Rates so small that the weights stay what they were given."""
+    torch.save(resnet(), tmp_path / "resnet50.pth")
+    start = ("TRAIN.CHECKPOINT_FILE_PATH", tmp_path / "resnet50.pth", "SOLVER.BASE_LR", 1e-12)
+    still = ("SOLVER.WARMUP_EPOCHS", 0, "SOLVER.WEIGHT_DECAY", 0.0, "MULTIGRID.EPOCH_FACTOR", 1.0)
     cycle = ("MULTIGRID.SHORT_CYCLE", False, "MULTIGRID.LONG_CYCLE_FACTORS", [[0.25, 0.71], [1, 1]])
-    run = opened(train(tmp_path / "run", "MODEL.ARCH", "tsm", *one_pathway, *cycle))
+    keys = ("MODEL.ARCH", "tsm", *one_pathway, *start, *still, *cycle)
+    run = opened(train(tmp_path / "run", *keys, "TRAIN.CHECKPOINT_INFLATE", True))
     assert run.result["finished"]
     assert {record["shape"][1] for record in run.metrics()} == {2, 8}
+    assert "265 tensors loaded, 0 partly, 2 kept at their initial values" in run.log
     state = run.checkpoint["model_state"]
+    flat = resnet()["layer1.0.conv1.weight"]
+    torch.testing.assert_close(state["s2.pathway0_res0.branch2.a.weight"][:, :, 0], flat)
     c2d_nopool(thin("MODEL.NUM_CLASSES", 8)).load_state_dict(state)  # the same keys

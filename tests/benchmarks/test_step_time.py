@@ -8,7 +8,7 @@ import pytest
 import torch
 from common import CPU
 from steps import case as cases
-from steps import variants
+from steps import measure, rates, variants
 from steps.fast import FastPathway, build_fast_pathway, fast_flops_per_clip
 from torch import nn
 from torch.utils.flop_counter import FlopCounterMode
@@ -139,8 +139,10 @@ def test_variants_side_by_side_by_hand(step_time, made_up_clock, tiny_recipe, tm
 
 
 def test_a_profile_of_the_fast_pathway_whose_times_are_none_of_the_recipe(
-    step_time, tiny_recipe, tmp_path, capsys
+    step_time, tiny_recipe, tmp_path, capsys, monkeypatch
 ):
+    monkeypatch.setattr(measure, "_PROFILED", 1)
+    monkeypatch.setattr(rates, "_SECONDS", 0.001)
     path = tmp_path / "new" / "fast.json"
     options = ["--rounds", "2", "--seconds", "1e-9", "--output", str(path), "--profile", "recipe"]
     assert step_time.main(["--cfg", str(tiny_recipe), "--pathway", "fast", *options, *OFF]) == 0

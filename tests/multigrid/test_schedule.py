@@ -197,13 +197,6 @@ def test_bn_sizes(both):
 # One cycle, none, cosine.
 
 
-@pytest.mark.parametrize(("videos", "iterations"), [(11, 4), (12, 5), (13, 5)])
-def test_the_baselines_iterations_are_those_of_its_own_schedule(videos, iterations):
-    """3 epochs in batches of 8: 4.125, 4.5 and 4.875; of two as near, the one with more clips."""
-    schedule = make_schedule(BASE, videos, stepped((3.0,)), epoch_factor=1, **OFF)
-    assert schedule.iterations == schedule.baseline_iterations == iterations
-
-
 @pytest.mark.parametrize("warmup_epochs", [0, 3])
 @pytest.mark.parametrize("policy", ["cosine", "steps_with_relative_lrs"])
 def test_off_is_the_baseline(policy, warmup_epochs):
@@ -304,29 +297,18 @@ def test_with_a_divisor_of_16_as_many_processes_can_train_as_without(crop):
 # What cannot be scheduled.
 
 
-def test_a_long_cycle_needs_two_stages():
-    with pytest.raises(ValueError, match="two LR stages or more"):
-        make_schedule(BASE, VIDEOS, SteppedRate((10.0,), (0.1,)))
-    make_schedule(BASE, VIDEOS, SteppedRate((10.0,), (0.1,)), long_cycle=())
-
-
-def test_a_training_that_is_too_short():
-    with pytest.raises(ValueError, match=r"too short: 135 clips leave phase \d+ of 10"):
-        make_schedule(BASE, 3, RATE)
-
-
 @pytest.mark.parametrize(
     ("wrong", "message"),
     [
         ({"num_videos": 0}, "needs videos"),
         ({"epoch_factor": 0}, "epoch factor must be above 0"),
         ({"epoch_factor": 1.5, **OFF}, "needs a long or a short cycle"),
-        ({"long_cycle": ((2.0, 1.0),)}, "factors of a coarser grid"),
-        ({"size_divisor": 0}, "from 1 to the baseline's crop of 64, not of 0"),
+        ({"learning_rate": SteppedRate((10.0,), (0.1,))}, "two LR stages or more"),
+        ({"num_videos": 3}, r"too short: 135 clips leave phase \d+ of 10"),
         ({"base": Shape(12, 16, 64)}, "48 clips .* cannot be split into BN groups of 32"),
     ],
 )
-def test_bad_arguments(wrong, message):
+def test_what_cannot_be_scheduled(wrong, message):
     arguments = {"base": BASE, "num_videos": VIDEOS, "learning_rate": RATE, **wrong}
     with pytest.raises(ValueError, match=message):
         make_schedule(**arguments)

@@ -107,7 +107,7 @@ def test_a_model_trains_at_every_shape_of_its_schedule(recipe):
     shapes = schedule_of(recipe, num_videos=64).shapes
     assert {(s.batch, s.frames, s.crop) for s in shapes} == SHAPES
     set_group_size(model, 2)
-    for _, frames, crop in SHAPES:
+    for frames, crop in ((2, 32), (4, 45), (8, 64)):
         model.zero_grad()
         scores = model(random_inputs(recipe, 4, frames, crop))  # two groups, of as many as there be
         assert scores.shape == (4, 4)

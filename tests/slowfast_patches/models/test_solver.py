@@ -1,6 +1,5 @@
 """Optimizers, weight decay, clipping, losses and precision of a recipe, by hand."""
 
-import importlib.util
 import logging
 import math
 
@@ -113,21 +112,10 @@ def test_vectors_have_plain_descent_without_decay_in_lars():
         assert vector.tolist() == [0.0, -1.0]
 
 
-def check(*overrides: object) -> None:
-    check_recipe(config("MODEL.ARCH", "slowonly", *overrides))
-
-
-def test_a_missing_package_is_named(monkeypatch: pytest.MonkeyPatch):
-    find = importlib.util.find_spec
-    monkeypatch.setattr(
-        importlib.util, "find_spec", lambda name: None if "optimizer" in name else find(name)
-    )
-    check()
-    with pytest.raises(ImportError, match=r"lars needs .* pip install pytorch-optimizer"):
-        check(*LARS)
-
-
 def test_what_has_no_effect_is_said(caplog: pytest.LogCaptureFixture):
+    def check(*overrides: object) -> None:
+        check_recipe(config("MODEL.ARCH", "slowonly", *overrides))
+
     with caplog.at_level(logging.WARNING):
         check(*LARS, "SOLVER.WEIGHT_DECAY", 1e-4)
         assert not caplog.records

@@ -75,30 +75,25 @@ def shift_by_loop(x: Tensor, channels: int) -> Tensor:
     return out
 
 
-@pytest.mark.parametrize("frames", [1, 2, 8])
-@pytest.mark.parametrize(("channels", "shifted"), [(7, 3), (4, 2), (3, 0), (0, 0)])
-def test_a_shift_is_the_plain_loops(frames: int, channels: int, shifted: int):
-    x = torch.randn(2, channels, frames, 3, 2)
-    assert torch.equal(temporal_shift(x, shifted), shift_by_loop(x, shifted))
-
-
-@pytest.mark.parametrize("shifted", [0, 1, 2])
-def test_the_gradients_of_a_shift_are_its_derivatives(shifted: int):
-    x = torch.randn(2, 5, 3, 2, 1, dtype=torch.float64, requires_grad=True)
-    assert torch.autograd.gradcheck(lambda x: temporal_shift(x, shifted), x)
-
-
 @pytest.mark.parametrize("memory", [torch.contiguous_format, torch.channels_last_3d])
-@pytest.mark.parametrize("shifted", [0, 1, 3])
-def test_a_shift_keeps_the_memory_format_and_is_never_a_view(
-    memory: torch.memory_format, shifted: int
+@pytest.mark.parametrize("frames", [1, 2, 8])
+@pytest.mark.parametrize(("channels", "shifted"), [(7, 3), (4, 2), (3, 0)])
+def test_a_shift_is_the_plain_loops_in_memory_of_its_own_in_the_same_format(
+    frames: int, channels: int, shifted: int, memory: torch.memory_format
 ):
-    x = torch.randn(2, 6, 4, 3, 3).to(memory_format=memory).requires_grad_()
+    x = torch.randn(2, channels, frames, 3, 2).to(memory_format=memory).requires_grad_()
     found = temporal_shift(x, shifted)
+    assert torch.equal(found, shift_by_loop(x, shifted))
     assert found.stride() == x.stride()
     assert found.untyped_storage().data_ptr() != x.untyped_storage().data_ptr()
     (gradient,) = torch.autograd.grad(found, x, torch.ones_like(found))
     assert gradient.stride() == x.stride()
+
+
+@pytest.mark.parametrize("shifted", [0, 2])
+def test_the_gradients_of_a_shift_are_its_derivatives(shifted: int):
+    x = torch.randn(2, 5, 3, 2, 1, dtype=torch.float64, requires_grad=True)
+    assert torch.autograd.gradcheck(lambda x: temporal_shift(x, shifted), x)
 
 
 def test_a_shifted_convolution_is_the_convolution_of_the_shift():

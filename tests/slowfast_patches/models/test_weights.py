@@ -222,11 +222,12 @@ def test_the_statistics_of_two_splits_worked_out():
     assert not [name for name in folded if ".bn.bn" in name or "split" in name]
 
 
-def test_a_head_of_other_classes_is_left_and_said(report, tmp_path: Path):
+def test_a_head_of_other_classes_is_left_and_said(report, caplog, tmp_path: Path):
     theirs, model = made("i3d", "MODEL.NUM_CLASSES", 174, seed=2), made("i3d")
     before = tensors_of(model)
     path = saved({"model_state": theirs.state_dict()}, tmp_path)
-    load_weights(model, path)
+    load_weights(model, path, inflate=True)
+    assert "TRAIN.CHECKPOINT_INFLATE True has no effect" in caplog.text
     head = {key: value for key, value in before.items() if key.startswith("head")}
     assert_same(model, tensors_of(theirs) | head)
     assert "265 tensors loaded, 0 partly, 2 kept" in report()
@@ -235,31 +236,11 @@ def test_a_head_of_other_classes_is_left_and_said(report, tmp_path: Path):
         load_weights(model, path, complete=True, section="TEST")
 
 
-def test_inflating_a_video_model_has_no_effect_and_says_so(tmp_path: Path, caplog):
-    path = saved(made("i3d", seed=2).state_dict(), tmp_path)
-    load_weights(made("i3d"), path, inflate=True)
-    assert "TRAIN.CHECKPOINT_INFLATE True has no effect" in caplog.text
-
-
-def test_a_slow_pathway_starts_from_a_video_model_too(report, tmp_path: Path):
-    """The biases of a head for 256 channels are of no use to one for 320."""
-    theirs, model = made("slowonly", seed=2), made("slowfast")
-    before = tensors_of(model)
-    load_weights(model, saved(theirs.state_dict(), tmp_path))
-    assert "257 tensors loaded, 8 partly" in report()
-    assert "head.projection.weight: (4, 256) there, (4, 320) here" in report()
-    assert torch.equal(model.head.projection.bias, before["head.projection.bias"])
-
-
 @pytest.mark.parametrize(
     ("state", "said"),
     [
         ({"weight": torch.ones(2, 3)}, "lacks bias; give the recipe"),
-        ({"bias": torch.zeros(2)}, "lacks weight; give the recipe"),
-        (
-            {"weight": torch.ones(2, 3), "bias": torch.zeros(2), "x": torch.zeros(1)},
-            "has x beside them",
-        ),
+        ({"weight": torch.ones(2, 3), "bias": torch.zeros(2), "x": torch.ones(1)}, "has x beside"),
         ({"weight": torch.ones(2, 3), "bias": torch.zeros(5)}, r"bias: \(5,\) there, \(2,\) here"),
     ],
 )

@@ -25,6 +25,7 @@ from typing import Any
 
 import torch
 from common import (
+    ROOT,
     new_parser,
     provenance,
     ratios,
@@ -36,41 +37,15 @@ from common import (
 from torch import Tensor, nn
 
 from multigrid.batchnorm import GroupedBatchNorm3d
+from slowfast_patches.config import load_recipe
+from slowfast_patches.models.build import build_on_meta
+from slowfast_patches.models.inputs import blank_inputs
 from slowfast_patches.utils.command_line import tool
 from slowfast_patches.utils.tables import format_table
 
 __all__ = ["main", "measure", "of_network"]
 
-# (C, T, H, W) of a clip and how many layers of SLOWFAST_8x8_R50 have it, read off the model with
-# 8 × 158² in the fast pathway and every fourth frame in the slow one. The first is I3D's.
-NETWORK: dict[tuple[int, ...], int] = {
-    (64, 8, 79, 79): 0,
-    (64, 2, 79, 79): 1,
-    (8, 8, 79, 79): 1,
-    (16, 2, 40, 40): 1,
-    (64, 2, 40, 40): 7,
-    (128, 2, 40, 40): 1,
-    (256, 2, 40, 40): 4,
-    (8, 8, 40, 40): 6,
-    (16, 8, 40, 40): 1,
-    (32, 8, 40, 40): 4,
-    (128, 2, 20, 20): 8,
-    (256, 2, 20, 20): 1,
-    (512, 2, 20, 20): 5,
-    (16, 8, 20, 20): 7,
-    (32, 8, 20, 20): 1,
-    (64, 8, 20, 20): 5,
-    (256, 2, 10, 10): 12,
-    (512, 2, 10, 10): 1,
-    (1024, 2, 10, 10): 7,
-    (32, 8, 10, 10): 11,
-    (64, 8, 10, 10): 1,
-    (128, 8, 10, 10): 7,
-    (512, 2, 5, 5): 5,
-    (2048, 2, 5, 5): 4,
-    (64, 8, 5, 5): 5,
-    (256, 8, 5, 5): 4,
-}
+# (C, T, H, W) of a clip, and how many layers have it.
 SMALL: dict[tuple[int, ...], int] = {
     (64, 8, 28, 28): 1,
     (16, 4, 45, 45): 1,
@@ -81,6 +56,22 @@ FORMATS = {"contiguous": torch.contiguous_format, "channels_last_3d": torch.chan
 KINDS = ("plain", "grouped")
 WARM_UP = 3
 BAR = 1.10
+
+
+def network_layers() -> dict[tuple[int, ...], int]:
+    """The layers of SLOWFAST_8x8_R50 in clips of 8 × 158², and I3D's first, which is none of it."""
+    recipe = load_recipe(ROOT / "configs/Kinetics/SLOWFAST_8x8_R50_MULTIGRID.yaml")
+    model, layers = build_on_meta(recipe), {(64, 8, 79, 79): 0}
+
+    def count(norm: nn.Module, inputs: tuple[Tensor, ...]) -> None:
+        shape = tuple(inputs[0].shape[1:])
+        layers[shape] = layers.get(shape, 0) + 1
+
+    for module in model.modules():
+        if isinstance(module, nn.BatchNorm3d):
+            module.register_forward_pre_hook(count)
+    model(blank_inputs((1, 8, 158), recipe.slowfast.alpha))
+    return layers
 
 
 def measure(
@@ -191,7 +182,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     if args.threads:
         torch.set_num_threads(args.threads)
     device = torch.device(args.device)
-    network = SMALL if args.small else NETWORK
+    network = SMALL if args.small else network_layers()
     rows = [measure(shape, layout, args, device) for layout in FORMATS for shape in network]
     result = {
         **provenance(device),

@@ -61,7 +61,8 @@ BAR = 1.10
 def network_layers() -> dict[tuple[int, ...], int]:
     """The layers of SLOWFAST_8x8_R50 in clips of 8 × 158², and I3D's first, which is none of it."""
     recipe = load_recipe(ROOT / "configs/Kinetics/SLOWFAST_8x8_R50_MULTIGRID.yaml")
-    model, layers = build_on_meta(recipe), {(64, 8, 79, 79): 0}
+    model = build_on_meta(recipe)
+    layers: dict[tuple[int, ...], int] = {(64, 8, 79, 79): 0}
 
     def count(norm: nn.Module, inputs: tuple[Tensor, ...]) -> None:
         shape = tuple(inputs[0].shape[1:])

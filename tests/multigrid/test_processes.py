@@ -25,8 +25,6 @@ from multigrid import (
 
 RATE = SteppedRate((16.0, 20.0), (0.1, 0.01))
 
-quick = settings(max_examples=30, deadline=None, derandomize=True)
-
 
 def schedule_of(batches: list[tuple[int, int | None]]) -> Schedule:
     """A schedule of one phase that takes mini-batches of so many clips, with these BN sizes."""
@@ -84,7 +82,7 @@ def mini_batches(draw: st.DrawFn) -> list[tuple[int, int | None]]:
     return [one() for _ in range(draw(st.integers(1, 3)))]
 
 
-@quick
+@settings(max_examples=30, deadline=None, derandomize=True)
 @given(batches=mini_batches())
 def test_the_numbers_listed_are_exactly_those_that_can(batches):
     schedule = schedule_of(batches)

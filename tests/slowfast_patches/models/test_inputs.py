@@ -33,7 +33,7 @@ def random_clips(clips: int = 3, frames: int = 8, size: int = 6) -> torch.Tensor
 NO_FLIPS = torch.zeros(3, dtype=torch.bool)
 
 
-@pytest.mark.parametrize(("frames", "alpha"), [(32, 8), (4, 4), (10, 3), (5, 1)])
+@pytest.mark.parametrize(("frames", "alpha"), [(32, 8), (10, 3), (5, 1)])
 def test_pathways_are_the_hosts(frames, alpha):
     clips = torch.arange(2.0 * 3 * frames).view(2, 3, frames, 1, 1)
     ours = pack_pathways(clips, alpha)

@@ -20,28 +20,17 @@ from collections.abc import Sequence
 from typing import Any
 
 import torch
-from common import (
-    ROOT,
-    new_parser,
-    provenance,
-    quartiles,
-    ratios,
-    spread_text,
-    whole_from,
-    write_result,
-)
-from steps.case import Bench, Case, add_seconds, checked_recipe, prepare_device, time_in_turns
-from steps.models import baseline_shape
+from common import ROOT, new_parser, ratios, spread_text, whole_from, write_result
+from steps.case import add_seconds, checked_recipe
+from steps.models import format_models, measure_models
 
 from slowfast_patches import patching
 from slowfast_patches.config.recipe import Recipe
-from slowfast_patches.models.flops import check_shapes
 from slowfast_patches.utils.command_line import tool
-from slowfast_patches.utils.tables import format_table
 
 __all__ = ["main", "measure"]
 
-FORMATS = {"contiguous": torch.contiguous_format, "channels_last_3d": torch.channels_last_3d}
+FORMATS = ("contiguous", "channels_last_3d")
 
 
 def measure(recipe: Recipe, clips: int, rounds: int, seconds: float) -> dict[str, Any]:
@@ -50,61 +39,29 @@ def measure(recipe: Recipe, clips: int, rounds: int, seconds: float) -> dict[str
     Raises:
         ValueError: the recipe's network has no shift, or cannot take the shape.
     """
-    if recipe.model.arch != "tsm" or not recipe.tsm.shift_div:
+    share = recipe.tsm.shift_div
+    if recipe.model.arch != "tsm" or not share:
         raise ValueError(
-            f"MODEL.ARCH {recipe.model.arch} with TSM.SHIFT_DIV {recipe.tsm.shift_div} shifts "
-            "nothing; give a recipe of a TSM"
+            f"MODEL.ARCH {recipe.model.arch} with TSM.SHIFT_DIV {share} shifts nothing; give a "
+            "recipe of a TSM"
         )
-    shape = baseline_shape(recipe, clips)
-    check_shapes(recipe, [shape])
-    device = prepare_device(recipe)
-    recipes = {"with": recipe, "without": recipe.replaced({"TSM.SHIFT_DIV": 0})}
-    cases = dict[tuple[str, str], Case]()
-    for layout, memory_format in FORMATS.items():
-        for name, changed in recipes.items():
-            bench = Bench(changed, device)
-            bench.model.to(memory_format=memory_format)  # type: ignore[call-overload]
-            cases[layout, name] = Case(bench, shape, None)
-    time_in_turns(list(cases.values()), rounds, seconds)
-    if any(case.failure is not None for case in cases.values()):
-        raise ValueError(f"--clips {clips} are too many for the memory; give fewer")
-    return provenance(device) | {
-        "precision": cases["contiguous", "with"].bench.precision_name(),
-        "clips": clips,
-        "frames": shape.frames,
-        "crop": shape.crop,
-        "shift_div": recipe.tsm.shift_div,
-        "formats": [
-            _row(layout, cases[layout, "with"].rounds, cases[layout, "without"].rounds)
-            for layout in FORMATS
-        ],
-    }
-
-
-def _row(layout: str, steps: list[float], plain: list[float]) -> dict[str, Any]:
-    return {
-        "memory_format": layout,
-        "with": quartiles(steps),
-        "without": quartiles(plain),
-        "cost": ratios([a - b for a, b in zip(steps, plain, strict=True)], plain),
-    }
-
-
-def format_result(result: dict[str, Any]) -> str:
-    """A table of the memory formats, and what they were measured on."""
-    rows = [
-        [
-            row["memory_format"],
-            *(f"{row[key]['median']:.4f}" for key in ("with", "without")),
-            spread_text(row["cost"], 1, " %"),
-        ]
-        for row in result["formats"]
+    ways = [
+        (
+            f"{layout}, {'shifted' if div else 'no shift'}",
+            recipe.replaced({"MODEL.CHANNELS_LAST": layout != FORMATS[0], "TSM.SHIFT_DIV": div}),
+        )
+        for layout in FORMATS
+        for div in (share, 0)
     ]
-    return (
-        f"{format_table(['memory format', 's per step', 'without', 'cost'], rows)}\n\n"
-        f"{result['clips']} × {result['frames']} × {result['crop']}², {result['precision']}, "
-        f"{result['device']['name']}, {result['machine']['threads']} CPU threads"
-    )
+    result = measure_models(ways, clips, rounds, seconds)
+    times = [row["seconds"] for row in result["models"]]
+    if None in times:
+        raise ValueError(f"--clips {clips} are too many for the memory; give fewer")
+    costs = dict[str, Any]()
+    for layout, shifted, plain in zip(FORMATS, times[::2], times[1::2], strict=True):
+        more = [a - b for a, b in zip(shifted["rounds"], plain["rounds"], strict=True)]
+        costs[layout] = ratios(more, plain["rounds"])
+    return result | {"costs": costs}
 
 
 @tool()
@@ -117,13 +74,15 @@ def main(argv: Sequence[str] | None = None) -> int:
     parser.add_argument("--clips", type=whole_from(1), default=1, metavar="N", help=text)
     add_seconds(parser)
     args = parser.parse_intermixed_args(argv)
+    patching.apply()
     try:
-        patching.apply()
         checked = checked_recipe(args.cfg, args.overrides)
         result = measure(checked, args.clips, args.rounds, args.seconds)
     except torch.OutOfMemoryError as error:
         raise ValueError(f"four networks and --clips {args.clips} do not fit: {error}") from error
-    print(format_result(result))
+    print(format_models(result))
+    for layout, cost in result["costs"].items():
+        print(f"{layout}: the shift costs {spread_text(cost, 1, ' %')} of a step without it")
     write_result(args.output, "shift.py", argv, result)
     return 0
 

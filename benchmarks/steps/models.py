@@ -18,7 +18,7 @@ from steps.case import Bench, Case, prepare_device, time_in_turns
 __all__ = ["baseline_shape", "format_models", "measure_models"]
 
 Named = tuple[str, Recipe]
-"""A recipe's file, and what it says."""
+"""A recipe's file, or name, and what it says."""
 
 
 def measure_models(

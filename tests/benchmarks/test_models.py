@@ -47,6 +47,6 @@ def test_the_cost_of_the_shift_by_hand(load_program, clock_says, thin_tsm, tmp_p
     clock_says(seconds)
     path, shift = tmp_path / "shift.json", load_program("benchmarks/shift.py")
     assert shift.main(["--cfg", str(thin_tsm), "--rounds", "2", "--output", str(path)]) == 0
-    rows = json.loads(path.read_text())["formats"]
-    assert [row["cost"]["rounds"] for row in rows] == [pytest.approx([0.05, 0.05])] * 2
+    costs = json.loads(path.read_text())["costs"]
+    assert [cost["rounds"] for cost in costs.values()] == [pytest.approx([0.05, 0.05])] * 2
     assert "5.0 % (5.0 to 5.0)" in capsys.readouterr().out

@@ -6,10 +6,12 @@ import argparse
 import datetime
 import json
 import math
+import pickle
 import random
 import shlex
 import statistics
 import sys
+import tempfile
 import time
 from collections.abc import Callable, Hashable, Mapping, Sequence
 from itertools import pairwise
@@ -17,6 +19,8 @@ from pathlib import Path
 from typing import Any, NamedTuple, TypeVar
 
 import torch
+import torch.distributed as dist
+from torch.multiprocessing.spawn import start_processes
 
 from slowfast_patches.utils.command_line import add_old_name
 from slowfast_patches.utils.machine import machine, versions
@@ -29,6 +33,7 @@ __all__ = [
     "Timed",
     "above_zero",
     "new_parser",
+    "on_processes",
     "provenance",
     "quartiles",
     "ratios",
@@ -115,6 +120,26 @@ def take_turns(
             if number >= 0:
                 found[key].append(value)
     return found
+
+
+def on_processes(work: Callable[..., T], count: int, *arguments: Any) -> T:
+    """What `work(rank, *arguments)` gives on rank 0 of some processes in a group of gloo's."""
+    with tempfile.TemporaryDirectory() as folder:
+        given = (work, count, folder, arguments)
+        start_processes(_work, given, count, start_method="spawn")  # type: ignore[no-untyped-call]
+        found: T = pickle.loads(Path(folder, "found").read_bytes())
+        return found
+
+
+def _work(
+    rank: int, work: Callable[..., object], count: int, folder: str, arguments: tuple[Any, ...]
+) -> None:
+    store = dist.FileStore(f"{folder}/store", count)
+    dist.init_process_group("gloo", store=store, rank=rank, world_size=count)
+    found = work(rank, *arguments)
+    if rank == 0:
+        Path(folder, "found").write_bytes(pickle.dumps(found))
+    dist.destroy_process_group()
 
 
 def quartiles(rounds: Sequence[float]) -> dict[str, Any]:

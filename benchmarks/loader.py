@@ -2,7 +2,6 @@
 
     python benchmarks/loader.py                                  # on videos that it renders
     python benchmarks/loader.py --csv /data/kinetics/val.csv --videos 40
-    python benchmarks/loader.py --csv ... --resize 256           # as most people store Kinetics
 
 One core reads clips of the same videos in three ways, turn by turn, round after round:
 
@@ -10,10 +9,9 @@ One core reads clips of the same videos in three ways, turn by turn, round after
     files             ours on the same files
     prepared          ours on what tools/prepare_data.py makes of them
 
-`--resize N` measures copies of the videos that x264's defaults encoded at that short side. Such
-copies at 256 pixels are made in any case: the bytes of the prepared videos are compared with
-theirs. Clips are counted per second of wall-clock; the ratios are of one round each, and what is
-printed is their median and quartiles.
+Copies that x264's defaults encode at a short side of 256 pixels are made too: the bytes of the
+prepared videos are compared with theirs. Clips are counted per second of wall-clock; the ratios are
+of one round each, and what is printed is their median and quartiles.
 """
 
 from __future__ import annotations
@@ -71,7 +69,6 @@ def main(argv: Sequence[str] | None = None) -> int:
     """Measure, print, draw and write; returns the exit status."""
     parser = new_parser(__doc__, rounds=5, folder="runs/loader")
     add_videos(parser, default=24)
-    parser.add_argument("--resize", type=int, metavar="PIXELS", help="measure resized copies")
     recipe = ROOT / "configs" / "Kinetics" / "SLOWFAST_8x8_R50_MULTIGRID.yaml"
     parser.add_argument("--cfg", default=str(recipe), metavar="FILE", help="whose schedule")
     args = parser.parse_intermixed_args(argv)

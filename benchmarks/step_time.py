@@ -6,7 +6,7 @@
         --step-times demo_steps.json
 
     python benchmarks/step_time.py --cfg configs/Kinetics/SLOWFAST_8x8_R50_MULTIGRID.yaml \\
-        --variants each --profile all:worst --plot steps.png --output steps.json
+        --variants each --profile all --plot steps.png --output steps.json
     python benchmarks/step_time.py --cfg configs/Kinetics/SLOWFAST_8x8_R50_MULTIGRID.yaml \\
         --variants all --pathway fast --output fast.json
 
@@ -48,7 +48,6 @@ from __future__ import annotations
 import argparse
 import sys
 from collections.abc import Sequence
-from itertools import takewhile
 from pathlib import Path
 from typing import Any
 
@@ -57,7 +56,6 @@ from common import new_parser, whole_from, write_result
 from steps.case import add_seconds, checked_recipe
 from steps.measure import measure
 from steps.models import format_models, measure_models
-from steps.profiling import format_profile
 from steps.tables import draw_chart, format_result
 from steps.variants import HOST, NAMES
 
@@ -74,58 +72,49 @@ def parse_args(argv: Sequence[str] | None = None) -> argparse.Namespace:
     add_seconds(parser)
     text = "the recipe, a YAML file; several are compared, with the first"
     parser.add_argument("--cfg", required=True, action="append", metavar="FILE", help=text)
-    text = "clips of one process, for several recipes; needed where theirs differ"
+    text = "clips of one process, for several recipes"
     parser.add_argument("--clips", type=whole_from(1), metavar="N", help=text)
     one = parser.add_argument_group("of one recipe")
     text = f"{', '.join(NAMES)}, or each: all but recipe, where the device can (recipe)"
-    one.add_argument("--variants", nargs="+", metavar="NAME", help=text)
+    one.add_argument(
+        "--variants",
+        nargs="+",
+        choices=(*NAMES, "each"),
+        default=["recipe"],
+        metavar="NAME",
+        help=text,
+    )
     one.add_argument("--pathway", choices=["fast"], help="measure a SlowFast's fast pathway alone")
     one.add_argument(
         "--profile",
-        metavar="[VARIANT:]SHAPE",
-        help="also the kernels of steps of a shape, 64x8x158, or of the worst: that with the "
-        "smallest share of the matrix rate (in all, where measured, or the first variant)",
+        choices=NAMES,
+        metavar="VARIANT",
+        help="also torch's profile of a variant's worst shape: that with the smallest share of the "
+        "matrix rate",
     )
     one.add_argument("--plot", type=Path, metavar="FILE.png", help="draw a bar chart of variants")
     text = "training videos, for hours (as tools/plan.py finds them)"
     one.add_argument("--dataset-size", type=int, metavar="N", help=text)
     args = parser.parse_intermixed_args(argv)
-    _split_variants(parser, args)
-    given = [f"--{name.replace('_', '-')}" for name in _ONE_RECIPE if getattr(args, name)]
-    if len(args.cfg) > 1 and given:
-        parser.error(f"{given[0]} is for one --cfg, not several")
-    if len(args.cfg) == 1 and args.clips:
-        parser.error("--clips is for several --cfg; of one, TRAIN.BATCH_SIZE and its cycles decide")
-    if args.pathway and set(HOST) & set(args.variants or ()):
+    several = len(args.cfg) > 1
+    if several != (args.clips is not None):
+        parser.error("--clips is needed where there are several --cfg, and of no use for one")
+    if several and (args.variants != ["recipe"] or args.pathway or args.profile or args.plot):
+        parser.error("--variants, --pathway, --profile and --plot are for one --cfg, not several")
+    if args.pathway and set(HOST) & set(args.variants):
         parser.error("--pathway fast is a part of our model; the host's is measured as a whole")
     return args
-
-
-_ONE_RECIPE = ("variants", "pathway", "profile", "plot", "dataset_size")
-
-
-def _split_variants(parser: argparse.ArgumentParser, args: argparse.Namespace) -> None:
-    """Variants have small letters, and end where the config keys begin."""
-    given = args.variants or []
-    names = list(takewhile(lambda item: not item.isupper(), given))
-    unknown = [name for name in names if name not in NAMES and name != "each"]
-    if unknown or (given and not names):
-        known = f"there are {', '.join(NAMES)}, and each for all"
-        parser.error(f"--variants {' '.join(unknown)}: {known}")
-    args.variants = names or None
-    args.overrides = [*given[len(names) :], *args.overrides]
 
 
 def measure_recipe(args: argparse.Namespace) -> dict[str, Any]:
     """Measure one recipe, print it and draw it; what is to be written."""
     if args.plot:  # before the time is spent
         check_format(args.plot)
-        names = set(args.variants or ())
-        if "each" not in names and not (len(names) > 1 and names & {"plain", "host"}):
+        if not {"each", "plain", "host"} & set(args.variants):
             raise ValueError("--plot compares variants: give --variants plain or host with others")
     result = measure(
         checked_recipe(args.cfg[0], args.overrides),
-        args.variants or ["recipe"],
+        args.variants,
         args.rounds,
         args.seconds,
         fast=args.pathway is not None,
@@ -134,7 +123,7 @@ def measure_recipe(args: argparse.Namespace) -> dict[str, Any]:
     )
     print(format_result(result))
     if "profile" in result:
-        print(f"\n{format_profile(result['profile'])}")
+        print(f"\n{result['profile']}")
     if args.plot:
         draw_chart(result, args.plot)
     # The recipe's own times are where tools/plan.py looks for them, the fast pathway's are not.

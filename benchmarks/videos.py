@@ -67,7 +67,6 @@ def add_videos(parser: argparse.ArgumentParser, default: int) -> None:
     """Options that say which videos are read."""
     parser.add_argument("--csv", type=Path, metavar="FILE", help="'path label' a line")
     parser.add_argument("--prefix", default="", help="DATA.PATH_PREFIX of the list")
-    parser.add_argument("--separator", default=" ", help="DATA.PATH_LABEL_SEPARATOR of the list")
     text = "of the list, at random (%(default)s)"
     parser.add_argument("--videos", type=int, default=default, help=text)
 
@@ -80,7 +79,7 @@ def given_videos(args: argparse.Namespace) -> list[Path]:
     """
     if args.csv is None:
         return _rendered_videos(args.output / "rendered")
-    return _choose_videos(args.csv, args.prefix, args.separator, args.videos)
+    return _choose_videos(args.csv, args.prefix, args.videos)
 
 
 def distinct_shapes(recipe: Recipe) -> list[Shape]:
@@ -91,28 +90,24 @@ def distinct_shapes(recipe: Recipe) -> list[Shape]:
 
 def make_sets(args: argparse.Namespace) -> Sets:
     """The videos and their copies; those that are there from before are taken."""
-    output, resize, paths = args.output, args.resize, given_videos(args)
+    output, files = args.output, given_videos(args)
     plain, prepared = output / f"x264_{SHORT_SIDE}", output / "prepared"
-    files = [output / f"x264_{resize}" / path.name for path in paths] if resize else paths
     decibels = []
-    for path, file in zip(tqdm(paths, "making copies", disable=None), files, strict=True):
-        if resize:
-            _write_plain(path, file, resize)
-        _write_plain(path, plain / path.name, SHORT_SIDE)
-        decibels.append(_write_prepared(file, prepared / path.name))
+    for path in tqdm(files, "making copies", disable=None):
+        _write_plain(path, plain / path.name)
+        decibels.append(_write_prepared(path, prepared / path.name))
     facts = {
         "list": "rendered" if args.csv is None else args.csv.name,
-        "resized": resize,
-        "videos": len(paths),
+        "videos": len(files),
         "frames": sum(scan(str(path)).video.frames for path in files),
         "bytes": size_of(files),
-        "bytes_x264": size_of([plain / path.name for path in paths]),
-        "bytes_prepared": size_of([prepared / path.name for path in paths]),
+        "bytes_x264": size_of([plain / path.name for path in files]),
+        "bytes_prepared": size_of([prepared / path.name for path in files]),
         "psnr_worst_frame": min(decibels),
         "psnr_median_of_worst_frames": statistics.median(decibels),
     }
     _list(files, output / "files")
-    _list([prepared / path.name for path in paths], prepared)
+    _list([prepared / path.name for path in files], prepared)
     return Sets(output / "files", prepared, facts)
 
 
@@ -124,13 +119,13 @@ def use_one_core() -> None:
     cv2.setNumThreads(1)
 
 
-def _choose_videos(csv: Path, prefix: str, separator: str, count: int) -> list[Path]:
+def _choose_videos(csv: Path, prefix: str, count: int) -> list[Path]:
     """Readable videos of a list, at random, of different names.
 
     Raises:
         ValueError: nothing in the list can be read.
     """
-    listed = read_csv(csv, prefix=prefix, separator=separator, num_classes=10**9)
+    listed = read_csv(csv, prefix=prefix, separator=" ", num_classes=10**9)
     chosen = dict[str, Path]()
     for number in np.random.default_rng(0).permutation(len(listed)):
         path = Path(listed[number].path)
@@ -159,12 +154,12 @@ def _rendered_videos(folder: Path) -> list[Path]:
     return paths
 
 
-def _write_plain(source: Path, target: Path, short_side: int) -> None:
-    """A copy of a video that x264's defaults encode at a short side."""
+def _write_plain(source: Path, target: Path) -> None:
+    """A copy of a video that x264's defaults encode at SHORT_SIDE."""
     if not target.exists():
         record = scan(str(source))
         rate = Fraction(record.video.fps).limit_denominator(100_000)
-        _encode(target, source_pictures(str(source), record, short_side), rate)
+        _encode(target, source_pictures(str(source), record, SHORT_SIDE), rate)
 
 
 def _encode(path: Path, pictures: Iterator[NDArray[np.uint8]], rate: Fraction) -> None:

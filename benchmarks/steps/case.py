@@ -186,13 +186,22 @@ class Case:
         self.batch = made_up_batch(bench.recipe, self.clips, shape) if batch is None else batch
         self.iterations, self.rounds = 0, list[float]()
         self.parts: dict[str, list[float]] = {}
-        self.peaks = list[int]()
+        self.peak_bytes: int | None = None  # with what the model keeps; None without a GPU
         self.failure: str | None = None
 
     def warm_up(self, seconds: float) -> None:
-        """Choose as many iterations a round as take about `seconds`."""
-        if self._try(WARM_UP) is not None and (took := self._try(1)) is not None:
+        """Choose as many iterations a round as take about `seconds`, and note the memory of one.
+
+        The first steps are left out of that, for cuDNN tries its convolutions there, some of which
+        take much; so is what a recorded graph takes, which claims nothing when it is replayed.
+        """
+        if self._try(WARM_UP) is None:
+            return
+        others = self._bytes_of_others()
+        if (took := self._try(1)) is not None:
             self.iterations = max(1, round(seconds / took.seconds))
+            if others is not None:
+                self.peak_bytes = torch.cuda.max_memory_allocated() - others
 
     def record(self) -> None:
         """Record the shape where it is replayed, once all shapes have been taken."""
@@ -210,9 +219,8 @@ class Case:
                 self.parts.setdefault(part, []).append(seconds)
 
     def _try(self, iterations: int) -> Timed | None:
-        kept = self._watch_memory()
         try:
-            took = self.bench.time(self.step, self.batch, iterations)
+            return self.bench.time(self.step, self.batch, iterations)
         except torch.OutOfMemoryError:
             self.failure = "out of memory"
         except RuntimeError as error:
@@ -220,32 +228,15 @@ class Case:
             if not (self.bench.recipe.train.compile or self.bench.recipe.train.cuda_graphs):
                 raise
             self.failure = " ".join(str(error).split())[:200]
-        else:
-            if kept is not None:
-                self.peaks.append(torch.cuda.max_memory_allocated() - kept)
-            return took
         self.bench.forget(self.step)  # here the error no longer holds on to the activations
         return None
 
-    def _watch_memory(self) -> int | None:
+    def _bytes_of_others(self) -> int | None:
         """Begin to watch the GPU's memory; bytes that others keep there, None without a GPU."""
         if self.bench.device.type != "cuda":
             return None
-        own = self.bench.kept_bytes(self.step)
-        wait_for(self.bench.device)
         torch.cuda.reset_peak_memory_stats()
-        return torch.cuda.memory_allocated() - own
-
-    @property
-    def peak_bytes(self) -> int | None:
-        """The most memory that steps took, without what others keep; None without a GPU.
-
-        The first steps are left out, for cuDNN tries its convolutions there, some of which take
-        much. A replayed graph claims nothing: what the steps before it was recorded took counts.
-        """
-        if not self.peaks:
-            return None
-        return self.peaks[1] if self.bench.recipe.train.cuda_graphs else max(self.peaks[1:])
+        return torch.cuda.memory_allocated() - self.bench.kept_bytes(self.step)
 
     def to_json(self) -> dict[str, Any]:
         """The seconds of an iteration, None with the `failure` where there are none."""

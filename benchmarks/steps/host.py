@@ -8,9 +8,6 @@ shape has its own model, built for it.
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
-from math import prod
-
 import torch
 from common import Mark
 from torch import Tensor, nn
@@ -21,7 +18,7 @@ from slowfast_patches.config.recipe import Recipe, host_config
 from slowfast_patches.models.inputs import InputTransform
 from steps.case import Steps
 
-__all__ = ["HostBench", "HostModels", "host_problem"]
+__all__ = ["HostBench", "host_problem"]
 
 _STRIDE = 32
 """What the host's head takes the strides of its network to be, in pixels."""
@@ -33,17 +30,11 @@ def host_problem(recipe: Recipe) -> str | None:
     from slowfast.models.losses import _LOSSES
     from slowfast.models.model_builder import _MODEL_TYPES
 
+    method, loss = recipe.solver.optimizing_method, recipe.model.loss_func
     if _builder_name(recipe) not in _MODEL_TYPES:
         return f"the host has no model {recipe.model.arch}"
-    if recipe.model.loss_func not in _LOSSES:
-        return f"the host has no loss {recipe.model.loss_func}"
-    if recipe.solver.optimizing_method not in ("sgd", "adam"):
-        return f"the host has no optimizer {recipe.solver.optimizing_method}"
-    # The stem halves the sides twice.
-    if any(
-        4 * prod(sides) != _STRIDE for sides in zip(*recipe.resnet.spatial_strides, strict=True)
-    ):
-        return f"the host's head counts on strides of {_STRIDE} pixels in all"
+    if loss not in _LOSSES or method not in ("sgd", "adam"):
+        return f"the host does not have both the loss {loss} and the optimizer {method}"
     return None
 
 
@@ -52,33 +43,23 @@ def _builder_name(recipe: Recipe) -> str:
     return recipe.model.arch.removesuffix("_nopool")
 
 
-@dataclass
-class HostModels:
-    """Models with their optimizers by (frames, crop), and float clips by their size: shared by the
-    variants of the host's loop."""
-
-    trained: dict[tuple[int, int], tuple[nn.Module, torch.optim.Optimizer]] = field(
-        default_factory=dict
-    )
-    inputs: dict[tuple[int, ...], list[Tensor]] = field(default_factory=dict)
-
-
 class HostBench(Steps):
-    """The host's models and a plain loop."""
+    """The host's models, by (frames, crop), and a plain loop on float clips, kept by their size."""
 
-    def __init__(self, recipe: Recipe, device: torch.device, models: HostModels) -> None:
+    def __init__(self, recipe: Recipe, device: torch.device) -> None:
         from slowfast.models.losses import get_loss_func
 
         super().__init__(recipe, device)
-        self.models = models
+        self._trained = dict[tuple[int, int], tuple[nn.Module, torch.optim.Optimizer]]()
+        self._inputs = dict[tuple[int, ...], list[Tensor]]()
         self._to_floats = InputTransform.of_recipe(recipe, torch.device("cpu"))
         self._loss_function: nn.Module = get_loss_func(recipe.model.loss_func)(reduction="mean")
 
     def trained(self, step: Step) -> tuple[nn.Module, torch.optim.Optimizer]:
-        key, built = (step.shape.frames, step.shape.crop), self.models.trained
-        if key not in built:
-            built[key] = self._build(step.shape)
-        return built[key]
+        key = (step.shape.frames, step.shape.crop)
+        if key not in self._trained:
+            self._trained[key] = self._build(step.shape)
+        return self._trained[key]
 
     def _build(self, shape: Shape) -> tuple[nn.Module, torch.optim.Optimizer]:
         from slowfast.models.model_builder import _MODEL_TYPES
@@ -92,18 +73,18 @@ class HostBench(Steps):
         model = _MODEL_TYPES[_builder_name(self.recipe)](config).to(self.device).train()
         return model, construct_optimizer(model, config)
 
-    def inputs(self, batch: Batch) -> list[Tensor]:
+    def _floats(self, batch: Batch) -> list[Tensor]:
         """The clips of a batch as the host's loader gives them: float, a tensor each pathway."""
-        key, made = tuple(batch["clips"].shape), self.models.inputs
-        if key not in made:
+        key = tuple(batch["clips"].shape)
+        if key not in self._inputs:
             tensors = self._to_floats(batch["clips"], batch["flips"])
             pinned = batch["clips"].is_pinned()
-            made[key] = [tensor.pin_memory() if pinned else tensor for tensor in tensors]
-        return made[key]
+            self._inputs[key] = [x.pin_memory() if pinned else x for x in tensors]
+        return self._inputs[key]
 
     def take(self, step: Step, batch: Batch, mark: Mark) -> None:
         model, optimizer = self.trained(step)
-        inputs = [x.to(self.device, non_blocking=True) for x in self.inputs(batch)]
+        inputs = [x.to(self.device, non_blocking=True) for x in self._floats(batch)]
         labels = batch["labels"].to(self.device, non_blocking=True)
         mark("input")
         for group in optimizer.param_groups:

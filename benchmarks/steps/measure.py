@@ -6,6 +6,8 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from common import provenance
+from torch.profiler import ProfilerActivity
+from torch.profiler import profile as profiler
 
 from multigrid.cost import FlopsPerClip
 from slowfast_patches.config.recipe import Recipe
@@ -15,7 +17,6 @@ from slowfast_patches.plan.plan import dataset_size
 from slowfast_patches.plan.step_times import FORMAT, model_of, shapes_to_measure
 from steps.case import Case, build_training_model, prepare_device, time_in_turns
 from steps.fast import build_fast_pathway, fast_flops_per_clip
-from steps.profiling import find_case, parse_profile, profile_case
 from steps.rates import (
     REFERENCES,
     Row,
@@ -28,6 +29,9 @@ from steps.rates import (
 from steps.variants import EACH, HOST, Variant, build_variants
 
 __all__ = ["measure"]
+
+_PROFILED = 3
+"""Steps in a profile."""
 
 
 def measure(
@@ -43,23 +47,25 @@ def measure(
     """The times of each shape in each variant, and what follows from them.
 
     Args:
-        asked: names of variants, of which a device can have those that are asked for by name, or is
-            refused; "each" stands for all that it can have.
+        asked: names of variants; "each" stands for all. What the device cannot have is reported.
         fast: the fast pathway alone.
-        profile: "[VARIANT:]SHAPE", None for no profile.
+        profile: the variant whose worst shape is profiled, None for no profile.
         num_videos: of the training set; None for what the recipe says.
 
     Raises:
-        ValueError: the model cannot take a shape, the device a variant, or --profile names none.
+        ValueError: the model cannot take a shape, the device no variant, or --profile names none.
     """
     each = [name for name in EACH if not (fast and name in HOST)]
     names = dict.fromkeys(name for item in asked for name in (each if item == "each" else [item]))
     check_shapes(recipe, [shape for shape, _ in shapes_to_measure(recipe)])
     device = prepare_device(recipe)
     build = build_fast_pathway if fast else build_training_model
-    variants = build_variants(recipe, list(names), device, named=asked, build=build)
-    profiled = profile and parse_profile(profile, variants)
+    variants = build_variants(recipe, list(names), device, build)
     measured = [variant for variant in variants if variant.failure is None]
+    if not measured:
+        raise ValueError("; ".join(f"--variants {v.name}: {v.failure}" for v in variants))
+    if profile and profile not in [variant.name for variant in measured]:
+        raise ValueError(f"--profile {profile}: measured are {', '.join(v.name for v in measured)}")
     rates = matrix_rates(recipe, device, [variant.precision for variant in measured])
     cases = [case for variant in measured for case in variant.cases]
     time_in_turns(cases, rounds, seconds)
@@ -81,11 +87,27 @@ def measure(
         "variants": rows,
         "recommended": recommend(rows),
     }
-    if profiled:
-        variant, shape = profiled
-        case = find_case(variant, rows[variants.index(variant)]["shapes"], shape)
-        result["profile"] = profile_case(variant.name, case)
+    if profile:
+        cases = next(variant.cases for variant in measured if variant.name == profile)
+        shapes = next(row["shapes"] for row in rows if row["name"] == profile)
+        result["profile"] = _profile_worst(profile, cases, shapes)
     return result
+
+
+def _profile_worst(name: str, cases: Sequence[Case], rows: Sequence[Row]) -> str:
+    """Torch's table of what takes most time, on the GPU's side or the CPU's without one, in steps
+    of the shape with the smallest share of the matrix rate."""
+    pairs = [pair for pair in zip(rows, cases, strict=True) if pair[0]["seconds"] is not None]
+    if not pairs:
+        raise ValueError(f"--profile {name}: no shape has a time")
+    _, case = min(pairs, key=lambda pair: float(pair[0]["matrix_share"]["median"]))
+    on_gpu = case.bench.device.type == "cuda"
+    activities = [ProfilerActivity.CPU] + [ProfilerActivity.CUDA] * on_gpu
+    with profiler(activities=activities) as profiled:
+        case.bench.time(case.step, case.batch, _PROFILED)
+    order = f"self_{'device' if on_gpu else 'cpu'}_time_total"
+    table = profiled.key_averages().table(sort_by=order, row_limit=15)
+    return f"Profile of {name} at {case.shape}, {_PROFILED} steps\n\n{table}"
 
 
 def _variant_row(

@@ -12,36 +12,29 @@ from multigrid import Shape
 from slowfast_patches.config.recipe import Recipe
 from slowfast_patches.launch.launch import processes_of
 from slowfast_patches.models.flops import check_shapes, flops_per_clip
-from slowfast_patches.plan.step_times import device_of
 from slowfast_patches.utils.tables import format_table
 from steps.case import Bench, Case, prepare_device, time_in_turns
 
 __all__ = ["baseline_shape", "format_models", "measure_models"]
 
 Named = tuple[str, Recipe]
-"""A recipe's file, and what it says."""
+"""A recipe's file, or name, and what it says."""
 
 
 def measure_models(
-    recipes: Sequence[Named], clips: int | None, rounds: int, seconds: float
+    recipes: Sequence[Named], clips: int, rounds: int, seconds: float
 ) -> dict[str, Any]:
     """The time of a step of each recipe at its baseline's shape, and what the step consists of.
 
     Args:
-        clips: those of one process, of every recipe; None where the recipes agree on them.
+        recipes: for one kind of device.
+        clips: those of one process, of every recipe.
         rounds: in each of them every recipe has its turn.
         seconds: of each recipe over all rounds, about.
 
     Raises:
-        ValueError: recipes for different devices, or with different numbers of clips.
+        ValueError: a model cannot take its shape.
     """
-    devices = {device_of(recipe): path for path, recipe in recipes}
-    if len(devices) > 1:
-        raise ValueError(
-            f"{devices['cuda']} trains on GPUs and {devices['cpu']} on the CPU; give NUM_GPUS 0, "
-            "or a number of GPUs, for all recipes"
-        )
-    clips = _common_clips(recipes) if clips is None else clips
     for _, recipe in recipes:
         check_shapes(recipe, [baseline_shape(recipe, clips)])
     device = prepare_device(recipes[0][1])
@@ -54,14 +47,6 @@ def measure_models(
         relative = ratios(first["rounds"], row["seconds"]["rounds"]) if both else None
         row["relative_clips_per_second"] = relative
     return provenance(device) | {"clips": clips, "models": rows}
-
-
-def _common_clips(recipes: Sequence[Named]) -> int:
-    shares = {path: r.base_shape.batch // processes_of(r) for path, r in recipes}
-    if len(set(shares.values())) > 1:
-        found = ", ".join(f"{path} {share}" for path, share in shares.items())
-        raise ValueError(f"the recipes differ in the clips of one process ({found}); give --clips")
-    return next(iter(shares.values()))
 
 
 def baseline_shape(recipe: Recipe, clips: int) -> Shape:

@@ -88,22 +88,21 @@ def add_relative(name: str, variants: Sequence[Row]) -> None:
     """Put the ratios to one variant beside the times of the others, where it is measured.
 
     A shape has how many times the clips a second it has, the whole schedule how many times shorter
-    it is; "matches" says which of the other's shapes stands in the place of each.
+    it is. Shapes stand in the order of the schedule: those of MULTIGRID.SIZE_DIVISOR are beside
+    those that they take the place of, unless it makes two of them one.
 
     Args:
         name: the variant that the others are relative to.
         variants: with "name", "shapes" and "totals", in each of which "relative" gets the ratio.
     """
-    other = next((variant for variant in variants if variant["name"] == name), None)
+    other = next((v for v in variants if v["name"] == name and v["shapes"]), None)
     for variant in variants:
-        variant.setdefault("matches", {})
-        for found in [*variant["shapes"], variant["totals"]]:
+        rows = variant["shapes"]
+        for found in [*rows, variant["totals"]]:
             found.setdefault("relative", {})
-        if other is None or other is variant or not (other["shapes"] and variant["shapes"]):
+        if other is None or other is variant or len(rows) != len(other["shapes"]):
             continue
-        variant["matches"][name] = _matching_rows(variant["shapes"], other["shapes"])
-        for row, match in zip(variant["shapes"], variant["matches"][name], strict=True):
-            reference = other["shapes"][match]
+        for row, reference in zip(rows, other["shapes"], strict=True):
             clips = row["local_clips"] / reference["local_clips"]
             row["relative"][name] = _ratio(row, reference, clips)
         variant["totals"]["relative"][name] = _ratio(variant["totals"], other["totals"])
@@ -114,19 +113,6 @@ def _ratio(found: Row, other: Row, factor: float = 1.0) -> Row | None:
     if found.get("seconds") is None or other.get("seconds") is None:
         return None
     return ratios([factor * s for s in other["seconds"]["rounds"]], found["seconds"]["rounds"])
-
-
-def _matching_rows(rows: Sequence[Row], others: Sequence[Row]) -> list[int]:
-    """For each shape, after the baseline's, the other's of as many frames with the nearest crop:
-    they differ where MULTIGRID.SIZE_DIVISOR rounds the crops of one."""
-
-    def match(row: Row) -> int:
-        _, frames, crop = row["shape"]
-        shapes = [(number, *other["shape"]) for number, other in enumerate(others)][1:]
-        nearest = min(shapes, key=lambda other: (other[2] != frames, abs(other[3] - crop)))
-        return int(nearest[0])
-
-    return [0, *map(match, rows[1:])]
 
 
 def totals(recipe: Recipe, rows: Sequence[Row], num_videos: int | None) -> Row:

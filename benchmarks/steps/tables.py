@@ -150,14 +150,11 @@ def draw_chart(result: Row, path: Path) -> None:
 
 
 def _draw_bars(axes: Axes, variant: Row, reference: Row, colour: str) -> float:
-    """A variant's bars with their quartiles and medians in figures; where the highest ends.
-
-    They stand at the reference's shapes; where one differs, its crop is beside the median.
-    """
+    """A variant's bars with their quartiles and medians in figures; where the highest ends."""
     highest = 0.0
     axes.set_title(variant["name"], loc="left", fontsize=9, pad=2)
-    for place, row in zip(variant["matches"][reference["name"]], variant["shapes"], strict=True):
-        spread = row["relative"][reference["name"]]
+    for place, row in enumerate(variant["shapes"]):
+        spread = row["relative"].get(reference["name"])
         if spread is None:
             axes.text(place, 0, "none", ha="center", va="bottom", fontsize=8, color=MUTED)
             continue
@@ -165,9 +162,9 @@ def _draw_bars(axes: Axes, variant: Row, reference: Row, colour: str) -> float:
         middle, top = spread["median"], spread["quartile_3"]
         ends = ([middle - spread["quartile_1"]], [top - middle])
         axes.errorbar([place], [middle], ends, fmt="none", **_WHISKER)
-        other = row["shape"] != reference["shapes"][place]["shape"]
-        text = f"{spread['median']:.2f}" + (f" ({row['shape'][2]}²)" if other else "")
-        axes.annotate(text, (place, top), (0, 2), textcoords="offset points", ha="center")
+        axes.annotate(
+            f"{middle:.2f}", (place, top), (0, 2), textcoords="offset points", ha="center"
+        )
         highest = max(highest, top)
     return highest
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 
 import torch
@@ -18,7 +18,7 @@ from slowfast_patches.models.flops import check_shapes
 from slowfast_patches.plan.step_times import MANY_VIDEOS, shapes_to_measure
 from slowfast_patches.train.warm_up import made_up_batch
 from steps.case import Bench, Case, Steps, build_training_model
-from steps.host import HostBench, HostModels, host_problem
+from steps.host import HostBench, host_problem
 
 __all__ = ["EACH", "HOST", "NAMES", "SWITCHES", "Variant", "build_variants", "with_switches"]
 
@@ -80,11 +80,10 @@ def _all_possible(recipe: Recipe, device: torch.device) -> Keys:
 def _problem(recipe: Recipe, keys: Keys, device: torch.device) -> str | None:
     """Why a device or a recipe cannot have the keys that are turned on; None if it can."""
     on = {key for key, value in keys.items() if value is True}
-    for key in ("TRAIN.TF32", "TRAIN.CUDNN_BENCHMARK"):
-        if key in on and device.type == "cpu":
-            return f"{key} is for GPUs, and this is the CPU"
-    if "TRAIN.TF32" in on and not _has_tf32(device):
-        return f"TRAIN.TF32 takes a newer GPU than {torch.cuda.get_device_name(device)}"
+    has = {"TRAIN.TF32": _has_tf32(device), "TRAIN.CUDNN_BENCHMARK": device.type == "cuda"}
+    for key in has.keys() & on:
+        if not has[key]:
+            return f"{key} is for GPUs (TF32 for those since Ampere)"
     processes = processes_of(recipe)
     try:  # what a training would refuse
         check_recipe(recipe, processes)
@@ -139,31 +138,21 @@ def build_variants(
     recipe: Recipe,
     names: Sequence[str],
     device: torch.device,
-    *,
-    named: Collection[str] = (),
     build: Callable[[Recipe], nn.Module] = build_training_model,
 ) -> list[Variant]:
     """What is measured for some variants of a recipe, on the same made-up clips.
 
     Args:
-        named: variants to refuse where they cannot be; others are reported as what they are.
         build: gives the model of all but the host's.
-
-    Raises:
-        ValueError: the device or the recipe cannot have a variant; says why.
     """
-    batches, models = dict[Shape, Batch](), HostModels()
-    found = list[Variant]()
+    batches, found = dict[Shape, Batch](), list[Variant]()
     for name in names:
         try:
             changed, keys = with_switches(recipe, name, device)
         except ValueError as error:
-            if name in named:
-                raise ValueError(f"--variants {name}: {error}") from error
             found.append(Variant(name, recipe, failure=str(error)))
             continue
-        host = name in HOST
-        bench = HostBench(changed, device, models) if host else Bench(changed, device, build)
+        bench = HostBench(changed, device) if name in HOST else Bench(changed, device, build)
         found.append(Variant(name, changed, keys, _cases(bench, batches)))
     return found
 

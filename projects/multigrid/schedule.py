@@ -205,23 +205,33 @@ def make_schedule(
     cycles = [_short_shapes(base, plan.factors, short_cycle, size_divisor) for plan in plans]
     clips = epoch_factor * learning_rate.epochs * num_videos
     stops = _count_iterations([plan.stop - plan.start for plan in plans], cycles, clips)
-    phases: list[Phase] = []
+    phases = list[Phase]()
     for plan, shapes, stop in zip(plans, cycles, stops, strict=True):
-        previous = phases[-1] if phases else None
-        phases.append(
-            Phase(
-                start=previous.stop if previous else 0,
-                stop=stop,
-                baseline_epochs=(plan.start, plan.stop),
-                stage=plan.stage,
-                lr_scale=shapes[-1].batch / base.batch,
-                shapes=shapes,
-                bn_sizes=tuple(_bn_size(bn_size, shape, shapes[-1]) for shape in shapes),
-                first_clip=previous.first_clip + previous.clips if previous else 0,
-                fine_tuning=plan.fine_tuning,
-            )
-        )
+        phases.append(_next_phase(phases, plan, shapes, stop, base, bn_size))
     return Schedule(base, num_videos, epoch_factor * learning_rate.epochs, policy, tuple(phases))
+
+
+def _next_phase(
+    phases: Sequence[Phase],
+    plan: _Plan,
+    shapes: tuple[Shape, ...],
+    stop: int,
+    base: Shape,
+    bn_size: int | None,
+) -> Phase:
+    """What a plan is after the phases before it."""
+    previous = phases[-1] if phases else None
+    return Phase(
+        start=previous.stop if previous else 0,
+        stop=stop,
+        baseline_epochs=(plan.start, plan.stop),
+        stage=plan.stage,
+        lr_scale=shapes[-1].batch / base.batch,
+        shapes=shapes,
+        bn_sizes=tuple(_bn_size(bn_size, shape, shapes[-1]) for shape in shapes),
+        first_clip=previous.first_clip + previous.clips if previous else 0,
+        fine_tuning=plan.fine_tuning,
+    )
 
 
 def _plan_phases(

@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 from functools import partial
+from typing import Any
 
 import torch
 from torch import nn
+from torch.overrides import TorchFunctionMode
 
 from multigrid import convert_batchnorm
 from slowfast_patches import patching
@@ -64,5 +66,17 @@ def build_model(recipe: Recipe, *, grouped_bn: bool = False) -> nn.Module:
 
 def build_on_meta(recipe: Recipe) -> nn.Module:
     """The model without weights, for shapes and operation counts."""
-    with torch.device("meta"):
+    with _Undrawn(), torch.device("meta"):
         return build_model(recipe)
+
+
+class _Undrawn(TorchFunctionMode):
+    """No random values are drawn: for tensors without memory, torch does so in Python, and imports
+    its compiler for it, which takes seconds."""
+
+    def __torch_function__(
+        self, func: Any, types: Any, args: Any = (), kwargs: dict[str, Any] | None = None
+    ) -> Any:
+        if func in (torch.Tensor.normal_, torch.Tensor.uniform_):
+            return args[0]
+        return func(*args, **(kwargs or {}))

@@ -14,11 +14,11 @@ def test_parts_sum_to_the_step_and_memory_is_seen(
     load_program, short_cycle_recipe: Path, tmp_path: Path, capsys
 ):
     path = tmp_path / "steps.json"
-    options = ["--rounds", "3", "--seconds", "0.5", "--profile", "plain:worst"]
+    options = ["--rounds", "3", "--seconds", "0.5", "--profile", "plain"]
     arguments = ["--cfg", str(short_cycle_recipe), *options, "--output", str(path)]
     pairs = ["NUM_GPUS", "1", "DATA_LOADER.NUM_WORKERS", "0"]
     bench = load_program("benchmarks/step_time.py")
-    assert bench.main([*arguments, "--variants", *NAMES, *pairs]) == 0
+    assert bench.main(["--variants", *NAMES, *arguments, *pairs]) == 0
     written = json.loads(path.read_text())
     assert written["device"]["type"] == "cuda"
     rows = {v["name"]: v.get("shapes", written["shapes"]) for v in written["variants"]}
@@ -29,5 +29,4 @@ def test_parts_sum_to_the_step_and_memory_is_seen(
         assert row["peak_bytes"] > 0
         assert 0 < row["matrix_share"]["median"] < 1
     assert all(rate > 0 for rate in written["matrix_rates"].values())
-    assert written["profile"]["busy"] > 0
-    assert not any(row["name"].startswith("aten::") for row in written["profile"]["rows"])
+    assert "Self CUDA" in written["profile"]

@@ -1,9 +1,11 @@
-"""One process of the shared-statistics test: `python batchnorm_worker.py FOLDER WORLD RANK`.
+"""The processes of the shared-statistics test: `python batchnorm_worker.py FOLDER WORLD`, which
+forks one for each rank once everything is imported.
 
-Reads FOLDER/cases.pt, a list of (group size, input, weight of the loss), trains this rank's run of
-clips through one module per case, and writes FOLDER/{RANK}_of_{WORLD}.pt.
+Each reads FOLDER/cases.pt, a list of (group size, input, weight of the loss), trains its rank's run
+of clips through one module per case, and writes FOLDER/{RANK}_of_{WORLD}.pt.
 """
 
+import os
 import sys
 from datetime import timedelta
 from pathlib import Path
@@ -27,11 +29,11 @@ def main(folder: Path, world: int, rank: int) -> None:
     store = dist.FileStore(str(folder / f"store_{world}"), world)
     dist.init_process_group("gloo", store=store, rank=rank, world_size=world)
     results, messages, waits = [], [], []
-    for sharers in (2, 4):
-        if sharers <= world:
-            messages.append(_refused(GroupedBatchNorm3d(1), torch.ones(1, 1, 1, 1, 2), sharers))
-            form_neighbours(sharers, timedelta(minutes=7))
-            waits.append(_patience(sharers))
+    for sharers in (2, 4) if world > 1 else ():
+        messages.append(_refused(GroupedBatchNorm3d(1), torch.ones(1, 1, 1, 1, 2), sharers))
+        form_neighbours(sharers, timedelta(minutes=7))
+        group = neighbours(sharers)
+        waits.append(group._get_backend(torch.device("cpu")).options._timeout.seconds // 60)
     for k, x, loss_weight in torch.load(folder / "cases.pt"):
         dtype = torch.promote_types(x.dtype, torch.float32)
         norm = GroupedBatchNorm3d(x.shape[1], dtype=dtype)
@@ -42,12 +44,6 @@ def main(folder: Path, world: int, rank: int) -> None:
     saved = {"cases": results, "error": too_many, "unformed": messages, "minutes": waits}
     torch.save(saved, folder / f"{rank}_of_{world}.pt")
     dist.destroy_process_group()
-
-
-def _patience(sharers: int) -> float:
-    """Minutes that a process waits for its neighbours."""
-    group = neighbours(sharers)
-    return group._get_backend(torch.device("cpu")).options._timeout / timedelta(minutes=1)
 
 
 def _refused(norm: GroupedBatchNorm3d, x: torch.Tensor, group_size: int) -> str:
@@ -77,4 +73,10 @@ def _train(
 
 
 if __name__ == "__main__":
-    main(Path(sys.argv[1]), int(sys.argv[2]), int(sys.argv[3]))
+    ranks = range(int(sys.argv[2]))
+    if rank := next((rank for rank in ranks[1:] if not os.fork()), 0):
+        main(Path(sys.argv[1]), len(ranks), rank)
+    else:
+        main(Path(sys.argv[1]), len(ranks), 0)
+        statuses = [os.wait()[1] for _ in ranks[1:]]
+        sys.exit(any(statuses))

@@ -28,16 +28,13 @@ WORKER = Path(__file__).with_name("batchnorm_kernels_worker.py")
 # several blocks, one with a rest; four tiles at once, several chunks and a rest, with more partial
 # results of a group than are combined at a time.
 SHAPES = [
-    ((4, 5, 2, 3, 4), 2, torch.float64),
     ((4, 24, 1, 3, 3), 2, torch.float64),
     ((4, 6, 1, 33, 20), 2, torch.float64),
-    ((2, 16, 1, 9, 9), 2, torch.float32),
     ((2, 16, 1, 9, 9), 2, torch.bfloat16),
     ((2, 12, 1, 7, 5), 2, torch.float16),
 ]
 TOLERANCE = {  # of what is of x's type, and of the statistics
     torch.float64: (1e-12, 1e-12),
-    torch.float32: (2e-5, 2e-5),
     torch.float16: (4e-3, 1e-3),
     torch.bfloat16: (3e-2, 1e-3),
 }
@@ -124,23 +121,18 @@ def test_what_is_not_a_number_shows(interpreted):
 class _Driver:
     """Enough of a GPU to compile for: what its architecture is."""
 
-    def __init__(self, architecture: int) -> None:
-        self.architecture = architecture
-
     def get_current_device(self) -> int:
-        return self.architecture  # Triton keeps what it has compiled for each device
+        return 0
 
     def get_current_stream(self, device: int) -> int:
         return 0
 
     def get_current_target(self) -> GPUTarget:
-        return GPUTarget("cuda", self.architecture, 32)
+        return GPUTarget("cuda", 90, 32)
 
 
-@pytest.fixture(params=[80, 90])
-def compiled(
-    request: pytest.FixtureRequest, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> list[Any]:
+@pytest.fixture
+def compiled(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> list[Any]:
     """What would be launched on a GPU is compiled for it instead, and put into this list."""
     found: list[Any] = []
 
@@ -148,7 +140,7 @@ def compiled(
         return lambda *args, **options: found.append(kernel.warmup(*args, grid=grid, **options))
 
     monkeypatch.setenv("TRITON_CACHE_DIR", str(tmp_path))
-    monkeypatch.setattr(type(triton.runtime.driver), "active", _Driver(request.param))
+    monkeypatch.setattr(type(triton.runtime.driver), "active", _Driver())
     monkeypatch.setattr(triton.JITFunction, "__getitem__", launch)
     return found
 

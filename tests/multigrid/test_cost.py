@@ -58,10 +58,3 @@ def test_what_is_not_known_is_none(short_cycle):
     for cost in (schedule_cost(short_cycle), baseline_cost(short_cycle)):
         assert cost.flops is None
         assert cost.seconds is None
-
-
-def test_without_cycles_both_are_one():
-    schedule = make_schedule(
-        Shape(4, 8, 16), 40, RATE, long_cycle=(), short_cycle=(), epoch_factor=1, bn_size=None
-    )
-    assert schedule_cost(schedule, pixels) == baseline_cost(schedule, pixels)

@@ -26,7 +26,7 @@ from multigrid import (
 SEED = 3
 VIDEOS = 50  # divides no batch: mini-batches run on across the epochs' ends
 
-quick = settings(max_examples=50, deadline=None, derandomize=True)
+quick = settings(max_examples=30, deadline=None, derandomize=True)
 
 
 @pytest.fixture(scope="module")
@@ -65,15 +65,6 @@ def test_each_epoch_visits_every_video_once():
         assert {e for _, e in part} == {epoch}
 
 
-def test_epochs_and_seeds_have_their_own_order():
-    orders = {
-        tuple(video for video, _ in stream(seed, VIDEOS, epoch * VIDEOS, (epoch + 1) * VIDEOS))
-        for seed in range(3)
-        for epoch in range(3)
-    }
-    assert len(orders) == 9
-
-
 @quick
 @given(
     num_videos=st.integers(1, 40), cuts=st.lists(st.integers(0, 200), min_size=3, max_size=6)
@@ -98,16 +89,6 @@ def test_the_sampler_is_the_stream_cut_by_the_schedule(schedule):
     runs = [in_order(b, schedule.at(i).bn_size) for i, b in enumerate(batches)]
     clips = [(request.video, request.epoch) for request in chain(*runs)]
     assert clips == stream(SEED, VIDEOS, 0, schedule.clips)
-
-
-@pytest.mark.parametrize("world_size", [1, 2, 4])
-def test_ranks_in_order_are_the_single_process_batch(schedule, world_size):
-    ranks = [MultigridBatchSampler(schedule, SEED, rank, world_size) for rank in range(world_size)]
-    alone = MultigridBatchSampler(schedule, SEED)
-    for step, whole, *parts in zip(schedule.steps(), alone, *ranks, strict=True):
-        runs = [in_order(part, step.bn_size) for part in parts]
-        assert list(chain(*runs)) == in_order(whole, step.bn_size)
-        assert len({len(part) for part in parts}) == 1
 
 
 @pytest.mark.parametrize("world_size", [1, 2, 4])
@@ -179,16 +160,13 @@ def test_workers_do_not_change_the_stream(schedule, loaded):
         assert torch.equal(a["labels"], b["labels"])
 
 
-def test_collate(schedule):
-    batch = MultigridBatchSampler(schedule, SEED).batch(0)
-    samples = [Requests()[request] for request in batch]
-    collated = collate(samples)
-    assert collated["flips"].dtype == torch.bool
-    assert collated["flips"].tolist() == [request.epoch == 1 for request in batch]
-    assert collated["labels"].tolist() == [sample["label"] for sample in samples]
-    assert collated["clips"][:, 0, 0, 0, 0].tolist() == [request.video for request in batch]
-    missing = sum(request.video == 7 for request in batch)
-    assert collated["failures"] == [("gone.mp4", "no such file")] * missing
+def test_a_loader_has_what_was_asked_for(schedule, loaded):
+    requests = MultigridBatchSampler(schedule, SEED).batch(0)
+    batch = loaded[0]
+    assert batch["clips"][:, 0, 0, 0, 0].tolist() == [request.video for request in requests]
+    assert batch["flips"].tolist() == [request.epoch == 1 for request in requests]
+    missing = sum(request.video == 7 for request in requests)
+    assert batch["failures"] == [("gone.mp4", "no such file")] * missing
 
 
 def test_collate_takes_classes_and_multi_hot_vectors():

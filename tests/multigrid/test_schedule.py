@@ -21,7 +21,7 @@ from multigrid import (
     possible_processes,
 )
 
-quick = settings(max_examples=60, deadline=None, derandomize=True)
+quick = settings(max_examples=25, deadline=None, derandomize=True)
 
 # The recipe that most tests use: 8 clips, 4000 videos (500 iterations an epoch), three LR stages.
 BASE = Shape(8, 16, 64)
@@ -140,16 +140,6 @@ def test_shapes_of_a_stage_get_the_same_number_of_iterations(base, iterations, f
         assert max(lengths) - min(lengths) <= 2
 
 
-@quick
-@given(recipes(), st.floats(0, 1.2))
-def test_first_iteration_after(recipe, share):
-    schedule = schedule_or_skip(recipe)
-    clips = share * schedule.clips
-    first = schedule.first_iteration_after(clips)
-    assert first == schedule.iterations or schedule.at(first).first_clip >= clips
-    assert first == 0 or schedule.at(first - 1).first_clip < clips
-
-
 # The paper's schedule, by hand.
 
 
@@ -167,6 +157,8 @@ def test_phases_of_both_cycles(both):
 
 
 def test_the_short_cycle_follows_the_iteration(both, steps):
+    assert steps[3].epoch == pytest.approx((128 + 64 + 64) / VIDEOS)
+    assert steps[-1].epoch == pytest.approx(both.epochs, abs=0.01)
     for step in steps:
         own = both.phases[step.phase].base_shape.crop
         assert step.shape.crop == (32, 45, own)[step.iteration % 3]
@@ -202,22 +194,7 @@ def test_bn_sizes(both):
     assert make_schedule(BASE, VIDEOS, RATE, bn_size=None).at(0).bn_size is None
 
 
-def test_epoch_counts_passes_over_the_data(both, steps):
-    assert steps[0].epoch == 0
-    assert steps[-1].epoch == pytest.approx(45, abs=0.01)
-    assert both.epochs == 45
-    # 128 + 64 + 64 clips in the first three iterations.
-    assert steps[3].epoch == pytest.approx(256 / VIDEOS)
-
-
 # One cycle, none, cosine.
-
-
-@pytest.mark.parametrize(("videos", "iterations"), [(11, 4), (12, 5), (13, 5)])
-def test_the_baselines_iterations_are_those_of_its_own_schedule(videos, iterations):
-    """3 epochs in batches of 8: 4.125, 4.5 and 4.875; of two as near, the one with more clips."""
-    schedule = make_schedule(BASE, videos, stepped((3.0,)), epoch_factor=1, **OFF)
-    assert schedule.iterations == schedule.baseline_iterations == iterations
 
 
 @pytest.mark.parametrize("warmup_epochs", [0, 3])
@@ -272,19 +249,6 @@ def test_the_short_cycle_alone_is_one_shape_in_the_long_cycle(recipe):
         assert alone == one
 
 
-def test_long_cycle_only():
-    schedule = make_schedule(BASE, VIDEOS, RATE, short_cycle=())
-    assert [phase.shapes for phase in schedule.phases[:4]] == [
-        (Shape(64, 4, 45),),
-        (Shape(32, 8, 45),),
-        (Shape(16, 8, 64),),
-        (BASE,),
-    ]
-    assert [phase.bn_sizes for phase in schedule.phases] == [(8,)] * 10
-    # 15/4 batches an iteration for four fifths of the iterations, one for a fifth: 3.2.
-    assert schedule.baseline_iterations / schedule.iterations == pytest.approx(3.2 / 1.5, rel=1e-3)
-
-
 def test_cycles_on_a_cosine():
     schedule = make_schedule(BASE, VIDEOS, CosineRate(1.0, 30))
     assert [phase.stage for phase in schedule.phases] == [0] * 4 + [1] * 4 + [2] * 4 + [3]
@@ -320,7 +284,7 @@ def test_a_divisor_that_changes_the_clips_changes_bn_with_them():
     assert schedule.clips == pytest.approx(1.5 * 30 * VIDEOS, abs=24)
 
 
-@pytest.mark.parametrize("crop", [112, 128, 160, 192, 224, 256, 320])
+@pytest.mark.parametrize("crop", [112, 160, 224, 320])
 def test_with_a_divisor_of_16_as_many_processes_can_train_as_without(crop):
     base = Shape(64, 32, crop)
     plain, sized = (make_schedule(base, 10**6, RATE, size_divisor=d) for d in (1, 16))
@@ -333,29 +297,18 @@ def test_with_a_divisor_of_16_as_many_processes_can_train_as_without(crop):
 # What cannot be scheduled.
 
 
-def test_a_long_cycle_needs_two_stages():
-    with pytest.raises(ValueError, match="two LR stages or more"):
-        make_schedule(BASE, VIDEOS, SteppedRate((10.0,), (0.1,)))
-    make_schedule(BASE, VIDEOS, SteppedRate((10.0,), (0.1,)), long_cycle=())
-
-
-def test_a_training_that_is_too_short():
-    with pytest.raises(ValueError, match=r"too short: 135 clips leave phase \d+ of 10"):
-        make_schedule(BASE, 3, RATE)
-
-
 @pytest.mark.parametrize(
     ("wrong", "message"),
     [
         ({"num_videos": 0}, "needs videos"),
         ({"epoch_factor": 0}, "epoch factor must be above 0"),
         ({"epoch_factor": 1.5, **OFF}, "needs a long or a short cycle"),
-        ({"long_cycle": ((2.0, 1.0),)}, "factors of a coarser grid"),
-        ({"size_divisor": 0}, "from 1 to the baseline's crop of 64, not of 0"),
+        ({"learning_rate": SteppedRate((10.0,), (0.1,))}, "two LR stages or more"),
+        ({"num_videos": 3}, r"too short: 135 clips leave phase \d+ of 10"),
         ({"base": Shape(12, 16, 64)}, "48 clips .* cannot be split into BN groups of 32"),
     ],
 )
-def test_bad_arguments(wrong, message):
+def test_what_cannot_be_scheduled(wrong, message):
     arguments = {"base": BASE, "num_videos": VIDEOS, "learning_rate": RATE, **wrong}
     with pytest.raises(ValueError, match=message):
         make_schedule(**arguments)

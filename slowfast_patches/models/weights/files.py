@@ -15,7 +15,7 @@ from torch import Tensor
 from slowfast_patches.models.weights.caffe2 import read_blobs
 from slowfast_patches.utils.files import check_archive
 
-__all__ = ["Weights", "check_file", "read_weights"]
+__all__ = ["Weights", "check_kind", "read_weights"]
 
 _STATES = ("model_state", "state_dict", "model")
 """Where a PyTorch checkpoint may keep its state dict; else it is one itself."""
@@ -36,59 +36,45 @@ class Weights:
     origin: str
 
 
-def check_file(path: str | Path, kind: str = "pytorch", *, section: str = "TRAIN") -> None:
-    """Look whether a file can be a checkpoint of a kind, without reading it.
-
-    Args:
-        path: the file.
-        kind: "pytorch" or "caffe2", as `section`.CHECKPOINT_TYPE has it.
-        section: TRAIN or TEST, whose keys the errors name.
+def check_kind(path: str | Path, kind: str) -> None:
+    """Look whether a file can be a checkpoint of a kind, "pytorch" or "caffe2", without reading it.
 
     Raises:
-        ValueError: no such file, or it is of another kind; says which key to change.
+        ValueError: no such file, or it is of another kind.
     """
     try:
         with Path(path).open("rb") as file:
-            head = file.read(64)
-        problem = _problem(head, kind, section)
+            problem = _problem(file.read(64), kind)
     except FileNotFoundError:
         problem = "there is no such file"
     except OSError as error:
         problem = f"it cannot be read: {error.strerror}"
     if problem is not None:
-        raise ValueError(f"{path}: {problem}; change {section}.CHECKPOINT_FILE_PATH")
+        raise ValueError(f"{path}: {problem}")
 
 
-def _problem(head: bytes, kind: str, section: str) -> str | None:
+def _problem(head: bytes, kind: str) -> str | None:
     """Why a file with this beginning is not of a kind."""
     from_torch = head.startswith(b"PK\x03\x04") or head[2:].startswith(_LEGACY_MARK)
-    if not head:
-        return "it is empty"
-    if head.lstrip().startswith(b"<"):
-        return "it is a web page, as a failed download leaves it"
-    if kind == "caffe2" and from_torch:
-        return f"it was written by PyTorch; set {section}.CHECKPOINT_TYPE pytorch"
-    if kind == "pytorch" and head.startswith((b"\x80", b"}", b"(d")) and not from_torch:
+    if kind == "caffe2":
+        return "it was written by PyTorch; set CHECKPOINT_TYPE pytorch" if from_torch else None
+    if from_torch:
+        return None
+    if head.startswith((b"\x80", b"}", b"(d")):
         return (
-            "it is a pickle that PyTorch did not write; if it comes from Caffe2, set "
-            f"{section}.CHECKPOINT_TYPE caffe2"
+            "it is a pickle, but none of PyTorch's; if it is Caffe2's, set CHECKPOINT_TYPE caffe2"
         )
-    if kind == "pytorch" and not from_torch:
-        return f"it is no PyTorch checkpoint: it starts with {head[:16]!r}"
-    return None
+    return f"it is no PyTorch checkpoint: it starts with {head[:16]!r}"
 
 
-def read_weights(path: str | Path, kind: str = "pytorch", *, section: str = "TRAIN") -> Weights:
-    """Read a file, executing nothing that is in it; the arguments are those of `check_file`.
+def read_weights(path: str | Path, kind: str) -> Weights:
+    """Read a file, executing nothing that is in it.
 
     Raises:
-        ValueError: the file cannot be read, or holds no weights; says which key to change.
+        ValueError: the file cannot be read, or holds no weights.
     """
-    check_file(path, kind, section=section)
-    try:
-        return _from_blobs(read_blobs(Path(path))) if kind == "caffe2" else _from_torch(path)
-    except ValueError as error:
-        raise ValueError(f"{error}; change {section}.CHECKPOINT_FILE_PATH") from error
+    check_kind(path, kind)
+    return _from_blobs(read_blobs(Path(path))) if kind == "caffe2" else _from_torch(path)
 
 
 def _from_torch(path: str | Path) -> Weights:

@@ -9,7 +9,7 @@ from dataclasses import dataclass, field
 import torch
 from torch import Tensor
 
-__all__ = ["Fit", "fit_weights", "flat_convolutions"]
+__all__ = ["Fit", "fit_weights"]
 
 _HEAD = "head."
 
@@ -36,8 +36,7 @@ class Fit:
     loaded, partly, unused: names; `partly` with what was taken.
     missing: names of the model's that are not in the file.
     misfit: names that are in both, of another shape, with the two.
-    inflated: how many 2-D convolutions were repeated along time.
-    from_images: the weights are an image model's.
+    flat: names of 2-D convolutions that are an image model's, and repeated along time.
     """
 
     values: dict[str, Tensor] = field(default_factory=dict)
@@ -46,8 +45,7 @@ class Fit:
     missing: list[str] = field(default_factory=list)
     misfit: dict[str, str] = field(default_factory=dict)
     unused: list[str] = field(default_factory=list)
-    inflated: int = 0
-    from_images: bool = False
+    flat: tuple[str, ...] = ()
 
     def differences(self) -> list[str]:
         """What is not the same in the file and in the model."""
@@ -61,7 +59,6 @@ class Fit:
     def report(self) -> str:
         """A line of totals, then one for each group of tensors with the reason and a few names."""
         kept = len(self.missing) + len(self.misfit)
-        where = "an image model" if self.from_images else "the file"
         groups: dict[str, list[str]] = {part: [] for part in _PARTS}
         for name in self.missing:
             groups[next(part for part, names in _PARTS.items() if names.match(name))].append(name)
@@ -71,12 +68,12 @@ class Fit:
         lines = [
             f"{len(self.loaded)} tensors loaded, {len(partly)} partly, {kept} kept at their "
             f"initial values, {len(self.unused)} unused in the file",
-            self.inflated and f"repeated along time: {self.inflated} convolutions",
+            self.flat and f"repeated along time: {len(self.flat)} convolutions",
             partly and f"partly, behind lateral connections: {_some(partly)}",
             *head[:1],
             others and f"of another shape: {_some(others, '; ')}",
             *(
-                names and f"{part}: {len(names)} tensors, not in {where}: {_some(names)}"
+                names and f"{part}: {len(names)} tensors, not in the file: {_some(names)}"
                 for part, names in groups.items()
             ),
             self.unused and f"unused: {_some(self.unused)}",
@@ -87,11 +84,6 @@ class Fit:
 def _some(items: Sequence[str], separator: str = ", ") -> str:
     more = len(items) - _NAMES_SHOWN
     return separator.join(items[:_NAMES_SHOWN]) + (f" and {more} more" if more > 0 else "")
-
-
-def flat_convolutions(given: Mapping[str, Tensor], wanted: Mapping[str, Tensor]) -> list[str]:
-    """Names of the weights (C', C, H, W) that the model wants as (C', C, T, H, W)."""
-    return [n for n, w in wanted.items() if n in given and (given[n].ndim, w.ndim) == (4, 5)]
 
 
 def fit_weights(given: Mapping[str, Tensor], wanted: Mapping[str, Tensor]) -> Fit:
@@ -107,8 +99,8 @@ def fit_weights(given: Mapping[str, Tensor], wanted: Mapping[str, Tensor]) -> Fi
         given: by the host's names.
         wanted: the model's state dict, with its initial values.
     """
-    flat = set(flat_convolutions(given, wanted))
-    fit = Fit(from_images=bool(flat))
+    flat = [n for n, w in wanted.items() if n in given and (given[n].ndim, w.ndim) == (4, 5)]
+    fit = Fit(flat=tuple(flat))
     left = {n: v for n, v in given.items() if not (flat and n.startswith(_HEAD))}
     for name, now in wanted.items():
         # Not listed: older files do not have counters, and the host never reads them.
@@ -117,7 +109,7 @@ def fit_weights(given: Mapping[str, Tensor], wanted: Mapping[str, Tensor]) -> Fi
             fit.missing += [name] * listed
             continue
         value = left[name].to(now.device, now.dtype)
-        if name in flat:
+        if name in fit.flat:
             length = now.shape[2]
             value = value.unsqueeze(2).repeat(1, 1, length, 1, 1) / length
         own = _channels_before_fusion(name, wanted)
@@ -130,7 +122,6 @@ def fit_weights(given: Mapping[str, Tensor], wanted: Mapping[str, Tensor]) -> Fi
         else:
             fit.misfit[name] = _shapes(name, left[name], now)
     _drop_part_of_head(fit)
-    fit.inflated = len(flat.intersection(fit.values))
     fit.unused += [n for n in given if n not in wanted or n not in left]
     return fit
 

@@ -3,18 +3,27 @@
 from __future__ import annotations
 
 import logging
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 
 from torch import nn
 
 from slowfast_patches.models.tsm import ShiftedConv3d
-from slowfast_patches.models.weights.files import read_weights
-from slowfast_patches.models.weights.fit import fit_weights, flat_convolutions
-from slowfast_patches.models.weights.names import TORCHVISION, TSM, Named, host_names
+from slowfast_patches.models.weights.files import check_kind, read_weights
+from slowfast_patches.models.weights.fit import Fit, fit_weights
+from slowfast_patches.models.weights.names import host_names
 
-__all__ = ["load_weights"]
+__all__ = ["check_file", "load_weights"]
 
 logger = logging.getLogger(__name__)
+
+
+def check_file(path: str | Path, kind: str = "pytorch", *, section: str = "TRAIN") -> None:
+    """Look whether a file can be a checkpoint of a kind, without reading it; the arguments and
+    errors are those of `load_weights`."""
+    with _naming_the_key(section):
+        check_kind(path, kind)
 
 
 def load_weights(
@@ -45,62 +54,58 @@ def load_weights(
         ValueError: the file cannot be read; nothing in it fits; it is an image model's and
             `inflate` is False; or `complete`, and something lacks or is left.
     """
-    weights = read_weights(path, kind, section=section)
-    advice = f"change {section}.CHECKPOINT_FILE_PATH"
-    try:
+    with _naming_the_key(section):
+        weights = read_weights(path, kind)
         named = host_names(weights.tensors, kind)
-    except ValueError as error:
-        raise ValueError(f"{path} cannot start this model: it is {error}; {advice}") from error
-    wanted = model.state_dict()
-    flat = flat_convolutions(named.tensors, wanted)
-    if flat and not inflate:
-        remedy = (
-            "" if complete else "set TRAIN.CHECKPOINT_INFLATE True to repeat it along time, or "
-        )
-        raise ValueError(
-            f"{path} is an image model's: the kernel of {flat[0]} has no time; {remedy}{advice}"
-        )
-    fit = fit_weights(named.tensors, wanted)
-    elsewhere = _other_layout(model, named)
-    wrong = [*fit.differences(), *elsewhere]
-    if not fit.loaded:
-        raise ValueError(
-            f"{path}: none of its tensors ({', '.join(fit.unused[:3])}, ...) fits this model "
-            f"({', '.join([*fit.misfit.values(), *fit.missing][:3])}, ...); {advice}, or MODEL and "
-            "RESNET to what it was made with"
-        )
-    if complete and wrong:
-        more = f" and {len(wrong) - 1} more" if len(wrong) > 1 else ""
-        raise ValueError(
-            f"{path} is not of this model: {wrong[0]}{more}; give the recipe that it was trained "
-            f"with, or {advice}"
-        )
+        fit = fit_weights(named.tensors, model.state_dict())
+        shifts = _other_shifts(model, named.shifted)
+        problem = _problem(fit, shifts, inflate, complete)
+        if problem is not None:
+            raise ValueError(f"{path} {problem}")
     fit.unused += weights.others
     model.load_state_dict(fit.values, strict=False)
-    if inflate and not flat:
+    if inflate and not fit.flat:
         logger.warning(
             "TRAIN.CHECKPOINT_INFLATE True has no effect: %s has no 2-D convolutions that fit; "
             "leave it out",
             path,
         )
     origin = "; ".join([weights.origin, *named.notes])
-    logger.info("%s (%s): %s", path, origin, "\n  ".join([fit.report(), *elsewhere]))
+    logger.info("%s (%s): %s", path, origin, "\n  ".join([fit.report(), *shifts]))
 
 
-def _other_layout(model: nn.Module, named: Named) -> list[str]:
-    """Says where the file's model has its shifts and strides, which are no tensors, if the model
-    has them elsewhere."""
-    found, modules = list[str](), dict(model.named_modules())
-    here = {name for name, m in modules.items() if isinstance(m, ShiftedConv3d)}
-    if named.shifted is not None and named.shifted != here:
-        found.append(
-            f"the file's model shifts channels in {len(named.shifted)} blocks, this one in "
-            f"{len(here)} (MODEL.ARCH tsm: in every block; with TSM.SHIFT_DIV 0: in none)"
+@contextmanager
+def _naming_the_key(section: str) -> Iterator[None]:
+    try:
+        yield
+    except ValueError as error:
+        raise ValueError(f"{error}; change {section}.CHECKPOINT_FILE_PATH") from error
+
+
+def _problem(fit: Fit, shifts: list[str], inflate: bool, complete: bool) -> str | None:
+    """Why a file's weights are not taken."""
+    if fit.flat and not inflate:
+        remedy = "" if complete else "; set TRAIN.CHECKPOINT_INFLATE True to repeat it along time"
+        return f"is an image model's: the kernel of {fit.flat[0]} has no time{remedy}"
+    if not fit.loaded:
+        return (
+            f"is of another model: none of its tensors ({', '.join(fit.unused[:3])}, ...) fits this"
+            f" one ({', '.join([*fit.misfit.values(), *fit.missing][:3])}, ...)"
         )
-    first = (m for name, m in modules.items() if name.endswith("pathway0_res0.branch2.a"))
-    strided = any(isinstance(m, nn.Conv3d) and m.stride[1] > 1 for m in first)
-    if strided and {TORCHVISION, TSM} & {*named.notes}:
-        found.append(
-            "RESNET.STRIDE_1X1 True: torchvision's ResNets have their strides in the 3×3 instead"
-        )
-    return found
+    wrong = [*fit.differences(), *shifts]
+    if complete and wrong:
+        more = f" and {len(wrong) - 1} more" if len(wrong) > 1 else ""
+        return f"is not of this model: {wrong[0]}{more}; give the recipe that it was trained with"
+    return None
+
+
+def _other_shifts(model: nn.Module, shifted: frozenset[str] | None) -> list[str]:
+    """Says where the file's model shifts channels, if the model does it elsewhere: a shift has no
+    tensors."""
+    here = {name for name, m in model.named_modules() if isinstance(m, ShiftedConv3d)}
+    if shifted is None or shifted == here:
+        return []
+    return [
+        f"the file's model shifts channels in {len(shifted)} blocks, this one in "
+        f"{len(here)} (MODEL.ARCH tsm: in every block; with TSM.SHIFT_DIV 0: in none)"
+    ]

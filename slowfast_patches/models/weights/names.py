@@ -8,11 +8,7 @@ from typing import NamedTuple
 
 from torch import Tensor
 
-__all__ = ["TORCHVISION", "TSM", "Named", "host_names"]
-
-TORCHVISION = "torchvision's names"
-TSM = "the TSM authors' names"
-"""Among the notes of `host_names`: they were."""
+__all__ = ["Named", "host_names"]
 
 _PREFIXES = ("module.", "model.")
 """What a wrapper (DistributedDataParallel, a trainer's module) puts before every name."""
@@ -78,11 +74,11 @@ def host_names(tensors: Mapping[str, Tensor], kind: str = "pytorch") -> Named:
     if "conv1.weight" in named and "layer1.0.conv1.weight" in named:
         if "layer1.0.conv3.weight" not in named:
             raise ValueError(
-                "a ResNet of blocks with two convolutions (18 or 34 layers): the models here have "
-                "three in a block, as ResNet-50 and 101"
+                "the file is of a ResNet of blocks with two convolutions (18 or 34 layers): the "
+                "models here have three in a block, as ResNet-50 and 101"
             )
         named = {_from_torchvision(name): value for name, value in named.items()}
-        notes.append(TSM if from_tsm else TORCHVISION)
+        notes.append("the TSM authors' names" if from_tsm else "torchvision's names")
     named, folded = _fold_split_batchnorm(named)
     if folded:
         notes.append(f"{folded} split batch normalisations folded")
@@ -102,8 +98,8 @@ def _torchvision_of_tsm(
         new = _TSM_CLASSIFIER.sub("head.projection.", name).removeprefix("base_model.")
         if _TSM_OTHERS.fullmatch(new):
             raise ValueError(
-                f"a TSM with {name}: the models here shift before the first convolution of a block "
-                "(conv1.net), and have neither its temporal pooling nor its non-local blocks"
+                f"the file is of a TSM with {name}: the models here shift before the first "
+                "convolution of a block (conv1.net), and have neither pooling nor non-local blocks"
             )
         if match := _TSM_SHIFTED.fullmatch(new):
             new = f"{match[1]}.weight"
@@ -150,8 +146,6 @@ def _fold_split_batchnorm(tensors: Mapping[str, Tensor]) -> tuple[dict[str, Tens
         if not all(name in tensors for name in parts):
             continue
         scale, mean, variance = (tensors[name] for name in parts)
-        if mean.numel() % scale.numel() or mean.shape != variance.shape:
-            continue
         for name in [n for n in plain if n.startswith((f"{layer}.bn.", f"{layer}.split_bn."))]:
             del plain[name]
         # Over all splits, which are of one size: the mean of the means, and by the law of total

@@ -6,7 +6,6 @@ import os
 import pickle
 import re
 import struct
-import subprocess
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
@@ -15,6 +14,7 @@ import pytest
 
 from slowfast_patches.models.weights.caffe2 import read_blobs
 
+PROTOCOLS = pytest.mark.parametrize("protocol", range(pickle.HIGHEST_PROTOCOL + 1))
 KERNEL = np.arange(24, dtype=np.float32).reshape(2, 3, 1, 2, 2) / 7
 SCALE = np.array([-1.5, 0.0, 255.0], dtype=np.float32)
 
@@ -53,7 +53,7 @@ def test_files_of_python_2(tmp_path: Path):
     np.testing.assert_array_equal(blobs["res_conv1_bn_s"], SCALE)
 
 
-@pytest.mark.parametrize("protocol", range(pickle.HIGHEST_PROTOCOL + 1))
+@PROTOCOLS
 def test_files_of_this_numpy(protocol: int, tmp_path: Path):
     blobs = {
         "kernel": KERNEL,
@@ -123,24 +123,19 @@ class Calls:
         return self.call
 
 
-PROTOCOLS = pytest.mark.parametrize("protocol", range(pickle.HIGHEST_PROTOCOL + 1))
-
-
 @PROTOCOLS
 @pytest.mark.parametrize(
     ("evil", "name"),
     [
         (Calls(os.system, TOUCH), "posix.system"),
         (Calls(eval, f"__import__('os').system('{TOUCH}')"), "builtins.eval"),
-        (Calls(subprocess.Popen, TOUCH.split()), "subprocess.Popen"),
         (argparse.Namespace(a=1), "argparse.Namespace"),
         (Calls(getattr, np.ndarray, "tofile"), "builtins.getattr"),
-        (Calls(np.load, "model.npy", None, True), "numpy.load"),
     ],
 )
 def test_a_function_or_a_class_is_refused_by_name(evil: object, name: str, protocol: int):
     if protocol < 3:  # Python 2's names
-        name = name.replace("builtins", "__builtin__").replace("subprocess", "commands")
+        name = name.replace("builtins", "__builtin__")
     if isinstance(evil, argparse.Namespace) and protocol < 2:
         name = "copy_reg._reconstructor"
     for content in (evil, {"blobs": {"a": SCALE, "b": evil}}, {"blobs": {}, "c": [({1: evil},)]}):

@@ -35,8 +35,8 @@ def test_clips_and_seeds_have_their_own_masks():
             assert 0.45 < float((a == b).double().mean()) < 0.55
 
 
-@pytest.mark.parametrize("p", [0.1, 0.5, 0.8])
-def test_a_part_p_is_dropped_and_the_rest_scaled_by_what_is_kept(p):
+def test_a_part_p_is_dropped_and_the_rest_scaled_by_what_is_kept():
+    p = 0.8
     values = dropped(list(range(8)), p)
     assert values.unique().tolist() == pytest.approx([0, 1 / (1 - p)])
     assert float((values == 0).double().mean()) == pytest.approx(p, abs=0.02)

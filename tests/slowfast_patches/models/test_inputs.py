@@ -1,10 +1,6 @@
 """From uint8 clips to pathways: packed and normalised as the host does it."""
 
-import os
-import subprocess
-import sys
 from dataclasses import replace
-from pathlib import Path
 
 import numpy as np
 import pytest
@@ -14,7 +10,7 @@ from slowfast.datasets.utils import pack_pathway_output
 from slowfast_patches.config import load_recipe
 from slowfast_patches.config.recipe import Recipe, host_config
 from slowfast_patches.models.build import build_model
-from slowfast_patches.models.inputs import InputTransform, _working_kernel, pack_pathways
+from slowfast_patches.models.inputs import InputTransform, pack_pathways
 from slowfast_patches.models.solver import Precision
 
 CPU = torch.device("cpu")
@@ -37,7 +33,7 @@ def random_clips(clips: int = 3, frames: int = 8, size: int = 6) -> torch.Tensor
 NO_FLIPS = torch.zeros(3, dtype=torch.bool)
 
 
-@pytest.mark.parametrize(("frames", "alpha"), [(32, 8), (4, 4), (10, 3), (5, 1)])
+@pytest.mark.parametrize(("frames", "alpha"), [(32, 8), (10, 3), (5, 1)])
 def test_pathways_are_the_hosts(frames, alpha):
     clips = torch.arange(2.0 * 3 * frames).view(2, 3, frames, 1, 1)
     ours = pack_pathways(clips, alpha)
@@ -114,7 +110,7 @@ def test_mixed_precision_rounds_the_normalised_pixel_once():
     assert ours[0, 0].flatten().tolist() == [-0.4921875, 0.51953125]
 
 
-@pytest.mark.parametrize("arch", ["slowfast", "i3d", "c2d", "slow", "tsm"])
+@pytest.mark.parametrize("arch", ["slowfast", "i3d"])
 def test_the_first_operation_is_a_convolution_whose_input_autocast_rounds(arch):
     """Hence rounding before changes nothing."""
     thin = ["RESNET.WIDTH_PER_GROUP", 8, "MODEL.DROPOUT_RATE", 0.0]
@@ -129,34 +125,3 @@ def test_the_first_operation_is_a_convolution_whose_input_autocast_rounds(arch):
             scores.append(model(to_model(clips, NO_FLIPS)))
     assert scores[0].std() > 0
     assert torch.equal(*scores)
-
-
-# The GPU's kernel, without a GPU.
-
-
-@pytest.mark.slow
-def test_the_kernel_compiles_and_agrees_with_the_plain_path(tmp_path):
-    worker = Path(__file__).with_name("input_kernel_worker.py")
-    environ = os.environ | {"TRITON_CACHE_DIR": str(tmp_path)}
-    ran = subprocess.run([sys.executable, worker], env=environ, capture_output=True, text=True)
-    assert ran.returncode == 0, ran.stderr
-    assert ran.stdout.split() == ["3", "11"]
-
-
-@pytest.mark.parametrize("missing", [True, False], ids=["no Triton", "no GPU for it"])
-def test_without_a_working_kernel_there_is_a_warning_and_the_plain_path(
-    missing, monkeypatch, caplog
-):
-    """`_on_gpu` on the CPU, for which Triton has no compiler."""
-    _working_kernel.cache_clear()
-    if missing:
-        monkeypatch.setitem(sys.modules, "triton", None)
-        monkeypatch.delitem(sys.modules, "slowfast_patches.models.input_kernel", raising=False)
-    clips, flips = random_clips(), torch.tensor([True, False, True])
-    for to_model in (transform("MODEL.ARCH", "slowfast", "SLOWFAST.ALPHA", 4) for _ in range(2)):
-        made = to_model._on_gpu(clips, flips, to_model._form(8))
-        for ours, wanted in zip(made, to_model(clips, flips), strict=True):
-            assert torch.equal(ours, wanted)
-    (said,) = caplog.messages
-    assert "in several passes on the GPU, not in one: Triton" in said
-    _working_kernel.cache_clear()

@@ -29,46 +29,35 @@ def torch_bytes(content: object, folder: Path) -> bytes:
     return written(content, folder / "file").read_bytes()
 
 
-@pytest.mark.parametrize("section", ["TRAIN", "TEST"])
 @pytest.mark.parametrize(
     ("make", "kind", "said"),
     [
-        (lambda f: PICKLE, "pytorch", "a pickle that PyTorch did not write; .*_TYPE caffe2"),
+        (lambda f: PICKLE, "pytorch", "a pickle, but none of PyTorch's; .*_TYPE caffe2"),
         (lambda f: torch_bytes({}, f), "caffe2", "was written by PyTorch; set .*_TYPE pytorch"),
-        (lambda f: b"", "pytorch", "is empty; change .*_FILE_PATH"),
-        (lambda f: b"", "caffe2", "is empty; change .*_FILE_PATH"),
-        (lambda f: b"\n<!DOCTYPE html>", "pytorch", "is a web page, .* change .*_FILE_PATH"),
-        (lambda f: b"<?xml version='1.0'?>", "caffe2", "is a web page, .* change .*_FILE_PATH"),
-        (lambda f: b"version https://git", "pytorch", "starts with b'version https:.*_FILE_PATH"),
-        (lambda f: torch_bytes({"a": Evil()}, f), "pytorch", "more than weights .*_FILE_PATH"),
-        (
-            lambda f: torch_bytes({"a": torch.ones(999)}, f)[:900],
-            "pytorch",
-            "is damaged: .*_FILE_PATH",
-        ),
-        (lambda f: torch_bytes({"epoch": 3}, f), "pytorch", "no weights.* it has epoch; change"),
-        (lambda f: torch_bytes([1], f), "pytorch", "holds a list, not weights by name; change"),
-        (lambda f: b"no pickle", "caffe2", "cannot be read as a Caffe2 checkpoint: .*_FILE_PATH"),
-        (lambda f: b"cos\nsystem\n.", "caffe2", "os.system in .* is refused: .*_FILE_PATH"),
+        (lambda f: b"", "pytorch", "starts with b''"),
+        (lambda f: b"\n<!DOCTYPE html>", "pytorch", r"starts with b'\\n<!DOCTYPE html"),
+        (lambda f: torch_bytes({"a": Evil()}, f), "pytorch", "more than weights"),
+        (lambda f: torch_bytes({"a": torch.ones(999)}, f)[:900], "pytorch", "is damaged: "),
+        (lambda f: torch_bytes({"epoch": 3}, f), "pytorch", "no weights.* it has epoch"),
+        (lambda f: torch_bytes([1], f), "pytorch", "holds a list, not weights by name"),
+        (lambda f: b"no pickle", "caffe2", "cannot be read as a Caffe2 checkpoint: "),
+        (lambda f: b"cos\nsystem\n.", "caffe2", "os.system in .* is refused: "),
     ],
 )
 def test_a_file_of_another_kind(
     make: Callable[[Path], bytes],
     kind: str,
     said: str,
-    section: str,
     tmp_path: Path,
     monkeypatch: pytest.MonkeyPatch,
 ):
     monkeypatch.chdir(tmp_path)
     path = tmp_path / "file"
     path.write_bytes(make(tmp_path))
-    with pytest.raises(ValueError, match=said) as caught:
-        load_weights(nn.Linear(2, 3), path, kind=kind, section=section)
-    message = str(caught.value)
-    assert str(path) in message
-    assert "\n" not in message
-    assert f"{section}.CHECKPOINT" in message
+    with pytest.raises(ValueError, match=f"{said}.*; change TEST.CHECKPOINT_FILE_PATH") as caught:
+        load_weights(nn.Linear(2, 3), path, kind=kind, section="TEST")
+    assert str(path) in str(caught.value)
+    assert "\n" not in str(caught.value)
     assert not (tmp_path / "executed").exists()
 
 
@@ -82,7 +71,7 @@ def test_an_old_file_of_pytorch_is_read_and_as_safely(
     torch.save({"a": Evil()}, path, _use_new_zipfile_serialization=False)
     with pytest.raises(ValueError, match="more than weights"):
         load_weights(model, path)
-    with pytest.raises(ValueError, match=r"set TRAIN\.CHECKPOINT_TYPE pytorch"):
+    with pytest.raises(ValueError, match="set CHECKPOINT_TYPE pytorch"):
         load_weights(model, path, kind="caffe2")
     assert not (tmp_path / "executed").exists()
 

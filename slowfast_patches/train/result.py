@@ -101,7 +101,7 @@ def write_result(
 def _of_training(run: Run) -> dict[str, Any]:
     cost = schedule_cost(run.schedule, flops_per_clip(run.recipe))
     return {
-        "seconds": {key: round(value, 3) for key, value in run.clock.seconds.items()},
+        "seconds": {key: round(value, 3) for key, value in run.seconds.items()},
         "iterations": cost.iterations,
         "baseline_iterations": baseline_cost(run.schedule).iterations,
         "epochs": round(cost.epochs, 4),

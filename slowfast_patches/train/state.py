@@ -80,6 +80,7 @@ class Run:
         evaluations: what each validation found, as in result.json; `best` is the best of them.
         evaluation_due: the run was stopped before, or in, the validation after its last iteration.
         evaluated_after, saved_after: numbers of finished iterations.
+        seconds: of each activity until the last checkpoint, which a run that is continued has too.
     """
 
     def __init__(self, recipe: Recipe, world: World, stop: StopRequest) -> None:
@@ -99,6 +100,7 @@ class Run:
             form_neighbours(world.size, patience)
         self.record = Record(recipe, world, self.schedule, loading_advice(recipe, self.dataset))
         self.clock, self.start = self.record.clock, 0
+        self.seconds = self.clock.seconds
         self.evaluations: list[dict[str, Any]] = []
         self.best: dict[str, Any] = {}
         self.evaluation_due = False
@@ -210,6 +212,7 @@ class Run:
             between = done not in self.evaluated_after | self.saved_after
             own = buffers_of_ranks(self.models, self.world) if between else None
             average_running_stats(self.models)
+            self.seconds = self.clock.seconds
             if self.world.is_main:
                 best = self._best_state() if self.is_best() else None
                 self.writer.save(done, self.state_dict() | {"running_stats": own}, best)
@@ -245,7 +248,7 @@ class Run:
             "num_videos": len(self.dataset),
             "list_digest": self.list_digest,
             "class_names": self.class_names,
-            "seconds": self.clock.seconds,
+            "seconds": self.seconds,
             "evaluations": self.evaluations,
             "best": self.best,
             "evaluation_due": self.evaluation_due,
@@ -278,6 +281,7 @@ class Run:
         self.evaluation_due = content.get("evaluation_due", False)
         self.class_names = self.class_names or content.get("class_names")
         self.clock.load(content["seconds"])
+        self.seconds = self.clock.seconds
         self.record.unreadable.counts.update(content["unreadable"])
 
 

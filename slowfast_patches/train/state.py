@@ -5,7 +5,7 @@ from __future__ import annotations
 import logging
 import math
 from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from datetime import timedelta
 from typing import Any, NoReturn
 
@@ -28,6 +28,7 @@ from slowfast_patches.datasets.lists.dataset_lists import list_digest, list_path
 from slowfast_patches.datasets.loader import build_dataset, loading_advice, training_loader
 from slowfast_patches.launch.stopping import StopRequest, TrainingInterruptedError
 from slowfast_patches.models.build import build_model
+from slowfast_patches.models.flops import flops_per_clip
 from slowfast_patches.models.solver import load_optimizer
 from slowfast_patches.models.weights import load_weights
 from slowfast_patches.train import checkpoints
@@ -76,6 +77,7 @@ class Run:
 
     Attributes:
         models: the model and, where MODEL.EMA_DECAY asks for it, the average of its weights.
+        flops: of training on a clip, by frames and crop.
         start: iterations done before.
         evaluations: what each validation found, as in result.json; `best` is the best of them.
         evaluation_due: the run was stopped before, or in, the validation after its last iteration.
@@ -87,6 +89,7 @@ class Run:
         self.recipe, self.world, self.stop = recipe, world, stop
         self.dataset = build_dataset(recipe, "train")
         self.schedule = schedule_of(recipe, len(self.dataset))
+        self.flops = flops_per_clip(recipe)
         self.validation = Validation(recipe, world, stop, self.dataset, self.schedule)
         torch.manual_seed(recipe.rng_seed)
         # Without a group size it is the host's BN, until precise BN takes whole mini-batches.
@@ -113,20 +116,12 @@ class Run:
 
     @contextmanager
     def opened(self) -> Iterator[None]:
-        """The files of the run are open in the body, and whole after it. What ended it is raised;
-        what fails in closing after that is noted with it."""
-        try:
-            self.record.open(self.evaluation_due)
+        """The files of the run are open in the body, and whole after it."""
+        with ExitStack() as stack:
+            stack.callback(self.record.close)
+            stack.callback(self.writer.wait)
+            self.record.open(self.start, self.evaluation_due)
             yield
-            self.writer.wait()
-        except BaseException as error:
-            for close in (self.writer.wait, self.record.close):
-                try:
-                    close()
-                except Exception as another:
-                    error.add_note(f"while the training ended: {another}")
-            raise
-        self.record.close()
 
     def prepare(self) -> None:
         """Try each shape where that takes long or can fail, on a GPU or with a compiler; from then
@@ -276,7 +271,7 @@ class Run:
         set_buffers(self.models, content.get("running_stats"), self.world)
         load_optimizer(self.stepper.optimizer, content["optimizer_state"])
         self.stepper.precision.load_state_dict(content["scaler_state"])
-        self.start = self.record.done = content["iteration"]
+        self.start = content["iteration"]
         self.evaluations, self.best = content["evaluations"], content.get("best", {})
         self.evaluation_due = content.get("evaluation_due", False)
         self.class_names = self.class_names or content.get("class_names")

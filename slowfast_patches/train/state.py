@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import logging
 import math
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import ExitStack, contextmanager
 from datetime import timedelta
+from functools import cached_property
 from typing import Any, NoReturn
 
 import torch
@@ -77,7 +78,6 @@ class Run:
 
     Attributes:
         models: the model and, where MODEL.EMA_DECAY asks for it, the average of its weights.
-        flops: of training on a clip, by frames and crop.
         start: iterations done before.
         evaluations: what each validation found, as in result.json; `best` is the best of them.
         evaluation_due: the run was stopped before, or in, the validation after its last iteration.
@@ -89,7 +89,6 @@ class Run:
         self.recipe, self.world, self.stop = recipe, world, stop
         self.dataset = build_dataset(recipe, "train")
         self.schedule = schedule_of(recipe, len(self.dataset))
-        self.flops = flops_per_clip(recipe)
         self.validation = Validation(recipe, world, stop, self.dataset, self.schedule)
         torch.manual_seed(recipe.rng_seed)
         # Without a group size it is the host's BN, until precise BN takes whole mini-batches.
@@ -113,6 +112,11 @@ class Run:
         self.writer = checkpoints.Writer(recipe.output_dir, kept, ends)
         self.list_digest = list_digest(recipe, self.dataset.videos) if world.is_main else ""
         self.class_names = names_of_data(recipe) if world.is_main else None
+
+    @cached_property
+    def flops(self) -> Callable[[int, int], float]:
+        """Training FLOPs of a clip of (frames, crop)."""
+        return flops_per_clip(self.recipe)
 
     @contextmanager
     def opened(self) -> Iterator[None]:

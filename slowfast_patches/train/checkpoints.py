@@ -310,8 +310,11 @@ def check_same_recipe(checkpoint: Content, recipe: Recipe, path: Path) -> None:
         if not may_differ(key) and not _equal(old.get(key), new.get(key))
     ]
     if lines:
-        lines.append("(batch and rates over all NUM_SHARDS machines, scaled to the GPUs)")
-        raise ValueError(f"{path} is of another recipe:\n" + "\n".join(lines) + f"\n{_ELSE}")
+        raise ValueError(
+            f"{path} is of another recipe (batch and rates are over all NUM_SHARDS machines; where "
+            "they scale with the GPUs, continue on as many as there):\n"
+            + "\n".join([*lines, _ELSE])
+        )
 
 
 def check_same_list(found: Found, list_path: Path, num_videos: int, digest: str) -> None:

@@ -96,9 +96,6 @@ def test_a_batch_that_does_not_divide_over_the_processes(
     ):
         monkeypatch.setenv(key, value)
     assert_refused(command_line(tmp_path), "4 clips", "3 processes", "TRAIN.BATCH_SIZE 6")
-    monkeypatch.setenv("GROUP_WORLD_SIZE", "3")
-    answer = command_line(tmp_path, "NUM_SHARDS", 2)
-    assert_refused(answer, "torchrun says NUM_SHARDS 3")
 
 
 def test_a_line_that_does_not_parse(

@@ -115,12 +115,6 @@ def test_what_cannot_be_evaluated_is_saved_as_it_was_and_evaluated_again(
     checkpoints.check_same_recipe(found.content, mended.recipe, found.path)
 
 
-def test_without_being_asked_no_best_is_kept(start, tmp_path):
-    leave(start(top1=[50]), 4)
-    assert checkpoints.best_checkpoint(tmp_path) is None
-    assert "ema_state" not in last(tmp_path).content
-
-
 # The average.
 
 

@@ -33,7 +33,6 @@ __all__ = [
     "VideoScores",
     "average_precisions",
     "evaluate",
-    "mean_average_precision",
     "topk_accuracy",
 ]
 
@@ -139,7 +138,8 @@ class VideoScores:
             self.scores /= self.clips.clamp(min=1).view(-1, 1)
         scores, labels = self.scores[scored], self.labels[scored]
         if labels.ndim == 2:
-            metrics = {"map": mean_average_precision(scores, labels)}
+            precisions = average_precisions(scores, labels)
+            metrics = {"map": fmean(p for p in precisions if p is not None)}
         else:
             ranks = accuracy_ranks(self._classes)
             metrics = {f"top{k}": topk_accuracy(scores, labels, k) for k in ranks}
@@ -207,11 +207,6 @@ def topk_accuracy(scores: Tensor, labels: Tensor, k: int) -> float:
     """Per cent of rows of (V, C) scores whose label, of (V,), is among the k highest."""
     best = scores.topk(min(k, scores.shape[1]), dim=1).indices
     return 100 * float((best == labels.view(-1, 1)).any(dim=1).double().mean())
-
-
-def mean_average_precision(scores: Tensor, labels: Tensor) -> float:
-    """Per cent: the mean over the classes of `average_precisions`, which raises."""
-    return fmean(p for p in average_precisions(scores, labels) if p is not None)
 
 
 def average_precisions(scores: Tensor, labels: Tensor) -> list[float | None]:

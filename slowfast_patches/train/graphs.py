@@ -46,12 +46,9 @@ class GraphedPasses:
         self, kind: Hashable, inputs: Sequence[Tensor], labels: Tensor
     ) -> tuple[Tensor, Tensor]:
         """The loss and the scores; the gradients are in the parameters. `kind` tells mini-batches
-        apart that are computed in another way at the same shape. RuntimeError: not recorded."""
+        apart that are computed in another way at the same shape. KeyError: not recorded."""
         given = (*inputs, labels, *self._masks())
-        key = _key(kind, given)
-        if key not in self._recorded:
-            raise RuntimeError(f"no CUDA graph was recorded for {key} before the training")
-        recorded = self._recorded[key]
+        recorded = self._recorded[_key(kind, given)]
         for own, tensor in zip(recorded.reads, given, strict=True):
             own.copy_(tensor)
         recorded.graph.replay()

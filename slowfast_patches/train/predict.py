@@ -37,22 +37,15 @@ def read_checkpoint(
         if recipe_file is None:
             raise
         content = {}  # of another kind: what reads the weights says what is wrong
-    text, source = content.get("cfg"), f"the config in {path}"
     if recipe_file is not None:
         recipe = load_recipe(recipe_file, overrides)
-    elif isinstance(text, str):
-        try:
-            parse_recipe(text, source)
-        except ValueError as error:
-            raise ValueError(f"{error}; or give the recipe: --cfg FILE") from error
-        recipe = parse_recipe(text, source, overrides)
+    elif "cfg" in content:
+        recipe = parse_recipe(content["cfg"], f"the config in {path}", overrides)
     else:
         raise ValueError(f"{path} has weights and no config; give their recipe: --cfg FILE")
     check_recipe(recipe)
     names = content.get("class_names")
-    if not isinstance(names, list | tuple) or not all(isinstance(name, str) for name in names):
-        return recipe, None
-    return recipe, tuple(names) if len(names) == recipe.model.num_classes else None
+    return recipe, tuple(names) if names and len(names) == recipe.model.num_classes else None
 
 
 class Predictor:

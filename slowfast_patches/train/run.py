@@ -22,15 +22,15 @@ from slowfast_patches.launch.device import set_up_device
 from slowfast_patches.launch.launch import check_gpus, for_processes, launch, processes_of
 from slowfast_patches.launch.placement import find_placement
 from slowfast_patches.launch.stopping import StopRequest, TrainingStoppedError
-from slowfast_patches.models.flops import check_shapes, flops_per_clip
+from slowfast_patches.models.flops import check_shapes
 from slowfast_patches.models.weights import check_file
 from slowfast_patches.plan.picture import plot_plan
 from slowfast_patches.plan.plan import format_plan, make_plan
 from slowfast_patches.train import checkpoints
-from slowfast_patches.train.checkpoints.writer import writes
+from slowfast_patches.train.checkpoints import writes
 from slowfast_patches.train.loop import train
-from slowfast_patches.train.record.log import check_log_files, setup_logging
-from slowfast_patches.train.result import multi_view_test, tested_file, write_result
+from slowfast_patches.train.record.log import setup_logging
+from slowfast_patches.train.record.result import multi_view_test, tested_file, write_result
 from slowfast_patches.train.state import Run, build_run
 from slowfast_patches.train.warm_up import without_compiling
 from slowfast_patches.utils.distributed import World
@@ -41,8 +41,6 @@ __all__ = ["run"]
 
 logger = logging.getLogger(__name__)
 
-_TOLERANCE = 0.1
-"""Part of DATA.NUM_TRAIN_VIDEOS that may be missing, as videos vanish, without a warning."""
 _LOOKED_AT = 20
 """Videos of a list of which one at least must be there."""
 _DEAD_WORKER = "DataLoader worker (pid"
@@ -66,19 +64,19 @@ def run(recipe: Recipe, init_method: str | None = None) -> None:
 def _check(recipe: Recipe) -> None:
     """Try what can be tried before any process trains."""
     recipe = for_processes(recipe)
-    world_size, starts_main = processes_of(recipe), _starts_main(recipe)
+    world_size, trains = processes_of(recipe), recipe.train.enable
     check_recipe(recipe, world_size)
     check_gpus(recipe)
-    if recipe.train.enable:
+    if trains:
         _check_training(recipe, world_size)
     if recipe.test.enable:
         _count_videos(recipe, "test")
-        if starts_main and not recipe.train.enable:
-            path, kind, section = tested_file(recipe)
-            check_file(path, kind, section=section)
-    if recipe.train.enable and starts_main:
+    if _starts_main(recipe) and trains:
         with held(recipe.output_dir):  # refused before processes are started for nothing
             pass
+    elif _starts_main(recipe) and recipe.test.enable:
+        path, kind, section = tested_file(recipe)
+        check_file(path, kind, section=section)
 
 
 def _starts_main(recipe: Recipe) -> bool:
@@ -88,39 +86,22 @@ def _starts_main(recipe: Recipe) -> bool:
 
 def _check_training(recipe: Recipe, world_size: int) -> Schedule:
     """The schedule, after trying what can be tried without the checkpoints in OUTPUT_DIR."""
-    continues = _continues(recipe)
+    continues = checkpoints.continues(recipe) and checkpoints.last_checkpoint(recipe.output_dir)
     if not continues:
         class_names(recipe)  # raises where their number is not MODEL.NUM_CLASSES
-    videos, expected = _count_videos(recipe, "train"), recipe.data.num_train_videos
-    if expected and abs(videos - expected) > _TOLERANCE * expected:
-        logger.warning(
-            "the recipe was made for %d training videos (DATA.NUM_TRAIN_VIDEOS), the list has %d: "
-            "its epochs are as many, its iterations are not",
-            *(expected, videos),
-        )
+    schedule = schedule_of(recipe, _count_videos(recipe, "train"))
     _count_videos(recipe, "val")
-    schedule = schedule_of(recipe, videos)
     check_world_size(recipe, schedule, world_size)
     check_shapes(recipe, schedule.shapes)
-    if _starts_main(recipe) and not continues:
-        _check_weights(recipe)
-    return schedule
-
-
-def _continues(recipe: Recipe) -> bool:
-    last = checkpoints.last_checkpoint(recipe.output_dir)
-    return checkpoints.continues(recipe) and last is not None
-
-
-def _check_weights(recipe: Recipe) -> None:
-    """Look at the file that a training starts from."""
-    if recipe.train.checkpoint_file_path:
-        check_file(recipe.train.checkpoint_file_path, recipe.train.checkpoint_type)
-    elif recipe.train.checkpoint_inflate:
+    given = recipe.train.checkpoint_file_path
+    if recipe.train.checkpoint_inflate and not given:
         raise ValueError(
             "TRAIN.CHECKPOINT_INFLATE True has nothing to inflate: set TRAIN.CHECKPOINT_FILE_PATH, "
             "or CHECKPOINT_INFLATE False to start from scratch"
         )
+    if given and _starts_main(recipe) and not continues:
+        check_file(given, recipe.train.checkpoint_type)
+    return schedule
 
 
 def _count_videos(recipe: Recipe, split: str) -> int:
@@ -158,7 +139,6 @@ def _main(recipe: Recipe, world: World) -> None:
         if world.is_main:
             with writes("the result", output_dir):
                 write_result(recipe, world, trained, metrics)
-                check_log_files()
 
 
 def _train(recipe: Recipe, world: World, stop: StopRequest) -> Run:
@@ -182,7 +162,7 @@ def _train(recipe: Recipe, world: World, stop: StopRequest) -> Run:
 def _prepare_folder(recipe: Recipe, run: Run) -> None:
     """OUTPUT_DIR's config.yaml, plan.txt, plan.json and plan.png, and nothing of a run before that
     this one does not continue."""
-    folder, flops = Path(recipe.output_dir), flops_per_clip(recipe)
+    folder = Path(recipe.output_dir)
     left = [folder / name for name in ("result.json", "result_classes.csv", "result_confusion.png")]
     left += folder.glob(f"checkpoints/*{TEMPORARY}")
     if recipe.test.save_results_path:
@@ -192,9 +172,14 @@ def _prepare_folder(recipe: Recipe, run: Run) -> None:
         left.append(best)
     for path in left:
         path.unlink(missing_ok=True)
-    plan = make_plan(run.schedule, flops)
-    text = format_plan(plan)
     (folder / "config.yaml").write_text(recipe.text, encoding="utf-8")
+    if run.start == 0:
+        _write_plan(recipe, run)
+
+
+def _write_plan(recipe: Recipe, run: Run) -> None:
+    folder, plan = Path(recipe.output_dir), make_plan(run.schedule, run.flops)
+    text = format_plan(plan)
     (folder / "plan.txt").write_text(text + "\n", encoding="utf-8")
     (folder / "plan.json").write_text(simplejson.dumps(plan.to_json(), indent=2), encoding="utf-8")
     plot_plan(run.schedule, folder / "plan.png")
@@ -202,7 +187,7 @@ def _prepare_folder(recipe: Recipe, run: Run) -> None:
         base, parameters = run.schedule.base, sum(p.numel() for p in run.model.parameters())
         logger.info(
             "%s: %d parameters, %.3g training FLOPs per clip of %d frames of %d²",
-            *(recipe.model.arch, parameters, flops(base.frames, base.crop)),
+            *(recipe.model.arch, parameters, run.flops(base.frames, base.crop)),
             *(base.frames, base.crop),
         )
     logger.info("the plan:\n%s", text)
@@ -210,20 +195,15 @@ def _prepare_folder(recipe: Recipe, run: Run) -> None:
 
 @contextmanager
 def _dead_workers_explained(output_dir: str) -> Iterator[None]:
-    """The body uses data loaders, whose workers may be killed; torch says so wherever the process
-    is at that moment.
-
-    Raises:
-        TrainingStoppedError: one was.
-    """
+    """In the body a data loader's worker may be killed, which torch says wherever this process is
+    at that moment; TrainingStoppedError says what to do."""
     try:
         yield
     except RuntimeError as error:
         if not str(error).startswith(_DEAD_WORKER):
             raise
         raise TrainingStoppedError(
-            f"a process that reads clips was killed ({str(error).splitlines()[0]}); if it was for "
-            "memory, lower DATA_LOADER.NUM_WORKERS or ask for more of it. "
-            f"{checkpoints.describe_last(output_dir).capitalize()}: give the same command again to "
-            "go on"
+            f"a process that reads clips was killed; if it was for memory, lower "
+            f"DATA_LOADER.NUM_WORKERS. {checkpoints.describe_last(output_dir).capitalize()}: give "
+            "the same command again to go on"
         ) from error

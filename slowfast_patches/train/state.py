@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import logging
 import math
-from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import ExitStack, contextmanager
 from datetime import timedelta
+from functools import cached_property
 from typing import Any, NoReturn
 
 import torch
@@ -28,6 +29,7 @@ from slowfast_patches.datasets.lists.dataset_lists import list_digest, list_path
 from slowfast_patches.datasets.loader import build_dataset, loading_advice, training_loader
 from slowfast_patches.launch.stopping import StopRequest, TrainingInterruptedError
 from slowfast_patches.models.build import build_model
+from slowfast_patches.models.flops import flops_per_clip
 from slowfast_patches.models.solver import load_optimizer
 from slowfast_patches.models.weights import load_weights
 from slowfast_patches.train import checkpoints
@@ -80,6 +82,7 @@ class Run:
         evaluations: what each validation found, as in result.json; `best` is the best of them.
         evaluation_due: the run was stopped before, or in, the validation after its last iteration.
         evaluated_after, saved_after: numbers of finished iterations.
+        seconds: of each activity until the last checkpoint, which a run that is continued has too.
     """
 
     def __init__(self, recipe: Recipe, world: World, stop: StopRequest) -> None:
@@ -99,6 +102,7 @@ class Run:
             form_neighbours(world.size, patience)
         self.record = Record(recipe, world, self.schedule, loading_advice(recipe, self.dataset))
         self.clock, self.start = self.record.clock, 0
+        self.seconds = self.clock.seconds
         self.evaluations: list[dict[str, Any]] = []
         self.best: dict[str, Any] = {}
         self.evaluation_due = False
@@ -109,22 +113,19 @@ class Run:
         self.list_digest = list_digest(recipe, self.dataset.videos) if world.is_main else ""
         self.class_names = names_of_data(recipe) if world.is_main else None
 
+    @cached_property
+    def flops(self) -> Callable[[int, int], float]:
+        """Training FLOPs of a clip of (frames, crop)."""
+        return flops_per_clip(self.recipe)
+
     @contextmanager
     def opened(self) -> Iterator[None]:
-        """The files of the run are open in the body, and whole after it. What ended it is raised;
-        what fails in closing after that is noted with it."""
-        try:
-            self.record.open(self.evaluation_due)
+        """The files of the run are open in the body, and whole after it."""
+        with ExitStack() as stack:
+            stack.callback(self.record.close)
+            stack.callback(self.writer.wait)
+            self.record.open(self.start, self.evaluation_due)
             yield
-            self.writer.wait()
-        except BaseException as error:
-            for close in (self.writer.wait, self.record.close):
-                try:
-                    close()
-                except Exception as another:
-                    error.add_note(f"while the training ended: {another}")
-            raise
-        self.record.close()
 
     def prepare(self) -> None:
         """Try each shape where that takes long or can fail, on a GPU or with a compiler; from then
@@ -210,6 +211,7 @@ class Run:
             between = done not in self.evaluated_after | self.saved_after
             own = buffers_of_ranks(self.models, self.world) if between else None
             average_running_stats(self.models)
+            self.seconds = self.clock.seconds
             if self.world.is_main:
                 best = self._best_state() if self.is_best() else None
                 self.writer.save(done, self.state_dict() | {"running_stats": own}, best)
@@ -245,7 +247,7 @@ class Run:
             "num_videos": len(self.dataset),
             "list_digest": self.list_digest,
             "class_names": self.class_names,
-            "seconds": self.clock.seconds,
+            "seconds": self.seconds,
             "evaluations": self.evaluations,
             "best": self.best,
             "evaluation_due": self.evaluation_due,
@@ -273,11 +275,12 @@ class Run:
         set_buffers(self.models, content.get("running_stats"), self.world)
         load_optimizer(self.stepper.optimizer, content["optimizer_state"])
         self.stepper.precision.load_state_dict(content["scaler_state"])
-        self.start = self.record.done = content["iteration"]
+        self.start = content["iteration"]
         self.evaluations, self.best = content["evaluations"], content.get("best", {})
         self.evaluation_due = content.get("evaluation_due", False)
         self.class_names = self.class_names or content.get("class_names")
         self.clock.load(content["seconds"])
+        self.seconds = self.clock.seconds
         self.record.unreadable.counts.update(content["unreadable"])
 
 

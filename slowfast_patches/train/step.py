@@ -160,11 +160,6 @@ class Stepper:
             self._graphs = GraphedPasses(self.model, self._recordable)
         self._graphs.record(step.bn_size, inputs, labels)
 
-    def forget_graphs(self) -> None:
-        """Give up what was recorded, and its memory."""
-        self._graphs = None
-        self.optimizer.zero_grad(set_to_none=True)
-
     def _set_up(self, step: Step) -> None:
         self.network.train()
         set_group_size(self.model, step.bn_size)

@@ -4,9 +4,10 @@ the memory that each shape takes is known."""
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Iterator, Sequence
+import math
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager
-from typing import Any, NamedTuple
+from typing import Any
 
 import torch
 
@@ -16,51 +17,16 @@ from slowfast_patches.train.running_stats import keep_buffers
 from slowfast_patches.train.step import Stepper, expect_graphs
 from slowfast_patches.utils.tables import format_table
 
-__all__ = ["Memory", "Peak", "dry_run", "kinds_of_steps", "made_up_batch", "without_compiling"]
+__all__ = ["dry_run", "kinds_of_steps", "made_up_batch", "without_compiling"]
 
 logger = logging.getLogger(__name__)
 
-_STATE = {"sgd": 1, "lars": 1, "adam": 2, "adamw": 2}
-"""Tensors of a weight's size that the optimizer keeps beside it, from its first update on."""
 _OUT_OF_MEMORY = ("out of memory", "ALLOC_FAILED", "unable to find an engine")
 """What CUDA's libraries say where memory is short; torch's allocator has an error of its own."""
 _ADVICE = (
     "set TRAIN.BATCH_SIZE lower, with SOLVER.BASE_LR in proportion, TRAIN.MIXED_PRECISION or "
     "MODEL.ACT_CHECKPOINT True, or SOLVER.ACCUMULATION_STEPS higher"
 )
-
-
-class Peak(NamedTuple):
-    """Bytes that a training takes at a shape, with `clips` on a process; None: not measured."""
-
-    shape: Shape
-    clips: int
-    bn_size: int | None
-    memory: int | None
-
-
-class Memory:
-    """The memory of the device that a process computes on; the CPU's is not looked at."""
-
-    def __init__(self, device: torch.device) -> None:
-        self._device = device
-
-    def capacity(self) -> int | None:
-        """Bytes that this process has or could have; the rest is other programs'."""
-        if self._device.type != "cuda":
-            return None
-        free, _ = torch.cuda.mem_get_info(self._device)
-        return free + torch.cuda.memory_reserved(self._device)
-
-    def peak(self, work: Callable[[], object]) -> int | None:
-        """Bytes that tensors took at most while some work was done."""
-        if self._device.type != "cuda":
-            work()
-            return None
-        torch.cuda.reset_peak_memory_stats(self._device)
-        work()
-        torch.cuda.synchronize(self._device)
-        return torch.cuda.max_memory_allocated(self._device)
 
 
 def kinds_of_steps(schedule: Schedule, start: int = 0) -> list[Step]:
@@ -81,9 +47,8 @@ def dry_run(
     start: int = 0,
     rank: int = 0,
     world_size: int = 1,
-    memory: Memory | None = None,
     begin: Callable[[str], object] = lambda what: None,
-) -> list[Peak]:
+) -> dict[Step, float]:
     """Forward and backward of made-up clips at each shape of a schedule, without an update.
 
     With TRAIN.COMPILE the shapes are compiled, with TRAIN.CUDA_GRAPHS they are recorded. The model,
@@ -93,109 +58,87 @@ def dry_run(
         start: iterations that are done; shapes that do not come again are left out.
         begin: told what is tried next.
 
+    Returns the bytes of a GPU that the training takes at each shape.
+
     Raises:
-        ValueError: a shape does not fit into the device's memory, or cannot be compiled.
+        ValueError: a shape does not fit into the device's memory.
     """
-    memory, steps = memory or Memory(stepper.device), kinds_of_steps(schedule, start)
-    if stepper.recipe.train.compile:
+    recipe, steps, peaks = stepper.recipe, kinds_of_steps(schedule, start), dict[Step, float]()
+    if recipe.train.compile:
         expect_graphs(len(steps))
-    tried = [(step, clip_numbers(step, rank, world_size)) for step in steps]
-    peaks = list[Peak]()
+    clips = {step: clip_numbers(step, rank, world_size) for step in steps}
+    capacity = _capacity(stepper.device)
     with _undone(stepper):
-        for step, clips in tried:
+        for step in steps:
             begin(f"the dry step of {step.shape}")
-            peaks.append(_measure(stepper, step, clips, world_size, memory))
+            peaks[step] = _measured(stepper, step, clips[step])
+            if peaks[step] >= capacity:
+                raise ValueError(
+                    f"the shape {step.shape}, {len(clips[step])} clips on each of {world_size} "
+                    f"process(es), does not fit into the {capacity / 1e9:.1f} GB of "
+                    f"{stepper.device}; {_ADVICE}"
+                )
         torch.cuda.empty_cache()
-        if stepper.recipe.train.cuda_graphs:
-            for (
-                step,
-                clips,
-            ) in tried:  # after all have run: what recordings keep was in no one's way
+        if recipe.train.cuda_graphs:  # when all have run: what recordings keep was in no one's way
+            for step in steps:
                 begin(f"the graph of {step.shape}")
-                _record(stepper, step, clips)
+                batch = made_up_batch(recipe, len(clips[step]), step.shape)
+                stepper.record(step, batch, clips[step])
     torch.cuda.empty_cache()
-    if any(peak.memory is not None for peak in peaks):
-        rows = [
-            [str(p.shape), str(p.clips), str(p.bn_size or "batch"), _gb(p.memory)] for p in peaks
-        ]
-        table = format_table(["shape", "clips here", "BN clips", "GB"], rows)
-        there = _gb(memory.capacity())
-        logger.info("memory of each shape:\n%s\nThere are %s GB.", table, there)
+    if math.isfinite(capacity):
+        _log_memory(peaks, clips, capacity)
     return peaks
 
 
-def _measure(
-    stepper: Stepper, step: Step, clips: Sequence[int], world_size: int, memory: Memory
-) -> Peak:
-    """Two dry steps, and the bytes that the second took with those that the training adds.
+def _log_memory(
+    peaks: Mapping[Step, float], clips: Mapping[Step, Sequence[int]], capacity: float
+) -> None:
+    rows = [
+        [str(step.shape), str(len(clips[step])), str(step.bn_size or "batch"), f"{peak / 1e9:.1f}"]
+        for step, peak in peaks.items()
+    ]
+    table = format_table(["shape", "clips here", "BN clips", "GB"], rows)
+    logger.info("memory of each shape:\n%s\nThere are %.1f GB.", table, capacity / 1e9)
 
-    In the first, convolutions are tried in the largest memory that any of them wants.
-    """
-    batch, peak = made_up_batch(stepper.recipe, len(clips), step.shape), None
-    capacity, short = memory.capacity(), False
+
+def _measured(stepper: Stepper, step: Step, clips: Sequence[int]) -> float:
+    """Bytes that a dry step takes, with those that the training adds; infinitely many where there
+    are not enough. It is the second: in the first, convolutions are tried in the largest memory
+    that any of them wants."""
+    batch = made_up_batch(stepper.recipe, len(clips), step.shape)
     try:
         stepper.passes(step, batch, clips)
         torch.cuda.empty_cache()
-        peak = memory.peak(lambda: stepper.passes(step, batch, clips))
+        peak = _peak(stepper.device, lambda: stepper.passes(step, batch, clips))
     except RuntimeError as error:
-        short = isinstance(error, torch.OutOfMemoryError)
-        short = short or any(text in str(error) for text in _OUT_OF_MEMORY)
-        if not short:
-            _explain_compiler(stepper, step, error)
+        is_short = any(text in str(error) for text in _OUT_OF_MEMORY)
+        if not is_short and not isinstance(error, torch.OutOfMemoryError):
             raise
-    if peak is not None and capacity is not None:
-        peak += _bytes_to_come(stepper, batch, world_size)
-        short = peak > capacity
-    if short:
-        raise ValueError(
-            f"the shape {step.shape}, {len(clips)} clips on each of {world_size} process(es), does "
-            f"not fit into the {_gb(capacity)} GB of {stepper.device}; {_ADVICE}"
-        )
-    return Peak(step.shape, len(clips), step.bn_size, peak)
-
-
-def _explain_compiler(stepper: Stepper, step: Step, error: RuntimeError) -> None:
-    """Raise ValueError where an error is the compiler's."""
-    if not stepper.recipe.train.compile:
-        return
-    from torch._dynamo.exc import TorchDynamoException  # imports the compiler
-
-    if isinstance(error, TorchDynamoException):
-        raise ValueError(
-            f"TRAIN.COMPILE True: the network cannot be compiled for {step.shape} "
-            f"({_first_line(error)}); set it to False"
-        ) from error
-
-
-def _record(stepper: Stepper, step: Step, clips: Sequence[int]) -> None:
-    try:
-        stepper.record(step, made_up_batch(stepper.recipe, len(clips), step.shape), clips)
-    except RuntimeError as error:
-        stepper.forget_graphs()
-        raise ValueError(
-            f"TRAIN.CUDA_GRAPHS True: {step.shape} could not be recorded ({_first_line(error)}); "
-            "set it to False, or TRAIN.BATCH_SIZE lower where memory is short"
-        ) from error
-
-
-def _first_line(error: Exception) -> str:
-    return str(error).strip().partition("\n")[0]
-
-
-def _bytes_to_come(stepper: Stepper, batch: Batch, world_size: int) -> int:
-    """Bytes that the training takes beside a dry step: the optimizer's state, the gradients that
-    processes exchange, and the next mini-batch, or part of it, as uint8 and as pathways."""
+        return math.inf
+    # At most: what the optimizer keeps and processes exchange of each weight, and the next
+    # mini-batch, or part of it, as bytes and in two pathways.
     weights = sum(p.numel() * p.element_size() for p in stepper.model.parameters())
-    copies = int(world_size > 1)
-    if not stepper.optimizer.state:
-        copies += _STATE[stepper.recipe.solver.optimizing_method]
-    transform, values = stepper.transform, batch["clips"].numel() // stepper.parts
-    slow = values // transform.alpha if transform.alpha else 0
-    return copies * weights + values + (values + slow) * transform.dtype.itemsize
+    values = batch["clips"].numel() // stepper.parts
+    return peak + 3 * weights + values * (1 + 2 * stepper.transform.dtype.itemsize)
 
 
-def _gb(memory: int | None) -> str:
-    return "?" if memory is None else f"{memory / 1e9:.1f}"
+def _capacity(device: torch.device) -> float:
+    """Bytes that this process has or could have on a GPU; the rest is other programs'."""
+    if device.type != "cuda":
+        return math.inf
+    free, _ = torch.cuda.mem_get_info(device)
+    return free + torch.cuda.memory_reserved(device)
+
+
+def _peak(device: torch.device, work: Callable[[], object]) -> int:
+    """Bytes that tensors on a GPU took at most while some work was done."""
+    if device.type != "cuda":
+        work()
+        return 0
+    torch.cuda.reset_peak_memory_stats(device)
+    work()
+    torch.cuda.synchronize(device)
+    return torch.cuda.max_memory_allocated(device)
 
 
 @contextmanager

@@ -20,10 +20,6 @@ __all__ = ["Clock", "Forecast", "TimeSpent"]
 
 _ACTIVITIES = ("preparing", "training", "loading", "evaluating", "saving")
 """What the time goes to; preparing are the dry steps at the start."""
-_LIMIT = 0.15
-"""Share of a phase's time spent waiting for data above which loading is the limit."""
-_LEAST_ITERATIONS, _LEAST_SECONDS = 10, 5.0
-"""Shorter phases say nothing of what limits them."""
 
 
 class Clock:
@@ -33,6 +29,7 @@ class Clock:
         self._seconds = dict.fromkeys(_ACTIVITIES, 0.0)
         self._activity: str | None = None
         self._since = time.perf_counter()
+        self._lap = (0.0, 0.0)
 
     def load(self, seconds: Mapping[str, float]) -> None:
         """Go on from those of the run that is continued."""
@@ -49,6 +46,12 @@ class Clock:
         """Seconds of training and of waiting for data."""
         seconds = self.seconds
         return seconds["training"] + seconds["loading"]
+
+    def lap(self) -> tuple[float, float]:
+        """Seconds of training and of waiting for data since this was last asked."""
+        seconds, before = self.seconds, self._lap
+        self._lap = seconds["training"], seconds["loading"]
+        return self._lap[0] - before[0], self._lap[1] - before[1]
 
     @contextmanager
     def time(self, activity: str) -> Iterator[None]:
@@ -84,8 +87,8 @@ class Clock:
 class TimeSpent:
     """Iterations, their clips, and the seconds that each rank trained and loaded, (ranks, 2).
 
-    While a rank waits for data the others wait for it, which counts as training: beside the main
-    process's share, that of the rank that waits most is told.
+    While a rank waits for data the others wait for it, which counts as training: the share is that
+    of the rank that waits most.
     """
 
     iterations: int
@@ -102,47 +105,26 @@ class TimeSpent:
         return max(float(self.ranks[0].sum()), 1e-9)
 
     @property
-    def share(self) -> float:
-        """Of the main process's seconds: how many it waited."""
-        return float(self.ranks[0, 1]) / self.seconds
+    def _shares(self) -> Tensor:
+        return self.ranks[:, 1] / self.ranks.sum(1).clamp(min=1e-9)
 
     @property
-    def worst(self) -> tuple[int, float] | None:
-        """The rank that waited most, and its share; None where there is one rank."""
-        shares = (self.ranks[:, 1] / self.ranks.sum(1).clamp(min=1e-9)).tolist()
-        return max(enumerate(shares), key=lambda pair: pair[1]) if len(shares) > 1 else None
+    def loading_share(self) -> float:
+        """The part of its seconds that the rank which waits most for data has waited."""
+        return float(self._shares.max())
 
     @property
-    def limit(self) -> str | None:
-        """Who waited for data much of the time, and how much, if it was long enough to tell."""
-        who, share = "it", self.share
-        if self.worst is not None:
-            who, share = f"rank {self.worst[0]}", self.worst[1]
-        is_long = self.iterations >= _LEAST_ITERATIONS and self.seconds >= _LEAST_SECONDS
-        return f"{who} waited {100 * share:.0f} %" if is_long and share > _LIMIT else None
-
-    def waiting(self, words: str) -> str:
-        """A share in words: "5 % `words`, rank 3 most with 7 %"."""
-        text = f"{100 * self.share:.0f} % {words}"
-        if self.worst is None:
-            return text
-        return f"{text}, rank {self.worst[0]} most with {100 * self.worst[1]:.0f} %"
-
-    def to_json(self) -> dict[str, float]:
-        """The shares, as a record has them."""
-        shares = {"loading_share": round(self.share, 4)}
-        if self.worst is not None:
-            rank, share = self.worst
-            shares |= {"worst_loading_share": round(share, 4), "worst_loading_rank": rank}
-        return shares
+    def waiting(self) -> str:
+        """The share in words, with the rank where there are several."""
+        where = f" on rank {int(self._shares.argmax())}" if len(self.ranks) > 1 else ""
+        return f"{100 * self.loading_share:.0f} % waiting for data{where}"
 
     def __str__(self) -> str:
-        training = max(float(self.ranks[0, 0]), 1e-9)
+        reading = self.clips / self.seconds
         return (
-            f"{self.iterations} iterations took {format_duration(self.seconds)}, "
-            f"{self.waiting('of it waiting for data')} (reading gave "
-            f"{self.clips / self.seconds:.1f} clips/s, training could take "
-            f"{self.clips / training:.1f})"
+            f"{self.iterations} iterations took {format_duration(self.seconds)}, {self.waiting} "
+            f"(reading gave {reading:.1f} clips/s, training could take "
+            f"{reading / max(1 - self.loading_share, 1e-9):.1f})"
         )
 
 
@@ -155,27 +137,26 @@ class Forecast:
         self._seconds: dict[Shape, float] = defaultdict(float)
         self._iterations = Counter[Shape]()
 
-    def observe(self, shape: Shape, seconds: float, iterations: int = 1) -> None:
-        """Note the time that iterations of a shape took."""
+    def observe(self, shape: Shape, seconds: float) -> None:
+        """Note the time that an iteration of a shape took."""
         self._seconds[shape] += seconds
-        self._iterations[shape] += iterations
-
-    def per_iteration(self, shape: Shape) -> float:
-        """Expected seconds of an iteration of a shape; 0 before anything was measured."""
-        if count := self._iterations[shape]:
-            return self._seconds[shape] / count
-        pixels = sum(met.volume * n for met, n in self._iterations.items())
-        return sum(self._seconds.values()) / pixels * shape.volume if pixels else 0.0
+        self._iterations[shape] += 1
 
     def remaining(self, iteration: int) -> float:
         """Seconds from `iteration` to the end of the schedule, evaluation not included."""
         return sum(
             (phase.count(j) - phase.count(j, max(phase.start, iteration)))
-            * self.per_iteration(shape)
+            * self._per_iteration(shape)
             for phase in self._schedule.phases
             if phase.stop > iteration
             for j, shape in enumerate(phase.shapes)
         )
+
+    def _per_iteration(self, shape: Shape) -> float:
+        if count := self._iterations[shape]:
+            return self._seconds[shape] / count
+        pixels = sum(met.volume * n for met, n in self._iterations.items())
+        return sum(self._seconds.values()) / pixels * shape.volume
 
 
 def _mark(device: torch.device) -> Any:

@@ -17,7 +17,7 @@ from slowfast_patches.train.evaluate import Evaluation, average_precisions
 from slowfast_patches.utils.files import written_whole
 from slowfast_patches.utils.pictures import new_figure, save_figure
 
-__all__ = ["confusion", "names_of_data", "write_predictions", "write_tables"]
+__all__ = ["names_of_data", "write_predictions", "write_tables"]
 
 logger = logging.getLogger(__name__)
 
@@ -84,7 +84,9 @@ def write_tables(
         precisions = ["" if p is None else f"{p:.2f}" for p in values]
         rows = zip(shown, labels.sum(0).tolist(), precisions, strict=True)
         return _write(path, ["class", "videos", "average_precision"], rows)
-    counts = confusion(scores, labels)
+    classes = scores.shape[1]
+    pairs = labels * classes + scores.argmax(1)
+    counts = pairs.bincount(minlength=classes**2).view(classes, classes)
     table = [
         [shown[c], sum(row), f"{100 * row[c] / sum(row):.2f}" if any(row) else "", *row]
         for c, row in enumerate(counts.tolist())
@@ -92,13 +94,6 @@ def write_tables(
     _write(path, ["class", "videos", "accuracy", *shown], table)
     _plot_confusion(folder / f"{name}_confusion.png", counts, shown)
     return None
-
-
-def confusion(scores: Tensor, labels: Tensor) -> Tensor:
-    """(C, C): how many videos of each class (rows) are taken for each (columns)."""
-    classes = scores.shape[1]
-    pairs = labels * classes + scores.argmax(1)
-    return pairs.bincount(minlength=classes**2).view(classes, classes)
 
 
 def _plot_confusion(path: Path, counts: Tensor, shown: Sequence[str]) -> None:

@@ -28,7 +28,7 @@ def check_count(count: int, videos: int, fraction: float, where: str) -> None:
 
 
 class Unreadable:
-    """Unreadable videos of the epoch at hand, over all processes; `fraction` of one's may be."""
+    """Unreadable videos by epoch, over all processes; `fraction` of an epoch's may be."""
 
     def __init__(self, schedule: Schedule, fraction: float) -> None:
         self._schedule, self._fraction = schedule, fraction
@@ -44,19 +44,14 @@ class Unreadable:
 
     def count(self, step: Step, count: int) -> None:
         """Count an iteration's unreadable videos, over all processes, for the epoch it starts in;
-        report the epochs that end in it, and at the end the one that it cuts short. Raises as
-        `check_count`, of all that was read: a coarse mini-batch may hold more than an epoch."""
-        schedule, videos = self._schedule, self._schedule.num_videos
-        stop = step.first_clip + step.shape.batch
-        epoch, end = step.first_clip // videos, stop // videos
+        say how many there were when the epoch, or the training, is over. Raises as `check_count`,
+        of no less than a mini-batch: a coarse one may hold more than an epoch."""
+        videos, batch = self._schedule.num_videos, step.shape.batch
+        epoch = step.first_clip // videos
         self.counts[epoch] += count
-        first = schedule.at(schedule.first_iteration_after(epoch * videos)).first_clip
         where = f"epoch {epoch + 1} (iteration {step.iteration})"
-        check_count(self.counts[epoch], max(videos, stop - first), self._fraction, where)
-        if end > epoch:
-            name = f"epoch {end}" if end == epoch + 1 else f"epochs {epoch + 1} to {end}"
-            logger.info("%s done: %d videos could not be read", name, self.counts.pop(epoch))
-        elif step.iteration + 1 == schedule.iterations and self.counts[epoch]:
-            logger.info(
-                "epoch %d, in part: %d videos could not be read", epoch + 1, self.counts[epoch]
-            )
+        check_count(self.counts[epoch], max(videos, batch), self._fraction, where)
+        is_last = step.iteration + 1 == self._schedule.iterations
+        is_over = is_last or (step.first_clip + batch) // videos > epoch
+        if is_over and (bad := self.counts.pop(epoch)):
+            logger.info("epoch %d: %d videos could not be read", epoch + 1, bad)

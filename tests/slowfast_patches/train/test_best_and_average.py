@@ -7,7 +7,6 @@ import pytest
 import torch
 from torch import nn
 
-from slowfast_patches import patching
 from slowfast_patches.launch.stopping import StopRequest
 from slowfast_patches.models.average import start_average, update_average
 from slowfast_patches.train import checkpoints
@@ -21,18 +20,13 @@ Start = Callable[..., Run]
 
 
 @pytest.fixture
-def start(tiny_config: Callable, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Start:
+def start(tiny_config: Callable, tmp_path: Path) -> Start:
     """`start("KEY", value, ..., top1=[...], found=Found(...))`: a run whose evaluations give these,
-    evaluated every second iteration and saved every fourth. Its stages are of one block."""
-    patching.apply()
-    from slowfast.models import video_model_builder
-
-    monkeypatch.setitem(video_model_builder._MODEL_STAGE_DEPTH, 50, (1, 1, 1, 1))
+    evaluated every second iteration and saved every fourth."""
 
     def make(*keys: object, top1: Iterable[float] = (), found=None) -> Run:
         world = World(0, 1, torch.device("cpu"))
-        cfg = tiny_config(tmp_path, "RESNET.NUM_BLOCK_TEMP_KERNEL", [[1, 1]] * 4, *keys)
-        run = build_run(cfg, world, StopRequest(world), found)
+        run = build_run(tiny_config(tmp_path, *keys), world, StopRequest(world), found)
         values, names = iter(top1), ("top1", "top1_ema")[: len(run.models)]
         if top1:
             run.validation = lambda *_: {name: next(values) for name in names}
@@ -119,12 +113,6 @@ def test_what_cannot_be_evaluated_is_saved_as_it_was_and_evaluated_again(
     mended = start("MODEL.EMA_DECAY", 0.5, "DATA.MAX_BAD_FRACTION", 0.5, found=found)
     assert mended.evaluation_due
     checkpoints.check_same_recipe(found.content, mended.recipe, found.path)
-
-
-def test_without_being_asked_no_best_is_kept(start, tmp_path):
-    leave(start(top1=[50]), 4)
-    assert checkpoints.best_checkpoint(tmp_path) is None
-    assert "ema_state" not in last(tmp_path).content
 
 
 # The average.

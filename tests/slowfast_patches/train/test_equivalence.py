@@ -6,31 +6,39 @@ and precise BN are on. What differs is the order of sums, so rounding.
 
 from __future__ import annotations
 
-import importlib.util
-import subprocess
-import sys
-from collections.abc import Callable
+import importlib
+import multiprocessing
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, nullcontext
 from itertools import chain
 from pathlib import Path
 from typing import Any
+from unittest import mock
 
 import pytest
 import torch
+import torch.distributed as dist
 from torch import Tensor, nn
 
-from multigrid import Schedule
+from multigrid import ClipPlan, ClipRequest, Schedule, Step, average_running_stats
 from multigrid.batchnorm import arrangement
 from slowfast_patches.config.recipe import Recipe
 from slowfast_patches.config.schedule import schedule_of
+from slowfast_patches.datasets import clips
+from slowfast_patches.launch.stopping import StopRequest
+from slowfast_patches.models.build import build_model
+from slowfast_patches.models.inputs import InputTransform
+from slowfast_patches.train import loop
+from slowfast_patches.train import state as state_module
+from slowfast_patches.train.state import Run
+from slowfast_patches.utils.distributed import World
 
 pytestmark = pytest.mark.slow
-
-WORKER = Path(__file__).with_name("equivalence_worker.py")
 
 # 32 or 16 clips at the coarse shape, 32, 16 or 8 at the baseline's.
 OPTIONS = (
     *("TRAIN.BATCH_SIZE", 8, "MULTIGRID.BN_BASE_SIZE", 8, "MODEL.DROPOUT_RATE", 0.5),
-    *("MULTIGRID.LONG_CYCLE_FACTORS", [[1, 0.71], [1, 1]]),
+    *("MULTIGRID.LONG_CYCLE_FACTORS", [[1, 0.71], [1, 1]], "MULTIGRID.EPOCH_FACTOR", 1.0),
     *("DATA.NUM_FRAMES", 4, "SOLVER.MAX_EPOCH", 8.5, "SOLVER.STEPS", [0, 5.6]),
     *("SOLVER.WARMUP_EPOCHS", 0.0, "LOG_PERIOD", 7, "DATA_LOADER.NUM_WORKERS", 0),
     *("MODEL.ARCH", "slow", "DATA.INPUT_CHANNEL_NUM", [3]),
@@ -39,40 +47,150 @@ OPTIONS = (
     *("NONLOCAL.LOCATION", [[[]]] * 4, "NONLOCAL.GROUP", [[1]] * 4),
     *("BN.USE_PRECISE_STATS", True),
 )
+PLAIN = ("MULTIGRID.LONG_CYCLE", False, "MULTIGRID.SHORT_CYCLE", False)
 SIZES = (1, 2, 4)
 RUNS = [("single", 2), ("single", 4), ("double", 4)]
 
 # Of the SlowFast recipe for Kinetics, whose rates are for 64 clips: 0.1 after the warm-up, which
-# 20 iterations of the whole recipe are the very beginning of, at 0.00025.
+# these iterations of the whole recipe are the very beginning of, at 0.00025.
 RATES = {"double": 0.1 / 8, "single": 0.00025 / 8}
 
 
+# What each process does.
+
+
+class Recording(Run):
+    """Keeps the model's state before and after each evaluation."""
+
+    def __init__(self, *given: Any) -> None:
+        super().__init__(*given)
+        self.states = list[dict[str, Tensor]]()
+
+    def validate(self, step: Step) -> None:
+        average_running_stats(self.model)
+        self._keep()
+        super().validate(step)
+        self._keep()
+
+    def save(self) -> None:
+        """What is saved is tested elsewhere."""
+
+    def _keep(self) -> None:
+        self.states.append({k: v.clone() for k, v in self.model.state_dict().items()})
+
+
+@contextmanager
+def in_double() -> Iterator[None]:
+    """Models and clips are float64."""
+    transform = InputTransform.__call__
+
+    def build(cfg: Recipe, *, grouped_bn: bool) -> nn.Module:
+        return build_model(cfg, grouped_bn=grouped_bn).double()
+
+    def doubled(*args: Any) -> list[Tensor]:
+        return [pathway.double() for pathway in transform(*args)]
+
+    with (
+        mock.patch.object(state_module, "build_model", build),
+        mock.patch.object(InputTransform, "__call__", doubled),
+    ):
+        yield
+
+
+def train_all(cfgs: dict[str, Recipe], rank: int, size: int, folder: Path) -> None:
+    """The plain recipe first, which finds no groups of processes that another has formed."""
+    if size > 1:
+        store = dist.FileStore(str(folder / f"store{size}"), size)
+        dist.init_process_group("gloo", store=store, rank=rank, world_size=size)
+    world = World(rank, size, torch.device("cpu"))
+    for name, cfg in cfgs.items():
+        if name == "single" or size != 2:
+            with nullcontext() if name == "single" else in_double():
+                train_one(name, cfg, world, folder / name / str(size))
+    if size > 1:
+        dist.destroy_process_group()
+
+
+def train_one(name: str, cfg: Recipe, world: World, folder: Path) -> None:
+    """Record what is seen and learned; before that, but for "single", what precise BN makes of the
+    weights that are given."""
+    folder.mkdir(parents=True, exist_ok=True)
+    cfg = cfg.replaced({"OUTPUT_DIR": str(folder)})
+    with recorded_clips() as seen, mock.patch.object(state_module, "Run", Recording):
+        run = state_module.build_run(cfg, world, StopRequest(world), None)
+        if name != "single":
+            run.validation(run.models, run.schedule.at(0))
+            torch.save(run.model.state_dict(), folder / f"precise{world.rank}.pt")
+            run = state_module.build_run(cfg, world, StopRequest(world), None)
+        if name != "plain":
+            with run.opened():
+                run.prepare()
+                loop.train(run)
+            torch.save({"clips": seen, "states": run.states}, folder / f"rank{world.rank}.pt")
+
+
+@contextmanager
+def recorded_clips() -> Iterator[list[tuple[Any, ...]]]:
+    """A list that grows by what is read of each clip: where in the training, and which pixels."""
+    seen = list[tuple[Any, ...]]()
+    read_training, plan_train = clips.ClipDataset._read_training, clips.plan_train
+    requests = list[ClipRequest]()
+
+    def read(self: clips.ClipDataset, request: ClipRequest, out: Any) -> dict[str, Any]:
+        requests[:] = [request]
+        return read_training(self, request, out)
+
+    def plan(*args: Any) -> ClipPlan:
+        made = plan_train(*args)
+        request = requests[0]
+        if request.iteration >= 0:  # not one of precise BN
+            where = (made.positions.tolist(), made.size, made.corner, made.crop, made.flip)
+            of_video = (request.iteration, request.video, request.epoch, str(request.shape))
+            seen.append((*of_video, where))
+        return made
+
+    with (
+        mock.patch.object(clips.ClipDataset, "_read_training", read),
+        mock.patch.object(clips, "plan_train", plan),
+    ):
+        yield seen
+
+
+# What is compared.
+
+
 @pytest.fixture(scope="module")
-def folder(tiny_config: Callable[..., Recipe], tmp_path_factory: pytest.TempPathFactory) -> Path:
+def folder(
+    _one_block: None, tiny_config: Callable[..., Recipe], tmp_path_factory: pytest.TempPathFactory
+) -> Path:
     """What the ranks of all runs recorded, by name of the run and number of processes."""
     folder = tmp_path_factory.mktemp("equivalence")
-    cfg = tiny_config(folder, *OPTIONS)
-    torch.save({"model_state": trained_weights(cfg)}, folder / "weights.pyth")
-    for name, rate in RATES.items():
-        keys = ("SOLVER.BASE_LR", rate, "TRAIN.CHECKPOINT_FILE_PATH", folder / "weights.pyth")
-        (folder / f"{name}.yaml").write_text(tiny_config(folder, *OPTIONS, *keys).text)
-    plain = ("MULTIGRID.LONG_CYCLE", False, "MULTIGRID.SHORT_CYCLE", False, *keys)
-    (folder / "plain.yaml").write_text(tiny_config(folder, *OPTIONS, *plain).text)
-    command = [sys.executable, str(WORKER), str(folder), *map(str, SIZES)]
-    done = subprocess.run(command, capture_output=True, text=True, timeout=900)
-    assert done.returncode == 0, done.stderr
+    weights = folder / "weights.pyth"
+    torch.save({"model_state": trained_weights(tiny_config(folder, *OPTIONS))}, weights)
+    cfgs = {
+        name: tiny_config(
+            *(folder, *OPTIONS, *keys, "TRAIN.CHECKPOINT_FILE_PATH", weights),
+            *("SOLVER.BASE_LR", RATES.get(name, 0.1)),
+        )
+        for name, keys in (("plain", PLAIN), ("single", ()), ("double", ()))
+    }
+    for module in ("torch._dynamo", "torch.utils.tensorboard"):
+        importlib.import_module(module)  # once, for all that are forked
+    context = multiprocessing.get_context("fork")
+    places = [(rank, size) for size in SIZES for rank in range(size)]
+    ranks = [context.Process(target=train_all, args=(cfgs, *p, folder)) for p in places]
+    for process in ranks:
+        process.start()
+    for process in ranks:
+        process.join()
+    assert [process.exitcode for process in ranks] == [0] * len(ranks), ranks
     return folder
 
 
 def trained_weights(cfg: Recipe) -> dict[str, Tensor]:
     """Weights away from 0, as after a training: what starts at 0 is all updates."""
-    spec = importlib.util.spec_from_file_location("equivalence_worker", WORKER)
-    assert spec is not None
-    assert spec.loader is not None
-    worker = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(worker)
     torch.manual_seed(0)
-    model: nn.Module = worker.build_small(cfg)
+    model = build_model(cfg)
     for name, weights in model.named_parameters():
         if weights.ndim == 1:
             sign = 1 if name.endswith("weight") else torch.randint(0, 2, weights.shape) * 2 - 1
@@ -91,7 +209,7 @@ def schedule(tiny_config: Callable[..., Recipe], folder: Path) -> Schedule:
 
 def test_groups_of_every_kind_are_trained(schedule: Schedule):
     """(clips, BN size) -> local clips per group and processes per group, on 4 and on 2."""
-    assert schedule.iterations >= 20
+    assert schedule.iterations >= 10
     met = {(step.shape.batch, step.bn_size) for step in schedule.steps()}
     kinds = {
         (size, batch // size, *(arrangement(batch // size, k, size) or ()))

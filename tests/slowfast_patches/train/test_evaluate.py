@@ -2,28 +2,23 @@
 
 import csv
 import json
+import multiprocessing
 import shutil
-import subprocess
-import sys
 from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 import torch
+import torch.distributed as dist
+from torch.distributed import distributed_c10d
 
 from slowfast_patches import patching
 from slowfast_patches.config.metrics import COUNTS
 from slowfast_patches.config.recipe import Recipe, default_recipe
 from slowfast_patches.datasets.loader import build_dataset, evaluation_loader
 from slowfast_patches.launch.stopping import TrainingStoppedError
-from slowfast_patches.train.evaluate import (
-    Evaluation,
-    VideoScores,
-    mean_average_precision,
-    topk_accuracy,
-)
-
-WORKER = Path(__file__).with_name("evaluate_worker.py")
+from slowfast_patches.train.evaluate import Evaluation, VideoScores, topk_accuracy
+from slowfast_patches.utils.distributed import from_main
 
 
 class Clips:
@@ -37,10 +32,15 @@ class Clips:
 
 
 def evaluated(
-    rows: list, labels: list, ensemble: str, clips: int, max_bad: float = 1
+    rows: list,
+    labels: list,
+    ensemble: str,
+    clips: int,
+    max_bad: float = 1,
+    share: slice = slice(None),
 ) -> Evaluation:
     """Of videos with `clips` clips each, three clips a batch; a label is a number or multi-hot. A
-    row that is None is a clip that cannot be read."""
+    row that is None is a clip that cannot be read. This process has a share of the clips."""
     of_videos = torch.tensor(labels)
     recipe = default_recipe().replaced(
         {
@@ -51,7 +51,7 @@ def evaluated(
         }
     )
     scores = VideoScores(recipe, Clips(len(labels), clips), torch.device("cpu"))
-    for batch in torch.arange(len(rows)).split(3):
+    for batch in torch.arange(len(rows))[share].split(3):
         read = batch[[rows[n] is not None for n in batch]]
         if len(read):
             given = torch.tensor([rows[n] for n in read])
@@ -130,8 +130,6 @@ LABELS = [[1, 1, 0, 0], [0, 0, 1, 0], [1, 0, 0, 0], [0, 0, 0, 0]]
 
 
 def test_map_by_hand_leaves_out_a_class_that_no_video_has():
-    found = mean_average_precision(torch.tensor(SCORES), torch.tensor(LABELS))
-    assert found == pytest.approx(100 * 19 / 36)
     assert metrics(SCORES, LABELS, "sum", 1) == {"map": pytest.approx(100 * 19 / 36)}
 
 
@@ -151,70 +149,87 @@ def test_map_without_any_label_or_of_nan_is_an_error_not_a_number():
 # Several processes.
 
 
+def on_a_rank(rank: int, folder: Path, cases: list, expected: list) -> None:
+    torch.set_num_threads(1)
+    store = dist.FileStore(str(folder / "store"), 2)
+    dist.init_process_group("gloo", store=store, rank=rank, world_size=2)
+    found = [evaluated(*case, share=slice(rank, None, 2)).metrics for case in cases]
+    assert found == expected, (found, expected)
+    # What the main process has reaches all, and no group stays for it.
+    groups = len(distributed_c10d._world.pg_map)
+    for number in range(3):
+        tensor, said = from_main(lambda n=number: (torch.full((300_000,), n), [n, rank]))
+        assert bool((tensor == number).all())
+        assert said == [number, 0]
+    assert len(distributed_c10d._world.pg_map) == groups
+    dist.destroy_process_group()
+
+
 @pytest.mark.slow
 def test_two_processes_give_the_metrics_of_one(tmp_path: Path):
-    """Views of a video on both ranks, one view on one of them, fewer clips than ranks."""
+    """Views of a video on both ranks, one view on one of them, fewer clips than ranks, and clips
+    that cannot be read."""
     torch.manual_seed(0)
-    cases, expected = [], []
+    cases = []
     for videos, clips, ensemble in ((6, 3, "sum"), (6, 3, "max"), (7, 1, "max"), (1, 1, "sum")):
-        rows = torch.randn(videos * clips, 7) - 3
-        views = rows.double().view(videos, clips, 7)
-        scores = views.sum(1) if ensemble == "sum" else views.amax(1)
-        numbers, several = torch.randint(7, (videos,)), torch.rand(videos, 7).round()
-        cases += [(rows, numbers, clips, ensemble), (rows, several, clips, ensemble)]
-        counts = {"videos": videos, "unreadable": 0}
-        expected += [{f"top{k}": topk_accuracy(scores, numbers, k) for k in (1, 5)} | counts]
-        expected += [{"map": mean_average_precision(scores, several)} | counts]
-    rows = torch.eye(7).repeat_interleave(3, 0)  # video v is of class v, on three clips
-    rows[3:6] = rows[7 * 3 - 1] = torch.nan  # the second is not read, nor a clip of the last
-    cases += [(rows, torch.arange(7), 3, "sum")]
-    expected += [{"top1": 100, "top5": 100, "videos": 7, "unreadable": 1, "partly_read": 1}]
-    torch.save(cases, tmp_path / "cases.pt")
+        rows = (torch.randn(videos * clips, 7) - 3).tolist()
+        cases.append((rows, torch.randint(7, (videos,)).tolist(), ensemble, clips))
+        cases.append((rows, torch.randint(2, (videos, 7)).tolist(), ensemble, clips))
+    rows = torch.eye(7).repeat_interleave(3, 0).tolist()  # video v is of class v, on three clips
+    rows[3:6], rows[20] = [None] * 3, None  # the second is not read, nor a clip of the last
+    cases.append((rows, list(range(7)), "sum", 3))
+    expected = [evaluated(*case).metrics for case in cases]
+    assert expected[-1] == {
+        "top1": 100,
+        "top5": 100,
+        "videos": 7,
+        "unreadable": 1,
+        "partly_read": 1,
+    }
     ranks = [
-        subprocess.Popen(
-            [sys.executable, str(WORKER), str(rank), "2", str(tmp_path)],
-            stderr=subprocess.PIPE,
-            text=True,
+        multiprocessing.get_context("fork").Process(
+            target=on_a_rank, args=(rank, tmp_path, cases, expected)
         )
         for rank in range(2)
     ]
-    errors = [rank.communicate(timeout=120)[1] for rank in ranks]
-    assert [rank.returncode for rank in ranks] == [0, 0], "\n".join(errors)
-    for rank in range(2):
-        assert torch.load(tmp_path / f"rank{rank}.pt") == expected
+    for rank in ranks:
+        rank.start()
+    for rank in ranks:
+        rank.join(120)
+    assert [rank.exitcode for rank in ranks] == [0, 0]
 
 
-@pytest.mark.parametrize("ranks", [1, 3, 20])
 def test_together_the_ranks_score_every_clip_once(
-    tiny_config: Callable[..., Recipe], tmp_path: Path, ranks: int
+    tiny_config: Callable[..., Recipe], tmp_path: Path
 ):
     patching.apply()
     cfg = tiny_config(tmp_path, "TEST.NUM_SPATIAL_CROPS", 1, "TEST.NUM_ENSEMBLE_VIEWS", 2)
     dataset = build_dataset(cfg, "test")
-    numbers = [
-        number
-        for rank in range(ranks)
-        for batch in evaluation_loader(cfg, dataset, 3, rank, ranks).batch_sampler
-        for number in batch
-    ]
-    assert sorted(numbers) == list(range(16))
+    for ranks in (3, 20):
+        loaders = [evaluation_loader(cfg, dataset, 3, rank, ranks) for rank in range(ranks)]
+        numbers = [n for loader in loaders for batch in loader.batch_sampler for n in batch]
+        assert sorted(numbers) == list(range(16))
 
 
-@pytest.fixture
-def finished(multigrid_run: Path, tmp_path: Path) -> Path:
-    return shutil.copytree(multigrid_run, tmp_path / "finished")
-
-
-def test_a_test_leaves_the_files_of_a_training_alone_and_says_what_it_could_not_read(
-    command_line: Callable[..., tuple[int, str]], finished: Path, demo_data: Path, tmp_path: Path
+def test_a_test_alone_gives_the_runs_accuracy_leaves_its_files_and_says_what_it_cannot_read(
+    command_line: Callable[..., tuple[int, str]],
+    multigrid_run: Path,
+    demo_data: Path,
+    tmp_path: Path,
+    opened: type,
 ):
+    finished = shutil.copytree(multigrid_run, tmp_path / "finished")
+    before = {path: path.read_bytes() for path in finished.rglob("*") if path.is_file()}
+    assert command_line(finished, "TRAIN.ENABLE", False)[0] == 0
+    result, expected = json.loads((finished / "test.json").read_text()), opened(finished).result
+    assert (result["top1"], result["top5"]) == (expected["top1"], expected["top5"])
+
     lines = (demo_data / "test.csv").read_text().splitlines()
     (tmp_path / "bad.mp4").write_text("no video")
     (tmp_path / "test.csv").write_text("\n".join([*lines[1:], f"{tmp_path}/bad.mp4 0"]) + "\n")
     shutil.copy(demo_data / "classes.txt", tmp_path)
     data = ("DATA.PATH_TO_DATA_DIR", tmp_path, "DATA.PATH_PREFIX", demo_data)
     options = ("TRAIN.ENABLE", False, "TEST.SAVE_RESULTS_PATH", "scores.csv", *data)
-    before = {path: path.read_bytes() for path in finished.rglob("*") if path.is_file()}
     status, said = command_line(finished, *options, "DATA.MAX_BAD_FRACTION", 0.1)
     assert status == 2
     assert "error: 1 of 8 videos of the evaluation could not be read" in said
@@ -222,10 +237,9 @@ def test_a_test_leaves_the_files_of_a_training_alone_and_says_what_it_could_not_
     assert (status, said.count("bad.mp4 cannot be opened")) == (0, 1)
     after = {path: path.read_bytes() for path in finished.rglob("*") if path.is_file()}
     assert {path.name for path in after.keys() - before.keys()} == {
-        *("test.log", "test.json", "test_classes.csv", "test_confusion.png", "scores.csv")
+        *("test.log", "test.json", "test_classes.csv", "scores.csv")
     }
     assert {path: after[path] for path in before} == before
-    assert "test on 2 views" in (finished / "test.log").read_text()
     result = json.loads((finished / "test.json").read_text())
     assert (result["videos"], result["unreadable"]) == (8, 1)
     header, *rows = csv.reader((finished / "scores.csv").read_text().splitlines())
@@ -234,19 +248,3 @@ def test_a_test_leaves_the_files_of_a_training_alone_and_says_what_it_could_not_
     assert rows[-1] == [str(tmp_path / "bad.mp4")]
     right = [row[1] == row[2] for row in rows[:-1]]
     assert result["top1"] == pytest.approx(100 * sum(right) / 7, abs=1e-3)
-
-
-def test_a_test_without_training_gives_the_accuracy_of_the_run(
-    train: Callable[..., Path], multigrid_run: Path, tmp_path: Path, opened: type
-):
-    folder = tmp_path / "copy"
-    shutil.copytree(multigrid_run, folder)
-    train(folder, "TRAIN.ENABLE", False)
-    found, expected = json.loads((folder / "test.json").read_text()), opened(multigrid_run).result
-    assert (found["top1"], found["top5"]) == (expected["top1"], expected["top5"])
-    assert opened(folder).result == expected
-
-    path = sorted(multigrid_run.glob("checkpoints/*"))[-1]
-    train(tmp_path / "new", "TRAIN.ENABLE", False, "TEST.CHECKPOINT_FILE_PATH", path)
-    again = json.loads((tmp_path / "new" / "test.json").read_text())
-    assert (again["top1"], again["top5"]) == (expected["top1"], expected["top5"])

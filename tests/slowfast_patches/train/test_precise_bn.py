@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from contextlib import nullcontext
 
-import pytest
 import torch
 from fvcore.nn import update_bn_stats
 from torch import Tensor, nn
@@ -29,23 +28,14 @@ def update(model: nn.Module, loader: list[dict[str, Tensor]]) -> None:
     )
 
 
-def test_the_first_norm_has_the_mean_and_variance_of_all_values():
-    loader, norm = batches(3, 4), GroupedBatchNorm3d(3)
-    update(nn.Sequential(norm), loader)
-    values = torch.cat([batch["clips"] for batch in loader]).double().transpose(0, 1).flatten(1)
-    torch.testing.assert_close(norm.running_mean.double(), values.mean(1))
-    torch.testing.assert_close(norm.running_var.double(), values.var(1, correction=0))
-
-
-@pytest.mark.parametrize("group_size", [2, None])
-def test_on_one_process_it_is_fvcores_whatever_the_groups_were(group_size):
+def test_on_one_process_it_is_fvcores_whatever_the_groups_were():
     def build() -> nn.Module:
         torch.manual_seed(0)
         layers = (nn.Conv3d(3, 8, 1), nn.BatchNorm3d(8), nn.ReLU(), nn.Conv3d(8, 4, 1))
         return nn.Sequential(*layers, nn.BatchNorm3d(4))
 
     ours, theirs, loader = build(), build(), batches(3, 4)
-    set_group_size(convert_batchnorm(ours), group_size)
+    set_group_size(convert_batchnorm(ours), 2)
     update(ours, loader)
     update_bn_stats(theirs.train(), [batch["clips"] for batch in loader], len(loader))
     for name, value in theirs.state_dict().items():

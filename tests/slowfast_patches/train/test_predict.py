@@ -17,7 +17,7 @@ from slowfast_patches.models.weights import load_weights
 from slowfast_patches.train import checkpoints
 from slowfast_patches.train.predict import Predictor, read_checkpoint
 
-NAMES = [f"motion {number}" for number in range(8)]
+CPU = torch.device("cpu")
 
 
 @pytest.fixture(scope="module")
@@ -33,6 +33,14 @@ def weights(trained: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
     path = tmp_path_factory.mktemp("weights") / "weights.pyth"
     torch.save(checkpoints.load(trained)["model_state"], path)
     return path
+
+
+@pytest.fixture(scope="module")
+def recipe(trained: Path, weights: Path) -> tuple[object, ...]:
+    """Options that name the weights' recipe, which is in a file of its own."""
+    path = weights.with_name("recipe.yaml")
+    path.write_text(checkpoints.load(trained)["cfg"])
+    return ("--checkpoint", weights, "--cfg", path)
 
 
 @pytest.fixture(scope="module")
@@ -68,27 +76,21 @@ def scores_of_the_test(cfg: Any, trained: Path) -> torch.Tensor:
     return scores.double()
 
 
-CPU = torch.device("cpu")
-
-
 @pytest.mark.parametrize(
     "overrides",
     [
-        (),
         ("TEST.NUM_SPATIAL_CROPS", 3, "TEST.BATCH_SIZE", 4, "DATA.ENSEMBLE_METHOD", "max"),
         ("TEST.NUM_ENSEMBLE_VIEWS", 1, "DATA.TEST_CROP_SIZE", 40, "TEST.DATASET", "ssv2"),
     ],
 )
 def test_the_scores_are_those_of_the_test(trained, videos, overrides):
     cfg = read_checkpoint(trained, None, overrides)[0]
-    clips = scores_of_the_test(cfg, trained)
+    clips = scores_of_the_test(cfg, trained)[:2]
     expected = clips.amax(1) if "max" in overrides else clips.mean(1)
     predictor = Predictor(cfg, trained)
-    found = torch.stack([predictor(video) for video in videos])
+    found = torch.stack([predictor(video) for video in videos[:2]])
     torch.testing.assert_close(found, expected, atol=1e-5, rtol=0)
     assert (found[0] - found[1]).abs().max() > 1e-3
-    sums_to_one = torch.allclose(found.sum(1), torch.ones(8).double(), atol=1e-5)
-    assert sums_to_one is ("max" not in overrides)
 
 
 def test_the_accuracy_is_that_of_the_run(trained, videos, predict, opened, multigrid_run, caplog):
@@ -108,95 +110,70 @@ def test_all_classes_at_most_and_numbers_where_there_are_no_names(
     content = checkpoints.load(trained)
     del content["class_names"]
     torch.save(content, old)
-    arguments = ("--checkpoint", old, "--top", 100, videos[0])
-    _, out, err = predict(*arguments, "DATA.PATH_TO_DATA_DIR", tmp_path)
+    nowhere = ("DATA.PATH_TO_DATA_DIR", tmp_path)
+    _, out, err = predict("--checkpoint", old, "--top", 100, videos[0], *nowhere)
     lines = out.splitlines()[1:]
     assert sorted(line.split("%")[1].strip() for line in lines) == [f"class {n}" for n in range(8)]
     assert sum(float(line.split("%")[0]) for line in lines) == pytest.approx(100, abs=0.5)
     assert err.startswith("warning: classes are shown by number: neither ")
-    (tmp_path / "classes.txt").write_text("one\ntwo\n")
-    _, out, err = predict(*arguments, "DATA.PATH_TO_DATA_DIR", tmp_path)
-    assert "class 7" in out
-    assert "names 2 classes" in err
 
 
-def test_a_run_is_predicted_with_from_anywhere_and_its_names_are_in_its_checkpoint(
+def test_a_run_is_predicted_with_from_anywhere_and_what_cannot_be_read_is_reported(
     multigrid_run, trained, videos, predict, tmp_path, monkeypatch, demo_data
 ):
     monkeypatch.chdir(tmp_path)
-    loads, load = list[Path](), checkpoints.load
-    monkeypatch.setattr(checkpoints, "load", lambda path: loads.append(path) or load(path))
-    nowhere = ("DATA.PATH_TO_DATA_DIR", "relative/folder")
-    options = ("--checkpoint", multigrid_run, "--output", "new/scores.csv")
-    status, out, err = predict(*options, videos[0], "no/such.mp4", *nowhere)
-    missing = "no/such.mp4 cannot be opened: No such file or directory"
-    assert (status, err) == (1, f"the checkpoint is {trained}\n{missing}\n")
-    assert loads == [trained]  # once for its config and names; its weights apart
-    assert out == predict("--checkpoint", trained, videos[0])[1]
-    header, row, missing = csv.reader(Path("new/scores.csv").read_text().splitlines())
-    names = (demo_data / "classes.txt").read_text().splitlines()
-    assert header == ["video", "prediction", "probability", *names]
-    assert (row[0], row[1], missing) == (
-        videos[0],
-        max(zip(map(float, row[3:]), names, strict=True))[1],
-        ["no/such.mp4"],
-    )
-    assert f"{100 * float(row[2]):5.1f} %  {row[1]}" in out.splitlines()[1]
-    status, _, err = predict("--checkpoint", tmp_path, videos[0])
-    assert (status, "is a folder without checkpoints" in err) == (2, True)
-
-
-def test_a_video_that_cannot_be_read_is_reported_and_the_others_go_on(
-    trained, videos, predict, tmp_path
-):
     bad = tmp_path / "bad.mp4"
     bad.write_text(f"ffconcat version 1.0\nfile '{videos[0]}'\n")
-    arguments = ("--checkpoint", trained, "no/such.mp4", bad, videos[0])
-    status, out, err = predict(*arguments)
+    options = ("--checkpoint", multigrid_run, "--output", "new/scores.csv")
+    nowhere = ("DATA.PATH_TO_DATA_DIR", "relative/folder")
+    status, out, err = predict(*options, videos[0], "no/such.mp4", bad, *nowhere)
     assert status == 1
-    assert out.splitlines()[0] == videos[0]
-    assert len(out.splitlines()) == 6
-    first, second = err.splitlines()
-    assert first == "no/such.mp4 cannot be opened: No such file or directory"
-    assert second.startswith(f"{bad} cannot be opened: is a playlist (concat), not a video")
-    _, _, err = predict("--checkpoint", trained, videos[0], "DATA.MAX_FRAME_PIXELS", 99)
-    assert "more than DATA.MAX_FRAME_PIXELS 99" in err
-    status, out, _ = predict(*arguments, "--json")
+    first, second, third = err.splitlines()
+    assert first == f"the checkpoint is {trained}"
+    assert second == "no/such.mp4 cannot be opened: No such file or directory"
+    assert third.startswith(f"{bad} cannot be opened: is a playlist (concat), not a video")
+    assert out == predict("--checkpoint", trained, videos[0])[1]
+    header, row, *unread = csv.reader(Path("new/scores.csv").read_text().splitlines())
+    names = (demo_data / "classes.txt").read_text().splitlines()
+    assert header == ["video", "prediction", "probability", *names]
+    assert (row[0], row[1]) == (
+        videos[0],
+        max(zip(map(float, row[3:]), names, strict=True))[1],
+    )
+    assert unread == [["no/such.mp4"], [str(bad)]]
+    assert f"{100 * float(row[2]):5.1f} %  {row[1]}" in out.splitlines()[1]
+    status, out, _ = predict("--checkpoint", trained, "no/such.mp4", videos[0], "--json")
     rows = json.loads(out)
-    assert status == 1
-    assert ["error" in row for row in rows] == [True, True, False]
-    assert len(rows[2]["classes"]) == 5
+    assert (status, ["error" in row for row in rows]) == (1, [True, False])
+    assert len(rows[1]["classes"]) == 5
 
 
-def test_weights_alone_need_their_recipe(trained, weights, tiny_recipe, videos, predict):
+def test_weights_alone_need_their_recipe(trained, weights, recipe, videos, predict):
     status, out, err = predict("--checkpoint", weights, videos[0])
     assert (status, out) == (2, "")
     assert "give their recipe: --cfg FILE" in err
-    recipe = ("--cfg", tiny_recipe)
-    status, out, _ = predict("--checkpoint", weights, "--json", *recipe, videos[0])
+    status, out, _ = predict(*recipe, "--json", videos[0])
     assert status == 0
     _, expected, _ = predict("--checkpoint", trained, "--json", videos[0])
     found, wanted = (json.loads(text)[0]["classes"] for text in (out, expected))
     assert [row["number"] for row in found] == [row["number"] for row in wanted]
-    assert [row["name"] for row in found] == [None] * 5
     assert found[0]["probability"] == pytest.approx(wanted[0]["probability"])
 
 
-def test_what_is_wrong_is_said(trained, weights, tiny_recipe, videos, predict, tmp_path):
+def test_what_is_wrong_is_said(trained, recipe, videos, predict, tmp_path):
     other = tmp_path / "other.pyth"
     torch.save({"model_state": {}, "cfg": "NO_SUCH: 1"}, other)
     garbage = tmp_path / "garbage.pyth"
     garbage.write_text("no checkpoint")
     few = tmp_path / "few.txt"
     few.write_text("a\nb\n")
-    recipe = ("--cfg", tiny_recipe)
     cases = [
-        (("--checkpoint", tmp_path / "none.pyth"), (), "none.pyth: no such checkpoint"),
+        (("--checkpoint", tmp_path / "none.pyth"), (), "none.pyth"),
+        (("--checkpoint", tmp_path), (), "is a folder without checkpoints"),
         (("--checkpoint", garbage), (), "cannot be read"),
         (("--checkpoint", other), (), "NO_SUCH is not a config key (the config in"),
-        (("--checkpoint", weights, *recipe), ("MODEL.NUM_CLASSES", 5), "is not of this model"),
+        (recipe, ("MODEL.NUM_CLASSES", 5), "is not of this model"),
         (("--checkpoint", trained), ("TEST.NUM_SPATIAL_CROPS", 2), "1 or 3"),
-        (("--checkpoint", trained, "--classes", tmp_path / "no.json"), (), "no.json cannot be"),
         (
             ("--checkpoint", trained, "--classes", few),
             (),
@@ -210,11 +187,8 @@ def test_what_is_wrong_is_said(trained, weights, tiny_recipe, videos, predict, t
         assert message in err
 
 
-@pytest.mark.parametrize(
-    "arguments",
-    [["TEST.BATCH_SIZE", 1], ["a.mp4", "--top", 0], ["a.mp4", "--output", "a.json"]],
-)
-def test_a_command_line_without_sense_is_refused(predict, trained, arguments):
-    with pytest.raises(SystemExit) as stopped:
-        predict("--checkpoint", trained, *arguments)
-    assert stopped.value.code == 2
+def test_a_command_line_without_sense_is_refused(predict, trained):
+    for arguments in (["TEST.BATCH_SIZE", 1], ["a.mp4", "--top", 0], ["a.mp4", "--output", "a.x"]):
+        with pytest.raises(SystemExit) as stopped:
+            predict("--checkpoint", trained, *arguments)
+        assert stopped.value.code == 2

@@ -3,13 +3,13 @@
 import csv
 from pathlib import Path
 
-import pytest
 import torch
 
 from slowfast_patches.train.evaluate import Evaluation
-from slowfast_patches.train.record.tables import confusion, write_predictions, write_tables
+from slowfast_patches.train.record.tables import write_predictions, write_tables
 
-NAMES = ("run, fast", "sit", "jump")
+NAMES = ("run, fast", "$\\no_$", "$")
+"""Of which two look like mathematics, which matplotlib would draw."""
 SCORES = torch.tensor([[0.7, 0.2, 0.1], [0.5, 0.25, 0.25], [0.1, 0.3, 0.6], [0.0, 0.0, 0.0]])
 
 
@@ -28,7 +28,7 @@ def test_a_row_for_each_video_and_a_column_for_each_class(tmp_path: Path):
     write_predictions(path, ["a.mp4", "b/é.mp4"], [SCORES[2], None], NAMES)
     assert rows(path) == [
         ["video", "prediction", "probability", *NAMES],
-        ["a.mp4", "jump", "0.6", "0.1", "0.3", "0.6"],
+        ["a.mp4", "$", "0.6", "0.1", "0.3", "0.6"],
         ["b/é.mp4"],
     ]
 
@@ -40,7 +40,7 @@ def test_labels_and_numbers_for_names(tmp_path: Path):
     assert rows(path)[1][:4] == ["a", "2", "0", "0.7"]
     several = torch.tensor([[1, 0, 1], [0, 0, 0]])
     write_predictions(path, ["a", "b"], list(SCORES[:2]), NAMES, several)
-    assert [row[1] for row in rows(path)[1:]] == ["run, fast|jump", ""]
+    assert [row[1] for row in rows(path)[1:]] == ["run, fast|$", ""]
 
 
 def test_the_table_of_classes_is_the_confusion_matrix_with_its_accuracies(tmp_path: Path):
@@ -49,18 +49,10 @@ def test_the_table_of_classes_is_the_confusion_matrix_with_its_accuracies(tmp_pa
     assert rows(tmp_path / "test_classes.csv") == [
         ["class", "videos", "accuracy", *NAMES],
         ["run, fast", "1", "100.00", "1", "0", "0"],
-        ["sit", "1", "0.00", "1", "0", "0"],
-        ["jump", "1", "100.00", "0", "0", "1"],
+        ["$\\no_$", "1", "0.00", "1", "0", "0"],
+        ["$", "1", "100.00", "0", "0", "1"],
     ]
     assert (tmp_path / "test_confusion.png").read_bytes().startswith(b"\x89PNG")
-    assert confusion(SCORES[[0, 0, 2]], torch.tensor([0, 1, 0])).tolist() == [
-        *([1, 0, 1], [1, 0, 0], [0, 0, 0])
-    ]
-
-
-def test_names_that_look_like_mathematics_are_drawn_as_they_are(tmp_path: Path):
-    write_tables(tmp_path, "test", evaluation([0, 1, 2, 1]), ("$\\no$", "a_b", "$"))
-    assert (tmp_path / "test_confusion.png").is_file()
 
 
 def test_classes_of_several_labels_have_an_average_precision(tmp_path: Path):
@@ -74,9 +66,7 @@ def test_classes_of_several_labels_have_an_average_precision(tmp_path: Path):
     assert [path.name for path in tmp_path.iterdir()] == ["result_classes.csv"]
 
 
-@pytest.mark.parametrize("classes", [1, 61])
-def test_a_class_without_videos_has_no_accuracy(tmp_path: Path, classes: int):
-    found = Evaluation({}, torch.eye(classes)[:1], torch.tensor([0]), torch.tensor([True]))
+def test_a_class_without_videos_has_no_accuracy(tmp_path: Path):
+    found = Evaluation({}, torch.eye(61)[:1], torch.tensor([0]), torch.tensor([True]))
     write_tables(tmp_path, "test", found)
-    table = rows(tmp_path / "test_classes.csv")
-    assert [row[2] for row in table[1:]] == ["100.00"] + [""] * (classes - 1)
+    assert [row[2] for row in rows(tmp_path / "test_classes.csv")[1:]] == ["100.00"] + [""] * 60

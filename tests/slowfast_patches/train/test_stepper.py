@@ -20,9 +20,9 @@ from slowfast_patches.models.inputs import InputTransform
 from slowfast_patches.models.recompute import checkpoint_blocks
 from slowfast_patches.models.solver import load_optimizer
 from slowfast_patches.train import step as step_module
+from slowfast_patches.train import warm_up
 from slowfast_patches.train.step import Stepper, parallel
 from slowfast_patches.train.warm_up import (
-    Memory,
     dry_run,
     kinds_of_steps,
     made_up_batch,
@@ -96,68 +96,65 @@ def test_a_training_after_dry_steps_is_the_training_without():
     plan, ours, plain = schedule(), stepper(), stepper()
     before, drawn = state(ours), torch.get_rng_state()
     said = list[str]()
-    peaks = dry_run(ours, plan, begin=said.append)
+    steps = list(dry_run(ours, plan, begin=said.append))
     assert_equal(state(ours), before)
     assert torch.equal(torch.get_rng_state(), drawn)
     assert all(weight.grad is None for weight in ours.model.parameters())
     assert not ours.optimizer.state
-    assert [peak.memory for peak in peaks] == [None] * 10  # the CPU's is not looked at
-    assert {(p.shape, p.bn_size) for p in peaks} == {(s.shape, s.bn_size) for s in plan.steps()}
-    assert said[0] == f"the dry step of {peaks[0].shape}"
+    assert len(steps) == 10
+    assert {(s.shape, s.bn_size) for s in steps} == {(s.shape, s.bn_size) for s in plan.steps()}
+    assert said[0] == f"the dry step of {steps[0].shape}"
     assert take_steps(ours, plan, range(5)) == take_steps(plain, plan, range(5))
     assert_equal(state(ours), state(plain))
+    last = plan.phases[-1]  # one that goes on tries only what is still to come
+    assert {s.shape for s in kinds_of_steps(plan, last.start + 1)} == set(last.shapes)
+    assert len(dry_run(stepper(), plan, start=plan.iterations - 1)) == 1
 
 
-class Card(Memory):
-    """A GPU on which a clip takes 1 GB beside 2 GB that are always taken."""
+@pytest.fixture
+def card(monkeypatch: pytest.MonkeyPatch) -> Callable[[float], None]:
+    """`card(gigabytes)`: a GPU on which a clip takes 1 GB beside 2 GB that are always taken."""
 
-    def __init__(self, gigabytes: int) -> None:
-        super().__init__(CPU)
-        self._gigabytes = gigabytes
-        self.clips = 0
+    def make(gigabytes: float) -> None:
+        def peak(_: object, work: Callable[[], tuple]) -> float:
+            _, scores, _ = work()
+            if 2 + len(scores) > gigabytes:
+                raise torch.OutOfMemoryError("made up")
+            return (2 + len(scores)) * 1e9
 
-    def capacity(self) -> int:
-        return self._gigabytes * 10**9
+        monkeypatch.setattr(warm_up, "_peak", peak)
+        monkeypatch.setattr(warm_up, "_capacity", lambda _: gigabytes * 1e9)
 
-    def peak(self, work: Callable[[], object]) -> int:
-        _, scores, _ = work()
-        if 2 + len(scores) > self._gigabytes:
-            raise torch.OutOfMemoryError("made up")
-        return (2 + len(scores)) * 10**9
+    return make
 
 
-def test_the_peak_of_each_shape_is_measured_and_logged(caplog):
+def test_the_peak_of_each_shape_is_measured_and_logged(card, caplog):
+    card(300)
     with caplog.at_level("INFO"):
-        peaks = dry_run(stepper(), schedule(), memory=Card(300))
-    momentum = 4 * sum(weight.numel() for weight in Net().parameters())
-    for peak in peaks:
-        following = 3 * peak.shape.volume * (1 + 4)  # of uint8, and of float32
-        assert peak.memory == (2 + peak.clips) * 10**9 + momentum + following
-    assert {peak.clips for peak in peaks} == {8, 16, 32, 64, 128}
+        peaks = dry_run(stepper(), schedule())
+    for step, peak in peaks.items():
+        assert peak == pytest.approx((2 + step.shape.batch) * 1e9, abs=1e7)
+    assert {step.shape.batch for step in peaks} == {8, 16, 32, 64, 128}
     assert "64×1×11²" in caplog.text
     assert "There are 300.0 GB" in caplog.text
 
 
-def test_a_shape_that_does_not_fit_is_refused_with_what_may(monkeypatch):
-    made, card = stepper(), Card(50)
-    before, largest = state(made), kinds_of_steps(schedule())[0].shape
-    with pytest.raises(ValueError, match=f"^the shape {largest}.* does not fit .*BATCH_SIZE"):
-        dry_run(made, schedule(), memory=card)
+def test_a_shape_that_does_not_fit_is_refused_with_what_may(card, monkeypatch):
+    made, largest = stepper(), kinds_of_steps(schedule())[0].shape
+    before = state(made)
+    for gigabytes in (50, 2 + largest.batch):  # the training takes a little more than a step
+        card(gigabytes)
+        with pytest.raises(ValueError, match=f"^the shape {largest}.* does not fit .*BATCH_SIZE"):
+            dry_run(made, schedule())
     assert_equal(state(made), before)
-    for text in ("cuDNN: unable to find an engine to execute", "CUBLAS_STATUS_ALLOC_FAILED when"):
-        monkeypatch.setattr(card, "peak", MagicMock(side_effect=RuntimeError(text)))
-        with pytest.raises(ValueError, match="does not fit"):
-            dry_run(stepper(), schedule(), memory=card)
-    monkeypatch.setattr(card, "peak", MagicMock(side_effect=RuntimeError("an illegal access")))
-    with pytest.raises(RuntimeError, match="an illegal access"):
-        dry_run(stepper(), schedule(), memory=card)
-
-
-def test_a_training_that_goes_on_tries_only_what_is_still_to_come():
-    plan = schedule()
-    last = plan.phases[-1]
-    assert {s.shape for s in kinds_of_steps(plan, last.start + 1)} == set(last.shapes)
-    assert len(dry_run(stepper(), plan, start=plan.iterations - 1)) == 1
+    for text, error in (
+        ("cuDNN: unable to find an engine to execute", ValueError),
+        ("CUBLAS_STATUS_ALLOC_FAILED when", ValueError),
+        ("an illegal access", RuntimeError),
+    ):
+        monkeypatch.setattr(warm_up, "_peak", MagicMock(side_effect=RuntimeError(text)))
+        with pytest.raises(error):
+            dry_run(stepper(), schedule())
 
 
 # Gradient accumulation.
@@ -175,27 +172,24 @@ def accumulated(parts: int, plan: Schedule, **keys: object) -> tuple[list[float]
     return losses, state(made)
 
 
-@pytest.mark.parametrize(("parts", "channels_last", "clipped"), [(2, False, 0.01), (4, True, None)])
-def test_a_training_in_parts_is_the_training_in_one(parts, channels_last, clipped):
+def test_a_training_in_parts_is_the_training_in_one():
     """Weights, masks and running statistics; mini-batches of 4 groups of 8, 4 and 2 clips."""
     plan = schedule(bn_size=2)
-    keys = {"MODEL__CHANNELS_LAST": channels_last, "SOLVER__CLIP_GRAD_L2NORM": clipped}
+    keys = {"MODEL__CHANNELS_LAST": True, "SOLVER__CLIP_GRAD_L2NORM": 0.01}
     losses, expected = accumulated(1, plan, **keys)
-    found, weights = accumulated(parts, plan, **keys)
-    assert found == pytest.approx(losses, rel=1e-12)
-    for name, value in expected.items():
-        torch.testing.assert_close(weights[name], value, rtol=1e-11, atol=1e-12)
-    assert int(weights["bn.num_batches_tracked"]) == 4
+    for parts in (2, 4):
+        found, weights = accumulated(parts, plan, **keys)
+        assert found == pytest.approx(losses, rel=1e-12)
+        for name, value in expected.items():
+            torch.testing.assert_close(weights[name], value, rtol=1e-11, atol=1e-12)
+        assert int(weights["bn.num_batches_tracked"]) == 4
 
 
 def test_the_most_clips_at_once_are_those_of_a_part_in_dry_steps_too():
-    plan, seen = schedule(bn_size=2), dict[int, int]()
+    plan, seen = schedule(bn_size=2), set[int]()
     made = stepper(SOLVER__ACCUMULATION_STEPS=4)
-    made.model.register_forward_pre_hook(lambda _, given: seen.update({len(given[0][0]): 1}))
-    peaks = dry_run(made, plan)
-    assert {4 * clips for clips in seen} == {peak.clips for peak in peaks}
-    with pytest.raises(ValueError, match=r"SOLVER\.ACCUMULATION_STEPS higher$"):
-        dry_run(stepper(), plan, memory=Card(50))
+    made.model.register_forward_pre_hook(lambda _, given: seen.add(len(given[0][0])))
+    assert {step.shape.batch for step in dry_run(made, plan)} == {4 * clips for clips in seen}
 
 
 def test_processes_exchange_the_gradients_of_parts_once(tmp_path):
@@ -246,14 +240,11 @@ def traced(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("parts", [1, 2])
-def test_a_compiled_training_is_the_plain_one_and_compiles_nothing_after_the_dry_steps(
-    traced, parts
-):
+def test_a_compiled_training_is_the_plain_one_and_compiles_nothing_after_the_dry_steps(traced):
     rate = SteppedRate(ends=(30.0,), rates=(0.1,))
-    plan = make_schedule(Shape(8, 4, 16), 400, rate, long_cycle=(), bn_size=8 // parts)
-    plain = stepper(SOLVER__ACCUMULATION_STEPS=parts)
-    made = stepper(SOLVER__ACCUMULATION_STEPS=parts, TRAIN__COMPILE=True)
+    plan = make_schedule(Shape(8, 4, 16), 400, rate, long_cycle=(), bn_size=4)
+    plain = stepper(SOLVER__ACCUMULATION_STEPS=2)
+    made = stepper(SOLVER__ACCUMULATION_STEPS=2, TRAIN__COMPILE=True)
     dry_run(made, plan)
     with without_compiling():
         losses = take_steps(made, plan, range(6))
@@ -300,19 +291,6 @@ def _own(tensor: Tensor) -> Tensor:
 
 
 # The optimizer.
-
-
-def test_a_fused_optimizer_updates_as_the_hosts():
-    plan = schedule()
-    ours, plain = (
-        stepper(SOLVER__FUSED=fused, SOLVER__OPTIMIZING_METHOD="adamw", SOLVER__WEIGHT_DECAY=0.1)
-        for fused in (True, False)
-    )
-    assert all(group["fused"] for group in ours.optimizer.param_groups)
-    take_steps(ours, plan, range(4))
-    take_steps(plain, plan, range(4))
-    for name, value in state(plain).items():
-        torch.testing.assert_close(state(ours)[name], value, rtol=1e-5, atol=1e-6)
 
 
 def test_a_training_goes_on_with_another_optimizer_and_memory_format():

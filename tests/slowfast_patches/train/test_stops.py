@@ -1,36 +1,41 @@
-"""Runs that are asked to stop, lose a worker, or find the disk full: saved, said, and continued."""
+"""Runs that are killed, asked to stop, lose a worker, or find the disk full: saved, said, continued
+as if never stopped, bit for bit; tests/faults kills for it."""
 
-import logging
 import multiprocessing
 import os
+import re
 import resource
+import shutil
 import signal
 import subprocess
-import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from typing import TextIO
 
 import pytest
 
 from slowfast_patches.launch.stopping import TrainingInterruptedError, TrainingStoppedError
 from slowfast_patches.train import checkpoints
 from slowfast_patches.train import evaluate as evaluate_module
-from slowfast_patches.train import result as result_module
 from slowfast_patches.train import step as step_module
-from slowfast_patches.train.record.log import LogFile
+from slowfast_patches.train.record import result as result_module
 from slowfast_patches.train.state import Run
 from slowfast_patches.utils.signals import INTERRUPTED_STATUS
 
 pytestmark = pytest.mark.slow
 
-PLAIN = ("BN.USE_PRECISE_STATS", False, "TEST.ENABLE", False)
-OFF = ("MULTIGRID.LONG_CYCLE", False, "MULTIGRID.SHORT_CYCLE", False)
+PLAIN = (
+    *("MULTIGRID.LONG_CYCLE", False, "MULTIGRID.SHORT_CYCLE", False, "TEST.ENABLE", False),
+    *("BN.USE_PRECISE_STATS", False, "TRAIN.CHECKPOINT_PERIOD", 1),
+)
+"""Saved every 6 iterations."""
 
 
-def send(number: signal.Signals, pid: int | None = None) -> None:
-    os.kill(pid or os.getpid(), number)
+def send(number: signal.Signals) -> None:
+    """To this process and those that read clips for it, as a launcher or a terminal does: a worker
+    ends when its parent sends it, and not by another's."""
+    workers = [worker.pid for worker in multiprocessing.active_children()]
+    subprocess.run(["kill", f"-{number}", *map(str, [*workers, os.getpid()])], check=True)
 
 
 @contextmanager
@@ -57,6 +62,79 @@ def at_iteration(number: int, act: Callable[[Run], object]) -> Callable[..., Non
     return check
 
 
+def save_and_die(run: Run) -> None:
+    """Stands in for whatever ends a process."""
+    run.save()
+    raise SystemExit
+
+
+def test_stopped_anywhere_it_ends_as_if_never_stopped(
+    train: Callable[..., Path],
+    command_line: Callable[..., tuple[int, str]],
+    multigrid_run: Path,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    opened: type,
+    assert_same_run: Callable[..., None],
+):
+    records, (*before_due, due, _) = map(opened(multigrid_run).metrics, ("train", "val"))
+
+    def stopped(owner: object, function: str, act: Callable, error: type) -> dict:
+        with before(monkeypatch, owner, function, act), pytest.raises(error):
+            train(tmp_path)
+        return opened(tmp_path).checkpoint
+
+    # Killed in the middle of epoch, phase and short cycle.
+    assert records[6]["phase"] == records[7]["phase"]
+    assert 7 % 3 != 0 < records[7]["epoch"] % 1
+    content = stopped(Run, "train_step", at_iteration(7, save_and_die), SystemExit)
+    assert content["iteration"] == 7
+    # Asked in the eleventh iteration: the next is the last.
+    with before(monkeypatch, Run, "train_step", at_iteration(10, lambda _: send(signal.SIGTERM))):
+        status, error = command_line(tmp_path, "DATA_LOADER.NUM_WORKERS", 1)
+    content, last = opened(tmp_path).checkpoint, checkpoints.last_checkpoint(tmp_path)
+    assert (status, content["iteration"]) == (INTERRUPTED_STATUS, 12)
+    assert f"interrupted: stopped by SIGTERM; the last checkpoint is {last}, after" in error
+    assert "Traceback" not in error
+    for number, function in ((signal.SIGUSR1, "update_precise_bn"), (signal.SIGINT, "evaluate")):
+
+        def ask(*_: object, number: signal.Signals = number) -> None:
+            send(number)
+
+        content = stopped(evaluate_module, function, ask, TrainingInterruptedError)
+        assert (content["iteration"], content["evaluation_due"]) == (due["iteration"], True)
+        evaluated = opened(tmp_path).metrics("val")
+        assert len(content["evaluations"]) == len(evaluated) == len(before_due)
+    content = stopped(
+        result_module, "evaluate", lambda *_: send(signal.SIGTERM), TrainingInterruptedError
+    )
+    assert (content["iteration"], content["evaluation_due"]) == (len(records), False)
+    assert not (tmp_path / "result.json").exists()
+    train(tmp_path)
+    said = re.findall(r"continuing after iteration (\d+)", opened(tmp_path).log)
+    assert said == ["7", "12", *[str(due["iteration"])] * 2, *[str(len(records))]]
+    assert_same_run(opened(tmp_path), opened(multigrid_run))
+
+
+def test_a_finished_run_is_not_trained_again_and_one_that_starts_over_keeps_its_checkpoints_apart(
+    train: Callable[..., Path],
+    multigrid_run: Path,
+    tmp_path: Path,
+    opened: type,
+    assert_same_run: Callable[..., None],
+):
+    folder = opened(shutil.copytree(multigrid_run, tmp_path / "copy"))
+    train(folder.path)
+    assert_same_run(folder, opened(multigrid_run))
+    expected = opened(multigrid_run).result
+    assert folder.result | {key: expected[key] for key in ("date", "config")} == expected
+    short = ("SOLVER.MAX_EPOCH", 1, "SOLVER.STEPS", [], "SOLVER.LRS", [1])
+    train(folder.path, *PLAIN, *short, "TRAIN.AUTO_RESUME", False)
+    assert len(list(folder.path.glob("checkpoints_before_1/*.pyth"))) > 1
+    assert folder.checkpoint["iteration"] == folder.result["iterations"] == 6
+    assert [r["iteration"] for r in folder.metrics()] == [1, 2, 3, 4, 5, 6]
+
+
 def test_stopped_in_the_dry_steps_it_ends_before_the_next(
     train: Callable[..., Path], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ):
@@ -66,7 +144,7 @@ def test_stopped_in_the_dry_steps_it_ends_before_the_next(
 
     def terminate(*given: object) -> None:
         tried.append(given)
-        os.kill(os.getpid(), signal.SIGTERM)
+        send(signal.SIGTERM)
 
     with (
         before(monkeypatch, step_module.Stepper, "passes", terminate),
@@ -77,91 +155,23 @@ def test_stopped_in_the_dry_steps_it_ends_before_the_next(
     assert checkpoints.last_checkpoint(tmp_path) is None
 
 
-def test_stopped_in_a_step_in_evaluations_and_in_the_test_it_ends_as_if_never_stopped(
-    train: Callable[..., Path],
-    multigrid_run: Path,
-    tmp_path: Path,
-    monkeypatch: pytest.MonkeyPatch,
-    opened: type,
-    assert_same_run: Callable[..., None],
-):
-    def ask(number: signal.Signals) -> Callable[..., None]:
-        return lambda *_: send(number)
-
-    def stopped(name: str, owner: object, function: str, act: Callable) -> dict:
-        expected = pytest.raises(TrainingInterruptedError, match=f"stopped by {name}")
-        with before(monkeypatch, owner, function, act), expected:
-            train(tmp_path)
-        return opened(tmp_path).checkpoint
-
-    step = at_iteration(10, ask(signal.SIGTERM))  # in the eleventh: the next is the last
-    content = stopped("SIGTERM", Run, "train_step", step)
-    assert (content["iteration"], content["evaluation_due"]) == (12, False)
-    *before_due, due, _ = opened(multigrid_run).metrics("val")
-    for number, function in (
-        (signal.SIGUSR1, "update_precise_bn"),
-        (signal.SIGINT, "update_precise_bn"),
-        (signal.SIGTERM, "evaluate"),
-    ):
-        content = stopped(number.name, evaluate_module, function, ask(number))
-        assert (content["iteration"], content["evaluation_due"]) == (due["iteration"], True)
-        evaluated = opened(tmp_path).metrics("val")
-        assert len(content["evaluations"]) == len(evaluated) == len(before_due)
-    last = opened(multigrid_run).result["iterations"]
-    content = stopped("SIGTERM", result_module, "evaluate", ask(signal.SIGTERM))
-    assert (content["iteration"], content["evaluation_due"]) == (last, False)
-    assert not (tmp_path / "result.json").exists()
-    train(tmp_path)
-    assert_same_run(opened(tmp_path), opened(multigrid_run))
-
-
-def test_a_signal_to_all_processes_of_a_run_ends_it_with_its_own_status(
-    start_run_net: Callable[..., subprocess.Popen[str]], tmp_path: Path, opened: type
-):
-    process = start_run_net(tmp_path, *PLAIN, "DATA_LOADER.NUM_WORKERS", 2)
-    wait_for_iterations(tmp_path, 2, process)
-    os.killpg(process.pid, signal.SIGTERM)
-    error = process.communicate(timeout=120)[1]
-    assert process.returncode == INTERRUPTED_STATUS, error
-    assert "Traceback" not in error
-    last = checkpoints.last_checkpoint(tmp_path)
-    assert f"interrupted: stopped by SIGTERM; the last checkpoint is {last}, after" in error
-    assert opened(tmp_path).checkpoint["iteration"] == opened(tmp_path).metrics()[-1]["iteration"]
-
-
-def wait_for_iterations(folder: Path, count: int, process: subprocess.Popen[str]) -> None:
-    metrics, deadline = folder / "metrics.jsonl", time.monotonic() + 120
-    while not metrics.exists() or metrics.read_text().count('"train"') < count:
-        assert process.poll() is None, process.communicate()[1]
-        assert time.monotonic() < deadline
-        time.sleep(0.02)
-
-
 def test_a_worker_that_is_killed_stops_the_training_with_what_to_do(
     train: Callable[..., Path], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ):
     def kill(run: Run) -> None:
         for worker in multiprocessing.active_children():
-            send(signal.SIGKILL, worker.pid)
+            os.kill(worker.pid, signal.SIGKILL)
 
-    keys = (*OFF, *PLAIN, "DATA_LOADER.NUM_WORKERS", 1, "TRAIN.CHECKPOINT_PERIOD", 1)
     with (
         before(monkeypatch, Run, "train_step", at_iteration(8, kill)),
         pytest.raises(TrainingStoppedError) as caught,
     ):
-        train(tmp_path, *keys)
-    message = str(caught.value)
-    assert message.startswith("a process that reads clips was killed (DataLoader worker (pid")
-    assert "DATA_LOADER.NUM_WORKERS" in message
-    assert f"he last checkpoint is {checkpoints.last_checkpoint(tmp_path)}" in message
-    assert "after iteration 6: give the same command again" in message
+        train(tmp_path, *PLAIN, "DATA_LOADER.NUM_WORKERS", 1)
+    for said in ("process that reads clips was killed", "NUM_WORKERS", "after iteration 6", "same"):
+        assert said in str(caught.value)
 
 
 # What the disk refuses.
-
-
-def full_disk() -> TextIO:
-    return Path("/dev/full").open("w")
 
 
 def full_checkpoint(run: Run) -> None:
@@ -170,21 +180,14 @@ def full_checkpoint(run: Run) -> None:
     resource.setrlimit(resource.RLIMIT_FSIZE, (200_000, most))
 
 
-def full_log(run: Run) -> None:
-    for handler in logging.getLogger().handlers:
-        if isinstance(handler, LogFile):
-            handler.setStream(full_disk())
-
-
 def full_metrics(run: Run) -> None:
-    run.record._lines = full_disk()
+    run.record._lines = open("/dev/full", "w")  # noqa: SIM115
 
 
 @pytest.mark.parametrize(
     ("fill", "said"),
     [
         (full_checkpoint, "the checkpoint cannot be written after iteration 12: File too large"),
-        (full_log, "the record of the run cannot be written after iteration 9: No space left"),
         (full_metrics, "the record of the run cannot be written after iteration 9: No space left"),
     ],
 )
@@ -199,8 +202,7 @@ def test_a_training_does_not_go_on_where_the_disk_refuses(
     limits = resource.getrlimit(resource.RLIMIT_FSIZE)
     try:
         with before(monkeypatch, Run, "train_step", at_iteration(8, fill)):
-            keys = (*OFF, *PLAIN, "TRAIN.CHECKPOINT_PERIOD", 1)
-            status, error = command_line(tmp_path, *keys)
+            status, error = command_line(tmp_path, *PLAIN)
     finally:
         resource.setrlimit(resource.RLIMIT_FSIZE, limits)
     (last,) = (tmp_path / "checkpoints").iterdir()

@@ -18,16 +18,13 @@ from slowfast_patches.datasets.loader import build_dataset
 from slowfast_patches.train import state as state_module
 from slowfast_patches.train import step as step_module
 
-PLAIN = ("BN.USE_PRECISE_STATS", False, "MODEL.DROPOUT_RATE", 0.0, "TEST.ENABLE", False)
-OFF = ("MULTIGRID.LONG_CYCLE", False, "MULTIGRID.SHORT_CYCLE", False)
-SHORT = ("SOLVER.MAX_EPOCH", 2, "SOLVER.STEPS", [0, 1], "TRAIN.EVAL_PERIOD", 2)
-"""Two epochs of 6 iterations."""
-
-
-@pytest.fixture(scope="module")
-def baseline_run(train: Callable[..., Path], tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A run without cycles, whatever MULTIGRID.EPOCH_FACTOR says; precise BN off."""
-    return train(tmp_path_factory.mktemp("baseline_run"), *OFF, *SHORT, *PLAIN)
+OFF = (
+    *("MULTIGRID.LONG_CYCLE", False, "MULTIGRID.SHORT_CYCLE", False),
+    *("MULTIGRID.EPOCH_FACTOR", 1.0, "MULTIGRID.BN_BASE_SIZE", 2, "MULTIGRID.EVAL_FREQ", 7),
+    *("BN.USE_PRECISE_STATS", False, "MODEL.DROPOUT_RATE", 0.0, "TEST.ENABLE", False),
+    *("SOLVER.MAX_EPOCH", 2, "SOLVER.STEPS", [0, 1], "TRAIN.EVAL_PERIOD", 2),
+)
+"""The baseline, whatever the other multigrid keys say: two epochs of 6 iterations."""
 
 
 def host_loop(cfg: Recipe) -> dict[str, torch.Tensor]:
@@ -68,55 +65,15 @@ def prepare(cfg: Recipe, sample: dict) -> torch.Tensor:
     return clip.flip(3) if sample["flip"] else clip
 
 
-def test_a_baseline_run_is_a_loop_of_the_hosts_functions(
-    baseline_run: Path, tiny_config: Callable[..., Recipe], opened: type
+def test_off_is_a_loop_of_the_hosts_functions_whatever_the_multigrid_keys_say(
+    train: Callable[..., Path], tmp_path: Path, tiny_config: Callable[..., Recipe], opened: type
 ):
-    cfg = tiny_config(baseline_run, *OFF, *SHORT, *PLAIN)
-    assert len(opened(baseline_run).metrics()) == 12
-    expected = host_loop(cfg)
-    found = opened(baseline_run).checkpoint["model_state"]
+    run = opened(train(tmp_path, *OFF))
+    assert run.result["iterations"] == run.result["baseline_iterations"] == 12
+    assert len({record["lr"] for record in run.metrics()}) > 3  # warm-up, plateau, a tenth
+    expected = host_loop(tiny_config(tmp_path, *OFF))
+    found = run.checkpoint["model_state"]
     torch.testing.assert_close(found, expected, rtol=1e-6, atol=1e-7)
-
-
-def test_off_is_unchanged_whatever_the_multigrid_keys_say(
-    baseline_run: Path, train: Callable[..., Path], tmp_path: Path, opened: type
-):
-    keys = ("MULTIGRID.EPOCH_FACTOR", 1.0, "MULTIGRID.BN_BASE_SIZE", 2, "MULTIGRID.EVAL_FREQ", 7)
-    other = opened(train(tmp_path, *OFF, *SHORT, *PLAIN, *keys))
-    before = opened(baseline_run)
-    assert other.result["iterations"] == other.result["baseline_iterations"] == 12
-    assert other.result["clips"] == 2 * 24
-    weights = before.checkpoint["model_state"]
-    for name, weight in other.checkpoint["model_state"].items():
-        assert torch.equal(weight, weights[name]), name
-
-
-# What stays alive.
-
-
-def test_one_model_one_optimizer_and_one_loader_live_through_a_run(
-    train: Callable[..., Path],
-    tmp_path: Path,
-    monkeypatch: pytest.MonkeyPatch,
-    opened: type,
-):
-    made: Counter[str] = Counter()
-    for module, name in (
-        (state_module, "build_model"),
-        (step_module, "build_optimizer"),
-        (state_module, "training_loader"),
-    ):
-        original = getattr(module, name)
-
-        def counted(*args: object, _name: str = name, _original=original, **kwargs: object):
-            made[_name] += 1
-            return _original(*args, **kwargs)
-
-        monkeypatch.setattr(module, name, counted)
-    two_shapes = ("MULTIGRID.LONG_CYCLE_FACTORS", [[0.5, 1], [1, 1]])
-    train(tmp_path, *two_shapes, *SHORT, *PLAIN)
-    assert made == {"build_model": 1, "build_optimizer": 1, "training_loader": 1}
-    assert len({record["phase"] for record in opened(tmp_path).metrics()}) == 4
 
 
 # What is left behind.
@@ -219,39 +176,42 @@ def test_the_checkpoint_is_whole_and_says_what_held(
     assert last["iteration"] == schedule.iterations
 
 
-def test_each_epoch_is_reported_once_in_order(
-    multigrid_run: Path, schedule: Schedule, opened: type
+def test_switches_begin_as_the_plain_run_and_one_model_and_loader_live_through_all_shapes(
+    train: Callable[..., Path],
+    multigrid_run: Path,
+    tmp_path: Path,
+    opened: type,
+    monkeypatch: pytest.MonkeyPatch,
 ):
-    """Some end within one mini-batch, and are said together."""
-    said = re.findall(r"epochs? (\d+)(?: to (\d+))? done: 0 videos", opened(multigrid_run).log)
-    spans = [(int(first), int(last or first)) for first, last in said]
-    assert any(first < last for first, last in spans)
-    epochs = [epoch for first, last in spans for epoch in range(first, last + 1)]
-    *_, last = schedule.steps()
-    assert epochs == list(range(1, (last.first_clip + last.shape.batch) // 24 + 1))
+    made = Counter[str]()
+    for module, name in (
+        (state_module, "build_model"),
+        (step_module, "build_optimizer"),
+        (state_module, "training_loader"),
+    ):
+        original = getattr(module, name)
 
+        def counted(*args: object, _name: str = name, _original=original, **kwargs: object):
+            made[_name] += 1
+            return _original(*args, **kwargs)
 
-def test_a_run_with_the_switches_of_single_precision_begins_as_the_plain_one(
-    train: Callable[..., Path], multigrid_run: Path, tmp_path: Path, opened: type
-):
-    switches = ("MODEL.CHANNELS_LAST", "MODEL.ACT_CHECKPOINT", "SOLVER.FUSED")
-    keys = [item for key in switches for item in (key, True)]
-    few = ("MULTIGRID.LONG_CYCLE_FACTORS", [[0.25, 0.5**0.5], [1, 1]], *SHORT)
-    keys += ["TRAIN.KEEP_BEST", True, "MODEL.EMA_DECAY", 0.5]
-    train(tmp_path, *few, *keys, "BN.USE_PRECISE_STATS", False)
+        monkeypatch.setattr(module, name, counted)
+    switches = ("MODEL.CHANNELS_LAST", "MODEL.ACT_CHECKPOINT", "SOLVER.FUSED", "TRAIN.KEEP_BEST")
+    keys = [item for key in switches for item in (key, True)] + ["MODEL.EMA_DECAY", 0.5]
+    few = ("MULTIGRID.LONG_CYCLE_FACTORS", [[0.25, 0.5**0.5], [1, 1]])
+    short = ("SOLVER.MAX_EPOCH", 2, "SOLVER.STEPS", [0, 1], "BN.USE_PRECISE_STATS", False)
+    train(tmp_path, *few, *keys, *short)
+    assert made == {"build_model": 1, "build_optimizer": 1, "training_loader": 1}
     plain, found = opened(multigrid_run).metrics(), opened(tmp_path).metrics()
     assert found[0]["shape"] == plain[0]["shape"]
     assert found[0]["loss"] == pytest.approx(plain[0]["loss"], rel=1e-4)
     assert len({tuple(record["shape"]) for record in found}) > 3
-    content = opened(tmp_path).checkpoint["model_state"]
+    content, result = opened(tmp_path).checkpoint["model_state"], opened(tmp_path).result
     assert content.keys() == opened(multigrid_run).checkpoint["model_state"].keys()
     weight = content["s2.pathway0_res0.branch2.b.weight"]
     assert weight.is_contiguous(memory_format=torch.channels_last_3d)
-    assert weight.dtype == torch.float32
     assert content["s1.pathway0_stem.bn.num_batches_tracked"] == len(found)
-    result = opened(tmp_path).result
     scores = {e["iteration"]: e["top1_ema"] for e in result["evaluations"]}
     best = torch.load(tmp_path / "checkpoints" / "checkpoint_best.pyth", weights_only=True)
     assert best["iteration"] == result["best"]["iteration"] == max(scores, key=scores.get)
-    assert best["model_state"].keys() == content.keys()
     assert 0 <= result["top1_ema"] <= 100

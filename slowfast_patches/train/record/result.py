@@ -13,19 +13,18 @@ import yaml
 from torch import nn
 
 from multigrid import baseline_cost, schedule_cost
-from slowfast_patches.config.metrics import COUNTS, EMA, format_metrics, metric_names, with_suffix
+from slowfast_patches.config.metrics import EMA, format_metrics, metric_names, with_suffix
 from slowfast_patches.config.recipe import Recipe
 from slowfast_patches.datasets.loader import build_dataset
 from slowfast_patches.models.build import build_model
-from slowfast_patches.models.flops import flops_per_clip
 from slowfast_patches.models.weights import load_weights
 from slowfast_patches.train import checkpoints
-from slowfast_patches.train.checkpoints.writer import writes
+from slowfast_patches.train.checkpoints import writes
 from slowfast_patches.train.evaluate import Evaluation, evaluate
 from slowfast_patches.train.record.tables import names_of_data, write_predictions, write_tables
 from slowfast_patches.train.state import Run
 from slowfast_patches.utils.distributed import World, from_main
-from slowfast_patches.utils.files import written_whole
+from slowfast_patches.utils.files import write_text
 from slowfast_patches.utils.machine import machine, versions
 
 __all__ = ["multi_view_test", "tested_file", "write_result"]
@@ -87,21 +86,19 @@ def write_result(
     }
     if run is not None:
         result |= _of_training(run)
-        last, names = run.evaluations[-1], metric_names(recipe)
-        names += (*(name + EMA for name in names), *COUNTS)
-        validated = {name: last[name] for name in names if name in last}
-        metrics = validated if metrics is None else metrics
+        if metrics is None:
+            when = ("iteration", "epoch", "seconds")
+            metrics = {k: v for k, v in run.evaluations[-1].items() if k not in when}
     result |= {name: round(value, 4) for name, value in (metrics or {}).items()}
     path = Path(recipe.output_dir, "test.json" if run is None else "result.json")
     path.parent.mkdir(parents=True, exist_ok=True)
-    with written_whole(path) as file:
-        file.write((simplejson.dumps(result, indent=2) + "\n").encode())
+    write_text(path, simplejson.dumps(result, indent=2) + "\n")
 
 
 def _of_training(run: Run) -> dict[str, Any]:
-    cost = schedule_cost(run.schedule, flops_per_clip(run.recipe))
+    cost = schedule_cost(run.schedule, run.flops)
     return {
-        "seconds": {key: round(value, 3) for key, value in run.clock.seconds.items()},
+        "seconds": {key: round(value, 3) for key, value in run.seconds.items()},
         "iterations": cost.iterations,
         "baseline_iterations": baseline_cost(run.schedule).iterations,
         "epochs": round(cost.epochs, 4),

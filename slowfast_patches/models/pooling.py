@@ -63,12 +63,10 @@ class PlanarMaxPool3d(nn.MaxPool3d):
     those of `nn.MaxPool3d`, which does all the rest.
     """
 
-    def forward(self, input: Tensor) -> Any:  # a Tensor, or with its indices, as the base's
+    def forward(self, input: Tensor) -> Any:
         windows = [_triple(w) for w in (self.kernel_size, self.stride, self.padding)]
         frames, *planes = zip(*windows, strict=True)
         none = (1, 1, 0)
-        if self.return_indices or input.ndim != 5:
-            return super().forward(input)
         if frames == none and planes == [none, none]:
             return input
         if frames == none:

@@ -1,14 +1,13 @@
 """The Triton kernels of split batch normalisation, interpreted and compiled without a GPU."""
 
-import importlib.util
 import os
 import re
+import runpy
 import subprocess
 import sys
 from collections.abc import Callable
 from copy import deepcopy
 from pathlib import Path
-from types import ModuleType
 from typing import Any
 
 import pytest
@@ -73,22 +72,9 @@ def interpreted(tmp_path_factory: pytest.TempPathFactory) -> dict[str, dict[str,
     return torch.load(folder / "results.pt")
 
 
-@pytest.fixture(scope="module")
-def train() -> Callable[..., dict[str, Tensor]]:
-    return _worker().train
-
-
-def _worker() -> ModuleType:
-    spec = importlib.util.spec_from_file_location(WORKER.stem, WORKER)
-    assert spec is not None
-    assert spec.loader is not None
-    module = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(module)
-    return module
-
-
 @pytest.mark.parametrize("of", SHAPES, ids=lambda of: _name(*of))
-def test_kernels_agree_with_plain_operations(interpreted, train, of):
+def test_kernels_agree_with_plain_operations(interpreted, of):
+    train = runpy.run_path(str(WORKER))["train"]
     name, dtype = _name(*of), of[2]
     found, expected = interpreted[name], train(*deepcopy(CASES[name]))
     assert found.keys() == expected.keys()

@@ -123,6 +123,10 @@ def test_clips_follow_one_another(recipe, data):
     last = schedule.at(schedule.iterations - 1)
     assert schedule.at(0).first_clip == 0
     assert last.first_clip + last.shape.batch == schedule.clips
+    clips = data.draw(st.floats(0, 1.2)) * schedule.clips
+    first = schedule.first_iteration_after(clips)
+    assert first == schedule.iterations or schedule.at(first).first_clip >= clips
+    assert first == 0 or schedule.at(first - 1).first_clip < clips
 
 
 @quick

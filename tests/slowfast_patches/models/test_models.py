@@ -98,7 +98,7 @@ def shake(model: nn.Module, inputs: list[Tensor]) -> None:
 
 @pytest.mark.slow
 @pytest.mark.parametrize("recipe", [*RECIPES, "tsm"], indirect=True)
-def test_a_model_trains_at_every_shape_of_its_schedule(recipe):
+def test_a_model_trains_at_the_coarsest_an_odd_and_the_finest_shape_of_its_schedule(recipe):
     torch.manual_seed(0)
     model = build_model(recipe, grouped_bn=True).train()
     shapes = schedule_of(recipe, num_videos=64).shapes
@@ -106,7 +106,7 @@ def test_a_model_trains_at_every_shape_of_its_schedule(recipe):
     set_group_size(model, 2)
     for frames, crop in ((2, 32), (4, 45), (8, 64)):
         model.zero_grad()
-        scores = model(random_inputs(recipe, 4, frames, crop))  # two groups, of as many as there be
+        scores = model(random_inputs(recipe, 4, frames, crop))  # two BN groups
         assert scores.shape == (4, 4)
         loss = F.cross_entropy(scores, torch.arange(4))
         loss.backward()
@@ -172,8 +172,8 @@ def test_the_heads_activation_makes_scores_in_evaluation_only(folder, activation
 
 def test_a_shape_with_the_same_volume_costs_about_the_same(folder):
     flops = flops_per_clip(load_recipe(folder / "slow.yaml"))
-    assert 4 * flops(2, 64) == pytest.approx(flops(8, 64), rel=0.01)
-    assert 4 * flops(8, 64) == pytest.approx(flops(8, 128), rel=0.01)
+    assert 4 * flops(2, 64) == pytest.approx(flops(2, 128), rel=0.01)
+    assert 2 * flops(2, 64) == pytest.approx(flops(4, 64), rel=0.01)
 
 
 def test_a_shape_with_too_few_frames_for_the_slow_pathway_is_named(folder):

@@ -33,14 +33,13 @@ if __name__ == "__main__":
 
 from slowfast_patches.config import check_recipe, load_recipe
 from slowfast_patches.config.recipe import Recipe
-from slowfast_patches.config.schedule import check_world_size
 from slowfast_patches.datasets.lists.dataset_lists import class_names
 from slowfast_patches.launch.launch import for_processes, processes_of
 from slowfast_patches.models.flops import flops_per_clip
 from slowfast_patches.plan.cluster import LATENCY, MACHINES, Cluster
 from slowfast_patches.plan.cluster_plan import format_cluster_plan, plan_on_cluster
 from slowfast_patches.plan.picture import plot_plan
-from slowfast_patches.plan.plan import dataset_size, format_plan, plan_config
+from slowfast_patches.plan.plan import dataset_size, format_plan, plan_of
 from slowfast_patches.plan.step_times import (
     UNTIMED,
     MisfitError,
@@ -135,10 +134,9 @@ def show_plan(args: argparse.Namespace) -> str:
     check_recipe(recipe, processes_of(recipe))
     if recipe.data.path_to_data_dir:
         class_names(recipe)  # raises where their number is not MODEL.NUM_CLASSES
-    schedule, plan = plan_config(recipe, args.dataset_size, timing(recipe))
-    check_world_size(recipe, schedule, processes_of(recipe))
+    plan = plan_of(recipe, args.dataset_size, timing(recipe))
     if args.plot:
-        plot_plan(schedule, args.plot)
+        plot_plan(plan.schedule, args.plot)
     return json.dumps(plan.to_json(), indent=2) if args.json else format_plan(plan)
 
 

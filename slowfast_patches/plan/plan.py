@@ -16,8 +16,9 @@ from multigrid.cost import (
 )
 from multigrid.schedule import Phase, Schedule
 from slowfast_patches.config.recipe import Recipe
-from slowfast_patches.config.schedule import schedule_of
+from slowfast_patches.config.schedule import check_world_size, schedule_of
 from slowfast_patches.datasets.lists.dataset_lists import count_list
+from slowfast_patches.launch.launch import processes_of
 from slowfast_patches.models.flops import check_shapes, flops_per_clip
 from slowfast_patches.plan.step_times import UNTIMED, Timing
 from slowfast_patches.utils.tables import (
@@ -34,7 +35,7 @@ __all__ = [
     "dataset_size",
     "format_plan",
     "make_plan",
-    "plan_config",
+    "plan_of",
     "short_phases",
 ]
 
@@ -150,17 +151,17 @@ def short_phases(schedule: Schedule) -> tuple[str, ...]:
     )
 
 
-def plan_config(
-    recipe: Recipe, num_videos: int | None = None, timing: Timing = UNTIMED
-) -> tuple[Schedule, Plan]:
-    """The schedule and plan of a recipe; `num_videos` as for `dataset_size`.
+def plan_of(recipe: Recipe, num_videos: int | None = None, timing: Timing = UNTIMED) -> Plan:
+    """The plan of a recipe on its processes; `num_videos` as for `dataset_size`.
 
     Raises:
-        ValueError: no size is known, or the recipe or its model cannot train on that schedule.
+        ValueError: no size is known, or the recipe, its model or its processes cannot train on that
+            schedule.
     """
     schedule = schedule_of(recipe, dataset_size(recipe, num_videos))
     check_shapes(recipe, schedule.shapes)
-    return schedule, make_plan(schedule, flops_per_clip(recipe), timing)
+    check_world_size(recipe, schedule, processes_of(recipe))
+    return make_plan(schedule, flops_per_clip(recipe), timing)
 
 
 def make_plan(schedule: Schedule, flops_per_clip: FlopsPerClip, timing: Timing = UNTIMED) -> Plan:

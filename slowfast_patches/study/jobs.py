@@ -16,7 +16,7 @@ from slowfast_patches import patching
 from slowfast_patches.config import check_recipe, load_recipe
 from slowfast_patches.config.recipe import Recipe
 from slowfast_patches.config.scale import as_overrides
-from slowfast_patches.config.schedule import check_world_size, rates_of_batch
+from slowfast_patches.config.schedule import rates_of_batch
 from slowfast_patches.datasets.lists.dataset_lists import list_path, read_list
 from slowfast_patches.launch.launch import for_processes, processes_of
 from slowfast_patches.launch.slurm import (
@@ -29,7 +29,7 @@ from slowfast_patches.launch.slurm import (
     state_in_queue,
 )
 from slowfast_patches.models.weights import check_file
-from slowfast_patches.plan.plan import format_plan, plan_config
+from slowfast_patches.plan.plan import format_plan, plan_of
 from slowfast_patches.study.arms import Arm
 from slowfast_patches.study.runs import run_command, run_folder
 
@@ -101,9 +101,7 @@ def check(submission: Submission) -> tuple[str, list[str]]:
     elif not list_path(recipe, "train").is_file() and recipe.data.num_train_videos < 1:
         warnings.append("no plan without the length of the list: DATA.NUM_TRAIN_VIDEOS N says it")
     else:
-        schedule, plan = plan_config(recipe)
-        check_world_size(recipe, schedule, world_size)
-        texts.insert(0, f"{format_plan(plan)}\n")
+        texts.insert(0, f"{format_plan(plan_of(recipe))}\n")
     return "\n".join(texts), warnings
 
 

@@ -146,6 +146,7 @@ class TestDryRun:
                 assert Path(found.training.recipe).name in line, line
         assert not output.exists()
 
+    @pytest.mark.slow
     def test_times_from_a_given_step_time(self, cli: Callable) -> None:
         _, out, err = cli("table4", "--dry-run", "--step-seconds", 0.36, "--json")
         [line] = [line for line in err.splitlines() if "I3D_8x8_R50_1GPU.yaml" in line]

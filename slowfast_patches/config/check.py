@@ -73,11 +73,9 @@ def _check_labels(recipe: Recipe) -> None:
     for section in (name for name in ("TRAIN", "TEST") if recipe[name].enable):
         dataset = recipe[section].dataset
         if SEVERAL_LABELS.get(dataset.lower(), several) != several:
-            others = " and ".join(f"MODEL.{k} {v}" for k, v in _FITTING[not several].items())
             raise ValueError(
                 f"DATA.MULTI_LABEL {several} does not fit {section}.DATASET {dataset}, whose "
-                f"videos have {'one label' if several else 'several labels'} each; set another "
-                f"data set, or DATA.MULTI_LABEL {not several} with {others}"
+                f"videos have {'one label' if several else 'several labels'} each"
             )
     if several and model.label_smoothing:
         raise ValueError(
@@ -88,9 +86,7 @@ def _check_labels(recipe: Recipe) -> None:
         if (value := recipe[f"MODEL.{key}"]) != fitting:
             raise ValueError(
                 f"MODEL.{key} {value!r} does not fit DATA.MULTI_LABEL {several}; set MODEL.{key} "
-                f"{fitting}"
-                + f", or DATA.MULTI_LABEL {not several}"
-                * (value in _FITTING[not several].values())
+                f"{fitting}, or DATA.MULTI_LABEL {not several}"
             )
 
 
@@ -191,20 +187,15 @@ def _check_sizes(recipe: Recipe) -> None:
 
 def _check_pathways(recipe: Recipe) -> None:
     pathways = 2 if recipe.model.arch == "slowfast" else 1
-    wrong: dict[str, Any] = {}
-    for key in PER_PATHWAY:
+    for key in (*PER_PATHWAY, "DATA.INPUT_CHANNEL_NUM"):
+        stages = [recipe[key]] if key.startswith("DATA.") else recipe[key]
         # What NONLOCAL.POOL has for a second pathway, as by default, is not read.
         most = 2 if key == "NONLOCAL.POOL" else pathways
-        if not all(pathways <= len(stage) <= most for stage in recipe[key]):
-            wrong[key] = [(stage * pathways)[:pathways] for stage in recipe[key]]
-    if len(recipe.data.input_channel_num) != pathways:
-        wrong["DATA.INPUT_CHANNEL_NUM"] = [3] * pathways
-    if wrong:
-        raise ValueError(
-            f"MODEL.ARCH {recipe.model.arch} takes {pathways} in each stage, one for each pathway; "
-            f"leave these keys out, or write "
-            + ", ".join(f"{key} {_plain(value)}" for key, value in wrong.items())
-        )
+        if not all(pathways <= len(stage) <= most for stage in stages):
+            raise ValueError(
+                f"{key} {_plain(recipe[key])} does not fit MODEL.ARCH {recipe.model.arch}, which "
+                f"takes {pathways} in each place, one for each pathway; leave it out"
+            )
 
 
 def _check_shift(recipe: Recipe) -> None:

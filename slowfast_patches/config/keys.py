@@ -20,7 +20,6 @@ from slowfast_patches.utils.tables import format_list
 __all__ = [
     "AUTO_OR_COUNT",
     "KEYS",
-    "NOT_HERE",
     "PER_PATHWAY",
     "Check",
     "Key",
@@ -322,20 +321,6 @@ KEYS: tuple[Key, ...] = (
     Key("DEMO.*", ABSENT, _NO_DEMO, no_effect=True),
 )
 # fmt: on
-
-NOT_HERE: Mapping[str, str] = {
-    "X3D": "the X3D models",
-    "MVIT": "the MViT models",
-    "MASK": "masked pre-training",
-    "VIS_MASK": "masked pre-training",
-    "CONTRASTIVE": "contrastive pre-training",
-    "SSL": "self-supervised pre-training",
-    "TASK": "self-supervised pre-training",
-    "AUG": "the augmentation of MViT's recipes",
-    "MIXUP": "the augmentation of MViT's recipes",
-    "BENCHMARK": "the benchmark of loading",
-}
-"""What in the later releases whole sections belong to that are not here."""
 
 PER_PATHWAY = (
     *("RESNET.NUM_BLOCK_TEMP_KERNEL", "RESNET.SPATIAL_STRIDES", "RESNET.SPATIAL_DILATIONS"),

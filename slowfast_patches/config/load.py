@@ -15,7 +15,6 @@ from fvcore.common.config import BASE_KEY, CfgNode
 
 from slowfast_patches.config.keys import (
     AUTO_OR_COUNT,
-    NOT_HERE,
     PER_PATHWAY,
     Key,
     find_key,
@@ -50,8 +49,8 @@ def load_recipe(path: str | Path | None, overrides: Sequence[object] = ()) -> Re
     that no iteration gets to, which are dropped: the result holds only what is in force.
 
     Raises:
-        ValueError: a file that is missing or no YAML, a key that does not exist or belongs to what
-            is `NOT_HERE`, a value of another type, a pair without a value.
+        ValueError: a file that is missing or no YAML, a key that does not exist, a value of another
+            type, a pair without a value.
     """
     return _make({} if path is None else _read_layers(recipe_path(path)), overrides)
 
@@ -78,23 +77,12 @@ def parse_recipe(text: str, source: str, overrides: Sequence[object] = ()) -> Re
 
 def _make(settings: Mapping[str, _Setting], overrides: Sequence[object]) -> Recipe:
     settings = {**settings, **_pairs(overrides)}
-    _refuse_what_is_not_here(settings)
     cfg = get_cfg()
     for key, setting in settings.items():
         _set(cfg, key, setting)
     _derive(cfg, settings.keys())
     _drop_surplus_rates(cfg.SOLVER)
     return recipe_of(cfg)
-
-
-def _refuse_what_is_not_here(settings: Mapping[str, _Setting]) -> None:
-    sources = {key.partition(".")[0]: setting.source for key, setting in settings.items()}
-    found = [f"{name} ({sources[name]}), {NOT_HERE[name]}" for name in sources if name in NOT_HERE]
-    if found:
-        raise ValueError(
-            f"{'; '.join(found)}: parts of later releases that are not here; C2D, I3D, Slow, "
-            "SlowFast and TSM (MODEL.ARCH) are trained, without these keys"
-        )
 
 
 def _read_layers(path: Path, children: tuple[Path, ...] = ()) -> dict[str, _Setting]:

@@ -16,13 +16,11 @@ from multigrid import (
     make_schedule,
 )
 from slowfast_patches.config.recipe import Recipe
-from slowfast_patches.utils.tables import format_list
 
 __all__ = [
     "check_speed_of_schedule",
     "check_world_size",
     "learning_rate_of",
-    "possible_parts",
     "rates_of_batch",
     "recipe_at",
     "schedule_of",
@@ -148,22 +146,13 @@ def check_speed_of_schedule(recipe: Recipe, schedule: Schedule, world_size: int)
                 f"most {clips // parts} here"
             )
         if parts > 1 and size and clips % (size * parts):
-            fitting = format_list(possible_parts(schedule, world_size), "or")
+            groups = [own // k for _, own, k in _groups(schedule, world_size) if k]
             raise ValueError(
                 f"SOLVER.ACCUMULATION_STEPS {parts}: at {shape}, each of {world_size} process(es) "
                 f"has {clips} clips in BN groups of {size}, which do not divide into {parts} parts "
-                f"of whole groups; set ACCUMULATION_STEPS to {fitting}, or train with a larger "
-                "TRAIN.BATCH_SIZE, on fewer processes, or with smaller BN groups"
+                f"of whole groups; set it to a divisor of {math.gcd(*groups)}, or train with a "
+                "larger TRAIN.BATCH_SIZE, on fewer processes, or with smaller BN groups"
             )
-
-
-def possible_parts(schedule: Schedule, world_size: int) -> list[int]:
-    """The numbers of parts that a process's BN groups divide into at every shape of a schedule."""
-    groups = [
-        max(1, clips // size) if size else 1 for _, clips, size in _groups(schedule, world_size)
-    ]
-    most = math.gcd(*groups)
-    return [parts for parts in range(1, most + 1) if most % parts == 0]
 
 
 def _groups(schedule: Schedule, world_size: int) -> Iterator[tuple[Shape, int, int | None]]:

@@ -190,16 +190,3 @@ def test_a_last_step_at_the_end_makes_no_stage(tmp_path):
     assert [phase.stage for phase in cycled.phases] == [0] * 4 + [1] * 4 + [2] * 2
     longer = load("Kinetics/I3D_8x8_IN1K", tmp_path, "SOLVER.MAX_EPOCH", 130)
     assert longer.solver.steps == (0, 44, 88, 118)
-
-
-# Families of models that are not here.
-
-
-def test_what_belongs_to_other_models_is_refused_once_and_by_family(tmp_path):
-    path = write("Kinetics/SLOW_8x8", tmp_path)
-    path.write_text(path.read_text() + "X3D: {WIDTH_FACTOR: 2.0, DEPTH_FACTOR: 2.2}\nTASK: ssl\n")
-    with pytest.raises(ValueError) as caught:
-        load_recipe(path, ["AUG.ENABLE", "True"])
-    message = str(caught.value)
-    assert f"X3D ({path}), the X3D models; TASK ({path}), self-supervised" in message
-    assert "AUG (the command line), the augmentation" in message

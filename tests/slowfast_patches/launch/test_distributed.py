@@ -94,16 +94,6 @@ def test_two_machines_of_one_process_train_what_one_process_does(
     assert sorted(written) == ["logs", "rank_0001.log"], "only the first process writes"
 
 
-def test_two_tasks_of_srun_train_what_one_process_does(
-    start, one_process: Path, tmp_path: Path, opened: type
-):
-    step = {"SLURM_STEP_ID": 0, "SLURM_STEP_NUM_TASKS": 2, "SLURM_STEP_NUM_NODES": 1}
-    step |= {"SLURM_STEP_NODELIST": "localhost", "SLURM_JOB_ID": os.getpid(), "SLURM_NODEID": 0}
-    said_by([start(tmp_path, **step, SLURM_PROCID=task, SLURM_LOCALID=task) for task in (0, 1)])
-    assert_same_training(opened(tmp_path / "out"), opened(one_process))
-    assert "continuing" not in (tmp_path / "out" / "logs" / "rank_0001.log").read_text()
-
-
 def test_torchrun_trains_what_one_process_does_though_a_rank_is_killed(
     free_port: Callable[[], int],
     tiny_recipe: Path,
@@ -124,24 +114,22 @@ def test_torchrun_trains_what_one_process_does_though_a_rank_is_killed(
     assert_same_training(opened(tmp_path), opened(one_process))
 
 
-def test_stopped_on_four_processes_it_continues_on_two(
+def test_stopped_on_four_tasks_of_srun_it_continues_on_two_processes_of_torchrun(
     start, free_port, one_process: Path, tmp_path: Path, opened: type
 ):
-    """As torchrun starts them."""
-
-    def start_all(size: int) -> list[Popen[str]]:
-        run = {"TORCHELASTIC_RUN_ID": "x", "WORLD_SIZE": size, "GROUP_WORLD_SIZE": 1}
-        run |= {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": free_port()}
-        return [start(tmp_path, **run, RANK=rank, LOCAL_RANK=rank) for rank in range(size)]
-
-    started, metrics = start_all(4), tmp_path / "out" / "metrics.jsonl"
-    deadline = time.monotonic() + 240
+    step = {"SLURM_STEP_ID": 0, "SLURM_STEP_NUM_TASKS": 4, "SLURM_STEP_NUM_NODES": 1}
+    step |= {"SLURM_STEP_NODELIST": "localhost", "SLURM_JOB_ID": os.getpid(), "SLURM_NODEID": 0}
+    started = [start(tmp_path, **step, SLURM_PROCID=task, SLURM_LOCALID=task) for task in range(4)]
+    metrics, deadline = tmp_path / "out" / "metrics.jsonl", time.monotonic() + 240
     while not metrics.exists() or metrics.read_text().count('"train"') < 3:
         assert time.monotonic() < deadline
         time.sleep(0.02)
     started[-1].send_signal(signal.SIGTERM)
     assert "stopped by SIGTERM" in said_by(started, status=75)[0]
+    assert "continuing" not in (tmp_path / "out" / "logs" / "rank_0001.log").read_text()
     done = opened(tmp_path / "out").checkpoint["iteration"]
-    said_by(start_all(2))
+    run = {"TORCHELASTIC_RUN_ID": "x", "WORLD_SIZE": 2, "GROUP_WORLD_SIZE": 1}
+    run |= {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": free_port()}
+    said_by([start(tmp_path, **run, RANK=rank, LOCAL_RANK=rank) for rank in range(2)])
     assert f"continuing after iteration {done}" in opened(tmp_path / "out").log
     assert_same_training(opened(tmp_path / "out"), opened(one_process))

@@ -218,7 +218,12 @@ def test_processes_exchange_the_gradients_of_parts_once(tmp_path):
     ("parts", "bn_size", "processes", "said"),
     [
         (2, None, 1, r"set BN\.GROUP_SIZE to the clips"),
-        (4, 2, 2, r"2 process\(es\) has 16 clips in BN groups of 8,.*; set ACC.* to 1 or 2, or"),
+        (
+            4,
+            2,
+            2,
+            r"2 process\(es\) has 16 clips in BN groups of 8,.*; set it to a divisor of 2, or",
+        ),
     ],
 )
 def test_parts_that_are_not_of_whole_groups_are_refused(parts, bn_size, processes, said):

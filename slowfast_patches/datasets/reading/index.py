@@ -53,12 +53,9 @@ class Entry(NamedTuple):
     content: bytes  # the packed record, or the reason why there is none
 
     @property
-    def is_readable(self) -> bool:
-        return self.kind != _UNREADABLE
-
-    @property
-    def kills(self) -> bool:
-        return self.content == KILLER.encode()
+    def is_final(self) -> bool:
+        """Whether the video is not scanned again before it changes."""
+        return self.kind != _UNREADABLE or self.content == KILLER.encode()
 
 
 class VideoIndex:
@@ -111,8 +108,7 @@ def _open(csv: Path, paths: Sequence[str], workers: int | None, max_pixels: int)
     status = dict(zip(path_of, _status(list(path_of.values())), strict=True))
     files, known = _load_all(csv), dict[str, Entry]()
     for entries in files.values():
-        kept = {n: e for n, e in entries.items() if e.is_readable or e.kills}
-        known |= {name: entry for name, entry in kept.items() if entry[:2] == status.get(name)}
+        known |= {n: e for n, e in entries.items() if e.is_final and e[:2] == status.get(n)}
     left = {path: name for name, path in path_of.items() if name not in known}
     logger.info("index of %s: %d videos to scan", csv, len(left))
     each = scan_each(list(left), workers=workers, max_pixels=max_pixels)
@@ -160,7 +156,7 @@ def _save(csv: Path, entries: dict[str, Entry]) -> Path | None:
     One of videos of which none can be read says only that their disk is missing: an earlier one
     is worth more.
     """
-    if not any(entry.is_readable for entry in entries.values()):
+    if not any(entry.is_final for entry in entries.values()):
         return None
     for file in index_files(csv):
         try:

@@ -29,6 +29,7 @@ from slowfast_patches.datasets.reading.scan import KILLER, scan_each
 from slowfast_patches.datasets.reading.video_record import Kind, UnreadableVideoError, VideoRecord
 from slowfast_patches.utils.distributed import from_main
 from slowfast_patches.utils.files import written_whole
+from slowfast_patches.utils.tables import first_few
 
 __all__ = ["VideoIndex", "index_files", "load_index", "open_index"]
 
@@ -38,8 +39,6 @@ _VERSION = 2
 """To be raised when the arrays change, or what `scan` finds in the same file."""
 _UNREADABLE = -1
 """In the place of a kind."""
-_SHOWN = 3
-"""Unreadable videos that the log names."""
 _THREADS, _CHUNK = 32, 256
 """Of asking for sizes and times, which on a network disk is all waiting."""
 
@@ -217,21 +216,16 @@ def _report(csv: Path, index: VideoIndex, file: Path) -> None:
     """Say which videos cannot be read: all in a file beside the index, the first in the log."""
     listing = file.with_name(file.name.removesuffix(".npz") + ".unreadable.txt")
     lines = [f"{path}\t{' '.join(reason.split())}" for path, reason in index.unreadable]
-    try:
-        if not lines:
-            listing.unlink(missing_ok=True)
-            return
-        with written_whole(listing, shared=True) as stream:
-            stream.write("".join(f"{line}\n" for line in lines).encode("utf-8", "backslashreplace"))
-        where = f"all of them are listed in {listing}"
-    except OSError as error:
-        where = f"a list of them cannot be written: {error}"
-    first = "; ".join(line.replace("\t", ": ") for line in lines[:_SHOWN])
-    more = ", ..." if len(lines) > _SHOWN else ""
-    logger.warning(
-        "%d of the %d videos of %s cannot be read: %s%s; %s",
-        *(len(lines), len(index), csv, first, more, where),
-    )
+    with contextlib.suppress(OSError):  # where the index has no place either
+        listing.unlink(missing_ok=True)
+        if lines:
+            with written_whole(listing, shared=True) as stream:
+                stream.write("".join(f"{n}\n" for n in lines).encode("utf-8", "backslashreplace"))
+    if lines:
+        logger.warning(
+            "%d of the %d videos of %s cannot be read: %s; all of them are listed in %s",
+            *(len(lines), len(index), csv, first_few(lines).replace("\t", ": "), listing),
+        )
 
 
 def _names(csv: Path, paths: Sequence[str]) -> list[str]:

@@ -134,17 +134,6 @@ def test_an_unreadable_video_is_replaced_by_the_same_other_and_reported(folder):
     assert len(others) > 1
 
 
-@pytest.mark.parametrize(("split", "size"), [("val", 48), ("test", 64)])
-def test_an_unreadable_video_is_a_black_clip_in_evaluation(folder, split, size):
-    (path,) = spoil(folder, 1)
-    views = ["TEST.NUM_ENSEMBLE_VIEWS", 1, "TEST.NUM_SPATIAL_CROPS", 1]
-    item = Kinetics(config(folder, *views), split)[1]
-    assert item["clip"].shape == (8, size, size, 3)
-    assert not item["clip"].any()
-    assert (item["label"], item["video"]) == (1, 1)
-    assert [failed for failed, _ in item["failures"]] == [path]
-
-
 def test_the_bound_on_pixels_holds_for_a_new_index_and_an_old_one(folder):
     bound = ("DATA.MAX_FRAME_PIXELS", WIDTH * HEIGHT - 1)
     assert len(Kinetics(config(folder, *bound), "val").index.unreadable) == VIDEOS

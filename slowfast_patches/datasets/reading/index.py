@@ -29,6 +29,7 @@ from slowfast_patches.datasets.reading.scan import KILLER, scan_each
 from slowfast_patches.datasets.reading.video_record import Kind, UnreadableVideoError, VideoRecord
 from slowfast_patches.utils.distributed import from_main
 from slowfast_patches.utils.files import written_whole
+from slowfast_patches.utils.tables import first_few
 
 __all__ = ["VideoIndex", "index_files", "load_index", "open_index"]
 
@@ -38,8 +39,6 @@ _VERSION = 2
 """To be raised when the arrays change, or what `scan` finds in the same file."""
 _UNREADABLE = -1
 """In the place of a kind."""
-_SHOWN = 3
-"""Unreadable videos that the log names."""
 _THREADS, _CHUNK = 32, 256
 """Of asking for sizes and times, which on a network disk is all waiting."""
 
@@ -53,12 +52,9 @@ class Entry(NamedTuple):
     content: bytes  # the packed record, or the reason why there is none
 
     @property
-    def is_readable(self) -> bool:
-        return self.kind != _UNREADABLE
-
-    @property
-    def kills(self) -> bool:
-        return self.content == KILLER.encode()
+    def is_final(self) -> bool:
+        """Whether the video is not scanned again before it changes."""
+        return self.kind != _UNREADABLE or self.content == KILLER.encode()
 
 
 class VideoIndex:
@@ -111,8 +107,7 @@ def _open(csv: Path, paths: Sequence[str], workers: int | None, max_pixels: int)
     status = dict(zip(path_of, _status(list(path_of.values())), strict=True))
     files, known = _load_all(csv), dict[str, Entry]()
     for entries in files.values():
-        kept = {n: e for n, e in entries.items() if e.is_readable or e.kills}
-        known |= {name: entry for name, entry in kept.items() if entry[:2] == status.get(name)}
+        known |= {n: e for n, e in entries.items() if e.is_final and e[:2] == status.get(n)}
     left = {path: name for name, path in path_of.items() if name not in known}
     logger.info("index of %s: %d videos to scan", csv, len(left))
     each = scan_each(list(left), workers=workers, max_pixels=max_pixels)
@@ -160,7 +155,7 @@ def _save(csv: Path, entries: dict[str, Entry]) -> Path | None:
     One of videos of which none can be read says only that their disk is missing: an earlier one
     is worth more.
     """
-    if not any(entry.is_readable for entry in entries.values()):
+    if not any(entry.is_final for entry in entries.values()):
         return None
     for file in index_files(csv):
         try:
@@ -221,21 +216,16 @@ def _report(csv: Path, index: VideoIndex, file: Path) -> None:
     """Say which videos cannot be read: all in a file beside the index, the first in the log."""
     listing = file.with_name(file.name.removesuffix(".npz") + ".unreadable.txt")
     lines = [f"{path}\t{' '.join(reason.split())}" for path, reason in index.unreadable]
-    try:
-        if not lines:
-            listing.unlink(missing_ok=True)
-            return
-        with written_whole(listing, shared=True) as stream:
-            stream.write("".join(f"{line}\n" for line in lines).encode("utf-8", "backslashreplace"))
-        where = f"all of them are listed in {listing}"
-    except OSError as error:
-        where = f"a list of them cannot be written: {error}"
-    first = "; ".join(line.replace("\t", ": ") for line in lines[:_SHOWN])
-    more = ", ..." if len(lines) > _SHOWN else ""
-    logger.warning(
-        "%d of the %d videos of %s cannot be read: %s%s; %s",
-        *(len(lines), len(index), csv, first, more, where),
-    )
+    with contextlib.suppress(OSError):  # where the index has no place either
+        listing.unlink(missing_ok=True)
+        if lines:
+            with written_whole(listing, shared=True) as stream:
+                stream.write("".join(f"{n}\n" for n in lines).encode("utf-8", "backslashreplace"))
+    if lines:
+        logger.warning(
+            "%d of the %d videos of %s cannot be read: %s; all of them are listed in %s",
+            *(len(lines), len(index), csv, first_few(lines).replace("\t", ": "), listing),
+        )
 
 
 def _names(csv: Path, paths: Sequence[str]) -> list[str]:

@@ -60,11 +60,10 @@ def test_videos_with_their_files_and_labels_in_the_order_of_the_list(tmp_path):
         TWO_VIDEOS.replace("vido", "video", 1),
         TWO_VIDEOS.replace("\n", "\r\n"),
         "\n" + TWO_VIDEOS.replace("\n", "\n\n  \n").rstrip(),
-        TWO_VIDEOS.replace(" ", "\t"),
         TWO_VIDEOS.replace('"92,147"', "92,147").replace('"5"', "5"),
         b"\xef\xbb\xbf" + TWO_VIDEOS.encode(),
     ],
-    ids=["spelling", "crlf", "blank", "tabs", "unquoted", "mark"],
+    ids=["spelling", "crlf", "blank", "unquoted", "mark"],
 )
 def test_what_makes_no_difference(tmp_path, text):
     assert list(read(tmp_path, text)) == list(read(tmp_path, TWO_VIDEOS))
@@ -194,7 +193,7 @@ def test_a_listed_frame_that_cannot_be_read_is_named(frames, tmp_path):
 def test_damaged_heads_give_a_size_or_an_error(frames, tmp_path):
     whole, path = (frames / "3.jpg").read_bytes(), tmp_path / "damaged.jpg"
     said, sizes = set(), set()
-    for case in range(300):
+    for case in range(100):
         rng = np.random.default_rng(case)
         data = bytearray(whole[: rng.integers(1, len(whole))] if case % 4 == 0 else whole)
         for place in rng.integers(0, min(700, len(data)), 8):

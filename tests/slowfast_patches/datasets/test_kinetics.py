@@ -9,7 +9,6 @@ import torch
 from torch.utils.data import DataLoader
 
 from multigrid import ClipRequest, Shape, collate
-from slowfast_patches import patching
 from slowfast_patches.config import load_recipe
 from slowfast_patches.config.recipe import Recipe
 from slowfast_patches.datasets.kinetics import Kinetics, TooManyUnreadableError
@@ -72,32 +71,19 @@ def same(a: dict[str, Any], b: dict[str, Any]) -> bool:
 # Training.
 
 
-@pytest.mark.parametrize("shape", [BASE, COARSE])
-def test_a_training_item_has_the_shape_that_its_request_names(folder, shape):
-    item = Kinetics(config(folder), "train")[ClipRequest(3, 0, shape, 17)]
-    assert item["clip"].shape == (shape.frames, shape.crop, shape.crop, 3)
-    assert item["clip"].dtype == np.uint8
-    assert (item["label"], item["video"], item["iteration"]) == (1, 3, 17)
-    assert item["failures"] == []
-
-
 def test_the_same_request_gives_the_same_item_and_another_epoch_another(folder):
     data, again = (Kinetics(config(folder), "train") for _ in range(2))
-    requests = [ClipRequest(video, epoch, BASE, 0) for video in range(3) for epoch in range(2)]
+    requests = [ClipRequest(video, epoch, BASE, 17) for video in range(3) for epoch in range(2)]
     items = [data[request] for request in requests]
+    assert (items[2]["clip"].shape, items[2]["clip"].dtype) == ((8, 48, 48, 3), np.uint8)
+    assert (items[2]["label"], items[2]["video"], items[2]["iteration"]) == (1, 1, 17)
+    assert items[2]["failures"] == []
     for request, item in reversed(list(zip(requests, items, strict=True))):
         assert same(again[request], item)
     for one, other in zip(items[::2], items[1::2], strict=True):
         assert not np.array_equal(one["clip"], other["clip"])
     seeded = Kinetics(config(folder, "RNG_SEED", 7), "train")
     assert not all(same(seeded[r], item) for r, item in zip(requests, items, strict=True))
-
-
-def test_flips_are_drawn_only_where_the_recipe_asks(folder):
-    requests = [ClipRequest(0, epoch, COARSE, 0) for epoch in range(12)]
-    for asked, expected in ((True, {True, False}), (False, {False})):
-        data = Kinetics(config(folder, "DATA.RANDOM_FLIP", asked), "train")
-        assert {data[request]["flip"] for request in requests} == expected
 
 
 # Validation and testing.
@@ -148,28 +134,14 @@ def test_an_unreadable_video_is_replaced_by_the_same_other_and_reported(folder):
     assert len(others) > 1
 
 
-@pytest.mark.parametrize(("split", "size"), [("val", 48), ("test", 64)])
-def test_an_unreadable_video_is_a_black_clip_in_evaluation(folder, split, size):
-    (path,) = spoil(folder, 1)
-    views = ["TEST.NUM_ENSEMBLE_VIEWS", 1, "TEST.NUM_SPATIAL_CROPS", 1]
-    item = Kinetics(config(folder, *views), split)[1]
-    assert item["clip"].shape == (8, size, size, 3)
-    assert not item["clip"].any()
-    assert (item["label"], item["video"]) == (1, 1)
-    assert [failed for failed, _ in item["failures"]] == [path]
-
-
 def test_the_bound_on_pixels_holds_for_a_new_index_and_an_old_one(folder):
     bound = ("DATA.MAX_FRAME_PIXELS", WIDTH * HEIGHT - 1)
-    new = Kinetics(config(folder, *bound), "val")
-    assert new.index is not None
-    assert len(new.index.unreadable) == VIDEOS
+    assert len(Kinetics(config(folder, *bound), "val").index.unreadable) == VIDEOS
     assert Kinetics(config(folder), "val")[0]["failures"] == []
     old = Kinetics(config(folder, *bound), "val")
-    assert old.index is not None
     assert old.index.unreadable == []
     ((_, reason),) = old[0]["failures"]
-    assert reason == "has frames of 96×64 pixels, more than DATA.MAX_FRAME_PIXELS 6143"
+    assert "96×64 pixels, more than DATA.MAX_FRAME_PIXELS 6143" in reason
 
 
 def test_a_mini_batch_of_evaluation_is_without_unreadable_clips(folder):
@@ -195,16 +167,3 @@ def test_a_list_of_unreadable_videos_stops_with_a_message_not_a_traceback(folder
     said = str(caught.value)
     assert said.startswith(f"10 videos in a row could not be read, the first {paths[4]}: cannot")
     assert "\n" not in said
-
-
-# The host's registry.
-
-
-def test_the_hosts_registry_gives_ours_once_patched(folder):
-    patching.apply()
-    from slowfast.datasets.build import build_dataset
-
-    for split in ("train", "val", "test"):
-        data = build_dataset("Kinetics", config(folder), split)
-        assert type(data) is Kinetics
-        assert data.split == split

@@ -234,14 +234,6 @@ def test_a_second_run_writes_what_is_missing_and_no_more(run, data, tmp_path):
     assert next(line for line in said.splitlines() if "earlier" in line).split()[-1] == "2"
 
 
-def test_a_data_set_that_moved_is_the_same(run, data, tmp_path):
-    run("--csv", data / "train.csv", "--output", tmp_path / "out")
-    before = times(tmp_path / "out")
-    data.rename(tmp_path / "moved")
-    assert run("--csv", tmp_path / "moved/train.csv", "--output", tmp_path / "out")[0] == 0
-    assert times(tmp_path / "out") == before
-
-
 def lasting(folder: Path, videos: int) -> Path:
     """A list of videos of several groups each, whose targets exist for a while before they are
     whole."""
@@ -293,17 +285,19 @@ def test_a_run_that_is_killed_or_interrupted_continues(run, tmp_path):
     assert sum(after.get(name) == when for name, when in before.items()) >= made
 
 
-def test_an_unfinished_line_of_the_journal_is_dropped(run, data, tmp_path):
-    out, command = tmp_path / "out", ["--csv", data / "train.csv", "--output", tmp_path / "out"]
-    run(*command)
-    journal = out / "prepared.jsonl"
-    whole = journal.read_text().splitlines(keepends=True)
-    journal.write_text("".join(whole[:-1]) + whole[-1][:-9])
-    before = times(out)
+def test_a_data_set_that_moved_is_the_same_and_an_unfinished_line_is_dropped(run, data, tmp_path):
+    out, journal = tmp_path / "out", tmp_path / "out/prepared.jsonl"
+    run("--csv", data / "train.csv", "--output", out)
+    before, whole = times(out), journal.read_text()
+    data.rename(tmp_path / "moved")
+    command = ["--csv", tmp_path / "moved/train.csv", "--output", out]
     assert run(*command)[0] == 0
-    lost = json.loads(whole[-1])["target"]
+    assert times(out) == before
+    journal.write_text(whole[:-9])
+    assert run(*command)[0] == 0
+    lost = json.loads(whole.splitlines()[-1])["target"]
     assert [name for name, when in times(out).items() if before[name] != when] == [lost]
-    assert len(journal.read_text().splitlines()) == len(whole)
+    assert journal.read_text().count("\n") == whole.count("\n")
 
 
 # Bad videos, and videos that kill.
@@ -435,10 +429,8 @@ def test_other_settings_and_lists_that_were_not_made_here_are_refused(run, data,
         (["--csv", "data/train.csv"], "--csv needs --output"),
         (["--csv", "data/nothing.csv", "--output", "out"], "nothing.csv: no such file"),
         (["--csv", "data/train.csv", "--csv", "data/train.csv", "--output", "out"], "two lists"),
-        (["--csv", "data/train.csv", "--output", "out", "--workers", "0"], "give 1 or more"),
         (["--csv", "data/train.csv", "--output", "out", "--short-side", "2"], "--short-side is 2"),
         (["--csv", "data/train.csv", "--output", "out", "--val-fraction", "0.5"], "no effect"),
-        (["--folder", "data", "--workers", "2"], "--workers has no effect"),
         (["--folder", "data", "--output", "data/out"], "the data set itself lies there"),
     ],
 )

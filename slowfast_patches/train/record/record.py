@@ -97,9 +97,10 @@ class Record:
     def add(self, step: Step, outcome: Outcome, failures: Sequence[tuple[str, str]]) -> None:
         """Note an iteration; its loss is left on the device until the next report."""
         self.unreadable.name(failures)
-        right = torch.full_like(outcome.loss, math.nan)  # of several labels there is no accuracy
         if outcome.labels.ndim == 1:
             right = (outcome.scores.argmax(1) == outcome.labels).sum()
+        else:  # of several labels there is no accuracy
+            right = torch.full_like(outcome.loss, math.nan)
         self._iterations.append((step, outcome.loss, right, len(failures)))
         self.done = step.iteration + 1
         seconds = torch.tensor(self.clock.lap(), dtype=torch.float64)

@@ -67,6 +67,7 @@ def last(folder: Path) -> checkpoints.Found:
     return checkpoints.Found(path, checkpoints.load(path))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("average", [False, True])
 def test_the_best_stays_of_equals_the_first_and_a_continued_run_knows_it(start, tmp_path, average):
     keys = ["TRAIN.KEEP_BEST", True, "MODEL.EMA_DECAY", 0.5 * average]

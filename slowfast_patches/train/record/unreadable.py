@@ -54,4 +54,4 @@ class Unreadable:
         is_last = step.iteration + 1 == self._schedule.iterations
         is_over = is_last or (step.first_clip + batch) // videos > epoch
         if is_over and (bad := self.counts.pop(epoch)):
-            logger.info("epoch %d: %d videos could not be read", epoch + 1, bad)
+            logger.info("epoch %d done: %d videos could not be read", epoch + 1, bad)

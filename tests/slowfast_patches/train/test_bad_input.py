@@ -184,7 +184,7 @@ def test_videos_that_cannot_be_read_are_named_once_replaced_and_counted_up_to_a_
         assert "1 of the 24 videos" in named[0]
     assert f"WARNING {broken} cannot be opened" in log
     assert "another video takes its place" in log
-    assert re.findall(r"epoch (\d): (\d) videos could not", log) == [("1", "1"), ("2", "1")]
+    assert re.findall(r"epoch (\d) done: (\d) videos", log) == [("1", "1"), ("2", "1")]
 
     answer = command_line(tmp_path / "strict", *OFF, *data, "DATA.MAX_BAD_FRACTION", 0.04)
     assert_refused(answer, "1 of 24 videos of epoch 1", "DATA.MAX_BAD_FRACTION 0.04")

@@ -1,6 +1,5 @@
 """Optimizers, weight decay, clipping, losses and precision of a recipe, by hand."""
 
-import importlib.util
 import io
 import logging
 import math
@@ -155,16 +154,6 @@ def test_a_training_with_lars_continues_from_its_saved_state_bit_for_bit():
 
 def check(*overrides: object) -> None:
     check_recipe(config("MODEL.ARCH", "slowonly", *overrides))
-
-
-def test_a_missing_package_is_named(monkeypatch: pytest.MonkeyPatch):
-    find = importlib.util.find_spec
-    monkeypatch.setattr(
-        importlib.util, "find_spec", lambda name: None if "optimizer" in name else find(name)
-    )
-    check()
-    with pytest.raises(ImportError, match=r"lars needs .* pip install pytorch-optimizer"):
-        check(*LARS)
 
 
 def test_what_has_no_effect_is_said(caplog: pytest.LogCaptureFixture):

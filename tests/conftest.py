@@ -39,7 +39,6 @@ LONG = (
     "test_training.py",
     "test_distributed.py",
     "test_reproduce.py",
-    "test_stopping.py",
     "test_clip_reader.py",
     "test_equivalence.py",
     "test_resume.py",

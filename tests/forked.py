@@ -1,4 +1,4 @@
-"""Python programs in forks of a process that has torch imported: 0.2 s of CPU in place of 5.
+"""Python programs in forks of a process that has torch imported, which takes seconds.
 
 `Server.start` starts them: subprocess.Popen in all that its callers see. This file is also the
 program that is forked: requests come through the socket that is its standard input.

@@ -1,5 +1,6 @@
 """Optimizers, weight decay, clipping, losses and precision of a recipe, by hand."""
 
+import io
 import logging
 import math
 
@@ -15,6 +16,7 @@ from slowfast_patches.models.solver import (
     build_optimizer,
     clip_gradients,
     loss_function,
+    set_learning_rate,
 )
 
 CPU = torch.device("cpu")
@@ -110,6 +112,32 @@ def test_vectors_have_plain_descent_without_decay_in_lars():
     net = stepped("SOLVER.WEIGHT_DECAY", 0.5, "BN.WEIGHT_DECAY", 0.25)
     for vector in (net.linear.bias, net.bn.weight, net.bn.bias):
         assert vector.tolist() == [0.0, -1.0]
+
+
+def train_lars(net: Net, optimizer: torch.optim.Optimizer, iterations: range) -> None:
+    for i in iterations:
+        inputs = torch.randn(8, 2, generator=torch.Generator().manual_seed(i))
+        set_learning_rate(optimizer, 0.1 / (1 + i))
+        optimizer.zero_grad(set_to_none=True)
+        (net(inputs) ** 3).mean().backward()
+        optimizer.step()
+
+
+def test_a_training_with_lars_continues_from_its_saved_state_bit_for_bit():
+    full = ["SOLVER.MOMENTUM", 0.9, "SOLVER.WEIGHT_DECAY", 1e-2, "SOLVER.NESTEROV", True]
+    cfg, whole, half, again = config(*LARS, *PLAIN, *full), Net(), Net(), Net()
+    train_lars(whole, build_optimizer(cfg, whole), range(6))
+    optimizer, file = build_optimizer(cfg, half), io.BytesIO()
+    train_lars(half, optimizer, range(3))
+    torch.save([half.state_dict(), optimizer.state_dict()], file)
+    file.seek(0)
+    weights, state = torch.load(file, weights_only=True)
+    optimizer = build_optimizer(cfg, again)
+    again.load_state_dict(weights)
+    optimizer.load_state_dict(state)
+    train_lars(again, optimizer, range(3, 6))
+    for name, value in whole.state_dict().items():
+        assert torch.equal(again.state_dict()[name], value), name
 
 
 def test_what_has_no_effect_is_said(caplog: pytest.LogCaptureFixture):

@@ -161,10 +161,10 @@ def test_a_shifted_convolution_compiles_to_one_graph():
 @pytest.mark.parametrize(
     ("overrides", "said"),
     [
-        (("DATA.NUM_FRAMES", 1), "clips of 1 frames, and tsm needs 2 at least; .*NUM_FRAMES 2"),
+        (("DATA.NUM_FRAMES", 1), "clips of 1 frames, and tsm needs 2 at least"),
         (
             ("DATA.NUM_FRAMES", 4, "MULTIGRID.LONG_CYCLE", True),
-            "clips of 1, 2 and 4 frames, and tsm needs 2 at least; DATA.NUM_FRAMES 6",
+            "clips of 1, 2 and 4 frames, and tsm needs 2 at least",
         ),
     ],
 )

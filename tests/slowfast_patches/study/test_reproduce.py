@@ -325,7 +325,6 @@ def slurm(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
         "sbatch": f'cat "$1" >> {folder}/submitted\necho "Submitted batch job 4242"',
         "srun": "",
         "squeue": "echo RUNNING",
-        "sacct": "echo 'JobID|State|NodeList'\nfor n in 0 1 2; do echo \"4242_$n|RUNNING|n\"; done",
     }
     for name, text in programs.items():
         (folder / name).write_text(f"#!/bin/sh\n{text}\n")
@@ -350,6 +349,8 @@ def test_runs_become_an_array_and_none_is_queued_twice(slurm: Path, tmp_path: Pa
     ):
         assert f"#SBATCH {line}\n" in script, line
     assert submit_all(*asked) == {}
+    (slurm / "squeue").write_text("#!/bin/sh\nexit 1\n")  # the queue has forgotten the jobs
+    assert len(submit_all(*asked)) == 3
 
 
 def test_without_slurm(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

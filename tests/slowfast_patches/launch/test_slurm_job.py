@@ -26,11 +26,12 @@ if not (folder / "imports").exists():
     signal.signal(signal.SIGUSR1, save)
 (folder / f"trains_{number}.tmp").write_text(str(os.getpid()))
 (folder / f"trains_{number}.tmp").replace(folder / f"trains_{number}")
-while not (folder / "finish").exists():
+finish = folder / "finish"
+while not (finish.exists() and finish.read_text()):  # it is there before it is written
     time.sleep(0.02)
     if number and (folder / "saved_0").exists():
         save()
-sys.exit(int((folder / "finish").read_text()))
+sys.exit(int(finish.read_text()))
 """
 
 

@@ -22,6 +22,7 @@ from types import ModuleType
 from typing import TYPE_CHECKING, Any
 
 import pytest
+from filelock import FileLock
 
 if TYPE_CHECKING:
     from slowfast_patches.config.recipe import Recipe
@@ -111,21 +112,41 @@ def short_cycle_recipe(tmp_path: Path) -> Path:
 
 
 @pytest.fixture(scope="session")
-def demo_data(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """24 training, 8 validation and 8 test videos of 20 frames of 48 × 40 pixels."""
+def made_once(tmp_path_factory: pytest.TempPathFactory) -> Callable[..., Path]:
+    """`made_once(name, make)`: a folder that `make(folder)` has filled, once for all processes of
+    pytest-xdist; not to be written to."""
+    own = tmp_path_factory.getbasetemp()
+    root = own.parent if "PYTEST_XDIST_WORKER" in os.environ else own
+
+    def once(name: str, make: Callable[[Path], object]) -> Path:
+        folder, whole = root / name, root / f"{name}.whole"
+        with FileLock(root / f"{name}.lock"):
+            if not whole.exists():
+                make(folder)
+                whole.touch()
+        return folder
+
+    return once
+
+
+@pytest.fixture(scope="session")
+def demo_data(made_once: Callable[..., Path]) -> Path:
+    """24 training, 8 validation and 8 test videos of 20 frames of 48 × 40 pixels, and the tiny
+    recipe."""
     from slowfast_patches.datasets.demo.synthetic import DemoSpec, make_demo_data
 
-    folder = tmp_path_factory.mktemp("demo_data")
-    make_demo_data(folder, DemoSpec(train=24, val=8, test=8, frames=20, width=48, height=40), 1)
-    return folder
+    def make(folder: Path) -> None:
+        spec = DemoSpec(train=24, val=8, test=8, frames=20, width=48, height=40)
+        make_demo_data(folder, spec, 1)
+        (folder / "tiny.yaml").write_text(RECIPE)
+
+    return made_once("demo_data", make)
 
 
 @pytest.fixture(scope="session")
 def tiny_recipe(demo_data: Path) -> Path:
     """A SlowFast of 8 channels, trained with both cycles on the demo data."""
-    path = demo_data / "tiny.yaml"
-    path.write_text(RECIPE)
-    return path
+    return demo_data / "tiny.yaml"
 
 
 @pytest.fixture(scope="session")
@@ -168,9 +189,9 @@ def train(tiny_config: Callable[..., Recipe]) -> Callable[..., Path]:
 
 
 @pytest.fixture(scope="session")
-def multigrid_run(train: Callable[..., Path], tmp_path_factory: pytest.TempPathFactory) -> Path:
+def multigrid_run(train: Callable[..., Path], made_once: Callable[..., Path]) -> Path:
     """The folder of a finished run of the tiny recipe; not to be written to."""
-    return train(tmp_path_factory.mktemp("multigrid_run"))
+    return made_once("multigrid_run", train)
 
 
 @pytest.fixture

@@ -1,6 +1,7 @@
 """The tiny recipe with one block in each stage: what is trained here is trained in no time. Only
 `multigrid_run` draws its pictures."""
 
+import functools
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, nullcontext
 from pathlib import Path
@@ -55,9 +56,9 @@ def train(train: Callable[..., Path]) -> Callable[..., Path]:
 
 
 @pytest.fixture(scope="session")
-def multigrid_run(train: Callable[..., Path], tmp_path_factory: pytest.TempPathFactory) -> Path:
+def multigrid_run(train: Callable[..., Path], made_once: Callable[..., Path]) -> Path:
     """The folder of a finished run; not to be written to."""
-    return train(tmp_path_factory.mktemp("multigrid_run"), pictures=True)
+    return made_once("one_block_run", functools.partial(train, pictures=True))
 
 
 @pytest.fixture

@@ -127,7 +127,7 @@ def _check_same_recipe(recipe: Recipe, rank: int) -> None:
     """Raise in the first rank whose recipe is not that of rank 0, and LostError in the others."""
     first, *others = gathered(keys_of(recipe))
     for number, keys in enumerate(others, 1):
-        if not (differing := differences(first, keys, "here", _OF_A_MACHINE)):
+        if not (differing := differences(first, keys, f"on rank {number}", _OF_A_MACHINE)):
             continue
         text = f"another recipe than rank 0: {'; '.join(differing[:_NAMED])}"
         if number == rank:

@@ -132,7 +132,7 @@ def test_another_recipe_is_told_key_by_key(two_machines):
     (first, there), (second, here) = map(end_of, two_machines("nothing", *other))
     assert (first, second) == (1, 2)
     assert "error: rank 1: " in here
-    assert "SOLVER.BASE_LR 0.1 there, 0.3 here" in here
+    assert "SOLVER.BASE_LR 0.1 there, 0.3 on rank 1" in here
     assert "DATA.PATH_PREFIX" not in here, "machines may have their data in other places"
     assert "rank 1 has another recipe" in there
 

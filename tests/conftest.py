@@ -15,11 +15,12 @@ import signal
 import socket
 import sys
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager
 from pathlib import Path
 from subprocess import Popen
 from types import ModuleType
 from typing import TYPE_CHECKING, Any
+from unittest import mock
 
 import pytest
 from filelock import FileLock
@@ -42,7 +43,7 @@ LONG = (
     "test_reproduce.py",
     "test_clip_reader.py",
     "test_equivalence.py",
-    "test_resume.py",
+    "test_stops.py",
     "test_launch.py",
 )
 
@@ -188,10 +189,45 @@ def train(tiny_config: Callable[..., Recipe]) -> Callable[..., Path]:
     return run_here
 
 
+@contextmanager
+def _one_block() -> Iterator[None]:
+    from slowfast_patches import patching
+
+    patching.apply()
+    from slowfast.models import video_model_builder
+
+    with mock.patch.dict(video_model_builder._MODEL_STAGE_DEPTH, {50: (1, 1, 1, 1)}):
+        yield
+
+
 @pytest.fixture(scope="session")
-def multigrid_run(train: Callable[..., Path], made_once: Callable[..., Path]) -> Path:
-    """The folder of a finished run of the tiny recipe; not to be written to."""
-    return made_once("multigrid_run", train)
+def one_block() -> Callable[[], AbstractContextManager[None]]:
+    """`with one_block():` networks have one block in each stage: what is trained is trained in no
+    time. Their recipes have the keys of `one_block_keys`."""
+    return _one_block
+
+
+@pytest.fixture(scope="session")
+def one_block_keys() -> tuple[object, ...]:
+    return ("RESNET.NUM_BLOCK_TEMP_KERNEL", [[1, 1]] * 4)
+
+
+@pytest.fixture(scope="session")
+def multigrid_run(
+    tiny_config: Callable[..., Recipe],
+    one_block: Callable[[], AbstractContextManager[None]],
+    one_block_keys: tuple[object, ...],
+    made_once: Callable[..., Path],
+) -> Path:
+    """The folder of a finished run of the tiny recipe, of one block in each stage; not to be
+    written to."""
+    from slowfast_patches.train.run import run
+
+    def make(folder: Path) -> None:
+        with kept_logging(), one_block():
+            run(tiny_config(folder, *one_block_keys))
+
+    return made_once("multigrid_run", make)
 
 
 @pytest.fixture

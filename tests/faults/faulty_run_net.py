@@ -1,9 +1,10 @@
 """tools/run_net.py, which kills itself (-9) at a call: FAULT=PLACE:NUMBER in the environment.
 
 NUMBER counts the calls of a process from 1. With FAULTY_RANK it is that rank alone. What torchrun
-starts again is not killed again.
+starts again is not killed again. With ONE_BLOCK networks have one block in each stage.
 """
 
+import importlib
 import os
 import random
 import runpy
@@ -15,6 +16,7 @@ from typing import Any
 
 import torch
 
+from slowfast_patches import patching
 from slowfast_patches.datasets.clips import ClipDataset
 from slowfast_patches.train.evaluate import VideoScores
 from slowfast_patches.train.step import Stepper
@@ -60,5 +62,9 @@ if __name__ == "__main__":
     place, number = os.environ["FAULT"].split(":")
     if place in PLACES and os.environ.get("FAULTY_RANK", rank) == rank and not again:
         install(place, int(number))
+    if "ONE_BLOCK" in os.environ:
+        patching.apply()
+        models = importlib.import_module("slowfast.models.video_model_builder")
+        models._MODEL_STAGE_DEPTH[50] = (1, 1, 1, 1)
     sys.argv[0] = str(Path(__file__).parents[2] / "tools" / "run_net.py")
     runpy.run_path(sys.argv[0], run_name="__main__")

@@ -20,17 +20,18 @@ MOST = {"step": 4, "worker": 6, "save": 2, "rename": 6, "evaluation": 2}
 def test_a_killed_training_ends_as_if_undisturbed(
     seed: int,
     start_run_net: Callable,
+    one_block_keys: tuple[object, ...],
     multigrid_run: Path,
     tmp_path: Path,
     opened: type,
     assert_same_run: Callable[..., None],
 ):
     program = Path(__file__).with_name("faulty_run_net.py")
-    keys = ("DATA_LOADER.NUM_WORKERS", 1, "TRAIN.CHECKPOINT_PERIOD", 1)
+    keys = ("DATA_LOADER.NUM_WORKERS", 1, "TRAIN.CHECKPOINT_PERIOD", 1, *one_block_keys)
     rng = random.Random(seed)
     for place in [*rng.sample(sorted(MOST), len(MOST)), "none"]:
         fault = f"{place}:{rng.randint(1, MOST.get(place, 1))}"
-        process = start_run_net(tmp_path, *keys, program=program, FAULT=fault)
+        process = start_run_net(tmp_path, *keys, program=program, FAULT=fault, ONE_BLOCK="1")
         said = process.communicate(timeout=240)[1]
         # Who loses a worker says so; after the last fault there is nothing more to say.
         assert process.returncode == {"worker": 2, "none": 0}.get(place, -9), (fault, said)

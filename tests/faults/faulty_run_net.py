@@ -1,7 +1,8 @@
-"""tools/run_net.py, which kills itself (-9) at a call: FAULT=PLACE:NUMBER in the environment.
+"""tools/run_net.py for tests, by the environment: with FAULT=PLACE:NUMBER it kills itself (-9) at a
+call, with ONE_BLOCK networks have one block in each stage.
 
 NUMBER counts the calls of a process from 1. With FAULTY_RANK it is that rank alone. What torchrun
-starts again is not killed again. With ONE_BLOCK networks have one block in each stage.
+starts again is not killed again.
 """
 
 import importlib
@@ -59,7 +60,7 @@ def install(place: str, number: int) -> None:
 if __name__ == "__main__":
     rank = os.environ.get("RANK", "0")
     again = os.environ.get("TORCHELASTIC_RESTART_COUNT", "0") != "0"
-    place, number = os.environ["FAULT"].split(":")
+    place, number = os.environ.get("FAULT", "none:0").split(":")
     if place in PLACES and os.environ.get("FAULTY_RANK", rank) == rank and not again:
         install(place, int(number))
     if "ONE_BLOCK" in os.environ:

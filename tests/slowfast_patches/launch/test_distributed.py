@@ -8,6 +8,7 @@ import subprocess
 import sys
 import time
 from collections.abc import Callable
+from contextlib import AbstractContextManager
 from pathlib import Path
 from subprocess import Popen
 
@@ -20,11 +21,16 @@ OPTIONS = (
     *("SOLVER.MAX_EPOCH", 3, "SOLVER.STEPS", [0, 2]),
     *("MULTIGRID.LONG_CYCLE_FACTORS", [[0.5, 0.71], [1, 1]]),
 )
+RUN_NET = Path(__file__).parents[2] / "faults" / "faulty_run_net.py"
+SMALL = {"GLOO_SOCKET_IFNAME": "lo", "ONE_BLOCK": "1"}
 
 
 @pytest.fixture(scope="module")
-def data(demo_data: Path, tmp_path_factory: pytest.TempPathFactory) -> tuple[object, ...]:
-    """The demo data with a video that cannot be read: it must be replaced and counted alike."""
+def data(
+    demo_data: Path, one_block_keys: tuple[object, ...], tmp_path_factory: pytest.TempPathFactory
+) -> tuple[object, ...]:
+    """Keys for one block in each stage, and for the demo data with a video that cannot be read: it
+    must be replaced and counted alike."""
     folder = tmp_path_factory.mktemp("lists")
     for split in ("train", "val", "test"):
         shutil.copy(demo_data / f"{split}.csv", folder)
@@ -32,14 +38,18 @@ def data(demo_data: Path, tmp_path_factory: pytest.TempPathFactory) -> tuple[obj
     (folder / "broken.mp4").write_text("not a video")
     lines[5] = f"{folder / 'broken.mp4'} {lines[5].split()[-1]}"
     (folder / "train.csv").write_text("\n".join(lines) + "\n")
-    return ("DATA.PATH_TO_DATA_DIR", folder, "DATA.PATH_PREFIX", demo_data)
+    return ("DATA.PATH_TO_DATA_DIR", folder, "DATA.PATH_PREFIX", demo_data, *one_block_keys)
 
 
 @pytest.fixture(scope="module")
 def one_process(
-    train: Callable[..., Path], data: tuple[object, ...], tmp_path_factory: pytest.TempPathFactory
+    train: Callable[..., Path],
+    one_block: Callable[[], AbstractContextManager[None]],
+    data: tuple[object, ...],
+    tmp_path_factory: pytest.TempPathFactory,
 ) -> Path:
-    return train(tmp_path_factory.mktemp("one_process"), *OPTIONS, *data)
+    with one_block():
+        return train(tmp_path_factory.mktemp("one_process"), *OPTIONS, *data)
 
 
 def assert_same_training(found, expected) -> None:
@@ -68,9 +78,8 @@ def start(
 
     def run(folder: Path, *options: object, **environment: object) -> Popen[str]:
         folder.mkdir(exist_ok=True)
-        command = ("tools/run_net.py", *options, "--cfg", tiny_recipe, *keys, *OPTIONS, *data)
-        variables = {name: str(value) for name, value in environment.items()}
-        variables |= {"GLOO_SOCKET_IFNAME": "lo"}
+        command = (RUN_NET, *options, "--cfg", tiny_recipe, *keys, *OPTIONS, *data)
+        variables = SMALL | {name: str(value) for name, value in environment.items()}
         return start_python(*command, cwd=folder, env=os.environ | variables)
 
     return run
@@ -104,10 +113,10 @@ def test_torchrun_trains_what_one_process_does_though_a_rank_is_killed(
 ):
     where = ("--master-addr", "127.0.0.1", "--master-port", free_port())
     launcher = (sys.executable, "-m", "torch.distributed.run", "--nproc-per-node", 2, *where)
-    program = (Path(__file__).parents[2] / "faults" / "faulty_run_net.py", "--cfg", tiny_recipe)
     keys = ("OUTPUT_DIR", tmp_path, "DATA_LOADER.NUM_WORKERS", 0, *OPTIONS, *data)
-    variables = os.environ | {"GLOO_SOCKET_IFNAME": "lo", "FAULT": "step:5", "FAULTY_RANK": "1"}
-    command = list(map(str, (*launcher, "--max-restarts", 1, *program, *keys)))
+    variables = os.environ | SMALL | {"FAULT": "step:5", "FAULTY_RANK": "1"}
+    words = (*launcher, "--max-restarts", 1, RUN_NET, "--cfg", tiny_recipe, *keys)
+    command = list(map(str, words))
     done = subprocess.run(command, env=variables, capture_output=True, text=True, timeout=240)
     assert done.returncode == 0, done.stderr
     assert "continuing after iteration" in opened(tmp_path).log

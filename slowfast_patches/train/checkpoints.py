@@ -85,6 +85,8 @@ def best_checkpoint(output_dir: str | Path) -> Path | None:
 def checkpoint_of(path: str | Path) -> Path:
     """What a user means by `path`: a checkpoint itself, or, of a run's folder, the best one if it
     was kept, else the last; ValueError where there is none."""
+    if not Path(path).exists():
+        raise ValueError(f"there is no checkpoint {path}; give a file, or a run's OUTPUT_DIR")
     if not Path(path).is_dir():
         return Path(path)
     found = best_checkpoint(path) or last_checkpoint(path)

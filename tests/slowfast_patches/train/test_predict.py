@@ -168,7 +168,7 @@ def test_what_is_wrong_is_said(trained, recipe, videos, predict, tmp_path):
     few = tmp_path / "few.txt"
     few.write_text("a\nb\n")
     cases = [
-        (("--checkpoint", tmp_path / "none.pyth"), (), "none.pyth"),
+        (("--checkpoint", tmp_path / "none.pyth"), (), "there is no checkpoint"),
         (("--checkpoint", tmp_path), (), "is a folder without checkpoints"),
         (("--checkpoint", garbage), (), "cannot be read"),
         (("--checkpoint", other), (), "NO_SUCH is not a config key (the config in"),

@@ -39,6 +39,8 @@ _VERSION = 2
 """To be raised when the arrays change, or what `scan` finds in the same file."""
 _UNREADABLE = -1
 """In the place of a kind."""
+_SAVE_SECONDS = 60.0
+"""How often what is found is saved: a list may take hours, and any process may be killed."""
 _THREADS, _CHUNK = 32, 256
 """Of asking for sizes and times, which on a network disk is all waiting."""
 
@@ -112,11 +114,15 @@ def _open(csv: Path, paths: Sequence[str], workers: int | None, max_pixels: int)
     logger.info("index of %s: %d videos to scan", csv, len(left))
     each = scan_each(list(left), workers=workers, max_pixels=max_pixels)
     bar = tqdm(desc=f"index of {csv.name}", total=len(left), unit="video", disable=None)
+    saved = began
     try:
         with contextlib.closing(each), bar:
             for path, record in each:
                 known[left[path]] = _entry(status[left[path]], record)
                 bar.update()
+                if time.monotonic() - saved > _SAVE_SECONDS:
+                    _save(csv, known)
+                    saved = time.monotonic()
     except BaseException:
         _save(csv, known)
         raise

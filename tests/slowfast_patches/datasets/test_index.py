@@ -20,6 +20,7 @@ import torch.distributed as dist
 
 from multigrid import Video
 from slowfast_patches.datasets.preparing.encode import write_prepared
+from slowfast_patches.datasets.reading import index as reading_index
 from slowfast_patches.datasets.reading import scan as scanning
 from slowfast_patches.datasets.reading.index import VideoIndex, index_files, load_index, open_index
 from slowfast_patches.datasets.reading.scan import scan
@@ -99,6 +100,20 @@ def test_the_records_are_what_scanning_finds_now_and_when_loaded(data, scanned):
     assert loaded.unreadable == []
     kinds = [loaded.record(number).kind for number in range(len(paths))]
     assert {*kinds} == {*Kind}
+
+
+def test_what_is_found_is_saved_while_others_are_scanned(data, monkeypatch):
+    saved = list[int]()
+
+    def spy(path: str, _: int) -> VideoRecord:
+        file = index_files(data / "train.csv")[0]
+        saved.append(len(load_index(file)) if file.exists() else 0)
+        return scan(path)
+
+    monkeypatch.setattr(scanning, "scan", spy)
+    monkeypatch.setattr(reading_index, "_SAVE_SECONDS", 0)
+    opened(data)
+    assert saved == list(range(len(videos(data))))
 
 
 def test_what_is_new_changed_or_gone(data, scanned):

@@ -37,10 +37,12 @@ def no_pictures() -> Iterator[None]:
 
 
 @pytest.fixture(scope="session")
-def train(train: Callable[..., Path], one_block: OneBlock) -> Callable[..., Path]:
+def train(
+    train: Callable[..., Path], one_block: OneBlock, one_block_keys: tuple[object, ...]
+) -> Callable[..., Path]:
     def run_here(output: Path, *keys: object) -> Path:
         with one_block(), no_pictures():
-            return train(output, *keys)
+            return train(output, *one_block_keys, *keys)
 
     return run_here
 

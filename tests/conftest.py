@@ -6,6 +6,7 @@ others (-n) loads this file too.
 
 from __future__ import annotations
 
+import functools
 import importlib
 import importlib.util
 import json
@@ -150,15 +151,16 @@ def tiny_recipe(demo_data: Path) -> Path:
     return demo_data / "tiny.yaml"
 
 
+def config_of(recipe: Path, output: Path, *overrides: object) -> Recipe:
+    from slowfast_patches.config import load_recipe
+
+    return load_recipe(recipe, run_net_command(recipe, output, *overrides)[4:])
+
+
 @pytest.fixture(scope="session")
 def tiny_config(tiny_recipe: Path) -> Callable[..., Recipe]:
     """`tiny_config(output, "KEY", value, ...)`: the tiny recipe with some keys replaced."""
-    from slowfast_patches.config import load_recipe
-
-    def make(output: Path, *overrides: object) -> Recipe:
-        return load_recipe(tiny_recipe, run_net_command(tiny_recipe, output, *overrides)[4:])
-
-    return make
+    return functools.partial(config_of, tiny_recipe)
 
 
 @contextmanager
@@ -177,13 +179,14 @@ def kept_logging() -> Iterator[None]:
 
 
 @pytest.fixture(scope="session")
-def train(tiny_config: Callable[..., Recipe]) -> Callable[..., Path]:
-    """`train(output, "KEY", value, ...)` runs the tiny recipe in this process; gives `output`."""
+def train(tiny_recipe: Path) -> Callable[..., Path]:
+    """`train(output, "KEY", value, ...)` runs the tiny recipe in this process; gives `output`. It
+    takes no fixture that a folder replaces: it would keep the first folder's."""
     from slowfast_patches.train.run import run
 
     def run_here(output: Path, *overrides: object) -> Path:
         with kept_logging():
-            run(tiny_config(output, *overrides))
+            run(config_of(tiny_recipe, output, *overrides))
         return output
 
     return run_here
@@ -214,7 +217,7 @@ def one_block_keys() -> tuple[object, ...]:
 
 @pytest.fixture(scope="session")
 def multigrid_run(
-    tiny_config: Callable[..., Recipe],
+    tiny_recipe: Path,
     one_block: Callable[[], AbstractContextManager[None]],
     one_block_keys: tuple[object, ...],
     made_once: Callable[..., Path],
@@ -225,7 +228,7 @@ def multigrid_run(
 
     def make(folder: Path) -> None:
         with kept_logging(), one_block():
-            run(tiny_config(folder, *one_block_keys))
+            run(config_of(tiny_recipe, folder, *one_block_keys))
 
     return made_once("multigrid_run", make)
 

@@ -71,7 +71,8 @@ class StopRequest:
     """Whether this run was asked to stop: SIGINT, SIGTERM or SIGUSR1 to any of its processes.
 
     A context manager: in its body the signals set a flag, and after it they do what they did
-    before. A second SIGINT ends the process at once. Outside of the main thread, which alone gets
+    before, but in one of several processes that was interrupted: that only has to end. A second
+    SIGINT ends the process at once. Outside of the main thread, which alone gets
     signals, it only hears of what other processes were asked.
 
     The processes agree in steps: each calls `ask`, then `agreed`, equally often. What takes place
@@ -95,8 +96,10 @@ class StopRequest:
         self._listening.__enter__()
         return self
 
-    def __exit__(self, *_: object) -> None:
-        self._listening.__exit__(None, None, None)
+    def __exit__(self, _: object, error: BaseException | None, __: object) -> None:
+        # One of several that has saved waits for the others: a late signal must not kill it then.
+        if self._world.size == 1 or not isinstance(error, TrainingInterruptedError):
+            self._listening.__exit__(None, None, None)
 
     def ask(self) -> None:
         """Tell the other processes whether this one was asked to stop; returns at once."""

@@ -169,6 +169,17 @@ def test_signals_end_a_training_after_an_iteration_with_all_saved(start, tmp_pat
     assert saved[0] == saved[1], "in the same iteration"
 
 
+def test_a_late_signal_does_not_kill_a_process_that_waits_for_one_that_saves(start, tmp_path):
+    process = start("train", SPAWN="fork")
+    assert [process.stdout.readline() for _ in range(2)] == ["trains\n"] * 2
+    process.terminate()
+    while not (saved := tmp_path / "out" / "saved_1").exists() and process.poll() is None:
+        time.sleep(0.05)
+    process.terminate()
+    assert end_of(process) == (75, "interrupted: stopped by SIGTERM\n")
+    assert saved.read_text() == saved.with_name("saved_0").read_text()
+
+
 def test_a_second_ctrl_c_ends_all_at_once(start, tmp_path):
     process = start("train", SPAWN="fork")
     assert [process.stdout.readline() for _ in range(2)] == ["trains\n"] * 2

@@ -317,6 +317,21 @@ def load_program() -> Callable[[str], ModuleType]:
 
 
 @pytest.fixture
+def refused(capsys: pytest.CaptureFixture[str]) -> Callable[[ModuleType, list[str]], str]:
+    """`refused(tool, arguments)`: what a program says of a mistake: one line, with status 2."""
+
+    def message(tool: ModuleType, arguments: list[str]) -> str:
+        assert tool.main(arguments) == 2
+        out, err = capsys.readouterr()
+        assert out == ""
+        assert err.startswith("error: ")
+        assert len(err.splitlines()) == 1
+        return err
+
+    return message
+
+
+@pytest.fixture
 def step_bench() -> ModuleType:
     """What the benchmarks of steps share."""
     return importlib.import_module("steps.case")

@@ -291,16 +291,11 @@ def test_a_run_of_another_config_is_refused_before_anything_is_trained(
     ],
 )
 def test_mistakes_are_one_line_and_status_2(
-    configs, tmp_path, capsys, load_program, arguments, message
+    configs, tmp_path, refused, load_program, arguments, message
 ):
     files = [word for path in configs for word in ("--cfg", str(path))]
     command = [*files, "--output", str(tmp_path / "runs"), "--seeds", "0", "1", *arguments]
-    assert load_program("tools/compare.py").main(command) == 2
-    out, err = capsys.readouterr()
-    assert out == ""
-    assert err.startswith("error: ")
-    assert message in err
-    assert len(err.splitlines()) == 1
+    assert message in refused(load_program("tools/compare.py"), command)
     assert not (tmp_path / "runs").exists()
 
 

@@ -36,9 +36,9 @@ def read_class_names(path: Path) -> tuple[str, ...]:
         raise ValueError(f"the class names {path} cannot be read: {error}") from error
     except json.JSONDecodeError as error:
         raise ValueError(f"{path} is not JSON: {error}") from error
-    if not isinstance(names, list | tuple):
+    if not isinstance(names, list | tuple) or not all(isinstance(name, str) for name in names):
         raise ValueError(f"{path} is neither a list of names nor a mapping from name to number")
-    return in_order(path, [(str(name), number) for number, name in enumerate(names)])
+    return in_order(path, [(name, number) for number, name in enumerate(names)])
 
 
 def in_order(path: Path, classes: Sequence[tuple[str, object]]) -> tuple[str, ...]:

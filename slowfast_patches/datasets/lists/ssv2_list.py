@@ -118,6 +118,8 @@ def _read_ids(path: Path, num_classes: int) -> dict[str, int]:
         if template not in classes:
             said = f"{file.name} has no template {template!r}"
             raise ValueError(f"{path}, entry {number} (id {name}): {said}")
+        if name in labels:
+            raise ValueError(f"{path}, entry {number}: id {name} is there twice")
         labels[name] = classes[template]
     if not labels:
         raise ValueError(f"{path}: no videos in it")

@@ -24,6 +24,8 @@ from slowfast_patches.utils.lock import held
 
 __all__ = ["Entry", "PreparedSet", "Settings", "Source", "open_set"]
 
+_LONGEST_NAME = 200
+"""Bytes of a source's name; with what is added to it, it stays below the usual limit of 255."""
 State = tuple[int, int]
 """Bytes, and nanoseconds of the last modification; of a folder, over the JPEG files in it."""
 
@@ -71,7 +73,16 @@ class Source:
     def name(self) -> str:
         """Where it lies in its root. Of one outside, the part of the path that differs."""
         parts = [p for p in Path(os.path.relpath(self.path, self.root)).parts if p != ".."]
-        return "/".join(parts) or "root"  # a folder of frames that is above the root, or it
+        parts = parts or ["root"]  # a folder of frames that is above the root, or it
+        if len(os.fsencode(parts[-1])) > _LONGEST_NAME:
+            cut = os.fsencode(parts[-1])[:_LONGEST_NAME].decode(errors="ignore")
+            parts[-1] = f"{cut}~{self.digest}"
+        return "/".join(parts)
+
+    @property
+    def digest(self) -> str:
+        """Of its path."""
+        return hashlib.sha256(os.fsencode(self.path)).hexdigest()[:8]
 
 
 @dataclass(frozen=True)
@@ -113,8 +124,7 @@ class PreparedSet:
         is_free = entry is None or source.path == entry.source or source.state == entry.state
         if is_free and self._taken.setdefault(plain, source.path) == source.path:
             return plain
-        digest = hashlib.sha256(os.fsencode(source.path)).hexdigest()[:8]
-        return f"videos/{source.name}~{digest}.mp4"
+        return f"videos/{source.name}~{source.digest}.mp4"
 
     def kept(self, target: str, source: Source) -> Entry | None:
         """The entry of a file that is whole and was made from the source as it is now, or as it was
@@ -142,8 +152,8 @@ def open_set(folder: Path, settings: Settings, lists: Sequence[VideoList]) -> It
     left half-written is removed.
 
     Raises:
-        ValueError: another run writes it, it was made with other settings, or there are lists that
-            were not made here.
+        ValueError: another run writes it, it was made with other settings, or has lists that were
+            not made here, or were made from others.
     """
     with held(folder, "--output"):
         path, how = folder / "prepared.jsonl", {"format": TAG, **asdict(settings)}
@@ -153,20 +163,35 @@ def open_set(folder: Path, settings: Settings, lists: Sequence[VideoList]) -> It
         if made not in (None, how):
             what = ", ".join(f"{key} {made.get(key)} (now {how[key]})" for key in how)
             raise ValueError(f"{folder} was prepared with {what}; choose another folder")
-        for name in (videos.name for videos in lists if made is None):
-            if (folder / name).exists():
-                raise ValueError(f"{folder / name} was not made here; choose another folder")
+        heads: list[dict[str, Any]] = [{"settings": how}] if made is None else []
+        heads += _claimed(folder, lines, lists)
         names = [one.name for one in fields(Entry)]
         entries = [Entry(**{n: line[n] for n in names}) for line in lines if line.get("psnr")]
         with path.open("a", encoding="utf-8") as journal:
             prepared = PreparedSet(folder, {entry.target: entry for entry in entries}, journal)
-            if made is None:
-                prepared.note({"settings": how})
+            for line in heads:
+                prepared.note(line)
             _remove_temporaries(folder)
             try:
                 yield prepared
             finally:
                 _remove_temporaries(folder)
+
+
+def _claimed(
+    folder: Path, lines: Sequence[dict[str, Any]], lists: Sequence[VideoList]
+) -> list[dict[str, Any]]:
+    """What the journal has yet to say of where the lists come from; ValueError for a list that is
+    not of this set, and would be overwritten."""
+    origins = {line["list"]: line["origin"] for line in lines if "list" in line}
+    for videos in lists:
+        path, origin = folder / videos.name, origins.get(videos.name)
+        if origin is None and path.exists():
+            raise ValueError(f"{path} was not made here; choose another folder")
+        if origin not in (None, str(videos.origin)) and os.path.exists(str(origin)):
+            raise ValueError(f"{path} was made from {origin}; choose another folder")
+    now = [{"list": videos.name, "origin": str(videos.origin)} for videos in lists]
+    return [line for line in now if origins.get(line["list"]) != line["origin"]]
 
 
 def _read_lines(path: Path) -> list[dict[str, Any]]:
@@ -175,7 +200,11 @@ def _read_lines(path: Path) -> list[dict[str, Any]]:
     whole = data[: data.rfind(b"\n") + 1]
     if len(whole) < len(data):
         os.truncate(path, len(whole))
-    return [json.loads(line) for line in whole.splitlines()]
+    try:
+        return [json.loads(line) for line in whole.splitlines()]
+    except json.JSONDecodeError as error:
+        said = f"{path} has a damaged line, {error.doc[:40]!r}: delete that line, and its video is"
+        raise ValueError(f"{said} prepared anew") from None
 
 
 def _remove_temporaries(folder: Path) -> None:

@@ -222,15 +222,18 @@ def _report(csv: Path, index: VideoIndex, file: Path) -> None:
     """Say which videos cannot be read: all in a file beside the index, the first in the log."""
     listing = file.with_name(file.name.removesuffix(".npz") + ".unreadable.txt")
     lines = [f"{path}\t{' '.join(reason.split())}" for path, reason in index.unreadable]
-    with contextlib.suppress(OSError):  # where the index has no place either
+    where = f"all of them are listed in {listing}"
+    try:
         listing.unlink(missing_ok=True)
         if lines:
             with written_whole(listing, shared=True) as stream:
                 stream.write("".join(f"{n}\n" for n in lines).encode("utf-8", "backslashreplace"))
+    except OSError as error:  # the index has no place either
+        where = f"a list of them cannot be written: {error}"
     if lines:
         logger.warning(
-            "%d of the %d videos of %s cannot be read: %s; all of them are listed in %s",
-            *(len(lines), len(index), csv, first_few(lines).replace("\t", ": "), listing),
+            "%d of the %d videos of %s cannot be read: %s; %s",
+            *(len(lines), len(index), csv, first_few(lines).replace("\t", ": "), where),
         )
 
 

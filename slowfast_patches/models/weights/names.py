@@ -146,6 +146,8 @@ def _fold_split_batchnorm(tensors: Mapping[str, Tensor]) -> tuple[dict[str, Tens
         if not all(name in tensors for name in parts):
             continue
         scale, mean, variance = (tensors[name] for name in parts)
+        if mean.numel() % scale.numel() or mean.shape != variance.shape:
+            continue
         for name in [n for n in plain if n.startswith((f"{layer}.bn.", f"{layer}.split_bn."))]:
             del plain[name]
         # Over all splits, which are of one size: the mean of the means, and by the law of total

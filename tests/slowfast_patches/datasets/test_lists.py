@@ -154,6 +154,11 @@ def test_a_list_and_a_json_of_other_videos_are_refused_with_both_counts(tmp_path
             [{"id": 1, "template": "Doing nothing"}, {"id": 2, "template": "Doing [it]"}],
             r"train.json, entry 1 \(id 2\): .*labels.json has no template 'Doing it'",
         ),
+        (
+            "train",
+            [{"id": 1, "template": "Doing nothing"}] * 2,
+            r"train.json, entry 1: id 1 is there twice",
+        ),
         ("labels", {"A": "0", "B": "3"}, r"labels.json, entry 'B': '3' is not .* below .* 3"),
         ("labels", None, r"labels.json: no such file; the json files belong together"),
     ],
@@ -211,7 +216,14 @@ def test_names_lie_in_a_json_file_or_a_text_beside_the_lists(tmp_path, dataset):
     for text in ('{"b": 1, "ä": 0, "c": 2}', '["ä", "b", "c"]', '{"b": "1", "ä": "0", "c": "2"}'):
         path.write_text(text)
         assert class_names(cfg) == ("ä", "b", "c")
-    for text in ('{"a": 0, "b": 1}', '{"a": 0, "b": 1, "c": 1}', "[", '["a", "b", "a"]', "7"):
+    for text in (
+        '{"a": 0, "b": 1}',
+        '{"a": 0, "b": 1, "c": 1}',
+        "[",
+        '["a", "b", "a"]',
+        "7",
+        '["a", "b", 3]',
+    ):
         path.write_text(text)
         with pytest.raises(ValueError, match=str(tmp_path)):
             class_names(cfg)

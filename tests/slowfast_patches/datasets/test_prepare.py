@@ -297,7 +297,10 @@ def test_a_data_set_that_moved_is_the_same_and_an_unfinished_line_is_dropped(run
     assert run(*command)[0] == 0
     lost = json.loads(whole.splitlines()[-1])["target"]
     assert [name for name, when in times(out).items() if before[name] != when] == [lost]
-    assert journal.read_text().count("\n") == whole.count("\n")
+    assert journal.read_text().count("target") == whole.count("target")
+    journal.write_text("{" + whole)
+    status, said = run(*command)
+    assert (status, f"{journal} has a damaged line, '{{{{" in said) == (2, True)
 
 
 # Bad videos, and videos that kill.
@@ -420,7 +423,27 @@ def test_other_settings_and_lists_that_were_not_made_here_are_refused(run, data,
     status, said = run("--csv", data / "val.csv", "--output", tmp_path / "foreign")
     assert (status, "was not made here" in said) == (2, True)
     assert (tmp_path / "foreign/val.csv").read_text() == "mine 0\n"
+    other = tmp_path / "other/val.csv"
+    other.parent.mkdir()
+    other.write_text((data / "val.csv").read_text())
+    status, said = run("--csv", other, "--prefix", data, "--output", out)
+    assert (status, f"was made from {data / 'val.csv'}" in said) == (2, True)
+    (out / "train.csv").write_text("mine 0\n")
+    status, said = run("--csv", data / "train.csv", "--output", out)
+    assert (status, "train.csv was not made here" in said) == (2, True)
+    assert (out / "train.csv").read_text() == "mine 0\n"
     assert times(out) == before
+
+
+def test_names_that_are_as_long_as_they_can_be_are_cut(run, tmp_path):
+    names = [f"{'é' * 123}{ending}.mp4" for ending in ("a", "b")]  # of 251 bytes
+    for number, name in enumerate(names):
+        write_video(tmp_path / "data" / name, noise(3, seed=number))
+    (tmp_path / "data/val.csv").write_text("".join(f"{name} 0\n" for name in names))
+    out = tmp_path / "out"
+    assert run("--csv", tmp_path / "data/val.csv", "--output", out)[0] == 0
+    made = {name for name, _ in rows(out / "val.csv")}
+    assert len(made) == len(list((out / "videos").iterdir())) == 2
 
 
 @pytest.mark.parametrize(

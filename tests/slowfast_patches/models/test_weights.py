@@ -222,6 +222,14 @@ def test_the_statistics_of_two_splits_worked_out():
     assert not [name for name in folded if ".bn.bn" in name or "split" in name]
 
 
+def test_statistics_that_are_no_splits_are_left_as_they_are():
+    state = {"s1.bn.weight": torch.ones(2), "s1.bn.bn.running_mean": torch.zeros(3)}
+    state["s1.bn.bn.running_var"] = torch.ones(3)
+    folded, notes, _ = host_names(state)
+    assert folded.keys() == state.keys()
+    assert notes == ()
+
+
 def test_a_head_of_other_classes_is_left_and_said(report, caplog, tmp_path: Path):
     theirs, model = made("i3d", "MODEL.NUM_CLASSES", 174, seed=2), made("i3d")
     before = tensors_of(model)

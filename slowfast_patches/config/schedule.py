@@ -146,7 +146,7 @@ def check_speed_of_schedule(recipe: Recipe, schedule: Schedule, world_size: int)
                 f"most {clips // parts} here"
             )
         if parts > 1 and size and clips % (size * parts):
-            groups = [own // k for _, own, k in _groups(schedule, world_size) if k]
+            groups = [max(1, own // k) for _, own, k in _groups(schedule, world_size) if k]
             raise ValueError(
                 f"SOLVER.ACCUMULATION_STEPS {parts}: at {shape}, each of {world_size} process(es) "
                 f"has {clips} clips in BN groups of {size}, which do not divide into {parts} parts "

@@ -59,7 +59,7 @@ class Slurm:
     options: further options of sbatch, such as account.
 
     Raises:
-        ValueError: a job would end before it is warned.
+        ValueError: a job would end before it is warned, or SLURM cannot warn so long before.
     """
 
     partition: str
@@ -71,6 +71,8 @@ class Slurm:
     options: Mapping[str, str] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
+        if not 0 < self.warning_seconds < 65_536:
+            raise ValueError(f"{self.warning_seconds} seconds of warning; from 1 to 65535 work")
         if self.minutes * 60 <= self.warning_seconds:
             raise ValueError(
                 f"a job of {self.hours:g} hours would end before its warning, "

@@ -108,7 +108,10 @@ def prune(output_dir: str | Path, kept: int, milestones: Collection[int]) -> Non
     `milestones`."""
     for path in all_checkpoints(output_dir)[:-kept] if kept else ():
         if _iteration(path) not in milestones:
-            path.unlink()
+            try:
+                path.unlink(missing_ok=True)
+            except OSError as error:  # no reason to end a training
+                logger.warning("%s cannot be deleted: %s", path, error)
 
 
 def set_aside(output_dir: str | Path) -> Path | None:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import logging
 import math
 from collections.abc import Callable, Iterator, Mapping
-from contextlib import ExitStack, contextmanager
+from contextlib import contextmanager
 from datetime import timedelta
 from functools import cached_property
 from typing import Any, NoReturn
@@ -120,12 +120,20 @@ class Run:
 
     @contextmanager
     def opened(self) -> Iterator[None]:
-        """The files of the run are open in the body, and whole after it."""
-        with ExitStack() as stack:
-            stack.callback(self.record.close)
-            stack.callback(self.writer.wait)
+        """The files of the run are open in the body, and whole after it. What ended it is raised;
+        what fails in closing after that is noted with it."""
+        try:
             self.record.open(self.start, self.evaluation_due)
             yield
+            self.writer.wait()
+        except BaseException as error:
+            for close in (self.writer.wait, self.record.close):
+                try:
+                    close()
+                except Exception as another:
+                    error.add_note(f"while the training ended: {another}")
+            raise
+        self.record.close()
 
     def prepare(self) -> None:
         """Try each shape where that takes long or can fail, on a GPU or with a compiler; from then

@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import logging
 import math
+import textwrap
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager
 from typing import Any
@@ -23,6 +24,8 @@ logger = logging.getLogger(__name__)
 
 _OUT_OF_MEMORY = ("out of memory", "ALLOC_FAILED", "unable to find an engine")
 """What CUDA's libraries say where memory is short; torch's allocator has an error of its own."""
+_STATE = {"sgd": 1, "lars": 1, "adam": 2, "adamw": 2}
+"""Tensors of a weight's size that the optimizer keeps beside it, from its first update on."""
 _ADVICE = (
     "set TRAIN.BATCH_SIZE lower, with SOLVER.BASE_LR in proportion, TRAIN.MIXED_PRECISION or "
     "MODEL.ACT_CHECKPOINT True, or SOLVER.ACCUMULATION_STEPS higher"
@@ -61,7 +64,8 @@ def dry_run(
     Returns the bytes of a GPU that the training takes at each shape.
 
     Raises:
-        ValueError: a shape does not fit into the device's memory.
+        ValueError: a shape does not fit into the device's memory, or cannot be compiled or
+            recorded.
     """
     recipe, steps, peaks = stepper.recipe, kinds_of_steps(schedule, start), dict[Step, float]()
     if recipe.train.compile:
@@ -71,7 +75,7 @@ def dry_run(
     with _undone(stepper):
         for step in steps:
             begin(f"the dry step of {step.shape}")
-            peaks[step] = _measured(stepper, step, clips[step])
+            peaks[step] = _measured(stepper, step, clips[step], world_size)
             if peaks[step] >= capacity:
                 raise ValueError(
                     f"the shape {step.shape}, {len(clips[step])} clips on each of {world_size} "
@@ -83,7 +87,11 @@ def dry_run(
             for step in steps:
                 begin(f"the graph of {step.shape}")
                 batch = made_up_batch(recipe, len(clips[step]), step.shape)
-                stepper.record(step, batch, clips[step])
+                try:
+                    stepper.record(step, batch, clips[step])
+                except RuntimeError as error:
+                    wrong = f"TRAIN.CUDA_GRAPHS True: {step.shape} cannot be recorded"
+                    raise _advice(wrong, error) from error
     torch.cuda.empty_cache()
     if math.isfinite(capacity):
         _log_memory(peaks, clips, capacity)
@@ -101,7 +109,7 @@ def _log_memory(
     logger.info("memory of each shape:\n%s\nThere are %.1f GB.", table, capacity / 1e9)
 
 
-def _measured(stepper: Stepper, step: Step, clips: Sequence[int]) -> float:
+def _measured(stepper: Stepper, step: Step, clips: Sequence[int], world_size: int) -> float:
     """Bytes that a dry step takes, with those that the training adds; infinitely many where there
     are not enough. It is the second: in the first, convolutions are tried in the largest memory
     that any of them wants."""
@@ -112,14 +120,29 @@ def _measured(stepper: Stepper, step: Step, clips: Sequence[int]) -> float:
         peak = _peak(stepper.device, lambda: stepper.passes(step, batch, clips))
     except RuntimeError as error:
         is_short = any(text in str(error) for text in _OUT_OF_MEMORY)
-        if not is_short and not isinstance(error, torch.OutOfMemoryError):
-            raise
-        return math.inf
-    # At most: what the optimizer keeps and processes exchange of each weight, and the next
-    # mini-batch, or part of it, as bytes and in two pathways.
+        if is_short or isinstance(error, torch.OutOfMemoryError):
+            return math.inf
+        if stepper.recipe.train.compile:
+            from torch._dynamo.exc import TorchDynamoException  # imports the compiler
+
+            if isinstance(error, TorchDynamoException):
+                raise _advice(
+                    f"TRAIN.COMPILE True: {step.shape} cannot be compiled", error
+                ) from error
+        raise
+    # What processes exchange and, from its first update on, the optimizer keeps of each weight,
+    # and the next mini-batch, or part of it, as bytes and, at most, in two whole pathways.
     weights = sum(p.numel() * p.element_size() for p in stepper.model.parameters())
+    copies = int(world_size > 1)
+    if not stepper.optimizer.state:
+        copies += _STATE[stepper.recipe.solver.optimizing_method]
     values = batch["clips"].numel() // stepper.parts
-    return peak + 3 * weights + values * (1 + 2 * stepper.transform.dtype.itemsize)
+    return peak + copies * weights + values * (1 + 2 * stepper.transform.dtype.itemsize)
+
+
+def _advice(wrong: str, error: RuntimeError) -> ValueError:
+    """What a failure of torch's means to who has set a switch."""
+    return ValueError(f"{wrong} ({textwrap.shorten(str(error), 200)}); set it to False")
 
 
 def _capacity(device: torch.device) -> float:

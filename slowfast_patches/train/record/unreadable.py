@@ -45,13 +45,15 @@ class Unreadable:
     def count(self, step: Step, count: int) -> None:
         """Count an iteration's unreadable videos, over all processes, for the epoch it starts in;
         say how many there were when the epoch, or the training, is over. Raises as `check_count`,
-        of no less than a mini-batch: a coarse one may hold more than an epoch."""
-        videos, batch = self._schedule.num_videos, step.shape.batch
-        epoch = step.first_clip // videos
+        of all that was read: mini-batches may be as large as an epoch, and end in another."""
+        schedule, videos = self._schedule, self._schedule.num_videos
+        epoch, stop = step.first_clip // videos, step.first_clip + step.shape.batch
         self.counts[epoch] += count
-        where = f"epoch {epoch + 1} (iteration {step.iteration})"
-        check_count(self.counts[epoch], max(videos, batch), self._fraction, where)
-        is_last = step.iteration + 1 == self._schedule.iterations
-        is_over = is_last or (step.first_clip + batch) // videos > epoch
+        if count:
+            first = schedule.at(schedule.first_iteration_after(epoch * videos)).first_clip
+            where = f"epoch {epoch + 1} (iteration {step.iteration})"
+            check_count(self.counts[epoch], max(videos, stop - first), self._fraction, where)
+        is_last = step.iteration + 1 == schedule.iterations
+        is_over = is_last or stop // videos > epoch
         if is_over and (bad := self.counts.pop(epoch)):
             logger.info("epoch %d done: %d videos could not be read", epoch + 1, bad)

@@ -19,11 +19,25 @@ from slowfast_patches.train.record import clock as clock_module
 from slowfast_patches.train.record import record as record_module
 from slowfast_patches.train.record.clock import Clock, Forecast
 from slowfast_patches.train.record.record import Record
+from slowfast_patches.train.record.unreadable import TooManyUnreadableError, Unreadable
 from slowfast_patches.train.step import Outcome
 from slowfast_patches.utils.distributed import World
 
 CPU, GPU = torch.device("cpu"), torch.device("cuda")
 ADVICE = "buy a faster disk"
+
+
+def test_unreadable_videos_are_limited_by_what_was_read_in_mini_batches_of_an_epochs_size():
+    """16 videos and mini-batches of 12: the second ends in the next epoch, after 24 clips."""
+    rate = SteppedRate(ends=(3.0,), rates=(0.1,))
+    plan = make_schedule(
+        Shape(12, 4, 16), 16, rate, long_cycle=(), short_cycle=(), epoch_factor=1, bn_size=4
+    )
+    counts = Unreadable(plan, 0.75)
+    for iteration, count in enumerate((9, 9, 9)):
+        counts.count(plan.at(iteration), count)
+    with pytest.raises(TooManyUnreadableError, match=r"^10 of 16 videos of epoch 1 "):
+        Unreadable(plan, 0.6).count(plan.at(0), 10)
 
 
 class Time:

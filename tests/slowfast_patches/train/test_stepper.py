@@ -234,6 +234,15 @@ def test_parts_that_are_not_of_whole_groups_are_refused(parts, bn_size, processe
     check_speed_of_schedule(cfg, schedule(1), processes)
 
 
+def test_groups_that_processes_share_have_no_parts():
+    rate = SteppedRate(ends=(30.0,), rates=(0.1,))
+    plan = make_schedule(
+        Shape(8, 4, 16), 400, rate, long_cycle=(), short_cycle=(), epoch_factor=1, bn_size=8
+    )
+    with pytest.raises(ValueError, match=r"has 4 clips in BN groups of 8,.* a divisor of 1, or"):
+        check_speed_of_schedule(config(SOLVER__ACCUMULATION_STEPS=2), plan, 2)
+
+
 # Compiling. The compiler itself is torch's: what is traced runs as it is.
 
 
@@ -258,6 +267,29 @@ def test_a_compiled_training_is_the_plain_one_and_compiles_nothing_after_the_dry
     other = plan.at(0)._replace(shape=Shape(24, 2, 12))
     with without_compiling(), pytest.raises(RuntimeError, match="fail_on_recompile"):
         made(other, made_up_batch(made.recipe, 24, other.shape), range(24))
+
+
+def test_a_network_that_does_not_compile_is_refused_by_its_key(monkeypatch):
+    def compiler(*_: object) -> None:
+        raise OSError("no compiler\nand much more")
+
+    torch.compiler.reset()
+    broken = partial(torch.compile, backend=compiler)
+    monkeypatch.setattr(step_module, "compiled", broken)
+    made = stepper(TRAIN__COMPILE=True)
+    with pytest.raises(
+        ValueError, match=r"^TRAIN.COMPILE True: .* no compiler and .*; set it to False$"
+    ):
+        dry_run(made, schedule())
+
+
+def test_a_step_that_cannot_be_recorded_is_refused_by_its_key(monkeypatch):
+    made = stepper(TRAIN__CUDA_GRAPHS=True)
+    monkeypatch.setattr(made, "record", mock.Mock(side_effect=RuntimeError("not while\n...")))
+    with pytest.raises(
+        ValueError, match=r"^TRAIN.CUDA_GRAPHS True: .*\(not while \.\.\.\); set it to"
+    ):
+        dry_run(made, schedule())
 
 
 # Activation checkpointing.

@@ -11,6 +11,8 @@ import subprocess
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
+from types import SimpleNamespace
+from unittest.mock import MagicMock
 
 import pytest
 
@@ -133,6 +135,18 @@ def test_a_finished_run_is_not_trained_again_and_one_that_starts_over_keeps_its_
     assert len(list(folder.path.glob("checkpoints_before_1/*.pyth"))) > 1
     assert folder.checkpoint["iteration"] == folder.result["iterations"] == 6
     assert [r["iteration"] for r in folder.metrics()] == [1, 2, 3, 4, 5, 6]
+
+
+def test_what_ended_a_run_is_raised_whatever_fails_after_it():
+    run = SimpleNamespace(record=MagicMock(), writer=MagicMock(), start=0, evaluation_due=False)
+    run.writer.wait.side_effect = TrainingStoppedError("the disk is full")
+    run.record.close.side_effect = OSError("no file")
+    with pytest.raises(TrainingInterruptedError) as ended, Run.opened(run):
+        raise TrainingInterruptedError("stopped by SIGTERM")
+    said = ["the disk is full", "no file"]
+    assert ended.value.__notes__ == [f"while the training ended: {text}" for text in said]
+    with pytest.raises(TrainingStoppedError, match="the disk is full"), Run.opened(run):
+        pass
 
 
 def test_stopped_in_the_dry_steps_it_ends_before_the_next(

@@ -75,7 +75,9 @@ def new_parser(
     else:
         parser.add_argument("--output", type=Path, default=Path(folder), metavar="DIR")
     if keys:
-        parser.add_argument("overrides", nargs="*", metavar="KEY VALUE", help="config keys to set")
+        parser.add_argument(
+            "overrides", nargs="*", default=[], metavar="KEY VALUE", help="config keys to set"
+        )
     return parser
 
 

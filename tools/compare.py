@@ -52,7 +52,9 @@ def parse_args(argv: list[str] | None = None) -> argparse.Namespace:
         "--equal-time": (bool, times),
     }
     command_line.add_options(parser, options)
-    parser.add_argument("overrides", nargs="*", metavar="KEY VALUE", help="set in every config")
+    parser.add_argument(
+        "overrides", nargs="*", default=[], metavar="KEY VALUE", help="set in every config"
+    )
     args = parser.parse_intermixed_args(argv)
     command_line.take_seeds(parser, args)
     return args
@@ -69,7 +71,8 @@ def main(argv: list[str] | None = None) -> int:
     cost = partial(cost_of, timing_of=measured_times(args.step_times))
     for results in train_all(arms, args.seeds, args.output, run_net, cost):
         comparison = make_comparison(arms, args.seeds, results, command)
-        write_comparison(comparison, args.output)
+        if results:
+            write_comparison(comparison, args.output)
     if args.json:
         print(json.dumps(comparison.to_json(), indent=2, ensure_ascii=False))
         return 0

@@ -83,7 +83,9 @@ def parse_args(argv: list[str] | None = None) -> argparse.Namespace:
     machines = "; ".join(f"{name}: {preset.what}" for name, preset in MACHINES.items())
     text = f"a published one for the numbers above; those that are given win. {machines}"
     group.add_argument("--machine", choices=MACHINES, help=text)
-    parser.add_argument("overrides", nargs="*", metavar="KEY VALUE", help="config keys to set")
+    parser.add_argument(
+        "overrides", nargs="*", default=[], metavar="KEY VALUE", help="config keys to set"
+    )
     return parser.parse_intermixed_args(argv)
 
 

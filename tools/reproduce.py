@@ -47,7 +47,9 @@ def parse_args(argv: list[str] | None = None) -> argparse.Namespace:
     group.add_argument("--scale", choices=("paper", "demo"), default="paper", help=demo)
     command_line.add_options(group, _SLURM)
     command_line.add_options(parser.add_argument_group("what to run on"), _INPUTS)
-    parser.add_argument("overrides", nargs="*", metavar="KEY VALUE", help="config keys to set")
+    parser.add_argument(
+        "overrides", nargs="*", default=[], metavar="KEY VALUE", help="config keys to set"
+    )
     args = parser.parse_intermixed_args(argv)
     command_line.take_seeds(parser, args)
     _check_ways(parser, args)

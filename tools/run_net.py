@@ -62,7 +62,9 @@ def main() -> int:
     command_line.add_options(parser, options)
     for name, kind in (("init_method", str), ("shard_id", int), ("num_shards", int)):
         command_line.add_old_name(parser, f"--{name}", name, kind)
-    parser.add_argument("overrides", nargs="*", metavar="KEY VALUE", help="keys to replace")
+    parser.add_argument(
+        "overrides", nargs="*", default=[], metavar="KEY VALUE", help="keys to replace"
+    )
     args = parser.parse_intermixed_args()
     overrides = list(args.overrides)
     for key, value in (("SHARD_ID", args.shard_id), ("NUM_SHARDS", args.num_shards)):

@@ -33,7 +33,9 @@ def parse_args(argv: list[str] | None = None) -> argparse.Namespace:
     parser.add_argument("--cfg", type=Path, required=True, metavar="FILE", help="the recipe")
     parser.add_argument("--partition", required=True, metavar="P", help="where the job queues")
     command_line.add_options(parser, _OPTIONS)
-    parser.add_argument("overrides", nargs="*", metavar="KEY VALUE", help="keys to replace")
+    parser.add_argument(
+        "overrides", nargs="*", default=[], metavar="KEY VALUE", help="keys to replace"
+    )
     return parser.parse_intermixed_args(argv)
 
 

@@ -43,10 +43,11 @@ class _Setting(NamedTuple):
 def load_recipe(path: str | Path | None, overrides: Sequence[object] = ()) -> Recipe:
     """The defaults, changed by a recipe and then by KEY VALUE pairs.
 
-    A recipe may name another one as its `_BASE_`, relative to itself. Values are adapted to the
-    type of the default: "1e-4" and 1 are numbers for a float, a tuple is a list. A key without
-    effect (config/keys.py) is warned of once and stays at its default, and so are steps and rates
-    that no iteration gets to, which are dropped: the result holds only what is in force.
+    A recipe may name another one as its `_BASE_`: relative to itself, or one that the package
+    ships. Values are adapted to the type of the default: "1e-4" and 1 are numbers for a float, a
+    tuple is a list. A key without effect (config/keys.py) is warned of once and stays at its
+    default, and so are steps and rates that no iteration gets to, which are dropped: the result
+    holds only what is in force.
 
     Raises:
         ValueError: a file that is missing or no YAML, a key that does not exist, a value of another
@@ -55,18 +56,19 @@ def load_recipe(path: str | Path | None, overrides: Sequence[object] = ()) -> Re
     return _make({} if path is None else _read_layers(recipe_path(path)), overrides)
 
 
-def recipe_path(path: str | Path) -> Path:
-    """The file that a user named, or else the recipe of that name which the package ships.
+def recipe_path(path: str | Path, folder: Path = Path()) -> Path:
+    """The file that a user named, in `folder`, or else the recipe of that name which the package
+    ships, such as configs/Demo/SLOWFAST_DEMO.yaml.
 
     Raises:
         ValueError: there is neither.
     """
-    for place in (Path(path).expanduser(), CONFIGS.parent / path):
+    for place in (folder / Path(path).expanduser(), CONFIGS.parent / path):
         if place.exists():
             return place
     raise ValueError(
-        f"the config {path} cannot be read: there is no such file, and no recipe of that name in "
-        f"{CONFIGS}"
+        f"the config {folder / path} cannot be read: there is no such file, and no recipe "
+        f"of that name in {CONFIGS}"
     )
 
 
@@ -97,7 +99,7 @@ def _read_layers(path: Path, children: tuple[Path, ...] = ()) -> dict[str, _Sett
     bases = content.pop(BASE_KEY, [])
     settings: dict[str, _Setting] = {}
     for base in [bases] if isinstance(bases, str) else bases:
-        settings |= _read_layers(path.parent / Path(base).expanduser(), (*children, path.resolve()))
+        settings |= _read_layers(recipe_path(base, path.parent), (*children, path.resolve()))
     return settings | _settings(content, str(path))
 
 
@@ -198,7 +200,7 @@ def _adapt_auto_or_count(value: Any) -> int | str:
 def _adapt_list(value: Any, default: list[Any]) -> list[Any]:
     """A list whose leaves have the type of the default's first leaf, where it has one."""
     if not isinstance(value, list):
-        raise TypeError(f"a list such as {default}")
+        raise TypeError(f"a list such as {default or [0, 1]}")
     leaf: Any = default
     while isinstance(leaf, list) and leaf:
         leaf = leaf[0]

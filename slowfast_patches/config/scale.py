@@ -67,7 +67,7 @@ def scale_to_processes(recipe: Recipe, world_size: int) -> Recipe:
         recipe,
         rates_of_batch(recipe),
         f"{recipe.solver.reference_batch_size} clips in a mini-batch (SOLVER.REFERENCE_BATCH_SIZE) "
-        f"to {recipe.base_shape.batch}",
+        f"to {recipe.train.batch_size * machines}",
     )
     return recipe
 

@@ -144,5 +144,8 @@ def take_seeds(parser: argparse.ArgumentParser, args: argparse.Namespace) -> Non
     seeds = list(takewhile(str.isdigit, args.seeds))
     if not seeds:
         parser.error(f"--seeds takes whole numbers, not {args.seeds[0]}")
-    args.overrides = args.seeds[len(seeds) :] + args.overrides
+    rest = args.seeds[len(seeds) :]
+    if rest and not rest[0][:1].isalpha():
+        parser.error(f"--seeds takes whole numbers, not {rest[0]}")
+    args.overrides = rest + args.overrides
     args.seeds = list(dict.fromkeys(map(int, seeds)))

@@ -29,6 +29,15 @@ def test_a_recipe_wins_over_its_base_and_the_command_line_over_both(tmp_path):
     assert (solver.base_lr, solver.momentum, solver.gamma) == (1e-4, 0.6, 0.3)
 
 
+def test_a_base_is_one_of_the_package_from_any_folder(tmp_path):
+    shipped = "configs/Demo/SLOWFAST_DEMO.yaml"
+    path = write(tmp_path / "own.yaml", f"_BASE_: {shipped}\nSOLVER: {{BASE_LR: 0.7}}")
+    assert load_recipe(path) == load_recipe(shipped, ["SOLVER.BASE_LR", 0.7])
+    (tmp_path / "configs/Demo").mkdir(parents=True)
+    write(tmp_path / shipped, "MODEL: {NUM_CLASSES: 3}")
+    assert load_recipe(path).model.num_classes == 3, "a file beside it wins"
+
+
 def value_of(key: str, text: object) -> Any:
     *sections, name = key.split(".")
     node = host_config(load_recipe(None, [key, text]))
@@ -116,6 +125,8 @@ def test_files_that_cannot_be_used_are_named(tmp_path):
     refused("SOLVER:\n  BASE_LR: 1\n  STEPS: [0, 1\nTRAIN:\n", "line 4: this is not YAML")
     refused("- 1", "mapping of sections")
     refused("_BASE_: recipe.yaml", "leads back")
+    with pytest.raises(ValueError, match=rf"{tmp_path}/none\.yaml cannot be read: .*configs$"):
+        load_recipe(write(tmp_path / "delta.yaml", "_BASE_: none.yaml"))
     refused("SOLVER: 1", "SOLVER is a section")
     refused("SOLVER: {BASE_LR: {X: 1}}", "SOLVER.BASE_LR.X is not a config key")
     base = write(tmp_path / "recipe.yaml", "SOLVER:\n  BASE_LRR: 1\n")

@@ -77,6 +77,8 @@ def test_all_lengths_scale_together():
 def test_off_and_as_many_processes_as_the_recipe_has_gpus_change_nothing():
     for recipe, processes in ((config(), 1), (config(), 64), (config(*BY_GPUS), 8)):
         assert scale_to_processes(recipe, processes) is recipe
+    none = config("TRAIN.BATCH_SIZE", 0)
+    assert scale_to_processes(none, 1) is none, "check_recipe refuses it, by its key"
 
 
 def test_fewer_gpus_by_hand(caplog):

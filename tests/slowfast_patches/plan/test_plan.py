@@ -147,6 +147,7 @@ def test_the_size_of_the_data_set_is_found_in_order(plan_json, short_cycle_recip
         (["DATA.NUM_FRAME", "8"], "DATA.NUM_FRAMES"),
         (["--dataset-size", "4", *LONG], "too short"),
         (["--step-seconds=nan"], "above 0"),
+        (["SOLVER.STEPS", "3"], "SOLVER.STEPS takes a list such as [0, 1], not '3'"),
         (UNEVEN, "25 clips (25×8×51²) does not divide over 2 processes; use 1 process, or another"),
     ],
 )

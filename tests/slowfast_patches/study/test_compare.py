@@ -322,3 +322,14 @@ def test_the_command_reports_what_is_there(configs, arms, tmp_path, capsys, load
     text = (output / "report.md").read_text()
     assert "--seeds 0 1 SOLVER.BASE_LR 0.1" in text
     assert "python tools/compare.py" in text
+
+
+def test_a_comparison_that_has_no_result_yet_writes_no_report(
+    configs, tmp_path, capsys, load_program, monkeypatch
+):
+    tool = load_program("tools/compare.py")
+    files = [word for path in configs for word in ("--cfg", str(path))]
+    monkeypatch.setattr(tool, "train_all", lambda *_: iter([{}]))
+    assert tool.main([*files, "--output", str(tmp_path / "runs")]) == 0
+    assert "missing" in capsys.readouterr().out
+    assert not (tmp_path / "runs").exists()

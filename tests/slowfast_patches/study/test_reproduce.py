@@ -171,6 +171,8 @@ class TestDryRun:
             (["table1a", "--slurm-limit", "3"], "--slurm-limit has no effect without --slurm"),
             (["table1a", "--scale", "demo", "--ssv2", "x"], "--ssv2 has no effect with"),
             (["table1a", "--seeds", "one"], "--seeds takes whole numbers, not one"),
+            (["table1a", "--seeds", "0", "-1", "A", "1"], "--seeds takes whole numbers, not -1"),
+            ([], "required: name\n"),
         ):
             with pytest.raises(SystemExit) as stopped:
                 cli(*argv)

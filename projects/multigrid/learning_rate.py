@@ -34,8 +34,15 @@ class LearningRate(Protocol):
     def at(self, epoch: float) -> float:
         """The rate at a point of the baseline training, in epochs."""
 
+    @property
+    def warmup(self) -> Warmup:
+        """The warm-up that `at` has in it."""
+
     def with_late_last_drop(self) -> LearningRate:
         """The policy whose last drop comes in the middle of its last stage (paper §3)."""
+
+    def with_warmup(self, warmup: Warmup) -> LearningRate:
+        """The policy with another warm-up."""
 
 
 @dataclass(frozen=True)
@@ -101,6 +108,9 @@ class SteppedRate:
         *earlier, last_drop, end = self.ends
         return replace(self, ends=(*earlier, (last_drop + end) / 2, end))
 
+    def with_warmup(self, warmup: Warmup) -> SteppedRate:
+        return replace(self, warmup=warmup)
+
 
 @dataclass(frozen=True)
 class CosineRate:
@@ -140,3 +150,6 @@ class CosineRate:
 
     def with_late_last_drop(self) -> CosineRate:
         return self  # it has no drop to delay
+
+    def with_warmup(self, warmup: Warmup) -> CosineRate:
+        return replace(self, warmup=warmup)

@@ -64,7 +64,7 @@ class Grid:
     `strides` (frames at the target rate) and `short_sides` (pixels of the resized frame) are
     inclusive ranges; `inverse_scale` draws the size of objects uniformly instead of the short side.
     `segments` takes one frame from each of `frames` equal parts of the video; `strides` is then not
-    looked at.
+    looked at. `exact_strides` takes frames a whole stride apart.
     """
 
     frames: int
@@ -74,6 +74,7 @@ class Grid:
     flip: bool = True
     inverse_scale: bool = False
     segments: bool = False
+    exact_strides: bool = False
 
 
 @dataclass(frozen=True)
@@ -103,11 +104,15 @@ def make_grid(
     flip: bool = True,
     inverse_scale: bool = False,
     segments: bool = False,
+    exact_strides: bool = False,
+    keep_field_of_view: bool = False,
 ) -> Grid:
     """The grid of `shape`: strides [τ, τ·T/t], short sides [min·h/H, max] (paper §3.1, §4).
 
     `stride` τ and `short_sides` are the baseline's. With `segments`, the grid has t segments of the
-    whole video and no use for τ.
+    whole video and no use for τ. With `keep_field_of_view` short sides are [min·h/H, max·h/H]: a
+    crop of a coarse grid shows as much of a frame as one of the baseline's, in fewer pixels, where
+    the paper's may show as little as h/H of it.
 
     Raises:
         ValueError: frames resized to at most `short_sides[1]` have no room for the crop.
@@ -118,14 +123,19 @@ def make_grid(
             f"a crop of {shape.crop} pixels does not fit frames whose short side is drawn "
             f"from {low} to {high} pixels; choose a smaller crop or larger frames"
         )
+    scale = shape.crop / base.crop
     return Grid(
         frames=shape.frames,
         crop=shape.crop,
         strides=(stride, max(stride, stride * base.frames // shape.frames)),
-        short_sides=(max(shape.crop, round(low * shape.crop / base.crop)), high),
+        short_sides=(
+            max(shape.crop, round(low * scale)),
+            max(shape.crop, round(high * scale)) if keep_field_of_view else high,
+        ),
         flip=flip,
         inverse_scale=inverse_scale,
         segments=segments,
+        exact_strides=exact_strides,
     )
 
 
@@ -152,7 +162,7 @@ def plan_train(
         stride = low + int(u_stride * (high - low + 1))
         span = stride * grid.frames * video.fps / target_fps
         start = u_start * max(video.frames - span, 0.0)
-        positions = _positions(start, span, grid.frames, video)
+        positions = _positions(start, span, grid.frames, video, exact=grid.exact_strides)
     size = _resized(video, _short_side(u_scale, grid))
     corner = (int(u_x * (size[0] - grid.crop + 1)), int(u_y * (size[1] - grid.crop + 1)))
     flip = grid.flip and bool(u_flip < 0.5)
@@ -170,6 +180,7 @@ def plan_test(
     target_fps: float = 30.0,
     short_side: int | None = None,
     segments: bool = False,
+    exact_strides: bool = False,
     to_end: bool = False,
 ) -> ClipPlan:
     """The `view`-th of n clips spread over a video, and the `spatial`-th of 1 or 3 crops.
@@ -199,7 +210,7 @@ def plan_test(
         span = stride * frames * video.fps / target_fps
         room = max(video.frames - span, 0.0)
         start = room / 2 if views == 1 else room * index / (views - to_end)
-        positions = _positions(start, span, frames, video)
+        positions = _positions(start, span, frames, video, exact=exact_strides)
     size = _resized(video, short_side or crop)
     place = 1 if crops == 1 else part
     wide = size[0] >= size[1]
@@ -209,10 +220,16 @@ def plan_test(
     return ClipPlan(positions, size, corner, crop, False)
 
 
-def _positions(start: float, span: float, frames: int, video: Video) -> NDArray[np.int64]:
+def _positions(
+    start: float, span: float, frames: int, video: Video, *, exact: bool
+) -> NDArray[np.int64]:
     """`frames` indices from start to start + span - 1 as PySlowFast spaces them, first and last
-    included; beyond its end, a video repeats its last frame."""
-    indices = np.linspace(start, start + span - 1, frames)
+    included: (span - 1) / (frames - 1) apart, the more the fewer they are. `exact` has them
+    span / frames apart, a stride. Beyond its end, a video repeats its last frame."""
+    if exact:
+        indices = start + np.arange(frames) * span / frames
+    else:
+        indices = np.linspace(start, start + span - 1, frames)
     return np.clip(indices, 0, video.frames - 1).astype(np.int64)
 
 

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from bisect import bisect_right
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from itertools import pairwise
 from typing import NamedTuple
 
@@ -166,6 +166,10 @@ def make_schedule(
     short_cycle: Sequence[float] = SHORT_CYCLE,
     bn_size: int | None = 8,
     size_divisor: int = 1,
+    batch_exponent: float = 1.0,
+    equal_time: bool = False,
+    warmup_in_epochs: bool = False,
+    short_cycle_at_end: bool = True,
 ) -> Schedule:
     """The schedule of a training (paper §3).
 
@@ -182,6 +186,13 @@ def make_schedule(
             the batch that each process has.
         size_divisor: crops smaller than the baseline's are rounded to multiples of it, see
             `scale_shape`; 1 has the paper's.
+        batch_exponent: how much the batch grows on coarser grids, see `scale_shape`; the learning
+            rate grows with the long cycle's. 1 is the paper's.
+        equal_time: phases keep the baseline's proportions in time, taken to be in proportion to
+            pixels, not in iterations (paper). The two differ where the batch grows less.
+        warmup_in_epochs: the warm-up takes as many epochs as in the baseline (the later releases of
+            PySlowFast), not as large a part of the iterations (paper: all lengths scale together).
+        short_cycle_at_end: the last phase has the short cycle, too (paper).
 
     Each LR stage but the last holds one long cycle; stages keep the baseline's proportions in
     iterations. The last stage is fine-tuning at the baseline shape with the short cycle; its first
@@ -198,17 +209,46 @@ def make_schedule(
         raise ValueError(f"the epoch factor must be above 0, not {epoch_factor}")
     if not long_cycle and not short_cycle and epoch_factor != 1:
         raise ValueError(f"an epoch factor of {epoch_factor} needs a long or a short cycle")
-    if not long_cycle and short_cycle and learning_rate.stage_ends[1:] and learning_rate.drops:
+    stepped = bool(learning_rate.stage_ends[1:] and learning_rate.drops)
+    if not long_cycle and short_cycle and (stepped or not short_cycle_at_end):
         long_cycle = (BASE_FACTORS,)
     policy = learning_rate.with_late_last_drop() if long_cycle else learning_rate
     plans = _plan_phases(learning_rate, policy, tuple(long_cycle))
-    cycles = [_short_shapes(base, plan.factors, short_cycle, size_divisor) for plan in plans]
+    short = [tuple(short_cycle)] * len(plans)
+    if long_cycle and not short_cycle_at_end:
+        short[-1] = ()
+    cycles = [
+        _short_shapes(base, plan.factors, factors, size_divisor, batch_exponent)
+        for plan, factors in zip(plans, short, strict=True)
+    ]
     clips = epoch_factor * learning_rate.epochs * num_videos
-    stops = _count_iterations([plan.stop - plan.start for plan in plans], cycles, clips)
+    lengths = [plan.stop - plan.start for plan in plans]
+    if equal_time:
+        lengths = [n / _mean_volume(shapes) for n, shapes in zip(lengths, cycles, strict=True)]
     phases = list[Phase]()
-    for plan, shapes, stop in zip(plans, cycles, stops, strict=True):
+    for plan, shapes, stop in zip(
+        plans, cycles, _count_iterations(lengths, cycles, clips), strict=True
+    ):
         phases.append(_next_phase(phases, plan, shapes, stop, base, bn_size))
-    return Schedule(base, num_videos, epoch_factor * learning_rate.epochs, policy, tuple(phases))
+    schedule = Schedule(
+        base, num_videos, epoch_factor * learning_rate.epochs, policy, tuple(phases)
+    )
+    return _with_warmup_in_epochs(schedule) if warmup_in_epochs else schedule
+
+
+def _mean_volume(shapes: tuple[Shape, ...]) -> float:
+    return sum(shape.volume for shape in shapes) / len(shapes)
+
+
+def _with_warmup_in_epochs(schedule: Schedule) -> Schedule:
+    """The schedule whose warm-up ends after as many epochs of its own as it has baseline epochs."""
+    warmup, phases = schedule.learning_rate.warmup, schedule.phases
+    end = schedule.first_iteration_after(warmup.epochs * schedule.num_videos)
+    if end == schedule.iterations:
+        return schedule
+    point = phases[schedule.phase_at(end)].baseline_epoch(end)
+    shorter = replace(warmup, epochs=min(warmup.epochs, point))
+    return replace(schedule, learning_rate=schedule.learning_rate.with_warmup(shorter))
 
 
 def _next_phase(
@@ -258,7 +298,11 @@ def _plan_phases(
 
 
 def _short_shapes(
-    base: Shape, factors: Factors, short_cycle: Sequence[float], size_divisor: int
+    base: Shape,
+    factors: Factors,
+    short_cycle: Sequence[float],
+    size_divisor: int,
+    batch_exponent: float,
 ) -> tuple[Shape, ...]:
     """The shapes of the short cycle at a long-cycle shape: crops of H · factor, then its own.
 
@@ -266,7 +310,7 @@ def _short_shapes(
     """
     time, space = factors
     crops = (*(min(factor, space) for factor in short_cycle), space)
-    return tuple(scale_shape(base, (time, crop), size_divisor) for crop in crops)
+    return tuple(scale_shape(base, (time, crop), size_divisor, batch_exponent) for crop in crops)
 
 
 def _count_iterations(
@@ -302,11 +346,14 @@ def _count_iterations(
 def _bn_size(size: int | None, shape: Shape, long_shape: Shape) -> int | None:
     """Clips per BN group: `size`, times 2 or 4 where the short cycle multiplies the batch (§3.2).
 
-    A batch smaller than the group is its own group.
+    A batch smaller than the group is its own group. Where the batch is multiplied by other numbers
+    (`batch_exponent`) and such groups do not divide it, they keep their `size`.
     """
     if size is None:
         return None
     clips = min(round(size * shape.batch / long_shape.batch), shape.batch)
+    if shape.batch % clips and shape.batch % size == 0:
+        clips = size
     if shape.batch % clips:
         raise ValueError(
             f"a batch of {shape.batch} clips ({shape}) cannot be split into BN groups of {clips}; "

@@ -1,7 +1,8 @@
 """The shape of a mini-batch and Equation 1 of the paper.
 
 A mini-batch is B × T × H × W: clips, frames, height, width; crops are square, so H = W. Multigrid
-training keeps the amount of computation constant: a coarser grid takes more clips.
+training keeps the amount of computation constant: a coarser grid takes more clips. Between that and
+progressive resizing, where it takes no more, lies `batch_exponent`.
 """
 
 from __future__ import annotations
@@ -49,7 +50,9 @@ class Shape:
         return self.batch * self.frames * self.crop**2
 
 
-def scale_shape(base: Shape, factors: Factors, size_divisor: int = 1) -> Shape:
+def scale_shape(
+    base: Shape, factors: Factors, size_divisor: int = 1, batch_exponent: float = 1.0
+) -> Shape:
     """The shape on a coarser grid, by Equation 1: b = B · (T/t) · (H/h) · (W/w).
 
     The factors decide the number of clips, so that it is a whole multiple of B for the paper's
@@ -61,10 +64,16 @@ def scale_shape(base: Shape, factors: Factors, size_divisor: int = 1) -> Shape:
     nearest whole number, so that B, and what divides it over processes and BN groups, divides it
     still: at 160 of 224 it is 2 for 1.96, with 2 % more pixels than the baseline's.
 
+    With a `batch_exponent` β below 1 the batch grows less, by ((T/t) · (H/h) · (W/w))^β, rounded to
+    the nearest whole number for the same reason. At 0 it is B on every grid, as in progressive
+    resizing (EfficientNetV2, Tan and Le, 2021, section 4).
+
     Raises:
-        ValueError: a factor outside (0, 1], a grid without a frame, or a divisor below 1 or above
-            the baseline's crop.
+        ValueError: a factor outside (0, 1], a grid without a frame, a divisor below 1 or above the
+            baseline's crop, or an exponent outside [0, 1].
     """
+    if not 0 <= batch_exponent <= 1:
+        raise ValueError(f"the exponent of the batch's growth lies in [0, 1], not {batch_exponent}")
     time, space = factors
     if not (0 < time <= 1 and 0 < space <= 1):
         raise ValueError(f"factors of a coarser grid lie in (0, 1], not {factors}")
@@ -76,10 +85,12 @@ def scale_shape(base: Shape, factors: Factors, size_divisor: int = 1) -> Shape:
             f"{base.crop}, not of {size_divisor}"
         )
     frames, crop = round(base.frames * time), base.crop * space
-    if size_divisor == 1:
-        return Shape(round(base.batch / (time * space**2)), frames, round(crop))
-    rounded = _round_crop(crop, size_divisor, base.crop)
-    return Shape(round(base.batch * _nearest((base.crop / rounded) ** 2) / time), frames, rounded)
+    rounded = round(crop) if size_divisor == 1 else _round_crop(crop, size_divisor, base.crop)
+    coarser = 1 / space**2 if size_divisor == 1 else _nearest((base.crop / rounded) ** 2)
+    growth = coarser / time
+    if batch_exponent < 1:
+        growth = _nearest(growth**batch_exponent)
+    return Shape(round(base.batch * growth), frames, rounded)
 
 
 def _round_crop(crop: float, divisor: int, largest: int) -> int:

@@ -157,6 +157,11 @@ def _warn_of_what_has_no_effect(recipe: Recipe) -> None:
         ("BN.WEIGHT_DECAY", method == "lars", f"with {optimizer}, which decays no vectors"),
         ("TSM.SHIFT_DIV", arch != "tsm", f"with MODEL.ARCH {arch}"),
         ("MULTIGRID.SIZE_DIVISOR", not cycle, "without a cycle"),
+        ("MULTIGRID.BATCH_EXPONENT", not cycle, "without a cycle"),
+        ("MULTIGRID.EQUAL_TIME", not cycle, "without a cycle"),
+        ("MULTIGRID.KEEP_FIELD_OF_VIEW", not cycle, "without a cycle"),
+        ("MULTIGRID.WARMUP_IN_EPOCHS", not cycle, "without a cycle"),
+        ("MULTIGRID.SHORT_CYCLE_AT_END", not recipe.multigrid.short_cycle, "without a short cycle"),
         (
             "BN.GROUP_SIZE",
             cycle and recipe.bn.group_size != own,

@@ -127,6 +127,20 @@ KEYS: tuple[Key, ...] = (
     Key("MULTIGRID.EVAL_FREQ", 3, "Evaluations per shape of the long cycle.", AT_LEAST_ONE),
     Key("MULTIGRID.SIZE_DIVISOR", 1, "Crops of coarser grids are rounded to multiples of it: 1 has "
         "the paper's sizes (158 of 224), 16 sizes that GPUs like better (160).", AT_LEAST_ONE),
+    Key("MULTIGRID.BATCH_EXPONENT", 1.0, "How the batch grows on coarser grids: B times T/t · "
+        "(H/h)² to the power of this; the rate follows it. 1 is the paper's Equation 1; 0, B clips "
+        "always, is progressive resizing (EfficientNetV2, Tan and Le, 2021, section 4).", PART),
+    Key("MULTIGRID.EQUAL_TIME", False, "Shapes of a long cycle take equal times, as their pixels "
+        "say, where the paper's take equal iterations, which is the same at BATCH_EXPONENT 1."),
+    Key("MULTIGRID.KEEP_FIELD_OF_VIEW", False, "Short sides of coarse grids are drawn from "
+        "[min · h/H, max · h/H] of DATA.TRAIN_JITTER_SCALES, so that their crops show as much as "
+        "the baseline's, not from the paper's [min · h/H, max] (section 4)."),
+    Key("MULTIGRID.WARMUP_IN_EPOCHS", False, "The warm-up takes SOLVER.WARMUP_EPOCHS passes over "
+        "the data, as in later releases of PySlowFast, and ends within the first shapes. The "
+        "paper's is scaled with the schedule."),
+    Key("MULTIGRID.SHORT_CYCLE_AT_END", True, "The last phase of fine-tuning has the short cycle, "
+        "as the paper's; without, it has the shape that is tested and no other (the train-test "
+        "resolution discrepancy, Touvron et al., 2019)."),
 
     # The host's AVA; a loop of one's own may train the model that it makes.
     Key("DETECTION.ENABLE", HOST, "Detection, which is not trained here.", one_of(False)),
@@ -187,6 +201,13 @@ KEYS: tuple[Key, ...] = (
         r"characters \t are a tab."),
     Key("DATA.NUM_FRAMES", HOST, "Frames of a clip.", AT_LEAST_ONE),
     Key("DATA.SAMPLING_RATE", HOST, "Frames of the video for each of a clip.", AT_LEAST_ONE),
+    Key("DATA.CLIP_SAMPLING", "auto", "Where a clip's frames are: segments takes one from each of "
+        "NUM_FRAMES equal parts of the video (TSN, Wang et al., 2016), stride takes them from a "
+        "part of it, SAMPLING_RATE apart; auto is what the data set is known for.",
+        one_of("auto", "stride", "segments")),
+    Key("DATA.EXACT_STRIDES", False, "Frames are a whole stride apart. PySlowFast spreads them "
+        "from the span's first frame to its last: 16 frames of stride 2 are 2.07 apart, 2 of "
+        "stride 8 are 15."),
     Key("DATA.TARGET_FPS", 30, "Frames a second that SAMPLING_RATE counts in.", AT_LEAST_ONE),
     Key("DATA.TRAIN_CROP_SIZE", HOST, "Pixels of a training clip's sides.", CROP),
     Key("DATA.RANDOM_FLIP", True, "Flip half of the training clips horizontally."),

@@ -98,6 +98,8 @@ class Data:
     path_label_separator: str
     num_frames: int
     sampling_rate: int
+    clip_sampling: str
+    exact_strides: bool
     target_fps: int
     mean: tuple[float, ...]
     std: tuple[float, ...]
@@ -167,6 +169,11 @@ class Multigrid:
     bn_base_size: int
     eval_freq: int
     size_divisor: int
+    batch_exponent: float
+    equal_time: bool
+    keep_field_of_view: bool
+    warmup_in_epochs: bool
+    short_cycle_at_end: bool
 
 
 @dataclass(frozen=True)

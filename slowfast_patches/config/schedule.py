@@ -104,6 +104,10 @@ def schedule_of(recipe: Recipe, num_videos: int) -> Schedule:
         short_cycle=multigrid.short_cycle_factors if multigrid.short_cycle else (),
         bn_size=recipe.bn_size or None,
         size_divisor=multigrid.size_divisor,
+        batch_exponent=multigrid.batch_exponent,
+        equal_time=multigrid.equal_time,
+        warmup_in_epochs=recipe.uses_multigrid and multigrid.warmup_in_epochs,
+        short_cycle_at_end=multigrid.short_cycle_at_end,
     )
 
 

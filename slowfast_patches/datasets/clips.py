@@ -79,7 +79,8 @@ class ClipDataset(torch.utils.data.Dataset[dict[str, Any]]):
     name: ClassVar[str]
     """What TRAIN.DATASET and TEST.DATASET call it."""
     segments: ClassVar[bool] = False
-    """Whether a clip has one frame from each equal part of its video, not frames at a stride."""
+    """Whether, where DATA.CLIP_SAMPLING is auto, a clip has one frame from each equal part of its
+    video, not frames at a stride."""
     counts_frames: ClassVar[bool] = False
     """Whether strides count a video's own frames, whatever their rate."""
     views_to_end: ClassVar[bool] = False
@@ -89,6 +90,7 @@ class ClipDataset(torch.utils.data.Dataset[dict[str, Any]]):
         assert split in ("train", "val", "test"), split
         self.split = split
         self._data, self._seed, self._base = recipe.data, recipe.rng_seed, recipe.base_shape
+        self._keep_field_of_view = recipe.multigrid.keep_field_of_view
         self._views, self._crops = 1, 1
         if split == "test":
             self._views, self._crops = recipe.test.num_ensemble_views, recipe.test.num_spatial_crops
@@ -165,7 +167,9 @@ class ClipDataset(torch.utils.data.Dataset[dict[str, Any]]):
             data.train_jitter_scales,
             flip=data.random_flip,
             inverse_scale=data.inv_uniform_sample,
-            segments=self.segments,
+            segments=takes_segments(type(self), data),
+            exact_strides=data.exact_strides,
+            keep_field_of_view=self._keep_field_of_view,
         )
         rng = clip_generator(self._seed, request.epoch, request.video)
         failures, index = list[tuple[str, str]](), request.video
@@ -208,6 +212,12 @@ def reading_options(recipe: Recipe) -> dict[str, int]:
     return {"threads": threads, "max_pixels": recipe.data.max_frame_pixels}
 
 
+def takes_segments(dataset: type[ClipDataset], data: Data) -> bool:
+    """Whether clips have a frame from each equal part of their video; `data` is the recipe's."""
+    auto = data.clip_sampling == "auto"
+    return dataset.segments if auto else data.clip_sampling == "segments"
+
+
 def evaluation_plan(
     dataset: type[ClipDataset],
     data: Data,
@@ -231,6 +241,7 @@ def evaluation_plan(
         spatial=(part % crops, crops),
         target_fps=data.target_fps,
         short_side=max(crop, data.train_jitter_scales[0]) if crops == 1 else crop,
-        segments=dataset.segments,
+        segments=takes_segments(dataset, data),
+        exact_strides=data.exact_strides,
         to_end=dataset.views_to_end,
     )

@@ -74,6 +74,16 @@ def test_the_grids_of_the_paper(frames, crop, strides, short_sides):
     assert (grid.strides, grid.short_sides) == (strides, short_sides)
 
 
+def test_a_coarse_grid_may_show_as_much_as_the_baselines():
+    """[256, 340] · 112/224; the paper's largest frames stay 340, and a crop is a tenth of them."""
+    assert paper_grid(8, 112, keep_field_of_view=True).short_sides == (128, 170)
+    assert paper_grid(keep_field_of_view=True) == paper_grid()
+    for frames, crop in ((8, 112), (32, 224)):
+        plans = train_plans(paper_grid(frames, crop, keep_field_of_view=True))
+        shown = [plan.crop / min(plan.size) for plan in plans]
+        assert (min(shown), max(shown)) == pytest.approx((224 / 340, 224 / 256), rel=0.01)
+
+
 @pytest.mark.parametrize("short_sides", [(128, 200), (340, 256)])
 def test_a_crop_that_does_not_fit_is_refused(short_sides):
     with pytest.raises(ValueError, match="crop of 224 pixels does not fit"):
@@ -126,6 +136,19 @@ def test_the_deviation_of_spacings_from_strides(base, frames, stride, nearest, f
     plans = train_plans(grid, VIDEO._replace(frames=5000))
     spacings = {(p.positions[-1] - p.positions[0]) / (frames - 1) for p in plans}
     assert (min(spacings), max(spacings)) == (nearest, farthest)
+
+
+@pytest.mark.parametrize(("frames", "strides"), [(8, {8}), (2, set(range(8, 33)))])
+def test_exact_strides_have_a_coarse_clip_of_the_baselines_spacing(frames, strides):
+    """8 frames of stride 8, and 2 of strides from 8 to 32."""
+    grid = make_grid(Shape(64, frames, 112), Shape(64, 8, 224), 8, (256, 340), exact_strides=True)
+    plans = train_plans(grid, VIDEO._replace(frames=5000))
+    assert {int(x) for p in plans for x in np.diff(p.positions)} == strides
+
+
+def test_exact_strides_of_a_test_clip_by_hand():
+    plan = plan_test(Video(40, 30.0, 32, 32), frames=4, stride=5, crop=32, exact_strides=True)
+    assert plan.positions.tolist() == [10, 15, 20, 25]  # a span of 20 in the middle of 40
 
 
 @pytest.mark.parametrize("inverse", [False, True])

@@ -70,6 +70,9 @@ def recipes(draw):
         "long_cycle": long_cycle,
         "short_cycle": short_cycle,
         "bn_size": None,
+        "batch_exponent": draw(st.sampled_from([1, 0.5, 0])),
+        "equal_time": draw(st.booleans()),
+        "warmup_in_epochs": draw(st.booleans()),
     }
 
 
@@ -186,6 +189,82 @@ def test_warmup_is_scaled_with_the_long_cycle():
     middle = schedule.at((phase.start + phase.stop) // 2)
     assert middle.lr == pytest.approx(4 * 0.55, rel=0.01)
     assert schedule.at(schedule.phases[3].start).lr == pytest.approx(1.0)
+
+
+@pytest.mark.parametrize("exponent", [1, 0.5, 0])
+def test_warmup_in_epochs_ends_after_as_many_passes(exponent):
+    """Two passes over 4000 videos; the rate then is the phase's own and not a clip earlier."""
+    rate = SteppedRate(RATE.ends, RATE.rates, Warmup(start=0.1, epochs=2))
+    schedule = make_schedule(
+        BASE, VIDEOS, rate, warmup_in_epochs=True, batch_exponent=exponent, short_cycle=()
+    )
+    last = schedule.first_iteration_after(2 * VIDEOS)
+    scale = schedule.phases[0].lr_scale
+    assert schedule.at(last).lr == pytest.approx(scale)
+    assert schedule.at(last - 1).lr == pytest.approx(scale, rel=0.01)
+    assert schedule.at(last - 1).lr < scale
+    assert schedule.at(0).lr == pytest.approx(scale * 0.1)
+    assert schedule.at(last // 2).lr == pytest.approx(scale * 0.55, rel=0.01)
+
+
+def test_warmup_in_epochs_is_never_longer_than_the_baselines():
+    """Half of the epochs: with equal batches two passes are four baseline epochs of the thirty."""
+    rate = SteppedRate(RATE.ends, RATE.rates, Warmup(start=0.1, epochs=2))
+    options = {"epoch_factor": 0.5, "batch_exponent": 0, "short_cycle": ()}
+    schedules = [make_schedule(BASE, VIDEOS, rate, warmup_in_epochs=x, **options) for x in (0, 1)]
+    assert schedules[0] == schedules[1]
+
+
+# The batch's growth, and how long the phases are.
+
+
+def test_without_growth_it_is_progressive_resizing():
+    """Every shape has the baseline's clips, rate and BN groups; 45,000 iterations of 8 clips."""
+    schedule = make_schedule(BASE, VIDEOS, RATE, epoch_factor=1.5, batch_exponent=0)
+    assert {shape.batch for shape in schedule.shapes} == {8}
+    assert {size for phase in schedule.phases for size in phase.bn_sizes} == {8}
+    assert {phase.lr_scale for phase in schedule.phases} == {1}
+    assert schedule.iterations == 1.5 * 30 * VIDEOS / 8
+    assert len({phase.iterations for phase in schedule.phases if phase.stage == 0}) == 1
+
+
+def test_between_growth_and_none():
+    """√8 = 2.83 is 3 times the clips and the rate, √4 and √2 are 2 and 1."""
+    schedule = make_schedule(BASE, VIDEOS, RATE, batch_exponent=0.5)
+    assert [phase.base_shape.batch for phase in schedule.phases[:4]] == [24, 16, 8, 8]
+    assert [phase.lr_scale for phase in schedule.phases[:4]] == [3, 2, 1, 1]
+    assert schedule.phases[0].bn_sizes == (8, 8, 8)  # 32, 24 and 24 clips
+    assert schedule.phases[3].bn_sizes == (16, 8, 8)  # 16, 8 and 8 clips
+
+
+@quick
+@given(recipes())
+def test_equal_time_gives_each_part_of_the_baseline_its_share_of_the_pixels(recipe):
+    schedule = schedule_or_skip(recipe | {"equal_time": True, "num_videos": 10**5})
+    pixels = [
+        sum(phase.count(j) * shape.volume for j, shape in enumerate(phase.shapes))
+        for phase in schedule.phases
+    ]
+    for phase, own in zip(schedule.phases, pixels, strict=True):
+        start, stop = phase.baseline_epochs
+        share = (stop - start) / recipe["learning_rate"].epochs
+        largest = max(shape.batch for shape in schedule.shapes) / recipe["base"].batch
+        room = 8 * largest * recipe["base"].volume  # a boundary is at an iteration
+        assert own == pytest.approx(share * sum(pixels), abs=room)
+
+
+def test_equal_time_and_iterations_are_the_same_where_the_batch_grows_as_the_paper_says():
+    options = {"short_cycle": (), "long_cycle": ((0.25, 1.0), (0.5, 1.0), (1.0, 1.0))}
+    both = [make_schedule(BASE, VIDEOS, RATE, equal_time=x, **options) for x in (False, True)]
+    assert both[0] == both[1]
+
+
+def test_the_last_phase_may_be_without_the_short_cycle():
+    for options in ({}, {"long_cycle": ()}, {"learning_rate": CosineRate(1.0, 30)}):
+        recipe = {"base": BASE, "num_videos": VIDEOS, "learning_rate": RATE, **options}
+        *cycled, last = make_schedule(**recipe, short_cycle_at_end=False).phases
+        assert (last.shapes, last.bn_sizes) == ((BASE,), (8,))
+        assert all(len(phase.shapes) == 3 for phase in cycled)
 
 
 def test_bn_sizes(both):
@@ -309,7 +388,7 @@ def test_with_a_divisor_of_16_as_many_processes_can_train_as_without(crop):
         ({"epoch_factor": 1.5, **OFF}, "needs a long or a short cycle"),
         ({"learning_rate": SteppedRate((10.0,), (0.1,))}, "two LR stages or more"),
         ({"num_videos": 3}, r"too short: 135 clips leave phase \d+ of 10"),
-        ({"base": Shape(12, 16, 64)}, "48 clips .* cannot be split into BN groups of 32"),
+        ({"base": Shape(12, 16, 64)}, "12 clips .* cannot be split into BN groups of 8"),
     ],
 )
 def test_what_cannot_be_scheduled(wrong, message):

@@ -38,6 +38,20 @@ def test_factors_outside_0_to_1_are_refused(factors):
         scale_shape(PAPER, factors)
 
 
+@pytest.mark.parametrize(
+    ("exponent", "clips"), [(1, 64), (0.75, 40), (0.5, 24), (0.25, 16), (0, 8)]
+)
+def test_the_exponent_of_the_batchs_growth_by_hand(exponent, clips):
+    """8 to the power of it: 8, 4.76, 2.83, 1.68, 1, in whole multiples of 8 clips."""
+    shape = scale_shape(Shape(8, 16, 224), (0.25, 0.5**0.5), batch_exponent=exponent)
+    assert shape == Shape(clips, 4, 158)
+
+
+def test_an_exponent_outside_0_to_1_is_refused():
+    with pytest.raises(ValueError, match="exponent of the batch's growth"):
+        scale_shape(Shape(8, 16, 224), (0.5, 1.0), batch_exponent=1.5)
+
+
 def test_a_grid_without_a_frame_is_refused():
     with pytest.raises(ValueError, match="of 2 frames is less than one frame"):
         scale_shape(Shape(8, 2, 112), (1 / 4, 1))

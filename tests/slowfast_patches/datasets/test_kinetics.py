@@ -86,6 +86,39 @@ def test_the_same_request_gives_the_same_item_and_another_epoch_another(folder):
     assert not all(same(seeded[r], item) for r, item in zip(requests, items, strict=True))
 
 
+@pytest.mark.parametrize(
+    ("keys", "frames"),
+    [
+        ((), [4, 6, 8, 10, 12, 14, 16, 19]),  # the middle 16 of 24, spread to the last
+        (("DATA.EXACT_STRIDES", True), [4, 6, 8, 10, 12, 14, 16, 18]),
+        (("DATA.CLIP_SAMPLING", "segments"), [1, 4, 7, 10, 13, 16, 19, 22]),
+    ],
+)
+def test_where_the_frames_of_a_clip_are(folder, keys, frames):
+    """The centre clip's: ten of green each say which frame it is."""
+    data = Kinetics(config(folder, *keys), "val")
+    assert np.round(data[0]["clip"][..., 1].mean((1, 2)) / 10).tolist() == frames
+    coarse = Kinetics(config(folder, *keys), "train")[ClipRequest(0, 0, COARSE, 0)]["clip"]
+    first, second = np.round(coarse[..., 1].mean((1, 2)) / 10)
+    if "segments" in keys:
+        assert first < 12 <= second
+    else:
+        assert second - first in ({2, 3, 4, 5, 6, 7, 8} if keys else {3, 5, 7, 9, 11, 13, 15})
+
+
+def test_a_coarse_clip_can_keep_the_baselines_field_of_view(folder):
+    """From left to right the frame is 0 to 255: 64 of 96 pixels are 170 of it,
+    from first to last centre 165."""
+    one_size = ["DATA.TRAIN_JITTER_SCALES", [48, 48], "MULTIGRID.LONG_CYCLE", True]
+    shown = dict[bool, list[float]]()
+    for keep in (True, False):
+        data = Kinetics(config(folder, *one_size, "MULTIGRID.KEEP_FIELD_OF_VIEW", keep), "train")
+        clips = [data[ClipRequest(0, e, COARSE, 0)]["clip"][..., 0] for e in range(20)]
+        shown[keep] = [float(np.ptp(clip.mean((0, 1)))) for clip in clips]
+    assert shown[True] == pytest.approx([163] * 20, abs=7)
+    assert min(shown[False]) < 130  # 32 pixels of a frame 72 wide
+
+
 # Validation and testing.
 
 

@@ -19,6 +19,7 @@ COMMANDS = {
     "multigrid-reproduce": "reproduce",
     "multigrid-submit": "submit",
     "multigrid-demo-data": "make_demo_data",
+    "multigrid-make-words": "make_words",
 }
 
 

@@ -15,12 +15,12 @@ from dataclasses import asdict, dataclass
 from functools import partial
 from pathlib import Path
 
-import av
 import numpy as np
 from numpy.typing import NDArray
 from tqdm import tqdm
 
-from slowfast_patches.utils.files import write_text, written_whole
+from slowfast_patches.datasets.demo.clip_file import write_clip
+from slowfast_patches.utils.files import write_text
 from slowfast_patches.utils.machine import available_cores
 from slowfast_patches.utils.processes import Died, run_each
 
@@ -62,12 +62,6 @@ SHAKE = 0.3  # standard deviation in units
 GROUND = ((0.05, 0.3), (0.02, 0.05))
 THING = ((0.5, 0.9), (0.15, 0.3))
 SPRITE = 64  # pixels along the side of a thing's picture
-
-# From RGB in [0, 255] to Y, U, V: ITU-R BT.601, limited range.
-BT601 = (
-    np.array([[65.738, 129.057, 25.064], [-37.945, -74.494, 112.439], [112.439, -94.154, -18.285]])
-    / 256.0
-)
 
 # Reading is part of what a training run costs, hence a stream that is cheap to decode: no loop
 # filter and no arithmetic coding (fastdecode), no B-frames, whole macroblocks, one reference, and a
@@ -215,29 +209,8 @@ def _make_video(output: Path, spec: DemoSpec, job: tuple[str, int]) -> None:
     split, index = job
     rng = np.random.default_rng((spec.seed, SPLITS.index(split), index))
     scene = draw_scene(rng, spec.frames, spec.width, spec.height)
-    _write_video(output / video_path(split, index), render(scene, CLASSES[_label(index)]))
-
-
-def _write_video(path: Path, clip: Clip) -> None:
-    """Write (T, H, W, 3) RGB frames as h264 in mp4."""
-    with written_whole(path) as file, av.open(file.name, "w", format="mp4") as container:
-        stream = container.add_stream("libx264", rate=FPS, options=ENCODER)
-        stream.height, stream.width = clip.shape[1:3]
-        stream.pix_fmt = "yuv420p"
-        for pixels in clip:
-            container.mux(stream.encode(av.VideoFrame.from_ndarray(_to_yuv(pixels), "yuv420p")))
-        container.mux(stream.encode())
-
-
-def _to_yuv(pixels: Clip) -> Clip:
-    """RGB (H, W, 3) as the planes of yuv420p (BT.601, limited range), (3H/2, W).
-
-    FFmpeg's own conversion of such small frames does not give the same bytes every time.
-    """
-    y, u, v = np.moveaxis(pixels @ BT601.T + (16.0, 128.0, 128.0), 2, 0)
-    halves = [(c[::2, ::2] + c[1::2, ::2] + c[::2, 1::2] + c[1::2, 1::2]) / 4 for c in (u, v)]
-    planes = [y, *(half.reshape(-1, y.shape[1]) for half in halves)]
-    return np.asarray(np.rint(np.concatenate(planes).round(3)), np.uint8)
+    clip = render(scene, CLASSES[_label(index)])
+    write_clip(output / video_path(split, index), clip, FPS, ENCODER)
 
 
 def _draw_sprite(rng: np.random.Generator) -> Image:

@@ -1,0 +1,142 @@
+"""What a pilot found, for people: a table, a picture, and the keys to paste."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+from slowfast_patches.config.metrics import metric_title
+from slowfast_patches.study.pilot import Arm, Pilot
+from slowfast_patches.study.report import write_report
+from slowfast_patches.utils.pictures import COLOURS, new_figure, save_figure
+from slowfast_patches.utils.tables import format_duration, format_table
+
+__all__ = ["advice_of", "format_pilot", "pilot_json", "write_pilot"]
+
+
+def format_pilot(pilot: Pilot) -> str:
+    """The evidence as a table, and what follows from it, for a terminal."""
+    return "\n\n".join([_table(pilot), *_notes(pilot), *advice_of(pilot)])
+
+
+def _table(pilot: Pilot, *, markdown: bool = False) -> str:
+    headers = ["cycle", "shape", "seconds", "clips", "clips/s", "loss"]
+    headers += [f"{metric_title(pilot.metric)}, %"]
+    rows = list[list[str]]()
+    for arm in pilot.arms:
+        score = f"{arm.score:.1f} ± {pilot.error(arm.score):.1f}"
+        for number, stage in enumerate(arm.stages):
+            numbers = [f"{stage.seconds:.1f}", f"{stage.clips:,}"]
+            numbers += [f"{1 / stage.seconds_per_clip:.1f}", f"{stage.loss:.2f}"]
+            name, last = number == 0, number == len(arm.stages) - 1
+            rows.append([arm.cycle.name * name, str(stage.shape), *numbers, score if last else ""])
+    return format_table(headers, rows, left=2, markdown=markdown)
+
+
+def _notes(pilot: Pilot) -> list[str]:
+    return [
+        f"{metric_title(pilot.metric).capitalize()} at the baseline's grid, after precise BN, on "
+        f"{pilot.videos} validation videos; ± is the standard error of that many; the commonest "
+        f"class has {pilot.chance:.1f} %. The loss is the training's, at each shape's own grid, in "
+        "the last tenth. Seconds are with loading, one seed.",
+        f"The pilot took {format_duration(pilot.seconds)}; the whole baseline "
+        f"({pilot.schedule.iterations:,} iterations) would take "
+        f"{format_duration(pilot.baseline_seconds)}.",
+    ]
+
+
+def advice_of(pilot: Pilot) -> list[str]:
+    """What to do, how sure it is, and the keys."""
+    verdict = pilot.verdict
+    lines = [f"Advice: {verdict.text}."]
+    if verdict.best is None:
+        return lines
+    faster = pilot.speed_up(verdict.best)
+    lines.append(
+        f"In the same short time it was {verdict.best.score - pilot.arms[0].score:.1f} points "
+        f"above the baseline; that it is better at all is {100 * verdict.sure:.0f} % sure, by "
+        "the videos that were scored. With as many clips as the whole baseline it takes "
+        f"1/{faster:.2f} of its time. EPOCH_FACTOR makes it longer or shorter; tools/compare.py "
+        "--lengths draws the curves."
+    )
+    return [*lines, f"Keys:\n\n{keys_of(verdict.best)}"]
+
+
+def keys_of(arm: Arm) -> str:
+    """The keys of an arm's cycle as YAML."""
+    lines = ["MULTIGRID:"]
+    for key, value in {**arm.cycle.overrides, "MULTIGRID.EPOCH_FACTOR": 1.0}.items():
+        shown = (
+            [[round(x, 4) for x in pair] for pair in value] if isinstance(value, list) else value
+        )
+        lines.append(f"  {key.removeprefix('MULTIGRID.')}: {shown}")
+    return "\n".join(lines)
+
+
+def pilot_json(pilot: Pilot) -> dict[str, Any]:
+    """All of it as plain data."""
+    verdict = pilot.verdict
+    return {
+        "advice": verdict.text,
+        "best": verdict.best and verdict.best.cycle.name,
+        "sure": verdict.sure,
+        "speed_up": verdict.best and pilot.speed_up(verdict.best),
+        "keys": verdict.best and verdict.best.cycle.overrides,
+        "metric": pilot.metric,
+        "videos": pilot.videos,
+        "chance": pilot.chance,
+        "baseline_seconds": pilot.baseline_seconds,
+        "seconds": pilot.seconds,
+        "arms": [
+            {
+                "cycle": arm.cycle.name,
+                pilot.metric: arm.score,
+                "standard_error": pilot.error(arm.score),
+                "stages": [
+                    {
+                        "shape": str(stage.shape),
+                        "seconds": stage.seconds,
+                        "iterations": stage.iterations,
+                        "clips": stage.clips,
+                        "loss": stage.loss,
+                    }
+                    for stage in arm.stages
+                ],
+            }
+            for arm in pilot.arms
+        ],
+    }
+
+
+def write_pilot(pilot: Pilot, folder: Path, command: str) -> None:
+    """Write pilot.md, pilot.json and pilot.png into a folder."""
+    _plot(pilot, folder / "pilot.png")
+    advice = advice_of(pilot)
+    if len(advice) > 1:
+        advice[-1] = "```yaml\n" + advice[-1].split("\n\n", 1)[1] + "\n```"
+    paragraphs = ["# Pilot", _table(pilot, markdown=True), "![Pilot](pilot.png)"]
+    paragraphs += [*_notes(pilot), *advice, f"To reproduce:\n\n    {command}"]
+    write_report(folder, "pilot", pilot_json(pilot), paragraphs)
+
+
+def _plot(pilot: Pilot, path: Path) -> None:
+    """A bar for each arm: its time, cut into its shapes, ends at its score."""
+    figure, [axes] = new_figure(rows=1, width=8, height=1.2 + 0.7 * len(pilot.arms))
+    shapes = list(dict.fromkeys(s.shape for arm in reversed(pilot.arms) for s in arm.stages))
+    for place, arm in enumerate(pilot.arms):
+        left = 0.0
+        for stage in arm.stages:
+            colour = COLOURS[shapes.index(stage.shape) % len(COLOURS)]
+            axes.barh(place, stage.seconds, left=left, color=colour, edgecolor="white")
+            middle = left + stage.seconds / 2
+            axes.text(middle, place, str(stage.shape), ha="center", va="center", fontsize=8)
+            left += stage.seconds
+        text = f" {arm.score:.1f} ± {pilot.error(arm.score):.1f} %"
+        axes.text(left, place, text, va="center", fontweight="bold")
+    longest = max(sum(stage.seconds for stage in arm.stages) for arm in pilot.arms)
+    axes.set_xlim(0, 1.25 * longest)
+    axes.set_yticks(range(len(pilot.arms)), [arm.cycle.name for arm in pilot.arms])
+    axes.invert_yaxis()
+    axes.set_xlabel("training time, loading included (s)")
+    axes.set_title(f"{metric_title(pilot.metric)} after equal times", fontsize=10)
+    save_figure(figure, path)

@@ -1,0 +1,113 @@
+"""The pilot: verdicts worked out by hand from made-up scores, and a race that is run."""
+
+import json
+
+import pytest
+
+from multigrid import Shape
+from slowfast_patches.config import load_recipe
+from slowfast_patches.config.schedule import schedule_of
+from slowfast_patches.study import pilot as pilots
+from slowfast_patches.study.pilot import CYCLES, Arm, Pilot, Stage
+from slowfast_patches.study.pilot_report import format_pilot
+
+FINE, COARSE = Shape(8, 16, 64), Shape(16, 16, 32)
+# 30 epochs of 640 clips; a clip takes 0.05 s, on the coarse grid 0.01 s.
+BASELINE = (Stage(FINE, 20.0, 50, 3.0),)
+CYCLE = (Stage(COARSE, 12.8, 80, 2.0), Stage(FINE, 6.0, 15, 2.5))
+
+
+def made_up(baseline: float, cycle: float, videos: int = 400) -> Pilot:
+    recipe = load_recipe("configs/Demo/SLOWFAST_DEMO.yaml")
+    arms = (Arm(CYCLES[0], BASELINE, baseline), Arm(CYCLES[1], CYCLE, cycle))
+    schedule = schedule_of(recipe, 640)
+    return Pilot(recipe, schedule, arms, "top1", videos, 10.0, 960.0, 60.0)
+
+
+def test_the_standard_error_of_a_score_by_hand():
+    """√(0.2 · 0.8 / 400) is 0.02; of no hit at all, as of one."""
+    assert made_up(20, 20).error(20.0) == pytest.approx(2.0)
+    assert made_up(20, 20).error(0.0) == pytest.approx(100 * (399 / 400 / 400 / 400) ** 0.5)
+
+
+@pytest.mark.parametrize(
+    ("baseline", "cycle", "advice", "sure"),
+    [
+        (20.0, 25.0, "use multigrid: space", 0.9544),  # 5 / √(2² + 2.165²) = 1.696 deviations
+        (20.0, 24.0, "do not use multigrid here: no cycle is clearly better", 0.9133),
+        (20.0, 20.0, "do not use multigrid here: no cycle is clearly better", 0.5),
+        (26.0, 20.0, "do not use multigrid here: the baseline learns faster", 0.0213),
+        (10.0, 12.9, "nothing was learned", 0.5),  # chance and two errors are 13.0
+    ],
+)
+def test_verdicts(baseline, cycle, advice, sure):
+    pilot = made_up(baseline, cycle)
+    assert pilot.verdict.text.startswith(advice)
+    assert pilot.verdict.sure == pytest.approx(sure, abs=0.002)
+    assert (pilot.verdict.best is None) == (not advice.startswith("use"))
+    assert advice in format_pilot(pilot)
+    assert ("BATCH_EXPONENT: 0.5" in format_pilot(pilot)) == advice.startswith("use")
+
+
+def test_fewer_videos_are_less_sure():
+    assert made_up(20, 25, videos=100).verdict.best is None
+
+
+def test_the_speed_up_of_as_many_clips_by_hand():
+    """One long cycle of 24 epochs of equal iterations has 16 clips for 8; fine-tuning takes 6 at
+    the baseline's shape. Of 30 epochs, 16 parts of 28 are coarse, and take a fifth."""
+    pilot = made_up(20, 30)
+    share = 16 * 12 / (16 * 12 + 8 * 18)
+    assert pilot.speed_up(pilot.arms[1]) == pytest.approx(1 / (share / 5 + 1 - share), rel=0.01)
+
+
+@pytest.fixture
+def run(tiny_recipe, one_block, one_block_keys, load_program, monkeypatch, tmp_path):
+    """Calls the tool on the tiny recipe for a few seconds."""
+    monkeypatch.setattr(pilots, "_TRIED", 0.2)
+
+    def call(*arguments: str) -> int:
+        keys = [*map(str, one_block_keys), "DATA.PATH_TO_DATA_DIR", str(tiny_recipe.parent)]
+        output = ["--minutes", "0.05", "--output", str(tmp_path)]
+        with one_block():
+            tool = load_program("tools/pilot.py")
+            return tool.main(["--cfg", str(tiny_recipe), *output, *keys, *arguments])
+
+    return call
+
+
+@pytest.mark.slow
+def test_a_race_is_run_and_reported(run, tmp_path, capsys):
+    """Crops of 32 pixels do not get smaller: what is left to try is fewer frames."""
+    assert run("--json") == 0
+    found = json.loads((tmp_path / "pilot.json").read_text())
+    assert json.loads(capsys.readouterr().out) == found
+    assert [arm["cycle"] for arm in found["arms"]] == ["baseline", "time"]
+    shapes = [[stage["shape"] for stage in arm["stages"]] for arm in found["arms"]]
+    assert shapes == [["4×8×32²"], ["4×4×32²", "4×8×32²"]]
+    assert all(stage["clips"] >= 4 for arm in found["arms"] for stage in arm["stages"])
+    assert all(0 <= arm["top1"] <= 100 for arm in found["arms"])
+    assert found["videos"] == 8
+    report = (tmp_path / "pilot.md").read_text()
+    assert "Advice" in report
+    assert "tools/pilot.py" in report
+    assert (tmp_path / "pilot.png").stat().st_size > 5000
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (["DATA.NUM_FRAMES", "2", "SLOWFAST.ALPHA", "2"], "no coarser shape"),
+        (["SOLVER.STEPS", "[0]", "SOLVER.LRS", "[1]"], "two LR stages"),
+        (["DATA.PATH_TO_DATA_DIR", "/nowhere"], "/nowhere"),
+    ],
+)
+def test_what_cannot_be_tried(run, capsys, arguments, message):
+    assert run(*arguments) == 2
+    assert message in capsys.readouterr().err
+
+
+def test_minutes_are_above_zero(run, capsys):
+    with pytest.raises(SystemExit):
+        run("--minutes", "0")
+    assert "--minutes" in capsys.readouterr().err

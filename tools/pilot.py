@@ -1,0 +1,76 @@
+"""Try, in minutes, whether multigrid pays for a model on its data, and which cycle.
+
+    python tools/pilot.py --cfg configs/Words/SLOWFAST_WORDS.yaml DATA.PATH_TO_DATA_DIR words
+
+The baseline and a few cycles are trained from scratch for equal times, each ends at the baseline's
+shape, and all are scored there. It prints what each reached, whether to use multigrid, with which
+keys, how sure that is, and how much faster it would be; pilot.md, pilot.json and pilot.png in the
+output folder have the same. By default all of it takes a tenth of the baseline's own time.
+"""
+
+import argparse
+import json
+import logging
+import shlex
+import sys
+from pathlib import Path
+
+from slowfast_patches.utils import command_line
+
+if __name__ == "__main__":
+    command_line.ends_early()
+
+from slowfast_patches import patching
+from slowfast_patches.config.load import load_recipe, recipe_path
+from slowfast_patches.launch.device import check_gpus, process_device, set_up_device
+from slowfast_patches.study.pilot import one_process, run_pilot
+from slowfast_patches.study.pilot_report import format_pilot, pilot_json, write_pilot
+
+_OPTIONS = {
+    "--minutes": (float, "M", "that it may take (default: a tenth of the baseline's)"),
+    "--output": (Path, "DIR", "folder of the report (default: %(default)s)", Path("runs/pilot")),
+    "--json": (bool, "print JSON, and nothing else"),
+}
+
+
+def parse_args(argv: list[str] | None = None) -> argparse.Namespace:
+    """The command line."""
+    parser = command_line.command_parser(__doc__)
+    parser.add_argument(
+        "--cfg", type=Path, required=True, metavar="FILE", help="the baseline's config"
+    )
+    command_line.add_options(parser, _OPTIONS)
+    parser.add_argument(
+        "overrides", nargs="*", default=[], metavar="KEY VALUE", help="config keys to set"
+    )
+    args = parser.parse_intermixed_args(argv)
+    if args.minutes is not None and not args.minutes > 0:
+        parser.error(f"--minutes takes a number above 0, not {args.minutes:g}")
+    return args
+
+
+@command_line.tool()
+def main(argv: list[str] | None = None) -> int:
+    """Run the pilot and print what it found; returns the exit status."""
+    args = parse_args(argv)
+    logging.basicConfig(level=logging.WARNING, format="%(message)s", stream=sys.stderr)
+    logging.getLogger("slowfast_patches.study.pilot").setLevel(logging.INFO)
+    patching.apply()
+    recipe = load_recipe(recipe_path(args.cfg), args.overrides)
+    check_gpus(recipe)
+    alone = one_process(recipe)
+    set_up_device(alone)
+    seconds = None if args.minutes is None else 60 * args.minutes
+    pilot = run_pilot(recipe, seconds, process_device(alone, 0))
+    command = shlex.join(["python", "tools/pilot.py", *(sys.argv[1:] if argv is None else argv)])
+    write_pilot(pilot, args.output, command)
+    if args.json:
+        print(json.dumps(pilot_json(pilot), indent=2, ensure_ascii=False))
+        return 0
+    print(format_pilot(pilot))
+    print(f"\nReport: {args.output / 'pilot.md'}, pilot.json, pilot.png")
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -52,7 +52,9 @@ def toy_overrides(recipe: Recipe, reference: Recipe, toy: Toy) -> dict[str, obje
     rate = toy.base_lr / reference.solver.base_lr
     length = toy.iterations * toy.clips / toy.videos / reference.solver.max_epoch
     batch = max(1, round(recipe.train.batch_size * clips))
-    frames = max(8, data.num_frames // 2)
+    alpha = recipe.slowfast.alpha if recipe.model.arch == "slowfast" else 1
+    coarse = min(data.num_frames, 4 * alpha)  # whose fourth feeds the slow pathway
+    frames = max(8, data.num_frames // 2, coarse)
     has_pools = any(blocks for stage in recipe.nonlocal_.location for blocks in stage)
     pixels = (_POOLED_CROP if has_pools else _CROP) / 224
 

@@ -52,7 +52,10 @@ def _lengthened(arm: Arm, length: float) -> Arm:
         return arm
     overrides = (*arm.overrides, *as_overrides(scaled_lengths(arm.recipe, length)))
     name, folder = f"{arm.name} at {length:g}×", f"{arm.folder}_x{length:g}"
-    return make_arm(name, folder, arm.cfg_file, overrides)
+    try:
+        return make_arm(name, folder, arm.cfg_file, overrides)
+    except ValueError as error:  # of the length, since the arm itself could be made
+        raise ValueError(f"{error}; or leave {length:g} out of --lengths") from error
 
 
 def in_order(families: Sequence[Family]) -> list[Arm]:

@@ -219,6 +219,7 @@ def test_the_command_reuses_runs_and_reports_curves(
         (["1", "0.5", "1.0"], "--lengths has one twice: 1 0.5 1"),
         (["half"], "--lengths takes numbers, not half"),
         (["0.5", "1", "0.01"], "multigrid at 0.01×: the training is too short"),
+        (["0.5", "1", "0.01"], "or leave 0.01 out of --lengths"),
     ],
 )
 def test_lengths_that_cannot_be_are_said_in_a_line(

@@ -103,7 +103,7 @@ def explain_curves(curves: Curves) -> str:
     if curves.timed is not None:
         seconds = (
             f"each run's iterations × the step times of {curves.timed.source}, measured alone; "
-            "without loading and evaluation"
+            "without loading and evaluation (the table of runs has what they took)"
         )
     seeds = [m.runs for line in curves.lines for m in line.points.values()]
     single = "" if max(map(len, seeds), default=0) > 1 else " One seed says nothing of the spread."

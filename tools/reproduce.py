@@ -11,9 +11,14 @@ with what the runs in --output have given so far ("missing" where there is none)
         --ssv2 /data/ssv2 --kinetics-weights k400.pyth        # train as SLURM jobs
     python tools/reproduce.py table1a --scale demo            # the whole path at toy size, on a CPU
 
+A study of our own, of which nothing is published: baseline and multigrid on spoken words at five
+lengths, what each accuracy costs them and where they break even.
+
+    python tools/reproduce.py words --local --seeds 0 1 2 --words /data/words
+
 The same command continues what was interrupted; finished runs are not repeated. Reports are
-written to --output: NAME.md, NAME.json and, for figures, NAME.png. Keys and values after the
-options replace those of every recipe (NUM_GPUS 4 SOLVER.REFERENCE_WORLD_SIZE 8, for instance).
+written to --output: NAME.md, NAME.json and, for figures and words, NAME.png. Keys and values after
+the options replace those of every recipe (NUM_GPUS 4 SOLVER.REFERENCE_WORLD_SIZE 8, for instance).
 """
 
 import argparse
@@ -30,7 +35,7 @@ if __name__ == "__main__":
 from slowfast_patches.config.load import CONFIGS
 from slowfast_patches.launch.slurm import Slurm
 from slowfast_patches.study.arms import Arms
-from slowfast_patches.study.experiments import EXPERIMENTS
+from slowfast_patches.study.experiments import EXPERIMENTS, PAPER
 from slowfast_patches.study.reproduce import Request, reproduce
 from slowfast_patches.study.toy import Toy
 
@@ -38,7 +43,7 @@ from slowfast_patches.study.toy import Toy
 def parse_args(argv: list[str] | None = None) -> argparse.Namespace:
     """The command line; the KEY VALUE pairs may follow any option, --seeds too."""
     parser = command_line.command_parser(__doc__)
-    parser.add_argument("name", choices=[*EXPERIMENTS, "all"], help="what to reproduce")
+    parser.add_argument("name", choices=[*EXPERIMENTS, "all"], help="what; all: of the paper")
     command_line.add_seeds(parser)
     command_line.add_options(parser, _OPTIONS)
     group = parser.add_argument_group("how to run")
@@ -73,7 +78,10 @@ _SLURM = {
     "--slurm-cpus": (int, "N", f"cores for each GPU ({Slurm.cpus})"),
     "--slurm-option": ([command_line.key_value], "KEY=VALUE", _SBATCH),
 }
-_DATA, _STARTS = ("kinetics", "ssv2", "charades"), ("imagenet", "kinetics")
+_DATA, _STARTS = ("kinetics", "ssv2", "charades", "words"), ("imagenet", "kinetics")
+_FORMS = {"words": "kinetics"}
+"""Data whose lists have another's form."""
+
 _START = "checkpoint for recipes that start from it"
 _TIMES = "of benchmarks/step_time.py, for the expected times"
 _STEP = "of one iteration of the first run listed, for the expected times: the others by FLOPs"
@@ -109,9 +117,10 @@ def make_request(args: argparse.Namespace, argv: list[str]) -> Request:
     weights = {name: getattr(args, f"{name}_weights") or "" for name in _STARTS}
     toy = Toy() if args.scale == "demo" else None
     if toy:
-        data = {name: str(args.output / "demo" / "data" / name) for name in _DATA}
+        made = args.output / "demo" / "data"
+        data = {name: str(made / _FORMS.get(name, name)) for name in _DATA}
     return Request(
-        names=tuple(EXPERIMENTS) if args.name == "all" else (args.name,),
+        names=PAPER if args.name == "all" else (args.name,),
         seeds=tuple(args.seeds),
         output=args.output,
         run_net=Path(__file__).resolve().with_name("run_net.py"),

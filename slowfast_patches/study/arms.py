@@ -164,8 +164,11 @@ class Arms:
         if training.as_long_as is not None:
             other = self.arm(training.as_long_as)
             factor = _nominal_iterations(other) / _nominal_iterations(arm)
-        if factor is not None:
-            overrides += as_overrides(_with_length(arm.recipe, factor))
+        lengths = {} if factor is None else _with_length(arm.recipe, factor)
+        if training.length != 1:
+            lengths = scaled_lengths(arm.recipe, training.length)
+        if lengths:
+            overrides += as_overrides(lengths)
             arm = make_arm(name, name, path, overrides)
         return replace(arm, open_keys=_open_keys(arm.recipe, training))
 
@@ -175,7 +178,7 @@ class Arms:
         if self.toy is not None:
             reference = _written(self.configs / (training.baseline or training).recipe)
             keys |= toy_overrides(plain, reference, self.toy)
-        if data := self.data.get(plain.train.dataset.lower()):
+        if data := self.data.get(training.data or plain.train.dataset.lower()):
             keys["DATA.PATH_TO_DATA_DIR"] = data
         if training.start != SCRATCH:
             # The recipe's own path stands for a file that the user has to give.

@@ -10,6 +10,10 @@ from typing import Any
 from slowfast_patches.config.metrics import metric_names, metric_title
 from slowfast_patches.config.scale import as_overrides, scaled_lengths
 from slowfast_patches.study.arms import Arm, check_study, make_arm
+from slowfast_patches.study.curves.curves import Curves, StepTimed, make_curves
+from slowfast_patches.study.curves.families import Family
+from slowfast_patches.study.curves.picture import plot_lengths
+from slowfast_patches.study.curves.texts import explain_curves, format_break_even, format_levels
 from slowfast_patches.study.pictures import LONG_TITLES, plot_trainings
 from slowfast_patches.study.report import (
     MISSING,
@@ -28,7 +32,14 @@ from slowfast_patches.utils.tables import (
     mean_of,
 )
 
-__all__ = ["Comparison", "format_comparison", "make_arms", "make_comparison", "write_comparison"]
+__all__ = [
+    "Comparison",
+    "compare_lengths",
+    "format_comparison",
+    "make_arms",
+    "make_comparison",
+    "write_comparison",
+]
 
 
 def make_arms(
@@ -71,19 +82,27 @@ def _shortened(long: Arm, short: Arm) -> Arm:
 
 @dataclass(frozen=True)
 class Comparison:
-    """All rows, the first being what the others are compared with; `metrics` are the names of what
-    they are judged by, the primary one first, `command` what made them."""
+    """All rows, and the arm that they are compared with; `metrics` are the names of what they are
+    judged by, the primary one first, `command` what made them. Of recipes at several lengths it has
+    their curves. `note` is said above everything."""
 
     rows: tuple[Measured, ...]
+    reference: Arm
     metrics: tuple[str, ...]
     seeds: tuple[int, ...]
     command: str
+    curves: Curves | None = None
+    title: str = "Comparison"
+    note: str = ""
 
     def to_json(self) -> dict[str, Any]:
         """As plain data; a mean has its `mean` and `std`, a missing value is null."""
         return {
+            "title": self.title,
+            **({"note": self.note} if self.note else {}),
             "command": self.command,
             "metric": self.metrics[0],
+            **(self.curves.to_json() if self.curves else {}),
             "configs": [self._row_json(row) for row in self.rows],
         }
 
@@ -110,9 +129,30 @@ class Comparison:
 def make_comparison(
     arms: Sequence[Arm], seeds: Sequence[int], results: Results, command: str
 ) -> Comparison:
-    """Summarise the results there are; `command` is what reproduces them."""
+    """Summarise the results there are, the first arm being the reference; `command` is what
+    reproduces them."""
     rows = tuple(measure(arm, arms[0], seeds, results) for arm in arms)
-    return Comparison(rows, metric_names(arms[0].recipe), tuple(seeds), command)
+    return Comparison(rows, arms[0], metric_names(arms[0].recipe), tuple(seeds), command)
+
+
+def compare_lengths(
+    families: Sequence[Family],
+    seeds: Sequence[int],
+    results: Results,
+    command: str,
+    timed: StepTimed | None = None,
+) -> Comparison:
+    """Summarise the results there are of recipes at several lengths.
+
+    The reference is the first recipe as it is or, if it is not among its lengths, at its longest.
+    """
+    first = families[0].arms
+    reference = first.get(1.0) or first[max(first)]
+    metrics = metric_names(reference.recipe)
+    arms = [arm for family in families for arm in family.arms.values()]
+    rows = tuple(measure(arm, reference, seeds, results) for arm in arms)
+    curves = make_curves(families, seeds, results, metrics[0], timed)
+    return Comparison(rows, reference, metrics, tuple(seeds), command, curves)
 
 
 def _means(row: Measured) -> dict[str, float | None]:
@@ -140,8 +180,21 @@ _COLUMNS: tuple[tuple[str, Callable[[float], str]], ...] = (
 """Headers of the means, in their order, and how they are written."""
 
 
-def format_comparison(comparison: Comparison, *, markdown: bool = False) -> str:
-    """The table of a comparison, for a terminal or in Markdown."""
+def format_comparison(comparison: Comparison) -> str:
+    """A comparison for a terminal: the table of its runs, after what its curves say if it has
+    any."""
+    return "\n\n".join([*_of_curves(comparison.curves, markdown=False), _table(comparison)])
+
+
+def _of_curves(curves: Curves | None, *, markdown: bool) -> list[str]:
+    """What each accuracy of the baseline costs, where arms break even, and how both are read."""
+    if curves is None or not curves.levels():
+        return []
+    table = format_levels(curves, markdown=markdown)
+    return [table, *format_break_even(curves), explain_curves(curves)]
+
+
+def _table(comparison: Comparison, *, markdown: bool = False) -> str:
     headers = ["config", "seeds", *(header for header, _ in _COLUMNS), "speed-up"]
     headers += [f"{metric_title(name)}, %" for name in comparison.metrics]
     if markdown:
@@ -154,7 +207,9 @@ def _cells(comparison: Comparison, row: Measured) -> list[str]:
     wanted, missing = len(comparison.seeds), len(comparison.seeds) - len(row.runs)
     means = zip(_means(row).values(), _COLUMNS, strict=True)
     metrics = [row.metric(name) for name in comparison.metrics]
-    faster = "1×" if row is comparison.rows[0] else row.speed_up and f"{row.speed_up.format(2)}×"
+    faster = row.speed_up and f"{row.speed_up.format(2)}×"
+    if row.arm is comparison.reference:
+        faster = "1×"
     return [
         row.arm.name,
         f"{wanted - missing} ({missing} {MISSING})" if missing else str(wanted),
@@ -164,21 +219,27 @@ def _cells(comparison: Comparison, row: Measured) -> list[str]:
     ]
 
 
-def write_comparison(comparison: Comparison, output: Path) -> None:
-    """Write report.md, report.json and report.png into `output`."""
-    plot_trainings(comparison.rows, comparison.metrics[0], output / "report.png")
-    write_report(output, "report", comparison.to_json(), _paragraphs(comparison))
+def write_comparison(comparison: Comparison, folder: Path, name: str = "report") -> None:
+    """Write NAME.md, NAME.json and NAME.png into `folder`."""
+    path = folder / f"{name}.png"
+    if comparison.curves is None:
+        plot_trainings(comparison.rows, comparison.metrics[0], path)
+    else:
+        plot_lengths(comparison.curves, path, comparison.note)
+    write_report(folder, name, comparison.to_json(), _paragraphs(comparison, path.name))
 
 
-def _paragraphs(comparison: Comparison) -> list[str]:
-    first, metric = comparison.rows[0], comparison.metrics[0]
+def _paragraphs(comparison: Comparison, picture: str) -> list[str]:
+    accuracy = LONG_TITLES[comparison.metrics[0]].capitalize()
     return [
-        "# Comparison",
-        format_comparison(comparison, markdown=True),
-        f"![{LONG_TITLES[metric].capitalize()} against training time](report.png)",
-        f"Speed-up and iteration factor are relative to {first.arm.name}. The speed-up is the mean "
-        "over seeds of the ratio of wall-clock times, of training with loading, without "
-        "evaluation. ± is the sample standard deviation over seeds. FLOPs are those of forward and "
-        "backward.",
+        f"# {comparison.title}",
+        *([f"**{comparison.note}**"] if comparison.note else []),
+        f"![{accuracy} against training time]({picture})",
+        *_of_curves(comparison.curves, markdown=True),
+        _table(comparison, markdown=True),
+        f"Speed-up and iteration factor are relative to {comparison.reference.name}. The speed-up "
+        "is the mean over seeds of the ratio of wall-clock times, of training with loading, "
+        "without evaluation. ± is the sample standard deviation over seeds. FLOPs are those of "
+        "forward and backward.",
         *provenance(comparison.rows, comparison.command),
     ]

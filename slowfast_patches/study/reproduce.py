@@ -20,6 +20,14 @@ from slowfast_patches.launch.slurm import Slurm
 from slowfast_patches.models.flops import flops_per_clip
 from slowfast_patches.plan.step_times import MisfitError, estimated_timing
 from slowfast_patches.study.arms import Arm, Arms, TimingOf, check_study, cost_of, measured_times
+from slowfast_patches.study.compare import (
+    Comparison,
+    compare_lengths,
+    format_comparison,
+    write_comparison,
+)
+from slowfast_patches.study.curves.curves import step_timed
+from slowfast_patches.study.curves.families import Family
 from slowfast_patches.study.experiments import (
     EXPERIMENTS,
     SCRATCH,
@@ -66,6 +74,11 @@ class Request:
     command: tuple[str, ...] = ()
 
     @property
+    def typed(self) -> str:
+        """`command`, for a report."""
+        return shlex.join(["python", "tools/reproduce.py", *self.command])
+
+    @property
     def is_toy(self) -> bool:
         return self.arms.toy is not None
 
@@ -106,15 +119,19 @@ def _run(
         _prepare(request, arms)
     if request.local or request.is_toy:
         for results in train_all(*where, request.run_net, lambda arm: costs[arm.name]):
-            _report(request, experiments, arms, results)
+            _report(request, experiments, arms, costs, results)
     results = find_results(*where)  # refuses those of other recipes
     if request.slurm is not None:
         jobs = submit_all(*where, request.run_net, request.slurm)
         print(f"{len(jobs)} jobs queued: {', '.join(jobs.values()) or 'all are done or queued'}")
-    outcomes = _report(request, experiments, arms, results)
+    outcomes = _report(request, experiments, arms, costs, results)
     for outcome in outcomes:
         mark = f"{TOY_MARK}\n" if request.is_toy else ""
-        print(f"\n{mark}{outcome.experiment.title}\n\n{format_outcome(outcome)}")
+        if isinstance(outcome, Outcome):
+            title, text = outcome.experiment.title, format_outcome(outcome)
+        else:
+            title, text = outcome.title, format_comparison(outcome)
+        print(f"\n{mark}{title}\n\n{text}")
     print(f"\nReports: {request.folder}")
     return [outcome.to_json() for outcome in outcomes]
 
@@ -125,7 +142,8 @@ def _with_own(experiment: Experiment, own: Sequence[Path]) -> Experiment:
     Raises:
         ValueError: one that is judged by other metrics.
     """
-    baseline, rows = trainings_of([experiment])[0], list(experiment.rows)
+    first, rows = experiment.rows[0].training, list(experiment.rows)
+    baseline = first.baseline or first
     for path in own:
         metrics = metric_names(load_recipe(path))
         if metrics != experiment.metrics:
@@ -134,7 +152,11 @@ def _with_own(experiment: Experiment, own: Sequence[Path]) -> Experiment:
                 f"{experiment.name} by {' and '.join(map(metric_title, experiment.metrics))}; add "
                 "it to a table of its own data set"
             )
-        rows.append(Row(path.stem, Training(str(path.resolve()), baseline), curve=path.stem))
+        for length in experiment.lengths or (1.0,):
+            label = f"{path.stem}, {length:g}× its length" if experiment.lengths else path.stem
+            recipe = str(path.resolve())
+            training = Training(recipe, baseline, length=length, data=first.data)
+            rows.append(Row(label, training, curve=path.stem))
     return replace(experiment, rows=tuple(rows))
 
 
@@ -224,7 +246,8 @@ def _prepare(request: Request, arms: Mapping[Training, Arm]) -> None:
             raise ValueError(f"{name} starts from {weights}: no such file")
         dataset = arm.recipe.train.dataset
         if not data.path_to_data_dir:
-            raise ValueError(f"the data set {dataset} is needed: give --{dataset} DIR")
+            option = training.data or dataset
+            raise ValueError(f"the data set {option} is needed: give --{option} DIR")
         lists[dataset, data.path_to_data_dir, data.path_prefix] = arm.recipe
     for recipe in lists.values():
         for split in ("train", "val", "test"):
@@ -235,18 +258,54 @@ def _report(
     request: Request,
     experiments: Sequence[Experiment],
     arms: Mapping[Training, Arm],
+    costs: Mapping[str, Cost],
     results: Results,
-) -> list[Outcome]:
+) -> list[Outcome | Comparison]:
     """Write every experiment's report of the results there are."""
+    outcomes = list[Outcome | Comparison]()
+    for experiment in experiments:
+        if experiment.lengths:
+            families = _families(experiment, arms)
+            found = _compared(request, experiment, families, costs, results)
+            write_comparison(found, request.folder, experiment.name)
+            outcomes.append(found)
+        else:
+            outcome = _outcome(request, experiment, arms, results)
+            write_outcome(outcome, request.folder)
+            outcomes.append(outcome)
+    return outcomes
+
+
+def _outcome(
+    request: Request, experiment: Experiment, arms: Mapping[Training, Arm], results: Results
+) -> Outcome:
+    """The paper's rows with what the results hold of them."""
 
     def measured(training: Training) -> Measured:
         baseline = arms[training.baseline or training]
         return measure(arms[training], baseline, request.seeds, results)
 
-    command = shlex.join(["python", "tools/reproduce.py", *request.command])
-    outcomes = list[Outcome]()
-    for experiment in experiments:
-        rows = tuple((row, measured(row.training)) for row in experiment.rows)
-        outcomes.append(Outcome(experiment, rows, request.seeds, request.is_toy, command))
-        write_outcome(outcomes[-1], request.folder)
-    return outcomes
+    rows = tuple((row, measured(row.training)) for row in experiment.rows)
+    return Outcome(experiment, rows, request.seeds, request.is_toy, request.typed)
+
+
+def _families(experiment: Experiment, arms: Mapping[Training, Arm]) -> list[Family]:
+    """The recipes of an experiment that has lengths, each at all of them."""
+    found = dict[str, dict[float, Arm]]()
+    for row in experiment.rows:
+        found.setdefault(row.curve, {})[row.training.length] = arms[row.training]
+    return [Family(label, own) for label, own in found.items()]
+
+
+def _compared(
+    request: Request,
+    experiment: Experiment,
+    families: Sequence[Family],
+    costs: Mapping[str, Cost],
+    results: Results,
+) -> Comparison:
+    """What the results hold of an experiment that has lengths."""
+    own = {arm.name: costs[arm.name] for family in families for arm in family.arms.values()}
+    timed = step_timed(own, request.step_times)
+    found = compare_lengths(families, request.seeds, results, request.typed, timed)
+    return replace(found, title=experiment.title, note=TOY_MARK if request.is_toy else "")

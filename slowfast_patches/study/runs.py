@@ -130,8 +130,13 @@ def _time_left(costs: Mapping[str, Cost], todo: Sequence[str], results: Results)
     elif None not in seconds:
         left = sum(value or 0.0 for value in seconds)
     else:
-        return f"{format_flops(flops)} of training; their time is known after the first"
-    return f"about {format_duration(left)} left for all"
+        left_to_do = f"{_runs(len(todo))} with {format_flops(flops)} of training"
+        return f"{left_to_do}; their time is known after the first"
+    return f"about {format_duration(left)} left for {_runs(len(todo))}"
+
+
+def _runs(number: int) -> str:
+    return f"{number} run{'' if number == 1 else 's'}"
 
 
 def _train(arm: Arm, seed: int, folder: Path, run_net: Path) -> Result:

@@ -52,7 +52,7 @@ def toy_overrides(recipe: Recipe, reference: Recipe, toy: Toy) -> dict[str, obje
     rate = toy.base_lr / reference.solver.base_lr
     length = toy.iterations * toy.clips / toy.videos / reference.solver.max_epoch
     batch = max(1, round(recipe.train.batch_size * clips))
-    frames = max(8, data.num_frames // 2)
+    frames = max(8, data.num_frames * _frames(reference) // reference.data.num_frames)
     has_pools = any(blocks for stage in recipe.nonlocal_.location for blocks in stage)
     pixels = (_POOLED_CROP if has_pools else _CROP) / 224
 
@@ -87,6 +87,14 @@ def toy_overrides(recipe: Recipe, reference: Recipe, toy: Toy) -> dict[str, obje
         "NUM_GPUS": 0,
         "LOG_PERIOD": 50,
     }
+
+
+def _frames(reference: Recipe) -> int:
+    """Half of a baseline's frames, or as many as its coarsest clips, of a fourth of them, need to
+    feed the slow pathway."""
+    frames = reference.data.num_frames
+    alpha = reference.slowfast.alpha if reference.model.arch == "slowfast" else 1
+    return max(8, frames // 2, min(frames, 4 * alpha))
 
 
 def make_toy_videos(folder: Path, datasets: Collection[str]) -> None:

@@ -16,6 +16,7 @@ from slowfast_patches.utils.signals import BY_HAND_STATUS
 
 __all__ = [
     "ToolError",
+    "add_lengths",
     "add_old_name",
     "add_options",
     "add_seeds",
@@ -23,6 +24,7 @@ __all__ = [
     "ends_early",
     "key_value",
     "option_of",
+    "take_lengths",
     "take_seeds",
     "tool",
 ]
@@ -149,3 +151,32 @@ def take_seeds(parser: argparse.ArgumentParser, args: argparse.Namespace) -> Non
         parser.error(f"--seeds takes whole numbers, not {rest[0]}")
     args.overrides = rest + args.overrides
     args.seeds = list(dict.fromkeys(map(int, seeds)))
+
+
+def add_lengths(group: argparse._ActionsContainer) -> None:
+    """Add --lengths; `take_lengths` is to follow."""
+    text = "train each config at these multiples of its length, and draw curves: 0.25 0.5 1 2"
+    group.add_argument("--lengths", nargs="+", default=[], metavar="L", help=text)
+
+
+def take_lengths(args: argparse.Namespace) -> None:
+    """Make `args.lengths` numbers; KEY VALUE pairs that followed them are given back to
+    `args.overrides`.
+
+    Raises:
+        ValueError: the first, or one before any KEY, is no number.
+    """
+    lengths = list(takewhile(_is_number, args.lengths))
+    rest = args.lengths[len(lengths) :]
+    if rest and not (lengths and rest[0][:1].isalpha()):
+        raise ValueError(f"--lengths takes numbers, not {rest[0]}")
+    args.overrides = rest + args.overrides
+    args.lengths = list(map(float, lengths))
+
+
+def _is_number(word: str) -> bool:
+    try:
+        float(word)
+    except ValueError:
+        return False
+    return True

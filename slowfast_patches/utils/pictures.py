@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -27,19 +27,21 @@ MUTED = "#8a8f98"
 
 
 def new_figure(
-    rows: int, width: float, height: float, ratios: list[float] | None = None
+    rows: int, width: float, height: float, ratios: list[float] | None = None, columns: int = 1
 ) -> tuple[Figure, list[Axes]]:
-    """A figure of `rows` panels above each other on one x axis; width and height in inches.
+    """A figure of `rows` panels above each other on one x axis, and of `columns` beside each other
+    on one y axis, in reading order; width and height in inches.
 
     It is made without pyplot, so that no backend is chosen and nothing has to be closed.
     """
     from matplotlib.figure import Figure  # most of a second: for who draws
 
     figure = Figure(figsize=(width, height), layout="constrained")
+    heights = {"height_ratios": ratios or [1.0] * rows}
     grid = figure.subplots(
-        rows, 1, sharex=True, squeeze=False, gridspec_kw={"height_ratios": ratios or [1.0] * rows}
+        rows, columns, sharex="col", sharey=columns > 1, squeeze=False, gridspec_kw=heights
     )
-    panels = list(grid[:, 0])
+    panels = list(grid.flat)
     for axes in panels:
         axes.spines[["top", "right"]].set_visible(False)
         axes.grid(axis="y", color="#e6e8eb", linewidth=0.8)
@@ -47,10 +49,11 @@ def new_figure(
     return figure, panels
 
 
-def add_legend(figure: Figure, axes: Axes, title: str) -> None:
+def add_legend(figure: Figure, axes: Axes, title: str, columns: int = 1) -> None:
     """Explain the curves below the axes, where no curve ends."""
     handles = axes.get_legend_handles_labels()
-    figure.legend(*handles, loc="outside lower center", title=title, frameon=False)
+    style: dict[str, Any] = {"title": title, "frameon": False, "ncols": columns}
+    figure.legend(*handles, loc="outside lower center", **style)
 
 
 def save_figure(figure: Figure, path: Path) -> None:

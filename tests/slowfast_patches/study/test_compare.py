@@ -253,10 +253,10 @@ def test_the_time_that_is_left_is_said_to_standard_error(arms, fake_run_net, tmp
     first, second = err.splitlines()
     assert out == ""
     assert "baseline, seed 0: starts; " in first
-    assert "FLOP of training" in first
-    assert second == "run 2 of 2: multigrid, seed 0: starts; about 107 s left for all"
+    assert "2 runs with 2 FLOP of training" in first
+    assert second == "run 2 of 2: multigrid, seed 0: starts; about 107 s left for 1 run"
     train(arms, [1], tmp_path / "runs", fake_run_net, seconds=20.0)
-    assert "starts; about 40 s left for all" in capsys.readouterr().err
+    assert "starts; about 40 s left for 2 runs" in capsys.readouterr().err
 
 
 @pytest.mark.slow

@@ -18,6 +18,7 @@ COMMANDS = {
     "multigrid-prepare": "prepare_data",
     "multigrid-reproduce": "reproduce",
     "multigrid-submit": "submit",
+    "multigrid-pilot": "pilot",
     "multigrid-demo-data": "make_demo_data",
     "multigrid-make-words": "make_words",
 }

@@ -1,14 +1,16 @@
 """A pilot: minutes of training that tell whether multigrid pays for a model on its data, and which.
 
 race       the baseline and a few cycles, each from scratch, for equal seconds, loading included
-score      each at the baseline's grid, after precise BN, on the same validation videos
-judge      is the best cycle better than the baseline, by how much, how sure
-propose    the keys of that cycle, and how many times faster as many clips pass through it
+score      each on the same validation videos, after precise BN: at the coarse grid when two thirds
+           of its seconds are spent, at the baseline's grid in the end
+judge      do coarse shapes teach faster, does it carry over to the baseline's grid, how sure is it
+propose    the keys of the best cycle, and how many times faster as many clips pass through it
 
 A cycle spends two thirds of its seconds on coarse shapes, in equal parts, and the last third at the
 baseline's, where the rate falls to zero, as the baseline's does. The last part is needed: a network
 that was trained on 32² pixels alone knows nothing at 64², where it learns it again within some
-dozen iterations (docs/proof.md).
+dozen iterations (docs/proof.md). That change costs the same in a long training, where it hardly
+counts, and in a pilot, where it may cost all that coarse shapes gained: so both are looked at.
 """
 
 from __future__ import annotations
@@ -109,17 +111,19 @@ class Stage:
 
 @dataclass(frozen=True)
 class Arm:
-    """A cycle's stages, and its `score` in per cent of the videos at the baseline's grid."""
+    """A cycle's stages, and its scores, per cent of the videos: `own` at the grid of its last
+    coarse shape, before the last stage, and `score` at the baseline's grid, in the end."""
 
     cycle: Cycle
     stages: tuple[Stage, ...]
+    own: float
     score: float
 
 
 @dataclass(frozen=True)
 class Verdict:
-    """What the race says: the best arm, or None where it does not tell; in words, and `sure`, the
-    probability that the best cycle is better than the baseline, by the videos that were scored."""
+    """What the race says: the best arm, or None where no cycle is to be used; in words, and `sure`,
+    the probability of what it rests on, by the number of videos that were scored."""
 
     best: Arm | None
     sure: float
@@ -128,13 +132,15 @@ class Verdict:
 
 @dataclass(frozen=True)
 class Pilot:
-    """A race that was run. `chance` is the per cent that the commonest class has of the `videos`
-    that were scored; `metric` names the score, `baseline_seconds` is what the whole baseline
-    takes, without evaluation, and `seconds` what the pilot took."""
+    """A race that was run: its arms, the baseline first, whose score after a third of its seconds
+    is `first_third`. `chance` is the per cent that the commonest class has of the `videos` that
+    were scored; `metric` names the score, `baseline_seconds` is what the whole baseline takes,
+    without evaluation, and `seconds` what the pilot took."""
 
     recipe: Recipe
     schedule: Schedule
     arms: tuple[Arm, ...]
+    first_third: float
     metric: str
     videos: int
     chance: float
@@ -145,26 +151,50 @@ class Pilot:
     def verdict(self) -> Verdict:
         """What to do.
 
-        An arm has learned where its score is above chance by two standard errors. The difference of
-        two scores has the standard error of two independent samples: that of paired ones is less,
-        and what another seed would change comes on top.
+        The baseline at 1/3 and 2/3 of its seconds is what cycles are held against: coarse shapes
+        teach faster if they reach more on their own grid in two thirds than the baseline on its;
+        what they taught carries over if the last third then ends above the baseline's first.
         """
         baseline, *others = self.arms
-        best = max(others, key=lambda arm: arm.score)
-        if max(best.score, baseline.score) < self.chance + 2 * self.error(self.chance):
+        found = [(self._better(arm.score, baseline.score), arm) for arm in others]
+        at_once, best = max(found, key=lambda pair: pair[0])
+        if at_once >= _SURE:
+            return Verdict(best, at_once, f"use multigrid ({best.cycle.name})")
+        late, likely = max(((self._promise(arm), arm) for arm in others), key=lambda p: p[0])
+        if late >= _SURE:
             text = (
-                "nothing was learned in this time, which says nothing for multigrid: do not use it "
-                "here, or give the pilot more --minutes"
+                f"use multigrid ({likely.cycle.name}) in a training as long as the baseline's: its "
+                "coarse shapes teach faster, and it carries over; in one as short as this, the "
+                "change of shape still costs what they gain"
+            )
+            return Verdict(likely, late, text)
+        if max(self.first_third, baseline.score, best.score) < self._learned:
+            text = (
+                "do not use multigrid here on this evidence: nothing was learned in so short a "
+                "time, by the baseline neither; more --minutes may tell more"
             )
             return Verdict(None, 0.5, text)
-        spread = math.hypot(self.error(best.score), self.error(baseline.score))
-        sure = 0.5 * (1 + math.erf((best.score - baseline.score) / spread / math.sqrt(2)))
-        if sure >= _SURE:
-            return Verdict(best, sure, f"use multigrid: {best.cycle.name}")
-        if sure <= 1 - _SURE:
-            return Verdict(None, sure, "do not use multigrid here: the baseline learns faster")
+        if at_once <= 1 - _SURE:
+            text = "do not use multigrid here: the baseline learns faster"
+            return Verdict(None, 1 - at_once, text)
         text = "do not use multigrid here: no cycle is clearly better than the baseline"
-        return Verdict(None, sure, f"{text}; more --minutes would tell more")
+        return Verdict(None, 1 - at_once, f"{text}; more --minutes would tell more")
+
+    def _promise(self, arm: Arm) -> float:
+        """The probability that an arm's coarse shapes teach faster, and that it carries over."""
+        faster = self._better(arm.own, self.arms[0].own)
+        return min(faster, self._better(arm.score, max(self.first_third, self.chance)))
+
+    @property
+    def _learned(self) -> float:
+        """The score from which on something was learned: two standard errors above chance."""
+        return self.chance + 2 * self.error(self.chance)
+
+    def _better(self, score: float, other: float) -> float:
+        """The probability that a score is truly above another, each of as many videos drawn by
+        itself: of the same videos it is surer, and what another seed would give is not in it."""
+        spread = math.hypot(self.error(score), self.error(other))
+        return 0.5 * (1 + math.erf((score - other) / spread / math.sqrt(2)))
 
     def error(self, score: float) -> float:
         """The standard error of a score in per cent, as of a proportion of the videos."""
@@ -209,7 +239,7 @@ def run_pilot(recipe: Recipe, seconds: float | None, device: torch.device) -> Pi
     count = min(len(cycles), max(2, int(30 * seconds / whole)))
     end, arms = began + seconds, list[Arm]()
     for number, cycle in enumerate(cycles[:count]):
-        share = (end - time.monotonic()) / (count - number) - scoring
+        share = (end - time.monotonic()) / (count - number) - (2 if number else 3) * scoring
         arms.append(race.run(cycle, max(share, _TRIED)))
         logger.info("%s: %.1f %%", cycle.name, arms[-1].score)
     base = arms[0].stages
@@ -219,6 +249,7 @@ def run_pilot(recipe: Recipe, seconds: float | None, device: torch.device) -> Pi
         recipe=race.recipe,
         schedule=race.schedule,
         arms=tuple(arms),
+        first_third=race.first_third,
         metric=metric_names(recipe)[0],
         videos=len(race.sample.videos),
         chance=race.sample.chance(),
@@ -279,6 +310,7 @@ class _Race:
         self._data = build_dataset(recipe, "train")
         self.sample = _Sample(build_dataset(recipe, "val"))
         self.schedule = schedule_of(recipe, len(self._data))
+        self.first_third = math.nan
 
     def fits(self, cycle: Cycle) -> bool:
         """Whether the model takes all shapes of a cycle."""
@@ -293,24 +325,30 @@ class _Race:
     def try_baseline(self) -> tuple[float, float]:
         """Seconds of its step, loading included, and of scoring it."""
         stepper, began = self._stepper(self.recipe), time.monotonic()
-        self._score(stepper)
+        self._score(stepper, self.schedule.base)
         scoring = time.monotonic() - began
         stage = self._train(stepper, self._data, self.schedule.base, _TRIED, 0, lambda _: 0.0)
         return stage.seconds / stage.iterations, scoring
 
     def run(self, cycle: Cycle, seconds: float) -> Arm:
-        """Train a cycle from scratch for some seconds, and score it."""
+        """Train a cycle from scratch for some seconds, and score it; the baseline three times."""
         recipe, base = self.recipe.replaced(cycle.overrides), self.schedule.base
         stepper, data = self._stepper(recipe), build_dataset(recipe, "train")
         growth = recipe.multigrid.batch_exponent
         shapes = [scale_shape(base, pair, batch_exponent=growth) for pair in cycle.factors]
-        parts = [_COARSE / max(1, len(shapes))] * len(shapes)
-        stages, done, clips = list[Stage](), 0.0, 0
-        for shape, part in zip([*shapes, base], [*parts, 1 - sum(parts)], strict=True):
+        coarse = shapes or [base, base]
+        part = _COARSE * seconds / len(coarse)
+        stages, done, clips, scores = list[Stage](), 0.0, 0, list[float]()
+        for shape in (*coarse, base):
+            left = seconds - done if len(stages) == len(coarse) else part
             rate = partial(_rate, done=done, whole=seconds)
-            stages.append(self._train(stepper, data, shape, part * seconds, clips, rate))
-            done, clips = done + part * seconds, clips + stages[-1].clips
-        return Arm(cycle, tuple(stages), self._score(stepper))
+            stages.append(self._train(stepper, data, shape, left, clips, rate))
+            done, clips = done + left, clips + stages[-1].clips
+            if len(stages) >= len(coarse) or not shapes:
+                scores.append(self._score(stepper, shape))
+        if not shapes:
+            self.first_third = scores[0]
+        return Arm(cycle, tuple(stages), scores[-2], scores[-1])
 
     def _stepper(self, recipe: Recipe) -> Stepper:
         torch.manual_seed(recipe.rng_seed)
@@ -357,18 +395,37 @@ class _Race:
         rate = SteppedRate((1.0,), (rates_of_batch(self.recipe).solver.base_lr,))
         return Schedule(base, self.schedule.num_videos, 1.0, rate, (phase,))
 
-    def _score(self, stepper: Stepper) -> float:
-        """Per cent of the sample, at the baseline's grid with its precise BN."""
-        recipe, world, model = self.recipe, self._world, stepper.model
-        base = self.schedule.base
-        loader = precise_bn_loader(
-            recipe, self._data, self.schedule, self.schedule.at(0), world.rank, world.size
-        )
+    def _score(self, stepper: Stepper, shape: Shape) -> float:
+        """Per cent of the sample, at the grid of a shape with precise BN there; the weights and
+        statistics that are trained on stay."""
+        recipe, world = self._on(shape), self._world
+        model = build_model(recipe, grouped_bn=True).to(world.device)
+        model.load_state_dict(stepper.model.state_dict())
+        data, sample = build_dataset(recipe, "train"), _Sample(build_dataset(recipe, "val"))
+        schedule = schedule_of(recipe, self.schedule.num_videos)
+        step, batch = schedule.at(0), schedule.base.batch
+        loader = precise_bn_loader(recipe, data, schedule, step, world.rank, world.size)
         transform = InputTransform.of_recipe(recipe, world.device)
         autocast = Precision(recipe, world.device).autocast
-        update_precise_bn(model, loader, transform, world, autocast, base.batch)
-        metrics = evaluate(model, recipe, self.sample, base.batch, world).metrics
-        return metrics[metric_names(recipe)[0]]
+        update_precise_bn(model, loader, transform, world, autocast, batch)
+        return evaluate(model, recipe, sample, batch, world).metrics[metric_names(recipe)[0]]
+
+    def _on(self, shape: Shape) -> Recipe:
+        """The baseline's recipe with a shape's grid for its own, and its field of view."""
+        base, jitter = self.schedule.base, self.recipe.data.train_jitter_scales
+        if (shape.frames, shape.crop) == (base.frames, base.crop):
+            return self.recipe
+        sides = [max(shape.crop, round(side * shape.crop / base.crop)) for side in jitter]
+        return self.recipe.replaced(
+            {
+                "DATA.NUM_FRAMES": shape.frames,
+                "DATA.SAMPLING_RATE": self.recipe.data.sampling_rate * base.frames // shape.frames,
+                "DATA.TRAIN_CROP_SIZE": shape.crop,
+                "DATA.CROP_SIZE": shape.crop,
+                "DATA.TEST_CROP_SIZE": shape.crop,
+                "DATA.TRAIN_JITTER_SCALES": sides,
+            }
+        )
 
 
 def _rate(seconds: float, *, done: float, whole: float) -> float:

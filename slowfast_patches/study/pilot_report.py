@@ -21,24 +21,28 @@ def format_pilot(pilot: Pilot) -> str:
 
 def _table(pilot: Pilot, *, markdown: bool = False) -> str:
     headers = ["cycle", "shape", "seconds", "clips", "clips/s", "loss"]
-    headers += [f"{metric_title(pilot.metric)}, %"]
+    headers += [f"{metric_title(pilot.metric)}, %,\non its grid"]
     rows = list[list[str]]()
     for arm in pilot.arms:
-        score = f"{arm.score:.1f} ± {pilot.error(arm.score):.1f}"
-        for number, stage in enumerate(arm.stages):
-            numbers = [f"{stage.seconds:.1f}", f"{stage.clips:,}"]
-            numbers += [f"{1 / stage.seconds_per_clip:.1f}", f"{stage.loss:.2f}"]
-            name, last = number == 0, number == len(arm.stages) - 1
-            rows.append([arm.cycle.name * name, str(stage.shape), *numbers, score if last else ""])
+        scores = [None, None, arm.own, arm.score][-len(arm.stages) :]
+        if arm is pilot.arms[0]:
+            scores[0] = pilot.first_third
+        for number, (stage, score) in enumerate(zip(arm.stages, scores, strict=True)):
+            cells = [arm.cycle.name * (number == 0), str(stage.shape), f"{stage.seconds:.1f}"]
+            cells += [f"{stage.clips:,}", f"{1 / stage.seconds_per_clip:.1f}"]
+            shown = "" if score is None else f"{score:.1f} ± {pilot.error(score):.1f}"
+            rows.append([*cells, f"{stage.loss:.2f}", shown])
+    if markdown:
+        headers = [header.replace("\n", " ") for header in headers]
     return format_table(headers, rows, left=2, markdown=markdown)
 
 
 def _notes(pilot: Pilot) -> list[str]:
     return [
-        f"{metric_title(pilot.metric).capitalize()} at the baseline's grid, after precise BN, on "
-        f"{pilot.videos} validation videos; ± is the standard error of that many; the commonest "
-        f"class has {pilot.chance:.1f} %. The loss is the training's, at each shape's own grid, in "
-        "the last tenth. Seconds are with loading, one seed.",
+        f"{metric_title(pilot.metric).capitalize()} on {pilot.videos} validation videos, at the "
+        "grid just trained on, after precise BN there; ± is the standard error of that many; "
+        f"the commonest class has {pilot.chance:.1f} %. The loss is the training's, in a stage's "
+        "last tenth. Seconds are with loading; one seed.",
         f"The pilot took {format_duration(pilot.seconds)}; the whole baseline "
         f"({pilot.schedule.iterations:,} iterations) would take "
         f"{format_duration(pilot.baseline_seconds)}.",
@@ -52,12 +56,13 @@ def advice_of(pilot: Pilot) -> list[str]:
     if verdict.best is None:
         return lines
     faster = pilot.speed_up(verdict.best)
+    above = verdict.best.score - pilot.arms[0].score
     lines.append(
-        f"In the same short time it was {verdict.best.score - pilot.arms[0].score:.1f} points "
-        f"above the baseline; that it is better at all is {100 * verdict.sure:.0f} % sure, by "
-        "the videos that were scored. With as many clips as the whole baseline it takes "
-        f"1/{faster:.2f} of its time. EPOCH_FACTOR makes it longer or shorter; tools/compare.py "
-        "--lengths draws the curves."
+        f"In the same short time it ended {abs(above):.1f} points "
+        f"{'above' if above >= 0 else 'below'} the baseline. How sure: {100 * verdict.sure:.1f} %, "
+        "by the number of videos that were scored; another seed may differ by more. Expect: with "
+        f"as many clips as the whole baseline, {faster:.2f} × its speed at about its accuracy. "
+        "EPOCH_FACTOR makes it longer or shorter; tools/compare.py --lengths draws the curves."
     )
     return [*lines, f"Keys:\n\n{keys_of(verdict.best)}"]
 
@@ -87,9 +92,11 @@ def pilot_json(pilot: Pilot) -> dict[str, Any]:
         "chance": pilot.chance,
         "baseline_seconds": pilot.baseline_seconds,
         "seconds": pilot.seconds,
+        "baseline_after_a_third": pilot.first_third,
         "arms": [
             {
                 "cycle": arm.cycle.name,
+                "own_grid": arm.own,
                 pilot.metric: arm.score,
                 "standard_error": pilot.error(arm.score),
                 "stages": [

@@ -23,8 +23,8 @@ if __name__ == "__main__":
 from slowfast_patches import patching
 from slowfast_patches.config.load import load_recipe, recipe_path
 from slowfast_patches.launch.device import check_gpus, process_device, set_up_device
-from slowfast_patches.study.pilot import one_process, run_pilot
-from slowfast_patches.study.pilot_report import format_pilot, pilot_json, write_pilot
+from slowfast_patches.study.pilot.race import one_process, run_pilot
+from slowfast_patches.study.pilot.report import format_pilot, pilot_json, write_pilot
 
 _OPTIONS = {
     "--minutes": (float, "M", "that it may take (default: a tenth of the baseline's)"),
@@ -54,7 +54,7 @@ def main(argv: list[str] | None = None) -> int:
     """Run the pilot and print what it found; returns the exit status."""
     args = parse_args(argv)
     logging.basicConfig(level=logging.WARNING, format="%(message)s", stream=sys.stderr)
-    logging.getLogger("slowfast_patches.study.pilot").setLevel(logging.INFO)
+    logging.getLogger("slowfast_patches.study.pilot.race").setLevel(logging.INFO)
     patching.apply()
     recipe = load_recipe(recipe_path(args.cfg), args.overrides)
     check_gpus(recipe)

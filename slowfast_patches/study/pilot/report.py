@@ -6,7 +6,7 @@ from pathlib import Path
 from typing import Any
 
 from slowfast_patches.config.metrics import metric_title
-from slowfast_patches.study.pilot import Arm, Pilot
+from slowfast_patches.study.pilot.verdict import Arm, Pilot
 from slowfast_patches.study.report import write_report
 from slowfast_patches.utils.pictures import COLOURS, new_figure, save_figure
 from slowfast_patches.utils.tables import format_duration, format_table
@@ -39,10 +39,10 @@ def _table(pilot: Pilot, *, markdown: bool = False) -> str:
 
 def _notes(pilot: Pilot) -> list[str]:
     return [
-        f"{metric_title(pilot.metric).capitalize()} on {pilot.videos} validation videos, at the "
-        "grid just trained on, after precise BN there; ± is the standard error of that many; "
-        f"the commonest class has {pilot.chance:.1f} %. The loss is the training's, in a stage's "
-        "last tenth. Seconds are with loading; one seed.",
+        f"{metric_title(pilot.metric).capitalize()} on {pilot.videos} videos that nothing was "
+        "trained on, at the grid just trained on, after precise BN there; ± is the standard error "
+        f"of that many; the commonest class has {pilot.chance:.1f} %. The loss is the training's, "
+        "in a stage's last tenth. Seconds are with loading; one seed.",
         f"The pilot took {format_duration(pilot.seconds)}; the whole baseline "
         f"({pilot.schedule.iterations:,} iterations) would take "
         f"{format_duration(pilot.baseline_seconds)}.",

@@ -1,25 +1,13 @@
-"""A pilot: minutes of training that tell whether multigrid pays for a model on its data, and which.
-
-race       the baseline and a few cycles, each from scratch, for equal seconds, loading included
-score      each on the same validation videos, after precise BN: at the coarse grid when two thirds
-           of its seconds are spent, at the baseline's grid in the end
-judge      do coarse shapes teach faster, does it carry over to the baseline's grid, how sure is it
-propose    the keys of the best cycle, and how many times faster as many clips pass through it
-
-A cycle spends two thirds of its seconds on coarse shapes, in equal parts, and the last third at the
-baseline's, where the rate falls to zero, as the baseline's does. The last part is needed: a network
-that was trained on 32² pixels alone knows nothing at 64², where it learns it again within some
-dozen iterations (docs/proof.md). That change costs the same in a long training, where it hardly
-counts, and in a pilot, where it may cost all that coarse shapes gained: so both are looked at.
-"""
+"""The race of a pilot: what trains each arm for some seconds, and scores it."""
 
 from __future__ import annotations
 
 import logging
 import math
 import time
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
+from collections import Counter
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
 from functools import partial
 from statistics import fmean
 from typing import Any
@@ -27,8 +15,7 @@ from typing import Any
 import numpy as np
 import torch
 
-from multigrid import Phase, Schedule, Shape, SteppedRate, scale_shape
-from multigrid.shapes import Factors
+from multigrid import ClipRequest, Phase, Schedule, Shape, SteppedRate, scale_shape
 from slowfast_patches.config import check_recipe
 from slowfast_patches.config.check import check_frames
 from slowfast_patches.config.metrics import metric_names
@@ -39,12 +26,13 @@ from slowfast_patches.launch.launch import for_processes, processes_of
 from slowfast_patches.models.build import build_model
 from slowfast_patches.models.inputs import InputTransform
 from slowfast_patches.models.solver import Precision
+from slowfast_patches.study.pilot.verdict import Arm, Cycle, Pilot, Stage
 from slowfast_patches.train.evaluate import evaluate
 from slowfast_patches.train.running_stats import update_precise_bn
 from slowfast_patches.train.step import Stepper
 from slowfast_patches.utils.distributed import World
 
-__all__ = ["CYCLES", "Arm", "Cycle", "Pilot", "Stage", "Verdict", "run_pilot"]
+__all__ = ["CYCLES", "one_process", "run_pilot"]
 
 logger = logging.getLogger(__name__)
 
@@ -52,31 +40,14 @@ _COARSE = 2 / 3
 """Part of a cycle's seconds that is spent on coarse shapes."""
 _WARMUP = 0.1
 """Part of an arm's seconds in which the rate rises."""
-_MOST_VIDEOS = 400
-"""Videos that arms are scored on."""
+_MOST_VIDEOS = 300
+"""Videos that arms are scored on: a standard error of at most 3 points."""
+_PRECISE = 10
+"""Mini-batches for precise BN, which need be no more than decide a race."""
 _SMALLEST_CROP = 32
 """Pixels of the input to one of the last feature map's."""
 _TRIED = 3.0
 """Seconds in which a step is timed, and the least that an arm gets."""
-_SURE = 0.95
-
-
-@dataclass(frozen=True)
-class Cycle:
-    """A way to train: `factors` of the long cycle's shapes, and further keys of MULTIGRID."""
-
-    name: str
-    factors: tuple[Factors, ...]
-    keys: Mapping[str, object] = field(default_factory=dict)
-
-    @property
-    def overrides(self) -> dict[str, object]:
-        """The keys that train so."""
-        if not self.keys:
-            return {}
-        shapes = [list(pair) for pair in (*self.factors, (1.0, 1.0))]
-        return {"MULTIGRID.LONG_CYCLE": True, "MULTIGRID.LONG_CYCLE_FACTORS": shapes, **self.keys}
-
 
 _GENTLE = {"MULTIGRID.BATCH_EXPONENT": 0.5, "MULTIGRID.KEEP_FIELD_OF_VIEW": True}
 _HALF = math.sqrt(0.5)
@@ -89,129 +60,6 @@ CYCLES: tuple[Cycle, ...] = (
     Cycle("paper", ((0.25, _HALF), (0.5, _HALF), (0.5, 1.0)), {"MULTIGRID.BATCH_EXPONENT": 1.0}),
 )
 """What is tried, in this order, as far as the minutes last; the first is what others must beat."""
-
-
-@dataclass(frozen=True)
-class Stage:
-    """What was trained at one shape: `seconds` with loading; `loss` the mean of the last tenth."""
-
-    shape: Shape
-    seconds: float
-    iterations: int
-    loss: float
-
-    @property
-    def clips(self) -> int:
-        return self.iterations * self.shape.batch
-
-    @property
-    def seconds_per_clip(self) -> float:
-        return self.seconds / self.clips
-
-
-@dataclass(frozen=True)
-class Arm:
-    """A cycle's stages, and its scores, per cent of the videos: `own` at the grid of its last
-    coarse shape, before the last stage, and `score` at the baseline's grid, in the end."""
-
-    cycle: Cycle
-    stages: tuple[Stage, ...]
-    own: float
-    score: float
-
-
-@dataclass(frozen=True)
-class Verdict:
-    """What the race says: the best arm, or None where no cycle is to be used; in words, and `sure`,
-    the probability of what it rests on, by the number of videos that were scored."""
-
-    best: Arm | None
-    sure: float
-    text: str
-
-
-@dataclass(frozen=True)
-class Pilot:
-    """A race that was run: its arms, the baseline first, whose score after a third of its seconds
-    is `first_third`. `chance` is the per cent that the commonest class has of the `videos` that
-    were scored; `metric` names the score, `baseline_seconds` is what the whole baseline takes,
-    without evaluation, and `seconds` what the pilot took."""
-
-    recipe: Recipe
-    schedule: Schedule
-    arms: tuple[Arm, ...]
-    first_third: float
-    metric: str
-    videos: int
-    chance: float
-    baseline_seconds: float
-    seconds: float
-
-    @property
-    def verdict(self) -> Verdict:
-        """What to do.
-
-        The baseline at 1/3 and 2/3 of its seconds is what cycles are held against: coarse shapes
-        teach faster if they reach more on their own grid in two thirds than the baseline on its;
-        what they taught carries over if the last third then ends above the baseline's first.
-        """
-        baseline, *others = self.arms
-        found = [(self._better(arm.score, baseline.score), arm) for arm in others]
-        at_once, best = max(found, key=lambda pair: pair[0])
-        if at_once >= _SURE:
-            return Verdict(best, at_once, f"use multigrid ({best.cycle.name})")
-        late, likely = max(((self._promise(arm), arm) for arm in others), key=lambda p: p[0])
-        if late >= _SURE:
-            text = (
-                f"use multigrid ({likely.cycle.name}) in a training as long as the baseline's: its "
-                "coarse shapes teach faster, and it carries over; in one as short as this, the "
-                "change of shape still costs what they gain"
-            )
-            return Verdict(likely, late, text)
-        if max(self.first_third, baseline.score, best.score) < self._learned:
-            text = (
-                "do not use multigrid here on this evidence: nothing was learned in so short a "
-                "time, by the baseline neither; more --minutes may tell more"
-            )
-            return Verdict(None, 0.5, text)
-        if at_once <= 1 - _SURE:
-            text = "do not use multigrid here: the baseline learns faster"
-            return Verdict(None, 1 - at_once, text)
-        text = "do not use multigrid here: no cycle is clearly better than the baseline"
-        return Verdict(None, 1 - at_once, f"{text}; more --minutes would tell more")
-
-    def _promise(self, arm: Arm) -> float:
-        """The probability that an arm's coarse shapes teach faster, and that it carries over."""
-        faster = self._better(arm.own, self.arms[0].own)
-        return min(faster, self._better(arm.score, max(self.first_third, self.chance)))
-
-    @property
-    def _learned(self) -> float:
-        """The score from which on something was learned: two standard errors above chance."""
-        return self.chance + 2 * self.error(self.chance)
-
-    def _better(self, score: float, other: float) -> float:
-        """The probability that a score is truly above another, each of as many videos drawn by
-        itself: of the same videos it is surer, and what another seed would give is not in it."""
-        spread = math.hypot(self.error(score), self.error(other))
-        return 0.5 * (1 + math.erf((score - other) / spread / math.sqrt(2)))
-
-    def error(self, score: float) -> float:
-        """The standard error of a score in per cent, as of a proportion of the videos."""
-        part = min(max(score / 100, 1 / self.videos), 1 - 1 / self.videos)
-        return 100 * math.sqrt(part * (1 - part) / self.videos)
-
-    def speed_up(self, arm: Arm) -> float:
-        """The baseline's seconds over those of an arm's cycle with as many clips, by the seconds of
-        a clip of the race."""
-        per_clip = {stage.shape: stage.seconds_per_clip for a in self.arms for stage in a.stages}
-        phases = schedule_of(self.advised(arm), self.schedule.num_videos).phases
-        seconds = sum(phase.clips * per_clip[phase.base_shape] for phase in phases)
-        return self.baseline_seconds / seconds
-
-    def advised(self, arm: Arm) -> Recipe:
-        """The recipe that trains with an arm's cycle for as many clips as the baseline."""
-        return self.recipe.replaced({**arm.cycle.overrides, "MULTIGRID.EPOCH_FACTOR": 1.0})
 
 
 def run_pilot(recipe: Recipe, seconds: float | None, device: torch.device) -> Pilot:
@@ -242,6 +90,7 @@ def run_pilot(recipe: Recipe, seconds: float | None, device: torch.device) -> Pi
         share = (end - time.monotonic()) / (count - number) - (2 if number else 3) * scoring
         arms.append(race.run(cycle, max(share, _TRIED)))
         logger.info("%s: %.1f %%", cycle.name, arms[-1].score)
+    videos, chance = race.chance()
     base = arms[0].stages
     clips = race.schedule.clips
     per_clip = sum(stage.seconds for stage in base) / sum(stage.clips for stage in base)
@@ -251,8 +100,8 @@ def run_pilot(recipe: Recipe, seconds: float | None, device: torch.device) -> Pi
         arms=tuple(arms),
         first_third=race.first_third,
         metric=metric_names(recipe)[0],
-        videos=len(race.sample.videos),
-        chance=race.sample.chance(),
+        videos=videos,
+        chance=chance,
         baseline_seconds=clips * per_clip,
         seconds=time.monotonic() - began,
     )
@@ -273,33 +122,50 @@ def one_process(recipe: Recipe) -> Recipe:
             "TRAIN.BATCH_SIZE": clips,
             "SOLVER.BASE_LR": recipe.solver.base_lr * share,
             "SOLVER.REFERENCE_WORLD_SIZE": 0,
+            "BN.NUM_BATCHES_PRECISE": min(_PRECISE, recipe.bn.num_batches_precise),
         }
     )
 
 
-class _Sample:
-    """Some of a validation set's videos, evenly spread over the list, as a data set."""
+class _Some(torch.utils.data.Dataset[Any]):
+    """Some videos of a data set, as a data set of its own."""
 
-    def __init__(self, dataset: Any) -> None:
-        count = min(_MOST_VIDEOS, len(dataset.videos))
-        self._dataset = dataset
-        self._numbers = np.linspace(0, len(dataset.videos) - 1, count).astype(int)
+    def __init__(self, dataset: Any, numbers: Sequence[int]) -> None:
+        self._dataset, self._numbers = dataset, list(numbers)
+        self._places = {number: place for place, number in enumerate(self._numbers)}
         self.videos = [dataset.videos[number] for number in self._numbers]
 
     def __len__(self) -> int:
         return len(self.videos)
 
-    def __getitems__(self, numbers: Sequence[int]) -> Any:
-        batch = self._dataset.__getitems__([int(self._numbers[n]) for n in numbers])
-        places = {int(number): place for place, number in enumerate(self._numbers)}
-        videos = [places[number] for number in batch["videos"].tolist()]
-        return {**batch, "videos": torch.tensor(videos, dtype=torch.int64)}
+    def __getitems__(self, requests: Sequence[ClipRequest | int]) -> Any:
+        batch = self._dataset.__getitems__([self._number(request) for request in requests])
+        # A video that could not be read was replaced by any other, which may not be among these.
+        places = [self._places.get(number, 0) for number in batch["videos"].tolist()]
+        return {**batch, "videos": torch.tensor(places, dtype=torch.int64)}
 
-    def chance(self) -> float:
-        """Per cent of the videos that the commonest class has; 0 of several labels a video."""
-        labels = [getattr(video, "label", None) for video in self.videos]
-        counts = [labels.count(label) for label in set(labels) if label is not None]
-        return 100 * max(counts, default=0) / len(labels)
+    def _number(self, request: ClipRequest | int) -> ClipRequest | int:
+        if isinstance(request, ClipRequest):
+            return request._replace(video=self._numbers[request.video])
+        return self._numbers[request]
+
+
+@dataclass(frozen=True)
+class _Split:
+    """Numbers of the videos that are trained on, and of those that arms are scored on: of the
+    validation set, and where that has few, of the training set, at most a fifth of it."""
+
+    trained: list[int]
+    held_out: list[int]
+    validated: list[int]
+
+    @classmethod
+    def of(cls, train: int, val: int, seed: int) -> _Split:
+        rng = np.random.default_rng(seed)
+        validated = rng.permutation(val)[:_MOST_VIDEOS].tolist()
+        drawn, count = rng.permutation(train).tolist(), _MOST_VIDEOS - len(validated)
+        held_out = drawn[: min(count, train // 5)]
+        return cls(sorted(drawn[len(held_out) :]), held_out, validated)
 
 
 class _Race:
@@ -307,10 +173,25 @@ class _Race:
 
     def __init__(self, recipe: Recipe, device: torch.device) -> None:
         self.recipe, self._world = recipe, World(0, 1, device)
-        self._data = build_dataset(recipe, "train")
-        self.sample = _Sample(build_dataset(recipe, "val"))
-        self.schedule = schedule_of(recipe, len(self._data))
+        train, val = (len(build_dataset(recipe, split).videos) for split in ("train", "val"))
+        self._split = _Split.of(train, val, recipe.rng_seed)
+        self.schedule = schedule_of(recipe, train)
         self.first_third = math.nan
+
+    def _videos(self, recipe: Recipe) -> tuple[_Some, list[_Some]]:
+        """What is trained on and what is scored, on the recipe's grid."""
+        train, split = build_dataset(recipe, "train"), self._split
+        scored = [_Some(build_dataset(recipe, "val"), split.validated)]
+        scored += [_Some(train, split.held_out)] if split.held_out else []
+        return _Some(train, split.trained), scored
+
+    def chance(self) -> tuple[int, float]:
+        """How many videos are scored, and the per cent that the commonest class has of them; 0
+        where a video has several."""
+        videos = [video for part in self._videos(self.recipe)[1] for video in part.videos]
+        counts = Counter(getattr(video, "label", None) for video in videos)
+        del counts[None]
+        return len(videos), 100 * max(counts.values(), default=0) / len(videos)
 
     def fits(self, cycle: Cycle) -> bool:
         """Whether the model takes all shapes of a cycle."""
@@ -327,13 +208,14 @@ class _Race:
         stepper, began = self._stepper(self.recipe), time.monotonic()
         self._score(stepper, self.schedule.base)
         scoring = time.monotonic() - began
-        stage = self._train(stepper, self._data, self.schedule.base, _TRIED, 0, lambda _: 0.0)
+        data = self._videos(self.recipe)[0]
+        stage = self._train(stepper, data, self.schedule.base, _TRIED, 0, lambda _: 0.0)
         return stage.seconds / stage.iterations, scoring
 
     def run(self, cycle: Cycle, seconds: float) -> Arm:
         """Train a cycle from scratch for some seconds, and score it; the baseline three times."""
         recipe, base = self.recipe.replaced(cycle.overrides), self.schedule.base
-        stepper, data = self._stepper(recipe), build_dataset(recipe, "train")
+        stepper, data = self._stepper(recipe), self._videos(recipe)[0]
         growth = recipe.multigrid.batch_exponent
         shapes = [scale_shape(base, pair, batch_exponent=growth) for pair in cycle.factors]
         coarse = shapes or [base, base]
@@ -393,7 +275,7 @@ class _Race:
             first_clip=first_clip,
         )
         rate = SteppedRate((1.0,), (rates_of_batch(self.recipe).solver.base_lr,))
-        return Schedule(base, self.schedule.num_videos, 1.0, rate, (phase,))
+        return Schedule(base, len(self._split.trained), 1.0, rate, (phase,))
 
     def _score(self, stepper: Stepper, shape: Shape) -> float:
         """Per cent of the sample, at the grid of a shape with precise BN there; the weights and
@@ -401,14 +283,16 @@ class _Race:
         recipe, world = self._on(shape), self._world
         model = build_model(recipe, grouped_bn=True).to(world.device)
         model.load_state_dict(stepper.model.state_dict())
-        data, sample = build_dataset(recipe, "train"), _Sample(build_dataset(recipe, "val"))
-        schedule = schedule_of(recipe, self.schedule.num_videos)
+        data, scored = self._videos(recipe)
+        schedule = replace(self._endless(recipe.base_shape, 0), base=recipe.base_shape)
         step, batch = schedule.at(0), schedule.base.batch
         loader = precise_bn_loader(recipe, data, schedule, step, world.rank, world.size)
         transform = InputTransform.of_recipe(recipe, world.device)
         autocast = Precision(recipe, world.device).autocast
         update_precise_bn(model, loader, transform, world, autocast, batch)
-        return evaluate(model, recipe, sample, batch, world).metrics[metric_names(recipe)[0]]
+        metric, total = metric_names(recipe)[0], sum(map(len, scored))
+        found = [evaluate(model, recipe, some, batch, world).metrics[metric] for some in scored]
+        return sum(score * len(some) for score, some in zip(found, scored, strict=True)) / total
 
     def _on(self, shape: Shape) -> Recipe:
         """The baseline's recipe with a shape's grid for its own, and its field of view."""

@@ -1,0 +1,169 @@
+"""A pilot: minutes of training that tell whether multigrid pays for a model on its data, and which.
+
+race       the baseline and a few cycles, each from scratch, for equal seconds, loading included
+score      each on the same validation videos, after precise BN: at the coarse grid when two thirds
+           of its seconds are spent, at the baseline's grid in the end
+judge      do coarse shapes teach faster, does it carry over to the baseline's grid, how sure is it
+propose    the keys of the best cycle, and how many times faster as many clips pass through it
+
+A cycle spends two thirds of its seconds on coarse shapes, in equal parts, and the last third at the
+baseline's, where the rate falls to zero, as the baseline's does. The last part is needed: a network
+that was trained on 32² pixels alone knows nothing at 64², where it learns it again within some
+dozen iterations (docs/proof.md). That change costs the same in a long training, where it hardly
+counts, and in a pilot, where it may cost all that coarse shapes gained: so both are looked at.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+
+from multigrid import Schedule, Shape
+from multigrid.shapes import Factors
+from slowfast_patches.config.recipe import Recipe
+from slowfast_patches.config.schedule import schedule_of
+
+__all__ = ["Arm", "Cycle", "Pilot", "Stage", "Verdict"]
+
+_SURE = 0.95
+
+
+@dataclass(frozen=True)
+class Cycle:
+    """A way to train: `factors` of the long cycle's shapes, and further keys of MULTIGRID."""
+
+    name: str
+    factors: tuple[Factors, ...]
+    keys: Mapping[str, object] = field(default_factory=dict)
+
+    @property
+    def overrides(self) -> dict[str, object]:
+        """The keys that train so."""
+        if not self.keys:
+            return {}
+        shapes = [list(pair) for pair in (*self.factors, (1.0, 1.0))]
+        return {"MULTIGRID.LONG_CYCLE": True, "MULTIGRID.LONG_CYCLE_FACTORS": shapes, **self.keys}
+
+
+@dataclass(frozen=True)
+class Stage:
+    """What was trained at one shape: `seconds` with loading; `loss` the mean of the last tenth."""
+
+    shape: Shape
+    seconds: float
+    iterations: int
+    loss: float
+
+    @property
+    def clips(self) -> int:
+        return self.iterations * self.shape.batch
+
+    @property
+    def seconds_per_clip(self) -> float:
+        return self.seconds / self.clips
+
+
+@dataclass(frozen=True)
+class Arm:
+    """A cycle's stages, and its scores, per cent of the videos: `own` at the grid of its last
+    coarse shape, before the last stage, and `score` at the baseline's grid, in the end."""
+
+    cycle: Cycle
+    stages: tuple[Stage, ...]
+    own: float
+    score: float
+
+
+@dataclass(frozen=True)
+class Verdict:
+    """What the race says: the best arm, or None where no cycle is to be used; in words, and `sure`,
+    the probability of what it rests on, by the number of videos that were scored."""
+
+    best: Arm | None
+    sure: float
+    text: str
+
+
+@dataclass(frozen=True)
+class Pilot:
+    """A race that was run: its arms, the baseline first, whose score after a third of its seconds
+    is `first_third`. `chance` is the per cent that the commonest class has of the `videos` that
+    were scored; `metric` names the score, `baseline_seconds` is what the whole baseline takes,
+    without evaluation, and `seconds` what the pilot took."""
+
+    recipe: Recipe
+    schedule: Schedule
+    arms: tuple[Arm, ...]
+    first_third: float
+    metric: str
+    videos: int
+    chance: float
+    baseline_seconds: float
+    seconds: float
+
+    @property
+    def verdict(self) -> Verdict:
+        """What to do.
+
+        The baseline at 1/3 and 2/3 of its seconds is what cycles are held against: coarse shapes
+        teach faster if they reach more on their own grid in two thirds than the baseline on its;
+        what they taught carries over if the last third then ends above the baseline's first.
+        """
+        baseline, *others = self.arms
+        found = [(self._better(arm.score, baseline.score), arm) for arm in others]
+        at_once, best = max(found, key=lambda pair: pair[0])
+        if at_once >= _SURE:
+            return Verdict(best, at_once, f"use multigrid ({best.cycle.name})")
+        late, likely = max(((self._promise(arm), arm) for arm in others), key=lambda p: p[0])
+        if late >= _SURE:
+            text = (
+                f"use multigrid ({likely.cycle.name}) in a training as long as the baseline's: its "
+                "coarse shapes teach faster, and it carries over; in one as short as this, the "
+                "change of shape still costs what they gain"
+            )
+            return Verdict(likely, late, text)
+        if max(self.first_third, baseline.score, best.score) < self._learned:
+            text = (
+                "do not use multigrid here on this evidence: nothing was learned in so short a "
+                "time, by the baseline neither; more --minutes may tell more"
+            )
+            return Verdict(None, 0.5, text)
+        if at_once <= 1 - _SURE:
+            text = "do not use multigrid here: the baseline learns faster"
+            return Verdict(None, 1 - at_once, text)
+        text = "do not use multigrid here: no cycle is clearly better than the baseline"
+        return Verdict(None, 1 - at_once, f"{text}; more --minutes would tell more")
+
+    def _promise(self, arm: Arm) -> float:
+        """The probability that an arm's coarse shapes teach faster, and that it carries over."""
+        faster = self._better(arm.own, self.arms[0].own)
+        return min(faster, self._better(arm.score, max(self.first_third, self.chance)))
+
+    @property
+    def _learned(self) -> float:
+        """The score from which on something was learned: two standard errors above chance."""
+        return self.chance + 2 * self.error(self.chance)
+
+    def _better(self, score: float, other: float) -> float:
+        """The probability that a score is truly above another, each of as many videos drawn by
+        itself: of the same videos it is surer, and what another seed would give is not in it."""
+        spread = math.hypot(self.error(score), self.error(other))
+        return 0.5 * (1 + math.erf((score - other) / spread / math.sqrt(2)))
+
+    def error(self, score: float) -> float:
+        """The standard error of a score in per cent, as of a proportion of the videos."""
+        part = min(max(score / 100, 1 / self.videos), 1 - 1 / self.videos)
+        return 100 * math.sqrt(part * (1 - part) / self.videos)
+
+    def speed_up(self, arm: Arm) -> float:
+        """The baseline's seconds over those of an arm's cycle with as many clips, by the seconds of
+        a clip of the race."""
+        per_clip = {stage.shape: stage.seconds_per_clip for a in self.arms for stage in a.stages}
+        phases = schedule_of(self.advised(arm), self.schedule.num_videos).phases
+        seconds = sum(phase.clips * per_clip[phase.base_shape] for phase in phases)
+        return self.baseline_seconds / seconds
+
+    def advised(self, arm: Arm) -> Recipe:
+        """The recipe that trains with an arm's cycle for as many clips as the baseline."""
+        return self.recipe.replaced({**arm.cycle.overrides, "MULTIGRID.EPOCH_FACTOR": 1.0})

@@ -81,13 +81,15 @@ def run_pilot(recipe: Recipe, seconds: float | None, device: torch.device) -> Pi
         )
     # A recipe that has no place for a long cycle is refused before anything is trained.
     schedule_of(race.recipe.replaced(cycles[1].overrides), race.schedule.num_videos)
-    step, scoring = race.try_baseline()
+    step, starting, scoring = race.try_baseline()
     whole = race.schedule.iterations * step
     seconds = whole / 10 if seconds is None else seconds
     count = min(len(cycles), max(2, int(30 * seconds / whole)))
     end, arms = began + seconds, list[Arm]()
     for number, cycle in enumerate(cycles[:count]):
-        share = (end - time.monotonic()) / (count - number) - (2 if number else 3) * scoring
+        stages = max(3, len(cycle.factors) + 1)
+        besides = stages * starting + (2 if number else 3) * scoring
+        share = (end - time.monotonic()) / (count - number) - besides
         arms.append(race.run(cycle, max(share, _TRIED)))
         logger.info("%s: %.1f %%", cycle.name, arms[-1].score)
     videos, chance = race.chance()
@@ -203,14 +205,15 @@ class _Race:
             return False
         return all(round(base.crop * space) >= _SMALLEST_CROP for _, space in factors)
 
-    def try_baseline(self) -> tuple[float, float]:
-        """Seconds of its step, loading included, and of scoring it."""
+    def try_baseline(self) -> tuple[float, float, float]:
+        """Seconds of its step, loading included, of starting a stage, and of scoring it."""
         stepper, began = self._stepper(self.recipe), time.monotonic()
         self._score(stepper, self.schedule.base)
         scoring = time.monotonic() - began
-        data = self._videos(self.recipe)[0]
+        data, began = self._videos(self.recipe)[0], time.monotonic()
         stage = self._train(stepper, data, self.schedule.base, _TRIED, 0, lambda _: 0.0)
-        return stage.seconds / stage.iterations, scoring
+        starting = time.monotonic() - began - stage.seconds
+        return stage.seconds / stage.iterations, starting, scoring
 
     def run(self, cycle: Cycle, seconds: float) -> Arm:
         """Train a cycle from scratch for some seconds, and score it; the baseline three times."""

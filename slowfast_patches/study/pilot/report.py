@@ -59,10 +59,11 @@ def advice_of(pilot: Pilot) -> list[str]:
     above = verdict.best.score - pilot.arms[0].score
     lines.append(
         f"In the same short time it ended {abs(above):.1f} points "
-        f"{'above' if above >= 0 else 'below'} the baseline. How sure: {100 * verdict.sure:.1f} %, "
-        "by the number of videos that were scored; another seed may differ by more. Expect: with "
-        f"as many clips as the whole baseline, {faster:.2f} × its speed at about its accuracy. "
-        "EPOCH_FACTOR makes it longer or shorter; tools/compare.py --lengths draws the curves."
+        f"{'above' if above >= 0 else 'below'} the baseline. How sure: "
+        f"{min(100 * verdict.sure, 99.9):.1f} % by the number of videos that were scored; another "
+        "seed may differ by more. Expect: with as many clips as the whole baseline, "
+        f"{faster:.2f} × its speed at its accuracy or better. EPOCH_FACTOR makes it longer or "
+        "shorter; tools/compare.py --lengths draws the curves."
     )
     return [*lines, f"Keys:\n\n{keys_of(verdict.best)}"]
 

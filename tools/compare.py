@@ -21,6 +21,7 @@ import argparse
 import json
 import shlex
 import sys
+from contextlib import closing
 from functools import partial
 from pathlib import Path
 
@@ -40,7 +41,7 @@ from slowfast_patches.study.compare import (
 )
 from slowfast_patches.study.curves.curves import step_timed
 from slowfast_patches.study.curves.families import at_lengths, in_order
-from slowfast_patches.study.runs import train_all
+from slowfast_patches.study.runs import each_seed, train_all
 
 
 def parse_args(argv: list[str] | None = None) -> argparse.Namespace:
@@ -69,6 +70,7 @@ def parse_args(argv: list[str] | None = None) -> argparse.Namespace:
     equal = "also train the first config shortened to the iterations of the second"
     command_line.add_options(either, {"--equal-time": (bool, equal)})
     command_line.add_lengths(either)
+    command_line.add_at_once(parser)
     parser.add_argument(
         "overrides", nargs="*", default=[], metavar="KEY VALUE", help="set in every config"
     )
@@ -94,10 +96,12 @@ def main(argv: list[str] | None = None) -> int:
         timed = step_timed(costs, args.step_times)
         summarise = partial(compare_lengths, families, args.seeds, timed=timed)
     run_net = Path(__file__).with_name("run_net.py")
-    for results in train_all(arms, args.seeds, args.output, run_net, cost):
-        comparison = summarise(results, command)
-        if results:
-            write_comparison(comparison, args.output)
+    runs = each_seed(arms, args.seeds)
+    with closing(train_all(runs, args.output, run_net, cost, args.at_once)) as progress:
+        for results in progress:
+            comparison = summarise(results, command)
+            if results:
+                write_comparison(comparison, args.output)
     if args.json:
         print(json.dumps(comparison.to_json(), indent=2, ensure_ascii=False))
         return 0

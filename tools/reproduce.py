@@ -1,6 +1,6 @@
-"""Reproduce a table or figure of the paper: the plan, the runs, the table with both numbers.
+"""Reproduce a table or figure of the paper, or our proof: the plan, the runs, the tables.
 
-Without --local or --slurm it prints what would run and what it would cost, then the paper's table
+Without --local or --slurm it prints what would run and what it would cost, then the table
 with what the runs in --output have given so far ("missing" where there is none).
 
     python tools/reproduce.py table5                          # the plan, and the table so far
@@ -11,13 +11,20 @@ with what the runs in --output have given so far ("missing" where there is none)
         --ssv2 /data/ssv2 --kinetics-weights k400.pyth        # train as SLURM jobs
     python tools/reproduce.py table1a --scale demo            # the whole path at toy size, on a CPU
 
-A study of our own, of which nothing is published: baseline and multigrid on spoken words at five
-lengths, what each accuracy costs them and where they break even.
+Experiments of our own, of which nothing is published, are on data that anyone can have: baseline
+and multigrid on spoken words, and on the digits among them, at four lengths, what each accuracy
+costs them and where they break even (words, digits); controls of the baseline (words_controls);
+what each choice of the multigrid recipes is worth (words_ablation, demo_ablation, with the first of
+the seeds alone). proof: all of these.
 
     python tools/reproduce.py words --local --seeds 0 1 2 --words /data/words
+    python tools/reproduce.py proof --local --seeds 0 1 2 --words /data/words --demo runs/demo/data
+
+The folders are those of tools/make_words.py and tools/make_demo_data.py; the lists of the digits
+are made from the words'.
 
 The same command continues what was interrupted; finished runs are not repeated. Reports are
-written to --output: NAME.md, NAME.json and, for figures and words, NAME.png. Keys and values after
+written to --output: NAME.md, NAME.json and, for figures and ours, NAME.png. Keys and values after
 the options replace those of every recipe (NUM_GPUS 4 SOLVER.REFERENCE_WORLD_SIZE 8, for instance).
 """
 
@@ -35,7 +42,7 @@ if __name__ == "__main__":
 from slowfast_patches.config.load import CONFIGS
 from slowfast_patches.launch.slurm import Slurm
 from slowfast_patches.study.arms import Arms
-from slowfast_patches.study.experiments import EXPERIMENTS, PAPER
+from slowfast_patches.study.experiments import EXPERIMENTS, PAPER, PROOF
 from slowfast_patches.study.reproduce import Request, reproduce
 from slowfast_patches.study.toy import Toy
 
@@ -43,13 +50,16 @@ from slowfast_patches.study.toy import Toy
 def parse_args(argv: list[str] | None = None) -> argparse.Namespace:
     """The command line; the KEY VALUE pairs may follow any option, --seeds too."""
     parser = command_line.command_parser(__doc__)
-    parser.add_argument("name", choices=[*EXPERIMENTS, "all"], help="what; all: of the paper")
+    parser.add_argument(
+        "name", choices=[*EXPERIMENTS, *_GROUPS], help="all: the paper's; proof: ours"
+    )
     command_line.add_seeds(parser)
     command_line.add_options(parser, _OPTIONS)
     group = parser.add_argument_group("how to run")
     command_line.add_options(group.add_mutually_exclusive_group(), _WAYS)
     demo = "demo: everything at toy size on a CPU, on rendered videos; trains at once"
     group.add_argument("--scale", choices=("paper", "demo"), default="paper", help=demo)
+    command_line.add_at_once(group)
     command_line.add_options(group, _SLURM)
     command_line.add_options(parser.add_argument_group("what to run on"), _INPUTS)
     parser.add_argument(
@@ -61,6 +71,7 @@ def parse_args(argv: list[str] | None = None) -> argparse.Namespace:
     return args
 
 
+_GROUPS = {"all": PAPER, "proof": PROOF}
 _OPTIONS = {
     "--output": (Path, "DIR", "folder of runs and reports (%(default)s)", Path("runs/reproduce")),
     "--add": ([Path], "FILE", "a recipe of your own, as a further row; give one or more"),
@@ -68,7 +79,7 @@ _OPTIONS = {
 }
 _WAYS = {
     "--dry-run": (bool, "print what would run, nothing else"),
-    "--local": (bool, "train here, one run after another"),
+    "--local": (bool, "train here, one run after another, or --at-once N of them"),
     "--slurm": (str, "PARTITION", "train as SLURM jobs"),
 }
 _SBATCH = "a further one of sbatch: account=vision"
@@ -78,8 +89,8 @@ _SLURM = {
     "--slurm-cpus": (int, "N", f"cores for each GPU ({Slurm.cpus})"),
     "--slurm-option": ([command_line.key_value], "KEY=VALUE", _SBATCH),
 }
-_DATA, _STARTS = ("kinetics", "ssv2", "charades", "words"), ("imagenet", "kinetics")
-_FORMS = {"words": "kinetics"}
+_DATA, _STARTS = ("kinetics", "ssv2", "charades", "words", "demo"), ("imagenet", "kinetics")
+_FORMS = dict.fromkeys(("words", "demo"), "kinetics")
 """Data whose lists have another's form."""
 
 _START = "checkpoint for recipes that start from it"
@@ -98,6 +109,8 @@ def _check_ways(parser: argparse.ArgumentParser, args: argparse.Namespace) -> No
     for name in ("slurm_hours", "slurm_limit", "slurm_cpus", "slurm_option"):
         if getattr(args, name) not in (None, []) and not args.slurm:
             parser.error(f"{command_line.option_of(name)} has no effect without --slurm")
+    if args.at_once > 1 and not (args.local or args.scale == "demo"):
+        parser.error("--at-once has no effect without --local")
     if args.step_times and args.step_seconds is not None:
         parser.error("give --step-times or --step-seconds, not both")
     if args.scale == "demo":
@@ -119,8 +132,10 @@ def make_request(args: argparse.Namespace, argv: list[str]) -> Request:
     if toy:
         made = args.output / "demo" / "data"
         data = {name: str(made / _FORMS.get(name, name)) for name in _DATA}
+    if "words" in data:
+        data["digits"] = data["words"] if toy else str(args.output / "data" / "digits")
     return Request(
-        names=PAPER if args.name == "all" else (args.name,),
+        names=_GROUPS.get(args.name, (args.name,)),
         seeds=tuple(args.seeds),
         output=args.output,
         run_net=Path(__file__).resolve().with_name("run_net.py"),
@@ -130,6 +145,7 @@ def make_request(args: argparse.Namespace, argv: list[str]) -> Request:
         step_seconds=args.step_seconds,
         dry_run=args.dry_run,
         local=args.local,
+        at_once=args.at_once,
         slurm=slurm,
         command=tuple(argv),
     )

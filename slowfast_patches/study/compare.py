@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -35,6 +35,7 @@ from slowfast_patches.utils.tables import (
 __all__ = [
     "Comparison",
     "compare_lengths",
+    "compare_rows",
     "format_comparison",
     "make_arms",
     "make_comparison",
@@ -84,7 +85,8 @@ def _shortened(long: Arm, short: Arm) -> Arm:
 class Comparison:
     """All rows, and the arm that they are compared with; `metrics` are the names of what they are
     judged by, the primary one first, `command` what made them. Of recipes at several lengths it has
-    their curves. `note` is said above everything."""
+    their curves. `timed` has times of the rows' runs beside those that they took. `note` is said
+    above everything."""
 
     rows: tuple[Measured, ...]
     reference: Arm
@@ -92,6 +94,7 @@ class Comparison:
     seeds: tuple[int, ...]
     command: str
     curves: Curves | None = None
+    timed: StepTimed | None = None
     title: str = "Comparison"
     note: str = ""
 
@@ -119,6 +122,7 @@ class Comparison:
             "cfg_file": str(row.arm.cfg_file),
             "overrides": row.arm.overrides,
             **_means(row),
+            **({"step_seconds": self.timed.seconds[row.arm.name]} if self.timed else {}),
             "speed_up": as_json(row.speed_up),
             **{name: as_json(row.metric(name)) for name in self.metrics},
             "config": next((run["config"] for run in row.runs.values()), None),
@@ -153,6 +157,26 @@ def compare_lengths(
     rows = tuple(measure(arm, reference, seeds, results) for arm in arms)
     curves = make_curves(families, seeds, results, metrics[0], timed)
     return Comparison(rows, reference, metrics, tuple(seeds), command, curves)
+
+
+def compare_rows(
+    labelled: Mapping[str, Arm],
+    seeds: Sequence[int],
+    results: Results,
+    command: str,
+    timed: StepTimed | None = None,
+) -> Comparison:
+    """Summarise the results there are of arms, each under a label; the first is the reference."""
+    first = next(iter(labelled.values()))
+    rows = [
+        replace(measure(arm, first, seeds, results), arm=replace(arm, name=label))
+        for label, arm in labelled.items()
+    ]
+    if timed is not None:
+        seconds = {label: timed.seconds[arm.name] for label, arm in labelled.items()}
+        timed = timed._replace(seconds=seconds)
+    reference, metrics = rows[0].arm, metric_names(first.recipe)
+    return Comparison(tuple(rows), reference, metrics, tuple(seeds), command, timed=timed)
 
 
 def _means(row: Measured) -> dict[str, float | None]:
@@ -196,6 +220,7 @@ def _of_curves(curves: Curves | None, *, markdown: bool) -> list[str]:
 
 def _table(comparison: Comparison, *, markdown: bool = False) -> str:
     headers = ["config", "seeds", *(header for header, _ in _COLUMNS), "speed-up"]
+    headers += ["by step\ntimes", "speed-up\nby these"] if comparison.timed else []
     headers += [f"{metric_title(name)}, %" for name in comparison.metrics]
     if markdown:
         headers = [header.replace("-\n", "").replace("\n", " ") for header in headers]
@@ -215,8 +240,17 @@ def _cells(comparison: Comparison, row: Measured) -> list[str]:
         f"{wanted - missing} ({missing} {MISSING})" if missing else str(wanted),
         *(MISSING if value is None else write(value) for value, (_, write) in means),
         faster if faster and row.runs else MISSING,
+        *_by_step_times(comparison, row),
         *(mean.format() if mean else MISSING for mean in metrics),
     ]
+
+
+def _by_step_times(comparison: Comparison, row: Measured) -> list[str]:
+    if comparison.timed is None:
+        return []
+    seconds, name = comparison.timed.seconds, row.arm.name
+    faster = seconds[comparison.reference.name] / seconds[name]
+    return [format_duration(seconds[name]), f"{faster:.2f}×"]
 
 
 def write_comparison(comparison: Comparison, folder: Path, name: str = "report") -> None:
@@ -241,5 +275,15 @@ def _paragraphs(comparison: Comparison, picture: str) -> list[str]:
         "is the mean over seeds of the ratio of wall-clock times, of training with loading, "
         "without evaluation. ± is the sample standard deviation over seeds. FLOPs are those of "
         "forward and backward.",
+        *_explain_step_times(comparison),
         *provenance(comparison.rows, comparison.command),
+    ]
+
+
+def _explain_step_times(comparison: Comparison) -> list[str]:
+    if comparison.timed is None:
+        return []
+    return [
+        f"By step times: iterations × those of {comparison.timed.source}, measured alone, without "
+        "loading and evaluation."
     ]

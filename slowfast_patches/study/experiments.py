@@ -1,21 +1,31 @@
-"""The paper's tables and figures, and curves of our own: what is trained for each, and what was
-published of it.
+"""The paper's tables and figures, and curves and tables of our own: what is trained for each, and
+what was published of it.
 
 They are data: published.yaml. A training that appears in several tables is one training.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
 import yaml
 
+from slowfast_patches.config.scale import as_overrides
 from slowfast_patches.utils.tables import Mean
 
-__all__ = ["EXPERIMENTS", "PAPER", "SCRATCH", "Experiment", "Row", "Training", "trainings_of"]
+__all__ = [
+    "EXPERIMENTS",
+    "PAPER",
+    "PROOF",
+    "SCRATCH",
+    "Experiment",
+    "Row",
+    "Training",
+    "trainings_of",
+]
 
 SCRATCH = "scratch"
 
@@ -49,12 +59,17 @@ class Training:
     def folder(self) -> str:
         """The name of its runs' folder; the same training has the same one in every table."""
         path = Path(self.recipe)
-        name = str(Path("own", path.stem) if path.is_absolute() else path.with_suffix(""))
+        own = Path("own", self.data, path.stem)
+        name = str(own if path.is_absolute() else path.with_suffix(""))
         name += f"_{self.variant}" if self.variant else ""
-        factor = self.factor if self.length == 1 else self.length
+        multiple = self._multiple
         if self.as_long_as is not None:
-            name, factor = f"{name}_as_long_as_multigrid", self.as_long_as.factor
-        return name if factor is None else f"{name}_x{factor:g}"
+            name, multiple = f"{name}_as_long_as_multigrid", self.as_long_as._multiple
+        return name if multiple is None else f"{name}_x{multiple:g}"
+
+    @property
+    def _multiple(self) -> float | None:
+        return self.factor if self.length == 1 else self.length
 
 
 @dataclass(frozen=True)
@@ -74,7 +89,8 @@ class Row:
 class Experiment:
     """A table or a figure. `note` says what the paper's text at hand leaves open.
 
-    One of our own, of which nothing is published, has `lengths`, at which each recipe is trained.
+    Curves of our own have `lengths`, at which each recipe is trained. `seeds` is how many of the
+    seeds that are asked for it takes, the first ones; None: all.
     """
 
     name: str
@@ -84,10 +100,20 @@ class Experiment:
     published_runs: int = 1
     note: str = ""
     lengths: tuple[float, ...] = ()
+    seeds: int | None = None
 
     @property
     def is_figure(self) -> bool:
         return self.name.startswith("figure")
+
+    @property
+    def is_ours(self) -> bool:
+        """Whether it is none of the paper's: nothing was published of it."""
+        return not any(row.source for row in self.rows)
+
+    def seeds_of(self, asked: Sequence[int]) -> tuple[int, ...]:
+        """Those with which it is trained, of the seeds that are asked for."""
+        return tuple(asked[: self.seeds])
 
 
 def trainings_of(experiments: Iterable[Experiment]) -> list[Training]:
@@ -100,10 +126,11 @@ def trainings_of(experiments: Iterable[Experiment]) -> list[Training]:
 
 
 def _experiment(name: str, content: Mapping[str, Any]) -> Experiment:
-    lines = content.get("rows") or list(_points(content))
+    common = {key: content[key] for key in _OF_ALL_ROWS if key in content}
+    lines = [common | line for line in content.get("rows") or _points(content)]
     found = dict[str, Row]()
     for line in sorted(lines, key=lambda line: "as_long_as" in line):
-        found[line["label"]] = _row(line, found, content.get("start", SCRATCH))
+        found[line["label"]] = _row(line, found)
     return Experiment(
         name=name,
         title=content["title"],
@@ -112,33 +139,38 @@ def _experiment(name: str, content: Mapping[str, Any]) -> Experiment:
         published_runs=content.get("published_runs", 1),
         note=content.get("note", ""),
         lengths=tuple(content.get("lengths", ())),
+        seeds=content.get("seeds"),
     )
+
+
+_OF_ALL_ROWS = ("recipe", "baseline", "start", "data", "length", "keys")
+"""What may be said once, for every row that does not say it itself."""
 
 
 def _points(figure: Mapping[str, Any]) -> Iterator[dict[str, Any]]:
     """A line for each point of each curve."""
     for curve in figure["curves"]:
         for length in figure.get("lengths", ()):
-            point = {"baseline": figure["baseline"], "data": figure["data"], "length": length}
             label = f"{curve['label']}, {length:g}× its length"
-            yield {**curve, **point, "curve": curve["label"], "label": label}
+            yield {**curve, "curve": curve["label"], "label": label, "length": length}
         for factor in figure.get("factors", ()):
-            point = {**curve, "curve": curve["label"], "baseline": figure["baseline"]}
+            point = {**curve, "curve": curve["label"]}
             point["label"] = f"{curve['label']}, {factor:g}× epochs"
             point["factor"] = None if factor == curve.get("own", 1.0) else factor
             yield point | curve.get("published", {}).get(factor, {})
 
 
-def _row(line: Mapping[str, Any], others: Mapping[str, Row], start: str) -> Row:
+def _row(line: Mapping[str, Any], others: Mapping[str, Row]) -> Row:
     recipe, data = line.get("baseline", line["recipe"]), line.get("data", "")
-    baseline = Training(f"{recipe}.yaml", start=start, data=data)
+    start, keys = line.get("start", SCRATCH), line.get("keys", {})
+    baseline = Training(f"{recipe}.yaml", overrides=as_overrides(keys), start=start, data=data)
     training = Training(
         recipe=f"{line['recipe']}.yaml",
         baseline=baseline,
         factor=line.get("factor"),
         as_long_as=others[line["as_long_as"]].training if "as_long_as" in line else None,
         length=line.get("length", 1.0),
-        overrides=tuple(line.get("overrides", ())),
+        overrides=as_overrides(keys | line.get("overrides", {})),
         variant=line.get("variant", ""),
         start=start,
         data=data,
@@ -162,5 +194,8 @@ EXPERIMENTS: Mapping[str, Experiment] = {
 }
 """By the name that the command line takes."""
 
-PAPER = tuple(name for name, experiment in EXPERIMENTS.items() if not experiment.lengths)
+PAPER = tuple(name for name, experiment in EXPERIMENTS.items() if not experiment.is_ours)
 """The names of the paper's own."""
+
+PROOF = tuple(name for name in EXPERIMENTS if name not in PAPER)
+"""The names of ours: what the method is worth on data that anyone can have."""

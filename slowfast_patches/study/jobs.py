@@ -30,8 +30,7 @@ from slowfast_patches.launch.slurm import (
 )
 from slowfast_patches.models.weights import check_file
 from slowfast_patches.plan.plan import format_plan, plan_of
-from slowfast_patches.study.arms import Arm
-from slowfast_patches.study.runs import run_command, run_folder
+from slowfast_patches.study.runs import Run, run_command, run_folder
 
 __all__ = ["Submission", "check", "executor_of", "load", "submit", "submit_all"]
 
@@ -179,9 +178,7 @@ def executor_of(submission: Submission, slurm: Slurm, name: str) -> SlurmExecuto
     return make_executor(folder, slurm, recipe.num_shards, recipe.num_gpus, name)
 
 
-def submit_all(
-    arms: Sequence[Arm], seeds: Sequence[int], output: Path, run_net: Path, slurm: Slurm
-) -> dict[str, str]:
+def submit_all(runs: Sequence[Run], output: Path, run_net: Path, slurm: Slurm) -> dict[str, str]:
     """Queue the runs that are neither finished nor queued; job numbers by folder in `output`.
 
     Runs that ask for the same machines form one array, of which `limit` run at a time.
@@ -194,7 +191,7 @@ def submit_all(
     if register.is_file():
         known = json.loads(register.read_text(encoding="utf-8"))
     arrays: dict[tuple[int, int], dict[str, Job]] = defaultdict(dict)
-    for arm, seed in ((arm, seed) for seed in seeds for arm in arms):
+    for arm, seed in runs:
         folder = run_folder(output, arm, seed)
         name = str(folder.relative_to(output))
         waits = name in known and state_in_queue(known[name])

@@ -22,6 +22,10 @@ LONG_TITLES = {"top1": "top-1 accuracy", "map": "mean average precision"}
 """Primary metrics, where there is room."""
 
 
+_MARKERS = ("o", "s", "^")
+"""One after another, where there are more lines than colours."""
+
+
 def plot_trainings(rows: Sequence[Measured], metric: str, path: Path) -> None:
     """A metric against training time while the runs trained, as in the paper's Figure 1."""
     figure, [axes] = new_figure(rows=1, width=8, height=5)
@@ -29,17 +33,20 @@ def plot_trainings(rows: Sequence[Measured], metric: str, path: Path) -> None:
     unit, size = pictures.time_unit(max(map(working_seconds, runs), default=0.0))
     for number, row in enumerate(rows):
         if row.runs:
-            _draw_training(axes, row, metric, COLOURS[number % len(COLOURS)], size)
+            marker = _MARKERS[number // len(COLOURS) % len(_MARKERS)]
+            _draw_training(axes, row, metric, COLOURS[number % len(COLOURS)], marker, size)
     axes.set_xlabel(f"training time, loading included ({unit})")
     axes.set_ylabel(f"{LONG_TITLES[metric]} (%)")
     axes.set_xlim(left=0)
     if runs:
-        pictures.add_legend(figure, axes, "lines: validation, ●: final result")
+        pictures.add_legend(figure, axes, "lines: validation, marks: final results")
     save_figure(figure, path)
 
 
-def _draw_training(axes: Axes, row: Measured, metric: str, colour: str, size: float) -> None:
-    """An arm: a thin line for each seed, a thick one for their mean, a dot where they end."""
+def _draw_training(
+    axes: Axes, row: Measured, metric: str, colour: str, marker: str, size: float
+) -> None:
+    """An arm: a thin line for each seed, a thick one for their mean, a mark where they end."""
     mean, seconds = row.metric(metric), row.mean(working_seconds)
     assert mean is not None, "drawn only with a finished run"
     assert seconds is not None, "drawn only with a finished run"
@@ -55,7 +62,7 @@ def _draw_training(axes: Axes, row: Measured, metric: str, colour: str, size: fl
     label = f"{row.arm.name}: {mean.format()} %"
     if row.speed_up and f"{row.speed_up.mean:.2f}" != "1.00":
         label += f", {row.speed_up.mean:.1f}× the speed"
-    style: dict[str, Any] = {"fmt": "o", "ms": 8, "capsize": 4, "mec": "white", "zorder": 4}
+    style: dict[str, Any] = {"fmt": marker, "ms": 8, "capsize": 4, "mec": "white", "zorder": 4}
     x, y = seconds.mean / size, mean.mean
     axes.errorbar(x, y, yerr=mean.std, color=colour, label=label, **style)
 

@@ -1,9 +1,12 @@
-"""From what a user asks for to the plan, the runs and the tables of the paper's experiments."""
+"""From what a user asks for to the plan, the runs and the tables of experiments, the paper's or
+ours."""
 
 from __future__ import annotations
 
 import shlex
+from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
+from contextlib import closing
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -23,11 +26,13 @@ from slowfast_patches.study.arms import Arm, Arms, TimingOf, check_study, cost_o
 from slowfast_patches.study.compare import (
     Comparison,
     compare_lengths,
+    compare_rows,
     format_comparison,
     write_comparison,
 )
 from slowfast_patches.study.curves.curves import step_timed
-from slowfast_patches.study.curves.families import Family
+from slowfast_patches.study.curves.families import families_of
+from slowfast_patches.study.digits import make_digits
 from slowfast_patches.study.experiments import (
     EXPERIMENTS,
     SCRATCH,
@@ -38,7 +43,7 @@ from slowfast_patches.study.experiments import (
 )
 from slowfast_patches.study.jobs import submit_all
 from slowfast_patches.study.report import Measured, measure
-from slowfast_patches.study.runs import Results, find_results, train_all
+from slowfast_patches.study.runs import Results, Run, find_results, train_all
 from slowfast_patches.study.tables import (
     TOY_MARK,
     Outcome,
@@ -47,7 +52,7 @@ from slowfast_patches.study.tables import (
     write_outcome,
 )
 from slowfast_patches.study.toy import make_toy_videos
-from slowfast_patches.utils.tables import format_duration
+from slowfast_patches.utils.tables import format_duration, format_list
 
 __all__ = ["Request", "reproduce"]
 
@@ -56,8 +61,8 @@ __all__ = ["Request", "reproduce"]
 class Request:
     """What a user asks for; the options of tools/reproduce.py.
 
-    `arms` makes the arms with what they are trained on, `own` are recipes to add as rows, `command`
-    is what was typed, to be repeated in the reports.
+    `arms` makes the arms with what they are trained on, `own` are recipes to add as rows, `at_once`
+    runs train side by side here, `command` is what was typed, to be repeated in the reports.
     """
 
     names: tuple[str, ...]
@@ -70,6 +75,7 @@ class Request:
     step_seconds: float | None = None
     dry_run: bool = False
     local: bool = False
+    at_once: int = 1
     slurm: Slurm | None = None
     command: tuple[str, ...] = ()
 
@@ -81,6 +87,10 @@ class Request:
     @property
     def is_toy(self) -> bool:
         return self.arms.toy is not None
+
+    @property
+    def trains(self) -> bool:
+        return not self.dry_run and bool(self.local or self.is_toy or self.slurm)
 
     @property
     def folder(self) -> Path:
@@ -101,10 +111,14 @@ def reproduce(request: Request) -> list[dict[str, Any]]:
     patching.apply()
     check_study(request.own, request.arms.overrides)
     experiments = [_with_own(EXPERIMENTS[name], request.own) for name in request.names]
-    arms = {training: request.arms.arm(training) for training in trainings_of(experiments)}
+    trainings = trainings_of(experiments)
+    if request.trains and any(training.data == "digits" for training in trainings):
+        _make_digits(request)
+    arms = {training: request.arms.arm(training) for training in trainings}
     costs = _costs(request, arms)
-    planned = _print_plan(request, experiments, arms, costs)
-    return planned if request.dry_run else _run(request, experiments, arms, costs)
+    runs = _runs(request, experiments, arms)
+    planned = _print_plan(request, experiments, arms, costs, runs)
+    return planned if request.dry_run else _run(request, experiments, arms, costs, runs)
 
 
 def _run(
@@ -112,17 +126,19 @@ def _run(
     experiments: Sequence[Experiment],
     arms: Mapping[Training, Arm],
     costs: Mapping[str, Cost],
+    runs: Sequence[Run],
 ) -> list[dict[str, Any]]:
     """Train as asked, report after each run, and print the tables; as plain data, too."""
-    where = (list(arms.values()), request.seeds, request.folder)
-    if request.local or request.is_toy or request.slurm:
+    if request.trains:
         _prepare(request, arms)
     if request.local or request.is_toy:
-        for results in train_all(*where, request.run_net, lambda arm: costs[arm.name]):
-            _report(request, experiments, arms, costs, results)
-    results = find_results(*where)  # refuses those of other recipes
+        cost, where = (lambda arm: costs[arm.name]), (request.folder, request.run_net)
+        with closing(train_all(runs, *where, cost, request.at_once)) as progress:
+            for results in progress:
+                _report(request, experiments, arms, costs, results)
+    results = find_results(runs, request.folder)  # refuses those of other recipes
     if request.slurm is not None:
-        jobs = submit_all(*where, request.run_net, request.slurm)
+        jobs = submit_all(runs, request.folder, request.run_net, request.slurm)
         print(f"{len(jobs)} jobs queued: {', '.join(jobs.values()) or 'all are done or queued'}")
     outcomes = _report(request, experiments, arms, costs, results)
     for outcome in outcomes:
@@ -158,6 +174,20 @@ def _with_own(experiment: Experiment, own: Sequence[Path]) -> Experiment:
             training = Training(recipe, baseline, length=length, data=first.data)
             rows.append(Row(label, training, curve=path.stem))
     return replace(experiment, rows=tuple(rows))
+
+
+def _runs(
+    request: Request, experiments: Sequence[Experiment], arms: Mapping[Training, Arm]
+) -> list[Run]:
+    """Each training with the seeds of the experiments that it is in, one seed before the next."""
+    wanted = {
+        (training, seed)
+        for experiment in experiments
+        for training in trainings_of([experiment])
+        for seed in experiment.seeds_of(request.seeds)
+    }
+    pairs = ((training, seed) for seed in request.seeds for training in arms)
+    return [(arms[training], seed) for training, seed in pairs if (training, seed) in wanted]
 
 
 def _costs(request: Request, arms: Mapping[Training, Arm]) -> dict[str, Cost]:
@@ -196,22 +226,28 @@ def _print_plan(
     experiments: Sequence[Experiment],
     arms: Mapping[Training, Arm],
     costs: Mapping[str, Cost],
+    runs: Sequence[Run],
 ) -> list[dict[str, Any]]:
     """The runs of each experiment, and what all of them would take together; as plain data, too."""
     if request.is_toy:
         print(f"{TOY_MARK}\n")
-    planned, seeds = list[dict[str, Any]](), request.seeds
+    planned = list[dict[str, Any]]()
     for experiment in experiments:
-        rows = list(_planned_rows(experiment, arms, costs))
+        seeds, rows = (
+            experiment.seeds_of(request.seeds),
+            list(_planned_rows(experiment, arms, costs)),
+        )
         print(f"{format_costs(experiment.title, rows, len(seeds))}\n")
         planned.append({"title": experiment.title, "seeds": seeds, "rows": rows})
-    known = [cost.seconds for cost in costs.values() if cost.seconds is not None]
+    known = [seconds for arm, _ in runs if (seconds := costs[arm.name].seconds) is not None]
     total = "unknown: give --step-times FILE"
-    if len(known) == len(costs):
-        total = format_duration(len(seeds) * sum(known))
+    if len(known) == len(runs):
+        total = format_duration(sum(known))
+    recipes = Counter(Counter(arm.name for arm, _ in runs).values())
+    counts = (f"{recipes[n]} recipes × {n} seed{'s' if n > 1 else ''}" for n in sorted(recipes))
     print(
-        f"{len(costs) * len(seeds)} runs in all: {len(costs)} recipes, each counted once, × "
-        f"{len(seeds)} seeds; training time, without loading and evaluation: {total}",
+        f"{len(runs)} runs in all: {format_list(counts)}, each recipe counted once; training time, "
+        f"without loading and evaluation: {total}",
         flush=True,
     )
     return planned
@@ -227,6 +263,13 @@ def _planned_rows(
         factor = arms[row.training.baseline or row.training].iterations / arm.iterations
         cost = {**asdict(costs[arm.name]), "factor": factor}
         yield {"run": row.label, "config": arm.config, **cost}
+
+
+def _make_digits(request: Request) -> None:
+    """Their lists, where there are words to make them from; that there are none is said later."""
+    data = request.arms.data
+    if "words" in data and not request.is_toy:
+        make_digits(Path(data["words"]), Path(data["digits"]))
 
 
 def _prepare(request: Request, arms: Mapping[Training, Arm]) -> None:
@@ -246,7 +289,7 @@ def _prepare(request: Request, arms: Mapping[Training, Arm]) -> None:
             raise ValueError(f"{name} starts from {weights}: no such file")
         dataset = arm.recipe.train.dataset
         if not data.path_to_data_dir:
-            option = training.data or dataset
+            option = {"digits": "words"}.get(training.data, training.data or dataset)
             raise ValueError(f"the data set {option} is needed: give --{option} DIR")
         lists[dataset, data.path_to_data_dir, data.path_prefix] = arm.recipe
     for recipe in lists.values():
@@ -264,9 +307,8 @@ def _report(
     """Write every experiment's report of the results there are."""
     outcomes = list[Outcome | Comparison]()
     for experiment in experiments:
-        if experiment.lengths:
-            families = _families(experiment, arms)
-            found = _compared(request, experiment, families, costs, results)
+        if experiment.is_ours:
+            found = _compared(request, experiment, arms, costs, results)
             write_comparison(found, request.folder, experiment.name)
             outcomes.append(found)
         else:
@@ -289,23 +331,19 @@ def _outcome(
     return Outcome(experiment, rows, request.seeds, request.is_toy, request.typed)
 
 
-def _families(experiment: Experiment, arms: Mapping[Training, Arm]) -> list[Family]:
-    """The recipes of an experiment that has lengths, each at all of them."""
-    found = dict[str, dict[float, Arm]]()
-    for row in experiment.rows:
-        found.setdefault(row.curve, {})[row.training.length] = arms[row.training]
-    return [Family(label, own) for label, own in found.items()]
-
-
 def _compared(
     request: Request,
     experiment: Experiment,
-    families: Sequence[Family],
+    arms: Mapping[Training, Arm],
     costs: Mapping[str, Cost],
     results: Results,
 ) -> Comparison:
-    """What the results hold of an experiment that has lengths."""
-    own = {arm.name: costs[arm.name] for family in families for arm in family.arms.values()}
-    timed = step_timed(own, request.step_times)
-    found = compare_lengths(families, request.seeds, results, request.typed, timed)
+    """What the results hold of curves or a table of ours."""
+    names = {arms[row.training].name for row in experiment.rows}
+    timed = step_timed({name: costs[name] for name in names}, request.step_times)
+    of_runs = (experiment.seeds_of(request.seeds), results, request.typed, timed)
+    if experiment.lengths:
+        found = compare_lengths(families_of(experiment, arms), *of_runs)
+    else:
+        found = compare_rows({row.label: arms[row.training] for row in experiment.rows}, *of_runs)
     return replace(found, title=experiment.title, note=TOY_MARK if request.is_toy else "")

@@ -1,11 +1,15 @@
-"""Runs of arms, one for each seed: trained once, one after another, and their results read."""
+"""Runs of arms, one for each seed: trained once, one after another or some at a time, and their
+results read."""
 
 from __future__ import annotations
 
 import json
 import subprocess
 import sys
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Generator, Iterable, Iterator, Mapping, Sequence
+from concurrent.futures import FIRST_COMPLETED, Future, ThreadPoolExecutor, wait
+from contextlib import closing
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -18,13 +22,18 @@ from slowfast_patches.utils.tables import format_duration, format_flops
 __all__ = [
     "Result",
     "Results",
+    "Run",
     "RunFailedError",
+    "each_seed",
     "find_results",
     "run_command",
     "run_folder",
     "train_all",
     "working_seconds",
 ]
+
+Run = tuple[Arm, int]
+"""An arm and a seed."""
 
 Result = dict[str, Any]
 """A run's result.json."""
@@ -43,6 +52,11 @@ def working_seconds(result: Result) -> float:
     return seconds["training"] + seconds["loading"]
 
 
+def each_seed(arms: Sequence[Arm], seeds: Sequence[int]) -> list[Run]:
+    """Every arm with every seed, all arms with one seed before the next seed."""
+    return [(arm, seed) for seed in seeds for arm in arms]
+
+
 def run_folder(output: Path, arm: Arm, seed: int) -> Path:
     """Where a run keeps its files."""
     return output / arm.folder / f"seed{seed}"
@@ -54,7 +68,7 @@ def run_command(arm: Arm, seed: int, folder: Path, run_net: Path) -> list[str]:
     return [*command, *arm.overrides, "RNG_SEED", str(seed), "OUTPUT_DIR", str(folder)]
 
 
-def find_results(arms: Sequence[Arm], seeds: Sequence[int], output: Path) -> Results:
+def find_results(runs: Sequence[Run], output: Path) -> Results:
     """The results that `output` holds.
 
     Raises:
@@ -62,8 +76,7 @@ def find_results(arms: Sequence[Arm], seeds: Sequence[int], output: Path) -> Res
     """
     return {
         (arm.name, seed): _read_result(path, arm, seed)
-        for arm in arms
-        for seed in seeds
+        for arm, seed in runs
         if (path := run_folder(output, arm, seed) / "result.json").is_file()
     }
 
@@ -88,40 +101,76 @@ def _read_result(path: Path, arm: Arm, seed: int) -> Result:
 
 
 def train_all(
-    arms: Sequence[Arm],
-    seeds: Sequence[int],
+    runs: Sequence[Run],
     output: Path,
     run_net: Path,
     cost: Callable[[Arm], Cost] = cost_of,
-) -> Iterator[Results]:
-    """Train what `output` lacks, all arms with one seed before the next seed.
+    at_once: int = 1,
+) -> Generator[Results, None, None]:
+    """Train what `output` lacks in the order of the runs, `at_once` of them side by side.
 
     Each run is a process of `run_net` (tools/run_net.py). What it says goes to standard error, as
     does the time that is left, where runs that are done, or `cost`, let it be known.
-    Yields the results so far: before the first run, and after each.
+    Yields the results so far: before the first run, and after each. However it is left, the
+    processes that train are told to save and to stop, and are waited for: to be closed.
 
     Raises:
         ValueError: as `find_results`, or an arm that has no `cost`, before anything is trained.
         RunFailedError: a run failed; those before it are kept.
     """
-    results = dict(find_results(arms, seeds, output))
+    results = dict(find_results(runs, output))
     yield dict(results)
-    runs = [(arm, seed) for seed in seeds for arm in arms]
-    costs = {arm.name: cost(arm) for arm in arms if len(results) < len(runs)}
-    for number, (arm, seed) in enumerate(runs, start=1):
-        title = f"run {number} of {len(runs)}: {arm.name}, seed {seed}"
-        if (arm.name, seed) in results:
-            _say(f"{title}: done before")
-            continue
-        todo = [other.name for other, s in runs if (other.name, s) not in results]
-        _say(f"{title}: starts; {_time_left(costs, todo, results)}")
-        results[arm.name, seed] = _train(arm, seed, run_folder(output, arm, seed), run_net)
-        yield dict(results)
+    costs = {arm.name: cost(arm) for arm, _ in runs if len(results) < len(runs)}
+
+    def missing() -> Iterator[Run]:
+        for number, (arm, seed) in enumerate(runs, start=1):
+            title = f"run {number} of {len(runs)}: {arm.name}, seed {seed}"
+            if (arm.name, seed) in results:
+                _say(f"{title}: done before")
+                continue
+            todo = [other.name for other, s in runs if (other.name, s) not in results]
+            _say(f"{title}: starts; {_time_left(costs, todo, results, at_once)}")
+            yield arm, seed
+
+    start = partial(_start, output=output, run_net=run_net)
+    with closing(_side_by_side(missing(), start, at_once)) as ended:
+        for (arm, seed), status in ended:
+            folder = run_folder(output, arm, seed)
+            results[arm.name, seed] = _result_of(arm, seed, folder, status)
+            yield dict(results)
 
 
-def _time_left(costs: Mapping[str, Cost], todo: Sequence[str], results: Results) -> str:
-    """What runs of some arms will take: in proportion to their training FLOPs, of which the
-    finished runs tell the speed, before the first by their costs."""
+def _side_by_side(
+    runs: Iterable[Run], start: Callable[[Run], subprocess.Popen[bytes]], at_once: int
+) -> Generator[tuple[Run, int], None, None]:
+    """Each run with its process's exit status, as it ends. The next starts when there is room."""
+    running = dict[Future[int], tuple[Run, subprocess.Popen[bytes]]]()
+
+    def ended() -> Iterator[tuple[Run, int]]:
+        for future in wait(running, return_when=FIRST_COMPLETED).done:
+            run, _ = running.pop(future)
+            yield run, future.result()
+
+    with ThreadPoolExecutor(at_once) as threads:  # which, at its end, waits for all processes
+        try:
+            for run in runs:
+                process = start(run)
+                running[threads.submit(process.wait)] = run, process
+                if len(running) == at_once:
+                    yield from ended()
+            while running:
+                yield from ended()
+        finally:
+            # After Ctrl-C they have got it too, and save; this is for those that have not.
+            for _, process in running.values():
+                process.terminate()
+
+
+def _time_left(
+    costs: Mapping[str, Cost], todo: Sequence[str], results: Results, at_once: int
+) -> str:
+    """What runs of some arms will take, some at once: in proportion to their training FLOPs, of
+    which the finished runs tell the speed, before the first by their costs."""
     flops = sum(costs[name].flops or 0.0 for name in todo)
     seconds = [costs[name].seconds for name in todo]
     if done := sum(costs[name].flops or 0.0 for name, _ in results):
@@ -132,6 +181,7 @@ def _time_left(costs: Mapping[str, Cost], todo: Sequence[str], results: Results)
     else:
         left_to_do = f"{_runs(len(todo))} with {format_flops(flops)} of training"
         return f"{left_to_do}; their time is known after the first"
+    left /= min(at_once, len(todo))
     return f"about {format_duration(left)} left for {_runs(len(todo))}"
 
 
@@ -139,16 +189,14 @@ def _runs(number: int) -> str:
     return f"{number} run{'' if number == 1 else 's'}"
 
 
-def _train(arm: Arm, seed: int, folder: Path, run_net: Path) -> Result:
-    """Train one arm with one seed; its result."""
-    command = run_command(arm, seed, folder, run_net)
-    process = subprocess.Popen(command, stdout=2)  # standard output is for what comes of it
-    try:
-        status = process.wait()
-    except KeyboardInterrupt:  # the run has got it too, and saves; this is for one that has not
-        process.terminate()
-        process.wait()
-        raise
+def _start(run: Run, output: Path, run_net: Path) -> subprocess.Popen[bytes]:
+    arm, seed = run
+    command = run_command(arm, seed, run_folder(output, arm, seed), run_net)
+    return subprocess.Popen(command, stdout=2)  # standard output is for what comes of it
+
+
+def _result_of(arm: Arm, seed: int, folder: Path, status: int) -> Result:
+    """What a run that has ended with an exit status has left."""
     path = folder / "result.json"
     if status or not path.is_file():
         raise RunFailedError(

@@ -16,6 +16,7 @@ from slowfast_patches.utils.signals import BY_HAND_STATUS
 
 __all__ = [
     "ToolError",
+    "add_at_once",
     "add_lengths",
     "add_old_name",
     "add_options",
@@ -151,6 +152,21 @@ def take_seeds(parser: argparse.ArgumentParser, args: argparse.Namespace) -> Non
         parser.error(f"--seeds takes whole numbers, not {rest[0]}")
     args.overrides = rest + args.overrides
     args.seeds = list(dict.fromkeys(map(int, seeds)))
+
+
+def add_at_once(group: argparse._ActionsContainer) -> None:
+    """Add --at-once."""
+    text = (
+        "runs that train side by side (%(default)s); their seconds are then not those of a run "
+        "alone: --step-times has such"
+    )
+    group.add_argument("--at-once", type=_at_least_one, default=1, metavar="N", help=text)
+
+
+def _at_least_one(text: str) -> int:
+    if not text.isdigit() or int(text) < 1:
+        raise argparse.ArgumentTypeError(f"it takes a whole number from 1, not {text}")
+    return int(text)
 
 
 def add_lengths(group: argparse._ActionsContainer) -> None:

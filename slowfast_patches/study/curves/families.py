@@ -8,8 +8,9 @@ from dataclasses import dataclass
 
 from slowfast_patches.config.scale import as_overrides, scaled_lengths
 from slowfast_patches.study.arms import Arm, make_arm
+from slowfast_patches.study.experiments import Experiment, Training
 
-__all__ = ["Family", "at_lengths", "check_lengths", "in_order"]
+__all__ = ["Family", "at_lengths", "check_lengths", "families_of", "in_order"]
 
 
 @dataclass(frozen=True)
@@ -56,6 +57,14 @@ def _lengthened(arm: Arm, length: float) -> Arm:
         return make_arm(name, folder, arm.cfg_file, overrides)
     except ValueError as error:  # of the length, since the arm itself could be made
         raise ValueError(f"{error}; or leave {length:g} out of --lengths") from error
+
+
+def families_of(experiment: Experiment, arms: Mapping[Training, Arm]) -> list[Family]:
+    """The recipes of an experiment that has lengths, each at all of them."""
+    found = dict[str, dict[float, Arm]]()
+    for row in experiment.rows:
+        found.setdefault(row.curve, {})[row.training.length] = arms[row.training]
+    return [Family(label, own) for label, own in found.items()]
 
 
 def in_order(families: Sequence[Family]) -> list[Arm]:

@@ -14,7 +14,13 @@ from slowfast_patches.study.compare import (
     make_comparison,
     write_comparison,
 )
-from slowfast_patches.study.runs import RunFailedError, find_results, run_folder, train_all
+from slowfast_patches.study.runs import (
+    RunFailedError,
+    each_seed,
+    find_results,
+    run_folder,
+    train_all,
+)
 
 BASE = """
 TRAIN: {DATASET: kinetics, BATCH_SIZE: 8}
@@ -207,10 +213,10 @@ def test_equal_time_scales_every_length_by_the_ratio_of_iterations(configs):
         make_arms(configs[::-1], [], equal_time=True)
 
 
-def train(arms: list[Arm], seeds: list[int], output: Path, run_net: Path, seconds=None):
+def train(arms: list[Arm], seeds: list[int], output: Path, run_net: Path, seconds=None, at_once=1):
     """All that `train_all` yields; counting models would take time."""
     cost = Cost(iterations=1, epochs=1.0, clips=1, flops=1.0, seconds=seconds)
-    return list(train_all(arms, seeds, output, run_net, lambda arm: cost))
+    return list(train_all(each_seed(arms, seeds), output, run_net, lambda arm: cost, at_once))
 
 
 @pytest.fixture
@@ -240,7 +246,7 @@ def test_all_configs_are_trained_with_a_seed_before_the_next_and_none_twice(
     assert calls(fake_run_net) == trained
     assert [len(results) for results in seen] == [1, 2, 3, 4, 5, 6]
     assert seen[-1]["multigrid", 0]["top1"] == 81.0
-    assert find_results(arms, [0, 5], output).keys() == seen[-1].keys()
+    assert find_results(each_seed(arms, [0, 5]), output).keys() == seen[-1].keys()
     assert len(train(arms, [0, 5], output, fake_run_net)) == 1
     assert calls(fake_run_net) == trained
 
@@ -264,7 +270,49 @@ def test_a_failed_run_is_named_and_the_others_kept(arms, fake_run_net, tmp_path)
     output = tmp_path / "runs"
     with pytest.raises(RunFailedError, match=r"baseline, seed 13, .* status 3 .*seed13"):
         train(arms, [1, 13], output, fake_run_net)
-    assert set(find_results(arms, [1, 13], output)) == {("baseline", 1), ("multigrid", 1)}
+    found = find_results(each_seed(arms, [1, 13]), output)
+    assert set(found) == {("baseline", 1), ("multigrid", 1)}
+
+
+# Stands in for a run that is there, and for one that "trains" until another is there.
+MEETS = """
+import sys, time
+from pathlib import Path
+here, seed = Path(__file__).parent, sys.argv[sys.argv.index("RNG_SEED") + 1]
+(here / f"met{seed}").touch()
+while len(list(here.glob("met*"))) < 2:
+    time.sleep(0.01)
+"""
+# ... and for one that says that it was told to stop.
+STOPS = """
+import signal
+def stop(*_):
+    (here / "stopped").touch()
+    sys.exit(1)
+signal.signal(signal.SIGTERM, stop)
+"""
+
+
+@pytest.mark.slow
+def test_some_runs_train_side_by_side(arms, fake_run_net, tmp_path, capsys):
+    """Neither of the first two ends before the other has begun."""
+    fake_run_net.write_text(MEETS + FAKE_RUN_NET)
+    seen = train(arms[:1], [0, 1, 2], tmp_path / "runs", fake_run_net, seconds=20.0, at_once=2)
+    assert [len(results) for results in seen] == [0, 1, 2, 3]
+    first, second, third = capsys.readouterr().err.splitlines()
+    assert "about 30 s left for 3 runs" in first
+    assert "seed 1: starts; about 30 s left for 3 runs" in second
+    assert "about 107 s left for" in third  # by what runs took
+
+
+@pytest.mark.slow
+def test_when_a_run_fails_those_beside_it_are_stopped(arms, fake_run_net, tmp_path):
+    wait = "import time\nif seed == '1':\n    time.sleep(60)\n"
+    begin = MEETS.replace("(here /", f"{STOPS}(here /", 1)
+    fake_run_net.write_text(begin + wait + FAKE_RUN_NET)
+    with pytest.raises(RunFailedError, match=r"seed 13, .* status 3"):
+        train(arms[:1], [1, 13], tmp_path / "runs", fake_run_net, at_once=2)
+    assert (fake_run_net.parent / "stopped").exists()
 
 
 def test_a_run_of_another_config_is_refused_before_anything_is_trained(
@@ -275,7 +323,7 @@ def test_a_run_of_another_config_is_refused_before_anything_is_trained(
     del result["config"]["DATA"]["ENSEMBLE_METHOD"]
     output = tmp_path / "runs"
     store(output, arms[0], 0, result)
-    assert find_results(arms, [0], output)["baseline", 0]["top1"] == 80.0
+    assert find_results([(arms[0], 0)], output)["baseline", 0]["top1"] == 80.0
     after = make_arms(configs, ["DATA.ENSEMBLE_METHOD", "max"])
     with pytest.raises(ValueError, match=r"ENSEMBLE_METHOD sum there, max now.*another --output"):
         train(after, [0], output, fake_run_net)
@@ -329,7 +377,7 @@ def test_a_comparison_that_has_no_result_yet_writes_no_report(
 ):
     tool = load_program("tools/compare.py")
     files = [word for path in configs for word in ("--cfg", str(path))]
-    monkeypatch.setattr(tool, "train_all", lambda *_: iter([{}]))
+    monkeypatch.setattr(tool, "train_all", lambda *_: (results for results in [{}]))
     assert tool.main([*files, "--output", str(tmp_path / "runs")]) == 0
     assert "missing" in capsys.readouterr().out
     assert not (tmp_path / "runs").exists()

@@ -11,8 +11,9 @@ import yaml
 from slowfast_patches.launch.slurm import Slurm
 from slowfast_patches.study import arms, reproduce
 from slowfast_patches.study.arms import Arm, Arms
-from slowfast_patches.study.experiments import EXPERIMENTS, PAPER, Row, trainings_of
+from slowfast_patches.study.experiments import EXPERIMENTS, PAPER, PROOF, Row, trainings_of
 from slowfast_patches.study.jobs import submit_all
+from slowfast_patches.study.runs import each_seed
 from slowfast_patches.study.tables import TOY_MARK
 from slowfast_patches.study.toy import Toy
 from slowfast_patches.utils.tables import Mean
@@ -130,16 +131,22 @@ class TestArms:
 
 class TestDryRun:
     @pytest.mark.slow
+    @pytest.mark.parametrize(("name", "experiments"), [("all", PAPER), ("proof", PROOF)])
     def test_lists_every_row(
-        self, cli: Callable, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+        self,
+        cli: Callable,
+        tmp_path: Path,
+        monkeypatch: pytest.MonkeyPatch,
+        name: str,
+        experiments: tuple[str, ...],
     ) -> None:
         """What a clip costs is another test's; here each costs the same."""
-        for module, name in ((arms, "_counted"), (reproduce, "flops_per_clip")):
-            monkeypatch.setattr(module, name, lambda recipe: lambda *shape: 1e9)
+        for module, counts in ((arms, "_counted"), (reproduce, "flops_per_clip")):
+            monkeypatch.setattr(module, counts, lambda recipe: lambda *shape: 1e9)
         output = tmp_path / "none"
-        status, out, err = cli("all", "--dry-run", "--output", output, "--step-seconds", 1)
+        status, out, err = cli(name, "--dry-run", "--output", output, "--step-seconds", 1)
         assert (status, err) == (0, "")
-        for experiment in (EXPERIMENTS[name] for name in PAPER):
+        for experiment in map(EXPERIMENTS.get, experiments):
             section = out[out.index(experiment.title) :]
             for found in experiment.rows:
                 line = next(line for line in section.splitlines() if line.startswith(found.label))
@@ -169,6 +176,8 @@ class TestDryRun:
         for argv, message in (
             (["table7"], "invalid choice: 'table7'"),
             (["table1a", "--slurm-limit", "3"], "--slurm-limit has no effect without --slurm"),
+            (["words", "--at-once", "2"], "--at-once has no effect without --local"),
+            (["words", "--local", "--at-once", "0"], "it takes a whole number from 1, not 0"),
             (["table1a", "--scale", "demo", "--ssv2", "x"], "--ssv2 has no effect with"),
             (["table1a", "--seeds", "one"], "--seeds takes whole numbers, not one"),
             (["table1a", "--seeds", "0", "-1", "A", "1"], "--seeds takes whole numbers, not -1"),
@@ -341,7 +350,7 @@ def test_runs_become_an_array_and_none_is_queued_twice(slurm: Path, tmp_path: Pa
     done.mkdir(parents=True)
     (done / "result.json").write_text("{}")
     options = Slurm("gpu", hours=12, limit=3, cpus=6, options={"account": "vision"})
-    asked = (arms, [0, 1], tmp_path / "out", ROOT / "tools/run_net.py", options)
+    asked = (each_seed(arms, [0, 1]), tmp_path / "out", ROOT / "tools/run_net.py", options)
     queued = submit_all(*asked)
     assert list(queued.values()) == ["4242_0", "4242_1", "4242_2"]
     script = (slurm / "submitted").read_text()
@@ -358,4 +367,4 @@ def test_runs_become_an_array_and_none_is_queued_twice(slurm: Path, tmp_path: Pa
 def test_without_slurm(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("PATH", str(tmp_path))
     with pytest.raises(ValueError, match="no SLURM on this machine"):
-        submit_all([], [], tmp_path, ROOT / "tools/run_net.py", Slurm("gpu"))
+        submit_all([], tmp_path, ROOT / "tools/run_net.py", Slurm("gpu"))

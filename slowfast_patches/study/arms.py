@@ -157,7 +157,7 @@ class Arms:
     def _make(self, training: Training) -> Arm:
         path, name = self.configs / training.recipe, training.folder
         plain = _written(path)
-        overrides = as_overrides(self._own_keys(plain, training)) + training.overrides
+        overrides = training.overrides + as_overrides(self._own_keys(plain, training))
         overrides += _fitting(self.overrides, plain, path)
         arm = make_arm(name, name, path, overrides)
         factor = training.factor

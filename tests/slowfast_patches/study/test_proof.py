@@ -14,6 +14,8 @@ from slowfast_patches.datasets.clips import takes_segments
 from slowfast_patches.datasets.kinetics import Kinetics
 from slowfast_patches.study import arms
 from slowfast_patches.study.arms import Arm, Arms
+from slowfast_patches.study.compare import compare_rows, format_comparison
+from slowfast_patches.study.curves.curves import StepTimed
 from slowfast_patches.study.digits import DIGITS, make_digits
 from slowfast_patches.study.experiments import EXPERIMENTS
 from slowfast_patches.study.runs import run_folder
@@ -136,3 +138,15 @@ def test_a_table_of_ours_has_times_and_flops_and_nothing_published(
     assert [row["name"] for row in found] == [row.label for row in EXPERIMENTS[name].rows]
     assert found[1]["speed_up"] == {"mean": 0.5, "std": None}
     assert (tmp_path / f"{name}.png").exists()
+
+
+def test_times_measured_alone_stand_beside_those_that_runs_took() -> None:
+    made = {label: arm("words_controls", label) for label in ("baseline", "twice as long")}
+    seconds = {"Words/SLOWFAST_WORDS": 600.0, "Words/SLOWFAST_WORDS_x2": 1500.0}
+    timed = StepTimed(seconds, "times")
+    comparison = compare_rows(made, [0], {}, "command", timed)
+    *_, baseline, longer = format_comparison(comparison).splitlines()
+    assert "10 min  " in baseline
+    assert "25 min  " in longer
+    assert "0.40×" in longer
+    assert [row["step_seconds"] for row in comparison.to_json()["configs"]] == [600, 1500]

@@ -40,10 +40,14 @@ _COARSE = 2 / 3
 """Part of a cycle's seconds that is spent on coarse shapes."""
 _WARMUP = 0.1
 """Part of an arm's seconds in which the rate rises."""
-_MOST_VIDEOS = 300
-"""Videos that arms are scored on: a standard error of at most 3 points."""
-_PRECISE = 10
+_MOST_VIDEOS, _FEWEST_VIDEOS = 300, 50
+"""Videos that arms are scored on: standard errors of at most 3 and 7 points."""
+_PRECISE = 6
 """Mini-batches for precise BN, which need be no more than decide a race."""
+_SCORING = 1 / 3
+"""Part of a pilot's time for scoring."""
+_FORWARD = 0.6
+"""What scoring a clip takes, of what training on it does: reading and a forward pass."""
 _SMALLEST_CROP = 32
 """Pixels of the input to one of the last feature map's."""
 _TRIED = 3.0
@@ -65,13 +69,13 @@ CYCLES: tuple[Cycle, ...] = (
 def run_pilot(recipe: Recipe, seconds: float | None, device: torch.device) -> Pilot:
     """Race the baseline of a recipe against `CYCLES`, within `seconds` in all.
 
-    None gives a tenth of the baseline's own time. As many cycles are tried as get a share of at
-    least a thirtieth of that, but always one.
+    None gives a tenth of the baseline's own time. As many cycles are tried as get a thirtieth of
+    the baseline's time, but always one; none where the seconds do not even suffice to score them.
+    Making an index of the videos, where there is none, comes before.
 
     Raises:
         ValueError: the recipe cannot train, or has no shape that is coarser than its own.
     """
-    began = time.monotonic()
     race = _Race(one_process(recipe), device)
     cycles = [cycle for cycle in CYCLES if race.fits(cycle)]
     if len(cycles) < 2:
@@ -81,20 +85,23 @@ def run_pilot(recipe: Recipe, seconds: float | None, device: torch.device) -> Pi
         )
     # A recipe that has no place for a long cycle is refused before anything is trained.
     schedule_of(race.recipe.replaced(cycles[1].overrides), race.schedule.num_videos)
-    step, starting, scoring = race.try_baseline()
-    whole = race.schedule.iterations * step
+    began = time.monotonic()
+    tried, starting = race.try_baseline()
+    whole = race.schedule.clips * tried.seconds_per_clip
     seconds = whole / 10 if seconds is None else seconds
     count = min(len(cycles), max(2, int(30 * seconds / whole)))
+    scorings = 2 * count + 1
+    scoring = _SCORING * seconds / scorings
     end, arms = began + seconds, list[Arm]()
-    for number, cycle in enumerate(cycles[:count]):
-        stages = max(3, len(cycle.factors) + 1)
-        besides = stages * starting + (2 if number else 3) * scoring
-        share = (end - time.monotonic()) / (count - number) - besides
-        arms.append(race.run(cycle, max(share, _TRIED)))
-        logger.info("%s: %.1f %%", cycle.name, arms[-1].score)
+    if race.hold_out(int(scoring / (_FORWARD * tried.seconds_per_clip))):
+        for number, cycle in enumerate(cycles[:count]):
+            besides = max(3, len(cycle.factors) + 1) * starting
+            besides += (2 if number else 3) * scoring
+            share = (end - time.monotonic()) / (count - number) - besides
+            arms.append(race.run(cycle, max(share, _TRIED)))
+            logger.info("%s: %.1f %%", cycle.name, arms[-1].score)
     videos, chance = race.chance()
-    base = arms[0].stages
-    clips = race.schedule.clips
+    base = arms[0].stages if arms else [tried]
     per_clip = sum(stage.seconds for stage in base) / sum(stage.clips for stage in base)
     return Pilot(
         recipe=race.recipe,
@@ -104,7 +111,7 @@ def run_pilot(recipe: Recipe, seconds: float | None, device: torch.device) -> Pi
         metric=metric_names(recipe)[0],
         videos=videos,
         chance=chance,
-        baseline_seconds=clips * per_clip,
+        baseline_seconds=race.schedule.clips * per_clip,
         seconds=time.monotonic() - began,
     )
 
@@ -162,10 +169,11 @@ class _Split:
     validated: list[int]
 
     @classmethod
-    def of(cls, train: int, val: int, seed: int) -> _Split:
+    def of(cls, train: int, val: int, scored: int, seed: int) -> _Split:
+        """As many videos `scored` as there are, up to that many."""
         rng = np.random.default_rng(seed)
-        validated = rng.permutation(val)[:_MOST_VIDEOS].tolist()
-        drawn, count = rng.permutation(train).tolist(), _MOST_VIDEOS - len(validated)
+        validated = rng.permutation(val)[:scored].tolist()
+        drawn, count = rng.permutation(train).tolist(), scored - len(validated)
         held_out = drawn[: min(count, train // 5)]
         return cls(sorted(drawn[len(held_out) :]), held_out, validated)
 
@@ -176,9 +184,19 @@ class _Race:
     def __init__(self, recipe: Recipe, device: torch.device) -> None:
         self.recipe, self._world = recipe, World(0, 1, device)
         train, val = (len(build_dataset(recipe, split).videos) for split in ("train", "val"))
-        self._split = _Split.of(train, val, recipe.rng_seed)
+        self._counts = train, val
+        self._split = _Split.of(train, val, _MOST_VIDEOS, recipe.rng_seed)
         self.schedule = schedule_of(recipe, train)
         self.first_third = math.nan
+
+    def hold_out(self, clips: int) -> bool:
+        """Score arms on as many videos as `clips` forward passes allow, which precise BN needs too;
+        False where these are too few to tell anything."""
+        videos = min(
+            clips - self.recipe.bn.num_batches_precise * self.schedule.base.batch, _MOST_VIDEOS
+        )
+        self._split = _Split.of(*self._counts, max(videos, 1), self.recipe.rng_seed)
+        return videos >= min(_FEWEST_VIDEOS, sum(self._counts) // 10)
 
     def _videos(self, recipe: Recipe) -> tuple[_Some, list[_Some]]:
         """What is trained on and what is scored, on the recipe's grid."""
@@ -205,15 +223,12 @@ class _Race:
             return False
         return all(round(base.crop * space) >= _SMALLEST_CROP for _, space in factors)
 
-    def try_baseline(self) -> tuple[float, float, float]:
-        """Seconds of its step, loading included, of starting a stage, and of scoring it."""
-        stepper, began = self._stepper(self.recipe), time.monotonic()
-        self._score(stepper, self.schedule.base)
-        scoring = time.monotonic() - began
-        data, began = self._videos(self.recipe)[0], time.monotonic()
+    def try_baseline(self) -> tuple[Stage, float]:
+        """Some steps of it, and the seconds of starting a stage."""
+        stepper, data = self._stepper(self.recipe), self._videos(self.recipe)[0]
+        began = time.monotonic()
         stage = self._train(stepper, data, self.schedule.base, _TRIED, 0, lambda _: 0.0)
-        starting = time.monotonic() - began - stage.seconds
-        return stage.seconds / stage.iterations, starting, scoring
+        return stage, time.monotonic() - began - stage.seconds
 
     def run(self, cycle: Cycle, seconds: float) -> Arm:
         """Train a cycle from scratch for some seconds, and score it; the baseline three times."""

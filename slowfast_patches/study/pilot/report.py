@@ -16,7 +16,8 @@ __all__ = ["advice_of", "format_pilot", "pilot_json", "write_pilot"]
 
 def format_pilot(pilot: Pilot) -> str:
     """The evidence as a table, and what follows from it, for a terminal."""
-    return "\n\n".join([_table(pilot), *_notes(pilot), *advice_of(pilot)])
+    table = [_table(pilot)] if pilot.arms else []
+    return "\n\n".join([*table, *_notes(pilot), *advice_of(pilot)])
 
 
 def _table(pilot: Pilot, *, markdown: bool = False) -> str:
@@ -38,14 +39,19 @@ def _table(pilot: Pilot, *, markdown: bool = False) -> str:
 
 
 def _notes(pilot: Pilot) -> list[str]:
+    times = (
+        f"The pilot took {format_duration(pilot.seconds)}; the whole baseline "
+        f"({pilot.schedule.iterations:,} iterations) would take "
+        f"{format_duration(pilot.baseline_seconds)}."
+    )
+    if not pilot.arms:
+        return [times]
     return [
         f"{metric_title(pilot.metric).capitalize()} on {pilot.videos} videos that nothing was "
         "trained on, at the grid just trained on, after precise BN there; ± is the standard error "
         f"of that many; the commonest class has {pilot.chance:.1f} %. The loss is the training's, "
         "in a stage's last tenth. Seconds are with loading; one seed.",
-        f"The pilot took {format_duration(pilot.seconds)}; the whole baseline "
-        f"({pilot.schedule.iterations:,} iterations) would take "
-        f"{format_duration(pilot.baseline_seconds)}.",
+        times,
     ]
 
 
@@ -93,7 +99,7 @@ def pilot_json(pilot: Pilot) -> dict[str, Any]:
         "chance": pilot.chance,
         "baseline_seconds": pilot.baseline_seconds,
         "seconds": pilot.seconds,
-        "baseline_after_a_third": pilot.first_third,
+        "baseline_after_a_third": pilot.first_third if pilot.arms else None,
         "arms": [
             {
                 "cycle": arm.cycle.name,
@@ -118,11 +124,14 @@ def pilot_json(pilot: Pilot) -> dict[str, Any]:
 
 def write_pilot(pilot: Pilot, folder: Path, command: str) -> None:
     """Write pilot.md, pilot.json and pilot.png into a folder."""
-    _plot(pilot, folder / "pilot.png")
+    if pilot.arms:
+        _plot(pilot, folder / "pilot.png")
     advice = advice_of(pilot)
     if len(advice) > 1:
         advice[-1] = "```yaml\n" + advice[-1].split("\n\n", 1)[1] + "\n```"
-    paragraphs = ["# Pilot", _table(pilot, markdown=True), "![Pilot](pilot.png)"]
+    paragraphs = ["# Pilot"]
+    if pilot.arms:
+        paragraphs += [_table(pilot, markdown=True), "![Pilot](pilot.png)"]
     paragraphs += [*_notes(pilot), *advice, f"To reproduce:\n\n    {command}"]
     write_report(folder, "pilot", pilot_json(pilot), paragraphs)
 

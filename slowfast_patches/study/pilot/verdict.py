@@ -87,10 +87,15 @@ class Verdict:
 
 @dataclass(frozen=True)
 class Pilot:
-    """A race that was run: its arms, the baseline first, whose score after a third of its seconds
-    is `first_third`. `chance` is the per cent that the commonest class has of the `videos` that
-    were scored; `metric` names the score, `baseline_seconds` is what the whole baseline takes,
-    without evaluation, and `seconds` what the pilot took."""
+    """A race that was run.
+
+    arms: the baseline first; none where time was too short.
+    first_third: the baseline's score after a third of its seconds.
+    metric: the name of the scores.
+    videos: how many were scored; the commonest class has `chance` per cent of them.
+    baseline_seconds: what the whole baseline takes, without evaluation.
+    seconds: what the pilot took.
+    """
 
     recipe: Recipe
     schedule: Schedule
@@ -110,6 +115,12 @@ class Pilot:
         teach faster if they reach more on their own grid in two thirds than the baseline on its;
         what they taught carries over if the last third then ends above the baseline's first.
         """
+        if not self.arms:
+            text = (
+                "do not use multigrid here on this evidence: the time is too short to try anything;"
+                " the whole baseline is quickly trained, or give more --minutes"
+            )
+            return Verdict(None, 0.5, text)
         baseline, *others = self.arms
         found = [(self._better(arm.score, baseline.score), arm) for arm in others]
         at_once, best = max(found, key=lambda pair: pair[0])

@@ -81,7 +81,7 @@ def run(tiny_recipe, one_block, one_block_keys, load_program, monkeypatch, tmp_p
 
     def call(*arguments: str) -> int:
         keys = [*map(str, one_block_keys), "DATA.PATH_TO_DATA_DIR", str(tiny_recipe.parent)]
-        output = ["--minutes", "0.05", "--output", str(tmp_path)]
+        output = ["--minutes", "0.2", "--output", str(tmp_path)]
         with one_block():
             tool = load_program("tools/pilot.py")
             return tool.main(["--cfg", str(tiny_recipe), *output, *keys, *arguments])
@@ -100,11 +100,17 @@ def test_a_race_is_run_and_reported(run, tmp_path, capsys):
     assert shapes == [["4×8×32²"] * 3, ["4×4×32²", "4×8×32²"]]
     assert all(stage["clips"] >= 4 for arm in found["arms"] for stage in arm["stages"])
     assert all(0 <= arm[key] <= 100 for arm in found["arms"] for key in ("top1", "own_grid"))
-    assert found["videos"] == 8 + 24 // 5  # few are made more by some of the training's
+    assert 1 <= found["videos"] <= 8 + 24 // 5  # few are made more by some of the training's
     report = (tmp_path / "pilot.md").read_text()
     assert "Advice" in report
     assert "tools/pilot.py" in report
     assert (tmp_path / "pilot.png").stat().st_size > 5000
+
+
+@pytest.mark.slow
+def test_too_short_a_time_is_said(run, capsys):
+    assert run("--minutes", "0.0001") == 0
+    assert "too short to try anything" in capsys.readouterr().out
 
 
 @pytest.mark.parametrize(

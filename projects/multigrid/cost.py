@@ -13,10 +13,10 @@ __all__ = [
     "FlopsPerClip",
     "SecondsPerIteration",
     "baseline_cost",
+    "final_iterations",
     "phase_flops",
     "phase_seconds",
     "schedule_cost",
-    "shortest_phase",
 ]
 
 FlopsPerClip = Callable[[int, int], float]
@@ -84,6 +84,8 @@ def phase_seconds(phase: Phase, seconds_per_iteration: SecondsPerIteration) -> f
     )
 
 
-def shortest_phase(schedule: Schedule) -> Phase:
-    """The phase with the fewest iterations, which says whether multigrid can pay."""
-    return min(schedule.phases, key=lambda phase: phase.iterations)
+def final_iterations(schedule: Schedule) -> int:
+    """Iterations after the last coarse shape of a long cycle: those in which what coarse shapes
+    taught is learned again at the baseline's grid. All, where there is no coarse one."""
+    coarse = [phase.stop for phase in schedule.phases if phase.base_shape != schedule.base]
+    return schedule.iterations - max(coarse, default=0)

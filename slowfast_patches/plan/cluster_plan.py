@@ -10,14 +10,14 @@ from typing import Any
 from torch import nn
 
 from multigrid import Schedule, Shape
-from multigrid.cost import SecondsPerIteration, shortest_phase
+from multigrid.cost import SecondsPerIteration, final_iterations
 from slowfast_patches.config.check import check_recipe
 from slowfast_patches.config.recipe import Recipe
 from slowfast_patches.config.schedule import check_world_size, schedule_of, without_multigrid
 from slowfast_patches.models.build import build_on_meta
 from slowfast_patches.models.flops import check_shapes
 from slowfast_patches.plan.cluster import MACHINES, Cluster
-from slowfast_patches.plan.plan import short_phases
+from slowfast_patches.plan.plan import short_ends
 from slowfast_patches.plan.step_times import Timing
 from slowfast_patches.utils.tables import format_count, format_duration, format_table
 
@@ -201,8 +201,8 @@ def _row(
         check_world_size(each, schedules[name], cluster.gpus)
         times[name] = _training_time(schedules[name], cluster, model, seconds[name], loader)
     (schedule, *_), (first, *_), notes = schedules.values(), times.values(), list[str]()
-    if short_phases(schedule):
-        notes.append(f"shortest phase: {shortest_phase(schedule).iterations} iterations")
+    if short_ends(schedule):
+        notes.append(f"ends with {final_iterations(schedule)} iterations at its shape")
     if fitted.bn_size > schedule.base.batch:
         notes.append(f"BN over {schedule.base.batch} clips")
     return Row(

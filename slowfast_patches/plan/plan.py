@@ -9,10 +9,10 @@ from multigrid.cost import (
     Cost,
     FlopsPerClip,
     baseline_cost,
+    final_iterations,
     phase_flops,
     phase_seconds,
     schedule_cost,
-    shortest_phase,
 )
 from multigrid.schedule import Phase, Schedule
 from slowfast_patches.config.recipe import Recipe
@@ -30,20 +30,20 @@ from slowfast_patches.utils.tables import (
 )
 
 __all__ = [
-    "MIN_PHASE_ITERATIONS",
+    "MIN_FINAL_ITERATIONS",
     "Plan",
     "dataset_size",
     "format_plan",
     "make_plan",
     "plan_of",
-    "short_phases",
+    "short_ends",
 ]
 
-MIN_PHASE_ITERATIONS = 20
-"""Iterations that the shortest phase of a multigrid training should have.
+MIN_FINAL_ITERATIONS = 100
+"""Iterations at the baseline's shape that a multigrid training should end with.
 
-Measured on the demo, see "Where it does not pay" in the method card: with 19 multigrid ended a
-point below the baseline, with 7 it ended 33 points below.
+Measured: after coarse shapes a network scores at chance at the baseline's grid, and needs about as
+many to show there what it has learned (docs/proof.md).
 """
 
 
@@ -97,8 +97,8 @@ class Plan:
             "global_batch": self.schedule.base.batch,
             "base_shape": asdict(self.schedule.base),
             "num_videos": self.schedule.num_videos,
-            "min_phase_iterations": MIN_PHASE_ITERATIONS,
-            "warnings": short_phases(self.schedule),
+            "min_final_iterations": MIN_FINAL_ITERATIONS,
+            "warnings": short_ends(self.schedule),
             "phases": [
                 {
                     "number": number,
@@ -138,16 +138,15 @@ def dataset_size(recipe: Recipe, given: int | None = None) -> int:
     return int(size)
 
 
-def short_phases(schedule: Schedule) -> tuple[str, ...]:
-    """A warning where phases are too short for multigrid to pay; empty for a baseline."""
-    shortest = shortest_phase(schedule)
-    if set(schedule.shapes) == {schedule.base} or shortest.iterations >= MIN_PHASE_ITERATIONS:
+def short_ends(schedule: Schedule) -> tuple[str, ...]:
+    """A warning where the end of a training is too short to show what coarse shapes taught."""
+    final = final_iterations(schedule)
+    if final == schedule.iterations or final >= MIN_FINAL_ITERATIONS:
         return ()
     return (
-        f"phase {schedule.phases.index(shortest) + 1} ({shortest.base_shape}) has "
-        f"{shortest.iterations} iterations; with fewer than {MIN_PHASE_ITERATIONS} in its shortest "
-        "phase, multigrid is expected to end below the baseline. More epochs, a larger training "
-        "set or a smaller batch make the phases longer",
+        f"{final} iterations follow the last coarse shape; with fewer than {MIN_FINAL_ITERATIONS} "
+        "at the baseline's shape, what coarse shapes taught hardly shows there. More epochs, a "
+        "larger training set or a smaller batch give more; tools/pilot.py tries it",
     )
 
 
@@ -200,7 +199,7 @@ def format_plan(plan: Plan) -> str:
         )
     tables = [format_table(headers, phases, left=4)]
     tables += [format_table(["", "this plan", "baseline", ""], rows)]
-    warnings = [f"warning: {text}" for text in short_phases(schedule)]
+    warnings = [f"warning: {text}" for text in short_ends(schedule)]
     return "\n\n".join([*tables, "\n".join(notes), *warnings])
 
 

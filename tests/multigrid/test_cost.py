@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from multigrid import Shape, SteppedRate, baseline_cost, make_schedule, schedule_cost
-from multigrid.cost import phase_flops, phase_seconds, shortest_phase
+from multigrid.cost import final_iterations, phase_flops, phase_seconds
 
 RATE = SteppedRate((2.0, 3.0), (0.1, 0.01))
 
@@ -32,7 +32,22 @@ def test_the_toy_by_hand(short_cycle):
     assert [phase.iterations for phase in short_cycle.phases] == [8, 2, 2]
     flops = [phase_flops(phase, pixels) for phase in short_cycle.phases]
     assert flops == [8 * 8192, 2 * 8192, 2 * 8192]
-    assert shortest_phase(short_cycle) is short_cycle.phases[1]
+    assert final_iterations(short_cycle) == 12
+
+
+def test_what_follows_the_last_coarse_shape():
+    """A long cycle on two thirds of 30 iterations, half of it coarse; at B clips throughout."""
+    schedule = make_schedule(
+        Shape(4, 8, 16),
+        40,
+        RATE,
+        long_cycle=((0.5, 1.0), (1.0, 1.0)),
+        short_cycle=(),
+        batch_exponent=0,
+        epoch_factor=1,
+    )
+    assert [phase.iterations for phase in schedule.phases] == [10, 10, 5, 5]
+    assert final_iterations(schedule) == 20
 
 
 def test_the_baseline_by_hand(short_cycle):

@@ -117,7 +117,7 @@ def test_too_few_iterations_and_too_small_a_batch_are_said_by_row(plan):
     notes = {row["gpus"]: row["notes"] for row in found["rows"]}
     assert "BN over 4 clips" in notes[1]
     assert "BN over 4 clips" not in notes[2]
-    assert any("shortest phase" in note for note in notes[8])
+    assert any("iterations at its shape" in note for note in notes[8])
     assert "too short" in found["refused"]["2048"]
 
 

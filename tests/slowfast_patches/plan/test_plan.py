@@ -11,7 +11,7 @@ from multigrid import CosineRate, Schedule, Shape, SteppedRate, make_schedule
 from slowfast_patches.config import load_recipe
 from slowfast_patches.config.schedule import schedule_of
 from slowfast_patches.plan.picture import plot_plan
-from slowfast_patches.plan.plan import MIN_PHASE_ITERATIONS, format_plan, make_plan
+from slowfast_patches.plan.plan import MIN_FINAL_ITERATIONS, format_plan, make_plan
 
 ROOT = Path(__file__).parents[3]
 KINETICS = ROOT / "configs" / "Kinetics" / "SLOWFAST_8x8_R50_MULTIGRID.yaml"
@@ -111,15 +111,15 @@ def test_the_command_on_the_kinetics_recipe(plan_json):
     assert len(found["phases"]) == 3 * 4 + 2
 
 
-def test_the_text_has_a_row_for_each_phase_the_totals_and_a_warning_of_short_phases():
+def test_the_text_has_a_row_for_each_phase_the_totals_and_a_warning_of_a_short_end():
     text = format_plan(make_plan(long_cycle(136), lambda frames, crop: 1e9))
     rows = [line.split() for line in text.splitlines()]
     assert rows[2] == ["1", "1", "64×4×45²", "–", "6", "2.82", "0.8", "8"]
     assert rows[6][:3] == ["5", "2", "fine-tuning"]
     assert ["iterations", "36", "102", "2.83×", "fewer"] in rows
     assert ["training", "FLOPs", "816", "GFLOP", "816", "GFLOP", "equal"] in rows
-    assert "warning: phase 1 (64×4×45²) has 6 iterations" in text
-    enough = long_cycle(136 * (MIN_PHASE_ITERATIONS // 6 + 1))
+    assert "warning: 18 iterations follow the last coarse shape" in text
+    enough = long_cycle(136 * (MIN_FINAL_ITERATIONS // 18 + 1))
     assert "warning" not in format_plan(make_plan(enough, lambda frames, crop: 1.0))
 
 

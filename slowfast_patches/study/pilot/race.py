@@ -20,10 +20,16 @@ from slowfast_patches.config import check_recipe
 from slowfast_patches.config.check import check_frames
 from slowfast_patches.config.metrics import metric_names
 from slowfast_patches.config.recipe import Recipe
-from slowfast_patches.config.schedule import rates_of_batch, schedule_of, without_multigrid
+from slowfast_patches.config.schedule import (
+    check_world_size,
+    rates_of_batch,
+    schedule_of,
+    without_multigrid,
+)
 from slowfast_patches.datasets.loader import build_dataset, precise_bn_loader, training_loader
 from slowfast_patches.launch.launch import for_processes, processes_of
 from slowfast_patches.models.build import build_model
+from slowfast_patches.models.flops import check_shapes
 from slowfast_patches.models.inputs import InputTransform
 from slowfast_patches.models.solver import Precision
 from slowfast_patches.study.pilot.verdict import Arm, Cycle, Pilot, Stage
@@ -54,6 +60,7 @@ _TRIED = 3.0
 """Seconds in which a step is timed, and the least that an arm gets."""
 
 _GENTLE = {"MULTIGRID.BATCH_EXPONENT": 0.5, "MULTIGRID.KEEP_FIELD_OF_VIEW": True}
+_PAPER = {"MULTIGRID.BATCH_EXPONENT": 1.0, "MULTIGRID.KEEP_FIELD_OF_VIEW": False}
 _HALF = math.sqrt(0.5)
 
 CYCLES: tuple[Cycle, ...] = (
@@ -61,7 +68,7 @@ CYCLES: tuple[Cycle, ...] = (
     Cycle("space", ((1.0, 0.5),), _GENTLE),
     Cycle("time and space", ((0.5, 0.5), (1.0, 0.5)), _GENTLE),
     Cycle("time", ((0.5, 1.0),), _GENTLE),
-    Cycle("paper", ((0.25, _HALF), (0.5, _HALF), (0.5, 1.0)), {"MULTIGRID.BATCH_EXPONENT": 1.0}),
+    Cycle("paper", ((0.25, _HALF), (0.5, _HALF), (0.5, 1.0)), _PAPER),
 )
 """What is tried, in this order, as far as the minutes last; the first is what others must beat."""
 
@@ -77,14 +84,7 @@ def run_pilot(recipe: Recipe, seconds: float | None, device: torch.device) -> Pi
         ValueError: the recipe cannot train, or has no shape that is coarser than its own.
     """
     race = _Race(one_process(recipe), device)
-    cycles = [cycle for cycle in CYCLES if race.fits(cycle)]
-    if len(cycles) < 2:
-        raise ValueError(
-            f"{race.schedule.base} has no coarser shape that the model takes: crops have "
-            f"{_SMALLEST_CROP} pixels or more, and frames divide by SLOWFAST.ALPHA"
-        )
-    # A recipe that has no place for a long cycle is refused before anything is trained.
-    schedule_of(race.recipe.replaced(cycles[1].overrides), race.schedule.num_videos)
+    cycles = race.cycles()
     began = time.monotonic()
     tried, starting = race.try_baseline()
     whole = race.schedule.clips * tried.seconds_per_clip
@@ -122,14 +122,15 @@ def one_process(recipe: Recipe) -> Recipe:
     recipe = for_processes(without_multigrid(recipe))
     processes = processes_of(recipe)
     check_recipe(recipe, processes)
-    clips = recipe.base_shape.batch // processes
-    share = clips / recipe.base_shape.batch
+    recipe, clips = rates_of_batch(recipe), recipe.base_shape.batch // processes
+    scale = recipe.num_shards if recipe.solver.base_lr_scale_num_shards else 1
     return recipe.replaced(
         {
             "NUM_SHARDS": 1,
             "NUM_GPUS": min(1, recipe.num_gpus),
             "TRAIN.BATCH_SIZE": clips,
-            "SOLVER.BASE_LR": recipe.solver.base_lr * share,
+            "SOLVER.BASE_LR": recipe.solver.base_lr * scale * clips / recipe.base_shape.batch,
+            "SOLVER.BASE_LR_SCALE_NUM_SHARDS": False,
             "SOLVER.REFERENCE_WORLD_SIZE": 0,
             "BN.NUM_BATCHES_PRECISE": min(_PRECISE, recipe.bn.num_batches_precise),
         }
@@ -213,8 +214,35 @@ class _Race:
         del counts[None]
         return len(videos), 100 * max(counts.values(), default=0) / len(videos)
 
-    def fits(self, cycle: Cycle) -> bool:
-        """Whether the model takes all shapes of a cycle."""
+    def cycles(self) -> list[Cycle]:
+        """The baseline and those of `CYCLES` that a whole training can have.
+
+        Raises:
+            ValueError: there is none; says why.
+        """
+        fitting = [cycle for cycle in CYCLES if self._fits(cycle)]
+        if len(fitting) < 2:
+            raise ValueError(
+                f"{self.schedule.base} has no coarser shape that the model takes: crops have "
+                f"{_SMALLEST_CROP} pixels or more, and frames divide by SLOWFAST.ALPHA"
+            )
+        found, errors = list[Cycle](), list[ValueError]()
+        for cycle in fitting:
+            recipe = self.recipe.replaced(cycle.overrides)
+            try:
+                schedule = schedule_of(recipe, self.schedule.num_videos)
+                check_world_size(recipe, schedule, self._world.size)
+                check_shapes(recipe, schedule.shapes)
+                found.append(cycle)
+            except ValueError as error:
+                logger.info("%s is not tried: %s", cycle.name, error)
+                errors.append(error)
+        if len(found) < 2:
+            raise errors[0]
+        return found
+
+    def _fits(self, cycle: Cycle) -> bool:
+        """Whether crops and frames of a cycle's shapes are large and many enough."""
         arch, alpha = self.recipe.model.arch, self.recipe.slowfast.alpha
         base, factors = self.schedule.base, cycle.factors
         try:
@@ -234,8 +262,8 @@ class _Race:
         """Train a cycle from scratch for some seconds, and score it; the baseline three times."""
         recipe, base = self.recipe.replaced(cycle.overrides), self.schedule.base
         stepper, data = self._stepper(recipe), self._videos(recipe)[0]
-        growth = recipe.multigrid.batch_exponent
-        shapes = [scale_shape(base, pair, batch_exponent=growth) for pair in cycle.factors]
+        how = recipe.multigrid.size_divisor, recipe.multigrid.batch_exponent
+        shapes = [scale_shape(base, pair, *how) for pair in cycle.factors]
         coarse = shapes or [base, base]
         part = _COARSE * seconds / len(coarse)
         stages, done, clips, scores = list[Stage](), 0.0, 0, list[float]()
@@ -292,7 +320,7 @@ class _Race:
             bn_sizes=(size if shape.batch % size == 0 else shape.batch,),
             first_clip=first_clip,
         )
-        rate = SteppedRate((1.0,), (rates_of_batch(self.recipe).solver.base_lr,))
+        rate = SteppedRate((1.0,), (self.recipe.solver.base_lr,))
         return Schedule(base, len(self._split.trained), 1.0, rate, (phase,))
 
     def _score(self, stepper: Stepper, shape: Shape) -> float:

@@ -11,7 +11,7 @@ from slowfast_patches.study.report import write_report
 from slowfast_patches.utils.pictures import COLOURS, new_figure, save_figure
 from slowfast_patches.utils.tables import format_duration, format_table
 
-__all__ = ["advice_of", "format_pilot", "pilot_json", "write_pilot"]
+__all__ = ["advice_of", "format_pilot", "keys_of", "pilot_json", "write_pilot"]
 
 
 def format_pilot(pilot: Pilot) -> str:
@@ -77,7 +77,7 @@ def advice_of(pilot: Pilot) -> list[str]:
 def keys_of(arm: Arm) -> str:
     """The keys of an arm's cycle as YAML."""
     lines = ["MULTIGRID:"]
-    for key, value in {**arm.cycle.overrides, "MULTIGRID.EPOCH_FACTOR": 1.0}.items():
+    for key, value in arm.cycle.overrides.items():
         shown = (
             [[round(x, 4) for x in pair] for pair in value] if isinstance(value, list) else value
         )

@@ -39,11 +39,16 @@ class Cycle:
 
     @property
     def overrides(self) -> dict[str, object]:
-        """The keys that train so."""
+        """The keys that train so for as many clips as the baseline, whatever a recipe has."""
         if not self.keys:
             return {}
-        shapes = [list(pair) for pair in (*self.factors, (1.0, 1.0))]
-        return {"MULTIGRID.LONG_CYCLE": True, "MULTIGRID.LONG_CYCLE_FACTORS": shapes, **self.keys}
+        return {
+            "MULTIGRID.LONG_CYCLE": True,
+            "MULTIGRID.LONG_CYCLE_FACTORS": [list(pair) for pair in (*self.factors, (1.0, 1.0))],
+            "MULTIGRID.SHORT_CYCLE": False,
+            **self.keys,
+            "MULTIGRID.EPOCH_FACTOR": 1.0,
+        }
 
 
 @dataclass(frozen=True)
@@ -177,4 +182,4 @@ class Pilot:
 
     def advised(self, arm: Arm) -> Recipe:
         """The recipe that trains with an arm's cycle for as many clips as the baseline."""
-        return self.recipe.replaced({**arm.cycle.overrides, "MULTIGRID.EPOCH_FACTOR": 1.0})
+        return self.recipe.replaced(arm.cycle.overrides)

@@ -1,15 +1,17 @@
 """The pilot: verdicts worked out by hand from made-up scores, and a race that is run."""
 
 import json
+from dataclasses import replace
+from pathlib import Path
 
 import pytest
 
-from multigrid import Shape
+from multigrid import Shape, scale_shape
 from slowfast_patches.config import load_recipe
 from slowfast_patches.config.schedule import schedule_of
 from slowfast_patches.study.pilot import race
-from slowfast_patches.study.pilot.race import CYCLES
-from slowfast_patches.study.pilot.report import format_pilot
+from slowfast_patches.study.pilot.race import CYCLES, one_process
+from slowfast_patches.study.pilot.report import format_pilot, keys_of
 from slowfast_patches.study.pilot.verdict import Arm, Pilot, Stage
 
 FINE, COARSE = Shape(8, 16, 64), Shape(16, 16, 32)
@@ -74,6 +76,52 @@ def test_the_speed_up_of_as_many_clips_by_hand():
     assert pilot.speed_up(pilot.arms[1]) == pytest.approx(1 / (share / 5 + 1 - share), rel=0.01)
 
 
+MACHINES, SCALED = ("NUM_SHARDS", 2), ("SOLVER.BASE_LR_SCALE_NUM_SHARDS", True)
+
+
+@pytest.mark.parametrize(
+    "keys",
+    [
+        ["TRAIN.BATCH_SIZE", 32],
+        ["TRAIN.BATCH_SIZE", 32, "SOLVER.REFERENCE_BATCH_SIZE", 8, "SOLVER.BASE_LR", 0.1],
+        ["TRAIN.BATCH_SIZE", 16, *MACHINES],
+        ["TRAIN.BATCH_SIZE", 16, *MACHINES, *SCALED, "SOLVER.BASE_LR", 0.2],
+    ],
+)
+def test_one_process_trains_its_clips_at_their_rate(keys):
+    """Four processes share 32 clips, at 0.4 however that is said: one has 8, at 0.1."""
+    keys = ["NUM_GPUS", 4 if "NUM_SHARDS" not in keys else 2, "SOLVER.BASE_LR", 0.4, *keys]
+    recipe = one_process(load_recipe("configs/Demo/SLOWFAST_DEMO.yaml", list(map(str, keys))))
+    schedule = schedule_of(recipe, 640)
+    assert schedule.base.batch == 8
+    assert schedule.learning_rate.rates[0] == pytest.approx(0.1)
+
+
+@pytest.mark.parametrize("cycle", CYCLES[1:], ids=lambda cycle: cycle.name)
+@pytest.mark.parametrize("divisor", [1, 16])
+def test_the_keys_give_what_was_tried_whatever_the_recipe_had(tmp_path, cycle, divisor):
+    """Pasted below a recipe with multigrid of its own, they train the shapes of the race, for as
+    many clips as the baseline."""
+    name = "SLOWFAST_DEMO_MULTIGRID.yaml"
+    own = load_recipe(f"configs/Demo/{name}", ["MULTIGRID.SIZE_DIVISOR", str(divisor)])
+    tried = [
+        scale_shape(Shape(8, 16, 64), pair, divisor, exponent_of(cycle)) for pair in cycle.factors
+    ]
+    pasted = tmp_path / "pasted.yaml"
+    base = Path("configs/Demo", name).resolve()
+    keys = keys_of(Arm(cycle, (), 0.0, 0.0))
+    pasted.write_text(f"_BASE_: {base}\n{keys}\n  SIZE_DIVISOR: {divisor}\n")
+    schedule = schedule_of(load_recipe(pasted), 640)
+    assert schedule.shapes == (*tried, Shape(8, 16, 64))
+    assert schedule.clips == pytest.approx(30 * 640, abs=64)
+    pilot = replace(made_up(20, 30), recipe=one_process(own))
+    assert schedule_of(pilot.advised(Arm(cycle, (), 0.0, 0.0)), 640) == schedule
+
+
+def exponent_of(cycle):
+    return 1.0 if cycle.name == "paper" else 0.5
+
+
 @pytest.fixture
 def run(tiny_recipe, one_block, one_block_keys, load_program, monkeypatch, tmp_path):
     """Calls the tool on the tiny recipe for a few seconds."""
@@ -117,6 +165,7 @@ def test_too_short_a_time_is_said(run, capsys):
     ("arguments", "message"),
     [
         (["DATA.NUM_FRAMES", "2", "SLOWFAST.ALPHA", "2"], "no coarser shape"),
+        (["MULTIGRID.BN_BASE_SIZE", "3"], "BN groups of 3"),
         (["SOLVER.STEPS", "[0]", "SOLVER.LRS", "[1]"], "two LR stages"),
         (["DATA.PATH_TO_DATA_DIR", "/nowhere"], "/nowhere"),
     ],

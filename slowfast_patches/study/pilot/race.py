@@ -6,16 +6,15 @@ import logging
 import math
 import time
 from collections import Counter
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Callable
+from dataclasses import replace
 from functools import partial
 from statistics import fmean
 from typing import Any
 
-import numpy as np
 import torch
 
-from multigrid import ClipRequest, Phase, Schedule, Shape, SteppedRate, scale_shape
+from multigrid import Phase, Schedule, Shape, SteppedRate, scale_shape
 from slowfast_patches.config import check_recipe
 from slowfast_patches.config.check import check_frames
 from slowfast_patches.config.metrics import metric_names
@@ -33,6 +32,7 @@ from slowfast_patches.models.flops import check_shapes
 from slowfast_patches.models.inputs import InputTransform
 from slowfast_patches.models.solver import Precision
 from slowfast_patches.study.pilot.verdict import Arm, Cycle, Pilot, Stage
+from slowfast_patches.study.pilot.videos import Some, Split
 from slowfast_patches.train.evaluate import evaluate
 from slowfast_patches.train.running_stats import update_precise_bn
 from slowfast_patches.train.step import Stepper
@@ -137,48 +137,6 @@ def one_process(recipe: Recipe) -> Recipe:
     )
 
 
-class _Some(torch.utils.data.Dataset[Any]):
-    """Some videos of a data set, as a data set of its own."""
-
-    def __init__(self, dataset: Any, numbers: Sequence[int]) -> None:
-        self._dataset, self._numbers = dataset, list(numbers)
-        self._places = {number: place for place, number in enumerate(self._numbers)}
-        self.videos = [dataset.videos[number] for number in self._numbers]
-
-    def __len__(self) -> int:
-        return len(self.videos)
-
-    def __getitems__(self, requests: Sequence[ClipRequest | int]) -> Any:
-        batch = self._dataset.__getitems__([self._number(request) for request in requests])
-        # A video that could not be read was replaced by any other, which may not be among these.
-        places = [self._places.get(number, 0) for number in batch["videos"].tolist()]
-        return {**batch, "videos": torch.tensor(places, dtype=torch.int64)}
-
-    def _number(self, request: ClipRequest | int) -> ClipRequest | int:
-        if isinstance(request, ClipRequest):
-            return request._replace(video=self._numbers[request.video])
-        return self._numbers[request]
-
-
-@dataclass(frozen=True)
-class _Split:
-    """Numbers of the videos that are trained on, and of those that arms are scored on: of the
-    validation set, and where that has few, of the training set, at most a fifth of it."""
-
-    trained: list[int]
-    held_out: list[int]
-    validated: list[int]
-
-    @classmethod
-    def of(cls, train: int, val: int, scored: int, seed: int) -> _Split:
-        """As many videos `scored` as there are, up to that many."""
-        rng = np.random.default_rng(seed)
-        validated = rng.permutation(val)[:scored].tolist()
-        drawn, count = rng.permutation(train).tolist(), scored - len(validated)
-        held_out = drawn[: min(count, train // 5)]
-        return cls(sorted(drawn[len(held_out) :]), held_out, validated)
-
-
 class _Race:
     """Trains arms from the same initial weights on the same stream of clips."""
 
@@ -186,7 +144,7 @@ class _Race:
         self.recipe, self._world = recipe, World(0, 1, device)
         train, val = (len(build_dataset(recipe, split).videos) for split in ("train", "val"))
         self._counts = train, val
-        self._split = _Split.of(train, val, _MOST_VIDEOS, recipe.rng_seed)
+        self._split = Split.of(train, val, _MOST_VIDEOS, recipe.rng_seed)
         self.schedule = schedule_of(recipe, train)
         self.first_third = math.nan
 
@@ -196,23 +154,26 @@ class _Race:
         videos = min(
             clips - self.recipe.bn.num_batches_precise * self.schedule.base.batch, _MOST_VIDEOS
         )
-        self._split = _Split.of(*self._counts, max(videos, 1), self.recipe.rng_seed)
-        return videos >= min(_FEWEST_VIDEOS, sum(self._counts) // 10)
+        self._split = Split.of(*self._counts, max(videos, 1), self.recipe.rng_seed)
+        found = len(self._split.validated) + len(self._split.held_out)
+        return found >= max(2, min(_FEWEST_VIDEOS, sum(self._counts) // 10))
 
-    def _videos(self, recipe: Recipe) -> tuple[_Some, list[_Some]]:
+    def _videos(self, recipe: Recipe) -> tuple[Some, list[Some]]:
         """What is trained on and what is scored, on the recipe's grid."""
         train, split = build_dataset(recipe, "train"), self._split
-        scored = [_Some(build_dataset(recipe, "val"), split.validated)]
-        scored += [_Some(train, split.held_out)] if split.held_out else []
-        return _Some(train, split.trained), scored
+        scored = [Some(build_dataset(recipe, "val"), split.validated)]
+        scored += [Some(train, split.held_out)] if split.held_out else []
+        return Some(train, split.trained), scored
 
     def chance(self) -> tuple[int, float]:
         """How many videos are scored, and the per cent that the commonest class has of them; 0
         where a video has several."""
-        videos = [video for part in self._videos(self.recipe)[1] for video in part.videos]
-        counts = Counter(getattr(video, "label", None) for video in videos)
-        del counts[None]
-        return len(videos), 100 * max(counts.values(), default=0) / len(videos)
+        scored = self._videos(self.recipe)[1]
+        total = sum(map(len, scored))
+        if self.recipe.data.multi_label:
+            return total, 0.0
+        counts = Counter(label for some in scored for label in some.labels() if label is not None)
+        return total, 100 * max(counts.values(), default=0) / total
 
     def cycles(self) -> list[Cycle]:
         """The baseline and those of `CYCLES` that a whole training can have.

@@ -46,11 +46,12 @@ def _notes(pilot: Pilot) -> list[str]:
     )
     if not pilot.arms:
         return [times]
+    chance = f"; the commonest class has {pilot.chance:.1f} %" if pilot.chance else ""
     return [
-        f"{metric_title(pilot.metric).capitalize()} on {pilot.videos} videos that nothing was "
+        f"Scores are {metric_title(pilot.metric)} on {pilot.videos} videos that nothing was "
         "trained on, at the grid just trained on, after precise BN there; ± is the standard error "
-        f"of that many; the commonest class has {pilot.chance:.1f} %. The loss is the training's, "
-        "in a stage's last tenth. Seconds are with loading; one seed.",
+        f"of that many{chance}. The loss is the training's, in a stage's last tenth. Seconds are "
+        "with loading; one seed.",
         times,
     ]
 

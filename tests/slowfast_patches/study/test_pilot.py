@@ -9,6 +9,7 @@ import pytest
 from multigrid import Shape, scale_shape
 from slowfast_patches.config import load_recipe
 from slowfast_patches.config.schedule import schedule_of
+from slowfast_patches.datasets.demo.charades_form import write_charades_form
 from slowfast_patches.study.pilot import race
 from slowfast_patches.study.pilot.race import CYCLES, one_process
 from slowfast_patches.study.pilot.report import format_pilot, keys_of
@@ -153,6 +154,17 @@ def test_a_race_is_run_and_reported(run, tmp_path, capsys):
     assert "Advice" in report
     assert "tools/pilot.py" in report
     assert (tmp_path / "pilot.png").stat().st_size > 5000
+
+
+@pytest.mark.slow
+def test_videos_of_several_labels_are_scored_by_map(run, demo_data, tmp_path, capsys):
+    write_charades_form(demo_data, tmp_path / "several")
+    keys = ["TRAIN.DATASET", "charades", "TEST.DATASET", "charades", "DATA.MULTI_LABEL", "True"]
+    keys += ["MODEL.LOSS_FUNC", "bce_logit", "MODEL.HEAD_ACT", "sigmoid"]
+    assert run("DATA.PATH_TO_DATA_DIR", str(tmp_path / "several"), *keys) == 0
+    text = capsys.readouterr().out
+    assert "Scores are mAP on" in text
+    assert "commonest class" not in text
 
 
 @pytest.mark.slow

@@ -163,6 +163,11 @@ def _warn_of_what_has_no_effect(recipe: Recipe) -> None:
         ("MULTIGRID.WARMUP_IN_EPOCHS", not cycle, "without a cycle"),
         ("MULTIGRID.SHORT_CYCLE_AT_END", not recipe.multigrid.short_cycle, "without a short cycle"),
         (
+            "DATA.EXACT_STRIDES",
+            recipe.data.clip_sampling == "segments",
+            "with DATA.CLIP_SAMPLING segments",
+        ),
+        (
             "BN.GROUP_SIZE",
             cycle and recipe.bn.group_size != own,
             f"with a cycle, where MULTIGRID.BN_BASE_SIZE {own} clips share statistics",

@@ -117,6 +117,10 @@ CYCLE = "SLOWFAST.ALPHA 2 MULTIGRID.LONG_CYCLE True"
         ("SOLVER.STEPS [0,10]", "SOLVER.STEPS [0, 10] has no effect"),
         ("TSM.SHIFT_DIV 4", "TSM.SHIFT_DIV 4 has no effect with MODEL.ARCH slowfast"),
         ("SOLVER.LARS_TRUST 0.02", "SOLVER.LARS_TRUST 0.02 has no effect"),
+        (
+            "DATA.CLIP_SAMPLING segments DATA.EXACT_STRIDES True",
+            "EXACT_STRIDES True has no effect with DATA.CLIP_SAMPLING segments",
+        ),
         ("MULTIGRID.SIZE_DIVISOR 16", "SIZE_DIVISOR 16 has no effect without a cycle"),
         (f"{CYCLE} BN.GROUP_SIZE 4", "BN.GROUP_SIZE 4 has no effect with a cycle"),
         ("TRAIN.BATCH_SIZE 4 BN.GROUP_SIZE 8", "BN.GROUP_SIZE 8 is more than the global batch"),

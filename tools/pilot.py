@@ -2,10 +2,11 @@
 
     python tools/pilot.py --cfg configs/Words/SLOWFAST_WORDS.yaml DATA.PATH_TO_DATA_DIR words
 
-The baseline and a few cycles are trained from scratch for equal times, each ends at the baseline's
-shape, and all are scored there. It prints what each reached, whether to use multigrid, with which
-keys, how sure that is, and how much faster it would be; pilot.md, pilot.json and pilot.png in the
-output folder have the same. By default all of it takes a tenth of the baseline's own time.
+The baseline and a few cycles are trained for equal times, from TRAIN.CHECKPOINT_FILE_PATH or from
+scratch; each ends at the baseline's shape, and all are scored there. It prints what each reached,
+whether to use multigrid, with which keys, how sure that is, and how much faster it would be;
+pilot.md, pilot.json and pilot.png in the output folder have the same. By default all of it takes a
+tenth of the baseline's own time, on one process.
 """
 
 import argparse
@@ -23,6 +24,7 @@ if __name__ == "__main__":
 from slowfast_patches import patching
 from slowfast_patches.config.load import load_recipe, recipe_path
 from slowfast_patches.launch.device import check_gpus, process_device, set_up_device
+from slowfast_patches.launch.stopping import TrainingStoppedError
 from slowfast_patches.study.pilot.race import one_process, run_pilot
 from slowfast_patches.study.pilot.report import format_pilot, pilot_json, write_pilot
 
@@ -61,14 +63,18 @@ def main(argv: list[str] | None = None) -> int:
     alone = one_process(recipe)
     set_up_device(alone)
     seconds = None if args.minutes is None else 60 * args.minutes
-    pilot = run_pilot(recipe, seconds, process_device(alone, 0))
+    try:
+        pilot = run_pilot(recipe, seconds, process_device(alone, 0))
+    except (TrainingStoppedError, FloatingPointError) as error:
+        raise command_line.ToolError(str(error)) from error
     command = shlex.join(["python", "tools/pilot.py", *(sys.argv[1:] if argv is None else argv)])
     write_pilot(pilot, args.output, command)
     if args.json:
         print(json.dumps(pilot_json(pilot), indent=2, ensure_ascii=False))
         return 0
     print(format_pilot(pilot))
-    print(f"\nReport: {args.output / 'pilot.md'}, pilot.json, pilot.png")
+    picture = ", pilot.png" if pilot.arms else ""
+    print(f"\nReport: {args.output / 'pilot.md'}, pilot.json{picture}")
     return 0
 
 

@@ -31,6 +31,7 @@ from slowfast_patches.models.build import build_model
 from slowfast_patches.models.flops import check_shapes
 from slowfast_patches.models.inputs import InputTransform
 from slowfast_patches.models.solver import Precision
+from slowfast_patches.models.weights import load_weights
 from slowfast_patches.study.pilot.verdict import Arm, Cycle, Pilot, Stage
 from slowfast_patches.study.pilot.videos import Some, Split
 from slowfast_patches.train.evaluate import evaluate
@@ -82,6 +83,8 @@ def run_pilot(recipe: Recipe, seconds: float | None, device: torch.device) -> Pi
 
     Raises:
         ValueError: the recipe cannot train, or has no shape that is coarser than its own.
+        FloatingPointError: the baseline's loss is not finite; a cycle's puts it out of the race.
+        TrainingStoppedError: too many videos cannot be read.
     """
     race = _Race(one_process(recipe), device)
     cycles = race.cycles()
@@ -98,7 +101,13 @@ def run_pilot(recipe: Recipe, seconds: float | None, device: torch.device) -> Pi
             besides = max(3, len(cycle.factors) + 1) * starting
             besides += (2 if number else 3) * scoring
             share = (end - time.monotonic()) / (count - number) - besides
-            arms.append(race.run(cycle, max(share, _TRIED)))
+            try:
+                arms.append(race.run(cycle, max(share, _TRIED)))
+            except FloatingPointError as error:
+                if not arms:
+                    raise
+                logger.warning("%s is out of the race: %s", cycle.name, error)
+                continue
             logger.info("%s: %.1f %%", cycle.name, arms[-1].score)
     videos, chance = race.chance()
     base = arms[0].stages if arms else [tried]
@@ -220,7 +229,7 @@ class _Race:
         return stage, time.monotonic() - began - stage.seconds
 
     def run(self, cycle: Cycle, seconds: float) -> Arm:
-        """Train a cycle from scratch for some seconds, and score it; the baseline three times."""
+        """Train a cycle from its start for some seconds, and score it; the baseline three times."""
         recipe, base = self.recipe.replaced(cycle.overrides), self.schedule.base
         stepper, data = self._stepper(recipe), self._videos(recipe)[0]
         how = recipe.multigrid.size_divisor, recipe.multigrid.batch_exponent
@@ -241,8 +250,11 @@ class _Race:
 
     def _stepper(self, recipe: Recipe) -> Stepper:
         torch.manual_seed(recipe.rng_seed)
-        device = self._world.device
-        return Stepper(recipe, build_model(recipe, grouped_bn=True).to(device), device)
+        device, start = self._world.device, recipe.train
+        model = build_model(recipe, grouped_bn=True).to(device)
+        if path := start.checkpoint_file_path:
+            load_weights(model, path, kind=start.checkpoint_type, inflate=start.checkpoint_inflate)
+        return Stepper(recipe, model, device)
 
     def _train(
         self,
@@ -262,6 +274,11 @@ class _Race:
             began = time.monotonic() if not losses else began
             now = step._replace(lr=step.lr * rate(time.monotonic() - began))
             losses.append(float(stepper(now, batch).loss))
+            if not math.isfinite(losses[-1]):
+                raise FloatingPointError(
+                    f"the loss is {losses[-1]} after {len(losses)} iterations (shape {shape}, LR "
+                    f"{now.lr:.4g}); lower SOLVER.BASE_LR"
+                )
             spent = time.monotonic() - began
             if spent >= seconds:
                 break

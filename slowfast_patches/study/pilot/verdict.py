@@ -1,6 +1,7 @@
 """A pilot: minutes of training that tell whether multigrid pays for a model on its data, and which.
 
-race       the baseline and a few cycles, each from scratch, for equal seconds, loading included
+race       the baseline and a few cycles, all from the same weights, each for as many seconds
+           of training with loading
 score      each on the same validation videos, after precise BN: at the coarse grid when two thirds
            of its seconds are spent, at the baseline's grid in the end
 judge      do coarse shapes teach faster, does it carry over to the baseline's grid, how sure is it
@@ -127,6 +128,9 @@ class Pilot:
             )
             return Verdict(None, 0.5, text)
         baseline, *others = self.arms
+        if not others:
+            text = "do not use multigrid here on this evidence: with every cycle the loss diverged"
+            return Verdict(None, 0.5, text)
         found = [(self._better(arm.score, baseline.score), arm) for arm in others]
         at_once, best = max(found, key=lambda pair: pair[0])
         if at_once >= _SURE:

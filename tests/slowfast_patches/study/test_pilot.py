@@ -5,6 +5,7 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
+import torch
 
 from multigrid import Shape, scale_shape
 from slowfast_patches.config import load_recipe
@@ -63,6 +64,11 @@ def test_coarse_shapes_that_teach_faster_are_advised_where_it_carries_over():
     assert promising.verdict.sure > 0.99
     lost = made_up(20, 11, own=30.0)  # what was learned at the coarse grid is of no use
     assert lost.verdict.text == "do not use multigrid here: the baseline learns faster"
+
+
+def test_a_race_that_the_baseline_alone_has_finished():
+    pilot = made_up(20, 20)
+    assert "diverged" in replace(pilot, arms=pilot.arms[:1]).verdict.text
 
 
 def test_fewer_videos_are_less_sure():
@@ -165,6 +171,19 @@ def test_videos_of_several_labels_are_scored_by_map(run, demo_data, tmp_path, ca
     text = capsys.readouterr().out
     assert "Scores are mAP on" in text
     assert "commonest class" not in text
+
+
+@pytest.mark.slow
+def test_a_baseline_that_diverges_is_said_in_a_line(run, capsys):
+    assert run("SOLVER.BASE_LR", "1e30") == 1
+    assert "lower SOLVER.BASE_LR" in capsys.readouterr().err
+
+
+@pytest.mark.slow
+def test_it_starts_from_the_weights_that_the_recipe_names(run, tmp_path, capsys):
+    torch.save({"model_state": {"nothing.weight": torch.zeros(1)}}, tmp_path / "other.pyth")
+    assert run("TRAIN.CHECKPOINT_FILE_PATH", str(tmp_path / "other.pyth")) == 2
+    assert "other.pyth" in capsys.readouterr().err
 
 
 @pytest.mark.slow

@@ -12,6 +12,7 @@ tenth of the baseline's own time, on one process.
 import argparse
 import json
 import logging
+import math
 import shlex
 import sys
 from pathlib import Path
@@ -46,7 +47,7 @@ def parse_args(argv: list[str] | None = None) -> argparse.Namespace:
         "overrides", nargs="*", default=[], metavar="KEY VALUE", help="config keys to set"
     )
     args = parser.parse_intermixed_args(argv)
-    if args.minutes is not None and not args.minutes > 0:
+    if args.minutes is not None and not 0 < args.minutes < math.inf:
         parser.error(f"--minutes takes a number above 0, not {args.minutes:g}")
     return args
 

@@ -205,6 +205,8 @@ class _Race:
                 check_shapes(recipe, schedule.shapes)
                 found.append(cycle)
             except ValueError as error:
+                if not found:  # the baseline
+                    raise
                 logger.info("%s is not tried: %s", cycle.name, error)
                 errors.append(error)
         if len(found) < 2:
@@ -267,7 +269,7 @@ class _Race:
     ) -> Stage:
         """Train at a shape for some seconds, from the first mini-batch that is read; `rate` is the
         part of the full learning rate after so many of them."""
-        schedule = self._endless(shape, first_clip)
+        schedule = self._endless(stepper.recipe, shape, first_clip)
         batches = iter(training_loader(stepper.recipe, data, schedule, 0, 0, 1))
         losses, began = list[float](), math.nan
         for step, batch in zip(schedule.steps(), batches, strict=True):
@@ -285,9 +287,9 @@ class _Race:
         last = losses[-max(1, len(losses) // 10) :]
         return Stage(shape, spent, len(losses), fmean(last))
 
-    def _endless(self, shape: Shape, first_clip: int) -> Schedule:
-        """One shape for longer than anybody waits, at the recipe's rate for its clips."""
-        base, size = self.schedule.base, self.recipe.multigrid.bn_base_size
+    def _endless(self, recipe: Recipe, shape: Shape, first_clip: int) -> Schedule:
+        """One shape for longer than anybody waits, at the rate of its clips, with a recipe's BN."""
+        base, size = self.schedule.base, recipe.bn_size
         phase = Phase(
             start=0,
             stop=10**9,
@@ -295,7 +297,7 @@ class _Race:
             stage=0,
             lr_scale=shape.batch / base.batch,
             shapes=(shape,),
-            bn_sizes=(size if shape.batch % size == 0 else shape.batch,),
+            bn_sizes=(min(size, shape.batch) or None,),
             first_clip=first_clip,
         )
         rate = SteppedRate((1.0,), (self.recipe.solver.base_lr,))
@@ -308,7 +310,7 @@ class _Race:
         model = build_model(recipe, grouped_bn=True).to(world.device)
         model.load_state_dict(stepper.model.state_dict())
         data, scored = self._videos(recipe)
-        schedule = replace(self._endless(recipe.base_shape, 0), base=recipe.base_shape)
+        schedule = replace(self._endless(recipe, recipe.base_shape, 0), base=recipe.base_shape)
         step, batch = schedule.at(0), schedule.base.batch
         loader = precise_bn_loader(recipe, data, schedule, step, world.rank, world.size)
         transform = InputTransform.of_recipe(recipe, world.device)

@@ -197,6 +197,7 @@ def test_too_short_a_time_is_said(run, capsys):
     [
         (["DATA.NUM_FRAMES", "2", "SLOWFAST.ALPHA", "2"], "no coarser shape"),
         (["MULTIGRID.BN_BASE_SIZE", "3"], "BN groups of 3"),
+        (["SOLVER.ACCUMULATION_STEPS", "2"], "set BN.GROUP_SIZE"),
         (["SOLVER.STEPS", "[0]", "SOLVER.LRS", "[1]"], "two LR stages"),
         (["DATA.PATH_TO_DATA_DIR", "/nowhere"], "/nowhere"),
     ],
@@ -206,7 +207,8 @@ def test_what_cannot_be_tried(run, capsys, arguments, message):
     assert message in capsys.readouterr().err
 
 
-def test_minutes_are_above_zero(run, capsys):
+@pytest.mark.parametrize("minutes", ["0", "nan", "inf"])
+def test_minutes_are_above_zero(run, capsys, minutes):
     with pytest.raises(SystemExit):
-        run("--minutes", "0")
+        run("--minutes", minutes)
     assert "--minutes" in capsys.readouterr().err

@@ -267,25 +267,26 @@ class _Race:
         first_clip: int,
         rate: Callable[[float], float],
     ) -> Stage:
-        """Train at a shape for some seconds, from the first mini-batch that is read; `rate` is the
-        part of the full learning rate after so many of them."""
+        """Train at a shape for some seconds after the first iteration, which is not counted: at a
+        new shape a GPU's takes seconds; `rate` is the part of the full learning rate after so many
+        of them."""
         schedule = self._endless(stepper.recipe, shape, first_clip)
         batches = iter(training_loader(stepper.recipe, data, schedule, 0, 0, 1))
-        losses, began = list[float](), math.nan
+        losses, began, spent = list[float](), math.nan, 0.0
         for step, batch in zip(schedule.steps(), batches, strict=True):
-            began = time.monotonic() if not losses else began
-            now = step._replace(lr=step.lr * rate(time.monotonic() - began))
+            now = step._replace(lr=step.lr * rate(spent))
             losses.append(float(stepper(now, batch).loss))
             if not math.isfinite(losses[-1]):
                 raise FloatingPointError(
                     f"the loss is {losses[-1]} after {len(losses)} iterations (shape {shape}, LR "
                     f"{now.lr:.4g}); lower SOLVER.BASE_LR"
                 )
-            spent = time.monotonic() - began
-            if spent >= seconds:
+            if len(losses) == 1:
+                began = time.monotonic()
+            elif (spent := time.monotonic() - began) >= seconds:
                 break
-        last = losses[-max(1, len(losses) // 10) :]
-        return Stage(shape, spent, len(losses), fmean(last))
+        counted = len(losses) - 1
+        return Stage(shape, spent, counted, fmean(losses[-max(1, counted // 10) :]))
 
     def _endless(self, recipe: Recipe, shape: Shape, first_clip: int) -> Schedule:
         """One shape for longer than anybody waits, at the rate of its clips, with a recipe's BN."""

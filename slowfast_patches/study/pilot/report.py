@@ -41,8 +41,8 @@ def _table(pilot: Pilot, *, markdown: bool = False) -> str:
 def _notes(pilot: Pilot) -> list[str]:
     times = (
         f"The pilot took {format_duration(pilot.seconds)}; the whole baseline "
-        f"({pilot.schedule.iterations:,} iterations) would take "
-        f"{format_duration(pilot.baseline_seconds)}."
+        f"({pilot.schedule.iterations:,} iterations of {pilot.schedule.base.batch} clips) would "
+        f"take one process {format_duration(pilot.baseline_seconds)}."
     )
     if not pilot.arms:
         return [times]

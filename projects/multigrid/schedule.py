@@ -188,10 +188,10 @@ def make_schedule(
             `scale_shape`; 1 has the paper's.
         batch_exponent: how much the batch grows on coarser grids, see `scale_shape`; the learning
             rate grows with the long cycle's. 1 is the paper's.
-        equal_time: phases keep the baseline's proportions in time, taken to be in proportion to
-            pixels, not in iterations (paper). The two differ where the batch grows less.
+        equal_time: phases keep the baseline's proportions in time, that is in pixels, not in
+            iterations (paper).
         warmup_in_epochs: the warm-up takes as many epochs as in the baseline (the later releases of
-            PySlowFast), not as large a part of the iterations (paper: all lengths scale together).
+            PySlowFast), not as large a part of the iterations (paper).
         short_cycle_at_end: the last phase has the short cycle, too (paper).
 
     Each LR stage but the last holds one long cycle; stages keep the baseline's proportions in
@@ -214,26 +214,31 @@ def make_schedule(
         long_cycle = (BASE_FACTORS,)
     policy = learning_rate.with_late_last_drop() if long_cycle else learning_rate
     plans = _plan_phases(learning_rate, policy, tuple(long_cycle))
-    short = [tuple(short_cycle)] * len(plans)
-    if long_cycle and not short_cycle_at_end:
-        short[-1] = ()
+    last_short = short_cycle if short_cycle_at_end or not long_cycle else ()
     cycles = [
         _short_shapes(base, plan.factors, factors, size_divisor, batch_exponent)
-        for plan, factors in zip(plans, short, strict=True)
+        for plan, factors in zip(
+            plans, [short_cycle] * (len(plans) - 1) + [last_short], strict=True
+        )
     ]
-    clips = epoch_factor * learning_rate.epochs * num_videos
-    lengths = [plan.stop - plan.start for plan in plans]
-    if equal_time:
-        lengths = [n / _mean_volume(shapes) for n, shapes in zip(lengths, cycles, strict=True)]
+    epochs = epoch_factor * learning_rate.epochs
+    stops = _count_iterations(_lengths(plans, cycles, equal_time), cycles, epochs * num_videos)
     phases = list[Phase]()
-    for plan, shapes, stop in zip(
-        plans, cycles, _count_iterations(lengths, cycles, clips), strict=True
-    ):
+    for plan, shapes, stop in zip(plans, cycles, stops, strict=True):
         phases.append(_next_phase(phases, plan, shapes, stop, base, bn_size))
-    schedule = Schedule(
-        base, num_videos, epoch_factor * learning_rate.epochs, policy, tuple(phases)
-    )
+    schedule = Schedule(base, num_videos, epochs, policy, tuple(phases))
     return _with_warmup_in_epochs(schedule) if warmup_in_epochs else schedule
+
+
+def _lengths(
+    plans: Sequence[_Plan], cycles: Sequence[tuple[Shape, ...]], equal_time: bool
+) -> list[float]:
+    """What the iterations of the phases are in proportion to: their parts of the baseline, and of
+    equal times, these over the pixels of an iteration."""
+    lengths = [plan.stop - plan.start for plan in plans]
+    if not equal_time:
+        return lengths
+    return [n / _mean_volume(shapes) for n, shapes in zip(lengths, cycles, strict=True)]
 
 
 def _mean_volume(shapes: tuple[Shape, ...]) -> float:

@@ -132,10 +132,12 @@ class Pilot:
             text = "do not use multigrid here on this evidence: with every cycle the loss diverged"
             return Verdict(None, 0.5, text)
         found = [(self._better(arm.score, baseline.score), arm) for arm in others]
-        at_once, best = max(found, key=lambda pair: pair[0])
+        most, best = max(found, key=lambda pair: pair[0])
+        at_once = self._of_several(most)
         if at_once >= _SURE:
             return Verdict(best, at_once, f"use multigrid ({best.cycle.name})")
         late, likely = max(((self._promise(arm), arm) for arm in others), key=lambda p: p[0])
+        late = self._of_several(late)
         if late >= _SURE:
             text = (
                 f"use multigrid ({likely.cycle.name}) in a training as long as the baseline's: its "
@@ -149,11 +151,15 @@ class Pilot:
                 "time, by the baseline neither; more --minutes may tell more"
             )
             return Verdict(None, 0.5, text)
-        if at_once <= 1 - _SURE:
+        if most <= 1 - _SURE:
             text = "do not use multigrid here: the baseline learns faster"
-            return Verdict(None, 1 - at_once, text)
+            return Verdict(None, 1 - most, text)
         text = "do not use multigrid here: no cycle is clearly better than the baseline"
         return Verdict(None, 1 - at_once, f"{text}; more --minutes would tell more")
+
+    def _of_several(self, probability: float) -> float:
+        """A probability of the best of several cycles, each of which had its chance (Bonferroni)."""
+        return max(0.0, 1 - (len(self.arms) - 1) * (1 - probability))
 
     def _promise(self, arm: Arm) -> float:
         """The probability that an arm's coarse shapes teach faster, and that it carries over."""

@@ -68,9 +68,9 @@ def advice_of(pilot: Pilot) -> list[str]:
         f"In the same short time it ended {abs(above):.1f} points "
         f"{'above' if above >= 0 else 'below'} the baseline. How sure: "
         f"{min(100 * verdict.sure, 99.9):.1f} % by the number of videos that were scored; another "
-        f"seed may differ by more. As many clips as the whole baseline's pass {faster:.2f} times as "
-        "fast; EPOCH_FACTOR makes that longer or shorter, and tools/compare.py --lengths shows what "
-        "accuracy it ends at."
+        "seed may differ by more. As many clips as the whole baseline's pass "
+        f"{faster:.2f} times as fast; EPOCH_FACTOR makes that longer or shorter, and "
+        "tools/compare.py --lengths shows what accuracy it ends at."
     )
     return [*lines, f"Keys:\n\n{keys_of(verdict.best)}"]
 

@@ -158,7 +158,7 @@ class Pilot:
         return Verdict(None, 1 - at_once, f"{text}; more --minutes would tell more")
 
     def _of_several(self, probability: float) -> float:
-        """A probability of the best of several cycles, each of which had its chance; Bonferroni's."""
+        """The probability of the best of several cycles, each of which had a chance to be it."""
         return max(0.0, 1 - (len(self.arms) - 1) * (1 - probability))
 
     def _promise(self, arm: Arm) -> float:

@@ -26,8 +26,6 @@ def _table(pilot: Pilot, *, markdown: bool = False) -> str:
     rows = list[list[str]]()
     for arm in pilot.arms:
         scores = [None, None, arm.own, arm.score][-len(arm.stages) :]
-        if arm is pilot.arms[0]:
-            scores[0] = pilot.first_third
         for number, (stage, score) in enumerate(zip(arm.stages, scores, strict=True)):
             cells = [arm.cycle.name * (number == 0), str(stage.shape), f"{stage.seconds:.1f}"]
             cells += [f"{stage.clips:,}", f"{1 / stage.seconds_per_clip:.1f}"]
@@ -100,7 +98,6 @@ def pilot_json(pilot: Pilot) -> dict[str, Any]:
         "chance": pilot.chance,
         "baseline_seconds": pilot.baseline_seconds,
         "seconds": pilot.seconds,
-        "baseline_after_a_third": pilot.first_third if pilot.arms else None,
         "arms": [
             {
                 "cycle": arm.cycle.name,

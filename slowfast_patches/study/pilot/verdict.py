@@ -2,12 +2,12 @@
 
 race       the baseline and a few cycles, all from the same weights, each for as many seconds
            of training with loading
-score      each on the same validation videos, after precise BN: at the coarse grid when two thirds
-           of its seconds are spent, at the baseline's grid in the end
+score      each on the same validation videos, after precise BN: at the coarse grid when half of
+           its seconds are spent, at the baseline's grid in the end
 judge      do coarse shapes teach faster, does it carry over to the baseline's grid, how sure is it
 propose    the keys of the best cycle, and how many times faster as many clips pass through it
 
-A cycle spends two thirds of its seconds on coarse shapes, in equal parts, and the last third at the
+A cycle spends half of its seconds on coarse shapes, in equal parts, and the other half at the
 baseline's, where the rate falls to zero, as the baseline's does. The last part is needed: a network
 that was trained on 32² pixels alone knows nothing at 64², where it learns it again within some
 dozen iterations (docs/proof.md). That change costs the same in a long training, where it hardly
@@ -96,7 +96,6 @@ class Pilot:
     """A race that was run.
 
     arms: the baseline first; none where time was too short.
-    first_third: the baseline's score after a third of its seconds.
     metric: the name of the scores.
     videos: how many were scored; the commonest class has `chance` per cent of them.
     baseline_seconds: what the whole baseline takes, without evaluation.
@@ -106,7 +105,6 @@ class Pilot:
     recipe: Recipe
     schedule: Schedule
     arms: tuple[Arm, ...]
-    first_third: float
     metric: str
     videos: int
     chance: float
@@ -117,9 +115,10 @@ class Pilot:
     def verdict(self) -> Verdict:
         """What to do.
 
-        The baseline at 1/3 and 2/3 of its seconds is what cycles are held against: coarse shapes
-        teach faster if they reach more on their own grid in two thirds than the baseline on its;
-        what they taught carries over if the last third then ends above the baseline's first.
+        The baseline at half of its seconds is what cycles are held against: coarse shapes teach
+        faster if they reach more on their own grid in as many seconds; what they taught carries
+        over if the other half, at the baseline's shape, ends above what the baseline's first
+        reached from scratch.
         """
         if not self.arms:
             text = (
@@ -145,7 +144,7 @@ class Pilot:
                 "change of shape still costs what they gain"
             )
             return Verdict(likely, late, text)
-        if max(self.first_third, baseline.score, best.score) < self._learned:
+        if max(baseline.own, baseline.score, best.score) < self._learned:
             text = (
                 "do not use multigrid here on this evidence: nothing was learned in so short a "
                 "time, by the baseline neither; more --minutes may tell more"
@@ -163,8 +162,8 @@ class Pilot:
 
     def _promise(self, arm: Arm) -> float:
         """The probability that an arm's coarse shapes teach faster, and that it carries over."""
-        faster = self._better(arm.own, self.arms[0].own)
-        return min(faster, self._better(arm.score, max(self.first_third, self.chance)))
+        half = self.arms[0].own
+        return min(self._better(arm.own, half), self._better(arm.score, max(half, self.chance)))
 
     @property
     def _learned(self) -> float:

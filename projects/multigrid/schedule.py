@@ -184,14 +184,11 @@ def make_schedule(
         short_cycle: h/H of the short cycle's crops before the long cycle's own; empty for none.
         bn_size: clips over which BN statistics are taken at a long-cycle shape; None leaves BN to
             the batch that each process has.
-        size_divisor: crops smaller than the baseline's are rounded to multiples of it, see
-            `scale_shape`; 1 has the paper's.
-        batch_exponent: how much the batch grows on coarser grids, see `scale_shape`; the learning
-            rate grows with the long cycle's. 1 is the paper's.
-        equal_time: phases keep the baseline's proportions in time, that is in pixels, not in
-            iterations (paper).
-        warmup_in_epochs: the warm-up takes as many epochs as in the baseline (the later releases of
-            PySlowFast), not as large a part of the iterations (paper).
+        size_divisor: crops of coarser grids are multiples of it (`scale_shape`; paper: 1).
+        batch_exponent: how much the batch grows on coarser grids (`scale_shape`; paper: 1); the
+            learning rate grows with the long cycle's.
+        equal_time: phases keep the baseline's proportions in pixels, not in iterations (paper).
+        warmup_in_epochs: the warm-up is as many epochs as the baseline's, not scaled (paper).
         short_cycle_at_end: the last phase has the short cycle, too (paper).
 
     Each LR stage but the last holds one long cycle; stages keep the baseline's proportions in
@@ -203,24 +200,16 @@ def make_schedule(
         ValueError: no videos, a factor or divisor out of range, a batch that BN groups do not
             divide, or a training too short for each phase to have an iteration.
     """
-    if num_videos < 1:
-        raise ValueError(f"a training needs videos, not {num_videos}")
-    if epoch_factor <= 0:
-        raise ValueError(f"the epoch factor must be above 0, not {epoch_factor}")
-    if not long_cycle and not short_cycle and epoch_factor != 1:
-        raise ValueError(f"an epoch factor of {epoch_factor} needs a long or a short cycle")
+    _check(num_videos, epoch_factor, bool(long_cycle or short_cycle))
     stepped = bool(learning_rate.stage_ends[1:] and learning_rate.drops)
     if not long_cycle and short_cycle and (stepped or not short_cycle_at_end):
         long_cycle = (BASE_FACTORS,)
     policy = learning_rate.with_late_last_drop() if long_cycle else learning_rate
     plans = _plan_phases(learning_rate, policy, tuple(long_cycle))
     last_short = short_cycle if short_cycle_at_end or not long_cycle else ()
-    cycles = [
-        _short_shapes(base, plan.factors, factors, size_divisor, batch_exponent)
-        for plan, factors in zip(
-            plans, [short_cycle] * (len(plans) - 1) + [last_short], strict=True
-        )
-    ]
+    short = [short_cycle] * (len(plans) - 1) + [last_short]
+    sizes = (size_divisor, batch_exponent)
+    cycles = [_short_shapes(base, p.factors, x, *sizes) for p, x in zip(plans, short, strict=True)]
     epochs = epoch_factor * learning_rate.epochs
     stops = _count_iterations(_lengths(plans, cycles, equal_time), cycles, epochs * num_videos)
     phases = list[Phase]()
@@ -228,6 +217,15 @@ def make_schedule(
         phases.append(_next_phase(phases, plan, shapes, stop, base, bn_size))
     schedule = Schedule(base, num_videos, epochs, policy, tuple(phases))
     return _with_warmup_in_epochs(schedule) if warmup_in_epochs else schedule
+
+
+def _check(num_videos: int, epoch_factor: float, has_cycle: bool) -> None:
+    if num_videos < 1:
+        raise ValueError(f"a training needs videos, not {num_videos}")
+    if epoch_factor <= 0:
+        raise ValueError(f"the epoch factor must be above 0, not {epoch_factor}")
+    if not has_cycle and epoch_factor != 1:
+        raise ValueError(f"an epoch factor of {epoch_factor} needs a long or a short cycle")
 
 
 def _lengths(

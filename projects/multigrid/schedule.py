@@ -177,8 +177,7 @@ def make_schedule(
         base: the baseline's mini-batch over all processes.
         num_videos: videos in the training set; one clip of each is an epoch.
         learning_rate: the baseline's policy, which also gives its length and stages.
-        epoch_factor: epochs of the multigrid training as a multiple of the baseline's; 1 if both
-            cycles are empty.
+        epoch_factor: epochs as a multiple of the baseline's; 1 if both cycles are empty.
         long_cycle: (t/T, h/H) of the shapes of one long cycle, coarse to fine; empty for none. With
             a short cycle and a rate that drops, none is one shape, the baseline's (paper §4.2).
         short_cycle: h/H of the short cycle's crops before the long cycle's own; empty for none.

@@ -6,7 +6,8 @@ The baseline and a few cycles are trained for equal times, from TRAIN.CHECKPOINT
 scratch; each ends at the baseline's shape, and all are scored there. It prints what each reached,
 whether to use multigrid, with which keys, how sure that is, and how much faster it would be;
 pilot.md, pilot.json and pilot.png in the output folder have the same. By default all of it takes a
-tenth of the baseline's own time, on one process.
+tenth of the baseline's own time. It is one process: of several GPUs' mini-batch it trains one's
+share. It uses neither CUDA graphs nor a moving average of the weights, whatever the recipe says.
 """
 
 import argparse

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 import math
+import os
 import time
 from collections import Counter
 from collections.abc import Callable
@@ -27,6 +28,7 @@ from slowfast_patches.config.schedule import (
 )
 from slowfast_patches.datasets.loader import build_dataset, precise_bn_loader, training_loader
 from slowfast_patches.launch.launch import for_processes, processes_of
+from slowfast_patches.launch.placement import find_placement
 from slowfast_patches.models.build import build_model
 from slowfast_patches.models.flops import check_shapes
 from slowfast_patches.models.inputs import InputTransform
@@ -43,9 +45,9 @@ __all__ = ["CYCLES", "one_process", "run_pilot"]
 
 logger = logging.getLogger(__name__)
 
-_COARSE = 1 / 2
+_COARSE = 0.6
 """Part of a cycle's seconds that is spent on coarse shapes: about what MULTIGRID.EQUAL_TIME gives
-them in a training, between 3/8 and 9/16 where three quarters of it come before fine-tuning."""
+them in a training of as many clips as the baseline's."""
 _FALL = 1 / 3
 """Part of an arm's seconds, at its end, in which the rate falls to nothing."""
 _WARMUP = 0.1
@@ -56,10 +58,13 @@ _PRECISE = 6
 """Mini-batches for precise BN, which need be no more than decide a race."""
 _SCORING = 1 / 3
 """Part of a pilot's time for scoring."""
-_FORWARD = 0.6
+_FORWARD = 0.45
 """What scoring a clip takes, of what training on it does: reading and a forward pass."""
 _SMALLEST_CROP = 32
 """Pixels of the input to one of the last feature map's."""
+_ARM = 200
+"""Iterations of the baseline in whose time an arm is past the start, where nothing is learned yet:
+on the words it takes some hundred (docs/proof.md)."""
 _TRIED = 3.0
 """Seconds in which a step is timed, and the least that an arm gets."""
 
@@ -77,8 +82,8 @@ _HALF = math.sqrt(0.5)
 
 CYCLES: tuple[Cycle, ...] = (
     Cycle("baseline", ()),
-    Cycle("space", ((1.0, 0.5),), _GENTLE),
     Cycle("time and space", ((0.5, 0.5), (1.0, 0.5)), _GENTLE),
+    Cycle("space", ((1.0, 0.5),), _GENTLE),
     Cycle("time", ((0.5, 1.0),), _GENTLE),
     Cycle("paper", ((0.25, _HALF), (0.5, _HALF), (0.5, 1.0)), _PAPER),
 )
@@ -88,29 +93,31 @@ CYCLES: tuple[Cycle, ...] = (
 def run_pilot(recipe: Recipe, seconds: float | None, device: torch.device) -> Pilot:
     """Race the baseline of a recipe against `CYCLES`, within `seconds` in all.
 
-    None gives a tenth of the baseline's own time. As many cycles are tried as get a thirtieth of
-    the baseline's time, but always one; none where the seconds do not even suffice to score them.
-    Making an index of the videos, where there is none, comes before.
+    None gives a tenth of the baseline's own time, on as many processes as it asks for; the pilot
+    is one. As many cycles are tried as get the time of some `_ARM` of the baseline's iterations,
+    but always one; none where the seconds do not even suffice to score them. Making an index of
+    the videos, where there is none, comes before.
 
     Raises:
         ValueError: the recipe cannot train, or has no shape that is coarser than its own.
         FloatingPointError: the baseline's loss is not finite; a cycle's puts it out of the race.
         TrainingStoppedError: too many videos cannot be read.
     """
+    processes = processes_of(recipe)
     race = _Race(one_process(recipe), device)
     cycles = race.cycles()
     began = time.monotonic()
     tried, starting = race.try_baseline()
-    whole = race.schedule.clips * tried.seconds_per_clip
-    seconds = whole / 10 if seconds is None else seconds
-    count = min(len(cycles), max(2, int(30 * seconds / whole)))
-    scoring = _SCORING * seconds / (2 * count)
-    end, arms = began + seconds, list[Arm]()
-    if race.hold_out(int(scoring / (_FORWARD * tried.seconds_per_clip))):
+    clips = race.schedule.clips / processes
+    seconds = clips * tried.seconds_per_clip / 10 if seconds is None else seconds
+    arm = _ARM * tried.seconds / tried.iterations
+    count = min(len(cycles), max(2, int((1 - _SCORING) * seconds / arm)))
+    forward = _FORWARD * tried.seconds_per_clip
+    end, share, arms = began + seconds, math.inf, list[Arm]()
+    if scored := race.hold_out(int(_SCORING * seconds / (2 * count * forward))):
         for number, cycle in enumerate(cycles[:count]):
-            besides = max(3, len(cycle.factors) + 1) * starting
-            besides += 2 * scoring
-            share = (end - time.monotonic()) / (count - number) - besides
+            besides = max(3, len(cycle.factors) + 1) * starting + 2 * scored * forward
+            share = min(share, (end - time.monotonic()) / (count - number) - besides)
             try:
                 arms.append(race.run(cycle, max(share, _TRIED)))
             except FloatingPointError as error:
@@ -129,14 +136,25 @@ def run_pilot(recipe: Recipe, seconds: float | None, device: torch.device) -> Pi
         metric=metric_names(recipe)[0],
         videos=videos,
         chance=chance,
-        baseline_seconds=race.schedule.clips * per_clip,
+        processes=processes,
+        baseline_seconds=clips * per_clip,
         seconds=time.monotonic() - began,
     )
 
 
 def one_process(recipe: Recipe) -> Recipe:
     """The baseline of a recipe, of one process's share of the mini-batch, at the rate of that many
-    clips."""
+    clips.
+
+    Raises:
+        ValueError: the recipe cannot train, or a launcher has started several processes.
+    """
+    placement = find_placement(recipe, os.environ)
+    if placement.launcher != "run_net" and placement.size > 1:
+        raise ValueError(
+            f"the pilot is one process, and {placement.launcher} has started {placement.size}; "
+            "start it by itself, and give NUM_GPUS and NUM_SHARDS of the training"
+        )
     recipe = for_processes(without_multigrid(recipe))
     processes = processes_of(recipe)
     check_recipe(recipe, processes)
@@ -162,18 +180,25 @@ class _Race:
         self.recipe, self._world = recipe, World(0, 1, device)
         train, val = (len(build_dataset(recipe, split).videos) for split in ("train", "val"))
         self._counts = train, val
-        self._split = Split.of(train, val, _MOST_VIDEOS, recipe.rng_seed)
+        self._split = self._split_of(_MOST_VIDEOS)
         self.schedule = schedule_of(recipe, train)
 
-    def hold_out(self, clips: int) -> bool:
+    def _split_of(self, videos: int) -> Split:
+        """A split that has so many videos to score, if there are; of several labels each, of the
+        validation set alone, whose videos have all of theirs."""
+        train, val = self._counts
+        scored = min(videos, val) if self.recipe.data.multi_label else videos
+        return Split.of(train, val, scored, self.recipe.rng_seed)
+
+    def hold_out(self, clips: int) -> int:
         """Score arms on as many videos as `clips` forward passes allow, which precise BN needs too;
-        False where these are too few to tell anything."""
-        videos = min(
-            clips - self.recipe.bn.num_batches_precise * self.schedule.base.batch, _MOST_VIDEOS
-        )
-        self._split = Split.of(*self._counts, max(videos, 1), self.recipe.rng_seed)
+        how many of them it takes, 0 where these are too few to tell anything."""
+        precise = self.recipe.bn.num_batches_precise * self.schedule.base.batch
+        videos = min(max(clips - precise, 1), _MOST_VIDEOS)
+        self._split = self._split_of(videos)
         found = len(self._split.validated) + len(self._split.held_out)
-        return found >= max(2, min(_FEWEST_VIDEOS, sum(self._counts) // 10))
+        enough = found >= max(2, min(_FEWEST_VIDEOS, sum(self._counts) // 10))
+        return found + precise if enough else 0
 
     def _videos(self, recipe: Recipe) -> tuple[Some, list[Some]]:
         """What is trained on and what is scored, on the recipe's grid."""

@@ -37,10 +37,10 @@ def _table(pilot: Pilot, *, markdown: bool = False) -> str:
 
 
 def _notes(pilot: Pilot) -> list[str]:
+    several = f", on {pilot.processes} processes" if pilot.processes > 1 else ""
     times = (
-        f"The pilot took {format_duration(pilot.seconds)}; the whole baseline "
-        f"({pilot.schedule.iterations:,} iterations of {pilot.schedule.base.batch} clips) would "
-        f"take one process {format_duration(pilot.baseline_seconds)}."
+        f"The pilot took {format_duration(pilot.seconds)}; the whole baseline would take "
+        f"{format_duration(pilot.baseline_seconds)}{several}."
     )
     if not pilot.arms:
         return [times]
@@ -65,8 +65,8 @@ def advice_of(pilot: Pilot) -> list[str]:
     lines.append(
         f"In the same short time it ended {abs(above):.1f} points "
         f"{'above' if above >= 0 else 'below'} the baseline. How sure: "
-        f"{min(100 * verdict.sure, 99.9):.1f} % by the number of videos that were scored; another "
-        "seed may differ by more. As many clips as the whole baseline's pass "
+        f"{min(100 * verdict.sure, 99.9):.0f} %, by the number of videos that were scored and by "
+        "how much seeds usually differ. As many clips as the whole baseline's pass "
         f"{faster:.2f} times as fast; EPOCH_FACTOR makes that longer or shorter, and "
         "tools/compare.py --lengths shows what accuracy it ends at."
     )

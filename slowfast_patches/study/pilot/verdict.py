@@ -2,12 +2,12 @@
 
 race       the baseline and a few cycles, all from the same weights, each for as many seconds
            of training with loading
-score      each on the same validation videos, after precise BN: at the coarse grid when half of
-           its seconds are spent, at the baseline's grid in the end
+score      each on the same validation videos, after precise BN: at the coarse grid when these
+           seconds are spent, at the baseline's grid in the end
 judge      do coarse shapes teach faster, does it carry over to the baseline's grid, how sure is it
 propose    the keys of the best cycle, and how many times faster as many clips pass through it
 
-A cycle spends half of its seconds on coarse shapes, in equal parts, and the other half at the
+A cycle spends three fifths of its seconds on coarse shapes, in equal parts, and the rest at the
 baseline's, where the rate falls to zero, as the baseline's does. The last part is needed: a network
 that was trained on 32² pixels alone knows nothing at 64², where it learns it again within some
 dozen iterations (docs/proof.md). That change costs the same in a long training, where it hardly
@@ -27,7 +27,9 @@ from slowfast_patches.config.schedule import schedule_of
 
 __all__ = ["Arm", "Cycle", "Pilot", "Stage", "Verdict"]
 
-_SURE = 0.95
+_SURE, _LIKELY = 0.95, 2 / 3
+_SEEDS = 3.0
+"""Points by which scores of several seeds spread, as they did on the words (docs/proof.md)."""
 
 
 @dataclass(frozen=True)
@@ -84,7 +86,7 @@ class Arm:
 @dataclass(frozen=True)
 class Verdict:
     """What the race says: the best arm, or None where no cycle is to be used; in words, and `sure`,
-    the probability of what it rests on, by the number of videos that were scored."""
+    the probability of what it rests on, by the number of videos and the usual spread of seeds."""
 
     best: Arm | None
     sure: float
@@ -98,7 +100,9 @@ class Pilot:
     arms: the baseline first; none where time was too short.
     metric: the name of the scores.
     videos: how many were scored; the commonest class has `chance` per cent of them.
-    baseline_seconds: what the whole baseline takes, without evaluation.
+    processes: how many the baseline asks for.
+    baseline_seconds: what the whole baseline takes on them, without evaluation, if that many
+        processes are that many times as fast as one.
     seconds: what the pilot took.
     """
 
@@ -108,6 +112,7 @@ class Pilot:
     metric: str
     videos: int
     chance: float
+    processes: int
     baseline_seconds: float
     seconds: float
 
@@ -115,10 +120,9 @@ class Pilot:
     def verdict(self) -> Verdict:
         """What to do.
 
-        The baseline at half of its seconds is what cycles are held against: coarse shapes teach
-        faster if they reach more on their own grid in as many seconds; what they taught carries
-        over if the other half, at the baseline's shape, ends above what the baseline's first
-        reached from scratch.
+        The baseline at three fifths of its seconds is what cycles are held against: coarse shapes
+        teach faster if they reach more on their own grid in as many; what they taught carries over
+        if the two fifths at the baseline's shape end above what it reached in three from scratch.
         """
         if not self.arms:
             text = (
@@ -135,15 +139,14 @@ class Pilot:
         at_once = self._of_several(most)
         if at_once >= _SURE:
             return Verdict(best, at_once, f"use multigrid ({best.cycle.name})")
-        late, likely = max(((self._promise(arm), arm) for arm in others), key=lambda p: p[0])
-        late = self._of_several(late)
-        if late >= _SURE:
+        carried, likely = max(((self._carries_over(a), a) for a in others), key=lambda p: p[0])
+        if carried >= _LIKELY:
             text = (
                 f"use multigrid ({likely.cycle.name}) in a training as long as the baseline's: its "
-                "coarse shapes teach faster, and it carries over; in one as short as this, the "
-                "change of shape still costs what they gain"
+                "coarse shapes teach faster, and it seems to carry over; in one as short as this, "
+                "the change of shape still costs what they gain"
             )
-            return Verdict(likely, late, text)
+            return Verdict(likely, carried, text)
         if max(baseline.own, baseline.score, best.score) < self._learned:
             text = (
                 "do not use multigrid here on this evidence: nothing was learned in so short a "
@@ -160,10 +163,12 @@ class Pilot:
         """The probability of the best of several cycles, each of which had a chance to be it."""
         return max(0.0, 1 - (len(self.arms) - 1) * (1 - probability))
 
-    def _promise(self, arm: Arm) -> float:
-        """The probability that an arm's coarse shapes teach faster, and that it carries over."""
-        half = self.arms[0].own
-        return min(self._better(arm.own, half), self._better(arm.score, max(half, self.chance)))
+    def _carries_over(self, arm: Arm) -> float:
+        """The probability that it does; 0 where its coarse shapes do not surely teach faster."""
+        before = self.arms[0].own
+        if self._of_several(self._better(arm.own, before)) < _SURE:
+            return 0.0
+        return self._of_several(self._better(arm.score, max(before, self.chance)))
 
     @property
     def _learned(self) -> float:
@@ -171,9 +176,9 @@ class Pilot:
         return self.chance + 2 * self.error(self.chance)
 
     def _better(self, score: float, other: float) -> float:
-        """The probability that a score is truly above another, each of as many videos drawn by
-        itself: of the same videos it is surer, and what another seed would give is not in it."""
-        spread = math.hypot(self.error(score), self.error(other))
+        """The probability that a score would be above another with other videos and seeds; of the
+        same videos, as here, it is surer."""
+        spread = math.hypot(self.error(score), self.error(other), _SEEDS, _SEEDS)
         return 0.5 * (1 + math.erf((score - other) / spread / math.sqrt(2)))
 
     def error(self, score: float) -> float:
@@ -187,7 +192,7 @@ class Pilot:
         per_clip = {stage.shape: stage.seconds_per_clip for a in self.arms for stage in a.stages}
         phases = schedule_of(self.advised(arm), self.schedule.num_videos).phases
         seconds = sum(phase.clips * per_clip[phase.base_shape] for phase in phases)
-        return self.baseline_seconds / seconds
+        return self.processes * self.baseline_seconds / seconds
 
     def advised(self, arm: Arm) -> Recipe:
         """The recipe that trains with an arm's cycle for as many clips as the baseline."""

@@ -150,7 +150,8 @@ def _warn_of_what_has_no_effect(recipe: Recipe) -> None:
     solver, cycle, arch = recipe.solver, recipe.uses_multigrid, recipe.model.arch
     policy, method = f"SOLVER.LR_POLICY {solver.lr_policy}", solver.optimizing_method
     optimizer = f"SOLVER.OPTIMIZING_METHOD {method}"
-    own = recipe.multigrid.bn_base_size
+    multigrid = recipe.multigrid
+    own = multigrid.bn_base_size
     for key, unused, because in (
         ("SOLVER.STEPS", solver.lr_policy != "steps_with_relative_lrs", f"with {policy}"),
         ("SOLVER.LARS_TRUST", method != "lars", f"with {optimizer}"),
@@ -158,10 +159,16 @@ def _warn_of_what_has_no_effect(recipe: Recipe) -> None:
         ("TSM.SHIFT_DIV", arch != "tsm", f"with MODEL.ARCH {arch}"),
         ("MULTIGRID.SIZE_DIVISOR", not cycle, "without a cycle"),
         ("MULTIGRID.BATCH_EXPONENT", not cycle, "without a cycle"),
-        ("MULTIGRID.EQUAL_TIME", not cycle, "without a cycle"),
+        ("MULTIGRID.EQUAL_TIME", not multigrid.long_cycle, "without a long cycle"),
+        (
+            "MULTIGRID.EQUAL_TIME",
+            multigrid.long_cycle and multigrid.batch_exponent == 1,
+            "with MULTIGRID.BATCH_EXPONENT 1, where all iterations take about as long",
+        ),
         ("MULTIGRID.KEEP_FIELD_OF_VIEW", not cycle, "without a cycle"),
         ("MULTIGRID.WARMUP_IN_EPOCHS", not cycle, "without a cycle"),
-        ("MULTIGRID.SHORT_CYCLE_AT_END", not recipe.multigrid.short_cycle, "without a short cycle"),
+        ("MULTIGRID.WARMUP_IN_EPOCHS", cycle and not solver.warmup_epochs, "without a warm-up"),
+        ("MULTIGRID.SHORT_CYCLE_AT_END", not multigrid.short_cycle, "without a short cycle"),
         (
             "DATA.EXACT_STRIDES",
             recipe.data.clip_sampling == "segments",

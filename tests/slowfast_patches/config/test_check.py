@@ -122,6 +122,15 @@ CYCLE = "SLOWFAST.ALPHA 2 MULTIGRID.LONG_CYCLE True"
             "EXACT_STRIDES True has no effect with DATA.CLIP_SAMPLING segments",
         ),
         ("MULTIGRID.SIZE_DIVISOR 16", "SIZE_DIVISOR 16 has no effect without a cycle"),
+        ("MULTIGRID.SHORT_CYCLE True MULTIGRID.EQUAL_TIME True", "no effect without a long cycle"),
+        (
+            f"{CYCLE} MULTIGRID.EQUAL_TIME True",
+            "EQUAL_TIME True has no effect with MULTIGRID.BATCH",
+        ),
+        (
+            f"{CYCLE} MULTIGRID.WARMUP_IN_EPOCHS True SOLVER.WARMUP_EPOCHS 0",
+            "WARMUP_IN_EPOCHS True has no effect without a warm-up",
+        ),
         (f"{CYCLE} BN.GROUP_SIZE 4", "BN.GROUP_SIZE 4 has no effect with a cycle"),
         ("TRAIN.BATCH_SIZE 4 BN.GROUP_SIZE 8", "BN.GROUP_SIZE 8 is more than the global batch"),
         (f"{CYCLE} TRAIN.BATCH_SIZE 4", "BN_BASE_SIZE 8 is more than the global batch of 4 clips"),

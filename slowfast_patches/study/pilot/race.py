@@ -59,12 +59,14 @@ _PRECISE = 6
 _SCORING = 1 / 3
 """Part of a pilot's time for scoring."""
 _FORWARD = 0.45
-"""What scoring a clip takes, of what training on it does: reading and a forward pass."""
+"""What scoring a clip takes, of what training on it does, where reading is no limit."""
 _SMALLEST_CROP = 32
 """Pixels of the input to one of the last feature map's."""
 _ARM = 200
 """Iterations of the baseline in whose time an arm is past the start, where nothing is learned yet:
 on the words it takes some hundred (docs/proof.md)."""
+_FAIR = 0.75
+"""The least that an arm gets of what the one before had."""
 _TRIED = 3.0
 """Seconds in which a step is timed, and the least that an arm gets."""
 
@@ -117,7 +119,12 @@ def run_pilot(recipe: Recipe, seconds: float | None, device: torch.device) -> Pi
     if scored := race.hold_out(int(_SCORING * seconds / (2 * count * forward))):
         for number, cycle in enumerate(cycles[:count]):
             besides = max(3, len(cycle.factors) + 1) * starting + 2 * scored * forward
-            share = min(share, (end - time.monotonic()) / (count - number) - besides)
+            left = (end - time.monotonic()) / (count - number) - besides
+            if arms and left < _FAIR * share:  # scoring took longer, as where reading is the limit
+                logger.warning("%s is not tried: the time is too short", cycle.name)
+                arms = arms if len(arms) > 1 else []
+                break
+            share = min(share, left)
             try:
                 arms.append(race.run(cycle, max(share, _TRIED)))
             except FloatingPointError as error:

@@ -169,6 +169,7 @@ def exponent_of(cycle):
 def run(tiny_recipe, one_block, one_block_keys, load_program, monkeypatch, tmp_path):
     """Calls the tool on the tiny recipe for a few seconds."""
     monkeypatch.setattr(race, "_TRIED", 0.2)
+    monkeypatch.setattr(race, "_FAIR", -1e9)  # a busy machine's scoring may take all the time
 
     def call(*arguments: str) -> int:
         keys = [*map(str, one_block_keys), "DATA.PATH_TO_DATA_DIR", str(tiny_recipe.parent)]
@@ -243,6 +244,15 @@ def test_what_a_new_shape_takes_at_first_is_not_a_steps_time(run, tmp_path, monk
 @pytest.mark.slow
 def test_too_short_a_time_is_said(run, capsys):
     assert run("--minutes", "0.0001") == 0
+    assert "too short to try anything" in capsys.readouterr().out
+
+
+@pytest.mark.slow
+def test_a_cycle_is_not_tried_in_much_less_time_than_the_baseline_had(run, monkeypatch, capsys):
+    monkeypatch.setattr(race, "_FAIR", 1.0)
+    trained = race._Race.run
+    monkeypatch.setattr(race._Race, "run", lambda *of: time.sleep(6) or trained(*of))
+    assert run() == 0
     assert "too short to try anything" in capsys.readouterr().out
 
 

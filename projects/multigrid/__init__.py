@@ -34,6 +34,7 @@ from multigrid.sampling import (
 )
 from multigrid.schedule import Phase, Schedule, Step, make_schedule
 from multigrid.shapes import LONG_CYCLE, SHORT_CYCLE, Shape, scale_shape
+from multigrid.training import MultigridLR, Training
 
 __all__ = [
     "LONG_CYCLE",
@@ -48,11 +49,13 @@ __all__ = [
     "GroupedBatchNorm3d",
     "LearningRate",
     "MultigridBatchSampler",
+    "MultigridLR",
     "Phase",
     "Schedule",
     "Shape",
     "Step",
     "SteppedRate",
+    "Training",
     "Video",
     "Warmup",
     "average_running_stats",

@@ -1,0 +1,153 @@
+"""What multigrid training asks of every loop, in one object, and as a learning-rate scheduler."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+import torch.distributed as dist
+from torch import Tensor, nn
+from torch.optim import Optimizer
+from torch.optim.lr_scheduler import LRScheduler
+from torch.utils.data import DataLoader, Dataset
+
+from multigrid.batchnorm import form_groups, set_group_size
+from multigrid.sampler import Batch, MultigridBatchSampler, collate
+from multigrid.schedule import Schedule, Step
+
+__all__ = ["MultigridLR", "Training"]
+
+
+class Training:
+    """A training by a schedule: its mini-batches, what precedes each forward, and where it is.
+
+        training = Training(schedule, model, optimizer, seed=0)
+        for batch in training.loader(dataset):
+            training.begin(batch)
+            ...                                # forward, backward, optimizer.step()
+
+    Everything but `iteration` is a function of the arguments: another object made from the same,
+    told `load_state_dict`, goes on inside an epoch with the same clips.
+
+    Args:
+        schedule: what to train.
+        model: on which BN group sizes are set; converted by `convert_batchnorm`, if it has BN.
+        optimizer: whose rates are set: `lr` of each parameter group is the step's times the
+            group's "lr_scale", which is 1 where the group has none.
+        seed: of the order of clips.
+        rank, world_size: of this process; those of torch.distributed where it runs, else 0 of 1.
+
+    Raises:
+        ValueError: the processes cannot train the schedule (`check_processes`).
+    """
+
+    def __init__(
+        self,
+        schedule: Schedule,
+        model: nn.Module,
+        optimizer: Optimizer,
+        seed: int,
+        rank: int | None = None,
+        world_size: int | None = None,
+    ) -> None:
+        distributed = dist.is_available() and dist.is_initialized()
+        if rank is None:
+            rank = dist.get_rank() if distributed else 0
+        if world_size is None:
+            world_size = dist.get_world_size() if distributed else 1
+        self.schedule, self.model, self.optimizer = schedule, model, optimizer
+        self.sampler = MultigridBatchSampler(schedule, seed, rank, world_size)
+        self.iteration = 0
+        if distributed and world_size > 1:
+            form_groups(schedule)
+
+    def loader(self, dataset: Dataset[Any], **options: Any) -> DataLoader[Batch]:
+        """This process's mini-batches, from `iteration` to the end of the training.
+
+        Args:
+            dataset: takes a `ClipRequest` as index, and has a video for each of the schedule's.
+            options: of `DataLoader`, as num_workers; collate_fn is `collate` unless given.
+
+        Raises:
+            ValueError: the data set has another number of videos than the schedule.
+        """
+        videos = len(dataset) if hasattr(dataset, "__len__") else self.schedule.num_videos
+        if videos != self.schedule.num_videos:
+            raise ValueError(
+                f"the schedule was made for {self.schedule.num_videos} videos, and the data set "
+                f"has {videos}: give make_schedule its length"
+            )
+        self.sampler.load_state_dict({"iteration": self.iteration})
+        return DataLoader(dataset, batch_sampler=self.sampler, **{"collate_fn": collate, **options})
+
+    def begin(self, batch: Batch | Mapping[str, Any] | int) -> Step:
+        """Prepare model and optimizer for an iteration, before its forward.
+
+        Args:
+            batch: the loader's, or the number of its iteration.
+
+        Returns:
+            the schedule's step. When it is trained, the training is one iteration further.
+
+        Raises:
+            ValueError: it is another iteration than the next: the loop, or a framework around it,
+                has skipped mini-batches, or trains them again.
+        """
+        iteration = batch if isinstance(batch, int) else int(batch["iteration"])
+        if iteration != self.iteration:
+            raise ValueError(
+                f"iteration {iteration} of the schedule came where {self.iteration} was next; do "
+                "not skip or repeat the loader's mini-batches: to go on where a training was, load "
+                "its state_dict before the loader is made"
+            )
+        step = self.schedule.at(iteration)
+        if step.bn_size is not None:
+            set_group_size(self.model, step.bn_size)
+        for group in self.optimizer.param_groups:
+            group["lr"] = step.lr * group.get("lr_scale", 1.0)
+        self.iteration += 1
+        return step
+
+    def state_dict(self) -> dict[str, int]:
+        """Where the training is after the iteration that was begun last, once that is trained."""
+        return {"iteration": self.iteration, **self._identity()}
+
+    def load_state_dict(self, state: Mapping[str, int]) -> None:
+        """Go on where a state was taken; loaders made before are of no use.
+
+        Raises:
+            ValueError: it is of a training with another schedule or seed.
+        """
+        for name, own in self._identity().items():
+            if state[name] != own:
+                raise ValueError(
+                    f"the state is of a training with {name} {state[name]}, and this one has {own}"
+                )
+        self.sampler.load_state_dict(state)
+        self.iteration = state["iteration"]
+
+    def _identity(self) -> dict[str, int]:
+        schedule = self.schedule
+        counts = {"iterations": schedule.iterations, "clips": schedule.clips}
+        return {**counts, "seed": self.sampler.seed}
+
+
+class MultigridLR(LRScheduler):
+    """The rates of a schedule as a PyTorch scheduler, for loops that step one each iteration.
+
+    `Training.begin` sets the same rates: use one of them. The rate of a parameter group is the
+    step's times the group's "lr_scale", 1 where it has none; after the last iteration it stays.
+    """
+
+    def __init__(self, optimizer: Optimizer, schedule: Schedule, last_epoch: int = -1) -> None:
+        self.schedule = schedule
+        super().__init__(optimizer, last_epoch)
+
+    def get_lr(self) -> list[float | Tensor]:
+        """The rate of each parameter group in iteration `last_epoch`, PyTorch's name for it."""
+        lr = self.schedule.at(min(self.last_epoch, self.schedule.iterations - 1)).lr
+        return [lr * group.get("lr_scale", 1.0) for group in self.optimizer.param_groups]
+
+    def state_dict(self) -> dict[str, Any]:
+        """Its counts; the schedule, as the optimizer, is given anew."""
+        return {name: value for name, value in super().state_dict().items() if name != "schedule"}

@@ -1,0 +1,151 @@
+"""One object for a loop: what it sets, what it refuses, and going on inside an epoch."""
+
+from __future__ import annotations
+
+import io
+
+import numpy as np
+import pytest
+import torch
+from torch import nn
+from torch.utils.data import Dataset
+
+from multigrid import (
+    GroupedBatchNorm3d,
+    MultigridLR,
+    Shape,
+    SteppedRate,
+    Training,
+    convert_batchnorm,
+    make_schedule,
+)
+
+VIDEOS, SEED = 100, 5
+SCHEDULE = make_schedule(
+    Shape(4, 4, 8), VIDEOS, SteppedRate((6.0, 8.0), (0.1, 0.01)), bn_size=2, epoch_factor=1.0
+)
+
+
+class Clips(Dataset[dict[str, object]]):
+    """Every pixel of a clip is its video's number."""
+
+    def __init__(self, videos: int = VIDEOS) -> None:
+        self.videos = videos
+
+    def __len__(self) -> int:
+        return self.videos
+
+    def __getitem__(self, request):
+        shape = request.shape
+        clip = np.full((shape.frames, shape.crop, shape.crop, 3), request.video, dtype=np.uint8)
+        return {
+            "clip": clip,
+            "label": request.video % 2,
+            "flip": False,
+            "iteration": request.iteration,
+        }
+
+
+def new_training(seed: int = SEED, schedule=SCHEDULE) -> Training:
+    torch.manual_seed(0)
+    model = nn.Sequential(
+        nn.Conv3d(3, 4, 3, padding=1), nn.BatchNorm3d(4), nn.AdaptiveAvgPool3d(1), nn.Flatten()
+    )
+    model = convert_batchnorm(model)
+    groups = [{"params": [model[0].weight]}, {"params": [model[0].bias], "lr_scale": 0.5}]
+    return Training(schedule, model, torch.optim.SGD(groups, lr=0.0, momentum=0.9), seed)
+
+
+def train(training: Training, iterations: int) -> list[float]:
+    """Some iterations; the loss of each."""
+    losses = list[float]()
+    for batch in training.loader(Clips()):
+        training.begin(batch)
+        clips = batch["clips"].permute(0, 4, 1, 2, 3) / 50 - 1
+        loss = nn.functional.cross_entropy(training.model(clips), batch["labels"])
+        training.optimizer.zero_grad()
+        loss.backward()
+        training.optimizer.step()
+        losses.append(loss.item())
+        if len(losses) == iterations:
+            break
+    return losses
+
+
+def test_begin_sets_rates_and_bn_groups_of_the_iteration():
+    """The first shape has a quarter of the frames and half of the pixels, so 8 times the clips and
+    the rate, and its short cycle's smallest crop half of its pixels: BN groups of 2 · 2 clips."""
+    training = new_training()
+    norm = next(m for m in training.model.modules() if isinstance(m, GroupedBatchNorm3d))
+    sizes = list[int | None]()
+    for iteration in range(SCHEDULE.iterations):
+        step = training.begin(iteration)
+        assert step == SCHEDULE.at(iteration)
+        whole, half = (group["lr"] for group in training.optimizer.param_groups)
+        assert (whole, half) == (step.lr, step.lr / 2)
+        sizes.append(norm.group_size)
+        if iteration == 0:
+            assert (whole, sizes) == (pytest.approx(0.8), [4])
+    assert sizes == [step.bn_size for step in SCHEDULE.steps()]
+    assert len(set(sizes)) > 1
+
+
+def test_it_goes_on_inside_an_epoch_bit_for_bit():
+    whole = new_training()
+    expected = train(whole, SCHEDULE.iterations)
+    first = new_training()
+    losses = train(first, 7)
+    file = io.BytesIO()
+    saved = {name: getattr(first, name).state_dict() for name in ("model", "optimizer")}
+    torch.save({**saved, "training": first.state_dict()}, file)
+    file.seek(0)
+    state, second = torch.load(file), new_training()
+    for name in ("model", "optimizer"):
+        getattr(second, name).load_state_dict(state[name])
+    second.load_state_dict(state["training"])
+    losses += train(second, SCHEDULE.iterations)
+    assert losses == expected
+    assert second.iteration == SCHEDULE.iterations
+    for one, other in zip(whole.model.parameters(), second.model.parameters(), strict=True):
+        assert torch.equal(one, other)
+
+
+@pytest.mark.parametrize("iteration", [1, 3])
+def test_mini_batches_that_are_skipped_or_repeated_are_refused(iteration):
+    training = new_training()
+    training.begin(0)
+    training.begin(1)
+    with pytest.raises(ValueError, match=f"iteration {iteration} .* where 2 was next"):
+        training.begin({"iteration": iteration})
+
+
+def test_a_state_of_another_training_is_refused():
+    state = new_training().state_dict()
+    longer = make_schedule(Shape(4, 4, 8), VIDEOS, SteppedRate((9.0, 12.0), (0.1, 0.01)))
+    with pytest.raises(ValueError, match="training with iterations"):
+        new_training(schedule=longer).load_state_dict(state)
+    with pytest.raises(ValueError, match="with seed 5, and this one has 6"):
+        new_training(seed=6).load_state_dict(state)
+
+
+def test_a_data_set_of_another_length_is_refused():
+    with pytest.raises(ValueError, match=r"made for 100 videos, and the data set has 99"):
+        new_training().loader(Clips(99))
+
+
+def test_the_scheduler_has_the_rates_of_the_schedule_and_resumes():
+    training = new_training()
+    scheduler = MultigridLR(training.optimizer, SCHEDULE)
+    found = list[list[float]]()
+    for iteration in range(SCHEDULE.iterations):
+        if iteration == 5:
+            state = scheduler.state_dict()
+            scheduler = MultigridLR(training.optimizer, SCHEDULE)
+            scheduler.load_state_dict(state)
+        found.append([group["lr"] for group in training.optimizer.param_groups])
+        training.optimizer.step()
+        scheduler.step()
+    assert found[6:] == [[step.lr, step.lr / 2] for step in SCHEDULE.steps(6)]
+    assert found[:5] == [[step.lr, step.lr / 2] for step in SCHEDULE.steps(0, 5)]
+    assert scheduler.get_last_lr()[0] == SCHEDULE.at(SCHEDULE.iterations - 1).lr
+    assert "schedule" not in state

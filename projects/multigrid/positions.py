@@ -1,0 +1,326 @@
+"""Position embeddings that follow the grid of a clip.
+
+A transformer's table of positions has a row for each patch of the baseline's clip. On a coarser
+grid a patch keeps its place in the clip: the t × h × w patches are spread over what the T × H × W
+cover, and take what the table has there, between its rows. Class tokens keep their own.
+
+    baseline, 8 patches in time    0   1   2   3   4   5   6   7
+    coarse, 4 patches                0.5     2.5     4.5     6.5       not 0, 1, 2, 3
+
+A coarse clip may cover less than the baseline's: its stride and its short side are drawn at random
+(paper §3.1). `extents` says how much, of each clip.
+
+`convert_positions` makes models of `transformers` do so. Any other takes part that has a module
+with the two methods of `FollowsGrid`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from types import SimpleNamespace
+from typing import NamedTuple, Protocol, runtime_checkable
+
+import torch
+from torch import Tensor, nn
+
+from multigrid.shapes import Shape
+
+__all__ = [
+    "FollowsGrid",
+    "Patches",
+    "check_patches",
+    "convert_positions",
+    "place_positions",
+    "set_extents",
+]
+
+
+class Patches(NamedTuple):
+    """How many patches a clip has in time, height and width."""
+
+    time: int
+    height: int
+    width: int
+
+
+@runtime_checkable
+class FollowsGrid(Protocol):
+    """A module whose positions follow the grid."""
+
+    def patches(self, frames: int, crop: int) -> Patches:
+        """The patches of clips of `frames` frames of `crop` × `crop` pixels.
+
+        Raises:
+            ValueError: they cannot be cut so; says what would.
+        """
+
+    def set_extents(self, extents: Tensor | None) -> None:
+        """Take (N, 2) extents for the next forward's N clips (`place_positions`); None for 1."""
+
+
+def place_positions(
+    table: Tensor, base: Patches, patches: Patches, extents: Tensor | None = None
+) -> Tensor:
+    """What a table of positions has at the patches of another grid, linearly between its rows.
+
+    Args:
+        table: (T·H·W, C), in the order of time, height, width.
+        base: the T, H, W that it is for.
+        patches: the t, h, w of the other grid.
+        extents: (N, 2), how much each of N clips covers of what the baseline's covers, in time and
+            in height and width; both have the same middle. 1 if None.
+
+    Returns:
+        (t·h·w, C), or (N, t·h·w, C) with extents; `table` itself on its own grid without.
+    """
+    if patches == base and extents is None:
+        return table
+    whole = torch.ones(1, 2, device=table.device) if extents is None else extents.to(table.device)
+    in_time, in_height, in_width = (
+        _weights(place_patches(n, many, whole[:, axis]), n).to(table.dtype)
+        for n, many, axis in zip(base, patches, (0, 1, 1), strict=True)
+    )
+    rows = table.view(*base, -1)
+    placed = torch.einsum("nat,nbh,ncw,thwd->nabcd", in_time, in_height, in_width, rows)
+    placed = placed.flatten(1, 3)
+    return placed if extents is not None else placed[0]
+
+
+def place_patches(base: int, patches: int, extents: Tensor) -> Tensor:
+    """Where the middles of `patches` patches lie among the `base` of the baseline's, (N, patches),
+    along an axis of which each of N clips covers `extents` (N,)."""
+    middles = (torch.arange(patches, device=extents.device) + 0.5) / patches - 0.5
+    return base * (0.5 + extents[:, None] * middles) - 0.5
+
+
+def _weights(places: Tensor, base: int) -> Tensor:
+    """How much of each of `base` rows is taken at `places` (N, n): (N, n, base)."""
+    rows = torch.arange(base, device=places.device)
+    return (1 - (places.clamp(0, base - 1)[..., None] - rows).abs()).clamp(min=0)
+
+
+def check_patches(model: nn.Module, shapes: Iterable[Shape]) -> None:
+    """Whether the modules of a model that follow the grid can take all shapes.
+
+    Raises:
+        ValueError: one cannot; says which shape, and the way out.
+    """
+    for module in _following(model):
+        for shape in shapes:
+            try:
+                module.patches(shape.frames, shape.crop)
+            except ValueError as error:
+                raise ValueError(f"the model cannot take clips of shape {shape}: {error}") from None
+
+
+def set_extents(model: nn.Module, extents: Tensor | None) -> None:
+    """Tell every module of a model that follows the grid the extents of the next clips."""
+    for module in _following(model):
+        module.set_extents(extents)
+
+
+def _following(model: nn.Module) -> list[FollowsGrid]:
+    return [module for module in model.modules() if isinstance(module, FollowsGrid)]
+
+
+def convert_positions(model: nn.Module) -> nn.Module:
+    """Make the positions of a `transformers` model follow the grid; return the model.
+
+    VideoMAE, TimeSformer, ViViT and V-JEPA 2. Parameters and buffers stay the very same under the
+    same names, and at the baseline's shape outputs do, too; call it once after building the model.
+
+    Raises:
+        ValueError: nothing in the model is one of these.
+    """
+    found = False
+    for module in list(model.modules()):
+        if (follower := _FOLLOWERS.get(type(module).__name__)) is not None:
+            kind = type(module)
+            module.__class__ = type(f"Following{kind.__name__}", (follower, kind), {})
+            module.start(model)
+            found = True
+    if not found:
+        raise ValueError(
+            f"{type(model).__name__} has no position embeddings that are known: they are those of "
+            "VideoMAE, TimeSformer, ViViT and V-JEPA 2; give a module of another model the two "
+            "methods of multigrid.FollowsGrid, or leave convert_positions out where positions "
+            "follow the grid anyway"
+        )
+    return model
+
+
+class _Follower(nn.Module):
+    """What the converted modules share: `base`, the baseline's patches, and the size of a patch in
+    frames and pixels."""
+
+    base: Patches
+    size: tuple[int, int]
+    extents: Tensor | None
+
+    def start(self, model: nn.Module) -> None:
+        """What conversion adds to the module."""
+        raise NotImplementedError
+
+    def _start(self, frames: int, crop: int, size: tuple[int, int]) -> None:
+        self.size, self.extents = size, None
+        self.base = self.patches(frames, crop)
+
+    def patches(self, frames: int, crop: int) -> Patches:
+        """See `FollowsGrid`."""
+        in_time, in_space = self.size
+        if frames % in_time:
+            raise ValueError(
+                f"a patch is {in_time} frames, which do not divide {frames}; choose factors of the "
+                "long cycle, or baseline frames, of which all shapes' are multiples"
+            )
+        if crop % in_space:
+            raise ValueError(
+                f"a patch is {in_space} pixels, which do not divide {crop}; give make_schedule "
+                f"size_divisor={in_space} (MULTIGRID.SIZE_DIVISOR {in_space})"
+            )
+        return Patches(frames // in_time, crop // in_space, crop // in_space)
+
+    def set_extents(self, extents: Tensor | None) -> None:
+        """See `FollowsGrid`."""
+        self.extents = extents
+
+    def _positions(self, table: Tensor, patches: Patches) -> Tensor:
+        return place_positions(table, self.base, patches, self.extents)
+
+
+class _VideoMAE(_Follower):
+    def start(self, model: nn.Module) -> None:
+        cut, config = self.patch_embeddings, self.config
+        self._start(config.num_frames, cut.image_size[0], (cut.tubelet_size, cut.patch_size[0]))
+
+    def forward(self, pixel_values: Tensor, bool_masked_pos: Tensor | None = None) -> Tensor:
+        """(N, T, 3, H, W) to (N, patches, C)."""
+        embeddings, patches = _cut(self.patch_embeddings.projection, pixel_values)
+        table = self.position_embeddings[0].to(embeddings)
+        embeddings = embeddings + self._positions(table, patches)
+        if bool_masked_pos is None:
+            return embeddings
+        visible = embeddings[~bool_masked_pos]
+        return visible.reshape(len(embeddings), -1, embeddings.shape[-1])
+
+
+class _ViViT(_Follower):
+    def start(self, model: nn.Module) -> None:
+        tubelet = self.patch_embeddings.projection.kernel_size
+        crop = self.image_size[0]
+        in_plane = (crop // tubelet[1]) ** 2
+        frames = self.patch_embeddings.num_patches // in_plane * tubelet[0]
+        self._start(frames, crop, (tubelet[0], tubelet[1]))
+
+    def forward(self, pixel_values: Tensor, interpolate_pos_encoding: bool = False) -> Tensor:
+        """(N, T, 3, H, W) to (N, 1 + patches, C); positions follow the grid whatever is asked."""
+        embeddings, patches = _cut(self.patch_embeddings.projection, pixel_values)
+        own, table = self.position_embeddings[:, :1], self.position_embeddings[0, 1:]
+        embeddings = embeddings + self._positions(table, patches)
+        first = (self.cls_token + own).expand(len(embeddings), -1, -1)
+        output: Tensor = self.dropout(torch.cat((first, embeddings), dim=1))
+        return output
+
+
+class _TimeSformer(_Follower):
+    """Its frames have a table, and the places in a frame another."""
+
+    def start(self, model: nn.Module) -> None:
+        cut = self.patch_embeddings
+        frames = self.time_embeddings.shape[1] if hasattr(self, "time_embeddings") else 1
+        self._start(frames, cut.image_size[0], (1, cut.patch_size[0]))
+        # The layers take frames and crop from a config: one of their own, which forward keeps true.
+        self.now = SimpleNamespace(image_size=cut.image_size[0], patch_size=cut.patch_size[0])
+        self.now.num_frames = frames
+        for layer in model.modules():
+            if type(layer).__name__ == "TimesformerLayer":
+                layer.config = self.now
+
+    def forward(self, pixel_values: Tensor) -> Tensor:
+        """(N, T, 3, H, W) to (N, 1 + patches, C), patches by place, then frame."""
+        clips, frames = pixel_values.shape[:2]
+        self.now.num_frames, self.now.image_size = frames, pixel_values.shape[-1]
+        embeddings = self.patch_embeddings.projection(pixel_values.flatten(0, 1))
+        in_plane = Patches(1, *embeddings.shape[2:])
+        embeddings = embeddings.flatten(2).mT.unflatten(0, (clips, frames))  # (N, T, places, C)
+        own, table = self.position_embeddings[:, :1], self.position_embeddings[0, 1:]
+        base = self.base._replace(time=1)
+        placed = place_positions(table, base, in_plane, self.extents)
+        embeddings = embeddings + (placed if placed.ndim == 2 else placed[:, None])
+        first = (self.cls_token + own).expand(clips, -1, -1)
+        if self.attention_type == "space_only":
+            together = torch.cat((first.repeat_interleave(frames, 0), embeddings.flatten(0, 1)), 1)
+            output: Tensor = self.pos_drop(together)
+            return output
+        first, embeddings = self.pos_drop(first), self.pos_drop(embeddings)
+        extents = None if self.extents is None else self.extents
+        times = place_positions(
+            self.time_embeddings[0], Patches(self.base.time, 1, 1), Patches(frames, 1, 1), extents
+        )
+        times = times[:, None] if times.ndim == 2 else times[:, :, None]
+        embeddings = self.time_drop(embeddings + times)
+        return torch.cat((first, embeddings.transpose(1, 2).flatten(1, 2)), dim=1)
+
+
+class _VJEPA2(_Follower):
+    """Its embeddings have no positions: its attention rotates by them, in every layer."""
+
+    def start(self, model: nn.Module) -> None:
+        config = self.config
+        self._start(
+            config.frames_per_clip, config.crop_size, (config.tubelet_size, config.patch_size)
+        )
+        self.now = SimpleNamespace(patches=self.base, extents=None, base=self.base)
+        for layer in model.modules():
+            if type(layer).__name__ == "VJEPA2RopeAttention":
+                layer.__class__ = type(
+                    "FollowingVJEPA2RopeAttention", (_VJEPA2Rope, type(layer)), {}
+                )
+                layer.now = self.now
+
+    def forward(self, pixel_values_videos: Tensor) -> Tensor:
+        """(N, T, 3, H, W) to (N, patches, C)."""
+        frames, crop = pixel_values_videos.shape[1], pixel_values_videos.shape[-1]
+        self.now.patches = self.patches(max(frames, self.size[0]), crop)
+        self.now.extents = self.extents
+        output: Tensor = super().forward(pixel_values_videos)
+        return output
+
+
+class _VJEPA2Rope(nn.Module):
+    def get_position_ids(self, x: Tensor, masks: Tensor | None = None) -> tuple[Tensor, ...]:
+        """The places of tokens in time, height and width, among the baseline's patches."""
+        now = self.now
+        extents = now.extents
+        whole = torch.ones(1, 2, device=x.device) if extents is None else extents.to(x.device)
+        axes = [
+            place_patches(base, many, whole[:, axis])
+            for base, many, axis in zip(now.base, now.patches, (0, 1, 1), strict=True)
+        ]
+        t, h, w = now.patches
+        shapes = ((-1, t, 1, 1), (-1, 1, h, 1), (-1, 1, 1, w))
+        places = [
+            axis.view(shape).expand(-1, t, h, w).flatten(1).to(x.dtype)
+            for axis, shape in zip(axes, shapes, strict=True)
+        ]
+        if masks is not None:
+            masks = masks.unsqueeze(1).expand(-1, self.num_attention_heads, -1)
+            many = [place[:, None].expand(len(masks), masks.shape[1], -1) for place in places]
+            return tuple(place.gather(-1, masks) for place in many)
+        if extents is None:
+            return tuple(place[0] for place in places)
+        return tuple(place[:, None] for place in places)
+
+
+def _cut(projection: nn.Module, pixel_values: Tensor) -> tuple[Tensor, Patches]:
+    """The patches of (N, T, 3, H, W), (N, patches, C), and how many there are."""
+    cut = projection(pixel_values.transpose(1, 2))
+    return cut.flatten(2).mT, Patches(*cut.shape[2:])
+
+
+_FOLLOWERS: dict[str, type[_Follower]] = {
+    "VideoMAEEmbeddings": _VideoMAE,
+    "TimesformerEmbeddings": _TimeSformer,
+    "VivitEmbeddings": _ViViT,
+    "VJEPA2Embeddings": _VJEPA2,
+}

@@ -1,0 +1,211 @@
+"""Positions that follow the grid, by hand and in the models of transformers."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from torch import nn
+
+from multigrid import (
+    FollowsGrid,
+    Patches,
+    Shape,
+    check_patches,
+    convert_positions,
+    place_positions,
+    set_extents,
+)
+
+# Places on the baseline's grid.
+
+
+def table_of(base: Patches) -> torch.Tensor:
+    """A row says where its patch is: (time, height, width)."""
+    places = torch.cartesian_prod(*(torch.arange(n, dtype=torch.float32) for n in base))
+    return places.view(-1, 3)
+
+
+def test_a_coarse_patch_keeps_its_place():
+    """Of 8 patches in time, 4 take the middles of pairs; of 4 × 4 in a frame, 2 × 2 too."""
+    base = Patches(8, 4, 4)
+    placed = place_positions(table_of(base), base, Patches(4, 2, 2)).view(4, 2, 2, 3)
+    assert placed[:, 0, 0, 0].tolist() == [0.5, 2.5, 4.5, 6.5]
+    assert placed[0, :, 0, 1].tolist() == [0.5, 2.5]
+    assert placed[0, 0, :, 2].tolist() == [0.5, 2.5]
+
+
+def test_three_of_four_patches_lie_between_them():
+    """Middles of thirds of 4: at 4/6, 2, 20/6 from the edge, so 1/6, 1.5 and 17/6 of the rows."""
+    base = Patches(1, 4, 4)
+    placed = place_positions(table_of(base), base, Patches(1, 3, 3)).view(3, 3, 3)
+    assert placed[:, 0, 1].tolist() == pytest.approx([1 / 6, 1.5, 17 / 6])
+
+
+def test_the_baselines_own_grid_is_the_table_itself():
+    table = torch.randn(12, 5)
+    assert place_positions(table, Patches(3, 2, 2), Patches(3, 2, 2)) is table
+
+
+def test_extents_shrink_each_clip_about_its_middle():
+    """Half of the span of 8 patches: from 2 to 6, whose quarters' middles are 2.5 to 5.5 from the
+    edge; the other clip spans all."""
+    base = Patches(8, 2, 2)
+    extents = torch.tensor([[0.5, 1.0], [1.0, 1.0]])
+    placed = place_positions(table_of(base), base, Patches(4, 2, 2), extents)
+    times = placed.view(2, 4, 2, 2, 3)[:, :, 0, 0, 0]
+    assert times.tolist() == [[2.0, 3.0, 4.0, 5.0], [0.5, 2.5, 4.5, 6.5]]
+
+
+def test_beyond_the_edge_the_last_row_is_taken():
+    """Finer than the baseline, the first and last patches lie outside of the outer middles."""
+    base = Patches(2, 1, 1)
+    placed = place_positions(table_of(base), base, Patches(4, 1, 1))
+    assert placed[:, 0].tolist() == [0.0, 0.25, 0.75, 1.0]
+
+
+# Models.
+
+import transformers  # noqa: E402
+
+SMALL = {
+    "hidden_size": 24,
+    "num_hidden_layers": 2,
+    "num_attention_heads": 2,
+    "intermediate_size": 32,
+}
+FRAMES, CROP = 8, 32
+
+
+def build(name: str) -> nn.Module:
+    torch.manual_seed(0)
+    if name == "videomae":
+        config = transformers.VideoMAEConfig(
+            image_size=CROP, patch_size=8, num_frames=FRAMES, tubelet_size=2, **SMALL
+        )
+        model = transformers.VideoMAEForVideoClassification(config)
+    elif name.startswith("timesformer"):
+        kind = {"": "divided_space_time", "_joint": "joint_space_time", "_space": "space_only"}
+        config = transformers.TimesformerConfig(
+            image_size=CROP,
+            patch_size=8,
+            num_frames=FRAMES,
+            attention_type=kind[name.removeprefix("timesformer")],
+            **SMALL,
+        )
+        model = transformers.TimesformerForVideoClassification(config)
+    elif name == "vivit":
+        config = transformers.VivitConfig(
+            image_size=CROP, num_frames=FRAMES, tubelet_size=[2, 8, 8], **SMALL
+        )
+        model = transformers.VivitForVideoClassification(config)
+    else:
+        config = transformers.VJEPA2Config(
+            crop_size=CROP,
+            patch_size=8,
+            frames_per_clip=FRAMES,
+            tubelet_size=2,
+            num_pooler_layers=1,
+            mlp_ratio=2.0,
+            hidden_size=24,
+            num_hidden_layers=2,
+            num_attention_heads=2,
+            pred_hidden_size=24,
+            pred_num_attention_heads=2,
+            pred_num_hidden_layers=1,
+        )
+        model = transformers.VJEPA2ForVideoClassification(config)
+    for parameter in model.parameters():  # tables start at 0 in some
+        nn.init.normal_(parameter, std=0.3)
+    return model.eval()
+
+
+NAMES = ["videomae", "timesformer", "timesformer_joint", "vivit", "vjepa2"]
+
+
+def clips(batch: int = 2, frames: int = FRAMES, crop: int = CROP) -> torch.Tensor:
+    return torch.randn(batch, frames, 3, crop, crop, generator=torch.Generator().manual_seed(1))
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_a_converted_model_is_the_same_at_the_baselines_shape(name):
+    model = build(name)
+    before, state = model(clips()).logits, dict(model.state_dict())
+    assert convert_positions(model) is model
+    assert torch.allclose(model(clips()).logits, before, atol=1e-5)
+    after = model.state_dict()
+    assert list(after) == list(state)
+    assert all(after[key].data_ptr() == value.data_ptr() for key, value in state.items())
+    build(name).load_state_dict(after)
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_a_coarse_clip_is_taken_and_gradients_reach_all(name):
+    model = convert_positions(build(name)).train()
+    model(clips(3, frames=4, crop=16)).logits.sum().backward()
+    missing = [
+        key for key, p in model.named_parameters() if p.grad is None and "predictor" not in key
+    ]
+    assert missing == []
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_extents_of_one_change_nothing_and_others_do(name):
+    model = convert_positions(build(name))
+    coarse = clips(2, frames=4, crop=16)
+    plain = model(coarse).logits
+    set_extents(model, torch.ones(2, 2))
+    assert torch.allclose(model(coarse).logits, plain, atol=1e-5)
+    set_extents(model, torch.tensor([[1.0, 1.0], [0.5, 0.5]]))
+    found = model(coarse).logits
+    assert torch.allclose(found[0], plain[0], atol=1e-5)
+    assert not torch.allclose(found[1], plain[1], atol=1e-3)
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_a_constant_clip_looks_the_same_however_coarse_if_positions_are_smooth(name):
+    """With positions that change slowly and pixels that do not, means over patches are nearly those
+    of the fine grid."""
+    model = build(name)
+    with torch.no_grad():
+        for key, parameter in model.named_parameters():
+            if "position_embeddings" in key or "time_embeddings" in key:
+                ramp = torch.linspace(-1, 1, parameter.shape[1])[None, :, None]
+                parameter.copy_(ramp.expand_as(parameter))
+    fine, coarse = torch.ones(1, FRAMES, 3, CROP, CROP), torch.ones(1, FRAMES // 2, 3, CROP, CROP)
+    converted = convert_positions(model)
+    same = (converted(coarse).logits - converted(fine).logits).abs().max()
+    assert same < 0.35 * converted(fine).logits.abs().max()
+
+
+def test_shapes_that_cannot_be_cut_are_refused_with_the_way_out():
+    model = convert_positions(build("videomae"))
+    check_patches(model, [Shape(8, 8, 32), Shape(16, 4, 16)])
+    with pytest.raises(ValueError, match=r"32×4×23².*size_divisor=8"):
+        check_patches(model, [Shape(8, 8, 32), Shape(32, 4, 23)])
+    with pytest.raises(ValueError, match="2 frames, which do not divide 3"):
+        check_patches(model, [Shape(8, 3, 32)])
+
+
+def test_a_model_of_ones_own_takes_part_by_two_methods():
+    class Own(nn.Module):
+        extents = None
+
+        def patches(self, frames, crop):
+            if crop % 4:
+                raise ValueError("four pixels")
+            return Patches(frames, crop // 4, crop // 4)
+
+        def set_extents(self, extents):
+            self.extents = extents
+
+    model = nn.Sequential(Own())
+    assert isinstance(model[0], FollowsGrid)
+    set_extents(model, torch.ones(1, 2))
+    assert model[0].extents.shape == (1, 2)
+    with pytest.raises(ValueError, match="four pixels"):
+        check_patches(model, [Shape(1, 1, 5)])
+
+
+def test_a_model_without_known_positions_is_refused():
+    with pytest.raises(ValueError, match="FollowsGrid"):
+        convert_positions(nn.Sequential(nn.Linear(2, 2)))

@@ -18,7 +18,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 from types import SimpleNamespace
-from typing import NamedTuple, Protocol, runtime_checkable
+from typing import Any, NamedTuple, Protocol, runtime_checkable
 
 import torch
 from torch import Tensor, nn
@@ -133,7 +133,7 @@ def convert_positions(model: nn.Module) -> nn.Module:
         ValueError: nothing in the model is one of these.
     """
     found = False
-    for module in list(model.modules()):
+    for module in list[Any](model.modules()):
         if (follower := _FOLLOWERS.get(type(module).__name__)) is not None:
             kind = type(module)
             module.__class__ = type(f"Following{kind.__name__}", (follower, kind), {})
@@ -149,7 +149,7 @@ def convert_positions(model: nn.Module) -> nn.Module:
     return model
 
 
-class _Follower(nn.Module):
+class _Follower:
     """What the converted modules share: `base`, the baseline's patches, and the size of a patch in
     frames and pixels."""
 
@@ -157,7 +157,7 @@ class _Follower(nn.Module):
     size: tuple[int, int]
     extents: Tensor | None
 
-    def start(self, model: nn.Module) -> None:
+    def start(self: Any, model: nn.Module) -> None:
         """What conversion adds to the module."""
         raise NotImplementedError
 
@@ -184,20 +184,20 @@ class _Follower(nn.Module):
         """See `FollowsGrid`."""
         self.extents = extents
 
-    def _positions(self, table: Tensor, patches: Patches) -> Tensor:
+    def _positions(self: Any, table: Tensor, patches: Patches) -> Tensor:
         return place_positions(table, self.base, patches, self.extents)
 
 
 class _VideoMAE(_Follower):
-    def start(self, model: nn.Module) -> None:
+    def start(self: Any, model: nn.Module) -> None:
         cut, config = self.patch_embeddings, self.config
         self._start(config.num_frames, cut.image_size[0], (cut.tubelet_size, cut.patch_size[0]))
 
-    def forward(self, pixel_values: Tensor, bool_masked_pos: Tensor | None = None) -> Tensor:
+    def forward(self: Any, pixel_values: Tensor, bool_masked_pos: Tensor | None = None) -> Tensor:
         """(N, T, 3, H, W) to (N, patches, C)."""
         embeddings, patches = _cut(self.patch_embeddings.projection, pixel_values)
         table = self.position_embeddings[0].to(embeddings)
-        embeddings = embeddings + self._positions(table, patches)
+        embeddings += self._positions(table, patches)
         if bool_masked_pos is None:
             return embeddings
         visible = embeddings[~bool_masked_pos]
@@ -205,14 +205,14 @@ class _VideoMAE(_Follower):
 
 
 class _ViViT(_Follower):
-    def start(self, model: nn.Module) -> None:
+    def start(self: Any, model: nn.Module) -> None:
         tubelet = self.patch_embeddings.projection.kernel_size
         crop = self.image_size[0]
         in_plane = (crop // tubelet[1]) ** 2
         frames = self.patch_embeddings.num_patches // in_plane * tubelet[0]
         self._start(frames, crop, (tubelet[0], tubelet[1]))
 
-    def forward(self, pixel_values: Tensor, interpolate_pos_encoding: bool = False) -> Tensor:
+    def forward(self: Any, pixel_values: Tensor, interpolate_pos_encoding: bool = False) -> Tensor:
         """(N, T, 3, H, W) to (N, 1 + patches, C); positions follow the grid whatever is asked."""
         embeddings, patches = _cut(self.patch_embeddings.projection, pixel_values)
         own, table = self.position_embeddings[:, :1], self.position_embeddings[0, 1:]
@@ -225,7 +225,7 @@ class _ViViT(_Follower):
 class _TimeSformer(_Follower):
     """Its frames have a table, and the places in a frame another."""
 
-    def start(self, model: nn.Module) -> None:
+    def start(self: Any, model: nn.Module) -> None:
         cut = self.patch_embeddings
         frames = self.time_embeddings.shape[1] if hasattr(self, "time_embeddings") else 1
         self._start(frames, cut.image_size[0], (1, cut.patch_size[0]))
@@ -236,7 +236,7 @@ class _TimeSformer(_Follower):
             if type(layer).__name__ == "TimesformerLayer":
                 layer.config = self.now
 
-    def forward(self, pixel_values: Tensor) -> Tensor:
+    def forward(self: Any, pixel_values: Tensor) -> Tensor:
         """(N, T, 3, H, W) to (N, 1 + patches, C), patches by place, then frame."""
         clips, frames = pixel_values.shape[:2]
         self.now.num_frames, self.now.image_size = frames, pixel_values.shape[-1]
@@ -265,7 +265,7 @@ class _TimeSformer(_Follower):
 class _VJEPA2(_Follower):
     """Its embeddings have no positions: its attention rotates by them, in every layer."""
 
-    def start(self, model: nn.Module) -> None:
+    def start(self: Any, model: nn.Module) -> None:
         config = self.config
         self._start(
             config.frames_per_clip, config.crop_size, (config.tubelet_size, config.patch_size)
@@ -278,17 +278,17 @@ class _VJEPA2(_Follower):
                 )
                 layer.now = self.now
 
-    def forward(self, pixel_values_videos: Tensor) -> Tensor:
+    def forward(self: Any, pixel_values_videos: Tensor) -> Tensor:
         """(N, T, 3, H, W) to (N, patches, C)."""
         frames, crop = pixel_values_videos.shape[1], pixel_values_videos.shape[-1]
         self.now.patches = self.patches(max(frames, self.size[0]), crop)
         self.now.extents = self.extents
-        output: Tensor = super().forward(pixel_values_videos)
+        output: Tensor = super(_VJEPA2, self).forward(pixel_values_videos)  # type: ignore[misc]
         return output
 
 
-class _VJEPA2Rope(nn.Module):
-    def get_position_ids(self, x: Tensor, masks: Tensor | None = None) -> tuple[Tensor, ...]:
+class _VJEPA2Rope:
+    def get_position_ids(self: Any, x: Tensor, masks: Tensor | None = None) -> tuple[Tensor, ...]:
         """The places of tokens in time, height and width, among the baseline's patches."""
         now = self.now
         extents = now.extents

@@ -33,33 +33,25 @@ class Training:
         schedule: what to train.
         model: on which BN group sizes are set; converted by `convert_batchnorm`, if it has BN.
         optimizer: whose rates are set: `lr` of each parameter group is the step's times the
-            group's "lr_scale", which is 1 where the group has none.
+            group's "lr_scale", which is 1 where the group has none. A framework that makes model
+            and optimizer later may set both as attributes before the first `begin`.
         seed: of the order of clips.
-        rank, world_size: of this process; those of torch.distributed where it runs, else 0 of 1.
-
-    Raises:
-        ValueError: the processes cannot train the schedule (`check_processes`).
+        rank, world_size: of this process; those of torch.distributed, if it runs when the first
+            loader is made, else 0 of 1.
     """
 
     def __init__(
         self,
         schedule: Schedule,
-        model: nn.Module,
-        optimizer: Optimizer,
-        seed: int,
+        model: nn.Module | None = None,
+        optimizer: Optimizer | None = None,
+        seed: int = 0,
         rank: int | None = None,
         world_size: int | None = None,
     ) -> None:
-        distributed = dist.is_available() and dist.is_initialized()
-        if rank is None:
-            rank = dist.get_rank() if distributed else 0
-        if world_size is None:
-            world_size = dist.get_world_size() if distributed else 1
-        self.schedule, self.model, self.optimizer = schedule, model, optimizer
-        self.sampler = MultigridBatchSampler(schedule, seed, rank, world_size)
+        self.schedule, self.model, self.optimizer, self.seed = schedule, model, optimizer, seed
         self.iteration = 0
-        if distributed and world_size > 1:
-            form_groups(schedule)
+        self._place, self._formed = (rank, world_size), False
 
     def loader(self, dataset: Dataset[Any], **options: Any) -> DataLoader[Batch]:
         """This process's mini-batches, from `iteration` to the end of the training.
@@ -69,7 +61,8 @@ class Training:
             options: of `DataLoader`, as num_workers; collate_fn is `collate` unless given.
 
         Raises:
-            ValueError: the data set has another number of videos than the schedule.
+            ValueError: the data set has another number of videos than the schedule, or the
+                processes cannot train it (`check_processes`).
         """
         videos = len(dataset) if hasattr(dataset, "__len__") else self.schedule.num_videos
         if videos != self.schedule.num_videos:
@@ -77,8 +70,15 @@ class Training:
                 f"the schedule was made for {self.schedule.num_videos} videos, and the data set "
                 f"has {videos}: give make_schedule its length"
             )
-        self.sampler.load_state_dict({"iteration": self.iteration})
-        return DataLoader(dataset, batch_sampler=self.sampler, **{"collate_fn": collate, **options})
+        distributed = dist.is_available() and dist.is_initialized()
+        rank, size = self._place
+        rank = rank if rank is not None else dist.get_rank() if distributed else 0
+        size = size if size is not None else dist.get_world_size() if distributed else 1
+        sampler = MultigridBatchSampler(self.schedule, self.seed, rank, size, self.iteration)
+        if distributed and size > 1 and not self._formed:
+            form_groups(self.schedule)
+            self._formed = True
+        return DataLoader(dataset, batch_sampler=sampler, **{"collate_fn": collate, **options})
 
     def begin(self, batch: Batch | Mapping[str, Any] | int) -> Step:
         """Prepare model and optimizer for an iteration, before its forward.
@@ -100,6 +100,8 @@ class Training:
                 "not skip or repeat the loader's mini-batches: to go on where a training was, load "
                 "its state_dict before the loader is made"
             )
+        assert self.model is not None
+        assert self.optimizer is not None
         step = self.schedule.at(iteration)
         if step.bn_size is not None:
             set_group_size(self.model, step.bn_size)
@@ -123,13 +125,12 @@ class Training:
                 raise ValueError(
                     f"the state is of a training with {name} {state[name]}, and this one has {own}"
                 )
-        self.sampler.load_state_dict(state)
         self.iteration = state["iteration"]
 
     def _identity(self) -> dict[str, int]:
         schedule = self.schedule
         counts = {"iterations": schedule.iterations, "clips": schedule.clips}
-        return {**counts, "seed": self.sampler.seed}
+        return {**counts, "seed": self.seed}
 
 
 class MultigridLR(LRScheduler):

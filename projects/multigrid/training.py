@@ -53,12 +53,19 @@ class Training:
         self.iteration = 0
         self._place, self._formed = (rank, world_size), False
 
-    def loader(self, dataset: Dataset[Any], **options: Any) -> DataLoader[Batch]:
+    def loader(
+        self,
+        dataset: Dataset[Any],
+        *,
+        loader: type[DataLoader[Batch]] = DataLoader,
+        **options: Any,
+    ) -> DataLoader[Batch]:
         """This process's mini-batches, from `iteration` to the end of the training.
 
         Args:
             dataset: takes a `ClipRequest` as index, and has a video for each of the schedule's.
-            options: of `DataLoader`, as num_workers; collate_fn is `collate` unless given.
+            loader: a class of `DataLoader`'s kind.
+            options: its own, as num_workers; collate_fn is `collate` unless given.
 
         Raises:
             ValueError: the data set has another number of videos than the schedule, or the
@@ -78,7 +85,7 @@ class Training:
         if distributed and size > 1 and not self._formed:
             form_groups(self.schedule)
             self._formed = True
-        return DataLoader(dataset, batch_sampler=sampler, **{"collate_fn": collate, **options})
+        return loader(dataset, batch_sampler=sampler, **{"collate_fn": collate, **options})
 
     def begin(self, batch: Batch | Mapping[str, Any] | int) -> Step:
         """Prepare model and optimizer for an iteration, before its forward.

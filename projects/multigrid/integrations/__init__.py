@@ -1,0 +1,1 @@
+"""Multigrid training inside frameworks that keep the loop; each module needs its framework."""

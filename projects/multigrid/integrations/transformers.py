@@ -1,0 +1,109 @@
+"""Multigrid training with the Trainer of transformers: a thin subclass."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.optim import Optimizer
+from torch.utils.data import DataLoader
+from transformers import Trainer
+
+from multigrid.sampler import Batch, collate
+from multigrid.schedule import Schedule
+from multigrid.training import MultigridLR, Training
+
+__all__ = ["MultigridTrainer", "video_inputs"]
+
+_MEAN, _STD = (0.485, 0.456, 0.406), (0.229, 0.224, 0.225)
+
+
+def video_inputs(samples: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
+    """What video models of transformers are given, of the samples of one iteration.
+
+    Returns:
+        pixel_values, (N, T, 3, H, W) with ImageNet's mean and standard deviation taken out and
+        some clips mirrored; labels; and the number of the iteration.
+    """
+    batch = collate(samples)
+    mean, std = (torch.tensor(values).view(3, 1, 1) for values in (_MEAN, _STD))
+    pixels = (batch["clips"].permute(0, 1, 4, 2, 3) / 255 - mean) / std
+    mirrored = torch.where(batch["flips"].view(-1, 1, 1, 1, 1), pixels.flip(-1), pixels)
+    return {
+        "pixel_values": mirrored,
+        "labels": batch["labels"],
+        "iteration": batch["iteration"],
+    }
+
+
+class MultigridTrainer(Trainer):
+    """The Trainer, whose mini-batches, rates and BN groups are a schedule's.
+
+    `train_dataset` takes a `ClipRequest` as index. `data_collator` makes the model's inputs of the
+    samples, with "iteration" among them: `video_inputs`, unless given. num_train_epochs,
+    per_device_train_batch_size and learning_rate of the arguments are not looked at, nor is their
+    scheduler: the schedule has them. A checkpoint of the Trainer's goes on inside an epoch.
+
+    Args:
+        schedule: what to train.
+        options: as the Trainer's.
+
+    Raises:
+        ValueError: arguments that would train something else than the schedule.
+    """
+
+    def __init__(self, *, schedule: Schedule, **options: Any) -> None:
+        options = {"data_collator": video_inputs, **options}
+        args = options.get("args")
+        if args is not None:
+            args.max_steps = schedule.iterations
+        super().__init__(**options)
+        args = self.args
+        for wrong, advice in (
+            (
+                args.gradient_accumulation_steps != 1,
+                "gradient_accumulation_steps takes several of the schedule's iterations for one: "
+                "leave it out, and choose a smaller batch for make_schedule",
+            ),
+            (
+                args.n_gpu > 1,
+                "start a process for each GPU (torchrun): nn.DataParallel is not used",
+            ),
+            (args.ignore_data_skip, "ignore_data_skip would train other clips: leave it out"),
+        ):
+            if wrong:
+                raise ValueError(advice)
+        args.max_steps = schedule.iterations
+        seed = args.data_seed if args.data_seed is not None else args.seed
+        self.training = Training(schedule, self.model, seed=seed)
+
+    def get_train_dataloader(self) -> DataLoader[Batch]:
+        """This process's mini-batches, all of them: the Trainer skips those that were trained."""
+        self.training.iteration = 0
+        return self.training.loader(
+            self.train_dataset,
+            collate_fn=self.data_collator,
+            num_workers=self.args.dataloader_num_workers,
+            pin_memory=self.args.dataloader_pin_memory,
+            persistent_workers=self.args.dataloader_persistent_workers,
+        )
+
+    def create_scheduler(
+        self, num_training_steps: int, optimizer: Optimizer | None = None
+    ) -> MultigridLR:
+        """The rates as a scheduler, which the Trainer steps, logs and saves."""
+        chosen = self.optimizer if optimizer is None else optimizer
+        self.lr_scheduler = MultigridLR(chosen, self.training.schedule)
+        return self.lr_scheduler
+
+    def training_step(
+        self, model: nn.Module, inputs: dict[str, Any], *arguments: Any, **options: Any
+    ) -> Tensor:
+        """Begin the iteration, then what the Trainer does."""
+        self.training.optimizer = self.optimizer
+        self.training.iteration = self.state.global_step
+        self.training.begin(inputs.pop("iteration"))
+        loss: Tensor = super().training_step(model, inputs, *arguments, **options)
+        return loss

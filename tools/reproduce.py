@@ -12,7 +12,7 @@ with what the runs in --output have given so far ("missing" where there is none)
     python tools/reproduce.py table1a --scale demo            # the whole path at toy size, on a CPU
 
 Experiments of our own, of which nothing is published, are on data that anyone can have: baseline
-and multigrid on spoken words, and on the digits among them, at four lengths, what each accuracy
+and multigrid on spoken words, and on the digits among them, at five lengths, what each accuracy
 costs them and where they break even (words, digits); controls of the baseline (words_controls);
 what each choice of the multigrid recipes is worth (words_ablation, demo_ablation, with the first of
 the seeds alone). proof: all of these.

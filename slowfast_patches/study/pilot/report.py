@@ -67,8 +67,10 @@ def advice_of(pilot: Pilot) -> list[str]:
         f"{'above' if above >= 0 else 'below'} the baseline. How sure: "
         f"{min(100 * verdict.sure, 99.9):.0f} %, by the number of videos that were scored and by "
         "how much seeds usually differ. As many clips as the whole baseline's pass "
-        f"{faster:.2f} times as fast; EPOCH_FACTOR makes that longer or shorter, and "
-        "tools/compare.py --lengths shows what accuracy it ends at."
+        f"{faster:.2f} times as fast. Expect it above a baseline that is shortened to that time; "
+        "whether it ends where the whole baseline does is another question: on the words its lead "
+        "shrank as both trained longer (docs/proof.md). EPOCH_FACTOR makes it longer or shorter, "
+        "and tools/compare.py --lengths draws both curves."
     )
     return [*lines, f"Keys:\n\n{keys_of(verdict.best)}"]
 

@@ -262,8 +262,8 @@ class TestWords:
     def test_is_trained_as_compare_would(self, folder: Path) -> None:
         arms = Arms(folder, data={"words": "here", "kinetics": "elsewhere"})
         made = [arms.arm(training) for training in trainings_of([self.WORDS])]
-        assert [arm.iterations for arm in made] == [7, 3, 14, 6, 28, 12, 56, 24]
-        assert made[0].folder == "Words/SLOWFAST_WORDS_x0.125"
+        assert [arm.iterations for arm in made][2:] == [7, 3, 14, 6, 28, 12, 56, 24]
+        assert made[2].folder == "Words/SLOWFAST_WORDS_x0.125"
         assert {arm.recipe.data.path_to_data_dir for arm in made} == {"here"}
         files = [folder / "Words" / f"SLOWFAST_WORDS{end}.yaml" for end in ("", "_MULTIGRID")]
         compared = [at_lengths(arm, self.WORDS.lengths) for arm in make_arms(files, [])]
@@ -284,7 +284,7 @@ class TestWords:
         tool, output = load_program("tools/reproduce.py"), tmp_path / "out"
         monkeypatch.setattr(tool, "CONFIGS", folder)
         arms = Arms(folder)
-        for row, top1 in zip(self.WORDS.rows, (10, 50, 70, 90, 9, 45, 80, 92), strict=True):
+        for row, top1 in zip(self.WORDS.rows, (5, 10, 50, 70, 90, 4, 9, 45, 80, 92), strict=True):
             run = run_folder(output, arms.arm(row.training), 0)
             run.mkdir(parents=True)
             result = make_result(arms.arm(row.training), 0, top1) | {"top5": 99.0}

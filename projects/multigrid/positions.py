@@ -283,7 +283,7 @@ class _VJEPA2(_Follower):
         frames, crop = pixel_values_videos.shape[1], pixel_values_videos.shape[-1]
         self.now.patches = self.patches(max(frames, self.size[0]), crop)
         self.now.extents = self.extents
-        output: Tensor = super(_VJEPA2, self).forward(pixel_values_videos)  # type: ignore[misc]
+        output: Tensor = super().forward(pixel_values_videos)  # type: ignore[misc]
         return output
 
 

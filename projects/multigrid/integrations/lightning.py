@@ -1,4 +1,4 @@
-"""Multigrid training inside Lightning: a callback, whose loader the module or data module returns."""
+"""Multigrid training inside Lightning: a callback, whose loader `train_dataloader` returns."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ class _WholeLoader(DataLoader[Batch]):
 
 
 class MultigridCallback(Callback):
-    """Trains a Lightning module by a schedule; goes on inside an epoch from Lightning's checkpoints.
+    """Trains a module by a schedule; goes on inside an epoch from Lightning's checkpoints.
 
         multigrid = MultigridCallback(schedule)
         module.train_dataloader = lambda: multigrid.loader(dataset, num_workers=4)

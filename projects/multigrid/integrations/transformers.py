@@ -8,8 +8,8 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 from torch.optim import Optimizer
-from torch.utils.data import DataLoader
-from transformers import Trainer
+from torch.utils.data import DataLoader, Dataset
+from transformers import PreTrainedModel, Trainer
 
 from multigrid.sampler import Batch, collate
 from multigrid.schedule import Schedule
@@ -82,6 +82,7 @@ class MultigridTrainer(Trainer):
     def get_train_dataloader(self) -> DataLoader[Batch]:
         """This process's mini-batches, all of them: the Trainer skips those that were trained."""
         self.training.iteration = 0
+        assert isinstance(self.train_dataset, Dataset)
         return self.training.loader(
             self.train_dataset,
             collate_fn=self.data_collator,
@@ -94,9 +95,10 @@ class MultigridTrainer(Trainer):
         self, num_training_steps: int, optimizer: Optimizer | None = None
     ) -> MultigridLR:
         """The rates as a scheduler, which the Trainer steps, logs and saves."""
-        chosen = self.optimizer if optimizer is None else optimizer
-        self.lr_scheduler = MultigridLR(chosen, self.training.schedule)
-        return self.lr_scheduler
+        chosen: Any = self.optimizer if optimizer is None else optimizer
+        scheduler = MultigridLR(chosen, self.training.schedule)
+        self.lr_scheduler: Any = scheduler
+        return scheduler
 
     def training_step(
         self, model: nn.Module, inputs: dict[str, Any], *arguments: Any, **options: Any
@@ -107,3 +109,19 @@ class MultigridTrainer(Trainer):
         self.training.begin(inputs.pop("iteration"))
         loss: Tensor = super().training_step(model, inputs, *arguments, **options)
         return loss
+
+    def _load_from_checkpoint(
+        self, resume_from_checkpoint: str, model: nn.Module | None = None
+    ) -> None:
+        """Load what was saved, whatever names it was saved under.
+
+        save_pretrained writes the older names of some models (VideoMAE, ViViT), which
+        from_pretrained knows and the Trainer (5.23) does not: it leaves such tensors at their
+        initial values, with a warning.
+        """
+        chosen = self.model if model is None else model
+        if not isinstance(chosen, PreTrainedModel):
+            super()._load_from_checkpoint(resume_from_checkpoint, model)
+            return
+        loaded = type(chosen).from_pretrained(resume_from_checkpoint)
+        chosen.load_state_dict(loaded.state_dict())

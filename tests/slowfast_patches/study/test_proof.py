@@ -126,7 +126,7 @@ def test_a_table_of_ours_has_times_and_flops_and_nothing_published(
     tool = load_program("tools/reproduce.py")
     assert tool.main([name, "--seeds", "3", "4", "--output", str(tmp_path)]) == 0
     said = capsys.readouterr().out
-    assert "4 runs in all: 4 recipes × 1 seed, each recipe counted once" in said
+    assert "5 runs in all: 5 recipes × 1 seed, each recipe counted once" in said
     [line] = [line for line in said.splitlines() if "3.33 min" in line]
     assert line.startswith("twice as long")
     assert " 2 TFLOP " in line

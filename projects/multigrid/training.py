@@ -98,7 +98,7 @@ class Training:
 
         Raises:
             ValueError: it is another iteration than the next: the loop, or a framework around it,
-                has skipped mini-batches, or trains them again.
+                has skipped mini-batches, or trains them again; or there is no model or optimizer.
         """
         iteration = batch if isinstance(batch, int) else int(batch["iteration"])
         if iteration != self.iteration:
@@ -107,8 +107,8 @@ class Training:
                 "not skip or repeat the loader's mini-batches: to go on where a training was, load "
                 "its state_dict before the loader is made"
             )
-        assert self.model is not None
-        assert self.optimizer is not None
+        if self.model is None or self.optimizer is None:
+            raise ValueError("give the Training its model and optimizer, or set both before begin")
         step = self.schedule.at(iteration)
         if step.bn_size is not None:
             set_group_size(self.model, step.bn_size)

@@ -119,6 +119,11 @@ def test_mini_batches_that_are_skipped_or_repeated_are_refused(iteration):
         training.begin({"iteration": iteration})
 
 
+def test_a_training_without_a_model_says_so():
+    with pytest.raises(ValueError, match="give the Training its model and optimizer"):
+        Training(SCHEDULE).begin(0)
+
+
 def test_a_state_of_another_training_is_refused():
     state = new_training().state_dict()
     longer = make_schedule(Shape(4, 4, 8), VIDEOS, SteppedRate((9.0, 12.0), (0.1, 0.01)))

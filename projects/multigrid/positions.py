@@ -157,10 +157,6 @@ class _Follower:
     size: tuple[int, int]
     extents: Tensor | None
 
-    def start(self: Any, model: nn.Module) -> None:
-        """What conversion adds to the module."""
-        raise NotImplementedError
-
     def _start(self, frames: int, crop: int, size: tuple[int, int]) -> None:
         self.size, self.extents = size, None
         self.base = self.patches(frames, crop)
@@ -253,9 +249,11 @@ class _TimeSformer(_Follower):
             output: Tensor = self.pos_drop(together)
             return output
         first, embeddings = self.pos_drop(first), self.pos_drop(embeddings)
-        extents = None if self.extents is None else self.extents
         times = place_positions(
-            self.time_embeddings[0], Patches(self.base.time, 1, 1), Patches(frames, 1, 1), extents
+            self.time_embeddings[0],
+            Patches(self.base.time, 1, 1),
+            Patches(frames, 1, 1),
+            self.extents,
         )
         times = times[:, None] if times.ndim == 2 else times[:, :, None]
         embeddings = self.time_drop(embeddings + times)

@@ -12,7 +12,13 @@ from multigrid.batchnorm import (
     set_group_size,
 )
 from multigrid.cost import Cost, baseline_cost, schedule_cost
-from multigrid.learning_rate import CosineRate, LearningRate, SteppedRate, Warmup
+from multigrid.learning_rate import (
+    CosineRate,
+    LearningRate,
+    SteppedRate,
+    Warmup,
+    batch_rate_factor,
+)
 from multigrid.positions import (
     FollowsGrid,
     Patches,
@@ -70,6 +76,7 @@ __all__ = [
     "Warmup",
     "average_running_stats",
     "baseline_cost",
+    "batch_rate_factor",
     "check_patches",
     "check_processes",
     "clip_generator",

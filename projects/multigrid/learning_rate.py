@@ -1,7 +1,7 @@
 """Learning-rate policies as pure functions of the baseline's epoch.
 
 A policy knows the baseline recipe alone: its length, its rate at every epoch, and where its stages
-end. What multigrid does to it (the linear scaling, the late last drop) is the schedule's.
+end. What multigrid does to it (the scaling with the batch, the late last drop) is the schedule's.
 """
 
 from __future__ import annotations
@@ -10,7 +10,22 @@ import math
 from dataclasses import dataclass, replace
 from typing import Protocol
 
-__all__ = ["CosineRate", "LearningRate", "SteppedRate", "Warmup"]
+__all__ = ["CosineRate", "LearningRate", "SteppedRate", "Warmup", "batch_rate_factor"]
+
+
+def batch_rate_factor(growth: float, rule: str = "linear") -> float:
+    """What a learning rate is multiplied by where its mini-batch has `growth` times the clips.
+
+    "linear" is as much (Goyal et al., 2017), the rule of SGD. "sqrt" is the square root
+    (Krizhevsky, 2014), the rule of Adam and RMSprop (Malladi et al., "On the SDEs and Scaling Rules
+    for Adaptive Gradient Algorithms", 2022), whose moments' decays stay here.
+
+    Raises:
+        ValueError: another rule.
+    """
+    if rule not in ("linear", "sqrt"):
+        raise ValueError(f"rates follow the batch by the rule linear or sqrt, not {rule!r}")
+    return growth if rule == "linear" else math.sqrt(growth)
 
 
 class LearningRate(Protocol):

@@ -12,7 +12,7 @@ from dataclasses import dataclass, replace
 from itertools import pairwise
 from typing import NamedTuple
 
-from multigrid.learning_rate import LearningRate
+from multigrid.learning_rate import LearningRate, batch_rate_factor
 from multigrid.shapes import BASE_FACTORS, LONG_CYCLE, SHORT_CYCLE, Factors, Shape, scale_shape
 
 __all__ = ["Phase", "Schedule", "Step", "make_schedule"]
@@ -167,6 +167,7 @@ def make_schedule(
     bn_size: int | None = 8,
     size_divisor: int = 1,
     batch_exponent: float = 1.0,
+    batch_rate_rule: str = "linear",
     equal_time: bool = False,
     warmup_in_epochs: bool = False,
     short_cycle_at_end: bool = True,
@@ -186,6 +187,7 @@ def make_schedule(
         size_divisor: crops of coarser grids are multiples of it (`scale_shape`; paper: 1).
         batch_exponent: how much the batch grows on coarser grids (`scale_shape`; paper: 1); the
             learning rate grows with the long cycle's.
+        batch_rate_rule: how it does (`batch_rate_factor`; paper: "linear").
         equal_time: phases keep the baseline's proportions in pixels, not in iterations (paper).
         warmup_in_epochs: the warm-up is as many epochs as the baseline's, not scaled (paper).
         short_cycle_at_end: the last phase has the short cycle, too (paper).
@@ -196,8 +198,8 @@ def make_schedule(
     num_videos to within one mini-batch.
 
     Raises:
-        ValueError: no videos, a factor or divisor out of range, a batch that BN groups do not
-            divide, or a training too short for each phase to have an iteration.
+        ValueError: no videos, a factor or divisor out of range, an unknown rule, a batch that BN
+            groups do not divide, or a training too short for each phase to have an iteration.
     """
     _check(num_videos, epoch_factor, bool(long_cycle or short_cycle))
     stepped = bool(learning_rate.stage_ends[1:] and learning_rate.drops)
@@ -213,7 +215,8 @@ def make_schedule(
     stops = _count_iterations(_lengths(plans, cycles, equal_time), cycles, epochs * num_videos)
     phases = list[Phase]()
     for plan, shapes, stop in zip(plans, cycles, stops, strict=True):
-        phases.append(_next_phase(phases, plan, shapes, stop, base, bn_size))
+        lr_scale = batch_rate_factor(shapes[-1].batch / base.batch, batch_rate_rule)
+        phases.append(_next_phase(phases, plan, shapes, stop, lr_scale, bn_size))
     schedule = Schedule(base, num_videos, epochs, policy, tuple(phases))
     return _with_warmup_in_epochs(schedule) if warmup_in_epochs else schedule
 
@@ -258,7 +261,7 @@ def _next_phase(
     plan: _Plan,
     shapes: tuple[Shape, ...],
     stop: int,
-    base: Shape,
+    lr_scale: float,
     bn_size: int | None,
 ) -> Phase:
     """What a plan is after the phases before it."""
@@ -268,7 +271,7 @@ def _next_phase(
         stop=stop,
         baseline_epochs=(plan.start, plan.stop),
         stage=plan.stage,
-        lr_scale=shapes[-1].batch / base.batch,
+        lr_scale=lr_scale,
         shapes=shapes,
         bn_sizes=tuple(_bn_size(bn_size, shape, shapes[-1]) for shape in shapes),
         first_clip=previous.first_clip + previous.clips if previous else 0,

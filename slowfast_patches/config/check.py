@@ -29,6 +29,9 @@ _FITTING: Mapping[bool, Mapping[str, str]] = {
 """Keys of MODEL by DATA.MULTI_LABEL. Sigmoid scores of a softmax training depend on an offset that
 nothing trains; softmax scores of several labels do not compare between videos, which mAP ranks."""
 
+_ADAPTIVE = ("adam", "adamw")
+"""Methods whose rate follows the square root of the batch (Malladi et al., 2022)."""
+
 _STRIDE = 32
 """Pixels of the input to one of the last feature map's."""
 
@@ -43,6 +46,7 @@ def check_recipe(recipe: Recipe, world_size: int = 1) -> None:
     _check_labels(recipe)
     _check_solver(recipe)
     check_large_batch(recipe)
+    _warn_of_linear_rates(recipe)
     _warn_of_what_has_no_effect(recipe)
     _check_sizes(recipe)
     _check_pathways(recipe)
@@ -143,6 +147,17 @@ def check_large_batch(recipe: Recipe) -> None:
             f"SOLVER.WARMUP_START_LR {start:g} is above {target:g}, the rate of "
             f"{recipe.base_shape.batch} clips in a mini-batch (SOLVER.REFERENCE_BATCH_SIZE "
             f"{clips}): the rate would fall in the warm-up; set SOLVER.WARMUP_EPOCHS 0"
+        )
+
+
+def _warn_of_linear_rates(recipe: Recipe) -> None:
+    solver, multigrid = recipe.solver, recipe.multigrid
+    grows = multigrid.long_cycle and multigrid.batch_exponent > 0
+    if grows and solver.batch_rate_rule == "linear" and solver.optimizing_method in _ADAPTIVE:
+        logger.warning(
+            f"SOLVER.OPTIMIZING_METHOD {solver.optimizing_method}: the long cycle multiplies its "
+            "rate as it does the clips, which is SGD's rule; SOLVER.BATCH_RATE_RULE sqrt is the "
+            "one of adaptive methods"
         )
 
 

@@ -240,13 +240,19 @@ KEYS: tuple[Key, ...] = (
     Key("SOLVER.LRS", HOST, "Rates of the stages over BASE_LR; empty: powers of GAMMA.", NUMBERS),
     Key("SOLVER.BASE_LR", HOST, "The learning rate.", ABOVE_ZERO),
     Key("SOLVER.COSINE_END_LR", 0.0, "The rate that the cosine policy ends at."),
-    Key("SOLVER.BASE_LR_SCALE_NUM_SHARDS", False, "Multiply the rates by NUM_SHARDS."),
+    Key("SOLVER.BATCH_RATE_RULE", "linear", "How rates follow the clips of a mini-batch, in the "
+        "long cycle and wherever else they do: linear multiplies them by as much (Goyal et al., "
+        "2017), sqrt by its square root (Krizhevsky, 2014), for adam and adamw (Malladi et al., "
+        "2022).", one_of("linear", "sqrt")),
+    Key("SOLVER.BASE_LR_SCALE_NUM_SHARDS", False, "Multiply the rates by NUM_SHARDS, or what "
+        "BATCH_RATE_RULE makes of it."),
     Key("SOLVER.REFERENCE_BATCH_SIZE", 0, "Clips of a global mini-batch that BASE_LR and "
-        "COSINE_END_LR belong to: they are multiplied by batch / this. WARMUP_START_LR is not: a "
-        "warm-up starts at BASE_LR as it is written (Goyal et al., 2017). 0 is off.", FROM_ZERO),
+        "COSINE_END_LR belong to: they are multiplied by batch / this, or what BATCH_RATE_RULE "
+        "makes of it. WARMUP_START_LR is not: a warm-up starts at BASE_LR as it is written (Goyal "
+        "et al., 2017). 0 is off.", FROM_ZERO),
     Key("SOLVER.REFERENCE_WORLD_SIZE", 0, "GPUs of one machine that the recipe's TRAIN.BATCH_SIZE "
-        "and learning rates were written for: both are scaled to the processes of the run. 0 is "
-        "off.", FROM_ZERO, may_differ=True),
+        "and learning rates were written for: both are scaled to the processes of the run, the "
+        "rates by BATCH_RATE_RULE. 0 is off.", FROM_ZERO, may_differ=True),
     Key("SOLVER.OPTIMIZING_METHOD", HOST, "The host's sgd and adam; torch's adamw with the host's "
         "moments (Loshchilov and Hutter, 2019); lars (You, Gitman and Ginsburg, 2017).",
         one_of("sgd", "adam", "adamw", "lars"), speed=True),

@@ -144,6 +144,7 @@ class Solver:
     warmup_epochs: float
     warmup_start_lr: float
     cosine_end_lr: float
+    batch_rate_rule: str
     base_lr_scale_num_shards: bool
     reference_batch_size: int
     reference_world_size: int

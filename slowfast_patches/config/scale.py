@@ -5,6 +5,7 @@ from __future__ import annotations
 import logging
 from collections.abc import Mapping
 
+from multigrid import batch_rate_factor
 from slowfast_patches.config.recipe import Recipe
 from slowfast_patches.config.schedule import rates_of_batch
 
@@ -45,9 +46,9 @@ def scale_to_processes(recipe: Recipe, world_size: int) -> Recipe:
 
     SOLVER.REFERENCE_WORLD_SIZE, if not 0, is the number of GPUs that share the recipe's
     TRAIN.BATCH_SIZE, on one machine, and that its learning rates were written for. Each process
-    keeps as many clips as each of these GPUs has; the rates are multiplied as the global batch is
-    (linear scaling rule, Goyal et al., 2017), unless they follow it anyway, by
-    SOLVER.REFERENCE_BATCH_SIZE. Epochs stay. What changes is logged, key by key.
+    keeps as many clips as each of these GPUs has; the rates follow the global batch by
+    SOLVER.BATCH_RATE_RULE, unless they follow it anyway, by SOLVER.REFERENCE_BATCH_SIZE. Epochs
+    stay. What changes is logged, key by key.
 
     The result's REFERENCE_WORLD_SIZE is `world_size`, so that scaling it again changes nothing. On
     several machines it is 0, as its TRAIN.BATCH_SIZE is then of one machine of several.
@@ -76,10 +77,11 @@ def _fitted(recipe: Recipe, world_size: int) -> Recipe:
     reference, machines = recipe.solver.reference_world_size, recipe.num_shards
     clips, processes = recipe.train.batch_size // reference, world_size // machines
     rates = () if recipe.solver.reference_batch_size else _RATES
+    factor = batch_rate_factor(world_size / reference, recipe.solver.batch_rate_rule)
     scaled = {
         "TRAIN.BATCH_SIZE": clips * processes,
         "TEST.BATCH_SIZE": max(1, recipe.test.batch_size // reference) * processes,
-        **{key: recipe[key] * world_size / reference for key in rates},
+        **{key: recipe[key] * factor for key in rates},
         "SOLVER.REFERENCE_WORLD_SIZE": world_size if machines == 1 else 0,
     }
     fitted = recipe.replaced(scaled)
@@ -97,7 +99,8 @@ def _log(before: Recipe, after: Recipe, what: str) -> None:
     keys = [key for key in (*_BATCHES, *_RATES) if before[key] != after[key]]
     if keys:
         lines = (f"\n  {key} {before[key]:g} → {after[key]:g}" for key in keys)
-        logger.info("scaled from %s, by the linear rule:%s", what, "".join(lines))
+        rule = before.solver.batch_rate_rule
+        logger.info("scaled from %s, by the %s rule:%s", what, rule, "".join(lines))
 
 
 def _check(recipe: Recipe, world_size: int) -> None:

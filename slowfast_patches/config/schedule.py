@@ -12,6 +12,7 @@ from multigrid import (
     Shape,
     SteppedRate,
     Warmup,
+    batch_rate_factor,
     check_processes,
     make_schedule,
 )
@@ -38,14 +39,15 @@ def without_multigrid(recipe: Recipe) -> Recipe:
 def rates_of_batch(recipe: Recipe) -> Recipe:
     """The recipe with the rates that SOLVER.REFERENCE_BATCH_SIZE gives its mini-batch written out.
 
-    BASE_LR and COSINE_END_LR belong to that many clips, and are multiplied by batch / clips (linear
-    scaling rule, Goyal et al., 2017, section 2.1); the result's REFERENCE_BATCH_SIZE is 0.
-    WARMUP_START_LR stays. Where the key is 0 already, the result is the recipe itself.
+    BASE_LR and COSINE_END_LR belong to that many clips, and are multiplied by batch / clips or, by
+    SOLVER.BATCH_RATE_RULE, its square root; the result's REFERENCE_BATCH_SIZE is 0. WARMUP_START_LR
+    stays. Where the key is 0 already, the result is the recipe itself.
     """
     clips = recipe.solver.reference_batch_size
     if clips <= 0:  # below 0: `check_recipe` refuses it
         return recipe
-    factor = recipe.base_shape.batch / clips
+    growth = recipe.base_shape.batch / clips
+    factor = batch_rate_factor(growth, recipe.solver.batch_rate_rule)
     return recipe.replaced(
         {
             "SOLVER.BASE_LR": recipe.solver.base_lr * factor,
@@ -62,7 +64,8 @@ def learning_rate_of(recipe: Recipe) -> LearningRate:
     of SOLVER.GAMMA.
     """
     solver = rates_of_batch(recipe).solver
-    scale = recipe.num_shards if solver.base_lr_scale_num_shards else 1
+    machines = recipe.num_shards if solver.base_lr_scale_num_shards else 1
+    scale = batch_rate_factor(machines, solver.batch_rate_rule)
     warmup = Warmup(solver.warmup_start_lr * scale, float(solver.warmup_epochs))
     if solver.lr_policy == "cosine":
         return CosineRate(
@@ -105,6 +108,7 @@ def schedule_of(recipe: Recipe, num_videos: int) -> Schedule:
         bn_size=recipe.bn_size or None,
         size_divisor=multigrid.size_divisor,
         batch_exponent=multigrid.batch_exponent,
+        batch_rate_rule=recipe.solver.batch_rate_rule,
         equal_time=multigrid.equal_time,
         warmup_in_epochs=recipe.uses_multigrid and multigrid.warmup_in_epochs,
         short_cycle_at_end=multigrid.short_cycle_at_end,

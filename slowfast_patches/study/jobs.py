@@ -12,6 +12,7 @@ from pathlib import Path
 
 from submitit import SlurmExecutor
 
+from multigrid import batch_rate_factor
 from slowfast_patches import patching
 from slowfast_patches.config import check_recipe, load_recipe
 from slowfast_patches.config.recipe import Recipe
@@ -109,7 +110,7 @@ def _describe(submission: Submission, recipe: Recipe, world_size: int) -> str:
     machines, written = recipe.num_shards, submission.recipe.solver
     trained = rates_of_batch(recipe).solver.base_lr
     if written.base_lr_scale_num_shards:
-        trained *= machines
+        trained *= batch_rate_factor(machines, written.batch_rate_rule)
     return (
         f"NUM_SHARDS {machines} × NUM_GPUS {recipe.num_gpus}: {world_size} processes. Global "
         f"batch: {machines} × TRAIN.BATCH_SIZE {recipe.train.batch_size} = "

@@ -19,6 +19,7 @@ import torch
 import yaml
 from torch import Tensor
 
+from multigrid import batch_rate_factor
 from slowfast_patches.config.keys import may_differ
 from slowfast_patches.config.recipe import Recipe, keys_of, stored_keys
 from slowfast_patches.launch.placement import is_restart
@@ -337,12 +338,14 @@ def _as_trained(flat: Mapping[str, Any]) -> dict[str, Any]:
     """A config's keys, with the global batch and the learning rates that are trained with in the
     place of those from which they follow."""
     keys, batch = dict(flat), "TRAIN.BATCH_SIZE"
-    scaled = ("SOLVER.BASE_LR", "SOLVER.COSINE_END_LR")
+    scaled, rule = ("SOLVER.BASE_LR", "SOLVER.COSINE_END_LR"), keys["SOLVER.BATCH_RATE_RULE"]
     keys[batch] *= (machines := keys.pop("NUM_SHARDS"))
     if keys.pop("SOLVER.BASE_LR_SCALE_NUM_SHARDS"):
-        keys |= {key: keys[key] * machines for key in (*scaled, "SOLVER.WARMUP_START_LR")}
+        factor = batch_rate_factor(machines, rule)
+        keys |= {key: keys[key] * factor for key in (*scaled, "SOLVER.WARMUP_START_LR")}
     if clips := keys.pop("SOLVER.REFERENCE_BATCH_SIZE"):
-        keys |= {key: keys[key] * keys[batch] / clips for key in scaled}
+        factor = batch_rate_factor(keys[batch] / clips, rule)
+        keys |= {key: keys[key] * factor for key in scaled}
     return keys
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from itertools import pairwise
 
 import pytest
@@ -237,6 +238,18 @@ def test_between_growth_and_none():
     assert schedule.phases[3].bn_sizes == (16, 8, 8)  # 16, 8 and 8 clips
 
 
+def test_by_the_rule_of_the_square_root_the_rate_grows_less_and_nothing_else_changes(both):
+    """√8 = 2.83, √4 = 2 and √2 = 1.41 times the baseline's rate, warm-up and all."""
+    root = make_schedule(BASE, VIDEOS, RATE, batch_rate_rule="sqrt")
+    factors = [8**0.5, 2, 2**0.5, 1]
+    scales = [phase.lr_scale for phase in root.phases]
+    assert scales == pytest.approx([*factors, *factors, 1, 1])
+    assert root.at(root.phases[4].start).lr == pytest.approx(0.1 * 2.828427)
+    pairs = zip(root.phases, both.phases, strict=True)
+    assert all(replace(a, lr_scale=b.lr_scale) == b for a, b in pairs)
+    assert make_schedule(BASE, VIDEOS, RATE, batch_rate_rule="sqrt", batch_exponent=0).at(0).lr == 1
+
+
 @quick
 @given(recipes())
 def test_equal_time_gives_each_part_of_the_baseline_its_share_of_the_pixels(recipe):
@@ -388,6 +401,7 @@ def test_with_a_divisor_of_16_as_many_processes_can_train_as_without(crop):
         ({"epoch_factor": 1.5, **OFF}, "needs a long or a short cycle"),
         ({"learning_rate": SteppedRate((10.0,), (0.1,))}, "two LR stages or more"),
         ({"num_videos": 3}, r"too short: 135 clips leave phase \d+ of 10"),
+        ({"batch_rate_rule": "cube"}, "the rule linear or sqrt, not 'cube'"),
         ({"base": Shape(12, 16, 64)}, "12 clips .* cannot be split into BN groups of 8"),
     ],
 )

@@ -15,7 +15,7 @@ from typing import Any
 
 import torch
 
-from multigrid import Phase, Schedule, Shape, SteppedRate, scale_shape
+from multigrid import Phase, Schedule, Shape, SteppedRate, batch_rate_factor, scale_shape
 from slowfast_patches.config import check_recipe
 from slowfast_patches.config.check import check_frames
 from slowfast_patches.config.metrics import metric_names
@@ -166,13 +166,14 @@ def one_process(recipe: Recipe) -> Recipe:
     processes = processes_of(recipe)
     check_recipe(recipe, processes)
     recipe, clips = rates_of_batch(recipe), recipe.base_shape.batch // processes
-    scale = recipe.num_shards if recipe.solver.base_lr_scale_num_shards else 1
+    solver, machines = recipe.solver, recipe.num_shards
+    growth = clips / recipe.base_shape.batch * (machines if solver.base_lr_scale_num_shards else 1)
     return recipe.replaced(
         {
             "NUM_SHARDS": 1,
             "NUM_GPUS": min(1, recipe.num_gpus),
             "TRAIN.BATCH_SIZE": clips,
-            "SOLVER.BASE_LR": recipe.solver.base_lr * scale * clips / recipe.base_shape.batch,
+            "SOLVER.BASE_LR": solver.base_lr * batch_rate_factor(growth, solver.batch_rate_rule),
             "SOLVER.BASE_LR_SCALE_NUM_SHARDS": False,
             "SOLVER.REFERENCE_WORLD_SIZE": 0,
             "BN.NUM_BATCHES_PRECISE": min(_PRECISE, recipe.bn.num_batches_precise),
@@ -328,13 +329,13 @@ class _Race:
 
     def _endless(self, recipe: Recipe, shape: Shape, first_clip: int) -> Schedule:
         """One shape for longer than anybody waits, at the rate of its clips, with a recipe's BN."""
-        base, size = self.schedule.base, recipe.bn_size
+        base, size, rule = self.schedule.base, recipe.bn_size, recipe.solver.batch_rate_rule
         phase = Phase(
             start=0,
             stop=10**9,
             baseline_epochs=(0.0, 1.0),
             stage=0,
-            lr_scale=shape.batch / base.batch,
+            lr_scale=batch_rate_factor(shape.batch / base.batch, rule),
             shapes=(shape,),
             bn_sizes=(min(size, shape.batch) or None,),
             first_clip=first_clip,

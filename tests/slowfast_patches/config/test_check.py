@@ -85,6 +85,9 @@ def test_what_cannot_run_is_refused_with_a_way_out(overrides, message):
         f"{CHARADES} DATA.ENSEMBLE_METHOD sum",
         f"{CHARADES} TRAIN.ENABLE False TRAIN.DATASET kinetics",  # of what is not run
         "TRAIN.DATASET cats TEST.DATASET cats",  # of one's own
+        "SOLVER.OPTIMIZING_METHOD adam",
+        "SLOWFAST.ALPHA 2 MULTIGRID.LONG_CYCLE True SOLVER.OPTIMIZING_METHOD adam "
+        "SOLVER.BATCH_RATE_RULE sqrt",
         f"{CHARADES} TRAIN.DATASET cats TEST.DATASET cats",
         "TRAIN.CHECKPOINT_TYPE caffe2 TEST.CHECKPOINT_TYPE caffe2",
     ],
@@ -131,6 +134,7 @@ CYCLE = "SLOWFAST.ALPHA 2 MULTIGRID.LONG_CYCLE True"
             f"{CYCLE} MULTIGRID.WARMUP_IN_EPOCHS True SOLVER.WARMUP_EPOCHS 0",
             "WARMUP_IN_EPOCHS True has no effect without a warm-up",
         ),
+        (f"{CYCLE} SOLVER.OPTIMIZING_METHOD adamw", "BATCH_RATE_RULE sqrt is the one of adaptive"),
         (f"{CYCLE} BN.GROUP_SIZE 4", "BN.GROUP_SIZE 4 has no effect with a cycle"),
         ("TRAIN.BATCH_SIZE 4 BN.GROUP_SIZE 8", "BN.GROUP_SIZE 8 is more than the global batch"),
         (f"{CYCLE} TRAIN.BATCH_SIZE 4", "BN_BASE_SIZE 8 is more than the global batch of 4 clips"),

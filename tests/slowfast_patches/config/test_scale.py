@@ -234,6 +234,21 @@ def test_with_a_reference_number_of_gpus_the_batch_follows_them_and_the_rate_the
     assert rates(machines, 5, 10) == pytest.approx([2.5, 1.0])
 
 
+def test_by_the_rule_of_the_square_root_rates_follow_the_root_of_the_batch():
+    """Four times the clips are twice the rate, whichever key says so; a quarter is a half."""
+    root = ["SOLVER.BATCH_RATE_RULE", "sqrt"]
+    recipe = of_batch(*BY_CLIPS, *root, *COSINE)  # 32 clips, rates for 8
+    assert rates(recipe, 0, 1, 10) == pytest.approx([0.5, 0.98, 0.25], abs=0.01)
+    assert rates(config(*root, "NUM_SHARDS", 4, "SOLVER.BASE_LR_SCALE_NUM_SHARDS", True), 30) == [
+        pytest.approx(2 * 0.008)
+    ]
+    scaled = scale_to_processes(config(*BY_GPUS, *root), 2)
+    assert (scaled.train.batch_size, scaled.solver.base_lr) == (16, pytest.approx(0.4))
+    check_same(
+        recipe, of_batch(*root, *COSINE, "SOLVER.BASE_LR", 1.0, "SOLVER.COSINE_END_LR", 0.25)
+    )
+
+
 def test_a_warm_up_that_would_go_down_is_warned_of(caplog):
     few = ["TRAIN.BATCH_SIZE", 4]
     for quiet in (BY_CLIPS, few, [*BY_CLIPS, *few, "SOLVER.WARMUP_EPOCHS", 0.0]):

@@ -32,6 +32,9 @@ nothing trains; softmax scores of several labels do not compare between videos, 
 _ADAPTIVE = ("adam", "adamw")
 """Methods whose rate follows the square root of the batch (Malladi et al., 2022)."""
 
+_MIXUP = tuple(f"MIXUP.{name}" for name in ("ALPHA", "CUTMIX_ALPHA", "PROB", "SWITCH_PROB"))
+"""Keys that say how clips are mixed."""
+
 _STRIDE = 32
 """Pixels of the input to one of the last feature map's."""
 
@@ -56,6 +59,7 @@ def check_recipe(recipe: Recipe, world_size: int = 1) -> None:
     check_frames(recipe.model.arch, recipe.data.num_frames, recipe.slowfast.alpha, factors)
     _check_crops(recipe)
     _check_processes(recipe, world_size)
+    _check_mixup(recipe, world_size)
     _check_speed(recipe, world_size)
 
 
@@ -184,6 +188,7 @@ def _warn_of_what_has_no_effect(recipe: Recipe) -> None:
         ("MULTIGRID.WARMUP_IN_EPOCHS", not cycle, "without a cycle"),
         ("MULTIGRID.WARMUP_IN_EPOCHS", cycle and not solver.warmup_epochs, "without a warm-up"),
         ("MULTIGRID.SHORT_CYCLE_AT_END", not multigrid.short_cycle, "without a short cycle"),
+        *((key, not recipe.mixup.enable, "with MIXUP.ENABLE False") for key in _MIXUP),
         (
             "DATA.EXACT_STRIDES",
             recipe.data.clip_sampling == "segments",
@@ -291,6 +296,22 @@ def _check_processes(recipe: Recipe, world_size: int) -> None:
             f"a global batch of {batch} clips (TRAIN.BATCH_SIZE {clips} × NUM_SHARDS {machines}) "
             f"does not divide over {world_size} processes; set TRAIN.BATCH_SIZE {enough}, or use a "
             f"number of processes that divides {batch}"
+        )
+
+
+def _check_mixup(recipe: Recipe, world_size: int) -> None:
+    """Clips are mixed with others that pass the network with them."""
+    mixup, parts = recipe.mixup, recipe.solver.accumulation_steps
+    if mixup.enable and mixup.alpha == mixup.cutmix_alpha == 0:
+        raise ValueError(
+            "MIXUP.ALPHA 0 and MIXUP.CUTMIX_ALPHA 0 mix nothing; set one of them above 0, or "
+            "MIXUP.ENABLE False"
+        )
+    if mixup.enable and recipe.base_shape.batch < 2 * world_size * parts:
+        raise ValueError(
+            f"MIXUP.ENABLE True: a global batch of {recipe.base_shape.batch} clips on {world_size} "
+            f"process(es), each in {parts} part(s) (SOLVER.ACCUMULATION_STEPS), leaves one to mix; "
+            "set it to False, or train with a larger TRAIN.BATCH_SIZE or on fewer processes"
         )
 
 

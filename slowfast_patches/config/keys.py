@@ -225,6 +225,15 @@ KEYS: tuple[Key, ...] = (
         "epoch, or of an evaluation, cannot be decoded.", PART, may_differ=True),
     Key("DATA.NUM_TRAIN_VIDEOS", 0, "Training videos that the recipe expects: what a plan counts "
         "with where no csv file is at hand."),
+    Key("MIXUP.ENABLE", False, "Blend clips of a mini-batch, and their labels, with their "
+        "neighbours in the stream: mixup or cutmix, of each clip one.", speed=True),
+    Key("MIXUP.ALPHA", 0.8, "Mixup (Zhang et al., 2018): a clip's share is of Beta(ALPHA, ALPHA); "
+        "0 is cutmix only.", FROM_ZERO),
+    Key("MIXUP.CUTMIX_ALPHA", 1.0, "Cutmix (Yun et al., 2019): a box of all frames is the "
+        "neighbour's, its share of Beta(CUTMIX_ALPHA, CUTMIX_ALPHA); 0 is mixup only.", FROM_ZERO),
+    Key("MIXUP.PROB", 1.0, "Part of the clips that are blended.", PART),
+    Key("MIXUP.SWITCH_PROB", 0.5, "Part of these that are cutmix, where both alphas are above 0.",
+        PART),
     Key("DATA_LOADER.NUM_WORKERS", "auto", "Processes that read clips for each process that "
         "trains; auto picks from the cores.", AUTO_OR_COUNT, may_differ=True),
     Key("DATA_LOADER.PIN_MEMORY", HOST, "Clips in page-locked memory.", may_differ=True),
@@ -337,6 +346,8 @@ KEYS: tuple[Key, ...] = (
     Key("SOLVER.STEP_SIZE", 1, "No policy reads it; write SOLVER.STEPS.", no_effect=True),
     Key("SOLVER.WARMUP_FACTOR", 0.1, "The warm-up starts at SOLVER.WARMUP_START_LR; write that.",
         no_effect=True),
+    Key("MIXUP.LABEL_SMOOTH_VALUE", ABSENT, "Labels are smoothed by MODEL.LABEL_SMOOTHING; write "
+        "that.", no_effect=True, quiet=(0,)),
     Key("TRAIN.CHECKPOINT_EPOCH_RESET", False, "A training that starts from "
         "TRAIN.CHECKPOINT_FILE_PATH starts at iteration 0; one in OUTPUT_DIR is continued by "
         "TRAIN.AUTO_RESUME.", no_effect=True, quiet=(True,)),

@@ -119,6 +119,15 @@ class Data:
 
 
 @dataclass(frozen=True)
+class Mixup:
+    enable: bool
+    alpha: float
+    cutmix_alpha: float
+    prob: float
+    switch_prob: float
+
+
+@dataclass(frozen=True)
 class DataLoading:
     num_workers: int | str
     pin_memory: bool
@@ -223,6 +232,7 @@ class Recipe:
     nonlocal_: NonLocal
     detection: Detection
     data: Data
+    mixup: Mixup
     data_loader: DataLoading
     bn: BatchNorm
     solver: Solver

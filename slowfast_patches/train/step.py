@@ -25,6 +25,7 @@ from slowfast_patches.models.solver import (
     set_learning_rate,
 )
 from slowfast_patches.train.graphs import GraphedPasses
+from slowfast_patches.train.mixing import Mixing
 from slowfast_patches.train.running_stats import in_parts
 from slowfast_patches.utils.distributed import World
 
@@ -32,7 +33,8 @@ __all__ = ["Outcome", "Stepper", "compiled", "expect_graphs", "parallel"]
 
 
 class Outcome(NamedTuple):
-    """What a step gives to report: the loss, the scores (N, C) and the labels, on the device."""
+    """What a step gives to report: the loss, the scores (N, C) and the labels that were learned, on
+    the device: (N, C) where they were mixed."""
 
     loss: Tensor
     scores: Tensor
@@ -68,6 +70,7 @@ class Stepper:
         # Others read on the host whether the scaled gradients are finite, which waits for the GPU.
         self.optimizer = build_optimizer(recipe, model, fused=self.precision.scales)
         self._loss_function = loss_function(recipe)
+        self._mixing = Mixing(recipe) if recipe.mixup.enable else None
         self._graphs: GraphedPasses | None = None
 
     def __call__(
@@ -82,8 +85,8 @@ class Stepper:
         Args:
             step: says which shape, rate and BN size.
             batch: of the loader.
-            clips: the numbers of the batch's clips in the stream, which dropout is keyed by;
-                without them masks are from torch's generator.
+            clips: the numbers of the batch's clips in the stream, which dropout and mixing are
+                keyed by; without them masks are from torch's generator.
             mark: called with "input", "forward", "backward" and "optimizer" when the work of that
                 kind has been queued, the first three for each part of the clips; in a CUDA graph,
                 the forward is part of "backward".
@@ -111,17 +114,28 @@ class Stepper:
             # First, so that the forward's activations do not come on top of them.
             self.optimizer.zero_grad(set_to_none=True)
         labels = batch["labels"].to(self.device, non_blocking=True)
-        passed = list[tuple[Tensor, Tensor]]()
+        passed = list[tuple[Tensor, ...]]()
         for part in in_parts(self.model, self.parts):
             own = slice(part, None, self.parts)
             set_clips(self.model, None if clips is None else clips[own], self.device)
             inputs = self.transform(batch["clips"][own], batch["flips"][own])
+            wanted = self._mixed(inputs, labels[own], None if clips is None else clips[own])
             mark("input")
             with self._exchange(part):
-                passed.append(self._pass(step, inputs, labels[own], mark))
-        losses, scores = zip(*passed, strict=True)
+                passed.append((*self._pass(step, inputs, wanted, mark), wanted))
+        losses, *of_clips = zip(*passed, strict=True)
         # Clip `parts` · j + p of the mini-batch is clip j of part p.
-        return torch.stack(losses).mean(), torch.stack(scores, 1).flatten(0, 1), labels
+        scores, labels = (torch.stack(parts, 1).flatten(0, 1) for parts in of_clips)
+        return torch.stack(losses).mean(), scores, labels
+
+    def _mixed(self, inputs: list[Tensor], labels: Tensor, clips: Sequence[int] | None) -> Tensor:
+        """The labels to learn; they and the inputs, in place, are mixed where the recipe asks."""
+        if self._mixing is None:
+            return labels
+        if clips is None:
+            first = int(torch.randint(2**31, ()))
+            clips = range(first, first + len(labels))
+        return self._mixing(inputs, labels, clips)
 
     def _pass(
         self, step: Step, inputs: list[Tensor], labels: Tensor, mark: Callable[[str], None]
@@ -156,6 +170,7 @@ class Stepper:
         set_clips(self.model, clips, self.device)
         inputs = self.transform(batch["clips"], batch["flips"])
         labels = batch["labels"].to(self.device, non_blocking=True)
+        labels = self._mixed(inputs, labels, clips)
         if self._graphs is None:
             self._graphs = GraphedPasses(self.model, self._recordable)
         self._graphs.record(step.bn_size, inputs, labels)

@@ -136,9 +136,11 @@ def test_a_compiled_training_is_near_the_plain_one_and_compiles_before_it(steppe
     assert losses == pytest.approx([take_step(plain, step) for step in plan.steps(0, 6)], rel=0.05)
 
 
-def test_a_training_with_graphs_is_the_training_without(stepper, plan):
+@pytest.mark.parametrize("mixes", [False, True])
+def test_a_training_with_graphs_is_the_training_without(stepper, plan, mixes):
     """Shapes alternate, dropout's masks change, and the optimizer's momentum carries over."""
-    plain, made = stepper(), stepper("TRAIN.CUDA_GRAPHS", True)
+    keys = ("MIXUP.ENABLE", mixes)
+    plain, made = stepper(*keys), stepper("TRAIN.CUDA_GRAPHS", True, *keys)
     dry_run(made, plan)
     losses = [take_step(made, step) for step in plan.steps(0, 9)]
     assert losses == pytest.approx([take_step(plain, step) for step in plan.steps(0, 9)], rel=1e-4)

@@ -49,6 +49,7 @@ class Record:
     def __init__(self, recipe: Recipe, world: World, schedule: Schedule, advice: str) -> None:
         self._output_dir, self._world, self._schedule = recipe.output_dir, world, schedule
         self._advice, self._forecast = advice, Forecast(schedule)
+        self._several_labels = recipe.data.multi_label
         self.clock, self.start, self.done = Clock(), 0, 0
         self.unreadable = Unreadable(schedule, recipe.data.max_bad_fraction)
         self._iterations = list[tuple[Step, Tensor, Tensor, int]]()  # since the last report
@@ -97,8 +98,10 @@ class Record:
     def add(self, step: Step, outcome: Outcome, failures: Sequence[tuple[str, str]]) -> None:
         """Note an iteration; its loss is left on the device until the next report."""
         self.unreadable.name(failures)
-        if outcome.labels.ndim == 1:
-            right = (outcome.scores.argmax(1) == outcome.labels).sum()
+        labels = outcome.labels
+        if not self._several_labels:  # of mixed ones, the larger counts
+            wanted = labels if labels.ndim == 1 else labels.argmax(1)
+            right = (outcome.scores.argmax(1) == wanted).sum()
         else:  # of several labels there is no accuracy
             right = torch.full_like(outcome.loss, math.nan)
         self._iterations.append((step, outcome.loss, right, len(failures)))

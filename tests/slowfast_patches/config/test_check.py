@@ -62,6 +62,8 @@ def refusal(overrides: str, processes: int = 1) -> str:
         ("SOLVER.FUSED True SOLVER.OPTIMIZING_METHOD lars", "SOLVER.FUSED False"),
         ("TRAIN.COMPILE True MODEL.ACT_CHECKPOINT True", "set one of them to False"),
         ("NUM_GPUS 0 TRAIN.CUDA_GRAPHS True", "NUM_GPUS is 0"),
+        ("MIXUP.ENABLE True MIXUP.ALPHA 0 MIXUP.CUTMIX_ALPHA 0", "set one of them above 0, or"),
+        ("MIXUP.ENABLE True TRAIN.BATCH_SIZE 1", "leaves one to mix"),
         # Labels.
         ("MODEL.NUM_CLASSES 1", "at least one class more"),
         ("MODEL.LOSS_FUNC bce_logit", "LOSS_FUNC cross_entropy, or DATA.MULTI_LABEL True"),
@@ -135,6 +137,7 @@ CYCLE = "SLOWFAST.ALPHA 2 MULTIGRID.LONG_CYCLE True"
             "WARMUP_IN_EPOCHS True has no effect without a warm-up",
         ),
         (f"{CYCLE} SOLVER.OPTIMIZING_METHOD adamw", "BATCH_RATE_RULE sqrt is the one of adaptive"),
+        ("MIXUP.PROB 0.5", "MIXUP.PROB 0.5 has no effect with MIXUP.ENABLE False"),
         (f"{CYCLE} BN.GROUP_SIZE 4", "BN.GROUP_SIZE 4 has no effect with a cycle"),
         ("TRAIN.BATCH_SIZE 4 BN.GROUP_SIZE 8", "BN.GROUP_SIZE 8 is more than the global batch"),
         (f"{CYCLE} TRAIN.BATCH_SIZE 4", "BN_BASE_SIZE 8 is more than the global batch of 4 clips"),

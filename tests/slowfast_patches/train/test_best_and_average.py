@@ -135,13 +135,13 @@ def test_an_average_moves_by_what_the_decay_leaves_and_counts_as_its_model():
 
 
 @pytest.mark.slow
-def test_a_continued_run_has_the_average_of_one_that_was_not_stopped(start, tmp_path):
+def test_a_continued_run_mixes_and_averages_as_one_that_was_not_stopped(start, tmp_path):
     def take(run: Run, iterations: range) -> None:
         for step in map(run.schedule.at, iterations):
             clips = range(step.first_clip, step.first_clip + step.shape.batch)
             run.stepper(step, made_up_batch(run.recipe, len(clips), step.shape), clips)
 
-    keys = ["MODEL.EMA_DECAY", 0.9, "MODEL.ACT_CHECKPOINT", True]
+    keys = ["MODEL.EMA_DECAY", 0.9, "MODEL.ACT_CHECKPOINT", True, "MIXUP.ENABLE", True]
     whole = start(*keys)
     scratch = {name: value.clone() for name, value in whole.model.state_dict().items()}
     take(whole, range(2))

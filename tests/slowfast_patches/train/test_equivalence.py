@@ -1,7 +1,7 @@
 """The same recipe sees the same and learns the same on 1, 2 and 4 processes.
 
-Groups of 8, 16 and 32 clips lie within a process, fill one, or span 2 or 4, see `OPTIONS`; dropout
-and precise BN are on. What differs is the order of sums, so rounding.
+Groups of 8, 16 and 32 clips lie within a process, fill one, or span 2 or 4, see `OPTIONS`; dropout,
+mixup and precise BN are on. What differs is the order of sums, so rounding.
 """
 
 from __future__ import annotations
@@ -45,7 +45,7 @@ OPTIONS = (
     *("RESNET.SPATIAL_STRIDES", [[1], [2], [2], [2]], "RESNET.SPATIAL_DILATIONS", [[1]] * 4),
     *("RESNET.NUM_BLOCK_TEMP_KERNEL", [[1]] * 4),
     *("NONLOCAL.LOCATION", [[[]]] * 4, "NONLOCAL.GROUP", [[1]] * 4),
-    *("BN.USE_PRECISE_STATS", True),
+    *("BN.USE_PRECISE_STATS", True, "MIXUP.ENABLE", True),
 )
 PLAIN = ("MULTIGRID.LONG_CYCLE", False, "MULTIGRID.SHORT_CYCLE", False)
 SIZES = (1, 2, 4)

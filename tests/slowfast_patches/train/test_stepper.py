@@ -12,7 +12,14 @@ import torch
 import torch.distributed as dist
 from torch import Tensor, nn
 
-from multigrid import Schedule, Shape, SteppedRate, convert_batchnorm, make_schedule
+from multigrid import (
+    Schedule,
+    Shape,
+    SteppedRate,
+    clip_numbers,
+    convert_batchnorm,
+    make_schedule,
+)
 from slowfast_patches.config.recipe import Recipe, default_recipe
 from slowfast_patches.config.schedule import check_speed_of_schedule
 from slowfast_patches.models.dropout import ClipDropout
@@ -73,9 +80,8 @@ def stepper(**keys: object) -> Stepper:
 def take_steps(made: Stepper, plan: Schedule, iterations: range) -> list[float]:
     losses = list[float]()
     for step in map(plan.at, iterations):
-        clips = range(step.first_clip, step.first_clip + step.shape.batch)
         batch = made_up_batch(made.recipe, step.shape.batch, step.shape)
-        losses.append(float(made(step, batch, clips).loss))
+        losses.append(float(made(step, batch, clip_numbers(step, 0, 1)).loss))
     return losses
 
 
@@ -172,10 +178,11 @@ def accumulated(parts: int, plan: Schedule, **keys: object) -> tuple[list[float]
     return losses, state(made)
 
 
-def test_a_training_in_parts_is_the_training_in_one():
+@pytest.mark.parametrize("mixes", [False, True])
+def test_a_training_in_parts_is_the_training_in_one(mixes):
     """Weights, masks and running statistics; mini-batches of 4 groups of 8, 4 and 2 clips."""
     plan = schedule(bn_size=2)
-    keys = {"MODEL__CHANNELS_LAST": True, "SOLVER__CLIP_GRAD_L2NORM": 0.01}
+    keys = {"MODEL__CHANNELS_LAST": True, "SOLVER__CLIP_GRAD_L2NORM": 0.01, "MIXUP__ENABLE": mixes}
     losses, expected = accumulated(1, plan, **keys)
     for parts in (2, 4):
         found, weights = accumulated(parts, plan, **keys)

@@ -12,6 +12,7 @@ from torch.overrides import TorchFunctionMode
 from multigrid import convert_batchnorm
 from slowfast_patches import patching
 from slowfast_patches.config.recipe import Recipe, host_config
+from slowfast_patches.models.convolution import convert_convolutions
 from slowfast_patches.models.dropout import ClipDropout
 from slowfast_patches.models.pooling import TrainingGlobalPool3d, convert_pools
 from slowfast_patches.models.tsm import build_tsm
@@ -58,7 +59,7 @@ def build_model(recipe: Recipe, *, grouped_bn: bool = False) -> nn.Module:
         head.dropout = ClipDropout(dropout.p, recipe.rng_seed, head.projection.in_features)
     if recipe.model.head_act == "sigmoid":
         head.act = nn.Sigmoid()
-    model = convert_pools(model)
+    model = convert_convolutions(convert_pools(model))
     if recipe.model.channels_last:
         model.to(memory_format=torch.channels_last_3d)  # type: ignore[call-overload]
     return convert_batchnorm(model) if grouped_bn else model

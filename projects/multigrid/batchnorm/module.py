@@ -24,6 +24,8 @@ from multigrid.batchnorm.split import split_batch_norm
 
 __all__ = ["GroupedBatchNorm3d", "convert_batchnorm", "group_order", "set_group_size"]
 
+_LAST = torch.channels_last_3d
+
 
 class GroupedBatchNorm3d(nn.BatchNorm3d):
     """`nn.BatchNorm3d` whose training statistics are taken over groups of `group_size` clips.
@@ -67,31 +69,35 @@ class GroupedBatchNorm3d(nn.BatchNorm3d):
                 f"batch normalisation needs more than 1 value per channel and group, got input "
                 f"{tuple(input.shape)} with group_size {k}: enlarge the group or the clips"
             )
+        groups = len(input) // clips
         if sharers > 1:
             output, mean, var = SharedBatchNorm.apply(  # type: ignore[no-untyped-call]
                 input, *self._affine(input), sharers, self.eps
             )
+        elif input.is_contiguous(memory_format=_LAST) and not input.is_contiguous():
+            output, mean, var = split_batch_norm(input, *self._affine(input), groups, self.eps)
         else:
-            output, mean, var = self._split(input, len(input) // clips)
-        self._track(mean, var)
+            return self._folded(input, groups)
+        with torch.no_grad():
+            self._track(mean, var)
         assert isinstance(output, Tensor)
         return output
 
-    def _split(self, x: Tensor, groups: int) -> tuple[Tensor, Tensor, Tensor]:
-        """The output, and the groups' means and unbiased variances, both (G, C)."""
-        n, channels = x.shape[:2]
-        weight, bias = self._affine(x)
-        channels_last = x.is_contiguous(memory_format=torch.channels_last_3d)
-        if channels_last and not x.is_contiguous():
-            return split_batch_norm(x, weight, bias, groups, self.eps)
-        # With momentum 1 the "running" statistics are the batch's own, the variance unbiased.
-        mean = weight.new_zeros(groups * channels)
-        var = torch.ones_like(mean)
-        folded = x.reshape(n // groups, groups * channels, *x.shape[2:])
-        output = F.batch_norm(
-            folded, mean, var, weight.repeat(groups), bias.repeat(groups), True, 1.0, self.eps
-        )
-        return output.reshape(x.shape), mean.view(groups, -1), var.view(groups, -1)
+    def _folded(self, x: Tensor, groups: int) -> Tensor:
+        """A group's channel in each channel, for torch's own kernel, which tracks each group's
+        statistics from where all of them are: the average of the results is what is tracked."""
+        weight, bias = (_of_all(vector, groups) for vector in self._affine(x))
+        folded = x.reshape(-1, groups * x.shape[1], *x.shape[2:])
+        mean, var = self.running_mean, self.running_var
+        if not self.track_running_stats or mean is None or var is None:
+            output = F.batch_norm(folded, None, None, weight, bias, True, 0.0, self.eps)
+            return output.view(x.shape)
+        means, variances = (_of_all(kept.to(weight.dtype), groups) for kept in (mean, var))
+        output = F.batch_norm(folded, means, variances, weight, bias, True, self._count(), self.eps)
+        with torch.no_grad():
+            mean.copy_(means.view(groups, -1).mean(0))
+            var.copy_(variances.view(groups, -1).mean(0))
+        return output.view(x.shape)
 
     def _affine(self, x: Tensor) -> tuple[Tensor, Tensor]:
         """Scale and shift; statistics and parameters of a half-precision input are single."""
@@ -102,20 +108,21 @@ class GroupedBatchNorm3d(nn.BatchNorm3d):
             weight = self.weight.to(dtype)
         return weight, torch.zeros_like(weight) if self.bias is None else self.bias.to(dtype)
 
-    @torch.no_grad()
     def _track(self, mean: Tensor, var: Tensor) -> None:
-        """Move the running statistics by one step towards the average over the groups."""
-        if not self.track_running_stats:
-            return
+        """Move the running statistics by one step towards the average over the groups, of which
+        `mean` and `var` (G, C) are the means and unbiased variances."""
+        if self.track_running_stats:
+            step = self._count()
+            for running, new in ((self.running_mean, mean), (self.running_var, var)):
+                assert running is not None
+                running.lerp_(new.mean(0).to(running.dtype), step)
+
+    def _count(self) -> float:
+        """Count a forward; how far the running statistics move in it."""
         assert self.num_batches_tracked is not None
         self.num_batches_tracked.add_(1)
         # momentum None: the cumulative average, as in nn.BatchNorm3d
-        cumulative = self.momentum is None
-        step = 1.0 / float(self.num_batches_tracked) if cumulative else self.momentum
-        for running, new in ((self.running_mean, mean), (self.running_var, var)):
-            assert running is not None
-            assert step is not None
-            running.lerp_(new.mean(0).to(running.dtype), step)
+        return 1 / float(self.num_batches_tracked) if self.momentum is None else self.momentum
 
     def extra_repr(self) -> str:
         return f"{self.num_features}, eps={self.eps}, momentum={self.momentum}, k={self.group_size}"
@@ -131,6 +138,11 @@ def group_order(clips: int, group_size: int | None) -> list[int]:
         return list(range(clips))
     groups = clips // group_size
     return [(j % groups) * group_size + j // groups for j in range(clips)]
+
+
+def _of_all(vector: Tensor, groups: int) -> Tensor:
+    """A copy (G·C,) of (C,) for each group, in less than `repeat` takes, backwards too."""
+    return vector.expand(groups, -1).contiguous().view(-1)
 
 
 def convert_batchnorm(module: nn.Module) -> nn.Module:

@@ -1,0 +1,103 @@
+"""Convolutions in two dimensions are those in three: values, gradients, and which are replaced."""
+
+import copy
+
+import pytest
+import torch
+from torch import Tensor, nn
+
+from slowfast_patches.models.convolution import PlanarConv3d, convert_convolutions
+
+# What the host's models have: (channels in, out), kernel, stride; padding keeps the size.
+KERNELS = {
+    "1×1×1": ((6, 9), (1, 1, 1), (1, 1, 1)),
+    "1×1×1, shortcut": ((6, 9), (1, 1, 1), (1, 2, 2)),
+    "3×1×1": ((6, 9), (3, 1, 1), (1, 1, 1)),
+    "fusion": ((6, 9), (5, 1, 1), (4, 1, 1)),
+    "thin stem": ((3, 2), (5, 7, 7), (1, 2, 2)),
+    "stem of 8": ((3, 8), (5, 7, 7), (1, 2, 2)),
+    "stem of 15": ((3, 15), (5, 7, 7), (1, 2, 2)),
+    "1×3×3": ((6, 9), (1, 3, 3), (1, 2, 2)),
+    "wide stem": ((3, 16), (5, 7, 7), (1, 2, 2)),
+    "every other frame": ((3, 2), (3, 3, 3), (2, 1, 1)),
+}
+
+
+def convolution(name: str, **options: object) -> nn.Conv3d:
+    (inward, outward), kernel, stride = KERNELS[name]
+    padding = tuple(size // 2 for size in kernel)
+    with torch.random.fork_rng():
+        torch.manual_seed(0)
+        return nn.Conv3d(inward, outward, kernel, stride, padding, dtype=torch.float64, **options)
+
+
+def clips(channels: int, frames: int) -> Tensor:
+    return torch.randn(
+        2, channels, frames, 9, 8, dtype=torch.float64, generator=torch.Generator().manual_seed(1)
+    )
+
+
+def passed(module: nn.Conv3d, x: Tensor) -> list[Tensor]:
+    """Output, and gradients of input and parameters, for gradients that differ by place."""
+    x = x.detach().requires_grad_()
+    y = module(x)
+    weights = torch.arange(1.0, y.numel() + 1, dtype=y.dtype).view(y.shape).sqrt()
+    return [y.detach(), *torch.autograd.grad(y, [x, *module.parameters()], weights)]
+
+
+@pytest.mark.parametrize("frames", [1, 2, 3, 8])
+@pytest.mark.parametrize("bias", [False, True], ids=["", "bias"])
+@pytest.mark.parametrize("name", KERNELS)
+def test_values_and_gradients_are_those_in_three_dimensions(name, bias, frames):
+    plain = convolution(name, bias=bias)
+    x = clips(plain.in_channels, frames)
+    planar = convert_convolutions(copy.deepcopy(plain))
+    assert type(planar) is PlanarConv3d
+    for ours, wanted in zip(passed(planar, x), passed(plain, x), strict=True):
+        torch.testing.assert_close(ours, wanted, rtol=1e-12, atol=1e-12 * wanted.abs().max())
+
+
+def in_three_dimensions(module: nn.Conv3d, x: Tensor, monkeypatch) -> bool:
+    """Whether torch was asked for a convolution in three dimensions."""
+    asked = list[int]()
+    conv3d = torch.nn.functional.conv3d
+    monkeypatch.setattr("torch.nn.functional.conv3d", lambda *a: asked.append(1) or conv3d(*a))
+    module(x)
+    return bool(asked)
+
+
+@pytest.mark.parametrize(
+    ("name", "wanted"),
+    [(name, name in ("1×3×3", "wide stem", "every other frame")) for name in KERNELS],
+)
+def test_only_kernels_that_gain_by_it_are_replaced(name, wanted, monkeypatch):
+    module = convert_convolutions(convolution(name))
+    assert in_three_dimensions(module, clips(module.in_channels, 4), monkeypatch) == wanted
+
+
+@pytest.mark.parametrize(
+    ("name", "options"),
+    [
+        ("3×1×1", {"groups": 3}),
+        ("3×1×1", {"dilation": (2, 1, 1)}),
+        ("3×1×1", {"padding_mode": "replicate"}),
+    ],
+)
+def test_other_convolutions_stay_torchs_own(name, options, monkeypatch):
+    plain = convolution(name, **options)
+    x = clips(plain.in_channels, 8)
+    planar = convert_convolutions(copy.deepcopy(plain))
+    assert torch.equal(planar(x), plain(x))
+    assert in_three_dimensions(planar, x, monkeypatch)
+
+
+def test_clips_in_channels_last_are_torchs_own(monkeypatch):
+    module = convert_convolutions(convolution("3×1×1"))
+    x = clips(6, 4).contiguous(memory_format=torch.channels_last_3d)
+    assert in_three_dimensions(module, x, monkeypatch)
+
+
+def test_parameters_keep_their_names():
+    plain = nn.Sequential(convolution("thin stem"), nn.ReLU())
+    names = list(plain.state_dict())
+    assert list(convert_convolutions(plain).state_dict()) == names == ["0.weight", "0.bias"]

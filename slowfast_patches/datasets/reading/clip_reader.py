@@ -12,7 +12,7 @@ What a video is (its frames' timestamps, where decoding may start) is in its rec
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from itertools import chain
 from typing import cast
 
@@ -37,7 +37,7 @@ from slowfast_patches.datasets.reading.pixels import Cropper
 from slowfast_patches.datasets.reading.prepared import decode_prepared
 from slowfast_patches.datasets.reading.video_record import Kind, UnreadableVideoError, VideoRecord
 
-__all__ = ["read_clip"]
+__all__ = ["read_clip", "read_clips"]
 
 Clip = NDArray[np.uint8]
 
@@ -71,45 +71,80 @@ def read_clip(
         UnreadableVideoError: the file is gone, is not what the record says, or a frame is too large
             or does not decode; the message says which.
     """
-    check_pixels(record.video.width, record.video.height, max_pixels)
     if out is None:
         out = np.empty((len(plan.positions), plan.crop, plan.crop, 3), np.uint8)
-    positions = np.minimum(plan.positions, record.video.frames - 1)
+    read_clips(path, record, [plan], [out], threads=threads, max_pixels=max_pixels)
+    return out
+
+
+def read_clips(
+    path: str,
+    record: VideoRecord,
+    plans: Sequence[ClipPlan],
+    outs: Sequence[Clip],
+    *,
+    threads: int = 1,
+    max_pixels: int = MAX_PIXELS,
+) -> None:
+    """Read several clips of a video in one pass, as `read_clip` reads each of them.
+
+    A frame that several clips have is decoded once and written to all of them: no more than one is
+    kept beside the clips.
+
+    Raises:
+        UnreadableVideoError: as `read_clip`; then all clips are undefined.
+    """
+    check_pixels(record.video.width, record.video.height, max_pixels)
     shown = (record.video.width, record.video.height)
-    cropper = Cropper(plan.box(record.video), shown, plan.crop, record.turns)
+    clips = [
+        _Reading(
+            np.minimum(plan.positions, record.video.frames - 1).tolist(),
+            Cropper(plan.box(record.video), shown, plan.crop, record.turns),
+            out,
+        )
+        for plan, out in zip(plans, outs, strict=True)
+    ]
+    wanted = sorted({position for clip in clips for position in clip.positions})
     with readable():
         if record.kind == Kind.FRAMES:
-            _read_files(path, record, positions, cropper, out, max_pixels)
+            _read_files(path, record, wanted, clips, max_pixels)
         else:
-            wanted = list(dict.fromkeys(positions.tolist()))
             if record.kind == Kind.PREPARED:
                 frames = decode_prepared(path, record, wanted)
             else:
                 frames = _decode_video(path, record, wanted, threads, max_pixels)
-            _fill(frames, positions, cropper, out)
-    return out
+            _fill(frames, wanted, clips)
+    for clip in clips:
+        clip.repeat()
+
+
+class _Reading:
+    """A clip that is being read: the frames at its positions, the part of them that it shows, and
+    its rows, (T, S, S, 3)."""
+
+    def __init__(self, positions: list[int], cropper: Cropper, out: Clip) -> None:
+        self.positions, self.cropper, self.out = positions, cropper, out
+        self.rows = {position: row for row, position in reversed(list(enumerate(positions)))}
+
+    def repeat(self) -> None:
+        """Copy frames that the clip shows again: beyond the end of a short video it is the last."""
+        for row, position in enumerate(self.positions):
+            if self.rows[position] != row:
+                self.out[row] = self.out[self.rows[position]]
 
 
 def _fill(
-    frames: Iterator[tuple[int, VideoFrame]],
-    positions: NDArray[np.int64],
-    cropper: Cropper,
-    out: Clip,
+    frames: Iterator[tuple[int, VideoFrame]], wanted: list[int], clips: Sequence[_Reading]
 ) -> None:
-    """Write each frame, in whatever order they come, to the row of its position.
-
-    Positions beyond the end of a short video name its last frame again: it is copied.
-    """
-    rows = {int(position): row for row, position in reversed(list(enumerate(positions)))}
-    missing = set(rows)
+    """Write each frame, in whatever order they come, to all clips that have it."""
+    missing = set(wanted)
     for number, frame in frames:
-        cropper(frame, out[rows[number]])
+        for clip in clips:
+            if (row := clip.rows.get(number)) is not None:
+                clip.cropper(frame, clip.out[row])
         missing.discard(number)
     if missing:
         raise UnreadableVideoError(f"cannot be decoded: frame {min(missing)} does not come out")
-    for row, position in enumerate(positions.tolist()):
-        if rows[position] != row:
-            out[row] = out[rows[position]]
 
 
 def _decode_video(
@@ -211,23 +246,25 @@ class _Numbers:
 
 
 def _read_files(
-    path: str,
-    record: VideoRecord,
-    positions: NDArray[np.int64],
-    cropper: Cropper,
-    out: Clip,
-    max_pixels: int,
+    path: str, record: VideoRecord, wanted: list[int], clips: Sequence[_Reading], max_pixels: int
 ) -> None:
     """Read JPEG files, decoded at a half, a quarter or an eighth where that still is enough."""
     folder, files = ("", record.files) if record.files is not None else (path, frame_files(path))
     if len(files) != record.video.frames:
         raise UnreadableVideoError(f"has {len(files)} frames, the index says {record.video.frames}")
-    mode = next((mode for by, mode in _REDUCED.items() if cropper.shrinks >= by), None)
-    mode = cv2.IMREAD_COLOR if mode is None else mode
-    for row, position in enumerate(positions.tolist()):
-        if row and position == positions[row - 1]:
-            out[row] = out[row - 1]
-            continue
-        image = read_jpeg(folder, files[position], mode, max_pixels=max_pixels)
-        cropper.image(image, out[row])
-        out[row] = out[row][..., ::-1]
+    for number in wanted:
+        images = dict[int, Clip]()
+        for clip in clips:
+            if (row := clip.rows.get(number)) is None:
+                continue
+            mode = _reduced(clip.cropper)
+            if mode not in images:
+                images[mode] = read_jpeg(folder, files[number], mode, max_pixels=max_pixels)
+            clip.cropper.image(images[mode], clip.out[row])
+            clip.out[row] = clip.out[row][..., ::-1]
+
+
+def _reduced(cropper: Cropper) -> int:
+    """How OpenCV reads the file of a frame that is then cropped so."""
+    modes = (mode for by, mode in _REDUCED.items() if cropper.shrinks >= by)
+    return next(modes, cv2.IMREAD_COLOR)

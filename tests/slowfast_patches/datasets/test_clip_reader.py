@@ -14,7 +14,7 @@ from numpy.typing import NDArray
 
 from multigrid import ClipPlan, Video
 from slowfast_patches.datasets.reading import clip_reader
-from slowfast_patches.datasets.reading.clip_reader import read_clip
+from slowfast_patches.datasets.reading.clip_reader import read_clip, read_clips
 from slowfast_patches.datasets.reading.scan import scan
 from slowfast_patches.datasets.reading.video_record import Kind, UnreadableVideoError, VideoRecord
 from tests.slowfast_patches.datasets.made_videos import SAMPLES, needs_samples, write_video
@@ -136,6 +136,45 @@ def test_no_file_stays_open(folder, video):
 
     before = len(os.listdir("/dev/fd"))
     assert read_everything() == before
+
+
+# Several clips in one pass.
+
+
+def overlapping() -> list[ClipPlan]:
+    """Two views and three crops of one of them, at two sizes; the second ends beyond the video."""
+    size, small = (WIDTH, HEIGHT), (WIDTH // 2, HEIGHT // 2)
+    early, late = np.array([3, 9, 9, 30]), np.array([20, 30, 40, 70])
+    crops = [ClipPlan(late, size, (x, 8), 16, False) for x in (0, 24, 48)]
+    return [ClipPlan(early, small, (4, 0), 24, False), *crops]
+
+
+def as_one(path: Path) -> list[NDArray[np.uint8]]:
+    plans = overlapping()
+    clips = [np.zeros((len(p.positions), p.crop, p.crop, 3), np.uint8) for p in plans]
+    read_clips(str(path), scan(str(path)), plans, clips)
+    return clips
+
+
+@pytest.mark.parametrize("source", ["video", "jpegs"])
+def test_clips_that_are_read_together_are_those_read_alone(source, request):
+    path = request.getfixturevalue(source)
+    alone = [read_clip(str(path), scan(str(path)), plan) for plan in overlapping()]
+    assert all(map(np.array_equal, as_one(path), alone))
+
+
+def test_a_frame_of_several_clips_is_decoded_once(jpegs, monkeypatch):
+    """30 is in all of them, and of two sizes: it is read at each."""
+    seen = list[str]()
+    read_jpeg = clip_reader.read_jpeg
+    monkeypatch.setattr(
+        clip_reader,
+        "read_jpeg",
+        lambda f, name, *a, **k: seen.append(name) or read_jpeg(f, name, *a, **k),
+    )
+    as_one(jpegs)
+    numbers = [int(name[-10:-4]) - 1 for name in seen]
+    assert numbers == [3, 9, 20, 30, 30, 40, 59]
 
 
 # Folders of JPEG files.

@@ -15,6 +15,7 @@ from slowfast_patches.config import host_config, load_recipe
 from slowfast_patches.config.recipe import Recipe, keys_of
 from slowfast_patches.config.schedule import schedule_of
 from slowfast_patches.datasets.loader import build_dataset
+from slowfast_patches.models.convolution import convert_convolutions
 from slowfast_patches.train import state as state_module
 from slowfast_patches.train import step as step_module
 
@@ -40,7 +41,8 @@ def host_loop(cfg: Recipe) -> dict[str, torch.Tensor]:
     dataset = build_dataset(cfg, "train")
     torch.manual_seed(cfg.rng_seed)
     host = host_config(cfg)
-    model = _MODEL_TYPES[cfg.model.arch](host).train()
+    # Convolutions as ours, whose rounding would otherwise differ, and grow.
+    model = convert_convolutions(_MODEL_TYPES[cfg.model.arch](host).train())
     optimizer, loss_function = construct_optimizer(model, host), get_loss_func("cross_entropy")()
     batches = list(MultigridBatchSampler(schedule_of(cfg, len(dataset)), cfg.rng_seed))
     per_epoch = len(dataset) // cfg.train.batch_size

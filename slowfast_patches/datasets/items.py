@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from itertools import groupby
 from typing import Any, ClassVar
 
 import numpy as np
@@ -23,7 +24,7 @@ from multigrid import (
     plan_test,
     plan_train,
 )
-from slowfast_patches.datasets.reading.clip_reader import read_clip
+from slowfast_patches.datasets.reading.clip_reader import read_clip, read_clips
 from slowfast_patches.datasets.reading.files import MAX_PIXELS
 from slowfast_patches.datasets.reading.index import VideoIndex
 from slowfast_patches.datasets.reading.video_record import UnreadableVideoError, VideoRecord
@@ -158,14 +159,21 @@ class Clips(torch.utils.data.Dataset[dict[str, Any]]):
         """Clips of a video in an evaluation."""
         return self._views[0] * self._views[1]
 
+    @property
+    def clip_bytes(self) -> int:
+        """What a clip of an evaluation takes."""
+        frames, crop = self._sides(0)
+        return frames * crop**2 * 3
+
     def __getitem__(self, request: ClipRequest | int) -> dict[str, Any]:
         clip = empty_clips(1, *self._sides(request))[0].numpy()
-        return {"clip": clip, **self._read(request, clip)}
+        (item,) = self._read([request], [clip])
+        return {"clip": clip, **item}
 
     def __getitems__(self, requests: Sequence[ClipRequest | int]) -> EvaluationBatch:
         """The mini-batch of some requests of one shape."""
         clips = empty_clips(len(requests), *self._sides(requests[0]))
-        items = [self._read(r, c.numpy()) for r, c in zip(requests, clips, strict=True)]
+        items = self._read(requests, [clip.numpy() for clip in clips])
         iteration, failures = items[0]["iteration"], [f for item in items for f in item["failures"]]
         is_training = isinstance(requests[0], ClipRequest)
         if failures and not is_training:
@@ -189,11 +197,21 @@ class Clips(torch.utils.data.Dataset[dict[str, Any]]):
             return request.shape.frames, request.shape.crop
         return self.sampling.base.frames, self._crop
 
-    def _read(self, request: ClipRequest | int, out: NDArray[np.uint8]) -> dict[str, Any]:
-        """Read a clip to `out`; all there is to say of it."""
-        if isinstance(request, ClipRequest):
-            return self._read_training(request, out)
-        return self._read_evaluation(request, out)
+    def _read(
+        self, requests: Sequence[ClipRequest | int], outs: Sequence[NDArray[np.uint8]]
+    ) -> list[dict[str, Any]]:
+        """Read clips to `outs`; all there is to say of each. Those of an evaluation that follow
+        each other and are of one video are read in one pass."""
+        items, numbers = list[dict[str, Any]](), list[tuple[int, NDArray[np.uint8]]]()
+        for request, out in zip(requests, outs, strict=True):
+            if isinstance(request, ClipRequest):
+                items.append(self._read_training(request, out))
+            else:
+                numbers.append((request, out))
+        for index, clips in groupby(numbers, key=lambda clip: clip[0] // self.num_clips):
+            parts = [(number % self.num_clips, out) for number, out in clips]
+            items += self._read_evaluation(index, parts)
+        return items
 
     def _read_training(self, request: ClipRequest, out: NDArray[np.uint8]) -> dict[str, Any]:
         rng = clip_generator(self._seed, request.epoch, request.video)
@@ -215,16 +233,22 @@ class Clips(torch.utils.data.Dataset[dict[str, Any]]):
         said = f"{_TRIES} videos in a row could not be read, the first {first}"
         raise TooManyUnreadableError(f"{said}; {self.advice}")
 
-    def _read_evaluation(self, number: int, out: NDArray[np.uint8]) -> dict[str, Any]:
-        """A clip of a video on the baseline's grid; black where it cannot be read."""
-        index, part = divmod(number, self.num_clips)
-        video, plan, failures = self.videos[index], None, list[tuple[str, str]]()
+    def _read_evaluation(
+        self, index: int, parts: Sequence[tuple[int, NDArray[np.uint8]]]
+    ) -> list[dict[str, Any]]:
+        """Some of a video's clips on the baseline's grid; black where they cannot be read."""
+        video, item = self.videos[index], {"flip": False, "video": index, "iteration": -1}
+        views, crop = self._views, self._crop
         try:
             record = self._record(index)
-            plan = self.sampling.evaluation_plan(record.video, part, self._views, self._crop)
-            read_clip(video.path, record, plan, out, **self._reading)
+            plans = [
+                self.sampling.evaluation_plan(record.video, part, views, crop) for part, _ in parts
+            ]
+            read_clips(video.path, record, plans, [out for _, out in parts], **self._reading)
         except UnreadableVideoError as error:
-            failures.append((video.path, str(error)))
-            out[:] = 0
-        item = {"label": self._label(video, plan), "flip": False, "video": index}
-        return item | {"iteration": -1, "failures": failures}
+            if len(parts) > 1:  # one by one, those that can be read are
+                return [clip for part in parts for clip in self._read_evaluation(index, [part])]
+            parts[0][1][:] = 0
+            failures = [(video.path, str(error))]
+            return [item | {"label": self._label(video, None), "failures": failures}]
+        return [item | {"label": self._label(video, plan), "failures": []} for plan in plans]

@@ -36,6 +36,8 @@ _REGISTERED = ("slowfast_patches.datasets.ssv2", "slowfast_patches.datasets.char
 _PREFETCH = 2
 """Mini-batches that each worker may be ahead."""
 _MOST_WORKERS = 16
+_MOST_BYTES = 1 << 27
+"""Of a video's clips that are read together."""
 _CORES_OF_A_WORKER = 4
 
 _PRECISE_BN_EPOCH = 1 << 30
@@ -130,18 +132,35 @@ def evaluation_loader(
 ) -> DataLoader[Any]:
     """This rank's share of an evaluation split, in order, every clip exactly once.
 
+    A mini-batch has whole videos, `batch_size` clips at most, or, where a video alone has more, as
+    many of its clips as 128 MiB hold.
+
     Made anew for every evaluation: starting workers takes a small part of its time, and kept ones
     would idle beside those of the training, with their decoders and their copy of the process.
     """
-    numbers = range(len(dataset))[rank::world_size]
-    batches = [list(numbers[i : i + batch_size]) for i in range(0, len(numbers), batch_size)]
-    return _loader(recipe, dataset, batches)
+    return _loader(recipe, dataset, _evaluation_batches(dataset, batch_size, rank, world_size))
 
 
-def evaluation_rounds(clips: int, batch_size: int, world_size: int) -> int:
-    """The most mini-batches that `evaluation_loader` gives a rank of an evaluation's clips."""
-    share = -(-clips // world_size)
-    return -(-share // batch_size)
+def evaluation_rounds(dataset: Any, batch_size: int, world_size: int) -> int:
+    """The most mini-batches that `evaluation_loader` gives a rank."""
+    return len(_evaluation_batches(dataset, batch_size, 0, world_size))
+
+
+def _evaluation_batches(
+    dataset: Any, batch_size: int, rank: int, world_size: int
+) -> list[list[int]]:
+    """The clips of this rank's videos, those of a video together: they are read in one pass."""
+    videos = len(dataset.videos)
+    clips = len(dataset) // videos
+    own = range(videos)[rank::world_size]
+    if clips <= batch_size:
+        at_once = batch_size // clips
+        runs = [own[i : i + at_once] for i in range(0, len(own), at_once)]
+        return [[v * clips + part for v in run for part in range(clips)] for run in runs]
+    most = max(batch_size, _MOST_BYTES // getattr(dataset, "clip_bytes", _MOST_BYTES))
+    size = -(-clips // -(-clips // most))
+    parts = [range(i, min(i + size, clips)) for i in range(0, clips, size)]
+    return [[video * clips + part for part in run] for video in own for run in parts]
 
 
 def precise_bn_loader(

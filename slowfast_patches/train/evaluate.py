@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import logging
 import math
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 from statistics import fmean
 from typing import Any, NamedTuple
 
@@ -23,9 +23,11 @@ from slowfast_patches.datasets.loader import (
 from slowfast_patches.launch.stopping import StopRequest, TrainingInterruptedError
 from slowfast_patches.models.inputs import InputTransform
 from slowfast_patches.models.solver import Precision
+from slowfast_patches.train.record.clock import Clock, TimeSpent
 from slowfast_patches.train.record.unreadable import TooManyUnreadableError, check_count
 from slowfast_patches.train.running_stats import keep_buffers, update_precise_bn
 from slowfast_patches.utils.distributed import World, gathered, max_over_ranks, sum_over_ranks
+from slowfast_patches.utils.tables import format_duration
 
 __all__ = [
     "Evaluation",
@@ -67,8 +69,9 @@ def evaluate(
 ) -> Evaluation:
     """Score the videos of a split, each by the sum (or "max") over its clips that can be read.
 
-    Each rank reads its share of the clips, `batch_size` at once; all get the same result. `stop` is
-    asked between mini-batches. Unreadable paths that are not `named` are logged, and added.
+    Each rank reads the clips of its share of the videos and scores `batch_size` at once; all get
+    the same result. `stop` is asked between mini-batches. Unreadable paths that are not `named` are
+    logged, and added.
 
     Raises:
         TooManyUnreadableError: more videos than DATA.MAX_BAD_FRACTION, or all, cannot be read.
@@ -80,16 +83,41 @@ def evaluate(
     autocast = Precision(recipe, world.device).autocast
     batches: Iterable[Any] = evaluation_loader(recipe, dataset, batch_size, world.rank, world.size)
     if stop is not None:
-        batches = stop.between(batches, evaluation_rounds(len(dataset), batch_size, world.size))
+        batches = stop.between(batches, evaluation_rounds(dataset, batch_size, world.size))
     scores, failures = VideoScores(recipe, dataset, world.device), dict[str, str]()
-    for batch in batches:
-        failures |= batch["failures"]
-        if len(batch["videos"]) > 0:
-            with autocast():
-                predictions = model(transform(batch["clips"], batch["flips"]))
-            scores.add(batch["videos"], predictions, batch["labels"])
-    _name(failures, set() if named is None else named, world)
-    return scores.result()
+    clock = Clock()
+    with clock.time("training"):
+        for batch in _waited_for(batches, clock, world.device):
+            failures |= batch["failures"]
+            read = (
+                batch[name].split(batch_size) for name in ("clips", "flips", "videos", "labels")
+            )
+            for clips, flips, videos, labels in zip(*read, strict=True):
+                if len(videos) > 0:
+                    with autocast():
+                        predictions = model(transform(clips, flips))
+                    scores.add(videos, predictions, labels)
+        _name(failures, set() if named is None else named, world)
+        result = scores.result()
+    spent = TimeSpent(1, len(dataset), torch.tensor(gathered(clock.lap())))
+    if world.is_main:
+        logger.info(
+            "%d clips scored in %s: %.1f clips/s, %s",
+            *(len(dataset), format_duration(spent.seconds), len(dataset) / spent.seconds),
+            spent.waiting,
+        )
+    return result
+
+
+def _waited_for(batches: Iterable[Any], clock: Clock, device: torch.device) -> Iterator[Any]:
+    """The mini-batches, whose loading is counted."""
+    loading = iter(batches)
+    while True:
+        with clock.wait(device):
+            batch = next(loading, None)
+        if batch is None:
+            return
+        yield batch
 
 
 def _name(failures: dict[str, str], named: set[str], world: World) -> None:

@@ -14,7 +14,7 @@ from slowfast_patches.config import check_recipe, load_recipe, parse_recipe
 from slowfast_patches.config.recipe import Recipe
 from slowfast_patches.datasets.clips import reading_options, sampling_of
 from slowfast_patches.datasets.loader import dataset_class
-from slowfast_patches.datasets.reading.clip_reader import read_clip
+from slowfast_patches.datasets.reading.clip_reader import read_clips
 from slowfast_patches.datasets.reading.scan import scan
 from slowfast_patches.models.build import build_model
 from slowfast_patches.models.inputs import InputTransform
@@ -86,9 +86,8 @@ class Predictor:
             video = video._replace(fps=float(recipe.data.target_fps))
         sampling = sampling_of(dataset, recipe)
         clips = empty_clips(views[0] * views[1], recipe.data.num_frames, crop)
-        for part, clip in enumerate(clips):
-            plan = sampling.evaluation_plan(video, part, views, crop)
-            read_clip(path, record, plan, clip.numpy(), **reading_options(recipe))
+        plans = [sampling.evaluation_plan(video, part, views, crop) for part in range(len(clips))]
+        read_clips(path, record, plans, [c.numpy() for c in clips], **reading_options(recipe))
         return clips
 
     def _score(self, clips: Tensor) -> Tensor:

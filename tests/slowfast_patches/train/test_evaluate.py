@@ -15,7 +15,7 @@ from torch.distributed import distributed_c10d
 from slowfast_patches import patching
 from slowfast_patches.config.metrics import COUNTS
 from slowfast_patches.config.recipe import Recipe, default_recipe
-from slowfast_patches.datasets.loader import build_dataset, evaluation_loader
+from slowfast_patches.datasets.loader import build_dataset, evaluation_loader, evaluation_rounds
 from slowfast_patches.launch.stopping import TrainingStoppedError
 from slowfast_patches.train.evaluate import Evaluation, VideoScores, topk_accuracy
 from slowfast_patches.utils.distributed import from_main
@@ -209,6 +209,37 @@ def test_together_the_ranks_score_every_clip_once(
         loaders = [evaluation_loader(cfg, dataset, 3, rank, ranks) for rank in range(ranks)]
         numbers = [n for loader in loaders for batch in loader.batch_sampler for n in batch]
         assert sorted(numbers) == list(range(16))
+
+
+class FiveVideos:
+    """Has clips of some size, which nobody reads."""
+
+    videos = range(5)
+
+    def __init__(self, clips: int, mebibytes: int) -> None:
+        self.clips, self.clip_bytes = clips, mebibytes << 20
+
+    def __len__(self) -> int:
+        return 5 * self.clips
+
+
+@pytest.mark.parametrize(
+    ("clips", "batch_size", "mebibytes", "wanted"),
+    [
+        (1, 3, 1, [[0, 1, 2], [3, 4]]),
+        (2, 5, 1, [[0, 1, 2, 3], [4, 5, 6, 7], [8, 9]]),
+        (3, 2, 1, [[0, 1, 2], [3, 4, 5], [6, 7, 8], [9, 10, 11], [12, 13, 14]]),
+        (3, 1, 64, [[0, 1], [2], [3, 4], [5], [6, 7], [8], [9, 10], [11], [12, 13], [14]]),
+    ],
+    ids=["validation", "two videos at once", "one", "a part of one"],
+)
+def test_the_clips_of_a_video_are_read_together_within_the_memory(
+    clips, batch_size, mebibytes, wanted
+):
+    dataset = FiveVideos(clips, mebibytes)
+    found = evaluation_loader(default_recipe(), dataset, batch_size, 0, 1).batch_sampler
+    assert found == wanted
+    assert evaluation_rounds(dataset, batch_size, 1) == len(wanted)
 
 
 def test_a_test_alone_gives_the_runs_accuracy_leaves_its_files_and_says_what_it_cannot_read(

@@ -337,6 +337,11 @@ def _check_speed(recipe: Recipe, world_size: int) -> None:
             "SOLVER.FUSED True: there is no fused lars; set SOLVER.FUSED False, or "
             "SOLVER.OPTIMIZING_METHOD sgd, adam or adamw"
         )
+    if train.compile and recipe.model.arch == "hf":
+        raise ValueError(
+            "TRAIN.COMPILE True and MODEL.ARCH hf: what its clips cover changes with each "
+            "mini-batch, and would be compiled in; set TRAIN.COMPILE False"
+        )
     if train.compile and recipe.model.act_checkpoint:
         raise ValueError(
             "TRAIN.COMPILE True and MODEL.ACT_CHECKPOINT True: a compiled network decides by "

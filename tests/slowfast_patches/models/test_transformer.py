@@ -202,8 +202,9 @@ def test_what_transformers_do_not_have_is_said(caplog):
         "BN.USE_PRECISE_STATS True has no effect with MODEL.ARCH hf, which has no BN; leave it "
         "out, or write False"
     ]
-    with pytest.raises(ValueError, match=r"TRAIN.CUDA_GRAPHS True and MODEL.ARCH hf"):
-        check_recipe(recipe("videomae", *keys, "TRAIN.CUDA_GRAPHS", True))
+    for switch in ("TRAIN.CUDA_GRAPHS", "TRAIN.COMPILE"):
+        with pytest.raises(ValueError, match=f"{switch} True and MODEL.ARCH hf: "):
+            check_recipe(recipe("videomae", *keys, switch, True))
 
 
 def test_a_shape_that_is_no_whole_number_of_patches_is_refused_with_the_way_out():
@@ -270,3 +271,15 @@ def test_a_layers_rate_is_a_part_of_the_next_ones_and_positions_do_not_decay():
         "classifier.weight": (0.8, 0.05),
     }
     assert {name: found[name] for name in of} == {name: pytest.approx(v) for name, v in of.items()}
+
+
+def test_no_other_recipe_imports_transformers(start_python):
+    program = """
+import sys
+import slowfast_patches.train.run
+from slowfast_patches.config import load_recipe
+from slowfast_patches.models.build import build_on_meta
+build_on_meta(load_recipe(None, ["MODEL.ARCH", "c2d"]))
+assert "transformers" not in sys.modules
+"""
+    assert start_python("-c", program).wait() == 0

@@ -184,7 +184,8 @@ def _warn_of_what_has_no_effect(recipe: Recipe) -> None:
         ("BN.GROUP_SIZE", arch == "hf", "with MODEL.ARCH hf, which has no BN"),
         ("MULTIGRID.BN_BASE_SIZE", arch == "hf", "with MODEL.ARCH hf, which has no BN"),
         ("MODEL.CHANNELS_LAST", arch == "hf", "with MODEL.ARCH hf, which computes on tokens"),
-        ("MULTIGRID.SIZE_DIVISOR", not cycle, "without a cycle"),
+        # A transformer's recipe may have it for the pilot, which adds cycles.
+        ("MULTIGRID.SIZE_DIVISOR", not cycle and arch != "hf", "without a cycle"),
         ("MULTIGRID.BATCH_EXPONENT", not cycle, "without a cycle"),
         ("MULTIGRID.EQUAL_TIME", not multigrid.long_cycle, "without a long cycle"),
         (

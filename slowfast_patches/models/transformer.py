@@ -85,7 +85,7 @@ def build_transformer(recipe: Recipe) -> nn.Module:
         model = _from_folder(folder, config)
     else:
         with _one_line(f"HF.CONFIG {dict(recipe.hf.config)}"):
-            model = Auto.from_config(config)  # type: ignore[no-untyped-call]
+            model = Auto.from_config(config, dtype=torch.float32)  # type: ignore[no-untyped-call]
     if config.model_type == "vjepa2":
         model.base_model.predictor = nn.Identity()  # of its pre-training
     convert_positions(model)

@@ -86,10 +86,12 @@ def update_precise_bn(
     takes each GPU's own. All mini-batches are of one size, and each process has as many and has
     called `form_neighbours`. All BN is `GroupedBatchNorm3d`.
     """
+    norms = [m for m in model.modules() if isinstance(m, nn.BatchNorm3d) and m.track_running_stats]
+    if not norms:
+        return
     model.train()
     set_group_size(model, global_batch)
     set_clips(model, None)
-    norms = [m for m in model.modules() if isinstance(m, nn.BatchNorm3d) and m.track_running_stats]
     assert all(isinstance(norm, GroupedBatchNorm3d) for norm in norms)
     moments = {norm: _Moments(norm.num_features, world.device) for norm in norms}
     hooks = [norm.register_forward_pre_hook(moment.see) for norm, moment in moments.items()]

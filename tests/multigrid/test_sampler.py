@@ -177,3 +177,12 @@ def test_collate_takes_classes_and_multi_hot_vectors():
     hot = [np.array(row, np.float32) for row in ([0, 1, 1], [0, 0, 0])]
     labels = collate([{**sample, "label": label} for label in hot])["labels"]
     assert (labels.dtype, labels.tolist()) == (torch.float32, [[0, 1, 1], [0, 0, 0]])
+
+
+def test_collate_takes_extents_and_leaves_a_mini_batch_as_it_is():
+    sample = {"clip": np.zeros((1, 2, 2, 3), np.uint8), "label": 1, "flip": False, "iteration": 0}
+    assert "extents" not in collate([sample])
+    batch = collate([sample | {"extents": (0.5, 1.0)}, sample | {"extents": (1.0, 0.75)}])
+    assert batch["extents"].dtype == torch.float32
+    assert batch["extents"].tolist() == [[0.5, 1.0], [1.0, 0.75]]
+    assert collate(batch) is batch

@@ -17,25 +17,25 @@ from multigrid.training import MultigridLR, Training
 
 __all__ = ["MultigridTrainer", "video_inputs"]
 
+_TOLD = ("iteration", "extents")
+"""What `Training.begin` is told of a mini-batch; the model is not."""
 _MEAN, _STD = (0.485, 0.456, 0.406), (0.229, 0.224, 0.225)
 
 
-def video_inputs(samples: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
+def video_inputs(samples: Sequence[Mapping[str, Any]] | Batch) -> dict[str, Any]:
     """What video models of transformers are given, of the samples of one iteration.
 
     Returns:
         pixel_values, (N, T, 3, H, W) with ImageNet's mean and standard deviation taken out and
-        some clips mirrored; labels; and the number of the iteration.
+        some clips mirrored; labels; and for `Training.begin` the number of the iteration and, if
+        the samples have them, their extents.
     """
     batch = collate(samples)
     mean, std = (torch.tensor(values).view(3, 1, 1) for values in (_MEAN, _STD))
     pixels = (batch["clips"].permute(0, 1, 4, 2, 3) / 255 - mean) / std
     mirrored = torch.where(batch["flips"].view(-1, 1, 1, 1, 1), pixels.flip(-1), pixels)
-    return {
-        "pixel_values": mirrored,
-        "labels": batch["labels"],
-        "iteration": batch["iteration"],
-    }
+    told = {name: value for name, value in batch.items() if name in _TOLD}
+    return {"pixel_values": mirrored, "labels": batch["labels"], **told}
 
 
 class MultigridTrainer(Trainer):
@@ -106,7 +106,7 @@ class MultigridTrainer(Trainer):
         """Begin the iteration, then what the Trainer does."""
         self.training.optimizer = self.optimizer
         self.training.iteration = self.state.global_step
-        self.training.begin(inputs.pop("iteration"))
+        self.training.begin({name: inputs.pop(name) for name in _TOLD if name in inputs})
         loss: Tensor = super().training_step(model, inputs, *arguments, **options)
         return loss
 

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
 from functools import lru_cache
-from typing import Any, NamedTuple, NotRequired, TypedDict, cast
+from typing import Any, NamedTuple, NotRequired, TypedDict
 
 import numpy as np
 import torch
@@ -27,6 +27,7 @@ __all__ = [
     "clip_numbers",
     "collate",
     "empty_clips",
+    "network_input",
     "stream",
 ]
 
@@ -162,7 +163,7 @@ def collate(samples: Sequence[Mapping[str, Any]] | Batch) -> Batch:
     (time, space), as a `ClipPlan` does.
     """
     if isinstance(samples, Mapping):
-        return cast(Batch, samples)
+        return samples
     iterations = {sample["iteration"] for sample in samples}
     assert len(iterations) == 1, f"a mini-batch of several iterations: {sorted(iterations)}"
     batch = Batch(
@@ -175,3 +176,18 @@ def collate(samples: Sequence[Mapping[str, Any]] | Batch) -> Batch:
     if "extents" in samples[0]:
         batch["extents"] = torch.tensor([sample["extents"] for sample in samples])
     return batch
+
+
+def network_input(
+    batch: Batch, mean: Sequence[float] = (0.45,), std: Sequence[float] = (0.225,)
+) -> Tensor:
+    """The clips of a mini-batch as a network takes them, where they are: (N, 3, T, H, W) float32,
+    mirrored where `flips` says so.
+
+    `mean` and `std`, of all channels or of each, are taken out of pixels in [0, 1]; by default as
+    PySlowFast does.
+    """
+    clips, flips = batch["clips"].permute(0, 4, 1, 2, 3), batch["flips"].view(-1, 1, 1, 1, 1)
+    away, by = (torch.tensor(n, device=clips.device).view(-1, 1, 1, 1) for n in (mean, std))
+    pixels = (clips / 255 - away) / by
+    return torch.where(flips, pixels.flip(-1), pixels)

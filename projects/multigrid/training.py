@@ -117,8 +117,8 @@ class Training:
         # The baseline's clips cover 1, and None takes their table as it is.
         own, base = step.shape, self.schedule.base
         coarse = (own.frames, own.crop) != (base.frames, base.crop)
-        told = coarse and not isinstance(batch, int)
-        set_extents(self.model, batch.get("extents") if told else None)
+        told: Mapping[str, Any] = batch if coarse and not isinstance(batch, int) else {}
+        set_extents(self.model, told.get("extents"))
         for group in self.optimizer.param_groups:
             group["lr"] = step.lr * group.get("lr_scale", 1.0)
         self.iteration += 1

@@ -34,6 +34,7 @@ from multigrid.sampler import (
     clip_numbers,
     collate,
     empty_clips,
+    network_input,
     stream,
 )
 from multigrid.sampling import (
@@ -90,6 +91,7 @@ __all__ = [
     "group_order",
     "make_grid",
     "make_schedule",
+    "network_input",
     "place_positions",
     "plan_test",
     "plan_train",

@@ -55,7 +55,8 @@ class FollowsGrid(Protocol):
         """
 
     def set_extents(self, extents: Tensor | None) -> None:
-        """Take (N, 2) extents for the next forward's N clips (`place_positions`); None for 1."""
+        """Take (N, 2) extents of the N clips that are trained next (`place_positions`); None for 1,
+        which those of an evaluation have whatever was told."""
 
 
 def place_positions(
@@ -120,7 +121,9 @@ def set_extents(model: nn.Module, extents: Tensor | None) -> None:
 
 
 def _following(model: nn.Module) -> list[FollowsGrid]:
-    return [module for module in model.modules() if isinstance(module, FollowsGrid)]
+    # A class is asked before the protocol, which takes microseconds a module.
+    found = (module for module in model.modules() if hasattr(type(module), "set_extents"))
+    return [module for module in found if isinstance(module, FollowsGrid)]
 
 
 def convert_positions(model: nn.Module) -> nn.Module:
@@ -155,10 +158,10 @@ class _Follower:
 
     base: Patches
     size: tuple[int, int]
-    extents: Tensor | None
+    _extents: Tensor | None
 
     def _start(self, frames: int, crop: int, size: tuple[int, int]) -> None:
-        self.size, self.extents = size, None
+        self.size, self._extents = size, None
         self.base = self.patches(frames, crop)
 
     def patches(self, frames: int, crop: int) -> Patches:
@@ -178,7 +181,12 @@ class _Follower:
 
     def set_extents(self, extents: Tensor | None) -> None:
         """See `FollowsGrid`."""
-        self.extents = extents
+        self._extents = extents
+
+    @property
+    def extents(self: Any) -> Tensor | None:
+        """Those of the clips that come."""
+        return self._extents if self.training else None
 
     def _positions(self: Any, table: Tensor, patches: Patches) -> Tensor:
         return place_positions(table, self.base, patches, self.extents)

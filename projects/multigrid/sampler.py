@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
 from functools import lru_cache
-from typing import Any, NamedTuple, TypedDict
+from typing import Any, NamedTuple, NotRequired, TypedDict
 
 import numpy as np
 import torch
@@ -27,6 +27,7 @@ __all__ = [
     "clip_numbers",
     "collate",
     "empty_clips",
+    "network_input",
     "stream",
 ]
 
@@ -43,7 +44,8 @@ class ClipRequest(NamedTuple):
 class Batch(TypedDict):
     """A collated mini-batch of n clips, as `collate` makes it.
 
-    `labels` are classes, (n,) int64, or multi-hot rows, (n, classes) float32.
+    `labels` are classes, (n,) int64, or multi-hot rows, (n, classes) float32. `extents`, (n, 2)
+    float32, is how much each clip covers of what the baseline's do, where the data set says it.
     """
 
     clips: Tensor
@@ -51,6 +53,7 @@ class Batch(TypedDict):
     flips: Tensor
     iteration: int
     failures: list[tuple[str, str]]
+    extents: NotRequired[Tensor]
 
 
 @lru_cache(maxsize=4)
@@ -151,19 +154,40 @@ def empty_clips(count: int, frames: int, crop: int) -> Tensor:
     return clips
 
 
-def collate(samples: Sequence[Mapping[str, Any]]) -> Batch:
-    """Stack the samples of one mini-batch.
+def collate(samples: Sequence[Mapping[str, Any]] | Batch) -> Batch:
+    """Stack the samples of one mini-batch; one that a data set's `__getitems__` has made stays.
 
     Each sample has `clip` (T, H, W, 3) uint8, `label` (a class, or a multi-hot vector (classes,)
     float32), `flip` (bool), `iteration`, and, where videos had to be replaced, `failures`, a list
-    of their (path, reason). All are of one iteration, hence of one shape.
+    of their (path, reason). All are of one iteration, hence of one shape. They may have `extents`
+    (time, space), as a `ClipPlan` does.
     """
+    if isinstance(samples, Mapping):
+        return samples
     iterations = {sample["iteration"] for sample in samples}
     assert len(iterations) == 1, f"a mini-batch of several iterations: {sorted(iterations)}"
-    return Batch(
+    batch = Batch(
         clips=torch.stack([torch.as_tensor(sample["clip"]) for sample in samples]),
         labels=torch.as_tensor(np.asarray([sample["label"] for sample in samples])),
         flips=torch.as_tensor([bool(sample["flip"]) for sample in samples]),
         iteration=iterations.pop(),
         failures=[failure for sample in samples for failure in sample.get("failures", ())],
     )
+    if "extents" in samples[0]:
+        batch["extents"] = torch.tensor([sample["extents"] for sample in samples])
+    return batch
+
+
+def network_input(
+    batch: Batch, mean: Sequence[float] = (0.45,), std: Sequence[float] = (0.225,)
+) -> Tensor:
+    """The clips of a mini-batch as a network takes them, where they are: (N, 3, T, H, W) float32,
+    mirrored where `flips` says so.
+
+    `mean` and `std`, of all channels or of each, are taken out of pixels in [0, 1]; by default as
+    PySlowFast does.
+    """
+    clips, flips = batch["clips"].permute(0, 4, 1, 2, 3), batch["flips"].view(-1, 1, 1, 1, 1)
+    away, by = (torch.tensor(n, device=clips.device).view(-1, 1, 1, 1) for n in (mean, std))
+    pixels = (clips / 255 - away) / by
+    return torch.where(flips, pixels.flip(-1), pixels)

@@ -64,7 +64,8 @@ class Grid:
     `strides` (frames at the target rate) and `short_sides` (pixels of the resized frame) are
     inclusive ranges; `inverse_scale` draws the size of objects uniformly instead of the short side.
     `segments` takes one frame from each of `frames` equal parts of the video; `strides` is then not
-    looked at. `exact_strides` takes frames a whole stride apart.
+    looked at. `exact_strides` takes frames a whole stride apart. `base` is the baseline's grid, or
+    None where this is it.
     """
 
     frames: int
@@ -75,18 +76,21 @@ class Grid:
     inverse_scale: bool = False
     segments: bool = False
     exact_strides: bool = False
+    base: Grid | None = None
 
 
 @dataclass(frozen=True)
 class ClipPlan:
     """What to read: `positions` (T,) frame indices; frames resized to `size` (width, height); a
-    square of `crop` pixels at `corner` (x, y) of the resized frame; mirrored if `flip`."""
+    square of `crop` pixels at `corner` (x, y) of the resized frame; mirrored if `flip`. `extents`
+    is how much it covers of what the baseline's clips do, in time and in space (`set_extents`)."""
 
     positions: NDArray[np.int64]
     size: tuple[int, int]
     corner: tuple[int, int]
     crop: int
     flip: bool
+    extents: tuple[float, float] = (1.0, 1.0)
 
     def box(self, video: Video) -> Box:
         """The crop on the frames before they are resized, where a reader may cut it out."""
@@ -124,6 +128,7 @@ def make_grid(
             f"from {low} to {high} pixels; choose a smaller crop or larger frames"
         )
     scale = shape.crop / base.crop
+    is_base = (shape.frames, shape.crop) == (base.frames, base.crop)
     return Grid(
         frames=shape.frames,
         crop=shape.crop,
@@ -136,6 +141,7 @@ def make_grid(
         inverse_scale=inverse_scale,
         segments=segments,
         exact_strides=exact_strides,
+        base=None if is_base else Grid(base.frames, base.crop, (stride, stride), short_sides),
     )
 
 
@@ -155,18 +161,20 @@ def plan_train(
     `rng` later, are the same for every grid.
     """
     u_stride, u_start, u_scale, u_x, u_y, u_flip = rng.random(6)
+    low, high = grid.strides
+    stride, rate = low + int(u_stride * (high - low + 1)), video.fps / target_fps
     if grid.segments:
         positions = _in_segments(rng.spawn(1)[0].random(grid.frames), video)
     else:
-        low, high = grid.strides
-        stride = low + int(u_stride * (high - low + 1))
-        span = stride * grid.frames * video.fps / target_fps
+        span = stride * grid.frames * rate
         start = u_start * max(video.frames - span, 0.0)
         positions = _positions(start, span, grid.frames, video, exact=grid.exact_strides)
-    size = _resized(video, _short_side(u_scale, grid))
+    short_side = _short_side(u_scale, grid)
+    size = _resized(video, short_side)
     corner = (int(u_x * (size[0] - grid.crop + 1)), int(u_y * (size[1] - grid.crop + 1)))
     flip = grid.flip and bool(u_flip < 0.5)
-    return ClipPlan(positions, size, corner, grid.crop, flip)
+    extents = _extents(grid, stride, rate, short_side)
+    return ClipPlan(positions, size, corner, grid.crop, flip, extents)
 
 
 def plan_test(
@@ -231,6 +239,30 @@ def _positions(
     else:
         indices = np.linspace(start, start + span - 1, frames)
     return np.clip(indices, 0, video.frames - 1).astype(np.int64)
+
+
+def _extents(grid: Grid, stride: int, rate: float, short_side: int) -> tuple[float, float]:
+    """How much a clip covers of what the baseline's do; `rate` is the video's frames a target's."""
+    base, in_time = grid.base, 1.0
+    if base is None:
+        return 1.0, 1.0
+    if not grid.segments:
+        covered, by_base = (
+            _covered(frames, frames * tau * rate, exact=grid.exact_strides)
+            for frames, tau in ((grid.frames, stride), (base.frames, base.strides[0]))
+        )
+        in_time = covered / by_base
+    # A part of the frame is drawn for the baseline's clips too, which count as 1 by definition: so
+    # does any clip that sees as much as one of them may.
+    least = base.crop / base.short_sides[1]
+    return in_time, min(1.0, grid.crop / short_side / least)
+
+
+def _covered(frames: int, span: float, *, exact: bool) -> float:
+    """Frames times their distance in the video, by which a patch is where its own frames are."""
+    if exact or frames == 1 or span <= 1:
+        return span
+    return (span - 1) / (frames - 1) * frames
 
 
 def _in_segments(parts: NDArray[np.float64], video: Video) -> NDArray[np.int64]:

@@ -12,6 +12,7 @@ from torch.optim.lr_scheduler import LRScheduler
 from torch.utils.data import DataLoader, Dataset
 
 from multigrid.batchnorm import form_groups, set_group_size
+from multigrid.positions import set_extents
 from multigrid.sampler import Batch, MultigridBatchSampler, collate
 from multigrid.schedule import Schedule, Step
 
@@ -91,7 +92,8 @@ class Training:
         """Prepare model and optimizer for an iteration, before its forward.
 
         Args:
-            batch: the loader's, or the number of its iteration.
+            batch: the loader's, or the number of its iteration; modules that follow the grid are
+                told its `extents`, if it has them.
 
         Returns:
             the schedule's step. When it is trained, the training is one iteration further.
@@ -112,6 +114,11 @@ class Training:
         step = self.schedule.at(iteration)
         if step.bn_size is not None:
             set_group_size(self.model, step.bn_size)
+        # The baseline's clips cover 1, and None takes their table as it is.
+        own, base = step.shape, self.schedule.base
+        coarse = (own.frames, own.crop) != (base.frames, base.crop)
+        told: Mapping[str, Any] = batch if coarse and not isinstance(batch, int) else {}
+        set_extents(self.model, told.get("extents"))
         for group in self.optimizer.param_groups:
             group["lr"] = step.lr * group.get("lr_scale", 1.0)
         self.iteration += 1

@@ -1,81 +1,30 @@
-"""What all data sets share: clips of the videos of a list, read on the grid asked for.
+"""What all data sets of a recipe share: the clips of a list, read as the recipe says.
 
 A data set says what it is called, which label a clip has, and how clips are placed in their videos.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from typing import Any, ClassVar
+from typing import ClassVar
 
-import numpy as np
-import torch
-from numpy.typing import NDArray
-from torch import Tensor
-
-from multigrid import (
-    Batch,
-    ClipPlan,
-    ClipRequest,
-    Video,
-    clip_generator,
-    empty_clips,
-    make_grid,
-    plan_test,
-    plan_train,
-)
 from slowfast_patches.config.recipe import Data, Recipe
-from slowfast_patches.datasets.lists.csv_list import LabelledVideo
+from slowfast_patches.datasets.items import Clips, Sampling
 from slowfast_patches.datasets.lists.dataset_lists import list_path, read_list
 from slowfast_patches.datasets.lists.frame_list import FrameList, FrameVideo
-from slowfast_patches.datasets.reading.clip_reader import read_clip
-from slowfast_patches.datasets.reading.index import VideoIndex, open_index
-from slowfast_patches.datasets.reading.video_record import UnreadableVideoError, VideoRecord
+from slowfast_patches.datasets.reading.index import open_index
+from slowfast_patches.datasets.reading.video_record import VideoRecord
 
-__all__ = [
-    "ClipDataset",
-    "EvaluationBatch",
-    "Label",
-    "TooManyUnreadableError",
-    "evaluation_plan",
-    "reading_options",
-]
-
-Label = int | NDArray[np.float32]
-"""A class, or a multi-hot vector (classes,) where clips may have several."""
-
-_TRIES = 10
-"""Videos in a row that may be unreadable before the list itself is taken to be wrong."""
+__all__ = ["ClipDataset", "reading_options", "sampling_of", "takes_segments"]
 
 
-class EvaluationBatch(Batch):
-    """A mini-batch that says of which videos it is: numbers in the list."""
-
-    videos: Tensor
-
-
-class TooManyUnreadableError(ValueError):
-    """So many videos cannot be read that the list or its prefix must be wrong."""
-
-    def __init__(self, message: str) -> None:
-        # The loader re-raises a worker's error with the worker's traceback as its message.
-        super().__init__(message.rsplit("TooManyUnreadableError: ", 1)[-1].strip())
-
-
-class ClipDataset(torch.utils.data.Dataset[dict[str, Any]]):
+class ClipDataset(Clips):
     """Clips of the videos of a list; the host's registry calls a data set with (recipe, split).
 
-    Training items are asked for by `ClipRequest`, which names the grid. Validation and testing
-    items are numbers: the test split has NUM_ENSEMBLE_VIEWS × NUM_SPATIAL_CROPS clips of a video,
-    one after another; the validation split has one centre clip of each.
-
-    A list of them is a whole mini-batch, each clip read into its place: what the loader asks for.
-    In evaluation, it is without the clips that cannot be read.
-    An item has `clip` (T, S, S, 3) uint8, `label`, `flip`, `iteration`, `video` (its number in the
-    list), and `failures`: (path, reason) of videos that could not be read and were replaced by
-    another, which the request alone decides.
+    The training split is asked by `ClipRequest`. The validation split has one centre clip of each
+    video; the test split has NUM_ENSEMBLE_VIEWS × NUM_SPATIAL_CROPS.
     """
 
+    advice = "check DATA.PATH_PREFIX and the list"
     name: ClassVar[str]
     """What TRAIN.DATASET and TEST.DATASET call it."""
     segments: ClassVar[bool] = False
@@ -88,122 +37,27 @@ class ClipDataset(torch.utils.data.Dataset[dict[str, Any]]):
 
     def __init__(self, recipe: Recipe, split: str) -> None:
         assert split in ("train", "val", "test"), split
-        self.split = split
-        self._data, self._seed, self._base = recipe.data, recipe.rng_seed, recipe.base_shape
-        self._keep_field_of_view = recipe.multigrid.keep_field_of_view
-        self._views, self._crops = 1, 1
-        if split == "test":
-            self._views, self._crops = recipe.test.num_ensemble_views, recipe.test.num_spatial_crops
-        self._reading = reading_options(recipe)
-        self.videos = read_list(recipe, split, self.name)
-        self.index: VideoIndex | None = None
-        if not isinstance(self.videos, FrameList):
-            path, paths = list_path(recipe, split, self.name), [v.path for v in self.videos]
-            self.index = open_index(path, paths, max_pixels=recipe.data.max_frame_pixels)
+        self.split, test = split, recipe.test
+        videos, index, options = read_list(recipe, split, self.name), None, reading_options(recipe)
+        if not isinstance(videos, FrameList):
+            path, paths = list_path(recipe, split, self.name), [v.path for v in videos]
+            index = open_index(path, paths, max_pixels=options["max_pixels"])
+        is_test = split == "test"
+        super().__init__(
+            videos,
+            index,
+            sampling_of(type(self), recipe),
+            seed=recipe.rng_seed,
+            views=(test.num_ensemble_views, test.num_spatial_crops) if is_test else (1, 1),
+            evaluation_crop=recipe.data.test_crop_size if is_test else None,
+            **options,
+        )
 
-    def _label(self, video: Any, plan: ClipPlan | None) -> Label:
-        """The label of a clip of a video; `plan` is None where the video cannot be read."""
-        label: int = video.label
-        return label
-
-    def _record(self, number: int, video: LabelledVideo | FrameVideo) -> VideoRecord:
-        """What the reader has to know of a video; raises UnreadableVideoError."""
+    def _record(self, number: int) -> VideoRecord:
+        video = self.videos[number]
         if isinstance(video, FrameVideo):
-            return video.record(self._data.max_frame_pixels)
-        assert self.index is not None
-        return self.index.record(number)
-
-    def __len__(self) -> int:
-        return len(self.videos) * self._views * self._crops
-
-    @property
-    def _test_crop(self) -> int:
-        return int(self._data.test_crop_size) if self.split == "test" else self._base.crop
-
-    @property
-    def num_clips(self) -> int:
-        """Clips of a video in this split."""
-        return self._views * self._crops
-
-    def __getitem__(self, request: ClipRequest | int) -> dict[str, Any]:
-        clip = empty_clips(1, *self._sides(request))[0].numpy()
-        return {"clip": clip, **self._read(request, clip)}
-
-    def __getitems__(self, requests: Sequence[ClipRequest | int]) -> EvaluationBatch:
-        """The mini-batch of some requests of one shape."""
-        clips = empty_clips(len(requests), *self._sides(requests[0]))
-        items = [self._read(r, c.numpy()) for r, c in zip(requests, clips, strict=True)]
-        iteration, failures = items[0]["iteration"], [f for item in items for f in item["failures"]]
-        if failures and not isinstance(requests[0], ClipRequest):
-            read = [number for number, item in enumerate(items) if not item["failures"]]
-            clips, items = clips[read], [items[number] for number in read]
-        return EvaluationBatch(
-            clips=clips,
-            labels=torch.as_tensor(np.asarray([item["label"] for item in items])),
-            flips=torch.tensor([item["flip"] for item in items]),
-            iteration=iteration,
-            failures=failures,
-            videos=torch.tensor([item["video"] for item in items], dtype=torch.int64),
-        )
-
-    def _sides(self, request: ClipRequest | int) -> tuple[int, int]:
-        """Frames and crop of a clip."""
-        if isinstance(request, ClipRequest):
-            return request.shape.frames, request.shape.crop
-        return self._base.frames, self._test_crop
-
-    def _read(self, request: ClipRequest | int, out: NDArray[np.uint8]) -> dict[str, Any]:
-        """Read a clip to `out`; all there is to say of it."""
-        if isinstance(request, ClipRequest):
-            return self._read_training(request, out)
-        return self._read_testing(request, out)
-
-    def _read_training(self, request: ClipRequest, out: NDArray[np.uint8]) -> dict[str, Any]:
-        data = self._data
-        grid = make_grid(
-            request.shape,
-            self._base,
-            data.sampling_rate,
-            data.train_jitter_scales,
-            flip=data.random_flip,
-            inverse_scale=data.inv_uniform_sample,
-            segments=takes_segments(type(self), data),
-            exact_strides=data.exact_strides,
-            keep_field_of_view=self._keep_field_of_view,
-        )
-        rng = clip_generator(self._seed, request.epoch, request.video)
-        failures, index = list[tuple[str, str]](), request.video
-        while len(failures) < _TRIES:
-            video = self.videos[index]
-            try:
-                record = self._record(index, video)
-                plan = plan_train(rng, grid, record.video, data.target_fps)
-                read_clip(video.path, record, plan, out, **self._reading)
-            except UnreadableVideoError as error:
-                failures.append((video.path, str(error)))
-                index = int(rng.integers(len(self.videos)))
-                continue
-            item = {"label": self._label(video, plan), "flip": plan.flip, "video": index}
-            return item | {"iteration": request.iteration, "failures": failures}
-        first = "{}: {}".format(*failures[0])
-        said = f"{_TRIES} videos in a row could not be read, the first {first}"
-        raise TooManyUnreadableError(f"{said}; check DATA.PATH_PREFIX and the list")
-
-    def _read_testing(self, number: int, out: NDArray[np.uint8]) -> dict[str, Any]:
-        """A clip of a video, of the training crop in validation; black where it cannot be read."""
-        index, part = divmod(number, self.num_clips)
-        video, plan = self.videos[index], None
-        failures, views = list[tuple[str, str]](), (self._views, self._crops)
-        try:
-            record = self._record(index, video)
-            crop = self._test_crop
-            plan = evaluation_plan(type(self), self._data, record.video, part, views, crop)
-            read_clip(video.path, record, plan, out, **self._reading)
-        except UnreadableVideoError as error:
-            failures.append((video.path, str(error)))
-            out[:] = 0
-        item = {"label": self._label(video, plan), "flip": False, "video": index}
-        return item | {"iteration": -1, "failures": failures}
+            return video.record(self._reading["max_pixels"])
+        return super()._record(number)
 
 
 def reading_options(recipe: Recipe) -> dict[str, int]:
@@ -218,30 +72,18 @@ def takes_segments(dataset: type[ClipDataset], data: Data) -> bool:
     return dataset.segments if auto else data.clip_sampling == "segments"
 
 
-def evaluation_plan(
-    dataset: type[ClipDataset],
-    data: Data,
-    video: Video,
-    part: int,
-    views: tuple[int, int],
-    crop: int,
-) -> ClipPlan:
-    """The `part`-th of the views × crops clips that a video is scored on.
-
-    One crop is the centre of the smallest training size; three are cut from a short side as large
-    as the crop. `data` is the recipe's.
-    """
-    count, crops = views
-    return plan_test(
-        video,
-        frames=data.num_frames,
-        stride=data.sampling_rate,
-        crop=crop,
-        view=(part // crops, count),
-        spatial=(part % crops, crops),
+def sampling_of(dataset: type[ClipDataset], recipe: Recipe) -> Sampling:
+    """Where a recipe's clips are taken from the videos of a data set."""
+    data = recipe.data
+    return Sampling(
+        recipe.base_shape,
+        data.sampling_rate,
+        data.train_jitter_scales,
         target_fps=data.target_fps,
-        short_side=max(crop, data.train_jitter_scales[0]) if crops == 1 else crop,
+        flip=data.random_flip,
+        inverse_scale=data.inv_uniform_sample,
         segments=takes_segments(dataset, data),
         exact_strides=data.exact_strides,
+        keep_field_of_view=recipe.multigrid.keep_field_of_view,
         to_end=dataset.views_to_end,
     )

@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from slowfast_patches.datasets.clips import ClipDataset, TooManyUnreadableError
+from slowfast_patches.datasets.clips import ClipDataset
 
-__all__ = ["Kinetics", "TooManyUnreadableError"]
+__all__ = ["Kinetics"]
 
 
 class Kinetics(ClipDataset):

@@ -5,11 +5,11 @@ from __future__ import annotations
 import importlib
 import logging
 import os
-from typing import Any, cast
+from typing import Any
 
 from torch.utils.data import DataLoader, Dataset
 
-from multigrid import Batch, ClipRequest, MultigridBatchSampler, Schedule, Step, collate, stream
+from multigrid import ClipRequest, MultigridBatchSampler, Schedule, Step, collate, stream
 from slowfast_patches import patching
 from slowfast_patches.config.recipe import Recipe, host_config
 from slowfast_patches.datasets.clips import ClipDataset
@@ -168,11 +168,6 @@ def precise_bn_loader(
     return _loader(recipe, dataset, batches)
 
 
-def _collate_what_is_not(batch: Any) -> Batch:
-    """Our data sets read a mini-batch's clips into one tensor; others give a list of items."""
-    return collate(batch) if isinstance(batch, list) else cast(Batch, batch)
-
-
 class _Loader(DataLoader[Any]):
     """A DataLoader whose workers outlive the signals that ask a run to stop."""
 
@@ -189,6 +184,6 @@ def _loader(recipe: Recipe, dataset: Dataset[Any], batches: Any) -> DataLoader[A
         num_workers=workers,
         prefetch_factor=_PREFETCH if workers else None,
         pin_memory=recipe.data_loader.pin_memory and recipe.num_gpus > 0,
-        collate_fn=_collate_what_is_not,
+        collate_fn=collate,
         worker_init_fn=leave_to_parent,
     )

@@ -36,5 +36,12 @@ class Ssv2(ClipDataset):
         logger.info(
             "ssv2 %s: %d videos as %s, by %s; clips are %d segments of the whole video, whatever "
             "DATA.SAMPLING_RATE %d says",
-            *(split, len(self.videos), form, path, self._base.frames, recipe.data.sampling_rate),
+            *(
+                split,
+                len(self.videos),
+                form,
+                path,
+                self.sampling.base.frames,
+                recipe.data.sampling_rate,
+            ),
         )

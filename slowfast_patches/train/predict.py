@@ -12,7 +12,7 @@ from multigrid import empty_clips
 from slowfast_patches import patching
 from slowfast_patches.config import check_recipe, load_recipe, parse_recipe
 from slowfast_patches.config.recipe import Recipe
-from slowfast_patches.datasets.clips import evaluation_plan, reading_options
+from slowfast_patches.datasets.clips import reading_options, sampling_of
 from slowfast_patches.datasets.loader import dataset_class
 from slowfast_patches.datasets.reading.clip_reader import read_clip
 from slowfast_patches.datasets.reading.scan import scan
@@ -84,9 +84,10 @@ class Predictor:
         dataset, video = dataset_class(recipe.test.dataset), record.video
         if dataset.counts_frames:
             video = video._replace(fps=float(recipe.data.target_fps))
+        sampling = sampling_of(dataset, recipe)
         clips = empty_clips(views[0] * views[1], recipe.data.num_frames, crop)
         for part, clip in enumerate(clips):
-            plan = evaluation_plan(dataset, recipe.data, video, part, views, crop)
+            plan = sampling.evaluation_plan(video, part, views, crop)
             read_clip(path, record, plan, clip.numpy(), **reading_options(recipe))
         return clips
 

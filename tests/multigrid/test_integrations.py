@@ -1,4 +1,6 @@
-"""Frameworks that keep the loop: the same clips as a plain loop's, and going on inside an epoch."""
+"""Frameworks that keep the loop: what would train something else than the schedule is refused.
+
+That they train what a plain loop does is in tests/test_loops.py."""
 
 from __future__ import annotations
 
@@ -7,11 +9,10 @@ import numpy as np
 import pytest
 import torch
 import transformers
-from lightning.pytorch.callbacks import ModelCheckpoint
 from torch import nn
 from torch.utils.data import Dataset
 
-from multigrid import Shape, SteppedRate, Training, convert_positions, make_schedule
+from multigrid import Shape, SteppedRate, convert_positions, make_schedule
 from multigrid.integrations.lightning import MultigridCallback
 from multigrid.integrations.transformers import MultigridTrainer, video_inputs
 
@@ -44,6 +45,7 @@ class Clips(Dataset[dict[str, object]]):
             "label": request.video % 2,
             "flip": request.epoch % 2 == 1,
             "iteration": request.iteration,
+            "extents": (0.5, 1.0),
         }
 
 
@@ -71,65 +73,16 @@ def one_thread():
     torch.set_num_threads(threads)
 
 
-@pytest.fixture(scope="module")
-def plain() -> tuple[list[float], nn.Module]:
-    """The losses of a plain loop, and what it trained."""
-    torch.set_num_threads(1)
-    model, losses = new_model(), list[float]()
-    training = Training(SCHEDULE, model, torch.optim.SGD(model.parameters(), lr=0.0), SEED)
-    for batch in training.loader(Clips(), collate_fn=video_inputs):
-        training.begin(batch.pop("iteration"))
-        loss = model(**batch).loss
-        training.optimizer.zero_grad()
-        loss.backward()
-        training.optimizer.step()
-        losses.append(loss.item())
-    return losses, model
-
-
-def same(one: nn.Module, other: nn.Module) -> bool:
-    pairs = zip(one.parameters(), other.parameters(), strict=True)
-    return all(torch.equal(a, b) for a, b in pairs)
-
-
 class Module(L.LightningModule):
     def __init__(self) -> None:
         super().__init__()
-        self.model, self.losses = new_model(), list[float]()
+        self.model = new_model()
 
     def training_step(self, batch, number):
-        loss = self.model(pixel_values=batch["pixel_values"], labels=batch["labels"]).loss
-        self.losses.append(loss.item())
-        return loss
+        return self.model(pixel_values=batch["pixel_values"], labels=batch["labels"]).loss
 
     def configure_optimizers(self):
         return torch.optim.SGD(self.parameters(), lr=0.0)
-
-
-def fit(folder, checkpoint=None, **options) -> Module:
-    module, multigrid = Module(), MultigridCallback(SCHEDULE, SEED)
-    module.train_dataloader = lambda: multigrid.loader(Clips(), collate_fn=video_inputs)
-    saves = ModelCheckpoint(folder, every_n_train_steps=LATER, save_top_k=-1, filename="{step}")
-    settings = {"max_epochs": 1, "callbacks": [multigrid, saves], "accelerator": "cpu"}
-    quiet = {"logger": False, "enable_progress_bar": False, "enable_model_summary": False}
-    trainer = L.Trainer(**{**settings, **quiet, **options})
-    trainer.fit(module, ckpt_path=checkpoint)
-    return module
-
-
-def test_lightning_trains_what_a_plain_loop_trains(tmp_path, plain):
-    losses, model = plain
-    module = fit(tmp_path)
-    assert module.losses == losses
-    assert same(module.model, model)
-
-
-def test_lightning_goes_on_inside_an_epoch(tmp_path, plain):
-    losses, model = plain
-    fit(tmp_path)
-    module = fit(tmp_path, tmp_path / f"step={LATER}.ckpt")
-    assert module.losses == losses[LATER:]
-    assert same(module.model, model)
 
 
 @pytest.mark.parametrize(
@@ -137,30 +90,29 @@ def test_lightning_goes_on_inside_an_epoch(tmp_path, plain):
     [
         ({"accumulate_grad_batches": 2}, "leave it out"),
         ({"max_epochs": 2}, "max_epochs=1"),
+        ({"loader": torch.utils.data.DataLoader([0, 1])}, "use_distributed_sampler=False"),
     ],
 )
-def test_lightnings_options_that_would_train_something_else_are_refused(tmp_path, options, message):
+def test_what_would_have_lightning_train_something_else_is_refused(options, message):
+    multigrid = MultigridCallback(SCHEDULE, SEED)
+    loader = options.pop("loader", multigrid.loader(Clips(), collate_fn=video_inputs))
+    settings = {"max_epochs": 1, "callbacks": [multigrid], "accelerator": "cpu"}
+    quiet = ("logger", "enable_progress_bar", "enable_model_summary", "enable_checkpointing")
+    trainer = L.Trainer(**{**settings, **dict.fromkeys(quiet, False), **options})
     with pytest.raises(ValueError, match=message):
-        fit(tmp_path, **options)
-
-
-def test_another_loader_is_refused(tmp_path):
-    module, multigrid = Module(), MultigridCallback(SCHEDULE, SEED)
-    module.train_dataloader = lambda: torch.utils.data.DataLoader(list(range(4)))
-    quiet = {"logger": False, "enable_progress_bar": False, "enable_model_summary": False}
-    trainer = L.Trainer(max_epochs=1, callbacks=[multigrid], accelerator="cpu", **quiet)
-    with pytest.raises(ValueError, match="use_distributed_sampler=False"):
-        trainer.fit(module)
+        trainer.fit(Module(), loader)
 
 
 class Losses(transformers.TrainerCallback):
     def __init__(self) -> None:
-        self.losses, self.rates = list[float](), list[float]()
+        self.losses, self.told = list[float](), list[bool]()
 
     def on_log(self, args, state, control, logs=None, **_):
         if "loss" in logs:
             self.losses.append(logs["loss"])
-            self.rates.append(logs["learning_rate"])
+
+    def on_pre_optimizer_step(self, args, state, control, model=None, **_):
+        self.told.append(model.vivit.embeddings.extents is not None)
 
 
 def train(folder, checkpoint=None, **options):
@@ -187,19 +139,15 @@ def train(folder, checkpoint=None, **options):
     return log, trainer.model
 
 
-def test_transformers_trainer_trains_what_a_plain_loop_trains(tmp_path, plain):
-    losses, model = plain
-    log, trained = train(tmp_path)
-    assert log.losses == losses
-    assert same(trained, model)
-
-
-def test_transformers_trainer_goes_on_inside_an_epoch(tmp_path, plain):
-    losses, model = plain
-    train(tmp_path)
+def test_transformers_trainer_goes_on_with_weights_that_are_saved_by_older_names(tmp_path):
+    whole, model = train(tmp_path)
     log, trained = train(tmp_path, str(tmp_path / f"checkpoint-{LATER}"))
-    assert log.losses == losses[LATER:]
-    assert same(trained, model)
+    assert log.losses == whole.losses[LATER:]
+    coarse = [step.shape.frames < 4 for step in SCHEDULE.steps()]
+    assert whole.told == coarse, "coarse clips have extents, which are not given to the model"
+    assert len({*coarse}) == 2
+    pairs = zip(trained.parameters(), model.parameters(), strict=True)
+    assert all(torch.equal(one, other) for one, other in pairs)
 
 
 @pytest.mark.parametrize(

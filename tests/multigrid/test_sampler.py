@@ -20,6 +20,7 @@ from multigrid import (
     collate,
     group_order,
     make_schedule,
+    network_input,
     stream,
 )
 
@@ -177,3 +178,23 @@ def test_collate_takes_classes_and_multi_hot_vectors():
     hot = [np.array(row, np.float32) for row in ([0, 1, 1], [0, 0, 0])]
     labels = collate([{**sample, "label": label} for label in hot])["labels"]
     assert (labels.dtype, labels.tolist()) == (torch.float32, [[0, 1, 1], [0, 0, 0]])
+
+
+def test_collate_takes_extents_and_leaves_a_mini_batch_as_it_is():
+    sample = {"clip": np.zeros((1, 2, 2, 3), np.uint8), "label": 1, "flip": False, "iteration": 0}
+    assert "extents" not in collate([sample])
+    batch = collate([sample | {"extents": (0.5, 1.0)}, sample | {"extents": (1.0, 0.75)}])
+    assert batch["extents"].dtype == torch.float32
+    assert batch["extents"].tolist() == [[0.5, 1.0], [1.0, 0.75]]
+    assert collate(batch) is batch
+
+
+def test_a_networks_input_has_channels_first_and_is_mirrored_where_it_is_to_be():
+    """Two clips of one frame, 1 × 3 pixels: red is 0, 20, 40 and 60, 80, 100, blue 102."""
+    clips = torch.full((2, 1, 1, 3, 3), 102, dtype=torch.uint8)
+    clips[..., 0] = torch.arange(0, 120, 20).view(2, 1, 1, 3)
+    found = network_input({"clips": clips, "flips": torch.tensor([False, True])}, (0.0, 0, 0.4))
+    assert found.shape == (2, 3, 1, 1, 3)
+    red = found[:, 0].flatten() * 0.225 * 255
+    assert red.tolist() == pytest.approx([0, 20, 40, 100, 80, 60], abs=1e-3)
+    assert found[:, 2].flatten().tolist() == pytest.approx([0] * 6, abs=1e-6)

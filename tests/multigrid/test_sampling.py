@@ -15,10 +15,12 @@ from multigrid import (
     LONG_CYCLE,
     SHORT_CYCLE,
     Grid,
+    Patches,
     Shape,
     Video,
     clip_generator,
     make_grid,
+    place_positions,
     plan_test,
     plan_train,
     scale_shape,
@@ -149,6 +151,53 @@ def test_exact_strides_have_a_coarse_clip_of_the_baselines_spacing(frames, strid
 def test_exact_strides_of_a_test_clip_by_hand():
     plan = plan_test(Video(40, 30.0, 32, 32), frames=4, stride=5, crop=32, exact_strides=True)
     assert plan.positions.tolist() == [10, 15, 20, 25]  # a span of 20 in the middle of 40
+
+
+def test_extents_put_coarse_frames_where_they_are_among_the_baselines():
+    """Spread over 32 frames of the video, the baseline's 16 are 31/15 apart. A clip of 16 frames of
+    the video reaches 7.5 from its middle, which are 7.5 · 15/31 rows; one of 32 the end rows."""
+    base = Shape(8, 16, 224)
+    for frames, stride, ends in ((8, 2, 7.5 * 15 / 31), (2, 16, 7.5), (2, 8, 7.5 * 15 / 31)):
+        plan = next(
+            plan
+            for plan in train_plans(make_grid(Shape(8, frames, 224), base, 2, (256, 340)))
+            if np.ptp(plan.positions) == stride * frames - 1
+        )
+        extents = torch.tensor([plan.extents])
+        rows = torch.arange(16.0)[:, None]
+        found = place_positions(rows, Patches(16, 1, 1), Patches(frames, 1, 1), extents)
+        assert found[0, [0, -1], 0].tolist() == pytest.approx([7.5 - ends, 7.5 + ends])
+
+
+def test_extents_of_exact_strides_are_shares_of_the_baselines_span():
+    """4 frames of stride s cover 4 · s of 64."""
+    grid = make_grid(Shape(8, 4, 112), Shape(8, 16, 112), 4, (128, 160), exact_strides=True)
+    plans = train_plans(grid, VIDEO._replace(frames=5000))
+    found = {int(plan.positions[1] - plan.positions[0]): plan.extents for plan in plans}
+    assert found[4] == (0.25, 1.0)
+    assert found[8] == (0.5, 1.0)
+    assert found[16] == (1.0, 1.0)
+
+
+def test_extents_in_space_are_below_those_that_the_baseline_may_have():
+    """The baseline's crops see at least 224/340 of a frame. Those of 112 pixels see half of that in
+    frames of 340, and as much in frames of 170."""
+    plans = train_plans(paper_grid(32, 112), count=2000)
+    found = {min(plan.size): plan.extents for plan in plans}
+    assert found[340] == (1.0, 0.5)
+    assert found[255] == (1.0, pytest.approx(2 / 3))
+    assert {extents for side, extents in found.items() if side <= 170} == {(1.0, 1.0)}
+
+
+@pytest.mark.parametrize(
+    "options", [{}, {"exact_strides": True}, {"segments": True}, {"inverse_scale": True}]
+)
+def test_the_baselines_own_clips_cover_one(options):
+    assert {plan.extents for plan in train_plans(paper_grid(**options), count=50)} == {(1.0, 1.0)}
+    coarse = train_plans(paper_grid(8, 112, keep_field_of_view=True, **options), count=50)
+    assert [plan.extents[1] for plan in coarse] == pytest.approx([1.0] * 50, abs=0.01)
+    if "segments" in options:
+        assert {plan.extents[0] for plan in coarse} == {1.0}
 
 
 @pytest.mark.parametrize("inverse", [False, True])

@@ -13,6 +13,7 @@ from torch.utils.data import Dataset
 from multigrid import (
     GroupedBatchNorm3d,
     MultigridLR,
+    Patches,
     Shape,
     SteppedRate,
     Training,
@@ -117,6 +118,28 @@ def test_mini_batches_that_are_skipped_or_repeated_are_refused(iteration):
     training.begin(1)
     with pytest.raises(ValueError, match=f"iteration {iteration} .* where 2 was next"):
         training.begin({"iteration": iteration})
+
+
+def test_modules_that_follow_the_grid_are_told_extents_but_at_the_baselines_own_shape():
+    class Told(nn.Module):
+        def patches(self, frames, crop):
+            return Patches(frames, crop, crop)
+
+        def set_extents(self, extents):
+            self.extents = extents
+
+    training = new_training()
+    training.model.add_module("told", Told())
+    extents = torch.tensor([[0.5, 1.0]])
+    fine = {step.iteration for step in SCHEDULE.steps() if str(step.shape).endswith("4×8²")}
+    assert 0 < len(fine) < SCHEDULE.iterations
+    for iteration in range(SCHEDULE.iterations):
+        training.begin({"iteration": iteration, "extents": extents})
+        expected = None if iteration in fine else extents
+        assert training.model.told.extents is expected
+    training.iteration = 0
+    training.begin({"iteration": 0})
+    assert training.model.told.extents is None
 
 
 def test_a_training_without_a_model_says_so():

@@ -5,37 +5,34 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-import torch
 from torch import Tensor, nn
 from torch.optim import Optimizer
 from torch.utils.data import DataLoader, Dataset
 from transformers import PreTrainedModel, Trainer
 
-from multigrid.sampler import Batch, collate
+from multigrid.sampler import Batch, collate, network_input
 from multigrid.schedule import Schedule
 from multigrid.training import MultigridLR, Training
 
 __all__ = ["MultigridTrainer", "video_inputs"]
 
+_TOLD = ("iteration", "extents")
+"""What `Training.begin` is told of a mini-batch; the model is not."""
 _MEAN, _STD = (0.485, 0.456, 0.406), (0.229, 0.224, 0.225)
 
 
-def video_inputs(samples: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
+def video_inputs(samples: Sequence[Mapping[str, Any]] | Batch) -> dict[str, Any]:
     """What video models of transformers are given, of the samples of one iteration.
 
     Returns:
         pixel_values, (N, T, 3, H, W) with ImageNet's mean and standard deviation taken out and
-        some clips mirrored; labels; and the number of the iteration.
+        some clips mirrored; labels; and for `Training.begin` the number of the iteration and, if
+        the samples have them, their extents.
     """
     batch = collate(samples)
-    mean, std = (torch.tensor(values).view(3, 1, 1) for values in (_MEAN, _STD))
-    pixels = (batch["clips"].permute(0, 1, 4, 2, 3) / 255 - mean) / std
-    mirrored = torch.where(batch["flips"].view(-1, 1, 1, 1, 1), pixels.flip(-1), pixels)
-    return {
-        "pixel_values": mirrored,
-        "labels": batch["labels"],
-        "iteration": batch["iteration"],
-    }
+    pixels = network_input(batch, _MEAN, _STD).transpose(1, 2)
+    told = {name: value for name, value in batch.items() if name in _TOLD}
+    return {"pixel_values": pixels, "labels": batch["labels"], **told}
 
 
 class MultigridTrainer(Trainer):
@@ -58,7 +55,7 @@ class MultigridTrainer(Trainer):
         options = {"data_collator": video_inputs, **options}
         args = options.get("args")
         if args is not None:
-            args.max_steps = schedule.iterations
+            args.max_steps, args.remove_unused_columns = schedule.iterations, False
         super().__init__(**options)
         args = self.args
         for wrong, advice in (
@@ -75,7 +72,7 @@ class MultigridTrainer(Trainer):
         ):
             if wrong:
                 raise ValueError(advice)
-        args.max_steps = schedule.iterations
+        args.max_steps, args.remove_unused_columns = schedule.iterations, False
         seed = args.data_seed if args.data_seed is not None else args.seed
         self.training = Training(schedule, self.model, seed=seed)
 
@@ -106,9 +103,16 @@ class MultigridTrainer(Trainer):
         """Begin the iteration, then what the Trainer does."""
         self.training.optimizer = self.optimizer
         self.training.iteration = self.state.global_step
-        self.training.begin(inputs.pop("iteration"))
+        self.training.begin({name: inputs.pop(name) for name in _TOLD if name in inputs})
         loss: Tensor = super().training_step(model, inputs, *arguments, **options)
         return loss
+
+    def prediction_step(
+        self, model: nn.Module, inputs: dict[str, Any], *arguments: Any, **options: Any
+    ) -> Any:
+        """What the Trainer does, with what the model takes."""
+        taken = {name: value for name, value in inputs.items() if name not in _TOLD}
+        return super().prediction_step(model, taken, *arguments, **options)
 
     def _load_from_checkpoint(
         self, resume_from_checkpoint: str, model: nn.Module | None = None

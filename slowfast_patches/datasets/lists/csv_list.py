@@ -31,7 +31,7 @@ def csv_path(recipe: Recipe, split: str) -> Path:
 
 
 def read_csv(
-    path: Path, *, prefix: str = "", separator: str = " ", num_classes: int
+    path: Path, *, prefix: str = "", separator: str = " ", num_classes: int | None
 ) -> list[LabelledVideo]:
     """The videos of a list.
 
@@ -41,7 +41,7 @@ def read_csv(
 
     Raises:
         ValueError: no such file, an empty one, one that is not UTF-8, a line that does not parse,
-            or a label outside [0, num_classes); with file and line.
+            or a label outside [0, num_classes), if there is such a number; with file and line.
     """
     if not path.is_file():
         raise ValueError(missing_list(path))
@@ -51,7 +51,7 @@ def read_csv(
             continue
         try:
             name, label = split_line(line, separator)
-            if label >= num_classes:
+            if num_classes is not None and label >= num_classes:
                 raise ValueError(outside(label, num_classes))
         except ValueError as error:
             raise ValueError(f"{path}, line {number}: {error}") from None

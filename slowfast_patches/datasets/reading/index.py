@@ -13,6 +13,7 @@ import hashlib
 import logging
 import os
 import stat
+import tempfile
 import time
 from collections.abc import Iterable, Sequence
 from concurrent.futures import ThreadPoolExecutor
@@ -31,7 +32,7 @@ from slowfast_patches.utils.distributed import from_main
 from slowfast_patches.utils.files import written_whole
 from slowfast_patches.utils.tables import first_few
 
-__all__ = ["VideoIndex", "index_files", "load_index", "open_index"]
+__all__ = ["VideoIndex", "index_files", "load_index", "open_index", "unlisted"]
 
 logger = logging.getLogger(__name__)
 
@@ -145,14 +146,26 @@ def _entry(status: tuple[int, int], found: VideoRecord | str) -> Entry:
 
 def index_files(csv: Path) -> list[Path]:
     """Where the index of a list may lie: beside it, or in the user's cache folder."""
-    absolute = Path(os.path.abspath(csv))
+    absolute, cache = Path(os.path.abspath(csv)), _cache_folder()
     beside = absolute.with_name(f"{csv.stem}.index.npz")
-    try:
-        cache = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache")
-    except RuntimeError:  # a user without a home
-        return [beside]
     digest = hashlib.sha256(os.fsencode(absolute)).hexdigest()[:16]
-    return [beside, cache / "multigrid" / f"{digest}.index.npz"]
+    return [beside] if cache is None else [beside, cache / f"{digest}.index.npz"]
+
+
+def unlisted(paths: Sequence[str]) -> Path:
+    """What `open_index` takes for the list of videos that no file lists: a name in the user's cache
+    folder, the same for the same paths."""
+    names = b"\0".join(os.fsencode(os.path.abspath(path)) for path in paths)
+    folder = _cache_folder() or Path(tempfile.gettempdir())
+    return folder / f"videos-{hashlib.sha256(names).hexdigest()[:16]}"
+
+
+def _cache_folder() -> Path | None:
+    """Where a user's indices may lie; None for a user without a home."""
+    try:
+        return Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "multigrid"
+    except RuntimeError:
+        return None
 
 
 def _save(csv: Path, entries: dict[str, Entry]) -> Path | None:

@@ -11,7 +11,8 @@ from torch.utils.data import DataLoader
 from multigrid import ClipRequest, Shape, collate
 from slowfast_patches.config import load_recipe
 from slowfast_patches.config.recipe import Recipe
-from slowfast_patches.datasets.kinetics import Kinetics, TooManyUnreadableError
+from slowfast_patches.datasets.items import TooManyUnreadableError
+from slowfast_patches.datasets.kinetics import Kinetics
 from tests.slowfast_patches.datasets.made_videos import write_video
 
 VIDEOS = 5

@@ -24,7 +24,7 @@ from multigrid import ClipPlan, ClipRequest, Schedule, Step, average_running_sta
 from multigrid.batchnorm import arrangement
 from slowfast_patches.config.recipe import Recipe
 from slowfast_patches.config.schedule import schedule_of
-from slowfast_patches.datasets import clips
+from slowfast_patches.datasets import items
 from slowfast_patches.launch.stopping import StopRequest
 from slowfast_patches.models.build import build_model
 from slowfast_patches.models.inputs import InputTransform
@@ -133,10 +133,10 @@ def train_one(name: str, cfg: Recipe, world: World, folder: Path) -> None:
 def recorded_clips() -> Iterator[list[tuple[Any, ...]]]:
     """A list that grows by what is read of each clip: where in the training, and which pixels."""
     seen = list[tuple[Any, ...]]()
-    read_training, plan_train = clips.ClipDataset._read_training, clips.plan_train
+    read_training, plan_train = items.Clips._read_training, items.plan_train
     requests = list[ClipRequest]()
 
-    def read(self: clips.ClipDataset, request: ClipRequest, out: Any) -> dict[str, Any]:
+    def read(self: items.Clips, request: ClipRequest, out: Any) -> dict[str, Any]:
         requests[:] = [request]
         return read_training(self, request, out)
 
@@ -150,8 +150,8 @@ def recorded_clips() -> Iterator[list[tuple[Any, ...]]]:
         return made
 
     with (
-        mock.patch.object(clips.ClipDataset, "_read_training", read),
-        mock.patch.object(clips, "plan_train", plan),
+        mock.patch.object(items.Clips, "_read_training", read),
+        mock.patch.object(items, "plan_train", plan),
     ):
         yield seen
 

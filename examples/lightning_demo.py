@@ -1,0 +1,40 @@
+"""Multigrid in Lightning: python examples/lightning_demo.py DATA, or DATA 2 for two processes"""
+
+import sys
+
+import lightning as L
+from torch import Tensor, nn, optim
+from torch.utils.data import DataLoader
+
+import multigrid as mg
+from multigrid.integrations.lightning import MultigridCallback
+from slowfast_patches.datasets import VideoClips
+
+
+class Net(L.LightningModule):
+    def __init__(self) -> None:
+        super().__init__()
+        layers = [nn.Conv3d(3, 32, 5, 2, 2), nn.BatchNorm3d(32), nn.ReLU(), nn.AdaptiveAvgPool3d(1)]
+        self.net = mg.convert_batchnorm(nn.Sequential(*layers, nn.Flatten(), nn.Linear(32, 8)))
+
+    def training_step(self, batch: mg.Batch, number: int) -> Tensor:
+        return nn.functional.cross_entropy(self.net(mg.network_input(batch)), batch["labels"])
+
+    def validation_step(self, batch: mg.Batch, number: int) -> None:
+        loss = self.training_step(batch, number)
+        self.log("val_loss", loss, prog_bar=True, batch_size=len(batch["labels"]))
+
+    def configure_optimizers(self) -> optim.Optimizer:
+        return optim.SGD(self.parameters(), lr=0.0, momentum=0.9)
+
+
+if __name__ == "__main__":
+    base, devices = mg.Shape(batch=8, frames=8, crop=32), sys.argv[2] if sys.argv[2:] else 1
+    clips, val = (VideoClips(f"{sys.argv[1]}/{s}.csv", base, stride=2) for s in ("train", "val"))
+    schedule = mg.make_schedule(base, len(clips), mg.SteppedRate((4.0, 5.0), (0.1, 0.01)))
+    net, multigrid = Net(), MultigridCallback(schedule)
+    net.train_dataloader = lambda: multigrid.loader(clips, num_workers=1)
+    trainer = L.Trainer(
+        max_epochs=1, use_distributed_sampler=False, callbacks=[multigrid], devices=devices
+    )
+    trainer.fit(net, val_dataloaders=DataLoader(val, 16, collate_fn=mg.collate))

@@ -1,0 +1,230 @@
+"""What a data set gives when it is asked: a clip by a request of the training, or by its number."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any, ClassVar
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor
+
+from multigrid import (
+    Batch,
+    ClipPlan,
+    ClipRequest,
+    Shape,
+    Video,
+    clip_generator,
+    empty_clips,
+    make_grid,
+    plan_test,
+    plan_train,
+)
+from slowfast_patches.datasets.reading.clip_reader import read_clip
+from slowfast_patches.datasets.reading.files import MAX_PIXELS
+from slowfast_patches.datasets.reading.index import VideoIndex
+from slowfast_patches.datasets.reading.video_record import UnreadableVideoError, VideoRecord
+
+__all__ = ["Clips", "EvaluationBatch", "Label", "Sampling", "TooManyUnreadableError"]
+
+Label = int | NDArray[np.float32]
+"""A class, or a multi-hot vector (classes,) where clips may have several."""
+
+_TRIES = 10
+"""Videos in a row that may be unreadable before the list itself is taken to be wrong."""
+
+
+class EvaluationBatch(Batch):
+    """A mini-batch that says of which videos it is: numbers in the list."""
+
+    videos: Tensor
+
+
+class TooManyUnreadableError(ValueError):
+    """So many videos cannot be read that the list or its prefix must be wrong."""
+
+    def __init__(self, message: str) -> None:
+        # The loader re-raises a worker's error with the worker's traceback as its message.
+        super().__init__(message.rsplit("TooManyUnreadableError: ", 1)[-1].strip())
+
+
+@dataclass(frozen=True)
+class Sampling:
+    """Where clips are taken from their videos: the baseline's grid, and what `multigrid.make_grid`
+    and `plan_test` are told beside it."""
+
+    base: Shape
+    stride: int
+    short_sides: tuple[int, int]
+    target_fps: float = 30.0
+    flip: bool = True
+    inverse_scale: bool = False
+    segments: bool = False
+    exact_strides: bool = False
+    keep_field_of_view: bool = False
+    to_end: bool = False
+
+    def training_plan(self, rng: np.random.Generator, shape: Shape, video: Video) -> ClipPlan:
+        """A random clip of a video on the grid of a shape."""
+        grid = make_grid(
+            shape,
+            self.base,
+            self.stride,
+            self.short_sides,
+            flip=self.flip,
+            inverse_scale=self.inverse_scale,
+            segments=self.segments,
+            exact_strides=self.exact_strides,
+            keep_field_of_view=self.keep_field_of_view,
+        )
+        return plan_train(rng, grid, video, self.target_fps)
+
+    def evaluation_plan(
+        self, video: Video, part: int, views: tuple[int, int], crop: int
+    ) -> ClipPlan:
+        """The `part`-th of the views × crops clips that a video is scored on.
+
+        One crop is the centre of the smallest training size; three are cut from a short side as
+        large as the crop.
+        """
+        count, crops = views
+        return plan_test(
+            video,
+            frames=self.base.frames,
+            stride=self.stride,
+            crop=crop,
+            view=(part // crops, count),
+            spatial=(part % crops, crops),
+            target_fps=self.target_fps,
+            short_side=max(crop, self.short_sides[0]) if crops == 1 else crop,
+            segments=self.segments,
+            exact_strides=self.exact_strides,
+            to_end=self.to_end,
+        )
+
+
+class Clips(torch.utils.data.Dataset[dict[str, Any]]):
+    """Clips of some videos, read on the grid asked for.
+
+    Training items are asked for by `ClipRequest`, which names the grid. Others are numbers: each
+    video has views × crops clips, one after another, on the baseline's grid; one of each is the
+    centre.
+
+    A list of them is a whole mini-batch, each clip read into its place: what the loader asks for.
+    In evaluation, it is without the clips that cannot be read.
+    An item has `clip` (T, S, S, 3) uint8, `label`, `flip`, `iteration`, `video` (its number in the
+    list), and `failures`: (path, reason) of videos that could not be read and were replaced by
+    another, which the request alone decides. One of training has `extents`, as a `ClipPlan`.
+    """
+
+    advice: ClassVar[str] = "check the list"
+    """What to do where no video can be read."""
+
+    def __init__(
+        self,
+        videos: Sequence[Any],
+        index: VideoIndex | None,
+        sampling: Sampling,
+        *,
+        seed: int,
+        views: tuple[int, int] = (1, 1),
+        evaluation_crop: int | None = None,
+        threads: int = 1,
+        max_pixels: int = MAX_PIXELS,
+    ) -> None:
+        self.videos, self.index, self.sampling = videos, index, sampling
+        self._seed, self._views = seed, views
+        self._crop = sampling.base.crop if evaluation_crop is None else evaluation_crop
+        self._reading = {"threads": threads, "max_pixels": max_pixels}
+
+    def _label(self, video: Any, plan: ClipPlan | None) -> Label:
+        """The label of a clip of a video; `plan` is None where the video cannot be read."""
+        label: Label = video.label
+        return label
+
+    def _record(self, number: int) -> VideoRecord:
+        """What the reader has to know of a video; raises UnreadableVideoError."""
+        assert self.index is not None
+        return self.index.record(number)
+
+    def __len__(self) -> int:
+        return len(self.videos) * self.num_clips
+
+    @property
+    def num_clips(self) -> int:
+        """Clips of a video in an evaluation."""
+        return self._views[0] * self._views[1]
+
+    def __getitem__(self, request: ClipRequest | int) -> dict[str, Any]:
+        clip = empty_clips(1, *self._sides(request))[0].numpy()
+        return {"clip": clip, **self._read(request, clip)}
+
+    def __getitems__(self, requests: Sequence[ClipRequest | int]) -> EvaluationBatch:
+        """The mini-batch of some requests of one shape."""
+        clips = empty_clips(len(requests), *self._sides(requests[0]))
+        items = [self._read(r, c.numpy()) for r, c in zip(requests, clips, strict=True)]
+        iteration, failures = items[0]["iteration"], [f for item in items for f in item["failures"]]
+        is_training = isinstance(requests[0], ClipRequest)
+        if failures and not is_training:
+            read = [number for number, item in enumerate(items) if not item["failures"]]
+            clips, items = clips[read], [items[number] for number in read]
+        batch = EvaluationBatch(
+            clips=clips,
+            labels=torch.as_tensor(np.asarray([item["label"] for item in items])),
+            flips=torch.tensor([item["flip"] for item in items]),
+            iteration=iteration,
+            failures=failures,
+            videos=torch.tensor([item["video"] for item in items], dtype=torch.int64),
+        )
+        if is_training:
+            batch["extents"] = torch.tensor([item["extents"] for item in items])
+        return batch
+
+    def _sides(self, request: ClipRequest | int) -> tuple[int, int]:
+        """Frames and crop of a clip."""
+        if isinstance(request, ClipRequest):
+            return request.shape.frames, request.shape.crop
+        return self.sampling.base.frames, self._crop
+
+    def _read(self, request: ClipRequest | int, out: NDArray[np.uint8]) -> dict[str, Any]:
+        """Read a clip to `out`; all there is to say of it."""
+        if isinstance(request, ClipRequest):
+            return self._read_training(request, out)
+        return self._read_evaluation(request, out)
+
+    def _read_training(self, request: ClipRequest, out: NDArray[np.uint8]) -> dict[str, Any]:
+        rng = clip_generator(self._seed, request.epoch, request.video)
+        failures, index = list[tuple[str, str]](), request.video
+        while len(failures) < _TRIES:
+            video = self.videos[index]
+            try:
+                record = self._record(index)
+                plan = self.sampling.training_plan(rng, request.shape, record.video)
+                read_clip(video.path, record, plan, out, **self._reading)
+            except UnreadableVideoError as error:
+                failures.append((video.path, str(error)))
+                index = int(rng.integers(len(self.videos)))
+                continue
+            item = {"label": self._label(video, plan), "flip": plan.flip, "video": index}
+            told = {"iteration": request.iteration, "extents": plan.extents, "failures": failures}
+            return item | told
+        first = "{}: {}".format(*failures[0])
+        said = f"{_TRIES} videos in a row could not be read, the first {first}"
+        raise TooManyUnreadableError(f"{said}; {self.advice}")
+
+    def _read_evaluation(self, number: int, out: NDArray[np.uint8]) -> dict[str, Any]:
+        """A clip of a video on the baseline's grid; black where it cannot be read."""
+        index, part = divmod(number, self.num_clips)
+        video, plan, failures = self.videos[index], None, list[tuple[str, str]]()
+        try:
+            record = self._record(index)
+            plan = self.sampling.evaluation_plan(record.video, part, self._views, self._crop)
+            read_clip(video.path, record, plan, out, **self._reading)
+        except UnreadableVideoError as error:
+            failures.append((video.path, str(error)))
+            out[:] = 0
+        item = {"label": self._label(video, plan), "flip": False, "video": index}
+        return item | {"iteration": -1, "failures": failures}

@@ -1,0 +1,122 @@
+"""Clips for any loop: of videos and labels, by plain arguments, without a recipe."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from multigrid import Shape, make_grid
+from slowfast_patches.datasets.items import Clips, Label, Sampling
+from slowfast_patches.datasets.lists.csv_list import LabelledVideo, read_csv
+from slowfast_patches.datasets.reading.index import open_index, unlisted
+
+__all__ = ["VideoClips"]
+
+Videos = str | os.PathLike[str] | Sequence[tuple[str | os.PathLike[str], Label]]
+
+
+class VideoClips(Clips):
+    """Clips of video files, prepared files (`multigrid-prepare`) or folders of JPEG files.
+
+        clips = VideoClips("prepared/train.csv", base, stride=4)
+        schedule = multigrid.make_schedule(base, len(clips), rate)
+        loader = multigrid.Training(schedule, model, optimizer).loader(clips, num_workers=4)
+
+    Asked by `ClipRequest`, as this loader does, it gives a random clip on the grid asked for. Asked
+    by a number, it gives that video's centre clip on the baseline's grid, for validation:
+
+        DataLoader(VideoClips("prepared/val.csv", base, stride=4), 8, collate_fn=multigrid.collate)
+
+    A mini-batch is a `multigrid.Batch` and has `videos`, their numbers in the list. A video that
+    cannot be read is replaced by another in training, and left out in validation; `failures` says
+    which. What is known of the videos is found once and kept: beside the csv, or for pairs in the
+    user's cache folder.
+
+    Args:
+        videos: a csv file with a "path label" a line, as `multigrid-prepare` writes, whose paths
+            are relative to its folder; or (path, label) pairs. A label is a class from 0, or in
+            pairs a multi-hot vector (classes,) float32.
+        base: the baseline's shape, that of the schedule.
+        stride: frames of the video for each of a clip, at `target_fps` frames a second.
+        short_sides: from and to which many pixels the short side of a frame is resized before the
+            crop is cut; by default as 256 to 320 are to a crop of 224.
+        seed: of where clips are taken; the order of videos has the `Training`'s.
+        flip, inverse_scale, segments, exact_strides, keep_field_of_view: those of
+            `multigrid.make_grid`.
+
+    Raises:
+        ValueError: no such list, a line or pair that is none, or numbers that make no clip.
+    """
+
+    def __init__(
+        self,
+        videos: Videos,
+        base: Shape,
+        *,
+        stride: int = 8,
+        short_sides: tuple[int, int] | None = None,
+        seed: int = 0,
+        target_fps: float = 30.0,
+        flip: bool = True,
+        inverse_scale: bool = False,
+        segments: bool = False,
+        exact_strides: bool = False,
+        keep_field_of_view: bool = False,
+    ) -> None:
+        if short_sides is None:
+            short_sides = (round(base.crop * 256 / 224), round(base.crop * 320 / 224))
+        if stride < 1 or target_fps <= 0:
+            raise ValueError(
+                f"stride {stride} and target_fps {target_fps} make no clip: give 1 or more frames, "
+                "and more than 0 of them a second"
+            )
+        make_grid(base, base, stride, short_sides)  # refuses a crop that does not fit
+        file, listed = _listed(videos)
+        index = open_index(file, [video.path for video in listed])
+        sampling = Sampling(
+            base,
+            stride,
+            short_sides,
+            target_fps=target_fps,
+            flip=flip,
+            inverse_scale=inverse_scale,
+            segments=segments,
+            exact_strides=exact_strides,
+            keep_field_of_view=keep_field_of_view,
+        )
+        super().__init__(listed, index, sampling, seed=seed)
+
+
+def _listed(videos: Videos) -> tuple[Path, list[LabelledVideo]]:
+    """The videos, and the file beside which their index lies."""
+    if isinstance(videos, (str, os.PathLike)):
+        file = Path(videos)
+        if not file.is_file():
+            raise ValueError(
+                f"{file} is no list: give a csv file of videos, or (path, label) pairs"
+            )
+        return file, read_csv(file, num_classes=None)
+    listed = [_labelled(number, pair) for number, pair in enumerate(videos)]
+    if not listed:
+        raise ValueError("there are no videos: give (path, label) pairs")
+    return unlisted([video.path for video in listed]), listed
+
+
+def _labelled(number: int, pair: Any) -> LabelledVideo:
+    try:
+        path, label = pair
+        kind = np.asarray(label)
+        if not isinstance(pair, str) and kind.ndim == 0 and kind.dtype.kind in "iu" and label >= 0:
+            return LabelledVideo(os.fspath(path), int(label))
+        if kind.ndim == 1 and kind.dtype == np.float32:
+            return LabelledVideo(os.fspath(path), label)
+    except (TypeError, ValueError):
+        pass
+    raise ValueError(
+        f"videos[{number}] is {pair!r:.100}, not a path and a label: a class from 0, or a float32 "
+        "vector"
+    )

@@ -1,0 +1,73 @@
+"""The examples run as they stand, on one process and on two, and stay short."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import re
+import runpy
+import sys
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+import torch
+
+EXAMPLES = Path(__file__).parents[1] / "examples"
+
+# What a loop says when it has trained, and validated.
+SAID = {
+    "plain.py": r"accuracy 0\.\d{3}\n",
+    "lightning_demo.py": r"(?s)(\d\d)/\1 .*val_loss: \d\.\d+",
+    "transformers_demo.py": r"'eval_accuracy': '?0\.\d+",
+}
+
+
+def test_examples_are_short():
+    lines = {path.name: len(path.read_text().splitlines()) for path in EXAMPLES.iterdir()}
+    assert lines.keys() == SAID.keys()
+    assert max(lines.values()) <= 40
+
+
+@pytest.fixture(scope="module")
+def data(demo_data: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The tiny demo data set, with every training video listed three times: the examples' epochs
+    are few."""
+    folder = tmp_path_factory.mktemp("examples")
+    for split, times in (("train", 3), ("val", 1)):
+        lines = (demo_data / f"{split}.csv").read_text().splitlines()
+        listed = "".join(f"{demo_data}/{line}\n" for line in lines * times)
+        (folder / f"{split}.csv").write_text(listed)
+    return folder
+
+
+def run_as_rank(rank: int, name: str, folder: Path, processes: int, port: int) -> None:
+    """Run an example as torchrun does if there are several processes."""
+    os.chdir(folder)
+    if processes > 1:
+        place = {"RANK": rank, "LOCAL_RANK": rank, "GROUP_RANK": 0, "TORCHELASTIC_RUN_ID": "test"}
+        size = {"WORLD_SIZE": processes, "LOCAL_WORLD_SIZE": processes}
+        where = {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": port}
+        os.environ |= {key: str(value) for key, value in (place | size | where).items()}
+    sys.argv = [name, str(folder), *([str(processes)] if name == "lightning_demo.py" else [])]
+    torch.set_num_threads(1)
+    with Path(f"{name}.{processes}.{rank}").open("w") as said, contextlib.redirect_stdout(said):
+        runpy.run_path(str(EXAMPLES / name), run_name="__main__")
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("processes", [1, 2])
+@pytest.mark.parametrize("name", SAID)
+def test_an_example_runs(name: str, processes: int, data: Path, free_port: Callable[[], int]):
+    for module in ("lightning", "transformers"):  # once, before forks
+        pytest.importorskip(module)
+    torch.multiprocessing.start_processes(
+        run_as_rank,
+        (name, data, processes, free_port()),
+        nprocs=processes,
+        start_method="fork",
+    )
+    for rank in range(processes):
+        said = (data / f"{name}.{processes}.{rank}").read_text()
+        if rank == 0 or name == "plain.py":
+            assert re.search(SAID[name], said), said

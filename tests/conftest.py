@@ -40,6 +40,8 @@ RUN_NET = Path(__file__).parents[1] / "tools" / "run_net.py"
 LONG = (
     "test_faults.py",
     "test_training.py",
+    "test_examples.py",
+    "test_loops.py",
     "test_distributed.py",
     "test_reproduce.py",
     "test_clip_reader.py",

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import os
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -28,7 +28,7 @@ from slowfast_patches.datasets.loader import training_loader
 
 pytestmark = pytest.mark.slow
 
-LATER = 7  # iterations, which end inside an epoch
+LATER = 5  # iterations, which end inside an epoch
 
 
 class Net(nn.Module):
@@ -165,7 +165,8 @@ def as_rank(rank: int, port: int, folder: Path, task: Task) -> None:
 
 @pytest.fixture(scope="module")
 def recipe(tiny_config: Callable[..., Recipe], tmp_path_factory: pytest.TempPathFactory) -> Recipe:
-    return tiny_config(tmp_path_factory.mktemp("run_net"), "RNG_SEED", 5, "SOLVER.BASE_LR", 0.001)
+    keys = ("RNG_SEED", 5, "SOLVER.BASE_LR", 0.001, "MULTIGRID.EPOCH_FACTOR", 1.5)
+    return tiny_config(tmp_path_factory.mktemp("run_net"), *keys)
 
 
 @pytest.fixture(scope="module")
@@ -182,7 +183,7 @@ def task(recipe: Recipe, tmp_path_factory: pytest.TempPathFactory) -> Task:
 
 
 @pytest.fixture(scope="module")
-def trained(task: Task, free_port: Callable[[], int]) -> Iterator[dict[int, list[Any]]]:
+def trained(task: Task, free_port: Callable[[], int]) -> dict[int, list[Any]]:
     """What one process trained, and what each of two: forks, which have all imported."""
     folder, threads = task.folder, torch.get_num_threads()
     torch.set_num_threads(1)

@@ -200,6 +200,8 @@ class _VideoMAE(_Follower):
     def forward(self: Any, pixel_values: Tensor, bool_masked_pos: Tensor | None = None) -> Tensor:
         """(N, T, 3, H, W) to (N, patches, C)."""
         embeddings, patches = _cut(self.patch_embeddings.projection, pixel_values)
+        # It is no buffer, and would be copied to the device each time.
+        self.position_embeddings = self.position_embeddings.to(embeddings.device)
         table = self.position_embeddings[0].to(embeddings)
         embeddings += self._positions(table, patches)
         if bool_masked_pos is None:

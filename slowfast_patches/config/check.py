@@ -176,7 +176,16 @@ def _warn_of_what_has_no_effect(recipe: Recipe) -> None:
         ("SOLVER.LARS_TRUST", method != "lars", f"with {optimizer}"),
         ("BN.WEIGHT_DECAY", method == "lars", f"with {optimizer}, which decays no vectors"),
         ("TSM.SHIFT_DIV", arch != "tsm", f"with MODEL.ARCH {arch}"),
-        ("MULTIGRID.SIZE_DIVISOR", not cycle, "without a cycle"),
+        ("HF.MODEL", arch != "hf", f"with MODEL.ARCH {arch}"),
+        ("HF.CONFIG", arch != "hf", f"with MODEL.ARCH {arch}"),
+        ("HF.DROP_PATH", arch != "hf", f"with MODEL.ARCH {arch}"),
+        ("SOLVER.LAYER_DECAY", arch != "hf", f"with MODEL.ARCH {arch}"),
+        ("BN.USE_PRECISE_STATS", arch == "hf", "with MODEL.ARCH hf, which has no BN"),
+        ("BN.GROUP_SIZE", arch == "hf", "with MODEL.ARCH hf, which has no BN"),
+        ("MULTIGRID.BN_BASE_SIZE", arch == "hf", "with MODEL.ARCH hf, which has no BN"),
+        ("MODEL.CHANNELS_LAST", arch == "hf", "with MODEL.ARCH hf, which computes on tokens"),
+        # A transformer's recipe may have it for the pilot, which adds cycles.
+        ("MULTIGRID.SIZE_DIVISOR", not cycle and arch != "hf", "without a cycle"),
         ("MULTIGRID.BATCH_EXPONENT", not cycle, "without a cycle"),
         ("MULTIGRID.EQUAL_TIME", not multigrid.long_cycle, "without a long cycle"),
         (
@@ -196,7 +205,7 @@ def _warn_of_what_has_no_effect(recipe: Recipe) -> None:
         ),
         (
             "BN.GROUP_SIZE",
-            cycle and recipe.bn.group_size != own,
+            arch != "hf" and cycle and recipe.bn.group_size != own,
             f"with a cycle, where MULTIGRID.BN_BASE_SIZE {own} clips share statistics",
         ),
     ):
@@ -223,6 +232,8 @@ def _check_sizes(recipe: Recipe) -> None:
 
 
 def _check_pathways(recipe: Recipe) -> None:
+    if recipe.model.arch == "hf":  # which has none of these
+        return
     pathways = 2 if recipe.model.arch == "slowfast" else 1
     for key in (*PER_PATHWAY, "DATA.INPUT_CHANNEL_NUM"):
         stages = [recipe[key]] if key.startswith("DATA.") else recipe[key]
@@ -274,7 +285,7 @@ def _check_crops(recipe: Recipe) -> None:
             f"DATA.CROP_SIZE {data.crop_size} is the crop that the head's test-time window is made "
             f"for, and DATA.TRAIN_CROP_SIZE is {train}; leave CROP_SIZE out, and it follows"
         )
-    if data.test_crop_size // _STRIDE < train // _STRIDE:
+    if recipe.model.has_batchnorm and data.test_crop_size // _STRIDE < train // _STRIDE:
         raise ValueError(
             f"DATA.TEST_CROP_SIZE {data.test_crop_size} is smaller than the head's window, made "
             f"for crops of {train}; set it to {train // _STRIDE * _STRIDE} or more"
@@ -327,12 +338,19 @@ def _check_speed(recipe: Recipe, world_size: int) -> None:
             "SOLVER.FUSED True: there is no fused lars; set SOLVER.FUSED False, or "
             "SOLVER.OPTIMIZING_METHOD sgd, adam or adamw"
         )
+    if train.compile and recipe.model.arch == "hf":
+        raise ValueError(
+            "TRAIN.COMPILE True and MODEL.ARCH hf: what its clips cover changes with each "
+            "mini-batch, and would be compiled in; set TRAIN.COMPILE False"
+        )
     if train.compile and recipe.model.act_checkpoint:
         raise ValueError(
             "TRAIN.COMPILE True and MODEL.ACT_CHECKPOINT True: a compiled network decides by "
             "itself what it keeps for the backward pass; set one of them to False"
         )
     reasons = {
+        "and MODEL.ARCH hf: a graph would keep the positions of its first clips": recipe.model.arch
+        == "hf",
         "needs a GPU, and NUM_GPUS is 0": recipe.num_gpus == 0,
         f"is for one process, and there are {world_size}": world_size > 1,
         f"and SOLVER.ACCUMULATION_STEPS {solver.accumulation_steps}: a graph holds the passes of a "

@@ -7,7 +7,7 @@ its default, its check, whether a run may be continued with another value, its l
 from __future__ import annotations
 
 import textwrap
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterator, Mapping
 from copy import deepcopy
 from dataclasses import dataclass
 from typing import Any, NamedTuple
@@ -61,6 +61,7 @@ AT_LEAST_ONE = Check(lambda value: value >= 1, "1 or more")
 FROM_ZERO = Check(lambda value: value >= 0, "0 or more")
 ABOVE_ZERO = Check(lambda value: value > 0, "above 0")
 BELOW_ONE = Check(lambda value: 0 <= value < 1, "in [0, 1), where 0 is off")
+RATIO = Check(lambda value: 0 < value <= 1, "in (0, 1]")
 PART = Check(lambda value: 0 <= value <= 1, "in [0, 1]")
 AUTO_OR_COUNT = Check(lambda value: value == "auto" or value >= 0, "0 or more, or auto")
 NUMBERS = Check(lambda values: all(map(_is_number, values)), "a list of numbers")
@@ -152,11 +153,12 @@ KEYS: tuple[Key, ...] = (
 
     # The model.
     Key("MODEL.ARCH", HOST, "The architecture. nopool is the host's for C2D and I3D that keep all "
-        "frames; the others pool pairs of them after the first stage. slow is slowonly.",
-        one_of("slowfast", "slowonly", "c2d", "c2d_nopool", "i3d", "i3d_nopool", "tsm"),
+        "frames; the others pool pairs of them after the first stage. slow is slowonly, hf a video "
+        "transformer of the package transformers (HF).",
+        one_of("slowfast", "slowonly", "c2d", "c2d_nopool", "i3d", "i3d_nopool", "tsm", "hf"),
         speed=True),
     Key("MODEL.SINGLE_PATHWAY_ARCH",
-        ["c2d", "i3d", "slowonly", "slow", "c2d_nopool", "i3d_nopool", "tsm"],
+        ["c2d", "i3d", "slowonly", "slow", "c2d_nopool", "i3d_nopool", "tsm", "hf"],
         "Architectures of one pathway."),
     Key("MODEL.MODEL_NAME", "SlowFast", "Follows from MODEL.ARCH."),
     Key("MODEL.NUM_CLASSES", HOST, "Classes of the data set.", AT_LEAST_ONE, speed=True),
@@ -173,6 +175,14 @@ KEYS: tuple[Key, ...] = (
         "instead of keeping them.", may_differ=True, speed=True),
     Key("TSM.SHIFT_DIV", 8, "MODEL.ARCH tsm: 1/SHIFT_DIV of the channels move one frame back, as "
         "many one frame forward; 0 moves none.", SHIFT, speed=True),
+    Key("HF.MODEL", "videomae", "MODEL.ARCH hf: a type of model (videomae, timesformer, vivit or "
+        "vjepa2), which starts from scratch, or a folder with a config.json and, if there are "
+        "any, weights to start from in *.safetensors. Nothing is fetched.", speed=True),
+    Key("HF.CONFIG", {}, "Values of the model's configuration, such as hidden_size, others than "
+        "its type's or its folder's; on the command line also one by one, HF.CONFIG.hidden_size "
+        "192. Grid and classes follow from DATA and MODEL.NUM_CLASSES.", speed=True),
+    Key("HF.DROP_PATH", 0.0, "Chance that a clip skips a residual branch of the last layer, "
+        "rising linearly from 0 at the first (stochastic depth, Huang et al., 2016).", BELOW_ONE),
     Key("SLOWFAST.ALPHA", HOST, "Frames of the fast pathway for each of the slow one.",
         AT_LEAST_ONE, speed=True),
     Key("SLOWFAST.BETA_INV", HOST, "Channels of the slow pathway for each of the fast one.",
@@ -267,10 +277,13 @@ KEYS: tuple[Key, ...] = (
         one_of("sgd", "adam", "adamw", "lars"), speed=True),
     Key("SOLVER.LARS_TRUST", 0.001, "lars: the trust coefficient, by which a weight's rate is "
         "multiplied beside the ratio of its norm to its gradient's.", ABOVE_ZERO),
+    Key("SOLVER.LAYER_DECAY", 1.0, "MODEL.ARCH hf: the rate of a layer is this times that of the "
+        "layer behind it; the head has the whole, embeddings the smallest (BEiT, Bao et al., "
+        "2022). 1 is off.", RATIO),
     Key("SOLVER.CLIP_GRAD_VAL", None, "Largest value of a gradient; None clips nothing."),
     Key("SOLVER.CLIP_GRAD_L2NORM", None, "Largest L2 norm of all gradients; None clips nothing."),
     Key("SOLVER.ZERO_WD_1D_PARAM", False, "No weight decay for biases and other parameters of one "
-        "dimension."),
+        "dimension, and for a transformer's positions and tokens."),
     Key("SOLVER.ACCUMULATION_STEPS", 1, "Parts that a process's clips of an iteration pass the "
         "network in, one after another, for less memory: the gradients are summed, the training "
         "is the same, TRAIN.BATCH_SIZE and the rates stay.", AT_LEAST_ONE,
@@ -390,6 +403,7 @@ def find_key(name: str) -> Key | None:
 
 
 _ROWS = {key.name: key for key in KEYS}
+_MAPPINGS = frozenset(key.name for key in KEYS if key.default == {})
 
 
 def may_differ(name: str) -> bool:
@@ -412,11 +426,14 @@ def speed_switches() -> tuple[str, ...]:
     return tuple(key.name for key in KEYS if key.switch)
 
 
-def flatten(tree: Mapping[Any, Any], prefix: str = "") -> Iterator[tuple[str, Any]]:
-    """The values of sections within sections as (full key, value)."""
+def flatten(
+    tree: Mapping[Any, Any], prefix: str = "", whole: Collection[str] = _MAPPINGS
+) -> Iterator[tuple[str, Any]]:
+    """The values of sections within sections as (full key, value); mappings that are the value of a
+    key, as HF.CONFIG, are taken apart only where they are not in `whole`."""
     for name, value in tree.items():
-        if isinstance(value, Mapping):
-            yield from flatten(value, f"{prefix}{name}.")
+        if isinstance(value, Mapping) and f"{prefix}{name}" not in whole:
+            yield from flatten(value, f"{prefix}{name}.", whole)
         else:
             yield f"{prefix}{name}", value
 

@@ -117,7 +117,7 @@ def _parse_yaml(text: str, source: str) -> dict[str, Any]:
 
 
 def _settings(content: Mapping[Any, Any], source: str) -> dict[str, _Setting]:
-    return {key: _Setting(value, source) for key, value in flatten(content)}
+    return {key: _Setting(value, source) for key, value in flatten(content, whole=())}
 
 
 def _pairs(overrides: Sequence[object]) -> dict[str, _Setting]:
@@ -140,7 +140,10 @@ def _set(cfg: CfgNode, key: str, setting: _Setting) -> None:
     *sections, name = key.split(".")
     node = cfg
     for section in sections:
-        node = node.get(section) if isinstance(node, CfgNode) else None
+        node = node.get(section) if isinstance(node, dict) else None
+    if isinstance(node, dict) and not isinstance(node, CfgNode):  # one of a mapping's own names
+        node[name] = _decode(setting.value)
+        return
     if not isinstance(node, CfgNode) or name not in node:
         raise ValueError(_unknown_message(cfg, key, setting.source))
     if not isinstance(node[name], CfgNode):
@@ -175,6 +178,10 @@ def _adapt(raw: Any, default: Any, row: Key | None = None) -> Any:
         raise TypeError("a text")
     if isinstance(default, list):
         return _adapt_list(value, default)
+    if isinstance(default, dict):
+        if isinstance(value, dict):
+            return value
+        raise TypeError("a mapping such as {'hidden_size': 192}")
     if isinstance(value, bool) or isinstance(default, bool):
         if isinstance(value, bool) and isinstance(default, bool):
             return value

@@ -58,6 +58,10 @@ class Model:
     def has_two_pathways(self) -> bool:
         return self.arch in self.multi_pathway_arch
 
+    @property
+    def has_batchnorm(self) -> bool:
+        return self.arch != "hf"
+
 
 @dataclass(frozen=True)
 class SlowFast:
@@ -68,6 +72,13 @@ class SlowFast:
 @dataclass(frozen=True)
 class Tsm:
     shift_div: int
+
+
+@dataclass(frozen=True)
+class Hf:
+    model: str
+    config: tuple[tuple[str, Any], ...]
+    drop_path: float
 
 
 @dataclass(frozen=True)
@@ -162,6 +173,7 @@ class Solver:
     dampening: float
     nesterov: bool
     lars_trust: float
+    layer_decay: float
     clip_grad_val: float | None
     clip_grad_l2norm: float | None
     zero_wd_1d_param: bool
@@ -228,6 +240,7 @@ class Recipe:
     model: Model
     slowfast: SlowFast
     tsm: Tsm
+    hf: Hf
     resnet: ResNet
     nonlocal_: NonLocal
     detection: Detection
@@ -258,11 +271,13 @@ class Recipe:
     @property
     def groups_batchnorm(self) -> bool:
         """Whether BN is over a given number of clips, and not over those that a process has."""
-        return self.uses_multigrid or bool(self.bn.group_size)
+        return self.bn_size > 0
 
     @property
     def bn_size(self) -> int:
         """The clips that share BN statistics at the baseline's crop; 0: those of a process."""
+        if not self.model.has_batchnorm:
+            return 0
         return self.multigrid.bn_base_size if self.uses_multigrid else self.bn.group_size
 
     @property
@@ -367,4 +382,6 @@ def _plain(value: Any) -> Any:
 
 
 def _frozen(value: Any) -> Any:
+    if isinstance(value, Mapping):
+        return tuple(sorted((name, _frozen(inner)) for name, inner in value.items()))
     return tuple(map(_frozen, value)) if isinstance(value, list | tuple) else value

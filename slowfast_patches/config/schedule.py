@@ -139,7 +139,7 @@ def check_speed_of_schedule(recipe: Recipe, schedule: Schedule, world_size: int)
             not divide into SOLVER.ACCUMULATION_STEPS parts.
     """
     parts = recipe.solver.accumulation_steps
-    for shape, clips, size in _groups(schedule, world_size):
+    for shape, clips, size in _groups(recipe, schedule, world_size):
         if recipe.train.compile and size and size > clips:
             raise ValueError(
                 f"TRAIN.COMPILE True: at {shape}, each of {world_size} processes has {clips} "
@@ -154,20 +154,25 @@ def check_speed_of_schedule(recipe: Recipe, schedule: Schedule, world_size: int)
                 f"most {clips // parts} here"
             )
         if parts > 1 and size and clips % (size * parts):
-            groups = [max(1, own // k) for _, own, k in _groups(schedule, world_size) if k]
+            groups = [max(1, own // k) for _, own, k in _groups(recipe, schedule, world_size) if k]
+            grouped = f" in BN groups of {size}" if recipe.model.has_batchnorm else ""
             raise ValueError(
                 f"SOLVER.ACCUMULATION_STEPS {parts}: at {shape}, each of {world_size} process(es) "
-                f"has {clips} clips in BN groups of {size}, which do not divide into {parts} parts "
-                f"of whole groups; set it to a divisor of {math.gcd(*groups)}, or train with a "
-                "larger TRAIN.BATCH_SIZE, on fewer processes, or with smaller BN groups"
+                f"has {clips} clips{grouped}, which do not divide into {parts} parts of "
+                f"{'whole groups' if grouped else 'one size'}; set it to a divisor of "
+                f"{math.gcd(*groups)}, or train with a larger TRAIN.BATCH_SIZE, on fewer "
+                "processes, or with smaller BN groups"
             )
 
 
-def _groups(schedule: Schedule, world_size: int) -> Iterator[tuple[Shape, int, int | None]]:
-    """Every shape, the clips that a process has of it, and the clips that share BN statistics."""
+def _groups(
+    recipe: Recipe, schedule: Schedule, world_size: int
+) -> Iterator[tuple[Shape, int, int | None]]:
+    """Every shape, the clips that a process has of it, and the clips that share BN statistics; 1
+    where the model has no BN."""
     for phase in schedule.phases:
         for shape, size in zip(phase.shapes, phase.bn_sizes, strict=True):
-            yield shape, shape.batch // world_size, size
+            yield shape, shape.batch // world_size, size if recipe.model.has_batchnorm else 1
 
 
 def recipe_at(recipe: Recipe, schedule: Schedule, iteration: int) -> Recipe:

@@ -15,13 +15,16 @@ from slowfast_patches.config.recipe import Recipe, host_config
 from slowfast_patches.models.convolution import convert_convolutions
 from slowfast_patches.models.dropout import ClipDropout
 from slowfast_patches.models.pooling import TrainingGlobalPool3d, convert_pools
+from slowfast_patches.models.transformer import build_transformer
 from slowfast_patches.models.tsm import build_tsm
 
 __all__ = ["build_model", "build_on_meta"]
 
 
 def build_model(recipe: Recipe, *, grouped_bn: bool = False) -> nn.Module:
-    """The model of a config, the host's or TSM, on the default device; keys are the host's.
+    """The model of a config, the host's, TSM or a transformer, on the default device.
+
+    Keys of its weights are the host's, those of a transformer its own.
 
     Its weights are in the memory format of MODEL.CHANNELS_LAST.
 
@@ -33,6 +36,8 @@ def build_model(recipe: Recipe, *, grouped_bn: bool = False) -> nn.Module:
         ValueError: an architecture that is not known.
         ImportError: detection without detectron2.
     """
+    if recipe.model.arch == "hf":
+        return build_transformer(recipe)
     patching.apply()
     from slowfast.models.model_builder import _MODEL_TYPES
 
@@ -44,7 +49,7 @@ def build_model(recipe: Recipe, *, grouped_bn: bool = False) -> nn.Module:
         "tsm": partial(build_tsm, shift_div=recipe.tsm.shift_div),
     }
     if recipe.model.arch not in builders:
-        known = ", ".join(sorted(builders))
+        known = ", ".join(sorted([*builders, "hf"]))
         raise ValueError(f"MODEL.ARCH {recipe.model.arch!r} is not a model; there are {known}")
     model: nn.Module = builders[recipe.model.arch](host_config(recipe))
     head = model.head

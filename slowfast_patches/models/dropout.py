@@ -1,4 +1,4 @@
-"""Dropout whose masks belong to clips, so that they do not depend on the number of processes."""
+"""Dropout whose masks belong to clips, so that a run that is continued draws them again."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
-__all__ = ["ClipDropout", "set_clips"]
+__all__ = ["ClipDropout", "SeededMasks", "set_clips"]
 
 _DROPOUT = 1
 """Keeps the generators of masks apart from others that are seeded by a seed and two numbers."""
@@ -46,14 +46,27 @@ class ClipDropout(nn.Dropout):
         return torch.from_numpy(np.stack(drawn))
 
 
+class SeededMasks:
+    """A model whose modules draw masks from torch's generator, whatever their number and shape.
+
+    `set_clips` seeds the generator by (`mask_seed`, n), n the number of the first of the next
+    clips: the masks are those of these clips together, and do not depend on what was drawn before.
+    """
+
+    mask_seed: int
+
+
 def set_clips(
     model: nn.Module, clips: Sequence[int] | None, device: torch.device | None = None
 ) -> None:
     """Draw the masks of the next N clips, by their numbers in the stream, in every `ClipDropout` of
-    `model`, which computes on `device`.
+    `model`, which computes on `device`; of `SeededMasks`, seed torch's generator.
 
     None leaves masks to torch's generator, for clips that are not of the training's stream.
     """
+    if isinstance(model, SeededMasks) and clips:
+        sequence = np.random.SeedSequence((model.mask_seed, clips[0], _DROPOUT))
+        torch.manual_seed(int(sequence.generate_state(1, np.uint64)[0]))
     for module in model.modules():
         if isinstance(module, ClipDropout):
             module.kept = None

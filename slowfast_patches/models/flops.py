@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable
+from dataclasses import replace
 from functools import cache
 
 import torch
 from torch import nn
 from torch.utils.flop_counter import FlopCounterMode
 
-from multigrid import Shape
+from multigrid import Shape, check_patches
 from slowfast_patches.config.recipe import Recipe
 from slowfast_patches.models.build import build_on_meta
 from slowfast_patches.models.inputs import blank_inputs
@@ -56,6 +57,9 @@ def check_shapes(recipe: Recipe, shapes: Iterable[Shape]) -> None:
         ValueError: the model cannot take a shape; names it and says what to change.
     """
     model, alpha = _build(recipe)
+    tested = replace(recipe.base_shape, crop=recipe.data.test_crop_size)
+    shapes = list(shapes)
+    check_patches(model, [*shapes, tested])
     for shape in shapes:
         if alpha is not None and shape.frames < alpha:
             raise ValueError(

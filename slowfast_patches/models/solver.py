@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from contextlib import AbstractContextManager
 from typing import Any
 
@@ -9,6 +10,7 @@ import torch
 from torch import Tensor, nn
 
 from slowfast_patches.config.recipe import Recipe, Solver, host_config
+from slowfast_patches.models.transformer import parameter_depths
 
 __all__ = [
     "Precision",
@@ -30,7 +32,9 @@ def build_optimizer(
     """The host's SGD or Adam, AdamW or LARS: BN parameters have BN.WEIGHT_DECAY, the rest
     SOLVER.WEIGHT_DECAY.
 
-    SOLVER.ZERO_WD_1D_PARAM takes the decay from biases too. `fused` is for where SOLVER.FUSED
+    SOLVER.ZERO_WD_1D_PARAM takes the decay from biases too, and from a transformer's positions and
+    tokens, (1, n, C). With SOLVER.LAYER_DECAY each layer has groups of its own, whose "lr_scale"
+    `set_learning_rate` multiplies the rate by. `fused` is for where SOLVER.FUSED
     leaves it open.
     """
     from slowfast.models.optimizer import construct_optimizer
@@ -51,11 +55,27 @@ def build_optimizer(
         optimizer = type(optimizer)(groups, **options)
     if recipe.solver.zero_wd_1d_param:
         rest = optimizer.param_groups[1]
-        flat = [p for p in rest["params"] if p.ndim <= 1]
-        rest["params"] = [p for p in rest["params"] if p.ndim > 1]
+        flat = [p for p in rest["params"] if p.ndim <= 1 or p.ndim == 3]
+        rest["params"] = [p for p in rest["params"] if p.ndim > 1 and p.ndim != 3]
         if flat:
             optimizer.add_param_group({"params": flat, "weight_decay": 0.0})
+    if recipe.solver.layer_decay < 1 and recipe.model.arch == "hf":
+        _split_by_depth(optimizer, parameter_depths(model), recipe.solver.layer_decay)
     return optimizer
+
+
+def _split_by_depth(
+    optimizer: torch.optim.Optimizer, depths: Mapping[nn.Parameter, int], decay: float
+) -> None:
+    """Give parameters of each depth a group of their own, of a rate that is `decay` times that of
+    the next depth."""
+    last, whole = max(depths.values()), list(optimizer.param_groups)
+    optimizer.param_groups.clear()
+    for group in whole:
+        for depth in sorted({depths[parameter] for parameter in group["params"]}):
+            own = [parameter for parameter in group["params"] if depths[parameter] == depth]
+            scale = decay ** (last - depth)
+            optimizer.param_groups.append(group | {"params": own, "lr_scale": scale})
 
 
 def _adamw(groups: list[dict[str, Any]], solver: Solver) -> torch.optim.Optimizer:
@@ -106,9 +126,9 @@ def load_optimizer(optimizer: torch.optim.Optimizer, state: dict[str, Any]) -> N
 
 
 def set_learning_rate(optimizer: torch.optim.Optimizer, lr: float) -> None:
-    """Set the rate of every parameter group."""
+    """Set the rate of every parameter group, times its "lr_scale" if it has one."""
     for group in optimizer.param_groups:
-        group["lr"] = lr
+        group["lr"] = lr * group.get("lr_scale", 1.0)
 
 
 def loss_function(recipe: Recipe) -> nn.Module:

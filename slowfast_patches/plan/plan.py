@@ -15,6 +15,7 @@ from multigrid.cost import (
     schedule_cost,
 )
 from multigrid.schedule import Phase, Schedule
+from multigrid.shapes import Shape
 from slowfast_patches.config.recipe import Recipe
 from slowfast_patches.config.schedule import check_world_size, schedule_of
 from slowfast_patches.datasets.lists.dataset_lists import count_list
@@ -76,6 +77,15 @@ class Plan:
         """The baseline's training FLOPs as a multiple of ours."""
         return _flops(self.baseline) / _flops(self.cost)
 
+    def relative_flops(self, shape: Shape) -> float:
+        """Training FLOPs of an iteration of a shape as a multiple of the baseline's: equal numbers
+        of pixels are not equal numbers of FLOPs."""
+
+        def work(shape: Shape) -> float:
+            return shape.batch * self.flops_per_clip(shape.frames, shape.crop)
+
+        return work(shape) / work(self.schedule.base)
+
     def rates(self, phase: Phase) -> tuple[float, float]:
         """The learning rates of a phase's first and last iteration."""
         return self.schedule.at(phase.start).lr, self.schedule.at(phase.stop - 1).lr
@@ -111,6 +121,7 @@ class Plan:
                     "epochs": phase.clips / self.schedule.num_videos,
                     "clips": phase.clips,
                     "flops": phase_flops(phase, self.flops_per_clip),
+                    "relative_flops": [self.relative_flops(shape) for shape in phase.shapes],
                     "lr": self.rates(phase),
                     "bn_sizes": phase.bn_sizes,
                     "seconds": self.seconds(phase),
@@ -174,7 +185,7 @@ def format_plan(plan: Plan) -> str:
     """The plan as text: its phases, its totals beside the baseline's, and what to know."""
     schedule, ours, baseline = plan.schedule, plan.cost, plan.baseline
     headers = ["phase", "LR stage", "base shape", "short cycle"]
-    headers += ["iterations", "epochs", "LR", "BN clips"]
+    headers += ["iterations", "epochs", "LR", "BN clips", "FLOPs"]
     headers += [] if plan.timing.ours is None else ["time"]
     phases = [_phase_cells(plan, number, p) for number, p in enumerate(schedule.phases, start=1)]
     totals = [
@@ -187,7 +198,8 @@ def format_plan(plan: Plan) -> str:
         totals.append(("time", ours.seconds, baseline.seconds, format_duration))
     rows = [[name, show(a), show(b), format_factor(a, b)] for name, a, b, show in totals]
     notes = [
-        "Shapes are clips × frames × crop², over all machines; the BN clips are in their order.",
+        "Shapes are clips × frames × crop², over all machines; in their order are the BN clips "
+        "and the training FLOPs of an iteration over those of the baseline's.",
         f"Global batch: {schedule.base.batch} clips at the baseline's shape. TRAIN.BATCH_SIZE is "
         "per machine: the global batch is NUM_SHARDS times that, and the LR belongs to it.",
         f"Training set: {schedule.num_videos:,} videos.",
@@ -206,6 +218,7 @@ def format_plan(plan: Plan) -> str:
 def _phase_cells(plan: Plan, number: int, phase: Phase) -> list[str]:
     first, last = (f"{lr:.4g}" for lr in plan.rates(phase))
     sizes = ["batch" if size is None else str(size) for size in phase.bn_sizes]
+    flops = [f"{plan.relative_flops(shape):.2f}" for shape in phase.shapes]
     seconds = plan.seconds(phase)
     return [
         str(number),
@@ -215,7 +228,7 @@ def _phase_cells(plan: Plan, number: int, phase: Phase) -> list[str]:
         format_count(phase.iterations),
         f"{phase.clips / plan.schedule.num_videos:.2f}",
         first if first == last else f"{first} → {last}",
-        sizes[0] if len(set(sizes)) == 1 else ", ".join(sizes),
+        *(each[0] if len(set(each)) == 1 else ", ".join(each) for each in (sizes, flops)),
         *([] if seconds is None else [format_duration(seconds)]),
     ]
 

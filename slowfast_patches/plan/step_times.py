@@ -186,8 +186,8 @@ def shapes_to_measure(recipe: Recipe) -> list[tuple[Shape, int | None]]:
 def model_of(recipe: Recipe) -> dict[str, object]:
     """The keys of a recipe that decide how long an iteration of one shape takes."""
     values = keys_of(recipe)
-    own = recipe.model.arch == "tsm"
-    return {key: values[key] for key in sorted(speed_keys()) if own or not key.startswith("TSM.")}
+    others = [f"{arch.upper()}." for arch in ("tsm", "hf") if arch != recipe.model.arch]
+    return {k: values[k] for k in sorted(speed_keys()) if not k.startswith(tuple(others))}
 
 
 def device_of(recipe: Recipe) -> str:

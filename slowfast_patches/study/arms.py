@@ -112,7 +112,7 @@ _COUNTS: dict[str, FlopsPerClip] = {}
 
 def _counted(recipe: Recipe) -> FlopsPerClip:
     """The recipe's `flops_per_clip`; models of the same kind are built and counted once."""
-    sections = (recipe.model, recipe.resnet, recipe.slowfast, recipe.nonlocal_, recipe.detection)
+    sections = (recipe.model, recipe.resnet, recipe.slowfast, recipe.nonlocal_, recipe.hf)
     data = (recipe.data.num_frames, recipe.data.crop_size, recipe.data.input_channel_num)
     kind = repr((*sections, *data))
     if kind not in _COUNTS:

@@ -22,15 +22,16 @@ def keep_buffers(model: nn.Module) -> Callable[[], object]:
     """Copy a model's buffers; calling the result puts the copies back."""
     buffers = list(model.buffers())
     copies = [buffer.clone() for buffer in buffers]
-    return lambda: torch._foreach_copy_(buffers, copies)
+    return lambda: torch._foreach_copy_(buffers, copies) if buffers else None
 
 
 def buffers_of_ranks(model: nn.Module, world: World) -> Tensor | None:
-    """Running means and variances of all processes, (processes, N); None with one process.
+    """Running means and variances of all processes, (processes, N); None with one process, or where
+    the model has none.
 
     They differ until they are averaged, which an undisturbed run does not do in between.
     """
-    if world.size == 1:
+    if world.size == 1 or not _floats(model):
         return None
     own = torch.cat([b.reshape(-1) for b in _floats(model)])
     table = own.new_zeros(world.size, len(own), device=world.device)
@@ -51,10 +52,10 @@ def set_buffers(model: nn.Module, rows: Tensor | None, world: World) -> None:
 def in_parts(model: nn.Module, parts: int) -> Iterator[int]:
     """The numbers of a mini-batch's parts, each to pass the model while it is at hand. Running
     statistics move once: to the mean of what each part makes of those before the first."""
-    if parts == 1:
-        yield 0
-        return
     buffers, floats = list(model.buffers()), _floats(model)
+    if parts == 1 or not floats:
+        yield from range(parts)
+        return
     before = [buffer.clone() for buffer in buffers]
     sums = [torch.zeros_like(buffer) for buffer in floats]
     for part in range(parts):
@@ -85,10 +86,12 @@ def update_precise_bn(
     takes each GPU's own. All mini-batches are of one size, and each process has as many and has
     called `form_neighbours`. All BN is `GroupedBatchNorm3d`.
     """
+    norms = [m for m in model.modules() if isinstance(m, nn.BatchNorm3d) and m.track_running_stats]
+    if not norms:
+        return
     model.train()
     set_group_size(model, global_batch)
     set_clips(model, None)
-    norms = [m for m in model.modules() if isinstance(m, nn.BatchNorm3d) and m.track_running_stats]
     assert all(isinstance(norm, GroupedBatchNorm3d) for norm in norms)
     moments = {norm: _Moments(norm.num_features, world.device) for norm in norms}
     hooks = [norm.register_forward_pre_hook(moment.see) for norm, moment in moments.items()]

@@ -272,7 +272,8 @@ class Run:
     def load_state_dict(self, content: Mapping[str, Any]) -> None:
         """Take over the state of a checkpoint, which may be from before some keys existed."""
         size = content.get("world_size", self.world.size)
-        if size != self.world.size and self.world.is_main and not self.recipe.groups_batchnorm:
+        by_process = self.recipe.model.has_batchnorm and not self.recipe.groups_batchnorm
+        if size != self.world.size and self.world.is_main and by_process:
             logger.warning(
                 "trained on %d processes before, now on %d: BN statistics are over the clips of "
                 "each process; BN.GROUP_SIZE would fix them",

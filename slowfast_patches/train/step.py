@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import warnings
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from typing import NamedTuple, cast
 
@@ -11,7 +11,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn.parallel import DistributedDataParallel
 
-from multigrid import Batch, Step, set_group_size
+from multigrid import Batch, Step, set_extents, set_group_size
 from slowfast_patches.config.recipe import Recipe
 from slowfast_patches.models.average import start_average, update_average
 from slowfast_patches.models.dropout import set_clips
@@ -118,11 +118,13 @@ class Stepper:
         for part in in_parts(self.model, self.parts):
             own = slice(part, None, self.parts)
             set_clips(self.model, None if clips is None else clips[own], self.device)
+            self._set_extents(batch, own)
             inputs = self.transform(batch["clips"][own], batch["flips"][own])
             wanted = self._mixed(inputs, labels[own], None if clips is None else clips[own])
             mark("input")
             with self._exchange(part):
                 passed.append((*self._pass(step, inputs, wanted, mark), wanted))
+        self._set_extents(None)
         losses, *of_clips = zip(*passed, strict=True)
         # Clip `parts` · j + p of the mini-batch is clip j of part p.
         scores, labels = (torch.stack(parts, 1).flatten(0, 1) for parts in of_clips)
@@ -150,6 +152,16 @@ class Stepper:
             self.precision.backward(loss / self.parts)
         mark("backward")
         return loss.detach(), scores.detach()
+
+    def _set_extents(self, batch: Batch | None, own: slice = slice(None)) -> None:
+        """Tell a transformer how much of the baseline's its next clips cover, as far as the batch
+        has it; between steps, and elsewhere, they cover all."""
+        if self.recipe.model.arch != "hf":
+            return
+        extents = cast(Mapping[str, Tensor], batch or {}).get("extents")
+        if extents is not None:
+            extents = extents[own].to(self.device, non_blocking=True)
+        set_extents(self.model, extents)
 
     def _exchange(self, part: int) -> AbstractContextManager[None]:
         """Where several processes train, they exchange gradients once, with the last part."""

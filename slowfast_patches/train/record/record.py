@@ -50,6 +50,7 @@ class Record:
         self._output_dir, self._world, self._schedule = recipe.output_dir, world, schedule
         self._advice, self._forecast = advice, Forecast(schedule)
         self._several_labels = recipe.data.multi_label
+        self._has_batchnorm = recipe.model.has_batchnorm
         self.clock, self.start, self.done = Clock(), 0, 0
         self.unreadable = Unreadable(schedule, recipe.data.max_bad_fraction)
         self._iterations = list[tuple[Step, Tensor, Tensor, int]]()  # since the last report
@@ -88,11 +89,12 @@ class Record:
             return
         phase = self._schedule.phases[step.phase]
         shapes = ", ".join(map(str, phase.shapes)) + " (fine-tuning)" * phase.fine_tuning
+        sizes = "/".join(str(size or "its own") for size in phase.bn_sizes)
         logger.info(
-            "phase %d of %d from iteration %d: %s; global batch %s, LR %.4g, BN over %s clips",
+            "phase %d of %d from iteration %d: %s; global batch %s, LR %.4g%s",
             *(step.phase + 1, len(self._schedule.phases), step.iteration, shapes),
             *("/".join(str(shape.batch) for shape in phase.shapes), step.lr),
-            "/".join(str(size or "its own") for size in phase.bn_sizes),
+            f", BN over {sizes} clips" if self._has_batchnorm else "",
         )
 
     def add(self, step: Step, outcome: Outcome, failures: Sequence[tuple[str, str]]) -> None:

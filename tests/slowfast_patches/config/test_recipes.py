@@ -33,6 +33,7 @@ NO_POOL = "Kinetics/I3D_8x8_R50_NOPOOL"
 SSV2, CHARADES = "SSv2/SLOWFAST_16x8_R50", "Charades/SLOWFAST_16x8_R50"
 TSM = "Kinetics/TSM_8x8_R50"
 TSM_1536 = f"{TSM}_1536GPU"
+VIDEOMAE = "Kinetics/VIDEOMAE_B_16x4"
 BASELINES = [*SLOWFASTS, *I3DS, ONE_GPU, SSV2, CHARADES, TSM, TSM_1536]
 
 ABLATIONS = [f"{SLOWFAST}_MULTIGRID_{name}" for name in ("LONG1", "LONG2", "LONG3")]
@@ -41,6 +42,11 @@ ABLATIONS += [f"{SLOWFAST}_MULTIGRID_{name}" for name in ("SHORT1", "SHORT2")]
 
 def load(name: str, *overrides: object) -> Recipe:
     return load_recipe(CONFIGS / f"{name.removesuffix('.yaml')}.yaml", overrides)
+
+
+def without_weights(recipe: Recipe) -> Recipe:
+    """Of a model that the recipe has in a folder, which is not here."""
+    return recipe.replaced({"HF.MODEL": "videomae"})
 
 
 def paper_schedule(recipe: Recipe) -> Schedule:
@@ -64,6 +70,7 @@ def changes(name: str, base: str) -> dict[str, object]:
 def test_all_recipes_are_here():
     variants = [*BASELINES, *(f"{name}_MULTIGRID" for name in BASELINES), *ABLATIONS]
     variants += [NO_POOL, *(f"{SLOWFAST}_SMALL{n}" for n in (1, 2, 3))]
+    variants += [VIDEOMAE, f"{VIDEOMAE}_MULTIGRID", f"{VIDEOMAE}_COOLDOWN"]
     assert sorted(f"{name}.yaml" for name in variants) == PAPER
 
 
@@ -108,9 +115,9 @@ def test_multigrid_is_two_lines_more_than_its_baseline(name):
 def test_every_model_takes_every_shape_of_its_recipes():
     """Each model is built once; a shape's clips do not matter to it."""
     models = dict[str, tuple[Recipe, set[Shape]]]()
-    layers = ("MODEL.ARCH", "RESNET.", "NONLOCAL.", "SLOWFAST.")
+    layers = ("MODEL.ARCH", "RESNET.", "NONLOCAL.", "SLOWFAST.", "HF.")
     for name in PAPER:
-        recipe = load(name)
+        recipe = without_weights(load(name))
         built = repr([keys_of(recipe)[key] for key in speed_keys() if key.startswith(layers)])
         _, shapes = models.setdefault(built, (recipe, set()))
         shapes |= {Shape(1, shape.frames, shape.crop) for shape in schedule(name).shapes}
@@ -120,8 +127,8 @@ def test_every_model_takes_every_shape_of_its_recipes():
     assert sizes["i3d"] == every - {Shape(1, 4, 224)}
     for recipe, shapes in models.values():
         check_shapes(recipe, shapes)
-    # SlowFast R50 with α of 4 and 2, R101, I3D, I3D-NL, I3D without pool, TSM
-    assert len(models) == 7
+    # SlowFast R50 with α of 4 and 2, R101, I3D, I3D-NL, I3D without pool, TSM, VideoMAE-B
+    assert len(models) == 8
 
 
 # Lengths and rates. Published: clips per iteration, iterations, drops; rate, warm-up (§4-7).
@@ -293,12 +300,13 @@ def test_a_recipe_scales_to_two_gpus(name):
 
 
 def parameters(name: str) -> int:
-    return sum(parameter.numel() for parameter in build_on_meta(load(name)).parameters())
+    recipe = without_weights(load(name))
+    return sum(parameter.numel() for parameter in build_on_meta(recipe).parameters())
 
 
 def multiply_adds(name: str, frames: int, crop: int) -> float:
     """Training is three forwards of two operations each."""
-    return flops_per_clip(load(name))(frames, crop) / 6e9
+    return flops_per_clip(without_weights(load(name)))(frames, crop) / 6e9
 
 
 SLOWFAST_PAPER = "Feichtenhofer et al., ICCV 2019: comparison with the state of the art on Kinetics"
@@ -316,6 +324,18 @@ MODEL_ZOO = "PyTorchVideo's model zoo: I3D R50 8×8"
 )
 def test_multiply_adds_of_a_clip_at_256_are_the_published_ones(name, frames, published, source):
     assert multiply_adds(name, frames, 256) == pytest.approx(published, rel=0.02), source
+
+
+@pytest.mark.slow
+def test_videomae_b_has_the_published_parameters_and_operations_and_its_cooldown_is_cheap():
+    """Tong et al., NeurIPS 2022, table 6: 87 M and 180 G. V-JEPA 2's primary phase has a quarter of
+    the frames and two thirds of the side; attention makes it less than the pixels' ninth."""
+    assert parameters(VIDEOMAE) == pytest.approx(87e6, rel=0.01)
+    assert multiply_adds(VIDEOMAE, 16, 224) == pytest.approx(180, rel=0.01)
+    *low, late, falling, fallen = schedule(f"{VIDEOMAE}_COOLDOWN").phases
+    assert {phase.base_shape for phase in low} == {Shape(64, 4, 144)}
+    assert {phase.base_shape for phase in (late, falling, fallen)} == {Shape(64, 16, 224)}
+    assert multiply_adds(VIDEOMAE, 4, 144) < 180 * (4 * 144**2) / (16 * 224**2)
 
 
 def test_slowfast_r50_has_the_published_parameters():

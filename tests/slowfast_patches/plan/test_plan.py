@@ -114,7 +114,7 @@ def test_the_command_on_the_kinetics_recipe(plan_json):
 def test_the_text_has_a_row_for_each_phase_the_totals_and_a_warning_of_a_short_end():
     text = format_plan(make_plan(long_cycle(136), lambda frames, crop: 1e9))
     rows = [line.split() for line in text.splitlines()]
-    assert rows[2] == ["1", "1", "64×4×45²", "–", "6", "2.82", "0.8", "8"]
+    assert rows[2] == ["1", "1", "64×4×45²", "–", "6", "2.82", "0.8", "8", "8.00"]
     assert rows[6][:3] == ["5", "2", "fine-tuning"]
     assert ["iterations", "36", "102", "2.83×", "fewer"] in rows
     assert ["training", "FLOPs", "816", "GFLOP", "816", "GFLOP", "equal"] in rows

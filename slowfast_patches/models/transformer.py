@@ -1,0 +1,245 @@
+"""Video transformers of the package transformers, built so that they train at every shape."""
+
+from __future__ import annotations
+
+import difflib
+import logging
+import textwrap
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import torch
+from torch import Tensor, nn
+
+from multigrid import FollowsGrid, convert_positions
+from slowfast_patches.config.recipe import Recipe
+from slowfast_patches.models.dropout import SeededMasks
+from slowfast_patches.utils.tables import format_list
+
+__all__ = ["build_transformer", "parameter_depths"]
+
+logger = logging.getLogger(__name__)
+
+
+class _Kind(NamedTuple):
+    """A type of model: what its configuration calls the sides and the frames of a clip, where its
+    layers are, and in a layer the modules that residual branches end with."""
+
+    crop: str
+    frames: str
+    layers: str
+    ends: tuple[str, ...]
+
+
+_KINDS = {
+    "timesformer": _Kind("image_size", "num_frames", "encoder.layer", ("drop_path",)),
+    "videomae": _Kind(
+        "image_size", "num_frames", "encoder.layer", ("attention.output.dropout", "output.dropout")
+    ),
+    "vivit": _Kind("image_size", "num_frames", "layers", ("dropout",)),
+    "vjepa2": _Kind("crop_size", "frames_per_clip", "encoder.layer", ("drop_path",)),
+}
+
+_HEAD = ("classifier.", "fc_norm.", "pooler.")
+"""What a file of weights from pre-training need not have."""
+
+
+class _TakesPathways(SeededMasks):
+    """Makes a model for classification of `transformers` one that is called as the host's are; its
+    parameters keep their names."""
+
+    several_labels: bool
+
+    def forward(self: Any, pathways: list[Tensor]) -> Tensor:
+        """One pathway (N, 3, T, H, W) to logits (N, classes) in training, to scores, as
+        MODEL.HEAD_ACT has them, in evaluation."""
+        logits: Tensor = super().forward(pathways[0].transpose(1, 2)).logits  # type: ignore[misc]
+        if self.training:
+            return logits
+        return logits.sigmoid() if self.several_labels else logits.softmax(dim=1)
+
+
+def build_transformer(recipe: Recipe) -> nn.Module:
+    """The model of HF.MODEL for clips of the recipe, on the default device.
+
+    A type of model starts from scratch and has the recipe's grid. A folder's has the grid of its
+    configuration and starts from its weights; those of other names or shapes are refused, but for
+    the head, which is made anew for another number of classes. Positions follow the grid of the
+    clips (`multigrid.convert_positions`).
+
+    Raises:
+        ValueError: transformers is not installed, there is no such model, or its configuration or
+            weights cannot be taken; says what would.
+    """
+    try:
+        from transformers import AutoModelForVideoClassification as Auto
+    except ImportError as error:
+        raise ValueError(
+            f"MODEL.ARCH hf needs the package transformers ({error}): "
+            "pip install 'slowfast-multigrid[transformers]'"
+        ) from None
+    config, folder = _configuration(recipe)
+    if folder and _has_weights(folder) and torch.get_default_device().type != "meta":
+        model = _from_folder(folder, config)
+    else:
+        with _one_line(f"HF.CONFIG {dict(recipe.hf.config)}"):
+            model = Auto.from_config(config, dtype=torch.float32)  # type: ignore[no-untyped-call]
+    if config.model_type == "vjepa2":
+        model.base_model.predictor = nn.Identity()  # of its pre-training
+    convert_positions(model)
+    _add_drop_path(model, recipe.hf.drop_path)
+    kind = type(model)
+    model.__class__ = type(f"Pathway{kind.__name__}", (_TakesPathways, kind), {})
+    model.mask_seed = recipe.rng_seed
+    model.several_labels = recipe.model.head_act == "sigmoid"
+    built: nn.Module = model
+    return built
+
+
+def parameter_depths(model: nn.Module) -> dict[nn.Parameter, int]:
+    """How deep in a model of `build_transformer` a parameter is: 0 for embeddings, i + 1 in layer i
+    of n, n + 1 behind them (BEiT, Bao et al., 2022)."""
+    layers = _layers(model)
+    depths = dict.fromkeys(model.parameters(), len(layers) + 1)
+    embeddings = [module for module in model.modules() if isinstance(module, FollowsGrid)]
+    assert len(embeddings) == 1
+    for depth, module in enumerate([*embeddings, *layers]):
+        depths.update(dict.fromkeys(module.parameters(), depth))
+    return depths
+
+
+def _layers(model: Any) -> list[nn.Module]:
+    path = _KINDS[model.config.model_type].layers
+    return list(model.base_model.get_submodule(path))
+
+
+def _configuration(recipe: Recipe) -> tuple[Any, Path | None]:
+    """The model's configuration, and the folder of HF.MODEL if it is one."""
+    from transformers import AutoConfig
+
+    name, values = recipe.hf.model, dict(recipe.hf.config)
+    folder = None if name in _KINDS else Path(name).expanduser()
+    if folder is None:
+        default = AutoConfig.for_model(name)
+    else:
+        if not (folder / "config.json").is_file():
+            raise ValueError(
+                f"HF.MODEL {name} is neither a folder with a config.json nor one of "
+                f"{', '.join(_KINDS)}; give the folder of a model that you have, nothing is fetched"
+            )
+        with _one_line(f"HF.MODEL {name}"):
+            default = AutoConfig.from_pretrained(
+                folder, local_files_only=True, trust_remote_code=False
+            )
+    if (kind := _KINDS.get(default.model_type)) is None:
+        known = format_list(list(_KINDS), "or")
+        raise ValueError(f"HF.MODEL {name} is a {default.model_type}, and not {known}")
+    _check_names(values, set(type(default)().to_dict()), kind)
+    if folder is None:
+        values |= {kind.crop: recipe.data.train_crop_size, kind.frames: recipe.data.num_frames}
+    with _one_line(f"HF.CONFIG {dict(recipe.hf.config)}"):
+        config = type(default).from_dict(default.to_dict(), **values)
+    config.num_labels = recipe.model.num_classes
+    return config, folder
+
+
+def _check_names(values: dict[str, Any], known: set[str], kind: _Kind) -> None:
+    follows = {
+        kind.crop: "DATA.TRAIN_CROP_SIZE",
+        kind.frames: "DATA.NUM_FRAMES",
+        "num_labels": "MODEL.NUM_CLASSES",
+        "drop_path_rate": "HF.DROP_PATH",
+    }
+    for name in values:
+        if name in follows:
+            raise ValueError(f"HF.CONFIG.{name} has no effect; write {follows[name]}")
+        if name not in known:
+            nearest = difflib.get_close_matches(name, known, n=1)
+            advice = f"; did you mean {nearest[0]}?" if nearest else ""
+            raise ValueError(f"HF.CONFIG.{name} is no value of the model's configuration{advice}")
+
+
+def _has_weights(folder: Path) -> bool:
+    if any(folder.glob("*.safetensors")):
+        return True
+    if pickled := sorted(folder.glob("*.bin")):
+        raise ValueError(
+            f"HF.MODEL {folder} has its weights in {pickled[0].name}, a pickle, which may run what "
+            "is in it; save them as safetensors (transformers' save_pretrained does), or move the "
+            "file away to start from scratch"
+        )
+    return False
+
+
+def _from_folder(folder: Path, config: Any) -> Any:
+    """The model with the weights of a folder; says what is new, or not used."""
+    from transformers import AutoModelForVideoClassification
+
+    with _one_line(f"HF.MODEL {folder}"), _quiet():
+        model, info = AutoModelForVideoClassification.from_pretrained(
+            folder,
+            config=config,
+            dtype=torch.float32,
+            local_files_only=True,
+            trust_remote_code=False,
+            use_safetensors=True,
+            ignore_mismatched_sizes=True,  # they are looked at below
+            output_loading_info=True,
+        )
+    missing = sorted(info["missing_keys"])
+    others = {name: f"{tuple(a)}, not {tuple(b)}" for name, a, b in info["mismatched_keys"]}
+    for name in [*missing, *sorted(others)]:
+        if not name.startswith(_HEAD):
+            raise ValueError(
+                f"HF.MODEL {folder}: its weights have {others.get(name, 'none')} for {name}; its "
+                "config.json, or HF.CONFIG, is of another model"
+            )
+    new = [*missing, *(f"{name} ({others[name]})" for name in sorted(others))]
+    unused = sorted(info["unexpected_keys"])
+    logger.info(
+        "%s: weights loaded; made anew: %s; unused: %s",
+        *(folder, ", ".join(new) or "nothing", format_list(unused[:3]) or "nothing"),
+    )
+    return model
+
+
+def _add_drop_path(model: Any, rate: float) -> None:
+    """Have clips skip residual branches (Huang et al., "Deep Networks with Stochastic Depth",
+    2016)."""
+    if not rate:
+        return
+    from transformers.models.vjepa2.modeling_vjepa2 import VJEPA2DropPath
+
+    layers, ends = _layers(model), _KINDS[model.config.model_type].ends
+    for number, layer in enumerate(layers):
+        share = rate * number / max(1, len(layers) - 1)
+        for end in ends:
+            layer.set_submodule(end, nn.Sequential(layer.get_submodule(end), VJEPA2DropPath(share)))
+
+
+@contextmanager
+def _one_line(where: str) -> Iterator[None]:
+    """What is wrong with what a user gave is said in a line; transformers raises all kinds."""
+    try:
+        yield
+    except Exception as error:
+        raise ValueError(f"{where}: {textwrap.shorten(str(error), 300)}") from error
+
+
+@contextmanager
+def _quiet() -> Iterator[None]:
+    """Without the bars and the report that loading prints."""
+    from transformers.utils import logging
+
+    theirs: Any = logging
+    verbosity, bars = theirs.get_verbosity(), theirs.is_progress_bar_enabled()
+    theirs.set_verbosity_error()
+    theirs.disable_progress_bar()
+    try:
+        yield
+    finally:
+        theirs.set_verbosity(verbosity)
+        if bars:
+            theirs.enable_progress_bar()

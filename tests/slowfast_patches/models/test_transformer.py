@@ -1,0 +1,281 @@
+"""Video transformers of the package transformers: built, loaded, counted, and grouped by depth."""
+
+import json
+import logging
+import runpy
+import shutil
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from torch import nn
+
+from multigrid import Shape
+from slowfast_patches.config import check_recipe, load_recipe
+from slowfast_patches.config.recipe import Recipe
+from slowfast_patches.models import transformer
+from slowfast_patches.models.build import build_model, build_on_meta
+from slowfast_patches.models.dropout import set_clips
+from slowfast_patches.models.flops import check_shapes, flops_per_clip
+from slowfast_patches.models.solver import build_optimizer, set_learning_rate
+
+pytestmark = pytest.mark.slow  # the first that needs transformers imports it
+
+TINY = {"hidden_size": 8, "num_hidden_layers": 2, "num_attention_heads": 2}
+KINDS = {
+    "videomae": TINY | {"intermediate_size": 16},
+    "timesformer": TINY | {"intermediate_size": 16},
+    "vivit": TINY | {"intermediate_size": 16},
+    "vjepa2": TINY | {"mlp_ratio": 2, "num_pooler_layers": 1},
+}
+BRANCHES = {"videomae": 2, "timesformer": 1, "vivit": 1, "vjepa2": 1}
+"""Modules of a layer in which branches end."""
+
+
+def recipe(kind: str | Path = "videomae", *overrides: object, **config: object) -> Recipe:
+    """Of 4 frames of 32²: 2 × 2 × 2 patches of VideoMAE."""
+    grid = ["DATA.NUM_FRAMES", 4, "DATA.TRAIN_CROP_SIZE", 32, "DATA.TEST_CROP_SIZE", 32]
+    model = ["MODEL.ARCH", "hf", "HF.MODEL", str(kind), "MODEL.NUM_CLASSES", 3, "NUM_GPUS", 0]
+    values = KINDS.get(str(kind), {}) | config
+    return load_recipe(None, [*grid, *model, "HF.CONFIG", str(values), *overrides])
+
+
+def built(*arguments: Any, **config: object) -> Any:
+    torch.manual_seed(0)
+    return build_model(recipe(*arguments, **config), grouped_bn=True)
+
+
+def clips(count: int, frames: int = 4, crop: int = 32) -> list[torch.Tensor]:
+    generator = torch.Generator().manual_seed(1)
+    return [torch.randn(count, 3, frames, crop, crop, generator=generator)]
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A trained VideoMAE of 5 classes, as save_pretrained leaves one."""
+    from transformers import VideoMAEConfig, VideoMAEForVideoClassification
+
+    path = tmp_path_factory.mktemp("videomae")
+    grid = {"image_size": 32, "num_frames": 4, "num_labels": 5}
+    torch.manual_seed(2)
+    VideoMAEForVideoClassification(VideoMAEConfig(**KINDS["videomae"], **grid)).save_pretrained(
+        path
+    )
+    return path
+
+
+# Built.
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_every_kind_trains_at_every_shape_and_scores_in_evaluation(kind):
+    model = built(kind)
+    names = [name for name, _ in model.named_parameters()]
+    assert all(
+        name.startswith((f"{kind}.", "classifier.", "pooler.", "fc_norm.")) for name in names
+    )
+    for frames, crop in ((4, 32), (2, 48)):
+        model.train().zero_grad()
+        logits = model(clips(2, frames, crop))
+        nn.functional.cross_entropy(logits, torch.tensor([0, 2])).backward()
+        assert all(p.grad is not None and p.grad.any() for p in model.parameters())
+        with torch.no_grad():
+            torch.testing.assert_close(model.eval()(clips(2, frames, crop)), logits.softmax(1))
+
+
+def test_several_labels_have_scores_of_their_own():
+    model = built("videomae", "MODEL.HEAD_ACT", "sigmoid").eval()
+    nn.init.zeros_(model.classifier.weight)
+    assert model(clips(1)).tolist() == [[0.5] * 3]
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_drop_path_rises_from_zero_changes_no_name_and_belongs_to_the_clips(kind):
+    """Where all of the last layer's branches are skipped, what it does makes no difference."""
+    model = built(kind, "HF.DROP_PATH", 0.75, num_hidden_layers=3).train()
+    rates = [m.drop_prob for m in model.modules() if hasattr(m, "drop_prob")]
+    assert rates == [rate for rate in (0, 0.375, 0.75) for _ in range(BRANCHES[kind])]
+    assert list(model.state_dict()) == list(built(kind, num_hidden_layers=3).state_dict())
+
+    def scores(first: int) -> torch.Tensor:
+        set_clips(model, range(first, first + 8))
+        with torch.no_grad():
+            return model(clips(8))
+
+    again, other = scores(16), scores(24)
+    assert torch.equal(scores(16), again)
+    assert not torch.equal(again, other)
+    for module in model.modules():
+        if getattr(module, "drop_prob", 0):
+            module.drop_prob = 1 - 1e-12  # none is kept
+    before = scores(0)
+    path = "layers" if kind == "vivit" else "encoder.layer"
+    for weight in model.base_model.get_submodule(path)[2].parameters():
+        nn.init.normal_(weight)
+    if kind != "timesformer":  # which has a bias behind the temporal branch
+        assert torch.equal(scores(0), before)
+
+
+# Loaded.
+
+
+def test_a_folders_weights_are_taken_and_another_number_of_classes_has_a_new_head(folder, caplog):
+    from transformers import VideoMAEForVideoClassification
+
+    theirs = VideoMAEForVideoClassification.from_pretrained(folder).eval()
+    same = built(folder, "MODEL.NUM_CLASSES", 5).eval()
+    with torch.no_grad():
+        expected = theirs(clips(2)[0].transpose(1, 2)).logits.softmax(1)
+        torch.testing.assert_close(same(clips(2)), expected, rtol=0, atol=1e-5)
+    with caplog.at_level(logging.INFO):
+        other = built(folder, "DATA.NUM_FRAMES", 8, "DATA.TRAIN_CROP_SIZE", 48)
+    assert "made anew: classifier.bias ((5,), not (3,)), classifier.weight" in caplog.text
+    state = other.state_dict()
+    assert all(
+        torch.equal(state[name], value)
+        for name, value in theirs.state_dict().items()
+        if not name.startswith("classifier")
+    )
+    assert other(clips(1, 8, 48)).shape == (1, 3)  # positions are those of the folder's grid
+    assert torch.equal(built(folder).classifier.weight, built(folder).classifier.weight)
+
+
+def test_a_folder_without_weights_starts_from_scratch(folder, tmp_path):
+    shutil.copy(folder / "config.json", tmp_path)
+    assert list(built(tmp_path).state_dict()) == list(built(folder).state_dict())
+
+
+def test_what_cannot_be_built_is_said_in_a_line(folder, tmp_path, monkeypatch):
+    def message(*arguments: Any, **config: object) -> str:
+        with pytest.raises(ValueError) as error:
+            build_on_meta(recipe(*arguments, **config))
+        assert "\n" not in str(error.value)
+        return str(error.value)
+
+    assert "neither a folder with a config.json nor one of timesformer, videomae" in message("vit")
+    assert "did you mean hidden_size?" in message(hiden_size=8)
+    assert "HF.CONFIG.image_size has no effect; write DATA.TRAIN_CROP_SIZE" in message(image_size=8)
+    assert "expected int, got str" in message(hidden_size="wide")
+    assert "is not a multiple of the number of attention heads" in message(hidden_size=9)
+    assert "16 pixels, which do not divide 40" in message("videomae", "DATA.TRAIN_CROP_SIZE", 40)
+    shutil.copy(folder / "config.json", tmp_path)
+    (tmp_path / "pytorch_model.bin").touch()
+    assert "pytorch_model.bin, a pickle, which may run what is in it" in message(tmp_path)
+    content = json.loads((tmp_path / "config.json").read_text())
+    (tmp_path / "config.json").write_text(json.dumps(content | {"model_type": "vit"}))
+    assert "is a vit, and not timesformer, videomae, vivit or vjepa2" in message(tmp_path)
+    monkeypatch.setitem(sys.modules, "transformers", None)
+    assert "pip install 'slowfast-multigrid[transformers]'" in message()
+
+
+def test_weights_of_another_model_or_none_are_refused(folder, tmp_path):
+    with pytest.raises(ValueError, match=r"its weights have \(8,\), not \(16,\) for videomae"):
+        built(folder, hidden_size=16)
+    with pytest.raises(ValueError, match=r"its weights have none for videomae.encoder.layer.2"):
+        built(folder, num_hidden_layers=3)
+    shutil.copytree(folder, tmp_path / "cut")
+    (tmp_path / "cut" / "model.safetensors").write_bytes(b"0" * 99)
+    with pytest.raises(ValueError, match=r"HF.MODEL .*cut: "):
+        built(tmp_path / "cut")
+
+
+# The configuration of a model in a recipe.
+
+
+def test_a_models_configuration_is_a_mapping_whose_values_can_be_set_one_by_one(tmp_path):
+    (tmp_path / "base.yaml").write_text("HF: {CONFIG: {hidden_size: 8, layer_norm_eps: 1e-6}}")
+    (tmp_path / "delta.yaml").write_text("_BASE_: base.yaml\nHF: {CONFIG: {hidden_size: 16}}")
+    found = load_recipe(tmp_path / "delta.yaml", ["HF.CONFIG.patch_size", "8"])
+    expected = {"hidden_size": 16, "layer_norm_eps": 1e-6, "patch_size": 8}
+    assert dict(found.hf.config) == expected
+    assert dict(found.replaced({"HF.DROP_PATH": 0.5}).hf.config) == expected
+    with pytest.raises(ValueError, match=r"HF.CONFIG takes a mapping .*, not 3"):
+        load_recipe(None, ["HF.CONFIG", 3])
+    with pytest.raises(ValueError, match=r"HF.CONFIG.a.b is not a config key"):
+        load_recipe(None, ["HF.CONFIG.a.b", 3])
+
+
+def test_what_transformers_do_not_have_is_said(caplog):
+    keys = ["BN.USE_PRECISE_STATS", True, "DATA.TRAIN_JITTER_SCALES", [32, 40]]
+    check_recipe(recipe("videomae", *keys, "SOLVER.ACCUMULATION_STEPS", 2))
+    assert caplog.messages == [
+        "BN.USE_PRECISE_STATS True has no effect with MODEL.ARCH hf, which has no BN; leave it "
+        "out, or write False"
+    ]
+    for switch in ("TRAIN.CUDA_GRAPHS", "TRAIN.COMPILE"):
+        with pytest.raises(ValueError, match=f"{switch} True and MODEL.ARCH hf: "):
+            check_recipe(recipe("videomae", *keys, switch, True))
+
+
+def test_a_shape_that_is_no_whole_number_of_patches_is_refused_with_the_way_out():
+    check_shapes(recipe(), [Shape(8, 2, 48)])
+    with pytest.raises(ValueError, match=r"8×4×45²: a patch is 16 pixels.*SIZE_DIVISOR 16"):
+        check_shapes(recipe(), [Shape(8, 4, 45)])
+    with pytest.raises(ValueError, match=r"8×3×32²: a patch is 2 frames"):
+        check_shapes(recipe(), [Shape(8, 3, 32)])
+    with pytest.raises(ValueError, match=r"×4×40²"):
+        check_shapes(recipe("videomae", "DATA.TEST_CROP_SIZE", 40), [])
+
+
+# Operations.
+
+
+@pytest.mark.parametrize(("frames", "crop", "tokens"), [(4, 32, 8), (2, 48, 9), (8, 64, 64)])
+def test_the_operations_of_a_videomae_by_hand_attention_included(frames, crop, tokens):
+    """Of n tokens of 8 channels, in multiply-adds: patches 8·(3·2·16²); in each of 2 layers four
+    8 × 8, two 8 × 16, and with each of n tokens 8 for the products and 8 for the sums; a head."""
+    layer = tokens * (4 * 8 * 8 + 2 * 8 * 16) + 2 * tokens * tokens * 8
+    forward = tokens * 8 * 3 * 2 * 256 + 2 * layer + 8 * 3
+    # On another grid a mini-batch has its positions placed, here for one clip.
+    assert flops_per_clip(recipe())(frames, crop) == pytest.approx(3 * 2 * forward, rel=0.01)
+
+
+@pytest.mark.parametrize("kind", ["timesformer", "vivit", "vjepa2"])
+def test_eager_and_fused_attention_are_counted_alike_at_every_shape(kind):
+    """fvcore's counter sees eager products one by one."""
+    from fvcore.nn import FlopCountAnalysis
+
+    counted, model = flops_per_clip(recipe(kind)), built(kind).eval()
+    if kind != "timesformer":  # which has eager attention alone
+        model.set_attn_implementation("eager")
+    for frames, crop in ((4, 32), (2, 48), (8, 64)):
+        theirs = FlopCountAnalysis(model, (clips(1, frames, crop),)).by_operator()
+        products = theirs["conv"] + theirs["linear"] + theirs["matmul"]
+        assert counted(frames, crop) == pytest.approx(6 * products, rel=0.02)
+
+
+# The rates of layers.
+
+
+def test_a_layers_rate_is_a_part_of_the_next_ones_and_positions_do_not_decay():
+    asked = ["SOLVER.OPTIMIZING_METHOD", "adamw", "SOLVER.WEIGHT_DECAY", 0.05]
+    asked += ["SOLVER.LAYER_DECAY", 0.5, "SOLVER.ZERO_WD_1D_PARAM", True]
+    model = built("vivit")
+    optimizer = build_optimizer(recipe("vivit", *asked), model)
+    set_learning_rate(optimizer, 0.8)
+    names = {parameter: name for name, parameter in model.named_parameters()}
+    found = {
+        names[parameter]: (group["lr"], group["weight_decay"])
+        for group in optimizer.param_groups
+        for parameter in group["params"]
+    }
+    assert found.keys() == set(names.values())
+    of = {
+        "vivit.embeddings.patch_embeddings.projection.weight": (0.1, 0.05),
+        "vivit.embeddings.position_embeddings": (0.1, 0),
+        "vivit.embeddings.cls_token": (0.1, 0),
+        "vivit.layers.0.mlp.fc1.weight": (0.2, 0.05),
+        "vivit.layers.1.layernorm_after.weight": (0.4, 0),
+        "vivit.layers.1.mlp.fc1.weight": (0.4, 0.05),
+        "vivit.layernorm.bias": (0.8, 0),
+        "classifier.weight": (0.8, 0.05),
+    }
+    assert {name: found[name] for name in of} == {name: pytest.approx(v) for name, v in of.items()}
+
+
+def test_no_other_recipe_needs_transformers(monkeypatch):
+    monkeypatch.setitem(sys.modules, "transformers", None)
+    runpy.run_path(transformer.__file__)
+    build_on_meta(load_recipe(None, ["MODEL.ARCH", "c2d"]))

@@ -1,0 +1,109 @@
+"""Runs and steps of a video transformer: continued, tested, predicted, told what clips cover."""
+
+from collections.abc import Callable
+from pathlib import Path
+from unittest import mock
+
+import pytest
+import torch
+
+from multigrid import FollowsGrid
+from slowfast_patches.config.recipe import Recipe
+from slowfast_patches.config.schedule import schedule_of
+from slowfast_patches.models.build import build_model
+from slowfast_patches.train import checkpoints
+from slowfast_patches.train.predict import Predictor, read_checkpoint
+from slowfast_patches.train.running_stats import buffers_of_ranks
+from slowfast_patches.train.state import Run
+from slowfast_patches.train.step import Stepper
+from slowfast_patches.train.warm_up import dry_run, made_up_batch
+from slowfast_patches.utils.distributed import World
+
+pytestmark = pytest.mark.slow
+
+CPU = torch.device("cpu")
+CONFIG = {"hidden_size": 8, "num_hidden_layers": 2, "num_attention_heads": 2}
+CONFIG |= {"intermediate_size": 16, "patch_size": 8, "hidden_dropout_prob": 0.1}
+KEYS = (
+    *("MODEL.ARCH", "hf", "HF.CONFIG", str(CONFIG), "HF.DROP_PATH", 0.3, "MODEL.EMA_DECAY", 0.5),
+    *(
+        "SOLVER.OPTIMIZING_METHOD",
+        "adamw",
+        "SOLVER.LAYER_DECAY",
+        0.5,
+        "BN.USE_PRECISE_STATS",
+        False,
+    ),
+    *("SOLVER.ZERO_WD_1D_PARAM", True, "MULTIGRID.SIZE_DIVISOR", 8, "MULTIGRID.BN_BASE_SIZE", 8),
+    *("TEST.NUM_SPATIAL_CROPS", 3, "TEST.NUM_ENSEMBLE_VIEWS", 1, "DATA.TEST_CROP_SIZE", 40),
+)
+"""A VideoMAE of 4 × 4 × 4 patches, tested on 4 × 5 × 5."""
+
+
+def test_a_run_killed_inside_an_epoch_goes_on_to_the_same_bits_and_predicts(
+    train: Callable[..., Path], tmp_path: Path, opened: type, assert_same_run: Callable[..., None]
+):
+    whole, train_step = train(tmp_path / "whole", *KEYS), Run.train_step
+
+    def dying(run: Run, step, batch: object):
+        if step.iteration == 4:
+            run.save()
+            raise SystemExit
+        return train_step(run, step, batch)
+
+    with mock.patch.object(Run, "train_step", dying), pytest.raises(SystemExit):
+        train(tmp_path / "killed", *KEYS)
+    assert opened(tmp_path / "killed").checkpoint["iteration"] == 4
+    assert_same_run(opened(train(tmp_path / "killed", *KEYS)), opened(whole))
+    assert "top1_ema" in opened(whole).result["evaluations"][0]
+
+    path = checkpoints.last_checkpoint(whole)
+    assert path is not None
+    recipe, _ = read_checkpoint(path)
+    video = next((Path(recipe.data.path_to_data_dir) / "test").rglob("*.mp4"))
+    scores = Predictor(recipe, path)(str(video))
+    assert scores.shape == (8,)
+    assert float(scores.sum()) == pytest.approx(1)
+
+
+@pytest.fixture
+def stepper(tiny_config: Callable[..., Recipe], tmp_path: Path) -> Stepper:
+    torch.manual_seed(0)
+    recipe = tiny_config(tmp_path, *KEYS, "SOLVER.ACCUMULATION_STEPS", 2, "HF.DROP_PATH", 0.0)
+    recipe = recipe.replaced({"HF.CONFIG.hidden_dropout_prob": 0.0})
+    return Stepper(recipe, build_model(recipe, grouped_bn=True), CPU)
+
+
+def test_each_part_is_told_the_extents_of_its_clips_and_what_follows_none(stepper):
+    step = schedule_of(stepper.recipe, 24).at(2)
+    clips = step.shape.batch
+    batch = made_up_batch(stepper.recipe, clips, step.shape)
+    follower = next(m for m in stepper.model.modules() if isinstance(m, FollowsGrid))
+    plain = float(stepper.passes(step, batch)[0])
+    with mock.patch.object(follower, "set_extents", wraps=follower.set_extents) as told:
+        whole = float(stepper.passes(step, batch | {"extents": torch.ones(clips, 2)})[0])
+        half = torch.linspace(0.25, 1, 2 * clips).view(clips, 2)
+        found = float(stepper.passes(step, batch | {"extents": half})[0])
+    values = [call.args[0] for call in told.call_args_list]
+    assert [value is None for value in values] == [False, False, True] * 2
+    torch.testing.assert_close(values[3], half[0::2])
+    torch.testing.assert_close(values[4], half[1::2])
+    assert whole == pytest.approx(plain)
+    assert found != pytest.approx(plain, rel=1e-6)
+
+
+def test_a_model_without_buffers_has_dry_steps_keeps_layers_inputs_and_nothing_of_ranks(stepper):
+    schedule = schedule_of(stepper.recipe, 24)
+    assert not list(stepper.model.buffers())
+    assert buffers_of_ranks(stepper.model, World(0, 2, CPU)) is None
+    assert set(dry_run(stepper, schedule)) <= set(schedule.steps())
+    step = schedule.at(2)
+    batch = made_up_batch(stepper.recipe, step.shape.batch, step.shape)
+    again = stepper.recipe.replaced({"MODEL.ACT_CHECKPOINT": True})
+    torch.manual_seed(0)
+    lean = Stepper(again, build_model(again), CPU)
+    assert all(layer.gradient_checkpointing for layer in lean.model.videomae.encoder.layer)
+    for made in (stepper, lean):
+        made.passes(step, batch)
+    for ours, theirs in zip(stepper.model.parameters(), lean.model.parameters(), strict=True):
+        torch.testing.assert_close(ours.grad, theirs.grad)

@@ -182,20 +182,17 @@ def make_schedule(
         long_cycle: (t/T, h/H) of the shapes of one long cycle, coarse to fine; empty for none. With
             a short cycle and a rate that drops, none is one shape, the baseline's (paper §4.2).
         short_cycle: h/H of the short cycle's crops before the long cycle's own; empty for none.
-        bn_size: clips over which BN statistics are taken at a long-cycle shape; None leaves BN to
-            the batch that each process has.
+        bn_size: clips that share BN statistics at a long-cycle shape; None: those of a process.
         size_divisor: crops of coarser grids are multiples of it (`scale_shape`; paper: 1).
-        batch_exponent: how much the batch grows on coarser grids (`scale_shape`; paper: 1); the
-            learning rate grows with the long cycle's.
-        batch_rate_rule: how it does (`batch_rate_factor`; paper: "linear").
+        batch_exponent: how much the batch grows on coarser grids (`scale_shape`; paper: 1).
+        batch_rate_rule: how rates follow the long cycle's (`batch_rate_factor`; paper: "linear").
         equal_time: phases keep the baseline's proportions in pixels, not in iterations (paper).
         warmup_in_epochs: the warm-up is as many epochs as the baseline's, not scaled (paper).
         short_cycle_at_end: the last phase has the short cycle, too (paper).
 
-    Each LR stage but the last holds one long cycle; stages keep the baseline's proportions in
-    iterations. The last stage is fine-tuning at the baseline shape with the short cycle; its first
-    half keeps the rate of the stage before. The number of clips is epoch_factor × epochs ×
-    num_videos to within one mini-batch.
+    Each LR stage but the last holds one long cycle; stages keep the baseline's proportions. The
+    last is fine-tuning at the baseline shape with the short cycle; its first half keeps the rate of
+    the stage before. Clips are epoch_factor × epochs × num_videos to within one mini-batch.
 
     Raises:
         ValueError: no videos, a factor or divisor out of range, an unknown rule, a batch that BN

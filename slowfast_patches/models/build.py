@@ -12,9 +12,9 @@ from torch.overrides import TorchFunctionMode
 from multigrid import convert_batchnorm
 from slowfast_patches import patching
 from slowfast_patches.config.recipe import Recipe, host_config
-from slowfast_patches.models.convolution import convert_convolutions
-from slowfast_patches.models.dropout import ClipDropout
-from slowfast_patches.models.pooling import TrainingGlobalPool3d, convert_pools
+from slowfast_patches.models.layers.convolution import convert_convolutions
+from slowfast_patches.models.layers.dropout import ClipDropout
+from slowfast_patches.models.layers.pooling import TrainingGlobalPool3d, convert_pools
 from slowfast_patches.models.transformer import build_transformer
 from slowfast_patches.models.tsm import build_tsm
 

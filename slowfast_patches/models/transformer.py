@@ -15,7 +15,7 @@ from torch import Tensor, nn
 
 from multigrid import FollowsGrid, convert_positions
 from slowfast_patches.config.recipe import Recipe
-from slowfast_patches.models.dropout import SeededMasks
+from slowfast_patches.models.layers.dropout import SeededMasks
 from slowfast_patches.utils.tables import format_list
 
 __all__ = ["build_transformer", "parameter_depths"]

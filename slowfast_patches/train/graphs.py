@@ -8,7 +8,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor, nn
 
-from slowfast_patches.models.dropout import ClipDropout
+from slowfast_patches.models.layers.dropout import ClipDropout
 
 __all__ = ["GraphedPasses", "Passes"]
 

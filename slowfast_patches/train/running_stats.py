@@ -11,8 +11,8 @@ from torch import Tensor, nn
 
 from multigrid import GroupedBatchNorm3d, set_group_size
 from multigrid.batchnorm import channel_moments
-from slowfast_patches.models.dropout import set_clips
 from slowfast_patches.models.inputs import InputTransform
+from slowfast_patches.models.layers.dropout import set_clips
 from slowfast_patches.utils.distributed import World, sum_over_ranks
 
 __all__ = ["buffers_of_ranks", "in_parts", "keep_buffers", "set_buffers", "update_precise_bn"]

@@ -14,8 +14,8 @@ from torch.nn.parallel import DistributedDataParallel
 from multigrid import Batch, Step, set_extents, set_group_size
 from slowfast_patches.config.recipe import Recipe
 from slowfast_patches.models.average import start_average, update_average
-from slowfast_patches.models.dropout import set_clips
 from slowfast_patches.models.inputs import InputTransform
+from slowfast_patches.models.layers.dropout import set_clips
 from slowfast_patches.models.recompute import checkpoint_blocks
 from slowfast_patches.models.solver import (
     Precision,

@@ -6,7 +6,7 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from slowfast_patches.models.pooling import PlanarMaxPool3d, TrainingGlobalPool3d
+from slowfast_patches.models.layers.pooling import PlanarMaxPool3d, TrainingGlobalPool3d
 
 pytestmark = pytest.mark.gpu
 

@@ -6,7 +6,7 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from slowfast_patches.models.convolution import PlanarConv3d, convert_convolutions
+from slowfast_patches.models.layers.convolution import PlanarConv3d, convert_convolutions
 
 # What the host's models have: (channels in, out), kernel, stride; padding keeps the size.
 KERNELS = {

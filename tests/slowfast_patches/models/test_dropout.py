@@ -6,7 +6,7 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from slowfast_patches.models.dropout import ClipDropout, set_clips
+from slowfast_patches.models.layers.dropout import ClipDropout, set_clips
 
 FEATURES = 4000
 

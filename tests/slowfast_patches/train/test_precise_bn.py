@@ -9,7 +9,7 @@ from fvcore.nn import update_bn_stats
 from torch import Tensor, nn
 
 from multigrid import GroupedBatchNorm3d, convert_batchnorm, set_group_size
-from slowfast_patches.models.dropout import ClipDropout, set_clips
+from slowfast_patches.models.layers.dropout import ClipDropout, set_clips
 from slowfast_patches.train.running_stats import update_precise_bn
 from slowfast_patches.utils.distributed import World
 

@@ -22,8 +22,8 @@ from multigrid import (
 )
 from slowfast_patches.config.recipe import Recipe, default_recipe
 from slowfast_patches.config.schedule import check_speed_of_schedule
-from slowfast_patches.models.dropout import ClipDropout
 from slowfast_patches.models.inputs import InputTransform
+from slowfast_patches.models.layers.dropout import ClipDropout
 from slowfast_patches.models.recompute import checkpoint_blocks
 from slowfast_patches.models.solver import load_optimizer
 from slowfast_patches.train import step as step_module

@@ -15,7 +15,7 @@ from slowfast_patches.config import host_config, load_recipe
 from slowfast_patches.config.recipe import Recipe, keys_of
 from slowfast_patches.config.schedule import schedule_of
 from slowfast_patches.datasets.loader import build_dataset
-from slowfast_patches.models.convolution import convert_convolutions
+from slowfast_patches.models.layers.convolution import convert_convolutions
 from slowfast_patches.train import state as state_module
 from slowfast_patches.train import step as step_module
 

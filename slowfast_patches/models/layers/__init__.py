@@ -1,0 +1,1 @@
+"""Layers in the place of the host's."""

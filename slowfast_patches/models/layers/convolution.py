@@ -47,9 +47,10 @@ class PlanarConv3d(nn.Conv3d):
         step, down, across = self.stride
         if (down, across) != (1, 1):
             x = x[..., ::down, ::across]
-        planes = F.conv2d(
-            x.flatten(3), weight.flatten(3), bias, (step, 1), (self.kernel_size[0] // 2, 0)
-        )
+        middle = self.kernel_size[0] // 2
+        reach = min(middle, x.shape[2] - 1)  # what is further off sees nothing but padding
+        kernels = weight[:, :, middle - reach : middle + reach + 1].flatten(3)
+        planes = F.conv2d(x.flatten(3), kernels, bias, (step, 1), (reach, 0))
         return torch.unflatten(planes, 3, x.shape[3:])
 
     def _by_frames(self, x: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:

@@ -33,9 +33,6 @@ and a plain loop in fp32, `host_tf32` the same with TF32; `each` stands for all 
 
 Several recipes are compared at their baselines' shapes with equally many clips, beside their
 parameters, multiply-adds and the gradients that processes would exchange. Overrides are for all.
-On the CPU, give torch more threads than one (DATA_LOADER.NUM_WORKERS 0 leaves no core to readers):
-with one, and fewer than 16 clips, it computes convolutions of 1 × 1 × 1 and 3 × 1 × 1 without
-oneDNN, the latter slowly.
 
 Every round times each shape of each variant, or recipe, once, in random order, so that whatever
 else the machine does falls on all of them; what is relative is of one round. A shape that does not

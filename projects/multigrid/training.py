@@ -12,7 +12,7 @@ from torch.optim.lr_scheduler import LRScheduler
 from torch.utils.data import DataLoader, Dataset
 
 from multigrid.batchnorm import form_groups, set_group_size
-from multigrid.positions import set_extents
+from multigrid.positions import check_patches, set_extents
 from multigrid.sampler import Batch, MultigridBatchSampler, collate
 from multigrid.schedule import Schedule, Step
 
@@ -53,6 +53,7 @@ class Training:
         self.schedule, self.model, self.optimizer, self.seed = schedule, model, optimizer, seed
         self.iteration = 0
         self._place, self._formed = (rank, world_size), False
+        self._checked: nn.Module | None = None
 
     def loader(
         self,
@@ -100,7 +101,8 @@ class Training:
 
         Raises:
             ValueError: it is another iteration than the next: the loop, or a framework around it,
-                has skipped mini-batches, or trains them again; or there is no model or optimizer.
+                has skipped mini-batches, or trains them again; there is no model or optimizer; or
+                the model cannot take all shapes (`check_patches`), which the first call says.
         """
         iteration = batch if isinstance(batch, int) else int(batch["iteration"])
         if iteration != self.iteration:
@@ -111,6 +113,9 @@ class Training:
             )
         if self.model is None or self.optimizer is None:
             raise ValueError("give the Training its model and optimizer, or set both before begin")
+        if self._checked is not self.model:
+            check_patches(self.model, self.schedule.shapes)
+            self._checked = self.model
         step = self.schedule.at(iteration)
         if step.bn_size is not None:
             set_group_size(self.model, step.bn_size)

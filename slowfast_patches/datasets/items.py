@@ -176,13 +176,14 @@ class Clips(torch.utils.data.Dataset[dict[str, Any]]):
         items = self._read(requests, [clip.numpy() for clip in clips])
         iteration, failures = items[0]["iteration"], [f for item in items for f in item["failures"]]
         is_training = isinstance(requests[0], ClipRequest)
+        labels = torch.as_tensor(np.asarray([item["label"] for item in items]))
         if failures and not is_training:
             read = [number for number, item in enumerate(items) if not item["failures"]]
-            clips, items = clips[read], [items[number] for number in read]
+            clips, items, labels = clips[read], [items[number] for number in read], labels[read]
         batch = EvaluationBatch(
             clips=clips,
-            labels=torch.as_tensor(np.asarray([item["label"] for item in items])),
-            flips=torch.tensor([item["flip"] for item in items]),
+            labels=labels,
+            flips=torch.tensor([item["flip"] for item in items], dtype=torch.bool),
             iteration=iteration,
             failures=failures,
             videos=torch.tensor([item["video"] for item in items], dtype=torch.int64),

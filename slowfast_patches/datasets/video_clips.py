@@ -103,6 +103,12 @@ def _listed(videos: Videos) -> tuple[Path, list[LabelledVideo]]:
     listed = [_labelled(number, pair) for number, pair in enumerate(videos)]
     if not listed:
         raise ValueError("there are no videos: give (path, label) pairs")
+    first, *others = (np.shape(video.label) for video in listed)
+    if number := next((n for n, shape in enumerate(others, start=1) if shape != first), 0):
+        raise ValueError(
+            f"the label of videos[{number}] is of shape {others[number - 1]}, that of videos[0] of "
+            f"{first}: give all a class, or all a vector of one length"
+        )
     return unlisted([video.path for video in listed]), listed
 
 

@@ -81,9 +81,13 @@ def build_transformer(recipe: Recipe) -> nn.Module:
             "pip install 'slowfast-multigrid[transformers]'"
         ) from None
     config, folder = _configuration(recipe)
-    if folder and _has_weights(folder) and torch.get_default_device().type != "meta":
+    has_weights = folder is not None and _has_weights(folder)
+    on_meta = torch.get_default_device().type == "meta"
+    if folder and has_weights and not on_meta:
         model = _from_folder(folder, config)
     else:
+        if folder and not on_meta:
+            logger.info("%s has no *.safetensors: the model starts from scratch", folder)
         with _one_line(f"HF.CONFIG {dict(recipe.hf.config)}"):
             model = Auto.from_config(config, dtype=torch.float32)  # type: ignore[no-untyped-call]
     if config.model_type == "vjepa2":

@@ -22,10 +22,11 @@ class Mixing:
     """Mixup (Zhang et al., "mixup: Beyond Empirical Risk Minimization", 2018) and cutmix (Yun et
     al., "CutMix: Regularization Strategy to Train Strong Classifiers", 2019), as MIXUP says.
 
-    Clips of a process are mixed with their neighbours in the stream: its first with its second, its
-    third with its fourth. How is drawn for each clip from a generator seeded by (seed, its number
-    in the stream). So a run that is continued mixes alike, and so do other numbers of processes,
-    and of parts, that have an even number of clips each.
+    Clips that pass the network together are mixed with their neighbours in the stream: the first
+    with the second, the third with the fourth. How is drawn for each clip from a generator seeded
+    by (seed, its number in the stream). So a run that is continued mixes alike, and so do other
+    numbers of processes that have an even number of clips each, and of parts, if BN groups are of
+    an even number; a transformer's parts, without groups, have other neighbours.
     """
 
     def __init__(self, recipe: Recipe) -> None:
@@ -69,9 +70,12 @@ class Mixing:
 
 
 def _neighbours(clips: Sequence[int]) -> list[int]:
-    """The place of each clip's neighbour in the mini-batch; its own where it has none there."""
-    first, places = min(clips), {number: place for place, number in enumerate(clips)}
-    return [places.get(first + ((n - first) ^ 1), place) for place, n in enumerate(clips)]
+    """The place of each clip's neighbour among these, the first's being the second in the stream,
+    the third's the fourth; the last's of an odd number its own."""
+    others, places = list(range(len(clips))), sorted(range(len(clips)), key=clips.__getitem__)
+    for one, two in zip(places[::2], places[1::2], strict=False):
+        others[one], others[two] = two, one
+    return others
 
 
 def _added(drawn: Tensor, crop: int) -> Tensor:

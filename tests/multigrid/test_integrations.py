@@ -4,6 +4,8 @@ That they train what a plain loop does is in tests/test_loops.py."""
 
 from __future__ import annotations
 
+from itertools import count
+
 import lightning as L
 import numpy as np
 import pytest
@@ -12,7 +14,7 @@ import transformers
 from torch import nn
 from torch.utils.data import Dataset
 
-from multigrid import Shape, SteppedRate, convert_positions, make_schedule
+from multigrid import ClipRequest, Shape, SteppedRate, convert_positions, make_schedule
 from multigrid.integrations.lightning import MultigridCallback
 from multigrid.integrations.transformers import MultigridTrainer, video_inputs
 
@@ -148,6 +150,65 @@ def test_transformers_trainer_goes_on_with_weights_that_are_saved_by_older_names
     assert len({*coarse}) == 2
     pairs = zip(trained.parameters(), model.parameters(), strict=True)
     assert all(torch.equal(one, other) for one, other in pairs)
+
+
+def test_the_best_model_is_loaded_whole_and_a_model_made_later_is_told_of_its_clips(tmp_path):
+    """The first evaluation counts as the best, that at LATER; its model is the one of model_init
+    that the Trainer makes when the training begins."""
+    scores, log = count(0, -1), Losses()
+    arguments = transformers.TrainingArguments(
+        str(tmp_path),
+        use_cpu=True,
+        report_to=[],
+        save_steps=LATER,
+        eval_steps=LATER,
+        eval_strategy="steps",
+        load_best_model_at_end=True,
+        metric_for_best_model="score",
+        optim="sgd",
+        disable_tqdm=True,
+    )
+    trainer = MultigridTrainer(
+        schedule=SCHEDULE,
+        model_init=new_model,
+        args=arguments,
+        train_dataset=Clips(),
+        eval_dataset=[Clips()[ClipRequest(0, 0, SCHEDULE.base, -1)]],
+        compute_metrics=lambda found: {"score": next(scores)},
+        callbacks=[log],
+    )
+    trainer.train()
+    best = transformers.VivitForVideoClassification.from_pretrained(
+        tmp_path / f"checkpoint-{LATER}"
+    )
+    pairs = zip(trainer.model.parameters(), best.parameters(), strict=True)
+    assert all(torch.equal(one, other) for one, other in pairs)
+    assert log.told == [step.shape.frames < 4 for step in SCHEDULE.steps()]
+
+
+def test_clips_have_the_name_that_the_model_gives_them(tmp_path):
+    config = transformers.VJEPA2Config(
+        crop_size=16,
+        patch_size=8,
+        frames_per_clip=4,
+        hidden_size=12,
+        num_hidden_layers=1,
+        num_attention_heads=2,
+        mlp_ratio=1,
+        num_pooler_layers=1,
+        pred_hidden_size=12,
+        pred_num_hidden_layers=1,
+        pred_num_attention_heads=2,
+    )
+    trainer = MultigridTrainer(
+        schedule=SCHEDULE,
+        model=convert_positions(transformers.VJEPA2ForVideoClassification(config)),
+        args=transformers.TrainingArguments(str(tmp_path), use_cpu=True, report_to=[]),
+        train_dataset=Clips(),
+    )
+    inputs = trainer.data_collator([Clips()[ClipRequest(0, 0, SCHEDULE.base, 0)]])
+    loss, _, _ = trainer.prediction_step(trainer.model, inputs, True)
+    assert loss.isfinite()
 
 
 @pytest.mark.parametrize(

@@ -142,6 +142,22 @@ def test_modules_that_follow_the_grid_are_told_extents_but_at_the_baselines_own_
     assert training.model.told.extents is None
 
 
+def test_a_model_that_cannot_take_a_later_shape_is_refused_at_the_first_iteration():
+    class Fours(nn.Module):
+        def patches(self, frames, crop):
+            if frames % 4:
+                raise ValueError(f"{frames} frames are no whole patches")
+            return Patches(frames // 4, crop, crop)
+
+        def set_extents(self, extents):
+            """Whatever they are."""
+
+    training = new_training()
+    training.model.add_module("fours", Fours())
+    with pytest.raises(ValueError, match=r"cannot take clips of shape .* no whole patches"):
+        training.begin(0)
+
+
 def test_a_training_without_a_model_says_so():
     with pytest.raises(ValueError, match="give the Training its model and optimizer"):
         Training(SCHEDULE).begin(0)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from functools import partial
 from typing import Any
 
 from torch import Tensor, nn
@@ -21,25 +22,32 @@ _TOLD = ("iteration", "extents")
 _MEAN, _STD = (0.485, 0.456, 0.406), (0.229, 0.224, 0.225)
 
 
-def video_inputs(samples: Sequence[Mapping[str, Any]] | Batch) -> dict[str, Any]:
+def video_inputs(
+    samples: Sequence[Mapping[str, Any]] | Batch, name: str = "pixel_values"
+) -> dict[str, Any]:
     """What video models of transformers are given, of the samples of one iteration.
 
+    Args:
+        samples: as `collate` takes them.
+        name: what the model calls its clips; V-JEPA 2 calls them pixel_values_videos.
+
     Returns:
-        pixel_values, (N, T, 3, H, W) with ImageNet's mean and standard deviation taken out and
-        some clips mirrored; labels; and for `Training.begin` the number of the iteration and, if
-        the samples have them, their extents.
+        under that name the clips, (N, T, 3, H, W), with ImageNet's mean and standard deviation
+        taken out and some of them mirrored; labels; and for `Training.begin` the number of the
+        iteration and, if the samples have them, their extents.
     """
     batch = collate(samples)
     pixels = network_input(batch, _MEAN, _STD).transpose(1, 2)
     told = {name: value for name, value in batch.items() if name in _TOLD}
-    return {"pixel_values": pixels, "labels": batch["labels"], **told}
+    return {name: pixels, "labels": batch["labels"], **told}
 
 
 class MultigridTrainer(Trainer):
     """The Trainer, whose mini-batches, rates and BN groups are a schedule's.
 
     `train_dataset` takes a `ClipRequest` as index. `data_collator` makes the model's inputs of the
-    samples, with "iteration" among them: `video_inputs`, unless given. num_train_epochs,
+    samples, with "iteration" among them: `video_inputs`, unless given, with the model's name for
+    its clips. num_train_epochs,
     per_device_train_batch_size and learning_rate of the arguments are not looked at, nor is their
     scheduler: the schedule has them. A checkpoint of the Trainer's goes on inside an epoch.
 
@@ -52,7 +60,8 @@ class MultigridTrainer(Trainer):
     """
 
     def __init__(self, *, schedule: Schedule, **options: Any) -> None:
-        options = {"data_collator": video_inputs, **options}
+        own_collator = options.get("data_collator")
+        options = {**options, "data_collator": own_collator or video_inputs}
         args = options.get("args")
         if args is not None:
             args.max_steps, args.remove_unused_columns = schedule.iterations, False
@@ -75,6 +84,9 @@ class MultigridTrainer(Trainer):
         args.max_steps, args.remove_unused_columns = schedule.iterations, False
         seed = args.data_seed if args.data_seed is not None else args.seed
         self.training = Training(schedule, self.model, seed=seed)
+        name = getattr(self.model, "main_input_name", "")
+        if own_collator is None and name.startswith("pixel_values"):
+            self.data_collator = partial(video_inputs, name=name)
 
     def get_train_dataloader(self) -> DataLoader[Batch]:
         """This process's mini-batches, all of them: the Trainer skips those that were trained."""
@@ -101,7 +113,8 @@ class MultigridTrainer(Trainer):
         self, model: nn.Module, inputs: dict[str, Any], *arguments: Any, **options: Any
     ) -> Tensor:
         """Begin the iteration, then what the Trainer does."""
-        self.training.optimizer = self.optimizer
+        # A model of model_init is made anew when the training begins.
+        self.training.model, self.training.optimizer = self.model, self.optimizer
         self.training.iteration = self.state.global_step
         self.training.begin({name: inputs.pop(name) for name in _TOLD if name in inputs})
         loss: Tensor = super().training_step(model, inputs, *arguments, **options)
@@ -129,3 +142,11 @@ class MultigridTrainer(Trainer):
             return
         loaded = type(chosen).from_pretrained(resume_from_checkpoint)
         chosen.load_state_dict(loaded.state_dict())
+
+    def _load_best_model(self) -> None:
+        """What load_best_model_at_end loads, as `_load_from_checkpoint` does."""
+        if isinstance(self.model, PreTrainedModel):
+            assert self.state.best_model_checkpoint is not None
+            self._load_from_checkpoint(self.state.best_model_checkpoint)
+        else:
+            super()._load_best_model()

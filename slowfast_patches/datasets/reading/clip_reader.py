@@ -1,7 +1,8 @@
 """The clip reader: from (file, frame positions, box, size) to (T, S, S, 3) uint8.
 
     positions     the frames of the plan, decided before anything is read
-    entry         the last key frame at or before the first of them: seek there
+    entry         the last key frame at or before the first of them: seek there, and again where
+                  many frames lie between two of them
     packets       decode those that a wanted frame depends on, no more
     pixels        cut the box out of the decoder's planes, resize it, convert it to RGB
 
@@ -13,7 +14,7 @@ from __future__ import annotations
 
 import contextlib
 from collections.abc import Iterable, Iterator, Sequence
-from itertools import chain
+from itertools import chain, pairwise
 from typing import cast
 
 import av
@@ -40,6 +41,9 @@ from slowfast_patches.datasets.reading.video_record import Kind, UnreadableVideo
 __all__ = ["read_clip", "read_clips"]
 
 Clip = NDArray[np.uint8]
+
+_GAP = 250
+"""Frames that nobody wants, from which on the file is rather opened anew behind them."""
 
 _SKIPPING = frozenset({"h264", "hevc", "mpeg1video", "mpeg2video", "mpeg4"})
 """Decoders that leave out a frame no other frame refers to when told so for its packet alone."""
@@ -150,7 +154,19 @@ def _fill(
 def _decode_video(
     path: str, record: VideoRecord, wanted: list[int], threads: int, max_pixels: int
 ) -> Iterator[tuple[int, VideoFrame]]:
-    """(number, frame) of each wanted frame of a video file, from the nearest key frame on.
+    """(number, frame) of each wanted frame of a video file."""
+    assert record.keys is not None
+    entries = record.keys[np.searchsorted(record.keys, wanted, "right") - 1]
+    skipped = [entry - before > _GAP for before, entry in zip(wanted, entries[1:], strict=False)]
+    starts = [place for place, far in enumerate(skipped, start=1) if far]
+    for start, stop in pairwise([0, *starts, len(wanted)]):
+        yield from _decode_run(path, record, wanted[start:stop], threads, max_pixels)
+
+
+def _decode_run(
+    path: str, record: VideoRecord, wanted: list[int], threads: int, max_pixels: int
+) -> Iterator[tuple[int, VideoFrame]]:
+    """(number, frame) of wanted frames, from the key frame before the first of them on.
 
     A container without an index (MPEG program streams) may land behind the key frame it was asked
     for; then an earlier one is tried, in doubling steps, at last the beginning.

@@ -177,6 +177,24 @@ def test_a_frame_of_several_clips_is_decoded_once(jpegs, monkeypatch):
     assert numbers == [3, 9, 20, 30, 30, 40, 59]
 
 
+def test_what_lies_between_the_views_of_a_long_video_is_not_decoded(folder, monkeypatch):
+    """Two clips at the ends of 400 frames with a key frame in twelve."""
+    path, decoded = write_video(folder / "long.mp4", numbered(400), options=SHARP), 0
+    number_of = clip_reader._Numbers.of
+
+    def of(self: object, frame: av.VideoFrame) -> int | None:
+        nonlocal decoded
+        decoded += 1
+        return number_of(self, frame)
+
+    monkeypatch.setattr(clip_reader._Numbers, "of", of)
+    plans = [plan([3, 5, 9]), plan([380, 381, 390])]
+    clips = [np.zeros((3, HEIGHT, HEIGHT, 3), np.uint8) for _ in plans]
+    read_clips(str(path), scan(str(path)), plans, clips)
+    assert [numbers(clip) for clip in clips] == [[3, 5, 9], [380 % 64, 381 % 64, 390 % 64]]
+    assert decoded < 48
+
+
 # Folders of JPEG files.
 
 

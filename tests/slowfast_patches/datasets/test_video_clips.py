@@ -9,7 +9,7 @@ import pytest
 import torch
 from torch.utils.data import DataLoader
 
-from multigrid import ClipRequest, Shape, collate
+from multigrid import ClipRequest, Shape, collate, network_input
 from slowfast_patches.config import load_recipe
 from slowfast_patches.config.recipe import Recipe
 from slowfast_patches.datasets import VideoClips
@@ -99,6 +99,9 @@ def test_a_video_that_cannot_be_read_is_replaced_in_training_and_left_out_in_val
     assert batch["labels"].tolist() == [1, 1]
     assert {path for path, _ in batch["failures"]} == {str(tmp_path / "gone.mp4")}
     assert clips.__getitems__([0, 1])["videos"].tolist() == [1]
+    none = clips.__getitems__([0])
+    assert network_input(none).shape == (0, 3, 8, 32, 32)
+    assert none["labels"].dtype == batch["labels"].dtype
 
 
 def test_its_list_may_move_with_its_videos(demo_data, tmp_path):
@@ -116,6 +119,11 @@ def test_its_list_may_move_with_its_videos(demo_data, tmp_path):
         (["ab"], {}, "videos[0] is 'ab', not a path and a label"),
         ([("a.mp4", 0), ("b.mp4", "left")], {}, "videos[1] is ('b.mp4', 'left'), not"),
         ([("a.mp4", -1)], {}, "videos[0] is ('a.mp4', -1), not"),
+        (
+            [("a.mp4", 0), ("b.mp4", np.ones(3, np.float32))],
+            {},
+            "the label of videos[1] is of shape (3,), that of videos[0] of (): give all a class",
+        ),
         ([("a.mp4", 0)], {"stride": 0}, "stride 0 and target_fps 30.0 make no clip"),
         ([("a.mp4", 0)], {"short_sides": (20, 30)}, "a crop of 32 pixels does not fit"),
     ],

@@ -142,9 +142,11 @@ def test_a_folders_weights_are_taken_and_another_number_of_classes_has_a_new_hea
     assert torch.equal(built(folder).classifier.weight, built(folder).classifier.weight)
 
 
-def test_a_folder_without_weights_starts_from_scratch(folder, tmp_path):
+def test_a_folder_without_weights_starts_from_scratch_and_that_is_said(folder, tmp_path, caplog):
     shutil.copy(folder / "config.json", tmp_path)
-    assert list(built(tmp_path).state_dict()) == list(built(folder).state_dict())
+    with caplog.at_level(logging.INFO):
+        assert list(built(tmp_path).state_dict()) == list(built(folder).state_dict())
+    assert f"{tmp_path} has no *.safetensors: the model starts from scratch" in caplog.text
 
 
 def test_what_cannot_be_built_is_said_in_a_line(folder, tmp_path, monkeypatch):

@@ -59,6 +59,19 @@ def test_a_clip_is_mixed_alike_whatever_is_beside_it():
     torch.testing.assert_close(targets.sum(1), torch.ones(5))
 
 
+@pytest.mark.parametrize("parts", [2, 3, 4])
+def test_parts_without_bn_groups_have_neighbours_too(parts):
+    """A transformer's part has every `parts`-th clip, none of which follow each other."""
+    pixels, labels = torch.rand(4, 3, 2, 16, 16), torch.tensor([0, 1, 2, 0])
+    mixed = pixels.clone()
+    mixing()([mixed], labels, range(8, 8 + 4 * parts, parts))
+    assert not torch.equal(mixed[:2], pixels[:2])
+    assert not torch.equal(mixed[2:], pixels[2:])
+    both = pixels.clone()
+    mixing()([both[2:]], labels[2:], range(8, 8 + 4 * parts, parts)[2:])
+    assert torch.equal(both[2:], mixed[2:]), "the third and fourth are mixed with each other"
+
+
 @pytest.mark.parametrize(
     ("keys", "mixups", "cutmixes"),
     [

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import difflib
+import json
 import logging
 import textwrap
 from collections.abc import Iterator
@@ -14,7 +15,7 @@ import torch
 from torch import Tensor, nn
 
 from multigrid import FollowsGrid, convert_positions
-from slowfast_patches.config.recipe import Recipe
+from slowfast_patches.config.recipe import Data, Recipe
 from slowfast_patches.models.layers.dropout import SeededMasks
 from slowfast_patches.utils.tables import format_list
 
@@ -84,6 +85,7 @@ def build_transformer(recipe: Recipe) -> nn.Module:
     has_weights = folder is not None and _has_weights(folder)
     on_meta = torch.get_default_device().type == "meta"
     if folder and has_weights and not on_meta:
+        _warn_of_colours(folder, recipe.data)
         model = _from_folder(folder, config)
     else:
         if folder and not on_meta:
@@ -207,6 +209,21 @@ def _from_folder(folder: Path, config: Any) -> Any:
         *(folder, ", ".join(new) or "nothing", format_list(unused[:3]) or "nothing"),
     )
     return model
+
+
+def _warn_of_colours(folder: Path, data: Data) -> None:
+    """Say where clips are not normalised as the weights of a folder know them."""
+    file = folder / "preprocessor_config.json"
+    if not file.is_file():
+        return
+    with _one_line(str(file)):
+        known = json.loads(file.read_text(encoding="utf-8"))
+    for key, name, own in (("MEAN", "image_mean", data.mean), ("STD", "image_std", data.std)):
+        if known.get(name, list(own)) != list(own):
+            logger.warning(
+                "DATA.%s is %s, and the model in %s was trained with %s: set it so",
+                *(key, list(own), folder, known[name]),
+            )
 
 
 def _add_drop_path(model: Any, rate: float) -> None:

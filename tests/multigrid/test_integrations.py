@@ -5,6 +5,7 @@ That they train what a plain loop does is in tests/test_loops.py."""
 from __future__ import annotations
 
 from itertools import count
+from types import SimpleNamespace
 
 import lightning as L
 import numpy as np
@@ -93,6 +94,7 @@ class Module(L.LightningModule):
         ({"accumulate_grad_batches": 2}, "leave it out"),
         ({"max_epochs": 2}, "max_epochs=1"),
         ({"loader": torch.utils.data.DataLoader([0, 1])}, "use_distributed_sampler=False"),
+        ({"limit_train_batches": 0.5}, "a shorter learning rate"),
     ],
 )
 def test_what_would_have_lightning_train_something_else_is_refused(options, message):
@@ -186,7 +188,7 @@ def test_the_best_model_is_loaded_whole_and_a_model_made_later_is_told_of_its_cl
     assert log.told == [step.shape.frames < 4 for step in SCHEDULE.steps()]
 
 
-def test_clips_have_the_name_that_the_model_gives_them(tmp_path):
+def test_clips_have_the_name_that_the_model_gives_them_and_its_processors_colours(tmp_path):
     config = transformers.VJEPA2Config(
         crop_size=16,
         patch_size=8,
@@ -205,8 +207,11 @@ def test_clips_have_the_name_that_the_model_gives_them(tmp_path):
         model=convert_positions(transformers.VJEPA2ForVideoClassification(config)),
         args=transformers.TrainingArguments(str(tmp_path), use_cpu=True, report_to=[]),
         train_dataset=Clips(),
+        processing_class=SimpleNamespace(image_mean=[0.5, 0.5, 0.25], image_std=[0.5, 0.25, 0.5]),
     )
     inputs = trainer.data_collator([Clips()[ClipRequest(0, 0, SCHEDULE.base, 0)]])
+    black = inputs["pixel_values_videos"][0, 0, :, 0, 0]
+    assert black.tolist() == [-1.0, -2.0, -0.5]
     loss, _, _ = trainer.prediction_step(trainer.model, inputs, True)
     assert loss.isfinite()
 

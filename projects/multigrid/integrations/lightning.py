@@ -78,6 +78,11 @@ class MultigridCallback(Callback):
                 trainer.max_epochs != 1 and trainer.max_steps not in range(whole + 1),
                 "one epoch is the whole training: give max_epochs=1",
             ),
+            (
+                trainer.limit_train_batches != 1 or trainer.overfit_batches != 0,
+                "limit_train_batches and overfit_batches end before the schedule does: leave them "
+                "out, and give make_schedule a shorter learning rate",
+            ),
             (len(trainer.optimizers) != 1, "the rates are those of one optimizer"),
             (
                 bool(trainer.lr_scheduler_configs),

@@ -23,22 +23,27 @@ _MEAN, _STD = (0.485, 0.456, 0.406), (0.229, 0.224, 0.225)
 
 
 def video_inputs(
-    samples: Sequence[Mapping[str, Any]] | Batch, name: str = "pixel_values"
+    samples: Sequence[Mapping[str, Any]] | Batch,
+    name: str = "pixel_values",
+    mean: Sequence[float] = _MEAN,
+    std: Sequence[float] = _STD,
 ) -> dict[str, Any]:
     """What video models of transformers are given, of the samples of one iteration.
 
     Args:
         samples: as `collate` takes them.
         name: what the model calls its clips; V-JEPA 2 calls them pixel_values_videos.
+        mean, std: of each colour, in [0, 1], as the model's image processor has them: ImageNet's
+            for VideoMAE and V-JEPA 2, not for ViViT (0.5, 0.5) and TimeSformer (0.45, 0.225).
 
     Returns:
-        under that name the clips, (N, T, 3, H, W), with ImageNet's mean and standard deviation
-        taken out and some of them mirrored; labels; and for `Training.begin` the number of the
-        iteration and, if the samples have them, their extents.
+        under that name the clips, (N, T, 3, H, W), with mean and standard deviation taken out and
+        some of them mirrored; labels; and for `Training.begin` the number of the iteration and, if
+        the samples have them, their extents.
     """
     batch = collate(samples)
-    pixels = network_input(batch, _MEAN, _STD).transpose(1, 2)
-    told = {name: value for name, value in batch.items() if name in _TOLD}
+    pixels = network_input(batch, mean, std).transpose(1, 2)
+    told = {key: value for key, value in batch.items() if key in _TOLD}
     return {name: pixels, "labels": batch["labels"], **told}
 
 
@@ -46,10 +51,11 @@ class MultigridTrainer(Trainer):
     """The Trainer, whose mini-batches, rates and BN groups are a schedule's.
 
     `train_dataset` takes a `ClipRequest` as index. `data_collator` makes the model's inputs of the
-    samples, with "iteration" among them: `video_inputs`, unless given, with the model's name for
-    its clips. num_train_epochs,
-    per_device_train_batch_size and learning_rate of the arguments are not looked at, nor is their
-    scheduler: the schedule has them. A checkpoint of the Trainer's goes on inside an epoch.
+    samples, with "iteration" among them: unless given, it is `video_inputs`, with the model's name
+    for its clips and, if `processing_class` is its image processor, mean and deviation of that.
+    num_train_epochs, per_device_train_batch_size and learning_rate of the arguments are not looked
+    at, nor is their scheduler: the schedule has them. A checkpoint of the Trainer's goes on inside
+    an epoch.
 
     Args:
         schedule: what to train.
@@ -86,7 +92,10 @@ class MultigridTrainer(Trainer):
         self.training = Training(schedule, self.model, seed=seed)
         name = getattr(self.model, "main_input_name", "")
         if own_collator is None and name.startswith("pixel_values"):
-            self.data_collator = partial(video_inputs, name=name)
+            processor = options.get("processing_class")
+            mean = getattr(processor, "image_mean", None) or _MEAN
+            std = getattr(processor, "image_std", None) or _STD
+            self.data_collator = partial(video_inputs, name=name, mean=mean, std=std)
 
     def get_train_dataloader(self) -> DataLoader[Batch]:
         """This process's mini-batches, all of them: the Trainer skips those that were trained."""

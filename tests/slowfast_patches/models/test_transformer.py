@@ -149,6 +149,15 @@ def test_a_folder_without_weights_starts_from_scratch_and_that_is_said(folder, t
     assert f"{tmp_path} has no *.safetensors: the model starts from scratch" in caplog.text
 
 
+def test_other_colours_than_the_weights_know_are_said(folder, tmp_path, caplog):
+    known = shutil.copytree(folder, tmp_path / "known")
+    (known / "preprocessor_config.json").write_text('{"image_mean": [0.5, 0.5, 0.5]}')
+    built(known, "DATA.MEAN", [0.5, 0.5, 0.5])
+    assert "DATA.MEAN" not in caplog.text
+    built(known)
+    assert f"[0.45, 0.45, 0.45], and the model in {known} was trained with [0.5, 0.5" in caplog.text
+
+
 def test_what_cannot_be_built_is_said_in_a_line(folder, tmp_path, monkeypatch):
     def message(*arguments: Any, **config: object) -> str:
         with pytest.raises(ValueError) as error:

@@ -79,7 +79,7 @@ class MultigridCallback(Callback):
                 "one epoch is the whole training: give max_epochs=1",
             ),
             (
-                trainer.limit_train_batches != 1 or trainer.overfit_batches != 0,
+                trainer.limit_train_batches != 1,  # overfit_batches sets it, too
                 "limit_train_batches and overfit_batches end before the schedule does: leave them "
                 "out, and give make_schedule a shorter learning rate",
             ),

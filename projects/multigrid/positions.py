@@ -104,8 +104,18 @@ def check_patches(model: nn.Module, shapes: Iterable[Shape]) -> None:
     """Whether the modules of a model that follow the grid can take all shapes.
 
     Raises:
-        ValueError: one cannot; says which shape, and the way out.
+        ValueError: one cannot; says which shape, and the way out. Or the model is one that
+            `convert_positions` converts and has not.
     """
+    shapes = list(shapes)
+    kinds = {type(module).__name__ for module in model.modules()}
+    if len({(shape.frames, shape.crop) for shape in shapes}) > 1 and not kinds.isdisjoint(
+        _FOLLOWERS
+    ):
+        raise ValueError(
+            "the model's positions know one grid alone: call multigrid.convert_positions(model) "
+            "after building it"
+        )
     for module in _following(model):
         for shape in shapes:
             try:
@@ -133,13 +143,13 @@ def convert_positions(model: nn.Module) -> nn.Module:
     same names, and at the baseline's shape outputs do, too; call it once after building the model.
 
     Raises:
-        ValueError: nothing in the model is one of these.
+        ValueError: nothing in the model is one of these, it is for pre-training, or its frames or
+            patches are not square.
     """
-    found = False
+    found = any(isinstance(module, _Follower) for module in model.modules())
     for module in list[Any](model.modules()):
         if (follower := _FOLLOWERS.get(type(module).__name__)) is not None:
-            kind = type(module)
-            module.__class__ = type(f"Following{kind.__name__}", (follower, kind), {})
+            module.__class__ = _following_class(follower, type(module))
             module.start(model)
             found = True
     if not found:
@@ -152,7 +162,23 @@ def convert_positions(model: nn.Module) -> nn.Module:
     return model
 
 
-class _Follower:
+def _following_class(follower: Any, kind: Any) -> Any:
+    return type(f"Following{kind.__name__}", (follower, kind), {})
+
+
+def _blank(follower: Any, kind: Any) -> Any:
+    made = _following_class(follower, kind)
+    return made.__new__(made)
+
+
+class _Converted:
+    """A class that is made of two when a module is converted, so that pickle has to be told how."""
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return _blank, type(self).__bases__, self.__dict__
+
+
+class _Follower(_Converted):
     """What the converted modules share: `base`, the baseline's patches, and the size of a patch in
     frames and pixels."""
 
@@ -160,9 +186,20 @@ class _Follower:
     size: tuple[int, int]
     _extents: Tensor | None
 
-    def _start(self, frames: int, crop: int, size: tuple[int, int]) -> None:
-        self.size, self._extents = size, None
-        self.base = self.patches(frames, crop)
+    def _start(
+        self, frames: int, sides: tuple[int, int], size: tuple[int, int, int], model: nn.Module
+    ) -> None:
+        """Frames and sides of the baseline's clips, those of a patch, and the whole model."""
+        (height, width), (in_time, *in_space) = sides, size
+        if height != width or in_space[0] != in_space[1]:
+            raise ValueError(f"frames of {sides} and patches of {size} are not square")
+        if hasattr(model, "decoder"):
+            raise ValueError(
+                f"{type(model).__name__} is for pre-training, and its decoder has positions of its "
+                "own: convert the model without it"
+            )
+        self.size, self._extents = (in_time, in_space[0]), None
+        self.base = self.patches(frames, height)
 
     def patches(self, frames: int, crop: int) -> Patches:
         """See `FollowsGrid`."""
@@ -170,11 +207,12 @@ class _Follower:
         if frames % in_time:
             raise ValueError(
                 f"a patch is {in_time} frames, which do not divide {frames}; choose factors of the "
-                "long cycle, or baseline frames, of which all shapes' are multiples"
+                "long cycle, or baseline frames (DATA.NUM_FRAMES), that they divide"
             )
         if crop % in_space:
             raise ValueError(
-                f"a patch is {in_space} pixels, which do not divide {crop}; give make_schedule "
+                f"a patch is {in_space} pixels, which do not divide {crop}; choose a multiple for "
+                "the baseline's crop (DATA.TRAIN_CROP_SIZE), and for coarser ones make_schedule's "
                 f"size_divisor={in_space} (MULTIGRID.SIZE_DIVISOR {in_space})"
             )
         return Patches(frames // in_time, crop // in_space, crop // in_space)
@@ -188,14 +226,24 @@ class _Follower:
         """Those of the clips that come."""
         return self._extents if self.training else None
 
-    def _positions(self: Any, table: Tensor, patches: Patches) -> Tensor:
-        return place_positions(table, self.base, patches, self.extents)
+    def _extents_of(self, clips: int) -> Tensor | None:
+        extents = self.extents
+        if extents is not None and len(extents) not in (1, clips):
+            raise ValueError(
+                f"{clips} clips came where extents of {len(extents)} were told: tell each part of "
+                "a mini-batch its own by multigrid.set_extents"
+            )
+        return extents
+
+    def _positions(self: Any, table: Tensor, patches: Patches, clips: int) -> Tensor:
+        return place_positions(table, self.base, patches, self._extents_of(clips))
 
 
 class _VideoMAE(_Follower):
     def start(self: Any, model: nn.Module) -> None:
         cut, config = self.patch_embeddings, self.config
-        self._start(config.num_frames, cut.image_size[0], (cut.tubelet_size, cut.patch_size[0]))
+        size = (cut.tubelet_size, *cut.patch_size)
+        self._start(config.num_frames, cut.image_size, size, model)
 
     def forward(self: Any, pixel_values: Tensor, bool_masked_pos: Tensor | None = None) -> Tensor:
         """(N, T, 3, H, W) to (N, patches, C)."""
@@ -203,7 +251,7 @@ class _VideoMAE(_Follower):
         # It is no buffer, and would be copied to the device each time.
         self.position_embeddings = self.position_embeddings.to(embeddings.device)
         table = self.position_embeddings[0].to(embeddings)
-        embeddings += self._positions(table, patches)
+        embeddings += self._positions(table, patches, len(embeddings))
         if bool_masked_pos is None:
             return embeddings
         visible = embeddings[~bool_masked_pos]
@@ -213,16 +261,16 @@ class _VideoMAE(_Follower):
 class _ViViT(_Follower):
     def start(self: Any, model: nn.Module) -> None:
         tubelet = self.patch_embeddings.projection.kernel_size
-        crop = self.image_size[0]
-        in_plane = (crop // tubelet[1]) ** 2
+        height, width = self.image_size
+        in_plane = (height // tubelet[1]) * (width // tubelet[2])
         frames = self.patch_embeddings.num_patches // in_plane * tubelet[0]
-        self._start(frames, crop, (tubelet[0], tubelet[1]))
+        self._start(frames, (height, width), tubelet, model)
 
     def forward(self: Any, pixel_values: Tensor, interpolate_pos_encoding: bool = False) -> Tensor:
         """(N, T, 3, H, W) to (N, 1 + patches, C); positions follow the grid whatever is asked."""
         embeddings, patches = _cut(self.patch_embeddings.projection, pixel_values)
         own, table = self.position_embeddings[:, :1], self.position_embeddings[0, 1:]
-        embeddings = embeddings + self._positions(table, patches)
+        embeddings = embeddings + self._positions(table, patches, len(embeddings))
         first = (self.cls_token + own).expand(len(embeddings), -1, -1)
         output: Tensor = self.dropout(torch.cat((first, embeddings), dim=1))
         return output
@@ -234,7 +282,7 @@ class _TimeSformer(_Follower):
     def start(self: Any, model: nn.Module) -> None:
         cut = self.patch_embeddings
         frames = self.time_embeddings.shape[1] if hasattr(self, "time_embeddings") else 1
-        self._start(frames, cut.image_size[0], (1, cut.patch_size[0]))
+        self._start(frames, cut.image_size, (1, *cut.patch_size), model)
         # The layers take frames and crop from a config: one of their own, which forward keeps true.
         self.now = SimpleNamespace(image_size=cut.image_size[0], patch_size=cut.patch_size[0])
         self.now.num_frames = frames
@@ -251,7 +299,8 @@ class _TimeSformer(_Follower):
         embeddings = embeddings.flatten(2).mT.unflatten(0, (clips, frames))  # (N, T, places, C)
         own, table = self.position_embeddings[:, :1], self.position_embeddings[0, 1:]
         base = self.base._replace(time=1)
-        placed = place_positions(table, base, in_plane, self.extents)
+        extents = self._extents_of(clips)
+        placed = place_positions(table, base, in_plane, extents)
         embeddings = embeddings + (placed if placed.ndim == 2 else placed[:, None])
         first = (self.cls_token + own).expand(clips, -1, -1)
         if self.attention_type == "space_only":
@@ -263,7 +312,7 @@ class _TimeSformer(_Follower):
             self.time_embeddings[0],
             Patches(self.base.time, 1, 1),
             Patches(frames, 1, 1),
-            self.extents,
+            extents,
         )
         times = times[:, None] if times.ndim == 2 else times[:, :, None]
         embeddings = self.time_drop(embeddings + times)
@@ -275,27 +324,24 @@ class _VJEPA2(_Follower):
 
     def start(self: Any, model: nn.Module) -> None:
         config = self.config
-        self._start(
-            config.frames_per_clip, config.crop_size, (config.tubelet_size, config.patch_size)
-        )
+        size = (config.tubelet_size, config.patch_size, config.patch_size)
+        self._start(config.frames_per_clip, (config.crop_size,) * 2, size, model)
         self.now = SimpleNamespace(patches=self.base, extents=None, base=self.base)
         for layer in model.modules():
             if type(layer).__name__ == "VJEPA2RopeAttention":
-                layer.__class__ = type(
-                    "FollowingVJEPA2RopeAttention", (_VJEPA2Rope, type(layer)), {}
-                )
+                layer.__class__ = _following_class(_VJEPA2Rope, type(layer))
                 layer.now = self.now
 
     def forward(self: Any, pixel_values_videos: Tensor) -> Tensor:
         """(N, T, 3, H, W) to (N, patches, C)."""
         frames, crop = pixel_values_videos.shape[1], pixel_values_videos.shape[-1]
         self.now.patches = self.patches(max(frames, self.size[0]), crop)
-        self.now.extents = self.extents
+        self.now.extents = self._extents_of(len(pixel_values_videos))
         output: Tensor = super().forward(pixel_values_videos)  # type: ignore[misc]
         return output
 
 
-class _VJEPA2Rope:
+class _VJEPA2Rope(_Converted):
     def get_position_ids(self: Any, x: Tensor, masks: Tensor | None = None) -> tuple[Tensor, ...]:
         """The places of tokens in time, height and width, among the baseline's patches."""
         now = self.now

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import copy
+import io
+
 import pytest
 import torch
 from torch import nn
@@ -187,6 +190,13 @@ def test_shapes_that_cannot_be_cut_are_refused_with_the_way_out():
         check_patches(model, [Shape(8, 3, 32)])
 
 
+@pytest.mark.parametrize("name", NAMES)
+def test_a_model_that_is_not_converted_is_refused_where_shapes_differ(name):
+    check_patches(build(name), [Shape(8, FRAMES, CROP), Shape(16, FRAMES, CROP)])
+    with pytest.raises(ValueError, match=r"call multigrid.convert_positions\(model\)"):
+        check_patches(build(name), [Shape(8, FRAMES, CROP), Shape(32, FRAMES, 16)])
+
+
 def test_a_model_of_ones_own_takes_part_by_two_methods():
     class Own(nn.Module):
         extents = None
@@ -205,6 +215,39 @@ def test_a_model_of_ones_own_takes_part_by_two_methods():
     assert model[0].extents.shape == (1, 2)
     with pytest.raises(ValueError, match="four pixels"):
         check_patches(model, [Shape(1, 1, 5)])
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_a_converted_model_can_be_saved_whole_and_converted_again(name):
+    model = convert_positions(build(name))
+    file = io.BytesIO()
+    torch.save(convert_positions(model), file)
+    loaded = torch.load(io.BytesIO(file.getvalue()), weights_only=False).train()
+    copied, coarse = copy.deepcopy(model).train(), clips(2, frames=4, crop=16)
+    set_extents(loaded, torch.full((2, 2), 0.5))
+    torch.manual_seed(0)
+    theirs = loaded(coarse).logits
+    set_extents(copied, torch.full((2, 2), 0.5))
+    torch.manual_seed(0)
+    assert torch.equal(copied(coarse).logits, theirs)
+    assert not torch.equal(model(coarse).logits, theirs), "the first is told nothing"
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_extents_of_other_clips_than_come_are_refused(name):
+    model = convert_positions(build(name)).train()
+    set_extents(model, torch.ones(4, 2))
+    with pytest.raises(ValueError, match="2 clips came where extents of 4 were told"):
+        model(clips(2, frames=4, crop=16))
+
+
+def test_patches_that_are_not_square_and_models_for_pre_training_are_refused():
+    config = transformers.VivitConfig(image_size=CROP, tubelet_size=[2, 4, 8], **SMALL)
+    with pytest.raises(ValueError, match=r"patches of .*2, 4, 8.* are not square"):
+        convert_positions(transformers.VivitForVideoClassification(config))
+    config = transformers.VideoMAEConfig(image_size=CROP, patch_size=8, **SMALL)
+    with pytest.raises(ValueError, match="VideoMAEForPreTraining is for pre-training"):
+        convert_positions(transformers.VideoMAEForPreTraining(config))
 
 
 def test_a_model_without_known_positions_is_refused():

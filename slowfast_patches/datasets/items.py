@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 from itertools import groupby
-from typing import Any, ClassVar
+from typing import Any, ClassVar, cast
 
 import numpy as np
 import torch
@@ -34,8 +34,17 @@ __all__ = ["Clips", "EvaluationBatch", "Label", "Sampling", "TooManyUnreadableEr
 Label = int | NDArray[np.float32]
 """A class, or a multi-hot vector (classes,) where clips may have several."""
 
-_TRIES = 10
+TRIES = 10
 """Videos in a row that may be unreadable before the list itself is taken to be wrong."""
+
+
+class _Batch(dict[Any, Any]):
+    """An `EvaluationBatch`, which torch's own collate function takes for a list of items."""
+
+    def __missing__(self, key: object) -> Any:
+        if key == 0:
+            raise ValueError("this is a whole mini-batch: give collate_fn=multigrid.collate")
+        raise KeyError(key)
 
 
 class EvaluationBatch(Batch):
@@ -115,7 +124,7 @@ class Clips(torch.utils.data.Dataset[dict[str, Any]]):
     centre.
 
     A list of them is a whole mini-batch, each clip read into its place: what the loader asks for.
-    In evaluation, it is without the clips that cannot be read.
+    In evaluation, it is without the clips that cannot be read (`unread`).
     An item has `clip` (T, S, S, 3) uint8, `label`, `flip`, `iteration`, `video` (its number in the
     list), and `failures`: (path, reason) of videos that could not be read and were replaced by
     another, which the request alone decides. One of training has `extents`, as a `ClipPlan`.
@@ -177,8 +186,8 @@ class Clips(torch.utils.data.Dataset[dict[str, Any]]):
         iteration, failures = items[0]["iteration"], [f for item in items for f in item["failures"]]
         is_training = isinstance(requests[0], ClipRequest)
         labels = torch.as_tensor(np.asarray([item["label"] for item in items]))
-        if failures and not is_training:
-            read = [number for number, item in enumerate(items) if not item["failures"]]
+        if any(item.get("unread") for item in items):
+            read = [number for number, item in enumerate(items) if not item.get("unread")]
             clips, items, labels = clips[read], [items[number] for number in read], labels[read]
         batch = EvaluationBatch(
             clips=clips,
@@ -188,6 +197,7 @@ class Clips(torch.utils.data.Dataset[dict[str, Any]]):
             failures=failures,
             videos=torch.tensor([item["video"] for item in items], dtype=torch.int64),
         )
+        batch = cast(EvaluationBatch, _Batch(batch))
         if is_training:
             batch["extents"] = torch.tensor([item["extents"] for item in items])
         return batch
@@ -217,7 +227,7 @@ class Clips(torch.utils.data.Dataset[dict[str, Any]]):
     def _read_training(self, request: ClipRequest, out: NDArray[np.uint8]) -> dict[str, Any]:
         rng = clip_generator(self._seed, request.epoch, request.video)
         failures, index = list[tuple[str, str]](), request.video
-        while len(failures) < _TRIES:
+        while len(failures) < TRIES:
             video = self.videos[index]
             try:
                 record = self._record(index)
@@ -230,9 +240,12 @@ class Clips(torch.utils.data.Dataset[dict[str, Any]]):
             item = {"label": self._label(video, plan), "flip": plan.flip, "video": index}
             told = {"iteration": request.iteration, "extents": plan.extents, "failures": failures}
             return item | told
+        raise self._too_many(failures)
+
+    def _too_many(self, failures: Sequence[tuple[str, str]]) -> TooManyUnreadableError:
         first = "{}: {}".format(*failures[0])
-        said = f"{_TRIES} videos in a row could not be read, the first {first}"
-        raise TooManyUnreadableError(f"{said}; {self.advice}")
+        said = f"{len(failures)} videos in a row could not be read, the first {first}"
+        return TooManyUnreadableError(f"{said}; {self.advice}")
 
     def _read_evaluation(
         self, index: int, parts: Sequence[tuple[int, NDArray[np.uint8]]]
@@ -250,6 +263,6 @@ class Clips(torch.utils.data.Dataset[dict[str, Any]]):
             if len(parts) > 1:  # one by one, those that can be read are
                 return [clip for part in parts for clip in self._read_evaluation(index, [part])]
             parts[0][1][:] = 0
-            failures = [(video.path, str(error))]
-            return [item | {"label": self._label(video, None), "failures": failures}]
+            told = {"failures": [(video.path, str(error))], "unread": True}
+            return [item | {"label": self._label(video, None), **told}]
         return [item | {"label": self._label(video, plan), "failures": []} for plan in plans]

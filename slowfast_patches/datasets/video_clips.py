@@ -3,14 +3,16 @@
 from __future__ import annotations
 
 import os
+import warnings
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
 import numpy as np
+from numpy.typing import NDArray
 
-from multigrid import Shape, make_grid
-from slowfast_patches.datasets.items import Clips, Label, Sampling
+from multigrid import ClipRequest, Shape
+from slowfast_patches.datasets.items import TRIES, Clips, Label, Sampling
 from slowfast_patches.datasets.lists.csv_list import LabelledVideo, read_csv
 from slowfast_patches.datasets.reading.index import open_index, unlisted
 
@@ -32,9 +34,9 @@ class VideoClips(Clips):
         DataLoader(VideoClips("prepared/val.csv", base, stride=4), 8, collate_fn=multigrid.collate)
 
     A mini-batch is a `multigrid.Batch` and has `videos`, their numbers in the list. A video that
-    cannot be read is replaced by another in training, and left out in validation; `failures` says
-    which. What is known of the videos is found once and kept: beside the csv, or for pairs in the
-    user's cache folder.
+    cannot be read is replaced by another, with a warning: in training by a random one, else by the
+    next, since frameworks want as many clips as they asked for. What is known of the videos is
+    found once and kept: beside the csv, or for pairs in the user's cache folder.
 
     Args:
         videos: a csv file with a "path label" a line, as `multigrid-prepare` writes, whose paths
@@ -42,14 +44,15 @@ class VideoClips(Clips):
             pairs a multi-hot vector (classes,) float32.
         base: the baseline's shape, that of the schedule.
         stride: frames of the video for each of a clip, at `target_fps` frames a second.
-        short_sides: from and to which many pixels the short side of a frame is resized before the
+        short_sides: from and to how many pixels the short side of a frame is resized before the
             crop is cut; by default as 256 to 320 are to a crop of 224.
         seed: of where clips are taken; the order of videos has the `Training`'s.
         flip, inverse_scale, segments, exact_strides, keep_field_of_view: those of
             `multigrid.make_grid`.
 
     Raises:
-        ValueError: no such list, a line or pair that is none, or numbers that make no clip.
+        ValueError: no such list, a line or pair that is none, no video that can be read, or
+            numbers that make no clip.
     """
 
     def __init__(
@@ -74,9 +77,18 @@ class VideoClips(Clips):
                 f"stride {stride} and target_fps {target_fps} make no clip: give 1 or more frames, "
                 "and more than 0 of them a second"
             )
-        make_grid(base, base, stride, short_sides)  # refuses a crop that does not fit
+        least, most = short_sides
+        if not base.crop <= least <= most:
+            raise ValueError(
+                f"short_sides {tuple(short_sides)} are no range from {base.crop}, the crop, or more"
+            )
         file, listed = _listed(videos)
         index = open_index(file, [video.path for video in listed])
+        if len(index.unreadable) == len(listed):
+            first = "{}: {}".format(*index.unreadable[0])
+            raise ValueError(
+                f"none of the {len(listed)} videos can be read, the first {first}; {self.advice}"
+            )
         sampling = Sampling(
             base,
             stride,
@@ -89,6 +101,25 @@ class VideoClips(Clips):
             keep_field_of_view=keep_field_of_view,
         )
         super().__init__(listed, index, sampling, seed=seed)
+
+    def _read(
+        self, requests: Sequence[ClipRequest | int], outs: Sequence[NDArray[np.uint8]]
+    ) -> list[dict[str, Any]]:
+        items = super()._read(requests, outs)
+        for path, reason in (failure for item in items for failure in item["failures"]):
+            warnings.warn(f"another video takes the place of {path}: {reason}", stacklevel=2)
+        return items
+
+    def _read_evaluation(
+        self, index: int, parts: Sequence[tuple[int, NDArray[np.uint8]]]
+    ) -> list[dict[str, Any]]:
+        failures = list[tuple[str, str]]()
+        while len(failures) < TRIES:
+            (item,) = super()._read_evaluation((index + len(failures)) % len(self.videos), parts)
+            if not item.pop("unread", False):
+                return [item | {"failures": failures}]
+            failures += item["failures"]
+        raise self._too_many(failures)
 
 
 def _listed(videos: Videos) -> tuple[Path, list[LabelledVideo]]:

@@ -69,7 +69,7 @@ def split_line(line: str, separator: str) -> tuple[str, int]:
         raise ValueError(
             f"{line.strip()!r:.200} is not a path and a label, a whole number from 0, with "
             f"{separator!r} between; what is between is DATA.PATH_LABEL_SEPARATOR "
-            "(tools/prepare_data.py: --separator)"
+            "(tools/prepare_data.py: --separator; VideoClips takes pairs, too)"
         )
     return name.strip(), int(label)
 

@@ -9,7 +9,7 @@ import pytest
 import torch
 from torch.utils.data import DataLoader
 
-from multigrid import ClipRequest, Shape, collate, network_input
+from multigrid import ClipRequest, Shape, collate
 from slowfast_patches.config import load_recipe
 from slowfast_patches.config.recipe import Recipe
 from slowfast_patches.datasets import VideoClips
@@ -90,18 +90,24 @@ def test_labels_may_be_multi_hot(demo_data):
     assert batch["labels"].argmax(1).tolist() == [video.label for video in listed[:2]]
 
 
-def test_a_video_that_cannot_be_read_is_replaced_in_training_and_left_out_in_validation(
-    demo_data, tmp_path
-):
+def test_a_video_that_cannot_be_read_is_replaced_with_a_warning(demo_data, tmp_path):
     good = [(video.path, 1) for video in VideoClips(demo_data / "val.csv", BASE).videos[:3]]
     clips = VideoClips([(tmp_path / "gone.mp4", 0), *good], BASE)
-    batch = clips.__getitems__([ClipRequest(0, 0, BASE, 0), ClipRequest(1, 0, BASE, 0)])
+    with pytest.warns(UserWarning, match=r"takes the place of .*gone.mp4: cannot be opened"):
+        batch = clips.__getitems__([ClipRequest(0, 0, BASE, 0), ClipRequest(1, 0, BASE, 0)])
     assert batch["labels"].tolist() == [1, 1]
     assert {path for path, _ in batch["failures"]} == {str(tmp_path / "gone.mp4")}
-    assert clips.__getitems__([0, 1])["videos"].tolist() == [1]
-    none = clips.__getitems__([0])
-    assert network_input(none).shape == (0, 3, 8, 32, 32)
-    assert none["labels"].dtype == batch["labels"].dtype
+    with pytest.warns(UserWarning, match="gone.mp4"):
+        batch = clips.__getitems__([0, 1, 2])
+    assert batch["videos"].tolist() == [1, 1, 2]
+    assert np.array_equal(batch["clips"][0], clips[1]["clip"])
+    with pytest.raises(ValueError, match=r"none of the 1 videos can be read.*check the list"):
+        VideoClips([(tmp_path / "gone.mp4", 0)], BASE)
+
+
+def test_torchs_own_collate_function_is_refused(demo_data):
+    with pytest.raises(ValueError, match="this is a whole mini-batch: give collate_fn"):
+        next(iter(DataLoader(VideoClips(demo_data / "val.csv", BASE), 2)))
 
 
 def test_its_list_may_move_with_its_videos(demo_data, tmp_path):
@@ -125,7 +131,8 @@ def test_its_list_may_move_with_its_videos(demo_data, tmp_path):
             "the label of videos[1] is of shape (3,), that of videos[0] of (): give all a class",
         ),
         ([("a.mp4", 0)], {"stride": 0}, "stride 0 and target_fps 30.0 make no clip"),
-        ([("a.mp4", 0)], {"short_sides": (20, 30)}, "a crop of 32 pixels does not fit"),
+        ([("a.mp4", 0)], {"short_sides": (20, 30)}, "(20, 30) are no range from 32, the crop, or"),
+        ([("a.mp4", 0)], {"short_sides": (50, 40)}, "(50, 40) are no range from 32, the crop, or"),
     ],
 )
 def test_what_makes_no_clips_is_refused_in_a_line(videos, options, message):

@@ -198,6 +198,11 @@ def make_schedule(
         ValueError: no videos, a factor or divisor out of range, an unknown rule, a batch that BN
             groups do not divide, or a training too short for each phase to have an iteration.
     """
+    if not hasattr(learning_rate, "stage_ends"):
+        raise ValueError(
+            f"the learning rate {learning_rate!r} is no policy: give one as SteppedRate((40.0, "
+            "50.0), (0.1, 0.01)), which ends after 50 epochs, or CosineRate"
+        )
     _check(num_videos, epoch_factor, bool(long_cycle or short_cycle))
     stepped = bool(learning_rate.stage_ends[1:] and learning_rate.drops)
     if not long_cycle and short_cycle and (stepped or not short_cycle_at_end):

@@ -9,7 +9,7 @@ import torch.distributed as dist
 from torch import Tensor, nn
 from torch.optim import Optimizer
 from torch.optim.lr_scheduler import LRScheduler
-from torch.utils.data import DataLoader, Dataset
+from torch.utils.data import DataLoader, Dataset, Subset
 
 from multigrid.batchnorm import form_groups, set_group_size
 from multigrid.positions import check_patches, set_extents
@@ -70,9 +70,14 @@ class Training:
             options: its own, as num_workers; collate_fn is `collate` unless given.
 
         Raises:
-            ValueError: the data set has another number of videos than the schedule, or the
-                processes cannot train it (`check_processes`).
+            ValueError: the data set has another number of videos than the schedule or does not
+                take a `ClipRequest`, or the processes cannot train it (`check_processes`).
         """
+        if isinstance(dataset, (list, tuple, Subset)):
+            raise ValueError(
+                f"a {type(dataset).__name__} cannot be asked by ClipRequest, which says the shape "
+                "of a clip: give a data set that can, as VideoClips is"
+            )
         videos = len(dataset) if hasattr(dataset, "__len__") else self.schedule.num_videos
         if videos != self.schedule.num_videos:
             raise ValueError(
@@ -101,9 +106,15 @@ class Training:
 
         Raises:
             ValueError: it is another iteration than the next: the loop, or a framework around it,
-                has skipped mini-batches, or trains them again; there is no model or optimizer; or
-                the model cannot take all shapes (`check_patches`), which the first call says.
+                has skipped mini-batches, or trains them again; the mini-batch does not say; there
+                is no model or optimizer; or the model cannot take all shapes (`check_patches`),
+                which the first call says.
         """
+        if not isinstance(batch, int) and not (isinstance(batch, Mapping) and "iteration" in batch):
+            raise ValueError(
+                'the mini-batch has no "iteration": have the loader\'s collate_fn keep it, as '
+                "multigrid.collate does, or give begin its number"
+            )
         iteration = batch if isinstance(batch, int) else int(batch["iteration"])
         if iteration != self.iteration:
             raise ValueError(
@@ -137,12 +148,12 @@ class Training:
         """Go on where a state was taken; loaders made before are of no use.
 
         Raises:
-            ValueError: it is of a training with another schedule or seed.
+            ValueError: it is of a training with another schedule or seed, or of something else.
         """
         for name, own in self._identity().items():
-            if state[name] != own:
+            if (its := state.get(name)) != own:
                 raise ValueError(
-                    f"the state is of a training with {name} {state[name]}, and this one has {own}"
+                    f"the state is of a training with {name} {its}, and this one has {own}"
                 )
         self.iteration = state["iteration"]
 
@@ -170,4 +181,5 @@ class MultigridLR(LRScheduler):
 
     def state_dict(self) -> dict[str, Any]:
         """Its counts; the schedule, as the optimizer, is given anew."""
-        return {name: value for name, value in super().state_dict().items() if name != "schedule"}
+        given = ("schedule", "training")
+        return {name: value for name, value in super().state_dict().items() if name not in given}

@@ -281,7 +281,7 @@ def test_a_group_size_without_a_grouped_norm_warns():
     with warnings.catch_warnings():
         warnings.simplefilter("error")
         set_group_size(model, None)
-    with pytest.warns(UserWarning, match=r"group_size 8 has no effect.*convert_batchnorm\(model\)"):
+    with pytest.warns(UserWarning, match=r"a group_size has no effect.*convert_batchnorm\(model\)"):
         set_group_size(model, 8)
 
 

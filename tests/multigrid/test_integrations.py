@@ -12,12 +12,17 @@ import numpy as np
 import pytest
 import torch
 import transformers
+from lightning.pytorch.callbacks import GradientAccumulationScheduler
 from torch import nn
 from torch.utils.data import Dataset
 
 from multigrid import ClipRequest, Shape, SteppedRate, convert_positions, make_schedule
 from multigrid.integrations.lightning import MultigridCallback
-from multigrid.integrations.transformers import MultigridTrainer, video_inputs
+from multigrid.integrations.transformers import (
+    MultigridTrainer,
+    processor_colours,
+    video_inputs,
+)
 
 pytestmark = pytest.mark.slow
 
@@ -95,16 +100,36 @@ class Module(L.LightningModule):
         ({"max_epochs": 2}, "max_epochs=1"),
         ({"loader": torch.utils.data.DataLoader([0, 1])}, "use_distributed_sampler=False"),
         ({"limit_train_batches": 0.5}, "a shorter learning rate"),
+        ({"limit_train_batches": 1}, "a shorter learning rate"),
+        ({"overfit_batches": 1}, "a shorter learning rate"),
+        ({"callbacks": []}, "give the Trainer the MultigridCallback"),
+        ({"changing": {0: 4}}, "accumulate_grad_batches"),
     ],
 )
 def test_what_would_have_lightning_train_something_else_is_refused(options, message):
     multigrid = MultigridCallback(SCHEDULE, SEED)
     loader = options.pop("loader", multigrid.loader(Clips(), collate_fn=video_inputs))
-    settings = {"max_epochs": 1, "callbacks": [multigrid], "accelerator": "cpu"}
-    quiet = ("logger", "enable_progress_bar", "enable_model_summary", "enable_checkpointing")
-    trainer = L.Trainer(**{**settings, **dict.fromkeys(quiet, False), **options})
+    callbacks = [multigrid]
+    if changing := options.pop("changing", None):
+        callbacks.append(GradientAccumulationScheduler(changing))
+    trainer = new_trainer(**{"callbacks": callbacks, **options})
     with pytest.raises(ValueError, match=message):
         trainer.fit(Module(), loader)
+
+
+def new_trainer(**options):
+    quiet = ("logger", "enable_progress_bar", "enable_model_summary", "enable_checkpointing")
+    settings = {"max_epochs": 1, "accelerator": "cpu"} | dict.fromkeys(quiet, False)
+    return L.Trainer(**{**settings, **options})
+
+
+def test_a_callback_that_has_trained_is_refused_and_a_short_try_is_not():
+    multigrid = MultigridCallback(SCHEDULE, SEED)
+    loader = multigrid.loader(Clips(), collate_fn=video_inputs)
+    new_trainer(callbacks=[multigrid], fast_dev_run=2).fit(Module(), loader)
+    assert multigrid.training.iteration == 2
+    with pytest.raises(ValueError, match="make a new one for each fit"):
+        new_trainer(callbacks=[multigrid]).fit(Module(), multigrid.loader(Clips()))
 
 
 class Losses(transformers.TrainerCallback):
@@ -216,11 +241,36 @@ def test_clips_have_the_name_that_the_model_gives_them_and_its_processors_colour
     assert loss.isfinite()
 
 
+def test_vivits_processor_scales_to_minus_one_and_one_first():
+    """Black is (-1 - 0.5) / 0.5, white (1 - 0.5) / 0.5; its video processor says no offset."""
+    told = transformers.VivitImageProcessor(image_mean=[0.5] * 3, image_std=[0.5] * 3).to_dict()
+    for values in (told, {key: value for key, value in told.items() if key != "offset"}):
+        mean, std = processor_colours(values)
+        assert [(value - mean[0]) / std[0] for value in (0, 1)] == pytest.approx([-3, 1])
+
+
+def test_a_checkpoint_of_another_training_is_refused(tmp_path):
+    train(tmp_path)
+    with pytest.raises(ValueError, match="training with seed 5, and this one has 6"):
+        train(tmp_path, str(tmp_path / f"checkpoint-{LATER}"), seed=6)
+
+
+def test_a_scheduler_of_ones_own_and_no_data_set_are_refused(tmp_path):
+    model, args = new_model(), transformers.TrainingArguments(str(tmp_path), use_cpu=True)
+    own = torch.optim.SGD(model.parameters(), lr=0.1)
+    pair = (own, torch.optim.lr_scheduler.ConstantLR(own))
+    with pytest.raises(ValueError, match=r"give optimizers=\(optimizer, None\)"):
+        MultigridTrainer(schedule=SCHEDULE, model=model, args=args, optimizers=pair)
+    with pytest.raises(ValueError, match="train_dataset"):
+        MultigridTrainer(schedule=SCHEDULE, model=model, args=args).train()
+
+
 @pytest.mark.parametrize(
     ("options", "message"),
     [
         ({"gradient_accumulation_steps": 2}, "leave it out"),
         ({"ignore_data_skip": True}, "leave it out"),
+        ({"max_steps": 3}, "max_steps 3 is not the 18 iterations of the schedule"),
     ],
 )
 def test_arguments_that_would_train_something_else_are_refused(tmp_path, options, message):

@@ -400,6 +400,7 @@ def test_with_a_divisor_of_16_as_many_processes_can_train_as_without(crop):
         ({"epoch_factor": 0}, "epoch factor must be above 0"),
         ({"epoch_factor": 1.5, **OFF}, "needs a long or a short cycle"),
         ({"learning_rate": SteppedRate((10.0,), (0.1,))}, "two LR stages or more"),
+        ({"learning_rate": 0.1}, "the learning rate 0.1 is no policy"),
         ({"num_videos": 3}, r"too short: 135 clips leave phase \d+ of 10"),
         ({"batch_rate_rule": "cube"}, "the rule linear or sqrt, not 'cube'"),
         ({"base": Shape(12, 16, 64)}, "12 clips .* cannot be split into BN groups of 8"),

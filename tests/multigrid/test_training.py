@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 import torch
 from torch import nn
-from torch.utils.data import Dataset
+from torch.utils.data import Dataset, Subset
 
 from multigrid import (
     GroupedBatchNorm3d,
@@ -170,11 +170,25 @@ def test_a_state_of_another_training_is_refused():
         new_training(schedule=longer).load_state_dict(state)
     with pytest.raises(ValueError, match="with seed 5, and this one has 6"):
         new_training(seed=6).load_state_dict(state)
+    with pytest.raises(ValueError, match="training with iterations None"):
+        new_training().load_state_dict({"iteration": 3})
+
+
+@pytest.mark.parametrize("batch", [{"clips": 0}, (0, 0)])
+def test_a_mini_batch_that_does_not_say_its_iteration_is_refused(batch):
+    with pytest.raises(ValueError, match='no "iteration": have the loader\'s collate_fn keep it'):
+        new_training().begin(batch)
 
 
 def test_a_data_set_of_another_length_is_refused():
     with pytest.raises(ValueError, match=r"made for 100 videos, and the data set has 99"):
         new_training().loader(Clips(99))
+
+
+@pytest.mark.parametrize("dataset", [[0] * VIDEOS, Subset(Clips(VIDEOS), range(VIDEOS))])
+def test_a_data_set_that_takes_no_requests_is_refused(dataset):
+    with pytest.raises(ValueError, match="cannot be asked by ClipRequest"):
+        new_training().loader(dataset)
 
 
 def test_the_scheduler_has_the_rates_of_the_schedule_and_resumes():

@@ -210,7 +210,7 @@ def set_group_size(model: nn.Module, group_size: int | None) -> None:
         norm.group_size = group_size
     if group_size is not None and not norms:
         warnings.warn(
-            f"group_size {group_size} has no effect: the model has no GroupedBatchNorm3d; call "
+            "a group_size has no effect: the model has no GroupedBatchNorm3d; call "
             "convert_batchnorm(model) once after building it, or make_schedule(bn_size=None) if "
             "it has no batch normalisation",
             stacklevel=2,

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from typing import Any
 
 from lightning.pytorch import Callback, LightningModule, Trainer
@@ -15,9 +15,20 @@ from multigrid.training import Training
 __all__ = ["MultigridCallback"]
 
 
+_ONE_BY_ONE = (
+    "accumulate_grad_batches takes several of the schedule's iterations for one: leave it out, and "
+    "choose a smaller batch for make_schedule"
+)
+
+
 class _WholeLoader(DataLoader[Batch]):
     """As long as the whole training, wherever it begins: Lightning counts on from where it was, and
     would stop early. It need not be told where: the callback is."""
+
+    training: Training
+
+    def __iter__(self) -> Any:
+        return _refuse() if self.training.model is None else super().__iter__()
 
     def __len__(self) -> int:
         sampler = self.batch_sampler
@@ -30,6 +41,12 @@ class _WholeLoader(DataLoader[Batch]):
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         """See `state_dict`."""
+
+
+def _refuse() -> Iterator[Batch]:
+    """An error at the first mini-batch: what is raised before, Lightning hides behind its own."""
+    raise ValueError("give the Trainer the MultigridCallback whose loader this is")
+    yield
 
 
 class MultigridCallback(Callback):
@@ -52,7 +69,13 @@ class MultigridCallback(Callback):
 
     def loader(self, dataset: Dataset[Any], **options: Any) -> DataLoader[Batch]:
         """What `train_dataloader` returns; see `Training.loader`."""
-        return self.training.loader(dataset, loader=_WholeLoader, **options)
+        loader = self.training.loader(dataset, loader=_WholeLoader, **options)
+        loader.training = self.training
+        return loader
+
+    def setup(self, trainer: Trainer, pl_module: LightningModule, stage: str) -> None:
+        """Take the module, before its loaders are made."""
+        self.training.model = pl_module
 
     def on_train_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
         """Refuse what would train something else than the schedule.
@@ -69,19 +92,20 @@ class MultigridCallback(Callback):
                 "it: return multigrid.loader(...) from train_dataloader, and give "
                 "use_distributed_sampler=False",
             ),
-            (
-                trainer.accumulate_grad_batches != 1,
-                "accumulate_grad_batches takes several of the schedule's iterations for one: "
-                "leave it out, and choose a smaller batch for make_schedule",
-            ),
+            (trainer.accumulate_grad_batches != 1, _ONE_BY_ONE),
             (
                 trainer.max_epochs != 1 and trainer.max_steps not in range(whole + 1),
                 "one epoch is the whole training: give max_epochs=1",
             ),
             (
-                trainer.limit_train_batches != 1,  # overfit_batches sets it, too
+                # overfit_batches sets its limit, too
+                trainer.num_training_batches != whole and not trainer.fast_dev_run,  # type: ignore[attr-defined]
                 "limit_train_batches and overfit_batches end before the schedule does: leave them "
                 "out, and give make_schedule a shorter learning rate",
+            ),
+            (
+                self.training.iteration != trainer.global_step,
+                "the callback has trained already: make a new one for each fit",
             ),
             (len(trainer.optimizers) != 1, "the rates are those of one optimizer"),
             (
@@ -92,12 +116,14 @@ class MultigridCallback(Callback):
         ):
             if wrong:
                 raise ValueError(advice)
-        self.training.model, self.training.optimizer = pl_module, trainer.optimizers[0]
+        self.training.optimizer = trainer.optimizers[0]
 
     def on_train_batch_start(
         self, trainer: Trainer, pl_module: LightningModule, batch: Any, batch_idx: int
     ) -> None:
         """See `Training.begin`."""
+        if trainer.accumulate_grad_batches != 1:  # a callback may have changed it
+            raise ValueError(_ONE_BY_ONE)
         self.training.begin(batch)
 
     def state_dict(self) -> dict[str, Any]:

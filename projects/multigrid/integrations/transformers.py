@@ -8,14 +8,14 @@ from typing import Any
 
 from torch import Tensor, nn
 from torch.optim import Optimizer
-from torch.utils.data import DataLoader, Dataset
+from torch.utils.data import DataLoader
 from transformers import PreTrainedModel, Trainer
 
 from multigrid.sampler import Batch, collate, network_input
 from multigrid.schedule import Schedule
 from multigrid.training import MultigridLR, Training
 
-__all__ = ["MultigridTrainer", "video_inputs"]
+__all__ = ["MultigridTrainer", "processor_colours", "video_inputs"]
 
 _TOLD = ("iteration", "extents")
 """What `Training.begin` is told of a mini-batch; the model is not."""
@@ -33,8 +33,9 @@ def video_inputs(
     Args:
         samples: as `collate` takes them.
         name: what the model calls its clips; V-JEPA 2 calls them pixel_values_videos.
-        mean, std: of each colour, in [0, 1], as the model's image processor has them: ImageNet's
-            for VideoMAE and V-JEPA 2, not for ViViT (0.5, 0.5) and TimeSformer (0.45, 0.225).
+        mean, std: of each colour, in [0, 1], as the model's image processor has them
+            (`processor_colours`): ImageNet's for VideoMAE and V-JEPA 2, not for ViViT and
+            TimeSformer.
 
     Returns:
         under that name the clips, (N, T, 3, H, W), with mean and standard deviation taken out and
@@ -45,6 +46,35 @@ def video_inputs(
     pixels = network_input(batch, mean, std).transpose(1, 2)
     told = {key: value for key, value in batch.items() if key in _TOLD}
     return {name: pixels, "labels": batch["labels"], **told}
+
+
+def processor_colours(values: Mapping[str, Any]) -> tuple[list[float], list[float]]:
+    """Mean and standard deviation of each colour, in [0, 1], that an image or video processor takes
+    out; `values` are those of its configuration.
+
+    Most scale bytes to [0, 1] first. ViViT's scale them to [-1, 1] (rescale_factor 1 / 127.5), of
+    which they take image_mean.
+    """
+    scale = 255 * (values.get("rescale_factor") or 1 / 255)
+    shift = float(values.get("offset", scale > 1.5))
+    mean, std = values.get("image_mean") or _MEAN, values.get("image_std") or _STD
+    return [(m + shift) / scale for m in mean], [s / scale for s in std]
+
+
+class _Rates(MultigridLR):
+    """Rates that are saved and loaded with what tells one training from another."""
+
+    def __init__(self, optimizer: Optimizer, training: Training) -> None:
+        self.training = training
+        super().__init__(optimizer, training.schedule)
+
+    def state_dict(self) -> dict[str, Any]:
+        return super().state_dict() | {"training": self.training.state_dict()}
+
+    def load_state_dict(self, state_dict: dict[str, Any]) -> None:
+        state = dict(state_dict)
+        self.training.load_state_dict(state.pop("training"))
+        super().load_state_dict(state)
 
 
 class MultigridTrainer(Trainer):
@@ -70,6 +100,11 @@ class MultigridTrainer(Trainer):
         options = {**options, "data_collator": own_collator or video_inputs}
         args = options.get("args")
         if args is not None:
+            if args.max_steps not in (-1, schedule.iterations):
+                raise ValueError(
+                    f"max_steps {args.max_steps} is not the {schedule.iterations} iterations of "
+                    "the schedule: leave it out, and give make_schedule another learning rate"
+                )
             args.max_steps, args.remove_unused_columns = schedule.iterations, False
         super().__init__(**options)
         args = self.args
@@ -84,6 +119,10 @@ class MultigridTrainer(Trainer):
                 "start a process for each GPU (torchrun): nn.DataParallel is not used",
             ),
             (args.ignore_data_skip, "ignore_data_skip would train other clips: leave it out"),
+            (
+                (options.get("optimizers") or (None, None))[1] is not None,
+                "the rates are the schedule's: give optimizers=(optimizer, None)",
+            ),
         ):
             if wrong:
                 raise ValueError(advice)
@@ -92,21 +131,25 @@ class MultigridTrainer(Trainer):
         self.training = Training(schedule, self.model, seed=seed)
         name = getattr(self.model, "main_input_name", "")
         if own_collator is None and name.startswith("pixel_values"):
+            told = ("image_mean", "image_std", "rescale_factor", "offset")
             processor = options.get("processing_class")
-            mean = getattr(processor, "image_mean", None) or _MEAN
-            std = getattr(processor, "image_std", None) or _STD
+            has = {key: getattr(processor, key) for key in told if hasattr(processor, key)}
+            mean, std = processor_colours(has)
             self.data_collator = partial(video_inputs, name=name, mean=mean, std=std)
 
     def get_train_dataloader(self) -> DataLoader[Batch]:
         """This process's mini-batches, all of them: the Trainer skips those that were trained."""
         self.training.iteration = 0
-        assert isinstance(self.train_dataset, Dataset)
+        if self.train_dataset is None:
+            raise ValueError("give the MultigridTrainer a train_dataset")
+        dataset: Any = self.train_dataset
         return self.training.loader(
-            self.train_dataset,
+            dataset,
             collate_fn=self.data_collator,
             num_workers=self.args.dataloader_num_workers,
             pin_memory=self.args.dataloader_pin_memory,
             persistent_workers=self.args.dataloader_persistent_workers,
+            prefetch_factor=self.args.dataloader_prefetch_factor,
         )
 
     def create_scheduler(
@@ -114,7 +157,7 @@ class MultigridTrainer(Trainer):
     ) -> MultigridLR:
         """The rates as a scheduler, which the Trainer steps, logs and saves."""
         chosen: Any = self.optimizer if optimizer is None else optimizer
-        scheduler = MultigridLR(chosen, self.training.schedule)
+        scheduler = _Rates(chosen, self.training)
         self.lr_scheduler: Any = scheduler
         return scheduler
 

@@ -184,6 +184,11 @@ def _warn_of_what_has_no_effect(recipe: Recipe) -> None:
         ("BN.GROUP_SIZE", arch == "hf", "with MODEL.ARCH hf, which has no BN"),
         ("MULTIGRID.BN_BASE_SIZE", arch == "hf", "with MODEL.ARCH hf, which has no BN"),
         ("MODEL.CHANNELS_LAST", arch == "hf", "with MODEL.ARCH hf, which computes on tokens"),
+        (
+            "MODEL.DROPOUT_RATE",
+            arch == "hf" and recipe["MODEL.DROPOUT_RATE"] > 0,
+            "with MODEL.ARCH hf, whose dropouts are HF.CONFIG's (as hidden_dropout_prob)",
+        ),
         # A transformer's recipe may have it for the pilot, which adds cycles.
         ("MULTIGRID.SIZE_DIVISOR", not cycle and arch != "hf", "without a cycle"),
         ("MULTIGRID.BATCH_EXPONENT", not cycle, "without a cycle"),
@@ -340,8 +345,8 @@ def _check_speed(recipe: Recipe, world_size: int) -> None:
         )
     if train.compile and recipe.model.arch == "hf":
         raise ValueError(
-            "TRAIN.COMPILE True and MODEL.ARCH hf: what its clips cover changes with each "
-            "mini-batch, and would be compiled in; set TRAIN.COMPILE False"
+            "TRAIN.COMPILE True and MODEL.ARCH hf: not all of these models compile to one graph; "
+            "set TRAIN.COMPILE False"
         )
     if train.compile and recipe.model.act_checkpoint:
         raise ValueError(

@@ -241,7 +241,7 @@ def _derive(cfg: CfgNode, given: Container[str]) -> None:
     if "MODEL.MODEL_NAME" in given and name != cfg.MODEL.MODEL_NAME:
         logger.warning(
             f"MODEL.MODEL_NAME {cfg.MODEL.MODEL_NAME} has no effect: MODEL.ARCH {cfg.MODEL.ARCH} "
-            f"makes a {name}; write MODEL.ARCH."
+            "says what is built; write MODEL.ARCH."
         )
     cfg.MODEL.MODEL_NAME = name
     if "DATA.INPUT_CHANNEL_NUM" not in given and name == "ResNet":

@@ -49,6 +49,7 @@ class Model:
     loss_func: str
     head_act: str
     label_smoothing: float
+    dropout_rate: float
     ema_decay: float
     channels_last: bool
     act_checkpoint: bool

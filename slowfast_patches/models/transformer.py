@@ -213,16 +213,22 @@ def _from_folder(folder: Path, config: Any) -> Any:
 
 def _warn_of_colours(folder: Path, data: Data) -> None:
     """Say where clips are not normalised as the weights of a folder know them."""
-    file = folder / "preprocessor_config.json"
-    if not file.is_file():
+    from multigrid.integrations.transformers import processor_colours
+
+    names = ("video_preprocessor_config.json", "preprocessor_config.json")
+    file = next((folder / name for name in names if (folder / name).is_file()), None)
+    if file is None:
         return
     with _one_line(str(file)):
-        known = json.loads(file.read_text(encoding="utf-8"))
-    for key, name, own in (("MEAN", "image_mean", data.mean), ("STD", "image_std", data.std)):
-        if known.get(name, list(own)) != list(own):
+        told = json.loads(file.read_text(encoding="utf-8"))
+        if "image_mean" not in told:
+            return
+        known = [[round(value, 4) for value in values] for values in processor_colours(told)]
+    for key, own, its in zip(("MEAN", "STD"), (data.mean, data.std), known, strict=True):
+        if [round(value, 4) for value in own] != its:
             logger.warning(
                 "DATA.%s is %s, and the model in %s was trained with %s: set it so",
-                *(key, list(own), folder, known[name]),
+                *(key, list(own), folder, its),
             )
 
 

@@ -70,7 +70,7 @@ class PlanarConv3d(nn.Conv3d):
                 continue
             kernels = weight[:, :, start : start + together].permute(2, 0, 1, 3, 4).flatten(0, 1)
             planes = F.conv2d(seen.flatten(0, 1), kernels, None, self.stride[1:], self.padding[1:])
-            planes = planes.view(clips, -1, len(taps), many, *planes.shape[2:])
+            planes = planes.view(clips, seen.shape[1], len(taps), many, *planes.shape[2:])
             if output is None:
                 output = planes.new_zeros(clips, frames, many, *planes.shape[4:])
             for tap, of_tap in zip(taps, planes.unbind(2), strict=True):
@@ -80,7 +80,7 @@ class PlanarConv3d(nn.Conv3d):
                     output[:, first:stop] += of_tap[:, first + shift : stop + shift]
         assert output is not None
         output = output.transpose(1, 2)
-        return output if bias is None else output + bias.view(-1, 1, 1, 1)
+        return output if bias is None else output + bias.to(output.dtype).view(-1, 1, 1, 1)
 
 
 def convert_convolutions(model: nn.Module) -> nn.Module:

@@ -90,7 +90,8 @@ def _problem(fit: Fit, shifts: list[str], inflate: bool, complete: bool) -> str 
     if not fit.loaded:
         return (
             f"is of another model: none of its tensors ({', '.join(fit.unused[:3])}, ...) fits this"
-            f" one ({', '.join([*fit.misfit.values(), *fit.missing][:3])}, ...)"
+            f" one ({', '.join([*fit.misfit.values(), *fit.missing][:3])}, ...); give the recipe "
+            "that it was trained with"
         )
     wrong = [*fit.differences(), *shifts]
     if complete and wrong:

@@ -156,6 +156,13 @@ def test_other_colours_than_the_weights_know_are_said(folder, tmp_path, caplog):
     assert "DATA.MEAN" not in caplog.text
     built(known)
     assert f"[0.45, 0.45, 0.45], and the model in {known} was trained with [0.5, 0.5" in caplog.text
+    caplog.clear()
+    video = {"image_mean": [0.5] * 3, "image_std": [0.5] * 3, "rescale_factor": 1 / 127.5}
+    (known / "video_preprocessor_config.json").write_text(json.dumps(video))
+    built(known, "DATA.MEAN", [0.75] * 3, "DATA.STD", [0.25] * 3)
+    assert "trained with" not in caplog.text
+    built(known)
+    assert "trained with [0.75, 0.75, 0.75]" in caplog.text
 
 
 def test_what_cannot_be_built_is_said_in_a_line(folder, tmp_path, monkeypatch):
@@ -210,10 +217,14 @@ def test_a_models_configuration_is_a_mapping_whose_values_can_be_set_one_by_one(
 
 def test_what_transformers_do_not_have_is_said(caplog):
     keys = ["BN.USE_PRECISE_STATS", True, "DATA.TRAIN_JITTER_SCALES", [32, 40]]
-    check_recipe(recipe("videomae", *keys, "SOLVER.ACCUMULATION_STEPS", 2))
+    check_recipe(
+        recipe("videomae", *keys, "SOLVER.ACCUMULATION_STEPS", 2, "MODEL.DROPOUT_RATE", 0.1)
+    )
     assert caplog.messages == [
         "BN.USE_PRECISE_STATS True has no effect with MODEL.ARCH hf, which has no BN; leave it "
-        "out, or write False"
+        "out, or write False",
+        "MODEL.DROPOUT_RATE 0.1 has no effect with MODEL.ARCH hf, whose dropouts are HF.CONFIG's "
+        "(as hidden_dropout_prob); leave it out, or write 0.5",
     ]
     for switch in ("TRAIN.CUDA_GRAPHS", "TRAIN.COMPILE"):
         with pytest.raises(ValueError, match=f"{switch} True and MODEL.ARCH hf: "):

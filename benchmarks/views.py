@@ -1,12 +1,12 @@
-"""What it saves to read all views and crops of a video in one pass, as a test does.
+"""What it saves to read several clips of a video in one pass, as a test and DATA.REPEATED_CLIPS do.
 
     python benchmarks/views.py                                   # on videos that it renders
     python benchmarks/views.py --csv /data/kinetics/val.csv --videos 40
 
 One core reads the test clips of each video, TEST.NUM_ENSEMBLE_VIEWS × NUM_SPATIAL_CROPS of the
-recipe, one after another and together, turn by turn, round after round: from the files and from
-what tools/prepare_data.py makes of them. The clips are equal, which is checked. A ratio is of one
-round.
+recipe, and 2 and 4 random training clips, one after another and together, turn by turn, round after
+round: from the files and from what tools/prepare_data.py makes of them. The clips are equal, which
+is checked. A ratio is of one round.
 """
 
 from __future__ import annotations
@@ -30,6 +30,7 @@ from common import (
 )
 from videos import Sets, add_videos, make_sets, use_one_core
 
+from multigrid import ClipRequest
 from slowfast_patches import patching
 from slowfast_patches.config import load_recipe
 from slowfast_patches.datasets.kinetics import Kinetics
@@ -64,36 +65,42 @@ def measure(sets: Sets, cfg_file: str, overrides: Sequence[str], rounds: int) ->
         # The sets have training lists.
         recipe = load_recipe(cfg_file, [*pairs, "DATA.PATH_TO_DATA_DIR", str(folder)])
         (folder / "test.csv").write_bytes((folder / "train.csv").read_bytes())
-        dataset = Kinetics(recipe, "test")
-        clips, videos = dataset.num_clips, len(dataset.videos)
-        alone = torch.stack([torch.from_numpy(dataset[n]["clip"]) for n in range(clips)])
-        assert torch.equal(dataset.__getitems__(range(clips))["clips"], alone)
-        turns = {
-            size: partial(_seconds, dataset, range(videos * clips), size) for size in (1, clips)
+        training, test = Kinetics(recipe, "train"), Kinetics(recipe, "test")
+        videos, base = range(len(test.videos)), recipe.base_shape
+        asked: dict[tuple[str, int], Sequence[Any]] = {
+            (split, k): [ClipRequest(v, epoch, base, 0) for v in videos for epoch in range(k)]
+            for split, k in (("training", 2), ("training", 4))
         }
-        taken = take_turns(turns, rounds, warm_up=1)
-        rows.append(
-            {
-                "way": way,
-                "clips": clips,
-                "one_by_one": quartiles([s / videos for s in taken[1]]),
-                "together": quartiles([s / videos for s in taken[clips]]),
-                "ratio": ratios(taken[1], taken[clips]),
-            }
-        )
+        asked["test", test.num_clips] = range(len(test))
+        for (split, clips), requests in asked.items():
+            dataset = test if split == "test" else training
+            alone = torch.stack([torch.from_numpy(dataset[r]["clip"]) for r in requests[:clips]])
+            assert torch.equal(dataset.__getitems__(requests[:clips])["clips"], alone)
+            turns = {size: partial(_seconds, dataset, requests, size) for size in (1, clips)}
+            taken = take_turns(turns, rounds, warm_up=1)
+            rows.append(
+                {
+                    "way": way,
+                    "split": split,
+                    "clips": clips,
+                    "one_by_one": quartiles([s / len(videos) for s in taken[1]]),
+                    "together": quartiles([s / len(videos) for s in taken[clips]]),
+                    "ratio": ratios(taken[1], taken[clips]),
+                }
+            )
     return {"videos": sets.facts, "ways": rows, **provenance()}
 
 
-def _seconds(dataset: Kinetics, numbers: range, at_once: int) -> float:
+def _seconds(dataset: Kinetics, requests: Sequence[Any], at_once: int) -> float:
     start = time.perf_counter()
-    for first in range(0, len(numbers), at_once):
-        dataset.__getitems__(numbers[first : first + at_once])
+    for first in range(0, len(requests), at_once):
+        dataset.__getitems__(requests[first : first + at_once])
     return time.perf_counter() - start
 
 
 def _cells(row: dict[str, Any]) -> list[str]:
     medians = (f"{row[name]['median']:.2f}" for name in ("one_by_one", "together"))
-    return [row["way"], str(row["clips"]), *medians, spread_text(row["ratio"])]
+    return [row["way"], f"{row['clips']} {row['split']}", *medians, spread_text(row["ratio"])]
 
 
 if __name__ == "__main__":

@@ -61,18 +61,23 @@ def _permutation(seed: int, epoch: int, num_videos: int) -> NDArray[np.int64]:
     return np.random.default_rng((seed, epoch)).permutation(num_videos)
 
 
-def stream(seed: int, num_videos: int, start: int, stop: int) -> list[tuple[int, int]]:
+def stream(
+    seed: int, num_videos: int, start: int, stop: int, repeats: int = 1
+) -> list[tuple[int, int]]:
     """(video, epoch) of the clips `start` to `stop`, exclusive, of the endless stream of a seed.
 
     The stream is one random permutation of the videos after another: each epoch visits every video
-    once, and mini-batches run on across the epochs' ends.
+    once, and mini-batches run on across the epochs' ends. With `repeats` r, each video comes r
+    times in a row, the clips of r epochs, which share a permutation (Hoffer et al., "Augment Your
+    Batch", CVPR 2020).
     """
-    return [_clip(seed, num_videos, number) for number in range(start, stop)]
+    return [_clip(seed, num_videos, repeats, number) for number in range(start, stop)]
 
 
-def _clip(seed: int, num_videos: int, number: int) -> tuple[int, int]:
-    epoch, place = divmod(number, num_videos)
-    return int(_permutation(seed, epoch, num_videos)[place]), epoch
+def _clip(seed: int, num_videos: int, repeats: int, number: int) -> tuple[int, int]:
+    turn, place = divmod(number, num_videos * repeats)
+    place, repeat = divmod(place, repeats)
+    return int(_permutation(seed, turn, num_videos)[place]), turn * repeats + repeat
 
 
 def clip_numbers(step: Step, rank: int, world_size: int) -> list[int]:
@@ -92,6 +97,7 @@ class MultigridBatchSampler(Sampler[list[ClipRequest]]):
     Rank r takes the r-th of `world_size` equal runs of each global mini-batch, so that together the
     ranks see what one process would. BN groups are runs of the stream; within a rank the clips come
     in `group_order`, as `GroupedBatchNorm3d` wants them. One pass over it is the whole training.
+    `repeats` is that of `stream`.
 
     Raises:
         ValueError: the processes cannot train the schedule, see `check_processes`; or `start` is
@@ -99,10 +105,16 @@ class MultigridBatchSampler(Sampler[list[ClipRequest]]):
     """
 
     def __init__(
-        self, schedule: Schedule, seed: int, rank: int = 0, world_size: int = 1, start: int = 0
+        self,
+        schedule: Schedule,
+        seed: int,
+        rank: int = 0,
+        world_size: int = 1,
+        start: int = 0,
+        repeats: int = 1,
     ) -> None:
         check_processes(schedule, world_size)
-        self.schedule, self.seed = schedule, seed
+        self.schedule, self.seed, self.repeats = schedule, seed, repeats
         self.rank, self.world_size = rank, world_size
         self.load_state_dict({"iteration": start})
 
@@ -110,7 +122,8 @@ class MultigridBatchSampler(Sampler[list[ClipRequest]]):
         """This rank's clips of one iteration; a pure function of the iteration."""
         step = self.schedule.at(iteration)
         numbers = clip_numbers(step, self.rank, self.world_size)
-        clips = [_clip(self.seed, self.schedule.num_videos, number) for number in numbers]
+        videos = self.schedule.num_videos
+        clips = [_clip(self.seed, videos, self.repeats, number) for number in numbers]
         return [ClipRequest(video, epoch, step.shape, iteration) for video, epoch in clips]
 
     def __iter__(self) -> Iterator[list[ClipRequest]]:

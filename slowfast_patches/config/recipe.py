@@ -112,6 +112,7 @@ class Data:
     sampling_rate: int
     clip_sampling: str
     exact_strides: bool
+    repeated_clips: int
     target_fps: int
     mean: tuple[float, ...]
     std: tuple[float, ...]

@@ -211,21 +211,50 @@ class Clips(torch.utils.data.Dataset[dict[str, Any]]):
     def _read(
         self, requests: Sequence[ClipRequest | int], outs: Sequence[NDArray[np.uint8]]
     ) -> list[dict[str, Any]]:
-        """Read clips to `outs`; all there is to say of each. Those of an evaluation that follow
-        each other and are of one video are read in one pass."""
-        items, numbers = list[dict[str, Any]](), list[tuple[int, NDArray[np.uint8]]]()
-        for request, out in zip(requests, outs, strict=True):
-            if isinstance(request, ClipRequest):
-                items.append(self._read_training(request, out))
+        """Read clips to `outs`; all there is to say of each. Those of one video are read in one
+        pass."""
+        order = sorted(range(len(requests)), key=lambda place: self._video_of(requests[place]))
+        items = list[dict[str, Any]]([{}] * len(requests))
+        for video, group in groupby(order, key=lambda place: self._video_of(requests[place])):
+            places = list(group)
+            asked: list[Any] = [requests[place] for place in places]
+            clips = [outs[place] for place in places]
+            if isinstance(asked[0], ClipRequest):
+                read = self._read_training(asked, clips)
             else:
-                numbers.append((request, out))
-        for index, clips in groupby(numbers, key=lambda clip: clip[0] // self.num_clips):
-            parts = [(number % self.num_clips, out) for number, out in clips]
-            items += self._read_evaluation(index, parts)
+                parts = [number % self.num_clips for number in asked]
+                read = self._read_evaluation(video, list(zip(parts, clips, strict=True)))
+            for place, item in zip(places, read, strict=True):
+                items[place] = item
         return items
 
-    def _read_training(self, request: ClipRequest, out: NDArray[np.uint8]) -> dict[str, Any]:
-        rng = clip_generator(self._seed, request.epoch, request.video)
+    def _video_of(self, request: ClipRequest | int) -> int:
+        return request.video if isinstance(request, ClipRequest) else request // self.num_clips
+
+    def _read_training(
+        self, requests: Sequence[Any], outs: Sequence[NDArray[np.uint8]]
+    ) -> list[dict[str, Any]]:
+        """Some random clips of a video."""
+        index = requests[0].video
+        video = self.videos[index]
+        try:
+            record = self._record(index)
+            plans = [
+                self.sampling.training_plan(self._generator(request), request.shape, record.video)
+                for request in requests
+            ]
+            read_clips(video.path, record, plans, outs, **self._reading)
+        except UnreadableVideoError:
+            both = zip(requests, outs, strict=True)
+            return [self._read_one(request, out) for request, out in both]
+        return [
+            self._training_item(request, index, plan, [])
+            for request, plan in zip(requests, plans, strict=True)
+        ]
+
+    def _read_one(self, request: ClipRequest, out: NDArray[np.uint8]) -> dict[str, Any]:
+        """A random clip, of another video where one cannot be read."""
+        rng = self._generator(request)
         failures, index = list[tuple[str, str]](), request.video
         while len(failures) < TRIES:
             video = self.videos[index]
@@ -237,10 +266,22 @@ class Clips(torch.utils.data.Dataset[dict[str, Any]]):
                 failures.append((video.path, str(error)))
                 index = int(rng.integers(len(self.videos)))
                 continue
-            item = {"label": self._label(video, plan), "flip": plan.flip, "video": index}
-            told = {"iteration": request.iteration, "extents": plan.extents, "failures": failures}
-            return item | told
+            return self._training_item(request, index, plan, failures)
         raise self._too_many(failures)
+
+    def _generator(self, request: ClipRequest) -> np.random.Generator:
+        return clip_generator(self._seed, request.epoch, request.video)
+
+    def _training_item(
+        self,
+        request: ClipRequest,
+        index: int,
+        plan: ClipPlan,
+        failures: list[tuple[str, str]],
+    ) -> dict[str, Any]:
+        label = self._label(self.videos[index], plan)
+        item = {"label": label, "flip": plan.flip, "video": index, "iteration": request.iteration}
+        return item | {"extents": plan.extents, "failures": failures}
 
     def _too_many(self, failures: Sequence[tuple[str, str]]) -> TooManyUnreadableError:
         first = "{}: {}".format(*failures[0])

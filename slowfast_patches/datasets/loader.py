@@ -123,7 +123,8 @@ def training_loader(
         num_workers(recipe),
         cores_of_process(recipe),
     )
-    sampler = MultigridBatchSampler(schedule, recipe.rng_seed, rank, world_size, start)
+    repeats = recipe.data.repeated_clips
+    sampler = MultigridBatchSampler(schedule, recipe.rng_seed, rank, world_size, start, repeats)
     return _loader(recipe, dataset, sampler)
 
 

@@ -11,6 +11,7 @@ from torch.utils.data import DataLoader
 from multigrid import ClipRequest, Shape, collate
 from slowfast_patches.config import load_recipe
 from slowfast_patches.config.recipe import Recipe
+from slowfast_patches.datasets import items
 from slowfast_patches.datasets.items import TooManyUnreadableError
 from slowfast_patches.datasets.kinetics import Kinetics
 from tests.slowfast_patches.datasets.made_videos import write_video
@@ -147,6 +148,28 @@ def test_test_items_are_views_by_crops_of_a_video_one_after_another(folder):
     assert red[0] < red[1] < red[2]  # left, centre, right
     assert red[3:] == pytest.approx(red[:3], abs=3)
     assert max(green[:3]) < min(green[3:])  # the second view starts later
+
+
+def test_clips_of_a_video_in_a_mini_batch_are_read_in_one_pass(folder, monkeypatch):
+    """They are those that are read one by one, in the places where they were asked for, also where
+    a video cannot be read."""
+    spoil(folder, 2)
+    requests = [ClipRequest(v, e, COARSE, 0) for v, e in ((3, 0), (1, 0), (2, 0), (3, 1), (2, 1))]
+    dataset, passes = Kinetics(config(folder), "train"), []
+    read = items.read_clips
+
+    def counted(path, record, plans, outs, **options):
+        passes.append(len(plans))
+        read(path, record, plans, outs, **options)
+
+    monkeypatch.setattr(items, "read_clips", counted)
+    batch = dataset.__getitems__(requests)
+    assert passes == [1, 2]
+    for place, request in enumerate(requests):
+        alone = dataset[request]
+        assert np.array_equal(batch["clips"][place], alone["clip"])
+        assert batch["videos"][place] == alone["video"]
+        assert batch["labels"][place] == alone["label"]
 
 
 # Unreadable videos.

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from itertools import groupby
 from typing import Any, ClassVar, cast
 
 import numpy as np
@@ -213,10 +212,10 @@ class Clips(torch.utils.data.Dataset[dict[str, Any]]):
     ) -> list[dict[str, Any]]:
         """Read clips to `outs`; all there is to say of each. Those of one video are read in one
         pass."""
-        order = sorted(range(len(requests)), key=lambda place: self._video_of(requests[place]))
-        items = list[dict[str, Any]]([{}] * len(requests))
-        for video, group in groupby(order, key=lambda place: self._video_of(requests[place])):
-            places = list(group)
+        items, of_video = list[dict[str, Any]]([{}] * len(requests)), dict[int, list[int]]()
+        for place, request in enumerate(requests):
+            of_video.setdefault(self._video_of(request), []).append(place)
+        for video, places in of_video.items():
             asked: list[Any] = [requests[place] for place in places]
             clips = [outs[place] for place in places]
             if isinstance(asked[0], ClipRequest):

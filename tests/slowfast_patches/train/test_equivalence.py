@@ -133,12 +133,12 @@ def train_one(name: str, cfg: Recipe, world: World, folder: Path) -> None:
 def recorded_clips() -> Iterator[list[tuple[Any, ...]]]:
     """A list that grows by what is read of each clip: where in the training, and which pixels."""
     seen = list[tuple[Any, ...]]()
-    read_training, plan_train = items.Clips._read_training, items.plan_train
+    generator, plan_train = items.Clips._generator, items.plan_train
     requests = list[ClipRequest]()
 
-    def read(self: items.Clips, request: ClipRequest, out: Any) -> dict[str, Any]:
+    def asked(self: items.Clips, request: ClipRequest) -> Any:
         requests[:] = [request]
-        return read_training(self, request, out)
+        return generator(self, request)
 
     def plan(*args: Any) -> ClipPlan:
         made = plan_train(*args)
@@ -150,7 +150,7 @@ def recorded_clips() -> Iterator[list[tuple[Any, ...]]]:
         return made
 
     with (
-        mock.patch.object(items.Clips, "_read_training", read),
+        mock.patch.object(items.Clips, "_generator", asked),
         mock.patch.object(items, "plan_train", plan),
     ):
         yield seen

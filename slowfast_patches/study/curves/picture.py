@@ -95,7 +95,7 @@ def _set_ticks(axes: Axes, axis: str) -> None:
     from matplotlib.ticker import LogLocator, NullLocator
 
     axes.set_xscale("log")
-    axes.margins(x=0.12)
+    axes.margins(x=0.22)
     axes.xaxis.set_major_locator(LogLocator(subs=(1, 2, 5)))
     axes.xaxis.set_minor_locator(NullLocator())
     axes.xaxis.set_major_formatter(lambda value, _: _TICKS[axis](value))

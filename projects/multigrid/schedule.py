@@ -198,12 +198,7 @@ def make_schedule(
         ValueError: no videos, a factor or divisor out of range, an unknown rule, a batch that BN
             groups do not divide, or a training too short for each phase to have an iteration.
     """
-    if not hasattr(learning_rate, "stage_ends"):
-        raise ValueError(
-            f"the learning rate {learning_rate!r} is no policy: give one as SteppedRate((40.0, "
-            "50.0), (0.1, 0.01)), which ends after 50 epochs, or CosineRate"
-        )
-    _check(num_videos, epoch_factor, bool(long_cycle or short_cycle))
+    _check(learning_rate, num_videos, epoch_factor, bool(long_cycle or short_cycle))
     stepped = bool(learning_rate.stage_ends[1:] and learning_rate.drops)
     if not long_cycle and short_cycle and (stepped or not short_cycle_at_end):
         long_cycle = (BASE_FACTORS,)
@@ -223,7 +218,12 @@ def make_schedule(
     return _with_warmup_in_epochs(schedule) if warmup_in_epochs else schedule
 
 
-def _check(num_videos: int, epoch_factor: float, has_cycle: bool) -> None:
+def _check(rate: LearningRate, num_videos: int, epoch_factor: float, has_cycle: bool) -> None:
+    if not hasattr(rate, "stage_ends"):
+        raise ValueError(
+            f"the learning rate {rate!r} is no policy: give one as SteppedRate((40.0, 50.0), "
+            "(0.1, 0.01)), which ends after 50 epochs, or CosineRate"
+        )
     if num_videos < 1:
         raise ValueError(f"a training needs videos, not {num_videos}")
     if epoch_factor <= 0:

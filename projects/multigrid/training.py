@@ -53,6 +53,7 @@ class Training:
         self.schedule, self.model, self.optimizer, self.seed = schedule, model, optimizer, seed
         self.iteration = 0
         self._place, self._formed = (rank, world_size), False
+        self._begun = self._watched = False
         self._checked: nn.Module | None = None
 
     def loader(
@@ -68,6 +69,8 @@ class Training:
             dataset: takes a `ClipRequest` as index, and has a video for each of the schedule's.
             loader: a class of `DataLoader`'s kind.
             options: its own, as num_workers; collate_fn is `collate` unless given.
+
+        From now on an optimizer that was given refuses to step before the first `begin`.
 
         Raises:
             ValueError: the data set has another number of videos than the schedule or does not
@@ -92,6 +95,9 @@ class Training:
         if distributed and size > 1 and not self._formed:
             form_groups(self.schedule)
             self._formed = True
+        if self.optimizer is not None and not self._watched:
+            self.optimizer.register_step_pre_hook(self._check_begun)
+            self._watched = True
         return loader(dataset, batch_sampler=sampler, **{"collate_fn": collate, **options})
 
     def begin(self, batch: Batch | Mapping[str, Any] | int) -> Step:
@@ -138,7 +144,17 @@ class Training:
         for group in self.optimizer.param_groups:
             group["lr"] = step.lr * group.get("lr_scale", 1.0)
         self.iteration += 1
+        self._begun = True
         return step
+
+    def _check_begun(self, *_: Any) -> None:
+        """Raise ValueError where a loop trains without `begin`: at the optimizer's own rate, and
+        with BN over the whole mini-batch."""
+        if not self._begun:
+            raise ValueError(
+                "the optimizer steps, and the training was not told: call training.begin(batch) "
+                "for each mini-batch, before its forward"
+            )
 
     def state_dict(self) -> dict[str, int]:
         """Where the training is after the iteration that was begun last, once that is trained."""

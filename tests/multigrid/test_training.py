@@ -73,6 +73,17 @@ def train(training: Training, iterations: int) -> list[float]:
     return losses
 
 
+def test_a_loop_that_forgets_begin_is_told_at_its_first_step():
+    """It would train at the optimizer's own rate, with BN over the mini-batch."""
+    training = new_training()
+    batches = iter(training.loader(Clips()))
+    with pytest.raises(ValueError, match=r"call training.begin\(batch\)"):
+        training.optimizer.step()
+    training.begin(next(batches))
+    training.optimizer.step()
+    assert training.iteration == 1
+
+
 def test_begin_sets_rates_and_bn_groups_of_the_iteration():
     """The first shape has a quarter of the frames and half of the pixels, so 8 times the clips and
     the rate, and its short cycle's smallest crop half of its pixels: BN groups of 2 · 2 clips."""

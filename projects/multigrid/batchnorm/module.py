@@ -13,6 +13,7 @@ then changes k from iteration to iteration.
 from __future__ import annotations
 
 import warnings
+from functools import cache
 
 import torch
 from torch import Tensor, nn
@@ -142,7 +143,17 @@ def group_order(clips: int, group_size: int | None) -> list[int]:
 
 def _of_all(vector: Tensor, groups: int) -> Tensor:
     """A copy (G·C,) of (C,) for each group, in less than `repeat` takes, backwards too."""
-    return vector.expand(groups, -1).contiguous().view(-1)
+    if vector.device.type != "cpu" or torch.compiler.is_compiling():
+        # Elsewhere an index's gradient is summed in no fixed order.
+        return vector.expand(groups, -1).contiguous().view(-1)
+    return vector.index_select(0, _places(len(vector), groups))
+
+
+@cache
+def _places(channels: int, groups: int) -> Tensor:
+    """0 to C - 1 for each group."""
+    with torch.inference_mode(False):  # backward passes need it, whoever asks first
+        return torch.arange(channels, device="cpu").repeat(groups)
 
 
 def convert_batchnorm(module: nn.Module) -> nn.Module:

@@ -72,33 +72,33 @@ class GroupedBatchNorm3d(nn.BatchNorm3d):
             )
         groups = len(input) // clips
         if sharers > 1:
-            output, mean, var = SharedBatchNorm.apply(  # type: ignore[no-untyped-call]
+            output, means, variances = SharedBatchNorm.apply(  # type: ignore[no-untyped-call]
                 input, *self._affine(input), sharers, self.eps
             )
+            mean, var = means.mean(0), variances.mean(0)
         elif input.is_contiguous(memory_format=_LAST) and not input.is_contiguous():
-            output, mean, var = split_batch_norm(input, *self._affine(input), groups, self.eps)
+            affine = self._affine(input)
+            output, means, variances = split_batch_norm(input, *affine, groups, self.eps)
+            mean, var = means.mean(0), variances.mean(0)
         else:
-            return self._folded(input, groups)
+            output, mean, var = self._folded(input, groups)
         with torch.no_grad():
             self._track(mean, var)
         assert isinstance(output, Tensor)
         return output
 
-    def _folded(self, x: Tensor, groups: int) -> Tensor:
-        """A group's channel in each channel, for torch's own kernel, which tracks each group's
-        statistics from where all of them are: the average of the results is what is tracked."""
+    def _folded(self, x: Tensor, groups: int) -> tuple[Tensor, Tensor, Tensor]:
+        """Output, mean and variance (C,), by a group's channel in each channel.
+
+        In a `G`-th of a step from zero torch's kernel leaves a G-th of each group's statistics.
+        """
         weight, bias = (_of_all(vector, groups) for vector in self._affine(x))
+        found = weight.new_zeros(2, groups, x.shape[1])
+        means, variances = found.view(2, -1).unbind(0)
         folded = x.reshape(-1, groups * x.shape[1], *x.shape[2:])
-        mean, var = self.running_mean, self.running_var
-        if not self.track_running_stats or mean is None or var is None:
-            output = F.batch_norm(folded, None, None, weight, bias, True, 0.0, self.eps)
-            return output.view(x.shape)
-        means, variances = (_of_all(kept.to(weight.dtype), groups) for kept in (mean, var))
-        output = F.batch_norm(folded, means, variances, weight, bias, True, self._count(), self.eps)
-        with torch.no_grad():
-            mean.copy_(means.view(groups, -1).mean(0))
-            var.copy_(variances.view(groups, -1).mean(0))
-        return output.view(x.shape)
+        output = F.batch_norm(folded, means, variances, weight, bias, True, 1 / groups, self.eps)
+        mean, var = found.sum(1).unbind(0)
+        return output.view(x.shape), mean, var
 
     def _affine(self, x: Tensor) -> tuple[Tensor, Tensor]:
         """Scale and shift; statistics and parameters of a half-precision input are single."""
@@ -110,13 +110,13 @@ class GroupedBatchNorm3d(nn.BatchNorm3d):
         return weight, torch.zeros_like(weight) if self.bias is None else self.bias.to(dtype)
 
     def _track(self, mean: Tensor, var: Tensor) -> None:
-        """Move the running statistics by one step towards the average over the groups, of which
-        `mean` and `var` (G, C) are the means and unbiased variances."""
+        """Move the running statistics by one step towards the averages (C,) over the groups of
+        their means and unbiased variances."""
         if self.track_running_stats:
             step = self._count()
             for running, new in ((self.running_mean, mean), (self.running_var, var)):
                 assert running is not None
-                running.lerp_(new.mean(0).to(running.dtype), step)
+                running.lerp_(new.to(running.dtype), step)
 
     def _count(self) -> float:
         """Count a forward; how far the running statistics move in it."""

@@ -9,7 +9,7 @@ propose    the keys of the best cycle, and how many times faster as many clips p
 
 A cycle spends three fifths of its seconds on coarse shapes, in equal parts, and the rest at the
 baseline's, where the rate falls to zero, as the baseline's does. The last part is needed: a network
-that was trained on 32² pixels alone knows nothing at 64², where it learns it again within some
+that was trained on 32² pixels alone may know nothing at 64², where it learns it again within some
 dozen iterations (docs/proof.md). That change costs the same in a long training, where it hardly
 counts, and in a pilot, where it may cost all that coarse shapes gained: so both are looked at.
 """
@@ -29,7 +29,8 @@ __all__ = ["Arm", "Cycle", "Pilot", "Stage", "Verdict"]
 
 _SURE, _LIKELY = 0.95, 2 / 3
 _SEEDS = 3.0
-"""Points by which scores of several seeds spread, as they did on the words (docs/proof.md)."""
+"""Points by which scores of several seeds spread at least; in steep parts of a curve by 15 and more
+(docs/proof.md)."""
 
 
 @dataclass(frozen=True)

@@ -259,6 +259,22 @@ def test_a_small_shape_baseline_is_a_shape_of_the_long_cycle(number, clips, iter
     assert recipe.bn.group_size == 0  # statistics over the clips of a process, a deviation
 
 
+@pytest.mark.parametrize(
+    ("in_epochs", "iterations", "phases", "mean", "most"),
+    [(False, 37355, 1.45, 0.276, 0.551), (True, 12001, 0.47, 0.613, 0.8)],
+)
+def test_the_deviation_of_the_warm_up(in_epochs, iterations, phases, mean, most):
+    """A phase has 25,735 iterations; the long cycle's factors of the first two are 8 and 4."""
+    made = paper_schedule(load(f"{SLOWFAST}_MULTIGRID", "MULTIGRID.WARMUP_IN_EPOCHS", in_epochs))
+    first, second = made.phases[:2]
+    rates = [made.at(i).lr for i in range(second.stop)]
+    warm = next(i for i, lr in enumerate(rates) if lr / (8 if i < first.stop else 4) >= 0.1 - 1e-9)
+    assert warm == pytest.approx(iterations, abs=2)
+    assert warm / first.iterations == pytest.approx(phases, abs=0.01)
+    assert sum(rates[: first.stop]) / first.stop == pytest.approx(mean, abs=0.001)
+    assert max(rates[: first.stop]) == pytest.approx(most, abs=0.001)
+
+
 # Tables 2 to 6.
 
 

@@ -24,6 +24,7 @@ from multigrid import Schedule, Shape
 from multigrid.shapes import Factors
 from slowfast_patches.config.recipe import Recipe
 from slowfast_patches.config.schedule import schedule_of
+from slowfast_patches.plan.plan import MIN_FINAL_ITERATIONS
 
 __all__ = ["Arm", "Cycle", "Pilot", "Stage", "Verdict"]
 
@@ -124,6 +125,7 @@ class Pilot:
         The baseline at three fifths of its seconds is what cycles are held against: coarse shapes
         teach faster if they reach more on their own grid in as many; what they taught carries over
         if the two fifths at the baseline's shape end above what it reached in three from scratch.
+        Against a cycle speaks only one that had `MIN_FINAL_ITERATIONS` there.
         """
         if not self.arms:
             text = (
@@ -152,6 +154,13 @@ class Pilot:
             text = (
                 "do not use multigrid here on this evidence: nothing was learned in so short a "
                 "time, by the baseline neither; more --minutes may tell more"
+            )
+            return Verdict(None, 0.5, text)
+        if (final := best.stages[-1].iterations) < MIN_FINAL_ITERATIONS:
+            minutes = math.ceil(self.seconds / 60 * MIN_FINAL_ITERATIONS / final)
+            text = (
+                f"undecided: in {final} iterations after its change of shape a cycle cannot show "
+                f"what it taught, in {MIN_FINAL_ITERATIONS} it may; give --minutes {minutes}"
             )
             return Verdict(None, 0.5, text)
         if most <= 1 - _SURE:

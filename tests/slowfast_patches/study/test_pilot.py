@@ -21,7 +21,7 @@ from slowfast_patches.train.step import Stepper
 FINE, COARSE = Shape(8, 16, 64), Shape(16, 16, 32)
 # 30 epochs of 640 clips; a clip takes 0.05 s, on the coarse grid 0.01 s.
 BASELINE = (Stage(FINE, 10.0, 25, 3.0), Stage(FINE, 10.0, 25, 2.8))
-CYCLE = (Stage(COARSE, 12.8, 80, 2.0), Stage(FINE, 6.0, 15, 2.5))
+CYCLE = (Stage(COARSE, 12.8, 80, 2.0), Stage(FINE, 40.0, 100, 2.5))
 
 
 SPACE = next(cycle for cycle in CYCLES if cycle.name == "space")
@@ -59,6 +59,18 @@ def test_verdicts(baseline, cycle, advice, sure):
     assert (pilot.verdict.best is None) == (not advice.startswith("use"))
     assert advice in format_pilot(pilot)
     assert ("BATCH_EXPONENT: 0.5" in format_pilot(pilot)) == advice.startswith("use")
+
+
+def test_few_iterations_after_the_change_of_shape_are_no_evidence_against_a_cycle():
+    """40 of the 100 in a pilot of a minute: it takes two and a half."""
+    pilot = made_up(32, 20)
+    short = replace(pilot.arms[1], stages=(CYCLE[0], Stage(FINE, 16.0, 40, 2.5)))
+    verdict = replace(pilot, arms=(pilot.arms[0], short)).verdict
+    assert (verdict.best, verdict.sure) == (None, 0.5)
+    assert verdict.text.startswith("undecided: in 40 iterations")
+    assert verdict.text.endswith("give --minutes 3")
+    better = replace(short, score=50.0)
+    assert replace(pilot, arms=(pilot.arms[0], better)).verdict.best is better
 
 
 def test_coarse_shapes_that_teach_faster_are_advised_where_it_carries_over():

@@ -219,7 +219,8 @@ KEYS: tuple[Key, ...] = (
         "from the span's first frame to its last: 16 frames of stride 2 are 2.07 apart, 2 of "
         "stride 8 are 15."),
     Key("DATA.REPEATED_CLIPS", 1, "Clips that training takes of a video in a row; those of one "
-        "mini-batch are read in one pass (Hoffer et al., 2020).", AT_LEAST_ONE),
+        "mini-batch are read in one pass (Hoffer et al., 2020). More than one cost accuracy where "
+        "it was measured.", AT_LEAST_ONE),
     Key("DATA.TARGET_FPS", 30, "Frames a second that SAMPLING_RATE counts in.", AT_LEAST_ONE),
     Key("DATA.TRAIN_CROP_SIZE", HOST, "Pixels of a training clip's sides.", CROP),
     Key("DATA.RANDOM_FLIP", True, "Flip half of the training clips horizontally."),

@@ -88,9 +88,10 @@ class GroupedBatchNorm3d(nn.BatchNorm3d):
         return output
 
     def _folded(self, x: Tensor, groups: int) -> tuple[Tensor, Tensor, Tensor]:
-        """Output, mean and variance (C,), by a group's channel in each channel.
+        """Output, and the groups' average mean and variance (C,).
 
-        In a `G`-th of a step from zero torch's kernel leaves a G-th of each group's statistics.
+        Torch's own kernel sees a group's channel in each channel, and tracks them: from zero, by a
+        step of 1/G, it leaves each group's over G, so that their sum is the average.
         """
         weight, bias = (_of_all(vector, groups) for vector in self._affine(x))
         found = weight.new_zeros(2, groups, x.shape[1])

@@ -302,3 +302,14 @@ def test_bad_sizes_are_refused():
         _norm(2, 1)(_clips(4, 2, 1, 1, 1))
     with pytest.raises(ValueError, match="5D"):
         _norm(2, 1)(_clips(4, 2, 3, 3))
+
+
+def test_a_first_forward_without_gradients_leaves_nothing_that_a_backward_cannot_use():
+    """What is kept for a number of channels and groups, 13 and 3 here alone, is made once."""
+    norm = GroupedBatchNorm3d(13)
+    norm.group_size = 2
+    clips = torch.randn(6, 13, 2, 2, 2)
+    with torch.inference_mode():
+        norm(clips)
+    norm(clips).square().sum().backward()
+    assert norm.weight.grad.abs().sum() > 0

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import os
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Sequence
 from pathlib import Path
@@ -37,6 +38,10 @@ __all__ = [
 WARM_UP = 2
 """Iterations of each shape before anything is timed: kernels are chosen, memory is claimed."""
 
+_KERNELS = "16384"
+"""Kernels that oneDNN keeps. The 1,024 that it has by itself are those of three shapes: a training
+has no more in turn, but here are twenty, and each would be compiled anew in each round."""
+
 RATE = 1e-4
 """The learning rate: so low that training on noise leaves the numbers of an ordinary size."""
 
@@ -65,6 +70,7 @@ def checked_recipe(path: str | Path, overrides: Sequence[object]) -> Recipe:
 def prepare_device(recipe: Recipe) -> torch.device:
     """The device that a recipe is measured on; its memory and random numbers as in training."""
     keep_memory_whole()
+    os.environ.setdefault("ONEDNN_PRIMITIVE_CACHE_CAPACITY", _KERNELS)
     torch.manual_seed(recipe.rng_seed)
     return process_device(recipe, 0)
 

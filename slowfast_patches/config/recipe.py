@@ -213,7 +213,7 @@ class Train:
     checkpoint_file_path: str
     checkpoint_type: str
     checkpoint_inflate: bool
-    mixed_precision: bool
+    mixed_precision: bool | str
     tf32: bool
     cudnn_benchmark: bool
     deterministic: bool

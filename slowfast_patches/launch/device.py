@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import os
 
 import torch
@@ -10,7 +11,9 @@ from slowfast_patches.config.recipe import Recipe
 from slowfast_patches.datasets.loader import cores_of_process, num_workers
 from slowfast_patches.launch.placement import find_placement
 
-__all__ = ["check_gpus", "keep_memory_whole", "process_device", "set_up_device"]
+__all__ = ["check_gpus", "keep_memory_whole", "process_device", "set_up_device", "with_precision"]
+
+logger = logging.getLogger(__name__)
 
 _ALLOCATORS = ("PYTORCH_ALLOC_CONF", "PYTORCH_CUDA_ALLOC_CONF")
 
@@ -50,6 +53,21 @@ def _share_cores(recipe: Recipe) -> None:
     """
     if "OMP_NUM_THREADS" not in os.environ:
         torch.set_num_threads(max(1, cores_of_process(recipe) - num_workers(recipe)))
+
+
+def with_precision(recipe: Recipe) -> Recipe:
+    """The recipe with TRAIN.MIXED_PRECISION auto decided, and said, by what its device can: the
+    same in every run on a machine, which what a step takes at some moment is not."""
+    if recipe.train.mixed_precision != "auto":
+        return recipe
+    on_gpu = recipe.num_gpus > 0
+    mixed = on_gpu or torch.cpu._is_avx512_bf16_supported() or torch.cpu._is_amx_tile_supported()
+    multiplies = "multiplies" if mixed else "does not multiply"
+    device = "GPU" if on_gpu else "processor"
+    logger.info(
+        "TRAIN.MIXED_PRECISION auto is %s: the %s %s in bfloat16", mixed, device, multiplies
+    )
+    return recipe.replaced({"TRAIN.MIXED_PRECISION": mixed})
 
 
 def set_up_device(recipe: Recipe) -> None:

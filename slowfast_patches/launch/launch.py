@@ -15,7 +15,7 @@ import torch.distributed as dist
 
 from slowfast_patches.config.recipe import Recipe
 from slowfast_patches.config.scale import scale_to_processes
-from slowfast_patches.launch.device import check_gpus, process_device
+from slowfast_patches.launch.device import check_gpus, process_device, with_precision
 from slowfast_patches.launch.failing import end_process
 from slowfast_patches.launch.joining import check_address, join
 from slowfast_patches.launch.placement import Placement, find_placement
@@ -38,7 +38,7 @@ def for_processes(recipe: Recipe) -> Recipe:
     """The config as the processes of this run train it; everything that reads a recipe calls this.
 
     Machines are counted as the launcher does, as TRAIN.BATCH_SIZE is per machine; batch and rates
-    are scaled where SOLVER.REFERENCE_WORLD_SIZE asks for it.
+    are scaled where SOLVER.REFERENCE_WORLD_SIZE asks for it. TRAIN.MIXED_PRECISION auto is decided.
 
     Raises:
         ValueError: launcher and config disagree, or the recipe cannot be scaled.
@@ -47,7 +47,7 @@ def for_processes(recipe: Recipe) -> Recipe:
     machines = {"NUM_SHARDS": placement.machines, "SHARD_ID": placement.machine}
     if any(recipe[key] != number for key, number in machines.items()):
         recipe = recipe.replaced(machines)
-    return scale_to_processes(recipe, placement.size)
+    return scale_to_processes(with_precision(recipe), placement.size)
 
 
 def launch(recipe: Recipe, init_method: str | None, main: Main, check: Check | None = None) -> None:

@@ -166,7 +166,9 @@ class Precision:
     """fp32, or mixed precision: bf16 where the device has it, else fp16 with a loss scaler."""
 
     def __init__(self, recipe: Recipe, device: torch.device) -> None:
-        self._device, self._enabled = device, bool(recipe.train.mixed_precision)
+        mixed = recipe.train.mixed_precision
+        assert isinstance(mixed, bool), f"TRAIN.MIXED_PRECISION {mixed} is not decided"
+        self._device, self._enabled = device, mixed
         self._dtype = half_type(device)
         scaled = self._enabled and self._dtype == torch.float16
         self._scaler = torch.amp.GradScaler(device.type, enabled=scaled)

@@ -16,6 +16,7 @@ from slowfast_patches.datasets.clips import reading_options, sampling_of
 from slowfast_patches.datasets.loader import dataset_class
 from slowfast_patches.datasets.reading.clip_reader import read_clips
 from slowfast_patches.datasets.reading.scan import scan
+from slowfast_patches.launch.device import with_precision
 from slowfast_patches.models.build import build_model
 from slowfast_patches.models.inputs import InputTransform
 from slowfast_patches.models.solver import Precision
@@ -54,7 +55,7 @@ class Predictor:
     def __init__(self, recipe: Recipe, path: Path) -> None:
         """Load the weights of a checkpoint; ValueError where they are not of the recipe's model."""
         patching.apply()
-        self._recipe = recipe
+        self._recipe = recipe = with_precision(recipe)
         on_gpu = recipe.num_gpus > 0 and torch.cuda.is_available()
         device = torch.device("cuda" if on_gpu else "cpu")
         self._model: nn.Module = build_model(recipe).to(device).eval()

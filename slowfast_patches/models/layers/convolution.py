@@ -32,36 +32,40 @@ class PlanarConv3d(nn.Conv3d):
     """`nn.Conv3d` that convolves in two dimensions where that is the same and faster.
 
     It is on the CPU, for contiguous input (N, C, T, H, W), of which channels_last_3d is not, and
-    for kernels of T × 1 × 1, or of fewer than 16 output channels and T × k × k with T > 1.
+    for kernels of T × 1 × 1, or of fewer than 16 output channels and T × k × k with T > 1. Of a
+    kernel that is larger than a clip, the part that sees nothing but padding is left out.
     Parameters, and all the rest, are those of `nn.Conv3d`.
     """
 
     def _conv_forward(self, input: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
-        if input.device.type == "cpu" and input.is_contiguous() and self._is_plain(input):
-            frames, rows, columns = self.kernel_size
+        if input.device.type != "cpu" or not self._is_plain(input):
+            output: Tensor = super()._conv_forward(input, weight, bias)
+            return output
+        weight = _within(weight, input)
+        frames, rows, columns = weight.shape[2:]
+        if input.is_contiguous():
             if rows == columns == 1:
                 return self._along_frames(input, weight, bias)
             if frames > 1 and self.out_channels < _WIDE and self.stride[0] == 1:
                 return self._by_frames(input, weight, bias)
-        output: Tensor = super()._conv_forward(input, weight, bias)
-        return output
+        padding = (frames // 2, rows // 2, columns // 2)
+        return F.conv3d(input, weight, bias, self.stride, padding)
 
     def _is_plain(self, x: Tensor) -> bool:
         frames, rows, columns = self.kernel_size
         same = (frames // 2, rows // 2, columns // 2)
+        odd = frames % 2 == rows % 2 == columns % 2 == 1
         one = self.groups == 1 and self.dilation == (1, 1, 1) and self.padding_mode == "zeros"
-        return one and x.ndim == 5 and self.padding == same and frames % 2 == 1
+        return one and x.ndim == 5 and self.padding == same and odd
 
     def _along_frames(self, x: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
         """T × 1 × 1, over planes of frames × places."""
         step, down, across = self.stride
         if (down, across) != (1, 1):
             x = x[..., ::down, ::across]
-        middle = self.kernel_size[0] // 2
-        reach = min(middle, x.shape[2] - 1)  # what is further off sees nothing but padding
-        kernels = weight[:, :, middle - reach : middle + reach + 1].flatten(3)
+        kernels, padding = weight.flatten(3), (weight.shape[2] // 2, 0)
         convolve = _multiply if _is_product(x, kernels) else F.conv2d
-        planes = convolve(x.flatten(3), kernels, bias, (step, 1), (reach, 0))
+        planes = convolve(x.flatten(3), kernels, bias, (step, 1), padding)
         return torch.unflatten(planes, 3, x.shape[3:])
 
     def _by_frames(self, x: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
@@ -71,14 +75,15 @@ class PlanarConv3d(nn.Conv3d):
         Taps of few channels are computed together, each as output channels of its own.
         """
         clips, _, frames = x.shape[:3]
-        many, middle = self.out_channels, self.kernel_size[0] // 2
+        many, taps, *size = weight.shape[0], *weight.shape[2:]
         by_frame, output = x.transpose(1, 2).flatten(0, 1), None
         together = max(1, _WIDE // many)
-        for start in range(0, 2 * middle + 1, together):
+        padding = tuple(side // 2 for side in size)
+        for start in range(0, taps, together):
             kernels = weight[:, :, start : start + together].permute(2, 0, 1, 3, 4).flatten(0, 1)
-            planes = F.conv2d(by_frame, kernels, None, self.stride[1:], self.padding[1:])
+            planes = F.conv2d(by_frame, kernels, None, self.stride[1:], padding)
             planes = planes.view(clips, frames, -1, many, *planes.shape[2:])
-            of_taps = _SumOfTaps.apply(planes, start - middle)  # type: ignore[no-untyped-call]
+            of_taps = _SumOfTaps.apply(planes, start - taps // 2)  # type: ignore[no-untyped-call]
             output = of_taps if output is None else output + of_taps
         assert isinstance(output, Tensor)
         return output if bias is None else output + bias.to(output.dtype).view(-1, 1, 1, 1)
@@ -112,6 +117,18 @@ def _spans(first: int, taps: int, frames: int) -> list[tuple[slice, slice]]:
     return [
         (slice(max(0, r), frames + min(0, r)), slice(max(0, -r), frames - max(0, r))) for r in reach
     ]
+
+
+def _within(weight: Tensor, x: Tensor) -> Tensor:
+    """The part of kernels that sees a clip where its middle does, and not padding alone.
+
+    oneDNN's results in bfloat16 are wrong for some kernels that are larger than a clip.
+    """
+    for dim in (2, 3, 4):
+        middle = weight.shape[dim] // 2
+        reach = min(middle, x.shape[dim] - 1)
+        weight = weight.narrow(dim, middle - reach, 2 * reach + 1)
+    return weight
 
 
 def _is_product(x: Tensor, kernels: Tensor) -> bool:

@@ -60,6 +60,8 @@ def value_of(key: str, text: object) -> Any:
         ("AVA.TRAIN_LISTS", "['a.csv', 'b.csv']", ["a.csv", "b.csv"]),
         ("DATA_LOADER.NUM_WORKERS", "4", 4),
         ("DATA_LOADER.NUM_WORKERS", "'AUTO'", "auto"),
+        ("TRAIN.MIXED_PRECISION", "True", True),
+        ("TRAIN.MIXED_PRECISION", "auto", "auto"),
     ],
 )
 def test_values_take_the_type_of_the_default(key, text, value):
@@ -87,6 +89,7 @@ def test_every_number_survives_the_way_through_text(number):
         ("SOLVER.CLIP_GRAD_VAL", "big", "a number or None"),
         ("DATA_LOADER.NUM_WORKERS", "many", "a whole number or auto"),
         ("SOLVER.REFERENCE_BATCH_SIZE", 2.5, "a whole number"),
+        ("TRAIN.MIXED_PRECISION", "1", "True or False or auto"),
     ],
 )
 def test_a_value_of_another_type_is_refused(key, value, wanted):

@@ -125,6 +125,29 @@ def test_half_precision_is_left_to_onednn():
     torch.testing.assert_close(ours, of_torch, rtol=0.01, atol=0.01)
 
 
+@pytest.mark.parametrize(
+    ("channels", "kernel", "stride", "size"),
+    [
+        ((64, 64), (1, 3, 3), (1, 2, 2), (1, 1, 1)),
+        ((3, 128), (3, 3, 3), (1, 1, 1), (1, 8, 8)),
+        ((3, 32), (5, 7, 7), (1, 1, 1), (1, 7, 7)),
+    ],
+)
+def test_half_precision_where_a_kernel_is_larger_than_the_clip(channels, kernel, stride, size):
+    """In which oneDNN 3.12 reads memory that nobody wrote, on processors with AMX."""
+    padding = tuple(side // 2 for side in kernel)
+    plain = nn.Conv3d(*channels, kernel, stride, padding, bias=False)
+    planar, x = convert_convolutions(copy.deepcopy(plain)), torch.randn(8, channels[0], *size)
+    wanted = passed(plain, x)
+    for _ in range(10):
+        unwritten = [torch.full((2**k,), torch.nan) for k in range(6, 20) for _ in range(3)]
+        del unwritten
+        with torch.autocast("cpu", torch.bfloat16):
+            found = passed(planar, x)
+        for ours, of_torch in zip(found, wanted, strict=True):
+            assert (ours - of_torch).abs().max() < 0.02 * of_torch.abs().max()
+
+
 def test_taps_that_reach_beyond_a_clip_on_both_sides():
     plain = nn.Conv3d(3, 2, 7, padding=3, dtype=torch.float64)
     planar = convert_convolutions(copy.deepcopy(plain))

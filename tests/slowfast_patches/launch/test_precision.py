@@ -1,0 +1,57 @@
+"""TRAIN.MIXED_PRECISION auto: what the device can, the same for all that read the recipe."""
+
+import pytest
+import torch
+import yaml
+
+from slowfast_patches.config import load_recipe
+from slowfast_patches.launch.launch import for_processes
+
+
+@pytest.fixture
+def processor(monkeypatch):
+    """`processor(instructions, ...)`: what it has of avx512_bf16 and amx_tile."""
+
+    def set_to(*instructions: str) -> None:
+        for name in ("avx512_bf16", "amx_tile"):
+            found = name in instructions
+            monkeypatch.setattr(torch.cpu, f"_is_{name}_supported", lambda found=found: found)
+
+    return set_to
+
+
+@pytest.mark.parametrize(
+    ("instructions", "gpus", "mixed"),
+    [((), 0, False), (("avx512_bf16",), 0, True), (("amx_tile",), 0, True), ((), 1, True)],
+)
+def test_auto_is_what_the_device_can(instructions, gpus, mixed, processor, caplog):
+    processor(*instructions)
+    asked = load_recipe(None, ["TRAIN.MIXED_PRECISION", "auto", "NUM_GPUS", gpus])
+    with caplog.at_level("INFO"):
+        assert for_processes(asked).train.mixed_precision is mixed
+    assert f"TRAIN.MIXED_PRECISION auto is {mixed}" in caplog.text
+
+
+@pytest.mark.parametrize("mixed", [False, True])
+def test_what_a_recipe_says_stays(mixed, processor):
+    processor("amx_tile")
+    asked = load_recipe(None, ["TRAIN.MIXED_PRECISION", mixed, "NUM_GPUS", 0])
+    assert for_processes(asked).train.mixed_precision is mixed
+
+
+@pytest.mark.slow
+def test_a_run_writes_down_what_was_decided_and_goes_on_with_no_other(
+    tmp_path, processor, command_line, opened
+):
+    """A checkpoint of a machine with bfloat16 is not continued on one without."""
+    keys = ("TRAIN.MIXED_PRECISION", "auto", "TEST.ENABLE", False)
+    processor("avx512_bf16")
+    status, said = command_line(tmp_path, *keys)
+    assert status == 0, said
+    written = yaml.safe_load((tmp_path / "config.yaml").read_text())
+    assert written["TRAIN"]["MIXED_PRECISION"] is True
+    assert opened(tmp_path).result["config"]["TRAIN"]["MIXED_PRECISION"] is True
+    processor()
+    status, said = command_line(tmp_path, *keys)
+    assert status == 2
+    assert "TRAIN.MIXED_PRECISION: True there, False here" in said

@@ -4,8 +4,8 @@ oneDNN is slow where a kernel in three dimensions is long in time and has few ch
 does not even call it for T × 1 × 1 with one thread and fewer than 16 clips. Of a clip as it lies,
 (N, C, T, H, W), a kernel of T × 1 × 1 sees planes of T × H·W, and one that is longer in time is a
 sum over its frames of kernels that see single frames. In two dimensions oneDNN is slow for 1 × 1,
-which is a product of matrices for each clip: torch's own code computes it so. Results are equal up
-to rounding.
+which is a product of matrices: of tiny clips one for all, of others one for each, as torch's own
+code computes it. Results are equal up to rounding.
 """
 
 from __future__ import annotations
@@ -21,9 +21,12 @@ __all__ = ["PlanarConv3d", "convert_convolutions"]
 _WIDE = 16
 """Output channels from which oneDNN computes kernels in three dimensions well."""
 
-_BROAD, _FEW_PLACES, _THIN = 512, 9, 4
-"""Products of matrices are faster than oneDNN for 1 × 1 × 1 of up to so many channels, from so many
-places of a clip on, and for T × 1 × 1 of up to so many output channels."""
+_BROAD, _THIN = 512, 4
+"""A product of matrices for each clip is faster than oneDNN for 1 × 1 × 1 of up to so many
+channels, and for T × 1 × 1 of up to so many output channels."""
+
+_FEW_PLACES = 9
+"""Of clips of fewer places one product for all is faster."""
 
 _HALF = (torch.bfloat16, torch.float16)
 
@@ -61,8 +64,14 @@ class PlanarConv3d(nn.Conv3d):
     def _along_frames(self, x: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
         """T × 1 × 1, over planes of frames × places."""
         step, down, across = self.stride
-        if (down, across) != (1, 1):
+        if self.stride != (step, 1, 1):
             x = x[..., ::down, ::across]
+        if weight.shape[2] == 1 and step > 1:
+            x, step = x[:, :, ::step], 1
+        if weight.shape[2] == 1 and x[0, 0].numel() < _FEW_PLACES:
+            by_place = x.flatten(2).transpose(1, 2)
+            made = F.linear(by_place, weight.flatten(1), bias)
+            return torch.unflatten(made.transpose(1, 2).contiguous(), 2, x.shape[2:])
         kernels, padding = weight.flatten(3), (weight.shape[2] // 2, 0)
         convolve = _multiply if _is_product(x, kernels) else F.conv2d
         planes = convolve(x.flatten(3), kernels, bias, (step, 1), padding)
@@ -137,7 +146,7 @@ def _is_product(x: Tensor, kernels: Tensor) -> bool:
         return False
     if kernels.shape[2] > 1:
         return len(kernels) <= _THIN
-    return max(kernels.shape[:2]) <= _BROAD and x[0, 0].numel() >= _FEW_PLACES
+    return max(kernels.shape[:2]) <= _BROAD
 
 
 def _multiply(

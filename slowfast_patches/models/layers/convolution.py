@@ -136,7 +136,8 @@ def _within(weight: Tensor, x: Tensor) -> Tensor:
     for dim in (2, 3, 4):
         middle = weight.shape[dim] // 2
         reach = min(middle, x.shape[dim] - 1)
-        weight = weight.narrow(dim, middle - reach, 2 * reach + 1)
+        if reach < middle:  # the gradient of a part is copied into one of the whole
+            weight = weight.narrow(dim, middle - reach, 2 * reach + 1)
     return weight
 
 

@@ -34,6 +34,7 @@ if __name__ == "__main__":
 from slowfast_patches.config import check_recipe, load_recipe
 from slowfast_patches.config.recipe import Recipe
 from slowfast_patches.datasets.lists.dataset_lists import class_names
+from slowfast_patches.launch.device import with_precision
 from slowfast_patches.launch.launch import for_processes, processes_of
 from slowfast_patches.models.flops import flops_per_clip
 from slowfast_patches.plan.cluster import LATENCY, MACHINES, Cluster
@@ -125,6 +126,7 @@ def show_plan(args: argparse.Namespace) -> str:
     cluster, recipe = find_cluster(args), load_recipe(args.cfg, args.overrides)
     timing = partial(find_timing, args=args)
     if cluster is not None:
+        recipe = with_precision(recipe, on_gpu=True)
         videos = dataset_size(recipe, args.dataset_size)
         on_gpus = plan_on_cluster(
             recipe, cluster, videos, timing, loader=args.loader, machine=args.machine

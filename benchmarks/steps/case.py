@@ -39,8 +39,8 @@ WARM_UP = 2
 """Iterations of each shape before anything is timed: kernels are chosen, memory is claimed."""
 
 _KERNELS = "16384"
-"""Kernels that oneDNN keeps. The 1,024 that it has by itself are those of three shapes: a training
-has no more in turn, but here are twenty, and each would be compiled anew in each round."""
+"""Kernels that oneDNN keeps. Its own 1,024 hold those of three shapes of a SlowFast, as a training
+has in turn; here there are shapes × variants, which would be compiled anew in each round."""
 
 RATE = 1e-4
 """The learning rate: so low that training on noise leaves the numbers of an ordinary size."""

@@ -300,7 +300,7 @@ KEYS: tuple[Key, ...] = (
     Key("TRAIN.BATCH_SIZE", HOST, "Clips of one machine's mini-batch.", AT_LEAST_ONE),
     Key("TRAIN.MIXED_PRECISION", False, "Compute in bfloat16 where that is exact enough, or in "
         "float16 with a scaled loss on a GPU that has no bfloat16; auto: on a GPU, and on a "
-        "processor that multiplies in bfloat16.", AUTO_OR_SWITCH, speed=True, switch=True),
+        "processor with avx512_bf16 or AMX.", AUTO_OR_SWITCH, speed=True, switch=True),
     Key("TRAIN.TF32", True, "Let a GPU round the factors of float32 products to 10 bits of "
         "mantissa.", speed=True, switch=True),
     Key("TRAIN.CUDNN_BENCHMARK", True, "Let cuDNN try its convolutions at each shape and take the "

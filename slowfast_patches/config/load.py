@@ -204,7 +204,7 @@ def _adapt_or_auto(value: Any, default: Any) -> Any:
     try:
         return _adapt(value, default)
     except TypeError as wanted:
-        raise TypeError(f"{wanted} or auto") from None
+        raise TypeError(f"{wanted}, or auto") from None
 
 
 def _adapt_list(value: Any, default: list[Any]) -> list[Any]:

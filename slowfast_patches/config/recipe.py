@@ -213,7 +213,7 @@ class Train:
     checkpoint_file_path: str
     checkpoint_type: str
     checkpoint_inflate: bool
-    mixed_precision: bool | str
+    mixed_precision: bool | str  # True, False, or "auto" until it is decided
     tf32: bool
     cudnn_benchmark: bool
     deterministic: bool

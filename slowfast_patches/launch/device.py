@@ -55,19 +55,17 @@ def _share_cores(recipe: Recipe) -> None:
         torch.set_num_threads(max(1, cores_of_process(recipe) - num_workers(recipe)))
 
 
-def with_precision(recipe: Recipe) -> Recipe:
-    """The recipe with TRAIN.MIXED_PRECISION auto decided, and said, by what its device can: the
-    same in every run on a machine, which what a step takes at some moment is not."""
+def with_precision(recipe: Recipe, on_gpu: bool) -> Recipe:
+    """The recipe with TRAIN.MIXED_PRECISION auto decided, and said: by instructions, not by a timed
+    step, so that it is the same in every run on a machine."""
     if recipe.train.mixed_precision != "auto":
         return recipe
-    on_gpu = recipe.num_gpus > 0
-    mixed = on_gpu or torch.cpu._is_avx512_bf16_supported() or torch.cpu._is_amx_tile_supported()
-    multiplies = "multiplies" if mixed else "does not multiply"
-    device = "GPU" if on_gpu else "processor"
-    logger.info(
-        "TRAIN.MIXED_PRECISION auto is %s: the %s %s in bfloat16", mixed, device, multiplies
+    bfloat16 = torch.cpu._is_avx512_bf16_supported() or torch.cpu._is_amx_tile_supported()
+    why = (
+        "on a GPU" if on_gpu else f"the processor has {'' if bfloat16 else 'no '}avx512_bf16 or AMX"
     )
-    return recipe.replaced({"TRAIN.MIXED_PRECISION": mixed})
+    logger.info("TRAIN.MIXED_PRECISION auto is %s: %s", on_gpu or bfloat16, why)
+    return recipe.replaced({"TRAIN.MIXED_PRECISION": on_gpu or bfloat16})
 
 
 def set_up_device(recipe: Recipe) -> None:

@@ -47,7 +47,8 @@ def for_processes(recipe: Recipe) -> Recipe:
     machines = {"NUM_SHARDS": placement.machines, "SHARD_ID": placement.machine}
     if any(recipe[key] != number for key, number in machines.items()):
         recipe = recipe.replaced(machines)
-    return scale_to_processes(with_precision(recipe), placement.size)
+    recipe = with_precision(recipe, recipe.num_gpus > 0)
+    return scale_to_processes(recipe, placement.size)
 
 
 def launch(recipe: Recipe, init_method: str | None, main: Main, check: Check | None = None) -> None:
@@ -108,7 +109,8 @@ def _process(number: int, placement: Placement, address: str, recipe: Recipe, ma
         signal.pthread_sigmask(signal.SIG_UNBLOCK, {signal.SIGINT})  # `spawn` holds it back
         os.environ["LOCAL_WORLD_SIZE"] = str(placement.sharing(os.environ))  # as torchrun does
         device = process_device(recipe, local_rank)
-        join(rank, placement.size, address, recipe, _backend(recipe))
+        decided = with_precision(recipe, recipe.num_gpus > 0)  # all must have decided the same
+        join(rank, placement.size, address, decided, _backend(recipe))
         try:
             main(recipe, World(rank, placement.size, device, local_rank))
         except TrainingInterruptedError:

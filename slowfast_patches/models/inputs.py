@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 
 from slowfast_patches.config.recipe import Recipe
-from slowfast_patches.models.solver import half_type
+from slowfast_patches.models.solver import half_type, is_mixed
 
 __all__ = ["Form", "InputTransform", "blank_inputs", "pack_pathways", "side_stream"]
 
@@ -125,7 +125,7 @@ class InputTransform:
             reverse_channels=recipe.data.reverse_input_channel,
             device=device,
             # Every model begins with a convolution, whose input autocast would round to this.
-            dtype=half_type(device) if recipe.train.mixed_precision else torch.float32,
+            dtype=half_type(device) if is_mixed(recipe) else torch.float32,
             channels_last=recipe.model.channels_last,
         )
 

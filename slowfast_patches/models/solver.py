@@ -17,6 +17,7 @@ __all__ = [
     "build_optimizer",
     "clip_gradients",
     "half_type",
+    "is_mixed",
     "load_optimizer",
     "loss_function",
     "set_learning_rate",
@@ -150,6 +151,16 @@ def clip_gradients(recipe: Recipe, model: nn.Module) -> None:
         nn.utils.clip_grad_norm_(model.parameters(), recipe.solver.clip_grad_l2norm)
 
 
+def is_mixed(recipe: Recipe) -> bool:
+    """Whether a recipe computes in mixed precision; ValueError while that is not decided."""
+    mixed = recipe.train.mixed_precision
+    if not isinstance(mixed, bool):
+        raise ValueError(
+            f"TRAIN.MIXED_PRECISION is {mixed} here, and not decided; write True or False"
+        )
+    return mixed
+
+
 def half_type(device: torch.device) -> torch.dtype:
     """What mixed precision computes in: bfloat16 where the device has it, else float16.
 
@@ -166,9 +177,7 @@ class Precision:
     """fp32, or mixed precision: bf16 where the device has it, else fp16 with a loss scaler."""
 
     def __init__(self, recipe: Recipe, device: torch.device) -> None:
-        mixed = recipe.train.mixed_precision
-        assert isinstance(mixed, bool), f"TRAIN.MIXED_PRECISION {mixed} is not decided"
-        self._device, self._enabled = device, mixed
+        self._device, self._enabled = device, is_mixed(recipe)
         self._dtype = half_type(device)
         scaled = self._enabled and self._dtype == torch.float16
         self._scaler = torch.amp.GradScaler(device.type, enabled=scaled)

@@ -55,8 +55,8 @@ class Predictor:
     def __init__(self, recipe: Recipe, path: Path) -> None:
         """Load the weights of a checkpoint; ValueError where they are not of the recipe's model."""
         patching.apply()
-        self._recipe = recipe = with_precision(recipe)
         on_gpu = recipe.num_gpus > 0 and torch.cuda.is_available()
+        self._recipe = recipe = with_precision(recipe, on_gpu)
         device = torch.device("cuda" if on_gpu else "cpu")
         self._model: nn.Module = build_model(recipe).to(device).eval()
         kind = recipe.test.checkpoint_type

@@ -21,23 +21,27 @@ __all__ = ["PlanarConv3d", "convert_convolutions"]
 _WIDE = 16
 """Output channels from which oneDNN computes kernels in three dimensions well."""
 
-_BROAD, _THIN = 512, 4
-"""A product of matrices for each clip is faster than oneDNN for 1 × 1 × 1 of up to so many
-channels, and for T × 1 × 1 of up to so many output channels."""
+# From here to `_HALF`: measured on an Intel Xeon with AVX-512, one thread and two.
+_BROAD = 512
+"""Channels up to which 1 × 1 × 1 is faster as a product of matrices than by oneDNN."""
+
+_THIN = 4
+"""The same for the output channels of T × 1 × 1."""
 
 _FEW_PLACES = 9
-"""Of clips of fewer places one product for all is faster."""
+"""Places from which on a product for each clip is faster than one for all clips."""
 
 _HALF = (torch.bfloat16, torch.float16)
 
 
 class PlanarConv3d(nn.Conv3d):
-    """`nn.Conv3d` that convolves in two dimensions where that is the same and faster.
+    """`nn.Conv3d` that is faster on a CPU, with the same results.
 
-    It is on the CPU, for contiguous input (N, C, T, H, W), of which channels_last_3d is not, and
-    for kernels of T × 1 × 1, or of fewer than 16 output channels and T × k × k with T > 1. Of a
-    kernel that is larger than a clip, the part that sees nothing but padding is left out.
-    Parameters, and all the rest, are those of `nn.Conv3d`.
+    Weights that meet padding alone are left out. Contiguous input (N, C, T, H, W) is then
+    multiplied, or convolved in two dimensions, by kernels of T × 1 × 1, and by those of T × k × k
+    with T > 1, a stride of 1 in time and fewer than 16 output channels. Kernels of even size,
+    dilation, groups and padding that does not keep the size are left to torch. Parameters, and all
+    the rest, are those of `nn.Conv3d`.
     """
 
     def _conv_forward(self, input: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
@@ -68,7 +72,7 @@ class PlanarConv3d(nn.Conv3d):
             x = x[..., ::down, ::across]
         if weight.shape[2] == 1 and step > 1:
             x, step = x[:, :, ::step], 1
-        if weight.shape[2] == 1 and x[0, 0].numel() < _FEW_PLACES:
+        if weight.shape[2] == 1 and x.shape[2:].numel() < _FEW_PLACES:
             by_place = x.flatten(2).transpose(1, 2)
             made = F.linear(by_place, weight.flatten(1), bias)
             return torch.unflatten(made.transpose(1, 2).contiguous(), 2, x.shape[2:])
@@ -91,7 +95,7 @@ class PlanarConv3d(nn.Conv3d):
         for start in range(0, taps, together):
             kernels = weight[:, :, start : start + together].permute(2, 0, 1, 3, 4).flatten(0, 1)
             planes = F.conv2d(by_frame, kernels, None, self.stride[1:], padding)
-            planes = planes.view(clips, frames, -1, many, *planes.shape[2:])
+            planes = planes.view(clips, frames, planes.shape[1] // many, many, *planes.shape[2:])
             of_taps = _SumOfTaps.apply(planes, start - taps // 2)  # type: ignore[no-untyped-call]
             output = of_taps if output is None else output + of_taps
         assert isinstance(output, Tensor)
@@ -100,7 +104,10 @@ class PlanarConv3d(nn.Conv3d):
 
 class _SumOfTaps(torch.autograd.Function):
     """(N, T, K, C, H, W), what K taps make of each frame, as the clip (N, C, T, H, W) that they add
-    up to, the first of them seeing `first` frames later."""
+    up to, the first of them seeing `first` frames later.
+
+    Left to autograd, the gradient of each tap would be a tensor of the whole's size.
+    """
 
     @staticmethod
     def forward(ctx: Any, planes: Tensor, first: int) -> Tensor:
@@ -122,16 +129,16 @@ class _SumOfTaps(torch.autograd.Function):
 
 def _spans(first: int, taps: int, frames: int) -> list[tuple[slice, slice]]:
     """The frames that each tap sees, and those that it makes."""
-    reach = [max(-frames, min(shift, frames)) for shift in range(first, first + taps)]
     return [
-        (slice(max(0, r), frames + min(0, r)), slice(max(0, -r), frames - max(0, r))) for r in reach
+        (slice(max(0, tap), frames + min(0, tap)), slice(max(0, -tap), frames - max(0, tap)))
+        for tap in range(first, first + taps)
     ]
 
 
 def _within(weight: Tensor, x: Tensor) -> Tensor:
-    """The part of kernels that sees a clip where its middle does, and not padding alone.
+    """The weights that meet at least one pixel of a clip.
 
-    oneDNN's results in bfloat16 are wrong for some kernels that are larger than a clip.
+    With the others, oneDNN 3.12's results in bfloat16 can be wrong.
     """
     for dim in (2, 3, 4):
         middle = weight.shape[dim] // 2

@@ -87,9 +87,9 @@ def test_every_number_survives_the_way_through_text(number):
         ("DATA.MEAN", ["red"], "a list with a number in each place"),
         ("OUTPUT_DIR", 3, "a text"),
         ("SOLVER.CLIP_GRAD_VAL", "big", "a number or None"),
-        ("DATA_LOADER.NUM_WORKERS", "many", "a whole number or auto"),
+        ("DATA_LOADER.NUM_WORKERS", "many", "a whole number, or auto"),
         ("SOLVER.REFERENCE_BATCH_SIZE", 2.5, "a whole number"),
-        ("TRAIN.MIXED_PRECISION", "1", "True or False or auto"),
+        ("TRAIN.MIXED_PRECISION", "1", "True or False, or auto"),
     ],
 )
 def test_a_value_of_another_type_is_refused(key, value, wanted):

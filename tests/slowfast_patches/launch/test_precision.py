@@ -6,6 +6,7 @@ import yaml
 
 from slowfast_patches.config import load_recipe
 from slowfast_patches.launch.launch import for_processes
+from slowfast_patches.models.solver import Precision
 
 
 @pytest.fixture
@@ -30,6 +31,11 @@ def test_auto_is_what_the_device_can(instructions, gpus, mixed, processor, caplo
     with caplog.at_level("INFO"):
         assert for_processes(asked).train.mixed_precision is mixed
     assert f"TRAIN.MIXED_PRECISION auto is {mixed}" in caplog.text
+
+
+def test_what_is_not_decided_is_refused():
+    with pytest.raises(ValueError, match="is auto here, and not decided"):
+        Precision(load_recipe(None, ["TRAIN.MIXED_PRECISION", "auto"]), torch.device("cpu"))
 
 
 @pytest.mark.parametrize("mixed", [False, True])

@@ -35,10 +35,9 @@ def convolution(name: str, **options: object) -> nn.Conv3d:
         return nn.Conv3d(inward, outward, kernel, stride, padding, dtype=torch.float64, **options)
 
 
-def clips(channels: int, frames: int) -> Tensor:
-    return torch.randn(
-        2, channels, frames, 9, 8, dtype=torch.float64, generator=torch.Generator().manual_seed(1)
-    )
+def clips(channels: int, frames: int, rows: int = 9, columns: int = 8) -> Tensor:
+    made = torch.Generator().manual_seed(1)
+    return torch.randn(2, channels, frames, rows, columns, dtype=torch.float64, generator=made)
 
 
 def passed(module: nn.Conv3d, x: Tensor) -> list[Tensor]:
@@ -68,6 +67,42 @@ def test_outputs_are_contiguous(name, size):
     module = convert_convolutions(convolution(name))
     x = torch.randn(3, module.in_channels, *size, dtype=torch.float64)
     assert module(x).is_contiguous()
+
+
+@pytest.mark.parametrize("size", [(1, 1), (2, 3)])
+@pytest.mark.parametrize("name", KERNELS)
+def test_kernels_that_are_larger_than_the_clip(name, size, monkeypatch):
+    """The weights that meet no pixel are not given to torch, and have no gradient."""
+    plain = convolution(name, bias=False)
+    planar, x = convert_convolutions(copy.deepcopy(plain)), clips(plain.in_channels, 2, *size)
+    for ours, wanted in zip(passed(planar, x), passed(plain, x), strict=True):
+        torch.testing.assert_close(ours, wanted, rtol=1e-12, atol=1e-12 * wanted.abs().max())
+    given = list[tuple[int, ...]]()
+    conv3d = torch.nn.functional.conv3d
+    monkeypatch.setattr(
+        "torch.nn.functional.conv3d", lambda x, w, *a: given.append(w.shape) or conv3d(x, w, *a)
+    )
+    planar(x)
+    for shape in given:
+        assert all(side < 2 * clip for side, clip in zip(shape[2:], (2, *size), strict=True))
+
+
+@pytest.mark.parametrize("kernel", [(2, 1, 1), (3, 2, 2)])
+def test_kernels_of_even_size_are_torchs_own(kernel):
+    plain = nn.Conv3d(3, 2, kernel, padding=tuple(side // 2 for side in kernel))
+    x = clips(3, 4).float()
+    assert torch.equal(convert_convolutions(copy.deepcopy(plain))(x), plain(x))
+
+
+@pytest.mark.parametrize("size", [(1, 2, 2), (4, 9, 8)])
+@pytest.mark.parametrize("name", ["1×1×1", "3×1×1", "thin stem"])
+def test_they_compile_into_one_graph(name, size):
+    module = convert_convolutions(convolution(name))
+    x = clips(module.in_channels, *size)
+    compiled = torch.compile(module, backend="aot_eager", fullgraph=True)
+    weights = [compiled(x).sum(), module(x).sum()]
+    ours, wanted = (torch.autograd.grad(y, module.weight)[0] for y in weights)
+    torch.testing.assert_close(ours, wanted, rtol=1e-10, atol=1e-10)
 
 
 def in_three_dimensions(module: nn.Conv3d, x: Tensor, monkeypatch) -> bool:
@@ -150,6 +185,7 @@ def test_half_precision_is_left_to_onednn():
 def test_half_precision_where_a_kernel_is_larger_than_the_clip(channels, kernel, stride, size):
     """In which oneDNN 3.12 reads memory that nobody wrote, on processors with AMX."""
     padding = tuple(side // 2 for side in kernel)
+    torch.manual_seed(0)
     plain = nn.Conv3d(*channels, kernel, stride, padding, bias=False)
     planar, x = convert_convolutions(copy.deepcopy(plain)), torch.randn(8, channels[0], *size)
     wanted = passed(plain, x)
@@ -191,9 +227,10 @@ def test_losses_of_fifty_iterations_are_those_of_plain_convolutions(tiny_config,
     torch.manual_seed(0)
     planar = build_model(tiny_config(tmp_path, "MODEL.DROPOUT_RATE", 0.0)).double()
     plain = copy.deepcopy(planar)
-    for module in plain.modules():
-        if type(module) is PlanarConv3d:
-            module.__class__ = nn.Conv3d
+    converted = [module for module in plain.modules() if type(module) is PlanarConv3d]
+    assert len(converted) > 20
+    for module in converted:
+        module.__class__ = nn.Conv3d
     made = torch.Generator().manual_seed(1)
     batches = [
         (

@@ -93,7 +93,10 @@ def _submit(
 ) -> Future[Result]:
     """Hand out a job. Ctrl-C is for this process to handle, while new ones import things, too."""
     with held_back({signal.SIGINT}):
-        return pool.submit(function, *arguments)
+        try:
+            return pool.submit(function, *arguments)
+        except OSError as error:  # it starts a process while another's death closes its pipes
+            raise BrokenProcessPool(str(error)) from error
 
 
 def _try(pool: ProcessPoolExecutor) -> None:

@@ -7,6 +7,7 @@ import subprocess
 import sys
 import time
 from collections.abc import Callable
+from concurrent.futures import ProcessPoolExecutor
 from pathlib import Path
 
 import pytest
@@ -69,6 +70,22 @@ def test_a_job_that_kills_its_process_twice_is_blamed_and_costs_no_other(tmp_pat
     assert isinstance(results.pop(DIE), Died)
     assert isinstance(results.pop(f"{DIE} or 2"), Died)
     assert results == {"1 + 1": 2, "2 + 2": 4, once: "survived", "3 + 3": 6, "4 + 4": 8}
+
+
+def test_a_process_that_cannot_start_as_another_dies_costs_no_job(monkeypatch):
+    """The pool closes its pipes then, and a job that is handed out at that moment finds them so."""
+    submit, calls = ProcessPoolExecutor.submit, list[int]()
+
+    def closed_once(*arguments):
+        calls.append(1)
+        if len(calls) == 4:
+            raise OSError("handle is closed")
+        return submit(*arguments)
+
+    monkeypatch.setattr(ProcessPoolExecutor, "submit", closed_once)
+    jobs = [f"{number} + 1" for number in range(6)]
+    assert dict(run_each(eval, jobs, 2)) == {job: eval(job) for job in jobs}
+    assert len(calls) > 7
 
 
 def test_what_a_job_raises_is_raised():

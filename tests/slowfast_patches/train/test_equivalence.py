@@ -15,6 +15,7 @@ from pathlib import Path
 from typing import Any
 from unittest import mock
 
+import numpy as np
 import pytest
 import torch
 import torch.distributed as dist
@@ -188,13 +189,16 @@ def folder(
 
 
 def trained_weights(cfg: Recipe) -> dict[str, Tensor]:
-    """Weights away from 0, as after a training: what starts at 0 is all updates."""
-    torch.manual_seed(0)
-    model = build_model(cfg)
+    """Weights away from 0, as after a training: what starts at 0 is all updates. NumPy draws the
+    same on every processor, other than torch."""
+    model, generator = build_model(cfg), np.random.default_rng(0)
     for name, weights in model.named_parameters():
         if weights.ndim == 1:
-            sign = 1 if name.endswith("weight") else torch.randint(0, 2, weights.shape) * 2 - 1
-            weights.data.uniform_(0.1, 0.5).mul_(sign)
+            drawn = generator.uniform(0.1, 0.5, weights.shape)
+            drawn *= 1 if name.endswith("weight") else generator.choice([-1, 1], weights.shape)
+        else:
+            drawn = generator.normal(0, (2 / weights[0].numel()) ** 0.5, weights.shape)
+        weights.data.copy_(torch.from_numpy(drawn))
     return model.state_dict()
 
 
@@ -280,11 +284,9 @@ def test_precise_bn_of_equal_weights_is_the_same_with_and_without_groups(folder,
 
 @pytest.mark.parametrize("name", RATES)
 def test_the_weights_had_moved_by_far_more(folder, name):
-    """How far depends on the first weights, which the same seed draws otherwise on a processor with
-    wider vectors; the runs may differ by 1e-11."""
     [alone] = runs(folder, name, 1)
     start = torch.load(folder / "weights.pyth")["model_state"]
     moved = difference(alone["states"][-1], start)
     assert max(value for key, value in moved.items() if "running" not in key) > 1e-3
     if name == "double":
-        assert min(moved.values()) > 1e-4
+        assert min(moved.values()) > 1e-3

@@ -1,7 +1,6 @@
 """What normalising over groups costs: GroupedBatchNorm3d against nn.BatchNorm3d, as a ratio.
 
     python benchmarks/batchnorm.py --dtype bfloat16 --output batchnorm_h200.json
-    python benchmarks/batchnorm.py --dtype bfloat16 --graphs --output batchnorm_h200_graphs.json
     python benchmarks/batchnorm.py --device cpu --clips 16 --rounds 5
     python benchmarks/batchnorm.py --device cpu --small
 
@@ -10,8 +9,7 @@ the first shape of its long cycle, and of I3D's first. In every round both modul
 tensors, in random order, so that whatever else the machine does falls on both; a round gives one
 ratio. The sum over the network counts a layer as often as the network has it.
 
-On a GPU, times are those between CUDA events. Small layers wait for the host there, which launches
-kernels more slowly than they run: --graphs replays both modules from CUDA graphs, without the host.
+On a GPU, times are those between CUDA events.
 """
 
 from __future__ import annotations
@@ -85,32 +83,21 @@ def measure(
     grad = torch.randn_like(x)
     modules = [nn.BatchNorm3d(shape[0]).to(device), GroupedBatchNorm3d(shape[0]).to(device)]
     modules[1].group_size = args.group_size
-    steps = [_step(module, x.requires_grad_(), grad, graph=args.graphs) for module in modules]
+    steps = [_step(module, x.requires_grad_(), grad) for module in modules]
     turns = {k: partial(seconds_of, step, device) for k, step in zip(KINDS, steps, strict=True)}
     times = take_turns(turns, args.rounds, warm_up=WARM_UP)
     ratio = ratios(times["grouped"], times["plain"])
     return {"shape": [args.clips, *shape], "memory_format": layout, "ratio": ratio} | times
 
 
-def _step(module: nn.Module, x: Tensor, grad: Tensor, *, graph: bool) -> Callable[[], object]:
-    """Forward and backward, or the replay of a CUDA graph of them."""
+def _step(module: nn.Module, x: Tensor, grad: Tensor) -> Callable[[], object]:
+    """Forward and backward."""
     inputs = (x, *module.parameters())
 
     def step() -> object:
         return torch.autograd.grad(module(x), inputs, grad)
 
-    if not graph:
-        return step
-    beside = torch.cuda.Stream()  # type: ignore[no-untyped-call]
-    beside.wait_stream(torch.cuda.current_stream())
-    with torch.cuda.stream(beside):
-        for _ in range(WARM_UP):
-            step()
-    torch.cuda.current_stream().wait_stream(beside)
-    captured = torch.cuda.CUDAGraph()
-    with torch.cuda.graph(captured):
-        step()
-    return captured.replay
+    return step
 
 
 def of_network(
@@ -165,12 +152,9 @@ def parse_args(argv: Sequence[str] | None = None) -> argparse.Namespace:
     parser.add_argument("--group-size", type=int, default=8, help="clips per group (%(default)s)")
     parser.add_argument("--dtype", choices=["float32", "bfloat16"], default="float32")
     parser.add_argument("--small", action="store_true", help="four small layers instead")
-    parser.add_argument("--graphs", action="store_true", help="replay CUDA graphs of both")
     parser.add_argument("--threads", type=int, help="of the CPU (torch's own choice)")
     parser.add_argument("--device", choices=["cpu", "cuda"], default=gpu, help="(%(default)s)")
     args = parser.parse_args(argv)
-    if args.graphs and args.device == "cpu":
-        parser.error("--graphs needs a GPU")
     if args.clips % args.group_size or args.clips == args.group_size:
         parser.error(f"--clips must be 2 or more groups of {args.group_size}")
     return args

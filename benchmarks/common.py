@@ -6,12 +6,10 @@ import argparse
 import datetime
 import json
 import math
-import pickle
 import random
 import shlex
 import statistics
 import sys
-import tempfile
 import time
 from collections.abc import Callable, Hashable, Mapping, Sequence
 from itertools import pairwise
@@ -19,10 +17,7 @@ from pathlib import Path
 from typing import Any, NamedTuple, TypeVar
 
 import torch
-import torch.distributed as dist
-from torch.multiprocessing.spawn import start_processes
 
-from slowfast_patches.utils.command_line import add_old_name
 from slowfast_patches.utils.machine import machine, versions
 
 __all__ = [
@@ -33,7 +28,6 @@ __all__ = [
     "Timed",
     "above_zero",
     "new_parser",
-    "on_processes",
     "provenance",
     "quartiles",
     "ratios",
@@ -53,25 +47,23 @@ T = TypeVar("T")
 
 
 def new_parser(
-    doc: str | None, *, rounds: int | None, folder: str | None = None, keys: bool = True
+    doc: str | None, *, rounds: int, folder: str | None = None, keys: bool = True
 ) -> argparse.ArgumentParser:
     """A parser with --rounds, --output and config keys.
 
     Args:
-        rounds: how many there are by default; None for a benchmark without rounds.
+        rounds: the default of --rounds.
         folder: the default of an --output that is a folder; where it is None, it is a JSON file.
         keys: whether KEY VALUE pairs may follow.
     """
     parser = argparse.ArgumentParser(
         description=doc, formatter_class=argparse.RawDescriptionHelpFormatter
     )
-    if rounds is not None:
-        of = "of each, in turns; 2 or more (%(default)s)"
-        parser.add_argument("--rounds", type=whole_from(2), default=rounds, metavar="N", help=of)
+    of = "of each, in turns; 2 or more (%(default)s)"
+    parser.add_argument("--rounds", type=whole_from(2), default=rounds, metavar="N", help=of)
     if folder is None:
         text = "write the numbers here, too"
         parser.add_argument("--output", type=Path, metavar="FILE.json", help=text)
-        add_old_name(parser, "--json", "output", Path)
     else:
         parser.add_argument("--output", type=Path, default=Path(folder), metavar="DIR")
     if keys:
@@ -104,44 +96,21 @@ def take_turns(
     rounds: int,
     *,
     warm_up: int = 0,
-    order: random.Random | None = None,
 ) -> dict[Key, list[T]]:
-    """What each turn gives, round by round, after some rounds that do not count.
+    """What each turn returns, round by round, after `warm_up` rounds that do not count.
 
-    In a round each has its turn once, in random order, so that whatever else the machine does falls
-    on all; what is relative is of one round. Processes that measure together give `order`, seeded
-    alike, and say nothing.
+    In a round each has its turn once, in random order, so that other load falls on all alike;
+    ratios are of one round.
     """
-    found = {key: list[T]() for key in turns}
+    results = {key: list[T]() for key in turns}
     for number in range(-warm_up, rounds):
-        if order is None:
-            said = "warming up" if number < 0 else f"round {number + 1} of {rounds}"
-            print(said, file=sys.stderr, flush=True)
-        for key in (order or random.Random()).sample(list(turns), len(turns)):
+        state = "warming up" if number < 0 else f"round {number + 1} of {rounds}"
+        print(state, file=sys.stderr, flush=True)
+        for key in random.sample(list(turns), len(turns)):
             value = turns[key]()
             if number >= 0:
-                found[key].append(value)
-    return found
-
-
-def on_processes(work: Callable[..., T], count: int, *arguments: Any) -> T:
-    """What `work(rank, *arguments)` gives on rank 0 of some processes in a group of gloo's."""
-    with tempfile.TemporaryDirectory() as folder:
-        given = (work, count, folder, arguments)
-        start_processes(_work, given, count, start_method="spawn")  # type: ignore[no-untyped-call]
-        found: T = pickle.loads(Path(folder, "found").read_bytes())
-        return found
-
-
-def _work(
-    rank: int, work: Callable[..., object], count: int, folder: str, arguments: tuple[Any, ...]
-) -> None:
-    store = dist.FileStore(f"{folder}/store", count)
-    dist.init_process_group("gloo", store=store, rank=rank, world_size=count)
-    found = work(rank, *arguments)
-    if rank == 0:
-        Path(folder, "found").write_bytes(pickle.dumps(found))
-    dist.destroy_process_group()
+                results[key].append(value)
+    return results
 
 
 def quartiles(rounds: Sequence[float]) -> dict[str, Any]:
@@ -205,11 +174,13 @@ class StepClock:
     """Notes when a step begins and when the work of each of its parts is done.
 
     On a GPU the notes are events in the queue of the current stream: what is timed is the GPU's
-    work, with the gaps in which it waits for the CPU. Nothing waits until `read`.
+    work, with the gaps in which it waits for the CPU. Nothing waits until `read`. On the CPU they
+    are of `now`, in seconds.
     """
 
-    def __init__(self, device: torch.device) -> None:
+    def __init__(self, device: torch.device, now: Callable[[], float] = time.perf_counter) -> None:
         self._on_gpu = device.type == "cuda"
+        self._now = now
         self._steps = list[list[tuple[str, Any]]]()
 
     def start(self) -> None:
@@ -222,7 +193,7 @@ class StepClock:
 
     def _stamp(self) -> Any:
         if not self._on_gpu:
-            return time.perf_counter()
+            return self._now()
         event = torch.cuda.Event(enable_timing=True)  # type: ignore[no-untyped-call]
         event.record()
         return event

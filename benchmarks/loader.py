@@ -3,32 +3,34 @@
     python benchmarks/loader.py                                  # on videos that it renders
     python benchmarks/loader.py --csv /data/kinetics/val.csv --videos 40
 
-One core reads clips of the same videos in three ways, turn by turn, round after round:
+One core reads clips of the same videos in three ways, in turns:
 
     pyslowfast 1.0    its own Kinetics data set on the files, its stride the mean of the grid's
     files             ours on the same files
-    prepared          ours on what tools/prepare_data.py makes of them
+    prepared          ours on what multigrid-prepare makes of them
 
-Copies that x264's defaults encode at a short side of 256 pixels are made too: the bytes of the
-prepared videos are compared with theirs. Clips are counted per second of wall-clock; the ratios are
-of one round each, and what is printed is their median and quartiles.
+Clips are counted per second of wall-clock; a ratio is of one round, and medians and quartiles over
+the rounds are printed.
 """
 
 from __future__ import annotations
 
-import cProfile
-import pstats
+import argparse
+import os
 import random
 import statistics
 import sys
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from fractions import Fraction
 from functools import partial
 from itertools import count
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
+import av
 import numpy as np
+import torch
 from common import (
     ROOT,
     new_parser,
@@ -39,84 +41,176 @@ from common import (
     take_turns,
     write_result,
 )
-from videos import Sets, add_videos, distinct_shapes, make_sets, use_one_core
+from tqdm import tqdm
 
 from multigrid import ClipRequest, Shape, make_grid
 from slowfast_patches import patching
 from slowfast_patches.config import host_config, load_recipe
 from slowfast_patches.config.recipe import Recipe
-from slowfast_patches.datasets.kinetics import Kinetics
+from slowfast_patches.config.schedule import schedule_of
+from slowfast_patches.datasets.clips import ClipDataset
+from slowfast_patches.datasets.lists.csv_list import read_csv
+from slowfast_patches.datasets.preparing.encode import write_prepared
+from slowfast_patches.datasets.reading.scan import scan
+from slowfast_patches.datasets.reading.video_record import UnreadableVideoError
 from slowfast_patches.utils.command_line import tool
 from slowfast_patches.utils.pictures import COLOURS, new_figure, save_figure
 from slowfast_patches.utils.tables import format_table
 
 __all__ = ["main", "measure"]
 
-WAYS = ("pyslowfast 1.0", "files", "prepared")
-STAGES = {
-    "open and read": ("open", "close", "pread", "stat", "seek", "demux"),
-    "decode": ("decode", "flush_buffers"),
-    "resize": ("resize",),
-    "colour": ("reformat", "to_ndarray"),
-}
+HOST = "pyslowfast 1.0"
+WAYS = (HOST, "files", "prepared")
+KINETICS = 240_000
+"""Training videos. The shapes of a schedule do not depend on their number."""
+RENDERED = [
+    f"mandelbrot=size=340x256:rate=30:start_x={x}:start_y={y},noise=alls={noise}:allf=t"
+    for x, y, noise in (
+        (-0.743643887, -0.131825904, 4),
+        (-0.7269, 0.1889, 8),
+        (-1.4012, 0.0, 2),
+        (0.2925755, -0.0149977, 6),
+        (-0.1011, 0.9563, 3),
+        (-0.74529, 0.113075, 5),
+    )
+]
+"""Ten-second zooms with noise, read where no --csv is given."""
+
 Result = dict[str, Any]
 Read = Callable[[int, int], object]
 """Read a clip: (video, round)."""
 
 
+class Sets(NamedTuple):
+    """Folders with a train.csv: of the files as they are, and of what is prepared of them."""
+
+    files: Path
+    prepared: Path
+
+
 @tool()
 def main(argv: Sequence[str] | None = None) -> int:
-    """Measure, print, draw and write; returns the exit status."""
+    """Measure, print, draw and write; return the exit status."""
     parser = new_parser(__doc__, rounds=5, folder="runs/loader")
-    add_videos(parser, default=24)
+    parser.add_argument("--csv", type=Path, metavar="FILE", help="'path label' a line")
+    parser.add_argument("--prefix", default="", help="DATA.PATH_PREFIX of the list")
+    text = "of the list, at random (%(default)s)"
+    parser.add_argument("--videos", type=int, default=24, help=text)
     recipe = ROOT / "configs" / "Kinetics" / "SLOWFAST_8x8_R50_MULTIGRID.yaml"
     parser.add_argument("--cfg", default=str(recipe), metavar="FILE", help="whose schedule")
     args = parser.parse_intermixed_args(argv)
     use_one_core()
     result = measure(make_sets(args), args.cfg, args.overrides, args.rounds)
-    print(tables(result))
+    print(format_result(result))
     write_result(args.output / "loader.json", "loader.py", argv, result)
     plot(result, args.output / "loader.png")
     print(f"\n{args.output / 'loader.json'} and loader.png hold this")
     return 0
 
 
+def make_sets(args: argparse.Namespace) -> Sets:
+    """The videos and their prepared copies; copies of an earlier run are used again."""
+    if args.csv is None:
+        files = _rendered_videos(args.output / "rendered")
+    else:
+        files = _choose_videos(args.csv, args.prefix, args.videos)
+    prepared = args.output / "prepared"
+    prepared.mkdir(parents=True, exist_ok=True)
+    copies = [prepared / path.name for path in files]
+    for path, copy in zip(files, tqdm(copies, "preparing", disable=None), strict=True):
+        if not copy.exists():
+            write_prepared(str(path), scan(str(path)), copy)
+    _write_list(files, args.output / "files")
+    _write_list(copies, prepared)
+    return Sets(args.output / "files", prepared)
+
+
+def _choose_videos(csv: Path, prefix: str, count: int) -> list[Path]:
+    """Readable videos of a list, at random, of different names.
+
+    Raises:
+        ValueError: nothing in the list can be read.
+    """
+    listed = read_csv(csv, prefix=prefix, separator=" ", num_classes=10**9)
+    chosen = dict[str, Path]()
+    for number in np.random.default_rng(0).permutation(len(listed)):
+        path = Path(listed[number].path)
+        try:
+            scan(str(path))
+        except UnreadableVideoError:
+            continue
+        chosen.setdefault(path.with_suffix(".mp4").name, path)
+        if len(chosen) == count:
+            break
+    if not chosen:
+        raise ValueError(f"{csv}: none of its videos can be read; is --prefix right?")
+    return [path for _, path in sorted(chosen.items())]
+
+
+def _rendered_videos(folder: Path) -> list[Path]:
+    """Videos of 340×256, rendered the first time."""
+    folder.mkdir(parents=True, exist_ok=True)
+    paths = [folder / f"{number}.mp4" for number in range(len(RENDERED))]
+    for path, source in zip(paths, RENDERED, strict=True):
+        if path.exists():
+            continue
+        with av.open(source, format="lavfi") as zoom, av.open(str(path), "w") as container:
+            stream = container.add_stream("libx264", rate=Fraction(30))
+            stream.width = 340
+            stream.height = 256
+            frames: Iterator[Any] = zoom.decode(video=0)
+            for number in range(300):
+                frame = next(frames).reformat(format="yuv420p")
+                frame.pts = number
+                frame.time_base = Fraction(1, 30)
+                container.mux(stream.encode(frame))
+            container.mux(stream.encode(None))
+    return paths
+
+
+def _write_list(paths: Sequence[Path], folder: Path) -> None:
+    folder.mkdir(parents=True, exist_ok=True)
+    lines = "".join(f"{path.resolve()} 0\n" for path in paths)
+    (folder / "train.csv").write_text(lines, encoding="utf-8")
+
+
+def use_one_core() -> None:
+    """Stay on one core, and use one thread wherever a library would take more."""
+    if hasattr(os, "sched_setaffinity"):
+        os.sched_setaffinity(0, {min(os.sched_getaffinity(0))})
+    torch.set_num_threads(1)
+
+
 def measure(sets: Sets, cfg_file: str, overrides: Sequence[str], rounds: int) -> Result:
     """Clips per second of every shape and way."""
     patching.apply()
     pairs = [*overrides, "DATA.PATH_PREFIX", "", "NUM_GPUS", 0, "DATA.PATH_LABEL_SEPARATOR", " "]
-    host, files, prepared = (
-        load_recipe(cfg_file, [*pairs, "DATA.PATH_TO_DATA_DIR", str(folder)])
-        for folder in (sets.files, sets.files, sets.prepared)
+    files, prepared = (
+        load_recipe(cfg_file, [*pairs, "DATA.PATH_TO_DATA_DIR", str(folder)]) for folder in sets
     )
-    ours = {"files": Kinetics(files, "train"), "prepared": Kinetics(prepared, "train")}
-    shapes, videos, rows = distinct_shapes(files), len(ours["files"]), list[Result]()
+    ours = {"files": ClipDataset(files, "train"), "prepared": ClipDataset(prepared, "train")}
+    videos = len(ours["files"])
+    shapes = sorted(
+        set(schedule_of(files, KINETICS).shapes), key=lambda s: (s.frames * s.crop**2, s.frames)
+    )
+    rows = list[Result]()
     for shape in shapes:
-        reads = {WAYS[0]: _host(host, shape)} | {w: _ours(d, shape) for w, d in ours.items()}
-        turns = {way: partial(_spent, read, videos, count()) for way, read in reads.items()}
+        reads = {HOST: _host(files, shape)}
+        reads |= {way: _ours(dataset, shape) for way, dataset in ours.items()}
+        turns = {way: partial(_seconds, read, videos, count()) for way, read in reads.items()}
         rows.append(_row(shape, take_turns(turns, rounds, warm_up=1)))
-    finest = max(rows, key=lambda row: row["frames"] * row["crop"] ** 2)
-    seconds = finest["reading_seconds_per_iteration"][WAYS[0]]
-    for row in rows:
-        took = row["reading_seconds_per_iteration"]
-        row["iteration_over_hosts_finest"] = {way: took[way] / seconds for way in WAYS}
-    stages = [
-        {"way": way, "frames": shape.frames, "crop": shape.crop}
-        | {"shares": _stages(_ours(dataset, shape), videos)}
-        for way, dataset in ours.items()
-        for shape in (shapes[0], shapes[-1])
-    ]
-    return {"videos": sets.facts, "shapes": rows, "stages": stages, **provenance()}
+    return {"videos": videos, "shapes": rows, **provenance()}
 
 
 def _host(recipe: Recipe, shape: Shape) -> Read:
-    """The host's own data set, whose recipe says the shape; it draws from global generators."""
+    """The host's own data set at one shape; it draws from global generators."""
     from slowfast.datasets.kinetics import Kinetics as HostKinetics
 
     sides = recipe.data.train_jitter_scales
     grid = make_grid(shape, recipe.base_shape, recipe.data.sampling_rate, sides)
     config = host_config(recipe)
-    config.DATA.NUM_FRAMES, config.DATA.TRAIN_CROP_SIZE = shape.frames, shape.crop
+    config.DATA.NUM_FRAMES = shape.frames
+    config.DATA.TRAIN_CROP_SIZE = shape.crop
     config.DATA.SAMPLING_RATE = round(statistics.mean(grid.strides))
     config.DATA.TRAIN_JITTER_SCALES = list(grid.short_sides)
     dataset = HostKinetics(config, "train")
@@ -129,104 +223,59 @@ def _host(recipe: Recipe, shape: Shape) -> Read:
     return read
 
 
-def _ours(dataset: Kinetics, shape: Shape) -> Read:
+def _ours(dataset: ClipDataset, shape: Shape) -> Read:
     return lambda video, number: dataset[ClipRequest(video, number, shape, 0)]
 
 
-def _spent(read: Read, videos: int, rounds: count[int]) -> tuple[float, float]:
-    """Seconds of a clip, by the clock and of the CPU: of one clip of each video."""
-    number, wall, cpu = next(rounds), time.perf_counter(), time.process_time()
+def _seconds(read: Read, videos: int, rounds: count[int]) -> float:
+    """Seconds of a clip: the mean over one clip of each video."""
+    number = next(rounds)
+    start = time.perf_counter()
     for video in range(videos):
         read(video, number)
-    return (time.perf_counter() - wall) / videos, (time.process_time() - cpu) / videos
+    return (time.perf_counter() - start) / videos
 
 
-def _row(shape: Shape, times: dict[str, list[tuple[float, float]]]) -> Result:
-    wall, cpu = ({way: [t[i] for t in spent] for way, spent in times.items()} for i in (0, 1))
+def _row(shape: Shape, seconds: dict[str, list[float]]) -> Result:
     return {
         "frames": shape.frames,
         "crop": shape.crop,
         "batch": shape.batch,
-        "clips_per_second": {way: quartiles([1 / s for s in wall[way]]) for way in WAYS},
-        "cpu_seconds_per_clip": {way: quartiles(cpu[way]) for way in WAYS},
-        "times_the_hosts": {way: ratios(wall[WAYS[0]], wall[way]) for way in WAYS[1:]},
+        "clips_per_second": {way: quartiles([1 / s for s in seconds[way]]) for way in WAYS},
+        "times_the_hosts": {way: ratios(seconds[HOST], seconds[way]) for way in WAYS[1:]},
         "reading_seconds_per_iteration": {
-            way: shape.batch * statistics.median(wall[way]) for way in WAYS
+            way: shape.batch * statistics.median(seconds[way]) for way in WAYS
         },
     }
 
 
-def _stages(read: Read, videos: int) -> dict[str, float]:
-    """The share of a clip's time that each stage takes, under a profiler of function calls."""
-    profile = cProfile.Profile()
-    for number in range(3):
-        for video in range(videos):
-            read(video, number)
-            if number == 0 and video == 0:
-                profile.enable()
-    profile.disable()
-    spent, stats = dict.fromkeys(STAGES, 0.0), pstats.Stats(profile)
-    total = sum(row[2] for row in stats.stats.values())  # type: ignore[attr-defined]
-    for (_, _, name), row in stats.stats.items():  # type: ignore[attr-defined]
-        called = name.strip("{}<>").removeprefix("built-in method ").removeprefix("method ")
-        called = called.split(" ")[0].strip("'").rpartition(".")[2]
-        for stage, names in STAGES.items():
-            spent[stage] += row[2] if called in names else 0.0
-    shares = {stage: seconds / total for stage, seconds in spent.items()}
-    return shares | {"everything else": 1 - sum(shares.values())}
-
-
-def tables(result: Result) -> str:
-    """Speeds, seconds of an iteration, bytes, where the time goes, and the machine."""
+def format_result(result: Result) -> str:
+    """A table of speeds, and the machine."""
     rows = [
         [
             _name(row),
             *(f"{row['clips_per_second'][way]['median']:.1f}" for way in WAYS),
             *(spread_text(row["times_the_hosts"][way], 1) for way in WAYS[1:]),
             *(f"{row['reading_seconds_per_iteration'][way]:.2f}" for way in WAYS),
-            *(f"{row['iteration_over_hosts_finest'][way]:.2f}" for way in WAYS),
         ]
         for row in result["shapes"]
     ]
     headers = ["clips a second and core", *WAYS, *(f"{way} / host" for way in WAYS[1:])]
     headers += [f"{way}, s an iteration" for way in WAYS]
-    headers += [f"{way} / host's finest" for way in WAYS]
-    stages = [
-        [f"{row['way']}, {_name(row)}", *(f"{100 * s:.0f} %" for s in row["shares"].values())]
-        for row in result["stages"]
-    ]
-    stage_headers = ["share of a clip's time", *STAGES, "everything else"]
-    parts = [
-        format_table(headers, rows, markdown=True),
-        _files(result["videos"]),
-        format_table(stage_headers, stages, markdown=True),
-        f"{result['machine']['processor']}, one core; {result['versions']}",
-    ]
-    return "\n\n".join(parts)
+    machine = f"{result['machine']['processor']}, one core; {result['versions']}"
+    return f"{format_table(headers, rows, markdown=True)}\n\n{machine}"
 
 
 def _name(row: Result) -> str:
     return f"{row['frames']} × {row['crop']}²"
 
 
-def _files(videos: Result) -> str:
-    sizes = videos["bytes"], videos["bytes_x264"], videos["bytes_prepared"]
-    return (
-        f"{videos['videos']} videos, {videos['frames']:,} frames: files {sizes[0] / 1e6:.1f} MB, "
-        f"x264's defaults at short side 256 {sizes[1] / 1e6:.1f} MB, prepared "
-        f"{sizes[2] / 1e6:.1f} MB ({sizes[2] / sizes[1]:.2f}×); luma PSNR of a prepared video's "
-        f"worst frame: {videos['psnr_worst_frame']:.1f} dB at least, "
-        f"{videos['psnr_median_of_worst_frames']:.1f} dB in the median"
-    )
-
-
 def plot(result: Result, path: Path) -> None:
     """Bars: clips a second of every shape and way, and the seconds of an iteration."""
     figure, (speeds, seconds) = new_figure(rows=2, width=9, height=7)
-    names = [_name(row) for row in result["shapes"]]
     width = 0.8 / len(WAYS)
     for index, way in enumerate(WAYS):
-        places = [number + (index - 1) * width for number in range(len(names))]
+        places = [number + (index - 1) * width for number in range(len(result["shapes"]))]
         spread = [row["clips_per_second"][way] for row in result["shapes"]]
         medians = [s["median"] for s in spread]
         errors = [
@@ -244,7 +293,7 @@ def plot(result: Result, path: Path) -> None:
         axes.margins(y=0.15)
     speeds.set_ylabel("clips a second and core")
     seconds.set_ylabel("core seconds of reading\nan iteration")
-    seconds.set_xticks(range(len(names)), names)
+    seconds.set_xticks(range(len(result["shapes"])), [_name(row) for row in result["shapes"]])
     seconds.set_xlabel("frames × crop² of a clip")
     figure.legend(loc="outside upper center", ncols=len(WAYS), frameon=False)
     save_figure(figure, path)

@@ -12,10 +12,10 @@ from slowfast_patches.datasets import VideoClips
 
 
 class Net(L.LightningModule):
-    def __init__(self) -> None:
+    def __init__(self, classes: int) -> None:
         super().__init__()
-        layers = [nn.Conv3d(3, 32, 5, 2, 2), nn.BatchNorm3d(32), nn.ReLU(), nn.AdaptiveAvgPool3d(1)]
-        self.net = mg.convert_batchnorm(nn.Sequential(*layers, nn.Flatten(), nn.Linear(32, 8)))
+        parts = [nn.Conv3d(3, 32, 5, 2, 2), nn.BatchNorm3d(32), nn.ReLU(), nn.AdaptiveAvgPool3d(1)]
+        self.net = mg.convert_batchnorm(nn.Sequential(*parts, nn.Flatten(), nn.Linear(32, classes)))
 
     def training_step(self, batch: mg.Batch, number: int) -> Tensor:
         return nn.functional.cross_entropy(self.net(mg.network_input(batch)), batch["labels"])
@@ -32,7 +32,7 @@ if __name__ == "__main__":
     base, devices = mg.Shape(batch=8, frames=8, crop=32), sys.argv[2] if sys.argv[2:] else 1
     clips, val = (VideoClips(f"{sys.argv[1]}/{s}.csv", base, stride=2) for s in ("train", "val"))
     schedule = mg.make_schedule(base, len(clips), mg.SteppedRate((4.0, 5.0), (0.1, 0.01)))
-    net, multigrid = Net(), MultigridCallback(schedule)
+    net, multigrid = Net(clips.num_classes), MultigridCallback(schedule)
     net.train_dataloader = lambda: multigrid.loader(clips, num_workers=1)
     trainer = L.Trainer(
         max_epochs=1, use_distributed_sampler=False, callbacks=[multigrid], devices=devices

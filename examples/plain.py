@@ -3,8 +3,8 @@
 import sys
 
 import torch
-import torch.distributed as dist
 from torch import nn
+from torch.nn.parallel import DistributedDataParallel
 from torch.utils.data import DataLoader
 
 import multigrid as mg
@@ -12,16 +12,16 @@ from slowfast_patches.datasets import VideoClips
 
 
 def main() -> None:
-    if torchrun := dist.is_torchelastic_launched():
-        dist.init_process_group("gloo")
+    if torchrun := torch.distributed.is_torchelastic_launched():
+        torch.distributed.init_process_group("gloo")
     base = mg.Shape(batch=8, frames=8, crop=32)
     clips, val = (VideoClips(f"{sys.argv[1]}/{s}.csv", base, stride=2) for s in ("train", "val"))
     schedule = mg.make_schedule(base, len(clips), mg.SteppedRate((4.0, 5.0), (0.1, 0.01)))
     torch.manual_seed(0)
     layers = [nn.Conv3d(3, 16, 5, (1, 2, 2), 2), nn.BatchNorm3d(16), nn.ReLU()]
-    layers += [nn.Conv3d(16, 32, 3, (1, 2, 2), 1), nn.ReLU(), nn.AdaptiveAvgPool3d(1)]
-    model = mg.convert_batchnorm(nn.Sequential(*layers, nn.Flatten(), nn.Linear(32, 8)))
-    network = nn.parallel.DistributedDataParallel(model) if torchrun else model
+    layers += [nn.Conv3d(16, 32, 3, (1, 2, 2), 1), nn.ReLU(), nn.AdaptiveAvgPool3d(1), nn.Flatten()]
+    model = mg.convert_batchnorm(nn.Sequential(*layers, nn.Linear(32, clips.num_classes)))
+    network = DistributedDataParallel(model, broadcast_buffers=False) if torchrun else model
     optimizer = torch.optim.SGD(model.parameters(), lr=0.0, momentum=0.9)
     training = mg.Training(schedule, model, optimizer)
     for batch in training.loader(clips, num_workers=1):

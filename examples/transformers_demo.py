@@ -17,7 +17,7 @@ def main() -> None:
     set_seed(0)
     sizes = {"hidden_size": 48, "num_hidden_layers": 2, "num_attention_heads": 3}
     grid = {"num_frames": 8, "image_size": 32, "tubelet_size": 2, "patch_size": 8}
-    config = VideoMAEConfig(**sizes, **grid, intermediate_size=96, num_labels=8)
+    config = VideoMAEConfig(**sizes, **grid, intermediate_size=96, num_labels=clips.num_classes)
     model = mg.convert_positions(VideoMAEForVideoClassification(config))
     mg.check_patches(model, schedule.shapes)
     trainer = MultigridTrainer(

@@ -369,11 +369,11 @@ class Folder:
     @property
     def checkpoint(self) -> dict:
         """The last one."""
-        from slowfast_patches.train import checkpoints
+        from slowfast_patches.train import checkpoint as checkpoints
 
         path = checkpoints.last_checkpoint(self.path)
         assert path is not None, f"no checkpoint in {self.path}"
-        return checkpoints.load(path)
+        return vars(checkpoints.load(path))
 
     def metrics(self, kind: str = "train") -> list[dict]:
         """Records of metrics.jsonl: "train" or "val"."""

@@ -23,7 +23,7 @@ from multigrid.integrations.transformers import MultigridTrainer, video_inputs
 from slowfast_patches.config.recipe import Recipe
 from slowfast_patches.config.schedule import schedule_of
 from slowfast_patches.datasets import VideoClips
-from slowfast_patches.datasets.kinetics import Kinetics
+from slowfast_patches.datasets.clips import ClipDataset
 from slowfast_patches.datasets.loader import training_loader
 
 pytestmark = pytest.mark.slow
@@ -202,7 +202,7 @@ def trained(task: Task, free_port: Callable[[], int]) -> dict[int, list[Any]]:
 
 @pytest.mark.parametrize("processes", [1, 2])
 def test_four_loops_train_the_same_clips_in_the_same_order(recipe, task, trained, processes):
-    data = Kinetics(recipe, "train")
+    data = ClipDataset(recipe, "train")
     for rank, found in enumerate(trained[processes]):
         loader = training_loader(recipe, data, task.schedule, 0, rank, processes)
         batches = [video_inputs(batch) for batch in loader]

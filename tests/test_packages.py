@@ -54,7 +54,7 @@ def test_the_method_alone_runs_its_card_s_example(tmp_path):
     wheel = build(METHOD, tmp_path)
     python = install(wheel, tmp_path / "environment") / "python"
     with ZipFile(wheel) as archive:
-        assert {"multigrid/py.typed", "multigrid/batchnorm/kernels.py"} <= set(archive.namelist())
+        assert {"multigrid/py.typed", "multigrid/batchnorm/module.py"} <= set(archive.namelist())
     project = tomllib.loads((METHOD / "pyproject.toml").read_text())["project"]
     assert {re.match(r"\w+", name)[0] for name in project["dependencies"]} == {"torch", "numpy"}
     assert run(tmp_path / "empty", python, "-c", "import slowfast_patches").returncode == 1

@@ -20,7 +20,6 @@ COMMANDS = {
     "multigrid-submit": "submit",
     "multigrid-pilot": "pilot",
     "multigrid-demo-data": "make_demo_data",
-    "multigrid-make-words": "make_words",
 }
 
 

@@ -1,6 +1,6 @@
 """Render the demo data set: short videos whose classes need motion to tell apart.
 
-python tools/make_demo_data.py --output DIR [--train N] [--val N] [--test N] [--seed S] ...
+multigrid-demo-data --output DIR [--train N] [--val N] [--test N] [--seed S] ...
 """
 
 import argparse

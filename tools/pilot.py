@@ -1,13 +1,15 @@
 """Try, in minutes, whether multigrid pays for a model on its data, and which cycle.
 
-    python tools/pilot.py --cfg configs/Words/SLOWFAST_WORDS.yaml DATA.PATH_TO_DATA_DIR words
+    multigrid-pilot --cfg configs/Words/SLOWFAST_WORDS.yaml DATA.PATH_TO_DATA_DIR words
 
-The baseline and a few cycles are trained for equal times, from TRAIN.CHECKPOINT_FILE_PATH or from
-scratch; each ends at the baseline's shape, and all are scored there. It prints what each reached,
-whether to use multigrid, with which keys, how sure that is, and how much faster it would be;
-pilot.md, pilot.json and pilot.png in the output folder have the same. By default all of it takes a
-tenth of the baseline's own time. It is one process: of several GPUs' mini-batch it trains one's
-share. It uses neither CUDA graphs nor a moving average of the weights, whatever the recipe says.
+The baseline and a cycle or more are trained for equal times, from TRAIN.CHECKPOINT_FILE_PATH or
+from scratch; each ends at the baseline's shape, and all are scored there. It prints what each
+reached, whether to use multigrid, with which keys, how sure that is, and how much faster it would
+be; pilot.md, pilot.json and pilot.png in the output folder have the same. By default it takes a
+tenth of the baseline's own time, or what it needs at least, some 600 iterations of the baseline. A
+few steps are timed first: where the minutes are too few, or the whole baseline takes no longer, it
+says so at once. It is one process: of several GPUs' mini-batch it trains one's share. It uses
+neither CUDA graphs nor a moving average of the weights, whatever the recipe says.
 """
 
 import argparse
@@ -26,27 +28,22 @@ if __name__ == "__main__":
 from slowfast_patches import patching
 from slowfast_patches.config.load import load_recipe, recipe_path
 from slowfast_patches.launch.device import check_gpus, process_device, set_up_device
-from slowfast_patches.launch.stopping import TrainingStoppedError
 from slowfast_patches.study.pilot.race import one_process, run_pilot
 from slowfast_patches.study.pilot.report import format_pilot, pilot_json, write_pilot
-
-_OPTIONS = {
-    "--minutes": (float, "M", "that it may take (default: a tenth of the baseline's)"),
-    "--output": (Path, "DIR", "folder of the report (default: %(default)s)", Path("runs/pilot")),
-    "--json": (bool, "print JSON, and nothing else"),
-}
 
 
 def parse_args(argv: list[str] | None = None) -> argparse.Namespace:
     """The command line."""
     parser = command_line.command_parser(__doc__)
-    parser.add_argument(
-        "--cfg", type=Path, required=True, metavar="FILE", help="the baseline's config"
-    )
-    command_line.add_options(parser, _OPTIONS)
-    parser.add_argument(
-        "overrides", nargs="*", default=[], metavar="KEY VALUE", help="config keys to set"
-    )
+    text = "the baseline's config"
+    parser.add_argument("--cfg", type=Path, required=True, metavar="FILE", help=text)
+    text = "that it may take, about (default: a tenth of the baseline's, if enough)"
+    parser.add_argument("--minutes", type=float, metavar="M", help=text)
+    text = "folder of the report (default: %(default)s)"
+    parser.add_argument("--output", type=Path, default=Path("runs/pilot"), metavar="DIR", help=text)
+    parser.add_argument("--json", action="store_true", help="print JSON, and nothing else")
+    text = "config keys to set"
+    parser.add_argument("overrides", nargs="*", default=[], metavar="KEY VALUE", help=text)
     args = parser.parse_intermixed_args(argv)
     if args.minutes is not None and not 0 < args.minutes < math.inf:
         parser.error(f"--minutes takes a number above 0, not {args.minutes:g}")
@@ -67,16 +64,15 @@ def main(argv: list[str] | None = None) -> int:
     seconds = None if args.minutes is None else 60 * args.minutes
     try:
         pilot = run_pilot(recipe, seconds, process_device(alone, 0))
-    except (TrainingStoppedError, FloatingPointError) as error:
+    except FloatingPointError as error:
         raise command_line.ToolError(str(error)) from error
-    command = shlex.join(["python", "tools/pilot.py", *(sys.argv[1:] if argv is None else argv)])
+    command = shlex.join(["multigrid-pilot", *(sys.argv[1:] if argv is None else argv)])
     write_pilot(pilot, args.output, command)
     if args.json:
         print(json.dumps(pilot_json(pilot), indent=2, ensure_ascii=False))
         return 0
     print(format_pilot(pilot))
-    picture = ", pilot.png" if pilot.arms else ""
-    print(f"\nReport: {args.output / 'pilot.md'}, pilot.json{picture}")
+    print(f"\nReport: {args.output / 'pilot.md'}, pilot.json, pilot.png")
     return 0
 
 

@@ -2,20 +2,20 @@
 
 No data and no GPU is needed. Example:
 
-    python tools/plan.py --cfg configs/Kinetics/SLOWFAST_8x8_R50_MULTIGRID.yaml \\
+    multigrid-plan --cfg configs/Kinetics/SLOWFAST_8x8_R50_MULTIGRID.yaml \\
         --dataset-size 240436 --plot plan.png MULTIGRID.EPOCH_FACTOR 1.0
 
 What benchmarks/step_time.py measured turns it into times and a wall-clock speed-up:
 
     python benchmarks/step_time.py --cfg RECIPE.yaml --output steps.json
-    python tools/plan.py --cfg RECIPE.yaml --step-times steps.json
+    multigrid-plan --cfg RECIPE.yaml --step-times steps.json
 
 With --gpus it predicts the time on a cluster, for 1 to 2,048 GPUs: computing, exchanging gradients,
 waiting for clips, and how many of them the storage must give (docs/cluster.md):
 
-    python tools/plan.py --cfg RECIPE.yaml --step-times steps.json --gpus 128 --gpus-per-node 8 \\
+    multigrid-plan --cfg RECIPE.yaml --step-times steps.json --gpus 128 --gpus-per-node 8 \\
         --network 12.5 --node-network 100 --loader 3000
-    python tools/plan.py --cfg RECIPE.yaml --step-times steps.json --gpus 1536 --machine summit
+    multigrid-plan --cfg RECIPE.yaml --step-times steps.json --gpus 1536 --machine summit
 """
 
 import argparse
@@ -33,12 +33,18 @@ if __name__ == "__main__":
 
 from slowfast_patches.config import check_recipe, load_recipe
 from slowfast_patches.config.recipe import Recipe
+from slowfast_patches.config.schedule import learning_rate_of
 from slowfast_patches.datasets.lists.dataset_lists import class_names
 from slowfast_patches.launch.device import with_precision
 from slowfast_patches.launch.launch import for_processes, processes_of
 from slowfast_patches.models.flops import flops_per_clip
-from slowfast_patches.plan.cluster import LATENCY, MACHINES, Cluster
-from slowfast_patches.plan.cluster_plan import format_cluster_plan, plan_on_cluster
+from slowfast_patches.plan.cluster import (
+    LATENCY,
+    MACHINES,
+    Cluster,
+    format_cluster_plan,
+    plan_on_cluster,
+)
 from slowfast_patches.plan.picture import plot_plan
 from slowfast_patches.plan.plan import dataset_size, format_plan, plan_of
 from slowfast_patches.plan.step_times import (
@@ -123,7 +129,10 @@ def find_cluster(args: argparse.Namespace) -> Cluster | None:
 
 def show_plan(args: argparse.Namespace) -> str:
     """The text that the command line asks for; the picture is drawn on the way."""
-    cluster, recipe = find_cluster(args), load_recipe(args.cfg, args.overrides)
+    if args.plot and not args.plot.parent.is_dir():
+        raise ValueError(f"--plot {args.plot}: there is no folder {args.plot.parent}")
+    cluster = find_cluster(args)
+    recipe = load_recipe(args.cfg, args.overrides)
     timing = partial(find_timing, args=args)
     if cluster is not None:
         recipe = with_precision(recipe, on_gpu=True)
@@ -140,7 +149,7 @@ def show_plan(args: argparse.Namespace) -> str:
         class_names(recipe)  # raises where their number is not MODEL.NUM_CLASSES
     plan = plan_of(recipe, args.dataset_size, timing(recipe))
     if args.plot:
-        plot_plan(plan.schedule, args.plot)
+        plot_plan(plan.schedule, learning_rate_of(recipe), args.plot)
     return json.dumps(plan.to_json(), indent=2) if args.json else format_plan(plan)
 
 

@@ -1,14 +1,15 @@
 """Print the most probable classes of videos, by a trained model.
 
-    python tools/predict.py --checkpoint runs/ab/multigrid/seed0 some.mp4 another.mp4 --top 3
+    multigrid-predict --checkpoint runs/ab/multigrid/seed0 some.mp4 another.mp4 --top 3
 
 --checkpoint is a file, or the folder of a run (its OUTPUT_DIR), whose best checkpoint is taken if
 TRAIN.KEEP_BEST kept it, else its last; standard error says which.
 
-A video is a file or a folder of JPEG frames. It is scored as the recipe tests: on
-TEST.NUM_ENSEMBLE_VIEWS × TEST.NUM_SPATIAL_CROPS clips, whose probabilities are averaged (or their
-maximum is taken, where DATA.ENSEMBLE_METHOD says so). A model of several labels a video gives each
-class a probability of its own.
+A video is a file or a folder of JPEG frames; a folder of video files stands for these. It is scored
+as the recipe tests: on TEST.NUM_ENSEMBLE_VIEWS × TEST.NUM_SPATIAL_CROPS clips, whose probabilities
+are averaged (or their maximum is taken, where DATA.ENSEMBLE_METHOD says so). A model of several
+labels a video gives each class a probability of its own. A warning names an MP4 or MOV file that
+was not copied to its end.
 
 The recipe is the one in the checkpoint; weights alone need it as --cfg. KEY VALUE pairs after the
 videos change its keys. The names of the classes are those of --classes, or those in the
@@ -23,24 +24,26 @@ Exit status: 0 if all videos are predicted, 1 if some cannot be read, 2 for an e
 
 import argparse
 import json
+import os
 import sys
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from slowfast_patches.utils.command_line import add_options, command_parser, ends_early, tool
+from slowfast_patches.utils.command_line import command_parser, ends_early, tool
 
 if __name__ == "__main__":
     ends_early()
 
 from torch import Tensor
 
-from slowfast_patches.config.keys import get_cfg
-from slowfast_patches.config.recipe import Recipe
+from slowfast_patches.config.recipe import KEYS, Recipe
 from slowfast_patches.datasets.lists.class_names import read_class_names
 from slowfast_patches.datasets.lists.dataset_lists import class_names
+from slowfast_patches.datasets.reading.files import frame_files, video_files
+from slowfast_patches.datasets.reading.scan import missing_frames
 from slowfast_patches.datasets.reading.video_record import UnreadableVideoError
-from slowfast_patches.train.checkpoints import checkpoint_of
+from slowfast_patches.train.checkpoint import checkpoint_of
 from slowfast_patches.train.predict import Predictor, read_checkpoint
 from slowfast_patches.train.record.tables import write_predictions
 
@@ -48,26 +51,29 @@ from slowfast_patches.train.record.tables import write_predictions
 def parse_args(argv: list[str] | None = None) -> argparse.Namespace:
     """The command line: `videos`, and in `overrides` what follows the first key."""
     parser = command_parser(__doc__)
-    parser.add_argument("--checkpoint", type=Path, required=True, metavar="FILE|DIR")
-    names = ".json: a list of names or a mapping from name to number; else text, a name a line"
-    options = {
-        "--cfg": (Path, "FILE", "the recipe of the weights"),
-        "--top": (int, "K", "classes (%(default)s)", 5),
-        "--classes": (Path, "FILE", names),
-        "--output": (Path, "FILE.csv", "write the probabilities of all classes"),
-        "--json": (bool, "print JSON, and nothing else"),
-    }
-    add_options(parser, options)
+    add = parser.add_argument
+    add("--checkpoint", type=Path, required=True, metavar="FILE|DIR")
+    add("--cfg", type=Path, metavar="FILE", help="the recipe of the weights")
+    add("--top", type=int, default=5, metavar="K", help="classes (%(default)s)")
+    add(
+        "--classes",
+        type=Path,
+        metavar="FILE",
+        help=".json: a list of names or a mapping from name to number; else a name a line",
+    )
+    add("--output", type=Path, metavar="FILE.csv", help="write the probabilities of all classes")
+    add("--json", action="store_true", help="print JSON, and nothing else")
     parser.add_argument("videos", nargs="+", metavar="VIDEO [KEY VALUE]")
     args = parser.parse_intermixed_args(argv)
     if args.top < 1:
         parser.error("--top takes 1 or more")
     if args.output and args.output.suffix != ".csv":
         parser.error("--output takes a name that ends in .csv")
-    sections = get_cfg()
+    sections = {name.partition(".")[0] for name in KEYS}
     keys = [i for i, item in enumerate(args.videos) if _is_key(item, sections)]
     first = keys[0] if keys else len(args.videos)
-    args.videos, args.overrides = args.videos[:first], args.videos[first:]
+    args.overrides = args.videos[first:]
+    args.videos = args.videos[:first]
     if not args.videos:
         parser.error("no video is given")
     return args
@@ -86,28 +92,40 @@ def main(argv: list[str] | None = None) -> int:
         print(f"the checkpoint is {path}", file=sys.stderr)
     recipe, stored = read_checkpoint(path, args.cfg, args.overrides)
     predictor = Predictor(recipe, path)
+    videos = [video for path in args.videos for video in videos_at(path)]
     names = find_names(args.classes, stored, path, recipe)
     if args.output:
         args.output.parent.mkdir(parents=True, exist_ok=True)
-    results, probabilities = list[dict[str, Any]](), list[Tensor | None]()
-    for video in args.videos:
+    results = list[dict[str, Any]]()
+    probabilities = list[Tensor | None]()
+    for video in videos:
         try:
             scores = predictor(video)
+            missing = missing_frames(video)
         except UnreadableVideoError as error:
             print(f"{video} {error}", file=sys.stderr)
             probabilities.append(None)
             results.append({"video": video, "error": str(error)})
             continue
+        if missing:
+            text = f"{missing} of its frames are missing, and the others are scored"
+            print(f"warning: {video} is cut off: {text}", file=sys.stderr)
         probabilities.append(scores)
         classes = best(scores, args.top, names)
         results.append({"video": video, "classes": classes})
         if not args.json:
             print(format_classes(video, classes), flush=True)
     if args.output:
-        write_predictions(args.output, args.videos, probabilities, names)
+        write_predictions(args.output, videos, probabilities, names)
     if args.json:
         print(json.dumps(results, indent=2, ensure_ascii=False))
     return int(any("error" in result for result in results))
+
+
+def videos_at(path: str) -> list[str]:
+    """The video files of a folder that has no JPEG files; else the path itself."""
+    is_of_videos = os.path.isdir(path) and not frame_files(path)
+    return (video_files(path) if is_of_videos else []) or [path]
 
 
 def find_names(

@@ -4,13 +4,13 @@ Every video of the lists is written to DIR/videos as H.264 in short groups of pi
 side of at most 256 pixels, and the lists with the paths of these files to DIR. Training takes the
 result like any data set: DATA.PATH_TO_DATA_DIR DIR.
 
-    python tools/prepare_data.py --csv k400/train.csv --csv k400/val.csv --csv k400/test.csv \\
+    multigrid-prepare --csv k400/train.csv --csv k400/val.csv --csv k400/test.csv \\
         --output k400_prepared
 
 prepares what three lists name ("path label" a line; a video that several name is written once).
 The names of the classes, classes.json or classes.txt beside the first list, go with them.
 
-    python tools/prepare_data.py --folder videos --output videos_prepared
+    multigrid-prepare --folder videos --output videos_prepared
 
 takes the classes from the names of folders: videos/<class>/*.mp4 (.avi, .mkv, .webm, .mov, .mpg,
 ...), or videos/{train,val,test}/<class>/*.mp4. Without such a split, some videos of each class are
@@ -18,7 +18,7 @@ set aside for validation, always the same. Folders inside that of a class are na
 into. Without --output, the lists and classes.json (the number of each class) are written into the
 folder, and no video is.
 
-    python tools/prepare_data.py --ssv2 ssv2 --output ssv2_prepared
+    multigrid-prepare --ssv2 ssv2 --output ssv2_prepared
 
 takes the WebM files that Something-Something V2's json files in a folder name, in it, in its
 20bn-something-something-v2, or in --prefix.
@@ -37,7 +37,6 @@ import shlex
 import sys
 from collections.abc import Sequence
 from contextlib import nullcontext, redirect_stdout
-from dataclasses import fields
 from itertools import chain
 from pathlib import Path
 
@@ -47,9 +46,8 @@ if __name__ == "__main__":
     command_line.ends_early()
 
 from slowfast_patches.datasets.lists.class_names import named_classes
-from slowfast_patches.datasets.lists.list_warnings import repeated_videos
+from slowfast_patches.datasets.lists.dataset_lists import repeated_videos
 from slowfast_patches.datasets.preparing.prepare import format_report, prepare
-from slowfast_patches.datasets.preparing.prepared_set import Settings
 from slowfast_patches.datasets.preparing.video_lists import (
     ClassFolders,
     VideoList,
@@ -58,51 +56,50 @@ from slowfast_patches.datasets.preparing.video_lists import (
     read_ssv2_lists,
     write_class_lists,
 )
+from slowfast_patches.datasets.reading.files import MAX_PIXELS
 from slowfast_patches.utils.tables import first_few
-
-_SETTINGS = [field.name for field in fields(Settings)]
-
-_PSNR = f"of the worst frame's luma against the resized source ({Settings.psnr:g})"
-_LARGEST = f"refuse larger frames, as DATA.MAX_FRAME_PIXELS ({Settings.max_frame_pixels})"
-_OPTIONS = {
-    "--output": (Path, "DIR", "folder of the prepared set"),
-    "--json": (bool, "with --output: print JSON, and nothing else"),
-    "--workers": (int, "N", "processes (one per core)"),
-    "--short-side": (int, "PIXELS", f"at most ({Settings.short_side})"),
-    "--psnr": (float, "DB", _PSNR),
-    "--max-frame-pixels": (int, "N", _LARGEST),
-    "--prefix": (str, "DIR", "where the lists' paths start (the folder of each list)"),
-    "--separator": (str, "C", r'between path and label in the lists (" "); \t is a tab', " "),
-    "--val-fraction": (float, "F", "of each class to set aside (0.1)"),
-}
 
 
 def parse_args(argv: list[str] | None = None) -> argparse.Namespace:
     """The command line; an option that would have no effect is an error."""
     parser = command_line.command_parser(__doc__)
     data = parser.add_mutually_exclusive_group(required=True)
-    sources = {
-        "--csv": ([Path], "FILE", "a list; give one or more"),
-        "--folder": (Path, "DIR", "folders named after classes"),
-        "--ssv2": (Path, "DIR", "folder of SSv2's json files"),
-    }
-    command_line.add_options(data, sources)
-    command_line.add_old_name(parser, "--out", "output", Path)
-    command_line.add_options(parser, _OPTIONS)
+    data.add_argument(
+        "--csv", type=Path, action="append", metavar="FILE", help="a list; give one or more"
+    )
+    data.add_argument("--folder", type=Path, metavar="DIR", help="folders named after classes")
+    data.add_argument("--ssv2", type=Path, metavar="DIR", help="folder of SSv2's json files")
+    add = parser.add_argument
+    add("--output", type=Path, metavar="DIR", help="folder of the prepared set")
+    add("--json", action="store_true", help="with --output: print JSON, and nothing else")
+    add("--workers", type=int, metavar="N", help="processes (one per core)")
+    add("--short-side", type=int, metavar="PIXELS", help="at most (256)")
+    add(
+        "--max-frame-pixels",
+        type=int,
+        metavar="N",
+        help=f"refuse larger frames, as DATA.MAX_FRAME_PIXELS ({MAX_PIXELS})",
+    )
+    add("--prefix", metavar="DIR", help="where the lists' paths start (the folder of each list)")
+    add(
+        "--separator",
+        default=" ",
+        metavar="C",
+        help=r'between path and label in the lists (" "); \t is a tab',
+    )
+    add("--val-fraction", type=float, metavar="F", help="of each class to set aside (0.1)")
     args = parser.parse_args(argv)
-    without = {
-        "--csv": ["val_fraction"],
-        "--ssv2": ["val_fraction"],
-        "--folder": ["prefix"] + ["workers", *_SETTINGS] * (args.output is None),
-    }
     source = "--csv" if args.csv else "--folder" if args.folder else "--ssv2"
-    for name in without[source]:
-        if getattr(args, name) is not None:
-            parser.error(f"{command_line.option_of(name)} has no effect here")
     if source != "--folder" and args.output is None:
         parser.error(f"{source} needs --output")
     if args.json and args.output is None:
         parser.error("--json needs --output")
+    without = ["prefix"] if source == "--folder" else ["val_fraction"]
+    if args.output is None:
+        without += ["workers", "short_side", "max_frame_pixels"]
+    for name in without:
+        if getattr(args, name) is not None:
+            parser.error(f"{command_line.option_of(name)} has no effect here")
     return args
 
 
@@ -114,11 +111,11 @@ def main(argv: list[str] | None = None) -> int:
         lists, classes = find_lists(args)
         if args.output is None:
             return 0
-        given = {name: getattr(args, name) for name in _SETTINGS}
         report = prepare(
             lists,
             args.output,
-            Settings(**{key: value for key, value in given.items() if value is not None}),
+            short_side=256 if args.short_side is None else args.short_side,
+            max_pixels=MAX_PIXELS if args.max_frame_pixels is None else args.max_frame_pixels,
             workers=args.workers,
             separator=args.separator,
             classes=classes,
@@ -149,8 +146,11 @@ def find_lists(args: argparse.Namespace) -> tuple[Sequence[VideoList], Sequence[
 
 def describe(found: ClassFolders) -> None:
     """Print what was found in the folders."""
-    counts = ", ".join(f"{len(videos.videos)} in {videos.name}" for videos in found.lists)
-    print(f"{found.folder}: {len(found.classes)} classes; videos: {counts}")
+    counts = [f"{len(videos.videos)} in {videos.name}" for videos in found.lists]
+    _, val, test = found.lists
+    if test.videos == val.videos:
+        counts[-1] = f"{test.name} is {val.name}"
+    print(f"{found.folder}: {len(found.classes)} classes; videos: {', '.join(counts)}")
     if found.beside:
         print(
             f"warning: {len(found.beside)} files and folders beside the videos of a class are none "

@@ -1,30 +1,18 @@
-"""Reproduce a table or figure of the paper, or our proof: the plan, the runs, the tables.
+"""Reproduce a table or figure of the paper: the plan, the runs, the tables.
 
 Without --local or --slurm it prints what would run and what it would cost, then the table
 with what the runs in --output have given so far ("missing" where there is none).
 
-    python tools/reproduce.py table5                          # the plan, and the table so far
-    python tools/reproduce.py all --dry-run                   # every run of every table and figure
-    python tools/reproduce.py table5 --local --seeds 0 1 2 \\
+    multigrid-reproduce table5                          # the plan, and the table so far
+    multigrid-reproduce all --dry-run                   # every run of every table and figure
+    multigrid-reproduce table5 --local --seeds 0 1 2 \\
         --ssv2 /data/ssv2 --kinetics-weights k400.pyth        # train, one run after another
-    python tools/reproduce.py table5 --slurm gpu --seeds 0 1 2 \\
+    multigrid-reproduce table5 --slurm gpu --seeds 0 1 2 \\
         --ssv2 /data/ssv2 --kinetics-weights k400.pyth        # train as SLURM jobs
-    python tools/reproduce.py table1a --scale demo            # the whole path at toy size, on a CPU
-
-Experiments of our own, of which nothing is published, are on data that anyone can have: baseline
-and multigrid on spoken words, and on the digits among them, at five lengths, what each accuracy
-costs them and where they break even (words, digits); controls of the baseline (words_controls);
-what each choice of the multigrid recipes is worth (words_ablation, demo_ablation, with the first of
-the seeds alone). proof: all of these.
-
-    python tools/reproduce.py words --local --seeds 0 1 2 --words /data/words
-    python tools/reproduce.py proof --local --seeds 0 1 2 --words /data/words --demo runs/demo/data
-
-The folders are those of tools/make_words.py and tools/make_demo_data.py; the lists of the digits
-are made from the words'.
+    multigrid-reproduce table1a --scale demo            # the whole path at toy size, on a CPU
 
 The same command continues what was interrupted; finished runs are not repeated. Reports are
-written to --output: NAME.md, NAME.json and, for figures and ours, NAME.png. Keys and values after
+written to --output: NAME.md, NAME.json and, for figures, NAME.png. Keys and values after
 the options replace those of every recipe (NUM_GPUS 4 SOLVER.REFERENCE_WORLD_SIZE 8, for instance).
 """
 
@@ -42,7 +30,7 @@ if __name__ == "__main__":
 from slowfast_patches.config.load import CONFIGS
 from slowfast_patches.launch.slurm import Slurm
 from slowfast_patches.study.arms import Arms
-from slowfast_patches.study.experiments import EXPERIMENTS, PAPER, PROOF
+from slowfast_patches.study.experiments import EXPERIMENTS, PAPER
 from slowfast_patches.study.reproduce import Request, reproduce
 from slowfast_patches.study.toy import Toy
 
@@ -50,58 +38,63 @@ from slowfast_patches.study.toy import Toy
 def parse_args(argv: list[str] | None = None) -> argparse.Namespace:
     """The command line; the KEY VALUE pairs may follow any option, --seeds too."""
     parser = command_line.command_parser(__doc__)
-    parser.add_argument(
-        "name", choices=[*EXPERIMENTS, *_GROUPS], help="all: the paper's; proof: ours"
-    )
+    parser.add_argument("name", choices=[*EXPERIMENTS, "all"], help="all: every table and figure")
     command_line.add_seeds(parser)
-    command_line.add_options(parser, _OPTIONS)
-    group = parser.add_argument_group("how to run")
-    command_line.add_options(group.add_mutually_exclusive_group(), _WAYS)
-    demo = "demo: everything at toy size on a CPU, on rendered videos; trains at once"
-    group.add_argument("--scale", choices=("paper", "demo"), default="paper", help=demo)
-    command_line.add_at_once(group)
-    command_line.add_options(group, _SLURM)
-    command_line.add_options(parser.add_argument_group("what to run on"), _INPUTS)
-    parser.add_argument(
-        "overrides", nargs="*", default=[], metavar="KEY VALUE", help="config keys to set"
-    )
+    text = "folder of runs and reports (default: %(default)s)"
+    output = Path("runs/reproduce")
+    parser.add_argument("--output", type=Path, default=output, metavar="DIR", help=text)
+    text = "a recipe of your own, as a further row; give one or more"
+    parser.add_argument("--add", type=Path, action="append", default=[], metavar="FILE", help=text)
+    parser.add_argument("--json", action="store_true", help="print JSON, and nothing else")
+    _add_ways(parser.add_argument_group("how to run"))
+    _add_inputs(parser.add_argument_group("what to run on"))
+    text = "config keys to set"
+    parser.add_argument("overrides", nargs="*", default=[], metavar="KEY VALUE", help=text)
     args = parser.parse_intermixed_args(argv)
-    command_line.take_seeds(parser, args)
+    command_line.take_numbers(args, "seeds", command_line.whole_number)
     _check_ways(parser, args)
     return args
 
 
-_GROUPS = {"all": PAPER, "proof": PROOF}
-_OPTIONS = {
-    "--output": (Path, "DIR", "folder of runs and reports (%(default)s)", Path("runs/reproduce")),
-    "--add": ([Path], "FILE", "a recipe of your own, as a further row; give one or more"),
-    "--json": (bool, "print JSON, and nothing else"),
-}
-_WAYS = {
-    "--dry-run": (bool, "print what would run, nothing else"),
-    "--local": (bool, "train here, one run after another, or --at-once N of them"),
-    "--slurm": (str, "PARTITION", "train as SLURM jobs"),
-}
-_SBATCH = "a further one of sbatch: account=vision"
-_SLURM = {
-    "--slurm-hours": (float, "H", f"of a job ({Slurm.hours:g}); then requeued"),
-    "--slurm-limit": (int, "N", f"jobs of an array at the same time ({Slurm.limit})"),
-    "--slurm-cpus": (int, "N", f"cores for each GPU ({Slurm.cpus})"),
-    "--slurm-option": ([command_line.key_value], "KEY=VALUE", _SBATCH),
-}
-_DATA, _STARTS = ("kinetics", "ssv2", "charades", "words", "demo"), ("imagenet", "kinetics")
-_FORMS = dict.fromkeys(("words", "demo"), "kinetics")
-"""Data whose lists have another's form."""
+_DATA = ("kinetics", "ssv2", "charades")
+_STARTS = ("imagenet", "kinetics")
 
-_START = "checkpoint for recipes that start from it"
-_TIMES = "of benchmarks/step_time.py, for the expected times"
-_STEP = "of one iteration of the first run listed, for the expected times: the others by FLOPs"
-_INPUTS = {
-    **{f"--{name}": (str, "DIR", "folder of the data set's lists") for name in _DATA},
-    **{f"--{name}-weights": (str, "FILE", _START) for name in _STARTS},
-    "--step-times": ([Path], "FILE", _TIMES),
-    "--step-seconds": (float, "S", _STEP),
-}
+
+def _add_ways(group: argparse._ArgumentGroup) -> None:
+    ways = group.add_mutually_exclusive_group()
+    text = "print what would run, nothing else"
+    ways.add_argument("--dry-run", action="store_true", help=text)
+    text = "train here, one run after another, or --at-once N of them"
+    ways.add_argument("--local", action="store_true", help=text)
+    ways.add_argument("--slurm", metavar="PARTITION", help="train as SLURM jobs")
+    text = "demo: everything at toy size on a CPU, on rendered videos; trains at once"
+    group.add_argument("--scale", choices=("paper", "demo"), default="paper", help=text)
+    command_line.add_at_once(group)
+    text = f"of a job ({Slurm.hours:g}); then requeued"
+    group.add_argument("--slurm-hours", type=float, metavar="H", help=text)
+    text = f"jobs of an array at the same time ({Slurm.limit})"
+    group.add_argument("--slurm-limit", type=int, metavar="N", help=text)
+    text = f"cores for each GPU ({Slurm.cpus})"
+    group.add_argument("--slurm-cpus", type=int, metavar="N", help=text)
+    text = "a further one of sbatch: account=vision"
+    pair = command_line.key_value
+    group.add_argument(
+        "--slurm-option", type=pair, action="append", default=[], metavar="KEY=VALUE", help=text
+    )
+
+
+def _add_inputs(group: argparse._ArgumentGroup) -> None:
+    for name in _DATA:
+        group.add_argument(f"--{name}", metavar="DIR", help="folder of the data set's lists")
+    for name in _STARTS:
+        text = "checkpoint for recipes that start from it"
+        group.add_argument(f"--{name}-weights", metavar="FILE", help=text)
+    text = "of benchmarks/step_time.py, for the expected times"
+    group.add_argument(
+        "--step-times", type=Path, action="append", default=[], metavar="FILE", help=text
+    )
+    text = "of one iteration of the first run listed, for the expected times: the others by FLOPs"
+    group.add_argument("--step-seconds", type=float, metavar="S", help=text)
 
 
 def _check_ways(parser: argparse.ArgumentParser, args: argparse.Namespace) -> None:
@@ -131,12 +124,10 @@ def make_request(args: argparse.Namespace, argv: list[str]) -> Request:
     toy = Toy() if args.scale == "demo" else None
     if toy:
         made = args.output / "demo" / "data"
-        data = {name: str(made / _FORMS.get(name, name)) for name in _DATA}
-    if "words" in data:
-        data["digits"] = data["words"] if toy else str(args.output / "data" / "digits")
+        data = {name: str(made / name) for name in _DATA}
     return Request(
-        names=_GROUPS.get(args.name, (args.name,)),
-        seeds=tuple(args.seeds),
+        names=PAPER if args.name == "all" else (args.name,),
+        seeds=tuple(dict.fromkeys(args.seeds)),
         output=args.output,
         run_net=Path(__file__).resolve().with_name("run_net.py"),
         arms=Arms(CONFIGS, data, weights, tuple(args.overrides), toy),

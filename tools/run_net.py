@@ -1,6 +1,6 @@
 """Train and test a recipe.
 
-    python tools/run_net.py --cfg configs/Kinetics/SLOWFAST_8x8_R50_MULTIGRID.yaml \\
+    multigrid-train --cfg configs/Kinetics/SLOWFAST_8x8_R50_MULTIGRID.yaml \\
         DATA.PATH_TO_DATA_DIR /data/kinetics NUM_GPUS 8
 
 Keys and values after the options replace those of the recipe. Ways to start it, all of which train
@@ -9,26 +9,26 @@ the same:
   one machine       the above: a process for each of NUM_GPUS GPUs; NUM_GPUS 0 is the CPU.
 
   several machines  on each of them, with its own --shard-id, meeting on the first:
-                    python tools/run_net.py --cfg ... NUM_GPUS 8 --num-shards 2 --shard-id 0 \\
+                    multigrid-train --cfg ... NUM_GPUS 8 --num-shards 2 --shard-id 0 \\
                         --init-method tcp://first-machine:9999
 
   torchrun          on each of the machines:
                     torchrun --nnodes 2 --nproc-per-node 8 --rdzv-backend c10d \\
-                        --rdzv-endpoint first-machine:9999 tools/run_net.py --cfg ... NUM_GPUS 8
+                        --rdzv-endpoint first-machine:9999 --no-python \\
+                        multigrid-train --cfg ... NUM_GPUS 8
 
   srun              once, in a job of SLURM, with a task for each GPU:
                     srun --nodes 2 --ntasks-per-node 8 --gpus-per-node 8 \\
-                        python tools/run_net.py --cfg ... NUM_GPUS 8
+                        multigrid-train --cfg ... NUM_GPUS 8
                     or with one task a machine (--ntasks-per-node 1), which starts a process for
-                    each GPU. The machines meet on the first; --init-method names another place.
+                    each GPU. The machines meet on the first; --init-method names another port.
 
-  submitit          python tools/submit.py ... queues runs as jobs.
+  submitit          multigrid-submit ... queues runs as jobs.
 
-Processes that do not come within DIST_JOIN_SECONDS are named. Exit status: 0 when done, 2 for a
-mistake or what stops a training, 75 for one that a signal has interrupted and that goes on when
-started again, 130 for Ctrl-C before it began, 1 for a bug or where another process was lost.
-torchrun makes 1 of each but 0; with --max-restarts it would start an interrupted run again at once,
-so that one ends with 0 there.
+Exit status: 0 when done, 2 for a mistake or what stops a training, 75 for one that a signal has
+interrupted and that goes on when started again, 130 for Ctrl-C before it began, 1 for a bug or
+where another rank failed. torchrun makes 1 of each but 0; with --max-restarts it would start an
+interrupted run again at once, so that one ends with 0 there.
 """
 
 from __future__ import annotations
@@ -45,7 +45,6 @@ if __name__ == "__main__":
     command_line.ends_early()
 
 from slowfast_patches.config import load_recipe
-from slowfast_patches.launch.failing import report
 from slowfast_patches.train.run import run
 
 
@@ -53,9 +52,8 @@ from slowfast_patches.train.run import run
 def main() -> int:
     parser = command_line.command_parser(__doc__)
     parser.add_argument("--cfg", required=True, metavar="FILE", help="the recipe, a YAML file")
-    meeting = "where machines meet: tcp://HOST:PORT of the first, or file:///PATH that all share"
     options = {
-        "--init-method": (str, "URL", meeting),
+        "--init-method": (str, "URL", "where machines meet: tcp://HOST:PORT of the first"),
         "--shard-id": (int, "N", "this machine's number: SHARD_ID"),
         "--num-shards": (int, "N", "the number of machines: NUM_SHARDS"),
     }
@@ -70,16 +68,8 @@ def main() -> int:
     for key, value in (("SHARD_ID", args.shard_id), ("NUM_SHARDS", args.num_shards)):
         if value is not None:
             overrides += [key, str(value)]
-    try:
-        run(load_recipe(args.cfg, overrides), args.init_method)
-    except (Exception, KeyboardInterrupt) as error:
-        return report(error, terminal=_is_first_here())
+    run(load_recipe(args.cfg, overrides), args.init_method)
     return 0
-
-
-def _is_first_here() -> bool:
-    """Whether this is the first of the processes that torchrun or srun starts on this machine."""
-    return os.environ.get("LOCAL_RANK", os.environ.get("SLURM_LOCALID", "0")) == "0"
 
 
 if __name__ == "__main__":

@@ -5,7 +5,7 @@ same number. It is the run that torchrun would start: NUM_GPUS processes on each
 machines, TRAIN.BATCH_SIZE clips on each machine. What can be checked here is checked before it is
 queued. Example:
 
-    python tools/submit.py --cfg configs/Kinetics/SLOWFAST_8x8_R50_MULTIGRID.yaml \\
+    multigrid-submit --cfg configs/Kinetics/SLOWFAST_8x8_R50_MULTIGRID.yaml \\
         --partition gpu --nodes 16 --gpus-per-node 8 --hours 24 --option account=vision \\
         DATA.PATH_TO_DATA_DIR /data/kinetics OUTPUT_DIR runs/k400 SOLVER.REFERENCE_WORLD_SIZE 8
 
@@ -32,32 +32,34 @@ def parse_args(argv: list[str] | None = None) -> argparse.Namespace:
     parser = command_line.command_parser(__doc__)
     parser.add_argument("--cfg", type=Path, required=True, metavar="FILE", help="the recipe")
     parser.add_argument("--partition", required=True, metavar="P", help="where the job queues")
-    command_line.add_options(parser, _OPTIONS)
-    parser.add_argument(
-        "overrides", nargs="*", default=[], metavar="KEY VALUE", help="keys to replace"
+    text = "machines (default: the recipe's NUM_SHARDS)"
+    parser.add_argument("--nodes", type=int, metavar="N", help=text)
+    text = "of each (default: the recipe's NUM_GPUS)"
+    parser.add_argument("--gpus-per-node", type=int, metavar="N", help=text)
+    text = "of the job, after which it is requeued (default: %(default)g)"
+    parser.add_argument("--hours", type=float, default=Slurm.hours, metavar="H", help=text)
+    text = "cores for each GPU, or for each machine on the CPU (default: %(default)s)"
+    parser.add_argument("--cpus-per-gpu", type=int, default=Slurm.cpus, metavar="N", help=text)
+    text = "how often its time may run out; preemption does not count (default: %(default)s)"
+    parser.add_argument("--requeues", type=int, default=Slurm.requeues, metavar="N", help=text)
+    text = (
+        "before its end the job saves; the longest iteration and the writing of a checkpoint must "
+        "fit (default: %(default)s)"
     )
+    parser.add_argument(
+        "--warning-seconds", type=int, default=Slurm.warning_seconds, metavar="S", help=text
+    )
+    parser.add_argument("--job-name", default="multigrid", metavar="NAME", help="in the queue")
+    text = "a further one of sbatch, such as account=vision"
+    key_value = command_line.key_value
+    parser.add_argument(
+        "--option", type=key_value, action="append", default=[], metavar="KEY=VALUE", help=text
+    )
+    text = "check, print the batch file, submit nothing"
+    parser.add_argument("--dry-run", action="store_true", help=text)
+    text = "keys to replace"
+    parser.add_argument("overrides", nargs="*", default=[], metavar="KEY VALUE", help=text)
     return parser.parse_intermixed_args(argv)
-
-
-_CORES = "cores for each GPU, or for each machine on the CPU (default: %(default)s)"
-_REQUEUES = "how often its time may run out; preemption does not count (default: %(default)s)"
-_WARNING = (
-    "before its end the job saves; the longest iteration and the writing of a checkpoint must fit "
-    "(default: %(default)s)"
-)
-_HOURS = "of the job, after which it is requeued (default: %(default)g)"
-_SBATCH = "a further one of sbatch, such as account=vision"
-_OPTIONS = {
-    "--nodes": (int, "N", "machines (default: the recipe's NUM_SHARDS)"),
-    "--gpus-per-node": (int, "N", "of each (default: the recipe's NUM_GPUS)"),
-    "--hours": (float, "H", _HOURS, Slurm.hours),
-    "--cpus-per-gpu": (int, "N", _CORES, Slurm.cpus),
-    "--requeues": (int, "N", _REQUEUES, Slurm.requeues),
-    "--warning-seconds": (int, "S", _WARNING, Slurm.warning_seconds),
-    "--job-name": (str, "NAME", "in the queue", "multigrid"),
-    "--option": ([command_line.key_value], "KEY=VALUE", _SBATCH),
-    "--dry-run": (bool, "check, print the batch file, submit nothing"),
-}
 
 
 @command_line.tool()

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 import os
+import time
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Sequence
 from pathlib import Path
@@ -84,7 +85,8 @@ class Steps(ABC):
     """Some way to train on one shape after another, timed."""
 
     def __init__(self, recipe: Recipe, device: torch.device) -> None:
-        self.recipe, self.device = recipe, device
+        self.recipe = recipe
+        self.device = device
         set_up_device(recipe)
 
     def time(self, step: Step, batch: Batch, iterations: int) -> Timed:
@@ -95,7 +97,9 @@ class Steps(ABC):
         """
         set_up_device(self.recipe)  # another one had its turn
         wait_for(self.device)
-        clock = StepClock(self.device)
+        # A single thread's own time leaves out what it waits for a core on a busy machine.
+        single = torch.get_num_threads() == 1
+        clock = StepClock(self.device, time.process_time if single else time.perf_counter)
         for _ in range(iterations):
             clock.start()
             self.take(step, batch, clock.mark)
@@ -110,13 +114,9 @@ class Steps(ABC):
     def trained(self, step: Step) -> tuple[nn.Module, torch.optim.Optimizer]:
         """The model that takes a step, and its optimizer."""
 
-    def record(self, step: Step, batch: Batch) -> None:  # noqa: B027 (most have nothing to record)
-        """Record an iteration where they are replayed; one like it was taken before."""
-
     def forget(self, step: Step) -> None:
         """Give back what an iteration that broke off has left behind."""
-        if not self.recipe.train.cuda_graphs:  # they have the gradients' place
-            self.trained(step)[1].zero_grad(set_to_none=True)
+        self.trained(step)[1].zero_grad(set_to_none=True)
         if self.device.type == "cuda":
             torch.cuda.empty_cache()
 
@@ -159,11 +159,6 @@ class Bench(Steps):
     def trained(self, step: Step) -> tuple[nn.Module, torch.optim.Optimizer]:
         return self.model, self.stepper.optimizer
 
-    def record(self, step: Step, batch: Batch) -> None:
-        if self.recipe.train.cuda_graphs:
-            set_up_device(self.recipe)
-            self.stepper.record(step, batch)
-
     def forget(self, step: Step) -> None:
         super().forget(step)
         self.stepper.precision = Precision(self.recipe, self.device)
@@ -185,12 +180,15 @@ class Case:
     def __init__(
         self, bench: Steps, shape: Shape, bn_size: int | None, batch: Batch | None = None
     ) -> None:
-        self.bench, self.shape, self.bn_size = bench, shape, bn_size
+        self.bench = bench
+        self.shape = shape
+        self.bn_size = bn_size
         self.clips = shape.batch // processes_of(bench.recipe)
         shared = None if bn_size is None else min(bn_size, self.clips)
         self.step = Step(0, 0, shape, RATE, shared, 0, 0.0)
         self.batch = made_up_batch(bench.recipe, self.clips, shape) if batch is None else batch
-        self.iterations, self.rounds = 0, list[float]()
+        self.iterations = 0
+        self.rounds = list[float]()
         self.parts: dict[str, list[float]] = {}
         self.peak_bytes: int | None = None  # with what the model keeps; None without a GPU
         self.failure: str | None = None
@@ -199,7 +197,7 @@ class Case:
         """Choose as many iterations a round as take about `seconds`, and note the memory of one.
 
         The first steps are left out of that, for cuDNN tries its convolutions there, some of which
-        take much; so is what a recorded graph takes, which claims nothing when it is replayed.
+        take much.
         """
         if self._try(WARM_UP) is None:
             return
@@ -208,14 +206,6 @@ class Case:
             self.iterations = max(1, round(seconds / took.seconds))
             if others is not None:
                 self.peak_bytes = torch.cuda.max_memory_allocated() - others
-
-    def record(self) -> None:
-        """Record the shape where it is replayed, once all shapes have been taken."""
-        if self.failure is None:
-            try:
-                self.bench.record(self.step, self.batch)
-            except RuntimeError as error:
-                self.failure = " ".join(str(error).split())[:200]
 
     def time(self) -> None:
         """One more round."""
@@ -230,8 +220,8 @@ class Case:
         except torch.OutOfMemoryError:
             self.failure = "out of memory"
         except RuntimeError as error:
-            # Without compiler and graphs, what fails here is a fault of ours.
-            if not (self.bench.recipe.train.compile or self.bench.recipe.train.cuda_graphs):
+            # Without the compiler, what fails here is a fault of ours.
+            if not self.bench.recipe.train.compile:
                 raise
             self.failure = " ".join(str(error).split())[:200]
         self.bench.forget(self.step)  # here the error no longer holds on to the activations
@@ -261,6 +251,4 @@ def time_in_turns(cases: Sequence[Case], rounds: int, seconds: float) -> None:
     expect_graphs(sum(bool(case.bench.recipe.train.compile) for case in cases))
     for case in cases:
         case.warm_up(seconds / rounds)
-    for case in cases:
-        case.record()
     take_turns(dict(enumerate(case.time for case in cases)), rounds)

@@ -30,7 +30,8 @@ def host_problem(recipe: Recipe) -> str | None:
     from slowfast.models.losses import _LOSSES
     from slowfast.models.model_builder import _MODEL_TYPES
 
-    method, loss = recipe.solver.optimizing_method, recipe.model.loss_func
+    method = recipe.solver.optimizing_method
+    loss = recipe.model.loss_func
     if _builder_name(recipe) not in _MODEL_TYPES:
         return f"the host has no model {recipe.model.arch}"
     if loss not in _LOSSES or method not in ("sgd", "adam"):

@@ -6,8 +6,6 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from common import provenance
-from torch.profiler import ProfilerActivity
-from torch.profiler import profile as profiler
 
 from multigrid.cost import FlopsPerClip
 from slowfast_patches.config.recipe import Recipe
@@ -15,8 +13,7 @@ from slowfast_patches.launch.launch import processes_of
 from slowfast_patches.models.flops import check_shapes, flops_per_clip
 from slowfast_patches.plan.plan import dataset_size
 from slowfast_patches.plan.step_times import FORMAT, model_of, shapes_to_measure
-from steps.case import Case, build_training_model, prepare_device, time_in_turns
-from steps.fast import build_fast_pathway, fast_flops_per_clip
+from steps.case import Case, prepare_device, time_in_turns
 from steps.rates import (
     REFERENCES,
     Row,
@@ -30,9 +27,6 @@ from steps.variants import EACH, HOST, Variant, build_variants
 
 __all__ = ["measure"]
 
-_PROFILED = 3
-"""Steps in a profile."""
-
 
 def measure(
     recipe: Recipe,
@@ -40,74 +34,44 @@ def measure(
     rounds: int,
     seconds: float,
     *,
-    fast: bool = False,
-    profile: str | None = None,
     num_videos: int | None = None,
 ) -> dict[str, Any]:
     """The times of each shape in each variant, and what follows from them.
 
     Args:
         asked: names of variants; "each" stands for all. What the device cannot have is reported.
-        fast: the fast pathway alone.
-        profile: the variant whose worst shape is profiled, None for no profile.
         num_videos: of the training set; None for what the recipe says.
 
     Raises:
-        ValueError: the model cannot take a shape, the device no variant, or --profile names none.
+        ValueError: the model cannot take a shape, or the device no variant.
     """
-    each = [name for name in EACH if not (fast and name in HOST)]
-    names = dict.fromkeys(name for item in asked for name in (each if item == "each" else [item]))
+    names = dict.fromkeys(name for item in asked for name in (EACH if item == "each" else [item]))
     check_shapes(recipe, [shape for shape, _ in shapes_to_measure(recipe)])
     device = prepare_device(recipe)
-    build = build_fast_pathway if fast else build_training_model
-    variants = build_variants(recipe, list(names), device, build)
+    variants = build_variants(recipe, list(names), device)
     measured = [variant for variant in variants if variant.failure is None]
     if not measured:
         raise ValueError("; ".join(f"--variants {v.name}: {v.failure}" for v in variants))
-    if profile and profile not in [variant.name for variant in measured]:
-        raise ValueError(f"--profile {profile}: measured are {', '.join(v.name for v in measured)}")
     rates = matrix_rates(recipe, device, [variant.precision for variant in measured])
     cases = [case for variant in measured for case in variant.cases]
     time_in_turns(cases, rounds, seconds)
-    flops = (fast_flops_per_clip if fast else flops_per_clip)(recipe)
+    flops = flops_per_clip(recipe)
     videos, no_videos = _videos(recipe, num_videos)
     rows = [_variant_row(variant, rates, flops, videos) for variant in variants]
     for name in REFERENCES:
         add_relative(name, rows)
-    result = {
+    return {
         "format": FORMAT,
         "precision": next((row["precision"] for row in rows if row["name"] == "recipe"), None),
         "processes": processes_of(recipe),
         **provenance(device),
         "model": model_of(recipe),
-        "pathway": "fast" if fast else "all",
         "matrix_rates": rates,
         "num_videos": videos,
         "no_videos": no_videos,
         "variants": rows,
         "recommended": recommend(rows),
     }
-    if profile:
-        cases = next(variant.cases for variant in measured if variant.name == profile)
-        shapes = next(row["shapes"] for row in rows if row["name"] == profile)
-        result["profile"] = _profile_worst(profile, cases, shapes)
-    return result
-
-
-def _profile_worst(name: str, cases: Sequence[Case], rows: Sequence[Row]) -> str:
-    """Torch's table of what takes most time, on the GPU's side or the CPU's without one, in steps
-    of the shape with the smallest share of the matrix rate."""
-    pairs = [pair for pair in zip(rows, cases, strict=True) if pair[0]["seconds"] is not None]
-    if not pairs:
-        return f"No profile of {name}: no shape has a time"
-    _, case = min(pairs, key=lambda pair: float(pair[0]["matrix_share"]["median"]))
-    on_gpu = case.bench.device.type == "cuda"
-    activities = [ProfilerActivity.CPU] + [ProfilerActivity.CUDA] * on_gpu
-    with profiler(activities=activities) as profiled:
-        case.bench.time(case.step, case.batch, _PROFILED)
-    order = f"self_{'device' if on_gpu else 'cpu'}_time_total"
-    table = profiled.key_averages().table(sort_by=order, row_limit=15)
-    return f"Profile of {name} at {case.shape}, {_PROFILED} steps\n\n{table}"
 
 
 def _variant_row(

@@ -46,7 +46,8 @@ def matrix_rates(recipe: Recipe, device: torch.device, names: Iterable[str]) -> 
         recipe: any recipe for the device; its TRAIN.TF32 is set as each precision needs it.
         names: of "float32", "tf32", "bfloat16" and "float16".
     """
-    rates, side = dict[str, float](), _SIDES[device.type]
+    rates = dict[str, float]()
+    side = _SIDES[device.type]
     for name in sorted(set(names)):
         set_up_device(recipe.replaced({"TRAIN.TF32": name == "tf32"}))
         a, b = (torch.randn(side, side, device=device).to(_TYPES[name]) for _ in range(2))
@@ -118,7 +119,7 @@ def _ratio(found: Row, other: Row, factor: float = 1.0) -> Row | None:
 def totals(recipe: Recipe, rows: Sequence[Row], num_videos: int | None) -> Row:
     """Seconds of the whole schedule, and of the same recipe without multigrid.
 
-    The medians are of the shapes' medians, as in tools/plan.py; the rest is round by round.
+    The medians are of the shapes' medians, as in multigrid-plan; the rest is round by round.
 
     Args:
         recipe: the recipe as it was measured.
@@ -134,7 +135,8 @@ def totals(recipe: Recipe, rows: Sequence[Row], num_videos: int | None) -> Row:
     missing = [s for s, row in zip(shapes, rows, strict=True) if row["seconds"] is None]
     if missing:
         return {"failure": f"no time for {', '.join(map(str, dict.fromkeys(missing)))}"}
-    schedule, found = schedule_of(recipe, num_videos or MANY_VIDEOS), list[tuple[float, ...]]()
+    schedule = schedule_of(recipe, num_videos or MANY_VIDEOS)
+    found = list[tuple[float, ...]]()
     medians = [row["seconds"]["median"] for row in rows]
     for seconds in [medians, *zip(*(row["seconds"]["rounds"] for row in rows), strict=True)]:
         times = dict(zip(shapes, seconds, strict=True))  # the first, where it comes again, is lost

@@ -1,24 +1,19 @@
-"""Measured steps in tables (shapes, parts, variants, the whole schedule) and in a bar chart."""
+"""Measured steps in tables: shapes, parts, variants, the whole schedule."""
 
 from __future__ import annotations
 
 import shlex
 from collections.abc import Mapping, Sequence
-from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from common import spread_text
 
 from multigrid import Shape
-from slowfast_patches.utils.pictures import COLOURS, MUTED, new_figure, save_figure
 from slowfast_patches.utils.tables import format_duration, format_table
 from steps.rates import REFERENCES
 from steps.variants import HOST
 
-if TYPE_CHECKING:
-    from matplotlib.axes import Axes
-
-__all__ = ["draw_chart", "format_result"]
+__all__ = ["format_result"]
 
 Row = Mapping[str, Any]
 
@@ -61,7 +56,8 @@ def _cells(row: Row, others: Sequence[str]) -> list[str]:
     cells = [str(Shape(*row["shape"])), str(row["local_clips"]), bn_size]
     if row["seconds"] is None:
         return [*cells, row["failure"], *[""] * (len(_HEADERS) + len(others) - 4)]
-    parts, peak = row["parts"], row["peak_bytes"]
+    parts = row["parts"]
+    peak = row["peak_bytes"]
     return [
         *cells,
         spread_text(row["seconds"], 4, ""),
@@ -95,18 +91,12 @@ def _format_totals(variants: Sequence[Row], num_videos: int | None) -> str:
 
 def _notes(result: Row) -> list[str]:
     rates = ", ".join(f"{r / 1e12:.4g} TFLOP/s in {n}" for n, r in result["matrix_rates"].items())
-    timed = [row for v in result["variants"] for row in v["shapes"] if row["seconds"] is not None]
-    graphs = any("backward" in row["parts"] and "forward" not in row["parts"] for row in timed)
     notes = [
         f"{result['device']['name']}, {result['machine']['threads']} CPU threads; one process of "
         f"{result['processes']}, without loading, evaluation, and communication between "
         f"processes. Matrix products here: {rates}. FLOPs are those of training, 3 × the "
         "forward's, a multiply-add counted as two."
     ]
-    if result["pathway"] == "fast":
-        notes.append("Measured is the fast pathway alone, without slow and lateral connections.")
-    if graphs:
-        notes.append("A CUDA graph is forward and backward in one: both are under backward.")
     if result["num_videos"] is None:
         why = result["no_videos"]
         notes.append(f"No times, and the speed-up is that of very many videos: {why}")
@@ -116,60 +106,3 @@ def _notes(result: Row) -> list[str]:
             "for its head pools over a fixed window; host_tf32 is the same with TF32."
         )
     return notes
-
-
-_WHISKER: dict[str, Any] = {"elinewidth": 0.9, "ecolor": "#30343b", "capsize": 2.5}
-
-
-def draw_chart(result: Row, path: Path) -> None:
-    """A panel for each variant, of bars for the shapes: how fast it is, relative to the host or to
-    plain, with quartiles; all panels have the same scale.
-
-    Raises:
-        ValueError: a suffix that names no picture format.
-    """
-    measured = {v["name"]: v for v in result["variants"] if v["failure"] is None}
-    reference = measured.get("host", measured.get("plain"))
-    assert reference is not None, list(measured)
-    shown = [variant for variant in measured.values() if variant is not reference]
-    labels = _labels(reference["shapes"])
-    height = 0.9 + 1.05 * len(shown)
-    figure, panels = new_figure(rows=len(shown), width=max(6.5, 1.05 * len(labels)), height=height)
-    highest = 1.0
-    for number, (axes, variant) in enumerate(zip(panels, shown, strict=True)):
-        colour = COLOURS[number % len(COLOURS)]
-        highest = max(highest, _draw_bars(axes, variant, reference, colour))
-    for axes in panels:
-        axes.axhline(1, color=MUTED, lw=1.0, ls="--", zorder=2.5)
-        axes.set_ylim(0, 1.35 * highest)
-        axes.tick_params(axis="x", length=0)
-    panels[-1].set_xticks(range(len(labels)), labels)
-    panels[-1].set_xlabel(f"clips × frames × crop² of a process; {result['device']['name']}")
-    figure.supylabel(f"clips/s relative to {reference['name']}", fontsize=10)
-    save_figure(figure, path)
-
-
-def _draw_bars(axes: Axes, variant: Row, reference: Row, colour: str) -> float:
-    """A variant's bars with their quartiles and medians in figures; where the highest ends."""
-    highest = 0.0
-    axes.set_title(variant["name"], loc="left", fontsize=9, pad=2)
-    for place, row in enumerate(variant["shapes"]):
-        spread = row["relative"].get(reference["name"])
-        if spread is None:
-            axes.text(place, 0, "none", ha="center", va="bottom", fontsize=8, color=MUTED)
-            continue
-        axes.bar(place, spread["median"], 0.62, color=colour)
-        middle, top = spread["median"], spread["quartile_3"]
-        ends = ([middle - spread["quartile_1"]], [top - middle])
-        axes.errorbar([place], [middle], ends, fmt="none", **_WHISKER)
-        axes.annotate(
-            f"{middle:.2f}", (place, top), (0, 2), textcoords="offset points", ha="center"
-        )
-        highest = max(highest, top)
-    return highest
-
-
-def _labels(rows: Sequence[Row]) -> list[str]:
-    """The shapes of a process; the first is the baseline's, with its BN."""
-    shapes = [str(Shape(row["local_clips"], *row["shape"][1:])) for row in rows]
-    return [f"{shapes[0]}\nbaseline", *shapes[1:]]

@@ -54,7 +54,8 @@ def with_switches(recipe: Recipe, name: str, device: torch.device) -> tuple[Reci
     if name == "all":
         keys = _all_possible(recipe, device)
         return recipe.replaced(keys), keys
-    keys, problem = dict(_OFF), None
+    keys = dict(_OFF)
+    problem = None
     if name in HOST:
         keys["TRAIN.TF32"] = name == "host_tf32"
         problem = host_problem(recipe)
@@ -145,7 +146,8 @@ def build_variants(
     Args:
         build: gives the model of all but the host's.
     """
-    batches, found = dict[Shape, Batch](), list[Variant]()
+    batches = dict[Shape, Batch]()
+    found = list[Variant]()
     for name in names:
         try:
             changed, keys = with_switches(recipe, name, device)

@@ -49,7 +49,7 @@ from multigrid.sampling import (
 )
 from multigrid.schedule import Phase, Schedule, Step, make_schedule
 from multigrid.shapes import LONG_CYCLE, SHORT_CYCLE, Shape, scale_shape
-from multigrid.training import MultigridLR, Training
+from multigrid.training import MultigridLR, Training, prepare_step
 
 __all__ = [
     "LONG_CYCLE",
@@ -96,6 +96,7 @@ __all__ = [
     "plan_test",
     "plan_train",
     "possible_processes",
+    "prepare_step",
     "scale_shape",
     "schedule_cost",
     "set_extents",

@@ -9,6 +9,7 @@ from multigrid.schedule import Phase, Schedule
 from multigrid.shapes import Shape
 
 __all__ = [
+    "MIN_FINAL_ITERATIONS",
     "Cost",
     "FlopsPerClip",
     "SecondsPerIteration",
@@ -17,7 +18,15 @@ __all__ = [
     "phase_flops",
     "phase_seconds",
     "schedule_cost",
+    "short_ends",
 ]
+
+MIN_FINAL_ITERATIONS = 100
+"""Iterations at the baseline's shape that a multigrid training should end with.
+
+Measured: after coarse shapes a network scores at chance at the baseline's grid, and needs about as
+many to show there what it has learned (docs/proof.md).
+"""
 
 FlopsPerClip = Callable[[int, int], float]
 """Training FLOPs (forward and backward) of one clip of (frames, crop)."""
@@ -59,7 +68,8 @@ def baseline_cost(
     seconds_per_iteration: SecondsPerIteration | None = None,
 ) -> Cost:
     """What the same recipe costs without multigrid."""
-    base, iterations = schedule.base, schedule.baseline_iterations
+    base = schedule.base
+    iterations = schedule.baseline_iterations
     clips = iterations * base.batch
     flops = seconds = None
     if flops_per_clip is not None:
@@ -89,3 +99,15 @@ def final_iterations(schedule: Schedule) -> int:
     taught is learned again at the baseline's grid. All, where there is no coarse one."""
     coarse = [phase.stop for phase in schedule.phases if phase.base_shape != schedule.base]
     return schedule.iterations - max(coarse, default=0)
+
+
+def short_ends(schedule: Schedule) -> tuple[str, ...]:
+    """A warning where the end of a training is too short to show what coarse shapes taught."""
+    final = final_iterations(schedule)
+    if final == schedule.iterations or final >= MIN_FINAL_ITERATIONS:
+        return ()
+    return (
+        f"{final} iterations follow the last coarse shape; with fewer than {MIN_FINAL_ITERATIONS} "
+        "at the baseline's shape, what coarse shapes taught hardly shows there. More epochs, a "
+        "larger training set or a smaller batch give more",
+    )

@@ -198,7 +198,8 @@ class _Follower(_Converted):
                 f"{type(model).__name__} is for pre-training, and its decoder has positions of its "
                 "own: convert the model without it"
             )
-        self.size, self._extents = (in_time, in_space[0]), None
+        self.size = (in_time, in_space[0])
+        self._extents = None
         self.base = self.patches(frames, height)
 
     def patches(self, frames: int, crop: int) -> Patches:
@@ -241,7 +242,8 @@ class _Follower(_Converted):
 
 class _VideoMAE(_Follower):
     def start(self: Any, model: nn.Module) -> None:
-        cut, config = self.patch_embeddings, self.config
+        cut = self.patch_embeddings
+        config = self.config
         size = (cut.tubelet_size, *cut.patch_size)
         self._start(config.num_frames, cut.image_size, size, model)
 
@@ -269,7 +271,8 @@ class _ViViT(_Follower):
     def forward(self: Any, pixel_values: Tensor, interpolate_pos_encoding: bool = False) -> Tensor:
         """(N, T, 3, H, W) to (N, 1 + patches, C); positions follow the grid whatever is asked."""
         embeddings, patches = _cut(self.patch_embeddings.projection, pixel_values)
-        own, table = self.position_embeddings[:, :1], self.position_embeddings[0, 1:]
+        own = self.position_embeddings[:, :1]
+        table = self.position_embeddings[0, 1:]
         embeddings = embeddings + self._positions(table, patches, len(embeddings))
         first = (self.cls_token + own).expand(len(embeddings), -1, -1)
         output: Tensor = self.dropout(torch.cat((first, embeddings), dim=1))
@@ -293,11 +296,13 @@ class _TimeSformer(_Follower):
     def forward(self: Any, pixel_values: Tensor) -> Tensor:
         """(N, T, 3, H, W) to (N, 1 + patches, C), patches by place, then frame."""
         clips, frames = pixel_values.shape[:2]
-        self.now.num_frames, self.now.image_size = frames, pixel_values.shape[-1]
+        self.now.num_frames = frames
+        self.now.image_size = pixel_values.shape[-1]
         embeddings = self.patch_embeddings.projection(pixel_values.flatten(0, 1))
         in_plane = Patches(1, *embeddings.shape[2:])
         embeddings = embeddings.flatten(2).mT.unflatten(0, (clips, frames))  # (N, T, places, C)
-        own, table = self.position_embeddings[:, :1], self.position_embeddings[0, 1:]
+        own = self.position_embeddings[:, :1]
+        table = self.position_embeddings[0, 1:]
         base = self.base._replace(time=1)
         extents = self._extents_of(clips)
         placed = place_positions(table, base, in_plane, extents)
@@ -307,7 +312,8 @@ class _TimeSformer(_Follower):
             together = torch.cat((first.repeat_interleave(frames, 0), embeddings.flatten(0, 1)), 1)
             output: Tensor = self.pos_drop(together)
             return output
-        first, embeddings = self.pos_drop(first), self.pos_drop(embeddings)
+        first = self.pos_drop(first)
+        embeddings = self.pos_drop(embeddings)
         times = place_positions(
             self.time_embeddings[0],
             Patches(self.base.time, 1, 1),
@@ -334,7 +340,8 @@ class _VJEPA2(_Follower):
 
     def forward(self: Any, pixel_values_videos: Tensor) -> Tensor:
         """(N, T, 3, H, W) to (N, patches, C)."""
-        frames, crop = pixel_values_videos.shape[1], pixel_values_videos.shape[-1]
+        frames = pixel_values_videos.shape[1]
+        crop = pixel_values_videos.shape[-1]
         self.now.patches = self.patches(max(frames, self.size[0]), crop)
         self.now.extents = self._extents_of(len(pixel_values_videos))
         output: Tensor = super().forward(pixel_values_videos)  # type: ignore[misc]

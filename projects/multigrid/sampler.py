@@ -61,23 +61,18 @@ def _permutation(seed: int, epoch: int, num_videos: int) -> NDArray[np.int64]:
     return np.random.default_rng((seed, epoch)).permutation(num_videos)
 
 
-def stream(
-    seed: int, num_videos: int, start: int, stop: int, repeats: int = 1
-) -> list[tuple[int, int]]:
+def stream(seed: int, num_videos: int, start: int, stop: int) -> list[tuple[int, int]]:
     """(video, epoch) of the clips `start` to `stop`, exclusive, of the endless stream of a seed.
 
     The stream is one random permutation of the videos after another: each epoch visits every video
-    once, and mini-batches run on across the epochs' ends. With `repeats` r, each video comes r
-    times in a row, the clips of r epochs, which share a permutation (Hoffer et al., "Augment Your
-    Batch", CVPR 2020).
+    once, and mini-batches run on across the epochs' ends.
     """
-    return [_clip(seed, num_videos, repeats, number) for number in range(start, stop)]
+    return [_clip(seed, num_videos, number) for number in range(start, stop)]
 
 
-def _clip(seed: int, num_videos: int, repeats: int, number: int) -> tuple[int, int]:
-    turn, place = divmod(number, num_videos * repeats)
-    place, repeat = divmod(place, repeats)
-    return int(_permutation(seed, turn, num_videos)[place]), turn * repeats + repeat
+def _clip(seed: int, num_videos: int, number: int) -> tuple[int, int]:
+    epoch, place = divmod(number, num_videos)
+    return int(_permutation(seed, epoch, num_videos)[place]), epoch
 
 
 def clip_numbers(step: Step, rank: int, world_size: int) -> list[int]:
@@ -97,7 +92,6 @@ class MultigridBatchSampler(Sampler[list[ClipRequest]]):
     Rank r takes the r-th of `world_size` equal runs of each global mini-batch, so that together the
     ranks see what one process would. BN groups are runs of the stream; within a rank the clips come
     in `group_order`, as `GroupedBatchNorm3d` wants them. One pass over it is the whole training.
-    `repeats` is that of `stream`.
 
     Raises:
         ValueError: the processes cannot train the schedule, see `check_processes`; or `start` is
@@ -111,11 +105,12 @@ class MultigridBatchSampler(Sampler[list[ClipRequest]]):
         rank: int = 0,
         world_size: int = 1,
         start: int = 0,
-        repeats: int = 1,
     ) -> None:
         check_processes(schedule, world_size)
-        self.schedule, self.seed, self.repeats = schedule, seed, repeats
-        self.rank, self.world_size = rank, world_size
+        self.schedule = schedule
+        self.seed = seed
+        self.rank = rank
+        self.world_size = world_size
         self.load_state_dict({"iteration": start})
 
     def batch(self, iteration: int) -> list[ClipRequest]:
@@ -123,7 +118,7 @@ class MultigridBatchSampler(Sampler[list[ClipRequest]]):
         step = self.schedule.at(iteration)
         numbers = clip_numbers(step, self.rank, self.world_size)
         videos = self.schedule.num_videos
-        clips = [_clip(self.seed, videos, self.repeats, number) for number in numbers]
+        clips = [_clip(self.seed, videos, number) for number in numbers]
         return [ClipRequest(video, epoch, step.shape, iteration) for video, epoch in clips]
 
     def __iter__(self) -> Iterator[list[ClipRequest]]:
@@ -146,7 +141,8 @@ class MultigridBatchSampler(Sampler[list[ClipRequest]]):
         Raises:
             ValueError: the schedule does not have it.
         """
-        start, last = state["iteration"], self.schedule.iterations
+        start = state["iteration"]
+        last = self.schedule.iterations
         if not 0 <= start <= last:
             raise ValueError(
                 f"cannot start at iteration {start} of a schedule of {last}; was it another "
@@ -200,7 +196,8 @@ def network_input(
     `mean` and `std`, of all channels or of each, are taken out of pixels in [0, 1]; by default as
     PySlowFast does.
     """
-    clips, flips = batch["clips"].permute(0, 4, 1, 2, 3), batch["flips"].view(-1, 1, 1, 1, 1)
+    clips = batch["clips"].permute(0, 4, 1, 2, 3)
+    flips = batch["flips"].view(-1, 1, 1, 1, 1)
     away, by = (torch.tensor(n, device=clips.device).view(-1, 1, 1, 1) for n in (mean, std))
     pixels = (clips / 255 - away) / by
     return torch.where(flips, pixels.flip(-1), pixels)

@@ -94,7 +94,8 @@ class ClipPlan:
 
     def box(self, video: Video) -> Box:
         """The crop on the frames before they are resized, where a reader may cut it out."""
-        across, down = video.width / self.size[0], video.height / self.size[1]
+        across = video.width / self.size[0]
+        down = video.height / self.size[1]
         x, y = self.corner
         return Box(x * across, y * down, self.crop * across, self.crop * down)
 
@@ -159,10 +160,13 @@ def plan_train(
     generator see the same part of the video as nearly as they can. Those within segments, as many
     as the grid has frames, come from a generator of their own: all others, and what is drawn from
     `rng` later, are the same for every grid.
+
+    Strides count frames at `target_fps` a second; 0: the video's own frames.
     """
     u_stride, u_start, u_scale, u_x, u_y, u_flip = rng.random(6)
     low, high = grid.strides
-    stride, rate = low + int(u_stride * (high - low + 1)), video.fps / target_fps
+    stride = low + int(u_stride * (high - low + 1))
+    rate = _rate(video, target_fps)
     if grid.segments:
         positions = _in_segments(rng.spawn(1)[0].random(grid.frames), video)
     else:
@@ -197,7 +201,7 @@ def plan_test(
     single view is taken from the middle of the video. Where the clip leaves room, view k starts at
     k/n of it, as PySlowFast's do, which never show a video's end; with `to_end` at k/(n - 1), so
     that the last view ends with the video. The frame is resized to a short side of `short_side`,
-    the crop's own size by default.
+    the crop's own size by default. `target_fps` is as in `plan_train`.
 
     With `segments`, every view covers the whole video: view k of n takes the frame at (k + 0.5)/n
     of each of `frames` equal parts, a single view their centres. `stride`, `target_fps` and
@@ -215,7 +219,7 @@ def plan_test(
     if segments:
         positions = _in_segments(np.full(frames, (index + 0.5) / views), video)
     else:
-        span = stride * frames * video.fps / target_fps
+        span = stride * frames * _rate(video, target_fps)
         room = max(video.frames - span, 0.0)
         start = room / 2 if views == 1 else room * index / (views - to_end)
         positions = _positions(start, span, frames, video, exact=exact_strides)
@@ -226,6 +230,11 @@ def plan_test(
     centre = round((min(size) - crop) / 2)
     corner = (across, centre) if wide else (centre, across)
     return ClipPlan(positions, size, corner, crop, False)
+
+
+def _rate(video: Video, target_fps: float) -> float:
+    """The video's frames for each of those that strides count."""
+    return video.fps / target_fps if target_fps else 1.0
 
 
 def _positions(
@@ -242,8 +251,9 @@ def _positions(
 
 
 def _extents(grid: Grid, stride: int, rate: float, short_side: int) -> tuple[float, float]:
-    """How much a clip covers of what the baseline's do; `rate` is the video's frames a target's."""
-    base, in_time = grid.base, 1.0
+    """How much a clip covers of what the baseline's do; `rate` = `_rate` of the video."""
+    base = grid.base
+    in_time = 1.0
     if base is None:
         return 1.0, 1.0
     if not grid.segments:

@@ -58,7 +58,8 @@ class Phase:
 
     def count(self, which: int, stop: int | None = None) -> int:
         """How many iterations from the phase's start to `stop` take `shapes[which]`."""
-        stop, period = self.stop if stop is None else stop, len(self.shapes)
+        stop = self.stop if stop is None else stop
+        period = len(self.shapes)
         return (stop - which - 1) // period - (self.start - which - 1) // period
 
     def clips_until(self, stop: int) -> int:
@@ -139,7 +140,8 @@ class Schedule:
 
     def first_iteration_after(self, clips: float) -> int:
         """The first iteration before which `clips` clips were seen; `iterations` if none."""
-        low, high = 0, self.iterations
+        low = 0
+        high = self.iterations
         while low < high:
             middle = (low + high) // 2
             low, high = (low, middle) if self.at(middle).first_clip >= clips else (middle + 1, high)
@@ -170,7 +172,7 @@ def make_schedule(
     batch_rate_rule: str = "linear",
     equal_time: bool = False,
     warmup_in_epochs: bool = False,
-    short_cycle_at_end: bool = True,
+    fine_tuning: bool = True,
 ) -> Schedule:
     """The schedule of a training (paper §3).
 
@@ -187,8 +189,11 @@ def make_schedule(
         batch_exponent: how much the batch grows on coarser grids (`scale_shape`; paper: 1).
         batch_rate_rule: how rates follow the long cycle's (`batch_rate_factor`; paper: "linear").
         equal_time: phases keep the baseline's proportions in pixels, not in iterations (paper).
-        warmup_in_epochs: the warm-up is as many epochs as the baseline's, not scaled (paper).
-        short_cycle_at_end: the last phase has the short cycle, too (paper).
+        warmup_in_epochs: the warm-up is as many epochs as the baseline's, as in the later releases
+            of PySlowFast; else it is scaled as all lengths are. Both are readings: the paper does
+            not say.
+        fine_tuning: the last LR stage is the fine-tuning phase (paper). Without it, it holds a long
+            cycle at its own rate as the others do, which is our reading of §4.2.
 
     Each LR stage but the last holds one long cycle; stages keep the baseline's proportions. The
     last is fine-tuning at the baseline shape with the short cycle; its first half keeps the rate of
@@ -200,14 +205,15 @@ def make_schedule(
     """
     _check(learning_rate, num_videos, epoch_factor, bool(long_cycle or short_cycle))
     stepped = bool(learning_rate.stage_ends[1:] and learning_rate.drops)
-    if not long_cycle and short_cycle and (stepped or not short_cycle_at_end):
+    if not long_cycle and short_cycle and stepped:
         long_cycle = (BASE_FACTORS,)
-    policy = learning_rate.with_late_last_drop() if long_cycle else learning_rate
-    plans = _plan_phases(learning_rate, policy, tuple(long_cycle))
-    last_short = short_cycle if short_cycle_at_end or not long_cycle else ()
-    short = [short_cycle] * (len(plans) - 1) + [last_short]
-    sizes = (size_divisor, batch_exponent)
-    cycles = [_short_shapes(base, p.factors, x, *sizes) for p, x in zip(plans, short, strict=True)]
+    late = long_cycle and fine_tuning
+    policy = learning_rate.with_late_last_drop() if late else learning_rate
+    plans = _plan_phases(learning_rate, policy, tuple(long_cycle), fine_tuning)
+    cycles = [
+        _short_shapes(base, plan.factors, short_cycle, size_divisor, batch_exponent)
+        for plan in plans
+    ]
     epochs = epoch_factor * learning_rate.epochs
     stops = _count_iterations(_lengths(plans, cycles, equal_time), cycles, epochs * num_videos)
     phases = list[Phase]()
@@ -249,7 +255,8 @@ def _mean_volume(shapes: tuple[Shape, ...]) -> float:
 
 def _with_warmup_in_epochs(schedule: Schedule) -> Schedule:
     """The schedule whose warm-up ends after as many epochs of its own as it has baseline epochs."""
-    warmup, phases = schedule.learning_rate.warmup, schedule.phases
+    warmup = schedule.learning_rate.warmup
+    phases = schedule.phases
     end = schedule.first_iteration_after(warmup.epochs * schedule.num_videos)
     if end == schedule.iterations:
         return schedule
@@ -282,10 +289,14 @@ def _next_phase(
 
 
 def _plan_phases(
-    baseline: LearningRate, policy: LearningRate, long_cycle: tuple[Factors, ...]
+    baseline: LearningRate,
+    policy: LearningRate,
+    long_cycle: tuple[Factors, ...],
+    fine_tuning: bool,
 ) -> list[_Plan]:
     """Cut each stage into its long-cycle shapes, and the rest where the rate drops."""
     *cycled, end = baseline.stage_ends
+    cycled += [] if fine_tuning else [end]
     if long_cycle and not cycled:
         raise ValueError(
             "a long cycle needs two LR stages or more: all but the last hold one, the last "
@@ -297,6 +308,8 @@ def _plan_phases(
         cuts = [start + (stop - start) * j / len(long_cycle) for j in range(len(long_cycle))]
         for (a, b), factors in zip(pairwise((*cuts, stop)), long_cycle, strict=True):
             plans.append(_Plan(a, b, stage, factors, False))
+    if starts[-1] == end:
+        return plans
     cuts = [starts[-1], *(drop for drop in policy.drops if starts[-1] < drop < end), end]
     for part, (a, b) in enumerate(pairwise(cuts)):
         stage = len(starts) - 1 if long_cycle else part
@@ -330,15 +343,21 @@ def _count_iterations(
     """
     means = [sum(s.batch for s in shapes) / len(shapes) for shapes in cycles]
     scale = clips / sum(length * mean for length, mean in zip(lengths, means, strict=True))
-    stops, seen, wanted, i = list[int](), 0, 0.0, 0
+    stops = list[int]()
+    seen = 0
+    wanted = 0.0
+    i = 0
     for phase, (length, shapes, mean) in enumerate(zip(lengths, cycles, means, strict=True)):
         wanted += scale * length * mean
-        first, cycle = i, sum(s.batch for s in shapes)
+        first = i
+        cycle = sum(s.batch for s in shapes)
         whole = max(0, int((wanted - seen) // cycle) - 1)
-        seen, i = seen + whole * cycle, i + whole * len(shapes)
+        seen = seen + whole * cycle
+        i = i + whole * len(shapes)
         batch = shapes[i % len(shapes)].batch
         while abs(seen + batch - wanted) <= abs(seen - wanted):
-            seen, i = seen + batch, i + 1
+            seen = seen + batch
+            i = i + 1
             batch = shapes[i % len(shapes)].batch
         if i == first:
             raise ValueError(

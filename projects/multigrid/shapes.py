@@ -84,7 +84,8 @@ def scale_shape(
             f"crops of coarser grids are multiples of a number from 1 to the baseline's crop of "
             f"{base.crop}, not of {size_divisor}"
         )
-    frames, crop = round(base.frames * time), base.crop * space
+    frames = round(base.frames * time)
+    crop = base.crop * space
     rounded = round(crop) if size_divisor == 1 else _round_crop(crop, size_divisor, base.crop)
     coarser = 1 / space**2 if size_divisor == 1 else _nearest((base.crop / rounded) ** 2)
     growth = coarser / time

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import warnings
 from collections.abc import Mapping
 from typing import Any
 
@@ -12,11 +13,23 @@ from torch.optim.lr_scheduler import LRScheduler
 from torch.utils.data import DataLoader, Dataset, Subset
 
 from multigrid.batchnorm import form_groups, set_group_size
+from multigrid.cost import short_ends
 from multigrid.positions import check_patches, set_extents
 from multigrid.sampler import Batch, MultigridBatchSampler, collate
 from multigrid.schedule import Schedule, Step
 
-__all__ = ["MultigridLR", "Training"]
+__all__ = ["MultigridLR", "Training", "prepare_step"]
+
+
+def prepare_step(step: Step, model: nn.Module, optimizer: Optimizer) -> None:
+    """Set the BN group size of a model and the learning rates of an optimizer for a step.
+
+    `Training.begin` does so in the order of the schedule; this is for steps in any order. The rate
+    of a parameter group is the step's times the group's "lr_scale", 1 where it has none.
+    """
+    set_group_size(model, step.bn_size)
+    for group in optimizer.param_groups:
+        group["lr"] = step.lr * group.get("lr_scale", 1.0)
 
 
 class Training:
@@ -28,7 +41,8 @@ class Training:
             ...                                # forward, backward, optimizer.step()
 
     Everything but `iteration` is a function of the arguments: another object made from the same,
-    told `load_state_dict`, goes on inside an epoch with the same clips.
+    told `load_state_dict`, goes on inside an epoch with the same clips. Warns of a schedule whose
+    end is too short to show what coarse shapes taught (`multigrid.cost.short_ends`).
 
     Args:
         schedule: what to train.
@@ -50,11 +64,17 @@ class Training:
         rank: int | None = None,
         world_size: int | None = None,
     ) -> None:
-        self.schedule, self.model, self.optimizer, self.seed = schedule, model, optimizer, seed
+        self.schedule = schedule
+        self.model = model
+        self.optimizer = optimizer
+        self.seed = seed
         self.iteration = 0
-        self._place, self._formed = (rank, world_size), False
+        self._place = (rank, world_size)
+        self._formed = False
         self._begun = self._watched = False
         self._checked: nn.Module | None = None
+        for text in short_ends(schedule):
+            warnings.warn(text, stacklevel=2)
 
     def loader(
         self,
@@ -122,6 +142,11 @@ class Training:
                 "multigrid.collate does, or give begin its number"
             )
         iteration = batch if isinstance(batch, int) else int(batch["iteration"])
+        if iteration < 0:
+            raise ValueError(
+                "the mini-batch is of clips for validation, not of the schedule: take those of "
+                "training.loader(dataset), not of a DataLoader of your own"
+            )
         if iteration != self.iteration:
             raise ValueError(
                 f"iteration {iteration} of the schedule came where {self.iteration} was next; do "
@@ -134,15 +159,13 @@ class Training:
             check_patches(self.model, self.schedule.shapes)
             self._checked = self.model
         step = self.schedule.at(iteration)
-        if step.bn_size is not None:
-            set_group_size(self.model, step.bn_size)
+        prepare_step(step, self.model, self.optimizer)
         # The baseline's clips cover 1, and None takes their table as it is.
-        own, base = step.shape, self.schedule.base
+        own = step.shape
+        base = self.schedule.base
         coarse = (own.frames, own.crop) != (base.frames, base.crop)
         told: Mapping[str, Any] = batch if coarse and not isinstance(batch, int) else {}
         set_extents(self.model, told.get("extents"))
-        for group in self.optimizer.param_groups:
-            group["lr"] = step.lr * group.get("lr_scale", 1.0)
         self.iteration += 1
         self._begun = True
         return step

@@ -1,26 +1,23 @@
 """What can be trained and tested, checked before anything starts.
 
-What one key can be says its row in config/keys.py; here is what takes more than one to see.
+What a single key can be is in config/recipe.py and checked where it is loaded; here are the checks
+across keys.
 """
 
 from __future__ import annotations
 
 import logging
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from itertools import pairwise
 from typing import Any
 
-from slowfast_patches.config.keys import KEYS, PER_PATHWAY
-from slowfast_patches.config.recipe import Recipe, default_recipe
+from slowfast_patches.config.recipe import PER_PATHWAY, Recipe, default_recipe
 from slowfast_patches.config.schedule import learning_rate_of
 from slowfast_patches.utils.tables import format_list
 
-__all__ = ["SEVERAL_LABELS", "check_frames", "check_large_batch", "check_recipe"]
+__all__ = ["check_frames", "check_large_batch", "check_recipe"]
 
 logger = logging.getLogger(__name__)
-
-SEVERAL_LABELS: Mapping[str, bool] = {"kinetics": False, "ssv2": False, "charades": True}
-"""Whether a video of a data set has several labels; of other data sets nothing is known."""
 
 _FITTING: Mapping[bool, Mapping[str, str]] = {
     False: {"LOSS_FUNC": "cross_entropy", "HEAD_ACT": "softmax"},
@@ -32,9 +29,6 @@ nothing trains; softmax scores of several labels do not compare between videos, 
 _ADAPTIVE = ("adam", "adamw")
 """Methods whose rate follows the square root of the batch (Malladi et al., 2022)."""
 
-_MIXUP = tuple(f"MIXUP.{name}" for name in ("ALPHA", "CUTMIX_ALPHA", "PROB", "SWITCH_PROB"))
-"""Keys that say how clips are mixed."""
-
 _STRIDE = 32
 """Pixels of the input to one of the last feature map's."""
 
@@ -45,7 +39,8 @@ def check_recipe(recipe: Recipe, world_size: int = 1) -> None:
     Raises:
         ValueError: what is wrong, with the numbers and a way out.
     """
-    _check_values(recipe)
+    if recipe.detection.enable:
+        raise ValueError("DETECTION.ENABLE True: detection is not trained here; set it to False")
     _check_labels(recipe)
     _check_solver(recipe)
     check_large_batch(recipe)
@@ -63,28 +58,16 @@ def check_recipe(recipe: Recipe, world_size: int = 1) -> None:
     _check_speed(recipe, world_size)
 
 
-def _check_values(recipe: Recipe) -> None:
-    for key in KEYS:
-        if key.check and not key.check.passes(value := recipe[key.name]):
-            raise ValueError(f"{key.name} must be {key.check.wanted}, not {_plain(value)!r}")
-
-
 def _check_labels(recipe: Recipe) -> None:
     """DATA.ENSEMBLE_METHOD is free: the sum and the maximum of probabilities over views both rank
     classes and videos."""
-    several, model = recipe.data.multi_label, recipe.model
+    several = recipe.data.multi_label
+    model = recipe.model
     if model.num_classes == 1 and not several:
         raise ValueError(
             "MODEL.NUM_CLASSES 1: where all videos have the same label there is nothing to learn; "
             "give the videos of at least one class more"
         )
-    for section in (name for name in ("TRAIN", "TEST") if recipe[name].enable):
-        dataset = recipe[section].dataset
-        if SEVERAL_LABELS.get(dataset.lower(), several) != several:
-            raise ValueError(
-                f"DATA.MULTI_LABEL {several} does not fit {section}.DATASET {dataset}, whose "
-                f"videos have {'one label' if several else 'several labels'} each"
-            )
     if several and model.label_smoothing:
         raise ValueError(
             f"MODEL.LABEL_SMOOTHING {model.label_smoothing:g} is for a video's one label among "
@@ -124,7 +107,8 @@ def _check_steps(steps: list[float], rates: Sequence[float], max_epoch: float) -
     if any(later <= step for step, later in pairwise([*steps, max_epoch])):
         raise ValueError(
             f"SOLVER.STEPS {steps} must ascend and end before SOLVER.MAX_EPOCH {max_epoch:g}; "
-            "move the steps or raise MAX_EPOCH"
+            "move the steps or raise MAX_EPOCH; to shorten all of a recipe, leave MAX_EPOCH as it "
+            "is and set SOLVER.LENGTH, such as 0.25"
         )
     if rates and len(rates) != max(1, len(steps)):
         raise ValueError(
@@ -139,13 +123,15 @@ def check_large_batch(recipe: Recipe) -> None:
     Raises:
         ValueError: SOLVER.REFERENCE_BATCH_SIZE is not the only key that scales.
     """
-    solver, clips = recipe.solver, recipe.solver.reference_batch_size
+    solver = recipe.solver
+    clips = recipe.solver.reference_batch_size
     if clips and solver.base_lr_scale_num_shards:
         raise ValueError(
             f"SOLVER.REFERENCE_BATCH_SIZE {clips} and SOLVER.BASE_LR_SCALE_NUM_SHARDS True would "
             "both scale the learning rates; set one of them to 0 or False"
         )
-    start, target = solver.warmup_start_lr, learning_rate_of(recipe).at(solver.warmup_epochs)
+    start = solver.warmup_start_lr
+    target = learning_rate_of(recipe).at(solver.warmup_epochs)
     if clips and solver.warmup_epochs and target < start:
         logger.warning(
             f"SOLVER.WARMUP_START_LR {start:g} is above {target:g}, the rate of "
@@ -155,7 +141,8 @@ def check_large_batch(recipe: Recipe) -> None:
 
 
 def _warn_of_linear_rates(recipe: Recipe) -> None:
-    solver, multigrid = recipe.solver, recipe.multigrid
+    solver = recipe.solver
+    multigrid = recipe.multigrid
     grows = multigrid.long_cycle and multigrid.batch_exponent > 0
     if grows and solver.batch_rate_rule == "linear" and solver.optimizing_method in _ADAPTIVE:
         logger.warning(
@@ -166,63 +153,97 @@ def _warn_of_linear_rates(recipe: Recipe) -> None:
 
 
 def _warn_of_what_has_no_effect(recipe: Recipe) -> None:
-    solver, cycle, arch = recipe.solver, recipe.uses_multigrid, recipe.model.arch
-    policy, method = f"SOLVER.LR_POLICY {solver.lr_policy}", solver.optimizing_method
-    optimizer = f"SOLVER.OPTIMIZING_METHOD {method}"
-    multigrid = recipe.multigrid
-    own = multigrid.bn_base_size
-    for key, unused, because in (
-        ("SOLVER.STEPS", solver.lr_policy != "steps_with_relative_lrs", f"with {policy}"),
-        ("SOLVER.LARS_TRUST", method != "lars", f"with {optimizer}"),
-        ("BN.WEIGHT_DECAY", method == "lars", f"with {optimizer}, which decays no vectors"),
-        ("TSM.SHIFT_DIV", arch != "tsm", f"with MODEL.ARCH {arch}"),
-        ("HF.MODEL", arch != "hf", f"with MODEL.ARCH {arch}"),
-        ("HF.CONFIG", arch != "hf", f"with MODEL.ARCH {arch}"),
-        ("HF.DROP_PATH", arch != "hf", f"with MODEL.ARCH {arch}"),
-        ("SOLVER.LAYER_DECAY", arch != "hf", f"with MODEL.ARCH {arch}"),
-        ("BN.USE_PRECISE_STATS", arch == "hf", "with MODEL.ARCH hf, which has no BN"),
-        ("BN.GROUP_SIZE", arch == "hf", "with MODEL.ARCH hf, which has no BN"),
-        ("MULTIGRID.BN_BASE_SIZE", arch == "hf", "with MODEL.ARCH hf, which has no BN"),
-        ("MODEL.CHANNELS_LAST", arch == "hf", "with MODEL.ARCH hf, which computes on tokens"),
-        (
-            "MODEL.DROPOUT_RATE",
-            arch == "hf" and recipe["MODEL.DROPOUT_RATE"] > 0,
-            "with MODEL.ARCH hf, whose dropouts are HF.CONFIG's (as hidden_dropout_prob)",
-        ),
-        # A transformer's recipe may have it for the pilot, which adds cycles.
-        ("MULTIGRID.SIZE_DIVISOR", not cycle and arch != "hf", "without a cycle"),
-        ("MULTIGRID.BATCH_EXPONENT", not cycle, "without a cycle"),
-        ("MULTIGRID.EQUAL_TIME", not multigrid.long_cycle, "without a long cycle"),
-        (
-            "MULTIGRID.EQUAL_TIME",
-            multigrid.long_cycle and multigrid.batch_exponent == 1,
-            "with MULTIGRID.BATCH_EXPONENT 1, where all iterations take about as long",
-        ),
-        ("MULTIGRID.KEEP_FIELD_OF_VIEW", not cycle, "without a cycle"),
-        ("MULTIGRID.WARMUP_IN_EPOCHS", not cycle, "without a cycle"),
-        ("MULTIGRID.WARMUP_IN_EPOCHS", cycle and not solver.warmup_epochs, "without a warm-up"),
-        ("MULTIGRID.SHORT_CYCLE_AT_END", not multigrid.short_cycle, "without a short cycle"),
-        *((key, not recipe.mixup.enable, "with MIXUP.ENABLE False") for key in _MIXUP),
-        (
-            "DATA.EXACT_STRIDES",
-            recipe.data.clip_sampling == "segments",
-            "with DATA.CLIP_SAMPLING segments",
-        ),
-        (
-            "BN.GROUP_SIZE",
-            arch != "hf" and cycle and recipe.bn.group_size != own,
-            f"with a cycle, where MULTIGRID.BN_BASE_SIZE {own} clips share statistics",
-        ),
-    ):
-        if unused and (value := recipe[key]) != (default := default_recipe()[key]):
+    """Warn of each key that is not at its default and that nothing reads in this recipe."""
+    for key, reason in _without_effect(recipe):
+        default = _plain(default_recipe()[key])
+        value = _plain(recipe[key])
+        if value != default:
             logger.warning(
-                f"{key} {_plain(value)} has no effect {because}; leave it out, or write "
-                f"{_plain(default)}"
+                f"{key} {value} has no effect {reason}; leave it out, or write {default}"
             )
 
 
+def _without_effect(recipe: Recipe) -> Iterator[tuple[str, str]]:
+    """Every key that has no effect in a recipe, whatever its value, and the reason."""
+    arch = recipe.model.arch
+    is_transformer = arch == "hf"
+    solver = recipe.solver
+    method = solver.optimizing_method
+    optimizer = f"with SOLVER.OPTIMIZING_METHOD {method}"
+    multigrid = recipe.multigrid
+    cycle = recipe.uses_multigrid
+    bn_size = multigrid.bn_base_size
+    for holds, reason, keys in (
+        (
+            solver.lr_policy != "steps_with_relative_lrs",
+            f"with SOLVER.LR_POLICY {solver.lr_policy}",
+            "SOLVER.STEPS",
+        ),
+        (method != "lars", optimizer, "SOLVER.LARS_TRUST"),
+        (method == "lars", f"{optimizer}, which decays no vectors", "BN.WEIGHT_DECAY"),
+        (arch != "tsm", f"with MODEL.ARCH {arch}", "TSM.SHIFT_DIV"),
+        (
+            not is_transformer,
+            f"with MODEL.ARCH {arch}",
+            "HF.MODEL HF.CONFIG HF.DROP_PATH SOLVER.LAYER_DECAY",
+        ),
+        (
+            is_transformer,
+            "with MODEL.ARCH hf, which has no BN",
+            "BN.USE_PRECISE_STATS BN.GROUP_SIZE MULTIGRID.BN_BASE_SIZE",
+        ),
+        (
+            is_transformer,
+            "with MODEL.ARCH hf, which computes on tokens",
+            "MODEL.CHANNELS_LAST",
+        ),
+        (
+            is_transformer and recipe.model.dropout_rate > 0,
+            "with MODEL.ARCH hf, whose dropouts are HF.CONFIG's (as hidden_dropout_prob)",
+            "MODEL.DROPOUT_RATE",
+        ),
+        # A transformer's recipe may have it for the pilot, which adds cycles.
+        (not cycle and not is_transformer, "without a cycle", "MULTIGRID.SIZE_DIVISOR"),
+        (
+            not cycle,
+            "without a cycle",
+            "MULTIGRID.BATCH_EXPONENT MULTIGRID.KEEP_FIELD_OF_VIEW MULTIGRID.WARMUP_IN_EPOCHS "
+            "MULTIGRID.FINE_TUNING",
+        ),
+        (not multigrid.long_cycle, "without a long cycle", "MULTIGRID.EQUAL_TIME"),
+        (
+            multigrid.long_cycle and multigrid.batch_exponent == 1,
+            "with MULTIGRID.BATCH_EXPONENT 1, where all iterations take about as long",
+            "MULTIGRID.EQUAL_TIME",
+        ),
+        (
+            cycle and not solver.warmup_epochs,
+            "without a warm-up",
+            "MULTIGRID.WARMUP_IN_EPOCHS",
+        ),
+        (
+            not recipe.mixup.enable,
+            "with MIXUP.ENABLE False",
+            "MIXUP.ALPHA MIXUP.CUTMIX_ALPHA MIXUP.PROB MIXUP.SWITCH_PROB",
+        ),
+        (
+            recipe.data.clip_sampling == "segments",
+            "with DATA.CLIP_SAMPLING segments",
+            "DATA.EXACT_STRIDES",
+        ),
+        (
+            cycle and not is_transformer and recipe.bn.group_size != bn_size,
+            f"with a cycle, where MULTIGRID.BN_BASE_SIZE {bn_size} clips share statistics",
+            "BN.GROUP_SIZE",
+        ),
+    ):
+        if holds:
+            yield from ((key, reason) for key in keys.split())
+
+
 def _check_sizes(recipe: Recipe) -> None:
-    divisor, crop = recipe.multigrid.size_divisor, recipe.data.train_crop_size
+    divisor = recipe.multigrid.size_divisor
+    crop = recipe.data.train_crop_size
     if divisor > crop:
         raise ValueError(
             f"MULTIGRID.SIZE_DIVISOR {divisor} is more than DATA.TRAIN_CROP_SIZE {crop}, and crops "
@@ -244,7 +265,7 @@ def _check_pathways(recipe: Recipe) -> None:
         stages = [recipe[key]] if key.startswith("DATA.") else recipe[key]
         # What NONLOCAL.POOL has for a second pathway, as by default, is not read.
         most = 2 if key == "NONLOCAL.POOL" else pathways
-        if not all(pathways <= len(stage) <= most for stage in stages):
+        if not all(isinstance(s, tuple) and pathways <= len(s) <= most for s in stages):
             raise ValueError(
                 f"{key} {_plain(recipe[key])} does not fit MODEL.ARCH {recipe.model.arch}, which "
                 f"takes {pathways} in each place, one for each pathway; leave it out"
@@ -253,7 +274,8 @@ def _check_pathways(recipe: Recipe) -> None:
 
 def _check_shift(recipe: Recipe) -> None:
     """The first block of TSM sees the fewest channels, RESNET.WIDTH_PER_GROUP."""
-    share, width = recipe.tsm.shift_div, recipe.resnet.width_per_group
+    share = recipe.tsm.shift_div
+    width = recipe.resnet.width_per_group
     if recipe.model.arch == "tsm" and share > width:
         raise ValueError(
             f"TSM.SHIFT_DIV {share} leaves nothing to shift of the {width} channels of the first "
@@ -284,7 +306,8 @@ def check_frames(
 
 def _check_crops(recipe: Recipe) -> None:
     """The head's test-time window is the feature map of a training crop, CROP_SIZE // 32."""
-    data, train = recipe.data, recipe.data.train_crop_size
+    data = recipe.data
+    train = recipe.data.train_crop_size
     if data.crop_size != train:
         raise ValueError(
             f"DATA.CROP_SIZE {data.crop_size} is the crop that the head's test-time window is made "
@@ -305,7 +328,9 @@ def _check_crops(recipe: Recipe) -> None:
 
 def _check_processes(recipe: Recipe, world_size: int) -> None:
     """TRAIN.BATCH_SIZE is one machine's, so the global batch is BATCH_SIZE × NUM_SHARDS."""
-    clips, machines, batch = recipe.train.batch_size, recipe.num_shards, recipe.base_shape.batch
+    clips = recipe.train.batch_size
+    machines = recipe.num_shards
+    batch = recipe.base_shape.batch
     if batch % world_size:
         enough = next(n for n in range(clips, clips + world_size) if n * machines % world_size == 0)
         raise ValueError(
@@ -317,7 +342,8 @@ def _check_processes(recipe: Recipe, world_size: int) -> None:
 
 def _check_mixup(recipe: Recipe, world_size: int) -> None:
     """Clips are mixed with others that pass the network with them."""
-    mixup, parts = recipe.mixup, recipe.solver.accumulation_steps
+    mixup = recipe.mixup
+    parts = recipe.solver.accumulation_steps
     if mixup.enable and mixup.alpha == mixup.cutmix_alpha == 0:
         raise ValueError(
             "MIXUP.ALPHA 0 and MIXUP.CUTMIX_ALPHA 0 mix nothing; set one of them above 0, or "
@@ -337,7 +363,8 @@ def _check_speed(recipe: Recipe, world_size: int) -> None:
     Raises:
         ValueError: names the keys, and says what to write instead.
     """
-    solver, train = recipe.solver, recipe.train
+    solver = recipe.solver
+    train = recipe.train
     if solver.fused and solver.optimizing_method == "lars":
         raise ValueError(
             "SOLVER.FUSED True: there is no fused lars; set SOLVER.FUSED False, or "
@@ -353,16 +380,6 @@ def _check_speed(recipe: Recipe, world_size: int) -> None:
             "TRAIN.COMPILE True and MODEL.ACT_CHECKPOINT True: a compiled network decides by "
             "itself what it keeps for the backward pass; set one of them to False"
         )
-    reasons = {
-        "and MODEL.ARCH hf: a graph would keep the positions of its first clips": recipe.model.arch
-        == "hf",
-        "needs a GPU, and NUM_GPUS is 0": recipe.num_gpus == 0,
-        f"is for one process, and there are {world_size}": world_size > 1,
-        f"and SOLVER.ACCUMULATION_STEPS {solver.accumulation_steps}: a graph holds the passes of a "
-        "whole mini-batch": solver.accumulation_steps > 1,
-    }
-    for reason in (reason for reason, holds in reasons.items() if train.cuda_graphs and holds):
-        raise ValueError(f"TRAIN.CUDA_GRAPHS True {reason}; set it to False")
 
 
 def _plain(value: Any) -> Any:

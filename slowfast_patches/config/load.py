@@ -4,26 +4,18 @@ from __future__ import annotations
 
 import difflib
 import logging
+import os.path
+import sys
 from ast import literal_eval
-from collections.abc import Container, Mapping, Sequence
-from copy import deepcopy
+from collections.abc import Collection, Container, Mapping, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
-import yaml
-from fvcore.common.config import BASE_KEY, CfgNode
-
-from slowfast_patches.config.keys import (
-    AUTO_OR_COUNT,
-    AUTO_OR_SWITCH,
-    PER_PATHWAY,
-    Check,
-    Key,
-    find_key,
-    flatten,
-    get_cfg,
-)
-from slowfast_patches.config.recipe import Recipe, parse_yaml, recipe_of
+from slowfast_patches.config.fields import Check
+from slowfast_patches.config.keys import no_effect
+from slowfast_patches.config.recipe import KEYS, PER_PATHWAY, Recipe, default_recipe, keys_of
+from slowfast_patches.config.scale import scaled_lengths
+from slowfast_patches.config.yaml_text import flatten, parse_yaml
 
 __all__ = ["CONFIGS", "load_recipe", "parse_recipe", "recipe_path"]
 
@@ -33,6 +25,12 @@ _PACKAGE = Path(__file__).parents[1]
 
 CONFIGS = next(filter(Path.is_dir, (_PACKAGE / "configs", _PACKAGE.parent / "configs")))
 """The recipes that come with the package: installed in it, or beside it in a checkout."""
+
+_BASE = "_BASE_"
+_MOST_BASES = 50
+"""Bases of bases above a recipe."""
+_LARGEST = 2**32 - 1
+"""The largest whole number of a key: NumPy and torch take it wherever a key may lead."""
 
 
 class _Setting(NamedTuple):
@@ -55,7 +53,7 @@ def load_recipe(path: str | Path | None, overrides: Sequence[object] = ()) -> Re
         ValueError: a file that is missing or no YAML, a key that does not exist, a value of another
             type, a pair without a value.
     """
-    return _make({} if path is None else _read_layers(recipe_path(path)), overrides)
+    return _make({} if path is None else _read_layers(recipe_path(path), {}), overrides)
 
 
 def recipe_path(path: str | Path, folder: Path = Path()) -> Path:
@@ -65,7 +63,7 @@ def recipe_path(path: str | Path, folder: Path = Path()) -> Path:
     Raises:
         ValueError: there is neither.
     """
-    for place in (folder / Path(path).expanduser(), CONFIGS.parent / path):
+    for place in (folder / os.path.expanduser(path), CONFIGS.parent / path):
         if place.exists():
             return place
     raise ValueError(
@@ -76,50 +74,73 @@ def recipe_path(path: str | Path, folder: Path = Path()) -> Path:
 
 def parse_recipe(text: str, source: str, overrides: Sequence[object] = ()) -> Recipe:
     """As `load_recipe`, from the text of a resolved config; `source` says where it comes from."""
-    return _make(_settings(_parse_yaml(text, source), source), overrides)
+    return _make(_settings(_content(text, source), source), overrides)
 
 
 def _make(settings: Mapping[str, _Setting], overrides: Sequence[object]) -> Recipe:
     settings = {**settings, **_pairs(overrides)}
-    cfg = get_cfg()
+    values = keys_of(default_recipe())
     for key, setting in settings.items():
-        _set(cfg, key, setting)
-    _derive(cfg, settings.keys())
-    _drop_surplus_rates(cfg.SOLVER)
-    return recipe_of(cfg)
+        _set(values, key, setting)
+    _derive(values, settings.keys())
+    for key, (_, source) in settings.items():
+        check = KEYS[key].check if key in KEYS else None
+        if check and not check.passes(values[key]):
+            raise ValueError(f"{key} must be {check.wanted}, not {values[key]!r:.60} ({source})")
+    _drop_surplus_rates(values)
+    recipe = default_recipe().replaced(values)
+    length = recipe.solver.length
+    return recipe if length == 1 else recipe.replaced(scaled_lengths(recipe, length))
 
 
-def _read_layers(path: Path, children: tuple[Path, ...] = ()) -> dict[str, _Setting]:
-    """Every key that a file and its bases set; the file wins over its base."""
-    if path.resolve() in children:
-        raise ValueError(f"{path}: {BASE_KEY} leads back to the file itself")
+def _read_layers(
+    path: Path, read: dict[Path, dict[str, _Setting]], children: tuple[Path, ...] = ()
+) -> dict[str, _Setting]:
+    """Every key that a file and its bases set; the file wins over its base. `read` has those of
+    the files that were read before."""
+    file = path.resolve()
+    if file in children:
+        raise ValueError(f"{path}: {_BASE} leads back to the file itself")
+    if len(children) > _MOST_BASES:
+        raise ValueError(f"{path} is the base of a base, more than {_MOST_BASES} times over")
+    if file not in read:
+        content = _content(_text(path), str(path))
+        bases = content.pop(_BASE, [])
+        settings: dict[str, _Setting] = {}
+        for base in bases if isinstance(bases, list) else [bases]:
+            if not isinstance(base, str):
+                raise ValueError(
+                    f"{path}: {_BASE} takes a file or a list of files, not {base!r:.60}"
+                )
+            settings |= _read_layers(recipe_path(base, path.parent), read, (*children, file))
+        read[file] = settings | _settings(content, str(path))
+    return read[file]
+
+
+def _text(path: Path) -> str:
     try:
-        text = path.read_text(encoding="utf-8")
+        if not path.is_file():
+            raise OSError("it is not a regular file")
+        return path.read_text(encoding="utf-8")
     except (OSError, UnicodeDecodeError) as error:
         raise ValueError(f"the config {path} cannot be read: {error}") from error
-    content = _parse_yaml(text, str(path))
-    bases = content.pop(BASE_KEY, [])
-    settings: dict[str, _Setting] = {}
-    for base in [bases] if isinstance(bases, str) else bases:
-        settings |= _read_layers(recipe_path(base, path.parent), (*children, path.resolve()))
-    return settings | _settings(content, str(path))
 
 
-def _parse_yaml(text: str, source: str) -> dict[str, Any]:
-    try:
-        content = parse_yaml(text)
-    except yaml.YAMLError as error:
-        mark = getattr(error, "problem_mark", None)
-        line = f", line {mark.line + 1}" if mark else ""
-        problem = getattr(error, "problem", None) or error
-        raise ValueError(f"{source}{line}: this is not YAML: {problem}") from error
+def _content(text: str, source: str) -> dict[str, Any]:
+    content = parse_yaml(text, source)
     if not isinstance(content, dict | None):
         raise ValueError(f"{source}: a config is a mapping of sections, not {content!r:.60}")
     return content or {}
 
 
 def _settings(content: Mapping[Any, Any], source: str) -> dict[str, _Setting]:
-    return {key: _Setting(value, source) for key, value in flatten(content, whole=())}
+    """The values that a file sets, by full key; a mapping's names one by one, as HF.CONFIG.x."""
+    settings = dict[str, _Setting]()
+    for key, value in flatten(content):
+        names = value if isinstance(value, Mapping) else {}
+        leaves = {f"{key}.{name}": leaf for name, leaf in names.items()} or {key: value}
+        settings |= {name: _Setting(leaf, source) for name, leaf in leaves.items()}
+    return settings
 
 
 def _pairs(overrides: Sequence[object]) -> dict[str, _Setting]:
@@ -131,49 +152,43 @@ def _pairs(overrides: Sequence[object]) -> dict[str, _Setting]:
     return {str(key): _Setting(value, "the command line") for key, value in pairs}
 
 
-def _set(cfg: CfgNode, key: str, setting: _Setting) -> None:
-    """Put one value into the config; a key without effect is warned of instead."""
-    row = find_key(key)
-    if row is not None and row.no_effect:
+def _set(values: dict[str, Any], key: str, setting: _Setting) -> None:
+    """Change one value, by full key; a key without effect is warned of instead."""
+    if row := no_effect(key):
         value = _decode(setting.value)
-        if value not in (row.default, *row.quiet):
-            logger.warning(f"{key} {value} ({setting.source}) has no effect: {row.comment}")
+        if value not in row.quiet:
+            logger.warning(f"{key} {value!s:.60} ({setting.source}) has no effect: {row.why}")
         return
-    *sections, name = key.split(".")
-    node = cfg
-    for section in sections:
-        node = node.get(section) if isinstance(node, dict) else None
-    if isinstance(node, dict) and not isinstance(node, CfgNode):  # one of a mapping's own names
-        node[name] = _decode(setting.value)
-        return
-    if not isinstance(node, CfgNode) or name not in node:
-        raise ValueError(_unknown_message(cfg, key, setting.source))
-    if not isinstance(node[name], CfgNode):
+    section, _, name = key.rpartition(".")
+    if key in values:
         try:
-            node[name] = _adapt(setting.value, node[name], row)
+            values[key] = _adapt(setting.value, values[key], KEYS[key].check)
         except TypeError as wanted:
-            message = f"{key} takes {wanted}, not {setting.value!r} ({setting.source})"
+            message = f"{key} takes {wanted}, not {setting.value!r:.60} ({setting.source})"
             raise ValueError(message) from None
+    elif isinstance(values.get(section), dict):  # one of a mapping's own names
+        values[section][name] = _decode(setting.value)
+    elif not any(known.startswith(f"{key}.") for known in values):
+        raise ValueError(_unknown_message(values, key, setting.source))
     elif setting.value is not None:  # a section may be empty
         raise ValueError(
-            f"{key} is a section and cannot be {setting.value!r} ({setting.source}); name a key in "
-            "it"
+            f"{key} is a section and cannot be {setting.value!r:.60} ({setting.source}); name a "
+            "key in it"
         )
 
 
-_WITH_AUTO: dict[Check | None, object] = {AUTO_OR_COUNT: 0, AUTO_OR_SWITCH: False}
 _WANTED = {bool: "True or False", int: "a whole number", float: "a number"}
 
 
-def _adapt(raw: Any, default: Any, row: Key | None = None) -> Any:
+def _adapt(raw: Any, default: Any, check: Check | None = None) -> Any:
     """A value as the type of its default; None stands for an optional number.
 
     Raises:
         TypeError: it is not of that type; the message says which type is wanted.
     """
     value = _decode(raw)
-    if row is not None and row.check in _WITH_AUTO:
-        return _adapt_or_auto(value, _WITH_AUTO[row.check])
+    if check is not None and check.texts:
+        return _adapt_or_text(value, check)
     if isinstance(default, str):  # text stays as it is written, digits and all, without its quotes
         texts = [text for text in (value, raw) if isinstance(text, str)]
         if texts:
@@ -183,7 +198,7 @@ def _adapt(raw: Any, default: Any, row: Key | None = None) -> Any:
         return _adapt_list(value, default)
     if isinstance(default, dict):
         if isinstance(value, dict):
-            return value
+            return dict(value)
         raise TypeError("a mapping such as {'hidden_size': 192}")
     if isinstance(value, bool) or isinstance(default, bool):
         if isinstance(value, bool) and isinstance(default, bool):
@@ -191,20 +206,23 @@ def _adapt(raw: Any, default: Any, row: Key | None = None) -> Any:
     elif value is None and default is None:
         return None
     elif isinstance(value, int | float):
-        if not isinstance(default, int):
+        whole = isinstance(default, int)
+        if not abs(value) <= (_LARGEST if whole else sys.float_info.max):  # NaN, too
+            raise TypeError(f"a whole number up to {_LARGEST}" if whole else "a finite number")
+        if not whole:
             return float(value)
-        if value == value // 1:  # neither a fraction nor infinite
+        if value == value // 1:
             return int(value)
     raise TypeError(_WANTED.get(type(default), "a number or None"))
 
 
-def _adapt_or_auto(value: Any, default: Any) -> Any:
-    if str(value).lower() == "auto":
-        return "auto"
+def _adapt_or_text(value: Any, check: Check) -> Any:
+    if str(value).lower() in check.texts:
+        return str(value).lower()
     try:
-        return _adapt(value, default)
+        return _adapt(value, check.like)
     except TypeError as wanted:
-        raise TypeError(f"{wanted}, or auto") from None
+        raise TypeError(f"{wanted}, or {' or '.join(check.texts)}") from None
 
 
 def _adapt_list(value: Any, default: list[Any]) -> list[Any]:
@@ -231,65 +249,64 @@ def _decode(raw: Any) -> Any:
     if isinstance(raw, str):
         try:
             raw = literal_eval(raw)
-        except (ValueError, SyntaxError):
+        except (ValueError, TypeError, SyntaxError, MemoryError, RecursionError):
             return raw
     return [_decode(item) for item in raw] if isinstance(raw, list | tuple) else raw
 
 
-def _derive(cfg: CfgNode, given: Container[str]) -> None:
+def _derive(values: dict[str, Any], given: Container[str]) -> None:
     """Fill the keys that follow from others, where `given`, the user's keys, do not name them."""
-    if cfg.MODEL.ARCH == "slow":
-        cfg.MODEL.ARCH = "slowonly"
-    name = "SlowFast" if cfg.MODEL.ARCH == "slowfast" else "ResNet"
-    if "MODEL.MODEL_NAME" in given and name != cfg.MODEL.MODEL_NAME:
-        logger.warning(
-            f"MODEL.MODEL_NAME {cfg.MODEL.MODEL_NAME} has no effect: MODEL.ARCH {cfg.MODEL.ARCH} "
-            "says what is built; write MODEL.ARCH."
-        )
-    cfg.MODEL.MODEL_NAME = name
-    if "DATA.INPUT_CHANNEL_NUM" not in given and name == "ResNet":
-        cfg.DATA.INPUT_CHANNEL_NUM = cfg.DATA.INPUT_CHANNEL_NUM[:1]
-    for section, key in (name.split(".") for name in PER_PATHWAY):
-        if f"{section}.{key}" not in given and name == "SlowFast":
-            stages = cfg[section][key]
-            cfg[section][key] = [[stage[0], deepcopy(stage[0])] for stage in stages]
+    if values["MODEL.ARCH"] == "slow":
+        values["MODEL.ARCH"] = "slowonly"
+    if values["MODEL.ARCH"] == "slowfast":
+        for key in PER_PATHWAY:
+            if key not in given:
+                values[key] = [[stage[0], stage[0]] for stage in values[key]]
+    elif "DATA.INPUT_CHANNEL_NUM" not in given:
+        del values["DATA.INPUT_CHANNEL_NUM"][1:]
     if "DATA.CROP_SIZE" not in given:
-        cfg.DATA.CROP_SIZE = cfg.DATA.TRAIN_CROP_SIZE
-    if cfg.DIST_BACKEND == "nccl" and cfg.NUM_GPUS == 0:
+        values["DATA.CROP_SIZE"] = values["DATA.TRAIN_CROP_SIZE"]
+    if values["DIST_BACKEND"] == "nccl" and values["NUM_GPUS"] == 0:
         logger.warning("DIST_BACKEND nccl has no effect with NUM_GPUS 0: gloo is used; write auto.")
-        cfg.DIST_BACKEND = "gloo"
+        values["DIST_BACKEND"] = "gloo"
 
 
-def _drop_surplus_rates(solver: CfgNode) -> None:
+def _drop_surplus_rates(values: dict[str, Any]) -> None:
     """Cut SOLVER.STEPS and LRS to those that take effect, and say what that drops.
 
     Recipes of the later releases have six rates for any number of steps, and some a last step at
     MAX_EPOCH.
     """
-    if solver.LR_POLICY != "steps_with_relative_lrs":
+    if values["SOLVER.LR_POLICY"] != "steps_with_relative_lrs":
         return
-    steps, end = list(solver.STEPS), solver.MAX_EPOCH
-    while len(steps) > 1 and steps[-1] == end:
-        steps.pop()
-    if late := solver.STEPS[len(steps) :]:
+    steps = values["SOLVER.STEPS"]
+    rates = values["SOLVER.LRS"]
+    end = values["SOLVER.MAX_EPOCH"]
+    count = len(steps)
+    while count > 1 and steps[count - 1] == end:
+        count -= 1
+    stages = max(1, count)
+    if late := steps[count:]:
         logger.warning(
             f"the last of SOLVER.STEPS, {late}, has no effect and is dropped: the training ends at "
             f"SOLVER.MAX_EPOCH {end:g}; leave it out, or raise MAX_EPOCH."
         )
-    if surplus := solver.LRS[max(1, len(steps)) :]:
+    if surplus := rates[stages:]:
         logger.warning(
             f"the last of SOLVER.LRS, {surplus}, have no effect and are dropped: SOLVER.STEPS "
-            f"{steps} has one rate a stage; leave them out, or give more steps."
+            f"{steps[:count]} has one rate a stage; leave them out, or give more steps."
         )
-    solver.STEPS, solver.LRS = steps, solver.LRS[: max(1, len(steps))]
+    del steps[count:]
+    del rates[stages:]
 
 
-def _unknown_message(cfg: CfgNode, key: str, source: str) -> str:
+def _unknown_message(known: Collection[str], key: str, source: str) -> str:
     """The nearest key is named where its section is the key's, or spelt nearly so."""
-    known = [name for name, _ in flatten(cfg)]
+    names = list(known)
     if "." in key:
-        section = difflib.get_close_matches(key.split(".")[0], list(cfg), n=1, cutoff=0.8)
-        known = [name for name in known if name.split(".")[0] in section]
-    nearest = difflib.get_close_matches(key, known, n=1, cutoff=0.5)
+        sections = {name.split(".")[0] for name in known}
+        section = difflib.get_close_matches(key.upper().split(".")[0], sections, n=1, cutoff=0.8)
+        names = [name for name in known if name.split(".")[0] in section]
+    nearest = difflib.get_close_matches(key.upper(), names, n=1, cutoff=0.5)
     advice = f"; did you mean {nearest[0]}?" if nearest else ""
-    return f"{key} is not a config key ({source}){advice}"
+    return f"{key:.60} is not a config key ({source}){advice}"

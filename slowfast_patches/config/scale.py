@@ -26,13 +26,15 @@ def scaled_lengths(recipe: Recipe, factor: float) -> dict[str, object]:
     All lengths scale together: the end, the steps and the warm-up, in epochs.
 
     Returns:
-        Overrides for `load_recipe`, KEY to value: SOLVER.MAX_EPOCH, STEPS and WARMUP_EPOCHS.
+        Overrides for `load_recipe`, KEY to value: SOLVER.MAX_EPOCH, STEPS and WARMUP_EPOCHS, and
+        SOLVER.LENGTH 1, as it is in them.
     """
     solver = recipe.solver
     return {
         "SOLVER.MAX_EPOCH": round(solver.max_epoch * factor, _DIGITS),
         "SOLVER.STEPS": [round(step * factor, _DIGITS) for step in solver.steps],
         "SOLVER.WARMUP_EPOCHS": round(solver.warmup_epochs * factor, _DIGITS),
+        "SOLVER.LENGTH": 1.0,
     }
 
 
@@ -57,25 +59,23 @@ def scale_to_processes(recipe: Recipe, world_size: int) -> Recipe:
         ValueError: clips that do not divide over the GPUs, processes that do not divide over the
             machines, or SOLVER.BASE_LR_SCALE_NUM_SHARDS, which scales rates too.
     """
-    reference, machines = recipe.solver.reference_world_size, recipe.num_shards
-    if machines < 1:  # `check_recipe` refuses it
-        return recipe
+    reference = recipe.solver.reference_world_size
+    machines = recipe.num_shards
     if reference > 0:
         _check(recipe, world_size)
         if (world_size, machines) != (reference, 1):
             recipe = _fitted(recipe, world_size)
-    _log(
-        recipe,
-        rates_of_batch(recipe),
-        f"{recipe.solver.reference_batch_size} clips in a mini-batch (SOLVER.REFERENCE_BATCH_SIZE) "
-        f"to {recipe.train.batch_size * machines}",
-    )
+    clips = recipe.solver.reference_batch_size or recipe.train.batch_size
+    batch = recipe.base_shape.batch
+    _log(recipe, rates_of_batch(recipe), f"{clips} clips in a mini-batch to {batch}")
     return recipe
 
 
 def _fitted(recipe: Recipe, world_size: int) -> Recipe:
-    reference, machines = recipe.solver.reference_world_size, recipe.num_shards
-    clips, processes = recipe.train.batch_size // reference, world_size // machines
+    reference = recipe.solver.reference_world_size
+    machines = recipe.num_shards
+    clips = recipe.train.batch_size // reference
+    processes = world_size // machines
     rates = () if recipe.solver.reference_batch_size else _RATES
     factor = batch_rate_factor(world_size / reference, recipe.solver.batch_rate_rule)
     scaled = {
@@ -104,7 +104,8 @@ def _log(before: Recipe, after: Recipe, what: str) -> None:
 
 
 def _check(recipe: Recipe, world_size: int) -> None:
-    reference, clips = recipe.solver.reference_world_size, recipe.train.batch_size
+    reference = recipe.solver.reference_world_size
+    clips = recipe.train.batch_size
     if recipe.solver.base_lr_scale_num_shards:
         raise ValueError(
             f"SOLVER.REFERENCE_WORLD_SIZE {reference} and SOLVER.BASE_LR_SCALE_NUM_SHARDS True "

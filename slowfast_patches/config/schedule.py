@@ -37,24 +37,25 @@ def without_multigrid(recipe: Recipe) -> Recipe:
 
 
 def rates_of_batch(recipe: Recipe) -> Recipe:
-    """The recipe with the rates that SOLVER.REFERENCE_BATCH_SIZE gives its mini-batch written out.
+    """The recipe with the learning rates of its global mini-batch written out.
 
-    BASE_LR and COSINE_END_LR belong to that many clips, and are multiplied by batch / clips or, by
-    SOLVER.BATCH_RATE_RULE, its square root; the result's REFERENCE_BATCH_SIZE is 0. WARMUP_START_LR
-    stays. Where the key is 0 already, the result is the recipe itself.
+    With SOLVER.REFERENCE_BATCH_SIZE, BASE_LR and COSINE_END_LR belong to that many clips, and the
+    warm-up starts at WARMUP_START_LR as it is. With SOLVER.BASE_LR_SCALE_NUM_SHARDS, all three
+    belong to one machine's clips. They follow the clips by SOLVER.BATCH_RATE_RULE. The result has
+    neither key; where there is none, it is the recipe itself.
     """
-    clips = recipe.solver.reference_batch_size
-    if clips <= 0:  # below 0: `check_recipe` refuses it
+    solver = recipe.solver
+    rates = ["SOLVER.BASE_LR", "SOLVER.COSINE_END_LR"]
+    if solver.reference_batch_size:
+        growth = recipe.base_shape.batch / solver.reference_batch_size
+    elif solver.base_lr_scale_num_shards:
+        growth = recipe.num_shards
+        rates.append("SOLVER.WARMUP_START_LR")
+    else:
         return recipe
-    growth = recipe.base_shape.batch / clips
-    factor = batch_rate_factor(growth, recipe.solver.batch_rate_rule)
-    return recipe.replaced(
-        {
-            "SOLVER.BASE_LR": recipe.solver.base_lr * factor,
-            "SOLVER.COSINE_END_LR": recipe.solver.cosine_end_lr * factor,
-            "SOLVER.REFERENCE_BATCH_SIZE": 0,
-        }
-    )
+    factor = batch_rate_factor(growth, solver.batch_rate_rule)
+    off = {"SOLVER.REFERENCE_BATCH_SIZE": 0, "SOLVER.BASE_LR_SCALE_NUM_SHARDS": False}
+    return recipe.replaced({**{key: recipe[key] * factor for key in rates}, **off})
 
 
 def learning_rate_of(recipe: Recipe) -> LearningRate:
@@ -64,25 +65,19 @@ def learning_rate_of(recipe: Recipe) -> LearningRate:
     of SOLVER.GAMMA.
     """
     solver = rates_of_batch(recipe).solver
-    machines = recipe.num_shards if solver.base_lr_scale_num_shards else 1
-    scale = batch_rate_factor(machines, solver.batch_rate_rule)
-    warmup = Warmup(solver.warmup_start_lr * scale, float(solver.warmup_epochs))
+    warmup = Warmup(solver.warmup_start_lr, solver.warmup_epochs)
     if solver.lr_policy == "cosine":
         return CosineRate(
-            base=solver.base_lr * scale,
-            epochs=float(solver.max_epoch),
-            end=solver.cosine_end_lr * scale,
+            base=solver.base_lr,
+            epochs=solver.max_epoch,
+            end=solver.cosine_end_lr,
             warmup=warmup,
-        )
-    if solver.lr_policy != "steps_with_relative_lrs":
-        raise ValueError(
-            f"SOLVER.LR_POLICY {solver.lr_policy!r} is not steps_with_relative_lrs or cosine"
         )
     starts = tuple(float(step) for step in solver.steps) or (0.0,)
     factors = solver.lrs or tuple(solver.gamma**j for j in range(len(starts)))
     return SteppedRate(
-        ends=(*starts[1:], float(solver.max_epoch)),
-        rates=tuple(solver.base_lr * scale * factor for factor in factors),
+        ends=(*starts[1:], solver.max_epoch),
+        rates=tuple(solver.base_lr * factor for factor in factors),
         warmup=warmup,
     )
 
@@ -111,7 +106,7 @@ def schedule_of(recipe: Recipe, num_videos: int) -> Schedule:
         batch_rate_rule=recipe.solver.batch_rate_rule,
         equal_time=multigrid.equal_time,
         warmup_in_epochs=recipe.uses_multigrid and multigrid.warmup_in_epochs,
-        short_cycle_at_end=multigrid.short_cycle_at_end,
+        fine_tuning=multigrid.fine_tuning,
     )
 
 
@@ -183,7 +178,8 @@ def recipe_at(recipe: Recipe, schedule: Schedule, iteration: int) -> Recipe:
     """
     recipe = rates_of_batch(recipe)
     phase = schedule.phases[schedule.phase_at(iteration)]
-    shape, solver = phase.base_shape, recipe.solver
+    shape = phase.base_shape
+    solver = recipe.solver
     values = {
         "TRAIN.BATCH_SIZE": shape.batch // recipe.num_shards,
         "DATA.NUM_FRAMES": shape.frames,
@@ -192,6 +188,4 @@ def recipe_at(recipe: Recipe, schedule: Schedule, iteration: int) -> Recipe:
         "SOLVER.WARMUP_START_LR": solver.warmup_start_lr * phase.lr_scale,
         "SOLVER.COSINE_END_LR": solver.cosine_end_lr * phase.lr_scale,
     }
-    if phase.bn_sizes[-1] is not None:
-        values["BN.NUM_SPLITS"] = shape.batch // phase.bn_sizes[-1]
     return recipe.replaced(values)

@@ -1,9 +1,10 @@
-"""What a data set gives when it is asked: a clip by a request of the training, or by its number."""
+"""Base data set: clips of videos, indexed by `ClipRequest` or by number."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from itertools import groupby
 from typing import Any, ClassVar, cast
 
 import numpy as np
@@ -53,7 +54,7 @@ class EvaluationBatch(Batch):
 
 
 class TooManyUnreadableError(ValueError):
-    """So many videos cannot be read that the list or its prefix must be wrong."""
+    """So many videos are unreadable that the list or its prefix must be wrong."""
 
     def __init__(self, message: str) -> None:
         # The loader re-raises a worker's error with the worker's traceback as its message.
@@ -144,8 +145,11 @@ class Clips(torch.utils.data.Dataset[dict[str, Any]]):
         threads: int = 1,
         max_pixels: int = MAX_PIXELS,
     ) -> None:
-        self.videos, self.index, self.sampling = videos, index, sampling
-        self._seed, self._views = seed, views
+        self.videos = videos
+        self.index = index
+        self.sampling = sampling
+        self._seed = seed
+        self._views = views
         self._crop = sampling.base.crop if evaluation_crop is None else evaluation_crop
         self._reading = {"threads": threads, "max_pixels": max_pixels}
 
@@ -182,12 +186,15 @@ class Clips(torch.utils.data.Dataset[dict[str, Any]]):
         """The mini-batch of some requests of one shape."""
         clips = empty_clips(len(requests), *self._sides(requests[0]))
         items = self._read(requests, [clip.numpy() for clip in clips])
-        iteration, failures = items[0]["iteration"], [f for item in items for f in item["failures"]]
+        iteration = items[0]["iteration"]
+        failures = [f for item in items for f in item["failures"]]
         is_training = isinstance(requests[0], ClipRequest)
         labels = torch.as_tensor(np.asarray([item["label"] for item in items]))
         if any(item.get("unread") for item in items):
             read = [number for number, item in enumerate(items) if not item.get("unread")]
-            clips, items, labels = clips[read], [items[number] for number in read], labels[read]
+            clips = clips[read]
+            items = [items[number] for number in read]
+            labels = labels[read]
         batch = EvaluationBatch(
             clips=clips,
             labels=labels,
@@ -210,51 +217,22 @@ class Clips(torch.utils.data.Dataset[dict[str, Any]]):
     def _read(
         self, requests: Sequence[ClipRequest | int], outs: Sequence[NDArray[np.uint8]]
     ) -> list[dict[str, Any]]:
-        """Read clips to `outs`; all there is to say of each. Those of one video are read in one
-        pass."""
-        items, of_video = list[dict[str, Any]]([{}] * len(requests)), dict[int, list[int]]()
-        for place, request in enumerate(requests):
-            of_video.setdefault(self._video_of(request), []).append(place)
-        for video, places in of_video.items():
-            asked: list[Any] = [requests[place] for place in places]
-            clips = [outs[place] for place in places]
-            if isinstance(asked[0], ClipRequest):
-                read = self._read_training(asked, clips)
-            else:
-                parts = [number % self.num_clips for number in asked]
-                read = self._read_evaluation(video, list(zip(parts, clips, strict=True)))
-            for place, item in zip(places, read, strict=True):
-                items[place] = item
+        """Read clips to `outs`; all there is to say of each. In evaluation, clips of one video that
+        follow each other are read in one pass."""
+        both: Any = list(zip(requests, outs, strict=True))
+        if isinstance(requests[0], ClipRequest):
+            return [self._read_training(request, out) for request, out in both]
+        items = list[dict[str, Any]]()
+        for video, clips in groupby(both, lambda clip: clip[0] // self.num_clips):
+            parts = [(number % self.num_clips, out) for number, out in clips]
+            items += self._read_evaluation(video, parts)
         return items
 
-    def _video_of(self, request: ClipRequest | int) -> int:
-        return request.video if isinstance(request, ClipRequest) else request // self.num_clips
-
-    def _read_training(
-        self, requests: Sequence[Any], outs: Sequence[NDArray[np.uint8]]
-    ) -> list[dict[str, Any]]:
-        """Some random clips of a video."""
-        index = requests[0].video
-        video = self.videos[index]
-        try:
-            record = self._record(index)
-            plans = [
-                self.sampling.training_plan(self._generator(request), request.shape, record.video)
-                for request in requests
-            ]
-            read_clips(video.path, record, plans, outs, **self._reading)
-        except UnreadableVideoError:
-            both = zip(requests, outs, strict=True)
-            return [self._read_one(request, out) for request, out in both]
-        return [
-            self._training_item(request, index, plan, [])
-            for request, plan in zip(requests, plans, strict=True)
-        ]
-
-    def _read_one(self, request: ClipRequest, out: NDArray[np.uint8]) -> dict[str, Any]:
+    def _read_training(self, request: ClipRequest, out: NDArray[np.uint8]) -> dict[str, Any]:
         """A random clip, of another video where one cannot be read."""
-        rng = self._generator(request)
-        failures, index = list[tuple[str, str]](), request.video
+        rng = clip_generator(self._seed, request.epoch, request.video)
+        failures = list[tuple[str, str]]()
+        index = request.video
         while len(failures) < TRIES:
             video = self.videos[index]
             try:
@@ -265,34 +243,31 @@ class Clips(torch.utils.data.Dataset[dict[str, Any]]):
                 failures.append((video.path, str(error)))
                 index = int(rng.integers(len(self.videos)))
                 continue
-            return self._training_item(request, index, plan, failures)
+            return {
+                "label": self._label(video, plan),
+                "flip": plan.flip,
+                "video": index,
+                "iteration": request.iteration,
+                "extents": plan.extents,
+                "failures": failures,
+            }
         raise self._too_many(failures)
 
-    def _generator(self, request: ClipRequest) -> np.random.Generator:
-        return clip_generator(self._seed, request.epoch, request.video)
-
-    def _training_item(
-        self,
-        request: ClipRequest,
-        index: int,
-        plan: ClipPlan,
-        failures: list[tuple[str, str]],
-    ) -> dict[str, Any]:
-        label = self._label(self.videos[index], plan)
-        item = {"label": label, "flip": plan.flip, "video": index, "iteration": request.iteration}
-        return item | {"extents": plan.extents, "failures": failures}
-
     def _too_many(self, failures: Sequence[tuple[str, str]]) -> TooManyUnreadableError:
-        first = "{}: {}".format(*failures[0])
-        said = f"{len(failures)} videos in a row could not be read, the first {first}"
-        return TooManyUnreadableError(f"{said}; {self.advice}")
+        path, reason = failures[0]
+        return TooManyUnreadableError(
+            f"{len(failures)} videos in a row could not be read, the first {path}: {reason}; "
+            f"{self.advice}"
+        )
 
     def _read_evaluation(
         self, index: int, parts: Sequence[tuple[int, NDArray[np.uint8]]]
     ) -> list[dict[str, Any]]:
         """Some of a video's clips on the baseline's grid; black where they cannot be read."""
-        video, item = self.videos[index], {"flip": False, "video": index, "iteration": -1}
-        views, crop = self._views, self._crop
+        video = self.videos[index]
+        item = {"flip": False, "video": index, "iteration": -1}
+        views = self._views
+        crop = self._crop
         try:
             record = self._record(index)
             plans = [

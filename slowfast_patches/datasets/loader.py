@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import importlib
 import logging
 import os
 from typing import Any
@@ -10,17 +9,15 @@ from typing import Any
 from torch.utils.data import DataLoader, Dataset
 
 from multigrid import ClipRequest, MultigridBatchSampler, Schedule, Step, collate, stream
-from slowfast_patches import patching
-from slowfast_patches.config.recipe import Recipe, host_config
+from slowfast_patches.config.recipe import Recipe
 from slowfast_patches.datasets.clips import ClipDataset
-from slowfast_patches.datasets.lists.dataset_lists import list_path
+from slowfast_patches.datasets.lists.dataset_lists import dataset_of, list_path
 from slowfast_patches.utils.machine import available_cores
 from slowfast_patches.utils.signals import held_back, leave_to_parent
 
 __all__ = [
     "build_dataset",
     "cores_of_process",
-    "dataset_class",
     "evaluation_loader",
     "evaluation_rounds",
     "loading_advice",
@@ -31,8 +28,6 @@ __all__ = [
 
 logger = logging.getLogger(__name__)
 
-_REGISTERED = ("slowfast_patches.datasets.ssv2", "slowfast_patches.datasets.charades")
-"""Data sets that enter the host's registry as they are imported."""
 _PREFETCH = 2
 """Mini-batches that each worker may be ahead."""
 _MOST_WORKERS = 16
@@ -45,25 +40,9 @@ _PRECISE_BN_EPOCH = 1 << 30
 
 
 def build_dataset(recipe: Recipe, split: str) -> Any:
-    """The data set of a split, from the host's registry; one of a user's own gets what the host's
-    are given, a config object."""
-    kind = dataset_class(recipe.test.dataset if split == "test" else recipe.train.dataset)
-    is_ours = isinstance(kind, type) and issubclass(kind, ClipDataset)
-    return kind(recipe if is_ours else host_config(recipe), split)
-
-
-def dataset_class(name: str) -> Any:
-    """What a config's name of a data set stands for in the host's registry, ours included.
-
-    Raises:
-        KeyError: it has no data set of that name.
-    """
-    patching.apply()
-    for module in _REGISTERED:
-        importlib.import_module(module)
-    from slowfast.datasets.build import DATASET_REGISTRY
-
-    return DATASET_REGISTRY.get(name.capitalize())
+    """The torch data set of a split: `ClipDataset`, or what the data set's entry builds."""
+    build = dataset_of(recipe, split).build or ClipDataset
+    return build(recipe, split)
 
 
 def cores_of_process(recipe: Recipe) -> int:
@@ -91,12 +70,13 @@ def num_workers(recipe: Recipe) -> int:
 
 def loading_advice(recipe: Recipe, dataset: Any) -> str:
     """What to do where training waits for this data set."""
-    workers, cores = num_workers(recipe), cores_of_process(recipe)
+    workers = num_workers(recipe)
+    cores = cores_of_process(recipe)
     ways = []
     if not getattr(getattr(dataset, "index", None), "is_prepared", True):
         path = list_path(recipe, "train")
         source = f"--csv {path}" if path.suffix == ".csv" else f"--ssv2 {path.parent}"
-        prepare = f"tools/prepare_data.py {source} --output DIR"
+        prepare = f"multigrid-prepare {source} --output DIR"
         ways.append(f"{prepare} writes a data set that reads several times faster (docs/data.md)")
     if workers < max(1, cores - 1):
         now = f"now {workers}; there are {cores} cores for this process"
@@ -123,8 +103,7 @@ def training_loader(
         num_workers(recipe),
         cores_of_process(recipe),
     )
-    repeats = recipe.data.repeated_clips
-    sampler = MultigridBatchSampler(schedule, recipe.rng_seed, rank, world_size, start, repeats)
+    sampler = MultigridBatchSampler(schedule, recipe.rng_seed, rank, world_size, start)
     return _loader(recipe, dataset, sampler)
 
 
@@ -153,15 +132,15 @@ def _evaluation_batches(
     """The clips of this rank's videos, those of a video together: they are read in one pass."""
     videos = len(dataset.videos)
     clips = len(dataset) // videos
-    own = range(videos)[rank::world_size]
+    of_rank = range(videos)[rank::world_size]
     if clips <= batch_size:
         at_once = batch_size // clips
-        runs = [own[i : i + at_once] for i in range(0, len(own), at_once)]
+        runs = [of_rank[i : i + at_once] for i in range(0, len(of_rank), at_once)]
         return [[v * clips + part for v in run for part in range(clips)] for run in runs]
     most = max(batch_size, _MOST_BYTES // getattr(dataset, "clip_bytes", _MOST_BYTES))
     size = -(-clips // -(-clips // most))
     parts = [range(i, min(i + size, clips)) for i in range(0, clips, size)]
-    return [[video * clips + part for part in run] for video in own for run in parts]
+    return [[video * clips + part for part in run] for video in of_rank for run in parts]
 
 
 def precise_bn_loader(
@@ -176,7 +155,8 @@ def precise_bn_loader(
 
     At most one epoch of clips, of their own stream, so that training never sees the difference.
     """
-    base, videos = schedule.base, schedule.num_videos
+    base = schedule.base
+    videos = schedule.num_videos
     size = max(1, base.batch // world_size)
     count = max(1, min(recipe.bn.num_batches_precise, videos // (size * world_size)))
     batches = []

@@ -15,6 +15,7 @@ from multigrid import ClipRequest, Shape
 from slowfast_patches.datasets.items import TRIES, Clips, Label, Sampling
 from slowfast_patches.datasets.lists.csv_list import LabelledVideo, read_csv
 from slowfast_patches.datasets.reading.index import open_index, unlisted
+from slowfast_patches.utils.command_line import printable
 
 __all__ = ["VideoClips"]
 
@@ -72,10 +73,10 @@ class VideoClips(Clips):
     ) -> None:
         if short_sides is None:
             short_sides = (round(base.crop * 256 / 224), round(base.crop * 320 / 224))
-        if stride < 1 or target_fps <= 0:
+        if stride < 1 or target_fps < 0:
             raise ValueError(
                 f"stride {stride} and target_fps {target_fps} make no clip: give 1 or more frames, "
-                "and more than 0 of them a second"
+                "and 0 or more of them a second"
             )
         least, most = short_sides
         if not base.crop <= least <= most:
@@ -102,12 +103,19 @@ class VideoClips(Clips):
         )
         super().__init__(listed, index, sampling, seed=seed)
 
+    @property
+    def num_classes(self) -> int:
+        """One more than the largest class, or the length of the multi-hot vectors."""
+        labels = [video.label for video in self.videos]
+        return len(labels[0]) if np.ndim(labels[0]) else 1 + max(labels)
+
     def _read(
         self, requests: Sequence[ClipRequest | int], outs: Sequence[NDArray[np.uint8]]
     ) -> list[dict[str, Any]]:
         items = super()._read(requests, outs)
         for path, reason in (failure for item in items for failure in item["failures"]):
-            warnings.warn(f"another video takes the place of {path}: {reason}", stacklevel=2)
+            text = printable(f"another video takes the place of {path}: {reason}")
+            warnings.warn(text, stacklevel=2)
         return items
 
     def _read_evaluation(
@@ -122,14 +130,13 @@ class VideoClips(Clips):
         raise self._too_many(failures)
 
 
-def _listed(videos: Videos) -> tuple[Path, list[LabelledVideo]]:
+def _listed(videos: Videos) -> tuple[Path, Sequence[LabelledVideo]]:
     """The videos, and the file beside which their index lies."""
     if isinstance(videos, (str, os.PathLike)):
         file = Path(videos)
         if not file.is_file():
-            raise ValueError(
-                f"{file} is no list: give a csv file of videos, or (path, label) pairs"
-            )
+            what = "is not a file" if file.exists() else "no such file"
+            raise ValueError(f"{file}: {what}; give a csv file of videos, or (path, label) pairs")
         return file, read_csv(file, num_classes=None)
     listed = [_labelled(number, pair) for number, pair in enumerate(videos)]
     if not listed:

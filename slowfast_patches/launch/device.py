@@ -15,6 +15,8 @@ __all__ = ["check_gpus", "keep_memory_whole", "process_device", "set_up_device",
 
 logger = logging.getLogger(__name__)
 
+_WIDE = 32
+"""RESNET.WIDTH_PER_GROUP from which every shape is faster in bfloat16 on a processor with AMX."""
 _ALLOCATORS = ("PYTORCH_ALLOC_CONF", "PYTORCH_CUDA_ALLOC_CONF")
 
 
@@ -30,8 +32,8 @@ def check_gpus(recipe: Recipe) -> None:
 def _has_gpu_of_its_own(recipe: Recipe) -> bool:
     """Whether srun shows each of its tasks one GPU (--gpus-per-task), which is number 0 to all."""
     placement = find_placement(recipe, os.environ)
-    one_each = placement.launcher == "srun" and placement.count == 1
-    return one_each and torch.cuda.device_count() == 1
+    is_task = placement.launcher == "srun" and placement.local_rank is not None
+    return is_task and torch.cuda.device_count() == 1
 
 
 def process_device(recipe: Recipe, local_rank: int) -> torch.device:
@@ -56,16 +58,20 @@ def _share_cores(recipe: Recipe) -> None:
 
 
 def with_precision(recipe: Recipe, on_gpu: bool) -> Recipe:
-    """The recipe with TRAIN.MIXED_PRECISION auto decided, and said: by instructions, not by a timed
-    step, so that it is the same in every run on a machine."""
+    """The recipe with TRAIN.MIXED_PRECISION auto decided, and logged: by instructions, not by a
+    timed step, so that it is the same in every run on a machine.
+
+    On a processor it takes AMX and wide convolutions: with avx512_bf16 alone, and in thin networks
+    and small transformers on coarse grids, steps are slower in bfloat16 (docs/performance.md).
+    """
     if recipe.train.mixed_precision != "auto":
         return recipe
-    bfloat16 = torch.cpu._is_avx512_bf16_supported() or torch.cpu._is_amx_tile_supported()
-    why = (
-        "on a GPU" if on_gpu else f"the processor has {'' if bfloat16 else 'no '}avx512_bf16 or AMX"
-    )
-    logger.info("TRAIN.MIXED_PRECISION auto is %s: %s", on_gpu or bfloat16, why)
-    return recipe.replaced({"TRAIN.MIXED_PRECISION": on_gpu or bfloat16})
+    amx = torch.cpu._is_amx_tile_supported()
+    wide = recipe.model.arch != "hf" and recipe.resnet.width_per_group >= _WIDE
+    network = f"a {'wide' if wide else 'thin'} network, a processor with{'' if amx else 'out'} AMX"
+    mixed = on_gpu or (amx and wide)
+    logger.info("TRAIN.MIXED_PRECISION auto is %s: %s", mixed, "on a GPU" if on_gpu else network)
+    return recipe.replaced({"TRAIN.MIXED_PRECISION": mixed})
 
 
 def set_up_device(recipe: Recipe) -> None:

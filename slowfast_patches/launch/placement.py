@@ -11,44 +11,58 @@ from slowfast_patches.utils.machine import available_cores
 
 __all__ = ["Placement", "find_placement", "is_restart"]
 
-_FIRST_PORT, _PORTS = 20_000, 12_000
+_FIRST_PORT = 20_000
+_PORTS = 12_000
 """Where the processes of a SLURM job meet: below the ports that Linux hands out (32,768 on)."""
 
 
 @dataclass(frozen=True)
 class Placement:
-    """Where the processes of a run are, seen from one command that starts some of them.
+    """Where the processes of a run are, seen from one command that is, or starts, some of them.
 
     launcher: "torchrun", "srun", or "run_net" for the host's own convention.
-    size: processes of the run, on all machines.
-    machines: the number of machines; each has as many processes.
+    machines: the number of machines.
     machine: the number of this one, from 0.
-    first_rank: rank of the command's first process.
-    local_rank: the number of that process on this machine, from 0.
-    count: the command's processes: 1 where it is the process itself, else it spawns them.
-    address: where they meet, as a URL; None where nobody has said.
+    per_machine: processes on each machine.
+    local_rank: this process's number on its machine; None where the command starts all of them.
+    address: HOST:PORT of the first machine, where the processes meet; None where torchrun knows it,
+        or nobody has said.
     """
 
     launcher: str
-    size: int
     machines: int
     machine: int
-    first_rank: int
-    local_rank: int
-    count: int
-    address: str | None
+    per_machine: int
+    local_rank: int | None
+    address: str | None = None
 
     @property
-    def per_machine(self) -> int:
-        """Processes on each machine."""
-        return self.size // self.machines
+    def size(self) -> int:
+        """Processes of the run, on all machines."""
+        return self.machines * self.per_machine
 
-    def sharing(self, environment: Mapping[str, str]) -> int:
-        """Processes that share the cores of this one: the machine's, unless srun gave each task
-        cores of its own."""
-        of_node = int(environment.get("SLURM_CPUS_ON_NODE", 0))
-        own = self.launcher == "srun" and available_cores() < of_node
-        return self.count if own else self.per_machine
+    @property
+    def first_rank(self) -> int:
+        """The rank of the command's only or first process."""
+        return self.machine * self.per_machine + (self.local_rank or 0)
+
+    def variables(self, environment: Mapping[str, str]) -> dict[str, str]:
+        """The variables by which torchrun would tell this process where it is.
+
+        LOCAL_WORLD_SIZE counts the processes that share its cores: those of the machine, unless
+        srun gave each task cores of its own.
+        """
+        assert self.address is not None
+        own_cores = available_cores() < int(environment.get("SLURM_CPUS_ON_NODE", 0))
+        host, _, port = self.address.rpartition(":")
+        return {
+            "RANK": str(self.first_rank),
+            "WORLD_SIZE": str(self.size),
+            "LOCAL_RANK": str(self.local_rank),
+            "LOCAL_WORLD_SIZE": str(1 if own_cores else self.per_machine),
+            "MASTER_ADDR": host,
+            "MASTER_PORT": port,
+        }
 
 
 def find_placement(
@@ -69,21 +83,26 @@ def find_placement(
     Raises:
         ValueError: recipe and launcher contradict each other; says what to leave out.
     """
+    address = None if init_method is None else _host_and_port(init_method)
     if "TORCHELASTIC_RUN_ID" in environment:
-        placement = _under_torchrun(recipe, environment, init_method)
-    elif _step(environment)[0] > 1:
-        placement = _under_srun(recipe, environment, init_method)
+        placement = _under_torchrun(environment, address)
+    elif int(environment.get("SLURM_STEP_NUM_TASKS", 0)) > 1:
+        placement = _under_srun(recipe, environment, address)
     else:
-        return _by_hand(recipe, init_method)
-    for option, given, none, said in (
-        ("NUM_SHARDS", recipe.num_shards, 1, placement.machines),
-        ("SHARD_ID", recipe.shard_id, 0, placement.machine),
-    ):
-        if given not in (none, said):  # it may repeat what the launcher says
-            raise ValueError(
-                f"{placement.launcher} says {option} {said}, the recipe or the command line "
-                f"{given}; leave {option} out under {placement.launcher}"
-            )
+        return _by_hand(recipe, address)
+    launcher = placement.launcher
+    machines = placement.machines
+    if 0 < recipe.num_gpus != placement.per_machine:
+        raise ValueError(
+            f"{launcher} starts {placement.per_machine} processes on each machine, NUM_GPUS says "
+            f"{recipe.num_gpus}; make them the same"
+        )
+    given = (recipe.num_shards, recipe.shard_id)  # may repeat what the launcher says
+    if given not in {(1, 0), (machines, 0), (machines, placement.machine)}:
+        raise ValueError(
+            f"{launcher} says NUM_SHARDS {machines} and SHARD_ID {placement.machine}, the recipe "
+            f"{given[0]} and {given[1]}; leave them out under {launcher}"
+        )
     return placement
 
 
@@ -93,90 +112,64 @@ def is_restart(environment: Mapping[str, str]) -> bool:
     return any(int(environment.get(name) or 0) > 0 for name in counts)
 
 
-def _by_hand(recipe: Recipe, init_method: str | None) -> Placement:
-    count, machines, machine = max(1, recipe.num_gpus), recipe.num_shards, recipe.shard_id
+def _host_and_port(url: str) -> str:
+    match = re.fullmatch(r"tcp://([^/]+:\d+)/?", url)
+    if match is None:
+        raise ValueError(f"--init-method {url}: machines meet at tcp://HOST:PORT of the first")
+    return match[1]
+
+
+def _by_hand(recipe: Recipe, address: str | None) -> Placement:
+    machines = recipe.num_shards
+    machine = recipe.shard_id
     if not 0 <= machine < max(1, machines):
-        raise ValueError(f"SHARD_ID {machine} is none of NUM_SHARDS {machines}, counted from 0")
-    first = machine * count
-    return Placement("run_net", count * machines, machines, machine, first, 0, count, init_method)
+        raise ValueError(f"SHARD_ID {machine} is not one of NUM_SHARDS {machines}, from 0")
+    alone = recipe.num_gpus < 2
+    count = max(1, recipe.num_gpus)
+    return Placement("run_net", machines, machine, count, 0 if alone else None, address)
 
 
-def _under_torchrun(
-    recipe: Recipe, environment: Mapping[str, str], init_method: str | None
-) -> Placement:
-    tasks, nodes = _step(environment)
-    if tasks > nodes:
-        raise ValueError(
-            f"srun starts torchrun {tasks} times on {nodes} machines; ask srun for one task a "
-            "machine (--ntasks-per-node 1), or leave torchrun out"
-        )
-    if init_method is not None:
-        raise ValueError(
-            "torchrun says where the processes meet; leave --init-method out under torchrun"
-        )
+def _under_torchrun(environment: Mapping[str, str], address: str | None) -> Placement:
+    if address is not None:
+        raise ValueError("torchrun says where the processes meet; leave --init-method out")
     machines = int(environment["GROUP_WORLD_SIZE"])
-    size = int(environment["WORLD_SIZE"])
-    here = int(environment.get("LOCAL_WORLD_SIZE", size // machines))
-    if 0 < recipe.num_gpus != here:
+    restarts = environment.get("TORCHELASTIC_MAX_RESTARTS", "0") != "0"
+    if restarts and machines > 1 and environment.get("TORCHELASTIC_USE_AGENT_STORE") == "True":
         raise ValueError(
-            f"torchrun starts {here} processes on this machine; write NUM_GPUS {here}, or "
-            f"--nproc-per-node {recipe.num_gpus}"
+            "with --max-restarts, torchrun on several machines needs --rdzv-backend c10d and "
+            "TORCH_DISABLE_SHARE_RDZV_TCP_STORE=1 in its environment: the processes that it starts "
+            "again do not meet in the store of those before"
         )
-    return Placement(
-        launcher="torchrun",
-        size=size,
-        machines=machines,
-        machine=int(environment.get("GROUP_RANK", 0)),
-        first_rank=int(environment["RANK"]),
-        local_rank=int(environment.get("LOCAL_RANK", 0)),
-        count=1,
-        address="env://",
-    )
+    per_machine = int(environment["WORLD_SIZE"]) // machines
+    machine, local_rank = divmod(int(environment["RANK"]), per_machine)
+    return Placement("torchrun", machines, machine, per_machine, local_rank)
 
 
-def _under_srun(
-    recipe: Recipe, environment: Mapping[str, str], init_method: str | None
-) -> Placement:
+def _under_srun(recipe: Recipe, environment: Mapping[str, str], address: str | None) -> Placement:
     """A process for each task, or with one task a machine and several GPUs, one for each GPU."""
-    (tasks, nodes), gpus = _step(environment), recipe.num_gpus
-    spawns = tasks == nodes and gpus > 1
-    if tasks % nodes or (not spawns and 0 < gpus != tasks // nodes):
-        raise ValueError(
-            f"srun starts {tasks} tasks on {nodes} machines, NUM_GPUS says {gpus}; ask for one or "
-            f"for NUM_GPUS on each (--ntasks-per-node)"
-        )
-    count = gpus if spawns else 1
+    tasks = int(environment["SLURM_STEP_NUM_TASKS"])
+    machines = int(environment["SLURM_STEP_NUM_NODES"])
+    if tasks % machines:
+        raise ValueError(f"srun starts {tasks} tasks on {machines} machines: not as many on each")
+    starts = tasks == machines and recipe.num_gpus > 1
     return Placement(
         launcher="srun",
-        size=tasks * count,
-        machines=nodes,
+        machines=machines,
         machine=int(environment["SLURM_NODEID"]),
-        first_rank=int(environment["SLURM_NODEID" if spawns else "SLURM_PROCID"]) * count,
-        local_rank=int(environment["SLURM_LOCALID"]),
-        count=count,
-        address=init_method or _step_address(environment),
+        per_machine=recipe.num_gpus if starts else tasks // machines,
+        local_rank=None if starts else int(environment["SLURM_LOCALID"]),
+        address=address or _step_address(environment),
     )
-
-
-def _step(environment: Mapping[str, str]) -> tuple[int, int]:
-    """Tasks of the step of srun that this is in, 0 without one, and its machines."""
-    if "SLURM_STEP_ID" not in environment:
-        return 0, 1
-    tasks = environment.get("SLURM_STEP_NUM_TASKS") or environment.get("SLURM_NTASKS", "1")
-    nodes = environment.get("SLURM_STEP_NUM_NODES") or environment.get("SLURM_NNODES", "1")
-    return int(tasks), int(nodes)
 
 
 def _step_address(environment: Mapping[str, str]) -> str:
-    """The first machine of the step, where its rank 0 is, at a port that its numbers give: jobs may
+    """The first machine of the step, where rank 0 is, at a port that its numbers give: jobs may
     share a machine.
 
     submitit expands the job's list of machines, of which a step may have only some; of the step's
     we need the first name only.
     """
     listed = environment.get("SLURM_STEP_NODELIST", "localhost")
-    first = re.match(r"(?:[^,\[]|\[[^]]*\])*", listed)  # node[01-16,20],login: up to the comma
-    assert first is not None
-    host = re.sub(r"\[(\d+)[^]]*\]", r"\1", first[0])
-    job, step = int(environment.get("SLURM_JOB_ID", 0)), int(environment["SLURM_STEP_ID"])
-    return f"tcp://{host}:{_FIRST_PORT + (97 * job + step) % _PORTS}"
+    first = re.sub(r"(\[\d+)[^]]*", r"\1", listed).split(",")[0]  # node[01-16,20],login: node[01]
+    number = 97 * int(environment["SLURM_JOB_ID"]) + int(environment["SLURM_STEP_ID"])
+    return f"{re.sub('[][]', '', first)}:{_FIRST_PORT + number % _PORTS}"

@@ -1,6 +1,6 @@
 """Runs as SLURM jobs, through submitit, that survive their time limit and preemption.
 
-A job runs one task a machine, and each task runs tools/run_net.py as a process of its own, which
+A job runs one task a machine, and each task runs multigrid-train as a process of its own, which
 finds by srun's variables where it is. SLURM's signals reach the task (and the training too, where
 cgroup.conf says SignalChildrenProcesses=yes); the task asks its training to save with SIGUSR1. The
 ranks agree on the iteration, save, and every run_net ends with INTERRUPTED_STATUS. submitit's
@@ -11,7 +11,6 @@ one higher. What follows what is a table in docs/running.md.
 from __future__ import annotations
 
 import math
-import os
 import shutil
 import signal
 import subprocess
@@ -208,23 +207,17 @@ class Job:
 
     def _ask_to_save(self) -> None:
         if self._training is not None:
-            os.kill(self._training.pid, signal.SIGUSR1)
+            self._training.send_signal(signal.SIGUSR1)
 
     def _wait(self, seconds: float = math.inf) -> int | None:
         """The training's exit status, minus the signal's number if one ended it; None if it still
-        runs then. Called again, it gives the same.
-
-        A signal's handler may wait while the program does. `Popen.wait` holds a lock meanwhile, for
-        which the handler would wait for ever; waitid with WNOWAIT leaves the status for the next.
+        runs then. A signal's handler may wait while the program does; `Popen.wait` would deadlock.
         """
         assert self._training is not None, "it has been started"
         deadline = time.monotonic() + seconds
-        options = os.WEXITED | os.WNOHANG | os.WNOWAIT
-        while (ended := os.waitid(os.P_PID, self._training.pid, options)) is None:
-            if time.monotonic() >= deadline:
-                return None
+        while (status := self._training.poll()) is None and time.monotonic() < deadline:
             time.sleep(_LOOK)
-        return ended.si_status if ended.si_code == os.CLD_EXITED else -ended.si_status
+        return status
 
 
 def _warning_signal() -> signal.Signals:

@@ -14,8 +14,9 @@ from typing import Any, NoReturn, Self, TypeVar
 import torch
 import torch.distributed as dist
 
+from slowfast_patches.utils.command_line import MISTAKE_STATUS, ToolError
 from slowfast_patches.utils.distributed import World
-from slowfast_patches.utils.signals import ASKING
+from slowfast_patches.utils.signals import ASKING, INTERRUPTED_STATUS
 
 __all__ = [
     "EARLY",
@@ -31,16 +32,25 @@ Handler = Callable[[int, FrameType | None], None]
 
 EARLY = "stopped by {} before the training began; the same command starts it"
 
-_BY_WEIGHT = (signal.SIGINT, signal.SIGTERM, signal.SIGUSR1)
-"""Where processes were asked by different signals, the last of these counts."""
 
-
-class TrainingStoppedError(RuntimeError):
+class TrainingStoppedError(ToolError):
     """The training cannot go on; the message says why and where."""
 
+    exit_status = MISTAKE_STATUS
 
-class TrainingInterruptedError(RuntimeError):
-    """The training was asked to stop by a signal, has saved, and goes on when started again."""
+
+class TrainingInterruptedError(BaseException):
+    """The training was asked to stop by a signal, has saved, and goes on when started again.
+
+    It is no Exception, as KeyboardInterrupt is none: a handler raises it anywhere, and libraries
+    swallow each Exception in places.
+    """
+
+    @property
+    def exit_status(self) -> int:
+        """75; 0 where torchrun (--max-restarts) would at once start it again."""
+        restarts = os.environ.get("TORCHELASTIC_MAX_RESTARTS", "0")
+        return INTERRUPTED_STATUS if restarts == "0" else 0
 
 
 @contextmanager
@@ -84,7 +94,10 @@ class StopRequest:
     """
 
     def __init__(self, world: World, timeout: timedelta | None = None) -> None:
-        self._world, self._timeout, self._asked, self._agreed = world, timeout, 0, 0
+        self._world = world
+        self._timeout = timeout
+        self._asked = 0
+        self._agreed = 0
         self._number, self._work = torch.zeros(1, dtype=torch.int64), None  # type: Any, Any
         self._group: Any = None
         self._listening = handling(ASKING, self._note)
@@ -121,7 +134,7 @@ class StopRequest:
     @property
     def signal(self) -> signal.Signals:
         """The signal that the processes agreed to stop for."""
-        return _BY_WEIGHT[self._agreed - 1]
+        return signal.Signals(self._agreed)
 
     def between(self, batches: Iterable[T], rounds: int) -> Iterator[T]:
         """The mini-batches of an evaluation, until the run is asked to stop.
@@ -150,7 +163,7 @@ class StopRequest:
             os.kill(os.getpid(), signal.SIGINT)
         if number == signal.SIGINT and self._world.is_main:
             _say("interrupted: saving after this iteration; once more ends at once")
-        self._asked = self._asked or 1 + _BY_WEIGHT.index(signal.Signals(number))
+        self._asked = self._asked or number
 
 
 def _say(text: str) -> None:

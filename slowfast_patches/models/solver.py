@@ -20,7 +20,6 @@ __all__ = [
     "is_mixed",
     "load_optimizer",
     "loss_function",
-    "set_learning_rate",
 ]
 
 _WAYS = ("fused", "foreach")
@@ -35,8 +34,8 @@ def build_optimizer(
 
     SOLVER.ZERO_WD_1D_PARAM takes the decay from biases too, and from a transformer's positions and
     tokens, (1, n, C). With SOLVER.LAYER_DECAY each layer has groups of its own, whose "lr_scale"
-    `set_learning_rate` multiplies the rate by. `fused` is for where SOLVER.FUSED
-    leaves it open.
+    `multigrid.prepare_step` multiplies the rate by. `fused` is for where SOLVER.FUSED leaves it
+    open.
     """
     from slowfast.models.optimizer import construct_optimizer
 
@@ -70,7 +69,8 @@ def _split_by_depth(
 ) -> None:
     """Give parameters of each depth a group of their own, of a rate that is `decay` times that of
     the next depth."""
-    last, whole = max(depths.values()), list(optimizer.param_groups)
+    last = max(depths.values())
+    whole = list(optimizer.param_groups)
     optimizer.param_groups.clear()
     for group in whole:
         for depth in sorted({depths[parameter] for parameter in group["params"]}):
@@ -126,12 +126,6 @@ def load_optimizer(optimizer: torch.optim.Optimizer, state: dict[str, Any]) -> N
                 own_state[name] = torch.empty_like(weight, dtype=value.dtype).copy_(value)
 
 
-def set_learning_rate(optimizer: torch.optim.Optimizer, lr: float) -> None:
-    """Set the rate of every parameter group, times its "lr_scale" if it has one."""
-    for group in optimizer.param_groups:
-        group["lr"] = lr * group.get("lr_scale", 1.0)
-
-
 def loss_function(recipe: Recipe) -> nn.Module:
     """The loss of MODEL.LOSS_FUNC of logits, averaged over the mini-batch.
 
@@ -177,7 +171,8 @@ class Precision:
     """fp32, or mixed precision: bf16 where the device has it, else fp16 with a loss scaler."""
 
     def __init__(self, recipe: Recipe, device: torch.device) -> None:
-        self._device, self._enabled = device, is_mixed(recipe)
+        self._device = device
+        self._enabled = is_mixed(recipe)
         self._dtype = half_type(device)
         scaled = self._enabled and self._dtype == torch.float16
         self._scaler = torch.amp.GradScaler(device.type, enabled=scaled)

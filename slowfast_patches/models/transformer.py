@@ -125,7 +125,8 @@ def _configuration(recipe: Recipe) -> tuple[Any, Path | None]:
     """The model's configuration, and the folder of HF.MODEL if it is one."""
     from transformers import AutoConfig
 
-    name, values = recipe.hf.model, dict(recipe.hf.config)
+    name = recipe.hf.model
+    values = dict(recipe.hf.config)
     folder = None if name in _KINDS else Path(name).expanduser()
     if folder is None:
         default = AutoConfig.for_model(name)
@@ -239,7 +240,8 @@ def _add_drop_path(model: Any, rate: float) -> None:
         return
     from transformers.models.vjepa2.modeling_vjepa2 import VJEPA2DropPath
 
-    layers, ends = _layers(model), _KINDS[model.config.model_type].ends
+    layers = _layers(model)
+    ends = _KINDS[model.config.model_type].ends
     for number, layer in enumerate(layers):
         share = rate * number / max(1, len(layers) - 1)
         for end in ends:
@@ -261,7 +263,8 @@ def _quiet() -> Iterator[None]:
     from transformers.utils import logging
 
     theirs: Any = logging
-    verbosity, bars = theirs.get_verbosity(), theirs.is_progress_bar_enabled()
+    verbosity = theirs.get_verbosity()
+    bars = theirs.is_progress_bar_enabled()
     theirs.set_verbosity_error()
     theirs.disable_progress_bar()
     try:

@@ -40,9 +40,11 @@ class _TemporalShift(torch.autograd.Function):
 
     @staticmethod
     def forward(ctx: Any, x: Tensor, channels: int, reverse: bool) -> Tensor:
-        ctx.channels, ctx.reverse = channels, reverse
+        ctx.channels = channels
+        ctx.reverse = reverse
         out = torch.empty_like(x)
-        one, two = slice(0, channels), slice(channels, 2 * channels)
+        one = slice(0, channels)
+        two = slice(channels, 2 * channels)
         back, forward = (two, one) if reverse else (one, two)
         out[:, back, :-1] = x[:, back, 1:]
         out[:, back, -1:] = 0

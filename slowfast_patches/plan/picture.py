@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from multigrid.schedule import Schedule
+from multigrid import LearningRate, Schedule
 from slowfast_patches.utils.pictures import COLOURS, MUTED, new_figure, save_figure
 
 if TYPE_CHECKING:
@@ -16,14 +16,17 @@ if TYPE_CHECKING:
 __all__ = ["plot_plan"]
 
 
-def plot_plan(schedule: Schedule, path: Path) -> None:
-    """The paper's Figure 2 for a schedule: shapes and learning rate over iterations."""
+def plot_plan(schedule: Schedule, baseline: LearningRate, path: Path) -> None:
+    """The paper's Figure 2 for a schedule: shapes and learning rate over iterations.
+
+    `baseline` is the policy of the same recipe without multigrid, drawn over the same width.
+    """
     figure, panels = new_figure(rows=4, width=9, height=7.5, ratios=[1.3, 0.9, 1.1, 1.2])
     for axes, (label, side) in zip(panels, _SHAPE_PANELS, strict=False):
         _draw_shapes(axes, schedule, label, side)
     panels[0].set_yscale("log", base=2)
     panels[0].yaxis.set_major_formatter("{x:,.0f}")
-    _draw_learning_rate(panels[-1], schedule)
+    _draw_learning_rate(panels[-1], schedule, baseline)
     for axes in panels:
         _mark_boundaries(axes, schedule)
         axes.set_xlim(0, schedule.iterations)
@@ -31,7 +34,8 @@ def plot_plan(schedule: Schedule, path: Path) -> None:
     legends = [axes.get_legend_handles_labels() for axes in panels]
     handles = {name: handle for pair in legends for handle, name in zip(*pair, strict=True)}
     figure.legend(handles.values(), handles, loc="outside upper center", ncols=4, frameon=False)
-    panels[-1].set_xlabel(f"iteration (the baseline has {schedule.baseline_iterations:,})")
+    whole = f"{schedule.baseline_iterations:,}"
+    panels[-1].set_xlabel(f"iteration (the baseline's {whole} are drawn over the same width)")
     panels[-1].xaxis.set_major_formatter("{x:,.0f}")
     save_figure(figure, path)
 
@@ -41,12 +45,14 @@ _SHAPE_PANELS = (
     ("frames", "frames"),
     ("crop (pixels)", "crop"),
 )
-_BASELINE = "baseline (LR: unscaled)"
+_BASELINE = "baseline"
 
 
 def _draw_shapes(axes: Axes, schedule: Schedule, label: str, side: str) -> None:
     """One side of the shapes: a line for the long cycle, a band with marks for the short one."""
-    base, phases, ticks = getattr(schedule.base, side), schedule.phases, set[int]()
+    base = getattr(schedule.base, side)
+    phases = schedule.phases
+    ticks = set[int]()
     for phase in phases:
         sides = {getattr(shape, side) for shape in phase.shapes}
         ticks |= sides
@@ -64,16 +70,18 @@ def _draw_shapes(axes: Axes, schedule: Schedule, label: str, side: str) -> None:
     axes.minorticks_off()
 
 
-def _draw_learning_rate(axes: Axes, schedule: Schedule) -> None:
-    """The learning rate on a logarithmic axis, with what the policy gives before scaling."""
+def _draw_learning_rate(axes: Axes, schedule: Schedule, baseline: LearningRate) -> None:
+    """The learning rate on a logarithmic axis, with the baseline's at the same share of its own
+    training, whose last drop comes earlier."""
     points = [np.linspace(p.start, p.stop - 1, 60).astype(np.int64) for p in schedule.phases]
     iterations = np.unique(np.concatenate(points))
-    steps = [schedule.at(int(i)) for i in iterations]
-    rates = np.array([step.lr for step in steps])
-    unscaled = rates / np.array([schedule.phases[step.phase].lr_scale for step in steps])
-    axes.plot(iterations, unscaled, color=MUTED, lw=1.2, ls="--", label=_BASELINE)
+    rates = np.array([schedule.at(int(i)).lr for i in iterations])
+    shares = np.linspace(0, 1, 2000, endpoint=False)
+    unscaled = np.array([baseline.at(share * baseline.epochs) for share in shares])
+    drawn = shares * schedule.iterations
+    axes.plot(drawn, unscaled, color=MUTED, lw=1.2, ls="--", label=_BASELINE)
     axes.plot(iterations, rates, color=COLOURS[2], lw=2, label="learning rate")
-    positive = unscaled[rates > 0]
+    positive = unscaled[unscaled > 0]
     if positive.size:
         # A cosine ends at 0 and a warm-up may start there: show four decades, not all.
         low = max(positive.min(), 1e-4 * rates.max())

@@ -6,13 +6,14 @@ from dataclasses import asdict, dataclass
 from typing import Any
 
 from multigrid.cost import (
+    MIN_FINAL_ITERATIONS,
     Cost,
     FlopsPerClip,
     baseline_cost,
-    final_iterations,
     phase_flops,
     phase_seconds,
     schedule_cost,
+    short_ends,
 )
 from multigrid.schedule import Phase, Schedule
 from multigrid.shapes import Shape
@@ -31,21 +32,12 @@ from slowfast_patches.utils.tables import (
 )
 
 __all__ = [
-    "MIN_FINAL_ITERATIONS",
     "Plan",
     "dataset_size",
     "format_plan",
     "make_plan",
     "plan_of",
-    "short_ends",
 ]
-
-MIN_FINAL_ITERATIONS = 100
-"""Iterations at the baseline's shape that a multigrid training should end with.
-
-Measured: after coarse shapes a network scores at chance at the baseline's grid, and needs about as
-many to show there what it has learned (docs/proof.md).
-"""
 
 
 @dataclass(frozen=True)
@@ -64,7 +56,8 @@ class Plan:
     @property
     def speed_up(self) -> float | None:
         """The baseline's seconds as a multiple of ours."""
-        ours, baseline = self.cost.seconds, self.baseline.seconds
+        ours = self.cost.seconds
+        baseline = self.baseline.seconds
         return None if ours is None or baseline is None else baseline / ours
 
     @property
@@ -149,18 +142,6 @@ def dataset_size(recipe: Recipe, given: int | None = None) -> int:
     return int(size)
 
 
-def short_ends(schedule: Schedule) -> tuple[str, ...]:
-    """A warning where the end of a training is too short to show what coarse shapes taught."""
-    final = final_iterations(schedule)
-    if final == schedule.iterations or final >= MIN_FINAL_ITERATIONS:
-        return ()
-    return (
-        f"{final} iterations follow the last coarse shape; with fewer than {MIN_FINAL_ITERATIONS} "
-        "at the baseline's shape, what coarse shapes taught hardly shows there. More epochs, a "
-        "larger training set or a smaller batch give more; tools/pilot.py tries it",
-    )
-
-
 def plan_of(recipe: Recipe, num_videos: int | None = None, timing: Timing = UNTIMED) -> Plan:
     """The plan of a recipe on its processes; `num_videos` as for `dataset_size`.
 
@@ -183,7 +164,9 @@ def make_plan(schedule: Schedule, flops_per_clip: FlopsPerClip, timing: Timing =
 
 def format_plan(plan: Plan) -> str:
     """The plan as text: its phases, its totals beside the baseline's, and what to know."""
-    schedule, ours, baseline = plan.schedule, plan.cost, plan.baseline
+    schedule = plan.schedule
+    ours = plan.cost
+    baseline = plan.baseline
     headers = ["phase", "LR stage", "base shape", "short cycle"]
     headers += ["iterations", "epochs", "LR", "BN clips", "FLOPs"]
     headers += [] if plan.timing.ours is None else ["time"]
@@ -211,7 +194,7 @@ def format_plan(plan: Plan) -> str:
         )
     tables = [format_table(headers, phases, left=4)]
     tables += [format_table(["", "this plan", "baseline", ""], rows)]
-    warnings = [f"warning: {text}" for text in short_ends(schedule)]
+    warnings = [f"warning: {text}; multigrid-pilot tries it" for text in short_ends(schedule)]
     return "\n\n".join([*tables, "\n".join(notes), *warnings])
 
 

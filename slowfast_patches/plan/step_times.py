@@ -80,7 +80,8 @@ class StepTimes:
     @property
     def source(self) -> str:
         """Where the times come from, with what makes steps faster or slower if not at default."""
-        defaults, model = keys_of(default_recipe()), sorted(self.model.items())
+        defaults = keys_of(default_recipe())
+        model = sorted(self.model.items())
         switches = [f"{key} {value}" for key, value in model if value != defaults.get(key, value)]
         measured = f"{self.path}, measured on {self.where} ({self.device}), {self.date}"
         return ", ".join([measured, *switches])
@@ -93,7 +94,8 @@ class StepTimes:
                 asking for another shape raises it too.
         """
         self._check_model(recipe)
-        grouped, processes = recipe.groups_batchnorm, processes_of(recipe)
+        grouped = recipe.groups_batchnorm
+        processes = processes_of(recipe)
 
         def look_up(shape: Shape) -> float:
             clips = shape.batch // processes

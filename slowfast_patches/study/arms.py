@@ -4,6 +4,7 @@ trainings, and what a run of one costs."""
 from __future__ import annotations
 
 import logging
+import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cache
@@ -19,10 +20,19 @@ from slowfast_patches.launch.launch import for_processes, processes_of
 from slowfast_patches.models.flops import check_shapes, flops_per_clip
 from slowfast_patches.plan.plan import dataset_size
 from slowfast_patches.plan.step_times import UNTIMED, Timing, measured_timing, read_step_times
-from slowfast_patches.study.experiments import SCRATCH, Training
+from slowfast_patches.study.experiments import SCRATCH, PaperTraining
 from slowfast_patches.study.toy import Toy, toy_overrides
 
-__all__ = ["Arm", "Arms", "TimingOf", "check_study", "cost_of", "make_arm", "measured_times"]
+__all__ = [
+    "Arm",
+    "Arms",
+    "TimingOf",
+    "at_lengths",
+    "check_study",
+    "cost_of",
+    "make_arm",
+    "measured_times",
+]
 
 logger = logging.getLogger(__name__)
 
@@ -31,8 +41,10 @@ logger = logging.getLogger(__name__)
 class Arm:
     """A recipe under a name for people and one for its folder.
 
-    `recipe` is what `cfg_file` and the KEY VALUE pairs `overrides` give. `open_keys` are keys that
-    are not known yet, as where results are only looked at: a run may have had any value of them.
+    `recipe` is what `cfg_file` and the KEY VALUE pairs `overrides` give. Of a recipe that is
+    compared at several lengths, `label` is the name of all its arms, and `length` the multiple of
+    its own. `open_keys` are keys that are not known yet, as where results are only looked at: a run
+    may have had any value of them.
     """
 
     name: str
@@ -41,6 +53,8 @@ class Arm:
     overrides: tuple[str, ...]
     recipe: Recipe
     schedule: Schedule
+    label: str
+    length: float = 1.0
     open_keys: frozenset[str] = frozenset()
 
     @property
@@ -69,7 +83,41 @@ def make_arm(name: str, folder: str, cfg_file: Path, overrides: Sequence[str]) -
         schedule = schedule_of(recipe, dataset_size(recipe))
     except ValueError as error:
         raise ValueError(f"{name}: {error}") from error
-    return Arm(name, folder, cfg_file, tuple(overrides), recipe, schedule)
+    return Arm(name, folder, cfg_file, tuple(overrides), recipe, schedule, label=name)
+
+
+def at_lengths(arm: Arm, lengths: Sequence[float]) -> list[Arm]:
+    """The arm with all its lengths in epochs multiplied, each in turn, the shortest first.
+
+    At 1 it is the arm itself, so that its runs are those of a comparison without lengths; the
+    others are called "NAME at 0.25×" and kept in NAME_x0.25. A multigrid arm's EPOCH_FACTOR is
+    relative and stays.
+
+    Raises:
+        ValueError: lengths that are no finite numbers above 0, or the same, or one at which the arm
+            cannot be trained; names it.
+    """
+    for length in lengths:
+        if not 0 < length < math.inf:
+            raise ValueError(
+                f"--lengths are multiples of the recipes' own lengths, above 0, not {length:g}"
+            )
+    names = [f"{length:g}" for length in lengths]
+    if len(set(names)) < len(names):
+        raise ValueError(f"--lengths has one twice: {' '.join(names)}; give each once")
+    return [_lengthened(arm, length) for length in sorted(lengths)]
+
+
+def _lengthened(arm: Arm, length: float) -> Arm:
+    if length == 1:
+        return arm
+    overrides = (*arm.overrides, *as_overrides(scaled_lengths(arm.recipe, length)))
+    name = f"{arm.name} at {length:g}×"
+    try:
+        longer = make_arm(name, f"{arm.folder}_x{length:g}", arm.cfg_file, overrides)
+    except ValueError as error:  # of the length, since the arm itself could be made
+        raise ValueError(f"{error}; or leave {length:g} out of --lengths") from error
+    return replace(longer, label=arm.name, length=length)
 
 
 def check_study(cfg_files: Sequence[Path], overrides: Sequence[str]) -> None:
@@ -142,9 +190,9 @@ class Arms:
     weights: Mapping[str, str] = field(default_factory=dict)
     overrides: tuple[str, ...] = ()
     toy: Toy | None = None
-    _made: dict[Training, Arm] = field(default_factory=dict, init=False)
+    _made: dict[PaperTraining, Arm] = field(default_factory=dict, init=False)
 
-    def arm(self, training: Training) -> Arm:
+    def arm(self, training: PaperTraining) -> Arm:
         """The arm of a training.
 
         Raises:
@@ -154,8 +202,9 @@ class Arms:
             self._made[training] = self._make(training)
         return self._made[training]
 
-    def _make(self, training: Training) -> Arm:
-        path, name = self.configs / training.recipe, training.folder
+    def _make(self, training: PaperTraining) -> Arm:
+        path = self.configs / training.recipe
+        name = training.folder
         plain = _written(path)
         overrides = training.overrides + as_overrides(self._own_keys(plain, training))
         overrides += _fitting(self.overrides, plain, path)
@@ -165,20 +214,18 @@ class Arms:
             other = self.arm(training.as_long_as)
             factor = _nominal_iterations(other) / _nominal_iterations(arm)
         lengths = {} if factor is None else _with_length(arm.recipe, factor)
-        if training.length != 1:
-            lengths = scaled_lengths(arm.recipe, training.length)
         if lengths:
             overrides += as_overrides(lengths)
             arm = make_arm(name, name, path, overrides)
         return replace(arm, open_keys=_open_keys(arm.recipe, training))
 
-    def _own_keys(self, plain: Recipe, training: Training) -> dict[str, object]:
+    def _own_keys(self, plain: Recipe, training: PaperTraining) -> dict[str, object]:
         """Where its data and weights are, and its size if it is a toy."""
         keys: dict[str, object] = {}
         if self.toy is not None:
             reference = _written(self.configs / (training.baseline or training).recipe)
             keys |= toy_overrides(plain, reference, self.toy)
-        if data := self.data.get(training.data or plain.train.dataset.lower()):
+        if data := self.data.get(plain.train.dataset.lower()):
             keys["DATA.PATH_TO_DATA_DIR"] = data
         if training.start != SCRATCH:
             # The recipe's own path stands for a file that the user has to give.
@@ -216,7 +263,7 @@ def _fitting(overrides: tuple[str, ...], plain: Recipe, path: Path) -> tuple[str
     return as_overrides({k: v for k, v in pairs.items() if k not in (_REFERENCE, "NUM_GPUS")})
 
 
-def _open_keys(recipe: Recipe, training: Training) -> frozenset[str]:
+def _open_keys(recipe: Recipe, training: PaperTraining) -> frozenset[str]:
     """Keys that are not given, and may have been anything in a run: where its inputs were."""
     keys = set[str]()
     if not recipe.data.path_to_data_dir:

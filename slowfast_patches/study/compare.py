@@ -1,52 +1,52 @@
-"""Recipes side by side: the arms of a comparison, and what their runs came to."""
+"""Recipes side by side: the arms of a comparison, and the report of their runs."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field
+from functools import cached_property
 from pathlib import Path
 from typing import Any
+
+import pandas as pd
 
 from slowfast_patches.config.metrics import metric_names, metric_title
 from slowfast_patches.config.scale import as_overrides, scaled_lengths
 from slowfast_patches.study.arms import Arm, check_study, make_arm
-from slowfast_patches.study.curves.curves import Curves, StepTimed, make_curves
-from slowfast_patches.study.curves.families import Family
-from slowfast_patches.study.curves.picture import plot_lengths
-from slowfast_patches.study.curves.texts import explain_curves, format_break_even, format_levels
-from slowfast_patches.study.pictures import LONG_TITLES, plot_trainings
+from slowfast_patches.study.curves import (
+    AXES,
+    curves_of,
+    explain_curves,
+    format_break_even,
+    format_levels,
+    levels_json,
+)
+from slowfast_patches.study.pictures import LONG_TITLES, plot_lengths, plot_trainings
 from slowfast_patches.study.report import (
     MISSING,
-    Measured,
     as_json,
-    measure,
+    format_mean,
+    mean_over_seeds,
     provenance,
+    runs_table,
     write_report,
 )
-from slowfast_patches.study.runs import Results, working_seconds
+from slowfast_patches.study.runs import Results
 from slowfast_patches.utils.tables import (
+    Mean,
     format_count,
     format_duration,
     format_flops,
     format_table,
-    mean_of,
 )
 
-__all__ = [
-    "Comparison",
-    "compare_lengths",
-    "compare_rows",
-    "format_comparison",
-    "make_arms",
-    "make_comparison",
-    "write_comparison",
-]
+__all__ = ["Comparison", "format_comparison", "make_arms", "write_comparison"]
 
 
 def make_arms(
-    cfg_files: Sequence[Path], overrides: Sequence[str], *, equal_time: bool = False
+    cfg_files: Sequence[Path], overrides: Sequence[str], *, equal_iterations: bool = False
 ) -> list[Arm]:
-    """The arms to compare, the reference first; `equal_time` adds one after it.
+    """The arms to compare, the reference first; `equal_iterations` adds one after it.
 
     That one is the first, shortened to the second's iterations (the paper's "Baseline 1/3.3").
 
@@ -65,7 +65,7 @@ def make_arms(
                 f"{first.name} is judged by {first.judged_by} and {arm.name} by {arm.judged_by}, "
                 "which do not compare; give recipes of the same data set"
             )
-    return [first, _shortened(first, arms[1]), *arms[1:]] if equal_time else arms
+    return [first, _shortened(first, arms[1]), *arms[1:]] if equal_iterations else arms
 
 
 def _shortened(long: Arm, short: Arm) -> Arm:
@@ -73,217 +73,203 @@ def _shortened(long: Arm, short: Arm) -> Arm:
     factor = long.iterations / short.iterations
     if factor <= 1:
         raise ValueError(
-            f"--equal-time shortens the first config ({long.iterations} iterations) to the second "
-            f"({short.iterations}); give the longer one first"
+            f"--equal-iterations shortens the first config ({long.iterations} iterations) to the "
+            f"second ({short.iterations}); give the longer one first"
         )
     lengths = as_overrides(scaled_lengths(long.recipe, 1 / factor))
-    name, folder = f"{long.name} at 1/{factor:.1f}", f"{long.folder}_1_over_{factor:.1f}"
+    name = f"{long.name} at 1/{factor:.1f}"
+    folder = f"{long.folder}_1_over_{factor:.1f}"
     return make_arm(name, folder, long.cfg_file, (*long.overrides, *lengths))
 
 
 @dataclass(frozen=True)
 class Comparison:
-    """All rows, and the arm that they are compared with; `metrics` are the names of what they are
-    judged by, the primary one first, `command` what made them. Of recipes at several lengths it has
-    their curves. `timed` has times of the rows' runs beside those that they took. `note` is said
-    above everything."""
+    """Arms, with their lengths next to each other, and the results there are of them.
 
-    rows: tuple[Measured, ...]
-    reference: Arm
-    metrics: tuple[str, ...]
-    seeds: tuple[int, ...]
+    command: what reproduces the report.
+    step_seconds: seconds of a run by its arm's name, as iterations × step times measured alone,
+        which arms are compared by in place of wall-clock times; `step_times` names their files.
+    """
+
+    arms: Sequence[Arm]
+    seeds: Sequence[int]
+    results: Results
     command: str
-    curves: Curves | None = None
-    timed: StepTimed | None = None
-    title: str = "Comparison"
-    note: str = ""
+    step_seconds: Mapping[str, float] = field(default_factory=dict)
+    step_times: str | None = None
+
+    @cached_property
+    def reference(self) -> Arm:
+        """What the others are compared with: the first recipe as it is or, if it is not among its
+        lengths, at its longest."""
+        lengths = {arm.length: arm for arm in self.arms if arm.label == self.arms[0].label}
+        return lengths.get(1.0) or lengths[max(lengths)]
+
+    @property
+    def metrics(self) -> tuple[str, ...]:
+        """What the arms are judged by, the primary metric first."""
+        return metric_names(self.reference.recipe)
+
+    @property
+    def has_curves(self) -> bool:
+        return any(arm.length != 1 for arm in self.arms)
+
+    @cached_property
+    def runs(self) -> pd.DataFrame:
+        """The `runs_table`."""
+        baselines = {arm.name: self.reference.name for arm in self.arms}
+        return runs_table(
+            self.arms, self.seeds, self.results, self.metrics, baselines, self.step_seconds
+        )
+
+    def mean(self, arm: Arm, column: str) -> Mean | None:
+        """Of a column of the runs of an arm, over the seeds."""
+        if column == "speed_up" and self.step_seconds:  # the same for all seeds
+            ratio = self.step_seconds[self.reference.name] / self.step_seconds[arm.name]
+            return Mean(ratio, None)
+        return mean_over_seeds(self.runs, arm.name, column)
 
     def to_json(self) -> dict[str, Any]:
         """As plain data; a mean has its `mean` and `std`, a missing value is null."""
+        has_points = self.has_curves and self.reference.label in set(self.runs["label"])
+        levels = levels_json(self.runs, self.metrics[0]) if has_points else []
         return {
-            "title": self.title,
-            **({"note": self.note} if self.note else {}),
             "command": self.command,
             "metric": self.metrics[0],
-            **(self.curves.to_json() if self.curves else {}),
-            "configs": [self._row_json(row) for row in self.rows],
+            "seconds": f"step times of {self.step_times}" if self.step_times else "wall-clock",
+            "levels": levels,
+            "configs": [self._arm_json(arm) for arm in self.arms],
         }
 
-    def _row_json(self, row: Measured) -> dict[str, Any]:
-        """Its runs are without the config, which is the row's but for the seed."""
-        speed_ups = row.factors(working_seconds)
+    def _arm_json(self, arm: Arm) -> dict[str, Any]:
+        """Its runs are without the config, which is the arm's but for the seed."""
+        columns = (*_MEANS, *AXES.values(), "speed_up", *self.metrics)
+        finished = [seed for seed in self.seeds if (arm.name, seed) in self.results]
+        own = self.runs[self.runs["arm"] == arm.name].set_index("seed")
+        speed_ups = own["speed_up"].astype(object).where(own["speed_up"].notna(), None)
         runs = [
-            {"seed": seed, "finished": seed in row.runs, "speed_up": speed_ups.get(seed)}
-            | {key: value for key, value in row.runs.get(seed, {}).items() if key != "config"}
+            {"seed": seed, "finished": seed in finished, "speed_up": speed_ups.get(seed)}
+            | {k: v for k, v in self.results.get((arm.name, seed), {}).items() if k != "config"}
             for seed in self.seeds
         ]
+        first = self.results[arm.name, finished[0]] if finished else {"config": None}
         return {
-            "name": row.arm.name,
-            "cfg_file": str(row.arm.cfg_file),
-            "overrides": row.arm.overrides,
-            **_means(row),
-            **({"step_seconds": self.timed.seconds[row.arm.name]} if self.timed else {}),
-            "speed_up": as_json(row.speed_up),
-            **{name: as_json(row.metric(name)) for name in self.metrics},
-            "config": next((run["config"] for run in row.runs.values()), None),
+            "name": arm.name,
+            "label": arm.label,
+            "length": arm.length,
+            "cfg_file": str(arm.cfg_file),
+            "overrides": arm.overrides,
+            **{name: as_json(self.mean(arm, name)) for name in columns},
+            "step_seconds": self.step_seconds.get(arm.name),
+            "config": first["config"],
             "runs": runs,
         }
 
 
-def make_comparison(
-    arms: Sequence[Arm], seeds: Sequence[int], results: Results, command: str
-) -> Comparison:
-    """Summarise the results there are, the first arm being the reference; `command` is what
-    reproduces them."""
-    rows = tuple(measure(arm, arms[0], seeds, results) for arm in arms)
-    return Comparison(rows, arms[0], metric_names(arms[0].recipe), tuple(seeds), command)
-
-
-def compare_lengths(
-    families: Sequence[Family],
-    seeds: Sequence[int],
-    results: Results,
-    command: str,
-    timed: StepTimed | None = None,
-) -> Comparison:
-    """Summarise the results there are of recipes at several lengths.
-
-    The reference is the first recipe as it is or, if it is not among its lengths, at its longest.
-    """
-    first = families[0].arms
-    reference = first.get(1.0) or first[max(first)]
-    metrics = metric_names(reference.recipe)
-    arms = [arm for family in families for arm in family.arms.values()]
-    rows = tuple(measure(arm, reference, seeds, results) for arm in arms)
-    curves = make_curves(families, seeds, results, metrics[0], timed)
-    return Comparison(rows, reference, metrics, tuple(seeds), command, curves)
-
-
-def compare_rows(
-    labelled: Mapping[str, Arm],
-    seeds: Sequence[int],
-    results: Results,
-    command: str,
-    timed: StepTimed | None = None,
-) -> Comparison:
-    """Summarise the results there are of arms, each under a label; the first is the reference."""
-    first = next(iter(labelled.values()))
-    rows = [
-        replace(measure(arm, first, seeds, results), arm=replace(arm, name=label))
-        for label, arm in labelled.items()
-    ]
-    if timed is not None:
-        seconds = {label: timed.seconds[arm.name] for label, arm in labelled.items()}
-        timed = timed._replace(seconds=seconds)
-    reference, metrics = rows[0].arm, metric_names(first.recipe)
-    return Comparison(tuple(rows), reference, metrics, tuple(seeds), command, timed=timed)
-
-
-def _means(row: Measured) -> dict[str, float | None]:
-    means = {
-        "iterations": row.mean(lambda run: run["iterations"]),
-        "iteration_factor": mean_of(row.factors(lambda run: run["iterations"]).values()),
-        "epochs": row.mean(lambda run: run["epochs"]),
-        "clips": row.mean(lambda run: run["clips"]),
-        "flops": row.mean(lambda run: run["flops"]),
-        "seconds": row.mean(working_seconds),
-        "evaluating": row.mean(lambda run: run["seconds"]["evaluating"]),
-    }
-    return {name: None if mean is None else mean.mean for name, mean in means.items()}
-
-
-_COLUMNS: tuple[tuple[str, Callable[[float], str]], ...] = (
-    ("iterations", format_count),
-    ("iteration\nfactor", "{:.2f}×".format),
-    ("epochs", "{:.1f}".format),
-    ("clips", format_count),
-    ("training\nFLOPs", format_flops),
-    ("training +\nloading", format_duration),
-    ("evalu-\nation", format_duration),
-)
-"""Headers of the means, in their order, and how they are written."""
+_MEANS: Mapping[str, tuple[str, Callable[[float], str]]] = {
+    "iterations": ("iterations", format_count),
+    "iteration_factor": ("iteration\nfactor", "{:.2f}×".format),
+    "epochs": ("epochs", "{:.1f}".format),
+    "clips": ("clips", format_count),
+    "flops": ("training\nFLOPs", format_flops),
+    "seconds": ("wall-clock,\ntraining", format_duration),
+    "evaluating": ("wall-clock,\nevaluation", format_duration),
+}
+"""Columns of the runs whose means are in the table: headers, and how the numbers are written."""
 
 
 def format_comparison(comparison: Comparison) -> str:
-    """A comparison for a terminal: the table of its runs, after what its curves say if it has
-    any."""
-    return "\n\n".join([*_of_curves(comparison.curves, markdown=False), _table(comparison)])
+    """A comparison for a terminal: its curves if it has any, the table of its runs, and why they
+    may mislead."""
+    parts = [*_of_curves(comparison, markdown=False), _table(comparison)]
+    return "\n\n".join([*parts, *_warnings(comparison)])
 
 
-def _of_curves(curves: Curves | None, *, markdown: bool) -> list[str]:
-    """What each accuracy of the baseline costs, where arms break even, and how both are read."""
-    if curves is None or not curves.levels():
+def _of_curves(comparison: Comparison, *, markdown: bool) -> list[str]:
+    """What each accuracy of the first recipe costs, where recipes break even, and how to read it;
+    empty without lengths, or before the first recipe has a result."""
+    metric = comparison.metrics[0]
+    curves = curves_of(comparison.runs, "seconds", metric) if comparison.has_curves else {}
+    if comparison.reference.label not in curves:
         return []
-    table = format_levels(curves, markdown=markdown)
-    return [table, *format_break_even(curves), explain_curves(curves)]
+    table = format_levels(curves, metric, markdown=markdown)
+    return [table, *format_break_even(curves), explain_curves(comparison.step_times)]
 
 
 def _table(comparison: Comparison, *, markdown: bool = False) -> str:
-    headers = ["config", "seeds", *(header for header, _ in _COLUMNS), "speed-up"]
-    headers += ["by step\ntimes", "speed-up\nby these"] if comparison.timed else []
-    headers += [f"{metric_title(name)}, %" for name in comparison.metrics]
-    if markdown:
-        headers = [header.replace("-\n", "").replace("\n", " ") for header in headers]
-    rows = [_cells(comparison, row) for row in comparison.rows]
+    headers = ["config", "seeds", *(header for header, _ in _MEANS.values())]
+    if comparison.step_times:
+        headers.append("steps\nalone")
+    headers += ["speed-up", *(f"{metric_title(name)}, %" for name in comparison.metrics)]
+    rows = [_cells(comparison, arm) for arm in comparison.arms]
     return format_table(headers, rows, markdown=markdown)
 
 
-def _cells(comparison: Comparison, row: Measured) -> list[str]:
-    wanted, missing = len(comparison.seeds), len(comparison.seeds) - len(row.runs)
-    means = zip(_means(row).values(), _COLUMNS, strict=True)
-    metrics = [row.metric(name) for name in comparison.metrics]
-    faster = row.speed_up and f"{row.speed_up.format(2)}×"
-    if row.arm is comparison.reference:
+def _cells(comparison: Comparison, arm: Arm) -> list[str]:
+    wanted = len(comparison.seeds)
+    finished = int((comparison.runs["arm"] == arm.name).sum())
+    missing = wanted - finished
+    cells = [arm.name, f"{finished} ({missing} {MISSING})" if missing else str(wanted)]
+    for name, (_, write) in _MEANS.items():
+        mean = comparison.mean(arm, name)
+        cells.append(MISSING if mean is None else write(mean.mean))
+    if comparison.step_times:
+        cells.append(format_duration(comparison.step_seconds[arm.name]))
+    faster = format_mean(comparison.mean(arm, "speed_up"), 2, "×")
+    if arm is comparison.reference and finished:
         faster = "1×"
-    return [
-        row.arm.name,
-        f"{wanted - missing} ({missing} {MISSING})" if missing else str(wanted),
-        *(MISSING if value is None else write(value) for value, (_, write) in means),
-        faster if faster and row.runs else MISSING,
-        *_by_step_times(comparison, row),
-        *(mean.format() if mean else MISSING for mean in metrics),
-    ]
+    return [*cells, faster, *(format_mean(comparison.mean(arm, m)) for m in comparison.metrics)]
 
 
-def _by_step_times(comparison: Comparison, row: Measured) -> list[str]:
-    if comparison.timed is None:
-        return []
-    seconds, name = comparison.timed.seconds, row.arm.name
-    faster = seconds[comparison.reference.name] / seconds[name]
-    return [format_duration(seconds[name]), f"{faster:.2f}×"]
+_BUSY = 0.05
+"""Share of training spent waiting for a core above which wall-clock times do not compare."""
 
 
-def write_comparison(comparison: Comparison, folder: Path, name: str = "report") -> None:
-    """Write NAME.md, NAME.json and NAME.png into `folder`."""
-    path = folder / f"{name}.png"
-    if comparison.curves is None:
-        plot_trainings(comparison.rows, comparison.metrics[0], path)
+def _warnings(comparison: Comparison) -> list[str]:
+    """Why the speed-ups may mislead."""
+    runs = comparison.runs
+    texts = list[str]()
+    waiting = runs.groupby("arm", sort=False)["waiting"].mean()
+    busy = [f"{100 * share:.0f} % of {name}" for name, share in waiting.items() if share > _BUSY]
+    if busy and not comparison.step_times:
+        texts.append(
+            f"The machine was busy: training waited for a core for {', '.join(busy)}. These times "
+            "do not compare; --step-times FILE, of benchmarks/step_time.py, has those of steps "
+            "alone."
+        )
+    slow = runs.loc[runs["evaluating"] > runs["seconds"], "arm"].unique()
+    if len(slow):
+        texts.append(
+            f"Evaluation took longer than training in {', '.join(slow)}, and is in no speed-up: "
+            "a larger TRAIN.EVAL_PERIOD and MULTIGRID.EVAL_FREQ 1 evaluate less often."
+        )
+    return texts
+
+
+def write_comparison(comparison: Comparison, folder: Path) -> None:
+    """Write report.md, report.json and report.png into `folder`."""
+    path = folder / "report.png"
+    metric = comparison.metrics[0]
+    how = "by step times" if comparison.step_times else "loading included"
+    if comparison.has_curves:
+        plot_lengths(comparison.runs, metric, how, path)
     else:
-        plot_lengths(comparison.curves, path, comparison.note)
-    write_report(folder, name, comparison.to_json(), _paragraphs(comparison, path.name))
-
-
-def _paragraphs(comparison: Comparison, picture: str) -> list[str]:
-    accuracy = LONG_TITLES[comparison.metrics[0]].capitalize()
-    return [
-        f"# {comparison.title}",
-        *([f"**{comparison.note}**"] if comparison.note else []),
-        f"![{accuracy} against training time]({picture})",
-        *_of_curves(comparison.curves, markdown=True),
+        plot_trainings(comparison.runs, comparison.results, metric, how, path)
+    speed_up = "The speed-up is the mean over seeds of the ratio of wall-clock times of training."
+    if comparison.step_times:
+        speed_up = (
+            "The speed-up is the ratio of the times of steps alone: iterations × the step times of "
+            f"{comparison.step_times}, without loading and evaluation."
+        )
+    paragraphs = [
+        "# Comparison",
+        f"![{LONG_TITLES[metric].capitalize()} against training time]({path.name})",
+        *_of_curves(comparison, markdown=True),
         _table(comparison, markdown=True),
-        f"Speed-up and iteration factor are relative to {comparison.reference.name}. The speed-up "
-        "is the mean over seeds of the ratio of wall-clock times, of training with loading, "
-        "without evaluation. ± is the sample standard deviation over seeds. FLOPs are those of "
-        "forward and backward.",
-        *_explain_step_times(comparison),
-        *provenance(comparison.rows, comparison.command),
+        f"Speed-up and iteration factor are relative to {comparison.reference.name}. {speed_up} "
+        "Wall-clock of training includes loading. ± is the sample standard deviation over seeds. "
+        "FLOPs are those of forward and backward.",
+        *_warnings(comparison),
+        *provenance(comparison.runs, comparison.command),
     ]
-
-
-def _explain_step_times(comparison: Comparison) -> list[str]:
-    if comparison.timed is None:
-        return []
-    return [
-        f"By step times: iterations × those of {comparison.timed.source}, measured alone, without "
-        "loading and evaluation."
-    ]
+    write_report(folder, "report", comparison.to_json(), paragraphs)

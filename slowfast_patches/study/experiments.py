@@ -1,12 +1,11 @@
-"""The paper's tables and figures, and curves and tables of our own: what is trained for each, and
-what was published of it.
+"""The paper's tables and figures: what is trained for each, and what was published of it.
 
 They are data: published.yaml. A training that appears in several tables is one training.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -19,11 +18,10 @@ from slowfast_patches.utils.tables import Mean
 __all__ = [
     "EXPERIMENTS",
     "PAPER",
-    "PROOF",
     "SCRATCH",
     "Experiment",
-    "Row",
-    "Training",
+    "PaperRow",
+    "PaperTraining",
     "trainings_of",
 ]
 
@@ -31,104 +29,85 @@ SCRATCH = "scratch"
 
 
 @dataclass(frozen=True)
-class Training:
+class PaperTraining:
     """A recipe of configs/ at some length.
 
     recipe: the file, relative to configs/; the path of a user's own is absolute.
     baseline: what its speed-up is relative to; None for a baseline.
     factor: epochs as a multiple of the baseline's; None leaves the recipe's own.
     as_long_as: train for as many iterations as this one takes, instead of `factor`.
-    length: what all the recipe's lengths in epochs are multiplied by; a multigrid recipe's factor
-        stays.
     overrides: further KEY VALUE pairs, with `variant` as their name.
     start: the weights that it starts from: `SCRATCH`, "imagenet" or "kinetics".
-    data: the name that its data go by, where that is not its data set's.
     """
 
     recipe: str
-    baseline: Training | None = None
+    baseline: PaperTraining | None = None
     factor: float | None = None
-    as_long_as: Training | None = None
-    length: float = 1.0
+    as_long_as: PaperTraining | None = None
     overrides: tuple[str, ...] = ()
     variant: str = ""
     start: str = SCRATCH
-    data: str = ""
 
     @property
     def folder(self) -> str:
         """The name of its runs' folder; the same training has the same one in every table."""
         path = Path(self.recipe)
-        own = Path("own", self.data, path.stem)
+        own = Path("own", path.stem)
         name = str(own if path.is_absolute() else path.with_suffix(""))
         name += f"_{self.variant}" if self.variant else ""
-        multiple = self._multiple
+        factor = self.factor
         if self.as_long_as is not None:
-            name, multiple = f"{name}_as_long_as_multigrid", self.as_long_as._multiple
-        return name if multiple is None else f"{name}_x{multiple:g}"
-
-    @property
-    def _multiple(self) -> float | None:
-        return self.factor if self.length == 1 else self.length
+            name += "_as_long_as_multigrid"
+            factor = self.as_long_as.factor
+        return name if factor is None else f"{name}_x{factor:g}"
 
 
 @dataclass(frozen=True)
-class Row:
+class PaperRow:
     """A line of a table, or a point of a figure on its `curve`, and what the paper gives of it:
-    metrics in per cent by name, and the speed-up in wall-clock time; `source` says where."""
+    metrics in per cent by name, and the speed-up in wall-clock time; `source` says where. Nothing
+    is trained for a row that is `published_only`."""
 
     label: str
-    training: Training
+    training: PaperTraining
     metrics: Mapping[str, Mean] = field(default_factory=dict)
     speed_up: float | None = None
     source: str = ""
     curve: str = ""
+    published_only: bool = False
 
 
 @dataclass(frozen=True)
 class Experiment:
-    """A table or a figure. `note` says what the paper's text at hand leaves open.
-
-    Curves of our own have `lengths`, at which each recipe is trained. `seeds` is how many of the
-    seeds that are asked for it takes, the first ones; None: all.
+    """A table or a figure. `note` says what the paper's text at hand leaves open, `published` where
+    its numbers are from and on what they were measured.
     """
 
     name: str
     title: str
     metrics: tuple[str, ...]
-    rows: tuple[Row, ...]
+    rows: tuple[PaperRow, ...]
+    published: str = "Wu et al., CVPR 2020, on P100 GPUs"
     published_runs: int = 1
     note: str = ""
-    lengths: tuple[float, ...] = ()
-    seeds: int | None = None
 
     @property
     def is_figure(self) -> bool:
         return self.name.startswith("figure")
 
-    @property
-    def is_ours(self) -> bool:
-        """Whether it is none of the paper's: nothing was published of it."""
-        return not any(row.source for row in self.rows)
 
-    def seeds_of(self, asked: Sequence[int]) -> tuple[int, ...]:
-        """Those with which it is trained, of the seeds that are asked for."""
-        return tuple(asked[: self.seeds])
-
-
-def trainings_of(experiments: Iterable[Experiment]) -> list[Training]:
-    """Every training of some experiments, once, the shorter lengths of a recipe first; of the same
-    length a baseline before what is relative to it."""
-    found = dict[Training, None]()
+def trainings_of(experiments: Iterable[Experiment]) -> list[PaperTraining]:
+    """Every training of some experiments, once; a baseline before what is relative to it."""
+    trainings = dict[PaperTraining, None]()
     for row in (row for experiment in experiments for row in experiment.rows):
-        found |= dict.fromkeys([row.training.baseline or row.training, row.training])
-    return sorted(found, key=lambda training: training.length)
+        trainings |= dict.fromkeys([row.training.baseline or row.training, row.training])
+    return list(trainings)
 
 
 def _experiment(name: str, content: Mapping[str, Any]) -> Experiment:
     common = {key: content[key] for key in _OF_ALL_ROWS if key in content}
     lines = [common | line for line in content.get("rows") or _points(content)]
-    found = dict[str, Row]()
+    found = dict[str, PaperRow]()
     for line in sorted(lines, key=lambda line: "as_long_as" in line):
         found[line["label"]] = _row(line, found)
     return Experiment(
@@ -136,44 +115,38 @@ def _experiment(name: str, content: Mapping[str, Any]) -> Experiment:
         title=content["title"],
         metrics=tuple(content["metrics"]),
         rows=tuple(found[line["label"]] for line in lines),
+        published=content.get("published", Experiment.published),
         published_runs=content.get("published_runs", 1),
         note=content.get("note", ""),
-        lengths=tuple(content.get("lengths", ())),
-        seeds=content.get("seeds"),
     )
 
 
-_OF_ALL_ROWS = ("recipe", "baseline", "start", "data", "length", "keys")
-"""What may be said once, for every row that does not say it itself."""
+_OF_ALL_ROWS = ("recipe", "baseline", "start")
+"""Given once for all rows that do not have their own."""
 
 
 def _points(figure: Mapping[str, Any]) -> Iterator[dict[str, Any]]:
     """A line for each point of each curve."""
     for curve in figure["curves"]:
-        for length in figure.get("lengths", ()):
-            label = f"{curve['label']}, {length:g}× its length"
-            yield {**curve, "curve": curve["label"], "label": label, "length": length}
-        for factor in figure.get("factors", ()):
+        for factor in figure["factors"]:
             point = {**curve, "curve": curve["label"]}
             point["label"] = f"{curve['label']}, {factor:g}× epochs"
             point["factor"] = None if factor == curve.get("own", 1.0) else factor
             yield point | curve.get("published", {}).get(factor, {})
 
 
-def _row(line: Mapping[str, Any], others: Mapping[str, Row]) -> Row:
-    recipe, data = line.get("baseline", line["recipe"]), line.get("data", "")
-    start, keys = line.get("start", SCRATCH), line.get("keys", {})
-    baseline = Training(f"{recipe}.yaml", overrides=as_overrides(keys), start=start, data=data)
-    training = Training(
+def _row(line: Mapping[str, Any], others: Mapping[str, PaperRow]) -> PaperRow:
+    recipe = line.get("baseline", line["recipe"])
+    start = line.get("start", SCRATCH)
+    baseline = PaperTraining(f"{recipe}.yaml", start=start)
+    training = PaperTraining(
         recipe=f"{line['recipe']}.yaml",
         baseline=baseline,
         factor=line.get("factor"),
         as_long_as=others[line["as_long_as"]].training if "as_long_as" in line else None,
-        length=line.get("length", 1.0),
-        overrides=as_overrides(keys | line.get("overrides", {})),
+        overrides=as_overrides(line.get("overrides", {})),
         variant=line.get("variant", ""),
         start=start,
-        data=data,
     )
     if training.folder == baseline.folder:
         training = baseline
@@ -182,8 +155,10 @@ def _row(line: Mapping[str, Any], others: Mapping[str, Row]) -> Row:
         for name in ("top1", "top5", "map")
         if name in line
     }
-    own = {name: line[name] for name in ("speed_up", "source", "curve") if name in line}
-    return Row(line["label"], training, metrics, **own)
+    names = ("speed_up", "source", "curve", "published_only")
+    return PaperRow(
+        line["label"], training, metrics, **{name: line[name] for name in names if name in line}
+    )
 
 
 _PUBLISHED = Path(__file__).with_name("published.yaml")
@@ -194,8 +169,5 @@ EXPERIMENTS: Mapping[str, Experiment] = {
 }
 """By the name that the command line takes."""
 
-PAPER = tuple(name for name, experiment in EXPERIMENTS.items() if not experiment.is_ours)
+PAPER = tuple(name for name in EXPERIMENTS if name.startswith(("table", "figure")))
 """The names of the paper's own."""
-
-PROOF = tuple(name for name in EXPERIMENTS if name not in PAPER)
-"""The names of ours: what the method is worth on data that anyone can have."""

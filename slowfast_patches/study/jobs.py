@@ -12,7 +12,6 @@ from pathlib import Path
 
 from submitit import SlurmExecutor
 
-from multigrid import batch_rate_factor
 from slowfast_patches import patching
 from slowfast_patches.config import check_recipe, load_recipe
 from slowfast_patches.config.recipe import Recipe
@@ -31,7 +30,7 @@ from slowfast_patches.launch.slurm import (
 )
 from slowfast_patches.models.weights import check_file
 from slowfast_patches.plan.plan import format_plan, plan_of
-from slowfast_patches.study.runs import Run, run_command, run_folder
+from slowfast_patches.study.runs import ArmRun, run_command, run_folder
 
 __all__ = ["Submission", "check", "executor_of", "load", "submit", "submit_all"]
 
@@ -107,10 +106,9 @@ def check(submission: Submission) -> tuple[str, list[str]]:
 
 def _describe(submission: Submission, recipe: Recipe, world_size: int) -> str:
     """The global batch and the learning rate that belongs to it."""
-    machines, written = recipe.num_shards, submission.recipe.solver
+    machines = recipe.num_shards
+    written = submission.recipe.solver
     trained = rates_of_batch(recipe).solver.base_lr
-    if written.base_lr_scale_num_shards:
-        trained *= batch_rate_factor(machines, written.batch_rate_rule)
     return (
         f"NUM_SHARDS {machines} × NUM_GPUS {recipe.num_gpus}: {world_size} processes. Global "
         f"batch: {machines} × TRAIN.BATCH_SIZE {recipe.train.batch_size} = "
@@ -175,11 +173,12 @@ def submit(submission: Submission, slurm: Slurm, name: str, run_net: Path) -> st
 
 def executor_of(submission: Submission, slurm: Slurm, name: str) -> SlurmExecutor:
     """What queues it, in its folder."""
-    recipe, folder = submission.recipe, submission.folder / FOLDER
+    recipe = submission.recipe
+    folder = submission.folder / FOLDER
     return make_executor(folder, slurm, recipe.num_shards, recipe.num_gpus, name)
 
 
-def submit_all(runs: Sequence[Run], output: Path, run_net: Path, slurm: Slurm) -> dict[str, str]:
+def submit_all(runs: Sequence[ArmRun], output: Path, run_net: Path, slurm: Slurm) -> dict[str, str]:
     """Queue the runs that are neither finished nor queued; job numbers by folder in `output`.
 
     Runs that ask for the same machines form one array, of which `limit` run at a time.
@@ -188,7 +187,8 @@ def submit_all(runs: Sequence[Run], output: Path, run_net: Path, slurm: Slurm) -
         ValueError: there is no SLURM here, or it refuses the jobs.
     """
     _check_slurm("--local trains here")
-    register, known = output / FOLDER / "jobs.json", dict[str, str]()
+    register = output / FOLDER / "jobs.json"
+    known = dict[str, str]()
     if register.is_file():
         known = json.loads(register.read_text(encoding="utf-8"))
     arrays: dict[tuple[int, int], dict[str, Job]] = defaultdict(dict)

@@ -3,26 +3,27 @@ results read."""
 
 from __future__ import annotations
 
-import json
 import subprocess
 import sys
-from collections.abc import Callable, Generator, Iterable, Iterator, Mapping, Sequence
-from concurrent.futures import FIRST_COMPLETED, Future, ThreadPoolExecutor, wait
+import time
+from collections.abc import Callable, Generator, Iterator, Mapping, Sequence
 from contextlib import closing
 from functools import partial
+from itertools import islice
 from pathlib import Path
 from typing import Any
 
 from multigrid import Cost
 from slowfast_patches.config.recipe import differences, keys_of, stored_keys
 from slowfast_patches.study.arms import Arm, cost_of
+from slowfast_patches.train.record.result import read_result
 from slowfast_patches.utils.command_line import ToolError
 from slowfast_patches.utils.tables import format_duration, format_flops
 
 __all__ = [
+    "ArmRun",
     "Result",
     "Results",
-    "Run",
     "RunFailedError",
     "each_seed",
     "find_results",
@@ -32,7 +33,7 @@ __all__ = [
     "working_seconds",
 ]
 
-Run = tuple[Arm, int]
+ArmRun = tuple[Arm, int]
 """An arm and a seed."""
 
 Result = dict[str, Any]
@@ -40,6 +41,10 @@ Result = dict[str, Any]
 
 Results = Mapping[tuple[str, int], Result]
 """Of the runs that are finished, by the arm's name and the seed."""
+
+
+_POLL = 0.1
+"""Seconds between two looks at the processes that train."""
 
 
 class RunFailedError(ToolError):
@@ -52,7 +57,7 @@ def working_seconds(result: Result) -> float:
     return seconds["training"] + seconds["loading"]
 
 
-def each_seed(arms: Sequence[Arm], seeds: Sequence[int]) -> list[Run]:
+def each_seed(arms: Sequence[Arm], seeds: Sequence[int]) -> list[ArmRun]:
     """Every arm with every seed, all arms with one seed before the next seed."""
     return [(arm, seed) for seed in seeds for arm in arms]
 
@@ -68,7 +73,7 @@ def run_command(arm: Arm, seed: int, folder: Path, run_net: Path) -> list[str]:
     return [*command, *arm.overrides, "RNG_SEED", str(seed), "OUTPUT_DIR", str(folder)]
 
 
-def find_results(runs: Sequence[Run], output: Path) -> Results:
+def find_results(runs: Sequence[ArmRun], output: Path) -> Results:
     """The results that `output` holds.
 
     Raises:
@@ -83,10 +88,12 @@ def find_results(runs: Sequence[Run], output: Path) -> Results:
 
 def _read_result(path: Path, arm: Arm, seed: int) -> Result:
     try:
-        result: Result = json.loads(path.read_text(encoding="utf-8"))
+        result: Result = read_result(path)
         stored = stored_keys(result["config"])
     except (ValueError, KeyError) as error:
         raise ValueError(f"{path} is no run's result ({error}); remove it to train anew") from error
+    if changes := result.get("rate_changes"):
+        raise ValueError(f"{path}: trained with several rates ({changes[0]}); remove that run")
     # Where the run's own files lie, seen from wherever the command was given, changes no training.
     ignored = {"OUTPUT_DIR", *arm.open_keys}
     wanted = keys_of(arm.recipe) | {"RNG_SEED": seed}
@@ -101,7 +108,7 @@ def _read_result(path: Path, arm: Arm, seed: int) -> Result:
 
 
 def train_all(
-    runs: Sequence[Run],
+    runs: Sequence[ArmRun],
     output: Path,
     run_net: Path,
     cost: Callable[[Arm], Cost] = cost_of,
@@ -109,7 +116,7 @@ def train_all(
 ) -> Generator[Results, None, None]:
     """Train what `output` lacks in the order of the runs, `at_once` of them side by side.
 
-    Each run is a process of `run_net` (tools/run_net.py). What it says goes to standard error, as
+    Each run is a process of `run_net` (multigrid-train). What it says goes to standard error, as
     does the time that is left, where runs that are done, or `cost`, let it be known.
     Yields the results so far: before the first run, and after each. However it is left, the
     processes that train are told to save and to stop, and are waited for: to be closed.
@@ -122,7 +129,7 @@ def train_all(
     yield dict(results)
     costs = {arm.name: cost(arm) for arm, _ in runs if len(results) < len(runs)}
 
-    def missing() -> Iterator[Run]:
+    def missing() -> Iterator[ArmRun]:
         for number, (arm, seed) in enumerate(runs, start=1):
             title = f"run {number} of {len(runs)}: {arm.name}, seed {seed}"
             if (arm.name, seed) in results:
@@ -141,29 +148,25 @@ def train_all(
 
 
 def _side_by_side(
-    runs: Iterable[Run], start: Callable[[Run], subprocess.Popen[bytes]], at_once: int
-) -> Generator[tuple[Run, int], None, None]:
+    runs: Iterator[ArmRun], start: Callable[[ArmRun], subprocess.Popen[bytes]], at_once: int
+) -> Generator[tuple[ArmRun, int], None, None]:
     """Each run with its process's exit status, as it ends. The next starts when there is room."""
-    running = dict[Future[int], tuple[Run, subprocess.Popen[bytes]]]()
-
-    def ended() -> Iterator[tuple[Run, int]]:
-        for future in wait(running, return_when=FIRST_COMPLETED).done:
-            run, _ = running.pop(future)
-            yield run, future.result()
-
-    with ThreadPoolExecutor(at_once) as threads:  # which, at its end, waits for all processes
-        try:
-            for run in runs:
-                process = start(run)
-                running[threads.submit(process.wait)] = run, process
-                if len(running) == at_once:
-                    yield from ended()
-            while running:
-                yield from ended()
-        finally:
-            # After Ctrl-C they have got it too, and save; this is for those that have not.
-            for _, process in running.values():
-                process.terminate()
+    running = dict[subprocess.Popen[bytes], ArmRun]()
+    try:
+        while True:
+            for run in islice(runs, at_once - len(running)):
+                running[start(run)] = run
+            if not running:
+                return
+            time.sleep(_POLL)
+            for process in [process for process in running if process.poll() is not None]:
+                yield running.pop(process), process.returncode
+    finally:
+        # After Ctrl-C they have got it too, and save; this is for those that have not.
+        for process in running:
+            process.terminate()
+        for process in running:
+            process.wait()
 
 
 def _time_left(
@@ -174,7 +177,8 @@ def _time_left(
     flops = sum(costs[name].flops or 0.0 for name in todo)
     seconds = [costs[name].seconds for name in todo]
     if done := sum(costs[name].flops or 0.0 for name, _ in results):
-        took = sum(sum(result["seconds"].values()) for result in results.values())
+        spent = [result["seconds"] for result in results.values()]
+        took = sum(sum(seconds.values()) - seconds["waiting"] for seconds in spent)
         left = took / done * flops
     elif None not in seconds:
         left = sum(value or 0.0 for value in seconds)
@@ -189,7 +193,7 @@ def _runs(number: int) -> str:
     return f"{number} run{'' if number == 1 else 's'}"
 
 
-def _start(run: Run, output: Path, run_net: Path) -> subprocess.Popen[bytes]:
+def _start(run: ArmRun, output: Path, run_net: Path) -> subprocess.Popen[bytes]:
     arm, seed = run
     command = run_command(arm, seed, run_folder(output, arm, seed), run_net)
     return subprocess.Popen(command, stdout=2)  # standard output is for what comes of it

@@ -47,7 +47,8 @@ def toy_overrides(recipe: Recipe, reference: Recipe, toy: Toy) -> dict[str, obje
     Batch, learning rate and lengths shrink by what shrinks those of `reference`, the baseline that
     it is compared with, so that their proportions stay.
     """
-    solver, data = recipe.solver, recipe.data
+    solver = recipe.solver
+    data = recipe.data
     clips = toy.clips / reference.train.batch_size
     rate = toy.base_lr / reference.solver.base_lr
     length = toy.iterations * toy.clips / toy.videos / reference.solver.max_epoch
@@ -85,6 +86,7 @@ def toy_overrides(recipe: Recipe, reference: Recipe, toy: Toy) -> dict[str, obje
         "DATA_LOADER.NUM_WORKERS": 1,
         "DATA_LOADER.PIN_MEMORY": False,
         "NUM_GPUS": 0,
+        "NUM_SHARDS": 1,
         "LOG_PERIOD": 50,
     }
 

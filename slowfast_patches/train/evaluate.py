@@ -24,7 +24,7 @@ from slowfast_patches.launch.stopping import StopRequest, TrainingInterruptedErr
 from slowfast_patches.models.inputs import InputTransform
 from slowfast_patches.models.solver import Precision
 from slowfast_patches.train.record.clock import Clock, TimeSpent
-from slowfast_patches.train.record.unreadable import TooManyUnreadableError, check_count
+from slowfast_patches.train.record.record import TooManyUnreadableError, check_count
 from slowfast_patches.train.running_stats import keep_buffers, update_precise_bn
 from slowfast_patches.utils.distributed import World, gathered, max_over_ranks, sum_over_ranks
 from slowfast_patches.utils.tables import format_duration
@@ -42,7 +42,7 @@ logger = logging.getLogger(__name__)
 
 
 class Evaluation(NamedTuple):
-    """What an evaluation found.
+    """Metrics, probabilities and labels of a split.
 
     metrics: in per cent, the primary one first; then how many "videos" there are, how many of them
         are "unreadable" and left out, and, where there are any, how many were "partly_read".
@@ -84,7 +84,8 @@ def evaluate(
     batches: Iterable[Any] = evaluation_loader(recipe, dataset, batch_size, world.rank, world.size)
     if stop is not None:
         batches = stop.between(batches, evaluation_rounds(dataset, batch_size, world.size))
-    scores, failures = VideoScores(recipe, dataset, world.device), dict[str, str]()
+    scores = VideoScores(recipe, dataset, world.device)
+    failures = dict[str, str]()
     clock = Clock()
     with clock.time("training"):
         for batch in _waited_for(batches, clock, world.device):
@@ -97,7 +98,7 @@ def evaluate(
                     with autocast():
                         predictions = model(transform(clips, flips))
                     scores.add(videos, predictions, labels)
-        _name(failures, set() if named is None else named, world)
+        _log_unreadable(failures, set() if named is None else named, world)
         result = scores.result()
     spent = TimeSpent(1, len(dataset), torch.tensor(gathered(clock.lap())))
     if world.is_main:
@@ -110,7 +111,7 @@ def evaluate(
 
 
 def _waited_for(batches: Iterable[Any], clock: Clock, device: torch.device) -> Iterator[Any]:
-    """The mini-batches, whose loading is counted."""
+    """The mini-batches; waiting for them counts as loading."""
     loading = iter(batches)
     while True:
         with clock.wait(device):
@@ -120,8 +121,8 @@ def _waited_for(batches: Iterable[Any], clock: Clock, device: torch.device) -> I
         yield batch
 
 
-def _name(failures: dict[str, str], named: set[str], world: World) -> None:
-    """Say which videos cannot be read on any rank, each once, whatever the number of its clips."""
+def _log_unreadable(failures: dict[str, str], named: set[str], world: World) -> None:
+    """Log each unreadable video of all ranks once, whatever the number of its clips."""
     for path, reason in {p: r for own in gathered(failures) for p, r in own.items()}.items():
         if path not in named and world.is_main:
             named.add(path)
@@ -133,12 +134,14 @@ class VideoScores:
     split, from clips in any order, on any rank."""
 
     def __init__(self, recipe: Recipe, dataset: Any, device: torch.device) -> None:
-        videos, self._classes = len(dataset.videos), recipe.model.num_classes
+        videos = len(dataset.videos)
+        self._classes = recipe.model.num_classes
         self._num_clips = len(dataset) // videos
         self._sums = recipe.data.ensemble_method == "sum"
         self._max_bad = recipe.data.max_bad_fraction
         # No score is the least: a maximum over a zero would lose negative ones.
-        nothing, shape = 0.0 if self._sums else -math.inf, (videos, self._classes)
+        nothing = 0.0 if self._sums else -math.inf
+        shape = (videos, self._classes)
         self.scores = torch.full(shape, nothing, dtype=torch.float64, device=device)
         several = recipe.data.multi_label
         self.labels = torch.zeros(shape if several else shape[:1], dtype=torch.int64, device=device)
@@ -147,7 +150,8 @@ class VideoScores:
     def add(self, videos: Tensor, scores: Tensor, labels: Tensor) -> None:
         """Add N clips: the numbers of their videos, their scores and labels."""
         # Copies that wait for nothing: a GPU goes on while the next clips are read.
-        videos, scores = videos.to(self.scores.device, non_blocking=True), scores.double()
+        videos = videos.to(self.scores.device, non_blocking=True)
+        scores = scores.double()
         if self._sums:
             self.scores.index_add_(0, videos, scores)
         else:
@@ -161,10 +165,12 @@ class VideoScores:
         (sum_over_ranks if self._sums else max_over_ranks)(self.scores)
         max_over_ranks(self.labels)  # a rank without a clip of the video has zeros
         sum_over_ranks(self.clips)
-        counts, scored = self._counts(), self.clips > 0
+        counts = self._counts()
+        scored = self.clips > 0
         if self._sums:  # mAP ranks means of videos with each other: as if none had lost a clip
             self.scores /= self.clips.clamp(min=1).view(-1, 1)
-        scores, labels = self.scores[scored], self.labels[scored]
+        scores = self.scores[scored]
+        labels = self.labels[scored]
         if labels.ndim == 2:
             precisions = average_precisions(scores, labels)
             metrics = {"map": fmean(p for p in precisions if p is not None)}
@@ -175,7 +181,8 @@ class VideoScores:
 
     def _counts(self) -> dict[str, float]:
         """The videos, and those of them that are left out."""
-        videos, unreadable = len(self.clips), int((self.clips == 0).sum())
+        videos = len(self.clips)
+        unreadable = int((self.clips == 0).sum())
         if unreadable == videos:
             text = f"none of the {videos} videos of the evaluation could be read"
             raise TooManyUnreadableError(f"{text}; check DATA.PATH_PREFIX and the list")
@@ -191,15 +198,20 @@ class Validation:
     def __init__(
         self, recipe: Recipe, world: World, stop: StopRequest, dataset: Any, schedule: Schedule
     ) -> None:
-        self._recipe, self._world, self._stop = recipe, world, stop
-        self._dataset, self._schedule = dataset, schedule
-        self._videos, self._named = build_dataset(recipe, "val"), set[str]()
+        self._recipe = recipe
+        self._world = world
+        self._stop = stop
+        self._dataset = dataset
+        self._schedule = schedule
+        self._videos = build_dataset(recipe, "val")
+        self._named = set[str]()
 
     def __call__(self, models: nn.ModuleList, step: Step) -> dict[str, float]:
         """Metrics after an iteration, of the model and, if there is one, its average, whose running
         statistics are averaged over the processes, or replaced; where `evaluate` raises, they are
         as they were."""
-        put_back, metrics = keep_buffers(models), dict[str, float]()
+        put_back = keep_buffers(models)
+        metrics = dict[str, float]()
         try:
             for model, suffix in zip(models, ("", EMA), strict=False):
                 average_running_stats(model)
@@ -217,7 +229,8 @@ class Validation:
         return evaluate(model, self._recipe, self._videos, *at_once).metrics
 
     def _update_precise_bn(self, model: nn.Module, step: Step) -> None:
-        recipe, world = self._recipe, self._world
+        recipe = self._recipe
+        world = self._world
         loader = precise_bn_loader(
             recipe, self._dataset, self._schedule, step, world.rank, world.size
         )

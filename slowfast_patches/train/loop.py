@@ -2,64 +2,134 @@
 
 from __future__ import annotations
 
-from multigrid import Step
-from slowfast_patches.launch.stopping import TrainingInterruptedError
-from slowfast_patches.train.record.unreadable import TooManyUnreadableError
-from slowfast_patches.train.state import Run
+import math
+from collections.abc import Iterator
 
-__all__ = ["enter_phase", "evaluate", "leave_step", "train"]
+from multigrid import Batch, Step, average_running_stats, clip_numbers
+from slowfast_patches.config.metrics import EMA, metric_names
+from slowfast_patches.datasets.loader import training_loader
+from slowfast_patches.launch.stopping import TrainingInterruptedError
+from slowfast_patches.train.checkpoint import describe_last
+from slowfast_patches.train.record.record import TooManyUnreadableError
+from slowfast_patches.train.running_stats import buffers_of_ranks
+from slowfast_patches.train.state import Run, best_of, to_checkpoint
+from slowfast_patches.train.step import Outcome
+
+__all__ = ["leave_step", "save", "train", "train_step", "validate"]
 
 
 def train(run: Run) -> None:
-    """Run the schedule from where it is to its end.
+    """Run the schedule from iteration `run.start` to its end.
+
+    At a phase nothing is rebuilt: the loader gives mini-batches of the new shape, the model takes
+    any shape, and each step sets its own learning rate and BN size.
 
     Raises:
         TrainingInterruptedError: a signal asked to stop; the state is saved.
-        TrainingStoppedError: it cannot go on; says why, and from where it will.
+        TrainingStoppedError: it cannot go on; says why, and where it can be resumed.
     """
-    if run.evaluation_due:  # the run that is continued was stopped before it
+    if run.evaluation_due:  # the run that is resumed was stopped before it
         leave_step(run, run.schedule.at(run.start - 1))
-    for step, batch in zip(run.schedule.steps(run.start), run.batches(), strict=True):
-        if run.starts_phase(step):
-            enter_phase(run, step)
-        outcome = run.train_step(step, batch)  # BN size, learning rate, forward, backward, update
+    for step, batch in zip(run.schedule.steps(run.start), _batches(run), strict=True):
+        if step.iteration in (run.start, run.schedule.phases[step.phase].start):
+            run.record.enter_phase(step)
+        outcome = train_step(run, step, batch)
         run.record.add(step, outcome, batch["failures"])
         leave_step(run, step)
 
 
-def enter_phase(run: Run, step: Step) -> None:
-    """From here on mini-batches have another shape. Nothing is rebuilt: the loader gives what the
-    schedule says, the model takes any shape, and each step sets its own learning rate and BN size.
-    It is said, and its time is measured apart."""
-    run.record.enter_phase(step)
+def _batches(run: Run) -> Iterator[Batch]:
+    """The mini-batches from the start on. With each, the processes begin to tell each other whether
+    they were asked to stop, which the step hides."""
+    world = run.world
+    with run.clock.time("loading"):
+        batches = iter(
+            training_loader(
+                run.recipe, run.dataset, run.schedule, run.start, world.rank, world.size
+            )
+        )
+    for _ in range(run.start, run.schedule.iterations):
+        with run.clock.wait(world.device):
+            batch: Batch = next(batches)
+        run.stop.ask()
+        yield batch
+
+
+def train_step(run: Run, step: Step, batch: Batch) -> Outcome:
+    """One step of gradient descent, at the step's shape, BN size and learning rate."""
+    assert batch["iteration"] == step.iteration, (batch["iteration"], step.iteration)
+    return run.stepper(step, batch, clip_numbers(step, run.world.rank, run.world.size))
 
 
 def leave_step(run: Run, step: Step) -> None:
-    """Report, evaluate and save after an iteration, as it is due; where the run is to stop, do."""
-    stopping = run.stop.agreed()
-    if stopping or run.is_reported(step):
+    """Do what is due after an iteration: report, validate, save, stop."""
+    done = step.iteration + 1
+    validates = done in run.evaluated_after
+    saves = done in run.saved_after
+    stops = run.stop.agreed()
+    if stops or validates or saves or done % run.recipe.log_period == 0:
         run.record.report(step)
     run.writer.check()
-    done = step.iteration + 1
-    run.evaluation_due = done in run.evaluated_after
-    if run.evaluation_due and not stopping:
-        stopping = not evaluate(run, step)
-    if stopping or done in run.saved_after:
-        run.save()
-    elif run.is_best():
-        run.save_best()
-    if stopping:
-        run.end_early()
+    run.evaluation_due = validates
+    if validates and not stops:
+        stops = not validate(run, step)
+    if stops or saves:
+        save(run)
+    elif _is_best(run):
+        save(run, best_alone=True)
+    if stops:
+        run.writer.wait()
+        where = describe_last(run.recipe.output_dir)
+        raise TrainingInterruptedError(
+            f"stopped by {run.stop.signal.name}; {where}. The same command continues"
+        )
 
 
-def evaluate(run: Run, step: Step) -> bool:
-    """Validate; False where the run is to stop, and the validation is to be done again."""
+def validate(run: Run, step: Step) -> bool:
+    """Validate after an iteration; False where the run is asked to stop meanwhile, and has to
+    validate again when it is resumed."""
     try:
-        run.validate(step)
+        with run.clock.time("evaluating"):
+            metrics = run.validation(run.models, step)
     except TrainingInterruptedError:
         return False
     except TooManyUnreadableError:
-        run.save()  # the training is as good as it was: its validation is due
+        save(run)  # the training is as good as before: its validation is due
         raise
     run.evaluation_due = False
+    evaluation = {
+        "iteration": step.iteration + 1,
+        "epoch": round((step.first_clip + step.shape.batch) / len(run.dataset), 4),
+        "seconds": round(run.clock.working, 3),
+        **metrics,
+    }
+    run.evaluations.append(evaluation)
+    metric = metric_names(run.recipe)[0]
+    if len(run.models) > 1:
+        metric += EMA
+    if run.recipe.train.keep_best and metrics[metric] > run.best.get(metric, -math.inf):
+        run.best = evaluation
+    if run.world.is_main:
+        run.record.evaluated(evaluation, metrics)
     return True
+
+
+def _is_best(run: Run) -> bool:
+    """Whether the validation after the last iteration was the best; of equals, the first is."""
+    return bool(run.best.get("iteration") == run.record.done)
+
+
+def save(run: Run, *, best_alone: bool = False) -> None:
+    """Begin to write a checkpoint and, where it is the best, the best one, or that alone. Every
+    rank calls this: running statistics are averaged."""
+    own = None
+    with run.clock.time("saving"):
+        if not best_alone:
+            if run.record.done not in run.evaluated_after | run.saved_after:
+                own = buffers_of_ranks(run.models, run.world)
+            average_running_stats(run.models)
+            run.seconds = run.clock.seconds
+        if run.world.is_main:
+            last = to_checkpoint(run, own)
+            best = best_of(run, last) if _is_best(run) else None
+            run.writer.save(None if best_alone else last, best)

@@ -30,7 +30,8 @@ class Mixing:
     """
 
     def __init__(self, recipe: Recipe) -> None:
-        self._keys, self._seed = recipe.mixup, recipe.rng_seed
+        self._keys = recipe.mixup
+        self._seed = recipe.rng_seed
         self._classes = recipe.model.num_classes
 
     def __call__(self, pathways: Sequence[Tensor], labels: Tensor, clips: Sequence[int]) -> Tensor:
@@ -44,7 +45,8 @@ class Mixing:
         Returns the labels (N, classes) float: a clip's own and its neighbour's, in proportion to
         their pixels.
         """
-        device, crop = labels.device, pathways[0].shape[-1]
+        device = labels.device
+        crop = pathways[0].shape[-1]
         drawn = torch.tensor([self.draw(number, crop) for number in clips], dtype=torch.float32)
         added = _added(_sent(drawn, device), crop)
         others = _sent(torch.tensor(_neighbours(clips)), device)
@@ -56,7 +58,8 @@ class Mixing:
     def draw(self, number: int, crop: int) -> tuple[float, int, int, int, int]:
         """What a clip takes of its neighbour: a share of the pixels in a box of rows [top, bottom)
         and columns [left, right), as (share, top, bottom, left, right)."""
-        keys, rng = self._keys, np.random.default_rng((self._seed, number, _MIXING))
+        keys = self._keys
+        rng = np.random.default_rng((self._seed, number, _MIXING))
         mixed, cut = rng.random(2)
         if mixed >= keys.prob:
             return 0.0, 0, 0, 0, 0
@@ -72,9 +75,11 @@ class Mixing:
 def _neighbours(clips: Sequence[int]) -> list[int]:
     """The place of each clip's neighbour among these, the first's being the second in the stream,
     the third's the fourth; the last's of an odd number its own."""
-    others, places = list(range(len(clips))), sorted(range(len(clips)), key=clips.__getitem__)
+    others = list(range(len(clips)))
+    places = sorted(range(len(clips)), key=clips.__getitem__)
     for one, two in zip(places[::2], places[1::2], strict=False):
-        others[one], others[two] = two, one
+        others[one] = two
+        others[two] = one
     return others
 
 

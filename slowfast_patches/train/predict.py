@@ -13,7 +13,7 @@ from slowfast_patches import patching
 from slowfast_patches.config import check_recipe, load_recipe, parse_recipe
 from slowfast_patches.config.recipe import Recipe
 from slowfast_patches.datasets.clips import reading_options, sampling_of
-from slowfast_patches.datasets.loader import dataset_class
+from slowfast_patches.datasets.lists.dataset_lists import dataset_of
 from slowfast_patches.datasets.reading.clip_reader import read_clips
 from slowfast_patches.datasets.reading.scan import scan
 from slowfast_patches.launch.device import with_precision
@@ -21,7 +21,7 @@ from slowfast_patches.models.build import build_model
 from slowfast_patches.models.inputs import InputTransform
 from slowfast_patches.models.solver import Precision
 from slowfast_patches.models.weights import load_weights
-from slowfast_patches.train import checkpoints
+from slowfast_patches.train.checkpoint import load
 
 __all__ = ["Predictor", "read_checkpoint"]
 
@@ -32,21 +32,20 @@ def read_checkpoint(
     """The recipe to predict with, that of a file or the one that a checkpoint was trained with, and
     the names of the classes, None where the checkpoint has none. Raises ValueError for a checkpoint
     that cannot be read, and for a recipe that is missing or wrong."""
+    names = None
     try:
-        content = checkpoints.load(path)
-    except ValueError:
+        checkpoint = load(path)
+    except ValueError as error:  # weights of another kind, which `Predictor` reads
         if recipe_file is None:
-            raise
-        content = {}  # of another kind: what reads the weights says what is wrong
+            raise ValueError(f"{error}; of other weights, give their recipe: --cfg FILE") from error
+    else:
+        names = checkpoint.class_names
     if recipe_file is not None:
         recipe = load_recipe(recipe_file, overrides)
-    elif "cfg" in content:
-        recipe = parse_recipe(content["cfg"], f"the config in {path}", overrides)
     else:
-        raise ValueError(f"{path} has weights and no config; give their recipe: --cfg FILE")
+        recipe = parse_recipe(checkpoint.cfg, f"the config in {path}", overrides)
     check_recipe(recipe)
-    names = content.get("class_names")
-    return recipe, tuple(names) if names and len(names) == recipe.model.num_classes else None
+    return recipe, names if names and len(names) == recipe.model.num_classes else None
 
 
 class Predictor:
@@ -79,13 +78,14 @@ class Predictor:
 
     def clips(self, path: str) -> Tensor:
         """The clips that a video is tested on, (views × crops, T, S, S, 3) uint8."""
-        recipe, record = self._recipe, scan(path, self._recipe.data.max_frame_pixels)
+        recipe = self._recipe
+        record = scan(path, self._recipe.data.max_frame_pixels)
         views = (recipe.test.num_ensemble_views, recipe.test.num_spatial_crops)
         crop = recipe.data.test_crop_size
-        dataset, video = dataset_class(recipe.test.dataset), record.video
-        if dataset.counts_frames:
+        video = record.video
+        if dataset_of(recipe, "test").counts_frames:
             video = video._replace(fps=float(recipe.data.target_fps))
-        sampling = sampling_of(dataset, recipe)
+        sampling = sampling_of(recipe, "test")
         clips = empty_clips(views[0] * views[1], recipe.data.num_frames, crop)
         plans = [sampling.evaluation_plan(video, part, views, crop) for part in range(len(clips))]
         read_clips(path, record, plans, [c.numpy() for c in clips], **reading_options(recipe))

@@ -1,4 +1,4 @@
-"""A run: check the recipe, train, test, and say in result.json what came of it."""
+"""A run: check the recipe, train, test, and write result.json."""
 
 from __future__ import annotations
 
@@ -10,30 +10,47 @@ from datetime import timedelta
 from pathlib import Path
 
 import simplejson
+import torch
 
 from multigrid import Schedule
 from slowfast_patches import patching
 from slowfast_patches.config import check_recipe
 from slowfast_patches.config.recipe import Recipe
-from slowfast_patches.config.schedule import check_world_size, schedule_of
-from slowfast_patches.datasets.lists.dataset_lists import class_names, list_path, read_list
-from slowfast_patches.datasets.lists.list_warnings import list_warnings
+from slowfast_patches.config.schedule import check_world_size, learning_rate_of, schedule_of
+from slowfast_patches.datasets.lists.dataset_lists import (
+    class_names,
+    list_path,
+    list_warnings,
+    read_list,
+)
 from slowfast_patches.launch.device import set_up_device
 from slowfast_patches.launch.launch import check_gpus, for_processes, launch, processes_of
 from slowfast_patches.launch.placement import find_placement
-from slowfast_patches.launch.stopping import StopRequest, TrainingStoppedError
+from slowfast_patches.launch.stopping import (
+    StopRequest,
+    TrainingInterruptedError,
+    TrainingStoppedError,
+)
 from slowfast_patches.models.flops import check_shapes
 from slowfast_patches.models.weights import check_file
 from slowfast_patches.plan.picture import plot_plan
 from slowfast_patches.plan.plan import format_plan, make_plan
-from slowfast_patches.train import checkpoints
-from slowfast_patches.train.checkpoints import writes
+from slowfast_patches.train.checkpoint import (
+    DivergedError,
+    best_checkpoint,
+    describe_last,
+    last_checkpoint,
+    writes,
+)
 from slowfast_patches.train.loop import train
 from slowfast_patches.train.record.log import setup_logging
 from slowfast_patches.train.record.result import multi_view_test, tested_file, write_result
+from slowfast_patches.train.record.tables import predictions_path
+from slowfast_patches.train.resume import continues, find_resumable, start_over
 from slowfast_patches.train.state import Run, build_run
-from slowfast_patches.train.warm_up import without_compiling
-from slowfast_patches.utils.distributed import World
+from slowfast_patches.train.step import parallel
+from slowfast_patches.train.warm_up import dry_run, without_compiling
+from slowfast_patches.utils.distributed import World, sum_over_ranks
 from slowfast_patches.utils.files import TEMPORARY
 from slowfast_patches.utils.lock import held
 
@@ -51,7 +68,7 @@ def run(recipe: Recipe, init_method: str | None = None) -> None:
     """Check the recipe, then train and test it on all its processes.
 
     Raises:
-        ValueError: the recipe cannot run as it is; said before anything is trained.
+        ValueError: the recipe cannot run as it is; raised before anything is trained.
         SystemExit: one of several processes failed, and has said why.
     """
     patching.apply()
@@ -64,9 +81,12 @@ def run(recipe: Recipe, init_method: str | None = None) -> None:
 def _check(recipe: Recipe) -> None:
     """Try what can be tried before any process trains."""
     recipe = for_processes(recipe)
-    world_size, trains = processes_of(recipe), recipe.train.enable
+    world_size = processes_of(recipe)
+    trains = recipe.train.enable
     check_recipe(recipe, world_size)
     check_gpus(recipe)
+    # Raises where it would replace a file of the user's.
+    predictions_path(recipe, "" if trains else "test_")
     if trains:
         _check_training(recipe, world_size)
     if recipe.test.enable:
@@ -86,8 +106,8 @@ def _starts_main(recipe: Recipe) -> bool:
 
 def _check_training(recipe: Recipe, world_size: int) -> Schedule:
     """The schedule, after trying what can be tried without the checkpoints in OUTPUT_DIR."""
-    continues = checkpoints.continues(recipe) and checkpoints.last_checkpoint(recipe.output_dir)
-    if not continues:
+    resumes = continues(recipe) and last_checkpoint(recipe.output_dir)
+    if not resumes:
         class_names(recipe)  # raises where their number is not MODEL.NUM_CLASSES
     schedule = schedule_of(recipe, _count_videos(recipe, "train"))
     _count_videos(recipe, "val")
@@ -99,7 +119,7 @@ def _check_training(recipe: Recipe, world_size: int) -> Schedule:
             "TRAIN.CHECKPOINT_INFLATE True has nothing to inflate: set TRAIN.CHECKPOINT_FILE_PATH, "
             "or CHECKPOINT_INFLATE False to start from scratch"
         )
-    if given and _starts_main(recipe) and not continues:
+    if given and _starts_main(recipe) and not resumes:
         check_file(given, recipe.train.checkpoint_type)
     return schedule
 
@@ -123,13 +143,16 @@ def _count_videos(recipe: Recipe, split: str) -> int:
 
 
 def _main(recipe: Recipe, world: World) -> None:
-    """What each process does. What was scaled for the processes is said here, in the log."""
+    """Train and test in one process of the run."""
     patching.apply()
     set_up_device(recipe)
-    output_dir, trains = recipe.output_dir, recipe.train.enable
+    output_dir = recipe.output_dir
+    trains = recipe.train.enable
     with held(output_dir) if trains and world.is_main else nullcontext():
         setup_logging(output_dir, world, "train" if trains else "test")
-        recipe, trained, metrics = for_processes(recipe), None, None
+        recipe = for_processes(recipe)
+        trained = None
+        metrics = None
         with _dead_workers_explained(output_dir), ExitStack() as stack:
             if trains:
                 patience = timedelta(seconds=recipe.dist_stall_seconds)
@@ -142,49 +165,103 @@ def _main(recipe: Recipe, world: World) -> None:
 
 
 def _train(recipe: Recipe, world: World, stop: StopRequest) -> Run:
-    found = None
+    resumable = None
     if world.is_main:
         with writes("OUTPUT_DIR", recipe.output_dir):
-            checkpoints.start_over(recipe)
-        found = checkpoints.find_resumable(recipe)
-    run = build_run(recipe, world, stop, found)
+            start_over(recipe)
+        resumable = find_resumable(recipe)
+    run = build_run(recipe, world, stop, resumable)
     if world.is_main:
         with writes("the plan", recipe.output_dir):
             _prepare_folder(recipe, run)
-    with run.opened():
-        run.prepare()
+    with opened(run):
+        prepare(run)
         compiled = without_compiling() if recipe.train.compile else nullcontext()
         with run.clock.time("training"), compiled:
             train(run)
     return run
 
 
+@contextmanager
+def opened(run: Run) -> Iterator[None]:
+    """Open the files of the run in the body, and complete them after it. What ended the body is
+    raised; what fails in closing after that is noted with it."""
+    try:
+        run.record.open(run.start, run.evaluation_due)
+        yield
+        run.writer.wait()
+    except BaseException as error:
+        for close in (run.writer.wait, run.record.close):
+            try:
+                close()
+            except Exception as another:
+                error.add_note(f"while the training ended: {another}")
+        if isinstance(error, DivergedError) and run.world.is_main:
+            error.add_note(
+                f"{describe_last(run.recipe.output_dir)}; the same command with a lower "
+                "SOLVER.BASE_LR goes on, with TRAIN.AUTO_RESUME False it starts over"
+            )
+        raise
+    run.record.close()
+
+
+def prepare(run: Run) -> None:
+    """Try each shape where that takes long or can fail, on a GPU or with a compiler; from then on
+    the processes exchange gradients."""
+    world = run.world
+
+    def begin(name: str) -> None:
+        run.stop.ask()
+        if run.stop.agreed():
+            raise TrainingInterruptedError(
+                f"stopped by {run.stop.signal.name} before {name}: the training had not begun. "
+                "The same command starts it, or goes on from the last checkpoint"
+            )
+
+    if world.device.type == "cuda" or run.recipe.train.compile:
+        logger.info("a dry step of each shape before the training")
+        with run.clock.time("preparing"):
+            # Connections between GPUs claim memory of their own, while there is some.
+            sum_over_ranks(torch.zeros(1, device=world.device))
+            dry_run(
+                run.stepper,
+                run.schedule,
+                start=run.start,
+                rank=world.rank,
+                world_size=world.size,
+                begin=begin,
+            )
+    run.stepper.network = parallel(run.stepper.network, world)
+
+
 def _prepare_folder(recipe: Recipe, run: Run) -> None:
-    """OUTPUT_DIR's config.yaml, plan.txt, plan.json and plan.png, and nothing of a run before that
-    this one does not continue."""
+    """Write OUTPUT_DIR's config.yaml and plan, and delete the results of a run that this one does
+    not continue."""
     folder = Path(recipe.output_dir)
     left = [folder / name for name in ("result.json", "result_classes.csv", "result_confusion.png")]
     left += folder.glob(f"checkpoints/*{TEMPORARY}")
-    if recipe.test.save_results_path:
-        left.append(folder / recipe.test.save_results_path)
-    best = checkpoints.best_checkpoint(folder)
+    if predictions := predictions_path(recipe):
+        left.append(predictions)
+    best = best_checkpoint(folder)
     if best is not None and not run.best:
         left.append(best)
     for path in left:
         path.unlink(missing_ok=True)
     (folder / "config.yaml").write_text(recipe.text, encoding="utf-8")
-    if run.start == 0:
+    if run.start == 0 or run.rate_changes:
         _write_plan(recipe, run)
 
 
 def _write_plan(recipe: Recipe, run: Run) -> None:
-    folder, plan = Path(recipe.output_dir), make_plan(run.schedule, run.flops)
+    folder = Path(recipe.output_dir)
+    plan = make_plan(run.schedule, run.flops)
     text = format_plan(plan)
     (folder / "plan.txt").write_text(text + "\n", encoding="utf-8")
     (folder / "plan.json").write_text(simplejson.dumps(plan.to_json(), indent=2), encoding="utf-8")
-    plot_plan(run.schedule, folder / "plan.png")
+    plot_plan(run.schedule, learning_rate_of(recipe), folder / "plan.png")
     if recipe.log_model_info:
-        base, parameters = run.schedule.base, sum(p.numel() for p in run.model.parameters())
+        base = run.schedule.base
+        parameters = sum(p.numel() for p in run.model.parameters())
         logger.info(
             "%s: %d parameters, %.3g training FLOPs per clip of %d frames of %d²",
             *(recipe.model.arch, parameters, run.flops(base.frames, base.crop)),
@@ -195,15 +272,15 @@ def _write_plan(recipe: Recipe, run: Run) -> None:
 
 @contextmanager
 def _dead_workers_explained(output_dir: str) -> Iterator[None]:
-    """In the body a data loader's worker may be killed, which torch says wherever this process is
-    at that moment; TrainingStoppedError says what to do."""
+    """Raise TrainingStoppedError, with what to do, where a data loader's worker is killed in the
+    body: torch raises RuntimeError wherever this process is at that moment."""
     try:
         yield
     except RuntimeError as error:
         if not str(error).startswith(_DEAD_WORKER):
             raise
         raise TrainingStoppedError(
-            f"a process that reads clips was killed; if it was for memory, lower "
-            f"DATA_LOADER.NUM_WORKERS. {checkpoints.describe_last(output_dir).capitalize()}: give "
-            "the same command again to go on"
+            f"a process that reads clips was killed; {describe_last(output_dir)}. "
+            "Give the same command again to go on; if it was for memory, with a lower "
+            "DATA_LOADER.NUM_WORKERS"
         ) from error

@@ -29,7 +29,7 @@ def buffers_of_ranks(model: nn.Module, world: World) -> Tensor | None:
     """Running means and variances of all processes, (processes, N); None with one process, or where
     the model has none.
 
-    They differ until they are averaged, which an undisturbed run does not do in between.
+    They differ until they are averaged, which happens at evaluations and checkpoints that are due.
     """
     if world.size == 1 or not _floats(model):
         return None
@@ -50,9 +50,10 @@ def set_buffers(model: nn.Module, rows: Tensor | None, world: World) -> None:
 
 
 def in_parts(model: nn.Module, parts: int) -> Iterator[int]:
-    """The numbers of a mini-batch's parts, each to pass the model while it is at hand. Running
-    statistics move once: to the mean of what each part makes of those before the first."""
-    buffers, floats = list(model.buffers()), _floats(model)
+    """Yield micro-batch indices; run each through the model before resuming. Running statistics
+    are updated once: to the mean of what each micro-batch makes of those before the first."""
+    buffers = list(model.buffers())
+    floats = _floats(model)
     if parts == 1 or not floats:
         yield from range(parts)
         return

@@ -11,7 +11,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn.parallel import DistributedDataParallel
 
-from multigrid import Batch, Step, set_extents, set_group_size
+from multigrid import Batch, Step, prepare_step, set_extents
 from slowfast_patches.config.recipe import Recipe
 from slowfast_patches.models.average import start_average, update_average
 from slowfast_patches.models.inputs import InputTransform
@@ -22,9 +22,7 @@ from slowfast_patches.models.solver import (
     build_optimizer,
     clip_gradients,
     loss_function,
-    set_learning_rate,
 )
-from slowfast_patches.train.graphs import GraphedPasses
 from slowfast_patches.train.mixing import Mixing
 from slowfast_patches.train.running_stats import in_parts
 from slowfast_patches.utils.distributed import World
@@ -59,19 +57,20 @@ class Stepper:
     """
 
     def __init__(self, recipe: Recipe, model: nn.Module, device: torch.device) -> None:
-        self.recipe, self.model, self.device = recipe, model, device
+        self.recipe = recipe
+        self.model = model
+        self.device = device
         self.parts: int = recipe.solver.accumulation_steps
         self.average = start_average(model) if recipe.model.ema_decay else None
         if recipe.model.act_checkpoint:
             checkpoint_blocks(model)
-        self.network = compiled(model) if recipe.train.compile else model
+        self.network = compiled(model, recipe.train.compile) if recipe.train.compile else model
         self.transform = InputTransform.of_recipe(recipe, device)
         self.precision = Precision(recipe, device)
         # Others read on the host whether the scaled gradients are finite, which waits for the GPU.
         self.optimizer = build_optimizer(recipe, model, fused=self.precision.scales)
         self._loss_function = loss_function(recipe)
         self._mixing = Mixing(recipe) if recipe.mixup.enable else None
-        self._graphs: GraphedPasses | None = None
 
     def __call__(
         self,
@@ -88,8 +87,7 @@ class Stepper:
             clips: the numbers of the batch's clips in the stream, which dropout and mixing are
                 keyed by; without them masks are from torch's generator.
             mark: called with "input", "forward", "backward" and "optimizer" when the work of that
-                kind has been queued, the first three for each part of the clips; in a CUDA graph,
-                the forward is part of "backward".
+                kind has been queued, the first three for each part of the clips.
         """
         loss, scores, labels = self.passes(step, batch, clips, mark)
         self.precision.unscale(self.optimizer)
@@ -109,10 +107,10 @@ class Stepper:
     ) -> tuple[Tensor, Tensor, Tensor]:
         """Forward and backward of a step, and no more: loss, scores and labels; gradients and
         running statistics have changed, weights have not."""
-        self._set_up(step)
-        if self._graphs is None:
-            # First, so that the forward's activations do not come on top of them.
-            self.optimizer.zero_grad(set_to_none=True)
+        self.network.train()
+        prepare_step(step, self.model, self.optimizer)
+        # First, so that the forward's activations do not come on top of them.
+        self.optimizer.zero_grad(set_to_none=True)
         labels = batch["labels"].to(self.device, non_blocking=True)
         passed = list[tuple[Tensor, ...]]()
         for part in in_parts(self.model, self.parts):
@@ -123,7 +121,7 @@ class Stepper:
             wanted = self._mixed(inputs, labels[own], None if clips is None else clips[own])
             mark("input")
             with self._exchange(part):
-                passed.append((*self._pass(step, inputs, wanted, mark), wanted))
+                passed.append((*self._pass(inputs, wanted, mark), wanted))
         self._set_extents(None)
         losses, *of_clips = zip(*passed, strict=True)
         # Clip `parts` · j + p of the mini-batch is clip j of part p.
@@ -140,22 +138,21 @@ class Stepper:
         return self._mixing(inputs, labels, clips)
 
     def _pass(
-        self, step: Step, inputs: list[Tensor], labels: Tensor, mark: Callable[[str], None]
+        self, inputs: list[Tensor], labels: Tensor, mark: Callable[[str], None]
     ) -> tuple[Tensor, Tensor]:
-        """Forward and backward of one part: its loss and scores."""
-        if self._graphs is not None:
-            loss, scores = self._graphs(step.bn_size, inputs, labels)
-        else:
-            loss, scores = self._forward(inputs, labels)
-            mark("forward")
-            # Parts are of one size: the mini-batch's mean is the mean of theirs.
-            self.precision.backward(loss / self.parts)
+        """Forward and backward of one micro-batch: its loss and scores."""
+        with self.precision.autocast():
+            scores = self.network(inputs)
+            loss = self._loss_function(scores, labels)
+        mark("forward")
+        # Micro-batches are of one size: the mini-batch's mean is the mean of theirs.
+        self.precision.backward(loss / self.parts)
         mark("backward")
         return loss.detach(), scores.detach()
 
     def _set_extents(self, batch: Batch | None, own: slice = slice(None)) -> None:
-        """Tell a transformer how much of the baseline's its next clips cover, as far as the batch
-        has it; between steps, and elsewhere, they cover all."""
+        """Set a transformer's extents for its next clips, if the batch has any; else, and between
+        steps, they are 1."""
         if self.recipe.model.arch != "hf":
             return
         extents = cast(Mapping[str, Tensor], batch or {}).get("extents")
@@ -170,43 +167,14 @@ class Stepper:
             return network.no_sync()
         return nullcontext()
 
-    @property
-    def has_graphs(self) -> bool:
-        """Whether steps are replayed from CUDA graphs, which own the gradients' memory."""
-        return self._graphs is not None
 
-    def record(self, step: Step, batch: Batch, clips: Sequence[int] | None = None) -> None:
-        """Record the forward and backward of a step as a CUDA graph, of which `passes` has run one
-        like it before. From the first that is recorded on, all steps are replayed."""
-        self._set_up(step)
-        set_clips(self.model, clips, self.device)
-        inputs = self.transform(batch["clips"], batch["flips"])
-        labels = batch["labels"].to(self.device, non_blocking=True)
-        labels = self._mixed(inputs, labels, clips)
-        if self._graphs is None:
-            self._graphs = GraphedPasses(self.model, self._recordable)
-        self._graphs.record(step.bn_size, inputs, labels)
+def compiled(model: nn.Module, mode: bool | str) -> nn.Module:
+    """Compile the model as one graph for each shape and BN size; weights and buffers are shared.
 
-    def _set_up(self, step: Step) -> None:
-        self.network.train()
-        set_group_size(self.model, step.bn_size)
-        set_learning_rate(self.optimizer, step.lr)
-
-    def _forward(self, inputs: list[Tensor], labels: Tensor) -> tuple[Tensor, Tensor]:
-        with self.precision.autocast():
-            scores = self.network(inputs)
-            return self._loss_function(scores, labels), scores
-
-    def _recordable(self, inputs: list[Tensor], labels: Tensor) -> tuple[Tensor, Tensor]:
-        loss, scores = self._forward(inputs, labels)
-        self.precision.backward(loss)
-        return loss, scores
-
-
-def compiled(model: nn.Module) -> nn.Module:
-    """The model, compiled as one graph for each shape, BN size and mode that it meets. It shares
-    the model's weights and buffers."""
-    return cast(nn.Module, torch.compile(model, dynamic=False, fullgraph=True))
+    `mode` is one of torch.compile's, or True for its default.
+    """
+    name = mode if isinstance(mode, str) else "default"
+    return cast(nn.Module, torch.compile(model, dynamic=False, fullgraph=True, mode=name))
 
 
 def expect_graphs(count: int) -> None:

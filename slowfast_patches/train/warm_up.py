@@ -1,5 +1,5 @@
-"""A dry step of each shape before the training: what has to be compiled, tuned or recorded is, and
-the memory that each shape takes is known."""
+"""A dry step of each shape before the training, which compiles and tunes its kernels and measures
+its memory."""
 
 from __future__ import annotations
 
@@ -54,20 +54,21 @@ def dry_run(
 ) -> dict[Step, float]:
     """Forward and backward of made-up clips at each shape of a schedule, without an update.
 
-    With TRAIN.COMPILE the shapes are compiled, with TRAIN.CUDA_GRAPHS they are recorded. The model,
-    the optimizer and torch's generators are afterwards as they were. Every process must call this.
+    With TRAIN.COMPILE the shapes are compiled. The model, the optimizer and torch's generators are
+    left unchanged. Every process must call this.
 
     Args:
         start: iterations that are done; shapes that do not come again are left out.
-        begin: told what is tried next.
+        begin: called with the name of each step before it.
 
     Returns the bytes of a GPU that the training takes at each shape.
 
     Raises:
-        ValueError: a shape does not fit into the device's memory, or cannot be compiled or
-            recorded.
+        ValueError: a shape does not fit into the device's memory, or cannot be compiled.
     """
-    recipe, steps, peaks = stepper.recipe, kinds_of_steps(schedule, start), dict[Step, float]()
+    recipe = stepper.recipe
+    steps = kinds_of_steps(schedule, start)
+    peaks = dict[Step, float]()
     if recipe.train.compile:
         expect_graphs(len(steps))
     clips = {step: clip_numbers(step, rank, world_size) for step in steps}
@@ -82,16 +83,6 @@ def dry_run(
                     f"process(es), does not fit into the {capacity / 1e9:.1f} GB of "
                     f"{stepper.device}; {_ADVICE}"
                 )
-        torch.cuda.empty_cache()
-        if recipe.train.cuda_graphs:  # when all have run: what recordings keep was in no one's way
-            for step in steps:
-                begin(f"the graph of {step.shape}")
-                batch = made_up_batch(recipe, len(clips[step]), step.shape)
-                try:
-                    stepper.record(step, batch, clips[step])
-                except RuntimeError as error:
-                    wrong = f"TRAIN.CUDA_GRAPHS True: {step.shape} cannot be recorded"
-                    raise _advice(wrong, error) from error
     torch.cuda.empty_cache()
     if math.isfinite(capacity):
         _log_memory(peaks, clips, capacity)
@@ -126,8 +117,9 @@ def _measured(stepper: Stepper, step: Step, clips: Sequence[int], world_size: in
             from torch._dynamo.exc import TorchDynamoException  # imports the compiler
 
             if isinstance(error, TorchDynamoException):
-                raise _advice(
-                    f"TRAIN.COMPILE True: {step.shape} cannot be compiled", error
+                raise ValueError(
+                    f"TRAIN.COMPILE {stepper.recipe.train.compile}: {step.shape} cannot be "
+                    f"compiled ({textwrap.shorten(str(error), 200)}); set it to False"
                 ) from error
         raise
     # What processes exchange and, from its first update on, the optimizer keeps of each weight,
@@ -138,11 +130,6 @@ def _measured(stepper: Stepper, step: Step, clips: Sequence[int], world_size: in
         copies += _STATE[stepper.recipe.solver.optimizing_method]
     values = batch["clips"].numel() // stepper.parts
     return peak + copies * weights + values * (1 + 2 * stepper.transform.dtype.itemsize)
-
-
-def _advice(wrong: str, error: RuntimeError) -> ValueError:
-    """What a failure of torch's means to who has set a switch."""
-    return ValueError(f"{wrong} ({textwrap.shorten(str(error), 200)}); set it to False")
 
 
 def _capacity(device: torch.device) -> float:
@@ -166,7 +153,7 @@ def _peak(device: torch.device, work: Callable[[], object]) -> int:
 
 @contextmanager
 def _undone(stepper: Stepper) -> Iterator[None]:
-    """What the body does to buffers, gradients and generators is undone."""
+    """Undo what the body does to buffers, gradients and generators."""
     put_back = keep_buffers(stepper.model)
     try:
         with torch.random.fork_rng([stepper.device] if stepper.device.type == "cuda" else []):
@@ -174,8 +161,7 @@ def _undone(stepper: Stepper) -> Iterator[None]:
     finally:
         put_back()
         set_group_size(stepper.model, None)
-        if not stepper.has_graphs:  # they have the gradients' place
-            stepper.optimizer.zero_grad(set_to_none=True)
+        stepper.optimizer.zero_grad(set_to_none=True)
 
 
 def without_compiling() -> AbstractContextManager[Any]:
@@ -187,7 +173,8 @@ def without_compiling() -> AbstractContextManager[Any]:
 def made_up_batch(recipe: Recipe, clips: int, shape: Shape) -> Batch:
     """`clips` clips of noise of a shape's frames and crop, as a loader would hand them over, in
     pinned memory where the loader's are. torch's generator stays as it is."""
-    noise, classes = torch.Generator().manual_seed(recipe.rng_seed), recipe.model.num_classes
+    noise = torch.Generator().manual_seed(recipe.rng_seed)
+    classes = recipe.model.num_classes
     pixels = empty_clips(clips, shape.frames, shape.crop).random_(0, 256, generator=noise)
     flips = torch.rand(clips, generator=noise) < (0.5 if recipe.data.random_flip else 0.0)
     if recipe.data.multi_label:

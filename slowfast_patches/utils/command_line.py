@@ -4,39 +4,79 @@ from __future__ import annotations
 
 import argparse
 import functools
+import logging
 import os
+import re
 import signal
 import sys
-from collections.abc import Callable, Mapping
+import traceback
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import redirect_stderr, redirect_stdout
 from itertools import takewhile
 from types import FrameType
-from typing import Any, NoReturn
+from typing import Any, NoReturn, TextIO, cast
 
-from slowfast_patches.utils.signals import BY_HAND_STATUS
+from slowfast_patches.utils.signals import BY_HAND_STATUS, INTERRUPTED_STATUS
 
 __all__ = [
+    "MISTAKE_STATUS",
     "ToolError",
     "add_at_once",
-    "add_lengths",
     "add_old_name",
     "add_options",
     "add_seeds",
     "command_parser",
     "ends_early",
+    "exit_status",
     "key_value",
     "option_of",
-    "take_lengths",
-    "take_seeds",
+    "printable",
+    "report",
+    "take_numbers",
     "tool",
+    "whole_number",
 ]
 
-_MISTAKE, _FAILED = 2, 1
+MISTAKE_STATUS = 2
+_FAILED = 1
+_CONTROL = re.compile("[\0-\x08\x0b\x0c\x0e-\x1f\x7f-\x9f\ud800-\udfff]")
+"""Control characters, but tabs and the ends of lines, and bytes of a name that are no UTF-8."""
 
 Main = Callable[..., int]
 
 
 class ToolError(RuntimeError):
-    """What was asked for was begun and failed; the message says how. The exit status is 1."""
+    """What was asked for was begun and failed; the message says how, without a traceback."""
+
+    exit_status = _FAILED
+
+
+def exit_status(error: BaseException) -> int:
+    """An error's own `exit_status`, else 2 for a mistake of the user's, and 1 for a bug."""
+    mistake = isinstance(error, (ValueError, OSError, ImportError))
+    return getattr(error, "exit_status", MISTAKE_STATUS if mistake else _FAILED)
+
+
+def report(error: BaseException, who: str = "", *, terminal: bool = True) -> int:
+    """Log what ended a program, a bug with its traceback, to the log files and the terminal.
+
+    `who` is put before it, such as "rank 1: ". Returns the exit status.
+    """
+    status = exit_status(error)
+    interrupted = status in (0, INTERRUPTED_STATUS)  # torchrun starts all again but 0
+    text = "\n".join([str(error) or type(error).__name__, *getattr(error, "__notes__", ())])
+    if status == _FAILED and not isinstance(error, ToolError):
+        text = "".join(traceback.format_exception(error)).rstrip()
+    text = printable(f"interrupted: {text}" if interrupted else f"error: {who}{text}")
+    if terminal:
+        sys.stderr.write(text + "\n")  # in one piece: other ranks may write, too
+        sys.stderr.flush()
+    level = logging.WARNING if interrupted else logging.ERROR
+    record = logging.LogRecord(__name__, level, __file__, 0, text, None, None)
+    for handler in logging.getLogger().handlers:
+        if isinstance(handler, logging.FileHandler):
+            handler.handle(record)
+    return status
 
 
 def ends_early() -> None:
@@ -49,41 +89,73 @@ def ends_early() -> None:
 
 
 def _end(number: int, frame: FrameType | None) -> NoReturn:
-    if os.environ.get("LOCAL_RANK", os.environ.get("SLURM_LOCALID", "0")) == "0":
+    if _is_first_here():
         os.write(2, b"interrupted\n")
     os._exit(BY_HAND_STATUS)
 
 
-def tool(*, interrupted: str = "interrupted") -> Callable[[Main], Main]:
-    """Decorate the `main` of a program: what a user can cause ends it with one line, at most.
+def _is_first_here() -> bool:
+    """Whether this is the first of the processes that torchrun or srun starts on this machine."""
+    return os.environ.get("LOCAL_RANK", os.environ.get("SLURM_LOCALID", "0")) == "0"
 
-    A mistake (ValueError, OSError, ImportError) has status 2, a `ToolError` 1, Ctrl-C 130 and the
-    line `interrupted`. Where standard output was closed, as by `| head`, nothing is said.
+
+def tool(*, interrupted: str = "interrupted") -> Callable[[Main], Main]:
+    """Decorate the `main` of a program: it ends as `report` says, what a user can cause with one
+    line.
+
+    Ctrl-C has status 130 and the line `interrupted`. Where standard output was closed, as by
+    `| head`, nothing is logged. What it prints has its control characters escaped.
     """
 
     def decorate(main: Main) -> Main:
         @functools.wraps(main)
         def run(*arguments: Any) -> int:
-            if signal.getsignal(signal.SIGINT) is _end:
-                signal.signal(signal.SIGINT, signal.default_int_handler)
-            try:
-                status = main(*arguments)
-                sys.stdout.flush()
-            except BrokenPipeError:
-                # Python flushes once more as it ends; as its documentation has it.
-                os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
-                return _FAILED
-            except (ValueError, OSError, ImportError, ToolError) as error:
-                print(f"error: {error}", file=sys.stderr)
-                return _FAILED if isinstance(error, ToolError) else _MISTAKE
-            except KeyboardInterrupt:
-                print(interrupted, file=sys.stderr)
-                return BY_HAND_STATUS
-            return status
+            out, err = (cast(TextIO, _Printable(stream)) for stream in (sys.stdout, sys.stderr))
+            with redirect_stdout(out), redirect_stderr(err):
+                return _status(main, arguments, interrupted)
 
         return run
 
     return decorate
+
+
+def _status(main: Main, arguments: Sequence[Any], interrupted: str) -> int:
+    if signal.getsignal(signal.SIGINT) is _end:
+        signal.signal(signal.SIGINT, signal.default_int_handler)
+    try:
+        status = main(*arguments)
+        sys.stdout.flush()
+        return status
+    except BrokenPipeError:
+        # Python flushes once more as it ends; as its documentation has it.
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        return _FAILED
+    except SystemExit:
+        raise
+    except KeyboardInterrupt:
+        print(interrupted, file=sys.stderr)
+        return BY_HAND_STATUS
+    except BaseException as error:
+        return report(error, terminal=_is_first_here())
+
+
+def printable(text: str) -> str:
+    """The text with control characters escaped, `\\x1b`: a file's name may have any, and a terminal
+    obeys them."""
+    return _CONTROL.sub(lambda found: ascii(found[0])[1:-1], text)
+
+
+class _Printable:
+    """A stream that escapes control characters on their way to another."""
+
+    def __init__(self, stream: TextIO) -> None:
+        self._stream = stream
+
+    def write(self, text: str) -> int:
+        return self._stream.write(printable(text))
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._stream, name)
 
 
 def command_parser(about: str) -> argparse.ArgumentParser:
@@ -135,23 +207,41 @@ def add_old_name(
 
 
 def add_seeds(parser: argparse.ArgumentParser) -> None:
-    """Add --seeds; `take_seeds` is to follow."""
-    parser.add_argument(
-        "--seeds", nargs="+", default=["0"], metavar="SEED", help="whole numbers (default: 0)"
-    )
+    """Add --seeds; `take_numbers(args, "seeds", whole_number)` is to follow."""
+    text = "whole numbers (default: 0)"
+    parser.add_argument("--seeds", nargs="+", default=["0"], metavar="SEED", help=text)
 
 
-def take_seeds(parser: argparse.ArgumentParser, args: argparse.Namespace) -> None:
-    """Make `args.seeds` whole numbers, each once; KEY VALUE pairs that followed them are given back
-    to `args.overrides`."""
-    seeds = list(takewhile(str.isdigit, args.seeds))
-    if not seeds:
-        parser.error(f"--seeds takes whole numbers, not {args.seeds[0]}")
-    rest = args.seeds[len(seeds) :]
-    if rest and not rest[0][:1].isalpha():
-        parser.error(f"--seeds takes whole numbers, not {rest[0]}")
+def whole_number(word: str) -> int:
+    """A whole number from 0; ValueError for anything else."""
+    if not word.isdigit():
+        raise ValueError(f"{word} is no whole number")
+    return int(word)
+
+
+def take_numbers(args: argparse.Namespace, name: str, kind: Callable[[str], float]) -> None:
+    """Convert the words of an option with several numbers; KEY VALUE pairs that followed them on
+    the command line are given back to `args.overrides`.
+
+    Raises:
+        ValueError: a word that is neither a number of that kind nor a key.
+    """
+    words = getattr(args, name)
+    numbers = list(takewhile(functools.partial(_converts, kind), words))
+    rest = words[len(numbers) :]
+    if rest and not (numbers and rest[0][:1].isalpha()):
+        kinds = "whole numbers" if kind is whole_number else "numbers"
+        raise ValueError(f"{option_of(name)} takes {kinds}, not {rest[0]}")
     args.overrides = rest + args.overrides
-    args.seeds = list(dict.fromkeys(map(int, seeds)))
+    setattr(args, name, list(map(kind, numbers)))
+
+
+def _converts(kind: Callable[[str], float], word: str) -> bool:
+    try:
+        kind(word)
+    except ValueError:
+        return False
+    return True
 
 
 def add_at_once(group: argparse._ActionsContainer) -> None:
@@ -167,32 +257,3 @@ def _at_least_one(text: str) -> int:
     if not text.isdigit() or int(text) < 1:
         raise argparse.ArgumentTypeError(f"it takes a whole number from 1, not {text}")
     return int(text)
-
-
-def add_lengths(group: argparse._ActionsContainer) -> None:
-    """Add --lengths; `take_lengths` is to follow."""
-    text = "train each config at these multiples of its length, and draw curves: 0.25 0.5 1 2"
-    group.add_argument("--lengths", nargs="+", default=[], metavar="L", help=text)
-
-
-def take_lengths(args: argparse.Namespace) -> None:
-    """Make `args.lengths` numbers; KEY VALUE pairs that followed them are given back to
-    `args.overrides`.
-
-    Raises:
-        ValueError: the first, or one before any KEY, is no number.
-    """
-    lengths = list(takewhile(_is_number, args.lengths))
-    rest = args.lengths[len(lengths) :]
-    if rest and not (lengths and rest[0][:1].isalpha()):
-        raise ValueError(f"--lengths takes numbers, not {rest[0]}")
-    args.overrides = rest + args.overrides
-    args.lengths = list(map(float, lengths))
-
-
-def _is_number(word: str) -> bool:
-    try:
-        float(word)
-    except ValueError:
-        return False
-    return True

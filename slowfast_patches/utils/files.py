@@ -1,4 +1,4 @@
-"""Files that are there whole or not at all."""
+"""Atomic file writes, and the checksums of archives."""
 
 from __future__ import annotations
 
@@ -14,14 +14,14 @@ from uuid import uuid4
 __all__ = ["TEMPORARY", "check_archive", "write_text", "written_whole"]
 
 TEMPORARY = ".tmp"
-"""What the name of a file ends in that is not whole yet."""
+"""Suffix of a file that is still being written."""
 _ARCHIVE = b"PK\x03\x04"
 
 
 @contextmanager
 def written_whole(path: Path, *, shared: bool = False) -> Iterator[BinaryIO]:
-    """A file to write, beside `path`; it takes that name once it is on the disk. If it is `shared`,
-    other processes may write it at the same time: the last one wins.
+    """Atomic write: a temporary file beside `path` that is renamed to it once it is on the disk. If
+    it is `shared`, other processes may write it at the same time: the last one wins.
 
     However the body ends, killed or not, `path` is the file before or the new one. Unless this
     process is killed, no temporary file stays.
@@ -48,15 +48,16 @@ def written_whole(path: Path, *, shared: bool = False) -> Iterator[BinaryIO]:
 
 
 def write_text(path: Path, text: str) -> None:
-    """Write a text file, which is whole or as it was."""
+    """Write a text file atomically."""
     with written_whole(path) as file:
         file.write(text.encode("utf-8", "backslashreplace"))
 
 
-def check_archive(path: Path) -> None:
+def check_archive(path: Path) -> bool:
     """Compare what a zip archive holds, as torch.save writes it, with the archive's checksums.
 
-    What is no archive passes: older releases of torch wrote others.
+    Returns:
+        Whether it is an archive: older releases of torch wrote files without checksums.
 
     Raises:
         ValueError: a bit is not as it was written, or the end is missing.
@@ -64,7 +65,7 @@ def check_archive(path: Path) -> None:
     """
     with path.open("rb") as file:
         if file.read(len(_ARCHIVE)) != _ARCHIVE:
-            return
+            return False
         try:
             with zipfile.ZipFile(file) as archive:
                 damaged = archive.testzip()
@@ -74,3 +75,4 @@ def check_archive(path: Path) -> None:
             raise ValueError(f"{path} is damaged: {error}") from error
     if damaged is not None:
         raise ValueError(f"{path} is damaged: {damaged} in it is not what its checksum says")
+    return True

@@ -35,7 +35,8 @@ def held(folder: str | Path, option: str = "OUTPUT_DIR") -> Iterator[None]:
     Raises:
         ValueError: another run holds it; names that run. Or the folder cannot be written to.
     """
-    given, path = f"{option} {folder}", Path(folder) / "run.lock"
+    given = f"{option} {folder}"
+    path = Path(folder) / "run.lock"
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
         file = path.open("a+b", buffering=0)

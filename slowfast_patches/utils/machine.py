@@ -1,4 +1,4 @@
-"""The machine: what a result was measured on, and what of it this process may use."""
+"""The machine: processor, GPUs and versions of packages, and the cores of this process."""
 
 from __future__ import annotations
 

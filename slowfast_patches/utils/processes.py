@@ -1,4 +1,4 @@
-"""Processes that work through a list of jobs, any of which may kill the process that does it."""
+"""A process pool that survives jobs that kill their process."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ Result = TypeVar("Result")
 
 
 class Died:
-    """In the place of a result: two processes died as they did this job, and no other."""
+    """Sentinel: the job crashed two workers."""
 
 
 def run_each(
@@ -60,13 +60,14 @@ def run_each(
 def _work(
     function: Callable[[Job], Result], waiting: deque[Job], workers: int, ahead: int
 ) -> Generator[tuple[Job, Result], None, list[Job]]:
-    """Do jobs, `ahead` of them handed out at a time; those that were as a process died."""
+    """Do jobs, `ahead` of them submitted at a time; returns those in flight when a process died."""
     pending: dict[Future[Result], Job] = {}
     others = set(multiprocessing.active_children())
     # Not forked from this process, which may have threads and a GPU, but from a server that has
     # imported what is needed: all but the first start in no time.
     context = multiprocessing.get_context("forkserver")
-    context.set_forkserver_preload([__name__, function.__module__])
+    module = getattr(function, "func", function).__module__  # of a partial, too
+    context.set_forkserver_preload([__name__, module])
     resource_tracker.ensure_running()  # which would let signals through, once it starts
     pool = ProcessPoolExecutor(workers, context, initializer=_begin)
     try:

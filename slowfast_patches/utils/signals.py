@@ -1,4 +1,4 @@
-"""Signals that ask a run to stop are for what trains, not for the processes that read for it."""
+"""Keep stop signals away from DataLoader workers: the training process handles them."""
 
 from __future__ import annotations
 
@@ -17,12 +17,12 @@ INTERRUPTED_STATUS = 75
 """Exit status of a training that was asked to stop, has saved and will go on: EX_TEMPFAIL of
 sysexits.h."""
 BY_HAND_STATUS = 130
-"""What a shell gives for SIGINT."""
+"""Exit status of a shell for SIGINT."""
 
 
 @contextmanager
 def held_back(numbers: Collection[signal.Signals] = ASKING) -> Iterator[None]:
-    """Hold the signals back from this thread, and from processes that the body starts for good."""
+    """Block the signals in this thread, and for good in processes that the body starts."""
     before = signal.pthread_sigmask(signal.SIG_BLOCK, numbers)
     try:
         yield

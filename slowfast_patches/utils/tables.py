@@ -30,9 +30,10 @@ class Mean(NamedTuple):
     mean: float
     std: float | None
 
-    def format(self, digits: int = 1) -> str:
-        """As `76.4 ± 0.2`, or `76.4` of a single value."""
-        spread = "" if self.std is None else f" ± {self.std:.{digits}f}"
+    def format(self, digits: int = 1, std_digits: int | None = None) -> str:
+        """As `76.4 ± 0.2`, or `76.4` of a single value; the spread with `digits` unless it has its
+        own."""
+        spread = "" if self.std is None else f" ± {self.std:.{std_digits or digits}f}"
         return f"{self.mean:.{digits}f}{spread}"
 
 
@@ -65,7 +66,8 @@ def format_flops(flops: float) -> str:
 
 def format_factor(ours: float, baseline: float) -> str:
     """`ours` beside `baseline`: `3.43× fewer`, `1.50× more`, or `equal`."""
-    larger, smaller = max(ours, baseline), min(ours, baseline)
+    larger = max(ours, baseline)
+    smaller = min(ours, baseline)
     factor = f"{larger / smaller:.2f}"
     if factor == "1.00":
         return "equal"
@@ -91,7 +93,10 @@ def format_table(
     markdown: bool = False,
     left: int = 1,
 ) -> str:
-    """A table of text cells, the first `left` columns flush left and the others flush right."""
+    """A table of text cells, the first `left` columns flush left and the others flush right;
+    headers may have several lines, which Markdown joins."""
+    if markdown:
+        headers = [header.replace("\n", " ") for header in headers]
     align = ["left"] * left + ["right"] * (len(headers) - left)
     table: str = tabulate(
         rows,

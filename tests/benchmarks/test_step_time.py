@@ -2,22 +2,19 @@
 refuses, and runs with a made-up clock."""
 
 import json
+import time
 from collections import Counter
 
 import pytest
 import torch
 from common import CPU
 from steps import case as cases
-from steps import measure, rates, variants
-from steps.fast import FastPathway, build_fast_pathway, fast_flops_per_clip
+from steps import variants
 from torch import nn
-from torch.utils.flop_counter import FlopCounterMode
 
 from multigrid import GroupedBatchNorm3d, Shape
 from slowfast_patches.config import load_recipe
 from slowfast_patches.config.recipe import Recipe
-from slowfast_patches.models.build import build_model
-from slowfast_patches.models.inputs import blank_inputs
 from slowfast_patches.plan.step_times import MisfitError, read_step_times
 
 SHORT = ("MULTIGRID.LONG_CYCLE", "False", "MULTIGRID.SHORT_CYCLE_FACTORS", "[0.7]")
@@ -36,7 +33,7 @@ def no_compiler(monkeypatch):
 
 
 def test_a_switch_alone_leaves_the_others_off_and_all_is_what_the_device_can(tiny_recipe):
-    """The CPU has no TF32, no cuDNN and no CUDA graphs; here it has no compiler either."""
+    """The CPU has no TF32 and no cuDNN; here it has no compiler either."""
     on = ["TRAIN.MIXED_PRECISION", True, "SOLVER.FUSED", True, "MULTIGRID.SIZE_DIVISOR", 16]
     cfg = load_recipe(tiny_recipe, on)
     assert variants.with_switches(cfg, "recipe", CPU) == (cfg, {})
@@ -50,7 +47,6 @@ def test_a_switch_alone_leaves_the_others_off_and_all_is_what_the_device_can(tin
 @pytest.mark.parametrize(
     ("name", "pairs", "message"),
     [
-        ("cuda_graphs", (), "TRAIN.CUDA_GRAPHS True needs a GPU"),
         ("compile", (), r"TRAIN\.COMPILE does not work here: no compiler"),
         ("host_tf32", (), "TRAIN.TF32 is for GPUs"),
         ("host", ("SOLVER.OPTIMIZING_METHOD", "lars"), "the host does not have .* lars"),
@@ -78,23 +74,6 @@ def test_the_hosts_code_is_untouched_and_trains_at_every_shape(cfg):
         assert all(kind.__module__.startswith(("torch.", "slowfast.")) for kind in kinds)
 
 
-def test_the_fast_pathway_alone_computes_what_it_computes_in_the_model(cfg):
-    """Its operations are those that torch counts, but its classes': 64 channels to 8, forward."""
-    torch.manual_seed(0)
-    model = build_model(cfg).eval()
-    alone, kept = FastPathway(model, 8).eval(), []
-    inputs = [torch.randn(2, 3, frames, 32, 32) for frames in (4, 8)]
-    model.s5.register_forward_hook(lambda module, given, output: kept.append(output[1]))
-    with torch.no_grad():
-        found = alone.blocks(inputs[1])
-        model(list(inputs))
-    assert torch.equal(found, kept[0])
-    counter = FlopCounterMode(display=False)
-    with torch.device("meta"), counter, torch.no_grad():
-        build_fast_pathway(cfg)(blank_inputs((1, 8, 32), 2))
-    assert fast_flops_per_clip(cfg)(8, 32) == 3 * (counter.get_total_flops() - 2 * 64 * 8)
-
-
 TIMES = {"plain": 2.0, "fused": 1.0, "channels_last": 2.5, "host": 4.0}
 
 
@@ -115,11 +94,11 @@ def made_up_clock(clock_says) -> None:
 
 def test_variants_side_by_side_by_hand(step_time, made_up_clock, tiny_recipe, tmp_path, capsys):
     """The fused optimizer halves plain's 2 s and is worth its switch; the other layout is not. The
-    host takes 4 s: clips/s are 2 and 4 times its. The CPU has no graphs. Nothing of it is a time of
+    host takes 4 s: clips/s are 2 and 4 times its. The CPU has no TF32. Nothing of it is a time of
     the recipe's."""
-    path, picture = tmp_path / "v.json", tmp_path / "v.png"
-    names = ["plain", "fused", "channels_last", "host", "cuda_graphs"]
-    options = ["--rounds", "2", "--output", str(path), "--plot", str(picture)]
+    path = tmp_path / "v.json"
+    names = ["plain", "fused", "channels_last", "host", "tf32"]
+    options = ["--rounds", "2", "--output", str(path)]
     arguments = ["--cfg", str(tiny_recipe), "--dataset-size", "240"]
     assert step_time.main([*arguments, "--variants", *names, *options, *OFF]) == 0
     written = json.loads(path.read_text())
@@ -131,35 +110,34 @@ def test_variants_side_by_side_by_hand(step_time, made_up_clock, tiny_recipe, tm
     medians = [found["fused"]["totals"]["relative"][n]["median"] for n in ("plain", "host")]
     assert medians == pytest.approx([2, 4], rel=0.3)
     assert {row["bn_size"] for row in found["host"]["shapes"]} == {None}
-    assert picture.read_bytes()[1:4] == b"PNG"
     table = capsys.readouterr().out
     assert "fused: SOLVER.FUSED True\n" in table
     assert "host is pyslowfast's own model" in table
-    assert "cuda_graphs: not measured: TRAIN.CUDA_GRAPHS True" in table
+    assert "tf32: not measured: TRAIN.TF32 is for GPUs" in table
 
 
-def test_a_profile_of_the_fast_pathway_whose_times_are_none_of_the_recipe(
-    step_time, tiny_recipe, tmp_path, capsys, monkeypatch
-):
-    monkeypatch.setattr(measure, "_PROFILED", 1)
-    monkeypatch.setattr(rates, "_SECONDS", 0.001)
-    path = tmp_path / "new" / "fast.json"
-    options = ["--rounds", "2", "--seconds", "1e-9", "--output", str(path), "--profile", "recipe"]
-    assert step_time.main(["--cfg", str(tiny_recipe), "--pathway", "fast", *options, *OFF]) == 0
-    written = json.loads(path.read_text())
-    assert (written["pathway"], written["shapes"]) == ("fast", [])
-    assert "the fast pathway alone" in capsys.readouterr().out
-    assert "Profile of recipe at 4×8×32²" in written["profile"]
-    assert "convolution" in written["profile"]
+class Waiting(cases.Bench):
+    """Steps of nothing but 20 ms in which another process has the core."""
+
+    def take(self, step, batch, mark):
+        time.sleep(0.02)
+        mark("forward")
+
+
+@pytest.mark.parametrize(("threads", "shortest", "longest"), [(1, 0, 0.01), (2, 0.02, 1)])
+def test_a_single_thread_is_timed_by_its_own_seconds(cfg, threads, shortest, longest):
+    before = torch.get_num_threads()
+    torch.set_num_threads(threads)
+    try:
+        assert shortest <= Waiting(cfg, CPU).time(None, None, iterations=3).seconds < longest
+    finally:
+        torch.set_num_threads(before)
 
 
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
-        (["--variants", "cuda_graphs", "--rounds", "2"], "TRAIN.CUDA_GRAPHS True needs a GPU"),
-        (["--profile", "all"], "--profile all: measured are recipe"),
-        (["--plot", "picture.png"], "--plot compares variants"),
-        (["--pathway", "fast", "MODEL.ARCH", "slowonly"], "slowonly has no fast pathway"),
+        (["--variants", "tf32", "--rounds", "2"], "TRAIN.TF32 is for GPUs"),
         (["NUM_GPUS", "2"], "NUM_GPUS 0 is the CPU"),
     ],
 )
@@ -175,9 +153,6 @@ def test_what_cannot_be_measured_is_refused(
     ("arguments", "message"),
     [
         (["--variants", "plian"], "plian"),
-        (["--variants", "host", "--pathway", "fast"], "the host's is measured as a whole"),
-        (["--cfg", "b.yaml", "--clips", "2", "--profile", "all"], "are for one --cfg"),
-        (["--clips", "2"], "--clips is needed where there are several --cfg"),
         (["--rounds", "1"], "takes 2 or more"),
         (["--seconds", "nan"], "takes a number above 0"),
     ],
@@ -189,7 +164,7 @@ def test_a_command_line_that_means_nothing_is_refused(step_time, capsys, argumen
 
 
 def test_only_a_compiled_step_may_fail(cfg, monkeypatch):
-    """Without compiler and graphs a fault is ours, and is not to be hidden in a table."""
+    """Without the compiler a fault is ours, and is not to be hidden in a table."""
     (variant,) = variants.build_variants(cfg, ["plain"], CPU)
     case = variant.cases[0]
 

@@ -7,7 +7,7 @@ import pytest
 
 pytestmark = pytest.mark.gpu
 
-NAMES = ("recipe", "plain", "mixed_precision", "cuda_graphs", "host", "host_tf32")
+NAMES = ("recipe", "plain", "mixed_precision", "host", "host_tf32")
 
 
 def test_parts_sum_to_the_step_and_memory_is_seen(

@@ -66,15 +66,6 @@ def test_each_epoch_visits_every_video_once():
         assert {e for _, e in part} == {epoch}
 
 
-def test_with_repeats_a_video_comes_in_a_row_as_clips_of_as_many_epochs():
-    """Three epochs of videos at a time: a, a, a, b, b, b, ..., and each epoch has every video."""
-    clips = stream(SEED, VIDEOS, 0, 6 * VIDEOS, repeats=3)
-    once = stream(SEED, VIDEOS, 0, 2 * VIDEOS)
-    assert [video for video, _ in clips] == [video for video, _ in once for _ in range(3)]
-    assert [epoch for _, epoch in clips] == [0, 1, 2] * VIDEOS + [3, 4, 5] * VIDEOS
-    assert len(set(clips)) == len(clips)
-
-
 @quick
 @given(
     num_videos=st.integers(1, 40), cuts=st.lists(st.integers(0, 200), min_size=3, max_size=6)

@@ -231,6 +231,17 @@ def test_a_video_at_twice_the_rate_is_strided_twice_as_far():
     assert plan.positions.tolist() == [0, 4, 8, 13, 17, 22, 26, 31]
 
 
+def test_at_a_rate_of_0_strides_count_the_videos_own_frames():
+    """8 frames of stride 2 at 60 Hz, one after the other; 30 a second would take every fourth."""
+    grid = Grid(frames=8, crop=32, strides=(2, 2), short_sides=(32, 32), exact_strides=True)
+    video = Video(16, 60.0, 32, 32)
+    (plan,) = train_plans(grid, video, count=1, target_fps=0)
+    assert plan.positions.tolist() == [0, 2, 4, 6, 8, 10, 12, 14]
+    options = {"frames": 8, "stride": 2, "crop": 32, "exact_strides": True}
+    test = plan_test(video, target_fps=0, **options)
+    assert test.positions.tolist() == plan.positions.tolist()
+
+
 def test_a_clip_depends_on_seed_epoch_and_video_alone():
     grid = paper_grid(8, 112)
     plan, again = (plan_train(clip_generator(1, 2, 3), grid, VIDEO) for _ in range(2))

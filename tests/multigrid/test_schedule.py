@@ -74,6 +74,7 @@ def recipes(draw):
         "batch_exponent": draw(st.sampled_from([1, 0.5, 0])),
         "equal_time": draw(st.booleans()),
         "warmup_in_epochs": draw(st.booleans()),
+        "fine_tuning": draw(st.booleans()),
     }
 
 
@@ -272,12 +273,24 @@ def test_equal_time_and_iterations_are_the_same_where_the_batch_grows_as_the_pap
     assert both[0] == both[1]
 
 
-def test_the_last_phase_may_be_without_the_short_cycle():
-    for options in ({}, {"long_cycle": ()}, {"learning_rate": CosineRate(1.0, 30)}):
-        recipe = {"base": BASE, "num_videos": VIDEOS, "learning_rate": RATE, **options}
-        *cycled, last = make_schedule(**recipe, short_cycle_at_end=False).phases
-        assert (last.shapes, last.bn_sizes) == ((BASE,), (8,))
-        assert all(len(phase.shapes) == 3 for phase in cycled)
+def test_without_fine_tuning_the_last_stage_is_a_cycle_at_its_own_rate():
+    """Epochs 24 to 30 are four shapes of 1.5; mini-batches are 69/12 of the baseline's on average,
+    so that 1.5 × 15,000 iterations of 8 clips become 1.5 × 15,000 / 5.75."""
+    schedule = make_schedule(BASE, VIDEOS, RATE, fine_tuning=False)
+    *earlier, a, b, c, d = schedule.phases
+    assert len(earlier) == 8
+    assert [phase.base_shape.batch for phase in (a, b, c, d)] == [64, 32, 16, 8]
+    assert (a.baseline_epochs, d.baseline_epochs) == ((24, 25.5), (28.5, 30))
+    assert not any(phase.fine_tuning for phase in schedule.phases)
+    rates = [schedule.at(phase.start).lr for phase in (earlier[-1], a, b, c, d)]
+    assert rates == pytest.approx([0.1, 0.08, 0.04, 0.02, 0.01])
+    assert schedule.iterations == pytest.approx(1.5 * 15_000 / 5.75, rel=1e-3)
+
+
+def test_without_fine_tuning_the_short_cycle_alone_drops_its_rates_as_the_baseline():
+    schedule = make_schedule(BASE, VIDEOS, RATE, long_cycle=(), fine_tuning=False)
+    assert [phase.baseline_epochs for phase in schedule.phases] == [(0, 12), (12, 24), (24, 30)]
+    assert [schedule.at(phase.start).lr for phase in schedule.phases] == [1.0, 0.1, 0.01]
 
 
 def test_bn_sizes(both):

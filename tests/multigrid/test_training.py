@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import io
+import warnings
 
 import numpy as np
 import pytest
@@ -129,6 +130,23 @@ def test_mini_batches_that_are_skipped_or_repeated_are_refused(iteration):
     training.begin(1)
     with pytest.raises(ValueError, match=f"iteration {iteration} .* where 2 was next"):
         training.begin({"iteration": iteration})
+
+
+def test_a_mini_batch_that_another_loader_asked_for_by_number_is_refused():
+    with pytest.raises(ValueError, match=r"take those of training.loader\(dataset\)"):
+        new_training().begin({"iteration": -1})
+
+
+def test_a_schedule_that_ends_too_soon_after_its_coarse_shapes_is_warned_of():
+    """The fine shape has a quarter of the first 6 of 8 epochs' iterations, and those of the last 2:
+    3.5 of 8 parts, or 27 of 61."""
+    rate = SteppedRate((6.0, 8.0), (0.1, 0.01))
+    with pytest.warns(UserWarning, match="^27 iterations follow the last coarse shape; with fewer"):
+        Training(make_schedule(Shape(4, 4, 8), 100, rate, bn_size=2))
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        Training(make_schedule(Shape(4, 4, 8), 1000, rate, bn_size=2))
+        Training(make_schedule(Shape(4, 4, 8), 100, rate, long_cycle=(), bn_size=2))
 
 
 def test_modules_that_follow_the_grid_are_told_extents_but_at_the_baselines_own_shape():

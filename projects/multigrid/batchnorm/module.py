@@ -21,11 +21,8 @@ from torch.nn import functional as F
 from torch.nn.modules.batchnorm import _BatchNorm
 
 from multigrid.batchnorm.shared import SharedBatchNorm, arrange
-from multigrid.batchnorm.split import split_batch_norm
 
 __all__ = ["GroupedBatchNorm3d", "convert_batchnorm", "group_order", "set_group_size"]
-
-_LAST = torch.channels_last_3d
 
 _VECTOR = 8
 """Values that torch's CPU kernel takes at once. For clips of fewer places it is several times as
@@ -49,10 +46,9 @@ class GroupedBatchNorm3d(nn.BatchNorm3d):
 
     With every G-th clip in a group, (N, C, T, H, W) read as (k, G·C, T, H, W) has one group's
     channel in each channel: one call of torch's own kernel, without a copy of a contiguous input.
-    In channels_last_3d no view is of that kind, and kernels of our own (`split`) take
-    the input as it lies. Input and output are in the same memory format, their gradients too.
-    `group_order` says how to arrange clips so that the groups are runs of a stream, whatever the
-    number of processes.
+    An input in channels_last_3d is copied there and back, so that the output has its format.
+    `group_order` arranges clips so that the groups are runs of a stream, whatever the number of
+    processes.
 
     The running statistics move once per forward, towards the average over this process's groups of
     their means and unbiased variances. Evaluation, the constructor and the state dict are those of
@@ -79,13 +75,12 @@ class GroupedBatchNorm3d(nn.BatchNorm3d):
             output, means, variances = SharedBatchNorm.apply(  # type: ignore[no-untyped-call]
                 input, *self._affine(input), sharers, self.eps
             )
-            mean, var = means.mean(0), variances.mean(0)
-        elif input.is_contiguous(memory_format=_LAST) and not input.is_contiguous():
-            affine = self._affine(input)
-            output, means, variances = split_batch_norm(input, *affine, groups, self.eps)
-            mean, var = means.mean(0), variances.mean(0)
+            mean = means.mean(0)
+            var = variances.mean(0)
         else:
             output, mean, var = self._folded(input, groups)
+            if _is_channels_last(input):
+                output = output.contiguous(memory_format=torch.channels_last_3d)
         with torch.no_grad():
             self._track(mean, var)
         assert isinstance(output, Tensor)
@@ -150,6 +145,10 @@ def group_order(clips: int, group_size: int | None) -> list[int]:
         return list(range(clips))
     groups = clips // group_size
     return [(j % groups) * group_size + j // groups for j in range(clips)]
+
+
+def _is_channels_last(x: Tensor) -> bool:
+    return x.is_contiguous(memory_format=torch.channels_last_3d) and not x.is_contiguous()
 
 
 def _of_all(vector: Tensor, groups: int) -> Tensor:

@@ -81,8 +81,10 @@ class SharedBatchNorm(torch.autograd.Function):
         out = F.batch_norm(x, mean, var, weight, bias, training=False, eps=eps)
         count = sharers * x.numel() // x.shape[1]
         ctx.save_for_backward(x, weight, mean, (var + eps).rsqrt())
-        ctx.sharers, ctx.count = sharers, count
-        mean, unbiased = mean[None], (var * (count / (count - 1)))[None]
+        ctx.sharers = sharers
+        ctx.count = count
+        mean = mean[None]
+        unbiased = (var * (count / (count - 1)))[None]
         ctx.mark_non_differentiable(mean, unbiased)
         return out, mean, unbiased
 

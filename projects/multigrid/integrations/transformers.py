@@ -19,7 +19,8 @@ __all__ = ["MultigridTrainer", "processor_colours", "video_inputs"]
 
 _TOLD = ("iteration", "extents")
 """What `Training.begin` is told of a mini-batch; the model is not."""
-_MEAN, _STD = (0.485, 0.456, 0.406), (0.229, 0.224, 0.225)
+_MEAN = (0.485, 0.456, 0.406)
+_STD = (0.229, 0.224, 0.225)
 
 
 def video_inputs(
@@ -57,7 +58,8 @@ def processor_colours(values: Mapping[str, Any]) -> tuple[list[float], list[floa
     """
     scale = 255 * (values.get("rescale_factor") or 1 / 255)
     shift = float(values.get("offset", scale > 1.5))
-    mean, std = values.get("image_mean") or _MEAN, values.get("image_std") or _STD
+    mean = values.get("image_mean") or _MEAN
+    std = values.get("image_std") or _STD
     return [(m + shift) / scale for m in mean], [s / scale for s in std]
 
 
@@ -105,7 +107,8 @@ class MultigridTrainer(Trainer):
                     f"max_steps {args.max_steps} is not the {schedule.iterations} iterations of "
                     "the schedule: leave it out, and give make_schedule another learning rate"
                 )
-            args.max_steps, args.remove_unused_columns = schedule.iterations, False
+            args.max_steps = schedule.iterations
+            args.remove_unused_columns = False
         super().__init__(**options)
         args = self.args
         for wrong, advice in (
@@ -126,7 +129,8 @@ class MultigridTrainer(Trainer):
         ):
             if wrong:
                 raise ValueError(advice)
-        args.max_steps, args.remove_unused_columns = schedule.iterations, False
+        args.max_steps = schedule.iterations
+        args.remove_unused_columns = False
         seed = args.data_seed if args.data_seed is not None else args.seed
         self.training = Training(schedule, self.model, seed=seed)
         name = getattr(self.model, "main_input_name", "")
@@ -166,7 +170,8 @@ class MultigridTrainer(Trainer):
     ) -> Tensor:
         """Begin the iteration, then what the Trainer does."""
         # A model of model_init is made anew when the training begins.
-        self.training.model, self.training.optimizer = self.model, self.optimizer
+        self.training.model = self.model
+        self.training.optimizer = self.optimizer
         self.training.iteration = self.state.global_step
         self.training.begin({name: inputs.pop(name) for name in _TOLD if name in inputs})
         loss: Tensor = super().training_step(model, inputs, *arguments, **options)

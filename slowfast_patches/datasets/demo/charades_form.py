@@ -56,7 +56,8 @@ def _cut(demo: Path, split: str, out: Path) -> list[_Cut]:
     """Write the frames of a split's videos, each to a folder of its own."""
     cuts = []
     for number, video in enumerate(read_csv(demo / f"{split}.csv", num_classes=len(CLASSES))):
-        name, files = f"{split}{number:04d}", list[str]()
+        name = f"{split}{number:04d}"
+        files = list[str]()
         (out / "frames" / name).mkdir(parents=True)
         with open_video(video.path) as (container, stream):
             for count, frame in enumerate(container.decode(stream), start=1):
@@ -85,7 +86,7 @@ def _partner(cuts: Sequence[_Cut], number: int) -> int:
     which come in turn, meet all others."""
     step = 1 + number // len(CLASSES) % (len(CLASSES) - 1)
     others = ((number + step + more) % len(cuts) for more in range(len(cuts)))
-    found = next((n for n in others if cuts[n].label != cuts[number].label), None)
-    if found is None:
+    partner = next((n for n in others if cuts[n].label != cuts[number].label), None)
+    if partner is None:
         raise ValueError("a demo data set of one class has no pairs; make a larger one")
-    return found
+    return partner

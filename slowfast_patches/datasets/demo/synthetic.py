@@ -11,20 +11,30 @@ number of processes or on interruptions.
 """
 
 import json
+from collections.abc import Mapping
 from dataclasses import asdict, dataclass
 from functools import partial
 from pathlib import Path
 
+import av
 import numpy as np
 from numpy.typing import NDArray
 from tqdm import tqdm
 
-from slowfast_patches.datasets.demo.clip_file import write_clip
-from slowfast_patches.utils.files import write_text
+from slowfast_patches.utils.files import write_text, written_whole
 from slowfast_patches.utils.machine import available_cores
 from slowfast_patches.utils.processes import Died, run_each
 
-__all__ = ["CLASSES", "SPLITS", "DemoSpec", "draw_scene", "make_demo_data", "render", "video_path"]
+__all__ = [
+    "CLASSES",
+    "SPLITS",
+    "DemoSpec",
+    "draw_scene",
+    "make_demo_data",
+    "render",
+    "video_path",
+    "write_clip",
+]
 
 Image = NDArray[np.float32]
 Clip = NDArray[np.uint8]
@@ -72,6 +82,12 @@ ENCODER = {
     "crf": "28",
     "x264-params": "keyint=8:min-keyint=8:scenecut=0:bframes=0:partitions=none:ref=1:threads=1",
 }
+
+# From RGB in [0, 255] to Y, U, V: ITU-R BT.601, limited range.
+BT601 = (
+    np.array([[65.738, 129.057, 25.064], [-37.945, -74.494, 112.439], [112.439, -94.154, -18.285]])
+    / 256.0
+)
 
 
 @dataclass(frozen=True)
@@ -177,6 +193,21 @@ def make_demo_data(output: Path, spec: DemoSpec, workers: int | None = None) -> 
     return len(missing)
 
 
+def write_clip(path: Path, clip: Clip, fps: int, options: Mapping[str, str]) -> None:
+    """Write (T, H, W, 3) RGB frames as h264 in mp4; `options` are those of FFmpeg's libx264.
+
+    Raises:
+        OSError: it cannot be written; `path` is as it was.
+    """
+    with written_whole(path) as file, av.open(file.name, "w", format="mp4") as container:
+        stream = container.add_stream("libx264", rate=fps, options=dict(options))
+        stream.height, stream.width = clip.shape[1:3]
+        stream.pix_fmt = "yuv420p"
+        for pixels in clip:
+            container.mux(stream.encode(av.VideoFrame.from_ndarray(_to_yuv(pixels), "yuv420p")))
+        container.mux(stream.encode())
+
+
 def _label(index: int) -> int:
     return index % len(CLASSES)  # in turn: every split is balanced
 
@@ -186,10 +217,10 @@ def _claim(output: Path, spec: DemoSpec) -> None:
     wanted = {**asdict(spec), "version": VERSION}
     manifest = output / MANIFEST
     if manifest.exists():
-        found = json.loads(manifest.read_text())
-        keys = [key for key in wanted | found if found.get(key) != wanted.get(key)]
+        made = json.loads(manifest.read_text())
+        keys = [key for key in wanted | made if made.get(key) != wanted.get(key)]
         if keys:
-            what = ", ".join(f"{k} {found.get(k)} (now {wanted.get(k)})" for k in keys)
+            what = ", ".join(f"{k} {made.get(k)} (now {wanted.get(k)})" for k in keys)
             raise ValueError(f"{output} was made with {what}: give that, or another folder")
     for split in SPLITS:
         if not manifest.exists() and (output / f"{split}.csv").exists():
@@ -243,7 +274,8 @@ def _texture(
 def _shape(rng: np.random.Generator) -> Image:
     """The opacity (SPRITE, SPRITE) of a random outline in the unit disc: polygon, oval or blob."""
     y, x = np.mgrid[0:SPRITE, 0:SPRITE] * (2.0 / (SPRITE - 1)) - 1.0
-    radius, theta = np.hypot(x, y), np.arctan2(y, x)
+    radius = np.hypot(x, y)
+    theta = np.arctan2(y, x)
     kind = int(rng.integers(3))
     if kind == 0:
         side = 2 * np.pi / int(rng.integers(3, 7))
@@ -285,8 +317,10 @@ def _paint(canvas: Image, sprite: Image, x: float, y: float, angle: float, size:
     reach = int(np.ceil(radius)) + 1
     rows = np.arange(int(y) - reach, int(y) + reach + 1)
     columns = np.arange(int(x) - reach, int(x) + reach + 1)
-    u, v = (columns - x) / radius, ((rows - y) / radius)[:, None]
-    cos, sin = np.cos(angle), np.sin(angle)
+    u = (columns - x) / radius
+    v = ((rows - y) / radius)[:, None]
+    cos = np.cos(angle)
+    sin = np.sin(angle)
     layer = _sample(sprite, cos * u + sin * v, cos * v - sin * u) * strength
     window = np.ix_(rows % height, columns % width)
     canvas[window] = canvas[window] * (1.0 - layer[..., 3:]) + layer[..., :3]
@@ -296,9 +330,21 @@ def _sample(sprite: Image, u: NDArray[np.float64], v: NDArray[np.float64]) -> Im
     """Bilinear look-up of (S, S, C) at (u, v) in [-1, 1]; its clear rim stands for all outside."""
     last = sprite.shape[0] - 1
     column, row = (np.clip((c + 1) * (last / 2), 0, last - 1e-3)[..., None] for c in (u, v))
-    left, top = column[..., 0].astype(np.intp), row[..., 0].astype(np.intp)
+    left = column[..., 0].astype(np.intp)
+    top = row[..., 0].astype(np.intp)
     upper, lower = (
         sprite[line, left] + np.float32(column % 1) * (sprite[line, left + 1] - sprite[line, left])
         for line in (top, top + 1)
     )
     return np.asarray(upper + np.float32(row % 1) * (lower - upper), np.float32)
+
+
+def _to_yuv(pixels: Clip) -> Clip:
+    """RGB (H, W, 3) as the planes of yuv420p (BT.601, limited range), (3H/2, W).
+
+    FFmpeg's own conversion of such small frames does not give the same bytes every time.
+    """
+    y, u, v = np.moveaxis(pixels @ BT601.T + (16.0, 128.0, 128.0), 2, 0)
+    halves = [(c[::2, ::2] + c[1::2, ::2] + c[::2, 1::2] + c[1::2, 1::2]) / 4 for c in (u, v)]
+    planes = [y, *(half.reshape(-1, y.shape[1]) for half in halves)]
+    return np.asarray(np.rint(np.concatenate(planes).round(3)), np.uint8)

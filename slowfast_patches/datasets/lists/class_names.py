@@ -14,8 +14,8 @@ __all__ = ["in_order", "named_classes", "read_class_names"]
 
 
 def named_classes(folder: Path) -> tuple[str, ...] | None:
-    """From `folder`/classes.json, as tools/prepare_data.py writes it, or classes.txt, as
-    tools/make_demo_data.py does; None where there is neither. Raises as `read_class_names`."""
+    """From `folder`/classes.json, as multigrid-prepare writes it, or classes.txt, as
+    multigrid-demo-data does; None where there is neither. Raises as `read_class_names`."""
     paths = (folder / name for name in ("classes.json", "classes.txt"))
     return next((read_class_names(path) for path in paths if path.is_file()), None)
 
@@ -28,7 +28,8 @@ def read_class_names(path: Path) -> tuple[str, ...]:
         ValueError: no such file, none of these, an empty name, or one that is there twice.
     """
     try:
-        text, is_json = read_utf8(path), path.suffix.lower() == ".json"
+        text = read_utf8(path)
+        is_json = path.suffix.lower() == ".json"
         names: Any = [line.strip() for line in text.rstrip().splitlines()]
         if is_json:
             names = json.loads(text, object_pairs_hook=lambda pairs: in_order(path, pairs))

@@ -1,50 +1,87 @@
-"""The list of any data set by its name in the config: its file, its videos, its classes' names."""
+"""Data sets by their names in a recipe: where their lists are, and what their labels are.
+
+Each has one entry in DATASETS. A data set of csv files like Kinetics' is an entry of one line:
+
+    DATASETS["sports"] = DataSet(mirrors=False, segments=True)
+"""
 
 from __future__ import annotations
 
 import hashlib
 import os
 import re
+from collections import Counter
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from slowfast_patches import patching
-from slowfast_patches.config.check import SEVERAL_LABELS
 from slowfast_patches.config.recipe import Recipe
 from slowfast_patches.datasets.lists.class_names import in_order, named_classes
-from slowfast_patches.datasets.lists.csv_list import LabelledVideo, csv_path, read_csv, read_utf8
+from slowfast_patches.datasets.lists.csv_list import (
+    CsvList,
+    LabelledVideo,
+    csv_path,
+    read_csv,
+    read_utf8,
+)
 from slowfast_patches.datasets.lists.frame_list import FrameList, read_frame_list
 from slowfast_patches.datasets.lists.ssv2_list import read_ssv2, ssv2_classes, ssv2_path
+from slowfast_patches.utils.tables import first_few
 
-__all__ = ["class_names", "count_list", "list_digest", "list_path", "read_list"]
+__all__ = [
+    "DATASETS",
+    "DataSet",
+    "class_names",
+    "count_list",
+    "dataset_of",
+    "list_digest",
+    "list_path",
+    "list_warnings",
+    "read_list",
+    "repeated_videos",
+]
 
 
-def read_list(recipe: Recipe, split: str, dataset: str | None = None) -> Sequence[Any]:
-    """The videos of a split, each with its `path`.
-
-    `dataset` is kinetics, ssv2 or charades; by default what TRAIN.DATASET says, or, of the test
-    split, TEST.DATASET.
+def read_list(recipe: Recipe, split: str) -> Sequence[Any]:
+    """The videos of a split, each with its `path`, of TRAIN.DATASET or TEST.DATASET.
 
     Raises:
-        ValueError: no such data set; the recipe asks for what it cannot give; no list, or one that
-            says something wrong, with file and line.
+        ValueError: no such data set; the recipe does not fit its labels; no list, or an invalid
+            one, with file and line.
     """
-    name, kind = _kind(recipe, split, dataset)
-    if (known := SEVERAL_LABELS.get(name, False)) != recipe.data.multi_label:
-        count = "several labels" if known else "one label"
-        raise ValueError(f"set DATA.MULTI_LABEL {known} for {name}, which has {count} a video")
-    if split == "train" and recipe.data.random_flip and not kind.mirrors:
+    name = dataset_name(recipe, split)
+    dataset = dataset_of(recipe, split)
+    if dataset.multi_label != recipe.data.multi_label:
+        count = "several labels" if dataset.multi_label else "one label"
+        raise ValueError(
+            f"set DATA.MULTI_LABEL {dataset.multi_label} for {name}, which has {count} a video"
+        )
+    if split == "train" and recipe.data.random_flip and not dataset.mirrors:
         raise ValueError(
             f"set DATA.RANDOM_FLIP False for {name}, where left and right have meaning"
         )
-    return kind.read(recipe, split)
+    return dataset.read(recipe, split)
 
 
-def list_path(recipe: Recipe, split: str, dataset: str | None = None) -> Path:
-    """The file that lists a split; `dataset` as for `read_list`. It need not be there."""
-    return _kind(recipe, split, dataset)[1].path(recipe, split)
+def list_path(recipe: Recipe, split: str) -> Path:
+    """The file that lists a split. It need not be there."""
+    return dataset_of(recipe, split).path(recipe, split)
+
+
+def dataset_name(recipe: Recipe, split: str) -> str:
+    """The data set of a split, in lower case: TRAIN.DATASET, or TEST.DATASET for the test."""
+    name = recipe.test.dataset if split == "test" else recipe.train.dataset
+    return name.lower()
+
+
+def dataset_of(recipe: Recipe, split: str) -> DataSet:
+    """The entry of a split's data set; ValueError if there is no such data set."""
+    name = dataset_name(recipe, split)
+    if name not in DATASETS:
+        key = "TEST.DATASET" if split == "test" else "TRAIN.DATASET"
+        raise ValueError(f"{key} {name!r} is no data set; there are {', '.join(DATASETS)}")
+    return DATASETS[name]
 
 
 def count_list(recipe: Recipe, split: str) -> int | None:
@@ -60,7 +97,8 @@ def list_digest(recipe: Recipe, videos: Sequence[Any]) -> str:
     """
     digest = hashlib.sha256()
     if isinstance(videos, FrameList):
-        names, runs = videos.names, videos.runs
+        names = videos.names
+        runs = videos.runs
         for numbers in (names.values, names.ends, runs.values, runs.ends):
             digest.update(numbers.astype("<i8").tobytes())
         return digest.hexdigest()
@@ -80,47 +118,71 @@ def class_names(recipe: Recipe) -> tuple[str, ...] | None:
     Raises:
         ValueError: a file of names that is wrong, or does not have MODEL.NUM_CLASSES of them.
     """
-    names = _kind(recipe, "train", None)[1].classes(recipe)
+    names = dataset_of(recipe, "train").classes(recipe)
     if names is not None and (count := len(names)) != recipe.model.num_classes:
-        ours, folder = recipe.model.num_classes, recipe.data.path_to_data_dir
-        said = f"MODEL.NUM_CLASSES is {ours}, and {folder} names {count} classes"
-        raise ValueError(f"{said}; set MODEL.NUM_CLASSES {count}")
+        raise ValueError(
+            f"MODEL.NUM_CLASSES is {recipe.model.num_classes}, and {recipe.data.path_to_data_dir} "
+            f"names {count} classes; set MODEL.NUM_CLASSES {count}"
+        )
     return names
 
 
-@dataclass(frozen=True)
-class _Kind:
-    """A data set: the functions of its lists, and what its labels are."""
-
-    path: Callable[[Recipe, str], Path]
-    read: Callable[[Recipe, str], Sequence[Any]]
-    classes: Callable[[Recipe], tuple[str, ...] | None]
-    mirrors: bool = True
-    """Whether a mirrored clip has the label of the clip."""
+# What is odd about a list.
 
 
-def _kind(recipe: Recipe, split: str, dataset: str | None) -> tuple[str, _Kind]:
-    key = "TEST.DATASET" if split == "test" else "TRAIN.DATASET"
-    said = dataset or (recipe.test.dataset if split == "test" else recipe.train.dataset)
-    name = said.lower()
-    if name not in _KINDS and _is_registered(name):
-        return name, _KINDS["kinetics"]
-    if name not in _KINDS:
-        raise ValueError(f"{key} {said!r} is no data set; there are {', '.join(_KINDS)}")
-    return name, _KINDS[name]
+def list_warnings(recipe: Recipe, split: str, videos: Sequence[Any]) -> list[str]:
+    """Warnings of what is odd about the list of a split; none of a test list that is val's, which
+    has them already. What frame lists repeat is refused as they are parsed."""
+    path = list_path(recipe, split)
+    texts = list[str]()
+    as_val = split == "test" and recipe.train.enable and path == list_path(recipe, "val")
+    if path.suffix == ".csv" and isinstance(videos[0], LabelledVideo) and not as_val:
+        texts += repeated_videos(path, videos)
+    if split == "train":
+        texts += _untrained_classes(recipe, path, videos)
+    return texts
 
 
-def _is_registered(name: str) -> bool:
-    """Whether a user has put a data set of that name into the host's registry, whose own are not
-    meant; its lists are as Kinetics'."""
-    patching.apply()
-    from slowfast.datasets.build import DATASET_REGISTRY
+def repeated_videos(csv: Path, videos: Sequence[LabelledVideo]) -> list[str]:
+    """A warning of the videos that a csv file names twice or more; none is the rule."""
+    counts = Counter(video.path for video in videos)
+    again = [f"{path} ({count} times)" for path, count in counts.items() if count > 1]
+    if not again:
+        return []
+    return [
+        f"{csv}: {len(again)} video(s) are listed more than once, and an epoch has them as often: "
+        f"{first_few(again)}"
+    ]
 
-    found = DATASET_REGISTRY._obj_map.get(name.capitalize())
-    return found is not None and not found.__module__.startswith("slowfast.")
+
+def _untrained_classes(recipe: Recipe, path: Path, videos: Sequence[Any]) -> list[str]:
+    """A warning of the classes of MODEL.NUM_CLASSES that no training video has; where they have no
+    names, there may be fewer."""
+    labels = (
+        videos.labels
+        if isinstance(videos, FrameList)
+        else {video.label for video in videos if isinstance(video, LabelledVideo)}
+    )
+    count = recipe.model.num_classes
+    missing = sorted(set(range(count)) - labels)
+    if not missing or not labels:
+        return []
+    try:
+        names = class_names(recipe)
+    except ValueError:
+        names = None  # names that do not fit are refused where they are needed
+    named = missing if names is None else [f"{number} ({names[number]})" for number in missing]
+    text = f"{path}: {len(missing)} of MODEL.NUM_CLASSES {count} classes have no video to be "
+    text += f"trained on: {first_few(named)}"
+    if names is None and (last := max(labels)) < count - 1:
+        text += f"; the labels end at {last}: if that is all, set MODEL.NUM_CLASSES {last + 1}"
+    return [text]
 
 
-def _read_kinetics(recipe: Recipe, split: str) -> list[LabelledVideo]:
+# The lists of each data set.
+
+
+def _read_kinetics(recipe: Recipe, split: str) -> CsvList:
     return read_csv(
         csv_path(recipe, split),
         prefix=recipe.data.path_prefix,
@@ -160,16 +222,51 @@ def _charades_classes(recipe: Recipe) -> tuple[str, ...] | None:
     if not path.is_file():
         return None
     for line, text in enumerate(read_utf8(path).splitlines(), start=1):
-        found = re.fullmatch(r"c(\d+)\s+(\S.*)", text.strip())
-        if found:
-            classes.append((found[2], int(found[1])))
+        match = re.fullmatch(r"c(\d+)\s+(\S.*)", text.strip())
+        if match:
+            classes.append((match[2], int(match[1])))
         elif text.strip():
             raise ValueError(f"{path}, line {line}: {text!r:.100} is not 'c000 name'")
     return in_order(path, classes)
 
 
-_KINDS: dict[str, _Kind] = {
-    "kinetics": _Kind(csv_path, _read_kinetics, _kinetics_classes),
-    "ssv2": _Kind(ssv2_path, read_ssv2, _ssv2_classes, mirrors=False),
-    "charades": _Kind(_charades_path, _read_charades, _charades_classes),
+@dataclass(frozen=True)
+class DataSet:
+    """What is particular to a data set; by default as Kinetics."""
+
+    path: Callable[[Recipe, str], Path] = csv_path
+    """The file that lists a split."""
+    read: Callable[[Recipe, str], Sequence[Any]] = _read_kinetics
+    """The videos of a split."""
+    classes: Callable[[Recipe], tuple[str, ...] | None] = _kinetics_classes
+    """Names by class number; None where there are no names."""
+    multi_label: bool = False
+    """Whether a video has several labels."""
+    mirrors: bool = True
+    """Whether a mirrored clip has the label of the clip."""
+    segments: bool = False
+    """Whether, where DATA.CLIP_SAMPLING is auto, a clip has one frame from each equal part of its
+    video, not frames at a stride."""
+    counts_frames: bool = False
+    """Whether strides count a video's own frames, whatever their rate."""
+    views_to_end: bool = False
+    """Whether the last of several test views ends with the video; PySlowFast's end before it."""
+    build: Callable[[Recipe, str], Any] | None = None
+    """Makes the torch data set of a split; None for `ClipDataset`."""
+
+
+DATASETS: dict[str, DataSet] = {
+    "kinetics": DataSet(),
+    "ssv2": DataSet(
+        path=ssv2_path, read=read_ssv2, classes=_ssv2_classes, mirrors=False, segments=True
+    ),
+    "charades": DataSet(
+        path=_charades_path,
+        read=_read_charades,
+        classes=_charades_classes,
+        multi_label=True,
+        counts_frames=True,
+        views_to_end=True,
+    ),
 }
+"""By their names in a recipe, in lower case."""

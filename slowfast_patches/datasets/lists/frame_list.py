@@ -24,7 +24,7 @@ from typing import NamedTuple
 import numpy as np
 
 from multigrid import Video
-from slowfast_patches.datasets.lists.csv_list import missing_list, outside
+from slowfast_patches.datasets.lists.csv_list import missing_list, outside, read_utf8
 from slowfast_patches.datasets.reading.files import MAX_PIXELS, jpeg_size
 from slowfast_patches.datasets.reading.ragged import Ragged
 from slowfast_patches.datasets.reading.video_record import Kind, VideoRecord
@@ -77,12 +77,13 @@ class FrameVideo:
 
     def labels(self, first: int = 0, last: int | None = None) -> set[int]:
         """All labels of the frames from `first` to `last`, inclusive; of all frames by default."""
-        found, start = set[int](), 0
+        labels_seen = set[int]()
+        start = 0
         for end, labels in self.runs:
             if end > first and (last is None or start <= last):
-                found.update(labels)
+                labels_seen.update(labels)
             start = end
-        return found
+        return labels_seen
 
     def record(self, max_pixels: int = MAX_PIXELS) -> VideoRecord:
         """What the reader has to know of it; the size is that of the first frame.
@@ -157,20 +158,21 @@ def read_frame_list(path: Path, *, prefix: str = "", num_classes: int, fps: floa
 def _parsed(path: Path, num_classes: int, changed: object) -> tuple[Ragged, Ragged, Ragged]:
     """Names, paths and runs. The last two lists are kept, training's and validation's: a run looks
     at a list before it starts, and its data sets read it again."""
-    found, runs = dict[bytes, bytes](), list[list[Run]]()
+    paths_of = dict[bytes, bytes]()
+    runs = list[list[Run]]()
     for name, rows in _videos(path):
         try:
-            if name in found:
+            if name in paths_of:
                 raise ValueError("its lines are not together")
             paths, labels = _columns(rows)
             runs.append(list(_runs(labels, num_classes)))
         except ValueError as error:
             raise ValueError(f"{path}, video {os.fsdecode(name)}: {error}") from None
-        found[name] = zlib.compress(b"\n".join(paths), 1)
-    if not found:
+        paths_of[name] = zlib.compress(b"\n".join(paths), 1)
+    if not paths_of:
         raise ValueError(f"{path}: no frames in the list")
-    names = (os.fsdecode(name).encode("utf-8", "surrogatepass") for name in found)
-    return Ragged.of_bytes(names), Ragged.of_bytes(found.values()), _packed(runs)
+    names = (os.fsdecode(name).encode("utf-8", "surrogatepass") for name in paths_of)
+    return Ragged.of_bytes(names), Ragged.of_bytes(paths_of.values()), _packed(runs)
 
 
 def _decoded(name: bytes) -> str:
@@ -192,6 +194,7 @@ def is_header(line: str) -> bool:
 def _videos(path: Path) -> Iterator[tuple[bytes, list[list[bytes]]]]:
     """The name of each video and its lines, field by field; blank lines count for nothing."""
     if not is_header(line := first_line(path)):
+        read_utf8(path)  # raises for another encoding, in which no header can be recognised
         raise ValueError(f"{path}: the first line, {line!r:.100}, is not the header '{HEADER}'")
     with path.open("rb") as file:
         rows = filter(None, map(bytes.split, file))
@@ -235,8 +238,8 @@ def _packed(videos: Sequence[Sequence[Run]]) -> Ragged:
 
 
 def _unpacked(row: list[int]) -> Iterator[Run]:
-    place = 0
-    while place < len(row):
-        end, count = row[place : place + 2]
-        yield Run(end, tuple(row[place + 2 : place + 2 + count]))
-        place += 2 + count
+    position = 0
+    while position < len(row):
+        end, count = row[position : position + 2]
+        yield Run(end, tuple(row[position + 2 : position + 2 + count]))
+        position += 2 + count

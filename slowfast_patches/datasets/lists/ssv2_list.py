@@ -1,7 +1,7 @@
 """The lists of Something-Something V2, in the forms in which users have them.
 
     train.csv with the header of frame lists     JPEG frames; classes from the json files
-    train.csv without it: "path label"           video files, as tools/prepare_data.py writes them
+    train.csv without it: "path label"           video files, as multigrid-prepare writes them
     no train.csv                                 {id}.webm, as distributed, named by the json files
 
 The json files: something-something-v2-labels.json (template -> class), -train.json and
@@ -54,13 +54,18 @@ def read_ssv2(recipe: Recipe, split: str) -> Sequence[Any]:
         ValueError: a list or a json file is missing or says something wrong, or they do not have
             the same videos; with file, and line or entry.
     """
-    path, data, classes = ssv2_path(recipe, split), recipe.data, recipe.model.num_classes
+    path = ssv2_path(recipe, split)
+    data = recipe.data
+    classes = recipe.model.num_classes
     if path.suffix == ".json":
         if not path.is_file():
-            said = f"'{path.parent}' has neither {split}.csv nor {path.name}"
-            raise ValueError(f"{said}; set DATA.PATH_TO_DATA_DIR to the folder that has one")
+            raise ValueError(
+                f"'{path.parent}' has neither {split}.csv nor {path.name}; "
+                "set DATA.PATH_TO_DATA_DIR to the folder that has one"
+            )
         return webm_videos(path, data.path_prefix, classes)
-    prefix, separator = data.path_prefix, data.path_label_separator
+    prefix = data.path_prefix
+    separator = data.path_label_separator
     if not is_header(first_line(path)):
         return read_csv(path, prefix=prefix, separator=separator, num_classes=classes)
     file = labels_file(Path(data.path_to_data_dir), split)
@@ -87,8 +92,10 @@ def webm_videos(file: Path, prefix: str, num_classes: int) -> list[LabelledVideo
     labels = _read_ids(file, num_classes)
     names = [f"{name}.webm" for name in labels]
     folders = [prefix] if prefix else [str(file.parent), str(file.parent / _WEBM_FOLDER)]
-    found = (f for f in folders if any(os.path.exists(os.path.join(f, n)) for n in names[:_TRIED]))
-    chosen = next(found, folders[0])
+    chosen = folders[0]
+    for folder in reversed(folders):
+        if any(os.path.exists(os.path.join(folder, name)) for name in names[:_TRIED]):
+            chosen = folder
     paths = (os.path.join(chosen, name) for name in names)
     return [LabelledVideo(*video) for video in zip(paths, labels.values(), strict=True)]
 
@@ -108,16 +115,20 @@ def ssv2_classes(folder: Path) -> tuple[str, ...] | None:
 def _read_ids(path: Path, num_classes: int) -> dict[str, int]:
     """The class of each video of a split, by its id."""
     file = path.with_name(_NAME.format("labels"))
-    classes, labels = _read_classes(file, num_classes), dict[str, int]()
+    classes = _read_classes(file, num_classes)
+    labels = dict[str, int]()
     for number, entry in enumerate(_load(path, list)):
         try:
-            name, template = str(entry["id"]), _stripped(str(entry["template"]))
+            name = str(entry["id"])
+            template = _stripped(str(entry["template"]))
         except (KeyError, TypeError):
-            said = f"{entry!r:.100} is not an object with id and template"
-            raise ValueError(f"{path}, entry {number}: {said}") from None
+            raise ValueError(
+                f"{path}, entry {number}: {entry!r:.100} is not an object with id and template"
+            ) from None
         if template not in classes:
-            said = f"{file.name} has no template {template!r}"
-            raise ValueError(f"{path}, entry {number} (id {name}): {said}")
+            raise ValueError(
+                f"{path}, entry {number} (id {name}): {file.name} has no template {template!r}"
+            )
         if name in labels:
             raise ValueError(f"{path}, entry {number}: id {name} is there twice")
         labels[name] = classes[template]
@@ -130,8 +141,10 @@ def _read_classes(path: Path, num_classes: int) -> dict[str, int]:
     classes = dict[str, int]()
     for template, number in _load(path, dict).items():
         if not str(number).isdecimal() or int(number) >= num_classes:
-            said = f"{number!r} is not a class number below MODEL.NUM_CLASSES {num_classes}"
-            raise ValueError(f"{path}, entry {template!r}: {said}")
+            raise ValueError(
+                f"{path}, entry {template!r}: {number!r} is not a class number below "
+                f"MODEL.NUM_CLASSES {num_classes}"
+            )
         classes[_stripped(template)] = int(number)
     return classes
 

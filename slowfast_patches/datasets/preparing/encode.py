@@ -1,30 +1,16 @@
-"""Writing the prepared form of a video (`reading/prepared.py` says what it is and why).
-
-source frames    decoded, turned as shown, resized, I420
-groups of 48     each encoded by an encoder of its own, decoded again, and encoded anew with
-                 more bits until its worst frame is close enough to the source
-mp4              the groups one after another, under another name until it is whole
-"""
+"""Write the prepared form of a video; `reading/prepared.py` describes the form."""
 
 from __future__ import annotations
 
 from collections.abc import Iterator
 from fractions import Fraction
-from itertools import islice
 from pathlib import Path
-from typing import Any, cast
+from typing import cast
 
 import av
-import cv2
 import numpy as np
-from av.bitstream import BitStreamFilterContext
-from av.codec.context import Flags
-from av.container import OutputContainer
-from av.packet import Packet
-from av.video.codeccontext import VideoCodecContext
 from av.video.frame import VideoFrame
 from av.video.reformatter import ColorRange, Interpolation, VideoReformatter
-from av.video.stream import VideoStream
 from numpy.typing import NDArray
 
 from slowfast_patches.datasets.reading.files import (
@@ -62,17 +48,14 @@ X264 = {
     # Bits go where they raise the PSNR.
     "psy": 0,
     "aq-mode": 0,
-    # The headers do not depend on the quality, so that groups of many encoders make one stream.
-    "stitchable": 1,
     "threads": 1,
     "lookahead-threads": 1,
 }
 """Parameters of x264, by its own names."""
-_FIRST_CRF, _LAST_CRF, _CRF_PER_DB = 26.0, 1.0, 1.1
 _BT601 = (2, 5, 6)
 """Matrices by their number (ITU-T H.273): unspecified, which is taken for it, and its two names."""
-_MARGIN = 0.1
-"""dB to aim above the floor when a group is encoded anew."""
+CRF = 23
+"""Constant quality, the default of x264."""
 
 
 def write_prepared(
@@ -81,34 +64,39 @@ def write_prepared(
     target: Path,
     *,
     short_side: int = 256,
-    floor: float = 37.0,
     max_pixels: int = MAX_PIXELS,
-) -> float:
+) -> None:
     """Write the prepared form of a video, or of a folder of JPEG files, to `target`.
 
     Every frame is kept, turned as it is shown, and resized to `short_side` pixels where it is
-    larger. The PSNR of no frame's luma against the resized source is below `floor` dB, as far as
-    x264 can reach that (its CRF goes down to 1); the lowest is returned.
+    larger.
 
     Raises:
         UnreadableVideoError: the source does not decode, or has frames of more than `max_pixels`.
         OSError: the target cannot be written.
     """
     rate = Fraction(record.video.fps).limit_denominator(100_000)
-    frames, worst, stream = 0, float("inf"), None
-    pictures = source_pictures(source, record, short_side, max_pixels)
-    # Opened by its name, the system's own errors come through, as of a disk that is full.
+    parameters = ":".join(f"{key}={value}" for key, value in X264.items())
+    options = {"crf": str(CRF), "x264-params": parameters}
+    frames = 0
+    # The file is opened here: PyAV would hide the system's own errors, as of a full disk.
     with written_whole(target) as file, av.open(file.name, "w", format="mp4") as container:
         container.metadata["comment"] = TAG
-        while group := list(islice(pictures, GROUP)):
-            packets, psnr = _encode_well(group, rate, floor)
-            stream = stream or _add_stream(container, group[0], rate)
-            _mux(container, stream, packets, frames)
-            frames, worst = frames + len(group), min(worst, psnr)
+        stream = container.add_stream("libx264", rate=rate, options=options)
+        stream.pix_fmt = "yuv420p"
+        for picture in source_pictures(source, record, short_side, max_pixels):
+            frame = VideoFrame.from_ndarray(picture, format="yuv420p")
+            if frames == 0:
+                stream.width = frame.width
+                stream.height = frame.height
+            frame.pts = frames
+            frame.time_base = 1 / rate
+            container.mux(stream.encode(frame))
+            frames += 1
+        container.mux(stream.encode(None))
         if frames != record.video.frames:
-            all_frames = record.video.frames
-            raise UnreadableVideoError(f"has {all_frames} frames, of which {frames} decode")
-    return worst
+            expected = record.video.frames
+            raise UnreadableVideoError(f"has {expected} frames, of which {frames} decode")
 
 
 def source_pictures(
@@ -153,72 +141,3 @@ def _decoded(source: str, record: VideoRecord, max_pixels: int) -> Iterator[Vide
     else:
         with open_video(source, max_pixels=max_pixels) as (container, stream):
             yield from container.decode(stream)
-
-
-def _encode_well(
-    group: list[Picture], rate: Fraction, floor: float
-) -> tuple[list[Packet[Any]], float]:
-    """The packets of a group whose worst frame has `floor` dB, and what it has."""
-    crf, rows = _FIRST_CRF, len(group[0]) * 2 // 3  # of the luma
-    while True:
-        headers, packets = _encode(group, rate, crf)
-        decoded = _decode(headers, packets)
-        pairs = zip(group, decoded, strict=True)
-        psnr = min(float(cv2.PSNR(one[:rows], other[:rows])) for one, other in pairs)
-        if psnr >= floor or crf <= _LAST_CRF:
-            return packets, psnr
-        crf = max(_LAST_CRF, crf - max(0.5, _CRF_PER_DB * (floor + _MARGIN - psnr)))
-
-
-def _encode(group: list[Picture], rate: Fraction, crf: float) -> tuple[bytes, list[Packet[Any]]]:
-    """The headers and packets of a group at a quality."""
-    encoder = av.CodecContext.create("libx264", "w")
-    _configure(encoder, group[0], rate)
-    encoder.options = {**encoder.options, "crf": f"{crf:.2f}"}
-    packets = []
-    for number, picture in enumerate(group):
-        frame = VideoFrame.from_ndarray(picture, format="yuv420p")
-        frame.pts, frame.time_base = number, 1 / rate
-        packets += encoder.encode(frame)
-    packets += encoder.encode(None)
-    assert encoder.extradata is not None
-    return encoder.extradata, packets
-
-
-def _decode(headers: bytes, packets: list[Packet[Any]]) -> Iterator[Picture]:
-    decoder = av.CodecContext.create("h264", "r")
-    decoder.extradata, decoder.thread_count = headers, 1
-    for packet in [*packets, None]:
-        for frame in decoder.decode(packet):
-            yield cast(Picture, frame.to_ndarray())
-
-
-def _configure(encoder: VideoCodecContext, picture: Picture, rate: Fraction) -> None:
-    """Set up an encoder; all groups of a video get the same headers."""
-    height, width = picture.shape[0] * 2 // 3, picture.shape[1]
-    encoder.width, encoder.height, encoder.pix_fmt = width, height, "yuv420p"
-    encoder.framerate, encoder.time_base, encoder.gop_size = rate, 1 / rate, GROUP
-    encoder.flags |= Flags.global_header
-    parameters = ":".join(f"{key}={value}" for key, value in X264.items())
-    encoder.options = {"x264-params": parameters}
-
-
-def _add_stream(container: OutputContainer, picture: Picture, rate: Fraction) -> VideoStream:
-    """A stream with the headers of the groups' encoders; its own encoder encodes nothing."""
-    stream = container.add_stream("libx264", rate=rate)
-    _configure(stream.codec_context, picture, rate)
-    stream.time_base = 1 / rate
-    return stream
-
-
-def _mux(
-    container: OutputContainer, stream: VideoStream, packets: list[Packet[Any]], first: int
-) -> None:
-    """Write a group's packets, without x264's note on itself, which is as long as a picture."""
-    without_note = BitStreamFilterContext("filter_units=remove_types=6", stream)
-    for packet in packets:
-        for kept in without_note.filter(packet):
-            assert kept.pts is not None
-            assert kept.dts is not None
-            kept.pts, kept.dts, kept.stream = kept.pts + first, kept.dts + first, stream
-            container.mux(kept)

@@ -15,8 +15,9 @@ import random
 import shlex
 import shutil
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
 from itertools import chain
 from pathlib import Path
 from typing import Any
@@ -25,14 +26,9 @@ from tabulate import tabulate
 from tqdm import tqdm
 
 from slowfast_patches.datasets.preparing.encode import write_prepared
-from slowfast_patches.datasets.preparing.prepared_set import (
-    Entry,
-    PreparedSet,
-    Settings,
-    Source,
-    open_set,
-)
+from slowfast_patches.datasets.preparing.prepared_set import Entry, PreparedSet, Source, open_set
 from slowfast_patches.datasets.preparing.video_lists import VideoList, format_csv, write_classes
+from slowfast_patches.datasets.reading.files import MAX_PIXELS
 from slowfast_patches.datasets.reading.index import open_index
 from slowfast_patches.datasets.reading.scan import scan
 from slowfast_patches.datasets.reading.video_record import UnreadableVideoError
@@ -48,8 +44,10 @@ _SAMPLE = 8
 _SAFETY = 1.1
 """A forecast is off by some percent: what does not fit lacks more room than that."""
 
+Job = tuple[Source, str]
+"""A video to prepare and its target, relative to the set's folder."""
 Results = dict[Source, Entry | str]
-"""What became of each source: its prepared file, or the reason why there is none."""
+"""Of each source its prepared file, or the reason why there is none."""
 
 
 @dataclass(frozen=True)
@@ -89,57 +87,69 @@ class Report:
         return sum(getattr(entry, name) for entry in self.entries)
 
 
-@dataclass(frozen=True)
-class _Job:
-    source: Source
-    target: str
-    folder: Path
-    settings: Settings
-
-
 def prepare(
     lists: Sequence[VideoList],
     out: Path,
-    settings: Settings,
     *,
+    short_side: int = 256,
+    max_pixels: int = MAX_PIXELS,
     workers: int | None = None,
     separator: str = " ",
     classes: Sequence[str] = (),
 ) -> Report:
     """Write the prepared form of every video in the lists, and the lists of them, to `out`.
 
-    Videos that an earlier run wrote are kept. Those that cannot be read are left out of the lists
-    and are in unreadable.txt with the reason. `workers` processes encode, by default one per core.
-    Names of classes, if given, go to classes.json with their numbers.
+    Videos that an earlier run wrote are kept. Those that cannot be read, or whose frames have more
+    than `max_pixels`, are left out of the lists and are in unreadable.txt with the reason.
+    `workers` processes encode, by default one per core. Names of classes, if given, go to
+    classes.json with their numbers.
 
     Raises:
-        ValueError: `out` is not to be used (see `open_set`), the disk is too small, or a list has
-            no video that can be read.
+        ValueError: `out` cannot be used (see `open_set`), the disk is too small, or a list has no
+            video that can be read.
         OSError: `out` cannot be written, as where the disk is full. What is written is whole.
     """
-    workers = available_cores() if workers is None else workers
-    if workers < 1:
-        raise ValueError(f"--workers is {workers}: give 1 or more")
-    out, start = Path(os.path.abspath(out)), time.perf_counter()
+    if workers is None:
+        workers = available_cores()
+    for name, value, least in (
+        ("--workers", workers, 1),
+        ("--short-side", short_side, 16),
+        ("--max-frame-pixels", max_pixels, 1),
+    ):
+        if value < least:
+            raise ValueError(f"{name} is {value}: give {least} or more")
+    out = Path(os.path.abspath(out))
+    start = time.perf_counter()
     _check_apart(lists, out)
-    with open_set(out, settings, lists) as done:
-        by_path = _find_sources(lists)
-        jobs = [_Job(s, done.target_of(s), out, settings) for s in dict.fromkeys(by_path.values())]
-        assert len({job.target for job in jobs}) == len(jobs)
-        format_csv([(job.target, 0) for job in jobs], separator)  # raises now rather than in hours
+    sources = _find_sources(lists)
+    with open_set(out, short_side, lists) as done:
+        targets = {source: done.target_of(source) for source in sources.values()}
+        rows = [(target, 0) for target in targets.values()]
+        format_csv(rows, separator)  # raises now rather than in hours
         if classes:
             write_classes(classes, out)
-        kept: Results = {j.source: e for j in jobs if (e := done.kept(j.target, j.source))}
-        made = _prepare_all([job for job in jobs if job.source not in kept], done, workers)
-        results = kept | made
-        bad = [(job.source.path, r) for job in jobs if isinstance(r := results[job.source], str)]
+        results = Results()
+        for source, target in targets.items():
+            if entry := done.kept(target, source):
+                results[source] = entry
+        kept = len(results)
+        jobs = [job for job in targets.items() if job[0] not in results]
+        work = partial(_prepare_one, out, short_side, max_pixels)
+        results |= _prepare_all(jobs, work, done, workers)
+        ordered = {source: results[source] for source in targets}
+        bad = [(s.path, reason) for s, reason in ordered.items() if isinstance(reason, str)]
         _write_unreadable(bad, out)
-        results_of = {path: results[source] for path, source in by_path.items()}
-        _write_lists(lists, results_of, done, separator, workers)
-    entries = [r for job in jobs if isinstance(r := results[job.source], Entry)]
-    labels = (label for videos in lists for _, label in videos.videos)
-    count, seconds = len(classes) or 1 + max(labels), time.perf_counter() - start
-    return Report(out, entries, bad, len(kept), separator, count, seconds)
+        of_path = {path: results[source] for path, source in sources.items()}
+        _write_lists(lists, of_path, out, separator, workers)
+    return Report(
+        out,
+        entries=[result for result in ordered.values() if isinstance(result, Entry)],
+        unreadable=bad,
+        kept=kept,
+        separator=separator,
+        classes=len(classes) or 1 + max(label for videos in lists for _, label in videos.videos),
+        seconds=time.perf_counter() - start,
+    )
 
 
 def format_report(report: Report) -> str:
@@ -151,7 +161,6 @@ def format_report(report: Report) -> str:
         ("frames", f"{report.sum('frames'):,}"),
         ("source", _format_size(report.sum("source_size"))),
         ("prepared", _format_size(report.sum("size"))),
-        ("luma PSNR of the worst frame", f"{min(e.psnr for e in report.entries):.1f} dB"),
         ("time of this run", format_duration(report.seconds)),
     ]
     parts = [tabulate(rows, colalign=("left", "right"), disable_numparse=True)]
@@ -173,67 +182,72 @@ def _check_apart(lists: Sequence[VideoList], out: Path) -> None:
 
 def _find_sources(lists: Sequence[VideoList]) -> dict[str, Source]:
     """The source of each path in the lists; paths of one file have one source."""
-    by_path, known = dict[str, Source](), dict[str, Source]()
+    of_path = dict[str, Source]()
+    of_file = dict[str, Source]()
     for videos in lists:
         for path, _ in videos.videos:
-            if path not in by_path:
+            if path not in of_path:
                 source = Source.at(path, videos.root)
-                by_path[path] = known.setdefault(source.path, source)
-    return by_path
+                of_path[path] = of_file.setdefault(source.path, source)
+    return of_path
 
 
-def _prepare_all(jobs: Sequence[_Job], done: PreparedSet, workers: int) -> Results:
+def _prepare_all(
+    jobs: Sequence[Job], work: Callable[[Job], Entry | str], done: PreparedSet, workers: int
+) -> Results:
     """Do the jobs, a sample of them first; stop after it if the rest would not fit."""
     first = random.Random(0).sample(jobs, min(len(jobs), max(_SAMPLE, 2 * workers)))
-    rest, results = [job for job in jobs if job not in set(first)], Results()
-    total = sum(job.source.size for job in jobs)
+    rest = [job for job in jobs if job not in set(first)]
+    results = Results()
+    total = sum(source.size for source, _ in jobs)
     with tqdm(desc="prepare", total=total, unit="B", unit_scale=True, disable=None) as bar:
         for part in (first, rest):
             if part is rest and rest:  # none of it is begun before there is room for it
                 _check_room(results, rest, done)
-            with contextlib.closing(run_each(_prepare_one, part, workers)) as outcomes:
-                for job, made in outcomes:
+            with contextlib.closing(run_each(work, part, workers)) as outcomes:
+                for (source, _), made in outcomes:
                     result = "kills the process that reads it" if isinstance(made, Died) else made
-                    results[job.source] = result
+                    results[source] = result
                     if isinstance(result, Entry):
                         done.add(result)
-                    bar.update(job.source.size)
+                    bar.update(source.size)
     return results
 
 
-def _check_room(results: Results, left: Sequence[_Job], done: PreparedSet) -> None:
+def _check_room(results: Results, rest: Sequence[Job], done: PreparedSet) -> None:
     """Raise ValueError where none of the first videos can be read, or where the disk has no room
     for the rest, by what the first ones took."""
-    if not done.entries:
+    entries = done.entries.values()
+    if not entries:
         source, reason = next(iter(results.items()))
-        tried = f"none of {len(results)} videos tried can be read, the first {source.path}"
-        raise ValueError(f"{tried}: {reason}; check the lists and --prefix")
-    seen, free = done.entries.values(), shutil.disk_usage(done.folder).free
-    share = sum(job.source.size for job in left) / max(1, sum(e.source_size for e in seen))
-    size = share * sum(entry.size for entry in seen)
+        raise ValueError(
+            f"none of {len(results)} videos tried can be read, the first {source.path}: {reason}; "
+            "check the lists and --prefix"
+        )
+    free = shutil.disk_usage(done.folder).free
+    source_size = max(1, sum(entry.source_size for entry in entries))
+    share = sum(source.size for source, _ in rest) / source_size
+    size = share * sum(entry.size for entry in entries)
     if size > _SAFETY * free:
         raise ValueError(
-            f"the other {len(left):,} videos will take about {_format_size(size)}, and "
+            f"the other {len(rest):,} videos will take about {_format_size(size)}, and "
             f"{_format_size(free)} are free on the disk of {done.folder}: make room and run the "
             "same command again"
         )
 
 
-def _prepare_one(job: _Job) -> Entry | str:
+def _prepare_one(folder: Path, short_side: int, max_pixels: int, job: Job) -> Entry | str:
     """Runs in a worker: the file that was written, or the reason why the source cannot be read.
 
     Raises:
         OSError: the target cannot be written.
     """
-    target, start = job.folder / job.target, time.perf_counter()
-    path, (size, mtime_ns) = job.source.path, job.source.state or (0, 0)
-    side, most = job.settings.short_side, job.settings.max_frame_pixels
+    source, name = job
+    target = folder / name
     try:
-        record = scan(path, most)
+        record = scan(source.path, max_pixels)
         target.parent.mkdir(parents=True, exist_ok=True)
-        psnr = write_prepared(
-            path, record, target, short_side=side, floor=job.settings.psnr, max_pixels=most
-        )
+        write_prepared(source.path, record, target, short_side=short_side, max_pixels=max_pixels)
         written = target.stat().st_size
     except UnreadableVideoError as error:
         return str(error)
@@ -242,29 +256,28 @@ def _prepare_one(job: _Job) -> Entry | str:
         raise OSError(error.errno, error.strerror, str(target)) from None
     except Exception as error:  # a file may find any fault in a codec; the others go on
         return f"cannot be encoded: {type(error).__name__}: {error}"
-    seconds = time.perf_counter() - start
-    return Entry(job.target, path, size, mtime_ns, record.video.frames, written, psnr, seconds)
+    size, mtime_ns = source.state or (0, 0)
+    return Entry(name, source.path, size, mtime_ns, record.video.frames, written)
 
 
 def _write_lists(
     lists: Sequence[VideoList],
-    results: dict[str, Entry | str],
-    done: PreparedSet,
+    results: Mapping[str, Entry | str],
+    out: Path,
     separator: str,
     workers: int,
 ) -> None:
     """Write the lists of what is prepared, each with its index."""
     rows = dict[str, list[tuple[str, int]]]()
     for videos in lists:
-        found = [(results[path], label) for path, label in videos.videos]
-        rows[videos.name] = [(e.target, label) for e, label in found if isinstance(e, Entry)]
+        made = [(results[path], label) for path, label in videos.videos]
+        rows[videos.name] = [(e.target, label) for e, label in made if isinstance(e, Entry)]
         if not rows[videos.name]:
             raise ValueError(f"{videos.origin}: no video for {videos.name} can be read")
     for name, listed in rows.items():
-        write_text(done.folder / name, format_csv(listed, separator))
+        write_text(out / name, format_csv(listed, separator))
     for name, listed in rows.items():
-        paths = [str(done.folder / target) for target, _ in listed]
-        open_index(done.folder / name, paths, workers=workers)
+        open_index(out / name, [str(out / target) for target, _ in listed], workers=workers)
 
 
 def _write_unreadable(bad: Sequence[tuple[str, str]], out: Path) -> None:

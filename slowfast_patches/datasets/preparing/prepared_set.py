@@ -1,6 +1,7 @@
 """A folder in which a prepared data set grows, over as many runs as it takes.
 
 videos/                  the prepared files
+prepared.json            how they are encoded, and what each list was made from
 prepared.jsonl           the journal: what each of them was made of, a line as it is whole
 run.lock                 held by the run that writes
 """
@@ -11,43 +12,23 @@ import hashlib
 import json
 import os
 from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
-from dataclasses import asdict, dataclass, field, fields
+from contextlib import contextmanager, suppress
+from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any, TextIO
 
 from slowfast_patches.datasets.preparing.video_lists import VideoList
-from slowfast_patches.datasets.reading.files import MAX_PIXELS, frame_files
+from slowfast_patches.datasets.reading.files import frame_files
 from slowfast_patches.datasets.reading.prepared import TAG
-from slowfast_patches.utils.files import TEMPORARY
+from slowfast_patches.utils.files import TEMPORARY, write_text
 from slowfast_patches.utils.lock import held
 
-__all__ = ["Entry", "PreparedSet", "Settings", "Source", "open_set"]
+__all__ = ["Entry", "PreparedSet", "Source", "open_set"]
 
 _LONGEST_NAME = 200
 """Bytes of a source's name; with what is added to it, it stays below the usual limit of 255."""
 State = tuple[int, int]
 """Bytes, and nanoseconds of the last modification; of a folder, over the JPEG files in it."""
-
-
-@dataclass(frozen=True)
-class Settings:
-    """How the videos of a set are encoded."""
-
-    short_side: int = 256
-    """Pixels; smaller videos keep their size."""
-    psnr: float = 37.0
-    """dB that no frame's luma may be below."""
-    max_frame_pixels: int = MAX_PIXELS
-    """Larger sources are refused; nothing of the set depends on it."""
-
-    def __post_init__(self) -> None:
-        if self.short_side < 16:
-            raise ValueError(f"--short-side is {self.short_side}: give 16 pixels or more")
-        if not 20 <= self.psnr <= 50:
-            raise ValueError(f"--psnr is {self.psnr:g}: give 20 to 50 dB")
-        if self.max_frame_pixels < 1:
-            raise ValueError(f"--max-frame-pixels is {self.max_frame_pixels}: give 1 or more")
 
 
 @dataclass(frozen=True)
@@ -96,10 +77,6 @@ class Entry:
     source_mtime_ns: int
     frames: int
     size: int
-    psnr: float
-    """dB of the luma of the worst frame."""
-    seconds: float
-    """That one process took."""
 
     @property
     def state(self) -> State:
@@ -107,14 +84,14 @@ class Entry:
         return self.source_size, self.source_mtime_ns
 
 
-@dataclass(frozen=True)
 class PreparedSet:
-    """The folder, its prepared files by their targets, and the journal that more are noted in."""
+    """The folder, its prepared files by their targets, and the journal of them."""
 
-    folder: Path
-    entries: dict[str, Entry]
-    journal: TextIO
-    _taken: dict[str, str] = field(default_factory=dict)
+    def __init__(self, folder: Path, entries: dict[str, Entry], journal: TextIO) -> None:
+        self.folder = folder
+        self.entries = entries
+        self._journal = journal
+        self._taken = dict[str, str]()
 
     def target_of(self, source: Source) -> str:
         """Where the source's prepared file lies; no other source, of this run or of earlier ones,
@@ -138,79 +115,67 @@ class PreparedSet:
     def add(self, entry: Entry) -> None:
         """Note that a file is whole."""
         self.entries[entry.target] = entry
-        self.note(asdict(entry))
-
-    def note(self, line: dict[str, Any]) -> None:
-        """Write a line of the journal."""
-        self.journal.write(json.dumps(line) + "\n")
-        self.journal.flush()
+        self._journal.write(_format_entry(entry))
+        self._journal.flush()
 
 
 @contextmanager
-def open_set(folder: Path, settings: Settings, lists: Sequence[VideoList]) -> Iterator[PreparedSet]:
-    """The set in a folder, held against other runs while the body lasts; what a run that was killed
-    left half-written is removed.
+def open_set(folder: Path, short_side: int, lists: Sequence[VideoList]) -> Iterator[PreparedSet]:
+    """The set in a folder, held against other runs while the body lasts; half-written files, also
+    those of runs that were killed, are removed in the end.
 
     Raises:
-        ValueError: another run writes it, it was made with other settings, or has lists that were
-            not made here, or were made from others.
+        ValueError: another run writes it, it was made with another short side, or has lists that
+            were not made here, or were made from others.
     """
     with held(folder, "--output"):
-        path, how = folder / "prepared.jsonl", {"format": TAG, **asdict(settings)}
-        del how["max_frame_pixels"]
-        lines = _read_lines(path)
-        made = next((line["settings"] for line in lines if "settings" in line), None)
-        if made not in (None, how):
-            what = ", ".join(f"{key} {made.get(key)} (now {how[key]})" for key in how)
-            raise ValueError(f"{folder} was prepared with {what}; choose another folder")
-        heads: list[dict[str, Any]] = [{"settings": how}] if made is None else []
-        heads += _claimed(folder, lines, lists)
-        names = [one.name for one in fields(Entry)]
-        entries = [Entry(**{n: line[n] for n in names}) for line in lines if line.get("psnr")]
-        with path.open("a", encoding="utf-8") as journal:
-            prepared = PreparedSet(folder, {entry.target: entry for entry in entries}, journal)
-            for line in heads:
-                prepared.note(line)
-            _remove_temporaries(folder)
-            try:
-                yield prepared
-            finally:
-                _remove_temporaries(folder)
+        _claim(folder, short_side, lists)
+        journal = folder / "prepared.jsonl"
+        entries = _read_journal(journal)
+        write_text(journal, "".join(map(_format_entry, entries.values())))
+        try:
+            with journal.open("a", encoding="utf-8") as stream:
+                yield PreparedSet(folder, entries, stream)
+        finally:
+            for path in (folder / "videos").rglob(f"*{TEMPORARY}"):
+                path.unlink(missing_ok=True)
 
 
-def _claimed(
-    folder: Path, lines: Sequence[dict[str, Any]], lists: Sequence[VideoList]
-) -> list[dict[str, Any]]:
-    """What the journal has yet to say of where the lists come from; ValueError for a list that is
-    not of this set, and would be overwritten."""
-    origins = {line["list"]: line["origin"] for line in lines if "list" in line}
+def _claim(folder: Path, short_side: int, lists: Sequence[VideoList]) -> None:
+    """Note how the set is encoded and what its lists are made from; ValueError where something else
+    is noted, or a list that is not of this set would be overwritten."""
+    path = folder / "prepared.json"
+    how = {"format": TAG, "short_side": short_side}
+    made: dict[str, Any] = json.loads(path.read_text()) if path.exists() else dict(how)
+    origins: dict[str, str] = made.pop("lists", {})
+    if made != how:
+        differ = [key for key in how if made.get(key) != how[key]]
+        what = ", ".join(f"{key} {made.get(key)} (now {how[key]})" for key in differ)
+        raise ValueError(f"{folder} was prepared with {what}; choose another folder")
     for videos in lists:
-        path, origin = folder / videos.name, origins.get(videos.name)
-        if origin is None and path.exists():
-            raise ValueError(f"{path} was not made here; choose another folder")
-        if origin not in (None, str(videos.origin)) and os.path.exists(str(origin)):
-            raise ValueError(f"{path} was made from {origin}; choose another folder")
-    now = [{"list": videos.name, "origin": str(videos.origin)} for videos in lists]
-    return [line for line in now if origins.get(line["list"]) != line["origin"]]
+        listed = folder / videos.name
+        origin = origins.get(videos.name)
+        if origin is None and listed.exists():
+            raise ValueError(f"{listed} was not made here; choose another folder")
+        if origin not in (None, str(videos.origin)) and os.path.exists(origin):
+            raise ValueError(f"{listed} was made from {origin}; choose another folder")
+        origins[videos.name] = str(videos.origin)
+    write_text(path, json.dumps(how | {"lists": origins}, indent=2) + "\n")
 
 
-def _read_lines(path: Path) -> list[dict[str, Any]]:
-    """The lines of a journal; what a kill left of the last one is cut off."""
-    data = path.read_bytes() if path.exists() else b""
-    whole = data[: data.rfind(b"\n") + 1]
-    if len(whole) < len(data):
-        os.truncate(path, len(whole))
-    try:
-        return [json.loads(line) for line in whole.splitlines()]
-    except json.JSONDecodeError as error:
-        said = f"{path} has a damaged line, {error.doc[:40]!r}: delete that line, and its video is"
-        raise ValueError(f"{said} prepared anew") from None
+def _read_journal(path: Path) -> dict[str, Entry]:
+    """The prepared files by their targets. A damaged line, as a kill leaves it at the end, is left
+    out: its video is prepared anew."""
+    entries = dict[str, Entry]()
+    for line in path.read_bytes().splitlines() if path.exists() else ():
+        with suppress(ValueError, TypeError):
+            entry = Entry(**json.loads(line))
+            entries[entry.target] = entry
+    return entries
 
 
-def _remove_temporaries(folder: Path) -> None:
-    """Remove half-written files, whose writers are dead."""
-    for path in (folder / "videos").rglob(f"*{TEMPORARY}"):
-        path.unlink(missing_ok=True)
+def _format_entry(entry: Entry) -> str:
+    return json.dumps(asdict(entry)) + "\n"
 
 
 def _state(path: str) -> State | None:

@@ -13,6 +13,7 @@ from pathlib import Path
 
 from slowfast_patches.datasets.lists.csv_list import LabelledVideo, read_csv, split_line
 from slowfast_patches.datasets.lists.ssv2_list import labels_file, ssv2_classes, webm_videos
+from slowfast_patches.datasets.reading.files import video_files
 from slowfast_patches.utils.files import write_text
 
 __all__ = [
@@ -28,10 +29,6 @@ __all__ = [
 
 _SPLITS = ("train", "val", "test")
 _VAL_FRACTION = 0.1
-_VIDEOS = (
-    *(".3gp", ".avi", ".flv", ".m2ts", ".m4v", ".mkv", ".mov", ".mp4", ".mpeg", ".mpg", ".mts"),
-    *(".ogv", ".ts", ".webm", ".wmv"),
-)
 
 _Classes = Mapping[str, list[str]]
 """The videos of each class, by the class's name."""
@@ -78,7 +75,8 @@ def read_ssv2_lists(folder: Path, *, prefix: str) -> tuple[list[VideoList], tupl
     Raises:
         ValueError: a json file is missing or wrong, with entry; or classes are not numbered from 0.
     """
-    folder, lists = Path(os.path.abspath(folder)), list[VideoList]()
+    folder = Path(os.path.abspath(folder))
+    lists = list[VideoList]()
     for split in ("train", "val"):
         file = labels_file(folder, split)
         videos = webm_videos(file, prefix, sys.maxsize)
@@ -93,7 +91,8 @@ def format_csv(rows: Iterable[tuple[str, int]], separator: str) -> str:
     Raises:
         ValueError: a path that would not be read back as it is.
     """
-    lines, between = list[str](), separator.replace("\\t", "\t")
+    lines = list[str]()
+    between = separator.replace("\\t", "\t")
     for path, label in rows:
         line = f"{path}{between}{label}"
         encodable = line.encode(errors="ignore").decode() == line
@@ -128,36 +127,38 @@ def find_classes(folder: Path, val_fraction: float | None = None) -> ClassFolder
         ValueError: no such folder, no classes, a class without videos, one that is validated and
             not trained, no train split, or a fraction where the split is given.
     """
-    folder, beside = Path(os.path.abspath(folder)), list[str]()
+    folder = Path(os.path.abspath(folder))
+    beside = list[str]()
     if not folder.is_dir():
         raise ValueError(f"--folder {folder}: no such folder")
     names = _folders(folder)
     if names and set(names) <= set(_SPLITS):
         if val_fraction is not None:
             raise ValueError(f"--val-fraction: {folder} is split already ({', '.join(names)})")
-        found = _complete(folder, {split: _classes(folder / split, beside) for split in names})
+        splits = _complete(folder, {split: _classes(folder / split, beside) for split in names})
     else:
         fraction = _VAL_FRACTION if val_fraction is None else val_fraction
-        found = _set_aside(folder, _classes(folder, beside), fraction)
-    classes, lists = tuple(sorted(found["train"])), list[VideoList]()
+        splits = _set_aside(folder, _classes(folder, beside), fraction)
+    classes = tuple(sorted(splits["train"]))
+    lists = list[VideoList]()
     for split in _SPLITS:
-        listed = ((n, p) for n, name in enumerate(classes) for p in found[split].get(name, ()))
+        listed = ((n, p) for n, name in enumerate(classes) for p in splits[split].get(name, ()))
         videos = [LabelledVideo(path, number) for number, path in listed]
         lists.append(VideoList(f"{split}.csv", folder, folder, videos))
     return ClassFolders(folder, classes, tuple(lists), tuple(beside))
 
 
-def write_class_lists(found: ClassFolders, separator: str) -> None:
+def write_class_lists(folders: ClassFolders, separator: str) -> None:
     """Write the csv files and classes.json into the folder itself.
 
     Raises:
         ValueError: a file of that name is there already and says something else, or a csv file
             cannot express a path.
     """
-    texts = {found.folder / "classes.json": _format_classes(found.classes)}
-    for videos in found.lists:
-        rows = [(os.path.relpath(path, found.folder), label) for path, label in videos.videos]
-        texts[found.folder / videos.name] = format_csv(rows, separator)
+    texts = {folders.folder / "classes.json": _format_classes(folders.classes)}
+    for videos in folders.lists:
+        rows = [(os.path.relpath(path, folders.folder), label) for path, label in videos.videos]
+        texts[folders.folder / videos.name] = format_csv(rows, separator)
     _write_same(texts)
 
 
@@ -186,28 +187,28 @@ def _folders(folder: Path) -> list[str]:
 
 def _classes(folder: Path, beside: list[str]) -> _Classes:
     """The classes in a folder; what lies beside their videos is added to `beside`."""
-    found = dict[str, list[str]]()
+    classes = dict[str, list[str]]()
     for name in _folders(folder):
         paths = sorted(e.path for e in os.scandir(folder / name) if e.name[0] != ".")
-        found[name] = [p for p in paths if os.path.splitext(p)[1].lower() in _VIDEOS]
-        beside += [path for path in paths if path not in set(found[name])]
-        if not found[name]:
+        classes[name] = video_files(folder / name)
+        beside += [path for path in paths if path not in set(classes[name])]
+        if not classes[name]:
             raise ValueError(f"{folder / name}: no videos in it; each class has a folder of videos")
-    if not found:
+    if not classes:
         raise ValueError(f"{folder}: no folders in it; one for each class is expected")
-    return found
+    return classes
 
 
-def _complete(folder: Path, found: dict[str, _Classes]) -> dict[str, _Classes]:
+def _complete(folder: Path, splits: dict[str, _Classes]) -> dict[str, _Classes]:
     """All three splits from those that are given."""
-    evaluated = found.get("val") or found.get("test")
-    if "train" not in found or evaluated is None:
-        raise ValueError(f"{folder} holds {', '.join(found)} alone; add the other split")
-    found = {"val": evaluated, "test": evaluated} | found
+    evaluated = splits.get("val") or splits.get("test")
+    if "train" not in splits or evaluated is None:
+        raise ValueError(f"{folder} holds {', '.join(splits)} alone; add the other split")
+    splits = {"val": evaluated, "test": evaluated} | splits
     for split in ("val", "test"):
-        if unknown := sorted(set(found[split]) - set(found["train"])):
+        if unknown := sorted(set(splits[split]) - set(splits["train"])):
             raise ValueError(f"{folder / split / unknown[0]}: train/ has no class of this name")
-    return found
+    return splits
 
 
 def _set_aside(folder: Path, classes: _Classes, fraction: float) -> dict[str, _Classes]:
@@ -218,7 +219,8 @@ def _set_aside(folder: Path, classes: _Classes, fraction: float) -> dict[str, _C
     def lot(path: str) -> bytes:
         return hashlib.sha256(os.fsencode(os.path.relpath(path, folder))).digest()
 
-    train, val = dict[str, list[str]](), dict[str, list[str]]()
+    train = dict[str, list[str]]()
+    val = dict[str, list[str]]()
     for name, paths in classes.items():
         count = min(len(paths) - 1, max(1, round(fraction * len(paths))))
         val[name] = sorted(sorted(paths, key=lot)[:count])

@@ -43,10 +43,10 @@ __all__ = ["read_clip", "read_clips"]
 Clip = NDArray[np.uint8]
 
 _GAP = 250
-"""Frames that nobody wants, from which on the file is rather opened anew behind them."""
+"""Minimum gap of unneeded frames that triggers a new seek."""
 
 _SKIPPING = frozenset({"h264", "hevc", "mpeg1video", "mpeg2video", "mpeg4"})
-"""Decoders that leave out a frame no other frame refers to when told so for its packet alone."""
+"""Decoders that can skip a single frame that no other frame refers to."""
 
 _REDUCED = {
     8: cv2.IMREAD_REDUCED_COLOR_8,
@@ -67,7 +67,7 @@ def read_clip(
     """The planned clip of a video, (T, crop, crop, 3) uint8 RGB, not yet flipped.
 
     Exactly the frames at `plan.positions` are read, which ascend; a position beyond the end is the
-    last frame. `record` is what `scan(path)` found; where it names the frames' files itself, `path`
+    last frame. `record` is that of `scan(path)`; where it names the frames' files itself, `path`
     is not looked at. `out`, if given, receives the clip. `threads` other than 1 let a codec use
     several for one clip. Frames of more than `max_pixels` are not decoded.
 
@@ -127,7 +127,9 @@ class _Reading:
     its rows, (T, S, S, 3)."""
 
     def __init__(self, positions: list[int], cropper: Cropper, out: Clip) -> None:
-        self.positions, self.cropper, self.out = positions, cropper, out
+        self.positions = positions
+        self.cropper = cropper
+        self.out = out
         self.rows = {position: row for row, position in reversed(list(enumerate(positions)))}
 
     def repeat(self) -> None:
@@ -158,7 +160,7 @@ def _decode_video(
     assert record.keys is not None
     entries = record.keys[np.searchsorted(record.keys, wanted, "right") - 1]
     skipped = [entry - before > _GAP for before, entry in zip(wanted, entries[1:], strict=False)]
-    starts = [place for place, far in enumerate(skipped, start=1) if far]
+    starts = [number for number, far in enumerate(skipped, start=1) if far]
     for start, stop in pairwise([0, *starts, len(wanted)]):
         yield from _decode_run(path, record, wanted[start:stop], threads, max_pixels)
 
@@ -186,7 +188,8 @@ def _decode_run(
             if entry == 0 or (first is not None and first[0] <= wanted[0]):
                 yield from _only(wanted, chain([first] if first else [], frames))
                 return
-        entry, back = max(0, entry - back), 2 * back
+        entry = max(0, entry - back)
+        back = 2 * back
 
 
 def _only(
@@ -210,10 +213,12 @@ def _decode_from_here(
     Frames that no frame refers to and that are not wanted are skipped, but for the first, which
     says where decoding began. Once the packets of all wanted frames are in, no more are read.
     """
-    decoder, numbers = stream.codec_context, _Numbers(record.timestamps)
+    decoder = stream.codec_context
+    numbers = _Numbers(record.timestamps)
     skips = decoder.name in _SKIPPING and decoder.thread_count == 1 and numbers.ordered
     stamps = numbers.stamps(wanted)
-    left, began = set(stamps), False
+    left = set(stamps)
+    began = False
     for packet in container.demux(stream):
         if skips:
             decoder.skip_frame = "NONREF" if began and packet.pts not in stamps else "DEFAULT"
@@ -239,7 +244,8 @@ class _Numbers:
     """
 
     def __init__(self, timestamps: NDArray[np.int64] | None) -> None:
-        self._timestamps, self._count = timestamps, -1
+        self._timestamps = timestamps
+        self._count = -1
         self.ordered = timestamps is not None and bool(np.all(timestamps[1:] > timestamps[:-1]))
         if timestamps is not None:
             self._order = np.arange(len(timestamps)) if self.ordered else np.argsort(timestamps)
@@ -256,9 +262,9 @@ class _Numbers:
             return self._count
         if frame.pts is None:
             return None
-        place = int(np.searchsorted(self._ascending, frame.pts))
-        found = place < len(self._ascending) and self._ascending[place] == frame.pts
-        return int(self._order[place]) if found else None
+        row = int(np.searchsorted(self._ascending, frame.pts))
+        is_known = row < len(self._ascending) and self._ascending[row] == frame.pts
+        return int(self._order[row]) if is_known else None
 
 
 def _read_files(

@@ -1,4 +1,4 @@
-"""Opening video files and folders of frames, and one error for all that can go wrong with them."""
+"""Open video files and JPEG files; whatever is wrong with them is an UnreadableVideoError."""
 
 from __future__ import annotations
 
@@ -29,6 +29,7 @@ __all__ = [
     "open_video",
     "read_jpeg",
     "readable",
+    "video_files",
 ]
 
 MAX_PIXELS = 1 << 26
@@ -38,8 +39,8 @@ CONTAINERS = (
     *("wtv", "dv", "ivf", "obu", "gif", "mjpeg", "mpegvideo", "m4v", "h264", "hevc", "vc1"),
     "yuv4mpegpipe",
 )
-"""FFmpeg's names of what holds a video by itself. Its others follow playlists to other files, draw
-a text's letters, or take a file's name for a pattern."""
+"""FFmpeg demuxers of self-contained files. The others follow playlists to other files, draw the
+letters of a text, or take a file's name for a pattern."""
 
 _RAISED = (
     *(av.FFmpegError, cv2.error, OSError, EOFError, MemoryError),
@@ -47,6 +48,10 @@ _RAISED = (
 )
 """What PyAV, OpenCV and numpy have been seen to raise on damaged files."""
 _JPEG = (".jpg", ".jpeg")
+_VIDEOS = (
+    *(".3gp", ".avi", ".flv", ".m2ts", ".m4v", ".mkv", ".mov", ".mp4", ".mpeg", ".mpg", ".mts"),
+    *(".ogv", ".ts", ".webm", ".wmv"),
+)
 _FFMPEG_PIXELS = 2**31 - 1
 """The largest bound that it takes; its own is lower."""
 _FRAME_HEADERS = frozenset(range(0xC0, 0xD0)) - {0xC4, 0xC8, 0xCC}
@@ -93,8 +98,9 @@ def open_video(
             metadata_errors="replace",
         )
     except av.ArgumentError as error:
-        said = "is none of the formats that hold a video (see docs/data.md)"
-        raise UnreadableVideoError(f"cannot be opened: {said}") from error
+        raise UnreadableVideoError(
+            "cannot be opened: is none of the formats that hold a video (see docs/data.md)"
+        ) from error
     except (av.FFmpegError, OSError, ValueError) as error:
         raise UnreadableVideoError(f"cannot be opened: {_reason(error)}") from error
     with container:
@@ -136,15 +142,22 @@ def frame_files(folder: str) -> list[str]:
     return sorted(name for name in os.listdir(folder) if name.lower().endswith(_JPEG))
 
 
+def video_files(folder: str | os.PathLike[str]) -> list[str]:
+    """Paths of the video files in a folder, by their names, in order."""
+    paths = sorted(os.path.join(folder, name) for name in os.listdir(folder) if name[0] != ".")
+    return [path for path in paths if path.lower().endswith(_VIDEOS)]
+
+
 def read_jpeg(
     folder: str, name: str, mode: int = cv2.IMREAD_COLOR, *, max_pixels: int = MAX_PIXELS
 ) -> NDArray[np.uint8]:
     """The picture in a JPEG file, (H, W, 3) BGR; `mode` may ask for a smaller one.
 
     Raises:
-        UnreadableVideoError: it is none, or not all of one, or has more than `max_pixels`.
+        UnreadableVideoError: it is no JPEG, is cut off, or has more than `max_pixels`.
     """
-    content, image = _content(folder, name), None
+    content = _content(folder, name)
+    image = None
     if content.startswith(_JPEG_BEGIN) and content.rstrip(b"\0").endswith(_JPEG_END):
         check_pixels(*_sides(content), max_pixels)
         buffer = np.frombuffer(content, np.uint8)
@@ -158,7 +171,7 @@ def jpeg_size(folder: str, name: str, *, max_pixels: int = MAX_PIXELS) -> tuple[
     """Width and height of the picture in a JPEG file, by its head.
 
     Raises:
-        UnreadableVideoError: it is none, or has more than `max_pixels`.
+        UnreadableVideoError: it is no JPEG, or has more than `max_pixels`.
     """
     with readable():
         content = _content(folder, name)
@@ -174,13 +187,13 @@ def _sides(jpeg: bytes) -> tuple[int, int]:
 
     A library that opens the picture for it takes a third of the time of decoding it.
     """
-    place = jpeg.find(b"\xff", len(_JPEG_BEGIN))
-    while 0 <= place < len(jpeg) - 8:
-        marker, length = struct.unpack_from(">BH", jpeg, place + 1)
+    position = jpeg.find(b"\xff", len(_JPEG_BEGIN))
+    while 0 <= position < len(jpeg) - 8:
+        marker, length = struct.unpack_from(">BH", jpeg, position + 1)
         if marker in _FRAME_HEADERS:
-            height, width = struct.unpack_from(">HH", jpeg, place + 5)
+            height, width = struct.unpack_from(">HH", jpeg, position + 5)
             return width, height
-        place = jpeg.find(b"\xff", place + (1 if marker in _WITHOUT_LENGTH else 2 + length))
+        position = jpeg.find(b"\xff", position + (1 if marker in _WITHOUT_LENGTH else 2 + length))
     return 0, 0
 
 
@@ -196,5 +209,5 @@ def _content(folder: str, name: str) -> bytes:
 
 def _reason(error: Exception) -> str:
     """What is wrong, on one line, without the number of the error and the path once more."""
-    said = getattr(error, "strerror", None) or str(error) or type(error).__name__
-    return " ".join(said.split())
+    reason = getattr(error, "strerror", None) or str(error) or type(error).__name__
+    return " ".join(reason.split())

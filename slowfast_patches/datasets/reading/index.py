@@ -1,4 +1,4 @@
-"""The index of a list of videos: what the reader has to know of each, found once and kept.
+"""The index of a list of videos: the record of each, scanned once and kept in a file.
 
 It lies in a file beside the list, or in the user's cache folder. What it says of a video holds as
 long as the video's size and time of modification do; what is new, has changed, or could not be read
@@ -39,10 +39,11 @@ logger = logging.getLogger(__name__)
 _VERSION = 2
 """To be raised when the arrays change, or what `scan` finds in the same file."""
 _UNREADABLE = -1
-"""In the place of a kind."""
+"""Kind of a video without a record."""
 _SAVE_SECONDS = 60.0
 """How often what is found is saved: a list may take hours, and any process may be killed."""
-_THREADS, _CHUNK = 32, 256
+_THREADS = 32
+_CHUNK = 256
 """Of asking for sizes and times, which on a network disk is all waiting."""
 
 
@@ -105,10 +106,12 @@ def open_index(
 
 
 def _open(csv: Path, paths: Sequence[str], workers: int | None, max_pixels: int) -> VideoIndex:
-    began, names = time.monotonic(), _names(csv, paths)
+    began = time.monotonic()
+    names = _names(csv, paths)
     path_of = dict(zip(names, paths, strict=True))
     status = dict(zip(path_of, _status(list(path_of.values())), strict=True))
-    files, known = _load_all(csv), dict[str, Entry]()
+    files = _load_all(csv)
+    known = dict[str, Entry]()
     for entries in files.values():
         known |= {n: e for n, e in entries.items() if e.is_final and e[:2] == status.get(n)}
     left = {path: name for name, path in path_of.items() if name not in known}
@@ -138,15 +141,16 @@ def _open(csv: Path, paths: Sequence[str], workers: int | None, max_pixels: int)
     return index
 
 
-def _entry(status: tuple[int, int], found: VideoRecord | str) -> Entry:
-    if isinstance(found, str):
-        return Entry(*status, _UNREADABLE, found.encode("utf-8", "backslashreplace"))
-    return Entry(*status, int(found.kind), found.packed())
+def _entry(status: tuple[int, int], record: VideoRecord | str) -> Entry:
+    if isinstance(record, str):
+        return Entry(*status, _UNREADABLE, record.encode("utf-8", "backslashreplace"))
+    return Entry(*status, int(record.kind), record.packed())
 
 
 def index_files(csv: Path) -> list[Path]:
     """Where the index of a list may lie: beside it, or in the user's cache folder."""
-    absolute, cache = Path(os.path.abspath(csv)), _cache_folder()
+    absolute = Path(os.path.abspath(csv))
+    cache = _cache_folder()
     beside = absolute.with_name(f"{csv.stem}.index.npz")
     digest = hashlib.sha256(os.fsencode(absolute)).hexdigest()[:16]
     return [beside] if cache is None else [beside, cache / f"{digest}.index.npz"]
@@ -205,14 +209,14 @@ def _write(file: Path, entries: dict[str, Entry]) -> None:
 
 def _load_all(csv: Path) -> dict[Path, dict[str, Entry]]:
     """What the files of a list say, the one beside it last."""
-    found = dict[Path, dict[str, Entry]]()
+    loaded = dict[Path, dict[str, Entry]]()
     for file in reversed(index_files(csv)):
         try:
             if file.is_file():
-                found[file] = load_index(file)
+                loaded[file] = load_index(file)
         except ValueError as error:
             logger.warning("the index %s is built anew: it %s", file, error)
-    return found
+    return loaded
 
 
 def load_index(file: Path) -> dict[str, Entry]:
@@ -253,7 +257,8 @@ def _report(csv: Path, index: VideoIndex, file: Path) -> None:
 def _names(csv: Path, paths: Sequence[str]) -> list[str]:
     """What the index calls the videos: their absolute paths, but from the list's folder on if they
     are in it, so that a data set may be moved."""
-    here, folder = os.getcwd(), os.path.join(os.path.abspath(csv.parent), "")
+    here = os.getcwd()
+    folder = os.path.join(os.path.abspath(csv.parent), "")
     absolute = (os.path.join(here, path) for path in paths)
     cut = ((path, path.removeprefix(folder)) for path in absolute)
     return [path if name.startswith(os.sep) else name for path, name in cut]
@@ -263,8 +268,8 @@ def _status(paths: Sequence[str]) -> Iterable[tuple[int, int]]:
     """Size and time of each, as an entry has them."""
     chunks = (paths[start : start + _CHUNK] for start in range(0, len(paths), _CHUNK))
     with ThreadPoolExecutor(_THREADS) as threads:
-        found = threads.map(lambda chunk: [_status_of(path) for path in chunk], chunks)
-        return chain.from_iterable(found)
+        statuses = threads.map(lambda chunk: [_status_of(path) for path in chunk], chunks)
+        return chain.from_iterable(statuses)
 
 
 def _status_of(path: str) -> tuple[int, int]:

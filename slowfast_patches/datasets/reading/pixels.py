@@ -39,7 +39,8 @@ class Cropper:
     """
 
     def __init__(self, box: Box, shown: tuple[int, int], size: int, turns: int = 0) -> None:
-        self._size, self._turns = size, turns
+        self._size = size
+        self._turns = turns
         self._part = _turned_back(box, shown, turns)
         self.shrinks = min(box.width, box.height) / size
         """Source pixels for each pixel of the clip, along a side."""
@@ -72,7 +73,10 @@ class Cropper:
 
     def _adapt(self, frame: VideoFrame) -> None:
         """Find where the box lies on the planes of such a frame, and make room for its samples."""
-        size, fmt, width, height = self._size, frame.format, frame.width, frame.height
+        size = self._size
+        fmt = frame.format
+        width = frame.width
+        height = frame.height
         self._small: VideoFrame | None = None
         if not _is_planar_yuv(fmt):
             self._regions = [_region(self._part, (width, height), (1, 1))]
@@ -81,7 +85,8 @@ class Cropper:
         luma = _region(self._part, (width, height), max(steps))
         self._regions = [_divided(luma, step) for step in steps]
         self._small = VideoFrame(size, size, fmt.name)
-        self._small.colorspace, self._small.color_range = frame.colorspace, frame.color_range
+        self._small.colorspace = frame.colorspace
+        self._small.color_range = frame.color_range
         self._depth = np.dtype(np.uint8 if fmt.components[0].bits == 8 else np.uint16)
         self._targets = [_samples(plane, self._depth) for plane in self._small.planes]
 
@@ -104,7 +109,10 @@ def _is_planar_yuv(fmt: VideoFormat) -> bool:
 def _turned_back(box: Box, shown: tuple[int, int], turns: int) -> Box:
     """The box as a part of the stored picture, whose sides are 1."""
     width, height = shown
-    x, y, w, h = box.x / width, box.y / height, box.width / width, box.height / height
+    x = box.x / width
+    y = box.y / height
+    w = box.width / width
+    h = box.height / height
     for _ in range(turns % 4):
         x, y, w, h = 1 - y - h, x, h, w
     return Box(x, y, w, h)

@@ -60,24 +60,27 @@ def split_group(data: bytes) -> list[Picture]:
     Raises:
         UnreadableVideoError: the bytes are no such group.
     """
-    units, place, start = list[tuple[bool, int, int]](), 0, 0
-    while place < len(data):
-        header = place + _LENGTH
-        place = header + int.from_bytes(data[place:header])
-        if not header < place <= len(data):
+    units = list[tuple[bool, int, int]]()
+    position = 0
+    start = 0
+    while position < len(data):
+        header = position + _LENGTH
+        position = header + int.from_bytes(data[position:header])
+        if not header < position <= len(data):
             raise UnreadableVideoError("cannot be decoded: a group of pictures is damaged")
         if data[header] & 31 in _PICTURES:
-            units.append((data[header] & 96 != 0, start, place))
-            start = place
+            units.append((data[header] & 96 != 0, start, position))
+            start = position
     return _numbered(units)
 
 
 def _numbered(units: list[tuple[bool, int, int]]) -> list[Picture]:
     """Number the pictures as they are shown: those that follow an anchor come before it."""
-    anchors = [place for place, unit in enumerate(units) if unit[0]]
+    anchors = [number for number, unit in enumerate(units) if unit[0]]
     if anchors[:1] != [0]:
         raise UnreadableVideoError("cannot be decoded: a group does not begin with an anchor")
-    pictures, shown = list[Picture](), 0
+    pictures = list[Picture]()
+    shown = 0
     for anchor, following in pairwise([*anchors, len(units)]):
         between = following - anchor - 1
         pictures.append(Picture(shown + between, *units[anchor]))
@@ -121,8 +124,9 @@ def _decode_group(
     decoder: VideoCodecContext, data: bytes, numbers: list[int]
 ) -> Iterator[tuple[int, VideoFrame]]:
     """The wanted pictures of one group, and what they depend on, no more."""
-    pictures, wanted = split_group(data), set(numbers)
-    last = max((place for place, p in enumerate(pictures) if p.number in wanted), default=-1)
+    pictures = split_group(data)
+    wanted = set(numbers)
+    last = max((order for order, p in enumerate(pictures) if p.number in wanted), default=-1)
     for picture in pictures[: last + 1]:
         if picture.is_reference or picture.number in wanted:
             packet = av.Packet(data[picture.start : picture.stop])
@@ -144,5 +148,6 @@ def _decoder(thread: int, headers: bytes) -> VideoCodecContext:
     pictures."""
     decoder = av.CodecContext.create("h264", "r")
     assert isinstance(decoder, VideoCodecContext)
-    decoder.extradata, decoder.thread_count = headers, 1
+    decoder.extradata = headers
+    decoder.thread_count = 1
     return decoder

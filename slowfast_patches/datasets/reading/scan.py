@@ -1,4 +1,4 @@
-"""Find out what the reader has to know of a video, once; of many videos in several processes."""
+"""Scan videos for their records (`VideoRecord`): one, or many in several processes."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ from slowfast_patches.datasets.reading.video_record import Kind, UnreadableVideo
 from slowfast_patches.utils.machine import available_cores
 from slowfast_patches.utils.processes import Died, run_each
 
-__all__ = ["FEW", "KILLER", "scan", "scan_each"]
+__all__ = ["FEW", "KILLER", "missing_frames", "scan", "scan_each"]
 
 FEW = 64
 """Fewer videos are scanned by this process before others have started, which takes 1 to 2 s."""
@@ -45,13 +45,13 @@ _FRAMES_PER_SECOND = 30.0
 
 
 def scan(path: str, max_pixels: int = MAX_PIXELS) -> VideoRecord:
-    """Everything the reader wants to know of a video file or a folder of JPEG files.
+    """The record of a video file or of a folder of JPEG files.
 
     A video file is read through but not decoded, except for its key frames; containers that say
     when to decode and not when to show are decoded. Frames of more than `max_pixels` are refused.
 
     Raises:
-        UnreadableVideoError: it is none, is damaged, or too large; says how.
+        UnreadableVideoError: it is no video, is damaged, or too large.
     """
     with readable():
         if os.path.isdir(path):
@@ -67,6 +67,16 @@ def scan(path: str, max_pixels: int = MAX_PIXELS) -> VideoRecord:
         return _record(packets, timestamps, keys)
 
 
+def missing_frames(path: str) -> int:
+    """Frames of a video file that its index puts behind the file's end, as of an MP4 that was not
+    copied to its end; 0 for a folder, and for a format without such an index."""
+    if os.path.isdir(path):
+        return 0
+    with open_video(path) as (_, stream):
+        size = os.path.getsize(path)
+        return sum(entry.pos + entry.size > size for entry in stream.index_entries)
+
+
 def scan_each(
     paths: Sequence[str], *, workers: int | None = None, max_pixels: int
 ) -> Generator[tuple[str, VideoRecord | str]]:
@@ -79,8 +89,8 @@ def scan_each(
     others = 0 if len(jobs) < FEW else workers or available_cores()
     each = run_each(_try_scan, jobs, others, jobs_per_worker=4)
     with contextlib.closing(each):
-        for (path, _), found in each:
-            yield path, KILLER if isinstance(found, Died) else found
+        for (path, _), record in each:
+            yield path, KILLER if isinstance(record, Died) else record
 
 
 def _try_scan(job: tuple[str, int]) -> VideoRecord | str:
@@ -99,21 +109,21 @@ class _Packets:
     def __init__(
         self, path: str, container: InputContainer, stream: VideoStream, max_pixels: int
     ) -> None:
-        found = [
+        stamps = [
             (packet.pts, packet.is_keyframe)
             for packet in container.demux(stream)
             if packet.size and not packet.is_discard
         ]
-        if not found:
+        if not stamps:
             raise UnreadableVideoError("has no frames")
         self.rate = stream.average_rate or stream.guessed_rate
         self.time_base = stream.time_base
         self.trusted = container.format.name in _TRUSTED
         self.streams = len(container.streams) if self.trusted else 0  # others find them by reading
-        self.say_when_shown = None not in (shown := [shown for shown, _ in found])
+        self.say_when_shown = None not in (shown := [shown for shown, _ in stamps])
         self.shown = np.array([s or 0 for s in shown], np.int64)
-        self.say_when_shown &= len(np.unique(self.shown)) == len(found)
-        self.is_key = np.array([is_key for _, is_key in found])
+        self.say_when_shown &= len(np.unique(self.shown)) == len(stamps)
+        self.is_key = np.array([is_key for _, is_key in stamps])
         self.opened = partial(open_video, path, streams=self.streams, max_pixels=max_pixels)
         """Opens the file anew."""
 
@@ -192,7 +202,8 @@ def _scan_prepared(path: str, container: InputContainer, stream: VideoStream) ->
     headers = stream.codec_context.extradata
     packets = [p for p in container.demux(stream) if p.size]
     starts = [p.pos for p in packets if p.is_keyframe]
-    frames, rate = len(packets), stream.average_rate
+    frames = len(packets)
+    rate = stream.average_rate
     if not headers or not rate or None in starts or len(starts) != -(-frames // GROUP):
         raise UnreadableVideoError(
             "is not prepared, as its comment says: prepare it anew, or remove the comment"
@@ -203,8 +214,8 @@ def _scan_prepared(path: str, container: InputContainer, stream: VideoStream) ->
     with open(path, "rb") as file:
         for number, (begin, end) in enumerate(pairwise(offsets.tolist())):
             file.seek(begin)
-            found = sorted(p.number for p in split_group(file.read(end - begin)))
-            if found != list(range(min(GROUP, frames - number * GROUP))):
+            numbers = sorted(p.number for p in split_group(file.read(end - begin)))
+            if numbers != list(range(min(GROUP, frames - number * GROUP))):
                 raise UnreadableVideoError(f"group {number} of its pictures is not whole")
     video = Video(frames, float(rate), stream.width, stream.height)
     return VideoRecord(Kind.PREPARED, video, offsets=offsets, headers=bytes(headers))

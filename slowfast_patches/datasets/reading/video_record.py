@@ -1,4 +1,4 @@
-"""What the reader has to know of a video before it reads a clip of it."""
+"""The record of a video: what the reader must know before it reads a clip."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ Ints = NDArray[np.int64]
 
 
 class UnreadableVideoError(ValueError):
-    """A video that is missing, or that does not give the frames asked for; says why."""
+    """A video that is missing or does not decode; the message says why."""
 
 
 class Kind(IntEnum):

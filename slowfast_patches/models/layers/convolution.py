@@ -71,12 +71,14 @@ class PlanarConv3d(nn.Conv3d):
         if self.stride != (step, 1, 1):
             x = x[..., ::down, ::across]
         if weight.shape[2] == 1 and step > 1:
-            x, step = x[:, :, ::step], 1
+            x = x[:, :, ::step]
+            step = 1
         if weight.shape[2] == 1 and x.shape[2:].numel() < _FEW_PLACES:
             by_place = x.flatten(2).transpose(1, 2)
             made = F.linear(by_place, weight.flatten(1), bias)
             return torch.unflatten(made.transpose(1, 2).contiguous(), 2, x.shape[2:])
-        kernels, padding = weight.flatten(3), (weight.shape[2] // 2, 0)
+        kernels = weight.flatten(3)
+        padding = (weight.shape[2] // 2, 0)
         convolve = _multiply if _is_product(x, kernels) else F.conv2d
         planes = convolve(x.flatten(3), kernels, bias, (step, 1), padding)
         return torch.unflatten(planes, 3, x.shape[3:])
@@ -89,7 +91,8 @@ class PlanarConv3d(nn.Conv3d):
         """
         clips, _, frames = x.shape[:3]
         many, taps, *size = weight.shape[0], *weight.shape[2:]
-        by_frame, output = x.transpose(1, 2).flatten(0, 1), None
+        by_frame = x.transpose(1, 2).flatten(0, 1)
+        output = None
         together = max(1, _WIDE // many)
         padding = tuple(side // 2 for side in size)
         for start in range(0, taps, together):
@@ -111,7 +114,8 @@ class _SumOfTaps(torch.autograd.Function):
 
     @staticmethod
     def forward(ctx: Any, planes: Tensor, first: int) -> Tensor:
-        ctx.first, ctx.taps = first, planes.shape[2]
+        ctx.first = first
+        ctx.taps = planes.shape[2]
         clips, frames, _, channels = planes.shape[:4]
         output = planes.new_zeros(clips, channels, frames, *planes.shape[4:])
         for tap, (seen, made) in enumerate(_spans(first, ctx.taps, frames)):

@@ -23,15 +23,16 @@ class ClipDropout(nn.Dropout):
     what was drawn before. `kept`, which `set_clips` makes, says what stays, (N, C) bool on the
     input's device; where it is None, and in evaluation, this is `nn.Dropout` itself.
 
-    The masks are made before the forward: drawn in it, by NumPy, they could be part of no compiled
-    network and of no CUDA graph.
+    The masks are made before the forward: drawn in it, by NumPy, they could not be part of a
+    compiled network.
     """
 
     kept: Tensor | None = None
 
     def __init__(self, p: float, seed: int, features: int) -> None:
         super().__init__(p)
-        self.seed, self.features = seed, features
+        self.seed = seed
+        self.features = features
 
     def forward(self, input: Tensor) -> Tensor:
         if not self.training or self.kept is None:

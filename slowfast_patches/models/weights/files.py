@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import re
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -16,6 +17,8 @@ from slowfast_patches.models.weights.caffe2 import read_blobs
 from slowfast_patches.utils.files import check_archive
 
 __all__ = ["Weights", "check_kind", "read_weights"]
+
+logger = logging.getLogger(__name__)
 
 _STATES = ("model_state", "state_dict", "model")
 """Where a PyTorch checkpoint may keep its state dict; else it is one itself."""
@@ -95,7 +98,12 @@ def _from_torch(path: str | Path) -> Weights:
 
 
 def _load_torch(path: str | Path) -> Any:
-    check_archive(Path(path))
+    if not check_archive(Path(path)):
+        logger.warning(
+            "%s is in the form that torch wrote before 1.6, which has no checksum: damage to it "
+            "goes unnoticed; compare the file with a checksum that its publisher gives",
+            path,
+        )
     try:
         return torch.load(path, map_location="cpu", weights_only=True)
     except Exception as error:

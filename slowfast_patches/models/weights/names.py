@@ -93,7 +93,8 @@ def _torchvision_of_tsm(
     Its kernels (C', C, H, W) are a video model's that sees one frame of several with each: they
     become (C', C, 1, H, W), which no one needs to ask for, unlike an image model's.
     """
-    named, shifted = dict[str, Tensor](), set[str]()
+    named = dict[str, Tensor]()
+    shifted = set[str]()
     for name, value in tensors.items():
         new = _TSM_CLASSIFIER.sub("head.projection.", name).removeprefix("base_model.")
         if _TSM_OTHERS.fullmatch(new):
@@ -110,7 +111,8 @@ def _torchvision_of_tsm(
 
 def _without_prefix(tensors: Mapping[str, Tensor]) -> tuple[dict[str, Tensor], str]:
     """The tensors without what `_PREFIXES` all of their names start with, and these together."""
-    named, taken = dict(tensors), ""
+    named = dict(tensors)
+    taken = ""
     while found := [p for p in _PREFIXES if named and all(n.startswith(p) for n in named)]:
         named = {name.removeprefix(found[0]): value for name, value in named.items()}
         taken += found[0]
@@ -137,7 +139,8 @@ def _fold_split_batchnorm(tensors: Mapping[str, Tensor]) -> tuple[dict[str, Tens
     them, one split's C channels after the other's, as X.split_bn.running_mean, ... of n·C values.
     The splits' are the ones that training moves, so they count where both are there.
     """
-    plain, folded = dict(tensors), 0
+    plain = dict(tensors)
+    folded = 0
     for layer in {match[1] for name in tensors if (match := _SPLIT_STATISTIC.fullmatch(name))}:
         source = f"{layer}.split_bn"
         if f"{source}.running_mean" not in tensors:

@@ -1,4 +1,11 @@
-"""The race of a pilot: what trains each arm for some seconds, and scores it."""
+"""The pilot's trainings: the baseline and a few cycles for equal times, then their scores.
+
+All start from the same weights, on the same stream of clips. A cycle spends three fifths of its
+seconds on coarse shapes, in equal parts, and the rest at the baseline's, where its rate falls to
+zero, as the baseline's does. The last part is needed: a network that was trained on 32² pixels
+alone may know nothing at 64², and learns it again within some dozen iterations
+(projects/real_video/README.md).
+"""
 
 from __future__ import annotations
 
@@ -7,17 +14,18 @@ import math
 import os
 import time
 from collections import Counter
-from collections.abc import Callable
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from functools import partial
+from itertools import islice
 from statistics import fmean
 from typing import Any
 
+import numpy as np
 import torch
 
-from multigrid import Phase, Schedule, Shape, SteppedRate, batch_rate_factor, scale_shape
+from multigrid import Schedule, Shape, SteppedRate, batch_rate_factor
 from slowfast_patches.config import check_recipe
-from slowfast_patches.config.check import check_frames
 from slowfast_patches.config.metrics import metric_names
 from slowfast_patches.config.recipe import Recipe
 from slowfast_patches.config.schedule import (
@@ -34,14 +42,14 @@ from slowfast_patches.models.flops import check_shapes
 from slowfast_patches.models.inputs import InputTransform
 from slowfast_patches.models.solver import Precision
 from slowfast_patches.models.weights import load_weights
-from slowfast_patches.study.pilot.verdict import Arm, Cycle, Pilot, Stage
-from slowfast_patches.study.pilot.videos import Some, Split
+from slowfast_patches.study.pilot.verdict import Pilot, PilotArm, Stage
 from slowfast_patches.train.evaluate import evaluate
 from slowfast_patches.train.running_stats import update_precise_bn
 from slowfast_patches.train.step import Stepper
 from slowfast_patches.utils.distributed import World
+from slowfast_patches.utils.tables import format_duration
 
-__all__ = ["CYCLES", "one_process", "run_pilot"]
+__all__ = ["CYCLES", "one_process", "pilot_seconds", "run_pilot"]
 
 logger = logging.getLogger(__name__)
 
@@ -52,101 +60,118 @@ _FALL = 1 / 3
 """Part of an arm's seconds, at its end, in which the rate falls to nothing."""
 _WARMUP = 0.1
 """Part of an arm's seconds in which the rate rises."""
-_MOST_VIDEOS, _FEWEST_VIDEOS = 300, 50
-"""Videos that arms are scored on: standard errors of at most 3 and 7 points."""
+_SCORED = 300
+"""Videos that arms are scored on, at most."""
 _PRECISE = 6
-"""Mini-batches for precise BN, which need be no more than decide a race."""
-_SCORING = 1 / 3
-"""Part of a pilot's time for scoring."""
-_FORWARD = 0.45
-"""What scoring a clip takes, of what training on it does, where reading is no limit."""
+"""Mini-batches for precise BN, which need be no more than compare arms."""
 _SMALLEST_CROP = 32
 """Pixels of the input to one of the last feature map's."""
-_ARM = 200
-"""Iterations of the baseline in whose time an arm is past the start, where nothing is learned yet:
-on the words it takes some hundred (docs/proof.md)."""
-_FAIR = 0.75
-"""The least that an arm gets of what the one before had."""
+_ARM = 300
+"""Iterations of the baseline in whose time an arm can show something: two fifths of them, some more
+than `MIN_FINAL_ITERATIONS`, follow a cycle's change of shape."""
+_SHAPES = 4
+"""Shapes that a cycle has at most, each of which takes some seconds to start."""
 _TRIED = 3.0
-"""Seconds in which a step is timed, and the least that an arm gets."""
+"""Seconds in which a step is timed."""
 
-_GENTLE = {
-    "MULTIGRID.BATCH_EXPONENT": 0.5,
-    "MULTIGRID.EQUAL_TIME": True,
-    "MULTIGRID.KEEP_FIELD_OF_VIEW": True,
-}
-_PAPER = {
-    "MULTIGRID.BATCH_EXPONENT": 1.0,
-    "MULTIGRID.EQUAL_TIME": False,
-    "MULTIGRID.KEEP_FIELD_OF_VIEW": False,
-}
+
+def _cycle(*factors: Sequence[float], paper: bool = False) -> dict[str, object]:
+    """The keys of a long cycle of as many clips as the baseline's, whatever a recipe has."""
+    return {
+        "MULTIGRID.LONG_CYCLE": True,
+        "MULTIGRID.LONG_CYCLE_FACTORS": [*map(list, factors), [1.0, 1.0]],
+        "MULTIGRID.SHORT_CYCLE": False,
+        "MULTIGRID.BATCH_EXPONENT": 1.0 if paper else 0.5,
+        "MULTIGRID.EQUAL_TIME": not paper,
+        "MULTIGRID.KEEP_FIELD_OF_VIEW": not paper,
+        "MULTIGRID.EPOCH_FACTOR": 1.0,
+    }
+
+
 _HALF = math.sqrt(0.5)
 
-CYCLES: tuple[Cycle, ...] = (
-    Cycle("baseline", ()),
-    Cycle("time and space", ((0.5, 0.5), (1.0, 0.5)), _GENTLE),
-    Cycle("space", ((1.0, 0.5),), _GENTLE),
-    Cycle("time", ((0.5, 1.0),), _GENTLE),
-    Cycle("paper", ((0.25, _HALF), (0.5, _HALF), (0.5, 1.0)), _PAPER),
-)
-"""What is tried, in this order, as far as the minutes last; the first is what others must beat."""
+CYCLES: Mapping[str, Mapping[str, object]] = {
+    "time and space": _cycle((0.5, 0.5), (1.0, 0.5)),
+    "space": _cycle((1.0, 0.5)),
+    "time": _cycle((0.5, 1.0)),
+    "paper": _cycle((0.25, _HALF), (0.5, _HALF), (0.5, 1.0), paper=True),
+}
+"""What is tried, in this order, as far as the minutes last."""
 
 
 def run_pilot(recipe: Recipe, seconds: float | None, device: torch.device) -> Pilot:
-    """Race the baseline of a recipe against `CYCLES`, within `seconds` in all.
+    """Train the baseline of a recipe and `CYCLES` for equal times, in about `seconds` in all, and
+    score them; how long by default: `pilot_seconds`.
 
-    None gives a tenth of the baseline's own time, on as many processes as it asks for; the pilot
-    is one. As many cycles are tried as get the time of some `_ARM` of the baseline's iterations,
-    but always one; none where the seconds do not even suffice to score them. Making an index of
-    the videos, where there is none, comes before.
+    The pilot is one process, whatever the baseline asks for. Making an index of the videos, where
+    there is none, comes before.
 
     Raises:
-        ValueError: the recipe cannot train, or has no shape that is coarser than its own.
-        FloatingPointError: the baseline's loss is not finite; a cycle's puts it out of the race.
+        ValueError: as `pilot_seconds`; the recipe cannot train, or no cycle fits it.
+        FloatingPointError: the baseline's loss is not finite, or that of every cycle; one cycle's
+            puts it out of the race.
         TrainingStoppedError: too many videos cannot be read.
     """
     processes = processes_of(recipe)
     race = _Race(one_process(recipe), device)
     cycles = race.cycles()
     began = time.monotonic()
-    tried, starting = race.try_baseline()
-    clips = race.schedule.clips / processes
-    seconds = clips * tried.seconds_per_clip / 10 if seconds is None else seconds
-    arm = _ARM * tried.seconds / tried.iterations
-    count = min(len(cycles), max(2, int((1 - _SCORING) * seconds / arm)))
-    forward = _FORWARD * tried.seconds_per_clip
-    end, share, arms = began + seconds, math.inf, list[Arm]()
-    if scored := race.hold_out(int(_SCORING * seconds / (2 * count * forward))):
-        for number, cycle in enumerate(cycles[:count]):
-            besides = max(3, len(cycle.factors) + 1) * starting + 2 * scored * forward
-            left = (end - time.monotonic()) / (count - number) - besides
-            if arms and left < _FAIR * share:  # scoring took longer, as where reading is the limit
-                logger.warning("%s is not tried: the time is too short", cycle.name)
-                arms = arms if len(arms) > 1 else []
-                break
-            share = min(share, left)
-            try:
-                arms.append(race.run(cycle, max(share, _TRIED)))
-            except FloatingPointError as error:
-                if not arms:
-                    raise
-                logger.warning("%s is out of the race: %s", cycle.name, error)
-                continue
-            logger.info("%s: %.1f %%", cycle.name, arms[-1].score)
-    videos, chance = race.chance()
-    base = arms[0].stages if arms else [tried]
-    per_clip = sum(stage.seconds for stage in base) / sum(stage.clips for stage in base)
+    step, starting = race.time_baseline()
+    baseline_seconds = race.schedule.clips / processes * step.seconds_per_clip
+    besides = _SHAPES * starting + race.scored_clips * step.seconds_per_clip
+    arm_seconds = besides + _ARM * step.seconds / step.iterations
+    seconds = pilot_seconds(seconds, 2 * arm_seconds, baseline_seconds)
+    count = min(len(cycles), int(seconds / arm_seconds) - 1)
+    share = seconds / (count + 1) - besides
+    tried = dict(islice(cycles.items(), count))
+    logger.info(
+        "%s of training for each of: baseline, %s; the pilot takes about %s, the whole baseline %s",
+        *(format_duration(share), ", ".join(tried)),
+        *(format_duration(seconds), format_duration(baseline_seconds)),
+    )
+    arms = [race.run("baseline", {}, share)]
+    for name, keys in tried.items():
+        try:
+            arms.append(race.run(name, keys, share))
+        except FloatingPointError as error:
+            if len(arms) == 1 and name == list(tried)[-1]:
+                raise
+            logger.warning("%s is out of the race: %s", name, error)
     return Pilot(
         recipe=race.recipe,
         schedule=race.schedule,
         arms=tuple(arms),
         metric=metric_names(recipe)[0],
-        videos=videos,
-        chance=chance,
+        videos=len(race.scored),
+        chance=race.chance(),
         processes=processes,
-        baseline_seconds=clips * per_clip,
+        baseline_seconds=race.schedule.clips / processes * arms[0].stages[0].seconds_per_clip,
         seconds=time.monotonic() - began,
     )
+
+
+def pilot_seconds(asked: float | None, least: float, baseline: float) -> float:
+    """The seconds of a pilot that needs `least`, of a baseline that takes so many: those `asked`
+    for, or a tenth of the baseline's where that is enough.
+
+    Raises:
+        ValueError: they are too few, or the whole baseline takes no longer.
+    """
+    seconds = max(least, baseline / 10) if asked is None else asked
+    if baseline <= (longest := max(seconds, least)):
+        raise ValueError(
+            f"the whole baseline takes about {format_duration(baseline)} and a pilot "
+            f"{format_duration(longest)}: train both, the baseline and multigrid, with "
+            "multigrid-compare, which says more"
+        )
+    if seconds < least:
+        # Somewhat more, since the next measurement of a step's time may be longer.
+        minutes = math.ceil(1.2 * least / 6) / 10
+        raise ValueError(
+            f"--minutes {seconds / 60:.3g} is too short to tell anything: give --minutes "
+            f"{minutes:g} (the whole baseline takes about {format_duration(baseline)})"
+        )
+    return seconds
 
 
 def one_process(recipe: Recipe) -> Recipe:
@@ -166,132 +191,122 @@ def one_process(recipe: Recipe) -> Recipe:
     processes = processes_of(recipe)
     check_recipe(recipe, processes)
     recipe, clips = rates_of_batch(recipe), recipe.base_shape.batch // processes
-    solver, machines = recipe.solver, recipe.num_shards
-    growth = clips / recipe.base_shape.batch * (machines if solver.base_lr_scale_num_shards else 1)
+    solver = recipe.solver
+    growth = clips / recipe.base_shape.batch
     return recipe.replaced(
         {
             "NUM_SHARDS": 1,
             "NUM_GPUS": min(1, recipe.num_gpus),
             "TRAIN.BATCH_SIZE": clips,
             "SOLVER.BASE_LR": solver.base_lr * batch_rate_factor(growth, solver.batch_rate_rule),
-            "SOLVER.BASE_LR_SCALE_NUM_SHARDS": False,
             "SOLVER.REFERENCE_WORLD_SIZE": 0,
             "BN.NUM_BATCHES_PRECISE": min(_PRECISE, recipe.bn.num_batches_precise),
         }
     )
 
 
+class _Sample(torch.utils.data.Dataset[Any]):
+    """Some videos of a validation set, drawn at random, as a data set of its own."""
+
+    def __init__(self, dataset: Any, seed: int) -> None:
+        drawn = np.random.default_rng(seed).permutation(len(dataset.videos))[:_SCORED]
+        self._dataset = dataset
+        self.videos = drawn.tolist()
+        self._places = {number: place for place, number in enumerate(self.videos)}
+
+    def __len__(self) -> int:
+        return len(self.videos)
+
+    def __getitems__(self, places: Sequence[int]) -> Any:
+        batch = self._dataset.__getitems__([self.videos[place] for place in places])
+        read = [self._places[number] for number in batch["videos"].tolist()]
+        return {**batch, "videos": torch.tensor(read, dtype=torch.int64)}
+
+    def labels(self) -> list[Any]:
+        """The label of each video; None where the data set does not say."""
+        return [getattr(self._dataset.videos[number], "label", None) for number in self.videos]
+
+
 class _Race:
     """Trains arms from the same initial weights on the same stream of clips."""
 
     def __init__(self, recipe: Recipe, device: torch.device) -> None:
-        self.recipe, self._world = recipe, World(0, 1, device)
-        train, val = (len(build_dataset(recipe, split).videos) for split in ("train", "val"))
-        self._counts = train, val
-        self._split = self._split_of(_MOST_VIDEOS)
-        self.schedule = schedule_of(recipe, train)
+        self.recipe = recipe
+        self._world = World(0, 1, device)
+        self.scored = _Sample(build_dataset(recipe, "val"), recipe.rng_seed)
+        self.schedule = schedule_of(recipe, len(build_dataset(recipe, "train").videos))
+        self.scored_clips = (
+            len(self.scored) + recipe.bn.num_batches_precise * self.schedule.base.batch
+        )
 
-    def _split_of(self, videos: int) -> Split:
-        """A split that has so many videos to score, if there are; of several labels each, of the
-        validation set alone, whose videos have all of theirs."""
-        train, val = self._counts
-        scored = min(videos, val) if self.recipe.data.multi_label else videos
-        return Split.of(train, val, scored, self.recipe.rng_seed)
-
-    def hold_out(self, clips: int) -> int:
-        """Score arms on as many videos as `clips` forward passes allow, which precise BN needs too;
-        how many of them it takes, 0 where these are too few to tell anything."""
-        precise = self.recipe.bn.num_batches_precise * self.schedule.base.batch
-        videos = min(max(clips - precise, 1), _MOST_VIDEOS)
-        self._split = self._split_of(videos)
-        found = len(self._split.validated) + len(self._split.held_out)
-        enough = found >= max(2, min(_FEWEST_VIDEOS, sum(self._counts) // 10))
-        return found + precise if enough else 0
-
-    def _videos(self, recipe: Recipe) -> tuple[Some, list[Some]]:
-        """What is trained on and what is scored, on the recipe's grid."""
-        train, split = build_dataset(recipe, "train"), self._split
-        scored = [Some(build_dataset(recipe, "val"), split.validated)]
-        scored += [Some(train, split.held_out)] if split.held_out else []
-        return Some(train, split.trained), scored
-
-    def chance(self) -> tuple[int, float]:
-        """How many videos are scored, and the per cent that the commonest class has of them; 0
-        where a video has several."""
-        scored = self._videos(self.recipe)[1]
-        total = sum(map(len, scored))
+    def chance(self) -> float:
+        """The per cent of the scored videos that the commonest class has, 0 of several labels."""
         if self.recipe.data.multi_label:
-            return total, 0.0
-        counts = Counter(label for some in scored for label in some.labels() if label is not None)
-        return total, 100 * max(counts.values(), default=0) / total
+            return 0.0
+        counts = Counter(label for label in self.scored.labels() if label is not None)
+        return 100 * max(counts.values(), default=0) / len(self.scored)
 
-    def cycles(self) -> list[Cycle]:
-        """The baseline and those of `CYCLES` that a whole training can have.
+    def cycles(self) -> dict[str, Mapping[str, object]]:
+        """Those of `CYCLES` that a whole training can have.
 
         Raises:
-            ValueError: there is none; says why.
+            ValueError: the baseline cannot train, or there is none; says why.
         """
-        fitting = [cycle for cycle in CYCLES if self._fits(cycle)]
-        if len(fitting) < 2:
-            raise ValueError(
-                f"{self.schedule.base} has no coarser shape that the model takes: crops have "
-                f"{_SMALLEST_CROP} pixels or more, and frames divide by SLOWFAST.ALPHA"
-            )
-        found, errors = list[Cycle](), list[ValueError]()
-        for cycle in fitting:
-            recipe = self.recipe.replaced(cycle.overrides)
+        self._check({})
+        fitting = dict[str, Mapping[str, object]]()
+        errors = list[ValueError]()
+        for name, keys in CYCLES.items():
             try:
-                schedule = schedule_of(recipe, self.schedule.num_videos)
-                check_world_size(recipe, schedule, self._world.size)
-                check_shapes(recipe, schedule.shapes)
-                found.append(cycle)
+                self._check(keys)
+                fitting[name] = keys
             except ValueError as error:
-                if not found:  # the baseline
-                    raise
-                logger.info("%s is not tried: %s", cycle.name, error)
+                logger.info("%s is not tried: %s", name, error)
                 errors.append(error)
-        if len(found) < 2:
-            raise errors[0]
-        return found
+        if not fitting:
+            raise ValueError(f"no cycle fits {self.schedule.base}: {errors[0]}")
+        return fitting
 
-    def _fits(self, cycle: Cycle) -> bool:
-        """Whether crops and frames of a cycle's shapes are large and many enough."""
-        arch, alpha = self.recipe.model.arch, self.recipe.slowfast.alpha
-        base, factors = self.schedule.base, cycle.factors
-        try:
-            check_frames(arch, base.frames, alpha, [1.0, *(time for time, _ in factors)])
-        except ValueError:
-            return False
-        return all(round(base.crop * space) >= _SMALLEST_CROP for _, space in factors)
+    def _check(self, keys: Mapping[str, object]) -> None:
+        recipe = self.recipe.replaced(keys)
+        check_recipe(recipe, self._world.size)
+        schedule = schedule_of(recipe, self.schedule.num_videos)
+        check_world_size(recipe, schedule, self._world.size)
+        for shape in schedule.shapes:
+            if keys and shape.crop < _SMALLEST_CROP:
+                raise ValueError(
+                    f"crops of {shape.crop} pixels ({shape}) are below {_SMALLEST_CROP}; "
+                    "DATA.TRAIN_CROP_SIZE has to be larger"
+                )
+        check_shapes(recipe, schedule.shapes)
 
-    def try_baseline(self) -> tuple[Stage, float]:
+    def time_baseline(self) -> tuple[Stage, float]:
         """Some steps of it, and the seconds of starting a stage."""
-        stepper, data = self._stepper(self.recipe), self._videos(self.recipe)[0]
+        stepper = self._stepper(self.recipe)
         began = time.monotonic()
-        stage = self._train(stepper, data, self.schedule.base, _TRIED, 0, lambda _: 0.0)
+        stage = self._train(stepper, self.schedule.base, _TRIED, 0, lambda _: 0.0)
         return stage, time.monotonic() - began - stage.seconds
 
-    def run(self, cycle: Cycle, seconds: float) -> Arm:
-        """Train a cycle from its start for some seconds, and score it twice."""
-        recipe, base = self.recipe.replaced(cycle.overrides), self.schedule.base
-        stepper, data = self._stepper(recipe), self._videos(recipe)[0]
-        how = recipe.multigrid.size_divisor, recipe.multigrid.batch_exponent
-        shapes = [scale_shape(base, pair, *how) for pair in cycle.factors]
-        coarse = shapes or [base]
-        part = _COARSE * seconds / len(coarse)
-        stages, done, clips, scores = list[Stage](), 0.0, 0, list[float]()
+    def run(self, name: str, keys: Mapping[str, object], seconds: float) -> PilotArm:
+        """Train an arm from its start for some seconds, and score it."""
+        stepper = self._stepper(self.recipe.replaced(keys))
+        *coarse, base = schedule_of(stepper.recipe, self.schedule.num_videos).shapes
+        stages = list[Stage]()
+        done = 0.0
+        clips = 0
         for shape in (*coarse, base):
-            left = seconds - done if len(stages) == len(coarse) else part
+            part = seconds - done if shape == base else _COARSE * seconds / len(coarse)
             rate = partial(_rate, done=done, whole=seconds)
-            stages.append(self._train(stepper, data, shape, left, clips, rate))
-            done, clips = done + left, clips + stages[-1].clips
-            if len(stages) >= len(coarse):
-                scores.append(self._score(stepper, shape))
-        return Arm(cycle, tuple(stages), *scores)
+            stages.append(self._train(stepper, shape, part, clips, rate))
+            done = done + part
+            clips = clips + stages[-1].clips
+        score = self._score(stepper)
+        logger.info("%s: %.1f %%", name, score)
+        return PilotArm(name, keys, tuple(stages), score)
 
     def _stepper(self, recipe: Recipe) -> Stepper:
         torch.manual_seed(recipe.rng_seed)
-        device, start = self._world.device, recipe.train
+        device = self._world.device
+        start = recipe.train
         model = build_model(recipe, grouped_bn=True).to(device)
         if path := start.checkpoint_file_path:
             load_weights(model, path, kind=start.checkpoint_type, inflate=start.checkpoint_inflate)
@@ -300,7 +315,6 @@ class _Race:
     def _train(
         self,
         stepper: Stepper,
-        data: Any,
         shape: Shape,
         seconds: float,
         first_clip: int,
@@ -310,8 +324,11 @@ class _Race:
         new shape a GPU's takes seconds; `rate` is the part of the full learning rate after so many
         of them."""
         schedule = self._endless(stepper.recipe, shape, first_clip)
+        data = build_dataset(stepper.recipe, "train")
         batches = iter(training_loader(stepper.recipe, data, schedule, 0, 0, 1))
-        losses, began, spent = list[float](), math.nan, 0.0
+        losses = list[float]()
+        began = math.nan
+        spent = 0.0
         for step, batch in zip(schedule.steps(), batches, strict=True):
             now = step._replace(lr=step.lr * rate(spent))
             losses.append(float(stepper(now, batch).loss))
@@ -328,54 +345,28 @@ class _Race:
         return Stage(shape, spent, counted, fmean(losses[-max(1, counted // 10) :]))
 
     def _endless(self, recipe: Recipe, shape: Shape, first_clip: int) -> Schedule:
-        """One shape for longer than anybody waits, at the rate of its clips, with a recipe's BN."""
-        base, size, rule = self.schedule.base, recipe.bn_size, recipe.solver.batch_rate_rule
-        phase = Phase(
-            start=0,
-            stop=10**9,
-            baseline_epochs=(0.0, 1.0),
-            stage=0,
-            lr_scale=batch_rate_factor(shape.batch / base.batch, rule),
-            shapes=(shape,),
-            bn_sizes=(min(size, shape.batch) or None,),
-            first_clip=first_clip,
+        """One shape of a recipe's schedule for longer than anybody waits, at its full rate."""
+        schedule = schedule_of(recipe, self.schedule.num_videos)
+        [phase, *_] = [phase for phase in schedule.phases if phase.base_shape == shape]
+        phase = replace(
+            phase, start=0, stop=10**9, baseline_epochs=(0.0, 1.0), first_clip=first_clip
         )
-        rate = SteppedRate((1.0,), (self.recipe.solver.base_lr,))
-        return Schedule(base, len(self._split.trained), 1.0, rate, (phase,))
+        rate = SteppedRate((1.0,), (recipe.solver.base_lr,))
+        return replace(schedule, epochs=1.0, learning_rate=rate, phases=(phase,))
 
-    def _score(self, stepper: Stepper, shape: Shape) -> float:
-        """Per cent of the sample, at the grid of a shape with precise BN there; the weights and
-        statistics that are trained on stay."""
-        recipe, world = self._on(shape), self._world
-        model = build_model(recipe, grouped_bn=True).to(world.device)
-        model.load_state_dict(stepper.model.state_dict())
-        data, scored = self._videos(recipe)
-        schedule = replace(self._endless(recipe, recipe.base_shape, 0), base=recipe.base_shape)
-        step, batch = schedule.at(0), schedule.base.batch
-        loader = precise_bn_loader(recipe, data, schedule, step, world.rank, world.size)
+    def _score(self, stepper: Stepper) -> float:
+        """Per cent of the sample at the baseline's grid, after precise BN there."""
+        recipe = self.recipe
+        world = self._world
+        batch = self.schedule.base.batch
+        data = build_dataset(recipe, "train")
+        step = self.schedule.at(0)
+        loader = precise_bn_loader(recipe, data, self.schedule, step, world.rank, world.size)
         transform = InputTransform.of_recipe(recipe, world.device)
         autocast = Precision(recipe, world.device).autocast
-        update_precise_bn(model, loader, transform, world, autocast, batch)
-        metric, total = metric_names(recipe)[0], sum(map(len, scored))
-        found = [evaluate(model, recipe, some, batch, world).metrics[metric] for some in scored]
-        return sum(score * len(some) for score, some in zip(found, scored, strict=True)) / total
-
-    def _on(self, shape: Shape) -> Recipe:
-        """The baseline's recipe with a shape's grid for its own, and its field of view."""
-        base, jitter = self.schedule.base, self.recipe.data.train_jitter_scales
-        if (shape.frames, shape.crop) == (base.frames, base.crop):
-            return self.recipe
-        sides = [max(shape.crop, round(side * shape.crop / base.crop)) for side in jitter]
-        return self.recipe.replaced(
-            {
-                "DATA.NUM_FRAMES": shape.frames,
-                "DATA.SAMPLING_RATE": self.recipe.data.sampling_rate * base.frames // shape.frames,
-                "DATA.TRAIN_CROP_SIZE": shape.crop,
-                "DATA.CROP_SIZE": shape.crop,
-                "DATA.TEST_CROP_SIZE": shape.crop,
-                "DATA.TRAIN_JITTER_SCALES": sides,
-            }
-        )
+        update_precise_bn(stepper.model, loader, transform, world, autocast, batch)
+        metrics = evaluate(stepper.model, recipe, self.scored, batch, world).metrics
+        return metrics[metric_names(recipe)[0]]
 
 
 def _rate(seconds: float, *, done: float, whole: float) -> float:

@@ -1,4 +1,4 @@
-"""What the time of a training goes to, and how much of it is left."""
+"""Seconds of a training by activity, and a forecast of those left."""
 
 from __future__ import annotations
 
@@ -23,12 +23,18 @@ _ACTIVITIES = ("preparing", "training", "loading", "evaluating", "saving")
 
 
 class Clock:
-    """Seconds spent on each activity over the whole life of a run, restarts included."""
+    """Seconds spent on each activity over the whole life of a run, restarts included.
 
-    def __init__(self) -> None:
-        self._seconds = dict.fromkeys(_ACTIVITIES, 0.0)
+    `alone` is the training of a single process on the CPU, of whose seconds those in which this
+    thread had no core are "waiting", too.
+    """
+
+    def __init__(self, alone: bool = False) -> None:
+        self._seconds = dict.fromkeys((*_ACTIVITIES, "waiting"), 0.0)
+        self._alone = alone
         self._activity: str | None = None
         self._since = time.perf_counter()
+        self._cpu = time.thread_time()
         self._lap = (0.0, 0.0)
 
     def load(self, seconds: Mapping[str, float]) -> None:
@@ -49,7 +55,8 @@ class Clock:
 
     def lap(self) -> tuple[float, float]:
         """Seconds of training and of waiting for data since this was last asked."""
-        seconds, before = self.seconds, self._lap
+        seconds = self.seconds
+        before = self._lap
         self._lap = seconds["training"], seconds["loading"]
         return self._lap[0] - before[0], self._lap[1] - before[1]
 
@@ -66,7 +73,8 @@ class Clock:
     def wait(self, device: torch.device) -> Iterator[None]:
         """Count the body's time as loading, but for the part in which a GPU still computed what was
         queued, which is training."""
-        queued, before = _mark(device), self.seconds["loading"]
+        queued = _mark(device)
+        before = self.seconds["loading"]
         with self.time("loading"):
             yield
         waited = self._seconds["loading"] - before
@@ -76,10 +84,16 @@ class Clock:
 
     def _go_over_to(self, activity: str | None) -> str | None:
         """Count the time until now; the activity until now."""
-        before, since = self._activity, self._since
-        self._activity, self._since = activity, time.perf_counter()
+        before = self._activity
+        since = self._since
+        cpu = self._cpu
+        self._activity = activity
+        self._since = time.perf_counter()
+        self._cpu = time.thread_time()
         if before is not None:
             self._seconds[before] += self._since - since
+        if before == "training" and self._alone:
+            self._seconds["waiting"] += (self._since - since) - (self._cpu - cpu)
         return before
 
 
@@ -96,7 +110,8 @@ class TimeSpent:
     ranks: Tensor
 
     def __add__(self, other: TimeSpent) -> TimeSpent:
-        iterations, clips = self.iterations + other.iterations, self.clips + other.clips
+        iterations = self.iterations + other.iterations
+        clips = self.clips + other.clips
         return TimeSpent(iterations, clips, self.ranks + other.ranks)
 
     @property

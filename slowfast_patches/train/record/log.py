@@ -5,6 +5,7 @@ from __future__ import annotations
 import logging
 from pathlib import Path
 
+from slowfast_patches.utils.command_line import printable
 from slowfast_patches.utils.distributed import World
 
 __all__ = ["setup_logging"]
@@ -21,11 +22,13 @@ def setup_logging(output_dir: str, world: World, kind: str = "train") -> None:
     The files of a run of kind "test" are test.log and logs/test_rank_0001.log.
 
     Raises:
-        OSError: rank 0 cannot write, and a run without a log is none.
+        OSError: rank 0 cannot write its log.
     """
     prefix = "" if kind == "train" else f"{kind}_"
     name = f"logs/{prefix}rank_{world.rank:04d}.log" if world.rank else f"{kind}.log"
-    path, level, problem = Path(output_dir, name), logging.INFO, None
+    path = Path(output_dir, name)
+    level = logging.INFO
+    problem = None
     handlers: list[logging.Handler] = [] if world.rank else [logging.StreamHandler()]
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
@@ -33,12 +36,21 @@ def setup_logging(output_dir: str, world: World, kind: str = "train") -> None:
     except OSError as error:
         if world.is_main:
             raise
-        level, handlers, problem = logging.WARNING, [logging.StreamHandler()], error
+        level = logging.WARNING
+        handlers = [logging.StreamHandler()]
+        problem = error
     logging.raiseExceptions = False  # where the disk is full, the record of the run says so
-    logging.basicConfig(
-        level=level, format=_FORMAT, datefmt="%H:%M:%S", handlers=handlers, force=True
-    )
+    for handler in handlers:
+        handler.setFormatter(_Formatter(_FORMAT, "%H:%M:%S"))
+    logging.basicConfig(level=level, handlers=handlers, force=True)
     logging.getLogger("fvcore").setLevel(logging.WARNING)
     logging.captureWarnings(True)
     if problem is not None and world.local_rank == 0:
         logger.warning("the processes of this machine have no log files: %s", problem)
+
+
+class _Formatter(logging.Formatter):
+    """Escapes control characters, which a video's name may have."""
+
+    def format(self, record: logging.LogRecord) -> str:
+        return printable(super().format(record))

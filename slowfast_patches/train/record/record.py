@@ -1,9 +1,10 @@
-"""What a training says of itself: log lines, metrics.jsonl, TensorBoard."""
+"""The record of a training: log lines, metrics.jsonl, TensorBoard, unreadable videos."""
 
 from __future__ import annotations
 
 import logging
 import math
+from collections import Counter
 from collections.abc import Mapping, Sequence
 from contextlib import AbstractContextManager
 from pathlib import Path
@@ -17,9 +18,8 @@ from multigrid import Schedule, Step
 from slowfast_patches.config.metrics import COUNTS, format_metrics
 from slowfast_patches.config.recipe import Recipe
 from slowfast_patches.launch.stopping import TrainingStoppedError
-from slowfast_patches.train.checkpoints import writes
+from slowfast_patches.train.checkpoint import DivergedError, writes
 from slowfast_patches.train.record.clock import Clock, Forecast, TimeSpent
-from slowfast_patches.train.record.unreadable import Unreadable
 from slowfast_patches.train.step import Outcome
 from slowfast_patches.utils.distributed import World, sum_over_ranks
 from slowfast_patches.utils.files import write_text
@@ -28,14 +28,28 @@ from slowfast_patches.utils.tables import format_duration
 if TYPE_CHECKING:
     from torch.utils.tensorboard import SummaryWriter
 
-__all__ = ["Record"]
+__all__ = ["Record", "TooManyUnreadableError", "Unreadable", "check_count"]
 
 logger = logging.getLogger(__name__)
 
-_LIMIT, _SECONDS = 0.15, 5.0
+_LIMIT = 0.15
+_SECONDS = 5.0
 """Share of a phase's time spent waiting for data above which loading is the limit, and the seconds
 that a phase must last to say so."""
 _NOT_DRAWN = {"type", "iteration", "epoch", "seconds", "phase", "seconds_left", "shape", *COUNTS}
+
+
+class TooManyUnreadableError(TrainingStoppedError):
+    """Too many videos cannot be read. Every process raises it: they count together."""
+
+
+def check_count(count: int, videos: int, fraction: float, where: str) -> None:
+    """Raise TooManyUnreadableError for more videos than DATA.MAX_BAD_FRACTION, `fraction`."""
+    if count > fraction * videos:
+        raise TooManyUnreadableError(
+            f"{count} of {videos} videos of {where} could not be read, more than "
+            f"DATA.MAX_BAD_FRACTION {fraction:g}; mend the files or the list, or raise the fraction"
+        )
 
 
 class Record:
@@ -47,11 +61,17 @@ class Record:
     """
 
     def __init__(self, recipe: Recipe, world: World, schedule: Schedule, advice: str) -> None:
-        self._output_dir, self._world, self._schedule = recipe.output_dir, world, schedule
-        self._advice, self._forecast = advice, Forecast(schedule)
+        self._output_dir = recipe.output_dir
+        self._world = world
+        self._schedule = schedule
+        self._advice = advice
+        self._forecast = Forecast(schedule)
         self._several_labels = recipe.data.multi_label
         self._has_batchnorm = recipe.model.has_batchnorm
-        self.clock, self.start, self.done = Clock(), 0, 0
+        alone = world.size == 1 and world.device.type == "cpu"
+        self.clock = Clock(alone)
+        self.start = 0
+        self.done = 0
         self.unreadable = Unreadable(schedule, recipe.data.max_bad_fraction)
         self._iterations = list[tuple[Step, Tensor, Tensor, int]]()  # since the last report
         self._seconds = torch.zeros(2, dtype=torch.float64)  # of training and loading, since then
@@ -60,8 +80,8 @@ class Record:
         self._events: SummaryWriter | None = None
 
     def open(self, start: int, evaluation_due: bool) -> None:
-        """Go on after `start` iterations; what was written later, or of an evaluation that is yet
-        to come, goes."""
+        """Open the files after `start` iterations, dropping later records and those of an
+        evaluation that is still due."""
         self.start = self.done = start
         if not self._world.is_main:
             return
@@ -82,7 +102,7 @@ class Record:
                     file.close()
 
     def enter_phase(self, step: Step) -> None:
-        """Say what holds from here on."""
+        """Log the shapes, batch, rate and BN size of a new phase."""
         if step.iteration == self.start:
             self.clock.lap()  # the wait for the first mini-batch is no evidence
         if not self._world.is_main:
@@ -99,7 +119,7 @@ class Record:
 
     def add(self, step: Step, outcome: Outcome, failures: Sequence[tuple[str, str]]) -> None:
         """Note an iteration; its loss is left on the device until the next report."""
-        self.unreadable.name(failures)
+        self.unreadable.log(failures)
         labels = outcome.labels
         if not self._several_labels:  # of mixed ones, the larger counts
             wanted = labels if labels.ndim == 1 else labels.argmax(1)
@@ -116,18 +136,19 @@ class Record:
         """Sum up the iterations since the last report, if there are any. All processes call this.
 
         Raises:
-            TrainingStoppedError: a loss is not finite, too many videos of an epoch could not be
-                read, or the disk refuses.
+            DivergedError: a loss is not finite.
+            TrainingStoppedError: too many videos of an epoch could not be read, or the disk
+                refuses.
         """
         if not self._iterations:
             return
         loss, top1, time = self._sum_up()
         self._phase = time if self._phase is None else self._phase + time
         if self._world.is_main:
-            self._say_progress(step, loss, top1, time)
+            self._log_progress(step, loss, top1, time)
         if self.done == self._schedule.phases[step.phase].stop:
             if self._world.is_main:
-                self._say_phase(step, self._phase)
+                self._log_phase(step, self._phase)
             self._phase = None
 
     def evaluated(self, record: Mapping[str, Any], metrics: Mapping[str, float]) -> None:
@@ -142,13 +163,17 @@ class Record:
         """Mean loss, top-1 in per cent, and time since the last report, in one reduction;
         unreadable videos are counted."""
         steps, losses, rights, failures = zip(*self._iterations, strict=True)
-        size, count = self._world.size, len(steps)
+        size = self._world.size
+        count = len(steps)
         values = torch.stack([torch.stack(losses).double(), torch.stack(rights).double()])
-        bad, seconds = values.new_tensor(failures), values.new_zeros(size, 2)
+        bad = values.new_tensor(failures)
+        seconds = values.new_zeros(size, 2)
         seconds[self._world.rank] = self._seconds.to(seconds)  # each rank fills in its own
         total = sum_over_ranks(torch.cat([values.flatten(), bad, seconds.flatten()])).cpu()
-        values, bad = total[: 2 * count].view(2, count), total[2 * count : 3 * count]
-        self._iterations, self._seconds = [], torch.zeros_like(self._seconds)
+        values = total[: 2 * count].view(2, count)
+        bad = total[2 * count : 3 * count]
+        self._iterations = []
+        self._seconds = torch.zeros_like(self._seconds)
         mean = values[0] / size
         _check_finite(steps, mean)
         for step, number in zip(steps, bad.long().tolist(), strict=True):
@@ -157,9 +182,10 @@ class Record:
         time = TimeSpent(count, clips, total[3 * count :].view(size, 2))
         return float(mean.mean()), 100 * float(values[1].sum()) / clips, time
 
-    def _say_progress(self, step: Step, loss: float, top1: float, time: TimeSpent) -> None:
-        """A line for some iterations: their loss, speed and, if there is one, accuracy."""
-        left, has_top1 = self._forecast.remaining(self.done), not math.isnan(top1)
+    def _log_progress(self, step: Step, loss: float, top1: float, time: TimeSpent) -> None:
+        """Log loss, speed and, if there is one, accuracy since the last report."""
+        left = self._forecast.remaining(self.done)
+        has_top1 = not math.isnan(top1)
         record = {
             "type": "train",
             "iteration": self.done,
@@ -185,8 +211,8 @@ class Record:
             *(record["clips_per_second"], time.waiting, format_duration(left)),
         )
 
-    def _say_phase(self, step: Step, time: TimeSpent) -> None:
-        """What a phase's time went to, and what to do if it went to waiting."""
+    def _log_phase(self, step: Step, time: TimeSpent) -> None:
+        """Log what a phase's time went to, and what to do if it went to waiting for data."""
         share = time.loading_share
         self._write(
             {
@@ -219,9 +245,45 @@ class Record:
         return writes("the record of the run", self._output_dir, when)
 
 
+class Unreadable:
+    """Unreadable videos by epoch, over all processes; `fraction` of an epoch's may be."""
+
+    def __init__(self, schedule: Schedule, fraction: float) -> None:
+        self._schedule = schedule
+        self._fraction = fraction
+        self.counts = Counter[int]()
+        self._named: set[str] = set()
+
+    def log(self, failures: Sequence[tuple[str, str]]) -> None:
+        """Log each unreadable video (path, reason) of this process once."""
+        for path, reason in failures:
+            if path not in self._named:
+                logger.warning("%s %s; another video takes its place", path, reason)
+                self._named.add(path)
+
+    def count(self, step: Step, count: int) -> None:
+        """Count an iteration's unreadable videos, over all processes, for the epoch it starts in,
+        and log their number after the epoch. Raises as `check_count`, of all that was read:
+        mini-batches may be as large as an epoch, and end in another."""
+        schedule = self._schedule
+        videos = schedule.num_videos
+        epoch = step.first_clip // videos
+        stop = step.first_clip + step.shape.batch
+        self.counts[epoch] += count
+        if count:
+            first = schedule.at(schedule.first_iteration_after(epoch * videos)).first_clip
+            where = f"epoch {epoch + 1} (iteration {step.iteration})"
+            check_count(self.counts[epoch], max(videos, stop - first), self._fraction, where)
+        is_last = step.iteration + 1 == schedule.iterations
+        is_over = is_last or stop // videos > epoch
+        if is_over and (bad := self.counts.pop(epoch)):
+            logger.info("epoch %d done: %d videos could not be read", epoch + 1, bad)
+
+
 def _curves(record: Mapping[str, Any]) -> dict[str, float]:
-    """What TensorBoard draws of a record, by name; of a phase nothing."""
-    kind, shape = record["type"], ("batch", "frames", "crop")
+    """The values of a record that TensorBoard plots, by name; none of a phase."""
+    kind = record["type"]
+    shape = ("batch", "frames", "crop")
     if kind == "phase":
         return {}
     curves = {f"{kind}/{name}": v for name, v in record.items() if name not in _NOT_DRAWN}
@@ -233,21 +295,25 @@ def _curves(record: Mapping[str, Any]) -> dict[str, float]:
 def _check_finite(steps: Sequence[Step], losses: Tensor) -> None:
     for step, loss in zip(steps, losses.tolist(), strict=True):
         if not math.isfinite(loss):
-            raise TrainingStoppedError(
+            raise DivergedError(
                 f"the loss of iteration {step.iteration} is {loss} (shape {step.shape}, LR "
-                f"{step.lr:.4g}); the last checkpoint is from before; lower SOLVER.BASE_LR"
+                f"{step.lr:.4g})"
             )
 
 
 def _keep_lines_until(path: Path, iteration: int, evaluation: int) -> None:
-    """Drop the records after `iteration` iterations, evaluations after `evaluation`, and a last
-    line that was not written whole."""
+    """Drop records after `iteration`, evaluations after `evaluation` and, with a warning, invalid
+    lines."""
+    lines = path.read_bytes().splitlines() if path.exists() else []
     kept = list[str]()
-    for line in path.read_text(encoding="utf-8").splitlines() if path.exists() else ():
+    unreadable = 0
+    for line in lines:
         try:
             record = simplejson.loads(line)
-        except simplejson.JSONDecodeError:
-            continue
-        if record["iteration"] <= (evaluation if record["type"] == "val" else iteration):
-            kept.append(line + "\n")
+            if record["iteration"] <= (evaluation if record["type"] == "val" else iteration):
+                kept.append(line.decode() + "\n")
+        except (ValueError, KeyError, TypeError):
+            unreadable += 1
+    if unreadable:
+        logger.warning("%s: %d of %d lines unreadable and dropped", path, unreadable, len(lines))
     write_text(path, "".join(kept))

@@ -1,8 +1,9 @@
-"""What comes of a run: its test, and result.json."""
+"""The multi-view test of a run, and result.json."""
 
 from __future__ import annotations
 
 import logging
+import zlib
 from collections.abc import Mapping
 from datetime import UTC, datetime
 from pathlib import Path
@@ -18,16 +19,20 @@ from slowfast_patches.config.recipe import Recipe
 from slowfast_patches.datasets.loader import build_dataset
 from slowfast_patches.models.build import build_model
 from slowfast_patches.models.weights import load_weights
-from slowfast_patches.train import checkpoints
-from slowfast_patches.train.checkpoints import writes
+from slowfast_patches.train.checkpoint import last_checkpoint, writes
 from slowfast_patches.train.evaluate import Evaluation, evaluate
-from slowfast_patches.train.record.tables import names_of_data, write_predictions, write_tables
+from slowfast_patches.train.record.tables import (
+    names_of_data,
+    predictions_path,
+    write_predictions,
+    write_tables,
+)
 from slowfast_patches.train.state import Run
 from slowfast_patches.utils.distributed import World, from_main
 from slowfast_patches.utils.files import write_text
 from slowfast_patches.utils.machine import machine, versions
 
-__all__ = ["multi_view_test", "tested_file", "write_result"]
+__all__ = ["multi_view_test", "read_result", "tested_file", "write_result"]
 
 logger = logging.getLogger(__name__)
 
@@ -35,7 +40,9 @@ logger = logging.getLogger(__name__)
 def multi_view_test(recipe: Recipe, world: World, run: Run | None) -> dict[str, float]:
     """Multi-view metrics of a training's model and, if there is one, its average, or of a
     checkpoint where nothing was trained; the model's tables are in OUTPUT_DIR."""
-    dataset, named, metrics = build_dataset(recipe, "test"), set[str](), dict[str, float]()
+    dataset = build_dataset(recipe, "test")
+    named = set[str]()
+    metrics = dict[str, float]()
     local = max(1, recipe.test.batch_size * recipe.num_shards // world.size)
     models = [_tested_model(recipe, world)] if run is None else run.models
     stop = None if run is None else run.stop
@@ -56,7 +63,7 @@ def multi_view_test(recipe: Recipe, world: World, run: Run | None) -> dict[str, 
 
 def tested_file(recipe: Recipe) -> tuple[str, str, str]:
     """The file whose model is tested, its CHECKPOINT_TYPE, and the section that names it."""
-    found = checkpoints.last_checkpoint(recipe.output_dir)
+    found = last_checkpoint(recipe.output_dir)
     if recipe.test.checkpoint_file_path:
         return recipe.test.checkpoint_file_path, recipe.test.checkpoint_type, "TEST"
     if found is not None:
@@ -92,7 +99,24 @@ def write_result(
     result |= {name: round(value, 4) for name, value in (metrics or {}).items()}
     path = Path(recipe.output_dir, "test.json" if run is None else "result.json")
     path.parent.mkdir(parents=True, exist_ok=True)
+    result["checksum"] = _checksum(result)
     write_text(path, simplejson.dumps(result, indent=2) + "\n")
+
+
+def read_result(path: Path) -> dict[str, Any]:
+    """What `write_result` wrote, or an earlier version, without a checksum; ValueError where a
+    value has changed since, or it is no JSON object."""
+    result = simplejson.loads(path.read_text(encoding="utf-8"))
+    if not isinstance(result, dict):
+        raise ValueError("not a JSON object")
+    content = {key: value for key, value in result.items() if key != "checksum"}
+    if result.get("checksum", expected := _checksum(content)) != expected:
+        raise ValueError("damaged or edited: its checksum does not match")
+    return content
+
+
+def _checksum(result: Mapping[str, Any]) -> str:
+    return f"{zlib.crc32(simplejson.dumps(result, sort_keys=True).encode()):08x}"
 
 
 def _of_training(run: Run) -> dict[str, Any]:
@@ -107,6 +131,7 @@ def _of_training(run: Run) -> dict[str, Any]:
         "global_batch": run.schedule.base.batch,
         "evaluations": run.evaluations,
         **({"best": run.best} if run.best else {}),
+        **({"rate_changes": run.rate_changes} if run.rate_changes else {}),
     }
 
 
@@ -124,9 +149,8 @@ def _write_tables(recipe: Recipe, dataset: Any, found: Evaluation, name: str) ->
     """OUTPUT_DIR's tables beside {name}.json, and the predictions where they are asked for."""
     names = names_of_data(recipe)
     write_tables(Path(recipe.output_dir), name, found, names)
-    if recipe.test.save_results_path:
+    if path := predictions_path(recipe, "test_" if name == "test" else ""):
         paths = [str(getattr(video, "path", video)) for video in dataset.videos]
-        path = Path(recipe.output_dir, recipe.test.save_results_path)
         scores = zip(found.probabilities.cpu(), found.scored.tolist(), strict=True)
         rows = [row if scored else None for row, scored in scores]
         write_predictions(path, paths, rows, names, found.labels.cpu())

@@ -1,4 +1,4 @@
-"""What a model says of each video and of each class: tables, and the confusion of its classes."""
+"""Tables of predictions by video and of accuracy by class, and the confusion matrix."""
 
 from __future__ import annotations
 
@@ -14,14 +14,17 @@ from torch import Tensor
 from slowfast_patches.config.recipe import Recipe
 from slowfast_patches.datasets.lists.dataset_lists import class_names
 from slowfast_patches.train.evaluate import Evaluation, average_precisions
+from slowfast_patches.utils.command_line import printable
 from slowfast_patches.utils.files import written_whole
 from slowfast_patches.utils.pictures import new_figure, save_figure
 
-__all__ = ["names_of_data", "write_predictions", "write_tables"]
+__all__ = ["names_of_data", "predictions_path", "write_predictions", "write_tables"]
 
 logger = logging.getLogger(__name__)
 
-_NAMED, _COUNTED = 60, 20
+_FORMULA = ("=", "+", "-", "@", "\t", "\r")
+_NAMED = 60
+_COUNTED = 20
 """Most classes that a picture has room to name, and whose cells it has room to number."""
 
 
@@ -33,6 +36,41 @@ def names_of_data(recipe: Recipe) -> tuple[str, ...] | None:
     except ValueError as error:
         logger.warning("classes are shown by their number: %s", error)
         return None
+
+
+def predictions_path(recipe: Recipe, prefix: str = "") -> Path | None:
+    """The file of TEST.SAVE_RESULTS_PATH, which a run replaces; None where nothing is to be saved.
+
+    `prefix` precedes its name: "test_" for a test alone, which leaves those of a training.
+
+    Raises:
+        ValueError: it is not in OUTPUT_DIR, or there is one that no run has written.
+    """
+    name = recipe.test.save_results_path
+    folder = Path(recipe.output_dir)
+    if not name:
+        return None
+    path = (folder / name).with_name(prefix + Path(name).name)
+    if not path.resolve().is_relative_to(folder.resolve()):
+        raise ValueError(
+            f"TEST.SAVE_RESULTS_PATH {name} is not in OUTPUT_DIR {folder}; give a name in it, such "
+            "as predictions.csv"
+        )
+    if path.exists() and not _has_predictions(path):
+        raise ValueError(
+            f"TEST.SAVE_RESULTS_PATH {name}: {path} is there and holds no predictions; give "
+            "another name, or move it"
+        )
+    return path
+
+
+def _has_predictions(path: Path) -> bool:
+    """Whether a file begins as `write_predictions` writes those of a test."""
+    header = b"video,label,prediction,probability,"
+    if not path.is_file():
+        return False
+    with path.open("rb") as file:
+        return file.read(len(header)) == header
 
 
 def write_predictions(
@@ -55,7 +93,8 @@ def write_predictions(
     for number, (video, scores) in enumerate(zip(videos, probabilities, strict=True)):
         rows.append([video])
         if scores is not None:
-            best, values = int(scores.argmax()), [f"{value:.6g}" for value in scores.tolist()]
+            best = int(scores.argmax())
+            values = [f"{value:.6g}" for value in scores.tolist()]
             if labels is not None:
                 rows[-1].append(_label(labels[number], shown))
             rows[-1] += [shown[best], values[best], *values]
@@ -70,13 +109,14 @@ def _label(label: Tensor, shown: Sequence[str]) -> str:
 def write_tables(
     folder: Path, name: str, found: Evaluation, names: Sequence[str] | None = None
 ) -> None:
-    """What a test found of each class: `folder`/{name}_classes.csv.
+    """Write the accuracy of each class to `folder`/{name}_classes.csv.
 
     Where a video has one label, a row is class, videos, accuracy (%), and how many of its videos
     are taken for each class; {name}_confusion.png is the picture. Where it has several, it is
     class, videos, and average precision (%).
     """
-    scores, labels = found.probabilities[found.scored].cpu(), found.labels[found.scored].cpu()
+    scores = found.probabilities[found.scored].cpu()
+    labels = found.labels[found.scored].cpu()
     shown = names or [str(number) for number in range(scores.shape[1])]
     path = folder / f"{name}_classes.csv"
     if labels.ndim == 2:
@@ -118,7 +158,8 @@ def _plot_confusion(path: Path, counts: Tensor, shown: Sequence[str]) -> None:
     axes.set_xlabel("prediction")
     axes.set_ylabel("label")
     figure.colorbar(image, label="% of the label's videos", shrink=0.8)
-    right, videos = int(counts.diagonal().sum()), int(counts.sum())
+    right = int(counts.diagonal().sum())
+    videos = int(counts.sum())
     axes.set_title(f"{right} of {videos} videos right ({100 * right / max(1, videos):.2f} %)")
     save_figure(figure, path)
 
@@ -126,6 +167,14 @@ def _plot_confusion(path: Path, counts: Tensor, shown: Sequence[str]) -> None:
 def _write(path: Path, header: Sequence[object], rows: Iterable[Sequence[object]]) -> None:
     path.parent.mkdir(parents=True, exist_ok=True)
     with written_whole(path) as file:
-        text = io.TextIOWrapper(file, "utf-8", errors="surrogateescape", newline="")
-        csv.writer(text, lineterminator="\n").writerows(chain([header], rows))
+        text = io.TextIOWrapper(file, "utf-8", newline="")
+        lines = (map(_cell, row) for row in chain([header], rows))
+        csv.writer(text, lineterminator="\n").writerows(lines)
         text.detach()
+
+
+def _cell(value: object) -> str:
+    """The text of a cell. Spreadsheets take what begins with one of _FORMULA for a formula: an
+    apostrophe before it says that it is none."""
+    text = printable(str(value))
+    return f"'{text}" if text.startswith(_FORMULA) else text

@@ -1,6 +1,8 @@
 """Loading: bases, overrides, types of values, and errors that say where and what to write."""
 
 import logging
+import os
+import time
 from pathlib import Path
 from typing import Any
 
@@ -73,7 +75,7 @@ def test_values_take_the_type_of_the_default(key, text, value):
 @settings(max_examples=30, deadline=None)
 @given(st.floats(allow_nan=False, allow_infinity=False))
 def test_every_number_survives_the_way_through_text(number):
-    assert load_recipe(None, ["SOLVER.BASE_LR", repr(number)]).solver.base_lr == number
+    assert load_recipe(None, ["SOLVER.GAMMA", repr(number)]).solver.gamma == number
 
 
 @pytest.mark.parametrize(
@@ -90,6 +92,12 @@ def test_every_number_survives_the_way_through_text(number):
         ("DATA_LOADER.NUM_WORKERS", "many", "a whole number, or auto"),
         ("SOLVER.REFERENCE_BATCH_SIZE", 2.5, "a whole number"),
         ("TRAIN.MIXED_PRECISION", "1", "True or False, or auto"),
+        ("SOLVER.BASE_LR", "1e400", "a finite number"),
+        ("SOLVER.WEIGHT_DECAY", float("nan"), "a finite number"),
+        ("DATA.MEAN", [0.5, float("inf"), 0.5], "a list with a finite number in each place"),
+        ("DATA.NUM_FRAMES", 10**30, "a whole number up to 4294967295"),
+        ("DATA.SAMPLING_RATE", float("inf"), "a whole number up to"),
+        ("DATA_LOADER.NUM_WORKERS", 10**10, "a whole number up to 4294967295, or auto"),
     ],
 )
 def test_a_value_of_another_type_is_refused(key, value, wanted):
@@ -106,6 +114,8 @@ def test_a_value_of_another_type_is_refused(key, value, wanted):
         ("BASE_LR", "SOLVER.BASE_LR"),
         ("NUM_GPUS.X", "NUM_GPUS"),
         ("SOLVERS.BASE_LR", "SOLVER.BASE_LR"),
+        ("solver.base_lr", "SOLVER.BASE_LR"),
+        ("num_gpu", "NUM_GPUS"),
         ("WIDTH.DEPTH", None),  # RESNET.DEPTH is another section's
     ],
 )
@@ -125,7 +135,7 @@ def test_files_that_cannot_be_used_are_named(tmp_path):
 
     with pytest.raises(ValueError, match=r"nothing\.yaml cannot be read"):
         load_recipe(tmp_path / "nothing.yaml")
-    refused("SOLVER:\n  BASE_LR: 1\n  STEPS: [0, 1\nTRAIN:\n", "line 4: this is not YAML")
+    refused("SOLVER:\n  BASE_LR: 1\n  STEPS: [0, 1\nTRAIN:\n", "line 4: this is not valid YAML")
     refused("- 1", "mapping of sections")
     refused("_BASE_: recipe.yaml", "leads back")
     with pytest.raises(ValueError, match=rf"{tmp_path}/none\.yaml cannot be read: .*configs$"):
@@ -137,6 +147,90 @@ def test_files_that_cannot_be_used_are_named(tmp_path):
         load_recipe(write(tmp_path / "delta.yaml", "_BASE_: recipe.yaml"))
     assert str(base) in str(caught.value)
     assert load_recipe(write(tmp_path / "empty.yaml", "SOLVER:\n")) == load_recipe(None)
+
+
+def doublings(first: str, more: str) -> str:
+    """30 anchors, each of two of the one before: a billion nodes."""
+    lines = [f"a0: &a0 {first}"]
+    lines += [f"a{n}: &a{n} {more.replace('*', f'*a{n - 1}')}" for n in range(1, 31)]
+    return "\n".join(lines)
+
+
+HOSTILE = {
+    "an anchor's list in a list": doublings("[1, 1]", "[*, *]"),
+    "an anchor's mapping in a mapping": doublings("{x: 1, y: 1}", "{x: *, y: *}"),
+    "an anchor's mapping merged": doublings("{x: 1}", "{<<: [*, *]}"),
+    "a text that an anchor repeats": f"a: &a {'x' * 1000}\nb: [{'*a, ' * 1000}]",
+    "a list in itself": "DATA: {MEAN: &a [*a]}",
+    "a mapping in itself": "DATA: &a {MEAN: *a}",
+    "brackets": "DATA: {MEAN: " + "[" * 100_000,
+    "closed brackets": f"DATA: {{MEAN: {'[' * 100_000}{']' * 100_000}}}",
+    "braces": "{a: " * 100_000,
+    "dashes": "- " * 100_000,
+    "complex keys": "? " * 100_000,
+    "tags": "!!int x",
+    "dates": "DATA: {MEAN: 2001-99-99}",
+    "digits": f"DATA: {{NUM_FRAMES: {'9' * 5000}}}",
+    "a control character": "DATA: {MEAN: \0}",
+    "a key twice": "SOLVER:\n  BASE_LR: 1\n  GAMMA: 1\n  BASE_LR: 2",
+    "a section twice": "SOLVER: {BASE_LR: 1}\nSOLVER: {GAMMA: 1}",
+}
+
+
+@pytest.mark.parametrize("name", HOSTILE)
+def test_a_yaml_made_to_harm_is_refused_in_one_line(tmp_path, name):
+    path = write(tmp_path / "recipe.yaml", HOSTILE[name])
+    before = time.process_time()
+    with pytest.raises(ValueError) as caught:
+        load_recipe(path)
+    assert time.process_time() - before < 1
+    said = str(caught.value)
+    assert str(path) in said
+    assert "\n" not in said
+    assert len(said) < 200 + len(str(path))
+
+
+def test_anchors_are_as_good_as_what_they_stand_for(tmp_path):
+    text = (
+        "TRAIN: &t {DATASET: ssv2, BATCH_SIZE: &b 4}\nTEST: {<<: *t, BATCH_SIZE: 6}\nLOG_PERIOD: *b"
+    )
+    recipe = load_recipe(write(tmp_path / "recipe.yaml", text))
+    assert (recipe.test.dataset, recipe.test.batch_size, recipe.log_period) == ("ssv2", 6, 4)
+
+
+@pytest.mark.parametrize("text", ["[" * 20_000, "[" * 150 + "]" * 150, "-" * 20_000 + "1"])
+def test_brackets_on_the_command_line_are_refused_in_one_line(text):
+    with pytest.raises(
+        ValueError, match=r"DATA\.NUM_FRAMES takes a whole number, not .{,70} \(the"
+    ):
+        load_recipe(None, ["DATA.NUM_FRAMES", text])
+
+
+@pytest.mark.parametrize("base", ["5", "", "[a.yaml, 5]", "{a: b}"])
+def test_a_base_is_a_file_or_a_list_of_files(tmp_path, base):
+    write(tmp_path / "a.yaml", "NUM_GPUS: 0")
+    with pytest.raises(ValueError, match=r"own\.yaml: _BASE_ takes a file or a list of files, not"):
+        load_recipe(write(tmp_path / "own.yaml", f"_BASE_: {base}"))
+
+
+def test_only_regular_files_are_read(tmp_path):
+    os.mkfifo(tmp_path / "fifo.yaml")  # nobody writes into it
+    (tmp_path / "folder.yaml").mkdir()
+    for name in ("fifo.yaml", "folder.yaml"):
+        with pytest.raises(ValueError, match=rf"{name} cannot be read: it is not a regular file"):
+            load_recipe(write(tmp_path / "own.yaml", f"_BASE_: {name}"))
+    with pytest.raises(ValueError, match="no such file"):
+        load_recipe(write(tmp_path / "own.yaml", "_BASE_: ~nobody-of-this-name/a.yaml"))
+
+
+def test_each_base_is_read_once_and_bases_end(tmp_path):
+    """40 bases, each named twice by the next, would be 2**40 readings."""
+    write(tmp_path / "0.yaml", "SOLVER: {BASE_LR: 0.75}")
+    for n in range(1, 61):
+        write(tmp_path / f"{n}.yaml", f"_BASE_: [{n - 1}.yaml, {n - 1}.yaml]")
+    assert load_recipe(tmp_path / "40.yaml").solver.base_lr == 0.75
+    with pytest.raises(ValueError, match=r"9\.yaml is the base of a base, more than 50 times over"):
+        load_recipe(tmp_path / "60.yaml")
 
 
 def test_overrides_come_in_pairs():
@@ -161,7 +255,7 @@ def test_the_architecture_decides_names_channels_and_stages(caplog):
     assert not caplog.records
     named = load_recipe(None, ["MODEL.MODEL_NAME", "MViT"])
     assert host_config(named).MODEL.MODEL_NAME == "SlowFast"
-    assert "MODEL.MODEL_NAME MViT has no effect" in warnings_of(caplog)[0]
+    assert "MODEL.MODEL_NAME MViT (the command line) has no effect" in warnings_of(caplog)[0]
 
 
 def test_the_heads_crop_follows_the_training_crop_unless_it_is_given():

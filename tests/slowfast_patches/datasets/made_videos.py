@@ -29,11 +29,12 @@ def write_video(
     pixels: str = "yuv420p",
     stamps: Sequence[int] | None = None,
     options: dict[str, str] | None = None,
+    container_options: dict[str, str] | None = None,
 ) -> Path:
     """A video of (H, W, 3) RGB pictures; `stamps` says when each is shown, in units of 1 / fps."""
     path.parent.mkdir(parents=True, exist_ok=True)
     codec = codec or ("mpeg4" if path.suffix == ".avi" else "libx264")
-    with av.open(str(path), "w") as container:
+    with av.open(str(path), "w", options=container_options or {}) as container:
         stream = container.add_stream(codec, rate=Fraction(fps), options=options or {})
         stream.height, stream.width = images[0].shape[:2]
         stream.pix_fmt, stream.gop_size = pixels, gop

@@ -11,7 +11,7 @@ import pytest
 from multigrid import ClipRequest, Shape
 from slowfast_patches.config import load_recipe
 from slowfast_patches.config.recipe import Recipe
-from slowfast_patches.datasets.charades import Charades
+from slowfast_patches.datasets.clips import ClipDataset
 from slowfast_patches.datasets.demo.charades_form import write_charades_form
 from slowfast_patches.datasets.lists.frame_list import HEADER
 from slowfast_patches.train.predict import Predictor
@@ -65,7 +65,7 @@ def classes(label: np.ndarray) -> set[int]:
 
 @pytest.mark.parametrize("shape", [BASE, COARSE])
 def test_a_training_clip_has_the_labels_from_its_first_to_its_last_frame(made, shape):
-    data, spans, more = Charades(config(made), "train"), set(), 0
+    data, spans, more = ClipDataset(config(made), "train"), set(), 0
     for epoch in range(40):
         item = data[ClipRequest(0, epoch, shape, 0)]
         taken = numbers(item["clip"])
@@ -82,8 +82,8 @@ def test_a_training_clip_has_the_labels_from_its_first_to_its_last_frame(made, s
 
 
 def test_strides_count_the_frames_of_the_list_whatever_their_rate(made):
-    for fps in (24, 30):
-        data = Charades(config(made, "DATA.TARGET_FPS", fps), "train")
+    for fps in (0, 24, 30):
+        data = ClipDataset(config(made, "DATA.TARGET_FPS", fps), "train")
         taken = numbers(data[ClipRequest(0, 1, BASE, 0)]["clip"])
         assert taken[-1] - taken[0] == 15
 
@@ -94,7 +94,7 @@ def test_strides_count_the_frames_of_the_list_whatever_their_rate(made):
 @pytest.mark.parametrize("split", ["val", "test"])
 def test_a_clip_of_evaluation_has_the_labels_of_the_whole_video(made, split):
     views = ("TEST.NUM_ENSEMBLE_VIEWS", 5, "TEST.NUM_SPATIAL_CROPS", 3)
-    data = Charades(config(made, *views), split)
+    data = ClipDataset(config(made, *views), split)
     count = {"val": 1, "test": 15}[split]
     assert (len(data), data.num_clips) == (3 * count, count)
     for number in range(len(data)):
@@ -105,7 +105,7 @@ def test_a_clip_of_evaluation_has_the_labels_of_the_whole_video(made, split):
 def test_the_views_of_a_test_reach_the_end_of_the_video(made):
     """48 frames, a span of 16: 32 frames of room, in two steps of 16."""
     views = ("TEST.NUM_ENSEMBLE_VIEWS", 3, "TEST.NUM_SPATIAL_CROPS", 1)
-    data = Charades(config(made, *views), "test")
+    data = ClipDataset(config(made, *views), "test")
     taken = [numbers(data[number]["clip"]) for number in range(3)]
     assert [(view[0], view[-1]) for view in taken] == [(0, 15), (16, 31), (32, 47)]
     predictor = Predictor.__new__(Predictor)  # without a model
@@ -116,9 +116,9 @@ def test_the_views_of_a_test_reach_the_end_of_the_video(made):
 def test_a_video_that_cannot_be_read_keeps_its_labels_in_testing_only(made, tmp_path):
     folder = shutil.copytree(made, tmp_path / "charades")
     (folder / "AAAAA" / "AAAAA-000001.jpg").write_text("no picture")
-    black = Charades(config(folder), "val")[0]
+    black = ClipDataset(config(folder), "val")[0]
     assert (black["clip"].any(), classes(black["label"])) == (False, {0, 1, 2, 3, 4})
-    item = Charades(config(folder), "train")[ClipRequest(0, 0, BASE, 0)]
+    item = ClipDataset(config(folder), "train")[ClipRequest(0, 0, BASE, 0)]
     assert item["video"] in (1, 2)
     assert classes(item["label"]) == [set(), {5}][item["video"] - 1]
     assert item["failures"][0][0] == f"{folder}/AAAAA"

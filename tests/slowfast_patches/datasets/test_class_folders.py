@@ -1,6 +1,7 @@
 """Folders named after classes: their lists, the videos set aside, and what does not serve."""
 
 import json
+import shutil
 from pathlib import Path
 
 import pytest
@@ -26,6 +27,7 @@ def test_lists_are_made_of_folders(run, classes):
     status, said = run("--folder", classes)
     assert (status, "MODEL.NUM_CLASSES 4" in said) == (0, True)
     assert "2 files and folders beside the videos" in said
+    assert "videos: 15 in train.csv, 3 in val.csv, test.csv is val.csv\n" in said
     numbers = json.loads((classes / "classes.json").read_text(encoding="utf-8"))
     assert numbers == {"jump": 0, "once": 1, "sit down": 2, "żółw": 3}
     train, val, test = (rows(classes / f"{split}.csv") for split in ("train", "val", "test"))
@@ -64,6 +66,11 @@ def test_a_split_that_is_given_is_kept(run, tmp_path):
     assert rows(tmp_path / "set/train.csv") == [("train/a/1.mp4", 0), ("train/b/2.webm", 1)]
     assert rows(tmp_path / "set/val.csv") == [("val/b/3.mp4", 1)]
     assert rows(tmp_path / "set/test.csv") == [("val/b/3.mp4", 1)]
+    (tmp_path / "set/val").rename(tmp_path / "set/test")
+    shutil.copytree(tmp_path / "set/train", tmp_path / "set/val")
+    for split in ("val", "test"):
+        (tmp_path / f"set/{split}.csv").unlink()
+    assert "2 in train.csv, 2 in val.csv, 1 in test.csv\n" in run("--folder", tmp_path / "set")[1]
 
 
 @pytest.mark.parametrize(

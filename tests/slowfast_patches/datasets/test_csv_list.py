@@ -1,5 +1,8 @@
 """Kinetics lists: what parses, where relative paths start, and what is said of a bad line."""
 
+import io
+import itertools
+import tracemalloc
 from pathlib import Path
 
 import pytest
@@ -15,11 +18,43 @@ def write(folder: Path, content: str | bytes, name: str = "train.csv") -> Path:
 
 def test_paths_and_labels_in_the_order_of_the_list(tmp_path):
     path = write(tmp_path, "b.mp4 1\na.mp4 0\n\nsub/c.mp4 1\n")
-    assert read_csv(path, num_classes=2) == [
+    videos = read_csv(path, num_classes=2)
+    assert list(videos) == [
         LabelledVideo(f"{tmp_path}/b.mp4", 1),
         LabelledVideo(f"{tmp_path}/a.mp4", 0),
         LabelledVideo(f"{tmp_path}/sub/c.mp4", 1),
     ]
+    assert (len(videos), videos[-1], videos[1:]) == (3, videos[2], [videos[1], videos[2]])
+
+
+def test_a_list_of_many_lines_is_kept_in_little_more_than_its_bytes(tmp_path):
+    path = write(
+        tmp_path, "".join(f"class_{n % 300}/{n:020d}.mp4 {n % 300}\n" for n in range(9999))
+    )
+    tracemalloc.start()
+    try:
+        videos = read_csv(path, num_classes=300)
+        kept, most = tracemalloc.get_traced_memory()
+    finally:
+        tracemalloc.stop()
+    assert videos[9998] == (f"{tmp_path}/class_98/{9998:020d}.mp4", 98)
+    assert kept < 2 * path.stat().st_size
+    assert most < 3 * path.stat().st_size
+
+
+def test_a_list_that_takes_long_shows_its_progress(tmp_path, monkeypatch):
+    class Terminal(io.StringIO):
+        def isatty(self) -> bool:
+            return True
+
+    monkeypatch.setattr("sys.stderr", terminal := Terminal())
+    path = write(tmp_path, "a.mp4 0\nb.mp4 1\n")
+    read_csv(path, num_classes=2)
+    assert terminal.getvalue() == ""
+    seconds = itertools.count(step=10)
+    monkeypatch.setattr("tqdm.std.time", lambda: next(seconds))
+    read_csv(path, num_classes=2)
+    assert "train.csv: 2 lines" in terminal.getvalue()
 
 
 @pytest.mark.parametrize(
@@ -35,9 +70,8 @@ def test_paths_and_labels_in_the_order_of_the_list(tmp_path):
 )
 def test_the_last_separator_parts_path_and_label(tmp_path, separator, line, name):
     path = write(tmp_path, line + "\n")
-    assert read_csv(path, separator=separator, num_classes=4) == [
-        LabelledVideo(f"{tmp_path}/{name}", 3)
-    ]
+    videos = read_csv(path, separator=separator, num_classes=4)
+    assert list(videos) == [LabelledVideo(f"{tmp_path}/{name}", 3)]
 
 
 def test_relative_paths_start_from_the_prefix_and_absolute_ones_stay(tmp_path):
@@ -61,11 +95,16 @@ def test_a_bad_line_is_named_by_file_and_line(tmp_path, line, why):
         read_csv(path, num_classes=2)
 
 
-@pytest.mark.parametrize("encoding", ["latin1", "utf-16"])
-def test_a_list_of_another_encoding_is_named_with_the_line(tmp_path, encoding):
+@pytest.mark.parametrize(
+    ("encoding", "why"),
+    [
+        ("latin1", "line 2: this is not UTF-8; .* iconv -f latin1 -t utf-8"),
+        ("utf-16", "line 1: this is UTF-16; .* iconv -f utf-16 -t utf-8"),
+    ],
+)
+def test_a_list_of_another_encoding_is_named_with_the_line(tmp_path, encoding, why):
     path = write(tmp_path, "a.mp4 0\nsmörgås.mp4 1\n".encode(encoding))
-    line = {"latin1": 2, "utf-16": 1}[encoding]
-    with pytest.raises(ValueError, match=f"train.csv, line {line}: this is not UTF-8"):
+    with pytest.raises(ValueError, match=f"train.csv, {why}"):
         read_csv(path, num_classes=2)
 
 

@@ -75,6 +75,14 @@ def prepared(source: Path, folder: Path) -> Path:
 # The form.
 
 
+def picture_header(packet: bytes) -> int:
+    """The first byte of the picture's unit, behind units of other kinds (ITU-T H.264, 7.3.1)."""
+    start = 0
+    while packet[start + 4] & 31 not in (1, 5):
+        start += 4 + int.from_bytes(packet[start : start + 4])
+    return packet[start + 4]
+
+
 def test_the_file_is_groups_of_48_with_anchors_every_12_and_pictures_to_skip_between(prepared):
     with av.open(str(prepared)) as container:
         stream = container.streams.video[0]
@@ -85,23 +93,23 @@ def test_the_file_is_groups_of_48_with_anchors_every_12_and_pictures_to_skip_bet
     assert len(steps) == 1  # one frame after another, at one rate
     assert [n for n, packet in enumerate(by_time) if packet.is_keyframe] == [0, 48, 96]
     # nal_ref_idc of a packet's picture: whether others refer to it (ITU-T H.264, 7.4.1).
-    kept = [n for n, packet in enumerate(by_time) if bytes(packet)[4] & 0x60]
+    kept = [n for n, packet in enumerate(by_time) if picture_header(bytes(packet)) & 0x60]
     assert kept == [0, 12, 24, 36, 47, 48, 60, 72, 84, 95, 96, 99]
 
 
-def test_no_frame_is_below_the_floor(source, folder):
-    target, floor = folder / "floor.mp4", 42.0
-    said = write_prepared(str(source), scan(str(source)), target, floor=floor)
+def test_every_frame_is_close_to_the_source(folder):
+    """Without noise, which no encoder keeps."""
+    source = write_video(folder / "clean.mp4", moving(FRAMES, 96, 64, noise=0), **SHARP)
+    target = folder / "close.mp4"
+    write_prepared(str(source), scan(str(source)), target)
     pairs = zip(decoded(source), decoded(target), strict=True)
-    lowest = min(psnr(luma(a), luma(b)) for a, b in pairs)
-    assert said == pytest.approx(lowest, abs=0.01)
-    assert lowest >= floor
+    assert min(psnr(luma(a), luma(b)) for a, b in pairs) >= 36
 
 
 def test_a_resized_video_is_close_to_the_resized_source(folder):
     source = write_video(folder / "large.mp4", moving(5, 320, 192, noise=4), **SHARP)
     target = folder / "small.mp4"
-    write_prepared(str(source), scan(str(source)), target, short_side=96, floor=36.0)
+    write_prepared(str(source), scan(str(source)), target, short_side=96)
     assert scan(str(target)).video == Video(5, 25.0, 160, 96)
     for whole, small in zip(rgb(source), rgb(target), strict=True):
         resized = cv2.resize(whole, (160, 96), interpolation=cv2.INTER_AREA)
@@ -153,7 +161,7 @@ def test_a_turned_source_is_written_upright(folder, turns, bright):
 def test_odd_sizes_become_even(folder, size):
     source = write_video(folder / f"odd{size}.mov", moving(3, *size), pixels="rgb24", codec="png")
     target = folder / f"even{size}.mp4"
-    write_prepared(str(source), scan(str(source)), target, floor=30.0)
+    write_prepared(str(source), scan(str(source)), target)
     video = scan(str(target)).video
     assert (video.width % 2, video.height % 2) == (0, 0)
     assert abs(video.width - size[0]) <= 1

@@ -132,6 +132,12 @@ def test_another_header_is_refused_and_the_right_one_shown(tmp_path, header):
         read(tmp_path, "\n".join([header, *TWO_VIDEOS.splitlines()[1:]]))
 
 
+def test_a_list_in_utf_16_is_to_be_converted(tmp_path):
+    (tmp_path / "train.csv").write_text(TWO_VIDEOS, encoding="utf-16")
+    with pytest.raises(ValueError, match=r"train.csv, line 1: this is UTF-16; .* -f utf-16 -t"):
+        read_frame_list(tmp_path / "train.csv", num_classes=200, fps=30.0)
+
+
 def test_a_missing_list_or_one_without_frames_is_refused(tmp_path):
     with pytest.raises(ValueError, match=r"train.csv: no frames in the list"):
         read(tmp_path, HEADER + "\n\n")

@@ -6,17 +6,18 @@ from pathlib import Path
 
 import pytest
 
-from slowfast_patches import patching
 from slowfast_patches.config import load_recipe
 from slowfast_patches.config.recipe import Recipe
 from slowfast_patches.datasets.lists.dataset_lists import (
+    DATASETS,
+    DataSet,
     class_names,
     count_list,
     list_path,
+    list_warnings,
     read_list,
 )
 from slowfast_patches.datasets.lists.frame_list import HEADER, FrameList
-from slowfast_patches.datasets.lists.list_warnings import list_warnings
 from slowfast_patches.plan.plan import dataset_size
 from slowfast_patches.train import run as run_module
 from tests.slowfast_patches.datasets.made_videos import write_ssv2_json
@@ -59,15 +60,16 @@ def test_an_unknown_data_set_is_refused_with_those_that_exist(tmp_path, split):
 
 
 @pytest.mark.parametrize(
-    ("dataset", "overrides", "said"),
+    ("dataset", "overrides", "split", "said"),
     [
-        ("charades", ("DATA.MULTI_LABEL", False), "True for charades, which has several labels"),
-        ("ssv2", ("DATA.RANDOM_FLIP", True), "RANDOM_FLIP False .*left and right have meaning"),
+        ("charades", ("DATA.MULTI_LABEL", False), "train", "True for charades, .* several labels"),
+        ("charades", ("TEST.DATASET", "ssv2"), "test", "False for ssv2, which has one label"),
+        ("ssv2", ("DATA.RANDOM_FLIP", True), "train", "RANDOM_FLIP False .*left and right have"),
     ],
 )
-def test_what_a_data_set_cannot_give_is_refused(tmp_path, dataset, overrides, said):
+def test_what_a_data_set_cannot_give_is_refused(tmp_path, dataset, overrides, split, said):
     with pytest.raises(ValueError, match=said):
-        read_list(config(tmp_path, dataset, *overrides), "train")
+        read_list(config(tmp_path, dataset, *overrides), split)
 
 
 # How many videos.
@@ -244,12 +246,12 @@ def test_charades_names_its_classes_a_line_each(tmp_path):
 
 
 def test_a_data_set_of_ones_own_has_lists_as_kinetics(tmp_path, monkeypatch):
-    patching.apply()
-    from slowfast.datasets.build import DATASET_REGISTRY
-
-    monkeypatch.setitem(DATASET_REGISTRY._obj_map, "Cats", type("Cats", (), {}))
+    monkeypatch.setitem(DATASETS, "cats", DataSet(mirrors=False))
     (tmp_path / "train.csv").write_text("a.mp4 1\nb.mp4 0\n")
     cfg = config(tmp_path, "kinetics", "TRAIN.DATASET", "cats")
+    with pytest.raises(ValueError, match="RANDOM_FLIP False for cats"):
+        read_list(cfg, "train")
+    cfg = cfg.replaced({"DATA.RANDOM_FLIP": False})
     assert [video.label for video in read_list(cfg, "train")] == [1, 0]
     assert count_list(cfg, "train") == 2
 

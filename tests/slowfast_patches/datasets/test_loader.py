@@ -25,7 +25,7 @@ from multigrid import (
 )
 from slowfast_patches.config import load_recipe
 from slowfast_patches.config.recipe import Recipe
-from slowfast_patches.datasets.kinetics import Kinetics
+from slowfast_patches.datasets.clips import ClipDataset
 from slowfast_patches.datasets.loader import (
     loading_advice,
     num_workers,
@@ -94,7 +94,7 @@ def test_the_advice_fits_the_data_set_and_the_cores(cores):
     folder = ("DATA.PATH_TO_DATA_DIR", "/data/k400")
     few, all_but_one = (config(*folder, "DATA_LOADER.NUM_WORKERS", workers) for workers in (2, 7))
     raw, prepared = (Named(index=Named(is_prepared=value)) for value in (False, True))
-    prepare = "tools/prepare_data.py --csv /data/k400/train.csv --output DIR writes"
+    prepare = "multigrid-prepare --csv /data/k400/train.csv --output DIR writes"
     more = "raise DATA_LOADER.NUM_WORKERS (now 2; there are 8 cores for this process)"
     assert prepare in loading_advice(few, raw)
     assert more in loading_advice(few, raw)
@@ -177,7 +177,7 @@ def test_workers_are_at_most_two_mini_batches_ahead_of_the_training(schedule):
 # Memory, with real videos.
 
 
-class Watched(Kinetics):
+class Watched(ClipDataset):
     """Says after each mini-batch what memory its worker has: (pid, bytes). Writes sevens
     over the mini-batch before, which it handed over already."""
 

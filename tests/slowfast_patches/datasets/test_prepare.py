@@ -19,12 +19,11 @@ import pytest
 
 from multigrid import ClipRequest, Shape
 from slowfast_patches.config import load_recipe
-from slowfast_patches.datasets.kinetics import Kinetics
+from slowfast_patches.datasets.clips import ClipDataset
 from slowfast_patches.datasets.lists.dataset_lists import class_names
 from slowfast_patches.datasets.loader import loading_advice
 from slowfast_patches.datasets.reading.scan import scan
 from slowfast_patches.datasets.reading.video_record import Kind
-from slowfast_patches.datasets.ssv2 import Ssv2
 from tests.slowfast_patches.datasets.made_videos import (
     SAMPLES,
     needs_samples,
@@ -116,7 +115,7 @@ def test_a_data_set_comes_out_as_it_went_in_and_trains(run, data, tmp_path):
     before = sorted(path.name for path in out.iterdir())
     small = {"DATA.NUM_FRAMES": 8, "DATA.SAMPLING_RATE": 2, "DATA.TRAIN_CROP_SIZE": 48}
     small |= {"DATA.TRAIN_JITTER_SCALES": [48, 64], "TRAIN.BATCH_SIZE": 2, "NUM_GPUS": 0}
-    train = Kinetics(
+    train = ClipDataset(
         load_recipe(None, [x for pair in (keys | small).items() for x in pair]), "train"
     )
     for video in range(5):
@@ -127,11 +126,11 @@ def test_a_data_set_comes_out_as_it_went_in_and_trains(run, data, tmp_path):
     assert sorted(path.name for path in out.iterdir()) == before  # the index was there already
 
 
-def test_short_side_psnr_prefix_and_separator_are_obeyed(run, data, tmp_path):
+def test_short_side_prefix_and_separator_are_obeyed(run, data, tmp_path):
     (tmp_path / "lists").mkdir()
     csv, out = tmp_path / "lists" / "my.csv", tmp_path / "out"
     csv.write_text("a.mp4\t7\nwith space/c d.mkv\t0\n")
-    options = ["--prefix", data, "--separator", r"\t", "--short-side", 32, "--psnr", 45]
+    options = ["--prefix", data, "--separator", r"\t", "--short-side", 32]
     status, said = run("--csv", csv, "--output", out, "--workers", 1, *options)
     assert (status, r"DATA.PATH_LABEL_SEPARATOR '\t'" in said) == (0, True)
     assert rows(out / "my.csv", "\t") == [
@@ -140,8 +139,6 @@ def test_short_side_psnr_prefix_and_separator_are_obeyed(run, data, tmp_path):
     ]
     video = scan(str(out / "videos/a.mp4.mp4")).video
     assert min(video.width, video.height) == 32
-    journal = [json.loads(line) for line in (out / "prepared.jsonl").read_text().splitlines()]
-    assert min(line["psnr"] for line in journal if "psnr" in line) >= 45
 
 
 def test_frames_beyond_the_bound_are_left_out_until_it_is_raised(run, tmp_path):
@@ -171,15 +168,15 @@ def test_ssv2_is_prepared_as_the_advice_says_and_trains(run, tmp_path):
     keys += ["DATA.TRAIN_CROP_SIZE", 32, "DATA.TEST_CROP_SIZE", 32, "NUM_GPUS", 0]
     keys += ["DATA.TRAIN_JITTER_SCALES", [32, 40], "MODEL.NUM_CLASSES", 2]
     cfg = load_recipe(None, [*keys, "DATA.PATH_TO_DATA_DIR", str(folder)])
-    advice = loading_advice(cfg, Ssv2(cfg, "train"))
-    assert f"prepare_data.py --ssv2 {folder} --output DIR" in advice
+    advice = loading_advice(cfg, ClipDataset(cfg, "train"))
+    assert f"multigrid-prepare --ssv2 {folder} --output DIR" in advice
     status, said = run("--ssv2", folder, "--output", out)
     assert (status, f"DATA.PATH_TO_DATA_DIR {out}" in said) == (0, True)
     assert rows(out / "train.csv") == [("videos/41.webm.mp4", 1)]
     assert rows(out / "val.csv") == [("videos/5.webm.mp4", 0)]
     cfg = load_recipe(None, [*keys, "DATA.PATH_TO_DATA_DIR", str(out)])
     assert class_names(cfg) == ("Nothing", "Holding something")
-    videos = Ssv2(cfg, "train")
+    videos = ClipDataset(cfg, "train")
     assert "prepare" not in loading_advice(cfg, videos)
     item = videos[ClipRequest(0, 0, Shape(16, 4, 32), 0)]
     assert (item["clip"].shape, item["label"], item["failures"]) == ((4, 32, 32, 3), 1, [])
@@ -298,9 +295,11 @@ def test_a_data_set_that_moved_is_the_same_and_an_unfinished_line_is_dropped(run
     lost = json.loads(whole.splitlines()[-1])["target"]
     assert [name for name, when in times(out).items() if before[name] != when] == [lost]
     assert journal.read_text().count("target") == whole.count("target")
-    journal.write_text("{" + whole)
-    status, said = run(*command)
-    assert (status, f"{journal} has a damaged line, '{{{{" in said) == (2, True)
+    journal.write_text("{" + whole)  # its first line is damaged
+    before = times(out)
+    assert run(*command)[0] == 0
+    lost = json.loads(whole.splitlines()[0])["target"]
+    assert [name for name, when in times(out).items() if before[name] != when] == [lost]
 
 
 # Bad videos, and videos that kill.
@@ -417,7 +416,7 @@ def test_other_settings_and_lists_that_were_not_made_here_are_refused(run, data,
     run("--csv", data / "val.csv", "--output", out)
     before = times(out)
     status, said = run("--csv", data / "val.csv", "--output", out, "--short-side", 128)
-    assert (status, "short_side 256 (now 128)" in said) == (2, True)
+    assert (status, "prepared with short_side 256 (now 128); choose" in said) == (2, True)
     (tmp_path / "foreign").mkdir()
     (tmp_path / "foreign/val.csv").write_text("mine 0\n")
     status, said = run("--csv", data / "val.csv", "--output", tmp_path / "foreign")

@@ -8,6 +8,7 @@ import numpy as np
 import pytest
 
 from slowfast_patches.datasets.preparing.encode import write_prepared
+from slowfast_patches.datasets.reading.prepared import split_group
 from slowfast_patches.datasets.reading.scan import scan
 from slowfast_patches.datasets.reading.video_record import Kind, UnreadableVideoError
 from tests.slowfast_patches.datasets.made_videos import SAMPLES, grey, needs_samples, write_video
@@ -97,9 +98,9 @@ def test_a_prepared_file_knows_where_its_groups_lie(tmp_path):
 def test_a_prepared_file_that_is_damaged_is_refused(tmp_path):
     source, target = write_video(tmp_path / "a.mp4", grey(24)), tmp_path / "prepared.mp4"
     write_prepared(str(source), scan(str(source)), target)
-    begin = int(scan(str(target)).offsets[0])
+    begin, end = scan(str(target)).offsets[:2].tolist()
     content = bytearray(target.read_bytes())
-    second = begin + 4 + int.from_bytes(content[begin : begin + 4])
+    second = begin + split_group(content[begin:end])[1].start
     content[second : second + 4] = b"\xff" * 4  # the length of the second picture
     target.write_bytes(content)
     with pytest.raises(UnreadableVideoError, match="a group of pictures is damaged"):

@@ -12,10 +12,10 @@ import pytest
 from multigrid import ClipPlan, ClipRequest, Shape
 from slowfast_patches.config import load_recipe
 from slowfast_patches.config.recipe import Recipe
+from slowfast_patches.datasets.clips import ClipDataset
 from slowfast_patches.datasets.lists.frame_list import HEADER
 from slowfast_patches.datasets.reading.clip_reader import read_clip
 from slowfast_patches.datasets.reading.scan import scan
-from slowfast_patches.datasets.ssv2 import Ssv2
 from tests.slowfast_patches.datasets.made_videos import SAMPLES, needs_samples, write_ssv2_json
 
 LENGTHS = {"12": 24, "7": 16, "300": 5}
@@ -77,7 +77,7 @@ def numbers(clip: np.ndarray) -> list[int]:
 @pytest.mark.parametrize("shape", [BASE, COARSE])
 @pytest.mark.parametrize(("video", "frames"), [(0, 24), (1, 16)])
 def test_a_training_clip_has_a_frame_of_each_segment_at_any_shape(made, shape, video, frames):
-    data, seen = Ssv2(config(made), "train"), set()
+    data, seen = ClipDataset(config(made), "train"), set()
     part = frames // shape.frames
     for epoch in range(12):
         item = data[ClipRequest(video, epoch, shape, 3)]
@@ -92,11 +92,14 @@ def test_a_training_clip_has_a_frame_of_each_segment_at_any_shape(made, shape, v
 def test_the_stride_of_the_recipe_changes_nothing_and_the_log_says_so(made, caplog):
     caplog.set_level(logging.INFO)
     keys = ("DATA.SAMPLING_RATE", 8, "DATA.TARGET_FPS", 12)
-    sets = (Ssv2(config(made, *pairs), "train") for pairs in ((), keys))
+    sets = (ClipDataset(config(made, *pairs), "train") for pairs in ((), keys))
     one, other = (data[ClipRequest(0, 0, BASE, 0)]["clip"] for data in sets)
     assert np.array_equal(one, other)
     assert f"ssv2 train: 3 videos as frame lists, by {made}/train.csv" in caplog.text
     assert "8 segments of the whole video, whatever DATA.SAMPLING_RATE 8 says" in caplog.text
+    caplog.clear()
+    ClipDataset(config(made, "DATA.CLIP_SAMPLING", "stride"), "train")
+    assert "clips are 8 frames at a stride of 8" in caplog.text
 
 
 # Evaluation.
@@ -104,7 +107,7 @@ def test_the_stride_of_the_recipe_changes_nothing_and_the_log_says_so(made, capl
 
 @pytest.mark.parametrize("split", ["val", "test"])
 def test_one_view_takes_the_centres_of_the_segments_and_the_centre_crop(made, split):
-    data = Ssv2(config(made), split)
+    data = ClipDataset(config(made), split)
     assert (len(data), data.num_clips) == (3, 1)
     assert numbers(data[0]["clip"]) == [1, 4, 7, 10, 13, 16, 19, 22]
     assert numbers(data[1]["clip"]) == [1, 3, 5, 7, 9, 11, 13, 15]
@@ -119,7 +122,7 @@ def test_one_view_takes_the_centres_of_the_segments_and_the_centre_crop(made, sp
 
 def test_views_are_spread_within_the_segments_and_crops_across_the_frame(made):
     views = ("TEST.NUM_ENSEMBLE_VIEWS", 3, "TEST.NUM_SPATIAL_CROPS", 3)
-    data = Ssv2(config(made, *views), "test")
+    data = ClipDataset(config(made, *views), "test")
     items = [data[number] for number in range(9)]
     assert [numbers(item["clip"])[:2] for item in items[::3]] == [[0, 3], [1, 4], [2, 5]]
     red = [item["clip"][..., 0].mean() for item in items[:3]]
@@ -144,14 +147,14 @@ def webm(tmp_path_factory: pytest.TempPathFactory) -> Path:
 @needs_samples
 def test_webm_files_are_read_directly(webm, caplog):
     caplog.set_level(logging.INFO)
-    data = Ssv2(config(webm), "train")
+    data = ClipDataset(config(webm), "train")
     assert f"ssv2 train: 2 videos as WebM files, by {webm}/{NAMED.format('train')}" in caplog.text
     assert (webm / "something-something-v2-train.index.npz").is_file()
     for shape in (BASE, COARSE):
         batch = data.__getitems__([ClipRequest(n, 0, shape, 0) for n in range(2)])
         assert batch["clips"].shape == (2, shape.frames, 48, 48, 3)
         assert (batch["labels"].tolist(), batch["failures"]) == ([0, 1], [])
-    data = Ssv2(config(webm), "val")
+    data = ClipDataset(config(webm), "val")
     path = f"{webm}/20bn-something-something-v2/41.webm"
     # 25 frames of 321 × 240 in 8 segments; the centre of a frame resized to 64 × 48.
     wanted = ClipPlan(np.array([1, 4, 7, 10, 14, 17, 20, 23]), (64, 48), (8, 0), 48, False)

@@ -13,7 +13,7 @@ from multigrid import ClipRequest, Shape, collate
 from slowfast_patches.config import load_recipe
 from slowfast_patches.config.recipe import Recipe
 from slowfast_patches.datasets import VideoClips
-from slowfast_patches.datasets.kinetics import Kinetics
+from slowfast_patches.datasets.clips import ClipDataset
 
 BASE, COARSE = Shape(2, 8, 32), Shape(16, 2, 24)
 REQUESTS = [
@@ -46,7 +46,7 @@ def recipe(folder: Path, *overrides: object) -> Recipe:
 def test_clips_are_those_of_a_recipe(demo_data, keys, options):
     """Its short sides are 256/224 and 320/224 of 32 pixels: 36.6 and 45.7."""
     ours = VideoClips(demo_data / "train.csv", BASE, stride=2, seed=7, **options)
-    theirs = Kinetics(recipe(demo_data, *keys), "train")
+    theirs = ClipDataset(recipe(demo_data, *keys), "train")
     assert len(ours) == len(theirs) == 24
     for request in REQUESTS:
         one, other = ours[request], theirs[request]
@@ -62,7 +62,7 @@ def test_clips_are_those_of_a_recipe(demo_data, keys, options):
 
 def test_a_number_is_the_centre_clip_of_that_video(demo_data):
     ours = VideoClips(demo_data / "val.csv", BASE, stride=2)
-    theirs = Kinetics(recipe(demo_data), "val")
+    theirs = ClipDataset(recipe(demo_data), "val")
     batches = list(DataLoader(ours, 3, collate_fn=collate))
     assert torch.cat([batch["videos"] for batch in batches]).tolist() == list(range(8))
     clips = torch.cat([batch["clips"] for batch in batches])
@@ -76,7 +76,7 @@ def test_pairs_are_a_list_too_whose_index_is_kept(demo_data, cache, caplog):
     with caplog.at_level(logging.INFO):
         for _ in range(2):
             clips = VideoClips(pairs, BASE)
-    assert clips.videos == listed.videos
+    assert clips.videos == list(listed.videos)
     assert np.array_equal(clips[REQUESTS[0]]["clip"], listed[REQUESTS[0]]["clip"])
     scanned = [line for line in caplog.messages if line.endswith("videos to scan")]
     assert [line.split()[-4] for line in scanned] == ["24", "0"]
@@ -88,6 +88,17 @@ def test_labels_may_be_multi_hot(demo_data):
     pairs = [(video.path, np.eye(8, dtype=np.float32)[video.label]) for video in listed]
     batch = VideoClips(pairs, BASE).__getitems__([0, 1])
     assert batch["labels"].argmax(1).tolist() == [video.label for video in listed[:2]]
+
+
+def test_classes_are_counted_from_the_labels(demo_data):
+    listed = VideoClips(demo_data / "val.csv", BASE).videos[:2]
+    for labels, classes in (
+        ((4, 0), 5),
+        ((0, 21), 22),
+        (np.zeros((2, 157), np.float32), 157),
+    ):
+        pairs = [(video.path, label) for video, label in zip(listed, labels, strict=True)]
+        assert VideoClips(pairs, BASE).num_classes == classes
 
 
 def test_a_video_that_cannot_be_read_is_replaced_with_a_warning(demo_data, tmp_path):
@@ -120,7 +131,7 @@ def test_its_list_may_move_with_its_videos(demo_data, tmp_path):
 @pytest.mark.parametrize(
     ("videos", "options", "message"),
     [
-        ("gone.csv", {}, "gone.csv is no list: give a csv file of videos, or"),
+        ("gone.csv", {}, "gone.csv: no such file; give a csv file of videos, or"),
         ([], {}, "there are no videos"),
         (["ab"], {}, "videos[0] is 'ab', not a path and a label"),
         ([("a.mp4", 0), ("b.mp4", "left")], {}, "videos[1] is ('b.mp4', 'left'), not"),

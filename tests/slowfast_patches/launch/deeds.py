@@ -1,6 +1,6 @@
 """A run whose processes do as DEED says: `python deeds.py KEY VALUE ...`, meeting at ADDRESS.
 
-With SPAWN it spawns two processes: in earnest ("spawn"), or quickly ("fork").
+With SPAWN it starts two processes on each machine: in earnest ("spawn"), or quickly ("fork").
 """
 
 import os
@@ -14,15 +14,11 @@ import torch.distributed as dist
 
 from slowfast_patches.config import load_recipe
 from slowfast_patches.config.recipe import Recipe
-from slowfast_patches.launch import launch, spawning
-from slowfast_patches.launch.failing import report
+from slowfast_patches.launch import launch, workers
 from slowfast_patches.launch.placement import Placement
-from slowfast_patches.launch.stopping import (
-    StopRequest,
-    TrainingInterruptedError,
-    TrainingStoppedError,
-)
+from slowfast_patches.launch.stopping import StopRequest, TrainingInterruptedError
 from slowfast_patches.train.record.log import setup_logging
+from slowfast_patches.utils.command_line import tool
 from slowfast_patches.utils.distributed import World
 
 DEADLINE = 240
@@ -51,8 +47,6 @@ def _deed(name: str, folder: Path, world: World) -> None:
     if world.rank == 1:
         if name == "mistake":
             raise ValueError("a key of the recipe is wrong")
-        if name == "stop":
-            raise TrainingStoppedError("the disk is full")
         if name == "bug":
             error = KeyError("no such thing")
             error.add_note("in iteration 7")
@@ -79,21 +73,17 @@ def _train(folder: Path, world: World) -> None:
                 raise TrainingInterruptedError(f"stopped by {stop.signal.name}")
 
 
-def check(recipe: Recipe) -> None:
-    if os.environ["DEED"] == "check":
-        raise ValueError("no videos on this machine")
-
-
 def start(keys: list[str]) -> None:
     if "SPAWN" in os.environ:
-        launch.find_placement = lambda *_: Placement("run_net", 2, 1, 0, 0, 0, 2, None)
-    if os.environ.get("SPAWN") == "fork":
+        launch.find_placement = _two_a_machine
+        workers.START_METHOD = os.environ["SPAWN"]
         os.register_at_fork(after_in_child=_forget_handlers)
-        spawn = spawning.start_processes
-        spawning.start_processes = lambda *args, **options: spawn(
-            *args, **(options | {"start_method": "fork"})
-        )
-    launch.launch(load_recipe(None, keys), os.environ.get("ADDRESS"), main, check)
+    launch.launch(load_recipe(None, keys), os.environ.get("ADDRESS"), main)
+
+
+def _two_a_machine(recipe: Recipe, _: object, url: str | None) -> Placement:
+    address = url and url.removeprefix("tcp://")
+    return Placement("run_net", recipe.num_shards, recipe.shard_id, 2, None, address)
 
 
 def _forget_handlers() -> None:
@@ -103,8 +93,11 @@ def _forget_handlers() -> None:
     signal.signal(signal.SIGINT, signal.default_int_handler)
 
 
+@tool()
+def run() -> int:
+    start(sys.argv[1:])
+    return 0
+
+
 if __name__ == "__main__":
-    try:
-        start(sys.argv[1:])
-    except (Exception, KeyboardInterrupt) as error:
-        sys.exit(report(error))
+    sys.exit(run())

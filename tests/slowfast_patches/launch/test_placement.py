@@ -17,6 +17,7 @@ STEP |= {"SLURM_STEP_NODELIST": "gpu[07,11]"}
 ONE_TASK_A_GPU = STEP | {"SLURM_STEP_NUM_TASKS": "16", "SLURM_PROCID": "11", "SLURM_LOCALID": "3"}
 ONE_TASK_A_MACHINE = STEP | {"SLURM_STEP_NUM_TASKS": "2", "SLURM_PROCID": "1"}
 ONE_TASK_A_MACHINE |= {"SLURM_LOCALID": "0"}
+SHARED = {"TORCHELASTIC_MAX_RESTARTS": "1", "TORCHELASTIC_USE_AGENT_STORE": "True"}
 THERE = "tcp://first:9999"
 
 
@@ -24,59 +25,49 @@ def config(*overrides: object) -> Recipe:
     return load_recipe(None, overrides)
 
 
-def test_one_process_alone():
-    alone = Placement("run_net", 1, 1, 0, first_rank=0, local_rank=0, count=1, address=None)
-    assert find_placement(config("NUM_GPUS", 0), {}) == alone
-    assert find_placement(config("NUM_GPUS", 1), {}) == alone
-
-
-def test_the_host_s_convention():
-    cfg = config("NUM_GPUS", 8, "NUM_SHARDS", 3, "SHARD_ID", 2)
-    expected = Placement("run_net", 24, 3, 2, first_rank=16, local_rank=0, count=8, address=THERE)
-    assert find_placement(cfg, {}, THERE) == expected
-    cpu = find_placement(config("NUM_GPUS", 0, "NUM_SHARDS", 3, "SHARD_ID", 2), {}, THERE)
-    assert (cpu.size, cpu.first_rank, cpu.count, cpu.per_machine) == (3, 2, 1, 1)
-
-
-def test_torchrun_also_inside_srun():
-    expected = Placement("torchrun", 16, 2, 1, 11, local_rank=3, count=1, address="env://")
-    for cfg in (config("NUM_GPUS", 8), config("NUM_GPUS", 0)):
-        assert find_placement(cfg, TORCHRUN) == expected
-        assert find_placement(cfg, TORCHRUN | ONE_TASK_A_MACHINE) == expected
-
-
-def test_srun_with_a_task_for_each_process():
-    cfg = config("NUM_GPUS", 8)
-    placement = find_placement(cfg, ONE_TASK_A_GPU)
-    port = 20_000 + 97 * 1_234_567 % 12_000
-    address = f"tcp://gpu07:{port}"
-    assert placement == Placement("srun", 16, 2, 1, 11, local_rank=3, count=1, address=address)
-    assert find_placement(config("NUM_GPUS", 0), ONE_TASK_A_GPU).first_rank == 11
-    assert find_placement(cfg, ONE_TASK_A_GPU, THERE).address == THERE
-    later = find_placement(cfg, ONE_TASK_A_GPU | {"SLURM_STEP_ID": "1"}).address
-    assert later not in (None, address)
-
-
-def test_srun_with_a_task_for_each_machine_spawns_the_others():
-    placement = find_placement(config("NUM_GPUS", 8), ONE_TASK_A_MACHINE)
-    assert placement.address is not None
-    assert (placement.size, placement.machines, placement.machine) == (16, 2, 1)
-    assert (placement.first_rank, placement.local_rank, placement.count) == (8, 0, 8)
-    for gpus in (0, 1):
-        one = find_placement(config("NUM_GPUS", gpus), ONE_TASK_A_MACHINE)
-        assert (one.size, one.first_rank, one.count) == (2, 1, 1)
+@pytest.mark.parametrize(
+    ("keys", "environment", "expected", "size", "rank"),
+    [
+        (("NUM_GPUS", 0), {}, Placement("run_net", 1, 0, 1, 0), 1, 0),
+        (("NUM_GPUS", 1), {}, Placement("run_net", 1, 0, 1, 0), 1, 0),
+        (("NUM_GPUS", 8), {}, Placement("run_net", 1, 0, 8, None), 8, 0),
+        (("NUM_SHARDS", 3, "SHARD_ID", 2), {}, Placement("run_net", 3, 2, 8, None), 24, 16),
+        (("NUM_GPUS", 0, "NUM_SHARDS", 3), {}, Placement("run_net", 3, 0, 1, 0), 3, 0),
+        # A batch script, and srun --pty bash.
+        ((), JOB, Placement("run_net", 1, 0, 8, None), 8, 0),
+        ((), JOB | {"SLURM_STEP_NUM_TASKS": "1"}, Placement("run_net", 1, 0, 8, None), 8, 0),
+        ((), TORCHRUN, Placement("torchrun", 2, 1, 8, 3), 16, 11),
+        (("NUM_GPUS", 0), TORCHRUN, Placement("torchrun", 2, 1, 8, 3), 16, 11),
+        ((), TORCHRUN | ONE_TASK_A_MACHINE, Placement("torchrun", 2, 1, 8, 3), 16, 11),
+        (("NUM_SHARDS", 2, "SHARD_ID", 0), TORCHRUN, Placement("torchrun", 2, 1, 8, 3), 16, 11),
+    ],
+)
+def test_who_starts_which_ranks(keys, environment, expected, size, rank):
+    placement = find_placement(config("NUM_GPUS", 8, *keys), environment)
+    assert placement == expected
+    assert (placement.size, placement.first_rank) == (size, rank)
 
 
 @pytest.mark.parametrize(
-    "environment",
+    ("gpus", "environment", "per_machine", "local_rank", "size", "rank"),
     [
-        JOB,  # a batch script
-        JOB | {"SLURM_STEP_ID": "4294967290", "SLURM_STEP_NUM_TASKS": "1"},  # srun --pty bash
+        (8, ONE_TASK_A_GPU, 8, 3, 16, 11),
+        (0, ONE_TASK_A_GPU, 8, 3, 16, 11),
+        (8, ONE_TASK_A_MACHINE, 8, None, 16, 8),
+        (1, ONE_TASK_A_MACHINE, 1, 0, 2, 1),
+        (0, ONE_TASK_A_MACHINE, 1, 0, 2, 1),
     ],
 )
-def test_a_job_s_script_and_its_shell_are_no_launcher(environment):
-    placement = find_placement(config("NUM_GPUS", 8), environment)
-    assert (placement.launcher, placement.size, placement.count) == ("run_net", 8, 8)
+def test_srun_has_a_task_for_each_process_or_machine(
+    gpus, environment, per_machine, local_rank, size, rank
+):
+    placement = find_placement(config("NUM_GPUS", gpus), environment)
+    address = f"gpu07:{20_000 + 97 * 1_234_567 % 12_000}"
+    assert placement == Placement("srun", 2, 1, per_machine, local_rank, address)
+    assert (placement.size, placement.first_rank) == (size, rank)
+    assert find_placement(config("NUM_GPUS", gpus), environment, THERE).address == "first:9999"
+    later = find_placement(config("NUM_GPUS", gpus), environment | {"SLURM_STEP_ID": "1"})
+    assert later.address not in (None, address)
 
 
 @pytest.mark.parametrize(
@@ -86,42 +77,40 @@ def test_the_first_machine_is_the_one_that_submitit_finds(listed, monkeypatch):
     monkeypatch.setenv("SLURM_JOB_NODELIST", listed)
     environment = ONE_TASK_A_GPU | {"SLURM_STEP_NODELIST": listed}
     address = find_placement(config("NUM_GPUS", 8), environment).address
-    assert address.startswith(f"tcp://{SlurmJobEnvironment().hostnames[0]}:")
+    assert address.startswith(f"{SlurmJobEnvironment().hostnames[0]}:")
 
 
-@pytest.mark.parametrize(("cores", "sharing"), [(32, 8), (4, 1)])
+@pytest.mark.parametrize(("cores", "sharing"), [(32, "8"), (4, "1")])
 def test_tasks_of_srun_share_the_machine_s_cores_or_have_their_own(monkeypatch, cores, sharing):
     monkeypatch.setattr(placement_module, "available_cores", lambda: cores)
-    placement = find_placement(config("NUM_GPUS", 8), ONE_TASK_A_GPU)
-    assert placement.sharing({"SLURM_CPUS_ON_NODE": "32"}) == sharing
-
-
-# Two launchers at once.
+    placement = find_placement(config("NUM_GPUS", 8), ONE_TASK_A_GPU, THERE)
+    assert placement.variables({"SLURM_CPUS_ON_NODE": "32"}) == {
+        "RANK": "11",
+        "WORLD_SIZE": "16",
+        "LOCAL_RANK": "3",
+        "LOCAL_WORLD_SIZE": sharing,
+        "MASTER_ADDR": "first",
+        "MASTER_PORT": "9999",
+    }
 
 
 @pytest.mark.parametrize(
     ("environment", "keys", "init_method", "said"),
     [
-        (TORCHRUN, ["NUM_SHARDS", 3], None, "leave NUM_SHARDS out under torchrun"),
-        (TORCHRUN, ["NUM_SHARDS", 2, "SHARD_ID", 0], None, None),
-        (TORCHRUN, ["NUM_SHARDS", 2, "SHARD_ID", 5], None, "leave SHARD_ID out under torchrun"),
-        (TORCHRUN, [], THERE, "leave --init-method out under torchrun"),
-        (TORCHRUN, ["NUM_GPUS", 4], None, "NUM_GPUS 8, or --nproc-per-node 4"),
-        (TORCHRUN | ONE_TASK_A_GPU, [], None, "srun starts torchrun 16 times on 2 machines"),
-        (ONE_TASK_A_GPU, ["NUM_SHARDS", 3], None, "leave NUM_SHARDS out under srun"),
-        (ONE_TASK_A_GPU, ["NUM_SHARDS", 2, "SHARD_ID", 1], THERE, None),
-        (ONE_TASK_A_GPU, ["NUM_GPUS", 4], None, "NUM_GPUS on each"),
+        (TORCHRUN, ["NUM_SHARDS", 3], None, "leave them out under torchrun"),
+        (TORCHRUN, ["NUM_SHARDS", 2, "SHARD_ID", 5], None, "leave them out under torchrun"),
+        (TORCHRUN, [], THERE, "leave --init-method out"),
+        (TORCHRUN, ["NUM_GPUS", 4], None, "starts 8 processes on each machine, NUM_GPUS says 4"),
+        (TORCHRUN | SHARED, [], None, "TORCH_DISABLE_SHARE_RDZV_TCP_STORE=1"),
+        (ONE_TASK_A_GPU, ["NUM_SHARDS", 3], None, "leave them out under srun"),
+        (ONE_TASK_A_GPU, ["NUM_GPUS", 4], None, "starts 8 processes on each machine, NUM_GPUS"),
         (ONE_TASK_A_GPU | {"SLURM_STEP_NUM_TASKS": "15"}, [], None, "15 tasks on 2 machines"),
-        ({}, ["NUM_SHARDS", 2, "SHARD_ID", 2], THERE, "SHARD_ID 2 is none of NUM_SHARDS 2"),
+        ({}, ["NUM_SHARDS", 2, "SHARD_ID", 2], THERE, "SHARD_ID 2 is not one of NUM_SHARDS 2"),
     ],
 )
 def test_launchers_that_contradict_each_other(environment, keys, init_method, said):
-    cfg = config("NUM_GPUS", 8, *keys)
-    if said is None:
-        assert find_placement(cfg, environment, init_method).size == 16
-        return
     with pytest.raises(ValueError, match=said):
-        find_placement(cfg, environment, init_method)
+        find_placement(config("NUM_GPUS", 8, *keys), environment, init_method)
 
 
 @pytest.mark.parametrize(

@@ -1,10 +1,11 @@
-"""TRAIN.MIXED_PRECISION auto: what the device can, the same for all that read the recipe."""
+"""TRAIN.MIXED_PRECISION auto: what helps on the device, the same for all that read the recipe."""
 
 import pytest
 import torch
 import yaml
 
 from slowfast_patches.config import load_recipe
+from slowfast_patches.launch import device
 from slowfast_patches.launch.launch import for_processes
 from slowfast_patches.models.solver import Precision
 
@@ -22,12 +23,20 @@ def processor(monkeypatch):
 
 
 @pytest.mark.parametrize(
-    ("instructions", "gpus", "mixed"),
-    [((), 0, False), (("avx512_bf16",), 0, True), (("amx_tile",), 0, True), ((), 1, True)],
+    ("instructions", "pairs", "mixed"),
+    [
+        ((), (), False),
+        (("avx512_bf16",), (), False),
+        (("avx512_bf16", "amx_tile"), (), True),
+        (("amx_tile",), ("RESNET.WIDTH_PER_GROUP", 32), True),
+        (("amx_tile",), ("RESNET.WIDTH_PER_GROUP", 16), False),
+        (("amx_tile",), ("MODEL.ARCH", "hf"), False),
+        ((), ("NUM_GPUS", 1, "RESNET.WIDTH_PER_GROUP", 8), True),
+    ],
 )
-def test_auto_is_what_the_device_can(instructions, gpus, mixed, processor, caplog):
+def test_auto_is_where_it_was_measured_to_help(instructions, pairs, mixed, processor, caplog):
     processor(*instructions)
-    asked = load_recipe(None, ["TRAIN.MIXED_PRECISION", "auto", "NUM_GPUS", gpus])
+    asked = load_recipe(None, ["TRAIN.MIXED_PRECISION", "auto", "NUM_GPUS", 0, *pairs])
     with caplog.at_level("INFO"):
         assert for_processes(asked).train.mixed_precision is mixed
     assert f"TRAIN.MIXED_PRECISION auto is {mixed}" in caplog.text
@@ -47,11 +56,12 @@ def test_what_a_recipe_says_stays(mixed, processor):
 
 @pytest.mark.slow
 def test_a_run_writes_down_what_was_decided_and_goes_on_with_no_other(
-    tmp_path, processor, command_line, opened
+    tmp_path, processor, command_line, opened, monkeypatch
 ):
-    """A checkpoint of a machine with bfloat16 is not continued on one without."""
+    """A checkpoint of a machine with AMX is not continued on one without."""
     keys = ("TRAIN.MIXED_PRECISION", "auto", "TEST.ENABLE", False)
-    processor("avx512_bf16")
+    monkeypatch.setattr(device, "_WIDE", 8)  # as the tests' network is
+    processor("amx_tile")
     status, said = command_line(tmp_path, *keys)
     assert status == 0, said
     written = yaml.safe_load((tmp_path / "config.yaml").read_text())

@@ -5,13 +5,20 @@ import os
 import signal
 import subprocess
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
+from pathlib import Path
 
+import numpy as np
 import pytest
 import torch
 
 from slowfast_patches.datasets import loader as loader_module
-from slowfast_patches.launch.stopping import StopRequest, TrainingInterruptedError
+from slowfast_patches.datasets.reading import index
+from slowfast_patches.launch.stopping import StopRequest, TrainingInterruptedError, interruptible
+from slowfast_patches.models import transformer
+from slowfast_patches.models.weights import files
+from slowfast_patches.train import checkpoint
+from slowfast_patches.utils.command_line import exit_status
 from slowfast_patches.utils.distributed import World
 
 ALONE = World(0, 1, torch.device("cpu"))
@@ -54,6 +61,24 @@ def test_an_evaluation_is_left_between_its_mini_batches():
         assert next(batches) == 2
         with pytest.raises(TrainingInterruptedError, match="SIGTERM"):
             next(batches)
+
+
+def build(path: Path) -> None:
+    with transformer._one_line("HF.CONFIG {}"):
+        torch.load(path)
+
+
+@pytest.mark.parametrize("read", [build, checkpoint.load, files._load_torch, index.load_index])
+def test_a_signal_before_the_training_is_no_fault_of_what_it_meets(
+    read: Callable[[Path], object], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+):
+    """Each of these has a message for whatever exception a library raises."""
+    (tmp_path / "file").write_bytes(b"no zip")
+    for library in (torch, np):
+        monkeypatch.setattr(library, "load", lambda *_, **__: send(signal.SIGTERM))
+    with interruptible(), pytest.raises(BaseException, match="stopped by SIGTERM") as ended:
+        read(tmp_path / "file")
+    assert exit_status(ended.value) == 75
 
 
 # Processes that read clips.

@@ -62,12 +62,19 @@ def test_a_file_of_another_kind(
 
 
 def test_an_old_file_of_pytorch_is_read_and_as_safely(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ):
     monkeypatch.chdir(tmp_path)
     model, path = nn.Linear(2, 3), tmp_path / "old.pth"
+    torch.save(model.state_dict(), path)
+    load_weights(model, path, complete=True)
+    assert not caplog.records
     torch.save(model.state_dict(), path, _use_new_zipfile_serialization=False)
     load_weights(model, path, complete=True)
+    (warning,) = caplog.records
+    assert f"{path} is in the form that torch wrote before 1.6, which has no checksum" in (
+        warning.getMessage()
+    )
     torch.save({"a": Evil()}, path, _use_new_zipfile_serialization=False)
     with pytest.raises(ValueError, match="more than weights"):
         load_weights(model, path)

@@ -8,8 +8,7 @@ from types import ModuleType
 import pytest
 
 from slowfast_patches.config import load_recipe
-from slowfast_patches.plan.cluster import Cluster, ring_seconds
-from slowfast_patches.plan.cluster_plan import gpu_counts, on_cluster
+from slowfast_patches.plan.cluster import Cluster, gpu_counts, on_cluster, ring_seconds
 
 ROOT = Path(__file__).parents[3]
 KINETICS = ROOT / "configs" / "Kinetics" / "SLOWFAST_8x8_R50_MULTIGRID.yaml"

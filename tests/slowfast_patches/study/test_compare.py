@@ -7,11 +7,12 @@ import pytest
 import yaml
 
 from multigrid import Cost
+from slowfast_patches.plan.step_times import Timing
 from slowfast_patches.study.arms import Arm
 from slowfast_patches.study.compare import (
+    Comparison,
     format_comparison,
     make_arms,
-    make_comparison,
     write_comparison,
 )
 from slowfast_patches.study.runs import (
@@ -21,6 +22,7 @@ from slowfast_patches.study.runs import (
     run_folder,
     train_all,
 )
+from slowfast_patches.utils import pictures as utils_pictures
 
 BASE = """
 TRAIN: {DATASET: kinetics, BATCH_SIZE: 8}
@@ -74,7 +76,7 @@ def configs(tmp_path_factory: pytest.TempPathFactory) -> list[Path]:
 @pytest.fixture(scope="module")
 def three(configs: list[Path]) -> list[Arm]:
     """Baseline, shortened baseline, multigrid."""
-    return make_arms(configs, [], equal_time=True)
+    return make_arms(configs, [], equal_iterations=True)
 
 
 @pytest.fixture(scope="module")
@@ -83,8 +85,9 @@ def arms(three: list[Arm]) -> list[Arm]:
     return [three[0], three[2]]
 
 
-def make_result(arm, seed: int, seconds: float, top1: float, **changes) -> dict:
+def make_result(arm, seed: int, seconds: float, top1: float, waiting=0.0, **changes) -> dict:
     """What run_net writes, with made-up numbers; a tenth of the time is loading."""
+    spent = {"training": seconds * 0.9, "loading": seconds * 0.1, "waiting": waiting}
     evaluations = [
         {"iteration": n, "epoch": n, "seconds": seconds * n / 4, "top1": top1 * n / 4, "top5": 90.0}
         for n in (1, 2, 3, 4)
@@ -96,7 +99,7 @@ def make_result(arm, seed: int, seconds: float, top1: float, **changes) -> dict:
         "machine": {"processor": "abacus", "cores": 2, "gpus": []},
         "seed": seed,
         "date": "2020-06-14T00:00:00+00:00",
-        "seconds": {"training": seconds * 0.9, "loading": seconds * 0.1, "evaluating": 7.0},
+        "seconds": spent | {"evaluating": 7.0},
         "iterations": arm.iterations,
         "epochs": 6.0,
         "clips": 816,
@@ -133,18 +136,18 @@ def test_a_report_by_hand(arms, tmp_path):
         ("multigrid", 0): make_result(arms[1], 0, seconds=100, top1=83.0),
         ("multigrid", 1): make_result(arms[1], 1, seconds=200, top1=83.0, machine=OTHER),
     }
-    comparison = make_comparison(arms, [0, 1], results, "python tools/compare.py --cfg x")
+    comparison = Comparison(arms, [0, 1], results, "multigrid-compare --cfg x")
     write_comparison(comparison, tmp_path / "out")
     first, second = json.loads((tmp_path / "out" / "report.json").read_text())["configs"]
-    assert (first["seconds"], second["seconds"]) == pytest.approx((350, 150))
+    assert (first["seconds"]["mean"], second["seconds"]["mean"]) == pytest.approx((350, 150))
     assert [run["speed_up"] for run in second["runs"]] == pytest.approx([3.0, 2.0])
     # the mean of the ratios, not the ratio of the means (2.33)
     assert second["speed_up"]["mean"] == pytest.approx(2.5)
     # 102 iterations against 36: see the plan's tests
-    assert second["iteration_factor"] == pytest.approx(102 / 36)
+    assert second["iteration_factor"]["mean"] == pytest.approx(102 / 36)
     assert first["top1"] == pytest.approx({"mean": 82.0, "std": 8**0.5})
     assert second["top1"]["std"] == 0
-    assert first["speed_up"]["mean"] == first["iteration_factor"] == 1
+    assert first["speed_up"]["mean"] == first["iteration_factor"]["mean"] == 1
     assert second["config"]["MULTIGRID"]["LONG_CYCLE"] is True
     text = (tmp_path / "out" / "report.md").read_text()
     (row,) = [line for line in text.splitlines() if line.startswith("| multigrid")]
@@ -152,8 +155,50 @@ def test_a_report_by_hand(arms, tmp_path):
     assert cells[:6] == ["multigrid", "2", "36", "2.83×", "6.0", "816"]
     assert cells[6:] == ["2 TFLOP", "2.5 min", "7 s", "2.50 ± 0.71×", "83.0 ± 0.0", "90.0 ± 0.0"]
     assert "different machines" in text
-    assert "    python tools/compare.py --cfg x" in text
+    assert "    multigrid-compare --cfg x" in text
     assert (tmp_path / "out" / "report.png").read_bytes().startswith(b"\x89PNG")
+
+
+def test_by_step_times_one_speed_up_is_in_the_table_the_json_and_the_picture(
+    arms, tmp_path, monkeypatch
+):
+    """Side by side the runs took 300 and 200 s; alone their steps take 280 and 100."""
+    results = {
+        ("baseline", 0): make_result(arms[0], 0, seconds=300, top1=80.0, waiting=54),
+        ("multigrid", 0): make_result(arms[1], 0, seconds=200, top1=83.0, waiting=72),
+    }
+    seconds = {"baseline": 280.0, "multigrid": 100.0}
+    comparison = Comparison(arms, [0], results, "command", seconds, "steps.json")
+    drawn = []
+    monkeypatch.setattr(utils_pictures, "save_figure", lambda figure, path: drawn.append(figure))
+    write_comparison(comparison, tmp_path)
+    text = (tmp_path / "report.md").read_text()
+    (row,) = [line for line in text.splitlines() if line.startswith("| multigrid")]
+    cells = [cell.strip() for cell in row.strip("|").split("|")]
+    assert cells[7:11] == ["3.33 min", "7 s", "100 s", "2.80×"]
+    assert "1.50×" not in text
+    assert "iterations × the step times of steps.json" in text
+    assert "busy" not in text
+    found = json.loads((tmp_path / "report.json").read_text())["configs"][1]
+    assert found["speed_up"] == {"mean": 2.8, "std": None}
+    assert (found["seconds"]["mean"], found["step_seconds"]) == (200, 100)
+    [axes] = drawn[0].axes
+    assert axes.get_xlabel() == "training time, by step times (seconds)"
+    ends = {line.get_xdata()[-1] for line in axes.lines}
+    assert ends == {280, 100}
+
+
+def test_why_wall_clock_times_may_mislead(arms):
+    """A machine that was busy, and evaluations that took longer than the training."""
+    results = {
+        ("baseline", 0): make_result(arms[0], 0, seconds=300, top1=80.0, waiting=13),
+        ("multigrid", 0): make_result(arms[1], 0, seconds=6, top1=83.0, waiting=2.7),
+    }
+    text = format_comparison(Comparison(arms, [0], results, "command"))
+    assert "waited for a core for 50 % of multigrid. These" in text
+    assert "Evaluation took longer than training in multigrid, and" in text
+    results["multigrid", 0]["seconds"]["waiting"] = 0.2
+    assert "busy" not in format_comparison(Comparison(arms, [0], results, "command"))
 
 
 @pytest.fixture(scope="module")
@@ -173,7 +218,7 @@ def test_recipes_of_several_labels_are_compared_by_map_and_with_no_others(
         (arm.name, 0): as_map(make_result(arm, 0, seconds, top1=70.0), value)
         for arm, seconds, value in zip(arms, (300, 100), (38.0, 38.5), strict=True)
     }
-    write_comparison(make_comparison(arms, [0], results, "command"), tmp_path)
+    write_comparison(Comparison(arms, [0], results, "command"), tmp_path)
     text = (tmp_path / "report.md").read_text()
     assert "![Mean average precision against training time](report.png)" in text
     report = json.loads((tmp_path / "report.json").read_text())
@@ -186,7 +231,7 @@ def test_recipes_of_several_labels_are_compared_by_map_and_with_no_others(
 
 def test_what_is_missing_is_shown_as_missing(arms, tmp_path):
     results = {("baseline", 0): make_result(arms[0], 0, seconds=300, top1=80.0)}
-    comparison = make_comparison(arms, [0, 1], results, "command")
+    comparison = Comparison(arms, [0, 1], results, "command")
     lines = format_comparison(comparison).splitlines()
     (first,) = [line for line in lines if line.startswith("baseline")]
     (second,) = [line for line in lines if line.startswith("multigrid")]
@@ -199,8 +244,8 @@ def test_what_is_missing_is_shown_as_missing(arms, tmp_path):
     assert [run["finished"] for run in report["configs"][0]["runs"]] == [True, False]
 
 
-def test_equal_time_scales_every_length_by_the_ratio_of_iterations(configs):
-    full, short, multigrid = make_arms(configs, ["SOLVER.BASE_LR", "0.2"], equal_time=True)
+def test_equal_iterations_scales_every_length_by_the_ratio_of_iterations(configs):
+    full, short, multigrid = make_arms(configs, ["SOLVER.BASE_LR", "0.2"], equal_iterations=True)
     assert (full.iterations, multigrid.iterations) == (102, 36)
     assert short.iterations == 36
     assert short.name == "baseline at 1/2.8"
@@ -210,7 +255,7 @@ def test_equal_time_scales_every_length_by_the_ratio_of_iterations(configs):
     assert lengths == pytest.approx([6 * ratio, 0, 4 * ratio, 0.5 * ratio], rel=1e-5)
     assert solver.base_lr == 0.2
     with pytest.raises(ValueError, match="longer one first"):
-        make_arms(configs[::-1], [], equal_time=True)
+        make_arms(configs[::-1], [], equal_iterations=True)
 
 
 def train(arms: list[Arm], seeds: list[int], output: Path, run_net: Path, seconds=None, at_once=1):
@@ -331,6 +376,20 @@ def test_a_run_of_another_config_is_refused_before_anything_is_trained(
 
 
 @pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        ({"checksum": "0"}, "no run's result .*checksum does not match"),
+        ({"rate_changes": ["after iteration 6: SOLVER.BASE_LR 1"]}, "several rates .after iter"),
+    ],
+)
+def test_a_damaged_result_and_one_of_several_rates_are_refused(arms, tmp_path, changes, message):
+    result = make_result(arms[0], 0, seconds=100, top1=80.0)
+    store(tmp_path, arms[0], 0, result | changes)
+    with pytest.raises(ValueError, match=f"result.json.*{message}"):
+        find_results([(arms[0], 0)], tmp_path)
+
+
+@pytest.mark.parametrize(
     ("arguments", "message"),
     [
         (["SOLVER.BASE_LRR", "1"], "SOLVER.BASE_LR?"),
@@ -355,7 +414,10 @@ def test_one_config_or_two_of_a_name_are_refused(configs):
 
 
 @pytest.mark.slow
-def test_the_command_reports_what_is_there(configs, arms, tmp_path, capsys, load_program):
+def test_the_command_reports_what_is_there(
+    configs, arms, tmp_path, capsys, load_program, monkeypatch
+):
+    """Without step times by the clock, with them by 1 s for each of 102 and 36 iterations."""
     output = tmp_path / "runs"
     for arm, seconds in zip(arms, (300, 100), strict=True):
         for seed in (0, 1):
@@ -369,7 +431,13 @@ def test_the_command_reports_what_is_there(configs, arms, tmp_path, capsys, load
     assert json.loads(capsys.readouterr().out)["configs"][1]["speed_up"]["mean"] == 3
     text = (output / "report.md").read_text()
     assert "--seeds 0 1 SOLVER.BASE_LR 0.1" in text
-    assert "python tools/compare.py" in text
+    assert "    multigrid-compare --cfg" in text
+    tool, second = load_program("tools/compare.py"), lambda shape: 1.0
+    timing = Timing(second, second, "made up")
+    monkeypatch.setattr(tool, "measured_times", lambda paths: lambda recipe, flops: timing)
+    assert tool.main([*command[:6], "--step-times", "steps.json", *command[6:]]) == 0
+    cells = capsys.readouterr().out.partition("\nmultigrid")[2].split()
+    assert cells[11:14] == ["36", "s", "2.83×"]
 
 
 def test_a_comparison_that_has_no_result_yet_writes_no_report(

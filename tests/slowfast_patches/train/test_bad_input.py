@@ -1,5 +1,6 @@
 """What a user can get wrong: one line that says what, where and what to do; never a traceback."""
 
+import json
 import re
 import shutil
 from collections.abc import Callable
@@ -10,8 +11,11 @@ import torch
 import torch.distributed as dist
 
 from slowfast_patches.config.recipe import Recipe
-from slowfast_patches.train import checkpoints
+from slowfast_patches.train import checkpoint as checkpoints
+from slowfast_patches.train import loop
 from slowfast_patches.train import run as run_module
+from slowfast_patches.train.state import Run
+from tests.slowfast_patches.train.made_checkpoint import made
 
 OFF = (
     *("MULTIGRID.LONG_CYCLE", False, "MULTIGRID.SHORT_CYCLE", False, "TEST.ENABLE", False),
@@ -68,6 +72,7 @@ def assert_refused(answer: tuple[int, str], *said: str) -> None:
         (("TRAIN.ENABLE", False), ("nothing to test", "TEST.CHECKPOINT_FILE_PATH")),
         (("TRAIN.CHECKPOINT_INFLATE", True), ("TRAIN.CHECKPOINT_INFLATE", "nothing to inflate")),
         (("TRAIN.CHECKPOINT_FILE_PATH", "none.pyth"), ("none.pyth: there is no such file",)),
+        (("RNG_SEED", -1), ("RNG_SEED must be 0 or more, not -1",)),
     ],
 )
 def test_mistakes_in_the_recipe(
@@ -104,6 +109,33 @@ def test_a_line_that_does_not_parse(
     change_line(lists / "val.csv", 4, "a.mp4 -1")
     answer = command_line(tmp_path / "run", *lists_of(lists, demo_data))
     assert_refused(answer, f"{lists}/val.csv, line 4: ", "'a.mp4 -1'")
+
+
+@pytest.mark.parametrize("trains", [True, False])
+def test_predictions_replace_no_file_of_the_users(
+    command_line: Command, lists: Path, tmp_path: Path, trains: bool
+):
+    """Named by its path, by one that leads out of OUTPUT_DIR, by a link, or in OUTPUT_DIR."""
+    output, path = tmp_path / "run", lists / "train.csv"
+    prefix = "" if trains else "test_"
+    before = path.read_bytes()
+    output.mkdir()
+    (output / f"{prefix}link.csv").symlink_to(path)
+    (output / "folder").symlink_to(lists)
+    own = Path(shutil.copy(path, output / f"{prefix}own.csv"))
+    (output / f"{prefix}predictions.csv").write_text("video,label,prediction,probability,a\n")
+    for name, said in (
+        (path, f"{path} is not in OUTPUT_DIR {output}; give a name in it"),
+        ("../lists/train.csv", "is not in OUTPUT_DIR"),
+        ("../new.csv", "is not in OUTPUT_DIR"),
+        ("link.csv", "is not in OUTPUT_DIR"),
+        ("folder/train.csv", "is not in OUTPUT_DIR"),
+        ("own.csv", f"{own} is there and holds no predictions; give another name"),
+        ("predictions.csv", "DATA.PATH_TO_DATA_DIR"),  # the next mistake
+    ):
+        keys = ("TEST.SAVE_RESULTS_PATH", name, "TRAIN.ENABLE", trains)
+        assert_refused(command_line(output, *keys, "DATA.PATH_TO_DATA_DIR", ""), said)
+        assert path.read_bytes() == own.read_bytes() == before
 
 
 # Checkpoints.
@@ -145,7 +177,7 @@ def test_a_run_that_is_continued_keeps_its_number_of_classes(
     cfg = tiny_config(tmp_path, "MODEL.NUM_CLASSES", 9)
     with pytest.raises(ValueError, match=r"set MODEL.NUM_CLASSES 8"):
         run_module._check_training(cfg, 1)
-    checkpoints.save(tmp_path, 1, {})
+    checkpoints.save(tmp_path, made())
     run_module._check_training(cfg, 1)
 
 
@@ -157,8 +189,9 @@ def test_a_loss_that_is_not_finite_ends_it_and_the_checkpoint_before_stays_whole
 ):
     rates = ("SOLVER.LRS", [0.1, 1e20], "TRAIN.CHECKPOINT_PERIOD", 1)
     answer = command_line(tmp_path, *OFF, *rates)
-    said = ("the loss of iteration ", "LR 1e+18", "SOLVER.BASE_LR", "checkpoint is from before")
-    assert_refused(answer, *said)
+    last = checkpoints.last_checkpoint(tmp_path)
+    said = f"the last checkpoint is {last}, after iteration 6; the same command with a lower SOLVER"
+    assert_refused(answer, "the loss of iteration ", "LR 1e+18", said)
     stopped = int(re.findall(r"the loss of iteration (\d+)", answer[1])[0])
     logged = [record["iteration"] for record in opened(tmp_path).metrics()]
     assert logged == list(range(1, stopped + 1))
@@ -166,6 +199,37 @@ def test_a_loss_that_is_not_finite_ends_it_and_the_checkpoint_before_stays_whole
     content = opened(tmp_path).checkpoint
     assert content["iteration"] == 6
     assert all(weight.isfinite().all() for weight in content["model_state"].values())
+
+
+def test_what_is_not_finite_is_not_saved_and_a_lower_rate_goes_on_from_what_is(
+    command_line: Command, tmp_path: Path, opened: type, monkeypatch: pytest.MonkeyPatch
+):
+    save = loop.save
+
+    def diverge(run: Run, **options: object) -> None:
+        if run.record.done == 12:
+            run.model.get_buffer("s1.pathway0_stem.bn.running_var")[0] = torch.inf
+        save(run, **options)
+
+    keys = (*OFF, "TRAIN.CHECKPOINT_PERIOD", 1)
+    with monkeypatch.context() as patch:
+        patch.setattr(loop, "save", diverge)
+        answer = command_line(tmp_path, *keys)
+    named = "after iteration 12 .* 1 tensors .* model_state.s1.pathway0_stem.bn.running_var"
+    assert re.search(named, answer[1])
+    [last] = checkpoints.all_checkpoints(tmp_path)
+    assert_refused(answer, f"the last checkpoint is {last}, after iteration 6; the same command")
+    assert not (tmp_path / "result.json").exists()
+
+    lower = ("SOLVER.BASE_LR", 0.001)
+    assert command_line(tmp_path, *keys, *lower)[0] == 0
+    run, change = opened(tmp_path), "after iteration 6: SOLVER.BASE_LR 0.001 in place of 0.01"
+    assert f"WARNING another learning rate {change}" in run.log
+    assert run.checkpoint["rate_changes"] == run.result["rate_changes"] == [change]
+    rates = {record["iteration"]: record["lr"] for record in run.metrics()}
+    assert (rates[6], rates[7]) == (pytest.approx(0.01), pytest.approx(0.0001))
+    assert json.loads((tmp_path / "plan.json").read_text())["phases"][0]["lr"][0] == 0.001
+    assert_refused(command_line(tmp_path, *keys), "of another recipe", "BASE_LR: 0.001 there")
 
 
 def test_videos_that_cannot_be_read_are_named_once_replaced_and_counted_up_to_a_limit(

@@ -9,9 +9,10 @@ from torch import nn
 
 from slowfast_patches.launch.stopping import StopRequest
 from slowfast_patches.models.average import start_average, update_average
-from slowfast_patches.train import checkpoints
-from slowfast_patches.train.loop import leave_step
-from slowfast_patches.train.record.unreadable import TooManyUnreadableError
+from slowfast_patches.train import checkpoint as checkpoints
+from slowfast_patches.train import loop
+from slowfast_patches.train.record.record import TooManyUnreadableError
+from slowfast_patches.train.resume import Resumable, check_same_recipe
 from slowfast_patches.train.state import Run, build_run
 from slowfast_patches.train.warm_up import made_up_batch
 from slowfast_patches.utils.distributed import World
@@ -21,8 +22,8 @@ Start = Callable[..., Run]
 
 @pytest.fixture
 def start(tiny_config: Callable, tmp_path: Path) -> Start:
-    """`start("KEY", value, ..., top1=[...], found=Found(...))`: a run whose evaluations give these,
-    evaluated every second iteration and saved every fourth."""
+    """`start("KEY", value, ..., top1=[...], found=Resumable(...))`: a run whose evaluations give
+    these, evaluated every second iteration and saved every fourth."""
 
     def make(*keys: object, top1: Iterable[float] = (), found=None) -> Run:
         world = World(0, 1, torch.device("cpu"))
@@ -42,13 +43,13 @@ def leave(run: Run, done: int) -> None:
     for weight in run.models[-1].parameters():
         nn.init.constant_(weight, done)
     run.record.done = done
-    leave_step(run, run.schedule.at(done - 1))
+    loop.leave_step(run, run.schedule.at(done - 1))
     run.writer.wait()
 
 
 def save(run: Run, done: int) -> None:
     run.record.done = done
-    run.save()
+    loop.save(run)
     run.writer.wait()
 
 
@@ -57,14 +58,14 @@ def best(folder: Path) -> tuple[int, float]:
     path = checkpoints.best_checkpoint(folder)
     assert path is not None
     content = checkpoints.load(path)
-    assert not {"optimizer_state", "ema_state"} & content.keys()
-    return content["iteration"], float(content["model_state"]["head.projection.bias"][0])
+    assert content.optimizer_state is content.ema_state is None
+    return content.iteration, float(content.model_state["head.projection.bias"][0])
 
 
-def last(folder: Path) -> checkpoints.Found:
+def last(folder: Path) -> Resumable:
     path = checkpoints.last_checkpoint(folder)
     assert path is not None
-    return checkpoints.Found(path, checkpoints.load(path))
+    return Resumable(path, checkpoints.load(path))
 
 
 @pytest.mark.slow
@@ -79,7 +80,7 @@ def test_the_best_stays_of_equals_the_first_and_a_continued_run_knows_it(start, 
         leave(run, done)
         assert best(tmp_path) == (expected, expected)
     content = last(tmp_path)
-    assert content.content["iteration"] == 4
+    assert content.checkpoint.iteration == 4
     run = start(*keys, top1=scores[2 * (1 + average) :], found=content)
     for done, expected in ((6, 4), (8, 4), (10, 10)):
         leave(run, done)
@@ -105,15 +106,15 @@ def test_what_cannot_be_evaluated_is_saved_as_it_was_and_evaluated_again(
     monkeypatch.setattr(run.validation, "_evaluate", evaluate)
     run.record.done = 2
     with pytest.raises(TooManyUnreadableError):
-        leave_step(run, run.schedule.at(1))
+        loop.leave_step(run, run.schedule.at(1))
     run.writer.wait()
     assert all(torch.equal(before[n], v) for n, v in run.models.state_dict().items())
     assert list(evaluated) == list(run.models)
     found = last(tmp_path)
-    assert (found.content["iteration"], found.content["evaluation_due"]) == (2, True)
+    assert (found.checkpoint.iteration, found.checkpoint.evaluation_due) == (2, True)
     mended = start("MODEL.EMA_DECAY", 0.5, "DATA.MAX_BAD_FRACTION", 0.5, found=found)
     assert mended.evaluation_due
-    checkpoints.check_same_recipe(found.content, mended.recipe, found.path)
+    check_same_recipe(found.checkpoint.cfg, mended.recipe, found.path)
 
 
 # The average.

@@ -8,61 +8,39 @@ from unittest.mock import MagicMock
 
 import pytest
 import torch
-import yaml
 
 from slowfast_patches.config.recipe import Recipe
 from slowfast_patches.datasets.lists.dataset_lists import list_digest, read_list
 from slowfast_patches.launch.stopping import TrainingStoppedError
-from slowfast_patches.train import checkpoints
+from slowfast_patches.train import checkpoint as checkpoints
+from slowfast_patches.train import resume
+from tests.slowfast_patches.train.made_checkpoint import made
 
 # Whose checkpoint it is.
 
 
-def saved(cfg: Recipe) -> dict:
-    return {"cfg": cfg.text, "iteration": 3, "num_videos": 24}
-
-
-def test_keys_that_are_newer_than_a_checkpoint_are_at_their_defaults(
-    tiny_config: Callable[..., Recipe], tmp_path: Path
-):
-    content, path = saved(tiny_config(tmp_path)), tmp_path / "c.pyth"
-    old = yaml.safe_load(content["cfg"])
-    del old["TSM"], old["SOLVER"]["REFERENCE_BATCH_SIZE"]
-    old["MODEL"]["SINGLE_PATHWAY_ARCH"].remove("tsm")
-    content["cfg"] = yaml.safe_dump(old)
-    checkpoints.check_same_recipe(content, tiny_config(tmp_path), path)
-    with pytest.raises(ValueError, match=r"TSM\.SHIFT_DIV: 8 there, 4 here"):
-        checkpoints.check_same_recipe(content, tiny_config(tmp_path, "TSM.SHIFT_DIV", 4), path)
-
-
 def test_what_changes_the_training_is_listed(tiny_config: Callable[..., Recipe], tmp_path: Path):
-    content = saved(tiny_config(tmp_path))
+    stored = tiny_config(tmp_path).text
     changed = ("SOLVER.BASE_LR", 0.5, "MULTIGRID.SHORT_CYCLE", False)
     moved = ("LOG_PERIOD", 7, "DATA_LOADER.NUM_WORKERS", 2, "TRAIN.EVAL_PERIOD", 9)
     other = ("TRAIN.CHECKPOINT_FILE_PATH", "other.pyth")
     here = tiny_config(tmp_path / "elsewhere", *changed, *moved, *other)
     with pytest.raises(ValueError, match="another recipe") as caught:
-        checkpoints.check_same_recipe(content, here, tmp_path / "c.pyth")
+        resume.check_same_recipe(stored, here, tmp_path / "c.pyth")
     message = str(caught.value)
     assert "SOLVER.BASE_LR: 0.01 there, 0.5 here" in message
     assert "MULTIGRID.SHORT_CYCLE: True there, False here" in message
     assert "TRAIN.CHECKPOINT_FILE_PATH:  there, other.pyth here" in message
     assert message.count(" there, ") == 3
     assert "TRAIN.AUTO_RESUME False" in message
-    with pytest.raises(ValueError, match=r"TRAIN\.CHECKPOINT_FILE_PATH"):
-        checkpoints.check_same_recipe({"model_state": {}}, here, tmp_path)  # weights alone
 
 
 def test_a_run_on_another_list_is_not_continued(tmp_path: Path):
-    def check(number: int, digest: str, **content: object) -> None:
-        found = checkpoints.Found(tmp_path / "c.pyth", {"num_videos": 24, **content})
-        checkpoints.check_same_list(found, tmp_path / "train.csv", number, digest)
-
-    check(24, "abc", list_digest="abc")
-    check(24, "abc")  # from before digests
+    there = resume.Resumable(tmp_path / "c.pyth", made(num_videos=24, list_digest="abc"))
+    resume.check_same_list(there, tmp_path / "train.csv", 24, "abc")
     for number, digest in ((25, "abc"), (24, "abd")):
         with pytest.raises(ValueError, match=rf"trained on another list.*: 24 there, {number} in"):
-            check(number, digest, list_digest="abc")
+            resume.check_same_list(there, tmp_path / "train.csv", number, digest)
 
 
 def test_a_list_is_known_by_paths_labels_and_order_wherever_the_data_lie(
@@ -92,7 +70,7 @@ def iterations(folder: Path) -> list[int]:
 )
 def test_the_last_and_those_at_phase_ends_stay(tmp_path: Path, kept: int, stay: list[int]):
     for iteration in range(2, 15, 2):
-        checkpoints.save(tmp_path, iteration, {})
+        checkpoints.save(tmp_path, made(iteration=iteration))
         checkpoints.prune(tmp_path, kept, {6, 12, 18})
         assert iterations(tmp_path)[-1] == iteration
     assert iterations(tmp_path) == stay
@@ -108,13 +86,13 @@ def test_a_damaged_one_is_set_aside_and_the_one_before_it_continued(
     tiny_config: Callable[..., Recipe], tmp_path: Path, caplog: pytest.LogCaptureFixture
 ):
     cfg = tiny_config(tmp_path)
-    assert checkpoints.find_resumable(cfg) is None
-    paths = [checkpoints.save(tmp_path, n, saved(cfg) | {"iteration": n}) for n in (2, 4, 6)]
+    assert resume.find_resumable(cfg) is None
+    paths = [checkpoints.save(tmp_path, made(iteration=n, cfg=cfg.text)) for n in (2, 4, 6)]
     flip(paths[2])
     paths[1].write_bytes(paths[1].read_bytes()[:-400])
-    found = checkpoints.find_resumable(cfg)
+    found = resume.find_resumable(cfg)
     assert found is not None
-    assert (found.path, found.content["iteration"]) == (paths[0], 2)
+    assert (found.path, found.checkpoint.iteration) == (paths[0], 2)
     assert iterations(tmp_path) == [2]
     for path in paths[1:]:
         assert path.with_name(f"{path.name}.damaged").is_file()
@@ -126,10 +104,10 @@ def test_one_that_cannot_be_read_is_not_taken_for_damaged(
     tiny_config: Callable[..., Recipe], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ):
     cfg = tiny_config(tmp_path)
-    paths = [checkpoints.save(tmp_path, n, saved(cfg)) for n in (2, 4)]
+    paths = [checkpoints.save(tmp_path, made(iteration=n, cfg=cfg.text)) for n in (2, 4)]
     monkeypatch.setattr(torch, "load", MagicMock(side_effect=OSError(errno.EIO, "a bad disk")))
     with pytest.raises(OSError, match="a bad disk"):
-        checkpoints.find_resumable(cfg)
+        resume.find_resumable(cfg)
     assert checkpoints.all_checkpoints(tmp_path) == paths
 
 
@@ -142,17 +120,17 @@ def attempt(
     for name in ("SLURM_JOB_ID", "SLURM_RESTART_COUNT", "TORCHELASTIC_RUN_ID"):
         monkeypatch.delenv(name, raising=False)
     cfg = tiny_config(tmp_path, "TRAIN.AUTO_RESUME", False)
-    checkpoints.save(tmp_path, 3, saved(cfg))
+    checkpoints.save(tmp_path, made(cfg=cfg.text))
 
     def start(save: int = 0, **environment: object) -> int | None:
         with monkeypatch.context() as patch:
             for name, value in environment.items():
                 patch.setenv(name, str(value))
-            checkpoints.start_over(cfg)
-            found = checkpoints.find_resumable(cfg)
+            resume.start_over(cfg)
+            found = resume.find_resumable(cfg)
         if save:
-            checkpoints.save(tmp_path, save, saved(cfg) | {"iteration": save})
-        return found and found.content["iteration"]
+            checkpoints.save(tmp_path, made(iteration=save, cfg=cfg.text))
+        return found and found.checkpoint.iteration
 
     return start
 
@@ -188,48 +166,62 @@ def test_what_is_written_is_the_state_when_it_was_saved(
 ):
     gate, original = threading.Event(), checkpoints.save
 
-    def save(*args: object) -> Path:
+    def save(*args: object, **options: object) -> Path:
         assert gate.wait(60)
-        return original(*args)
+        return original(*args, **options)
 
     monkeypatch.setattr(checkpoints, "save", save)
     writer = checkpoints.Writer(tmp_path, 0, ())
-    weights, evaluations = torch.zeros(5), [1]
-    writer.save(1, {"model": {"weight": weights}, "list": evaluations, "half": weights[:2]})
+    weights, evaluations = torch.zeros(5), [{"top1": 1}]
+    state = {"momentum": {"buffer": weights[:2]}}
+    writer.save(
+        made(model_state={"weight": weights}, evaluations=evaluations, optimizer_state=state)
+    )
     weights += 1  # the training goes on
-    evaluations.append(2)
+    evaluations.append({"top1": 2})
     gate.set()
     writer.wait()
     content = checkpoints.load(checkpoints.last_checkpoint(tmp_path))
-    assert content["model"]["weight"].tolist() == [0] * 5
-    assert (content["half"].tolist(), content["list"]) == ([0, 0], [1])
+    assert content.model_state["weight"].tolist() == [0] * 5
+    assert content.optimizer_state["momentum"]["buffer"].tolist() == [0, 0]
+    assert content.evaluations == [{"top1": 1}]
 
 
 def test_what_cannot_be_written_is_raised_in_the_training_once(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ):
-    before = checkpoints.save(tmp_path, 5, {"iteration": 5})
+    before = checkpoints.save(tmp_path, made(iteration=5))
     writer = checkpoints.Writer(tmp_path, 1, ())
     monkeypatch.setattr(torch, "save", MagicMock(side_effect=OSError(errno.EROFS, "read-only")))
-    writer.save(7, {})
+    writer.save(made(iteration=7))
     with pytest.raises(TrainingStoppedError) as caught:
         writer.wait()
     for said in ("written after iteration 7: read-only", f"checkpoint is {before}, after", "same"):
         assert said in str(caught.value)
     writer.wait()
     assert list((tmp_path / "checkpoints").iterdir()) == [before]
-    assert checkpoints.load(before)["iteration"] == 5
+    assert checkpoints.load(before).iteration == 5
+
+
+@pytest.mark.parametrize("field", ["model_state", "ema_state"])
+def test_nothing_is_written_where_a_tensor_is_not_finite(tmp_path: Path, field: str):
+    writer = checkpoints.Writer(tmp_path, 1, ())
+    bad = made(**{field: {"weight": torch.tensor([1, torch.nan])}})
+    writer.save(made(), bad)
+    with pytest.raises(checkpoints.DivergedError, match=rf"1 tensors .* {field}\.weight"):
+        writer.wait()
+    assert not (tmp_path / "checkpoints").exists()
 
 
 def test_the_best_is_none_of_those_that_a_run_continues_from_and_goes_aside_with_them(tmp_path):
     writer = checkpoints.Writer(tmp_path, 1, ())
-    writer.save(2, None, {"iteration": 2})
+    writer.save(None, made(iteration=2))
     writer.wait()
     best = checkpoints.best_checkpoint(tmp_path)
     assert checkpoints.last_checkpoint(tmp_path) is None
-    writer.save(3, {})
+    writer.save(made(iteration=3))
     writer.wait()
-    assert checkpoints.load(best)["iteration"] == 2
+    assert checkpoints.load(best).iteration == 2
     assert checkpoints.checkpoint_of(tmp_path) == best
     (tmp_path / "checkpoints_before_1").mkdir()
     assert checkpoints.set_aside(tmp_path) == tmp_path / "checkpoints_before_2"

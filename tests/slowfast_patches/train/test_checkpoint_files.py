@@ -4,6 +4,7 @@ import errno
 import pickle
 import resource
 import zipfile
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -12,20 +13,24 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from slowfast_patches.models.weights import load_weights
-from slowfast_patches.train import checkpoints
+from slowfast_patches.train import checkpoint as checkpoints
+from slowfast_patches.train.checkpoint import Checkpoint
+from tests.slowfast_patches.train.made_checkpoint import made
 
-CONTENT = {"iteration": 7, "weights": torch.arange(300.0), "nested": {"name": ["a", (1, None)]}}
+WEIGHTS = torch.arange(300.0)
+GIVEN = {"iteration": 7, "class_names": ("a", "b"), "best": {"nested": ["a", (1, None)]}}
 
 
-def is_content(found: dict) -> bool:
-    same = {"iteration": 7, "nested": CONTENT["nested"]}
-    weights = found.pop("weights", torch.empty(0))
-    return found == same and torch.equal(weights, CONTENT["weights"])
+def is_content(found: Checkpoint) -> bool:
+    weights = found.model_state.get("weights", torch.empty(0))
+    return replace(found, model_state={}) == made(**GIVEN) and torch.equal(weights, WEIGHTS)
 
 
 @pytest.fixture(scope="module")
 def whole(tmp_path_factory: pytest.TempPathFactory) -> bytes:
-    path = checkpoints.save(tmp_path_factory.mktemp("whole"), 7, CONTENT)
+    path = checkpoints.save(
+        tmp_path_factory.mktemp("whole"), made(model_state={"weights": WEIGHTS}, **GIVEN)
+    )
     assert [p.name for p in path.parent.iterdir()] == [path.name]
     return path.read_bytes()
 
@@ -33,22 +38,29 @@ def whole(tmp_path_factory: pytest.TempPathFactory) -> bytes:
 def test_it_is_an_ordinary_file_of_torch_with_checksums(whole: bytes, tmp_path: Path):
     path = tmp_path / "c.pyth"
     path.write_bytes(whole)
-    assert is_content(torch.load(path, weights_only=True, mmap=True))
+    assert is_content(Checkpoint(**torch.load(path, weights_only=True, mmap=True)))
     with zipfile.ZipFile(path) as archive:
         assert all(entry.CRC for entry in archive.infolist())
 
 
-def test_those_of_runs_before_this_have_a_comment_and_load(whole: bytes, tmp_path: Path):
+@pytest.mark.parametrize(
+    ("change", "said"),
+    [
+        ({"version": 0}, "has version 0; this trainer reads 1"),
+        ({"version": None}, "was not written by this trainer"),
+        ({"iteration": "7"}, "is not a valid checkpoint: iteration"),
+        ({"cfg": None, "model_state": torch.zeros(1)}, "checkpoint: cfg, model_state"),
+        ({"other": 1}, "is not a valid checkpoint: more fields"),
+    ],
+)
+def test_what_is_not_a_checkpoint_of_this_version_is_refused(tmp_path: Path, change, said):
     path = tmp_path / "c.pyth"
-    path.write_bytes(whole[:-2] + (71).to_bytes(2, "little") + b"sha256:" + b"0" * 64)
-    assert is_content(checkpoints.load(path))
-    for number, old in enumerate((True, False)):
-        path = tmp_path / f"{number}.pyth"
-        torch.save({"a": 1}, path, _use_new_zipfile_serialization=not old)
-        assert checkpoints.load(path) == {"a": 1}
+    torch.save(vars(made()) | change, path)
+    with pytest.raises(ValueError, match=f"^{path} .*{said}"):
+        checkpoints.load(path)
 
 
-def loaded(path: Path) -> dict | None:
+def loaded(path: Path) -> Checkpoint | None:
     """What is in a file; None where an error says which is none."""
     try:
         return checkpoints.load(path)
@@ -106,16 +118,18 @@ def test_damaged_weights_start_no_training(whole: bytes, tmp_path: Path):
 
 
 def test_a_file_too_large_leaves_the_one_before_and_no_part(tmp_path: Path):
-    path = checkpoints.save(tmp_path, 7, {"before": 1})
+    path = checkpoints.save(tmp_path, made(iteration=7))
     limits = resource.getrlimit(resource.RLIMIT_FSIZE)
     # at the first byte, at the edge of what is buffered, in the data, at the end
     for most in (0, 8192, 300_000, 400_900):
         try:
             resource.setrlimit(resource.RLIMIT_FSIZE, (most, limits[1]))
             with pytest.raises(OSError) as caught:
-                checkpoints.save(tmp_path, 7, {"weights": torch.zeros(100_000)})
+                checkpoints.save(
+                    tmp_path, made(iteration=7, model_state={"weights": torch.zeros(100_000)})
+                )
         finally:
             resource.setrlimit(resource.RLIMIT_FSIZE, limits)
         assert caught.value.errno == errno.EFBIG
     assert list(path.parent.iterdir()) == [path]
-    assert checkpoints.load(path) == {"before": 1}
+    assert checkpoints.load(path) == made(iteration=7)

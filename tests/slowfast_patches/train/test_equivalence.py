@@ -30,6 +30,7 @@ from slowfast_patches.launch.stopping import StopRequest
 from slowfast_patches.models.build import build_model
 from slowfast_patches.models.inputs import InputTransform
 from slowfast_patches.train import loop
+from slowfast_patches.train import run as run_module
 from slowfast_patches.train import state as state_module
 from slowfast_patches.train.state import Run
 from slowfast_patches.utils.distributed import World
@@ -60,24 +61,25 @@ RATES = {"double": 0.1 / 8, "single": 0.00025 / 8}
 # What each process does.
 
 
-class Recording(Run):
-    """Keeps the model's state before and after each evaluation."""
+@contextmanager
+def recorded_states() -> Iterator[list[dict[str, Tensor]]]:
+    """A list that grows by the model's state before and after each evaluation; nothing is saved,
+    which is tested elsewhere."""
+    states = list[dict[str, Tensor]]()
+    validate = loop.validate
 
-    def __init__(self, *given: Any) -> None:
-        super().__init__(*given)
-        self.states = list[dict[str, Tensor]]()
+    def keep(run: Run) -> None:
+        states.append({k: v.clone() for k, v in run.model.state_dict().items()})
 
-    def validate(self, step: Step) -> None:
-        average_running_stats(self.model)
-        self._keep()
-        super().validate(step)
-        self._keep()
+    def recording(run: Run, step: Step) -> bool:
+        average_running_stats(run.model)
+        keep(run)
+        done = validate(run, step)
+        keep(run)
+        return done
 
-    def save(self) -> None:
-        """What is saved is tested elsewhere."""
-
-    def _keep(self) -> None:
-        self.states.append({k: v.clone() for k, v in self.model.state_dict().items()})
+    with mock.patch.object(loop, "validate", recording), mock.patch.object(loop, "save"):
+        yield states
 
 
 @contextmanager
@@ -117,29 +119,29 @@ def train_one(name: str, cfg: Recipe, world: World, folder: Path) -> None:
     weights that are given."""
     folder.mkdir(parents=True, exist_ok=True)
     cfg = cfg.replaced({"OUTPUT_DIR": str(folder)})
-    with recorded_clips() as seen, mock.patch.object(state_module, "Run", Recording):
+    with recorded_clips() as seen, recorded_states() as states:
         run = state_module.build_run(cfg, world, StopRequest(world), None)
         if name != "single":
             run.validation(run.models, run.schedule.at(0))
             torch.save(run.model.state_dict(), folder / f"precise{world.rank}.pt")
             run = state_module.build_run(cfg, world, StopRequest(world), None)
         if name != "plain":
-            with run.opened():
-                run.prepare()
+            with run_module.opened(run):
+                run_module.prepare(run)
                 loop.train(run)
-            torch.save({"clips": seen, "states": run.states}, folder / f"rank{world.rank}.pt")
+            torch.save({"clips": seen, "states": states}, folder / f"rank{world.rank}.pt")
 
 
 @contextmanager
 def recorded_clips() -> Iterator[list[tuple[Any, ...]]]:
     """A list that grows by what is read of each clip: where in the training, and which pixels."""
     seen = list[tuple[Any, ...]]()
-    generator, plan_train = items.Clips._generator, items.plan_train
+    read, plan_train = items.Clips._read_training, items.plan_train
     requests = list[ClipRequest]()
 
-    def asked(self: items.Clips, request: ClipRequest) -> Any:
+    def asked(self: items.Clips, request: ClipRequest, out: Any) -> Any:
         requests[:] = [request]
-        return generator(self, request)
+        return read(self, request, out)
 
     def plan(*args: Any) -> ClipPlan:
         made = plan_train(*args)
@@ -151,7 +153,7 @@ def recorded_clips() -> Iterator[list[tuple[Any, ...]]]:
         return made
 
     with (
-        mock.patch.object(items.Clips, "_generator", asked),
+        mock.patch.object(items.Clips, "_read_training", asked),
         mock.patch.object(items, "plan_train", plan),
     ):
         yield seen

@@ -268,12 +268,12 @@ def test_a_test_alone_gives_the_runs_accuracy_leaves_its_files_and_says_what_it_
     assert (status, said.count("bad.mp4 cannot be opened")) == (0, 1)
     after = {path: path.read_bytes() for path in finished.rglob("*") if path.is_file()}
     assert {path.name for path in after.keys() - before.keys()} == {
-        *("test.log", "test.json", "test_classes.csv", "scores.csv")
+        *("test.log", "test.json", "test_classes.csv", "test_scores.csv")
     }
     assert {path: after[path] for path in before} == before
     result = json.loads((finished / "test.json").read_text())
     assert (result["videos"], result["unreadable"]) == (8, 1)
-    header, *rows = csv.reader((finished / "scores.csv").read_text().splitlines())
+    header, *rows = csv.reader((finished / "test_scores.csv").read_text().splitlines())
     assert header[4:] == (demo_data / "classes.txt").read_text().splitlines()
     assert [row[0] for row in rows[:-1]] == [str(demo_data / line.split()[0]) for line in lines[1:]]
     assert rows[-1] == [str(tmp_path / "bad.mp4")]

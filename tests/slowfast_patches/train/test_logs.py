@@ -8,6 +8,7 @@ import pytest
 import torch
 
 from slowfast_patches.train.record.log import setup_logging
+from slowfast_patches.utils.command_line import report
 from slowfast_patches.utils.distributed import World
 
 
@@ -43,6 +44,21 @@ def test_rank_0_writes_to_the_terminal_and_the_others_to_files_alone(tmp_path, c
     ]
     kept = (tmp_path / "logs" / "rank_0001.log").read_text()
     assert kept.count("INFO of 1\n") == 2, "a restart goes on"
+
+
+def test_control_characters_of_names_are_logged_escaped(tmp_path, capsys):
+    say(tmp_path, 0, "\x1b[2J\a.mp4")
+    said = capsys.readouterr().err
+    for text in (said, (tmp_path / "train.log").read_text()):
+        assert [line.split(" ", 1)[1] for line in text.splitlines()] == [
+            r"INFO \x1b[2J\x07.mp4",
+            r"WARNING \x1b[2J\x07.mp4!",
+        ]
+
+
+def test_what_ends_a_run_is_escaped_on_the_terminal(capsys):
+    assert report(ValueError("\x1b[2Ja.mp4 is no video")) == 2
+    assert capsys.readouterr().err == "error: \\x1b[2Ja.mp4 is no video\n"
 
 
 def test_a_machine_that_cannot_write_says_so_once_and_warns_on_its_terminal(tmp_path, capsys):

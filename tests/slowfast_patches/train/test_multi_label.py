@@ -8,11 +8,11 @@ from pathlib import Path
 
 import pytest
 import torch
-from fvcore.common.config import CfgNode
 
-from multigrid import ClipRequest, Shape
-from slowfast_patches import patching
-from slowfast_patches.train import checkpoints
+from multigrid import ClipRequest
+from slowfast_patches.config.recipe import Recipe
+from slowfast_patches.datasets.lists.dataset_lists import DATASETS, DataSet
+from slowfast_patches.train import checkpoint as checkpoints
 from slowfast_patches.train import run as run_module
 
 CLASSES = 8
@@ -30,10 +30,10 @@ OPTIONS = (
 class Several(torch.utils.data.Dataset):
     """A user's own data set, of clips of noise; each video has a class and the one after it."""
 
-    def __init__(self, cfg: CfgNode, split: str) -> None:
+    def __init__(self, recipe: Recipe, split: str) -> None:
         self.videos = range(24 if split == "train" else 8)
-        self._views = cfg.TEST.NUM_ENSEMBLE_VIEWS if split == "test" else 1
-        self._shape = Shape(cfg.TRAIN.BATCH_SIZE, cfg.DATA.NUM_FRAMES, cfg.DATA.TRAIN_CROP_SIZE)
+        self._views = recipe.test.num_ensemble_views if split == "test" else 1
+        self._shape = recipe.base_shape
 
     def __len__(self) -> int:
         return len(self.videos) * self._views
@@ -58,13 +58,10 @@ class Several(torch.utils.data.Dataset):
 
 
 @pytest.fixture(scope="module", autouse=True)
-def _known_to_the_host() -> Iterator[None]:
-    """The data set is in the host's registry, and has no list to look at before a run."""
-    patching.apply()
-    from slowfast.datasets.build import DATASET_REGISTRY
-
+def _registered() -> Iterator[None]:
+    """The data set has an entry, and no list to look at before a run."""
     with pytest.MonkeyPatch.context() as patch:
-        patch.setitem(DATASET_REGISTRY._obj_map, "Several", Several)
+        patch.setitem(DATASETS, "several", DataSet(multi_label=True, build=Several))
         patch.setattr(run_module, "_count_videos", lambda cfg, split: 24)
         yield
 

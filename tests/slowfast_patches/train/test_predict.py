@@ -2,7 +2,10 @@
 
 import csv
 import json
+import re
+import shutil
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -14,8 +17,10 @@ from slowfast_patches.datasets.loader import build_dataset, evaluation_loader
 from slowfast_patches.models.build import build_model
 from slowfast_patches.models.inputs import InputTransform
 from slowfast_patches.models.weights import load_weights
-from slowfast_patches.train import checkpoints
+from slowfast_patches.train import checkpoint as checkpoints
 from slowfast_patches.train.predict import Predictor, read_checkpoint
+from tests.slowfast_patches.datasets.made_videos import noise, write_video
+from tests.slowfast_patches.train.made_checkpoint import made
 
 CPU = torch.device("cpu")
 
@@ -31,7 +36,7 @@ def trained(multigrid_run: Path) -> Path:
 def weights(trained: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
     """The weights alone, as others hand them on."""
     path = tmp_path_factory.mktemp("weights") / "weights.pyth"
-    torch.save(checkpoints.load(trained)["model_state"], path)
+    torch.save(checkpoints.load(trained).model_state, path)
     return path
 
 
@@ -39,7 +44,7 @@ def weights(trained: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
 def recipe(trained: Path, weights: Path) -> tuple[object, ...]:
     """Options that name the weights' recipe, which is in a file of its own."""
     path = weights.with_name("recipe.yaml")
-    path.write_text(checkpoints.load(trained)["cfg"])
+    path.write_text(checkpoints.load(trained).cfg)
     return ("--checkpoint", weights, "--cfg", path)
 
 
@@ -106,12 +111,9 @@ def test_the_accuracy_is_that_of_the_run(trained, videos, predict, opened, multi
 def test_all_classes_at_most_and_numbers_where_there_are_no_names(
     trained, videos, predict, tmp_path
 ):
-    old = tmp_path / "old.pyth"  # from before checkpoints had names
-    content = checkpoints.load(trained)
-    del content["class_names"]
-    torch.save(content, old)
+    nameless = checkpoints.save(tmp_path, replace(checkpoints.load(trained), class_names=None))
     nowhere = ("DATA.PATH_TO_DATA_DIR", tmp_path)
-    _, out, err = predict("--checkpoint", old, "--top", 100, videos[0], *nowhere)
+    _, out, err = predict("--checkpoint", nameless, "--top", 100, videos[0], *nowhere)
     lines = out.splitlines()[1:]
     assert sorted(line.split("%")[1].strip() for line in lines) == [f"class {n}" for n in range(8)]
     assert sum(float(line.split("%")[0]) for line in lines) == pytest.approx(100, abs=0.5)
@@ -148,6 +150,29 @@ def test_a_run_is_predicted_with_from_anywhere_and_what_cannot_be_read_is_report
     assert len(rows[1]["classes"]) == 5
 
 
+def test_a_folder_of_videos_stands_for_these(trained, videos, predict, tmp_path):
+    for name, video in zip(("b.MP4", "a.mp4", ".hidden.mp4"), videos, strict=False):
+        shutil.copy(video, tmp_path / name)
+    (tmp_path / "notes.txt").touch()
+    table = tmp_path / "new" / "scores.csv"
+    status, out, err = predict("--checkpoint", trained, "--top", 1, tmp_path, "--output", table)
+    assert (status, err) == (0, "")
+    paths = [str(tmp_path / name) for name in ("a.mp4", "b.MP4")]
+    assert out.splitlines()[::2] == paths
+    assert [row[0] for row in csv.reader(table.open())][1:] == paths
+    status, _, err = predict("--checkpoint", trained, table.parent)
+    assert (status, err) == (1, f"{table.parent} is a folder without JPEG files\n")
+
+
+def test_a_video_that_was_not_copied_to_its_end_is_named(trained, predict, tmp_path):
+    whole, cut = tmp_path / "whole.mp4", tmp_path / "cut.mp4"
+    write_video(whole, noise(50), container_options={"movflags": "faststart"})
+    cut.write_bytes(whole.read_bytes()[:-3000])
+    status, out, err = predict("--checkpoint", trained, "--top", 1, whole, cut)
+    assert (status, len(out.splitlines())) == (0, 4)
+    assert re.fullmatch(f"warning: {cut} is cut off: \\d+ of its frames are missing.*\n", err)
+
+
 def test_weights_alone_need_their_recipe(trained, weights, recipe, videos, predict):
     status, out, err = predict("--checkpoint", weights, videos[0])
     assert (status, out) == (2, "")
@@ -161,8 +186,7 @@ def test_weights_alone_need_their_recipe(trained, weights, recipe, videos, predi
 
 
 def test_what_is_wrong_is_said(trained, recipe, videos, predict, tmp_path):
-    other = tmp_path / "other.pyth"
-    torch.save({"model_state": {}, "cfg": "NO_SUCH: 1"}, other)
+    other = checkpoints.save(tmp_path / "other", made(cfg="NO_SUCH: 1"))
     garbage = tmp_path / "garbage.pyth"
     garbage.write_text("no checkpoint")
     few = tmp_path / "few.txt"

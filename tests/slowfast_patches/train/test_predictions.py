@@ -33,6 +33,19 @@ def test_a_row_for_each_video_and_a_column_for_each_class(tmp_path: Path):
     ]
 
 
+def test_no_cell_is_a_formula_or_has_control_characters(tmp_path: Path):
+    path, names = tmp_path / "predictions.csv", ("=cmd|'/c calc'!A1", "a=b", "\x1b[2J\a")
+    videos = ["@x.mp4", "-x.mp4", "+x.mp4", "\tx.mp4", "1-x\udcff.mp4"]
+    write_predictions(path, videos, [SCORES[0], None, None, None, SCORES[2]], names)
+    shown = ["'=cmd|'/c calc'!A1", "a=b", r"\x1b[2J\x07"]
+    assert rows(path) == [
+        ["video", "prediction", "probability", *shown],
+        ["'@x.mp4", "'=cmd|'/c calc'!A1", "0.7", "0.7", "0.2", "0.1"],
+        *(["'-x.mp4"], ["'+x.mp4"], ["'\tx.mp4"]),
+        [r"1-x\udcff.mp4", r"\x1b[2J\x07", "0.6", "0.1", "0.3", "0.6"],
+    ]
+
+
 def test_labels_and_numbers_for_names(tmp_path: Path):
     path = tmp_path / "predictions.csv"
     write_predictions(path, ["a"], [SCORES[0]], None, torch.tensor([2]))

@@ -18,8 +18,7 @@ from slowfast_patches.config.recipe import default_recipe
 from slowfast_patches.train.record import clock as clock_module
 from slowfast_patches.train.record import record as record_module
 from slowfast_patches.train.record.clock import Clock, Forecast
-from slowfast_patches.train.record.record import Record
-from slowfast_patches.train.record.unreadable import TooManyUnreadableError, Unreadable
+from slowfast_patches.train.record.record import Record, TooManyUnreadableError, Unreadable
 from slowfast_patches.train.step import Outcome
 from slowfast_patches.utils.distributed import World
 
@@ -41,12 +40,15 @@ def test_unreadable_videos_are_limited_by_what_was_read_in_mini_batches_of_an_ep
 
 
 class Time:
-    """Goes on when it is told to."""
+    """Goes on when it is told to; `waited` of it this process had no core."""
 
-    now = 0.0
+    now = waited = 0.0
 
     def perf_counter(self) -> float:
         return self.now
+
+    def thread_time(self) -> float:
+        return self.now - self.waited
 
 
 @pytest.fixture(autouse=True)
@@ -176,6 +178,19 @@ def test_each_shape_counts_with_its_own_time(forecast: Forecast):
 # The clock.
 
 
+def test_seconds_of_training_without_a_core(now: Time):
+    """2 of 8 s of training; what loading waits for is no busy machine."""
+    clock = Clock(alone=True)
+    with clock.time("training"):
+        now.now += 5
+        with clock.time("loading"):
+            now.now += 10
+            now.waited += 10
+        now.now += 3
+        now.waited += 2
+    assert (clock.seconds["training"], clock.seconds["waiting"]) == (8, 2)
+
+
 @pytest.mark.gpu
 @pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU")
 def test_a_real_gpu_that_still_computes_is_not_waiting(monkeypatch):
@@ -238,3 +253,14 @@ def test_a_continued_run_draws_and_writes_nothing_twice_and_loses_nothing(tmp_pa
         ]
     first, second = of("phase", records)
     assert (first["iterations"], second["iterations"]) == (6, 20)  # what the last attempt saw
+
+
+def test_lines_that_are_no_records_are_dropped_with_a_warning(tmp_path: Path, train, caplog):
+    train(0, 25)
+    path = tmp_path / "metrics.jsonl"
+    lines = path.read_bytes().splitlines()
+    bad = [b'{"type": "val"}', b'{"iteration": 2}', b'{"type": "val", "iteration": "2"}', b"[2]"]
+    path.write_bytes(b"\n".join([*bad, b"\xff" + lines[0], lines[1][:-1], *lines]))
+    records = train(14)
+    assert [r["iteration"] for r in of("train", records)] == list(range(2, 41, 2))
+    assert f"{path}: 6 of {len(lines) + 6} lines unreadable and dropped" in caplog.text

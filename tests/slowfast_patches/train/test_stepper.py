@@ -257,7 +257,7 @@ def test_groups_that_processes_share_have_no_parts():
 def traced(monkeypatch: pytest.MonkeyPatch) -> None:
     torch.compiler.reset()
     trace = partial(torch.compile, dynamic=False, fullgraph=True, backend="aot_eager")
-    monkeypatch.setattr(step_module, "compiled", trace)
+    monkeypatch.setattr(step_module, "compiled", lambda model, mode: trace(model))
 
 
 @pytest.mark.slow
@@ -282,19 +282,10 @@ def test_a_network_that_does_not_compile_is_refused_by_its_key(monkeypatch):
 
     torch.compiler.reset()
     broken = partial(torch.compile, backend=compiler)
-    monkeypatch.setattr(step_module, "compiled", broken)
+    monkeypatch.setattr(step_module, "compiled", lambda model, mode: broken(model))
     made = stepper(TRAIN__COMPILE=True)
     with pytest.raises(
         ValueError, match=r"^TRAIN.COMPILE True: .* no compiler and .*; set it to False$"
-    ):
-        dry_run(made, schedule())
-
-
-def test_a_step_that_cannot_be_recorded_is_refused_by_its_key(monkeypatch):
-    made = stepper(TRAIN__CUDA_GRAPHS=True)
-    monkeypatch.setattr(made, "record", mock.Mock(side_effect=RuntimeError("not while\n...")))
-    with pytest.raises(
-        ValueError, match=r"^TRAIN.CUDA_GRAPHS True: .*\(not while \.\.\.\); set it to"
     ):
         dry_run(made, schedule())
 

@@ -1,5 +1,6 @@
 """Whole runs: against a loop of the host's functions, what stays alive, and what is left behind."""
 
+import json
 import re
 from collections import Counter
 from collections.abc import Callable
@@ -16,8 +17,10 @@ from slowfast_patches.config.recipe import Recipe, keys_of
 from slowfast_patches.config.schedule import schedule_of
 from slowfast_patches.datasets.loader import build_dataset
 from slowfast_patches.models.layers.convolution import convert_convolutions
+from slowfast_patches.train import loop
 from slowfast_patches.train import state as state_module
 from slowfast_patches.train import step as step_module
+from slowfast_patches.train.record.result import read_result
 
 OFF = (
     *("MULTIGRID.LONG_CYCLE", False, "MULTIGRID.SHORT_CYCLE", False),
@@ -134,12 +137,12 @@ def test_result_holds_everything_that_made_it(
     expected = {"config", "versions", "machine", "seed", "date", "world_size", "finished"}
     expected |= {"seconds", "iterations", "baseline_iterations", "epochs", "clips", "flops"}
     expected |= {"global_batch", "evaluations", "metric", "top1", "top5"}
-    expected |= {"videos", "unreadable"}
+    expected |= {"videos", "unreadable", "checksum"}
     assert result.keys() == expected
     assert result["config"] == yaml.safe_load(tiny_config(multigrid_run).text)
     assert result["versions"]["torch"].split("+")[0] == torch.__version__.split("+")[0]
     assert result["machine"]["threads"] == 1
-    activities = {"preparing", "training", "loading", "evaluating", "saving"}
+    activities = {"preparing", "training", "loading", "evaluating", "saving", "waiting"}
     assert result["seconds"].keys() == activities
     assert (result["iterations"], result["baseline_iterations"]) == (schedule.iterations, 36)
     assert result["clips"] == schedule.clips
@@ -148,6 +151,18 @@ def test_result_holds_everything_that_made_it(
     assert result["metric"] == "top1"
     assert 0 <= result["top1"] <= result["top5"] <= 100
     assert (result["videos"], result["unreadable"]) == (8, 0)
+
+
+def test_a_result_with_a_changed_value_is_not_read(multigrid_run: Path, tmp_path: Path):
+    text = (multigrid_run / "result.json").read_text()
+    path = tmp_path / "result.json"
+    path.write_text(text)
+    assert read_result(path)["top1"] == json.loads(text)["top1"]
+    for there, here in (('"videos": 8', '"videos": 9'), ('"finished"', '"finisher"')):
+        assert there in text
+        path.write_text(text.replace(there, here))
+        with pytest.raises(ValueError, match="its checksum does not match"):
+            read_result(path)
 
 
 def test_config_plan_and_events_are_there(multigrid_run: Path, tiny_config: Callable[..., Recipe]):
@@ -189,7 +204,7 @@ def test_switches_begin_as_the_plain_run_and_one_model_and_loader_live_through_a
     for module, name in (
         (state_module, "build_model"),
         (step_module, "build_optimizer"),
-        (state_module, "training_loader"),
+        (loop, "training_loader"),
     ):
         original = getattr(module, name)
 

@@ -11,7 +11,8 @@ from multigrid import FollowsGrid
 from slowfast_patches.config.recipe import Recipe
 from slowfast_patches.config.schedule import schedule_of
 from slowfast_patches.models.build import build_model
-from slowfast_patches.train import checkpoints
+from slowfast_patches.train import checkpoint as checkpoints
+from slowfast_patches.train import loop
 from slowfast_patches.train.predict import Predictor, read_checkpoint
 from slowfast_patches.train.running_stats import buffers_of_ranks
 from slowfast_patches.train.state import Run
@@ -43,15 +44,15 @@ KEYS = (
 def test_a_run_killed_inside_an_epoch_goes_on_to_the_same_bits_and_predicts(
     train: Callable[..., Path], tmp_path: Path, opened: type, assert_same_run: Callable[..., None]
 ):
-    whole, train_step = train(tmp_path / "whole", *KEYS), Run.train_step
+    whole, train_step = train(tmp_path / "whole", *KEYS), loop.train_step
 
     def dying(run: Run, step, batch: object):
         if step.iteration == 4:
-            run.save()
+            loop.save(run)
             raise SystemExit
         return train_step(run, step, batch)
 
-    with mock.patch.object(Run, "train_step", dying), pytest.raises(SystemExit):
+    with mock.patch.object(loop, "train_step", dying), pytest.raises(SystemExit):
         train(tmp_path / "killed", *KEYS)
     assert opened(tmp_path / "killed").checkpoint["iteration"] == 4
     assert_same_run(opened(train(tmp_path / "killed", *KEYS)), opened(whole))
@@ -70,7 +71,7 @@ def test_a_run_killed_inside_an_epoch_goes_on_to_the_same_bits_and_predicts(
 def stepper(tiny_config: Callable[..., Recipe], tmp_path: Path) -> Stepper:
     torch.manual_seed(0)
     recipe = tiny_config(tmp_path, *KEYS, "SOLVER.ACCUMULATION_STEPS", 2, "HF.DROP_PATH", 0.0)
-    recipe = recipe.replaced({"HF.CONFIG.hidden_dropout_prob": 0.0})
+    recipe = recipe.replaced({"HF.CONFIG": {**recipe.hf.config, "hidden_dropout_prob": 0.0}})
     return Stepper(recipe, build_model(recipe, grouped_bn=True), CPU)
 
 

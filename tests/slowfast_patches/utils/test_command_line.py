@@ -2,6 +2,7 @@
 
 import argparse
 import os
+import re
 import subprocess
 import sys
 from collections.abc import Callable
@@ -35,8 +36,31 @@ def test_what_a_user_can_cause_is_one_line(error, status, said, capsys):
     assert capsys.readouterr() == ("", said)
 
 
+def test_control_characters_are_printed_escaped(capsys):
+    @tool()
+    def main() -> int:
+        print("\a\x1b[31mclass\x9b\x7f\udcff", file=sys.stdout)
+        print("\rline\tone\nline two", file=sys.stderr)
+        raise ValueError("\x1b]0;title\a.mp4 cannot be read")
+
+    before = sys.stdout, sys.stderr
+    assert main() == 2
+    assert (sys.stdout, sys.stderr) == before
+    out, err = capsys.readouterr()
+    assert out == r"\x07\x1b[31mclass\x9b\x7f\udcff" + "\n"
+    assert err == "\rline\tone\nline two\n" + r"error: \x1b]0;title\x07.mp4 cannot be read" + "\n"
+
+
 def test_every_tool_has_a_command(load_program):
     assert sorted(load_program("tools/__init__.py").COMMANDS.values()) == TOOLS
+
+
+def test_what_a_user_reads_names_commands_that_are_installed():
+    folders = ("configs", "docs", "projects", "slowfast_patches", "tools")
+    files = [path for folder in folders for path in (ROOT / folder).rglob("*.*")]
+    read = [path for path in files if path.suffix in (".md", ".py", ".yaml")]
+    in_a_checkout = [p.name for p in read if re.search(r"tools/\w+\.py|\.venv/", p.read_text())]
+    assert (len(read) > 100, in_a_checkout) == (True, [])
 
 
 PRINTS = """

@@ -1,0 +1,142 @@
+"""What a network that was trained on one crop knows at others, and why.
+
+    python projects/real_video/change_of_shape.py \\
+        --cfg configs/Words/SLOWFAST_WORDS_MULTIGRID.yaml \\
+        --checkpoint checkpoints/checkpoint_iter_00000964.pyth \\
+        --crop 32 --at 36 40 48 64 --output change_of_shape.json DATA.PATH_TO_DATA_DIR words
+
+A checkpoint of the end of a coarse phase, trained on crops of --crop pixels, is scored on the
+validation videos at each of --at, every time after precise BN there, in three ways:
+
+    as it is    crops of that size of frames resized in proportion: the baseline's own, at its size
+    enlarged    the pixels of --crop, resized: nothing is new but their scale
+    framed      the pixels of --crop, in the middle, their edges repeated around them: nothing is
+                new but the size of the feature maps, and where on them things are
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import sys
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any
+
+from torch import Tensor, nn
+from torch.nn import functional as F
+
+from slowfast_patches import patching
+from slowfast_patches.config.load import load_recipe
+from slowfast_patches.config.metrics import metric_names, metric_title
+from slowfast_patches.config.recipe import Recipe
+from slowfast_patches.config.schedule import schedule_of, without_multigrid
+from slowfast_patches.datasets.loader import build_dataset
+from slowfast_patches.launch.device import process_device, set_up_device
+from slowfast_patches.launch.stopping import StopRequest
+from slowfast_patches.models.build import build_model
+from slowfast_patches.models.weights import load_weights
+from slowfast_patches.train.evaluate import Validation
+from slowfast_patches.utils.command_line import tool
+from slowfast_patches.utils.distributed import World
+from slowfast_patches.utils.machine import machine, versions
+from slowfast_patches.utils.tables import format_table
+
+__all__ = ["enlarged", "framed", "main", "score"]
+
+Change = Callable[[Tensor, int], Tensor]
+
+
+def enlarged(clips: Tensor, crop: int) -> Tensor:
+    """(N, C, T, H, W), H and W resized to `crop`."""
+    return F.interpolate(clips, (clips.shape[2], crop, crop), mode="trilinear")
+
+
+def framed(clips: Tensor, crop: int) -> Tensor:
+    """(N, C, T, H, W) in the middle of `crop` × `crop` pixels, their edges repeated."""
+    more = crop - clips.shape[-1]
+    sides = (more // 2, more - more // 2)
+    return F.pad(clips, (*sides, *sides, 0, 0), mode="replicate")
+
+
+def on_crop(recipe: Recipe, crop: int) -> Recipe:
+    """The baseline of a recipe on smaller or larger crops, with the same field of view."""
+    data = recipe.data
+    sides = [
+        max(crop, round(side * crop / data.train_crop_size)) for side in data.train_jitter_scales
+    ]
+    crops = dict.fromkeys(("TRAIN_CROP_SIZE", "CROP_SIZE", "TEST_CROP_SIZE"), crop)
+    keys = {f"DATA.{key}": value for key, value in crops.items()}
+    return without_multigrid(recipe).replaced({**keys, "DATA.TRAIN_JITTER_SCALES": sides})
+
+
+def score(
+    recipe: Recipe, checkpoint: str, crop: int, pixels: int, change: Change, world: World
+) -> float:
+    """Per cent of the validation videos, read at crops of `pixels` that `change` brings to `crop`.
+
+    Raises:
+        ValueError: the checkpoint is not of this recipe's network.
+    """
+    model = build_model(on_crop(recipe, crop), grouped_bn=True).to(world.device)
+    load_weights(model, checkpoint, complete=True)
+    if pixels != crop:
+        model.register_forward_pre_hook(
+            lambda _, inputs: ([change(clips, crop) for clips in inputs[0]], *inputs[1:])
+        )
+    read = on_crop(recipe, pixels)
+    data = build_dataset(read, "train")
+    schedule = schedule_of(read, len(data.videos))
+    validation = Validation(read, world, StopRequest(world), data, schedule)
+    return validation(nn.ModuleList([model]), schedule.at(0))[metric_names(recipe)[0]]
+
+
+def measure(
+    recipe: Recipe, checkpoint: str, crop: int, others: Sequence[int], world: World
+) -> dict[str, Any]:
+    """The scores at `crop` and at all others."""
+    rows = [{"crop": crop, "as it is": score(recipe, checkpoint, crop, crop, framed, world)}]
+    for other in others:
+        row = {"crop": other, "as it is": score(recipe, checkpoint, other, other, framed, world)}
+        for change in (enlarged, framed):
+            row[change.__name__] = score(recipe, checkpoint, other, crop, change, world)
+        rows.append(row)
+    return {"metric": metric_names(recipe)[0], "trained_on": crop, "rows": rows}
+
+
+@tool()
+def main(argv: Sequence[str] | None = None) -> int:
+    """Measure, print and write; return the exit status."""
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument("--cfg", required=True, metavar="FILE", help="the recipe")
+    parser.add_argument("--checkpoint", required=True, metavar="FILE")
+    text = "pixels that it was trained on (%(default)s)"
+    parser.add_argument("--crop", type=int, default=32, metavar="N", help=text)
+    text = "larger crops (%(default)s)"
+    parser.add_argument(
+        "--at", type=int, nargs="+", default=[36, 40, 48, 64], metavar="N", help=text
+    )
+    parser.add_argument("--output", type=Path, metavar="FILE.json")
+    parser.add_argument("overrides", nargs="*", default=[], metavar="KEY VALUE")
+    args = parser.parse_intermixed_args(argv)
+    patching.apply()
+    recipe = load_recipe(args.cfg, args.overrides)
+    set_up_device(recipe)
+    world = World(0, 1, process_device(recipe, 0))
+    result = measure(recipe, args.checkpoint, args.crop, args.at, world)
+    ways = ("as it is", "enlarged", "framed")
+    shown = [
+        [f"{row['crop']}²", *(f"{row[way]:.1f}" if way in row else "" for way in ways)]
+        for row in result["rows"]
+    ]
+    print(format_table([f"{metric_title(result['metric'])}, % at", *ways], shown))
+    if args.output:
+        result |= {"machine": machine(), "versions": versions()}
+        args.output.write_text(json.dumps(result, indent=2) + "\n", encoding="utf-8")
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

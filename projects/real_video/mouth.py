@@ -1,0 +1,130 @@
+"""Where a speaker's mouth is, by what moves while words are spoken, and what is cut around it."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from pathlib import Path
+
+import cv2
+import numpy as np
+from grid_corpus import Sentence, decode
+from numpy.typing import NDArray
+
+from multigrid import Box
+from slowfast_patches.datasets.reading.pixels import Cropper
+from slowfast_patches.datasets.reading.video_record import UnreadableVideoError
+from slowfast_patches.utils.files import written_whole
+
+__all__ = ["SIZE", "Look", "Square", "find_square", "look_at", "write_picture"]
+
+SIZE = 80
+"""Pixels of a clip's side."""
+_SIDE = 112 / 288
+"""Of the square's side to the frame's height: a mouth takes about half of the square."""
+_LEAST_MOTION = 0.5
+"""Levels of grey by which a mouth's surroundings change from frame to frame, at least."""
+
+
+@dataclass(frozen=True)
+class Look:
+    """What a video shows on average, in levels of grey from 0 to 255."""
+
+    picture: NDArray[np.float32]
+    """(H, W): the mean of its frames."""
+    motion: NDArray[np.float32]
+    """(H, W): how much neighbouring frames differ while words are spoken, beyond what they do in
+    the silence before and after."""
+
+
+def look_at(sentence: Sentence) -> Look:
+    """What a sentence's video shows. Raises as `decode`."""
+    frames = np.stack([frame.to_ndarray(format="gray") for frame in decode(sentence)])
+    changes = np.abs(np.diff(frames.astype(np.int16), axis=0))
+    between = np.arange(1, len(frames))  # change k is at the border of frames k and k + 1
+    spoken = (sentence.words[0].start <= between) & (between <= sentence.words[-1].end)
+    motion, still = (
+        changes[part].mean(0, dtype=np.float32) if part.any() else np.float32(0)
+        for part in (spoken, ~spoken)
+    )
+    return Look(frames.mean(0, dtype=np.float32), np.asarray(motion - still, np.float32))
+
+
+@dataclass(frozen=True)
+class Square:
+    """What is cut from frames of `width` × `height` pixels: `side` pixels around the mouth's middle
+    (x, y), or around the nearest place where the square lies in the frame."""
+
+    x: float
+    y: float
+    side: int
+    width: int
+    height: int
+
+    def __post_init__(self) -> None:
+        size = f"frames of {self.width}×{self.height} pixels"
+        if not (0 <= self.x < self.width and 0 <= self.y < self.height):
+            raise ValueError(f"--mouth {self.x:g} {self.y:g} lies outside {size}")
+        if not 16 <= self.side <= min(self.width, self.height):
+            raise ValueError(f"--side is {self.side}: give 16 or more that fit into {size}")
+
+    @property
+    def box(self) -> Box:
+        """The part of the frame."""
+        left = min(max(0.0, self.x - self.side / 2), self.width - self.side)
+        top = min(max(0.0, self.y - self.side / 2), self.height - self.side)
+        return Box(left, top, self.side, self.side)
+
+    def cut(self, sentence: Sentence) -> NDArray[np.uint8]:
+        """The square of each frame of a sentence's video, (T, SIZE, SIZE, 3) RGB.
+
+        Raises:
+            UnreadableVideoError: as `decode`, and where frames are of another size.
+        """
+        size = (self.width, self.height)
+        pictures = list[NDArray[np.uint8]]()
+        cropper = Cropper(self.box, size, SIZE)
+        for frame in decode(sentence):
+            if (frame.width, frame.height) != size:
+                found = f"{frame.width}×{frame.height} pixels, others {self.width}×{self.height}"
+                raise UnreadableVideoError(f"has frames of {found}")
+            cropper(frame, picture := np.empty((SIZE, SIZE, 3), np.uint8))
+            pictures.append(picture)
+        return np.stack(pictures)
+
+
+def find_square(look: Look, mouth: tuple[float, float] | None, side: int | None) -> Square:
+    """The square around the mouth, which is found, and of the side that fits the frame, where they
+    are None; ValueError if nothing moves, or the square lies outside."""
+    height, width = look.motion.shape
+    side = round(_SIDE * height / 2) * 2 if side is None else side
+    x, y = _find_mouth(look.motion, side) if mouth is None else mouth
+    return Square(x, y, side, width, height)
+
+
+def _find_mouth(motion: NDArray[np.float32], side: int) -> tuple[float, float]:
+    """Where, in the lower half of the frame and not at its sides, most moves within a mouth's size.
+
+    Raises:
+        ValueError: nothing does.
+    """
+    height, width = motion.shape
+    top = height // 2
+    left = width // 4
+    smooth = cv2.GaussianBlur(motion, (0, 0), side / 8)[top:, left : width - left]
+    _, most, _, (x, y) = cv2.minMaxLoc(smooth)
+    if most < _LEAST_MOTION:
+        raise ValueError("nothing moves in the lower middle of the frames: give --mouth X Y")
+    return float(left + x), float(top + y)
+
+
+def write_picture(path: Path, look: Look, square: Square) -> None:
+    """The mean frame, what moves in red, the mouth and the square that is cut."""
+    motion = 255 * np.clip(look.motion / max(look.motion.max(), 1e-6), 0, 1)
+    red = np.maximum(look.picture, motion)
+    image = np.stack([look.picture, look.picture, red], 2).astype(np.uint8)
+    left, top, side, _ = (round(value) for value in square.box)
+    colour = (0, 255, 255)
+    cv2.rectangle(image, (left, top), (left + side - 1, top + side - 1), colour)
+    cv2.drawMarker(image, (round(square.x), round(square.y)), colour, markerSize=9)
+    with written_whole(path) as file:
+        file.write(cv2.imencode(".png", image)[1].tobytes())

@@ -1,0 +1,99 @@
+"""Train the curves and tables of README.md with multigrid-compare.
+
+    python projects/real_video/study.py words digits --words data/words --seeds 0 1 2
+    python projects/real_video/study.py all --words data/words --digits data/digits --demo data/demo
+
+Reports and runs go to runs/real_video/NAME. Finished runs are not repeated: interrupted, the same
+command continues.
+"""
+
+from __future__ import annotations
+
+import argparse
+import subprocess
+import sys
+from dataclasses import dataclass
+from pathlib import Path
+
+RECIPES = Path(__file__).parent / "recipes"
+DEMO = Path("configs/Demo")
+CURVE = (0.0625, 0.125, 0.25, 0.5, 1.0)
+
+
+@dataclass(frozen=True)
+class Study:
+    """Recipes that are compared, the baseline first, on one data set and at some lengths.
+
+    `most_seeds` is how many of the seeds that are asked for are trained.
+    """
+
+    data: str
+    recipes: tuple[Path, ...]
+    lengths: tuple[float, ...]
+    most_seeds: int = 1
+
+
+def recipes(*names: str) -> tuple[Path, ...]:
+    return tuple(RECIPES / f"{name}.yaml" for name in names)
+
+
+def variants(folder: str) -> tuple[Path, ...]:
+    return tuple(sorted((RECIPES / folder).glob("*.yaml")))
+
+
+WORDS = recipes("SLOWFAST_WORDS", "SLOWFAST_WORDS_MULTIGRID")
+DEMO_PAIR = (DEMO / "SLOWFAST_DEMO.yaml", DEMO / "SLOWFAST_DEMO_MULTIGRID.yaml")
+STUDIES = {
+    "words": Study("words", WORDS, CURVE, most_seeds=3),
+    "words_twice": Study("words", WORDS, (2.0,), most_seeds=3),
+    "words_controls": Study("words", (*WORDS[:1], *variants("words_controls")), (0.5, 1.0)),
+    "words_ablation": Study("words", (*WORDS, *variants("words_ablation")), (0.5,)),
+    "digits": Study("digits", recipes("SLOWFAST_DIGITS", "SLOWFAST_DIGITS_MULTIGRID"), CURVE, 3),
+    "demo_ablation": Study("demo", (*DEMO_PAIR, *variants("demo_ablation")), (0.5,)),
+    "transformer": Study(
+        "words", recipes("VIDEOMAE_WORDS", "VIDEOMAE_WORDS_MULTIGRID"), (0.125, 0.25, 0.5)
+    ),
+}
+
+
+def command(name: str, args: argparse.Namespace) -> list[str]:
+    """The multigrid-compare command of a study."""
+    study = STUDIES[name]
+    words = ["multigrid-compare"]
+    for recipe in study.recipes:
+        words += ["--cfg", str(recipe)]
+    words += ["--lengths", *map(str, study.lengths)]
+    words += ["--seeds", *map(str, args.seeds[: study.most_seeds])]
+    words += ["--output", str(args.output / name)]
+    if args.step_times:
+        words += ["--step-times", str(args.step_times)]
+    data = getattr(args, study.data).resolve()
+    return [*words, "DATA.PATH_TO_DATA_DIR", str(data), *args.overrides]
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument("names", nargs="+", choices=[*STUDIES, "all"], metavar="NAME")
+    for data in ("words", "digits", "demo"):
+        parser.add_argument(f"--{data}", type=Path, metavar="DIR", help=f"lists of the {data}")
+    parser.add_argument("--seeds", nargs="+", type=int, default=[0], metavar="SEED")
+    parser.add_argument("--output", type=Path, default=Path("runs/real_video"), metavar="DIR")
+    text = "of benchmarks/step_time.py, for the curves' times"
+    parser.add_argument("--step-times", type=Path, metavar="FILE", help=text)
+    parser.add_argument("--set", dest="overrides", nargs="+", default=[], metavar="KEY VALUE")
+    args = parser.parse_args()
+    names = list(STUDIES) if "all" in args.names else args.names
+    for name in names:
+        if getattr(args, STUDIES[name].data) is None:
+            parser.error(f"{name} needs --{STUDIES[name].data} DIR")
+    for name in names:
+        status = subprocess.run(command(name, args), check=False).returncode
+        if status:
+            return status
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

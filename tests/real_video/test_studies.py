@@ -1,0 +1,68 @@
+"""Lists of the digits among the words, recipes of the studies, and the commands that train them."""
+
+import argparse
+from pathlib import Path
+
+import pytest
+import study
+from digits import DIGITS, make_digits
+
+from slowfast_patches.config import load_recipe
+
+WORDS = ("bin", *sorted(DIGITS))
+
+
+@pytest.fixture
+def words(tmp_path: Path) -> Path:
+    """A clip of each word in each split."""
+    folder = tmp_path / "words"
+    folder.mkdir()
+    (folder / "classes.txt").write_text("\n".join(WORDS))
+    for split in ("train", "val", "test"):
+        lines = [f"clips/{split} {word}.mp4 {label}\n" for label, word in enumerate(WORDS)]
+        (folder / f"{split}.csv").write_text("".join(lines))
+    return folder
+
+
+def test_digits_are_the_clips_of_numbers_labelled_by_them(words: Path, tmp_path: Path) -> None:
+    folder = tmp_path / "digits"
+    make_digits(words, folder)
+    for split in ("train", "val", "test"):
+        lines = (folder / f"{split}.csv").read_text().splitlines()
+        assert f"{words}/clips/{split} seven.mp4 7" in lines
+        assert len(lines) == 10
+    assert (folder / "classes.txt").read_text().split()[:2] == ["zero", "one"]
+    make_digits(words, folder)
+    (words / "val.csv").write_text("clips/another.mp4 1\n")
+    with pytest.raises(ValueError, match=r"val.csv is of other words than .* another --output"):
+        make_digits(words, folder)
+
+
+def test_all_ten_digits_are_needed(words: Path, tmp_path: Path) -> None:
+    (words / "train.csv").write_text("a.mp4 0\nb.mp4 1\n")
+    message = r"train.csv has no clip of zero, one, two and 6 more; all ten are needed"
+    with pytest.raises(ValueError, match=message):
+        make_digits(words, tmp_path / "digits")
+    (words / "classes.txt").unlink()
+    with pytest.raises(ValueError, match=r"no classes.txt.* give --words the folder"):
+        make_digits(words, tmp_path / "digits")
+    assert not (tmp_path / "digits").exists()
+
+
+@pytest.mark.parametrize("name", study.STUDIES)
+def test_every_recipe_of_a_study_loads_and_its_command_names_them_all(name: str) -> None:
+    found = study.STUDIES[name]
+    for recipe in found.recipes:
+        load_recipe(recipe)
+    args = argparse.Namespace(
+        words=Path("w"), digits=Path("d"), demo=Path("m"), seeds=[0, 1, 2], output=Path("out")
+    )
+    args.step_times = None
+    args.overrides = ["NUM_GPUS", "0"]
+    words = study.command(name, args)
+    assert words.count("--cfg") == len(found.recipes) >= 2
+    assert (
+        words[words.index("--seeds") + 1 :][: found.most_seeds]
+        == ["0", "1", "2"][: found.most_seeds]
+    )
+    assert words[-2:] == ["NUM_GPUS", "0"]

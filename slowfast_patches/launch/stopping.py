@@ -97,6 +97,7 @@ class StopRequest:
         self._world = world
         self._timeout = timeout
         self._asked = 0
+        self._interrupted = False
         self._agreed = 0
         self._number, self._work = torch.zeros(1, dtype=torch.int64), None  # type: Any, Any
         self._group: Any = None
@@ -157,12 +158,15 @@ class StopRequest:
 
     def _note(self, number: int, frame: FrameType | None) -> None:
         """The handler. It does not log, as it may interrupt what logs."""
-        if self._asked and number == signal.SIGINT:
-            _say("interrupted again: ending without saving")
-            signal.signal(signal.SIGINT, signal.SIG_DFL)
-            os.kill(os.getpid(), signal.SIGINT)
-        if number == signal.SIGINT and self._world.is_main:
-            _say("interrupted: saving after this iteration; once more ends at once")
+        if number == signal.SIGINT:
+            # Only SIGINT counts: a launcher passes the first on as SIGTERM, which may come earlier.
+            if self._interrupted:
+                _say("interrupted again: ending without saving")
+                signal.signal(signal.SIGINT, signal.SIG_DFL)
+                os.kill(os.getpid(), signal.SIGINT)
+            self._interrupted = True
+            if self._world.is_main:
+                _say("interrupted: saving after this iteration; once more ends at once")
         self._asked = self._asked or number
 
 

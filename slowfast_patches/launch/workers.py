@@ -74,7 +74,10 @@ def start_workers(placement: Placement, recipe: Recipe, main: Main) -> None:
         logger.propagate = False  # what failed is reported once, by the rank itself or below
     resource_tracker.ensure_running()  # would let SIGINT through, once it starts
     received: list[int] = []
-    with TemporaryDirectory(prefix="multigrid-") as folder, handling(ASKING, _forward_to(received)):
+    with (
+        TemporaryDirectory(prefix="multigrid-") as folder,
+        handling(ASKING, _forward_to(received, folder)),
+    ):
         config = LaunchConfig(
             min_nodes=placement.machines,
             max_nodes=placement.machines,
@@ -98,7 +101,7 @@ def start_workers(placement: Placement, recipe: Recipe, main: Main) -> None:
             try:
                 ended.result(recipe.dist_join_seconds + _MARGIN)
             except TimeoutError:
-                if not os.listdir(folder):  # no worker was started
+                if not _started(folder):
                     raise
                 ended.result()
         except (dist.DistError, RendezvousError, TimeoutError) as error:
@@ -131,7 +134,12 @@ def _not_joined(recipe: Recipe, where: str, error: Exception) -> JoiningError:
     )
 
 
-def _forward_to(received: list[int]) -> Callable[[int, FrameType | None], None]:
+def _started(folder: str) -> bool:
+    """Whether torch has started workers, whose logs it writes there."""
+    return bool(os.listdir(folder))
+
+
+def _forward_to(received: list[int], folder: str) -> Callable[[int, FrameType | None], None]:
     """A handler that passes signals on to the workers, which know how to stop.
 
     Ctrl-C reaches the whole process group, and a second one ends a training at once: it is passed
@@ -144,7 +152,7 @@ def _forward_to(received: list[int]) -> Callable[[int, FrameType | None], None]:
         received.append(number)
         for worker in workers:
             worker.kill() if again else worker.terminate()
-        if again or not workers:
+        if again or not _started(folder):
             _raise_for(-number, 0, received)
 
     return forward

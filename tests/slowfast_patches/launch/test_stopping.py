@@ -52,6 +52,14 @@ def test_a_signal_is_noted_and_handled_as_before_afterwards(number: signal.Signa
         signal.signal(number, before)
 
 
+def test_ctrl_c_that_a_launcher_has_already_passed_on_is_no_second_one():
+    with StopRequest(ALONE) as stop:
+        send(signal.SIGTERM)
+        send(signal.SIGINT)
+        stop.ask()
+        assert stop.agreed()
+
+
 def test_an_evaluation_is_left_between_its_mini_batches():
     with StopRequest(ALONE) as stop:
         assert list(stop.between([1, 2], 2)) == [1, 2]

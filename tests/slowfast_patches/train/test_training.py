@@ -123,7 +123,8 @@ def test_metrics_have_each_iteration_once_as_the_schedule_says(
     assert [r["iterations"] for r in phases] == [phase.iterations for phase in schedule.phases]
     assert sum(r["clips"] for r in phases) == schedule.clips
     trained = sum(r["seconds"] * (1 - r["loading_share"]) for r in phases)
-    assert trained == pytest.approx(folder.result["seconds"]["training"], rel=0.01)
+    # What follows the last phase's record is training, too: some hundredths, more where it waits.
+    assert 0.9 < trained / folder.result["seconds"]["training"] < 1.01
     assert records[-1]["seconds_left"] == 0 < records[1]["seconds_left"]
     assert [e["iteration"] for e in evaluations] == [phase.stop for phase in schedule.phases]
     assert [{"type": "val", **e} for e in folder.result["evaluations"]] == evaluations

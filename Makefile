@@ -2,6 +2,7 @@
 #   make install  the environment, .venv, with the checkout in it
 #   make check    format, lint, types, import contracts, the tests that take no time: before a commit
 #   make test     the same with all tests
+#   make docs     the site, in site/, with every link and anchor checked
 #   make demo     train baseline, shortened baseline and multigrid on real files, compare them
 PYTHON ?= python3
 VENV := .venv
@@ -12,7 +13,7 @@ SEEDS ?= 0
 # Modules are compiled by who imports them first, not all of torch's by pip.
 export PYTHONDONTWRITEBYTECODE :=
 
-.PHONY: install check test demo lint quick-tests all-tests clean
+.PHONY: install check test docs demo lint quick-tests all-tests clean
 
 install: $(VENV)/.installed
 
@@ -20,7 +21,7 @@ $(VENV)/.installed: pyproject.toml setup.py constraints.txt
 	@$(PYTHON) -c 'import sys; v = sys.version_info[:2]; sys.exit(0 if v >= (3, 11) else \
 	    f"Python 3.11 or newer is needed, $(PYTHON) is {v[0]}.{v[1]}: make PYTHON=python3.12 ...")'
 	$(PYTHON) -m venv $(VENV)
-	$(BIN)/pip install --quiet --no-compile --constraint constraints.txt --editable ".[dev]"
+	$(BIN)/pip install --quiet --no-compile --constraint constraints.txt --editable ".[dev,docs]"
 	@touch $@
 
 # mypy takes one core; tests that wait for other processes leave some of two.
@@ -28,7 +29,7 @@ check: install
 	@$(MAKE) --no-print-directory -j 2 lint quick-tests
 
 test: install
-	@$(MAKE) --no-print-directory -j 2 lint all-tests
+	@$(MAKE) --no-print-directory -j 2 lint docs all-tests
 
 lint: install
 	$(BIN)/ruff format --check .
@@ -43,6 +44,10 @@ quick-tests: install
 all-tests: install
 	$(BIN)/python -m pytest -n 3 --dist loadfile --no-loadscope-reorder
 
+docs: export NO_MKDOCS_2_WARNING := 1
+docs: install
+	$(BIN)/mkdocs build --quiet --strict
+
 # Its network is too thin for several threads: two runs side by side fill two cores. They slow each
 # other down, so the speed-up is by step times that are measured alone, before them.
 demo: export OMP_NUM_THREADS := 1
@@ -55,4 +60,4 @@ demo: install
 	    --step-times $(DEMO)/step_times.json --output $(DEMO) DATA.PATH_TO_DATA_DIR $(DEMO)/data
 
 clean:
-	rm -rf $(VENV) .mypy_cache .ruff_cache .pytest_cache .hypothesis *.egg-info
+	rm -rf $(VENV) .mypy_cache .ruff_cache .pytest_cache .hypothesis site *.egg-info

@@ -51,8 +51,9 @@ class Training:
             group's "lr_scale", which is 1 where the group has none. A framework that makes model
             and optimizer later may set both as attributes before the first `begin`.
         seed: of the order of clips.
-        rank, world_size: of this process; those of torch.distributed, if it runs when the first
-            loader is made, else 0 of 1.
+        rank: of this process; that of torch.distributed, if it runs when the first loader is
+            made, else 0.
+        world_size: the number of processes; that of torch.distributed, else 1.
     """
 
     def __init__(

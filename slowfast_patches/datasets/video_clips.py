@@ -48,8 +48,11 @@ class VideoClips(Clips):
         short_sides: from and to how many pixels the short side of a frame is resized before the
             crop is cut; by default as 256 to 320 are to a crop of 224.
         seed: of where clips are taken; the order of videos has the `Training`'s.
-        flip, inverse_scale, segments, exact_strides, keep_field_of_view: those of
-            `multigrid.make_grid`.
+        flip: mirror half of the clips; this and the next are those of `multigrid.make_grid`.
+        inverse_scale: draw the size of objects uniformly, not the short side.
+        segments: take a frame from each of T equal parts of the video, not frames at a stride.
+        exact_strides: frames a whole stride apart, not spread to the span's last.
+        keep_field_of_view: coarse crops show as much of a frame as the baseline's.
 
     Raises:
         ValueError: no such list, a line or pair that is none, no video that can be read, or

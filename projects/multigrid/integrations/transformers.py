@@ -34,9 +34,10 @@ def video_inputs(
     Args:
         samples: as `collate` takes them.
         name: what the model calls its clips; V-JEPA 2 calls them pixel_values_videos.
-        mean, std: of each colour, in [0, 1], as the model's image processor has them
+        mean: of each colour, in [0, 1], as the model's image processor has it
             (`processor_colours`): ImageNet's for VideoMAE and V-JEPA 2, not for ViViT and
             TimeSformer.
+        std: standard deviation of each colour, likewise.
 
     Returns:
         under that name the clips, (N, T, 3, H, W), with mean and standard deviation taken out and

@@ -1,0 +1,70 @@
+"""The schedule's page of the site computes what `make_schedule` does."""
+
+import json
+from itertools import product
+from pathlib import Path
+
+import pytest
+from py_mini_racer import MiniRacer
+
+from multigrid import LONG_CYCLE, SHORT_CYCLE, Shape, SteppedRate, make_schedule
+
+SCRIPT = Path(__file__).parents[1] / "docs" / "assets" / "schedule.js"
+SHAPES = (Shape(64, 32, 224), Shape(16, 8, 64), Shape(8, 16, 90))
+STAGES = (((94.0, 154.0, 196.0), (0.8, 0.08, 0.008)), ((30.0, 40.0), (0.1, 0.01)))
+CYCLES = ((LONG_CYCLE, SHORT_CYCLE), (LONG_CYCLE, ()), ((), SHORT_CYCLE))
+CASES = [
+    *(
+        (shape, 24_000, *stages, *cycles, 1.5, 1.0)
+        for shape, stages, cycles in product(SHAPES, STAGES, CYCLES)
+    ),
+    (SHAPES[0], 24_000, *STAGES[0], (), (), 1.0, 1.0),
+    (SHAPES[1], 5_000, *STAGES[1], LONG_CYCLE, SHORT_CYCLE, 0.75, 0.5),
+    (SHAPES[2], 5_000, *STAGES[1], LONG_CYCLE, (), 2.0, 0.3),
+]
+
+
+@pytest.fixture(scope="module")
+def page() -> MiniRacer:
+    page = MiniRacer()
+    page.eval(SCRIPT.read_text())
+    return page
+
+
+@pytest.mark.parametrize("case", CASES, ids=str)
+def test_the_page_has_the_phases_of_the_package(page: MiniRacer, case: tuple):
+    shape, videos, ends, rates, long_cycle, short_cycle, epoch_factor, batch_exponent = case
+    schedule = make_schedule(
+        shape,
+        videos,
+        SteppedRate(ends, rates),
+        long_cycle=long_cycle,
+        short_cycle=short_cycle,
+        epoch_factor=epoch_factor,
+        batch_exponent=batch_exponent,
+        bn_size=None,
+    )
+    options = {
+        "base": vars(shape),
+        "videos": videos,
+        "ends": ends,
+        "rates": rates,
+        "longCycle": long_cycle,
+        "shortCycle": short_cycle,
+        "epochFactor": epoch_factor,
+        "batchExponent": batch_exponent,
+    }
+    drawn = json.loads(page.eval(f"JSON.stringify(makeSchedule({json.dumps(options)}))"))
+    assert drawn["iterations"] == schedule.iterations
+    assert drawn["baselineIterations"] == schedule.baseline_iterations
+    for there, phase in zip(drawn["phases"], schedule.phases, strict=True):
+        assert (there["start"], there["stop"]) == (phase.start, phase.stop)
+        assert there["shapes"] == [vars(shape) for shape in phase.shapes]
+        assert (there["stage"], there["fineTuning"]) == (phase.stage, phase.fine_tuning)
+        assert there["rate"] == pytest.approx(schedule.at(phase.start).lr)
+
+
+def test_a_training_that_is_too_short_is_told(page: MiniRacer):
+    options = {"base": vars(SHAPES[0]), "videos": 100, "ends": [2, 3], "rates": [0.1, 0.01]}
+    with pytest.raises(Exception, match="too short"):
+        page.eval(f"makeSchedule({json.dumps(options)})")

@@ -12,8 +12,10 @@ from pathlib import Path
 
 import pytest
 import torch
+from torch import nn
 
-EXAMPLES = Path(__file__).parents[1] / "examples"
+ROOT = Path(__file__).parents[1]
+EXAMPLES = ROOT / "examples"
 
 # What a loop says when it has trained, and validated.
 SAID = {
@@ -72,3 +74,26 @@ def test_an_example_runs(name: str, processes: int, data: Path, free_port: Calla
         said = (data / f"{name}.{processes}.{rank}").read_text()
         if rank == 0 or name == "plain.py":
             assert re.search(SAID[name], said), said
+
+
+class ThreeSteps(torch.optim.SGD):
+    def step(self, closure: None = None) -> None:
+        super().step(closure)
+        self.steps = getattr(self, "steps", 0) + 1
+        if self.steps == 3:
+            raise KeyboardInterrupt
+
+
+@pytest.mark.slow
+def test_readme_s_loop_trains(data: Path, monkeypatch: pytest.MonkeyPatch):
+    (loop,) = re.findall(r"```python\n(.*?)```", (ROOT / "README.md").read_text(), re.DOTALL)
+    monkeypatch.chdir(data)
+    layers = [nn.Conv3d(3, 8, 3, 2), nn.BatchNorm3d(8), nn.AdaptiveAvgPool3d(1), nn.Flatten()]
+    model = nn.Sequential(*layers, nn.Linear(8, 22))
+    before = model[0].weight.clone()
+    optimizer = ThreeSteps(model.parameters(), lr=0.0)
+    names = {"model": model, "optimizer": optimizer, "cross_entropy": nn.functional.cross_entropy}
+    with pytest.raises(KeyboardInterrupt):
+        exec(loop.replace("num_workers=4", "num_workers=0"), names)
+    assert names["schedule"].epochs == 75
+    assert not torch.equal(model[0].weight, before)

@@ -46,7 +46,7 @@ all-tests: install
 
 docs: export NO_MKDOCS_2_WARNING := 1
 docs: install
-	$(BIN)/mkdocs build --quiet --strict
+	$(BIN)/mkdocs build --strict
 
 # Its network is too thin for several threads: two runs side by side fill two cores. They slow each
 # other down, so the speed-up is by step times that are measured alone, before them.

@@ -10,8 +10,10 @@ import sys
 from collections.abc import Callable
 from pathlib import Path
 
+import nbformat
 import pytest
 import torch
+from nbclient import NotebookClient
 from torch import nn
 
 ROOT = Path(__file__).parents[1]
@@ -26,7 +28,7 @@ SAID = {
 
 
 def test_examples_are_short():
-    lines = {path.name: len(path.read_text().splitlines()) for path in EXAMPLES.iterdir()}
+    lines = {path.name: len(path.read_text().splitlines()) for path in EXAMPLES.glob("*.py")}
     assert lines.keys() == SAID.keys()
     assert max(lines.values()) <= 40
 
@@ -97,3 +99,21 @@ def test_readme_s_loop_trains(data: Path, monkeypatch: pytest.MonkeyPatch):
         exec(loop.replace("num_workers=4", "num_workers=0"), names)
     assert names["schedule"].epochs == 75
     assert not torch.equal(model[0].weight, before)
+
+
+@pytest.mark.slow
+def test_the_notebook_runs(tmp_path: Path):
+    notebook = nbformat.read(EXAMPLES / "quickstart.ipynb", as_version=4)
+    for cell in notebook.cells:
+        cell.source = cell.source.replace("LENGTH = 1.0", "LENGTH = 0.15").replace(
+            "--output {DATA}", "--output {DATA} --train 128 --val 16 --test 16"
+        )
+    NotebookClient(notebook, resources={"metadata": {"path": tmp_path}}).execute()
+    shown = [
+        output["data"]
+        for cell in notebook.cells
+        for output in cell.get("outputs", ())
+        if "data" in output
+    ]
+    assert sum("image/png" in data for data in shown) == 3
+    assert any("test top-1" in data["text/plain"] for data in shown)

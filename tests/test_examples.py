@@ -105,7 +105,7 @@ def test_readme_s_loop_trains(data: Path, monkeypatch: pytest.MonkeyPatch):
 def test_the_notebook_runs(tmp_path: Path):
     notebook = nbformat.read(EXAMPLES / "quickstart.ipynb", as_version=4)
     for cell in notebook.cells:
-        cell.source = cell.source.replace("LENGTH = 1.0", "LENGTH = 0.15").replace(
+        cell.source = cell.source.replace("LENGTH = 1.0", "LENGTH = 0.08").replace(
             "--output {DATA}", "--output {DATA} --train 128 --val 16 --test 16"
         )
     NotebookClient(notebook, resources={"metadata": {"path": tmp_path}}).execute()

@@ -249,22 +249,6 @@ def test_vivits_processor_scales_to_minus_one_and_one_first():
         assert [(value - mean[0]) / std[0] for value in (0, 1)] == pytest.approx([-3, 1])
 
 
-def test_a_checkpoint_of_another_training_is_refused(tmp_path):
-    train(tmp_path)
-    with pytest.raises(ValueError, match="training with seed 5, and this one has 6"):
-        train(tmp_path, str(tmp_path / f"checkpoint-{LATER}"), seed=6)
-
-
-def test_a_scheduler_of_ones_own_and_no_data_set_are_refused(tmp_path):
-    model, args = new_model(), transformers.TrainingArguments(str(tmp_path), use_cpu=True)
-    own = torch.optim.SGD(model.parameters(), lr=0.1)
-    pair = (own, torch.optim.lr_scheduler.ConstantLR(own))
-    with pytest.raises(ValueError, match=r"give optimizers=\(optimizer, None\)"):
-        MultigridTrainer(schedule=SCHEDULE, model=model, args=args, optimizers=pair)
-    with pytest.raises(ValueError, match="train_dataset"):
-        MultigridTrainer(schedule=SCHEDULE, model=model, args=args).train()
-
-
 @pytest.mark.parametrize(
     ("options", "message"),
     [

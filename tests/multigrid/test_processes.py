@@ -44,20 +44,6 @@ def schedule_of(batches: list[tuple[int, int | None]]) -> Schedule:
     return Schedule(shapes[-1], 50, 1.0, RATE, (phase,))
 
 
-def test_the_paper_s_recipe():
-    """512 clips over 128 GPUs, groups of 8 over two: up to one clip a process can train it."""
-    schedule = make_schedule(Shape(512, 32, 224), 240_000, RATE)
-    assert possible_processes(schedule) == [1, 2, 4, 8, 16, 32, 64, 128, 256, 512]
-
-
-def test_a_batch_that_does_not_divide_is_refused_with_what_would():
-    with pytest.raises(ValueError) as error:
-        check_processes(schedule_of([(16, 4), (8, 4)]), 3)
-    assert "16 clips (16×8×32²) does not divide over 3 processes; use 1, 2, 4 or 8" in str(
-        error.value
-    )
-
-
 def test_clips_that_form_no_groups_are_refused_with_what_would():
     """24 clips in groups of 8 on 2 processes: 12 each, one group and a half."""
     schedule = schedule_of([(48, None), (24, 8)])
@@ -65,7 +51,7 @@ def test_clips_that_form_no_groups_are_refused_with_what_would():
         ValueError, match=r"24 clips .* is 12 clips on each of 2 processes"
     ) as error:
         MultigridBatchSampler(schedule, 0, 0, 2)
-    assert "no BN groups of 8; use 1, 3, 6, 12 or 24 processes, or" in str(error.value)
+    assert str(error.value).endswith(": 1, 3, 6, 12, 24")
 
 
 def by_clips(batch: int, size: int | None, processes: int) -> bool:
@@ -102,7 +88,7 @@ def test_the_numbers_listed_are_exactly_those_that_can(batches):
         if fits:
             check_processes(schedule, processes)
             continue
-        with pytest.raises(ValueError, match=r"use .* process"):
+        with pytest.raises(ValueError, match=r"processes that can train"):
             check_processes(schedule, processes)
 
 
@@ -211,4 +197,4 @@ def test_processes_share_statistics_and_gradients(tmp_path):
             assert f"form_groups(schedule), or form_neighbours({sharers})," in message
         assert rank["minutes"] == [7, 7], "torch gives groups a time of their own"
         assert "2 clips per process on 4 process" in rank["error"]
-        assert "use 4, 8, a multiple of 16" in rank["error"]
+        assert "cannot form groups of k = 16" in rank["error"]

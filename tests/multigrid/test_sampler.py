@@ -18,7 +18,6 @@ from multigrid import (
     clip_generator,
     clip_numbers,
     collate,
-    group_order,
     make_schedule,
     network_input,
     stream,
@@ -33,12 +32,6 @@ quick = settings(max_examples=30, deadline=None, derandomize=True)
 @pytest.fixture(scope="module")
 def schedule():
     return make_schedule(Shape(4, 8, 32), VIDEOS, SteppedRate((16.0, 20.0), (0.1, 0.01)))
-
-
-def in_order(batch, bn_size):
-    """A rank's clips as they come in the stream, before they are arranged for BN."""
-    arranged = zip(group_order(len(batch), bn_size), batch, strict=True)
-    return [clip for _, clip in sorted(arranged, key=lambda pair: pair[0])]
 
 
 class Requests(Dataset[dict[str, object]]):
@@ -77,19 +70,6 @@ def test_a_stream_can_be_cut_anywhere(num_videos, cuts):
 
 
 # The sampler.
-
-
-def test_the_sampler_is_the_stream_cut_by_the_schedule(schedule):
-    batches = list(MultigridBatchSampler(schedule, SEED))
-    assert len(batches) == len(MultigridBatchSampler(schedule, SEED)) == schedule.iterations
-    for iteration, batch in enumerate(batches):
-        assert len(batch) == schedule.at(iteration).shape.batch
-        assert {(r.iteration, r.shape) for r in batch} == {
-            (iteration, schedule.at(iteration).shape)
-        }
-    runs = [in_order(b, schedule.at(i).bn_size) for i, b in enumerate(batches)]
-    clips = [(request.video, request.epoch) for request in chain(*runs)]
-    assert clips == stream(SEED, VIDEOS, 0, schedule.clips)
 
 
 @pytest.mark.parametrize("world_size", [1, 2, 4])
@@ -159,15 +139,6 @@ def test_workers_do_not_change_the_stream(schedule, loaded):
     for a, b in zip(loaded, load(schedule, workers=2), strict=True):
         assert torch.equal(a["clips"], b["clips"])
         assert torch.equal(a["labels"], b["labels"])
-
-
-def test_a_loader_has_what_was_asked_for(schedule, loaded):
-    requests = MultigridBatchSampler(schedule, SEED).batch(0)
-    batch = loaded[0]
-    assert batch["clips"][:, 0, 0, 0, 0].tolist() == [request.video for request in requests]
-    assert batch["flips"].tolist() == [request.epoch == 1 for request in requests]
-    missing = sum(request.video == 7 for request in requests)
-    assert batch["failures"] == [("gone.mp4", "no such file")] * missing
 
 
 def test_collate_takes_classes_and_multi_hot_vectors():

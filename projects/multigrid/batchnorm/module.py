@@ -181,28 +181,21 @@ def convert_batchnorm(module: nn.Module) -> nn.Module:
 
 
 def _refuse_others(module: nn.Module) -> None:
-    """Other batch normalisation is not converted: its input does not tell what it has of clips."""
-    others = {
-        name: type(norm)
+    """Other batch normalisation is not converted: its input does not tell its number of clips."""
+    others = [
+        f"{name or 'the module'} ({type(norm).__name__})"
         for name, norm in module.named_modules()
-        if isinstance(norm, _BatchNorm) and not isinstance(norm, GroupedBatchNorm3d)
-        if type(norm) is not nn.BatchNorm3d
-    }
-    if not others:
-        return
-    named = [f"{name or 'the module'} ({kind.__name__})" for name, kind in others.items()]
-    more = f" and {len(named) - 3} more" if len(named) > 3 else ""
-    advice = (
-        "leave out convert_sync_batchnorm: groups of clips are shared between processes anyway"
-        if nn.SyncBatchNorm in others.values()
-        else "put nn.BatchNorm3d in its place (frames as the T of (N, C, T, H, W)), or convert the "
-        "parts of the model without it, as in model.trunk = convert_batchnorm(model.trunk): the "
-        "others keep the statistics of each process's batch"
-    )
-    raise ValueError(
-        f"only nn.BatchNorm3d can take its statistics over groups of clips, not "
-        f"{', '.join(named[:3])}{more}: {advice}"
-    )
+        if isinstance(norm, _BatchNorm)
+        if type(norm) not in (nn.BatchNorm3d, GroupedBatchNorm3d)
+    ]
+    if others:
+        raise ValueError(
+            f"only nn.BatchNorm3d can take its statistics over groups of clips, not "
+            f"{', '.join(others)}: leave out convert_sync_batchnorm, since groups are shared "
+            "between processes anyway; put nn.BatchNorm3d in its place (frames as the T of "
+            "(N, C, T, H, W)); or convert a part of the model, as in model.trunk = "
+            "convert_batchnorm(model.trunk): the others keep the statistics of each process's batch"
+        )
 
 
 def _convert(module: nn.Module, done: dict[nn.Module, nn.Module]) -> nn.Module:

@@ -144,7 +144,7 @@ def test_the_size_of_the_data_set_is_found_in_order(plan_json, short_cycle_recip
         (["DATA.NUM_TRAIN_VIDEOS", "0"], "--dataset-size"),
         (["--dataset-size", "4", *LONG], "too short"),
         (["--plot", "/nonexistent/plan.png"], "there is no folder /nonexistent"),
-        (UNEVEN, "25 clips (25×8×51²) does not divide over 2 processes; use 1 process, or another"),
+        (UNEVEN, "25 clips (25×8×51²) does not divide over 2 processes"),
     ],
 )
 def test_a_recipe_that_has_no_plan_is_refused(

@@ -354,7 +354,8 @@ class _VJEPA2Rope(_Converted):
             kept: tuple[Tensor, ...] = super().get_position_ids(x, masks)  # type: ignore[misc]
             return kept
         t, h, w = _places(self.now.base, self.now.patches, self.now.extents, x.device)
-        grid = torch.broadcast_tensors(t[:, :, None, None], h[:, None, :, None], w[:, None, None])
+        axes = (t[:, :, None, None], h[:, None, :, None], w[:, None, None])
+        grid = torch.broadcast_tensors(*axes)  # type: ignore[no-untyped-call]
         return tuple(axis.flatten(1)[:, None].to(x.dtype) for axis in grid)
 
 

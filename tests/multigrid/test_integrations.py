@@ -241,14 +241,6 @@ def test_clips_have_the_name_that_the_model_gives_them_and_its_processors_colour
     assert loss.isfinite()
 
 
-def test_vivits_processor_scales_to_minus_one_and_one_first():
-    """Black is (-1 - 0.5) / 0.5, white (1 - 0.5) / 0.5; its video processor says no offset."""
-    told = transformers.VivitImageProcessor(image_mean=[0.5] * 3, image_std=[0.5] * 3).to_dict()
-    for values in (told, {key: value for key, value in told.items() if key != "offset"}):
-        mean, std = processor_colours(values)
-        assert [(value - mean[0]) / std[0] for value in (0, 1)] == pytest.approx([-3, 1])
-
-
 @pytest.mark.parametrize(
     ("options", "message"),
     [
@@ -260,3 +252,11 @@ def test_vivits_processor_scales_to_minus_one_and_one_first():
 def test_arguments_that_would_train_something_else_are_refused(tmp_path, options, message):
     with pytest.raises(ValueError, match=message):
         train(tmp_path, **options)
+
+
+def test_vivits_processor_scales_to_minus_one_and_one_first():
+    """Black is (-1 - 0.5) / 0.5, white (1 - 0.5) / 0.5; its video processor says no offset."""
+    told = transformers.VivitImageProcessor(image_mean=[0.5] * 3, image_std=[0.5] * 3).to_dict()
+    for values in (told, {key: value for key, value in told.items() if key != "offset"}):
+        mean, std = processor_colours(values)
+        assert [(value - mean[0]) / std[0] for value in (0, 1)] == pytest.approx([-3, 1])

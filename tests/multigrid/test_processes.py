@@ -3,9 +3,7 @@
 from __future__ import annotations
 
 import copy
-import runpy
-import subprocess
-import sys
+from datetime import timedelta
 from pathlib import Path
 
 import numpy as np
@@ -19,6 +17,7 @@ from torch.nn.parallel import DistributedDataParallel
 from torch.utils.data import Dataset
 
 from multigrid import (
+    GroupedBatchNorm3d,
     MultigridBatchSampler,
     Phase,
     Schedule,
@@ -28,6 +27,8 @@ from multigrid import (
     average_running_stats,
     check_processes,
     convert_batchnorm,
+    form_neighbours,
+    group_order,
     make_schedule,
     network_input,
     possible_processes,
@@ -168,6 +169,38 @@ def test_a_loop_on_two_processes_ends_with_the_weights_and_statistics_of_one(tmp
             assert off < 1e-11, name
 
 
+def share_as_rank(rank: int, size: int, folder: Path) -> None:
+    """Train a rank's run of the clips of each of FOLDER/cases.pt: (group size, input, weights of
+    the loss), with one BN layer."""
+    store = dist.FileStore(str(folder / f"store_{size}"), size)
+    dist.init_process_group("gloo", store=store, rank=rank, world_size=size)
+    for sharers in (2, 4) if size > 1 else ():
+        with pytest.raises(ValueError, match=rf"form_neighbours\({sharers}\)"):
+            grouped(1, sharers)(torch.ones(1, 1, 1, 1, 2))
+        form_neighbours(sharers, timedelta(minutes=7))
+    results = list[dict[str, torch.Tensor]]()
+    for k, x, loss_weight in torch.load(folder / "cases.pt"):
+        norm = grouped(x.shape[1], k, dtype=torch.promote_types(x.dtype, torch.float32))
+        local = x.chunk(size)[rank].requires_grad_()
+        order = torch.tensor(group_order(len(local), k))
+        output = norm(local[order])[order.argsort()]
+        (output * loss_weight.chunk(size)[rank]).sum().backward()
+        average_running_stats(norm)
+        gradients = {"x": local.grad, "weight": norm.weight.grad, "bias": norm.bias.grad}
+        stats = {"mean": norm.running_mean, "var": norm.running_var}
+        results.append({"output": output.detach(), **gradients, **stats})
+    with pytest.raises(ValueError, match="cannot form groups of k = 16"):
+        grouped(3, 16)(local)
+    torch.save(results, folder / f"{rank}_of_{size}.pt")
+    dist.destroy_process_group()
+
+
+def grouped(channels: int, k: int, **options) -> GroupedBatchNorm3d:
+    norm = GroupedBatchNorm3d(channels, **options)
+    norm.group_size = k
+    return norm
+
+
 @pytest.mark.slow
 def test_processes_share_statistics_and_gradients(tmp_path):
     """8 clips on 4 processes give what one process gives: shared, equal and split groups."""
@@ -178,23 +211,18 @@ def test_processes_share_statistics_and_gradients(tmp_path):
             cases.append((k, x, torch.linspace(-1, 2, x.numel()).double().view(x.shape)))
     cases += [(8, x.bfloat16(), grad.bfloat16()) for _, x, grad in cases[-2:]]
     torch.save(cases, tmp_path / "cases.pt")
-    worker = str(Path(__file__).with_name("batchnorm_worker.py"))
-    subprocess.run([sys.executable, worker, str(tmp_path), "4"], check=True, timeout=120)
-    runpy.run_path(worker)["main"](tmp_path, 1, 0)
+    for size in (1, 4):
+        torch.multiprocessing.start_processes(
+            share_as_rank, (size, tmp_path), size, start_method="fork"
+        )
     alone = torch.load(tmp_path / "0_of_1.pt")
     ranks = [torch.load(tmp_path / f"{rank}_of_4.pt") for rank in range(4)]
-    for case, expected_of in enumerate(alone["cases"]):
+    for (_, x, _), expected_of, *shared in zip(cases, alone, *ranks, strict=True):
+        tolerance = 0.02 if x.dtype == torch.bfloat16 else 1e-10
         for name, expected in expected_of.items():
-            parts = [rank["cases"][case][name] for rank in ranks]
+            parts = [results[name] for results in shared]
             if name in ("output", "x"):
                 found = torch.cat(parts)
             else:  # parameters have a gradient of each process's clips; statistics are averaged
                 found = sum(parts) if name in ("weight", "bias") else parts[0]
-            tolerance = 0.02 if cases[case][1].dtype == torch.bfloat16 else 1e-10
             torch.testing.assert_close(found, expected, rtol=tolerance, atol=tolerance)
-    for rank in ranks:
-        for sharers, message in zip((2, 4), rank["unformed"], strict=True):
-            assert f"form_groups(schedule), or form_neighbours({sharers})," in message
-        assert rank["minutes"] == [7, 7], "torch gives groups a time of their own"
-        assert "2 clips per process on 4 process" in rank["error"]
-        assert "cannot form groups of k = 16" in rank["error"]

@@ -9,13 +9,11 @@ import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from torch.utils.data import DataLoader, Dataset
 
 from multigrid import (
     MultigridBatchSampler,
     Shape,
     SteppedRate,
-    clip_generator,
     clip_numbers,
     collate,
     make_schedule,
@@ -32,20 +30,6 @@ quick = settings(max_examples=30, deadline=None, derandomize=True)
 @pytest.fixture(scope="module")
 def schedule():
     return make_schedule(Shape(4, 8, 32), VIDEOS, SteppedRate((16.0, 20.0), (0.1, 0.01)))
-
-
-class Requests(Dataset[dict[str, object]]):
-    """Samples that say what was asked for, with the first draw of the clip's generator."""
-
-    def __getitem__(self, request):
-        draw = clip_generator(SEED, request.epoch, request.video).random()
-        return {
-            "clip": np.full((request.shape.frames, 2, 2, 3), request.video, dtype=np.uint8),
-            "label": draw,
-            "flip": request.epoch % 2 == 1,
-            "iteration": request.iteration,
-            "failures": [("gone.mp4", "no such file")] if request.video == 7 else [],
-        }
 
 
 # The stream.
@@ -122,23 +106,6 @@ def test_a_state_of_another_schedule_is_refused(schedule):
 
 
 # With a loader.
-
-
-def load(schedule, workers, rank=0, world_size=1, start=0):
-    sampler = MultigridBatchSampler(schedule, SEED, rank, world_size, start)
-    loader = DataLoader(Requests(), batch_sampler=sampler, num_workers=workers, collate_fn=collate)
-    return list(loader)
-
-
-@pytest.fixture(scope="module")
-def loaded(schedule):
-    return load(schedule, workers=0)
-
-
-def test_workers_do_not_change_the_stream(schedule, loaded):
-    for a, b in zip(loaded, load(schedule, workers=2), strict=True):
-        assert torch.equal(a["clips"], b["clips"])
-        assert torch.equal(a["labels"], b["labels"])
 
 
 def test_collate_takes_classes_and_multi_hot_vectors():

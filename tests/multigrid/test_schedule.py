@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
 from itertools import pairwise
 
 import pytest
@@ -192,18 +191,6 @@ def test_between_growth_and_none():
     assert [phase.lr_scale for phase in schedule.phases[:4]] == [3, 2, 1, 1]
     assert schedule.phases[0].bn_sizes == (8, 8, 8)  # 32, 24 and 24 clips
     assert schedule.phases[3].bn_sizes == (16, 8, 8)  # 16, 8 and 8 clips
-
-
-def test_by_the_rule_of_the_square_root_the_rate_grows_less_and_nothing_else_changes(both):
-    """√8 = 2.83, √4 = 2 and √2 = 1.41 times the baseline's rate, warm-up and all."""
-    root = make_schedule(BASE, VIDEOS, RATE, batch_rate_rule="sqrt")
-    factors = [8**0.5, 2, 2**0.5, 1]
-    scales = [phase.lr_scale for phase in root.phases]
-    assert scales == pytest.approx([*factors, *factors, 1, 1])
-    assert root.at(root.phases[4].start).lr == pytest.approx(0.1 * 2.828427)
-    pairs = zip(root.phases, both.phases, strict=True)
-    assert all(replace(a, lr_scale=b.lr_scale) == b for a, b in pairs)
-    assert make_schedule(BASE, VIDEOS, RATE, batch_rate_rule="sqrt", batch_exponent=0).at(0).lr == 1
 
 
 @quick

@@ -34,11 +34,13 @@ import pandas as pd
 import torch
 from common import (
     ROOT,
+    Column,
     new_parser,
     provenance,
     quartiles,
     ratios,
     spread_text,
+    table,
     take_turns,
     write_result,
 )
@@ -57,7 +59,6 @@ from slowfast_patches.datasets.reading.scan import scan
 from slowfast_patches.datasets.reading.video_record import UnreadableVideoError
 from slowfast_patches.utils.command_line import tool
 from slowfast_patches.utils.pictures import COLOURS, new_figure, save_figure
-from slowfast_patches.utils.tables import format_table
 
 __all__ = ["main", "measure"]
 
@@ -249,19 +250,15 @@ def _row(shape: Shape, seconds: dict[str, list[float]]) -> Result:
 
 def format_result(result: Result) -> str:
     """A table of speeds, and the machine."""
-    rows = [
-        [
-            _name(row),
-            *(f"{row['clips_per_second'][way]['median']:.1f}" for way in WAYS),
-            *(spread_text(row["times_the_hosts"][way], 1) for way in WAYS[1:]),
-            *(f"{row['reading_seconds_per_iteration'][way]:.2f}" for way in WAYS),
-        ]
-        for row in result["shapes"]
-    ]
-    headers = ["clips a second and core", *WAYS, *(f"{way} / host" for way in WAYS[1:])]
-    headers += [f"{way}, s an iteration" for way in WAYS]
+    rows = [{"name": _name(row), **row} for row in result["shapes"]]
+    ratio = partial(spread_text, digits=1)
+    seconds = "reading_seconds_per_iteration"
+    columns: dict[str, Column] = {"clips a second and core": ("name", str)}
+    columns |= {way: (f"clips_per_second|{way}|median", "{:.1f}".format) for way in WAYS}
+    columns |= {f"{way} / host": (f"times_the_hosts|{way}", ratio) for way in WAYS[1:]}
+    columns |= {f"{way}, s an iteration": (f"{seconds}|{way}", "{:.2f}".format) for way in WAYS}
     machine = f"{result['machine']['processor']}, one core; {result['versions']}"
-    return f"{format_table(headers, rows, markdown=True)}\n\n{machine}"
+    return f"{table(rows, columns, markdown=True)}\n\n{machine}"
 
 
 def _name(row: Result) -> str:

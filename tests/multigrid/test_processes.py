@@ -2,19 +2,14 @@
 
 from __future__ import annotations
 
-import copy
 from datetime import timedelta
 from pathlib import Path
 
-import numpy as np
 import pytest
 import torch
 import torch.distributed as dist
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from torch import nn
-from torch.nn.parallel import DistributedDataParallel
-from torch.utils.data import Dataset
 
 from multigrid import (
     GroupedBatchNorm3d,
@@ -23,14 +18,10 @@ from multigrid import (
     Schedule,
     Shape,
     SteppedRate,
-    Training,
     average_running_stats,
     check_processes,
-    convert_batchnorm,
     form_neighbours,
     group_order,
-    make_schedule,
-    network_input,
     possible_processes,
 )
 
@@ -100,73 +91,6 @@ def _clips(layout: torch.memory_format) -> torch.Tensor:
     generator = torch.Generator().manual_seed(0)
     x = torch.randn(8, 3, 2, 4, 4, generator=generator, dtype=torch.float64) * 3 + 52
     return x.contiguous(memory_format=layout)
-
-
-VIDEOS = 64
-
-
-class Noise(Dataset[dict[str, object]]):
-    """Clips of random pixels, brighter in every third video."""
-
-    def __len__(self) -> int:
-        return VIDEOS
-
-    def __getitem__(self, request):
-        frames, crop = request.shape.frames, request.shape.crop
-        generator, label = np.random.default_rng((request.video, request.epoch)), request.video % 3
-        clip = generator.integers(0, 200, (frames, crop, crop, 3)) + 25 * label
-        found = {"clip": clip.astype(np.uint8), "label": label, "flip": bool(generator.integers(2))}
-        return found | {"iteration": request.iteration}
-
-
-def train_as_rank(rank: int, size: int, folder: Path) -> None:
-    """A loop as that of examples/plain.py, in double; what it ends with, and its losses."""
-    if size > 1:
-        store = dist.FileStore(str(folder / "store"), size)
-        dist.init_process_group("gloo", store=store, rank=rank, world_size=size)
-    schedule = make_schedule(Shape(8, 4, 16), VIDEOS, SteppedRate((6.0, 8.0), (0.05, 0.005)))
-    torch.manual_seed(0)
-    layers = [nn.Conv3d(3, 6, (1, 3, 3), (1, 2, 2), bias=False), nn.BatchNorm3d(6), nn.ReLU()]
-    layers += [nn.Conv3d(6, 8, (3, 1, 1), 1, (1, 0, 0), bias=False), nn.BatchNorm3d(8), nn.ReLU()]
-    layers += [nn.AdaptiveAvgPool3d(1), nn.Flatten(), nn.Linear(8, 3)]
-    model = convert_batchnorm(nn.Sequential(*layers)).double()
-    start = copy.deepcopy(model.state_dict())
-    network = DistributedDataParallel(model, broadcast_buffers=False) if size > 1 else model
-    optimizer = torch.optim.SGD(model.parameters(), lr=0.0, momentum=0.9)
-    training, losses = Training(schedule, model, optimizer), list[float]()
-    for batch in training.loader(Noise()):
-        training.begin(batch)
-        loss = nn.functional.cross_entropy(network(network_input(batch).double()), batch["labels"])
-        optimizer.zero_grad()
-        loss.backward()
-        optimizer.step()
-        losses.append(loss.item())
-    average_running_stats(model)
-    found = {"start": start, "end": model.state_dict(), "losses": losses}
-    torch.save(found, folder / f"{rank}_of_{size}.pt")
-    if size > 1:
-        dist.destroy_process_group()
-
-
-@pytest.mark.slow
-@pytest.mark.filterwarnings("ignore:.* iterations follow the last coarse shape")
-@pytest.mark.filterwarnings("ignore:.*broadcast_buffers:FutureWarning")
-def test_a_loop_on_two_processes_ends_with_the_weights_and_statistics_of_one(tmp_path):
-    """At rates up to 0.4, with BN groups of one process and of both. In double: in single, rounding
-    alone sets two runs apart within some iterations at such rates."""
-    train_as_rank(0, 1, tmp_path)
-    torch.multiprocessing.start_processes(train_as_rank, (2, tmp_path), 2, start_method="fork")
-    alone, *ranks = (
-        torch.load(tmp_path / name) for name in ("0_of_1.pt", "0_of_2.pt", "1_of_2.pt")
-    )
-    means = [sum(losses) / 2 for losses in zip(*(rank["losses"] for rank in ranks), strict=True)]
-    assert means == pytest.approx(alone["losses"], rel=1e-11)
-    for name, expected in alone["end"].items():
-        moved = (expected - alone["start"][name]).abs().max() / expected.abs().max()
-        assert moved > 0.01, name
-        for rank in ranks:
-            off = (rank["end"][name] - expected).abs().max() / expected.abs().max()
-            assert off < 1e-11, name
 
 
 def share_as_rank(rank: int, size: int, folder: Path) -> None:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import io
 import warnings
 
 import numpy as np
@@ -58,22 +57,6 @@ def new_training(seed: int = SEED, schedule=SCHEDULE) -> Training:
     return Training(schedule, model, torch.optim.SGD(groups, lr=0.0, momentum=0.9), seed)
 
 
-def train(training: Training, iterations: int) -> list[float]:
-    """Some iterations; the loss of each."""
-    losses = list[float]()
-    for batch in training.loader(Clips()):
-        training.begin(batch)
-        clips = batch["clips"].permute(0, 4, 1, 2, 3) / 50 - 1
-        loss = nn.functional.cross_entropy(training.model(clips), batch["labels"])
-        training.optimizer.zero_grad()
-        loss.backward()
-        training.optimizer.step()
-        losses.append(loss.item())
-        if len(losses) == iterations:
-            break
-    return losses
-
-
 def test_a_loop_that_forgets_begin_is_told_at_its_first_step():
     """It would train at the optimizer's own rate, with BN over the mini-batch."""
     training = new_training()
@@ -101,26 +84,6 @@ def test_begin_sets_rates_and_bn_groups_of_the_iteration():
             assert (whole, sizes) == (pytest.approx(0.8), [4])
     assert sizes == [step.bn_size for step in SCHEDULE.steps()]
     assert len(set(sizes)) > 1
-
-
-def test_it_goes_on_inside_an_epoch_bit_for_bit():
-    whole = new_training()
-    expected = train(whole, SCHEDULE.iterations)
-    first = new_training()
-    losses = train(first, 7)
-    file = io.BytesIO()
-    saved = {name: getattr(first, name).state_dict() for name in ("model", "optimizer")}
-    torch.save({**saved, "training": first.state_dict()}, file)
-    file.seek(0)
-    state, second = torch.load(file), new_training()
-    for name in ("model", "optimizer"):
-        getattr(second, name).load_state_dict(state[name])
-    second.load_state_dict(state["training"])
-    losses += train(second, SCHEDULE.iterations)
-    assert losses == expected
-    assert second.iteration == SCHEDULE.iterations
-    for one, other in zip(whole.model.parameters(), second.model.parameters(), strict=True):
-        assert torch.equal(one, other)
 
 
 def test_a_schedule_that_ends_too_soon_after_its_coarse_shapes_is_warned_of():

@@ -10,8 +10,7 @@ import pytest
 from multigrid import CosineRate, Schedule, Shape, SteppedRate, make_schedule
 from multigrid.cost import MIN_FINAL_ITERATIONS
 from slowfast_patches.config import load_recipe
-from slowfast_patches.config.schedule import learning_rate_of, schedule_of
-from slowfast_patches.plan import picture
+from slowfast_patches.config.schedule import schedule_of
 from slowfast_patches.plan.picture import plot_plan
 from slowfast_patches.plan.plan import format_plan, make_plan
 
@@ -113,20 +112,6 @@ def test_the_picture_is_written_where_it_is_asked_for(tmp_path):
     cosine = CosineRate(0.1, 60.0)
     plot_plan(make_schedule(Shape(8, 16, 64), 1000, cosine), cosine, path)
     assert path.read_bytes().startswith(b"\x89PNG")
-
-
-@pytest.mark.slow
-def test_the_pictures_baseline_drops_its_rate_where_the_baseline_does(monkeypatch, tmp_path):
-    """At 92k of 112k iterations; multigrid's last drop comes at (92 + 112) / 2 = 102k."""
-    figures = []
-    monkeypatch.setattr(picture, "save_figure", lambda figure, path: figures.append(figure))
-    recipe = load_recipe(KINETICS)
-    schedule = schedule_of(recipe, 240436)
-    picture.plot_plan(schedule, learning_rate_of(recipe), tmp_path / "plan.png")
-    for line, share in zip(figures[0].axes[-1].lines, (92 / 112, 102 / 112), strict=False):
-        x, y = line.get_data()
-        last = max(i for i in range(1, len(y)) if y[i] < 0.5 * y[i - 1])
-        assert x[last] / schedule.iterations == pytest.approx(share, abs=0.001)
 
 
 def test_the_size_of_the_data_set_is_found_in_order(plan_json, short_cycle_recipe, tmp_path):

@@ -117,16 +117,6 @@ def test_a_file_from_before_a_key_was_measured_at_its_default(recipe, tmp_path):
         found.of_recipe(load_recipe(recipe, ["TRAIN.COMPILE", True]))
 
 
-def test_a_shape_that_ran_out_of_memory_has_no_time(recipe, tmp_path):
-    cfg = load_recipe(recipe)
-    rows = [ROWS[0], ([32, 16, 32], 32, 32, None), *ROWS[2:]]
-    found = read_step_times(write(tmp_path / "full.json", content(cfg, rows)))
-    with pytest.raises(MisfitError, match=r"32×16×32² ran out of memory on Abacus 9"):
-        found.of_recipe(cfg)
-    baseline = load_recipe(recipe, ["MULTIGRID.SHORT_CYCLE", False])
-    assert found.of_recipe(baseline)(Shape(8, 16, 64)) == 90
-
-
 def test_of_several_files_each_recipe_takes_the_first_that_fits(recipe, tmp_path):
     """The baseline was measured in one file, multigrid in another; a third is of another model."""
     cfg, other = load_recipe(recipe), load_recipe(recipe, ["MODEL.NUM_CLASSES", 9])

@@ -9,7 +9,7 @@ from typing import Any
 from torch import Tensor, nn
 from torch.optim import Optimizer
 from torch.utils.data import DataLoader
-from transformers import PreTrainedModel, Trainer
+from transformers import PreTrainedModel, Trainer, TrainingArguments
 
 from multigrid.sampler import Batch, collate, network_input
 from multigrid.schedule import Schedule
@@ -18,7 +18,7 @@ from multigrid.training import MultigridLR, Training
 __all__ = ["MultigridTrainer", "processor_colours", "video_inputs"]
 
 _TOLD = ("iteration", "extents")
-"""What `Training.begin` is told of a mini-batch; the model is not."""
+"""Batch keys consumed by `Training.begin`, not passed to the model."""
 _MEAN = (0.485, 0.456, 0.406)
 _STD = (0.229, 0.224, 0.225)
 
@@ -99,19 +99,13 @@ class MultigridTrainer(Trainer):
 
     def __init__(self, *, schedule: Schedule, **options: Any) -> None:
         own_collator = options.get("data_collator")
-        options = {**options, "data_collator": own_collator or video_inputs}
-        args = options.get("args")
-        if args is not None:
-            if args.max_steps not in (-1, schedule.iterations):
-                raise ValueError(
-                    f"max_steps {args.max_steps} is not the {schedule.iterations} iterations of "
-                    "the schedule: leave it out, and give make_schedule another learning rate"
-                )
-            args.max_steps = schedule.iterations
-            args.remove_unused_columns = False
-        super().__init__(**options)
-        args = self.args
+        args = options.get("args") or TrainingArguments("tmp_trainer")
         for wrong, advice in (
+            (
+                args.max_steps not in (-1, schedule.iterations),
+                f"max_steps is not the {schedule.iterations} iterations of the schedule: leave it "
+                "out, and give make_schedule another learning rate",
+            ),
             (
                 args.gradient_accumulation_steps != 1,
                 "gradient_accumulation_steps takes several of the schedule's iterations for one: "
@@ -131,6 +125,7 @@ class MultigridTrainer(Trainer):
                 raise ValueError(advice)
         args.max_steps = schedule.iterations
         args.remove_unused_columns = False
+        super().__init__(**options | {"args": args, "data_collator": own_collator or video_inputs})
         seed = args.data_seed if args.data_seed is not None else args.seed
         self.training = Training(schedule, self.model, seed=seed)
         name = getattr(self.model, "main_input_name", "")

@@ -4,7 +4,6 @@ the benchmark that writes them."""
 import json
 from collections.abc import Callable
 from pathlib import Path
-from types import ModuleType
 from typing import Any
 
 import pytest
@@ -185,7 +184,7 @@ def test_what_is_measured_is_what_a_schedule_meets_and_the_baseline(tiny_config,
 
 @pytest.mark.slow
 def test_what_the_benchmark_writes_gives_the_plan_its_hours(
-    step_bench: ModuleType, load_program: Callable, tiny_recipe: Path, tmp_path: Path, capsys
+    load_program: Callable, tiny_recipe: Path, tmp_path: Path, capsys
 ):
     path = tmp_path / "new" / "times.json"
     recipe = ["--cfg", str(tiny_recipe)]

@@ -58,7 +58,7 @@ BAR = 1.10
 
 
 def network_layers() -> dict[tuple[int, ...], int]:
-    """The layers of SLOWFAST_8x8_R50 in clips of 8 × 158², and I3D's first, which is none of it."""
+    """The layers of SLOWFAST_8x8_R50 in clips of 8 × 158², and I3D's first, counted 0 times."""
     recipe = load_recipe(ROOT / "configs/Kinetics/SLOWFAST_8x8_R50_MULTIGRID.yaml")
     model = build_on_meta(recipe)
     layers: dict[tuple[int, ...], int] = {(64, 8, 79, 79): 0}
@@ -126,10 +126,11 @@ def of_network(
 def format_result(result: dict[str, Any]) -> str:
     """A table of the layers, and a verdict for each memory format."""
     verdicts = [
-        f"{found['memory_format']}: the network's layers take {spread_text(found['ratio'], 3)} the "
-        f"time of nn.BatchNorm3d's (wanted: at most {BAR:.2f}); worst "
-        f"{_shape(found['worst']['shape'])} at {found['worst']['ratio']:.2f}"
-        for found in result["network"]
+        f"{layers['memory_format']}: the network's layers take "
+        f"{spread_text(layers['ratio'], 3)} the time of nn.BatchNorm3d's "
+        f"(wanted: at most {BAR:.2f}); worst "
+        f"{_shape(layers['worst']['shape'])} at {layers['worst']['ratio']:.2f}"
+        for layers in result["network"]
     ]
     columns: dict[str, Column] = {
         "shape": ("shape", _shape),

@@ -168,7 +168,7 @@ def write_result(
 
 
 Mark = Callable[[str], None]
-"""Is told the name of a part of a step when its work has been given."""
+"""Called with the name of a part of a step once its work is queued."""
 
 
 class Timed(NamedTuple):

@@ -278,8 +278,9 @@ def plot(result: Result, path: Path) -> None:
     took.plot.bar(ax=seconds, legend=False, **style)
     for axes, digits in ((speeds, "%.0f"), (seconds, "%.1f")):
         axes.margins(y=0.15)
-        for bars in (found for found in axes.containers if isinstance(found, BarContainer)):
-            axes.bar_label(bars, fmt=digits, fontsize=8, padding=2)
+        for bars in axes.containers:
+            if isinstance(bars, BarContainer):
+                axes.bar_label(bars, fmt=digits, fontsize=8, padding=2)
     speeds.set_ylabel("clips a second and core")
     seconds.set_ylabel("core seconds of reading\nan iteration")
     seconds.set_xlabel("frames × crop² of a clip")

@@ -48,7 +48,7 @@ def checked_recipe(path: str | Path, overrides: Sequence[object]) -> Recipe:
     """A recipe as this run's processes train it, checked.
 
     Raises:
-        ValueError: the recipe cannot train, or wants a GPU where there is none.
+        ValueError: the recipe cannot train, or needs a GPU on a machine without one.
     """
     recipe = for_processes(load_recipe(path, overrides))
     check_recipe(recipe, processes_of(recipe))
@@ -94,7 +94,7 @@ class Steps(ABC):
 
     @abstractmethod
     def take(self, step: Step, batch: Batch, mark: Mark) -> None:
-        """One iteration; `mark` is told when the work of a part has been given."""
+        """One iteration; calls `mark` once the work of a part is queued."""
 
     @abstractmethod
     def trained(self, step: Step) -> tuple[nn.Module, torch.optim.Optimizer]:

@@ -46,7 +46,7 @@ def with_switches(recipe: Recipe, name: str, device: torch.device) -> tuple[Reci
     """The recipe with a variant's switches, and the keys that are set for it.
 
     Raises:
-        ValueError: the device, or the recipe, cannot have it; says why.
+        ValueError: the device or the recipe cannot have it; with the reason.
     """
     if name == "recipe":
         return recipe, {}
@@ -137,16 +137,16 @@ class Variant:
 def build_variants(recipe: Recipe, names: Sequence[str], device: torch.device) -> list[Variant]:
     """The variants of a recipe with the cases to measure, on the same made-up clips."""
     batches = dict[Shape, Batch]()
-    found = list[Variant]()
+    variants = list[Variant]()
     for name in names:
         try:
             changed, keys = with_switches(recipe, name, device)
         except ValueError as error:
-            found.append(Variant(name, recipe, failure=str(error)))
+            variants.append(Variant(name, recipe, failure=str(error)))
             continue
         bench = (HostBench if name in HOST else Bench)(changed, device)
-        found.append(Variant(name, changed, keys, _cases(bench, batches)))
-    return found
+        variants.append(Variant(name, changed, keys, _cases(bench, batches)))
+    return variants
 
 
 def _cases(bench: Steps, batches: dict[Shape, Batch]) -> list[Case]:

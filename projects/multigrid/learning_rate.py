@@ -29,7 +29,7 @@ def batch_rate_factor(growth: float, rule: str = "linear") -> float:
 
 
 class LearningRate(Protocol):
-    """What a schedule asks of a policy; any object with these members serves."""
+    """Protocol of a policy: any object with these members serves."""
 
     @property
     def epochs(self) -> float:

@@ -8,7 +8,7 @@ cover, and take what the table has there, between its rows. Class tokens keep th
     coarse, 4 patches                0.5     2.5     4.5     6.5       not 0, 1, 2, 3
 
 A coarse clip may cover less than the baseline's: its stride and its short side are drawn at random
-(paper §3.1). `extents` says how much, of each clip.
+(paper §3.1). `extents` has the share that each clip covers.
 
 `convert_positions` makes models of `transformers` do so. Any other takes part that has a module
 with the two methods of `FollowsGrid`.
@@ -51,7 +51,7 @@ class FollowsGrid(Protocol):
         """The patches of clips of `frames` frames of `crop` × `crop` pixels.
 
         Raises:
-            ValueError: they cannot be cut so; says what would.
+            ValueError: they cannot be cut so; with what would.
         """
 
     def set_extents(self, extents: Tensor | None) -> None:
@@ -139,9 +139,9 @@ def set_extents(model: nn.Module, extents: Tensor | None) -> None:
 
 
 def _following(model: nn.Module) -> list[FollowsGrid]:
-    # A class is asked before the protocol, which takes microseconds a module.
-    found = (module for module in model.modules() if hasattr(type(module), "set_extents"))
-    return [module for module in found if isinstance(module, FollowsGrid)]
+    # The protocol's own check takes microseconds a module.
+    likely = (module for module in model.modules() if hasattr(type(module), "set_extents"))
+    return [module for module in likely if isinstance(module, FollowsGrid)]
 
 
 def convert_positions(model: nn.Module) -> nn.Module:
@@ -154,13 +154,13 @@ def convert_positions(model: nn.Module) -> nn.Module:
         ValueError: nothing in the model is one of these, it is for pre-training, or its frames or
             patches are not square.
     """
-    found = any(isinstance(module, _Follower) for module in model.modules())
+    converted = any(isinstance(module, _Follower) for module in model.modules())
     for module in list[Any](model.modules()):
         if (follower := _FOLLOWERS.get(type(module).__name__)) is not None:
             module.__class__ = _following_class(follower, type(module))
             module.start(model)
-            found = True
-    if not found:
+            converted = True
+    if not converted:
         raise ValueError(
             f"{type(model).__name__} has no position embeddings that are known: they are those of "
             "VideoMAE, TimeSformer, ViViT and V-JEPA 2; give a module of another model the two "
@@ -180,7 +180,7 @@ def _blank(follower: Any, kind: Any) -> Any:
 
 
 class _Converted:
-    """A class that is made of two when a module is converted, so that pickle has to be told how."""
+    """A class that is made when a module is converted; pickle rebuilds it from its bases."""
 
     def __reduce__(self) -> tuple[Any, ...]:
         return _blank, type(self).__bases__, self.__dict__
@@ -277,7 +277,7 @@ class _ViViT(_Follower):
         self._start(frames, (height, width), tubelet, model)
 
     def forward(self: Any, pixel_values: Tensor, interpolate_pos_encoding: bool = False) -> Tensor:
-        """(N, T, 3, H, W) to (N, 1 + patches, C); positions follow the grid whatever is asked."""
+        """(N, T, 3, H, W) to (N, 1 + patches, C); positions always follow the grid."""
         embeddings, patches = _cut(self.patch_embeddings.projection, pixel_values)
         own = self.position_embeddings[:, :1]
         table = self.position_embeddings[0, 1:]

@@ -44,7 +44,7 @@ MANY_VIDEOS = 10**7
 
 
 class MisfitError(ValueError):
-    """Step times that do not fit a recipe; the message says why."""
+    """Step times that do not fit a recipe; with the reason."""
 
 
 @dataclass(frozen=True)
@@ -64,7 +64,7 @@ UNTIMED = Timing(None, None, None)
 
 @dataclass(frozen=True)
 class StepTimes:
-    """A file. `device` is "cpu" or "cuda", `where` the machine in words.
+    """Measured step times. `device` is "cpu" or "cuda", `where` the name of the machine.
 
     `seconds` of an iteration are by the clips of a process, frames, crop, and whether BN is in
     groups; None where the shape did not fit into the device's memory.
@@ -119,7 +119,7 @@ def measured_timing(files: Sequence[StepTimes], recipe: Recipe) -> Timing:
     """The times of a recipe and of its baseline, each from the first file that has them.
 
     Raises:
-        MisfitError: no file has them; says why of each.
+        MisfitError: no file has them; with the reason for each.
     """
     own, ours = _first_fit(files, recipe)
     other, baseline = _first_fit(files, without_multigrid(recipe))

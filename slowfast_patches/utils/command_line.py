@@ -140,7 +140,7 @@ def tool(*, interrupted: str = "interrupted") -> Callable[[Main], Main]:
 def printable(text: str) -> str:
     """The text with control characters escaped, `\\x1b`: a file's name may have any, and a terminal
     obeys them."""
-    return _CONTROL.sub(lambda found: ascii(found[0])[1:-1], text)
+    return _CONTROL.sub(lambda match: ascii(match[0])[1:-1], text)
 
 
 class _Printable:

@@ -68,9 +68,9 @@ def gathered(content: T) -> list[T]:
     """Gather an object of each process, by rank, in all of them; it is pickled."""
     if _alone():
         return [content]
-    found: list[Any] = [None] * dist.get_world_size()
-    dist.all_gather_object(found, content)
-    return found
+    gathered: list[Any] = [None] * dist.get_world_size()
+    dist.all_gather_object(gathered, content)
+    return gathered
 
 
 def from_main(make: Callable[[], T]) -> T:

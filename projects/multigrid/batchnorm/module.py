@@ -93,8 +93,8 @@ class GroupedBatchNorm3d(nn.BatchNorm3d):
         step of 1/G, it leaves each group's over G, so that their sum is the average.
         """
         weight, bias = (_of_all(vector, groups) for vector in self._affine(x))
-        found = weight.new_zeros(2, groups, x.shape[1])
-        means, variances = found.view(2, -1).unbind(0)
+        stats = weight.new_zeros(2, groups, x.shape[1])
+        means, variances = stats.view(2, -1).unbind(0)
         folded = x.reshape(-1, len(means), x.shape[2:].numel())
         clips, _, places = folded.shape
         by_place = x.device.type == "cpu" and places < _VECTOR
@@ -103,7 +103,7 @@ class GroupedBatchNorm3d(nn.BatchNorm3d):
         output = F.batch_norm(folded, means, variances, weight, bias, True, 1 / groups, self.eps)
         if by_place:
             output = output.view(clips, places, -1).transpose(1, 2)
-        mean, var = found.sum(1).unbind(0)
+        mean, var = stats.sum(1).unbind(0)
         return output.reshape(x.shape), mean, var
 
     def _affine(self, x: Tensor) -> tuple[Tensor, Tensor]:
@@ -162,7 +162,7 @@ def _of_all(vector: Tensor, groups: int) -> Tensor:
 @cache
 def _places(channels: int, groups: int) -> Tensor:
     """0 to C - 1 for each group."""
-    with torch.inference_mode(False):  # backward passes need it, whoever asks first
+    with torch.inference_mode(False):  # backward passes need it, whichever forward is first
         return torch.arange(channels, device="cpu").repeat(groups)
 
 
@@ -215,7 +215,7 @@ def _convert(module: nn.Module, done: dict[nn.Module, nn.Module]) -> nn.Module:
 def set_group_size(model: nn.Module, group_size: int | None) -> None:
     """Set the clips per group of every `GroupedBatchNorm3d` in `model` (None: the local batch).
 
-    Warns where there is none.
+    Warns if there are no such modules.
     """
     if group_size is not None and group_size < 1:
         raise ValueError(f"group_size must be at least 1 clip, or None, got {group_size}")

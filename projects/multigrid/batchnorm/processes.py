@@ -77,5 +77,5 @@ def _sharers(shape: Shape, bn_size: int | None, processes: int) -> int | None:
     """How many processes share a BN group; None if they cannot train the shape."""
     if shape.batch % processes:
         return None
-    found = arrangement(shape.batch // processes, bn_size, processes)
-    return None if found is None else found[1]
+    arranged = arrangement(shape.batch // processes, bn_size, processes)
+    return None if arranged is None else arranged[1]

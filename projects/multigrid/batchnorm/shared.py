@@ -55,9 +55,9 @@ def arrange(n: int, k: int) -> tuple[int, int]:
     Raises ValueError if there is no such arrangement.
     """
     world = dist.get_world_size() if _is_distributed() else 1
-    found = arrangement(n, k, world)
-    if found is not None:
-        return found
+    arranged = arrangement(n, k, world)
+    if arranged is not None:
+        return arranged
     raise ValueError(
         f"cannot form groups of k = {k} clips for batch normalisation from {n} clips per process "
         f"on {world} process(es): use a multiple of {k} clips per process, or a divisor that whole "

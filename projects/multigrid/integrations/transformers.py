@@ -17,7 +17,7 @@ from multigrid.training import MultigridLR, Training
 
 __all__ = ["MultigridTrainer", "processor_colours", "video_inputs"]
 
-_TOLD = ("iteration", "extents")
+_KEYS_OF_BEGIN = ("iteration", "extents")
 """Batch keys consumed by `Training.begin`, not passed to the model."""
 _MEAN = (0.485, 0.456, 0.406)
 _STD = (0.229, 0.224, 0.225)
@@ -45,8 +45,8 @@ def video_inputs(
     """
     batch = collate(samples)
     pixels = network_input(batch, mean, std).transpose(1, 2)
-    told = {key: value for key, value in batch.items() if key in _TOLD}
-    return {name: pixels, "labels": batch["labels"], **told}
+    begun = {key: value for key, value in batch.items() if key in _KEYS_OF_BEGIN}
+    return {name: pixels, "labels": batch["labels"], **begun}
 
 
 def processor_colours(values: Mapping[str, Any]) -> tuple[list[float], list[float]]:
@@ -130,10 +130,10 @@ class MultigridTrainer(Trainer):
         self.training = Training(schedule, self.model, seed=seed)
         name = getattr(self.model, "main_input_name", "")
         if own_collator is None and name.startswith("pixel_values"):
-            told = ("image_mean", "image_std", "rescale_factor", "offset")
+            names = ("image_mean", "image_std", "rescale_factor", "offset")
             processor = options.get("processing_class")
-            has = {key: getattr(processor, key) for key in told if hasattr(processor, key)}
-            mean, std = processor_colours(has)
+            values = {key: getattr(processor, key) for key in names if hasattr(processor, key)}
+            mean, std = processor_colours(values)
             self.data_collator = partial(video_inputs, name=name, mean=mean, std=std)
 
     def get_train_dataloader(self) -> DataLoader[Batch]:
@@ -168,7 +168,7 @@ class MultigridTrainer(Trainer):
         self.training.model = self.model
         self.training.optimizer = self.optimizer
         self.training.iteration = self.state.global_step
-        self.training.begin({name: inputs.pop(name) for name in _TOLD if name in inputs})
+        self.training.begin({name: inputs.pop(name) for name in _KEYS_OF_BEGIN if name in inputs})
         loss: Tensor = super().training_step(model, inputs, *arguments, **options)
         return loss
 
@@ -176,7 +176,7 @@ class MultigridTrainer(Trainer):
         self, model: nn.Module, inputs: dict[str, Any], *arguments: Any, **options: Any
     ) -> Any:
         """What the Trainer does, with what the model takes."""
-        taken = {name: value for name, value in inputs.items() if name not in _TOLD}
+        taken = {name: value for name, value in inputs.items() if name not in _KEYS_OF_BEGIN}
         return super().prediction_step(model, taken, *arguments, **options)
 
     def _load_from_checkpoint(

@@ -4,6 +4,7 @@ import os
 import re
 import subprocess
 import sys
+import tomllib
 from pathlib import Path
 
 import pytest
@@ -49,7 +50,10 @@ def test_control_characters_are_printed_escaped(capsys):
 
 
 def test_every_tool_has_a_command(load_program):
-    assert sorted(load_program("tools/__init__.py").COMMANDS.values()) == TOOLS
+    commands = load_program("tools/__init__.py").COMMANDS
+    assert sorted(commands.values()) == TOOLS
+    project = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
+    assert commands.keys() == project["scripts"].keys()
 
 
 def test_what_a_user_reads_names_commands_that_are_installed():
@@ -62,6 +66,7 @@ def test_what_a_user_reads_names_commands_that_are_installed():
 
 PRINTS = """
 import sys
+import tomllib
 from slowfast_patches.utils.command_line import tool
 
 @tool()

@@ -198,7 +198,8 @@ class _Follower(_Converted):
         self, frames: int, sides: tuple[int, int], size: tuple[int, int, int], model: nn.Module
     ) -> None:
         """Frames and sides of the baseline's clips, those of a patch, and the whole model."""
-        (height, width), (in_time, *in_space) = sides, size
+        height, width = sides
+        in_time, *in_space = size
         if height != width or in_space[0] != in_space[1]:
             raise ValueError(f"frames of {sides} and patches of {size} are not square")
         if hasattr(model, "decoder"):

@@ -235,12 +235,12 @@ def add_at_once(group: argparse._ActionsContainer) -> None:
 def at_least_one(text: str) -> int:
     """The type of an option that takes a whole number from 1."""
     if not text.isdigit() or int(text) < 1:
-        raise argparse.ArgumentTypeError(f"takes a whole number from 1, not {text}")
+        raise argparse.ArgumentTypeError(f"it takes a whole number from 1, not {text}")
     return int(text)
 
 
 def above_zero(text: str) -> float:
     """The type of an option that takes a number above 0."""
     if not (number := float(text)) > 0:
-        raise argparse.ArgumentTypeError(f"takes a number above 0, not {text}")
+        raise argparse.ArgumentTypeError(f"it takes a number above 0, not {text}")
     return number

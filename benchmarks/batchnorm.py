@@ -24,11 +24,13 @@ from typing import Any
 import torch
 from common import (
     ROOT,
+    Column,
     new_parser,
     provenance,
     ratios,
     seconds_of,
     spread_text,
+    table,
     take_turns,
     write_result,
 )
@@ -39,7 +41,6 @@ from slowfast_patches.config import load_recipe
 from slowfast_patches.models.build import build_on_meta
 from slowfast_patches.models.inputs import blank_inputs
 from slowfast_patches.utils.command_line import tool
-from slowfast_patches.utils.tables import format_table
 
 __all__ = ["main", "measure", "of_network"]
 
@@ -57,7 +58,7 @@ BAR = 1.10
 
 
 def network_layers() -> dict[tuple[int, ...], int]:
-    """The layers of SLOWFAST_8x8_R50 in clips of 8 × 158², and I3D's first, which is none of it."""
+    """The layers of SLOWFAST_8x8_R50 in clips of 8 × 158², and I3D's first, counted 0 times."""
     recipe = load_recipe(ROOT / "configs/Kinetics/SLOWFAST_8x8_R50_MULTIGRID.yaml")
     model = build_on_meta(recipe)
     layers: dict[tuple[int, ...], int] = {(64, 8, 79, 79): 0}
@@ -124,20 +125,25 @@ def of_network(
 
 def format_result(result: dict[str, Any]) -> str:
     """A table of the layers, and a verdict for each memory format."""
-    rows = [
-        [_shape(row["shape"]), row["memory_format"]]
-        + [f"{1e3 * statistics.median(row[kind]):.3f}" for kind in KINDS]
-        + [spread_text(row["ratio"])]
-        for row in result["rows"]
-    ]
     verdicts = [
-        f"{found['memory_format']}: the network's layers take {spread_text(found['ratio'], 3)} the "
-        f"time of nn.BatchNorm3d's (wanted: at most {BAR:.2f}); worst "
-        f"{_shape(found['worst']['shape'])} at {found['worst']['ratio']:.2f}"
-        for found in result["network"]
+        f"{layers['memory_format']}: the network's layers take "
+        f"{spread_text(layers['ratio'], 3)} the time of nn.BatchNorm3d's "
+        f"(wanted: at most {BAR:.2f}); worst "
+        f"{_shape(layers['worst']['shape'])} at {layers['worst']['ratio']:.2f}"
+        for layers in result["network"]
     ]
-    table = format_table(["shape", "format", "plain ms", "grouped ms", "ratio"], rows)
-    return "\n".join([table, "", *verdicts])
+    columns: dict[str, Column] = {
+        "shape": ("shape", _shape),
+        "format": ("memory_format", str),
+        "plain ms": ("plain", _milliseconds),
+        "grouped ms": ("grouped", _milliseconds),
+        "ratio": ("ratio", spread_text),
+    }
+    return "\n".join([table(result["rows"], columns), "", *verdicts])
+
+
+def _milliseconds(rounds: Sequence[float]) -> str:
+    return f"{1e3 * statistics.median(rounds):.3f}"
 
 
 def _shape(shape: Sequence[int]) -> str:

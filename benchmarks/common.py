@@ -5,7 +5,6 @@ from __future__ import annotations
 import argparse
 import datetime
 import json
-import math
 import random
 import shlex
 import statistics
@@ -19,20 +18,22 @@ from typing import Any, NamedTuple, TypeVar
 import torch
 
 from slowfast_patches.utils.machine import machine, versions
+from slowfast_patches.utils.tables import format_table
 
 __all__ = [
     "CPU",
     "ROOT",
+    "Column",
     "Mark",
     "StepClock",
     "Timed",
-    "above_zero",
     "new_parser",
     "provenance",
     "quartiles",
     "ratios",
     "seconds_of",
     "spread_text",
+    "table",
     "take_turns",
     "wait_for",
     "whole_from",
@@ -84,13 +85,6 @@ def whole_from(lowest: int) -> Callable[[str], int]:
     return parse
 
 
-def above_zero(text: str) -> float:
-    """The type of an option that takes seconds."""
-    if not 0 < (number := float(text)) < math.inf:
-        raise argparse.ArgumentTypeError(f"takes a number above 0, not {text}")
-    return number
-
-
 def take_turns(
     turns: Mapping[Key, Callable[[], T]],
     rounds: int,
@@ -124,15 +118,29 @@ def ratios(above: Sequence[float], below: Sequence[float]) -> dict[str, Any]:
     return quartiles([a / b for a, b in zip(above, below, strict=True)])
 
 
-def spread_text(spread: Mapping[str, Any] | None, digits: int = 2, unit: str = "×") -> str:
-    """As `1.25× (1.20 to 1.31)`; percentages are given as shares of 1."""
-    if spread is None:
-        return "–"
-    factor = 100 if unit == " %" else 1
-    low, median, high = (
-        f"{factor * spread[key]:.{digits}f}" for key in ("quartile_1", "median", "quartile_3")
-    )
+def spread_text(spread: Mapping[str, Any], digits: int = 2, unit: str = "×") -> str:
+    """As `1.25× (1.20 to 1.31)`."""
+    keys = ("quartile_1", "median", "quartile_3")
+    low, median, high = (f"{spread[key]:.{digits}f}" for key in keys)
     return f"{median}{unit} ({low} to {high})"
+
+
+Column = tuple[str, Callable[[Any], str]]
+"""Where a column's values are in a row of plain data, as "seconds|median", and how to show them."""
+
+
+def table(
+    rows: Sequence[Mapping[str, Any]], columns: Mapping[str, Column], *, markdown: bool = False
+) -> str:
+    """A table of rows of nested plain data, columns by header; – where a value is missing."""
+
+    def cell(value: Any, path: str, show: Callable[[Any], str]) -> str:
+        for key in path.split("|"):
+            value = value.get(key) if isinstance(value, Mapping) else None
+        return "–" if value is None else show(value)
+
+    cells = [[cell(row, *column) for column in columns.values()] for row in rows]
+    return format_table(list(columns), cells, markdown=markdown)
 
 
 def provenance(device: torch.device = CPU) -> dict[str, Any]:
@@ -160,7 +168,7 @@ def write_result(
 
 
 Mark = Callable[[str], None]
-"""Is told the name of a part of a step when its work has been given."""
+"""Called with the name of a part of a step once its work is queued."""
 
 
 class Timed(NamedTuple):

@@ -21,26 +21,30 @@ import random
 import statistics
 import sys
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from fractions import Fraction
 from functools import partial
-from itertools import count
+from itertools import count, islice
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
 import av
 import numpy as np
+import pandas as pd
 import torch
 from common import (
     ROOT,
+    Column,
     new_parser,
     provenance,
     quartiles,
     ratios,
     spread_text,
+    table,
     take_turns,
     write_result,
 )
+from matplotlib.container import BarContainer
 from tqdm import tqdm
 
 from multigrid import ClipRequest, Shape, make_grid
@@ -55,7 +59,6 @@ from slowfast_patches.datasets.reading.scan import scan
 from slowfast_patches.datasets.reading.video_record import UnreadableVideoError
 from slowfast_patches.utils.command_line import tool
 from slowfast_patches.utils.pictures import COLOURS, new_figure, save_figure
-from slowfast_patches.utils.tables import format_table
 
 __all__ = ["main", "measure"]
 
@@ -81,13 +84,6 @@ Read = Callable[[int, int], object]
 """Read a clip: (video, round)."""
 
 
-class Sets(NamedTuple):
-    """Folders with a train.csv: of the files as they are, and of what is prepared of them."""
-
-    files: Path
-    prepared: Path
-
-
 @tool()
 def main(argv: Sequence[str] | None = None) -> int:
     """Measure, print, draw and write; return the exit status."""
@@ -100,7 +96,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     parser.add_argument("--cfg", default=str(recipe), metavar="FILE", help="whose schedule")
     args = parser.parse_intermixed_args(argv)
     use_one_core()
-    result = measure(make_sets(args), args.cfg, args.overrides, args.rounds)
+    result = measure(*make_sets(args), args.cfg, args.overrides, args.rounds)
     print(format_result(result))
     write_result(args.output / "loader.json", "loader.py", argv, result)
     plot(result, args.output / "loader.png")
@@ -108,21 +104,19 @@ def main(argv: Sequence[str] | None = None) -> int:
     return 0
 
 
-def make_sets(args: argparse.Namespace) -> Sets:
-    """The videos and their prepared copies; copies of an earlier run are used again."""
+def make_sets(args: argparse.Namespace) -> tuple[Path, Path]:
+    """Folders with a train.csv of the videos and of their prepared copies, which are kept."""
     if args.csv is None:
         files = _rendered_videos(args.output / "rendered")
     else:
         files = _choose_videos(args.csv, args.prefix, args.videos)
     prepared = args.output / "prepared"
     prepared.mkdir(parents=True, exist_ok=True)
-    copies = [prepared / path.name for path in files]
+    copies = [prepared / f"{path.stem}.mp4" for path in files]
     for path, copy in zip(files, tqdm(copies, "preparing", disable=None), strict=True):
         if not copy.exists():
             write_prepared(str(path), scan(str(path)), copy)
-    _write_list(files, args.output / "files")
-    _write_list(copies, prepared)
-    return Sets(args.output / "files", prepared)
+    return _write_list(files, args.output / "files"), _write_list(copies, prepared)
 
 
 def _choose_videos(csv: Path, prefix: str, count: int) -> list[Path]:
@@ -132,19 +126,20 @@ def _choose_videos(csv: Path, prefix: str, count: int) -> list[Path]:
         ValueError: nothing in the list can be read.
     """
     listed = read_csv(csv, prefix=prefix, separator=" ", num_classes=10**9)
-    chosen = dict[str, Path]()
-    for number in np.random.default_rng(0).permutation(len(listed)):
-        path = Path(listed[number].path)
-        try:
-            scan(str(path))
-        except UnreadableVideoError:
-            continue
-        chosen.setdefault(path.with_suffix(".mp4").name, path)
-        if len(chosen) == count:
-            break
+    order = np.random.default_rng(0).permutation(len(listed))
+    by_name = {Path(listed[number].path).stem: Path(listed[number].path) for number in order}
+    chosen = sorted(islice(filter(_is_readable, by_name.values()), count))
     if not chosen:
         raise ValueError(f"{csv}: none of its videos can be read; is --prefix right?")
-    return [path for _, path in sorted(chosen.items())]
+    return chosen
+
+
+def _is_readable(path: Path) -> bool:
+    try:
+        scan(str(path))
+    except UnreadableVideoError:
+        return False
+    return True
 
 
 def _rendered_videos(folder: Path) -> list[Path]:
@@ -158,20 +153,20 @@ def _rendered_videos(folder: Path) -> list[Path]:
             stream = container.add_stream("libx264", rate=Fraction(30))
             stream.width = 340
             stream.height = 256
-            frames: Iterator[Any] = zoom.decode(video=0)
-            for number in range(300):
-                frame = next(frames).reformat(format="yuv420p")
-                frame.pts = number
-                frame.time_base = Fraction(1, 30)
-                container.mux(stream.encode(frame))
+            for number, frame in enumerate(islice(zoom.decode(video=0), 300)):
+                picture = frame.reformat(format="yuv420p")
+                picture.pts = number
+                picture.time_base = Fraction(1, 30)
+                container.mux(stream.encode(picture))
             container.mux(stream.encode(None))
     return paths
 
 
-def _write_list(paths: Sequence[Path], folder: Path) -> None:
+def _write_list(paths: Sequence[Path], folder: Path) -> Path:
     folder.mkdir(parents=True, exist_ok=True)
     lines = "".join(f"{path.resolve()} 0\n" for path in paths)
     (folder / "train.csv").write_text(lines, encoding="utf-8")
+    return folder
 
 
 def use_one_core() -> None:
@@ -181,21 +176,25 @@ def use_one_core() -> None:
     torch.set_num_threads(1)
 
 
-def measure(sets: Sets, cfg_file: str, overrides: Sequence[str], rounds: int) -> Result:
-    """Clips per second of every shape and way."""
+def measure(
+    files: Path, prepared: Path, cfg_file: str, overrides: Sequence[str], rounds: int
+) -> Result:
+    """Clips per second of every shape and way; `files` and `prepared` hold the lists."""
     patching.apply()
     pairs = [*overrides, "DATA.PATH_PREFIX", "", "NUM_GPUS", 0, "DATA.PATH_LABEL_SEPARATOR", " "]
-    files, prepared = (
-        load_recipe(cfg_file, [*pairs, "DATA.PATH_TO_DATA_DIR", str(folder)]) for folder in sets
-    )
-    ours = {"files": ClipDataset(files, "train"), "prepared": ClipDataset(prepared, "train")}
+    sets = {"files": files, "prepared": prepared}
+    recipes = {
+        way: load_recipe(cfg_file, [*pairs, "DATA.PATH_TO_DATA_DIR", str(folder)])
+        for way, folder in sets.items()
+    }
+    ours = {way: ClipDataset(recipe, "train") for way, recipe in recipes.items()}
+    recipe = recipes["files"]
     videos = len(ours["files"])
-    shapes = sorted(
-        set(schedule_of(files, KINETICS).shapes), key=lambda s: (s.frames * s.crop**2, s.frames)
-    )
+    met = schedule_of(recipe, KINETICS).shapes
+    shapes = sorted(met, key=lambda s: (s.frames * s.crop**2, s.frames))
     rows = list[Result]()
     for shape in shapes:
-        reads = {HOST: _host(files, shape)}
+        reads = {HOST: _host(recipe, shape)}
         reads |= {way: _ours(dataset, shape) for way, dataset in ours.items()}
         turns = {way: partial(_seconds, read, videos, count()) for way, read in reads.items()}
         rows.append(_row(shape, take_turns(turns, rounds, warm_up=1)))
@@ -251,19 +250,15 @@ def _row(shape: Shape, seconds: dict[str, list[float]]) -> Result:
 
 def format_result(result: Result) -> str:
     """A table of speeds, and the machine."""
-    rows = [
-        [
-            _name(row),
-            *(f"{row['clips_per_second'][way]['median']:.1f}" for way in WAYS),
-            *(spread_text(row["times_the_hosts"][way], 1) for way in WAYS[1:]),
-            *(f"{row['reading_seconds_per_iteration'][way]:.2f}" for way in WAYS),
-        ]
-        for row in result["shapes"]
-    ]
-    headers = ["clips a second and core", *WAYS, *(f"{way} / host" for way in WAYS[1:])]
-    headers += [f"{way}, s an iteration" for way in WAYS]
+    rows = [{"name": _name(row), **row} for row in result["shapes"]]
+    ratio = partial(spread_text, digits=1)
+    seconds = "reading_seconds_per_iteration"
+    columns: dict[str, Column] = {"clips a second and core": ("name", str)}
+    columns |= {way: (f"clips_per_second|{way}|median", "{:.1f}".format) for way in WAYS}
+    columns |= {f"{way} / host": (f"times_the_hosts|{way}", ratio) for way in WAYS[1:]}
+    columns |= {f"{way}, s an iteration": (f"{seconds}|{way}", "{:.2f}".format) for way in WAYS}
     machine = f"{result['machine']['processor']}, one core; {result['versions']}"
-    return f"{format_table(headers, rows, markdown=True)}\n\n{machine}"
+    return f"{table(rows, columns, markdown=True)}\n\n{machine}"
 
 
 def _name(row: Result) -> str:
@@ -273,29 +268,22 @@ def _name(row: Result) -> str:
 def plot(result: Result, path: Path) -> None:
     """Bars: clips a second of every shape and way, and the seconds of an iteration."""
     figure, (speeds, seconds) = new_figure(rows=2, width=9, height=7)
-    width = 0.8 / len(WAYS)
-    for index, way in enumerate(WAYS):
-        places = [number + (index - 1) * width for number in range(len(result["shapes"]))]
-        spread = [row["clips_per_second"][way] for row in result["shapes"]]
-        medians = [s["median"] for s in spread]
-        errors = [
-            [s["median"] - s["quartile_1"] for s in spread],
-            [s["quartile_3"] - s["median"] for s in spread],
-        ]
-        colour = COLOURS[index]
-        bars = speeds.bar(places, medians, width, yerr=errors, color=colour, label=way, ecolor="k")
-        speeds.bar_label(bars, fmt="%.0f", fontsize=8, padding=2)
-        took = [row["reading_seconds_per_iteration"][way] for row in result["shapes"]]
-        bars = seconds.bar(places, took, width, color=colour)
-        seconds.bar_label(bars, fmt="%.1f", fontsize=8, padding=2)
-    for axes in (speeds, seconds):
-        axes.set_yscale("log")
+    rows = pd.DataFrame(result["shapes"], index=list(map(_name, result["shapes"])))
+    spreads = [rows["clips_per_second"].str[way].apply(pd.Series) for way in WAYS]
+    medians = pd.concat([spread["median"] for spread in spreads], axis=1, keys=WAYS)
+    quartiles = [[s["median"] - s["quartile_1"], s["quartile_3"] - s["median"]] for s in spreads]
+    took = rows["reading_seconds_per_iteration"].apply(pd.Series)[list(WAYS)]
+    style = {"width": 0.8, "rot": 0, "logy": True, "color": COLOURS[: len(WAYS)]}
+    medians.plot.bar(ax=speeds, yerr=np.array(quartiles, dtype=float), **style)
+    took.plot.bar(ax=seconds, legend=False, **style)
+    for axes, digits in ((speeds, "%.0f"), (seconds, "%.1f")):
         axes.margins(y=0.15)
+        for bars in axes.containers:
+            if isinstance(bars, BarContainer):
+                axes.bar_label(bars, fmt=digits, fontsize=8, padding=2)
     speeds.set_ylabel("clips a second and core")
     seconds.set_ylabel("core seconds of reading\nan iteration")
-    seconds.set_xticks(range(len(result["shapes"])), [_name(row) for row in result["shapes"]])
     seconds.set_xlabel("frames × crop² of a clip")
-    figure.legend(loc="outside upper center", ncols=len(WAYS), frameon=False)
     save_figure(figure, path)
 
 

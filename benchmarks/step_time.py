@@ -38,13 +38,13 @@ from collections.abc import Sequence
 
 import torch
 from common import new_parser, write_result
-from steps.case import add_seconds, checked_recipe
+from steps.case import checked_recipe
 from steps.measure import measure
 from steps.tables import format_result
 from steps.variants import NAMES
 
 from slowfast_patches import patching
-from slowfast_patches.utils.command_line import tool
+from slowfast_patches.utils.command_line import above_zero, tool
 
 __all__ = ["main"]
 
@@ -52,7 +52,8 @@ __all__ = ["main"]
 def parse_args(argv: Sequence[str] | None = None) -> argparse.Namespace:
     """The command line."""
     parser = new_parser(__doc__, rounds=7)
-    add_seconds(parser)
+    text = "time spent on each, about, but a step a round at least (%(default)g)"
+    parser.add_argument("--seconds", type=above_zero, default=20.0, metavar="S", help=text)
     parser.add_argument("--cfg", required=True, metavar="FILE", help="the recipe, a YAML file")
     text = f"{', '.join(NAMES)}, or each: all but recipe, where the device can (recipe)"
     parser.add_argument(

@@ -334,12 +334,6 @@ def refused(capsys: pytest.CaptureFixture[str]) -> Callable[[ModuleType, list[st
 
 
 @pytest.fixture
-def step_bench() -> ModuleType:
-    """What the benchmarks of steps share."""
-    return importlib.import_module("steps.case")
-
-
-@pytest.fixture
 def cluster(
     load_program: Callable[[str], ModuleType], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> Iterator[Any]:

@@ -83,8 +83,4 @@ def test_the_package_plans_one_of_its_recipes_from_an_empty_folder(tmp_path):
     assert plan.returncode == 0, plan.stderr
     assert re.search(r"iterations +710 +2,400", plan.stdout)
     scripts = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]["scripts"]
-    asked = "import slowfast_patches.commands as c, json; print(c.__file__, *c.COMMANDS)"
-    file, *commands = run(tmp_path / "empty", programs / "python", "-c", asked).stdout.split()
-    assert Path(file).is_relative_to(tmp_path)
-    assert commands == list(scripts)
-    assert all((programs / name).is_file() for name in commands)
+    assert all((programs / name).is_file() for name in scripts)

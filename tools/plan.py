@@ -5,9 +5,10 @@ No data and no GPU is needed. Example:
     multigrid-plan --cfg configs/Kinetics/SLOWFAST_8x8_R50_MULTIGRID.yaml \\
         --dataset-size 240436 --plot plan.png MULTIGRID.EPOCH_FACTOR 1.0
 
-What benchmarks/step_time.py measured turns it into times and a wall-clock speed-up:
+The seconds of an iteration turn it into times and a wall-clock speed-up: of the baseline's shape
+alone, or as the repository's benchmarks measure them at every shape (docs/performance.md):
 
-    python benchmarks/step_time.py --cfg RECIPE.yaml --output steps.json
+    multigrid-plan --cfg RECIPE.yaml --step-seconds 0.4
     multigrid-plan --cfg RECIPE.yaml --step-times steps.json
 
 With --gpus it predicts the time on a cluster, for 1 to 2,048 GPUs: computing, exchanging gradients,
@@ -20,7 +21,6 @@ waiting for clips, and how many of them the storage must give (docs/cluster.md):
 
 import argparse
 import json
-import shlex
 import sys
 from dataclasses import replace
 from functools import partial
@@ -56,123 +56,110 @@ from slowfast_patches.plan.step_times import (
     read_step_times,
 )
 
-_FILE = "of benchmarks/step_time.py; of several, the first that has the recipe's shapes"
-_STEP = "of one iteration at the baseline's shape; the others by their FLOPs"
-_SPEED = {"--step-times": ([Path], "FILE", _FILE), "--step-seconds": (float, "S", _STEP)}
-_SIZE = "training videos (default: the length of the list, else DATA.NUM_TRAIN_VIDEOS)"
-_OPTIONS = {
-    "--dataset-size": (int, "N", _SIZE),
-    "--json": (bool, "print JSON, and nothing else"),
-    "--plot": (Path, "FILE.png", "draw shapes and LR over the iterations"),
-}
-_CLUSTER = {
-    "--gpus": (int, "N", "in all"),
-    "--gpus-per-node": (int, "M", "on each node"),
-    "--network": (float, "GB/s", "of a node, in each direction; 10 Gb/s are 1.25 (inf: no limit)"),
-    "--node-network": (float, "GB/s", "from GPU to GPU in a node (default: no limit)"),
-    "--latency": (float, "US", f"microseconds of a message besides its bytes ({1e6 * LATENCY:g})"),
-    "--loader": (float, "CLIPS/s", "what a node reads (default: reading is left out)"),
-}
 _UNITS = {"gpus": 1, "gpus_per_node": 1, "network": 1e9, "node_network": 1e9, "latency": 1e-6}
 
 
 def parse_args(argv: list[str] | None = None) -> argparse.Namespace:
     """The command line."""
     parser = command_line.command_parser(__doc__)
+    above_zero = command_line.above_zero
     parser.add_argument("--cfg", type=Path, required=True, metavar="FILE", help="the config file")
-    command_line.add_options(parser.add_mutually_exclusive_group(), _SPEED)
-    command_line.add_options(parser, _OPTIONS)
-    group = parser.add_argument_group(
-        "on a cluster",
-        "--gpus takes the times of iterations, and --machine or --gpus-per-node and --network",
+    text = "training videos (default: the length of the list, else DATA.NUM_TRAIN_VIDEOS)"
+    parser.add_argument("--dataset-size", type=int, metavar="N", help=text)
+    parser.add_argument("--json", action="store_true", help="print JSON, and nothing else")
+    text = "draw shapes and LR over the iterations"
+    parser.add_argument("--plot", type=Path, metavar="FILE.png", help=text)
+    speed = parser.add_mutually_exclusive_group()
+    text = "measured at every shape; of several files, the first that has the recipe's shapes"
+    speed.add_argument(
+        "--step-times", type=Path, action="append", default=[], metavar="FILE", help=text
     )
-    command_line.add_options(group, _CLUSTER)
-    machines = "; ".join(f"{name}: {preset.what}" for name, preset in MACHINES.items())
-    text = f"a published one for the numbers above; those that are given win. {machines}"
-    group.add_argument("--machine", choices=MACHINES, help=text)
-    parser.add_argument(
-        "overrides", nargs="*", default=[], metavar="KEY VALUE", help="config keys to set"
-    )
-    return parser.parse_intermixed_args(argv)
+    text = "of one iteration at the baseline's shape; the others by their FLOPs"
+    speed.add_argument("--step-seconds", type=above_zero, metavar="S", help=text)
+    text = "--gpus takes the times of iterations, and --machine or --gpus-per-node and --network"
+    cluster = parser.add_argument_group("on a cluster", text)
+    cluster.add_argument("--gpus", type=command_line.at_least_one, metavar="N", help="in all")
+    text = "on each node"
+    cluster.add_argument("--gpus-per-node", type=command_line.at_least_one, metavar="M", help=text)
+    text = "of a node, in each direction; 10 Gb/s are 1.25 (inf: no limit)"
+    cluster.add_argument("--network", type=above_zero, metavar="GB/s", help=text)
+    text = "from GPU to GPU in a node (default: no limit)"
+    cluster.add_argument("--node-network", type=above_zero, metavar="GB/s", help=text)
+    text = f"microseconds of a message besides its bytes ({1e6 * LATENCY:g})"
+    cluster.add_argument("--latency", type=float, metavar="US", help=text)
+    text = "what a node reads (default: reading is left out)"
+    cluster.add_argument("--loader", type=above_zero, metavar="CLIPS/s", help=text)
+    names = "; ".join(f"{name}: {about}" for name, (_, about) in MACHINES.items())
+    text = f"a published one for the numbers above; those that are given win. {names}"
+    cluster.add_argument("--machine", choices=MACHINES, help=text)
+    text = "config keys to set"
+    parser.add_argument("overrides", nargs="*", default=[], metavar="KEY VALUE", help=text)
+    args = parser.parse_intermixed_args(argv)
+    on_cluster = [*_UNITS, "loader", "machine"]
+    if args.gpus is None and any(getattr(args, name) is not None for name in on_cluster):
+        parser.error("options of a cluster need --gpus N, too")
+    if args.gpus is not None and not (args.step_times or args.step_seconds):
+        parser.error("--gpus needs --step-seconds S or --step-times FILE")
+    if args.gpus is not None and args.plot:
+        parser.error("--plot draws the plan without --gpus: leave one of them out")
+    if args.gpus and not (args.machine or (args.gpus_per_node and args.network)):
+        parser.error("--gpus needs --gpus-per-node and --network, too, or --machine")
+    return args
 
 
-def find_cluster(args: argparse.Namespace) -> Cluster | None:
-    """The cluster that the command line describes, None where it does not.
-
-    Raises:
-        ValueError: options that are missing, that go nowhere, or that are out of range.
-    """
+def cluster_of(args: argparse.Namespace) -> Cluster:
+    """The cluster that the command line describes."""
     values = {name: getattr(args, name) for name in _UNITS}
     given = {name: _UNITS[name] * value for name, value in values.items() if value is not None}
-    if args.gpus is None:
-        for name in [*given, *(name for name in ("machine", "loader") if getattr(args, name))]:
-            raise ValueError(
-                f"{command_line.option_of(name)} describes a cluster: give --gpus N, too"
-            )
-        return None
-    if not args.step_times and args.step_seconds is None:
-        raise ValueError(
-            "--gpus needs the times of iterations: --step-times FILE of benchmarks/step_time.py, "
-            "or --step-seconds S"
-        )
-    if args.plot:
-        raise ValueError("--plot draws the plan without --gpus: leave one of them out")
-    if args.machine is not None:
-        return replace(MACHINES[args.machine].node, **given)
-    if not {"gpus_per_node", "network"} <= given.keys():
-        machines = " or ".join(MACHINES)
-        raise ValueError(
-            f"--gpus needs --gpus-per-node and --network, too, or --machine {machines}"
-        )
-    return Cluster(**given)
+    return replace(MACHINES[args.machine][0], **given) if args.machine else Cluster(**given)
 
 
 def show_plan(args: argparse.Namespace) -> str:
-    """The text that the command line asks for; the picture is drawn on the way."""
+    """The text or JSON of the plan; draws the picture."""
     if args.plot and not args.plot.parent.is_dir():
         raise ValueError(f"--plot {args.plot}: there is no folder {args.plot.parent}")
-    cluster = find_cluster(args)
     recipe = load_recipe(args.cfg, args.overrides)
-    timing = partial(find_timing, args=args)
-    if cluster is not None:
+    if args.gpus is not None:
         recipe = with_precision(recipe, on_gpu=True)
-        videos = dataset_size(recipe, args.dataset_size)
         on_gpus = plan_on_cluster(
-            recipe, cluster, videos, timing, loader=args.loader, machine=args.machine
+            recipe,
+            cluster_of(args),
+            dataset_size(recipe, args.dataset_size),
+            partial(find_timing, args=args),
+            loader=args.loader,
+            machine=args.machine,
         )
-        return (
-            json.dumps(on_gpus.to_json(), indent=2) if args.json else format_cluster_plan(on_gpus)
-        )
+        text = format_cluster_plan(on_gpus)
+        return json.dumps(on_gpus.to_json(), indent=2) if args.json else text
     recipe = for_processes(recipe)
     check_recipe(recipe, processes_of(recipe))
     if recipe.data.path_to_data_dir:
         class_names(recipe)  # raises where their number is not MODEL.NUM_CLASSES
-    plan = plan_of(recipe, args.dataset_size, timing(recipe))
+    plan = plan_of(recipe, args.dataset_size, find_timing(recipe, args))
     if args.plot:
         plot_plan(plan.schedule, learning_rate_of(recipe), args.plot)
     return json.dumps(plan.to_json(), indent=2) if args.json else format_plan(plan)
 
 
 def find_timing(recipe: Recipe, args: argparse.Namespace) -> Timing:
-    """How long iterations take, where the command line says it."""
+    """The seconds of iterations, by the options; UNTIMED without any."""
     if args.step_seconds is not None:
         return estimated_timing(recipe, args.step_seconds, flops_per_clip(recipe))
-    if args.step_times:
+    if not args.step_times:
+        return UNTIMED
+    try:
         return measured_timing([read_step_times(path) for path in args.step_times], recipe)
-    return UNTIMED
+    except MisfitError as error:
+        raise ValueError(
+            f"{error}; measure this recipe (docs/performance.md), or estimate: --step-seconds S"
+        ) from error
 
 
 @command_line.tool()
 def main(argv: list[str] | None = None) -> int:
-    """Print the plan, or say in one line why there is none; returns the exit status."""
+    """Print the plan; returns the exit status."""
     args = parse_args(argv)
-    try:
-        print(show_plan(args))
-    except MisfitError as error:
-        recipe = shlex.join(["--cfg", str(args.cfg), "--output", "FILE.json", *args.overrides])
-        raise ValueError(
-            f"{error}; to measure it: python benchmarks/step_time.py {recipe}"
-        ) from error
+    print(show_plan(args))
     if args.plot and not args.json:
         print(f"\nPicture: {args.plot}")
     return 0

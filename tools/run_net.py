@@ -36,7 +36,7 @@ from __future__ import annotations
 import os
 import sys
 
-# Without this torch adds pages of its own call stack to what is said of a connection that ends.
+# Without this torch adds pages of its own call stack when a connection ends.
 os.environ.setdefault("TORCH_CPP_LOG_LEVEL", "ERROR")
 
 from slowfast_patches.utils import command_line
@@ -52,14 +52,12 @@ from slowfast_patches.train.run import run
 def main() -> int:
     parser = command_line.command_parser(__doc__)
     parser.add_argument("--cfg", required=True, metavar="FILE", help="the recipe, a YAML file")
-    options = {
-        "--init-method": (str, "URL", "where machines meet: tcp://HOST:PORT of the first"),
-        "--shard-id": (int, "N", "this machine's number: SHARD_ID"),
-        "--num-shards": (int, "N", "the number of machines: NUM_SHARDS"),
-    }
-    command_line.add_options(parser, options)
-    for name, kind in (("init_method", str), ("shard_id", int), ("num_shards", int)):
-        command_line.add_old_name(parser, f"--{name}", name, kind)
+    text = "where the nodes meet: tcp://HOST:PORT of the first"
+    parser.add_argument("--init-method", metavar="URL", help=text)
+    text = "this node's number: SHARD_ID"
+    parser.add_argument("--shard-id", type=int, metavar="N", help=text)
+    text = "the number of nodes: NUM_SHARDS"
+    parser.add_argument("--num-shards", type=int, metavar="N", help=text)
     parser.add_argument(
         "overrides", nargs="*", default=[], metavar="KEY VALUE", help="keys to replace"
     )

@@ -2,16 +2,15 @@
 
 from __future__ import annotations
 
-import argparse
 import os
 import time
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
 import torch
-from common import Mark, StepClock, Timed, above_zero, quartiles, take_turns, wait_for
+from common import Mark, StepClock, Timed, quartiles, take_turns, wait_for
 from torch import Tensor, nn
 
 from multigrid import Batch, Shape, Step
@@ -29,8 +28,6 @@ __all__ = [
     "Bench",
     "Case",
     "Steps",
-    "add_seconds",
-    "build_training_model",
     "checked_recipe",
     "prepare_device",
     "time_in_turns",
@@ -47,17 +44,11 @@ RATE = 1e-4
 """The learning rate: so low that training on noise leaves the numbers of an ordinary size."""
 
 
-def add_seconds(parser: argparse.ArgumentParser) -> None:
-    """Add --seconds, as every benchmark of steps has it."""
-    text = "time spent on each, about, but a step a round at least (%(default)g)"
-    parser.add_argument("--seconds", type=above_zero, default=20.0, metavar="S", help=text)
-
-
 def checked_recipe(path: str | Path, overrides: Sequence[object]) -> Recipe:
     """A recipe as this run's processes train it, checked.
 
     Raises:
-        ValueError: the recipe cannot train, or wants a GPU where there is none.
+        ValueError: the recipe cannot train, or needs a GPU on a machine without one.
     """
     recipe = for_processes(load_recipe(path, overrides))
     check_recipe(recipe, processes_of(recipe))
@@ -74,11 +65,6 @@ def prepare_device(recipe: Recipe) -> torch.device:
     os.environ.setdefault("ONEDNN_PRIMITIVE_CACHE_CAPACITY", _KERNELS)
     torch.manual_seed(recipe.rng_seed)
     return process_device(recipe, 0)
-
-
-def build_training_model(recipe: Recipe) -> nn.Module:
-    """The model as training has it: with its BN in groups."""
-    return build_model(recipe, grouped_bn=True)
 
 
 class Steps(ABC):
@@ -108,7 +94,7 @@ class Steps(ABC):
 
     @abstractmethod
     def take(self, step: Step, batch: Batch, mark: Mark) -> None:
-        """One iteration; `mark` is told when the work of a part has been given."""
+        """One iteration; calls `mark` once the work of a part is queued."""
 
     @abstractmethod
     def trained(self, step: Step) -> tuple[nn.Module, torch.optim.Optimizer]:
@@ -140,17 +126,11 @@ class Bench(Steps):
     Args:
         recipe: the recipe, with the switches that are measured.
         device: where it is measured.
-        build: gives the model, on the default device.
     """
 
-    def __init__(
-        self,
-        recipe: Recipe,
-        device: torch.device,
-        build: Callable[[Recipe], nn.Module] = build_training_model,
-    ) -> None:
+    def __init__(self, recipe: Recipe, device: torch.device) -> None:
         super().__init__(recipe, device)
-        self.model = build(recipe).to(device)
+        self.model = build_model(recipe, grouped_bn=True).to(device)
         self.stepper = Stepper(recipe, self.model, device)
 
     def take(self, step: Step, batch: Batch, mark: Mark) -> None:

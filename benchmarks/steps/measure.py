@@ -30,7 +30,7 @@ __all__ = ["measure"]
 
 def measure(
     recipe: Recipe,
-    asked: Sequence[str],
+    names: Sequence[str],
     rounds: int,
     seconds: float,
     *,
@@ -39,16 +39,16 @@ def measure(
     """The times of each shape in each variant, and what follows from them.
 
     Args:
-        asked: names of variants; "each" stands for all. What the device cannot have is reported.
+        names: of variants; "each" stands for all. What the device cannot have is reported.
         num_videos: of the training set; None for what the recipe says.
 
     Raises:
         ValueError: the model cannot take a shape, or the device no variant.
     """
-    names = dict.fromkeys(name for item in asked for name in (EACH if item == "each" else [item]))
+    chosen = dict.fromkeys(n for name in names for n in (EACH if name == "each" else [name]))
     check_shapes(recipe, [shape for shape, _ in shapes_to_measure(recipe)])
     device = prepare_device(recipe)
-    variants = build_variants(recipe, list(names), device)
+    variants = build_variants(recipe, list(chosen), device)
     measured = [variant for variant in variants if variant.failure is None]
     if not measured:
         raise ValueError("; ".join(f"--variants {v.name}: {v.failure}" for v in variants))
@@ -79,14 +79,14 @@ def _variant_row(
 ) -> Row:
     """What is known of a variant: that of its shapes, and of the whole schedule."""
     shapes = [_shape_row(variant, case) for case in variant.cases]
-    found: Row = {"name": variant.name, "keys": dict(variant.keys), "failure": variant.failure}
-    found["shapes"] = shapes
+    row: Row = {"name": variant.name, "keys": dict(variant.keys), "failure": variant.failure}
+    row["shapes"] = shapes
     if variant.failure is not None:
-        return found | {"precision": None, "totals": {"failure": variant.failure}}
-    for row in shapes:
-        add_rates(row, flops, rates[variant.precision])
+        return row | {"precision": None, "totals": {"failure": variant.failure}}
+    for shape in shapes:
+        add_rates(shape, flops, rates[variant.precision])
     whole = totals(variant.recipe, shapes, num_videos)
-    return found | {"precision": variant.precision, "totals": whole}
+    return row | {"precision": variant.precision, "totals": whole}
 
 
 def _shape_row(variant: Variant, case: Case) -> Row:

@@ -99,8 +99,8 @@ def add_relative(name: str, variants: Sequence[Row]) -> None:
     other = next((v for v in variants if v["name"] == name and v["shapes"]), None)
     for variant in variants:
         rows = variant["shapes"]
-        for found in [*rows, variant["totals"]]:
-            found.setdefault("relative", {})
+        for row in [*rows, variant["totals"]]:
+            row.setdefault("relative", {})
         if other is None or other is variant or len(rows) != len(other["shapes"]):
             continue
         for row, reference in zip(rows, other["shapes"], strict=True):
@@ -109,11 +109,11 @@ def add_relative(name: str, variants: Sequence[Row]) -> None:
         variant["totals"]["relative"][name] = _ratio(variant["totals"], other["totals"])
 
 
-def _ratio(found: Row, other: Row, factor: float = 1.0) -> Row | None:
+def _ratio(row: Row, other: Row, factor: float = 1.0) -> Row | None:
     """Another's seconds as a multiple of these, round by round; None where there are none."""
-    if found.get("seconds") is None or other.get("seconds") is None:
+    if row.get("seconds") is None or other.get("seconds") is None:
         return None
-    return ratios([factor * s for s in other["seconds"]["rounds"]], found["seconds"]["rounds"])
+    return ratios([factor * s for s in other["seconds"]["rounds"]], row["seconds"]["rounds"])
 
 
 def totals(recipe: Recipe, rows: Sequence[Row], num_videos: int | None) -> Row:
@@ -136,7 +136,7 @@ def totals(recipe: Recipe, rows: Sequence[Row], num_videos: int | None) -> Row:
     if missing:
         return {"failure": f"no time for {', '.join(map(str, dict.fromkeys(missing)))}"}
     schedule = schedule_of(recipe, num_videos or MANY_VIDEOS)
-    found = list[tuple[float, ...]]()
+    sums = list[tuple[float, ...]]()
     medians = [row["seconds"]["median"] for row in rows]
     for seconds in [medians, *zip(*(row["seconds"]["rounds"] for row in rows), strict=True)]:
         times = dict(zip(shapes, seconds, strict=True))  # the first, where it comes again, is lost
@@ -144,11 +144,11 @@ def totals(recipe: Recipe, rows: Sequence[Row], num_videos: int | None) -> Row:
         baseline = baseline_cost(schedule, None, {shapes[0]: seconds[0]}.__getitem__).seconds
         assert ours is not None
         assert baseline is not None
-        found.append((ours, baseline, baseline / ours))
+        sums.append((ours, baseline, baseline / ours))
     names = ("seconds", "baseline_seconds", "speed_up")
     return {
         name: quartiles(rounds) | {"median": median}
-        for name, (median, *rounds) in zip(names, zip(*found, strict=True), strict=True)
+        for name, (median, *rounds) in zip(names, zip(*sums, strict=True), strict=True)
     }
 
 

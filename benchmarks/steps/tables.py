@@ -6,10 +6,10 @@ import shlex
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from common import spread_text
+from common import Column, spread_text, table
 
 from multigrid import Shape
-from slowfast_patches.utils.tables import format_duration, format_table
+from slowfast_patches.utils.tables import format_duration
 from steps.rates import REFERENCES
 from steps.variants import HOST
 
@@ -18,8 +18,18 @@ __all__ = ["format_result"]
 Row = Mapping[str, Any]
 
 _PARTS = ("input", "forward", "backward", "optimizer")
-_HEADERS = ["shape", "clips\nhere", "BN\nclips", "s per iteration\n(quartiles)", *_PARTS, "clips/s"]
-_HEADERS += ["Mpixels/s", "TFLOP/s", "of the\nmatrix rate", "peak,\nGB"]
+_SHAPES: dict[str, Column] = {
+    "shape": ("shape", lambda shape: str(Shape(*shape))),
+    "clips\nhere": ("local_clips", str),
+    "BN\nclips": ("bn_size", str),
+    "s per iteration\n(quartiles)": ("seconds", lambda spread: spread_text(spread, 4, "")),
+    **{part: (f"parts|{part}|median", "{:.4f}".format) for part in _PARTS},
+    "clips/s": ("clips_per_second|median", "{:.4g}".format),
+    "Mpixels/s": ("pixels_per_second|median", lambda rate: f"{rate / 1e6:.4g}"),
+    "TFLOP/s": ("flops_per_second|median", lambda rate: f"{rate / 1e12:.3g}"),
+    "of the\nmatrix rate": ("matrix_share|median", "{:.1%}".format),
+    "peak,\nGB": ("peak_bytes", lambda size: f"{size / 1e9:.2f}"),
+}
 
 
 def format_result(result: Row) -> str:
@@ -41,52 +51,37 @@ def _format_variant(variant: Row) -> str:
     if variant["failure"] is not None:
         return f"{name}: not measured: {variant['failure']}"
     rows = variant["shapes"]
-    others = [other for other in REFERENCES if any(other in row["relative"] for row in rows)]
-    headers = [*_HEADERS, *(f"clips/s to\n{other}'s" for other in others)]
     on = [(k, v) for k, v in variant["keys"].items() if v is not False and (v is True or v != 1)]
     title = {"recipe": "as it is", "plain": "every switch off"}.get(name)
     if name in HOST:
         title = "pyslowfast's own model and a plain loop"
     title = title or " ".join(str(item) for pair in on for item in pair)
-    return f"{name}: {title}\n\n{format_table(headers, [_cells(row, others) for row in rows])}"
+    failures = {f"{Shape(*row['shape'])}: {row['failure']}" for row in rows if "failure" in row}
+    shapes = table(rows, _SHAPES | _relative(rows, "clips/s to\n{}'s"))
+    return "\n".join([f"{name}: {title}\n", shapes, *sorted(failures)])
 
 
-def _cells(row: Row, others: Sequence[str]) -> list[str]:
-    bn_size = "batch" if row["bn_size"] is None else str(row["bn_size"])
-    cells = [str(Shape(*row["shape"])), str(row["local_clips"]), bn_size]
-    if row["seconds"] is None:
-        return [*cells, row["failure"], *[""] * (len(_HEADERS) + len(others) - 4)]
-    parts = row["parts"]
-    peak = row["peak_bytes"]
-    return [
-        *cells,
-        spread_text(row["seconds"], 4, ""),
-        *(f"{parts[name]['median']:.4f}" if name in parts else "–" for name in _PARTS),
-        f"{row['clips_per_second']['median']:.4g}",
-        f"{row['pixels_per_second']['median'] / 1e6:.4g}",
-        f"{row['flops_per_second']['median'] / 1e12:.3g}",
-        f"{100 * row['matrix_share']['median']:.1f} %",
-        "–" if peak is None else f"{peak / 1e9:.2f}",
-        *(spread_text(row["relative"].get(name)) for name in others),
-    ]
+def _relative(rows: Sequence[Row], header: str) -> dict[str, Column]:
+    """A column for each variant that rows are relative to."""
+    others = [name for name in REFERENCES if any(name in row["relative"] for row in rows)]
+    return {header.format(name): (f"relative|{name}", spread_text) for name in others}
 
 
 def _format_totals(variants: Sequence[Row], num_videos: int | None) -> str:
-    """The whole schedule in each variant."""
-    others = [name for name in REFERENCES if any(name in v["totals"]["relative"] for v in variants)]
-    headers = ["whole schedule", "time", "baseline's", "multigrid's speed-up"]
-    rows = list[list[str]]()
-    for variant in variants:
-        found = variant["totals"]
-        if "failure" in found:
-            why = "not measured" if variant["failure"] else found["failure"]
-            rows.append([variant["name"], why, *[""] * (2 + len(others))])
-            continue
-        times = [found[key]["median"] for key in ("seconds", "baseline_seconds")]
-        shown = ["–" if num_videos is None else format_duration(seconds) for seconds in times]
-        relative = [spread_text(found["relative"].get(name)) for name in others]
-        rows.append([variant["name"], *shown, spread_text(found["speed_up"]), *relative])
-    return format_table([*headers, *(f"to {name}" for name in others)], rows)
+    """The whole schedule in each variant; times only where the training set is known."""
+    rows = [{"name": variant["name"], **variant["totals"]} for variant in variants]
+    times: dict[str, Column] = {
+        "time": ("seconds|median", format_duration),
+        "baseline's": ("baseline_seconds|median", format_duration),
+    }
+    columns: dict[str, Column] = {
+        "whole schedule": ("name", str),
+        **(times if num_videos is not None else {}),
+        "multigrid's speed-up": ("speed_up", spread_text),
+        **_relative(rows, "to {}"),
+        "": ("failure", str),
+    }
+    return table(rows, columns)
 
 
 def _notes(result: Row) -> list[str]:

@@ -2,11 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
 import torch
-from torch import nn
 
 from multigrid import Batch, Shape
 from slowfast_patches.config import check_recipe
@@ -17,7 +16,7 @@ from slowfast_patches.launch.launch import processes_of
 from slowfast_patches.models.flops import check_shapes
 from slowfast_patches.plan.step_times import MANY_VIDEOS, shapes_to_measure
 from slowfast_patches.train.warm_up import made_up_batch
-from steps.case import Bench, Case, Steps, build_training_model
+from steps.case import Bench, Case, Steps
 from steps.host import HostBench, host_problem
 
 __all__ = ["EACH", "HOST", "NAMES", "SWITCHES", "Variant", "build_variants", "with_switches"]
@@ -47,7 +46,7 @@ def with_switches(recipe: Recipe, name: str, device: torch.device) -> tuple[Reci
     """The recipe with a variant's switches, and the keys that are set for it.
 
     Raises:
-        ValueError: the device, or the recipe, cannot have it; says why.
+        ValueError: the device or the recipe cannot have it; with the reason.
     """
     if name == "recipe":
         return recipe, {}
@@ -135,28 +134,19 @@ class Variant:
         return "tf32" if name == "float32" and rounds else name
 
 
-def build_variants(
-    recipe: Recipe,
-    names: Sequence[str],
-    device: torch.device,
-    build: Callable[[Recipe], nn.Module] = build_training_model,
-) -> list[Variant]:
-    """What is measured for some variants of a recipe, on the same made-up clips.
-
-    Args:
-        build: gives the model of all but the host's.
-    """
+def build_variants(recipe: Recipe, names: Sequence[str], device: torch.device) -> list[Variant]:
+    """The variants of a recipe with the cases to measure, on the same made-up clips."""
     batches = dict[Shape, Batch]()
-    found = list[Variant]()
+    variants = list[Variant]()
     for name in names:
         try:
             changed, keys = with_switches(recipe, name, device)
         except ValueError as error:
-            found.append(Variant(name, recipe, failure=str(error)))
+            variants.append(Variant(name, recipe, failure=str(error)))
             continue
-        bench = HostBench(changed, device) if name in HOST else Bench(changed, device, build)
-        found.append(Variant(name, changed, keys, _cases(bench, batches)))
-    return found
+        bench = (HostBench if name in HOST else Bench)(changed, device)
+        variants.append(Variant(name, changed, keys, _cases(bench, batches)))
+    return variants
 
 
 def _cases(bench: Steps, batches: dict[Shape, Batch]) -> list[Case]:

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass, replace
-from typing import Protocol
+from typing import Any, Protocol
 
 __all__ = ["CosineRate", "LearningRate", "SteppedRate", "Warmup", "batch_rate_factor"]
 
@@ -29,7 +29,7 @@ def batch_rate_factor(growth: float, rule: str = "linear") -> float:
 
 
 class LearningRate(Protocol):
-    """What a schedule asks of a policy; any object with these members serves."""
+    """Protocol of a policy: any object with these members serves."""
 
     @property
     def epochs(self) -> float:
@@ -67,19 +67,29 @@ class Warmup:
     start: float = 0.0
     epochs: float = 0.0
 
-    def apply(self, policy: _Unwarmed, epoch: float) -> float:
-        if epoch >= self.epochs:
-            return policy.rate(epoch)
-        target = policy.rate(self.epochs)
-        return self.start + (target - self.start) * epoch / self.epochs
 
+class _Policy:
+    """What the policies share: a warm-up before their own `rate`."""
 
-class _Unwarmed(Protocol):
-    def rate(self, epoch: float) -> float: ...
+    warmup: Warmup
+
+    def rate(self, epoch: float) -> float:
+        """The rate without the warm-up."""
+        raise NotImplementedError
+
+    def at(self, epoch: float) -> float:
+        start = self.warmup.start
+        epochs = self.warmup.epochs
+        if epoch >= epochs:
+            return self.rate(epoch)
+        return start + (self.rate(epochs) - start) * epoch / epochs
+
+    def with_warmup(self: Any, warmup: Warmup) -> Any:
+        return replace(self, warmup=warmup)
 
 
 @dataclass(frozen=True)
-class SteppedRate:
+class SteppedRate(_Policy):
     """`rates[j]` until epoch `ends[j]`; the last end is the length of the training.
 
     Raises:
@@ -114,21 +124,15 @@ class SteppedRate:
         stage = sum(epoch >= end for end in self.ends[:-1])
         return self.rates[stage]
 
-    def at(self, epoch: float) -> float:
-        return self.warmup.apply(self, epoch)
-
     def with_late_last_drop(self) -> SteppedRate:
         if len(self.ends) == 1:
             return self
         *earlier, last_drop, end = self.ends
         return replace(self, ends=(*earlier, (last_drop + end) / 2, end))
 
-    def with_warmup(self, warmup: Warmup) -> SteppedRate:
-        return replace(self, warmup=warmup)
-
 
 @dataclass(frozen=True)
-class CosineRate:
+class CosineRate(_Policy):
     """Half a cosine from `base` to `end` over `epochs` (Loshchilov and Hutter, 2017).
 
     It has no steps to hang the cycles on. By default three long cycles of equal length take the
@@ -160,11 +164,5 @@ class CosineRate:
         share = (1 + math.cos(math.pi * epoch / self.epochs)) / 2
         return self.end + (self.base - self.end) * share
 
-    def at(self, epoch: float) -> float:
-        return self.warmup.apply(self, epoch)
-
     def with_late_last_drop(self) -> CosineRate:
         return self  # it has no drop to delay
-
-    def with_warmup(self, warmup: Warmup) -> CosineRate:
-        return replace(self, warmup=warmup)

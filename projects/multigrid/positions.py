@@ -8,7 +8,7 @@ cover, and take what the table has there, between its rows. Class tokens keep th
     coarse, 4 patches                0.5     2.5     4.5     6.5       not 0, 1, 2, 3
 
 A coarse clip may cover less than the baseline's: its stride and its short side are drawn at random
-(paper §3.1). `extents` says how much, of each clip.
+(paper §3.1). `extents` has the share that each clip covers.
 
 `convert_positions` makes models of `transformers` do so. Any other takes part that has a module
 with the two methods of `FollowsGrid`.
@@ -51,12 +51,12 @@ class FollowsGrid(Protocol):
         """The patches of clips of `frames` frames of `crop` × `crop` pixels.
 
         Raises:
-            ValueError: they cannot be cut so; says what would.
+            ValueError: they cannot be cut so; with what would.
         """
 
     def set_extents(self, extents: Tensor | None) -> None:
-        """Take (N, 2) extents of the N clips that are trained next (`place_positions`); None for 1,
-        which those of an evaluation have whatever was told."""
+        """Set (N, 2) extents of the N clips that are trained next (`place_positions`); None for 1,
+        which those of an evaluation always have."""
 
 
 def place_positions(
@@ -76,15 +76,23 @@ def place_positions(
     """
     if patches == base and extents is None:
         return table
-    whole = torch.ones(1, 2, device=table.device) if extents is None else extents.to(table.device)
     in_time, in_height, in_width = (
-        _weights(place_patches(n, many, whole[:, axis]), n).to(table.dtype)
-        for n, many, axis in zip(base, patches, (0, 1, 1), strict=True)
+        _weights(places, n).to(table.dtype)
+        for places, n in zip(_places(base, patches, extents, table.device), base, strict=True)
     )
     rows = table.view(*base, -1)
     placed = torch.einsum("nat,nbh,ncw,thwd->nabcd", in_time, in_height, in_width, rows)
     placed = placed.flatten(1, 3)
     return placed if extents is not None else placed[0]
+
+
+def _places(
+    base: Patches, patches: Patches, extents: Tensor | None, device: torch.device
+) -> list[Tensor]:
+    """`place_patches` in time, height and width; extents of one clip that covers all if None."""
+    covered = torch.ones(1, 2, device=device) if extents is None else extents.to(device)
+    axes = zip(base, patches, (0, 1, 1), strict=True)
+    return [place_patches(n, many, covered[:, axis]) for n, many, axis in axes]
 
 
 def place_patches(base: int, patches: int, extents: Tensor) -> Tensor:
@@ -101,11 +109,11 @@ def _weights(places: Tensor, base: int) -> Tensor:
 
 
 def check_patches(model: nn.Module, shapes: Iterable[Shape]) -> None:
-    """Whether the modules of a model that follow the grid can take all shapes.
+    """Check that the modules of a model that follow the grid can take all shapes.
 
     Raises:
-        ValueError: one cannot; says which shape, and the way out. Or the model is one that
-            `convert_positions` converts and has not.
+        ValueError: one cannot; with the shape and the way out. Or the model is one that
+            `convert_positions` has yet to convert.
     """
     shapes = list(shapes)
     kinds = {type(module).__name__ for module in model.modules()}
@@ -113,7 +121,7 @@ def check_patches(model: nn.Module, shapes: Iterable[Shape]) -> None:
         _FOLLOWERS
     ):
         raise ValueError(
-            "the model's positions know one grid alone: call multigrid.convert_positions(model) "
+            "the model's positions are for one grid only: call multigrid.convert_positions(model) "
             "after building it"
         )
     for module in _following(model):
@@ -125,15 +133,15 @@ def check_patches(model: nn.Module, shapes: Iterable[Shape]) -> None:
 
 
 def set_extents(model: nn.Module, extents: Tensor | None) -> None:
-    """Tell every module of a model that follows the grid the extents of the next clips."""
+    """Set the extents of the next clips in every module of a model that follows the grid."""
     for module in _following(model):
         module.set_extents(extents)
 
 
 def _following(model: nn.Module) -> list[FollowsGrid]:
-    # A class is asked before the protocol, which takes microseconds a module.
-    found = (module for module in model.modules() if hasattr(type(module), "set_extents"))
-    return [module for module in found if isinstance(module, FollowsGrid)]
+    # The protocol's own check takes microseconds a module.
+    likely = (module for module in model.modules() if hasattr(type(module), "set_extents"))
+    return [module for module in likely if isinstance(module, FollowsGrid)]
 
 
 def convert_positions(model: nn.Module) -> nn.Module:
@@ -146,13 +154,13 @@ def convert_positions(model: nn.Module) -> nn.Module:
         ValueError: nothing in the model is one of these, it is for pre-training, or its frames or
             patches are not square.
     """
-    found = any(isinstance(module, _Follower) for module in model.modules())
+    converted = any(isinstance(module, _Follower) for module in model.modules())
     for module in list[Any](model.modules()):
         if (follower := _FOLLOWERS.get(type(module).__name__)) is not None:
             module.__class__ = _following_class(follower, type(module))
             module.start(model)
-            found = True
-    if not found:
+            converted = True
+    if not converted:
         raise ValueError(
             f"{type(model).__name__} has no position embeddings that are known: they are those of "
             "VideoMAE, TimeSformer, ViViT and V-JEPA 2; give a module of another model the two "
@@ -172,7 +180,7 @@ def _blank(follower: Any, kind: Any) -> Any:
 
 
 class _Converted:
-    """A class that is made of two when a module is converted, so that pickle has to be told how."""
+    """A class that is made when a module is converted; pickle rebuilds it from its bases."""
 
     def __reduce__(self) -> tuple[Any, ...]:
         return _blank, type(self).__bases__, self.__dict__
@@ -190,7 +198,8 @@ class _Follower(_Converted):
         self, frames: int, sides: tuple[int, int], size: tuple[int, int, int], model: nn.Module
     ) -> None:
         """Frames and sides of the baseline's clips, those of a patch, and the whole model."""
-        (height, width), (in_time, *in_space) = sides, size
+        height, width = sides
+        in_time, *in_space = size
         if height != width or in_space[0] != in_space[1]:
             raise ValueError(f"frames of {sides} and patches of {size} are not square")
         if hasattr(model, "decoder"):
@@ -231,8 +240,8 @@ class _Follower(_Converted):
         extents = self.extents
         if extents is not None and len(extents) not in (1, clips):
             raise ValueError(
-                f"{clips} clips came where extents of {len(extents)} were told: tell each part of "
-                "a mini-batch its own by multigrid.set_extents"
+                f"the batch has {clips} clips but extents were set for {len(extents)}: call "
+                "multigrid.set_extents with those of each part of a mini-batch"
             )
         return extents
 
@@ -269,7 +278,7 @@ class _ViViT(_Follower):
         self._start(frames, (height, width), tubelet, model)
 
     def forward(self: Any, pixel_values: Tensor, interpolate_pos_encoding: bool = False) -> Tensor:
-        """(N, T, 3, H, W) to (N, 1 + patches, C); positions follow the grid whatever is asked."""
+        """(N, T, 3, H, W) to (N, 1 + patches, C); positions always follow the grid."""
         embeddings, patches = _cut(self.patch_embeddings.projection, pixel_values)
         own = self.position_embeddings[:, :1]
         table = self.position_embeddings[0, 1:]
@@ -280,13 +289,15 @@ class _ViViT(_Follower):
 
 
 class _TimeSformer(_Follower):
-    """Its frames have a table, and the places in a frame another."""
+    """It has one table for frames and another for the places in a frame."""
 
     def start(self: Any, model: nn.Module) -> None:
+        if self.attention_type == "space_only":
+            raise ValueError("a TimeSformer with attention in space only has no positions in time")
         cut = self.patch_embeddings
-        frames = self.time_embeddings.shape[1] if hasattr(self, "time_embeddings") else 1
+        frames = self.time_embeddings.shape[1]
         self._start(frames, cut.image_size, (1, *cut.patch_size), model)
-        # The layers take frames and crop from a config: one of their own, which forward keeps true.
+        # The layers take frames and crop from a config: one of their own, updated by forward.
         self.now = SimpleNamespace(image_size=cut.image_size[0], patch_size=cut.patch_size[0])
         self.now.num_frames = frames
         for layer in model.modules():
@@ -301,27 +312,16 @@ class _TimeSformer(_Follower):
         embeddings = self.patch_embeddings.projection(pixel_values.flatten(0, 1))
         in_plane = Patches(1, *embeddings.shape[2:])
         embeddings = embeddings.flatten(2).mT.unflatten(0, (clips, frames))  # (N, T, places, C)
-        own = self.position_embeddings[:, :1]
-        table = self.position_embeddings[0, 1:]
-        base = self.base._replace(time=1)
         extents = self._extents_of(clips)
-        placed = place_positions(table, base, in_plane, extents)
-        embeddings = embeddings + (placed if placed.ndim == 2 else placed[:, None])
-        first = (self.cls_token + own).expand(clips, -1, -1)
-        if self.attention_type == "space_only":
-            together = torch.cat((first.repeat_interleave(frames, 0), embeddings.flatten(0, 1)), 1)
-            output: Tensor = self.pos_drop(together)
-            return output
-        first = self.pos_drop(first)
-        embeddings = self.pos_drop(embeddings)
-        times = place_positions(
-            self.time_embeddings[0],
-            Patches(self.base.time, 1, 1),
-            Patches(frames, 1, 1),
-            extents,
-        )
-        times = times[:, None] if times.ndim == 2 else times[:, :, None]
-        embeddings = self.time_drop(embeddings + times)
+        table = self.position_embeddings[0, 1:]
+        places = place_positions(table, self.base._replace(time=1), in_plane, extents)
+        in_time = (Patches(self.base.time, 1, 1), Patches(frames, 1, 1))
+        times = place_positions(self.time_embeddings[0], *in_time, extents)
+        embeddings = embeddings + places.view(-1, 1, *places.shape[-2:])
+        first = self.cls_token + self.position_embeddings[:, :1]
+        first = self.pos_drop(first.expand(clips, -1, -1))
+        embeddings = self.pos_drop(embeddings) + times.view(-1, frames, 1, times.shape[-1])
+        embeddings = self.time_drop(embeddings)
         return torch.cat((first, embeddings.transpose(1, 2).flatten(1, 2)), dim=1)
 
 
@@ -351,26 +351,13 @@ class _VJEPA2(_Follower):
 class _VJEPA2Rope(_Converted):
     def get_position_ids(self: Any, x: Tensor, masks: Tensor | None = None) -> tuple[Tensor, ...]:
         """The places of tokens in time, height and width, among the baseline's patches."""
-        now = self.now
-        extents = now.extents
-        whole = torch.ones(1, 2, device=x.device) if extents is None else extents.to(x.device)
-        axes = [
-            place_patches(base, many, whole[:, axis])
-            for base, many, axis in zip(now.base, now.patches, (0, 1, 1), strict=True)
-        ]
-        t, h, w = now.patches
-        shapes = ((-1, t, 1, 1), (-1, 1, h, 1), (-1, 1, 1, w))
-        places = [
-            axis.view(shape).expand(-1, t, h, w).flatten(1).to(x.dtype)
-            for axis, shape in zip(axes, shapes, strict=True)
-        ]
-        if masks is not None:
-            masks = masks.unsqueeze(1).expand(-1, self.num_attention_heads, -1)
-            many = [place[:, None].expand(len(masks), masks.shape[1], -1) for place in places]
-            return tuple(place.gather(-1, masks) for place in many)
-        if extents is None:
-            return tuple(place[0] for place in places)
-        return tuple(place[:, None] for place in places)
+        if masks is not None:  # of a pre-training
+            kept: tuple[Tensor, ...] = super().get_position_ids(x, masks)  # type: ignore[misc]
+            return kept
+        t, h, w = _places(self.now.base, self.now.patches, self.now.extents, x.device)
+        axes = (t[:, :, None, None], h[:, None, :, None], w[:, None, None])
+        grid = torch.broadcast_tensors(*axes)  # type: ignore[no-untyped-call]
+        return tuple(axis.flatten(1)[:, None].to(x.dtype) for axis in grid)
 
 
 def _cut(projection: nn.Module, pixel_values: Tensor) -> tuple[Tensor, Patches]:

@@ -45,7 +45,7 @@ class Batch(TypedDict):
     """A collated mini-batch of n clips, as `collate` makes it.
 
     `labels` are classes, (n,) int64, or multi-hot rows, (n, classes) float32. `extents`, (n, 2)
-    float32, is how much each clip covers of what the baseline's do, where the data set says it.
+    float32, is how much each clip covers of what the baseline's do, if the data set has it.
     """
 
     clips: Tensor
@@ -191,7 +191,7 @@ def network_input(
     batch: Batch, mean: Sequence[float] = (0.45,), std: Sequence[float] = (0.225,)
 ) -> Tensor:
     """The clips of a mini-batch as a network takes them, where they are: (N, 3, T, H, W) float32,
-    mirrored where `flips` says so.
+    mirrored by `flips`.
 
     `mean` and `std`, of all channels or of each, are taken out of pixels in [0, 1]; by default as
     PySlowFast does.

@@ -181,27 +181,25 @@ def make_schedule(
         num_videos: videos in the training set; one clip of each is an epoch.
         learning_rate: the baseline's policy, which also gives its length and stages.
         epoch_factor: epochs as a multiple of the baseline's; 1 if both cycles are empty.
-        long_cycle: (t/T, h/H) of the shapes of one long cycle, coarse to fine; empty for none. With
-            a short cycle and a rate that drops, none is one shape, the baseline's (paper §4.2).
+        long_cycle: (t/T, h/H) of a long cycle's shapes, coarse to fine. If empty, with a short
+            cycle and a rate that drops, it is one shape, the baseline's (paper §4.2).
         short_cycle: h/H of the short cycle's crops before the long cycle's own; empty for none.
         bn_size: clips that share BN statistics at a long-cycle shape; None: those of a process.
         size_divisor: crops of coarser grids are multiples of it (`scale_shape`; paper: 1).
         batch_exponent: how much the batch grows on coarser grids (`scale_shape`; paper: 1).
-        batch_rate_rule: how rates follow the long cycle's (`batch_rate_factor`; paper: "linear").
+        batch_rate_rule: how rates follow the batch (`batch_rate_factor`; paper: "linear").
         equal_time: phases keep the baseline's proportions in pixels, not in iterations (paper).
-        warmup_in_epochs: the warm-up is as many epochs as the baseline's, as in the later releases
-            of PySlowFast; else it is scaled as all lengths are. Both are readings: the paper does
-            not say.
-        fine_tuning: the last LR stage is the fine-tuning phase (paper). Without it, it holds a long
-            cycle at its own rate as the others do, which is our reading of §4.2.
+        warmup_in_epochs: the warm-up has as many epochs as the baseline's (later PySlowFast); else
+            it is scaled as all lengths are. Both are readings of the paper.
+        fine_tuning: the last LR stage fine-tunes (paper), else has a long cycle (as we read §4.2).
 
     Each LR stage but the last holds one long cycle; stages keep the baseline's proportions. The
-    last is fine-tuning at the baseline shape with the short cycle; its first half keeps the rate of
-    the stage before. Clips are epoch_factor × epochs × num_videos to within one mini-batch.
+    last is fine-tuning at the baseline shape; its first half keeps the rate of the stage before.
+    Clips are epoch_factor × epochs × num_videos to within one mini-batch.
 
     Raises:
-        ValueError: no videos, a factor or divisor out of range, an unknown rule, a batch that BN
-            groups do not divide, or a training too short for each phase to have an iteration.
+        ValueError: an argument out of range, a batch that BN groups do not divide, or a training
+            too short for each phase to have an iteration.
     """
     _check(learning_rate, num_videos, epoch_factor, bool(long_cycle or short_cycle))
     stepped = bool(learning_rate.stage_ends[1:] and learning_rate.drops)
@@ -210,18 +208,16 @@ def make_schedule(
     late = long_cycle and fine_tuning
     policy = learning_rate.with_late_last_drop() if late else learning_rate
     plans = _plan_phases(learning_rate, policy, tuple(long_cycle), fine_tuning)
-    cycles = [
-        _short_shapes(base, plan.factors, short_cycle, size_divisor, batch_exponent)
-        for plan in plans
-    ]
+    short = (short_cycle, size_divisor, batch_exponent)
+    cycles = [_short_shapes(base, plan.factors, *short) for plan in plans]
     epochs = epoch_factor * learning_rate.epochs
     stops = _count_iterations(_lengths(plans, cycles, equal_time), cycles, epochs * num_videos)
     phases = list[Phase]()
     for plan, shapes, stop in zip(plans, cycles, stops, strict=True):
         lr_scale = batch_rate_factor(shapes[-1].batch / base.batch, batch_rate_rule)
         phases.append(_next_phase(phases, plan, shapes, stop, lr_scale, bn_size))
-    schedule = Schedule(base, num_videos, epochs, policy, tuple(phases))
-    return _with_warmup_in_epochs(schedule) if warmup_in_epochs else schedule
+    made = Schedule(base, num_videos, epochs, policy, tuple(phases))
+    return _with_warmup_in_epochs(made) if warmup_in_epochs else made
 
 
 def _check(rate: LearningRate, num_videos: int, epoch_factor: float, has_cycle: bool) -> None:

@@ -1,4 +1,4 @@
-"""What multigrid training asks of every loop, in one object, and as a learning-rate scheduler."""
+"""Multigrid training in any loop: one object for it, and a learning-rate scheduler."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ class Training:
             ...                                # forward, backward, optimizer.step()
 
     Everything but `iteration` is a function of the arguments: another object made from the same,
-    told `load_state_dict`, goes on inside an epoch with the same clips. Warns of a schedule whose
+    after `load_state_dict`, resumes inside an epoch with the same clips. Warns of a schedule whose
     end is too short to show what coarse shapes taught (`multigrid.cost.short_ends`).
 
     Args:
@@ -99,8 +99,8 @@ class Training:
         """
         if isinstance(dataset, (list, tuple, Subset)):
             raise ValueError(
-                f"a {type(dataset).__name__} cannot be asked by ClipRequest, which says the shape "
-                "of a clip: give a data set that can, as VideoClips is"
+                f"a {type(dataset).__name__} cannot be indexed by ClipRequest, which has the shape "
+                "of a clip: give a data set that can, such as VideoClips"
             )
         videos = len(dataset) if hasattr(dataset, "__len__") else self.schedule.num_videos
         if videos != self.schedule.num_videos:
@@ -126,7 +126,7 @@ class Training:
 
         Args:
             batch: the loader's, or the number of its iteration; modules that follow the grid are
-                told its `extents`, if it has them.
+                given its `extents`, if it has them.
 
         Returns:
             the schedule's step. When it is trained, the training is one iteration further.
@@ -135,7 +135,7 @@ class Training:
             ValueError: it is another iteration than the next: the loop, or a framework around it,
                 has skipped mini-batches, or trains them again; the mini-batch does not say; there
                 is no model or optimizer; or the model cannot take all shapes (`check_patches`),
-                which the first call says.
+                which the first call checks.
         """
         if not isinstance(batch, int) and not (isinstance(batch, Mapping) and "iteration" in batch):
             raise ValueError(
@@ -165,8 +165,8 @@ class Training:
         own = step.shape
         base = self.schedule.base
         coarse = (own.frames, own.crop) != (base.frames, base.crop)
-        told: Mapping[str, Any] = batch if coarse and not isinstance(batch, int) else {}
-        set_extents(self.model, told.get("extents"))
+        values: Mapping[str, Any] = batch if coarse and not isinstance(batch, int) else {}
+        set_extents(self.model, values.get("extents"))
         self.iteration += 1
         self._begun = True
         return step
@@ -176,8 +176,8 @@ class Training:
         with BN over the whole mini-batch."""
         if not self._begun:
             raise ValueError(
-                "the optimizer steps, and the training was not told: call training.begin(batch) "
-                "for each mini-batch, before its forward"
+                "the optimizer steps without a begun iteration: call training.begin(batch) for "
+                "each mini-batch, before its forward"
             )
 
     def state_dict(self) -> dict[str, int]:

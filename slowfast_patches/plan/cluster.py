@@ -1,15 +1,14 @@
-"""A recipe on clusters of 1 to 2,048 GPUs, on paper: hours, efficiency, and the clips to be read.
+"""Training time of a recipe on clusters of 1 to 2,048 GPUs, computed and not measured.
 
-A cluster is GPUs on nodes that are all alike, with the time that they take to add up what each of
-them holds; published ones have names.
+docs/cluster.md explains the model and works through two examples.
 """
 
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
-from typing import Any, NamedTuple
+from typing import Any
 
 from torch import nn
 
@@ -21,8 +20,7 @@ from slowfast_patches.config.schedule import check_world_size, schedule_of, with
 from slowfast_patches.models.build import build_on_meta
 from slowfast_patches.models.flops import check_shapes
 from slowfast_patches.plan.step_times import Timing
-from slowfast_patches.utils.command_line import option_of
-from slowfast_patches.utils.tables import format_count, format_duration, format_table
+from slowfast_patches.utils.tables import format_duration, format_table
 
 __all__ = [
     "LATENCY",
@@ -37,29 +35,25 @@ __all__ = [
 ]
 
 LATENCY = 20e-6
-"""Seconds that one message takes besides its bytes, where nothing else is given: an assumption."""
+"""Default seconds of a message besides its bytes: an assumption."""
 
 _BACKWARD = 2 / 3
-"""Share of backward in a step: for each product of forward it has two, for the inputs and for the
-weights."""
+"""Share of backward in a step: two products, for inputs and weights, for each of forward."""
 
 _BUCKET = 25 * 1024**2
 """Bytes of gradients that DDP sends together, by default."""
 
-_FLOAT = 4
-_DOUBLE = 8
-"""Bytes of a statistic."""
+_BYTES_OF_MOMENTS = (2 * 8, 2 * 4)
+"""Bytes of a channel's two sums that shared BN exchanges: double forward, single backward."""
 
 
 @dataclass(frozen=True)
 class Cluster:
-    """GPUs on nodes that are all alike.
+    """GPUs on nodes that are all alike; fewer GPUs than a node has are a part of one.
 
     `network` is the bytes a second that a node sends, and at the same time receives;
-    `node_network` those of one GPU to another of its node; `latency` the seconds of one message
-    besides its bytes. With fewer GPUs than a node has, a part of one node is used.
-
-    Raises ValueError for GPUs that are no whole number of nodes, and for numbers out of range.
+    `node_network` those between two GPUs of a node; `latency` the seconds of a message besides its
+    bytes. All are above 0, the latency may be 0. Raises ValueError for GPUs that do not fill nodes.
     """
 
     gpus: int
@@ -69,16 +63,12 @@ class Cluster:
     latency: float = LATENCY
 
     def __post_init__(self) -> None:
-        for name in ("gpus", "gpus_per_node", "network", "node_network", "latency"):
-            value = getattr(self, name)
-            if not value > 0 and (name, value) != ("latency", 0):
-                raise ValueError(f"{option_of(name)} must be above 0, not {value:g}")
         per_node = self.gpus_per_node
         if self.gpus > per_node and self.gpus % per_node:
             fewer = self.gpus // per_node * per_node
             raise ValueError(
-                f"--gpus {self.gpus} is no whole number of nodes of --gpus-per-node {per_node}; "
-                f"use {fewer} or {fewer + per_node} GPUs"
+                f"{self.gpus} GPUs do not fill nodes of {per_node}; use {fewer} or "
+                f"{fewer + per_node} GPUs"
             )
 
     @property
@@ -91,79 +81,59 @@ class Cluster:
         return min(self.gpus, self.gpus_per_node)
 
     def all_reduce_seconds(self, size: float) -> float:
-        """Seconds until every GPU has the sum of what all hold, `size` bytes each.
+        """Seconds to sum `size` bytes over all GPUs: a ring in each node, and one over the nodes.
 
-        In three steps, as collective libraries do it on nodes of several GPUs: the GPUs of a node
-        add up a part each (half a ring), the parts go around rings over the nodes, and each part
-        goes back to the node's other GPUs (the other half). The rings over the nodes are of one
-        part each and share the node's network, as one ring of the whole size would use it.
+        The GPUs of a node add up a part each (half a ring), the parts go around rings over the
+        nodes, which share the node's network, and go back inside the node (the other half).
         """
         inside = ring_seconds(size, self.gpus_of_node, self.node_network, self.latency)
         return inside + ring_seconds(size, self.nodes, self.network, self.latency)
 
     def exposed_seconds(self, size: float, compute: float) -> float:
-        """Seconds of the exchange of `size` bytes of gradients that a step of `compute` seconds
-        does not hide.
+        """Seconds of exchanging `size` bytes of gradients that a step of `compute` does not hide.
 
-        They travel in equal buckets. All but the last are sent beside backward, as far as its time
-        reaches; the last has the first layers' gradients, which are there when backward ends.
+        All buckets but the last are sent beside backward, as far as its time reaches; the last has
+        the first layers' gradients, which are there when backward ends.
         """
         buckets = math.ceil(size / _BUCKET)
         seconds = self.all_reduce_seconds(size / buckets)
         return max(seconds, buckets * seconds - _BACKWARD * compute)
 
     def shared_bn_seconds(self, channels: tuple[int, ...], sharers: int) -> float:
-        """Seconds of the two small sums of each BN layer, by its channels, over groups of
-        neighbouring GPUs: in a node where groups fill it, else between nodes.
-
-        Forward sums two moments of each channel in double precision, backward two sums in single.
-        """
+        """Seconds of the two sums of each BN layer, by its channels, over neighbouring GPUs."""
         inside = self.gpus_of_node % sharers == 0
         network = self.node_network if inside else self.network
-        sizes = [2 * number * bytes_ for number in channels for bytes_ in (_DOUBLE, _FLOAT)]
+        sizes = [number * size for number in channels for size in _BYTES_OF_MOMENTS]
         return sum(ring_seconds(size, sharers, network, self.latency) for size in sizes)
 
 
 def ring_seconds(size: float, members: int, bandwidth: float, latency: float) -> float:
-    """Seconds of a ring all-reduce of `size` bytes over `members`.
+    """Seconds of a ring all-reduce of `size` bytes over `members` (Patarasuk and Yuan, 2009).
 
     Each sends 2 (n-1) messages of 1/n of the bytes to the next: n-1 to add up, n-1 to hand the sums
-    around. `bandwidth` is the bytes a second of each member, `latency` the seconds of a message
-    besides its bytes (Patarasuk and Yuan, 2009).
+    around. `bandwidth` is the bytes a second of each member.
     """
-    messages = 2 * (members - 1)
-    return messages * (size / members / bandwidth + latency)
-
-
-class Preset(NamedTuple):
-    """A published machine: one whole node of it, what it is, and who says so."""
-
-    node: Cluster
-    what: str
-    sources: str
+    return 2 * (members - 1) * (size / members / bandwidth + latency)
 
 
 MACHINES = {
-    "summit": Preset(
+    "summit": (
         Cluster(gpus=6, gpus_per_node=6, network=23e9, node_network=50e9),
-        what="Summit of Oak Ridge, 6 V100 a node, NVLink 2, dual-rail EDR InfiniBand",
-        sources="OLCF, Summit User Guide, docs.olcf.ornl.gov/systems/summit_user_guide.html: "
-        "'NVIDIA NVLink', the peak between two GPUs of a socket in one direction; 'System "
-        "Interconnect', the injection bandwidth of a node; --latency is an assumption",
+        "Summit of Oak Ridge, 6 V100 a node, NVLink 2, dual-rail EDR InfiniBand (OLCF, Summit "
+        "User Guide, docs.olcf.ornl.gov/systems/summit_user_guide.html; the latency is an "
+        "assumption)",
     ),
 }
-"""By the name that --machine takes. Another machine is another entry; `node_network` and `latency`
-may be left to their defaults."""
+"""Published machines by the name that --machine takes: a whole node, and what it is."""
 
 _MOST_GPUS = 2048
 
 
 @dataclass(frozen=True)
 class TrainingTime:
-    """Seconds of a training, by what they go to.
+    """Seconds of a training: computing, and what adds to it.
 
-    - compute: forward, backward and optimizer.
-    - all_reduce: what backward does not hide of the exchange of gradients.
+    - all_reduce: the exchange of gradients that backward does not hide.
     - shared_bn: the exchange of statistics where a BN group is on several GPUs.
     - waiting: for clips, where the speed of the loaders is known.
 
@@ -186,8 +156,7 @@ class TrainingTime:
 
 @dataclass(frozen=True)
 class ClusterRow:
-    """A number of GPUs; `trainings` are those of "multigrid", where the recipe has it, and of the
-    "baseline"; `clips_per_second` is what the more demanding of them must read."""
+    """A number of GPUs; `trainings` has "multigrid", where the recipe uses it, and "baseline"."""
 
     gpus: int
     nodes: int
@@ -195,15 +164,15 @@ class ClusterRow:
     trainings: Mapping[str, TrainingTime]
     speed_up: float
     clips_per_second: float
-    notes: tuple[str, ...]
+    notes: Sequence[str]
 
 
 @dataclass(frozen=True)
 class ClusterPlan:
-    """A row for each number of GPUs; `refused` says why there is none.
+    """A row for each number of GPUs, or in `refused` why it cannot train.
 
     `reference_gpus` are those that the recipe is written for, `loader` the clips a second of one
-    node's loaders, `machine` the preset that the cluster is a part of.
+    node's loaders, `machine` the name of the machine that the cluster is a part of.
     """
 
     cluster: Cluster
@@ -212,13 +181,8 @@ class ClusterPlan:
     reference_gpus: int
     gradient_bytes: int
     seconds_source: str | None
-    rows: tuple[ClusterRow, ...]
+    rows: Sequence[ClusterRow]
     refused: Mapping[int, str]
-
-    @property
-    def asked(self) -> ClusterRow:
-        """Of the number of GPUs that was asked for."""
-        return next(row for row in self.rows if row.gpus == self.cluster.gpus)
 
     def to_json(self) -> dict[str, Any]:
         """As plain data: bytes, seconds, clips; null is no limit, or not known."""
@@ -235,32 +199,26 @@ def plan_on_cluster(
     loader: float | None = None,
     machine: str | None = None,
 ) -> ClusterPlan:
-    """The plan of a recipe, as written and not yet fitted to any processes, on a cluster, and on
-    other numbers of its GPUs.
+    """The plan of a recipe on a cluster, and on other numbers of its GPUs.
 
-    `timing_of` is asked once, for one GPU with its share of the clips.
+    Args:
+        recipe: as written, not yet fitted to any processes.
+        timing_of: called once, with the recipe for one GPU and its share of the clips.
 
     Raises:
-        ValueError: the recipe cannot be trained on that cluster, or has no times.
+        ValueError: the recipe cannot be trained on that cluster.
     """
-    if loader is not None and not 0 < loader < math.inf:
-        raise ValueError(f"--loader takes a number of clips a second above 0, not {loader:g}")
     fitted = on_cluster(recipe, cluster)
     check_recipe(fitted, cluster.gpus)
     check_shapes(fitted, schedule_of(fitted, num_videos).shapes)
     timing = timing_of(on_cluster(recipe, replace(cluster, gpus=1)))
-    assert timing.ours is not None, "a cluster is planned with step times"
-    assert timing.baseline is not None, "a cluster is planned with step times"
-    seconds = {"multigrid": timing.ours, "baseline": timing.baseline}
     model = build_on_meta(fitted)
     rows = list[ClusterRow]()
     refused = dict[int, str]()
     for gpus in gpu_counts(cluster.gpus_per_node, cluster.gpus):
         at = replace(cluster, gpus=gpus)
         try:
-            rows.append(
-                _cluster_row(on_cluster(recipe, at), at, num_videos, model, seconds, loader)
-            )
+            rows.append(_row(on_cluster(recipe, at), at, num_videos, model, timing, loader))
         except ValueError as error:
             if gpus == cluster.gpus:
                 raise
@@ -270,20 +228,21 @@ def plan_on_cluster(
         machine,
         loader,
         _reference_gpus(recipe),
-        sum(parameter.nbytes for parameter in model.parameters()),
+        _gradient_bytes(model),
         timing.source,
-        tuple(rows),
+        rows,
         refused,
     )
 
 
-def gpu_counts(gpus_per_node: int, also: int, most: int = _MOST_GPUS) -> list[int]:
+def gpu_counts(gpus_per_node: int, also: int) -> list[int]:
     """Numbers of GPUs to plan: 1, 2, 4, ... of one node and 1, 2, 4, ... whole nodes, up to all the
-    nodes that `most` GPUs fill, with `also`."""
-    nodes = most // gpus_per_node
-    counts = {2**i for i in range(most.bit_length()) if 2**i < min(gpus_per_node, most + 1)}
-    counts |= {gpus_per_node * 2**i for i in range(nodes.bit_length())}
-    return sorted((counts | {gpus_per_node * nodes, also}) - {0})
+    nodes that 2,048 GPUs fill, with `also`."""
+    nodes = _MOST_GPUS // gpus_per_node
+    powers = [2**i for i in range(_MOST_GPUS.bit_length())]
+    counts = [n for n in powers if n < gpus_per_node]
+    counts += [n * gpus_per_node for n in [*powers, nodes] if 0 < n <= nodes]
+    return sorted({*counts, also})
 
 
 def on_cluster(recipe: Recipe, cluster: Cluster) -> Recipe:
@@ -294,24 +253,24 @@ def on_cluster(recipe: Recipe, cluster: Cluster) -> Recipe:
         ValueError: clips that do not divide over the GPUs that the recipe is written for.
     """
     gpus = _reference_gpus(recipe)
-    clips = recipe.train.batch_size
-    machines = 1 if recipe.solver.reference_world_size else recipe.num_shards
-    if clips * machines % gpus:
+    nodes = 1 if recipe.solver.reference_world_size else recipe.num_shards
+    clips = recipe.train.batch_size * nodes
+    if clips % gpus:
         raise ValueError(
-            f"TRAIN.BATCH_SIZE {clips} × NUM_SHARDS {machines} does not divide over the {gpus} "
-            "GPUs of the recipe; set it, or SOLVER.REFERENCE_WORLD_SIZE to the GPUs that share it"
+            f"TRAIN.BATCH_SIZE {recipe.train.batch_size} × NUM_SHARDS {nodes} does not divide over "
+            f"the recipe's {gpus} GPUs; set it, or SOLVER.REFERENCE_WORLD_SIZE to the GPUs that "
+            "share it"
         )
-    tested = max(1, recipe.test.batch_size * machines // gpus)
+    tested = max(1, recipe.test.batch_size * nodes // gpus)
     changes: dict[str, object] = {
         "NUM_SHARDS": cluster.nodes,
         "SHARD_ID": 0,
         "SOLVER.REFERENCE_WORLD_SIZE": 0,
         "SOLVER.REFERENCE_BATCH_SIZE": 0,
-        "TRAIN.BATCH_SIZE": clips * machines // gpus * cluster.gpus_of_node,
+        "TRAIN.BATCH_SIZE": clips // gpus * cluster.gpus_of_node,
         "TEST.BATCH_SIZE": tested * cluster.gpus_of_node,
+        "NUM_GPUS": cluster.gpus_of_node if recipe.num_gpus else 0,
     }
-    if recipe.num_gpus > 0:
-        changes["NUM_GPUS"] = cluster.gpus_of_node
     return recipe.replaced(changes)
 
 
@@ -320,39 +279,38 @@ def _reference_gpus(recipe: Recipe) -> int:
     return recipe.solver.reference_world_size or max(1, recipe.num_gpus) * recipe.num_shards
 
 
-def _cluster_row(
+def _gradient_bytes(model: nn.Module) -> int:
+    return sum(parameter.nbytes for parameter in model.parameters())
+
+
+def _row(
     fitted: Recipe,
     cluster: Cluster,
     num_videos: int,
     model: nn.Module,
-    seconds: Mapping[str, SecondsPerIteration],
+    timing: Timing,
     loader: float | None,
 ) -> ClusterRow:
-    recipes = {"baseline": without_multigrid(fitted)}
+    assert timing.ours is not None, "a cluster is planned with step times"
+    assert timing.baseline is not None, "a cluster is planned with step times"
+    trainings = {"baseline": (without_multigrid(fitted), timing.baseline)}
     if fitted.uses_multigrid:
-        recipes = {"multigrid": fitted} | recipes
+        trainings = {"multigrid": (fitted, timing.ours)} | trainings
     times = dict[str, TrainingTime]()
-    schedules = dict[str, Schedule]()
-    for name, each in recipes.items():
-        schedules[name] = schedule_of(each, num_videos)
-        check_world_size(each, schedules[name], cluster.gpus)
-        times[name] = _training_time(schedules[name], cluster, model, seconds[name], loader)
-    schedule = next(iter(schedules.values()))
-    first = next(iter(times.values()))
+    for name, (recipe, seconds) in trainings.items():
+        schedule = schedule_of(recipe, num_videos)
+        check_world_size(recipe, schedule, cluster.gpus)
+        times[name] = _training_time(schedule, cluster, model, seconds, loader)
+    schedule = schedule_of(fitted, num_videos)
+    batch = schedule.base.batch
     notes = list[str]()
     if short_ends(schedule):
         notes.append(f"ends with {final_iterations(schedule)} iterations at its shape")
-    if fitted.bn_size > schedule.base.batch:
-        notes.append(f"BN over {schedule.base.batch} clips")
-    return ClusterRow(
-        cluster.gpus,
-        cluster.nodes,
-        schedule.base.batch,
-        times,
-        times["baseline"].seconds / first.seconds,
-        max(time.clips_per_second for time in times.values()),
-        tuple(notes),
-    )
+    if fitted.bn_size > batch:
+        notes.append(f"BN over {batch} clips")
+    speed_up = times["baseline"].seconds / next(iter(times.values())).seconds
+    needed = max(time.clips_per_second for time in times.values())
+    return ClusterRow(cluster.gpus, cluster.nodes, batch, times, speed_up, needed, notes)
 
 
 def _training_time(
@@ -364,7 +322,7 @@ def _training_time(
 ) -> TrainingTime:
     """The sum over phases and shapes. Loaders read ahead, so that clips are waited for only where
     those of a phase take longer to read than to train."""
-    gradients = sum(parameter.nbytes for parameter in model.parameters())
+    gradients = _gradient_bytes(model)
     norms = tuple(m.num_features for m in model.modules() if isinstance(m, nn.BatchNorm3d))
     compute = all_reduce = shared_bn = waiting = most = 0.0
     for phase in schedule.phases:
@@ -386,53 +344,43 @@ def _training_time(
 
 
 def format_cluster_plan(plan: ClusterPlan) -> str:
-    """The table of the numbers of GPUs, that asked for marked, and what its numbers mean."""
-    names = list(plan.asked.trainings)
+    """A table of the numbers of GPUs, the given one marked, and what its numbers mean."""
+    cluster = plan.cluster
+    lines = [
+        f"GPUs: {cluster.gpus:,}, nodes: {cluster.nodes:,}. Network: "
+        f"{cluster.network / 1e9:g} GB/s a node and direction (--network), "
+        f"{cluster.node_network / 1e9:g} GB/s between the GPUs of a node (--node-network), "
+        f"{1e6 * cluster.latency:g} µs a message (--latency)."
+    ]
+    if plan.machine is not None:
+        lines.append(f"Numbers that are not given are of {MACHINES[plan.machine][1]}.")
+    row = next(row for row in plan.rows if row.gpus == cluster.gpus)
     headers = ["", "GPUs", "nodes", "batch"]
-    headers += [text for name in names for text in (f"{name}\ntime", "\nefficiency")]
-    if len(names) > 1:
-        headers.append("speed-up")
-    headers += ["clips/s needed\na node", "\nin all", ""]
-    table = format_table(headers, [_cells(row, row is plan.asked) for row in plan.rows])
-    refused = [f"{gpus:,} GPUs cannot train: {why}" for gpus, why in plan.refused.items()]
-    return "\n\n".join([_cluster(plan), "\n".join([table, *refused]), "\n".join(_notes(plan))])
+    headers += [text for name in row.trainings for text in (f"{name}\ntime", "\nefficiency")]
+    headers += ["speed-up", "clips/s needed\na node", "\nin all", ""]
+    lines += ["", format_table(headers, [_cells(each, each is row) for each in plan.rows])]
+    lines += [f"{gpus:,} GPUs cannot train: {why}" for gpus, why in plan.refused.items()]
+    return "\n".join([*lines, "", *_notes(plan, row)])
 
 
-def _cells(row: ClusterRow, asked: bool) -> list[str]:
-    cells = ["→" if asked else "", f"{row.gpus:,}", f"{row.nodes:,}", f"{row.batch:,}"]
+def _cells(row: ClusterRow, marked: bool) -> list[str]:
+    cells = ["→" if marked else "", f"{row.gpus:,}", f"{row.nodes:,}", f"{row.batch:,}"]
     for training in row.trainings.values():
         cells += [format_duration(training.seconds), f"{100 * training.efficiency:.1f} %"]
-    if len(row.trainings) > 1:
-        cells.append(f"{row.speed_up:.2f}×")
-    needed = (row.clips_per_second / row.nodes, row.clips_per_second)
-    return [*cells, *(format_count(round(clips)) for clips in needed), "; ".join(row.notes)]
+    needed = row.clips_per_second
+    cells += [f"{row.speed_up:.2f}×", f"{needed / row.nodes:,.0f}", f"{needed:,.0f}"]
+    return [*cells, "; ".join(row.notes)]
 
 
-def _cluster(plan: ClusterPlan) -> str:
-    cluster = plan.cluster
-    between, inside = (
-        "no limit" if speed == math.inf else f"{speed / 1e9:g} GB/s"
-        for speed in (cluster.network, cluster.node_network)
-    )
-    text = (
-        f"GPUs: {cluster.gpus:,}, nodes: {cluster.nodes:,}. Network: {between} a node and "
-        f"direction (--network), {inside} between the GPUs of a node (--node-network), "
-        f"{1e6 * cluster.latency:g} µs a message (--latency)."
-    )
-    if plan.machine is None:
-        return text
-    machine = MACHINES[plan.machine]
-    return f"{text}\nNumbers that are not given are of {machine.what} ({machine.sources})."
-
-
-def _notes(plan: ClusterPlan) -> list[str]:
+def _notes(plan: ClusterPlan, row: ClusterRow) -> list[str]:
     """What the numbers mean and what they leave out."""
-    lines = list[str]()
-    for name, time in plan.asked.trainings.items():
-        parts = (time.compute, time.all_reduce, time.shared_bn, time.waiting)
-        shares = [f"{100 * part / time.seconds:.1f} %" for part in parts]
-        words = "compute {}, gradients {}, shared BN {}, waiting for clips {}".format(*shares)
-        lines.append(f"{plan.asked.gpus:,} GPUs, {name}, {time.iterations:,} iterations: {words}.")
+    lines = [
+        f"{row.gpus:,} GPUs, {name}, {time.iterations:,} iterations: "
+        f"compute {time.efficiency:.1%}, gradients {time.all_reduce / time.seconds:.1%}, "
+        f"shared BN {time.shared_bn / time.seconds:.1%}, "
+        f"waiting for clips {time.waiting / time.seconds:.1%}.".replace("%", " %")
+        for name, time in row.trainings.items()
+    ]
     reading = "" if plan.loader is not None else " Reading is left out: --loader adds it."
     return [
         *lines,

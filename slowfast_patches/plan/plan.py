@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
 from typing import Any
 
@@ -15,7 +16,7 @@ from multigrid.cost import (
     schedule_cost,
     short_ends,
 )
-from multigrid.schedule import Phase, Schedule
+from multigrid.schedule import Schedule
 from multigrid.shapes import Shape
 from slowfast_patches.config.recipe import Recipe
 from slowfast_patches.config.schedule import check_world_size, schedule_of
@@ -45,47 +46,24 @@ class Plan:
     """A schedule and what it costs beside the same recipe without multigrid.
 
     Seconds, where `timing` has them, are those of training, without loading and evaluation.
+    `phases` has a row of plain data for each phase.
     """
 
     schedule: Schedule
-    flops_per_clip: FlopsPerClip
     timing: Timing
     cost: Cost
     baseline: Cost
+    phases: Sequence[Mapping[str, Any]]
 
     @property
     def speed_up(self) -> float | None:
         """The baseline's seconds as a multiple of ours."""
-        ours = self.cost.seconds
-        baseline = self.baseline.seconds
-        return None if ours is None or baseline is None else baseline / ours
+        return _ratio(self.baseline.seconds, self.cost.seconds)
 
     @property
     def iteration_factor(self) -> float:
         """The baseline's iterations as a multiple of ours."""
         return self.baseline.iterations / self.cost.iterations
-
-    @property
-    def flops_factor(self) -> float:
-        """The baseline's training FLOPs as a multiple of ours."""
-        return _flops(self.baseline) / _flops(self.cost)
-
-    def relative_flops(self, shape: Shape) -> float:
-        """Training FLOPs of an iteration of a shape as a multiple of the baseline's: equal numbers
-        of pixels are not equal numbers of FLOPs."""
-
-        def work(shape: Shape) -> float:
-            return shape.batch * self.flops_per_clip(shape.frames, shape.crop)
-
-        return work(shape) / work(self.schedule.base)
-
-    def rates(self, phase: Phase) -> tuple[float, float]:
-        """The learning rates of a phase's first and last iteration."""
-        return self.schedule.at(phase.start).lr, self.schedule.at(phase.stop - 1).lr
-
-    def seconds(self, phase: Phase) -> float | None:
-        """Seconds of a phase, None where the speed of the machine is not known."""
-        return None if self.timing.ours is None else phase_seconds(phase, self.timing.ours)
 
     def to_json(self) -> dict[str, Any]:
         """The plan as plain data. FLOPs are those of training: forward and backward; times are null
@@ -94,7 +72,7 @@ class Plan:
             **_cost_json(self.cost, ""),
             **_cost_json(self.baseline, "baseline_"),
             "iteration_factor": self.iteration_factor,
-            "flops_factor": self.flops_factor,
+            "flops_factor": _ratio(self.baseline.flops, self.cost.flops),
             "speed_up": self.speed_up,
             "seconds_source": self.timing.source,
             "global_batch": self.schedule.base.batch,
@@ -102,33 +80,26 @@ class Plan:
             "num_videos": self.schedule.num_videos,
             "min_final_iterations": MIN_FINAL_ITERATIONS,
             "warnings": short_ends(self.schedule),
-            "phases": [
-                {
-                    "number": number,
-                    "stage": phase.stage + 1,
-                    "fine_tuning": phase.fine_tuning,
-                    "shapes": [asdict(shape) for shape in phase.shapes],
-                    "base_shape": asdict(phase.base_shape),
-                    "start": phase.start,
-                    "iterations": phase.iterations,
-                    "epochs": phase.clips / self.schedule.num_videos,
-                    "clips": phase.clips,
-                    "flops": phase_flops(phase, self.flops_per_clip),
-                    "relative_flops": [self.relative_flops(shape) for shape in phase.shapes],
-                    "lr": self.rates(phase),
-                    "bn_sizes": phase.bn_sizes,
-                    "seconds": self.seconds(phase),
-                }
-                for number, phase in enumerate(self.schedule.phases, start=1)
-            ],
+            "phases": self.phases,
         }
+
+
+def _ratio(above: float | None, below: float | None) -> float | None:
+    return None if above is None or below is None else above / below
+
+
+def _cost_json(cost: Cost, prefix: str) -> dict[str, Any]:
+    values = asdict(cost)
+    seconds = values.pop("seconds")
+    values["hours"] = None if seconds is None else seconds / 3600
+    return {prefix + name: value for name, value in values.items()}
 
 
 def dataset_size(recipe: Recipe, given: int | None = None) -> int:
     """Training videos: the number given, else the list's, else DATA.NUM_TRAIN_VIDEOS.
 
     Raises:
-        ValueError: none of them is there, or the list is none.
+        ValueError: there is none of them, or the list is invalid.
     """
     if given is not None:
         return given
@@ -159,27 +130,54 @@ def make_plan(schedule: Schedule, flops_per_clip: FlopsPerClip, timing: Timing =
     """The plan of a schedule; `flops_per_clip` gives training FLOPs for (frames, crop)."""
     cost = schedule_cost(schedule, flops_per_clip, timing.ours)
     baseline = baseline_cost(schedule, flops_per_clip, timing.baseline)
-    return Plan(schedule, flops_per_clip, timing, cost, baseline)
+
+    def flops(shape: Shape) -> float:
+        return shape.batch * flops_per_clip(shape.frames, shape.crop)
+
+    phases = [
+        {
+            "number": number,
+            "stage": phase.stage + 1,
+            "fine_tuning": phase.fine_tuning,
+            "shapes": [asdict(shape) for shape in phase.shapes],
+            "base_shape": asdict(phase.base_shape),
+            "start": phase.start,
+            "iterations": phase.iterations,
+            "epochs": phase.clips / schedule.num_videos,
+            "clips": phase.clips,
+            "flops": phase_flops(phase, flops_per_clip),
+            "relative_flops": [flops(shape) / flops(schedule.base) for shape in phase.shapes],
+            "lr": (schedule.at(phase.start).lr, schedule.at(phase.stop - 1).lr),
+            "bn_sizes": phase.bn_sizes,
+            "seconds": None if timing.ours is None else phase_seconds(phase, timing.ours),
+        }
+        for number, phase in enumerate(schedule.phases, start=1)
+    ]
+    return Plan(schedule, timing, cost, baseline, phases)
+
+
+_TOTALS = (
+    ("iterations", "iterations", format_count),
+    ("epochs", "epochs", format_count),
+    ("clips", "clips", format_count),
+    ("training FLOPs", "flops", format_flops),
+    ("time", "seconds", format_duration),
+)
 
 
 def format_plan(plan: Plan) -> str:
     """The plan as text: its phases, its totals beside the baseline's, and what to know."""
     schedule = plan.schedule
-    ours = plan.cost
-    baseline = plan.baseline
     headers = ["phase", "LR stage", "base shape", "short cycle"]
     headers += ["iterations", "epochs", "LR", "BN clips", "FLOPs"]
-    headers += [] if plan.timing.ours is None else ["time"]
-    phases = [_phase_cells(plan, number, p) for number, p in enumerate(schedule.phases, start=1)]
+    if plan.timing.ours is not None:
+        headers.append("time")
     totals = [
-        ("iterations", ours.iterations, baseline.iterations, format_count),
-        ("epochs", ours.epochs, baseline.epochs, format_count),
-        ("clips", ours.clips, baseline.clips, format_count),
-        ("training FLOPs", _flops(ours), _flops(baseline), format_flops),
+        [label, show(ours), show(baseline), format_factor(ours, baseline)]
+        for label, name, show in _TOTALS
+        if (ours := getattr(plan.cost, name)) is not None
+        if (baseline := getattr(plan.baseline, name)) is not None
     ]
-    if ours.seconds is not None and baseline.seconds is not None:
-        totals.append(("time", ours.seconds, baseline.seconds, format_duration))
-    rows = [[name, show(a), show(b), format_factor(a, b)] for name, a, b, show in totals]
     notes = [
         "Shapes are clips × frames × crop², over all machines; in their order are the BN clips "
         "and the training FLOPs of an iteration over those of the baseline's.",
@@ -192,37 +190,25 @@ def format_plan(plan: Plan) -> str:
             f"Wall-clock speed-up: {plan.speed_up:.2f}×, without loading and evaluation. Times: "
             f"{plan.timing.source}."
         )
-    tables = [format_table(headers, phases, left=4)]
-    tables += [format_table(["", "this plan", "baseline", ""], rows)]
+    tables = [format_table(headers, [_cells(row) for row in plan.phases], left=4)]
+    tables += [format_table(["", "this plan", "baseline", ""], totals)]
     warnings = [f"warning: {text}; multigrid-pilot tries it" for text in short_ends(schedule)]
     return "\n\n".join([*tables, "\n".join(notes), *warnings])
 
 
-def _phase_cells(plan: Plan, number: int, phase: Phase) -> list[str]:
-    first, last = (f"{lr:.4g}" for lr in plan.rates(phase))
-    sizes = ["batch" if size is None else str(size) for size in phase.bn_sizes]
-    flops = [f"{plan.relative_flops(shape):.2f}" for shape in phase.shapes]
-    seconds = plan.seconds(phase)
-    return [
-        str(number),
-        f"{phase.stage + 1}{' fine-tuning' * phase.fine_tuning}",
-        str(phase.base_shape),
-        "  ".join(map(str, phase.shapes)) if len(phase.shapes) > 1 else "–",
-        format_count(phase.iterations),
-        f"{phase.clips / plan.schedule.num_videos:.2f}",
-        first if first == last else f"{first} → {last}",
+def _cells(phase: Mapping[str, Any]) -> list[str]:
+    shapes = [str(Shape(**shape)) for shape in phase["shapes"]]
+    rates = dict.fromkeys(f"{lr:.4g}" for lr in phase["lr"])
+    sizes = ["batch" if size is None else str(size) for size in phase["bn_sizes"]]
+    flops = [f"{share:.2f}" for share in phase["relative_flops"]]
+    cells = [
+        str(phase["number"]),
+        f"{phase['stage']} fine-tuning" if phase["fine_tuning"] else str(phase["stage"]),
+        shapes[-1],
+        "  ".join(shapes) if len(shapes) > 1 else "–",
+        format_count(phase["iterations"]),
+        f"{phase['epochs']:.2f}",
+        " → ".join(rates),
         *(each[0] if len(set(each)) == 1 else ", ".join(each) for each in (sizes, flops)),
-        *([] if seconds is None else [format_duration(seconds)]),
     ]
-
-
-def _cost_json(cost: Cost, prefix: str) -> dict[str, Any]:
-    values = asdict(cost)
-    seconds = values.pop("seconds")
-    values["hours"] = None if seconds is None else seconds / 3600
-    return {prefix + name: value for name, value in values.items()}
-
-
-def _flops(cost: Cost) -> float:
-    assert cost.flops is not None, "a plan is made with the model's FLOPs"
-    return cost.flops
+    return cells if phase["seconds"] is None else [*cells, format_duration(phase["seconds"])]

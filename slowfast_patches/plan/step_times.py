@@ -1,8 +1,8 @@
-"""How long the iterations of a recipe take: measured, or estimated from one number.
+"""Seconds of a recipe's iterations: measured, or estimated from one number.
 
 A time that benchmarks/step_time.py measured holds for what one process computes: its clips, frames
 and crop. So its file serves every recipe with the same model, precision and kind of device whose
-processes have these shapes, on however many of them; what processes say to each other is not in it.
+processes have these shapes, on any number of them, without communication.
 """
 
 from __future__ import annotations
@@ -44,14 +44,14 @@ MANY_VIDEOS = 10**7
 
 
 class MisfitError(ValueError):
-    """Step times that say nothing of a recipe; the message says why."""
+    """Step times that do not fit a recipe; with the reason."""
 
 
 @dataclass(frozen=True)
 class Timing:
-    """Seconds of an iteration of a recipe, and of its baseline, whose BN is another.
+    """Seconds of an iteration of a recipe, and of its baseline, whose BN differs.
 
-    `source` says in words where they come from. All are None where nothing is known.
+    `source` is their origin as text. All are None where nothing is known.
     """
 
     ours: SecondsPerIteration | None
@@ -64,7 +64,7 @@ UNTIMED = Timing(None, None, None)
 
 @dataclass(frozen=True)
 class StepTimes:
-    """A file. `device` is "cpu" or "cuda", `where` the machine in words.
+    """Measured step times. `device` is "cpu" or "cuda", `where` the name of the machine.
 
     `seconds` of an iteration are by the clips of a process, frames, crop, and whether BN is in
     groups; None where the shape did not fit into the device's memory.
@@ -79,34 +79,33 @@ class StepTimes:
 
     @property
     def source(self) -> str:
-        """Where the times come from, with what makes steps faster or slower if not at default."""
-        defaults = keys_of(default_recipe())
-        model = sorted(self.model.items())
-        switches = [f"{key} {value}" for key, value in model if value != defaults.get(key, value)]
-        measured = f"{self.path}, measured on {self.where} ({self.device}), {self.date}"
-        return ", ".join([measured, *switches])
+        """The file and what it was measured on."""
+        return f"{self.path}, measured on {self.where} ({self.device}), {self.date}"
 
     def of_recipe(self, recipe: Recipe) -> SecondsPerIteration:
         """Seconds of an iteration of a recipe at each shape of its schedule.
 
         Raises:
             MisfitError: another model, precision or device was measured, or not all shapes were;
-                asking for another shape raises it too.
+                another shape raises it too.
         """
-        self._check_model(recipe)
+        # What a file lacks is a key newer than it: measured at the default.
+        measured = {"device": self.device, **model_of(default_recipe()), **self.model}
+        wanted = {"device": device_of(recipe), **model_of(recipe)}
+        if differing := differences(measured, wanted, "here"):
+            raise MisfitError(f"{self.path} is of another model: {'; '.join(differing)}")
         grouped = recipe.groups_batchnorm
         processes = processes_of(recipe)
 
         def look_up(shape: Shape) -> float:
             clips = shape.batch // processes
-            try:
-                seconds = self.seconds[clips, shape.frames, shape.crop, grouped]
-            except KeyError:
+            key = (clips, shape.frames, shape.crop, grouped)
+            if key not in self.seconds:
                 raise MisfitError(
                     f"{self.path} has no time for {shape} on {processes} process(es), {clips} "
                     f"clips each, {'with' if grouped else 'without'} BN groups"
-                ) from None
-            if seconds is None:
+                )
+            if (seconds := self.seconds[key]) is None:
                 raise MisfitError(f"{self.path}: {shape} ran out of memory on {self.where}")
             return seconds
 
@@ -115,22 +114,12 @@ class StepTimes:
                 look_up(shape)
         return look_up
 
-    def _check_model(self, recipe: Recipe) -> None:
-        if self.device != device_of(recipe):
-            trains = f"NUM_GPUS {recipe.num_gpus} trains on {device_of(recipe)}"
-            raise MisfitError(f"{self.path} was measured on {self.device}, and {trains}")
-        # What a file lacks is a key newer than it: measured at the default.
-        measured = model_of(default_recipe()) | dict(self.model)
-        differing = differences(measured, model_of(recipe), "here")
-        if differing:
-            raise MisfitError(f"{self.path} is of another model: {'; '.join(differing)}")
-
 
 def measured_timing(files: Sequence[StepTimes], recipe: Recipe) -> Timing:
     """The times of a recipe and of its baseline, each from the first file that has them.
 
     Raises:
-        MisfitError: no file has them; says why of each.
+        MisfitError: no file has them; with the reason for each.
     """
     own, ours = _first_fit(files, recipe)
     other, baseline = _first_fit(files, without_multigrid(recipe))
@@ -147,7 +136,7 @@ def _first_fit(files: Sequence[StepTimes], recipe: Recipe) -> tuple[StepTimes, S
             return times, times.of_recipe(recipe)
         except MisfitError as error:
             reasons.append(str(error))
-    raise MisfitError("; ".join(reasons) or "no step times are given")
+    raise MisfitError("; ".join(reasons))
 
 
 def estimated_timing(recipe: Recipe, seconds: float, flops_per_clip: FlopsPerClip) -> Timing:
@@ -198,38 +187,31 @@ def device_of(recipe: Recipe) -> str:
 
 
 def read_step_times(path: str | Path) -> StepTimes:
-    """What benchmarks/step_time.py wrote.
+    """Read a file that benchmarks/step_time.py wrote.
 
     Raises:
-        ValueError: no such file, or not one of these, or of another version; says what is wrong.
+        ValueError: it cannot be read, or is not such a file.
     """
     path = Path(path)
     try:
         content = json.loads(path.read_text(encoding="utf-8"))
-        if content["format"] != FORMAT:
-            raise ValueError(f"its format is {content['format']}; this version reads {FORMAT}")
-        if not content["shapes"]:
-            raise ValueError("it has no shapes of a recipe as it is (--variants recipe)")
-        return StepTimes(
-            path=path,
-            device=str(content["device"]["type"]),
-            where=str(content["device"]["name"]),
-            date=str(content["date"]),
-            model=dict(content["model"]),
-            seconds=dict(map(_time, content["shapes"])),
-        )
+        if content["format"] != FORMAT or not content["shapes"]:
+            raise ValueError(
+                f"its format is not {FORMAT}, or it has no shapes of --variants recipe"
+            )
+        device = content["device"]
+        seconds = dict(map(_time, content["shapes"]))
+        model = dict(content["model"])
+        return StepTimes(path, device["type"], device["name"], content["date"], model, seconds)
     except OSError as error:
         raise ValueError(f"the step times {path} cannot be read: {error}") from error
     except (ValueError, KeyError, TypeError) as error:
-        raise ValueError(f"{path} is no step-time file: {error!r}") from error
+        raise ValueError(f"{path} is not a step-time file: {error!r}") from error
 
 
 def _time(row: Any) -> tuple[tuple[int, int, int, bool], float | None]:
     _, frames, crop = row["shape"]
-    key = (int(row["local_clips"]), int(frames), int(crop), row["bn_size"] is not None)
-    if row["seconds"] is None:
-        return key, None
-    seconds = float(row["seconds"]["median"])
-    if not 0 < seconds < math.inf:
+    seconds = None if row["seconds"] is None else float(row["seconds"]["median"])
+    if seconds is not None and not 0 < seconds < math.inf:
         raise ValueError(f"the shape {row['shape']} takes {seconds} seconds")
-    return key, seconds
+    return (row["local_clips"], frames, crop, row["bn_size"] is not None), seconds

@@ -1,4 +1,4 @@
-"""What the command lines share; quick to import, so that `ends_early` can go before torch."""
+"""What the commands share: exit statuses, error reports, option types; quick to import."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ import re
 import signal
 import sys
 import traceback
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from contextlib import redirect_stderr, redirect_stdout
 from itertools import takewhile
 from types import FrameType
@@ -21,10 +21,11 @@ from slowfast_patches.utils.signals import BY_HAND_STATUS, INTERRUPTED_STATUS
 __all__ = [
     "MISTAKE_STATUS",
     "ToolError",
+    "above_zero",
     "add_at_once",
-    "add_old_name",
     "add_options",
     "add_seeds",
+    "at_least_one",
     "command_parser",
     "ends_early",
     "exit_status",
@@ -46,21 +47,24 @@ Main = Callable[..., int]
 
 
 class ToolError(RuntimeError):
-    """What was asked for was begun and failed; the message says how, without a traceback."""
+    """A failure that is neither the user's mistake nor a bug: reported without a traceback."""
 
     exit_status = _FAILED
 
 
 def exit_status(error: BaseException) -> int:
-    """An error's own `exit_status`, else 2 for a mistake of the user's, and 1 for a bug."""
+    """The exit status of an error: its own `exit_status`, 130 for Ctrl-C, 2 for a mistake of the
+    user's, 1 for a bug."""
+    if isinstance(error, KeyboardInterrupt):
+        return BY_HAND_STATUS
     mistake = isinstance(error, (ValueError, OSError, ImportError))
     return getattr(error, "exit_status", MISTAKE_STATUS if mistake else _FAILED)
 
 
 def report(error: BaseException, who: str = "", *, terminal: bool = True) -> int:
-    """Log what ended a program, a bug with its traceback, to the log files and the terminal.
+    """Log the error that ended a program, a bug with its traceback; returns the exit status.
 
-    `who` is put before it, such as "rank 1: ". Returns the exit status.
+    It goes to the log files and the terminal, after `who`, such as "rank 1: ".
     """
     status = exit_status(error)
     interrupted = status in (0, INTERRUPTED_STATUS)  # torchrun starts all again but 0
@@ -82,8 +86,8 @@ def report(error: BaseException, who: str = "", *, terminal: bool = True) -> int
 def ends_early() -> None:
     """Until a `tool` begins, Ctrl-C ends the program at once, with one line and status 130.
 
-    To be called by a program before the imports that take seconds. Of several processes that a
-    launcher starts on a machine, the first speaks.
+    To be called before the imports that take seconds. Of several processes that a launcher starts
+    on a node, the first prints the line.
     """
     signal.signal(signal.SIGINT, _end)
 
@@ -95,54 +99,49 @@ def _end(number: int, frame: FrameType | None) -> NoReturn:
 
 
 def _is_first_here() -> bool:
-    """Whether this is the first of the processes that torchrun or srun starts on this machine."""
+    """Whether this is the first of the processes that torchrun or srun starts on this node."""
     return os.environ.get("LOCAL_RANK", os.environ.get("SLURM_LOCALID", "0")) == "0"
 
 
 def tool(*, interrupted: str = "interrupted") -> Callable[[Main], Main]:
-    """Decorate the `main` of a program: it ends as `report` says, what a user can cause with one
-    line.
+    """Decorate the `main` of a program: its errors end it as `report` does.
 
-    Ctrl-C has status 130 and the line `interrupted`. Where standard output was closed, as by
-    `| head`, nothing is logged. What it prints has its control characters escaped.
+    Ctrl-C prints the line `interrupted`. Where standard output was closed, as by `| head`, nothing
+    is printed. Control characters in the output are escaped.
     """
 
     def decorate(main: Main) -> Main:
         @functools.wraps(main)
         def run(*arguments: Any) -> int:
+            if signal.getsignal(signal.SIGINT) is _end:
+                signal.signal(signal.SIGINT, signal.default_int_handler)
             out, err = (cast(TextIO, _Printable(stream)) for stream in (sys.stdout, sys.stderr))
             with redirect_stdout(out), redirect_stderr(err):
-                return _status(main, arguments, interrupted)
+                try:
+                    status = main(*arguments)
+                    sys.stdout.flush()
+                    return status
+                except SystemExit:
+                    raise
+                except BrokenPipeError:
+                    # Python flushes once more as it ends; as its documentation has it.
+                    os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+                    return _FAILED
+                except KeyboardInterrupt as error:
+                    print(interrupted, file=sys.stderr)
+                    return exit_status(error)
+                except BaseException as error:
+                    return report(error, terminal=_is_first_here())
 
         return run
 
     return decorate
 
 
-def _status(main: Main, arguments: Sequence[Any], interrupted: str) -> int:
-    if signal.getsignal(signal.SIGINT) is _end:
-        signal.signal(signal.SIGINT, signal.default_int_handler)
-    try:
-        status = main(*arguments)
-        sys.stdout.flush()
-        return status
-    except BrokenPipeError:
-        # Python flushes once more as it ends; as its documentation has it.
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
-        return _FAILED
-    except SystemExit:
-        raise
-    except KeyboardInterrupt:
-        print(interrupted, file=sys.stderr)
-        return BY_HAND_STATUS
-    except BaseException as error:
-        return report(error, terminal=_is_first_here())
-
-
 def printable(text: str) -> str:
     """The text with control characters escaped, `\\x1b`: a file's name may have any, and a terminal
     obeys them."""
-    return _CONTROL.sub(lambda found: ascii(found[0])[1:-1], text)
+    return _CONTROL.sub(lambda match: ascii(match[0])[1:-1], text)
 
 
 class _Printable:
@@ -165,24 +164,12 @@ def command_parser(about: str) -> argparse.ArgumentParser:
 
 
 def add_options(group: argparse._ActionsContainer, options: Mapping[str, tuple[Any, ...]]) -> None:
-    """Add options: name -> (type, placeholder, help), and the default where there is one.
-
-    A switch is name -> (bool, help); one that may be given more than once has [type].
-    """
-    for name, (kind, *words) in options.items():
-        if kind is bool:
-            group.add_argument(name, action="store_true", help=words[0])
-            continue
-        several = isinstance(kind, list)
-        placeholder, text, default = (*words, [] if several else None)[:3]
-        group.add_argument(
-            name,
-            type=kind[0] if several else kind,
-            action="append" if several else "store",
-            metavar=placeholder,
-            help=text,
-            default=default,
-        )
+    """Add options: name -> ([type] if repeatable, else type; placeholder; help; default if any)."""
+    for name, (kind, placeholder, text, *default) in options.items():
+        keywords: dict[str, Any] = {"type": kind, "default": default[0] if default else None}
+        if isinstance(kind, list):
+            keywords = {"type": kind[0], "action": "append", "default": []}
+        group.add_argument(name, metavar=placeholder, help=text, **keywords)
 
 
 def key_value(text: str) -> tuple[str, str]:
@@ -196,14 +183,6 @@ def key_value(text: str) -> tuple[str, str]:
 def option_of(name: str) -> str:
     """The option that a name of the parsed arguments stands for."""
     return "--" + name.replace("_", "-")
-
-
-def add_old_name(
-    parser: argparse.ArgumentParser, old: str, dest: str, type: Callable[[str], Any] = str
-) -> None:
-    """Keep an earlier name of an option as a synonym that --help does not show."""
-    hidden = argparse.SUPPRESS
-    parser.add_argument(old, dest=dest, type=type, default=hidden, help=hidden)
 
 
 def add_seeds(parser: argparse.ArgumentParser) -> None:
@@ -250,10 +229,18 @@ def add_at_once(group: argparse._ActionsContainer) -> None:
         "runs that train side by side (%(default)s); their seconds are then not those of a run "
         "alone: --step-times has such"
     )
-    group.add_argument("--at-once", type=_at_least_one, default=1, metavar="N", help=text)
+    group.add_argument("--at-once", type=at_least_one, default=1, metavar="N", help=text)
 
 
-def _at_least_one(text: str) -> int:
+def at_least_one(text: str) -> int:
+    """The type of an option that takes a whole number from 1."""
     if not text.isdigit() or int(text) < 1:
         raise argparse.ArgumentTypeError(f"it takes a whole number from 1, not {text}")
     return int(text)
+
+
+def above_zero(text: str) -> float:
+    """The type of an option that takes a number above 0."""
+    if not (number := float(text)) > 0:
+        raise argparse.ArgumentTypeError(f"it takes a number above 0, not {text}")
+    return number

@@ -1,4 +1,4 @@
-"""Who this process is among the processes of a run."""
+"""Rank, world size and collectives."""
 
 from __future__ import annotations
 
@@ -65,16 +65,16 @@ def max_over_ranks(values: Tensor) -> Tensor:
 
 
 def gathered(content: T) -> list[T]:
-    """What each process has, by rank, in all of them; it is pickled for the others."""
+    """Gather an object of each process, by rank, in all of them; it is pickled."""
     if _alone():
         return [content]
-    found: list[Any] = [None] * dist.get_world_size()
-    dist.all_gather_object(found, content)
-    return found
+    gathered: list[Any] = [None] * dist.get_world_size()
+    dist.all_gather_object(gathered, content)
+    return gathered
 
 
 def from_main(make: Callable[[], T]) -> T:
-    """What `make()` returns in the main process, in all of them; it is pickled for the others.
+    """Broadcast what `make()` returns in the main process to all of them; it is pickled.
 
     All processes must call this in the same order. The others wait however long it takes.
     """
@@ -91,7 +91,7 @@ def _patient_group() -> Iterator[dist.ProcessGroup]:
     """All processes as a group whose collectives, of tensors on the CPU, wait for days.
 
     All processes must call this in the same order. Where the body fails, the group stays until the
-    process ends: the others wait for whoever says why, and do not fail by a closed connection.
+    process ends: the others wait for the report, and do not fail by a closed connection.
     """
     group = dist.new_group(backend="gloo", timeout=_PATIENCE)
     yield group

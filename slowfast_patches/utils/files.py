@@ -74,5 +74,5 @@ def check_archive(path: Path) -> bool:
                 raise
             raise ValueError(f"{path} is damaged: {error}") from error
     if damaged is not None:
-        raise ValueError(f"{path} is damaged: {damaged} in it is not what its checksum says")
+        raise ValueError(f"{path} is damaged: the checksum of {damaged} in it does not match")
     return True

@@ -20,7 +20,7 @@ __all__ = [
 ]
 
 COLOURS = ("#1f77b4", "#d1495b", "#2a9d6f", "#b07aa1", "#e08e45", "#5f6b7a", "#12a5b8")
-"""One colour per curve, told apart in print and by colour-blind readers."""
+"""A colour for each curve, distinct in print and for colour-blind readers."""
 
 MUTED = "#8a8f98"
 """References: baselines, boundaries, notes."""
@@ -34,7 +34,7 @@ def new_figure(
 
     It is made without pyplot, so that no backend is chosen and nothing has to be closed.
     """
-    from matplotlib.figure import Figure  # most of a second: for who draws
+    from matplotlib.figure import Figure  # lazy import: most of a second
 
     figure = Figure(figsize=(width, height), layout="constrained")
     heights = {"height_ratios": ratios or [1.0] * rows}

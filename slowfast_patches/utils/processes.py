@@ -37,11 +37,11 @@ def run_each(
     """(job, function(job)) for every job, as they end, from `workers` processes; 0 is this one.
 
     `jobs_per_worker` are handed out at a time: 1 if they are long, a few if they take so little
-    that a worker would wait for the next one. The function is one that a module defines, and what
-    it raises is raised here. Where a process dies, the jobs that were handed out are done once
-    more, each alone: one of which two processes died alone gives `Died`.
+    that a worker would wait for the next one. The function is one that a module defines, and its
+    errors are raised here. Where a process dies, the jobs that were handed out are done once more,
+    each alone: one of which two processes died alone gives `Died`.
 
-    However this generator ends (close it), and even if this process is killed, no worker goes on.
+    However this generator ends (close it), and even if this process is killed, the workers end.
     """
     if workers == 0:
         yield from ((job, function(job)) for job in jobs)

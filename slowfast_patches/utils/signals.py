@@ -11,11 +11,10 @@ from contextlib import contextmanager
 __all__ = ["ASKING", "BY_HAND_STATUS", "INTERRUPTED_STATUS", "held_back", "leave_to_parent"]
 
 ASKING = (signal.SIGINT, signal.SIGTERM, signal.SIGUSR1)
-"""Ctrl-C, the end of a job, and the warning before it that SLURM sends where it is asked to. All go
-to every process of a group or a job."""
+"""Ctrl-C, the end of a job, and the warning that SLURM can send before it. All of them go to every
+process of a group or a job."""
 INTERRUPTED_STATUS = 75
-"""Exit status of a training that was asked to stop, has saved and will go on: EX_TEMPFAIL of
-sysexits.h."""
+"""Exit status of an interrupted training that can resume: EX_TEMPFAIL of sysexits.h."""
 BY_HAND_STATUS = 130
 """Exit status of a shell for SIGINT."""
 
@@ -31,7 +30,7 @@ def held_back(numbers: Collection[signal.Signals] = ASKING) -> Iterator[None]:
 
 
 def leave_to_parent(worker: int) -> None:
-    """A DataLoader's worker_init_fn: work on until the parent, and nobody else, sends SIGTERM.
+    """A DataLoader's worker_init_fn: ignore stop signals but SIGTERM from the parent.
 
     A worker that died of a signal to all would end the training before it has saved. The parent's
     SIGTERM is how torch and multiprocessing end their workers.

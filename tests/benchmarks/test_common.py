@@ -32,20 +32,6 @@ def test_ratios_are_of_one_round():
     assert common.spread_text(found, 1) == "2.0× (2.0 to 2.5)"
 
 
-def test_batch_normalisation_counts_a_layer_as_often_as_the_network_has_it(load_program):
-    bench = load_program("benchmarks/batchnorm.py")
-    layers = {(1, 1, 2, 2): ([1, 2], [2, 2]), (2, 1, 1, 1): ([5, 4], [2, 9])}
-    rows = [
-        {"shape": [4, *shape], "memory_format": "x", "plain": plain, "grouped": grouped}
-        | {"ratio": common.ratios(grouped, plain)}
-        for shape, (plain, grouped) in layers.items()
-    ]
-    found = bench.of_network(rows, "x", {(1, 1, 2, 2): 3, (2, 1, 1, 1): 1})
-    # (3 · 2 + 2) / (3 · 1 + 5) and (3 · 2 + 9) / (3 · 2 + 4)
-    assert found["ratio"]["rounds"] == [1.0, 1.5]
-    assert found["worst"]["shape"] == [4, 1, 1, 2, 2]
-
-
 def test_batch_normalisation_is_measured(load_program, tmp_path, capsys, monkeypatch):
     bench = load_program("benchmarks/batchnorm.py")
     monkeypatch.setattr(bench, "SMALL", {(3, 2, 4, 4): 2})

@@ -2,7 +2,6 @@
 refuses, and runs with a made-up clock."""
 
 import json
-import time
 from collections import Counter
 
 import pytest
@@ -12,7 +11,7 @@ from steps import case as cases
 from steps import variants
 from torch import nn
 
-from multigrid import GroupedBatchNorm3d, Shape
+from multigrid import GroupedBatchNorm3d
 from slowfast_patches.config import load_recipe
 from slowfast_patches.config.recipe import Recipe
 from slowfast_patches.plan.step_times import MisfitError, read_step_times
@@ -116,53 +115,6 @@ def test_variants_side_by_side_by_hand(step_time, made_up_clock, tiny_recipe, tm
     assert "tf32: not measured: TRAIN.TF32 is for GPUs" in table
 
 
-class Waiting(cases.Bench):
-    """Steps of nothing but 20 ms in which another process has the core."""
-
-    def take(self, step, batch, mark):
-        time.sleep(0.02)
-        mark("forward")
-
-
-@pytest.mark.parametrize(("threads", "shortest", "longest"), [(1, 0, 0.01), (2, 0.02, 1)])
-def test_a_single_thread_is_timed_by_its_own_seconds(cfg, threads, shortest, longest):
-    before = torch.get_num_threads()
-    torch.set_num_threads(threads)
-    try:
-        assert shortest <= Waiting(cfg, CPU).time(None, None, iterations=3).seconds < longest
-    finally:
-        torch.set_num_threads(before)
-
-
-@pytest.mark.parametrize(
-    ("arguments", "message"),
-    [
-        (["--variants", "tf32", "--rounds", "2"], "TRAIN.TF32 is for GPUs"),
-        (["NUM_GPUS", "2"], "NUM_GPUS 0 is the CPU"),
-    ],
-)
-def test_what_cannot_be_measured_is_refused(
-    step_time, short_cycle_recipe, capsys, monkeypatch, arguments, message
-):
-    monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
-    assert step_time.main(["--cfg", str(short_cycle_recipe), *arguments]) == 2
-    assert message in capsys.readouterr().err
-
-
-@pytest.mark.parametrize(
-    ("arguments", "message"),
-    [
-        (["--variants", "plian"], "plian"),
-        (["--rounds", "1"], "takes 2 or more"),
-        (["--seconds", "nan"], "takes a number above 0"),
-    ],
-)
-def test_a_command_line_that_means_nothing_is_refused(step_time, capsys, arguments, message):
-    with pytest.raises(SystemExit):
-        step_time.main(["--cfg", "a.yaml", *arguments])
-    assert message in capsys.readouterr().err
-
-
 def test_only_a_compiled_step_may_fail(cfg, monkeypatch):
     """Without the compiler a fault is ours, and is not to be hidden in a table."""
     (variant,) = variants.build_variants(cfg, ["plain"], CPU)
@@ -198,11 +150,3 @@ def test_a_shape_without_room_is_reported_and_the_others_are_measured(
     assert rows[1]["failure"] == "out of memory"
     with pytest.raises(MisfitError, match="16×8×16² ran out of memory"):
         read_step_times(path).of_recipe(load_recipe(tiny_recipe, pairs))
-
-
-def test_a_process_takes_its_share_of_the_clips(tiny_config, tmp_path):
-    """16 clips of 4 processes, BN over all 16: one process has 4, which are its group."""
-    cfg = tiny_config(tmp_path, "NUM_SHARDS", 4)
-    case = cases.Case(cases.Bench(cfg, CPU), Shape(16, 8, 32), 16)
-    assert case.batch["clips"].shape == (4, 8, 32, 32, 3)
-    assert case.step.bn_size == 4

@@ -41,8 +41,6 @@ def pinned(batch: tuple[Tensor, Tensor]) -> tuple[Tensor, ...]:
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16])
 @pytest.mark.parametrize("alpha", [None, 4, 8])
 def test_the_gpus_pathways_are_the_cpus_to_the_last_bit(alpha, dtype, channels_last, reverse):
-    if dtype == torch.bfloat16 and not torch.cuda.is_bf16_supported(including_emulation=False):
-        dtype = torch.float16
     options = (alpha, dtype, channels_last, reverse)
     ours, wanted = transform(GPU, *options), transform(CPU, *options)
     for number, shape in enumerate([(3, 8, 15, 17), (1, 16, 158, 158), (2, 8, 1, 1)]):

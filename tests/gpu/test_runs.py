@@ -61,7 +61,7 @@ def test_two_processes_on_one_card_train_what_one_does(
     address = f"tcp://127.0.0.1:{free_port()}"
     both = [
         start_run_net(
-            *(tmp_path / "two", *keys, *where, "SHARD_ID", number, "--init_method", address),
+            *(tmp_path / "two", *keys, *where, "SHARD_ID", number, "--init-method", address),
             GLOO_SOCKET_IFNAME="lo",
         )
         for number in range(2)

@@ -136,15 +136,6 @@ def test_a_compiled_training_is_near_the_plain_one_and_compiles_before_it(steppe
     assert losses == pytest.approx([take_step(plain, step) for step in plan.steps(0, 6)], rel=0.05)
 
 
-def test_half_precision_without_bfloat16_scales_its_loss(stepper, plan, monkeypatch):
-    monkeypatch.setattr(torch.cuda, "is_bf16_supported", lambda *_, **__: False)
-    made = stepper("TRAIN.MIXED_PRECISION", True, "MODEL.DROPOUT_RATE", 0.0)
-    step = plan.at(0)._replace(lr=0.05)
-    losses = [take_step(made, step) for _ in range(12)]
-    assert made.precision.state_dict()["scale"] > 1
-    assert losses[-1] < 0.9 * losses[0]
-
-
 _MANY_CHANGES = """
 import sys, torch
 from slowfast_patches.config import load_recipe

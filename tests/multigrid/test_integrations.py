@@ -241,38 +241,22 @@ def test_clips_have_the_name_that_the_model_gives_them_and_its_processors_colour
     assert loss.isfinite()
 
 
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"gradient_accumulation_steps": 2}, "leave it out"),
+        ({"ignore_data_skip": True}, "leave it out"),
+        ({"max_steps": 3}, "max_steps is not the 18 iterations of the schedule"),
+    ],
+)
+def test_arguments_that_would_train_something_else_are_refused(tmp_path, options, message):
+    with pytest.raises(ValueError, match=message):
+        train(tmp_path, **options)
+
+
 def test_vivits_processor_scales_to_minus_one_and_one_first():
     """Black is (-1 - 0.5) / 0.5, white (1 - 0.5) / 0.5; its video processor says no offset."""
     told = transformers.VivitImageProcessor(image_mean=[0.5] * 3, image_std=[0.5] * 3).to_dict()
     for values in (told, {key: value for key, value in told.items() if key != "offset"}):
         mean, std = processor_colours(values)
         assert [(value - mean[0]) / std[0] for value in (0, 1)] == pytest.approx([-3, 1])
-
-
-def test_a_checkpoint_of_another_training_is_refused(tmp_path):
-    train(tmp_path)
-    with pytest.raises(ValueError, match="training with seed 5, and this one has 6"):
-        train(tmp_path, str(tmp_path / f"checkpoint-{LATER}"), seed=6)
-
-
-def test_a_scheduler_of_ones_own_and_no_data_set_are_refused(tmp_path):
-    model, args = new_model(), transformers.TrainingArguments(str(tmp_path), use_cpu=True)
-    own = torch.optim.SGD(model.parameters(), lr=0.1)
-    pair = (own, torch.optim.lr_scheduler.ConstantLR(own))
-    with pytest.raises(ValueError, match=r"give optimizers=\(optimizer, None\)"):
-        MultigridTrainer(schedule=SCHEDULE, model=model, args=args, optimizers=pair)
-    with pytest.raises(ValueError, match="train_dataset"):
-        MultigridTrainer(schedule=SCHEDULE, model=model, args=args).train()
-
-
-@pytest.mark.parametrize(
-    ("options", "message"),
-    [
-        ({"gradient_accumulation_steps": 2}, "leave it out"),
-        ({"ignore_data_skip": True}, "leave it out"),
-        ({"max_steps": 3}, "max_steps 3 is not the 18 iterations of the schedule"),
-    ],
-)
-def test_arguments_that_would_train_something_else_are_refused(tmp_path, options, message):
-    with pytest.raises(ValueError, match=message):
-        train(tmp_path, **options)

@@ -37,13 +37,6 @@ def test_a_coarse_patch_keeps_its_place():
     assert placed[0, 0, :, 2].tolist() == [0.5, 2.5]
 
 
-def test_three_of_four_patches_lie_between_them():
-    """Middles of thirds of 4: at 4/6, 2, 20/6 from the edge, so 1/6, 1.5 and 17/6 of the rows."""
-    base = Patches(1, 4, 4)
-    placed = place_positions(table_of(base), base, Patches(1, 3, 3)).view(3, 3, 3)
-    assert placed[:, 0, 1].tolist() == pytest.approx([1 / 6, 1.5, 17 / 6])
-
-
 def test_the_baselines_own_grid_is_the_table_itself():
     table = torch.randn(12, 5)
     assert place_positions(table, Patches(3, 2, 2), Patches(3, 2, 2)) is table
@@ -165,22 +158,6 @@ def test_extents_of_one_change_nothing_and_others_do(name):
     assert torch.equal(model.eval()(coarse).logits, plain), "an evaluation's clips cover 1"
 
 
-@pytest.mark.parametrize("name", NAMES)
-def test_a_constant_clip_looks_the_same_however_coarse_if_positions_are_smooth(name):
-    """With positions that change slowly and pixels that do not, means over patches are nearly those
-    of the fine grid."""
-    model = build(name)
-    with torch.no_grad():
-        for key, parameter in model.named_parameters():
-            if "position_embeddings" in key or "time_embeddings" in key:
-                ramp = torch.linspace(-1, 1, parameter.shape[1])[None, :, None]
-                parameter.copy_(ramp.expand_as(parameter))
-    fine, coarse = torch.ones(1, FRAMES, 3, CROP, CROP), torch.ones(1, FRAMES // 2, 3, CROP, CROP)
-    converted = convert_positions(model)
-    same = (converted(coarse).logits - converted(fine).logits).abs().max()
-    assert same < 0.35 * converted(fine).logits.abs().max()
-
-
 def test_shapes_that_cannot_be_cut_are_refused_with_the_way_out():
     model = convert_positions(build("videomae"))
     check_patches(model, [Shape(8, 8, 32), Shape(16, 4, 16)])
@@ -237,7 +214,7 @@ def test_a_converted_model_can_be_saved_whole_and_converted_again(name):
 def test_extents_of_other_clips_than_come_are_refused(name):
     model = convert_positions(build(name)).train()
     set_extents(model, torch.ones(4, 2))
-    with pytest.raises(ValueError, match="2 clips came where extents of 4 were told"):
+    with pytest.raises(ValueError, match="2 clips but extents were set for 4"):
         model(clips(2, frames=4, crop=16))
 
 
@@ -248,8 +225,3 @@ def test_patches_that_are_not_square_and_models_for_pre_training_are_refused():
     config = transformers.VideoMAEConfig(image_size=CROP, patch_size=8, **SMALL)
     with pytest.raises(ValueError, match="VideoMAEForPreTraining is for pre-training"):
         convert_positions(transformers.VideoMAEForPreTraining(config))
-
-
-def test_a_model_without_known_positions_is_refused():
-    with pytest.raises(ValueError, match="FollowsGrid"):
-        convert_positions(nn.Sequential(nn.Linear(2, 2)))

@@ -9,16 +9,13 @@ import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from torch.utils.data import DataLoader, Dataset
 
 from multigrid import (
     MultigridBatchSampler,
     Shape,
     SteppedRate,
-    clip_generator,
     clip_numbers,
     collate,
-    group_order,
     make_schedule,
     network_input,
     stream,
@@ -33,26 +30,6 @@ quick = settings(max_examples=30, deadline=None, derandomize=True)
 @pytest.fixture(scope="module")
 def schedule():
     return make_schedule(Shape(4, 8, 32), VIDEOS, SteppedRate((16.0, 20.0), (0.1, 0.01)))
-
-
-def in_order(batch, bn_size):
-    """A rank's clips as they come in the stream, before they are arranged for BN."""
-    arranged = zip(group_order(len(batch), bn_size), batch, strict=True)
-    return [clip for _, clip in sorted(arranged, key=lambda pair: pair[0])]
-
-
-class Requests(Dataset[dict[str, object]]):
-    """Samples that say what was asked for, with the first draw of the clip's generator."""
-
-    def __getitem__(self, request):
-        draw = clip_generator(SEED, request.epoch, request.video).random()
-        return {
-            "clip": np.full((request.shape.frames, 2, 2, 3), request.video, dtype=np.uint8),
-            "label": draw,
-            "flip": request.epoch % 2 == 1,
-            "iteration": request.iteration,
-            "failures": [("gone.mp4", "no such file")] if request.video == 7 else [],
-        }
 
 
 # The stream.
@@ -77,19 +54,6 @@ def test_a_stream_can_be_cut_anywhere(num_videos, cuts):
 
 
 # The sampler.
-
-
-def test_the_sampler_is_the_stream_cut_by_the_schedule(schedule):
-    batches = list(MultigridBatchSampler(schedule, SEED))
-    assert len(batches) == len(MultigridBatchSampler(schedule, SEED)) == schedule.iterations
-    for iteration, batch in enumerate(batches):
-        assert len(batch) == schedule.at(iteration).shape.batch
-        assert {(r.iteration, r.shape) for r in batch} == {
-            (iteration, schedule.at(iteration).shape)
-        }
-    runs = [in_order(b, schedule.at(i).bn_size) for i, b in enumerate(batches)]
-    clips = [(request.video, request.epoch) for request in chain(*runs)]
-    assert clips == stream(SEED, VIDEOS, 0, schedule.clips)
 
 
 @pytest.mark.parametrize("world_size", [1, 2, 4])
@@ -142,32 +106,6 @@ def test_a_state_of_another_schedule_is_refused(schedule):
 
 
 # With a loader.
-
-
-def load(schedule, workers, rank=0, world_size=1, start=0):
-    sampler = MultigridBatchSampler(schedule, SEED, rank, world_size, start)
-    loader = DataLoader(Requests(), batch_sampler=sampler, num_workers=workers, collate_fn=collate)
-    return list(loader)
-
-
-@pytest.fixture(scope="module")
-def loaded(schedule):
-    return load(schedule, workers=0)
-
-
-def test_workers_do_not_change_the_stream(schedule, loaded):
-    for a, b in zip(loaded, load(schedule, workers=2), strict=True):
-        assert torch.equal(a["clips"], b["clips"])
-        assert torch.equal(a["labels"], b["labels"])
-
-
-def test_a_loader_has_what_was_asked_for(schedule, loaded):
-    requests = MultigridBatchSampler(schedule, SEED).batch(0)
-    batch = loaded[0]
-    assert batch["clips"][:, 0, 0, 0, 0].tolist() == [request.video for request in requests]
-    assert batch["flips"].tolist() == [request.epoch == 1 for request in requests]
-    missing = sum(request.video == 7 for request in requests)
-    assert batch["failures"] == [("gone.mp4", "no such file")] * missing
 
 
 def test_collate_takes_classes_and_multi_hot_vectors():

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import io
 import warnings
 
 import numpy as np
@@ -58,22 +57,6 @@ def new_training(seed: int = SEED, schedule=SCHEDULE) -> Training:
     return Training(schedule, model, torch.optim.SGD(groups, lr=0.0, momentum=0.9), seed)
 
 
-def train(training: Training, iterations: int) -> list[float]:
-    """Some iterations; the loss of each."""
-    losses = list[float]()
-    for batch in training.loader(Clips()):
-        training.begin(batch)
-        clips = batch["clips"].permute(0, 4, 1, 2, 3) / 50 - 1
-        loss = nn.functional.cross_entropy(training.model(clips), batch["labels"])
-        training.optimizer.zero_grad()
-        loss.backward()
-        training.optimizer.step()
-        losses.append(loss.item())
-        if len(losses) == iterations:
-            break
-    return losses
-
-
 def test_a_loop_that_forgets_begin_is_told_at_its_first_step():
     """It would train at the optimizer's own rate, with BN over the mini-batch."""
     training = new_training()
@@ -101,40 +84,6 @@ def test_begin_sets_rates_and_bn_groups_of_the_iteration():
             assert (whole, sizes) == (pytest.approx(0.8), [4])
     assert sizes == [step.bn_size for step in SCHEDULE.steps()]
     assert len(set(sizes)) > 1
-
-
-def test_it_goes_on_inside_an_epoch_bit_for_bit():
-    whole = new_training()
-    expected = train(whole, SCHEDULE.iterations)
-    first = new_training()
-    losses = train(first, 7)
-    file = io.BytesIO()
-    saved = {name: getattr(first, name).state_dict() for name in ("model", "optimizer")}
-    torch.save({**saved, "training": first.state_dict()}, file)
-    file.seek(0)
-    state, second = torch.load(file), new_training()
-    for name in ("model", "optimizer"):
-        getattr(second, name).load_state_dict(state[name])
-    second.load_state_dict(state["training"])
-    losses += train(second, SCHEDULE.iterations)
-    assert losses == expected
-    assert second.iteration == SCHEDULE.iterations
-    for one, other in zip(whole.model.parameters(), second.model.parameters(), strict=True):
-        assert torch.equal(one, other)
-
-
-@pytest.mark.parametrize("iteration", [1, 3])
-def test_mini_batches_that_are_skipped_or_repeated_are_refused(iteration):
-    training = new_training()
-    training.begin(0)
-    training.begin(1)
-    with pytest.raises(ValueError, match=f"iteration {iteration} .* where 2 was next"):
-        training.begin({"iteration": iteration})
-
-
-def test_a_mini_batch_that_another_loader_asked_for_by_number_is_refused():
-    with pytest.raises(ValueError, match=r"take those of training.loader\(dataset\)"):
-        new_training().begin({"iteration": -1})
 
 
 def test_a_schedule_that_ends_too_soon_after_its_coarse_shapes_is_warned_of():
@@ -171,27 +120,6 @@ def test_modules_that_follow_the_grid_are_told_extents_but_at_the_baselines_own_
     assert training.model.told.extents is None
 
 
-def test_a_model_that_cannot_take_a_later_shape_is_refused_at_the_first_iteration():
-    class Fours(nn.Module):
-        def patches(self, frames, crop):
-            if frames % 4:
-                raise ValueError(f"{frames} frames are no whole patches")
-            return Patches(frames // 4, crop, crop)
-
-        def set_extents(self, extents):
-            """Whatever they are."""
-
-    training = new_training()
-    training.model.add_module("fours", Fours())
-    with pytest.raises(ValueError, match=r"cannot take clips of shape .* no whole patches"):
-        training.begin(0)
-
-
-def test_a_training_without_a_model_says_so():
-    with pytest.raises(ValueError, match="give the Training its model and optimizer"):
-        Training(SCHEDULE).begin(0)
-
-
 def test_a_state_of_another_training_is_refused():
     state = new_training().state_dict()
     longer = make_schedule(Shape(4, 4, 8), VIDEOS, SteppedRate((9.0, 12.0), (0.1, 0.01)))
@@ -201,23 +129,6 @@ def test_a_state_of_another_training_is_refused():
         new_training(seed=6).load_state_dict(state)
     with pytest.raises(ValueError, match="training with iterations None"):
         new_training().load_state_dict({"iteration": 3})
-
-
-@pytest.mark.parametrize("batch", [{"clips": 0}, (0, 0)])
-def test_a_mini_batch_that_does_not_say_its_iteration_is_refused(batch):
-    with pytest.raises(ValueError, match='no "iteration": have the loader\'s collate_fn keep it'):
-        new_training().begin(batch)
-
-
-def test_a_data_set_of_another_length_is_refused():
-    with pytest.raises(ValueError, match=r"made for 100 videos, and the data set has 99"):
-        new_training().loader(Clips(99))
-
-
-@pytest.mark.parametrize("dataset", [[0] * VIDEOS, Subset(Clips(VIDEOS), range(VIDEOS))])
-def test_a_data_set_that_takes_no_requests_is_refused(dataset):
-    with pytest.raises(ValueError, match="cannot be asked by ClipRequest"):
-        new_training().loader(dataset)
 
 
 def test_the_scheduler_has_the_rates_of_the_schedule_and_resumes():
@@ -236,3 +147,29 @@ def test_the_scheduler_has_the_rates_of_the_schedule_and_resumes():
     assert found[:5] == [[step.lr, step.lr / 2] for step in SCHEDULE.steps(0, 5)]
     assert scheduler.get_last_lr()[0] == SCHEDULE.at(SCHEDULE.iterations - 1).lr
     assert "schedule" not in state
+
+
+@pytest.mark.parametrize(
+    ("batch", "message"),
+    [
+        ({"iteration": 1}, "iteration 1 .* where 2 was next"),
+        (3, "iteration 3 .* where 2 was next"),
+        ({"iteration": -1}, r"training.loader\(dataset\)"),
+        ({"clips": 0}, "collate_fn"),
+        ((0, 0), "collate_fn"),
+    ],
+)
+def test_a_mini_batch_that_is_not_the_next_is_refused(batch, message):
+    training = new_training()
+    training.begin(0)
+    training.begin(1)
+    with pytest.raises(ValueError, match=message):
+        training.begin(batch)
+    with pytest.raises(ValueError, match="model and optimizer"):
+        Training(SCHEDULE).begin(0)
+
+
+@pytest.mark.parametrize("dataset", [[0] * VIDEOS, Subset(Clips(), range(VIDEOS)), Clips(99)])
+def test_a_data_set_that_does_not_fit_is_refused(dataset):
+    with pytest.raises(ValueError, match=r"ClipRequest|100 videos"):
+        new_training().loader(dataset)

@@ -93,8 +93,8 @@ class GroupedBatchNorm3d(nn.BatchNorm3d):
         step of 1/G, it leaves each group's over G, so that their sum is the average.
         """
         weight, bias = (_of_all(vector, groups) for vector in self._affine(x))
-        found = weight.new_zeros(2, groups, x.shape[1])
-        means, variances = found.view(2, -1).unbind(0)
+        stats = weight.new_zeros(2, groups, x.shape[1])
+        means, variances = stats.view(2, -1).unbind(0)
         folded = x.reshape(-1, len(means), x.shape[2:].numel())
         clips, _, places = folded.shape
         by_place = x.device.type == "cpu" and places < _VECTOR
@@ -103,7 +103,7 @@ class GroupedBatchNorm3d(nn.BatchNorm3d):
         output = F.batch_norm(folded, means, variances, weight, bias, True, 1 / groups, self.eps)
         if by_place:
             output = output.view(clips, places, -1).transpose(1, 2)
-        mean, var = found.sum(1).unbind(0)
+        mean, var = stats.sum(1).unbind(0)
         return output.reshape(x.shape), mean, var
 
     def _affine(self, x: Tensor) -> tuple[Tensor, Tensor]:
@@ -162,7 +162,7 @@ def _of_all(vector: Tensor, groups: int) -> Tensor:
 @cache
 def _places(channels: int, groups: int) -> Tensor:
     """0 to C - 1 for each group."""
-    with torch.inference_mode(False):  # backward passes need it, whoever asks first
+    with torch.inference_mode(False):  # backward passes need it, whichever forward is first
         return torch.arange(channels, device="cpu").repeat(groups)
 
 
@@ -181,28 +181,21 @@ def convert_batchnorm(module: nn.Module) -> nn.Module:
 
 
 def _refuse_others(module: nn.Module) -> None:
-    """Other batch normalisation is not converted: its input does not tell what it has of clips."""
-    others = {
-        name: type(norm)
+    """Other batch normalisation is not converted: its input does not tell its number of clips."""
+    others = [
+        f"{name or 'the module'} ({type(norm).__name__})"
         for name, norm in module.named_modules()
-        if isinstance(norm, _BatchNorm) and not isinstance(norm, GroupedBatchNorm3d)
-        if type(norm) is not nn.BatchNorm3d
-    }
-    if not others:
-        return
-    named = [f"{name or 'the module'} ({kind.__name__})" for name, kind in others.items()]
-    more = f" and {len(named) - 3} more" if len(named) > 3 else ""
-    advice = (
-        "leave out convert_sync_batchnorm: groups of clips are shared between processes anyway"
-        if nn.SyncBatchNorm in others.values()
-        else "put nn.BatchNorm3d in its place (frames as the T of (N, C, T, H, W)), or convert the "
-        "parts of the model without it, as in model.trunk = convert_batchnorm(model.trunk): the "
-        "others keep the statistics of each process's batch"
-    )
-    raise ValueError(
-        f"only nn.BatchNorm3d can take its statistics over groups of clips, not "
-        f"{', '.join(named[:3])}{more}: {advice}"
-    )
+        if isinstance(norm, _BatchNorm)
+        if type(norm) not in (nn.BatchNorm3d, GroupedBatchNorm3d)
+    ]
+    if others:
+        raise ValueError(
+            f"only nn.BatchNorm3d can take its statistics over groups of clips, not "
+            f"{', '.join(others)}: leave out convert_sync_batchnorm, since groups are shared "
+            "between processes anyway; put nn.BatchNorm3d in its place (frames as the T of "
+            "(N, C, T, H, W)); or convert a part of the model, as in model.trunk = "
+            "convert_batchnorm(model.trunk): the others keep the statistics of each process's batch"
+        )
 
 
 def _convert(module: nn.Module, done: dict[nn.Module, nn.Module]) -> nn.Module:
@@ -222,7 +215,7 @@ def _convert(module: nn.Module, done: dict[nn.Module, nn.Module]) -> nn.Module:
 def set_group_size(model: nn.Module, group_size: int | None) -> None:
     """Set the clips per group of every `GroupedBatchNorm3d` in `model` (None: the local batch).
 
-    Warns where there is none.
+    Warns if there are no such modules.
     """
     if group_size is not None and group_size < 1:
         raise ValueError(f"group_size must be at least 1 clip, or None, got {group_size}")

@@ -29,9 +29,10 @@ def check_processes(schedule: Schedule, processes: int) -> None:
             )
         else:
             continue
+        possible = ", ".join(map(str, possible_processes(schedule)))
         raise ValueError(
-            f"a mini-batch of {shape.batch} clips ({shape}) {problem}; use "
-            f"{_alternatives(possible_processes(schedule))}, or another batch size or BN size"
+            f"a mini-batch of {shape.batch} clips ({shape}) {problem}; choose another batch or BN "
+            f"size, or a number of processes that can train the schedule: {possible}"
         )
 
 
@@ -76,12 +77,5 @@ def _sharers(shape: Shape, bn_size: int | None, processes: int) -> int | None:
     """How many processes share a BN group; None if they cannot train the shape."""
     if shape.batch % processes:
         return None
-    found = arrangement(shape.batch // processes, bn_size, processes)
-    return None if found is None else found[1]
-
-
-def _alternatives(numbers: list[int]) -> str:
-    """ "1, 2 or 4 processes"; "1 process"."""
-    *others, last = map(str, numbers)
-    noun = "process" if last == "1" else "processes"
-    return f"{', '.join(others)} or {last} {noun}" if others else f"{last} {noun}"
+    arranged = arrangement(shape.batch // processes, bn_size, processes)
+    return None if arranged is None else arranged[1]

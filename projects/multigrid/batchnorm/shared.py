@@ -52,17 +52,16 @@ def channel_moments(x: Tensor) -> Tensor:
 def arrange(n: int, k: int) -> tuple[int, int]:
     """(local clips per group, processes per group) for n local clips in groups of k.
 
-    Raises ValueError, with the sizes that would work, if there is no such arrangement.
+    Raises ValueError if there is no such arrangement.
     """
     world = dist.get_world_size() if _is_distributed() else 1
-    found = arrangement(n, k, world)
-    if found is not None:
-        return found
-    shared = [str(d) for d in range(1, k) if k % d == 0 and world % (k // d) == 0]
+    arranged = arrangement(n, k, world)
+    if arranged is not None:
+        return arranged
     raise ValueError(
         f"cannot form groups of k = {k} clips for batch normalisation from {n} clips per process "
-        f"on {world} process(es): use {', '.join([*shared, f'a multiple of {k}'])} clips per "
-        f"process, or another group size"
+        f"on {world} process(es): use a multiple of {k} clips per process, or a divisor that whole "
+        "groups of processes share, or another group size"
     )
 
 

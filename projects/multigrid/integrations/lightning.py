@@ -23,7 +23,7 @@ _ONE_BY_ONE = (
 
 class _WholeLoader(DataLoader[Batch]):
     """As long as the whole training, wherever it begins: Lightning counts on from where it was, and
-    would stop early. It need not be told where: the callback is."""
+    would stop early. It needs no state: the callback has it."""
 
     training: Training
 
@@ -81,7 +81,7 @@ class MultigridCallback(Callback):
         """Refuse what would train something else than the schedule.
 
         Raises:
-            ValueError: says what, and the argument of the `Trainer` to change.
+            ValueError: with the argument of the `Trainer` to change.
         """
         sampler = getattr(trainer.train_dataloader, "batch_sampler", None)
         whole = self.training.schedule.iterations

@@ -9,7 +9,7 @@ from typing import Any
 from torch import Tensor, nn
 from torch.optim import Optimizer
 from torch.utils.data import DataLoader
-from transformers import PreTrainedModel, Trainer
+from transformers import PreTrainedModel, Trainer, TrainingArguments
 
 from multigrid.sampler import Batch, collate, network_input
 from multigrid.schedule import Schedule
@@ -17,8 +17,8 @@ from multigrid.training import MultigridLR, Training
 
 __all__ = ["MultigridTrainer", "processor_colours", "video_inputs"]
 
-_TOLD = ("iteration", "extents")
-"""What `Training.begin` is told of a mini-batch; the model is not."""
+_KEYS_OF_BEGIN = ("iteration", "extents")
+"""Batch keys consumed by `Training.begin`, not passed to the model."""
 _MEAN = (0.485, 0.456, 0.406)
 _STD = (0.229, 0.224, 0.225)
 
@@ -46,8 +46,8 @@ def video_inputs(
     """
     batch = collate(samples)
     pixels = network_input(batch, mean, std).transpose(1, 2)
-    told = {key: value for key, value in batch.items() if key in _TOLD}
-    return {name: pixels, "labels": batch["labels"], **told}
+    begun = {key: value for key, value in batch.items() if key in _KEYS_OF_BEGIN}
+    return {name: pixels, "labels": batch["labels"], **begun}
 
 
 def processor_colours(values: Mapping[str, Any]) -> tuple[list[float], list[float]]:
@@ -100,19 +100,13 @@ class MultigridTrainer(Trainer):
 
     def __init__(self, *, schedule: Schedule, **options: Any) -> None:
         own_collator = options.get("data_collator")
-        options = {**options, "data_collator": own_collator or video_inputs}
-        args = options.get("args")
-        if args is not None:
-            if args.max_steps not in (-1, schedule.iterations):
-                raise ValueError(
-                    f"max_steps {args.max_steps} is not the {schedule.iterations} iterations of "
-                    "the schedule: leave it out, and give make_schedule another learning rate"
-                )
-            args.max_steps = schedule.iterations
-            args.remove_unused_columns = False
-        super().__init__(**options)
-        args = self.args
+        args = options.get("args") or TrainingArguments("tmp_trainer")
         for wrong, advice in (
+            (
+                args.max_steps not in (-1, schedule.iterations),
+                f"max_steps is not the {schedule.iterations} iterations of the schedule: leave it "
+                "out, and give make_schedule another learning rate",
+            ),
             (
                 args.gradient_accumulation_steps != 1,
                 "gradient_accumulation_steps takes several of the schedule's iterations for one: "
@@ -132,14 +126,15 @@ class MultigridTrainer(Trainer):
                 raise ValueError(advice)
         args.max_steps = schedule.iterations
         args.remove_unused_columns = False
+        super().__init__(**options | {"args": args, "data_collator": own_collator or video_inputs})
         seed = args.data_seed if args.data_seed is not None else args.seed
         self.training = Training(schedule, self.model, seed=seed)
         name = getattr(self.model, "main_input_name", "")
         if own_collator is None and name.startswith("pixel_values"):
-            told = ("image_mean", "image_std", "rescale_factor", "offset")
+            names = ("image_mean", "image_std", "rescale_factor", "offset")
             processor = options.get("processing_class")
-            has = {key: getattr(processor, key) for key in told if hasattr(processor, key)}
-            mean, std = processor_colours(has)
+            values = {key: getattr(processor, key) for key in names if hasattr(processor, key)}
+            mean, std = processor_colours(values)
             self.data_collator = partial(video_inputs, name=name, mean=mean, std=std)
 
     def get_train_dataloader(self) -> DataLoader[Batch]:
@@ -174,7 +169,7 @@ class MultigridTrainer(Trainer):
         self.training.model = self.model
         self.training.optimizer = self.optimizer
         self.training.iteration = self.state.global_step
-        self.training.begin({name: inputs.pop(name) for name in _TOLD if name in inputs})
+        self.training.begin({name: inputs.pop(name) for name in _KEYS_OF_BEGIN if name in inputs})
         loss: Tensor = super().training_step(model, inputs, *arguments, **options)
         return loss
 
@@ -182,7 +177,7 @@ class MultigridTrainer(Trainer):
         self, model: nn.Module, inputs: dict[str, Any], *arguments: Any, **options: Any
     ) -> Any:
         """What the Trainer does, with what the model takes."""
-        taken = {name: value for name, value in inputs.items() if name not in _TOLD}
+        taken = {name: value for name, value in inputs.items() if name not in _KEYS_OF_BEGIN}
         return super().prediction_step(model, taken, *arguments, **options)
 
     def _load_from_checkpoint(

@@ -95,9 +95,9 @@ def said_by(processes: list[Popen[str]], status: int = 0) -> list[str]:
 def test_two_machines_of_one_process_train_what_one_process_does(
     start, free_port, one_process: Path, tmp_path: Path, opened: type
 ):
-    where = ("--init_method", f"tcp://127.0.0.1:{free_port()}", "--num_shards", 2)
+    where = ("--init-method", f"tcp://127.0.0.1:{free_port()}", "--num-shards", 2)
     keys = ("TRAIN.BATCH_SIZE", 2)
-    said_by([start(tmp_path / n, *where, "--shard_id", n, *keys) for n in ("0", "1")])
+    said_by([start(tmp_path / n, *where, "--shard-id", n, *keys) for n in ("0", "1")])
     assert_same_training(opened(tmp_path / "0" / "out"), opened(one_process))
     written = [path.name for path in (tmp_path / "1" / "out").rglob("*")]
     assert sorted(written) == ["logs", "rank_0001.log"], "only the first process writes"

@@ -15,7 +15,6 @@ KINETICS = ROOT / "configs" / "Kinetics" / "SLOWFAST_8x8_R50_MULTIGRID.yaml"
 
 GB = 1e9
 FREE = ("--network", "inf", "--latency", "0")
-STAGES = ("SOLVER.STEPS", "[0,4]", "SOLVER.LRS", "[1,0.1]", "MULTIGRID.LONG_CYCLE", True)
 
 
 @pytest.fixture(scope="module")
@@ -94,24 +93,9 @@ def test_without_exchange_and_reading_it_is_the_plan_for_one_machine(plan):
 
 
 @pytest.mark.slow
-def test_a_slow_network_costs_efficiency_and_shared_bn_is_multigrids(plan):
-    many = ("--gpus", 8, "--gpus-per-node", 4, "DATA.NUM_TRAIN_VIDEOS", 10**6)
-    many += ("TRAIN.BATCH_SIZE", 4)
-    slow, fast = plan(*many, "--network", 1e-5), plan(*many, "--network", 1e-3)
-    assert [row["gpus"] for row in slow["rows"]] == [2**i for i in range(12)]
-    for at_slow, at_fast in zip(slow["rows"], fast["rows"], strict=True):
-        for name in ("multigrid", "baseline"):
-            longer, shorter = (row["trainings"][name] for row in (at_slow, at_fast))
-            assert longer["seconds"] >= shorter["seconds"] >= shorter["compute"]
-    most = slow["rows"][-1]["trainings"]["multigrid"]
-    assert most["compute"] < 0.9 * most["seconds"]
-    assert slow["multigrid"]["all_reduce"] > 0
-    assert slow["multigrid"]["shared_bn"] > 0 == slow["baseline"]["shared_bn"]
-
-
-@pytest.mark.slow
 def test_too_few_iterations_and_too_small_a_batch_are_said_by_row(plan):
-    few = (*STAGES, "DATA.NUM_TRAIN_VIDEOS", 1000, "TRAIN.BATCH_SIZE", 4)
+    stages = ("SOLVER.STEPS", "[0,4]", "SOLVER.LRS", "[1,0.1]", "MULTIGRID.LONG_CYCLE", True)
+    few = (*stages, "DATA.NUM_TRAIN_VIDEOS", 1000, "TRAIN.BATCH_SIZE", 4)
     found = plan("--gpus", 2, "--gpus-per-node", 8, *FREE, *few)
     notes = {row["gpus"]: row["notes"] for row in found["rows"]}
     assert "BN over 4 clips" in notes[1]
@@ -150,15 +134,6 @@ def test_the_plan_for_1536_gpus_is_what_the_document_shows(tool, capsys):
     documented(tool, capsys, f"{recipe} --step-seconds 0.359 --gpus 1536 --machine summit")
 
 
-@pytest.mark.slow
-def test_the_published_days_on_one_gpu(plan):
-    """Table 4: 1,200k iterations in 6.7 days are 0.4824 s each; multigrid took 2.0 days."""
-    cfg = KINETICS.with_name("I3D_8x8_R50_1GPU_MULTIGRID.yaml")
-    found = plan("--gpus", 1, "--gpus-per-node", 1, "--network", "inf", cfg=cfg, step=0.4824)
-    assert found["baseline"]["seconds"] / 86400 == pytest.approx(6.7, abs=0.01)
-    assert found["multigrid"]["seconds"] / 86400 == pytest.approx(2.0, abs=0.05)
-
-
 @pytest.mark.parametrize(
     "overrides",
     [
@@ -177,55 +152,49 @@ def test_a_recipe_is_the_same_however_its_gpus_are_written(overrides):
 @pytest.mark.parametrize(
     ("per_node", "also", "counts"),
     [
-        (6, 12, [1, 2, 4, 6, 12, 24, 48, 60]),
-        (100, 3, [1, 2, 3, 4, 8, 16, 32, 64]),
+        (500, 3, [1, 2, 3, 4, 8, 16, 32, 64, 128, 256, 500, 1000, 2000]),
+        (600, 1200, [*(2**i for i in range(10)), 600, 1200, 1800]),
     ],
 )
 def test_the_numbers_of_gpus(per_node, also, counts):
-    assert gpu_counts(per_node, also, most=64) == counts
+    assert gpu_counts(per_node, also) == counts
 
 
-CLUSTER = ("--gpus", "8", "--gpus-per-node", "8", "--network", "1")
-TIMED = (*CLUSTER, "--step-seconds", "1")
+TIMED = ("--gpus", "8", "--gpus-per-node", "8", "--network", "1", "--step-seconds", "1")
 
 
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
-        (["--network", "1"], "--network describes a cluster: give --gpus N"),
-        (["--gpus", "8", "--gpus-per-node", "8", "--step-seconds", "1"], "and --network, too"),
-        (CLUSTER, "needs the times of iterations: --step-times FILE"),
-        ([*TIMED, "--gpus", "0"], "--gpus must be above 0, not 0"),
-        ([*TIMED, "--gpus", "12"], "use 8 or 16"),
-        ([*TIMED, "--loader", "nan"], "--loader takes a number of clips a second above 0"),
-        ([*TIMED, "--plot", "x.png"], "--plot draws the plan without --gpus"),
-        ([*TIMED[-2:], "--gpus", "2048", "--machine", "summit"], "use 2046 or 2052 GPUs"),
-        ([*TIMED, "TRAIN.BATCH_SIZE", "12"], "BN"),
-        ([*TIMED, "NUM_GPUS", "3"], "TRAIN.BATCH_SIZE 8 × NUM_SHARDS 1 does not divide over the 3"),
-        ([*CLUSTER, "--step-times", "none.json"], "none.json cannot be read"),
+        (["--gpus", "12"], "use 8 or 16"),
+        (["TRAIN.BATCH_SIZE", "12"], "BN"),
+        (["NUM_GPUS", "3"], "TRAIN.BATCH_SIZE 8 × NUM_SHARDS 1 does not divide over"),
     ],
 )
 def test_mistakes_are_one_line_and_status_2(tool, short_cycle_recipe, refused, arguments, message):
-    assert message in refused(tool, ["--cfg", str(short_cycle_recipe), *arguments])
+    assert message in refused(tool, ["--cfg", str(short_cycle_recipe), *TIMED, *arguments])
 
 
-@pytest.mark.slow
-def test_one_file_of_step_times_serves_every_number_of_gpus(tool, capsys):
-    demo = ROOT / "configs" / "Demo" / "SLOWFAST_DEMO_MULTIGRID.yaml"
-    times = ROOT / "benchmarks" / "results" / "step_time_demo.json"
-    options = ("--cfg", demo, "--step-times", times, "--dataset-size", 64000, "--json")
-    assert tool.main([*map(str, (*options, "--gpus", 4, "--gpus-per-node", 4, *FREE))]) == 0
-    found = json.loads(capsys.readouterr().out)
-    assert "without communication" not in found["seconds_source"]
-    trainings = [row["trainings"]["multigrid"] for row in found["rows"]][:3]
-    steps = [training["compute"] / training["iterations"] for training in trainings]
-    assert steps == pytest.approx([steps[0]] * 3, rel=1e-3)
+@pytest.mark.parametrize(
+    "arguments",
+    [
+        ["--network", "1"],
+        ["--gpus", "8", "--gpus-per-node", "8", "--step-seconds", "1"],
+        TIMED[:-2],
+        [*TIMED, "--gpus", "0"],
+        [*TIMED, "--loader", "nan"],
+        [*TIMED, "--plot", "x.png"],
+    ],
+)
+def test_options_that_miss_something_are_refused(tool, arguments):
+    with pytest.raises(SystemExit):
+        tool.parse_args(["--cfg", "x.yaml", *arguments])
 
 
 def test_a_machine_by_name_gives_its_numbers_and_what_is_given_beside_it_wins(tool):
     def cluster(*arguments: object) -> Cluster:
         options = ("--cfg", "x.yaml", "--step-seconds", 1, "--machine", "summit", *arguments)
-        return tool.find_cluster(tool.parse_args([*map(str, options)]))
+        return tool.cluster_of(tool.parse_args([*map(str, options)]))
 
     assert cluster("--gpus", 12) == Cluster(12, 6, 23e9, 50e9, 20e-6)
     found = cluster("--gpus", 8, "--gpus-per-node", 4, "--network", 12.5)

@@ -1,17 +1,15 @@
 """What the command lines share: how they end, and names of options that they still understand."""
 
-import argparse
 import os
 import re
 import subprocess
 import sys
-from collections.abc import Callable
+import tomllib
 from pathlib import Path
-from types import ModuleType
 
 import pytest
 
-from slowfast_patches.utils.command_line import ToolError, add_old_name, tool
+from slowfast_patches.utils.command_line import ToolError, tool
 
 ROOT = Path(__file__).parents[3]
 TOOLS = sorted(path.stem for path in (ROOT / "tools").glob("[a-z]*.py"))
@@ -52,7 +50,10 @@ def test_control_characters_are_printed_escaped(capsys):
 
 
 def test_every_tool_has_a_command(load_program):
-    assert sorted(load_program("tools/__init__.py").COMMANDS.values()) == TOOLS
+    commands = load_program("tools/__init__.py").COMMANDS
+    assert sorted(commands.values()) == TOOLS
+    project = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
+    assert commands.keys() == project["scripts"].keys()
 
 
 def test_what_a_user_reads_names_commands_that_are_installed():
@@ -65,6 +66,7 @@ def test_what_a_user_reads_names_commands_that_are_installed():
 
 PRINTS = """
 import sys
+import tomllib
 from slowfast_patches.utils.command_line import tool
 
 @tool()
@@ -101,26 +103,3 @@ def test_ctrl_c_in_the_imports_is_one_line(name, tmp_path):
         text=True,
     )
     assert (done.returncode, done.stdout, done.stderr) == (130, "", "interrupted\n")
-
-
-@pytest.mark.parametrize("name", TOOLS)
-def test_options_have_dashes_and_results_go_to_output(
-    name, load_program: Callable[[str], ModuleType], capsys, monkeypatch
-):
-    program = load_program(f"tools/{name}.py")
-    monkeypatch.setattr(sys, "argv", [f"{name}.py", "--help"])
-    with pytest.raises(SystemExit):
-        program.main()
-    usage = capsys.readouterr().out.partition("\n\n")[0]
-    assert "--out " not in usage
-    assert not [word for word in usage.split() if word.startswith("[--") and "_" in word]
-
-
-def test_an_old_name_is_understood_and_not_shown():
-    parser = argparse.ArgumentParser()
-    parser.add_argument("--shard-id", type=int)
-    add_old_name(parser, "--shard_id", "shard_id", int)
-    assert parser.parse_args(["--shard_id", "1"]).shard_id == 1
-    assert parser.parse_args(["--shard-id=1"]).shard_id == 1
-    assert parser.parse_args([]).shard_id is None
-    assert "shard_id" not in parser.format_help()

@@ -88,13 +88,6 @@ def test_a_process_that_cannot_start_as_another_dies_costs_no_job(monkeypatch):
     assert len(calls) > 7
 
 
-def test_what_a_job_raises_is_raised():
-    with pytest.raises(ZeroDivisionError):
-        list(run_each(eval, ["1", "1 / 0"], 1))
-    with pytest.raises(FileNotFoundError, match="not/there"):
-        list(run_each(os.stat, ["/not/there"], 1))
-
-
 def test_a_script_without_a_main_guard_is_told(tmp_path):
     script = tmp_path / "script.py"
     script.write_text(

@@ -1,6 +1,7 @@
 """Reading clips: the frames asked for, the pixels asked for, and what is said of a bad file."""
 
 import os
+from collections.abc import Iterator
 from itertools import pairwise
 from pathlib import Path
 
@@ -16,7 +17,7 @@ from multigrid import ClipPlan, Video
 from slowfast_patches.datasets.reading import clip_reader
 from slowfast_patches.datasets.reading.clip_reader import read_clip, read_clips
 from slowfast_patches.datasets.reading.scan import scan
-from slowfast_patches.datasets.reading.video_record import Kind, UnreadableVideoError, VideoRecord
+from slowfast_patches.datasets.reading.video_record import Kind, UnreadableVideoError
 from tests.slowfast_patches.datasets.made_videos import SAMPLES, needs_samples, write_video
 
 FRAMES, WIDTH, HEIGHT = 60, 64, 48
@@ -177,22 +178,29 @@ def test_a_frame_of_several_clips_is_decoded_once(jpegs, monkeypatch):
     assert numbers == [3, 9, 20, 30, 30, 40, 59]
 
 
-def test_what_lies_between_the_views_of_a_long_video_is_not_decoded(folder, monkeypatch):
+@pytest.fixture
+def decoded_frames(monkeypatch: pytest.MonkeyPatch) -> list[int]:
+    """The numbers of the frames that come out of decoders, wanted or not."""
+    numbers = list[int]()
+    decode = clip_reader._decode_from_here
+
+    def spy(*args: object) -> Iterator[tuple[int, av.VideoFrame]]:
+        for number, frame in decode(*args):
+            numbers.append(number)
+            yield number, frame
+
+    monkeypatch.setattr(clip_reader, "_decode_from_here", spy)
+    return numbers
+
+
+def test_what_lies_between_the_views_of_a_long_video_is_not_decoded(folder, decoded_frames):
     """Two clips at the ends of 400 frames with a key frame in twelve."""
-    path, decoded = write_video(folder / "long.mp4", numbered(400), options=SHARP), 0
-    number_of = clip_reader._Numbers.of
-
-    def of(self: object, frame: av.VideoFrame) -> int | None:
-        nonlocal decoded
-        decoded += 1
-        return number_of(self, frame)
-
-    monkeypatch.setattr(clip_reader._Numbers, "of", of)
+    path = write_video(folder / "long.mp4", numbered(400), options=SHARP)
     plans = [plan([3, 5, 9]), plan([380, 381, 390])]
     clips = [np.zeros((3, HEIGHT, HEIGHT, 3), np.uint8) for _ in plans]
     read_clips(str(path), scan(str(path)), plans, clips)
     assert [numbers(clip) for clip in clips] == [[3, 5, 9], [380 % 64, 381 % 64, 390 % 64]]
-    assert decoded < 48
+    assert len(decoded_frames) < 48
 
 
 # Folders of JPEG files.
@@ -284,29 +292,13 @@ def test_the_frames_of_a_sample_are_those_of_a_full_decode(path):
 
 
 @needs_samples
-def test_less_is_decoded_than_all_frames(monkeypatch):
+@pytest.mark.parametrize(
+    ("positions", "most"), [([235], 2), ([100], 64), ([100, 108, 116], 74), (range(240, 260), 29)]
+)
+def test_less_is_decoded_than_all_frames(decoded_frames, positions, most):
     """From the key frame on, what other frames need; the file has 300 and two key frames."""
-    path, counted = str(SAMPLES / "kinetics_340x256_h264.mp4"), []
+    path = str(SAMPLES / "kinetics_340x256_h264.mp4")
     record = scan(path)
-    assert record.keys is not None
     assert record.keys.tolist() == [0, 235]
-
-    def counting(record: VideoRecord, positions: list[int]) -> int:
-        count = 0
-        numbers = clip_reader._Numbers.of
-
-        def of(self: object, frame: av.VideoFrame) -> int | None:
-            nonlocal count
-            count += 1
-            return numbers(self, frame)
-
-        with monkeypatch.context() as patch:
-            patch.setattr(clip_reader._Numbers, "of", of)
-            read_clip(path, record, ClipPlan(np.array(positions), (340, 256), (0, 0), 96, False))
-        return count
-
-    counted = [counting(record, p) for p in ([235], [100], [100, 108, 116], list(range(240, 260)))]
-    assert counted[0] <= 2
-    assert counted[1] < 65
-    assert counted[2] < 75
-    assert 20 <= counted[3] < 30
+    read_clip(path, record, ClipPlan(np.array(positions), (340, 256), (0, 0), 96, False))
+    assert len(positions) <= len(decoded_frames) <= most

@@ -148,7 +148,7 @@ def make_bad(folder: Path, kind: str) -> Path:
         ("sound", "is none of the formats that hold a video"),
         ("no frames", "has no frames"),
         ("empty folder", "a folder without JPEG files"),
-        ("broken JPEG", "1.jpg is not a whole JPEG"),
+        ("broken JPEG", "1.jpg is not a JPEG"),
         ("no name", "null byte"),
     ],
 )

@@ -21,7 +21,6 @@ from tests.slowfast_patches.datasets.made_videos import SAMPLES, needs_samples, 
 LENGTHS = {"12": 24, "7": 16, "300": 5}
 BASE, COARSE = Shape(2, 8, 48), Shape(8, 2, 48)
 WIDTH, HEIGHT, STEP = 96, 64, 10
-NAMED = "something-something-v2-{}.json"
 
 
 def write_json(folder: Path, ids: list[str]) -> None:
@@ -95,7 +94,7 @@ def test_the_stride_of_the_recipe_changes_nothing_and_the_log_says_so(made, capl
     sets = (ClipDataset(config(made, *pairs), "train") for pairs in ((), keys))
     one, other = (data[ClipRequest(0, 0, BASE, 0)]["clip"] for data in sets)
     assert np.array_equal(one, other)
-    assert f"ssv2 train: 3 videos as frame lists, by {made}/train.csv" in caplog.text
+    assert f"train: 3 videos of {made}/train.csv" in caplog.text
     assert "8 segments of the whole video, whatever DATA.SAMPLING_RATE 8 says" in caplog.text
     caplog.clear()
     ClipDataset(config(made, "DATA.CLIP_SAMPLING", "stride"), "train")
@@ -148,8 +147,8 @@ def webm(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def test_webm_files_are_read_directly(webm, caplog):
     caplog.set_level(logging.INFO)
     data = ClipDataset(config(webm), "train")
-    assert f"ssv2 train: 2 videos as WebM files, by {webm}/{NAMED.format('train')}" in caplog.text
-    assert (webm / "something-something-v2-train.index.npz").is_file()
+    assert f"train: 2 videos of {webm}/something-something-v2-train.json" in caplog.text
+    assert (webm / "something-something-v2-train.index.json.gz").is_file()
     for shape in (BASE, COARSE):
         batch = data.__getitems__([ClipRequest(n, 0, shape, 0) for n in range(2)])
         assert batch["clips"].shape == (2, shape.frames, 48, 48, 3)
@@ -185,7 +184,7 @@ def test_a_training_from_beginning_to_end(
     assert result["finished"] is True
     assert len(opened(output).metrics()) == result["iterations"]
     for split, count in (("train", 24), ("val", 8), ("test", 8)):
-        assert f"ssv2 {split}: {count} videos as video files" in log
+        assert f"{split}: {count} videos of" in log
     assert "cannot be" not in log
 
 

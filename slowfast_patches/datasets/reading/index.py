@@ -138,12 +138,12 @@ def _entry(status: tuple[int, int], record: VideoRecord | str) -> Entry:
     return Entry(*status, record.packed(), "")
 
 
-def index_files(csv: Path) -> list[Path]:
+def index_files(csv: Path, suffix: str = ".json.gz") -> list[Path]:
     """Where the index of a list may lie: beside it, or in the user's cache folder."""
     absolute = Path(os.path.abspath(csv))
     digest = hashlib.sha256(os.fsencode(absolute)).hexdigest()[:16]
-    beside = absolute.with_name(f"{csv.stem}.index.json.gz")
-    return [beside, _cache_folder() / f"{digest}.index.json.gz"]
+    beside = absolute.with_name(f"{csv.stem}.index{suffix}")
+    return [beside, _cache_folder() / f"{digest}.index{suffix}"]
 
 
 def unlisted(paths: Sequence[str]) -> Path:
@@ -161,25 +161,31 @@ def _cache_folder() -> Path:
 
 
 def _save(csv: Path, entries: Mapping[str, Entry]) -> None:
-    """Write the index file beside the list, or else in the cache folder.
+    """Write the index file.
 
     One of videos of which none can be read says only that their disk is missing: an earlier one
     is worth more.
     """
-    if not any(entry.is_final for entry in entries.values()):
-        return
-    content = json.dumps({"version": _VERSION, "videos": entries}).encode()
-    for file in index_files(csv):
+    if any(entry.is_final for entry in entries.values()):
+        content = json.dumps({"version": _VERSION, "videos": entries}).encode()
+        if file := _write(csv, ".json.gz", gzip.compress(content, 1)):
+            logger.info("the index of %s is in %s", csv, file)
+        else:
+            logger.warning("the index of %s can be written nowhere: it is lost", csv)
+
+
+def _write(csv: Path, suffix: str, content: bytes) -> Path | None:
+    """Write a file beside a list, or else in the cache folder; None where neither can be."""
+    for file in index_files(csv, suffix):
         try:
             file.parent.mkdir(parents=True, exist_ok=True)
             with written_whole(file, shared=True) as stream:
-                stream.write(gzip.compress(content, 1))
+                stream.write(content)
         except OSError as error:
-            logger.info("the index cannot be kept in %s: %s", file, error)
+            logger.info("%s cannot be written: %s", file, error)
         else:
-            logger.info("the index of %s is in %s", csv, file)
-            return
-    logger.warning("the index of %s can be kept nowhere: it is lost", csv)
+            return file
+    return None
 
 
 def _load(csv: Path) -> Iterator[dict[str, Entry]]:
@@ -206,21 +212,15 @@ def load_index(file: Path) -> dict[str, Entry]:
 
 def _report(csv: Path, index: VideoIndex) -> None:
     """Log which videos cannot be read; list all of them in a file where the index lies."""
-    lines = [f"{path}\t{' '.join(reason.split())}\n" for path, reason in index.unreadable]
-    listing = None
-    for file in index_files(csv):
-        path = file.with_name(file.name.replace(".json.gz", ".unreadable.txt"))
+    for file in index_files(csv, ".unreadable.txt"):
         with contextlib.suppress(OSError):
-            path.unlink(missing_ok=True)
-            if lines and listing is None:
-                with written_whole(path, shared=True) as stream:
-                    stream.write("".join(lines).encode("utf-8", "backslashreplace"))
-                listing = path
-    if lines:
+            file.unlink(missing_ok=True)
+    if bad := [f"{path}\t{' '.join(reason.split())}" for path, reason in index.unreadable]:
+        content = "".join(f"{line}\n" for line in bad).encode("utf-8", "backslashreplace")
         logger.warning(
             "%d of the %d videos of %s cannot be read: %s; all of them are listed in %s",
-            *(len(lines), len(index), csv, first_few([*map(str.rstrip, lines)])),
-            listing or "no file, as none can be written",
+            *(len(bad), len(index), csv, first_few(bad)),
+            _write(csv, ".unreadable.txt", content) or "no file, as none can be written",
         )
 
 

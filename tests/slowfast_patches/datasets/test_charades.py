@@ -81,13 +81,6 @@ def test_a_training_clip_has_the_labels_from_its_first_to_its_last_frame(made, s
         assert more > 5  # clips with a label of a frame between those that are read
 
 
-def test_strides_count_the_frames_of_the_list_whatever_their_rate(made):
-    for fps in (0, 24, 30):
-        data = ClipDataset(config(made, "DATA.TARGET_FPS", fps), "train")
-        taken = numbers(data[ClipRequest(0, 1, BASE, 0)]["clip"])
-        assert taken[-1] - taken[0] == 15
-
-
 # Evaluation.
 
 

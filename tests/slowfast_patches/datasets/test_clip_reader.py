@@ -80,11 +80,6 @@ def test_other_containers_and_codecs_give_the_frames_asked_for(folder, name, cod
         assert read(path, wanted) == wanted
 
 
-def test_beyond_the_end_the_last_frame_is_repeated(video):
-    assert read(video, [58, 59, 65, 90]) == [58, 59, 59, 59]
-    assert read(video, [70, 80]) == [59, 59]
-
-
 # Which pixels.
 
 

@@ -124,17 +124,6 @@ def test_a_coarse_clip_can_keep_the_baselines_field_of_view(folder):
 # Validation and testing.
 
 
-def test_a_validation_item_is_the_centre_at_the_base_grid(folder):
-    data = ClipDataset(config(folder), "val")
-    assert (len(data), data.num_clips) == (VIDEOS, 1)
-    item = data[3]
-    assert item["clip"].shape == (8, 48, 48, 3)
-    assert (item["label"], item["video"], item["flip"], item["iteration"]) == (1, 3, False, -1)
-    assert same(data[3], item)
-    # A ramp from 0 to 255 is at half of it in the centre of the frame.
-    assert item["clip"][..., 0].mean() == pytest.approx(127.5, abs=6)
-
-
 def test_test_items_are_views_by_crops_of_a_video_one_after_another(folder):
     views = ["TEST.NUM_ENSEMBLE_VIEWS", 2, "TEST.NUM_SPATIAL_CROPS", 3]
     data = ClipDataset(config(folder, *views), "test")

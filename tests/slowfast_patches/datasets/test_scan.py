@@ -110,48 +110,48 @@ def test_a_prepared_file_that_is_damaged_is_refused(tmp_path):
 # Bad ones.
 
 
-def make_bad(folder: Path, kind: str) -> Path:
-    path = folder / f"{kind}.mp4"
-    if kind == "empty":
-        path.touch()
-    elif kind == "text":
-        path.write_text("this is no video\n" * 100)
-    elif kind == "truncated":
-        whole = write_video(folder / "whole.mp4", grey(24)).read_bytes()
-        path.write_bytes(whole[: len(whole) // 2])
-    elif kind == "sound":
-        with wave.open(str(path), "wb") as sound:
-            sound.setparams((1, 2, 8000, 0, "NONE", ""))
-            sound.writeframes(bytes(16000))
-    elif kind == "no frames":
-        with av.open(str(path), "w", format="avi") as container:
-            stream = container.add_stream("libx264", rate=30)
-            stream.width, stream.height, stream.pix_fmt = 64, 48, "yuv420p"
-            container.start_encoding()
-    elif kind == "empty folder":
-        path.mkdir()
-    elif kind == "broken JPEG":
-        path.mkdir()
-        (path / "1.jpg").write_bytes(b"\xff\xd8 and no more")
-    elif kind == "no name":
-        return folder / "a\0b.mp4"
-    return path
+def no_frames(path: Path) -> None:
+    with av.open(str(path), "w", format="avi") as container:
+        stream = container.add_stream("libx264", rate=30)
+        stream.width, stream.height, stream.pix_fmt = 64, 48, "yuv420p"
+        container.start_encoding()
+
+
+def sound(path: Path) -> None:
+    with wave.open(str(path), "wb") as file:
+        file.setparams((1, 2, 8000, 0, "NONE", ""))
+        file.writeframes(bytes(16000))
+
+
+def broken_jpeg(path: Path) -> None:
+    path.mkdir()
+    (path / "1.jpg").write_bytes(b"\xff\xd8 and no more")
 
 
 @pytest.mark.parametrize(
-    ("kind", "reason"),
+    ("make", "reason"),
     [
-        ("missing", "cannot be opened: No such file"),
-        ("empty", "cannot be opened: Invalid data"),
-        ("text", "cannot be opened: Invalid data"),
-        ("truncated", "cannot be opened: Invalid data"),
-        ("sound", "is none of the formats that hold a video"),
-        ("no frames", "has no frames"),
-        ("empty folder", "a folder without JPEG files"),
-        ("broken JPEG", "1.jpg is not a JPEG"),
-        ("no name", "null byte"),
+        (lambda path: None, "cannot be opened: No such file"),
+        (Path.touch, "cannot be opened: Invalid data"),
+        (
+            lambda path: path.write_text("this is no video\n" * 100),
+            "cannot be opened: Invalid data",
+        ),
+        (sound, "is none of the formats that hold a video"),
+        (no_frames, "has no frames"),
+        (Path.mkdir, "a folder without JPEG files"),
+        (broken_jpeg, "1.jpg is not a JPEG"),
     ],
 )
-def test_what_cannot_be_read_says_why(tmp_path, kind, reason):
+def test_what_cannot_be_read_says_why(tmp_path, make, reason):
+    make(tmp_path / "bad.mp4")
     with pytest.raises(UnreadableVideoError, match=reason):
-        scan(str(make_bad(tmp_path, kind)))
+        scan(str(tmp_path / "bad.mp4"))
+
+
+def test_a_truncated_file_and_an_impossible_name_are_unreadable(tmp_path):
+    path = write_video(tmp_path / "cut.mp4", grey(24))
+    path.write_bytes(path.read_bytes()[: path.stat().st_size // 2])
+    for name, reason in ((str(path), "Invalid data"), ("a\0b.mp4", "null byte")):
+        with pytest.raises(UnreadableVideoError, match=reason):
+            scan(name)

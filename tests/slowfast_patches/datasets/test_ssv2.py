@@ -2,7 +2,6 @@
 
 import logging
 import shutil
-from collections.abc import Callable
 from pathlib import Path
 
 import cv2
@@ -104,9 +103,8 @@ def test_the_stride_of_the_recipe_changes_nothing_and_the_log_says_so(made, capl
 # Evaluation.
 
 
-@pytest.mark.parametrize("split", ["val", "test"])
-def test_one_view_takes_the_centres_of_the_segments_and_the_centre_crop(made, split):
-    data = ClipDataset(config(made), split)
+def test_one_view_takes_the_centres_of_the_segments_and_the_centre_crop(made):
+    data = ClipDataset(config(made), "test")
     assert (len(data), data.num_clips) == (3, 1)
     assert numbers(data[0]["clip"]) == [1, 4, 7, 10, 13, 16, 19, 22]
     assert numbers(data[1]["clip"]) == [1, 3, 5, 7, 9, 11, 13, 15]
@@ -117,15 +115,6 @@ def test_one_view_takes_the_centres_of_the_segments_and_the_centre_crop(made, sp
         assert clip[..., 0].mean() == pytest.approx(127.5, abs=4)
         assert clip[..., 0].min() > 30
         assert clip[..., 0].max() < 225
-
-
-def test_views_are_spread_within_the_segments_and_crops_across_the_frame(made):
-    views = ("TEST.NUM_ENSEMBLE_VIEWS", 3, "TEST.NUM_SPATIAL_CROPS", 3)
-    data = ClipDataset(config(made, *views), "test")
-    items = [data[number] for number in range(9)]
-    assert [numbers(item["clip"])[:2] for item in items[::3]] == [[0, 3], [1, 4], [2, 5]]
-    red = [item["clip"][..., 0].mean() for item in items[:3]]
-    assert red[0] < red[1] < red[2]
 
 
 # Forms.
@@ -158,47 +147,3 @@ def test_webm_files_are_read_directly(webm, caplog):
     # 25 frames of 321 × 240 in 8 segments; the centre of a frame resized to 64 × 48.
     wanted = ClipPlan(np.array([1, 4, 7, 10, 14, 17, 20, 23]), (64, 48), (8, 0), 48, False)
     assert np.array_equal(data[0]["clip"], read_clip(path, scan(path), wanted))
-
-
-# A whole run.
-
-
-def test_a_training_from_beginning_to_end(
-    demo_data: Path, train: Callable[..., Path], tmp_path: Path, opened: type
-):
-    output = train(
-        tmp_path / "run",
-        *("TRAIN.DATASET", "ssv2", "TEST.DATASET", "ssv2", "DATA.RANDOM_FLIP", False),
-        *("TEST.NUM_ENSEMBLE_VIEWS", 1, "TRAIN.EVAL_PERIOD", 9, "SOLVER.MAX_EPOCH", 1),
-        *(
-            "BN.USE_PRECISE_STATS",
-            False,
-            "MULTIGRID.LONG_CYCLE",
-            False,
-            "MULTIGRID.SHORT_CYCLE",
-            False,
-        ),
-        *("SOLVER.STEPS", [0], "SOLVER.LRS", [1], "MULTIGRID.EPOCH_FACTOR", 1.0),
-    )
-    result, log = opened(output).result, opened(output).log
-    assert result["finished"] is True
-    assert len(opened(output).metrics()) == result["iterations"]
-    for split, count in (("train", 24), ("val", 8), ("test", 8)):
-        assert f"{split}: {count} videos of" in log
-    assert "cannot be" not in log
-
-
-def test_mistakes_are_said_before_anything_is_trained(
-    demo_data: Path, command_line: Callable[..., tuple[int, str]], tmp_path: Path
-):
-    names = ("TRAIN.DATASET", "ssv2", "TEST.DATASET", "ssv2", "DATA.PATH_TO_DATA_DIR")
-    for overrides, said in (
-        ((demo_data,), "left and right have meaning"),
-        ((demo_data, "DATA.RANDOM_FLIP", False, "DATA.PATH_PREFIX", "/no"), "/no/train/"),
-        ((tmp_path, "DATA.RANDOM_FLIP", False), "has neither train.csv nor something-something"),
-        ((tmp_path, "TRAIN.DATASET", "ssv3"), "there are kinetics, ssv2, charades"),
-    ):
-        status, error = command_line(tmp_path / "run", *names, *overrides)
-        assert status == 2
-        assert said in error[error.index("error: ") :]
-        assert "Traceback" not in error

@@ -2,8 +2,8 @@
 
 import os
 from collections.abc import Iterator
-from itertools import pairwise
 from pathlib import Path
+from unittest import mock
 
 import av
 import cv2
@@ -16,6 +16,7 @@ from numpy.typing import NDArray
 from multigrid import ClipPlan, Video
 from slowfast_patches.datasets.reading import clip_reader
 from slowfast_patches.datasets.reading.clip_reader import read_clip, read_clips
+from slowfast_patches.datasets.reading.pixels import Cropper
 from slowfast_patches.datasets.reading.scan import scan
 from slowfast_patches.datasets.reading.video_record import Kind, UnreadableVideoError
 from tests.slowfast_patches.datasets.made_videos import SAMPLES, needs_samples, write_video
@@ -85,21 +86,19 @@ def test_other_containers_and_codecs_give_the_frames_asked_for(folder, name, cod
 
 @pytest.mark.parametrize("scale", [1, 2])
 def test_the_crop_is_cut_at_its_corner_from_the_resized_frame(folder, scale):
-    """Red says the column and green the row."""
-    columns, rows = np.meshgrid(4 * np.arange(WIDTH), 4 * np.arange(HEIGHT))
-    image = np.stack([columns, rows, np.full_like(rows, 128)], axis=2).astype(np.uint8)
-    path = write_video(folder / "places.mp4", [image] * 3, options=SHARP)
-    x, y, crop = 10 * scale, 20 * scale, 16 * scale
+    """Red says the column and green the row; it is not flipped: that is done on the device."""
+    image = np.full((HEIGHT, WIDTH, 3), 128, np.uint8)
+    image[..., 0] = 4 * np.arange(WIDTH)
+    image[..., 1] = 4 * np.arange(HEIGHT)[:, None]
+    path = write_video(folder / "gradient.mp4", [image] * 3, options=SHARP)
+    crop = 16 * scale
     size = (WIDTH * scale, HEIGHT * scale)
-    cut = ClipPlan(np.array([0, 2]), size, (x, y), crop, flip=True)
+    cut = ClipPlan(np.array([0, 2]), size, (10 * scale, 20 * scale), crop, flip=True)
     clip = read_clip(str(path), scan(str(path)), cut)
-    assert clip.shape == (2, crop, crop, 3)
-    assert clip.dtype == np.uint8
-    # From pixel 10 to 25 and 20 to 35 of the file, not flipped: that is done on the device.
+    assert (clip.shape, clip.dtype) == ((2, crop, crop, 3), np.uint8)
     red, green = clip[1, :, :, 0].mean(0) / 4, clip[1, :, :, 1].mean(1) / 4
-    assert red[[0, -1]] == pytest.approx([10, 25], abs=1.5)
-    assert green[[0, -1]] == pytest.approx([20, 35], abs=1.5)
-    assert all(b > a for a, b in pairwise(red[::4]))
+    assert red == pytest.approx(np.linspace(10, 25, crop), abs=1.5)
+    assert green == pytest.approx(np.linspace(20, 35, crop), abs=1.5)
 
 
 # Files that cannot be read.
@@ -159,17 +158,11 @@ def test_clips_that_are_read_together_are_those_read_alone(source, request):
     assert all(map(np.array_equal, as_one(path), alone))
 
 
-def test_a_frame_of_several_clips_is_decoded_once(jpegs, monkeypatch):
+def test_a_frame_of_several_clips_is_decoded_once(jpegs):
     """30 is in all of them, and of two sizes: it is read at each."""
-    seen = list[str]()
-    read_jpeg = clip_reader.read_jpeg
-    monkeypatch.setattr(
-        clip_reader,
-        "read_jpeg",
-        lambda f, name, *a, **k: seen.append(name) or read_jpeg(f, name, *a, **k),
-    )
-    as_one(jpegs)
-    numbers = [int(name[-10:-4]) - 1 for name in seen]
+    with mock.patch.object(clip_reader, "read_jpeg", wraps=clip_reader.read_jpeg) as read_jpeg:
+        as_one(jpegs)
+    numbers = [int(call.args[1][-10:-4]) - 1 for call in read_jpeg.call_args_list]
     assert numbers == [3, 9, 20, 30, 30, 40, 59]
 
 
@@ -225,21 +218,12 @@ def test_a_folder_of_jpeg_files_is_read_as_a_video_is(jpegs):
 
 
 @pytest.mark.parametrize(("short_side", "reduced"), [(192, 1), (96, 2), (48, 4), (24, 8)])
-def test_a_jpeg_file_is_decoded_no_larger_than_needed(jpegs, monkeypatch, short_side, reduced):
-    sizes = []
-
-    def decode(content: NDArray[np.uint8], mode: int) -> NDArray[np.uint8]:
-        image = imdecode(content, mode)
-        sizes.append(image.shape[:2])
-        return image
-
-    imdecode = cv2.imdecode
+def test_a_jpeg_file_is_decoded_no_larger_than_needed(jpegs, short_side, reduced):
+    plan = ClipPlan(np.array([50]), (short_side * 4 // 3, short_side), (0, 0), 24, False)
     record = scan(str(jpegs))
-    monkeypatch.setattr(cv2, "imdecode", decode)
-    size = (short_side * 4 // 3, short_side)
-    clip = read_clip(str(jpegs), record, ClipPlan(np.array([50]), size, (0, 0), 24, False))
-    assert sizes == [(192 // reduced, 256 // reduced)]
-    assert clip.shape == (1, 24, 24, 3)
+    with mock.patch.object(Cropper, "image", autospec=True, side_effect=Cropper.image) as crop:
+        clip = read_clip(str(jpegs), record, plan)
+    assert crop.call_args.args[1].shape[:2] == (192 // reduced, 256 // reduced)
     assert clip[0, 23, 23].tolist() == [200] * 3
 
 

@@ -143,12 +143,28 @@ def too_large(call: Callable[..., object]) -> bool:
     return said == f"has frames of 64×48 pixels, more than DATA.MAX_FRAME_PIXELS {PIXELS - 1}"
 
 
-def test_videos_have_a_bound_on_pixels(video):
-    record = scan(str(video))
-    assert too_large(lambda **bound: scan(str(video), **bound))
-    assert too_large(lambda **bound: read_clip(str(video), record, plan(3), **bound))
-    prepared = video.with_name("bounded.mp4")
-    assert too_large(lambda **bound: write_prepared(str(video), record, prepared, **bound))
+def jpeg(path: Path, width: int = WIDTH, height: int = HEIGHT) -> Path:
+    """A small picture whose head may tell of a large one."""
+    assert cv2.imwrite(str(path), np.zeros((HEIGHT, WIDTH, 3), np.uint8))
+    sides = [s.to_bytes(2) + t.to_bytes(2) for s, t in ((HEIGHT, WIDTH), (height, width))]
+    assert path.read_bytes().count(sides[0]) == 1
+    path.write_bytes(path.read_bytes().replace(*sides))
+    return path
+
+
+@pytest.mark.parametrize("kind", ["video", "frames"])
+def test_videos_and_folders_of_frames_have_a_bound_on_pixels(tmp_path, video, kind):
+    path = video if kind == "video" else jpeg(tmp_path / "0.jpg").parent
+    record = scan(str(path))
+    prepared = tmp_path / "bounded.mp4"
+    assert too_large(lambda **bound: scan(str(path), **bound))
+    assert too_large(lambda **bound: read_clip(str(path), record, plan(0), **bound))
+    assert too_large(lambda **bound: write_prepared(str(path), record, prepared, **bound))
+    if kind == "frames":
+        assert too_large(lambda **bound: jpeg_size(str(path), "0.jpg", **bound))
+        jpeg(tmp_path / "0.jpg", 9000, 9000)  # takes 243 MB; Pillow and OpenCV decode it
+        for call in (lambda: scan(str(path)), lambda: read_clip(str(path), record, plan(0))):
+            assert "has frames of 9000×9000 pixels" in refusal(call)
 
 
 def test_a_stream_that_grows_beyond_the_bound_is_refused(tmp_path):
@@ -165,28 +181,6 @@ def test_a_stream_that_grows_beyond_the_bound_is_refused(tmp_path):
     assert "cannot be decoded" in refusal(
         lambda: read_clip(str(path), record, plan(FRAMES + 3), **bound)
     )
-
-
-def jpeg(path: Path, width: int = WIDTH, height: int = HEIGHT) -> Path:
-    """A small picture whose head may tell of a large one."""
-    assert cv2.imwrite(str(path), np.zeros((HEIGHT, WIDTH, 3), np.uint8))
-    sides = [s.to_bytes(2) + t.to_bytes(2) for s, t in ((HEIGHT, WIDTH), (height, width))]
-    assert path.read_bytes().count(sides[0]) == 1
-    path.write_bytes(path.read_bytes().replace(*sides))
-    return path
-
-
-def test_folders_of_frames_have_a_bound_on_pixels(tmp_path):
-    """9000² take 243 MB; Pillow and OpenCV decode them."""
-    record = scan(str(jpeg(tmp_path / "0.jpg").parent))
-    assert too_large(lambda **bound: scan(str(tmp_path), **bound))
-    assert too_large(lambda **bound: read_clip(str(tmp_path), record, plan(0), **bound))
-    assert too_large(lambda **bound: jpeg_size(str(tmp_path), "0.jpg", **bound))
-    prepared = tmp_path / "prepared.mp4"
-    assert too_large(lambda **bound: write_prepared(str(tmp_path), record, prepared, **bound))
-    jpeg(tmp_path / "0.jpg", 9000, 9000)
-    for call in (lambda: scan(str(tmp_path)), lambda: read_clip(str(tmp_path), record, plan(0))):
-        assert "has frames of 9000×9000 pixels" in refusal(call)
 
 
 # Videos that are long.

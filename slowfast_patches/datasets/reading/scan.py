@@ -6,7 +6,6 @@ import contextlib
 import os
 from collections.abc import Generator, Sequence
 from functools import partial
-from itertools import pairwise
 
 import numpy as np
 from av.codec.context import CodecContext
@@ -23,7 +22,7 @@ from slowfast_patches.datasets.reading.files import (
     read_jpeg,
     readable,
 )
-from slowfast_patches.datasets.reading.prepared import GROUP, TAG, split_group
+from slowfast_patches.datasets.reading.prepared import GROUP, TAG
 from slowfast_patches.datasets.reading.video_record import Kind, UnreadableVideoError, VideoRecord
 from slowfast_patches.utils.machine import available_cores
 from slowfast_patches.utils.processes import Died, run_each
@@ -57,7 +56,7 @@ def scan(path: str, max_pixels: int = MAX_PIXELS) -> VideoRecord:
             return _scan_folder(path, max_pixels)
         with open_video(path, max_pixels=max_pixels) as (container, stream):
             if container.metadata.get("comment") == TAG:
-                return _scan_prepared(path, container, stream)
+                return _scan_prepared(container, stream)
             return _scan_video(path, container, stream, max_pixels)
 
 
@@ -170,27 +169,20 @@ def _is_entry(container: InputContainer, stream: VideoStream, timestamp: int) ->
     return False
 
 
-def _scan_prepared(path: str, container: InputContainer, stream: VideoStream) -> VideoRecord:
-    """Where the groups of a prepared file lie; everything its reader relies on is verified."""
+def _scan_prepared(container: InputContainer, stream: VideoStream) -> VideoRecord:
+    """Where the groups of a prepared file lie."""
+    packets = [packet for packet in container.demux(stream) if packet.size]
+    starts = [number for number, packet in enumerate(packets) if packet.is_keyframe]
+    ends = [packet.pos + packet.size for packet in packets if packet.pos is not None]
     headers = stream.codec_context.extradata
-    packets = [p for p in container.demux(stream) if p.size]
-    starts = [p.pos for p in packets if p.is_keyframe]
-    frames = len(packets)
     rate = stream.average_rate
-    if not headers or not rate or None in starts or len(starts) != -(-frames // GROUP):
+    is_whole = starts == list(range(0, len(packets), GROUP)) and len(ends) == len(packets) > 0
+    if not headers or not rate or not is_whole:
         raise UnreadableVideoError(
             "is not prepared, as its comment says: prepare it anew, or remove the comment"
         )
-    last = packets[-1].pos
-    assert last is not None
-    offsets = np.array([*starts, last + packets[-1].size], np.int64)
-    with open(path, "rb") as file:
-        for number, (begin, end) in enumerate(pairwise(offsets.tolist())):
-            file.seek(begin)
-            numbers = sorted(p.number for p in split_group(file.read(end - begin)))
-            if numbers != list(range(min(GROUP, frames - number * GROUP))):
-                raise UnreadableVideoError(f"group {number} of its pictures is not whole")
-    video = Video(frames, float(rate), stream.width, stream.height)
+    offsets = np.array([ends[number] - packets[number].size for number in starts] + ends[-1:])
+    video = Video(len(packets), float(rate), stream.width, stream.height)
     return VideoRecord(Kind.PREPARED, video, offsets=offsets, headers=bytes(headers))
 
 

@@ -2,8 +2,8 @@
 
 lists          the videos of some csv files, each once
 kept           what an earlier run made, if its time of modification is that of its source
-sample         some videos first, which tell the space that the rest will take
-workers        one video each; a bad one, or one that kills its worker, is reported
+workers        one video each, at random; a bad one, or one that kills its worker, is reported
+space          what the first videos took tells what the rest will take
 lists, index   once all videos are done
 
 The folder that it fills has the prepared files in videos/, how they were made in prepared.json, and
@@ -26,7 +26,6 @@ from itertools import chain
 from pathlib import Path
 from typing import NamedTuple
 
-from tabulate import tabulate
 from tqdm import tqdm
 
 from slowfast_patches.datasets.preparing.encode import write_prepared
@@ -145,15 +144,15 @@ def prepare(
 
 def format_report(report: Report) -> str:
     """A table of what was done, the videos that could not be read, and how to train on it."""
-    rows = [
-        ("videos", f"{report.videos:,}"),
-        ("of these from earlier runs", f"{report.from_earlier_runs:,}"),
-        ("unreadable, left out", f"{len(report.unreadable):,}"),
-        ("source", _format_size(report.source_size)),
-        ("prepared", _format_size(report.size)),
-        ("time of this run", format_duration(report.seconds)),
-    ]
-    lines = [tabulate(rows, colalign=("left", "right"), disable_numparse=True), ""]
+    rows = {
+        "videos": f"{report.videos:,}",
+        "of these from earlier runs": f"{report.from_earlier_runs:,}",
+        "unreadable, left out": f"{len(report.unreadable):,}",
+        "source": _size(report.source_size),
+        "prepared": _size(report.size),
+        "time of this run": format_duration(report.seconds),
+    }
+    lines = [f"{name:28}{value:>10}" for name, value in rows.items()]
     if bad := report.unreadable:
         lines += [f"{len(bad)} videos cannot be read and are in no list (unreadable.txt has all):"]
         lines += ["  {path}: {reason}".format(**video) for video in bad[:_MOST_REASONS]]
@@ -220,45 +219,44 @@ def _is_made(out: Path, source: Source) -> bool:
 def _prepare_all(
     sources: Sequence[Source], work: partial[str], out: Path, workers: int
 ) -> dict[Source, str]:
-    """Prepare the sources, a sample of them first; stop after it if the rest would not fit. Returns
-    why some cannot be read."""
-    first = random.Random(0).sample(sources, min(len(sources), max(_SAMPLE, 2 * workers)))
-    rest = [source for source in sources if source not in set(first)]
+    """Prepare the sources in random order; stop after the first few if the rest would not fit.
+    Returns why some cannot be read."""
+    jobs = random.Random(0).sample(sources, len(sources))
+    done = list[Source]()
     reasons = dict[Source, str]()
     total = sum(source.size for source in sources)
-    with tqdm(desc="prepare", total=total, unit="B", unit_scale=True, disable=None) as bar:
-        for part in (first, rest):
-            if part is rest and rest:  # none of it is begun before there is room for it
-                _check_room(first, reasons, rest, out)
-            with contextlib.closing(run_each(work, part, workers)) as outcomes:
-                for source, reason in outcomes:
-                    if isinstance(reason, Died):
-                        reason = "kills the process that reads it"
-                    if reason:
-                        reasons[source] = reason
-                    bar.update(source.size)
+    bar = tqdm(desc="prepare", total=total, unit="B", unit_scale=True, disable=None)
+    with bar, contextlib.closing(run_each(work, jobs, workers)) as outcomes:
+        for source, reason in outcomes:
+            done.append(source)
+            if isinstance(reason, Died):
+                reasons[source] = "kills the process that reads it"
+            elif reason:
+                reasons[source] = reason
+            bar.update(source.size)
+            if len(done) == max(_SAMPLE, 2 * workers) < len(jobs):
+                _check_room(done, reasons, [job for job in jobs if job not in set(done)], out)
     return reasons
 
 
 def _check_room(
-    first: Sequence[Source], reasons: dict[Source, str], rest: Sequence[Source], out: Path
+    done: Sequence[Source], reasons: dict[Source, str], rest: Sequence[Source], out: Path
 ) -> None:
     """Raise ValueError where none of the first videos can be read, or where the disk has no room
     for the rest, by what the first ones took."""
-    made = [source for source in first if source not in reasons]
+    made = [source for source in done if source not in reasons]
     if not made:
         raise ValueError(
-            f"none of {len(first)} videos tried can be read, the first {first[0].path}: "
-            f"{reasons[first[0]]}; check the lists and --prefix"
+            f"none of {len(done)} videos tried can be read, the first {done[0].path}: "
+            f"{reasons[done[0]]}; check the lists and --prefix"
         )
     free = shutil.disk_usage(out).free
     share = sum(source.size for source in rest) / max(1, sum(source.size for source in made))
     size = share * sum((out / source.target).stat().st_size for source in made)
     if size > _SAFETY * free:
         raise ValueError(
-            f"the other {len(rest):,} videos will take about {_format_size(size)}, and "
-            f"{_format_size(free)} are free on the disk of {out}: make room and run the same "
-            "command again"
+            f"the other {len(rest):,} videos will take about {_size(size)}, and {_size(free)} are "
+            f"free on the disk of {out}: make room and run the same command again"
         )
 
 
@@ -311,7 +309,7 @@ def _write_lists(
         open_index(out / name, [str(out / target) for target, _ in made], workers=workers)
 
 
-def _format_size(size: float) -> str:
+def _size(size: float) -> str:
     """Bytes with three digits and a prefix: 1.25GB."""
     text: str = tqdm.format_sizeof(size, "B")
     return text

@@ -106,7 +106,7 @@ def _open(csv: Path, paths: Sequence[str], workers: int | None, max_pixels: int)
         parts = threads.map(
             lambda first: {n: _status(path_of[n]) for n in names[first::_THREADS]}, range(_THREADS)
         )
-        status = {name: found for part in parts for name, found in part.items()}
+        status = {name: state for part in parts for name, state in part.items()}
     known = dict[str, Entry]()
     for entries in _load(csv):
         known |= {n: e for n, e in entries.items() if e.is_final and e[:2] == status.get(n)}

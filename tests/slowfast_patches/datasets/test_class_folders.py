@@ -21,11 +21,11 @@ def classes(tmp_path: Path) -> Path:
 
 def test_lists_are_made_of_folders(run, classes, caplog):
     (classes / "jump/old").mkdir()
-    status, said = run("--folder", classes)
-    assert (status, "MODEL.NUM_CLASSES 4" in said) == (0, True)
+    status, output = run("--folder", classes)
+    assert (status, "MODEL.NUM_CLASSES 4" in output) == (0, True)
     assert "jump/notes.txt" in caplog.text
     assert "jump/old" in caplog.text
-    assert "videos: 15 in train.csv, 3 in val.csv, 3 in test.csv\n" in said
+    assert "videos: 15 in train.csv, 3 in val.csv, 3 in test.csv\n" in output
     numbers = json.loads((classes / "classes.json").read_text(encoding="utf-8"))
     assert numbers == {"jump": 0, "once": 1, "sit down": 2, "żółw": 3}
     train, val, test = (rows(classes / f"{split}.csv") for split in ("train", "val", "test"))
@@ -101,5 +101,5 @@ def test_folders_are_prepared(run, tmp_path):
     assert sorted(path.name for path in (tmp_path / "set").iterdir()) == ["b", "ä"]
     (tmp_path / "set/a").mkdir()
     write_video(tmp_path / "set/a/x.mp4", noise(4))
-    status, said = run("--folder", tmp_path / "set", "--output", out)
-    assert (status, "classes.json exists" in said) == (2, True)
+    status, output = run("--folder", tmp_path / "set", "--output", out)
+    assert (status, "classes.json exists" in output) == (2, True)

@@ -1,4 +1,4 @@
-"""Reading clips: the frames asked for, the pixels asked for, and what is said of a bad file."""
+"""Reading clips: the frames asked for, the pixels asked for, and the errors of bad files."""
 
 import os
 from collections.abc import Iterator

@@ -33,8 +33,8 @@ def moving(frames: int, width: int, height: int, noise: int = 40) -> Frames:
         image = np.tile(ramp[None, :, None], (height, 1, 3))
         image += rng.integers(0, noise + 1, image.shape, dtype=np.int16)
         image = image.clip(0, 255).astype(np.uint8)
-        place = (5 + number * (width - 10) // max(1, frames), height // 2)
-        images.append(cv2.circle(image, place, height // 5, (250, 60, 30), -1))
+        centre = (5 + number * (width - 10) // max(1, frames), height // 2)
+        images.append(cv2.circle(image, centre, height // 5, (250, 60, 30), -1))
     return images
 
 

@@ -37,21 +37,21 @@ def plan(*positions: int) -> ClipPlan:
 
 
 def refusal(call: Callable[[], object]) -> str:
-    """What the error of a call says, which must come at once."""
-    said = list[str]()
+    """The message of a call's error, which must come at once."""
+    messages = list[str]()
 
     def run() -> None:
         try:
             call()
         except UnreadableVideoError as error:
-            said.append(str(error))
+            messages.append(str(error))
 
     thread = threading.Thread(target=run, daemon=True)
     thread.start()
     thread.join(HANGS)
     assert not thread.is_alive(), "it waits"
-    assert said, "it was read"
-    return said[0]
+    assert messages, "it was read"
+    return messages[0]
 
 
 # Files that name others.
@@ -139,8 +139,8 @@ def too_large(call: Callable[..., object]) -> bool:
     """Whether frames of PIXELS are refused with a bound below, which names the key; they are not
     with one that they fit."""
     call(max_pixels=PIXELS)
-    said = refusal(lambda: call(max_pixels=PIXELS - 1))
-    return said == f"has frames of 64×48 pixels, more than DATA.MAX_FRAME_PIXELS {PIXELS - 1}"
+    messages = refusal(lambda: call(max_pixels=PIXELS - 1))
+    return messages == f"has frames of 64×48 pixels, more than DATA.MAX_FRAME_PIXELS {PIXELS - 1}"
 
 
 def jpeg(path: Path, width: int = WIDTH, height: int = HEIGHT) -> Path:

@@ -1,4 +1,4 @@
-"""What is found out about a video: real files whose facts are known, made ones, and bad ones."""
+"""Records of videos: real files whose facts are known, made ones, and bad ones."""
 
 import wave
 from itertools import pairwise

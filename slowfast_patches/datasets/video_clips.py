@@ -54,8 +54,8 @@ class VideoClips(Clips):
             `multigrid.make_grid`.
 
     Raises:
-        ValueError: no such list, a line or pair that is none, no video that can be read, or
-            numbers that make no clip.
+        ValueError: no such list, an invalid line or pair, no video that can be read, or numbers
+            that make no clip.
     """
 
     def __init__(

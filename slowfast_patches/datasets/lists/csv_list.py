@@ -3,9 +3,8 @@
 from __future__ import annotations
 
 import codecs
-import io
 import sys
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from pathlib import Path
 from typing import NamedTuple
 
@@ -37,8 +36,8 @@ def read_csv(
     check_list(path)
     folder = Path(prefix) if prefix else path.parent
 
-    def parse() -> Iterator[LabelledVideo]:
-        for number, line in enumerate(io.StringIO(read_utf8(path), newline=None), start=1):
+    def parse(lines: Iterable[str]) -> Iterator[LabelledVideo]:
+        for number, line in enumerate(lines, start=1):
             if not line.strip():
                 continue
             try:
@@ -48,7 +47,12 @@ def read_csv(
                 raise ValueError(f"{path}, line {number}: {error}") from None
             yield LabelledVideo(str(folder / name), label)
 
-    videos = SharedList(parse())
+    try:
+        with path.open(encoding="utf-8-sig") as file:
+            videos = SharedList(parse(file))
+    except UnicodeDecodeError:
+        read_utf8(path)  # raises with the line
+        raise
     if not videos:
         raise ValueError(f"{path}: no videos in the list")
     return videos

@@ -109,6 +109,10 @@ def prepare(
             f"--short-side {short_side} 16 or more"
         )
     out = Path(os.path.abspath(out))
+    for origin in (videos.origin for videos in lists):
+        # What is written must neither replace a list that is read nor be taken for a class.
+        if origin in (out, *out.parents) if origin.is_dir() else origin.parent == out:
+            raise ValueError(f"--output {out}: the data set itself lies there; choose another")
     start = time.perf_counter()
     root = os.path.commonpath([videos.root for videos in lists])
     with held(out, "--output"):
@@ -161,11 +165,8 @@ def format_report(report: Report) -> str:
 
 
 def _claim(out: Path, lists: Sequence[VideoList], how: dict[str, object]) -> None:
-    """Note how the set is made; ValueError where it was made in another way, or where what is
-    written would replace a list that is read or that was not made here, or be taken for a class."""
-    for origin in (videos.origin for videos in lists):
-        if origin in (out, *out.parents) if origin.is_dir() else origin.parent == out:
-            raise ValueError(f"--output {out}: the data set itself lies there; choose another")
+    """Note how the set is made; ValueError where it was made in another way, or where a list that
+    was not made here would be replaced."""
     path = out / "prepared.json"
     if path.exists():
         made = how | json.loads(path.read_text())

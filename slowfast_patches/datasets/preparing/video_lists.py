@@ -126,12 +126,19 @@ def find_classes(
     if names and set(names) <= set(_SPLITS):
         if val_fraction is not None:
             raise ValueError(f"--val-fraction: {folder} is split already ({', '.join(names)})")
-        splits = _complete(folder, {split: _classes(folder / split) for split in names})
+        splits = {split: _classes(folder / split) for split in names}
+        evaluated = splits.get("val") or splits.get("test")
+        if "train" not in splits or evaluated is None:
+            raise ValueError(f"{folder} holds {', '.join(names)} alone; add the other split")
+        splits = {"val": evaluated, "test": evaluated} | splits
     else:
-        splits = _set_aside(folder, 0.1 if val_fraction is None else val_fraction)
+        train, val = _set_aside(folder, 0.1 if val_fraction is None else val_fraction)
+        splits = {"train": train, "val": val, "test": val}
     classes = sorted(splits["train"])
     lists = list[VideoList]()
     for split in _SPLITS:
+        if unknown := sorted(set(splits[split]) - set(classes)):
+            raise ValueError(f"{folder / split / unknown[0]}: train/ has no class of this name")
         listed = ((n, p) for n, name in enumerate(classes) for p in splits[split].get(name, ()))
         videos = [LabelledVideo(path, number) for number, path in listed]
         lists.append(VideoList(f"{split}.csv", folder, folder, videos))
@@ -189,19 +196,7 @@ def _classes(folder: Path) -> _Classes:
     return classes
 
 
-def _complete(folder: Path, splits: dict[str, _Classes]) -> dict[str, _Classes]:
-    """All three splits from those that are given."""
-    evaluated = splits.get("val") or splits.get("test")
-    if "train" not in splits or evaluated is None:
-        raise ValueError(f"{folder} holds {', '.join(splits)} alone; add the other split")
-    splits = {"val": evaluated, "test": evaluated} | splits
-    for split in ("val", "test"):
-        if unknown := sorted(set(splits[split]) - set(splits["train"])):
-            raise ValueError(f"{folder / split / unknown[0]}: train/ has no class of this name")
-    return splits
-
-
-def _set_aside(folder: Path, fraction: float) -> dict[str, _Classes]:
+def _set_aside(folder: Path, fraction: float) -> tuple[_Classes, _Classes]:
     """Part a fraction of each class from it, chosen by a hash of the videos' names."""
     if not 0 < fraction < 1:
         raise ValueError(f"--val-fraction is {fraction}: give a number between 0 and 1")
@@ -217,4 +212,4 @@ def _set_aside(folder: Path, fraction: float) -> dict[str, _Classes]:
         train[name] = sorted({*paths} - {*val[name]})
     if not any(val.values()):
         raise ValueError(f"{folder}: no class has two videos, so that none can be set aside")
-    return {"train": train, "val": val, "test": val}
+    return train, val

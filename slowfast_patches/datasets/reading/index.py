@@ -113,13 +113,12 @@ def _open(csv: Path, paths: Sequence[str], workers: int | None, max_pixels: int)
     left = {path: name for name, path in path_of.items() if name not in known}
     logger.info("index of %s: %d videos to scan", csv, len(left))
     each = scan_each(list(left), workers=workers, max_pixels=max_pixels)
-    bar = tqdm(desc=f"index of {csv.name}", total=len(left), unit="video", disable=None)
+    bar = tqdm(each, f"index of {csv.name}", len(left), unit="video", disable=None)
     saved = began
     try:
-        with contextlib.closing(each), bar:
-            for path, record in each:
+        with contextlib.closing(each):
+            for path, record in bar:
                 known[left[path]] = _entry(status[left[path]], record)
-                bar.update()
                 if time.monotonic() - saved > _SAVE_SECONDS:
                     _save(csv, known)
                     saved = time.monotonic()

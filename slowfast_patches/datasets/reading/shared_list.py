@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import pickle
+from array import array
 from collections.abc import Iterable, Sequence
 from typing import Any, TypeVar
 
@@ -21,9 +22,13 @@ class SharedList(Sequence[T]):
     """
 
     def __init__(self, items: Iterable[T]) -> None:
-        rows = [pickle.dumps(item) for item in items]
-        self._ends = np.cumsum([0, *map(len, rows)])
-        self._data = np.frombuffer(b"".join(rows), np.uint8)
+        data = bytearray()
+        ends = array("q", [0])
+        for item in items:
+            data += pickle.dumps(item)
+            ends.append(len(data))
+        self._ends = np.frombuffer(ends, np.int64)
+        self._data = np.frombuffer(data, np.uint8)
 
     def __len__(self) -> int:
         return len(self._ends) - 1

@@ -421,3 +421,4 @@ def test_mistakes_are_named(run, data, tmp_path, monkeypatch, args, message):
     assert status == 2
     assert message in output
     assert not (tmp_path / "out/videos").exists()
+    assert not (data / "out").exists()

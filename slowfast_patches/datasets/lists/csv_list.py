@@ -8,9 +8,18 @@ from collections.abc import Iterable, Iterator
 from pathlib import Path
 from typing import NamedTuple
 
+from slowfast_patches.config.recipe import Recipe
 from slowfast_patches.datasets.reading.shared_list import SharedList
 
-__all__ = ["LabelledVideo", "check_label", "check_list", "read_csv", "read_utf8", "split_line"]
+__all__ = [
+    "LabelledVideo",
+    "check_label",
+    "check_list",
+    "read_csv",
+    "read_kinetics",
+    "read_utf8",
+    "split_line",
+]
 
 
 class LabelledVideo(NamedTuple):
@@ -56,6 +65,16 @@ def read_csv(
     if not videos:
         raise ValueError(f"{path}: no videos in the list")
     return videos
+
+
+def read_kinetics(recipe: Recipe, path: Path, split: str) -> SharedList[LabelledVideo]:
+    """The videos of a list as a recipe says. Raises as `read_csv`."""
+    return read_csv(
+        path,
+        prefix=recipe.data.path_prefix,
+        separator=recipe.data.path_label_separator,
+        num_classes=recipe.model.num_classes,
+    )
 
 
 def split_line(line: str, separator: str) -> tuple[str, int]:

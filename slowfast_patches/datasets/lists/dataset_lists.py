@@ -18,8 +18,8 @@ from typing import Any
 
 from slowfast_patches.config.recipe import Recipe
 from slowfast_patches.datasets.lists.class_names import in_order, named_classes
-from slowfast_patches.datasets.lists.csv_list import LabelledVideo, read_csv, read_utf8
-from slowfast_patches.datasets.lists.frame_list import FrameVideo, read_frame_list
+from slowfast_patches.datasets.lists.csv_list import LabelledVideo, read_kinetics, read_utf8
+from slowfast_patches.datasets.lists.frame_list import FrameVideo, read_charades
 from slowfast_patches.datasets.lists.ssv2_list import labels_file, read_ssv2, ssv2_classes
 from slowfast_patches.utils.tables import first_few
 
@@ -172,24 +172,6 @@ def _ssv2_path(recipe: Recipe, split: str) -> Path:
     return path if path.is_file() else labels_file(path.parent, split)
 
 
-def _read_kinetics(recipe: Recipe, path: Path, split: str) -> Sequence[Any]:
-    return read_csv(
-        path,
-        prefix=recipe.data.path_prefix,
-        separator=recipe.data.path_label_separator,
-        num_classes=recipe.model.num_classes,
-    )
-
-
-def _read_charades(recipe: Recipe, path: Path, split: str) -> Sequence[Any]:
-    return read_frame_list(
-        path,
-        prefix=recipe.data.path_prefix,
-        num_classes=recipe.model.num_classes,
-        fps=float(recipe.data.target_fps),
-    )
-
-
 def _charades_classes(folder: Path) -> tuple[str, ...] | None:
     """From Charades_v1_classes.txt, which has "c000 Holding some clothes" a line."""
     path = folder / "Charades_v1_classes.txt"
@@ -210,7 +192,7 @@ class DataSet:
 
     path: Callable[[Recipe, str], Path] = _csv_path
     """The file that lists a split."""
-    read: Callable[[Recipe, Path, str], Sequence[Any]] = _read_kinetics
+    read: Callable[[Recipe, Path, str], Sequence[Any]] = read_kinetics
     """The videos of a split, from its file."""
     classes: Callable[[Path], tuple[str, ...] | None] = named_classes
     """Names by class number, from files in the data folder; None where there are none."""
@@ -241,7 +223,7 @@ DATASETS: dict[str, DataSet] = {
     ),
     "charades": DataSet(
         path=_csv_or_val_path,
-        read=_read_charades,
+        read=read_charades,
         classes=_charades_classes,
         multi_label=True,
         counts_frames=True,

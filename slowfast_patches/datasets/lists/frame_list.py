@@ -21,12 +21,13 @@ from pathlib import Path
 from typing import NamedTuple
 
 from multigrid import Video
+from slowfast_patches.config.recipe import Recipe
 from slowfast_patches.datasets.lists.csv_list import check_label, check_list, read_utf8
 from slowfast_patches.datasets.reading.files import MAX_PIXELS, jpeg_size
 from slowfast_patches.datasets.reading.shared_list import SharedList
 from slowfast_patches.datasets.reading.video_record import Kind, VideoRecord
 
-__all__ = ["HEADER", "FrameVideo", "Run", "is_frame_list", "read_frame_list"]
+__all__ = ["HEADER", "FrameVideo", "Run", "is_frame_list", "read_charades", "read_frame_list"]
 
 HEADER = "original_vido_id video_id frame_id path labels"
 """The first line, as it is spelled in the lists that are around."""
@@ -108,6 +109,16 @@ def read_frame_list(
     status = path.stat()
     folder = os.fspath(prefix or path.parent)
     return _parsed(path, folder, num_classes, fps, (status.st_mtime_ns, status.st_size))
+
+
+def read_charades(recipe: Recipe, path: Path, split: str) -> SharedList[FrameVideo]:
+    """The videos of a frame list as a recipe says. Raises as `read_frame_list`."""
+    return read_frame_list(
+        path,
+        prefix=recipe.data.path_prefix,
+        num_classes=recipe.model.num_classes,
+        fps=float(recipe.data.target_fps),
+    )
 
 
 @lru_cache(maxsize=2)

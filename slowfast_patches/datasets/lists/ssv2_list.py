@@ -18,12 +18,12 @@ from pathlib import Path
 
 from slowfast_patches.config.recipe import Recipe
 from slowfast_patches.datasets.lists.class_names import in_order, read_json
-from slowfast_patches.datasets.lists.csv_list import LabelledVideo, read_csv
+from slowfast_patches.datasets.lists.csv_list import LabelledVideo, read_kinetics
 from slowfast_patches.datasets.lists.frame_list import (
     FrameVideo,
     Run,
     is_frame_list,
-    read_frame_list,
+    read_charades,
 )
 from slowfast_patches.datasets.reading.shared_list import SharedList
 from slowfast_patches.utils.tables import first_few
@@ -52,7 +52,6 @@ def read_ssv2(
         ValueError: a list or a json file is missing or says something wrong, or they do not have
             the same videos; with file, and line or entry.
     """
-    prefix = recipe.data.path_prefix
     classes = recipe.model.num_classes
     if path.suffix == ".json":
         if not path.is_file():
@@ -60,12 +59,10 @@ def read_ssv2(
                 f"'{path.parent}' has neither {split}.csv nor {path.name}; "
                 "set DATA.PATH_TO_DATA_DIR to the folder that has one"
             )
-        return SharedList(webm_videos(path, prefix, classes))
+        return SharedList(webm_videos(path, recipe.data.path_prefix, classes))
     if not is_frame_list(path):
-        separator = recipe.data.path_label_separator
-        return read_csv(path, prefix=prefix, separator=separator, num_classes=classes)
-    fps = float(recipe.data.target_fps)
-    videos = read_frame_list(path, prefix=prefix, num_classes=classes, fps=fps)
+        return read_kinetics(recipe, path, split)
+    videos = read_charades(recipe, path, split)
     file = labels_file(Path(recipe.data.path_to_data_dir), split)
     labels = _read_ids(file, classes)
     if odd := sorted(labels.keys() ^ {video.name for video in videos}):

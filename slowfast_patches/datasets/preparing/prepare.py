@@ -109,10 +109,7 @@ def prepare(
             f"--short-side {short_side} 16 or more"
         )
     out = Path(os.path.abspath(out))
-    for origin in (videos.origin for videos in lists):
-        # What is written must neither replace a list that is read nor be taken for a class.
-        if origin in (out, *out.parents) if origin.is_dir() else origin.parent == out:
-            raise ValueError(f"--output {out}: the data set itself lies there; choose another")
+    _check_apart(lists, out)
     start = time.perf_counter()
     root = os.path.commonpath([videos.root for videos in lists])
     with held(out, "--output"):
@@ -162,6 +159,13 @@ def format_report(report: Report) -> str:
         lines += ["  {path}: {reason}".format(**video) for video in bad[:_MOST_REASONS]]
     pairs = shlex.join(map(str, chain(*report.keys.items())))
     return "\n".join([*lines, f"To train on it, give: {pairs}"])
+
+
+def _check_apart(lists: Sequence[VideoList], out: Path) -> None:
+    """What is written must neither replace a list that is read nor be taken for a class."""
+    for origin in (videos.origin for videos in lists):
+        if origin in (out, *out.parents) if origin.is_dir() else origin.parent == out:
+            raise ValueError(f"--output {out}: the data set itself lies there; choose another")
 
 
 def _claim(out: Path, lists: Sequence[VideoList], how: dict[str, object]) -> None:

@@ -70,22 +70,12 @@ def split_group(data: bytes) -> list[Picture]:
         if data[header] & 31 in _PICTURES:
             units.append((data[header] & 96 != 0, start, position))
             start = position
-    return _numbered(units)
-
-
-def _numbered(units: list[tuple[bool, int, int]]) -> list[Picture]:
-    """Number the pictures as they are shown: those that follow an anchor come before it."""
-    anchors = [number for number, unit in enumerate(units) if unit[0]]
+    anchors = [order for order, (is_reference, _, _) in enumerate(units) if is_reference]
     if anchors[:1] != [0]:
         raise UnreadableVideoError("cannot be decoded: a group does not begin with an anchor")
-    pictures = list[Picture]()
-    shown = 0
-    for anchor, following in pairwise([*anchors, len(units)]):
-        between = following - anchor - 1
-        pictures.append(Picture(shown + between, *units[anchor]))
-        pictures += [Picture(shown + n, *units[anchor + 1 + n]) for n in range(between)]
-        shown += between + 1
-    return pictures
+    # As they are shown, the pictures that follow an anchor come before it.
+    following = dict(pairwise([*anchors, len(units)]))
+    return [Picture(following.get(order, order) - 1, *unit) for order, unit in enumerate(units)]
 
 
 def decode_prepared(

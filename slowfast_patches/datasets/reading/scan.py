@@ -99,6 +99,8 @@ def _try_scan(job: tuple[str, int]) -> VideoRecord | str:
 def _scan_video(
     path: str, container: InputContainer, stream: VideoStream, max_pixels: int
 ) -> VideoRecord:
+    """The record of a video file by its packets or, where these do not say when their frames are
+    shown, by its decoded frames."""
     packets = [
         (packet.pts, packet.is_keyframe)
         for packet in container.demux(stream)

@@ -60,6 +60,12 @@ def out(tmp_path: Path) -> Path:
     return tmp_path / "out"
 
 
+@pytest.fixture
+def prepare(run: Callable[..., tuple[int, str]], out: Path) -> Callable[..., tuple[int, str]]:
+    """`prepare(csv, ...)` to `out`: the exit status and what was printed."""
+    return lambda csv, *options: run("--csv", csv, "--output", out, *options)
+
+
 def write_list(csv: Path, *names: object) -> Path:
     lines = (f"{name} {number % 3}\n" for number, name in enumerate(names))
     csv.write_text("".join(lines), encoding="utf-8")
@@ -134,11 +140,11 @@ def test_a_data_set_comes_out_as_it_went_in_and_trains(run, data, out):
     assert sorted(path.name for path in out.iterdir()) == before  # the index was there already
 
 
-def test_short_side_prefix_and_separator_are_obeyed(run, data, out, tmp_path):
+def test_short_side_prefix_and_separator_are_obeyed(prepare, data, out, tmp_path):
     csv = tmp_path / "my.csv"
     csv.write_text("a.mp4\t7\nwith space/c d.mkv\t0\n")
     options = ["--prefix", data, "--separator", r"\t", "--short-side", 32]
-    status, output = run("--csv", csv, "--output", out, "--workers", 1, *options)
+    status, output = prepare(csv, "--workers", 1, *options)
     assert (status, r"DATA.PATH_LABEL_SEPARATOR '\t'" in output) == (0, True)
     names = [("videos/a.mp4.mp4", 7), ("videos/with space/c d.mkv.mp4", 0)]
     assert rows(out / "my.csv", "\t") == names
@@ -200,11 +206,11 @@ def test_lists_of_several_folders_do_not_mix(run, tmp_path, out):
     assert (status, "give all lists at once" in output) == (2, True)
 
 
-def test_absolute_paths_and_paths_upwards_lie_inside(run, data, out):
+def test_absolute_paths_and_paths_upwards_lie_inside(prepare, data, out):
     (data / "lists").mkdir()
     names = ["../a.mp4", data / "a.avi", "../lists/../a.mp4", data / "a.mp4"]
     csv = write_list(data / "lists/train.csv", *names)
-    assert run("--csv", csv, "--output", out)[0] == 0
+    assert prepare(csv)[0] == 0
     a, b = "videos/a.mp4.mp4", "videos/a.avi.mp4"
     assert [name for name, _ in rows(out / "train.csv")] == [a, b, a, a]
     assert sorted(times(out)) == sorted([a, b])
@@ -213,16 +219,16 @@ def test_absolute_paths_and_paths_upwards_lie_inside(run, data, out):
 # Continuing.
 
 
-def test_a_second_run_writes_what_is_missing_and_no_more(run, data, out):
-    command = ["--csv", data / "train.csv", "--output", out]
-    run(*command)
+def test_a_second_run_writes_what_is_missing_and_no_more(prepare, data, out):
+    csv = data / "train.csv"
+    prepare(csv)
     before = times(out)
     deleted, cut, changed, gone, same = before
     (out / deleted).unlink()
     (out / cut).write_bytes((out / cut).read_bytes()[:-1])
     write_video(data / changed.removeprefix("videos/").removesuffix(".mp4"), noise(9, seed=9))
     (data / gone.removeprefix("videos/").removesuffix(".mp4")).unlink()
-    status, output = run(*command)
+    status, output = prepare(csv)
     assert status == 0
     assert {name for name, when in times(out).items() if when == before[name]} >= {gone, same}
     assert scan(str(out / changed)).video.frames == 9
@@ -231,10 +237,10 @@ def test_a_second_run_writes_what_is_missing_and_no_more(run, data, out):
     assert next(line for line in output.splitlines() if "earlier" in line).split()[-1] == "2"
 
 
-def test_a_data_set_that_moved_is_the_same(run, data, out, tmp_path, monkeypatch):
-    run("--csv", data / "train.csv", "--output", out)
+def test_a_data_set_that_moved_is_the_same(prepare, data, tmp_path):
+    prepare(data / "train.csv")
     data.rename(tmp_path / "moved")
-    report = json.loads(run("--csv", tmp_path / "moved/train.csv", "--output", out, "--json")[1])
+    report = json.loads(prepare(tmp_path / "moved/train.csv", "--json")[1])
     assert report["from_earlier_runs"] == 5
 
 
@@ -286,12 +292,12 @@ def test_a_run_that_is_killed_or_interrupted_continues(run, tmp_path, out):
 # Bad videos, and videos that kill.
 
 
-def test_a_bad_video_is_left_out_and_reported(run, data, out):
-    command = ["--csv", data / "train.csv", "--output", out]
+def test_a_bad_video_is_left_out_and_reported(prepare, data, out):
+    csv = data / "train.csv"
     good = (data / "a.mp4").read_bytes()
     (data / "a.mp4").write_text("#EXTM3U\n#EXTINF:1,\nb.mp4\n")
     (data / "a.avi").unlink()
-    status, output = run(*command)
+    status, output = prepare(csv)
     assert status == 1
     assert [label for _, label in rows(out / "train.csv")] == [1, 2, 0]
     reasons = dict(line.split("\t") for line in (out / "unreadable.txt").read_text().splitlines())
@@ -301,20 +307,20 @@ def test_a_bad_video_is_left_out_and_reported(run, data, out):
     assert f"{data / 'a.mp4'}: {reasons[str(data / 'a.mp4')]}" in output
     (data / "a.mp4").write_bytes(good)
     write_video(data / "a.avi", noise(4))
-    assert run(*command)[0] == 0
+    assert prepare(csv)[0] == 0
     assert not (out / "unreadable.txt").exists()
     assert len(rows(out / "train.csv")) == 5
 
 
-def test_a_wrong_prefix_stops_at_once(run, tmp_path, out):
+def test_a_wrong_prefix_stops_at_once(prepare, tmp_path):
     csv = write_list(tmp_path / "train.csv", *(f"{n}.mp4" for n in range(500)))
-    status, output = run("--csv", csv, "--output", out, "--workers", 2)
+    status, output = prepare(csv, "--workers", 2)
     assert status == 2
     for word in ("none of", "No such file", "--prefix"):
         assert word in output
 
 
-def test_a_killed_worker_is_survived_and_a_video_that_kills_two_is_named(run, tmp_path, out):
+def test_a_killed_worker_is_survived_and_a_video_that_kills_two_is_named(prepare, tmp_path, out):
     csv = lasting(tmp_path / "data", 2, 400)
     write_video(tmp_path / "data/short.mp4", noise(4))
     write_list(csv, "0.mp4", "short.mp4", "1.mp4")
@@ -333,7 +339,7 @@ def test_a_killed_worker_is_survived_and_a_video_that_kills_two_is_named(run, tm
             killed.add(pid)
 
     with meanwhile(kill):
-        status, output = run("--csv", csv, "--output", out, "--workers", 1)
+        status, output = prepare(csv, "--workers", 1)
     assert (status, "0.mp4: kills the process" in output) == (1, True)
     assert rows(out / "train.csv") == [("videos/short.mp4.mp4", 1), ("videos/1.mp4.mp4", 2)]
     assert not temporaries(out)
@@ -342,7 +348,7 @@ def test_a_killed_worker_is_survived_and_a_video_that_kills_two_is_named(run, tm
 # The disk.
 
 
-def test_what_does_not_fit_is_refused_before_the_disk_is_full(run, tmp_path, out, monkeypatch):
+def test_what_does_not_fit_is_refused_before_the_disk_is_full(prepare, tmp_path, out, monkeypatch):
     names = [f"{number}.mp4" for number in range(20)]
     for number, name in enumerate(names):
         write_video(tmp_path / "data" / name, noise(4, seed=number))
@@ -350,18 +356,18 @@ def test_what_does_not_fit_is_refused_before_the_disk_is_full(run, tmp_path, out
     usage = namedtuple("usage", "total used free")
     free = {"bytes": 10}
     monkeypatch.setattr(shutil, "disk_usage", lambda path: usage(100, 90, free["bytes"]))
-    command = ["--csv", csv, "--output", out, "--workers", 2]
-    status, output = run(*command)
+    command = [csv, "--workers", 2]
+    status, output = prepare(*command)
     assert status == 2
     assert "the other 12 videos will take" in output
     assert 8 <= len(times(out)) < 14
     before, free["bytes"] = inodes(out), 10**9
-    assert run(*command)[0] == 0
+    assert prepare(*command)[0] == 0
     assert inodes(out) > before
     assert len(rows(out / "train.csv")) == 20
 
 
-def test_a_full_disk_loses_nothing(run, data, out, tmp_path):
+def test_a_full_disk_loses_nothing(run, prepare, data, out, tmp_path):
     """A limit on the size of files stands for the end of the disk: writing fails in the middle."""
     write_video(data / "big.mp4", noise(20, 320, 256))
     csv = write_list(data / "train.csv", "a.mp4", "a.avi", "big.mp4", "with space/c d.mkv")
@@ -369,14 +375,14 @@ def test_a_full_disk_loses_nothing(run, data, out, tmp_path):
     server, limit = forkserver._forkserver._forkserver_pid, resource.RLIMIT_FSIZE
     before = resource.prlimit(server, limit, (40_000, resource.getrlimit(limit)[1]))
     try:
-        status, output = run("--csv", csv, "--output", out, "--workers", 1)
+        status, output = prepare(csv, "--workers", 1)
     finally:
         resource.prlimit(server, limit, before)
     assert (status, "File too large" in output) == (2, True)
     assert not temporaries(out)
     assert not (out / "train.csv").exists()
     made = inodes(out)
-    assert run("--csv", csv, "--output", out)[0] == 0
+    assert prepare(csv)[0] == 0
     assert inodes(out) >= made
     assert len(rows(out / "train.csv")) == 4
 
@@ -384,10 +390,12 @@ def test_a_full_disk_loses_nothing(run, data, out, tmp_path):
 # What is refused.
 
 
-def test_other_settings_and_lists_that_were_not_made_here_are_refused(run, data, out, tmp_path):
-    run("--csv", data / "val.csv", "--output", out)
+def test_other_settings_and_lists_that_were_not_made_here_are_refused(
+    run, prepare, data, out, tmp_path
+):
+    prepare(data / "val.csv")
     before = times(out)
-    status, output = run("--csv", data / "val.csv", "--output", out, "--short-side", 128)
+    status, output = prepare(data / "val.csv", "--short-side", 128)
     assert (status, "prepared with short_side 256 (now 128); choose" in output) == (2, True)
     (tmp_path / "foreign").mkdir()
     write_list(tmp_path / "foreign/val.csv", "mine")
@@ -396,7 +404,7 @@ def test_other_settings_and_lists_that_were_not_made_here_are_refused(run, data,
     assert (tmp_path / "foreign/val.csv").read_text() == "mine 0\n"
     write_video(tmp_path / "other/a.mp4", noise(3))
     csv = write_list(tmp_path / "other/val.csv", "a.mp4")
-    status, output = run("--csv", csv, "--output", out)
+    status, output = prepare(csv)
     assert (status, f"root {data} (now {csv.parent})" in output) == (2, True)
     assert times(out) == before
 

@@ -37,7 +37,7 @@ import shlex
 import sys
 from collections.abc import Sequence
 from contextlib import nullcontext, redirect_stdout
-from itertools import chain
+from dataclasses import asdict
 from pathlib import Path
 
 from slowfast_patches.utils import command_line
@@ -49,7 +49,6 @@ from slowfast_patches.datasets.lists.class_names import named_classes
 from slowfast_patches.datasets.lists.dataset_lists import repeated_videos
 from slowfast_patches.datasets.preparing.prepare import format_report, prepare
 from slowfast_patches.datasets.preparing.video_lists import (
-    ClassFolders,
     VideoList,
     find_classes,
     read_lists,
@@ -57,11 +56,10 @@ from slowfast_patches.datasets.preparing.video_lists import (
     write_class_lists,
 )
 from slowfast_patches.datasets.reading.files import MAX_PIXELS
-from slowfast_patches.utils.tables import first_few
 
 
 def parse_args(argv: list[str] | None = None) -> argparse.Namespace:
-    """The command line; an option that would have no effect is an error."""
+    """The command line."""
     parser = command_line.command_parser(__doc__)
     data = parser.add_mutually_exclusive_group(required=True)
     data.add_argument(
@@ -73,14 +71,15 @@ def parse_args(argv: list[str] | None = None) -> argparse.Namespace:
     add("--output", type=Path, metavar="DIR", help="folder of the prepared set")
     add("--json", action="store_true", help="with --output: print JSON, and nothing else")
     add("--workers", type=int, metavar="N", help="processes (one per core)")
-    add("--short-side", type=int, metavar="PIXELS", help="at most (256)")
+    add("--short-side", type=int, metavar="PIXELS", default=256, help="at most (%(default)s)")
     add(
         "--max-frame-pixels",
         type=int,
         metavar="N",
-        help=f"refuse larger frames, as DATA.MAX_FRAME_PIXELS ({MAX_PIXELS})",
+        default=MAX_PIXELS,
+        help="refuse larger frames, as DATA.MAX_FRAME_PIXELS (%(default)s)",
     )
-    add("--prefix", metavar="DIR", help="where the lists' paths start (the folder of each list)")
+    add("--prefix", metavar="DIR", default="", help="where the lists' paths start (their folder)")
     add(
         "--separator",
         default=" ",
@@ -89,17 +88,12 @@ def parse_args(argv: list[str] | None = None) -> argparse.Namespace:
     )
     add("--val-fraction", type=float, metavar="F", help="of each class to set aside (0.1)")
     args = parser.parse_args(argv)
-    source = "--csv" if args.csv else "--folder" if args.folder else "--ssv2"
-    if source != "--folder" and args.output is None:
-        parser.error(f"{source} needs --output")
-    if args.json and args.output is None:
-        parser.error("--json needs --output")
-    without = ["prefix"] if source == "--folder" else ["val_fraction"]
-    if args.output is None:
-        without += ["workers", "short_side", "max_frame_pixels"]
-    for name in without:
-        if getattr(args, name) is not None:
-            parser.error(f"{command_line.option_of(name)} has no effect here")
+    if args.output is None and (args.json or not args.folder):
+        parser.error("--output is needed, but with --folder to write lists alone")
+    if args.folder and args.prefix:
+        parser.error("--prefix has no effect with --folder")
+    if args.val_fraction is not None and not args.folder:
+        parser.error("--val-fraction has no effect without --folder")
     return args
 
 
@@ -110,53 +104,38 @@ def main(argv: list[str] | None = None) -> int:
     with redirect_stdout(sys.stderr) if args.json else nullcontext():
         lists, classes = find_lists(args)
         if args.output is None:
+            write_class_lists(lists, classes, args.folder, args.separator)
+            keys = ["DATA.PATH_TO_DATA_DIR", str(args.folder.absolute())]
+            keys += ["MODEL.NUM_CLASSES", str(len(classes))]
+            print(f"To train on it, give: {shlex.join(keys)}")
             return 0
         report = prepare(
             lists,
             args.output,
-            short_side=256 if args.short_side is None else args.short_side,
-            max_pixels=MAX_PIXELS if args.max_frame_pixels is None else args.max_frame_pixels,
+            short_side=args.short_side,
+            max_pixels=args.max_frame_pixels,
             workers=args.workers,
             separator=args.separator,
             classes=classes,
         )
-    print(json.dumps(report.to_json(), indent=2) if args.json else format_report(report))
+    print(json.dumps(asdict(report), indent=2) if args.json else format_report(report))
     return 1 if report.unreadable else 0
 
 
 def find_lists(args: argparse.Namespace) -> tuple[Sequence[VideoList], Sequence[str]]:
-    """The lists to prepare, and the classes where they have names; those of a folder are written
-    there without --output."""
+    """The lists to prepare, and the classes where they have names."""
     if args.csv:
-        lists = read_lists(args.csv, prefix=args.prefix or "", separator=args.separator)
-        for text in chain(*(repeated_videos(found.origin, found.videos) for found in lists)):
-            print(f"warning: {text}", file=sys.stderr)
+        lists = read_lists(args.csv, prefix=args.prefix, separator=args.separator)
+        for listed in lists:
+            for text in repeated_videos(listed.origin, listed.videos):
+                print(f"warning: {text}", file=sys.stderr)
         return lists, named_classes(args.csv[0].parent) or ()
     if args.ssv2:
-        return read_ssv2_lists(args.ssv2, prefix=args.prefix or "")
-    found = find_classes(args.folder, args.val_fraction)
-    describe(found)
-    if args.output is None:
-        write_class_lists(found, args.separator)
-        keys = ["DATA.PATH_TO_DATA_DIR", str(found.folder)]
-        keys += ["MODEL.NUM_CLASSES", str(len(found.classes))]
-        print(f"To train on it, give: {shlex.join(keys)}")
-    return found.lists, found.classes
-
-
-def describe(found: ClassFolders) -> None:
-    """Print what was found in the folders."""
-    counts = [f"{len(videos.videos)} in {videos.name}" for videos in found.lists]
-    _, val, test = found.lists
-    if test.videos == val.videos:
-        counts[-1] = f"{test.name} is {val.name}"
-    print(f"{found.folder}: {len(found.classes)} classes; videos: {', '.join(counts)}")
-    if found.beside:
-        print(
-            f"warning: {len(found.beside)} files and folders beside the videos of a class are none "
-            f"and are not looked into: {first_few(found.beside)}",
-            file=sys.stderr,
-        )
+        return read_ssv2_lists(args.ssv2, prefix=args.prefix)
+    lists, classes = find_classes(args.folder, args.val_fraction)
+    counts = [f"{len(listed.videos)} in {listed.name}" for listed in lists]
+    print(f"{args.folder}: {len(classes)} classes; videos: {', '.join(counts)}")
+    return lists, classes
 
 
 if __name__ == "__main__":

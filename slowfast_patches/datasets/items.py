@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
 from itertools import groupby
-from typing import Any, ClassVar, cast
+from typing import Any, cast
 
 import numpy as np
 import torch
@@ -28,6 +28,7 @@ from slowfast_patches.datasets.reading.clip_reader import read_clip, read_clips
 from slowfast_patches.datasets.reading.files import MAX_PIXELS
 from slowfast_patches.datasets.reading.index import VideoIndex
 from slowfast_patches.datasets.reading.video_record import UnreadableVideoError, VideoRecord
+from slowfast_patches.utils.command_line import MISTAKE_STATUS, ToolError
 
 __all__ = ["Clips", "EvaluationBatch", "Label", "Sampling", "TooManyUnreadableError"]
 
@@ -53,8 +54,10 @@ class EvaluationBatch(Batch):
     videos: Tensor
 
 
-class TooManyUnreadableError(ValueError):
+class TooManyUnreadableError(ToolError):
     """So many videos are unreadable that the list or its prefix must be wrong."""
+
+    exit_status = MISTAKE_STATUS
 
     def __init__(self, message: str) -> None:
         # The loader re-raises a worker's error with the worker's traceback as its message.
@@ -63,33 +66,20 @@ class TooManyUnreadableError(ValueError):
 
 @dataclass(frozen=True)
 class Sampling:
-    """Where clips are taken from their videos: the baseline's grid, and what `multigrid.make_grid`
-    and `plan_test` are told beside it."""
+    """Where clips are taken from their videos: the baseline's grid, and options of
+    `multigrid.plan_train`, `make_grid` and `plan_test`."""
 
     base: Shape
     stride: int
     short_sides: tuple[int, int]
     target_fps: float = 30.0
-    flip: bool = True
-    inverse_scale: bool = False
-    segments: bool = False
-    exact_strides: bool = False
-    keep_field_of_view: bool = False
+    grid: Mapping[str, bool] = field(default_factory=dict)
+    """flip, inverse_scale, segments, exact_strides, keep_field_of_view."""
     to_end: bool = False
 
     def training_plan(self, rng: np.random.Generator, shape: Shape, video: Video) -> ClipPlan:
         """A random clip of a video on the grid of a shape."""
-        grid = make_grid(
-            shape,
-            self.base,
-            self.stride,
-            self.short_sides,
-            flip=self.flip,
-            inverse_scale=self.inverse_scale,
-            segments=self.segments,
-            exact_strides=self.exact_strides,
-            keep_field_of_view=self.keep_field_of_view,
-        )
+        grid = make_grid(shape, self.base, self.stride, self.short_sides, **self.grid)
         return plan_train(rng, grid, video, self.target_fps)
 
     def evaluation_plan(
@@ -110,8 +100,8 @@ class Sampling:
             spatial=(part % crops, crops),
             target_fps=self.target_fps,
             short_side=max(crop, self.short_sides[0]) if crops == 1 else crop,
-            segments=self.segments,
-            exact_strides=self.exact_strides,
+            segments=self.grid.get("segments", False),
+            exact_strides=self.grid.get("exact_strides", False),
             to_end=self.to_end,
         )
 
@@ -125,13 +115,11 @@ class Clips(torch.utils.data.Dataset[dict[str, Any]]):
 
     A list of them is a whole mini-batch, each clip read into its place: what the loader asks for.
     In evaluation, it is without the clips that cannot be read (`unread`).
+
     An item has `clip` (T, S, S, 3) uint8, `label`, `flip`, `iteration`, `video` (its number in the
     list), and `failures`: (path, reason) of videos that could not be read and were replaced by
     another, which the request alone decides. One of training has `extents`, as a `ClipPlan`.
     """
-
-    advice: ClassVar[str] = "check the list"
-    """What to do where no video can be read."""
 
     def __init__(
         self,
@@ -154,7 +142,8 @@ class Clips(torch.utils.data.Dataset[dict[str, Any]]):
         self._reading = {"threads": threads, "max_pixels": max_pixels}
 
     def _label(self, video: Any, plan: ClipPlan | None) -> Label:
-        """The label of a clip of a video; `plan` is None where the video cannot be read."""
+        """The label of a training clip of a video; of an evaluation, where `plan` is None, all its
+        clips have the same."""
         label: Label = video.label
         return label
 
@@ -186,25 +175,21 @@ class Clips(torch.utils.data.Dataset[dict[str, Any]]):
         """The mini-batch of some requests of one shape."""
         clips = empty_clips(len(requests), *self._sides(requests[0]))
         items = self._read(requests, [clip.numpy() for clip in clips])
-        iteration = items[0]["iteration"]
-        failures = [f for item in items for f in item["failures"]]
-        is_training = isinstance(requests[0], ClipRequest)
         labels = torch.as_tensor(np.asarray([item["label"] for item in items]))
-        if any(item.get("unread") for item in items):
-            read = [number for number, item in enumerate(items) if not item.get("unread")]
+        read = [number for number, item in enumerate(items) if not item.get("unread")]
+        if len(read) < len(items):
             clips = clips[read]
-            items = [items[number] for number in read]
             labels = labels[read]
         batch = EvaluationBatch(
             clips=clips,
             labels=labels,
-            flips=torch.tensor([item["flip"] for item in items], dtype=torch.bool),
-            iteration=iteration,
-            failures=failures,
-            videos=torch.tensor([item["video"] for item in items], dtype=torch.int64),
+            flips=torch.tensor([items[n]["flip"] for n in read], dtype=torch.bool),
+            iteration=items[0]["iteration"],
+            failures=[failure for item in items for failure in item["failures"]],
+            videos=torch.tensor([items[n]["video"] for n in read], dtype=torch.int64),
         )
         batch = cast(EvaluationBatch, _Batch(batch))
-        if is_training:
+        if "extents" in items[0]:
             batch["extents"] = torch.tensor([item["extents"] for item in items])
         return batch
 
@@ -217,8 +202,8 @@ class Clips(torch.utils.data.Dataset[dict[str, Any]]):
     def _read(
         self, requests: Sequence[ClipRequest | int], outs: Sequence[NDArray[np.uint8]]
     ) -> list[dict[str, Any]]:
-        """Read clips to `outs`; all there is to say of each. In evaluation, clips of one video that
-        follow each other are read in one pass."""
+        """Read clips to `outs`; returns their items without `clip`. In evaluation, clips of one
+        video that follow each other are read in one pass."""
         both: Any = list(zip(requests, outs, strict=True))
         if isinstance(requests[0], ClipRequest):
             return [self._read_training(request, out) for request, out in both]
@@ -257,7 +242,7 @@ class Clips(torch.utils.data.Dataset[dict[str, Any]]):
         path, reason = failures[0]
         return TooManyUnreadableError(
             f"{len(failures)} videos in a row could not be read, the first {path}: {reason}; "
-            f"{self.advice}"
+            "check the list, and what its paths start from (DATA.PATH_PREFIX)"
         )
 
     def _read_evaluation(
@@ -265,19 +250,15 @@ class Clips(torch.utils.data.Dataset[dict[str, Any]]):
     ) -> list[dict[str, Any]]:
         """Some of a video's clips on the baseline's grid; black where they cannot be read."""
         video = self.videos[index]
-        item = {"flip": False, "video": index, "iteration": -1}
-        views = self._views
-        crop = self._crop
+        item = {"label": self._label(video, None), "flip": False, "video": index, "iteration": -1}
+        plan = self.sampling.evaluation_plan
         try:
             record = self._record(index)
-            plans = [
-                self.sampling.evaluation_plan(record.video, part, views, crop) for part, _ in parts
-            ]
+            plans = [plan(record.video, part, self._views, self._crop) for part, _ in parts]
             read_clips(video.path, record, plans, [out for _, out in parts], **self._reading)
         except UnreadableVideoError as error:
             if len(parts) > 1:  # one by one, those that can be read are
                 return [clip for part in parts for clip in self._read_evaluation(index, [part])]
             parts[0][1][:] = 0
-            told = {"failures": [(video.path, str(error))], "unread": True}
-            return [item | {"label": self._label(video, None), **told}]
-        return [item | {"label": self._label(video, plan), "failures": []} for plan in plans]
+            return [item | {"failures": [(video.path, str(error))], "unread": True}]
+        return [item | {"failures": []} for _ in parts]

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 import os
+from itertools import chain
 from typing import Any
 
 from torch.utils.data import DataLoader, Dataset
@@ -72,15 +73,18 @@ def loading_advice(recipe: Recipe, dataset: Any) -> str:
     """What to do where training waits for this data set."""
     workers = num_workers(recipe)
     cores = cores_of_process(recipe)
+    index = getattr(dataset, "index", None)
     ways = []
-    if not getattr(getattr(dataset, "index", None), "is_prepared", True):
+    if index is not None and not index.is_prepared:
         path = list_path(recipe, "train")
         source = f"--csv {path}" if path.suffix == ".csv" else f"--ssv2 {path.parent}"
         prepare = f"multigrid-prepare {source} --output DIR"
         ways.append(f"{prepare} writes a data set that reads several times faster (docs/data.md)")
     if workers < max(1, cores - 1):
-        now = f"now {workers}; there are {cores} cores for this process"
-        ways.append(f"raise DATA_LOADER.NUM_WORKERS ({now})")
+        ways.append(
+            f"raise DATA_LOADER.NUM_WORKERS (now {workers}; there are {cores} cores for this "
+            "process)"
+        )
     return ", and ".join(ways) or "a faster disk or more cores would help"
 
 
@@ -130,17 +134,16 @@ def _evaluation_batches(
     dataset: Any, batch_size: int, rank: int, world_size: int
 ) -> list[list[int]]:
     """The clips of this rank's videos, those of a video together: they are read in one pass."""
-    videos = len(dataset.videos)
-    clips = len(dataset) // videos
-    of_rank = range(videos)[rank::world_size]
+    clips = len(dataset) // len(dataset.videos)
+    of_rank = [range(v * clips, (v + 1) * clips) for v in range(len(dataset.videos))]
+    of_rank = of_rank[rank::world_size]
     if clips <= batch_size:
         at_once = batch_size // clips
-        runs = [of_rank[i : i + at_once] for i in range(0, len(of_rank), at_once)]
-        return [[v * clips + part for v in run for part in range(clips)] for run in runs]
+        groups = (of_rank[i : i + at_once] for i in range(0, len(of_rank), at_once))
+        return [list(chain.from_iterable(group)) for group in groups]
     most = max(batch_size, _MOST_BYTES // getattr(dataset, "clip_bytes", _MOST_BYTES))
     size = -(-clips // -(-clips // most))
-    parts = [range(i, min(i + size, clips)) for i in range(0, clips, size)]
-    return [[video * clips + part for part in run] for video in of_rank for run in parts]
+    return [list(video[i : i + size]) for video in of_rank for i in range(0, clips, size)]
 
 
 def precise_bn_loader(

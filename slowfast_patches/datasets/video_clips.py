@@ -19,6 +19,8 @@ from slowfast_patches.utils.command_line import printable
 
 __all__ = ["VideoClips"]
 
+_PAIRS = "give (path, label) pairs, all with a class from 0 or all with a float32 vector"
+
 Videos = str | os.PathLike[str] | Sequence[tuple[str | os.PathLike[str], Label]]
 
 
@@ -55,8 +57,8 @@ class VideoClips(Clips):
         keep_field_of_view: coarse crops show as much of a frame as the baseline's.
 
     Raises:
-        ValueError: no such list, a line or pair that is none, no video that can be read, or
-            numbers that make no clip.
+        ValueError: no such list, an invalid line or pair, no video that can be read, or numbers
+            that make no clip.
     """
 
     def __init__(
@@ -76,35 +78,27 @@ class VideoClips(Clips):
     ) -> None:
         if short_sides is None:
             short_sides = (round(base.crop * 256 / 224), round(base.crop * 320 / 224))
-        if stride < 1 or target_fps < 0:
+        low, high = short_sides
+        if stride < 1 or target_fps < 0 or not base.crop <= low <= high:
             raise ValueError(
-                f"stride {stride} and target_fps {target_fps} make no clip: give 1 or more frames, "
-                "and 0 or more of them a second"
+                f"stride {stride}, target_fps {target_fps} and short_sides {low} to {high} make no "
+                f"clip: give 1 or more, 0 or more, and a range from {base.crop} (the crop) or more"
             )
-        least, most = short_sides
-        if not base.crop <= least <= most:
-            raise ValueError(
-                f"short_sides {tuple(short_sides)} are no range from {base.crop}, the crop, or more"
-            )
+        grid = {
+            "flip": flip,
+            "inverse_scale": inverse_scale,
+            "segments": segments,
+            "exact_strides": exact_strides,
+            "keep_field_of_view": keep_field_of_view,
+        }
         file, listed = _listed(videos)
         index = open_index(file, [video.path for video in listed])
         if len(index.unreadable) == len(listed):
             first = "{}: {}".format(*index.unreadable[0])
-            raise ValueError(
-                f"none of the {len(listed)} videos can be read, the first {first}; {self.advice}"
-            )
-        sampling = Sampling(
-            base,
-            stride,
-            short_sides,
-            target_fps=target_fps,
-            flip=flip,
-            inverse_scale=inverse_scale,
-            segments=segments,
-            exact_strides=exact_strides,
-            keep_field_of_view=keep_field_of_view,
+            raise ValueError(f"none of {len(listed)} videos can be read, the first {first}")
+        super().__init__(
+            listed, index, Sampling(base, stride, short_sides, target_fps, grid), seed=seed
         )
-        super().__init__(listed, index, sampling, seed=seed)
 
     @property
     def num_classes(self) -> int:
@@ -138,32 +132,16 @@ def _listed(videos: Videos) -> tuple[Path, Sequence[LabelledVideo]]:
     if isinstance(videos, (str, os.PathLike)):
         file = Path(videos)
         if not file.is_file():
-            what = "is not a file" if file.exists() else "no such file"
-            raise ValueError(f"{file}: {what}; give a csv file of videos, or (path, label) pairs")
-        return file, read_csv(file, num_classes=None)
-    listed = [_labelled(number, pair) for number, pair in enumerate(videos)]
-    if not listed:
-        raise ValueError("there are no videos: give (path, label) pairs")
-    first, *others = (np.shape(video.label) for video in listed)
-    if number := next((n for n, shape in enumerate(others, start=1) if shape != first), 0):
-        raise ValueError(
-            f"the label of videos[{number}] is of shape {others[number - 1]}, that of videos[0] of "
-            f"{first}: give all a class, or all a vector of one length"
-        )
-    return unlisted([video.path for video in listed]), listed
-
-
-def _labelled(number: int, pair: Any) -> LabelledVideo:
+            raise ValueError(f"{file}: no such file; give a csv file, or (path, label) pairs")
+        return file, read_csv(file)
     try:
-        path, label = pair
-        kind = np.asarray(label)
-        if not isinstance(pair, str) and kind.ndim == 0 and kind.dtype.kind in "iu" and label >= 0:
-            return LabelledVideo(os.fspath(path), int(label))
-        if kind.ndim == 1 and kind.dtype == np.float32:
-            return LabelledVideo(os.fspath(path), label)
-    except (TypeError, ValueError):
-        pass
-    raise ValueError(
-        f"videos[{number}] is {pair!r:.100}, not a path and a label: a class from 0, or a float32 "
-        "vector"
+        paths = [os.fspath(path) for path, _ in videos]
+        labels = np.asarray([label for _, label in videos])
+    except (TypeError, ValueError) as error:
+        raise ValueError(f"{_PAIRS}: {error}") from error
+    are_classes = labels.ndim == 1 and labels.dtype.kind in "iu" and bool((labels >= 0).all())
+    if not paths or not (are_classes or (labels.ndim == 2 and labels.dtype == np.float32)):
+        raise ValueError(_PAIRS)
+    return unlisted(paths), list(
+        map(LabelledVideo, paths, labels.tolist() if are_classes else labels)
     )

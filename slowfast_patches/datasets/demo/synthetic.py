@@ -103,12 +103,11 @@ class DemoSpec:
     height: int = 64
 
     def __post_init__(self) -> None:
-        for name, value in asdict(self).items():
-            least = {"frames": 1, "width": 32, "height": 32}.get(name, 0)
-            if value < least:
-                raise ValueError(f"{name} is {value}: give {least} or more")
-            if name in ("width", "height") and value % 2:
-                raise ValueError(f"{name} is {value}: h264 wants an even number of pixels")
+        even = self.width % 2 == self.height % 2 == 0  # as h264 wants
+        if min(asdict(self).values()) < 0 or self.frames < 1 or not even:
+            raise ValueError(f"{self}: give no negative numbers, frames, and even sizes")
+        if min(self.width, self.height) < 32:
+            raise ValueError(f"a size of {self.width} {self.height}: give 32 pixels or more")
 
 
 @dataclass(frozen=True)
@@ -180,16 +179,18 @@ def make_demo_data(output: Path, spec: DemoSpec, workers: int | None = None) -> 
     if workers < 1:
         raise ValueError(f"workers is {workers}: give 1 or more")
     _claim(output, spec)
-    wanted = ((split, index) for split in SPLITS for index in range(getattr(spec, split)))
+    wanted = [(split, index) for split in SPLITS for index in range(getattr(spec, split))]
     missing = [job for job in wanted if not (output / video_path(*job)).exists()]
     make = partial(_make_video, output, spec)
     others = workers if workers > 1 else 0
-    with tqdm(total=len(missing), desc="render", unit="video", disable=None) as bar:
-        for (split, index), done in run_each(make, missing, others, jobs_per_worker=4):
-            if isinstance(done, Died):
-                raise OSError(f"{video_path(split, index)}: two processes died as they made it")
-            bar.update()
-    _write_lists(output, spec)
+    made = run_each(make, missing, others, jobs_per_worker=4)
+    for (split, index), done in tqdm(made, "render", len(missing), unit="video", disable=None):
+        if isinstance(done, Died):
+            raise OSError(f"{video_path(split, index)}: two processes died as they made it")
+    write_text(output / "classes.txt", "".join(f"{name}\n" for name in CLASSES))
+    for split in SPLITS:
+        rows = (f"{video_path(*job)} {_label(job[1])}\n" for job in wanted if job[0] == split)
+        write_text(output / f"{split}.csv", "".join(rows))
     return len(missing)
 
 
@@ -214,26 +215,19 @@ def _label(index: int) -> int:
 
 def _claim(output: Path, spec: DemoSpec) -> None:
     """Write the manifest, or check that the one in ``output`` says the same."""
-    wanted = {**asdict(spec), "version": VERSION}
+    wanted = asdict(spec) | {"version": VERSION}
     manifest = output / MANIFEST
     if manifest.exists():
         made = json.loads(manifest.read_text())
-        keys = [key for key in wanted | made if made.get(key) != wanted.get(key)]
-        if keys:
-            what = ", ".join(f"{k} {made.get(k)} (now {wanted.get(k)})" for k in keys)
-            raise ValueError(f"{output} was made with {what}: give that, or another folder")
+        if made != wanted:
+            raise ValueError(
+                f"{output} was made with {made}: give these numbers, or another folder"
+            )
+    elif any((output / f"{split}.csv").exists() for split in SPLITS):
+        raise ValueError(f"{output} holds lists that are not ours: give another folder")
     for split in SPLITS:
-        if not manifest.exists() and (output / f"{split}.csv").exists():
-            raise ValueError(f"{output} holds a {split}.csv that is not ours: give another folder")
         (output / split).mkdir(parents=True, exist_ok=True)
     write_text(manifest, json.dumps(wanted, indent=2) + "\n")
-
-
-def _write_lists(output: Path, spec: DemoSpec) -> None:
-    write_text(output / "classes.txt", "".join(f"{name}\n" for name in CLASSES))
-    for split in SPLITS:
-        rows = (f"{video_path(split, i)} {_label(i)}\n" for i in range(getattr(spec, split)))
-        write_text(output / f"{split}.csv", "".join(rows))
 
 
 def _make_video(output: Path, spec: DemoSpec, job: tuple[str, int]) -> None:

@@ -3,14 +3,13 @@
 from __future__ import annotations
 
 import json
-from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
 from slowfast_patches.datasets.lists.csv_list import read_utf8
 
-__all__ = ["in_order", "named_classes", "read_class_names"]
+__all__ = ["in_order", "named_classes", "read_class_names", "read_json"]
 
 
 def named_classes(folder: Path) -> tuple[str, ...] | None:
@@ -27,33 +26,39 @@ def read_class_names(path: Path) -> tuple[str, ...]:
     Raises:
         ValueError: no such file, none of these, an empty name, or one that is there twice.
     """
-    try:
-        text = read_utf8(path)
-        is_json = path.suffix.lower() == ".json"
-        names: Any = [line.strip() for line in text.rstrip().splitlines()]
-        if is_json:
-            names = json.loads(text, object_pairs_hook=lambda pairs: in_order(path, pairs))
-    except OSError as error:
-        raise ValueError(f"the class names {path} cannot be read: {error}") from error
-    except json.JSONDecodeError as error:
-        raise ValueError(f"{path} is not JSON: {error}") from error
-    if not isinstance(names, list | tuple) or not all(isinstance(name, str) for name in names):
-        raise ValueError(f"{path} is neither a list of names nor a mapping from name to number")
-    return in_order(path, [(name, number) for number, name in enumerate(names)])
+    if path.suffix.lower() == ".json":
+        names = read_json(path, list | dict)
+    else:
+        try:
+            names = [line.strip() for line in read_utf8(path).rstrip().splitlines()]
+        except OSError as error:
+            raise ValueError(f"the class names {path} cannot be read: {error}") from error
+    if isinstance(names, list):
+        names = {name if isinstance(name, str) else "": n for n, name in enumerate(names)}
+    return in_order(path, names)
 
 
-def in_order(path: Path, classes: Sequence[tuple[str, object]]) -> tuple[str, ...]:
-    """The names of some (name, number), which SSv2 writes as text, in the order of their numbers.
+def in_order(path: Path, classes: Mapping[str, object]) -> tuple[str, ...]:
+    """Names by class number, from a mapping to numbers, which may be written as text.
 
     Raises:
-        ValueError: there is none, one is empty or there twice, or they are not numbered from 0.
+        ValueError: there is none, one is empty, or they are not numbered from 0, each once.
     """
-    numbers = [int(n) if isinstance(n, str) and n.isdecimal() else n for _, n in classes]
-    if not classes or any(number not in numbers for number in range(len(classes))):
-        last = len(classes) - 1
-        raise ValueError(f"{path}: its classes do not have the numbers 0 to {last}, each once")
-    names = tuple(classes[numbers.index(number)][0] for number in range(len(classes)))
-    for name, count in Counter(names).items():
-        if count > 1 or not name.strip():
-            raise ValueError(f"{path}: {name!r} is the name of {count} classes")
-    return names
+    names = {str(number): name for name, number in classes.items()}
+    numbers = [str(number) for number in range(len(classes))]
+    if not numbers or set(names) != set(numbers) or not all(map(str.strip, classes)):
+        raise ValueError(
+            f"{path}: give each class a name of its own and a number from 0 to {len(numbers) - 1}"
+        )
+    return tuple(names[number] for number in numbers)
+
+
+def read_json(path: Path, kind: Any) -> Any:
+    """What a JSON file holds; ValueError where it is missing, no JSON, or not of a kind."""
+    try:
+        content = json.loads(read_utf8(path))
+    except (OSError, json.JSONDecodeError, RecursionError) as error:
+        raise ValueError(f"{path} cannot be read as JSON: {error}") from error
+    if not isinstance(content, kind):
+        raise ValueError(f"{path} has a {type(content).__name__}, which does not belong there")
+    return content

@@ -3,26 +3,20 @@
 from __future__ import annotations
 
 import codecs
-from array import array
-from collections.abc import Sequence
-from dataclasses import dataclass
+import sys
+from collections.abc import Iterable, Iterator
 from pathlib import Path
-from typing import Any, NamedTuple
-
-import numpy as np
-from numpy.typing import NDArray
-from tqdm import tqdm
+from typing import NamedTuple
 
 from slowfast_patches.config.recipe import Recipe
-from slowfast_patches.datasets.reading.ragged import Ragged
+from slowfast_patches.datasets.reading.shared_list import SharedList
 
 __all__ = [
-    "CsvList",
     "LabelledVideo",
-    "csv_path",
-    "missing_list",
-    "outside",
+    "check_label",
+    "check_list",
     "read_csv",
+    "read_kinetics",
     "read_utf8",
     "split_line",
 ]
@@ -35,34 +29,9 @@ class LabelledVideo(NamedTuple):
     label: int
 
 
-@dataclass(frozen=True, eq=False)
-class CsvList(Sequence[LabelledVideo]):
-    """The videos of a list, as a few arrays: it may have millions, and forked processes share
-    them."""
-
-    names: Ragged  # encoded as UTF-8
-    labels: NDArray[np.int64]
-    folder: Path  # what relative names start from
-
-    def __len__(self) -> int:
-        return len(self.labels)
-
-    def __getitem__(self, number: Any) -> Any:
-        row = range(len(self))[number]
-        if isinstance(row, range):  # a slice
-            return [self[each] for each in row]
-        name = self.names[row].tobytes().decode()
-        return LabelledVideo(str(self.folder / name), int(self.labels[row]))
-
-
-def csv_path(recipe: Recipe, split: str) -> Path:
-    """Where the list of a split ("train", "val" or "test") lies."""
-    return Path(recipe.data.path_to_data_dir) / f"{split}.csv"
-
-
 def read_csv(
-    path: Path, *, prefix: str = "", separator: str = " ", num_classes: int | None
-) -> CsvList:
+    path: Path, *, prefix: str = "", separator: str = " ", num_classes: int = sys.maxsize
+) -> SharedList[LabelledVideo]:
     """The videos of a list.
 
     A relative path is taken from `prefix`, or from the list's own folder where that is empty. The
@@ -71,35 +40,41 @@ def read_csv(
 
     Raises:
         ValueError: no such file, an empty one, one that is not UTF-8, a line that does not parse,
-            or a label outside [0, num_classes), if there is such a number; with file and line.
+            or a label outside [0, num_classes); with file and line.
     """
-    if not path.is_file():
-        raise ValueError(missing_list(path))
-    names = bytearray()
-    ends = array("q", [0])
-    labels = array("q")
+    check_list(path)
+    folder = Path(prefix) if prefix else path.parent
+
+    def parse(lines: Iterable[str]) -> Iterator[LabelledVideo]:
+        for number, line in enumerate(lines, start=1):
+            if not line.strip():
+                continue
+            try:
+                name, label = split_line(line, separator)
+                check_label(label, num_classes)
+            except ValueError as error:
+                raise ValueError(f"{path}, line {number}: {error}") from None
+            yield LabelledVideo(str(folder / name), label)
+
     try:
         with path.open(encoding="utf-8-sig") as file:
-            lines = tqdm(file, path.name, unit=" lines", delay=2, leave=False, disable=None)
-            for number, line in enumerate(lines, start=1):
-                if not line.strip():
-                    continue
-                try:
-                    name, label = split_line(line, separator)
-                    if num_classes is not None and label >= num_classes:
-                        raise ValueError(outside(label, num_classes))
-                except ValueError as error:
-                    raise ValueError(f"{path}, line {number}: {error}") from None
-                names += name.encode()
-                ends.append(len(names))
-                labels.append(label)
+            videos = SharedList(parse(file))
     except UnicodeDecodeError:
         read_utf8(path)  # raises with the line
         raise
-    if not labels:
+    if not videos:
         raise ValueError(f"{path}: no videos in the list")
-    rows = Ragged(np.frombuffer(names, np.uint8), np.frombuffer(ends, np.int64))
-    return CsvList(rows, np.frombuffer(labels, np.int64), Path(prefix) if prefix else path.parent)
+    return videos
+
+
+def read_kinetics(recipe: Recipe, path: Path, split: str) -> SharedList[LabelledVideo]:
+    """The videos of a list as a recipe says. Raises as `read_csv`."""
+    return read_csv(
+        path,
+        prefix=recipe.data.path_prefix,
+        separator=recipe.data.path_label_separator,
+        num_classes=recipe.model.num_classes,
+    )
 
 
 def split_line(line: str, separator: str) -> tuple[str, int]:
@@ -123,19 +98,27 @@ def read_utf8(path: Path) -> str:
     except UnicodeDecodeError as error:
         line = content.count(b"\n", 0, error.start) + 1
         is_utf16 = content.startswith((codecs.BOM_UTF16_LE, codecs.BOM_UTF16_BE))
-        reason = f"this is {'UTF-16' if is_utf16 else 'not UTF-8'}; convert the file, as by"
-        command = f"iconv -f {'utf-16' if is_utf16 else 'latin1'} -t utf-8"
-        raise ValueError(f"{path}, line {line}: {reason}: {command}") from None
+        encoding = "utf-16" if is_utf16 else "latin1"
+        raise ValueError(
+            f"{path}, line {line}: not UTF-8; convert the file, as by iconv -f {encoding} -t utf-8"
+        ) from None
 
 
-def missing_list(path: Path) -> str:
-    """The message for a missing list."""
+def check_list(path: Path) -> None:
+    """ValueError for a missing list."""
+    if path.is_file():
+        return
     if path.name == "test.csv" and path.with_name("train.csv").is_file():
-        return f"{path}: no such file; add it, or set TEST.ENABLE False to train without a test"
-    return f"{path}: no such file; set DATA.PATH_TO_DATA_DIR to the folder that has it"
+        advice = "add it, or set TEST.ENABLE False to train without a test"
+    else:
+        advice = "set DATA.PATH_TO_DATA_DIR to the folder that has it"
+    raise ValueError(f"{path}: no such file; {advice}")
 
 
-def outside(label: int, num_classes: int) -> str:
-    """The message for a label that is too large."""
-    last = num_classes - 1
-    return f"label {label} is outside MODEL.NUM_CLASSES {num_classes} (labels run from 0 to {last})"
+def check_label(label: int, num_classes: int) -> None:
+    """ValueError for a label outside [0, num_classes)."""
+    if not 0 <= label < num_classes:
+        raise ValueError(
+            f"label {label} is outside MODEL.NUM_CLASSES {num_classes}: labels run from 0 to "
+            f"{num_classes - 1}"
+        )

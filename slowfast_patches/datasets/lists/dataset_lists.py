@@ -18,15 +18,9 @@ from typing import Any
 
 from slowfast_patches.config.recipe import Recipe
 from slowfast_patches.datasets.lists.class_names import in_order, named_classes
-from slowfast_patches.datasets.lists.csv_list import (
-    CsvList,
-    LabelledVideo,
-    csv_path,
-    read_csv,
-    read_utf8,
-)
-from slowfast_patches.datasets.lists.frame_list import FrameList, read_frame_list
-from slowfast_patches.datasets.lists.ssv2_list import read_ssv2, ssv2_classes, ssv2_path
+from slowfast_patches.datasets.lists.csv_list import LabelledVideo, read_kinetics, read_utf8
+from slowfast_patches.datasets.lists.frame_list import FrameVideo, read_charades
+from slowfast_patches.datasets.lists.ssv2_list import labels_file, read_ssv2, ssv2_classes
 from slowfast_patches.utils.tables import first_few
 
 __all__ = [
@@ -50,18 +44,18 @@ def read_list(recipe: Recipe, split: str) -> Sequence[Any]:
         ValueError: no such data set; the recipe does not fit its labels; no list, or an invalid
             one, with file and line.
     """
-    name = dataset_name(recipe, split)
     dataset = dataset_of(recipe, split)
     if dataset.multi_label != recipe.data.multi_label:
         count = "several labels" if dataset.multi_label else "one label"
         raise ValueError(
-            f"set DATA.MULTI_LABEL {dataset.multi_label} for {name}, which has {count} a video"
+            f"set DATA.MULTI_LABEL {dataset.multi_label}: the videos of {split} have {count}"
         )
     if split == "train" and recipe.data.random_flip and not dataset.mirrors:
         raise ValueError(
-            f"set DATA.RANDOM_FLIP False for {name}, where left and right have meaning"
+            f"set DATA.RANDOM_FLIP False for {recipe.train.dataset}, where left and right have "
+            "meaning"
         )
-    return dataset.read(recipe, split)
+    return dataset.read(recipe, dataset.path(recipe, split), split)
 
 
 def list_path(recipe: Recipe, split: str) -> Path:
@@ -69,16 +63,11 @@ def list_path(recipe: Recipe, split: str) -> Path:
     return dataset_of(recipe, split).path(recipe, split)
 
 
-def dataset_name(recipe: Recipe, split: str) -> str:
-    """The data set of a split, in lower case: TRAIN.DATASET, or TEST.DATASET for the test."""
-    name = recipe.test.dataset if split == "test" else recipe.train.dataset
-    return name.lower()
-
-
 def dataset_of(recipe: Recipe, split: str) -> DataSet:
-    """The entry of a split's data set; ValueError if there is no such data set."""
-    name = dataset_name(recipe, split)
-    if name not in DATASETS:
+    """The entry of a split's data set: TRAIN.DATASET, or TEST.DATASET for the test; ValueError if
+    there is no such data set."""
+    section = recipe.test if split == "test" else recipe.train
+    if (name := section.dataset.lower()) not in DATASETS:
         key = "TEST.DATASET" if split == "test" else "TRAIN.DATASET"
         raise ValueError(f"{key} {name!r} is no data set; there are {', '.join(DATASETS)}")
     return DATASETS[name]
@@ -96,19 +85,17 @@ def list_digest(recipe: Recipe, videos: Sequence[Any]) -> str:
     is the videos' names, and the labels of their frames.
     """
     digest = hashlib.sha256()
-    if isinstance(videos, FrameList):
-        names = videos.names
-        runs = videos.runs
-        for numbers in (names.values, names.ends, runs.values, runs.ends):
-            digest.update(numbers.astype("<i8").tobytes())
-        return digest.hexdigest()
     path = list_path(recipe, "train")
     root = os.path.join(str(Path(recipe.data.path_prefix or path.parent)), "")
     for video in videos:
-        where = str(getattr(video, "path", video))  # a data set of another's may have numbers
-        # Named by a json file, videos may lie in a folder of their own.
-        name = Path(where).name if path.suffix == ".json" else where.removeprefix(root)
-        digest.update(f"{name}\0{getattr(video, 'label', None)}\n".encode(errors="surrogateescape"))
+        if isinstance(video, FrameVideo):
+            name, label = video.name, str(video.runs)
+        else:
+            where = str(getattr(video, "path", video))  # a data set of another's may have numbers
+            # Named by a json file, videos may lie in a folder of their own.
+            name = Path(where).name if path.suffix == ".json" else where.removeprefix(root)
+            label = str(getattr(video, "label", None))
+        digest.update(f"{name}\0{label}\n".encode(errors="surrogateescape"))
     return digest.hexdigest()
 
 
@@ -118,7 +105,7 @@ def class_names(recipe: Recipe) -> tuple[str, ...] | None:
     Raises:
         ValueError: a file of names that is wrong, or does not have MODEL.NUM_CLASSES of them.
     """
-    names = dataset_of(recipe, "train").classes(recipe)
+    names = dataset_of(recipe, "train").classes(Path(recipe.data.path_to_data_dir))
     if names is not None and (count := len(names)) != recipe.model.num_classes:
         raise ValueError(
             f"MODEL.NUM_CLASSES is {recipe.model.num_classes}, and {recipe.data.path_to_data_dir} "
@@ -127,25 +114,31 @@ def class_names(recipe: Recipe) -> tuple[str, ...] | None:
     return names
 
 
-# What is odd about a list.
+# Oddities of a list.
 
 
 def list_warnings(recipe: Recipe, split: str, videos: Sequence[Any]) -> list[str]:
-    """Warnings of what is odd about the list of a split; none of a test list that is val's, which
-    has them already. What frame lists repeat is refused as they are parsed."""
+    """Warnings of repeated videos and, in training, of classes that no video has; none of a test
+    list that is the validation list."""
     path = list_path(recipe, split)
-    texts = list[str]()
-    as_val = split == "test" and recipe.train.enable and path == list_path(recipe, "val")
-    if path.suffix == ".csv" and isinstance(videos[0], LabelledVideo) and not as_val:
-        texts += repeated_videos(path, videos)
-    if split == "train":
-        texts += _untrained_classes(recipe, path, videos)
+    if split == "test" and recipe.train.enable and path == list_path(recipe, "val"):
+        return []
+    texts = repeated_videos(path, videos)
+    labels = {label for video in videos for label in _labels(video)}
+    missing = sorted(set(range(recipe.model.num_classes)) - labels)
+    if split == "train" and labels and missing:
+        last = max(labels)
+        texts.append(
+            f"{path}: {len(missing)} of MODEL.NUM_CLASSES {recipe.model.num_classes} classes have "
+            f"no video to be trained on: {first_few(missing)}; the labels end at {last}: if that "
+            f"is all, set MODEL.NUM_CLASSES {last + 1}"
+        )
     return texts
 
 
-def repeated_videos(csv: Path, videos: Sequence[LabelledVideo]) -> list[str]:
-    """A warning of the videos that a csv file names twice or more; none is the rule."""
-    counts = Counter(video.path for video in videos)
+def repeated_videos(csv: Path, videos: Sequence[Any]) -> list[str]:
+    """A warning of the videos that a csv file names twice or more."""
+    counts = Counter(video.path for video in videos if isinstance(video, LabelledVideo))
     again = [f"{path} ({count} times)" for path, count in counts.items() if count > 1]
     if not again:
         return []
@@ -155,78 +148,41 @@ def repeated_videos(csv: Path, videos: Sequence[LabelledVideo]) -> list[str]:
     ]
 
 
-def _untrained_classes(recipe: Recipe, path: Path, videos: Sequence[Any]) -> list[str]:
-    """A warning of the classes of MODEL.NUM_CLASSES that no training video has; where they have no
-    names, there may be fewer."""
-    labels = (
-        videos.labels
-        if isinstance(videos, FrameList)
-        else {video.label for video in videos if isinstance(video, LabelledVideo)}
-    )
-    count = recipe.model.num_classes
-    missing = sorted(set(range(count)) - labels)
-    if not missing or not labels:
-        return []
-    try:
-        names = class_names(recipe)
-    except ValueError:
-        names = None  # names that do not fit are refused where they are needed
-    named = missing if names is None else [f"{number} ({names[number]})" for number in missing]
-    text = f"{path}: {len(missing)} of MODEL.NUM_CLASSES {count} classes have no video to be "
-    text += f"trained on: {first_few(named)}"
-    if names is None and (last := max(labels)) < count - 1:
-        text += f"; the labels end at {last}: if that is all, set MODEL.NUM_CLASSES {last + 1}"
-    return [text]
+def _labels(video: Any) -> set[int]:
+    if isinstance(video, FrameVideo):
+        return video.labels()
+    return {video.label} if isinstance(video, LabelledVideo) else set()
 
 
 # The lists of each data set.
 
 
-def _read_kinetics(recipe: Recipe, split: str) -> CsvList:
-    return read_csv(
-        csv_path(recipe, split),
-        prefix=recipe.data.path_prefix,
-        separator=recipe.data.path_label_separator,
-        num_classes=recipe.model.num_classes,
-    )
+def _csv_path(recipe: Recipe, split: str) -> Path:
+    return Path(recipe.data.path_to_data_dir) / f"{split}.csv"
 
 
-def _kinetics_classes(recipe: Recipe) -> tuple[str, ...] | None:
-    return named_classes(Path(recipe.data.path_to_data_dir))
-
-
-def _ssv2_classes(recipe: Recipe) -> tuple[str, ...] | None:
-    """A prepared data set has its names as Kinetics does."""
-    return ssv2_classes(Path(recipe.data.path_to_data_dir)) or _kinetics_classes(recipe)
-
-
-def _charades_path(recipe: Recipe, split: str) -> Path:
+def _csv_or_val_path(recipe: Recipe, split: str) -> Path:
     """The csv of the split; for the test split val.csv where there is none."""
-    path = csv_path(recipe, split)
-    return csv_path(recipe, "val") if split == "test" and not path.is_file() else path
+    path = _csv_path(recipe, split)
+    return _csv_path(recipe, "val") if split == "test" and not path.is_file() else path
 
 
-def _read_charades(recipe: Recipe, split: str) -> FrameList:
-    return read_frame_list(
-        _charades_path(recipe, split),
-        prefix=recipe.data.path_prefix,
-        num_classes=recipe.model.num_classes,
-        fps=float(recipe.data.target_fps),
-    )
+def _ssv2_path(recipe: Recipe, split: str) -> Path:
+    path = _csv_or_val_path(recipe, split)
+    return path if path.is_file() else labels_file(path.parent, split)
 
 
-def _charades_classes(recipe: Recipe) -> tuple[str, ...] | None:
+def _charades_classes(folder: Path) -> tuple[str, ...] | None:
     """From Charades_v1_classes.txt, which has "c000 Holding some clothes" a line."""
-    path = Path(recipe.data.path_to_data_dir) / "Charades_v1_classes.txt"
-    classes = list[tuple[str, object]]()
+    path = folder / "Charades_v1_classes.txt"
     if not path.is_file():
         return None
-    for line, text in enumerate(read_utf8(path).splitlines(), start=1):
-        match = re.fullmatch(r"c(\d+)\s+(\S.*)", text.strip())
-        if match:
-            classes.append((match[2], int(match[1])))
-        elif text.strip():
-            raise ValueError(f"{path}, line {line}: {text!r:.100} is not 'c000 name'")
+    classes = dict[str, int]()
+    for line in filter(None, map(str.strip, read_utf8(path).splitlines())):
+        match = re.fullmatch(r"c(\d+)\s+(\S.*)", line)
+        if match is None:
+            raise ValueError(f"{path}: {line!r:.100} is not 'c000 name'")
+        classes[match[2]] = int(match[1])
     return in_order(path, classes)
 
 
@@ -234,12 +190,12 @@ def _charades_classes(recipe: Recipe) -> tuple[str, ...] | None:
 class DataSet:
     """What is particular to a data set; by default as Kinetics."""
 
-    path: Callable[[Recipe, str], Path] = csv_path
+    path: Callable[[Recipe, str], Path] = _csv_path
     """The file that lists a split."""
-    read: Callable[[Recipe, str], Sequence[Any]] = _read_kinetics
-    """The videos of a split."""
-    classes: Callable[[Recipe], tuple[str, ...] | None] = _kinetics_classes
-    """Names by class number; None where there are no names."""
+    read: Callable[[Recipe, Path, str], Sequence[Any]] = read_kinetics
+    """The videos of a split, from its file."""
+    classes: Callable[[Path], tuple[str, ...] | None] = named_classes
+    """Names by class number, from files in the data folder; None where there are none."""
     multi_label: bool = False
     """Whether a video has several labels."""
     mirrors: bool = True
@@ -258,11 +214,16 @@ class DataSet:
 DATASETS: dict[str, DataSet] = {
     "kinetics": DataSet(),
     "ssv2": DataSet(
-        path=ssv2_path, read=read_ssv2, classes=_ssv2_classes, mirrors=False, segments=True
+        path=_ssv2_path,
+        read=read_ssv2,
+        # A prepared data set has its names as Kinetics does.
+        classes=lambda folder: ssv2_classes(folder) or named_classes(folder),
+        mirrors=False,
+        segments=True,
     ),
     "charades": DataSet(
-        path=_charades_path,
-        read=_read_charades,
+        path=_csv_or_val_path,
+        read=read_charades,
         classes=_charades_classes,
         multi_label=True,
         counts_frames=True,

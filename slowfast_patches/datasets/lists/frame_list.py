@@ -5,8 +5,7 @@
     46GP8 0 1 46GP8/46GP8-000002.jpg "92,147"
 
 This is what users have on disk for Something-Something and Charades, slip of the pen included. Such
-a list has millions of lines: it is read in one pass, and kept as a few bytes a frame in arrays,
-which processes that are forked share.
+a list has millions of lines: it is read in one pass, and kept as a few bytes a frame.
 """
 
 from __future__ import annotations
@@ -14,37 +13,27 @@ from __future__ import annotations
 import os
 import zlib
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from functools import lru_cache
 from itertools import groupby
 from operator import itemgetter, lt
 from pathlib import Path
 from typing import NamedTuple
 
-import numpy as np
-
 from multigrid import Video
-from slowfast_patches.datasets.lists.csv_list import missing_list, outside, read_utf8
+from slowfast_patches.config.recipe import Recipe
+from slowfast_patches.datasets.lists.csv_list import check_label, check_list, read_utf8
 from slowfast_patches.datasets.reading.files import MAX_PIXELS, jpeg_size
-from slowfast_patches.datasets.reading.ragged import Ragged
+from slowfast_patches.datasets.reading.shared_list import SharedList
 from slowfast_patches.datasets.reading.video_record import Kind, VideoRecord
 
-__all__ = [
-    "HEADER",
-    "FrameList",
-    "FrameVideo",
-    "Run",
-    "first_line",
-    "is_header",
-    "read_frame_list",
-]
+__all__ = ["HEADER", "FrameVideo", "Run", "is_frame_list", "read_charades", "read_frame_list"]
 
 HEADER = "original_vido_id video_id frame_id path labels"
 """The first line, as it is spelled in the lists that are around."""
 _HEADERS = (HEADER, HEADER.replace("vido", "video"))
 _FIELDS = len(HEADER.split())
 _BOM = b"\xef\xbb\xbf"
-_QUOTE = b'"'
 
 
 class Run(NamedTuple):
@@ -59,10 +48,18 @@ class FrameVideo:
     """A video of a frame list."""
 
     name: str
-    files: tuple[str, ...]
-    """Paths of its frames, in the order they are shown."""
+    folder: str
+    """What the paths of its frames are relative to."""
+    packed: bytes
+    """The paths, a line each, compressed with zlib."""
     runs: tuple[Run, ...]
     fps: float
+
+    @property
+    def files(self) -> tuple[str, ...]:
+        """Paths of its frames, in the order they are shown."""
+        paths = os.fsdecode(zlib.decompress(self.packed)).split("\n")
+        return tuple(os.path.join(self.folder, path) for path in paths)
 
     @property
     def path(self) -> str:
@@ -77,13 +74,13 @@ class FrameVideo:
 
     def labels(self, first: int = 0, last: int | None = None) -> set[int]:
         """All labels of the frames from `first` to `last`, inclusive; of all frames by default."""
-        labels_seen = set[int]()
-        start = 0
-        for end, labels in self.runs:
-            if end > first and (last is None or start <= last):
-                labels_seen.update(labels)
-            start = end
-        return labels_seen
+        starts = [0, *(run.end for run in self.runs)]
+        return {
+            label
+            for start, run in zip(starts, self.runs, strict=False)
+            if run.end > first and (last is None or start <= last)
+            for label in run.labels
+        }
 
     def record(self, max_pixels: int = MAX_PIXELS) -> VideoRecord:
         """What the reader has to know of it; the size is that of the first frame.
@@ -91,53 +88,14 @@ class FrameVideo:
         Raises:
             UnreadableVideoError: the first frame is missing, no JPEG, or of more than `max_pixels`.
         """
-        size = jpeg_size("", self.files[0], max_pixels=max_pixels)
-        video = Video(len(self.files), self.fps, *size)
-        return VideoRecord(Kind.FRAMES, video, files=self.files)
+        files = self.files
+        size = jpeg_size("", files[0], max_pixels=max_pixels)
+        return VideoRecord(Kind.FRAMES, Video(len(files), self.fps, *size), files=files)
 
 
-@dataclass(frozen=True, eq=False)
-class FrameList(Sequence[FrameVideo]):
-    """The videos of a frame list, in its order; each is made when it is asked for."""
-
-    names: Ragged  # encoded as UTF-8
-    paths: Ragged  # a row is the zlib-compressed lines of a video's paths
-    runs: Ragged  # a row has an end, a number of labels, and the labels, run by run
-    folder: str  # what the paths are relative to
-    fps: float
-
-    def __len__(self) -> int:
-        return len(self.names)
-
-    def __getitem__(self, number: int) -> FrameVideo:  # type: ignore[override]  # of one
-        number = range(len(self))[number]
-        folder = os.path.join(self.folder, "")
-        paths = os.fsdecode(zlib.decompress(self.paths[number].tobytes())).split("\n")
-        return FrameVideo(
-            name=_decoded(self.names[number].tobytes()),
-            files=tuple(path if path.startswith("/") else folder + path for path in paths),
-            runs=tuple(_unpacked(self.runs[number].tolist())),
-            fps=self.fps,
-        )
-
-    @property
-    def video_names(self) -> list[str]:
-        return list(map(_decoded, self.names.to_bytes()))
-
-    @property
-    def labels(self) -> set[int]:
-        """Those that any frame has."""
-        rows = (self.runs[number].tolist() for number in range(len(self)))
-        return {label for row in rows for run in _unpacked(row) for label in run.labels}
-
-    def with_labels(self, labels: Sequence[int]) -> FrameList:
-        """The same videos with one label each, on all of its frames, in place of the list's."""
-        ends = ([*_unpacked(self.runs[n].tolist())][-1].end for n in range(len(self)))
-        runs = [[Run(end, (label,))] for end, label in zip(ends, labels, strict=True)]
-        return replace(self, runs=_packed(runs))
-
-
-def read_frame_list(path: Path, *, prefix: str = "", num_classes: int, fps: float) -> FrameList:
+def read_frame_list(
+    path: Path, *, prefix: str = "", num_classes: int, fps: float
+) -> SharedList[FrameVideo]:
     """The videos of a frame list; `fps` is the rate that its frames are taken to have.
 
     Relative paths start from `prefix`, or from the list's own folder where that is empty.
@@ -147,60 +105,67 @@ def read_frame_list(path: Path, *, prefix: str = "", num_classes: int, fps: floa
             another number of fields, a video whose lines are not together, frame ids that do not
             ascend, labels that are no integers or outside [0, num_classes).
     """
-    if not path.is_file():
-        raise ValueError(missing_list(path))
+    check_list(path)
     status = path.stat()
-    names, paths, runs = _parsed(path, num_classes, (status.st_mtime_ns, status.st_size))
-    return FrameList(names, paths, runs, os.fspath(prefix or path.parent), fps)
+    folder = os.fspath(prefix or path.parent)
+    return _parsed(path, folder, num_classes, fps, (status.st_mtime_ns, status.st_size))
+
+
+def read_charades(recipe: Recipe, path: Path, split: str) -> SharedList[FrameVideo]:
+    """The videos of a frame list as a recipe says. Raises as `read_frame_list`."""
+    return read_frame_list(
+        path,
+        prefix=recipe.data.path_prefix,
+        num_classes=recipe.model.num_classes,
+        fps=float(recipe.data.target_fps),
+    )
 
 
 @lru_cache(maxsize=2)
-def _parsed(path: Path, num_classes: int, changed: object) -> tuple[Ragged, Ragged, Ragged]:
-    """Names, paths and runs. The last two lists are kept, training's and validation's: a run looks
-    at a list before it starts, and its data sets read it again."""
-    paths_of = dict[bytes, bytes]()
-    runs = list[list[Run]]()
-    for name, rows in _videos(path):
-        try:
-            if name in paths_of:
-                raise ValueError("its lines are not together")
-            paths, labels = _columns(rows)
-            runs.append(list(_runs(labels, num_classes)))
-        except ValueError as error:
-            raise ValueError(f"{path}, video {os.fsdecode(name)}: {error}") from None
-        paths_of[name] = zlib.compress(b"\n".join(paths), 1)
-    if not paths_of:
+def _parsed(
+    path: Path, folder: str, num_classes: int, fps: float, changed: object
+) -> SharedList[FrameVideo]:
+    """Read a list. The last two are kept, training's and validation's: a run looks at a list before
+    it starts, and its data sets read it again."""
+    videos = SharedList(_parse(path, folder, num_classes, fps))
+    if not videos:
         raise ValueError(f"{path}: no frames in the list")
-    names = (os.fsdecode(name).encode("utf-8", "surrogatepass") for name in paths_of)
-    return Ragged.of_bytes(names), Ragged.of_bytes(paths_of.values()), _packed(runs)
+    return videos
 
 
-def _decoded(name: bytes) -> str:
-    return name.decode("utf-8", "surrogatepass")
-
-
-def first_line(path: Path) -> str:
-    """The first line of a list that is not blank; empty where there is none."""
-    with path.open("rb") as lines:
-        texts = (os.fsdecode(line.removeprefix(_BOM)).strip() for line in lines)
-        return next(filter(None, texts), "")
-
-
-def is_header(line: str) -> bool:
-    """Whether a line is that with which frame lists begin, in either spelling."""
-    return " ".join(line.split()) in _HEADERS
-
-
-def _videos(path: Path) -> Iterator[tuple[bytes, list[list[bytes]]]]:
-    """The name of each video and its lines, field by field; blank lines count for nothing."""
-    if not is_header(line := first_line(path)):
-        read_utf8(path)  # raises for another encoding, in which no header can be recognised
-        raise ValueError(f"{path}: the first line, {line!r:.100}, is not the header '{HEADER}'")
+def is_frame_list(path: Path) -> bool:
+    """Whether a list begins as frame lists do."""
     with path.open("rb") as file:
-        rows = filter(None, map(bytes.split, file))
-        next(rows)
+        return _is_header(next(_split(file), []))
+
+
+def _parse(path: Path, folder: str, num_classes: int, fps: float) -> Iterator[FrameVideo]:
+    seen = set[bytes]()
+    with path.open("rb") as file:
+        rows = _split(file)
+        if not _is_header(next(rows, [])):
+            read_utf8(path)  # raises for another encoding, in which no header can be recognised
+            raise ValueError(f"{path}: the first line is not the header '{HEADER}'")
         for name, group in groupby(rows, itemgetter(0)):
-            yield name, list(group)
+            try:
+                if name in seen:
+                    raise ValueError("its lines are not together")
+                paths, labels = _columns(list(group))
+                runs = tuple(_runs(labels, num_classes))
+            except ValueError as error:
+                raise ValueError(f"{path}, video {os.fsdecode(name)}: {error}") from None
+            seen.add(name)
+            packed = zlib.compress(b"\n".join(paths), 1)
+            yield FrameVideo(os.fsdecode(name), folder, packed, runs, fps)
+
+
+def _split(lines: Iterator[bytes]) -> Iterator[list[bytes]]:
+    """The fields of each line; blank lines are skipped."""
+    return filter(None, (line.removeprefix(_BOM).split() for line in lines))
+
+
+def _is_header(row: Sequence[bytes]) -> bool:
+    return os.fsdecode(b" ".join(row)) in _HEADERS
 
 
 def _columns(rows: Sequence[Sequence[bytes]]) -> tuple[Sequence[bytes], Sequence[bytes]]:
@@ -217,29 +182,14 @@ def _columns(rows: Sequence[Sequence[bytes]]) -> tuple[Sequence[bytes], Sequence
 @lru_cache(maxsize=1 << 16)
 def _labels(field: bytes) -> tuple[int, ...]:
     """What a label field stands for: '"3,5"' is (3, 5), '""' is ()."""
-    quoted = len(field) >= 2 and field.startswith(_QUOTE) and field.endswith(_QUOTE)
-    numbers = field[1:-1] if quoted else field
-    return tuple(map(int, numbers.split(b","))) if numbers else ()
+    return tuple(map(int, field.strip(b'"').split(b","))) if field.strip(b'"') else ()
 
 
 def _runs(fields: Sequence[bytes], num_classes: int) -> Iterator[Run]:
     end = 0
     for field, group in groupby(fields):
         labels = _labels(field)
-        if wrong := [label for label in labels if not 0 <= label < num_classes]:
-            raise ValueError(outside(wrong[0], num_classes))
+        for label in labels:
+            check_label(label, num_classes)
         end += len(list(group))
         yield Run(end, labels)
-
-
-def _packed(videos: Sequence[Sequence[Run]]) -> Ragged:
-    rows = ([n for run in runs for n in (run.end, len(run.labels), *run.labels)] for runs in videos)
-    return Ragged.of(np.array(row, np.int64) for row in rows)
-
-
-def _unpacked(row: list[int]) -> Iterator[Run]:
-    position = 0
-    while position < len(row):
-        end, count = row[position : position + 2]
-        yield Run(end, tuple(row[position + 2 : position + 2 + count]))
-        position += 2 + count

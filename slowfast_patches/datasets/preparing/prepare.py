@@ -1,38 +1,42 @@
 """Turning a data set into one made for multigrid reading.
 
 lists          the videos of some csv files, each once
-journal        what an earlier run made is kept, if its source is as it was
-sample         some videos first, which tell the space that the rest will take
-workers        one video each; a bad one, or one that kills its worker, is reported
+kept           what an earlier run made, if its time of modification is that of its source
+workers        one video each, at random; a bad one, or one that kills its worker, is reported
+space          what the first videos took tells what the rest will take
 lists, index   once all videos are done
+
+The folder that it fills has the prepared files in videos/, how they were made in prepared.json, and
+the lists. run.lock is held by the run that writes.
 """
 
 from __future__ import annotations
 
 import contextlib
+import json
 import os
 import random
 import shlex
 import shutil
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import partial
 from itertools import chain
 from pathlib import Path
-from typing import Any
+from typing import NamedTuple
 
-from tabulate import tabulate
 from tqdm import tqdm
 
 from slowfast_patches.datasets.preparing.encode import write_prepared
-from slowfast_patches.datasets.preparing.prepared_set import Entry, PreparedSet, Source, open_set
 from slowfast_patches.datasets.preparing.video_lists import VideoList, format_csv, write_classes
-from slowfast_patches.datasets.reading.files import MAX_PIXELS
+from slowfast_patches.datasets.reading.files import MAX_PIXELS, frame_files
 from slowfast_patches.datasets.reading.index import open_index
+from slowfast_patches.datasets.reading.prepared import TAG
 from slowfast_patches.datasets.reading.scan import scan
 from slowfast_patches.datasets.reading.video_record import UnreadableVideoError
-from slowfast_patches.utils.files import write_text
+from slowfast_patches.utils.files import TEMPORARY, write_text
+from slowfast_patches.utils.lock import held
 from slowfast_patches.utils.machine import available_cores
 from slowfast_patches.utils.processes import Died, run_each
 from slowfast_patches.utils.tables import format_duration
@@ -44,47 +48,36 @@ _SAMPLE = 8
 _SAFETY = 1.1
 """A forecast is off by some percent: what does not fit lacks more room than that."""
 
-Job = tuple[Source, str]
-"""A video to prepare and its target, relative to the set's folder."""
-Results = dict[Source, Entry | str]
-"""Of each source its prepared file, or the reason why there is none."""
+
+class Source(NamedTuple):
+    """A video to prepare."""
+
+    path: str
+    target: str
+    """Of its prepared file, relative to the set's folder."""
+    size: int
+    """Bytes, of a folder those of its JPEG files; 0 where there is no such file."""
+    modified: int | None
+    """Seconds; None where there is no such file."""
 
 
 @dataclass(frozen=True)
 class Report:
     """What was done."""
 
-    folder: Path
-    entries: Sequence[Entry]  # every prepared file that the lists name, once
-    unreadable: Sequence[tuple[str, str]]  # (path, reason)
-    kept: int  # of the entries, those of earlier runs
-    separator: str
-    classes: int
-    seconds: float  # of this run
-
-    @property
-    def keys(self) -> dict[str, str | int]:
-        """Of a config, to train with."""
-        keys = {"DATA.PATH_TO_DATA_DIR": str(self.folder), "DATA.PATH_PREFIX": ""}
-        if self.separator != " ":
-            keys["DATA.PATH_LABEL_SEPARATOR"] = self.separator
-        return {**keys, "MODEL.NUM_CLASSES": self.classes}
-
-    def to_json(self) -> dict[str, Any]:
-        """As plain data; sizes in bytes."""
-        return {
-            "folder": str(self.folder),
-            "keys": self.keys,
-            "videos": len(self.entries),
-            "from_earlier_runs": self.kept,
-            "unreadable": [{"path": path, "reason": reason} for path, reason in self.unreadable],
-            **{name: self.sum(name) for name in ("frames", "source_size", "size")},
-            "seconds": self.seconds,
-        }
-
-    def sum(self, name: str) -> Any:
-        """Of a field of the entries."""
-        return sum(getattr(entry, name) for entry in self.entries)
+    folder: str
+    keys: dict[str, str | int]
+    """Of a config, to train with."""
+    videos: int
+    """Prepared files that the lists name."""
+    from_earlier_runs: int
+    unreadable: Sequence[dict[str, str]]
+    """`path` and `reason` of each video left out."""
+    source_size: int
+    size: int
+    """Bytes, before and after."""
+    seconds: float
+    """Of this run."""
 
 
 def prepare(
@@ -105,150 +98,186 @@ def prepare(
     classes.json with their numbers.
 
     Raises:
-        ValueError: `out` cannot be used (see `open_set`), the disk is too small, or a list has no
-            video that can be read.
+        ValueError: `out` cannot be used, as where another run writes it or it was made in another
+            way; the disk is too small, or a list has no video that can be read.
         OSError: `out` cannot be written, as where the disk is full. What is written is whole.
     """
-    if workers is None:
-        workers = available_cores()
-    for name, value, least in (
-        ("--workers", workers, 1),
-        ("--short-side", short_side, 16),
-        ("--max-frame-pixels", max_pixels, 1),
-    ):
-        if value < least:
-            raise ValueError(f"{name} is {value}: give {least} or more")
+    workers = available_cores() if workers is None else workers
+    if workers < 1 or short_side < 16 or max_pixels < 1:
+        raise ValueError(
+            f"--workers {workers} and --max-frame-pixels {max_pixels} must be 1 or more, and "
+            f"--short-side {short_side} 16 or more"
+        )
     out = Path(os.path.abspath(out))
-    start = time.perf_counter()
     _check_apart(lists, out)
-    sources = _find_sources(lists)
-    with open_set(out, short_side, lists) as done:
-        targets = {source: done.target_of(source) for source in sources.values()}
-        rows = [(target, 0) for target in targets.values()]
-        format_csv(rows, separator)  # raises now rather than in hours
+    start = time.perf_counter()
+    root = os.path.commonpath([videos.root for videos in lists])
+    with held(out, "--output"):
+        _claim(out, lists, {"format": TAG, "short_side": short_side, "root": root})
+        sources = _find_sources(lists, root)
+        format_csv(((source.target, 0) for source in sources.values()), separator)  # raises now
         if classes:
             write_classes(classes, out)
-        results = Results()
-        for source, target in targets.items():
-            if entry := done.kept(target, source):
-                results[source] = entry
-        kept = len(results)
-        jobs = [job for job in targets.items() if job[0] not in results]
+        every = list(dict.fromkeys(sources.values()))
+        left = [source for source in every if not _is_made(out, source)]
         work = partial(_prepare_one, out, short_side, max_pixels)
-        results |= _prepare_all(jobs, work, done, workers)
-        ordered = {source: results[source] for source in targets}
-        bad = [(s.path, reason) for s, reason in ordered.items() if isinstance(reason, str)]
-        _write_unreadable(bad, out)
-        of_path = {path: results[source] for path, source in sources.items()}
-        _write_lists(lists, of_path, out, separator, workers)
+        try:
+            reasons = _prepare_all(left, work, out, workers)
+        finally:
+            for path in (out / "videos").rglob(f"*{TEMPORARY}"):
+                path.unlink(missing_ok=True)
+        _write_lists(lists, sources, reasons, out, separator, workers)
+    made = [source for source in every if source not in reasons]
+    keys = {"DATA.PATH_TO_DATA_DIR": str(out), "DATA.PATH_PREFIX": ""}
+    keys |= {} if separator == " " else {"DATA.PATH_LABEL_SEPARATOR": separator}
+    count = len(classes) or 1 + max(label for videos in lists for _, label in videos.videos)
     return Report(
-        out,
-        entries=[result for result in ordered.values() if isinstance(result, Entry)],
-        unreadable=bad,
-        kept=kept,
-        separator=separator,
-        classes=len(classes) or 1 + max(label for videos in lists for _, label in videos.videos),
+        folder=str(out),
+        keys={**keys, "MODEL.NUM_CLASSES": count},
+        videos=len(made),
+        from_earlier_runs=len(every) - len(left),
+        unreadable=[{"path": s.path, "reason": reasons[s]} for s in every if s in reasons],
+        source_size=sum(source.size for source in made),
+        size=sum((out / source.target).stat().st_size for source in made),
         seconds=time.perf_counter() - start,
     )
 
 
 def format_report(report: Report) -> str:
     """A table of what was done, the videos that could not be read, and how to train on it."""
-    rows = [
-        ("videos", f"{len(report.entries):,}"),
-        ("of these from earlier runs", f"{report.kept:,}"),
-        ("unreadable, left out", f"{len(report.unreadable):,}"),
-        ("frames", f"{report.sum('frames'):,}"),
-        ("source", _format_size(report.sum("source_size"))),
-        ("prepared", _format_size(report.sum("size"))),
-        ("time of this run", format_duration(report.seconds)),
-    ]
-    parts = [tabulate(rows, colalign=("left", "right"), disable_numparse=True)]
+    rows = {
+        "videos": f"{report.videos:,}",
+        "of these from earlier runs": f"{report.from_earlier_runs:,}",
+        "unreadable, left out": f"{len(report.unreadable):,}",
+        "source": _size(report.source_size),
+        "prepared": _size(report.size),
+        "time of this run": format_duration(report.seconds),
+    }
+    lines = [f"{name:28}{value:>10}" for name, value in rows.items()]
     if bad := report.unreadable:
-        lines = [f"{len(bad)} videos cannot be read and are in no list (unreadable.txt has all):"]
-        lines += [f"  {path}: {reason}" for path, reason in bad[:_MOST_REASONS]]
-        parts.append("\n".join(lines))
-    pairs = shlex.join(str(part) for part in chain(*report.keys.items()))
-    return "\n\n".join([*parts, f"To train on it, give: {pairs}"])
+        lines += [f"{len(bad)} videos cannot be read and are in no list (unreadable.txt has all):"]
+        lines += ["  {path}: {reason}".format(**video) for video in bad[:_MOST_REASONS]]
+    pairs = shlex.join(map(str, chain(*report.keys.items())))
+    return "\n".join([*lines, f"To train on it, give: {pairs}"])
 
 
 def _check_apart(lists: Sequence[VideoList], out: Path) -> None:
     """What is written must neither replace a list that is read nor be taken for a class."""
     for origin in (videos.origin for videos in lists):
-        inside = origin in (out, *out.parents) if origin.is_dir() else origin.parent == out
-        if inside:
+        if origin in (out, *out.parents) if origin.is_dir() else origin.parent == out:
             raise ValueError(f"--output {out}: the data set itself lies there; choose another")
 
 
-def _find_sources(lists: Sequence[VideoList]) -> dict[str, Source]:
-    """The source of each path in the lists; paths of one file have one source."""
+def _claim(out: Path, lists: Sequence[VideoList], how: dict[str, object]) -> None:
+    """Note how the set is made; ValueError where it was made in another way, or where a list that
+    was not made here would be replaced."""
+    path = out / "prepared.json"
+    if path.exists():
+        made = how | json.loads(path.read_text())
+        if not os.path.exists(made["root"]):  # the whole data set has moved
+            made["root"] = how["root"]
+        if differ := [key for key in how if made[key] != how[key]]:
+            what = ", ".join(f"{key} {made[key]} (now {how[key]})" for key in differ)
+            raise ValueError(
+                f"{out} was prepared with {what}; choose another folder, or give all lists at once"
+            )
+    elif foreign := [videos.name for videos in lists if (out / videos.name).exists()]:
+        raise ValueError(f"{out / foreign[0]} was not made here; choose another folder")
+    write_text(path, json.dumps(how, indent=2) + "\n")
+
+
+def _find_sources(lists: Sequence[VideoList], root: str) -> dict[str, Source]:
+    """The source of each path in the lists; spellings of one path have one source."""
     of_path = dict[str, Source]()
-    of_file = dict[str, Source]()
-    for videos in lists:
-        for path, _ in videos.videos:
-            if path not in of_path:
-                source = Source.at(path, videos.root)
-                of_path[path] = of_file.setdefault(source.path, source)
+    of_target = dict[str, str]()
+    for path in dict.fromkeys(video.path for videos in lists for video in videos.videos):
+        file = os.path.abspath(path)
+        parts = [part for part in Path(os.path.relpath(file, root)).parts if part != ".."]
+        target = "/".join(["videos", *parts]) + ".mp4"
+        if of_target.setdefault(target, file) != file:
+            raise ValueError(
+                f"{file} and {of_target[target]} would both become {target}: prepare the lists "
+                "that have them to folders of their own"
+            )
+        of_path[path] = Source(file, target, *_state(file))
     return of_path
 
 
+def _state(path: str) -> tuple[int, int | None]:
+    """Size and time of modification of a file, or of the JPEG files in a folder."""
+    try:
+        status = [os.stat(path)]
+        if os.path.isdir(path):
+            status += [os.stat(os.path.join(path, name)) for name in frame_files(path)]
+    except OSError:
+        return 0, None
+    return sum(s.st_size for s in status), int(max(s.st_mtime for s in status))
+
+
+def _is_made(out: Path, source: Source) -> bool:
+    """Whether its prepared file was made from the source as it is, or as it was before it was
+    deleted."""
+    _, modified = _state(str(out / source.target))
+    return modified is not None and source.modified in (modified, None)
+
+
 def _prepare_all(
-    jobs: Sequence[Job], work: Callable[[Job], Entry | str], done: PreparedSet, workers: int
-) -> Results:
-    """Do the jobs, a sample of them first; stop after it if the rest would not fit."""
-    first = random.Random(0).sample(jobs, min(len(jobs), max(_SAMPLE, 2 * workers)))
-    rest = [job for job in jobs if job not in set(first)]
-    results = Results()
-    total = sum(source.size for source, _ in jobs)
-    with tqdm(desc="prepare", total=total, unit="B", unit_scale=True, disable=None) as bar:
-        for part in (first, rest):
-            if part is rest and rest:  # none of it is begun before there is room for it
-                _check_room(results, rest, done)
-            with contextlib.closing(run_each(work, part, workers)) as outcomes:
-                for (source, _), made in outcomes:
-                    result = "kills the process that reads it" if isinstance(made, Died) else made
-                    results[source] = result
-                    if isinstance(result, Entry):
-                        done.add(result)
-                    bar.update(source.size)
-    return results
+    sources: Sequence[Source], work: partial[str], out: Path, workers: int
+) -> dict[Source, str]:
+    """Prepare the sources in random order; stop after the first few if the rest would not fit.
+    Returns why some cannot be read."""
+    jobs = random.Random(0).sample(sources, len(sources))
+    done = list[Source]()
+    reasons = dict[Source, str]()
+    total = sum(source.size for source in sources)
+    bar = tqdm(desc="prepare", total=total, unit="B", unit_scale=True, disable=None)
+    with bar, contextlib.closing(run_each(work, jobs, workers)) as outcomes:
+        for source, reason in outcomes:
+            done.append(source)
+            if isinstance(reason, Died):
+                reasons[source] = "kills the process that reads it"
+            elif reason:
+                reasons[source] = reason
+            bar.update(source.size)
+            if len(done) == max(_SAMPLE, 2 * workers) < len(jobs):
+                _check_room(done, reasons, [job for job in jobs if job not in set(done)], out)
+    return reasons
 
 
-def _check_room(results: Results, rest: Sequence[Job], done: PreparedSet) -> None:
+def _check_room(
+    done: Sequence[Source], reasons: dict[Source, str], rest: Sequence[Source], out: Path
+) -> None:
     """Raise ValueError where none of the first videos can be read, or where the disk has no room
     for the rest, by what the first ones took."""
-    entries = done.entries.values()
-    if not entries:
-        source, reason = next(iter(results.items()))
+    made = [source for source in done if source not in reasons]
+    if not made:
         raise ValueError(
-            f"none of {len(results)} videos tried can be read, the first {source.path}: {reason}; "
-            "check the lists and --prefix"
+            f"none of {len(done)} videos tried can be read, the first {done[0].path}: "
+            f"{reasons[done[0]]}; check the lists and --prefix"
         )
-    free = shutil.disk_usage(done.folder).free
-    source_size = max(1, sum(entry.source_size for entry in entries))
-    share = sum(source.size for source, _ in rest) / source_size
-    size = share * sum(entry.size for entry in entries)
+    free = shutil.disk_usage(out).free
+    share = sum(source.size for source in rest) / max(1, sum(source.size for source in made))
+    size = share * sum((out / source.target).stat().st_size for source in made)
     if size > _SAFETY * free:
         raise ValueError(
-            f"the other {len(rest):,} videos will take about {_format_size(size)}, and "
-            f"{_format_size(free)} are free on the disk of {done.folder}: make room and run the "
-            "same command again"
+            f"the other {len(rest):,} videos will take about {_size(size)}, and {_size(free)} are "
+            f"free on the disk of {out}: make room and run the same command again"
         )
 
 
-def _prepare_one(folder: Path, short_side: int, max_pixels: int, job: Job) -> Entry | str:
-    """Runs in a worker: the file that was written, or the reason why the source cannot be read.
+def _prepare_one(out: Path, short_side: int, max_pixels: int, source: Source) -> str:
+    """Runs in a worker: write a prepared file; returns why the source cannot be read, or "".
 
     Raises:
         OSError: the target cannot be written.
     """
-    source, name = job
-    target = folder / name
+    target = out / source.target
     try:
         record = scan(source.path, max_pixels)
         target.parent.mkdir(parents=True, exist_ok=True)
         write_prepared(source.path, record, target, short_side=short_side, max_pixels=max_pixels)
-        written = target.stat().st_size
+        if source.modified is not None:
+            os.utime(target, (source.modified, source.modified))
     except UnreadableVideoError as error:
         return str(error)
     except OSError as error:
@@ -256,39 +285,36 @@ def _prepare_one(folder: Path, short_side: int, max_pixels: int, job: Job) -> En
         raise OSError(error.errno, error.strerror, str(target)) from None
     except Exception as error:  # a file may find any fault in a codec; the others go on
         return f"cannot be encoded: {type(error).__name__}: {error}"
-    size, mtime_ns = source.state or (0, 0)
-    return Entry(name, source.path, size, mtime_ns, record.video.frames, written)
+    return ""
 
 
 def _write_lists(
     lists: Sequence[VideoList],
-    results: Mapping[str, Entry | str],
+    sources: dict[str, Source],
+    reasons: dict[Source, str],
     out: Path,
     separator: str,
     workers: int,
 ) -> None:
-    """Write the lists of what is prepared, each with its index."""
+    """Write the lists of what is prepared, each with its index, and unreadable.txt."""
+    unreadable = out / "unreadable.txt"
+    unreadable.unlink(missing_ok=True)
+    if reasons:
+        lines = (f"{s.path}\t{' '.join(reason.split())}\n" for s, reason in reasons.items())
+        write_text(unreadable, "".join(lines))
     rows = dict[str, list[tuple[str, int]]]()
     for videos in lists:
-        made = [(results[path], label) for path, label in videos.videos]
-        rows[videos.name] = [(e.target, label) for e, label in made if isinstance(e, Entry)]
+        listed = [(sources[path], label) for path, label in videos.videos]
+        rows[videos.name] = [(s.target, label) for s, label in listed if s not in reasons]
         if not rows[videos.name]:
             raise ValueError(f"{videos.origin}: no video for {videos.name} can be read")
-    for name, listed in rows.items():
-        write_text(out / name, format_csv(listed, separator))
-    for name, listed in rows.items():
-        open_index(out / name, [str(out / target) for target, _ in listed], workers=workers)
+    for name, made in rows.items():
+        write_text(out / name, format_csv(made, separator))
+    for name, made in rows.items():
+        open_index(out / name, [str(out / target) for target, _ in made], workers=workers)
 
 
-def _write_unreadable(bad: Sequence[tuple[str, str]], out: Path) -> None:
-    path = out / "unreadable.txt"
-    path.unlink(missing_ok=True)
-    if bad:
-        write_text(path, "".join(f"{name}\t{' '.join(why.split())}\n" for name, why in bad))
-
-
-def _format_size(size: float) -> str:
-    """Bytes with three digits and a prefix: 1.25 GB."""
+def _size(size: float) -> str:
+    """Bytes with three digits and a prefix: 1.25GB."""
     text: str = tqdm.format_sizeof(size, "B")
-    digits = text.rstrip("kMGTPEZYB")
-    return f"{digits} {text[len(digits) :]}"
+    return text

@@ -13,8 +13,9 @@ What a video is (its frames' timestamps, where decoding may start) is in its rec
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Iterable, Iterator, Sequence
-from itertools import chain, pairwise
+from collections.abc import Iterator, Sequence
+from itertools import chain, count, pairwise
+from operator import lt
 from typing import cast
 
 import av
@@ -168,7 +169,8 @@ def _decode_video(
 def _decode_run(
     path: str, record: VideoRecord, wanted: list[int], threads: int, max_pixels: int
 ) -> Iterator[tuple[int, VideoFrame]]:
-    """(number, frame) of wanted frames, from the key frame before the first of them on.
+    """(number, frame) of frames, the wanted ones among them, from the key frame before the first
+    wanted one on.
 
     A container without an index (MPEG program streams) may land behind the key frame it was asked
     for; then an earlier one is tried, in doubling steps, at last the beginning.
@@ -186,23 +188,10 @@ def _decode_run(
             frames = _decode_from_here(container, stream, record, wanted)
             first = next(frames, None)
             if entry == 0 or (first is not None and first[0] <= wanted[0]):
-                yield from _only(wanted, chain([first] if first else [], frames))
+                yield from chain([first] if first else [], frames)
                 return
         entry = max(0, entry - back)
         back = 2 * back
-
-
-def _only(
-    wanted: list[int], frames: Iterable[tuple[int, VideoFrame]]
-) -> Iterator[tuple[int, VideoFrame]]:
-    """The wanted frames; after the last of them nothing more is decoded."""
-    left = set(wanted)
-    for number, frame in frames:
-        if number in left:
-            yield number, frame
-            left.discard(number)
-            if not left:
-                return
 
 
 def _decode_from_here(
@@ -214,57 +203,34 @@ def _decode_from_here(
     says where decoding began. Once the packets of all wanted frames are in, no more are read.
     """
     decoder = stream.codec_context
-    numbers = _Numbers(record.timestamps)
-    skips = decoder.name in _SKIPPING and decoder.thread_count == 1 and numbers.ordered
-    stamps = numbers.stamps(wanted)
-    left = set(stamps)
+    stamps = range(record.video.frames) if record.timestamps is None else record.timestamps.tolist()
+    numbers = dict(zip(stamps, count(), strict=False))
+    # Where timestamps do not ascend in the order shown (AVI with B-frames counts packets), a
+    # packet's timestamp says nothing about which frames are still to come.
+    ordered = record.timestamps is not None and all(map(lt, stamps, stamps[1:]))
+    skips = decoder.name in _SKIPPING and decoder.thread_count == 1 and ordered
+    due = {stamps[number] for number in wanted}
+    left = set(due)
+    missing = set(wanted)
+    counted = count()
     began = False
     for packet in container.demux(stream):
         if skips:
-            decoder.skip_frame = "NONREF" if began and packet.pts not in stamps else "DEFAULT"
+            decoder.skip_frame = "NONREF" if began and packet.pts not in due else "DEFAULT"
         left.discard(cast(int, packet.pts))
         frames = decoder.decode(packet)
-        if not left and numbers.ordered and packet.size:
+        drained = ordered and not left
+        if drained and packet.size:
             decoder.skip_frame = "DEFAULT"
             frames += decoder.decode(None)
         for frame in frames:
             began = True
-            number = numbers.of(frame)
-            if number is not None:
+            stamp = next(counted) if record.timestamps is None else frame.pts
+            if (number := numbers.get(cast(int, stamp))) is not None:
                 yield number, frame
-        if not left and numbers.ordered:
+                missing.discard(number)
+        if drained or not missing:
             return
-
-
-class _Numbers:
-    """From the timestamp of a decoded frame to its number.
-
-    Where timestamps do not ascend in the order shown (AVI with B-frames counts packets), a packet's
-    timestamp says nothing about which frames are still to come.
-    """
-
-    def __init__(self, timestamps: NDArray[np.int64] | None) -> None:
-        self._timestamps = timestamps
-        self._count = -1
-        self.ordered = timestamps is not None and bool(np.all(timestamps[1:] > timestamps[:-1]))
-        if timestamps is not None:
-            self._order = np.arange(len(timestamps)) if self.ordered else np.argsort(timestamps)
-            self._ascending = timestamps[self._order]
-
-    def stamps(self, wanted: list[int]) -> set[int]:
-        """The timestamps of some frames."""
-        return set() if self._timestamps is None else set(self._timestamps[wanted].tolist())
-
-    def of(self, frame: VideoFrame) -> int | None:
-        """The number of a frame; None for one that the record does not know."""
-        if self._timestamps is None:
-            self._count += 1
-            return self._count
-        if frame.pts is None:
-            return None
-        row = int(np.searchsorted(self._ascending, frame.pts))
-        is_known = row < len(self._ascending) and self._ascending[row] == frame.pts
-        return int(self._order[row]) if is_known else None
 
 
 def _read_files(
@@ -279,14 +245,9 @@ def _read_files(
         for clip in clips:
             if (row := clip.rows.get(number)) is None:
                 continue
-            mode = _reduced(clip.cropper)
+            modes = (mode for by, mode in _REDUCED.items() if clip.cropper.shrinks >= by)
+            mode = next(modes, cv2.IMREAD_COLOR)
             if mode not in images:
                 images[mode] = read_jpeg(folder, files[number], mode, max_pixels=max_pixels)
             clip.cropper.image(images[mode], clip.out[row])
             clip.out[row] = clip.out[row][..., ::-1]
-
-
-def _reduced(cropper: Cropper) -> int:
-    """How OpenCV reads the file of a frame that is then cropped so."""
-    modes = (mode for by, mode in _REDUCED.items() if cropper.shrinks >= by)
-    return next(modes, cv2.IMREAD_COLOR)

@@ -118,15 +118,15 @@ def open_video(
         yield container, stream
 
 
-def check_regular(path: str) -> None:
+def check_regular(path: str, name: str = "") -> None:
     """Raise UnreadableVideoError unless `path` is a regular file: a pipe or a device would be
-    waited for, perhaps for ever."""
+    waited for, perhaps for ever. `name` is put before the message."""
     try:
         is_regular = stat.S_ISREG(os.stat(path).st_mode)
     except (OSError, ValueError) as error:
-        raise UnreadableVideoError(f"cannot be opened: {_reason(error)}") from error
+        raise UnreadableVideoError(f"{name}cannot be opened: {_reason(error)}") from error
     if not is_regular:
-        raise UnreadableVideoError("cannot be opened: is not a regular file")
+        raise UnreadableVideoError(f"{name}cannot be opened: is not a regular file")
 
 
 def check_pixels(width: int, height: int, max_pixels: int) -> None:
@@ -156,10 +156,9 @@ def read_jpeg(
     Raises:
         UnreadableVideoError: it is no JPEG, is cut off, or has more than `max_pixels`.
     """
-    content = _content(folder, name)
+    content, _ = _read_head(folder, name, max_pixels)
     image = None
-    if content.startswith(_JPEG_BEGIN) and content.rstrip(b"\0").endswith(_JPEG_END):
-        check_pixels(*_sides(content), max_pixels)
+    if content.rstrip(b"\0").endswith(_JPEG_END):
         buffer = np.frombuffer(content, np.uint8)
         image = cv2.imdecode(buffer, mode | cv2.IMREAD_IGNORE_ORIENTATION)
     if image is None:
@@ -174,12 +173,20 @@ def jpeg_size(folder: str, name: str, *, max_pixels: int = MAX_PIXELS) -> tuple[
         UnreadableVideoError: it is no JPEG, or has more than `max_pixels`.
     """
     with readable():
-        content = _content(folder, name)
-        width, height = _sides(content) if content.startswith(_JPEG_BEGIN) else (0, 0)
+        return _read_head(folder, name, max_pixels)[1]
+
+
+def _read_head(folder: str, name: str, max_pixels: int) -> tuple[bytes, tuple[int, int]]:
+    """The content of a JPEG file, and its width and height."""
+    path = os.path.join(folder, name)
+    check_regular(path, f"{name} ")
+    with open(path, "rb") as file:
+        content = file.read()
+    width, height = _sides(content) if content.startswith(_JPEG_BEGIN) else (0, 0)
     if not width or not height:
         raise UnreadableVideoError(f"cannot be decoded: {name} is not a JPEG")
     check_pixels(width, height, max_pixels)
-    return width, height
+    return content, (width, height)
 
 
 def _sides(jpeg: bytes) -> tuple[int, int]:
@@ -195,16 +202,6 @@ def _sides(jpeg: bytes) -> tuple[int, int]:
             return width, height
         position = jpeg.find(b"\xff", position + (1 if marker in _WITHOUT_LENGTH else 2 + length))
     return 0, 0
-
-
-def _content(folder: str, name: str) -> bytes:
-    path = os.path.join(folder, name)
-    try:
-        check_regular(path)
-    except UnreadableVideoError as error:
-        raise UnreadableVideoError(f"{name} {error}") from None
-    with open(path, "rb") as file:
-        return file.read()
 
 
 def _reason(error: Exception) -> str:

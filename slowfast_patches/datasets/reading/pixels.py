@@ -7,7 +7,7 @@ convert                   RGB (S, S, 3)                    swscale: any range, m
 
 from __future__ import annotations
 
-from typing import Any, NamedTuple, cast
+from typing import Any, cast
 
 import cv2
 import numpy as np
@@ -22,6 +22,9 @@ from multigrid import Box
 __all__ = ["Cropper"]
 
 Image = NDArray[np.uint8]
+
+_Region = tuple[slice, slice]
+"""Rows and columns of a plane."""
 
 _AVERAGED = 2.0
 """Times a box is shrunk from which on bilinear interpolation would skip samples altogether."""
@@ -56,12 +59,12 @@ class Cropper:
         if self._small is None:
             whole = self._reformatter.reformat(frame, format="rgb24", threads=1).to_ndarray()
             image: Image = np.empty((self._size, self._size, 3), np.uint8)
-            _resize(whole, self._regions[0], image)
+            _resize(whole[self._regions[0]], image)
         else:
             for plane, region, target in zip(
                 frame.planes, self._regions, self._targets, strict=True
             ):
-                _resize(_samples(plane, self._depth), region, target)
+                _resize(_samples(plane, self._depth)[region], target)
             # One thread: a pool for each small frame costs several times the conversion.
             small = self._reformatter.reformat(self._small, format="rgb24", threads=1)
             image = cast(Image, small.to_ndarray())
@@ -69,7 +72,7 @@ class Cropper:
 
     def image(self, image: Image, out: Image) -> None:
         """Write the box of an RGB picture (H, W, 3) to `out`."""
-        _resize(image, _region(self._part, (image.shape[1], image.shape[0]), (1, 1)), out)
+        _resize(image[_region(self._part, (image.shape[1], image.shape[0]), (1, 1))], out)
 
     def _adapt(self, frame: VideoFrame) -> None:
         """Find where the box lies on the planes of such a frame, and make room for its samples."""
@@ -89,15 +92,6 @@ class Cropper:
         self._small.color_range = frame.color_range
         self._depth = np.dtype(np.uint8 if fmt.components[0].bits == 8 else np.uint16)
         self._targets = [_samples(plane, self._depth) for plane in self._small.planes]
-
-
-class _Region(NamedTuple):
-    """Columns left to right and rows top to bottom of a plane, ends exclusive."""
-
-    left: int
-    top: int
-    right: int
-    bottom: int
 
 
 def _is_planar_yuv(fmt: VideoFormat) -> bool:
@@ -120,22 +114,24 @@ def _turned_back(box: Box, shown: tuple[int, int], turns: int) -> Box:
 
 def _region(part: Box, sides: tuple[int, int], step: tuple[int, int]) -> _Region:
     """A part of a plane with such sides, rounded to multiples of `step` and not empty."""
-    left, right = _range(part.x, part.width, sides[0], step[0])
-    top, bottom = _range(part.y, part.height, sides[1], step[1])
-    return _Region(left, top, right, bottom)
+    columns = _range(part.x, part.width, sides[0], step[0])
+    return _range(part.y, part.height, sides[1], step[1]), columns
 
 
-def _range(start: float, length: float, side: int, step: int) -> tuple[int, int]:
+def _range(start: float, length: float, side: int, step: int) -> slice:
     last = max(0, (side - 1) // step) * step
     first = min(max(0, round(start * side / step) * step), last)
     count = max(1, round(length * side / step))
-    return first, min(first + count * step, side)
+    return slice(first, min(first + count * step, side))
 
 
 def _divided(region: _Region, step: tuple[int, int]) -> _Region:
     """The region on a plane that is subsampled by `step`; its begin is a multiple of that."""
-    (across, down), (left, top, right, bottom) = step, region
-    return _Region(left // across, top // down, -(-right // across), -(-bottom // down))
+    rows, columns = (
+        slice(part.start // by, -(-part.stop // by))
+        for part, by in zip(region, reversed(step), strict=True)
+    )
+    return rows, columns
 
 
 def _samples(plane: VideoPlane, depth: np.dtype[Any]) -> NDArray[Any]:
@@ -146,13 +142,8 @@ def _samples(plane: VideoPlane, depth: np.dtype[Any]) -> NDArray[Any]:
     return rows[: plane.height, : plane.width]
 
 
-def _resize(samples: NDArray[Any], region: _Region, out: NDArray[Any]) -> None:
-    left, top, right, bottom = region
+def _resize(samples: NDArray[Any], out: NDArray[Any]) -> None:
     height, width = out.shape[:2]
-    shrinks = max((right - left) / width, (bottom - top) / height) >= _AVERAGED
-    cv2.resize(
-        samples[top:bottom, left:right],
-        (width, height),
-        dst=out,
-        interpolation=cv2.INTER_AREA if shrinks else cv2.INTER_LINEAR,
-    )
+    shrinks = max(samples.shape[0] / height, samples.shape[1] / width) >= _AVERAGED
+    interpolation = cv2.INTER_AREA if shrinks else cv2.INTER_LINEAR
+    cv2.resize(samples, (width, height), dst=out, interpolation=interpolation)

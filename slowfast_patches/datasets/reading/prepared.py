@@ -16,12 +16,11 @@ Entropy coding is CAVLC and nothing is deblocked: decoding costs half of what it
 
 from __future__ import annotations
 
-import os
 import threading
 from collections.abc import Iterator
 from functools import lru_cache
-from itertools import pairwise
-from typing import NamedTuple
+from itertools import groupby, pairwise
+from typing import Any, NamedTuple
 
 import av
 from av.video.codeccontext import VideoCodecContext
@@ -71,22 +70,12 @@ def split_group(data: bytes) -> list[Picture]:
         if data[header] & 31 in _PICTURES:
             units.append((data[header] & 96 != 0, start, position))
             start = position
-    return _numbered(units)
-
-
-def _numbered(units: list[tuple[bool, int, int]]) -> list[Picture]:
-    """Number the pictures as they are shown: those that follow an anchor come before it."""
-    anchors = [number for number, unit in enumerate(units) if unit[0]]
+    anchors = [order for order, (is_reference, _, _) in enumerate(units) if is_reference]
     if anchors[:1] != [0]:
         raise UnreadableVideoError("cannot be decoded: a group does not begin with an anchor")
-    pictures = list[Picture]()
-    shown = 0
-    for anchor, following in pairwise([*anchors, len(units)]):
-        between = following - anchor - 1
-        pictures.append(Picture(shown + between, *units[anchor]))
-        pictures += [Picture(shown + n, *units[anchor + 1 + n]) for n in range(between)]
-        shown += between + 1
-    return pictures
+    # As they are shown, the pictures that follow an anchor come before it.
+    following = dict(pairwise([*anchors, len(units)]))
+    return [Picture(following.get(order, order) - 1, *unit) for order, unit in enumerate(units)]
 
 
 def decode_prepared(
@@ -98,48 +87,40 @@ def decode_prepared(
         UnreadableVideoError: the file is not what the index says.
     """
     assert record.offsets is not None
-    by_group: dict[int, list[int]] = {}
-    for number in wanted:
-        by_group.setdefault(number // GROUP, []).append(number % GROUP)
     check_regular(path)  # it may have become a pipe, which would be waited for
     decoder = _decoder(threading.get_ident(), record.headers)
     try:
-        file = os.open(path, os.O_RDONLY)
-        try:
-            for group, numbers in by_group.items():
+        with open(path, "rb", buffering=0) as file:
+            for group, numbers in groupby(wanted, lambda number: number // GROUP):
                 begin, end = record.offsets[group : group + 2].tolist()
-                data = os.pread(file, end - begin, begin)
+                file.seek(begin)
+                data = file.read(end - begin)
                 if len(data) < end - begin:
                     raise UnreadableVideoError("cannot be decoded: the file has become shorter")
-                for number, frame in _decode_group(decoder, data, numbers):
+                for number, frame in _decode_group(decoder, data, {n % GROUP for n in numbers}):
                     yield group * GROUP + number, frame
-        finally:
-            os.close(file)
     except BaseException:
         _decoder.cache_clear()  # it may be left in the middle of a group
         raise
 
 
 def _decode_group(
-    decoder: VideoCodecContext, data: bytes, numbers: list[int]
+    decoder: VideoCodecContext, data: bytes, wanted: set[int]
 ) -> Iterator[tuple[int, VideoFrame]]:
     """The wanted pictures of one group, and what they depend on, no more."""
     pictures = split_group(data)
-    wanted = set(numbers)
     last = max((order for order, p in enumerate(pictures) if p.number in wanted), default=-1)
+    packets = list[Any]()
     for picture in pictures[: last + 1]:
         if picture.is_reference or picture.number in wanted:
             packet = av.Packet(data[picture.start : picture.stop])
             packet.pts = picture.number
-            yield from _of(decoder.decode(packet), wanted)
-    yield from _of(decoder.decode(None), wanted)
+            packets.append(packet)
+    for each in [*packets, None]:
+        for frame in decoder.decode(each):
+            if frame.pts in wanted:
+                yield int(frame.pts), frame
     decoder.flush_buffers()
-
-
-def _of(frames: list[VideoFrame], wanted: set[int]) -> Iterator[tuple[int, VideoFrame]]:
-    for frame in frames:
-        if frame.pts in wanted:
-            yield int(frame.pts), frame
 
 
 @lru_cache(maxsize=32)

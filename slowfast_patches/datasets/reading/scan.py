@@ -5,9 +5,7 @@ from __future__ import annotations
 import contextlib
 import os
 from collections.abc import Generator, Sequence
-from fractions import Fraction
 from functools import partial
-from itertools import pairwise
 
 import numpy as np
 from av.codec.context import CodecContext
@@ -24,7 +22,7 @@ from slowfast_patches.datasets.reading.files import (
     read_jpeg,
     readable,
 )
-from slowfast_patches.datasets.reading.prepared import GROUP, TAG, split_group
+from slowfast_patches.datasets.reading.prepared import GROUP, TAG
 from slowfast_patches.datasets.reading.video_record import Kind, UnreadableVideoError, VideoRecord
 from slowfast_patches.utils.machine import available_cores
 from slowfast_patches.utils.processes import Died, run_each
@@ -58,13 +56,8 @@ def scan(path: str, max_pixels: int = MAX_PIXELS) -> VideoRecord:
             return _scan_folder(path, max_pixels)
         with open_video(path, max_pixels=max_pixels) as (container, stream):
             if container.metadata.get("comment") == TAG:
-                return _scan_prepared(path, container, stream)
-            packets = _Packets(path, container, stream, max_pixels)
-        if not packets.trusted or not packets.say_when_shown:
-            return _scan_by_decoding(packets)
-        timestamps = np.sort(packets.shown)
-        keys = np.searchsorted(timestamps, packets.shown[packets.is_key])
-        return _record(packets, timestamps, keys)
+                return _scan_prepared(container, stream)
+            return _scan_video(path, container, stream, max_pixels)
 
 
 def missing_frames(path: str) -> int:
@@ -103,73 +96,60 @@ def _try_scan(job: tuple[str, int]) -> VideoRecord | str:
         return f"cannot be scanned: {type(error).__name__}: {error}"
 
 
-class _Packets:
-    """The packets of a stream: when their frames are shown, and which of these are key frames."""
-
-    def __init__(
-        self, path: str, container: InputContainer, stream: VideoStream, max_pixels: int
-    ) -> None:
-        stamps = [
-            (packet.pts, packet.is_keyframe)
-            for packet in container.demux(stream)
-            if packet.size and not packet.is_discard
-        ]
-        if not stamps:
-            raise UnreadableVideoError("has no frames")
-        self.rate = stream.average_rate or stream.guessed_rate
-        self.time_base = stream.time_base
-        self.trusted = container.format.name in _TRUSTED
-        self.streams = len(container.streams) if self.trusted else 0  # others find them by reading
-        self.say_when_shown = None not in (shown := [shown for shown, _ in stamps])
-        self.shown = np.array([s or 0 for s in shown], np.int64)
-        self.say_when_shown &= len(np.unique(self.shown)) == len(stamps)
-        self.is_key = np.array([is_key for _, is_key in stamps])
-        self.opened = partial(open_video, path, streams=self.streams, max_pixels=max_pixels)
-        """Opens the file anew."""
-
-
-def _scan_by_decoding(packets: _Packets) -> VideoRecord:
-    """Timestamps in the order in which frames come out; key frames where that order is kept.
-
-    Without distinct timestamps frames can only be counted from the beginning.
-    """
-    with packets.opened() as (container, stream):
-        came = [(frame.pts, frame.key_frame) for frame in container.decode(stream)]
-    if not came:
-        raise UnreadableVideoError("has no frame that decodes")
-    stamps = [pts for pts, _ in came if pts is not None]
-    if len(set(stamps)) < len(came):
-        return _record(packets, np.arange(len(came)), np.array([0]), counted=True)
-    timestamps = np.array(stamps, np.int64)
-    keys = np.flatnonzero([is_key for _, is_key in came])
-    return _record(packets, timestamps, keys)
-
-
-def _record(
-    packets: _Packets,
-    timestamps: NDArray[np.int64],
-    keys: NDArray[np.int64],
-    *,
-    counted: bool = False,
+def _scan_video(
+    path: str, container: InputContainer, stream: VideoStream, max_pixels: int
 ) -> VideoRecord:
-    rate = packets.rate or _rate(timestamps, packets.time_base)
-    if not rate:
-        raise UnreadableVideoError("does not say its frame rate")
-    with packets.opened() as (container, stream):
-        first = next(container.decode(stream), None)
-        if first is None:
+    """The record of a video file by its packets or, where these do not say when their frames are
+    shown, by its decoded frames."""
+    packets = [
+        (packet.pts, packet.is_keyframe)
+        for packet in container.demux(stream)
+        if packet.size and not packet.is_discard
+    ]
+    if not packets:
+        raise UnreadableVideoError("has no frames")
+    trusted = container.format.name in _TRUSTED
+    streams = len(container.streams) if trusted else 0  # others find them by reading
+    opened = partial(open_video, path, streams=streams, max_pixels=max_pixels)
+    if trusted and _are_distinct(packets):
+        shown = sorted(packets)
+    else:
+        with opened() as (again, its_stream):
+            shown = [(frame.pts, frame.key_frame) for frame in again.decode(its_stream)]
+    counted = not _are_distinct(shown)  # then frames can only be counted from the beginning
+    if counted:
+        shown = [(number, number == 0) for number in range(len(shown))]
+    timestamps = np.array([timestamp for timestamp, _ in shown], np.int64)
+    keys = np.flatnonzero([is_key for _, is_key in shown])
+    with opened() as (again, its_stream):
+        first = next(again.decode(its_stream), None)
+        if first is None or not shown:
             raise UnreadableVideoError("has no frame that decodes")
-        if not packets.is_key.all():
-            keys = np.array(
-                [k for k in keys if k and _is_entry(container, stream, int(timestamps[k]))],
-                np.int64,
-            )
+        if not all(is_key for _, is_key in packets):
+            entries = (k for k in keys if k and _is_entry(again, its_stream, int(timestamps[k])))
+            keys = np.fromiter(entries, np.int64)
     turns = round(first.rotation / 90) % 4
     width, height = (first.width, first.height)[:: -1 if turns % 2 else 1]
+    video = Video(len(shown), _frame_rate(stream, timestamps), width, height)
     keys = np.union1d(keys, np.zeros(1, np.int64))
-    video = Video(len(timestamps), float(rate), width, height)
     stamps = None if counted else timestamps
-    return VideoRecord(Kind.VIDEO, video, turns, stamps, keys, streams=packets.streams)
+    return VideoRecord(Kind.VIDEO, video, turns, stamps, keys, streams=streams)
+
+
+def _are_distinct(stamps: Sequence[tuple[int | None, bool]]) -> bool:
+    """Whether there are timestamps that tell the frames apart."""
+    times = [timestamp for timestamp, _ in stamps]
+    return None not in times and len(set(times)) == len(times)
+
+
+def _frame_rate(stream: VideoStream, timestamps: NDArray[np.int64]) -> float:
+    """Frames per second, as the file says or else from the first to the last."""
+    if rate := stream.average_rate or stream.guessed_rate:
+        return float(rate)
+    ticks = int(np.ptp(timestamps))
+    if not ticks or not stream.time_base:
+        raise UnreadableVideoError("does not say its frame rate")
+    return (len(timestamps) - 1) / float(ticks * stream.time_base)
 
 
 def _is_entry(container: InputContainer, stream: VideoStream, timestamp: int) -> bool:
@@ -191,33 +171,20 @@ def _is_entry(container: InputContainer, stream: VideoStream, timestamp: int) ->
     return False
 
 
-def _rate(timestamps: NDArray[np.int64], time_base: Fraction | None) -> float:
-    """Frames per second from the first to the last; 0 if that cannot be said."""
-    ticks = int(np.ptp(timestamps))
-    return (len(timestamps) - 1) / float(ticks * time_base) if ticks and time_base else 0.0
-
-
-def _scan_prepared(path: str, container: InputContainer, stream: VideoStream) -> VideoRecord:
-    """Where the groups of a prepared file lie; everything its reader relies on is verified."""
+def _scan_prepared(container: InputContainer, stream: VideoStream) -> VideoRecord:
+    """Where the groups of a prepared file lie."""
+    packets = [packet for packet in container.demux(stream) if packet.size]
+    starts = [number for number, packet in enumerate(packets) if packet.is_keyframe]
+    ends = [packet.pos + packet.size for packet in packets if packet.pos is not None]
     headers = stream.codec_context.extradata
-    packets = [p for p in container.demux(stream) if p.size]
-    starts = [p.pos for p in packets if p.is_keyframe]
-    frames = len(packets)
     rate = stream.average_rate
-    if not headers or not rate or None in starts or len(starts) != -(-frames // GROUP):
+    is_whole = starts == list(range(0, len(packets), GROUP)) and len(ends) == len(packets) > 0
+    if not headers or not rate or not is_whole:
         raise UnreadableVideoError(
             "is not prepared, as its comment says: prepare it anew, or remove the comment"
         )
-    last = packets[-1].pos
-    assert last is not None
-    offsets = np.array([*starts, last + packets[-1].size], np.int64)
-    with open(path, "rb") as file:
-        for number, (begin, end) in enumerate(pairwise(offsets.tolist())):
-            file.seek(begin)
-            numbers = sorted(p.number for p in split_group(file.read(end - begin)))
-            if numbers != list(range(min(GROUP, frames - number * GROUP))):
-                raise UnreadableVideoError(f"group {number} of its pictures is not whole")
-    video = Video(frames, float(rate), stream.width, stream.height)
+    offsets = np.array([ends[number] - packets[number].size for number in starts] + ends[-1:])
+    video = Video(len(packets), float(rate), stream.width, stream.height)
     return VideoRecord(Kind.PREPARED, video, offsets=offsets, headers=bytes(headers))
 
 

@@ -110,7 +110,7 @@ def run_pilot(recipe: Recipe, seconds: float | None, device: torch.device) -> Pi
         ValueError: as `pilot_seconds`; the recipe cannot train, or no cycle fits it.
         FloatingPointError: the baseline's loss is not finite, or that of every cycle; one cycle's
             puts it out of the race.
-        TrainingStoppedError: too many videos cannot be read.
+        TooManyUnreadableError: too many videos cannot be read.
     """
     processes = processes_of(recipe)
     race = _Race(one_process(recipe), device)

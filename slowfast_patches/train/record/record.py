@@ -17,7 +17,7 @@ from torch import Tensor
 from multigrid import Schedule, Step
 from slowfast_patches.config.metrics import COUNTS, format_metrics
 from slowfast_patches.config.recipe import Recipe
-from slowfast_patches.launch.stopping import TrainingStoppedError
+from slowfast_patches.datasets.items import TooManyUnreadableError
 from slowfast_patches.train.checkpoint import DivergedError, writes
 from slowfast_patches.train.record.clock import Clock, Forecast, TimeSpent
 from slowfast_patches.train.step import Outcome
@@ -39,12 +39,9 @@ that a phase must last to say so."""
 _NOT_DRAWN = {"type", "iteration", "epoch", "seconds", "phase", "seconds_left", "shape", *COUNTS}
 
 
-class TooManyUnreadableError(TrainingStoppedError):
-    """Too many videos cannot be read. Every process raises it: they count together."""
-
-
 def check_count(count: int, videos: int, fraction: float, where: str) -> None:
-    """Raise TooManyUnreadableError for more videos than DATA.MAX_BAD_FRACTION, `fraction`."""
+    """Raise TooManyUnreadableError for more videos than DATA.MAX_BAD_FRACTION, `fraction`, in every
+    process: they count together."""
     if count > fraction * videos:
         raise TooManyUnreadableError(
             f"{count} of {videos} videos of {where} could not be read, more than "
@@ -137,8 +134,8 @@ class Record:
 
         Raises:
             DivergedError: a loss is not finite.
-            TrainingStoppedError: too many videos of an epoch could not be read, or the disk
-                refuses.
+            TooManyUnreadableError: too many videos of an epoch could not be read.
+            TrainingStoppedError: the disk refuses.
         """
         if not self._iterations:
             return

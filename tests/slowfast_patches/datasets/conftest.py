@@ -10,7 +10,7 @@ import pytest
 def run(
     load_program: Callable[[str], ModuleType], capsys: pytest.CaptureFixture[str]
 ) -> Callable[..., tuple[int, str]]:
-    """`run("--csv", path, ...)`: the exit status of tools/prepare_data.py and what it said."""
+    """`run("--csv", path, ...)`: the exit status of tools/prepare_data.py and what it printed."""
     tool = load_program("tools/prepare_data.py")
 
     def run_tool(*args: object) -> tuple[int, str]:
@@ -18,7 +18,7 @@ def run(
             status = tool.main([str(arg) for arg in args])
         except SystemExit as error:
             status = error.code
-        said = capsys.readouterr()
-        return status, said.out + said.err
+        output = capsys.readouterr()
+        return status, output.out + output.err
 
     return run_tool

@@ -78,5 +78,5 @@ def rows(csv: Path, separator: str = " ") -> list[tuple[str, int]]:
 
 def times(out: Path) -> dict[str, int]:
     """When each file of a prepared set was written."""
-    found = (path for path in (out / "videos").rglob("*") if path.is_file())
-    return {str(path.relative_to(out)): path.stat().st_mtime_ns for path in found}
+    files = (path for path in (out / "videos").rglob("*") if path.is_file())
+    return {str(path.relative_to(out)): path.stat().st_mtime_ns for path in files}

@@ -1,8 +1,9 @@
-"""Reading clips: the frames asked for, the pixels asked for, and what is said of a bad file."""
+"""Reading clips: the frames asked for, the pixels asked for, and the errors of bad files."""
 
 import os
-from itertools import pairwise
+from collections.abc import Iterator
 from pathlib import Path
+from unittest import mock
 
 import av
 import cv2
@@ -15,8 +16,9 @@ from numpy.typing import NDArray
 from multigrid import ClipPlan, Video
 from slowfast_patches.datasets.reading import clip_reader
 from slowfast_patches.datasets.reading.clip_reader import read_clip, read_clips
+from slowfast_patches.datasets.reading.pixels import Cropper
 from slowfast_patches.datasets.reading.scan import scan
-from slowfast_patches.datasets.reading.video_record import Kind, UnreadableVideoError, VideoRecord
+from slowfast_patches.datasets.reading.video_record import Kind, UnreadableVideoError
 from tests.slowfast_patches.datasets.made_videos import SAMPLES, needs_samples, write_video
 
 FRAMES, WIDTH, HEIGHT = 60, 64, 48
@@ -79,31 +81,24 @@ def test_other_containers_and_codecs_give_the_frames_asked_for(folder, name, cod
         assert read(path, wanted) == wanted
 
 
-def test_beyond_the_end_the_last_frame_is_repeated(video):
-    assert read(video, [58, 59, 65, 90]) == [58, 59, 59, 59]
-    assert read(video, [70, 80]) == [59, 59]
-
-
 # Which pixels.
 
 
 @pytest.mark.parametrize("scale", [1, 2])
 def test_the_crop_is_cut_at_its_corner_from_the_resized_frame(folder, scale):
-    """Red says the column and green the row."""
-    columns, rows = np.meshgrid(4 * np.arange(WIDTH), 4 * np.arange(HEIGHT))
-    image = np.stack([columns, rows, np.full_like(rows, 128)], axis=2).astype(np.uint8)
-    path = write_video(folder / "places.mp4", [image] * 3, options=SHARP)
-    x, y, crop = 10 * scale, 20 * scale, 16 * scale
+    """Red says the column and green the row; it is not flipped: that is done on the device."""
+    image = np.full((HEIGHT, WIDTH, 3), 128, np.uint8)
+    image[..., 0] = 4 * np.arange(WIDTH)
+    image[..., 1] = 4 * np.arange(HEIGHT)[:, None]
+    path = write_video(folder / "gradient.mp4", [image] * 3, options=SHARP)
+    crop = 16 * scale
     size = (WIDTH * scale, HEIGHT * scale)
-    cut = ClipPlan(np.array([0, 2]), size, (x, y), crop, flip=True)
+    cut = ClipPlan(np.array([0, 2]), size, (10 * scale, 20 * scale), crop, flip=True)
     clip = read_clip(str(path), scan(str(path)), cut)
-    assert clip.shape == (2, crop, crop, 3)
-    assert clip.dtype == np.uint8
-    # From pixel 10 to 25 and 20 to 35 of the file, not flipped: that is done on the device.
+    assert (clip.shape, clip.dtype) == ((2, crop, crop, 3), np.uint8)
     red, green = clip[1, :, :, 0].mean(0) / 4, clip[1, :, :, 1].mean(1) / 4
-    assert red[[0, -1]] == pytest.approx([10, 25], abs=1.5)
-    assert green[[0, -1]] == pytest.approx([20, 35], abs=1.5)
-    assert all(b > a for a, b in pairwise(red[::4]))
+    assert red == pytest.approx(np.linspace(10, 25, crop), abs=1.5)
+    assert green == pytest.approx(np.linspace(20, 35, crop), abs=1.5)
 
 
 # Files that cannot be read.
@@ -163,36 +158,37 @@ def test_clips_that_are_read_together_are_those_read_alone(source, request):
     assert all(map(np.array_equal, as_one(path), alone))
 
 
-def test_a_frame_of_several_clips_is_decoded_once(jpegs, monkeypatch):
+def test_a_frame_of_several_clips_is_decoded_once(jpegs):
     """30 is in all of them, and of two sizes: it is read at each."""
-    seen = list[str]()
-    read_jpeg = clip_reader.read_jpeg
-    monkeypatch.setattr(
-        clip_reader,
-        "read_jpeg",
-        lambda f, name, *a, **k: seen.append(name) or read_jpeg(f, name, *a, **k),
-    )
-    as_one(jpegs)
-    numbers = [int(name[-10:-4]) - 1 for name in seen]
+    with mock.patch.object(clip_reader, "read_jpeg", wraps=clip_reader.read_jpeg) as read_jpeg:
+        as_one(jpegs)
+    numbers = [int(call.args[1][-10:-4]) - 1 for call in read_jpeg.call_args_list]
     assert numbers == [3, 9, 20, 30, 30, 40, 59]
 
 
-def test_what_lies_between_the_views_of_a_long_video_is_not_decoded(folder, monkeypatch):
+@pytest.fixture
+def decoded_frames(monkeypatch: pytest.MonkeyPatch) -> list[int]:
+    """The numbers of the frames that come out of decoders, wanted or not."""
+    numbers = list[int]()
+    decode = clip_reader._decode_from_here
+
+    def spy(*args: object) -> Iterator[tuple[int, av.VideoFrame]]:
+        for number, frame in decode(*args):
+            numbers.append(number)
+            yield number, frame
+
+    monkeypatch.setattr(clip_reader, "_decode_from_here", spy)
+    return numbers
+
+
+def test_what_lies_between_the_views_of_a_long_video_is_not_decoded(folder, decoded_frames):
     """Two clips at the ends of 400 frames with a key frame in twelve."""
-    path, decoded = write_video(folder / "long.mp4", numbered(400), options=SHARP), 0
-    number_of = clip_reader._Numbers.of
-
-    def of(self: object, frame: av.VideoFrame) -> int | None:
-        nonlocal decoded
-        decoded += 1
-        return number_of(self, frame)
-
-    monkeypatch.setattr(clip_reader._Numbers, "of", of)
+    path = write_video(folder / "long.mp4", numbered(400), options=SHARP)
     plans = [plan([3, 5, 9]), plan([380, 381, 390])]
     clips = [np.zeros((3, HEIGHT, HEIGHT, 3), np.uint8) for _ in plans]
     read_clips(str(path), scan(str(path)), plans, clips)
     assert [numbers(clip) for clip in clips] == [[3, 5, 9], [380 % 64, 381 % 64, 390 % 64]]
-    assert decoded < 48
+    assert len(decoded_frames) < 48
 
 
 # Folders of JPEG files.
@@ -222,21 +218,12 @@ def test_a_folder_of_jpeg_files_is_read_as_a_video_is(jpegs):
 
 
 @pytest.mark.parametrize(("short_side", "reduced"), [(192, 1), (96, 2), (48, 4), (24, 8)])
-def test_a_jpeg_file_is_decoded_no_larger_than_needed(jpegs, monkeypatch, short_side, reduced):
-    sizes = []
-
-    def decode(content: NDArray[np.uint8], mode: int) -> NDArray[np.uint8]:
-        image = imdecode(content, mode)
-        sizes.append(image.shape[:2])
-        return image
-
-    imdecode = cv2.imdecode
+def test_a_jpeg_file_is_decoded_no_larger_than_needed(jpegs, short_side, reduced):
+    plan = ClipPlan(np.array([50]), (short_side * 4 // 3, short_side), (0, 0), 24, False)
     record = scan(str(jpegs))
-    monkeypatch.setattr(cv2, "imdecode", decode)
-    size = (short_side * 4 // 3, short_side)
-    clip = read_clip(str(jpegs), record, ClipPlan(np.array([50]), size, (0, 0), 24, False))
-    assert sizes == [(192 // reduced, 256 // reduced)]
-    assert clip.shape == (1, 24, 24, 3)
+    with mock.patch.object(Cropper, "image", autospec=True, side_effect=Cropper.image) as crop:
+        clip = read_clip(str(jpegs), record, plan)
+    assert crop.call_args.args[1].shape[:2] == (192 // reduced, 256 // reduced)
     assert clip[0, 23, 23].tolist() == [200] * 3
 
 
@@ -284,29 +271,13 @@ def test_the_frames_of_a_sample_are_those_of_a_full_decode(path):
 
 
 @needs_samples
-def test_less_is_decoded_than_all_frames(monkeypatch):
+@pytest.mark.parametrize(
+    ("positions", "most"), [([235], 2), ([100], 64), ([100, 108, 116], 74), (range(240, 260), 29)]
+)
+def test_less_is_decoded_than_all_frames(decoded_frames, positions, most):
     """From the key frame on, what other frames need; the file has 300 and two key frames."""
-    path, counted = str(SAMPLES / "kinetics_340x256_h264.mp4"), []
+    path = str(SAMPLES / "kinetics_340x256_h264.mp4")
     record = scan(path)
-    assert record.keys is not None
     assert record.keys.tolist() == [0, 235]
-
-    def counting(record: VideoRecord, positions: list[int]) -> int:
-        count = 0
-        numbers = clip_reader._Numbers.of
-
-        def of(self: object, frame: av.VideoFrame) -> int | None:
-            nonlocal count
-            count += 1
-            return numbers(self, frame)
-
-        with monkeypatch.context() as patch:
-            patch.setattr(clip_reader._Numbers, "of", of)
-            read_clip(path, record, ClipPlan(np.array(positions), (340, 256), (0, 0), 96, False))
-        return count
-
-    counted = [counting(record, p) for p in ([235], [100], [100, 108, 116], list(range(240, 260)))]
-    assert counted[0] <= 2
-    assert counted[1] < 65
-    assert counted[2] < 75
-    assert 20 <= counted[3] < 30
+    read_clip(path, record, ClipPlan(np.array(positions), (340, 256), (0, 0), 96, False))
+    assert len(positions) <= len(decoded_frames) <= most

@@ -24,8 +24,8 @@ FRAMES, CROP = 4, 32
 
 
 def flip(data: bytearray, other: bytes, rng: np.random.Generator) -> bytearray:
-    for place in rng.integers(0, len(data), rng.integers(1, 200)):
-        data[place] ^= int(rng.integers(1, 256))
+    for position in rng.integers(0, len(data), rng.integers(1, 200)):
+        data[position] ^= int(rng.integers(1, 256))
     return data
 
 
@@ -33,13 +33,11 @@ def truncate(data: bytearray, other: bytes, rng: np.random.Generator) -> bytearr
     return data[: rng.integers(0, len(data))]
 
 
-def swap_head(data: bytearray, other: bytes, rng: np.random.Generator) -> bytearray:
+def swap(data: bytearray, other: bytes, rng: np.random.Generator) -> bytearray:
+    """The head of another file, or the tail."""
     length = int(rng.integers(4, 2000))
-    return bytearray(other[:length]) + data[length:]
-
-
-def swap_tail(data: bytearray, other: bytes, rng: np.random.Generator) -> bytearray:
-    length = int(rng.integers(4, 2000))
+    if rng.random() < 0.5:
+        return bytearray(other[:length]) + data[length:]
     return data[:-length] + bytearray(other[-length:])
 
 
@@ -50,22 +48,18 @@ def blank(data: bytearray, other: bytes, rng: np.random.Generator) -> bytearray:
 
 
 def insert(data: bytearray, other: bytes, rng: np.random.Generator) -> bytearray:
-    place = int(rng.integers(0, len(data)))
-    return data[:place] + bytearray(rng.bytes(rng.integers(1, 300))) + data[place:]
+    position = int(rng.integers(0, len(data)))
+    return data[:position] + bytearray(rng.bytes(rng.integers(1, 300))) + data[position:]
 
 
 def number(data: bytearray, other: bytes, rng: np.random.Generator) -> bytearray:
     """Extreme numbers in the first or last bytes, where headers are."""
-    place = int(rng.integers(0, min(2000, len(data) - 4))) * int(rng.choice([-1, 1]))
-    data[place : place + 4] = rng.choice([b"\xff\xff\xff\xff", b"\x7f\xff\xff\xff", bytes(4)])
+    position = int(rng.integers(0, min(2000, len(data) - 4))) * int(rng.choice([-1, 1]))
+    data[position : position + 4] = rng.choice([b"\xff\xff\xff\xff", b"\x7f\xff\xff\xff", bytes(4)])
     return data
 
 
-def noise(data: bytearray, other: bytes, rng: np.random.Generator) -> bytearray:
-    return bytearray(rng.bytes(rng.integers(0, 3000)))
-
-
-DAMAGES = (flip, truncate, swap_head, swap_tail, blank, insert, number, noise)
+DAMAGES = (flip, truncate, swap, blank, insert, number)
 
 
 def attempt(path: Path, record: VideoRecord | None, rng: np.random.Generator) -> str:

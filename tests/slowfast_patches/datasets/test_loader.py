@@ -158,7 +158,7 @@ def test_the_same_workers_read_all_phases_in_order_though_they_answer_out_of_ord
     assert len(everyone) == max(1, workers)
     assert (str(os.getpid()) in everyone) == (workers == 0)
     assert len(pids) == 6
-    assert all(found == everyone for found in pids.values())
+    assert all(of_phase == everyone for of_phase in pids.values())
 
 
 @pytest.mark.slow

@@ -1,13 +1,16 @@
-"""What is found out about a video: real files whose facts are known, made ones, and bad ones."""
+"""Records of videos: real files whose facts are known, made ones, and bad ones."""
 
 import wave
+from itertools import pairwise
 from pathlib import Path
 
 import av
 import numpy as np
 import pytest
 
+from multigrid import ClipPlan
 from slowfast_patches.datasets.preparing.encode import write_prepared
+from slowfast_patches.datasets.reading.clip_reader import read_clip
 from slowfast_patches.datasets.reading.prepared import split_group
 from slowfast_patches.datasets.reading.scan import scan
 from slowfast_patches.datasets.reading.video_record import Kind, UnreadableVideoError
@@ -60,14 +63,6 @@ def test_a_sample_is_what_it_is_known_to_be(name):
     assert record.headers == b""
 
 
-@needs_samples
-def test_timestamps_are_those_of_the_decoded_frames_in_the_order_shown():
-    path = str(SAMPLES / "kinetics_pancake_h264.mkv")
-    with av.open(path) as container:
-        stamps = [frame.pts for frame in container.decode(video=0)]
-    assert scan(path).timestamps.tolist() == stamps
-
-
 # Made files.
 
 
@@ -79,79 +74,79 @@ def test_without_timestamps_frames_are_counted(tmp_path):
     assert record.timestamps is None
 
 
-def test_a_prepared_file_knows_where_its_groups_lie(tmp_path):
-    source = write_video(tmp_path / "a.mp4", grey(100), fps=25)
-    target = tmp_path / "prepared.mp4"
-    write_prepared(str(source), scan(str(source)), target, short_side=32)
-    record = scan(str(target))
-    assert record.kind == Kind.PREPARED
-    assert record.video.frames == 100
-    assert record.video.fps == 25.0
-    assert (min(record.video.width, record.video.height), record.turns) == (32, 0)
-    assert len(record.offsets) == 4
-    assert (np.diff(record.offsets) > 0).all()
-    assert 0 < record.offsets[0] < record.offsets[-1] <= target.stat().st_size
+@pytest.fixture
+def prepared(tmp_path: Path) -> Path:
+    source = str(write_video(tmp_path / "a.mp4", grey(100), fps=25))
+    write_prepared(source, scan(source), tmp_path / "prepared.mp4", short_side=32)
+    return tmp_path / "prepared.mp4"
+
+
+def test_a_prepared_file_knows_where_its_groups_lie(prepared):
+    record = scan(str(prepared))
+    assert (record.kind, record.video) == (Kind.PREPARED, (100, 25.0, 42, 32))
+    content = prepared.read_bytes()
+    groups = [content[slice(*ends)] for ends in pairwise(record.offsets)]
+    assert [len(split_group(group)) for group in groups] == [48, 48, 4]
     assert record.headers[0] == 1  # the version with which an avcC begins
-    assert record.keys is record.timestamps is None
 
 
-def test_a_prepared_file_that_is_damaged_is_refused(tmp_path):
-    source, target = write_video(tmp_path / "a.mp4", grey(24)), tmp_path / "prepared.mp4"
-    write_prepared(str(source), scan(str(source)), target)
-    begin, end = scan(str(target)).offsets[:2].tolist()
-    content = bytearray(target.read_bytes())
+def test_a_prepared_file_that_is_damaged_is_refused(prepared):
+    record = scan(str(prepared))
+    begin, end = record.offsets[:2].tolist()
+    content = bytearray(prepared.read_bytes())
     second = begin + split_group(content[begin:end])[1].start
     content[second : second + 4] = b"\xff" * 4  # the length of the second picture
-    target.write_bytes(content)
+    prepared.write_bytes(content)
+    plan = ClipPlan(np.arange(9), (42, 32), (0, 0), 32, False)
     with pytest.raises(UnreadableVideoError, match="a group of pictures is damaged"):
-        scan(str(target))
+        read_clip(str(prepared), record, plan)
 
 
 # Bad ones.
 
 
-def make_bad(folder: Path, kind: str) -> Path:
-    path = folder / f"{kind}.mp4"
-    if kind == "empty":
-        path.touch()
-    elif kind == "text":
-        path.write_text("this is no video\n" * 100)
-    elif kind == "truncated":
-        whole = write_video(folder / "whole.mp4", grey(24)).read_bytes()
-        path.write_bytes(whole[: len(whole) // 2])
-    elif kind == "sound":
-        with wave.open(str(path), "wb") as sound:
-            sound.setparams((1, 2, 8000, 0, "NONE", ""))
-            sound.writeframes(bytes(16000))
-    elif kind == "no frames":
-        with av.open(str(path), "w", format="avi") as container:
-            stream = container.add_stream("libx264", rate=30)
-            stream.width, stream.height, stream.pix_fmt = 64, 48, "yuv420p"
-            container.start_encoding()
-    elif kind == "empty folder":
-        path.mkdir()
-    elif kind == "broken JPEG":
-        path.mkdir()
-        (path / "1.jpg").write_bytes(b"\xff\xd8 and no more")
-    elif kind == "no name":
-        return folder / "a\0b.mp4"
-    return path
+def no_frames(path: Path) -> None:
+    with av.open(str(path), "w", format="avi") as container:
+        stream = container.add_stream("libx264", rate=30)
+        stream.width, stream.height, stream.pix_fmt = 64, 48, "yuv420p"
+        container.start_encoding()
+
+
+def sound(path: Path) -> None:
+    with wave.open(str(path), "wb") as file:
+        file.setparams((1, 2, 8000, 0, "NONE", ""))
+        file.writeframes(bytes(16000))
+
+
+def broken_jpeg(path: Path) -> None:
+    path.mkdir()
+    (path / "1.jpg").write_bytes(b"\xff\xd8 and no more")
 
 
 @pytest.mark.parametrize(
-    ("kind", "reason"),
+    ("make", "reason"),
     [
-        ("missing", "cannot be opened: No such file"),
-        ("empty", "cannot be opened: Invalid data"),
-        ("text", "cannot be opened: Invalid data"),
-        ("truncated", "cannot be opened: Invalid data"),
-        ("sound", "is none of the formats that hold a video"),
-        ("no frames", "has no frames"),
-        ("empty folder", "a folder without JPEG files"),
-        ("broken JPEG", "1.jpg is not a whole JPEG"),
-        ("no name", "null byte"),
+        (lambda path: None, "cannot be opened: No such file"),
+        (Path.touch, "cannot be opened: Invalid data"),
+        (
+            lambda path: path.write_text("this is no video\n" * 100),
+            "cannot be opened: Invalid data",
+        ),
+        (sound, "is none of the formats that hold a video"),
+        (no_frames, "has no frames"),
+        (Path.mkdir, "a folder without JPEG files"),
+        (broken_jpeg, "1.jpg is not a JPEG"),
     ],
 )
-def test_what_cannot_be_read_says_why(tmp_path, kind, reason):
+def test_what_cannot_be_read_says_why(tmp_path, make, reason):
+    make(tmp_path / "bad.mp4")
     with pytest.raises(UnreadableVideoError, match=reason):
-        scan(str(make_bad(tmp_path, kind)))
+        scan(str(tmp_path / "bad.mp4"))
+
+
+def test_a_truncated_file_and_an_impossible_name_are_unreadable(tmp_path):
+    path = write_video(tmp_path / "cut.mp4", grey(24))
+    path.write_bytes(path.read_bytes()[: path.stat().st_size // 2])
+    for name, reason in ((str(path), "Invalid data"), ("a\0b.mp4", "null byte")):
+        with pytest.raises(UnreadableVideoError, match=reason):
+            scan(name)

@@ -1,7 +1,6 @@
 """Clips without a recipe: the same as a recipe's, byte for byte, and what is refused."""
 
 import logging
-import shutil
 from pathlib import Path
 
 import numpy as np
@@ -83,22 +82,12 @@ def test_pairs_are_a_list_too_whose_index_is_kept(demo_data, cache, caplog):
     assert len(list(cache.iterdir())) == 1
 
 
-def test_labels_may_be_multi_hot(demo_data):
-    listed = VideoClips(demo_data / "val.csv", BASE).videos
-    pairs = [(video.path, np.eye(8, dtype=np.float32)[video.label]) for video in listed]
-    batch = VideoClips(pairs, BASE).__getitems__([0, 1])
-    assert batch["labels"].argmax(1).tolist() == [video.label for video in listed[:2]]
-
-
-def test_classes_are_counted_from_the_labels(demo_data):
-    listed = VideoClips(demo_data / "val.csv", BASE).videos[:2]
-    for labels, classes in (
-        ((4, 0), 5),
-        ((0, 21), 22),
-        (np.zeros((2, 157), np.float32), 157),
-    ):
-        pairs = [(video.path, label) for video, label in zip(listed, labels, strict=True)]
-        assert VideoClips(pairs, BASE).num_classes == classes
+@pytest.mark.parametrize(("labels", "classes"), [((4, 0), 5), (np.eye(8, dtype=np.float32), 8)])
+def test_labels_are_classes_or_multi_hot(demo_data, labels, classes):
+    paths = [video.path for video in VideoClips(demo_data / "val.csv", BASE).videos]
+    clips = VideoClips(list(zip(paths, labels, strict=False)), BASE)
+    assert clips.num_classes == classes
+    assert np.array_equal(clips.__getitems__([0, 1])["labels"], np.asarray(labels)[:2])
 
 
 def test_a_video_that_cannot_be_read_is_replaced_with_a_warning(demo_data, tmp_path):
@@ -112,7 +101,7 @@ def test_a_video_that_cannot_be_read_is_replaced_with_a_warning(demo_data, tmp_p
         batch = clips.__getitems__([0, 1, 2])
     assert batch["videos"].tolist() == [1, 1, 2]
     assert np.array_equal(batch["clips"][0], clips[1]["clip"])
-    with pytest.raises(ValueError, match=r"none of the 1 videos can be read.*check the list"):
+    with pytest.raises(ValueError, match=r"none of 1 videos can be read.*gone.mp4"):
         VideoClips([(tmp_path / "gone.mp4", 0)], BASE)
 
 
@@ -121,29 +110,18 @@ def test_torchs_own_collate_function_is_refused(demo_data):
         next(iter(DataLoader(VideoClips(demo_data / "val.csv", BASE), 2)))
 
 
-def test_its_list_may_move_with_its_videos(demo_data, tmp_path):
-    moved = Path(shutil.copytree(demo_data, tmp_path / "moved"))
-    here, there = (VideoClips(f / "val.csv", BASE) for f in (demo_data, moved))
-    assert np.array_equal(here[0]["clip"], there[0]["clip"])
-    assert there.videos[0].path.startswith(str(moved))
-
-
 @pytest.mark.parametrize(
     ("videos", "options", "message"),
     [
-        ("gone.csv", {}, "gone.csv: no such file; give a csv file of videos, or"),
-        ([], {}, "there are no videos"),
-        (["ab"], {}, "videos[0] is 'ab', not a path and a label"),
-        ([("a.mp4", 0), ("b.mp4", "left")], {}, "videos[1] is ('b.mp4', 'left'), not"),
-        ([("a.mp4", -1)], {}, "videos[0] is ('a.mp4', -1), not"),
-        (
-            [("a.mp4", 0), ("b.mp4", np.ones(3, np.float32))],
-            {},
-            "the label of videos[1] is of shape (3,), that of videos[0] of (): give all a class",
-        ),
-        ([("a.mp4", 0)], {"stride": 0}, "stride 0 and target_fps 30.0 make no clip"),
-        ([("a.mp4", 0)], {"short_sides": (20, 30)}, "(20, 30) are no range from 32, the crop, or"),
-        ([("a.mp4", 0)], {"short_sides": (50, 40)}, "(50, 40) are no range from 32, the crop, or"),
+        ("gone.csv", {}, "gone.csv: no such file; give a csv file, or"),
+        ([], {}, "give (path, label) pairs"),
+        (["ab"], {}, "give (path, label) pairs"),
+        ([("a.mp4", 0), ("b.mp4", "left")], {}, "give (path, label) pairs"),
+        ([("a.mp4", -1)], {}, "give (path, label) pairs"),
+        ([("a.mp4", 0), ("b.mp4", np.ones(3, np.float32))], {}, "give (path, label) pairs"),
+        ([("a.mp4", 0)], {"stride": 0}, "stride 0, target_fps 30.0 and short_sides 37 to 46 make"),
+        ([("a.mp4", 0)], {"short_sides": (20, 30)}, "short_sides 20 to 30 make no clip"),
+        ([("a.mp4", 0)], {"short_sides": (50, 40)}, "short_sides 50 to 40 make no clip"),
     ],
 )
 def test_what_makes_no_clips_is_refused_in_a_line(videos, options, message):

@@ -8,12 +8,10 @@ import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
-import numpy as np
 import pytest
 import torch
 
 from slowfast_patches.datasets import loader as loader_module
-from slowfast_patches.datasets.reading import index
 from slowfast_patches.launch.stopping import StopRequest, TrainingInterruptedError, interruptible
 from slowfast_patches.models import transformer
 from slowfast_patches.models.weights import files
@@ -76,14 +74,13 @@ def build(path: Path) -> None:
         torch.load(path)
 
 
-@pytest.mark.parametrize("read", [build, checkpoint.load, files._load_torch, index.load_index])
+@pytest.mark.parametrize("read", [build, checkpoint.load, files._load_torch])
 def test_a_signal_before_the_training_is_no_fault_of_what_it_meets(
     read: Callable[[Path], object], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ):
     """Each of these has a message for whatever exception a library raises."""
     (tmp_path / "file").write_bytes(b"no zip")
-    for library in (torch, np):
-        monkeypatch.setattr(library, "load", lambda *_, **__: send(signal.SIGTERM))
+    monkeypatch.setattr(torch, "load", lambda *_, **__: send(signal.SIGTERM))
     with interruptible(), pytest.raises(BaseException, match="stopped by SIGTERM") as ended:
         read(tmp_path / "file")
     assert exit_status(ended.value) == 75

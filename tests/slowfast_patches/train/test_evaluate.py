@@ -15,8 +15,8 @@ from torch.distributed import distributed_c10d
 from slowfast_patches import patching
 from slowfast_patches.config.metrics import COUNTS
 from slowfast_patches.config.recipe import Recipe, default_recipe
+from slowfast_patches.datasets.items import TooManyUnreadableError
 from slowfast_patches.datasets.loader import build_dataset, evaluation_loader, evaluation_rounds
-from slowfast_patches.launch.stopping import TrainingStoppedError
 from slowfast_patches.train.evaluate import Evaluation, VideoScores, topk_accuracy
 from slowfast_patches.utils.distributed import from_main
 
@@ -114,9 +114,9 @@ def test_too_many_that_cannot_be_read_end_it_as_they_end_a_training():
     # Of ten videos, one is read in part and one is not.
     rows = [None, [0.1, 0.9], None, None, *[[0.1, 0.9]] * 16]
     assert evaluated(rows, [1] * 10, "sum", 2, 0.2).metrics["unreadable"] == 1
-    with pytest.raises(TrainingStoppedError, match=r"^2 of 10 videos .* DATA.MAX_BAD_FRACTION 0.1"):
+    with pytest.raises(TooManyUnreadableError, match=r"^2 of 10 .* DATA.MAX_BAD_FRACTION 0.1"):
         evaluated(rows, [1] * 10, "sum", 2, 0.1)
-    with pytest.raises(TrainingStoppedError, match=r"none of the 2 videos .* could be read"):
+    with pytest.raises(TooManyUnreadableError, match=r"none of the 2 videos .* could be read"):
         evaluated([None, None], [0, 0], "sum", 1)
 
 

@@ -1,9 +1,9 @@
-"""What keys say of runs and step times, the keys without effect, and docs/keys.md."""
+"""Keys by what they may do, the keys without effect, and docs/keys.md."""
 
 from __future__ import annotations
 
 import textwrap
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping
 from typing import NamedTuple
 
 from slowfast_patches.config.recipe import KEYS, default_recipe, keys_of
@@ -69,6 +69,7 @@ NO_EFFECT: Mapping[str, NoEffect] = {
         "Event files go to OUTPUT_DIR and hold scalars only; leave the section out.",
         ("", 0, False, None),
     ),
+    "AVA.*": NoEffect("Detection is not trained here; leave the section out.", ()),
     "DEMO.ENABLE": NoEffect(_NO_DEMO, (False,)),
     "DEMO.*": NoEffect(_NO_DEMO, ()),
 }
@@ -76,7 +77,7 @@ NO_EFFECT: Mapping[str, NoEffect] = {
 
 _HEADER = """# Keys
 
-Written from the fields of slowfast_patches/config/recipe.py by
+Written from the fields in slowfast_patches/config by
 
     python -c "from slowfast_patches.config.keys import format_keys as f; print(f())" > docs/keys.md"""  # noqa: E501
 
@@ -121,12 +122,8 @@ def format_keys() -> str:
         lines.append(_wrap(f"- `{name}` `{defaults[name]!r}`: {key.help}{check}"))
     lines += ["", "## Accepted without effect", ""]
     lines += [_wrap(f"- `{name}`: {row.why}") for name, row in NO_EFFECT.items()]
-    lines += ["", "## The host's other keys", ""]
-    return "\n".join([*lines, _wrap(_listed(name for name in KEYS if not KEYS[name].help))])
-
-
-def _listed(names: Iterable[str]) -> str:
-    return ", ".join(f"`{name}`" for name in sorted(names)) + "."
+    others = ", ".join(f"`{name}`" for name in sorted(KEYS) if not KEYS[name].help)
+    return "\n".join([*lines, "", "## The host's other keys", "", _wrap(f"{others}.")])
 
 
 def _wrap(text: str) -> str:

@@ -48,7 +48,7 @@ def build_optimizer(
     if method in _OURS:
         # Of copies: an optimizer writes its defaults into the groups that it is given.
         optimizer = _OURS[method]([dict(group) for group in groups], recipe.solver)
-    if recipe.solver.fused or (fused and method != "lars"):
+    if (recipe.solver.fused or fused) and method != "lars":
         # Made anew: the host gives no such argument, and the constructor checks it.
         options = optimizer.defaults | {"fused": True, "foreach": None}
         options.pop("decoupled_weight_decay", None)  # AdamW's constructor takes none
@@ -59,7 +59,7 @@ def build_optimizer(
         rest["params"] = [p for p in rest["params"] if p.ndim > 1 and p.ndim != 3]
         if flat:
             optimizer.add_param_group({"params": flat, "weight_decay": 0.0})
-    if recipe.solver.layer_decay < 1 and recipe.model.arch == "hf":
+    if recipe.solver.layer_decay < 1 and recipe.model.family.is_transformer:
         _split_by_depth(optimizer, parameter_depths(model), recipe.solver.layer_decay)
     return optimizer
 

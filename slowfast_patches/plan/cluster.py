@@ -288,14 +288,14 @@ def gpu_counts(gpus_per_node: int, also: int, most: int = _MOST_GPUS) -> list[in
 
 def on_cluster(recipe: Recipe, cluster: Cluster) -> Recipe:
     """The recipe for a cluster: each GPU has the clips that it has on the GPUs that the recipe is
-    written for. Learning rates stay as written: hours do not depend on them.
+    written for. Learning rates stay: hours do not depend on them.
 
     Raises:
         ValueError: clips that do not divide over the GPUs that the recipe is written for.
     """
     gpus = _reference_gpus(recipe)
     clips = recipe.train.batch_size
-    machines = 1 if recipe.solver.reference_world_size else recipe.num_shards
+    machines = recipe.num_shards
     if clips * machines % gpus:
         raise ValueError(
             f"TRAIN.BATCH_SIZE {clips} × NUM_SHARDS {machines} does not divide over the {gpus} "
@@ -317,7 +317,7 @@ def on_cluster(recipe: Recipe, cluster: Cluster) -> Recipe:
 
 def _reference_gpus(recipe: Recipe) -> int:
     """How many GPUs a recipe is written for."""
-    return recipe.solver.reference_world_size or max(1, recipe.num_gpus) * recipe.num_shards
+    return max(1, recipe.num_gpus) * recipe.num_shards
 
 
 def _cluster_row(

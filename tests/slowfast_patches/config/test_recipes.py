@@ -14,7 +14,6 @@ from multigrid import Schedule, Shape, Video, clip_generator
 from slowfast_patches.config import check_recipe, load_recipe
 from slowfast_patches.config.keys import speed_keys
 from slowfast_patches.config.recipe import Recipe, keys_of
-from slowfast_patches.config.scale import scale_to_processes
 from slowfast_patches.config.schedule import schedule_of, without_multigrid
 from slowfast_patches.datasets.clips import sampling_of
 from slowfast_patches.models.build import build_on_meta
@@ -185,7 +184,8 @@ def test_tsm_on_1536_gpus_is_the_published_mini_batch_of_the_same_training():
     assert (run.base.batch, run.base.batch * run.base.frames) == (12_288, 98_304)
     assert recipe.num_gpus * recipe.num_shards == 1536
     assert run.iterations == pytest.approx(schedule(TSM).iterations / 192, abs=1)
-    solver = {"REFERENCE_BATCH_SIZE", "WARMUP_EPOCHS", "WARMUP_START_LR", "ZERO_WD_1D_PARAM"}
+    solver = {"BASE_LR", "REFERENCE_BATCH_SIZE", "ZERO_WD_1D_PARAM"}
+    solver |= {"WARMUP_EPOCHS", "WARMUP_START_LR"}
     assert changes(TSM_1536, TSM).keys() - {f"SOLVER.{key}" for key in solver} == {
         *("TRAIN.BATCH_SIZE", "TEST.BATCH_SIZE", "NUM_GPUS", "NUM_SHARDS"),
         *("RESNET.ZERO_INIT_FINAL_BN", "BN.NUM_BATCHES_PRECISE"),
@@ -386,7 +386,7 @@ def test_the_commands_for_128_gpus_have_the_papers_batch_rates_and_iterations():
 @pytest.mark.parametrize("name", [SLOWFAST, f"{SSV2}_MULTIGRID", f"{TSM}_MULTIGRID"])
 def test_a_recipe_scales_to_two_gpus(name):
     asked = ("NUM_GPUS", 2, "SOLVER.REFERENCE_WORLD_SIZE", 8)
-    recipe = scale_to_processes(load(name, *asked), 2)
+    recipe = load(name, *asked)
     check_recipe(recipe, 2)
     before, after = schedule(name), paper_schedule(recipe)
     assert 4 * after.base.batch == before.base.batch

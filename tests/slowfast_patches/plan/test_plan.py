@@ -165,7 +165,7 @@ def test_the_size_of_the_data_set_is_found_in_order(plan_json, short_cycle_recip
         (["--dataset-size", "4", *LONG], "too short"),
         (["--step-seconds=nan"], "above 0"),
         (["--plot", "/nonexistent/plan.png"], "there is no folder /nonexistent"),
-        (["SOLVER.STEPS", "3"], "SOLVER.STEPS takes a list such as [0, 1], not '3'"),
+        (["SOLVER.STEPS", "3"], "SOLVER.STEPS takes a list, not '3'"),
         (UNEVEN, "25 clips (25×8×51²) does not divide over 2 processes; use 1 process, or another"),
     ],
 )

@@ -383,18 +383,6 @@ def test_the_commands_for_128_gpus_have_the_papers_batch_rates_and_iterations():
     ]
 
 
-@pytest.mark.parametrize("name", [SLOWFAST, f"{SSV2}_MULTIGRID", f"{TSM}_MULTIGRID"])
-def test_a_recipe_scales_to_two_gpus(name):
-    asked = ("NUM_GPUS", 2, "SOLVER.REFERENCE_WORLD_SIZE", 8)
-    recipe = load(name, *asked)
-    check_recipe(recipe, 2)
-    before, after = schedule(name), paper_schedule(recipe)
-    assert 4 * after.base.batch == before.base.batch
-    assert after.iterations == pytest.approx(4 * before.iterations, rel=1e-3)
-    rates = [[run.at(phase.start).lr for phase in run.phases] for run in (before, after)]
-    assert [4 * rate for rate in rates[1]] == pytest.approx(rates[0], rel=1e-3)
-
-
 # Parameters, and multiply-adds of a forward in 10^9.
 
 

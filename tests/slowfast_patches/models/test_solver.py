@@ -1,14 +1,13 @@
 """Optimizers, weight decay, clipping, losses and precision of a recipe, by hand."""
 
 import io
-import logging
 import math
 
 import pytest
 import torch
 from torch import Tensor, nn
 
-from slowfast_patches.config import check_recipe, load_recipe
+from slowfast_patches.config import load_recipe
 from slowfast_patches.config.recipe import Recipe
 from slowfast_patches.models.build import build_model
 from slowfast_patches.models.solver import (
@@ -138,20 +137,6 @@ def test_a_training_with_lars_continues_from_its_saved_state_bit_for_bit():
     train_lars(again, optimizer, range(3, 6))
     for name, value in whole.state_dict().items():
         assert torch.equal(again.state_dict()[name], value), name
-
-
-def test_what_has_no_effect_is_said(caplog: pytest.LogCaptureFixture):
-    def check(*overrides: object) -> None:
-        check_recipe(config("MODEL.ARCH", "slowonly", *overrides))
-
-    with caplog.at_level(logging.WARNING):
-        check(*LARS, "SOLVER.WEIGHT_DECAY", 1e-4)
-        assert not caplog.records
-        check(*LARS, "BN.WEIGHT_DECAY", 1e-4)
-        check("SOLVER.LARS_TRUST", 0.02)
-    of_bn, of_trust = caplog.messages
-    assert "BN.WEIGHT_DECAY 0.0001 has no effect" in of_bn
-    assert "SOLVER.LARS_TRUST 0.02 has no effect with SOLVER.OPTIMIZING_METHOD sgd" in of_trust
 
 
 # Large-batch practice, in a ResNet-50 with shifts that is 1/8 as wide.

@@ -10,7 +10,7 @@ import torch
 from torch import Tensor, nn
 
 from slowfast_patches import patching
-from slowfast_patches.config import check_recipe, load_recipe
+from slowfast_patches.config import load_recipe
 from slowfast_patches.config.recipe import Recipe, host_config
 from slowfast_patches.models.build import build_model, build_on_meta
 from slowfast_patches.models.flops import flops_per_clip
@@ -155,24 +155,6 @@ def test_a_shifted_convolution_compiles_to_one_graph():
         out.square().sum().backward()
     torch.testing.assert_close(x.grad, y.grad, rtol=0, atol=0)
     torch.testing.assert_close(compiled.weight.grad, eager.weight.grad)
-
-
-# Its keys.
-
-
-@pytest.mark.parametrize(
-    ("overrides", "said"),
-    [
-        (("DATA.NUM_FRAMES", 1), "clips of 1 frames, and tsm needs 2 at least"),
-        (
-            ("DATA.NUM_FRAMES", 4, "MULTIGRID.LONG_CYCLE", True),
-            "clips of 1, 2 and 4 frames, and tsm needs 2 at least",
-        ),
-    ],
-)
-def test_what_cannot_be_shifted_is_refused(overrides: tuple, said: str):
-    with pytest.raises(ValueError, match=said):
-        check_recipe(thin(*overrides))
 
 
 @pytest.mark.slow

@@ -179,29 +179,6 @@ def test_grouped_batch_normalisation_starts_from_the_same_weights(tmp_path: Path
         assert_same(model, theirs.state_dict())
 
 
-def split(state: dict[str, Tensor], splits: int) -> dict[str, Tensor]:
-    """A checkpoint whose batch normalisations are split; the plain statistics are stale."""
-    norms = [k.removesuffix(".running_var") for k in state if k.endswith(".running_var")]
-    out = dict(state)
-    for norm in norms:
-        for part in ("running_mean", "running_var", "num_batches_tracked"):
-            value = out.pop(f"{norm}.{part}")
-            out[f"{norm}.bn.{part}"] = torch.zeros_like(value)
-            many = value if part == "num_batches_tracked" else value.repeat(splits)
-            out[f"{norm}.split_bn.{part}"] = many
-    return out
-
-
-def test_a_checkpoint_with_split_batch_normalisation_is_complete(tmp_path: Path):
-    """Splits that agree have the statistics that each of them has."""
-    theirs, model = made("i3d", seed=2), made("i3d")
-    path = saved({"model_state": split(theirs.state_dict(), 4)}, tmp_path)
-    load_weights(model, path, complete=True, section="TEST")
-    expected = theirs.state_dict()
-    for key, value in model.state_dict().items():
-        torch.testing.assert_close(value, expected[key])
-
-
 def test_the_statistics_of_two_splits_worked_out():
     """Channel 0: means 1 and 3 have mean 2 and variance 1; channel 1: both are 10."""
     state = {
@@ -316,23 +293,6 @@ def test_a_caffe2_file_is_the_model_that_it_was_made_of(arch: str, report, tmp_p
 # Whole runs.
 
 I3D = ("MODEL.ARCH", "i3d", "MULTIGRID.LONG_CYCLE", False, "MULTIGRID.EPOCH_FACTOR", 1)
-
-
-def test_a_start_that_cannot_be_is_refused(
-    resnet, command_line: Callable, one_pathway: tuple, tmp_path: Path
-):
-    keys = (*I3D, *one_pathway)
-    status, said = command_line(tmp_path / "a", *keys, "TRAIN.CHECKPOINT_FILE_PATH", "gone.pth")
-    assert (status, (tmp_path / "a").exists()) == (2, False)
-    assert "error: gone.pth: there is no such file; change TRAIN.CHECKPOINT_FILE_PATH" in said
-    path = saved(resnet(), tmp_path)
-    status, said = command_line(tmp_path / "b", *keys, "TRAIN.CHECKPOINT_FILE_PATH", path)
-    assert status == 2
-    assert "set TRAIN.CHECKPOINT_INFLATE True" in said
-    testing = ("TRAIN.ENABLE", False, "TEST.CHECKPOINT_FILE_PATH", path)
-    status, said = command_line(tmp_path / "c", *testing, "TEST.CHECKPOINT_TYPE", "caffe2")
-    assert status == 2
-    assert "set CHECKPOINT_TYPE pytorch; change TEST.CHECKPOINT_FILE_PATH" in said
 
 
 def test_a_caffe2_file_is_tested_as_it_is(

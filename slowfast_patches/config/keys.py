@@ -27,7 +27,6 @@ class NoEffect(NamedTuple):
 
 
 _GROUPS = "Clips share statistics by number: BN.GROUP_SIZE, with a cycle MULTIGRID.BN_BASE_SIZE."
-_NO_DEMO = "There is no demo on a camera or a single file; leave the section out."
 _FILLED = "The baseline's mini-batch is what the recipe's own keys say; write "
 _FOLLOWS = "MODEL.ARCH says what is built; write that."
 
@@ -62,16 +61,14 @@ NO_EFFECT: Mapping[str, NoEffect] = {
         "OUTPUT_DIR is continued by TRAIN.AUTO_RESUME.",
         (False, True),
     ),
-    "TENSORBOARD.ENABLE": NoEffect(
-        "Event files are always written to OUTPUT_DIR; leave it out.", (True,)
-    ),
     "TENSORBOARD.*": NoEffect(
-        "Event files go to OUTPUT_DIR and hold scalars only; leave the section out.",
-        ("", 0, False, None),
+        "Event files are always written to OUTPUT_DIR and hold scalars only; leave it out.",
+        (True, "", 0, False, None),
     ),
     "AVA.*": NoEffect("Detection is not trained here; leave the section out.", ()),
-    "DEMO.ENABLE": NoEffect(_NO_DEMO, (False,)),
-    "DEMO.*": NoEffect(_NO_DEMO, ()),
+    "DEMO.*": NoEffect(
+        "There is no demo on a camera or a single file; leave the section out.", (False,)
+    ),
 }
 """Keys of the host and of its later releases that a recipe may have and that change nothing."""
 

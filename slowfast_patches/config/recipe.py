@@ -158,14 +158,14 @@ class Recipe:
 
         They are taken as they are: nothing is checked, and nothing follows from them.
         """
-        changes: dict[str, dict[str, Any]] = {"": {}}
+        recipe = self
         for name, value in values.items():
             *sections, field = _path(name)
-            changes.setdefault("".join(sections), {})[field] = _frozen(value)
-        fields = changes.pop("")
-        for section, inner in changes.items():
-            fields[section] = dataclasses.replace(getattr(self, section), **inner)
-        return dataclasses.replace(self, **fields)
+            change = {field: _frozen(value)}
+            for section in sections:
+                change = {section: dataclasses.replace(getattr(recipe, section), **change)}
+            recipe = dataclasses.replace(recipe, **change)
+        return recipe
 
 
 def _path(name: str) -> list[str]:

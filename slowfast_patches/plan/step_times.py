@@ -16,6 +16,7 @@ from typing import Any
 
 from multigrid import Shape
 from multigrid.cost import FlopsPerClip, SecondsPerIteration
+from slowfast_patches.config.families import FAMILIES
 from slowfast_patches.config.keys import speed_keys
 from slowfast_patches.config.recipe import KEYS, Recipe, default_recipe, differences, keys_of
 from slowfast_patches.config.schedule import schedule_of, without_multigrid
@@ -188,9 +189,8 @@ def shapes_to_measure(recipe: Recipe) -> list[tuple[Shape, int | None]]:
 def model_of(recipe: Recipe) -> dict[str, object]:
     """The keys of a recipe that decide how long an iteration of one shape takes."""
     values = keys_of(recipe)
-    arch = recipe.model.arch
-    read = [key for key in speed_keys() if KEYS[key].needs in ("", f"MODEL.ARCH {arch}")]
-    return {key: values[key] for key in sorted(read)}
+    others = {f"MODEL.ARCH {arch}" for arch in FAMILIES if arch != recipe.model.arch}
+    return {k: values[k] for k in sorted(speed_keys()) if KEYS[k].needs not in others}
 
 
 def device_of(recipe: Recipe) -> str:

@@ -30,7 +30,7 @@ _STRIDE = 32
 
 
 def check_recipe(recipe: Recipe, world_size: int = 1) -> None:
-    """Refuse a recipe that cannot train or test as it says; `world_size` counts processes.
+    """Refuse a recipe that cannot train or test; `world_size` counts processes.
 
     Raises:
         ValueError: what is wrong, with the numbers and a way out.

@@ -27,8 +27,8 @@ class NoEffect(NamedTuple):
 
 
 _GROUPS = "Clips share statistics by number: BN.GROUP_SIZE, with a cycle MULTIGRID.BN_BASE_SIZE."
-_FILLED = "The baseline's mini-batch is what the recipe's own keys say; write "
-_FOLLOWS = "MODEL.ARCH says what is built; write that."
+_FILLED = "The baseline's mini-batch follows from other keys; write "
+_FOLLOWS = "MODEL.ARCH decides what is built; write that."
 
 NO_EFFECT: Mapping[str, NoEffect] = {
     "BN.NORM_TYPE": NoEffect(_GROUPS, ("batchnorm",)),

@@ -75,7 +75,7 @@ def recipe_path(path: str | Path, folder: Path = Path()) -> Path:
 
 
 def parse_recipe(text: str, source: str, overrides: Sequence[object] = ()) -> Recipe:
-    """As `load_recipe`, from the text of a resolved config; `source` says where it comes from."""
+    """As `load_recipe`, from the text of a resolved config; `source` is for messages."""
     return _make(_settings(_content(text, source), source), overrides)
 
 

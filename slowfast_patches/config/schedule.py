@@ -61,7 +61,7 @@ def schedule_of(recipe: Recipe, num_videos: int) -> Schedule:
     BN.GROUP_SIZE says otherwise.
 
     Raises:
-        ValueError: the recipe has no schedule; the message says what would.
+        ValueError: the recipe has no schedule; the message has the way out.
     """
     multigrid = recipe.multigrid
     long_cycle = multigrid.long_cycle_factors

@@ -88,18 +88,18 @@ def _lars(
 
 
 def load_optimizer(optimizer: torch.optim.Optimizer, state: dict[str, Any]) -> None:
-    """Take over an optimizer's state; how the parameters are updated stays as it is built here."""
-    # Before it is loaded: from its groups torch sees where the state has to be.
+    """Load an optimizer's state, but keep the ways to update that it was built with."""
+    # Before loading: torch reads from the groups where the state has to be.
     groups = [
-        saved | {way: own[way] for way in _WAYS if way in own}
-        for saved, own in zip(state["param_groups"], optimizer.param_groups, strict=True)
+        saved | {way: built[way] for way in _WAYS if way in built}
+        for saved, built in zip(state["param_groups"], optimizer.param_groups, strict=True)
     ]
     optimizer.load_state_dict(state | {"param_groups": groups})
     # In the memory format of the weights; the checkpoint may be of another.
-    for weight, own_state in optimizer.state.items():
-        for name, value in own_state.items():
+    for weight, moments in optimizer.state.items():
+        for name, value in moments.items():
             if isinstance(value, Tensor) and value.shape == weight.shape:
-                own_state[name] = torch.empty_like(weight, dtype=value.dtype).copy_(value)
+                moments[name] = torch.empty_like(weight, dtype=value.dtype).copy_(value)
 
 
 def loss_function(recipe: Recipe) -> nn.Module:

@@ -72,7 +72,7 @@ def build_transformer(recipe: Recipe) -> nn.Module:
 
     Raises:
         ValueError: transformers is not installed, there is no such model, or its configuration or
-            weights cannot be taken; says what would.
+            weights do not fit; the message has the way out.
     """
     try:
         from transformers import AutoModelForVideoClassification as Auto
@@ -181,7 +181,7 @@ def _has_weights(folder: Path) -> bool:
 
 
 def _from_folder(folder: Path, config: Any) -> Any:
-    """The model with the weights of a folder; says what is new, or not used."""
+    """Load the model with the weights of a folder; logs what is new, or not used."""
     from transformers import AutoModelForVideoClassification
 
     with _one_line(f"HF.MODEL {folder}"), _quiet():
@@ -257,7 +257,7 @@ def _one_line(where: str) -> Iterator[None]:
 
 @contextmanager
 def _quiet() -> Iterator[None]:
-    """Without the bars and the report that loading prints."""
+    """Keep transformers from printing progress bars and a report."""
     from transformers.utils import logging
 
     theirs: Any = logging

@@ -109,7 +109,7 @@ def test_without_slurm_a_dry_run_prints_the_batch_file_and_leaves_nothing(
         (["SHARD_ID", 1], "SHARD_ID is set on each machine"),
         (["--hours", 0.01], "would end before its warning"),
         (["--warning-seconds", 0], "0 seconds of warning; from 1 to 65535 work"),
-        (["TRAIN.CHECKPOINT_FILE_PATH", __file__], "no PyTorch checkpoint"),
+        (["TRAIN.CHECKPOINT_FILE_PATH", __file__], "not a PyTorch checkpoint"),
     ],
 )
 def test_mistakes_are_found_before_it_is_queued(

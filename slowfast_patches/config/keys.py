@@ -1,9 +1,9 @@
-"""What keys say of runs and step times, the keys without effect, and docs/keys.md."""
+"""Keys by what they may do, the keys without effect, and docs/keys.md."""
 
 from __future__ import annotations
 
 import textwrap
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping
 from typing import NamedTuple
 
 from slowfast_patches.config.recipe import KEYS, default_recipe, keys_of
@@ -27,9 +27,8 @@ class NoEffect(NamedTuple):
 
 
 _GROUPS = "Clips share statistics by number: BN.GROUP_SIZE, with a cycle MULTIGRID.BN_BASE_SIZE."
-_NO_DEMO = "There is no demo on a camera or a single file; leave the section out."
-_FILLED = "The baseline's mini-batch is what the recipe's own keys say; write "
-_FOLLOWS = "MODEL.ARCH says what is built; write that."
+_FILLED = "The baseline's mini-batch follows from other keys; write "
+_FOLLOWS = "MODEL.ARCH decides what is built; write that."
 
 NO_EFFECT: Mapping[str, NoEffect] = {
     "BN.NORM_TYPE": NoEffect(_GROUPS, ("batchnorm",)),
@@ -62,21 +61,20 @@ NO_EFFECT: Mapping[str, NoEffect] = {
         "OUTPUT_DIR is continued by TRAIN.AUTO_RESUME.",
         (False, True),
     ),
-    "TENSORBOARD.ENABLE": NoEffect(
-        "Event files are always written to OUTPUT_DIR; leave it out.", (True,)
-    ),
     "TENSORBOARD.*": NoEffect(
-        "Event files go to OUTPUT_DIR and hold scalars only; leave the section out.",
-        ("", 0, False, None),
+        "Event files are always written to OUTPUT_DIR and hold scalars only; leave it out.",
+        (True, "", 0, False, None),
     ),
-    "DEMO.ENABLE": NoEffect(_NO_DEMO, (False,)),
-    "DEMO.*": NoEffect(_NO_DEMO, ()),
+    "AVA.*": NoEffect("Detection is not trained here; leave the section out.", ()),
+    "DEMO.*": NoEffect(
+        "There is no demo on a camera or a single file; leave the section out.", (False,)
+    ),
 }
 """Keys of the host and of its later releases that a recipe may have and that change nothing."""
 
 _HEADER = """# Keys
 
-Written from the fields of slowfast_patches/config/recipe.py by
+Written from the fields in slowfast_patches/config by
 
     python -c "from slowfast_patches.config.keys import format_keys as f; print(f())" > docs/keys.md"""  # noqa: E501
 
@@ -121,12 +119,8 @@ def format_keys() -> str:
         lines.append(_wrap(f"- `{name}` `{defaults[name]!r}`: {key.help}{check}"))
     lines += ["", "## Accepted without effect", ""]
     lines += [_wrap(f"- `{name}`: {row.why}") for name, row in NO_EFFECT.items()]
-    lines += ["", "## The host's other keys", ""]
-    return "\n".join([*lines, _wrap(_listed(name for name in KEYS if not KEYS[name].help))])
-
-
-def _listed(names: Iterable[str]) -> str:
-    return ", ".join(f"`{name}`" for name in sorted(names)) + "."
+    others = ", ".join(f"`{name}`" for name in sorted(KEYS) if not KEYS[name].help)
+    return "\n".join([*lines, "", "## The host's other keys", "", _wrap(f"{others}.")])
 
 
 def _wrap(text: str) -> str:

@@ -7,14 +7,15 @@ import logging
 import os.path
 import sys
 from ast import literal_eval
-from collections.abc import Collection, Container, Mapping, Sequence
+from collections.abc import Mapping, Sequence
+from contextlib import suppress
 from pathlib import Path
-from typing import Any, NamedTuple
+from types import UnionType
+from typing import Any, NamedTuple, get_args, get_origin
 
-from slowfast_patches.config.fields import Check
 from slowfast_patches.config.keys import no_effect
-from slowfast_patches.config.recipe import KEYS, PER_PATHWAY, Recipe, default_recipe, keys_of
-from slowfast_patches.config.scale import scaled_lengths
+from slowfast_patches.config.recipe import KEYS, PER_PATHWAY, Recipe, default_recipe, plain
+from slowfast_patches.config.scale import fit_batch, scaled_lengths
 from slowfast_patches.config.yaml_text import flatten, parse_yaml
 
 __all__ = ["CONFIGS", "load_recipe", "parse_recipe", "recipe_path"]
@@ -27,8 +28,6 @@ CONFIGS = next(filter(Path.is_dir, (_PACKAGE / "configs", _PACKAGE.parent / "con
 """The recipes that come with the package: installed in it, or beside it in a checkout."""
 
 _BASE = "_BASE_"
-_MOST_BASES = 50
-"""Bases of bases above a recipe."""
 _LARGEST = 2**32 - 1
 """The largest whole number of a key: NumPy and torch take it wherever a key may lead."""
 
@@ -40,18 +39,21 @@ class _Setting(NamedTuple):
     source: str
 
 
+_Settings = dict[str, _Setting]
+
+
 def load_recipe(path: str | Path | None, overrides: Sequence[object] = ()) -> Recipe:
     """The defaults, changed by a recipe and then by KEY VALUE pairs.
 
     A recipe may name another one as its `_BASE_`: relative to itself, or one that the package
-    ships. Values are adapted to the type of the default: "1e-4" and 1 are numbers for a float, a
-    tuple is a list. A key without effect (config/keys.py) is warned of once and stays at its
-    default, and so are steps and rates that no iteration gets to, which are dropped: the result
-    holds only what is in force.
+    ships. Values are adapted to the type of the key: "1e-4" and 1 are numbers for a float, a list
+    is a tuple. A key without effect (config/keys.py) is warned of and stays at its default, and so
+    are steps and rates that no iteration gets to, which are dropped; lengths, batch and rates are
+    scaled (`fit_batch`): the result holds what is trained with.
 
     Raises:
-        ValueError: a file that is missing or no YAML, a key that does not exist, a value of another
-            type, a pair without a value.
+        ValueError: a file that is missing or not YAML, a key that does not exist, a value of
+            another type, a pair without a value.
     """
     return _make({} if path is None else _read_layers(recipe_path(path), {}), overrides)
 
@@ -63,9 +65,9 @@ def recipe_path(path: str | Path, folder: Path = Path()) -> Path:
     Raises:
         ValueError: there is neither.
     """
-    for place in (folder / os.path.expanduser(path), CONFIGS.parent / path):
-        if place.exists():
-            return place
+    for candidate in (folder / os.path.expanduser(path), CONFIGS.parent / path):
+        if candidate.exists():
+            return candidate
     raise ValueError(
         f"the config {folder / path} cannot be read: there is no such file, and no recipe "
         f"of that name in {CONFIGS}"
@@ -73,48 +75,47 @@ def recipe_path(path: str | Path, folder: Path = Path()) -> Path:
 
 
 def parse_recipe(text: str, source: str, overrides: Sequence[object] = ()) -> Recipe:
-    """As `load_recipe`, from the text of a resolved config; `source` says where it comes from."""
+    """As `load_recipe`, from the text of a resolved config; `source` is for messages."""
     return _make(_settings(_content(text, source), source), overrides)
 
 
-def _make(settings: Mapping[str, _Setting], overrides: Sequence[object]) -> Recipe:
-    settings = {**settings, **_pairs(overrides)}
-    values = keys_of(default_recipe())
-    for key, setting in settings.items():
-        _set(values, key, setting)
-    _derive(values, settings.keys())
-    for key, (_, source) in settings.items():
-        check = KEYS[key].check if key in KEYS else None
-        if check and not check.passes(values[key]):
-            raise ValueError(f"{key} must be {check.wanted}, not {values[key]!r:.60} ({source})")
-    _drop_surplus_rates(values)
+def _make(settings: _Settings, overrides: Sequence[object]) -> Recipe:
+    settings = settings | _pairs(overrides)
+    values = {name: default_recipe()[name] for name in KEYS}
+    for name, setting in settings.items():
+        _set(values, name, setting)
+    _derive(values, settings)
+    for name, (_, source) in settings.items():
+        check = KEYS[name].check if name in KEYS else None
+        if check and not check.passes(values[name]):
+            given = f"{plain(values[name])!r:.60}"
+            raise ValueError(f"{name} must be {check.wanted}, not {given} ({source})")
+    _drop_unreached(values)
     recipe = default_recipe().replaced(values)
-    length = recipe.solver.length
-    return recipe if length == 1 else recipe.replaced(scaled_lengths(recipe, length))
+    if recipe.solver.length != 1:
+        recipe = recipe.replaced(scaled_lengths(recipe, recipe.solver.length))
+    return fit_batch(recipe, max(1, recipe.num_gpus) * recipe.num_shards)
 
 
-def _read_layers(
-    path: Path, read: dict[Path, dict[str, _Setting]], children: tuple[Path, ...] = ()
-) -> dict[str, _Setting]:
-    """Every key that a file and its bases set; the file wins over its base. `read` has those of
-    the files that were read before."""
+def _read_layers(path: Path, read: dict[Path, _Settings | None]) -> _Settings:
+    """Every key that a file and its bases set; the file wins over its base.
+
+    `read` has the files that were read before; None stands for one whose bases are being read.
+    """
     file = path.resolve()
-    if file in children:
-        raise ValueError(f"{path}: {_BASE} leads back to the file itself")
-    if len(children) > _MOST_BASES:
-        raise ValueError(f"{path} is the base of a base, more than {_MOST_BASES} times over")
     if file not in read:
+        read[file] = None
         content = _content(_text(path), str(path))
         bases = content.pop(_BASE, [])
-        settings: dict[str, _Setting] = {}
+        settings: _Settings = {}
         for base in bases if isinstance(bases, list) else [bases]:
             if not isinstance(base, str):
-                raise ValueError(
-                    f"{path}: {_BASE} takes a file or a list of files, not {base!r:.60}"
-                )
-            settings |= _read_layers(recipe_path(base, path.parent), read, (*children, file))
+                raise ValueError(f"{path}: {_BASE} takes a file or a list of files, not {base!r}")
+            settings |= _read_layers(recipe_path(base, path.parent), read)
         read[file] = settings | _settings(content, str(path))
-    return read[file]
+    if (known := read[file]) is None:
+        raise ValueError(f"{path}: {_BASE} leads back to the file itself")
+    return known
 
 
 def _text(path: Path) -> str:
@@ -133,17 +134,18 @@ def _content(text: str, source: str) -> dict[str, Any]:
     return content or {}
 
 
-def _settings(content: Mapping[Any, Any], source: str) -> dict[str, _Setting]:
+def _settings(content: Mapping[Any, Any], source: str) -> _Settings:
     """The values that a file sets, by full key; a mapping's names one by one, as HF.CONFIG.x."""
-    settings = dict[str, _Setting]()
-    for key, value in flatten(content):
-        names = value if isinstance(value, Mapping) else {}
-        leaves = {f"{key}.{name}": leaf for name, leaf in names.items()} or {key: value}
-        settings |= {name: _Setting(leaf, source) for name, leaf in leaves.items()}
+    settings = _Settings()
+    for name, value in flatten(content):
+        if isinstance(value, Mapping) and value:
+            settings |= {f"{name}.{inner}": _Setting(v, source) for inner, v in value.items()}
+        else:
+            settings[name] = _Setting(value, source)
     return settings
 
 
-def _pairs(overrides: Sequence[object]) -> dict[str, _Setting]:
+def _pairs(overrides: Sequence[object]) -> _Settings:
     if len(overrides) % 2:
         odd = next((str(o) for o in overrides[::2] if "=" in str(o)), None)
         advice = f"write {odd.replace('=', ' ', 1)}" if odd else f"{overrides[-1]} has no value"
@@ -152,96 +154,70 @@ def _pairs(overrides: Sequence[object]) -> dict[str, _Setting]:
     return {str(key): _Setting(value, "the command line") for key, value in pairs}
 
 
-def _set(values: dict[str, Any], key: str, setting: _Setting) -> None:
+def _set(values: dict[str, Any], name: str, setting: _Setting) -> None:
     """Change one value, by full key; a key without effect is warned of instead."""
-    if row := no_effect(key):
-        value = _decode(setting.value)
-        if value not in row.quiet:
-            logger.warning(f"{key} {value!s:.60} ({setting.source}) has no effect: {row.why}")
-        return
-    section, _, name = key.rpartition(".")
-    if key in values:
+    value, source = setting
+    section, _, inner = name.rpartition(".")
+    if row := no_effect(name):
+        if (decoded := _decode(value)) not in row.quiet:
+            logger.warning(f"{name} {decoded!s:.60} ({source}) has no effect: {row.why}")
+    elif name in values:
         try:
-            values[key] = _adapt(setting.value, values[key], KEYS[key].check)
+            values[name] = _adapt(value, KEYS[name].kind)
         except TypeError as wanted:
-            message = f"{key} takes {wanted}, not {setting.value!r:.60} ({setting.source})"
+            message = f"{name} takes {wanted}, not {value!r:.60} ({source})"
             raise ValueError(message) from None
-    elif isinstance(values.get(section), dict):  # one of a mapping's own names
-        values[section][name] = _decode(setting.value)
-    elif not any(known.startswith(f"{key}.") for known in values):
-        raise ValueError(_unknown_message(values, key, setting.source))
-    elif setting.value is not None:  # a section may be empty
+    elif isinstance(values.get(section), Mapping):
+        values[section] = {**values[section], inner: _decode(value)}
+    elif not any(known.startswith(f"{name}.") for known in values):
+        nearest = difflib.get_close_matches(name.upper(), values, n=1)
+        advice = f"; did you mean {nearest[0]}?" if nearest else ""
+        raise ValueError(f"{name:.60} is not a config key ({source}){advice}")
+    elif value is not None:  # a section may be empty
         raise ValueError(
-            f"{key} is a section and cannot be {setting.value!r:.60} ({setting.source}); name a "
-            "key in it"
+            f"{name} is a section and cannot be {value!r:.60} ({source}); name a key in it"
         )
 
 
-_WANTED = {bool: "True or False", int: "a whole number", float: "a number"}
+_WANTED = {
+    bool: "True or False",
+    int: f"a whole number up to {_LARGEST}",
+    float: "a finite number",
+    str: "a text",
+    type(None): "None",
+    tuple: "a list",
+    Mapping: "a mapping such as {'hidden_size': 192}",
+}
 
 
-def _adapt(raw: Any, default: Any, check: Check | None = None) -> Any:
-    """A value as the type of its default; None stands for an optional number.
+def _adapt(raw: Any, kind: Any) -> Any:
+    """A value as a field's type.
 
     Raises:
         TypeError: it is not of that type; the message says which type is wanted.
     """
+    if isinstance(kind, UnionType):
+        for option in get_args(kind):
+            with suppress(TypeError):
+                return _adapt(raw, option)
+        raise TypeError(" or ".join(_WANTED[option] for option in get_args(kind)))
     value = _decode(raw)
-    if check is not None and check.texts:
-        return _adapt_or_text(value, check)
-    if isinstance(default, str):  # text stays as it is written, digits and all, without its quotes
-        texts = [text for text in (value, raw) if isinstance(text, str)]
-        if texts:
-            return texts[0]
-        raise TypeError("a text")
-    if isinstance(default, list):
-        return _adapt_list(value, default)
-    if isinstance(default, dict):
-        if isinstance(value, dict):
-            return dict(value)
-        raise TypeError("a mapping such as {'hidden_size': 192}")
-    if isinstance(value, bool) or isinstance(default, bool):
-        if isinstance(value, bool) and isinstance(default, bool):
-            return value
-    elif value is None and default is None:
-        return None
-    elif isinstance(value, int | float):
-        whole = isinstance(default, int)
-        if not abs(value) <= (_LARGEST if whole else sys.float_info.max):  # NaN, too
-            raise TypeError(f"a whole number up to {_LARGEST}" if whole else "a finite number")
-        if not whole:
-            return float(value)
-        if value == value // 1:
-            return int(value)
-    raise TypeError(_WANTED.get(type(default), "a number or None"))
-
-
-def _adapt_or_text(value: Any, check: Check) -> Any:
-    if str(value).lower() in check.texts:
-        return str(value).lower()
-    try:
-        return _adapt(value, check.like)
-    except TypeError as wanted:
-        raise TypeError(f"{wanted}, or {' or '.join(check.texts)}") from None
-
-
-def _adapt_list(value: Any, default: list[Any]) -> list[Any]:
-    """A list whose leaves have the type of the default's first leaf, where it has one."""
-    if not isinstance(value, list):
-        raise TypeError(f"a list such as {default or [0, 1]}")
-    leaf: Any = default
-    while isinstance(leaf, list) and leaf:
-        leaf = leaf[0]
-
-    def adapt(item: Any) -> Any:
-        if isinstance(item, list):
-            return [adapt(inner) for inner in item]
-        return item if leaf == [] else _adapt(item, leaf)
-
-    try:
-        return [adapt(item) for item in value]
-    except TypeError as wanted:
-        raise TypeError(f"a list with {wanted} in each place, such as {default}") from None
+    origin = get_origin(kind) or kind
+    if origin is tuple and isinstance(value, list):
+        try:
+            return tuple(_adapt(item, get_args(kind)[0]) for item in value)
+        except TypeError as wanted:
+            raise TypeError(f"a list with {wanted} in each place") from None
+    if origin is str:  # text stays as it is written, digits and all, without its quotes
+        value = value if isinstance(value, str) else raw
+    number = isinstance(value, int | float) and not isinstance(value, bool)
+    if origin is float and number and abs(value) <= sys.float_info.max:
+        return float(value)
+    if origin is int and number and abs(value) <= _LARGEST and value == value // 1:
+        return int(value)
+    if origin not in (int, float, tuple) and (origin is Any or isinstance(value, origin)):
+        return value
+    raise TypeError(_WANTED[origin])
 
 
 def _decode(raw: Any) -> Any:
@@ -254,16 +230,25 @@ def _decode(raw: Any) -> Any:
     return [_decode(item) for item in raw] if isinstance(raw, list | tuple) else raw
 
 
-def _derive(values: dict[str, Any], given: Container[str]) -> None:
+def _derive(values: dict[str, Any], given: Mapping[str, object]) -> None:
     """Fill the keys that follow from others, where `given`, the user's keys, do not name them."""
+    if values["SOLVER.BASE_LR_SCALE_NUM_SHARDS"]:
+        if values["SOLVER.REFERENCE_BATCH_SIZE"]:
+            raise ValueError(
+                "SOLVER.BASE_LR_SCALE_NUM_SHARDS True and SOLVER.REFERENCE_BATCH_SIZE would both "
+                "scale the learning rates; set one of them to False or 0"
+            )
+        # As there: all rates, the start of the warm-up too, are those of one machine's clips.
+        values["SOLVER.REFERENCE_BATCH_SIZE"] = values["TRAIN.BATCH_SIZE"]
+        values["SOLVER.BASE_LR_SCALE_NUM_SHARDS"] = False
     if values["MODEL.ARCH"] == "slow":
         values["MODEL.ARCH"] = "slowonly"
     if values["MODEL.ARCH"] == "slowfast":
         for key in PER_PATHWAY:
             if key not in given:
-                values[key] = [[stage[0], stage[0]] for stage in values[key]]
+                values[key] = tuple((stage[0], stage[0]) for stage in values[key])
     elif "DATA.INPUT_CHANNEL_NUM" not in given:
-        del values["DATA.INPUT_CHANNEL_NUM"][1:]
+        values["DATA.INPUT_CHANNEL_NUM"] = values["DATA.INPUT_CHANNEL_NUM"][:1]
     if "DATA.CROP_SIZE" not in given:
         values["DATA.CROP_SIZE"] = values["DATA.TRAIN_CROP_SIZE"]
     if values["DIST_BACKEND"] == "nccl" and values["NUM_GPUS"] == 0:
@@ -271,42 +256,22 @@ def _derive(values: dict[str, Any], given: Container[str]) -> None:
         values["DIST_BACKEND"] = "gloo"
 
 
-def _drop_surplus_rates(values: dict[str, Any]) -> None:
-    """Cut SOLVER.STEPS and LRS to those that take effect, and say what that drops.
+def _drop_unreached(values: dict[str, Any]) -> None:
+    """Cut SOLVER.STEPS at MAX_EPOCH, and LRS to a rate for each stage, and warn of what that drops.
 
     Recipes of the later releases have six rates for any number of steps, and some a last step at
     MAX_EPOCH.
     """
     if values["SOLVER.LR_POLICY"] != "steps_with_relative_lrs":
         return
-    steps = values["SOLVER.STEPS"]
-    rates = values["SOLVER.LRS"]
     end = values["SOLVER.MAX_EPOCH"]
-    count = len(steps)
-    while count > 1 and steps[count - 1] == end:
-        count -= 1
-    stages = max(1, count)
-    if late := steps[count:]:
-        logger.warning(
-            f"the last of SOLVER.STEPS, {late}, has no effect and is dropped: the training ends at "
-            f"SOLVER.MAX_EPOCH {end:g}; leave it out, or raise MAX_EPOCH."
-        )
-    if surplus := rates[stages:]:
-        logger.warning(
-            f"the last of SOLVER.LRS, {surplus}, have no effect and are dropped: SOLVER.STEPS "
-            f"{steps[:count]} has one rate a stage; leave them out, or give more steps."
-        )
-    del steps[count:]
-    del rates[stages:]
-
-
-def _unknown_message(known: Collection[str], key: str, source: str) -> str:
-    """The nearest key is named where its section is the key's, or spelt nearly so."""
-    names = list(known)
-    if "." in key:
-        sections = {name.split(".")[0] for name in known}
-        section = difflib.get_close_matches(key.upper().split(".")[0], sections, n=1, cutoff=0.8)
-        names = [name for name in known if name.split(".")[0] in section]
-    nearest = difflib.get_close_matches(key.upper(), names, n=1, cutoff=0.5)
-    advice = f"; did you mean {nearest[0]}?" if nearest else ""
-    return f"{key:.60} is not a config key ({source}){advice}"
+    stages = max(1, len(values["SOLVER.STEPS"]))
+    while stages > 1 and values["SOLVER.STEPS"][stages - 1] == end:
+        stages -= 1
+    for key in ("SOLVER.STEPS", "SOLVER.LRS"):
+        if dropped := values[key][stages:]:
+            logger.warning(
+                f"the last of {key}, {list(dropped)}, has no effect and is dropped: the steps make "
+                f"{stages} stages before SOLVER.MAX_EPOCH {end:g}, each with one rate"
+            )
+        values[key] = values[key][:stages]

@@ -2,17 +2,12 @@
 
 from __future__ import annotations
 
-import math
-from collections.abc import Iterator
-
 from multigrid import (
     CosineRate,
     LearningRate,
     Schedule,
-    Shape,
     SteppedRate,
     Warmup,
-    batch_rate_factor,
     check_processes,
     make_schedule,
 )
@@ -22,7 +17,6 @@ __all__ = [
     "check_speed_of_schedule",
     "check_world_size",
     "learning_rate_of",
-    "rates_of_batch",
     "recipe_at",
     "schedule_of",
     "without_multigrid",
@@ -36,35 +30,13 @@ def without_multigrid(recipe: Recipe) -> Recipe:
     return recipe.replaced({"MULTIGRID.LONG_CYCLE": False, "MULTIGRID.SHORT_CYCLE": False})
 
 
-def rates_of_batch(recipe: Recipe) -> Recipe:
-    """The recipe with the learning rates of its global mini-batch written out.
-
-    With SOLVER.REFERENCE_BATCH_SIZE, BASE_LR and COSINE_END_LR belong to that many clips, and the
-    warm-up starts at WARMUP_START_LR as it is. With SOLVER.BASE_LR_SCALE_NUM_SHARDS, all three
-    belong to one machine's clips. They follow the clips by SOLVER.BATCH_RATE_RULE. The result has
-    neither key; where there is none, it is the recipe itself.
-    """
-    solver = recipe.solver
-    rates = ["SOLVER.BASE_LR", "SOLVER.COSINE_END_LR"]
-    if solver.reference_batch_size:
-        growth = recipe.base_shape.batch / solver.reference_batch_size
-    elif solver.base_lr_scale_num_shards:
-        growth = recipe.num_shards
-        rates.append("SOLVER.WARMUP_START_LR")
-    else:
-        return recipe
-    factor = batch_rate_factor(growth, solver.batch_rate_rule)
-    off = {"SOLVER.REFERENCE_BATCH_SIZE": 0, "SOLVER.BASE_LR_SCALE_NUM_SHARDS": False}
-    return recipe.replaced({**{key: recipe[key] * factor for key in rates}, **off})
-
-
 def learning_rate_of(recipe: Recipe) -> LearningRate:
-    """The baseline's learning-rate policy, at the rates of its mini-batch (`rates_of_batch`).
+    """The baseline's learning-rate policy.
 
     Steps take their rates from SOLVER.LRS, relative to BASE_LR, or, where LRS is empty, from powers
     of SOLVER.GAMMA.
     """
-    solver = rates_of_batch(recipe).solver
+    solver = recipe.solver
     warmup = Warmup(solver.warmup_start_lr, solver.warmup_epochs)
     if solver.lr_policy == "cosine":
         return CosineRate(
@@ -89,7 +61,7 @@ def schedule_of(recipe: Recipe, num_videos: int) -> Schedule:
     BN.GROUP_SIZE says otherwise.
 
     Raises:
-        ValueError: the recipe has no schedule; the message says what would.
+        ValueError: the recipe has no schedule; the message has the way out.
     """
     multigrid = recipe.multigrid
     long_cycle = multigrid.long_cycle_factors
@@ -118,10 +90,9 @@ def check_world_size(recipe: Recipe, schedule: Schedule, world_size: int) -> Non
     try:
         check_processes(schedule, world_size)
     except ValueError as error:
-        key = "MULTIGRID.BN_BASE_SIZE" if recipe.uses_multigrid else "BN.GROUP_SIZE"
         raise ValueError(
             f"{error} (TRAIN.BATCH_SIZE {recipe.train.batch_size}, NUM_SHARDS {recipe.num_shards}, "
-            f"{key} {recipe.bn_size})"
+            f"{recipe.bn_key} {recipe.bn_size})"
         ) from None
     check_speed_of_schedule(recipe, schedule, world_size)
 
@@ -134,53 +105,45 @@ def check_speed_of_schedule(recipe: Recipe, schedule: Schedule, world_size: int)
             not divide into SOLVER.ACCUMULATION_STEPS parts.
     """
     parts = recipe.solver.accumulation_steps
-    for shape, clips, size in _groups(recipe, schedule, world_size):
-        if recipe.train.compile and size and size > clips:
-            raise ValueError(
-                f"TRAIN.COMPILE True: at {shape}, each of {world_size} processes has {clips} "
-                f"clips, and statistics over {size}, which processes share, cannot be part of a "
-                "compiled network; set it to False, or train on fewer processes or with a larger "
-                "TRAIN.BATCH_SIZE"
-            )
-        if parts > 1 and size is None:
-            raise ValueError(
-                f"SOLVER.ACCUMULATION_STEPS {parts}: BN is over all clips that a process has, and "
-                "would be over fewer; set BN.GROUP_SIZE to the clips that share statistics, at "
-                f"most {clips // parts} here"
-            )
-        if parts > 1 and size and clips % (size * parts):
-            groups = [max(1, own // k) for _, own, k in _groups(recipe, schedule, world_size) if k]
-            grouped = f" in BN groups of {size}" if recipe.model.has_batchnorm else ""
-            raise ValueError(
-                f"SOLVER.ACCUMULATION_STEPS {parts}: at {shape}, each of {world_size} process(es) "
-                f"has {clips} clips{grouped}, which do not divide into {parts} parts of "
-                f"{'whole groups' if grouped else 'one size'}; set it to a divisor of "
-                f"{math.gcd(*groups)}, or train with a larger TRAIN.BATCH_SIZE, on fewer "
-                "processes, or with smaller BN groups"
-            )
-
-
-def _groups(
-    recipe: Recipe, schedule: Schedule, world_size: int
-) -> Iterator[tuple[Shape, int, int | None]]:
-    """Every shape, the clips that a process has of it, and the clips that share BN statistics; 1
-    where the model has no BN."""
     for phase in schedule.phases:
         for shape, size in zip(phase.shapes, phase.bn_sizes, strict=True):
-            yield shape, shape.batch // world_size, size if recipe.model.has_batchnorm else 1
+            clips = shape.batch // world_size
+            has_bn = recipe.model.has_batchnorm
+            group = size if has_bn else 1
+            if recipe.train.compile and (group or 0) > clips:
+                raise ValueError(
+                    f"TRAIN.COMPILE True: at {shape}, each of {world_size} processes has {clips} "
+                    f"clips, and statistics over {group}, which processes share, cannot be part of "
+                    "a compiled network; set it to False, or train on fewer processes or with a "
+                    "larger TRAIN.BATCH_SIZE"
+                )
+            if parts > 1 and group is None:
+                raise ValueError(
+                    f"SOLVER.ACCUMULATION_STEPS {parts}: BN is over all clips that a process has, "
+                    "and would be over fewer; set BN.GROUP_SIZE to the clips that share "
+                    f"statistics, at most {clips // parts} here"
+                )
+            if parts > 1 and clips % ((group or 1) * parts):
+                raise ValueError(
+                    f"SOLVER.ACCUMULATION_STEPS {parts}: at {shape}, each of {world_size} "
+                    f"process(es) has {clips} clips{f' in BN groups of {group}' * has_bn}, which "
+                    f"do not divide into {parts} equal parts; set it to a divisor of "
+                    f"{max(1, clips // (group or 1))}, or train with a larger TRAIN.BATCH_SIZE, on "
+                    "fewer processes, or with smaller BN groups"
+                )
 
 
 def recipe_at(recipe: Recipe, schedule: Schedule, iteration: int) -> Recipe:
     """A copy of the recipe with the solver and data keys of the long-cycle shape in force.
 
-    Its rates are those trained with: `rates_of_batch`, scaled for the shape. It is what gets logged
-    and stored with checkpoints; nothing reads it back to train.
+    Its rates are those trained with. It is what gets logged and stored with checkpoints; nothing
+    reads it back to train.
     """
-    recipe = rates_of_batch(recipe)
     phase = schedule.phases[schedule.phase_at(iteration)]
     shape = phase.base_shape
     solver = recipe.solver
-    values = {
+    values: dict[str, object] = {
+        "SOLVER.REFERENCE_BATCH_SIZE": 0,
         "TRAIN.BATCH_SIZE": shape.batch // recipe.num_shards,
         "DATA.NUM_FRAMES": shape.frames,
         "DATA.TRAIN_CROP_SIZE": shape.crop,

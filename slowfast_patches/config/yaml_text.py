@@ -4,17 +4,15 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass, field
 from typing import Any
 
 import yaml
 
 __all__ = ["dump_yaml", "flatten", "parse_yaml"]
 
-_LOADER, _DUMPER = (
-    getattr(yaml, f"C{name}", getattr(yaml, name)) for name in ("SafeLoader", "SafeDumper")
-)
-"""Ten times as fast where PyYAML has its C library, as its wheels do."""
+# Ten times as fast where PyYAML has its C library, as its wheels do.
+_SafeLoader: Any = getattr(yaml, "CSafeLoader", yaml.SafeLoader)
+_SafeDumper: Any = getattr(yaml, "CSafeDumper", yaml.SafeDumper)
 
 _DEEPEST = 250
 """Levels of a YAML text: more than Python takes on a command line, which is 200."""
@@ -31,7 +29,7 @@ def parse_yaml(text: str, source: str = "the config") -> Any:
     """
     try:
         _check_events(text)
-        return yaml.load(text, _LOADER)
+        return yaml.load(text, _Loader)
     except Exception as error:  # PyYAML raises anything for a tag that does not fit its value
         mark = getattr(error, "problem_mark", None)
         line = f", line {mark.line + 1}" if mark else ""
@@ -39,59 +37,50 @@ def parse_yaml(text: str, source: str = "the config") -> Any:
         raise ValueError(f"{source}{line}: this is not valid YAML: {problem}") from error
 
 
-@dataclass
-class _Collection:
-    """A sequence or mapping that is still open; `start` is the length of the text before it."""
-
-    anchor: str | None = None
-    start: float = 0
-    is_mapping: bool = False
-    children: int = 0
-    keys: set[str] = field(default_factory=set)
-
-    def has_twice(self, scalar: str | None) -> bool:
-        """Count a child; whether it is a key that this mapping has already."""
-        self.children += 1
-        if not self.is_mapping or self.children % 2 == 0 or scalar is None:
-            return False
-        known = scalar in self.keys
-        self.keys.add(scalar)
-        return known
+class _Loader(_SafeLoader):  # type: ignore[misc]
+    def construct_mapping(self, node: Any, deep: bool = False) -> Any:
+        known = set[str]()
+        for key, _ in node.value:
+            if isinstance(key, yaml.ScalarNode) and key.value in known:
+                raise _error(f"the key {key.value} is given twice", key)
+            known.add(str(key.value))
+        return super().construct_mapping(node, deep)
 
 
 def _check_events(text: str) -> None:
     """Refuse by its events what must not be composed: that recurses in libyaml, without a bound."""
     length = 0.0
     lengths = dict[str | None, float]()
-    opened = [_Collection()]
-    for event in yaml.parse(text, _LOADER):
-        problem = None
-        if isinstance(event, yaml.CollectionEndEvent):
-            done = opened.pop()
-            lengths[done.anchor] = length - done.start
-        elif isinstance(event, yaml.NodeEvent):
-            scalar = event.value if isinstance(event, yaml.ScalarEvent) else None
-            if opened[-1].has_twice(scalar):
-                problem = f"the key {scalar} is given twice"
-            is_alias = isinstance(event, yaml.AliasEvent)
-            before = length
-            length += lengths.get(event.anchor, 0) if is_alias else 1 + len(scalar or "")
-            lengths[event.anchor] = length - before
-            if isinstance(event, yaml.CollectionStartEvent):
-                is_mapping = isinstance(event, yaml.MappingStartEvent)
-                opened.append(_Collection(event.anchor, before, is_mapping))
-                lengths[event.anchor] = math.inf  # an alias to what is open would have no end
+    opened = list[
+        tuple[str | None, float]
+    ]()  # the anchors of open collections, and where each began
+    for event in yaml.parse(text, _SafeLoader):
+        if isinstance(event, yaml.AliasEvent):
+            length += lengths.get(event.anchor, 0)
+        elif isinstance(event, yaml.ScalarEvent):
+            lengths[event.anchor] = 1 + len(event.value)
+            length += lengths[event.anchor]
+        elif isinstance(event, yaml.CollectionStartEvent):
+            opened.append((event.anchor, length))
+            length += 1
+            lengths[event.anchor] = math.inf  # an alias to what is open would have no end
+        elif isinstance(event, yaml.CollectionEndEvent):
+            anchor, start = opened.pop()
+            lengths[anchor] = length - start
         if len(opened) > _DEEPEST:
-            problem = f"it is nested more than {_DEEPEST} levels deep"
+            raise _error(f"it is nested more than {_DEEPEST} levels deep", event)
         if length > _LONGEST:
-            problem = f"with its aliases written out it is longer than {_LONGEST:,} characters"
-        if problem:
-            raise yaml.MarkedYAMLError(problem=problem, problem_mark=event.start_mark)
+            raise _error(f"with aliases written out it is longer than {_LONGEST:,}", event)
+
+
+def _error(problem: str, where: Any) -> Exception:
+    error: Exception = yaml.MarkedYAMLError(problem=problem, problem_mark=where.start_mark)
+    return error
 
 
 def dump_yaml(tree: Mapping[str, Any]) -> str:
     """A tree of plain data as YAML, its keys in alphabetical order."""
-    text: str = yaml.dump(tree, Dumper=_DUMPER)
+    text: str = yaml.dump(tree, Dumper=_SafeDumper)
     return text
 
 

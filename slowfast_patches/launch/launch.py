@@ -6,12 +6,13 @@ SHARD_ID, meeting at --init-method. NUM_GPUS 0 is one process a machine, on the 
 
 from __future__ import annotations
 
+import logging
 import os
 import resource
 from collections.abc import Callable
 
 from slowfast_patches.config.recipe import Recipe
-from slowfast_patches.config.scale import scale_to_processes
+from slowfast_patches.config.scale import fit_batch
 from slowfast_patches.launch.device import check_gpus, process_device, with_precision
 from slowfast_patches.launch.placement import find_placement
 from slowfast_patches.launch.stopping import interruptible
@@ -19,6 +20,8 @@ from slowfast_patches.launch.workers import Main, start_workers, work
 from slowfast_patches.utils.distributed import World
 
 __all__ = ["check_gpus", "for_processes", "launch", "process_device", "processes_of"]
+
+logger = logging.getLogger(__name__)
 
 Check = Callable[[Recipe], None]
 
@@ -32,7 +35,7 @@ def for_processes(recipe: Recipe) -> Recipe:
     """The config as the processes of this run train it; everything that reads a recipe calls this.
 
     Machines are counted as the launcher does, as TRAIN.BATCH_SIZE is per machine; batch and rates
-    are scaled where SOLVER.REFERENCE_WORLD_SIZE asks for it. TRAIN.MIXED_PRECISION auto is decided.
+    are scaled to the processes (`fit_batch`). TRAIN.MIXED_PRECISION auto is decided.
 
     Raises:
         ValueError: launcher and config disagree, or the recipe cannot be scaled.
@@ -42,7 +45,11 @@ def for_processes(recipe: Recipe) -> Recipe:
     if any(recipe[key] != number for key, number in machines.items()):
         recipe = recipe.replaced(machines)
     recipe = with_precision(recipe, recipe.num_gpus > 0)
-    return scale_to_processes(recipe, placement.size)
+    recipe = fit_batch(recipe, placement.size)
+    if clips := recipe.solver.reference_batch_size:
+        rate = recipe.solver.base_lr
+        logger.info("%d clips in a mini-batch: SOLVER.BASE_LR is scaled to %g", clips, rate)
+    return recipe
 
 
 def launch(recipe: Recipe, init_method: str | None, main: Main, check: Check | None = None) -> None:

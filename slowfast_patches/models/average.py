@@ -12,7 +12,7 @@ __all__ = ["start_average", "update_average"]
 
 
 def start_average(model: nn.Module) -> nn.Module:
-    """A model of the same names, at the weights that `model` has now; nothing trains it."""
+    """A copy of a model, without gradients."""
     return deepcopy(model).requires_grad_(False)
 
 
@@ -20,17 +20,17 @@ def start_average(model: nn.Module) -> nn.Module:
 def update_average(average: nn.Module, model: nn.Module, decay: float) -> None:
     """Move an average by 1 - `decay` of the way to the weights and running statistics of `model`.
 
-    Running statistics are averaged too, for those of the weights' own would be of other features;
-    counters are copied.
+    Running statistics are averaged with the weights that they belong to; counters are copied.
     """
-    pairs = list(zip(_tensors(average), _tensors(model), strict=True))
-    moved = [pair for pair in pairs if pair[0].is_floating_point()]
-    copied = [pair for pair in pairs if not pair[0].is_floating_point()]
-    ours, theirs = map(list, zip(*moved, strict=True))
-    get_ema_multi_avg_fn(decay)(ours, theirs, 0)  # type: ignore[no-untyped-call]
-    for own, counter in copied:
-        own.copy_(counter)
+    means, counters = _split(average)
+    values, counts = _split(model)
+    get_ema_multi_avg_fn(decay)(means, values, 0)  # type: ignore[no-untyped-call]
+    for counter, count in zip(counters, counts, strict=True):
+        counter.copy_(count)
 
 
-def _tensors(model: nn.Module) -> list[torch.Tensor]:
-    return [*model.parameters(), *model.buffers()]
+def _split(model: nn.Module) -> tuple[list[torch.Tensor], list[torch.Tensor]]:
+    """The tensors of a model: of floating point, and counters."""
+    tensors = [*model.parameters(), *model.buffers()]
+    floats = [tensor for tensor in tensors if tensor.is_floating_point()]
+    return floats, [tensor for tensor in tensors if not tensor.is_floating_point()]

@@ -35,7 +35,7 @@ def build_model(recipe: Recipe, *, grouped_bn: bool = False) -> nn.Module:
     Raises:
         ImportError: detection without detectron2.
     """
-    if recipe.model.arch == "hf":
+    if recipe.model.family.is_transformer:
         return build_transformer(recipe)
     patching.apply()
     from slowfast.models.model_builder import _MODEL_TYPES

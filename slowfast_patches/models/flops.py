@@ -54,7 +54,7 @@ def check_shapes(recipe: Recipe, shapes: Iterable[Shape]) -> None:
     """Try every shape on the model.
 
     Raises:
-        ValueError: the model cannot take a shape; names it and says what to change.
+        ValueError: the model cannot take a shape; the message has what to change.
     """
     model, alpha = _build(recipe)
     tested = replace(recipe.base_shape, crop=recipe.data.test_crop_size)

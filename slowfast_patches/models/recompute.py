@@ -51,7 +51,7 @@ def _forward(block: nn.Module, forward: Any, x: Tensor) -> Tensor:
 
 @contextmanager
 def _untracked(block: nn.Module) -> Iterator[None]:
-    """What the body does to the block's running statistics is undone.
+    """Undo what the body does to the block's running statistics.
 
     They are copied, not switched off: the second computation must save as many tensors as the
     first.

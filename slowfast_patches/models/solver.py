@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections import defaultdict
 from contextlib import AbstractContextManager
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 
-from slowfast_patches.config.recipe import Recipe, Solver, host_config
+from slowfast_patches.config.recipe import Recipe, Solver
 from slowfast_patches.models.transformer import parameter_depths
 
 __all__ = [
@@ -29,63 +29,49 @@ _WAYS = ("fused", "foreach")
 def build_optimizer(
     recipe: Recipe, model: nn.Module, *, fused: bool = False
 ) -> torch.optim.Optimizer:
-    """The host's SGD or Adam, AdamW or LARS: BN parameters have BN.WEIGHT_DECAY, the rest
-    SOLVER.WEIGHT_DECAY.
+    """SGD or Adam as the host has them, AdamW (Loshchilov and Hutter, 2019) or LARS.
 
-    SOLVER.ZERO_WD_1D_PARAM takes the decay from biases too, and from a transformer's positions and
-    tokens, (1, n, C). With SOLVER.LAYER_DECAY each layer has groups of its own, whose "lr_scale"
-    `multigrid.prepare_step` multiplies the rate by. `fused` is for where SOLVER.FUSED leaves it
-    open.
+    Groups of parameters are the host's: those with "bn" in their names have BN.WEIGHT_DECAY, the
+    others SOLVER.WEIGHT_DECAY. SOLVER.ZERO_WD_1D_PARAM takes the decay from biases too, and from a
+    transformer's positions and tokens, (1, n, C). With SOLVER.LAYER_DECAY each layer has groups of
+    its own, whose "lr_scale" `multigrid.prepare_step` multiplies the rate by. `fused` is for where
+    SOLVER.FUSED leaves it open.
     """
-    from slowfast.models.optimizer import construct_optimizer
-
-    method = recipe.solver.optimizing_method
-    config = host_config(recipe)
-    if method in _OURS:
-        config.SOLVER.OPTIMIZING_METHOD = "adam"  # which has the host's groups
-    optimizer: torch.optim.Optimizer = construct_optimizer(model, config)
-    groups = [{k: g[k] for k in ("params", "weight_decay")} for g in optimizer.param_groups]
-    if method in _OURS:
-        # Of copies: an optimizer writes its defaults into the groups that it is given.
-        optimizer = _OURS[method]([dict(group) for group in groups], recipe.solver)
-    if recipe.solver.fused or (fused and method != "lars"):
-        # Made anew: the host gives no such argument, and the constructor checks it.
-        options = optimizer.defaults | {"fused": True, "foreach": None}
-        options.pop("decoupled_weight_decay", None)  # AdamW's constructor takes none
-        optimizer = type(optimizer)(groups, **options)
-    if recipe.solver.zero_wd_1d_param:
-        rest = optimizer.param_groups[1]
-        flat = [p for p in rest["params"] if p.ndim <= 1 or p.ndim == 3]
-        rest["params"] = [p for p in rest["params"] if p.ndim > 1 and p.ndim != 3]
-        if flat:
-            optimizer.add_param_group({"params": flat, "weight_decay": 0.0})
-    if recipe.solver.layer_decay < 1 and recipe.model.arch == "hf":
-        _split_by_depth(optimizer, parameter_depths(model), recipe.solver.layer_decay)
-    return optimizer
-
-
-def _split_by_depth(
-    optimizer: torch.optim.Optimizer, depths: Mapping[nn.Parameter, int], decay: float
-) -> None:
-    """Give parameters of each depth a group of their own, of a rate that is `decay` times that of
-    the next depth."""
+    solver = recipe.solver
+    decays = (recipe.bn.weight_decay, solver.weight_decay, 0.0)
+    by_depth = solver.layer_decay < 1 and recipe.model.family.is_transformer
+    depths = parameter_depths(model) if by_depth else dict.fromkeys(model.parameters(), 0)
+    members = defaultdict[tuple[int, int], list[nn.Parameter]](list)
+    for name, parameter in model.named_parameters():
+        flat = solver.zero_wd_1d_param and parameter.ndim in (0, 1, 3)
+        kind = 0 if "bn" in name else 2 if flat else 1
+        members[kind, depths[parameter]].append(parameter)
     last = max(depths.values())
-    whole = list(optimizer.param_groups)
-    optimizer.param_groups.clear()
-    for group in whole:
-        for depth in sorted({depths[parameter] for parameter in group["params"]}):
-            own = [parameter for parameter in group["params"] if depths[parameter] == depth]
-            scale = decay ** (last - depth)
-            optimizer.param_groups.append(group | {"params": own, "lr_scale": scale})
+    groups = [
+        {
+            "params": members[kind, depth],
+            "weight_decay": decays[kind],
+            "lr_scale": solver.layer_decay ** (last - depth),
+        }
+        for kind, depth in sorted(members)
+    ]
+    plain: dict[str, Any] = {
+        "momentum": solver.momentum,
+        "dampening": solver.dampening,
+        "nesterov": solver.nesterov,
+    }
+    if solver.optimizing_method == "lars":
+        return _lars(groups, solver, plain)
+    fast = {"fused": True} if solver.fused or fused else {}
+    if solver.optimizing_method == "sgd":
+        return torch.optim.SGD(groups, lr=solver.base_lr, **plain, **fast)
+    kind_of = torch.optim.AdamW if solver.optimizing_method == "adamw" else torch.optim.Adam
+    return kind_of(groups, lr=solver.base_lr, betas=(0.9, 0.999), **fast)
 
 
-def _adamw(groups: list[dict[str, Any]], solver: Solver) -> torch.optim.Optimizer:
-    """Adam with decoupled weight decay (Loshchilov and Hutter, 2019), its moments' decays those of
-    the host's Adam."""
-    return torch.optim.AdamW(groups, lr=solver.base_lr, betas=(0.9, 0.999))
-
-
-def _lars(groups: list[dict[str, Any]], solver: Solver) -> torch.optim.Optimizer:
+def _lars(
+    groups: list[dict[str, Any]], solver: Solver, plain: dict[str, Any]
+) -> torch.optim.Optimizer:
     """Layer-wise adaptive rates (You, Gitman and Ginsburg, "Large Batch Training of Convolutional
     Networks", 2017).
 
@@ -93,37 +79,27 @@ def _lars(groups: list[dict[str, Any]], solver: Solver) -> torch.optim.Optimizer
     SOLVER.LARS_TRUST · |w| / (|g| + d · |w|), or by 1 where that has no value. Others have SGD
     without decay.
     """
-    # It brings its whole package with it, a second or so: only for who asks for it.
-    from pytorch_optimizer.optimizer.lars import LARS
+    from pytorch_optimizer.optimizer.lars import LARS  # lazy: its package takes a second
 
-    optimizer: torch.optim.Optimizer = LARS(
-        groups,
-        lr=solver.base_lr,
-        momentum=solver.momentum,
-        dampening=solver.dampening,
-        nesterov=solver.nesterov,
-        trust_coefficient=solver.lars_trust,
-    )
+    trust = solver.lars_trust
+    optimizer: torch.optim.Optimizer
+    optimizer = LARS(groups, lr=solver.base_lr, trust_coefficient=trust, **plain)
     return optimizer
 
 
-_OURS = {"adamw": _adamw, "lars": _lars}
-"""Optimizers that the host does not have."""
-
-
 def load_optimizer(optimizer: torch.optim.Optimizer, state: dict[str, Any]) -> None:
-    """Take over an optimizer's state; how the parameters are updated stays as it is built here."""
-    # Before it is loaded: from its groups torch sees where the state has to be.
+    """Load an optimizer's state, but keep the ways to update that it was built with."""
+    # Before loading: torch reads from the groups where the state has to be.
     groups = [
-        saved | {way: own[way] for way in _WAYS if way in own}
-        for saved, own in zip(state["param_groups"], optimizer.param_groups, strict=True)
+        saved | {way: built[way] for way in _WAYS if way in built}
+        for saved, built in zip(state["param_groups"], optimizer.param_groups, strict=True)
     ]
     optimizer.load_state_dict(state | {"param_groups": groups})
     # In the memory format of the weights; the checkpoint may be of another.
-    for weight, own_state in optimizer.state.items():
-        for name, value in own_state.items():
+    for weight, moments in optimizer.state.items():
+        for name, value in moments.items():
             if isinstance(value, Tensor) and value.shape == weight.shape:
-                own_state[name] = torch.empty_like(weight, dtype=value.dtype).copy_(value)
+                moments[name] = torch.empty_like(weight, dtype=value.dtype).copy_(value)
 
 
 def loss_function(recipe: Recipe) -> nn.Module:

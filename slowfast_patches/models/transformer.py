@@ -6,7 +6,7 @@ import difflib
 import json
 import logging
 import textwrap
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -72,7 +72,7 @@ def build_transformer(recipe: Recipe) -> nn.Module:
 
     Raises:
         ValueError: transformers is not installed, there is no such model, or its configuration or
-            weights cannot be taken; says what would.
+            weights do not fit; the message has the way out.
     """
     try:
         from transformers import AutoModelForVideoClassification as Auto
@@ -143,7 +143,7 @@ def _configuration(recipe: Recipe) -> tuple[Any, Path | None]:
     if (kind := _KINDS.get(default.model_type)) is None:
         known = format_list(list(_KINDS), "or")
         raise ValueError(f"HF.MODEL {name} is a {default.model_type}, and not {known}")
-    _check_names(values, set(type(default)().to_dict()), kind)
+    _check_names(values, type(default)().to_dict(), kind)
     if folder is None:
         values |= {kind.crop: recipe.data.train_crop_size, kind.frames: recipe.data.num_frames}
     with _one_line(f"HF.CONFIG {dict(recipe.hf.config)}"):
@@ -152,7 +152,7 @@ def _configuration(recipe: Recipe) -> tuple[Any, Path | None]:
     return config, folder
 
 
-def _check_names(values: dict[str, Any], known: set[str], kind: _Kind) -> None:
+def _check_names(values: Mapping[str, Any], known: Mapping[str, Any], kind: _Kind) -> None:
     follows = {
         kind.crop: "DATA.TRAIN_CROP_SIZE",
         kind.frames: "DATA.NUM_FRAMES",
@@ -181,7 +181,7 @@ def _has_weights(folder: Path) -> bool:
 
 
 def _from_folder(folder: Path, config: Any) -> Any:
-    """The model with the weights of a folder; says what is new, or not used."""
+    """Load the model with the weights of a folder; logs what is new, or not used."""
     from transformers import AutoModelForVideoClassification
 
     with _one_line(f"HF.MODEL {folder}"), _quiet():
@@ -195,25 +195,22 @@ def _from_folder(folder: Path, config: Any) -> Any:
             ignore_mismatched_sizes=True,  # they are looked at below
             output_loading_info=True,
         )
-    missing = sorted(info["missing_keys"])
-    others = {name: f"{tuple(a)}, not {tuple(b)}" for name, a, b in info["mismatched_keys"]}
-    for name in [*missing, *sorted(others)]:
+    new = dict.fromkeys(info["missing_keys"], "none")
+    new |= {name: f"{tuple(a)}, not {tuple(b)}" for name, a, b in info["mismatched_keys"]}
+    for name, there in new.items():
         if not name.startswith(_HEAD):
             raise ValueError(
-                f"HF.MODEL {folder}: its weights have {others.get(name, 'none')} for {name}; its "
-                "config.json, or HF.CONFIG, is of another model"
+                f"HF.MODEL {folder}: its weights have {there} for {name}; its config.json, or "
+                "HF.CONFIG, is of another model"
             )
-    new = [*missing, *(f"{name} ({others[name]})" for name in sorted(others))]
-    unused = sorted(info["unexpected_keys"])
-    logger.info(
-        "%s: weights loaded; made anew: %s; unused: %s",
-        *(folder, ", ".join(new) or "nothing", format_list(unused[:3]) or "nothing"),
-    )
+    made = ", ".join(f"{name} ({there})" for name, there in sorted(new.items()))
+    unused = ", ".join(sorted(info["unexpected_keys"])[:3])
+    logger.info("%s: weights loaded; made anew: %s; unused: %s", folder, made, unused)
     return model
 
 
 def _warn_of_colours(folder: Path, data: Data) -> None:
-    """Say where clips are not normalised as the weights of a folder know them."""
+    """Warn where clips are not normalised as the weights of a folder know them."""
     from multigrid.integrations.transformers import processor_colours
 
     names = ("video_preprocessor_config.json", "preprocessor_config.json")
@@ -221,15 +218,16 @@ def _warn_of_colours(folder: Path, data: Data) -> None:
     if file is None:
         return
     with _one_line(str(file)):
-        told = json.loads(file.read_text(encoding="utf-8"))
-        if "image_mean" not in told:
+        content = json.loads(file.read_text(encoding="utf-8"))
+        if "image_mean" not in content:
             return
-        known = [[round(value, 4) for value in values] for values in processor_colours(told)]
-    for key, own, its in zip(("MEAN", "STD"), (data.mean, data.std), known, strict=True):
-        if [round(value, 4) for value in own] != its:
+        known = processor_colours(content)
+    for key, ours, theirs in zip(("MEAN", "STD"), (data.mean, data.std), known, strict=True):
+        wanted = [round(value, 4) for value in theirs]
+        if [round(value, 4) for value in ours] != wanted:
             logger.warning(
-                "DATA.%s is %s, and the model in %s was trained with %s: set it so",
-                *(key, list(own), folder, its),
+                f"DATA.{key} is {list(ours)}, and the model in {folder} was trained with {wanted}: "
+                "set it so"
             )
 
 
@@ -250,7 +248,7 @@ def _add_drop_path(model: Any, rate: float) -> None:
 
 @contextmanager
 def _one_line(where: str) -> Iterator[None]:
-    """What is wrong with what a user gave is said in a line; transformers raises all kinds."""
+    """Report what is wrong with a user's model in a line; transformers raises all kinds."""
     try:
         yield
     except Exception as error:
@@ -259,7 +257,7 @@ def _one_line(where: str) -> Iterator[None]:
 
 @contextmanager
 def _quiet() -> Iterator[None]:
-    """Without the bars and the report that loading prints."""
+    """Keep transformers from printing progress bars and a report."""
     from transformers.utils import logging
 
     theirs: Any = logging

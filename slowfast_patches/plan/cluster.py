@@ -247,13 +247,13 @@ def gpu_counts(gpus_per_node: int, also: int) -> list[int]:
 
 def on_cluster(recipe: Recipe, cluster: Cluster) -> Recipe:
     """The recipe for a cluster: each GPU has the clips that it has on the GPUs that the recipe is
-    written for. Learning rates stay as written: hours do not depend on them.
+    written for. Learning rates stay: hours do not depend on them.
 
     Raises:
         ValueError: clips that do not divide over the GPUs that the recipe is written for.
     """
     gpus = _reference_gpus(recipe)
-    nodes = 1 if recipe.solver.reference_world_size else recipe.num_shards
+    nodes = recipe.num_shards
     clips = recipe.train.batch_size * nodes
     if clips % gpus:
         raise ValueError(
@@ -276,7 +276,7 @@ def on_cluster(recipe: Recipe, cluster: Cluster) -> Recipe:
 
 def _reference_gpus(recipe: Recipe) -> int:
     """How many GPUs a recipe is written for."""
-    return recipe.solver.reference_world_size or max(1, recipe.num_gpus) * recipe.num_shards
+    return max(1, recipe.num_gpus) * recipe.num_shards
 
 
 def _gradient_bytes(model: nn.Module) -> int:

@@ -16,8 +16,9 @@ from typing import Any
 
 from multigrid import Shape
 from multigrid.cost import FlopsPerClip, SecondsPerIteration
+from slowfast_patches.config.families import FAMILIES
 from slowfast_patches.config.keys import speed_keys
-from slowfast_patches.config.recipe import Recipe, default_recipe, differences, keys_of
+from slowfast_patches.config.recipe import KEYS, Recipe, default_recipe, differences, keys_of
 from slowfast_patches.config.schedule import schedule_of, without_multigrid
 from slowfast_patches.launch.launch import processes_of
 
@@ -177,8 +178,8 @@ def shapes_to_measure(recipe: Recipe) -> list[tuple[Shape, int | None]]:
 def model_of(recipe: Recipe) -> dict[str, object]:
     """The keys of a recipe that decide how long an iteration of one shape takes."""
     values = keys_of(recipe)
-    others = [f"{arch.upper()}." for arch in ("tsm", "hf") if arch != recipe.model.arch]
-    return {k: values[k] for k in sorted(speed_keys()) if not k.startswith(tuple(others))}
+    others = {f"MODEL.ARCH {arch}" for arch in FAMILIES if arch != recipe.model.arch}
+    return {k: values[k] for k in sorted(speed_keys()) if KEYS[k].needs not in others}
 
 
 def device_of(recipe: Recipe) -> str:

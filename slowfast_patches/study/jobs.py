@@ -16,7 +16,6 @@ from slowfast_patches import patching
 from slowfast_patches.config import check_recipe, load_recipe
 from slowfast_patches.config.recipe import Recipe
 from slowfast_patches.config.scale import as_overrides
-from slowfast_patches.config.schedule import rates_of_batch
 from slowfast_patches.datasets.lists.dataset_lists import list_path, read_list
 from slowfast_patches.launch.launch import for_processes, processes_of
 from slowfast_patches.launch.slurm import (
@@ -107,13 +106,10 @@ def check(submission: Submission) -> tuple[str, list[str]]:
 def _describe(submission: Submission, recipe: Recipe, world_size: int) -> str:
     """The global batch and the learning rate that belongs to it."""
     machines = recipe.num_shards
-    written = submission.recipe.solver
-    trained = rates_of_batch(recipe).solver.base_lr
     return (
         f"NUM_SHARDS {machines} × NUM_GPUS {recipe.num_gpus}: {world_size} processes. Global "
         f"batch: {machines} × TRAIN.BATCH_SIZE {recipe.train.batch_size} = "
-        f"{recipe.base_shape.batch} clips; SOLVER.BASE_LR {trained:g}, for which the recipe has "
-        f"{written.base_lr:g}"
+        f"{recipe.base_shape.batch} clips; SOLVER.BASE_LR {recipe.solver.base_lr:g}"
     )
 
 
@@ -138,8 +134,7 @@ def _check_files(recipe: Recipe) -> list[str]:
 def _check_rate(submission: Submission, recipe: Recipe) -> list[str]:
     """A warning where the batch grew or shrank and the learning rates did not."""
     batch = recipe.base_shape.batch
-    keys = ("REFERENCE_WORLD_SIZE", "REFERENCE_BATCH_SIZE", "BASE_LR_SCALE_NUM_SHARDS")
-    if batch == submission.recipe_batch or any(submission.recipe[f"SOLVER.{key}"] for key in keys):
+    if batch == submission.recipe_batch or recipe.solver.reference_batch_size:
         return []
     return [
         f"the recipe's learning rates are for {submission.recipe_batch} clips an iteration, this "

@@ -95,7 +95,7 @@ def _frames(reference: Recipe) -> int:
     """Half of a baseline's frames, or as many as its coarsest clips, of a fourth of them, need to
     feed the slow pathway."""
     frames = reference.data.num_frames
-    alpha = reference.slowfast.alpha if reference.model.arch == "slowfast" else 1
+    alpha = reference.slowfast.alpha if reference.model.has_two_pathways else 1
     return max(8, frames // 2, min(frames, 4 * alpha))
 
 

@@ -11,7 +11,6 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from multigrid import batch_rate_factor
 from slowfast_patches.config.keys import may_differ
 from slowfast_patches.config.recipe import Recipe, keys_of, parse_yaml, stored_keys
 from slowfast_patches.launch.placement import is_restart
@@ -33,8 +32,7 @@ _NOTE = "started_over.json"
 """For which job the run started over."""
 _JOBS = ("SLURM_JOB_ID", "TORCHELASTIC_RUN_ID")
 """What names a job: the same in all its attempts."""
-_SCALED = ("SOLVER.BASE_LR", "SOLVER.COSINE_END_LR")
-_RATES = (*_SCALED, "SOLVER.WARMUP_START_LR")
+_RATES = ("SOLVER.BASE_LR", "SOLVER.COSINE_END_LR", "SOLVER.WARMUP_START_LR")
 _ELSE = "Use another OUTPUT_DIR, or TRAIN.AUTO_RESUME False to start over"
 
 
@@ -149,18 +147,9 @@ def check_same_list(resumable: Resumable, list_path: Path, num_videos: int, dige
 
 
 def _as_trained(flat: Mapping[str, Any]) -> dict[str, Any]:
-    """A config's keys, with the global batch and the learning rates that are trained with in the
-    place of those from which they follow."""
+    """A config's keys, with the global batch in the place of one machine's."""
     keys = dict(flat)
-    batch = "TRAIN.BATCH_SIZE"
-    rule = keys["SOLVER.BATCH_RATE_RULE"]
-    keys[batch] *= (machines := keys.pop("NUM_SHARDS"))
-    if keys.pop("SOLVER.BASE_LR_SCALE_NUM_SHARDS"):
-        factor = batch_rate_factor(machines, rule)
-        keys |= {key: keys[key] * factor for key in _RATES}
-    if clips := keys.pop("SOLVER.REFERENCE_BATCH_SIZE"):
-        factor = batch_rate_factor(keys[batch] / clips, rule)
-        keys |= {key: keys[key] * factor for key in _SCALED}
+    keys["TRAIN.BATCH_SIZE"] *= keys.pop("NUM_SHARDS")
     return keys
 
 

@@ -153,7 +153,7 @@ class Stepper:
     def _set_extents(self, batch: Batch | None, own: slice = slice(None)) -> None:
         """Set a transformer's extents for its next clips, if the batch has any; else, and between
         steps, they are 1."""
-        if self.recipe.model.arch != "hf":
+        if not self.recipe.model.family.is_transformer:
             return
         extents = cast(Mapping[str, Tensor], batch or {}).get("extents")
         if extents is not None:

@@ -12,6 +12,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
+from torch.nn.modules.utils import _triple
 
 __all__ = ["PlanarMaxPool3d", "TrainingGlobalPool3d", "convert_pools"]
 
@@ -107,8 +108,3 @@ def convert_pools(module: nn.Module) -> nn.Module:
     for name, child in list(module.named_children()):
         setattr(module, name, convert_pools(child))
     return module
-
-
-def _triple(value: int | tuple[int, ...] | list[int]) -> tuple[int, ...]:
-    """What a window is along frames, rows and columns."""
-    return (value,) * 3 if isinstance(value, int) else tuple(value)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from collections import defaultdict
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
@@ -12,78 +13,68 @@ from torch import Tensor
 __all__ = ["Fit", "fit_weights"]
 
 _HEAD = "head."
+_COUNTER = ".num_batches_tracked"
+"""Counters are loaded and not reported: older files lack them, and the host never reads them."""
 
 _BEHIND_LATERAL = re.compile(r"s(\d)\.pathway0_res0\.(branch1|branch2\.a)\.weight")
 """Convolutions that see what a lateral connection adds to the slow pathway's channels."""
 
-_PARTS = {
-    "fast pathway": re.compile(r"s\d\.pathway1_"),
-    "lateral connections": re.compile(r"s\d_fuse\."),
-    "non-local blocks": re.compile(r"s\d\.pathway\d_nonlocal"),
-    "head": re.compile(r"head\."),
-    "other weights": re.compile(""),
-}
-"""Parts of a model that a file may lack, by the names of their tensors; the first that fits."""
+_PARTS = re.compile("pathway1|fuse|nonlocal|head")
+"""Parts of a model that a file may lack, by the names of their tensors."""
 
 _NAMES_SHOWN = 3
 
 
 @dataclass
 class Fit:
-    """What became of each tensor, by name; counters of batches are loaded and not listed.
+    """What became of each tensor, by name.
 
     values: what the model's tensors become; of `partly` filled ones, with their initial rest.
-    loaded, partly, unused: names; `partly` with what was taken.
-    missing: names of the model's that are not in the file.
-    misfit: names that are in both, of another shape, with the two.
+    partly: which part was taken.
+    kept: why a tensor keeps its initial values.
+    unused: names of the file's.
     flat: names of 2-D convolutions that are an image model's, and repeated along time.
     """
 
     values: dict[str, Tensor] = field(default_factory=dict)
-    loaded: list[str] = field(default_factory=list)
     partly: dict[str, str] = field(default_factory=dict)
-    missing: list[str] = field(default_factory=list)
-    misfit: dict[str, str] = field(default_factory=dict)
+    kept: dict[str, str] = field(default_factory=dict)
     unused: list[str] = field(default_factory=list)
-    flat: tuple[str, ...] = ()
+    flat: list[str] = field(default_factory=list)
+
+    @property
+    def loaded(self) -> list[str]:
+        """Names of the tensors that are wholly the file's."""
+        return [n for n in self.values if n not in self.partly and not n.endswith(_COUNTER)]
 
     def differences(self) -> list[str]:
         """What is not the same in the file and in the model."""
-        return [
-            *(f"lacks {name}" for name in self.missing),
-            *(f"has only {part} of {name}" for name, part in self.partly.items()),
-            *self.misfit.values(),
-            *(f"has {name} beside them" for name in self.unused),
-        ]
+        others = [f"{name}: {reason}" for name, reason in (self.partly | self.kept).items()]
+        return others + [f"{name}: not in the model" for name in self.unused]
 
     def report(self) -> str:
-        """A line of totals, then one for each group of tensors with the reason and a few names."""
-        kept = len(self.missing) + len(self.misfit)
-        groups: dict[str, list[str]] = {part: [] for part in _PARTS}
-        for name in self.missing:
-            groups[next(part for part, names in _PARTS.items() if names.match(name))].append(name)
-        head = [reason for name, reason in self.misfit.items() if name.startswith(_HEAD)]
-        others = [reason for reason in self.misfit.values() if reason not in head]
-        partly = [f"{name} ({part})" for name, part in self.partly.items()]
+        """A line of totals, then one for each part of the model that is not loaded."""
         lines = [
-            f"{len(self.loaded)} tensors loaded, {len(partly)} partly, {kept} kept at their "
-            f"initial values, {len(self.unused)} unused in the file",
-            self.flat and f"repeated along time: {len(self.flat)} convolutions",
-            partly and f"partly, behind lateral connections: {_some(partly)}",
-            *head[:1],
-            others and f"of another shape: {_some(others, '; ')}",
-            *(
-                names and f"{part}: {len(names)} tensors, not in the file: {_some(names)}"
-                for part, names in groups.items()
-            ),
-            self.unused and f"unused: {_some(self.unused)}",
+            f"{len(self.loaded)} tensors loaded, {len(self.partly)} partly, {len(self.kept)} kept "
+            f"at their initial values, {len(self.unused)} unused in the file"
         ]
-        return "\n  ".join(str(line) for line in lines if line)
+        if self.flat:
+            lines.append(f"repeated along time: {len(self.flat)} convolutions")
+        if self.partly:
+            lines.append(f"partly: {_some([f'{n} ({part})' for n, part in self.partly.items()])}")
+        groups = defaultdict[str, list[str]](list)
+        for name, reason in self.kept.items():
+            part = _PARTS.search(name)
+            groups[f"{part[0] if part else 'others'}, {reason}"].append(name)
+        lines += [f"{part}: {len(names)} tensors: {_some(names)}" for part, names in groups.items()]
+        if self.unused:
+            lines.append(f"unused: {_some(self.unused)}")
+        return "\n  ".join(lines)
 
 
-def _some(items: Sequence[str], separator: str = ", ") -> str:
+def _some(items: Sequence[str]) -> str:
     more = len(items) - _NAMES_SHOWN
-    return separator.join(items[:_NAMES_SHOWN]) + (f" and {more} more" if more > 0 else "")
+    return ", ".join(items[:_NAMES_SHOWN]) + (f" and {more} more" if more > 0 else "")
 
 
 def fit_weights(given: Mapping[str, Tensor], wanted: Mapping[str, Tensor]) -> Fit:
@@ -99,30 +90,30 @@ def fit_weights(given: Mapping[str, Tensor], wanted: Mapping[str, Tensor]) -> Fi
         given: by the host's names.
         wanted: the model's state dict, with its initial values.
     """
-    flat = [n for n, w in wanted.items() if n in given and (given[n].ndim, w.ndim) == (4, 5)]
-    fit = Fit(flat=tuple(flat))
-    left = {n: v for n, v in given.items() if not (flat and n.startswith(_HEAD))}
+    fit = Fit()
+    fit.flat += [n for n, w in wanted.items() if n in given and (given[n].ndim, w.ndim) == (4, 5)]
+    left = {n: v for n, v in given.items() if not (fit.flat and n.startswith(_HEAD))}
     for name, now in wanted.items():
-        # Not listed: older files do not have counters, and the host never reads them.
-        listed = not name.endswith(".num_batches_tracked")
         if name not in left:
-            fit.missing += [name] * listed
+            if not name.endswith(_COUNTER):
+                fit.kept[name] = "not in the file"
             continue
-        value = left[name].to(now.device, now.dtype)
+        value = left[name].to(now)
         if name in fit.flat:
-            length = now.shape[2]
-            value = value.unsqueeze(2).repeat(1, 1, length, 1, 1) / length
+            value = value.unsqueeze(2).repeat(1, 1, now.shape[2], 1, 1) / now.shape[2]
         own = _channels_before_fusion(name, wanted)
         if value.shape == now.shape:
             fit.values[name] = value
-            fit.loaded += [name] * listed
         elif own and value.shape == now[:, :own].shape:
             fit.values[name] = torch.cat([value, now[:, own:]], 1)
             fit.partly[name] = f"{own} of {now.shape[1]} input channels"
         else:
-            fit.misfit[name] = _shapes(name, left[name], now)
-    _drop_part_of_head(fit)
-    fit.unused += [n for n in given if n not in wanted or n not in left]
+            fit.kept[name] = f"{tuple(left[name].shape)} there, {tuple(now.shape)} here"
+    if any(name.startswith(_HEAD) for name in fit.kept):  # a bias without its weights says nothing
+        for name in [name for name in fit.values if name.startswith(_HEAD)]:
+            del fit.values[name]
+            fit.kept[name] = "left with the rest of the head"
+    fit.unused += [name for name in given if name not in wanted or name not in left]
     return fit
 
 
@@ -134,18 +125,3 @@ def _channels_before_fusion(name: str, wanted: Mapping[str, Tensor]) -> int:
     match = _BEHIND_LATERAL.fullmatch(name)
     fusion = f"s{int(match[1]) - 1}_fuse.conv_f2s.weight" if match else ""
     return wanted[name].shape[1] - wanted[fusion].shape[0] if fusion in wanted else 0
-
-
-def _drop_part_of_head(fit: Fit) -> None:
-    """A bias without its weights says nothing."""
-    if any(name.startswith(_HEAD) for name in fit.misfit):
-        for name in [n for n in fit.loaded if n.startswith(_HEAD)]:
-            fit.loaded.remove(name)
-            del fit.values[name]
-            fit.misfit[name] = f"{name}: left with the rest of the head"
-
-
-def _shapes(name: str, given: Tensor, wanted: Tensor) -> str:
-    if name.startswith(_HEAD) and given.ndim and len(given) != len(wanted):
-        return f"{name}: {len(given)} classes there, {len(wanted)} here"
-    return f"{name}: {tuple(given.shape)} there, {tuple(wanted.shape)} here"

@@ -55,14 +55,12 @@ def load_weights(
             `inflate` is False; or `complete`, and something lacks or is left.
     """
     with _naming_the_key(section):
-        weights = read_weights(path, kind)
-        named = host_names(weights.tensors, kind)
+        named = host_names(read_weights(path, kind), kind)
         fit = fit_weights(named.tensors, model.state_dict())
         shifts = _other_shifts(model, named.shifted)
         problem = _problem(fit, shifts, inflate, complete)
         if problem is not None:
             raise ValueError(f"{path} {problem}")
-    fit.unused += weights.others
     model.load_state_dict(fit.values, strict=False)
     if inflate and not fit.flat:
         logger.warning(
@@ -70,8 +68,7 @@ def load_weights(
             "leave it out",
             path,
         )
-    origin = "; ".join([weights.origin, *named.notes])
-    logger.info("%s (%s): %s", path, origin, "\n  ".join([fit.report(), *shifts]))
+    logger.info("%s: %s", path, "\n  ".join([fit.report(), *shifts]))
 
 
 @contextmanager
@@ -87,13 +84,9 @@ def _problem(fit: Fit, shifts: list[str], inflate: bool, complete: bool) -> str 
     if fit.flat and not inflate:
         remedy = "" if complete else "; set TRAIN.CHECKPOINT_INFLATE True to repeat it along time"
         return f"is an image model's: the kernel of {fit.flat[0]} has no time{remedy}"
-    if not fit.loaded:
-        return (
-            f"is of another model: none of its tensors ({', '.join(fit.unused[:3])}, ...) fits this"
-            f" one ({', '.join([*fit.misfit.values(), *fit.missing][:3])}, ...); give the recipe "
-            "that it was trained with"
-        )
     wrong = [*fit.differences(), *shifts]
+    if not fit.loaded:
+        return f"is of another model, none of its tensors fits: {', '.join(wrong[:3])}, ..."
     if complete and wrong:
         more = f" and {len(wrong) - 1} more" if len(wrong) > 1 else ""
         return f"is not of this model: {wrong[0]}{more}; give the recipe that it was trained with"
@@ -101,7 +94,7 @@ def _problem(fit: Fit, shifts: list[str], inflate: bool, complete: bool) -> str 
 
 
 def _other_shifts(model: nn.Module, shifted: frozenset[str] | None) -> list[str]:
-    """Says where the file's model shifts channels, if the model does it elsewhere: a shift has no
+    """Where the file's model shifts channels, if this model does it elsewhere: a shift has no
     tensors."""
     here = {name for name, m in model.named_modules() if isinstance(m, ShiftedConv3d)}
     if shifted is None or shifted == here:

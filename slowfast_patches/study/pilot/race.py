@@ -24,13 +24,13 @@ from typing import Any
 import numpy as np
 import torch
 
-from multigrid import Schedule, Shape, SteppedRate, batch_rate_factor
+from multigrid import Schedule, Shape, SteppedRate
 from slowfast_patches.config import check_recipe
 from slowfast_patches.config.metrics import metric_names
 from slowfast_patches.config.recipe import Recipe
+from slowfast_patches.config.scale import fit_batch
 from slowfast_patches.config.schedule import (
     check_world_size,
-    rates_of_batch,
     schedule_of,
     without_multigrid,
 )
@@ -190,19 +190,18 @@ def one_process(recipe: Recipe) -> Recipe:
     recipe = for_processes(without_multigrid(recipe))
     processes = processes_of(recipe)
     check_recipe(recipe, processes)
-    recipe, clips = rates_of_batch(recipe), recipe.base_shape.batch // processes
-    solver = recipe.solver
-    growth = clips / recipe.base_shape.batch
-    return recipe.replaced(
+    batch = recipe.base_shape.batch
+    share = recipe.replaced(
         {
             "NUM_SHARDS": 1,
             "NUM_GPUS": min(1, recipe.num_gpus),
-            "TRAIN.BATCH_SIZE": clips,
-            "SOLVER.BASE_LR": solver.base_lr * batch_rate_factor(growth, solver.batch_rate_rule),
+            "TRAIN.BATCH_SIZE": batch // processes,
             "SOLVER.REFERENCE_WORLD_SIZE": 0,
+            "SOLVER.REFERENCE_BATCH_SIZE": batch,
             "BN.NUM_BATCHES_PRECISE": min(_PRECISE, recipe.bn.num_batches_precise),
         }
     )
+    return fit_batch(share, world_size=1)
 
 
 class _Sample(torch.utils.data.Dataset[Any]):

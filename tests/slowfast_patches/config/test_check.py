@@ -36,7 +36,6 @@ def refusal(overrides: str, processes: int = 1) -> str:
         ("SOLVER.MAX_EPOCH 1e9", "SOLVER.MAX_EPOCH must be above 0, and 100,000 at most"),
         ("DIST_JOIN_SECONDS 1e300", "DIST_JOIN_SECONDS must be above 0, and 1,000,000,000 at most"),
         ("SOLVER.LENGTH 0", "SOLVER.LENGTH must be above 0"),
-        ("SOLVER.STEPS [0,1e400]", "SOLVER.STEPS must be a list of finite numbers, not [0, inf]"),
         ("NUM_GPUS 4294967295", "NUM_GPUS must be 0 to 1,024"),
         ("RESNET.DEPTH 18", "RESNET.DEPTH must be 50 or 101"),
         ("DATA_LOADER.NUM_WORKERS -1", "must be 0 or more, or auto, not -1"),
@@ -46,17 +45,13 @@ def refusal(overrides: str, processes: int = 1) -> str:
         ("DATA.TRAIN_CROP_SIZE 16", "32 pixels or more"),
         ("TSM.SHIFT_DIV 1", "2 or more, or 0"),
         ("TEST.SAVE_RESULTS_PATH a.txt", "ends in .csv"),
-        ("SOLVER.STEPS ['a']", "SOLVER.STEPS must be a list of finite numbers, not ['a']"),
         ("MULTIGRID.LONG_CYCLE_FACTORS [[0.5,0.5]]", "the last [1, 1], not [[0.5, 0.5]]"),
-        ("MULTIGRID.LONG_CYCLE_FACTORS [0.5,1]", "the last [1, 1]"),
         ("MULTIGRID.LONG_CYCLE_FACTORS [[2,1],[1,1]]", "factors in (0, 1]"),
         ("MULTIGRID.SHORT_CYCLE_FACTORS [0.5,0]", "factors in (0, 1]"),
         ("DETECTION.ENABLE True", "detection is not trained here"),
         ("TRAIN.CHECKPOINT_TYPE onnx", "must be pytorch or caffe2, not 'onnx'"),
         # Several.
-        ("MULTIGRID.SIZE_DIVISOR 256", "MULTIGRID.SIZE_DIVISOR 256 is more than DATA.TRAIN_CROP"),
         ("SOLVER.MAX_EPOCH 30 SOLVER.WARMUP_EPOCHS 34", "shorten the warm-up"),
-        ("SOLVER.CLIP_GRAD_VAL 1 SOLVER.CLIP_GRAD_L2NORM 1", "set the other to None"),
         ("DATA.TEST_CROP_SIZE 192", "set it to 224 or more"),
         ("DATA.TRAIN_JITTER_SCALES [200,320]", "no shorter than DATA.TRAIN_CROP_SIZE 224"),
         (
@@ -64,21 +59,16 @@ def refusal(overrides: str, processes: int = 1) -> str:
             "DATA.INPUT_CHANNEL_NUM [3] does not fit MODEL.ARCH slowfast",
         ),
         ("RESNET.SPATIAL_STRIDES [[1],[2],[2],[2]]", "STRIDES [[1], [2], [2], [2]] does not fit"),
-        ("RESNET.SPATIAL_STRIDES [1,2,2,2]", "STRIDES [1, 2, 2, 2] does not fit"),
-        ("MODEL.ARCH tsm TSM.SHIFT_DIV 100", "write 64 or less, or 0 for no shift"),
         ("DATA.NUM_FRAMES 4", "SLOWFAST.ALPHA 1, 2 or 4 would work"),
         ("SLOWFAST.ALPHA 8 MULTIGRID.LONG_CYCLE True", "clips of 2, 4 and 8 frames"),
-        ("SOLVER.FUSED True SOLVER.OPTIMIZING_METHOD lars", "SOLVER.FUSED False"),
         ("TRAIN.COMPILE True MODEL.ACT_CHECKPOINT True", "set one of them to False"),
-        ("TRAIN.COMPILE fast", "TRAIN.COMPILE takes True or False, or default or"),
+        ("TRAIN.COMPILE fast", "TRAIN.COMPILE must be False, True, default, reduce-overhead or"),
         ("MIXUP.ENABLE True MIXUP.ALPHA 0 MIXUP.CUTMIX_ALPHA 0", "set one of them above 0, or"),
         ("MIXUP.ENABLE True TRAIN.BATCH_SIZE 1", "leaves one to mix"),
         # Labels.
-        ("MODEL.NUM_CLASSES 1", "at least one class more"),
         ("MODEL.LOSS_FUNC bce_logit", "LOSS_FUNC cross_entropy, or DATA.MULTI_LABEL True"),
         ("MODEL.HEAD_ACT sigmoid", "set MODEL.HEAD_ACT softmax, or DATA.MULTI_LABEL True"),
         (f"{CHARADES} MODEL.HEAD_ACT softmax", "MODEL.HEAD_ACT sigmoid, or DATA.MULTI_LABEL Fal"),
-        (f"{CHARADES} MODEL.LABEL_SMOOTHING 0.1", "set MODEL.LABEL_SMOOTHING 0.0"),
     ],
 )
 def test_what_cannot_run_is_refused_with_a_way_out(overrides, message):
@@ -108,7 +98,7 @@ def test_what_can_run_passes_without_a_word(overrides, caplog):
 @pytest.mark.parametrize(
     ("steps", "rates", "message"),
     [
-        ("[5,10]", "[1,0.1]", "write [0, 5, 10]"),
+        ("[5,10]", "[1,0.1]", "write [0, 5.0, 10.0]"),
         ("[0,10,10]", "[]", "must ascend"),
         ("[0,10,21]", "[1,0.1,0.01]", "must ascend and end before SOLVER.MAX_EPOCH 20"),
         ("[0,10,15]", "[1,0.1]", "2 rates for the 3 stages"),
@@ -125,15 +115,23 @@ CYCLE = "SLOWFAST.ALPHA 2 MULTIGRID.LONG_CYCLE True"
 @pytest.mark.parametrize(
     ("overrides", "message"),
     [
-        ("SOLVER.STEPS [0,10]", "SOLVER.STEPS [0, 10] has no effect"),
+        ("SOLVER.STEPS [0,10]", "SOLVER.STEPS [0.0, 10.0] has no effect"),
         ("TSM.SHIFT_DIV 4", "TSM.SHIFT_DIV 4 has no effect with MODEL.ARCH slowfast"),
         ("SOLVER.LARS_TRUST 0.02", "SOLVER.LARS_TRUST 0.02 has no effect"),
         (
             "DATA.CLIP_SAMPLING segments DATA.EXACT_STRIDES True",
             "EXACT_STRIDES True has no effect with DATA.CLIP_SAMPLING segments",
         ),
-        ("MULTIGRID.SIZE_DIVISOR 16", "SIZE_DIVISOR 16 has no effect without a cycle"),
-        ("MULTIGRID.SHORT_CYCLE True MULTIGRID.EQUAL_TIME True", "no effect without a long cycle"),
+        (f"{CHARADES} MODEL.LABEL_SMOOTHING 0.1", "no effect with DATA.MULTI_LABEL True"),
+        ("SOLVER.CLIP_GRAD_VAL 1 SOLVER.CLIP_GRAD_L2NORM 1", "with SOLVER.CLIP_GRAD_VAL 1.0"),
+        (
+            "SOLVER.FUSED True SOLVER.OPTIMIZING_METHOD lars",
+            "FUSED True has no effect",
+        ),
+        (
+            "MULTIGRID.SHORT_CYCLE True MULTIGRID.EQUAL_TIME True",
+            "with MULTIGRID.LONG_CYCLE False",
+        ),
         (
             f"{CYCLE} MULTIGRID.EQUAL_TIME True",
             "EQUAL_TIME True has no effect with MULTIGRID.BATCH",

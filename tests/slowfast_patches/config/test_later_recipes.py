@@ -154,7 +154,7 @@ def test_a_recipe_of_the_later_releases_loads_and_plans(name, tmp_path, caplog):
     assert plan.cost.iterations > 5000
     surplus = recipe.solver.lr_policy != "cosine"
     assert any("SOLVER.LRS" in text for text in warned) == surplus
-    assert any("SOLVER.STEPS, [118], has" in text for text in warned) == (
+    assert any("SOLVER.STEPS, [118.0], has" in text for text in warned) == (
         recipe.solver.max_epoch == 118
     )
     assert len(recipe.solver.lrs) == len(recipe.solver.steps)
@@ -164,7 +164,7 @@ def test_rates_and_steps_without_effect_are_dropped_by_name_once(tmp_path, caplo
     name = "Kinetics/SLOWFAST_8x8_stepwise"
     recipe = load(name, tmp_path)
     [warning] = [r.getMessage() for r in caplog.records if r.levelno == logging.WARNING]
-    assert "SOLVER.LRS, [0.0001, 1e-05], have no effect and are dropped" in warning
+    assert "SOLVER.LRS, [0.0001, 1e-05], has no effect and is dropped" in warning
     stages = (recipe.solver.steps, recipe.solver.lrs)
     assert stages == ((0, 94, 154, 196), (1, 0.1, 0.01, 0.001))
     caplog.clear()
@@ -173,7 +173,7 @@ def test_rates_and_steps_without_effect_are_dropped_by_name_once(tmp_path, caplo
     assert not caplog.records
     shorter = load(name, tmp_path, "SOLVER.MAX_EPOCH", 196)
     assert (shorter.solver.steps, shorter.solver.lrs) == ((0, 94, 154), (1, 0.1, 0.01))
-    assert "[196], has no effect and is dropped" in caplog.text
+    assert "[196.0], has no effect and is dropped" in caplog.text
     with pytest.raises(ValueError, match=r"must ascend and end before SOLVER\.MAX_EPOCH 154"):
         check_recipe(load(name, tmp_path, "SOLVER.MAX_EPOCH", 154))
 

@@ -20,17 +20,6 @@ def report(caplog: pytest.LogCaptureFixture) -> Callable[[], str]:
 
 
 @pytest.fixture(scope="session")
-def one_pathway() -> tuple[object, ...]:
-    """Keys that make the tiny recipe one of a model with a single pathway, trained for a while."""
-    return (
-        *("RESNET.SPATIAL_STRIDES", [[1], [2], [2], [2]], "RESNET.SPATIAL_DILATIONS", [[1]] * 4),
-        *("RESNET.NUM_BLOCK_TEMP_KERNEL", [[3], [4], [6], [3]], "NONLOCAL.GROUP", [[1]] * 4),
-        *("NONLOCAL.LOCATION", [[[]]] * 4, "BN.USE_PRECISE_STATS", False, "TEST.ENABLE", False),
-        *("SOLVER.MAX_EPOCH", 2, "SOLVER.STEPS", [0, 1], "TRAIN.EVAL_PERIOD", 4),
-    )
-
-
-@pytest.fixture(scope="session")
 def resnet() -> Callable[..., dict[str, Tensor]]:
     """`resnet((3, 4, 6, 3))`: torchvision's ResNet of bottleneck blocks, 1/8 as wide."""
     return _resnet

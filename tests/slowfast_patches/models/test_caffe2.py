@@ -80,8 +80,8 @@ def test_files_of_this_numpy(protocol: int, tmp_path: Path):
 @pytest.mark.parametrize(
     ("content", "said"),
     [
-        (pickle.dumps({"conv1_w": SCALE}), 'no "blobs"'),
-        (pickle.dumps({"blobs": {1: SCALE}}), 'no "blobs"'),
+        (pickle.dumps({"conv1_w": SCALE}), "KeyError 'blobs'"),
+        (pickle.dumps({"blobs": {1: SCALE}}), "names of blobs are texts"),
         (python2_binary({"conv1_w": KERNEL})[:-40], "cannot be read"),
         (b"version https://git-lfs", "cannot be read as a Caffe2 checkpoint: UnpicklingError"),
     ],
@@ -144,7 +144,7 @@ def test_a_function_or_a_class_is_refused_by_name(evil: object, name: str, proto
 
 @PROTOCOLS
 def test_an_array_of_objects_is_refused(protocol: int):
-    array = np.array([Calls(os.system, TOUCH)], dtype=object)
+    array = np.array(["text"], dtype=object)
     assert_refused(pickle.dumps({"blobs": {"a": array}}, protocol), "numpy.dtype of O8")
     with_fields = np.zeros(2, dtype=[("x", "f4")])
     assert_refused(pickle.dumps({"blobs": {"a": with_fields}}, protocol), "numpy.dtype of V4")

@@ -1,6 +1,7 @@
 """Convolutions in two dimensions are those in three: values, gradients, and which are replaced."""
 
 import copy
+from collections.abc import Callable
 
 import pytest
 import torch
@@ -48,16 +49,42 @@ def passed(module: nn.Conv3d, x: Tensor) -> list[Tensor]:
     return [y.detach(), *torch.autograd.grad(y, [x, *module.parameters()], weights)]
 
 
+def assert_same(plain: nn.Conv3d, x: Tensor) -> nn.Conv3d:
+    """What becomes of a convolution, after comparing it: values and gradients."""
+    planar = convert_convolutions(copy.deepcopy(plain))
+    assert type(planar) is PlanarConv3d
+    for ours, wanted in zip(passed(planar, x), passed(plain, x), strict=True):
+        torch.testing.assert_close(ours, wanted, rtol=1e-12, atol=1e-12 * wanted.abs().max())
+    return planar
+
+
+@pytest.fixture
+def kernels_given(monkeypatch: pytest.MonkeyPatch) -> Callable[..., list[torch.Size]]:
+    """`kernels_given(dimensions, module, x)`: of the convolutions that torch is asked for."""
+
+    def given(dimensions: int, module: nn.Module, x: Tensor) -> list[torch.Size]:
+        name = f"conv{dimensions}d"
+        kernels = list[torch.Size]()
+        convolve = getattr(nn.functional, name)
+
+        def recorded(x: Tensor, weight: Tensor, *rest: object) -> Tensor:
+            kernels.append(weight.shape)
+            return convolve(x, weight, *rest)
+
+        with monkeypatch.context() as patch:
+            patch.setattr(nn.functional, name, recorded)
+            module(x)
+        return kernels
+
+    return given
+
+
 @pytest.mark.parametrize("frames", [1, 2, 3, 8])
 @pytest.mark.parametrize("bias", [False, True], ids=["", "bias"])
 @pytest.mark.parametrize("name", KERNELS)
 def test_values_and_gradients_are_those_in_three_dimensions(name, bias, frames):
     plain = convolution(name, bias=bias)
-    x = clips(plain.in_channels, frames)
-    planar = convert_convolutions(copy.deepcopy(plain))
-    assert type(planar) is PlanarConv3d
-    for ours, wanted in zip(passed(planar, x), passed(plain, x), strict=True):
-        torch.testing.assert_close(ours, wanted, rtol=1e-12, atol=1e-12 * wanted.abs().max())
+    assert_same(plain, clips(plain.in_channels, frames))
 
 
 @pytest.mark.parametrize("size", [(1, 1, 1), (1, 2, 2), (2, 1, 1), (4, 9, 8)])
@@ -65,33 +92,22 @@ def test_values_and_gradients_are_those_in_three_dimensions(name, bias, frames):
 def test_outputs_are_contiguous(name, size):
     """In another memory format, batch normalisation of small clips takes ten times as long."""
     module = convert_convolutions(convolution(name))
-    x = torch.randn(3, module.in_channels, *size, dtype=torch.float64)
-    assert module(x).is_contiguous()
+    assert module(clips(module.in_channels, *size)).is_contiguous()
 
 
 @pytest.mark.parametrize("size", [(1, 1), (2, 3)])
 @pytest.mark.parametrize("name", KERNELS)
-def test_kernels_that_are_larger_than_the_clip(name, size, monkeypatch):
+def test_kernels_that_are_larger_than_the_clip(name, size, kernels_given):
     """The weights that meet no pixel are not given to torch, and have no gradient."""
     plain = convolution(name, bias=False)
-    planar, x = convert_convolutions(copy.deepcopy(plain)), clips(plain.in_channels, 2, *size)
-    for ours, wanted in zip(passed(planar, x), passed(plain, x), strict=True):
-        torch.testing.assert_close(ours, wanted, rtol=1e-12, atol=1e-12 * wanted.abs().max())
-    given = list[tuple[int, ...]]()
-    conv3d = torch.nn.functional.conv3d
-    monkeypatch.setattr(
-        "torch.nn.functional.conv3d", lambda x, w, *a: given.append(w.shape) or conv3d(x, w, *a)
-    )
-    planar(x)
-    for shape in given:
+    x = clips(plain.in_channels, 2, *size)
+    for shape in kernels_given(3, assert_same(plain, x), x):
         assert all(side < 2 * clip for side, clip in zip(shape[2:], (2, *size), strict=True))
 
 
-@pytest.mark.parametrize("kernel", [(2, 1, 1), (3, 2, 2)])
-def test_kernels_of_even_size_are_torchs_own(kernel):
-    plain = nn.Conv3d(3, 2, kernel, padding=tuple(side // 2 for side in kernel))
-    x = clips(3, 4).float()
-    assert torch.equal(convert_convolutions(copy.deepcopy(plain))(x), plain(x))
+def test_taps_that_reach_beyond_a_clip_on_both_sides():
+    for frames in (1, 2, 3):
+        assert_same(nn.Conv3d(3, 2, 7, padding=3, dtype=torch.float64), clips(3, frames))
 
 
 @pytest.mark.parametrize("size", [(1, 2, 2), (4, 9, 8)])
@@ -100,47 +116,41 @@ def test_they_compile_into_one_graph(name, size):
     module = convert_convolutions(convolution(name))
     x = clips(module.in_channels, *size)
     compiled = torch.compile(module, backend="aot_eager", fullgraph=True)
-    weights = [compiled(x).sum(), module(x).sum()]
-    ours, wanted = (torch.autograd.grad(y, module.weight)[0] for y in weights)
+    ours, wanted = (torch.autograd.grad(m(x).sum(), module.weight)[0] for m in (compiled, module))
     torch.testing.assert_close(ours, wanted, rtol=1e-10, atol=1e-10)
 
 
-def in_three_dimensions(module: nn.Conv3d, x: Tensor, monkeypatch) -> bool:
-    """Whether torch was asked for a convolution in three dimensions."""
-    asked = list[int]()
-    conv3d = torch.nn.functional.conv3d
-    monkeypatch.setattr("torch.nn.functional.conv3d", lambda *a: asked.append(1) or conv3d(*a))
-    module(x)
-    return bool(asked)
-
-
-@pytest.mark.parametrize(
-    ("name", "wanted"),
-    [(name, name in ("1×3×3", "wide stem", "every other frame")) for name in KERNELS],
-)
-def test_only_kernels_that_gain_by_it_are_replaced(name, wanted, monkeypatch):
+@pytest.mark.parametrize("name", KERNELS)
+def test_only_kernels_that_gain_by_it_are_replaced(name, kernels_given):
     module = convert_convolutions(convolution(name))
-    assert in_three_dimensions(module, clips(module.in_channels, 4), monkeypatch) == wanted
+    replaced = not kernels_given(3, module, clips(module.in_channels, 4))
+    assert replaced == (name not in ("1×3×3", "wide stem", "every other frame"))
 
 
 @pytest.mark.parametrize(
-    ("name", "options"),
+    "plain",
     [
-        ("3×1×1", {"groups": 3}),
-        ("3×1×1", {"dilation": (2, 1, 1)}),
-        ("3×1×1", {"padding_mode": "replicate"}),
+        convolution("3×1×1", groups=3),
+        convolution("3×1×1", dilation=(2, 1, 1)),
+        convolution("3×1×1", padding_mode="replicate"),
+        nn.Conv3d(6, 2, (2, 1, 1), padding=(1, 0, 0), dtype=torch.float64),
+        nn.Conv3d(6, 2, (3, 2, 2), padding=(1, 1, 1), dtype=torch.float64),
     ],
 )
-def test_other_convolutions_stay_torchs_own(name, options, monkeypatch):
-    plain = convolution(name, **options)
-    x = clips(plain.in_channels, 8)
+def test_other_convolutions_stay_torchs_own(plain, kernels_given):
+    x = clips(6, 8)
     planar = convert_convolutions(copy.deepcopy(plain))
     assert torch.equal(planar(x), plain(x))
-    assert in_three_dimensions(planar, x, monkeypatch)
+    assert kernels_given(3, planar, x)
+
+
+def test_clips_in_channels_last_are_torchs_own(kernels_given):
+    x = clips(6, 4).contiguous(memory_format=torch.channels_last_3d)
+    assert kernels_given(3, convert_convolutions(convolution("3×1×1")), x)
 
 
 @pytest.mark.parametrize(
-    ("channels", "kernel", "size", "wanted"),
+    ("channels", "kernel", "size", "product"),
     [
         ((6, 9), 1, (1, 3, 3), True),
         ((6, 9), 1, (2, 2, 2), True),  # 8 places
@@ -151,27 +161,11 @@ def test_other_convolutions_stay_torchs_own(name, options, monkeypatch):
         ((6, 5), 3, (1, 3, 3), True),  # of which one frame sees the middle alone
     ],
 )
-def test_products_of_matrices_where_they_are_faster(channels, kernel, size, wanted, monkeypatch):
+def test_products_of_matrices_where_they_are_faster(channels, kernel, size, product, kernels_given):
     """They are not those of oneDNN, which `conv2d` takes."""
-    asked = list[int]()
-    conv2d = torch.nn.functional.conv2d
-    monkeypatch.setattr("torch.nn.functional.conv2d", lambda *a: asked.append(1) or conv2d(*a))
     plain = nn.Conv3d(*channels, (kernel, 1, 1), padding=(kernel // 2, 0, 0), dtype=torch.float64)
-    x = torch.randn(17, channels[0], *size, dtype=torch.float64)
-    planar = convert_convolutions(copy.deepcopy(plain))
-    for ours, of_torch in zip(passed(planar, x), passed(plain, x), strict=True):
-        torch.testing.assert_close(ours, of_torch, rtol=1e-12, atol=1e-12 * of_torch.abs().max())
-    assert bool(asked) != wanted
-
-
-def test_half_precision_is_left_to_onednn():
-    plain = convolution("1×1×1").float()
-    planar = convert_convolutions(copy.deepcopy(plain))
-    x = clips(6, 4).float()
-    with torch.autocast("cpu", torch.bfloat16):
-        ours, of_torch = planar(x), plain(x)
-    assert ours.dtype == of_torch.dtype == torch.bfloat16
-    torch.testing.assert_close(ours, of_torch, rtol=0.01, atol=0.01)
+    x = clips(channels[0], *size)
+    assert bool(kernels_given(2, assert_same(plain, x), x)) != product
 
 
 @pytest.mark.parametrize(
@@ -180,6 +174,7 @@ def test_half_precision_is_left_to_onednn():
         ((64, 64), (1, 3, 3), (1, 2, 2), (1, 1, 1)),
         ((3, 128), (3, 3, 3), (1, 1, 1), (1, 8, 8)),
         ((3, 32), (5, 7, 7), (1, 1, 1), (1, 7, 7)),
+        ((6, 9), (1, 1, 1), (1, 1, 1), (4, 9, 8)),
     ],
 )
 def test_half_precision_where_a_kernel_is_larger_than_the_clip(channels, kernel, stride, size):
@@ -193,24 +188,10 @@ def test_half_precision_where_a_kernel_is_larger_than_the_clip(channels, kernel,
         unwritten = [torch.full((2**k,), torch.nan) for k in range(6, 20) for _ in range(3)]
         del unwritten
         with torch.autocast("cpu", torch.bfloat16):
-            found = passed(planar, x)
-        for ours, of_torch in zip(found, wanted, strict=True):
+            halves = passed(planar, x)
+        assert halves[0].dtype == torch.bfloat16
+        for ours, of_torch in zip(halves, wanted, strict=True):
             assert (ours - of_torch).abs().max() < 0.02 * of_torch.abs().max()
-
-
-def test_taps_that_reach_beyond_a_clip_on_both_sides():
-    plain = nn.Conv3d(3, 2, 7, padding=3, dtype=torch.float64)
-    planar = convert_convolutions(copy.deepcopy(plain))
-    for frames in (1, 2, 3):
-        x = clips(3, frames)
-        for ours, of_torch in zip(passed(planar, x), passed(plain, x), strict=True):
-            torch.testing.assert_close(ours, of_torch, rtol=1e-12, atol=1e-10)
-
-
-def test_clips_in_channels_last_are_torchs_own(monkeypatch):
-    module = convert_convolutions(convolution("3×1×1"))
-    x = clips(6, 4).contiguous(memory_format=torch.channels_last_3d)
-    assert in_three_dimensions(module, x, monkeypatch)
 
 
 def test_parameters_keep_their_names():

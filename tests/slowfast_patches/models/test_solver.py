@@ -1,14 +1,13 @@
 """Optimizers, weight decay, clipping, losses and precision of a recipe, by hand."""
 
 import io
-import logging
 import math
 
 import pytest
 import torch
 from torch import Tensor, nn
 
-from slowfast_patches.config import check_recipe, load_recipe
+from slowfast_patches.config import load_recipe
 from slowfast_patches.config.recipe import Recipe
 from slowfast_patches.models.build import build_model
 from slowfast_patches.models.solver import (
@@ -138,57 +137,6 @@ def test_a_training_with_lars_continues_from_its_saved_state_bit_for_bit():
     train_lars(again, optimizer, range(3, 6))
     for name, value in whole.state_dict().items():
         assert torch.equal(again.state_dict()[name], value), name
-
-
-def test_what_has_no_effect_is_said(caplog: pytest.LogCaptureFixture):
-    def check(*overrides: object) -> None:
-        check_recipe(config("MODEL.ARCH", "slowonly", *overrides))
-
-    with caplog.at_level(logging.WARNING):
-        check(*LARS, "SOLVER.WEIGHT_DECAY", 1e-4)
-        assert not caplog.records
-        check(*LARS, "BN.WEIGHT_DECAY", 1e-4)
-        check("SOLVER.LARS_TRUST", 0.02)
-    of_bn, of_trust = caplog.messages
-    assert "BN.WEIGHT_DECAY 0.0001 has no effect" in of_bn
-    assert "SOLVER.LARS_TRUST 0.02 has no effect with SOLVER.OPTIMIZING_METHOD sgd" in of_trust
-
-
-# Large-batch practice, in a ResNet-50 with shifts that is 1/8 as wide.
-
-THIN = ["MODEL.ARCH", "tsm", "DATA.NUM_FRAMES", 2, "DATA.TRAIN_CROP_SIZE", 32]
-THIN += ["RESNET.DEPTH", 50, "RESNET.WIDTH_PER_GROUP", 8, "MODEL.NUM_CLASSES", 4]
-THIN += ["RESNET.ZERO_INIT_FINAL_BN", True]
-
-
-def test_neither_norms_nor_biases_of_a_resnet_50_decay_by_hand():
-    """53 convolutions, each with a norm's scale and shift, and a classifier with a bias."""
-    asked = ["BN.WEIGHT_DECAY", 0.0, "SOLVER.ZERO_WD_1D_PARAM", True, "SOLVER.WEIGHT_DECAY", 1e-4]
-    cfg = config(*THIN, *asked, "SOLVER.OPTIMIZING_METHOD", "lars")
-    model = build_model(cfg, grouped_bn=True)
-    norms, weights, biases = build_optimizer(cfg, model).param_groups
-    found = [(len(g["params"]), g["weight_decay"]) for g in (norms, weights, biases)]
-    assert found == [(2 * 53, 0.0), (53 + 1, 1e-4), (1, 0.0)]
-    assert {p.ndim for p in weights["params"]} == {2, 5}
-    assert biases["params"][0] is model.head.projection.bias
-    of_norms = {
-        id(p) for m in model.modules() if isinstance(m, nn.BatchNorm3d) for p in m.parameters()
-    }
-    assert {id(p) for p in norms["params"]} == of_norms
-
-
-def test_the_last_norm_of_each_of_16_blocks_starts_at_zero_unless_weights_are_given():
-    model = build_model(config(*THIN), grouped_bn=True)
-    norms = {n: m for n, m in model.named_modules() if isinstance(m, nn.BatchNorm3d)}
-    zero = {name for name, norm in norms.items() if not norm.weight.any()}
-    blocks = [(2, 3), (3, 4), (4, 6), (5, 3)]
-    assert zero == {
-        f"s{stage}.pathway0_res{i}.branch2.c_bn" for stage, count in blocks for i in range(count)
-    }
-    assert all((norm.weight == 1).all() for name, norm in norms.items() if name not in zero)
-    given = build_model(config(*THIN, "RESNET.ZERO_INIT_FINAL_BN", False), grouped_bn=True)
-    model.load_state_dict(given.state_dict())
-    assert all((norm.weight == 1).all() for norm in norms.values())
 
 
 # Gradients of 3 and 4 have a norm of 5.

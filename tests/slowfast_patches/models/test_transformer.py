@@ -156,13 +156,6 @@ def test_other_colours_than_the_weights_know_are_said(folder, tmp_path, caplog):
     assert "DATA.MEAN" not in caplog.text
     built(known)
     assert f"[0.45, 0.45, 0.45], and the model in {known} was trained with [0.5, 0.5" in caplog.text
-    caplog.clear()
-    video = {"image_mean": [0.5] * 3, "image_std": [0.5] * 3, "rescale_factor": 1 / 127.5}
-    (known / "video_preprocessor_config.json").write_text(json.dumps(video))
-    built(known, "DATA.MEAN", [0.75] * 3, "DATA.STD", [0.25] * 3)
-    assert "trained with" not in caplog.text
-    built(known)
-    assert "trained with [0.75, 0.75, 0.75]" in caplog.text
 
 
 def test_what_cannot_be_built_is_said_in_a_line(folder, tmp_path, monkeypatch):

@@ -1,7 +1,6 @@
 """The temporal shift by itself, the network that shifts in every block, and a training of it."""
 
 import copy
-from collections.abc import Callable
 from functools import cache
 from pathlib import Path
 
@@ -10,9 +9,9 @@ import torch
 from torch import Tensor, nn
 
 from slowfast_patches import patching
-from slowfast_patches.config import check_recipe, load_recipe
+from slowfast_patches.config import load_recipe
 from slowfast_patches.config.recipe import Recipe, host_config
-from slowfast_patches.models.build import build_model, build_on_meta
+from slowfast_patches.models.build import build_model
 from slowfast_patches.models.flops import flops_per_clip
 from slowfast_patches.models.tsm import ShiftedConv3d, temporal_shift
 
@@ -120,22 +119,6 @@ def test_without_a_shift_it_is_the_hosts_2d_network_and_with_one_it_is_not():
         assert (shifted.train(training)([x]) - expected).abs().max() > 1e-3
 
 
-@pytest.mark.parametrize(
-    ("depth", "blocks", "parameters"), [(50, 16, 25_557_032), (101, 33, 44_549_160)]
-)
-def test_its_weights_are_those_of_the_2d_network(depth: int, blocks: int, parameters: int):
-    """torchvision's ResNets with 1000 classes have so many parameters, 2049 of them a class."""
-    cfg = load_recipe(RECIPES / "TSM_8x8_R50.yaml", ["RESNET.DEPTH", depth])
-    model = build_on_meta(cfg)
-    with torch.device("meta"):
-        expected = c2d_nopool(cfg).state_dict()
-    assert {k: v.shape for k, v in model.state_dict().items()} == {
-        k: v.shape for k, v in expected.items()
-    }
-    assert sum(p.numel() for p in model.parameters()) == parameters - (1000 - 400) * 2049
-    assert sum(isinstance(m, ShiftedConv3d) for m in model.modules()) == blocks
-
-
 def test_a_clip_of_the_recipe_costs_what_is_published():
     """32.9 G multiply-adds, of two operations each, and as much twice more for the backward."""
     flops = flops_per_clip(load_recipe(RECIPES / "TSM_8x8_R50.yaml"))(8, 224)
@@ -155,41 +138,3 @@ def test_a_shifted_convolution_compiles_to_one_graph():
         out.square().sum().backward()
     torch.testing.assert_close(x.grad, y.grad, rtol=0, atol=0)
     torch.testing.assert_close(compiled.weight.grad, eager.weight.grad)
-
-
-# Its keys.
-
-
-@pytest.mark.parametrize(
-    ("overrides", "said"),
-    [
-        (("DATA.NUM_FRAMES", 1), "clips of 1 frames, and tsm needs 2 at least"),
-        (
-            ("DATA.NUM_FRAMES", 4, "MULTIGRID.LONG_CYCLE", True),
-            "clips of 1, 2 and 4 frames, and tsm needs 2 at least",
-        ),
-    ],
-)
-def test_what_cannot_be_shifted_is_refused(overrides: tuple, said: str):
-    with pytest.raises(ValueError, match=said):
-        check_recipe(thin(*overrides))
-
-
-@pytest.mark.slow
-def test_a_multigrid_training_from_an_image_model(
-    train: Callable[..., Path], opened: type, resnet: Callable, one_pathway: tuple, tmp_path: Path
-):
-    """Rates so small that the weights stay what they were given."""
-    torch.save(resnet(), tmp_path / "resnet50.pth")
-    start = ("TRAIN.CHECKPOINT_FILE_PATH", tmp_path / "resnet50.pth", "SOLVER.BASE_LR", 1e-12)
-    still = ("SOLVER.WARMUP_EPOCHS", 0, "SOLVER.WEIGHT_DECAY", 0.0, "MULTIGRID.EPOCH_FACTOR", 1.0)
-    cycle = ("MULTIGRID.SHORT_CYCLE", False, "MULTIGRID.LONG_CYCLE_FACTORS", [[0.25, 0.71], [1, 1]])
-    keys = ("MODEL.ARCH", "tsm", *one_pathway, *start, *still, *cycle)
-    run = opened(train(tmp_path / "run", *keys, "TRAIN.CHECKPOINT_INFLATE", True))
-    assert run.result["finished"]
-    assert {record["shape"][1] for record in run.metrics()} == {2, 8}
-    assert "265 tensors loaded, 0 partly, 2 kept at their initial values" in run.log
-    state = run.checkpoint["model_state"]
-    flat = resnet()["layer1.0.conv1.weight"]
-    torch.testing.assert_close(state["s2.pathway0_res0.branch2.a.weight"][:, :, 0], flat)
-    c2d_nopool(thin("MODEL.NUM_CLASSES", 8)).load_state_dict(state)  # the same keys

@@ -32,7 +32,7 @@ def torch_bytes(content: object, folder: Path) -> bytes:
 @pytest.mark.parametrize(
     ("make", "kind", "said"),
     [
-        (lambda f: PICKLE, "pytorch", "a pickle, but none of PyTorch's; .*_TYPE caffe2"),
+        (lambda f: PICKLE, "pytorch", "not a PyTorch checkpoint, .*_TYPE caffe2"),
         (lambda f: torch_bytes({}, f), "caffe2", "was written by PyTorch; set .*_TYPE pytorch"),
         (lambda f: b"", "pytorch", "starts with b''"),
         (lambda f: b"\n<!DOCTYPE html>", "pytorch", r"starts with b'\\n<!DOCTYPE html"),
@@ -86,5 +86,5 @@ def test_an_old_file_of_pytorch_is_read_and_as_safely(
 def test_a_file_that_is_not_there_or_is_a_folder(tmp_path: Path):
     with pytest.raises(ValueError, match=r"no such file; change TEST\.CHECKPOINT_FILE_PATH"):
         check_file(tmp_path / "gone", section="TEST")
-    with pytest.raises(ValueError, match=r"Is a directory; change TRAIN\.CHECKPOINT_FILE_PATH"):
+    with pytest.raises(ValueError, match=r"no such file; change TRAIN\.CHECKPOINT_FILE_PATH"):
         check_file(tmp_path)

@@ -208,3 +208,10 @@ def test_what_the_benchmark_writes_gives_the_plan_its_hours(
     )
     totals = written["variants"][0]["totals"]
     assert found["speed_up"] == pytest.approx(totals["speed_up"]["median"])
+
+
+def test_step_times_depend_on_the_keys_of_their_own_architecture():
+    plain = model_of(load_recipe(None))
+    assert {"SOLVER.FUSED", "RESNET.DEPTH"} < plain.keys()
+    assert not {"TSM.SHIFT_DIV", "HF.MODEL", "HF.CONFIG"} & plain.keys()
+    assert "TSM.SHIFT_DIV" in model_of(load_recipe(None, ["MODEL.ARCH", "tsm"]))

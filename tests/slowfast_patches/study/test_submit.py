@@ -109,7 +109,7 @@ def test_without_slurm_a_dry_run_prints_the_batch_file_and_leaves_nothing(
         (["SHARD_ID", 1], "SHARD_ID is set on each machine"),
         (["--hours", 0.01], "would end before its warning"),
         (["--warning-seconds", 0], "0 seconds of warning; from 1 to 65535 work"),
-        (["TRAIN.CHECKPOINT_FILE_PATH", __file__], "no PyTorch checkpoint"),
+        (["TRAIN.CHECKPOINT_FILE_PATH", __file__], "not a PyTorch checkpoint"),
     ],
 )
 def test_mistakes_are_found_before_it_is_queued(
@@ -153,7 +153,7 @@ def test_a_batch_that_grows_without_its_learning_rate_is_warned_of(
     for key, value in (("REFERENCE_WORLD_SIZE", 1), ("REFERENCE_BATCH_SIZE", 2)):
         said = dry_run(f"SOLVER.{key}", value)
         assert "learning rates are for" not in said
-        assert "SOLVER.BASE_LR 0.02, for which the recipe has 0.01" in said
+        assert "SOLVER.BASE_LR 0.02" in said
 
 
 @pytest.mark.slow

@@ -15,8 +15,14 @@ from slowfast_patches.config.schedule import schedule_of
 from slowfast_patches.datasets.demo.charades_form import write_charades_form
 from slowfast_patches.study.pilot import race
 from slowfast_patches.study.pilot.race import CYCLES, one_process, pilot_seconds
-from slowfast_patches.study.pilot.report import format_pilot, keys_of, write_pilot
-from slowfast_patches.study.pilot.verdict import Pilot, PilotArm, Stage
+from slowfast_patches.study.pilot.report import (
+    Pilot,
+    PilotArm,
+    Stage,
+    format_pilot,
+    keys_of,
+    write_pilot,
+)
 from slowfast_patches.train.step import Stepper
 
 FINE, COARSE = Shape(8, 16, 64), Shape(16, 16, 32)

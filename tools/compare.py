@@ -23,7 +23,6 @@ import shlex
 import sys
 from contextlib import closing
 from dataclasses import replace
-from functools import partial
 from pathlib import Path
 
 from slowfast_patches.utils import command_line
@@ -87,13 +86,14 @@ def main(argv: list[str] | None = None) -> int:
         equal_iterations=args.equal_iterations,
         lengths=args.lengths,
     )
-    cost = partial(cost_of, timings=measured_times(args.step_times))
     study = Study(arms, list(dict.fromkeys(args.seeds)), args.output)
     if args.step_times:
-        study = replace(study, step_seconds={arm.name: cost(arm).seconds for arm in arms})
+        timings = measured_times(args.step_times)
+        seconds = {arm.name: cost_of(arm, timings).seconds or 0.0 for arm in arms}
+        study = replace(study, step_seconds=seconds)
     step_times = ", ".join(map(str, args.step_times)) or None
     run_net = Path(__file__).with_name("run_net.py")
-    with closing(train(study, run_net, cost, args.at_once)) as progress:
+    with closing(train(study, run_net, args.at_once)) as progress:
         for runs in progress:
             comparison = Comparison(study, runs, command, step_times)
             if len(runs):

@@ -138,7 +138,7 @@ def run(args: argparse.Namespace, command: str) -> list[dict[str, Any]]:
     if args.local or args.slurm:
         reproduce.check_inputs(rows, arms)
     if args.local:
-        with closing(train(study, run_net, lambda arm: costs[arm.name], args.at_once)) as progress:
+        with closing(train(study, run_net, args.at_once)) as progress:
             for _ in progress:
                 report()
     tables = report()

@@ -14,7 +14,7 @@ from slowfast_patches.config.metrics import metric_names, metric_title
 from slowfast_patches.config.scale import as_overrides, scaled_lengths
 from slowfast_patches.config.schedule import schedule_of
 from slowfast_patches.launch.launch import for_processes, processes_of
-from slowfast_patches.models.flops import check_shapes, flops_per_clip
+from slowfast_patches.models.flops import flops_per_clip
 from slowfast_patches.plan.plan import dataset_size
 from slowfast_patches.plan.step_times import UNTIMED, Timing, measured_timing, read_step_times
 
@@ -26,6 +26,7 @@ __all__ = [
     "cost_of",
     "make_arm",
     "measured_times",
+    "scaled",
     "title_of_metrics",
 ]
 
@@ -87,16 +88,19 @@ def at_lengths(arm: Arm, lengths: Sequence[float]) -> list[Arm]:
     if not all(0 < length < math.inf for length in lengths) or len(set(lengths)) < len(lengths):
         given = " ".join(f"{length:g}" for length in lengths)
         raise ValueError(f"--lengths takes different numbers above 0, not {given}")
-    arms = list[Arm]()
-    for length in sorted(lengths):
-        if length == 1:
-            arms.append(arm)
-            continue
-        overrides = (*arm.overrides, *as_overrides(scaled_lengths(arm.recipe, length)))
-        name = f"{arm.name} at {length:g}×"
-        longer = make_arm(name, f"{arm.folder}_x{length:g}", arm.cfg_file, overrides)
-        arms.append(replace(longer, label=arm.name, length=length))
-    return arms
+    arms = [
+        scaled(arm, x, f"{arm.name} at {x:g}×", f"{arm.folder}_x{x:g}") for x in sorted(lengths)
+    ]
+    pairs = zip(arms, sorted(lengths), strict=True)
+    return [replace(longer, label=arm.name, length=length) for longer, length in pairs]
+
+
+def scaled(arm: Arm, length: float, name: str, folder: str) -> Arm:
+    """The arm with all its lengths in epochs multiplied, under another name; at 1 itself."""
+    if length == 1:
+        return arm
+    pairs = as_overrides(scaled_lengths(arm.recipe, length))
+    return make_arm(name, folder, arm.cfg_file, (*arm.overrides, *pairs))
 
 
 def check_study(cfg_files: Sequence[Path], overrides: Sequence[str]) -> None:
@@ -128,16 +132,10 @@ def cost_of(arm: Arm, timings: Timings) -> Cost:
     """What a run of an arm takes, without loading and evaluation.
 
     Raises:
-        ValueError: the model cannot take a shape of the schedule, or there are step times, but none
-            of this recipe.
+        MisfitError: there are step times, but none of this recipe.
     """
     flops = _flops_per_clip(arm.recipe)
-    timing = timings(arm.recipe, flops)
-    try:
-        return schedule_cost(arm.schedule, flops, timing.ours)
-    except RuntimeError:
-        check_shapes(arm.recipe, arm.schedule.shapes)  # names the shape that does not fit
-        raise
+    return schedule_cost(arm.schedule, flops, timings(arm.recipe, flops).ours)
 
 
 _COUNTS: dict[str, FlopsPerClip] = {}

@@ -7,12 +7,17 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import pandas as pd
 
 from slowfast_patches.config.metrics import metric_names, metric_title
-from slowfast_patches.config.scale import as_overrides, scaled_lengths
-from slowfast_patches.study.arms import Arm, at_lengths, check_study, make_arm, title_of_metrics
+from slowfast_patches.study.arms import (
+    Arm,
+    at_lengths,
+    check_study,
+    make_arm,
+    scaled,
+    title_of_metrics,
+)
 from slowfast_patches.study.curves import (
     AXES,
     LONG_TITLES,
@@ -87,10 +92,8 @@ def _shortened(long: Arm, short: Arm) -> Arm:
             f"--equal-iterations shortens the first config ({long.iterations} iterations) to the "
             f"second ({short.iterations}); give the longer one first"
         )
-    lengths = as_overrides(scaled_lengths(long.recipe, 1 / factor))
     name = f"{long.name} at 1/{factor:.1f}"
-    folder = f"{long.folder}_1_over_{factor:.1f}"
-    return make_arm(name, folder, long.cfg_file, (*long.overrides, *lengths))
+    return scaled(long, 1 / factor, name, f"{long.folder}_1_over_{factor:.1f}")
 
 
 @dataclass(frozen=True)
@@ -251,29 +254,24 @@ def _plot(comparison: Comparison, path: Path) -> None:
     }
     has_lengths = bool(comparison.levels)
     names = list(AXES) if has_lengths else ["seconds"]
-    width = 13 if has_lengths else 8
-    figure, panels = new_figure(rows=1, columns=len(names), width=width, height=5)
+    explained = "mean over seeds ± standard deviation; numbers: × the recipe's length"
+    figure, panels = new_figure(rows=1, columns=len(names), width=4 + 4 * len(names), height=5)
     for axes, name in zip(panels, names, strict=True):
-        curves = curves_of(runs, name, metric)
-        draw_curves(axes, curves)
+        draw_curves(axes, curves_of(runs, name, metric))
         title, write = titles[name]
         axes.set_xlabel(title)
         if has_lengths:
             set_log_axis(axes, write)
-    explained = "mean over seeds ± standard deviation; numbers: × the recipe's length"
+    panels[0].set_ylabel(f"{LONG_TITLES[metric]} (%)")
     if not has_lengths:
         explained = "lines: validation, marks: final results"
-        colours = dict(zip(curves, COLOURS * len(curves), strict=False))
         panels[0].set_xlim(left=0)
-        for label, clock, seconds, result in runs[
-            ["label", "clock", "seconds", "result"]
-        ].itertuples(index=False):
-            points = [
-                (point["seconds"] * clock / seconds, point[metric])
-                for point in result["evaluations"]
-            ]
-            panels[0].plot(*np.array(points).T, color=colours[label], alpha=0.5)
-    panels[0].set_ylabel(f"{LONG_TITLES[metric]} (%)")
+        labels = list(runs["label"].unique())
+        for run in runs.itertuples():
+            points = pd.DataFrame(run.result["evaluations"])
+            seconds = points["seconds"] * run.clock / run.seconds
+            colour = COLOURS[labels.index(run.label) % len(COLOURS)]
+            panels[0].plot(seconds, points[metric], color=colour, alpha=0.5)
     if len(runs):
-        add_legend(figure, panels[0], explained, columns=min(len(curves), 4))
+        add_legend(figure, panels[0], explained, columns=4)
     save_figure(figure, path)

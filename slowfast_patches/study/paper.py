@@ -6,7 +6,7 @@ They are data: published.yaml. A training that appears in several tables is one 
 from __future__ import annotations
 
 import logging
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
@@ -79,7 +79,7 @@ class Experiment:
     its numbers are from and on what they were measured."""
 
     title: str
-    metrics: tuple[str, ...]
+    metrics: Sequence[str]
     rows: tuple[Row, ...]
     published: str = "Wu et al., CVPR 2020, on P100 GPUs"
     published_runs: int = 1
@@ -88,48 +88,26 @@ class Experiment:
 
 def _experiment(content: dict[str, Any]) -> Experiment:
     common = {key: content.pop(key) for key in ("recipe", "baseline", "start") if key in content}
-    lines = content.pop("rows") if "rows" in content else _points(content)
-    lines = [common | line for line in lines]
+    lines = [common | line for line in content.pop("rows")]
     rows = dict[str, Row]()
     for line in sorted(lines, key=lambda line: "as_long_as" in line):
-        rows[line["label"]] = _row(line, rows)
-    content["metrics"] = tuple(content["metrics"])
-    return Experiment(rows=tuple(rows[line["label"]] for line in lines), **content)
+        numbers = {name: line.pop(name) for name in ("top1", "top5", "map") if name in line}
+        metrics = {
+            k: Mean(*v) if isinstance(v, list) else Mean(v, None) for k, v in numbers.items()
+        }
+        values = {"baseline": line["recipe"], **line, "metrics": metrics}
+        values["as_long_as"] = rows.get(line.get("as_long_as", ""))
+        values["overrides"] = as_overrides(line.get("overrides", {}))
+        rows[line["label"]] = Row(**values)
+    content["rows"] = tuple(rows[line["label"]] for line in lines)
+    return Experiment(**content)
 
 
-def _points(figure: dict[str, Any]) -> Iterator[dict[str, Any]]:
-    """A line for each point of each curve of a figure, whose curves and factors are taken out."""
-    factors = figure.pop("factors")
-    for curve in figure.pop("curves"):
-        label = curve["label"]
-        own = curve.get("own", 1.0)
-        published = curve.get("published", {})
-        line = {k: v for k, v in curve.items() if k not in ("own", "published")} | {"curve": label}
-        for factor in factors:
-            line["label"] = f"{label}, {factor:g}× epochs"
-            line["factor"] = None if factor == own else factor
-            yield line | published.get(factor, {})
-
-
-def _row(line: Mapping[str, Any], others: Mapping[str, Row]) -> Row:
-    values: dict[str, Any] = {"baseline": line["recipe"], **line}
-    for name in ("recipe", "baseline"):
-        values[name] += ".yaml"
-    values["as_long_as"] = others.get(values.get("as_long_as", ""))
-    values["overrides"] = as_overrides(values.get("overrides", {}))
-    names = [name for name in ("top1", "top5", "map") if name in values]
-    means = {name: values.pop(name) for name in names}
-    return Row(
-        metrics={k: Mean(*v) if isinstance(v, list) else Mean(v, None) for k, v in means.items()},
-        **values,
-    )
-
-
-_PUBLISHED = Path(__file__).with_name("published.yaml")
+_PUBLISHED = yaml.safe_load(Path(__file__).with_name("published.yaml").read_text(encoding="utf-8"))
+del _PUBLISHED["curves"]  # which rows of the figures repeat
 
 EXPERIMENTS: Mapping[str, Experiment] = {
-    name: _experiment(dict(content))
-    for name, content in yaml.safe_load(_PUBLISHED.read_text(encoding="utf-8")).items()
+    name: _experiment(content) for name, content in _PUBLISHED.items()
 }
 """By the name that the command line takes."""
 

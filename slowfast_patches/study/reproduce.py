@@ -8,7 +8,6 @@ from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import pandas as pd
 
 from multigrid import Cost
@@ -21,7 +20,7 @@ from slowfast_patches.launch.launch import processes_of
 from slowfast_patches.models.flops import flops_per_clip
 from slowfast_patches.plan.step_times import UNTIMED, MisfitError, estimated_timing
 from slowfast_patches.study.arms import Arm, Timings, cost_of, measured_times, title_of_metrics
-from slowfast_patches.study.curves import draw_curves, make_curve, set_log_axis
+from slowfast_patches.study.curves import curves_of, draw_curves, make_curve, set_log_axis
 from slowfast_patches.study.paper import EXPERIMENTS, SCRATCH, Experiment, Row
 from slowfast_patches.study.report import (
     MISSING,
@@ -62,7 +61,7 @@ def experiments_of(names: Iterable[str], own: Sequence[Path]) -> dict[str, Exper
     for path in own:
         recipe = load_recipe(path)
         for name, experiment in experiments.items():
-            if metric_names(recipe) != experiment.metrics:
+            if metric_names(recipe) != tuple(experiment.metrics):
                 raise ValueError(
                     f"{path} is judged by {title_of_metrics(recipe)}, {name} by "
                     f"{' and '.join(map(metric_title, experiment.metrics))}; add it to a table of "
@@ -278,21 +277,22 @@ def write_paper_table(table: PaperTable, folder: Path) -> None:
 def _plot(table: PaperTable, path: Path) -> None:
     """Accuracy over the time relative to the baseline's; published points are hollow."""
     figure, [axes] = new_figure(rows=1, width=8.5, height=5.5)
-    rows = table.experiment.rows
-    curves = dict[str, pd.DataFrame]()
-    for number, label in enumerate(dict.fromkeys(row.curve for row in rows)):
-        points = list[tuple[float, float, float]]()
-        for row in (row for row in rows if row.curve == label):
-            speed_up = table.mean(row, "speed_up")
-            top1 = table.mean(row, "top1")
-            if speed_up and top1:
-                points.append((1 / speed_up.mean, top1.mean, top1.std or 0.0))
-            if "top1" in row.metrics:
-                point = (1 / (row.speed_up or 1.0), row.metrics["top1"].mean)
-                colour = COLOURS[number % len(COLOURS)]
-                axes.plot(*point, "o", mew=1.8, zorder=5, mfc="none", mec=colour, ms=10)
-        curves[label] = make_curve(np.nan, *np.array(points).reshape(-1, 3).T)
-    draw_curves(axes, curves)
+    rows = {row.folder: row for row in table.experiment.rows}
+    runs = table.runs[table.runs["arm"].isin(list(rows))]
+    whole = table.arms[table.experiment.rows[0].reference.folder].schedule.epochs
+    runs = runs.assign(
+        label=runs["arm"].map({name: row.curve for name, row in rows.items()}),
+        length=runs["arm"].map({name: table.arms[name].schedule.epochs / whole for name in rows}),
+        clock=1 / runs["speed_up"],
+    )
+    labels = list(dict.fromkeys(row.curve for row in rows.values()))
+    curves = curves_of(runs, "seconds", "top1")
+    draw_curves(axes, {label: curves.get(label, make_curve([], [], [], [])) for label in labels})
+    for row in rows.values():
+        if "top1" in row.metrics:
+            point = (1 / (row.speed_up or 1.0), row.metrics["top1"].mean)
+            colour = COLOURS[labels.index(row.curve) % len(COLOURS)]
+            axes.plot(*point, "o", mew=1.8, zorder=5, mfc="none", mec=colour, ms=10)
     set_log_axis(axes, "{:g}".format)
     axes.set_xlabel("training time, relative to the baseline's (loading included)")
     axes.set_ylabel("top-1 accuracy (%)")

@@ -5,20 +5,20 @@ from __future__ import annotations
 import subprocess
 import sys
 import time
-from collections.abc import Callable, Generator, Iterable, Mapping, Sequence
+from collections.abc import Generator, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import pandas as pd
 
-from multigrid import Cost
+from multigrid import schedule_cost
 from slowfast_patches.config.metrics import metric_names
 from slowfast_patches.config.recipe import differences, keys_of, stored_keys
 from slowfast_patches.study.arms import Arm
 from slowfast_patches.train.record.result import read_result
 from slowfast_patches.utils.command_line import ToolError
-from slowfast_patches.utils.tables import first_few, format_duration, format_flops
+from slowfast_patches.utils.tables import first_few, format_duration
 
 __all__ = ["RunFailedError", "Study", "run_command", "train"]
 
@@ -46,7 +46,7 @@ class Study:
     arms: Sequence[Arm]
     seeds: Sequence[int]
     output: Path
-    step_seconds: Mapping[str, float | None] | None = None
+    step_seconds: Mapping[str, float] | None = None
 
     @property
     def size(self) -> int:
@@ -144,31 +144,27 @@ def _read(path: Path, arm: Arm, seed: int) -> dict[str, Any]:
     return result
 
 
-def train(
-    study: Study, run_net: Path, cost: Callable[[Arm], Cost], at_once: int = 1
-) -> Generator[pd.DataFrame, None, None]:
+def train(study: Study, run_net: Path, at_once: int = 1) -> Generator[pd.DataFrame, None, None]:
     """Train what a study lacks, and yield its finished runs before the first and after each.
 
     Each run is a process of `run_net` (multigrid-train), `at_once` of them side by side; their
-    output and an estimate of the time that is left, by finished runs or else by `cost`, go to
+    output and an estimate of the time that is left, by finished runs or else by step times, go to
     standard error. To be closed: running processes are then told to save, and waited for.
 
     Raises:
-        ValueError: as `Study.runs` and `cost`, before anything is trained.
+        ValueError: as `Study.runs`, before anything is trained.
         RunFailedError: a run failed; those before it are kept.
     """
     finished = study.runs()
     yield finished
     todo = study.missing()
-    costs = {arm.name: cost(arm) for arm, _ in todo}
     running = dict[subprocess.Popen[bytes], tuple[Arm, int]]()
     try:
         while todo or running:
             while todo and len(running) < at_once:
-                left = [costs[arm.name] for arm, _ in (*running.values(), *todo)]
+                left = _time_left(study, [*running.values(), *todo], finished, at_once)
                 arm, seed = todo.pop(0)
-                text = f"{arm.name}, seed {seed}: starts; {_time_left(left, finished, at_once)}"
-                print(text, file=sys.stderr, flush=True)
+                print(f"{arm.name}, seed {seed}: starts; {left}", file=sys.stderr, flush=True)
                 command = run_command(arm, seed, study.folder(arm, seed), run_net)
                 running[subprocess.Popen(command, stdout=2)] = (arm, seed)  # 2: standard error
             time.sleep(_POLL)
@@ -191,16 +187,21 @@ def train(
             process.wait()
 
 
-def _time_left(costs: Sequence[Cost], finished: pd.DataFrame, at_once: int) -> str:
-    """How long runs of some costs will take: by the speed of the finished runs, else by step
-    times."""
-    flops = sum(cost.flops or 0.0 for cost in costs)
-    seconds = [cost.seconds for cost in costs if cost.seconds is not None]
-    left = sum(seconds)
+def _time_left(
+    study: Study, runs: Sequence[tuple[Arm, int]], finished: pd.DataFrame, at_once: int
+) -> str:
+    """How long some runs will take: in proportion to their pixels by what finished runs took, else
+    by step times."""
+    work = {arm.name: schedule_cost(arm.schedule, _pixels).flops or 0.0 for arm in study.arms}
     if len(finished):
-        left = (
-            flops * (finished["seconds"] + finished["evaluating"]).sum() / finished["flops"].sum()
-        )
-    elif len(seconds) < len(costs):
-        return f"{len(costs)} left, {format_flops(flops)} of training"
-    return f"{len(costs)} left, about {format_duration(left / min(at_once, len(costs)))}"
+        took = (finished["seconds"] + finished["evaluating"]).sum()
+        seconds = took / finished["arm"].map(work).sum() * sum(work[arm.name] for arm, _ in runs)
+    elif study.step_seconds:
+        seconds = sum(study.step_seconds[arm.name] for arm, _ in runs)
+    else:
+        return f"{len(runs)} runs left"
+    return f"{len(runs)} runs left, about {format_duration(seconds / min(at_once, len(runs)))}"
+
+
+def _pixels(frames: int, crop: int) -> float:
+    return frames * crop**2

@@ -88,7 +88,7 @@ def _cycle(*factors: Sequence[float], paper: bool = False) -> dict[str, object]:
     }
 
 
-_HALF = math.sqrt(0.5)
+_HALF = 0.7071
 
 CYCLES: Mapping[str, Mapping[str, object]] = {
     "time and space": _cycle((0.5, 0.5), (1.0, 0.5)),

@@ -13,6 +13,8 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
+import yaml
+
 from multigrid import Schedule, Shape
 from multigrid.cost import MIN_FINAL_ITERATIONS
 from slowfast_patches.config.metrics import metric_title
@@ -215,13 +217,8 @@ def advice_of(pilot: Pilot) -> str:
 
 def keys_of(keys: Mapping[str, object]) -> str:
     """The keys of a cycle as YAML."""
-    lines = ["MULTIGRID:"]
-    for key, value in keys.items():
-        shown = (
-            [[round(x, 4) for x in pair] for pair in value] if isinstance(value, list) else value
-        )
-        lines.append(f"  {key.removeprefix('MULTIGRID.')}: {shown}")
-    return "\n".join(lines)
+    section = {key.removeprefix("MULTIGRID."): value for key, value in keys.items()}
+    return str(yaml.safe_dump({"MULTIGRID": section}, default_flow_style=None, sort_keys=False))
 
 
 def pilot_json(pilot: Pilot) -> dict[str, Any]:
@@ -255,33 +252,28 @@ def write_pilot(pilot: Pilot, folder: Path, command: str) -> None:
     paragraphs = ["# Pilot", _table(pilot, markdown=True), "![Pilot](pilot.png)", *_notes(pilot)]
     paragraphs.append(advice_of(pilot))
     if pilot.verdict == "use multigrid":
-        paragraphs.append(f"```yaml\n{keys_of(pilot.best.keys)}\n```")
+        paragraphs.append(f"```yaml\n{keys_of(pilot.best.keys)}```")
     paragraphs.append(f"To reproduce:\n\n    {command}")
     write_report(folder, "pilot", pilot_json(pilot), paragraphs)
 
 
 def _plot(pilot: Pilot, path: Path) -> None:
-    """A bar for each arm: its time, cut into its shapes, ends at its score."""
-    figure, [axes] = new_figure(rows=1, width=8, height=1.2 + 0.7 * len(pilot.arms))
-    shapes = list(dict.fromkeys(s.shape for arm in pilot.arms for s in arm.stages))
-    for place, arm in enumerate(pilot.arms):
+    """A bar for each arm: its time, cut into its shapes."""
+    figure, [axes] = new_figure(rows=1, width=8, height=1.5 + 0.7 * len(pilot.arms))
+    shapes = list(dict.fromkeys(stage.shape for arm in pilot.arms for stage in arm.stages))
+    names = [f"{arm.name}\n{arm.score:.1f} ± {pilot.error(arm.score):.1f} %" for arm in pilot.arms]
+    for number, arm in enumerate(pilot.arms):
         left = 0.0
         for stage in arm.stages:
             colour = COLOURS[shapes.index(stage.shape) % len(COLOURS)]
-            axes.barh(place, stage.seconds, left=left, color=colour, edgecolor="white")
-            middle = left + stage.seconds / 2
-            axes.text(
-                middle, place, str(stage.shape), ha="center", va="center", fontsize=8, color="white"
-            )
+            axes.barh(number, stage.seconds, left=left, color=colour, label=str(stage.shape))
             left += stage.seconds
-        text = f" {arm.score:.1f} ± {pilot.error(arm.score):.1f} %"
-        axes.text(left, place, text, va="center", fontweight="bold")
-    longest = max(sum(stage.seconds for stage in arm.stages) for arm in pilot.arms)
-    axes.set_xlim(0, 1.25 * longest)
-    axes.set_yticks(range(len(pilot.arms)), [arm.name for arm in pilot.arms])
+    axes.set_yticks(range(len(names)), names)
     axes.invert_yaxis()
     axes.set_xlabel("training time, loading included (s)")
-    axes.grid(visible=False)
+    handles, labels = axes.get_legend_handles_labels()
+    legend = dict(zip(labels, handles, strict=True))
+    figure.legend(legend.values(), legend.keys(), loc="outside lower center", ncols=len(legend))
     title = f"{metric_title(pilot.metric)} after equal times, {pilot.videos} videos, one seed"
     axes.set_title(title, fontsize=10)
     save_figure(figure, path)

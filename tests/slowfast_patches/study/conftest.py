@@ -1,6 +1,5 @@
 """Made-up results of runs."""
 
-import json
 from collections.abc import Callable
 from typing import Any
 
@@ -9,6 +8,7 @@ import yaml
 
 from slowfast_patches.study.arms import Arm
 from slowfast_patches.study.runs import Study
+from slowfast_patches.train.record.result import save_result
 
 
 def result_of(arm: Arm, seed: int, seconds: float, /, **values: Any) -> dict[str, Any]:
@@ -43,8 +43,7 @@ def write_run() -> Callable[..., None]:
     """`write_run(study, arm, seed, seconds, top1=80.0, ...)`: a finished run with such a result."""
 
     def write(study: Study, arm: Arm, seed: int, seconds: float, /, **values: Any) -> None:
-        folder = study.folder(arm, seed)
-        folder.mkdir(parents=True, exist_ok=True)
-        (folder / "result.json").write_text(json.dumps(result_of(arm, seed, seconds, **values)))
+        path = study.folder(arm, seed) / "result.json"
+        save_result(path, result_of(arm, seed, seconds, **values))
 
     return write

@@ -10,7 +10,6 @@ from pathlib import Path
 from multigrid import Cost, Schedule, schedule_cost
 from multigrid.cost import FlopsPerClip
 from slowfast_patches.config import Recipe, check_recipe, load_recipe
-from slowfast_patches.config.metrics import metric_names, metric_title
 from slowfast_patches.config.scale import as_overrides, scaled_lengths
 from slowfast_patches.config.schedule import schedule_of
 from slowfast_patches.launch.launch import for_processes, processes_of
@@ -27,7 +26,6 @@ __all__ = [
     "make_arm",
     "measured_times",
     "scaled",
-    "title_of_metrics",
 ]
 
 
@@ -111,11 +109,6 @@ def check_study(cfg_files: Sequence[Path], overrides: Sequence[str]) -> None:
     for key, option in {"RNG_SEED": "--seeds", "OUTPUT_DIR": "--output"}.items():
         if key in overrides[::2]:
             raise ValueError(f"{key} is set for each run; use {option}")
-
-
-def title_of_metrics(recipe: Recipe) -> str:
-    """What the runs of a recipe are judged by: "top-1 and top-5"."""
-    return " and ".join(map(metric_title, metric_names(recipe)))
 
 
 Timings = Callable[[Recipe, FlopsPerClip], Timing]

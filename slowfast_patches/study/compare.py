@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -16,7 +16,6 @@ from slowfast_patches.study.arms import (
     check_study,
     make_arm,
     scaled,
-    title_of_metrics,
 )
 from slowfast_patches.study.curves import (
     AXES,
@@ -30,18 +29,19 @@ from slowfast_patches.study.curves import (
     set_log_axis,
 )
 from slowfast_patches.study.report import (
+    COLUMNS,
     MISSING,
     arm_json,
     format_mean,
     mean,
     provenance,
+    title_of,
     write_report,
 )
 from slowfast_patches.study.runs import Study
 from slowfast_patches.utils.pictures import COLOURS, add_legend, new_figure, save_figure, time_unit
 from slowfast_patches.utils.tables import (
     format_count,
-    format_duration,
     format_flops,
     format_table,
 )
@@ -71,7 +71,7 @@ def make_arms(
         raise ValueError("a comparison takes two configs or more: --cfg A.yaml --cfg B.yaml")
     check_study(cfg_files, overrides)
     arms = [make_arm(path.stem, path.stem, path, overrides) for path in cfg_files]
-    names = {arm.name: title_of_metrics(arm.recipe) for arm in arms}
+    names = {arm.name: title_of(metric_names(arm.recipe)) for arm in arms}
     if len(set(names.values())) > 1:
         judged = ", ".join(f"{name} by {metrics}" for name, metrics in names.items())
         raise ValueError(f"recipes of other metrics do not compare: {judged}")
@@ -134,19 +134,6 @@ class Comparison:
         }
 
 
-_MEANS: Mapping[str, tuple[str, Callable[[float], str]]] = {
-    "iterations": ("iterations", format_count),
-    "iteration_factor": ("iteration\nfactor", "{:.2f}×".format),
-    "epochs": ("epochs", "{:.1f}".format),
-    "clips": ("clips", format_count),
-    "flops": ("training\nFLOPs", format_flops),
-    "seconds": ("wall-clock,\ntraining", format_duration),
-    "evaluating": ("wall-clock,\nevaluation", format_duration),
-    "clock": ("steps\nalone", format_duration),
-}
-"""Columns of the runs whose means are in the table: headers, and how the numbers are written."""
-
-
 def format_comparison(comparison: Comparison) -> str:
     """A comparison for a terminal."""
     return "\n\n".join([*_curves(comparison), _table(comparison), *_warnings(comparison)])
@@ -169,8 +156,8 @@ def _curves(comparison: Comparison, *, markdown: bool = False) -> list[str]:
 def _table(comparison: Comparison, *, markdown: bool = False) -> str:
     seeds = len(comparison.study.seeds)
     runs = comparison.runs
-    columns = [name for name in _MEANS if name != "clock" or comparison.step_times]
-    headers = ["config", "seeds", *(_MEANS[name][0] for name in columns), "speed-up"]
+    columns = [name for name in COLUMNS if name != "clock" or comparison.step_times]
+    headers = ["config", "seeds", *(COLUMNS[name][0] for name in columns), "speed-up"]
     headers += [f"{metric_title(name)}, %" for name in comparison.metrics]
     rows = list[list[str]]()
     for arm in comparison.study.arms:
@@ -182,7 +169,7 @@ def _table(comparison: Comparison, *, markdown: bool = False) -> str:
             [
                 arm.name,
                 f"{finished}{missing}",
-                *(_MEANS[name][1](m.mean) if m else MISSING for name, m in means.items()),
+                *(COLUMNS[name][1](m.mean) if m else MISSING for name, m in means.items()),
                 "1×" if finished and arm.name == arm.baseline else faster,
                 *(format_mean(mean(runs, arm.name, metric)) for metric in comparison.metrics),
             ]

@@ -3,19 +3,48 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 import pandas as pd
-import yaml
 
+from slowfast_patches.config.metrics import metric_title
+from slowfast_patches.config.yaml_text import parse_yaml
 from slowfast_patches.study.arms import Arm
-from slowfast_patches.utils.tables import Mean, mean_of
+from slowfast_patches.utils.tables import (
+    Mean,
+    format_count,
+    format_duration,
+    format_flops,
+    mean_of,
+)
 
-__all__ = ["MISSING", "arm_json", "format_mean", "mean", "provenance", "write_report"]
+__all__ = [
+    "COLUMNS",
+    "MISSING",
+    "arm_json",
+    "format_mean",
+    "mean",
+    "provenance",
+    "title_of",
+    "write_report",
+]
 
 MISSING = "missing"
+
+
+COLUMNS: Mapping[str, tuple[str, Callable[[float], str]]] = {
+    "iterations": ("iterations", format_count),
+    "iteration_factor": ("iteration\nfactor", "{:.2f}×".format),
+    "epochs": ("epochs", "{:.1f}".format),
+    "clips": ("clips", format_count),
+    "flops": ("training\nFLOPs", format_flops),
+    "seconds": ("wall-clock,\ntraining", format_duration),
+    "evaluating": ("wall-clock,\nevaluation", format_duration),
+    "clock": ("steps\nalone", format_duration),
+}
+"""Columns of tables: headers, and how the numbers are written."""
 
 
 def mean(runs: pd.DataFrame, arm: str, column: str) -> Mean | None:
@@ -28,16 +57,15 @@ def format_mean(value: Mean | None, digits: int = 1, unit: str = "") -> str:
     return MISSING if value is None else f"{value.format(digits)}{unit}"
 
 
-_NUMBERS = (
-    *("iterations", "iteration_factor", "epochs", "clips", "flops"),
-    *("seconds", "evaluating", "clock", "speed_up"),
-)
+def title_of(metrics: Iterable[str]) -> str:
+    """What runs are judged by: "top-1 and top-5"."""
+    return " and ".join(map(metric_title, metrics))
 
 
 def arm_json(arm: Arm, runs: pd.DataFrame, metrics: Sequence[str]) -> dict[str, Any]:
     """An arm and its runs as plain data: each mean has its `mean` and `std`, null where there is
     none. The runs are without the config, which is the arm's but for the seed."""
-    means = {name: mean(runs, arm.name, name) for name in (*_NUMBERS, *metrics)}
+    means = {name: mean(runs, arm.name, name) for name in (*COLUMNS, "speed_up", *metrics)}
     ratios = runs["speed_up"].astype(object).where(runs["speed_up"].notna(), None)
     finished = zip(runs["arm"], runs["seed"], ratios, runs["result"], strict=True)
     return {
@@ -47,7 +75,7 @@ def arm_json(arm: Arm, runs: pd.DataFrame, metrics: Sequence[str]) -> dict[str, 
         "cfg_file": str(arm.cfg_file),
         "overrides": arm.overrides,
         **{name: value and value._asdict() for name, value in means.items()},
-        "config": yaml.safe_load(arm.recipe.text),
+        "config": parse_yaml(arm.recipe.text),
         "runs": [
             {"seed": seed, "speed_up": ratio} | {k: v for k, v in run.items() if k != "config"}
             for name, seed, ratio, run in finished

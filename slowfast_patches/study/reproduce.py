@@ -19,23 +19,23 @@ from slowfast_patches.datasets.lists.dataset_lists import read_list
 from slowfast_patches.launch.launch import processes_of
 from slowfast_patches.models.flops import flops_per_clip
 from slowfast_patches.plan.step_times import UNTIMED, MisfitError, estimated_timing
-from slowfast_patches.study.arms import Arm, Timings, cost_of, measured_times, title_of_metrics
+from slowfast_patches.study.arms import Arm, Timings, cost_of, measured_times
 from slowfast_patches.study.curves import curves_of, draw_curves, make_curve, set_log_axis
 from slowfast_patches.study.paper import EXPERIMENTS, SCRATCH, Experiment, Row
 from slowfast_patches.study.report import (
+    COLUMNS,
     MISSING,
     arm_json,
     format_mean,
     mean,
     provenance,
+    title_of,
     write_report,
 )
 from slowfast_patches.utils.pictures import COLOURS, add_legend, new_figure, save_figure
 from slowfast_patches.utils.tables import (
     Mean,
-    format_count,
     format_duration,
-    format_flops,
     format_table,
 )
 
@@ -59,13 +59,12 @@ def experiments_of(names: Iterable[str], own: Sequence[Path]) -> dict[str, Exper
     """
     experiments = {name: EXPERIMENTS[name] for name in names}
     for path in own:
-        recipe = load_recipe(path)
+        metrics = metric_names(load_recipe(path))
         for name, experiment in experiments.items():
-            if metric_names(recipe) != tuple(experiment.metrics):
+            if metrics != tuple(experiment.metrics):
                 raise ValueError(
-                    f"{path} is judged by {title_of_metrics(recipe)}, {name} by "
-                    f"{' and '.join(map(metric_title, experiment.metrics))}; add it to a table of "
-                    "its own data set"
+                    f"{path} is judged by {title_of(metrics)}, {name} by "
+                    f"{title_of(experiment.metrics)}; add it to a table of its own data set"
                 )
             first = experiment.rows[0].reference
             file = str(path.resolve())
@@ -126,17 +125,15 @@ def plan_json(
 
 def format_costs(plan: Mapping[str, Any]) -> str:
     """A `plan_json` for a terminal."""
-    headers = ["run", "config", "seeds", "iterations", "epochs", "clips", "training\nFLOPs"]
+    columns = ("iterations", "epochs", "clips", "flops")
+    headers = ["run", "config", "seeds", *(COLUMNS[name][0] for name in columns)]
     headers += ["ratio to\nthe baseline", "time of\na run"]
     cells = [
         [
             row["run"],
             row["config"],
             str(len(plan["seeds"])),
-            format_count(row["iterations"]),
-            f"{row['epochs']:.1f}",
-            format_count(row["clips"]),
-            format_flops(row["flops"]),
+            *(COLUMNS[name][1](row[name]) for name in columns),
             f"1/{row['factor']:.2f}",
             "?" if row["seconds"] is None else format_duration(row["seconds"]),
         ]

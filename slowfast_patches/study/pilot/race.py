@@ -88,13 +88,11 @@ def _cycle(*factors: Sequence[float], paper: bool = False) -> dict[str, object]:
     }
 
 
-_HALF = 0.7071
-
 CYCLES: Mapping[str, Mapping[str, object]] = {
     "time and space": _cycle((0.5, 0.5), (1.0, 0.5)),
     "space": _cycle((1.0, 0.5)),
     "time": _cycle((0.5, 1.0)),
-    "paper": _cycle((0.25, _HALF), (0.5, _HALF), (0.5, 1.0), paper=True),
+    "paper": _cycle((0.25, 0.7071), (0.5, 0.7071), (0.5, 1.0), paper=True),
 }
 """What is tried, in this order, as far as the minutes last."""
 
@@ -103,8 +101,7 @@ def run_pilot(recipe: Recipe, seconds: float | None, device: torch.device) -> Pi
     """Train the baseline of a recipe and `CYCLES` for equal times, in about `seconds` in all, and
     score them; how long by default: `pilot_seconds`.
 
-    The pilot is one process, whatever the baseline asks for. Making an index of the videos, where
-    there is none, comes before.
+    The pilot is one process, whatever the baseline asks for.
 
     Raises:
         ValueError: as `pilot_seconds`; the recipe cannot train, or no cycle fits it.
@@ -291,12 +288,11 @@ class _Race:
 
     def _stepper(self, recipe: Recipe) -> Stepper:
         torch.manual_seed(recipe.rng_seed)
-        device = self._world.device
         start = recipe.train
-        model = build_model(recipe, grouped_bn=True).to(device)
+        model = build_model(recipe, grouped_bn=True).to(self._world.device)
         if path := start.checkpoint_file_path:
             load_weights(model, path, kind=start.checkpoint_type, inflate=start.checkpoint_inflate)
-        return Stepper(recipe, model, device)
+        return Stepper(recipe, model, self._world.device)
 
     def _train(
         self,
@@ -306,9 +302,8 @@ class _Race:
         first_clip: int,
         rate: Callable[[float], float],
     ) -> Stage:
-        """Train at a shape for some seconds after the first iteration, which is not counted: at a
-        new shape a GPU's takes seconds; `rate` is the part of the full learning rate after so many
-        of them."""
+        """Train at a shape for some seconds after the first iteration, which takes longer; `rate` is
+        the part of the full learning rate after so many of them."""
         schedule = _endless(stepper.recipe, self.schedule.num_videos, shape, first_clip)
         data = build_dataset(stepper.recipe, "train")
         batches = iter(training_loader(stepper.recipe, data, schedule, 0, 0, 1))

@@ -252,13 +252,13 @@ def _plot(comparison: Comparison, path: Path) -> None:
     panels[0].set_ylabel(f"{LONG_TITLES[metric]} (%)")
     if not has_lengths:
         explained = "lines: validation, marks: final results"
-        panels[0].set_xlim(left=0)
         labels = list(runs["label"].unique())
         for run in runs.itertuples():
             points = pd.DataFrame(run.result["evaluations"])
             seconds = points["seconds"] * run.clock / run.seconds
             colour = COLOURS[labels.index(run.label) % len(COLOURS)]
             panels[0].plot(seconds, points[metric], color=colour, alpha=0.5)
+        panels[0].set_xlim(left=0)
     if len(runs):
         add_legend(figure, panels[0], explained, columns=4)
     save_figure(figure, path)

@@ -293,6 +293,6 @@ def _plot(table: PaperTable, path: Path) -> None:
     set_log_axis(axes, "{:g}".format)
     axes.set_xlabel("training time, relative to the baseline's (loading included)")
     axes.set_ylabel("top-1 accuracy (%)")
-    add_legend(figure, axes, "●: measured, ○: published")
+    add_legend(figure, axes, "●: measured, ○: published", columns=4)
     axes.set_title(table.experiment.title, fontsize=10)
     save_figure(figure, path)

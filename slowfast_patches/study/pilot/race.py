@@ -302,8 +302,10 @@ class _Race:
         first_clip: int,
         rate: Callable[[float], float],
     ) -> Stage:
-        """Train at a shape for some seconds after the first iteration, which takes longer; `rate` is
-        the part of the full learning rate after so many of them."""
+        """Train at a shape for some seconds after the first iteration, which takes longer.
+
+        `rate` is the part of the full learning rate after so many seconds.
+        """
         schedule = _endless(stepper.recipe, self.schedule.num_videos, shape, first_clip)
         data = build_dataset(stepper.recipe, "train")
         batches = iter(training_loader(stepper.recipe, data, schedule, 0, 0, 1))

@@ -22,7 +22,7 @@ import json
 import shlex
 import sys
 from contextlib import closing
-from functools import partial
+from dataclasses import replace
 from pathlib import Path
 
 from slowfast_patches.utils import command_line
@@ -31,14 +31,14 @@ if __name__ == "__main__":
     command_line.ends_early()
 
 from slowfast_patches.config.load import recipe_path
-from slowfast_patches.study.arms import at_lengths, cost_of, measured_times
+from slowfast_patches.study.arms import cost_of, measured_times
 from slowfast_patches.study.compare import (
     Comparison,
     format_comparison,
     make_arms,
     write_comparison,
 )
-from slowfast_patches.study.runs import each_seed, train_all
+from slowfast_patches.study.runs import Study, train
 
 
 def parse_args(argv: list[str] | None = None) -> argparse.Namespace:
@@ -79,26 +79,25 @@ def parse_args(argv: list[str] | None = None) -> argparse.Namespace:
 def main(argv: list[str] | None = None) -> int:
     """Train, report, and print the table; returns the exit status."""
     args = parse_args(argv)
-    seeds = list(dict.fromkeys(args.seeds))
     command = shlex.join(["multigrid-compare", *(sys.argv[1:] if argv is None else argv)])
-    files = list(map(recipe_path, args.cfg))
-    arms = make_arms(files, args.overrides, equal_iterations=args.equal_iterations)
-    if args.lengths:
-        arms = [longer for arm in arms for longer in at_lengths(arm, args.lengths)]
-    cost = partial(cost_of, timing_of=measured_times(args.step_times))
-    compare = partial(Comparison, arms, seeds, command=command)
+    arms = make_arms(
+        list(map(recipe_path, args.cfg)),
+        args.overrides,
+        equal_iterations=args.equal_iterations,
+        lengths=args.lengths,
+    )
+    study = Study(arms, list(dict.fromkeys(args.seeds)), args.output)
     if args.step_times:
-        seconds = {arm.name: cost(arm).seconds for arm in arms}
-        names = ", ".join(map(str, args.step_times))
-        compare = partial(compare, step_seconds=seconds, step_times=names)
+        timings = measured_times(args.step_times)
+        seconds = {arm.name: cost_of(arm, timings).seconds or 0.0 for arm in arms}
+        study = replace(study, step_seconds=seconds)
+    step_times = ", ".join(map(str, args.step_times)) or None
     run_net = Path(__file__).with_name("run_net.py")
-    # Short ones first: curves begin to show long before the longest run is done.
-    runs = each_seed(sorted(arms, key=lambda arm: arm.length), seeds)
-    with closing(train_all(runs, args.output, run_net, cost, args.at_once)) as progress:
-        for results in progress:
-            comparison = compare(results)
-            if results:
-                write_comparison(comparison, args.output)
+    with closing(train(study, run_net, args.at_once)) as progress:
+        for runs in progress:
+            comparison = Comparison(study, runs, command, step_times)
+            if len(runs):
+                write_comparison(comparison)
     if args.json:
         print(json.dumps(comparison.to_json(), indent=2, ensure_ascii=False))
         return 0

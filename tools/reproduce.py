@@ -9,7 +9,6 @@ with what the runs in --output have given so far ("missing" where there is none)
         --ssv2 /data/ssv2 --kinetics-weights k400.pyth        # train, one run after another
     multigrid-reproduce table5 --slurm gpu --seeds 0 1 2 \\
         --ssv2 /data/ssv2 --kinetics-weights k400.pyth        # train as SLURM jobs
-    multigrid-reproduce table1a --scale demo            # the whole path at toy size, on a CPU
 
 The same command continues what was interrupted; finished runs are not repeated. Reports are
 written to --output: NAME.md, NAME.json and, for figures, NAME.png. Keys and values after
@@ -18,21 +17,27 @@ the options replace those of every recipe (NUM_GPUS 4 SOLVER.REFERENCE_WORLD_SIZ
 
 import argparse
 import json
+import shlex
 import sys
-from contextlib import nullcontext, redirect_stdout
+from contextlib import closing, nullcontext, redirect_stdout
 from pathlib import Path
+from typing import Any
 
 from slowfast_patches.utils import command_line
 
 if __name__ == "__main__":
     command_line.ends_early()
 
-from slowfast_patches.config.load import CONFIGS
+from slowfast_patches import patching
 from slowfast_patches.launch.slurm import Slurm
-from slowfast_patches.study.arms import Arms
-from slowfast_patches.study.experiments import EXPERIMENTS, PAPER
-from slowfast_patches.study.reproduce import Request, reproduce
-from slowfast_patches.study.toy import Toy
+from slowfast_patches.study import jobs, reproduce
+from slowfast_patches.study.arms import check_study
+from slowfast_patches.study.paper import EXPERIMENTS, PAPER, paper_arms
+from slowfast_patches.study.runs import Study, train
+from slowfast_patches.utils.tables import format_duration
+
+_DATA = ("kinetics", "ssv2", "charades")
+_STARTS = ("imagenet", "kinetics")
 
 
 def parse_args(argv: list[str] | None = None) -> argparse.Namespace:
@@ -43,114 +48,128 @@ def parse_args(argv: list[str] | None = None) -> argparse.Namespace:
     text = "folder of runs and reports (default: %(default)s)"
     output = Path("runs/reproduce")
     parser.add_argument("--output", type=Path, default=output, metavar="DIR", help=text)
-    text = "a recipe of your own, as a further row; give one or more"
-    parser.add_argument("--add", type=Path, action="append", default=[], metavar="FILE", help=text)
     parser.add_argument("--json", action="store_true", help="print JSON, and nothing else")
-    _add_ways(parser.add_argument_group("how to run"))
-    _add_inputs(parser.add_argument_group("what to run on"))
-    text = "config keys to set"
-    parser.add_argument("overrides", nargs="*", default=[], metavar="KEY VALUE", help=text)
-    args = parser.parse_intermixed_args(argv)
-    command_line.take_numbers(args, "seeds", command_line.whole_number)
-    _check_ways(parser, args)
-    return args
+    recipes = "a recipe of your own, as a further row; give one or more"
+    command_line.add_options(parser, {"--add": ([Path], "FILE", recipes)})
 
-
-_DATA = ("kinetics", "ssv2", "charades")
-_STARTS = ("imagenet", "kinetics")
-
-
-def _add_ways(group: argparse._ArgumentGroup) -> None:
+    group = parser.add_argument_group("how to run")
     ways = group.add_mutually_exclusive_group()
     text = "print what would run, nothing else"
     ways.add_argument("--dry-run", action="store_true", help=text)
     text = "train here, one run after another, or --at-once N of them"
     ways.add_argument("--local", action="store_true", help=text)
     ways.add_argument("--slurm", metavar="PARTITION", help="train as SLURM jobs")
-    text = "demo: everything at toy size on a CPU, on rendered videos; trains at once"
-    group.add_argument("--scale", choices=("paper", "demo"), default="paper", help=text)
     command_line.add_at_once(group)
-    text = f"of a job ({Slurm.hours:g}); then requeued"
-    group.add_argument("--slurm-hours", type=float, metavar="H", help=text)
-    text = f"jobs of an array at the same time ({Slurm.limit})"
-    group.add_argument("--slurm-limit", type=int, metavar="N", help=text)
-    text = f"cores for each GPU ({Slurm.cpus})"
-    group.add_argument("--slurm-cpus", type=int, metavar="N", help=text)
-    text = "a further one of sbatch: account=vision"
-    pair = command_line.key_value
-    group.add_argument(
-        "--slurm-option", type=pair, action="append", default=[], metavar="KEY=VALUE", help=text
-    )
+    hours = f"of a job, which is then requeued ({Slurm.hours:g})"
+    limit = f"jobs of an array at the same time ({Slurm.limit})"
+    further = "a further one of sbatch: account=vision"
+    slurm = {
+        "--slurm-hours": (float, "H", hours, Slurm.hours),
+        "--slurm-limit": (int, "N", limit, Slurm.limit),
+        "--slurm-cpus": (int, "N", f"cores for each GPU ({Slurm.cpus})", Slurm.cpus),
+        "--slurm-option": ([command_line.key_value], "KEY=VALUE", further),
+    }
+    command_line.add_options(group, slurm)
 
-
-def _add_inputs(group: argparse._ArgumentGroup) -> None:
-    for name in _DATA:
-        group.add_argument(f"--{name}", metavar="DIR", help="folder of the data set's lists")
-    for name in _STARTS:
-        text = "checkpoint for recipes that start from it"
-        group.add_argument(f"--{name}-weights", metavar="FILE", help=text)
-    text = "of benchmarks/step_time.py, for the expected times"
-    group.add_argument(
-        "--step-times", type=Path, action="append", default=[], metavar="FILE", help=text
-    )
-    text = "of one iteration of the first run listed, for the expected times: the others by FLOPs"
-    group.add_argument("--step-seconds", type=float, metavar="S", help=text)
-
-
-def _check_ways(parser: argparse.ArgumentParser, args: argparse.Namespace) -> None:
-    """An option that would have no effect is an error."""
-    for name in ("slurm_hours", "slurm_limit", "slurm_cpus", "slurm_option"):
-        if getattr(args, name) not in (None, []) and not args.slurm:
-            parser.error(f"{command_line.option_of(name)} has no effect without --slurm")
-    if args.at_once > 1 and not (args.local or args.scale == "demo"):
-        parser.error("--at-once has no effect without --local")
+    group = parser.add_argument_group("what to run on")
+    folder = "folder of the data set's lists"
+    weights = "checkpoint for recipes that start from it"
+    times = "of benchmarks/step_time.py, for the expected times"
+    second = "of one iteration of the first run listed, for the expected times: the others by FLOPs"
+    inputs = {
+        **{f"--{name}": (str, "DIR", folder) for name in _DATA},
+        **{f"--{name}-weights": (str, "FILE", weights) for name in _STARTS},
+        "--step-times": ([Path], "FILE", times),
+        "--step-seconds": (float, "S", second),
+    }
+    command_line.add_options(group, inputs)
+    text = "config keys to set"
+    parser.add_argument("overrides", nargs="*", default=[], metavar="KEY VALUE", help=text)
+    args = parser.parse_intermixed_args(argv)
+    command_line.take_numbers(args, "seeds", command_line.whole_number)
+    needs = dict.fromkeys(slurm, ("--slurm", args.slurm))
+    needs["--at-once"] = ("--local", args.local)
+    for option, (other, given) in needs.items():
+        name = option.strip("-").replace("-", "_")
+        if not given and getattr(args, name) != parser.get_default(name):
+            parser.error(f"{option} has no effect without {other}")
     if args.step_times and args.step_seconds is not None:
         parser.error("give --step-times or --step-seconds, not both")
-    if args.scale == "demo":
-        given = ("slurm", *_DATA, *(f"{name}_weights" for name in _STARTS))
-        for name in (name for name in given if getattr(args, name)):
-            parser.error(f"{command_line.option_of(name)} has no effect with --scale demo")
+    return args
 
 
-def make_request(args: argparse.Namespace, argv: list[str]) -> Request:
-    """What the command line asks for."""
-    slurm = None
-    if args.slurm:
-        given = {"hours": args.slurm_hours, "limit": args.slurm_limit, "cpus": args.slurm_cpus}
-        given = {key: value for key, value in given.items() if value is not None}
-        slurm = Slurm(args.slurm, options=dict(args.slurm_option), **given)
-    data = {name: getattr(args, name) for name in _DATA if getattr(args, name)}
-    weights = {name: getattr(args, f"{name}_weights") or "" for name in _STARTS}
-    toy = Toy() if args.scale == "demo" else None
-    if toy:
-        made = args.output / "demo" / "data"
-        data = {name: str(made / name) for name in _DATA}
-    return Request(
-        names=PAPER if args.name == "all" else (args.name,),
-        seeds=tuple(dict.fromkeys(args.seeds)),
-        output=args.output,
-        run_net=Path(__file__).resolve().with_name("run_net.py"),
-        arms=Arms(CONFIGS, data, weights, tuple(args.overrides), toy),
-        own=tuple(args.add),
-        step_times=tuple(args.step_times),
-        step_seconds=args.step_seconds,
-        dry_run=args.dry_run,
-        local=args.local,
-        at_once=args.at_once,
-        slurm=slurm,
-        command=tuple(argv),
+def run(args: argparse.Namespace, command: str) -> list[dict[str, Any]]:
+    """Print the plan, run it as asked, then write and print the tables; all as plain data."""
+    patching.apply()
+    check_study(args.add, args.overrides)
+    experiments = reproduce.experiments_of(PAPER if args.name == "all" else [args.name], args.add)
+    rows = [row for experiment in experiments.values() for row in experiment.rows]
+    data = {name: getattr(args, name) for name in _DATA}
+    weights = {name: getattr(args, f"{name}_weights") for name in _STARTS}
+    arms = paper_arms(rows, data, weights, args.overrides)
+    study = Study(list(arms.values()), list(dict.fromkeys(args.seeds)), args.output)
+    costs = reproduce.costs_of(arms, args.step_times, args.step_seconds)
+    plans = [reproduce.plan_json(e, arms, costs, study.seeds) for e in experiments.values()]
+    for plan in plans:
+        print(reproduce.format_costs(plan))
+    seconds = [cost.seconds for cost in costs.values() if cost.seconds is not None]
+    total = "unknown: give --step-times FILE"
+    if len(seconds) == len(costs):
+        total = format_duration(sum(seconds) * len(study.seeds))
+    print(
+        f"{study.size} runs in all: {len(arms)} recipes × {len(study.seeds)} seeds, each recipe "
+        f"counted once; training time, without loading and evaluation: {total}",
+        flush=True,
     )
+    if args.dry_run:
+        return plans
+
+    def report() -> list[reproduce.PaperTable]:
+        runs = study.runs()
+        tables = [
+            reproduce.PaperTable(name, experiment, arms, runs, study.seeds, command)
+            for name, experiment in experiments.items()
+        ]
+        for table in tables:
+            reproduce.write_paper_table(table, args.output)
+        return tables
+
+    run_net = Path(__file__).resolve().with_name("run_net.py")
+    if args.local or args.slurm:
+        reproduce.check_inputs(rows, arms)
+    if args.local:
+        with closing(train(study, run_net, args.at_once)) as progress:
+            for _ in progress:
+                report()
+    tables = report()
+    if args.slurm:
+        options = dict(args.slurm_option)
+        slurm = Slurm(
+            args.slurm,
+            hours=args.slurm_hours,
+            limit=args.slurm_limit,
+            cpus=args.slurm_cpus,
+            options=options,
+        )
+        queued = jobs.submit_study(study, run_net, slurm)
+        print(
+            f"{len(queued)} jobs queued: {', '.join(queued.values()) or 'all are done or queued'}"
+        )
+    for table in tables:
+        print(f"\n{table.experiment.title}\n\n{reproduce.format_paper_table(table)}")
+    print(f"\nReports: {args.output}")
+    return [table.to_json() for table in tables]
 
 
 @command_line.tool(interrupted="interrupted; the same command continues")
 def main(argv: list[str] | None = None) -> int:
     """Reproduce; returns the exit status."""
     args = parse_args(argv)
-    request = make_request(args, sys.argv[1:] if argv is None else argv)
+    command = shlex.join(["multigrid-reproduce", *(sys.argv[1:] if argv is None else argv)])
     with redirect_stdout(sys.stderr) if args.json else nullcontext():
-        found = reproduce(request)
+        tables = run(args, command)
     if args.json:
-        print(json.dumps(found, indent=2, ensure_ascii=False))
+        print(json.dumps(tables, indent=2, ensure_ascii=False))
     return 0
 
 

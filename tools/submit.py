@@ -22,8 +22,8 @@ from slowfast_patches.utils import command_line
 if __name__ == "__main__":
     command_line.ends_early()
 
-from slowfast_patches.config.load import recipe_path
-from slowfast_patches.launch.slurm import FOLDER, Slurm, batch_file
+from slowfast_patches.config.load import load_recipe, recipe_path
+from slowfast_patches.launch.slurm import FOLDER, Slurm, batch_file, make_executor
 from slowfast_patches.study import jobs
 
 
@@ -32,29 +32,26 @@ def parse_args(argv: list[str] | None = None) -> argparse.Namespace:
     parser = command_line.command_parser(__doc__)
     parser.add_argument("--cfg", type=Path, required=True, metavar="FILE", help="the recipe")
     parser.add_argument("--partition", required=True, metavar="P", help="where the job queues")
-    text = "machines (default: the recipe's NUM_SHARDS)"
-    parser.add_argument("--nodes", type=int, metavar="N", help=text)
-    text = "of each (default: the recipe's NUM_GPUS)"
-    parser.add_argument("--gpus-per-node", type=int, metavar="N", help=text)
-    text = "of the job, after which it is requeued (default: %(default)g)"
-    parser.add_argument("--hours", type=float, default=Slurm.hours, metavar="H", help=text)
-    text = "cores for each GPU, or for each machine on the CPU (default: %(default)s)"
-    parser.add_argument("--cpus-per-gpu", type=int, default=Slurm.cpus, metavar="N", help=text)
-    text = "how often its time may run out; preemption does not count (default: %(default)s)"
-    parser.add_argument("--requeues", type=int, default=Slurm.requeues, metavar="N", help=text)
-    text = (
-        "before its end the job saves; the longest iteration and the writing of a checkpoint must "
-        "fit (default: %(default)s)"
-    )
-    parser.add_argument(
-        "--warning-seconds", type=int, default=Slurm.warning_seconds, metavar="S", help=text
-    )
-    parser.add_argument("--job-name", default="multigrid", metavar="NAME", help="in the queue")
-    text = "a further one of sbatch, such as account=vision"
-    key_value = command_line.key_value
-    parser.add_argument(
-        "--option", type=key_value, action="append", default=[], metavar="KEY=VALUE", help=text
-    )
+    warning = "before its end the job saves; the longest iteration and a checkpoint must fit"
+    requeues = f"how often its time may run out, beside preemption ({Slurm.requeues})"
+    cpus = f"cores for each GPU, or for each machine on the CPU ({Slurm.cpus})"
+    further = "a further one of sbatch, such as account=vision"
+    options = {
+        "--nodes": (int, "N", "machines (default: the recipe's NUM_SHARDS)"),
+        "--gpus-per-node": (int, "N", "of each (default: the recipe's NUM_GPUS)"),
+        "--hours": (float, "H", f"of the job, then requeued ({Slurm.hours:g})", Slurm.hours),
+        "--cpus-per-gpu": (int, "N", cpus, Slurm.cpus),
+        "--requeues": (int, "N", requeues, Slurm.requeues),
+        "--warning-seconds": (
+            int,
+            "S",
+            f"{warning} ({Slurm.warning_seconds})",
+            Slurm.warning_seconds,
+        ),
+        "--job-name": (str, "NAME", "in the queue (multigrid)", "multigrid"),
+        "--option": ([command_line.key_value], "KEY=VALUE", further),
+    }
+    command_line.add_options(parser, options)
     text = "check, print the batch file, submit nothing"
     parser.add_argument("--dry-run", action="store_true", help=text)
     text = "keys to replace"
@@ -74,23 +71,27 @@ def main(argv: list[str] | None = None) -> int:
         warning_seconds=args.warning_seconds,
         options=dict(args.option),
     )
-    run = jobs.load(recipe_path(args.cfg), args.overrides, args.nodes, args.gpus_per_node)
-    said, warnings = jobs.check(run)
+    cfg = recipe_path(args.cfg).resolve()
+    pairs = jobs.job_keys(cfg, args.overrides, args.nodes, args.gpus_per_node)
+    recipe = load_recipe(cfg, pairs)
+    plan, warnings = jobs.check(load_recipe(cfg, args.overrides), recipe)
     # The batch file alone goes to standard output, so that it can be kept.
-    print(said, file=sys.stderr if args.dry_run else sys.stdout)
+    print(plan, file=sys.stderr if args.dry_run else sys.stdout)
     for warning in warnings:
         print(f"warning: {warning}", file=sys.stderr)
+    folder = Path(recipe.output_dir)
     if args.dry_run:
-        print(batch_file(jobs.executor_of(run, slurm, args.job_name)))
+        machines = (recipe.num_shards, recipe.num_gpus)
+        print(batch_file(make_executor(folder / FOLDER, slurm, *machines, args.job_name)))
         return 0
-    number = jobs.submit(
-        run, slurm, args.job_name, Path(__file__).resolve().with_name("run_net.py")
-    )
+    run_net = Path(__file__).resolve().with_name("run_net.py")
+    command = [sys.executable, str(run_net), "--cfg", str(cfg), *pairs]
+    number = jobs.submit_recipe(recipe, command, slurm, args.job_name)
     print(
         f"\njob {number} is queued\n"
         f"  watch:          squeue --jobs {number}\n"
-        f"  its log:        {run.folder / 'train.log'}\n"
-        f"  all it says:    {run.folder / FOLDER / f'{number}_*_log.out'} and .err\n"
+        f"  its log:        {folder / 'train.log'}\n"
+        f"  all it says:    {folder / FOLDER / f'{number}_*_log.out'} and .err\n"
         f"  save, end it:   scancel {number}\n"
         f"  save, requeue:  scancel --signal=TERM {number}"
     )

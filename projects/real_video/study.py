@@ -59,16 +59,14 @@ STUDIES = {
 def command(name: str, args: argparse.Namespace) -> list[str]:
     """The multigrid-compare command of a study."""
     study = STUDIES[name]
-    words = ["multigrid-compare"]
-    for recipe in study.recipes:
-        words += ["--cfg", str(recipe)]
-    words += ["--lengths", *map(str, study.lengths)]
-    words += ["--seeds", *map(str, args.seeds[: study.most_seeds])]
-    words += ["--output", str(args.output / name)]
+    options: list[object] = [word for recipe in study.recipes for word in ("--cfg", recipe)]
+    options += ["--lengths", *study.lengths, "--seeds", *args.seeds[: study.most_seeds]]
+    options += ["--output", args.output / name]
     if args.step_times:
-        words += ["--step-times", str(args.step_times)]
+        options += ["--step-times", args.step_times]
     data = getattr(args, study.data).resolve()
-    return [*words, "DATA.PATH_TO_DATA_DIR", str(data), *args.overrides]
+    pairs = ["DATA.PATH_TO_DATA_DIR", data, *args.overrides]
+    return ["multigrid-compare", *map(str, [*options, *pairs])]
 
 
 def main() -> int:

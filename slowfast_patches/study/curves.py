@@ -1,5 +1,5 @@
 """Accuracy against cost, of recipes at several lengths: what each accuracy of the baseline costs
-each of them, and where they break even.
+each of them, where they break even, and the plot.
 
 A curve is read on its monotone upper envelope (at a cost, the best of the trainings that cost no
 more), linear in the logarithm of the cost between neighbouring lengths.
@@ -7,53 +7,44 @@ more), linear in the logarithm of the cost between neighbouring lengths.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from itertools import pairwise
-from typing import Any, NamedTuple
+from collections.abc import Callable, Mapping, Sequence
+from itertools import groupby
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import pandas as pd
 
 from slowfast_patches.config.metrics import metric_title
+from slowfast_patches.utils.pictures import COLOURS
 from slowfast_patches.utils.tables import format_duration, format_table
+
+if TYPE_CHECKING:
+    from matplotlib.axes import Axes
 
 __all__ = [
     "AXES",
-    "Reach",
+    "LONG_TITLES",
     "curves_of",
+    "draw_curves",
     "explain_curves",
     "format_break_even",
     "format_levels",
-    "levels_json",
+    "level",
     "levels_of",
     "make_curve",
     "reach",
+    "set_log_axis",
     "stretches",
 ]
 
 AXES = {"seconds": "clock", "iterations": "iterations", "flops": "flops"}
 """The costs, and their columns in the table of runs."""
 
+LONG_TITLES = {"top1": "top-1 accuracy", "map": "mean average precision"}
+"""Primary metrics, where there is room."""
 
-class Reach(NamedTuple):
-    """The cost of an accuracy; `at_most` where already the shortest training is above it."""
-
-    cost: float
-    at_most: bool
-
-
-class Stretch(NamedTuple):
-    """A range of costs in which one of two curves is above the other.
-
-    lead: the largest difference in it, in points; negative where the second curve is below.
-    spread: the root of the sum of both curves' squared standard deviations there; nan of single
-        seeds.
-    """
-
-    start: float
-    stop: float
-    lead: float
-    spread: float
+Curves = Mapping[str, pd.DataFrame]
+"""The curve of each recipe, by its label; the baseline's first."""
 
 
 def make_curve(lengths: Any, costs: Any, accuracies: Any, stds: Any) -> pd.DataFrame:
@@ -61,141 +52,151 @@ def make_curve(lengths: Any, costs: Any, accuracies: Any, stds: Any) -> pd.DataF
     `best_std` are the envelope's."""
     columns = {"length": lengths, "cost": costs, "accuracy": accuracies, "std": stds}
     curve = pd.DataFrame(columns, dtype=float).sort_values("cost", ignore_index=True)
-    reached = curve["accuracy"].to_numpy()
-    best = [int(np.argmax(reached[: last + 1])) for last in range(len(reached))]
-    curve["best"] = reached[best]
-    curve["best_std"] = curve["std"].to_numpy()[best]
+    curve["best"] = curve["accuracy"].cummax()
+    curve["best_std"] = curve["std"].where(curve["accuracy"] == curve["best"]).ffill()
     return curve
 
 
 def curves_of(runs: pd.DataFrame, axis: str, metric: str) -> dict[str, pd.DataFrame]:
-    """The curve of each recipe with finished runs, by its label."""
+    """The curves of the recipes with finished runs: means over seeds."""
     curves = dict[str, pd.DataFrame]()
     for label, own in runs.dropna(subset=[metric]).groupby("label", sort=False):
-        means = own.groupby("length")[[AXES[axis], metric]].agg(["mean", "std"])
-        cost = means[AXES[axis]]
-        accuracy = means[metric]
+        lengths = own.groupby("length")
+        accuracy = lengths[metric].agg(["mean", "std"])
+        cost = lengths[AXES[axis]].mean()
         curves[str(label)] = make_curve(
-            means.index.to_numpy(), cost["mean"], accuracy["mean"], accuracy["std"]
+            cost.index.to_numpy(), cost.array, accuracy["mean"].array, accuracy["std"].array
         )
     return curves
 
 
-def reach(curve: pd.DataFrame | None, accuracy: float) -> Reach | None:
-    """What an accuracy costs; None where no training has it."""
-    if curve is None or not (curve["best"] >= accuracy).any():
+def reach(curve: pd.DataFrame, accuracy: float) -> tuple[float, bool] | None:
+    """What an accuracy costs, and whether that is an upper bound, as the shortest training is above
+    it already; None where no training has it."""
+    above = curve["best"] >= accuracy
+    if not above.any():
         return None
-    first = int((curve["best"] >= accuracy).argmax())
+    first = int(above.argmax())
     if first == 0:
-        return Reach(float(curve["cost"][0]), bool(curve["best"][0] > accuracy))
+        return float(curve["cost"][0]), bool(curve["best"][0] > accuracy)
     between = curve[first - 1 : first + 1]
-    return Reach(
-        float(np.exp(np.interp(accuracy, between["best"], np.log(between["cost"])))), False
-    )
+    return float(np.exp(np.interp(accuracy, between["best"], np.log(between["cost"])))), False
 
 
-def levels_of(curve: pd.DataFrame) -> dict[float, str]:
-    """The accuracies of a curve, and which these are ("at 0.5×"), the best first; and 1 point below
-    the best."""
-    levels = dict[float, str]()
-    for length, accuracy in zip(curve["length"], curve["best"], strict=True):
-        levels.setdefault(float(accuracy), f"at {length:g}×")
-    if (near := max(levels) - 1) > 0:
-        levels.setdefault(near, "1 point below its best")
-    return {accuracy: levels[accuracy] for accuracy in sorted(levels, reverse=True)}
+def levels_of(runs: pd.DataFrame, metric: str) -> list[dict[str, Any]]:
+    """What each accuracy of the first recipe costs each of them, the best first, as plain data; its
+    accuracies at its lengths, and 1 point below the best."""
+    by_axis = {axis: curves_of(runs, axis, metric) for axis in AXES}
+    baseline = next(iter(by_axis["iterations"].values()))
+    names = dict[float, str]()
+    for length, accuracy in zip(baseline["length"], baseline["best"], strict=True):
+        names.setdefault(float(accuracy), f"at {length:g}×")
+    if (near := max(names) - 1) > 0:
+        names.setdefault(near, "1 point below its best")
+    return [
+        {"accuracy": accuracy, "what": names[accuracy]}
+        | {axis: level(curves, accuracy) for axis, curves in by_axis.items()}
+        for accuracy in sorted(names, reverse=True)
+    ]
 
 
-def _ratio(baseline: Reach | None, ours: Reach | None) -> tuple[float, str] | None:
-    """The baseline's cost as a multiple of ours, and "=", or "≥" or "≤" where one is a bound."""
-    if baseline is None or ours is None or (baseline.at_most and ours.at_most):
-        return None
-    bound = "≥" if ours.at_most else "≤" if baseline.at_most else "="
-    return baseline.cost / ours.cost, bound
+def level(curves: Curves, accuracy: float) -> dict[str, Any]:
+    """The cost of an accuracy for each recipe, None where it is not reached.
+
+    A cost is `at_most` one where `reach` gives a bound. `baseline_ratio` is the first recipe's cost
+    as a multiple of it, with a bound "=", "≥" or "≤"; None where both costs are bounds.
+    """
+    reaches = {label: reach(curve, accuracy) for label, curve in curves.items()}
+    first = next(iter(reaches.values()))
+    costs = dict[str, Any](reaches)
+    for label, ours in reaches.items():
+        if ours is not None:
+            ratio = None
+            if first is not None and not (first[1] and ours[1]):
+                bound = "≥" if ours[1] else "≤" if first[1] else "="
+                ratio = {"value": first[0] / ours[0], "bound": bound}
+            costs[label] = {"cost": ours[0], "at_most": ours[1], "baseline_ratio": ratio}
+    return costs
 
 
-def stretches(first: pd.DataFrame, second: pd.DataFrame) -> list[Stretch]:
-    """Which of two curves is above, over the range of costs that both cover; they break even where
-    one stretch ends and the next begins. Empty where there is no such range."""
-    low = max(first["cost"].min(), second["cost"].min())
-    high = min(first["cost"].max(), second["cost"].max())
-    if low >= high:
-        return []
-    knots = {low, high, *first["cost"].clip(low, high), *second["cost"].clip(low, high)}
-    costs = np.log(sorted(knots))
-
-    def read(curve: pd.DataFrame, column: str) -> Any:
-        return np.interp(costs, np.log(curve["cost"]), curve[column])
-
-    leads = read(second, "best") - read(first, "best")
-    spreads = np.hypot(read(first, "best_std"), read(second, "best_std"))
-    edges = [costs[0]]
-    for (start, stop), (before, after) in zip(pairwise(costs), pairwise(leads), strict=True):
-        if before * after < 0 or (before and not after and stop < costs[-1]):
-            edges.append(start + (stop - start) * before / (before - after))
-    found = list[Stretch]()
-    for start, stop in pairwise([*edges, costs[-1]]):
-        inside = np.flatnonzero((costs >= start) & (costs <= stop))
-        largest = inside[np.argmax(np.abs(leads[inside]))]
-        found.append(
-            Stretch(*map(float, (np.exp(start), np.exp(stop), leads[largest], spreads[largest])))
-        )
-    return found
-
-
-def format_levels(
-    curves: Mapping[str, pd.DataFrame], metric: str, *, markdown: bool = False
-) -> str:
-    """The table: a row for each accuracy of the first curve, with the time that each recipe needs
-    and the ratio of the first's time to it."""
-    baseline, *others = curves
+def format_levels(levels: Sequence[Mapping[str, Any]], metric: str, *, markdown: bool) -> str:
+    """The table of `levels_of`: the time that each recipe needs for each accuracy, and the ratio of
+    the first's time to it."""
+    baseline, *others = levels[0]["seconds"]
     headers = [baseline, f"{metric_title(metric)}, %", "time"]
     for label in others:
         headers += [f"{label},\ntime", "speed-up"]
     rows = list[list[str]]()
-    for accuracy, what in levels_of(curves[baseline]).items():
-        first = reach(curves[baseline], accuracy)
-        cells = [what, f"{accuracy:.1f}", _format_reach(first)]
-        for label in others:
-            ours = reach(curves[label], accuracy)
-            value, bound = _ratio(first, ours) or (0.0, "")
-            speed_up = f"{bound} {value:.2f}×".removeprefix("= ") if bound else "–"
-            cells += [_format_reach(ours), speed_up]
+    for row in levels:
+        cells = [row["what"], f"{row['accuracy']:.1f}"]
+        for label, cost in row["seconds"].items():
+            cells.append("not reached")
+            if cost is not None:
+                cells[-1] = f"{'≤ ' * cost['at_most']}{format_duration(cost['cost'])}"
+            if label != baseline:
+                ratio = cost and cost["baseline_ratio"]
+                text = ratio and f"{ratio['bound']} {ratio['value']:.2f}×".removeprefix("= ")
+                cells.append(text or "–")
         rows.append(cells)
     return format_table(headers, rows, markdown=markdown)
 
 
-def _format_reach(reached: Reach | None) -> str:
-    if reached is None:
-        return "not reached"
-    return f"{'≤ ' if reached.at_most else ''}{format_duration(reached.cost)}"
+def stretches(first: pd.DataFrame, second: pd.DataFrame) -> list[tuple[float, float, float, float]]:
+    """Which of two curves is above, over the range of costs that both cover; they break even where
+    one stretch ends and the next begins. Empty where there is no such range.
+
+    Returns:
+        (start, stop, lead, spread) of each stretch: costs, the largest difference in points,
+        negative where the second curve is below, and the root of the sum of both curves' squared
+        standard deviations there, nan of single seeds.
+    """
+    low = max(first["cost"].min(), second["cost"].min())
+    high = min(first["cost"].max(), second["cost"].max())
+    if low >= high:
+        return []
+
+    def read(curve: pd.DataFrame, column: str) -> Any:
+        return np.interp(costs, np.log(curve["cost"]), curve[column])
+
+    costs = np.log(np.unique([low, high, *pd.concat([first, second])["cost"].clip(low, high)]))
+    leads = read(second, "best") - read(first, "best")
+    before, after = leads[:-1], leads[1:]
+    crosses = before * after < 0
+    parts = before[crosses] / (before - after)[crosses]
+    costs = np.sort(np.append(costs, costs[:-1][crosses] + parts * np.diff(costs)[crosses]))
+    leads = np.round(read(second, "best") - read(first, "best"), 9)
+    spreads = np.hypot(read(first, "best_std"), read(second, "best_std"))
+    signs = np.sign(leads[:-1] + leads[1:])
+    found = list[tuple[float, float, float, float]]()
+    for _, group in groupby(range(len(signs)), key=lambda number: signs[number]):
+        inside = list(group)
+        inside.append(inside[-1] + 1)
+        largest = inside[np.argmax(np.abs(leads[inside]))]
+        start, stop = np.exp(costs[inside[0]]), np.exp(costs[inside[-1]])
+        found.append((float(start), float(stop), float(leads[largest]), float(spreads[largest])))
+    return found
 
 
-def format_break_even(curves: Mapping[str, pd.DataFrame]) -> list[str]:
+def format_break_even(curves: Curves) -> list[str]:
     """A paragraph for each curve but the first: where it is above the first, in time."""
     baseline, *others = curves
     texts = list[str]()
     for label in others:
-        lines = [
-            f"- from {format_duration(part.start)} to {format_duration(part.stop)}: {_lead(part)}"
-            for part in stretches(curves[baseline], curves[label])
-        ]
-        lines = lines or ["- no range of training times in common; give one further lengths"]
-        texts.append("\n".join([f"{label} against {baseline}:\n", *lines]))
+        lines = [f"{label} against {baseline}:\n"]
+        for start, stop, lead, spread in stretches(curves[baseline], curves[label]):
+            side = "equal"
+            if lead:
+                side = f"{'above' if lead > 0 else 'below'} by up to {abs(lead):.1f} points "
+                side += f"(the seeds' spread: ± {spread:.1f})".replace("± nan", "unknown")
+            lines.append(f"- from {format_duration(start)} to {format_duration(stop)}: {side}")
+        if len(lines) == 1:
+            lines.append("- no range of training times in common; give one further lengths")
+        texts.append("\n".join(lines))
     return texts
 
 
-def _lead(part: Stretch) -> str:
-    if not part.lead:
-        return "equal"
-    side = "above" if part.lead > 0 else "below"
-    spread = (
-        "of single seeds" if np.isnan(part.spread) else f"the seeds' spread: ± {part.spread:.1f}"
-    )
-    return f"{side} by up to {abs(part.lead):.1f} points ({spread})"
-
-
 def explain_curves(step_times: str | None) -> str:
-    """How the table and the picture are read from the runs."""
+    """How the table and the plot are read from the runs."""
     seconds = (
         "wall-clock of each run as measured, whatever else the machine did meanwhile; training "
         "with loading, without evaluation"
@@ -214,26 +215,34 @@ def explain_curves(step_times: str | None) -> str:
     )
 
 
-def levels_json(runs: pd.DataFrame, metric: str) -> list[dict[str, Any]]:
-    """What each accuracy of the first curve costs each recipe, as plain data; null is an accuracy
-    that is not reached."""
-    by_axis = {axis: curves_of(runs, axis, metric) for axis in AXES}
-    baseline = next(iter(by_axis["iterations"].values()))
-    return [
-        {"accuracy": accuracy, "what": what}
-        | {axis: _level_json(curves, accuracy) for axis, curves in by_axis.items()}
-        for accuracy, what in levels_of(baseline).items()
-    ]
+def draw_curves(axes: Axes, curves: Curves) -> None:
+    """Draw curves through the means, with their spread and their lengths."""
+    style: dict[str, Any] = {"marker": "o", "mec": "white", "lw": 2, "capsize": 3}
+    for number, (label, curve) in enumerate(curves.items()):
+        colour = COLOURS[number % len(COLOURS)]
+        name = label if len(curve) else f"{label} (missing)"
+        spread = curve["std"].fillna(0.0)
+        axes.errorbar(
+            curve["cost"], curve["accuracy"], yerr=spread, color=colour, label=name, **style
+        )
+        if curve["length"].nunique() > 1:
+            for cost, accuracy, length in curve[["cost", "accuracy", "length"]].to_numpy():
+                axes.annotate(
+                    f"{length:g}×",
+                    (cost, accuracy),
+                    xytext=(4, 4),
+                    textcoords="offset points",
+                    fontsize=8,
+                    color=colour,
+                )
 
 
-def _level_json(curves: Mapping[str, pd.DataFrame], accuracy: float) -> dict[str, Any]:
-    reaches = {label: reach(curve, accuracy) for label, curve in curves.items()}
-    first = next(iter(reaches.values()))
-    found = dict[str, Any]()
-    for label, ours in reaches.items():
-        ratio = _ratio(first, ours)
-        found[label] = ours and {
-            **ours._asdict(),
-            "baseline_ratio": ratio and {"value": ratio[0], "bound": ratio[1]},
-        }
-    return found
+def set_log_axis(axes: Axes, write: Callable[[float], str]) -> None:
+    """Make the x axis logarithmic, with round numbers as `write` has them."""
+    from matplotlib.ticker import FuncFormatter, LogLocator, NullLocator
+
+    axes.set_xscale("log")
+    axes.margins(x=0.1)
+    axes.xaxis.set_major_locator(LogLocator(subs=(1, 2, 5)))
+    axes.xaxis.set_minor_locator(NullLocator())
+    axes.xaxis.set_major_formatter(FuncFormatter(lambda value, _: write(value)))

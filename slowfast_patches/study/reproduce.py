@@ -1,269 +1,298 @@
-"""From what a user asks for to the plan, the runs and the tables of the paper's experiments."""
+"""The tables and figures of the paper: what their runs cost, and what they gave beside the
+published numbers."""
 
 from __future__ import annotations
 
-import shlex
-from collections.abc import Sequence
-from contextlib import closing
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any
 
+import pandas as pd
+
 from multigrid import Cost
 from multigrid.cost import FlopsPerClip
-from slowfast_patches import patching
 from slowfast_patches.config import load_recipe
 from slowfast_patches.config.metrics import metric_names, metric_title
 from slowfast_patches.config.recipe import Recipe
 from slowfast_patches.datasets.lists.dataset_lists import read_list
 from slowfast_patches.launch.launch import processes_of
-from slowfast_patches.launch.slurm import Slurm
 from slowfast_patches.models.flops import flops_per_clip
-from slowfast_patches.plan.step_times import MisfitError, estimated_timing
-from slowfast_patches.study.arms import Arms, TimingOf, check_study, cost_of, measured_times
-from slowfast_patches.study.experiments import (
-    EXPERIMENTS,
-    SCRATCH,
-    Experiment,
-    PaperRow,
-    PaperTraining,
-    trainings_of,
+from slowfast_patches.plan.step_times import UNTIMED, MisfitError, estimated_timing
+from slowfast_patches.study.arms import Arm, Timings, cost_of, measured_times
+from slowfast_patches.study.curves import curves_of, draw_curves, make_curve, set_log_axis
+from slowfast_patches.study.paper import EXPERIMENTS, SCRATCH, Experiment, Row
+from slowfast_patches.study.report import (
+    COLUMNS,
+    MISSING,
+    arm_json,
+    format_mean,
+    mean,
+    provenance,
+    title_of,
+    write_report,
 )
-from slowfast_patches.study.jobs import submit_all
-from slowfast_patches.study.report import runs_table
-from slowfast_patches.study.runs import Results, each_seed, find_results, train_all
-from slowfast_patches.study.tables import (
-    TOY_MARK,
-    PaperTable,
-    format_costs,
-    format_paper_table,
-    write_paper_table,
+from slowfast_patches.utils.pictures import COLOURS, add_legend, new_figure, save_figure
+from slowfast_patches.utils.tables import (
+    Mean,
+    format_duration,
+    format_table,
 )
-from slowfast_patches.study.toy import make_toy_videos
-from slowfast_patches.utils.tables import format_duration
 
-__all__ = ["Request", "reproduce"]
+__all__ = [
+    "PaperTable",
+    "check_inputs",
+    "costs_of",
+    "experiments_of",
+    "format_costs",
+    "format_paper_table",
+    "plan_json",
+    "write_paper_table",
+]
+
+
+def experiments_of(names: Iterable[str], own: Sequence[Path]) -> dict[str, Experiment]:
+    """Experiments by name, with a user's recipes as further rows, compared with the first baseline.
+
+    Raises:
+        ValueError: a recipe is judged by other metrics.
+    """
+    experiments = {name: EXPERIMENTS[name] for name in names}
+    for path in own:
+        metrics = metric_names(load_recipe(path))
+        for name, experiment in experiments.items():
+            if metrics != tuple(experiment.metrics):
+                raise ValueError(
+                    f"{path} is judged by {title_of(metrics)}, {name} by "
+                    f"{title_of(experiment.metrics)}; add it to a table of its own data set"
+                )
+            first = experiment.rows[0].reference
+            file = str(path.resolve())
+            row = Row(path.stem, file, first.recipe, first.start, curve=path.stem)
+            experiments[name] = replace(experiment, rows=(*experiment.rows, row))
+    return experiments
+
+
+def costs_of(
+    arms: Mapping[str, Arm], step_times: Sequence[Path], step_seconds: float | None
+) -> dict[str, Cost]:
+    """What a run of each arm takes; without seconds where no step times hold for its recipe.
+
+    `step_seconds` are those of the first arm at its baseline's shape: a process does as many FLOPs
+    a second everywhere.
+    """
+    timings = measured_times(step_times)
+    if step_seconds is not None:
+        timings = _estimated(next(iter(arms.values())).recipe, step_seconds)
+    costs = dict[str, Cost]()
+    for name, arm in arms.items():
+        try:
+            costs[name] = cost_of(arm, timings)
+        except MisfitError as error:
+            print(f"no times for {arm.cfg_file.name}: {error}\n")
+            costs[name] = cost_of(arm, lambda *_: UNTIMED)
+    return costs
+
+
+def _estimated(first: Recipe, seconds: float) -> Timings:
+    def work(recipe: Recipe, flops: FlopsPerClip) -> float:
+        base = recipe.base_shape
+        return base.batch * flops(base.frames, base.crop) / processes_of(recipe)
+
+    rate = seconds / work(first, flops_per_clip(first))
+    return lambda recipe, flops: estimated_timing(recipe, rate * work(recipe, flops), flops)
+
+
+def plan_json(
+    experiment: Experiment, arms: Mapping[str, Arm], costs: Mapping[str, Cost], seeds: Sequence[int]
+) -> dict[str, Any]:
+    """What would be trained for an experiment, as plain data."""
+    rows = [row for row in experiment.rows if not row.published_only]
+    return {
+        "title": experiment.title,
+        "seeds": seeds,
+        "rows": [
+            {
+                "run": row.label,
+                "config": "/".join(arms[row.folder].cfg_file.parts[-2:]),
+                **asdict(costs[row.folder]),
+                "factor": costs[row.reference.folder].iterations / costs[row.folder].iterations,
+            }
+            for row in rows
+        ],
+    }
+
+
+def format_costs(plan: Mapping[str, Any]) -> str:
+    """A `plan_json` for a terminal."""
+    columns = ("iterations", "epochs", "clips", "flops")
+    headers = ["run", "config", "seeds", *(COLUMNS[name][0] for name in columns)]
+    headers += ["ratio to\nthe baseline", "time of\na run"]
+    cells = [
+        [
+            row["run"],
+            row["config"],
+            str(len(plan["seeds"])),
+            *(COLUMNS[name][1](row[name]) for name in columns),
+            f"1/{row['factor']:.2f}",
+            "?" if row["seconds"] is None else format_duration(row["seconds"]),
+        ]
+        for row in plan["rows"]
+    ]
+    return f"{plan['title']}\n\n{format_table(headers, cells, left=2)}\n"
+
+
+def check_inputs(rows: Collection[Row], arms: Mapping[str, Arm]) -> None:
+    """Read the lists and look for the weights that the runs of some rows need.
+
+    Raises:
+        ValueError: one is missing; names the option that gives it.
+    """
+    lists = dict[tuple[str, str, str], Recipe]()
+    for row in rows:
+        recipe = arms[row.folder].recipe
+        weights = recipe.train.checkpoint_file_path
+        dataset = recipe.train.dataset
+        if row.start != SCRATCH and not weights:
+            raise ValueError(
+                f"{row.folder} starts from a model of {row.start}: give --{row.start}-weights FILE"
+            )
+        if weights and not Path(weights).is_file():
+            raise ValueError(f"{row.folder} starts from {weights}: no such file")
+        if not recipe.data.path_to_data_dir:
+            raise ValueError(f"the data set {dataset} is needed: give --{dataset} DIR")
+        lists[dataset, recipe.data.path_to_data_dir, recipe.data.path_prefix] = recipe
+    for recipe in lists.values():
+        for split in ("train", "val", "test"):
+            read_list(recipe, split)
 
 
 @dataclass(frozen=True)
-class Request:
-    """What a user asks for; the options of multigrid-reproduce.
+class PaperTable:
+    """An experiment with the finished runs of its arms; `command` is what asked for it."""
 
-    `arms` makes the arms with what they are trained on, `own` are recipes to add as rows, `at_once`
-    runs train side by side here, `command` is what was typed, to be repeated in the reports.
-    """
-
-    names: tuple[str, ...]
-    seeds: tuple[int, ...]
-    output: Path
-    run_net: Path
-    arms: Arms
-    own: tuple[Path, ...] = ()
-    step_times: tuple[Path, ...] = ()
-    step_seconds: float | None = None
-    dry_run: bool = False
-    local: bool = False
-    at_once: int = 1
-    slurm: Slurm | None = None
-    command: tuple[str, ...] = ()
+    name: str
+    experiment: Experiment
+    arms: Mapping[str, Arm]
+    runs: pd.DataFrame
+    seeds: Sequence[int]
+    command: str
 
     @property
-    def typed(self) -> str:
-        """`command`, for a report."""
-        return shlex.join(["multigrid-reproduce", *self.command])
+    def is_figure(self) -> bool:
+        return self.name.startswith("figure")
 
-    @property
-    def is_toy(self) -> bool:
-        return self.arms.toy is not None
+    def mean(self, row: Row, column: str) -> Mean | None:
+        """The mean over seeds of a column of the runs of a row."""
+        return None if row.published_only else mean(self.runs, row.folder, column)
 
-    @property
-    def trains(self) -> bool:
-        return not self.dry_run and bool(self.local or self.is_toy or self.slurm)
+    def iterations(self, row: Row) -> int:
+        """Those of the runs or, before the first, of the plan."""
+        trained = mean(self.runs, row.folder, "iterations")
+        return round(trained.mean) if trained else self.arms[row.folder].iterations
 
-    @property
-    def folder(self) -> Path:
-        """Where runs and reports go: toys never to the others'."""
-        return self.output / "demo" if self.is_toy else self.output
-
-
-def reproduce(request: Request) -> list[dict[str, Any]]:
-    """Print the plan of a request, run it as asked, then write and print its tables.
-
-    Returns:
-        each experiment as plain data: what was measured, or what would run (--dry-run).
-
-    Raises:
-        ValueError: something that would keep a run from training, before any has begun.
-        RunFailedError: a run failed; those before it are kept.
-    """
-    patching.apply()
-    check_study(request.own, request.arms.overrides)
-    reproduction = _Reproduction(request)
-    planned = reproduction.print_plan()
-    return planned if request.dry_run else reproduction.run()
-
-
-class _Reproduction:
-    """The experiments of a request, with the arms and the costs of their trainings."""
-
-    def __init__(self, request: Request) -> None:
-        self.request = request
-        self.experiments = [_with_own(EXPERIMENTS[name], request.own) for name in request.names]
-        trainings = trainings_of(self.experiments)
-        self.arms = {training: request.arms.arm(training) for training in trainings}
-        self.runs = each_seed(list(self.arms.values()), request.seeds)
-        self.costs = self._costs()
-
-    def _costs(self) -> dict[str, Cost]:
-        """What a run of each arm takes, by its name; those without step times are named."""
-        timing_of = self._timing_of()
-        costs = dict[str, Cost]()
-        misfits = list[str]()
-        for arm in self.arms.values():
-            try:
-                costs[arm.name] = cost_of(arm, timing_of)
-            except MisfitError as error:
-                costs[arm.name] = cost_of(arm)
-                misfits.append(f"{arm.cfg_file.name}: {error}")
-        if misfits:
-            print(f"no times for {len(misfits)} recipes, such as {misfits[0]}\n")
-        return costs
-
-    def _timing_of(self) -> TimingOf | None:
-        """How long iterations take. --step-seconds are those of the first arm at its baseline's
-        shape: the FLOPs that a process does in a second are taken to be the same everywhere."""
-        seconds = self.request.step_seconds
-        if seconds is None:
-            return measured_times(self.request.step_times)
-        first = next(iter(self.arms.values())).recipe
-        rate = seconds / _work(first, flops_per_clip(first))
-        return lambda recipe, flops: estimated_timing(recipe, rate * _work(recipe, flops), flops)
-
-    def print_plan(self) -> list[dict[str, Any]]:
-        """The runs of each experiment, and what all of them would take; as plain data, too."""
-        if self.request.is_toy:
-            print(f"{TOY_MARK}\n")
-        seeds = self.request.seeds
-        planned = list[dict[str, Any]]()
-        for experiment in self.experiments:
-            rows = [self._planned(row) for row in experiment.rows if not row.published_only]
-            print(f"{format_costs(experiment.title, rows, len(seeds))}\n")
-            planned.append({"title": experiment.title, "seeds": seeds, "rows": rows})
-        seconds = [self.costs[arm.name].seconds for arm, _ in self.runs]
-        known = [value for value in seconds if value is not None]
-        total = "unknown: give --step-times FILE"
-        if len(known) == len(seconds):
-            total = format_duration(sum(known))
-        print(
-            f"{len(self.runs)} runs in all: {len(self.arms)} recipes × {len(seeds)} seed"
-            f"{'s' if len(seeds) > 1 else ''}, each recipe counted once; training time, without "
-            f"loading and evaluation: {total}",
-            flush=True,
-        )
-        return planned
-
-    def _planned(self, row: PaperRow) -> dict[str, Any]:
-        """What a run of a row takes; `factor` is how many times fewer iterations than its
-        baseline's it has."""
-        arm = self.arms[row.training]
-        baseline = self.arms[row.training.baseline or row.training]
-        factor = baseline.iterations / arm.iterations
-        cost = asdict(self.costs[arm.name])
-        return {"run": row.label, "config": arm.config, **cost, "factor": factor}
-
-    def run(self) -> list[dict[str, Any]]:
-        """Train as asked, report after each run, and print the tables; as plain data, too."""
-        request = self.request
-        if request.trains:
-            self._prepare()
-        if request.local or request.is_toy:
-            progress = train_all(
-                self.runs,
-                request.folder,
-                request.run_net,
-                lambda arm: self.costs[arm.name],
-                request.at_once,
+    def to_json(self) -> dict[str, Any]:
+        """The table as plain data; null is what is missing."""
+        names = self.experiment.metrics
+        rows = list[dict[str, Any]]()
+        for row in self.experiment.rows:
+            published = {
+                **{name: value._asdict() for name, value in row.metrics.items()},
+                "speed_up": row.speed_up,
+                "source": row.source,
+            }
+            measured = arm_json(self.arms[row.folder], self.runs, names)
+            rows.append(
+                {
+                    "label": row.label,
+                    "curve": row.curve,
+                    "iterations": self.iterations(row),
+                    "published": published,
+                    "measured": None if row.published_only else measured,
+                }
             )
-            with closing(progress):
-                for results in progress:
-                    self._report(results)
-        results = find_results(self.runs, request.folder)  # refuses those of other recipes
-        if request.slurm is not None:
-            jobs = submit_all(self.runs, request.folder, request.run_net, request.slurm)
-            numbers = ", ".join(jobs.values()) or "all are done or queued"
-            print(f"{len(jobs)} jobs queued: {numbers}")
-        tables = self._report(results)
-        for table in tables:
-            mark = f"{TOY_MARK}\n" if request.is_toy else ""
-            print(f"\n{mark}{table.experiment.title}\n\n{format_paper_table(table)}")
-        print(f"\nReports: {request.folder}")
-        return [table.to_json() for table in tables]
-
-    def _prepare(self) -> None:
-        """Check everything that the runs need before the first of them; make it for toys."""
-        request = self.request
-        if request.is_toy:
-            datasets = {arm.recipe.train.dataset.lower() for arm in self.arms.values()}
-            make_toy_videos(request.folder / "data", datasets)
-        lists = dict[tuple[str, str, str], Recipe]()
-        for training, arm in self.arms.items():
-            weights = arm.recipe.train.checkpoint_file_path
-            data = arm.recipe.data
-            dataset = arm.recipe.train.dataset
-            if training.start != SCRATCH and not weights and not request.is_toy:
-                raise ValueError(
-                    f"{arm.name} starts from a model of {training.start}: give "
-                    f"--{training.start}-weights FILE"
-                )
-            if weights and not Path(weights).is_file():
-                raise ValueError(f"{arm.name} starts from {weights}: no such file")
-            if not data.path_to_data_dir:
-                raise ValueError(f"the data set {dataset} is needed: give --{dataset} DIR")
-            lists[dataset, data.path_to_data_dir, data.path_prefix] = arm.recipe
-        for recipe in lists.values():
-            for split in ("train", "val", "test"):
-                read_list(recipe, split)
-
-    def _report(self, results: Results) -> list[PaperTable]:
-        """Write every experiment's report of the results there are."""
-        request = self.request
-        baselines = {arm.name: self.arms[t.baseline or t].name for t, arm in self.arms.items()}
-        tables = list[PaperTable]()
-        for experiment in self.experiments:
-            own = [self.arms[training] for training in trainings_of([experiment])]
-            runs = runs_table(own, request.seeds, results, experiment.metrics, baselines)
-            table = PaperTable(
-                experiment, self.arms, runs, request.seeds, request.is_toy, request.typed
-            )
-            write_paper_table(table, request.folder)
-            tables.append(table)
-        return tables
+        return {
+            "experiment": self.name,
+            "title": self.experiment.title,
+            "note": self.experiment.note,
+            "command": self.command,
+            "seeds": self.seeds,
+            "published_runs": self.experiment.published_runs,
+            "rows": rows,
+        }
 
 
-def _with_own(experiment: Experiment, own: Sequence[Path]) -> Experiment:
-    """An experiment with a user's recipes as further rows, compared with its first baseline.
-
-    Raises:
-        ValueError: one that is judged by other metrics.
-    """
-    first = experiment.rows[0].training
-    rows = list(experiment.rows)
-    baseline = first.baseline or first
-    for path in own:
-        metrics = metric_names(load_recipe(path))
-        if metrics != experiment.metrics:
-            raise ValueError(
-                f"{path} is judged by {' and '.join(map(metric_title, metrics))}, "
-                f"{experiment.name} by {' and '.join(map(metric_title, experiment.metrics))}; add "
-                "it to a table of its own data set"
-            )
-        rows.append(
-            PaperRow(path.stem, PaperTraining(str(path.resolve()), baseline), curve=path.stem)
-        )
-    return replace(experiment, rows=tuple(rows))
+def format_paper_table(table: PaperTable, *, markdown: bool = False) -> str:
+    """The table of an experiment, published beside measured, for a terminal or in Markdown."""
+    headers = ["", "iterations"]
+    for name in table.experiment.metrics:
+        title = metric_title(name)
+        headers += [f"{title}, %\npublished", f"{title}, %\nmeasured"]
+    headers += ["speed-up\npublished", "speed-up\nmeasured", "runs"]
+    rows = [_cells(table, row) for row in table.experiment.rows]
+    return format_table(headers, rows, markdown=markdown)
 
 
-def _work(recipe: Recipe, flops: FlopsPerClip) -> float:
-    """FLOPs of a process in an iteration at the baseline's shape."""
-    base = recipe.base_shape
-    return base.batch * flops(base.frames, base.crop) / processes_of(recipe)
+def _cells(table: PaperTable, row: Row) -> list[str]:
+    """Published numbers have the paper's decimals: one of a mean, two of a standard deviation."""
+    finished = int((table.runs["arm"] == row.folder).sum())
+    published = "–" if row.speed_up is None else f"{row.speed_up:.1f}×"
+    speed_up = format_mean(table.mean(row, "speed_up"), 2, "×")
+    if row.folder == row.reference.folder and not row.published_only:
+        published = "1×"
+        speed_up = "1×" if finished else MISSING
+    cells = [row.label, f"{table.iterations(row):,}"]
+    for name in table.experiment.metrics:
+        theirs = row.metrics.get(name)
+        cells += [theirs.format(1, 2) if theirs else "–", format_mean(table.mean(row, name))]
+    cells += [published, speed_up, f"{finished} of {len(table.seeds)}"]
+    if row.published_only:
+        return ["–" if cell == MISSING else cell for cell in cells[:-1]] + ["–"]
+    return cells
+
+
+def write_paper_table(table: PaperTable, folder: Path) -> None:
+    """Write NAME.md, NAME.json and, for figures, NAME.png into a folder."""
+    experiment = table.experiment
+    runs = f", {experiment.published_runs} runs" if experiment.published_runs > 1 else ""
+    paragraphs = [
+        f"# {experiment.title}",
+        format_paper_table(table, markdown=True),
+        f"![{experiment.title}]({table.name}.png)" if table.is_figure else "",
+        f"Published: {experiment.published}{runs}. "
+        "Measured: means over seeds, ± the sample standard deviation; the speed-up is the ratio of "
+        "wall-clock times to the baseline's of the same seed, loading included, evaluation left "
+        f"out. “{MISSING}”: no finished run yet; “–”: not printed there, or nothing to train.",
+        experiment.note,
+        *provenance(table.runs, table.command),
+    ]
+    write_report(folder, table.name, table.to_json(), filter(None, paragraphs))
+    if table.is_figure:
+        _plot(table, folder / f"{table.name}.png")
+
+
+def _plot(table: PaperTable, path: Path) -> None:
+    """Accuracy over the time relative to the baseline's; published points are hollow."""
+    figure, [axes] = new_figure(rows=1, width=8.5, height=5.5)
+    rows = {row.folder: row for row in table.experiment.rows}
+    runs = table.runs[table.runs["arm"].isin(list(rows))]
+    whole = table.arms[table.experiment.rows[0].reference.folder].schedule.epochs
+    runs = runs.assign(
+        label=runs["arm"].map({name: row.curve for name, row in rows.items()}),
+        length=runs["arm"].map({name: table.arms[name].schedule.epochs / whole for name in rows}),
+        clock=1 / runs["speed_up"],
+    )
+    labels = list(dict.fromkeys(row.curve for row in rows.values()))
+    curves = curves_of(runs, "seconds", "top1")
+    draw_curves(axes, {label: curves.get(label, make_curve([], [], [], [])) for label in labels})
+    for row in rows.values():
+        if "top1" in row.metrics:
+            point = (1 / (row.speed_up or 1.0), row.metrics["top1"].mean)
+            colour = COLOURS[labels.index(row.curve) % len(COLOURS)]
+            axes.plot(*point, "o", mew=1.8, zorder=5, mfc="none", mec=colour, ms=10)
+    set_log_axis(axes, "{:g}".format)
+    axes.set_xlabel("training time, relative to the baseline's (loading included)")
+    axes.set_ylabel("top-1 accuracy (%)")
+    add_legend(figure, axes, "●: measured, ○: published", columns=4)
+    axes.set_title(table.experiment.title, fontsize=10)
+    save_figure(figure, path)

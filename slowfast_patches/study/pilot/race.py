@@ -17,12 +17,12 @@ from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from functools import partial
-from itertools import islice
 from statistics import fmean
 from typing import Any
 
 import numpy as np
 import torch
+from torch.utils.data import Subset
 
 from multigrid import Schedule, Shape, SteppedRate
 from slowfast_patches.config import check_recipe
@@ -42,7 +42,7 @@ from slowfast_patches.models.flops import check_shapes
 from slowfast_patches.models.inputs import InputTransform
 from slowfast_patches.models.solver import Precision
 from slowfast_patches.models.weights import load_weights
-from slowfast_patches.study.pilot.verdict import Pilot, PilotArm, Stage
+from slowfast_patches.study.pilot.report import Pilot, PilotArm, Stage
 from slowfast_patches.train.evaluate import evaluate
 from slowfast_patches.train.running_stats import update_precise_bn
 from slowfast_patches.train.step import Stepper
@@ -88,13 +88,11 @@ def _cycle(*factors: Sequence[float], paper: bool = False) -> dict[str, object]:
     }
 
 
-_HALF = math.sqrt(0.5)
-
 CYCLES: Mapping[str, Mapping[str, object]] = {
     "time and space": _cycle((0.5, 0.5), (1.0, 0.5)),
     "space": _cycle((1.0, 0.5)),
     "time": _cycle((0.5, 1.0)),
-    "paper": _cycle((0.25, _HALF), (0.5, _HALF), (0.5, 1.0), paper=True),
+    "paper": _cycle((0.25, 0.7071), (0.5, 0.7071), (0.5, 1.0), paper=True),
 }
 """What is tried, in this order, as far as the minutes last."""
 
@@ -103,8 +101,7 @@ def run_pilot(recipe: Recipe, seconds: float | None, device: torch.device) -> Pi
     """Train the baseline of a recipe and `CYCLES` for equal times, in about `seconds` in all, and
     score them; how long by default: `pilot_seconds`.
 
-    The pilot is one process, whatever the baseline asks for. Making an index of the videos, where
-    there is none, comes before.
+    The pilot is one process, whatever the baseline asks for.
 
     Raises:
         ValueError: as `pilot_seconds`; the recipe cannot train, or no cycle fits it.
@@ -114,38 +111,41 @@ def run_pilot(recipe: Recipe, seconds: float | None, device: torch.device) -> Pi
     """
     processes = processes_of(recipe)
     race = _Race(one_process(recipe), device)
+    schedule = race.schedule
     cycles = race.cycles()
     began = time.monotonic()
     step, starting = race.time_baseline()
-    baseline_seconds = race.schedule.clips / processes * step.seconds_per_clip
-    besides = _SHAPES * starting + race.scored_clips * step.seconds_per_clip
+    baseline_seconds = schedule.clips / processes * step.seconds_per_clip
+    scored = len(race.scored) + race.recipe.bn.num_batches_precise * schedule.base.batch
+    besides = _SHAPES * starting + scored * step.seconds_per_clip
     arm_seconds = besides + _ARM * step.seconds / step.iterations
     seconds = pilot_seconds(seconds, 2 * arm_seconds, baseline_seconds)
-    count = min(len(cycles), int(seconds / arm_seconds) - 1)
-    share = seconds / (count + 1) - besides
-    tried = dict(islice(cycles.items(), count))
+    tried = cycles[: int(seconds / arm_seconds) - 1]
+    share = seconds / (len(tried) + 1) - besides
     logger.info(
         "%s of training for each of: baseline, %s; the pilot takes about %s, the whole baseline %s",
         *(format_duration(share), ", ".join(tried)),
         *(format_duration(seconds), format_duration(baseline_seconds)),
     )
-    arms = [race.run("baseline", {}, share)]
-    for name, keys in tried.items():
+    baseline = race.run("baseline", {}, share)
+    arms = list[PilotArm]()
+    for name in tried:
         try:
-            arms.append(race.run(name, keys, share))
+            arms.append(race.run(name, CYCLES[name], share))
         except FloatingPointError as error:
-            if len(arms) == 1 and name == list(tried)[-1]:
-                raise
             logger.warning("%s is out of the race: %s", name, error)
+            failure = error
+    if not arms:
+        raise failure
     return Pilot(
         recipe=race.recipe,
-        schedule=race.schedule,
-        arms=tuple(arms),
+        schedule=schedule,
+        arms=(baseline, *arms),
         metric=metric_names(recipe)[0],
         videos=len(race.scored),
-        chance=race.chance(),
+        chance=0.0 if recipe.data.multi_label else race.scored.chance(),
         processes=processes,
-        baseline_seconds=race.schedule.clips / processes * arms[0].stages[0].seconds_per_clip,
+        baseline_seconds=schedule.clips / processes * baseline.stages[0].seconds_per_clip,
         seconds=time.monotonic() - began,
     )
 
@@ -175,7 +175,7 @@ def pilot_seconds(asked: float | None, least: float, baseline: float) -> float:
 
 
 def one_process(recipe: Recipe) -> Recipe:
-    """The baseline of a recipe, of one process's share of the mini-batch, at the rate of that many
+    """The baseline of a recipe with one process's share of the mini-batch, at the rate of that many
     clips.
 
     Raises:
@@ -204,26 +204,24 @@ def one_process(recipe: Recipe) -> Recipe:
     return fit_batch(share, world_size=1)
 
 
-class _Sample(torch.utils.data.Dataset[Any]):
+class _Sample(Subset[Any]):
     """Some videos of a validation set, drawn at random, as a data set of its own."""
 
     def __init__(self, dataset: Any, seed: int) -> None:
         drawn = np.random.default_rng(seed).permutation(len(dataset.videos))[:_SCORED]
-        self._dataset = dataset
-        self.videos = drawn.tolist()
-        self._places = {number: place for place, number in enumerate(self.videos)}
+        super().__init__(dataset, sorted(drawn.tolist()))
+        self.videos = [dataset.videos[number] for number in self.indices]
 
-    def __len__(self) -> int:
-        return len(self.videos)
+    def __getitems__(self, numbers: list[int]) -> Any:
+        batch: Any = super().__getitems__(numbers)
+        videos = torch.searchsorted(torch.tensor(self.indices), batch["videos"])
+        return {**batch, "videos": videos}
 
-    def __getitems__(self, places: Sequence[int]) -> Any:
-        batch = self._dataset.__getitems__([self.videos[place] for place in places])
-        read = [self._places[number] for number in batch["videos"].tolist()]
-        return {**batch, "videos": torch.tensor(read, dtype=torch.int64)}
-
-    def labels(self) -> list[Any]:
-        """The label of each video; None where the data set does not say."""
-        return [getattr(self._dataset.videos[number], "label", None) for number in self.videos]
+    def chance(self) -> float:
+        """The per cent of the videos that the commonest class has; 0 where labels are not known."""
+        labels = [getattr(video, "label", None) for video in self.videos]
+        counts = Counter(label for label in labels if label is not None)
+        return 100 * max(counts.values(), default=0) / len(self)
 
 
 class _Race:
@@ -234,48 +232,37 @@ class _Race:
         self._world = World(0, 1, device)
         self.scored = _Sample(build_dataset(recipe, "val"), recipe.rng_seed)
         self.schedule = schedule_of(recipe, len(build_dataset(recipe, "train").videos))
-        self.scored_clips = (
-            len(self.scored) + recipe.bn.num_batches_precise * self.schedule.base.batch
-        )
 
-    def chance(self) -> float:
-        """The per cent of the scored videos that the commonest class has, 0 of several labels."""
-        if self.recipe.data.multi_label:
-            return 0.0
-        counts = Counter(label for label in self.scored.labels() if label is not None)
-        return 100 * max(counts.values(), default=0) / len(self.scored)
-
-    def cycles(self) -> dict[str, Mapping[str, object]]:
-        """Those of `CYCLES` that a whole training can have.
+    def cycles(self) -> list[str]:
+        """The names of those of `CYCLES` that a whole training can have.
 
         Raises:
             ValueError: the baseline cannot train, or there is none; says why.
         """
         self._check({})
-        fitting = dict[str, Mapping[str, object]]()
-        errors = list[ValueError]()
+        fitting = list[str]()
         for name, keys in CYCLES.items():
             try:
                 self._check(keys)
-                fitting[name] = keys
+                fitting.append(name)
             except ValueError as error:
                 logger.info("%s is not tried: %s", name, error)
-                errors.append(error)
+                why = error
         if not fitting:
-            raise ValueError(f"no cycle fits {self.schedule.base}: {errors[0]}")
+            raise ValueError(f"no cycle fits {self.schedule.base}: {why}")
         return fitting
 
     def _check(self, keys: Mapping[str, object]) -> None:
         recipe = self.recipe.replaced(keys)
-        check_recipe(recipe, self._world.size)
+        check_recipe(recipe, 1)
         schedule = schedule_of(recipe, self.schedule.num_videos)
-        check_world_size(recipe, schedule, self._world.size)
-        for shape in schedule.shapes:
-            if keys and shape.crop < _SMALLEST_CROP:
-                raise ValueError(
-                    f"crops of {shape.crop} pixels ({shape}) are below {_SMALLEST_CROP}; "
-                    "DATA.TRAIN_CROP_SIZE has to be larger"
-                )
+        check_world_size(recipe, schedule, 1)
+        smallest = min(schedule.shapes, key=lambda shape: shape.crop)
+        if keys and smallest.crop < _SMALLEST_CROP:
+            raise ValueError(
+                f"crops of {smallest.crop} pixels ({smallest}) are below {_SMALLEST_CROP}; "
+                "DATA.TRAIN_CROP_SIZE has to be larger"
+            )
         check_shapes(recipe, schedule.shapes)
 
     def time_baseline(self) -> tuple[Stage, float]:
@@ -288,28 +275,26 @@ class _Race:
     def run(self, name: str, keys: Mapping[str, object], seconds: float) -> PilotArm:
         """Train an arm from its start for some seconds, and score it."""
         stepper = self._stepper(self.recipe.replaced(keys))
-        *coarse, base = schedule_of(stepper.recipe, self.schedule.num_videos).shapes
+        shapes = schedule_of(stepper.recipe, self.schedule.num_videos).shapes
+        coarse = [_COARSE * seconds / len(shapes[1:]) for _ in shapes[1:]]
+        parts = [*coarse, seconds - sum(coarse)]
         stages = list[Stage]()
-        done = 0.0
-        clips = 0
-        for shape in (*coarse, base):
-            part = seconds - done if shape == base else _COARSE * seconds / len(coarse)
+        for shape, part in zip(shapes, parts, strict=True):
+            done = sum(parts[: len(stages)])
+            clips = sum(stage.clips for stage in stages)
             rate = partial(_rate, done=done, whole=seconds)
             stages.append(self._train(stepper, shape, part, clips, rate))
-            done = done + part
-            clips = clips + stages[-1].clips
         score = self._score(stepper)
         logger.info("%s: %.1f %%", name, score)
         return PilotArm(name, keys, tuple(stages), score)
 
     def _stepper(self, recipe: Recipe) -> Stepper:
         torch.manual_seed(recipe.rng_seed)
-        device = self._world.device
         start = recipe.train
-        model = build_model(recipe, grouped_bn=True).to(device)
+        model = build_model(recipe, grouped_bn=True).to(self._world.device)
         if path := start.checkpoint_file_path:
             load_weights(model, path, kind=start.checkpoint_type, inflate=start.checkpoint_inflate)
-        return Stepper(recipe, model, device)
+        return Stepper(recipe, model, self._world.device)
 
     def _train(
         self,
@@ -319,10 +304,11 @@ class _Race:
         first_clip: int,
         rate: Callable[[float], float],
     ) -> Stage:
-        """Train at a shape for some seconds after the first iteration, which is not counted: at a
-        new shape a GPU's takes seconds; `rate` is the part of the full learning rate after so many
-        of them."""
-        schedule = self._endless(stepper.recipe, shape, first_clip)
+        """Train at a shape for some seconds after the first iteration, which takes longer.
+
+        `rate` is the part of the full learning rate after so many seconds.
+        """
+        schedule = _endless(stepper.recipe, self.schedule.num_videos, shape, first_clip)
         data = build_dataset(stepper.recipe, "train")
         batches = iter(training_loader(stepper.recipe, data, schedule, 0, 0, 1))
         losses = list[float]()
@@ -343,29 +329,27 @@ class _Race:
         counted = len(losses) - 1
         return Stage(shape, spent, counted, fmean(losses[-max(1, counted // 10) :]))
 
-    def _endless(self, recipe: Recipe, shape: Shape, first_clip: int) -> Schedule:
-        """One shape of a recipe's schedule for longer than anybody waits, at its full rate."""
-        schedule = schedule_of(recipe, self.schedule.num_videos)
-        [phase, *_] = [phase for phase in schedule.phases if phase.base_shape == shape]
-        phase = replace(
-            phase, start=0, stop=10**9, baseline_epochs=(0.0, 1.0), first_clip=first_clip
-        )
-        rate = SteppedRate((1.0,), (recipe.solver.base_lr,))
-        return replace(schedule, epochs=1.0, learning_rate=rate, phases=(phase,))
-
     def _score(self, stepper: Stepper) -> float:
         """Per cent of the sample at the baseline's grid, after precise BN there."""
         recipe = self.recipe
         world = self._world
         batch = self.schedule.base.batch
         data = build_dataset(recipe, "train")
-        step = self.schedule.at(0)
-        loader = precise_bn_loader(recipe, data, self.schedule, step, world.rank, world.size)
+        loader = precise_bn_loader(recipe, data, self.schedule, self.schedule.at(0), 0, 1)
         transform = InputTransform.of_recipe(recipe, world.device)
         autocast = Precision(recipe, world.device).autocast
         update_precise_bn(stepper.model, loader, transform, world, autocast, batch)
         metrics = evaluate(stepper.model, recipe, self.scored, batch, world).metrics
         return metrics[metric_names(recipe)[0]]
+
+
+def _endless(recipe: Recipe, num_videos: int, shape: Shape, first_clip: int) -> Schedule:
+    """One shape of a recipe's schedule for longer than anybody waits, at its full rate."""
+    schedule = schedule_of(recipe, num_videos)
+    phase = next(phase for phase in schedule.phases if phase.base_shape == shape)
+    phase = replace(phase, start=0, stop=10**9, baseline_epochs=(0.0, 1.0), first_clip=first_clip)
+    rate = SteppedRate((1.0,), (recipe.solver.base_lr,))
+    return replace(schedule, epochs=1.0, learning_rate=rate, phases=(phase,))
 
 
 def _rate(seconds: float, *, done: float, whole: float) -> float:

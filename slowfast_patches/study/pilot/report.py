@@ -1,21 +1,150 @@
-"""What a pilot found, for people: a table, a picture, and the keys to paste."""
+"""What a pilot measured and what follows from it: one claim, how probable it is, and the report.
+
+The claim is that the best cycle is ahead of the baseline after equal time. Its probability counts
+with two errors of each score, that of so many videos and that of a single seed. The latter is large
+where a curve is steep, as in the minutes of a pilot (projects/real_video/README.md).
+"""
 
 from __future__ import annotations
 
 import math
 from collections.abc import Mapping
-from dataclasses import asdict
+from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
+import yaml
+
+from multigrid import Schedule, Shape
 from multigrid.cost import MIN_FINAL_ITERATIONS
 from slowfast_patches.config.metrics import metric_title
-from slowfast_patches.study.pilot.verdict import Pilot
+from slowfast_patches.config.recipe import Recipe
+from slowfast_patches.config.schedule import schedule_of
 from slowfast_patches.study.report import write_report
 from slowfast_patches.utils.pictures import COLOURS, new_figure, save_figure
 from slowfast_patches.utils.tables import format_duration, format_table
 
-__all__ = ["advice_of", "format_pilot", "keys_of", "pilot_json", "write_pilot"]
+__all__ = [
+    "Pilot",
+    "PilotArm",
+    "Stage",
+    "advice_of",
+    "format_pilot",
+    "keys_of",
+    "pilot_json",
+    "write_pilot",
+]
+
+_SEEDS = 40.0
+"""The standard deviation of a score p over seeds is this many points times p (1 − p): the root mean
+square of the twenty lengths of words and digits (projects/real_video/README.md)."""
+_PROBABLE = 0.75
+"""Probability from which on there is an advice."""
+_SUREST = 0.95
+"""No probability is above: one seed on one set does not prove more."""
+
+
+@dataclass(frozen=True)
+class Stage:
+    """What was trained at one shape: `seconds` with loading; `loss` the mean of the last tenth."""
+
+    shape: Shape
+    seconds: float
+    iterations: int
+    loss: float
+
+    @property
+    def clips(self) -> int:
+        return self.iterations * self.shape.batch
+
+    @property
+    def seconds_per_clip(self) -> float:
+        return self.seconds / self.clips
+
+
+@dataclass(frozen=True)
+class PilotArm:
+    """The baseline, which has no `keys`, or a cycle: the shapes that it trained, and its score at
+    the baseline's grid in the end, in per cent."""
+
+    name: str
+    keys: Mapping[str, object]
+    stages: tuple[Stage, ...]
+    score: float
+
+
+@dataclass(frozen=True)
+class Pilot:
+    """Arms that were trained for equal times, the baseline first, and at least one cycle.
+
+    recipe, schedule: the baseline's, of one process.
+    metric: the name of the scores.
+    videos: how many were scored; the commonest class has `chance` per cent of them, and 0 where a
+        video has several classes.
+    processes: how many the baseline asks for.
+    baseline_seconds: what the whole baseline takes on them, without evaluation, if that many
+        processes are that many times as fast as one.
+    seconds: what the pilot took.
+    """
+
+    recipe: Recipe
+    schedule: Schedule
+    arms: tuple[PilotArm, ...]
+    metric: str
+    videos: int
+    chance: float
+    processes: int
+    baseline_seconds: float
+    seconds: float
+
+    @property
+    def best(self) -> PilotArm:
+        """The cycle with the highest score."""
+        return max(self.arms[1:], key=lambda arm: arm.score)
+
+    @property
+    def ahead(self) -> float:
+        """The probability that the best cycle is ahead of the baseline after equal time, with other
+        videos and seeds. Of several cycles, each had a chance to be the best by luck."""
+        baseline = self.arms[0].score
+        best = self.best.score
+        spread = math.hypot(self.error(baseline), self.error(best))
+        ahead = 0.5 * (1 + math.erf((best - baseline) / spread / math.sqrt(2)))
+        if ahead > 0.5:
+            ahead = max(0.5, 1 - (len(self.arms) - 1) * (1 - ahead))
+        return min(max(ahead, 1 - _SUREST), _SUREST)
+
+    @property
+    def verdict(self) -> str:
+        """ "use multigrid", "do not use multigrid" or "undecided"; against a cycle speaks only one
+        that had `MIN_FINAL_ITERATIONS` after its change of shape."""
+        if self.ahead >= _PROBABLE:
+            return "use multigrid"
+        if self.ahead <= 1 - _PROBABLE and self.final_iterations >= MIN_FINAL_ITERATIONS:
+            return "do not use multigrid"
+        return "undecided"
+
+    @property
+    def final_iterations(self) -> int:
+        """Iterations of the best cycle at the baseline's shape."""
+        return self.best.stages[-1].iterations
+
+    def error(self, score: float) -> float:
+        """The standard error of a score in per cent: that of a proportion of the videos, and that
+        of a single seed."""
+        part = min(max(score / 100, 1 / self.videos), 1 - 1 / self.videos)
+        variance = part * (1 - part)
+        return math.hypot(100 * math.sqrt(variance / self.videos), _SEEDS * variance)
+
+    @property
+    def speed_up(self) -> float:
+        """The baseline's seconds over those of the best cycle with as many clips, by the seconds of
+        a clip in the pilot."""
+        stages = (*self.best.stages, *self.arms[0].stages)
+        per_clip = {stage.shape: stage.seconds_per_clip for stage in stages}
+        schedule = schedule_of(self.recipe.replaced(self.best.keys), self.schedule.num_videos)
+        seconds = sum(phase.clips * per_clip[phase.base_shape] for phase in schedule.phases)
+        return self.schedule.clips * per_clip[self.schedule.base] / seconds
 
 
 def format_pilot(pilot: Pilot) -> str:
@@ -88,13 +217,8 @@ def advice_of(pilot: Pilot) -> str:
 
 def keys_of(keys: Mapping[str, object]) -> str:
     """The keys of a cycle as YAML."""
-    lines = ["MULTIGRID:"]
-    for key, value in keys.items():
-        shown = (
-            [[round(x, 4) for x in pair] for pair in value] if isinstance(value, list) else value
-        )
-        lines.append(f"  {key.removeprefix('MULTIGRID.')}: {shown}")
-    return "\n".join(lines)
+    section = {key.removeprefix("MULTIGRID."): value for key, value in keys.items()}
+    return str(yaml.safe_dump({"MULTIGRID": section}, default_flow_style=None, sort_keys=False))
 
 
 def pilot_json(pilot: Pilot) -> dict[str, Any]:
@@ -128,33 +252,28 @@ def write_pilot(pilot: Pilot, folder: Path, command: str) -> None:
     paragraphs = ["# Pilot", _table(pilot, markdown=True), "![Pilot](pilot.png)", *_notes(pilot)]
     paragraphs.append(advice_of(pilot))
     if pilot.verdict == "use multigrid":
-        paragraphs.append(f"```yaml\n{keys_of(pilot.best.keys)}\n```")
+        paragraphs.append(f"```yaml\n{keys_of(pilot.best.keys)}```")
     paragraphs.append(f"To reproduce:\n\n    {command}")
     write_report(folder, "pilot", pilot_json(pilot), paragraphs)
 
 
 def _plot(pilot: Pilot, path: Path) -> None:
-    """A bar for each arm: its time, cut into its shapes, ends at its score."""
-    figure, [axes] = new_figure(rows=1, width=8, height=1.2 + 0.7 * len(pilot.arms))
-    shapes = list(dict.fromkeys(s.shape for arm in pilot.arms for s in arm.stages))
-    for place, arm in enumerate(pilot.arms):
+    """A bar for each arm: its time, cut into its shapes."""
+    figure, [axes] = new_figure(rows=1, width=8, height=1.5 + 0.7 * len(pilot.arms))
+    shapes = list(dict.fromkeys(stage.shape for arm in pilot.arms for stage in arm.stages))
+    names = [f"{arm.name}\n{arm.score:.1f} ± {pilot.error(arm.score):.1f} %" for arm in pilot.arms]
+    for number, arm in enumerate(pilot.arms):
         left = 0.0
         for stage in arm.stages:
             colour = COLOURS[shapes.index(stage.shape) % len(COLOURS)]
-            axes.barh(place, stage.seconds, left=left, color=colour, edgecolor="white")
-            middle = left + stage.seconds / 2
-            axes.text(
-                middle, place, str(stage.shape), ha="center", va="center", fontsize=8, color="white"
-            )
+            axes.barh(number, stage.seconds, left=left, color=colour, label=str(stage.shape))
             left += stage.seconds
-        text = f" {arm.score:.1f} ± {pilot.error(arm.score):.1f} %"
-        axes.text(left, place, text, va="center", fontweight="bold")
-    longest = max(sum(stage.seconds for stage in arm.stages) for arm in pilot.arms)
-    axes.set_xlim(0, 1.25 * longest)
-    axes.set_yticks(range(len(pilot.arms)), [arm.name for arm in pilot.arms])
+    axes.set_yticks(range(len(names)), names)
     axes.invert_yaxis()
     axes.set_xlabel("training time, loading included (s)")
-    axes.grid(visible=False)
+    handles, labels = axes.get_legend_handles_labels()
+    legend = dict(zip(labels, handles, strict=True))
+    figure.legend(legend.values(), legend.keys(), loc="outside lower center", ncols=len(legend))
     title = f"{metric_title(pilot.metric)} after equal times, {pilot.videos} videos, one seed"
     axes.set_title(title, fontsize=10)
     save_figure(figure, path)

@@ -32,7 +32,7 @@ from slowfast_patches.utils.distributed import World, from_main
 from slowfast_patches.utils.files import write_text
 from slowfast_patches.utils.machine import machine, versions
 
-__all__ = ["multi_view_test", "read_result", "tested_file", "write_result"]
+__all__ = ["multi_view_test", "read_result", "save_result", "tested_file", "write_result"]
 
 logger = logging.getLogger(__name__)
 
@@ -98,21 +98,28 @@ def write_result(
             metrics = {k: v for k, v in run.evaluations[-1].items() if k not in when}
     result |= {name: round(value, 4) for name, value in (metrics or {}).items()}
     path = Path(recipe.output_dir, "test.json" if run is None else "result.json")
+    save_result(path, result)
+
+
+def save_result(path: Path, result: Mapping[str, Any]) -> None:
+    """Write a result with its checksum."""
     path.parent.mkdir(parents=True, exist_ok=True)
-    result["checksum"] = _checksum(result)
-    write_text(path, simplejson.dumps(result, indent=2) + "\n")
+    content = {**result, "checksum": _checksum(result)}
+    write_text(path, simplejson.dumps(content, indent=2) + "\n")
 
 
 def read_result(path: Path) -> dict[str, Any]:
-    """What `write_result` wrote, or an earlier version, without a checksum; ValueError where a
-    value has changed since, or it is no JSON object."""
+    """Read what `save_result` wrote, without the checksum.
+
+    Raises:
+        ValueError: no JSON object, or a value has changed since.
+    """
     result = simplejson.loads(path.read_text(encoding="utf-8"))
     if not isinstance(result, dict):
         raise ValueError("not a JSON object")
-    content = {key: value for key, value in result.items() if key != "checksum"}
-    if result.get("checksum", expected := _checksum(content)) != expected:
+    if result.pop("checksum", None) != _checksum(result):
         raise ValueError("damaged or edited: its checksum does not match")
-    return content
+    return result
 
 
 def _checksum(result: Mapping[str, Any]) -> str:

@@ -5,7 +5,7 @@ A mean with its standard deviation is a pair; None is a cell that the paper does
 
 import pytest
 
-from slowfast_patches.study.experiments import EXPERIMENTS, PAPER
+from slowfast_patches.study.paper import EXPERIMENTS, PAPER
 
 Cell = float | tuple[float, float] | None
 

@@ -3,33 +3,32 @@
 import json
 import os
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
-import yaml
 
 from slowfast_patches.launch.slurm import Slurm
 from slowfast_patches.study import arms, reproduce
-from slowfast_patches.study.arms import Arm, Arms
-from slowfast_patches.study.experiments import EXPERIMENTS, PAPER, PaperRow, trainings_of
-from slowfast_patches.study.jobs import submit_all
-from slowfast_patches.study.runs import each_seed
-from slowfast_patches.study.tables import TOY_MARK
-from slowfast_patches.study.toy import Toy
+from slowfast_patches.study.arms import Arm
+from slowfast_patches.study.jobs import submit_study
+from slowfast_patches.study.paper import EXPERIMENTS, PAPER, Row, paper_arms
+from slowfast_patches.study.runs import Study
 
 ROOT = Path(__file__).parents[3]
 CONFIGS = ROOT / "configs"
 I3D = str(CONFIGS / "Kinetics" / "I3D_16x4_R50.yaml")
 
 
-def row(name: str, label: str) -> PaperRow:
+def row(name: str, label: str) -> Row:
     [found] = [row for row in EXPERIMENTS[name].rows if row.label == label]
     return found
 
 
-def arm(name: str, label: str, **choices: object) -> Arm:
+def arm(name: str, label: str, **given: object) -> Arm:
     """The arm of a row, with what a user gives."""
-    return Arms(CONFIGS, **choices).arm(row(name, label).training)
+    wanted = row(name, label)
+    return paper_arms([wanted], **given)[wanted.folder]
 
 
 @pytest.fixture
@@ -62,12 +61,13 @@ class TestPaper:
             assert found.source.startswith(("Table ", "§", "abstract")) == is_published, found
 
     def test_what_tables_share_is_trained_once(self) -> None:
-        default = row("table1a", "4 long-cycle shapes (default)").training
-        assert row("table1b", "3 short-cycle shapes (default)").training == default
-        assert row("table2b", "32 frames, multigrid").training == default
-        assert row("figure1", "multigrid, 1.5× epochs").training == default
-        folders = [training.folder for training in trainings_of(EXPERIMENTS.values())]
-        assert len(set(folders)) == len(folders)
+        default = row("table1a", "4 long-cycle shapes (default)").folder
+        assert row("table1b", "3 short-cycle shapes (default)").folder == default
+        assert row("table2b", "32 frames, multigrid").folder == default
+        assert row("figure1", "multigrid, 1.5× epochs").folder == default
+        rows = [row for experiment in EXPERIMENTS.values() for row in experiment.rows]
+        trainings = {(row.folder, row.recipe, row.start, row.overrides) for row in rows}
+        assert len(trainings) == len({row.folder for row in rows})
 
 
 EIGHT_ON_FOUR = ("NUM_GPUS", "4", "SOLVER.REFERENCE_WORLD_SIZE", "8")
@@ -92,10 +92,6 @@ class TestArms:
         recipe = arm("table4", "baseline", overrides=keys).recipe
         assert (recipe.num_gpus, recipe.train.batch_size, recipe.log_period) == (1, 8, 7)
         assert "I3D_8x8_R50_1GPU.yaml is for NUM_GPUS 1, not for the 8" in caplog.text
-
-    def test_a_toy_of_many_machines_is_on_one(self) -> None:
-        assert arm("tsm", "TSM").recipe.num_shards == 256
-        assert arm("tsm", "TSM", toy=Toy()).recipe.num_shards == 1
 
     def test_a_point_of_a_figure_is_as_long_as_it_says(self) -> None:
         def iterations(label: str) -> int:
@@ -147,7 +143,7 @@ class TestDryRun:
         self, cli: Callable, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
     ) -> None:
         """What a clip costs is another test's; here each costs the same."""
-        for module, counts in ((arms, "_counted"), (reproduce, "flops_per_clip")):
+        for module, counts in ((arms, "_flops_per_clip"), (reproduce, "flops_per_clip")):
             monkeypatch.setattr(module, counts, lambda recipe: lambda *shape: 1e9)
         output = tmp_path / "none"
         status, out, err = cli("all", "--dry-run", "--output", output, "--step-seconds", 1)
@@ -156,7 +152,7 @@ class TestDryRun:
             section = out[out.index(experiment.title) :]
             for found in (row for row in experiment.rows if not row.published_only):
                 line = next(line for line in section.splitlines() if line.startswith(found.label))
-                assert Path(found.training.recipe).name in line, line
+                assert Path(found.recipe).name in line, line
         assert not output.exists()
 
     @pytest.mark.slow
@@ -173,7 +169,7 @@ class TestDryRun:
         assert status == 0
         [line] = [line for line in out.splitlines() if "I3D_8x8_R50_1GPU.yaml  " in line]
         assert line.split()[-1] == "?"
-        assert "no times for 2 recipes, such as I3D_8x8_R50_1GPU.yaml: " in out
+        assert "no times for I3D_8x8_R50_1GPU.yaml: " in out
         assert "step_time_demo.json" in out
 
     def test_unknown_table_and_options_without_effect(
@@ -184,7 +180,6 @@ class TestDryRun:
             (["table1a", "--slurm-limit", "3"], "--slurm-limit has no effect without --slurm"),
             (["table1a", "--at-once", "2"], "--at-once has no effect without --local"),
             (["table1a", "--local", "--at-once", "0"], "it takes a whole number from 1, not 0"),
-            (["table1a", "--scale", "demo", "--ssv2", "x"], "--ssv2 has no effect with"),
             ([], "required: name\n"),
         ):
             with pytest.raises(SystemExit) as stopped:
@@ -215,36 +210,26 @@ class TestDryRun:
         assert not list(tmp_path.rglob("result.json"))
 
 
-def write_result(output: Path, made: Arm, seed: int, seconds: float, **metrics: float) -> None:
-    """A finished run's result.json, as far as a table reads it."""
-    folder = output / made.folder / f"seed{seed}"
-    folder.mkdir(parents=True)
-    config = yaml.safe_load(made.recipe.text) | {"RNG_SEED": seed}
-    spent = {"training": 0.75 * seconds, "loading": 0.25 * seconds, "waiting": 0.0}
-    result = {
-        "config": config,
-        "versions": {"torch": "2.0"},
-        "machine": {"processor": "abacus", "cores": 2, "gpus": []},
-        "seconds": spent | {"evaluating": 99.0},
-        "iterations": 1000,
-        "epochs": 6.0,
-        "clips": 8000,
-        "flops": 1e12,
-        **metrics,
-    }
-    (folder / "result.json").write_text(json.dumps(result))
-
-
 class TestOutcome:
     @pytest.fixture
-    def output(self, tmp_path: Path) -> Path:
+    def write(self, tmp_path: Path, write_run: Callable) -> Callable:
+        """`write(table, label, seed, seconds, top1=...)`: a finished run."""
+
+        def write(name: str, label: str, seed: int, seconds: float, **values: object) -> None:
+            made = arm(name, label, **values.pop("given", {}))
+            write_run(Study([made], [seed], tmp_path), made, seed, seconds, **values)
+
+        return write
+
+    @pytest.fixture
+    def output(self, tmp_path: Path, write: Callable) -> Path:
         """Two seeds of table 4's baseline and one of its multigrid training."""
         for label, seed, seconds, top1 in (
             ("baseline", 0, 3600.0, 70.0),
             ("baseline", 1, 7200.0, 72.0),
             ("multigrid", 1, 1800.0, 73.0),
         ):
-            write_result(tmp_path, arm("table4", label), seed, seconds, top1=top1, top5=90.0)
+            write("table4", label, seed, seconds, top1=top1, top5=90.0, iterations=1000)
         return tmp_path
 
     def test_published_beside_measured(self, cli: Callable, output: Path) -> None:
@@ -260,16 +245,16 @@ class TestOutcome:
         assert ours[2:] == ["72.5", "73.0", "90.4", "90.0", "3.3×", "4.00×", "1", "of", "2"]
         assert views[6:] == ["73.1", *"––––––"]  # nothing is trained for it
         content = json.loads((output / "table4.json").read_text())
-        baseline, ours, _ = content["rows"]
-        assert baseline["finished_seeds"] == [0, 1]
+        baseline, ours, views = content["rows"]
+        assert views["measured"] is None
+        assert [run["seed"] for run in baseline["measured"]["runs"]] == [0, 1]
         assert ours["measured"]["speed_up"] == {"mean": pytest.approx(4.0), "std": None}
         assert baseline["measured"]["seconds"]["mean"] == pytest.approx(5400)
-        assert (content["scale"], ours["published"]["top1"]["mean"]) == ("paper", 72.5)
+        assert ours["published"]["top1"]["mean"] == 72.5
         text = (output / "table4.md").read_text()
         assert "| multigrid" in text
         assert "CPU: abacus, 2 cores" in text
         assert "multigrid-reproduce table4 --seeds 0 1" in text
-        assert TOY_MARK not in text
 
     def test_published_numbers_have_the_papers_decimals(
         self, cli: Callable, tmp_path: Path
@@ -300,26 +285,26 @@ class TestOutcome:
 
     @pytest.mark.slow
     def test_where_the_data_was_need_not_be_given_to_read_results(
-        self, cli: Callable, tmp_path: Path
+        self, cli: Callable, tmp_path: Path, write: Callable
     ) -> None:
         """Shortened baselines too: their lengths do not depend on the list that is found."""
         data = tmp_path / "kinetics"
         data.mkdir()
-        for split in ("train", "val", "test"):
-            (data / f"{split}.csv").write_text("a.mp4 0\n" * 5_000)
-        places = {"data": {"kinetics": str(data)}, "weights": {"imagenet": "r50.pkl"}}
-        made = arm("table3", "I3D, baseline at 1/3.3", **places)
-        write_result(tmp_path / "out", made, 0, 60.0, top1=71.0, top5=89.0)
-        status, out, err = cli("table3", "--output", tmp_path / "out")
+        (data / "train.csv").write_text("a.mp4 0\n" * 5_000)
+        given = {"data": {"kinetics": str(data)}, "weights": {"imagenet": "r50.pkl"}}
+        write("table3", "I3D, baseline at 1/3.3", 0, 60.0, top1=71.0, top5=89.0, given=given)
+        status, out, err = cli("table3", "--output", tmp_path)
         assert (status, err) == (0, "")
         assert "71.0" in next(
             line for line in out.splitlines()[-9:] if line.startswith("I3D, baseline at")
         )
 
     @pytest.mark.slow
-    def test_a_figure_is_drawn_from_what_there_is(self, cli: Callable, tmp_path: Path) -> None:
+    def test_a_figure_is_drawn_from_what_there_is(
+        self, cli: Callable, tmp_path: Path, write: Callable
+    ) -> None:
         for label, seconds in (("baseline, 1× epochs", 100.0), ("multigrid, 1.5× epochs", 25.0)):
-            write_result(tmp_path, arm("figure1", label), 0, seconds, top1=60.0, top5=80.0)
+            write("figure1", label, 0, seconds, top1=60.0, top5=80.0)
         assert cli("figure1", "--output", tmp_path)[0] == 0
         assert (tmp_path / "figure1.png").read_bytes().startswith(b"\x89PNG")
         rows = json.loads((tmp_path / "figure1.json").read_text())["rows"]
@@ -338,31 +323,28 @@ class TestOutcome:
 
 
 @pytest.mark.slow
-def test_the_whole_path_at_toy_size(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    videos = {"kinetics": str(tmp_path / "demo" / "data" / "kinetics")}
-    quick = ("BN.USE_PRECISE_STATS", "False", "TEST.NUM_ENSEMBLE_VIEWS", "1")
-    quick += ("MULTIGRID.LONG_CYCLE", "False")  # fewer phases
-    request = reproduce.Request(
-        names=("table4",),
-        seeds=(0,),
-        output=tmp_path,
-        run_net=ROOT / "tools" / "run_net.py",
-        arms=Arms(CONFIGS, videos, overrides=quick, toy=Toy(iterations=24, clips=2)),
-    )
-    reproduce.reproduce(request)
-    out = capsys.readouterr().out
-    assert out.count(TOY_MARK) >= 2
-    assert "missing" not in out[out.rindex(TOY_MARK) :]
-    content = json.loads((tmp_path / "demo" / "table4.json").read_text())
-    assert content["scale"] == "toy"
-    baseline, ours, _ = content["rows"]
-    assert baseline["iterations"] == 24
-    assert ours["iterations"] < 20
+def test_the_whole_path_of_a_table(
+    cli: Callable, demo_data: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Two rows of table 1a, as small as a network takes."""
+    table = EXPERIMENTS["table1a"]
+    rows = (table.rows[0], table.rows[4])
+    monkeypatch.setattr(reproduce, "EXPERIMENTS", {"table1a": replace(table, rows=rows)})
+    keys = ["NUM_GPUS", 0, "TRAIN.BATCH_SIZE", 2, "MODEL.NUM_CLASSES", 8, "SOLVER.LENGTH", 0.008]
+    keys += ["DATA.NUM_FRAMES", 16, "DATA.TRAIN_CROP_SIZE", 45, "DATA.TEST_CROP_SIZE", 32]
+    keys += ["DATA.TRAIN_JITTER_SCALES", [48, 52], "MULTIGRID.LONG_CYCLE_FACTORS", [[1.0, 1.0]]]
+    keys += ["RESNET.WIDTH_PER_GROUP", 8, "BN.GROUP_SIZE", 2, "MULTIGRID.BN_BASE_SIZE", 2]
+    keys += ["BN.USE_PRECISE_STATS", False, "TEST.NUM_ENSEMBLE_VIEWS", 1, "SOLVER.BASE_LR", 0.001]
+    keys += ["SLOWFAST.BETA_INV", 4, "TRAIN.EVAL_PERIOD", 99, "DATA_LOADER.NUM_WORKERS", 0]
+    command = ["table1a", "--local", "--output", tmp_path, "--kinetics", demo_data, *keys]
+    status, out, err = cli(*command)
+    assert status == 0, err
+    assert "missing" not in out[out.rindex(table.title) :]
+    baseline, ours = json.loads((tmp_path / "table1a.json").read_text())["rows"]
+    assert 0 < ours["iterations"] < baseline["iterations"]
     assert all(0 <= r["measured"]["top1"]["mean"] <= 100 for r in (baseline, ours))
-    assert not list(tmp_path.glob("*.json"))  # the paper's own reports are elsewhere
-
-    reproduce.reproduce(request)
-    assert capsys.readouterr().err.count("done before") == 2
+    status, _, err = cli(*command)
+    assert (status, "starts" in err) == (0, False)
 
 
 @pytest.fixture
@@ -384,25 +366,29 @@ def slurm(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 def test_runs_become_an_array_and_none_is_queued_twice(slurm: Path, tmp_path: Path) -> None:
     arms = [arm("table4", label) for label in ("baseline", "multigrid")]
-    done = tmp_path / "out" / arms[0].folder / "seed0"
+    study = Study(arms, [0, 1], tmp_path / "out")
+    done = study.folder(arms[0], 0)
     done.mkdir(parents=True)
     (done / "result.json").write_text("{}")
     options = Slurm("gpu", hours=12, limit=3, cpus=6, options={"account": "vision"})
-    asked = (each_seed(arms, [0, 1]), tmp_path / "out", ROOT / "tools/run_net.py", options)
-    queued = submit_all(*asked)
-    assert list(queued.values()) == ["4242_0", "4242_1", "4242_2"]
+    asked = (study, ROOT / "tools/run_net.py", options)
+    assert list(submit_study(*asked).values()) == ["4242_0", "4242_1", "4242_2"]
     script = (slurm / "submitted").read_text()
     for line in (
         *("--array=0-2%3", "--partition=gpu", "--time=720", "--nodes=1", "--gpus-per-node=1"),
         *("--cpus-per-task=6", "--account=vision", "--ntasks-per-node=1"),
     ):
         assert f"#SBATCH {line}\n" in script, line
-    assert submit_all(*asked) == {}
+    assert submit_study(*asked) == {}
     (slurm / "squeue").write_text("#!/bin/sh\nexit 1\n")  # the queue has forgotten the jobs
-    assert len(submit_all(*asked)) == 3
+    assert len(submit_study(*asked)) == 3
 
 
-def test_without_slurm(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("PATH", str(tmp_path))
-    with pytest.raises(ValueError, match="no SLURM on this machine"):
-        submit_all([], tmp_path, ROOT / "tools/run_net.py", Slurm("gpu"))
+def test_the_command_queues_what_is_missing(
+    slurm: Path, cli: Callable, demo_data: Path, tmp_path: Path
+) -> None:
+    inputs = ["--kinetics", demo_data, "--imagenet-weights", demo_data / "tiny.yaml"]
+    keys = ["MODEL.NUM_CLASSES", 8, "SOLVER.LENGTH", 2]
+    status, out, err = cli("table4", "--slurm", "gpu", "--output", tmp_path / "out", *inputs, *keys)
+    assert status == 0, err
+    assert "2 jobs queued: 4242_0, 4242_1" in out

@@ -43,7 +43,7 @@ from slowfast_patches.datasets.lists.dataset_lists import class_names
 from slowfast_patches.datasets.reading.files import frame_files, video_files
 from slowfast_patches.datasets.reading.scan import missing_frames
 from slowfast_patches.datasets.reading.video_record import UnreadableVideoError
-from slowfast_patches.train.checkpoint import checkpoint_of
+from slowfast_patches.train.checkpoint_files import checkpoint_of
 from slowfast_patches.train.predict import Predictor, read_checkpoint
 from slowfast_patches.train.record.tables import write_predictions
 

@@ -21,7 +21,7 @@ from slowfast_patches.models.build import build_model
 from slowfast_patches.models.inputs import InputTransform
 from slowfast_patches.models.solver import Precision
 from slowfast_patches.models.weights import load_weights
-from slowfast_patches.train.checkpoint import load
+from slowfast_patches.train.checkpoint_files import load
 
 __all__ = ["Predictor", "read_checkpoint"]
 

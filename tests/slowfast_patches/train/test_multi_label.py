@@ -12,7 +12,7 @@ import torch
 from multigrid import ClipRequest
 from slowfast_patches.config.recipe import Recipe
 from slowfast_patches.datasets.lists.dataset_lists import DATASETS, DataSet
-from slowfast_patches.train import checkpoint as checkpoints
+from slowfast_patches.train import checkpoint_files as checkpoints
 from slowfast_patches.train import run as run_module
 
 CLASSES = 8

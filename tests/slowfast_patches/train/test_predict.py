@@ -17,7 +17,7 @@ from slowfast_patches.datasets.loader import build_dataset, evaluation_loader
 from slowfast_patches.models.build import build_model
 from slowfast_patches.models.inputs import InputTransform
 from slowfast_patches.models.weights import load_weights
-from slowfast_patches.train import checkpoint as checkpoints
+from slowfast_patches.train import checkpoint_files as checkpoints
 from slowfast_patches.train.predict import Predictor, read_checkpoint
 from tests.slowfast_patches.datasets.made_videos import noise, write_video
 from tests.slowfast_patches.train.made_checkpoint import made
@@ -193,7 +193,7 @@ def test_what_is_wrong_is_said(trained, recipe, videos, predict, tmp_path):
     few.write_text("a\nb\n")
     cases = [
         (("--checkpoint", tmp_path / "none.pyth"), (), "there is no checkpoint"),
-        (("--checkpoint", tmp_path), (), "is a folder without checkpoints"),
+        (("--checkpoint", tmp_path), (), "there is no checkpoint"),
         (("--checkpoint", garbage), (), "cannot be read"),
         (("--checkpoint", other), (), "NO_SUCH is not a config key (the config in"),
         (recipe, ("MODEL.NUM_CLASSES", 5), "is not of this model"),

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import logging
 import math
 import time
@@ -24,7 +25,11 @@ from slowfast_patches.datasets.loader import (
 from slowfast_patches.launch.stopping import StopRequest, TrainingInterruptedError
 from slowfast_patches.models.inputs import InputTransform
 from slowfast_patches.models.solver import Precision
-from slowfast_patches.train.record.record import TooManyUnreadableError, check_count
+from slowfast_patches.train.record.record import (
+    TooManyUnreadableError,
+    check_count,
+    log_unreadable,
+)
 from slowfast_patches.train.running_stats import keep_buffers, update_precise_bn
 from slowfast_patches.utils.distributed import World, gathered, max_over_ranks, sum_over_ranks
 from slowfast_patches.utils.tables import format_duration
@@ -65,13 +70,11 @@ def evaluate(
     batch_size: int,
     world: World,
     stop: StopRequest | None = None,
-    named: set[str] | None = None,
 ) -> Evaluation:
     """Score the videos of a split, each by the sum (or "max") over its clips that can be read.
 
     Each rank reads the clips of its share of the videos and scores `batch_size` at once; all get
-    the same result. `stop` is asked between mini-batches. Unreadable paths that are not `named` are
-    logged, and added.
+    the same result. `stop` is asked between mini-batches.
 
     Raises:
         TooManyUnreadableError: more videos than DATA.MAX_BAD_FRACTION, or all, cannot be read.
@@ -95,21 +98,15 @@ def evaluate(
                 with precision.autocast():
                     predictions = model(transform(clips, flips))
                 scores.add(videos, predictions, labels)
-    for own in gathered(failures):
-        _log_unreadable(own, set() if named is None else named, world)
+    for path, reason in itertools.chain(*map(dict.items, gathered(failures))):
+        if world.is_main:
+            log_unreadable(path, reason, "its clips that cannot be read are not scored")
     result = scores.result()
     if world.is_main:
         seconds = time.perf_counter() - start
         text = "%d clips scored in %s: %.1f clips/s"
         logger.info(text, len(dataset), format_duration(seconds), len(dataset) / seconds)
     return result
-
-
-def _log_unreadable(failures: dict[str, str], named: set[str], world: World) -> None:
-    """Log each unreadable video once, whatever the number of its clips."""
-    for path in failures.keys() - named if world.is_main else ():
-        logger.warning("%s %s; its clips that cannot be read are not scored", path, failures[path])
-    named.update(failures)
 
 
 class VideoScores:
@@ -184,7 +181,6 @@ class Validation:
         self._dataset = dataset
         self._schedule = schedule
         self._videos = build_dataset(recipe, "val")
-        self._named = set[str]()
 
     def __call__(self, models: nn.ModuleList, step: Step) -> dict[str, float]:
         """Metrics after an iteration, of the model and, if there is one, its average, whose running
@@ -192,7 +188,7 @@ class Validation:
         as they were."""
         put_back = keep_buffers(models)
         clips = max(1, self._schedule.base.batch // self._world.size)
-        at_once = (clips, self._world, self._stop, self._named)
+        at_once = (clips, self._world, self._stop)
         metrics = dict[str, float]()
         try:
             for model, suffix in zip(models, ("", EMA), strict=False):

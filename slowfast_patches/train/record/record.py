@@ -7,6 +7,8 @@ import logging
 import math
 from collections.abc import Mapping, Sequence
 from contextlib import AbstractContextManager, suppress
+from functools import cache
+from operator import sub
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TextIO
 
@@ -21,14 +23,14 @@ from slowfast_patches.train.checkpoint import Progress
 from slowfast_patches.train.checkpoint_files import DivergedError, writes
 from slowfast_patches.train.record.clock import Clock, Forecast
 from slowfast_patches.train.step import Outcome
-from slowfast_patches.utils.distributed import World, sum_over_ranks
+from slowfast_patches.utils.distributed import World, max_over_ranks, sum_over_ranks
 from slowfast_patches.utils.files import write_text
 from slowfast_patches.utils.tables import format_duration
 
 if TYPE_CHECKING:
     from torch.utils.tensorboard import SummaryWriter
 
-__all__ = ["Record", "TooManyUnreadableError", "check_count", "count_unreadable"]
+__all__ = ["Record", "TooManyUnreadableError", "check_count", "count_unreadable", "log_unreadable"]
 
 logger = logging.getLogger(__name__)
 
@@ -71,12 +73,18 @@ def count_unreadable(
         logger.info("epoch %d done: %d videos could not be read", epoch + 1, bad)
 
 
+@cache
+def log_unreadable(path: str, reason: str, what_follows: str) -> None:
+    """Log an unreadable video, once in this process."""
+    logger.warning("%s %s; %s", path, reason, what_follows)
+
+
 class Record:
     """Sums up iterations over all processes; in the main one, writes metrics.jsonl, events for
     TensorBoard, and the progress lines of the log.
 
-    Each phase ends with a report. `progress` has the counts of the run, `advice` says what to do
-    where loading is the limit. What writes raises TrainingStoppedError where the disk refuses.
+    Each phase ends with a report. `advice` says what to do where loading is the limit. What writes
+    raises TrainingStoppedError where the disk refuses.
     """
 
     def __init__(self, recipe: Recipe, world: World, schedule: Schedule, advice: str) -> None:
@@ -87,13 +95,12 @@ class Record:
         self._forecast = Forecast(schedule)
         self.clock = Clock(alone=world.size == 1 and world.device.type == "cpu")
         self._progress = Progress()
-        self._iterations = list[tuple[Step, Tensor, Tensor, int]]()  # since the last report
-        self._lap = dict[str, float]()  # the clock's seconds after the last iteration
-        # Of each rank, training and loading: since the last report, and of the phase before it.
-        self._seconds = torch.zeros(world.size, 2, dtype=torch.float64)
-        self._phase = torch.zeros(world.size, 2, dtype=torch.float64)
-        self._start = 0  # of the phase, or of this run in it
-        self._named = set[str]()  # unreadable videos that were logged
+        self._iterations = list[tuple[Tensor, Tensor, int]]()  # since the last report
+        # Iteration, and seconds of training and of loading: now, at the last report, and at the
+        # beginning of the phase.
+        self._now: tuple[float, ...] = ()
+        self._report_start: tuple[float, ...] = ()
+        self._phase_start: tuple[float, ...] = ()
         self._lines: TextIO | None = None
         self._events: SummaryWriter | None = None
 
@@ -123,10 +130,10 @@ class Record:
 
     def enter_phase(self, step: Step) -> None:
         """Log the shapes, batch, rate and BN size of a phase that begins, or goes on, here."""
-        self._start = step.iteration
-        self._phase.zero_()
-        if not self._lap:  # the wait for the first mini-batch is no evidence
-            self._lap = self.clock.seconds
+        if not self._now:  # the wait for the first mini-batch is no evidence
+            self._take_time()
+            self._report_start = self._now
+        self._phase_start = self._now
         if not self._world.is_main:
             return
         phase = self._schedule.phases[step.phase]
@@ -142,21 +149,21 @@ class Record:
     def add(self, step: Step, outcome: Outcome, failures: Sequence[tuple[str, str]]) -> None:
         """Note an iteration; its loss is left on the device until the next report."""
         for path, reason in failures:
-            if path not in self._named:
-                logger.warning("%s %s; another video takes its place", path, reason)
-        self._named.update(path for path, _ in failures)
+            log_unreadable(path, reason, "another video takes its place")
         labels = outcome.labels
         if self._recipe.data.multi_label:  # of several labels there is no accuracy
             right = torch.full_like(outcome.loss, math.nan)
         else:  # of mixed ones, the larger counts
             wanted = labels if labels.ndim == 1 else labels.argmax(1)
             right = (outcome.scores.argmax(1) == wanted).sum()
-        self._iterations.append((step, outcome.loss, right, len(failures)))
-        lap = self.clock.seconds
-        spent = [lap[name] - self._lap[name] for name in ("training", "loading")]
-        self._lap = lap
-        self._seconds[self._world.rank] += torch.tensor(spent, dtype=torch.float64)
-        self._forecast.observe(step.shape, sum(spent))
+        self._iterations.append((outcome.loss, right, len(failures)))
+        before = self._now
+        self._take_time()
+        self._forecast.observe(step.shape, sum(self._now[1:]) - sum(before[1:]))
+
+    def _take_time(self) -> None:
+        seconds = self.clock.seconds
+        self._now = (self._progress.iteration, seconds["training"], seconds["loading"])
 
     def report(self, step: Step) -> None:
         """Sum up the iterations since the last report, if there are any. All processes call this.
@@ -168,14 +175,13 @@ class Record:
         """
         if not self._iterations:
             return
-        first = self._iterations[0][0].iteration
-        loss, top1, seconds = self._sum_up()
-        self._phase += seconds
-        if not self._world.is_main:
-            return
-        self._write_progress(step, loss, top1, *self._spent(first, seconds))
+        steps = list(self._schedule.steps(int(self._report_start[0]), self._progress.iteration))
+        loss, right = self._sum_up(steps)
+        spent = self._spent(self._report_start)
+        self._report_start = self._now
+        self._write_progress(step, loss, 100 * right / spent["clips"], spent)
         if self._progress.iteration == self._schedule.phases[step.phase].stop:
-            self._write_phase(step, *self._spent(self._start, self._phase))
+            self._write_phase(step, self._spent(self._phase_start))
 
     def evaluated(self, record: Mapping[str, Any], metrics: Mapping[str, float]) -> None:
         """Note a validation and its metrics, which the record has too."""
@@ -186,47 +192,44 @@ class Record:
                 *(record["iteration"], record["epoch"], format_metrics(metrics)),
             )
 
-    def _sum_up(self) -> tuple[float, float, Tensor]:
-        """Mean loss, top-1 in per cent, and seconds of the ranks since the last report, in one
-        reduction; unreadable videos are counted."""
-        steps, losses, rights, failures = zip(*self._iterations, strict=True)
-        values = torch.stack([torch.stack(losses).double(), torch.stack(rights).double()])
-        parts = [*values, values.new_tensor(failures), self._seconds.flatten().to(values)]
-        total = sum_over_ranks(torch.cat(parts)).cpu()
-        loss, right, bad, seconds = torch.split(total, [len(part) for part in parts])
+    def _sum_up(self, steps: Sequence[Step]) -> tuple[float, float]:
+        """Mean loss, and correct clips since the last report, in one reduction; unreadable videos
+        are counted."""
+        losses, rights, failures = zip(*self._iterations, strict=True)
         self._iterations = []
-        self._seconds.zero_()
-        loss /= self._world.size
-        for step, value, number in zip(steps, loss.tolist(), bad.long().tolist(), strict=True):
+        loss = torch.stack(losses).double() / self._world.size
+        total = sum_over_ranks(torch.stack([loss, torch.stack(rights), loss.new_tensor(failures)]))
+        for step, (value, _, number) in zip(steps, total.T.tolist(), strict=True):
             if not math.isfinite(value):
                 raise DivergedError(
                     f"the loss of iteration {step.iteration} is {value} (shape {step.shape}, LR "
                     f"{step.lr:.4g})"
                 )
             fraction = self._recipe.data.max_bad_fraction
-            count_unreadable(self._progress.unreadable, self._schedule, step, number, fraction)
-        clips = sum(step.shape.batch for step in steps)
-        return float(loss.mean()), 100 * float(right.sum()) / clips, seconds.view(-1, 2)
+            counts = self._progress.unreadable
+            count_unreadable(counts, self._schedule, step, int(number), fraction)
+        return float(total[0].mean()), float(total[1].sum())
 
-    def _spent(self, first: int, seconds: Tensor) -> tuple[dict[str, float], str]:
-        """The iterations from `first` on, their clips, the main process's seconds, and the largest
-        share of them that a rank waited for data, also in words; from seconds of training and of
-        loading of each rank. While one waits, so do the others, which counts as training there."""
-        done = self._progress.iteration
-        share, rank = (seconds[:, 1] / seconds.sum(1).clamp(min=1e-9)).max(0)
-        where = f" on rank {int(rank)}" if len(seconds) > 1 else ""
-        spent = {
-            "iterations": done - first,
-            "clips": sum(step.shape.batch for step in self._schedule.steps(first, done)),
-            "seconds": max(round(float(seconds[0].sum()), 3), 0.001),
-            "loading_share": round(float(share), 4),
+    def _spent(self, start: Sequence[float]) -> dict[str, float]:
+        """Iterations, their clips and seconds since `start`, and the share of the seconds in which
+        the rank that waits most waited for data: meanwhile the others train, or wait for it."""
+        iterations, training, loading = map(sub, self._now, start)
+        seconds = max(training + loading, 1e-9)
+        share = torch.tensor(loading / seconds, device=self._world.device)
+        steps = self._schedule.steps(int(start[0]), self._progress.iteration)
+        return {
+            "iterations": iterations,
+            "clips": sum(step.shape.batch for step in steps),
+            "seconds": seconds,
+            "loading_share": round(float(max_over_ranks(share)), 4),
         }
-        return spent, f"{100 * share:.0f} % waiting for data{where}"
 
     def _write_progress(
-        self, step: Step, loss: float, top1: float, spent: Mapping[str, float], waiting: str
+        self, step: Step, loss: float, top1: float, spent: Mapping[str, float]
     ) -> None:
         """Log loss, speed and, if there is one, accuracy since the last report."""
+        if not self._world.is_main:
+            return
         left = self._forecast.remaining(self._progress.iteration)
         has_top1 = not math.isnan(top1)
         record = {
@@ -247,25 +250,23 @@ class Record:
         self._write(record)
         logger.info(
             f"iteration %(iteration)d/{self._schedule.iterations} epoch %(epoch).2f "
-            f"phase {step.phase + 1}/{len(self._schedule.phases)} {step.shape} "
-            f"LR %(lr).4g loss %(loss).4f{' top-1 %(top1).1f' * has_top1} "
-            f"%(clips_per_second).1f clips/s ({waiting.replace('%', '%%')}), "
-            f"{format_duration(left)} left",
+            f"phase {step.phase + 1}/{len(self._schedule.phases)} {step.shape} LR %(lr).4g "
+            f"loss %(loss).4f{' top-1 %(top1).1f' * has_top1} %(clips_per_second).1f clips/s "
+            f"({spent['loading_share']:.0%}% waiting for data), {format_duration(left)} left",
             record,
         )
 
-    def _write_phase(self, step: Step, spent: Mapping[str, float], waiting: str) -> None:
+    def _write_phase(self, step: Step, spent: dict[str, float]) -> None:
         """Log what a phase's time went to, and what to do if it went to waiting for data."""
-        done = self._progress.iteration
-        self._write({"type": "phase", "iteration": done, "phase": step.phase, **spent})
+        if not self._world.is_main:
+            return
         name = f"phase {step.phase + 1} of {len(self._schedule.phases)}"
-        reading = spent["clips"] / spent["seconds"]
         share = spent["loading_share"]
-        logger.info(
-            "%s: %d iterations took %s, %s (reading gave %.1f clips/s, training could take %.1f)",
-            *(name, spent["iterations"], format_duration(spent["seconds"]), waiting, reading),
-            reading / max(1 - share, 1e-9),
-        )
+        record = {"type": "phase", "iteration": self._progress.iteration, "phase": step.phase}
+        self._write(record | spent | {"seconds": round(spent["seconds"], 3)})
+        text = "%s: %d iterations took %s, %.0f %% waiting for data"
+        took = format_duration(spent["seconds"])
+        logger.info(text, name, spent["iterations"], took, 100 * share)
         if share > _LIMIT and spent["seconds"] > _SECONDS:
             logger.warning("loading was the limit of %s, not the model: %s", name, self._advice)
 

@@ -42,13 +42,12 @@ def multi_view_test(recipe: Recipe, world: World, run: Run | None) -> dict[str, 
     checkpoint where nothing was trained. OUTPUT_DIR gets the model's tables and, where they are
     asked for, its predictions."""
     dataset = build_dataset(recipe, "test")
-    named = set[str]()
     metrics = dict[str, float]()
     local = max(1, recipe.test.batch_size * recipe.num_shards // world.size)
     models = [_tested_model(recipe, world)] if run is None else run.models
     stop = None if run is None else run.stop
     for model, suffix in zip(models, ("", EMA), strict=False):
-        evaluation = evaluate(model, recipe, dataset, local, world, stop, named)
+        evaluation = evaluate(model, recipe, dataset, local, world, stop)
         metrics |= with_suffix(evaluation.metrics, suffix)
         logger.info(
             "test%s on %d views × %d crops: %s",

@@ -61,12 +61,11 @@ def test_what_ends_a_run_is_escaped_on_the_terminal(capsys):
     assert capsys.readouterr().err == "error: \\x1b[2Ja.mp4 is no video\n"
 
 
-def test_a_machine_that_cannot_write_says_so_once_and_warns_on_its_terminal(tmp_path, capsys):
+def test_a_machine_that_cannot_write_warns_on_its_terminal(tmp_path, capsys):
     (tmp_path / "logs").touch()  # where the folder would be
     for rank in (8, 9):
         say(tmp_path, rank, f"of {rank}", local_rank=rank - 8)
     said = capsys.readouterr().err
-    assert said.count("no log files") == 1
     assert "of 8!" in said
     assert "of 9!" in said
     assert "of 8\n" not in said

@@ -66,11 +66,9 @@ def with_precision(recipe: Recipe, on_gpu: bool) -> Recipe:
     """
     if recipe.train.mixed_precision != "auto":
         return recipe
-    amx = torch.cpu._is_amx_tile_supported()
     wide = recipe.model.arch != "hf" and recipe.resnet.width_per_group >= _WIDE
-    network = f"a {'wide' if wide else 'thin'} network, a processor with{'' if amx else 'out'} AMX"
-    mixed = on_gpu or (amx and wide)
-    logger.info("TRAIN.MIXED_PRECISION auto is %s: %s", mixed, "on a GPU" if on_gpu else network)
+    mixed = on_gpu or (torch.cpu._is_amx_tile_supported() and wide)
+    logger.info("TRAIN.MIXED_PRECISION auto is %s", mixed)
     return recipe.replaced({"TRAIN.MIXED_PRECISION": mixed})
 
 

@@ -248,11 +248,12 @@ class Record:
             "seconds_left": round(left, 1),
         }
         self._write(record)
+        waiting = f"{100 * spent['loading_share']:.0f} %% waiting for data"
         logger.info(
             f"iteration %(iteration)d/{self._schedule.iterations} epoch %(epoch).2f "
             f"phase {step.phase + 1}/{len(self._schedule.phases)} {step.shape} LR %(lr).4g "
             f"loss %(loss).4f{' top-1 %(top1).1f' * has_top1} %(clips_per_second).1f clips/s "
-            f"({spent['loading_share']:.0%}% waiting for data), {format_duration(left)} left",
+            f"({waiting}), {format_duration(left)} left",
             record,
         )
 
@@ -264,9 +265,12 @@ class Record:
         share = spent["loading_share"]
         record = {"type": "phase", "iteration": self._progress.iteration, "phase": step.phase}
         self._write(record | spent | {"seconds": round(spent["seconds"], 3)})
-        text = "%s: %d iterations took %s, %.0f %% waiting for data"
-        took = format_duration(spent["seconds"])
-        logger.info(text, name, spent["iterations"], took, 100 * share)
+        reading = spent["clips"] / spent["seconds"]
+        logger.info(
+            f"{name}: {spent['iterations']} iterations took {format_duration(spent['seconds'])}, "
+            f"{100 * share:.0f} % waiting for data (reading gave {reading:.1f} clips/s, training "
+            f"could take {reading / max(1 - share, 1e-9):.1f})"
+        )
         if share > _LIMIT and spent["seconds"] > _SECONDS:
             logger.warning("loading was the limit of %s, not the model: %s", name, self._advice)
 

@@ -146,15 +146,6 @@ def test_a_checkpoint_of_another_recipe_and_nothing_of_that_run_is_touched(
     assert after == before
 
 
-def test_torn_checkpoints(command_line: Command, finished: Path):
-    paths = checkpoints.all_checkpoints(finished)
-    for path in paths:
-        path.write_bytes(path.read_bytes()[:5000])
-    answer = command_line(finished)
-    assert_refused(answer, "no checkpoint in ", f"{paths[-1]} is damaged", "TRAIN.AUTO_RESUME")
-    assert checkpoints.all_checkpoints(finished) == paths
-
-
 def test_a_run_that_is_continued_keeps_its_number_of_classes(
     tiny_config: Callable[..., Recipe], tmp_path: Path
 ):

@@ -8,7 +8,6 @@ import pytest
 import torch
 
 from slowfast_patches.train.record.log import setup_logging
-from slowfast_patches.utils.command_line import report
 from slowfast_patches.utils.distributed import World
 
 
@@ -54,11 +53,6 @@ def test_control_characters_of_names_are_logged_escaped(tmp_path, capsys):
             r"INFO \x1b[2J\x07.mp4",
             r"WARNING \x1b[2J\x07.mp4!",
         ]
-
-
-def test_what_ends_a_run_is_escaped_on_the_terminal(capsys):
-    assert report(ValueError("\x1b[2Ja.mp4 is no video")) == 2
-    assert capsys.readouterr().err == "error: \\x1b[2Ja.mp4 is no video\n"
 
 
 def test_a_machine_that_cannot_write_warns_on_its_terminal(tmp_path, capsys):

@@ -98,16 +98,6 @@ def test_the_scores_are_those_of_the_test(trained, videos, overrides):
     assert (found[0] - found[1]).abs().max() > 1e-3
 
 
-def test_the_accuracy_is_that_of_the_run(trained, videos, predict, opened, multigrid_run, caplog):
-    status, out, err = predict("--checkpoint", trained, "--json", "--top", 1, *videos)
-    assert (status, err) == (0, "")
-    assert [record for record in caplog.records if record.levelname == "WARNING"] == []
-    found = json.loads(out)
-    assert [row["video"] for row in found] == videos
-    right = [row["classes"][0]["name"] == Path(row["video"]).stem[:-5] for row in found]
-    assert 100 * sum(right) / len(right) == opened(multigrid_run).result["top1"]
-
-
 def test_all_classes_at_most_and_numbers_where_there_are_no_names(
     trained, videos, predict, tmp_path
 ):

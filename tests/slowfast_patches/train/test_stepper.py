@@ -214,16 +214,6 @@ def test_parts_that_are_not_of_whole_groups_are_refused(parts, bn_size, processe
     with pytest.raises(ValueError, match=said):
         check_speed_of_schedule(cfg, schedule(bn_size), processes)
     check_speed_of_schedule(config(), schedule(bn_size), processes)
-    check_speed_of_schedule(cfg, schedule(1), processes)
-
-
-def test_groups_that_processes_share_have_no_parts():
-    rate = SteppedRate(ends=(30.0,), rates=(0.1,))
-    plan = make_schedule(
-        Shape(8, 4, 16), 400, rate, long_cycle=(), short_cycle=(), epoch_factor=1, bn_size=8
-    )
-    with pytest.raises(ValueError, match=r"has 4 clips in BN groups of 8,.* a divisor of 1, or"):
-        check_speed_of_schedule(config(SOLVER__ACCUMULATION_STEPS=2), plan, 2)
 
 
 # Compiling. The compiler itself is torch's: what is traced runs as it is.

@@ -84,7 +84,7 @@ def checkpoint_of(path: Path) -> Path:
 
 
 def describe_last(output_dir: str | Path) -> str:
-    """Where a run that stops can go on from, in words."""
+    """The last checkpoint of a run, as a clause of a message."""
     path = last_checkpoint(output_dir)
     if path is None:
         return "there is no checkpoint yet"

@@ -1,4 +1,4 @@
-"""The training loop: the schedule says what each iteration is, and what follows it."""
+"""The training loop: each iteration of the schedule, and what follows it."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ def train(run: Run) -> None:
 
     Raises:
         TrainingInterruptedError: a signal asked to stop; the state is saved.
-        TrainingStoppedError: it cannot go on; says why, and where it can be resumed.
+        TrainingStoppedError: it cannot go on; the message has the reason and the checkpoint.
     """
     start = run.progress.iteration
     if run.progress.evaluation_due:  # the run that is resumed was stopped before it
@@ -122,14 +122,14 @@ def save(run: Run, *, best_alone: bool = False) -> None:
     """Begin to write a checkpoint and, where it is the best, the best one, or that alone. Every
     rank calls this: running statistics are averaged."""
     clock = run.record.clock
-    own = None
+    of_ranks = None
     with clock.time("saving"):
         if run.progress.iteration not in run.evaluated_after | run.saved_after:
-            own = buffers_of_ranks(run.models, run.world)
+            of_ranks = buffers_of_ranks(run.models, run.world)
         average_running_stats(run.models)
         if not best_alone:
             run.progress.seconds = clock.seconds
         if run.world.is_main:
-            last = to_checkpoint(run, own)
+            last = to_checkpoint(run, of_ranks)
             best = [best_of(run, last)] if _is_best(run) else []
             run.writer.save(*best, *([] if best_alone else [last]))

@@ -67,7 +67,7 @@ def run(recipe: Recipe, init_method: str | None = None) -> None:
 
     Raises:
         ValueError: the recipe cannot run as it is; raised before anything is trained.
-        SystemExit: one of several processes failed, and has said why.
+        SystemExit: one of several processes failed, and has logged why.
     """
     patching.apply()
     launch(recipe, init_method, _main, _check)
@@ -121,7 +121,7 @@ def _check_training(recipe: Recipe, world_size: int) -> None:
 
 
 def _count_videos(recipe: Recipe, split: str) -> int:
-    """Videos in a list that parses, after a look whether they are where it says."""
+    """The number of videos in a list that parses, one of the first of which exists."""
     videos = read_list(recipe, split)
     paths = [videos[number].path for number in range(min(_LOOKED_AT, len(videos)))]
     if not any(Path(path).exists() for path in paths):

@@ -114,14 +114,14 @@ class Stepper:
         labels = batch["labels"].to(self.device, non_blocking=True)
         outcomes = list[Outcome]()
         for part in in_parts(self.model, self.parts):
-            own = slice(part, None, self.parts)
-            set_clips(self.model, None if clips is None else clips[own], self.device)
-            self._set_extents(batch, own)
-            inputs = self.transform(batch["clips"][own], batch["flips"][own])
-            targets = labels[own]
+            micro = slice(part, None, self.parts)
+            set_clips(self.model, None if clips is None else clips[micro], self.device)
+            self._set_extents(batch, micro)
+            inputs = self.transform(batch["clips"][micro], batch["flips"][micro])
+            targets = labels[micro]
             if self._mixing is not None:
                 numbers = clips or range(step.first_clip, step.first_clip + len(labels))
-                targets = self._mixing(inputs, targets, numbers[own])
+                targets = self._mixing(inputs, targets, numbers[micro])
             mark("input")
             with self._exchange(part):
                 outcomes.append(self._pass(inputs, targets, mark))
@@ -142,14 +142,14 @@ class Stepper:
         mark("backward")
         return Outcome(loss.detach(), scores.detach(), labels)
 
-    def _set_extents(self, batch: Batch | None, own: slice = slice(None)) -> None:
+    def _set_extents(self, batch: Batch | None, micro: slice = slice(None)) -> None:
         """Set a transformer's extents for its next clips, if the batch has any; else, and between
         steps, they are 1."""
         if self.recipe.model.arch != "hf":
             return
         extents = cast(Mapping[str, Tensor], batch or {}).get("extents")
         if extents is not None:
-            extents = extents[own].to(self.device, non_blocking=True)
+            extents = extents[micro].to(self.device, non_blocking=True)
         set_extents(self.model, extents)
 
     def _exchange(self, part: int) -> AbstractContextManager[None]:

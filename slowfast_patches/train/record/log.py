@@ -35,7 +35,7 @@ def setup_logging(output_dir: str, world: World, kind: str = "train") -> None:
             raise
         handlers = [logging.StreamHandler()]
         level = logging.WARNING
-    logging.raiseExceptions = False  # where the disk is full, the record of the run says so
+    logging.raiseExceptions = False  # on a full disk the record of the run raises
     for handler in handlers:
         handler.setFormatter(_Formatter(_FORMAT, "%H:%M:%S"))
     logging.basicConfig(level=level, handlers=handlers, force=True)

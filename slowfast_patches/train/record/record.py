@@ -63,8 +63,8 @@ def count_unreadable(
     Raises as `check_count`, of an epoch's videos or, where mini-batches are as large, of all that
     were read from its start on.
     """
-    epoch, place = divmod(step.first_clip, schedule.num_videos)
-    stop = place + step.shape.batch
+    epoch, first = divmod(step.first_clip, schedule.num_videos)
+    stop = first + step.shape.batch
     counts[epoch] = counts.get(epoch, 0) + number
     where = f"epoch {epoch + 1} (iteration {step.iteration})"
     check_count(counts[epoch], max(schedule.num_videos, stop), fraction, where)
@@ -83,8 +83,8 @@ class Record:
     """Sums up iterations over all processes; in the main one, writes metrics.jsonl, events for
     TensorBoard, and the progress lines of the log.
 
-    Each phase ends with a report. `advice` says what to do where loading is the limit. What writes
-    raises TrainingStoppedError where the disk refuses.
+    Each phase ends with a report, and `advice` where loading is the limit. Methods that write
+    raise TrainingStoppedError where the disk refuses.
     """
 
     def __init__(self, recipe: Recipe, world: World, schedule: Schedule, advice: str) -> None:

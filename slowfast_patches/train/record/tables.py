@@ -143,6 +143,6 @@ def _write(path: Path, header: Sequence[object], rows: Iterable[Sequence[object]
 
 
 def _cell(value: object) -> str:
-    """The text of a cell; an apostrophe before it says that it is no formula."""
+    """The text of a cell, after an apostrophe where it would be taken for a formula."""
     text = printable(str(value))
     return f"'{text}" if text.startswith(_FORMULA) else text

@@ -216,10 +216,11 @@ class Record:
         iterations, training, loading = map(sub, self._now, start)
         seconds = max(training + loading, 1e-9)
         share = torch.tensor(loading / seconds, device=self._world.device)
-        steps = self._schedule.steps(int(start[0]), self._progress.iteration)
+        last = self._schedule.at(self._progress.iteration - 1)
+        first_clip = self._schedule.at(int(start[0])).first_clip
         return {
             "iterations": iterations,
-            "clips": sum(step.shape.batch for step in steps),
+            "clips": last.first_clip + last.shape.batch - first_clip,
             "seconds": seconds,
             "loading_share": round(float(max_over_ranks(share)), 4),
         }

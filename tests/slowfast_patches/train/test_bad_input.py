@@ -8,7 +8,6 @@ from pathlib import Path
 
 import pytest
 import torch
-import torch.distributed as dist
 
 from slowfast_patches.config.recipe import Recipe
 from slowfast_patches.train import checkpoint_files as checkpoints
@@ -87,28 +86,6 @@ def test_mistakes_in_the_recipe(
 def test_a_gpu_that_is_not_there(command_line: Command, tmp_path: Path):
     answer = command_line(tmp_path, "NUM_GPUS", 1)
     assert_refused(answer, "NUM_GPUS is 1, this machine has 0", "NUM_GPUS 0")
-
-
-def test_a_batch_that_does_not_divide_over_the_processes(
-    command_line: Command, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-):
-    agent = dist.TCPStore("127.0.0.1", 0, is_master=True, wait_for_workers=False)
-    for key, value in (
-        *(("WORLD_SIZE", "3"), ("GROUP_WORLD_SIZE", "1"), ("RANK", "0")),
-        *(("MASTER_ADDR", "127.0.0.1"), ("MASTER_PORT", str(agent.port))),
-        *(("TORCHELASTIC_USE_AGENT_STORE", "True"), ("TORCHELASTIC_RESTART_COUNT", "0")),
-        ("TORCHELASTIC_RUN_ID", "none"),
-    ):
-        monkeypatch.setenv(key, value)
-    assert_refused(command_line(tmp_path), "4 clips", "3 processes", "TRAIN.BATCH_SIZE 6")
-
-
-def test_a_line_that_does_not_parse(
-    command_line: Command, lists: Path, demo_data: Path, tmp_path: Path
-):
-    change_line(lists / "val.csv", 4, "a.mp4 -1")
-    answer = command_line(tmp_path / "run", *lists_of(lists, demo_data))
-    assert_refused(answer, f"{lists}/val.csv, line 4: ", "'a.mp4 -1'")
 
 
 @pytest.mark.parametrize("name", ["{lists}/train.csv", "../new.csv", "folder/train.csv"])

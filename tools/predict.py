@@ -23,10 +23,12 @@ Exit status: 0 if all videos are predicted, 1 if some cannot be read, 2 for an e
 """
 
 import argparse
+import itertools
 import json
 import os
 import sys
 from collections.abc import Sequence
+from itertools import takewhile
 from pathlib import Path
 from typing import Any
 
@@ -39,13 +41,12 @@ from torch import Tensor
 
 from slowfast_patches.config.recipe import KEYS, Recipe
 from slowfast_patches.datasets.lists.class_names import read_class_names
-from slowfast_patches.datasets.lists.dataset_lists import class_names
 from slowfast_patches.datasets.reading.files import frame_files, video_files
 from slowfast_patches.datasets.reading.scan import missing_frames
 from slowfast_patches.datasets.reading.video_record import UnreadableVideoError
-from slowfast_patches.train.checkpoint import checkpoint_of
+from slowfast_patches.train.checkpoint_files import checkpoint_of
 from slowfast_patches.train.predict import Predictor, read_checkpoint
-from slowfast_patches.train.record.tables import write_predictions
+from slowfast_patches.train.record.tables import names_of_data, write_predictions
 
 
 def parse_args(argv: list[str] | None = None) -> argparse.Namespace:
@@ -55,32 +56,25 @@ def parse_args(argv: list[str] | None = None) -> argparse.Namespace:
     add("--checkpoint", type=Path, required=True, metavar="FILE|DIR")
     add("--cfg", type=Path, metavar="FILE", help="the recipe of the weights")
     add("--top", type=int, default=5, metavar="K", help="classes (%(default)s)")
-    add(
-        "--classes",
-        type=Path,
-        metavar="FILE",
-        help=".json: a list of names or a mapping from name to number; else a name a line",
-    )
+    names = ".json: a list of names or a mapping from name to number; else a name a line"
+    add("--classes", type=Path, metavar="FILE", help=names)
     add("--output", type=Path, metavar="FILE.csv", help="write the probabilities of all classes")
     add("--json", action="store_true", help="print JSON, and nothing else")
-    parser.add_argument("videos", nargs="+", metavar="VIDEO [KEY VALUE]")
+    add("videos", nargs="+", metavar="VIDEO [KEY VALUE]")
     args = parser.parse_intermixed_args(argv)
     if args.top < 1:
         parser.error("--top takes 1 or more")
-    if args.output and args.output.suffix != ".csv":
-        parser.error("--output takes a name that ends in .csv")
-    sections = {name.partition(".")[0] for name in KEYS}
-    keys = [i for i, item in enumerate(args.videos) if _is_key(item, sections)]
-    first = keys[0] if keys else len(args.videos)
-    args.overrides = args.videos[first:]
-    args.videos = args.videos[:first]
+    words = args.videos
+    args.videos = list(takewhile(lambda word: not _is_key(word), words))
+    args.overrides = words[len(args.videos) :]
     if not args.videos:
         parser.error("no video is given")
     return args
 
 
-def _is_key(item: str, sections: Any) -> bool:
-    return item.split(".")[0] in sections and not Path(item).exists()
+def _is_key(word: str) -> bool:
+    sections = {name.partition(".")[0] for name in KEYS}
+    return word.partition(".")[0] in sections and not Path(word).exists()
 
 
 @tool()
@@ -92,34 +86,33 @@ def main(argv: list[str] | None = None) -> int:
         print(f"the checkpoint is {path}", file=sys.stderr)
     recipe, stored = read_checkpoint(path, args.cfg, args.overrides)
     predictor = Predictor(recipe, path)
-    videos = [video for path in args.videos for video in videos_at(path)]
-    names = find_names(args.classes, stored, path, recipe)
-    if args.output:
-        args.output.parent.mkdir(parents=True, exist_ok=True)
+    names = find_names(args.classes, stored, recipe)
     results = list[dict[str, Any]]()
-    probabilities = list[Tensor | None]()
-    for video in videos:
+    probabilities = dict[str, Tensor | None]()
+    for video in itertools.chain.from_iterable(map(videos_at, args.videos)):
         try:
-            scores = predictor(video)
+            scores = probabilities[video] = predictor(video)
             missing = missing_frames(video)
         except UnreadableVideoError as error:
             print(f"{video} {error}", file=sys.stderr)
-            probabilities.append(None)
+            probabilities[video] = None
             results.append({"video": video, "error": str(error)})
             continue
         if missing:
             text = f"{missing} of its frames are missing, and the others are scored"
             print(f"warning: {video} is cut off: {text}", file=sys.stderr)
-        probabilities.append(scores)
         classes = best(scores, args.top, names)
         results.append({"video": video, "classes": classes})
         if not args.json:
-            print(format_classes(video, classes), flush=True)
+            print(video)
+            for row in classes:
+                name = row["name"] or f"class {row['number']}"
+                print(f"  {100 * row['probability']:5.1f} %  {name}", flush=True)
     if args.output:
-        write_predictions(args.output, videos, probabilities, names)
+        write_predictions(args.output, list(probabilities), list(probabilities.values()), names)
     if args.json:
         print(json.dumps(results, indent=2, ensure_ascii=False))
-    return int(any("error" in result for result in results))
+    return int(None in probabilities.values())
 
 
 def videos_at(path: str) -> list[str]:
@@ -129,27 +122,17 @@ def videos_at(path: str) -> list[str]:
 
 
 def find_names(
-    given: Path | None, stored: Sequence[str] | None, checkpoint: Path, recipe: Recipe
+    given: Path | None, stored: Sequence[str] | None, recipe: Recipe
 ) -> Sequence[str] | None:
     """The names of the model's classes: those in a file, those stored in the checkpoint, or those
     beside the lists; None, with a warning, where there are none."""
     count = recipe.model.num_classes
-    if given:
-        if len(names := read_class_names(given)) != count:
-            raise ValueError(f"{given} has {len(names)} names, and the model has {count} classes")
-        return names
-    if stored:
-        return stored
-    why = (
-        f"neither {checkpoint} nor DATA.PATH_TO_DATA_DIR {recipe.data.path_to_data_dir!r} has names"
-    )
-    try:
-        if found := class_names(recipe):
-            return found
-    except ValueError as error:
-        why = str(error)
-    print(f"warning: classes are shown by number: {why}; give --classes FILE", file=sys.stderr)
-    return None
+    names = read_class_names(given) if given else stored or names_of_data(recipe)
+    if given and names and len(names) != count:
+        raise ValueError(f"{given} has {len(names)} names, and the model has {count} classes")
+    if names is None:
+        print("warning: classes are shown by number; give --classes FILE", file=sys.stderr)
+    return names
 
 
 def best(scores: Tensor, top: int, names: Sequence[str] | None) -> list[dict[str, Any]]:
@@ -159,15 +142,6 @@ def best(scores: Tensor, top: int, names: Sequence[str] | None) -> list[dict[str
         {"number": number, "name": names[number] if names else None, "probability": value}
         for value, number in zip(values.tolist(), numbers.tolist(), strict=True)
     ]
-
-
-def format_classes(video: str, classes: Sequence[dict[str, Any]]) -> str:
-    """A video's classes, their probabilities in per cent."""
-    names = [row["name"] or f"class {row['number']}" for row in classes]
-    rows = zip(names, classes, strict=True)
-    return "\n".join(
-        [video, *(f"  {100 * row['probability']:5.1f} %  {name}" for name, row in rows)]
-    )
 
 
 if __name__ == "__main__":

@@ -36,7 +36,7 @@ from __future__ import annotations
 import os
 import sys
 
-# Without this torch adds pages of its own call stack when a connection ends.
+# Without this torch adds pages of C++ call stack to the error of a lost connection.
 os.environ.setdefault("TORCH_CPP_LOG_LEVEL", "ERROR")
 
 from slowfast_patches.utils import command_line

@@ -48,7 +48,7 @@ def process_device(recipe: Recipe, local_rank: int) -> torch.device:
 
 
 def _share_cores(recipe: Recipe) -> None:
-    """On the CPU, leave a core to each worker that reads; OMP_NUM_THREADS has the last word.
+    """On the CPU, leave a core to each worker that reads; an existing OMP_NUM_THREADS is respected.
 
     A worker that takes the core of one of torch's threads makes the others wait for it at every
     operation: with 2 threads and a busy worker on 2 cores, steps took half as long again.
@@ -66,11 +66,9 @@ def with_precision(recipe: Recipe, on_gpu: bool) -> Recipe:
     """
     if recipe.train.mixed_precision != "auto":
         return recipe
-    amx = torch.cpu._is_amx_tile_supported()
     wide = not recipe.model.family.is_transformer and recipe.resnet.width_per_group >= _WIDE
-    network = f"a {'wide' if wide else 'thin'} network, a processor with{'' if amx else 'out'} AMX"
-    mixed = on_gpu or (amx and wide)
-    logger.info("TRAIN.MIXED_PRECISION auto is %s: %s", mixed, "on a GPU" if on_gpu else network)
+    mixed = on_gpu or (torch.cpu._is_amx_tile_supported() and wide)
+    logger.info("TRAIN.MIXED_PRECISION auto is %s", mixed)
     return recipe.replaced({"TRAIN.MIXED_PRECISION": mixed})
 
 
@@ -94,8 +92,8 @@ def keep_memory_whole() -> None:
     """Have the GPU's memory claimed in segments that grow; before this process uses the GPU.
 
     Shapes change for days. What the tensors of one have left free serves those of the next,
-    whatever their sizes, only where it is not cut up in blocks. Who sets PYTORCH_ALLOC_CONF decides
-    for himself.
+    whatever their sizes, only where it is not cut up in blocks. An existing PYTORCH_ALLOC_CONF is
+    respected.
     """
     if not any(name in os.environ for name in _ALLOCATORS):
         os.environ[_ALLOCATORS[0]] = "expandable_segments:True"

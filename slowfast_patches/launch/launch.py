@@ -27,7 +27,7 @@ Check = Callable[[Recipe], None]
 
 
 def processes_of(recipe: Recipe) -> int:
-    """Processes of a run over all machines, as its launcher or else the config says."""
+    """Processes of a run over all machines, by its launcher, else by the recipe."""
     return find_placement(recipe, os.environ).size
 
 
@@ -66,8 +66,8 @@ def launch(recipe: Recipe, init_method: str | None, main: Main, check: Check | N
         check: called with the recipe by each command before it starts processes or joins others.
 
     Raises:
-        ValueError: launchers contradict each other, nobody says where machines meet, or `check`
-            raised it.
+        ValueError: launchers contradict each other, machines have no address to meet at, or
+            `check` raised it.
         ToolError, SystemExit: as `start_workers`.
     """
     placement = find_placement(recipe, os.environ, init_method)

@@ -26,7 +26,7 @@ class Placement:
     per_machine: processes on each machine.
     local_rank: this process's number on its machine; None where the command starts all of them.
     address: HOST:PORT of the first machine, where the processes meet; None where torchrun knows it,
-        or nobody has said.
+        or it is not given.
     """
 
     launcher: str
@@ -70,7 +70,7 @@ def find_placement(
 ) -> Placement:
     """The placement that a recipe and a launcher's environment variables describe.
 
-    torchrun has the first word (TORCHELASTIC_RUN_ID): one under each of srun's tasks is common
+    torchrun takes precedence (TORCHELASTIC_RUN_ID): one under each of srun's tasks is common
     practice. Then srun, where its step has several tasks: `srun --pty bash` has one, and a batch
     script none. Else the host's convention: NUM_GPUS processes, or one on the CPU, on each of
     NUM_SHARDS machines, of which this is number SHARD_ID.
@@ -97,11 +97,11 @@ def find_placement(
             f"{launcher} starts {placement.per_machine} processes on each machine, NUM_GPUS says "
             f"{recipe.num_gpus}; make them the same"
         )
-    given = (recipe.num_shards, recipe.shard_id)  # may repeat what the launcher says
-    if given not in {(1, 0), (machines, 0), (machines, placement.machine)}:
+    asked = (recipe.num_shards, recipe.shard_id)  # may repeat what the launcher says
+    if asked not in {(1, 0), (machines, 0), (machines, placement.machine)}:
         raise ValueError(
             f"{launcher} says NUM_SHARDS {machines} and SHARD_ID {placement.machine}, the recipe "
-            f"{given[0]} and {given[1]}; leave them out under {launcher}"
+            f"{asked[0]} and {asked[1]}; leave them out under {launcher}"
         )
     return placement
 

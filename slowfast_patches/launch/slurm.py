@@ -54,7 +54,7 @@ class Slurm:
     hours: of one job, after which it is requeued and goes on, `requeues` times at most.
     limit: jobs of an array that run at the same time.
     cpus: cores for each process.
-    warning_seconds: before its end a job is told to save: an iteration and a checkpoint must fit.
+    warning_seconds: time left when a job is warned: an iteration and a checkpoint must fit.
     options: further options of sbatch, such as account.
 
     Raises:
@@ -123,7 +123,7 @@ def make_executor(
 
 
 def batch_file(executor: submitit.SlurmExecutor) -> str:
-    """What sbatch would be given for one job."""
+    """The batch file of one job."""
     return executor._make_submission_file_text(executor._submitit_command_str, "")
 
 

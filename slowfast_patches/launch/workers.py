@@ -225,19 +225,19 @@ def _join(recipe: Recipe) -> None:
 def _end(error: BaseException, rank: int, local_rank: int) -> NoReturn:
     """Report a failure and end this process, whatever its threads and collectives wait for.
 
-    A rank reports its own failure; of what all have in common, the first of each machine does.
+    Each rank reports its own failure; the first of each machine reports what all have in common.
     """
     try:
-        speaks = local_rank == 0 or not isinstance(error, JoiningError)
+        reports = local_rank == 0 or not isinstance(error, JoiningError)
         if isinstance(error, TrainingInterruptedError):
-            speaks = rank == 0
+            reports = rank == 0
         elif _is_lost(error):
             time.sleep(_LOST_SECONDS)
             line = str(error).partition("\n")[0]
             error = ToolError(f"another rank failed; see its log ({line})")
-            speaks = local_rank == 0
+            reports = local_rank == 0
         signal.signal(signal.SIGTERM, signal.SIG_IGN)  # its launcher's, once another has ended
-        report(error, f"rank {rank}: ", terminal=speaks)
+        report(error, f"rank {rank}: ", terminal=reports)
         logging.shutdown()
         for child in multiprocessing.active_children():
             child.kill()

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import itertools
 import logging
 import math
-from collections.abc import Iterable, Iterator
+import time
+from collections.abc import Iterable
 from statistics import fmean
 from typing import Any, NamedTuple
 
@@ -23,8 +25,11 @@ from slowfast_patches.datasets.loader import (
 from slowfast_patches.launch.stopping import StopRequest, TrainingInterruptedError
 from slowfast_patches.models.inputs import InputTransform
 from slowfast_patches.models.solver import Precision
-from slowfast_patches.train.record.clock import Clock, TimeSpent
-from slowfast_patches.train.record.record import TooManyUnreadableError, check_count
+from slowfast_patches.train.record.record import (
+    TooManyUnreadableError,
+    check_count,
+    log_unreadable,
+)
 from slowfast_patches.train.running_stats import keep_buffers, update_precise_bn
 from slowfast_patches.utils.distributed import World, gathered, max_over_ranks, sum_over_ranks
 from slowfast_patches.utils.tables import format_duration
@@ -65,68 +70,43 @@ def evaluate(
     batch_size: int,
     world: World,
     stop: StopRequest | None = None,
-    named: set[str] | None = None,
 ) -> Evaluation:
     """Score the videos of a split, each by the sum (or "max") over its clips that can be read.
 
     Each rank reads the clips of its share of the videos and scores `batch_size` at once; all get
-    the same result. `stop` is asked between mini-batches. Unreadable paths that are not `named` are
-    logged, and added.
+    the same result. `stop` is asked between mini-batches.
 
     Raises:
         TooManyUnreadableError: more videos than DATA.MAX_BAD_FRACTION, or all, cannot be read.
         TrainingInterruptedError: the run is asked to stop.
         ValueError: see `average_precisions`.
     """
+    start = time.perf_counter()
     model.eval()
     transform = InputTransform.of_recipe(recipe, world.device)
-    autocast = Precision(recipe, world.device).autocast
+    precision = Precision(recipe, world.device)
     batches: Iterable[Any] = evaluation_loader(recipe, dataset, batch_size, world.rank, world.size)
     if stop is not None:
         batches = stop.between(batches, evaluation_rounds(dataset, batch_size, world.size))
     scores = VideoScores(recipe, dataset, world.device)
     failures = dict[str, str]()
-    clock = Clock()
-    with clock.time("training"):
-        for batch in _waited_for(batches, clock, world.device):
-            failures |= batch["failures"]
-            read = (
-                batch[name].split(batch_size) for name in ("clips", "flips", "videos", "labels")
-            )
-            for clips, flips, videos, labels in zip(*read, strict=True):
-                if len(videos) > 0:
-                    with autocast():
-                        predictions = model(transform(clips, flips))
-                    scores.add(videos, predictions, labels)
-        _log_unreadable(failures, set() if named is None else named, world)
-        result = scores.result()
-    spent = TimeSpent(1, len(dataset), torch.tensor(gathered(clock.lap())))
+    for batch in batches:
+        failures |= batch["failures"]
+        read = (batch[name].split(batch_size) for name in ("clips", "flips", "videos", "labels"))
+        for clips, flips, videos, labels in zip(*read, strict=True):
+            if len(videos) > 0:
+                with precision.autocast():
+                    predictions = model(transform(clips, flips))
+                scores.add(videos, predictions, labels)
+    for path, reason in itertools.chain(*map(dict.items, gathered(failures))):
+        if world.is_main:
+            log_unreadable(path, reason, "its clips that cannot be read are not scored")
+    result = scores.result()
     if world.is_main:
-        logger.info(
-            "%d clips scored in %s: %.1f clips/s, %s",
-            *(len(dataset), format_duration(spent.seconds), len(dataset) / spent.seconds),
-            spent.waiting,
-        )
+        seconds = time.perf_counter() - start
+        text = "%d clips scored in %s: %.1f clips/s"
+        logger.info(text, len(dataset), format_duration(seconds), len(dataset) / seconds)
     return result
-
-
-def _waited_for(batches: Iterable[Any], clock: Clock, device: torch.device) -> Iterator[Any]:
-    """The mini-batches; waiting for them counts as loading."""
-    loading = iter(batches)
-    while True:
-        with clock.wait(device):
-            batch = next(loading, None)
-        if batch is None:
-            return
-        yield batch
-
-
-def _log_unreadable(failures: dict[str, str], named: set[str], world: World) -> None:
-    """Log each unreadable video of all ranks once, whatever the number of its clips."""
-    for path, reason in {p: r for own in gathered(failures) for p, r in own.items()}.items():
-        if path not in named and world.is_main:
-            named.add(path)
-            logger.warning("%s %s; its clips that cannot be read are not scored", path, reason)
 
 
 class VideoScores:
@@ -134,29 +114,26 @@ class VideoScores:
     split, from clips in any order, on any rank."""
 
     def __init__(self, recipe: Recipe, dataset: Any, device: torch.device) -> None:
-        videos = len(dataset.videos)
-        self._classes = recipe.model.num_classes
-        self._num_clips = len(dataset) // videos
+        self._recipe = recipe
+        self._num_clips = len(dataset) // len(dataset.videos)
         self._sums = recipe.data.ensemble_method == "sum"
-        self._max_bad = recipe.data.max_bad_fraction
-        # No score is the least: a maximum over a zero would lose negative ones.
-        nothing = 0.0 if self._sums else -math.inf
-        shape = (videos, self._classes)
-        self.scores = torch.full(shape, nothing, dtype=torch.float64, device=device)
-        several = recipe.data.multi_label
-        self.labels = torch.zeros(shape if several else shape[:1], dtype=torch.int64, device=device)
-        self.clips = torch.zeros(videos, dtype=torch.int64, device=device)
+        shape: tuple[int, ...] = (len(dataset.videos), recipe.model.num_classes)
+        # A maximum over a zero would lose negative scores.
+        least = 0.0 if self._sums else -math.inf
+        self.scores = torch.full(shape, least, dtype=torch.float64, device=device)
+        shape = shape if recipe.data.multi_label else shape[:1]
+        self.labels = torch.zeros(shape, dtype=torch.int64, device=device)
+        self.clips = torch.zeros(len(dataset.videos), dtype=torch.int64, device=device)
 
     def add(self, videos: Tensor, scores: Tensor, labels: Tensor) -> None:
         """Add N clips: the numbers of their videos, their scores and labels."""
         # Copies that wait for nothing: a GPU goes on while the next clips are read.
         videos = videos.to(self.scores.device, non_blocking=True)
-        scores = scores.double()
         if self._sums:
-            self.scores.index_add_(0, videos, scores)
+            self.scores.index_add_(0, videos, scores.double())
         else:
             rows = videos.view(-1, 1).expand_as(scores)
-            self.scores.scatter_reduce_(0, rows, scores, "amax")
+            self.scores.scatter_reduce_(0, rows, scores.double(), "amax")
         self.labels[videos] = labels.to(self.labels, non_blocking=True)
         self.clips.index_add_(0, videos, torch.ones_like(videos))
 
@@ -175,7 +152,7 @@ class VideoScores:
             precisions = average_precisions(scores, labels)
             metrics = {"map": fmean(p for p in precisions if p is not None)}
         else:
-            ranks = accuracy_ranks(self._classes)
+            ranks = accuracy_ranks(scores.shape[1])
             metrics = {f"top{k}": topk_accuracy(scores, labels, k) for k in ranks}
         return Evaluation(metrics | counts, self.scores, self.labels, scored)
 
@@ -186,10 +163,10 @@ class VideoScores:
         if unreadable == videos:
             text = f"none of the {videos} videos of the evaluation could be read"
             raise TooManyUnreadableError(f"{text}; check DATA.PATH_PREFIX and the list")
-        partly = int((self.clips < self._num_clips).sum()) - unreadable
-        check_count(unreadable + partly, videos, self._max_bad, "the evaluation")
+        damaged = int((self.clips < self._num_clips).sum())
+        check_count(damaged, videos, self._recipe.data.max_bad_fraction, "the evaluation")
         counts: dict[str, float] = {"videos": videos, "unreadable": unreadable}
-        return counts | ({"partly_read": partly} if partly else {})
+        return counts | ({"partly_read": damaged - unreadable} if damaged > unreadable else {})
 
 
 class Validation:
@@ -204,29 +181,26 @@ class Validation:
         self._dataset = dataset
         self._schedule = schedule
         self._videos = build_dataset(recipe, "val")
-        self._named = set[str]()
 
     def __call__(self, models: nn.ModuleList, step: Step) -> dict[str, float]:
         """Metrics after an iteration, of the model and, if there is one, its average, whose running
         statistics are averaged over the processes, or replaced; where `evaluate` raises, they are
         as they were."""
         put_back = keep_buffers(models)
+        clips = max(1, self._schedule.base.batch // self._world.size)
+        at_once = (clips, self._world, self._stop)
         metrics = dict[str, float]()
         try:
             for model, suffix in zip(models, ("", EMA), strict=False):
                 average_running_stats(model)
                 if self._recipe.bn.use_precise_stats:
                     self._update_precise_bn(model, step)
-                metrics |= with_suffix(self._evaluate(model), suffix)
+                evaluation = evaluate(model, self._recipe, self._videos, *at_once)
+                metrics |= with_suffix(evaluation.metrics, suffix)
         except (TrainingInterruptedError, TooManyUnreadableError):
             put_back()
             raise
         return {name: round(value, 4) for name, value in metrics.items()}
-
-    def _evaluate(self, model: nn.Module) -> dict[str, float]:
-        clips = max(1, self._schedule.base.batch // self._world.size)
-        at_once = (clips, self._world, self._stop, self._named)
-        return evaluate(model, self._recipe, self._videos, *at_once).metrics
 
     def _update_precise_bn(self, model: nn.Module, step: Step) -> None:
         recipe = self._recipe
@@ -257,7 +231,7 @@ def average_precisions(scores: Tensor, labels: Tensor) -> list[float | None]:
     Raises:
         ValueError: no video has a class; a score is not a number.
     """
-    from sklearn.metrics import average_precision_score  # takes seconds, and few recipes need it
+    from sklearn.metrics import average_precision_score  # takes seconds to import
 
     if not labels.any():
         raise ValueError(f"no mAP: none of the {len(labels)} videos has one label; check the list")

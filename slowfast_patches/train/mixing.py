@@ -52,8 +52,8 @@ class Mixing:
         others = _sent(torch.tensor(_neighbours(clips)), device)
         for pathway in pathways:
             pathway.lerp_(pathway[others], added.to(pathway.dtype))
-        own = F.one_hot(labels, self._classes).float() if labels.ndim == 1 else labels
-        return own.lerp(own[others], added.mean((1, 2, 3, 4))[:, None])
+        targets = F.one_hot(labels, self._classes).float() if labels.ndim == 1 else labels
+        return targets.lerp(targets[others], added.mean((1, 2, 3, 4))[:, None])
 
     def draw(self, number: int, crop: int) -> tuple[float, int, int, int, int]:
         """What a clip takes of its neighbour: a share of the pixels in a box of rows [top, bottom)
@@ -73,11 +73,11 @@ class Mixing:
 
 
 def _neighbours(clips: Sequence[int]) -> list[int]:
-    """The place of each clip's neighbour among these, the first's being the second in the stream,
-    the third's the fourth; the last's of an odd number its own."""
+    """The index of each clip's neighbour: the first and second in the stream are neighbours, so are
+    the third and fourth; of an odd number the last is its own."""
     others = list(range(len(clips)))
-    places = sorted(range(len(clips)), key=clips.__getitem__)
-    for one, two in zip(places[::2], places[1::2], strict=False):
+    ordered = sorted(others, key=clips.__getitem__)
+    for one, two in zip(ordered[::2], ordered[1::2], strict=False):
         others[one] = two
         others[two] = one
     return others

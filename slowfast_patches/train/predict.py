@@ -21,7 +21,7 @@ from slowfast_patches.models.build import build_model
 from slowfast_patches.models.inputs import InputTransform
 from slowfast_patches.models.solver import Precision
 from slowfast_patches.models.weights import load_weights
-from slowfast_patches.train.checkpoint import load
+from slowfast_patches.train.checkpoint_files import load
 
 __all__ = ["Predictor", "read_checkpoint"]
 
@@ -32,19 +32,19 @@ def read_checkpoint(
     """The recipe to predict with, that of a file or the one that a checkpoint was trained with, and
     the names of the classes, None where the checkpoint has none. Raises ValueError for a checkpoint
     that cannot be read, and for a recipe that is missing or wrong."""
-    names = None
     try:
         checkpoint = load(path)
     except ValueError as error:  # weights of another kind, which `Predictor` reads
         if recipe_file is None:
             raise ValueError(f"{error}; of other weights, give their recipe: --cfg FILE") from error
-    else:
-        names = checkpoint.class_names
+        checkpoint = None
     if recipe_file is not None:
         recipe = load_recipe(recipe_file, overrides)
     else:
+        assert checkpoint is not None
         recipe = parse_recipe(checkpoint.cfg, f"the config in {path}", overrides)
     check_recipe(recipe)
+    names = checkpoint and checkpoint.class_names
     return recipe, names if names and len(names) == recipe.model.num_classes else None
 
 
@@ -71,28 +71,27 @@ class Predictor:
         Raises:
             UnreadableVideoError: the video cannot be read; says why.
         """
-        at_once = max(1, self._recipe.test.batch_size // max(1, self._recipe.num_gpus))
-        parts = torch.split(self.clips(path), at_once)
-        scores = torch.cat([self._score(clips) for clips in parts])
-        return scores.mean(0) if self._recipe.data.ensemble_method == "sum" else scores.amax(0)
+        recipe = self._recipe
+        at_once = max(1, recipe.test.batch_size // max(1, recipe.num_gpus))
+        with self._precision.autocast():
+            parts = [
+                self._model(self._transform(clips, torch.zeros(len(clips), dtype=torch.bool)))
+                for clips in torch.split(self.clips(path), at_once)
+            ]
+        scores = torch.cat(parts).double().cpu()
+        return scores.mean(0) if recipe.data.ensemble_method == "sum" else scores.amax(0)
 
     def clips(self, path: str) -> Tensor:
         """The clips that a video is tested on, (views × crops, T, S, S, 3) uint8."""
         recipe = self._recipe
-        record = scan(path, self._recipe.data.max_frame_pixels)
+        record = scan(path, recipe.data.max_frame_pixels)
         views = (recipe.test.num_ensemble_views, recipe.test.num_spatial_crops)
-        crop = recipe.data.test_crop_size
         video = record.video
         if dataset_of(recipe, "test").counts_frames:
             video = video._replace(fps=float(recipe.data.target_fps))
         sampling = sampling_of(recipe, "test")
+        crop = recipe.data.test_crop_size
         clips = empty_clips(views[0] * views[1], recipe.data.num_frames, crop)
         plans = [sampling.evaluation_plan(video, part, views, crop) for part in range(len(clips))]
         read_clips(path, record, plans, [c.numpy() for c in clips], **reading_options(recipe))
         return clips
-
-    def _score(self, clips: Tensor) -> Tensor:
-        flips = torch.zeros(len(clips), dtype=torch.bool)
-        with self._precision.autocast():
-            scores: Tensor = self._model(self._transform(clips, flips))
-        return scores.double().cpu()

@@ -2,11 +2,9 @@
 
 from __future__ import annotations
 
-import json
 import logging
 import math
 import os
-from collections.abc import Mapping
 from dataclasses import replace
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -14,8 +12,9 @@ from typing import Any, NamedTuple
 from slowfast_patches.config.keys import may_differ
 from slowfast_patches.config.recipe import Recipe, keys_of, parse_yaml, stored_keys
 from slowfast_patches.launch.placement import is_restart
-from slowfast_patches.train.checkpoint import Checkpoint, all_checkpoints, parse, read, set_aside
-from slowfast_patches.utils.files import written_whole
+from slowfast_patches.train.checkpoint import Checkpoint
+from slowfast_patches.train.checkpoint_files import all_checkpoints, parse, read, set_aside
+from slowfast_patches.utils.files import write_text
 
 __all__ = [
     "Resumable",
@@ -28,10 +27,8 @@ __all__ = [
 
 logger = logging.getLogger(__name__)
 
-_NOTE = "started_over.json"
-"""For which job the run started over."""
-_JOBS = ("SLURM_JOB_ID", "TORCHELASTIC_RUN_ID")
-"""What names a job: the same in all its attempts."""
+_NOTE = "started_over.txt"
+"""The job for which the run started over."""
 _RATES = ("SOLVER.BASE_LR", "SOLVER.COSINE_END_LR", "SOLVER.WARMUP_START_LR")
 _ELSE = "Use another OUTPUT_DIR, or TRAIN.AUTO_RESUME False to start over"
 
@@ -46,29 +43,25 @@ class Resumable(NamedTuple):
 def continues(recipe: Recipe) -> bool:
     """Whether a run goes on from the checkpoints in OUTPUT_DIR, if there are any: by default, and
     where the job is restarted after it has started over as TRAIN.AUTO_RESUME False asks."""
-    if recipe.train.auto_resume:
-        return True
     note = Path(recipe.output_dir, _NOTE)
-    if not is_restart(os.environ) or not note.exists():
-        return False
-    noted = json.loads(note.read_text(encoding="utf-8"))
-    # torchrun may give each attempt of a SLURM job an id of its own.
-    return any(noted.get(name) == value for name, value in _job().items())
+    restarted = is_restart(os.environ) and note.exists() and note.read_text() == _job()
+    return recipe.train.auto_resume or restarted
 
 
 def start_over(recipe: Recipe) -> None:
-    """Set the checkpoints in OUTPUT_DIR aside, unless the run continues them; a note says for which
-    job that was done. For the main process, before anything else."""
+    """Set the checkpoints in OUTPUT_DIR aside, unless the run continues them, and note the job for
+    which that was done. For the main process, before anything else."""
     if continues(recipe):
         return
     if kept := set_aside(recipe.output_dir):
         logger.warning("TRAIN.AUTO_RESUME False starts over; earlier checkpoints: %s", kept)
-    with written_whole(Path(recipe.output_dir, _NOTE)) as file:
-        file.write(json.dumps(_job()).encode())
+    write_text(Path(recipe.output_dir, _NOTE), _job())
 
 
-def _job() -> dict[str, str]:
-    return {name: os.environ[name] for name in _JOBS if name in os.environ}
+def _job() -> str:
+    """What all attempts of a job have in common; torchrun's id may change when SLURM requeues."""
+    names = ("SLURM_JOB_ID", "TORCHELASTIC_RUN_ID")
+    return next((f"{name}={os.environ[name]}" for name in names if name in os.environ), "")
 
 
 def find_resumable(recipe: Recipe) -> Resumable | None:
@@ -80,32 +73,26 @@ def find_resumable(recipe: Recipe) -> Resumable | None:
         ValueError: all are damaged, or the newest is of another recipe or trainer.
         OSError: the disk cannot read one, which may be undamaged.
     """
-    if not continues(recipe):
-        return None
     damaged = dict[Path, ValueError]()
-    for path in reversed(all_checkpoints(recipe.output_dir)):
+    for path in reversed(all_checkpoints(recipe.output_dir)) if continues(recipe) else ():
         try:
             content = read(path)
         except ValueError as error:
             damaged[path] = error
             continue
         checkpoint = parse(content, path)
-        if checkpoint.optimizer_state is None:
-            raise ValueError(f"{path} is a best checkpoint, which no training continues from")
         finished = Path(recipe.output_dir, "result.json").exists()
         if rates := check_same_recipe(checkpoint.cfg, recipe, path, rates_may_differ=not finished):
             change = f"after iteration {checkpoint.iteration}: {rates}"
             logger.warning("another learning rate %s", change)
             checkpoint = replace(checkpoint, rate_changes=[*checkpoint.rate_changes, change])
         for torn, reason in damaged.items():
-            aside = torn.replace(torn.with_name(f"{torn.name}.damaged"))
+            aside = torn.replace(f"{torn}.damaged")
             logger.warning("%s; renamed to %s, continuing from %s", reason, aside.name, path.name)
         return Resumable(path, checkpoint)
-    if damaged:
-        newest = next(iter(damaged))
+    for path, reason in damaged.items():
         raise ValueError(
-            f"no checkpoint in {newest.parent} can be read, the newest because {damaged[newest]}. "
-            + _ELSE
+            f"no checkpoint in {path.parent} can be read, the newest because {reason}. {_ELSE}"
         )
     return None
 
@@ -115,21 +102,17 @@ def check_same_recipe(
 ) -> str:
     """Raise ValueError if the recipe `stored` in a checkpoint is another, naming the keys. Returns
     the learning rates that differ, where they may and nothing else does; else ""."""
+    # As stored: a recipe that is loaded is fitted to its own NUM_GPUS, not to the run's processes.
     old = _as_trained(stored_keys(parse_yaml(stored)))
     new = _as_trained(keys_of(recipe))
-    differing = [
-        key
-        for key in sorted(old.keys() | new.keys())
-        if not may_differ(key) and not _equal(old.get(key), new.get(key))
-    ]
+    differing = [key for key in new if not may_differ(key) and not _equal(old[key], new[key])]
     if rates_may_differ and set(differing) <= set(_RATES):
         return ", ".join(f"{key} {new[key]:g} in place of {old[key]:g}" for key in differing)
-    lines = [f"  {key}: {old.get(key)} there, {new.get(key)} here" for key in differing]
-    if lines:
+    if differing:
+        lines = [f"  {key}: {old[key]} there, {new[key]} here\n" for key in differing]
         raise ValueError(
             f"{path} is of another recipe (batch and rates are over all NUM_SHARDS machines; where "
-            "they scale with the GPUs, continue on as many as there):\n"
-            + "\n".join([*lines, _ELSE])
+            f"they scale with the GPUs, continue on as many as there):\n{''.join(lines)}{_ELSE}"
         )
     return ""
 
@@ -146,14 +129,13 @@ def check_same_list(resumable: Resumable, list_path: Path, num_videos: int, dige
         )
 
 
-def _as_trained(flat: Mapping[str, Any]) -> dict[str, Any]:
-    """A config's keys, with the global batch in the place of one machine's."""
-    keys = dict(flat)
-    keys["TRAIN.BATCH_SIZE"] *= keys.pop("NUM_SHARDS")
-    return keys
+def _as_trained(keys: dict[str, Any]) -> dict[str, Any]:
+    """A recipe's keys, with the global batch in the place of one machine's."""
+    shards = keys.pop("NUM_SHARDS")
+    return keys | {"TRAIN.BATCH_SIZE": keys["TRAIN.BATCH_SIZE"] * shards}
 
 
 def _equal(one: Any, other: Any) -> bool:
     if isinstance(one, float) and isinstance(other, float):
-        return math.isclose(one, other, rel_tol=1e-9)
+        return math.isclose(one, other)
     return bool(one == other)

@@ -2,17 +2,16 @@
 
 from __future__ import annotations
 
+import json
 import logging
 import os
 from collections.abc import Iterator
-from contextlib import ExitStack, contextmanager, nullcontext
+from contextlib import contextmanager, nullcontext, suppress
 from datetime import timedelta
 from pathlib import Path
 
-import simplejson
 import torch
 
-from multigrid import Schedule
 from slowfast_patches import patching
 from slowfast_patches.config import check_recipe
 from slowfast_patches.config.recipe import Recipe
@@ -35,8 +34,7 @@ from slowfast_patches.models.flops import check_shapes
 from slowfast_patches.models.weights import check_file
 from slowfast_patches.plan.picture import plot_plan
 from slowfast_patches.plan.plan import format_plan, make_plan
-from slowfast_patches.train.checkpoint import (
-    DivergedError,
+from slowfast_patches.train.checkpoint_files import (
     best_checkpoint,
     describe_last,
     last_checkpoint,
@@ -61,7 +59,7 @@ logger = logging.getLogger(__name__)
 _LOOKED_AT = 20
 """Videos of a list of which one at least must be there."""
 _DEAD_WORKER = "DataLoader worker (pid"
-"""How torch begins to say that a process which reads clips is gone."""
+"""The beginning of torch's error where a process that reads clips is gone."""
 
 
 def run(recipe: Recipe, init_method: str | None = None) -> None:
@@ -69,7 +67,7 @@ def run(recipe: Recipe, init_method: str | None = None) -> None:
 
     Raises:
         ValueError: the recipe cannot run as it is; raised before anything is trained.
-        SystemExit: one of several processes failed, and has said why.
+        SystemExit: one of several processes failed, and has logged why.
     """
     patching.apply()
     launch(recipe, init_method, _main, _check)
@@ -85,8 +83,7 @@ def _check(recipe: Recipe) -> None:
     trains = recipe.train.enable
     check_recipe(recipe, world_size)
     check_gpus(recipe)
-    # Raises where it would replace a file of the user's.
-    predictions_path(recipe, "" if trains else "test_")
+    predictions_path(recipe)
     if trains:
         _check_training(recipe, world_size)
     if recipe.test.enable:
@@ -104,8 +101,8 @@ def _starts_main(recipe: Recipe) -> bool:
     return find_placement(recipe, os.environ).first_rank == 0
 
 
-def _check_training(recipe: Recipe, world_size: int) -> Schedule:
-    """The schedule, after trying what can be tried without the checkpoints in OUTPUT_DIR."""
+def _check_training(recipe: Recipe, world_size: int) -> None:
+    """Try what can be tried without the checkpoints in OUTPUT_DIR."""
     resumes = continues(recipe) and last_checkpoint(recipe.output_dir)
     if not resumes:
         class_names(recipe)  # raises where their number is not MODEL.NUM_CLASSES
@@ -121,11 +118,10 @@ def _check_training(recipe: Recipe, world_size: int) -> Schedule:
         )
     if given and _starts_main(recipe) and not resumes:
         check_file(given, recipe.train.checkpoint_type)
-    return schedule
 
 
 def _count_videos(recipe: Recipe, split: str) -> int:
-    """Videos in a list that parses, after a look whether they are where it says."""
+    """The number of videos in a list that parses, one of the first of which exists."""
     videos = read_list(recipe, split)
     paths = [videos[number].path for number in range(min(_LOOKED_AT, len(videos)))]
     if not any(Path(path).exists() for path in paths):
@@ -151,14 +147,11 @@ def _main(recipe: Recipe, world: World) -> None:
     with held(output_dir) if trains and world.is_main else nullcontext():
         setup_logging(output_dir, world, "train" if trains else "test")
         recipe = for_processes(recipe)
-        trained = None
-        metrics = None
-        with _dead_workers_explained(output_dir), ExitStack() as stack:
-            if trains:
-                patience = timedelta(seconds=recipe.dist_stall_seconds)
-                trained = _train(recipe, world, stack.enter_context(StopRequest(world, patience)))
-            if recipe.test.enable or not trains:
-                metrics = multi_view_test(recipe, world, trained)
+        stop = StopRequest(world, timedelta(seconds=recipe.dist_stall_seconds))
+        with _dead_workers_explained(output_dir), stop if trains else nullcontext():
+            trained = _train(recipe, world, stop) if trains else None
+            tests = recipe.test.enable or not trains
+            metrics = multi_view_test(recipe, world, trained) if tests else None
         if world.is_main:
             with writes("the result", output_dir):
                 write_result(recipe, world, trained, metrics)
@@ -173,36 +166,26 @@ def _train(recipe: Recipe, world: World, stop: StopRequest) -> Run:
     run = build_run(recipe, world, stop, resumable)
     if world.is_main:
         with writes("the plan", recipe.output_dir):
-            _prepare_folder(recipe, run)
+            _prepare_folder(run)
     with opened(run):
         prepare(run)
         compiled = without_compiling() if recipe.train.compile else nullcontext()
-        with run.clock.time("training"), compiled:
+        with run.record.clock.time("training"), compiled:
             train(run)
     return run
 
 
 @contextmanager
 def opened(run: Run) -> Iterator[None]:
-    """Open the files of the run in the body, and complete them after it. What ended the body is
-    raised; what fails in closing after that is noted with it."""
+    """Open the files of the run in the body, and complete them after it, whatever ends it."""
+    run.record.open(run.progress)
     try:
-        run.record.open(run.start, run.evaluation_due)
         yield
         run.writer.wait()
-    except BaseException as error:
-        for close in (run.writer.wait, run.record.close):
-            try:
-                close()
-            except Exception as another:
-                error.add_note(f"while the training ended: {another}")
-        if isinstance(error, DivergedError) and run.world.is_main:
-            error.add_note(
-                f"{describe_last(run.recipe.output_dir)}; the same command with a lower "
-                "SOLVER.BASE_LR goes on, with TRAIN.AUTO_RESUME False it starts over"
-            )
-        raise
-    run.record.close()
+    finally:
+        with suppress(TrainingStoppedError):  # of what has not ended the body, or was raised there
+            run.writer.wait()
+        run.record.close()
 
 
 def prepare(run: Run) -> None:
@@ -220,13 +203,13 @@ def prepare(run: Run) -> None:
 
     if world.device.type == "cuda" or run.recipe.train.compile:
         logger.info("a dry step of each shape before the training")
-        with run.clock.time("preparing"):
+        with run.record.clock.time("preparing"):
             # Connections between GPUs claim memory of their own, while there is some.
             sum_over_ranks(torch.zeros(1, device=world.device))
             dry_run(
                 run.stepper,
                 run.schedule,
-                start=run.start,
+                start=run.progress.iteration,
                 rank=world.rank,
                 world_size=world.size,
                 begin=begin,
@@ -234,38 +217,33 @@ def prepare(run: Run) -> None:
     run.stepper.network = parallel(run.stepper.network, world)
 
 
-def _prepare_folder(recipe: Recipe, run: Run) -> None:
+def _prepare_folder(run: Run) -> None:
     """Write OUTPUT_DIR's config.yaml and plan, and delete the results of a run that this one does
     not continue."""
+    recipe = run.recipe
     folder = Path(recipe.output_dir)
-    left = [folder / name for name in ("result.json", "result_classes.csv", "result_confusion.png")]
-    left += folder.glob(f"checkpoints/*{TEMPORARY}")
-    if predictions := predictions_path(recipe):
-        left.append(predictions)
-    best = best_checkpoint(folder)
-    if best is not None and not run.best:
-        left.append(best)
-    for path in left:
+    best = None if run.progress.best else best_checkpoint(folder)
+    names = ("result.json", "result_classes.csv", "result_confusion.png")
+    left = [*(folder / name for name in names), predictions_path(recipe), best]
+    for path in filter(None, [*left, *folder.glob(f"checkpoints/*{TEMPORARY}")]):
         path.unlink(missing_ok=True)
     (folder / "config.yaml").write_text(recipe.text, encoding="utf-8")
-    if run.start == 0 or run.rate_changes:
-        _write_plan(recipe, run)
+    if run.progress.iteration == 0 or run.progress.rate_changes:
+        _write_plan(run, folder)
 
 
-def _write_plan(recipe: Recipe, run: Run) -> None:
-    folder = Path(recipe.output_dir)
+def _write_plan(run: Run, folder: Path) -> None:
     plan = make_plan(run.schedule, run.flops)
     text = format_plan(plan)
     (folder / "plan.txt").write_text(text + "\n", encoding="utf-8")
-    (folder / "plan.json").write_text(simplejson.dumps(plan.to_json(), indent=2), encoding="utf-8")
-    plot_plan(run.schedule, learning_rate_of(recipe), folder / "plan.png")
-    if recipe.log_model_info:
+    (folder / "plan.json").write_text(json.dumps(plan.to_json(), indent=2), encoding="utf-8")
+    plot_plan(run.schedule, learning_rate_of(run.recipe), folder / "plan.png")
+    if run.recipe.log_model_info:
         base = run.schedule.base
-        parameters = sum(p.numel() for p in run.model.parameters())
         logger.info(
             "%s: %d parameters, %.3g training FLOPs per clip of %d frames of %d²",
-            *(recipe.model.arch, parameters, run.flops(base.frames, base.crop)),
-            *(base.frames, base.crop),
+            *(run.recipe.model.arch, sum(p.numel() for p in run.model.parameters())),
+            *(run.flops(base.frames, base.crop), base.frames, base.crop),
         )
     logger.info("the plan:\n%s", text)
 

@@ -8,12 +8,13 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
+from torch.nn.utils import parameters_to_vector, vector_to_parameters
 
 from multigrid import GroupedBatchNorm3d, set_group_size
 from multigrid.batchnorm import channel_moments
 from slowfast_patches.models.inputs import InputTransform
 from slowfast_patches.models.layers.dropout import set_clips
-from slowfast_patches.utils.distributed import World, sum_over_ranks
+from slowfast_patches.utils.distributed import World, gathered, sum_over_ranks
 
 __all__ = ["buffers_of_ranks", "in_parts", "keep_buffers", "set_buffers", "update_precise_bn"]
 
@@ -33,35 +34,27 @@ def buffers_of_ranks(model: nn.Module, world: World) -> Tensor | None:
     """
     if world.size == 1 or not _floats(model):
         return None
-    own = torch.cat([b.reshape(-1) for b in _floats(model)])
-    table = own.new_zeros(world.size, len(own), device=world.device)
-    table[world.rank] = own
-    return sum_over_ranks(table).cpu()
+    return torch.stack(gathered(parameters_to_vector(_floats(model)).cpu()))
 
 
 def set_buffers(model: nn.Module, rows: Tensor | None, world: World) -> None:
     """Give this process the running statistics that it had, if there are as many processes now."""
-    if rows is None or len(rows) != world.size:
-        return
-    buffers = _floats(model)
-    parts = torch.split(rows[world.rank], [b.numel() for b in buffers])
-    for buffer, part in zip(buffers, parts, strict=True):
-        buffer.copy_(part.view(buffer.shape))
+    if rows is not None and len(rows) == world.size:
+        vector_to_parameters(rows[world.rank].to(world.device), _floats(model))
 
 
 def in_parts(model: nn.Module, parts: int) -> Iterator[int]:
     """Yield micro-batch indices; run each through the model before resuming. Running statistics
     are updated once: to the mean of what each micro-batch makes of those before the first."""
-    buffers = list(model.buffers())
     floats = _floats(model)
     if parts == 1 or not floats:
         yield from range(parts)
         return
-    before = [buffer.clone() for buffer in buffers]
+    put_back = keep_buffers(model)
     sums = [torch.zeros_like(buffer) for buffer in floats]
     for part in range(parts):
         if part:
-            torch._foreach_copy_(buffers, before)
+            put_back()
         yield part
         torch._foreach_add_(sums, floats, alpha=1 / parts)
     torch._foreach_copy_(floats, sums)
@@ -85,46 +78,40 @@ def update_precise_bn(
 
     Clips are normalised meanwhile over `global_batch` of them, on any number of processes; the host
     takes each GPU's own. All mini-batches are of one size, and each process has as many and has
-    called `form_neighbours`. All BN is `GroupedBatchNorm3d`.
+    called `form_neighbours`. All BN is `GroupedBatchNorm3d`. fvcore's `update_bn_stats` does not
+    know of other processes.
     """
-    norms = [m for m in model.modules() if isinstance(m, nn.BatchNorm3d) and m.track_running_stats]
+    norms = [
+        m for m in model.modules() if isinstance(m, GroupedBatchNorm3d) and m.track_running_stats
+    ]
     if not norms:
         return
+    # Means of values and of their squares, summed over the mini-batches in double precision.
+    sums: dict[nn.Module, Tensor] = {
+        norm: torch.zeros(2, norm.num_features, dtype=torch.float64, device=world.device)
+        for norm in norms
+    }
+    count = torch.zeros((), device=world.device)
+
+    def observe(norm: nn.Module, inputs: tuple[Tensor, ...]) -> None:
+        sums[norm] += channel_moments(inputs[0])
+
     model.train()
     set_group_size(model, global_batch)
     set_clips(model, None)
-    assert all(isinstance(norm, GroupedBatchNorm3d) for norm in norms)
-    moments = {norm: _Moments(norm.num_features, world.device) for norm in norms}
-    hooks = [norm.register_forward_pre_hook(moment.see) for norm, moment in moments.items()]
+    hooks = [norm.register_forward_pre_hook(observe) for norm in norms]
     try:
         with autocast():
             for batch in batches:
                 model(transform(batch["clips"], batch["flips"]))
+                count += 1
     finally:
         for hook in hooks:
             hook.remove()
-    for norm, moment in moments.items():
-        mean, var = moment.result()
+    sum_over_ranks(count)
+    for norm in norms:
+        mean, square = sum_over_ranks(sums[norm]) / count
         assert norm.running_mean is not None
         assert norm.running_var is not None
         norm.running_mean.copy_(mean)
-        norm.running_var.copy_(var)
-
-
-class _Moments:
-    """Mean and variance of each channel over the inputs of a module, all of as many values, on all
-    processes, which fvcore's `update_bn_stats` does not know; in double precision."""
-
-    def __init__(self, channels: int, device: torch.device) -> None:
-        self._sums = torch.zeros(2, channels, dtype=torch.float64, device=device)
-        self._inputs = torch.zeros(1, dtype=torch.float64, device=device)
-
-    def see(self, module: nn.Module, inputs: tuple[Tensor, ...]) -> None:
-        """A forward pre-hook."""
-        self._sums += channel_moments(inputs[0])
-        self._inputs += 1
-
-    def result(self) -> tuple[Tensor, Tensor]:
-        """Over all processes; every one of them must ask."""
-        mean, square = sum_over_ranks(self._sums) / sum_over_ranks(self._inputs)
-        return mean, (square - mean.square()).clamp_(min=0)
+        norm.running_var.copy_((square - mean.square()).clamp_(min=0))

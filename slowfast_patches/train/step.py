@@ -40,7 +40,7 @@ class Outcome(NamedTuple):
 
 
 def _unmarked(stage: str) -> None:
-    """Nothing is timed."""
+    """The default of `mark`: nothing is timed."""
 
 
 class Stepper:
@@ -89,14 +89,14 @@ class Stepper:
             mark: called with "input", "forward", "backward" and "optimizer" when the work of that
                 kind has been queued, the first three for each part of the clips.
         """
-        loss, scores, labels = self.passes(step, batch, clips, mark)
+        outcome = self.passes(step, batch, clips, mark)
         self.precision.unscale(self.optimizer)
         clip_gradients(self.recipe, self.model)
         self.precision.step(self.optimizer)
         if self.average is not None:
             update_average(self.average, self.model, self.recipe.model.ema_decay)
         mark("optimizer")
-        return Outcome(loss, scores, labels)
+        return outcome
 
     def passes(
         self,
@@ -104,43 +104,35 @@ class Stepper:
         batch: Batch,
         clips: Sequence[int] | None = None,
         mark: Callable[[str], None] = _unmarked,
-    ) -> tuple[Tensor, Tensor, Tensor]:
-        """Forward and backward of a step, and no more: loss, scores and labels; gradients and
-        running statistics have changed, weights have not."""
+    ) -> Outcome:
+        """Forward and backward of a step, and no more: gradients and running statistics have
+        changed, weights have not."""
         self.network.train()
         prepare_step(step, self.model, self.optimizer)
         # First, so that the forward's activations do not come on top of them.
         self.optimizer.zero_grad(set_to_none=True)
         labels = batch["labels"].to(self.device, non_blocking=True)
-        passed = list[tuple[Tensor, ...]]()
+        outcomes = list[Outcome]()
         for part in in_parts(self.model, self.parts):
-            own = slice(part, None, self.parts)
-            set_clips(self.model, None if clips is None else clips[own], self.device)
-            self._set_extents(batch, own)
-            inputs = self.transform(batch["clips"][own], batch["flips"][own])
-            wanted = self._mixed(inputs, labels[own], None if clips is None else clips[own])
+            micro = slice(part, None, self.parts)
+            set_clips(self.model, None if clips is None else clips[micro], self.device)
+            self._set_extents(batch, micro)
+            inputs = self.transform(batch["clips"][micro], batch["flips"][micro])
+            targets = labels[micro]
+            if self._mixing is not None:
+                numbers = clips or range(step.first_clip, step.first_clip + len(labels))
+                targets = self._mixing(inputs, targets, numbers[micro])
             mark("input")
             with self._exchange(part):
-                passed.append((*self._pass(inputs, wanted, mark), wanted))
+                outcomes.append(self._pass(inputs, targets, mark))
         self._set_extents(None)
-        losses, *of_clips = zip(*passed, strict=True)
         # Clip `parts` · j + p of the mini-batch is clip j of part p.
-        scores, labels = (torch.stack(parts, 1).flatten(0, 1) for parts in of_clips)
-        return torch.stack(losses).mean(), scores, labels
+        losses, *of_clips = zip(*outcomes, strict=True)
+        scores, labels = (torch.stack(values, 1).flatten(0, 1) for values in of_clips)
+        return Outcome(torch.stack(losses).mean(), scores, labels)
 
-    def _mixed(self, inputs: list[Tensor], labels: Tensor, clips: Sequence[int] | None) -> Tensor:
-        """The labels to learn; they and the inputs, in place, are mixed where the recipe asks."""
-        if self._mixing is None:
-            return labels
-        if clips is None:
-            first = int(torch.randint(2**31, ()))
-            clips = range(first, first + len(labels))
-        return self._mixing(inputs, labels, clips)
-
-    def _pass(
-        self, inputs: list[Tensor], labels: Tensor, mark: Callable[[str], None]
-    ) -> tuple[Tensor, Tensor]:
-        """Forward and backward of one micro-batch: its loss and scores."""
+    def _pass(self, inputs: list[Tensor], labels: Tensor, mark: Callable[[str], None]) -> Outcome:
+        """Forward and backward of one micro-batch."""
         with self.precision.autocast():
             scores = self.network(inputs)
             loss = self._loss_function(scores, labels)
@@ -148,16 +140,16 @@ class Stepper:
         # Micro-batches are of one size: the mini-batch's mean is the mean of theirs.
         self.precision.backward(loss / self.parts)
         mark("backward")
-        return loss.detach(), scores.detach()
+        return Outcome(loss.detach(), scores.detach(), labels)
 
-    def _set_extents(self, batch: Batch | None, own: slice = slice(None)) -> None:
+    def _set_extents(self, batch: Batch | None, micro: slice = slice(None)) -> None:
         """Set a transformer's extents for its next clips, if the batch has any; else, and between
         steps, they are 1."""
         if not self.recipe.model.family.is_transformer:
             return
         extents = cast(Mapping[str, Tensor], batch or {}).get("extents")
         if extents is not None:
-            extents = extents[own].to(self.device, non_blocking=True)
+            extents = extents[micro].to(self.device, non_blocking=True)
         set_extents(self.model, extents)
 
     def _exchange(self, part: int) -> AbstractContextManager[None]:
@@ -179,7 +171,7 @@ def compiled(model: nn.Module, mode: bool | str) -> nn.Module:
 
 def expect_graphs(count: int) -> None:
     """Make room for as many graphs of one network; torch gives up at 8 by default."""
-    import torch._dynamo.config as dynamo  # it imports the compiler: for who compiles
+    import torch._dynamo.config as dynamo  # imports the compiler
 
     dynamo.recompile_limit = max(dynamo.recompile_limit, count)
 

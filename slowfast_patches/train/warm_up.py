@@ -4,13 +4,13 @@ its memory."""
 from __future__ import annotations
 
 import logging
-import math
 import textwrap
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import AbstractContextManager, contextmanager
 from typing import Any
 
 import torch
+from torch import Tensor
 
 from multigrid import Batch, Schedule, Shape, Step, clip_numbers, empty_clips, set_group_size
 from slowfast_patches.config.recipe import Recipe
@@ -23,13 +23,9 @@ __all__ = ["dry_run", "kinds_of_steps", "made_up_batch", "without_compiling"]
 logger = logging.getLogger(__name__)
 
 _OUT_OF_MEMORY = ("out of memory", "ALLOC_FAILED", "unable to find an engine")
-"""What CUDA's libraries say where memory is short; torch's allocator has an error of its own."""
+"""In messages of CUDA's libraries where memory is short."""
 _STATE = {"sgd": 1, "lars": 1, "adam": 2, "adamw": 2}
 """Tensors of a weight's size that the optimizer keeps beside it, from its first update on."""
-_ADVICE = (
-    "set TRAIN.BATCH_SIZE lower, with SOLVER.BASE_LR in proportion, TRAIN.MIXED_PRECISION or "
-    "MODEL.ACT_CHECKPOINT True, or SOLVER.ACCUMULATION_STEPS higher"
-)
 
 
 def kinds_of_steps(schedule: Schedule, start: int = 0) -> list[Step]:
@@ -66,89 +62,76 @@ def dry_run(
     Raises:
         ValueError: a shape does not fit into the device's memory, or cannot be compiled.
     """
-    recipe = stepper.recipe
     steps = kinds_of_steps(schedule, start)
     peaks = dict[Step, float]()
-    if recipe.train.compile:
+    if stepper.recipe.train.compile:
         expect_graphs(len(steps))
-    clips = {step: clip_numbers(step, rank, world_size) for step in steps}
-    capacity = _capacity(stepper.device)
     with _undone(stepper):
         for step in steps:
             begin(f"the dry step of {step.shape}")
-            peaks[step] = _measured(stepper, step, clips[step], world_size)
-            if peaks[step] >= capacity:
-                raise ValueError(
-                    f"the shape {step.shape}, {len(clips[step])} clips on each of {world_size} "
-                    f"process(es), does not fit into the {capacity / 1e9:.1f} GB of "
-                    f"{stepper.device}; {_ADVICE}"
-                )
-    torch.cuda.empty_cache()
-    if math.isfinite(capacity):
-        _log_memory(peaks, clips, capacity)
+            with _explained(stepper, step):
+                peaks[step] = _peak(stepper, step, rank, world_size)
+    if stepper.device.type == "cuda":
+        torch.cuda.empty_cache()
+        _log_memory(peaks, world_size)
     return peaks
 
 
-def _log_memory(
-    peaks: Mapping[Step, float], clips: Mapping[Step, Sequence[int]], capacity: float
-) -> None:
+def _log_memory(peaks: Mapping[Step, float], world_size: int) -> None:
     rows = [
-        [str(step.shape), str(len(clips[step])), str(step.bn_size or "batch"), f"{peak / 1e9:.1f}"]
+        [str(step.shape), str(step.shape.batch // world_size), f"{peak / 1e9:.1f}"]
         for step, peak in peaks.items()
     ]
-    table = format_table(["shape", "clips here", "BN clips", "GB"], rows)
-    logger.info("memory of each shape:\n%s\nThere are %.1f GB.", table, capacity / 1e9)
+    table = format_table(["shape", "clips here", "GB"], rows)
+    logger.info("memory of each shape:\n%s", table)
 
 
-def _measured(stepper: Stepper, step: Step, clips: Sequence[int], world_size: int) -> float:
-    """Bytes that a dry step takes, with those that the training adds; infinitely many where there
-    are not enough. It is the second: in the first, convolutions are tried in the largest memory
-    that any of them wants."""
+def _peak(stepper: Stepper, step: Step, rank: int, world_size: int) -> float:
+    """Bytes that tensors on a GPU take at most while a dry step is done, with those that a training
+    has besides; 0 on the CPU."""
+    clips = clip_numbers(step, rank, world_size)
     batch = made_up_batch(stepper.recipe, len(clips), step.shape)
-    try:
-        stepper.passes(step, batch, clips)
-        torch.cuda.empty_cache()
-        peak = _peak(stepper.device, lambda: stepper.passes(step, batch, clips))
-    except RuntimeError as error:
-        is_short = any(text in str(error) for text in _OUT_OF_MEMORY)
-        if is_short or isinstance(error, torch.OutOfMemoryError):
-            return math.inf
-        if stepper.recipe.train.compile:
-            from torch._dynamo.exc import TorchDynamoException  # imports the compiler
+    stepper.passes(step, batch, clips)
+    if stepper.device.type != "cuda":
+        return 0.0
+    # The second: in the first, convolutions are tried in the largest memory that any wants.
+    torch.cuda.empty_cache()
+    reserved = _reserved(stepper, world_size)
+    torch.cuda.reset_peak_memory_stats(stepper.device)
+    stepper.passes(step, batch, clips)
+    torch.cuda.synchronize(stepper.device)
+    del reserved
+    return torch.cuda.max_memory_allocated(stepper.device)
 
-            if isinstance(error, TorchDynamoException):
-                raise ValueError(
-                    f"TRAIN.COMPILE {stepper.recipe.train.compile}: {step.shape} cannot be "
-                    f"compiled ({textwrap.shorten(str(error), 200)}); set it to False"
-                ) from error
-        raise
-    # What processes exchange and, from its first update on, the optimizer keeps of each weight,
-    # and the next mini-batch, or part of it, as bytes and, at most, in two whole pathways.
-    weights = sum(p.numel() * p.element_size() for p in stepper.model.parameters())
+
+def _reserved(stepper: Stepper, world_size: int) -> list[Tensor]:
+    """The memory of what a dry step does not have: the gradients that processes exchange, and what
+    the optimizer keeps from its first update on."""
     copies = int(world_size > 1)
     if not stepper.optimizer.state:
         copies += _STATE[stepper.recipe.solver.optimizing_method]
-    values = batch["clips"].numel() // stepper.parts
-    return peak + copies * weights + values * (1 + 2 * stepper.transform.dtype.itemsize)
+    return [torch.empty_like(p) for p in stepper.model.parameters() for _ in range(copies)]
 
 
-def _capacity(device: torch.device) -> float:
-    """Bytes that this process has or could have on a GPU; the rest is other programs'."""
-    if device.type != "cuda":
-        return math.inf
-    free, _ = torch.cuda.mem_get_info(device)
-    return free + torch.cuda.memory_reserved(device)
-
-
-def _peak(device: torch.device, work: Callable[[], object]) -> int:
-    """Bytes that tensors on a GPU took at most while some work was done."""
-    if device.type != "cuda":
-        work()
-        return 0
-    torch.cuda.reset_peak_memory_stats(device)
-    work()
-    torch.cuda.synchronize(device)
-    return torch.cuda.max_memory_allocated(device)
+@contextmanager
+def _explained(stepper: Stepper, step: Step) -> Iterator[None]:
+    """Raise ValueError, with what to do, where the body runs out of memory or does not compile."""
+    try:
+        yield
+    except RuntimeError as error:
+        train = stepper.recipe.train
+        if any(text in str(error) for text in _OUT_OF_MEMORY):
+            raise ValueError(
+                f"the shape {step.shape} does not fit into the memory of {stepper.device}; set "
+                "TRAIN.BATCH_SIZE lower, with SOLVER.BASE_LR in proportion, TRAIN.MIXED_PRECISION "
+                "or MODEL.ACT_CHECKPOINT True, or SOLVER.ACCUMULATION_STEPS higher"
+            ) from error
+        if train.compile and type(error).__module__.startswith("torch._dynamo"):
+            raise ValueError(
+                f"TRAIN.COMPILE {train.compile}: {step.shape} cannot be compiled "
+                f"({textwrap.shorten(str(error), 200)}); set it to False"
+            ) from error
+        raise
 
 
 @contextmanager

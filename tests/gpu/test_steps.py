@@ -88,7 +88,7 @@ def test_a_shape_that_does_not_fit_is_refused_with_what_would(stepper, plan):
     share = 1.05 * torch.cuda.memory_allocated() / torch.cuda.mem_get_info()[1]
     torch.cuda.set_per_process_memory_fraction(share)
     try:
-        with pytest.raises(ValueError, match=r"does not fit into the .* GB of cuda:0"):
+        with pytest.raises(ValueError, match=r"does not fit into the memory of cuda:0"):
             dry_run(made, plan)
     finally:
         torch.cuda.set_per_process_memory_fraction(1.0)

@@ -2,21 +2,17 @@
 
 from __future__ import annotations
 
-import math
 import time
-from collections import Counter, defaultdict
+from collections import Counter
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
-from dataclasses import dataclass
 from typing import Any
 
 import torch
-from torch import Tensor
 
 from multigrid import Schedule, Shape
-from slowfast_patches.utils.tables import format_duration
 
-__all__ = ["Clock", "Forecast", "TimeSpent"]
+__all__ = ["Clock", "Forecast"]
 
 _ACTIVITIES = ("preparing", "training", "loading", "evaluating", "saving")
 """What the time goes to; preparing are the dry steps at the start."""
@@ -33,9 +29,7 @@ class Clock:
         self._seconds = dict.fromkeys((*_ACTIVITIES, "waiting"), 0.0)
         self._alone = alone
         self._activity: str | None = None
-        self._since = time.perf_counter()
-        self._cpu = time.thread_time()
-        self._lap = (0.0, 0.0)
+        self._since = (time.perf_counter(), time.thread_time())
 
     def load(self, seconds: Mapping[str, float]) -> None:
         """Go on from those of the run that is continued."""
@@ -44,7 +38,7 @@ class Clock:
     @property
     def seconds(self) -> dict[str, float]:
         """Of each activity until now."""
-        self._go_over_to(self._activity)
+        self._switch(self._activity)
         return dict(self._seconds)
 
     @property
@@ -53,21 +47,14 @@ class Clock:
         seconds = self.seconds
         return seconds["training"] + seconds["loading"]
 
-    def lap(self) -> tuple[float, float]:
-        """Seconds of training and of waiting for data since this was last asked."""
-        seconds = self.seconds
-        before = self._lap
-        self._lap = seconds["training"], seconds["loading"]
-        return self._lap[0] - before[0], self._lap[1] - before[1]
-
     @contextmanager
     def time(self, activity: str) -> Iterator[None]:
         """Count the body's time as an activity's, but for what is counted as another's in it."""
-        before = self._go_over_to(activity)
+        before = self._switch(activity)
         try:
             yield
         finally:
-            self._go_over_to(before)
+            self._switch(before)
 
     @contextmanager
     def wait(self, device: torch.device) -> Iterator[None]:
@@ -77,70 +64,24 @@ class Clock:
         before = self.seconds["loading"]
         with self.time("loading"):
             yield
-        waited = self._seconds["loading"] - before
-        computing = waited - min(waited, _seconds_since(queued, device))
-        self._seconds["loading"] -= computing
-        self._seconds["training"] += computing
+        if queued is not None:
+            waited = self._seconds["loading"] - before
+            idle = min(waited, _seconds_since(queued, device))
+            self._seconds["loading"] -= waited - idle
+            self._seconds["training"] += waited - idle
 
-    def _go_over_to(self, activity: str | None) -> str | None:
-        """Count the time until now; the activity until now."""
+    def _switch(self, activity: str | None) -> str | None:
+        """Begin to count another activity's time; returns the activity until now."""
         before = self._activity
-        since = self._since
-        cpu = self._cpu
+        now = (time.perf_counter(), time.thread_time())
+        passed, computed = (end - start for end, start in zip(now, self._since, strict=True))
         self._activity = activity
-        self._since = time.perf_counter()
-        self._cpu = time.thread_time()
+        self._since = now
         if before is not None:
-            self._seconds[before] += self._since - since
+            self._seconds[before] += passed
         if before == "training" and self._alone:
-            self._seconds["waiting"] += (self._since - since) - (self._cpu - cpu)
+            self._seconds["waiting"] += passed - computed
         return before
-
-
-@dataclass(frozen=True)
-class TimeSpent:
-    """Iterations, their clips, and the seconds that each rank trained and loaded, (ranks, 2).
-
-    While a rank waits for data the others wait for it, which counts as training: the share is that
-    of the rank that waits most.
-    """
-
-    iterations: int
-    clips: int
-    ranks: Tensor
-
-    def __add__(self, other: TimeSpent) -> TimeSpent:
-        iterations = self.iterations + other.iterations
-        clips = self.clips + other.clips
-        return TimeSpent(iterations, clips, self.ranks + other.ranks)
-
-    @property
-    def seconds(self) -> float:
-        """Of the main process."""
-        return max(float(self.ranks[0].sum()), 1e-9)
-
-    @property
-    def _shares(self) -> Tensor:
-        return self.ranks[:, 1] / self.ranks.sum(1).clamp(min=1e-9)
-
-    @property
-    def loading_share(self) -> float:
-        """The part of its seconds that the rank which waits most for data has waited."""
-        return float(self._shares.max())
-
-    @property
-    def waiting(self) -> str:
-        """The share in words, with the rank where there are several."""
-        where = f" on rank {int(self._shares.argmax())}" if len(self.ranks) > 1 else ""
-        return f"{100 * self.loading_share:.0f} % waiting for data{where}"
-
-    def __str__(self) -> str:
-        reading = self.clips / self.seconds
-        return (
-            f"{self.iterations} iterations took {format_duration(self.seconds)}, {self.waiting} "
-            f"(reading gave {reading:.1f} clips/s, training could take "
-            f"{reading / max(1 - self.loading_share, 1e-9):.1f})"
-        )
 
 
 class Forecast:
@@ -149,29 +90,25 @@ class Forecast:
 
     def __init__(self, schedule: Schedule) -> None:
         self._schedule = schedule
-        self._seconds: dict[Shape, float] = defaultdict(float)
+        self._seconds = Counter[Shape]()
         self._iterations = Counter[Shape]()
 
     def observe(self, shape: Shape, seconds: float) -> None:
         """Note the time that an iteration of a shape took."""
-        self._seconds[shape] += seconds
+        self._seconds[shape] += seconds  # type: ignore[assignment]  # a Counter takes any number
         self._iterations[shape] += 1
 
     def remaining(self, iteration: int) -> float:
         """Seconds from `iteration` to the end of the schedule, evaluation not included."""
+        pixels = sum(shape.volume * count for shape, count in self._iterations.items())
+        per_pixel = self._seconds.total() / pixels
         return sum(
             (phase.count(j) - phase.count(j, max(phase.start, iteration)))
-            * self._per_iteration(shape)
+            * (self._seconds[shape] / (self._iterations[shape] or 1) or per_pixel * shape.volume)
             for phase in self._schedule.phases
             if phase.stop > iteration
             for j, shape in enumerate(phase.shapes)
         )
-
-    def _per_iteration(self, shape: Shape) -> float:
-        if count := self._iterations[shape]:
-            return self._seconds[shape] / count
-        pixels = sum(met.volume * n for met, n in self._iterations.items())
-        return sum(self._seconds.values()) / pixels * shape.volume
 
 
 def _mark(device: torch.device) -> Any:
@@ -184,9 +121,7 @@ def _mark(device: torch.device) -> Any:
 
 
 def _seconds_since(mark: Any, device: torch.device) -> float:
-    """Seconds for which a device has had nothing left to do, if nothing was queued since."""
-    if mark is None:
-        return math.inf
+    """Seconds for which a GPU has had nothing left to do, if nothing was queued since."""
     if not mark.query():
         return 0.0
     now = _mark(device)

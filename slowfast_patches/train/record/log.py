@@ -10,8 +10,6 @@ from slowfast_patches.utils.distributed import World
 
 __all__ = ["setup_logging"]
 
-logger = logging.getLogger(__name__)
-
 _FORMAT = "%(asctime)s %(levelname)s %(message)s"
 
 
@@ -27,26 +25,22 @@ def setup_logging(output_dir: str, world: World, kind: str = "train") -> None:
     prefix = "" if kind == "train" else f"{kind}_"
     name = f"logs/{prefix}rank_{world.rank:04d}.log" if world.rank else f"{kind}.log"
     path = Path(output_dir, name)
-    level = logging.INFO
-    problem = None
     handlers: list[logging.Handler] = [] if world.rank else [logging.StreamHandler()]
+    level = logging.INFO
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
         handlers.append(logging.FileHandler(path, encoding="utf-8"))
-    except OSError as error:
+    except OSError:
         if world.is_main:
             raise
-        level = logging.WARNING
         handlers = [logging.StreamHandler()]
-        problem = error
-    logging.raiseExceptions = False  # where the disk is full, the record of the run says so
+        level = logging.WARNING
+    logging.raiseExceptions = False  # on a full disk the record of the run raises
     for handler in handlers:
         handler.setFormatter(_Formatter(_FORMAT, "%H:%M:%S"))
     logging.basicConfig(level=level, handlers=handlers, force=True)
     logging.getLogger("fvcore").setLevel(logging.WARNING)
     logging.captureWarnings(True)
-    if problem is not None and world.local_rank == 0:
-        logger.warning("the processes of this machine have no log files: %s", problem)
 
 
 class _Formatter(logging.Formatter):

@@ -2,15 +2,16 @@
 
 from __future__ import annotations
 
+import json
 import logging
 import math
-from collections import Counter
 from collections.abc import Mapping, Sequence
-from contextlib import AbstractContextManager
+from contextlib import AbstractContextManager, suppress
+from functools import cache
+from operator import sub
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TextIO
 
-import simplejson
 import torch
 from torch import Tensor
 
@@ -18,17 +19,18 @@ from multigrid import Schedule, Step
 from slowfast_patches.config.metrics import COUNTS, format_metrics
 from slowfast_patches.config.recipe import Recipe
 from slowfast_patches.datasets.items import TooManyUnreadableError
-from slowfast_patches.train.checkpoint import DivergedError, writes
-from slowfast_patches.train.record.clock import Clock, Forecast, TimeSpent
+from slowfast_patches.train.checkpoint import Progress
+from slowfast_patches.train.checkpoint_files import DivergedError, writes
+from slowfast_patches.train.record.clock import Clock, Forecast
 from slowfast_patches.train.step import Outcome
-from slowfast_patches.utils.distributed import World, sum_over_ranks
+from slowfast_patches.utils.distributed import World, max_over_ranks, sum_over_ranks
 from slowfast_patches.utils.files import write_text
 from slowfast_patches.utils.tables import format_duration
 
 if TYPE_CHECKING:
     from torch.utils.tensorboard import SummaryWriter
 
-__all__ = ["Record", "TooManyUnreadableError", "Unreadable", "check_count"]
+__all__ = ["Record", "TooManyUnreadableError", "check_count", "count_unreadable", "log_unreadable"]
 
 logger = logging.getLogger(__name__)
 
@@ -49,47 +51,72 @@ def check_count(count: int, videos: int, fraction: float, where: str) -> None:
         )
 
 
+def count_unreadable(
+    counts: dict[int, int], schedule: Schedule, step: Step, number: int, fraction: float
+) -> None:
+    """Add an iteration's unreadable videos, over all processes, to the `counts` of the epoch it
+    starts in, and log their number after the epoch.
+
+    Raises as `check_count`, of an epoch's videos or, where mini-batches are as large, of all that
+    were read from its start on.
+    """
+    epoch, first = divmod(step.first_clip, schedule.num_videos)
+    stop = first + step.shape.batch
+    counts[epoch] = counts.get(epoch, 0) + number
+    where = f"epoch {epoch + 1} (iteration {step.iteration})"
+    check_count(counts[epoch], max(schedule.num_videos, stop), fraction, where)
+    is_over = stop >= schedule.num_videos or step.iteration + 1 == schedule.iterations
+    if is_over and (bad := counts.pop(epoch)):
+        logger.info("epoch %d done: %d videos could not be read", epoch + 1, bad)
+
+
+@cache
+def log_unreadable(path: str, reason: str, what_follows: str) -> None:
+    """Log an unreadable video, once in this process."""
+    logger.warning("%s %s; %s", path, reason, what_follows)
+
+
 class Record:
     """Sums up iterations over all processes; in the main one, writes metrics.jsonl, events for
     TensorBoard, and the progress lines of the log.
 
-    Each phase ends with a report. `done` iterations are done; `advice` says what to do where
-    loading is the limit. What writes raises TrainingStoppedError where the disk refuses.
+    Each phase ends with a report, and `advice` where loading is the limit. Methods that write
+    raise TrainingStoppedError where the disk refuses.
     """
 
     def __init__(self, recipe: Recipe, world: World, schedule: Schedule, advice: str) -> None:
-        self._output_dir = recipe.output_dir
+        self._recipe = recipe
         self._world = world
         self._schedule = schedule
         self._advice = advice
         self._forecast = Forecast(schedule)
-        self._several_labels = recipe.data.multi_label
-        self._has_batchnorm = recipe.model.has_batchnorm
-        alone = world.size == 1 and world.device.type == "cpu"
-        self.clock = Clock(alone)
-        self.start = 0
-        self.done = 0
-        self.unreadable = Unreadable(schedule, recipe.data.max_bad_fraction)
-        self._iterations = list[tuple[Step, Tensor, Tensor, int]]()  # since the last report
-        self._seconds = torch.zeros(2, dtype=torch.float64)  # of training and loading, since then
-        self._phase: TimeSpent | None = None
+        self.clock = Clock(alone=world.size == 1 and world.device.type == "cpu")
+        self._progress = Progress()
+        self._iterations = list[tuple[Tensor, Tensor, int]]()  # since the last report
+        # Iteration, and seconds of training and of loading: now, at the last report, and at the
+        # beginning of the phase.
+        self._now: tuple[float, ...] = ()
+        self._report_start: tuple[float, ...] = ()
+        self._phase_start: tuple[float, ...] = ()
         self._lines: TextIO | None = None
         self._events: SummaryWriter | None = None
 
-    def open(self, start: int, evaluation_due: bool) -> None:
-        """Open the files after `start` iterations, dropping later records and those of an
-        evaluation that is still due."""
-        self.start = self.done = start
+    def open(self, progress: Progress) -> None:
+        """Open the files of a run that is so far, dropping later records and those of an evaluation
+        that is still due."""
+        self._progress = progress
+        self.clock.load(progress.seconds)
         if not self._world.is_main:
             return
-        from torch.utils.tensorboard import SummaryWriter  # a second: for who writes
+        from torch.utils.tensorboard import SummaryWriter  # takes a second to import
 
-        path = Path(self._output_dir, "metrics.jsonl")
+        done = progress.iteration
+        path = Path(self._recipe.output_dir, "metrics.jsonl")
         with self._writing():
-            _keep_lines_until(path, start, start - evaluation_due)
+            _keep_lines_until(path, done, done - progress.evaluation_due)
             self._lines = path.open("a", encoding="utf-8")
-            events = path.with_name("tensorboard")
-            self._events = SummaryWriter(str(events), purge_step=start + 1)  # it drops from there
+            # TensorBoard drops what an earlier attempt wrote from there on.
+            self._events = SummaryWriter(str(path.with_name("tensorboard")), purge_step=done + 1)
 
     def close(self) -> None:
         """Close the files."""
@@ -99,35 +126,41 @@ class Record:
                     file.close()
 
     def enter_phase(self, step: Step) -> None:
-        """Log the shapes, batch, rate and BN size of a new phase."""
-        if step.iteration == self.start:
-            self.clock.lap()  # the wait for the first mini-batch is no evidence
+        """Log the shapes, batch, rate and BN size of a phase that begins, or goes on, here."""
+        if not self._now:  # the wait for the first mini-batch is no evidence
+            self._take_time()
+            self._report_start = self._now
+        self._phase_start = self._now
         if not self._world.is_main:
             return
         phase = self._schedule.phases[step.phase]
-        shapes = ", ".join(map(str, phase.shapes)) + " (fine-tuning)" * phase.fine_tuning
         sizes = "/".join(str(size or "its own") for size in phase.bn_sizes)
         logger.info(
-            "phase %d of %d from iteration %d: %s; global batch %s, LR %.4g%s",
-            *(step.phase + 1, len(self._schedule.phases), step.iteration, shapes),
+            "phase %d of %d from iteration %d: %s%s; global batch %s, LR %.4g%s",
+            *(step.phase + 1, len(self._schedule.phases), step.iteration),
+            *(", ".join(map(str, phase.shapes)), " (fine-tuning)" * phase.fine_tuning),
             *("/".join(str(shape.batch) for shape in phase.shapes), step.lr),
-            f", BN over {sizes} clips" if self._has_batchnorm else "",
+            f", BN over {sizes} clips" if self._recipe.model.has_batchnorm else "",
         )
 
     def add(self, step: Step, outcome: Outcome, failures: Sequence[tuple[str, str]]) -> None:
         """Note an iteration; its loss is left on the device until the next report."""
-        self.unreadable.log(failures)
+        for path, reason in failures:
+            log_unreadable(path, reason, "another video takes its place")
         labels = outcome.labels
-        if not self._several_labels:  # of mixed ones, the larger counts
+        if self._recipe.data.multi_label:  # of several labels there is no accuracy
+            right = torch.full_like(outcome.loss, math.nan)
+        else:  # of mixed ones, the larger counts
             wanted = labels if labels.ndim == 1 else labels.argmax(1)
             right = (outcome.scores.argmax(1) == wanted).sum()
-        else:  # of several labels there is no accuracy
-            right = torch.full_like(outcome.loss, math.nan)
-        self._iterations.append((step, outcome.loss, right, len(failures)))
-        self.done = step.iteration + 1
-        seconds = torch.tensor(self.clock.lap(), dtype=torch.float64)
-        self._seconds += seconds
-        self._forecast.observe(step.shape, float(seconds.sum()))
+        self._iterations.append((outcome.loss, right, len(failures)))
+        before = self._now
+        self._take_time()
+        self._forecast.observe(step.shape, sum(self._now[1:]) - sum(before[1:]))
+
+    def _take_time(self) -> None:
+        seconds = self.clock.seconds
+        self._now = (self._progress.iteration, seconds["training"], seconds["loading"])
 
     def report(self, step: Step) -> None:
         """Sum up the iterations since the last report, if there are any. All processes call this.
@@ -139,53 +172,67 @@ class Record:
         """
         if not self._iterations:
             return
-        loss, top1, time = self._sum_up()
-        self._phase = time if self._phase is None else self._phase + time
-        if self._world.is_main:
-            self._log_progress(step, loss, top1, time)
-        if self.done == self._schedule.phases[step.phase].stop:
-            if self._world.is_main:
-                self._log_phase(step, self._phase)
-            self._phase = None
+        steps = list(self._schedule.steps(int(self._report_start[0]), self._progress.iteration))
+        loss, right = self._sum_up(steps)
+        spent = self._spent(self._report_start)
+        self._report_start = self._now
+        self._write_progress(step, loss, 100 * right / spent["clips"], spent)
+        if self._progress.iteration == self._schedule.phases[step.phase].stop:
+            self._write_phase(step, self._spent(self._phase_start))
 
     def evaluated(self, record: Mapping[str, Any], metrics: Mapping[str, float]) -> None:
         """Note a validation and its metrics, which the record has too."""
-        self._write({"type": "val", **record})
-        logger.info(
-            "validation after iteration %d (epoch %.2f): %s",
-            *(record["iteration"], record["epoch"], format_metrics(metrics)),
-        )
+        if self._world.is_main:
+            self._write({"type": "val", **record})
+            logger.info(
+                "validation after iteration %d (epoch %.2f): %s",
+                *(record["iteration"], record["epoch"], format_metrics(metrics)),
+            )
 
-    def _sum_up(self) -> tuple[float, float, TimeSpent]:
-        """Mean loss, top-1 in per cent, and time since the last report, in one reduction;
-        unreadable videos are counted."""
-        steps, losses, rights, failures = zip(*self._iterations, strict=True)
-        size = self._world.size
-        count = len(steps)
-        values = torch.stack([torch.stack(losses).double(), torch.stack(rights).double()])
-        bad = values.new_tensor(failures)
-        seconds = values.new_zeros(size, 2)
-        seconds[self._world.rank] = self._seconds.to(seconds)  # each rank fills in its own
-        total = sum_over_ranks(torch.cat([values.flatten(), bad, seconds.flatten()])).cpu()
-        values = total[: 2 * count].view(2, count)
-        bad = total[2 * count : 3 * count]
+    def _sum_up(self, steps: Sequence[Step]) -> tuple[float, float]:
+        """Mean loss, and correct clips since the last report, in one reduction; unreadable videos
+        are counted."""
+        losses, rights, failures = zip(*self._iterations, strict=True)
         self._iterations = []
-        self._seconds = torch.zeros_like(self._seconds)
-        mean = values[0] / size
-        _check_finite(steps, mean)
-        for step, number in zip(steps, bad.long().tolist(), strict=True):
-            self.unreadable.count(step, number)
-        clips = sum(step.shape.batch for step in steps)
-        time = TimeSpent(count, clips, total[3 * count :].view(size, 2))
-        return float(mean.mean()), 100 * float(values[1].sum()) / clips, time
+        loss = torch.stack(losses).double() / self._world.size
+        total = sum_over_ranks(torch.stack([loss, torch.stack(rights), loss.new_tensor(failures)]))
+        for step, (value, _, number) in zip(steps, total.T.tolist(), strict=True):
+            if not math.isfinite(value):
+                raise DivergedError(
+                    f"the loss of iteration {step.iteration} is {value} (shape {step.shape}, LR "
+                    f"{step.lr:.4g})"
+                )
+            fraction = self._recipe.data.max_bad_fraction
+            counts = self._progress.unreadable
+            count_unreadable(counts, self._schedule, step, int(number), fraction)
+        return float(total[0].mean()), float(total[1].sum())
 
-    def _log_progress(self, step: Step, loss: float, top1: float, time: TimeSpent) -> None:
+    def _spent(self, start: Sequence[float]) -> dict[str, float]:
+        """Iterations, their clips and seconds since `start`, and the share of the seconds in which
+        the rank that waits most waited for data: meanwhile the others train, or wait for it."""
+        iterations, training, loading = map(sub, self._now, start)
+        seconds = max(training + loading, 1e-9)
+        share = torch.tensor(loading / seconds, device=self._world.device)
+        last = self._schedule.at(self._progress.iteration - 1)
+        first_clip = self._schedule.at(int(start[0])).first_clip
+        return {
+            "iterations": iterations,
+            "clips": last.first_clip + last.shape.batch - first_clip,
+            "seconds": seconds,
+            "loading_share": round(float(max_over_ranks(share)), 4),
+        }
+
+    def _write_progress(
+        self, step: Step, loss: float, top1: float, spent: Mapping[str, float]
+    ) -> None:
         """Log loss, speed and, if there is one, accuracy since the last report."""
-        left = self._forecast.remaining(self.done)
+        if not self._world.is_main:
+            return
+        left = self._forecast.remaining(self._progress.iteration)
         has_top1 = not math.isnan(top1)
         record = {
             "type": "train",
-            "iteration": self.done,
+            "iteration": self._progress.iteration,
             "epoch": round(step.epoch, 4),
             "phase": step.phase,
             "shape": [step.shape.batch, step.shape.frames, step.shape.crop],
@@ -193,124 +240,66 @@ class Record:
             "bn_size": step.bn_size,
             "loss": round(loss, 6),
             **({"top1": round(top1, 3)} if has_top1 else {}),
-            "clips_per_second": round(time.clips / time.seconds, 2),
-            "loading_share": round(time.loading_share, 4),
+            "clips_per_second": round(spent["clips"] / spent["seconds"], 2),
+            "loading_share": spent["loading_share"],
             "seconds": round(self.clock.working, 3),
             "seconds_left": round(left, 1),
         }
         self._write(record)
+        waiting = f"{100 * spent['loading_share']:.0f} %% waiting for data"
         logger.info(
-            "iteration %d/%d epoch %.2f phase %d/%d %s LR %.4g loss %.4f%s %.1f clips/s (%s), "
-            "%s left",
-            *(self.done, self._schedule.iterations, step.epoch),
-            *(step.phase + 1, len(self._schedule.phases), step.shape, step.lr, loss),
-            f" top-1 {top1:.1f}" if has_top1 else "",
-            *(record["clips_per_second"], time.waiting, format_duration(left)),
+            f"iteration %(iteration)d/{self._schedule.iterations} epoch %(epoch).2f "
+            f"phase {step.phase + 1}/{len(self._schedule.phases)} {step.shape} LR %(lr).4g "
+            f"loss %(loss).4f{' top-1 %(top1).1f' * has_top1} %(clips_per_second).1f clips/s "
+            f"({waiting}), {format_duration(left)} left",
+            record,
         )
 
-    def _log_phase(self, step: Step, time: TimeSpent) -> None:
+    def _write_phase(self, step: Step, spent: dict[str, float]) -> None:
         """Log what a phase's time went to, and what to do if it went to waiting for data."""
-        share = time.loading_share
-        self._write(
-            {
-                "type": "phase",
-                "iteration": self.done,
-                "phase": step.phase,
-                "iterations": time.iterations,
-                "clips": time.clips,
-                "seconds": round(time.seconds, 3),
-                "loading_share": round(share, 4),
-            }
-        )
+        if not self._world.is_main:
+            return
         name = f"phase {step.phase + 1} of {len(self._schedule.phases)}"
-        logger.info("%s: %s", name, time)
-        if share > _LIMIT and time.seconds > _SECONDS:
+        share = spent["loading_share"]
+        record = {"type": "phase", "iteration": self._progress.iteration, "phase": step.phase}
+        self._write(record | spent | {"seconds": round(spent["seconds"], 3)})
+        reading = spent["clips"] / spent["seconds"]
+        logger.info(
+            f"{name}: {spent['iterations']} iterations took {format_duration(spent['seconds'])}, "
+            f"{100 * share:.0f} % waiting for data (reading gave {reading:.1f} clips/s, training "
+            f"could take {reading / max(1 - share, 1e-9):.1f})"
+        )
+        if share > _LIMIT and spent["seconds"] > _SECONDS:
             logger.warning("loading was the limit of %s, not the model: %s", name, self._advice)
 
     def _write(self, record: Mapping[str, Any]) -> None:
         if self._lines is None or self._events is None:
             return
         with self._writing():
-            self._lines.write(simplejson.dumps(record) + "\n")
+            self._lines.write(json.dumps(record) + "\n")
             self._lines.flush()
-            for name, value in _curves(record).items():
-                # Over the relative time, TensorBoard shows them over the seconds of training.
-                self._events.add_scalar(name, value, record["iteration"], record["seconds"])
+            if record["type"] == "phase":
+                return
+            curves = {f"{record['type']}/{k}": v for k, v in record.items() if k not in _NOT_DRAWN}
+            if record["type"] == "train":
+                names = ("shape/batch", "shape/frames", "shape/crop")
+                curves |= zip(names, record["shape"], strict=True)
+            for name, value in curves.items():
+                if value is not None:
+                    # TensorBoard's relative time are the seconds of training.
+                    self._events.add_scalar(name, value, record["iteration"], record["seconds"])
 
     def _writing(self) -> AbstractContextManager[None]:
-        when = f" after iteration {self.done}"
-        return writes("the record of the run", self._output_dir, when)
-
-
-class Unreadable:
-    """Unreadable videos by epoch, over all processes; `fraction` of an epoch's may be."""
-
-    def __init__(self, schedule: Schedule, fraction: float) -> None:
-        self._schedule = schedule
-        self._fraction = fraction
-        self.counts = Counter[int]()
-        self._named: set[str] = set()
-
-    def log(self, failures: Sequence[tuple[str, str]]) -> None:
-        """Log each unreadable video (path, reason) of this process once."""
-        for path, reason in failures:
-            if path not in self._named:
-                logger.warning("%s %s; another video takes its place", path, reason)
-                self._named.add(path)
-
-    def count(self, step: Step, count: int) -> None:
-        """Count an iteration's unreadable videos, over all processes, for the epoch it starts in,
-        and log their number after the epoch. Raises as `check_count`, of all that was read:
-        mini-batches may be as large as an epoch, and end in another."""
-        schedule = self._schedule
-        videos = schedule.num_videos
-        epoch = step.first_clip // videos
-        stop = step.first_clip + step.shape.batch
-        self.counts[epoch] += count
-        if count:
-            first = schedule.at(schedule.first_iteration_after(epoch * videos)).first_clip
-            where = f"epoch {epoch + 1} (iteration {step.iteration})"
-            check_count(self.counts[epoch], max(videos, stop - first), self._fraction, where)
-        is_last = step.iteration + 1 == schedule.iterations
-        is_over = is_last or stop // videos > epoch
-        if is_over and (bad := self.counts.pop(epoch)):
-            logger.info("epoch %d done: %d videos could not be read", epoch + 1, bad)
-
-
-def _curves(record: Mapping[str, Any]) -> dict[str, float]:
-    """The values of a record that TensorBoard plots, by name; none of a phase."""
-    kind = record["type"]
-    shape = ("batch", "frames", "crop")
-    if kind == "phase":
-        return {}
-    curves = {f"{kind}/{name}": v for name, v in record.items() if name not in _NOT_DRAWN}
-    if kind == "train":
-        curves |= {f"shape/{n}": v for n, v in zip(shape, record["shape"], strict=True)}
-    return {name: value for name, value in curves.items() if value is not None}
-
-
-def _check_finite(steps: Sequence[Step], losses: Tensor) -> None:
-    for step, loss in zip(steps, losses.tolist(), strict=True):
-        if not math.isfinite(loss):
-            raise DivergedError(
-                f"the loss of iteration {step.iteration} is {loss} (shape {step.shape}, LR "
-                f"{step.lr:.4g})"
-            )
+        when = f" after iteration {self._progress.iteration}"
+        return writes("the record of the run", self._recipe.output_dir, when)
 
 
 def _keep_lines_until(path: Path, iteration: int, evaluation: int) -> None:
-    """Drop records after `iteration`, evaluations after `evaluation` and, with a warning, invalid
-    lines."""
-    lines = path.read_bytes().splitlines() if path.exists() else []
+    """Drop records after `iteration`, evaluations after `evaluation`, and invalid lines."""
     kept = list[str]()
-    unreadable = 0
-    for line in lines:
-        try:
-            record = simplejson.loads(line)
+    for line in path.read_bytes().splitlines() if path.exists() else ():
+        with suppress(ValueError, KeyError, TypeError):  # a line that was not written to its end
+            record = json.loads(line)
             if record["iteration"] <= (evaluation if record["type"] == "val" else iteration):
                 kept.append(line.decode() + "\n")
-        except (ValueError, KeyError, TypeError):
-            unreadable += 1
-    if unreadable:
-        logger.warning("%s: %d of %d lines unreadable and dropped", path, unreadable, len(lines))
     write_text(path, "".join(kept))

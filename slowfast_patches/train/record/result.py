@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import logging
 import zlib
 from collections.abc import Mapping
@@ -9,7 +10,6 @@ from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
-import simplejson
 import yaml
 from torch import nn
 
@@ -19,8 +19,8 @@ from slowfast_patches.config.recipe import Recipe
 from slowfast_patches.datasets.loader import build_dataset
 from slowfast_patches.models.build import build_model
 from slowfast_patches.models.weights import load_weights
-from slowfast_patches.train.checkpoint import last_checkpoint, writes
-from slowfast_patches.train.evaluate import Evaluation, evaluate
+from slowfast_patches.train.checkpoint_files import last_checkpoint, writes
+from slowfast_patches.train.evaluate import evaluate
 from slowfast_patches.train.record.tables import (
     names_of_data,
     predictions_path,
@@ -39,35 +39,44 @@ logger = logging.getLogger(__name__)
 
 def multi_view_test(recipe: Recipe, world: World, run: Run | None) -> dict[str, float]:
     """Multi-view metrics of a training's model and, if there is one, its average, or of a
-    checkpoint where nothing was trained; the model's tables are in OUTPUT_DIR."""
+    checkpoint where nothing was trained. OUTPUT_DIR gets the model's tables and, where they are
+    asked for, its predictions."""
     dataset = build_dataset(recipe, "test")
-    named = set[str]()
     metrics = dict[str, float]()
     local = max(1, recipe.test.batch_size * recipe.num_shards // world.size)
     models = [_tested_model(recipe, world)] if run is None else run.models
     stop = None if run is None else run.stop
     for model, suffix in zip(models, ("", EMA), strict=False):
-        found = evaluate(model, recipe, dataset, local, world, stop, named)
+        evaluation = evaluate(model, recipe, dataset, local, world, stop)
+        metrics |= with_suffix(evaluation.metrics, suffix)
         logger.info(
             "test%s on %d views × %d crops: %s",
             " of the averaged weights" if suffix else "",
             *(recipe.test.num_ensemble_views, recipe.test.num_spatial_crops),
-            format_metrics(found.metrics),
+            format_metrics(evaluation.metrics),
         )
-        if world.is_main and not suffix:
-            with writes("the test's tables", recipe.output_dir):
-                _write_tables(recipe, dataset, found, "test" if run is None else "result")
-        metrics |= with_suffix(found.metrics, suffix)
+        if suffix or not world.is_main:
+            continue
+        with writes("the test's tables", recipe.output_dir):
+            names = names_of_data(recipe)
+            name = "test" if run is None else "result"
+            write_tables(Path(recipe.output_dir), name, evaluation, names)
+            if path := predictions_path(recipe, "test_" if run is None else ""):
+                paths = [str(getattr(video, "path", video)) for video in dataset.videos]
+                scores = zip(evaluation.probabilities.cpu(), evaluation.scored, strict=True)
+                rows = [row if scored else None for row, scored in scores]
+                write_predictions(path, paths, rows, names, evaluation.labels.cpu())
+                logger.info("the predictions: %s", path)
     return metrics
 
 
 def tested_file(recipe: Recipe) -> tuple[str, str, str]:
     """The file whose model is tested, its CHECKPOINT_TYPE, and the section that names it."""
-    found = last_checkpoint(recipe.output_dir)
+    last = last_checkpoint(recipe.output_dir)
     if recipe.test.checkpoint_file_path:
         return recipe.test.checkpoint_file_path, recipe.test.checkpoint_type, "TEST"
-    if found is not None:
-        return str(found), "pytorch", "TEST"
+    if last is not None:
+        return str(last), "pytorch", "TEST"
     if recipe.train.checkpoint_file_path:
         return recipe.train.checkpoint_file_path, recipe.train.checkpoint_type, "TRAIN"
     raise ValueError(
@@ -92,10 +101,23 @@ def write_result(
         "metric": metric_names(recipe)[0],
     }
     if run is not None:
-        result |= _of_training(run)
+        progress = run.progress
+        cost = schedule_cost(run.schedule, run.flops)
+        result |= {
+            "seconds": {key: round(value, 3) for key, value in progress.seconds.items()},
+            "iterations": cost.iterations,
+            "baseline_iterations": baseline_cost(run.schedule).iterations,
+            "epochs": round(cost.epochs, 4),
+            "clips": cost.clips,
+            "flops": cost.flops,
+            "global_batch": run.schedule.base.batch,
+            "evaluations": progress.evaluations,
+        }
+        more = {"best": progress.best, "rate_changes": progress.rate_changes}
+        result |= {key: value for key, value in more.items() if value}
         if metrics is None:
             when = ("iteration", "epoch", "seconds")
-            metrics = {k: v for k, v in run.evaluations[-1].items() if k not in when}
+            metrics = {k: v for k, v in progress.evaluations[-1].items() if k not in when}
     result |= {name: round(value, 4) for name, value in (metrics or {}).items()}
     path = Path(recipe.output_dir, "test.json" if run is None else "result.json")
     save_result(path, result)
@@ -105,7 +127,7 @@ def save_result(path: Path, result: Mapping[str, Any]) -> None:
     """Write a result with its checksum."""
     path.parent.mkdir(parents=True, exist_ok=True)
     content = {**result, "checksum": _checksum(result)}
-    write_text(path, simplejson.dumps(content, indent=2) + "\n")
+    write_text(path, json.dumps(content, indent=2) + "\n")
 
 
 def read_result(path: Path) -> dict[str, Any]:
@@ -114,7 +136,7 @@ def read_result(path: Path) -> dict[str, Any]:
     Raises:
         ValueError: no JSON object, or a value has changed since.
     """
-    result = simplejson.loads(path.read_text(encoding="utf-8"))
+    result = json.loads(path.read_text(encoding="utf-8"))
     if not isinstance(result, dict):
         raise ValueError("not a JSON object")
     if result.pop("checksum", None) != _checksum(result):
@@ -123,23 +145,7 @@ def read_result(path: Path) -> dict[str, Any]:
 
 
 def _checksum(result: Mapping[str, Any]) -> str:
-    return f"{zlib.crc32(simplejson.dumps(result, sort_keys=True).encode()):08x}"
-
-
-def _of_training(run: Run) -> dict[str, Any]:
-    cost = schedule_cost(run.schedule, run.flops)
-    return {
-        "seconds": {key: round(value, 3) for key, value in run.seconds.items()},
-        "iterations": cost.iterations,
-        "baseline_iterations": baseline_cost(run.schedule).iterations,
-        "epochs": round(cost.epochs, 4),
-        "clips": cost.clips,
-        "flops": cost.flops,
-        "global_batch": run.schedule.base.batch,
-        "evaluations": run.evaluations,
-        **({"best": run.best} if run.best else {}),
-        **({"rate_changes": run.rate_changes} if run.rate_changes else {}),
-    }
+    return f"{zlib.crc32(json.dumps(result, sort_keys=True).encode()):08x}"
 
 
 def _tested_model(recipe: Recipe, world: World) -> nn.Module:
@@ -150,15 +156,3 @@ def _tested_model(recipe: Recipe, world: World) -> nn.Module:
         load_weights(model, path, kind=kind, complete=True, section=section)
     model.load_state_dict(from_main(model.state_dict))
     return model.to(world.device)
-
-
-def _write_tables(recipe: Recipe, dataset: Any, found: Evaluation, name: str) -> None:
-    """OUTPUT_DIR's tables beside {name}.json, and the predictions where they are asked for."""
-    names = names_of_data(recipe)
-    write_tables(Path(recipe.output_dir), name, found, names)
-    if path := predictions_path(recipe, "test_" if name == "test" else ""):
-        paths = [str(getattr(video, "path", video)) for video in dataset.videos]
-        scores = zip(found.probabilities.cpu(), found.scored.tolist(), strict=True)
-        rows = [row if scored else None for row, scored in scores]
-        write_predictions(path, paths, rows, names, found.labels.cpu())
-        logger.info("the predictions: %s", path)

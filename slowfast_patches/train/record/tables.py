@@ -6,7 +6,6 @@ import csv
 import io
 import logging
 from collections.abc import Iterable, Sequence
-from itertools import chain
 from pathlib import Path
 
 from torch import Tensor
@@ -23,9 +22,9 @@ __all__ = ["names_of_data", "predictions_path", "write_predictions", "write_tabl
 logger = logging.getLogger(__name__)
 
 _FORMULA = ("=", "+", "-", "@", "\t", "\r")
-_NAMED = 60
+"""Beginnings of a cell that spreadsheets take for a formula."""
 _COUNTED = 20
-"""Most classes that a picture has room to name, and whose cells it has room to number."""
+"""Most classes whose cells a picture has room to number."""
 
 
 def names_of_data(recipe: Recipe) -> tuple[str, ...] | None:
@@ -44,33 +43,19 @@ def predictions_path(recipe: Recipe, prefix: str = "") -> Path | None:
     `prefix` precedes its name: "test_" for a test alone, which leaves those of a training.
 
     Raises:
-        ValueError: it is not in OUTPUT_DIR, or there is one that no run has written.
+        ValueError: it is not in OUTPUT_DIR.
     """
     name = recipe.test.save_results_path
-    folder = Path(recipe.output_dir)
     if not name:
         return None
-    path = (folder / name).with_name(prefix + Path(name).name)
-    if not path.resolve().is_relative_to(folder.resolve()):
+    path = Path(recipe.output_dir, name)
+    path = path.with_name(prefix + path.name)
+    if not path.resolve().is_relative_to(Path(recipe.output_dir).resolve()):
         raise ValueError(
-            f"TEST.SAVE_RESULTS_PATH {name} is not in OUTPUT_DIR {folder}; give a name in it, such "
-            "as predictions.csv"
-        )
-    if path.exists() and not _has_predictions(path):
-        raise ValueError(
-            f"TEST.SAVE_RESULTS_PATH {name}: {path} is there and holds no predictions; give "
-            "another name, or move it"
+            f"TEST.SAVE_RESULTS_PATH {name} is not in OUTPUT_DIR {recipe.output_dir}; give a name "
+            "in it, such as predictions.csv"
         )
     return path
-
-
-def _has_predictions(path: Path) -> bool:
-    """Whether a file begins as `write_predictions` writes those of a test."""
-    header = b"video,label,prediction,probability,"
-    if not path.is_file():
-        return False
-    with path.open("rb") as file:
-        return file.read(len(header)) == header
 
 
 def write_predictions(
@@ -87,8 +72,7 @@ def write_predictions(
     several labels, (V, C), are written with | between, and without any there is no such column.
     """
     count = next((len(row) for row in probabilities if row is not None), 0)
-    shown = names or [str(number) for number in range(count)]
-    label = [] if labels is None else ["label"]
+    shown = names or list(map(str, range(count)))
     rows = list[list[object]]()
     for number, (video, scores) in enumerate(zip(videos, probabilities, strict=True)):
         rows.append([video])
@@ -96,18 +80,16 @@ def write_predictions(
             best = int(scores.argmax())
             values = [f"{value:.6g}" for value in scores.tolist()]
             if labels is not None:
-                rows[-1].append(_label(labels[number], shown))
+                label = labels[number]
+                of_video = label.nonzero().flatten() if label.ndim else label.view(1)
+                rows[-1].append("|".join(shown[k] for k in of_video.tolist()))
             rows[-1] += [shown[best], values[best], *values]
-    _write(path, ["video", *label, "prediction", "probability", *shown], rows)
-
-
-def _label(label: Tensor, shown: Sequence[str]) -> str:
-    numbers = label.nonzero().flatten().tolist() if label.ndim else [int(label)]
-    return "|".join(shown[number] for number in numbers)
+    label_column = [] if labels is None else ["label"]
+    _write(path, ["video", *label_column, "prediction", "probability", *shown], rows)
 
 
 def write_tables(
-    folder: Path, name: str, found: Evaluation, names: Sequence[str] | None = None
+    folder: Path, name: str, evaluation: Evaluation, names: Sequence[str] | None = None
 ) -> None:
     """Write the accuracy of each class to `folder`/{name}_classes.csv.
 
@@ -115,16 +97,17 @@ def write_tables(
     are taken for each class; {name}_confusion.png is the picture. Where it has several, it is
     class, videos, and average precision (%).
     """
-    scores = found.probabilities[found.scored].cpu()
-    labels = found.labels[found.scored].cpu()
-    shown = names or [str(number) for number in range(scores.shape[1])]
+    scores = evaluation.probabilities[evaluation.scored].cpu()
+    labels = evaluation.labels[evaluation.scored].cpu()
+    classes = scores.shape[1]
+    shown = names or list(map(str, range(classes)))
     path = folder / f"{name}_classes.csv"
     if labels.ndim == 2:
-        values = average_precisions(scores, labels)
-        precisions = ["" if p is None else f"{p:.2f}" for p in values]
-        rows = zip(shown, labels.sum(0).tolist(), precisions, strict=True)
-        return _write(path, ["class", "videos", "average_precision"], rows)
-    classes = scores.shape[1]
+        precisions = average_precisions(scores, labels)
+        percents = ["" if value is None else f"{value:.2f}" for value in precisions]
+        rows = zip(shown, labels.sum(0).tolist(), percents, strict=True)
+        _write(path, ["class", "videos", "average_precision"], rows)
+        return
     pairs = labels * classes + scores.argmax(1)
     counts = pairs.bincount(minlength=classes**2).view(classes, classes)
     table = [
@@ -133,48 +116,33 @@ def write_tables(
     ]
     _write(path, ["class", "videos", "accuracy", *shown], table)
     _plot_confusion(folder / f"{name}_confusion.png", counts, shown)
-    return None
 
 
 def _plot_confusion(path: Path, counts: Tensor, shown: Sequence[str]) -> None:
-    """Draw a confusion matrix, each row in per cent of its class's videos."""
-    from matplotlib.colors import PowerNorm  # most of a second: for who draws
+    """Draw a confusion matrix."""
+    from sklearn.metrics import ConfusionMatrixDisplay  # takes seconds to import
 
-    classes = len(shown)
-    side = min(max(6.0, 2 + 0.3 * classes), 14)
+    side = min(max(6.0, 2 + 0.3 * len(shown)), 14)
     figure, [axes] = new_figure(rows=1, width=side + 1, height=side)
-    share = (100 * counts / counts.sum(1, keepdim=True).clamp(min=1)).numpy()
-    # Rare confusions, by which many classes differ, would be as white as none on a linear scale.
-    image = axes.imshow(share, cmap="Blues", norm=PowerNorm(0.5, 0, 100), interpolation="nearest")
+    names = [name.replace("$", r"\$") for name in shown]  # matplotlib would read mathematics
+    display = ConfusionMatrixDisplay(counts.numpy(), display_labels=names)
+    numbered = len(shown) <= _COUNTED
+    display.plot(ax=axes, cmap="Blues", include_values=numbered, xticks_rotation="vertical")
+    axes.set(xlabel="prediction", ylabel="label")
     axes.grid(visible=False)
-    if classes <= _NAMED:
-        axes.set_xticks(range(classes), shown, rotation=90, parse_math=False)
-        axes.set_yticks(range(classes), shown, parse_math=False)
-    if classes <= _COUNTED:
-        for row, column in counts.nonzero().tolist():
-            colour = "white" if share[row, column] > 40 else "black"
-            text = str(int(counts[row, column]))
-            axes.text(column, row, text, ha="center", va="center", color=colour)
-    axes.set_xlabel("prediction")
-    axes.set_ylabel("label")
-    figure.colorbar(image, label="% of the label's videos", shrink=0.8)
-    right = int(counts.diagonal().sum())
-    videos = int(counts.sum())
-    axes.set_title(f"{right} of {videos} videos right ({100 * right / max(1, videos):.2f} %)")
     save_figure(figure, path)
 
 
 def _write(path: Path, header: Sequence[object], rows: Iterable[Sequence[object]]) -> None:
     path.parent.mkdir(parents=True, exist_ok=True)
+    text = io.StringIO()
+    writer = csv.writer(text, lineterminator="\n")
+    writer.writerows(map(_cell, row) for row in (header, *rows))
     with written_whole(path) as file:
-        text = io.TextIOWrapper(file, "utf-8", newline="")
-        lines = (map(_cell, row) for row in chain([header], rows))
-        csv.writer(text, lineterminator="\n").writerows(lines)
-        text.detach()
+        file.write(text.getvalue().encode())
 
 
 def _cell(value: object) -> str:
-    """The text of a cell. Spreadsheets take what begins with one of _FORMULA for a formula: an
-    apostrophe before it says that it is none."""
+    """The text of a cell, after an apostrophe where it would be taken for a formula."""
     text = printable(str(value))
     return f"'{text}" if text.startswith(_FORMULA) else text

@@ -101,9 +101,17 @@ def test_an_interruption_waits_for_all_and_is_no_failure(spawned, tmp_path):
 # A failure.
 
 
-def test_a_mistake_is_one_line_with_its_rank(spawned, tmp_path):
-    assert spawned("mistake") == (2, "error: rank 1: a key of the recipe is wrong\n")
-    assert "ERROR error: rank 1: a key of the recipe is wrong" in logs(tmp_path)[1]
+@pytest.mark.parametrize(
+    ("deed", "expected"),
+    [
+        ("mistake", (2, "error: rank 1: a key of the recipe is wrong\n")),
+        ("kill", (1, "error: rank 1 was killed by SIGKILL\n")),
+    ],
+)
+def test_a_failure_is_one_line_with_its_rank(spawned, tmp_path, deed, expected):
+    assert spawned(deed) == expected
+    logged = "ERROR error: rank 1: a key of the recipe is wrong" in logs(tmp_path)[1]
+    assert logged == (deed == "mistake")
 
 
 def test_a_bug_is_one_traceback_and_ends_a_rank_that_is_in_no_collective(spawned, tmp_path):
@@ -115,10 +123,6 @@ def test_a_bug_is_one_traceback_and_ends_a_rank_that_is_in_no_collective(spawned
     assert said.count("Traceback") == said.count("KeyError: 'no such thing'") == 1
     assert said.endswith("in iteration 7\n")
     assert "Traceback" in logs(tmp_path)[1]
-
-
-def test_a_killed_process_is_named(spawned):
-    assert spawned("kill") == (1, "error: rank 1 was killed by SIGKILL\n")
 
 
 @pytest.mark.parametrize("deed", ["silence", "kill"])

@@ -42,16 +42,13 @@ def test_auto_is_where_it_was_measured_to_help(instructions, pairs, mixed, proce
     assert f"TRAIN.MIXED_PRECISION auto is {mixed}" in caplog.text
 
 
-def test_what_is_not_decided_is_refused():
+def test_what_a_recipe_says_stays_and_what_is_not_decided_is_refused(processor):
+    processor("amx_tile")
+    for mixed in (True, False):
+        asked = load_recipe(None, ["TRAIN.MIXED_PRECISION", mixed, "NUM_GPUS", 0])
+        assert for_processes(asked).train.mixed_precision is mixed
     with pytest.raises(ValueError, match="is auto here, and not decided"):
         Precision(load_recipe(None, ["TRAIN.MIXED_PRECISION", "auto"]), torch.device("cpu"))
-
-
-@pytest.mark.parametrize("mixed", [False, True])
-def test_what_a_recipe_says_stays(mixed, processor):
-    processor("amx_tile")
-    asked = load_recipe(None, ["TRAIN.MIXED_PRECISION", mixed, "NUM_GPUS", 0])
-    assert for_processes(asked).train.mixed_precision is mixed
 
 
 @pytest.mark.slow

@@ -100,18 +100,6 @@ def test_preemption_saves_and_requeues_and_does_not_count(
     assert outcome(folder) is None
 
 
-def test_a_cancelled_job_saves_and_is_not_requeued(
-    cluster: Any, train: Callable[..., Path]
-) -> None:
-    folder = train()
-    cluster.state("COMPLETING")
-    cluster.signal(signal.SIGCONT, signal.SIGTERM)
-    assert cluster.wait() == [1]
-    assert (folder / "saved_0").exists()
-    assert cluster.requeued == []
-    assert "the job is COMPLETING" in cluster.log()
-
-
 def test_a_job_whose_training_is_slow_to_save_is_requeued_in_time(
     cluster: Any, train: Callable[..., Path]
 ) -> None:
@@ -127,6 +115,25 @@ def test_a_job_whose_training_is_slow_to_save_is_requeued_in_time(
     assert cluster.requeued == ["requeue 4242"]
 
 
+@pytest.mark.parametrize(
+    ("state", "sent", "options", "said"),
+    [
+        ("COMPLETING", signal.SIGTERM, {}, "the job is COMPLETING"),  # cancelled
+        ("RUNNING", signal.SIGUSR2, {"hours": 0.05, "requeues": 0}, "timed-out too many times"),
+    ],
+)
+def test_a_job_that_is_cancelled_or_has_no_requeues_left_saves_and_is_not_requeued(
+    cluster: Any, train: Callable[..., Path], state, sent, options, said
+) -> None:
+    folder = train(**options)
+    cluster.state(state)
+    cluster.signal(signal.SIGCONT, sent)
+    assert cluster.wait() == [1]
+    assert (folder / "saved_0").exists()
+    assert cluster.requeued == []
+    assert said in cluster.log()
+
+
 def test_a_training_that_is_asked_before_it_begins_is_requeued(
     cluster: Any, train: Callable[..., Path]
 ) -> None:
@@ -135,17 +142,6 @@ def test_a_training_that_is_asked_before_it_begins_is_requeued(
     cluster.wait()
     assert cluster.requeued == ["requeue 4242"]
     assert outcome(folder) is None
-
-
-def test_a_job_whose_requeues_are_used_up_saves_and_fails(
-    cluster: Any, train: Callable[..., Path]
-) -> None:
-    folder = train(hours=0.05, requeues=0)
-    cluster.signal(signal.SIGUSR2)
-    assert cluster.wait() == [1]
-    assert (folder / "saved_0").exists()
-    assert cluster.requeued == []
-    assert "timed-out too many times" in cluster.log()
 
 
 def test_a_failed_training_fails_the_job(cluster: Any, train: Callable[..., Path]) -> None:

@@ -2,6 +2,7 @@
 
 from collections.abc import Callable, Iterable
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 import torch
@@ -9,7 +10,8 @@ from torch import nn
 
 from slowfast_patches.launch.stopping import StopRequest
 from slowfast_patches.models.average import start_average, update_average
-from slowfast_patches.train import checkpoint as checkpoints
+from slowfast_patches.train import checkpoint_files as checkpoints
+from slowfast_patches.train import evaluate as evaluate_module
 from slowfast_patches.train import loop
 from slowfast_patches.train.record.record import TooManyUnreadableError
 from slowfast_patches.train.resume import Resumable, check_same_recipe
@@ -42,13 +44,13 @@ def leave(run: Run, done: int) -> None:
     """As if `done` iterations had been trained, each of which moved the weights by 1."""
     for weight in run.models[-1].parameters():
         nn.init.constant_(weight, done)
-    run.record.done = done
+    run.progress.iteration = done
     loop.leave_step(run, run.schedule.at(done - 1))
     run.writer.wait()
 
 
 def save(run: Run, done: int) -> None:
-    run.record.done = done
+    run.progress.iteration = done
     loop.save(run)
     run.writer.wait()
 
@@ -58,7 +60,7 @@ def best(folder: Path) -> tuple[int, float]:
     path = checkpoints.best_checkpoint(folder)
     assert path is not None
     content = checkpoints.load(path)
-    assert content.optimizer_state is content.ema_state is None
+    assert content.optimizer_state is None
     return content.iteration, float(content.model_state["head.projection.bias"][0])
 
 
@@ -85,8 +87,8 @@ def test_the_best_stays_of_equals_the_first_and_a_continued_run_knows_it(start, 
     for done, expected in ((6, 4), (8, 4), (10, 10)):
         leave(run, done)
         assert best(tmp_path) == (expected, expected)
-    assert run.best["iteration"] == 10
-    assert run.best["top1_ema" if average else "top1"] == 71
+    assert run.progress.best["iteration"] == 10
+    assert run.progress.best["top1_ema" if average else "top1"] == 71
 
 
 def test_what_cannot_be_evaluated_is_saved_as_it_was_and_evaluated_again(
@@ -97,14 +99,14 @@ def test_what_cannot_be_evaluated_is_saved_as_it_was_and_evaluated_again(
     before = {name: value.clone() for name, value in run.models.state_dict().items()}
     evaluated = []
 
-    def evaluate(model):
+    def evaluate(model, *_):
         evaluated.append(model)
         if len(evaluated) == 2:
             raise TooManyUnreadableError("2 of 8 videos")
-        return {"top1": 50.0}
+        return SimpleNamespace(metrics={"top1": 50.0})
 
-    monkeypatch.setattr(run.validation, "_evaluate", evaluate)
-    run.record.done = 2
+    monkeypatch.setattr(evaluate_module, "evaluate", evaluate)
+    run.progress.iteration = 2
     with pytest.raises(TooManyUnreadableError):
         loop.leave_step(run, run.schedule.at(1))
     run.writer.wait()
@@ -113,7 +115,7 @@ def test_what_cannot_be_evaluated_is_saved_as_it_was_and_evaluated_again(
     found = last(tmp_path)
     assert (found.checkpoint.iteration, found.checkpoint.evaluation_due) == (2, True)
     mended = start("MODEL.EMA_DECAY", 0.5, "DATA.MAX_BAD_FRACTION", 0.5, found=found)
-    assert mended.evaluation_due
+    assert mended.progress.evaluation_due
     check_same_recipe(found.checkpoint.cfg, mended.recipe, found.path)
 
 

@@ -8,7 +8,6 @@ import pytest
 import torch
 
 from slowfast_patches.train.record.log import setup_logging
-from slowfast_patches.utils.command_line import report
 from slowfast_patches.utils.distributed import World
 
 
@@ -56,17 +55,11 @@ def test_control_characters_of_names_are_logged_escaped(tmp_path, capsys):
         ]
 
 
-def test_what_ends_a_run_is_escaped_on_the_terminal(capsys):
-    assert report(ValueError("\x1b[2Ja.mp4 is no video")) == 2
-    assert capsys.readouterr().err == "error: \\x1b[2Ja.mp4 is no video\n"
-
-
-def test_a_machine_that_cannot_write_says_so_once_and_warns_on_its_terminal(tmp_path, capsys):
+def test_a_machine_that_cannot_write_warns_on_its_terminal(tmp_path, capsys):
     (tmp_path / "logs").touch()  # where the folder would be
     for rank in (8, 9):
         say(tmp_path, rank, f"of {rank}", local_rank=rank - 8)
     said = capsys.readouterr().err
-    assert said.count("no log files") == 1
     assert "of 8!" in said
     assert "of 9!" in said
     assert "of 8\n" not in said

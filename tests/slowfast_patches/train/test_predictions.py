@@ -23,16 +23,6 @@ def evaluation(labels: list) -> Evaluation:
     return Evaluation({}, SCORES, torch.tensor(labels), torch.tensor([True] * 3 + [False]))
 
 
-def test_a_row_for_each_video_and_a_column_for_each_class(tmp_path: Path):
-    path = tmp_path / "new" / "predictions.csv"
-    write_predictions(path, ["a.mp4", "b/é.mp4"], [SCORES[2], None], NAMES)
-    assert rows(path) == [
-        ["video", "prediction", "probability", *NAMES],
-        ["a.mp4", "$", "0.6", "0.1", "0.3", "0.6"],
-        ["b/é.mp4"],
-    ]
-
-
 def test_no_cell_is_a_formula_or_has_control_characters(tmp_path: Path):
     path, names = tmp_path / "predictions.csv", ("=cmd|'/c calc'!A1", "a=b", "\x1b[2J\a")
     videos = ["@x.mp4", "-x.mp4", "+x.mp4", "\tx.mp4", "1-x\udcff.mp4"]
@@ -77,9 +67,3 @@ def test_classes_of_several_labels_have_an_average_precision(tmp_path: Path):
         *(["0", "2", "83.33"], ["1", "1", "50.00"], ["2", "0", ""]),
     ]
     assert [path.name for path in tmp_path.iterdir()] == ["result_classes.csv"]
-
-
-def test_a_class_without_videos_has_no_accuracy(tmp_path: Path):
-    found = Evaluation({}, torch.eye(61)[:1], torch.tensor([0]), torch.tensor([True]))
-    write_tables(tmp_path, "test", found)
-    assert [row[2] for row in rows(tmp_path / "test_classes.csv")[1:]] == ["100.00"] + [""] * 60

@@ -11,16 +11,13 @@ import subprocess
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from types import SimpleNamespace
-from unittest.mock import MagicMock
 
 import pytest
 
 from slowfast_patches.launch.stopping import TrainingInterruptedError, TrainingStoppedError
-from slowfast_patches.train import checkpoint as checkpoints
+from slowfast_patches.train import checkpoint_files as checkpoints
 from slowfast_patches.train import evaluate as evaluate_module
 from slowfast_patches.train import loop
-from slowfast_patches.train import run as run_module
 from slowfast_patches.train import step as step_module
 from slowfast_patches.train.record import result as result_module
 from slowfast_patches.train.state import Run
@@ -140,18 +137,6 @@ def test_a_finished_run_is_not_trained_again_and_one_that_starts_over_keeps_its_
     assert [r["iteration"] for r in folder.metrics()] == [1, 2, 3, 4, 5, 6]
 
 
-def test_what_ended_a_run_is_raised_whatever_fails_after_it():
-    run = SimpleNamespace(record=MagicMock(), writer=MagicMock(), start=0, evaluation_due=False)
-    run.writer.wait.side_effect = TrainingStoppedError("the disk is full")
-    run.record.close.side_effect = OSError("no file")
-    with pytest.raises(TrainingInterruptedError) as ended, run_module.opened(run):
-        raise TrainingInterruptedError("stopped by SIGTERM")
-    said = ["the disk is full", "no file"]
-    assert ended.value.__notes__ == [f"while the training ended: {text}" for text in said]
-    with pytest.raises(TrainingStoppedError, match="the disk is full"), run_module.opened(run):
-        pass
-
-
 def test_stopped_in_the_dry_steps_it_ends_before_the_next(
     train: Callable[..., Path], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ):
@@ -165,10 +150,10 @@ def test_stopped_in_the_dry_steps_it_ends_before_the_next(
 
     with (
         before(monkeypatch, step_module.Stepper, "passes", terminate),
-        pytest.raises(TrainingInterruptedError, match="SIGTERM before the dry step of 16×4×23²"),
+        pytest.raises(TrainingInterruptedError, match="SIGTERM before the dry step of"),
     ):
         train(tmp_path, "TRAIN.COMPILE", True)
-    assert len(tried) == 2  # both of the first shape
+    assert len(tried) == 1
     assert checkpoints.last_checkpoint(tmp_path) is None
 
 

@@ -1,6 +1,5 @@
 """Whole runs: against a loop of the host's functions, what stays alive, and what is left behind."""
 
-import json
 import re
 from collections import Counter
 from collections.abc import Callable
@@ -20,7 +19,6 @@ from slowfast_patches.models.layers.convolution import convert_convolutions
 from slowfast_patches.train import loop
 from slowfast_patches.train import state as state_module
 from slowfast_patches.train import step as step_module
-from slowfast_patches.train.record.result import read_result
 
 OFF = (
     *("MULTIGRID.LONG_CYCLE", False, "MULTIGRID.SHORT_CYCLE", False),
@@ -89,27 +87,17 @@ def schedule(multigrid_run: Path, tiny_config: Callable[..., Recipe]) -> Schedul
     return schedule_of(tiny_config(multigrid_run), 24)
 
 
-def test_the_log_states_shape_global_batch_and_rate_at_every_boundary(
-    multigrid_run: Path, schedule: Schedule, opened: type
-):
-    said = re.findall(
-        r"phase (\d) of 6 from iteration (\d+): .*global batch ([\d/]+), LR ([\d.e-]+), BN over",
-        opened(multigrid_run).log,
-    )
-    assert [int(number) for number, *_ in said] == [1, 2, 3, 4, 5, 6]
-    assert [int(start) for _, start, *_ in said] == [phase.start for phase in schedule.phases]
-    batches = ["64/32/32", "32/16/16", "32/16/8", *["16/8/4"] * 3]
-    assert [batch for *_, batch, _ in said] == batches
-    # the rate at the start: warming up from 8 × 0.002, then 4, 2, 1, 1 times 0.01, then a tenth
-    rates = [float(rate) for *_, rate in said]
-    assert rates == pytest.approx([0.016, 0.04, 0.02, 0.01, 0.01, 0.001])
-
-
 def test_metrics_have_each_iteration_once_as_the_schedule_says(
     multigrid_run: Path, schedule: Schedule, opened: type
 ):
     folder = opened(multigrid_run)
     records, phases, evaluations = map(folder.metrics, ("train", "phase", "val"))
+    said = re.findall(
+        r"phase \d of 6 from iteration (\d+): .*global batch ([\d/]+), LR", folder.log
+    )
+    assert [int(start) for start, _ in said] == [phase.start for phase in schedule.phases]
+    batches = ["64/32/32", "32/16/16", "32/16/8", *["16/8/4"] * 3]
+    assert [batch for _, batch in said] == batches
     assert [r["iteration"] for r in records] == list(range(1, schedule.iterations + 1))
     for record, step in zip(records, schedule.steps(), strict=True):
         shape = [step.shape.batch, step.shape.frames, step.shape.crop]
@@ -152,46 +140,11 @@ def test_result_holds_everything_that_made_it(
     assert result["metric"] == "top1"
     assert 0 <= result["top1"] <= result["top5"] <= 100
     assert (result["videos"], result["unreadable"]) == (8, 0)
-
-
-def test_a_result_with_a_changed_value_is_not_read(multigrid_run: Path, tmp_path: Path):
-    text = (multigrid_run / "result.json").read_text()
-    path = tmp_path / "result.json"
-    path.write_text(text)
-    assert read_result(path)["top1"] == json.loads(text)["top1"]
-    for there, here in (('"videos": 8', '"videos": 9'), ('"finished"', '"finisher"')):
-        assert there in text
-        path.write_text(text.replace(there, here))
-        with pytest.raises(ValueError, match="its checksum does not match"):
-            read_result(path)
-
-
-def test_config_plan_and_events_are_there(multigrid_run: Path, tiny_config: Callable[..., Recipe]):
-    assert keys_of(load_recipe(multigrid_run / "config.yaml")) == keys_of(
-        tiny_config(multigrid_run)
-    )
-    assert "fine-tuning" in (multigrid_run / "plan.txt").read_text()
-    assert '"iteration_factor"' in (multigrid_run / "plan.json").read_text()
+    config = load_recipe(multigrid_run / "config.yaml")
+    assert keys_of(config) == keys_of(tiny_config(multigrid_run))
+    for name, part in (("plan.txt", b"fine-tuning"), ("plan.json", b'"iteration_factor"')):
+        assert part in (multigrid_run / name).read_bytes()
     assert (multigrid_run / "plan.png").read_bytes().startswith(b"\x89PNG")
-    assert sum(f.stat().st_size for f in multigrid_run.glob("tensorboard/events*")) > 1000
-
-
-def test_the_checkpoint_is_whole_and_says_what_held(
-    multigrid_run: Path, schedule: Schedule, tiny_config: Callable[..., Recipe]
-):
-    paths = sorted(multigrid_run.glob("checkpoints/*"))
-    assert {path.suffix for path in paths} == {".pyth"}
-    first = torch.load(paths[0], weights_only=True)
-    step = schedule.at(first["iteration"] - 1)
-    held = yaml.safe_load(first["cfg_at_iteration"])
-    phase = schedule.phases[step.phase]
-    assert held["TRAIN"]["BATCH_SIZE"] == phase.base_shape.batch > 4
-    assert held["DATA"]["NUM_FRAMES"] == phase.base_shape.frames < 8
-    assert held["DATA"]["TRAIN_CROP_SIZE"] == phase.base_shape.crop
-    assert held["SOLVER"]["BASE_LR"] == pytest.approx(0.01 * phase.lr_scale)
-    assert yaml.safe_load(first["cfg"]) == yaml.safe_load(tiny_config(multigrid_run).text)
-    last = torch.load(paths[-1], weights_only=True)
-    assert last["iteration"] == schedule.iterations
 
 
 def test_switches_begin_as_the_plain_run_and_one_model_and_loader_live_through_all_shapes(
@@ -224,7 +177,9 @@ def test_switches_begin_as_the_plain_run_and_one_model_and_loader_live_through_a
     assert found[0]["shape"] == plain[0]["shape"]
     assert found[0]["loss"] == pytest.approx(plain[0]["loss"], rel=1e-4)
     assert len({tuple(record["shape"]) for record in found}) > 3
-    content, result = opened(tmp_path).checkpoint["model_state"], opened(tmp_path).result
+    checkpoint, result = opened(tmp_path).checkpoint, opened(tmp_path).result
+    assert checkpoint["cfg"] == (tmp_path / "config.yaml").read_text()
+    content = checkpoint["model_state"]
     assert content.keys() == opened(multigrid_run).checkpoint["model_state"].keys()
     weight = content["s2.pathway0_res0.branch2.b.weight"]
     assert weight.is_contiguous(memory_format=torch.channels_last_3d)

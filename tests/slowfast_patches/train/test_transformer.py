@@ -11,7 +11,7 @@ from multigrid import FollowsGrid
 from slowfast_patches.config.recipe import Recipe
 from slowfast_patches.config.schedule import schedule_of
 from slowfast_patches.models.build import build_model
-from slowfast_patches.train import checkpoint as checkpoints
+from slowfast_patches.train import checkpoint_files as checkpoints
 from slowfast_patches.train import loop
 from slowfast_patches.train.predict import Predictor, read_checkpoint
 from slowfast_patches.train.running_stats import buffers_of_ranks
@@ -80,11 +80,11 @@ def test_each_part_is_told_the_extents_of_its_clips_and_what_follows_none(steppe
     clips = step.shape.batch
     batch = made_up_batch(stepper.recipe, clips, step.shape)
     follower = next(m for m in stepper.model.modules() if isinstance(m, FollowsGrid))
-    plain = float(stepper.passes(step, batch)[0])
+    plain = float(stepper.passes(step, batch).loss)
     with mock.patch.object(follower, "set_extents", wraps=follower.set_extents) as told:
-        whole = float(stepper.passes(step, batch | {"extents": torch.ones(clips, 2)})[0])
+        whole = float(stepper.passes(step, batch | {"extents": torch.ones(clips, 2)}).loss)
         half = torch.linspace(0.25, 1, 2 * clips).view(clips, 2)
-        found = float(stepper.passes(step, batch | {"extents": half})[0])
+        found = float(stepper.passes(step, batch | {"extents": half}).loss)
     values = [call.args[0] for call in told.call_args_list]
     assert [value is None for value in values] == [False, False, True] * 2
     torch.testing.assert_close(values[3], half[0::2])

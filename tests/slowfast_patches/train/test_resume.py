@@ -1,7 +1,6 @@
-"""Checkpoints: whose they are, which stay, and from which one a run goes on."""
+"""From which checkpoint a run goes on, and whether it may."""
 
 import errno
-import threading
 from collections.abc import Callable
 from pathlib import Path
 from unittest.mock import MagicMock
@@ -11,12 +10,9 @@ import torch
 
 from slowfast_patches.config.recipe import Recipe
 from slowfast_patches.datasets.lists.dataset_lists import list_digest, read_list
-from slowfast_patches.launch.stopping import TrainingStoppedError
-from slowfast_patches.train import checkpoint as checkpoints
+from slowfast_patches.train import checkpoint_files as checkpoints
 from slowfast_patches.train import resume
 from tests.slowfast_patches.train.made_checkpoint import made
-
-# Whose checkpoint it is.
 
 
 def test_what_changes_the_training_is_listed(tiny_config: Callable[..., Recipe], tmp_path: Path):
@@ -58,28 +54,8 @@ def test_a_list_is_known_by_paths_labels_and_order_wherever_the_data_lie(
         assert digest(other) != known
 
 
-# Which stay, and which one is continued.
-
-
 def iterations(folder: Path) -> list[int]:
     return [int(path.stem[-8:]) for path in checkpoints.all_checkpoints(folder)]
-
-
-@pytest.mark.parametrize(
-    ("kept", "stay"), [(1, [6, 12, 14]), (3, [6, 10, 12, 14]), (0, [2, 4, 6, 8, 10, 12, 14])]
-)
-def test_the_last_and_those_at_phase_ends_stay(tmp_path: Path, kept: int, stay: list[int]):
-    for iteration in range(2, 15, 2):
-        checkpoints.save(tmp_path, made(iteration=iteration))
-        checkpoints.prune(tmp_path, kept, {6, 12, 18})
-        assert iterations(tmp_path)[-1] == iteration
-    assert iterations(tmp_path) == stay
-
-
-def flip(path: Path) -> None:
-    content = bytearray(path.read_bytes())
-    content[len(content) // 2] ^= 4
-    path.write_bytes(content)
 
 
 def test_a_damaged_one_is_set_aside_and_the_one_before_it_continued(
@@ -88,7 +64,9 @@ def test_a_damaged_one_is_set_aside_and_the_one_before_it_continued(
     cfg = tiny_config(tmp_path)
     assert resume.find_resumable(cfg) is None
     paths = [checkpoints.save(tmp_path, made(iteration=n, cfg=cfg.text)) for n in (2, 4, 6)]
-    flip(paths[2])
+    content = bytearray(paths[2].read_bytes())
+    content[len(content) // 2] ^= 4
+    paths[2].write_bytes(content)
     paths[1].write_bytes(paths[1].read_bytes()[:-400])
     found = resume.find_resumable(cfg)
     assert found is not None
@@ -135,11 +113,13 @@ def attempt(
     return start
 
 
-TORCHRUN = ("TORCHELASTIC_RUN_ID", "TORCHELASTIC_RESTART_COUNT")
-SLURM = ("SLURM_JOB_ID", "SLURM_RESTART_COUNT")
-
-
-@pytest.mark.parametrize(("job", "count"), [TORCHRUN, SLURM])
+@pytest.mark.parametrize(
+    ("job", "count"),
+    [
+        ("TORCHELASTIC_RUN_ID", "TORCHELASTIC_RESTART_COUNT"),
+        ("SLURM_JOB_ID", "SLURM_RESTART_COUNT"),
+    ],
+)
 def test_a_run_that_starts_over_continues_when_it_is_restarted(attempt, tmp_path, job, count):
     assert attempt(save=5, **{job: "a", count: 1}) is None  # attempt 0 never came here
     assert iterations(tmp_path) == [5]
@@ -156,74 +136,3 @@ def test_torchrun_may_have_another_id_when_its_job_is_queued_again(attempt):
     once = {"SLURM_JOB_ID": 17, "TORCHELASTIC_RESTART_COUNT": 0}
     assert attempt(save=5, TORCHELASTIC_RUN_ID="x", **once) is None
     assert attempt(TORCHELASTIC_RUN_ID="y", SLURM_RESTART_COUNT=1, **once) == 5
-
-
-# Saving while the training goes on.
-
-
-def test_what_is_written_is_the_state_when_it_was_saved(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-):
-    gate, original = threading.Event(), checkpoints.save
-
-    def save(*args: object, **options: object) -> Path:
-        assert gate.wait(60)
-        return original(*args, **options)
-
-    monkeypatch.setattr(checkpoints, "save", save)
-    writer = checkpoints.Writer(tmp_path, 0, ())
-    weights, evaluations = torch.zeros(5), [{"top1": 1}]
-    state = {"momentum": {"buffer": weights[:2]}}
-    writer.save(
-        made(model_state={"weight": weights}, evaluations=evaluations, optimizer_state=state)
-    )
-    weights += 1  # the training goes on
-    evaluations.append({"top1": 2})
-    gate.set()
-    writer.wait()
-    content = checkpoints.load(checkpoints.last_checkpoint(tmp_path))
-    assert content.model_state["weight"].tolist() == [0] * 5
-    assert content.optimizer_state["momentum"]["buffer"].tolist() == [0, 0]
-    assert content.evaluations == [{"top1": 1}]
-
-
-def test_what_cannot_be_written_is_raised_in_the_training_once(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-):
-    before = checkpoints.save(tmp_path, made(iteration=5))
-    writer = checkpoints.Writer(tmp_path, 1, ())
-    monkeypatch.setattr(torch, "save", MagicMock(side_effect=OSError(errno.EROFS, "read-only")))
-    writer.save(made(iteration=7))
-    with pytest.raises(TrainingStoppedError) as caught:
-        writer.wait()
-    for said in ("written after iteration 7: read-only", f"checkpoint is {before}, after", "same"):
-        assert said in str(caught.value)
-    writer.wait()
-    assert list((tmp_path / "checkpoints").iterdir()) == [before]
-    assert checkpoints.load(before).iteration == 5
-
-
-@pytest.mark.parametrize("field", ["model_state", "ema_state"])
-def test_nothing_is_written_where_a_tensor_is_not_finite(tmp_path: Path, field: str):
-    writer = checkpoints.Writer(tmp_path, 1, ())
-    bad = made(**{field: {"weight": torch.tensor([1, torch.nan])}})
-    writer.save(made(), bad)
-    with pytest.raises(checkpoints.DivergedError, match=rf"1 tensors .* {field}\.weight"):
-        writer.wait()
-    assert not (tmp_path / "checkpoints").exists()
-
-
-def test_the_best_is_none_of_those_that_a_run_continues_from_and_goes_aside_with_them(tmp_path):
-    writer = checkpoints.Writer(tmp_path, 1, ())
-    writer.save(None, made(iteration=2))
-    writer.wait()
-    best = checkpoints.best_checkpoint(tmp_path)
-    assert checkpoints.last_checkpoint(tmp_path) is None
-    writer.save(made(iteration=3))
-    writer.wait()
-    assert checkpoints.load(best).iteration == 2
-    assert checkpoints.checkpoint_of(tmp_path) == best
-    (tmp_path / "checkpoints_before_1").mkdir()
-    assert checkpoints.set_aside(tmp_path) == tmp_path / "checkpoints_before_2"
-    with pytest.raises(ValueError, match="without checkpoints"):
-        checkpoints.checkpoint_of(tmp_path)

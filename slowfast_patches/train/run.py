@@ -35,6 +35,7 @@ from slowfast_patches.models.weights import check_file
 from slowfast_patches.plan.picture import plot_plan
 from slowfast_patches.plan.plan import format_plan, make_plan
 from slowfast_patches.train.checkpoint_files import (
+    DivergedError,
     best_checkpoint,
     describe_last,
     last_checkpoint,
@@ -182,6 +183,9 @@ def opened(run: Run) -> Iterator[None]:
     try:
         yield
         run.writer.wait()
+    except DivergedError as error:
+        error.add_note(describe_last(run.recipe.output_dir))
+        raise
     finally:
         with suppress(TrainingStoppedError):  # of what has not ended the body, or was raised there
             run.writer.wait()

@@ -6,7 +6,7 @@ import json
 import logging
 import math
 from collections.abc import Mapping, Sequence
-from contextlib import AbstractContextManager, suppress
+from contextlib import AbstractContextManager
 from functools import cache
 from operator import sub
 from pathlib import Path
@@ -295,11 +295,18 @@ class Record:
 
 
 def _keep_lines_until(path: Path, iteration: int, evaluation: int) -> None:
-    """Drop records after `iteration`, evaluations after `evaluation`, and invalid lines."""
+    """Drop records after `iteration`, evaluations after `evaluation` and, with a warning, invalid
+    lines."""
+    lines = path.read_bytes().splitlines() if path.exists() else []
     kept = list[str]()
-    for line in path.read_bytes().splitlines() if path.exists() else ():
-        with suppress(ValueError, KeyError, TypeError):  # a line that was not written to its end
+    invalid = 0
+    for line in lines:
+        try:
             record = json.loads(line)
             if record["iteration"] <= (evaluation if record["type"] == "val" else iteration):
                 kept.append(line.decode() + "\n")
+        except (ValueError, KeyError, TypeError):
+            invalid += 1
+    if invalid:
+        logger.warning("%s: %d of %d lines are invalid and dropped", path, invalid, len(lines))
     write_text(path, "".join(kept))

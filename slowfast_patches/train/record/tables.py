@@ -43,7 +43,7 @@ def predictions_path(recipe: Recipe, prefix: str = "") -> Path | None:
     `prefix` precedes its name: "test_" for a test alone, which leaves those of a training.
 
     Raises:
-        ValueError: it is not in OUTPUT_DIR.
+        ValueError: it is not in OUTPUT_DIR, or is a file that no run has written.
     """
     name = recipe.test.save_results_path
     if not name:
@@ -54,6 +54,11 @@ def predictions_path(recipe: Recipe, prefix: str = "") -> Path | None:
         raise ValueError(
             f"TEST.SAVE_RESULTS_PATH {name} is not in OUTPUT_DIR {recipe.output_dir}; give a name "
             "in it, such as predictions.csv"
+        )
+    if path.exists() and not path.read_bytes().startswith(b"video,label,prediction,"):
+        raise ValueError(
+            f"TEST.SAVE_RESULTS_PATH {name}: {path} holds no predictions of a run; give another "
+            "name, or move it"
         )
     return path
 

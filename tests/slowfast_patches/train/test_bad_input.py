@@ -100,6 +100,13 @@ def test_predictions_stay_in_the_folder_of_the_run(
     assert_refused(answer, "is not in OUTPUT_DIR", "give a name in it")
 
 
+def test_a_file_that_no_run_has_written_is_not_replaced(command_line: Command, tmp_path: Path):
+    (tmp_path / "mine.csv").write_text("a list of mine\n")
+    answer = command_line(tmp_path, "TEST.SAVE_RESULTS_PATH", "mine.csv")
+    assert_refused(answer, "mine.csv holds no predictions", "move it")
+    assert (tmp_path / "mine.csv").read_text() == "a list of mine\n"
+
+
 # Checkpoints.
 
 
@@ -143,6 +150,7 @@ def test_a_loss_that_is_not_finite_ends_it_and_the_checkpoint_before_stays_whole
     rates = ("SOLVER.LRS", [0.1, 1e20], "TRAIN.CHECKPOINT_PERIOD", 1)
     answer = command_line(tmp_path, *OFF, *rates)
     assert_refused(answer, "the loss of iteration ", "LR 1e+18", "a lower SOLVER.BASE_LR goes on")
+    assert "checkpoint_iter_00000006.pyth, after iteration 6" in answer[1]
     stopped = int(re.findall(r"the loss of iteration (\d+)", answer[1])[0])
     logged = [record["iteration"] for record in opened(tmp_path).metrics()]
     assert logged == list(range(1, stopped + 1))

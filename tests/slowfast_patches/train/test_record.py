@@ -231,7 +231,9 @@ def test_every_curve_is_there_over_iterations_and_seconds_of_training(tmp_path: 
     assert len(found) == 10
 
 
-def test_a_continued_run_draws_and_writes_nothing_twice_and_loses_nothing(tmp_path: Path, train):
+def test_a_continued_run_draws_and_writes_nothing_twice_and_loses_nothing(
+    tmp_path: Path, train, caplog
+):
     whole = train()
     expected = curves(tmp_path)
     train(0, 25)
@@ -239,6 +241,7 @@ def test_a_continued_run_draws_and_writes_nothing_twice_and_loses_nothing(tmp_pa
         # Lines that are no records, and one in which the run was killed.
         file.write('[2]\n{"type": "val"}\n{"type": "val", "iteration": "2"}\n{"type": "tra')
     records = train(14)
+    assert "metrics.jsonl: 4 of " in caplog.text
     assert curves(tmp_path) == {
         tag: [(step, pytest.approx(seconds), value) for step, seconds, value in points]
         for tag, points in expected.items()

@@ -55,8 +55,8 @@ def parse_args(argv: list[str] | None = None) -> argparse.Namespace:
     )
     parser.add_argument("--json", action="store_true", help="print JSON, and nothing else")
     text = (
-        "of benchmarks/step_time.py, measured alone: speed-ups are by these, and the time that all "
-        "runs will take is printed before the first"
+        "step times measured alone (docs/performance.md): speed-ups are by these, and the time "
+        "that all runs will take is printed before the first"
     )
     parser.add_argument(
         "--step-times", type=Path, action="append", default=[], metavar="FILE", help=text

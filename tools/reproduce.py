@@ -49,8 +49,8 @@ def parse_args(argv: list[str] | None = None) -> argparse.Namespace:
     output = Path("runs/reproduce")
     parser.add_argument("--output", type=Path, default=output, metavar="DIR", help=text)
     parser.add_argument("--json", action="store_true", help="print JSON, and nothing else")
-    recipes = "a recipe of your own, as a further row; give one or more"
-    command_line.add_options(parser, {"--add": ([Path], "FILE", recipes)})
+    text = "a recipe of your own, as a further row; give one or more"
+    parser.add_argument("--add", type=Path, action="append", default=[], metavar="FILE", help=text)
 
     group = parser.add_argument_group("how to run")
     ways = group.add_mutually_exclusive_group()
@@ -60,34 +60,35 @@ def parse_args(argv: list[str] | None = None) -> argparse.Namespace:
     ways.add_argument("--local", action="store_true", help=text)
     ways.add_argument("--slurm", metavar="PARTITION", help="train as SLURM jobs")
     command_line.add_at_once(group)
-    hours = f"of a job, which is then requeued ({Slurm.hours:g})"
-    limit = f"jobs of an array at the same time ({Slurm.limit})"
-    further = "a further one of sbatch: account=vision"
-    slurm = {
-        "--slurm-hours": (float, "H", hours, Slurm.hours),
-        "--slurm-limit": (int, "N", limit, Slurm.limit),
-        "--slurm-cpus": (int, "N", f"cores for each GPU ({Slurm.cpus})", Slurm.cpus),
-        "--slurm-option": ([command_line.key_value], "KEY=VALUE", further),
-    }
-    command_line.add_options(group, slurm)
+    add = group.add_argument
+    text = "of a job, which is then requeued (%(default)g)"
+    add("--slurm-hours", type=float, metavar="H", default=Slurm.hours, help=text)
+    text = "jobs of an array at the same time (%(default)s)"
+    add("--slurm-limit", type=int, metavar="N", default=Slurm.limit, help=text)
+    text = "cores for each GPU (%(default)s)"
+    add("--slurm-cpus", type=int, metavar="N", default=Slurm.cpus, help=text)
+    text = "a further one of sbatch: account=vision; give one or more"
+    pair = command_line.key_value
+    add("--slurm-option", type=pair, action="append", default=[], metavar="KEY=VALUE", help=text)
 
     group = parser.add_argument_group("what to run on")
-    folder = "folder of the data set's lists"
-    weights = "checkpoint for recipes that start from it"
-    times = "of benchmarks/step_time.py, for the expected times"
-    second = "of one iteration of the first run listed, for the expected times: the others by FLOPs"
-    inputs = {
-        **{f"--{name}": (str, "DIR", folder) for name in _DATA},
-        **{f"--{name}-weights": (str, "FILE", weights) for name in _STARTS},
-        "--step-times": ([Path], "FILE", times),
-        "--step-seconds": (float, "S", second),
-    }
-    command_line.add_options(group, inputs)
+    for name in _DATA:
+        group.add_argument(f"--{name}", metavar="DIR", help="folder of the data set's lists")
+    for name in _STARTS:
+        text = "checkpoint for recipes that start from it"
+        group.add_argument(f"--{name}-weights", metavar="FILE", help=text)
+    text = "a file of step times, for the expected times; give one or more"
+    group.add_argument(
+        "--step-times", type=Path, action="append", default=[], metavar="FILE", help=text
+    )
+    text = "of one iteration of the first run listed, for the expected times: the others by FLOPs"
+    group.add_argument("--step-seconds", type=float, metavar="S", help=text)
     text = "config keys to set"
     parser.add_argument("overrides", nargs="*", default=[], metavar="KEY VALUE", help=text)
     args = parser.parse_intermixed_args(argv)
     command_line.take_numbers(args, "seeds", command_line.whole_number)
-    needs = dict.fromkeys(slurm, ("--slurm", args.slurm))
+    slurm = ("hours", "limit", "cpus", "option")
+    needs = {f"--slurm-{name}": ("--slurm", args.slurm) for name in slurm}
     needs["--at-once"] = ("--local", args.local)
     for option, (other, given) in needs.items():
         name = option.strip("-").replace("-", "_")

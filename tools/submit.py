@@ -32,26 +32,23 @@ def parse_args(argv: list[str] | None = None) -> argparse.Namespace:
     parser = command_line.command_parser(__doc__)
     parser.add_argument("--cfg", type=Path, required=True, metavar="FILE", help="the recipe")
     parser.add_argument("--partition", required=True, metavar="P", help="where the job queues")
-    warning = "before its end the job saves; the longest iteration and a checkpoint must fit"
-    requeues = f"how often its time may run out, beside preemption ({Slurm.requeues})"
-    cpus = f"cores for each GPU, or for each machine on the CPU ({Slurm.cpus})"
-    further = "a further one of sbatch, such as account=vision"
-    options = {
-        "--nodes": (int, "N", "machines (default: the recipe's NUM_SHARDS)"),
-        "--gpus-per-node": (int, "N", "of each (default: the recipe's NUM_GPUS)"),
-        "--hours": (float, "H", f"of the job, then requeued ({Slurm.hours:g})", Slurm.hours),
-        "--cpus-per-gpu": (int, "N", cpus, Slurm.cpus),
-        "--requeues": (int, "N", requeues, Slurm.requeues),
-        "--warning-seconds": (
-            int,
-            "S",
-            f"{warning} ({Slurm.warning_seconds})",
-            Slurm.warning_seconds,
-        ),
-        "--job-name": (str, "NAME", "in the queue (multigrid)", "multigrid"),
-        "--option": ([command_line.key_value], "KEY=VALUE", further),
-    }
-    command_line.add_options(parser, options)
+    add = parser.add_argument
+    add("--nodes", type=int, metavar="N", help="machines (default: the recipe's NUM_SHARDS)")
+    text = "of each (default: the recipe's NUM_GPUS)"
+    add("--gpus-per-node", type=int, metavar="N", help=text)
+    text = "of the job, then requeued (%(default)g)"
+    add("--hours", type=float, metavar="H", default=Slurm.hours, help=text)
+    text = "cores for each GPU, or for each machine on the CPU (%(default)s)"
+    add("--cpus-per-gpu", type=int, metavar="N", default=Slurm.cpus, help=text)
+    text = "how often its time may run out, beside preemption (%(default)s)"
+    add("--requeues", type=int, metavar="N", default=Slurm.requeues, help=text)
+    text = "before its end the job saves; an iteration and a checkpoint must fit (%(default)s)"
+    add("--warning-seconds", type=int, metavar="S", default=Slurm.warning_seconds, help=text)
+    text = "in the queue (%(default)s)"
+    add("--job-name", default="multigrid", metavar="NAME", help=text)
+    text = "a further one of sbatch, such as account=vision; give one or more"
+    key_value = command_line.key_value
+    add("--option", type=key_value, action="append", default=[], metavar="KEY=VALUE", help=text)
     text = "check, print the batch file, submit nothing"
     parser.add_argument("--dry-run", action="store_true", help=text)
     text = "keys to replace"

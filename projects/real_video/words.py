@@ -39,7 +39,7 @@ from slowfast_patches.utils.machine import available_cores
 from slowfast_patches.utils.processes import Died, run_each
 from slowfast_patches.utils.tables import first_few, format_table
 
-__all__ = ["CLASSES", "FRAMES", "Report", "Split", "format_report", "make_words"]
+__all__ = ["CLASSES", "FRAMES", "SpeakerReport", "Split", "format_report", "make_words"]
 
 PLACES = ("adverb", "color", "command", "digit")
 CLASSES = tuple(sorted(word for place in PLACES for word in VOCABULARY[place]))
@@ -83,7 +83,7 @@ class Split:
 
 
 @dataclass(frozen=True)
-class Report:
+class SpeakerReport:
     """What was made."""
 
     folder: Path
@@ -104,7 +104,7 @@ def make_words(
     side: int | None = None,
     split: Split | None = None,
     workers: int | None = None,
-) -> Report:
+) -> SpeakerReport:
     """Bring the set in `output` up to what a speaker's videos and alignments give.
 
     Clips that are there already stay, so that an interrupted run continues; the csv files come
@@ -135,10 +135,10 @@ def make_words(
         used = split.of([s for s in sentences if str(s.video) not in bad])
         counts = {name: _write_list(output, name, part) for name, part in used.items()}
         write_text(output / "classes.txt", "".join(f"{name}\n" for name in CLASSES))
-    return Report(output, square, counts, new, left_out + unreadable)
+    return SpeakerReport(output, square, counts, new, left_out + unreadable)
 
 
-def format_report(report: Report) -> str:
+def format_report(report: SpeakerReport) -> str:
     """A table of the clips, the mouth, what was left out, and how to train on it."""
     rows = [[name, *(str(part[name]) for part in report.counts.values())] for name in CLASSES]
     rows.append(["all", *(f"{sum(part.values()):,}" for part in report.counts.values())])

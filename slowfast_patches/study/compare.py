@@ -190,8 +190,8 @@ def _warnings(comparison: Comparison) -> list[str]:
     if busy and not comparison.step_times:
         texts.append(
             f"The machine was busy: training waited for a core for {', '.join(busy)}. These times "
-            "do not compare; --step-times FILE, of benchmarks/step_time.py, has those of steps "
-            "alone."
+            "do not compare; --step-times FILE has those of steps measured alone "
+            "(docs/performance.md)."
         )
     slow = runs.loc[runs["evaluating"] > runs["seconds"], "arm"].unique()
     if len(slow):

@@ -10,7 +10,7 @@ import re
 import signal
 import sys
 import traceback
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from contextlib import redirect_stderr, redirect_stdout
 from itertools import takewhile
 from types import FrameType
@@ -23,7 +23,6 @@ __all__ = [
     "ToolError",
     "above_zero",
     "add_at_once",
-    "add_options",
     "add_seeds",
     "at_least_one",
     "command_parser",
@@ -161,15 +160,6 @@ def command_parser(about: str) -> argparse.ArgumentParser:
     """A parser whose --help begins with the program's own text."""
     layout = argparse.RawDescriptionHelpFormatter
     return argparse.ArgumentParser(description=about, formatter_class=layout)
-
-
-def add_options(group: argparse._ActionsContainer, options: Mapping[str, tuple[Any, ...]]) -> None:
-    """Add options: name -> ([type] if repeatable, else type; placeholder; help; default if any)."""
-    for name, (kind, placeholder, text, *default) in options.items():
-        keywords: dict[str, Any] = {"type": kind, "default": default[0] if default else None}
-        if isinstance(kind, list):
-            keywords = {"type": kind[0], "action": "append", "default": []}
-        group.add_argument(name, metavar=placeholder, help=text, **keywords)
 
 
 def key_value(text: str) -> tuple[str, str]:

@@ -27,7 +27,14 @@ from slowfast_patches.datasets.reading.files import MAX_PIXELS, jpeg_size
 from slowfast_patches.datasets.reading.shared_list import SharedList
 from slowfast_patches.datasets.reading.video_record import Kind, VideoRecord
 
-__all__ = ["HEADER", "FrameVideo", "Run", "is_frame_list", "read_charades", "read_frame_list"]
+__all__ = [
+    "HEADER",
+    "FrameVideo",
+    "LabelledFrames",
+    "is_frame_list",
+    "read_charades",
+    "read_frame_list",
+]
 
 HEADER = "original_vido_id video_id frame_id path labels"
 """The first line, as it is spelled in the lists that are around."""
@@ -36,7 +43,7 @@ _FIELDS = len(HEADER.split())
 _BOM = b"\xef\xbb\xbf"
 
 
-class Run(NamedTuple):
+class LabelledFrames(NamedTuple):
     """Frames of a video, one after another, that have the same labels; `end` is exclusive."""
 
     end: int
@@ -52,7 +59,7 @@ class FrameVideo:
     """What the paths of its frames are relative to."""
     packed: bytes
     """The paths, a line each, compressed with zlib."""
-    runs: tuple[Run, ...]
+    runs: tuple[LabelledFrames, ...]
     fps: float
 
     @property
@@ -185,11 +192,11 @@ def _labels(field: bytes) -> tuple[int, ...]:
     return tuple(map(int, field.strip(b'"').split(b","))) if field.strip(b'"') else ()
 
 
-def _runs(fields: Sequence[bytes], num_classes: int) -> Iterator[Run]:
+def _runs(fields: Sequence[bytes], num_classes: int) -> Iterator[LabelledFrames]:
     end = 0
     for field, group in groupby(fields):
         labels = _labels(field)
         for label in labels:
             check_label(label, num_classes)
         end += len(list(group))
-        yield Run(end, labels)
+        yield LabelledFrames(end, labels)

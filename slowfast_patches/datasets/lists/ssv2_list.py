@@ -21,7 +21,7 @@ from slowfast_patches.datasets.lists.class_names import in_order, read_json
 from slowfast_patches.datasets.lists.csv_list import LabelledVideo, read_kinetics
 from slowfast_patches.datasets.lists.frame_list import (
     FrameVideo,
-    Run,
+    LabelledFrames,
     is_frame_list,
     read_charades,
 )
@@ -71,7 +71,8 @@ def read_ssv2(
             f"same; in one of them alone: {first_few(odd)}"
         )
     return SharedList(
-        replace(video, runs=(Run(video.runs[-1].end, (labels[video.name],)),)) for video in videos
+        replace(video, runs=(LabelledFrames(video.runs[-1].end, (labels[video.name],)),))
+        for video in videos
     )
 
 

@@ -8,7 +8,12 @@ import numpy as np
 import pytest
 
 from multigrid import ClipPlan, Video
-from slowfast_patches.datasets.lists.frame_list import HEADER, FrameVideo, Run, read_frame_list
+from slowfast_patches.datasets.lists.frame_list import (
+    HEADER,
+    FrameVideo,
+    LabelledFrames,
+    read_frame_list,
+)
 from slowfast_patches.datasets.reading.clip_reader import read_clip
 from slowfast_patches.datasets.reading.files import jpeg_size
 from slowfast_patches.datasets.reading.shared_list import SharedList
@@ -40,9 +45,13 @@ def test_videos_with_their_files_and_labels_in_the_order_of_the_list(tmp_path):
     one, other = read(tmp_path, TWO_VIDEOS)
     assert (one.name, other.name) == ("46GP8", "N11GT")
     assert one.files == tuple(f"{tmp_path}/46GP8/46GP8-00000{n}.jpg" for n in range(1, 6))
-    assert one.runs == (Run(2, ()), Run(4, (92, 147)), Run(5, (147,)))
+    assert one.runs == (
+        LabelledFrames(2, ()),
+        LabelledFrames(4, (92, 147)),
+        LabelledFrames(5, (147,)),
+    )
     assert (one.path, one.fps) == (f"{tmp_path}/46GP8", 24.0)
-    assert other.runs == (Run(1, (5,)), Run(2, ()))
+    assert other.runs == (LabelledFrames(1, (5,)), LabelledFrames(2, ()))
 
 
 @pytest.mark.parametrize(
@@ -134,7 +143,7 @@ def frames(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 def video_of(*files: Path) -> FrameVideo:
     packed = zlib.compress("\n".join(map(str, files)).encode())
-    return FrameVideo("a", "", packed, (Run(len(files), (0,)),), 25.0)
+    return FrameVideo("a", "", packed, (LabelledFrames(len(files), (0,)),), 25.0)
 
 
 def plan(*positions: int) -> ClipPlan:

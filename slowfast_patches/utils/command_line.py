@@ -157,9 +157,21 @@ class _Printable:
 
 
 def command_parser(about: str) -> argparse.ArgumentParser:
-    """A parser whose --help begins with the program's own text."""
+    """A parser whose --help begins with the program's own text, with --version."""
     layout = argparse.RawDescriptionHelpFormatter
-    return argparse.ArgumentParser(description=about, formatter_class=layout)
+    parser = argparse.ArgumentParser(description=about, formatter_class=layout)
+    text = "print the versions of packages, and the machine"
+    parser.add_argument("--version", action=_Version, nargs=0, help=text)
+    return parser
+
+
+class _Version(argparse.Action):
+    def __call__(self, parser: argparse.ArgumentParser, *_: object) -> NoReturn:
+        from slowfast_patches.utils.machine import machine, versions  # imports torch
+
+        for name, value in (versions() | machine()).items():
+            print(f"{name}: {value}")
+        parser.exit()
 
 
 def key_value(text: str) -> tuple[str, str]:

@@ -1,4 +1,4 @@
-"""What the command lines share: how they end, and names of options that they still understand."""
+"""What the command lines share: how they end, and what they print of themselves."""
 
 import os
 import re
@@ -8,8 +8,9 @@ import tomllib
 from pathlib import Path
 
 import pytest
+import torch
 
-from slowfast_patches.utils.command_line import ToolError, tool
+from slowfast_patches.utils.command_line import ToolError, command_parser, tool
 
 ROOT = Path(__file__).parents[3]
 TOOLS = sorted(path.stem for path in (ROOT / "tools").glob("[a-z]*.py"))
@@ -103,3 +104,12 @@ def test_ctrl_c_in_the_imports_is_one_line(name, tmp_path):
         text=True,
     )
     assert (done.returncode, done.stdout, done.stderr) == (130, "", "interrupted\n")
+
+
+def test_the_version_names_packages_and_machine(capsys):
+    with pytest.raises(SystemExit) as ended:
+        command_parser("A program.").parse_args(["--version"])
+    assert ended.value.code in (None, 0)
+    shown = dict(line.split(": ", 1) for line in capsys.readouterr().out.splitlines())
+    assert shown["torch"] == torch.__version__
+    assert int(shown["cores"]) >= 1

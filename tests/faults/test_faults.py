@@ -35,8 +35,10 @@ def test_a_killed_training_ends_as_if_undisturbed(
         said = process.communicate(timeout=240)[1]
         # Who loses a worker says so; after the last fault there is nothing more to say.
         assert process.returncode == {"worker": 2, "none": 0}.get(place, -9), (fault, said)
-        # None but of Python's own thread that hands memory over, where its peer was killed.
-        assert said.count("Traceback") == said.count("in _serve"), said
+        # None but of Python's own thread that hands memory over, where its peer was killed, and of
+        # torch's import of a profiler at the first step, where the loss of a worker interrupts it.
+        foreign = said.count("in _serve") + said.count("in _maybe_cupti_monitor")
+        assert said.count("Traceback") == foreign, said
     assert_same_run(opened(tmp_path), opened(multigrid_run))
     left = [path.name for path in tmp_path.rglob("*") if path.suffix in (".tmp", ".damaged")]
     assert left == []

@@ -197,7 +197,7 @@ def _from_folder(folder: Path, config: Any) -> Any:
         )
     new = dict.fromkeys(info["missing_keys"], "none")
     new |= {name: f"{tuple(a)}, not {tuple(b)}" for name, a, b in info["mismatched_keys"]}
-    for name, there in new.items():
+    for name, there in sorted(new.items()):  # transformers gives sets
         if not name.startswith(_HEAD):
             raise ValueError(
                 f"HF.MODEL {folder}: its weights have {there} for {name}; its config.json, or "

@@ -69,7 +69,7 @@ def test_the_method_alone_runs_its_card_s_example(tmp_path):
     assert Path(file).is_relative_to(tmp_path)
 
 
-def test_the_package_plans_one_of_its_recipes_from_an_empty_folder(tmp_path):
+def test_the_package_plans_and_trains_one_of_its_recipes_from_an_empty_folder(tmp_path):
     wheel = build(ROOT, tmp_path)
     programs = install(wheel, tmp_path / "environment")
     with ZipFile(wheel) as archive:
@@ -84,3 +84,24 @@ def test_the_package_plans_one_of_its_recipes_from_an_empty_folder(tmp_path):
     assert re.search(r"iterations +710 +2,400", plan.stdout)
     scripts = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]["scripts"]
     assert all((programs / name).is_file() for name in scripts)
+
+    small = ("--train", 24, "--val", 8, "--test", 8, "--frames", 24)
+    made = run(tmp_path / "empty", programs / "multigrid-demo-data", "--output", "data", *small)
+    assert made.returncode == 0, made.stderr
+    keys = ("DATA.PATH_TO_DATA_DIR", "data", "SOLVER.MAX_EPOCH", 4, "SOLVER.STEPS", "[0, 2]")
+    keys += ("TRAIN.BATCH_SIZE", 2, "SOLVER.WARMUP_EPOCHS", 0, "BN.USE_PRECISE_STATS", False)
+    trained = run(tmp_path / "empty", programs / "multigrid-train", *recipe, *keys)
+    assert trained.returncode == 0, trained.stderr
+    assert re.search(r"phase 1 of \d+ from iteration 0: \d+×4×", trained.stderr + trained.stdout)
+    assert (tmp_path / "empty" / "runs/demo/SLOWFAST_DEMO_MULTIGRID/result.json").is_file()
+
+
+@pytest.mark.parametrize("source", [ROOT, METHOD], ids=["package", "method"])
+def test_an_index_takes_the_wheel_and_the_source_distribution(source, tmp_path):
+    wheel = build(source, tmp_path)
+    sdist = "from setuptools.build_meta import build_sdist as b; b('..')"
+    subprocess.run([sys.executable, "-c", sdist], cwd=tmp_path / "source", check=True)
+    (archive,) = tmp_path.glob("*.tar.gz")
+    check = [sys.executable, "-m", "twine", "check", "--strict", str(wheel), str(archive)]
+    done = subprocess.run(check, capture_output=True, text=True)
+    assert done.stdout.count("PASSED") == 2, done.stdout + done.stderr

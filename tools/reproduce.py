@@ -19,6 +19,7 @@ import argparse
 import json
 import shlex
 import sys
+from collections.abc import Sequence
 from contextlib import closing, nullcontext, redirect_stdout
 from pathlib import Path
 from typing import Any
@@ -113,15 +114,7 @@ def run(args: argparse.Namespace, command: str) -> list[dict[str, Any]]:
     plans = [reproduce.plan_json(e, arms, costs, study.seeds) for e in experiments.values()]
     for plan in plans:
         print(reproduce.format_costs(plan))
-    seconds = [cost.seconds for cost in costs.values() if cost.seconds is not None]
-    total = "unknown: give --step-times FILE"
-    if len(seconds) == len(costs):
-        total = format_duration(sum(seconds) * len(study.seeds))
-    print(
-        f"{study.size} runs in all: {len(arms)} recipes × {len(study.seeds)} seeds, each recipe "
-        f"counted once; training time, without loading and evaluation: {total}",
-        flush=True,
-    )
+    print(_format_size(study, [cost.seconds for cost in costs.values()]), flush=True)
     if args.dry_run:
         return plans
 
@@ -144,15 +137,7 @@ def run(args: argparse.Namespace, command: str) -> list[dict[str, Any]]:
                 report()
     tables = report()
     if args.slurm:
-        options = dict(args.slurm_option)
-        slurm = Slurm(
-            args.slurm,
-            hours=args.slurm_hours,
-            limit=args.slurm_limit,
-            cpus=args.slurm_cpus,
-            options=options,
-        )
-        queued = jobs.submit_study(study, run_net, slurm)
+        queued = jobs.submit_study(study, run_net, _slurm(args))
         print(
             f"{len(queued)} jobs queued: {', '.join(queued.values()) or 'all are done or queued'}"
         )
@@ -172,6 +157,28 @@ def main(argv: list[str] | None = None) -> int:
     if args.json:
         print(json.dumps(tables, indent=2, ensure_ascii=False))
     return 0
+
+
+def _format_size(study: Study, seconds: Sequence[float | None]) -> str:
+    """How many runs there are, and how long they take if the time of each recipe is known."""
+    known = [value for value in seconds if value is not None]
+    total = "unknown: give --step-times FILE"
+    if len(known) == len(seconds):
+        total = format_duration(sum(known) * len(study.seeds))
+    return (
+        f"{study.size} runs in all: {len(seconds)} recipes × {len(study.seeds)} seeds, each recipe "
+        f"counted once; training time, without loading and evaluation: {total}"
+    )
+
+
+def _slurm(args: argparse.Namespace) -> Slurm:
+    return Slurm(
+        args.slurm,
+        hours=args.slurm_hours,
+        limit=args.slurm_limit,
+        cpus=args.slurm_cpus,
+        options=dict(args.slurm_option),
+    )
 
 
 if __name__ == "__main__":

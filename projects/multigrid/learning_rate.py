@@ -7,6 +7,7 @@ end. What multigrid does to it (the scaling with the batch, the late last drop) 
 from __future__ import annotations
 
 import math
+from abc import ABC, abstractmethod
 from dataclasses import dataclass, replace
 from typing import Any, Protocol
 
@@ -68,14 +69,14 @@ class Warmup:
     epochs: float = 0.0
 
 
-class _Policy:
+class _Policy(ABC):
     """What the policies share: a warm-up before their own `rate`."""
 
     warmup: Warmup
 
+    @abstractmethod
     def rate(self, epoch: float) -> float:
         """The rate without the warm-up."""
-        raise NotImplementedError
 
     def at(self, epoch: float) -> float:
         start = self.warmup.start

@@ -7,7 +7,8 @@ takes the .mpg files of a speaker and the .align files of the same names, as the
 recognition", JASA 2006; CC BY 4.0, zenodo record 3625687), and writes four clips of each sentence,
 its command, color, digit and adverb, 20 frames of 80×80 pixels around the mouth, to DIR/clips,
 lists in the Kinetics format, split by sentence, to DIR, and the names of the classes to
-DIR/classes.txt.
+DIR/classes.txt. The whole face is cut with --side 224 --size 144 and a --mouth some 39 pixels above
+the mouth.
 
 Where the mouth is follows from what moves while words are spoken; it is printed, and DIR/mouth.png
 shows it. If it is wrong, remove DIR and give --mouth.
@@ -24,6 +25,7 @@ import argparse
 import sys
 from pathlib import Path
 
+from mouth import Square
 from words import Split, format_report, make_words
 
 from slowfast_patches.utils import command_line
@@ -43,6 +45,8 @@ def parse_args(argv: list[str] | None = None) -> argparse.Namespace:
     add("--mouth", type=float, nargs=2, metavar=("X", "Y"), help=text)
     text = "of the square around the mouth (112, for frames of 360×288)"
     add("--side", type=int, metavar="PIXELS", help=text)
+    text = "of a clip's side (%(default)s)"
+    add("--size", type=int, default=Square.size, metavar="PIXELS", help=text)
     text = "of the sentences, for validation (%(default)s)"
     add("--val-fraction", type=float, default=Split.val, metavar="F", help=text)
     text = "of the sentences, for testing (%(default)s)"
@@ -62,6 +66,7 @@ def main(argv: list[str] | None = None) -> int:
         args.output,
         mouth=None if args.mouth is None else tuple(args.mouth),
         side=args.side,
+        size=args.size,
         split=Split(args.val_fraction, args.test_fraction, args.seed),
         workers=args.workers,
     )

@@ -15,10 +15,8 @@ from slowfast_patches.datasets.reading.pixels import Cropper
 from slowfast_patches.datasets.reading.video_record import UnreadableVideoError
 from slowfast_patches.utils.files import written_whole
 
-__all__ = ["SIZE", "Look", "Square", "find_square", "look_at", "write_picture"]
+__all__ = ["Look", "Square", "find_square", "look_at", "write_picture"]
 
-SIZE = 80
-"""Pixels of a clip's side."""
 _SIDE = 112 / 288
 """Of the square's side to the frame's height: a mouth takes about half of the square."""
 _LEAST_MOTION = 0.5
@@ -52,13 +50,14 @@ def look_at(sentence: Sentence) -> Look:
 @dataclass(frozen=True)
 class Square:
     """What is cut from frames of `width` × `height` pixels: `side` pixels around the mouth's middle
-    (x, y), or around the nearest place where the square lies in the frame."""
+    (x, y), or around the nearest place where the square lies in the frame, resized to `size`."""
 
     x: float
     y: float
     side: int
     width: int
     height: int
+    size: int = 80
 
     def __post_init__(self) -> None:
         size = f"frames of {self.width}×{self.height} pixels"
@@ -66,6 +65,8 @@ class Square:
             raise ValueError(f"--mouth {self.x:g} {self.y:g} lies outside {size}")
         if not 16 <= self.side <= min(self.width, self.height):
             raise ValueError(f"--side is {self.side}: give 16 or more that fit into {size}")
+        if self.size < 16 or self.size % 2:
+            raise ValueError(f"--size is {self.size}: give an even number of 16 or more")
 
     @property
     def box(self) -> Box:
@@ -75,30 +76,32 @@ class Square:
         return Box(left, top, self.side, self.side)
 
     def cut(self, sentence: Sentence) -> NDArray[np.uint8]:
-        """The square of each frame of a sentence's video, (T, SIZE, SIZE, 3) RGB.
+        """The square of each frame of a sentence's video, (T, size, size, 3) RGB.
 
         Raises:
             UnreadableVideoError: as `decode`, and where frames are of another size.
         """
         size = (self.width, self.height)
         pictures = list[NDArray[np.uint8]]()
-        cropper = Cropper(self.box, size, SIZE)
+        cropper = Cropper(self.box, size, self.size)
         for frame in decode(sentence):
             if (frame.width, frame.height) != size:
                 found = f"{frame.width}×{frame.height} pixels, others {self.width}×{self.height}"
                 raise UnreadableVideoError(f"has frames of {found}")
-            cropper(frame, picture := np.empty((SIZE, SIZE, 3), np.uint8))
+            cropper(frame, picture := np.empty((self.size, self.size, 3), np.uint8))
             pictures.append(picture)
         return np.stack(pictures)
 
 
-def find_square(look: Look, mouth: tuple[float, float] | None, side: int | None) -> Square:
+def find_square(
+    look: Look, mouth: tuple[float, float] | None, side: int | None, size: int
+) -> Square:
     """The square around the mouth, which is found, and of the side that fits the frame, where they
     are None; ValueError if nothing moves, or the square lies outside."""
     height, width = look.motion.shape
     side = round(_SIDE * height / 2) * 2 if side is None else side
     x, y = _find_mouth(look.motion, side) if mouth is None else mouth
-    return Square(x, y, side, width, height)
+    return Square(x, y, side, width, height, size)
 
 
 def _find_mouth(motion: NDArray[np.float32], side: int) -> tuple[float, float]:

@@ -102,6 +102,7 @@ def make_words(
     *,
     mouth: tuple[float, float] | None = None,
     side: int | None = None,
+    size: int = Square.size,
     split: Split | None = None,
     workers: int | None = None,
 ) -> SpeakerReport:
@@ -109,7 +110,7 @@ def make_words(
 
     Clips that are there already stay, so that an interrupted run continues; the csv files come
     last. `mouth` (x, y) and `side`, in pixels of the frame, are found or fitted to it where they
-    are None. `workers` processes work, by default one per core.
+    are None; clips have `size` × `size` pixels. `workers` processes work, by default one per core.
 
     Raises:
         ValueError: no videos, none of use, no mouth, a square that does not fit, or a folder that
@@ -124,10 +125,10 @@ def make_words(
     sentences, left_out = find_sentences(videos, alignments)
     others = workers if workers > 1 else 0
     with held(output, "--output"):
-        square = _earlier_square(output, sources, mouth, side)
+        square = _earlier_square(output, sources, mouth, side, size)
         if square is None:
             looks = _look(sentences, others)
-            square = find_square(looks, mouth, side)
+            square = find_square(looks, mouth, side, size)
             write_picture(output / PICTURE, looks, square)
             write_text(output / MANIFEST, json.dumps({**sources, **asdict(square)}) + "\n")
         new, unreadable = _cut_all(sentences, output, square, others)
@@ -162,7 +163,11 @@ def format_report(report: SpeakerReport) -> str:
 
 
 def _earlier_square(
-    output: Path, sources: dict[str, str], mouth: tuple[float, float] | None, side: int | None
+    output: Path,
+    sources: dict[str, str],
+    mouth: tuple[float, float] | None,
+    side: int | None,
+    size: int,
 ) -> Square | None:
     """What the set in `output` was cut with; None if there is none; ValueError if it is another."""
     manifest = output / MANIFEST
@@ -173,7 +178,7 @@ def _earlier_square(
         return None
     found: dict[str, Any] = json.loads(manifest.read_text(encoding="utf-8"))
     x, y = mouth or (None, None)
-    now = {**sources, "x": x, "y": y, "side": side}
+    now = {**sources, "x": x, "y": y, "side": side, "size": size}
     other = [key for key, value in now.items() if value not in (None, found.get(key))]
     if other:
         what = ", ".join(f"{key} {found.get(key)} (now {now[key]})" for key in other)

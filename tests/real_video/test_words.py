@@ -125,6 +125,17 @@ def test_a_clip_is_centred_on_its_word_and_repeats_the_border_frames(tmp_path: P
     assert frames("adverb") == [*range(21, 40), 39]  # 25 to 37
 
 
+def test_a_clip_has_the_pixels_that_are_asked_for(tmp_path: Path) -> None:
+    names = ("bbaf2n", "bbaf3s", "lrwe4a")
+    write_corpus(tmp_path, lambda t: np.full((72, 96, 3), 40, np.uint8), names)
+    asked = {"mouth": (50, 40), "side": 64, "workers": 1}
+    make_words(tmp_path / "s1", tmp_path / "align", tmp_path / "faces", size=48, **asked)
+    with av.open(str(tmp_path / "faces" / "clips" / "bbaf2n_color.mp4")) as container:
+        assert (container.streams.video[0].width, container.streams.video[0].height) == (48, 48)
+    with pytest.raises(ValueError, match="was made with size 48"):
+        make_words(tmp_path / "s1", tmp_path / "align", tmp_path / "faces", **asked)
+
+
 def test_the_mouth_is_found_where_words_move_it(made) -> None:
     folder, said = made
     x, y = map(float, said.partition("mouth: ")[2].partition(",")[0].split())

@@ -1,7 +1,8 @@
 """Train the curves and tables of README.md with multigrid-compare.
 
     python projects/real_video/study.py words digits --words data/words --seeds 0 1 2
-    python projects/real_video/study.py all --words data/words --digits data/digits --demo data/demo
+    python projects/real_video/study.py all --words data/words --digits data/digits \\
+        --faces data/faces --demo data/demo
 
 Reports and runs go to runs/real_video/NAME. Finished runs are not repeated: interrupted, the same
 command continues.
@@ -15,6 +16,8 @@ import sys
 from dataclasses import dataclass
 from pathlib import Path
 
+from slowfast_patches.train.checkpoint_files import checkpoint_of
+
 RECIPES = Path(__file__).parent / "recipes"
 DEMO = Path("configs/Demo")
 CURVE = (0.0625, 0.125, 0.25, 0.5, 1.0)
@@ -24,13 +27,15 @@ CURVE = (0.0625, 0.125, 0.25, 0.5, 1.0)
 class Study:
     """Recipes that are compared, the baseline first, on one data set and at some lengths.
 
-    `most_seeds` is how many of the seeds that are asked for are trained.
+    `most_seeds` is how many of the seeds that are asked for are trained. `start` is a recipe on the
+    words whose weights all runs start from.
     """
 
     data: str
     recipes: tuple[Path, ...]
     lengths: tuple[float, ...]
     most_seeds: int = 1
+    start: Path | None = None
 
 
 def recipes(*names: str) -> tuple[Path, ...]:
@@ -42,6 +47,8 @@ def variants(folder: str) -> tuple[Path, ...]:
 
 
 WORDS = recipes("SLOWFAST_WORDS", "SLOWFAST_WORDS_MULTIGRID")
+FACES = recipes("SLOWFAST_FACES", "SLOWFAST_FACES_MULTIGRID")
+(START,) = recipes("SLOWFAST_WORDS_START")
 DEMO_PAIR = (DEMO / "SLOWFAST_DEMO.yaml", DEMO / "SLOWFAST_DEMO_MULTIGRID.yaml")
 STUDIES = {
     "words": Study("words", WORDS, CURVE, most_seeds=3),
@@ -49,6 +56,10 @@ STUDIES = {
     "words_controls": Study("words", (*WORDS[:1], *variants("words_controls")), (0.5, 1.0)),
     "words_ablation": Study("words", (*WORDS, *variants("words_ablation")), (0.5,)),
     "digits": Study("digits", recipes("SLOWFAST_DIGITS", "SLOWFAST_DIGITS_MULTIGRID"), CURVE, 3),
+    "faces": Study("faces", FACES, (0.25, 0.5, 1.0), 3, START),
+    "faces_controls": Study(
+        "faces", (*FACES[:1], *variants("faces_controls")), (0.5, 1.0), 1, START
+    ),
     "demo_ablation": Study("demo", (*DEMO_PAIR, *variants("demo_ablation")), (0.5,)),
     "transformer": Study(
         "words", recipes("VIDEOMAE_WORDS", "VIDEOMAE_WORDS_MULTIGRID"), (0.125, 0.25, 0.5)
@@ -56,8 +67,8 @@ STUDIES = {
 }
 
 
-def command(name: str, args: argparse.Namespace) -> list[str]:
-    """The multigrid-compare command of a study."""
+def command(name: str, args: argparse.Namespace, *more: object) -> list[str]:
+    """The multigrid-compare command of a study, with `more` pairs of KEY and VALUE."""
     study = STUDIES[name]
     options: list[object] = [word for recipe in study.recipes for word in ("--cfg", recipe)]
     options += ["--lengths", *study.lengths, "--seeds", *args.seeds[: study.most_seeds]]
@@ -65,8 +76,28 @@ def command(name: str, args: argparse.Namespace) -> list[str]:
     if args.step_times:
         options += ["--step-times", args.step_times]
     data = getattr(args, study.data).resolve()
-    pairs = ["DATA.PATH_TO_DATA_DIR", data, *args.overrides]
+    pairs = ["DATA.PATH_TO_DATA_DIR", data, *more, *args.overrides]
     return ["multigrid-compare", *map(str, [*options, *pairs])]
+
+
+def start_command(recipe: Path, args: argparse.Namespace) -> list[str]:
+    """The multigrid-train command of start weights; where they are trained it only tests them."""
+    pairs = ["DATA.PATH_TO_DATA_DIR", args.words.resolve()]
+    pairs += ["OUTPUT_DIR", args.output / recipe.stem, *args.overrides]
+    return ["multigrid-train", *map(str, ["--cfg", recipe, *pairs])]
+
+
+def run(name: str, args: argparse.Namespace) -> None:
+    """Train a study, after its start weights.
+
+    Raises:
+        CalledProcessError: a command ended with another status than 0.
+    """
+    more = list[object]()
+    if recipe := STUDIES[name].start:
+        subprocess.run(start_command(recipe, args), check=True)
+        more = ["TRAIN.CHECKPOINT_FILE_PATH", checkpoint_of(args.output / recipe.stem)]
+    subprocess.run(command(name, args, *more), check=True)
 
 
 def main() -> int:
@@ -74,7 +105,7 @@ def main() -> int:
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
     parser.add_argument("names", nargs="+", choices=[*STUDIES, "all"], metavar="NAME")
-    for data in ("words", "digits", "demo"):
+    for data in ("words", "digits", "faces", "demo"):
         parser.add_argument(f"--{data}", type=Path, metavar="DIR", help=f"lists of the {data}")
     parser.add_argument("--seeds", nargs="+", type=int, default=[0], metavar="SEED")
     parser.add_argument("--output", type=Path, default=Path("runs/real_video"), metavar="DIR")
@@ -84,12 +115,15 @@ def main() -> int:
     args = parser.parse_args()
     names = list(STUDIES) if "all" in args.names else args.names
     for name in names:
-        if getattr(args, STUDIES[name].data) is None:
-            parser.error(f"{name} needs --{STUDIES[name].data} DIR")
-    for name in names:
-        status = subprocess.run(command(name, args), check=False).returncode
-        if status:
-            return status
+        needed = [STUDIES[name].data, *(["words"] if STUDIES[name].start else [])]
+        for data in needed:
+            if getattr(args, data) is None:
+                parser.error(f"{name} needs --{data} DIR")
+    try:
+        for name in names:
+            run(name, args)
+    except subprocess.CalledProcessError as error:
+        return error.returncode
     return 0
 
 

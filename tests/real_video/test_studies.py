@@ -1,6 +1,8 @@
 """Lists of the digits among the words, recipes of the studies, and the commands that train them."""
 
 import argparse
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
@@ -55,8 +57,9 @@ def test_every_recipe_of_a_study_loads_and_its_command_names_them_all(name: str)
     for recipe in found.recipes:
         load_recipe(recipe)
     args = argparse.Namespace(
-        words=Path("w"), digits=Path("d"), demo=Path("m"), seeds=[0, 1, 2], output=Path("out")
+        words=Path("w"), digits=Path("d"), faces=Path("f"), demo=Path("m"), seeds=[0, 1, 2]
     )
+    args.output = Path("out")
     args.step_times = None
     args.overrides = ["NUM_GPUS", "0"]
     words = study.command(name, args)
@@ -66,3 +69,18 @@ def test_every_recipe_of_a_study_loads_and_its_command_names_them_all(name: str)
         == ["0", "1", "2"][: found.most_seeds]
     )
     assert words[-2:] == ["NUM_GPUS", "0"]
+
+
+def test_a_study_starts_from_weights_that_are_trained_before(tmp_path: Path, monkeypatch) -> None:
+    commands = list[list[str]]()
+    monkeypatch.setattr(subprocess, "run", lambda words, check: commands.append(words))
+    weights = tmp_path / "SLOWFAST_WORDS_START" / "checkpoints" / "checkpoint_iter_00001606.pyth"
+    weights.parent.mkdir(parents=True)
+    weights.touch()
+    argv = ["study.py", "faces", "--words", "w", "--faces", "f", "--output", str(tmp_path)]
+    monkeypatch.setattr(sys, "argv", argv)
+    assert study.main() == 0
+    start, compare = commands
+    assert start[:3] == ["multigrid-train", "--cfg", str(study.START)]
+    assert str(Path("w").resolve()) in start
+    assert compare[compare.index("TRAIN.CHECKPOINT_FILE_PATH") + 1] == str(weights)

@@ -56,9 +56,9 @@ STUDIES = {
     "words_controls": Study("words", (*WORDS[:1], *variants("words_controls")), (0.5, 1.0)),
     "words_ablation": Study("words", (*WORDS, *variants("words_ablation")), (0.5,)),
     "digits": Study("digits", recipes("SLOWFAST_DIGITS", "SLOWFAST_DIGITS_MULTIGRID"), CURVE, 3),
-    "faces": Study("faces", FACES, (0.25, 0.5, 1.0), 3, START),
+    "faces": Study("faces", (*FACES, *variants("faces_ablation")), (0.5,), start=START),
     "faces_controls": Study(
-        "faces", (*FACES[:1], *variants("faces_controls")), (0.5, 1.0), 1, START
+        "faces", (*FACES[:1], *variants("faces_controls")), (0.5, 1.5), start=START
     ),
     "demo_ablation": Study("demo", (*DEMO_PAIR, *variants("demo_ablation")), (0.5,)),
     "transformer": Study(

@@ -130,6 +130,9 @@ def _without_effect(recipe: Recipe) -> Iterator[tuple[str, str]]:
     for name, reason in recipe.model.family.without_effect.items():
         if recipe[name]:
             yield name, f"with MODEL.ARCH {recipe.model.arch}, {reason}"
+    if "backbone" in recipe.train.freeze:
+        for name in ("SOLVER.LAYER_DECAY", "HF.DROP_PATH", "BN.USE_PRECISE_STATS"):
+            yield name, "with TRAIN.FREEZE backbone, where the head alone learns"
     multigrid = recipe.multigrid
     if multigrid.long_cycle and multigrid.batch_exponent == 1:
         reason = "with MULTIGRID.BATCH_EXPONENT 1, where all iterations take about as long"

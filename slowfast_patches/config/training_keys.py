@@ -183,6 +183,13 @@ class Train:
         "averaged ones with MODEL.EMA_DECAY, in checkpoint_best.pyth.",
         may_differ=True,
     )
+    freeze: tuple[str, ...] = key(
+        (),
+        "Parts of the model that keep the weights that they start with, their BN its statistics, "
+        "and drop nothing: names of modules or parameters, with * and ?; backbone is all but the "
+        "head.",
+        speed=True,
+    )
     auto_resume: bool = key(True, "Continue the run in OUTPUT_DIR.", may_differ=True)
     checkpoint_type: str = key("pytorch", "Of TRAIN.CHECKPOINT_FILE_PATH.", WEIGHTS)
     enable: bool = True

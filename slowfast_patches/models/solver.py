@@ -34,7 +34,8 @@ def build_optimizer(
     Groups of parameters are the host's: those with "bn" in their names have BN.WEIGHT_DECAY, the
     others SOLVER.WEIGHT_DECAY. SOLVER.ZERO_WD_1D_PARAM takes the decay from biases too, and from a
     transformer's positions and tokens, (1, n, C). With SOLVER.LAYER_DECAY each layer has groups of
-    its own, whose "lr_scale" `multigrid.prepare_step` multiplies the rate by. `fused` is for where
+    its own, whose "lr_scale" `multigrid.prepare_step` multiplies the rate by. Frozen ones are
+    in none. `fused` is for where
     SOLVER.FUSED leaves it open.
     """
     solver = recipe.solver
@@ -43,6 +44,8 @@ def build_optimizer(
     depths = parameter_depths(model) if by_depth else dict.fromkeys(model.parameters(), 0)
     members = defaultdict[tuple[int, int], list[nn.Parameter]](list)
     for name, parameter in model.named_parameters():
+        if not parameter.requires_grad:  # TRAIN.FREEZE
+            continue
         flat = solver.zero_wd_1d_param and parameter.ndim in (0, 1, 3)
         kind = 0 if "bn" in name else 2 if flat else 1
         members[kind, depths[parameter]].append(parameter)

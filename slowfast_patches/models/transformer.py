@@ -19,7 +19,7 @@ from slowfast_patches.config.recipe import Data, Recipe
 from slowfast_patches.models.layers.dropout import SeededMasks
 from slowfast_patches.utils.tables import format_list
 
-__all__ = ["build_transformer", "parameter_depths"]
+__all__ = ["HEAD", "build_transformer", "has_start_weights", "parameter_depths"]
 
 logger = logging.getLogger(__name__)
 
@@ -43,7 +43,7 @@ _KINDS = {
     "vjepa2": _Kind("crop_size", "frames_per_clip", "encoder.layer", ("drop_path",)),
 }
 
-_HEAD = ("classifier.", "fc_norm.", "pooler.")
+HEAD = ("classifier.", "fc_norm.", "pooler.")
 """What a file of weights from pre-training need not have."""
 
 
@@ -168,6 +168,12 @@ def _check_names(values: Mapping[str, Any], known: Mapping[str, Any], kind: _Kin
             raise ValueError(f"HF.CONFIG.{name} is no value of the model's configuration{advice}")
 
 
+def has_start_weights(recipe: Recipe) -> bool:
+    """Whether HF.MODEL is a folder with weights to start from."""
+    name = recipe.hf.model
+    return name not in _KINDS and _has_weights(Path(name).expanduser())
+
+
 def _has_weights(folder: Path) -> bool:
     if any(folder.glob("*.safetensors")):
         return True
@@ -198,7 +204,7 @@ def _from_folder(folder: Path, config: Any) -> Any:
     new = dict.fromkeys(info["missing_keys"], "none")
     new |= {name: f"{tuple(a)}, not {tuple(b)}" for name, a, b in info["mismatched_keys"]}
     for name, there in sorted(new.items()):  # transformers gives sets
-        if not name.startswith(_HEAD):
+        if not name.startswith(HEAD):
             raise ValueError(
                 f"HF.MODEL {folder}: its weights have {there} for {name}; its config.json, or "
                 "HF.CONFIG, is of another model"

@@ -52,13 +52,14 @@ def load_weights(
 
     Raises:
         ValueError: the file cannot be read; nothing in it fits; it is an image model's and
-            `inflate` is False; or `complete`, and something lacks or is left.
+            `inflate` is False; it lacks a parameter that takes no gradient (TRAIN.FREEZE); or
+            `complete`, and something lacks or is left.
     """
     with _naming_the_key(section):
         named = host_names(read_weights(path, kind), kind)
         fit = fit_weights(named.tensors, model.state_dict())
         shifts = _other_shifts(model, named.shifted)
-        problem = _problem(fit, shifts, inflate, complete)
+        problem = _problem(fit, shifts, inflate, complete) or _frozen_problem(fit, model)
         if problem is not None:
             raise ValueError(f"{path} {problem}")
     model.load_state_dict(fit.values, strict=False)
@@ -91,6 +92,19 @@ def _problem(fit: Fit, shifts: list[str], inflate: bool, complete: bool) -> str 
         more = f" and {len(wrong) - 1} more" if len(wrong) > 1 else ""
         return f"is not of this model: {wrong[0]}{more}; give the recipe that it was trained with"
     return None
+
+
+def _frozen_problem(fit: Fit, model: nn.Module) -> str | None:
+    """Why weights are not taken as those that a frozen part keeps."""
+    left = fit.partly | fit.kept
+    frozen = [name for name, p in model.named_parameters() if not p.requires_grad and name in left]
+    if not frozen:
+        return None
+    more = f" and {len(frozen) - 1} more" if len(frozen) > 1 else ""
+    return (
+        f"does not have all that TRAIN.FREEZE keeps: {frozen[0]} ({left[frozen[0]]}){more} would "
+        "stay random; freeze less"
+    )
 
 
 def _other_shifts(model: nn.Module, shifted: frozenset[str] | None) -> list[str]:

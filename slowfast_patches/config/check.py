@@ -133,6 +133,8 @@ def _without_effect(recipe: Recipe) -> Iterator[tuple[str, str]]:
     if "backbone" in recipe.train.freeze:
         for name in ("SOLVER.LAYER_DECAY", "HF.DROP_PATH", "BN.USE_PRECISE_STATS"):
             yield name, "with TRAIN.FREEZE backbone, where the head alone learns"
+    if recipe.aug.enable and recipe.aug.aa_type:
+        yield "AUG.COLOR_JITTER", f"with AUG.AA_TYPE {recipe.aug.aa_type}, in place of it"
     multigrid = recipe.multigrid
     if multigrid.long_cycle and multigrid.batch_exponent == 1:
         reason = "with MULTIGRID.BATCH_EXPONENT 1, where all iterations take about as long"
@@ -225,6 +227,12 @@ def _check_batch(recipe: Recipe, world_size: int) -> None:
             f"a global batch of {batch} clips (TRAIN.BATCH_SIZE {clips} × NUM_SHARDS {machines}) "
             f"does not divide over {world_size} processes; set TRAIN.BATCH_SIZE {enough}, or use a "
             f"number of processes that divides {batch}"
+        )
+    aug = recipe.aug
+    if aug.enable and not (aug.aa_type or aug.color_jitter or aug.re_prob):
+        raise ValueError(
+            "AUG.ENABLE True with AUG.AA_TYPE '', AUG.COLOR_JITTER 0 and AUG.RE_PROB 0 changes no "
+            "clip; set one of them, or AUG.ENABLE False"
         )
     mixup = recipe.mixup
     parts = recipe.solver.accumulation_steps

@@ -38,6 +38,7 @@ def check_recipe(recipe: Recipe, world_size: int = 1) -> None:
     if recipe.detection.enable:
         raise ValueError("DETECTION.ENABLE True: detection is not trained here; set it to False")
     _check_labels(recipe)
+    _check_class_weights(recipe)
     _check_solver(recipe)
     _warn(recipe)
     _check_model(recipe)
@@ -58,6 +59,16 @@ def _check_labels(recipe: Recipe) -> None:
                 f"MODEL.{key} {value!r} does not fit DATA.MULTI_LABEL {several}; set MODEL.{key} "
                 f"{fitting}, or DATA.MULTI_LABEL {not several}"
             )
+
+
+def _check_class_weights(recipe: Recipe) -> None:
+    weights = recipe.solver.class_weights
+    classes = recipe.model.num_classes
+    if weights and weights != "balanced" and len(weights) != classes:
+        raise ValueError(
+            f"SOLVER.CLASS_WEIGHTS has {len(weights)} weights, and MODEL.NUM_CLASSES is {classes}; "
+            "give one for each class, or balanced"
+        )
 
 
 def _check_solver(recipe: Recipe) -> None:

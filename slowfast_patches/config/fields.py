@@ -79,6 +79,10 @@ LONG_CYCLE = Check(
     "a list of [frames, crop], factors in (0, 1], the last [1, 1]",
 )
 SHIFT = Check(lambda value: value == 0 or value >= 2, "2 or more, or 0 for no shift")
+CLASS_WEIGHTS = Check(
+    lambda x: x == "balanced" or (not isinstance(x, str) and all(weight > 0 for weight in x)),
+    "balanced, or a list with a number above 0 for each class, or [] for no weights",
+)
 CROP = Check(lambda value: value >= 32, "32 pixels or more")
 CSV = Check(lambda value: not value or value.endswith(".csv"), "a name that ends in .csv")
 RAND_AUGMENT = Check(

@@ -53,7 +53,7 @@ class Model:
     ema_decay: float = key(
         0.0,
         "Decay an iteration of an exponential moving average of the weights, which is evaluated "
-        "beside them (Polyak and Juditsky, 1992).",
+        "beside them (Polyak and Juditsky, 1992; Tarvainen and Valpola, 2017).",
         BELOW_ONE,
         speed=True,
     )

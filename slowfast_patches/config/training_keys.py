@@ -115,7 +115,7 @@ class Solver:
         1,
         "Parts that a process's clips of an iteration pass the network in, one after another, "
         "for less memory: the gradients are summed, the training is the same, TRAIN.BATCH_SIZE "
-        "and the rates stay.",
+        "and the rates stay (Ott et al., 2018).",
         AT_LEAST_ONE,
         may_differ=True,
         speed=True,

@@ -115,8 +115,9 @@ class Hf:
     model: str = key(
         "videomae",
         "MODEL.ARCH hf: a type of model (videomae, timesformer, vivit or vjepa2), which starts "
-        "from scratch, or a folder with a config.json and, if there are any, weights to start "
-        "from in *.safetensors. Nothing is fetched.",
+        "from scratch; a folder with a config.json and, if there are any, weights to start from in "
+        "*.safetensors; or the name of a model with such weights on the Hugging Face Hub, fetched "
+        "once.",
         speed=True,
         needs="MODEL.ARCH hf",
     )

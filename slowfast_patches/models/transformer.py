@@ -5,6 +5,7 @@ from __future__ import annotations
 import difflib
 import json
 import logging
+import re
 import textwrap
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
@@ -19,7 +20,7 @@ from slowfast_patches.config.recipe import Data, Recipe
 from slowfast_patches.models.layers.dropout import SeededMasks
 from slowfast_patches.utils.tables import format_list
 
-__all__ = ["build_transformer", "parameter_depths"]
+__all__ = ["HEAD", "build_transformer", "has_start_weights", "parameter_depths"]
 
 logger = logging.getLogger(__name__)
 
@@ -43,8 +44,13 @@ _KINDS = {
     "vjepa2": _Kind("crop_size", "frames_per_clip", "encoder.layer", ("drop_path",)),
 }
 
-_HEAD = ("classifier.", "fc_norm.", "pooler.")
+HEAD = ("classifier.", "fc_norm.", "pooler.")
 """What a file of weights from pre-training need not have."""
+
+
+_HUB_NAME = re.compile(r"[\w-][\w.-]*/[\w-][\w.-]*")
+_FETCHED = ["config.json", "*preprocessor_config.json", "*.safetensors", "*.safetensors.index.json"]
+"""Files that are data: nothing in them can be run."""
 
 
 class _TakesPathways(SeededMasks):
@@ -127,15 +133,10 @@ def _configuration(recipe: Recipe) -> tuple[Any, Path | None]:
 
     name = recipe.hf.model
     values = dict(recipe.hf.config)
-    folder = None if name in _KINDS else Path(name).expanduser()
+    folder = _folder(name)
     if folder is None:
         default = AutoConfig.for_model(name)
     else:
-        if not (folder / "config.json").is_file():
-            raise ValueError(
-                f"HF.MODEL {name} is neither a folder with a config.json nor one of "
-                f"{', '.join(_KINDS)}; give the folder of a model that you have, nothing is fetched"
-            )
         with _one_line(f"HF.MODEL {name}"):
             default = AutoConfig.from_pretrained(
                 folder, local_files_only=True, trust_remote_code=False
@@ -168,6 +169,42 @@ def _check_names(values: Mapping[str, Any], known: Mapping[str, Any], kind: _Kin
             raise ValueError(f"HF.CONFIG.{name} is no value of the model's configuration{advice}")
 
 
+def has_start_weights(recipe: Recipe) -> bool:
+    """Whether HF.MODEL is a folder with weights to start from."""
+    folder = _folder(recipe.hf.model)
+    return folder is not None and _has_weights(folder)
+
+
+def _folder(name: str) -> Path | None:
+    """The folder that HF.MODEL names, or that has what was fetched by this name; None for a type of
+    model. Raises ValueError where there is neither."""
+    if name in _KINDS:
+        return None
+    folder = Path(name).expanduser()
+    if not folder.exists() and _HUB_NAME.fullmatch(name):
+        folder = _fetched(name)
+        if not _has_weights(folder):
+            raise ValueError(
+                f"HF.MODEL {name} has no *.safetensors, and a pickle is not fetched; load it with "
+                "transformers and give the folder that its save_pretrained makes"
+            )
+    if not (folder / "config.json").is_file():
+        raise ValueError(
+            f"HF.MODEL {name} is neither a folder with a config.json, nor one of "
+            f"{', '.join(_KINDS)}, nor a name such as some-org/model on the Hugging Face Hub"
+        )
+    return folder
+
+
+def _fetched(name: str) -> Path:
+    """The configuration and weights of a model on the Hugging Face Hub, fetched unless the cache of
+    huggingface_hub has them."""
+    from huggingface_hub import snapshot_download
+
+    with _one_line(f"HF.MODEL {name}: there is no such folder, and it cannot be fetched"), _quiet():
+        return Path(snapshot_download(name, allow_patterns=_FETCHED))
+
+
 def _has_weights(folder: Path) -> bool:
     if any(folder.glob("*.safetensors")):
         return True
@@ -198,7 +235,7 @@ def _from_folder(folder: Path, config: Any) -> Any:
     new = dict.fromkeys(info["missing_keys"], "none")
     new |= {name: f"{tuple(a)}, not {tuple(b)}" for name, a, b in info["mismatched_keys"]}
     for name, there in sorted(new.items()):  # transformers gives sets
-        if not name.startswith(_HEAD):
+        if not name.startswith(HEAD):
             raise ValueError(
                 f"HF.MODEL {folder}: its weights have {there} for {name}; its config.json, or "
                 "HF.CONFIG, is of another model"

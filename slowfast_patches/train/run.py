@@ -30,7 +30,10 @@ from slowfast_patches.launch.stopping import (
     TrainingInterruptedError,
     TrainingStoppedError,
 )
+from slowfast_patches.models.build import build_on_meta
 from slowfast_patches.models.flops import check_shapes
+from slowfast_patches.models.freeze import frozen_names
+from slowfast_patches.models.transformer import has_start_weights
 from slowfast_patches.models.weights import check_file
 from slowfast_patches.plan.picture import plot_plan
 from slowfast_patches.plan.plan import format_plan, make_plan
@@ -112,6 +115,13 @@ def _check_training(recipe: Recipe, world_size: int) -> None:
     check_world_size(recipe, schedule, world_size)
     check_shapes(recipe, schedule.shapes)
     given = recipe.train.checkpoint_file_path
+    if recipe.train.freeze:
+        frozen_names(build_on_meta(recipe), recipe.train.freeze)
+        if not (given or (recipe.model.family.is_transformer and has_start_weights(recipe))):
+            raise ValueError(
+                f"TRAIN.FREEZE {','.join(recipe.train.freeze)} would keep random weights: set "
+                "TRAIN.CHECKPOINT_FILE_PATH, or for MODEL.ARCH hf a folder of weights as HF.MODEL"
+            )
     if recipe.train.checkpoint_inflate and not given:
         raise ValueError(
             "TRAIN.CHECKPOINT_INFLATE True has nothing to inflate: set TRAIN.CHECKPOINT_FILE_PATH, "

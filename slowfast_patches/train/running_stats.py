@@ -46,7 +46,8 @@ def set_buffers(model: nn.Module, rows: Tensor | None, world: World) -> None:
 def in_parts(model: nn.Module, parts: int) -> Iterator[int]:
     """Yield micro-batch indices; run each through the model before resuming. Running statistics
     are updated once: to the mean of what each micro-batch makes of those before the first."""
-    floats = _floats(model)
+    # Frozen ones stay, exactly: a sum of thirds is not always the whole.
+    floats = [buffer for module in model.modules() if module.training for buffer in _own(module)]
     if parts == 1 or not floats:
         yield from range(parts)
         return
@@ -61,7 +62,11 @@ def in_parts(model: nn.Module, parts: int) -> Iterator[int]:
 
 
 def _floats(model: nn.Module) -> list[Tensor]:
-    return [buffer for buffer in model.buffers() if buffer.is_floating_point()]
+    return [buffer for module in model.modules() for buffer in _own(module)]
+
+
+def _own(module: nn.Module) -> list[Tensor]:
+    return [buffer for buffer in module.buffers(recurse=False) if buffer.is_floating_point()]
 
 
 @torch.no_grad()
@@ -78,11 +83,14 @@ def update_precise_bn(
 
     Clips are normalised meanwhile over `global_batch` of them, on any number of processes; the host
     takes each GPU's own. All mini-batches are of one size, and each process has as many and has
-    called `form_neighbours`. All BN is `GroupedBatchNorm3d`. fvcore's `update_bn_stats` does not
-    know of other processes.
+    called `form_neighbours`. All BN is `GroupedBatchNorm3d`; frozen ones stay as they are. fvcore's
+    `update_bn_stats` does not know of other processes.
     """
+    model.train()
     norms = [
-        m for m in model.modules() if isinstance(m, GroupedBatchNorm3d) and m.track_running_stats
+        m
+        for m in model.modules()
+        if isinstance(m, GroupedBatchNorm3d) and m.track_running_stats and m.training
     ]
     if not norms:
         return
@@ -96,7 +104,6 @@ def update_precise_bn(
     def observe(norm: nn.Module, inputs: tuple[Tensor, ...]) -> None:
         sums[norm] += channel_moments(inputs[0])
 
-    model.train()
     set_group_size(model, global_batch)
     set_clips(model, None)
     hooks = [norm.register_forward_pre_hook(observe) for norm in norms]

@@ -14,6 +14,7 @@ from torch.nn.parallel import DistributedDataParallel
 from multigrid import Batch, Step, prepare_step, set_extents
 from slowfast_patches.config.recipe import Recipe
 from slowfast_patches.models.average import start_average, update_average
+from slowfast_patches.models.freeze import freeze
 from slowfast_patches.models.inputs import InputTransform
 from slowfast_patches.models.layers.dropout import set_clips
 from slowfast_patches.models.recompute import checkpoint_blocks
@@ -48,7 +49,8 @@ class Stepper:
 
     Attributes:
         model: on `device`; its weights, buffers and names stay its own. With MODEL.ACT_CHECKPOINT
-            its blocks compute their activations twice from here on.
+            its blocks compute their activations twice from here on, and what TRAIN.FREEZE names
+            takes no gradients.
         network: what computes the scores: the model, what it was compiled to, or what exchanges
             its gradients.
         parts: in which a process's clips pass the network one after another, each of whole BN
@@ -56,11 +58,19 @@ class Stepper:
         average: the moving average of the model's weights that MODEL.EMA_DECAY asks for, or None.
     """
 
-    def __init__(self, recipe: Recipe, model: nn.Module, device: torch.device) -> None:
+    def __init__(
+        self,
+        recipe: Recipe,
+        model: nn.Module,
+        device: torch.device,
+        label_counts: Sequence[int] | None = None,
+    ) -> None:
+        """`label_counts` is that of `loss_function`."""
         self.recipe = recipe
         self.model = model
         self.device = device
         self.parts: int = recipe.solver.accumulation_steps
+        freeze(model, recipe.train.freeze)
         self.average = start_average(model) if recipe.model.ema_decay else None
         if recipe.model.act_checkpoint:
             checkpoint_blocks(model)
@@ -69,7 +79,7 @@ class Stepper:
         self.precision = Precision(recipe, device)
         # Others read on the host whether the scaled gradients are finite, which waits for the GPU.
         self.optimizer = build_optimizer(recipe, model, fused=self.precision.scales)
-        self._loss_function = loss_function(recipe)
+        self._loss_function = loss_function(recipe, label_counts).to(device)
         self._mixing = Mixing(recipe) if recipe.mixup.enable else None
 
     def __call__(

@@ -110,7 +110,8 @@ def _reserved(stepper: Stepper, world_size: int) -> list[Tensor]:
     copies = int(world_size > 1)
     if not stepper.optimizer.state:
         copies += _STATE[stepper.recipe.solver.optimizing_method]
-    return [torch.empty_like(p) for p in stepper.model.parameters() for _ in range(copies)]
+    learning = [p for p in stepper.model.parameters() if p.requires_grad]
+    return [torch.empty_like(p) for p in learning for _ in range(copies)]
 
 
 @contextmanager

@@ -10,7 +10,7 @@ from pathlib import Path
 from torch import nn
 
 from slowfast_patches.models.tsm import ShiftedConv3d
-from slowfast_patches.models.weights.files import check_kind, read_weights
+from slowfast_patches.models.weights.files import check_kind, local_file, read_weights
 from slowfast_patches.models.weights.fit import Fit, fit_weights
 from slowfast_patches.models.weights.names import host_names
 
@@ -20,10 +20,10 @@ logger = logging.getLogger(__name__)
 
 
 def check_file(path: str | Path, kind: str = "pytorch", *, section: str = "TRAIN") -> None:
-    """Look whether a file can be a checkpoint of a kind, without reading it; the arguments and
-    errors are those of `load_weights`."""
+    """Look whether a file can be a checkpoint of a kind, without reading it, but fetching it where
+    it is an address; the arguments and errors are those of `load_weights`."""
     with _naming_the_key(section):
-        check_kind(path, kind)
+        check_kind(local_file(path), kind)
 
 
 def load_weights(
@@ -43,7 +43,7 @@ def load_weights(
 
     Args:
         model: one of the host's, with or without grouped batch normalisation.
-        path: the file.
+        path: the file, or an https address to fetch it from, once.
         kind: "pytorch" or "caffe2", as CHECKPOINT_TYPE has it.
         inflate: repeat 2-D convolutions along time, as TRAIN.CHECKPOINT_INFLATE asks for.
         complete: the file and the model must have the very same tensors, as for testing, and shift
@@ -52,13 +52,14 @@ def load_weights(
 
     Raises:
         ValueError: the file cannot be read; nothing in it fits; it is an image model's and
-            `inflate` is False; or `complete`, and something lacks or is left.
+            `inflate` is False; it lacks a parameter that takes no gradient (TRAIN.FREEZE); or
+            `complete`, and something lacks or is left.
     """
     with _naming_the_key(section):
-        named = host_names(read_weights(path, kind), kind)
+        named = host_names(read_weights(local_file(path), kind), kind)
         fit = fit_weights(named.tensors, model.state_dict())
         shifts = _other_shifts(model, named.shifted)
-        problem = _problem(fit, shifts, inflate, complete)
+        problem = _problem(fit, shifts, inflate, complete) or _frozen_problem(fit, model)
         if problem is not None:
             raise ValueError(f"{path} {problem}")
     model.load_state_dict(fit.values, strict=False)
@@ -91,6 +92,19 @@ def _problem(fit: Fit, shifts: list[str], inflate: bool, complete: bool) -> str 
         more = f" and {len(wrong) - 1} more" if len(wrong) > 1 else ""
         return f"is not of this model: {wrong[0]}{more}; give the recipe that it was trained with"
     return None
+
+
+def _frozen_problem(fit: Fit, model: nn.Module) -> str | None:
+    """Why weights are not taken as those that a frozen part keeps."""
+    left = fit.partly | fit.kept
+    frozen = [name for name, p in model.named_parameters() if not p.requires_grad and name in left]
+    if not frozen:
+        return None
+    more = f" and {len(frozen) - 1} more" if len(frozen) > 1 else ""
+    return (
+        f"does not have all that TRAIN.FREEZE keeps: {frozen[0]} ({left[frozen[0]]}){more} would "
+        "stay random; freeze less"
+    )
 
 
 def _other_shifts(model: nn.Module, shifted: frozenset[str] | None) -> list[str]:

@@ -1,0 +1,107 @@
+"""What TRAIN.FREEZE names, and what a frozen part does in training."""
+
+import re
+from collections import Counter
+
+import pytest
+import torch
+from torch import nn
+
+from slowfast_patches.config import load_recipe
+from slowfast_patches.models.build import build_on_meta
+from slowfast_patches.models.freeze import freeze, frozen_names
+from slowfast_patches.models.solver import build_optimizer
+from slowfast_patches.models.weights import load_weights
+from slowfast_patches.train.running_stats import in_parts
+
+
+class Net(nn.Module):
+    """Two stages and a head, with as many parameters as their names tell."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.s1 = nn.Sequential(nn.Conv3d(3, 4, 1), nn.BatchNorm3d(4), nn.Dropout(0.9))
+        self.s2 = nn.Sequential(nn.Conv3d(4, 4, 1), nn.BatchNorm3d(4))
+        self.head = nn.Linear(4, 2)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return self.head(self.s2(self.s1(x)).mean((2, 3, 4)))
+
+
+@pytest.mark.parametrize(
+    ("patterns", "left"),
+    [
+        (["backbone"], {"head.weight", "head.bias"}),
+        (["s1", "s2.0"], {"s2.1.weight", "s2.1.bias", "head.weight", "head.bias"}),
+        (["s?", "head.bias"], {"head.weight"}),
+        (["*.weight"], {"s1.0.bias", "s1.1.bias", "s2.0.bias", "s2.1.bias", "head.bias"}),
+    ],
+)
+def test_parts_are_named_by_modules_parameters_and_patterns(patterns, left):
+    net = Net()
+    assert {*dict(net.named_parameters())} - {*frozen_names(net, patterns)} == left
+
+
+def test_a_frozen_stage_keeps_its_numbers_and_another_learns():
+    net, x = Net(), torch.randn(6, 3, 2, 4, 4)
+    freeze(net, ["s1"])
+    before = {name: value.clone() for name, value in net.state_dict().items()}
+    recipe = load_recipe(None, ["SOLVER.WEIGHT_DECAY", 0.1, "TRAIN.FREEZE", "s1"])
+    optimizer = build_optimizer(recipe, net)
+    assert sum(len(group["params"]) for group in optimizer.param_groups) == 6
+    net.train()
+    assert [m.training for m in (net, net.s1, net.s1[2], net.s2[1])] == [True, False, False, True]
+    for _ in in_parts(net, 3):  # a third of each statistic, thrice
+        net(x).square().sum().backward()
+    optimizer.step()
+    changed = {name for name, value in net.state_dict().items() if not value.equal(before[name])}
+    assert changed == {name for name in before if not name.startswith("s1.")}
+    plain = nn.Sequential(*list(Net().s1)).eval()
+    plain.load_state_dict({k.removeprefix("s1."): v for k, v in before.items() if "s1" in k})
+    torch.testing.assert_close(net.s1(x), plain(x))
+
+
+TWO_LAYERS = ("MODEL.ARCH", "hf", "HF.CONFIG", {"num_hidden_layers": 2})
+
+
+@pytest.mark.parametrize(
+    ("keys", "patterns", "learning"),
+    [
+        (("MODEL.ARCH", "slowfast"), "backbone", {"head": 2}),
+        # Three blocks of three convolutions and a shortcut, each with its norm, in two pathways.
+        (("MODEL.ARCH", "slowfast"), "s1,s1_fuse,s[2-4]*", {"s5": 60, "head": 2}),
+        (TWO_LAYERS, "backbone", {"fc_norm": 2, "classifier": 2}),
+        (TWO_LAYERS, "videomae", {"fc_norm": 2, "classifier": 2}),
+    ],
+)
+def test_the_parts_of_networks_that_learn(keys, patterns, learning):
+    recipe = load_recipe(None, [*keys, "TRAIN.FREEZE", patterns])
+    model = build_on_meta(recipe)
+    freeze(model, recipe.train.freeze)
+    parts = [name.split(".")[0] for name, p in model.named_parameters() if p.requires_grad]
+    assert Counter(parts) == learning
+
+
+def test_a_frozen_part_has_to_be_in_the_file_of_weights(tmp_path):
+    path = tmp_path / "one_stage.pyth"
+    torch.save({k: v for k, v in Net().state_dict().items() if "s2" not in k}, path)
+    net = Net()
+    freeze(net, ["s1"])
+    load_weights(net, path)
+    net = Net()
+    freeze(net, ["backbone"])
+    with pytest.raises(ValueError, match=r"FREEZE keeps: s2.0.weight \(not in the file\) and 3 m"):
+        load_weights(net, path)
+
+
+@pytest.mark.parametrize(
+    ("patterns", "message"),
+    [
+        (["s1", "s3"], "TRAIN.FREEZE s3 names no parameter of the model: .*(s1, s2 and head)"),
+        (["*"], "TRAIN.FREEZE * freezes the whole head"),
+        (["s1", "head"], "TRAIN.FREEZE s1,head freezes the whole head"),
+    ],
+)
+def test_what_freezes_nothing_or_all_is_refused(patterns, message):
+    with pytest.raises(ValueError, match=re.escape(message).replace(r"\.\*", ".*")):
+        frozen_names(Net(), patterns)

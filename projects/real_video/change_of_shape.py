@@ -1,7 +1,7 @@
 """What a network that was trained on one crop knows at others, and why.
 
     python projects/real_video/change_of_shape.py \\
-        --cfg configs/Words/SLOWFAST_WORDS_MULTIGRID.yaml \\
+        --cfg projects/real_video/recipes/SLOWFAST_WORDS_MULTIGRID.yaml \\
         --checkpoint checkpoints/checkpoint_iter_00000964.pyth \\
         --crop 32 --at 36 40 48 64 --output change_of_shape.json DATA.PATH_TO_DATA_DIR words
 

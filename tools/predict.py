@@ -19,6 +19,10 @@ says that classes have their number.
 --output FILE.csv writes a table: video, prediction, probability, and the probability of each class
 in a column of its own. A video that cannot be read has its path alone there.
 
+--export FILE.pt2 writes the model as a program for torch.export.load, which needs nothing of this
+package. It takes clips (N, 3, T, S, S) of RGB pixels, uint8, any number of the test grid's T frames
+of S × S, and gives probabilities (N, classes). Its extra file classes.json has the names.
+
 Exit status: 0 if all videos are predicted, 1 if some cannot be read, 2 for an error.
 """
 
@@ -39,14 +43,14 @@ if __name__ == "__main__":
 
 from torch import Tensor
 
-from slowfast_patches.config.recipe import KEYS, Recipe
+from slowfast_patches.config.recipe import KEYS
 from slowfast_patches.datasets.lists.class_names import read_class_names
 from slowfast_patches.datasets.reading.files import frame_files, video_files
 from slowfast_patches.datasets.reading.scan import missing_frames
 from slowfast_patches.datasets.reading.video_record import UnreadableVideoError
 from slowfast_patches.train.checkpoint_files import checkpoint_of
-from slowfast_patches.train.predict import Predictor, read_checkpoint
-from slowfast_patches.train.record.tables import names_of_data, write_predictions
+from slowfast_patches.train.predict import Predictor, load_model
+from slowfast_patches.train.record.tables import write_predictions
 
 
 def parse_args(argv: list[str] | None = None) -> argparse.Namespace:
@@ -59,15 +63,17 @@ def parse_args(argv: list[str] | None = None) -> argparse.Namespace:
     names = ".json: a list of names or a mapping from name to number; else a name a line"
     add("--classes", type=Path, metavar="FILE", help=names)
     add("--output", type=Path, metavar="FILE.csv", help="write the probabilities of all classes")
+    text = "write the model as a program of torch.export; no video is needed then"
+    add("--export", type=Path, metavar="FILE.pt2", help=text)
     add("--json", action="store_true", help="print JSON, and nothing else")
-    add("videos", nargs="+", metavar="VIDEO [KEY VALUE]")
+    add("videos", nargs="*", default=[], metavar="VIDEO [KEY VALUE]")
     args = parser.parse_intermixed_args(argv)
     if args.top < 1:
         parser.error("--top takes 1 or more")
     words = args.videos
     args.videos = list(takewhile(lambda word: not _is_key(word), words))
     args.overrides = words[len(args.videos) :]
-    if not args.videos:
+    if not (args.videos or args.export):
         parser.error("no video is given")
     return args
 
@@ -84,14 +90,23 @@ def main(argv: list[str] | None = None) -> int:
     path = checkpoint_of(args.checkpoint)
     if path != args.checkpoint:
         print(f"the checkpoint is {path}", file=sys.stderr)
-    recipe, stored = read_checkpoint(path, args.cfg, args.overrides)
-    predictor = Predictor(recipe, path)
-    names = find_names(args.classes, stored, recipe)
+    if args.export:
+        args.overrides += ["NUM_GPUS", 0, "TRAIN.MIXED_PRECISION", False]
+    predictor = load_model(path, args.cfg, args.overrides)
+    names = find_names(args.classes, predictor)
+    if args.export:
+        from slowfast_patches.train.export import (
+            write_program,
+        )  # with torch.export, it takes a second
+
+        predictor.class_names = names
+        write_program(predictor, args.export)
+        print(f"the program is {args.export}", file=sys.stderr)
     results = list[dict[str, Any]]()
     probabilities = dict[str, Tensor | None]()
     for video in itertools.chain.from_iterable(map(videos_at, args.videos)):
         try:
-            scores = probabilities[video] = predictor(video)
+            scores = probabilities[video] = predictor.scores(video)
             missing = missing_frames(video)
         except UnreadableVideoError as error:
             print(f"{video} {error}", file=sys.stderr)
@@ -121,13 +136,11 @@ def videos_at(path: str) -> list[str]:
     return (video_files(path) if is_of_videos else []) or [path]
 
 
-def find_names(
-    given: Path | None, stored: Sequence[str] | None, recipe: Recipe
-) -> Sequence[str] | None:
-    """The names of the model's classes: those in a file, those stored in the checkpoint, or those
-    beside the lists; None, with a warning, where there are none."""
-    count = recipe.model.num_classes
-    names = read_class_names(given) if given else stored or names_of_data(recipe)
+def find_names(given: Path | None, predictor: Predictor) -> tuple[str, ...] | None:
+    """The names of the model's classes: those in a file, or those that it comes with; None, with a
+    warning, where there are none."""
+    count = predictor.recipe.model.num_classes
+    names = read_class_names(given) if given else predictor.class_names
     if given and names and len(names) != count:
         raise ValueError(f"{given} has {len(names)} names, and the model has {count} classes")
     if names is None:

@@ -194,6 +194,8 @@ class _Follower(_Converted):
     size: tuple[int, int]
     _extents: Tensor | None
 
+    # Numbers of clips are `.shape[0]`: `len` would make a constant of it in torch.export.
+
     def _start(
         self, frames: int, sides: tuple[int, int], size: tuple[int, int, int], model: nn.Module
     ) -> None:
@@ -262,11 +264,11 @@ class _VideoMAE(_Follower):
         # It is no buffer, and would be copied to the device each time.
         self.position_embeddings = self.position_embeddings.to(embeddings.device)
         table = self.position_embeddings[0].to(embeddings)
-        embeddings += self._positions(table, patches, len(embeddings))
+        embeddings += self._positions(table, patches, embeddings.shape[0])
         if bool_masked_pos is None:
             return embeddings
         visible = embeddings[~bool_masked_pos]
-        return visible.reshape(len(embeddings), -1, embeddings.shape[-1])
+        return visible.reshape(embeddings.shape[0], -1, embeddings.shape[-1])
 
 
 class _ViViT(_Follower):
@@ -282,8 +284,8 @@ class _ViViT(_Follower):
         embeddings, patches = _cut(self.patch_embeddings.projection, pixel_values)
         own = self.position_embeddings[:, :1]
         table = self.position_embeddings[0, 1:]
-        embeddings = embeddings + self._positions(table, patches, len(embeddings))
-        first = (self.cls_token + own).expand(len(embeddings), -1, -1)
+        embeddings = embeddings + self._positions(table, patches, embeddings.shape[0])
+        first = (self.cls_token + own).expand(embeddings.shape[0], -1, -1)
         output: Tensor = self.dropout(torch.cat((first, embeddings), dim=1))
         return output
 
@@ -343,7 +345,7 @@ class _VJEPA2(_Follower):
         frames = pixel_values_videos.shape[1]
         crop = pixel_values_videos.shape[-1]
         self.now.patches = self.patches(max(frames, self.size[0]), crop)
-        self.now.extents = self._extents_of(len(pixel_values_videos))
+        self.now.extents = self._extents_of(pixel_values_videos.shape[0])
         output: Tensor = super().forward(pixel_values_videos)  # type: ignore[misc]
         return output
 

@@ -91,6 +91,15 @@ class InputTransform:
                 out.copy_(pixels)
         return pack_pathways(every, self.alpha)
 
+    def of_pixels(self, clips: Tensor) -> list[Tensor]:
+        """The same pathways of clips (N, 3, T, H, W) uint8 on `device`, by operations on the whole
+        mini-batch, which torch.export can follow."""
+        order = [2, 1, 0] if self.reverse_channels else [0, 1, 2]
+        mean = self.mean.view(-1, 1, 1, 1)
+        std = self.std.view(-1, 1, 1, 1)
+        pixels = clips[:, order].to(mean.dtype).div(255).sub(mean).div(std)
+        return pack_pathways(pixels.to(self.dtype), self.alpha)
+
 
 def blank_inputs(shape: Sequence[int], alpha: int | None, device: str = "meta") -> list[Tensor]:
     """Pathways of zeros for (clips, frames, crop), to try a shape on a model."""

@@ -21,9 +21,29 @@ from slowfast_patches.models.build import build_model
 from slowfast_patches.models.inputs import InputTransform
 from slowfast_patches.models.solver import Precision
 from slowfast_patches.models.weights import load_weights
-from slowfast_patches.train.checkpoint_files import load
+from slowfast_patches.train.checkpoint_files import checkpoint_of, load
+from slowfast_patches.train.record.tables import names_of_data
 
-__all__ = ["Predictor", "read_checkpoint"]
+__all__ = ["Predictor", "load_model", "read_checkpoint"]
+
+
+def load_model(
+    checkpoint: str | Path, recipe_file: Path | None = None, overrides: Sequence[object] = ()
+) -> Predictor:
+    """A trained model with its recipe and the names of its classes, to score clips and videos.
+
+    Args:
+        checkpoint: a file, or a run's OUTPUT_DIR, of which the best checkpoint is taken if there is
+            one, else the last. Nothing in it is executed.
+        recipe_file: the recipe of weights that are not of a run here.
+        overrides: KEY, VALUE, KEY, VALUE, ... that change the recipe, such as "NUM_GPUS", 0.
+
+    Raises:
+        ValueError: there is no checkpoint, or it cannot be read, or not without a recipe.
+    """
+    path = checkpoint_of(Path(checkpoint))
+    recipe, names = read_checkpoint(path, recipe_file, overrides)
+    return Predictor(recipe, path, names or names_of_data(recipe))
 
 
 def read_checkpoint(
@@ -48,42 +68,58 @@ def read_checkpoint(
     return recipe, names if names and len(names) == recipe.model.num_classes else None
 
 
-class Predictor:
-    """A trained model that scores videos, on a GPU if the recipe uses one and there is one."""
+class Predictor(nn.Module):
+    """A trained model that scores clips and videos, on a GPU if the recipe uses one and there is
+    one; made by `load_model`, in evaluation mode.
 
-    def __init__(self, recipe: Recipe, path: Path) -> None:
+    Attributes:
+        recipe: what it was trained and is tested with.
+        class_names: by class number, or None.
+    """
+
+    def __init__(
+        self, recipe: Recipe, path: Path, class_names: tuple[str, ...] | None = None
+    ) -> None:
         """Load the weights of a checkpoint; ValueError where they are not of the recipe's model."""
+        super().__init__()
         patching.apply()
         on_gpu = recipe.num_gpus > 0 and torch.cuda.is_available()
-        self._recipe = recipe = with_precision(recipe, on_gpu)
+        self.recipe = recipe = with_precision(recipe, on_gpu)
+        self.class_names = class_names
         device = torch.device("cuda" if on_gpu else "cpu")
-        self._model: nn.Module = build_model(recipe).to(device).eval()
+        self._model: nn.Module = build_model(recipe).to(device)
         kind = recipe.test.checkpoint_type
         load_weights(self._model, path, kind=kind, complete=True, section="TEST")
         self._transform = InputTransform.of_recipe(recipe, device)
         self._precision = Precision(recipe, device)
+        self.eval()
+
+    def forward(self, clips: Tensor) -> Tensor:
+        """The probability of each class, (N, classes), for clips (N, 3, T, S, S) of RGB pixels,
+        uint8, on the recipe's test grid: DATA.NUM_FRAMES and DATA.TEST_CROP_SIZE."""
+        with self._precision.autocast():
+            scores: Tensor = self._model(self._transform.of_pixels(clips))
+        return scores
 
     @torch.no_grad()
-    def __call__(self, path: str) -> Tensor:
+    def scores(self, path: str) -> Tensor:
         """The probability of each class, (C,) float64, for a video file or a folder of JPEG frames:
         the mean, or as DATA.ENSEMBLE_METHOD says the maximum, over the views and crops of TEST.
 
         Raises:
             UnreadableVideoError: the video cannot be read; says why.
         """
-        recipe = self._recipe
+        recipe = self.recipe
         at_once = max(1, recipe.test.batch_size // max(1, recipe.num_gpus))
-        with self._precision.autocast():
-            parts = [
-                self._model(self._transform(clips, torch.zeros(len(clips), dtype=torch.bool)))
-                for clips in torch.split(self.clips(path), at_once)
-            ]
+        device = self._transform.device
+        parts = [self(clips.to(device)) for clips in torch.split(self.clips(path), at_once)]
         scores = torch.cat(parts).double().cpu()
         return scores.mean(0) if recipe.data.ensemble_method == "sum" else scores.amax(0)
 
     def clips(self, path: str) -> Tensor:
-        """The clips that a video is tested on, (views × crops, T, S, S, 3) uint8."""
-        recipe = self._recipe
+        """The clips that a video is tested on, (views × crops, 3, T, S, S) uint8, on the CPU, as
+        `forward` takes them. Raises as `scores`."""
+        recipe = self.recipe
         record = scan(path, recipe.data.max_frame_pixels)
         views = (recipe.test.num_ensemble_views, recipe.test.num_spatial_crops)
         video = record.video
@@ -94,4 +130,4 @@ class Predictor:
         clips = empty_clips(views[0] * views[1], recipe.data.num_frames, crop)
         plans = [sampling.evaluation_plan(video, part, views, crop) for part in range(len(clips))]
         read_clips(path, record, plans, [c.numpy() for c in clips], **reading_options(recipe))
-        return clips
+        return clips.permute(0, 4, 1, 2, 3)

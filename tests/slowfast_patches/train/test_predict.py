@@ -12,6 +12,7 @@ from typing import Any
 import pytest
 import torch
 
+import slowfast_patches
 from slowfast_patches import patching
 from slowfast_patches.datasets.loader import build_dataset, evaluation_loader
 from slowfast_patches.models.build import build_model
@@ -93,7 +94,7 @@ def test_the_scores_are_those_of_the_test(trained, videos, overrides):
     clips = scores_of_the_test(cfg, trained)[:2]
     expected = clips.amax(1) if "max" in overrides else clips.mean(1)
     predictor = Predictor(cfg, trained)
-    found = torch.stack([predictor(video) for video in videos[:2]])
+    found = torch.stack([predictor.scores(video) for video in videos[:2]])
     torch.testing.assert_close(found, expected, atol=1e-5, rtol=0)
     assert (found[0] - found[1]).abs().max() > 1e-3
 
@@ -206,3 +207,27 @@ def test_a_command_line_without_sense_is_refused(predict, trained):
         with pytest.raises(SystemExit) as stopped:
             predict("--checkpoint", trained, *arguments)
         assert stopped.value.code == 2
+
+
+def test_a_model_is_loaded_by_its_folder_and_exported(
+    multigrid_run, videos, predict, demo_data, tmp_path
+):
+    """The program takes one clip or several, and gives what the model gives."""
+    model = slowfast_patches.load_model(multigrid_run)
+    assert not model.training
+    assert model.class_names == tuple((demo_data / "classes.txt").read_text().splitlines())
+    clips = model.clips(videos[0])
+    assert (clips.shape, clips.dtype) == ((2, 3, 8, 32, 32), torch.uint8)
+    with torch.no_grad():
+        scores = model(clips)
+    torch.testing.assert_close(scores.mean(0).double(), model.scores(videos[0]))
+
+    path = tmp_path / "new" / "model.pt2"
+    status, out, err = predict("--checkpoint", multigrid_run, "--export", path)
+    assert (status, out) == (0, "")
+    assert err.endswith(f"the program is {path}\n")
+    extra = {"classes.json": ""}
+    program = torch.export.load(path, extra_files=extra).module()
+    assert json.loads(extra["classes.json"]) == list(model.class_names)
+    torch.testing.assert_close(program(clips), scores)
+    torch.testing.assert_close(program(clips[1:]), scores[1:])

@@ -62,7 +62,7 @@ def test_a_run_killed_inside_an_epoch_goes_on_to_the_same_bits_and_predicts(
     assert path is not None
     recipe, _ = read_checkpoint(path)
     video = next((Path(recipe.data.path_to_data_dir) / "test").rglob("*.mp4"))
-    scores = Predictor(recipe, path)(str(video))
+    scores = Predictor(recipe, path).scores(str(video))
     assert scores.shape == (8,)
     assert float(scores.sum()) == pytest.approx(1)
 

@@ -1,0 +1,36 @@
+"""A trained model as a program of torch.export, which needs nothing of this package to run."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import torch
+from torch.export import Dim, ExportedProgram
+
+from slowfast_patches.train.predict import Predictor
+from slowfast_patches.utils.files import written_whole
+
+__all__ = ["exported", "write_program"]
+
+
+def exported(predictor: Predictor) -> ExportedProgram:
+    """`Predictor.forward` as a program: clips of the test grid, (N, 3, T, S, S) uint8, of any N, to
+    probabilities (N, classes)."""
+    data = predictor.recipe.data
+    size = data.test_crop_size
+    device = next(predictor.parameters()).device
+    clips = torch.zeros(2, 3, data.num_frames, size, size, dtype=torch.uint8, device=device)
+    shapes = {"clips": {0: Dim("clips", min=1)}}
+    with torch.no_grad():
+        predictor(clips)  # places of slow frames are computed once, which export cannot follow
+        return torch.export.export(predictor, (clips,), dynamic_shapes=shapes, strict=False)
+
+
+def write_program(predictor: Predictor, path: Path) -> None:
+    """Write the program, with the names of the classes as JSON in the extra file classes.json."""
+    program = exported(predictor)
+    path.parent.mkdir(parents=True, exist_ok=True)
+    with written_whole(path) as file:
+        names = json.dumps(predictor.class_names, ensure_ascii=False)
+        torch.export.save(program, file, extra_files={"classes.json": names})

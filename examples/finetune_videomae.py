@@ -14,7 +14,7 @@ from multigrid.integrations.transformers import MultigridTrainer, processor_colo
 from slowfast_patches.datasets import VideoClips
 from slowfast_patches.models.transformer import parameter_depths
 
-EPOCHS = 40
+EPOCHS = 20
 RATE = 3e-4
 LAYER_DECAY = 0.75
 

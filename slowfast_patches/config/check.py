@@ -38,6 +38,7 @@ def check_recipe(recipe: Recipe, world_size: int = 1) -> None:
     if recipe.detection.enable:
         raise ValueError("DETECTION.ENABLE True: detection is not trained here; set it to False")
     _check_labels(recipe)
+    _check_class_weights(recipe)
     _check_solver(recipe)
     _warn(recipe)
     _check_model(recipe)
@@ -58,6 +59,16 @@ def _check_labels(recipe: Recipe) -> None:
                 f"MODEL.{key} {value!r} does not fit DATA.MULTI_LABEL {several}; set MODEL.{key} "
                 f"{fitting}, or DATA.MULTI_LABEL {not several}"
             )
+
+
+def _check_class_weights(recipe: Recipe) -> None:
+    weights = recipe.solver.class_weights
+    classes = recipe.model.num_classes
+    if weights and weights != "balanced" and len(weights) != classes:
+        raise ValueError(
+            f"SOLVER.CLASS_WEIGHTS has {len(weights)} weights, and MODEL.NUM_CLASSES is {classes}; "
+            "give one for each class, or balanced"
+        )
 
 
 def _check_solver(recipe: Recipe) -> None:
@@ -133,6 +144,8 @@ def _without_effect(recipe: Recipe) -> Iterator[tuple[str, str]]:
     if "backbone" in recipe.train.freeze:
         for name in ("SOLVER.LAYER_DECAY", "HF.DROP_PATH", "BN.USE_PRECISE_STATS"):
             yield name, "with TRAIN.FREEZE backbone, where the head alone learns"
+    if recipe.aug.enable and recipe.aug.aa_type:
+        yield "AUG.COLOR_JITTER", f"with AUG.AA_TYPE {recipe.aug.aa_type}, in place of it"
     multigrid = recipe.multigrid
     if multigrid.long_cycle and multigrid.batch_exponent == 1:
         reason = "with MULTIGRID.BATCH_EXPONENT 1, where all iterations take about as long"
@@ -225,6 +238,12 @@ def _check_batch(recipe: Recipe, world_size: int) -> None:
             f"a global batch of {batch} clips (TRAIN.BATCH_SIZE {clips} × NUM_SHARDS {machines}) "
             f"does not divide over {world_size} processes; set TRAIN.BATCH_SIZE {enough}, or use a "
             f"number of processes that divides {batch}"
+        )
+    aug = recipe.aug
+    if aug.enable and not (aug.aa_type or aug.color_jitter or aug.re_prob):
+        raise ValueError(
+            "AUG.ENABLE True with AUG.AA_TYPE '', AUG.COLOR_JITTER 0 and AUG.RE_PROB 0 changes no "
+            "clip; set one of them, or AUG.ENABLE False"
         )
     mixup = recipe.mixup
     parts = recipe.solver.accumulation_steps

@@ -1,4 +1,4 @@
-"""The keys of clips and of the method: MULTIGRID, DATA, MIXUP and DATA_LOADER."""
+"""The keys of clips and of the method: MULTIGRID, DATA, MIXUP, AUG and DATA_LOADER."""
 
 from __future__ import annotations
 
@@ -13,6 +13,7 @@ from slowfast_patches.config.fields import (
     FROM_ZERO,
     LONG_CYCLE,
     PART,
+    RAND_AUGMENT,
     SIZE,
     above_zero_to,
     from_to,
@@ -20,7 +21,7 @@ from slowfast_patches.config.fields import (
     one_of,
 )
 
-__all__ = ["Data", "DataLoading", "Mixup", "Multigrid"]
+__all__ = ["Aug", "Data", "DataLoading", "Mixup", "Multigrid"]
 
 
 @dataclass(frozen=True)
@@ -181,6 +182,43 @@ class Mixup:
         "Part of these that are cutmix, where both alphas are above 0.",
         PART,
         needs="MIXUP.ENABLE True",
+    )
+
+
+@dataclass(frozen=True)
+class Aug:
+    enable: bool = key(
+        False,
+        "Augment training clips, all frames of one alike: by RandAugment or by jitter of colours, "
+        "then by random erasing.",
+    )
+    aa_type: str = key(
+        "rand-m9-mstd0.5-inc1",
+        "RandAugment (Cubuk et al., 2020); empty: none.",
+        RAND_AUGMENT,
+        needs="AUG.ENABLE True",
+    )
+    color_jitter: float = key(
+        0.4,
+        "Without AA_TYPE, the largest change of brightness, contrast and colour, each times a "
+        "factor from 1 - this to 1 + this.",
+        PART,
+        needs="AUG.ENABLE True",
+    )
+    re_prob: float = key(
+        0.25,
+        "Part of the clips that lose boxes (random erasing, Zhong et al., 2020).",
+        PART,
+        needs="AUG.ENABLE True",
+    )
+    re_mode: str = key(
+        "pixel",
+        "What boxes are filled with: pixel is noise, const the colour of DATA.MEAN.",
+        one_of("pixel", "const"),
+        needs="AUG.ENABLE True",
+    )
+    re_count: int = key(
+        1, "Boxes, which share the area of one.", AT_LEAST_ONE, needs="AUG.ENABLE True"
     )
 
 

@@ -6,6 +6,7 @@ import dataclasses
 from collections.abc import Callable
 from typing import Any, NamedTuple
 
+from slowfast_patches.config.rand_augment import is_rand_augment
 from slowfast_patches.utils.tables import format_list
 
 CYCLE = "USES_MULTIGRID True"
@@ -78,6 +79,15 @@ LONG_CYCLE = Check(
     "a list of [frames, crop], factors in (0, 1], the last [1, 1]",
 )
 SHIFT = Check(lambda value: value == 0 or value >= 2, "2 or more, or 0 for no shift")
+CLASS_WEIGHTS = Check(
+    lambda x: x == "balanced" or (not isinstance(x, str) and all(weight > 0 for weight in x)),
+    "balanced, or a list with a number above 0 for each class, or [] for no weights",
+)
 CROP = Check(lambda value: value >= 32, "32 pixels or more")
 CSV = Check(lambda value: not value or value.endswith(".csv"), "a name that ends in .csv")
+RAND_AUGMENT = Check(
+    is_rand_augment,
+    "rand with -m and a magnitude from 0 to 10, -n and a number of operations, -mstd and the "
+    "magnitude's deviation, such as rand-m7-n4-mstd0.5-inc1, or empty",
+)
 WEIGHTS = one_of("pytorch", "caffe2")

@@ -56,6 +56,11 @@ NO_EFFECT: Mapping[str, NoEffect] = {
     "MIXUP.LABEL_SMOOTH_VALUE": NoEffect(
         "Labels are smoothed by MODEL.LABEL_SMOOTHING; write that.", (0,)
     ),
+    "AUG.NUM_SAMPLE": NoEffect("A video gives one clip an epoch; leave it out.", (1,)),
+    "AUG.INTERPOLATION": NoEffect(
+        "Clips are rotated, sheared and moved bilinearly; leave it out.", ("bilinear", "bicubic")
+    ),
+    "AUG.RE_SPLIT": NoEffect("Every clip may be erased; leave it out.", (False,)),
     "TRAIN.CHECKPOINT_EPOCH_RESET": NoEffect(
         "A training that starts from TRAIN.CHECKPOINT_FILE_PATH starts at iteration 0; one in "
         "OUTPUT_DIR is continued by TRAIN.AUTO_RESUME.",

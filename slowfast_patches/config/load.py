@@ -200,7 +200,8 @@ def _adapt(raw: Any, kind: Any) -> Any:
         for option in get_args(kind):
             with suppress(TypeError):
                 return _adapt(raw, option)
-        raise TypeError(" or ".join(_WANTED[option] for option in get_args(kind)))
+        options = [get_origin(option) or option for option in get_args(kind)]
+        raise TypeError(" or ".join(_WANTED[option] for option in options))
     value = _decode(raw)
     origin = get_origin(kind) or kind
     if origin is tuple and isinstance(value, str) and get_args(kind)[0] is str:

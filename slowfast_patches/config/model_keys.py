@@ -53,7 +53,7 @@ class Model:
     ema_decay: float = key(
         0.0,
         "Decay an iteration of an exponential moving average of the weights, which is evaluated "
-        "beside them (Polyak and Juditsky, 1992).",
+        "beside them (Polyak and Juditsky, 1992; Tarvainen and Valpola, 2017).",
         BELOW_ONE,
         speed=True,
     )
@@ -115,8 +115,9 @@ class Hf:
     model: str = key(
         "videomae",
         "MODEL.ARCH hf: a type of model (videomae, timesformer, vivit or vjepa2), which starts "
-        "from scratch, or a folder with a config.json and, if there are any, weights to start "
-        "from in *.safetensors. Nothing is fetched.",
+        "from scratch; a folder with a config.json and, if there are any, weights to start from in "
+        "*.safetensors; or the name of a model with such weights on the Hugging Face Hub, fetched "
+        "once.",
         speed=True,
         needs="MODEL.ARCH hf",
     )

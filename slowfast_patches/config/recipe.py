@@ -17,7 +17,7 @@ from typing import Any, get_type_hints
 from slowfast.config import defaults as host_defaults
 
 from multigrid import Shape
-from slowfast_patches.config.data_keys import Data, DataLoading, Mixup, Multigrid
+from slowfast_patches.config.data_keys import Aug, Data, DataLoading, Mixup, Multigrid
 from slowfast_patches.config.families import FAMILIES
 from slowfast_patches.config.fields import (
     AT_LEAST_ONE,
@@ -44,6 +44,7 @@ from slowfast_patches.config.yaml_text import dump_yaml, flatten, parse_yaml
 __all__ = [
     "KEYS",
     "PER_PATHWAY",
+    "Aug",
     "Data",
     "Recipe",
     "Solver",
@@ -86,6 +87,7 @@ class Recipe:
     bn: BatchNorm = BatchNorm()
     data: Data = Data()
     mixup: Mixup = Mixup()
+    aug: Aug = Aug()
     data_loader: DataLoading = DataLoading()
     solver: Solver = Solver()
     train: Train = Train()

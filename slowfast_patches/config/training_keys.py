@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from slowfast_patches.config.fields import (
     ABOVE_ZERO,
     AT_LEAST_ONE,
+    CLASS_WEIGHTS,
     CSV,
     FROM_ZERO,
     RATIO,
@@ -98,6 +99,13 @@ class Solver:
         "Largest L2 norm of all gradients; None clips nothing.",
         needs="SOLVER.CLIP_GRAD_VAL None 0.0",
     )
+    class_weights: tuple[float, ...] | str = key(
+        (),
+        "Weights of the classes in the training's loss: one for each, or balanced for those in "
+        "inverse proportion to its training videos. They are divided by their mean over these "
+        "videos or, of several labels, over the classes.",
+        CLASS_WEIGHTS,
+    )
     zero_wd_1d_param: bool = key(
         False,
         "No weight decay for biases and other parameters of one dimension, and for a "
@@ -107,7 +115,7 @@ class Solver:
         1,
         "Parts that a process's clips of an iteration pass the network in, one after another, "
         "for less memory: the gradients are summed, the training is the same, TRAIN.BATCH_SIZE "
-        "and the rates stay.",
+        "and the rates stay (Ott et al., 2018).",
         AT_LEAST_ONE,
         may_differ=True,
         speed=True,

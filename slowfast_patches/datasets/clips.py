@@ -9,6 +9,7 @@ from numpy.typing import NDArray
 
 from multigrid import ClipPlan
 from slowfast_patches.config.recipe import Recipe
+from slowfast_patches.datasets.augmentation import Augmentation
 from slowfast_patches.datasets.items import Clips, Label, Sampling
 from slowfast_patches.datasets.lists.dataset_lists import dataset_of, list_path, read_list
 from slowfast_patches.datasets.lists.frame_list import FrameVideo
@@ -51,6 +52,7 @@ class ClipDataset(Clips):
             sampling,
             seed=recipe.rng_seed,
             views=(test.num_ensemble_views, test.num_spatial_crops) if split == "test" else (1, 1),
+            augment=_augmentation(recipe) if split == "train" else None,
             evaluation_crop=recipe.data.test_crop_size if split == "test" else None,
             **options,
         )
@@ -75,6 +77,12 @@ class ClipDataset(Clips):
             record: VideoRecord = self.videos[number].record(self._reading["max_pixels"])
             return record
         return super()._record(number)
+
+
+def _augmentation(recipe: Recipe) -> Augmentation | None:
+    if not recipe.aug.enable:
+        return None
+    return Augmentation(recipe.aug, recipe.data.mean, recipe.rng_seed)
 
 
 def reading_options(recipe: Recipe) -> dict[str, int]:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from itertools import groupby
 from typing import Any, cast
@@ -118,7 +118,8 @@ class Clips(torch.utils.data.Dataset[dict[str, Any]]):
 
     An item has `clip` (T, S, S, 3) uint8, `label`, `flip`, `iteration`, `video` (its number in the
     list), and `failures`: (path, reason) of videos that could not be read and were replaced by
-    another, which the request alone decides. One of training has `extents`, as a `ClipPlan`.
+    another, which the request alone decides. One of training has `extents`, as a `ClipPlan`, and
+    its clip is what `augment` makes of it, given the clip, the epoch and the number of the video.
     """
 
     def __init__(
@@ -132,6 +133,7 @@ class Clips(torch.utils.data.Dataset[dict[str, Any]]):
         evaluation_crop: int | None = None,
         threads: int = 1,
         max_pixels: int = MAX_PIXELS,
+        augment: Callable[[NDArray[np.uint8], int, int], None] | None = None,
     ) -> None:
         self.videos = videos
         self.index = index
@@ -139,6 +141,7 @@ class Clips(torch.utils.data.Dataset[dict[str, Any]]):
         self._seed = seed
         self._views = views
         self._crop = sampling.base.crop if evaluation_crop is None else evaluation_crop
+        self._augment = augment
         self._reading = {"threads": threads, "max_pixels": max_pixels}
 
     def _label(self, video: Any, plan: ClipPlan | None) -> Label:
@@ -228,6 +231,8 @@ class Clips(torch.utils.data.Dataset[dict[str, Any]]):
                 failures.append((video.path, str(error)))
                 index = int(rng.integers(len(self.videos)))
                 continue
+            if self._augment is not None:
+                self._augment(out, request.epoch, request.video)
             return {
                 "label": self._label(video, plan),
                 "flip": plan.flip,

@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import logging
 from collections import defaultdict
+from collections.abc import Sequence
 from contextlib import AbstractContextManager
 from typing import Any
 
 import torch
 from torch import Tensor, nn
+from torch.nn import functional as F
 
 from slowfast_patches.config.recipe import Recipe, Solver
 from slowfast_patches.models.transformer import parameter_depths
@@ -21,6 +24,8 @@ __all__ = [
     "load_optimizer",
     "loss_function",
 ]
+
+logger = logging.getLogger(__name__)
 
 _WAYS = ("fused", "foreach")
 """Options of torch's optimizers that change how fast they update, not to what."""
@@ -105,15 +110,65 @@ def load_optimizer(optimizer: torch.optim.Optimizer, state: dict[str, Any]) -> N
                 moments[name] = torch.empty_like(weight, dtype=value.dtype).copy_(value)
 
 
-def loss_function(recipe: Recipe) -> nn.Module:
+def loss_function(recipe: Recipe, label_counts: Sequence[int] | None = None) -> nn.Module:
     """The loss of MODEL.LOSS_FUNC of logits, averaged over the mini-batch.
 
-    "cross_entropy" takes class numbers (N,) and smooths them by MODEL.LABEL_SMOOTHING; "bce_logit"
-    takes multi-hot labels (N, C), float, and is averaged over the classes too.
+    "cross_entropy" takes class numbers (N,) or shares of the classes (N, C) and smooths them by
+    MODEL.LABEL_SMOOTHING; "bce_logit" takes multi-hot labels (N, C), float, and is averaged over
+    the classes too. `label_counts`, the training videos of each class, is for SOLVER.CLASS_WEIGHTS,
+    which are left out without it.
     """
+    if recipe.solver.class_weights and label_counts is not None:
+        several = recipe.data.multi_label
+        weights = _class_weights(recipe.solver.class_weights, label_counts, several)
+        return _WeightedLoss(weights, recipe.model.label_smoothing, several)
     if recipe.model.loss_func == "bce_logit":
         return nn.BCEWithLogitsLoss()
     return nn.CrossEntropyLoss(label_smoothing=recipe.model.label_smoothing)
+
+
+class _WeightedLoss(nn.Module):
+    """Each clip's loss times the weight of its label, or of labels in proportion to their shares;
+    of several labels, each class's loss times its weight.
+
+    The mean is over clips. torch's own `weight` divides by the weights of those at hand: clips
+    would count differently by the mini-batch, the part and the process that they are in.
+    """
+
+    weights: Tensor
+
+    def __init__(self, weights: Tensor, smoothing: float, several: bool) -> None:
+        super().__init__()
+        self.register_buffer("weights", weights)
+        self._smoothing = smoothing
+        self._several = several
+
+    def forward(self, scores: Tensor, labels: Tensor) -> Tensor:
+        if self._several:
+            return F.binary_cross_entropy_with_logits(scores, labels, self.weights)
+        losses = F.cross_entropy(scores, labels, reduction="none", label_smoothing=self._smoothing)
+        if labels.ndim == 1:
+            return (losses * self.weights[labels]).mean()
+        return (losses * (labels * self.weights).sum(1)).mean()
+
+
+def _class_weights(given: Sequence[float] | str, counts: Sequence[int], several: bool) -> Tensor:
+    """SOLVER.CLASS_WEIGHTS over their mean. A class without a video has the balanced weight of one
+    with a single video."""
+    videos = torch.tensor(counts, dtype=torch.float64)
+    balanced = given == "balanced"
+    weights = 1 / videos.clamp(min=1) if balanced else torch.tensor(given, dtype=torch.float64)
+    mean = weights.mean() if several else (weights * videos).sum() / videos.sum()
+    weights /= mean
+    if torch.allclose(weights, torch.ones_like(weights)):
+        logger.warning("SOLVER.CLASS_WEIGHTS %s has no effect: all weights are the same", given)
+    low = int(weights.argmin())
+    high = int(weights.argmax())
+    logger.info(
+        "class weights from %.3g (class %d, %d videos) to %.3g (class %d, %d videos)",
+        *(weights[low], low, counts[low], weights[high], high, counts[high]),
+    )
+    return weights.float()
 
 
 def clip_gradients(recipe: Recipe, model: nn.Module) -> None:

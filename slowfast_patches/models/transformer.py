@@ -5,6 +5,7 @@ from __future__ import annotations
 import difflib
 import json
 import logging
+import re
 import textwrap
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
@@ -45,6 +46,11 @@ _KINDS = {
 
 HEAD = ("classifier.", "fc_norm.", "pooler.")
 """What a file of weights from pre-training need not have."""
+
+
+_HUB_NAME = re.compile(r"[\w-][\w.-]*/[\w-][\w.-]*")
+_FETCHED = ["config.json", "*preprocessor_config.json", "*.safetensors", "*.safetensors.index.json"]
+"""Files that are data: nothing in them can be run."""
 
 
 class _TakesPathways(SeededMasks):
@@ -127,15 +133,10 @@ def _configuration(recipe: Recipe) -> tuple[Any, Path | None]:
 
     name = recipe.hf.model
     values = dict(recipe.hf.config)
-    folder = None if name in _KINDS else Path(name).expanduser()
+    folder = _folder(name)
     if folder is None:
         default = AutoConfig.for_model(name)
     else:
-        if not (folder / "config.json").is_file():
-            raise ValueError(
-                f"HF.MODEL {name} is neither a folder with a config.json nor one of "
-                f"{', '.join(_KINDS)}; give the folder of a model that you have, nothing is fetched"
-            )
         with _one_line(f"HF.MODEL {name}"):
             default = AutoConfig.from_pretrained(
                 folder, local_files_only=True, trust_remote_code=False
@@ -170,8 +171,38 @@ def _check_names(values: Mapping[str, Any], known: Mapping[str, Any], kind: _Kin
 
 def has_start_weights(recipe: Recipe) -> bool:
     """Whether HF.MODEL is a folder with weights to start from."""
-    name = recipe.hf.model
-    return name not in _KINDS and _has_weights(Path(name).expanduser())
+    folder = _folder(recipe.hf.model)
+    return folder is not None and _has_weights(folder)
+
+
+def _folder(name: str) -> Path | None:
+    """The folder that HF.MODEL names, or that has what was fetched by this name; None for a type of
+    model. Raises ValueError where there is neither."""
+    if name in _KINDS:
+        return None
+    folder = Path(name).expanduser()
+    if not folder.exists() and _HUB_NAME.fullmatch(name):
+        folder = _fetched(name)
+        if not _has_weights(folder):
+            raise ValueError(
+                f"HF.MODEL {name} has no *.safetensors, and a pickle is not fetched; load it with "
+                "transformers and give the folder that its save_pretrained makes"
+            )
+    if not (folder / "config.json").is_file():
+        raise ValueError(
+            f"HF.MODEL {name} is neither a folder with a config.json, nor one of "
+            f"{', '.join(_KINDS)}, nor a name such as some-org/model on the Hugging Face Hub"
+        )
+    return folder
+
+
+def _fetched(name: str) -> Path:
+    """The configuration and weights of a model on the Hugging Face Hub, fetched unless the cache of
+    huggingface_hub has them."""
+    from huggingface_hub import snapshot_download
+
+    with _one_line(f"HF.MODEL {name}: there is no such folder, and it cannot be fetched"), _quiet():
+        return Path(snapshot_download(name, allow_patterns=_FETCHED))
 
 
 def _has_weights(folder: Path) -> bool:

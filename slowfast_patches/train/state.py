@@ -15,7 +15,7 @@ from torch import nn
 from multigrid import Schedule, form_groups, form_neighbours
 from slowfast_patches.config.recipe import Recipe
 from slowfast_patches.config.schedule import schedule_of
-from slowfast_patches.datasets.lists.dataset_lists import list_digest, list_path
+from slowfast_patches.datasets.lists.dataset_lists import label_counts, list_digest, list_path
 from slowfast_patches.datasets.loader import build_dataset, loading_advice
 from slowfast_patches.launch.stopping import StopRequest
 from slowfast_patches.models.build import build_model
@@ -81,7 +81,9 @@ def build_run(recipe: Recipe, world: World, stop: StopRequest, resumable: Resuma
     schedule = schedule_of(recipe, len(dataset))
     torch.manual_seed(recipe.rng_seed)
     # Without a group size it is the host's BN, until precise BN takes whole mini-batches.
-    stepper = Stepper(recipe, build_model(recipe, grouped_bn=True).to(world.device), world.device)
+    model = build_model(recipe, grouped_bn=True).to(world.device)
+    counts = label_counts(recipe, dataset.videos) if recipe.solver.class_weights else None
+    stepper = Stepper(recipe, model, world.device, counts)
     patience = timedelta(seconds=recipe.dist_stall_seconds)
     form_groups(schedule, patience)
     if recipe.bn.use_precise_stats:

@@ -58,7 +58,14 @@ class Stepper:
         average: the moving average of the model's weights that MODEL.EMA_DECAY asks for, or None.
     """
 
-    def __init__(self, recipe: Recipe, model: nn.Module, device: torch.device) -> None:
+    def __init__(
+        self,
+        recipe: Recipe,
+        model: nn.Module,
+        device: torch.device,
+        label_counts: Sequence[int] | None = None,
+    ) -> None:
+        """`label_counts` is that of `loss_function`."""
         self.recipe = recipe
         self.model = model
         self.device = device
@@ -72,7 +79,7 @@ class Stepper:
         self.precision = Precision(recipe, device)
         # Others read on the host whether the scaled gradients are finite, which waits for the GPU.
         self.optimizer = build_optimizer(recipe, model, fused=self.precision.scales)
-        self._loss_function = loss_function(recipe)
+        self._loss_function = loss_function(recipe, label_counts).to(device)
         self._mixing = Mixing(recipe) if recipe.mixup.enable else None
 
     def __call__(

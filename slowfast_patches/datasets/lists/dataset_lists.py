@@ -29,6 +29,7 @@ __all__ = [
     "class_names",
     "count_list",
     "dataset_of",
+    "label_counts",
     "list_digest",
     "list_path",
     "list_warnings",
@@ -146,6 +147,17 @@ def repeated_videos(csv: Path, videos: Sequence[Any]) -> list[str]:
         f"{csv}: {len(again)} video(s) are listed more than once, and an epoch has them as often: "
         f"{first_few(again)}"
     ]
+
+
+def label_counts(recipe: Recipe, videos: Sequence[Any]) -> list[int]:
+    """The number of videos that have each class; ValueError where a data set of another kind does
+    not tell."""
+    counts = Counter(label for video in videos for label in _labels(video))
+    if not counts:
+        raise ValueError(
+            f"SOLVER.CLASS_WEIGHTS: {recipe.train.dataset} has no list of labels; leave it out"
+        )
+    return [counts[number] for number in range(recipe.model.num_classes)]
 
 
 def _labels(video: Any) -> set[int]:

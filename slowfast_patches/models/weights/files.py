@@ -5,17 +5,19 @@ from __future__ import annotations
 import logging
 import re
 from collections.abc import Mapping
+from http.client import HTTPException
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import torch
+from iopath.common.file_io import HTTPURLHandler, PathManager
 from torch import Tensor
 
 from slowfast_patches.models.weights.caffe2 import read_blobs
 from slowfast_patches.utils.files import check_archive
 
-__all__ = ["check_kind", "read_weights"]
+__all__ = ["check_kind", "local_file", "read_weights"]
 
 logger = logging.getLogger(__name__)
 
@@ -26,6 +28,20 @@ _LEGACY_MARK = b"\x8a\nl\xfc\x9cF\xf9 j\xa8P\x19."
 """torch's number in files from before 1.6, after the two bytes of the pickle protocol."""
 
 _OPTIMIZER_BLOB = re.compile(r".*_momentum|lr|model_iter")
+
+
+def local_file(path: str | Path) -> Path:
+    """A file, or that of an https address, fetched once and kept in iopath's cache, FVCORE_CACHE or
+    ~/.torch. ValueError: it cannot be fetched."""
+    address = str(path)
+    if not address.startswith(("https://", "http://")):
+        return Path(path)
+    manager = PathManager()
+    manager.register_handler(HTTPURLHandler())
+    try:
+        return Path(manager.get_local_path(address))
+    except (OSError, HTTPException) as error:
+        raise ValueError(f"{address} cannot be fetched: {error}") from error
 
 
 def check_kind(path: str | Path, kind: str) -> None:

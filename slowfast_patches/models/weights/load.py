@@ -10,7 +10,7 @@ from pathlib import Path
 from torch import nn
 
 from slowfast_patches.models.tsm import ShiftedConv3d
-from slowfast_patches.models.weights.files import check_kind, read_weights
+from slowfast_patches.models.weights.files import check_kind, local_file, read_weights
 from slowfast_patches.models.weights.fit import Fit, fit_weights
 from slowfast_patches.models.weights.names import host_names
 
@@ -20,10 +20,10 @@ logger = logging.getLogger(__name__)
 
 
 def check_file(path: str | Path, kind: str = "pytorch", *, section: str = "TRAIN") -> None:
-    """Look whether a file can be a checkpoint of a kind, without reading it; the arguments and
-    errors are those of `load_weights`."""
+    """Look whether a file can be a checkpoint of a kind, without reading it, but fetching it where
+    it is an address; the arguments and errors are those of `load_weights`."""
     with _naming_the_key(section):
-        check_kind(path, kind)
+        check_kind(local_file(path), kind)
 
 
 def load_weights(
@@ -43,7 +43,7 @@ def load_weights(
 
     Args:
         model: one of the host's, with or without grouped batch normalisation.
-        path: the file.
+        path: the file, or an https address to fetch it from, once.
         kind: "pytorch" or "caffe2", as CHECKPOINT_TYPE has it.
         inflate: repeat 2-D convolutions along time, as TRAIN.CHECKPOINT_INFLATE asks for.
         complete: the file and the model must have the very same tensors, as for testing, and shift
@@ -56,7 +56,7 @@ def load_weights(
             `complete`, and something lacks or is left.
     """
     with _naming_the_key(section):
-        named = host_names(read_weights(path, kind), kind)
+        named = host_names(read_weights(local_file(path), kind), kind)
         fit = fit_weights(named.tensors, model.state_dict())
         shifts = _other_shifts(model, named.shifted)
         problem = _problem(fit, shifts, inflate, complete) or _frozen_problem(fit, model)

@@ -34,6 +34,7 @@ from slowfast_patches.config.schedule import (
     schedule_of,
     without_multigrid,
 )
+from slowfast_patches.datasets.lists.dataset_lists import label_counts
 from slowfast_patches.datasets.loader import build_dataset, precise_bn_loader, training_loader
 from slowfast_patches.launch.launch import for_processes, processes_of
 from slowfast_patches.launch.placement import find_placement
@@ -294,7 +295,10 @@ class _Race:
         model = build_model(recipe, grouped_bn=True).to(self._world.device)
         if path := start.checkpoint_file_path:
             load_weights(model, path, kind=start.checkpoint_type, inflate=start.checkpoint_inflate)
-        return Stepper(recipe, model, self._world.device)
+        counts = None
+        if recipe.solver.class_weights:
+            counts = label_counts(recipe, build_dataset(recipe, "train").videos)
+        return Stepper(recipe, model, self._world.device, counts)
 
     def _train(
         self,

@@ -7,7 +7,7 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from slowfast_patches.config import load_recipe
+from slowfast_patches.config import check_recipe, load_recipe
 from slowfast_patches.config.recipe import Recipe
 from slowfast_patches.models.build import build_model
 from slowfast_patches.models.solver import (
@@ -174,6 +174,65 @@ def test_a_smoothed_label_has_a_share_of_every_class():
     loss = loss_function(config("MODEL.LABEL_SMOOTHING", 0.2))
     found = loss(torch.tensor([[1.0, 0.0, 0.0, 0.0]]), torch.tensor([0]))
     assert float(found) == pytest.approx(z - 0.85)
+
+
+# Weights of classes: of three videos of class 0 and one of class 1, 2/3 and 2.
+
+WEIGHTED = pytest.mark.parametrize("weights", ["balanced", [1, 3], [0.5, 1.5]])
+
+
+@WEIGHTED
+def test_clips_count_by_their_class_and_on_average_as_one(weights):
+    loss = loss_function(config("SOLVER.CLASS_WEIGHTS", weights), [3, 1])
+    even = torch.zeros(4, 2)
+    assert float(loss(even[:2], torch.tensor([0, 1]))) == pytest.approx(math.log(2) * 4 / 3)
+    assert float(loss(even, torch.tensor([0, 1, 0, 0]))) == pytest.approx(math.log(2))
+    mixed = torch.tensor([[0.75, 0.25]])
+    assert float(loss(even[:1], mixed)) == pytest.approx(math.log(2))
+
+
+def test_parts_of_a_mini_batch_have_its_loss_and_smoothing_is_of_the_unweighted_one():
+    scores = torch.randn(6, 2, generator=torch.Generator().manual_seed(0))
+    labels = torch.tensor([1, 0, 1, 1, 0, 0])
+    keys = ("MODEL.LABEL_SMOOTHING", 0.2)
+    loss = loss_function(config("SOLVER.CLASS_WEIGHTS", "balanced", *keys), [3, 1])
+    whole = float(loss(scores, labels))
+    parts = [float(loss(scores[p::3], labels[p::3])) for p in range(3)]
+    assert sum(parts) / 3 == pytest.approx(whole)
+    plain = loss_function(config(*keys))
+    zeros, ones = (float(plain(scores[labels == c], labels[labels == c])) for c in (0, 1))
+    assert whole == pytest.approx((zeros * 2 / 3 + ones * 2) / 2)
+
+
+@WEIGHTED
+def test_of_several_labels_classes_count_and_on_average_as_one(weights):
+    """1/2 and 3/2."""
+    several = ("MODEL.LOSS_FUNC", "bce_logit", "DATA.MULTI_LABEL", True)
+    loss = loss_function(config("SOLVER.CLASS_WEIGHTS", weights, *several), [3, 1])
+    scores = torch.tensor([[0.0, 100.0]])
+    found = [float(loss(scores, torch.tensor([row]))) for row in ([1.0, 1.0], [0.0, 1.0])]
+    assert found == pytest.approx([math.log(2) / 4] * 2)
+    assert float(loss(torch.zeros(3, 2), torch.eye(2)[[0, 1, 1]])) == pytest.approx(math.log(2))
+
+
+def test_weights_that_are_all_the_same_are_warned_of(caplog):
+    loss_function(config("SOLVER.CLASS_WEIGHTS", "balanced"), [5, 5])
+    assert len(caplog.messages) == 1
+    assert caplog.messages[0].startswith("SOLVER.CLASS_WEIGHTS balanced has no effect")
+
+
+@pytest.mark.parametrize(
+    ("weights", "message"),
+    [
+        ("even", "SOLVER.CLASS_WEIGHTS must be balanced, or a list"),
+        ([1, 0], "SOLVER.CLASS_WEIGHTS must be balanced, or a list"),
+        ([1, 2, 3], "SOLVER.CLASS_WEIGHTS has 3 weights, and MODEL.NUM_CLASSES is 2; give one"),
+        (2, "SOLVER.CLASS_WEIGHTS takes a list or a text, not 2"),
+    ],
+)
+def test_other_weights_are_refused(weights, message):
+    with pytest.raises(ValueError, match=message):
+        check_recipe(config("MODEL.NUM_CLASSES", 2, "SOLVER.CLASS_WEIGHTS", weights))
 
 
 def train(mixed: bool) -> tuple[list[float], torch.dtype, nn.Module, Precision]:

@@ -165,7 +165,7 @@ def test_what_cannot_be_built_is_said_in_a_line(folder, tmp_path, monkeypatch):
         assert "\n" not in str(error.value)
         return str(error.value)
 
-    assert "neither a folder with a config.json nor one of timesformer, videomae" in message("vit")
+    assert "neither a folder with a config.json, nor one of timesformer, videomae" in message("vit")
     assert "did you mean hidden_size?" in message(hiden_size=8)
     assert "HF.CONFIG.image_size has no effect; write DATA.TRAIN_CROP_SIZE" in message(image_size=8)
     assert "expected int, got str" in message(hidden_size="wide")
@@ -179,6 +179,42 @@ def test_what_cannot_be_built_is_said_in_a_line(folder, tmp_path, monkeypatch):
     assert "is a vit, and not timesformer, videomae, vivit or vjepa2" in message(tmp_path)
     monkeypatch.setitem(sys.modules, "transformers", None)
     assert "pip install 'slowfast-multigrid[transformers]'" in message()
+
+
+@pytest.fixture
+def hub(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """The snapshot of some-org/videomae in a cache of huggingface_hub, which is offline."""
+    from huggingface_hub import constants
+
+    monkeypatch.setattr(constants, "HF_HUB_OFFLINE", True)
+    monkeypatch.setattr(constants, "HF_HUB_CACHE", str(tmp_path / "cache"))
+    repository = tmp_path / "cache" / "models--some-org--videomae"
+    (repository / "refs").mkdir(parents=True)
+    (repository / "refs" / "main").write_text("0" * 40)
+    return repository / "snapshots" / ("0" * 40)
+
+
+def test_a_models_name_stands_for_the_folder_that_was_fetched(folder, hub, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    shutil.copytree(folder, hub)
+    named, there = built("some-org/videomae"), built(folder)
+    for name, value in there.state_dict().items():
+        assert torch.equal(named.state_dict()[name], value), name
+    assert transformer.has_start_weights(recipe("some-org/videomae"))
+    (hub / "model.safetensors").rename(hub / "pytorch_model.bin")
+    with pytest.raises(ValueError, match=r"pytorch_model.bin, a pickle"):
+        built("some-org/videomae")
+    (hub / "pytorch_model.bin").unlink()
+    with pytest.raises(ValueError, match=r"videomae has no \*.safetensors, and a pickle is"):
+        built("some-org/videomae")
+    (tmp_path / "some-org" / "videomae").mkdir(parents=True)
+    with pytest.raises(ValueError, match=r"some-org/videomae is neither a folder with a config"):
+        built("some-org/videomae")
+
+
+def test_a_name_that_cannot_be_fetched_is_said_in_a_line(hub):
+    with pytest.raises(ValueError, match=r"^HF.MODEL no-org/x: there is no such folder, and.*\.$"):
+        built("no-org/x")
 
 
 def test_weights_of_another_model_or_none_are_refused(folder, tmp_path):

@@ -2,7 +2,10 @@
 
 import pickle
 from collections.abc import Callable
+from functools import partial
+from http.server import SimpleHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
+from threading import Thread
 
 import numpy as np
 import pytest
@@ -88,3 +91,28 @@ def test_a_file_that_is_not_there_or_is_a_folder(tmp_path: Path):
         check_file(tmp_path / "gone", section="TEST")
     with pytest.raises(ValueError, match=r"no such file; change TRAIN\.CHECKPOINT_FILE_PATH"):
         check_file(tmp_path)
+
+
+def test_an_address_is_fetched_once_and_read_as_any_file(tmp_path, monkeypatch):
+    """After that the server may be gone; what is in the file is refused as in others."""
+    monkeypatch.setenv("FVCORE_CACHE", str(tmp_path / "cache"))
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "served").mkdir()
+    model = nn.Linear(2, 2)
+    written({"weight": torch.ones(2, 2), "bias": torch.ones(2)}, tmp_path / "served" / "good.pyth")
+    written({"a": Evil()}, tmp_path / "served" / "evil.pyth")
+    handler = partial(SimpleHTTPRequestHandler, directory=tmp_path / "served")
+    with ThreadingHTTPServer(("127.0.0.1", 0), handler) as server:
+        Thread(target=server.serve_forever, daemon=True).start()
+        address = f"http://127.0.0.1:{server.server_address[1]}"
+        check_file(f"{address}/good.pyth")
+        with pytest.raises(ValueError, match=r"evil.pyth is refused: .*; change TRAIN.CHECKPOINT"):
+            load_weights(model, f"{address}/evil.pyth")
+        with pytest.raises(ValueError, match=r"none.pyth cannot be fetched: .*404.*; change TRAIN"):
+            check_file(f"{address}/none.pyth")
+        server.shutdown()
+    load_weights(model, f"{address}/good.pyth")
+    assert model.weight.tolist() == [[1.0, 1.0], [1.0, 1.0]]
+    with pytest.raises(ValueError, match=r"other.pyth cannot be fetched: .*refused"):
+        check_file(f"{address}/other.pyth")
+    assert not (tmp_path / "executed").exists()

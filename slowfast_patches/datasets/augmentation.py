@@ -1,0 +1,170 @@
+"""RandAugment, colour jitter and random erasing of training clips, as AUG says."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+
+import cv2
+import numpy as np
+from numpy.typing import NDArray
+
+from slowfast_patches.config.rand_augment import parse_rand_augment
+from slowfast_patches.config.recipe import Aug
+
+__all__ = ["OPERATIONS", "Augmentation", "apply"]
+
+Clip = NDArray[np.uint8]
+"""(T, S, S, 3), RGB."""
+
+_AUGMENTING = 3
+"""Keeps the generators of augmentation apart from those that say where clips are taken."""
+
+OPERATIONS = (
+    *("identity", "autocontrast", "equalize", "solarize", "posterize", "brightness", "contrast"),
+    *("colour", "sharpness", "rotate", "shear_x", "shear_y", "translate_x", "translate_y"),
+)
+"""RandAugment's, with the ranges of AutoAugment (Cubuk et al., CVPR 2019, table 6)."""
+
+_GREY = np.array([0.299, 0.587, 0.114])
+"""Parts of R, G and B in the brightness that is seen (ITU-R BT.601)."""
+_SMOOTH = np.array([[1, 1, 1], [1, 5, 1], [1, 1, 1]]) / 13
+_AREA = (0.02, 1 / 3)
+_ASPECT = math.log(1 / 0.3)
+"""Of a box of random erasing: over the frame's; the logarithm of the longer side over the other."""
+
+
+class Augmentation:
+    """Changes clips in place, all frames of one alike: by RandAugment (Cubuk et al., CVPR Workshops
+    2020) or else by jitter of brightness, contrast and colour, then by random erasing (Zhong et
+    al., AAAI 2020).
+
+    What is done is drawn from a generator of the clip, seeded by (seed, epoch, video), and in parts
+    of a frame: it does not depend on the worker, the rank, what came before, or the clip's shape.
+    """
+
+    def __init__(self, keys: Aug, mean: Sequence[float], seed: int) -> None:
+        self._keys = keys
+        self._seed = seed
+        self._fill = tuple(255 * value for value in mean)
+
+    def __call__(self, clip: Clip, epoch: int, video: int) -> None:
+        rng = np.random.default_rng((self._seed, epoch, video, _AUGMENTING))
+        changed = clip
+        if self._keys.aa_type:
+            count, magnitude, spread = parse_rand_augment(self._keys.aa_type)
+            for number in rng.integers(len(OPERATIONS), size=count):
+                strength = float(np.clip(rng.normal(magnitude, spread), 0, 10)) / 10
+                sign = float(rng.choice((-1, 1)))
+                changed = apply(OPERATIONS[number], changed, strength * sign, self._fill)
+        else:
+            reach = self._keys.color_jitter
+            for name in rng.permutation(("brightness", "contrast", "colour")):
+                changed = _enhanced(name, changed, 1 + rng.uniform(-reach, reach))
+        if changed is not clip:
+            clip[...] = changed
+        if rng.random() < self._keys.re_prob:
+            for _ in range(self._keys.re_count):
+                self._erase(clip, rng)
+
+    def _erase(self, clip: Clip, rng: np.random.Generator) -> None:
+        """Fill a box of all frames with noise, the same in each, or with the mean colour."""
+        side = clip.shape[1]
+        area = rng.uniform(*_AREA) / self._keys.re_count
+        aspect = math.exp(rng.uniform(-_ASPECT, _ASPECT))
+        sides = (math.sqrt(area * aspect), math.sqrt(area / aspect))
+        height, width = (min(side, max(1, round(side * part))) for part in sides)
+        top, left = (round(rng.random() * room) for room in (side - height, side - width))
+        box = clip[:, top : top + height, left : left + width]
+        if self._keys.re_mode == "const":
+            box[...] = np.rint(self._fill)
+        else:
+            box[...] = rng.integers(256, size=box.shape[1:], dtype=np.uint8)
+
+
+def apply(name: str, clip: Clip, level: float, fill: Sequence[float]) -> Clip:
+    """The clip after an operation of RandAugment.
+
+    Args:
+        name: of `OPERATIONS`.
+        level: in [-1, 1], 0 changes least; the sign is a direction, where there are two.
+        fill: the colour of what comes in from outside.
+    """
+    strength = abs(level)
+    values = np.arange(256)
+    match name:
+        case "identity":
+            return clip
+        case "autocontrast" | "equalize":
+            return _looked_up(clip, _stretched(clip, by_rank=name == "equalize"))
+        case "solarize":
+            return _looked_up(clip, np.where(values < 256 * (1 - strength), values, 255 - values))
+        case "posterize":
+            return _looked_up(clip, values & -(1 << round(4 * strength)))
+        case "brightness" | "contrast" | "colour" | "sharpness":
+            return _enhanced(name, clip, 1 + 0.9 * level)
+    matrix = np.eye(2)
+    shift = np.zeros(2)
+    axis = 1 if name.endswith("y") else 0
+    if name == "rotate":
+        angle = math.radians(30 * level)
+        matrix = np.array([[math.cos(angle), -math.sin(angle)], [math.sin(angle), math.cos(angle)]])
+    elif name.startswith("shear"):
+        matrix[axis, 1 - axis] = 0.3 * level
+    else:
+        assert name.startswith("translate"), name
+        shift[axis] = 0.45 * level * clip.shape[1]
+    return _warped(clip, matrix, shift, fill)
+
+
+def _enhanced(name: str, clip: Clip, factor: float) -> Clip:
+    """Between a clip without brightness, contrast, colour or sharpness (0) and the clip (1), or
+    beyond it."""
+    if name == "sharpness":
+        kernel = (1 - factor) * _SMOOTH
+        kernel[1, 1] += factor
+        return np.stack([cv2.filter2D(frame, -1, kernel) for frame in clip])
+    rows = clip.reshape(-1, clip.shape[2], 3)
+    if name == "colour":
+        matrix = factor * np.eye(3) + (1 - factor) * _GREY
+        return np.asarray(cv2.transform(rows, matrix), np.uint8).reshape(clip.shape)
+    base = float(cv2.mean(rows)[:3] @ _GREY) if name == "contrast" else 0.0
+    return _looked_up(clip, base + factor * (np.arange(256) - base))
+
+
+def _stretched(clip: Clip, *, by_rank: bool) -> NDArray[np.float64]:
+    """A table (256, 3) that spreads the values of each channel over all 256, or their ranks."""
+    rows = clip.reshape(-1, clip.shape[2], 3)
+    tables = list[NDArray[np.float64]]()
+    for channel in range(3):
+        counts = cv2.calcHist([rows], [channel], None, [256], [0, 256]).ravel()
+        used = np.flatnonzero(counts)
+        low = used[0]
+        if len(used) == 1:
+            places = np.arange(256) / 255
+        elif by_rank:
+            places = (np.cumsum(counts, dtype=np.float64) - counts[low]) / (
+                rows[..., 0].size - counts[low]
+            )
+        else:
+            places = (np.arange(256) - low) / (used[-1] - low)
+        tables.append(255 * places)
+    return np.stack(tables, 1)
+
+
+def _looked_up(clip: Clip, table: NDArray[np.generic]) -> Clip:
+    """Every value replaced by the table's, (256,) or (256, 3)."""
+    whole = np.clip(np.rint(table), 0, 255).astype(np.uint8)
+    rows = clip.reshape(-1, clip.shape[2], 3)
+    return np.asarray(cv2.LUT(rows, whole.reshape(1, 256, -1)), np.uint8).reshape(clip.shape)
+
+
+def _warped(
+    clip: Clip, matrix: NDArray[np.float64], shift: NDArray[np.float64], fill: Sequence[float]
+) -> Clip:
+    """Move places (x, y) about the centre by a matrix and then by a shift, in pixels."""
+    size = clip.shape[2]
+    centre = np.full(2, (size - 1) / 2)
+    moved = np.column_stack([matrix, centre - matrix @ centre + shift])
+    warped = [cv2.warpAffine(frame, moved, (size, size), borderValue=fill) for frame in clip]
+    return np.stack(warped)

@@ -1,0 +1,162 @@
+"""Augmented clips: operations by hand, and what holds for whatever is drawn."""
+
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from multigrid import ClipRequest, Shape
+from slowfast_patches.config import check_recipe, load_recipe
+from slowfast_patches.config.recipe import Aug
+from slowfast_patches.datasets.augmentation import OPERATIONS, Augmentation, apply
+from slowfast_patches.datasets.clips import ClipDataset
+
+FILL = (110.0, 120.0, 130.0)
+MEAN = tuple(value / 255 for value in FILL)
+
+
+def noise(frames: int = 2, size: int = 20, low: int = 0, high: int = 256) -> np.ndarray:
+    rng = np.random.default_rng(0)
+    return rng.integers(low, high, (frames, size, size, 3), np.uint8)
+
+
+def pixels(*values: int) -> np.ndarray:
+    """A grey clip (1, 1, n, 3)."""
+    return np.repeat(np.array(values, np.uint8)[None, None, :, None], 3, 3)
+
+
+@pytest.mark.parametrize(
+    ("name", "level", "before", "after"),
+    [
+        ("brightness", -0.5, (0, 100, 200), (0, 55, 110)),
+        ("brightness", 1.0, (0, 100, 200), (0, 190, 255)),
+        # Around a mean of 100.
+        ("contrast", -0.5, (0, 100, 200), (45, 100, 155)),
+        ("contrast", 1.0, (80, 100, 120), (62, 100, 138)),
+        ("autocontrast", 0.3, (50, 75, 150), (0, 64, 255)),
+        ("autocontrast", 0.3, (9, 9), (9, 9)),
+        # The first value has the rank 0; 1 and 2 of 3 others follow.
+        ("equalize", 0.3, (7, 8, 9, 9), (0, 85, 255, 255)),
+        ("solarize", 0.5, (0, 127, 128, 255), (0, 127, 127, 0)),
+        ("posterize", -1.0, (15, 16, 255), (0, 16, 240)),
+        ("colour", 1.0, (3, 100, 250), (3, 100, 250)),
+        ("sharpness", 0.7, (40, 40, 40), (40, 40, 40)),
+    ],
+)
+def test_values_by_hand(name, level, before, after):
+    assert apply(name, pixels(*before), level, FILL)[0, 0, :, 0].tolist() == list(after)
+
+
+def test_colour_goes_towards_grey_and_beyond():
+    """Of a pure red of 200, whose grey is 59.8, a factor of 0.1 leaves a tenth."""
+    red = np.zeros((1, 1, 1, 3), np.uint8)
+    red[..., 0] = 200
+    assert apply("colour", red, -1.0, FILL).ravel().tolist() == [74, 54, 54]
+    assert apply("colour", red, 0.5, FILL).ravel().tolist() == [255, 0, 0]
+
+
+@pytest.mark.parametrize(("name", "axis"), [("translate_x", 2), ("translate_y", 1)])
+def test_a_clip_moves_by_nearly_half_and_grey_comes_in(name, axis):
+    clip = noise()
+    moved = np.swapaxes(apply(name, clip, 1.0, FILL), 1, axis)
+    assert (moved[:, 9:] == np.swapaxes(clip, 1, axis)[:, :-9]).all()
+    assert (moved[:, :9] == FILL).all()
+
+
+def test_shears_and_rotations_are_about_the_centre():
+    clip = np.zeros((1, 21, 21, 3), np.uint8)
+    clip[:, 10, 10] = 255
+    for name in ("rotate", "shear_x", "shear_y"):
+        assert (apply(name, clip, 1.0, (0.0,) * 3)[0, 10, 10] == 255).all()
+    clip[:, 20, 10] = 200
+    sheared = apply("shear_x", clip, 1.0, (0.0,) * 3)
+    assert sheared[0, 20, 13, 0] == 200, "ten rows below, 0.3 times as many columns aside"
+
+
+@pytest.mark.parametrize("name", OPERATIONS)
+def test_frames_that_are_alike_stay_alike_and_nothing_is_changed_by_a_level_of_0(name):
+    clip = noise()
+    clip[1] = clip[0]
+    before = clip.copy()
+    for level in (-1.0, 0.4):
+        changed = apply(name, clip, level, FILL)
+        assert (changed.shape, changed.dtype) == (clip.shape, np.uint8)
+        assert (changed[0] == changed[1]).all()
+    assert (clip == before).all()
+    if name not in ("autocontrast", "equalize"):
+        assert (apply(name, clip, 0.0, FILL) == clip).all()
+
+
+def augmented(clip: np.ndarray, epoch: int = 0, video: int = 0, **keys: object) -> np.ndarray:
+    clip = clip.copy()
+    Augmentation(Aug(enable=True, **keys), MEAN, 7)(clip, epoch, video)
+    return clip
+
+
+def test_a_clip_is_changed_by_its_seed_epoch_and_number_alone():
+    clip = noise()
+    first = augmented(clip, 3, 5)
+    augmented(clip, 1, 1)
+    assert (augmented(clip, 3, 5) == first).all()
+    others = [augmented(clip, *where) for where in ((3, 6), (4, 5), (5, 3))]
+    assert all((other != first).any() for other in others)
+
+
+@pytest.mark.parametrize("count", [1, 3])
+def test_boxes_are_erased_of_a_part_of_the_clips(count):
+    """0.02 to 1/3 of the area, 0.177 on average, of half of the clips; several may overlap."""
+    keys = {"aa_type": "", "color_jitter": 0.0, "re_prob": 0.5, "re_count": count}
+    black = np.zeros((2, 60, 60, 3), np.uint8)
+    lost = []
+    for video in range(400):
+        clip = augmented(black, video=video, re_mode="const", **keys)
+        assert (clip[0] == clip[1]).all()
+        lost.append((clip[0] == FILL).all(-1).mean())
+    parts = np.array([part for part in lost if part])
+    assert len(parts) == pytest.approx(200, abs=40)
+    assert 0.01 / count < parts.min() < parts.max() < 0.36
+    assert parts.mean() == pytest.approx(0.177, abs=0.03)
+    noisy = augmented(black, video=int(np.argmax(lost)), **keys)
+    assert len(np.unique(noisy)) > 100
+    assert (noisy[0] == noisy[1]).all()
+
+
+def test_jitter_stays_within_its_reach():
+    """Grey has no contrast and no colour to change: brightness is times 0.8 to 1.2."""
+    grey = np.full((1, 4, 4, 3), 100, np.uint8)
+    keys = {"aa_type": "", "color_jitter": 0.2, "re_prob": 0.0}
+    values = [int(augmented(grey, video=video, **keys)[0, 0, 0, 0]) for video in range(300)]
+    assert 79 <= min(values) < 83
+    assert 117 < max(values) <= 121
+
+
+@pytest.mark.parametrize(
+    "text", ["rand-m11", "rand-n0", "rand-n1.5", "rand-x3", "randn2", "original", "rand-inc0"]
+)
+def test_other_texts_than_randaugments_are_refused(text):
+    load_recipe(None, ["AUG.AA_TYPE", "rand-m7-n4-mstd0.5-inc1"])
+    with pytest.raises(ValueError, match=r"^AUG.AA_TYPE must be rand with"):
+        load_recipe(None, ["AUG.AA_TYPE", text])
+
+
+def test_an_augmentation_that_changes_nothing_is_refused():
+    keys = ["AUG.ENABLE", True, "AUG.AA_TYPE", "", "AUG.COLOR_JITTER", 0, "AUG.RE_PROB", 0]
+    with pytest.raises(ValueError, match=r"changes no clip; set one of them"):
+        check_recipe(load_recipe(None, ["MODEL.ARCH", "c2d", *keys]))
+
+
+def test_training_clips_are_augmented_where_they_were_taken_and_others_not(
+    demo_data: Path, tiny_config, tmp_path
+):
+    plain = tiny_config(tmp_path)
+    on = tiny_config(tmp_path, "AUG.ENABLE", True, "AUG.AA_TYPE", "rand-m9-n2")
+    request = ClipRequest(5, 2, Shape(4, 4, 32), 0)
+    ours, theirs = ClipDataset(on, "train")[request], ClipDataset(plain, "train")[request]
+    assert ours["flip"] == theirs["flip"]
+    changed = theirs["clip"].copy()
+    Augmentation(on.aug, on.data.mean, on.rng_seed)(changed, request.epoch, request.video)
+    assert (ours["clip"] == changed).all()
+    assert (changed != theirs["clip"]).any()
+    for split in ("val", "test"):
+        clips = [ClipDataset(recipe, split)[1]["clip"] for recipe in (on, plain)]
+        assert (clips[0] == clips[1]).all()

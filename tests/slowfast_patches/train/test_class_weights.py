@@ -1,0 +1,40 @@
+"""A run weighs its classes by the videos of its list, mixed clips too."""
+
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+import torch
+
+from slowfast_patches.datasets.lists.dataset_lists import label_counts
+from slowfast_patches.launch.stopping import StopRequest
+from slowfast_patches.train.state import build_run
+from slowfast_patches.train.warm_up import made_up_batch
+from slowfast_patches.utils.distributed import World
+
+WORLD = World(0, 1, torch.device("cpu"))
+
+
+def test_a_run_has_the_weights_of_its_list(
+    tiny_config: Callable, tiny_recipe: Path, tmp_path: Path
+):
+    """Of 24 videos, 3 of each of 8 classes, those of the classes 3 to 7 are taken away, but two."""
+    lines = (tiny_recipe.parent / "train.csv").read_text().splitlines()
+    few = [line for line in lines if int(line.split()[-1]) < 3]
+    few += [line for line in lines if line.endswith(" 3")][:2]
+    keys = ("SOLVER.CLASS_WEIGHTS", "balanced", "MIXUP.ENABLE", True)
+    recipe = tiny_config(tmp_path / "run", *keys)
+    folder = tmp_path / "data"
+    folder.mkdir()
+    for name in ("train", "val", "test"):
+        (folder / f"{name}.csv").write_text("\n".join(few) + "\n")
+        (folder / name).symlink_to(tiny_recipe.parent / name)
+    recipe = recipe.replaced({"DATA.PATH_TO_DATA_DIR": str(folder)})
+    run = build_run(recipe, WORLD, StopRequest(WORLD), None)
+    assert label_counts(recipe, run.dataset.videos) == [3, 3, 3, 2, 0, 0, 0, 0]
+    # 1/3, 1/3, 1/3 and 1/2 of 11 videos have a mean of 4/11.
+    expected = [11 / 12] * 3 + [11 / 8] + [11 / 4] * 4
+    assert run.stepper._loss_function.weights.tolist() == pytest.approx(expected)
+    step = run.schedule.at(0)
+    batch = made_up_batch(recipe, step.shape.batch, step.shape)
+    assert torch.isfinite(run.stepper.passes(step, batch).loss)

@@ -34,7 +34,9 @@ def test_digits_are_the_clips_of_numbers_labelled_by_them(words: Path, tmp_path:
     assert (folder / "classes.txt").read_text().split()[:2] == ["zero", "one"]
     make_subset(words, folder)
     (words / "val.csv").write_text("clips/another.mp4 1\n")
-    with pytest.raises(ValueError, match=r"val.csv is not what these words give.* another --output"):
+    with pytest.raises(
+        ValueError, match=r"val.csv is not what these words give.* another --output"
+    ):
         make_subset(words, folder)
 
 

@@ -115,7 +115,7 @@ def notebook_page(path: Path) -> tuple[str, dict[str, bytes]]:
                 name = f"{path.stem}-{len(pictures) + 1}.png"
                 pictures[name] = base64.b64decode(png)
                 parts.append(f"![What the cell above draws]({name})")
-            elif text := printed(output):
+            elif (text := printed(output)) and not text.startswith("<"):  # as <Legend at 0x7f...>
                 parts.append(f"```text\n{text}\n```")
     first, *rest = parts
     return "\n\n".join([first, f"(The notebook is [{path.name}]({path.name}).)", *rest]), pictures

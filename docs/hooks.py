@@ -1,8 +1,11 @@
-"""mkdocs hooks: pages from outside docs/, generated pages, links to files of the repository."""
+"""mkdocs hooks: pages from outside docs/, a notebook, generated pages, links to files of the
+repository."""
 
 from __future__ import annotations
 
+import base64
 import io
+import json
 import os
 import re
 import sys
@@ -10,6 +13,7 @@ from collections.abc import Iterator
 from contextlib import redirect_stdout, suppress
 from importlib import import_module
 from pathlib import Path
+from typing import Any
 from unittest.mock import patch
 
 from mkdocs.config.defaults import MkDocsConfig
@@ -27,6 +31,7 @@ PAGES = {
     "CHANGELOG.md": "changes.md",
 }
 """Markdown of the repository -> page of the site."""
+TOUR = "examples/quickstart.ipynb"
 LINK = re.compile(r"(!?)\[((?:[^\[\]]|\[[^\]]*\])*)\]\(([^)\s#]*)(#[^)\s]*)?\)")
 CODE = re.compile(r"^(```.*?^```|(?: {4}[^\n]*\n)+)", re.MULTILINE | re.DOTALL)
 
@@ -36,6 +41,10 @@ def on_files(files: Files, config: MkDocsConfig) -> Files:
     for path, name in PAGES.items():
         files.append(File.generated(config, name, content=(ROOT / path).read_text()))
     files.append(File.generated(config, "commands.md", content=commands_page()))
+    text, pictures = notebook_page(ROOT / TOUR)
+    files.append(File.generated(config, "tour.md", content=text))
+    for name, content in pictures.items():
+        files.append(File.generated(config, name, content=content))
     for page in [page for page in files if page.src_uri.endswith(".md")]:
         for path in linked_files(page.content_string, origin(page.src_uri)):
             if files.get_file_from_path(site_path(path)) is None:
@@ -67,7 +76,7 @@ def on_page_markdown(markdown: str, page: Page, config: MkDocsConfig, files: Fil
 
 def origin(page: str) -> str:
     """The path in the repository of a page of the site."""
-    outside = {name: path for path, name in PAGES.items()}
+    outside = {name: path for path, name in PAGES.items()} | {"tour.md": TOUR}
     return outside.get(page, f"docs/{page}")
 
 
@@ -92,6 +101,29 @@ def linked_files(markdown: str, path: str) -> Iterator[str]:
         file = resolve(match[3], path)
         if file is not None and file.is_file() and not file.is_relative_to(ROOT / "docs"):
             yield str(file.relative_to(ROOT))
+
+
+def notebook_page(path: Path) -> tuple[str, dict[str, bytes]]:
+    """A notebook as Markdown, and its pictures by the names that it has for them."""
+    parts = list[str]()
+    pictures = dict[str, bytes]()
+    for cell in json.loads(path.read_text())["cells"]:
+        source = "".join(cell["source"])
+        parts.append(source if cell["cell_type"] == "markdown" else f"```python\n{source}\n```")
+        for output in cell.get("outputs", ()):
+            if png := output.get("data", {}).get("image/png"):
+                name = f"{path.stem}-{len(pictures) + 1}.png"
+                pictures[name] = base64.b64decode(png)
+                parts.append(f"![What the cell above draws]({name})")
+            elif (text := printed(output)) and not text.startswith("<"):  # as <Legend at 0x7f...>
+                parts.append(f"```text\n{text}\n```")
+    first, *rest = parts
+    return "\n\n".join([first, f"(The notebook is [{path.name}]({path.name}).)", *rest]), pictures
+
+
+def printed(output: dict[str, Any]) -> str:
+    """What an output of a cell has as text."""
+    return "".join(output.get("text") or output.get("data", {}).get("text/plain", "")).rstrip()
 
 
 def commands_page() -> str:

@@ -119,7 +119,7 @@ function readPage(form) {
 
 // One row of the picture: a quantity of each phase as steps, of the short cycle as a band.
 function drawRow(phases, iterations, top, label, quantity, logarithmic) {
-  const [left, width, height] = [70, 620, 70];
+  const [left, width, height] = [110, 580, 70];
   const all = phases.flatMap((phase) => quantity(phase));
   const scale = logarithmic ? Math.log : (x) => x;
   const low = logarithmic ? scale(Math.min(...all)) : 0;

@@ -1,4 +1,4 @@
-"""Lists of the digits among the words, recipes of the studies, and the commands that train them."""
+"""Lists of some of the words, recipes of the studies, and the commands that train them."""
 
 import argparse
 import subprocess
@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 import study
-from digits import DIGITS, make_digits
+from subset import DIGITS, make_subset
 
 from slowfast_patches.config import load_recipe
 
@@ -28,26 +28,36 @@ def words(tmp_path: Path) -> Path:
 
 def test_digits_are_the_clips_of_numbers_labelled_by_them(words: Path, tmp_path: Path) -> None:
     folder = tmp_path / "digits"
-    make_digits(words, folder)
+    make_subset(words, folder)
     for split in ("train", "val", "test"):
         lines = (folder / f"{split}.csv").read_text().splitlines()
         assert f"{words}/clips/{split} seven.mp4 7" in lines
         assert len(lines) == 10
     assert (folder / "classes.txt").read_text().split()[:2] == ["zero", "one"]
-    make_digits(words, folder)
+    make_subset(words, folder)
     (words / "val.csv").write_text("clips/another.mp4 1\n")
-    with pytest.raises(ValueError, match=r"val.csv is of other words than .* another --output"):
-        make_digits(words, folder)
+    with pytest.raises(
+        ValueError, match=r"val.csv is not what these words give.* another --output"
+    ):
+        make_subset(words, folder)
 
 
-def test_all_ten_digits_are_needed(words: Path, tmp_path: Path) -> None:
+def test_some_words_have_their_first_clips(words: Path, tmp_path: Path) -> None:
+    (words / "train.csv").write_text("a.mp4 0\nb.mp4 1\nc.mp4 0\nd.mp4 0\ne.mp4 2\n")
+    make_subset(words, tmp_path / "two", [WORDS[1], "bin"], most=2)
+    found = (tmp_path / "two" / "train.csv").read_text().split()
+    assert [Path(name).name for name in found] == ["a.mp4", "1", "b.mp4", "0", "c.mp4", "1"]
+    assert len((tmp_path / "two" / "test.csv").read_text().splitlines()) == 2
+
+
+def test_every_class_needs_a_clip_to_train_on(words: Path, tmp_path: Path) -> None:
     (words / "train.csv").write_text("a.mp4 0\nb.mp4 1\n")
-    message = r"train.csv has no clip of zero, one, two and 6 more; all ten are needed"
+    message = r"train.csv has no clip of zero, one, two and 6 more; name other --classes"
     with pytest.raises(ValueError, match=message):
-        make_digits(words, tmp_path / "digits")
+        make_subset(words, tmp_path / "digits")
     (words / "classes.txt").unlink()
     with pytest.raises(ValueError, match=r"no classes.txt.* give --words the folder"):
-        make_digits(words, tmp_path / "digits")
+        make_subset(words, tmp_path / "digits")
     assert not (tmp_path / "digits").exists()
 
 

@@ -1,0 +1,71 @@
+"""Fine-tune a VideoMAE with transformers' Trainer, on what multigrid-prepare made of a folder of
+videos: python examples/finetune_videomae.py MODEL PREPARED OUTPUT, or torchrun ..."""
+
+import json
+import sys
+from functools import partial
+from pathlib import Path
+
+import torch
+from transformers import TrainingArguments, VideoMAEForVideoClassification, set_seed
+
+import multigrid as mg
+from multigrid.integrations.transformers import MultigridTrainer, processor_colours, video_inputs
+from slowfast_patches.datasets import VideoClips
+from slowfast_patches.models.transformer import parameter_depths
+
+EPOCHS = 20
+RATE = 3e-4
+LAYER_DECAY = 0.75
+
+
+def main() -> None:
+    folder, prepared, output = map(Path, sys.argv[1:4])
+    numbers = json.loads((prepared / "classes.json").read_text())
+    names = {number: name for name, number in numbers.items()}
+    set_seed(0)
+    model = VideoMAEForVideoClassification.from_pretrained(
+        folder, id2label=names, label2id=numbers, ignore_mismatched_sizes=True
+    )  # with a new head; model.videomae.requires_grad_(False) would train the head alone
+    mg.convert_positions(model)  # they follow the grid of each mini-batch
+
+    base = mg.Shape(batch=8, frames=model.config.num_frames, crop=model.config.image_size)
+    kinds = {"segments": True, "flip": False}  # frames from the whole video; or stride=4
+    kinds["short_sides"] = (base.crop, base.crop * 9 // 8)
+    train, val = (VideoClips(prepared / f"{s}.csv", base, **kinds) for s in ("train", "val"))
+    schedule = mg.make_schedule(
+        base,
+        len(train),
+        mg.CosineRate(RATE, EPOCHS, 1e-6, mg.Warmup(1e-6, EPOCHS / 20)),
+        epoch_factor=1.0,
+        long_cycle=((0.25, 1), (0.5, 1), (1, 1)),  # of the frames and of the crop
+        short_cycle=(),  # both cycles empty: the baseline
+        bn_size=None,
+        size_divisor=model.config.patch_size,
+        batch_exponent=0.5,
+        batch_rate_rule="sqrt",
+    )
+    mg.check_patches(model, schedule.shapes)
+    depths = parameter_depths(model)
+    groups = [
+        {"params": [p], "weight_decay": 0.05 * (p.ndim > 1), "lr_scale": LAYER_DECAY**above}
+        for p, above in ((p, max(depths.values()) - depth) for p, depth in depths.items())
+    ]
+    mean, std = processor_colours(json.loads((folder / "preprocessor_config.json").read_text()))
+    trainer = MultigridTrainer(
+        schedule=schedule,
+        model=model,
+        args=TrainingArguments(output, bf16=torch.cuda.is_available(), save_strategy="no"),
+        train_dataset=train,
+        eval_dataset=val,
+        optimizers=(torch.optim.AdamW(groups, lr=0.0), None),
+        data_collator=partial(video_inputs, mean=mean, std=std),
+        compute_metrics=lambda found: {"accuracy": (found[0].argmax(1) == found[1]).mean()},
+    )
+    trainer.train()
+    print(trainer.evaluate())
+    trainer.save_model(output)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,88 @@
+"""Lists of some of the words: the ten digits, a small set, or those that are named.
+
+python projects/real_video/subset.py --words data/words --output data/digits
+"""
+
+from __future__ import annotations
+
+import argparse
+import os
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+
+from slowfast_patches.datasets.lists.class_names import named_classes
+from slowfast_patches.datasets.lists.csv_list import read_csv
+from slowfast_patches.utils.command_line import tool
+from slowfast_patches.utils.files import write_text
+from slowfast_patches.utils.tables import first_few
+
+__all__ = ["DIGITS", "make_subset"]
+
+DIGITS = ("zero", "one", "two", "three", "four", "five", "six", "seven", "eight", "nine")
+"""Each at the place of its label."""
+
+
+def make_subset(
+    words: Path, folder: Path, classes: Sequence[str] = DIGITS, most: int | None = None
+) -> None:
+    """Write lists of the clips in `words` that show some classes, and their names, to `folder`.
+
+    Args:
+        words: what make_words.py has filled.
+        folder: made if it is not there.
+        classes: the names, each at the place of its new label.
+        most: training clips of each to take, the first of the list; by default all.
+
+    Raises:
+        ValueError: `words` is no folder of lists with names of classes, there is a class that it
+            has no clip of to train on, or `folder` has other lists.
+    """
+    names = named_classes(words)
+    if names is None:
+        raise ValueError(
+            f"{words} has no classes.txt, which says what the words are; give --words the folder "
+            "that make_words.py has filled"
+        )
+    files = {"classes.txt": "".join(f"{name}\n" for name in classes)}
+    for split in ("train", "val", "test"):
+        path = words / f"{split}.csv"
+        clips = [(v.path, names[v.label]) for v in read_csv(path, num_classes=len(names))]
+        missing = [word for word in classes if word not in {word for _, word in clips}]
+        if missing and split == "train":
+            raise ValueError(f"{path} has no clip of {first_few(missing)}; name other --classes")
+        kept = [pair for word in classes for pair in _first(clips, word, most, split)]
+        lines = (f"{os.path.abspath(p)} {classes.index(w)}\n" for p, w in sorted(kept))
+        files[path.name] = "".join(lines)
+    folder.mkdir(parents=True, exist_ok=True)
+    for name, text in files.items():
+        path = folder / name
+        if not path.exists():
+            write_text(path, text)
+        elif path.read_text(encoding="utf-8") != text:
+            raise ValueError(f"{path} is not what these words give; choose another --output")
+
+
+def _first(
+    clips: list[tuple[str, str]], word: str, most: int | None, split: str
+) -> list[tuple[str, str]]:
+    return [pair for pair in clips if pair[1] == word][: most if split == "train" else None]
+
+
+@tool()
+def main(argv: list[str] | None = None) -> int:
+    """Write the lists; return the exit status."""
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument("--words", type=Path, required=True, metavar="DIR")
+    parser.add_argument("--output", type=Path, required=True, metavar="DIR")
+    parser.add_argument("--classes", nargs="+", default=DIGITS, metavar="WORD", help="(the digits)")
+    parser.add_argument("--most", type=int, metavar="N", help="training clips of each class (all)")
+    args = parser.parse_args(argv)
+    make_subset(args.words, args.output, args.classes, args.most)
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

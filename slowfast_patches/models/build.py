@@ -31,9 +31,6 @@ def build_model(recipe: Recipe, *, grouped_bn: bool = False) -> nn.Module:
     Args:
         recipe: which model; read as the host reads it.
         grouped_bn: put BN over a fixed number of clips in place of the host's BN.
-
-    Raises:
-        ImportError: detection without detectron2.
     """
     if recipe.model.family.is_transformer:
         return build_transformer(recipe)

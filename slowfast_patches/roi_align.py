@@ -50,7 +50,8 @@ class ROIAlign(nn.Module):
         return torch.einsum("mjw,mciw->mcij", columns, by_rows)
 
     def _means(self, bins: int, edges: tuple[Tensor, Tensor], size: int) -> Tensor:
-        """What each of `size` values along a side has in the means of a box's bins, (M, bins, size)."""
+        """The share of each of `size` values along a side in the means of a box's bins, (M, bins,
+        size)."""
         start, end = (edge[:, None, None] for edge in edges)
         length = end - start if self.aligned else (end - start).clamp(min=1)
         counts = (length / bins).ceil() if self.sampling_ratio == 0 else self.sampling_ratio

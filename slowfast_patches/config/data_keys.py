@@ -1,4 +1,4 @@
-"""The keys of clips and of the method: MULTIGRID, DATA, MIXUP and DATA_LOADER."""
+"""The keys of clips and of the method: MULTIGRID, DATA, AVA, MIXUP and DATA_LOADER."""
 
 from __future__ import annotations
 
@@ -20,7 +20,9 @@ from slowfast_patches.config.fields import (
     one_of,
 )
 
-__all__ = ["Data", "DataLoading", "Mixup", "Multigrid"]
+__all__ = ["Ava", "Data", "DataLoading", "Mixup", "Multigrid"]
+
+_DETECTS = "DETECTION.ENABLE True"
 
 
 @dataclass(frozen=True)
@@ -152,6 +154,63 @@ class Data:
     std: tuple[float, ...] = (0.225, 0.225, 0.225)
     train_jitter_scales: tuple[int, int] = (256, 320)
     test_crop_size: int = 256
+
+
+@dataclass(frozen=True)
+class Ava:
+    frame_dir: str = key(
+        "",
+        "What the paths in the lists start from; empty: the list's own folder.",
+        may_differ=True,
+        needs=_DETECTS,
+    )
+    frame_list_dir: str = key(
+        "", "Folder of the lists; empty: DATA.PATH_TO_DATA_DIR.", may_differ=True, needs=_DETECTS
+    )
+    annotation_dir: str = key(
+        "",
+        "Folder of boxes, labels and their names; empty: DATA.PATH_TO_DATA_DIR.",
+        may_differ=True,
+        needs=_DETECTS,
+    )
+    train_lists: tuple[str, ...] = key(
+        ("train.csv",),
+        'Training videos: frame lists, or csv files of video files with a "path 0" a line.',
+        needs=_DETECTS,
+    )
+    test_lists: tuple[str, ...] = key(("val.csv",), "Those of evaluation.", needs=_DETECTS)
+    train_gt_box_lists: tuple[str, ...] = key(
+        ("ava_train_v2.2.csv",), "Annotated boxes and labels of training.", needs=_DETECTS
+    )
+    train_predict_box_lists: tuple[str, ...] = key(
+        (), "Boxes of a person detector to train on, with labels.", needs=_DETECTS
+    )
+    test_predict_box_lists: tuple[str, ...] = key(
+        ("ava_val_predicted_boxes.csv",),
+        "Boxes of a detector to score in evaluation; empty: those of GROUNDTRUTH_FILE.",
+        needs=_DETECTS,
+    )
+    detection_score_thresh: float = key(
+        0.9, "Least score of a detector's box that is used.", PART, needs=_DETECTS
+    )
+    full_test_on_val: bool = key(
+        False,
+        "Validate on all key frames, not on those of every fourth second.",
+        needs=_DETECTS,
+    )
+    label_map_file: str = key(
+        "ava_action_list_v2.2_for_activitynet_2019.pbtxt",
+        "Names of the classes; mAP is over those that it has.",
+        needs=_DETECTS,
+    )
+    exclusion_file: str = key(
+        "ava_val_excluded_timestamps_v2.2.csv",
+        "Key frames that evaluation leaves out; empty: none.",
+        needs=_DETECTS,
+    )
+    groundtruth_file: str = key(
+        "ava_val_v2.2.csv", "Annotated boxes and labels of evaluation.", needs=_DETECTS
+    )
 
 
 @dataclass(frozen=True)

@@ -249,6 +249,8 @@ def _derive(values: dict[str, Any], given: Mapping[str, object]) -> None:
                 values[key] = tuple((stage[0], stage[0]) for stage in values[key])
     elif "DATA.INPUT_CHANNEL_NUM" not in given:
         values["DATA.INPUT_CHANNEL_NUM"] = values["DATA.INPUT_CHANNEL_NUM"][:1]
+    if values["DETECTION.ENABLE"] and "TEST.NUM_ENSEMBLE_VIEWS" not in given:
+        values["TEST.NUM_ENSEMBLE_VIEWS"] = 1
     if "DATA.CROP_SIZE" not in given:
         values["DATA.CROP_SIZE"] = values["DATA.TRAIN_CROP_SIZE"]
     if values["DIST_BACKEND"] == "nccl" and values["NUM_GPUS"] == 0:

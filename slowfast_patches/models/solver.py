@@ -106,9 +106,9 @@ def loss_function(recipe: Recipe) -> nn.Module:
     """The loss of MODEL.LOSS_FUNC of logits, averaged over the mini-batch.
 
     "cross_entropy" takes class numbers (N,) and smooths them by MODEL.LABEL_SMOOTHING; "bce_logit"
-    takes multi-hot labels (N, C), float, and is averaged over the classes too.
+    and, of boxes, "bce" take multi-hot labels (N, C), float, and are averaged over the classes too.
     """
-    if recipe.model.loss_func == "bce_logit":
+    if recipe.model.loss_func in ("bce_logit", "bce"):
         return nn.BCEWithLogitsLoss()
     return nn.CrossEntropyLoss(label_smoothing=recipe.model.label_smoothing)
 

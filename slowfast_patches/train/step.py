@@ -14,7 +14,7 @@ from torch.nn.parallel import DistributedDataParallel
 from multigrid import Batch, Step, prepare_step, set_extents
 from slowfast_patches.config.recipe import Recipe
 from slowfast_patches.models.average import start_average, update_average
-from slowfast_patches.models.inputs import InputTransform
+from slowfast_patches.models.inputs import InputTransform, head_inputs, part_of
 from slowfast_patches.models.layers.dropout import set_clips
 from slowfast_patches.models.recompute import checkpoint_blocks
 from slowfast_patches.models.solver import (
@@ -25,14 +25,14 @@ from slowfast_patches.models.solver import (
 )
 from slowfast_patches.train.mixing import Mixing
 from slowfast_patches.train.running_stats import in_parts
-from slowfast_patches.utils.distributed import World
+from slowfast_patches.utils.distributed import World, sum_over_ranks
 
 __all__ = ["Outcome", "Stepper", "compiled", "expect_graphs", "parallel"]
 
 
 class Outcome(NamedTuple):
     """What a step gives to report: the loss, the scores (N, C) and the labels that were learned, on
-    the device: (N, C) where they were mixed."""
+    the device: (N, C) where they were mixed or are boxes'."""
 
     loss: Tensor
     scores: Tensor
@@ -111,34 +111,66 @@ class Stepper:
         prepare_step(step, self.model, self.optimizer)
         # First, so that the forward's activations do not come on top of them.
         self.optimizer.zero_grad(set_to_none=True)
-        labels = batch["labels"].to(self.device, non_blocking=True)
+        boxes_of_process = self._mean_boxes(batch)
         outcomes = list[Outcome]()
         for part in in_parts(self.model, self.parts):
             micro = slice(part, None, self.parts)
-            set_clips(self.model, None if clips is None else clips[micro], self.device)
+            of_part = part_of(batch, micro)
+            counts = None
+            if "boxes" in of_part:
+                places = of_part["boxes"][:, 0].long()
+                counts = places.bincount(minlength=len(of_part["clips"])).tolist()
+            numbers_of_part = None if clips is None else clips[micro]
+            set_clips(self.model, numbers_of_part, self.device, counts)
             self._set_extents(batch, micro)
-            inputs = self.transform(batch["clips"][micro], batch["flips"][micro])
-            targets = labels[micro]
+            inputs = self.transform(of_part["clips"], of_part["flips"])
+            targets = of_part["labels"].to(self.device, non_blocking=True)
             if self._mixing is not None:
-                numbers = clips or range(step.first_clip, step.first_clip + len(labels))
+                numbers = clips or range(step.first_clip, step.first_clip + len(batch["clips"]))
                 targets = self._mixing(inputs, targets, numbers[micro])
+            weight = None if boxes_of_process is None else len(targets) / boxes_of_process
             mark("input")
             with self._exchange(part):
-                outcomes.append(self._pass(inputs, targets, mark))
+                more = head_inputs(of_part, self.device)
+                outcomes.append(self._pass(inputs, more, targets, weight, mark))
         self._set_extents(None)
-        # Clip `parts` · j + p of the mini-batch is clip j of part p.
         losses, *of_clips = zip(*outcomes, strict=True)
+        if boxes_of_process is not None:
+            return Outcome(torch.stack(losses).sum(), *map(torch.cat, of_clips))
+        # Clip `parts` · j + p of the mini-batch is clip j of part p.
         scores, labels = (torch.stack(values, 1).flatten(0, 1) for values in of_clips)
         return Outcome(torch.stack(losses).mean(), scores, labels)
 
-    def _pass(self, inputs: list[Tensor], labels: Tensor, mark: Callable[[str], None]) -> Outcome:
-        """Forward and backward of one micro-batch."""
+    def _mean_boxes(self, batch: Batch) -> Tensor | None:
+        """The boxes of a process, on average; None without boxes.
+
+        Processes have different numbers, and their gradients are averaged: a process's loss is the
+        sum over its boxes by this, so that the whole is the mean over all boxes.
+        """
+        if "boxes" not in batch:
+            return None
+        counts = torch.tensor([len(batch["boxes"]), 1.0], device=self.device)
+        mean: Tensor = torch.div(*sum_over_ranks(counts))
+        return mean
+
+    def _pass(
+        self,
+        inputs: list[Tensor],
+        more: Sequence[Tensor],
+        labels: Tensor,
+        weight: Tensor | None,
+        mark: Callable[[str], None],
+    ) -> Outcome:
+        """Forward and backward of one micro-batch, whose mean loss has a weight."""
         with self.precision.autocast():
-            scores = self.network(inputs)
+            scores = self.network(inputs, *more)
             loss = self._loss_function(scores, labels)
         mark("forward")
-        # Micro-batches are of one size: the mini-batch's mean is the mean of theirs.
-        self.precision.backward(loss / self.parts)
+        if weight is not None:
+            loss = loss * weight
+            self.precision.backward(loss)
+        else:  # micro-batches are of one size: the mini-batch's mean is the mean of theirs
+            self.precision.backward(loss / self.parts)
         mark("backward")
         return Outcome(loss.detach(), scores.detach(), labels)
 

@@ -143,7 +143,7 @@ def run_pilot(recipe: Recipe, seconds: float | None, device: torch.device) -> Pi
         arms=(baseline, *arms),
         metric=metric_names(recipe)[0],
         videos=len(race.scored),
-        chance=0.0 if recipe.data.multi_label else race.scored.chance(),
+        chance=0.0 if recipe.multi_label else race.scored.chance(),
         processes=processes,
         baseline_seconds=schedule.clips / processes * baseline.stages[0].seconds_per_clip,
         seconds=time.monotonic() - began,

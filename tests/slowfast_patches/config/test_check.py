@@ -48,7 +48,7 @@ def refusal(overrides: str, processes: int = 1) -> str:
         ("MULTIGRID.LONG_CYCLE_FACTORS [[0.5,0.5]]", "the last [1, 1], not [[0.5, 0.5]]"),
         ("MULTIGRID.LONG_CYCLE_FACTORS [[2,1],[1,1]]", "factors in (0, 1]"),
         ("MULTIGRID.SHORT_CYCLE_FACTORS [0.5,0]", "factors in (0, 1]"),
-        ("DETECTION.ENABLE True", "detection is not trained here"),
+        ("DETECTION.ENABLE True", "MODEL.LOSS_FUNC bce, or DETECTION.ENABLE False"),
         ("TRAIN.CHECKPOINT_TYPE onnx", "must be pytorch or caffe2, not 'onnx'"),
         # Several.
         ("SOLVER.MAX_EPOCH 30 SOLVER.WARMUP_EPOCHS 34", "shorten the warm-up"),

@@ -1,0 +1,159 @@
+"""Clips around key frames, and the boxes in them: they go with resize, crop and flip."""
+
+from __future__ import annotations
+
+import logging
+from dataclasses import replace
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from multigrid import ClipPlan, Shape, Video
+from slowfast_patches.config.recipe import Recipe
+from slowfast_patches.datasets.clips import reading_options, sampling_of
+from slowfast_patches.datasets.items import Clips, Label
+from slowfast_patches.datasets.lists.ava_list import FIRST_SECOND, KeyFrame, read_sources
+from slowfast_patches.datasets.lists.csv_list import LabelledVideo
+from slowfast_patches.datasets.lists.dataset_lists import list_path, read_list
+from slowfast_patches.datasets.reading.index import open_index
+from slowfast_patches.datasets.reading.video_record import UnreadableVideoError, VideoRecord
+
+__all__ = ["KeyFrameClips", "boxes_in_clip"]
+
+logger = logging.getLogger(__name__)
+
+_REDRAWS = 10
+"""Clips that are drawn again at most for one that shows a box; the last one's crop is put over one
+of them."""
+_LEAST = 0.25
+"""Part of a box, or of the clip, that is to be seen for a box to be trained on."""
+
+Floats = NDArray[np.float32]
+
+
+class KeyFrameClips(Clips):
+    """The key frames of a data set of boxes, a clip around each: `videos` are its `KeyFrame`s.
+
+    An item has `boxes` (k, 4) in pixels of the clip as it is after its flip, their labels (k,
+    classes), multi-hot, as `label`, `rows`, their numbers among all boxes of the split, and
+    `shares`, the part of each that the clip shows. A training clip has the boxes of which it shows
+    a quarter, or that fill a quarter of it, one at least: it is drawn again where it has none,
+    `redrawn` times. One of evaluation has all of them.
+    """
+
+    def __init__(self, recipe: Recipe, split: str) -> None:
+        key_frames = read_list(recipe, split)
+        self.split = split
+        self._classes = int(recipe.model.num_classes)
+        self._sources = read_sources(recipe, split)
+        options = reading_options(recipe)
+        files = [source.path for source in self._sources if isinstance(source, LabelledVideo)]
+        if files and len(files) < len(self._sources):
+            raise ValueError("AVA's lists of a split name frames, or video files, not both")
+        path = list_path(recipe, split)
+        index = open_index(path, files, max_pixels=options["max_pixels"]) if files else None
+        test = split == "test"
+        super().__init__(
+            key_frames,
+            index,
+            sampling_of(recipe, split),
+            seed=recipe.rng_seed,
+            views=(1, recipe.test.num_spatial_crops if test else 1),
+            evaluation_crop=recipe.data.test_crop_size if test else None,
+            **options,
+        )
+        counts = [len(key_frame.boxes) for key_frame in key_frames]
+        self.first_rows: NDArray[np.int64] = np.cumsum([0, *counts])
+        """The numbers of the key frames' first boxes; the last is that of all boxes."""
+        logger.info("%s: %d boxes in %d key frames", split, sum(counts), len(counts))
+
+    def _record(self, number: int) -> VideoRecord:
+        source = self.videos[number].video
+        if self.index is not None:
+            return self.index.record(source)
+        record: VideoRecord = self._sources[source].record(self._reading["max_pixels"])
+        return record
+
+    def _label(self, video: KeyFrame, plan: ClipPlan | None) -> Label:
+        labels: Floats = np.zeros((len(video.boxes), self._classes), np.float32)
+        for row, classes in zip(labels, video.labels, strict=True):
+            row[list(classes)] = 1
+        return labels
+
+    def _draw(
+        self, rng: np.random.Generator, shape: Shape, number: int, video: Video
+    ) -> tuple[ClipPlan, dict[str, Any]]:
+        key_frame = self.videos[number]
+        centre = _place(key_frame, video)
+        plan = self.sampling.training_plan(rng, shape, video, centre)
+        targets = self._targets(number, plan)
+        redrawn = 0
+        while not targets["is_seen"].any():
+            redrawn += 1
+            plan = self.sampling.training_plan(rng, shape, video, centre)
+            if redrawn == _REDRAWS:
+                chosen = int(rng.integers(len(key_frame.boxes)))
+                plan = replace(plan, corner=_corner_over(key_frame.boxes[chosen], plan))
+            targets = self._targets(number, plan)
+            if redrawn == _REDRAWS:
+                targets["is_seen"][chosen] = True
+        seen = targets.pop("is_seen")
+        targets = {name: values[seen] for name, values in targets.items()}
+        return plan, targets | {"redrawn": redrawn}
+
+    def _look(self, number: int, video: Video, part: int) -> tuple[ClipPlan, dict[str, Any]]:
+        centre = _place(self.videos[number], video)
+        plan = self.sampling.evaluation_plan(video, part, self._views, self._crop, centre)
+        targets = self._targets(number, plan)
+        del targets["is_seen"]
+        return plan, targets
+
+    def _targets(self, number: int, plan: ClipPlan) -> dict[str, Any]:
+        """What an item has of each box of a key frame."""
+        key_frame = self.videos[number]
+        boxes, parts = boxes_in_clip(np.asarray(key_frame.boxes, np.float32), plan)
+        return {
+            "label": self._label(key_frame, plan),
+            "boxes": boxes,
+            "rows": np.arange(self.first_rows[number], self.first_rows[number + 1]),
+            "shares": parts[:, 0],
+            "is_seen": parts.max(1) >= _LEAST,
+        }
+
+
+def boxes_in_clip(boxes: Floats, plan: ClipPlan) -> tuple[Floats, Floats]:
+    """Boxes (k, 4), as parts of the frame's sides, in pixels of a planned clip after its flip, cut
+    off at its borders; and (k, 2) the parts of the box, and of the clip, that this leaves."""
+    whole = boxes * np.tile(plan.size, 2) - np.tile(plan.corner, 2)
+    inside = whole.clip(0, plan.crop)
+    area = _area(inside)
+    parts = np.stack([area / _area(whole), area / plan.crop**2], 1).astype(np.float32)
+    if plan.flip:
+        inside[:, [0, 2]] = plan.crop - inside[:, [2, 0]]
+    return inside.astype(np.float32), parts
+
+
+def _area(boxes: Floats) -> Floats:
+    return (boxes[:, 2] - boxes[:, 0]) * (boxes[:, 3] - boxes[:, 1])
+
+
+def _corner_over(box: tuple[float, ...], plan: ClipPlan) -> tuple[int, int]:
+    """The corner of a crop with the box in its middle, as far as the frame goes."""
+    middle = ((box[0] + box[2]) / 2, (box[1] + box[3]) / 2)
+    x, y = (
+        min(max(round(at * side - plan.crop / 2), 0), side - plan.crop)
+        for at, side in zip(middle, plan.size, strict=True)
+    )
+    return x, y
+
+
+def _place(key_frame: KeyFrame, video: Video) -> float:
+    """The frame of a video that is its key frame; UnreadableVideoError where it ends before."""
+    frame = (key_frame.second - FIRST_SECOND) * video.fps
+    if frame >= video.frames:
+        raise UnreadableVideoError(
+            f"has {video.frames} frames at {video.fps:g} a second and ends before its key frame at "
+            f"second {key_frame.second}; its first frame is second {FIRST_SECOND}"
+        )
+    return frame

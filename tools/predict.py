@@ -16,6 +16,10 @@ videos change its keys. The names of the classes are those of --classes, or thos
 checkpoint, or those that the data set has beside the lists in DATA.PATH_TO_DATA_DIR; else a warning
 says that classes have their number.
 
+A model of boxes (DETECTION.ENABLE) needs --boxes FILE.csv, lines as AVA's: the video's name without
+its ending, second, x1, y1, x2, y2 as parts of the frame's sides, and a comma. --draw DIR writes a
+picture of each key frame, with its boxes and their most probable classes.
+
 --output FILE.csv writes a table: video, prediction, probability, and the probability of each class
 in a column of its own. A video that cannot be read has its path alone there.
 
@@ -40,12 +44,14 @@ if __name__ == "__main__":
 from torch import Tensor
 
 from slowfast_patches.config.recipe import KEYS, Recipe
+from slowfast_patches.datasets.lists.ava_list import read_boxes
 from slowfast_patches.datasets.lists.class_names import read_class_names
 from slowfast_patches.datasets.reading.files import frame_files, video_files
 from slowfast_patches.datasets.reading.scan import missing_frames
 from slowfast_patches.datasets.reading.video_record import UnreadableVideoError
 from slowfast_patches.train.checkpoint_files import checkpoint_of
 from slowfast_patches.train.predict import Predictor, read_checkpoint
+from slowfast_patches.train.predict_boxes import BoxPredictor
 from slowfast_patches.train.record.tables import names_of_data, write_predictions
 
 
@@ -59,6 +65,8 @@ def parse_args(argv: list[str] | None = None) -> argparse.Namespace:
     names = ".json: a list of names or a mapping from name to number; else a name a line"
     add("--classes", type=Path, metavar="FILE", help=names)
     add("--output", type=Path, metavar="FILE.csv", help="write the probabilities of all classes")
+    add("--boxes", type=Path, metavar="FILE.csv", help="boxes to score, as AVA's lists have them")
+    add("--draw", type=Path, metavar="DIR", help="write pictures of boxes and scores")
     add("--json", action="store_true", help="print JSON, and nothing else")
     add("videos", nargs="+", metavar="VIDEO [KEY VALUE]")
     args = parser.parse_intermixed_args(argv)
@@ -85,8 +93,10 @@ def main(argv: list[str] | None = None) -> int:
     if path != args.checkpoint:
         print(f"the checkpoint is {path}", file=sys.stderr)
     recipe, stored = read_checkpoint(path, args.cfg, args.overrides)
-    predictor = Predictor(recipe, path)
     names = find_names(args.classes, stored, recipe)
+    if recipe.detection.enable or args.boxes or args.draw:
+        return predict_boxes(args, recipe, path, names)
+    predictor = Predictor(recipe, path)
     results = list[dict[str, Any]]()
     probabilities = dict[str, Tensor | None]()
     for video in itertools.chain.from_iterable(map(videos_at, args.videos)):
@@ -113,6 +123,48 @@ def main(argv: list[str] | None = None) -> int:
     if args.json:
         print(json.dumps(results, indent=2, ensure_ascii=False))
     return int(None in probabilities.values())
+
+
+def predict_boxes(
+    args: argparse.Namespace, recipe: Recipe, path: Path, names: Sequence[str] | None
+) -> int:
+    """As `main`, of a model of boxes."""
+    if not (recipe.detection.enable and args.boxes) or args.output:
+        raise ValueError("--boxes goes with a model of boxes, which needs it and has no --output")
+    predictor = BoxPredictor(recipe, path)
+    boxes = read_boxes(args.boxes, recipe.model.num_classes)
+    results = list[dict[str, Any]]()
+    for video in itertools.chain.from_iterable(map(videos_at, args.videos)):
+        seconds = sorted(second for name, second in boxes if name == Path(video).stem)
+        if not seconds:
+            results.append({"video": video, "error": f"has no box in {args.boxes}"})
+        for second in seconds:
+            found = tuple(boxes[Path(video).stem, second])
+            where = {"video": video, "second": second}
+            try:
+                rows = [best(row, args.top, names) for row in predictor.boxes(video, second, found)]
+            except UnreadableVideoError as error:
+                results.append({**where, "error": str(error)})
+                continue
+            pairs = zip(found, rows, strict=True)
+            results += [{**where, "box": box, "classes": classes} for box, classes in pairs]
+            if args.draw:
+                texts = [[_class_text(row) for row in classes] for classes in rows]
+                picture = args.draw / f"{Path(video).stem}_{second:04d}.png"
+                predictor.draw(video, second, found, texts, picture)
+    if args.json:
+        print(json.dumps(results, indent=2, ensure_ascii=False))
+    for result in results:
+        if "error" in result:
+            print(f"{result['video']} {result['error']}", file=sys.stderr)
+        elif not args.json:
+            classes = ", ".join(map(_class_text, result["classes"]))
+            print(f"{result['video']}, second {result['second']}, box {result['box']}: {classes}")
+    return int(any("error" in result for result in results))
+
+
+def _class_text(row: dict[str, Any]) -> str:
+    return f"{row['name'] or row['number']} {100 * row['probability']:.0f} %"
 
 
 def videos_at(path: str) -> list[str]:

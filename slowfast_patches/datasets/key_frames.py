@@ -19,7 +19,7 @@ from slowfast_patches.datasets.lists.dataset_lists import list_path, read_list
 from slowfast_patches.datasets.reading.index import open_index
 from slowfast_patches.datasets.reading.video_record import UnreadableVideoError, VideoRecord
 
-__all__ = ["KeyFrameClips", "boxes_in_clip"]
+__all__ = ["KeyFrameClips", "boxes_in_clip", "frame_of"]
 
 logger = logging.getLogger(__name__)
 
@@ -85,7 +85,7 @@ class KeyFrameClips(Clips):
         self, rng: np.random.Generator, shape: Shape, number: int, video: Video
     ) -> tuple[ClipPlan, dict[str, Any]]:
         key_frame = self.videos[number]
-        centre = _place(key_frame, video)
+        centre = frame_of(key_frame.second, video)
         plan = self.sampling.training_plan(rng, shape, video, centre)
         targets = self._targets(number, plan)
         redrawn = 0
@@ -103,7 +103,7 @@ class KeyFrameClips(Clips):
         return plan, targets | {"redrawn": redrawn}
 
     def _look(self, number: int, video: Video, part: int) -> tuple[ClipPlan, dict[str, Any]]:
-        centre = _place(self.videos[number], video)
+        centre = frame_of(self.videos[number].second, video)
         plan = self.sampling.evaluation_plan(video, part, self._views, self._crop, centre)
         targets = self._targets(number, plan)
         del targets["is_seen"]
@@ -134,6 +134,18 @@ def boxes_in_clip(boxes: Floats, plan: ClipPlan) -> tuple[Floats, Floats]:
     return inside.astype(np.float32), parts
 
 
+def frame_of(second: int, video: Video) -> float:
+    """The frame of a video that is on show at a second of AVA's; UnreadableVideoError where it ends
+    before."""
+    frame = (second - FIRST_SECOND) * video.fps
+    if not 0 <= frame < video.frames:
+        raise UnreadableVideoError(
+            f"has {video.frames} frames at {video.fps:g} a second and ends before its key frame at "
+            f"second {second}; its first frame is second {FIRST_SECOND}"
+        )
+    return frame
+
+
 def _area(boxes: Floats) -> Floats:
     return (boxes[:, 2] - boxes[:, 0]) * (boxes[:, 3] - boxes[:, 1])
 
@@ -146,14 +158,3 @@ def _corner_over(box: tuple[float, ...], plan: ClipPlan) -> tuple[int, int]:
         for at, side in zip(middle, plan.size, strict=True)
     )
     return x, y
-
-
-def _place(key_frame: KeyFrame, video: Video) -> float:
-    """The frame of a video that is its key frame; UnreadableVideoError where it ends before."""
-    frame = (key_frame.second - FIRST_SECOND) * video.fps
-    if frame >= video.frames:
-        raise UnreadableVideoError(
-            f"has {video.frames} frames at {video.fps:g} a second and ends before its key frame at "
-            f"second {key_frame.second}; its first frame is second {FIRST_SECOND}"
-        )
-    return frame

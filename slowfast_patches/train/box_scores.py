@@ -19,7 +19,7 @@ from slowfast_patches.datasets.lists.ava_list import annotation
 from slowfast_patches.train.evaluate import Evaluation, count_clips
 from slowfast_patches.utils.distributed import from_main, sum_over_ranks
 
-__all__ = ["BoxScores", "ava_precisions"]
+__all__ = ["BoxScores", "ava_precisions", "weights_of"]
 
 _LEAST = 1e-6
 """Weight of a clip that shows nothing of a box: it counts where no clip shows any."""
@@ -44,7 +44,7 @@ class BoxScores:
         """Add clips of a mini-batch, with the scores of their boxes."""
         device = self.scores.device
         rows, shares, videos = (part[name].to(device) for name in ("rows", "shares", "videos"))
-        weights = shares.double().clamp(min=_LEAST)
+        weights = weights_of(shares)
         self.scores.index_add_(0, rows, scores.double() * weights.view(-1, 1))
         self.weights.index_add_(0, rows, weights)
         self.clips.index_add_(0, videos, torch.ones_like(videos))
@@ -92,6 +92,11 @@ class BoxScores:
             values[key] = [of_box for _, (of_box, is_scored) in found if is_scored]
         every_fourth = self._dataset.split == "val" and not recipe.ava.full_test_on_val
         return ava_precisions(recipe, boxes, values, every_fourth=every_fourth)
+
+
+def weights_of(shares: Tensor) -> Tensor:
+    """What clips count for boxes of which they show such shares, (M,)."""
+    return shares.double().clamp(min=_LEAST)
 
 
 def ava_precisions(

@@ -26,7 +26,6 @@ from slowfast_patches.datasets.demo.synthetic import (
     SPLITS,
     TURN,
     UNITS,
-    ZOOM,
     Clip,
     DemoSpec,
     Image,
@@ -47,11 +46,13 @@ FPS = 10
 ACTIONS = ("clockwise", "counterclockwise", "grow", "shrink", "sideways", "up and down")
 """The first four exclude each other, and so do the last two."""
 
-_RADII = (13.0, 20.0)
+_RADII = (9.0, 18.0)
 """At the ends of the size cycle, in units."""
-_SWING = (3.0, 5.0)
-_PERIOD = (10.0, 16.0)
+_SWING = (5.0, 8.0)
+_PERIOD = (8.0, 12.0)
 """Units from the middle, and frames, of a swing."""
+_ZOOM = (0.03, 0.06)
+"""Size cycles a frame."""
 
 
 @dataclass(frozen=True)
@@ -150,7 +151,7 @@ def _draw_actor(rng: np.random.Generator, spec: DemoSpec, left: float, width: fl
     reach = rng.uniform(*_SWING) * unit
     place = rng.uniform(0.4, 0.6, 2)
     turn = rng.uniform(*TURN) * (1, -1, 0, 0)[label]
-    zoom = rng.uniform(*ZOOM) * (0, 0, 1, -1)[label]
+    zoom = rng.uniform(*_ZOOM) * (0, 0, 1, -1)[label]
     # What grows or shrinks begins anywhere; what does not is well visible.
     size = rng.random() if zoom else rng.uniform(0.2, 0.8)
     return _Actor(

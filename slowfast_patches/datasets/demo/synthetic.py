@@ -320,7 +320,7 @@ def _shifted(tile: Image, dx: float, dy: float) -> Image:
 
 def radius_at(size: float, radii: tuple[float, float], short_side: int) -> float:
     """Pixels of a thing's radius at a place in the size cycle, whose ends are `radii` in units."""
-    return radii[0] * (radii[1] / radii[0]) ** size * short_side / UNITS
+    return float(radii[0] * (radii[1] / radii[0]) ** size * short_side / UNITS)
 
 
 def paint(

@@ -1,0 +1,109 @@
+"""The classes of boxes at a video's key frames, from a trained model, and pictures of them."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+
+import cv2
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor
+
+from multigrid import empty_clips
+from slowfast_patches.datasets.clips import reading_options, sampling_of
+from slowfast_patches.datasets.key_frames import boxes_in_clip, frame_of
+from slowfast_patches.datasets.lists.ava_list import Box
+from slowfast_patches.datasets.reading.clip_reader import read_clips
+from slowfast_patches.datasets.reading.files import frame_files, open_video, read_jpeg
+from slowfast_patches.datasets.reading.scan import scan
+from slowfast_patches.datasets.reading.video_record import Kind, UnreadableVideoError
+from slowfast_patches.train.box_scores import weights_of
+from slowfast_patches.train.predict import Predictor
+
+__all__ = ["BoxPredictor"]
+
+_SHORT_SIDE = 480
+"""Pixels of a picture at least, to have room for text."""
+_COLOURS = ((80, 220, 80), (80, 160, 255), (255, 160, 80), (220, 80, 220), (80, 220, 220))
+"""Of boxes in turn, BGR."""
+
+
+class BoxPredictor(Predictor):
+    """A trained model that scores boxes of a video as its recipe tests."""
+
+    @torch.no_grad()
+    def boxes(self, path: str, second: int, boxes: Sequence[Box]) -> Tensor:
+        """The probability of each class, (k, C) float64, for boxes (x1, y1, x2, y2), as parts of
+        the frame's sides, at a second of AVA's of a video file or a folder of JPEG frames.
+
+        Raises:
+            UnreadableVideoError: the video cannot be read, or ends before.
+        """
+        recipe = self._recipe
+        record = scan(path, recipe.data.max_frame_pixels)
+        centre = frame_of(second, record.video)
+        crops = recipe.test.num_spatial_crops
+        crop = recipe.data.test_crop_size
+        sampling = sampling_of(recipe, "test")
+        plans = [
+            sampling.evaluation_plan(record.video, part, (1, crops), crop, centre)
+            for part in range(crops)
+        ]
+        clips = empty_clips(crops, recipe.data.num_frames, crop)
+        read_clips(path, record, plans, [c.numpy() for c in clips], **reading_options(recipe))
+        sums = torch.zeros(len(boxes), recipe.model.num_classes, dtype=torch.float64)
+        total = torch.zeros(len(boxes), 1, dtype=torch.float64)
+        for clip, plan in zip(clips, plans, strict=True):
+            inside, parts = boxes_in_clip(np.asarray(boxes, np.float32), plan)
+            rows = torch.from_numpy(np.pad(inside, ((0, 0), (1, 0))))
+            with self._precision.autocast():
+                inputs = self._transform(clip[None], torch.zeros(1, dtype=torch.bool))
+                scores = self._model(inputs, rows.to(inputs[0].device))
+            weights = weights_of(torch.from_numpy(parts[:, 0])).view(-1, 1)
+            sums += scores.double().cpu() * weights
+            total += weights
+        return sums / total
+
+    def draw(
+        self,
+        path: str,
+        second: int,
+        boxes: Sequence[Box],
+        texts: Sequence[Sequence[str]],
+        out: Path,
+    ) -> None:
+        """Write the frame at a second with boxes, and the lines of each in it, as a picture."""
+        picture = self._frame(path, second)
+        by = max(1, -(-_SHORT_SIDE // min(picture.shape[:2])))
+        picture = np.repeat(np.repeat(picture, by, 0), by, 1)
+        height, width = picture.shape[:2]
+        for number, (box, lines) in enumerate(zip(boxes, texts, strict=True)):
+            colour = _COLOURS[number % len(_COLOURS)]
+            left, top, right, bottom = (
+                round(edge * side) for edge, side in zip(box, (width, height) * 2, strict=True)
+            )
+            cv2.rectangle(picture, (left, top), (right, bottom), colour, 2)
+            for row, line in enumerate(lines, start=1):
+                place = (left + 4, top + 18 * row)
+                for thickness, shade in ((4, (0, 0, 0)), (1, colour)):
+                    cv2.putText(
+                        picture, line, place, cv2.FONT_HERSHEY_SIMPLEX, 0.5, shade, thickness
+                    )
+        out.parent.mkdir(parents=True, exist_ok=True)
+        if not cv2.imwrite(str(out), picture):
+            raise OSError(f"{out} cannot be written")
+
+    def _frame(self, path: str, second: int) -> NDArray[np.uint8]:
+        """The frame at a second, (H, W, 3) BGR."""
+        record = scan(path, self._recipe.data.max_frame_pixels)
+        wanted = int(frame_of(second, record.video))
+        if record.kind == Kind.FRAMES:
+            return read_jpeg(path, frame_files(path)[wanted])
+        with open_video(path) as (container, stream):
+            for number, frame in enumerate(container.decode(stream)):
+                if number == wanted:
+                    shown = np.rot90(frame.to_ndarray(format="bgr24"), record.turns)
+                    return np.ascontiguousarray(shown, np.uint8)
+        raise UnreadableVideoError(f"cannot be decoded: frame {wanted} does not come out")

@@ -149,7 +149,7 @@ def predict_boxes(
             pairs = zip(found, rows, strict=True)
             results += [{**where, "box": box, "classes": classes} for box, classes in pairs]
             if args.draw:
-                texts = [[_class_text(row) for row in classes] for classes in rows]
+                texts = ["\n".join(map(_class_text, classes)) for classes in rows]
                 picture = args.draw / f"{Path(video).stem}_{second:04d}.png"
                 predictor.draw(video, second, found, texts, picture)
     if args.json:

@@ -14,8 +14,8 @@ from slowfast_patches.config.recipe import Recipe
 from slowfast_patches.datasets.clips import reading_options, sampling_of
 from slowfast_patches.datasets.items import Clips, Label
 from slowfast_patches.datasets.lists.ava_list import FIRST_SECOND, KeyFrame, read_sources
-from slowfast_patches.datasets.lists.csv_list import LabelledVideo
 from slowfast_patches.datasets.lists.dataset_lists import list_path, read_list
+from slowfast_patches.datasets.lists.frame_list import FrameVideo
 from slowfast_patches.datasets.reading.index import open_index
 from slowfast_patches.datasets.reading.video_record import UnreadableVideoError, VideoRecord
 
@@ -24,8 +24,8 @@ __all__ = ["KeyFrameClips", "boxes_in_clip", "frame_of"]
 logger = logging.getLogger(__name__)
 
 _REDRAWS = 10
-"""Clips that are drawn again at most for one that shows a box; the last one's crop is put over one
-of them."""
+"""Times at most that a clip is drawn again for one that shows a box; the last crop is put over the
+first of them."""
 _LEAST = 0.25
 """Part of a box, or of the clip, that is to be seen for a box to be trained on."""
 
@@ -48,11 +48,10 @@ class KeyFrameClips(Clips):
         self._classes = int(recipe.model.num_classes)
         self._sources = read_sources(recipe, split)
         options = reading_options(recipe)
-        files = [source.path for source in self._sources if isinstance(source, LabelledVideo)]
-        if files and len(files) < len(self._sources):
-            raise ValueError("AVA's lists of a split name frames, or video files, not both")
-        path = list_path(recipe, split)
-        index = open_index(path, files, max_pixels=options["max_pixels"]) if files else None
+        index = None
+        if not isinstance(self._sources[0], FrameVideo):
+            files = [source.path for source in self._sources]
+            index = open_index(list_path(recipe, split), files, max_pixels=options["max_pixels"])
         test = split == "test"
         super().__init__(
             key_frames,
@@ -86,19 +85,15 @@ class KeyFrameClips(Clips):
     ) -> tuple[ClipPlan, dict[str, Any]]:
         key_frame = self.videos[number]
         centre = frame_of(key_frame.second, video)
-        plan = self.sampling.training_plan(rng, shape, video, centre)
-        targets = self._targets(number, plan)
-        redrawn = 0
-        while not targets["is_seen"].any():
-            redrawn += 1
+        for redrawn in range(_REDRAWS + 1):
             plan = self.sampling.training_plan(rng, shape, video, centre)
             if redrawn == _REDRAWS:
-                chosen = int(rng.integers(len(key_frame.boxes)))
-                plan = replace(plan, corner=_corner_over(key_frame.boxes[chosen], plan))
+                plan = replace(plan, corner=_corner_over(key_frame.boxes[0], plan))
             targets = self._targets(number, plan)
-            if redrawn == _REDRAWS:
-                targets["is_seen"][chosen] = True
-        seen = targets.pop("is_seen")
+            seen = targets.pop("is_seen")
+            seen[0] |= redrawn == _REDRAWS
+            if seen.any():
+                break
         targets = {name: values[seen] for name, values in targets.items()}
         return plan, targets | {"redrawn": redrawn}
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import io
 import math
 from collections import defaultdict
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from contextlib import redirect_stdout
 from typing import Any
 
@@ -15,7 +15,7 @@ from torch import Tensor
 
 from slowfast_patches import patching
 from slowfast_patches.config.recipe import Recipe
-from slowfast_patches.datasets.lists.ava_list import annotation
+from slowfast_patches.datasets.lists.ava_list import Box, annotation
 from slowfast_patches.train.evaluate import Evaluation, count_clips
 from slowfast_patches.utils.distributed import from_main, sum_over_ranks
 
@@ -23,9 +23,6 @@ __all__ = ["BoxScores", "ava_precisions", "weights_of"]
 
 _LEAST = 1e-6
 """Weight of a clip that shows nothing of a box: it counts where no clip shows any."""
-
-Detections = dict[str, list[Any]]
-"""By key frame: boxes [y1, x1, y2, x2], labels or scores, as the host's evaluation has them."""
 
 
 class BoxScores:
@@ -79,19 +76,14 @@ class BoxScores:
 
     def _judged(self, scores: Tensor, scored: list[bool]) -> list[float | None]:
         """Average precision by class."""
-        recipe = self._recipe
-        boxes = Detections()
-        values = dict[str, list[Any]]()
+        found = dict[str, list[tuple[Box, list[float]]]]()
         rows = zip(scores.tolist(), scored, strict=True)
         for key_frame in self._dataset.videos:
+            pairs = [(box, *next(rows)) for box in key_frame.boxes]
             key = f"{key_frame.name},{key_frame.second:04d}"
-            found = [(box, next(rows)) for box in key_frame.boxes]
-            boxes[key] = [
-                [y1, x1, y2, x2] for (x1, y1, x2, y2), (_, is_scored) in found if is_scored
-            ]
-            values[key] = [of_box for _, (of_box, is_scored) in found if is_scored]
-        every_fourth = self._dataset.split == "val" and not recipe.ava.full_test_on_val
-        return ava_precisions(recipe, boxes, values, every_fourth=every_fourth)
+            found[key] = [(box, values) for box, values, is_scored in pairs if is_scored]
+        every_fourth = self._dataset.split == "val" and not self._recipe.ava.full_test_on_val
+        return ava_precisions(self._recipe, found, every_fourth=every_fourth)
 
 
 def weights_of(shares: Tensor) -> Tensor:
@@ -100,16 +92,16 @@ def weights_of(shares: Tensor) -> Tensor:
 
 
 def ava_precisions(
-    recipe: Recipe, boxes: Detections, scores: Detections, *, every_fourth: bool
+    recipe: Recipe,
+    found: Mapping[str, Sequence[tuple[Box, Sequence[float]]]],
+    *,
+    every_fourth: bool,
 ) -> list[float | None]:
     """Average precision at IoU 0.5 by class, in per cent, as AVA's challenge has it; None of a
     class without annotated boxes, or that AVA.LABEL_MAP_FILE leaves out.
 
-    Args:
-        recipe: its AVA keys name the annotations.
-        boxes: of each key frame "name,0902", [y1, x1, y2, x2].
-        scores: of each of them, of all classes.
-        every_fourth: judge key frames of every fourth second alone.
+    `found` are boxes, with the scores of all classes, by key frame, "name,0902"; with
+    `every_fourth` only key frames of every fourth second are judged.
     """
     patching.restore_numpy_names()
     from slowfast.utils import ava_eval_helper as host
@@ -121,20 +113,21 @@ def ava_precisions(
         truth = host.read_csv(truth_file, classes)
         left_out = host.read_exclusions(excluded) if recipe.ava.exclusion_file else set()
     except (OSError, ValueError, AssertionError, TypeError) as error:
-        raise ValueError(f"AVA's annotations cannot be read: {error}; see AVA.* of keys") from error
+        raise ValueError(
+            f"AVA's annotations cannot be read: {error}; see the keys AVA.*"
+        ) from error
     if every_fourth:
-        truth = tuple(
-            {key: rows for key, rows in of_kind.items() if int(key.split(",")[1]) % 4 == 0}
-            for of_kind in truth
-        )
-    found: list[Detections] = [defaultdict(list) for _ in range(3)]
-    for key, of_frame in boxes.items():
-        for box, values in zip(of_frame, scores[key], strict=True):
-            for number in sorted(classes):
-                for kind, value in zip(found, (box, number, values[number - 1]), strict=True):
-                    kind[key].append(value)
+        kept = [key for key in truth[0] if int(key.split(",")[1]) % 4 == 0]
+        truth = [{key: of_kind[key] for key in kept} for of_kind in truth]
+    detections: list[dict[str, list[Any]]] = [defaultdict(list) for _ in range(3)]
+    for key, of_frame in found.items():
+        for (left, top, right, bottom), scores in of_frame:
+            for label in classes:
+                row = ([top, left, bottom, right], label, scores[label - 1])
+                for of_kind, value in zip(detections, row, strict=True):
+                    of_kind[key].append(value)
     with redirect_stdout(io.StringIO()):  # it prints
-        metrics = host.run_evaluation(categories, truth, found, left_out)
+        metrics = host.run_evaluation(categories, truth, detections, left_out)
     precisions: list[float | None] = [None] * recipe.model.num_classes
     for row in categories:
         value = metrics[f"PascalBoxes_PerformanceByCategory/AP@0.5IOU/{row['name']}"]

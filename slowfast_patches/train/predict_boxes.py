@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Sequence
 from pathlib import Path
 
-import cv2
 import numpy as np
 import torch
 from numpy.typing import NDArray
@@ -21,13 +20,9 @@ from slowfast_patches.datasets.reading.scan import scan
 from slowfast_patches.datasets.reading.video_record import Kind, UnreadableVideoError
 from slowfast_patches.train.box_scores import weights_of
 from slowfast_patches.train.predict import Predictor
+from slowfast_patches.utils.pictures import COLOURS, new_figure, save_figure
 
 __all__ = ["BoxPredictor"]
-
-_SHORT_SIDE = 480
-"""Pixels of a picture at least, to have room for text."""
-_COLOURS = ((80, 220, 80), (80, 160, 255), (255, 160, 80), (220, 80, 220), (80, 220, 220))
-"""Of boxes in turn, BGR."""
 
 
 class BoxPredictor(Predictor):
@@ -71,39 +66,31 @@ class BoxPredictor(Predictor):
         path: str,
         second: int,
         boxes: Sequence[Box],
-        texts: Sequence[Sequence[str]],
+        texts: Sequence[str],
         out: Path,
     ) -> None:
-        """Write the frame at a second with boxes, and the lines of each in it, as a picture."""
+        """Write the frame at a second as a picture, with boxes and what is said of each."""
         picture = self._frame(path, second)
-        by = max(1, -(-_SHORT_SIDE // min(picture.shape[:2])))
-        picture = np.repeat(np.repeat(picture, by, 0), by, 1)
         height, width = picture.shape[:2]
-        for number, (box, lines) in enumerate(zip(boxes, texts, strict=True)):
-            colour = _COLOURS[number % len(_COLOURS)]
-            left, top, right, bottom = (
-                round(edge * side) for edge, side in zip(box, (width, height) * 2, strict=True)
-            )
-            cv2.rectangle(picture, (left, top), (right, bottom), colour, 2)
-            for row, line in enumerate(lines, start=1):
-                place = (left + 4, top + 18 * row)
-                for thickness, shade in ((4, (0, 0, 0)), (1, colour)):
-                    cv2.putText(
-                        picture, line, place, cv2.FONT_HERSHEY_SIMPLEX, 0.5, shade, thickness
-                    )
-        out.parent.mkdir(parents=True, exist_ok=True)
-        if not cv2.imwrite(str(out), picture):
-            raise OSError(f"{out} cannot be written")
+        figure, [axes] = new_figure(rows=1, width=8 * width / height, height=8)
+        axes.imshow(picture)
+        axes.set_axis_off()
+        for number, ((x1, y1, x2, y2), text) in enumerate(zip(boxes, texts, strict=True)):
+            colour = COLOURS[number % len(COLOURS)]
+            across = np.array([x1, x2, x2, x1, x1]) * width - 0.5
+            down = np.array([y1, y1, y2, y2, y1]) * height - 0.5
+            axes.plot(across, down, color=colour, linewidth=3)
+            axes.text(across[0], down[0], text, color="white", va="top", bbox={"color": colour})
+        save_figure(figure, out)
 
     def _frame(self, path: str, second: int) -> NDArray[np.uint8]:
-        """The frame at a second, (H, W, 3) BGR."""
+        """The frame at a second, (H, W, 3) RGB."""
         record = scan(path, self._recipe.data.max_frame_pixels)
         wanted = int(frame_of(second, record.video))
         if record.kind == Kind.FRAMES:
-            return read_jpeg(path, frame_files(path)[wanted])
+            return read_jpeg(path, frame_files(path)[wanted])[..., ::-1]
         with open_video(path) as (container, stream):
             for number, frame in enumerate(container.decode(stream)):
                 if number == wanted:
-                    shown = np.rot90(frame.to_ndarray(format="bgr24"), record.turns)
-                    return np.ascontiguousarray(shown, np.uint8)
+                    return np.rot90(frame.to_ndarray(format="rgb24"), record.turns)
         raise UnreadableVideoError(f"cannot be decoded: frame {wanted} does not come out")

@@ -5,15 +5,13 @@
                          predicted boxes          the same with an empty label, and ,score
                          ava_action_list...pbtxt  names of the labels, which count from 1
 
-Sides are parts of the frame's, in [0, 1]. The first frame of a video is at second 900. Only seconds
-from 902 to 1798 are key frames, as AVA has them.
+Sides are parts of the frame's, in [0, 1].
 """
 
 from __future__ import annotations
 
 import csv
-from collections.abc import Iterator, Sequence
-from itertools import chain
+from collections.abc import Sequence
 from pathlib import Path
 from typing import NamedTuple
 
@@ -31,6 +29,7 @@ from slowfast_patches.utils.tables import first_few
 __all__ = [
     "FIRST_SECOND",
     "SECONDS",
+    "Box",
     "KeyFrame",
     "annotation",
     "ava_classes",
@@ -41,9 +40,10 @@ __all__ = [
 ]
 
 FIRST_SECOND = 900
-"""At which AVA's videos are cut: that of their first frame."""
+"""Of the first frame of AVA's videos, which are cut there."""
 SECONDS = range(902, 1799)
-FPS = 30.0
+"""Those that may be key frames."""
+_FPS = 30.0
 """Of AVA's frames."""
 
 Box = tuple[float, float, float, float]
@@ -52,13 +52,8 @@ Boxes = dict[tuple[str, int], dict[Box, list[int]]]
 
 
 class KeyFrame(NamedTuple):
-    """A moment of a video whose boxes are scored.
-
-    path: of the video file, or the folder of its first frame.
-    video: its number among `read_sources`.
-    boxes: (x1, y1, x2, y2) as parts of the frame's sides.
-    labels: of each box, classes from 0; none of boxes of a detector.
-    """
+    """A moment of a video, with boxes and the classes of each, from 0. `path` is of the file, or of
+    the folder of its first frame, `video` its number among `read_sources`."""
 
     path: str
     video: int
@@ -86,8 +81,9 @@ def read_ava(recipe: Recipe, path: Path, split: str) -> SharedList[KeyFrame]:
             videos that no list names; there is no key frame.
     """
     sources = read_sources(recipe, split)
+    # Boxes name a file without its ending.
+    names = [v.name if isinstance(v, FrameVideo) else Path(v.path).stem for v in sources]
     boxes = _boxes(recipe, split)
-    names = [_name(source) for source in sources]
     if unknown := sorted({name for name, _ in boxes}.difference(names)):
         raise ValueError(
             f"boxes are of {len(unknown)} videos that {path} does not name: {first_few(unknown)}; "
@@ -112,9 +108,11 @@ def read_sources(recipe: Recipe, split: str) -> Sequence[FrameVideo | LabelledVi
         check_list(path)
         if is_frame_list(path):
             classes = recipe.model.num_classes
-            videos += read_frame_list(path, prefix=prefix, num_classes=classes, fps=FPS)
+            videos += read_frame_list(path, prefix=prefix, num_classes=classes, fps=_FPS)
         else:
             videos += read_csv(path, prefix=prefix, separator=recipe.data.path_label_separator)
+    if len(set(map(type, videos))) > 1:
+        raise ValueError("AVA's lists of a split name frames, or video files, not both")
     return videos
 
 
@@ -136,58 +134,46 @@ def ava_classes(recipe: Recipe) -> tuple[str, ...] | None:
 
 def read_boxes(path: Path, num_classes: int, least_score: float | None = None) -> Boxes:
     """The boxes of a csv file, clipped to the frame; those without an area, or with a score below
-    `least_score`, are left out.
-
-    Raises:
-        ValueError: no such file, or a line that is wrong, with file and line.
-    """
+    `least_score`, are left out. ValueError, with file and line, for what cannot be read."""
     boxes: Boxes = {}
+    row = list[str]()
     try:
-        file = path.open(encoding="utf-8-sig", newline="")
+        with path.open(encoding="utf-8-sig", newline="") as file:
+            rows = csv.reader(file)
+            for row in rows:
+                left, top, right, bottom = (min(max(float(side), 0.0), 1.0) for side in row[2:6])
+                second = _checked_second(int(row[1]))
+                labels = [int(row[6]) - 1] if row[6].strip() not in ("", "-1") else []
+                for label in labels:
+                    check_label(label, num_classes)
+                is_used = least_score is None or float(row[7]) >= least_score
+                if is_used and left < right and top < bottom:
+                    of_frame = boxes.setdefault((row[0], second), {})
+                    of_frame.setdefault((left, top, right, bottom), []).extend(labels)
     except OSError as error:
-        raise ValueError(f"the boxes {path} cannot be read: {error}; see AVA.* of keys") from error
-    with file:
-        for number, row in enumerate(csv.reader(file), start=1):
-            try:
-                key, box, label, score = _parsed(row, num_classes, scored=least_score is not None)
-            except (ValueError, IndexError) as error:
-                raise ValueError(
-                    f"{path}, line {number}: {','.join(row)!r:.100} is not video, second, x1, y1, "
-                    f"x2, y2, label{', score' * (least_score is not None)}: {error}"
-                ) from None
-            if score >= (least_score or 0) and box[0] < box[2] and box[1] < box[3]:
-                boxes.setdefault(key, {}).setdefault(box, []).extend(label)
+        raise ValueError(f"the boxes {path} cannot be read: {error}; see the keys AVA.*") from error
+    except (ValueError, IndexError) as error:
+        form = "video, second, x1, y1, x2, y2, label" + ", score" * (least_score is not None)
+        line = f"{path}, line {rows.line_num}: {','.join(row)!r:.100}"
+        raise ValueError(f"{line} is not {form}: {error}") from None
     return boxes
 
 
-def _parsed(
-    row: list[str], num_classes: int, *, scored: bool
-) -> tuple[tuple[str, int], Box, list[int], float]:
-    """(name, second), box, its labels and score of a line."""
-    second = int(row[1])
+def _checked_second(second: int) -> int:
     if second not in SECONDS:
         raise ValueError(f"second {second} is not in {SECONDS[0]} to {SECONDS[-1]}")
-    left, top, right, bottom = (min(max(float(edge), 0.0), 1.0) for edge in row[2:6])
-    labels = [int(row[6]) - 1] if row[6].strip() not in ("", "-1") else []
-    for label in labels:
-        check_label(label, num_classes)
-    score = float(row[7]) if scored else 1.0
-    return (row[0], second), (left, top, right, bottom), labels, score
+    return second
 
 
 def _boxes(recipe: Recipe, split: str) -> Boxes:
     """All boxes of a split, each with the labels of all files."""
     ava = recipe.ava
-    annotated, predicted = (
-        (ava.train_gt_box_lists, ava.train_predict_box_lists)
-        if split == "train"
-        else ((), ava.test_predict_box_lists)
-    )
+    annotated = ava.train_gt_box_lists if split == "train" else ()
+    predicted = ava.train_predict_box_lists if split == "train" else ava.test_predict_box_lists
     if split != "train" and not predicted:
         annotated = (ava.groundtruth_file,)
-    threshold = ava.detection_score_thresh
-    files: Iterator[tuple[str, float | None]]
-    files = chain(((name, None) for name in annotated), ((name, threshold) for name in predicted))
+    files: list[tuple[str, float | None]] = [(name, None) for name in annotated]
+    files += [(name, ava.detection_score_thresh) for name in predicted]
     boxes: Boxes = {}
     for name, least in files:
         found = read_boxes(annotation(recipe, name), recipe.model.num_classes, least)
@@ -201,11 +187,5 @@ def _boxes(recipe: Recipe, split: str) -> Boxes:
 def _video_lists(recipe: Recipe, split: str) -> list[Path]:
     names = recipe.ava.train_lists if split == "train" else recipe.ava.test_lists
     if not names:
-        raise ValueError(f"set AVA.{'TRAIN' if split == 'train' else 'TEST'}_LISTS: it has no list")
-    folder = Path(recipe.ava.frame_list_dir or recipe.data.path_to_data_dir)
-    return [folder / name for name in names]
-
-
-def _name(source: FrameVideo | LabelledVideo) -> str:
-    """By which lists of boxes name a video: a file's without its ending."""
-    return source.name if isinstance(source, FrameVideo) else Path(source.path).stem
+        raise ValueError(f"AVA.{'TRAIN' if split == 'train' else 'TEST'}_LISTS names no list")
+    return [Path(recipe.ava.frame_list_dir or recipe.data.path_to_data_dir, n) for n in names]

@@ -65,9 +65,3 @@ class ROIAlign(nn.Module):
         near = 1 - (places.clamp(0, size - 1)[..., None] - values).abs()
         weights = near.clamp(min=0) * counted[..., None]
         return weights.sum(2) / counts.clamp(min=1)
-
-    def extra_repr(self) -> str:
-        return (
-            f"{self.output_size}, scale {self.spatial_scale:g}, sampling_ratio "
-            f"{self.sampling_ratio}, aligned {self.aligned}"
-        )

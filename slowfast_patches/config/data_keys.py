@@ -159,57 +159,42 @@ class Data:
 @dataclass(frozen=True)
 class Ava:
     frame_dir: str = key(
-        "",
-        "What the paths in the lists start from; empty: the list's own folder.",
-        may_differ=True,
-        needs=_DETECTS,
+        "", "Stands before the paths in the lists.", may_differ=True, needs=_DETECTS
     )
-    frame_list_dir: str = key(
-        "", "Folder of the lists; empty: DATA.PATH_TO_DATA_DIR.", may_differ=True, needs=_DETECTS
-    )
+    frame_list_dir: str = key("", "Folder of the lists.", may_differ=True, needs=_DETECTS)
     annotation_dir: str = key(
         "",
-        "Folder of boxes, labels and their names; empty: DATA.PATH_TO_DATA_DIR.",
+        "Folder of the files below. Empty, like that of the lists: DATA.PATH_TO_DATA_DIR.",
         may_differ=True,
         needs=_DETECTS,
     )
     train_lists: tuple[str, ...] = key(
-        ("train.csv",),
-        'Training videos: frame lists, or csv files of video files with a "path 0" a line.',
-        needs=_DETECTS,
+        ("train.csv",), 'Frame lists, or csv files of video files, "path 0" a line.', needs=_DETECTS
     )
     test_lists: tuple[str, ...] = key(("val.csv",), "Those of evaluation.", needs=_DETECTS)
     train_gt_box_lists: tuple[str, ...] = key(
-        ("ava_train_v2.2.csv",), "Annotated boxes and labels of training.", needs=_DETECTS
+        ("ava_train_v2.2.csv",), "Annotated boxes to train on.", needs=_DETECTS
     )
     train_predict_box_lists: tuple[str, ...] = key(
-        (), "Boxes of a person detector to train on, with labels.", needs=_DETECTS
+        (), "A detector's boxes to train on, with labels.", needs=_DETECTS
     )
     test_predict_box_lists: tuple[str, ...] = key(
         ("ava_val_predicted_boxes.csv",),
-        "Boxes of a detector to score in evaluation; empty: those of GROUNDTRUTH_FILE.",
+        "A detector's boxes to evaluate on; empty: the annotated ones.",
         needs=_DETECTS,
     )
-    detection_score_thresh: float = key(
-        0.9, "Least score of a detector's box that is used.", PART, needs=_DETECTS
-    )
-    full_test_on_val: bool = key(
-        False,
-        "Validate on all key frames, not on those of every fourth second.",
-        needs=_DETECTS,
-    )
+    detection_score_thresh: float = key(0.9, "Least score of these.", PART, needs=_DETECTS)
+    full_test_on_val: bool = key(False, "Validate on all seconds, not each fourth.", needs=_DETECTS)
     label_map_file: str = key(
         "ava_action_list_v2.2_for_activitynet_2019.pbtxt",
-        "Names of the classes; mAP is over those that it has.",
+        "Names of the classes that are evaluated.",
         needs=_DETECTS,
     )
     exclusion_file: str = key(
-        "ava_val_excluded_timestamps_v2.2.csv",
-        "Key frames that evaluation leaves out; empty: none.",
-        needs=_DETECTS,
+        "ava_val_excluded_timestamps_v2.2.csv", "Key frames to leave out, if any.", needs=_DETECTS
     )
     groundtruth_file: str = key(
-        "ava_val_v2.2.csv", "Annotated boxes and labels of evaluation.", needs=_DETECTS
+        "ava_val_v2.2.csv", "Annotated boxes of evaluation.", needs=_DETECTS
     )
 
 

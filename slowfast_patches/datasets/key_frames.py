@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+from collections.abc import Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -11,12 +12,9 @@ from numpy.typing import NDArray
 
 from multigrid import ClipPlan, Shape, Video
 from slowfast_patches.config.recipe import Recipe
-from slowfast_patches.datasets.clips import reading_options, sampling_of
-from slowfast_patches.datasets.items import Clips, Label
-from slowfast_patches.datasets.lists.ava_list import FIRST_SECOND, KeyFrame, read_sources
-from slowfast_patches.datasets.lists.dataset_lists import list_path, read_list
-from slowfast_patches.datasets.lists.frame_list import FrameVideo
-from slowfast_patches.datasets.reading.index import open_index
+from slowfast_patches.datasets.clips import ClipDataset
+from slowfast_patches.datasets.items import Label
+from slowfast_patches.datasets.lists.ava_list import FIRST_SECOND, read_sources
 from slowfast_patches.datasets.reading.video_record import UnreadableVideoError, VideoRecord
 
 __all__ = ["KeyFrameClips", "boxes_in_clip", "frame_of"]
@@ -32,7 +30,7 @@ _LEAST = 0.25
 Floats = NDArray[np.float32]
 
 
-class KeyFrameClips(Clips):
+class KeyFrameClips(ClipDataset):
     """The key frames of a data set of boxes, a clip around each: `videos` are its `KeyFrame`s.
 
     An item has `boxes` (k, 4) in pixels of the clip as it is after its flip, their labels (k,
@@ -43,38 +41,19 @@ class KeyFrameClips(Clips):
     """
 
     def __init__(self, recipe: Recipe, split: str) -> None:
-        key_frames = read_list(recipe, split)
-        self.split = split
-        self._classes = int(recipe.model.num_classes)
-        self._sources = read_sources(recipe, split)
-        options = reading_options(recipe)
-        index = None
-        if not isinstance(self._sources[0], FrameVideo):
-            files = [source.path for source in self._sources]
-            index = open_index(list_path(recipe, split), files, max_pixels=options["max_pixels"])
-        test = split == "test"
-        super().__init__(
-            key_frames,
-            index,
-            sampling_of(recipe, split),
-            seed=recipe.rng_seed,
-            views=(1, recipe.test.num_spatial_crops if test else 1),
-            evaluation_crop=recipe.data.test_crop_size if test else None,
-            **options,
-        )
-        counts = [len(key_frame.boxes) for key_frame in key_frames]
+        super().__init__(recipe, split)
+        counts = [len(key_frame.boxes) for key_frame in self.videos]
         self.first_rows: NDArray[np.int64] = np.cumsum([0, *counts])
         """The numbers of the key frames' first boxes; the last is that of all boxes."""
         logger.info("%s: %d boxes in %d key frames", split, sum(counts), len(counts))
 
-    def _record(self, number: int) -> VideoRecord:
-        source = self.videos[number].video
-        if self.index is not None:
-            return self.index.record(source)
-        record: VideoRecord = self._sources[source].record(self._reading["max_pixels"])
-        return record
+    def _read_sources(self, recipe: Recipe, videos: Sequence[Any]) -> Sequence[Any]:
+        return read_sources(recipe, self.split)
 
-    def _label(self, video: KeyFrame, plan: ClipPlan | None) -> Label:
+    def _record(self, number: int) -> VideoRecord:
+        return super()._record(self.videos[number].video)
+
+    def _label(self, video: Any, plan: ClipPlan | None) -> Label:
         labels: Floats = np.zeros((len(video.boxes), self._classes), np.float32)
         for row, classes in zip(labels, video.labels, strict=True):
             row[list(classes)] = 1

@@ -54,7 +54,7 @@ def test_a_run_with_both_cycles_is_judged_by_the_map_of_boxes(train, tmp_path, o
     rows = (folder.path / "boxes.csv").read_text().splitlines()
     assert rows[0].startswith("video,label,prediction,probability,clockwise,")
     assert rows[1].startswith('"val0000 902 (')
-    table = (folder.path / "test_classes.csv").read_text().splitlines()
+    table = (folder.path / "result_classes.csv").read_text().splitlines()
     assert table[0] == "class,videos,average_precision"
     assert len(table) == 1 + len(ACTIONS)
 

@@ -17,6 +17,7 @@ __all__ = [
     "InputTransform",
     "blank_head_inputs",
     "blank_inputs",
+    "count_boxes",
     "head_inputs",
     "pack_pathways",
     "part_of",
@@ -121,6 +122,15 @@ def head_inputs(batch: Mapping[str, Any], device: torch.device) -> tuple[Tensor,
     if "boxes" not in batch:
         return ()
     return (batch["boxes"].to(device, non_blocking=True),)
+
+
+def count_boxes(batch: Mapping[str, Any]) -> list[int] | None:
+    """The number of each clip's boxes; None of a mini-batch without."""
+    if "boxes" not in batch:
+        return None
+    counts: list[int]
+    counts = batch["boxes"][:, 0].long().bincount(minlength=len(batch["clips"])).tolist()
+    return counts
 
 
 def part_of(batch: Mapping[str, Any], clips: slice) -> dict[str, Tensor]:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import warnings
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
-from typing import NamedTuple, cast
+from typing import Any, NamedTuple, cast
 
 import torch
 from torch import Tensor, nn
@@ -14,7 +14,7 @@ from torch.nn.parallel import DistributedDataParallel
 from multigrid import Batch, Step, prepare_step, set_extents
 from slowfast_patches.config.recipe import Recipe
 from slowfast_patches.models.average import start_average, update_average
-from slowfast_patches.models.inputs import InputTransform, head_inputs, part_of
+from slowfast_patches.models.inputs import InputTransform, count_boxes, head_inputs, part_of
 from slowfast_patches.models.layers.dropout import set_clips
 from slowfast_patches.models.recompute import checkpoint_blocks
 from slowfast_patches.models.solver import (
@@ -116,63 +116,55 @@ class Stepper:
         for part in in_parts(self.model, self.parts):
             micro = slice(part, None, self.parts)
             of_part = part_of(batch, micro)
-            counts = None
-            if "boxes" in of_part:
-                places = of_part["boxes"][:, 0].long()
-                counts = places.bincount(minlength=len(of_part["clips"])).tolist()
-            numbers_of_part = None if clips is None else clips[micro]
-            set_clips(self.model, numbers_of_part, self.device, counts)
+            numbers = None if clips is None else clips[micro]
+            set_clips(self.model, numbers, self.device, count_boxes(of_part))
             self._set_extents(batch, micro)
             inputs = self.transform(of_part["clips"], of_part["flips"])
             targets = of_part["labels"].to(self.device, non_blocking=True)
             if self._mixing is not None:
-                numbers = clips or range(step.first_clip, step.first_clip + len(batch["clips"]))
-                targets = self._mixing(inputs, targets, numbers[micro])
-            weight = None if boxes_of_process is None else len(targets) / boxes_of_process
+                every = clips or range(step.first_clip, step.first_clip + len(batch["clips"]))
+                targets = self._mixing(inputs, targets, every[micro])
+            # Without boxes, parts are of one size: the mini-batch's mean is the mean of theirs.
+            divisor = boxes_of_process / len(targets) if "boxes" in batch else self.parts
             mark("input")
             with self._exchange(part):
-                more = head_inputs(of_part, self.device)
-                outcomes.append(self._pass(inputs, more, targets, weight, mark))
+                arguments = (inputs, *head_inputs(of_part, self.device))
+                outcomes.append(self._pass(arguments, targets, divisor, mark))
         self._set_extents(None)
         losses, *of_clips = zip(*outcomes, strict=True)
-        if boxes_of_process is not None:
-            return Outcome(torch.stack(losses).sum(), *map(torch.cat, of_clips))
+        loss = torch.stack(losses).mean()
+        if "boxes" in batch:
+            return Outcome(loss, *map(torch.cat, of_clips))
         # Clip `parts` · j + p of the mini-batch is clip j of part p.
-        scores, labels = (torch.stack(values, 1).flatten(0, 1) for values in of_clips)
-        return Outcome(torch.stack(losses).mean(), scores, labels)
+        return Outcome(loss, *(torch.stack(values, 1).flatten(0, 1) for values in of_clips))
 
-    def _mean_boxes(self, batch: Batch) -> Tensor | None:
-        """The boxes of a process, on average; None without boxes.
+    def _mean_boxes(self, batch: Batch) -> Tensor:
+        """The boxes of a process, on average, NaN without boxes.
 
         Processes have different numbers, and their gradients are averaged: a process's loss is the
         sum over its boxes by this, so that the whole is the mean over all boxes.
         """
         if "boxes" not in batch:
-            return None
+            return torch.tensor(torch.nan)
         counts = torch.tensor([len(batch["boxes"]), 1.0], device=self.device)
-        mean: Tensor = torch.div(*sum_over_ranks(counts))
-        return mean
+        return torch.div(*sum_over_ranks(counts))
 
     def _pass(
         self,
-        inputs: list[Tensor],
-        more: Sequence[Tensor],
+        arguments: Sequence[Any],
         labels: Tensor,
-        weight: Tensor | None,
+        divisor: Tensor | int,
         mark: Callable[[str], None],
     ) -> Outcome:
-        """Forward and backward of one micro-batch, whose mean loss has a weight."""
+        """Forward and backward of one micro-batch; `divisor` of its loss makes it a part of the
+        mini-batch's."""
         with self.precision.autocast():
-            scores = self.network(inputs, *more)
+            scores = self.network(*arguments)
             loss = self._loss_function(scores, labels)
         mark("forward")
-        if weight is not None:
-            loss = loss * weight
-            self.precision.backward(loss)
-        else:  # micro-batches are of one size: the mini-batch's mean is the mean of theirs
-            self.precision.backward(loss / self.parts)
+        self.precision.backward(loss / divisor)
         mark("backward")
-        return Outcome(loss.detach(), scores.detach(), labels)
+        return Outcome(loss.detach() * (self.parts / divisor), scores.detach(), labels)
 
     def _set_extents(self, batch: Batch | None, micro: slice = slice(None)) -> None:
         """Set a transformer's extents for its next clips, if the batch has any; else, and between

@@ -1,9 +1,12 @@
 """Runs that score boxes: trained, tested, and with the same losses on one process and on two."""
 
+import csv
+import json
 import multiprocessing
 from collections.abc import Callable
 from pathlib import Path
 
+import cv2
 import pytest
 import torch
 import torch.distributed as dist
@@ -40,9 +43,15 @@ def keys(made_once: Callable[..., Path]) -> tuple[object, ...]:
     return (*KEYS, "DATA.PATH_TO_DATA_DIR", made_once("ava_form", make))
 
 
-def test_a_run_with_both_cycles_is_judged_by_the_map_of_boxes(train, tmp_path, opened, keys):
-    saved = ("TEST.SAVE_RESULTS_PATH", "boxes.csv")
-    folder = opened(train(tmp_path / "run", *keys, *saved, "MODEL.DROPOUT_RATE", 0.0))
+@pytest.fixture(scope="module")
+def finished(train, tmp_path_factory, keys) -> Path:
+    """The folder of a run with both cycles."""
+    options = ("TEST.SAVE_RESULTS_PATH", "boxes.csv", "MODEL.DROPOUT_RATE", 0.0)
+    return train(tmp_path_factory.mktemp("detection") / "run", *keys, *options)
+
+
+def test_a_run_with_both_cycles_is_judged_by_the_map_of_boxes(finished, opened):
+    folder = opened(finished)
     result = folder.result
     assert result["metric"] == "map"
     assert 0 < result["map"] <= 100
@@ -57,6 +66,33 @@ def test_a_run_with_both_cycles_is_judged_by_the_map_of_boxes(train, tmp_path, o
     table = (folder.path / "result_classes.csv").read_text().splitlines()
     assert table[0] == "class,videos,average_precision"
     assert len(table) == 1 + len(ACTIONS)
+
+
+def test_predictions_of_boxes_are_the_tests_and_are_drawn(
+    finished, keys, load_program, capsys, tmp_path
+):
+    data = Path(str(keys[-1]))
+    tool = load_program("tools/predict.py")
+    given = ("--checkpoint", finished, "--boxes", data / "ava_val_v2.2.csv", "--json", "--top", 6)
+    video = data / "val" / "val0001.mp4"
+    assert tool.main([*map(str, given), "--draw", str(tmp_path), str(video)]) == 0
+    found = json.loads(capsys.readouterr().out)
+    pictures = {path.name: cv2.imread(str(path)) for path in tmp_path.glob("*.png")}
+    assert sorted(pictures) == ["val0001_0902.png", "val0001_0903.png"]
+    assert all(picture.std() > 1 for picture in pictures.values())
+    with (finished / "boxes.csv").open() as file:
+        tested = {row["video"]: row for row in csv.DictReader(file)}
+    for row in found:
+        expected = tested[f"val0001 {row['second']} {tuple(row['box'])}"]
+        for of_class in row["classes"]:
+            assert of_class["probability"] == pytest.approx(
+                float(expected[of_class["name"]]), rel=1e-3
+            )
+    assert tool.main([*map(str, given[:2]), str(video)]) == 2
+    assert "--boxes goes with a model of boxes" in capsys.readouterr().err
+    other = tmp_path / "other.mp4"
+    assert tool.main([*map(str, given), str(other)]) == 1
+    assert "has no box in" in capsys.readouterr().err
 
 
 def test_weights_of_videos_fit_but_for_the_head(tiny_config, tmp_path, keys):

@@ -46,7 +46,7 @@ from torch import Tensor
 from slowfast_patches.config.recipe import KEYS, Recipe
 from slowfast_patches.datasets.lists.ava_list import read_boxes
 from slowfast_patches.datasets.lists.class_names import read_class_names
-from slowfast_patches.datasets.reading.files import frame_files, video_files
+from slowfast_patches.datasets.reading.files import frame_files, video_files, video_name
 from slowfast_patches.datasets.reading.scan import missing_frames
 from slowfast_patches.datasets.reading.video_record import UnreadableVideoError
 from slowfast_patches.train.checkpoint_files import checkpoint_of
@@ -135,11 +135,11 @@ def predict_boxes(
     boxes = read_boxes(args.boxes, recipe.model.num_classes)
     results = list[dict[str, Any]]()
     for video in itertools.chain.from_iterable(map(videos_at, args.videos)):
-        seconds = sorted(second for name, second in boxes if name == Path(video).stem)
+        seconds = sorted(second for name, second in boxes if name == video_name(video))
         if not seconds:
             results.append({"video": video, "error": f"has no box in {args.boxes}"})
         for second in seconds:
-            found = tuple(boxes[Path(video).stem, second])
+            found = tuple(boxes[video_name(video), second])
             where = {"video": video, "second": second}
             try:
                 rows = [best(row, args.top, names) for row in predictor.boxes(video, second, found)]
@@ -150,7 +150,7 @@ def predict_boxes(
             results += [{**where, "box": box, "classes": classes} for box, classes in pairs]
             if args.draw:
                 texts = ["\n".join(map(_class_text, classes)) for classes in rows]
-                picture = args.draw / f"{Path(video).stem}_{second:04d}.png"
+                picture = args.draw / f"{video_name(video)}_{second:04d}.png"
                 predictor.draw(video, second, found, texts, picture)
     if args.json:
         print(json.dumps(results, indent=2, ensure_ascii=False))

@@ -23,6 +23,7 @@ from slowfast_patches.datasets.lists.csv_list import (
     read_csv,
 )
 from slowfast_patches.datasets.lists.frame_list import FrameVideo, is_frame_list, read_frame_list
+from slowfast_patches.datasets.reading.files import video_name
 from slowfast_patches.datasets.reading.shared_list import SharedList
 from slowfast_patches.utils.tables import first_few
 
@@ -81,8 +82,7 @@ def read_ava(recipe: Recipe, path: Path, split: str) -> SharedList[KeyFrame]:
             videos that no list names; there is no key frame.
     """
     sources = read_sources(recipe, split)
-    # Boxes name a file without its ending.
-    names = [v.name if isinstance(v, FrameVideo) else Path(v.path).stem for v in sources]
+    names = [v.name if isinstance(v, FrameVideo) else video_name(v.path) for v in sources]
     boxes = _boxes(recipe, split)
     if unknown := sorted({name for name, _ in boxes}.difference(names)):
         raise ValueError(

@@ -73,7 +73,8 @@ def test_videos_may_be_files_and_lists_elsewhere(tmp_path):
     lists = write_lists(tmp_path / "lists", TRAIN)
     frames = tmp_path / "frames"
     frames.mkdir()
-    (frames / "train.csv").write_text("videos/b.mp4 0\nvideos/a.mp4 0\n")
+    # The second as multigrid-prepare names it.
+    (frames / "train.csv").write_text("videos/b.mp4 0\nvideos/a.webm.mp4 0\n")
     keys = ("DATA.PATH_TO_DATA_DIR", "", "AVA.FRAME_LIST_DIR", frames, "AVA.ANNOTATION_DIR", lists)
     found = read_list(recipe_of(tmp_path, *map(str, keys)), "train")
     assert (found[0].name, Path(found[0].path)) == ("b", frames / "videos/b.mp4")

@@ -27,7 +27,7 @@ first of them."""
 _LEAST = 0.25
 """Part of a box, or of the clip, that is to be seen for a box to be trained on."""
 
-Floats = NDArray[np.float32]
+Floats = NDArray[np.floating[Any]]
 
 
 class KeyFrameClips(ClipDataset):
@@ -86,7 +86,7 @@ class KeyFrameClips(ClipDataset):
     def _targets(self, number: int, plan: ClipPlan) -> dict[str, Any]:
         """What an item has of each box of a key frame."""
         key_frame = self.videos[number]
-        boxes, parts = boxes_in_clip(np.asarray(key_frame.boxes, np.float32), plan)
+        boxes, parts = boxes_in_clip(np.asarray(key_frame.boxes), plan)
         return {
             "label": self._label(key_frame, plan),
             "boxes": boxes,

@@ -51,7 +51,7 @@ class BoxPredictor(Predictor):
         sums = torch.zeros(len(boxes), recipe.model.num_classes, dtype=torch.float64)
         total = torch.zeros(len(boxes), 1, dtype=torch.float64)
         for clip, plan in zip(clips, plans, strict=True):
-            inside, parts = boxes_in_clip(np.asarray(boxes, np.float32), plan)
+            inside, parts = boxes_in_clip(np.asarray(boxes), plan)
             rows = torch.from_numpy(np.pad(inside, ((0, 0), (1, 0))))
             with self._precision.autocast():
                 inputs = self._transform(clip[None], torch.zeros(1, dtype=torch.bool))

@@ -98,6 +98,7 @@ def list_digest(recipe: Recipe, videos: Sequence[Any]) -> str:
             where = str(getattr(video, "path", video))  # a data set of another's may have numbers
             # Named by a json file, videos may lie in a folder of their own.
             name = Path(where).name if path.suffix == ".json" else where.removeprefix(root)
+            name = getattr(video, "name", name)  # a key frame's, wherever its video is
             label = str(getattr(video, "label", None))
         digest.update(f"{name}\0{label}\n".encode(errors="surrogateescape"))
     return digest.hexdigest()

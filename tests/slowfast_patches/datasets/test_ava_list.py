@@ -38,6 +38,8 @@ def test_key_frames_come_by_video_and_second_with_all_labels_of_a_box(tmp_path):
     assert list_path(recipe, "test") == tmp_path / "val.csv"
     digest = list_digest(recipe, frames)
     assert list_digest(recipe, list(frames)[:2]) != digest
+    moved = recipe_of(tmp_path, "AVA.FRAME_DIR", "/elsewhere")
+    assert list_digest(moved, read_list(moved, "train")) == digest
 
 
 @pytest.mark.parametrize("split", ["train", "val", "test"])

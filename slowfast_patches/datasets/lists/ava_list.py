@@ -142,7 +142,8 @@ def read_boxes(path: Path, num_classes: int, least_score: float | None = None) -
             rows = csv.reader(file)
             for row in rows:
                 left, top, right, bottom = (min(max(float(side), 0.0), 1.0) for side in row[2:6])
-                second = _checked_second(int(row[1]))
+                if (second := int(row[1])) not in SECONDS:
+                    raise ValueError(f"second {second} is not in {SECONDS[0]} to {SECONDS[-1]}")
                 labels = [int(row[6]) - 1] if row[6].strip() not in ("", "-1") else []
                 for label in labels:
                     check_label(label, num_classes)
@@ -157,12 +158,6 @@ def read_boxes(path: Path, num_classes: int, least_score: float | None = None) -
         line = f"{path}, line {rows.line_num}: {','.join(row)!r:.100}"
         raise ValueError(f"{line} is not {form}: {error}") from None
     return boxes
-
-
-def _checked_second(second: int) -> int:
-    if second not in SECONDS:
-        raise ValueError(f"second {second} is not in {SECONDS[0]} to {SECONDS[-1]}")
-    return second
 
 
 def _boxes(recipe: Recipe, split: str) -> Boxes:

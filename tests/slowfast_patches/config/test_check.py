@@ -75,6 +75,39 @@ def test_what_cannot_run_is_refused_with_a_way_out(overrides, message):
     assert message in refusal(overrides)
 
 
+STRIDES = "RESNET.SPATIAL_STRIDES [[1,1],[2,2],[2,2],[1,1]]"
+BOXES = "DETECTION.ENABLE True MODEL.LOSS_FUNC bce MODEL.HEAD_ACT sigmoid"
+
+
+@pytest.mark.parametrize(
+    ("overrides", "message"),
+    [
+        ("", "DETECTION.SPATIAL_SCALE_FACTOR 16 does not fit RESNET.SPATIAL_STRIDES [[1, 1],"),
+        (f"{STRIDES} TEST.NUM_ENSEMBLE_VIEWS 10", "a key frame has one clip along the video; set"),
+        (f"{STRIDES} MIXUP.ENABLE True", "MIXUP.ENABLE True does not fit DETECTION.ENABLE True"),
+        (f"{STRIDES} TRAIN.COMPILE True", "clips have different numbers of boxes; set it to False"),
+        (f"{STRIDES} DATA.ENSEMBLE_METHOD max", "set it to sum"),
+        (f"{STRIDES} DATA.CLIP_SAMPLING segments", "set it to auto"),
+        ("MODEL.ARCH hf", "no map of features to take boxes from"),
+        (f"{STRIDES} MODEL.HEAD_ACT softmax", "set MODEL.HEAD_ACT sigmoid, or DETECTION.ENABLE"),
+    ],
+)
+def test_what_boxes_cannot_have_is_refused(overrides, message):
+    check(f"DETECTION.ENABLE True MODEL.LOSS_FUNC bce {STRIDES}")
+    assert message in refusal(f"{BOXES} {overrides}")
+
+
+def test_keys_of_boxes_without_detection_are_said_to_have_no_effect(caplog):
+    check("AVA.FULL_TEST_ON_VAL True DETECTION.ALIGNED False")
+    warned = [record.getMessage() for record in caplog.records]
+    assert any("AVA.FULL_TEST_ON_VAL True has no effect with DETECTION" in text for text in warned)
+    assert any("DETECTION.ALIGNED False has no effect" in text for text in warned)
+    caplog.clear()
+    check(f"{BOXES} {STRIDES} AVA.BGR True AVA.TEST_FORCE_FLIP False")
+    [warning] = [record.getMessage() for record in caplog.records]
+    assert "AVA.BGR True (the command line) has no effect: Write DATA.REVERSE_" in warning
+
+
 @pytest.mark.parametrize(
     "overrides",
     [

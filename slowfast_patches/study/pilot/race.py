@@ -143,7 +143,7 @@ def run_pilot(recipe: Recipe, seconds: float | None, device: torch.device) -> Pi
         arms=(baseline, *arms),
         metric=metric_names(recipe)[0],
         videos=len(race.scored),
-        chance=0.0 if recipe.multi_label else race.scored.chance(),
+        chance=0.0 if recipe.data.multi_label else race.scored.chance(),
         processes=processes,
         baseline_seconds=schedule.clips / processes * baseline.stages[0].seconds_per_clip,
         seconds=time.monotonic() - began,
@@ -186,6 +186,11 @@ def one_process(recipe: Recipe) -> Recipe:
         raise ValueError(
             f"the pilot is one process, and {placement.launcher} has started {placement.size}; "
             "start it by itself, and give NUM_GPUS and NUM_SHARDS of the training"
+        )
+    if recipe.detection.enable:
+        raise ValueError(
+            "the pilot scores videos, and the recipe boxes (DETECTION.ENABLE True); train both to "
+            "the end by multigrid-compare"
         )
     recipe = for_processes(without_multigrid(recipe))
     processes = processes_of(recipe)

@@ -93,10 +93,10 @@ def main(argv: list[str] | None = None) -> int:
     if path != args.checkpoint:
         print(f"the checkpoint is {path}", file=sys.stderr)
     recipe, stored = read_checkpoint(path, args.cfg, args.overrides)
-    names = find_names(args.classes, stored, recipe)
     if recipe.detection.enable or args.boxes or args.draw:
-        return predict_boxes(args, recipe, path, names)
+        return predict_boxes(args, recipe, path, stored)
     predictor = Predictor(recipe, path)
+    names = find_names(args.classes, stored, recipe)
     results = list[dict[str, Any]]()
     probabilities = dict[str, Tensor | None]()
     for video in itertools.chain.from_iterable(map(videos_at, args.videos)):
@@ -126,12 +126,13 @@ def main(argv: list[str] | None = None) -> int:
 
 
 def predict_boxes(
-    args: argparse.Namespace, recipe: Recipe, path: Path, names: Sequence[str] | None
+    args: argparse.Namespace, recipe: Recipe, path: Path, stored: Sequence[str] | None
 ) -> int:
-    """As `main`, of a model of boxes."""
+    """As `main`, of a model of boxes; `stored` are the names in its checkpoint."""
     if not (recipe.detection.enable and args.boxes) or args.output:
         raise ValueError("--boxes goes with a model of boxes, which needs it and has no --output")
     predictor = BoxPredictor(recipe, path)
+    names = find_names(args.classes, stored, recipe)
     boxes = read_boxes(args.boxes, recipe.model.num_classes)
     results = list[dict[str, Any]]()
     for video in itertools.chain.from_iterable(map(videos_at, args.videos)):

@@ -1,26 +1,18 @@
-"""The one change to a package that is not ours: a stand-in for detectron2 where it is missing.
+"""The changes to packages that are not ours: what the host imports and what it calls is not there.
 
-`slowfast.models` imports detectron2.layers.ROIAlign on import, whether detection is wanted or not.
+`slowfast.models` imports detectron2.layers.ROIAlign on import, whether detection is wanted or not;
+detectron2 is in no package registry. Its evaluation of AVA has names that NumPy has removed.
 """
 
 from __future__ import annotations
 
 import importlib.util
 import sys
-from types import ModuleType
+from types import ModuleType, SimpleNamespace
 
-__all__ = ["apply"]
+import numpy as np
 
-
-class ROIAlign:
-    """Stands in for detectron2.layers.ROIAlign where detectron2 is not installed."""
-
-    def __init__(self, *args: object, **kwargs: object) -> None:
-        raise ImportError(
-            "DETECTION.ENABLE True needs detectron2, which is in no package registry. Install it "
-            "from its repository, built against this torch: pip install --no-build-isolation "
-            "git+https://github.com/facebookresearch/detectron2.git; or set DETECTION.ENABLE False."
-        )
+__all__ = ["apply", "restore_numpy_names"]
 
 
 def apply() -> None:
@@ -30,6 +22,16 @@ def apply() -> None:
     """
     if "detectron2.layers" in sys.modules or importlib.util.find_spec("detectron2"):
         return
-    layers = ModuleType("detectron2.layers", "A placeholder: detectron2 is not installed.")
+    from slowfast_patches.roi_align import ROIAlign  # imports torch
+
+    layers = ModuleType("detectron2.layers", "Our ROIAlign: detectron2 is not installed.")
     layers.__dict__["ROIAlign"] = ROIAlign
     sys.modules[layers.__name__] = layers
+
+
+def restore_numpy_names() -> None:
+    """Give `slowfast.utils.ava_evaluation` np.float and np.bool, which NumPy 1.24 removed; NumPy
+    itself stays as it is."""
+    from slowfast.utils.ava_evaluation import metrics
+
+    metrics.np = SimpleNamespace(**{**vars(np), "float": float, "bool": bool})

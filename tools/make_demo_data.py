@@ -1,6 +1,9 @@
 """Render the demo data set: short videos whose classes need motion to tell apart.
 
 multigrid-demo-data --output DIR [--train N] [--val N] [--test N] [--seed S] ...
+multigrid-demo-data --output DIR --form ava [--train N] [--val N] ...
+
+--form ava: videos of several things each, with boxes and actions in AVA's form.
 """
 
 import argparse
@@ -13,6 +16,7 @@ from slowfast_patches.utils.command_line import ends_early, tool
 if __name__ == "__main__":
     ends_early()
 
+from slowfast_patches.datasets.demo.ava_form import make_ava_form
 from slowfast_patches.datasets.demo.synthetic import SPLITS, DemoSpec, make_demo_data
 
 
@@ -32,6 +36,9 @@ def parse_args(argv: list[str] | None = None) -> argparse.Namespace:
         default=(DemoSpec.width, DemoSpec.height),
         help=f"pixels ({DemoSpec.width} {DemoSpec.height})",
     )
+    parser.add_argument(
+        "--form", choices=("kinetics", "ava"), default="kinetics", help="of its lists (%(default)s)"
+    )
     parser.add_argument("--workers", type=int, help="processes (one per core)")
     return parser.parse_args(argv)
 
@@ -44,7 +51,10 @@ def main(argv: list[str] | None = None) -> int:
     width, height = args.size
     counts = {split: getattr(args, split) for split in SPLITS}
     spec = DemoSpec(**counts, seed=args.seed, frames=args.frames, width=width, height=height)
-    made = make_demo_data(args.output, spec, args.workers)
+    if args.form == "ava":
+        del counts["test"]  # its validation videos are its test's, too
+    make = make_ava_form if args.form == "ava" else make_demo_data
+    made = make(args.output, spec, args.workers)
     total = sum(counts.values())
     if made:
         print(f"{args.output}: {made} of {total} videos made ({time.perf_counter() - start:.0f} s)")

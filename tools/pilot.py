@@ -1,6 +1,6 @@
 """Try, in minutes, whether multigrid pays for a model on its data, and which cycle.
 
-    multigrid-pilot --cfg projects/real_video/recipes/SLOWFAST_WORDS.yaml DATA.PATH_TO_DATA_DIR words
+    multigrid-pilot --cfg RECIPE.yaml DATA.PATH_TO_DATA_DIR data
 
 The baseline and a cycle or more are trained for equal times, from TRAIN.CHECKPOINT_FILE_PATH or
 from scratch; each ends at the baseline's shape, and all are scored there. It prints what each

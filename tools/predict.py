@@ -16,6 +16,10 @@ videos change its keys. The names of the classes are those of --classes, or thos
 checkpoint, or those that the data set has beside the lists in DATA.PATH_TO_DATA_DIR; else a warning
 says that classes have their number.
 
+A model of boxes (DETECTION.ENABLE) needs --boxes FILE.csv, lines as AVA's: the video's name without
+its ending, second, x1, y1, x2, y2 as parts of the frame's sides, and a comma. --draw DIR writes a
+picture of each key frame, with its boxes and their most probable classes.
+
 --output FILE.csv writes a table: video, prediction, probability, and the probability of each class
 in a column of its own. A video that cannot be read has its path alone there.
 
@@ -44,13 +48,15 @@ if __name__ == "__main__":
 from torch import Tensor
 
 from slowfast_patches.config.recipe import KEYS
+from slowfast_patches.datasets.lists.ava_list import read_boxes
 from slowfast_patches.datasets.lists.class_names import read_class_names
-from slowfast_patches.datasets.reading.files import frame_files, video_files
+from slowfast_patches.datasets.reading.files import frame_files, video_files, video_name
 from slowfast_patches.datasets.reading.scan import missing_frames
 from slowfast_patches.datasets.reading.video_record import UnreadableVideoError
 from slowfast_patches.train.checkpoint_files import checkpoint_of
-from slowfast_patches.train.predict import Predictor, load_model
-from slowfast_patches.train.record.tables import write_predictions
+from slowfast_patches.train.predict import Predictor, read_checkpoint
+from slowfast_patches.train.predict_boxes import BoxPredictor
+from slowfast_patches.train.record.tables import names_of_data, write_predictions
 
 
 def parse_args(argv: list[str] | None = None) -> argparse.Namespace:
@@ -65,6 +71,8 @@ def parse_args(argv: list[str] | None = None) -> argparse.Namespace:
     add("--output", type=Path, metavar="FILE.csv", help="write the probabilities of all classes")
     text = "write the model as a program of torch.export; no video is needed then"
     add("--export", type=Path, metavar="FILE.pt2", help=text)
+    add("--boxes", type=Path, metavar="FILE.csv", help="boxes to score, as AVA's lists have them")
+    add("--draw", type=Path, metavar="DIR", help="write pictures of boxes and scores")
     add("--json", action="store_true", help="print JSON, and nothing else")
     add("videos", nargs="*", default=[], metavar="VIDEO [KEY VALUE]")
     args = parser.parse_intermixed_args(argv)
@@ -92,14 +100,16 @@ def main(argv: list[str] | None = None) -> int:
         print(f"the checkpoint is {path}", file=sys.stderr)
     if args.export:
         args.overrides += ["NUM_GPUS", 0, "TRAIN.MIXED_PRECISION", False]
-    predictor = load_model(path, args.cfg, args.overrides)
-    names = find_names(args.classes, predictor)
+    recipe, stored = read_checkpoint(path, args.cfg, args.overrides)
+    _check_boxes(args, recipe.detection.enable)
+    kind = BoxPredictor if recipe.detection.enable else Predictor
+    predictor = kind(recipe, path, stored or names_of_data(recipe))
+    predictor.class_names = names = find_names(args.classes, predictor)
+    if isinstance(predictor, BoxPredictor):
+        return predict_boxes(args, predictor)
     if args.export:
-        from slowfast_patches.train.export import (
-            write_program,
-        )  # with torch.export, it takes a second
+        from slowfast_patches.train.export import write_program  # takes a second
 
-        predictor.class_names = names
         write_program(predictor, args.export)
         print(f"the program is {args.export}", file=sys.stderr)
     results = list[dict[str, Any]]()
@@ -128,6 +138,52 @@ def main(argv: list[str] | None = None) -> int:
     if args.json:
         print(json.dumps(results, indent=2, ensure_ascii=False))
     return int(None in probabilities.values())
+
+
+def _check_boxes(args: argparse.Namespace, has_boxes: bool) -> None:
+    """Raise ValueError for options that a model of boxes, or of videos, does not have."""
+    if has_boxes and (not args.boxes or args.output or args.export):
+        raise ValueError("a model of boxes needs --boxes FILE, and has no --output and no --export")
+    if not has_boxes and (args.boxes or args.draw):
+        raise ValueError("--boxes and --draw go with a model of boxes (DETECTION.ENABLE True)")
+
+
+def predict_boxes(args: argparse.Namespace, predictor: BoxPredictor) -> int:
+    """As `main`, of a model of boxes."""
+    names = predictor.class_names
+    boxes = read_boxes(args.boxes, predictor.recipe.model.num_classes)
+    results = list[dict[str, Any]]()
+    for video in itertools.chain.from_iterable(map(videos_at, args.videos)):
+        seconds = sorted(second for name, second in boxes if name == video_name(video))
+        if not seconds:
+            results.append({"video": video, "error": f"has no box in {args.boxes}"})
+        for second in seconds:
+            found = tuple(boxes[video_name(video), second])
+            where = {"video": video, "second": second}
+            try:
+                rows = [best(row, args.top, names) for row in predictor.boxes(video, second, found)]
+            except UnreadableVideoError as error:
+                results.append({**where, "error": str(error)})
+                continue
+            pairs = zip(found, rows, strict=True)
+            results += [{**where, "box": box, "classes": classes} for box, classes in pairs]
+            if args.draw:
+                texts = ["\n".join(map(_class_text, classes)) for classes in rows]
+                picture = args.draw / f"{video_name(video)}_{second:04d}.png"
+                predictor.draw(video, second, found, texts, picture)
+    if args.json:
+        print(json.dumps(results, indent=2, ensure_ascii=False))
+    for result in results:
+        if "error" in result:
+            print(f"{result['video']} {result['error']}", file=sys.stderr)
+        elif not args.json:
+            classes = ", ".join(map(_class_text, result["classes"]))
+            print(f"{result['video']}, second {result['second']}, box {result['box']}: {classes}")
+    return int(any("error" in result for result in results))
+
+
+def _class_text(row: dict[str, Any]) -> str:
+    return f"{row['name'] or row['number']} {100 * row['probability']:.0f} %"
 
 
 def videos_at(path: str) -> list[str]:

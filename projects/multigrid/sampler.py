@@ -28,6 +28,8 @@ __all__ = [
     "collate",
     "empty_clips",
     "network_input",
+    "stack_boxes",
+    "stack_labels",
     "stream",
 ]
 
@@ -45,7 +47,9 @@ class Batch(TypedDict):
     """A collated mini-batch of n clips, as `collate` makes it.
 
     `labels` are classes, (n,) int64, or multi-hot rows, (n, classes) float32. `extents`, (n, 2)
-    float32, is how much each clip covers of what the baseline's do, if the data set has it.
+    float32, is how much each clip covers of what the baseline's do, if the data set has it. Where
+    clips have any number of boxes, `boxes` are (m, 5) float32: the clip's place in the mini-batch,
+    then x1, y1, x2, y2 in pixels of the clip after `flips`; `labels` are the boxes', (m, classes).
     """
 
     clips: Tensor
@@ -54,6 +58,7 @@ class Batch(TypedDict):
     iteration: int
     failures: list[tuple[str, str]]
     extents: NotRequired[Tensor]
+    boxes: NotRequired[Tensor]
 
 
 @lru_cache(maxsize=4)
@@ -169,7 +174,8 @@ def collate(samples: Sequence[Mapping[str, Any]] | Batch) -> Batch:
     Each sample has `clip` (T, H, W, 3) uint8, `label` (a class, or a multi-hot vector (classes,)
     float32), `flip` (bool), `iteration`, and, where videos had to be replaced, `failures`, a list
     of their (path, reason). All are of one iteration, hence of one shape. They may have `extents`
-    (time, space), as a `ClipPlan` does.
+    (time, space), as a `ClipPlan` does, and `boxes` (k, 4), whose labels (k, classes) then `label`
+    has.
     """
     if isinstance(samples, Mapping):
         return samples
@@ -177,14 +183,30 @@ def collate(samples: Sequence[Mapping[str, Any]] | Batch) -> Batch:
     assert len(iterations) == 1, f"a mini-batch of several iterations: {sorted(iterations)}"
     batch = Batch(
         clips=torch.stack([torch.as_tensor(sample["clip"]) for sample in samples]),
-        labels=torch.as_tensor(np.asarray([sample["label"] for sample in samples])),
+        labels=stack_labels(samples),
         flips=torch.as_tensor([bool(sample["flip"]) for sample in samples]),
         iteration=iterations.pop(),
         failures=[failure for sample in samples for failure in sample.get("failures", ())],
     )
     if "extents" in samples[0]:
         batch["extents"] = torch.tensor([sample["extents"] for sample in samples])
+    if "boxes" in samples[0]:
+        batch["boxes"] = stack_boxes(samples)
     return batch
+
+
+def stack_labels(samples: Sequence[Mapping[str, Any]]) -> Tensor:
+    """The labels of some samples, as a `Batch` has them."""
+    labels = [sample["label"] for sample in samples]
+    has_boxes = samples and "boxes" in samples[0]
+    return torch.as_tensor(np.concatenate(labels) if has_boxes else np.asarray(labels))
+
+
+def stack_boxes(samples: Sequence[Mapping[str, Any]]) -> Tensor:
+    """The boxes of some samples, as a `Batch` has them."""
+    places = np.repeat(np.arange(len(samples)), [len(sample["boxes"]) for sample in samples])
+    boxes = np.concatenate([sample["boxes"] for sample in samples])
+    return torch.as_tensor(np.column_stack([places, boxes]), dtype=torch.float32)
 
 
 def network_input(

@@ -152,7 +152,12 @@ def clip_generator(seed: int, epoch: int, video: int) -> np.random.Generator:
 
 
 def plan_train(
-    rng: np.random.Generator, grid: Grid, video: Video, target_fps: float = 30.0
+    rng: np.random.Generator,
+    grid: Grid,
+    video: Video,
+    target_fps: float = 30.0,
+    *,
+    centre: float | None = None,
 ) -> ClipPlan:
     """A random clip of a video on a grid.
 
@@ -161,7 +166,8 @@ def plan_train(
     as the grid has frames, come from a generator of their own: all others, and what is drawn from
     `rng` later, are the same for every grid.
 
-    Strides count frames at `target_fps` a second; 0: the video's own frames.
+    Strides count frames at `target_fps` a second; 0: the video's own frames. With `centre`, a frame
+    of the video, the clip is around it, its frames a whole stride apart, as PySlowFast's of AVA.
     """
     u_stride, u_start, u_scale, u_x, u_y, u_flip = rng.random(6)
     low, high = grid.strides
@@ -172,7 +178,10 @@ def plan_train(
     else:
         span = stride * grid.frames * rate
         start = u_start * max(video.frames - span, 0.0)
-        positions = _positions(start, span, grid.frames, video, exact=grid.exact_strides)
+        if centre is not None:
+            start = centre - span // 2
+        exact = grid.exact_strides or centre is not None
+        positions = _positions(start, span, grid.frames, video, exact=exact)
     short_side = _short_side(u_scale, grid)
     size = _resized(video, short_side)
     corner = (int(u_x * (size[0] - grid.crop + 1)), int(u_y * (size[1] - grid.crop + 1)))
@@ -194,6 +203,7 @@ def plan_test(
     segments: bool = False,
     exact_strides: bool = False,
     to_end: bool = False,
+    centre: float | None = None,
 ) -> ClipPlan:
     """The `view`-th of n clips spread over a video, and the `spatial`-th of 1 or 3 crops.
 
@@ -201,7 +211,7 @@ def plan_test(
     single view is taken from the middle of the video. Where the clip leaves room, view k starts at
     k/n of it, as PySlowFast's do, which never show a video's end; with `to_end` at k/(n - 1), so
     that the last view ends with the video. The frame is resized to a short side of `short_side`,
-    the crop's own size by default. `target_fps` is as in `plan_train`.
+    the crop's own size by default. `target_fps` and `centre` are as in `plan_train`.
 
     With `segments`, every view covers the whole video: view k of n takes the frame at (k + 0.5)/n
     of each of `frames` equal parts, a single view their centres. `stride`, `target_fps` and
@@ -222,7 +232,10 @@ def plan_test(
         span = stride * frames * _rate(video, target_fps)
         room = max(video.frames - span, 0.0)
         start = room / 2 if views == 1 else room * index / (views - to_end)
-        positions = _positions(start, span, frames, video, exact=exact_strides)
+        if centre is not None:
+            start = centre - span // 2
+        exact = exact_strides or centre is not None
+        positions = _positions(start, span, frames, video, exact=exact)
     size = _resized(video, short_side or crop)
     place = 1 if crops == 1 else part
     wide = size[0] >= size[1]

@@ -6,6 +6,7 @@ Checks of single keys are in the keys' fields and made while loading; here are t
 from __future__ import annotations
 
 import logging
+import math
 from collections.abc import Iterator, Sequence
 from itertools import pairwise
 
@@ -19,10 +20,11 @@ __all__ = ["check_frames", "check_recipe"]
 logger = logging.getLogger(__name__)
 
 _FITTING = {
-    False: {"LOSS_FUNC": "cross_entropy", "HEAD_ACT": "softmax"},
-    True: {"LOSS_FUNC": "bce_logit", "HEAD_ACT": "sigmoid"},
+    "DETECTION.ENABLE True": {"LOSS_FUNC": "bce", "HEAD_ACT": "sigmoid"},
+    "DATA.MULTI_LABEL True": {"LOSS_FUNC": "bce_logit", "HEAD_ACT": "sigmoid"},
+    "DATA.MULTI_LABEL False": {"LOSS_FUNC": "cross_entropy", "HEAD_ACT": "softmax"},
 }
-"""Keys of MODEL by DATA.MULTI_LABEL. Sigmoid scores of a softmax training depend on an offset that
+"""Keys of MODEL by what is scored. Sigmoid scores of a softmax training depend on an offset that
 nothing trains; softmax scores of several labels do not compare between videos, which mAP ranks."""
 
 _STRIDE = 32
@@ -35,10 +37,10 @@ def check_recipe(recipe: Recipe, world_size: int = 1) -> None:
     Raises:
         ValueError: what is wrong, with the numbers and a way out.
     """
-    if recipe.detection.enable:
-        raise ValueError("DETECTION.ENABLE True: detection is not trained here; set it to False")
     _check_labels(recipe)
     _check_class_weights(recipe)
+    if recipe.detection.enable:
+        _check_detection(recipe)
     _check_solver(recipe)
     _warn(recipe)
     _check_model(recipe)
@@ -52,12 +54,13 @@ def check_recipe(recipe: Recipe, world_size: int = 1) -> None:
 def _check_labels(recipe: Recipe) -> None:
     """DATA.ENSEMBLE_METHOD is free: the sum and the maximum of probabilities over views both rank
     classes and videos."""
-    several = recipe.data.multi_label
-    for key, fitting in _FITTING[several].items():
+    is_set = (key for key in _FITTING if str(recipe[key.split()[0]]) == key.split()[1])
+    name, given = next(is_set).split()
+    for key, fitting in _FITTING[f"{name} {given}"].items():
         if (value := recipe[f"MODEL.{key}"]) != fitting:
             raise ValueError(
-                f"MODEL.{key} {value!r} does not fit DATA.MULTI_LABEL {several}; set MODEL.{key} "
-                f"{fitting}, or DATA.MULTI_LABEL {not several}"
+                f"MODEL.{key} {value!r} does not fit {name} {given}; set MODEL.{key} {fitting}, or "
+                f"{name} {given == 'False'}"
             )
 
 
@@ -68,6 +71,38 @@ def _check_class_weights(recipe: Recipe) -> None:
         raise ValueError(
             f"SOLVER.CLASS_WEIGHTS has {len(weights)} weights, and MODEL.NUM_CLASSES is {classes}; "
             "give one for each class, or balanced"
+        )
+
+
+def _check_detection(recipe: Recipe) -> None:
+    """What boxes at key frames cannot have, and the scale that the network's strides give."""
+    wanted = {
+        "DATA.CLIP_SAMPLING": (("auto", "stride"), "a clip is centred on its key frame"),
+        "DATA.ENSEMBLE_METHOD": (("sum",), "a box's scores are averaged by what crops show of it"),
+        "TEST.NUM_ENSEMBLE_VIEWS": ((1,), "a key frame has one clip along the video"),
+        "MIXUP.ENABLE": ((False,), "boxes cannot be blended"),
+        "AUG.ENABLE": ((False,), "boxes do not follow what it does to a clip"),
+        "SOLVER.CLASS_WEIGHTS": (((),), "a box's classes have no weights"),
+        "TRAIN.COMPILE": ((False,), "clips have different numbers of boxes"),
+    }
+    for key, (fitting, reason) in wanted.items():
+        if recipe[key] not in fitting:
+            raise ValueError(
+                f"{key} {recipe[key]} does not fit DETECTION.ENABLE True: {reason}; set it to "
+                f"{plain(fitting[0])}"
+            )
+    if recipe.model.family.is_transformer:
+        raise ValueError(
+            f"MODEL.ARCH {recipe.model.arch} does not fit DETECTION.ENABLE True: it has no map of "
+            "features to take boxes from; use one of PySlowFast's"
+        )
+    scale = 4 * math.prod(stage[0] for stage in recipe.resnet.spatial_strides)
+    if recipe.detection.spatial_scale_factor != scale:
+        raise ValueError(
+            f"DETECTION.SPATIAL_SCALE_FACTOR {recipe.detection.spatial_scale_factor} does not fit "
+            f"RESNET.SPATIAL_STRIDES {plain(recipe.resnet.spatial_strides)}, which make {scale} "
+            f"pixels one of the last map's; set it to {scale}, or change the strides (for AVA the "
+            "last stage has 1, and SPATIAL_DILATIONS 2)"
         )
 
 

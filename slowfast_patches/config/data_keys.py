@@ -1,4 +1,4 @@
-"""The keys of clips and of the method: MULTIGRID, DATA, MIXUP, AUG and DATA_LOADER."""
+"""The keys of clips and of the method: MULTIGRID, DATA, AVA, MIXUP, AUG and DATA_LOADER."""
 
 from __future__ import annotations
 
@@ -21,7 +21,9 @@ from slowfast_patches.config.fields import (
     one_of,
 )
 
-__all__ = ["Aug", "Data", "DataLoading", "Mixup", "Multigrid"]
+__all__ = ["Aug", "Ava", "Data", "DataLoading", "Mixup", "Multigrid"]
+
+_DETECTS = "DETECTION.ENABLE True"
 
 
 @dataclass(frozen=True)
@@ -153,6 +155,48 @@ class Data:
     std: tuple[float, ...] = (0.225, 0.225, 0.225)
     train_jitter_scales: tuple[int, int] = (256, 320)
     test_crop_size: int = 256
+
+
+@dataclass(frozen=True)
+class Ava:
+    frame_dir: str = key(
+        "", "Stands before the paths in the lists.", may_differ=True, needs=_DETECTS
+    )
+    frame_list_dir: str = key("", "Folder of the lists.", may_differ=True, needs=_DETECTS)
+    annotation_dir: str = key(
+        "",
+        "Folder of the files below. Empty, like that of the lists: DATA.PATH_TO_DATA_DIR.",
+        may_differ=True,
+        needs=_DETECTS,
+    )
+    train_lists: tuple[str, ...] = key(
+        ("train.csv",), 'Frame lists, or csv files of video files, "path 0" a line.', needs=_DETECTS
+    )
+    test_lists: tuple[str, ...] = key(("val.csv",), "Those of evaluation.", needs=_DETECTS)
+    train_gt_box_lists: tuple[str, ...] = key(
+        ("ava_train_v2.2.csv",), "Annotated boxes to train on.", needs=_DETECTS
+    )
+    train_predict_box_lists: tuple[str, ...] = key(
+        (), "A detector's boxes to train on, with labels.", needs=_DETECTS
+    )
+    test_predict_box_lists: tuple[str, ...] = key(
+        ("ava_val_predicted_boxes.csv",),
+        "A detector's boxes to evaluate on; empty: the annotated ones.",
+        needs=_DETECTS,
+    )
+    detection_score_thresh: float = key(0.9, "Least score of these.", PART, needs=_DETECTS)
+    full_test_on_val: bool = key(False, "Validate on all seconds, not each fourth.", needs=_DETECTS)
+    label_map_file: str = key(
+        "ava_action_list_v2.2_for_activitynet_2019.pbtxt",
+        "Names of the classes that are evaluated.",
+        needs=_DETECTS,
+    )
+    exclusion_file: str = key(
+        "ava_val_excluded_timestamps_v2.2.csv", "Key frames to leave out, if any.", needs=_DETECTS
+    )
+    groundtruth_file: str = key(
+        "ava_val_v2.2.csv", "Annotated boxes of evaluation.", needs=_DETECTS
+    )
 
 
 @dataclass(frozen=True)

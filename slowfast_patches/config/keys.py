@@ -70,7 +70,13 @@ NO_EFFECT: Mapping[str, NoEffect] = {
         "Event files are always written to OUTPUT_DIR and hold scalars only; leave it out.",
         (True, "", 0, False, None),
     ),
-    "AVA.*": NoEffect("Detection is not trained here; leave the section out.", ()),
+    "AVA.BGR": NoEffect("Write DATA.REVERSE_INPUT_CHANNEL.", (False,)),
+    "AVA.IMG_PROC_BACKEND": NoEffect("All clips are read in one way.", ("cv2", "pytorch")),
+    "AVA.TEST_FORCE_FLIP": NoEffect("Clips are tested as they are.", (False,)),
+    "AVA.TRAIN_USE_COLOR_AUGMENTATION": NoEffect("Colours stay as they are.", (False,)),
+    "AVA.TRAIN_PCA_JITTER_ONLY": NoEffect("Colours stay as they are.", (True, False)),
+    "AVA.TRAIN_PCA_EIGVAL": NoEffect("Colours stay as they are.", ([0.225, 0.224, 0.229],)),
+    "AVA.TRAIN_PCA_EIGVEC": NoEffect("Colours stay as they are.", ()),
     "DEMO.*": NoEffect(
         "There is no demo on a camera or a single file; leave the section out.", (False,)
     ),

@@ -252,6 +252,10 @@ def _derive(values: dict[str, Any], given: Mapping[str, object]) -> None:
                 values[key] = tuple((stage[0], stage[0]) for stage in values[key])
     elif "DATA.INPUT_CHANNEL_NUM" not in given:
         values["DATA.INPUT_CHANNEL_NUM"] = values["DATA.INPUT_CHANNEL_NUM"][:1]
+    if values["DETECTION.ENABLE"]:
+        # The host's head for boxes has no other, and recipes of 1.0 have no such key.
+        derived = {"MODEL.HEAD_ACT": "sigmoid", "TEST.NUM_ENSEMBLE_VIEWS": 1}
+        values |= {key: value for key, value in derived.items() if key not in given}
     if "DATA.CROP_SIZE" not in given:
         values["DATA.CROP_SIZE"] = values["DATA.TRAIN_CROP_SIZE"]
     if values["DIST_BACKEND"] == "nccl" and values["NUM_GPUS"] == 0:

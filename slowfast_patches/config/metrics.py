@@ -30,9 +30,9 @@ def metric_names(recipe: Recipe) -> tuple[str, ...]:
     """The names of a recipe's metrics in result files, the primary one first.
 
     ("top1", "top5") where a video has one label, ("top1",) of at most five classes; ("map",), the
-    mean over the classes of their average precision, where it has several.
+    mean over the classes of their average precision, where it, or a box, has several.
     """
-    if recipe.data.multi_label:
+    if recipe.multi_label:
         return ("map",)
     return tuple(f"top{k}" for k in accuracy_ranks(recipe.model.num_classes))
 

@@ -167,11 +167,23 @@ class NonLocal:
 
 @dataclass(frozen=True)
 class Detection:
-    # A loop of one's own may train the model that the host makes.
-    enable: bool = key(False, "Detection, which is not trained here.")
-    aligned: bool = True
-    spatial_scale_factor: int = 16
-    roi_xform_resolution: int = 7
+    enable: bool = key(
+        False, "Score boxes at key frames, as of AVA, in the place of whole videos.", speed=True
+    )
+    aligned: bool = key(
+        True,
+        "ROIAlign takes the centre of a value for its place; False as earlier releases.",
+        needs="DETECTION.ENABLE True",
+    )
+    spatial_scale_factor: int = key(
+        16,
+        "Pixels of a clip to one of the last feature map's: 4 times the strides of the stages.",
+        AT_LEAST_ONE,
+        needs="DETECTION.ENABLE True",
+    )
+    roi_xform_resolution: int = key(
+        7, "Features along a side of a box.", AT_LEAST_ONE, needs="DETECTION.ENABLE True"
+    )
 
 
 @dataclass(frozen=True)

@@ -17,7 +17,7 @@ from typing import Any, get_type_hints
 from slowfast.config import defaults as host_defaults
 
 from multigrid import Shape
-from slowfast_patches.config.data_keys import Aug, Data, DataLoading, Mixup, Multigrid
+from slowfast_patches.config.data_keys import Aug, Ava, Data, DataLoading, Mixup, Multigrid
 from slowfast_patches.config.families import FAMILIES
 from slowfast_patches.config.fields import (
     AT_LEAST_ONE,
@@ -86,6 +86,7 @@ class Recipe:
     detection: Detection = Detection()
     bn: BatchNorm = BatchNorm()
     data: Data = Data()
+    ava: Ava = Ava()
     mixup: Mixup = Mixup()
     aug: Aug = Aug()
     data_loader: DataLoading = DataLoading()
@@ -129,6 +130,11 @@ class Recipe:
     def uses_multigrid(self) -> bool:
         """Whether the long cycle, the short cycle, or both are on."""
         return self.multigrid.long_cycle or self.multigrid.short_cycle
+
+    @property
+    def multi_label(self) -> bool:
+        """Whether what is scored has several labels: videos with DATA.MULTI_LABEL, boxes always."""
+        return self.data.multi_label or self.detection.enable
 
     @property
     def groups_batchnorm(self) -> bool:

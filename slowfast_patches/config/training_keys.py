@@ -213,7 +213,9 @@ class Test:
     batch_size: int = key(
         8, "Clips of one machine's mini-batch in evaluation.", AT_LEAST_ONE, may_differ=True
     )
-    num_ensemble_views: int = key(10, "Clips along a video.", AT_LEAST_ONE, may_differ=True)
+    num_ensemble_views: int = key(
+        10, "Clips along a video; with DETECTION.ENABLE 1.", AT_LEAST_ONE, may_differ=True
+    )
     num_spatial_crops: int = key(3, "Crops of a clip.", one_of(1, 3), may_differ=True)
     checkpoint_file_path: str = key("", "The weights that are tested.", may_differ=True)
     checkpoint_type: str = key("pytorch", "Of TEST.CHECKPOINT_FILE_PATH.", WEIGHTS, may_differ=True)

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import logging
+from collections.abc import Sequence
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -41,8 +43,9 @@ class ClipDataset(Clips):
         path = list_path(recipe, split)
         options = reading_options(recipe)
         index = None
-        if not isinstance(videos[0], FrameVideo):
-            paths = [video.path for video in videos]
+        self._sources = self._read_sources(recipe, videos)
+        if not isinstance(self._sources[0], FrameVideo):
+            paths = [video.path for video in self._sources]
             index = open_index(path, paths, max_pixels=options["max_pixels"])
         test = recipe.test
         sampling = sampling_of(recipe, split)
@@ -64,6 +67,10 @@ class ClipDataset(Clips):
             )
         logger.info("%s: %d videos of %s; clips are %s", split, len(videos), path, taken)
 
+    def _read_sources(self, recipe: Recipe, videos: Sequence[Any]) -> Sequence[Any]:
+        """The videos, in the order of the index, that what is listed is read from."""
+        return videos
+
     def _label(self, video: FrameVideo, plan: ClipPlan | None) -> Label:
         if not self._multi_label:
             return video.label
@@ -74,7 +81,7 @@ class ClipDataset(Clips):
 
     def _record(self, number: int) -> VideoRecord:
         if self.index is None:
-            record: VideoRecord = self.videos[number].record(self._reading["max_pixels"])
+            record: VideoRecord = self._sources[number].record(self._reading["max_pixels"])
             return record
         return super()._record(number)
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from itertools import groupby
-from typing import Any, cast
+from typing import Any, NotRequired, cast
 
 import numpy as np
 import torch
@@ -24,6 +24,7 @@ from multigrid import (
     plan_test,
     plan_train,
 )
+from multigrid.sampler import stack_boxes, stack_labels
 from slowfast_patches.datasets.reading.clip_reader import read_clip, read_clips
 from slowfast_patches.datasets.reading.files import MAX_PIXELS
 from slowfast_patches.datasets.reading.index import VideoIndex
@@ -49,9 +50,17 @@ class _Batch(dict[Any, Any]):
 
 
 class EvaluationBatch(Batch):
-    """A mini-batch that says of which videos it is: numbers in the list."""
+    """A mini-batch that says of which videos it is: numbers in the list.
+
+    With boxes: `rows`, (m,) their numbers among all of the split, and `shares`, (m,) how much of
+    each its clip shows, in evaluation; `redrawn`, how often a crop without any was drawn again, in
+    training.
+    """
 
     videos: Tensor
+    rows: NotRequired[Tensor]
+    shares: NotRequired[Tensor]
+    redrawn: NotRequired[int]
 
 
 class TooManyUnreadableError(ToolError):
@@ -77,18 +86,29 @@ class Sampling:
     """flip, inverse_scale, segments, exact_strides, keep_field_of_view."""
     to_end: bool = False
 
-    def training_plan(self, rng: np.random.Generator, shape: Shape, video: Video) -> ClipPlan:
-        """A random clip of a video on the grid of a shape."""
+    def training_plan(
+        self,
+        rng: np.random.Generator,
+        shape: Shape,
+        video: Video,
+        centre: float | None = None,
+    ) -> ClipPlan:
+        """A random clip of a video, or one around a frame of it, on the grid of a shape."""
         grid = make_grid(shape, self.base, self.stride, self.short_sides, **self.grid)
-        return plan_train(rng, grid, video, self.target_fps)
+        return plan_train(rng, grid, video, self.target_fps, centre=centre)
 
     def evaluation_plan(
-        self, video: Video, part: int, views: tuple[int, int], crop: int
+        self,
+        video: Video,
+        part: int,
+        views: tuple[int, int],
+        crop: int,
+        centre: float | None = None,
     ) -> ClipPlan:
         """The `part`-th of the views × crops clips that a video is scored on.
 
-        One crop is the centre of the smallest training size; three are cut from a short side as
-        large as the crop.
+        One crop is the centre of the smallest training size; three, and one around a key frame, are
+        cut from a short side as large as the crop.
         """
         count, crops = views
         return plan_test(
@@ -99,10 +119,11 @@ class Sampling:
             view=(part // crops, count),
             spatial=(part % crops, crops),
             target_fps=self.target_fps,
-            short_side=max(crop, self.short_sides[0]) if crops == 1 else crop,
+            short_side=max(crop, self.short_sides[0]) if crops == 1 and centre is None else crop,
             segments=self.grid.get("segments", False),
             exact_strides=self.grid.get("exact_strides", False),
             to_end=self.to_end,
+            centre=centre,
         )
 
 
@@ -150,6 +171,18 @@ class Clips(torch.utils.data.Dataset[dict[str, Any]]):
         label: Label = video.label
         return label
 
+    def _draw(
+        self, rng: np.random.Generator, shape: Shape, number: int, video: Video
+    ) -> tuple[ClipPlan, dict[str, Any]]:
+        """A random clip of the video with a number, and what its item has besides pixels."""
+        plan = self.sampling.training_plan(rng, shape, video)
+        return plan, {"label": self._label(self.videos[number], plan)}
+
+    def _look(self, number: int, video: Video, part: int) -> tuple[ClipPlan, dict[str, Any]]:
+        """The `part`-th clip that the video with a number is scored on, and as `_draw`."""
+        plan = self.sampling.evaluation_plan(video, part, self._views, self._crop)
+        return plan, {"label": self._label(self.videos[number], None)}
+
     def _record(self, number: int) -> VideoRecord:
         """What the reader has to know of a video; raises UnreadableVideoError."""
         assert self.index is not None
@@ -178,22 +211,24 @@ class Clips(torch.utils.data.Dataset[dict[str, Any]]):
         """The mini-batch of some requests of one shape."""
         clips = empty_clips(len(requests), *self._sides(requests[0]))
         items = self._read(requests, [clip.numpy() for clip in clips])
-        labels = torch.as_tensor(np.asarray([item["label"] for item in items]))
-        read = [number for number, item in enumerate(items) if not item.get("unread")]
-        if len(read) < len(items):
-            clips = clips[read]
-            labels = labels[read]
+        numbers = [number for number, item in enumerate(items) if not item.get("unread")]
+        read = [items[number] for number in numbers]
         batch = EvaluationBatch(
-            clips=clips,
-            labels=labels,
-            flips=torch.tensor([items[n]["flip"] for n in read], dtype=torch.bool),
+            clips=clips if len(read) == len(items) else clips[numbers],
+            labels=stack_labels(read),
+            flips=torch.tensor([item["flip"] for item in read], dtype=torch.bool),
             iteration=items[0]["iteration"],
             failures=[failure for item in items for failure in item["failures"]],
-            videos=torch.tensor([items[n]["video"] for n in read], dtype=torch.int64),
+            videos=torch.tensor([item["video"] for item in read], dtype=torch.int64),
         )
         batch = cast(EvaluationBatch, _Batch(batch))
         if "extents" in items[0]:
             batch["extents"] = torch.tensor([item["extents"] for item in items])
+        if read and "boxes" in read[0]:
+            batch["boxes"] = stack_boxes(read)
+            batch["rows"] = torch.as_tensor(np.concatenate([item["rows"] for item in read]))
+            batch["shares"] = torch.as_tensor(np.concatenate([item["shares"] for item in read]))
+            batch["redrawn"] = sum(item.get("redrawn", 0) for item in read)
         return batch
 
     def _sides(self, request: ClipRequest | int) -> tuple[int, int]:
@@ -225,7 +260,7 @@ class Clips(torch.utils.data.Dataset[dict[str, Any]]):
             video = self.videos[index]
             try:
                 record = self._record(index)
-                plan = self.sampling.training_plan(rng, request.shape, record.video)
+                plan, targets = self._draw(rng, request.shape, index, record.video)
                 read_clip(video.path, record, plan, out, **self._reading)
             except UnreadableVideoError as error:
                 failures.append((video.path, str(error)))
@@ -233,8 +268,7 @@ class Clips(torch.utils.data.Dataset[dict[str, Any]]):
                 continue
             if self._augment is not None:
                 self._augment(out, request.epoch, request.video)
-            return {
-                "label": self._label(video, plan),
+            return targets | {
                 "flip": plan.flip,
                 "video": index,
                 "iteration": request.iteration,
@@ -256,14 +290,14 @@ class Clips(torch.utils.data.Dataset[dict[str, Any]]):
         """Some of a video's clips on the baseline's grid; black where they cannot be read."""
         video = self.videos[index]
         item = {"label": self._label(video, None), "flip": False, "video": index, "iteration": -1}
-        plan = self.sampling.evaluation_plan
         try:
             record = self._record(index)
-            plans = [plan(record.video, part, self._views, self._crop) for part, _ in parts]
+            looks = [self._look(index, record.video, part) for part, _ in parts]
+            plans = [plan for plan, _ in looks]
             read_clips(video.path, record, plans, [out for _, out in parts], **self._reading)
         except UnreadableVideoError as error:
             if len(parts) > 1:  # one by one, those that can be read are
                 return [clip for part in parts for clip in self._read_evaluation(index, [part])]
             parts[0][1][:] = 0
             return [item | {"failures": [(video.path, str(error))], "unread": True}]
-        return [item | {"failures": []} for _ in parts]
+        return [item | targets | {"failures": []} for _, targets in looks]

@@ -12,6 +12,7 @@ from torch.utils.data import DataLoader, Dataset
 from multigrid import ClipRequest, MultigridBatchSampler, Schedule, Step, collate, stream
 from slowfast_patches.config.recipe import Recipe
 from slowfast_patches.datasets.clips import ClipDataset
+from slowfast_patches.datasets.key_frames import KeyFrameClips
 from slowfast_patches.datasets.lists.dataset_lists import dataset_of, list_path
 from slowfast_patches.utils.machine import available_cores
 from slowfast_patches.utils.signals import held_back, leave_to_parent
@@ -41,8 +42,10 @@ _PRECISE_BN_EPOCH = 1 << 30
 
 
 def build_dataset(recipe: Recipe, split: str) -> Any:
-    """The torch data set of a split: `ClipDataset`, or what the data set's entry builds."""
-    build = dataset_of(recipe, split).build or ClipDataset
+    """The torch data set of a split: `ClipDataset`, `KeyFrameClips` of one with boxes, or what the
+    data set's entry builds."""
+    dataset = dataset_of(recipe, split)
+    build = dataset.build or (KeyFrameClips if dataset.boxes else ClipDataset)
     return build(recipe, split)
 
 

@@ -6,7 +6,7 @@ from functools import partial
 from typing import Any
 
 import torch
-from torch import nn
+from torch import Tensor, nn
 from torch.overrides import TorchFunctionMode
 
 from multigrid import convert_batchnorm
@@ -14,7 +14,11 @@ from slowfast_patches import patching
 from slowfast_patches.config.recipe import Recipe, host_config
 from slowfast_patches.models.layers.convolution import convert_convolutions
 from slowfast_patches.models.layers.dropout import ClipDropout
-from slowfast_patches.models.layers.pooling import TrainingGlobalPool3d, convert_pools
+from slowfast_patches.models.layers.pooling import (
+    MeanOverFrames,
+    TrainingGlobalPool3d,
+    convert_pools,
+)
 from slowfast_patches.models.transformer import build_transformer
 from slowfast_patches.models.tsm import build_tsm
 
@@ -31,9 +35,6 @@ def build_model(recipe: Recipe, *, grouped_bn: bool = False) -> nn.Module:
     Args:
         recipe: which model; read as the host reads it.
         grouped_bn: put BN over a fixed number of clips in place of the host's BN.
-
-    Raises:
-        ImportError: detection without detectron2.
     """
     if recipe.model.family.is_transformer:
         return build_transformer(recipe)
@@ -54,11 +55,15 @@ def build_model(recipe: Recipe, *, grouped_bn: bool = False) -> nn.Module:
         if name.endswith("_avgpool"):
             assert isinstance(pool, nn.AvgPool3d)
             setattr(head, name, TrainingGlobalPool3d(pool.kernel_size, stride=pool.stride))
+        elif name.endswith("_tpool"):
+            setattr(head, name, MeanOverFrames())
     dropout = getattr(head, "dropout", None)
     if isinstance(dropout, nn.Dropout):
         assert isinstance(head.projection, nn.Linear)
         head.dropout = ClipDropout(dropout.p, recipe.rng_seed, head.projection.in_features)
-    if recipe.model.head_act == "sigmoid":
+    if recipe.detection.enable:
+        head.act = _EvaluationSigmoid()
+    elif recipe.model.head_act == "sigmoid":
         head.act = nn.Sigmoid()
     model = convert_convolutions(convert_pools(model))
     if recipe.model.channels_last:
@@ -70,6 +75,13 @@ def build_on_meta(recipe: Recipe) -> nn.Module:
     """The model without weights, for shapes and operation counts."""
     with _Undrawn(), torch.device("meta"):
         return build_model(recipe)
+
+
+class _EvaluationSigmoid(nn.Sigmoid):
+    """None in training, whose loss takes logits: the host's head for boxes always has its own."""
+
+    def forward(self, input: Tensor) -> Tensor:
+        return input if self.training else super().forward(input)
 
 
 class _Undrawn(TorchFunctionMode):

@@ -13,7 +13,7 @@ from torch.utils.flop_counter import FlopCounterMode
 from multigrid import Shape, check_patches
 from slowfast_patches.config.recipe import Recipe
 from slowfast_patches.models.build import build_on_meta
-from slowfast_patches.models.inputs import blank_inputs
+from slowfast_patches.models.inputs import blank_head_inputs, blank_inputs
 
 __all__ = ["check_shapes", "flops_by_module", "flops_per_clip"]
 
@@ -40,7 +40,7 @@ def flops_by_module(recipe: Recipe) -> Callable[[int, int], dict[str, float]]:
     def count(frames: int, crop: int) -> dict[str, float]:
         counter = FlopCounterMode(display=False)
         with counter, torch.no_grad():
-            model(blank_inputs((1, frames, crop), alpha))
+            model(blank_inputs((1, frames, crop), alpha), *blank_head_inputs(recipe, 1, crop))
         counts = {"": float(counter.get_total_flops())}
         for name, by_operator in counter.get_flop_counts().items():
             if name.startswith(prefix):
@@ -68,7 +68,8 @@ def check_shapes(recipe: Recipe, shapes: Iterable[Shape]) -> None:
             )
         try:
             with torch.no_grad():
-                model(blank_inputs((1, shape.frames, shape.crop), alpha))
+                boxes = blank_head_inputs(recipe, 1, shape.crop)
+                model(blank_inputs((1, shape.frames, shape.crop), alpha), *boxes)
         except RuntimeError as error:
             raise ValueError(
                 f"{recipe.model.arch} cannot take the shape {shape} of this schedule ({error}); "

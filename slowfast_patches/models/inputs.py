@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import cache
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -12,7 +13,18 @@ from torch import Tensor
 from slowfast_patches.config.recipe import Recipe
 from slowfast_patches.models.solver import half_type, is_mixed
 
-__all__ = ["InputTransform", "blank_inputs", "pack_pathways"]
+__all__ = [
+    "InputTransform",
+    "blank_head_inputs",
+    "blank_inputs",
+    "count_boxes",
+    "head_inputs",
+    "pack_pathways",
+    "part_of",
+]
+
+_OF_CLIPS = ("clips", "flips", "videos")
+_OF_BOXES = ("labels", "boxes", "rows", "shares")
 
 
 def pack_pathways(clips: Tensor, alpha: int | None) -> list[Tensor]:
@@ -105,3 +117,42 @@ def blank_inputs(shape: Sequence[int], alpha: int | None, device: str = "meta") 
     """Pathways of zeros for (clips, frames, crop), to try a shape on a model."""
     clips, frames, crop = shape
     return pack_pathways(torch.zeros(clips, 3, frames, crop, crop, device=device), alpha)
+
+
+def blank_head_inputs(recipe: Recipe, clips: int, crop: int) -> tuple[Tensor, ...]:
+    """What a head takes beside such pathways: for boxes, one of each whole clip, (clips, 5)."""
+    if not recipe.detection.enable:
+        return ()
+    return (torch.tensor([[float(clip), 0, 0, crop, crop] for clip in range(clips)], device="cpu"),)
+
+
+def head_inputs(batch: Mapping[str, Any], device: torch.device) -> tuple[Tensor, ...]:
+    """What a model's head takes beside the pathways of a mini-batch: its boxes, if it has any."""
+    if "boxes" not in batch:
+        return ()
+    return (batch["boxes"].to(device, non_blocking=True),)
+
+
+def count_boxes(batch: Mapping[str, Any]) -> list[int] | None:
+    """The number of each clip's boxes; None of a mini-batch without."""
+    if "boxes" not in batch:
+        return None
+    counts: list[int]
+    counts = batch["boxes"][:, 0].long().bincount(minlength=len(batch["clips"])).tolist()
+    return counts
+
+
+def part_of(batch: Mapping[str, Any], clips: slice) -> dict[str, Tensor]:
+    """The tensors of some clips of a mini-batch; boxes have the clips' places in this part."""
+    part = {name: batch[name][clips] for name in _OF_CLIPS if name in batch}
+    if "boxes" not in batch:
+        return part | {"labels": batch["labels"][clips]}
+    count = len(batch["clips"])
+    chosen = torch.arange(count)[clips]
+    places = torch.full((count,), -1)
+    places[chosen] = torch.arange(len(chosen))
+    of_boxes = places[batch["boxes"][:, 0].long()]
+    inside = of_boxes >= 0
+    part |= {name: batch[name][inside] for name in _OF_BOXES if name in batch}
+    part["boxes"][:, 0] = of_boxes[inside].float()
+    return part

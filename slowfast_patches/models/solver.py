@@ -114,15 +114,15 @@ def loss_function(recipe: Recipe, label_counts: Sequence[int] | None = None) -> 
     """The loss of MODEL.LOSS_FUNC of logits, averaged over the mini-batch.
 
     "cross_entropy" takes class numbers (N,) or shares of the classes (N, C) and smooths them by
-    MODEL.LABEL_SMOOTHING; "bce_logit" takes multi-hot labels (N, C), float, and is averaged over
-    the classes too. `label_counts`, the training videos of each class, is for SOLVER.CLASS_WEIGHTS,
-    which are left out without it.
+    MODEL.LABEL_SMOOTHING; "bce_logit" and, of boxes, "bce" take multi-hot labels (N, C), float, and
+    are averaged over the classes too. `label_counts`, the training videos of each class, is for
+    SOLVER.CLASS_WEIGHTS, which are left out without it.
     """
     if recipe.solver.class_weights and label_counts is not None:
-        several = recipe.data.multi_label
+        several = recipe.multi_label
         weights = _class_weights(recipe.solver.class_weights, label_counts, several)
         return _WeightedLoss(weights, recipe.model.label_smoothing, several)
-    if recipe.model.loss_func == "bce_logit":
+    if recipe.model.loss_func in ("bce_logit", "bce"):
         return nn.BCEWithLogitsLoss()
     return nn.CrossEntropyLoss(label_smoothing=recipe.model.label_smoothing)
 

@@ -6,7 +6,7 @@ import itertools
 import logging
 import math
 import time
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping, Sequence
 from statistics import fmean
 from typing import Any, NamedTuple
 
@@ -23,7 +23,7 @@ from slowfast_patches.datasets.loader import (
     precise_bn_loader,
 )
 from slowfast_patches.launch.stopping import StopRequest, TrainingInterruptedError
-from slowfast_patches.models.inputs import InputTransform
+from slowfast_patches.models.inputs import InputTransform, head_inputs, part_of
 from slowfast_patches.models.solver import Precision
 from slowfast_patches.train.record.record import (
     TooManyUnreadableError,
@@ -39,6 +39,7 @@ __all__ = [
     "Validation",
     "VideoScores",
     "average_precisions",
+    "count_clips",
     "evaluate",
     "topk_accuracy",
 ]
@@ -54,12 +55,16 @@ class Evaluation(NamedTuple):
     probabilities: (V, C) of the videos, the mean or the maximum over their clips.
     labels: (V,) or, of several labels, (V, C).
     scored: (V,) bool; the rows of other videos mean nothing.
+    precisions: of boxes, average precision by class; else it is found from the others.
+    names: of boxes; else the videos' are theirs.
     """
 
     metrics: dict[str, float]
     probabilities: Tensor
     labels: Tensor
     scored: Tensor
+    precisions: Sequence[float | None] | None = None
+    names: Sequence[str] | None = None
 
 
 @torch.no_grad()
@@ -88,20 +93,20 @@ def evaluate(
     batches: Iterable[Any] = evaluation_loader(recipe, dataset, batch_size, world.rank, world.size)
     if stop is not None:
         batches = stop.between(batches, evaluation_rounds(dataset, batch_size, world.size))
-    scores = VideoScores(recipe, dataset, world.device)
+    scores = scores_of(recipe, dataset, world.device)
     failures = dict[str, str]()
     for batch in batches:
         failures |= batch["failures"]
-        read = (batch[name].split(batch_size) for name in ("clips", "flips", "videos", "labels"))
-        for clips, flips, videos, labels in zip(*read, strict=True):
-            if len(videos) > 0:
-                with precision.autocast():
-                    predictions = model(transform(clips, flips))
-                scores.add(videos, predictions, labels)
+        for first in range(0, len(batch["videos"]), batch_size):
+            part = part_of(batch, slice(first, first + batch_size))
+            inputs = transform(part["clips"], part["flips"])
+            with precision.autocast():
+                predictions = model(inputs, *head_inputs(part, world.device))
+            scores.add(part, predictions)
     for path, reason in itertools.chain(*map(dict.items, gathered(failures))):
         if world.is_main:
             log_unreadable(path, reason, "its clips that cannot be read are not scored")
-    result = scores.result()
+    result: Evaluation = scores.result()
     if world.is_main:
         seconds = time.perf_counter() - start
         text = "%d clips scored in %s: %.1f clips/s"
@@ -121,14 +126,15 @@ class VideoScores:
         # A maximum over a zero would lose negative scores.
         least = 0.0 if self._sums else -math.inf
         self.scores = torch.full(shape, least, dtype=torch.float64, device=device)
-        shape = shape if recipe.data.multi_label else shape[:1]
+        shape = shape if recipe.multi_label else shape[:1]
         self.labels = torch.zeros(shape, dtype=torch.int64, device=device)
         self.clips = torch.zeros(len(dataset.videos), dtype=torch.int64, device=device)
 
-    def add(self, videos: Tensor, scores: Tensor, labels: Tensor) -> None:
-        """Add N clips: the numbers of their videos, their scores and labels."""
+    def add(self, part: Mapping[str, Tensor], scores: Tensor) -> None:
+        """Add N clips: the numbers of their `videos`, their `labels` and scores."""
         # Copies that wait for nothing: a GPU goes on while the next clips are read.
-        videos = videos.to(self.scores.device, non_blocking=True)
+        videos = part["videos"].to(self.scores.device, non_blocking=True)
+        labels = part["labels"]
         if self._sums:
             self.scores.index_add_(0, videos, scores.double())
         else:
@@ -142,7 +148,7 @@ class VideoScores:
         (sum_over_ranks if self._sums else max_over_ranks)(self.scores)
         max_over_ranks(self.labels)  # a rank without a clip of the video has zeros
         sum_over_ranks(self.clips)
-        counts = self._counts()
+        counts = count_clips(self.clips, self._num_clips, self._recipe)
         scored = self.clips > 0
         if self._sums:  # mAP ranks means of videos with each other: as if none had lost a clip
             self.scores /= self.clips.clamp(min=1).view(-1, 1)
@@ -156,17 +162,31 @@ class VideoScores:
             metrics = {f"top{k}": topk_accuracy(scores, labels, k) for k in ranks}
         return Evaluation(metrics | counts, self.scores, self.labels, scored)
 
-    def _counts(self) -> dict[str, float]:
-        """The videos, and those of them that are left out."""
-        videos = len(self.clips)
-        unreadable = int((self.clips == 0).sum())
-        if unreadable == videos:
-            text = f"none of the {videos} videos of the evaluation could be read"
-            raise TooManyUnreadableError(f"{text}; check DATA.PATH_PREFIX and the list")
-        damaged = int((self.clips < self._num_clips).sum())
-        check_count(damaged, videos, self._recipe.data.max_bad_fraction, "the evaluation")
-        counts: dict[str, float] = {"videos": videos, "unreadable": unreadable}
-        return counts | ({"partly_read": damaged - unreadable} if damaged > unreadable else {})
+
+def scores_of(recipe: Recipe, dataset: Any, device: torch.device) -> Any:
+    """What collects the scores of a recipe's evaluation: `VideoScores`, or of boxes `BoxScores`."""
+    if not recipe.detection.enable:
+        return VideoScores(recipe, dataset, device)
+    from slowfast_patches.train.box_scores import BoxScores  # which imports this module
+
+    return BoxScores(recipe, dataset, device)
+
+
+def count_clips(clips: Tensor, num_clips: int, recipe: Recipe) -> dict[str, float]:
+    """The videos, and those of them that are left out, by their readable clips (V,) of `num_clips`.
+
+    Raises:
+        TooManyUnreadableError: as `evaluate`.
+    """
+    videos = len(clips)
+    unreadable = int((clips == 0).sum())
+    if unreadable == videos:
+        text = f"none of the {videos} videos of the evaluation could be read"
+        raise TooManyUnreadableError(f"{text}; check DATA.PATH_PREFIX and the list")
+    damaged = int((clips < num_clips).sum())
+    check_count(damaged, videos, recipe.data.max_bad_fraction, "the evaluation")
+    counts: dict[str, float] = {"videos": videos, "unreadable": unreadable}
+    return counts | ({"partly_read": damaged - unreadable} if damaged > unreadable else {})
 
 
 class Validation:

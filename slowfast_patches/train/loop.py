@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterator
+from typing import Any, cast
 
 from multigrid import Batch, Step, average_running_stats, clip_numbers
 from slowfast_patches.config.metrics import EMA, metric_names
@@ -37,7 +38,7 @@ def train(run: Run) -> None:
             run.record.enter_phase(step)
         outcome = train_step(run, step, batch)
         run.progress.iteration = step.iteration + 1
-        run.record.add(step, outcome, batch["failures"])
+        run.record.add(step, outcome, batch["failures"], cast(Any, batch).get("redrawn", 0))
         leave_step(run, step)
 
 

@@ -39,10 +39,16 @@ def load_model(
         overrides: KEY, VALUE, KEY, VALUE, ... that change the recipe, such as "NUM_GPUS", 0.
 
     Raises:
-        ValueError: there is no checkpoint, or it cannot be read, or not without a recipe.
+        ValueError: there is no checkpoint, or it cannot be read, or not without a recipe, or it is
+            of boxes.
     """
     path = checkpoint_of(Path(checkpoint))
     recipe, names = read_checkpoint(path, recipe_file, overrides)
+    if recipe.detection.enable:
+        raise ValueError(
+            f"{path} is a model of boxes: use multigrid-predict --boxes FILE, or "
+            "slowfast_patches.train.predict_boxes.BoxPredictor"
+        )
     return Predictor(recipe, path, names or names_of_data(recipe))
 
 

@@ -8,6 +8,7 @@ import os
 from collections.abc import Iterator
 from contextlib import contextmanager, nullcontext, suppress
 from datetime import timedelta
+from itertools import groupby, islice
 from pathlib import Path
 
 import torch
@@ -134,7 +135,8 @@ def _check_training(recipe: Recipe, world_size: int) -> None:
 def _count_videos(recipe: Recipe, split: str) -> int:
     """The number of videos in a list that parses, one of the first of which exists."""
     videos = read_list(recipe, split)
-    paths = [videos[number].path for number in range(min(_LOOKED_AT, len(videos)))]
+    different = (path for path, _ in groupby(video.path for video in videos))
+    paths = list(islice(different, _LOOKED_AT))
     if not any(Path(path).exists() for path in paths):
         raise ValueError(
             f"none of the first videos of {list_path(recipe, split)} exists, such as {paths[0]}; "

@@ -12,7 +12,7 @@ from torch.nn.utils import parameters_to_vector, vector_to_parameters
 
 from multigrid import GroupedBatchNorm3d, set_group_size
 from multigrid.batchnorm import channel_moments
-from slowfast_patches.models.inputs import InputTransform
+from slowfast_patches.models.inputs import InputTransform, head_inputs
 from slowfast_patches.models.layers.dropout import set_clips
 from slowfast_patches.utils.distributed import World, gathered, sum_over_ranks
 
@@ -110,7 +110,8 @@ def update_precise_bn(
     try:
         with autocast():
             for batch in batches:
-                model(transform(batch["clips"], batch["flips"]))
+                boxes = head_inputs(batch, world.device)
+                model(transform(batch["clips"], batch["flips"]), *boxes)
                 count += 1
     finally:
         for hook in hooks:

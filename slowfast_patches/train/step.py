@@ -5,7 +5,7 @@ from __future__ import annotations
 import warnings
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
-from typing import NamedTuple, cast
+from typing import Any, NamedTuple, cast
 
 import torch
 from torch import Tensor, nn
@@ -15,7 +15,7 @@ from multigrid import Batch, Step, prepare_step, set_extents
 from slowfast_patches.config.recipe import Recipe
 from slowfast_patches.models.average import start_average, update_average
 from slowfast_patches.models.freeze import freeze
-from slowfast_patches.models.inputs import InputTransform
+from slowfast_patches.models.inputs import InputTransform, count_boxes, head_inputs, part_of
 from slowfast_patches.models.layers.dropout import set_clips
 from slowfast_patches.models.recompute import checkpoint_blocks
 from slowfast_patches.models.solver import (
@@ -26,14 +26,14 @@ from slowfast_patches.models.solver import (
 )
 from slowfast_patches.train.mixing import Mixing
 from slowfast_patches.train.running_stats import in_parts
-from slowfast_patches.utils.distributed import World
+from slowfast_patches.utils.distributed import World, sum_over_ranks
 
 __all__ = ["Outcome", "Stepper", "compiled", "expect_graphs", "parallel"]
 
 
 class Outcome(NamedTuple):
     """What a step gives to report: the loss, the scores (N, C) and the labels that were learned, on
-    the device: (N, C) where they were mixed."""
+    the device: (N, C) where they were mixed or are boxes'."""
 
     loss: Tensor
     scores: Tensor
@@ -121,36 +121,60 @@ class Stepper:
         prepare_step(step, self.model, self.optimizer)
         # First, so that the forward's activations do not come on top of them.
         self.optimizer.zero_grad(set_to_none=True)
-        labels = batch["labels"].to(self.device, non_blocking=True)
+        boxes_of_process = self._mean_boxes(batch)
         outcomes = list[Outcome]()
         for part in in_parts(self.model, self.parts):
             micro = slice(part, None, self.parts)
-            set_clips(self.model, None if clips is None else clips[micro], self.device)
+            of_part = part_of(batch, micro)
+            numbers = None if clips is None else clips[micro]
+            set_clips(self.model, numbers, self.device, count_boxes(of_part))
             self._set_extents(batch, micro)
-            inputs = self.transform(batch["clips"][micro], batch["flips"][micro])
-            targets = labels[micro]
+            inputs = self.transform(of_part["clips"], of_part["flips"])
+            targets = of_part["labels"].to(self.device, non_blocking=True)
             if self._mixing is not None:
-                numbers = clips or range(step.first_clip, step.first_clip + len(labels))
-                targets = self._mixing(inputs, targets, numbers[micro])
+                every = clips or range(step.first_clip, step.first_clip + len(batch["clips"]))
+                targets = self._mixing(inputs, targets, every[micro])
+            # Without boxes, parts are of one size: the mini-batch's mean is the mean of theirs.
+            divisor = boxes_of_process / len(targets) if "boxes" in batch else self.parts
             mark("input")
             with self._exchange(part):
-                outcomes.append(self._pass(inputs, targets, mark))
+                arguments = (inputs, *head_inputs(of_part, self.device))
+                outcomes.append(self._pass(arguments, targets, divisor, mark))
         self._set_extents(None)
-        # Clip `parts` · j + p of the mini-batch is clip j of part p.
         losses, *of_clips = zip(*outcomes, strict=True)
-        scores, labels = (torch.stack(values, 1).flatten(0, 1) for values in of_clips)
-        return Outcome(torch.stack(losses).mean(), scores, labels)
+        loss = torch.stack(losses).mean()
+        if "boxes" in batch:
+            return Outcome(loss, *map(torch.cat, of_clips))
+        # Clip `parts` · j + p of the mini-batch is clip j of part p.
+        return Outcome(loss, *(torch.stack(values, 1).flatten(0, 1) for values in of_clips))
 
-    def _pass(self, inputs: list[Tensor], labels: Tensor, mark: Callable[[str], None]) -> Outcome:
-        """Forward and backward of one micro-batch."""
+    def _mean_boxes(self, batch: Batch) -> Tensor:
+        """The boxes of a process, on average, NaN without boxes.
+
+        Processes have different numbers, and their gradients are averaged: a process's loss is the
+        sum over its boxes by this, so that the whole is the mean over all boxes.
+        """
+        if "boxes" not in batch:
+            return torch.tensor(torch.nan)
+        counts = torch.tensor([len(batch["boxes"]), 1.0], device=self.device)
+        return torch.div(*sum_over_ranks(counts))
+
+    def _pass(
+        self,
+        arguments: Sequence[Any],
+        labels: Tensor,
+        divisor: Tensor | int,
+        mark: Callable[[str], None],
+    ) -> Outcome:
+        """Forward and backward of one micro-batch; `divisor` of its loss makes it a part of the
+        mini-batch's."""
         with self.precision.autocast():
-            scores = self.network(inputs)
+            scores = self.network(*arguments)
             loss = self._loss_function(scores, labels)
         mark("forward")
-        # Micro-batches are of one size: the mini-batch's mean is the mean of theirs.
-        self.precision.backward(loss / self.parts)
+        self.precision.backward(loss / divisor)
         mark("backward")
-        return Outcome(loss.detach(), scores.detach(), labels)
+        return Outcome(loss.detach() * (self.parts / divisor), scores.detach(), labels)
 
     def _set_extents(self, batch: Batch | None, micro: slice = slice(None)) -> None:
         """Set a transformer's extents for its next clips, if the batch has any; else, and between

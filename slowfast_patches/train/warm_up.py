@@ -14,6 +14,7 @@ from torch import Tensor
 
 from multigrid import Batch, Schedule, Shape, Step, clip_numbers, empty_clips, set_group_size
 from slowfast_patches.config.recipe import Recipe
+from slowfast_patches.models.inputs import blank_head_inputs
 from slowfast_patches.train.running_stats import keep_buffers
 from slowfast_patches.train.step import Stepper, expect_graphs
 from slowfast_patches.utils.tables import format_table
@@ -156,15 +157,19 @@ def without_compiling() -> AbstractContextManager[Any]:
 
 def made_up_batch(recipe: Recipe, clips: int, shape: Shape) -> Batch:
     """`clips` clips of noise of a shape's frames and crop, as a loader would hand them over, in
-    pinned memory where the loader's are. torch's generator stays as it is."""
+    pinned memory where the loader's are; where boxes are scored, one of each whole clip. torch's
+    generator stays as it is."""
     noise = torch.Generator().manual_seed(recipe.rng_seed)
     classes = recipe.model.num_classes
     pixels = empty_clips(clips, shape.frames, shape.crop).random_(0, 256, generator=noise)
     flips = torch.rand(clips, generator=noise) < (0.5 if recipe.data.random_flip else 0.0)
-    if recipe.data.multi_label:
+    if recipe.multi_label:
         labels = torch.randint(0, 2, (clips, classes), generator=noise).float()
     else:
         labels = torch.randint(0, classes, (clips,), generator=noise)
     if recipe.data_loader.pin_memory and recipe.num_gpus > 0:
         pixels, labels, flips = (tensor.pin_memory() for tensor in (pixels, labels, flips))
-    return Batch(clips=pixels, labels=labels, flips=flips, iteration=0, failures=[])
+    batch = Batch(clips=pixels, labels=labels, flips=flips, iteration=0, failures=[])
+    for boxes in blank_head_inputs(recipe, clips, shape.crop):
+        batch["boxes"] = boxes
+    return batch

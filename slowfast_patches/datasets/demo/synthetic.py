@@ -11,7 +11,7 @@ number of processes or on interruptions.
 """
 
 import json
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from functools import partial
 from pathlib import Path
@@ -29,9 +29,15 @@ __all__ = [
     "CLASSES",
     "SPLITS",
     "DemoSpec",
+    "claim",
     "draw_scene",
+    "draw_sprite",
     "make_demo_data",
+    "make_videos",
+    "paint",
+    "radius_at",
     "render",
+    "texture",
     "video_path",
     "write_clip",
 ]
@@ -139,9 +145,9 @@ def draw_scene(rng: np.random.Generator, frames: int, width: int, height: int) -
     places = (start % 1.0) * (width, height, 1.0)
     speed = rng.uniform(*SPEED) * unit
     return Scene(
-        ground=_texture(rng, height, width, *GROUND),
+        ground=texture(rng, height, width, *GROUND),
         things=tuple(
-            Thing(_draw_sprite(rng), (x, y, 2 * np.pi * rng.random(), size))
+            Thing(draw_sprite(rng), (x, y, 2 * np.pi * rng.random(), size))
             for x, y, size in places.tolist()
         ),
         rates=(speed, speed, rng.uniform(*TURN), rng.uniform(*ZOOM)),
@@ -158,7 +164,7 @@ def render(scene: Scene, name: str) -> Clip:
         canvas = _shifted(scene.ground, dx, dy)
         for thing in scene.things:
             x, y, angle, size = thing.state + rates * (t - scene.anchor)
-            _paint(canvas, thing.sprite, x + dx, y + dy, angle, size % 1.0)
+            paint(canvas, thing.sprite, x + dx, y + dy, angle, size % 1.0)
         clip[t] = np.rint(canvas * 255.0)
     return clip
 
@@ -175,23 +181,33 @@ def make_demo_data(output: Path, spec: DemoSpec, workers: int | None = None) -> 
     last. ``workers`` processes render, by default one per core. ValueError if ``output`` was made
     from other numbers or holds somebody else's csv files; OSError if it cannot be written.
     """
-    workers = available_cores() if workers is None else workers
-    if workers < 1:
-        raise ValueError(f"workers is {workers}: give 1 or more")
-    _claim(output, spec)
+    claim(output, spec)
     wanted = [(split, index) for split in SPLITS for index in range(getattr(spec, split))]
     missing = [job for job in wanted if not (output / video_path(*job)).exists()]
-    make = partial(_make_video, output, spec)
-    others = workers if workers > 1 else 0
-    made = run_each(make, missing, others, jobs_per_worker=4)
-    for (split, index), done in tqdm(made, "render", len(missing), unit="video", disable=None):
-        if isinstance(done, Died):
-            raise OSError(f"{video_path(split, index)}: two processes died as they made it")
+    make_videos(partial(_make_video, output, spec), missing, workers)
     write_text(output / "classes.txt", "".join(f"{name}\n" for name in CLASSES))
     for split in SPLITS:
         rows = (f"{video_path(*job)} {_label(job[1])}\n" for job in wanted if job[0] == split)
         write_text(output / f"{split}.csv", "".join(rows))
     return len(missing)
+
+
+def make_videos(
+    make: Callable[[tuple[str, int]], None], jobs: Sequence[tuple[str, int]], workers: int | None
+) -> None:
+    """Make the videos of some (split, index) in `workers` processes, by default one per core.
+
+    Raises:
+        ValueError: fewer workers than 1.
+        OSError: a video cannot be written.
+    """
+    workers = available_cores() if workers is None else workers
+    if workers < 1:
+        raise ValueError(f"workers is {workers}: give 1 or more")
+    made = run_each(make, jobs, workers if workers > 1 else 0, jobs_per_worker=4)
+    for (split, index), done in tqdm(made, "render", len(jobs), unit="video", disable=None):
+        if isinstance(done, Died):
+            raise OSError(f"video {index} of {split}: two processes died as they made it")
 
 
 def write_clip(path: Path, clip: Clip, fps: int, options: Mapping[str, str]) -> None:
@@ -213,9 +229,9 @@ def _label(index: int) -> int:
     return index % len(CLASSES)  # in turn: every split is balanced
 
 
-def _claim(output: Path, spec: DemoSpec) -> None:
+def claim(output: Path, spec: DemoSpec, **more: str) -> None:
     """Write the manifest, or check that the one in ``output`` says the same."""
-    wanted = asdict(spec) | {"version": VERSION}
+    wanted = asdict(spec) | {"version": VERSION} | more
     manifest = output / MANIFEST
     if manifest.exists():
         made = json.loads(manifest.read_text())
@@ -238,12 +254,12 @@ def _make_video(output: Path, spec: DemoSpec, job: tuple[str, int]) -> None:
     write_clip(output / video_path(split, index), clip, FPS, ENCODER)
 
 
-def _draw_sprite(rng: np.random.Generator) -> Image:
+def draw_sprite(rng: np.random.Generator) -> Image:
     opacity = _shape(rng)[..., None]
-    return np.concatenate([_texture(rng, SPRITE, SPRITE, *THING) * opacity, opacity], axis=2)
+    return np.concatenate([texture(rng, SPRITE, SPRITE, *THING) * opacity, opacity], axis=2)
 
 
-def _texture(
+def texture(
     rng: np.random.Generator,
     height: int,
     width: int,
@@ -302,10 +318,23 @@ def _shifted(tile: Image, dx: float, dy: float) -> Image:
     return tile
 
 
-def _paint(canvas: Image, sprite: Image, x: float, y: float, angle: float, size: float) -> None:
+def radius_at(size: float, radii: tuple[float, float], short_side: int) -> float:
+    """Pixels of a thing's radius at a place in the size cycle, whose ends are `radii` in units."""
+    return float(radii[0] * (radii[1] / radii[0]) ** size * short_side / UNITS)
+
+
+def paint(
+    canvas: Image,
+    sprite: Image,
+    x: float,
+    y: float,
+    angle: float,
+    size: float,
+    radii: tuple[float, float] = RADII,
+) -> None:
     """Blend a sprite into the canvas (H, W, 3), around its edges, at a place in the size cycle."""
     height, width = canvas.shape[:2]
-    radius = RADII[0] * (RADII[1] / RADII[0]) ** size * min(height, width) / UNITS
+    radius = radius_at(size, radii, min(height, width))
     # Faint at both ends of the cycle, so that the step from one end to the other is not seen.
     strength = np.float32(min(1.0, size / 0.15, (1.0 - size) / 0.15))
     reach = int(np.ceil(radius)) + 1

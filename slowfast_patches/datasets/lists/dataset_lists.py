@@ -17,6 +17,7 @@ from pathlib import Path
 from typing import Any
 
 from slowfast_patches.config.recipe import Recipe
+from slowfast_patches.datasets.lists.ava_list import ava_classes, ava_path, read_ava
 from slowfast_patches.datasets.lists.class_names import in_order, named_classes
 from slowfast_patches.datasets.lists.csv_list import LabelledVideo, read_kinetics, read_utf8
 from slowfast_patches.datasets.lists.frame_list import FrameVideo, read_charades
@@ -46,7 +47,10 @@ def read_list(recipe: Recipe, split: str) -> Sequence[Any]:
             one, with file and line.
     """
     dataset = dataset_of(recipe, split)
-    if dataset.multi_label != recipe.data.multi_label:
+    if dataset.boxes != recipe.detection.enable:
+        what = "boxes" if dataset.boxes else "labels, and no boxes"
+        raise ValueError(f"set DETECTION.ENABLE {dataset.boxes}: the videos of {split} have {what}")
+    if dataset.multi_label != recipe.multi_label:
         count = "several labels" if dataset.multi_label else "one label"
         raise ValueError(
             f"set DATA.MULTI_LABEL {dataset.multi_label}: the videos of {split} have {count}"
@@ -95,6 +99,7 @@ def list_digest(recipe: Recipe, videos: Sequence[Any]) -> str:
             where = str(getattr(video, "path", video))  # a data set of another's may have numbers
             # Named by a json file, videos may lie in a folder of their own.
             name = Path(where).name if path.suffix == ".json" else where.removeprefix(root)
+            name = getattr(video, "name", name)  # a key frame's, wherever its video is
             label = str(getattr(video, "label", None))
         digest.update(f"{name}\0{label}\n".encode(errors="surrogateescape"))
     return digest.hexdigest()
@@ -106,7 +111,7 @@ def class_names(recipe: Recipe) -> tuple[str, ...] | None:
     Raises:
         ValueError: a file of names that is wrong, or does not have MODEL.NUM_CLASSES of them.
     """
-    names = dataset_of(recipe, "train").classes(Path(recipe.data.path_to_data_dir))
+    names = dataset_of(recipe, "train").classes(recipe)
     if names is not None and (count := len(names)) != recipe.model.num_classes:
         raise ValueError(
             f"MODEL.NUM_CLASSES is {recipe.model.num_classes}, and {recipe.data.path_to_data_dir} "
@@ -184,9 +189,18 @@ def _ssv2_path(recipe: Recipe, split: str) -> Path:
     return path if path.is_file() else labels_file(path.parent, split)
 
 
-def _charades_classes(folder: Path) -> tuple[str, ...] | None:
+def _named_classes(recipe: Recipe) -> tuple[str, ...] | None:
+    return named_classes(Path(recipe.data.path_to_data_dir))
+
+
+def _ssv2_classes(recipe: Recipe) -> tuple[str, ...] | None:
+    # A prepared data set has its names as Kinetics does.
+    return ssv2_classes(Path(recipe.data.path_to_data_dir)) or _named_classes(recipe)
+
+
+def _charades_classes(recipe: Recipe) -> tuple[str, ...] | None:
     """From Charades_v1_classes.txt, which has "c000 Holding some clothes" a line."""
-    path = folder / "Charades_v1_classes.txt"
+    path = Path(recipe.data.path_to_data_dir) / "Charades_v1_classes.txt"
     if not path.is_file():
         return None
     classes = dict[str, int]()
@@ -206,10 +220,12 @@ class DataSet:
     """The file that lists a split."""
     read: Callable[[Recipe, Path, str], Sequence[Any]] = read_kinetics
     """The videos of a split, from its file."""
-    classes: Callable[[Path], tuple[str, ...] | None] = named_classes
-    """Names by class number, from files in the data folder; None where there are none."""
+    classes: Callable[[Recipe], tuple[str, ...] | None] = _named_classes
+    """Names by class number, from files beside the lists; None where there are none."""
     multi_label: bool = False
-    """Whether a video has several labels."""
+    """Whether a video, or a box, has several labels."""
+    boxes: bool = False
+    """Whether its list is of key frames with boxes, which are what is scored."""
     mirrors: bool = True
     """Whether a mirrored clip has the label of the clip."""
     segments: bool = False
@@ -228,8 +244,7 @@ DATASETS: dict[str, DataSet] = {
     "ssv2": DataSet(
         path=_ssv2_path,
         read=read_ssv2,
-        # A prepared data set has its names as Kinetics does.
-        classes=lambda folder: ssv2_classes(folder) or named_classes(folder),
+        classes=_ssv2_classes,
         mirrors=False,
         segments=True,
     ),
@@ -241,5 +256,6 @@ DATASETS: dict[str, DataSet] = {
         counts_frames=True,
         views_to_end=True,
     ),
+    "ava": DataSet(path=ava_path, read=read_ava, classes=ava_classes, multi_label=True, boxes=True),
 }
 """By their names in a recipe, in lower case."""

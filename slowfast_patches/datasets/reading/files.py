@@ -30,6 +30,7 @@ __all__ = [
     "read_jpeg",
     "readable",
     "video_files",
+    "video_name",
 ]
 
 MAX_PIXELS = 1 << 26
@@ -140,6 +141,14 @@ def check_pixels(width: int, height: int, max_pixels: int) -> None:
 def frame_files(folder: str) -> list[str]:
     """Names of the JPEG files in a folder, in order."""
     return sorted(name for name in os.listdir(folder) if name.lower().endswith(_JPEG))
+
+
+def video_name(path: str) -> str:
+    """The name of a video file without its ending, and that of the file it was prepared from."""
+    name = os.path.basename(path)
+    while name.lower().endswith(_VIDEOS):
+        name = os.path.splitext(name)[0]
+    return name
 
 
 def video_files(folder: str | os.PathLike[str]) -> list[str]:

@@ -17,11 +17,11 @@ _DROPOUT = 1
 class ClipDropout(nn.Dropout):
     """`nn.Dropout` that gives each clip of the stream a mask of its own.
 
-    Input and output are (N, ..., C) with N the clips of this process and one value of each of the C
-    features. In training, the mask of the clip with number n in the stream is drawn from a
-    generator seeded by (seed, n): it does not depend on the clips beside it, on the rank, or on
-    what was drawn before. `kept`, which `set_clips` makes, says what stays, (N, C) bool on the
-    input's device; where it is None, and in evaluation, this is `nn.Dropout` itself.
+    Input and output are (N, ..., C) with N the clips of this process, or their boxes, and one value
+    of each of the C features. In training, the masks of the clip with number n in the stream are
+    drawn from a generator seeded by (seed, n): they do not depend on the clips beside it, on the
+    rank, or on what was drawn before. `kept`, which `set_clips` makes, says what stays, (N, C) bool
+    on the input's device; where it is None, and in evaluation, this is `nn.Dropout` itself.
 
     The masks are made before the forward: drawn in it, by NumPy, they could not be part of a
     compiled network.
@@ -40,11 +40,14 @@ class ClipDropout(nn.Dropout):
         assert input.numel() == self.kept.numel(), (input.shape, self.kept.shape)
         return input * self.kept.view(input.shape) / (1 - self.p)
 
-    def draw(self, clips: Sequence[int]) -> Tensor:
-        """Where the features of clips stay, (N, C) bool, on the CPU."""
+    def draw(self, clips: Sequence[int], counts: Sequence[int]) -> Tensor:
+        """Where the features of clips stay, (N, C) bool, on the CPU; a clip has a count of rows."""
         generators = [np.random.default_rng((self.seed, number, _DROPOUT)) for number in clips]
-        drawn = [rng.random(self.features, dtype=np.float32) >= self.p for rng in generators]
-        return torch.from_numpy(np.stack(drawn))
+        drawn = [
+            rng.random((count, self.features), dtype=np.float32) >= self.p
+            for rng, count in zip(generators, counts, strict=True)
+        ]
+        return torch.from_numpy(np.concatenate(drawn))
 
 
 class SeededMasks:
@@ -58,10 +61,14 @@ class SeededMasks:
 
 
 def set_clips(
-    model: nn.Module, clips: Sequence[int] | None, device: torch.device | None = None
+    model: nn.Module,
+    clips: Sequence[int] | None,
+    device: torch.device | None = None,
+    counts: Sequence[int] | None = None,
 ) -> None:
-    """Draw the masks of the next N clips, by their numbers in the stream, in every `ClipDropout` of
-    `model`, which computes on `device`; of `SeededMasks`, seed torch's generator.
+    """Draw the masks of the next clips, by their numbers in the stream, in every `ClipDropout` of
+    `model`, which computes on `device`; of `SeededMasks`, seed torch's generator. `counts` are the
+    clips' boxes; without, each clip has one row.
 
     None leaves masks to torch's generator, for clips that are not of the training's stream.
     """
@@ -72,7 +79,7 @@ def set_clips(
         if isinstance(module, ClipDropout):
             module.kept = None
             if clips is not None and module.p not in (0.0, 1.0):
-                module.kept = module.draw(clips)
+                module.kept = module.draw(clips, counts or [1] * len(clips))
                 if device is not None and device.type == "cuda":
                     # from pinned memory the copy waits for nothing
                     module.kept = module.kept.pin_memory().to(device, non_blocking=True)

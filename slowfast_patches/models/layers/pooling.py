@@ -7,6 +7,7 @@ format, and add up gradients in an order that changes from run to run. Pooling o
 
 from __future__ import annotations
 
+import math
 from typing import Any
 
 import torch
@@ -14,7 +15,7 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 from torch.nn.modules.utils import _triple
 
-__all__ = ["PlanarMaxPool3d", "TrainingGlobalPool3d", "convert_pools"]
+__all__ = ["MeanOverFrames", "PlanarMaxPool3d", "TrainingGlobalPool3d", "convert_pools"]
 
 
 class TrainingGlobalPool3d(nn.AvgPool3d):
@@ -27,12 +28,20 @@ class TrainingGlobalPool3d(nn.AvgPool3d):
     def forward(self, x: Tensor) -> Tensor:
         if not self.training:
             return super().forward(x)
-        mean: Tensor = _GlobalMean.apply(x)  # type: ignore[no-untyped-call]
+        mean: Tensor = _Mean.apply(x, (2, 3, 4))  # type: ignore[no-untyped-call]
         return mean
 
 
-class _GlobalMean(torch.autograd.Function):
-    """The mean over (T, H, W), whose gradient lies in memory as the input does.
+class MeanOverFrames(nn.Module):
+    """(N, C, 1, H, W) of any number of frames, where the host fixes it by the config's."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        mean: Tensor = _Mean.apply(x, (2,))  # type: ignore[no-untyped-call]
+        return mean
+
+
+class _Mean(torch.autograd.Function):
+    """The mean over some axes, whose gradient lies in memory as the input does.
 
     Autograd's own is a view, one value in all places. What follows may then choose strides that say
     neither format where H and W are 1, and torch 2.13's batch normalisation reads such gradients
@@ -40,19 +49,20 @@ class _GlobalMean(torch.autograd.Function):
     """
 
     @staticmethod
-    def forward(ctx: Any, x: Tensor) -> Tensor:
+    def forward(ctx: Any, x: Tensor, axes: tuple[int, ...]) -> Tensor:
         last = x.is_contiguous(memory_format=torch.channels_last_3d) and not x.is_contiguous()
         ctx.memory_format = torch.channels_last_3d if last else torch.contiguous_format
         ctx.shape = x.shape
-        return x.mean((2, 3, 4), keepdim=True)
+        ctx.count = math.prod(x.shape[axis] for axis in axes)
+        return x.mean(axes, keepdim=True)
 
     @staticmethod
     def backward(ctx: Any, *gradients: Tensor) -> Any:
-        share = gradients[0] / ctx.shape[2:].numel()
+        share = gradients[0] / ctx.count
         room = torch.empty(
             ctx.shape, dtype=share.dtype, device=share.device, memory_format=ctx.memory_format
         )
-        return room.copy_(share)
+        return room.copy_(share), None
 
 
 class PlanarMaxPool3d(nn.MaxPool3d):

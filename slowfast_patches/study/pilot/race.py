@@ -188,6 +188,11 @@ def one_process(recipe: Recipe) -> Recipe:
             f"the pilot is one process, and {placement.launcher} has started {placement.size}; "
             "start it by itself, and give NUM_GPUS and NUM_SHARDS of the training"
         )
+    if recipe.detection.enable:
+        raise ValueError(
+            "the pilot scores videos, and the recipe boxes (DETECTION.ENABLE True); train both to "
+            "the end by multigrid-compare"
+        )
     recipe = for_processes(without_multigrid(recipe))
     processes = processes_of(recipe)
     check_recipe(recipe, processes)

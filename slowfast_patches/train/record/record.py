@@ -92,7 +92,7 @@ class Record:
         self._forecast = Forecast(schedule)
         self.clock = Clock(alone=world.size == 1 and world.device.type == "cpu")
         self._progress = Progress()
-        self._iterations = list[tuple[Tensor, Tensor, int]]()  # since the last report
+        self._iterations = list[tuple[Tensor, Tensor, int, int]]()  # since the last report
         # Iteration, and seconds of training and of loading: now, at the last report, and at the
         # beginning of the phase.
         self._now: tuple[float, ...] = ()
@@ -143,17 +143,24 @@ class Record:
             f", BN over {sizes} clips" if self._recipe.model.has_batchnorm else "",
         )
 
-    def add(self, step: Step, outcome: Outcome, failures: Sequence[tuple[str, str]]) -> None:
-        """Note an iteration; its loss is left on the device until the next report."""
+    def add(
+        self,
+        step: Step,
+        outcome: Outcome,
+        failures: Sequence[tuple[str, str]],
+        redrawn: int = 0,
+    ) -> None:
+        """Note an iteration; its loss is left on the device until the next report. `redrawn` counts
+        clips that were drawn again to show a box."""
         for path, reason in failures:
             log_unreadable(path, reason, "another video takes its place")
         labels = outcome.labels
-        if self._recipe.data.multi_label:  # of several labels there is no accuracy
+        if self._recipe.multi_label:  # of several labels there is no accuracy
             right = torch.full_like(outcome.loss, math.nan)
         else:  # of mixed ones, the larger counts
             wanted = labels if labels.ndim == 1 else labels.argmax(1)
             right = (outcome.scores.argmax(1) == wanted).sum()
-        self._iterations.append((outcome.loss, right, len(failures)))
+        self._iterations.append((outcome.loss, right, len(failures), redrawn))
         before = self._now
         self._take_time()
         self._forecast.observe(step.shape, sum(self._now[1:]) - sum(before[1:]))
@@ -173,8 +180,10 @@ class Record:
         if not self._iterations:
             return
         steps = list(self._schedule.steps(int(self._report_start[0]), self._progress.iteration))
-        loss, right = self._sum_up(steps)
+        loss, right, redrawn = self._sum_up(steps)
         spent = self._spent(self._report_start)
+        if redrawn:
+            spent["redrawn"] = redrawn
         self._report_start = self._now
         self._write_progress(step, loss, 100 * right / spent["clips"], spent)
         if self._progress.iteration == self._schedule.phases[step.phase].stop:
@@ -189,14 +198,16 @@ class Record:
                 *(record["iteration"], record["epoch"], format_metrics(metrics)),
             )
 
-    def _sum_up(self, steps: Sequence[Step]) -> tuple[float, float]:
-        """Mean loss, and correct clips since the last report, in one reduction; unreadable videos
-        are counted."""
-        losses, rights, failures = zip(*self._iterations, strict=True)
+    def _sum_up(self, steps: Sequence[Step]) -> tuple[float, float, int]:
+        """Mean loss, correct clips, and clips that were drawn again to show a box, since the last
+        report, in one reduction; unreadable videos are counted."""
+        losses, rights, *numbers = zip(*self._iterations, strict=True)
         self._iterations = []
         loss = torch.stack(losses).double() / self._world.size
-        total = sum_over_ranks(torch.stack([loss, torch.stack(rights), loss.new_tensor(failures)]))
-        for step, (value, _, number) in zip(steps, total.T.tolist(), strict=True):
+        total = sum_over_ranks(
+            torch.stack([loss, torch.stack(rights), *map(loss.new_tensor, numbers)])
+        )
+        for step, (value, _, number, _) in zip(steps, total.T.tolist(), strict=True):
             if not math.isfinite(value):
                 raise DivergedError(
                     f"the loss of iteration {step.iteration} is {value} (shape {step.shape}, LR "
@@ -205,7 +216,7 @@ class Record:
             fraction = self._recipe.data.max_bad_fraction
             counts = self._progress.unreadable
             count_unreadable(counts, self._schedule, step, int(number), fraction)
-        return float(total[0].mean()), float(total[1].sum())
+        return float(total[0].mean()), float(total[1].sum()), int(total[3].sum())
 
     def _spent(self, start: Sequence[float]) -> dict[str, float]:
         """Iterations, their clips and seconds since `start`, and the share of the seconds in which
@@ -240,6 +251,7 @@ class Record:
             "bn_size": step.bn_size,
             "loss": round(loss, 6),
             **({"top1": round(top1, 3)} if has_top1 else {}),
+            **({"redrawn": spent["redrawn"]} if "redrawn" in spent else {}),
             "clips_per_second": round(spent["clips"] / spent["seconds"], 2),
             "loading_share": spent["loading_share"],
             "seconds": round(self.clock.working, 3),

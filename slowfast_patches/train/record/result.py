@@ -62,7 +62,8 @@ def multi_view_test(recipe: Recipe, world: World, run: Run | None) -> dict[str, 
             name = "test" if run is None else "result"
             write_tables(Path(recipe.output_dir), name, evaluation, names)
             if path := predictions_path(recipe, "test_" if run is None else ""):
-                paths = [str(getattr(video, "path", video)) for video in dataset.videos]
+                videos = (str(getattr(video, "path", video)) for video in dataset.videos)
+                paths = evaluation.names or list(videos)
                 scores = zip(evaluation.probabilities.cpu(), evaluation.scored, strict=True)
                 rows = [row if scored else None for row, scored in scores]
                 write_predictions(path, paths, rows, names, evaluation.labels.cpu())

@@ -100,7 +100,7 @@ def write_tables(
 
     Where a video has one label, a row is class, videos, accuracy (%), and how many of its videos
     are taken for each class; {name}_confusion.png is the picture. Where it has several, it is
-    class, videos, and average precision (%).
+    class, videos (or boxes), and average precision (%).
     """
     scores = evaluation.probabilities[evaluation.scored].cpu()
     labels = evaluation.labels[evaluation.scored].cpu()
@@ -108,7 +108,9 @@ def write_tables(
     shown = names or list(map(str, range(classes)))
     path = folder / f"{name}_classes.csv"
     if labels.ndim == 2:
-        precisions = average_precisions(scores, labels)
+        precisions = evaluation.precisions
+        if precisions is None:
+            precisions = average_precisions(scores, labels)
         percents = ["" if value is None else f"{value:.2f}" for value in precisions]
         rows = zip(shown, labels.sum(0).tolist(), percents, strict=True)
         _write(path, ["class", "videos", "average_precision"], rows)

@@ -48,7 +48,7 @@ def refusal(overrides: str, processes: int = 1) -> str:
         ("MULTIGRID.LONG_CYCLE_FACTORS [[0.5,0.5]]", "the last [1, 1], not [[0.5, 0.5]]"),
         ("MULTIGRID.LONG_CYCLE_FACTORS [[2,1],[1,1]]", "factors in (0, 1]"),
         ("MULTIGRID.SHORT_CYCLE_FACTORS [0.5,0]", "factors in (0, 1]"),
-        ("DETECTION.ENABLE True", "detection is not trained here"),
+        ("DETECTION.ENABLE True", "MODEL.LOSS_FUNC bce, or DETECTION.ENABLE False"),
         ("TRAIN.CHECKPOINT_TYPE onnx", "must be pytorch or caffe2, not 'onnx'"),
         # Several.
         ("SOLVER.MAX_EPOCH 30 SOLVER.WARMUP_EPOCHS 34", "shorten the warm-up"),
@@ -73,6 +73,39 @@ def refusal(overrides: str, processes: int = 1) -> str:
 )
 def test_what_cannot_run_is_refused_with_a_way_out(overrides, message):
     assert message in refusal(overrides)
+
+
+STRIDES = "RESNET.SPATIAL_STRIDES [[1,1],[2,2],[2,2],[1,1]]"
+BOXES = "DETECTION.ENABLE True MODEL.LOSS_FUNC bce MODEL.HEAD_ACT sigmoid"
+
+
+@pytest.mark.parametrize(
+    ("overrides", "message"),
+    [
+        ("", "DETECTION.SPATIAL_SCALE_FACTOR 16 does not fit RESNET.SPATIAL_STRIDES [[1, 1],"),
+        (f"{STRIDES} TEST.NUM_ENSEMBLE_VIEWS 10", "a key frame has one clip along the video; set"),
+        (f"{STRIDES} MIXUP.ENABLE True", "MIXUP.ENABLE True does not fit DETECTION.ENABLE True"),
+        (f"{STRIDES} TRAIN.COMPILE True", "clips have different numbers of boxes; set it to False"),
+        (f"{STRIDES} DATA.ENSEMBLE_METHOD max", "set it to sum"),
+        (f"{STRIDES} DATA.CLIP_SAMPLING segments", "set it to auto"),
+        ("MODEL.ARCH hf", "no map of features to take boxes from"),
+        (f"{STRIDES} MODEL.HEAD_ACT softmax", "set MODEL.HEAD_ACT sigmoid, or DETECTION.ENABLE"),
+    ],
+)
+def test_what_boxes_cannot_have_is_refused(overrides, message):
+    check(f"DETECTION.ENABLE True MODEL.LOSS_FUNC bce {STRIDES}")
+    assert message in refusal(f"{BOXES} {overrides}")
+
+
+def test_keys_of_boxes_without_detection_are_said_to_have_no_effect(caplog):
+    check("AVA.FULL_TEST_ON_VAL True DETECTION.ALIGNED False")
+    warned = [record.getMessage() for record in caplog.records]
+    assert any("AVA.FULL_TEST_ON_VAL True has no effect with DETECTION" in text for text in warned)
+    assert any("DETECTION.ALIGNED False has no effect" in text for text in warned)
+    caplog.clear()
+    check(f"{BOXES} {STRIDES} AVA.BGR True AVA.TEST_FORCE_FLIP False")
+    [warning] = [record.getMessage() for record in caplog.records]
+    assert "AVA.BGR True (the command line) has no effect: Write DATA.REVERSE_" in warning
 
 
 @pytest.mark.parametrize(

@@ -1,7 +1,8 @@
 """Recipes in the form of PySlowFast's later releases: each loads, passes the checks and plans.
 
 Written by the form that these recipes have: steps in epochs of K400's 239 (196 with a cosine, 118
-from ImageNet), SSv2's 22 and Charades' 57, and six rates relative to BASE_LR, whatever the steps.
+from ImageNet), SSv2's 22, Charades' 57 and AVA's 20, and rates relative to BASE_LR, often six,
+whatever the steps.
 """
 
 import logging
@@ -77,6 +78,22 @@ SOLVER: {{{SIX}, BASE_LR: 0.0375, STEPS: [0, 41, 49], MAX_EPOCH: 57, WARMUP_EPOC
 MODEL: {{NUM_CLASSES: 157, LOSS_FUNC: bce_logit, HEAD_ACT: sigmoid}}
 TEST: {{DATASET: charades, BATCH_SIZE: 16, NUM_ENSEMBLE_VIEWS: 10, NUM_SPATIAL_CROPS: 3}}
 """)
+AVA = block("""
+TRAIN: {DATASET: ava, BATCH_SIZE: 64, EVAL_PERIOD: 5, CHECKPOINT_FILE_PATH: k400.pyth}
+DATA: {TRAIN_CROP_SIZE: 224, TEST_CROP_SIZE: 224}
+DETECTION: {ENABLE: True, ALIGNED: True, SPATIAL_SCALE_FACTOR: 16, ROI_XFORM_RESOLUTION: 7}
+AVA: {FRAME_DIR: /ava/frames, FRAME_LIST_DIR: /ava/frame_lists, ANNOTATION_DIR: /ava/annotations,
+  DETECTION_SCORE_THRESH: 0.8, FULL_TEST_ON_VAL: True, BGR: False, IMG_PROC_BACKEND: cv2,
+  TRAIN_PREDICT_BOX_LISTS: [ava_train_v2.2.csv, ava_detection_train_boxes_and_labels.csv],
+  TEST_PREDICT_BOX_LISTS: [ava_detection_val_boxes_and_labels.csv], TEST_FORCE_FLIP: False,
+  TRAIN_USE_COLOR_AUGMENTATION: False, TRAIN_PCA_JITTER_ONLY: True}
+BN: {USE_PRECISE_STATS: False}
+SOLVER: {BASE_LR: 0.1, LR_POLICY: steps_with_relative_lrs, STEPS: [0, 10, 15, 20],
+  LRS: [1, 0.1, 0.01, 0.001], MAX_EPOCH: 20, WEIGHT_DECAY: 1e-7, WARMUP_EPOCHS: 5.0,
+  WARMUP_START_LR: 0.000125}
+MODEL: {NUM_CLASSES: 80, LOSS_FUNC: bce, HEAD_ACT: sigmoid}
+TEST: {DATASET: ava, BATCH_SIZE: 8}
+""")
 
 
 def model(arch: str, frames: int, stride: int, alpha: int = 4, pathways: int = 1) -> Block:
@@ -124,6 +141,12 @@ RECIPES: dict[str, Sequence[Block]] = {
     "SSv2/SLOWFAST_16x8_multigrid": (LONG, SSV2, MULTIGRID),
     "Charades/SLOWFAST_16x8_multigrid": (LONG, CHARADES, MULTIGRID),
 }
+for name, of_ava in (("SLOWFAST_32x2", SLOWFAST), ("SLOW_8x8", model("slow", 8, 8))):
+    pathways = len(of_ava["DATA"]["INPUT_CHANNEL_NUM"])
+    of_last = {"SPATIAL_STRIDES": [[1], [2], [2], [1]], "SPATIAL_DILATIONS": [[1], [1], [1], [2]]}
+    last = {key: [stage * pathways for stage in stages] for key, stages in of_last.items()}
+    RECIPES[f"AVA/{name}_R50_SHORT"] = (of_ava, AVA, {"RESNET": last})
+    RECIPES[f"AVA/{name}_R50_SHORT_multigrid"] = (of_ava, AVA, {"RESNET": last}, MULTIGRID)
 VIDEOS = 240_000
 
 

@@ -20,7 +20,7 @@ from slowfast_patches.models.flops import check_shapes
 
 CONFIGS = Path(__file__).parents[3] / "configs"
 ALL = sorted(str(path.relative_to(CONFIGS)) for path in CONFIGS.glob("*/*.yaml"))
-PAPER = [name for name in ALL if not name.startswith(("Demo/", "Words/"))]
+PAPER = [name for name in ALL if not name.startswith(("AVA/", "Demo/", "Words/"))]
 
 SLOWFAST = "Kinetics/SLOWFAST_8x8_R50"
 VARIANTS = ("16FRAMES_R50", "64FRAMES_R50", "8x8_R101")
@@ -112,6 +112,14 @@ def test_multigrid_is_two_lines_more_than_its_baseline_and_three_with_a_warm_up(
     has_warmup = name in (*SLOWFASTS, SSV2, CHARADES)
     assert changes(f"{name}_MULTIGRID", name) == both | (in_epochs if has_warmup else {})
     assert load(f"{name}_MULTIGRID").multigrid.epoch_factor == 1.5
+
+
+@pytest.mark.parametrize("name", ["AVA/SLOWFAST_32x2_R50_SHORT", "Demo/AVA_DEMO"])
+def test_multigrid_of_boxes_is_a_few_lines_more_than_its_baseline(name):
+    cycles = ("MULTIGRID.LONG_CYCLE", "MULTIGRID.SHORT_CYCLE")
+    found = changes(f"{name}_MULTIGRID", name)
+    assert found.keys() - {"MULTIGRID.WARMUP_IN_EPOCHS", "MULTIGRID.EVAL_FREQ"} == {*cycles}
+    assert load(name).test.num_ensemble_views == 1
 
 
 @pytest.mark.slow

@@ -56,8 +56,9 @@ def ssv2(tmp_path: Path) -> Path:
 @pytest.mark.parametrize(
     ("dataset", "overrides", "split", "message"),
     [
-        ("ava", (), "train", r"TRAIN.DATASET 'ava' .* kinetics, ssv2, charades"),
-        ("ava", (), "test", r"TEST.DATASET 'ava' .* kinetics, ssv2, charades"),
+        ("ucf", (), "train", r"TRAIN.DATASET 'ucf' .* kinetics, ssv2, charades, ava"),
+        ("ucf", (), "test", r"TEST.DATASET 'ucf' .* kinetics, ssv2, charades, ava"),
+        ("ava", (), "train", r"DETECTION.ENABLE True: the videos of train have boxes"),
         ("charades", ("DATA.MULTI_LABEL", False), "train", "MULTI_LABEL True.* several labels"),
         ("charades", ("TEST.DATASET", "ssv2"), "test", "MULTI_LABEL False.* one label"),
         ("ssv2", ("DATA.RANDOM_FLIP", True), "train", "RANDOM_FLIP False .*left and right have"),

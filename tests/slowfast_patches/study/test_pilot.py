@@ -180,6 +180,11 @@ def test_a_launcher_of_several_processes_is_refused(monkeypatch):
         one_process(recipe)
 
 
+def test_a_recipe_of_boxes_is_refused():
+    with pytest.raises(ValueError, match=r"the recipe boxes .*; train both to the end"):
+        one_process(load_recipe("configs/Demo/AVA_DEMO.yaml"))
+
+
 @pytest.mark.parametrize("cycle", CYCLES)
 @pytest.mark.parametrize("divisor", [1, 16])
 def test_the_keys_give_what_was_tried_whatever_the_recipe_had(tmp_path, cycle, divisor):

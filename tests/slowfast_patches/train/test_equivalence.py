@@ -143,8 +143,8 @@ def recorded_clips() -> Iterator[list[tuple[Any, ...]]]:
         requests[:] = [request]
         return read(self, request, out)
 
-    def plan(*args: Any) -> ClipPlan:
-        made = plan_train(*args)
+    def plan(*args: Any, **options: Any) -> ClipPlan:
+        made = plan_train(*args, **options)
         request = requests[0]
         if request.iteration >= 0:  # not one of precise BN
             where = (made.positions.tolist(), made.size, made.corner, made.crop, made.flip)

@@ -51,7 +51,7 @@ def evaluated(
         read = batch[[rows[n] is not None for n in batch]]
         if len(read):
             given = torch.tensor([rows[n] for n in read])
-            scores.add(read // clips, given, of_videos[read // clips])
+            scores.add({"videos": read // clips, "labels": of_videos[read // clips]}, given)
     return scores.result()
 
 

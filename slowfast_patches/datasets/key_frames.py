@@ -1,0 +1,134 @@
+"""Clips around key frames, and the boxes in them: they go with resize, crop and flip."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Sequence
+from dataclasses import replace
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from multigrid import ClipPlan, Shape, Video
+from slowfast_patches.config.recipe import Recipe
+from slowfast_patches.datasets.clips import ClipDataset
+from slowfast_patches.datasets.items import Label
+from slowfast_patches.datasets.lists.ava_list import FIRST_SECOND, read_sources
+from slowfast_patches.datasets.reading.video_record import UnreadableVideoError, VideoRecord
+
+__all__ = ["KeyFrameClips", "boxes_in_clip", "frame_of"]
+
+logger = logging.getLogger(__name__)
+
+_REDRAWS = 10
+"""Times at most that a clip is drawn again for one that shows a box; the last crop is put over the
+first of them."""
+_LEAST = 0.25
+"""Part of a box, or of the clip, that is to be seen for a box to be trained on."""
+
+Floats = NDArray[np.floating[Any]]
+
+
+class KeyFrameClips(ClipDataset):
+    """The key frames of a data set of boxes, a clip around each: `videos` are its `KeyFrame`s.
+
+    An item has `boxes` (k, 4) in pixels of the clip as it is after its flip, their labels (k,
+    classes), multi-hot, as `label`, `rows`, their numbers among all boxes of the split, and
+    `shares`, the part of each that the clip shows. A training clip has the boxes of which it shows
+    a quarter, or that fill a quarter of it, one at least: it is drawn again where it has none,
+    `redrawn` times. One of evaluation has all of them.
+    """
+
+    def __init__(self, recipe: Recipe, split: str) -> None:
+        super().__init__(recipe, split)
+        counts = [len(key_frame.boxes) for key_frame in self.videos]
+        self.first_rows: NDArray[np.int64] = np.cumsum([0, *counts])
+        """The numbers of the key frames' first boxes; the last is that of all boxes."""
+        logger.info("%s: %d boxes in %d key frames", split, sum(counts), len(counts))
+
+    def _read_sources(self, recipe: Recipe, videos: Sequence[Any]) -> Sequence[Any]:
+        return read_sources(recipe, self.split)
+
+    def _record(self, number: int) -> VideoRecord:
+        return super()._record(self.videos[number].video)
+
+    def _label(self, video: Any, plan: ClipPlan | None) -> Label:
+        labels: Floats = np.zeros((len(video.boxes), self._classes), np.float32)
+        for row, classes in zip(labels, video.labels, strict=True):
+            row[list(classes)] = 1
+        return labels
+
+    def _draw(
+        self, rng: np.random.Generator, shape: Shape, number: int, video: Video
+    ) -> tuple[ClipPlan, dict[str, Any]]:
+        key_frame = self.videos[number]
+        centre = frame_of(key_frame.second, video)
+        for redrawn in range(_REDRAWS + 1):
+            plan = self.sampling.training_plan(rng, shape, video, centre)
+            if redrawn == _REDRAWS:
+                plan = replace(plan, corner=_corner_over(key_frame.boxes[0], plan))
+            targets = self._targets(number, plan)
+            seen = targets.pop("is_seen")
+            seen[0] |= redrawn == _REDRAWS
+            if seen.any():
+                break
+        targets = {name: values[seen] for name, values in targets.items()}
+        return plan, targets | {"redrawn": redrawn}
+
+    def _look(self, number: int, video: Video, part: int) -> tuple[ClipPlan, dict[str, Any]]:
+        centre = frame_of(self.videos[number].second, video)
+        plan = self.sampling.evaluation_plan(video, part, self._views, self._crop, centre)
+        targets = self._targets(number, plan)
+        del targets["is_seen"]
+        return plan, targets
+
+    def _targets(self, number: int, plan: ClipPlan) -> dict[str, Any]:
+        """What an item has of each box of a key frame."""
+        key_frame = self.videos[number]
+        boxes, parts = boxes_in_clip(np.asarray(key_frame.boxes), plan)
+        return {
+            "label": self._label(key_frame, plan),
+            "boxes": boxes,
+            "rows": np.arange(self.first_rows[number], self.first_rows[number + 1]),
+            "shares": parts[:, 0],
+            "is_seen": parts.max(1) >= _LEAST,
+        }
+
+
+def boxes_in_clip(boxes: Floats, plan: ClipPlan) -> tuple[Floats, Floats]:
+    """Boxes (k, 4), as parts of the frame's sides, in pixels of a planned clip after its flip, cut
+    off at its borders; and (k, 2) the parts of the box, and of the clip, that this leaves."""
+    whole = boxes * np.tile(plan.size, 2) - np.tile(plan.corner, 2)
+    inside = whole.clip(0, plan.crop)
+    area = _area(inside)
+    parts = np.stack([area / _area(whole), area / plan.crop**2], 1).astype(np.float32)
+    if plan.flip:
+        inside[:, [0, 2]] = plan.crop - inside[:, [2, 0]]
+    return inside.astype(np.float32), parts
+
+
+def frame_of(second: int, video: Video) -> float:
+    """The frame of a video that is on show at a second of AVA's; UnreadableVideoError where it ends
+    before."""
+    frame = (second - FIRST_SECOND) * video.fps
+    if not 0 <= frame < video.frames:
+        raise UnreadableVideoError(
+            f"has {video.frames} frames at {video.fps:g} a second and ends before its key frame at "
+            f"second {second}; its first frame is second {FIRST_SECOND}"
+        )
+    return frame
+
+
+def _area(boxes: Floats) -> Floats:
+    return (boxes[:, 2] - boxes[:, 0]) * (boxes[:, 3] - boxes[:, 1])
+
+
+def _corner_over(box: tuple[float, ...], plan: ClipPlan) -> tuple[int, int]:
+    """The corner of a crop with the box in its middle, as far as the frame goes."""
+    middle = ((box[0] + box[2]) / 2, (box[1] + box[3]) / 2)
+    x, y = (
+        min(max(round(at * side - plan.crop / 2), 0), side - plan.crop)
+        for at, side in zip(middle, plan.size, strict=True)
+    )
+    return x, y

@@ -1,0 +1,186 @@
+"""The lists of AVA, in the forms in which PySlowFast's users have them.
+
+    AVA.FRAME_LIST_DIR   train.csv, val.csv       frame lists, or "path 0" lines of video files
+    AVA.ANNOTATION_DIR   ava_train_v2.2.csv       video,second,x1,y1,x2,y2,label    a label a line
+                         predicted boxes          the same with an empty label, and ,score
+                         ava_action_list...pbtxt  names of the labels, which count from 1
+
+Sides are parts of the frame's, in [0, 1].
+"""
+
+from __future__ import annotations
+
+import csv
+from collections.abc import Sequence
+from pathlib import Path
+from typing import NamedTuple
+
+from slowfast_patches.config.recipe import Recipe
+from slowfast_patches.datasets.lists.csv_list import (
+    LabelledVideo,
+    check_label,
+    check_list,
+    read_csv,
+)
+from slowfast_patches.datasets.lists.frame_list import FrameVideo, is_frame_list, read_frame_list
+from slowfast_patches.datasets.reading.files import video_name
+from slowfast_patches.datasets.reading.shared_list import SharedList
+from slowfast_patches.utils.tables import first_few
+
+__all__ = [
+    "FIRST_SECOND",
+    "SECONDS",
+    "Box",
+    "KeyFrame",
+    "annotation",
+    "ava_classes",
+    "ava_path",
+    "read_ava",
+    "read_boxes",
+    "read_sources",
+]
+
+FIRST_SECOND = 900
+"""Of the first frame of AVA's videos, which are cut there."""
+SECONDS = range(902, 1799)
+"""Those that may be key frames."""
+_FPS = 30.0
+"""Of AVA's frames."""
+
+Box = tuple[float, float, float, float]
+Boxes = dict[tuple[str, int], dict[Box, list[int]]]
+"""Labels by box (x1, y1, x2, y2) by (name, second) of key frames."""
+
+
+class KeyFrame(NamedTuple):
+    """A moment of a video, with boxes and the classes of each, from 0. `path` is of the file, or of
+    the folder of its first frame, `video` its number among `read_sources`."""
+
+    path: str
+    video: int
+    name: str
+    second: int
+    boxes: tuple[Box, ...]
+    labels: tuple[tuple[int, ...], ...]
+
+    @property
+    def label(self) -> str:
+        """What a list says of it."""
+        return f"{self.second} {self.boxes} {self.labels}"
+
+
+def ava_path(recipe: Recipe, split: str) -> Path:
+    """The first list of a split's videos."""
+    return _video_lists(recipe, split)[0]
+
+
+def read_ava(recipe: Recipe, path: Path, split: str) -> SharedList[KeyFrame]:
+    """The key frames of a split that have boxes, video by video.
+
+    Raises:
+        ValueError: a file is missing, or a line of it is wrong, with file and line; boxes are of
+            videos that no list names; there is no key frame.
+    """
+    sources = read_sources(recipe, split)
+    names = [v.name if isinstance(v, FrameVideo) else video_name(v.path) for v in sources]
+    boxes = _boxes(recipe, split)
+    if unknown := sorted({name for name, _ in boxes}.difference(names)):
+        raise ValueError(
+            f"boxes are of {len(unknown)} videos that {path} does not name: {first_few(unknown)}; "
+            "list these, or leave their boxes out"
+        )
+    key_frames = SharedList(
+        KeyFrame(source.path, number, name, second, tuple(found), tuple(map(tuple, found.values())))
+        for number, (name, source) in enumerate(zip(names, sources, strict=True))
+        for second in SECONDS
+        if (found := boxes.get((name, second)))
+    )
+    if not key_frames:
+        raise ValueError(f"no key frame of {split} has a box; check AVA's lists of boxes")
+    return key_frames
+
+
+def read_sources(recipe: Recipe, split: str) -> Sequence[FrameVideo | LabelledVideo]:
+    """The videos of a split. Raises as `read_ava`."""
+    prefix = recipe.ava.frame_dir
+    videos = list[FrameVideo | LabelledVideo]()
+    for path in _video_lists(recipe, split):
+        check_list(path)
+        if is_frame_list(path):
+            classes = recipe.model.num_classes
+            videos += read_frame_list(path, prefix=prefix, num_classes=classes, fps=_FPS)
+        else:
+            videos += read_csv(path, prefix=prefix, separator=recipe.data.path_label_separator)
+    if len(set(map(type, videos))) > 1:
+        raise ValueError("AVA's lists of a split name frames, or video files, not both")
+    return videos
+
+
+def annotation(recipe: Recipe, name: str) -> Path:
+    """A file of AVA.ANNOTATION_DIR."""
+    return Path(recipe.ava.annotation_dir or recipe.data.path_to_data_dir) / name
+
+
+def ava_classes(recipe: Recipe) -> tuple[str, ...] | None:
+    """From AVA.LABEL_MAP_FILE, as numbers where it leaves classes out; None without the file."""
+    path = annotation(recipe, recipe.ava.label_map_file)
+    if not path.is_file():
+        return None
+    from slowfast.utils.ava_eval_helper import read_labelmap
+
+    names = {row["id"]: row["name"] for row in read_labelmap(str(path))[0]}
+    return tuple(names.get(number, str(number)) for number in range(1, max(names, default=0) + 1))
+
+
+def read_boxes(path: Path, num_classes: int, least_score: float | None = None) -> Boxes:
+    """The boxes of a csv file, clipped to the frame; those without an area, or with a score below
+    `least_score`, are left out. ValueError, with file and line, for what cannot be read."""
+    boxes: Boxes = {}
+    row = list[str]()
+    try:
+        with path.open(encoding="utf-8-sig", newline="") as file:
+            rows = csv.reader(file)
+            for row in rows:
+                left, top, right, bottom = (min(max(float(side), 0.0), 1.0) for side in row[2:6])
+                if (second := int(row[1])) not in SECONDS:
+                    raise ValueError(f"second {second} is not in {SECONDS[0]} to {SECONDS[-1]}")
+                labels = [int(row[6]) - 1] if row[6].strip() not in ("", "-1") else []
+                for label in labels:
+                    check_label(label, num_classes)
+                is_used = least_score is None or float(row[7]) >= least_score
+                if is_used and left < right and top < bottom:
+                    of_frame = boxes.setdefault((row[0], second), {})
+                    of_frame.setdefault((left, top, right, bottom), []).extend(labels)
+    except OSError as error:
+        raise ValueError(f"the boxes {path} cannot be read: {error}; see the keys AVA.*") from error
+    except (ValueError, IndexError) as error:
+        form = "video, second, x1, y1, x2, y2, label" + ", score" * (least_score is not None)
+        line = f"{path}, line {rows.line_num}: {','.join(row)!r:.100}"
+        raise ValueError(f"{line} is not {form}: {error}") from None
+    return boxes
+
+
+def _boxes(recipe: Recipe, split: str) -> Boxes:
+    """All boxes of a split, each with the labels of all files."""
+    ava = recipe.ava
+    annotated = ava.train_gt_box_lists if split == "train" else ()
+    predicted = ava.train_predict_box_lists if split == "train" else ava.test_predict_box_lists
+    if split != "train" and not predicted:
+        annotated = (ava.groundtruth_file,)
+    files: list[tuple[str, float | None]] = [(name, None) for name in annotated]
+    files += [(name, ava.detection_score_thresh) for name in predicted]
+    boxes: Boxes = {}
+    for name, least in files:
+        found = read_boxes(annotation(recipe, name), recipe.model.num_classes, least)
+        for key, of_frame in found.items():
+            if split != "val" or ava.full_test_on_val or key[1] % 4 == 0:
+                for box, labels in of_frame.items():
+                    boxes.setdefault(key, {}).setdefault(box, []).extend(labels)
+    return boxes
+
+
+def _video_lists(recipe: Recipe, split: str) -> list[Path]:
+    names = recipe.ava.train_lists if split == "train" else recipe.ava.test_lists
+    if not names:
+        raise ValueError(f"AVA.{'TRAIN' if split == 'train' else 'TEST'}_LISTS names no list")
+    return [Path(recipe.ava.frame_list_dir or recipe.data.path_to_data_dir, n) for n in names]

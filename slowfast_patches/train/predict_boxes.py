@@ -1,0 +1,96 @@
+"""The classes of boxes at a video's key frames, from a trained model, and pictures of them."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor
+
+from multigrid import empty_clips
+from slowfast_patches.datasets.clips import reading_options, sampling_of
+from slowfast_patches.datasets.key_frames import boxes_in_clip, frame_of
+from slowfast_patches.datasets.lists.ava_list import Box
+from slowfast_patches.datasets.reading.clip_reader import read_clips
+from slowfast_patches.datasets.reading.files import frame_files, open_video, read_jpeg
+from slowfast_patches.datasets.reading.scan import scan
+from slowfast_patches.datasets.reading.video_record import Kind, UnreadableVideoError
+from slowfast_patches.train.box_scores import weights_of
+from slowfast_patches.train.predict import Predictor
+from slowfast_patches.utils.pictures import COLOURS, new_figure, save_figure
+
+__all__ = ["BoxPredictor"]
+
+
+class BoxPredictor(Predictor):
+    """A trained model that scores boxes of a video as its recipe tests."""
+
+    @torch.no_grad()
+    def boxes(self, path: str, second: int, boxes: Sequence[Box]) -> Tensor:
+        """The probability of each class, (k, C) float64, for boxes (x1, y1, x2, y2), as parts of
+        the frame's sides, at a second of AVA's of a video file or a folder of JPEG frames.
+
+        Raises:
+            UnreadableVideoError: the video cannot be read, or ends before.
+        """
+        recipe = self.recipe
+        record = scan(path, recipe.data.max_frame_pixels)
+        centre = frame_of(second, record.video)
+        crops = recipe.test.num_spatial_crops
+        crop = recipe.data.test_crop_size
+        sampling = sampling_of(recipe, "test")
+        plans = [
+            sampling.evaluation_plan(record.video, part, (1, crops), crop, centre)
+            for part in range(crops)
+        ]
+        clips = empty_clips(crops, recipe.data.num_frames, crop)
+        read_clips(path, record, plans, [c.numpy() for c in clips], **reading_options(recipe))
+        sums = torch.zeros(len(boxes), recipe.model.num_classes, dtype=torch.float64)
+        total = torch.zeros(len(boxes), 1, dtype=torch.float64)
+        for clip, plan in zip(clips, plans, strict=True):
+            inside, parts = boxes_in_clip(np.asarray(boxes), plan)
+            rows = torch.from_numpy(np.pad(inside, ((0, 0), (1, 0))))
+            with self._precision.autocast():
+                inputs = self._transform(clip[None], torch.zeros(1, dtype=torch.bool))
+                scores = self._model(inputs, rows.to(inputs[0].device))
+            weights = weights_of(torch.from_numpy(parts[:, 0])).view(-1, 1)
+            sums += scores.double().cpu() * weights
+            total += weights
+        return sums / total
+
+    def draw(
+        self,
+        path: str,
+        second: int,
+        boxes: Sequence[Box],
+        texts: Sequence[str],
+        out: Path,
+    ) -> None:
+        """Write the frame at a second as a picture, with boxes and what is said of each."""
+        picture = self._frame(path, second)
+        height, width = picture.shape[:2]
+        figure, [axes] = new_figure(rows=1, width=8 * width / height, height=8)
+        axes.imshow(picture)
+        axes.set_axis_off()
+        for number, ((x1, y1, x2, y2), text) in enumerate(zip(boxes, texts, strict=True)):
+            colour = COLOURS[number % len(COLOURS)]
+            across = np.array([x1, x2, x2, x1, x1]) * width - 0.5
+            down = np.array([y1, y1, y2, y2, y1]) * height - 0.5
+            axes.plot(across, down, color=colour, linewidth=3)
+            axes.text(across[0], down[0], text, color="white", va="top", bbox={"color": colour})
+        save_figure(figure, out)
+
+    def _frame(self, path: str, second: int) -> NDArray[np.uint8]:
+        """The frame at a second, (H, W, 3) RGB."""
+        record = scan(path, self.recipe.data.max_frame_pixels)
+        wanted = int(frame_of(second, record.video))
+        if record.kind == Kind.FRAMES:
+            return read_jpeg(path, frame_files(path)[wanted])[..., ::-1]
+        with open_video(path) as (container, stream):
+            for number, frame in enumerate(container.decode(stream)):
+                if number == wanted:
+                    return np.rot90(frame.to_ndarray(format="rgb24"), record.turns)
+        raise UnreadableVideoError(f"cannot be decoded: frame {wanted} does not come out")

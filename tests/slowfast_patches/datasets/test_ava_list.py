@@ -1,0 +1,114 @@
+"""AVA's lists: what is read of them, beside the host's reading, and what is said of wrong ones."""
+
+from pathlib import Path
+
+import pytest
+
+from slowfast_patches.config.recipe import host_config
+from slowfast_patches.datasets.lists.dataset_lists import (
+    class_names,
+    list_digest,
+    list_path,
+    read_list,
+)
+from tests.slowfast_patches.datasets.ava_lists import recipe_of, write_lists
+
+TRAIN = """\
+b,0902,0.100,0.200,0.500,0.600,3,7
+a,0904,0.100,0.200,0.500,0.600,1,0
+a,0904,0.100,0.200,0.500,0.600,3,0
+a,0902,-0.100,0.200,0.500,1.600,,1
+a,0904,0.300,0.200,0.400,0.600,2,1
+"""
+PREDICTED = """\
+a,0902,0.100,0.200,0.500,0.600,,0.95
+a,0904,0.100,0.200,0.500,0.600,1,0.99
+a,0904,0.200,0.200,0.500,0.600,,0.89
+b,0908,0.200,0.200,0.500,0.600,,0.90
+"""
+
+
+def test_key_frames_come_by_video_and_second_with_all_labels_of_a_box(tmp_path):
+    recipe = recipe_of(write_lists(tmp_path, TRAIN))
+    frames = read_list(recipe, "train")
+    assert [(k.name, k.second) for k in frames] == [("a", 902), ("a", 904), ("b", 902)]
+    assert frames[0].boxes == ((0.0, 0.2, 0.5, 1.0),)  # as far as the frame goes
+    assert frames[1].labels == ((0, 2), (1,))
+    assert (frames[0].path, frames[2].video) == (str(tmp_path), 1)
+    assert list_path(recipe, "test") == tmp_path / "val.csv"
+    digest = list_digest(recipe, frames)
+    assert list_digest(recipe, list(frames)[:2]) != digest
+    moved = recipe_of(tmp_path, "AVA.FRAME_DIR", "/elsewhere")
+    assert list_digest(moved, read_list(moved, "train")) == digest
+
+
+@pytest.mark.parametrize("split", ["train", "val", "test"])
+def test_boxes_and_labels_are_the_hosts(tmp_path, split):
+    from slowfast.datasets import ava_helper
+
+    inside = TRAIN.replace("-0.100", "0.000").replace("1.600", "1.000")
+    recipe = recipe_of(write_lists(tmp_path, inside, predicted=PREDICTED))
+    cfg = host_config(recipe)
+    cfg.AVA.ANNOTATION_DIR = cfg.AVA.FRAME_LIST_DIR = str(tmp_path)
+    theirs = ava_helper.load_boxes_and_labels(cfg, split)
+    expected = {
+        (name, second): [(tuple(box), [n - 1 for n in labels if n > 0]) for box, labels in found]
+        for name, of_video in theirs.items()
+        for second, found in of_video.items()
+        if found
+    }
+    found = {
+        (k.name, k.second): [(b, list(n)) for b, n in zip(k.boxes, k.labels, strict=True)]
+        for k in read_list(recipe, split)
+    }
+    assert found == expected
+    assert len(found) == {"train": 3, "val": 2, "test": 3}[split]
+
+
+def test_without_a_detectors_boxes_the_annotated_ones_are_scored(tmp_path):
+    lists = write_lists(tmp_path, TRAIN, val="a,0904,0.1,0.2,0.5,0.6,1,0\n")
+    [key_frame] = read_list(recipe_of(lists, "AVA.TEST_PREDICT_BOX_LISTS", []), "test")
+    assert key_frame.labels == ((0,),)
+
+
+def test_videos_may_be_files_and_lists_elsewhere(tmp_path):
+    lists = write_lists(tmp_path / "lists", TRAIN)
+    frames = tmp_path / "frames"
+    frames.mkdir()
+    # The second as multigrid-prepare names it.
+    (frames / "train.csv").write_text("videos/b.mp4 0\nvideos/a.webm.mp4 0\n")
+    keys = ("DATA.PATH_TO_DATA_DIR", "", "AVA.FRAME_LIST_DIR", frames, "AVA.ANNOTATION_DIR", lists)
+    found = read_list(recipe_of(tmp_path, *map(str, keys)), "train")
+    assert (found[0].name, Path(found[0].path)) == ("b", frames / "videos/b.mp4")
+    moved = recipe_of(tmp_path, *map(str, keys), "AVA.FRAME_DIR", "/elsewhere")
+    assert read_list(moved, "train")[0].path == "/elsewhere/videos/b.mp4"
+
+
+def test_classes_have_the_names_of_the_label_map_and_else_their_numbers(tmp_path):
+    assert class_names(recipe_of(write_lists(tmp_path, TRAIN))) == ("stand", "2", "run")
+    with pytest.raises(ValueError, match=r"set MODEL\.NUM_CLASSES 3"):
+        class_names(recipe_of(tmp_path, "MODEL.NUM_CLASSES", 4))
+
+
+@pytest.mark.parametrize(
+    ("line", "message"),
+    [
+        ("a,0899,0.1,0.2,0.5,0.6,1", r"v2\.2\.csv, line 1: .* second 899 is not in 902 to 1798"),
+        ("a,0902,0.1,0.2,0.5,0.6,4", r"line 1: .*label 3 is outside MODEL\.NUM_CLASSES 3"),
+        ("a,0902,0.1,0.2,0.5", "line 1: 'a,0902,0.1,0.2,0.5' is not video, second, x1, y1, x2, y2"),
+        ("a,0902,left,0.2,0.5,0.6,1", "line 1: .*could not convert"),
+        ("c,0902,0.1,0.2,0.5,0.6,1", r"boxes are of 1 videos that .*train\.csv does not name: c"),
+        ("a,0902,0.5,0.2,0.5,0.6,1", "no key frame of train has a box"),
+    ],
+)
+def test_wrong_lines_are_refused(tmp_path, line, message):
+    with pytest.raises(ValueError, match=message):
+        read_list(recipe_of(write_lists(tmp_path, line + "\n")), "train")
+
+
+def test_a_missing_file_and_boxes_without_detection_are_refused(tmp_path):
+    lists = write_lists(tmp_path, TRAIN)
+    with pytest.raises(ValueError, match=r"the boxes .*none\.csv cannot be read"):
+        read_list(recipe_of(lists, "AVA.TRAIN_GT_BOX_LISTS", ["none.csv"]), "train")
+    with pytest.raises(ValueError, match=r"set DETECTION\.ENABLE False"):
+        read_list(recipe_of(lists, "TRAIN.DATASET", "kinetics"), "train")

@@ -1,0 +1,131 @@
+"""ROIAlign: values worked by hand, what holds for every box, and other implementations' values."""
+
+import math
+
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+from torch import Tensor
+
+from slowfast_patches.roi_align import ROIAlign
+
+COLUMNS = torch.arange(4.0).expand(1, 1, 4, 4)
+"""A map (1, 1, 4, 4) whose values are their columns."""
+
+
+def boxes(*edges: tuple[float, ...]) -> Tensor:
+    return torch.tensor([(0.0, *box) for box in edges])
+
+
+@pytest.mark.parametrize(
+    ("edges", "aligned", "expected"),
+    [
+        # The whole map: two bins of two columns each, 2 × 2 samples a bin at the columns' centres.
+        ((0, 0, 4, 4), True, [0.5, 2.5]),
+        # Half the map: one sample a bin, at x = 0.5 and 1.5: the first two columns.
+        ((0, 0, 2, 2), True, [0.0, 1.0]),
+        # A pixel to the right of that.
+        ((1, 0, 3, 2), True, [1.0, 2.0]),
+        # Not aligned, value n lies at n: samples at 0.5 and 1.5.
+        ((0, 0, 2, 2), False, [0.5, 1.5]),
+        # To the left, samples at -2.5 and -0.5 of the aligned map: the first is outside, the second
+        # is the border's.
+        ((-3, 0, 1, 2), True, [0.0, 0.0]),
+        # To the right: samples at 3 and 4 ... of 4 columns, where 4 is no more than one outside.
+        ((3, 0, 5, 2), True, [3.0, 3.0]),
+        # And wholly outside.
+        ((9, 0, 11, 2), True, [0.0, 0.0]),
+    ],
+)
+def test_values_by_hand(edges, aligned, expected):
+    pooled = ROIAlign((2, 2), 1.0, 0, aligned)(COLUMNS, boxes(edges))
+    torch.testing.assert_close(pooled, torch.tensor(expected).expand(1, 1, 2, 2))
+
+
+def test_boxes_are_scaled_and_taken_from_their_maps():
+    maps = torch.cat([COLUMNS, 10 + COLUMNS])
+    rois = torch.tensor([[1.0, 16, 0, 48, 32], [0.0, 0, 0, 32, 32]])
+    pooled = ROIAlign((1, 2), 1 / 16, 0)(maps, rois)
+    torch.testing.assert_close(pooled.flatten(1), torch.tensor([[11.0, 12.0], [0.0, 1.0]]))
+
+
+def test_a_box_of_no_size_is_zero_and_no_box_is_no_row():
+    align = ROIAlign((2, 3), 1.0, 0)
+    assert not align(COLUMNS + 1, boxes((1, 1, 1, 1))).any()
+    assert align(COLUMNS, torch.zeros(0, 5)).shape == (0, 1, 2, 3)
+
+
+@given(height=st.integers(2, 9), width=st.integers(2, 9), seed=st.integers(0, 99))
+def test_the_whole_map_at_its_own_size_is_the_map(height, width, seed):
+    maps = torch.randn(1, 2, height, width, generator=torch.Generator().manual_seed(seed))
+    pooled = ROIAlign((height, width), 1.0, 0)(maps, boxes((0, 0, width, height)))
+    torch.testing.assert_close(pooled, maps)
+
+
+@given(edge=st.floats(0, 3), size=st.floats(0.5, 4), move=st.integers(1, 3))
+def test_a_box_moved_with_its_map_has_the_same_features(edge, size, move):
+    maps = torch.randn(1, 2, 12, 12, generator=torch.Generator().manual_seed(move))
+    box = torch.tensor([0, 1 + edge, 2 + edge, 1 + edge + size, 2 + edge + size])
+    moved = box + torch.tensor([0, move, 0, move, 0])
+    align = ROIAlign((3, 3), 1.0, 0)
+    inside = align(maps, box[None])
+    torch.testing.assert_close(align(maps.roll(move, 3), moved[None]), inside, atol=1e-4, rtol=1e-4)
+
+
+def test_gradients_in_double():
+    maps = torch.randn(2, 2, 5, 4, dtype=torch.float64, requires_grad=True)
+    rois = torch.tensor([[0, 3, 7, 40, 61.0], [1, 0, 0, 64, 80], [1, -9, 20, 30, 90]]).double()
+    assert torch.autograd.gradcheck(lambda x: ROIAlign((3, 2), 1 / 16, 0)(x, rois), maps)
+
+
+def random_boxes(seed: int) -> tuple[Tensor, Tensor]:
+    """Maps (2, 3, 6, 9) and boxes that reach over their borders."""
+    generator = torch.Generator().manual_seed(seed)
+    maps = torch.randn(2, 3, 6, 9, generator=generator, dtype=torch.float64)
+    corners = torch.rand(8, 2, 2, generator=generator, dtype=torch.float64) * 200 - 40
+    numbers = torch.randint(2, (8, 1), generator=generator)
+    return maps, torch.cat([numbers, corners.amin(1), corners.amax(1)], 1)
+
+
+def sampled(channel: Tensor, y: float, x: float) -> float:
+    """One bilinear sample of (H, W), by its four neighbours."""
+    height, width = channel.shape
+    if not (-1 <= y <= height and -1 <= x <= width):
+        return 0.0
+    y, x = min(max(y, 0.0), height - 1.0), min(max(x, 0.0), width - 1.0)
+    top, left = math.floor(y), math.floor(x)
+    bottom, right = min(top + 1, height - 1), min(left + 1, width - 1)
+    upper = channel[top, left] * (1 - x + left) + channel[top, right] * (x - left)
+    lower = channel[bottom, left] * (1 - x + left) + channel[bottom, right] * (x - left)
+    return float(upper * (1 - y + top) + lower * (y - top))
+
+
+@pytest.mark.parametrize("ratio", [0, 2])
+def test_it_is_the_mean_of_samples_taken_one_by_one(ratio):
+    maps, rois = random_boxes(ratio)
+    pooled = ROIAlign((3, 2), 1 / 16, ratio)(maps, rois)
+    for box, found in zip(rois.tolist(), pooled, strict=True):
+        left, top, right, bottom = (edge / 16 - 0.5 for edge in box[1:])
+        high, wide = (bottom - top) / 3, (right - left) / 2
+        down, across = ratio or math.ceil(high), ratio or math.ceil(wide)
+        samples = [
+            sampled(
+                maps[int(box[0]), 1],
+                top + (1 + (k + 0.5) / down) * high,
+                left + (n + 0.5) / across * wide,
+            )
+            for k in range(down)
+            for n in range(across)
+        ]
+        assert found[1, 1, 0] == pytest.approx(sum(samples) / len(samples), abs=1e-9)
+
+
+@pytest.mark.parametrize("aligned", [True, False])
+@pytest.mark.parametrize("package", ["torchvision.ops", "detectron2.layers.roi_align"])
+def test_other_packages_have_the_same_values(package, aligned):
+    """Where one is installed."""
+    theirs = pytest.importorskip(package, exc_type=ImportError).roi_align
+    maps, rois = random_boxes(7)
+    expected = theirs(maps, rois, (3, 2), 1 / 16, 0, aligned)
+    torch.testing.assert_close(ROIAlign((3, 2), 1 / 16, 0, aligned)(maps, rois), expected)

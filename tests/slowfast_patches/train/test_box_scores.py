@@ -1,0 +1,100 @@
+"""Scores of boxes: how clips and crops add up, and average precision worked by hand."""
+
+from pathlib import Path
+
+import pytest
+import torch
+
+from slowfast_patches.datasets.loader import build_dataset
+from slowfast_patches.train.box_scores import BoxScores
+from slowfast_patches.train.evaluate import Evaluation
+from tests.slowfast_patches.datasets.ava_lists import BOXES, recipe_of, write_lists
+
+KEYS = ("DATA.NUM_FRAMES", 4, "DATA.TRAIN_CROP_SIZE", 64, "DATA.TEST_CROP_SIZE", 64)
+ANNOTATED = ("AVA.TEST_PREDICT_BOX_LISTS", [])
+# Video a does what class 1 is, b what class 3 is; the label map has no class 2.
+TRUTH = f"a,0902,{BOXES['a']},1,0\nb,0902,{BOXES['b']},3,0\n"
+# Class 1: a is ranked first, which is right: 100. Class 3: b is ranked second of two, so its
+# precision is 1/2: 50. Their mean is 75.
+SCORES = torch.tensor([[0.9, 0.5, 0.8], [0.1, 0.5, 0.3]])
+
+
+@pytest.fixture(scope="module")
+def folder(made_once) -> Path:
+    return made_once("ava_truth", lambda path: write_lists(path, TRUTH, val=TRUTH))
+
+
+def judged(folder: Path, *keys: object, split: str = "test") -> Evaluation:
+    """The scores of the two key frames, each on one crop that shows all of its box."""
+    recipe = recipe_of(folder, *KEYS, *keys)
+    dataset = build_dataset(recipe, split)
+    clips = torch.arange(2) * dataset.num_clips
+    made = BoxScores(recipe, dataset, torch.device("cpu"))
+    for clip in clips.repeat_interleave(dataset.num_clips) + torch.arange(dataset.num_clips).repeat(
+        2
+    ):
+        batch = dataset.__getitems__([int(clip)])
+        made.add(batch, SCORES[batch["rows"]])
+    return made.result()
+
+
+def test_average_precision_is_avas(folder):
+    found = judged(folder, *ANNOTATED)
+    assert found.metrics == {"map": pytest.approx(75), "videos": 2, "unreadable": 0}
+    assert found.precisions == [pytest.approx(100), None, pytest.approx(50)]
+    torch.testing.assert_close(found.probabilities.float(), SCORES)
+    assert found.labels.tolist() == [[1, 0, 0], [0, 0, 1]]
+    assert next(iter(found.names)) == "a 902 (0.125, 0.25, 0.375, 0.75)"
+
+
+def test_excluded_key_frames_do_not_count(folder, tmp_path):
+    lists = write_lists(tmp_path, TRUTH, val=TRUTH)
+    (lists / "left_out.csv").write_text("a,0902\n")
+    found = judged(lists, *ANNOTATED, "AVA.EXCLUSION_FILE", "left_out.csv")
+    assert found.metrics["map"] == pytest.approx(100)  # of class 3, where b is alone
+
+
+@pytest.mark.parametrize(("right", "expected"), [("0.375", 75), ("0.300", 75), ("0.245", 25)])
+def test_a_detectors_box_counts_where_half_of_it_overlaps(tmp_path, right, expected):
+    """Of a's box, 0.25 wide, as much as 0.25, 0.175 and 0.12 is found: in the last, nothing."""
+    predicted = f"a,0902,0.125,0.250,{right},0.750,,1.0\nb,0902,{BOXES['b']},,0.9\n"
+    found = judged(write_lists(tmp_path, TRUTH, val=TRUTH, predicted=predicted))
+    assert found.metrics["map"] == pytest.approx(expected)
+    assert not found.labels.any()
+
+
+def test_a_validation_is_on_every_fourth_second(tmp_path):
+    later = TRUTH.replace("0902", "0904") + f"a,0903,{BOXES['a']},3,0\n"
+    lists = write_lists(tmp_path, later, val=later)
+    recipe = recipe_of(lists, *KEYS, *ANNOTATED)
+    assert len(build_dataset(recipe, "val").videos) == 2
+    assert len(build_dataset(recipe, "test").videos) == 3
+
+
+def test_crops_count_by_what_they_show_of_a_box(folder):
+    """Of box a, the crops show 1, 20/24 and 4/24."""
+    recipe = recipe_of(folder, *KEYS, *ANNOTATED)
+    dataset = build_dataset(recipe, "test")
+    made = BoxScores(recipe, dataset, torch.device("cpu"))
+    made.add(dataset.__getitems__([0, 1, 2]), torch.tensor([[0.3], [0.6], [0.9]]).expand(3, 3))
+    made.add(dataset.__getitems__([3, 4, 5]), torch.full((3, 3), 0.2))
+    expected = (0.3 + 0.6 * 20 / 24 + 0.9 * 4 / 24) / 2
+    assert made.result().probabilities[:, 0].tolist() == pytest.approx([expected, 0.2])
+
+
+def test_what_cannot_be_judged_is_said(folder, tmp_path):
+    with pytest.raises(ValueError, match=r"AVA.s annotations cannot be read: .*none\.csv"):
+        judged(
+            folder,
+            "AVA.GROUNDTRUTH_FILE",
+            "none.csv",
+            "AVA.TEST_PREDICT_BOX_LISTS",
+            ["ava_val_v2.2.csv"],
+            "AVA.DETECTION_SCORE_THRESH",
+            0,
+        )
+    diverged = build_dataset(recipe_of(folder, *KEYS, *ANNOTATED), "test")
+    made = BoxScores(recipe_of(folder, *KEYS, *ANNOTATED), diverged, torch.device("cpu"))
+    made.add(diverged.__getitems__(range(6)), torch.full((6, 3), torch.nan))
+    with pytest.raises(ValueError, match="diverged"):
+        made.result()

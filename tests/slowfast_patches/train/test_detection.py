@@ -1,0 +1,161 @@
+"""Runs that score boxes: trained, tested, and with the same losses on one process and on two."""
+
+import csv
+import json
+import multiprocessing
+from collections.abc import Callable
+from pathlib import Path
+
+import cv2
+import pytest
+import torch
+import torch.distributed as dist
+
+from multigrid import clip_numbers, convert_batchnorm, form_groups
+from slowfast_patches.config.recipe import Recipe
+from slowfast_patches.config.schedule import schedule_of
+from slowfast_patches.datasets.demo.ava_form import ACTIONS, make_ava_form
+from slowfast_patches.datasets.demo.synthetic import DemoSpec
+from slowfast_patches.datasets.loader import build_dataset, training_loader
+from slowfast_patches.launch.device import with_precision
+from slowfast_patches.models.build import build_model
+from slowfast_patches.models.weights.fit import fit_weights
+from slowfast_patches.train.step import Stepper, parallel
+from slowfast_patches.utils.distributed import World
+
+pytestmark = pytest.mark.slow
+
+KEYS = (
+    *("DETECTION.ENABLE", True, "TRAIN.DATASET", "ava", "TEST.DATASET", "ava"),
+    *("MODEL.LOSS_FUNC", "bce", "MODEL.HEAD_ACT", "sigmoid", "MODEL.NUM_CLASSES", len(ACTIONS)),
+    *("AVA.LABEL_MAP_FILE", "ava_action_list.pbtxt", "AVA.EXCLUSION_FILE", ""),
+    *("AVA.TEST_PREDICT_BOX_LISTS", [], "AVA.FULL_TEST_ON_VAL", True, "DATA.TARGET_FPS", 10),
+    *("RESNET.SPATIAL_STRIDES", [[1, 1], [2, 2], [2, 2], [1, 1]], "TEST.NUM_ENSEMBLE_VIEWS", 1),
+)
+
+
+@pytest.fixture(scope="module")
+def keys(made_once: Callable[..., Path]) -> tuple[object, ...]:
+    def make(folder: Path) -> None:
+        spec = DemoSpec(train=12, val=4, test=0, frames=40, width=64, height=40)
+        make_ava_form(folder, spec, 1)
+
+    return (*KEYS, "DATA.PATH_TO_DATA_DIR", made_once("ava_form", make))
+
+
+@pytest.fixture(scope="module")
+def finished(train, tmp_path_factory, keys) -> Path:
+    """The folder of a run with both cycles."""
+    options = ("TEST.SAVE_RESULTS_PATH", "boxes.csv", "MODEL.DROPOUT_RATE", 0.0)
+    return train(tmp_path_factory.mktemp("detection") / "run", *keys, *options)
+
+
+def test_a_run_with_both_cycles_is_judged_by_the_map_of_boxes(finished, opened):
+    folder = opened(finished)
+    result = folder.result
+    assert result["metric"] == "map"
+    assert 0 < result["map"] <= 100
+    assert result["videos"] == 8  # two key frames of each of four videos
+    assert all(0 < e["map"] <= 100 for e in result["evaluations"])
+    records = folder.metrics()
+    assert records[0]["loss"] == pytest.approx(0.693, abs=0.03)  # log 2, of logits near 0
+    assert sum(record.get("redrawn", 0) for record in records) > 0
+    rows = (folder.path / "boxes.csv").read_text().splitlines()
+    assert rows[0].startswith("video,label,prediction,probability,clockwise,")
+    assert rows[1].startswith('"val0000 902 (')
+    table = (folder.path / "result_classes.csv").read_text().splitlines()
+    assert table[0] == "class,videos,average_precision"
+    assert len(table) == 1 + len(ACTIONS)
+
+
+def test_predictions_of_boxes_are_the_tests_and_are_drawn(
+    finished, keys, load_program, capsys, tmp_path
+):
+    data = Path(str(keys[-1]))
+    tool = load_program("tools/predict.py")
+    given = ("--checkpoint", finished, "--boxes", data / "ava_val_v2.2.csv", "--json", "--top", 6)
+    video = data / "val" / "val0001.mp4"
+    assert tool.main([*map(str, given), "--draw", str(tmp_path), str(video)]) == 0
+    found = json.loads(capsys.readouterr().out)
+    pictures = {path.name: cv2.imread(str(path)) for path in tmp_path.glob("*.png")}
+    assert sorted(pictures) == ["val0001_0902.png", "val0001_0903.png"]
+    assert all(picture.std() > 1 for picture in pictures.values())
+    with (finished / "boxes.csv").open() as file:
+        tested = {row["video"]: row for row in csv.DictReader(file)}
+    for row in found:
+        expected = tested[f"val0001 {row['second']} {tuple(row['box'])}"]
+        for of_class in row["classes"]:
+            assert of_class["probability"] == pytest.approx(
+                float(expected[of_class["name"]]), rel=1e-3
+            )
+    assert tool.main([*map(str, given[:2]), str(video)]) == 2
+    assert "a model of boxes needs --boxes FILE" in capsys.readouterr().err
+    other = tmp_path / "other.mp4"
+    assert tool.main([*map(str, given), str(other)]) == 1
+    assert "has no box in" in capsys.readouterr().err
+
+
+def test_weights_of_videos_fit_but_for_the_head(tiny_config, tmp_path, keys):
+    model = build_model(tiny_config(tmp_path, *keys))
+    of_videos = build_model(tiny_config(tmp_path, "MODEL.NUM_CLASSES", 4)).state_dict()
+    fit = fit_weights(of_videos, model.state_dict())
+    assert not fit.unused
+    assert sorted(fit.kept) == ["head.projection.bias", "head.projection.weight"]
+
+
+def losses(recipe: Recipe, rank: int, size: int, out: Path) -> None:
+    """Train a few steps of each shape as a run does, and save the losses."""
+    if size > 1:
+        store = dist.FileStore(str(out.parent / f"store{size}"), size)
+        dist.init_process_group("gloo", store=store, rank=rank, world_size=size)
+    recipe = with_precision(recipe, False)
+    dataset = build_dataset(recipe, "train")
+    schedule = schedule_of(recipe, len(dataset))
+    torch.manual_seed(0)
+    model = convert_batchnorm(build_model(recipe))
+    form_groups(schedule)
+    world = World(rank, size, torch.device("cpu"))
+    stepper = Stepper(recipe, model, world.device)
+    stepper.network = parallel(stepper.network, world)
+    found = list[tuple[float, int]]()
+    batches = training_loader(recipe, dataset, schedule, 0, rank, size)
+    for step, batch in zip(schedule.steps(0), batches, strict=True):
+        outcome = stepper(step, batch, clip_numbers(step, rank, size))
+        found.append((float(outcome.loss), len(batch["boxes"])))
+    torch.save((found, stepper.model.state_dict()), out / f"{size}_{rank}.pt")
+    if size > 1:
+        dist.destroy_process_group()
+
+
+def test_losses_are_those_of_one_process_however_boxes_fall_to_two(tiny_config, tmp_path, keys):
+    """With dropout, whose masks belong to clips, and with clips in parts."""
+    more = ("MULTIGRID.LONG_CYCLE_FACTORS", [[0.5, 0.71], [1, 1]], "MULTIGRID.EPOCH_FACTOR", 1.0)
+    recipe = tiny_config(tmp_path / "run", *keys, *more, "SOLVER.BASE_LR", 1e-4)
+    parts = recipe.replaced({"SOLVER.ACCUMULATION_STEPS": 2, "MULTIGRID.BN_BASE_SIZE": 2})
+    whole = parts.replaced({"SOLVER.ACCUMULATION_STEPS": 1})
+    context = multiprocessing.get_context("fork")
+    for name in ("whole", "parts"):
+        (tmp_path / name).mkdir()
+    places = [(whole, 0, 1, "whole"), (whole, 0, 2, "whole"), (whole, 1, 2, "whole")]
+    started = [
+        context.Process(target=losses, args=(*place, tmp_path / name))
+        for *place, name in [*places, (parts, 0, 1, "parts")]
+    ]
+    for process in started:
+        process.start()
+    for process in started:
+        process.join()
+    assert [process.exitcode for process in started] == [0] * 4
+    (alone, weights), (one, of_two), (two, _), (in_parts, _) = (
+        torch.load(tmp_path / path, weights_only=False)
+        for path in ("whole/1_0.pt", "whole/2_0.pt", "whole/2_1.pt", "parts/1_0.pt")
+    )
+    assert any(a[1] != b[1] for a, b in zip(one, two, strict=True)), "ranks have as many boxes"
+    assert [a[1] + b[1] for a, b in zip(one, two, strict=True)] == [count for _, count in alone]
+    means = [(a[0] + b[0]) / 2 for a, b in zip(one, two, strict=True)]
+    expected = [loss for loss, _ in alone]
+    assert means == pytest.approx(expected, rel=1e-3)
+    assert [loss for loss, _ in in_parts] == pytest.approx(expected, rel=1e-3)
+    torch.testing.assert_close(
+        of_two["head.projection.weight"], weights["head.projection.weight"], atol=1e-4, rtol=1e-2
+    )

@@ -5,6 +5,7 @@ import json
 import multiprocessing
 from collections.abc import Callable
 from pathlib import Path
+from statistics import fmean
 
 import cv2
 import pytest
@@ -127,7 +128,7 @@ def losses(recipe: Recipe, rank: int, size: int, out: Path) -> None:
         dist.destroy_process_group()
 
 
-def test_losses_are_those_of_one_process_however_boxes_fall_to_two(tiny_config, tmp_path, keys):
+def test_losses_are_those_of_one_process_however_boxes_fall_to_others(tiny_config, tmp_path, keys):
     """With dropout, whose masks belong to clips, and with clips in parts."""
     more = ("MULTIGRID.LONG_CYCLE_FACTORS", [[0.5, 0.71], [1, 1]], "MULTIGRID.EPOCH_FACTOR", 1.0)
     recipe = tiny_config(tmp_path / "run", *keys, *more, "SOLVER.BASE_LR", 1e-4)
@@ -136,7 +137,7 @@ def test_losses_are_those_of_one_process_however_boxes_fall_to_two(tiny_config, 
     context = multiprocessing.get_context("fork")
     for name in ("whole", "parts"):
         (tmp_path / name).mkdir()
-    places = [(whole, 0, 1, "whole"), (whole, 0, 2, "whole"), (whole, 1, 2, "whole")]
+    places = [(whole, rank, size, "whole") for size in (1, 2, 4) for rank in range(size)]
     started = [
         context.Process(target=losses, args=(*place, tmp_path / name))
         for *place, name in [*places, (parts, 0, 1, "parts")]
@@ -145,17 +146,21 @@ def test_losses_are_those_of_one_process_however_boxes_fall_to_two(tiny_config, 
         process.start()
     for process in started:
         process.join()
-    assert [process.exitcode for process in started] == [0] * 4
-    (alone, weights), (one, of_two), (two, _), (in_parts, _) = (
-        torch.load(tmp_path / path, weights_only=False)
-        for path in ("whole/1_0.pt", "whole/2_0.pt", "whole/2_1.pt", "parts/1_0.pt")
-    )
-    assert any(a[1] != b[1] for a, b in zip(one, two, strict=True)), "ranks have as many boxes"
-    assert [a[1] + b[1] for a, b in zip(one, two, strict=True)] == [count for _, count in alone]
-    means = [(a[0] + b[0]) / 2 for a, b in zip(one, two, strict=True)]
+    assert [process.exitcode for process in started] == [0] * 8
+    alone, weights = torch.load(tmp_path / "whole/1_0.pt", weights_only=False)
+    in_parts, _ = torch.load(tmp_path / "parts/1_0.pt", weights_only=False)
     expected = [loss for loss, _ in alone]
-    assert means == pytest.approx(expected, rel=1e-3)
     assert [loss for loss, _ in in_parts] == pytest.approx(expected, rel=1e-3)
-    torch.testing.assert_close(
-        of_two["head.projection.weight"], weights["head.projection.weight"], atol=1e-4, rtol=1e-2
-    )
+    for size in (2, 4):
+        ranks = [
+            torch.load(tmp_path / f"whole/{size}_{rank}.pt", weights_only=False)
+            for rank in range(size)
+        ]
+        steps = list(zip(*(found for found, _ in ranks), strict=True))
+        boxes = [[count for _, count in step] for step in steps]
+        assert any(len(set(counts)) > 1 for counts in boxes), "ranks have as many boxes"
+        assert [sum(counts) for counts in boxes] == [count for _, count in alone]
+        means = [fmean(loss for loss, _ in step) for step in steps]
+        assert means == pytest.approx(expected, rel=1e-3)
+        name = "head.projection.weight"
+        torch.testing.assert_close(ranks[0][1][name], weights[name], atol=1e-4, rtol=1e-2)

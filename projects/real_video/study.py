@@ -56,7 +56,7 @@ STUDIES = {
     "words_controls": Study("words", (*WORDS[:1], *variants("words_controls")), (0.5, 1.0)),
     "words_ablation": Study("words", (*WORDS, *variants("words_ablation")), (0.5,)),
     "digits": Study("digits", recipes("SLOWFAST_DIGITS", "SLOWFAST_DIGITS_MULTIGRID"), CURVE, 3),
-    "faces": Study("faces", (*FACES, *variants("faces_ablation")), (0.5,), start=START),
+    "faces": Study("faces", (*FACES, *variants("faces_ablation")), (0.5,), 3, START),
     "faces_controls": Study(
         "faces", (*FACES[:1], *variants("faces_controls")), (0.5, 1.5), start=START
     ),

@@ -121,7 +121,7 @@ class Stepper:
         prepare_step(step, self.model, self.optimizer)
         # First, so that the forward's activations do not come on top of them.
         self.optimizer.zero_grad(set_to_none=True)
-        boxes_of_process = self._mean_boxes(batch)
+        mean_boxes = self._mean_boxes(batch) if "boxes" in batch else None
         outcomes = list[Outcome]()
         for part in in_parts(self.model, self.parts):
             micro = slice(part, None, self.parts)
@@ -135,7 +135,7 @@ class Stepper:
                 every = clips or range(step.first_clip, step.first_clip + len(batch["clips"]))
                 targets = self._mixing(inputs, targets, every[micro])
             # Without boxes, parts are of one size: the mini-batch's mean is the mean of theirs.
-            divisor = boxes_of_process / len(targets) if "boxes" in batch else self.parts
+            divisor = self.parts if mean_boxes is None else mean_boxes / len(targets)
             mark("input")
             with self._exchange(part):
                 arguments = (inputs, *head_inputs(of_part, self.device))
@@ -149,13 +149,11 @@ class Stepper:
         return Outcome(loss, *(torch.stack(values, 1).flatten(0, 1) for values in of_clips))
 
     def _mean_boxes(self, batch: Batch) -> Tensor:
-        """The boxes of a process, on average, NaN without boxes.
+        """The boxes of a process, on average.
 
         Processes have different numbers, and their gradients are averaged: a process's loss is the
         sum over its boxes by this, so that the whole is the mean over all boxes.
         """
-        if "boxes" not in batch:
-            return torch.tensor(torch.nan)
         counts = torch.tensor([len(batch["boxes"]), 1.0], device=self.device)
         return torch.div(*sum_over_ranks(counts))
 

@@ -128,12 +128,10 @@ def prepare(
                 path.unlink(missing_ok=True)
         _write_lists(lists, sources, reasons, out, separator, workers)
     made = [source for source in every if source not in reasons]
-    keys = {"DATA.PATH_TO_DATA_DIR": str(out), "DATA.PATH_PREFIX": ""}
-    keys |= {} if separator == " " else {"DATA.PATH_LABEL_SEPARATOR": separator}
     count = len(classes) or 1 + max(label for videos in lists for _, label in videos.videos)
     return Report(
         folder=str(out),
-        keys={**keys, "MODEL.NUM_CLASSES": count},
+        keys=_training_keys(out, separator, count),
         videos=len(made),
         from_earlier_runs=len(every) - len(left),
         unreadable=[{"path": s.path, "reason": reasons[s]} for s in every if s in reasons],
@@ -141,6 +139,14 @@ def prepare(
         size=sum((out / source.target).stat().st_size for source in made),
         seconds=time.perf_counter() - start,
     )
+
+
+def _training_keys(out: Path, separator: str, num_classes: int) -> dict[str, str | int]:
+    """The keys of a training on the lists in `out`."""
+    keys: dict[str, str | int] = {"DATA.PATH_TO_DATA_DIR": str(out), "DATA.PATH_PREFIX": ""}
+    if separator != " ":
+        keys["DATA.PATH_LABEL_SEPARATOR"] = separator
+    return {**keys, "MODEL.NUM_CLASSES": num_classes}
 
 
 def format_report(report: Report) -> str:

@@ -55,7 +55,7 @@ from slowfast_patches.datasets.reading.scan import missing_frames
 from slowfast_patches.datasets.reading.video_record import UnreadableVideoError
 from slowfast_patches.train.checkpoint_files import checkpoint_of
 from slowfast_patches.train.predict import Predictor, read_checkpoint
-from slowfast_patches.train.predict_boxes import BoxPredictor
+from slowfast_patches.train.predict.boxes import BoxPredictor
 from slowfast_patches.train.record.tables import names_of_data, write_predictions
 
 
@@ -108,7 +108,7 @@ def main(argv: list[str] | None = None) -> int:
     if isinstance(predictor, BoxPredictor):
         return predict_boxes(args, predictor)
     if args.export:
-        from slowfast_patches.train.export import write_program  # takes a second
+        from slowfast_patches.train.predict.export import write_program  # takes a second
 
         write_program(predictor, args.export)
         print(f"the program is {args.export}", file=sys.stderr)

@@ -19,7 +19,7 @@ from slowfast_patches.datasets.reading.files import frame_files, open_video, rea
 from slowfast_patches.datasets.reading.scan import scan
 from slowfast_patches.datasets.reading.video_record import Kind, UnreadableVideoError
 from slowfast_patches.train.box_scores import weights_of
-from slowfast_patches.train.predict import Predictor
+from slowfast_patches.train.predict.predictor import Predictor
 from slowfast_patches.utils.pictures import COLOURS, new_figure, save_figure
 
 __all__ = ["BoxPredictor"]

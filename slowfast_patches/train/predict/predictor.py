@@ -47,7 +47,7 @@ def load_model(
     if recipe.detection.enable:
         raise ValueError(
             f"{path} is a model of boxes: use multigrid-predict --boxes FILE, or "
-            "slowfast_patches.train.predict_boxes.BoxPredictor"
+            "slowfast_patches.train.predict.boxes.BoxPredictor"
         )
     return Predictor(recipe, path, names or names_of_data(recipe))
 

@@ -8,7 +8,7 @@ from pathlib import Path
 import torch
 from torch.export import Dim, ExportedProgram
 
-from slowfast_patches.train.predict import Predictor
+from slowfast_patches.train.predict.predictor import Predictor
 from slowfast_patches.utils.files import written_whole
 
 __all__ = ["exported", "write_program"]

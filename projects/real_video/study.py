@@ -51,12 +51,13 @@ FACES = recipes("SLOWFAST_FACES", "SLOWFAST_FACES_MULTIGRID")
 (START,) = recipes("SLOWFAST_WORDS_START")
 DEMO_PAIR = (DEMO / "SLOWFAST_DEMO.yaml", DEMO / "SLOWFAST_DEMO_MULTIGRID.yaml")
 STUDIES = {
-    "words": Study("words", WORDS, CURVE, most_seeds=3),
-    "words_twice": Study("words", WORDS, (2.0,), most_seeds=3),
+    "words": Study("words", WORDS, (*CURVE, 2.0), most_seeds=3),
     "words_controls": Study("words", (*WORDS[:1], *variants("words_controls")), (0.5, 1.0)),
     "words_ablation": Study("words", (*WORDS, *variants("words_ablation")), (0.5,)),
     "digits": Study("digits", recipes("SLOWFAST_DIGITS", "SLOWFAST_DIGITS_MULTIGRID"), CURVE, 3),
+    "carry_over": Study("words", variants("carry_over"), (1.0,)),
     "faces": Study("faces", (*FACES, *variants("faces_ablation")), (0.5,), 3, START),
+    "faces_curve": Study("faces", FACES, (0.25, 0.5, 1.0, 2.0), start=START),
     "faces_controls": Study(
         "faces", (*FACES[:1], *variants("faces_controls")), (0.5, 1.5), start=START
     ),

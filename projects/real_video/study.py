@@ -57,7 +57,7 @@ STUDIES = {
     "digits": Study("digits", recipes("SLOWFAST_DIGITS", "SLOWFAST_DIGITS_MULTIGRID"), CURVE, 3),
     "carry_over": Study("words", variants("carry_over"), (1.0,)),
     "faces": Study("faces", (*FACES, *variants("faces_ablation")), (0.5,), 3, START),
-    "faces_curve": Study("faces", FACES, (0.25, 0.5, 1.0, 2.0), start=START),
+    "faces_curve": Study("faces", FACES, (0.25, 0.5, 1.0, 2.0), 3, START),
     "faces_controls": Study(
         "faces", (*FACES[:1], *variants("faces_controls")), (0.5, 1.5), start=START
     ),

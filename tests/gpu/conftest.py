@@ -9,10 +9,12 @@ import torch
 os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")
 
 
-def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Skip them where there is none."""
+def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
+    """Without a GPU, skip them in a run of all tests, and refuse a run of them alone."""
     if torch.cuda.is_available():
         return
+    if config.option.markexpr == "gpu":
+        raise pytest.UsageError("-m gpu needs a GPU that torch sees; there is none")
     for item in items:
         if item.get_closest_marker("gpu"):
             item.add_marker(pytest.mark.skip(reason="there is no GPU"))

@@ -7,8 +7,9 @@ returns frozen data. Everything about iteration i is computed from i, so a check
 from __future__ import annotations
 
 from bisect import bisect_right
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
+from fractions import Fraction
 from itertools import pairwise
 from typing import NamedTuple
 
@@ -211,7 +212,8 @@ def make_schedule(
     short = (short_cycle, size_divisor, batch_exponent)
     cycles = [_short_shapes(base, plan.factors, *short) for plan in plans]
     epochs = epoch_factor * learning_rate.epochs
-    stops = _count_iterations(_lengths(plans, cycles, equal_time), cycles, epochs * num_videos)
+    clips = Fraction(epochs) * num_videos
+    stops = _count_iterations(_lengths(plans, cycles, equal_time), cycles, clips)
     phases = list[Phase]()
     for plan, shapes, stop in zip(plans, cycles, stops, strict=True):
         lr_scale = batch_rate_factor(shapes[-1].batch / base.batch, batch_rate_rule)
@@ -236,17 +238,21 @@ def _check(rate: LearningRate, num_videos: int, epoch_factor: float, has_cycle: 
 
 def _lengths(
     plans: Sequence[_Plan], cycles: Sequence[tuple[Shape, ...]], equal_time: bool
-) -> list[float]:
-    """What the iterations of the phases are in proportion to: their parts of the baseline, and of
-    equal times, these over the pixels of an iteration."""
-    lengths = [plan.stop - plan.start for plan in plans]
+) -> list[Fraction]:
+    """Return the relative number of iterations of each phase.
+
+    It is the phase's part of the baseline. With `equal_time` it is divided by the pixels of an
+    iteration.
+    """
+    lengths = [Fraction(plan.stop) - Fraction(plan.start) for plan in plans]
     if not equal_time:
         return lengths
-    return [n / _mean_volume(shapes) for n, shapes in zip(lengths, cycles, strict=True)]
+    return [n / _mean(s.volume for s in shapes) for n, shapes in zip(lengths, cycles, strict=True)]
 
 
-def _mean_volume(shapes: tuple[Shape, ...]) -> float:
-    return sum(shape.volume for shape in shapes) / len(shapes)
+def _mean(numbers: Iterable[int]) -> Fraction:
+    values = list(numbers)
+    return Fraction(sum(values), len(values))
 
 
 def _with_warmup_in_epochs(schedule: Schedule) -> Schedule:
@@ -330,24 +336,24 @@ def _short_shapes(
 
 
 def _count_iterations(
-    lengths: Sequence[float], cycles: Sequence[tuple[Shape, ...]], clips: float
+    lengths: Sequence[Fraction], cycles: Sequence[tuple[Shape, ...]], clips: Fraction
 ) -> list[int]:
-    """Where each phase stops: iterations in the ratio of `lengths`, `clips` clips in all.
+    """Return where each phase stops: iterations in the ratio of `lengths`, `clips` clips in all.
 
     Each boundary is placed so that the clips seen by then are nearest to what the exact schedule
-    would have seen. Rounding errors therefore never add up over phases.
+    would have seen. Rounding errors therefore never add up over phases. The arithmetic is exact:
+    sums of floats depend on the version of Python, and a tie would fall either way.
     """
-    means = [sum(s.batch for s in shapes) / len(shapes) for shapes in cycles]
-    scale = clips / sum(length * mean for length, mean in zip(lengths, means, strict=True))
+    means = [_mean(shape.batch for shape in shapes) for shapes in cycles]
+    weights = [length * mean for length, mean in zip(lengths, means, strict=True)]
     stops = list[int]()
     seen = 0
-    wanted = 0.0
     i = 0
-    for phase, (length, shapes, mean) in enumerate(zip(lengths, cycles, means, strict=True)):
-        wanted += scale * length * mean
+    for phase, shapes in enumerate(cycles):
+        wanted = clips * sum(weights[: phase + 1]) / sum(weights)
         first = i
         cycle = sum(s.batch for s in shapes)
-        whole = max(0, int((wanted - seen) // cycle) - 1)
+        whole = max(0, (wanted - seen) // cycle - 1)
         seen = seen + whole * cycle
         i = i + whole * len(shapes)
         batch = shapes[i % len(shapes)].batch
@@ -357,7 +363,7 @@ def _count_iterations(
             batch = shapes[i % len(shapes)].batch
         if i == first:
             raise ValueError(
-                f"the training is too short: {clips:.0f} clips leave phase {phase + 1} of "
+                f"the training is too short: {float(clips):.0f} clips leave phase {phase + 1} of "
                 f"{len(lengths)} (shape {shapes[-1]}) without an iteration; train for more epochs "
                 "or with a smaller batch"
             )

@@ -139,6 +139,13 @@ class Schedule:
         """The steps from `start` to `stop`, exclusive."""
         return (self.at(i) for i in range(start, self.iterations if stop is None else stop))
 
+    def phase_lines(self) -> tuple[str, ...]:
+        """Return a line of text for each phase, by which two schedules can be compared."""
+        return tuple(
+            f"iterations {phase.start} to {phase.stop}: {', '.join(map(str, phase.shapes))}"
+            for phase in self.phases
+        )
+
     def first_iteration_after(self, clips: float) -> int:
         """The first iteration before which `clips` clips were seen; `iterations` if none."""
         low = 0

@@ -19,7 +19,7 @@ __all__ = ["Checkpoint", "Progress", "best_of", "restore", "to_checkpoint"]
 
 logger = logging.getLogger(__name__)
 
-VERSION = 1
+VERSION = 2
 """Of the fields of `Checkpoint`; other versions are refused."""
 
 
@@ -53,6 +53,7 @@ class Checkpoint(Progress):
     model_state, ema_state: of the model and of the average of its weights, if there is one.
     optimizer_state, scaler_state: None in the best checkpoint, which no training continues from.
     running_stats: BN statistics of each rank, (ranks, N), where they have not been averaged.
+    phases: of the schedule, as `Schedule.phase_lines`.
     num_videos, list_digest: of the list of training videos.
     class_names: by class number, if the data set has names.
     """
@@ -66,6 +67,7 @@ class Checkpoint(Progress):
     scaler_state: dict[str, Any] | None
     running_stats: Tensor | None
     world_size: int
+    phases: tuple[str, ...]
     num_videos: int
     list_digest: str
     class_names: tuple[str, ...] | None
@@ -87,6 +89,7 @@ def to_checkpoint(run: Run, running_stats: Tensor | None = None) -> Checkpoint:
         scaler_state=run.stepper.precision.state_dict(),
         running_stats=running_stats,
         world_size=run.world.size,
+        phases=run.schedule.phase_lines(),
         num_videos=len(run.dataset),
         list_digest=run.list_digest,
         class_names=run.class_names,

@@ -6,9 +6,11 @@ import logging
 import math
 import os
 from dataclasses import replace
+from itertools import zip_longest
 from pathlib import Path
 from typing import Any, NamedTuple
 
+from multigrid import Schedule
 from slowfast_patches.config.keys import may_differ
 from slowfast_patches.config.recipe import Recipe, keys_of, parse_yaml, stored_keys
 from slowfast_patches.launch.placement import is_restart
@@ -20,6 +22,7 @@ __all__ = [
     "Resumable",
     "check_same_list",
     "check_same_recipe",
+    "check_same_schedule",
     "continues",
     "find_resumable",
     "start_over",
@@ -127,6 +130,22 @@ def check_same_list(resumable: Resumable, list_path: Path, num_videos: int, dige
             f"there, {num_videos} in {list_path} now, or other paths, labels or order. Give the "
             f"same list. {_ELSE}"
         )
+
+
+def check_same_schedule(resumable: Resumable, schedule: Schedule) -> None:
+    """Check that a checkpoint was trained by this schedule.
+
+    Raises:
+        ValueError: the schedules differ; the message names the first phase that does.
+    """
+    there = resumable.checkpoint.phases
+    here = schedule.phase_lines()
+    for number, (old, new) in enumerate(zip_longest(there, here, fillvalue="none"), start=1):
+        if old != new:
+            raise ValueError(
+                f"{resumable.path} was trained by another schedule, which this version does not "
+                f"reproduce. Phase {number} was {old}, and would be {new}. {_ELSE}"
+            )
 
 
 def _as_trained(keys: dict[str, Any]) -> dict[str, Any]:

@@ -26,7 +26,7 @@ from slowfast_patches.train.checkpoint_files import Writer, snapshot
 from slowfast_patches.train.evaluate import Validation
 from slowfast_patches.train.record.record import Record
 from slowfast_patches.train.record.tables import names_of_data
-from slowfast_patches.train.resume import Resumable, check_same_list
+from slowfast_patches.train.resume import Resumable, check_same_list, check_same_schedule
 from slowfast_patches.train.step import Stepper
 from slowfast_patches.utils.distributed import World, from_main
 
@@ -113,6 +113,7 @@ def _set_start(run: Run, resumable: Resumable | None) -> None:
     if resumable is not None:
         path = list_path(run.recipe, "train")
         check_same_list(resumable, path, run.schedule.num_videos, run.list_digest)
+        check_same_schedule(resumable, run.schedule)
         iteration = resumable.checkpoint.iteration
         logger.info("continuing after iteration %d, from %s", iteration, resumable.path)
     checkpoint = from_main(lambda: resumable and resumable.checkpoint)

@@ -84,5 +84,8 @@ def test_rates_are_the_same_to_the_last_bit():
 
 
 if __name__ == "__main__":
-    lines = [f"{json.dumps(name, ensure_ascii=False)}: {json.dumps(stops)}" for name, stops in rows().items()]
+    lines = [
+        f"{json.dumps(name, ensure_ascii=False)}: {json.dumps(stops)}"
+        for name, stops in rows().items()
+    ]
     TABLE.write_text("{\n" + ",\n".join(lines) + "\n}\n")

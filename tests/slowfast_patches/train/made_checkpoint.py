@@ -3,7 +3,7 @@
 from dataclasses import fields
 from typing import Any
 
-from slowfast_patches.train.checkpoint import Checkpoint, Progress
+from slowfast_patches.train.checkpoint import VERSION, Checkpoint, Progress
 
 
 def made(**values: Any) -> Checkpoint:
@@ -19,6 +19,6 @@ def made(**values: Any) -> Checkpoint:
         "world_size": 1,
         "num_videos": 24,
         "list_digest": "abc",
-        "version": 1,
+        "version": VERSION,
     }
     return Checkpoint(**unset | small | values)

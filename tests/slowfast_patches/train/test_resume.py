@@ -2,12 +2,14 @@
 
 import errno
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 from unittest.mock import MagicMock
 
 import pytest
 import torch
 
+from multigrid import Shape, SteppedRate, make_schedule
 from slowfast_patches.config.recipe import Recipe
 from slowfast_patches.datasets.lists.dataset_lists import list_digest, read_list
 from slowfast_patches.train import checkpoint_files as checkpoints
@@ -37,6 +39,21 @@ def test_a_run_on_another_list_is_not_continued(tmp_path: Path):
     for number, digest in ((25, "abc"), (24, "abd")):
         with pytest.raises(ValueError, match=rf"trained on another list.*: 24 there, {number} in"):
             resume.check_same_list(there, tmp_path / "train.csv", number, digest)
+
+
+def test_a_run_by_another_schedule_is_not_continued(tmp_path: Path):
+    rate = SteppedRate((6.0, 12.0), (0.1, 0.01))
+    there = make_schedule(Shape(8, 16, 64), 400, rate)
+    found = resume.Resumable(tmp_path / "c.pyth", made(phases=there.phase_lines()))
+    resume.check_same_schedule(found, there)
+    *same, last = there.phases
+    longer = replace(there, phases=(*same, replace(last, stop=last.stop + 1)))
+    with pytest.raises(
+        ValueError, match=rf"Phase {len(longer.phases)} .* to {last.stop + 1}: 32×16"
+    ):
+        resume.check_same_schedule(found, longer)
+    with pytest.raises(ValueError, match=rf"Phase {len(longer.phases)} .* would be none"):
+        resume.check_same_schedule(found, replace(there, phases=tuple(same)))
 
 
 def test_a_list_is_known_by_paths_labels_and_order_wherever_the_data_lie(

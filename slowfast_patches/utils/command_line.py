@@ -42,6 +42,8 @@ _FAILED = 1
 _CONTROL = re.compile("[\0-\x08\x0b\x0c\x0e-\x1f\x7f-\x9f\ud800-\udfff]")
 """Control characters, but tabs and the ends of lines, and bytes of a name that are no UTF-8."""
 
+_BUG = "This is a bug in slowfast-multigrid: please report it with the lines above."
+
 Main = Callable[..., int]
 
 
@@ -69,7 +71,7 @@ def report(error: BaseException, who: str = "", *, terminal: bool = True) -> int
     interrupted = status in (0, INTERRUPTED_STATUS)  # torchrun starts all again but 0
     text = "\n".join([str(error) or type(error).__name__, *getattr(error, "__notes__", ())])
     if status == _FAILED and not isinstance(error, ToolError):
-        text = "".join(traceback.format_exception(error)).rstrip()
+        text = "".join([*traceback.format_exception(error), _BUG])
     text = printable(f"interrupted: {text}" if interrupted else f"error: {who}{text}")
     if terminal:
         sys.stderr.write(text + "\n")  # in one piece: other ranks may write, too

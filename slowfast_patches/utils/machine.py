@@ -16,7 +16,9 @@ __all__ = ["available_cores", "machine", "versions"]
 def versions() -> dict[str, str]:
     """Of Python and of the packages that a result depends on."""
     names = ("slowfast-multigrid", "pyslowfast", "torch", "numpy", "av", "fvcore", "scikit-learn")
-    return {"python": platform.python_version()} | {name: version(name) for name in names}
+    packages = {name: version(name) for name in names}
+    # The metadata of a CUDA build does not name its CUDA version.
+    return {"python": platform.python_version(), **packages, "torch": torch.__version__}
 
 
 def machine() -> dict[str, Any]:

@@ -26,6 +26,7 @@ from itertools import chain
 from pathlib import Path
 from typing import NamedTuple
 
+import av
 from tqdm import tqdm
 
 from slowfast_patches.datasets.preparing.encode import write_prepared
@@ -289,7 +290,7 @@ def _prepare_one(out: Path, short_side: int, max_pixels: int, source: Source) ->
     except OSError as error:
         # PyAV's own errors do not come through a pipe.
         raise OSError(error.errno, error.strerror, str(target)) from None
-    except Exception as error:  # a file may find any fault in a codec; the others go on
+    except av.FFmpegError as error:
         return f"cannot be encoded: {type(error).__name__}: {error}"
     return ""
 

@@ -7,7 +7,7 @@ import os
 import stat
 import struct
 from collections.abc import Iterator
-from typing import cast
+from typing import Any, cast
 
 import av
 import cv2
@@ -43,11 +43,12 @@ CONTAINERS = (
 """FFmpeg demuxers of self-contained files. The others follow playlists to other files, draw the
 letters of a text, or take a file's name for a pattern."""
 
-_RAISED = (
-    *(av.FFmpegError, cv2.error, OSError, EOFError, MemoryError),
-    *(ValueError, LookupError, ArithmeticError),
+_RAISED = (av.FFmpegError, cv2.error, OSError, EOFError, MemoryError)
+"""Errors that damaged files cause. Others, such as TypeError, are bugs and end the run."""
+_LENIENT: dict[str, Any] = (
+    {"metadata_errors": "replace"} if av.__version__.startswith("18.") else {}
 )
-"""What PyAV, OpenCV and numpy have been seen to raise on damaged files."""
+"""Arguments of `av.open` that accept metadata of no known encoding; PyAV 19 always does."""
 _JPEG = (".jpg", ".jpeg")
 _VIDEOS = (
     *(".3gp", ".avi", ".flv", ".m2ts", ".m4v", ".mkv", ".mov", ".mp4", ".mpeg", ".mpg", ".mts"),
@@ -90,13 +91,14 @@ def open_video(
     check_regular(path)
     bound = {"max_pixels": str(min(max_pixels, _FFMPEG_PIXELS))}
     allowed = {"protocol_whitelist": "file", "format_whitelist": ",".join(CONTAINERS)}
+    # For the decoders that FFmpeg opens to probe the streams, not for the one that decodes here.
+    probing = {"skip_frame": "all"} if streams else {}
     try:
         # "file:" keeps a colon in a name from being taken for a protocol.
         container = av.open(
             f"file:{path}",
-            options=allowed | bound,
-            stream_options=cast(list[str], [{"skip_frame": "all"}] * streams) or None,
-            metadata_errors="replace",
+            options=allowed | bound | probing,
+            **_LENIENT,
         )
     except av.ArgumentError as error:
         raise UnreadableVideoError(

@@ -87,13 +87,11 @@ def scan_each(
 
 
 def _try_scan(job: tuple[str, int]) -> VideoRecord | str:
-    """A record, or why there is none: never an error, since hours of others hang on it."""
+    """Return the record of a video, or why it cannot be read."""
     try:
         return scan(*job)
     except UnreadableVideoError as error:
         return str(error) or "cannot be read"
-    except Exception as error:  # a fault of ours or a library's, in the one place that shows it
-        return f"cannot be scanned: {type(error).__name__}: {error}"
 
 
 def _scan_video(

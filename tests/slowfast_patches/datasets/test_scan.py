@@ -11,8 +11,9 @@ import pytest
 from multigrid import ClipPlan
 from slowfast_patches.datasets.preparing.encode import write_prepared
 from slowfast_patches.datasets.reading.clip_reader import read_clip
+from slowfast_patches.datasets.reading.files import MAX_PIXELS
 from slowfast_patches.datasets.reading.prepared import split_group
-from slowfast_patches.datasets.reading.scan import scan
+from slowfast_patches.datasets.reading.scan import scan, scan_each
 from slowfast_patches.datasets.reading.video_record import Kind, UnreadableVideoError
 from tests.slowfast_patches.datasets.made_videos import SAMPLES, grey, needs_samples, write_video
 
@@ -147,6 +148,17 @@ def test_what_cannot_be_read_says_why(tmp_path, make, reason):
 def test_a_truncated_file_and_an_impossible_name_are_unreadable(tmp_path):
     path = write_video(tmp_path / "cut.mp4", grey(24))
     path.write_bytes(path.read_bytes()[: path.stat().st_size // 2])
-    for name, reason in ((str(path), "Invalid data"), ("a\0b.mp4", "null byte")):
+    for name, reason in ((str(path), "Invalid data"), ("a\0b.mp4", "null")):
         with pytest.raises(UnreadableVideoError, match=reason):
             scan(name)
+
+
+def test_a_bug_is_not_taken_for_an_unreadable_video(tmp_path, monkeypatch):
+    path = write_video(tmp_path / "good.mp4", grey(4))
+
+    def removed_argument(*args, **kwargs):
+        raise TypeError("open() got an unexpected keyword argument")
+
+    monkeypatch.setattr(av, "open", removed_argument)
+    with pytest.raises(TypeError, match="unexpected keyword"):
+        list(scan_each([str(path)], workers=0, max_pixels=MAX_PIXELS))

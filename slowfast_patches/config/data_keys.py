@@ -73,8 +73,8 @@ class Multigrid:
     warmup_in_epochs: bool = key(
         False,
         "The warm-up ends after SOLVER.WARMUP_EPOCHS passes over the data, as in later releases "
-        "of PySlowFast, but never later than False ends it, which scales it as all lengths are. "
-        "Both are our reading: the paper does not say.",
+        "of PySlowFast, or where False ends it, if that is earlier. False scales it as all "
+        "lengths are. Both are our reading: the paper does not say.",
         needs=CYCLE,
     )
     fine_tuning: bool = key(

@@ -197,8 +197,9 @@ def make_schedule(
         batch_exponent: how much the batch grows on coarser grids (`scale_shape`; paper: 1).
         batch_rate_rule: how rates follow the batch (`batch_rate_factor`; paper: "linear").
         equal_time: phases keep the baseline's proportions in pixels, not in iterations (paper).
-        warmup_in_epochs: the warm-up has as many epochs as the baseline's (later PySlowFast); else
-            it is scaled as all lengths are. Both are readings of the paper.
+        warmup_in_epochs: end the warm-up after as many epochs as the baseline's (later PySlowFast),
+            or earlier, where its scaled share ends; False scales it as all lengths are. The paper
+            gives neither.
         fine_tuning: the last LR stage fine-tunes (paper), else has a long cycle (as we read §4.2).
 
     Each LR stage but the last holds one long cycle; stages keep the baseline's proportions. The
@@ -263,7 +264,11 @@ def _mean(numbers: Iterable[int]) -> Fraction:
 
 
 def _with_warmup_in_epochs(schedule: Schedule) -> Schedule:
-    """The schedule whose warm-up ends after as many epochs of its own as it has baseline epochs."""
+    """Return the schedule with its warm-up ending after the baseline's number of warm-up epochs.
+
+    The warm-up never exceeds the share of the training that the baseline's has. That share ends
+    first where the training is short, or where its batches grow little.
+    """
     warmup = schedule.learning_rate.warmup
     phases = schedule.phases
     end = schedule.first_iteration_after(warmup.epochs * schedule.num_videos)

@@ -72,9 +72,9 @@ class Multigrid:
     )
     warmup_in_epochs: bool = key(
         False,
-        "The warm-up takes SOLVER.WARMUP_EPOCHS passes over the data, as in later releases of "
-        "PySlowFast, and ends within the first shapes; without, it is scaled as all lengths "
-        "are. Both are our reading: the paper does not say.",
+        "The warm-up ends after SOLVER.WARMUP_EPOCHS passes over the data, as in later releases "
+        "of PySlowFast, or where False ends it, if that is earlier. False scales it as all "
+        "lengths are. Both are our reading: the paper does not say.",
         needs=CYCLE,
     )
     fine_tuning: bool = key(

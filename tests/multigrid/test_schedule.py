@@ -181,6 +181,15 @@ def test_warmup_in_epochs_ends_after_as_many_passes(exponent):
     assert schedule.at(last // 2).lr == pytest.approx(scale * 0.55, rel=0.01)
 
 
+@pytest.mark.parametrize(("warmup", "factor"), [(2, 0.25), (9, 0.5)])
+def test_warmup_in_epochs_is_never_longer_than_its_scaled_share(warmup, factor):
+    """Two passes would be a quarter of 7.5 epochs, and 9 more than half of 15: the share of 30."""
+    rate = SteppedRate(RATE.ends, RATE.rates, Warmup(start=0.1, epochs=warmup))
+    given = {"epoch_factor": factor, "short_cycle": (), "long_cycle": ((1.0, 1.0),)}
+    limited = make_schedule(BASE, VIDEOS, rate, warmup_in_epochs=True, **given)
+    assert limited == make_schedule(BASE, VIDEOS, rate, **given)
+
+
 # The batch's growth, and how long the phases are.
 
 

@@ -3,6 +3,7 @@
 Numbers typed here are the paper's (Wu et al., CVPR 2020) or worked out by hand, as each says.
 """
 
+import re
 import shlex
 from functools import cache
 from itertools import takewhile
@@ -288,6 +289,50 @@ def test_the_deviation_of_the_warm_up(in_epochs, iterations, phases, mean, most)
     assert warm / first.iterations == pytest.approx(phases, abs=0.01)
     assert sum(rates[: first.stop]) / first.stop == pytest.approx(mean, abs=0.001)
     assert max(rates[: first.stop]) == pytest.approx(most, abs=0.001)
+
+
+def test_the_warm_up_of_one_shape_ends_where_its_header_says():
+    """Its scaled share is 16/112. Batches grow by 7/3 only, so 34 epochs of clips take longer."""
+    header = " ".join((CONFIGS / f"{ABLATIONS[0]}.yaml").read_text().replace("#", "").split())
+    [said] = re.findall(r"warm-up ends at iteration ([\d,]+), its scaled share", header)
+    [in_epochs] = re.findall(r"epochs of clips would end it at ([\d,]+)", header)
+    run = schedule(ABLATIONS[0])
+    warm = next(i for i in range(run.iterations) if run.at(i).lr >= 0.1 - 1e-9)
+    assert warm == pytest.approx(int(said.replace(",", "")), abs=2)
+    assert warm == pytest.approx(run.iterations * 16 / 112, abs=2)
+    passes = run.first_iteration_after(34.143 * run.num_videos)
+    assert passes == pytest.approx(int(in_epochs.replace(",", "")), abs=1)
+
+
+@pytest.mark.parametrize(("factor", "phase"), [(0.25, 1), (0.5, 1), (1.0, 0), (1.5, 0)])
+def test_the_deviation_of_the_warm_up_spans_two_phases_in_short_trainings(factor, phase):
+    run = paper_schedule(load(f"{SLOWFAST}_MULTIGRID", "MULTIGRID.EPOCH_FACTOR", factor))
+    end = run.learning_rate.warmup.epochs
+    [found] = [
+        i for i, p in enumerate(run.phases) if p.baseline_epochs[0] < end <= p.baseline_epochs[1]
+    ]
+    assert found == phase
+
+
+def test_the_deviation_of_what_is_taken_from_the_later_releases():
+    recipe, base = load(SLOWFAST), load(SLOWFAST).slowfast
+    assert (recipe.bn.weight_decay, recipe.solver.weight_decay) == (0.0, 1e-4)
+    assert (recipe.bn.use_precise_stats, recipe.bn.num_batches_precise) == (True, 200)
+    assert (recipe.model.dropout_rate, recipe.data.random_flip) == (0.5, True)
+    assert (base.fusion_kernel_sz, base.fusion_conv_channel_ratio) == (7, 2)
+    assert recipe.resnet.zero_init_final_bn
+    assert recipe.train.tf32
+
+
+@pytest.mark.parametrize("name", [SSV2, CHARADES])
+def test_the_other_data_sets_start_from_the_later_releases_model(name):
+    """Of 32 frames, in Caffe2's format; both recipes of a data set read colours alike."""
+    for recipe in (load(name), load(f"{name}_MULTIGRID")):
+        train = recipe.train
+        given = (train.checkpoint_file_path, train.checkpoint_type)
+        assert given == ("SLOWFAST_8x8_R50.pkl", "caffe2")
+        assert recipe.data.reverse_input_channel == (name == CHARADES)
+        assert recipe.data.test_crop_size == (256 if name == CHARADES else 224)
 
 
 STRIDE = ("DATA.CLIP_SAMPLING", "stride")

@@ -24,7 +24,12 @@ TABLE_1B = {
     "2 short-cycle shapes": (75.5, 92.1, 4.3),
     "3 short-cycle shapes (default)": (76.4, 92.4, 4.5),
 }
-TABLE_2A = {"baseline": (75.4, 91.9, None), "multigrid": (76.0, 92.4, 4.5)}
+TABLE_2A = {
+    "baseline": (75.4, 91.9, None),
+    "multigrid": (76.0, 92.4, 4.5),
+    "baseline, without pre-training": (75.6, 91.9, None),
+    "multigrid, without pre-training": (76.4, 92.4, 4.5),
+}
 TABLE_2B = {
     "16 frames, baseline": (74.8, 91.4, None),
     "16 frames, multigrid": (75.2, 91.9, 4.0),
@@ -76,6 +81,7 @@ TSM = {
     "TSM": (74.0, None, None),
     "TSM over one earlier 3D model": (None, None, 1.6),
     "TSM over another": (None, None, 2.9),
+    "TSM over I3D, throughput": (None, None, 1.8),
 }
 TABLES: dict[str, dict[str, tuple[Cell, Cell, Cell]]] = {
     "table1a": TABLE_1A,
@@ -114,6 +120,20 @@ def test_figures_repeat_cells_of_the_tables():
         (row,) = (row for found, row in points.items() if found.startswith(label))
         (top1, top5), speed_up = (mean.mean for mean in row.metrics.values()), row.speed_up
         assert (top1, top5, speed_up) == TABLE_1A[same]
+
+
+def test_what_is_published_in_section_5_is_not_said_to_be_in_table_4():
+    baseline, multigrid, views = EXPERIMENTS["table4"].rows
+    assert baseline.source == "Table 4"
+    assert multigrid.source == "Table 4; speed-up §5"
+    assert (views.source, views.recipe) == ("§5", multigrid.recipe)
+
+
+def test_tsm_has_its_own_times_and_none_of_the_papers_gpus():
+    published = EXPERIMENTS["tsm"].published
+    assert "49 hours 55 minutes" in published
+    assert "14 minutes 13 seconds" in published
+    assert "P100" not in published
 
 
 def test_tsm_is_not_one_of_the_papers():

@@ -105,7 +105,7 @@ def write_result(
         progress = run.progress
         cost = schedule_cost(run.schedule, run.flops)
         result |= {
-            "seconds": {key: round(value, 3) for key, value in progress.seconds.items()},
+            "seconds": {key: round(value, 3) for key, value in run.record.clock.seconds.items()},
             "iterations": cost.iterations,
             "baseline_iterations": baseline_cost(run.schedule).iterations,
             "epochs": round(cost.epochs, 4),

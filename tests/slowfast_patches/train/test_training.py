@@ -132,7 +132,8 @@ def test_result_holds_everything_that_made_it(
     assert result["versions"]["torch"].split("+")[0] == torch.__version__.split("+")[0]
     assert result["machine"]["threads"] == 1
     activities = {"preparing", "training", "loading", "evaluating", "saving", "waiting"}
-    assert result["seconds"].keys() == activities
+    assert result["seconds"].keys() == activities | {"testing"}
+    assert result["seconds"]["testing"] > 0
     assert (result["iterations"], result["baseline_iterations"]) == (schedule.iterations, 36)
     assert result["clips"] == schedule.clips
     assert abs(result["clips"] - 2 * 6 * 24) <= 64

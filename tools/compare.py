@@ -101,8 +101,8 @@ def main(argv: list[str] | None = None) -> int:
     if args.json:
         print(json.dumps(comparison.to_json(), indent=2, ensure_ascii=False))
         return 0
+    print(f"Report: {args.output / 'report.md'}, report.json, report.png\n")
     print(format_comparison(comparison))
-    print(f"\nReport: {args.output / 'report.md'}, report.json, report.png")
     return 0
 
 

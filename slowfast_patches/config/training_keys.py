@@ -176,6 +176,14 @@ class Train:
         AT_LEAST_ONE,
         may_differ=True,
     )
+    eval_max_share: float = key(
+        0.1,
+        "Most that all evaluations during a training may cost, as a share of its FLOPs: where "
+        "TRAIN.EVAL_PERIOD or MULTIGRID.EVAL_FREQ ask for more, some are left out evenly, the "
+        "last never. 0 leaves none out.",
+        FROM_ZERO,
+        may_differ=True,
+    )
     checkpoint_period: int = key(
         1, "Epochs from checkpoint to checkpoint.", AT_LEAST_ONE, may_differ=True
     )

@@ -15,16 +15,17 @@ from slowfast_patches.config.recipe import Recipe
 from slowfast_patches.models.build import build_on_meta
 from slowfast_patches.models.inputs import blank_head_inputs, blank_inputs
 
-__all__ = ["check_shapes", "flops_by_module", "flops_per_clip"]
+__all__ = ["TRAINING_FACTOR", "check_shapes", "flops_by_module", "flops_per_clip"]
 
-_TRAINING = 3  # forward, and a backward of twice its work
+TRAINING_FACTOR = 3
+"""FLOPs of a training step over those of its forward: the backward takes twice as many."""
 
 
 def flops_per_clip(recipe: Recipe) -> Callable[[int, int], float]:
     """Training FLOPs of one clip of (frames, crop): three times the forward's, counting a
     multiply-add as two."""
     by_module = flops_by_module(recipe)
-    return lambda frames, crop: _TRAINING * by_module(frames, crop)[""]
+    return lambda frames, crop: TRAINING_FACTOR * by_module(frames, crop)[""]
 
 
 def flops_by_module(recipe: Recipe) -> Callable[[int, int], dict[str, float]]:

@@ -4,11 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
+from functools import cached_property
 from pathlib import Path
 from typing import Any
 
 import pandas as pd
 
+from multigrid.cost import short_ends
 from slowfast_patches.config.metrics import metric_names, metric_title
 from slowfast_patches.study.arms import (
     Arm,
@@ -33,16 +35,26 @@ from slowfast_patches.study.report import (
     MISSING,
     arm_json,
     format_mean,
+    machine_warnings,
     mean,
     provenance,
     title_of,
     write_report,
 )
 from slowfast_patches.study.runs import Study
-from slowfast_patches.utils.pictures import COLOURS, add_legend, new_figure, save_figure, time_unit
+from slowfast_patches.study.verdict import at_chance, chance_of, explain_errors, verdict
+from slowfast_patches.utils.pictures import (
+    COLOURS,
+    MUTED,
+    add_legend,
+    new_figure,
+    save_figure,
+    time_unit,
+)
 from slowfast_patches.utils.tables import (
     format_count,
     format_flops,
+    format_list,
     format_table,
 )
 
@@ -108,6 +120,17 @@ class Comparison:
     command: str
     step_times: str | None = None
 
+    @cached_property
+    def chance(self) -> float | None:
+        """What naming the commonest class always would score, in per cent."""
+        return chance_of(self.study.arms[0].recipe)
+
+    @property
+    def verdict(self) -> str:
+        """One sentence: how much faster, what that costs, and chance."""
+        arms, metric = self.study.arms, self.metrics[0]
+        return verdict(arms, self.runs, metric, self.chance, by_clock=not self.step_times)
+
     @property
     def metrics(self) -> tuple[str, ...]:
         """What the arms are judged by, the primary metric first."""
@@ -129,14 +152,30 @@ class Comparison:
             "metric": self.metrics[0],
             "seconds": f"step times of {self.step_times}" if self.step_times else "wall-clock",
             "seeds": self.study.seeds,
+            "chance": self.chance,
+            "verdict": self.verdict or None,
+            "warnings": _warnings(self),
             "levels": self.levels,
             "configs": [arm_json(arm, self.runs, self.metrics) for arm in self.study.arms],
         }
 
 
 def format_comparison(comparison: Comparison) -> str:
-    """A comparison for a terminal."""
-    return "\n\n".join([*_curves(comparison), _table(comparison), *_warnings(comparison)])
+    """A comparison for a terminal; its warnings and its verdict are last."""
+    paragraphs = [*_curves(comparison), _table(comparison), *_result(comparison)]
+    return "\n\n".join(paragraphs)
+
+
+def _result(comparison: Comparison) -> list[str]:
+    """Return the warnings, and the verdict after what its ± means."""
+    warnings = [f"Warning: {text}" for text in _warnings(comparison)]
+    if not comparison.verdict:
+        return warnings
+    return [
+        *warnings,
+        explain_errors(comparison.runs, comparison.metrics[0]),
+        f"Verdict: {comparison.verdict}",
+    ]
 
 
 def _curves(comparison: Comparison, *, markdown: bool = False) -> list[str]:
@@ -174,6 +213,10 @@ def _table(comparison: Comparison, *, markdown: bool = False) -> str:
                 *(format_mean(mean(runs, arm.name, metric)) for metric in comparison.metrics),
             ]
         )
+    if comparison.chance is not None:
+        blank = [""] * (len(headers) - len(comparison.metrics) - 1)
+        rest = [""] * (len(comparison.metrics) - 1)
+        rows.append(["chance", *blank, f"{comparison.chance:.1f}", *rest])
     return format_table(headers, rows, markdown=markdown)
 
 
@@ -182,9 +225,16 @@ _BUSY = 0.05
 
 
 def _warnings(comparison: Comparison) -> list[str]:
-    """Why the speed-ups may mislead."""
+    """Return why the speed-ups or the accuracies may mislead."""
     runs = comparison.runs
-    texts = list[str]()
+    texts = [
+        f"{arm.name}: {text}." for arm in comparison.study.arms for text in short_ends(arm.schedule)
+    ]
+    if names := at_chance(runs, comparison.metrics[0], comparison.chance):
+        texts.append(
+            f"{format_list(names)} hardly differs from chance: its speed means nothing yet."
+        )
+    texts += machine_warnings(runs)
     waiting = runs.groupby("arm", sort=False)["waiting"].mean()
     busy = [f"{100 * share:.0f} % of {name}" for name, share in waiting.items() if share > _BUSY]
     if busy and not comparison.step_times:
@@ -196,8 +246,9 @@ def _warnings(comparison: Comparison) -> list[str]:
     slow = runs.loc[runs["evaluating"] > runs["seconds"], "arm"].unique()
     if len(slow):
         texts.append(
-            f"Evaluation took longer than training in {', '.join(slow)}, and is in no speed-up: "
-            "a larger TRAIN.EVAL_PERIOD and MULTIGRID.EVAL_FREQ 1 evaluate less often."
+            f"Evaluation and test took longer than training in {', '.join(slow)}, and are in the "
+            "speed-up with evaluation alone: a shorter val.csv, a smaller BN.NUM_BATCHES_PRECISE "
+            "and fewer TEST.NUM_ENSEMBLE_VIEWS shorten them."
         )
     return texts
 
@@ -215,13 +266,14 @@ def write_comparison(comparison: Comparison) -> None:
     title = LONG_TITLES[comparison.metrics[0]].capitalize()
     paragraphs = [
         "# Comparison",
+        *_result(comparison),
         f"![{title} against training time](report.png)",
         *_curves(comparison, markdown=True),
         _table(comparison, markdown=True),
         f"Speed-up and iteration factor are relative to {comparison.study.arms[0].baseline}. "
         f"{speed_up} Wall-clock of training includes loading. ± is the sample standard deviation "
-        "over seeds. FLOPs are those of forward and backward.",
-        *_warnings(comparison),
+        "over seeds. With evaluation means with all evaluations and the test. FLOPs are those of "
+        "forward and backward.",
         *provenance(comparison.runs, comparison.command),
     ]
     write_report(folder, "report", comparison.to_json(), paragraphs)
@@ -249,6 +301,10 @@ def _plot(comparison: Comparison, path: Path) -> None:
         axes.set_xlabel(title)
         if has_lengths:
             set_log_axis(axes, write)
+    if comparison.chance is not None:
+        label = f"chance, {comparison.chance:.1f} %"
+        for axes in panels:
+            axes.axhline(comparison.chance, color=MUTED, ls="--", lw=1, label=label)
     panels[0].set_ylabel(f"{LONG_TITLES[metric]} (%)")
     if not has_lengths:
         explained = "lines: validation, marks: final results"

@@ -25,6 +25,7 @@ __all__ = [
     "MISSING",
     "arm_json",
     "format_mean",
+    "machine_warnings",
     "mean",
     "provenance",
     "title_of",
@@ -41,7 +42,7 @@ COLUMNS: Mapping[str, tuple[str, Callable[[float], str]]] = {
     "clips": ("clips", format_count),
     "flops": ("training\nFLOPs", format_flops),
     "seconds": ("wall-clock,\ntraining", format_duration),
-    "evaluating": ("wall-clock,\nevaluation", format_duration),
+    "total": ("wall-clock,\nwith evaluation", format_duration),
     "clock": ("steps\nalone", format_duration),
 }
 """Columns of tables: headers, and how the numbers are written."""
@@ -86,15 +87,18 @@ def arm_json(arm: Arm, runs: pd.DataFrame, metrics: Sequence[str]) -> dict[str, 
 
 def provenance(runs: pd.DataFrame, command: str) -> list[str]:
     """Paragraphs with the machines and versions of some runs, and the command that made them."""
-    machines = list(runs["machine"].unique())
-    paragraphs = [
-        f"Machines: {' | '.join(machines) or MISSING}",
+    return [
+        f"Machines: {' | '.join(runs['machine'].unique()) or MISSING}",
         f"Versions: {' | '.join(runs['versions'].unique()) or MISSING}",
         f"To reproduce:\n\n    {command}",
     ]
-    if len(machines) > 1:
-        paragraphs.insert(2, "The runs are of different machines: their times do not compare.")
-    return paragraphs
+
+
+def machine_warnings(runs: pd.DataFrame) -> list[str]:
+    """Return a warning if some runs are of different machines."""
+    if runs["machine"].nunique() < 2:
+        return []
+    return ["The runs are of different machines: their times do not compare."]
 
 
 def write_report(folder: Path, name: str, data: Any, paragraphs: Iterable[str]) -> None:

@@ -27,6 +27,7 @@ from slowfast_patches.study.report import (
     MISSING,
     arm_json,
     format_mean,
+    machine_warnings,
     mean,
     provenance,
     title_of,
@@ -264,6 +265,7 @@ def write_paper_table(table: PaperTable, folder: Path) -> None:
         "wall-clock times to the baseline's of the same seed, loading included, evaluation left "
         f"out. “{MISSING}”: no finished run yet; “–”: not printed there, or nothing to train.",
         experiment.note,
+        *machine_warnings(table.runs),
         *provenance(table.runs, table.command),
     ]
     write_report(folder, table.name, table.to_json(), filter(None, paragraphs))

@@ -15,6 +15,12 @@ import pandas as pd
 from multigrid import schedule_cost
 from slowfast_patches.config.metrics import metric_names
 from slowfast_patches.config.recipe import differences, keys_of, stored_keys
+from slowfast_patches.datasets.lists.dataset_lists import count_list
+from slowfast_patches.plan.evaluations import (
+    affordable_evaluations,
+    evaluation_flops,
+    multi_view_flops,
+)
 from slowfast_patches.study.arms import Arm
 from slowfast_patches.train.record.result import read_result
 from slowfast_patches.utils.command_line import ToolError
@@ -27,7 +33,7 @@ _POLL = 0.1
 
 _COLUMNS = (
     *("arm", "label", "length", "seed", "iterations", "epochs", "clips", "flops"),
-    *("seconds", "evaluating", "waiting", "machine", "versions", "result"),
+    *("seconds", "evaluating", "total", "waiting", "machine", "versions", "result"),
 )
 
 
@@ -68,13 +74,15 @@ class Study:
 
         - arm, label, length, seed: which run it is; `Arm` says what they mean.
         - iterations, epochs, clips, flops: of training, FLOPs of forward and backward.
-        - seconds, evaluating: of training with loading, and of evaluation, by the clock.
+        - seconds, evaluating, total: of training with loading, of evaluations and the test, and
+          of both, by the clock.
         - waiting: the share of training without a core (of a single process on the CPU).
         - machine, versions: what it ran on; result: its result.json.
         - the arms' metrics, in per cent.
         - clock: the seconds that arms are compared by, those of `step_seconds` or by the clock.
-        - speed_up, iteration_factor: the clock and the iterations of the baseline's run with the
-          same seed, as a multiple of this run's; nan where that one is not finished.
+        - speed_up, total_speed_up, iteration_factor: the clock, the total and the iterations of
+          the baseline's run with the same seed, as a multiple of this run's; nan where that one
+          is not finished.
 
         Raises:
             ValueError: a result is damaged, or of another config than the arm's.
@@ -92,7 +100,8 @@ class Study:
         baselines = runs["arm"].map({arm.name: arm.baseline for arm in self.arms})
         index = pd.MultiIndex.from_frame(runs[["arm", "seed"]])
         baseline = pd.MultiIndex.from_arrays([baselines, runs["seed"]])
-        for factor, column in (("speed_up", "clock"), ("iteration_factor", "iterations")):
+        factors = {"speed_up": "clock", "total_speed_up": "total", "iteration_factor": "iterations"}
+        for factor, column in factors.items():
             values = runs[column].set_axis(index)
             runs[factor] = values.reindex(baseline).to_numpy() / runs[column]
         return runs
@@ -106,6 +115,8 @@ def run_command(arm: Arm, seed: int, folder: Path, run_net: Path) -> list[str]:
 
 def _row(arm: Arm, seed: int, result: dict[str, Any], metrics: Iterable[str]) -> dict[str, Any]:
     seconds = result["seconds"]
+    training = seconds["training"] + seconds["loading"]
+    evaluating = seconds["evaluating"] + seconds.get("testing", 0.0)
     machine = result["machine"]
     where = f"CPU: {machine['processor']}, {machine['cores']} cores"
     if machine["gpus"]:
@@ -116,8 +127,9 @@ def _row(arm: Arm, seed: int, result: dict[str, Any], metrics: Iterable[str]) ->
         "length": arm.length,
         "seed": seed,
         **{name: result[name] for name in ("iterations", "epochs", "clips", "flops")},
-        "seconds": seconds["training"] + seconds["loading"],
-        "evaluating": seconds["evaluating"],
+        "seconds": training,
+        "evaluating": evaluating,
+        "total": training + evaluating,
         "waiting": seconds["waiting"] / seconds["training"],
         "machine": where,
         "versions": ", ".join(f"{name} {v}" for name, v in result["versions"].items()),
@@ -190,18 +202,36 @@ def train(study: Study, run_net: Path, at_once: int = 1) -> Generator[pd.DataFra
 def _time_left(
     study: Study, runs: Sequence[tuple[Arm, int]], finished: pd.DataFrame, at_once: int
 ) -> str:
-    """How long some runs will take: in proportion to their pixels by what finished runs took, else
-    by step times."""
-    work = {arm.name: schedule_cost(arm.schedule, _pixels).flops or 0.0 for arm in study.arms}
+    """Return how long some runs will take, with evaluations and the test.
+
+    Seconds are in proportion to the pixels of all forward and backward passes: by what finished
+    runs took, else by step times.
+    """
+    number = f"{len(runs)} run{'s' if len(runs) > 1 else ''} left"
+    training = {arm.name: schedule_cost(arm.schedule, _pixels).flops or 0.0 for arm in study.arms}
+    work = {arm.name: training[arm.name] + _evaluation_pixels(arm) for arm in study.arms}
     if len(finished):
-        took = (finished["seconds"] + finished["evaluating"]).sum()
+        took = finished["total"].sum()
         seconds = took / finished["arm"].map(work).sum() * sum(work[arm.name] for arm, _ in runs)
     elif study.step_seconds:
-        seconds = sum(study.step_seconds[arm.name] for arm, _ in runs)
+        seconds = sum(
+            study.step_seconds[arm.name] * work[arm.name] / training[arm.name] for arm, _ in runs
+        )
     else:
-        return f"{len(runs)} runs left"
-    return f"{len(runs)} runs left, about {format_duration(seconds / min(at_once, len(runs)))}"
+        return number
+    return f"{number}, about {format_duration(seconds / min(at_once, len(runs)))}"
+
+
+def _evaluation_pixels(arm: Arm) -> float:
+    """Return the pixels of an arm's evaluations and test; 0 where its lists are not there."""
+    recipe = arm.recipe
+    validated = count_list(recipe, "val") or 0
+    tested = count_list(recipe, "test") or 0
+    evaluations = affordable_evaluations(recipe, arm.schedule, validated, _pixels)
+    one = evaluation_flops(recipe, arm.schedule, validated, _pixels)
+    return len(evaluations) * one + multi_view_flops(recipe, tested, _pixels)
 
 
 def _pixels(frames: int, crop: int) -> float:
+    """Stand in for the training FLOPs of a clip."""
     return frames * crop**2

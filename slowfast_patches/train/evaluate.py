@@ -200,7 +200,7 @@ class Validation:
         self._stop = stop
         self._dataset = dataset
         self._schedule = schedule
-        self._videos = build_dataset(recipe, "val")
+        self.videos = build_dataset(recipe, "val")
 
     def __call__(self, models: nn.ModuleList, step: Step) -> dict[str, float]:
         """Metrics after an iteration, of the model and, if there is one, its average, whose running
@@ -215,7 +215,7 @@ class Validation:
                 average_running_stats(model)
                 if self._recipe.bn.use_precise_stats:
                     self._update_precise_bn(model, step)
-                evaluation = evaluate(model, self._recipe, self._videos, *at_once)
+                evaluation = evaluate(model, self._recipe, self.videos, *at_once)
                 metrics |= with_suffix(evaluation.metrics, suffix)
         except (TrainingInterruptedError, TooManyUnreadableError):
             put_back()

@@ -164,7 +164,8 @@ def _main(recipe: Recipe, world: World) -> None:
         with _dead_workers_explained(output_dir), stop if trains else nullcontext():
             trained = _train(recipe, world, stop) if trains else None
             tests = recipe.test.enable or not trains
-            metrics = multi_view_test(recipe, world, trained) if tests else None
+            with trained.record.clock.time("testing") if trained else nullcontext():
+                metrics = multi_view_test(recipe, world, trained) if tests else None
         if world.is_main:
             with writes("the result", output_dir):
                 write_result(recipe, world, trained, metrics)

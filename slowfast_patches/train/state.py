@@ -3,16 +3,15 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable
 from dataclasses import dataclass, field
 from datetime import timedelta
-from functools import cached_property
 from typing import Any
 
 import torch
 from torch import nn
 
 from multigrid import Schedule, form_groups, form_neighbours
+from multigrid.cost import FlopsPerClip
 from slowfast_patches.config.recipe import Recipe
 from slowfast_patches.config.schedule import schedule_of
 from slowfast_patches.datasets.lists.dataset_lists import label_counts, list_digest, list_path
@@ -21,6 +20,7 @@ from slowfast_patches.launch.stopping import StopRequest
 from slowfast_patches.models.build import build_model
 from slowfast_patches.models.flops import flops_per_clip
 from slowfast_patches.models.weights import load_weights
+from slowfast_patches.plan.evaluations import affordable_evaluations, epoch_ends
 from slowfast_patches.train.checkpoint import Progress, restore
 from slowfast_patches.train.checkpoint_files import Writer, snapshot
 from slowfast_patches.train.evaluate import Validation
@@ -30,7 +30,7 @@ from slowfast_patches.train.resume import Resumable, check_same_list, check_same
 from slowfast_patches.train.step import Stepper
 from slowfast_patches.utils.distributed import World, from_main
 
-__all__ = ["Run", "build_run", "checkpoint_iterations", "evaluation_iterations", "phase_ends"]
+__all__ = ["Run", "build_run", "checkpoint_iterations", "phase_ends"]
 
 logger = logging.getLogger(__name__)
 
@@ -43,6 +43,7 @@ class Run:
 
     Attributes:
         models: the model and, where MODEL.EMA_DECAY asks for it, the average of its weights.
+        flops: training FLOPs of a clip of (frames, crop).
         evaluated_after, saved_after: numbers of finished iterations.
     """
 
@@ -58,6 +59,7 @@ class Run:
     writer: Writer
     list_digest: str
     class_names: tuple[str, ...] | None
+    flops: FlopsPerClip
     evaluated_after: frozenset[int]
     saved_after: frozenset[int]
     progress: Progress = field(default_factory=Progress)
@@ -66,11 +68,6 @@ class Run:
     def model(self) -> nn.Module:
         """The one that is trained."""
         return self.stepper.model
-
-    @cached_property
-    def flops(self) -> Callable[[int, int], float]:
-        """Training FLOPs of a clip of (frames, crop)."""
-        return flops_per_clip(self.recipe)
 
 
 def build_run(recipe: Recipe, world: World, stop: StopRequest, resumable: Resumable | None) -> Run:
@@ -88,6 +85,9 @@ def build_run(recipe: Recipe, world: World, stop: StopRequest, resumable: Resuma
     form_groups(schedule, patience)
     if recipe.bn.use_precise_stats:
         form_neighbours(world.size, patience)
+    validation = Validation(recipe, world, stop, dataset, schedule)
+    flops = flops_per_clip(recipe)
+    evaluated = affordable_evaluations(recipe, schedule, len(validation.videos), flops)
     run = Run(
         recipe=recipe,
         world=world,
@@ -96,12 +96,13 @@ def build_run(recipe: Recipe, world: World, stop: StopRequest, resumable: Resuma
         schedule=schedule,
         stepper=stepper,
         models=nn.ModuleList(filter(None, [stepper.model, stepper.average])),
-        validation=Validation(recipe, world, stop, dataset, schedule),
+        validation=validation,
         record=Record(recipe, world, schedule, loading_advice(recipe, dataset)),
         writer=Writer(recipe.output_dir, recipe.train.checkpoints_kept, phase_ends(schedule)),
         list_digest=list_digest(recipe, dataset.videos) if world.is_main else "",
         class_names=names_of_data(recipe) if world.is_main else None,
-        evaluated_after=evaluation_iterations(recipe, schedule),
+        flops=flops,
+        evaluated_after=frozenset(evaluated),
         saved_after=checkpoint_iterations(recipe, schedule),
     )
     _set_start(run, resumable)
@@ -132,32 +133,12 @@ def _set_start(run: Run, resumable: Resumable | None) -> None:
             model.load_state_dict(weights)
 
 
-def evaluation_iterations(recipe: Recipe, schedule: Schedule) -> frozenset[int]:
-    """Numbers of finished iterations at which to validate: with the long cycle, MULTIGRID.EVAL_FREQ
-    times in each phase; else every TRAIN.EVAL_PERIOD epochs and at the end."""
-    if not recipe.multigrid.long_cycle:
-        return _every(recipe.train.eval_period, schedule)
-    times = recipe.multigrid.eval_freq
-    return frozenset(
-        phase.start + max(1, round(phase.iterations * (k + 1) / times))
-        for phase in schedule.phases
-        for k in range(times)
-    )
-
-
 def checkpoint_iterations(recipe: Recipe, schedule: Schedule) -> frozenset[int]:
     """Numbers of finished iterations at which to save: every CHECKPOINT_PERIOD epochs, and the ends
     of phases, the last of which is the end."""
-    return _every(recipe.train.checkpoint_period, schedule) | phase_ends(schedule)
+    return phase_ends(schedule).union(epoch_ends(recipe.train.checkpoint_period, schedule))
 
 
 def phase_ends(schedule: Schedule) -> frozenset[int]:
     """Numbers of finished iterations at which a phase ends."""
     return frozenset(phase.stop for phase in schedule.phases)
-
-
-def _every(epochs: int, schedule: Schedule) -> frozenset[int]:
-    """The first iteration after each `epochs` epochs, and the last of all."""
-    period = epochs * schedule.num_videos
-    ends = range(period, schedule.clips + 1, period)
-    return frozenset([*map(schedule.first_iteration_after, ends), schedule.iterations])

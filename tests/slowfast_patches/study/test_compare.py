@@ -6,6 +6,7 @@ from pathlib import Path
 
 import pytest
 
+from slowfast_patches.config.recipe import default_recipe
 from slowfast_patches.plan.step_times import Timing
 from slowfast_patches.study.arms import Arm
 from slowfast_patches.study.compare import (
@@ -15,6 +16,7 @@ from slowfast_patches.study.compare import (
     write_comparison,
 )
 from slowfast_patches.study.runs import RunFailedError, Study, train
+from slowfast_patches.study.verdict import chance_of
 from slowfast_patches.train.record.result import save_result
 
 BASE = """
@@ -30,6 +32,9 @@ SOLVER: {BASE_LR: 0.1, LR_POLICY: steps_with_relative_lrs, STEPS: [0, 4], LRS: [
 NUM_GPUS: 0
 """
 DELTA = "_BASE_: baseline.yaml\nMULTIGRID: {LONG_CYCLE: True, EPOCH_FACTOR: 1.0}\n"
+
+STEP_SECONDS = {"baseline": 10.0, "multigrid": 30.0}
+NAMES = ("baseline", "baseline at 1/2.8", "multigrid")
 
 SEVERAL_LABELS = """
 _BASE_: {base}
@@ -120,7 +125,14 @@ def test_a_report_by_hand(study, write_run):
     assert second["config"]["MULTIGRID"]["LONG_CYCLE"] is True
     cells = cells_of(text, "multigrid")
     assert cells[:6] == ["multigrid", "2", "36", "2.83×", "6.0", "288"]
-    assert cells[6:] == ["36 GFLOP", "2.5 min", "7 s", "2.50 ± 0.71×", "83.0 ± 0.0", "90.0 ± 0.0"]
+    assert cells[6:] == [
+        "36 GFLOP",
+        "2.5 min",
+        "2.62 min",
+        "2.50 ± 0.71×",
+        "83.0 ± 0.0",
+        "90.0 ± 0.0",
+    ]
     assert "different machines" in text
     assert "    multigrid-compare --cfg x" in text
     assert (study.output / "report.png").read_bytes().startswith(b"\x89PNG")
@@ -137,7 +149,7 @@ def test_step_times_take_the_place_of_seconds_in_table_json_and_plot(study, writ
         "slowfast_patches.study.compare.save_figure", lambda figure, path: drawn.append(figure)
     )
     report, text = report_of(study, "command", "steps.json")
-    assert cells_of(text, "multigrid")[7:11] == ["3.33 min", "7 s", "100 s", "2.80×"]
+    assert cells_of(text, "multigrid")[7:11] == ["3.33 min", "3.45 min", "100 s", "2.80×"]
     assert "iterations × the step times of steps.json" in text
     assert "busy" not in text
     found = report["configs"][1]
@@ -145,7 +157,10 @@ def test_step_times_take_the_place_of_seconds_in_table_json_and_plot(study, writ
     assert (found["seconds"]["mean"], found["clock"]["mean"]) == (200, 100)
     [axes] = drawn[0].axes
     assert axes.get_xlabel() == "training time, by step times (seconds)"
-    assert {line.get_xdata()[-1] for line in axes.lines} == {280, 100}
+    curves = [line for line in axes.lines if not line.get_label().startswith("chance")]
+    assert {line.get_xdata()[-1] for line in curves} == {280, 100}
+    [chance] = [line for line in axes.lines if line not in curves]
+    assert set(chance.get_ydata()) == {12.5}
 
 
 def test_why_wall_clock_times_may_mislead(study, write_run):
@@ -158,7 +173,7 @@ def test_why_wall_clock_times_may_mislead(study, write_run):
         write_run(study, multigrid, 0, 6, top1=83.0, top5=90.0, seconds=seconds)
         text = format_comparison(Comparison(study, study.runs(), "command"))
         assert ("waited for a core for 50 % of multigrid. These" in text) == is_busy
-        assert "Evaluation took longer than training in multigrid, and" in text
+        assert "Evaluation and test took longer than training in multigrid, and" in text
 
 
 def test_recipes_of_several_labels_are_compared_by_map_and_with_no_others(
@@ -176,6 +191,60 @@ def test_recipes_of_several_labels_are_compared_by_map_and_with_no_others(
     assert "top1" not in report["configs"][0]
     with pytest.raises(ValueError, match=r"baseline by top-1 and top-5, several_multigrid by mAP"):
         make_arms([configs[0], paths[1]], [])
+
+
+def test_the_verdict_by_hand(study, write_run):
+    """Of 48 videos 34 and 9 are right, 70.8 and 18.8 %, with standard errors of 6.56 and 5.63
+    points, and 8.65 of their difference. With evaluation 300 and 100 s become 303 and 311 s."""
+    baseline, multigrid = study.arms
+    spent = {"training": 300, "loading": 0, "waiting": 0, "evaluating": 3}
+    write_run(study, baseline, 0, 300, top1=70.8333, top5=99.0, videos=48, seconds=spent)
+    assert Comparison(study, study.runs(), "command").verdict == ""
+    spent = {"training": 90, "loading": 10, "waiting": 0, "evaluating": 200, "testing": 11}
+    write_run(study, multigrid, 0, 100, top1=18.75, top5=90.0, videos=48, seconds=spent)
+    said = (
+        "Compared with baseline, multigrid is 3.00× faster (1.03× slower with evaluation and test) "
+        "and loses 52 ± 9 points of top-1 (18.8 ± 5.6 % against 70.8 ± 6.6 %); chance is 12.5 %."
+    )
+    report, text = report_of(study)
+    assert report["verdict"] == said
+    assert report["configs"][1]["total"]["mean"] == 311
+    *_, warning, error, last = format_comparison(Comparison(study, study.runs(), "")).split("\n\n")
+    assert last == f"Verdict: {said}"
+    assert error == "± in the verdict is the standard error that 48 videos and 1 seed give."
+    assert warning.startswith("Warning: Evaluation and test took longer than training in multigrid")
+    # 18.8 - 2 · 5.6 is below chance; 6 iterations follow the last coarse shape
+    assert report["warnings"][1].startswith("multigrid hardly differs from chance")
+    assert "follow the last coarse shape" in report["warnings"][0]
+    top = text.partition("![")[0]
+    assert all(paragraph in top for paragraph in [said, *report["warnings"]])
+    assert cells_of(text, "chance")[-2:] == ["12.5", ""]
+
+
+def test_a_difference_within_two_errors_is_undecided(three, study, write_run):
+    """Seeds at 80 and 82, 83 and 83, 79 and 80: errors of means of 1, 0 and 0.5 points."""
+    study = replace(
+        study, arms=three, step_seconds=dict(zip(NAMES, (280.0, 100.0, 100.0), strict=True))
+    )
+    for arm, scores in zip(three, ((80, 82), (79, 80), (83, 83)), strict=True):
+        for seed, top1 in enumerate(scores):
+            write_run(study, arm, seed, 100, top1=float(top1), top5=90.0)
+    assert Comparison(study, study.runs(), "", "steps.json").verdict == (
+        "Compared with baseline, baseline at 1/2.8 is 2.80× faster and loses 1.5 ± 1.1 points of "
+        "top-1 (79.5 ± 0.5 % against 81.0 ± 1.0 %, undecided); multigrid is 2.80× faster and gains "
+        "2.0 ± 1.0 points of top-1 (83.0 % against 81.0 ± 1.0 %); chance is 12.5 %."
+    )
+
+
+def test_chance_is_the_share_of_the_commonest_class_that_is_tested(configs, tmp_path):
+    """Of six test videos three are of a class."""
+    for name, labels in (("val", [0, 1]), ("test", [0, 1, 1, 1, 2, 3])):
+        lines = (f"{number}.mp4 {label}\n" for number, label in enumerate(labels))
+        (tmp_path / f"{name}.csv").write_text("".join(lines))
+    recipe = make_arms(configs, ["DATA.PATH_TO_DATA_DIR", str(tmp_path)])[0].recipe
+    assert chance_of(recipe) == 50
+    assert chance_of(default_recipe()) == 100 / default_recipe().model.num_classes
+    assert chance_of(default_recipe().replaced({"DATA.MULTI_LABEL": True})) is None
 
 
 def test_what_is_missing_is_shown_as_missing(study, write_run):
@@ -238,18 +307,35 @@ def test_all_arms_are_trained_with_a_seed_before_the_next_and_none_twice(
 
 @pytest.mark.slow
 @pytest.mark.parametrize(
-    ("seconds", "at_once", "left"),
+    ("seconds", "at_once", "videos", "left"),
     [
-        (None, 1, ["4 runs left", "3 runs left, about 3.04 min", "2 runs left, about 3.57 min"]),
-        ({"baseline": 10.0, "multigrid": 30.0}, 2, ["4 runs left, about 40 s"] * 2),
+        (
+            None,
+            1,
+            None,
+            [
+                "4 runs left",
+                "3 runs left, about 3.04 min",
+                "2 runs left, about 3.57 min",
+                "1 run left, about 48 s",
+            ],
+        ),
+        (STEP_SECONDS, 2, None, ["4 runs left, about 40 s"] * 2),
+        (STEP_SECONDS, 2, 48, ["4 runs left, about 98.7 s"] * 2),
     ],
 )
 def test_the_time_that_is_left_goes_to_standard_error(
-    study, fake_run_net, capfd, seconds, at_once, left
+    study, fake_run_net, capfd, monkeypatch, seconds, at_once, videos, left
 ):
     """First by step times, then by what runs took, 107 s each, for 102 or 36 iterations of about as
     many pixels: of 174 left, (102 + 2 · 36) · 107 / 102 s. Two side by side begin before either
-    ends."""
+    ends.
+
+    The baseline's training is that of 816 clips, or 2,448 forwards. Of 48 videos it affords 5
+    evaluations, 240 forwards, and the test has 30 views, 1,440 forwards: 16.9 s for each 10 s.
+    Multigrid's are 864 forwards at most, an evaluation and the test: 82 s for each 30 s.
+    """
+    monkeypatch.setattr("slowfast_patches.study.runs.count_list", lambda *_: videos)
     study = replace(study, step_seconds=seconds)
     if at_once == 2:
         fake_run_net.with_name("side by side").touch()

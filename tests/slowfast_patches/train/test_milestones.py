@@ -1,51 +1,23 @@
-"""After which iterations a run evaluates and saves, worked out by hand."""
+"""After which iterations a run saves, worked out by hand."""
 
-import pytest
-
-from multigrid import Schedule, Shape, SteppedRate, make_schedule
-from slowfast_patches.config.recipe import Recipe, default_recipe
-from slowfast_patches.train.state import (
-    checkpoint_iterations,
-    evaluation_iterations,
-    phase_ends,
-)
+from multigrid import Shape, SteppedRate, make_schedule
+from slowfast_patches.config.recipe import default_recipe
+from slowfast_patches.train.state import checkpoint_iterations, phase_ends
 
 
-@pytest.fixture
-def schedule() -> Schedule:
+def test_checkpoints_come_after_each_period_of_epochs_and_each_phase():
     """Six phases of 6 iterations with 64, 32, 16, 8, 8, 8 clips: 816 clips, 6 epochs of 136."""
     policy = SteppedRate((4.0, 6.0), (0.1, 0.01))
-    return make_schedule(Shape(8, 16, 64), 136, policy, epoch_factor=1.0, short_cycle=())
-
-
-def config(**keys: object) -> Recipe:
-    values = {key.replace("_", ".", 1): value for key, value in keys.items()}
-    return default_recipe().replaced({"MULTIGRID.LONG_CYCLE": True, **values})
-
-
-def test_the_long_cycle_evaluates_so_often_a_phase(schedule: Schedule):
-    once, thrice = config(MULTIGRID_EVAL_FREQ=1), config(MULTIGRID_EVAL_FREQ=3)
-    assert evaluation_iterations(once, schedule) == {6, 12, 18, 24, 30, 36}
-    assert evaluation_iterations(thrice, schedule) == set(range(2, 37, 2))
-    often = config(MULTIGRID_EVAL_FREQ=50)  # a phase has fewer iterations
-    assert evaluation_iterations(often, schedule) == set(range(1, 37))
-
-
-def test_checkpoints_come_after_each_period_of_epochs_and_each_phase(schedule: Schedule):
+    schedule = make_schedule(Shape(8, 16, 64), 136, policy, epoch_factor=1.0, short_cycle=())
     ends = {6, 12, 18, 24, 30, 36}
     assert phase_ends(schedule) == ends
+
+    def after(epochs: int) -> frozenset[int]:
+        recipe = default_recipe().replaced({"TRAIN.CHECKPOINT_PERIOD": epochs})
+        return checkpoint_iterations(recipe, schedule)
+
     # 272 clips are passed in the fifth iteration (320), 544 are reached by the eleventh
-    assert checkpoint_iterations(config(TRAIN_CHECKPOINT_PERIOD=2), schedule) == ends | {5, 11}
+    assert after(2) == ends | {5, 11}
     # 680 clips are reached by the first iteration of the fourth phase
-    assert checkpoint_iterations(config(TRAIN_CHECKPOINT_PERIOD=5), schedule) == ends | {19}
-    assert checkpoint_iterations(config(TRAIN_CHECKPOINT_PERIOD=100), schedule) == ends
-
-
-def test_without_the_long_cycle_evaluations_come_by_epochs():
-    policy = SteppedRate((3.0,), (0.1,))
-    schedule = make_schedule(
-        Shape(8, 16, 64), 20, policy, epoch_factor=1.0, long_cycle=(), short_cycle=(), bn_size=None
-    )
-    cfg = config(MULTIGRID_LONG_CYCLE=False, MULTIGRID_EVAL_FREQ=9, TRAIN_EVAL_PERIOD=1)
-    # 60 clips by eights are 7 or 8 iterations; 20 clips are passed in the third, 40 by the fifth
-    assert evaluation_iterations(cfg, schedule) == {3, 5, schedule.iterations}
+    assert after(5) == ends | {19}
+    assert after(100) == ends

@@ -129,7 +129,9 @@ def test_a_finished_run_is_not_trained_again_and_one_that_starts_over_keeps_its_
     assert_same_run(folder, opened(multigrid_run))
     expected = opened(multigrid_run).result
     differing = ("date", "config", "checksum")
-    assert folder.result | {key: expected[key] for key in differing} == expected
+    found = folder.result
+    found["seconds"]["testing"] = expected["seconds"]["testing"]  # the test is repeated
+    assert found | {key: expected[key] for key in differing} == expected
     short = ("SOLVER.MAX_EPOCH", 1, "SOLVER.STEPS", [], "SOLVER.LRS", [1])
     train(folder.path, *PLAIN, *short, "TRAIN.AUTO_RESUME", False)
     assert len(list(folder.path.glob("checkpoints_before_1/*.pyth"))) > 1

@@ -132,7 +132,8 @@ def test_result_holds_everything_that_made_it(
     assert result["versions"]["torch"].split("+")[0] == torch.__version__.split("+")[0]
     assert result["machine"]["threads"] == 1
     activities = {"preparing", "training", "loading", "evaluating", "saving", "waiting"}
-    assert result["seconds"].keys() == activities
+    assert result["seconds"].keys() == activities | {"testing"}
+    assert result["seconds"]["testing"] > 0
     assert (result["iterations"], result["baseline_iterations"]) == (schedule.iterations, 36)
     assert result["clips"] == schedule.clips
     assert abs(result["clips"] - 2 * 6 * 24) <= 64
@@ -188,3 +189,17 @@ def test_switches_begin_as_the_plain_run_and_one_model_and_loader_live_through_a
     best = torch.load(tmp_path / "checkpoints" / "checkpoint_best.pyth", weights_only=True)
     assert best["iteration"] == result["best"]["iteration"] == max(scores, key=scores.get)
     assert 0 <= result["top1_ema"] <= 100
+
+
+def test_fewer_evaluations_train_the_same_weights(
+    train: Callable[..., Path], multigrid_run: Path, tmp_path: Path, opened: type
+):
+    """Precise BN passes fewer mini-batches, which BN's counters alone show."""
+    few = opened(train(tmp_path, "TRAIN.EVAL_MAX_SHARE", 0.1))
+    many = opened(multigrid_run)
+    assert [e["iteration"] for e in few.result["evaluations"]] == [few.result["iterations"]]
+    assert few.result["evaluations"][-1]["top1"] == many.result["evaluations"][-1]["top1"]
+    assert few.result["top1"] == many.result["top1"]
+    weights = few.checkpoint["model_state"]
+    for name, value in many.checkpoint["model_state"].items():
+        assert name.endswith("num_batches_tracked") or torch.equal(weights[name], value)

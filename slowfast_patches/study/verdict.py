@@ -1,0 +1,131 @@
+"""The verdict of a comparison: how much faster, what that costs, and what chance would score."""
+
+from __future__ import annotations
+
+import math
+from collections import Counter
+from collections.abc import Sequence
+
+import pandas as pd
+
+from slowfast_patches.config.metrics import metric_title
+from slowfast_patches.config.recipe import Recipe
+from slowfast_patches.datasets.lists.dataset_lists import list_path, read_list
+from slowfast_patches.study.arms import Arm
+from slowfast_patches.study.report import mean
+from slowfast_patches.utils.tables import Mean, format_list
+
+__all__ = ["at_chance", "chance_of", "explain_errors", "verdict"]
+
+_CLEAR = 2
+"""Standard errors from which a difference is clear."""
+
+
+def verdict(
+    arms: Sequence[Arm], runs: pd.DataFrame, metric: str, chance: float | None, *, by_clock: bool
+) -> str:
+    """Return one sentence on the arms as long as the baseline; empty before they have results.
+
+    Args:
+        arms: with one baseline.
+        runs: finished ones, as `Study.runs`.
+        metric: the primary one.
+        chance: of `chance_of`.
+        by_clock: whether speed-ups are of wall-clock times. Those with evaluation are given too.
+    """
+    baseline = next(arm for arm in arms if arm.name == arm.baseline)
+    before = _score(runs, baseline.name, metric)
+    clauses = list[str]()
+    for arm in arms:
+        after = _score(runs, arm.name, metric)
+        speed_up = mean(runs, arm.name, "speed_up")
+        total = mean(runs, arm.name, "total_speed_up")
+        if arm is baseline or arm.length != baseline.length or not (before and after):
+            continue
+        if speed_up is None or total is None:
+            continue
+        whole = f" ({_speed(total.mean)} with evaluation and test)" if by_clock else ""
+        clauses.append(
+            f"{arm.name} is {_speed(speed_up.mean)}{whole} and {_change(before, after, metric)}"
+        )
+    if not clauses:
+        return ""
+    last = [] if chance is None else [f"chance is {chance:.1f} %"]
+    return f"Compared with {baseline.name}, {'; '.join([*clauses, *last])}."
+
+
+def _speed(factor: float) -> str:
+    if f"{factor:.2f}" == "1.00":
+        return "as fast"
+    return f"{factor:.2f}× faster" if factor > 1 else f"{1 / factor:.2f}× slower"
+
+
+def _change(before: Mean, after: Mean, metric: str) -> str:
+    change = after.mean - before.mean
+    error = math.hypot(before.std or 0.0, after.std or 0.0)
+    digits = 0 if error >= _CLEAR else 1
+    undecided = ", undecided" if abs(change) < _CLEAR * error else ""
+    return (
+        f"{'loses' if change < 0 else 'gains'} "
+        f"{Mean(abs(change), error or None).format(digits)} points of {metric_title(metric)} "
+        f"({after.format()} % against {before.format()} %{undecided})"
+    )
+
+
+def _score(runs: pd.DataFrame, arm: str, metric: str) -> Mean | None:
+    """Return the mean of a metric over an arm's runs, with its standard error in place of the std.
+
+    The error has two parts: that of a proportion of the scored videos, and that of a mean over
+    seeds. Average precision is no proportion, and has the second part alone.
+    """
+    found = mean(runs, arm, metric)
+    if found is None:
+        return None
+    results = runs.loc[runs["arm"] == arm, "result"]
+    videos = min(_scored(result) for result in results)
+    variance = (found.std or 0.0) ** 2 / len(results)
+    if metric == "top1" and videos:
+        part = min(max(found.mean / 100, 1 / videos), 1 - 1 / videos)
+        variance += 100**2 * part * (1 - part) / videos
+    return Mean(found.mean, math.sqrt(variance) or None)
+
+
+def _scored(result: dict[str, int]) -> int:
+    return int(result.get("videos", 0) - result.get("unreadable", 0))
+
+
+def explain_errors(runs: pd.DataFrame, metric: str) -> str:
+    """Return what ± means in the verdict."""
+    seeds = int(runs.groupby("arm").size().min())
+    parts = [f"{seeds} seed{'s' if seeds > 1 else ''}"]
+    videos = min(_scored(result) for result in runs["result"])
+    if metric == "top1" and videos:
+        parts.insert(0, f"{videos} videos")
+    return f"± in the verdict is the standard error that {format_list(parts)} give."
+
+
+def at_chance(runs: pd.DataFrame, metric: str, chance: float | None) -> list[str]:
+    """Return the names of the arms whose score is not clearly above chance."""
+    if chance is None:
+        return []
+    scores = {arm: _score(runs, arm, metric) for arm in runs["arm"].unique()}
+    return [
+        arm
+        for arm, score in scores.items()
+        if score and score.mean - _CLEAR * (score.std or 0.0) <= chance
+    ]
+
+
+def chance_of(recipe: Recipe) -> float | None:
+    """Return the per cent that naming the commonest class always would score.
+
+    Without a list, classes are taken to be equally common. With several labels there is none.
+    """
+    if recipe.multi_label:
+        return None
+    split = "test" if recipe.test.enable else "val"
+    labels = Counter[object]()
+    if list_path(recipe, split).is_file():
+        labels.update(getattr(video, "label", None) for video in read_list(recipe, split))
+    known = [count for label, count in labels.items() if label is not None]
+    return 100 * max(known) / sum(known) if known else 100 / recipe.model.num_classes

@@ -1,0 +1,94 @@
+"""After which iterations a run evaluates, and what that costs, worked out by hand."""
+
+import logging
+
+import pytest
+
+from multigrid import Schedule, Shape, SteppedRate, make_schedule
+from slowfast_patches.config.recipe import Recipe, default_recipe
+from slowfast_patches.plan.evaluations import (
+    affordable_evaluations,
+    evaluation_flops,
+    evaluation_iterations,
+    multi_view_flops,
+)
+
+
+@pytest.fixture
+def schedule() -> Schedule:
+    """Six phases of 6 iterations with 64, 32, 16, 8, 8, 8 clips: 816 clips, 6 epochs of 136."""
+    policy = SteppedRate((4.0, 6.0), (0.1, 0.01))
+    return make_schedule(Shape(8, 16, 64), 136, policy, epoch_factor=1.0, short_cycle=())
+
+
+def config(**keys: object) -> Recipe:
+    values = {key.replace("_", ".", 1): value for key, value in keys.items()}
+    return default_recipe().replaced({"MULTIGRID.LONG_CYCLE": True, **values})
+
+
+def test_the_long_cycle_evaluates_so_often_a_phase(schedule: Schedule):
+    once, thrice = config(MULTIGRID_EVAL_FREQ=1), config(MULTIGRID_EVAL_FREQ=3)
+    assert evaluation_iterations(once, schedule) == [6, 12, 18, 24, 30, 36]
+    assert evaluation_iterations(thrice, schedule) == list(range(2, 37, 2))
+    often = config(MULTIGRID_EVAL_FREQ=50)  # a phase has fewer iterations
+    assert evaluation_iterations(often, schedule) == list(range(1, 37))
+
+
+def test_without_the_long_cycle_evaluations_come_by_epochs():
+    policy = SteppedRate((3.0,), (0.1,))
+    schedule = make_schedule(
+        Shape(8, 16, 64), 20, policy, epoch_factor=1.0, long_cycle=(), short_cycle=(), bn_size=None
+    )
+    cfg = config(MULTIGRID_LONG_CYCLE=False, MULTIGRID_EVAL_FREQ=9, TRAIN_EVAL_PERIOD=1)
+    # 60 clips by eights are 7 or 8 iterations; 20 clips are passed in the third, 40 by the fifth
+    assert evaluation_iterations(cfg, schedule) == [3, 5, schedule.iterations]
+
+
+def _clips(frames: int, crop: int) -> float:
+    """A clip at the baseline's shape costs 3 FLOPs of training, 1 of them its forward."""
+    return 3 * (frames / 16) * (crop / 64) ** 2
+
+
+TRAINING = 36 * 8 * 3
+"""FLOPs of the 36 iterations above, each with the pixels of 8 clips at the baseline's shape."""
+
+
+@pytest.mark.parametrize(
+    ("clips", "freq", "share", "kept"),
+    [
+        (14, 1, 0.1, [6, 12, 18, 24, 30, 36]),  # 6 · 14 of 864: 9.7 %
+        (15, 1, 0.1, [6, 12, 18, 24, 36]),  # 6 · 15 are 10.4 %, 5 · 15 are 8.7 %
+        (30, 1, 0.1, [18, 36]),
+        (14, 3, 0.1, [6, 12, 18, 24, 30, 36]),
+        (1000, 1, 0.1, [36]),
+        (1000, 1, 0.0, [6, 12, 18, 24, 30, 36]),
+        (30, 1, 0.25, [6, 12, 18, 24, 30, 36]),
+    ],
+)
+def test_evaluations_cost_a_tenth_of_the_training_at_most(schedule, clips, freq, share, kept):
+    recipe = config(MULTIGRID_EVAL_FREQ=freq, TRAIN_EVAL_MAX_SHARE=share)
+    assert affordable_evaluations(recipe, schedule, clips, _clips) == kept
+
+
+def test_a_thinned_schedule_names_the_key_that_turns_it_off(schedule, caplog):
+    recipe = config(MULTIGRID_EVAL_FREQ=1)
+    with caplog.at_level(logging.INFO):
+        affordable_evaluations(recipe, schedule, 14, _clips)
+        assert not caplog.messages
+        affordable_evaluations(recipe, schedule, 30, _clips)
+    [message] = caplog.messages
+    assert message.startswith("6 evaluations would cost 21 % of the training. Keeping 2 (7 %)")
+    assert "TRAIN.EVAL_MAX_SHARE 0" in message
+
+
+def test_precise_bn_averaged_weights_and_views_are_counted(schedule):
+    """136 videos are 17 mini-batches of 8."""
+    once = config(BN_USE_PRECISE_STATS=True, BN_NUM_BATCHES_PRECISE=5)
+    assert evaluation_flops(config(), schedule, 10, _clips) == 10
+    assert evaluation_flops(once, schedule, 10, _clips) == 10 + 5 * 8
+    whole = once.replaced({"BN.NUM_BATCHES_PRECISE": 200, "MODEL.EMA_DECAY": 0.9})
+    assert evaluation_flops(whole, schedule, 10, _clips) == 2 * (10 + 17 * 8)
+    data = {"DATA.NUM_FRAMES": 16, "DATA.TEST_CROP_SIZE": 128}
+    views = config().replaced({"TEST.NUM_ENSEMBLE_VIEWS": 4, **data})
+    assert multi_view_flops(views, 10, _clips) == 10 * 4 * 3 * 4
+    assert multi_view_flops(views.replaced({"TEST.ENABLE": False}), 10, _clips) == 0

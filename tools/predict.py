@@ -40,7 +40,7 @@ from itertools import takewhile
 from pathlib import Path
 from typing import Any
 
-from slowfast_patches.utils.command_line import command_parser, ends_early, tool
+from slowfast_patches.utils.command_line import command_parser, ends_early, split_pairs, tool
 
 if __name__ == "__main__":
     ends_early()
@@ -80,7 +80,7 @@ def parse_args(argv: list[str] | None = None) -> argparse.Namespace:
         parser.error("--top takes 1 or more")
     words = args.videos
     args.videos = list(takewhile(lambda word: not _is_key(word), words))
-    args.overrides = words[len(args.videos) :]
+    args.overrides = split_pairs(words[len(args.videos) :])
     if not (args.videos or args.export):
         parser.error("no video is given")
     return args
@@ -88,7 +88,8 @@ def parse_args(argv: list[str] | None = None) -> argparse.Namespace:
 
 def _is_key(word: str) -> bool:
     sections = {name.partition(".")[0] for name in KEYS}
-    return word.partition(".")[0] in sections and not Path(word).exists()
+    section = word.partition("=")[0].partition(".")[0]
+    return section in sections and not Path(word).exists()
 
 
 @tool()

@@ -10,10 +10,10 @@ from torch import Tensor, nn
 
 from multigrid import empty_clips
 from slowfast_patches import patching
-from slowfast_patches.config import check_recipe, load_recipe, parse_recipe
+from slowfast_patches.config import check_recipe, parse_recipe
 from slowfast_patches.config.recipe import Recipe
 from slowfast_patches.datasets.clips import reading_options, sampling_of
-from slowfast_patches.datasets.lists.dataset_lists import dataset_of
+from slowfast_patches.datasets.lists.dataset_lists import dataset_of, load_with_classes
 from slowfast_patches.datasets.reading.clip_reader import read_clips
 from slowfast_patches.datasets.reading.scan import scan
 from slowfast_patches.launch.device import with_precision
@@ -65,7 +65,7 @@ def read_checkpoint(
             raise ValueError(f"{error}; of other weights, give their recipe: --cfg FILE") from error
         checkpoint = None
     if recipe_file is not None:
-        recipe = load_recipe(recipe_file, overrides)
+        recipe = load_with_classes(recipe_file, overrides)
     else:
         assert checkpoint is not None
         recipe = parse_recipe(checkpoint.cfg, f"the config in {path}", overrides)

@@ -15,6 +15,7 @@ from slowfast_patches.config.recipe import Recipe
 from slowfast_patches.datasets.clips import reading_options, sampling_of
 from slowfast_patches.datasets.lists.dataset_lists import dataset_of, load_with_classes
 from slowfast_patches.datasets.reading.clip_reader import read_clips
+from slowfast_patches.datasets.reading.damage import find_damage
 from slowfast_patches.datasets.reading.scan import scan
 from slowfast_patches.launch.device import with_precision
 from slowfast_patches.models.build import build_model
@@ -121,6 +122,11 @@ class Predictor(nn.Module):
         parts = [self(clips.to(device)) for clips in torch.split(self.clips(path), at_once)]
         scores = torch.cat(parts).double().cpu()
         return scores.mean(0) if recipe.data.ensemble_method == "sum" else scores.amax(0)
+
+    def damage(self, path: str) -> str:
+        """Say what of a video cannot be decoded; empty if all can. Raises as `scores`."""
+        most = self.recipe.data.max_frame_pixels
+        return find_damage(path, scan(path, most), most)
 
     def clips(self, path: str) -> Tensor:
         """The clips that a video is tested on, (views × crops, 3, T, S, S) uint8, on the CPU, as

@@ -23,7 +23,7 @@ EXAMPLES = ROOT / "examples"
 # What a loop says when it has trained, and validated.
 SAID = {
     "plain.py": r"accuracy 0\.\d{3}\n",
-    "lightning_demo.py": r"(?s)(\d\d)/\1 .*val_loss: \d\.\d+",
+    "lightning_demo.py": r"(?s)(\d\d)/\1 .*accuracy: [01]\.\d+",
     "transformers_demo.py": r"'eval_accuracy': '?0\.\d+",
     "finetune_videomae.py": r"'eval_accuracy': '?0\.\d+",
 }

@@ -68,7 +68,7 @@ def parse_args(argv: list[str] | None = None) -> argparse.Namespace:
     either.add_argument("--lengths", nargs="+", default=[], metavar="L", help=text)
     command_line.add_at_once(parser)
     text = "set in every config"
-    parser.add_argument("overrides", nargs="*", default=[], metavar="KEY VALUE", help=text)
+    command_line.add_overrides(parser, text)
     args = parser.parse_intermixed_args(argv)
     command_line.take_numbers(args, "lengths", float)
     command_line.take_numbers(args, "seeds", command_line.whole_number)

@@ -26,7 +26,8 @@ if __name__ == "__main__":
     command_line.ends_early()
 
 from slowfast_patches import patching
-from slowfast_patches.config.load import load_recipe, recipe_path
+from slowfast_patches.config.load import recipe_path
+from slowfast_patches.datasets.lists.dataset_lists import load_with_classes
 from slowfast_patches.launch.device import check_gpus, process_device, set_up_device
 from slowfast_patches.study.pilot.race import one_process, run_pilot
 from slowfast_patches.study.pilot.report import format_pilot, pilot_json, write_pilot
@@ -43,7 +44,7 @@ def parse_args(argv: list[str] | None = None) -> argparse.Namespace:
     parser.add_argument("--output", type=Path, default=Path("runs/pilot"), metavar="DIR", help=text)
     parser.add_argument("--json", action="store_true", help="print JSON, and nothing else")
     text = "config keys to set"
-    parser.add_argument("overrides", nargs="*", default=[], metavar="KEY VALUE", help=text)
+    command_line.add_overrides(parser, text)
     args = parser.parse_intermixed_args(argv)
     if args.minutes is not None and not 0 < args.minutes < math.inf:
         parser.error(f"--minutes takes a number above 0, not {args.minutes:g}")
@@ -57,7 +58,7 @@ def main(argv: list[str] | None = None) -> int:
     logging.basicConfig(level=logging.WARNING, format="%(message)s", stream=sys.stderr)
     logging.getLogger("slowfast_patches.study.pilot.race").setLevel(logging.INFO)
     patching.apply()
-    recipe = load_recipe(recipe_path(args.cfg), args.overrides)
+    recipe = load_with_classes(recipe_path(args.cfg), args.overrides)
     check_gpus(recipe)
     alone = one_process(recipe)
     set_up_device(alone)

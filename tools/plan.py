@@ -31,10 +31,10 @@ from slowfast_patches.utils import command_line
 if __name__ == "__main__":
     command_line.ends_early()
 
-from slowfast_patches.config import check_recipe, load_recipe
+from slowfast_patches.config import check_recipe
 from slowfast_patches.config.recipe import Recipe
 from slowfast_patches.config.schedule import learning_rate_of
-from slowfast_patches.datasets.lists.dataset_lists import class_names
+from slowfast_patches.datasets.lists.dataset_lists import class_names, load_with_classes
 from slowfast_patches.launch.device import with_precision
 from slowfast_patches.launch.launch import for_processes, processes_of
 from slowfast_patches.models.flops import flops_per_clip
@@ -93,7 +93,7 @@ def parse_args(argv: list[str] | None = None) -> argparse.Namespace:
     text = f"a published one for the numbers above; those that are given win. {names}"
     cluster.add_argument("--machine", choices=MACHINES, help=text)
     text = "config keys to set"
-    parser.add_argument("overrides", nargs="*", default=[], metavar="KEY VALUE", help=text)
+    command_line.add_overrides(parser, text)
     args = parser.parse_intermixed_args(argv)
     on_cluster = [*_UNITS, "loader", "machine"]
     if args.gpus is None and any(getattr(args, name) is not None for name in on_cluster):
@@ -118,7 +118,7 @@ def show_plan(args: argparse.Namespace) -> str:
     """The text or JSON of the plan; draws the picture."""
     if args.plot and not args.plot.parent.is_dir():
         raise ValueError(f"--plot {args.plot}: there is no folder {args.plot.parent}")
-    recipe = load_recipe(args.cfg, args.overrides)
+    recipe = load_with_classes(args.cfg, args.overrides)
     if args.gpus is not None:
         recipe = with_precision(recipe, on_gpu=True)
         on_gpus = plan_on_cluster(

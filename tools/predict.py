@@ -8,8 +8,9 @@ TRAIN.KEEP_BEST kept it, else its last; standard error says which.
 A video is a file or a folder of JPEG frames; a folder of video files stands for these. It is scored
 as the recipe tests: on TEST.NUM_ENSEMBLE_VIEWS × TEST.NUM_SPATIAL_CROPS clips, whose probabilities
 are averaged (or their maximum is taken, where DATA.ENSEMBLE_METHOD says so). A model of several
-labels a video gives each class a probability of its own. A warning names an MP4 or MOV file that
-was not copied to its end.
+labels a video gives each class a probability of its own. A warning names a video of which only a
+part decodes (up to 3,000 frames are tried; of a longer one, what its structure tells), an MP4 or
+MOV file that was not copied to its end, and a video of one frame.
 
 The recipe is the one in the checkpoint; weights alone need it as --cfg. KEY VALUE pairs after the
 videos change its keys. The names of the classes are those of --classes, or those in the
@@ -40,7 +41,7 @@ from itertools import takewhile
 from pathlib import Path
 from typing import Any
 
-from slowfast_patches.utils.command_line import command_parser, ends_early, tool
+from slowfast_patches.utils.command_line import command_parser, ends_early, split_pairs, tool
 
 if __name__ == "__main__":
     ends_early()
@@ -51,7 +52,6 @@ from slowfast_patches.config.recipe import KEYS
 from slowfast_patches.datasets.lists.ava_list import read_boxes
 from slowfast_patches.datasets.lists.class_names import read_class_names
 from slowfast_patches.datasets.reading.files import frame_files, video_files, video_name
-from slowfast_patches.datasets.reading.scan import missing_frames
 from slowfast_patches.datasets.reading.video_record import UnreadableVideoError
 from slowfast_patches.train.checkpoint_files import checkpoint_of
 from slowfast_patches.train.predict import Predictor, read_checkpoint
@@ -80,7 +80,7 @@ def parse_args(argv: list[str] | None = None) -> argparse.Namespace:
         parser.error("--top takes 1 or more")
     words = args.videos
     args.videos = list(takewhile(lambda word: not _is_key(word), words))
-    args.overrides = words[len(args.videos) :]
+    args.overrides = split_pairs(words[len(args.videos) :])
     if not (args.videos or args.export):
         parser.error("no video is given")
     return args
@@ -88,7 +88,8 @@ def parse_args(argv: list[str] | None = None) -> argparse.Namespace:
 
 def _is_key(word: str) -> bool:
     sections = {name.partition(".")[0] for name in KEYS}
-    return word.partition(".")[0] in sections and not Path(word).exists()
+    section = word.partition("=")[0].partition(".")[0]
+    return section in sections and not Path(word).exists()
 
 
 @tool()
@@ -117,15 +118,14 @@ def main(argv: list[str] | None = None) -> int:
     for video in itertools.chain.from_iterable(map(videos_at, args.videos)):
         try:
             scores = probabilities[video] = predictor.scores(video)
-            missing = missing_frames(video)
+            damage = predictor.damage(video)
         except UnreadableVideoError as error:
             print(f"{video} {error}", file=sys.stderr)
             probabilities[video] = None
             results.append({"video": video, "error": str(error)})
             continue
-        if missing:
-            text = f"{missing} of its frames are missing, and the others are scored"
-            print(f"warning: {video} is cut off: {text}", file=sys.stderr)
+        if damage:
+            print(f"warning: {video} {damage}; what can be read is scored", file=sys.stderr)
         classes = best(scores, args.top, names)
         results.append({"video": video, "classes": classes})
         if not args.json:

@@ -51,6 +51,7 @@ from slowfast_patches.datasets.preparing.prepare import format_report, prepare
 from slowfast_patches.datasets.preparing.video_lists import (
     VideoList,
     find_classes,
+    list_titles,
     read_lists,
     read_ssv2_lists,
     write_class_lists,
@@ -133,7 +134,8 @@ def find_lists(args: argparse.Namespace) -> tuple[Sequence[VideoList], Sequence[
     if args.ssv2:
         return read_ssv2_lists(args.ssv2, prefix=args.prefix)
     lists, classes = find_classes(args.folder, args.val_fraction)
-    counts = [f"{len(listed.videos)} in {listed.name}" for listed in lists]
+    titles = list_titles(lists)
+    counts = [f"{len(listed.videos)} for {titles[listed.name]}" for listed in lists]
     print(f"{args.folder}: {len(classes)} classes; videos: {', '.join(counts)}")
     return lists, classes
 

@@ -85,7 +85,7 @@ def parse_args(argv: list[str] | None = None) -> argparse.Namespace:
     text = "of one iteration of the first run listed, for the expected times: the others by FLOPs"
     group.add_argument("--step-seconds", type=float, metavar="S", help=text)
     text = "config keys to set"
-    parser.add_argument("overrides", nargs="*", default=[], metavar="KEY VALUE", help=text)
+    command_line.add_overrides(parser, text)
     args = parser.parse_intermixed_args(argv)
     command_line.take_numbers(args, "seeds", command_line.whole_number)
     slurm = ("hours", "limit", "cpus", "option")

@@ -44,7 +44,7 @@ from slowfast_patches.utils import command_line
 if __name__ == "__main__":
     command_line.ends_early()
 
-from slowfast_patches.config import load_recipe
+from slowfast_patches.datasets.lists.dataset_lists import load_with_classes
 from slowfast_patches.train.run import run
 
 
@@ -58,15 +58,13 @@ def main() -> int:
     parser.add_argument("--shard-id", type=int, metavar="N", help=text)
     text = "the number of nodes: NUM_SHARDS"
     parser.add_argument("--num-shards", type=int, metavar="N", help=text)
-    parser.add_argument(
-        "overrides", nargs="*", default=[], metavar="KEY VALUE", help="keys to replace"
-    )
+    command_line.add_overrides(parser, "keys to replace, also as KEY=VALUE")
     args = parser.parse_intermixed_args()
     overrides = list(args.overrides)
     for key, value in (("SHARD_ID", args.shard_id), ("NUM_SHARDS", args.num_shards)):
         if value is not None:
             overrides += [key, str(value)]
-    run(load_recipe(args.cfg, overrides), args.init_method)
+    run(load_with_classes(args.cfg, overrides), args.init_method)
     return 0
 
 

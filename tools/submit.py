@@ -22,7 +22,8 @@ from slowfast_patches.utils import command_line
 if __name__ == "__main__":
     command_line.ends_early()
 
-from slowfast_patches.config.load import load_recipe, recipe_path
+from slowfast_patches.config.load import recipe_path
+from slowfast_patches.datasets.lists.dataset_lists import load_with_classes
 from slowfast_patches.launch.slurm import FOLDER, Slurm, batch_file, make_executor
 from slowfast_patches.study import jobs
 
@@ -52,7 +53,7 @@ def parse_args(argv: list[str] | None = None) -> argparse.Namespace:
     text = "check, print the batch file, submit nothing"
     parser.add_argument("--dry-run", action="store_true", help=text)
     text = "keys to replace"
-    parser.add_argument("overrides", nargs="*", default=[], metavar="KEY VALUE", help=text)
+    command_line.add_overrides(parser, text)
     return parser.parse_intermixed_args(argv)
 
 
@@ -70,8 +71,8 @@ def main(argv: list[str] | None = None) -> int:
     )
     cfg = recipe_path(args.cfg).resolve()
     pairs = jobs.job_keys(cfg, args.overrides, args.nodes, args.gpus_per_node)
-    recipe = load_recipe(cfg, pairs)
-    plan, warnings = jobs.check(load_recipe(cfg, args.overrides), recipe)
+    recipe = load_with_classes(cfg, pairs)
+    plan, warnings = jobs.check(load_with_classes(cfg, args.overrides), recipe)
     # The batch file alone goes to standard output, so that it can be kept.
     print(plan, file=sys.stderr if args.dry_run else sys.stdout)
     for warning in warnings:

@@ -17,6 +17,7 @@ from torch import Tensor
 from torch.utils.data import Sampler, get_worker_info
 
 from multigrid.batchnorm import check_processes, group_order
+from multigrid.contract import check_item
 from multigrid.schedule import Schedule, Step
 from multigrid.shapes import Shape
 
@@ -176,9 +177,13 @@ def collate(samples: Sequence[Mapping[str, Any]] | Batch) -> Batch:
     of their (path, reason). All are of one iteration, hence of one shape. They may have `extents`
     (time, space), as a `ClipPlan` does, and `boxes` (k, 4), whose labels (k, classes) then `label`
     has.
+
+    Raises:
+        ValueError: the first sample is none of these.
     """
     if isinstance(samples, Mapping):
         return samples
+    check_item(samples[0])
     iterations = {sample["iteration"] for sample in samples}
     assert len(iterations) == 1, f"a mini-batch of several iterations: {sorted(iterations)}"
     batch = Batch(

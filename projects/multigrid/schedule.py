@@ -397,6 +397,6 @@ def _bn_size(size: int | None, shape: Shape, long_shape: Shape) -> int | None:
     if shape.batch % clips:
         raise ValueError(
             f"a batch of {shape.batch} clips ({shape}) cannot be split into BN groups of {clips}; "
-            f"choose a BN size that divides the baseline's batch"
+            f"choose a bn_size that divides the baseline's batch, or another batch"
         )
     return clips

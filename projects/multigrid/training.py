@@ -6,13 +6,16 @@ import warnings
 from collections.abc import Mapping
 from typing import Any
 
+import torch
 import torch.distributed as dist
 from torch import Tensor, nn
 from torch.optim import Optimizer
 from torch.optim.lr_scheduler import LRScheduler
 from torch.utils.data import DataLoader, Dataset, Subset
+from torch.utils.hooks import RemovableHandle
 
 from multigrid.batchnorm import form_groups, set_group_size
+from multigrid.contract import CheckedClips, WeakHook, check_converted
 from multigrid.cost import short_ends
 from multigrid.positions import check_patches, set_extents
 from multigrid.sampler import Batch, MultigridBatchSampler, collate
@@ -72,7 +75,8 @@ class Training:
         self.iteration = 0
         self._place = (rank, world_size)
         self._formed = False
-        self._begun = self._watched = False
+        self._begun = False
+        self._hooks = list[RemovableHandle]()
         self._checked: nn.Module | None = None
         for text in short_ends(schedule):
             warnings.warn(text, stacklevel=2)
@@ -91,7 +95,9 @@ class Training:
             loader: a class of `DataLoader`'s kind.
             options: its own, as num_workers; collate_fn is `collate` unless given.
 
-        From now on an optimizer that was given refuses to step before the first `begin`.
+        From now on to the end of the training, a model and an optimizer that were given refuse to
+        train without `begin`: a forward in training mode, with gradients, and a step raise
+        ValueError where no iteration was begun since the last step. The first item is checked, too.
 
         Raises:
             ValueError: the data set has another number of videos than the schedule or does not
@@ -116,10 +122,9 @@ class Training:
         if distributed and size > 1 and not self._formed:
             form_groups(self.schedule)
             self._formed = True
-        if self.optimizer is not None and not self._watched:
-            self.optimizer.register_step_pre_hook(self._check_begun)
-            self._watched = True
-        return loader(dataset, batch_sampler=sampler, **{"collate_fn": collate, **options})
+        self._watch()
+        options = {"collate_fn": collate, **options}
+        return loader(CheckedClips(dataset), batch_sampler=sampler, **options)
 
     def begin(self, batch: Batch | Mapping[str, Any] | int) -> Step:
         """Prepare model and optimizer for an iteration, before its forward.
@@ -134,8 +139,8 @@ class Training:
         Raises:
             ValueError: it is another iteration than the next: the loop, or a framework around it,
                 has skipped mini-batches, or trains them again; the mini-batch does not say; there
-                is no model or optimizer; or the model cannot take all shapes (`check_patches`),
-                which the first call checks.
+                is no model or optimizer; or, which the first call checks, the model cannot take all
+                shapes (`check_patches`), or has BN that `convert_batchnorm` has not converted.
         """
         if not isinstance(batch, int) and not (isinstance(batch, Mapping) and "iteration" in batch):
             raise ValueError(
@@ -158,6 +163,8 @@ class Training:
             raise ValueError("give the Training its model and optimizer, or set both before begin")
         if self._checked is not self.model:
             check_patches(self.model, self.schedule.shapes)
+            if any(size for phase in self.schedule.phases for size in phase.bn_sizes):
+                check_converted(self.model)
             self._checked = self.model
         step = self.schedule.at(iteration)
         prepare_step(step, self.model, self.optimizer)
@@ -171,14 +178,40 @@ class Training:
         self._begun = True
         return step
 
-    def _check_begun(self, *_: Any) -> None:
-        """Raise ValueError where a loop trains without `begin`: at the optimizer's own rate, and
-        with BN over the whole mini-batch."""
+    def _watch(self) -> None:
+        """Have the model and the optimizer tell of what they do, until the training ends."""
+        if self.model is None or self.optimizer is None or self._hooks:
+            return
+        self._hooks = [
+            self.model.register_forward_pre_hook(WeakHook(self._check_forward)),
+            self.optimizer.register_step_pre_hook(WeakHook(self._check_step)),
+            self.optimizer.register_step_post_hook(WeakHook(self._end_step)),
+        ]
+
+    def _check_forward(self, model: nn.Module, *_: Any) -> None:
+        """Raise ValueError for a forward of an iteration that was not begun: its BN groups would be
+        those of another shape. Several forwards may share an iteration."""
+        if model.training and torch.is_grad_enabled() and not self._begun:
+            raise ValueError(
+                "the model trains without a begun iteration: call training.begin(batch) for each "
+                "mini-batch, before its forward; for a forward that trains nothing, call "
+                "model.eval() or use torch.no_grad()"
+            )
+
+    def _check_step(self, *_: Any) -> None:
+        """Raise ValueError for a step of an iteration that was not begun: its rate would be that of
+        another shape."""
         if not self._begun:
             raise ValueError(
                 "the optimizer steps without a begun iteration: call training.begin(batch) for "
                 "each mini-batch, before its forward"
             )
+
+    def _end_step(self, *_: Any) -> None:
+        self._begun = False
+        if self.iteration == self.schedule.iterations:
+            for hook in self._hooks:
+                hook.remove()
 
     def state_dict(self) -> dict[str, int]:
         """Where the training is after the iteration that was begun last, once that is trained."""

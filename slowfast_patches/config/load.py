@@ -17,8 +17,9 @@ from slowfast_patches.config.keys import no_effect
 from slowfast_patches.config.recipe import KEYS, PER_PATHWAY, Recipe, default_recipe, plain
 from slowfast_patches.config.scale import fit_batch, scaled_lengths
 from slowfast_patches.config.yaml_text import flatten, parse_yaml
+from slowfast_patches.utils.command_line import split_pairs
 
-__all__ = ["CONFIGS", "load_recipe", "parse_recipe", "recipe_path"]
+__all__ = ["CONFIGS", "load_recipe", "parse_recipe", "recipe_path", "sets_key"]
 
 logger = logging.getLogger(__name__)
 
@@ -43,7 +44,7 @@ _Settings = dict[str, _Setting]
 
 
 def load_recipe(path: str | Path | None, overrides: Sequence[object] = ()) -> Recipe:
-    """The defaults, changed by a recipe and then by KEY VALUE pairs.
+    """The defaults, changed by a recipe and then by KEY VALUE pairs, each also as KEY=VALUE.
 
     A recipe may name another one as its `_BASE_`: relative to itself, or one that the package
     ships. Values are adapted to the type of the key: "1e-4" and 1 are numbers for a float, a list
@@ -55,7 +56,12 @@ def load_recipe(path: str | Path | None, overrides: Sequence[object] = ()) -> Re
         ValueError: a file that is missing or not YAML, a key that does not exist, a value of
             another type, a pair without a value.
     """
-    return _make({} if path is None else _read_layers(recipe_path(path), {}), overrides)
+    return _make(_merged(path, overrides))
+
+
+def sets_key(name: str, path: str | Path | None, overrides: Sequence[object] = ()) -> bool:
+    """Return whether a recipe or the pairs after it set a key. Raises as `load_recipe`."""
+    return name in _merged(path, overrides)
 
 
 def recipe_path(path: str | Path, folder: Path = Path()) -> Path:
@@ -68,33 +74,61 @@ def recipe_path(path: str | Path, folder: Path = Path()) -> Path:
     for candidate in (folder / os.path.expanduser(path), CONFIGS.parent / path):
         if candidate.exists():
             return candidate
+    shipped = [str(file.relative_to(CONFIGS.parent)) for file in CONFIGS.rglob("*.yaml")]
+    nearest = difflib.get_close_matches(str(path), shipped, n=1)
+    advice = f"; did you mean {nearest[0]}?" if nearest else ""
     raise ValueError(
         f"the config {folder / path} cannot be read: there is no such file, and no recipe "
-        f"of that name in {CONFIGS}"
+        f"of that name in {CONFIGS}{advice}"
     )
 
 
 def parse_recipe(text: str, source: str, overrides: Sequence[object] = ()) -> Recipe:
     """As `load_recipe`, from the text of a resolved config; `source` is for messages."""
-    return _make(_settings(_content(text, source), source), overrides)
+    return _make(_settings(_content(text, source), source) | _pairs(overrides))
 
 
-def _make(settings: _Settings, overrides: Sequence[object]) -> Recipe:
+def _merged(path: str | Path | None, overrides: Sequence[object]) -> _Settings:
+    """Return what a recipe and the pairs after it set; MODEL.NUM_CLASSES auto is not set."""
+    settings = {} if path is None else _read_layers(recipe_path(path), {})
     settings = settings | _pairs(overrides)
+    classes = settings.get("MODEL.NUM_CLASSES")
+    if classes is not None and classes.value == "auto":
+        del settings["MODEL.NUM_CLASSES"]
+    return settings
+
+
+def _make(settings: _Settings) -> Recipe:
     values = {name: default_recipe()[name] for name in KEYS}
     for name, setting in settings.items():
         _set(values, name, setting)
     _derive(values, settings)
     for name, (_, source) in settings.items():
-        check = KEYS[name].check if name in KEYS else None
-        if check and not check.passes(values[name]):
-            given = f"{plain(values[name])!r:.60}"
-            raise ValueError(f"{name} must be {check.wanted}, not {given} ({source})")
+        if name in KEYS:
+            _check(name, values[name], source)
     _drop_unreached(values)
     recipe = default_recipe().replaced(values)
     if recipe.solver.length != 1:
         recipe = recipe.replaced(scaled_lengths(recipe, recipe.solver.length))
     return fit_batch(recipe, max(1, recipe.num_gpus) * recipe.num_shards)
+
+
+def _check(name: str, value: Any, source: str) -> None:
+    """Raise ValueError for a value that its key cannot have."""
+    check = KEYS[name].check
+    if check and not check.passes(value):
+        wanted = check.wanted
+    elif _has_too_large(value):
+        wanted = f"{_LARGEST} at most"
+    else:
+        return
+    raise ValueError(f"{name} must be {wanted}, not {plain(value)!r:.60} ({source})")
+
+
+def _has_too_large(value: Any) -> bool:
+    if isinstance(value, tuple):
+        return any(map(_has_too_large, value))
+    return isinstance(value, int) and abs(value) > _LARGEST
 
 
 def _read_layers(path: Path, read: dict[Path, _Settings | None]) -> _Settings:
@@ -146,11 +180,12 @@ def _settings(content: Mapping[Any, Any], source: str) -> _Settings:
 
 
 def _pairs(overrides: Sequence[object]) -> _Settings:
-    if len(overrides) % 2:
-        odd = next((str(o) for o in overrides[::2] if "=" in str(o)), None)
-        advice = f"write {odd.replace('=', ' ', 1)}" if odd else f"{overrides[-1]} has no value"
-        raise ValueError(f"overrides are pairs KEY VALUE, but there are {len(overrides)}: {advice}")
-    pairs = zip(overrides[::2], overrides[1::2], strict=True)
+    words = split_pairs(overrides)
+    if len(words) % 2:
+        raise ValueError(
+            f"overrides are pairs KEY VALUE, or KEY=VALUE, and {words[-1]} has no value"
+        )
+    pairs = zip(words[::2], words[1::2], strict=True)
     return {str(key): _Setting(value, "the command line") for key, value in pairs}
 
 
@@ -181,7 +216,7 @@ def _set(values: dict[str, Any], name: str, setting: _Setting) -> None:
 
 _WANTED = {
     bool: "True or False",
-    int: f"a whole number up to {_LARGEST}",
+    int: "a whole number",
     float: "a finite number",
     str: "a text",
     type(None): "None",
@@ -216,7 +251,7 @@ def _adapt(raw: Any, kind: Any) -> Any:
     number = isinstance(value, int | float) and not isinstance(value, bool)
     if origin is float and number and abs(value) <= sys.float_info.max:
         return float(value)
-    if origin is int and number and abs(value) <= _LARGEST and value == value // 1:
+    if origin is int and number and value == value // 1:
         return int(value)
     if origin not in (int, float, tuple) and (origin is Any or isinstance(value, origin)):
         return value

@@ -37,7 +37,13 @@ class Model:
         one_of(*FAMILIES),
         speed=True,
     )
-    num_classes: int = key(400, "Classes of the data set.", from_to(1, 10**6), speed=True)
+    num_classes: int = key(
+        400,
+        "Classes of the data set; auto, or where neither the recipe nor the command line has this "
+        "key: those of the training list.",
+        from_to(1, 10**6),
+        speed=True,
+    )
     head_act: str = key(
         "softmax",
         "What makes scores of the head's outputs in evaluation: softmax, or sigmoid for several "

@@ -63,6 +63,7 @@ def schedule_of(recipe: Recipe, num_videos: int) -> Schedule:
     Raises:
         ValueError: the recipe has no schedule; the message has the way out.
     """
+    _check_bn_groups(recipe)
     multigrid = recipe.multigrid
     long_cycle = multigrid.long_cycle_factors
     return make_schedule(
@@ -79,6 +80,21 @@ def schedule_of(recipe: Recipe, num_videos: int) -> Schedule:
         equal_time=multigrid.equal_time,
         warmup_in_epochs=recipe.uses_multigrid and multigrid.warmup_in_epochs,
         fine_tuning=multigrid.fine_tuning,
+    )
+
+
+def _check_bn_groups(recipe: Recipe) -> None:
+    """Raise ValueError if the BN groups of a recipe do not divide the baseline's batch."""
+    batch = recipe.base_shape.batch
+    size = recipe.bn_size
+    if not 0 < size < batch or batch % size == 0:
+        return
+    fitting = max(n for n in range(1, size) if batch % n == 0)
+    raise ValueError(
+        f"a global batch of {batch} clips (TRAIN.BATCH_SIZE {recipe.train.batch_size} × NUM_SHARDS "
+        f"{recipe.num_shards}) cannot be split into BN groups of {size}: give TRAIN.BATCH_SIZE a "
+        f"multiple of {size}, or set {recipe.bn_key} {fitting} (MULTIGRID.BN_BASE_SIZE is that of "
+        "a multigrid training, BN.GROUP_SIZE of a baseline)"
     )
 
 

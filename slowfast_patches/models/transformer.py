@@ -242,7 +242,9 @@ def _from_folder(folder: Path, config: Any) -> Any:
             )
     made = ", ".join(f"{name} ({there})" for name, there in sorted(new.items()))
     unused = ", ".join(sorted(info["unexpected_keys"])[:3])
-    logger.info("%s: weights loaded; made anew: %s; unused: %s", folder, made, unused)
+    logger.info(
+        "%s: weights loaded; made anew: %s; unused: %s", folder, made or "none", unused or "none"
+    )
     return model
 
 

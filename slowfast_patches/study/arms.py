@@ -9,9 +9,10 @@ from pathlib import Path
 
 from multigrid import Cost, Schedule, schedule_cost
 from multigrid.cost import FlopsPerClip
-from slowfast_patches.config import Recipe, check_recipe, load_recipe
+from slowfast_patches.config import Recipe, check_recipe
 from slowfast_patches.config.scale import as_overrides, scaled_lengths
 from slowfast_patches.config.schedule import schedule_of
+from slowfast_patches.datasets.lists.dataset_lists import load_with_classes
 from slowfast_patches.launch.launch import for_processes, processes_of
 from slowfast_patches.models.flops import flops_per_clip
 from slowfast_patches.plan.plan import dataset_size
@@ -63,7 +64,7 @@ def make_arm(name: str, folder: str, cfg_file: Path, overrides: Sequence[str]) -
         ValueError: it cannot be trained; names it.
     """
     try:
-        recipe = for_processes(load_recipe(cfg_file, overrides))
+        recipe = for_processes(load_with_classes(cfg_file, overrides))
         check_recipe(recipe, processes_of(recipe))
         schedule = schedule_of(recipe, dataset_size(recipe))
     except ValueError as error:

@@ -10,7 +10,7 @@ import re
 import signal
 import sys
 import traceback
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from contextlib import redirect_stderr, redirect_stdout
 from itertools import takewhile
 from types import FrameType
@@ -23,6 +23,7 @@ __all__ = [
     "ToolError",
     "above_zero",
     "add_at_once",
+    "add_overrides",
     "add_seeds",
     "at_least_one",
     "command_parser",
@@ -32,6 +33,7 @@ __all__ = [
     "option_of",
     "printable",
     "report",
+    "split_pairs",
     "take_numbers",
     "tool",
     "whole_number",
@@ -184,6 +186,28 @@ def key_value(text: str) -> tuple[str, str]:
     return key, value
 
 
+class _Pairs(argparse.Action):
+    def __call__(
+        self, parser: argparse.ArgumentParser, namespace: argparse.Namespace, values: Any, *_: Any
+    ) -> None:
+        setattr(namespace, self.dest, split_pairs(values))
+
+
+def add_overrides(group: argparse._ActionsContainer, text: str) -> None:
+    """Add the KEY VALUE pairs as `overrides`; each may be written as KEY=VALUE."""
+    add = group.add_argument
+    add("overrides", action=_Pairs, nargs="*", default=[], metavar="KEY VALUE", help=text)
+
+
+def split_pairs(words: Sequence[Any]) -> list[Any]:
+    """Return KEY VALUE pairs with each KEY=VALUE among them split into two words."""
+    pairs = list[Any]()
+    for word in words:
+        key, equals, value = str(word).partition("=")
+        pairs += [key, value] if equals and len(pairs) % 2 == 0 else [word]
+    return pairs
+
+
 def option_of(name: str) -> str:
     """The option that a name of the parsed arguments stands for."""
     return "--" + name.replace("_", "-")
@@ -215,7 +239,7 @@ def take_numbers(args: argparse.Namespace, name: str, kind: Callable[[str], floa
     if rest and not (numbers and rest[0][:1].isalpha()):
         kinds = "whole numbers" if kind is whole_number else "numbers"
         raise ValueError(f"{option_of(name)} takes {kinds}, not {rest[0]}")
-    args.overrides = rest + args.overrides
+    args.overrides = split_pairs(rest) + args.overrides
     setattr(args, name, list(map(kind, numbers)))
 
 

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import copy
+import pickle
 import warnings
 
 import numpy as np
@@ -66,6 +68,107 @@ def test_a_loop_that_forgets_begin_is_told_at_its_first_step():
     training.begin(next(batches))
     training.optimizer.step()
     assert training.iteration == 1
+
+
+def clip_of(batch) -> torch.Tensor:
+    return batch["clips"].permute(0, 4, 1, 2, 3).float()
+
+
+def test_a_forward_or_a_step_without_begin_is_refused_at_any_iteration():
+    training = new_training()
+    model, optimizer = training.model, training.optimizer
+    batches = iter(training.loader(Clips()))
+    for iteration in range(3):
+        clips = clip_of(next(batches))
+        with pytest.raises(ValueError, match=r"call training.begin\(batch\)"):
+            model(clips)
+        with pytest.raises(ValueError, match=r"call training.begin\(batch\)"):
+            optimizer.step()
+        training.begin(iteration)
+        for _ in range(2):  # accumulated gradients
+            model(clips).sum().backward()
+        optimizer.step()
+
+
+def test_what_does_not_train_needs_no_begin():
+    training = new_training()
+    clips = clip_of(next(iter(training.loader(Clips()))))
+    with torch.no_grad():
+        training.model(clips)
+    training.model.eval()(clips)
+    training.model.train()
+    copied = copy.deepcopy(training.model)
+    copied(clips)
+    pickle.loads(pickle.dumps(training.model))(clips)
+    other = new_training()
+    other.model, other.optimizer = training.model, training.optimizer
+    del training  # another training may take its place
+    other.loader(Clips())
+    other.begin(0)
+    other.model(clips)
+
+
+def test_once_the_training_has_ended_model_and_optimizer_are_free():
+    training = new_training()
+    for batch in training.loader(Clips()):
+        training.begin(batch)
+        training.optimizer.step()
+    training.model(clip_of(batch)).sum().backward()
+    training.optimizer.step()
+
+
+def test_a_model_whose_batchnorm_is_not_converted_is_refused():
+    model = nn.Sequential(nn.Conv3d(3, 4, 3), nn.BatchNorm3d(4))
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.0)
+    with pytest.raises(ValueError, match=r"write model = multigrid.convert_batchnorm\(model\)"):
+        Training(SCHEDULE, model, optimizer).begin(0)
+    local = make_schedule(
+        Shape(4, 4, 8), VIDEOS, SteppedRate((6.0, 8.0), (0.1, 0.01)), bn_size=None
+    )
+    Training(local, model, optimizer).begin(0)
+    part = nn.Sequential(convert_batchnorm(nn.Sequential(nn.BatchNorm3d(4))), nn.BatchNorm2d(4))
+    Training(SCHEDULE, part, torch.optim.SGD(part.parameters(), lr=0.0)).begin(0)
+
+
+class Indexed(Clips):
+    """A data set as torch's: by number."""
+
+    def __getitem__(self, number):
+        return [0, 1][number % 2]
+
+
+class Answers(Clips):
+    """What `change` makes of an item."""
+
+    def __init__(self, change) -> None:
+        super().__init__()
+        self.change = change
+
+    def __getitem__(self, request):
+        return self.change(super().__getitem__(request))
+
+
+def without(name: str):
+    return lambda item: {key: value for key, value in item.items() if key != name}
+
+
+@pytest.mark.parametrize(
+    ("dataset", "message"),
+    [
+        (Indexed(), "Indexed fails at its first item, ClipRequest.*Does it take a ClipRequest"),
+        (Answers(lambda item: (item["clip"], item["label"])), "is a tuple, no dict"),
+        (Answers(without("iteration")), "has no iteration"),
+        (Answers(without("flip")), "has no flip"),
+        (Answers(lambda item: item | {"clip": item["clip"] / 255}), "float64, not .* uint8"),
+        (Answers(lambda item: item | {"clip": item["clip"][:, :1]}), "came where .* was asked for"),
+        (Answers(lambda item: item | {"label": "jump"}), "a label is 'jump'"),
+    ],
+)
+def test_a_data_set_that_breaks_the_contract_is_told_what_to_write(dataset, message):
+    workers = int(isinstance(dataset, Indexed))  # an error comes through a worker, too
+    loader = new_training().loader(dataset, num_workers=workers)
+    with pytest.raises(ValueError, match=f"(?s){message}.*def __getitem__\\(self, request\\)"):
+        next(iter(loader))
 
 
 def test_begin_sets_rates_and_bn_groups_of_the_iteration():

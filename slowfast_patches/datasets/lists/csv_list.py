@@ -22,6 +22,10 @@ __all__ = [
 ]
 
 
+_SEPARATORS = (",", ";", "\t", " ")
+"""What a line is likely to have between path and label."""
+
+
 class LabelledVideo(NamedTuple):
     """A video file and its class."""
 
@@ -80,14 +84,26 @@ def read_kinetics(recipe: Recipe, path: Path, split: str) -> SharedList[Labelled
 def split_line(line: str, separator: str) -> tuple[str, int]:
     """The path and the label of a line; ValueError if it is not these two."""
     separator = separator.replace("\\t", "\t")
-    name, _, label = line.strip().rpartition(separator)
-    if not name.strip() or not label.strip().isdecimal():
-        raise ValueError(
-            f"{line.strip()!r:.200} is not a path and a label, a whole number from 0, with "
-            f"{separator!r} between; what is between is DATA.PATH_LABEL_SEPARATOR "
-            "(multigrid-prepare: --separator; VideoClips takes pairs, too)"
-        )
-    return name.strip(), int(label)
+    line = line.strip()
+    if found := _parted(line, separator):
+        return found
+    name, _, label = line.rpartition(separator)
+    if other := next((mark for mark in _SEPARATORS if _parted(line, mark)), ""):
+        wrong = f"its separator is {other!r}, not {separator!r}"
+    elif name.strip():
+        wrong = f"the label after the last {separator!r}, {label!r:.60}, is no class number from 0"
+    else:
+        wrong = f"the separator {separator!r} is not between a path and a label"
+    raise ValueError(
+        f"{line!r:.200} is not a path and a label: {wrong}. DATA.PATH_LABEL_SEPARATOR names the "
+        "separator (multigrid-prepare: --separator; VideoClips takes pairs, too)"
+    )
+
+
+def _parted(line: str, separator: str) -> tuple[str, int] | None:
+    """The path and the class number that a separator parts, if it does."""
+    name, _, label = (part.strip() for part in line.rpartition(separator))
+    return (name, int(label)) if name and label.isdecimal() else None
 
 
 def read_utf8(path: Path) -> str:

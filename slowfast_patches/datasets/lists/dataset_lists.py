@@ -10,12 +10,14 @@ from __future__ import annotations
 import hashlib
 import os
 import re
+import sys
 from collections import Counter
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from slowfast_patches.config.load import load_recipe, sets_key
 from slowfast_patches.config.recipe import Recipe
 from slowfast_patches.datasets.lists.ava_list import ava_classes, ava_path, read_ava
 from slowfast_patches.datasets.lists.class_names import in_order, named_classes
@@ -26,17 +28,47 @@ from slowfast_patches.utils.tables import first_few
 
 __all__ = [
     "DATASETS",
+    "TEST_IS_VAL",
     "DataSet",
     "class_names",
     "count_list",
     "dataset_of",
+    "is_tested_on_val",
     "label_counts",
     "list_digest",
     "list_path",
     "list_warnings",
+    "load_with_classes",
     "read_list",
     "repeated_videos",
 ]
+
+_CLASSES = "MODEL.NUM_CLASSES"
+TEST_IS_VAL = "test is val"
+"""Said beside a test whose videos are those of the validation."""
+
+
+def load_with_classes(path: str | Path | None, overrides: Sequence[object] = ()) -> Recipe:
+    """Load a recipe; MODEL.NUM_CLASSES is that of its training list where nothing sets it.
+
+    It is the number of the class names beside the list, or else one more than the largest label.
+    Without a list it stays at its default. Raises as `load_recipe` and `read_list`.
+    """
+    recipe = load_recipe(path, overrides)
+    if not sets_key(_CLASSES, path, overrides) and (count := _count_classes(recipe)):
+        return recipe.replaced({_CLASSES: count})
+    return recipe
+
+
+def _count_classes(recipe: Recipe) -> int | None:
+    """The classes of the training list; None where there is no list, or it does not tell."""
+    dataset = dataset_of(recipe, "train")
+    if names := dataset.classes(recipe):
+        return len(names)
+    if dataset.build is not None or not list_path(recipe, "train").is_file():
+        return None
+    videos = read_list(recipe.replaced({_CLASSES: sys.maxsize}), "train")
+    return 1 + max((label for video in videos for label in _labels(video)), default=-1)
 
 
 def read_list(recipe: Recipe, split: str) -> Sequence[Any]:
@@ -81,6 +113,14 @@ def dataset_of(recipe: Recipe, split: str) -> DataSet:
 def count_list(recipe: Recipe, split: str) -> int | None:
     """Videos in the list of a split; None where there is no list. Raises as `read_list`."""
     return len(read_list(recipe, split)) if list_path(recipe, split).is_file() else None
+
+
+def is_tested_on_val(recipe: Recipe) -> bool:
+    """Return whether the test list is the validation list, or a copy of it."""
+    test, val = (list_path(recipe, split) for split in ("test", "val"))
+    if not (test.is_file() and val.is_file()) or dataset_of(recipe, "test").build is not None:
+        return False
+    return test == val or test.read_bytes() == val.read_bytes()
 
 
 def list_digest(recipe: Recipe, videos: Sequence[Any]) -> str:

@@ -30,7 +30,12 @@ import av
 from tqdm import tqdm
 
 from slowfast_patches.datasets.preparing.encode import write_prepared
-from slowfast_patches.datasets.preparing.video_lists import VideoList, format_csv, write_classes
+from slowfast_patches.datasets.preparing.video_lists import (
+    VideoList,
+    format_csv,
+    list_titles,
+    write_classes,
+)
 from slowfast_patches.datasets.reading.files import MAX_PIXELS, frame_files
 from slowfast_patches.datasets.reading.index import open_index
 from slowfast_patches.datasets.reading.prepared import TAG
@@ -71,6 +76,8 @@ class Report:
     """Of a config, to train with."""
     videos: int
     """Prepared files that the lists name."""
+    lists: dict[str, int]
+    """Videos in each csv file, by its title (`list_titles`)."""
     from_earlier_runs: int
     unreadable: Sequence[dict[str, str]]
     """`path` and `reason` of each video left out."""
@@ -127,13 +134,14 @@ def prepare(
         finally:
             for path in (out / "videos").rglob(f"*{TEMPORARY}"):
                 path.unlink(missing_ok=True)
-        _write_lists(lists, sources, reasons, out, separator, workers)
+        counts = _write_lists(lists, sources, reasons, out, separator, workers)
     made = [source for source in every if source not in reasons]
     count = len(classes) or 1 + max(label for videos in lists for _, label in videos.videos)
     return Report(
         folder=str(out),
         keys=_training_keys(out, separator, count),
         videos=len(made),
+        lists=counts,
         from_earlier_runs=len(every) - len(left),
         unreadable=[{"path": s.path, "reason": reasons[s]} for s in every if s in reasons],
         source_size=sum(source.size for source in made),
@@ -154,6 +162,7 @@ def format_report(report: Report) -> str:
     """A table of what was done, the videos that could not be read, and how to train on it."""
     rows = {
         "videos": f"{report.videos:,}",
+        **{f"  in {name}": f"{count:,}" for name, count in report.lists.items()},
         "of these from earlier runs": f"{report.from_earlier_runs:,}",
         "unreadable, left out": f"{len(report.unreadable):,}",
         "source": _size(report.source_size),
@@ -200,7 +209,9 @@ def _find_sources(lists: Sequence[VideoList], root: str) -> dict[str, Source]:
     for path in dict.fromkeys(video.path for videos in lists for video in videos.videos):
         file = os.path.abspath(path)
         parts = [part for part in Path(os.path.relpath(file, root)).parts if part != ".."]
-        target = "/".join(["videos", *parts]) + ".mp4"
+        target = "/".join(["videos", *parts])
+        if not target.lower().endswith(".mp4"):
+            target += ".mp4"
         if of_target.setdefault(target, file) != file:
             raise ValueError(
                 f"{file} and {of_target[target]} would both become {target}: prepare the lists "
@@ -302,14 +313,16 @@ def _write_lists(
     out: Path,
     separator: str,
     workers: int,
-) -> None:
-    """Write the lists of what is prepared, each with its index, and unreadable.txt."""
+) -> dict[str, int]:
+    """Write the lists of what is prepared, each with its index, and unreadable.txt; returns how
+    many videos each list has, by its title."""
     unreadable = out / "unreadable.txt"
     unreadable.unlink(missing_ok=True)
     if reasons:
         lines = (f"{s.path}\t{' '.join(reason.split())}\n" for s, reason in reasons.items())
         write_text(unreadable, "".join(lines))
     rows = dict[str, list[tuple[str, int]]]()
+    titles = list_titles(lists)
     for videos in lists:
         listed = [(sources[path], label) for path, label in videos.videos]
         rows[videos.name] = [(s.target, label) for s, label in listed if s not in reasons]
@@ -319,6 +332,7 @@ def _write_lists(
         write_text(out / name, format_csv(made, separator))
     for name, made in rows.items():
         open_index(out / name, [str(out / target) for target, _ in made], workers=workers)
+    return {titles[name]: len(made) for name, made in rows.items()}
 
 
 def _size(size: float) -> str:

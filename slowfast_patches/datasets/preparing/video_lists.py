@@ -13,6 +13,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from slowfast_patches.datasets.lists.csv_list import LabelledVideo, read_csv, split_line
+from slowfast_patches.datasets.lists.dataset_lists import TEST_IS_VAL
 from slowfast_patches.datasets.lists.ssv2_list import labels_file, ssv2_classes, webm_videos
 from slowfast_patches.datasets.reading.files import video_files
 from slowfast_patches.utils.files import write_text
@@ -22,6 +23,7 @@ __all__ = [
     "VideoList",
     "find_classes",
     "format_csv",
+    "list_titles",
     "read_lists",
     "read_ssv2_lists",
     "write_class_lists",
@@ -102,6 +104,15 @@ def format_csv(rows: Iterable[tuple[str, int]], separator: str) -> str:
             raise ValueError(f"{path!r}: a csv file cannot express this name; rename the file")
         lines.append(line + "\n")
     return "".join(lines)
+
+
+def list_titles(lists: Iterable[VideoList]) -> dict[str, str]:
+    """What to call each list, by its name: "test.csv (test is val)" where the two are the same."""
+    videos = {listed.name: list(listed.videos) for listed in lists}
+    titles = {name: name for name in videos}
+    if "test.csv" in videos and videos["test.csv"] == videos.get("val.csv"):
+        titles["test.csv"] += f" ({TEST_IS_VAL})"
+    return titles
 
 
 def find_classes(

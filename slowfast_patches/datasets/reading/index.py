@@ -36,7 +36,7 @@ __all__ = ["VideoIndex", "index_files", "load_index", "open_index", "unlisted"]
 
 logger = logging.getLogger(__name__)
 
-_VERSION = 3
+_VERSION = 4
 """To be raised when the file's form changes, or what `scan` finds in the same video."""
 _SAVE_SECONDS = 60.0
 """How often what is found is saved: a list may take hours, and any process may be killed."""
@@ -51,6 +51,7 @@ class Entry(NamedTuple):
     modified: int  # ns
     record: str  # packed; empty where there is none
     reason: str  # why there is no record
+    damage: str = ""  # `VideoRecord.damage`
 
     @property
     def is_final(self) -> bool:
@@ -65,6 +66,8 @@ class VideoIndex:
         self._entries = SharedList((entry.record, entry.reason) for entry in entries)
         self.unreadable = [(p, e.reason) for p, e in zip(paths, entries, strict=True) if e.reason]
         """(path, reason) of each video that has no record."""
+        self.damaged = [(p, e.damage) for p, e in zip(paths, entries, strict=True) if e.damage]
+        """(path, damage) of each video that can be read in part."""
 
     def __len__(self) -> int:
         return len(self._entries)
@@ -134,7 +137,7 @@ def _open(csv: Path, paths: Sequence[str], workers: int | None, max_pixels: int)
 def _entry(status: tuple[int, int], record: VideoRecord | str) -> Entry:
     if isinstance(record, str):
         return Entry(*status, "", record)
-    return Entry(*status, record.packed(), "")
+    return Entry(*status, record.packed(), "", record.damage)
 
 
 def index_files(csv: Path, suffix: str = ".json.gz") -> list[Path]:
@@ -220,6 +223,12 @@ def _report(csv: Path, index: VideoIndex) -> None:
             "%d of the %d videos of %s cannot be read: %s; all of them are listed in %s",
             *(len(bad), len(index), csv, first_few(bad)),
             _write(csv, ".unreadable.txt", content) or "no file, as none can be written",
+        )
+    if index.damaged:
+        logger.warning(
+            "%d of the %d videos of %s can be read in part: %s",
+            *(len(index.damaged), len(index), csv),
+            first_few([f"{path} {damage}" for path, damage in index.damaged]),
         )
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import os
 from collections.abc import Generator, Sequence
+from dataclasses import replace
 from functools import partial
 
 import numpy as np
@@ -15,6 +16,7 @@ from av.video.stream import VideoStream
 from numpy.typing import NDArray
 
 from multigrid import Video
+from slowfast_patches.datasets.reading.damage import missing_frames, whole_units
 from slowfast_patches.datasets.reading.files import (
     MAX_PIXELS,
     frame_files,
@@ -27,7 +29,7 @@ from slowfast_patches.datasets.reading.video_record import Kind, UnreadableVideo
 from slowfast_patches.utils.machine import available_cores
 from slowfast_patches.utils.processes import Died, run_each
 
-__all__ = ["FEW", "KILLER", "missing_frames", "scan", "scan_each"]
+__all__ = ["FEW", "KILLER", "scan", "scan_each"]
 
 FEW = 64
 """Fewer videos are scanned by this process before others have started, which takes 1 to 2 s."""
@@ -51,6 +53,13 @@ def scan(path: str, max_pixels: int = MAX_PIXELS) -> VideoRecord:
     Raises:
         UnreadableVideoError: it is no video, is damaged, or too large.
     """
+    record = _scan(path, max_pixels)
+    if record.video.frames == 1:
+        return replace(record, damage="has one frame, of which every clip is made")
+    return record
+
+
+def _scan(path: str, max_pixels: int) -> VideoRecord:
     with readable():
         if os.path.isdir(path):
             return _scan_folder(path, max_pixels)
@@ -58,16 +67,6 @@ def scan(path: str, max_pixels: int = MAX_PIXELS) -> VideoRecord:
             if container.metadata.get("comment") == TAG:
                 return _scan_prepared(container, stream)
             return _scan_video(path, container, stream, max_pixels)
-
-
-def missing_frames(path: str) -> int:
-    """Frames of a video file that its index puts behind the file's end, as of an MP4 that was not
-    copied to its end; 0 for a folder, and for a format without such an index."""
-    if os.path.isdir(path):
-        return 0
-    with open_video(path) as (_, stream):
-        size = os.path.getsize(path)
-        return sum(entry.pos + entry.size > size for entry in stream.index_entries)
 
 
 def scan_each(
@@ -99,13 +98,24 @@ def _scan_video(
 ) -> VideoRecord:
     """The record of a video file by its packets or, where these do not say when their frames are
     shown, by its decoded frames."""
-    packets = [
-        (packet.pts, packet.is_keyframe)
-        for packet in container.demux(stream)
-        if packet.size and not packet.is_discard
-    ]
+    is_whole = whole_units(stream)
+    packets = list[tuple[int | None, bool]]()
+    broken = list[int]()
+    seen = 0
+    for packet in container.demux(stream):
+        seen += packet.size > 0
+        if packet.size and not packet.is_discard:
+            if not is_whole(packet):
+                broken.append(len(packets))
+            packets.append((packet.pts, packet.is_keyframe))
     if not packets:
         raise UnreadableVideoError("has no frames")
+    damage = ""
+    if seen < stream.frames and (missing := missing_frames(path, stream)):
+        damage = f"is cut off: {missing} of its frames are missing"
+    elif broken:
+        counts = f"{len(broken)} of {len(packets)} frames"
+        damage = f"cannot be decoded whole: {counts} are damaged, the first is frame {broken[0]}"
     trusted = container.format.name in _TRUSTED
     streams = len(container.streams) if trusted else 0  # others find them by reading
     opened = partial(open_video, path, streams=streams, max_pixels=max_pixels)
@@ -131,7 +141,7 @@ def _scan_video(
     video = Video(len(shown), _frame_rate(stream, timestamps), width, height)
     keys = np.union1d(keys, np.zeros(1, np.int64))
     stamps = None if counted else timestamps
-    return VideoRecord(Kind.VIDEO, video, turns, stamps, keys, streams=streams)
+    return VideoRecord(Kind.VIDEO, video, turns, stamps, keys, streams=streams, damage=damage)
 
 
 def _are_distinct(stamps: Sequence[tuple[int | None, bool]]) -> bool:

@@ -54,9 +54,11 @@ class VideoRecord:
     """VIDEO: streams of any kind in the file; 0 if not known."""
     files: tuple[str, ...] | None = None
     """FRAMES: the paths of the frames where a list names them; None for those in the folder."""
+    damage: str = ""
+    """What keeps the video from being read whole, as far as a scan without decoding tells."""
 
     def packed(self) -> str:
-        """All but `files`, in about 150 letters where frames come at a constant rate."""
+        """All but `files` and `damage`, in about 150 letters where the frame rate is constant."""
         lists = (self.timestamps, self.keys, self.offsets)
         content = (
             *(int(self.kind), self.video, self.turns, self.streams, self.headers.hex()),

@@ -10,11 +10,12 @@ from torch import Tensor, nn
 
 from multigrid import empty_clips
 from slowfast_patches import patching
-from slowfast_patches.config import check_recipe, load_recipe, parse_recipe
+from slowfast_patches.config import check_recipe, parse_recipe
 from slowfast_patches.config.recipe import Recipe
 from slowfast_patches.datasets.clips import reading_options, sampling_of
-from slowfast_patches.datasets.lists.dataset_lists import dataset_of
+from slowfast_patches.datasets.lists.dataset_lists import dataset_of, load_with_classes
 from slowfast_patches.datasets.reading.clip_reader import read_clips
+from slowfast_patches.datasets.reading.damage import find_damage
 from slowfast_patches.datasets.reading.scan import scan
 from slowfast_patches.launch.device import with_precision
 from slowfast_patches.models.build import build_model
@@ -65,7 +66,7 @@ def read_checkpoint(
             raise ValueError(f"{error}; of other weights, give their recipe: --cfg FILE") from error
         checkpoint = None
     if recipe_file is not None:
-        recipe = load_recipe(recipe_file, overrides)
+        recipe = load_with_classes(recipe_file, overrides)
     else:
         assert checkpoint is not None
         recipe = parse_recipe(checkpoint.cfg, f"the config in {path}", overrides)
@@ -121,6 +122,11 @@ class Predictor(nn.Module):
         parts = [self(clips.to(device)) for clips in torch.split(self.clips(path), at_once)]
         scores = torch.cat(parts).double().cpu()
         return scores.mean(0) if recipe.data.ensemble_method == "sum" else scores.amax(0)
+
+    def damage(self, path: str) -> str:
+        """Say what of a video cannot be decoded; empty if all can. Raises as `scores`."""
+        most = self.recipe.data.max_frame_pixels
+        return find_damage(path, scan(path, most), most)
 
     def clips(self, path: str) -> Tensor:
         """The clips that a video is tested on, (views × crops, 3, T, S, S) uint8, on the CPU, as

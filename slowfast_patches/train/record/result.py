@@ -16,6 +16,7 @@ from torch import nn
 from multigrid import baseline_cost, schedule_cost
 from slowfast_patches.config.metrics import EMA, format_metrics, metric_names, with_suffix
 from slowfast_patches.config.recipe import Recipe
+from slowfast_patches.datasets.lists.dataset_lists import TEST_IS_VAL, is_tested_on_val
 from slowfast_patches.datasets.loader import build_dataset
 from slowfast_patches.models.build import build_model
 from slowfast_patches.models.weights import load_weights
@@ -50,10 +51,11 @@ def multi_view_test(recipe: Recipe, world: World, run: Run | None) -> dict[str, 
         evaluation = evaluate(model, recipe, dataset, local, world, stop)
         metrics |= with_suffix(evaluation.metrics, suffix)
         logger.info(
-            "test%s on %d views × %d crops: %s",
+            "test%s on %d views × %d crops: %s%s",
             " of the averaged weights" if suffix else "",
             *(recipe.test.num_ensemble_views, recipe.test.num_spatial_crops),
             format_metrics(evaluation.metrics),
+            f" ({TEST_IS_VAL})" if is_tested_on_val(recipe) else "",
         )
         if suffix or not world.is_main:
             continue

@@ -138,3 +138,19 @@ def test_bn_of_a_baseline_is_left_to_each_process_unless_the_recipe_says_how_man
         schedule_of(config("BN.GROUP_SIZE", 3), 800)
     fine_tuning = schedule(*BOTH, "BN.GROUP_SIZE", 4).phases[-1]
     assert fine_tuning.bn_sizes[-1] == 8  # with a cycle the cycle's own holds
+
+
+@pytest.mark.parametrize(
+    ("keys", "advice"),
+    [
+        (("MULTIGRID.SHORT_CYCLE", True), "set MULTIGRID.BN_BASE_SIZE 6"),
+        (("BN.GROUP_SIZE", 8), "set BN.GROUP_SIZE 6"),
+    ],
+)
+def test_a_batch_that_bn_groups_do_not_divide_names_the_keys(keys, advice):
+    with pytest.raises(
+        ValueError, match=r"12 clips \(TRAIN.BATCH_SIZE 12 .* BN groups of 8"
+    ) as refused:
+        schedule_of(load_recipe(None, ["TRAIN.BATCH_SIZE", 12, *keys]), 800)
+    assert advice in str(refused.value)
+    assert "TRAIN.BATCH_SIZE a multiple of 8" in str(refused.value)

@@ -46,6 +46,16 @@ def write_video(
     return path
 
 
+def break_frame(path: Path, number: int) -> Path:
+    """Overwrite the length with which a frame of an H.264 mp4 file begins."""
+    with av.open(str(path)) as container:
+        place = [packet.pos for packet in container.demux(video=0) if packet.size][number]
+    content = bytearray(path.read_bytes())
+    content[place : place + 4] = b"\xff" * 4
+    path.write_bytes(content)
+    return path
+
+
 def grey(frames: int, width: int = 64, height: int = 48) -> Images:
     """Flat pictures, each a little lighter than the one before."""
     return [np.full((height, width, 3), 9 * number % 256, np.uint8) for number in range(frames)]

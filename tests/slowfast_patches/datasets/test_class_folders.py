@@ -1,6 +1,7 @@
 """Folders named after classes: their lists, the videos set aside, and what does not serve."""
 
 import json
+import re
 from pathlib import Path
 
 import pytest
@@ -25,7 +26,7 @@ def test_lists_are_made_of_folders(run, classes, caplog):
     assert (status, "MODEL.NUM_CLASSES 4" in output) == (0, True)
     assert "jump/notes.txt" in caplog.text
     assert "jump/old" in caplog.text
-    assert "videos: 15 in train.csv, 3 in val.csv, 3 in test.csv\n" in output
+    assert "videos: 15 for train.csv, 3 for val.csv, 3 for test.csv (test is val)\n" in output
     numbers = json.loads((classes / "classes.json").read_text(encoding="utf-8"))
     assert numbers == {"jump": 0, "once": 1, "sit down": 2, "żółw": 3}
     train, val, test = (rows(classes / f"{split}.csv") for split in ("train", "val", "test"))
@@ -103,3 +104,24 @@ def test_folders_are_prepared(run, tmp_path):
     write_video(tmp_path / "set/a/x.mp4", noise(4))
     status, output = run("--folder", tmp_path / "set", "--output", out)
     assert (status, "classes.json exists" in output) == (2, True)
+
+
+def test_counts_agree_where_a_video_cannot_be_read(run, tmp_path):
+    for number, name in enumerate(("train/a/1.mp4", "train/b/2.avi", "val/b/3.mp4")):
+        write_video(tmp_path / "set" / name, noise(4, seed=number))
+    (tmp_path / "set/train/a/broken.mp4").write_bytes(b"no video")
+    out = tmp_path / "out"
+    status, output = run("--folder", tmp_path / "set", "--output", out)
+    assert status == 1
+    assert "3 for train.csv, 1 for val.csv, 1 for test.csv (test is val)\n" in output
+    found = {title.strip(): count for title, count in re.findall(r"(.+?) {2,}(\d+)\n", output)}
+    assert found == {
+        "videos": "3",
+        "in train.csv": "2",
+        "in val.csv": "1",
+        "in test.csv (test is val)": "1",
+        "of these from earlier runs": "0",
+        "unreadable, left out": "1",
+    }
+    assert [len(rows(out / f"{split}.csv")) for split in ("train", "val", "test")] == [2, 1, 1]
+    assert ("videos/train/a/1.mp4", 0) in rows(out / "train.csv")  # one ending

@@ -378,7 +378,7 @@ def test_a_training_from_beginning_to_end(
     result, log = opened(output).result, opened(output).log
     assert result["metric"] == "map"
     assert 0 < result["map"] <= 100
-    assert "test on 1 views × 3 crops: mAP" in log
+    assert f"test on 1 views × 3 crops: mAP {result['map']:.2f} (test is val)\n" in log
     assert all("top1" not in line for line in [result, *opened(output).metrics()])
     # A new network's chance is one half for each of the 8 classes, with a loss of ln 2 each.
     assert opened(output).metrics()[0]["loss"] == pytest.approx(0.69, abs=0.15)

@@ -27,7 +27,13 @@ from slowfast_patches.datasets.reading.index import VideoIndex, index_files, loa
 from slowfast_patches.datasets.reading.scan import scan
 from slowfast_patches.datasets.reading.video_record import Kind, UnreadableVideoError, VideoRecord
 from slowfast_patches.utils.processes import Died
-from tests.slowfast_patches.datasets.made_videos import grey, write_jpeg, write_video
+from tests.slowfast_patches.datasets.made_videos import (
+    break_frame,
+    grey,
+    noise,
+    write_jpeg,
+    write_video,
+)
 
 
 @pytest.fixture(scope="module")
@@ -169,6 +175,20 @@ def test_unreadable_videos_are_reported_and_tried_again(data, scanned, caplog):
         write_video(Path(path), grey(5))
     assert_right(opened(data, paths), paths)
     assert not listing.exists()
+
+
+def test_videos_that_can_be_read_in_part_are_named_by_each_list(tmp_path, scanned, caplog):
+    """The second time by the index: the video is not scanned again."""
+    path = str(break_frame(write_video(tmp_path / "part.mp4", noise(24), gop=30), 13))
+    whole = str(write_video(tmp_path / "whole.mp4", noise(24)))
+    for _ in range(2):
+        caplog.clear()
+        index = open_index(tmp_path / "train.csv", [path, whole])
+        assert [name for name, _ in index.damaged] == [path]
+        (warning,) = [r.getMessage() for r in caplog.records if r.levelno == logging.WARNING]
+        assert warning.startswith(f"1 of the 2 videos of {tmp_path}/train.csv can be read in part")
+        assert f"{path} cannot be decoded whole: 1 of 24 frames" in warning
+    assert len(scanned) == 2
 
 
 def test_a_disk_that_is_missing_for_once_costs_no_index(data, file, scanned):

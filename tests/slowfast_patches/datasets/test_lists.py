@@ -13,9 +13,11 @@ from slowfast_patches.datasets.lists.dataset_lists import (
     DataSet,
     class_names,
     count_list,
+    is_tested_on_val,
     list_digest,
     list_path,
     list_warnings,
+    load_with_classes,
     read_list,
 )
 from slowfast_patches.datasets.lists.frame_list import HEADER
@@ -251,3 +253,54 @@ def test_of_two_processes_one_warns(
     monkeypatch.setenv("TORCHELASTIC_RUN_ID", "none")
     assert run_module._count_videos(cfg, "train") == len(lines) + 1
     assert caplog.text.count("(2 times)") == caplog.text.count("of MODEL.NUM_CLASSES 9") == times
+
+
+# What follows from the lists.
+
+
+OWN_VIDEOS = "configs/Demo/OWN_VIDEOS.yaml"
+CLASSES = "MODEL.NUM_CLASSES"
+
+
+def test_the_number_of_classes_is_that_of_the_training_list_where_nothing_says_it(tmp_path):
+    data = ["DATA.PATH_TO_DATA_DIR", str(tmp_path)]
+    assert load_with_classes(OWN_VIDEOS, data).model.num_classes == 400  # no list
+    (tmp_path / "train.csv").write_text("a.mp4 0\nb.mp4 11\nc.mp4 3\n")
+    for path, pairs in ((OWN_VIDEOS, []), (None, []), (None, [CLASSES, "auto"])):
+        assert load_with_classes(path, [*data, *pairs]).model.num_classes == 12
+    (tmp_path / "classes.txt").write_text("\n".join("abcdefghijklm"))
+    assert load_with_classes(OWN_VIDEOS, data).model.num_classes == 13
+
+
+def test_a_number_of_classes_that_is_given_stays(tmp_path):
+    (tmp_path / "train.csv").write_text("a.mp4 0\nb.mp4 11\n")
+    data = ["DATA.PATH_TO_DATA_DIR", str(tmp_path)]
+    assert load_with_classes("configs/Demo/SLOWFAST_DEMO.yaml", data).model.num_classes == 8
+    assert load_with_classes(OWN_VIDEOS, [*data, CLASSES, 5]).model.num_classes == 5
+
+
+def test_frame_lists_and_labels_of_others_give_their_classes(ssv2, tmp_path):
+    """Sums of a list's labels, and names beside it, by what each data set has."""
+    keys = ["DATA.PATH_TO_DATA_DIR", str(ssv2), "TRAIN.DATASET", "ssv2", *SSV2]
+    assert load_with_classes(None, keys).model.num_classes == 3
+    (tmp_path / "charades").mkdir()
+    (tmp_path / "charades/train.csv").write_text(f'{HEADER}\n7 0 0 7/1.jpg "2,6"\n')
+    keys = [
+        "DATA.PATH_TO_DATA_DIR",
+        str(tmp_path / "charades"),
+        "TRAIN.DATASET",
+        "charades",
+        *CHARADES,
+    ]
+    assert load_with_classes(None, keys).model.num_classes == 7
+
+
+def test_a_test_on_the_validation_list_is_recognised(tmp_path, ssv2):
+    recipe = config(tmp_path, "kinetics")
+    (tmp_path / "val.csv").write_text("a.mp4 0\n")
+    assert not is_tested_on_val(recipe)
+    (tmp_path / "test.csv").write_text("b.mp4 0\n")
+    assert not is_tested_on_val(recipe)
+    (tmp_path / "test.csv").write_text("a.mp4 0\n")
+    assert is_tested_on_val(recipe)
+    assert is_tested_on_val(config(ssv2, "ssv2"))

@@ -41,6 +41,9 @@ LIMIT = 120.0
 """Seconds to wait for another process before the test fails."""
 NAMES = ["a.mp4", "deep/er/b.avi", "with space/c d.mkv", "żółw/é.mp4", "a.avi"]
 
+TARGETS = ["a.mp4", "deep/er/b.avi.mp4", "with space/c d.mkv.mp4", "żółw/é.mp4", "a.avi.mp4"]
+SOURCES = {f"videos/{target}": name for target, name in zip(TARGETS, NAMES, strict=True)}
+
 
 @pytest.fixture
 def data(tmp_path: Path) -> Path:
@@ -113,7 +116,7 @@ def test_a_data_set_comes_out_as_it_went_in_and_trains(run, data, out):
     assert status == 0
     assert f"DATA.PATH_TO_DATA_DIR {out} DATA.PATH_PREFIX '' MODEL.NUM_CLASSES 4" in output
     assert json.loads((out / "classes.json").read_text()) == {"a": 0, "b": 1, "c": 2, "d": 3}
-    expected = [(f"videos/{name}.mp4", number % 3) for number, name in enumerate(NAMES)]
+    expected = [(name, number % 3) for number, name in enumerate(SOURCES)]
     assert rows(out / "train.csv") == expected
     assert rows(out / "val.csv") == expected[3:]
     assert sorted(times(out)) == sorted(name for name, _ in expected)  # each once
@@ -146,9 +149,9 @@ def test_short_side_prefix_and_separator_are_obeyed(prepare, data, out, tmp_path
     options = ["--prefix", data, "--separator", r"\t", "--short-side", 32]
     status, output = prepare(csv, "--workers", 1, *options)
     assert (status, r"DATA.PATH_LABEL_SEPARATOR '\t'" in output) == (0, True)
-    names = [("videos/a.mp4.mp4", 7), ("videos/with space/c d.mkv.mp4", 0)]
+    names = [("videos/a.mp4", 7), ("videos/with space/c d.mkv.mp4", 0)]
     assert rows(out / "my.csv", "\t") == names
-    video = scan(str(out / "videos/a.mp4.mp4")).video
+    video = scan(str(out / "videos/a.mp4")).video
     assert min(video.width, video.height) == 32
 
 
@@ -211,7 +214,7 @@ def test_absolute_paths_and_paths_upwards_lie_inside(prepare, data, out):
     names = ["../a.mp4", data / "a.avi", "../lists/../a.mp4", data / "a.mp4"]
     csv = write_list(data / "lists/train.csv", *names)
     assert prepare(csv)[0] == 0
-    a, b = "videos/a.mp4.mp4", "videos/a.avi.mp4"
+    a, b = "videos/a.mp4", "videos/a.avi.mp4"
     assert [name for name, _ in rows(out / "train.csv")] == [a, b, a, a]
     assert sorted(times(out)) == sorted([a, b])
 
@@ -226,8 +229,8 @@ def test_a_second_run_writes_what_is_missing_and_no_more(prepare, data, out):
     deleted, cut, changed, gone, same = before
     (out / deleted).unlink()
     (out / cut).write_bytes((out / cut).read_bytes()[:-1])
-    write_video(data / changed.removeprefix("videos/").removesuffix(".mp4"), noise(9, seed=9))
-    (data / gone.removeprefix("videos/").removesuffix(".mp4")).unlink()
+    write_video(data / SOURCES[changed], noise(9, seed=9))
+    (data / SOURCES[gone]).unlink()
     status, output = prepare(csv)
     assert status == 0
     assert {name for name, when in times(out).items() if when == before[name]} >= {gone, same}
@@ -327,7 +330,7 @@ def test_a_killed_worker_is_survived_and_a_video_that_kills_two_is_named(prepare
     left, killed = ["0", "0", "1"], set[int]()
 
     def victim() -> tuple[str, int] | None:
-        files = ((name, out / f"videos/{name}.mp4.mp4.tmp") for name in left)
+        files = ((name, out / f"videos/{name}.mp4.tmp") for name in left)
         open_files = ((name, pid) for name, file in files for pid in writers(file))
         return next((one for one in open_files if one[1] not in killed), None)
 
@@ -341,7 +344,7 @@ def test_a_killed_worker_is_survived_and_a_video_that_kills_two_is_named(prepare
     with meanwhile(kill):
         status, output = prepare(csv, "--workers", 1)
     assert (status, "0.mp4: kills the process" in output) == (1, True)
-    assert rows(out / "train.csv") == [("videos/short.mp4.mp4", 1), ("videos/1.mp4.mp4", 2)]
+    assert rows(out / "train.csv") == [("videos/short.mp4", 1), ("videos/1.mp4", 2)]
     assert not temporaries(out)
 
 

@@ -1,5 +1,6 @@
 """Records of videos: real files whose facts are known, made ones, and bad ones."""
 
+import re
 import wave
 from itertools import pairwise
 from pathlib import Path
@@ -11,11 +12,19 @@ import pytest
 from multigrid import ClipPlan
 from slowfast_patches.datasets.preparing.encode import write_prepared
 from slowfast_patches.datasets.reading.clip_reader import read_clip
+from slowfast_patches.datasets.reading.damage import find_damage
 from slowfast_patches.datasets.reading.files import MAX_PIXELS
 from slowfast_patches.datasets.reading.prepared import split_group
 from slowfast_patches.datasets.reading.scan import scan, scan_each
 from slowfast_patches.datasets.reading.video_record import Kind, UnreadableVideoError
-from tests.slowfast_patches.datasets.made_videos import SAMPLES, grey, needs_samples, write_video
+from tests.slowfast_patches.datasets.made_videos import (
+    SAMPLES,
+    break_frame,
+    grey,
+    needs_samples,
+    noise,
+    write_video,
+)
 
 NTSC = 30000 / 1001
 
@@ -101,6 +110,34 @@ def test_a_prepared_file_that_is_damaged_is_refused(prepared):
     plan = ClipPlan(np.arange(9), (42, 32), (0, 0), 32, False)
     with pytest.raises(UnreadableVideoError, match="a group of pictures is damaged"):
         read_clip(str(prepared), record, plan)
+
+
+def test_what_keeps_a_video_from_being_read_whole_is_told(tmp_path):
+    whole = write_video(tmp_path / "whole.mp4", grey(24), options={"x264-params": "bframes=0"})
+    assert scan(str(whole)).damage == ""
+    damage = scan(str(break_frame(whole, 13))).damage
+    assert damage == "cannot be decoded whole: 1 of 24 frames are damaged, the first is frame 13"
+    one = write_video(tmp_path / "one.mp4", grey(1))
+    assert scan(str(one)).damage == "has one frame, of which every clip is made"
+    cut = write_video(tmp_path / "cut.mp4", noise(50), container_options={"movflags": "faststart"})
+    cut.write_bytes(cut.read_bytes()[:-3000])
+    assert re.fullmatch(r"is cut off: \d+ of its frames are missing", scan(str(cut)).damage)
+
+
+def test_a_video_whose_frames_do_not_all_decode_is_told_by_decoding_it(tmp_path):
+    """Nothing but decoding tells damage in MPEG-4: its packets have no lengths in them."""
+    path = write_video(tmp_path / "a.mp4", noise(24), codec="mpeg4", gop=30)
+    with av.open(str(path)) as container:
+        packets = [(p.pos, p.size) for p in container.demux(video=0) if p.size]
+    assert find_damage(str(path), scan(str(path)), MAX_PIXELS) == ""
+    content = bytearray(path.read_bytes())
+    for place, size in packets[12:]:
+        content[place : place + size] = bytes(size)
+    path.write_bytes(content)
+    record = scan(str(path))
+    damaged = find_damage(str(path), record, MAX_PIXELS)
+    assert record.damage == ""
+    assert damaged == "has 24 frames, of which 12 decode"
 
 
 # Bad ones.

@@ -20,7 +20,7 @@ from slowfast_patches.models.inputs import InputTransform
 from slowfast_patches.models.weights import load_weights
 from slowfast_patches.train import checkpoint_files as checkpoints
 from slowfast_patches.train.predict import Predictor, read_checkpoint
-from tests.slowfast_patches.datasets.made_videos import noise, write_video
+from tests.slowfast_patches.datasets.made_videos import break_frame, noise, write_video
 from tests.slowfast_patches.train.made_checkpoint import made
 
 CPU = torch.device("cpu")
@@ -162,6 +162,16 @@ def test_a_video_that_was_not_copied_to_its_end_is_named(trained, predict, tmp_p
     status, out, err = predict("--checkpoint", trained, "--top", 1, whole, cut)
     assert (status, len(out.splitlines())) == (0, 4)
     assert re.fullmatch(f"warning: {cut} is cut off: \\d+ of its frames are missing.*\n", err)
+
+
+def test_a_video_of_which_a_part_decodes_and_one_of_a_frame_are_named(trained, predict, tmp_path):
+    part = break_frame(write_video(tmp_path / "part.mp4", noise(50)), 40)
+    one = write_video(tmp_path / "one.mp4", noise(1))
+    status, out, err = predict("--checkpoint", trained, "--top", 1, part, one)
+    assert (status, len(out.splitlines())) == (0, 4)
+    first, second = err.splitlines()
+    assert first.startswith(f"warning: {part} cannot be decoded whole: 1 of 50 frames")
+    assert second.startswith(f"warning: {one} has one frame")
 
 
 def test_weights_alone_need_their_recipe(trained, weights, recipe, videos, predict):

@@ -10,7 +10,15 @@ from pathlib import Path
 import pytest
 import torch
 
-from slowfast_patches.utils.command_line import ToolError, command_parser, tool
+from slowfast_patches.utils.command_line import (
+    ToolError,
+    add_overrides,
+    add_seeds,
+    command_parser,
+    take_numbers,
+    tool,
+    whole_number,
+)
 
 ROOT = Path(__file__).parents[3]
 TOOLS = sorted(path.stem for path in (ROOT / "tools").glob("[a-z]*.py"))
@@ -104,6 +112,16 @@ def test_ctrl_c_in_the_imports_is_one_line(name, tmp_path):
         text=True,
     )
     assert (done.returncode, done.stdout, done.stderr) == (130, "", "interrupted\n")
+
+
+def test_key_equals_value_is_a_pair_wherever_it_stands():
+    parser = command_parser("A program.")
+    add_seeds(parser)
+    add_overrides(parser, "config keys to set")
+    args = parser.parse_intermixed_args(["A=1", "--seeds", "0", "1", "B", "x=y", "C=z"])
+    take_numbers(args, "seeds", whole_number)
+    assert args.seeds == [0, 1]
+    assert args.overrides == ["B", "x=y", "C", "z", "A", "1"]
 
 
 def test_the_version_names_packages_and_machine(capsys):

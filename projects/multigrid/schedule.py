@@ -8,12 +8,13 @@ from __future__ import annotations
 
 from bisect import bisect_right
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from itertools import pairwise
 from typing import NamedTuple
 
+from multigrid.cycles import GENTLE, Cycles
 from multigrid.learning_rate import LearningRate, batch_rate_factor
-from multigrid.shapes import BASE_FACTORS, LONG_CYCLE, SHORT_CYCLE, Factors, Shape, scale_shape
+from multigrid.shapes import BASE_FACTORS, Factors, Shape, scale_shape
 
 __all__ = ["Phase", "Schedule", "Step", "make_schedule"]
 
@@ -88,6 +89,8 @@ class Schedule:
     epochs: float
     learning_rate: LearningRate
     phases: tuple[Phase, ...]
+    cycles: Cycles | None = field(default=None, compare=False)
+    """What it was made of; None for the baseline. Two may give the same phases."""
 
     @property
     def iterations(self) -> int:
@@ -162,13 +165,10 @@ def make_schedule(
     base: Shape,
     num_videos: int,
     learning_rate: LearningRate,
+    cycles: Cycles | None = GENTLE,
     *,
-    epoch_factor: float = 1.5,
-    long_cycle: Sequence[Factors] = LONG_CYCLE,
-    short_cycle: Sequence[float] = SHORT_CYCLE,
     bn_size: int | None = 8,
     size_divisor: int = 1,
-    batch_exponent: float = 1.0,
     batch_rate_rule: str = "linear",
     equal_time: bool = False,
     warmup_in_epochs: bool = False,
@@ -180,13 +180,10 @@ def make_schedule(
         base: the baseline's mini-batch over all processes.
         num_videos: videos in the training set; one clip of each is an epoch.
         learning_rate: the baseline's policy, which also gives its length and stages.
-        epoch_factor: epochs as a multiple of the baseline's; 1 if both cycles are empty.
-        long_cycle: (t/T, h/H) of a long cycle's shapes, coarse to fine. If empty, with a short
-            cycle and a rate that drops, it is one shape, the baseline's (paper §4.2).
-        short_cycle: h/H of the short cycle's crops before the long cycle's own; empty for none.
+        cycles: `GENTLE` for short trainings, `PAPER` for long ones (`recommend_cycles`), your own,
+            or None for the baseline. Give the data set their `sampling`.
         bn_size: clips that share BN statistics at a long-cycle shape; None: those of a process.
         size_divisor: crops of coarser grids are multiples of it (`scale_shape`; paper: 1).
-        batch_exponent: how much the batch grows on coarser grids (`scale_shape`; paper: 1).
         batch_rate_rule: how rates follow the batch (`batch_rate_factor`; paper: "linear").
         equal_time: phases keep the baseline's proportions in pixels, not in iterations (paper).
         warmup_in_epochs: the warm-up has as many epochs as the baseline's (later PySlowFast); else
@@ -201,22 +198,25 @@ def make_schedule(
         ValueError: an argument out of range, a batch that BN groups do not divide, or a training
             too short for each phase to have an iteration.
     """
-    _check(learning_rate, num_videos, epoch_factor, bool(long_cycle or short_cycle))
+    used = cycles or Cycles()
+    long_cycle = used.long_cycle
+    short_cycle = used.short_cycle
+    _check(learning_rate, num_videos, used.epoch_factor, bool(long_cycle or short_cycle))
     stepped = bool(learning_rate.stage_ends[1:] and learning_rate.drops)
     if not long_cycle and short_cycle and stepped:
         long_cycle = (BASE_FACTORS,)
     late = long_cycle and fine_tuning
     policy = learning_rate.with_late_last_drop() if late else learning_rate
     plans = _plan_phases(learning_rate, policy, tuple(long_cycle), fine_tuning)
-    short = (short_cycle, size_divisor, batch_exponent)
-    cycles = [_short_shapes(base, plan.factors, *short) for plan in plans]
-    epochs = epoch_factor * learning_rate.epochs
-    stops = _count_iterations(_lengths(plans, cycles, equal_time), cycles, epochs * num_videos)
+    short = (short_cycle, size_divisor, used.batch_exponent)
+    grids = [_short_shapes(base, plan.factors, *short) for plan in plans]
+    epochs = used.epoch_factor * learning_rate.epochs
+    stops = _count_iterations(_lengths(plans, grids, equal_time), grids, epochs * num_videos)
     phases = list[Phase]()
-    for plan, shapes, stop in zip(plans, cycles, stops, strict=True):
+    for plan, shapes, stop in zip(plans, grids, stops, strict=True):
         lr_scale = batch_rate_factor(shapes[-1].batch / base.batch, batch_rate_rule)
         phases.append(_next_phase(phases, plan, shapes, stop, lr_scale, bn_size))
-    made = Schedule(base, num_videos, epochs, policy, tuple(phases))
+    made = Schedule(base, num_videos, epochs, policy, tuple(phases), cycles)
     return _with_warmup_in_epochs(made) if warmup_in_epochs else made
 
 

@@ -215,7 +215,8 @@ def make_schedule(
     phases = list[Phase]()
     for plan, shapes, stop in zip(plans, grids, stops, strict=True):
         lr_scale = batch_rate_factor(shapes[-1].batch / base.batch, batch_rate_rule)
-        phases.append(_next_phase(phases, plan, shapes, stop, lr_scale, bn_size))
+        sizes = tuple(_bn_size(bn_size, shape, shapes[-1], base) for shape in shapes)
+        phases.append(_next_phase(phases, plan, shapes, stop, lr_scale, sizes))
     made = Schedule(base, num_videos, epochs, policy, tuple(phases), cycles)
     return _with_warmup_in_epochs(made) if warmup_in_epochs else made
 
@@ -267,7 +268,7 @@ def _next_phase(
     shapes: tuple[Shape, ...],
     stop: int,
     lr_scale: float,
-    bn_size: int | None,
+    bn_sizes: tuple[int | None, ...],
 ) -> Phase:
     """What a plan is after the phases before it."""
     previous = phases[-1] if phases else None
@@ -278,7 +279,7 @@ def _next_phase(
         stage=plan.stage,
         lr_scale=lr_scale,
         shapes=shapes,
-        bn_sizes=tuple(_bn_size(bn_size, shape, shapes[-1]) for shape in shapes),
+        bn_sizes=bn_sizes,
         first_clip=previous.first_clip + previous.clips if previous else 0,
         fine_tuning=plan.fine_tuning,
     )
@@ -365,17 +366,20 @@ def _count_iterations(
     return stops
 
 
-def _bn_size(size: int | None, shape: Shape, long_shape: Shape) -> int | None:
+def _bn_size(size: int | None, shape: Shape, long_shape: Shape, base: Shape) -> int | None:
     """Clips per BN group: `size`, times 2 or 4 where the short cycle multiplies the batch (§3.2).
 
     A batch smaller than the group is its own group. Where the batch is multiplied by other numbers
-    (`batch_exponent`) and such groups do not divide it, they keep their `size`.
+    (`batch_exponent`) and such groups do not divide it, they keep their `size`, or the baseline's
+    batch where that is smaller: 12 clips are three groups of 4.
     """
     if size is None:
         return None
     clips = min(round(size * shape.batch / long_shape.batch), shape.batch)
     if shape.batch % clips and shape.batch % size == 0:
         clips = size
+    if shape.batch % clips and base.batch < size:
+        clips = base.batch
     if shape.batch % clips:
         raise ValueError(
             f"a batch of {shape.batch} clips ({shape}) cannot be split into BN groups of {clips}; "

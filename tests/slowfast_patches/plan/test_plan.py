@@ -7,7 +7,7 @@ from types import ModuleType
 
 import pytest
 
-from multigrid import CosineRate, Schedule, Shape, SteppedRate, make_schedule
+from multigrid import PAPER, CosineRate, Cycles, Schedule, Shape, SteppedRate, make_schedule
 from multigrid.cost import MIN_FINAL_ITERATIONS
 from slowfast_patches.config import load_recipe
 from slowfast_patches.config.schedule import schedule_of
@@ -45,7 +45,7 @@ def long_cycle(num_videos: int) -> Schedule:
     So 6 epochs of 136 videos are 6 iterations in each phase.
     """
     policy = SteppedRate((4.0, 6.0), (0.1, 0.01))
-    return make_schedule(Shape(8, 16, 64), num_videos, policy, epoch_factor=1.0, short_cycle=())
+    return make_schedule(Shape(8, 16, 64), num_videos, policy, Cycles(PAPER.long_cycle))
 
 
 def test_totals_and_phases_of_a_long_cycle_by_hand():

@@ -18,6 +18,7 @@ from slowfast_patches.config.recipe import Recipe
 __all__ = [
     "check_speed_of_schedule",
     "check_world_size",
+    "cycle_keys",
     "cycles_of",
     "learning_rate_of",
     "recipe_at",
@@ -69,6 +70,20 @@ def cycles_of(recipe: Recipe) -> Cycles | None:
         batch_exponent=multigrid.batch_exponent,
         sampling=SamplingOptions(keep_field_of_view=multigrid.keep_field_of_view),
     )
+
+
+def cycle_keys(cycles: Cycles) -> dict[str, object]:
+    """Return the keys that give a recipe these cycles, whatever cycles it had."""
+    keys: dict[str, object] = {
+        "LONG_CYCLE": bool(cycles.long_cycle),
+        "LONG_CYCLE_FACTORS": [list(factors) for factors in cycles.long_cycle],
+        "SHORT_CYCLE": bool(cycles.short_cycle),
+        "SHORT_CYCLE_FACTORS": list(cycles.short_cycle),
+        "BATCH_EXPONENT": cycles.batch_exponent,
+        "KEEP_FIELD_OF_VIEW": cycles.sampling.keep_field_of_view,
+        "EPOCH_FACTOR": cycles.epoch_factor,
+    }
+    return {f"MULTIGRID.{name}": value for name, value in keys.items() if value != []}
 
 
 def schedule_of(recipe: Recipe, num_videos: int) -> Schedule:

@@ -47,7 +47,7 @@ from common import (
 from matplotlib.container import BarContainer
 from tqdm import tqdm
 
-from multigrid import ClipRequest, Shape, make_grid
+from multigrid import PAPER, ClipRequest, Shape, make_grid
 from slowfast_patches import patching
 from slowfast_patches.config import host_config, load_recipe
 from slowfast_patches.config.recipe import Recipe
@@ -206,7 +206,7 @@ def _host(recipe: Recipe, shape: Shape) -> Read:
     from slowfast.datasets.kinetics import Kinetics as HostKinetics
 
     sides = recipe.data.train_jitter_scales
-    grid = make_grid(shape, recipe.base_shape, recipe.data.sampling_rate, sides)
+    grid = make_grid(shape, recipe.base_shape, recipe.data.sampling_rate, sides, PAPER.sampling)
     config = host_config(recipe)
     config.DATA.NUM_FRAMES = shape.frames
     config.DATA.TRAIN_CROP_SIZE = shape.crop

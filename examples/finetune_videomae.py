@@ -30,19 +30,17 @@ def main() -> None:
     mg.convert_positions(model)  # they follow the grid of each mini-batch
 
     base = mg.Shape(batch=8, frames=model.config.num_frames, crop=model.config.image_size)
-    kinds = {"segments": True, "flip": False}  # frames from the whole video; or stride=4
-    kinds["short_sides"] = (base.crop, base.crop * 9 // 8)
+    sampling = mg.SamplingOptions(segments=True, flip=False)  # of the whole video; or stride=4
+    kinds = {"sampling": sampling, "short_sides": (base.crop, base.crop * 9 // 8)}
     train, val = (VideoClips(prepared / f"{s}.csv", base, **kinds) for s in ("train", "val"))
     schedule = mg.make_schedule(
         base,
         len(train),
         mg.CosineRate(RATE, EPOCHS, 1e-6, mg.Warmup(1e-6, EPOCHS / 20)),
-        epoch_factor=1.0,
-        long_cycle=((0.25, 1), (0.5, 1), (1, 1)),  # of the frames and of the crop
-        short_cycle=(),  # both cycles empty: the baseline
+        # Of the frames and of the crop; None for the baseline.
+        mg.Cycles(((0.25, 1), (0.5, 1), (1, 1)), batch_exponent=0.5),
         bn_size=None,
         size_divisor=model.config.patch_size,
-        batch_exponent=0.5,
         batch_rate_rule="sqrt",
     )
     mg.check_patches(model, schedule.shapes)

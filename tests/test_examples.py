@@ -10,12 +10,17 @@ import runpy
 import sys
 from collections.abc import Callable
 from pathlib import Path
+from textwrap import dedent
 
 import nbformat
 import pytest
 import torch
 from nbclient import NotebookClient
 from torch import nn
+
+from multigrid import GENTLE, Shape
+from slowfast_patches.config import load_recipe
+from slowfast_patches.config.schedule import cycles_of, schedule_of
 
 ROOT = Path(__file__).parents[1]
 EXAMPLES = ROOT / "examples"
@@ -120,8 +125,18 @@ def test_readme_s_loop_trains(data: Path, monkeypatch: pytest.MonkeyPatch):
     names = {"model": model, "optimizer": optimizer, "cross_entropy": nn.functional.cross_entropy}
     with pytest.raises(KeyboardInterrupt):
         exec(loop.replace("num_workers=4", "num_workers=0"), names)
-    assert names["schedule"].epochs == 75
+    assert names["schedule"].epochs == 37.5
+    assert names["schedule"].cycles is GENTLE
+    assert names["clips"].sampling.options == GENTLE.sampling
     assert not torch.equal(model[0].weight, before)
+
+
+def test_readme_s_two_lines_switch_on_the_cycles_of_its_loop(tmp_path: Path):
+    (lines,) = re.findall(r"(?m)^    _BASE_: .*\n    .*\n", (ROOT / "README.md").read_text())
+    (tmp_path / "mine.yaml").write_text(dedent(lines))
+    recipe = load_recipe(tmp_path / "mine.yaml")
+    assert cycles_of(recipe) == GENTLE
+    assert schedule_of(recipe, 640).shapes[0] == Shape(24, 8, 32)
 
 
 @pytest.mark.slow

@@ -17,7 +17,7 @@ from lightning.pytorch.callbacks import ModelCheckpoint
 from torch import Tensor, nn
 from torch.nn.parallel import DistributedDataParallel
 
-from multigrid import Schedule, Training, convert_batchnorm
+from multigrid import PAPER, Schedule, Training, convert_batchnorm
 from multigrid.integrations.lightning import MultigridCallback
 from multigrid.integrations.transformers import MultigridTrainer, video_inputs
 from slowfast_patches.config.recipe import Recipe
@@ -178,6 +178,7 @@ def task(recipe: Recipe, tmp_path_factory: pytest.TempPathFactory) -> Task:
         stride=data.sampling_rate,
         short_sides=data.train_jitter_scales,
         seed=5,
+        sampling=PAPER.sampling,
     )
     return Task(clips, schedule_of(recipe, len(clips)), 5, tmp_path_factory.mktemp("saved"))
 

@@ -7,11 +7,13 @@ from pathlib import Path
 import pytest
 from py_mini_racer import MiniRacer
 
-from multigrid import LONG_CYCLE, SHORT_CYCLE, Shape, SteppedRate, make_schedule
+from multigrid import PAPER, Cycles, Shape, SteppedRate, make_schedule
 
 SCRIPT = Path(__file__).parents[1] / "docs" / "assets" / "schedule.js"
 SHAPES = (Shape(64, 32, 224), Shape(16, 8, 64), Shape(8, 16, 90))
 STAGES = (((94.0, 154.0, 196.0), (0.8, 0.08, 0.008)), ((30.0, 40.0), (0.1, 0.01)))
+LONG_CYCLE = PAPER.long_cycle
+SHORT_CYCLE = PAPER.short_cycle
 CYCLES = ((LONG_CYCLE, SHORT_CYCLE), (LONG_CYCLE, ()), ((), SHORT_CYCLE))
 CASES = [
     *(
@@ -38,10 +40,7 @@ def test_the_page_has_the_phases_of_the_package(page: MiniRacer, case: tuple):
         shape,
         videos,
         SteppedRate(ends, rates),
-        long_cycle=long_cycle,
-        short_cycle=short_cycle,
-        epoch_factor=epoch_factor,
-        batch_exponent=batch_exponent,
+        Cycles(long_cycle, short_cycle, epoch_factor, batch_exponent),
         bn_size=None,
     )
     options = {

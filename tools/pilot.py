@@ -5,11 +5,12 @@
 The baseline and a cycle or more are trained for equal times, from TRAIN.CHECKPOINT_FILE_PATH or
 from scratch; each ends at the baseline's shape, and all are scored there. It prints what each
 reached, whether to use multigrid, with which keys, how sure that is, and how much faster it would
-be; pilot.md, pilot.json and pilot.png in the output folder have the same. By default it takes a
-tenth of the baseline's own time, or what it needs at least, some 600 iterations of the baseline. A
-few steps are timed first: where the minutes are too few, or the whole baseline takes no longer, it
-says so at once. It is one process: of several GPUs' mini-batch it trains one's share. It uses
-neither CUDA graphs nor a moving average of the weights, whatever the recipe says.
+be; pilot.md, pilot.json and pilot.png in the output folder have the same, and multigrid.yaml there
+is the recipe with the best cycle. By default it takes a tenth of the baseline's own time, or what
+it needs at least, some 600 iterations of the baseline. A few steps are timed first: where the
+minutes are too few, it says so at once, and where the whole baseline takes no longer, it prints
+the command that trains both. It is one process: of several GPUs' mini-batch it trains one's share.
+It uses neither CUDA graphs nor a moving average of the weights, whatever the recipe says.
 """
 
 import argparse
@@ -18,19 +19,29 @@ import logging
 import math
 import shlex
 import sys
+from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 from slowfast_patches.utils import command_line
 
 if __name__ == "__main__":
     command_line.ends_early()
 
+from multigrid import PAPER, Cycles
 from slowfast_patches import patching
-from slowfast_patches.config.load import recipe_path
+from slowfast_patches.config.load import load_recipe, recipe_path
 from slowfast_patches.datasets.lists.dataset_lists import load_with_classes
 from slowfast_patches.launch.device import check_gpus, process_device, set_up_device
-from slowfast_patches.study.pilot.race import one_process, run_pilot
-from slowfast_patches.study.pilot.report import format_pilot, pilot_json, write_pilot
+from slowfast_patches.study.pilot.race import ShortBaselineError, one_process, run_pilot
+from slowfast_patches.study.pilot.report import (
+    format_pilot,
+    pilot_json,
+    recipe_text,
+    write_pilot,
+)
+
+_OFF = replace(PAPER, long_cycle=(), short_cycle=())
 
 
 def parse_args(argv: list[str] | None = None) -> argparse.Namespace:
@@ -51,6 +62,36 @@ def parse_args(argv: list[str] | None = None) -> argparse.Namespace:
     return args
 
 
+def next_command(args: argparse.Namespace, cycles: Cycles | None, *, compare: bool) -> str:
+    """Write the recipe with some cycles; returns the command that trains it.
+
+    Args:
+        args: the command line of the pilot.
+        cycles: those of the recipe.
+        compare: train the baseline beside it.
+    """
+    assert cycles is not None, "the baseline has its recipe"
+    recipe = args.output / "multigrid.yaml"
+    args.output.mkdir(parents=True, exist_ok=True)
+    given = recipe_path(args.cfg).resolve()
+    recipe.write_text(recipe_text(cycles, str(given)), encoding="utf-8")
+    if not compare:
+        return shlex.join(["multigrid-train", "--cfg", str(recipe), *args.overrides])
+    pairs = zip(args.overrides[::2], args.overrides[1::2], strict=True)
+    shared = [text for pair in pairs if pair[0] not in ("OUTPUT_DIR", "RNG_SEED") for text in pair]
+    baseline = args.cfg
+    if load_recipe(given, args.overrides).uses_multigrid:
+        baseline = args.output / "baseline.yaml"
+        baseline.write_text(recipe_text(_OFF, str(given)), encoding="utf-8")
+    both = ["--cfg", str(baseline), "--cfg", str(recipe), "--equal-iterations"]
+    return shlex.join(["multigrid-compare", *both, *shared])
+
+
+def show(text: str, data: dict[str, Any], *, as_json: bool) -> None:
+    """Print the text, or the data as JSON."""
+    print(json.dumps(data, indent=2, ensure_ascii=False) if as_json else text)
+
+
 @command_line.tool()
 def main(argv: list[str] | None = None) -> int:
     """Run the pilot and print what it found; returns the exit status."""
@@ -65,15 +106,21 @@ def main(argv: list[str] | None = None) -> int:
     seconds = None if args.minutes is None else 60 * args.minutes
     try:
         pilot = run_pilot(recipe, seconds, process_device(alone, 0))
+    except ShortBaselineError as error:
+        advised = next_command(args, error.cycles, compare=True)
+        data = {"advice": "train both", "reason": str(error), "command": advised}
+        show(f"{error}\n\n    {advised}", data, as_json=args.json)
+        return 0
     except FloatingPointError as error:
         raise command_line.ToolError(str(error)) from error
     command = shlex.join(["multigrid-pilot", *(sys.argv[1:] if argv is None else argv)])
     write_pilot(pilot, args.output, command)
-    if args.json:
-        print(json.dumps(pilot_json(pilot), indent=2, ensure_ascii=False))
-        return 0
-    print(format_pilot(pilot))
-    print(f"\nReport: {args.output / 'pilot.md'}, pilot.json, pilot.png")
+    advised = next_command(args, pilot.best.cycles, compare=pilot.verdict != "use multigrid")
+    text = format_pilot(pilot)
+    if pilot.verdict != "do not use multigrid":
+        text += f"\n\n    {advised}"
+    text += f"\n\nReport: {args.output / 'pilot.md'}, pilot.json, pilot.png"
+    show(text, pilot_json(pilot), as_json=args.json)
     return 0
 
 

@@ -12,6 +12,7 @@ from multigrid.batchnorm import (
     set_group_size,
 )
 from multigrid.cost import Cost, baseline_cost, schedule_cost
+from multigrid.cycles import GENTLE, PAPER, Cycles, recommend_cycles
 from multigrid.learning_rate import (
     CosineRate,
     LearningRate,
@@ -41,6 +42,7 @@ from multigrid.sampling import (
     Box,
     ClipPlan,
     Grid,
+    SamplingOptions,
     Video,
     clip_generator,
     make_grid,
@@ -48,18 +50,19 @@ from multigrid.sampling import (
     plan_train,
 )
 from multigrid.schedule import Phase, Schedule, Step, make_schedule
-from multigrid.shapes import LONG_CYCLE, SHORT_CYCLE, Shape, scale_shape
+from multigrid.shapes import Shape, scale_shape
 from multigrid.training import MultigridLR, Training, prepare_step
 
 __all__ = [
-    "LONG_CYCLE",
-    "SHORT_CYCLE",
+    "GENTLE",
+    "PAPER",
     "Batch",
     "Box",
     "ClipPlan",
     "ClipRequest",
     "CosineRate",
     "Cost",
+    "Cycles",
     "FollowsGrid",
     "Grid",
     "GroupedBatchNorm3d",
@@ -68,6 +71,7 @@ __all__ = [
     "MultigridLR",
     "Patches",
     "Phase",
+    "SamplingOptions",
     "Schedule",
     "Shape",
     "Step",
@@ -97,6 +101,7 @@ __all__ = [
     "plan_train",
     "possible_processes",
     "prepare_step",
+    "recommend_cycles",
     "scale_shape",
     "schedule_cost",
     "set_extents",

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass
 
+from multigrid.cycles import PAPER_ITERATIONS, better_cycles
 from multigrid.schedule import Phase, Schedule
 from multigrid.shapes import Shape
 
@@ -14,6 +15,7 @@ __all__ = [
     "FlopsPerClip",
     "SecondsPerIteration",
     "baseline_cost",
+    "cycle_advice",
     "final_iterations",
     "phase_flops",
     "phase_seconds",
@@ -110,4 +112,23 @@ def short_ends(schedule: Schedule) -> tuple[str, ...]:
         f"{final} iterations follow the last coarse shape; with fewer than {MIN_FINAL_ITERATIONS} "
         "at the baseline's shape, what coarse shapes taught hardly shows there. More epochs, a "
         "larger training set or a smaller batch give more",
+    )
+
+
+def cycle_advice(schedule: Schedule, line: str) -> tuple[str, ...]:
+    """Return advice to use other cycles where a schedule's do not fit its length.
+
+    Args:
+        schedule: of any cycles; `better_cycles` says which are advised against.
+        line: what to write, with "{name}" for the recommended cycles.
+    """
+    iterations = schedule.baseline_iterations
+    better = better_cycles(schedule.cycles, iterations)
+    if better is None:
+        return ()
+    side = "fewer" if iterations < PAPER_ITERATIONS else "no fewer"
+    return (
+        f"the baseline has {iterations:,} iterations, {side} than {PAPER_ITERATIONS:,}: "
+        f"{better.name} is recommended for that length. To use it, write "
+        f"{line.format(name=better.name)}",
     )

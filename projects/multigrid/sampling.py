@@ -31,6 +31,7 @@ __all__ = [
     "Box",
     "ClipPlan",
     "Grid",
+    "SamplingOptions",
     "Video",
     "clip_generator",
     "make_grid",
@@ -58,24 +59,42 @@ class Box(NamedTuple):
 
 
 @dataclass(frozen=True)
+class SamplingOptions:
+    """How clips are cut from videos, at every shape of a training.
+
+    Args:
+        keep_field_of_view: crops of coarse grids show as much of a frame as the baseline's, in
+            fewer pixels. Without it, as in the paper, they may show as little as h/H of it.
+        flip: mirror half of the training clips.
+        inverse_scale: draw the size of objects uniformly, not the short side.
+        segments: take a frame from each of T equal parts of the video, not frames at a stride.
+        exact_strides: take frames a whole stride apart, not spread to the span's last frame.
+    """
+
+    keep_field_of_view: bool = True
+    flip: bool = True
+    inverse_scale: bool = False
+    segments: bool = False
+    exact_strides: bool = False
+
+
+_DEFAULTS = SamplingOptions()
+
+
+@dataclass(frozen=True)
 class Grid:
     """How clips of one shape are taken from videos.
 
-    `strides` (frames at the target rate) and `short_sides` (pixels of the resized frame) are
-    inclusive ranges; `inverse_scale` draws the size of objects uniformly instead of the short side.
-    `segments` takes one frame from each of `frames` equal parts of the video; `strides` is then not
-    looked at. `exact_strides` takes frames a whole stride apart. `base` is the baseline's grid, or
-    None where this is it.
+    `strides` (frames at the target rate; not looked at in segments) and `short_sides` (pixels of
+    the resized frame) are inclusive ranges. `base` is the baseline's grid, or None where this is
+    it.
     """
 
     frames: int
     crop: int
     strides: tuple[int, int]
     short_sides: tuple[int, int]
-    flip: bool = True
-    inverse_scale: bool = False
-    segments: bool = False
-    exact_strides: bool = False
+    options: SamplingOptions = _DEFAULTS
     base: Grid | None = None
 
 
@@ -105,19 +124,12 @@ def make_grid(
     base: Shape,
     stride: int,
     short_sides: tuple[int, int],
-    *,
-    flip: bool = True,
-    inverse_scale: bool = False,
-    segments: bool = False,
-    exact_strides: bool = False,
-    keep_field_of_view: bool = False,
+    options: SamplingOptions = _DEFAULTS,
 ) -> Grid:
-    """The grid of `shape`: strides [τ, τ·T/t], short sides [min·h/H, max] (paper §3.1, §4).
+    """Return the grid of `shape`: strides [τ, τ·T/t], short sides [min·h/H, max·h/H].
 
-    `stride` τ and `short_sides` are the baseline's. With `segments`, the grid has t segments of the
-    whole video and no use for τ. With `keep_field_of_view` short sides are [min·h/H, max·h/H]: a
-    crop of a coarse grid shows as much of a frame as one of the baseline's, in fewer pixels, where
-    the paper's may show as little as h/H of it.
+    `stride` τ and `short_sides` are the baseline's. Without `keep_field_of_view` short sides are
+    the paper's, [min·h/H, max] (§3.1, §4).
 
     Raises:
         ValueError: frames resized to at most `short_sides[1]` have no room for the crop.
@@ -136,12 +148,9 @@ def make_grid(
         strides=(stride, max(stride, stride * base.frames // shape.frames)),
         short_sides=(
             max(shape.crop, round(low * scale)),
-            max(shape.crop, round(high * scale)) if keep_field_of_view else high,
+            max(shape.crop, round(high * scale)) if options.keep_field_of_view else high,
         ),
-        flip=flip,
-        inverse_scale=inverse_scale,
-        segments=segments,
-        exact_strides=exact_strides,
+        options=options,
         base=None if is_base else Grid(base.frames, base.crop, (stride, stride), short_sides),
     )
 
@@ -173,19 +182,19 @@ def plan_train(
     low, high = grid.strides
     stride = low + int(u_stride * (high - low + 1))
     rate = _rate(video, target_fps)
-    if grid.segments:
+    if grid.options.segments:
         positions = _in_segments(rng.spawn(1)[0].random(grid.frames), video)
     else:
         span = stride * grid.frames * rate
         start = u_start * max(video.frames - span, 0.0)
         if centre is not None:
             start = centre - span // 2
-        exact = grid.exact_strides or centre is not None
+        exact = grid.options.exact_strides or centre is not None
         positions = _positions(start, span, grid.frames, video, exact=exact)
     short_side = _short_side(u_scale, grid)
     size = _resized(video, short_side)
     corner = (int(u_x * (size[0] - grid.crop + 1)), int(u_y * (size[1] - grid.crop + 1)))
-    flip = grid.flip and bool(u_flip < 0.5)
+    flip = grid.options.flip and bool(u_flip < 0.5)
     extents = _extents(grid, stride, rate, short_side)
     return ClipPlan(positions, size, corner, grid.crop, flip, extents)
 
@@ -200,8 +209,7 @@ def plan_test(
     spatial: tuple[int, int] = (0, 1),
     target_fps: float = 30.0,
     short_side: int | None = None,
-    segments: bool = False,
-    exact_strides: bool = False,
+    options: SamplingOptions = _DEFAULTS,
     to_end: bool = False,
     centre: float | None = None,
 ) -> ClipPlan:
@@ -226,7 +234,7 @@ def plan_test(
         raise ValueError(f"a clip is tested on 1 or 3 crops, not {crops}")
     if short_side is not None and short_side < crop:
         raise ValueError(f"a crop of {crop} pixels does not fit a short side of {short_side}")
-    if segments:
+    if options.segments:
         positions = _in_segments(np.full(frames, (index + 0.5) / views), video)
     else:
         span = stride * frames * _rate(video, target_fps)
@@ -234,7 +242,7 @@ def plan_test(
         start = room / 2 if views == 1 else room * index / (views - to_end)
         if centre is not None:
             start = centre - span // 2
-        exact = exact_strides or centre is not None
+        exact = options.exact_strides or centre is not None
         positions = _positions(start, span, frames, video, exact=exact)
     size = _resized(video, short_side or crop)
     place = 1 if crops == 1 else part
@@ -269,9 +277,9 @@ def _extents(grid: Grid, stride: int, rate: float, short_side: int) -> tuple[flo
     in_time = 1.0
     if base is None:
         return 1.0, 1.0
-    if not grid.segments:
+    if not grid.options.segments:
         covered, by_base = (
-            _covered(frames, frames * tau * rate, exact=grid.exact_strides)
+            _covered(frames, frames * tau * rate, exact=grid.options.exact_strides)
             for frames, tau in ((grid.frames, stride), (base.frames, base.strides[0]))
         )
         in_time = covered / by_base
@@ -300,7 +308,7 @@ def _in_segments(parts: NDArray[np.float64], video: Video) -> NDArray[np.int64]:
 
 def _short_side(u: float, grid: Grid) -> int:
     low, high = grid.short_sides
-    if grid.inverse_scale:
+    if grid.options.inverse_scale:
         return max(low, round(1 / (1 / high + u * (1 / low - 1 / high))))
     return round(low + u * (high - low))
 

@@ -8,13 +8,14 @@ from __future__ import annotations
 
 from bisect import bisect_right
 from collections.abc import Iterable, Iterator, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from fractions import Fraction
 from itertools import pairwise
 from typing import NamedTuple
 
+from multigrid.cycles import GENTLE, Cycles
 from multigrid.learning_rate import LearningRate, batch_rate_factor
-from multigrid.shapes import BASE_FACTORS, LONG_CYCLE, SHORT_CYCLE, Factors, Shape, scale_shape
+from multigrid.shapes import BASE_FACTORS, Factors, Shape, scale_shape
 
 __all__ = ["Phase", "Schedule", "Step", "make_schedule"]
 
@@ -89,6 +90,8 @@ class Schedule:
     epochs: float
     learning_rate: LearningRate
     phases: tuple[Phase, ...]
+    cycles: Cycles | None = field(default=None, compare=False)
+    """What it was made of; None for the baseline. Two may give the same phases."""
 
     @property
     def iterations(self) -> int:
@@ -170,13 +173,10 @@ def make_schedule(
     base: Shape,
     num_videos: int,
     learning_rate: LearningRate,
+    cycles: Cycles | None = GENTLE,
     *,
-    epoch_factor: float = 1.5,
-    long_cycle: Sequence[Factors] = LONG_CYCLE,
-    short_cycle: Sequence[float] = SHORT_CYCLE,
     bn_size: int | None = 8,
     size_divisor: int = 1,
-    batch_exponent: float = 1.0,
     batch_rate_rule: str = "linear",
     equal_time: bool = False,
     warmup_in_epochs: bool = False,
@@ -188,13 +188,10 @@ def make_schedule(
         base: the baseline's mini-batch over all processes.
         num_videos: videos in the training set; one clip of each is an epoch.
         learning_rate: the baseline's policy, which also gives its length and stages.
-        epoch_factor: epochs as a multiple of the baseline's; 1 if both cycles are empty.
-        long_cycle: (t/T, h/H) of a long cycle's shapes, coarse to fine. If empty, with a short
-            cycle and a rate that drops, it is one shape, the baseline's (paper §4.2).
-        short_cycle: h/H of the short cycle's crops before the long cycle's own; empty for none.
+        cycles: `GENTLE` for short trainings, `PAPER` for long ones (`recommend_cycles`), your own,
+            or None for the baseline. Give the data set their `sampling`.
         bn_size: clips that share BN statistics at a long-cycle shape; None: those of a process.
         size_divisor: crops of coarser grids are multiples of it (`scale_shape`; paper: 1).
-        batch_exponent: how much the batch grows on coarser grids (`scale_shape`; paper: 1).
         batch_rate_rule: how rates follow the batch (`batch_rate_factor`; paper: "linear").
         equal_time: phases keep the baseline's proportions in pixels, not in iterations (paper).
         warmup_in_epochs: end the warm-up after as many epochs as the baseline's (later PySlowFast),
@@ -210,23 +207,27 @@ def make_schedule(
         ValueError: an argument out of range, a batch that BN groups do not divide, or a training
             too short for each phase to have an iteration.
     """
-    _check(learning_rate, num_videos, epoch_factor, bool(long_cycle or short_cycle))
+    used = cycles or Cycles()
+    long_cycle = used.long_cycle
+    short_cycle = used.short_cycle
+    _check(learning_rate, num_videos, used.epoch_factor, bool(long_cycle or short_cycle))
     stepped = bool(learning_rate.stage_ends[1:] and learning_rate.drops)
     if not long_cycle and short_cycle and stepped:
         long_cycle = (BASE_FACTORS,)
     late = long_cycle and fine_tuning
     policy = learning_rate.with_late_last_drop() if late else learning_rate
     plans = _plan_phases(learning_rate, policy, tuple(long_cycle), fine_tuning)
-    short = (short_cycle, size_divisor, batch_exponent)
-    cycles = [_short_shapes(base, plan.factors, *short) for plan in plans]
-    epochs = epoch_factor * learning_rate.epochs
+    short = (short_cycle, size_divisor, used.batch_exponent)
+    grids = [_short_shapes(base, plan.factors, *short) for plan in plans]
+    epochs = used.epoch_factor * learning_rate.epochs
     clips = Fraction(epochs) * num_videos
-    stops = _count_iterations(_lengths(plans, cycles, equal_time), cycles, clips)
+    stops = _count_iterations(_lengths(plans, grids, equal_time), grids, clips)
     phases = list[Phase]()
-    for plan, shapes, stop in zip(plans, cycles, stops, strict=True):
+    for plan, shapes, stop in zip(plans, grids, stops, strict=True):
         lr_scale = batch_rate_factor(shapes[-1].batch / base.batch, batch_rate_rule)
-        phases.append(_next_phase(phases, plan, shapes, stop, lr_scale, bn_size))
-    made = Schedule(base, num_videos, epochs, policy, tuple(phases))
+        sizes = tuple(_bn_size(bn_size, shape, shapes[-1], base) for shape in shapes)
+        phases.append(_next_phase(phases, plan, shapes, stop, lr_scale, sizes))
+    made = Schedule(base, num_videos, epochs, policy, tuple(phases), cycles)
     return _with_warmup_in_epochs(made) if warmup_in_epochs else made
 
 
@@ -285,7 +286,7 @@ def _next_phase(
     shapes: tuple[Shape, ...],
     stop: int,
     lr_scale: float,
-    bn_size: int | None,
+    bn_sizes: tuple[int | None, ...],
 ) -> Phase:
     """What a plan is after the phases before it."""
     previous = phases[-1] if phases else None
@@ -296,7 +297,7 @@ def _next_phase(
         stage=plan.stage,
         lr_scale=lr_scale,
         shapes=shapes,
-        bn_sizes=tuple(_bn_size(bn_size, shape, shapes[-1]) for shape in shapes),
+        bn_sizes=bn_sizes,
         first_clip=previous.first_clip + previous.clips if previous else 0,
         fine_tuning=plan.fine_tuning,
     )
@@ -383,17 +384,20 @@ def _count_iterations(
     return stops
 
 
-def _bn_size(size: int | None, shape: Shape, long_shape: Shape) -> int | None:
+def _bn_size(size: int | None, shape: Shape, long_shape: Shape, base: Shape) -> int | None:
     """Clips per BN group: `size`, times 2 or 4 where the short cycle multiplies the batch (§3.2).
 
     A batch smaller than the group is its own group. Where the batch is multiplied by other numbers
-    (`batch_exponent`) and such groups do not divide it, they keep their `size`.
+    (`batch_exponent`) and such groups do not divide it, they keep their `size`, or the baseline's
+    batch where that is smaller: 12 clips are three groups of 4.
     """
     if size is None:
         return None
     clips = min(round(size * shape.batch / long_shape.batch), shape.batch)
     if shape.batch % clips and shape.batch % size == 0:
         clips = size
+    if shape.batch % clips and base.batch < size:
+        clips = base.batch
     if shape.batch % clips:
         raise ValueError(
             f"a batch of {shape.batch} clips ({shape}) cannot be split into BN groups of {clips}; "

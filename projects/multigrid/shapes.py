@@ -10,23 +10,12 @@ from __future__ import annotations
 import math
 from dataclasses import dataclass
 
-__all__ = ["BASE_FACTORS", "LONG_CYCLE", "SHORT_CYCLE", "Factors", "Shape", "scale_shape"]
+__all__ = ["BASE_FACTORS", "Factors", "Shape", "scale_shape"]
 
 Factors = tuple[float, float]
 """Frames and crop of a coarser grid as fractions (t/T, h/H) of the baseline's."""
 
 BASE_FACTORS: Factors = (1.0, 1.0)
-
-LONG_CYCLE: tuple[Factors, ...] = (
-    (1 / 4, math.sqrt(1 / 2)),
-    (1 / 2, math.sqrt(1 / 2)),
-    (1 / 2, 1.0),
-    (1.0, 1.0),
-)
-"""The four shapes of the long cycle, coarse to fine (paper §3.2)."""
-
-SHORT_CYCLE: tuple[float, ...] = (1 / 2, math.sqrt(1 / 2))
-"""The crops of the short cycle before the long cycle's own, as fractions of H (paper §3.2)."""
 
 
 @dataclass(frozen=True, order=True)

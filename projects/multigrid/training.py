@@ -16,12 +16,17 @@ from torch.utils.hooks import RemovableHandle
 
 from multigrid.batchnorm import form_groups, set_group_size
 from multigrid.contract import CheckedClips, WeakHook, check_converted
-from multigrid.cost import short_ends
+from multigrid.cost import cycle_advice, short_ends
 from multigrid.positions import check_patches, set_extents
 from multigrid.sampler import Batch, MultigridBatchSampler, collate
 from multigrid.schedule import Schedule, Step
 
 __all__ = ["MultigridLR", "Training", "prepare_step"]
+
+_USE = (
+    "make_schedule(..., cycles=multigrid.{name}) and "
+    "VideoClips(..., sampling=multigrid.{name}.sampling)"
+)
 
 
 def prepare_step(step: Step, model: nn.Module, optimizer: Optimizer) -> None:
@@ -45,7 +50,8 @@ class Training:
 
     Everything but `iteration` is a function of the arguments: another object made from the same,
     after `load_state_dict`, resumes inside an epoch with the same clips. Warns of a schedule whose
-    end is too short to show what coarse shapes taught (`multigrid.cost.short_ends`).
+    end is too short to show what coarse shapes taught (`multigrid.cost.short_ends`), or whose
+    cycles are not those recommended for its length (`recommend_cycles`).
 
     Args:
         schedule: what to train.
@@ -78,7 +84,7 @@ class Training:
         self._begun = False
         self._hooks = list[RemovableHandle]()
         self._checked: nn.Module | None = None
-        for text in short_ends(schedule):
+        for text in (*short_ends(schedule), *cycle_advice(schedule, _USE)):
             warnings.warn(text, stacklevel=2)
 
     def loader(

@@ -4,7 +4,9 @@ from __future__ import annotations
 
 from multigrid import (
     CosineRate,
+    Cycles,
     LearningRate,
+    SamplingOptions,
     Schedule,
     SteppedRate,
     Warmup,
@@ -16,6 +18,8 @@ from slowfast_patches.config.recipe import Recipe
 __all__ = [
     "check_speed_of_schedule",
     "check_world_size",
+    "cycle_keys",
+    "cycles_of",
     "learning_rate_of",
     "recipe_at",
     "schedule_of",
@@ -54,6 +58,34 @@ def learning_rate_of(recipe: Recipe) -> LearningRate:
     )
 
 
+def cycles_of(recipe: Recipe) -> Cycles | None:
+    """Return the cycles of a recipe, or None if both are off."""
+    multigrid = recipe.multigrid
+    if not recipe.uses_multigrid:
+        return None
+    return Cycles(
+        long_cycle=multigrid.long_cycle_factors if multigrid.long_cycle else (),
+        short_cycle=multigrid.short_cycle_factors if multigrid.short_cycle else (),
+        epoch_factor=multigrid.epoch_factor,
+        batch_exponent=multigrid.batch_exponent,
+        sampling=SamplingOptions(keep_field_of_view=multigrid.keep_field_of_view),
+    )
+
+
+def cycle_keys(cycles: Cycles) -> dict[str, object]:
+    """Return the keys that give a recipe these cycles, whatever cycles it had."""
+    keys: dict[str, object] = {
+        "LONG_CYCLE": bool(cycles.long_cycle),
+        "LONG_CYCLE_FACTORS": [list(factors) for factors in cycles.long_cycle],
+        "SHORT_CYCLE": bool(cycles.short_cycle),
+        "SHORT_CYCLE_FACTORS": list(cycles.short_cycle),
+        "BATCH_EXPONENT": cycles.batch_exponent,
+        "KEEP_FIELD_OF_VIEW": cycles.sampling.keep_field_of_view,
+        "EPOCH_FACTOR": cycles.epoch_factor,
+    }
+    return {f"MULTIGRID.{name}": value for name, value in keys.items() if value != []}
+
+
 def schedule_of(recipe: Recipe, num_videos: int) -> Schedule:
     """The schedule of a recipe for a training set of `num_videos` videos.
 
@@ -65,17 +97,13 @@ def schedule_of(recipe: Recipe, num_videos: int) -> Schedule:
     """
     _check_bn_groups(recipe)
     multigrid = recipe.multigrid
-    long_cycle = multigrid.long_cycle_factors
     return make_schedule(
         recipe.base_shape,
         num_videos,
         learning_rate_of(recipe),
-        epoch_factor=multigrid.epoch_factor if recipe.uses_multigrid else 1.0,
-        long_cycle=long_cycle if multigrid.long_cycle else (),
-        short_cycle=multigrid.short_cycle_factors if multigrid.short_cycle else (),
+        cycles_of(recipe),
         bn_size=recipe.bn_size or None,
         size_divisor=multigrid.size_divisor,
-        batch_exponent=multigrid.batch_exponent,
         batch_rate_rule=recipe.solver.batch_rate_rule,
         equal_time=multigrid.equal_time,
         warmup_in_epochs=recipe.uses_multigrid and multigrid.warmup_in_epochs,

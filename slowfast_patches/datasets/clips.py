@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from multigrid import ClipPlan
+from multigrid import ClipPlan, SamplingOptions
 from slowfast_patches.config.recipe import Recipe
 from slowfast_patches.datasets.augmentation import Augmentation
 from slowfast_patches.datasets.items import Clips, Label, Sampling
@@ -60,7 +60,7 @@ class ClipDataset(Clips):
             **options,
         )
         taken = f"{sampling.base.frames} frames at a stride of {sampling.stride}"
-        if sampling.grid["segments"]:
+        if sampling.options.segments:
             taken = (
                 f"{sampling.base.frames} segments of the whole video, whatever DATA.SAMPLING_RATE "
                 f"{sampling.stride} says"
@@ -109,13 +109,13 @@ def sampling_of(recipe: Recipe, split: str) -> Sampling:
         recipe.base_shape,
         data.sampling_rate,
         data.train_jitter_scales,
+        SamplingOptions(
+            keep_field_of_view=recipe.multigrid.keep_field_of_view,
+            flip=data.random_flip,
+            inverse_scale=data.inv_uniform_sample,
+            segments=segments,
+            exact_strides=data.exact_strides,
+        ),
         target_fps=data.target_fps,
-        grid={
-            "flip": data.random_flip,
-            "inverse_scale": data.inv_uniform_sample,
-            "segments": segments,
-            "exact_strides": data.exact_strides,
-            "keep_field_of_view": recipe.multigrid.keep_field_of_view,
-        },
         to_end=dataset.views_to_end,
     )

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from functools import cache
 from itertools import groupby
 from typing import Any, NotRequired, cast
 
@@ -16,6 +17,8 @@ from multigrid import (
     Batch,
     ClipPlan,
     ClipRequest,
+    Grid,
+    SamplingOptions,
     Shape,
     Video,
     clip_generator,
@@ -75,15 +78,14 @@ class TooManyUnreadableError(ToolError):
 
 @dataclass(frozen=True)
 class Sampling:
-    """Where clips are taken from their videos: the baseline's grid, and options of
-    `multigrid.plan_train`, `make_grid` and `plan_test`."""
+    """Where clips are taken from their videos: the baseline's grid, `multigrid.SamplingOptions`,
+    and options of `multigrid.plan_train` and `plan_test`."""
 
     base: Shape
     stride: int
     short_sides: tuple[int, int]
+    options: SamplingOptions
     target_fps: float = 30.0
-    grid: Mapping[str, bool] = field(default_factory=dict)
-    """flip, inverse_scale, segments, exact_strides, keep_field_of_view."""
     to_end: bool = False
 
     def training_plan(
@@ -94,8 +96,7 @@ class Sampling:
         centre: float | None = None,
     ) -> ClipPlan:
         """A random clip of a video, or one around a frame of it, on the grid of a shape."""
-        grid = make_grid(shape, self.base, self.stride, self.short_sides, **self.grid)
-        return plan_train(rng, grid, video, self.target_fps, centre=centre)
+        return plan_train(rng, _grid(self, shape), video, self.target_fps, centre=centre)
 
     def evaluation_plan(
         self,
@@ -120,11 +121,16 @@ class Sampling:
             spatial=(part % crops, crops),
             target_fps=self.target_fps,
             short_side=max(crop, self.short_sides[0]) if crops == 1 and centre is None else crop,
-            segments=self.grid.get("segments", False),
-            exact_strides=self.grid.get("exact_strides", False),
+            options=self.options,
             to_end=self.to_end,
             centre=centre,
         )
+
+
+@cache
+def _grid(sampling: Sampling, shape: Shape) -> Grid:
+    """Return the grid of a shape, made once for each: every clip needs one."""
+    return make_grid(shape, sampling.base, sampling.stride, sampling.short_sides, sampling.options)
 
 
 class Clips(torch.utils.data.Dataset[dict[str, Any]]):

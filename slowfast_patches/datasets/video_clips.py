@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from multigrid import ClipRequest, Shape
+from multigrid import GENTLE, ClipRequest, SamplingOptions, Shape
 from slowfast_patches.datasets.items import TRIES, Clips, Label, Sampling
 from slowfast_patches.datasets.lists.csv_list import LabelledVideo, read_csv
 from slowfast_patches.datasets.reading.index import open_index, unlisted
@@ -27,8 +27,8 @@ Videos = str | os.PathLike[str] | Sequence[tuple[str | os.PathLike[str], Label]]
 class VideoClips(Clips):
     """Clips of video files, prepared files (`multigrid-prepare`) or folders of JPEG files.
 
-        clips = VideoClips("prepared/train.csv", base, stride=4)
-        schedule = multigrid.make_schedule(base, len(clips), rate)
+        clips = VideoClips("prepared/train.csv", base, sampling=multigrid.GENTLE.sampling)
+        schedule = multigrid.make_schedule(base, len(clips), rate, multigrid.GENTLE)
         loader = multigrid.Training(schedule, model, optimizer).loader(clips, num_workers=4)
 
     Asked by `ClipRequest`, as this loader does, it gives a random clip on the grid asked for. Asked
@@ -50,11 +50,8 @@ class VideoClips(Clips):
         short_sides: from and to how many pixels the short side of a frame is resized before the
             crop is cut; by default as 256 to 320 are to a crop of 224.
         seed: of where clips are taken; the order of videos has the `Training`'s.
-        flip: mirror half of the clips; this and the next are those of `multigrid.make_grid`.
-        inverse_scale: draw the size of objects uniformly, not the short side.
-        segments: take a frame from each of T equal parts of the video, not frames at a stride.
-        exact_strides: frames a whole stride apart, not spread to the span's last.
-        keep_field_of_view: coarse crops show as much of a frame as the baseline's.
+        sampling: how clips are cut, usually the `sampling` of the schedule's cycles. With flips
+            off, say, `dataclasses.replace(multigrid.GENTLE.sampling, flip=False)`.
 
     Raises:
         ValueError: no such list, an invalid line or pair, no video that can be read, or numbers
@@ -70,11 +67,7 @@ class VideoClips(Clips):
         short_sides: tuple[int, int] | None = None,
         seed: int = 0,
         target_fps: float = 30.0,
-        flip: bool = True,
-        inverse_scale: bool = False,
-        segments: bool = False,
-        exact_strides: bool = False,
-        keep_field_of_view: bool = False,
+        sampling: SamplingOptions = GENTLE.sampling,
     ) -> None:
         if short_sides is None:
             short_sides = (round(base.crop * 256 / 224), round(base.crop * 320 / 224))
@@ -84,21 +77,13 @@ class VideoClips(Clips):
                 f"stride {stride}, target_fps {target_fps} and short_sides {low} to {high} make no "
                 f"clip: give 1 or more, 0 or more, and a range from {base.crop} (the crop) or more"
             )
-        grid = {
-            "flip": flip,
-            "inverse_scale": inverse_scale,
-            "segments": segments,
-            "exact_strides": exact_strides,
-            "keep_field_of_view": keep_field_of_view,
-        }
         file, listed = _listed(videos)
         index = open_index(file, [video.path for video in listed])
         if len(index.unreadable) == len(listed):
             first = "{}: {}".format(*index.unreadable[0])
             raise ValueError(f"none of {len(listed)} videos can be read, the first {first}")
-        super().__init__(
-            listed, index, Sampling(base, stride, short_sides, target_fps, grid), seed=seed
-        )
+        grid = Sampling(base, stride, short_sides, sampling, target_fps)
+        super().__init__(listed, index, grid, seed=seed)
 
     @property
     def num_classes(self) -> int:

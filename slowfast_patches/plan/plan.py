@@ -11,6 +11,7 @@ from multigrid.cost import (
     Cost,
     FlopsPerClip,
     baseline_cost,
+    cycle_advice,
     phase_flops,
     phase_seconds,
     schedule_cost,
@@ -38,7 +39,12 @@ __all__ = [
     "format_plan",
     "make_plan",
     "plan_of",
+    "plan_summary",
+    "plan_warnings",
 ]
+
+_USE = "_BASE_: [RECIPE.yaml, configs/Cycles/{name}.yaml]"
+"""What to write to change the cycles of a recipe."""
 
 
 @dataclass(frozen=True)
@@ -79,7 +85,7 @@ class Plan:
             "base_shape": asdict(self.schedule.base),
             "num_videos": self.schedule.num_videos,
             "min_final_iterations": MIN_FINAL_ITERATIONS,
-            "warnings": short_ends(self.schedule),
+            "warnings": plan_warnings(self.schedule),
             "phases": self.phases,
         }
 
@@ -156,6 +162,26 @@ def make_plan(schedule: Schedule, flops_per_clip: FlopsPerClip, timing: Timing =
     return Plan(schedule, timing, cost, baseline, phases)
 
 
+def plan_warnings(schedule: Schedule) -> list[str]:
+    """Return what to know before training by a schedule: a short end, or unfit cycles."""
+    ends = [f"{text}; multigrid-pilot tries it" for text in short_ends(schedule)]
+    return [*ends, *cycle_advice(schedule, _USE)]
+
+
+def plan_summary(plan: Plan) -> str:
+    """Return in some sentences what will be trained, for a log; `format_plan` has the table."""
+    schedule = plan.schedule
+    coarse = schedule.phases[0].base_shape
+    shapes = dict.fromkeys((coarse, schedule.base))
+    clips = [f"{s.batch} clips of {s.frames} frames of {s.crop}² pixels" for s in shapes]
+    beside = f" (the baseline: {plan.baseline.iterations:,})" if schedule.cycles else ""
+    return (
+        f"the training has {plan.cost.iterations:,} iterations{beside}, or {plan.cost.epochs:.1f} "
+        f"passes over {schedule.num_videos:,} videos. A mini-batch is {', at last '.join(clips)}. "
+        "plan.txt has all phases"
+    )
+
+
 _TOTALS = (
     ("iterations", "iterations", format_count),
     ("epochs", "epochs", format_count),
@@ -192,7 +218,7 @@ def format_plan(plan: Plan) -> str:
         )
     tables = [format_table(headers, [_cells(row) for row in plan.phases], left=4)]
     tables += [format_table(["", "this plan", "baseline", ""], totals)]
-    warnings = [f"warning: {text}; multigrid-pilot tries it" for text in short_ends(schedule)]
+    warnings = [f"warning: {text}" for text in plan_warnings(schedule)]
     return "\n\n".join([*tables, "\n".join(notes), *warnings])
 
 

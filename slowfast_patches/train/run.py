@@ -37,7 +37,7 @@ from slowfast_patches.models.freeze import frozen_names
 from slowfast_patches.models.transformer import has_start_weights
 from slowfast_patches.models.weights import check_file
 from slowfast_patches.plan.picture import plot_plan
-from slowfast_patches.plan.plan import format_plan, make_plan
+from slowfast_patches.plan.plan import format_plan, make_plan, plan_summary, plan_warnings
 from slowfast_patches.train.checkpoint_files import (
     DivergedError,
     best_checkpoint,
@@ -251,8 +251,7 @@ def _prepare_folder(run: Run) -> None:
 
 def _write_plan(run: Run, folder: Path) -> None:
     plan = make_plan(run.schedule, run.flops)
-    text = format_plan(plan)
-    (folder / "plan.txt").write_text(text + "\n", encoding="utf-8")
+    (folder / "plan.txt").write_text(format_plan(plan) + "\n", encoding="utf-8")
     (folder / "plan.json").write_text(json.dumps(plan.to_json(), indent=2), encoding="utf-8")
     plot_plan(run.schedule, learning_rate_of(run.recipe), folder / "plan.png")
     if run.recipe.log_model_info:
@@ -262,7 +261,9 @@ def _write_plan(run: Run, folder: Path) -> None:
             *(run.recipe.model.arch, sum(p.numel() for p in run.model.parameters())),
             *(run.flops(base.frames, base.crop), base.frames, base.crop),
         )
-    logger.info("the plan:\n%s", text)
+    logger.info("%s", plan_summary(plan))
+    for text in plan_warnings(run.schedule):
+        logger.warning("%s", text)
 
 
 @contextmanager

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from multigrid import Shape, SteppedRate, baseline_cost, make_schedule, schedule_cost
+from multigrid import Cycles, Shape, SteppedRate, baseline_cost, make_schedule, schedule_cost
 from multigrid.cost import final_iterations, phase_flops, phase_seconds
 
 RATE = SteppedRate((2.0, 3.0), (0.1, 0.01))
@@ -18,9 +18,7 @@ def pixels(frames: int, crop: int) -> float:
 @pytest.fixture(scope="module")
 def short_cycle():
     """Batches of 4 × 8 × 16² with a cycle of one crop of 8²: 16, 4, 16, 4, ... clips."""
-    return make_schedule(
-        Shape(4, 8, 16), 40, RATE, long_cycle=(), short_cycle=(0.5,), epoch_factor=1, bn_size=None
-    )
+    return make_schedule(Shape(4, 8, 16), 40, RATE, Cycles((), (0.5,)), bn_size=None)
 
 
 def test_the_toy_by_hand(short_cycle):
@@ -37,15 +35,8 @@ def test_the_toy_by_hand(short_cycle):
 
 def test_what_follows_the_last_coarse_shape():
     """A long cycle on two thirds of 30 iterations, half of it coarse; at B clips throughout."""
-    schedule = make_schedule(
-        Shape(4, 8, 16),
-        40,
-        RATE,
-        long_cycle=((0.5, 1.0), (1.0, 1.0)),
-        short_cycle=(),
-        batch_exponent=0,
-        epoch_factor=1,
-    )
+    cycles = Cycles(((0.5, 1.0), (1.0, 1.0)), batch_exponent=0)
+    schedule = make_schedule(Shape(4, 8, 16), 40, RATE, cycles)
     assert [phase.iterations for phase in schedule.phases] == [10, 10, 5, 5]
     assert final_iterations(schedule) == 20
 

@@ -16,7 +16,7 @@ from lightning.pytorch.callbacks import GradientAccumulationScheduler
 from torch import nn
 from torch.utils.data import Dataset
 
-from multigrid import ClipRequest, Shape, SteppedRate, convert_positions, make_schedule
+from multigrid import ClipRequest, Cycles, Shape, SteppedRate, convert_positions, make_schedule
 from multigrid.integrations.lightning import MultigridCallback
 from multigrid.integrations.transformers import (
     MultigridTrainer,
@@ -31,11 +31,9 @@ SCHEDULE = make_schedule(
     Shape(4, 4, 16),
     VIDEOS,
     SteppedRate((4.0, 6.0), (0.1, 0.01)),
+    Cycles(((0.5, 0.5), (1.0, 1.0))),
     bn_size=None,
     size_divisor=8,
-    epoch_factor=1.0,
-    long_cycle=((0.5, 0.5), (1.0, 1.0)),
-    short_cycle=(),
 )
 LATER = 9  # inside the second epoch of forty videos
 

@@ -11,6 +11,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from multigrid import (
+    PAPER,
     MultigridBatchSampler,
     Shape,
     SteppedRate,
@@ -29,7 +30,7 @@ quick = settings(max_examples=30, deadline=None, derandomize=True)
 
 @pytest.fixture(scope="module")
 def schedule():
-    return make_schedule(Shape(4, 8, 32), VIDEOS, SteppedRate((16.0, 20.0), (0.1, 0.01)))
+    return make_schedule(Shape(4, 8, 32), VIDEOS, SteppedRate((16.0, 20.0), (0.1, 0.01)), PAPER)
 
 
 # The stream.

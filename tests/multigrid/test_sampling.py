@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
+from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -12,10 +13,10 @@ from hypothesis import strategies as st
 from slowfast.datasets.decoder import get_start_end_idx, temporal_sampling
 
 from multigrid import (
-    LONG_CYCLE,
-    SHORT_CYCLE,
+    PAPER,
     Grid,
     Patches,
+    SamplingOptions,
     Shape,
     Video,
     clip_generator,
@@ -28,12 +29,14 @@ from multigrid import (
 
 quick = settings(max_examples=30, deadline=None, derandomize=True)
 
-PAPER = Shape(64, 32, 224)
+BASE = Shape(64, 32, 224)
 VIDEO = Video(frames=300, fps=30.0, width=400, height=300)
+EXACT = SamplingOptions(exact_strides=True)
 
 
 def paper_grid(frames=32, crop=224, **options):
-    return make_grid(Shape(64, frames, crop), PAPER, 2, (256, 340), **options)
+    sampling = replace(PAPER.sampling, **options)
+    return make_grid(Shape(64, frames, crop), BASE, 2, (256, 340), sampling)
 
 
 def train_plans(grid, video=VIDEO, count=500, target_fps=30.0):
@@ -79,7 +82,7 @@ def test_the_grids_of_the_paper(frames, crop, strides, short_sides):
 def test_a_coarse_grid_may_show_as_much_as_the_baselines():
     """[256, 340] · 112/224; the paper's largest frames stay 340, and a crop is a tenth of them."""
     assert paper_grid(8, 112, keep_field_of_view=True).short_sides == (128, 170)
-    assert paper_grid(keep_field_of_view=True) == paper_grid()
+    assert paper_grid(keep_field_of_view=True).short_sides == paper_grid().short_sides
     for frames, crop in ((8, 112), (32, 224)):
         plans = train_plans(paper_grid(frames, crop, keep_field_of_view=True))
         shown = [plan.crop / min(plan.size) for plan in plans]
@@ -93,8 +96,8 @@ def test_a_coarse_grid_may_show_as_much_as_the_baselines():
 @given(
     video=videos,
     key=st.tuples(*[st.integers(0, 2**31)] * 3),
-    factors=st.sampled_from(LONG_CYCLE),
-    crop=st.sampled_from([*SHORT_CYCLE, 1.0]),
+    factors=st.sampled_from(PAPER.long_cycle),
+    crop=st.sampled_from([*PAPER.short_cycle, 1.0]),
     jitter=st.sampled_from([(256, 340), (256, 256), (256, 320)]),
     inverse_scale=st.booleans(),
     target_fps=st.sampled_from([24.0, 30.0]),
@@ -102,8 +105,9 @@ def test_a_coarse_grid_may_show_as_much_as_the_baselines():
 def test_every_plan_lies_within_its_video(
     video, key, factors, crop, jitter, inverse_scale, target_fps
 ):
-    shape = scale_shape(PAPER, (factors[0], crop))
-    grid = make_grid(shape, PAPER, 2, jitter, inverse_scale=inverse_scale)
+    shape = scale_shape(BASE, (factors[0], crop))
+    sampling = replace(PAPER.sampling, inverse_scale=inverse_scale)
+    grid = make_grid(shape, BASE, 2, jitter, sampling)
     plan = plan_train(clip_generator(*key), grid, video, target_fps)
     check_plan(plan, video)
     assert len(plan.positions) == shape.frames
@@ -123,7 +127,7 @@ def test_strides_are_uniform_from_2_to_8():
 @pytest.mark.parametrize(("frames", "strides"), [(8, {8}), (2, set(range(8, 33)))])
 def test_exact_strides_have_a_coarse_clip_of_the_baselines_spacing(frames, strides):
     """8 frames of stride 8, and 2 of strides from 8 to 32."""
-    grid = make_grid(Shape(64, frames, 112), Shape(64, 8, 224), 8, (256, 340), exact_strides=True)
+    grid = make_grid(Shape(64, frames, 112), Shape(64, 8, 224), 8, (256, 340), EXACT)
     plans = train_plans(grid, VIDEO._replace(frames=5000))
     assert {int(x) for p in plans for x in np.diff(p.positions)} == strides
 
@@ -164,11 +168,11 @@ def test_a_short_video_repeats_its_last_frame():
 
 def test_at_a_rate_of_0_strides_count_the_videos_own_frames():
     """8 frames of stride 2 at 60 Hz, one after the other; 30 a second would take every fourth."""
-    grid = Grid(frames=8, crop=32, strides=(2, 2), short_sides=(32, 32), exact_strides=True)
+    grid = Grid(frames=8, crop=32, strides=(2, 2), short_sides=(32, 32), options=EXACT)
     video = Video(16, 60.0, 32, 32)
     (plan,) = train_plans(grid, video, count=1, target_fps=0)
     assert plan.positions.tolist() == [0, 2, 4, 6, 8, 10, 12, 14]
-    options = {"frames": 8, "stride": 2, "crop": 32, "exact_strides": True}
+    options = {"frames": 8, "stride": 2, "crop": 32, "options": EXACT}
     test = plan_test(video, target_fps=0, **options)
     assert test.positions.tolist() == plan.positions.tolist()
 

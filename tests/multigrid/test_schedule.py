@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import fields, replace
 from itertools import pairwise
 
 import pytest
@@ -10,15 +11,8 @@ from hypothesis import strategies as st
 from slowfast.config.defaults import get_cfg
 from slowfast.utils.lr_policy import get_lr_at_epoch
 
-from multigrid import (
-    LONG_CYCLE,
-    SHORT_CYCLE,
-    CosineRate,
-    Shape,
-    SteppedRate,
-    Warmup,
-    make_schedule,
-)
+from multigrid import PAPER, CosineRate, Cycles, Shape, SteppedRate, Warmup
+from multigrid import make_schedule as schedule_of_cycles
 
 quick = settings(max_examples=25, deadline=None, derandomize=True)
 
@@ -27,6 +21,15 @@ BASE = Shape(8, 16, 64)
 VIDEOS = 4000
 RATE = SteppedRate((12.0, 24.0, 30.0), (1.0, 0.1, 0.01))
 OFF = {"long_cycle": (), "short_cycle": ()}
+LONG_CYCLE = PAPER.long_cycle
+SHORT_CYCLE = PAPER.short_cycle
+
+
+def make_schedule(*arguments, **options):
+    """The schedule of the paper's cycles, varied by those options that are fields of `Cycles`."""
+    names = {field.name for field in fields(Cycles)} & set(options)
+    cycles = replace(PAPER, **{name: options.pop(name) for name in names})
+    return schedule_of_cycles(*arguments, cycles=cycles, **options)
 
 
 @pytest.fixture(scope="module")

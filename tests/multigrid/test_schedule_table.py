@@ -12,9 +12,9 @@ import json
 from pathlib import Path
 
 from multigrid import (
-    LONG_CYCLE,
-    SHORT_CYCLE,
+    PAPER,
     CosineRate,
+    Cycles,
     Schedule,
     Shape,
     SteppedRate,
@@ -30,9 +30,9 @@ RATES = {
     "short cosine": CosineRate(0.1, 30.5, cycles=2, fine_tuning=0.3),
 }
 CYCLES = {
-    "both": (LONG_CYCLE, SHORT_CYCLE),
-    "long": (LONG_CYCLE, ()),
-    "short": ((), SHORT_CYCLE),
+    "both": (PAPER.long_cycle, PAPER.short_cycle),
+    "long": (PAPER.long_cycle, ()),
+    "short": ((), PAPER.short_cycle),
     "thirds": (((0.5, 0.5), (1.0, 0.5), (1.0, 1.0)), ()),
 }
 VIDEOS = (240_000, 86_017, 3_000)
@@ -44,17 +44,13 @@ def schedules() -> dict[str, Schedule]:
     made = {}
     kinds = itertools.product(RATES, CYCLES, VIDEOS, FACTORS, (1.0, 0.5), (False, True))
     for rate, cycles, videos, factor, exponent, equal_time in kinds:
-        long_cycle, short_cycle = CYCLES[cycles]
         name = f"{rate}, {cycles}, {videos} × {factor:.3g}, {exponent}, {equal_time}"
         made[name] = make_schedule(
             Shape(8, 16, 64),
             videos,
             RATES[rate],
-            epoch_factor=factor,
-            long_cycle=long_cycle,
-            short_cycle=short_cycle,
+            Cycles(*CYCLES[cycles], epoch_factor=factor, batch_exponent=exponent),
             bn_size=None,
-            batch_exponent=exponent,
             equal_time=equal_time,
         )
     return made

@@ -2,27 +2,39 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from multigrid import Grid, Shape, Video, clip_generator, make_grid, plan_test, plan_train
+from multigrid import (
+    Grid,
+    SamplingOptions,
+    Shape,
+    Video,
+    clip_generator,
+    make_grid,
+    plan_test,
+    plan_train,
+)
 
 quick = settings(max_examples=30, deadline=None, derandomize=True)
 
 BASE = Shape(16, 64, 224)
+SEGMENTS = SamplingOptions(keep_field_of_view=False, flip=False, segments=True)
 VIDEO = Video(frames=120, fps=30.0, width=400, height=300)
 
 
 def segment_grid(frames=64, crop=224, **options):
     shape = Shape(16, frames, crop)
-    return make_grid(shape, BASE, 2, (256, 320), flip=False, segments=True, **options)
+    return make_grid(shape, BASE, 2, (256, 320), replace(SEGMENTS, **options))
 
 
 def centres(frames, segments, view=(0, 1)):
     video = Video(frames, 30.0, 64, 64)
-    plan = plan_test(video, frames=segments, stride=2, crop=64, view=view, segments=True)
+    plan = plan_test(video, frames=segments, stride=2, crop=64, view=view, options=SEGMENTS)
     return plan.positions.tolist()
 
 
@@ -55,7 +67,7 @@ def test_views_are_spread_within_the_segments():
 
 @pytest.mark.parametrize(("frames", "segments"), [(15, 3), (7, 4), (5, 8)])
 def test_no_frame_is_preferred_whether_segments_divide_the_video_or_not(frames, segments):
-    grid = Grid(segments, 32, (1, 1), (32, 32), segments=True)
+    grid = Grid(segments, 32, (1, 1), (32, 32), SEGMENTS)
     video = Video(frames, 30.0, 32, 32)
     taken = [plan_train(clip_generator(0, 0, n), grid, video).positions for n in range(4000)]
     counts = np.bincount(np.concatenate(taken), minlength=frames)
@@ -77,7 +89,13 @@ def test_positions_ascend_with_one_in_each_segment(frames, segments, key, view):
     video = Video(frames, 24.0, 300, 250)
     train = plan_train(clip_generator(*key), segment_grid(segments), video)
     test = plan_test(
-        video, frames=segments, stride=2, crop=224, view=(view, 10), spatial=(0, 1), segments=True
+        video,
+        frames=segments,
+        stride=2,
+        crop=224,
+        view=(view, 10),
+        spatial=(0, 1),
+        options=SEGMENTS,
     )
     for positions in (train.positions, test.positions):
         assert positions.dtype == np.int64

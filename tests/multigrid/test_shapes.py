@@ -8,7 +8,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from multigrid import LONG_CYCLE, SHORT_CYCLE, Shape, scale_shape
+from multigrid import PAPER as CYCLES
+from multigrid import Shape, scale_shape
 
 PAPER = Shape(batch=64, frames=32, crop=224)
 HALF = math.sqrt(1 / 2)
@@ -72,8 +73,8 @@ def test_crops_that_are_multiples_by_hand(factors, divisor, expected):
     base=st.builds(
         Shape, st.integers(1, 512), st.sampled_from([4, 8, 16, 32, 64]), st.integers(64, 352)
     ),
-    factors=st.sampled_from(LONG_CYCLE),
-    crop=st.sampled_from([*SHORT_CYCLE, 0.3, 0.9, 1.0]),
+    factors=st.sampled_from(CYCLES.long_cycle),
+    crop=st.sampled_from([*CYCLES.short_cycle, 0.3, 0.9, 1.0]),
     divisor=st.integers(1, 64),
 )
 def test_rounded_crops_are_near_and_clips_multiples(base, factors, crop, divisor):

@@ -5,6 +5,7 @@ from __future__ import annotations
 import copy
 import pickle
 import warnings
+from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -13,6 +14,7 @@ from torch import nn
 from torch.utils.data import Dataset, Subset
 
 from multigrid import (
+    PAPER,
     GroupedBatchNorm3d,
     MultigridLR,
     Patches,
@@ -24,8 +26,9 @@ from multigrid import (
 )
 
 VIDEOS, SEED = 100, 5
+CYCLES = replace(PAPER, epoch_factor=1.0)
 SCHEDULE = make_schedule(
-    Shape(4, 4, 8), VIDEOS, SteppedRate((6.0, 8.0), (0.1, 0.01)), bn_size=2, epoch_factor=1.0
+    Shape(4, 4, 8), VIDEOS, SteppedRate((6.0, 8.0), (0.1, 0.01)), CYCLES, bn_size=2
 )
 
 
@@ -191,14 +194,14 @@ def test_begin_sets_rates_and_bn_groups_of_the_iteration():
 
 def test_a_schedule_that_ends_too_soon_after_its_coarse_shapes_is_warned_of():
     """The fine shape has a quarter of the first 6 of 8 epochs' iterations, and those of the last 2:
-    3.5 of 8 parts, or 27 of 61."""
+    3.5 of 8 parts, or 28 of 62, of which a boundary rounds one up."""
     rate = SteppedRate((6.0, 8.0), (0.1, 0.01))
-    with pytest.warns(UserWarning, match="^27 iterations follow the last coarse shape; with fewer"):
-        Training(make_schedule(Shape(4, 4, 8), 100, rate, bn_size=2))
+    with pytest.warns(UserWarning, match="^28 iterations follow the last coarse shape; with fewer"):
+        Training(make_schedule(Shape(4, 4, 8), 100, rate, PAPER, bn_size=2))
     with warnings.catch_warnings():
         warnings.simplefilter("error")
         Training(make_schedule(Shape(4, 4, 8), 1000, rate, bn_size=2))
-        Training(make_schedule(Shape(4, 4, 8), 100, rate, long_cycle=(), bn_size=2))
+        Training(make_schedule(Shape(4, 4, 8), 100, rate, cycles=None, bn_size=2))
 
 
 def test_modules_that_follow_the_grid_are_told_extents_but_at_the_baselines_own_shape():
@@ -225,7 +228,7 @@ def test_modules_that_follow_the_grid_are_told_extents_but_at_the_baselines_own_
 
 def test_a_state_of_another_training_is_refused():
     state = new_training().state_dict()
-    longer = make_schedule(Shape(4, 4, 8), VIDEOS, SteppedRate((9.0, 12.0), (0.1, 0.01)))
+    longer = make_schedule(Shape(4, 4, 8), VIDEOS, SteppedRate((9.0, 12.0), (0.1, 0.01)), CYCLES)
     with pytest.raises(ValueError, match="training with iterations"):
         new_training(schedule=longer).load_state_dict(state)
     with pytest.raises(ValueError, match="with seed 5, and this one has 6"):

@@ -14,7 +14,7 @@ import math
 import os
 import time
 from collections import Counter
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from dataclasses import replace
 from functools import partial
 from statistics import fmean
@@ -24,13 +24,14 @@ import numpy as np
 import torch
 from torch.utils.data import Subset
 
-from multigrid import Schedule, Shape, SteppedRate
+from multigrid import GENTLE, PAPER, Cycles, Schedule, Shape, SteppedRate
 from slowfast_patches.config import check_recipe
 from slowfast_patches.config.metrics import metric_names
 from slowfast_patches.config.recipe import Recipe
 from slowfast_patches.config.scale import fit_batch
 from slowfast_patches.config.schedule import (
     check_world_size,
+    cycle_keys,
     schedule_of,
     without_multigrid,
 )
@@ -50,7 +51,7 @@ from slowfast_patches.train.step import Stepper
 from slowfast_patches.utils.distributed import World
 from slowfast_patches.utils.tables import format_duration
 
-__all__ = ["CYCLES", "one_process", "pilot_seconds", "run_pilot"]
+__all__ = ["CYCLES", "ShortBaselineError", "one_process", "pilot_seconds", "run_pilot"]
 
 logger = logging.getLogger(__name__)
 
@@ -76,26 +77,26 @@ _TRIED = 3.0
 """Seconds in which a step is timed."""
 
 
-def _cycle(*factors: Sequence[float], paper: bool = False) -> dict[str, object]:
-    """The keys of a long cycle of as many clips as the baseline's, whatever a recipe has."""
-    return {
-        "MULTIGRID.LONG_CYCLE": True,
-        "MULTIGRID.LONG_CYCLE_FACTORS": [*map(list, factors), [1.0, 1.0]],
-        "MULTIGRID.SHORT_CYCLE": False,
-        "MULTIGRID.BATCH_EXPONENT": 1.0 if paper else 0.5,
-        "MULTIGRID.EQUAL_TIME": not paper,
-        "MULTIGRID.KEEP_FIELD_OF_VIEW": not paper,
-        "MULTIGRID.EPOCH_FACTOR": 1.0,
-    }
-
-
-CYCLES: Mapping[str, Mapping[str, object]] = {
-    "time and space": _cycle((0.5, 0.5), (1.0, 0.5)),
-    "space": _cycle((1.0, 0.5)),
-    "time": _cycle((0.5, 1.0)),
-    "paper": _cycle((0.25, 0.7071), (0.5, 0.7071), (0.5, 1.0), paper=True),
-}
+CYCLES = (
+    GENTLE,
+    replace(GENTLE, long_cycle=((1.0, 0.5), (1.0, 1.0)), name="GENTLE, all frames"),
+    replace(GENTLE, long_cycle=((0.5, 1.0), (1.0, 1.0)), name="GENTLE, all pixels"),
+    replace(PAPER, short_cycle=(), epoch_factor=1.0, name="PAPER, long cycle alone"),
+)
 """What is tried, in this order, as far as the minutes last."""
+
+
+class ShortBaselineError(ValueError):
+    """Error raised when a whole baseline takes no longer than its pilot.
+
+    Args:
+        message: says so.
+        cycles: which to train beside the baseline instead.
+    """
+
+    def __init__(self, message: str, cycles: Cycles) -> None:
+        super().__init__(message)
+        self.cycles = cycles
 
 
 def run_pilot(recipe: Recipe, seconds: float | None, device: torch.device) -> Pilot:
@@ -113,28 +114,28 @@ def run_pilot(recipe: Recipe, seconds: float | None, device: torch.device) -> Pi
     processes = processes_of(recipe)
     race = _Race(one_process(recipe), device)
     schedule = race.schedule
-    cycles = race.cycles()
+    fitting = race.cycles()
     began = time.monotonic()
     step, starting = race.time_baseline()
     baseline_seconds = schedule.clips / processes * step.seconds_per_clip
     scored = len(race.scored) + race.recipe.bn.num_batches_precise * schedule.base.batch
     besides = _SHAPES * starting + scored * step.seconds_per_clip
     arm_seconds = besides + _ARM * step.seconds / step.iterations
-    seconds = pilot_seconds(seconds, 2 * arm_seconds, baseline_seconds)
-    tried = cycles[: int(seconds / arm_seconds) - 1]
+    seconds = pilot_seconds(seconds, 2 * arm_seconds, baseline_seconds, fitting[0])
+    tried = fitting[: int(seconds / arm_seconds) - 1]
     share = seconds / (len(tried) + 1) - besides
     logger.info(
         "%s of training for each of: baseline, %s; the pilot takes about %s, the whole baseline %s",
-        *(format_duration(share), ", ".join(tried)),
+        *(format_duration(share), "; ".join(cycles.name for cycles in tried)),
         *(format_duration(seconds), format_duration(baseline_seconds)),
     )
-    baseline = race.run("baseline", {}, share)
+    baseline = race.run(None, share)
     arms = list[PilotArm]()
-    for name in tried:
+    for cycles in tried:
         try:
-            arms.append(race.run(name, CYCLES[name], share))
+            arms.append(race.run(cycles, share))
         except FloatingPointError as error:
-            logger.warning("%s is out of the race: %s", name, error)
+            logger.warning("%s is out of the race: %s", cycles.name, error)
             failure = error
     if not arms:
         raise failure
@@ -147,23 +148,27 @@ def run_pilot(recipe: Recipe, seconds: float | None, device: torch.device) -> Pi
         chance=0.0 if recipe.data.multi_label else race.scored.chance(),
         processes=processes,
         baseline_seconds=schedule.clips / processes * baseline.stages[0].seconds_per_clip,
+        first_estimate=baseline_seconds,
         seconds=time.monotonic() - began,
     )
 
 
-def pilot_seconds(asked: float | None, least: float, baseline: float) -> float:
+def pilot_seconds(
+    asked: float | None, least: float, baseline: float, cycles: Cycles = GENTLE
+) -> float:
     """The seconds of a pilot that needs `least`, of a baseline that takes so many: those `asked`
-    for, or a tenth of the baseline's where that is enough.
+    for, or a tenth of the baseline's where that is enough. `cycles` are those to train instead.
 
     Raises:
-        ValueError: they are too few, or the whole baseline takes no longer.
+        ShortBaselineError: the whole baseline takes no longer.
+        ValueError: they are too few.
     """
     seconds = max(least, baseline / 10) if asked is None else asked
     if baseline <= (longest := max(seconds, least)):
-        raise ValueError(
-            f"the whole baseline takes about {format_duration(baseline)} and a pilot "
-            f"{format_duration(longest)}: train both, the baseline and multigrid, with "
-            "multigrid-compare, which says more"
+        raise ShortBaselineError(
+            f"No pilot is needed: the whole baseline takes about {format_duration(baseline)}, and "
+            f"a pilot {format_duration(longest)}. Train both instead, which tells more.",
+            cycles,
         )
     if seconds < least:
         # Somewhat more, since the next measurement of a step's time may be longer.
@@ -239,20 +244,20 @@ class _Race:
         self.scored = _Sample(build_dataset(recipe, "val"), recipe.rng_seed)
         self.schedule = schedule_of(recipe, len(build_dataset(recipe, "train").videos))
 
-    def cycles(self) -> list[str]:
-        """The names of those of `CYCLES` that a whole training can have.
+    def cycles(self) -> list[Cycles]:
+        """Return those of `CYCLES` that a whole training can have.
 
         Raises:
             ValueError: the baseline cannot train, or there is none; says why.
         """
         self._check({})
-        fitting = list[str]()
-        for name, keys in CYCLES.items():
+        fitting = list[Cycles]()
+        for cycles in CYCLES:
             try:
-                self._check(keys)
-                fitting.append(name)
+                self._check(cycle_keys(cycles))
+                fitting.append(cycles)
             except ValueError as error:
-                logger.info("%s is not tried: %s", name, error)
+                logger.info("%s is not tried: %s", cycles.name, error)
                 why = error
         if not fitting:
             raise ValueError(f"no cycle fits {self.schedule.base}: {why}")
@@ -278,9 +283,9 @@ class _Race:
         stage = self._train(stepper, self.schedule.base, _TRIED, 0, lambda _: 0.0)
         return stage, time.monotonic() - began - stage.seconds
 
-    def run(self, name: str, keys: Mapping[str, object], seconds: float) -> PilotArm:
-        """Train an arm from its start for some seconds, and score it."""
-        stepper = self._stepper(self.recipe.replaced(keys))
+    def run(self, cycles: Cycles | None, seconds: float) -> PilotArm:
+        """Train the baseline (None) or cycles from the start for some seconds, and score them."""
+        stepper = self._stepper(self.recipe.replaced(cycle_keys(cycles) if cycles else {}))
         shapes = schedule_of(stepper.recipe, self.schedule.num_videos).shapes
         coarse = [_COARSE * seconds / len(shapes[1:]) for _ in shapes[1:]]
         parts = [*coarse, seconds - sum(coarse)]
@@ -290,9 +295,9 @@ class _Race:
             clips = sum(stage.clips for stage in stages)
             rate = partial(_rate, done=done, whole=seconds)
             stages.append(self._train(stepper, shape, part, clips, rate))
-        score = self._score(stepper)
-        logger.info("%s: %.1f %%", name, score)
-        return PilotArm(name, keys, tuple(stages), score)
+        arm = PilotArm(cycles, tuple(stages), self._score(stepper))
+        logger.info("%s: %.1f %%", arm.name, arm.score)
+        return arm
 
     def _stepper(self, recipe: Recipe) -> Stepper:
         torch.manual_seed(recipe.rng_seed)

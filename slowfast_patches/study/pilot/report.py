@@ -8,18 +8,17 @@ where a curve is steep, as in the minutes of a pilot (projects/real_video/README
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
 import yaml
 
-from multigrid import Schedule, Shape
+from multigrid import GENTLE, PAPER, Cycles, Schedule, Shape
 from multigrid.cost import MIN_FINAL_ITERATIONS
 from slowfast_patches.config.metrics import metric_title
 from slowfast_patches.config.recipe import Recipe
-from slowfast_patches.config.schedule import schedule_of
+from slowfast_patches.config.schedule import cycle_keys, schedule_of
 from slowfast_patches.study.report import write_report
 from slowfast_patches.utils.pictures import COLOURS, new_figure, save_figure
 from slowfast_patches.utils.tables import format_duration, format_table
@@ -30,8 +29,8 @@ __all__ = [
     "Stage",
     "advice_of",
     "format_pilot",
-    "keys_of",
     "pilot_json",
+    "recipe_text",
     "write_pilot",
 ]
 
@@ -64,13 +63,20 @@ class Stage:
 
 @dataclass(frozen=True)
 class PilotArm:
-    """The baseline, which has no `keys`, or a cycle: the shapes that it trained, and its score at
-    the baseline's grid in the end, in per cent."""
+    """The baseline, which has no `cycles`, or one with: the shapes that it trained, and its score
+    at the baseline's grid in the end, in per cent."""
 
-    name: str
-    keys: Mapping[str, object]
+    cycles: Cycles | None
     stages: tuple[Stage, ...]
     score: float
+
+    @property
+    def name(self) -> str:
+        return self.cycles.name if self.cycles else "baseline"
+
+    @property
+    def keys(self) -> dict[str, object]:
+        return cycle_keys(self.cycles) if self.cycles else {}
 
 
 @dataclass(frozen=True)
@@ -84,6 +90,7 @@ class Pilot:
     processes: how many the baseline asks for.
     baseline_seconds: what the whole baseline takes on them, without evaluation, if that many
         processes are that many times as fast as one.
+    first_estimate: the same, by the few steps that were timed first.
     seconds: what the pilot took.
     """
 
@@ -95,6 +102,7 @@ class Pilot:
     chance: float
     processes: int
     baseline_seconds: float
+    first_estimate: float
     seconds: float
 
     @property
@@ -132,14 +140,18 @@ class Pilot:
     def error(self, score: float) -> float:
         """The standard error of a score in per cent: that of a proportion of the videos, and that
         of a single seed."""
+        return math.hypot(*self.errors(score))
+
+    def errors(self, score: float) -> tuple[float, float]:
+        """Both parts of the standard error: of so many videos, and of a single seed."""
         part = min(max(score / 100, 1 / self.videos), 1 - 1 / self.videos)
         variance = part * (1 - part)
-        return math.hypot(100 * math.sqrt(variance / self.videos), _SEEDS * variance)
+        return 100 * math.sqrt(variance / self.videos), _SEEDS * variance
 
     @property
     def speed_up(self) -> float:
-        """The baseline's seconds over those of the best cycle with as many clips, by the seconds of
-        a clip in the pilot."""
+        """The baseline's seconds over those of a whole training of the best cycle, by the seconds
+        of a clip in the pilot."""
         stages = (*self.best.stages, *self.arms[0].stages)
         per_clip = {stage.shape: stage.seconds_per_clip for stage in stages}
         schedule = schedule_of(self.recipe.replaced(self.best.keys), self.schedule.num_videos)
@@ -149,12 +161,7 @@ class Pilot:
 
 def format_pilot(pilot: Pilot) -> str:
     """The evidence as a table, and what follows from it, for a terminal."""
-    keys = (
-        [f"Keys to add to the recipe:\n\n{keys_of(pilot.best.keys)}"]
-        if pilot.verdict == "use multigrid"
-        else []
-    )
-    return "\n\n".join([_table(pilot), *_notes(pilot), advice_of(pilot), *keys])
+    return "\n\n".join([_table(pilot), *_notes(pilot), advice_of(pilot)])
 
 
 def _table(pilot: Pilot, *, markdown: bool = False) -> str:
@@ -180,7 +187,9 @@ def _notes(pilot: Pilot) -> list[str]:
         "and of one seed; ± is the standard error that so few videos and a single seed give it. "
         "The loss is the training's, the mean of a shape's last tenth.",
         f"The pilot took {format_duration(pilot.seconds)}; the whole baseline would take "
-        f"{format_duration(pilot.baseline_seconds)}{several}.",
+        f"{format_duration(pilot.baseline_seconds)}{several}, by the "
+        f"{pilot.arms[0].stages[0].iterations} iterations of its first row. (The first estimate, "
+        f"{format_duration(pilot.first_estimate)}, was by a few steps.)",
     ]
 
 
@@ -190,11 +199,12 @@ def advice_of(pilot: Pilot) -> str:
     percent = round(100 * pilot.ahead)
     evidence = f"by these {pilot.videos} videos and one seed"
     if pilot.verdict == "use multigrid":
+        factor = pilot.best.cycles.epoch_factor if pilot.best.cycles else 1.0
         return (
             f'Advice: use multigrid ("{name}"). After equal time it is ahead of the baseline with '
-            f"a probability of {percent} %, {evidence}. A whole training with the keys below sees "
-            f"as many clips as the whole baseline in 1/{pilot.speed_up:.2f} of its time; what both "
-            "reach, multigrid-compare shows."
+            f"a probability of {percent} %, {evidence}. Its whole training takes "
+            f"1/{pilot.speed_up:.2f} of the baseline's time, for {factor:g} × the "
+            "clips; what both reach, multigrid-compare shows."
         )
     if pilot.verdict == "do not use multigrid":
         return (
@@ -210,19 +220,39 @@ def advice_of(pilot: Pilot) -> str:
             f" Only {pilot.final_iterations} iterations followed its last coarse shape; what that "
             f"taught shows after some {MIN_FINAL_ITERATIONS}."
         )
-    if 2 * pilot.seconds < pilot.baseline_seconds:
-        return f"{text} Twice the time may tell: --minutes {math.ceil(pilot.seconds / 30)}."
-    return f"{text} To know, train both with multigrid-compare."
+    if 2 * pilot.seconds >= pilot.baseline_seconds:
+        return f"{text} To know, train both with multigrid-compare."
+    of_videos, of_seed = pilot.errors(pilot.best.score)
+    return (
+        f"{text} What may tell more: twice the time, --minutes {math.ceil(pilot.seconds / 30)}; "
+        f"another seed, RNG_SEED 1 (a single one makes ±{of_seed:.1f} of the best score's "
+        f"±{pilot.error(pilot.best.score):.1f}); more validation videos, of which 300 are scored "
+        f"at most ({pilot.videos} make ±{of_videos:.1f}); or both trainings, by multigrid-compare."
+    )
 
 
-def keys_of(keys: Mapping[str, object]) -> str:
-    """The keys of a cycle as YAML."""
-    section = {key.removeprefix("MULTIGRID."): value for key, value in keys.items()}
-    return str(yaml.safe_dump({"MULTIGRID": section}, default_flow_style=None, sort_keys=False))
+def recipe_text(cycles: Cycles, base: str) -> str:
+    """Return a recipe that gives another one these cycles.
+
+    Args:
+        cycles: one of the named ones, or a variation of it.
+        base: the path of the other recipe.
+    """
+    named = PAPER if cycles.batch_exponent == PAPER.batch_exponent else GENTLE
+    usual = cycle_keys(named)
+    changed = {
+        key.removeprefix("MULTIGRID."): value
+        for key, value in cycle_keys(cycles).items()
+        if value != usual.get(key)
+    }
+    content: dict[str, object] = {"_BASE_": [base, f"configs/Cycles/{named.name}.yaml"]}
+    if changed:
+        content["MULTIGRID"] = changed
+    return str(yaml.safe_dump(content, default_flow_style=None, sort_keys=False, width=1000))
 
 
 def pilot_json(pilot: Pilot) -> dict[str, Any]:
-    """All of it as plain data; `ahead` is the probability that the best cycle is."""
+    """Return all of it as plain data; `ahead` is the probability that the best cycle is."""
     return {
         "advice": pilot.verdict,
         "best": pilot.best.name,
@@ -232,6 +262,7 @@ def pilot_json(pilot: Pilot) -> dict[str, Any]:
         "videos": pilot.videos,
         "chance": pilot.chance,
         "baseline_seconds": pilot.baseline_seconds,
+        "first_estimate": pilot.first_estimate,
         "seconds": pilot.seconds,
         "arms": [
             {
@@ -251,8 +282,6 @@ def write_pilot(pilot: Pilot, folder: Path, command: str) -> None:
     _plot(pilot, folder / "pilot.png")
     paragraphs = ["# Pilot", _table(pilot, markdown=True), "![Pilot](pilot.png)", *_notes(pilot)]
     paragraphs.append(advice_of(pilot))
-    if pilot.verdict == "use multigrid":
-        paragraphs.append(f"```yaml\n{keys_of(pilot.best.keys)}```")
     paragraphs.append(f"To reproduce:\n\n    {command}")
     write_report(folder, "pilot", pilot_json(pilot), paragraphs)
 

@@ -134,13 +134,13 @@ class Record:
         if not self._world.is_main:
             return
         phase = self._schedule.phases[step.phase]
-        sizes = "/".join(str(size or "its own") for size in phase.bn_sizes)
+        sizes = "/".join(str(size) for size in phase.bn_sizes if size)
         logger.info(
             "phase %d of %d from iteration %d: %s%s; global batch %s, LR %.4g%s",
             *(step.phase + 1, len(self._schedule.phases), step.iteration),
             *(", ".join(map(str, phase.shapes)), " (fine-tuning)" * phase.fine_tuning),
             *("/".join(str(shape.batch) for shape in phase.shapes), step.lr),
-            f", BN over {sizes} clips" if self._recipe.model.has_batchnorm else "",
+            f", BN over {sizes} clips" if sizes and self._recipe.model.has_batchnorm else "",
         )
 
     def add(

@@ -11,17 +11,19 @@ from pathlib import Path
 
 import pytest
 
-from multigrid import Schedule, Shape, Video, clip_generator
+from multigrid import GENTLE, Schedule, Shape, Video, clip_generator
+from multigrid import PAPER as PAPERS_CYCLES
 from slowfast_patches.config import check_recipe, load_recipe
 from slowfast_patches.config.keys import speed_keys
 from slowfast_patches.config.recipe import Recipe, keys_of
-from slowfast_patches.config.schedule import schedule_of, without_multigrid
+from slowfast_patches.config.schedule import cycles_of, schedule_of, without_multigrid
 from slowfast_patches.datasets.clips import sampling_of
 from slowfast_patches.models.flops import check_shapes
 
 CONFIGS = Path(__file__).parents[3] / "configs"
 ALL = sorted(str(path.relative_to(CONFIGS)) for path in CONFIGS.glob("*/*.yaml"))
-PAPER = [name for name in ALL if not name.startswith(("AVA/", "Demo/", "Words/"))]
+ALL = [name for name in ALL if not name.startswith("Cycles/")]  # which have no model
+PAPER = [name for name in ALL if not name.startswith(("AVA/", "Demo/"))]
 
 SLOWFAST = "Kinetics/SLOWFAST_8x8_R50"
 VARIANTS = ("16FRAMES_R50", "64FRAMES_R50", "8x8_R101")
@@ -113,6 +115,34 @@ def test_multigrid_is_two_lines_more_than_its_baseline_and_three_with_a_warm_up(
     has_warmup = name in (*SLOWFASTS, SSV2, CHARADES)
     assert changes(f"{name}_MULTIGRID", name) == both | (in_epochs if has_warmup else {})
     assert load(f"{name}_MULTIGRID").multigrid.epoch_factor == 1.5
+
+
+@pytest.mark.parametrize(
+    ("name", "cycles"),
+    [
+        ("Cycles/GENTLE", GENTLE),
+        ("Cycles/PAPER", PAPERS_CYCLES),
+        ("Demo/OWN_VIDEOS_MULTIGRID", GENTLE),
+        ("Demo/OWN_VIDEOS_R50_MULTIGRID", GENTLE),
+        ("Demo/SLOWFAST_DEMO_MULTIGRID", PAPERS_CYCLES),
+        (f"{SLOWFAST}_MULTIGRID", PAPERS_CYCLES),
+        ("../projects/real_video/recipes/SLOWFAST_WORDS_MULTIGRID", GENTLE),
+        ("Demo/OWN_VIDEOS", None),
+    ],
+)
+def test_recipes_have_the_named_cycles(name, cycles):
+    assert cycles_of(load(name)) == cycles
+
+
+@pytest.mark.parametrize("name", ["Demo/OWN_VIDEOS", "Demo/OWN_VIDEOS_R50"])
+@pytest.mark.parametrize("cycle", ["GENTLE", "PAPER"])
+def test_cycles_are_inherited_beside_a_base_whatever_it_had(name, cycle, tmp_path):
+    path = tmp_path / "mine.yaml"
+    for base in (name, f"{name}_MULTIGRID"):
+        path.write_text(f"_BASE_: [configs/{base}.yaml, configs/Cycles/{cycle}.yaml]\n")
+        recipe = load_recipe(path)
+        assert cycles_of(recipe) == cycles_of(load(f"Cycles/{cycle}"))
+        assert without_multigrid(recipe).solver.steps == load(name).solver.steps
 
 
 @pytest.mark.parametrize("name", ["AVA/SLOWFAST_32x2_R50_SHORT", "Demo/AVA_DEMO"])

@@ -14,6 +14,7 @@ import torch
 from torch.utils.data import Dataset
 
 from multigrid import (
+    PAPER,
     Batch,
     ClipRequest,
     MultigridBatchSampler,
@@ -110,7 +111,7 @@ def test_the_advice_fits_the_data_set_and_the_cores(cores):
 @pytest.fixture(scope="module")
 def schedule() -> Schedule:
     """Six phases of ten shapes."""
-    return make_schedule(BASE, 100, SteppedRate((8.0, 10.0), (0.1, 0.01)))
+    return make_schedule(BASE, 100, SteppedRate((8.0, 10.0), (0.1, 0.01)), PAPER)
 
 
 class Marked(Dataset[Batch]):
@@ -203,7 +204,8 @@ def data_config(folder: Path, *overrides: object) -> Recipe:
 @pytest.mark.slow
 @pytest.mark.skipif(not Path("/proc/self/statm").exists(), reason="memory is read from /proc")
 def test_a_workers_memory_is_shared_and_does_not_grow_with_shapes_or_time(demo_data):
-    schedule = make_schedule(Shape(4, 8, 64), 24, SteppedRate((10.0, 20.0, 22.0), (1, 0.1, 0.01)))
+    rate = SteppedRate((10.0, 20.0, 22.0), (1, 0.1, 0.01))
+    schedule = make_schedule(Shape(4, 8, 64), 24, rate, PAPER)
     assert [phase.base_shape for phase in schedule.phases[:4]] == [
         phase.base_shape for phase in schedule.phases[4:8]
     ]

@@ -1,6 +1,7 @@
 """Clips without a recipe: the same as a recipe's, byte for byte, and what is refused."""
 
 import logging
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -8,7 +9,7 @@ import pytest
 import torch
 from torch.utils.data import DataLoader
 
-from multigrid import ClipRequest, Shape, collate
+from multigrid import PAPER, ClipRequest, Shape, collate
 from slowfast_patches.config import load_recipe
 from slowfast_patches.config.recipe import Recipe
 from slowfast_patches.datasets import VideoClips
@@ -35,11 +36,12 @@ def recipe(folder: Path, *overrides: object) -> Recipe:
 @pytest.mark.parametrize(
     ("keys", "options"),
     [
-        ((), {}),
+        (("MULTIGRID.KEEP_FIELD_OF_VIEW", True), {}),
         (("DATA.CLIP_SAMPLING", "segments", "DATA.RANDOM_FLIP", False),
-         {"segments": True, "flip": False}),
+         {"sampling": replace(PAPER.sampling, segments=True, flip=False)}),
         (("DATA.TARGET_FPS", 15, "DATA.EXACT_STRIDES", True, "DATA.INV_UNIFORM_SAMPLE", True),
-         {"target_fps": 15, "exact_strides": True, "inverse_scale": True}),
+         {"target_fps": 15,
+          "sampling": replace(PAPER.sampling, exact_strides=True, inverse_scale=True)}),
     ],
 )  # fmt: skip
 def test_clips_are_those_of_a_recipe(demo_data, keys, options):

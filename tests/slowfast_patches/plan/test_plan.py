@@ -7,12 +7,12 @@ from types import ModuleType
 
 import pytest
 
-from multigrid import CosineRate, Schedule, Shape, SteppedRate, make_schedule
+from multigrid import PAPER, CosineRate, Cycles, Schedule, Shape, SteppedRate, make_schedule
 from multigrid.cost import MIN_FINAL_ITERATIONS
 from slowfast_patches.config import load_recipe
 from slowfast_patches.config.schedule import schedule_of
 from slowfast_patches.plan.picture import plot_plan
-from slowfast_patches.plan.plan import format_plan, make_plan
+from slowfast_patches.plan.plan import format_plan, make_plan, plan_summary
 
 ROOT = Path(__file__).parents[3]
 KINETICS = ROOT / "configs" / "Kinetics" / "SLOWFAST_8x8_R50_MULTIGRID.yaml"
@@ -45,7 +45,7 @@ def long_cycle(num_videos: int) -> Schedule:
     So 6 epochs of 136 videos are 6 iterations in each phase.
     """
     policy = SteppedRate((4.0, 6.0), (0.1, 0.01))
-    return make_schedule(Shape(8, 16, 64), num_videos, policy, epoch_factor=1.0, short_cycle=())
+    return make_schedule(Shape(8, 16, 64), num_videos, policy, Cycles(PAPER.long_cycle))
 
 
 def test_totals_and_phases_of_a_long_cycle_by_hand():
@@ -101,8 +101,29 @@ def test_the_text_has_a_row_for_each_phase_the_totals_and_a_warning_of_a_short_e
     assert ["iterations", "36", "102", "2.83×", "fewer"] in rows
     assert ["training", "FLOPs", "816", "GFLOP", "816", "GFLOP", "equal"] in rows
     assert "warning: 18 iterations follow the last coarse shape" in text
-    enough = long_cycle(136 * (MIN_FINAL_ITERATIONS // 18 + 1))
-    assert "warning" not in format_plan(make_plan(enough, lambda frames, crop: 1.0))
+    enough = make_plan(long_cycle(136 * (MIN_FINAL_ITERATIONS // 18 + 1)), lambda *_: 1.0)
+    assert "iterations follow" not in format_plan(enough)
+
+
+def test_cycles_that_do_not_fit_the_length_are_warned_of_with_the_line_to_write(plan_json):
+    """The demo's 30 epochs of 640 videos are 2,400 iterations; of 6,667, they are 25,001."""
+    paper = ["--cfg", "configs/Demo/SLOWFAST_DEMO_MULTIGRID.yaml", "--dataset-size"]
+    (warning,) = plan_json(*paper, 640)["warnings"]
+    assert "has 2,400 iterations" in warning
+    assert warning.endswith("_BASE_: [RECIPE.yaml, configs/Cycles/GENTLE.yaml]")
+    assert plan_json(*paper, 6667)["warnings"] == []
+
+
+def test_a_training_is_summed_up_in_a_paragraph():
+    assert plan_summary(make_plan(long_cycle(136), lambda *_: 1.0)) == (
+        "the training has 36 iterations (the baseline: 102), or 6.0 passes over 136 videos. A "
+        "mini-batch is 64 clips of 4 frames of 45² pixels, at last 8 clips of 16 frames of 64² "
+        "pixels. plan.txt has all phases"
+    )
+    baseline = make_schedule(Shape(8, 16, 64), 136, CosineRate(0.1, 6.0), cycles=None)
+    text = plan_summary(make_plan(baseline, lambda *_: 1.0))
+    assert "102 iterations, or 6.0 passes" in text
+    assert "A mini-batch is 8 clips of 16 frames of 64² pixels. " in text
 
 
 @pytest.mark.slow

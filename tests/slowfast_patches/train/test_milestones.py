@@ -1,6 +1,6 @@
 """After which iterations a run saves, worked out by hand."""
 
-from multigrid import Shape, SteppedRate, make_schedule
+from multigrid import PAPER, Cycles, Shape, SteppedRate, make_schedule
 from slowfast_patches.config.recipe import default_recipe
 from slowfast_patches.train.state import checkpoint_iterations, phase_ends
 
@@ -8,7 +8,7 @@ from slowfast_patches.train.state import checkpoint_iterations, phase_ends
 def test_checkpoints_come_after_each_period_of_epochs_and_each_phase():
     """Six phases of 6 iterations with 64, 32, 16, 8, 8, 8 clips: 816 clips, 6 epochs of 136."""
     policy = SteppedRate((4.0, 6.0), (0.1, 0.01))
-    schedule = make_schedule(Shape(8, 16, 64), 136, policy, epoch_factor=1.0, short_cycle=())
+    schedule = make_schedule(Shape(8, 16, 64), 136, policy, Cycles(PAPER.long_cycle))
     ends = {6, 12, 18, 24, 30, 36}
     assert phase_ends(schedule) == ends
 

@@ -12,7 +12,7 @@ import torch
 from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 from tensorboard.summary.writer import event_file_writer
 
-from multigrid import Shape, SteppedRate, make_schedule
+from multigrid import Cycles, Shape, SteppedRate, make_schedule
 from slowfast_patches.config.recipe import default_recipe
 from slowfast_patches.train.checkpoint import Progress
 from slowfast_patches.train.record import clock as clock_module
@@ -29,9 +29,7 @@ ADVICE = "buy a faster disk"
 def test_unreadable_videos_are_limited_by_what_was_read_in_mini_batches_of_an_epochs_size():
     """16 videos and mini-batches of 12: the second ends in the next epoch, after 24 clips."""
     rate = SteppedRate(ends=(3.0,), rates=(0.1,))
-    plan = make_schedule(
-        Shape(12, 4, 16), 16, rate, long_cycle=(), short_cycle=(), epoch_factor=1, bn_size=4
-    )
+    plan = make_schedule(Shape(12, 4, 16), 16, rate, cycles=None, bn_size=4)
     counts = dict[int, int]()
     for step in plan.steps(0, 3):
         count_unreadable(counts, plan, step, 9, 0.75)
@@ -79,8 +77,7 @@ def train(now: Time, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Callabl
         waited: float = 0.0,
     ) -> list[dict]:
         shape, rate = Shape(8, 8, 32), SteppedRate((20.0, 40.0), (0.1, 0.01))
-        off = {"epoch_factor": 1, "long_cycle": (), "short_cycle": ()}
-        plan = make_schedule(shape, 8, rate, bn_size=4, **off)
+        plan = make_schedule(shape, 8, rate, cycles=None, bn_size=4)
         recipe = default_recipe().replaced({"OUTPUT_DIR": str(tmp_path)})
         world = World(0, 1, CPU)
         monkeypatch.setattr(record_module, "max_over_ranks", lambda share: share.clamp(min=waited))
@@ -155,8 +152,7 @@ def forecast() -> Forecast:
     """Of stage one, 4 iterations of 32 clips and 4 of 8, and fine-tuning, 8 of 8; all of equal
     pixels."""
     rate = SteppedRate((2.0, 4.0), (0.1, 0.01))
-    cycle = {"long_cycle": ((0.25, 1.0), (1.0, 1.0)), "short_cycle": ()}
-    plan = make_schedule(Shape(8, 16, 32), 56, rate, epoch_factor=1.0, **cycle)
+    plan = make_schedule(Shape(8, 16, 32), 56, rate, Cycles(((0.25, 1.0), (1.0, 1.0))))
     assert [(p.start, p.stop) for p in plan.phases] == [(0, 4), (4, 8), (8, 12), (12, 16)]
     return Forecast(plan)
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from functools import partial
 from unittest import mock
 
@@ -11,6 +12,7 @@ import torch.distributed as dist
 from torch import Tensor, nn
 
 from multigrid import (
+    PAPER,
     Schedule,
     Shape,
     SteppedRate,
@@ -63,7 +65,7 @@ def config(**keys: object) -> Recipe:
 
 def schedule(bn_size: int | None = 8) -> Schedule:
     rate = SteppedRate(ends=(20.0, 30.0), rates=(0.1, 0.01))
-    return make_schedule(Shape(8, 4, 16), 400, rate, bn_size=bn_size)
+    return make_schedule(Shape(8, 4, 16), 400, rate, PAPER, bn_size=bn_size)
 
 
 def stepper(**keys: object) -> Stepper:
@@ -229,7 +231,7 @@ def traced(monkeypatch: pytest.MonkeyPatch) -> None:
 @pytest.mark.slow
 def test_a_compiled_training_is_the_plain_one_and_compiles_nothing_after_the_dry_steps(traced):
     rate = SteppedRate(ends=(30.0,), rates=(0.1,))
-    plan = make_schedule(Shape(8, 4, 16), 400, rate, long_cycle=(), bn_size=4)
+    plan = make_schedule(Shape(8, 4, 16), 400, rate, replace(PAPER, long_cycle=()), bn_size=4)
     plain = stepper(SOLVER__ACCUMULATION_STEPS=2)
     made = stepper(SOLVER__ACCUMULATION_STEPS=2, TRAIN__COMPILE=True)
     dry_run(made, plan)

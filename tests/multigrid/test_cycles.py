@@ -1,0 +1,106 @@
+"""The named cycles, by hand, and which of them is recommended for a training."""
+
+from __future__ import annotations
+
+import warnings
+from dataclasses import replace
+
+import pytest
+
+from multigrid import (
+    GENTLE,
+    PAPER,
+    Cycles,
+    SamplingOptions,
+    Shape,
+    SteppedRate,
+    Training,
+    make_schedule,
+    recommend_cycles,
+)
+from multigrid.cycles import better_cycles
+
+RATE = SteppedRate((8.0, 10.0), (0.1, 0.01))
+BASE = Shape(8, 16, 64)
+
+
+def shapes(cycles: Cycles | None, videos: int = 4000) -> list[list[str]]:
+    return [
+        [str(shape) for shape in phase.shapes]
+        for phase in make_schedule(BASE, videos, RATE, cycles).phases
+    ]
+
+
+def test_gentle_by_hand():
+    """√8 = 2.83 and √4 make 24 and 16 of 8 clips; 7.5 epochs are 30,000 clips. Phases stand for
+    8/3, 8/3, 8/3, 1 and 1 of 10 epochs."""
+    schedule = make_schedule(BASE, 4000, RATE)
+    assert schedule.cycles is GENTLE
+    assert shapes(GENTLE) == [["24×8×32²"], ["16×16×32²"], ["8×16×64²"], ["8×16×64²"], ["8×16×64²"]]
+    assert schedule.clips == 30_000
+    part = 30_000 / ((24 + 16 + 8) * 8 / 3 + 16)
+    wanted = [part * 8 / 3] * 3 + [part] * 2
+    assert [p.iterations for p in schedule.phases] == pytest.approx(wanted, abs=2)
+    assert [p.lr_scale for p in schedule.phases] == [3, 2, 1, 1, 1]
+    assert GENTLE.sampling == SamplingOptions(keep_field_of_view=True)
+
+
+@pytest.mark.parametrize(("batch", "sizes"), [(16, [8] * 3), (4, [4, 8, 4]), (2, [6, 4, 2])])
+def test_bn_groups_of_gentle_divide_every_batch(batch, sizes):
+    """Three times 4 clips are no groups of 8, but three of 4."""
+    schedule = make_schedule(Shape(batch, 16, 64), 4000, RATE)
+    assert [phase.bn_sizes[0] for phase in schedule.phases[:3]] == sizes
+
+
+def test_the_papers_by_hand():
+    first, second, third, fourth, *fine = shapes(PAPER)
+    assert first == ["128×4×32²", "64×4×45²", "64×4×45²"]
+    assert second == ["64×8×32²", "32×8×45²", "32×8×45²"]
+    assert third == ["64×8×32²", "32×8×45²", "16×8×64²"]
+    assert fourth == ["32×16×32²", "16×16×45²", "8×16×64²"]
+    assert fine == [fourth, fourth]
+    assert make_schedule(BASE, 4000, RATE, PAPER).epochs == 15
+    assert not PAPER.sampling.keep_field_of_view
+
+
+def test_without_cycles_it_is_the_baseline():
+    schedule = make_schedule(BASE, 4000, RATE, None, bn_size=None)
+    assert {shape for phase in shapes(None) for shape in phase} == {"8×16×64²"}
+    assert schedule.iterations == schedule.baseline_iterations == 5000
+
+
+def test_the_name_is_no_part_of_what_cycles_are():
+    assert replace(GENTLE, name="") == GENTLE
+    assert replace(GENTLE, epoch_factor=1.0) != GENTLE
+
+
+@pytest.mark.parametrize(
+    ("cycles", "iterations", "better"),
+    [
+        (PAPER, 24_999, GENTLE),
+        (PAPER, 25_000, None),
+        (replace(PAPER, epoch_factor=1.0, short_cycle=()), 100, GENTLE),
+        (GENTLE, 24_999, None),
+        (GENTLE, 25_000, PAPER),
+        (replace(GENTLE, epoch_factor=1.0), 25_000, PAPER),
+        (replace(GENTLE, long_cycle=((0.5, 1.0), (1.0, 1.0))), 100, None),
+        (replace(GENTLE, long_cycle=((0.5, 1.0), (1.0, 1.0))), 10**6, None),
+        (None, 100, None),
+    ],
+)
+def test_which_cycles_are_recommended(cycles, iterations, better):
+    assert better_cycles(cycles, iterations) is better
+    assert recommend_cycles(iterations) is (PAPER if iterations >= 25_000 else GENTLE)
+
+
+@pytest.mark.parametrize(("videos", "fits"), [(19_999, GENTLE), (20_000, PAPER)])
+def test_a_training_recommends_the_other_cycles_once(videos, fits):
+    """10 epochs of 20,000 videos are 25,000 iterations of 8 clips."""
+    other = PAPER if fits is GENTLE else GENTLE
+    with pytest.warns(UserWarning, match="is recommended") as said:
+        Training(make_schedule(BASE, videos, RATE, other))
+    (text,) = [str(warning.message) for warning in said]
+    assert f"make_schedule(..., cycles=multigrid.{fits.name})" in text
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        Training(make_schedule(BASE, videos, RATE, fits))

@@ -48,23 +48,27 @@ function planPhases(ends, drops, longCycle) {
   return plans;
 }
 
-// Where each phase stops: iterations in the ratio of the plans, `clips` clips in all.
-function countIterations(plans, cycles, clips) {
-  const sum = (numbers) => numbers.reduce((a, b) => a + b, 0);
-  const means = cycles.map((shapes) => sum(shapes.map((s) => s.batch)) / shapes.length);
-  const lengths = plans.map((plan) => plan.stop - plan.start);
-  const scale = clips / sum(lengths.map((length, j) => length * means[j]));
+// A number as a whole multiple of 2^-80, exactly.
+const exact = (x) => BigInt(x * 2 ** 80);
+const difference = (a, b) => (a > b ? a - b : b - a);
+
+// Where each phase stops: iterations in the ratio of the plans, `epochs` × `videos` clips in all. Whole numbers, as
+// the package has fractions: what rounds would decide ties.
+function countIterations(plans, cycles, epochs, videos) {
+  const clipsOf = (shapes) => shapes.map((s) => BigInt(s.batch)).reduce((a, b) => a + b, 0n);
+  const weights = plans.map((plan, j) => (exact(plan.stop) - exact(plan.start)) * clipsOf(cycles[j]));
+  const unit = weights.reduce((a, b) => a + b, 0n) * 2n ** 80n; // of a clip
   const stops = [];
-  let seen = 0, wanted = 0, i = 0;
+  let seen = 0n, wanted = 0n, i = 0;
   cycles.forEach((shapes, j) => {
-    wanted += scale * lengths[j] * means[j];
+    wanted += exact(epochs) * BigInt(videos) * weights[j];
     const first = i;
-    const cycle = sum(shapes.map((s) => s.batch));
-    const whole = Math.max(0, Math.floor((wanted - seen) / cycle) - 1);
+    const cycle = clipsOf(shapes) * unit;
+    const whole = wanted > seen + cycle ? (wanted - seen) / cycle - 1n : 0n;
     seen += whole * cycle;
-    i += whole * shapes.length;
-    const next = () => shapes[i % shapes.length].batch;
-    while (Math.abs(seen + next() - wanted) <= Math.abs(seen - wanted)) {
+    i += Number(whole) * shapes.length;
+    const next = () => BigInt(shapes[i % shapes.length].batch) * unit;
+    while (difference(seen + next(), wanted) <= difference(seen, wanted)) {
       seen += next();
       i += 1;
     }
@@ -87,7 +91,7 @@ function makeSchedule({ base, videos, ends, rates, epochFactor = 1.5, longCycle 
     [...shortCycle.map((crop) => Math.min(crop, space)), space]
       .map((crop) => scaleShape(base, [time, crop], batchExponent)));
   const factor = cycle.length || shortCycle.length ? epochFactor : 1;
-  const stops = countIterations(plans, cycles, factor * ends[stages - 1] * videos);
+  const stops = countIterations(plans, cycles, factor * ends[stages - 1], videos);
   const phases = plans.map((plan, j) => {
     const middle = (plan.start + plan.stop) / 2;
     const stage = late.slice(0, -1).filter((end) => middle >= end).length;

@@ -4,7 +4,7 @@ import logging
 
 import pytest
 
-from multigrid import Schedule, Shape, SteppedRate, make_schedule
+from multigrid import PAPER, Cycles, Schedule, Shape, SteppedRate, make_schedule
 from slowfast_patches.config.recipe import Recipe, default_recipe
 from slowfast_patches.plan.evaluations import (
     affordable_evaluations,
@@ -18,7 +18,7 @@ from slowfast_patches.plan.evaluations import (
 def schedule() -> Schedule:
     """Six phases of 6 iterations with 64, 32, 16, 8, 8, 8 clips: 816 clips, 6 epochs of 136."""
     policy = SteppedRate((4.0, 6.0), (0.1, 0.01))
-    return make_schedule(Shape(8, 16, 64), 136, policy, epoch_factor=1.0, short_cycle=())
+    return make_schedule(Shape(8, 16, 64), 136, policy, Cycles(PAPER.long_cycle))
 
 
 def config(**keys: object) -> Recipe:
@@ -36,9 +36,7 @@ def test_the_long_cycle_evaluates_so_often_a_phase(schedule: Schedule):
 
 def test_without_the_long_cycle_evaluations_come_by_epochs():
     policy = SteppedRate((3.0,), (0.1,))
-    schedule = make_schedule(
-        Shape(8, 16, 64), 20, policy, epoch_factor=1.0, long_cycle=(), short_cycle=(), bn_size=None
-    )
+    schedule = make_schedule(Shape(8, 16, 64), 20, policy, cycles=None, bn_size=None)
     cfg = config(MULTIGRID_LONG_CYCLE=False, MULTIGRID_EVAL_FREQ=9, TRAIN_EVAL_PERIOD=1)
     # 60 clips by eights are 7 or 8 iterations; 20 clips are passed in the third, 40 by the fifth
     assert evaluation_iterations(cfg, schedule) == [3, 5, schedule.iterations]

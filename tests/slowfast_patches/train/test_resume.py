@@ -49,7 +49,7 @@ def test_a_run_by_another_schedule_is_not_continued(tmp_path: Path):
     *same, last = there.phases
     longer = replace(there, phases=(*same, replace(last, stop=last.stop + 1)))
     with pytest.raises(
-        ValueError, match=rf"Phase {len(longer.phases)} .* to {last.stop + 1}: 32×16"
+        ValueError, match=rf"Phase {len(longer.phases)} .* to {last.stop + 1}: 8×16"
     ):
         resume.check_same_schedule(found, longer)
     with pytest.raises(ValueError, match=rf"Phase {len(longer.phases)} .* would be none"):

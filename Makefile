@@ -1,19 +1,24 @@
-# Everything from a bare Python 3.11 or 3.12 with pip and venv:
-#   make install  the environment, .venv, with the checkout in it
+# Everything from a bare Python 3.11 to 3.14 with pip and venv:
+#   make install  the environment, .venv, with the checkout in it; PYTHON=python3.13 chooses the interpreter,
+#                 TORCH_INDEX=URL takes torch from another package index, such as PyTorch's own of CPU builds
 #   make check    format, lint, types, import contracts, the tests that take no time: before a commit
 #   make test     the same with all tests
 #   make docs     the site, in site/, with every link and anchor checked
 #   make demo     train baseline, shortened baseline and multigrid on real files, compare them
+#   make demo-start          the first iterations of the demo alone
+#   make update-constraints  choose the newest versions that pyproject.toml allows for constraints.txt
 PYTHON ?= python3
 VENV := .venv
 BIN := $(VENV)/bin
+# Versions to install; make CONSTRAINTS=/dev/null installs the newest that pyproject.toml allows.
+CONSTRAINTS ?= constraints.txt
 DEMO ?= runs/demo
 SEEDS ?= 0
 
 # Modules are compiled by who imports them first, not all of torch's by pip.
 export PYTHONDONTWRITEBYTECODE :=
 
-.PHONY: install check test docs demo lint quick-tests all-tests clean
+.PHONY: install check test docs demo demo-start update-constraints lint quick-tests all-tests clean
 
 install: $(VENV)/.installed
 
@@ -21,7 +26,10 @@ $(VENV)/.installed: pyproject.toml setup.py constraints.txt
 	@$(PYTHON) -c 'import sys; v = sys.version_info[:2]; sys.exit(0 if v >= (3, 11) else \
 	    f"Python 3.11 or newer is needed, $(PYTHON) is {v[0]}.{v[1]}: make PYTHON=python3.12 ...")'
 	$(PYTHON) -m venv $(VENV)
-	$(BIN)/pip install --quiet --no-compile --constraint constraints.txt --editable ".[dev,docs]"
+ifdef TORCH_INDEX
+	$(BIN)/pip install --quiet --no-compile --constraint $(CONSTRAINTS) --index-url $(TORCH_INDEX) torch
+endif
+	$(BIN)/pip install --quiet --no-compile --constraint $(CONSTRAINTS) --editable ".[dev,docs]"
 	@touch $@
 
 # mypy takes one core; tests that wait for other processes leave some of two.
@@ -58,6 +66,18 @@ demo: install
 	$(BIN)/python tools/compare.py --at-once 2 --cfg configs/Demo/SLOWFAST_DEMO.yaml \
 	    --cfg configs/Demo/SLOWFAST_DEMO_MULTIGRID.yaml --equal-iterations --seeds $(SEEDS) \
 	    --step-times $(DEMO)/step_times.json --output $(DEMO) DATA.PATH_TO_DATA_DIR $(DEMO)/data
+
+demo-start: install
+	$(BIN)/python tools/make_demo_data.py --output $(DEMO)/data
+	$(BIN)/python tools/run_net.py --cfg configs/Demo/SLOWFAST_DEMO_MULTIGRID.yaml SOLVER.LENGTH 0.05 \
+	    OUTPUT_DIR $(DEMO)/start DATA.PATH_TO_DATA_DIR $(DEMO)/data
+
+# torch keeps the version of constraints.in; all others become the newest for Python 3.11 to 3.14.
+update-constraints: install
+	$(BIN)/pip install --quiet uv
+	$(BIN)/uv pip compile --quiet --universal --python-version 3.11 --all-extras --no-annotate --upgrade \
+	    --custom-compile-command "make update-constraints" --constraint constraints.in \
+	    --output-file constraints.txt pyproject.toml
 
 clean:
 	rm -rf $(VENV) .mypy_cache .ruff_cache .pytest_cache .hypothesis site *.egg-info

@@ -73,7 +73,9 @@ class Asked(Dataset):
         data = self.cfg.DATA
         clip = torch.full((3, data.NUM_FRAMES, data.TRAIN_CROP_SIZE, data.TRAIN_CROP_SIZE), 1.0)
         draws = [random.random(), float(np.random.rand()), float(torch.rand(1))]
-        asked = [data.SAMPLING_RATE, *data.TRAIN_JITTER_SCALES]
+        cycles = self.cfg.MULTIGRID
+        own = [cycles.SHORT_CYCLE, cycles.DEFAULT_S, cycles.LONG_CYCLE_SAMPLING_RATE]
+        asked = [data.SAMPLING_RATE, *data.TRAIN_JITTER_SCALES, *own]
         return [clip[:, ::2], clip], index % 2, index, {"asked": asked, "draws": draws}
 
 
@@ -264,10 +266,11 @@ def test_a_clip_is_read_under_its_shape_and_the_config_is_as_before():
     assert [tuple(part.shape) for part in frames] == [(3, 1, 16, 16), (3, 2, 16, 16)]
     requests = [ClipRequest(v, e, Shape(32, 2, 16), 0) for v in range(VIDEOS) for e in range(3)]
     asked = [clips[request][3]["asked"] for request in requests]
-    assert {stride for stride, _, _ in asked} == set(range(2, 9)), "from τ to τ·T/t"
-    assert {(low, high) for _, low, high in asked} == {(18, 40)}, "from min·h/H to max"
+    assert {stride for stride, *_ in asked} == set(range(2, 9)), "from τ to τ·T/t"
+    assert {(low, high) for _, low, high, *_ in asked} == {(18, 40)}, "from min·h/H to max"
+    assert {tuple(own) for _, _, _, *own in asked} == {(False, 0, 0)}, "no multigrid of its own"
     base = clips[ClipRequest(5, 0, Shape(4, 8, 32), 0)][3]["asked"]
-    assert base == [2, 36, 40]
+    assert base[:3] == [2, 36, 40]
     assert cfg.dump() == before
 
 
@@ -316,6 +319,7 @@ def test_a_data_set_that_does_not_follow_its_config_is_refused():
 # --- the loop
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("workers", [0, 2])
 def test_frame_lists_of_a_later_release_train_by_the_schedule(frame_lists, workers):
     folder = str(frame_lists)
@@ -385,6 +389,7 @@ def test_epochs_hold_every_iteration_once_and_end_where_the_data_do():
         assert again.training.iteration == step.iteration
 
 
+@pytest.mark.slow
 def test_a_training_goes_on_bit_for_bit_inside_a_phase():
     cfg = new_config()
     multigrid = new_multigrid(cfg)
@@ -462,6 +467,7 @@ def test_a_model_without_bn_is_refused_unless_its_size_is_zero():
     assert new_multigrid(new_config("MULTIGRID.BN_BASE_SIZE", 0)).convert(plain) is plain
 
 
+@pytest.mark.slow
 def test_a_model_may_be_in_distributed_data_parallel():
     """As build_model of PySlowFast gives it, on several GPUs."""
     dist.init_process_group("gloo", store=dist.HashStore(), rank=0, world_size=1)

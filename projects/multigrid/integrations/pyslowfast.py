@@ -185,7 +185,7 @@ class PySlowFastMultigrid:
         loaded = self._loaded
         phase = self.schedule.phases[self.schedule.phase_at(iteration)]
         shape = phase.base_shape
-        clips = shape.batch // loaded.NUM_SHARDS // max(1, loaded.NUM_GPUS)
+        clips = max(1, shape.batch // (loaded.NUM_SHARDS * max(1, loaded.NUM_GPUS)))
         size = phase.bn_sizes[-1] or clips
         values = {
             "TRAIN.BATCH_SIZE": shape.batch // loaded.NUM_SHARDS,
@@ -207,7 +207,7 @@ class PySlowFastMultigrid:
     @contextmanager
     def evaluation(self, cfg: Any) -> Iterator[None]:
         """Give the config the values that it was loaded with, except SOLVER.MAX_EPOCH, within the
-        context: make the loader of an evaluation there, and iterate over it.
+        context. Iterate over loaders of validation there.
 
         A forward in training mode, as for precise BN, has statistics over all clips of its process.
         """

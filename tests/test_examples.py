@@ -36,7 +36,8 @@ SAID = {
 
 def test_examples_are_short():
     lines = {path.name: len(path.read_text().splitlines()) for path in EXAMPLES.glob("*.py")}
-    assert lines.keys() == SAID.keys()
+    assert lines.keys() == SAID.keys() | {"pyslowfast_loop.py"}, "test_pyslowfast_loop.py has that"
+    assert lines.pop("pyslowfast_loop.py") <= 80
     assert lines.pop("finetune_videomae.py") <= 72
     assert max(lines.values()) <= 40
 

@@ -1,1 +1,1 @@
-"""Multigrid training inside frameworks that keep the loop; each module needs its framework."""
+"""Multigrid training inside loops of others; the modules for frameworks need theirs."""

@@ -1,0 +1,299 @@
+"""Multigrid training inside the training loop of PySlowFast, of its later releases and its forks.
+
+    config ── schedule ── sampler ── ClipRequest ── data set, under the config of the clip's shape
+                 │                                     │
+               begin: rate, BN size, config          its own items, collated as the loop does
+
+Nothing of PySlowFast is imported.
+"""
+
+from __future__ import annotations
+
+import copy
+import math
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from itertools import islice
+from typing import Any
+
+from torch import Tensor, nn
+from torch.nn import functional as F
+from torch.nn.modules.utils import _triple
+from torch.optim import Optimizer
+from torch.utils.data import DataLoader, Dataset
+
+from multigrid.batchnorm import GroupedBatchNorm3d, convert_batchnorm, set_group_size
+from multigrid.integrations.pyslowfast_clips import ConfiguredClips
+from multigrid.integrations.pyslowfast_keys import (
+    add_multigrid_config,
+    changed,
+    get_key,
+    schedule_of,
+    set_keys,
+)
+from multigrid.learning_rate import LearningRate
+from multigrid.sampler import MultigridBatchSampler
+from multigrid.schedule import Step
+from multigrid.training import Training
+
+__all__ = ["PySlowFastMultigrid", "add_multigrid_config"]
+
+
+class PySlowFastMultigrid:
+    """Multigrid training by a config of PySlowFast, in a loop of its kind.
+
+        multigrid = PySlowFastMultigrid(cfg, num_videos=len(dataset))
+        model = multigrid.convert(build_model(cfg))
+        loader = multigrid.loader(dataset)
+        for inputs, labels, index, meta in loader:
+            step = multigrid.begin(cfg, optimizer)
+            ...                                       # forward, backward, optimizer.step()
+
+    One pass over the loader is the whole training; `epochs` gives it in epochs. With both cycles
+    off, it is the baseline's. With several processes, make the object after torch.distributed has
+    started.
+
+    Attributes:
+        schedule: what is trained.
+        training: where it is.
+
+    Args:
+        cfg: as it was loaded.
+        num_videos: videos in the training set.
+        learning_rate: the baseline's policy; by default that of SOLVER.
+
+    Raises:
+        ValueError: the config has no schedule, or a training has rewritten it.
+    """
+
+    def __init__(
+        self, cfg: Any, num_videos: int, learning_rate: LearningRate | None = None
+    ) -> None:
+        self.schedule = schedule_of(cfg, num_videos, learning_rate)
+        self.training = Training(self.schedule, seed=cfg.RNG_SEED)
+        self._loaded = copy.deepcopy(cfg)
+        self._given = 0
+        self._phase: int | None = None
+
+    @property
+    def num_epochs(self) -> int:
+        """Passes over the data; the last may be a part of one."""
+        return math.ceil(round(self.schedule.epochs, 6))
+
+    def convert(self, model: nn.Module) -> nn.Module:
+        """Replace BN by BN over a fixed number of clips, and the average pools of heads, whose
+        windows fit the baseline's feature map, by pools that fit any map.
+
+        In evaluation both are what they were. Parameters and buffers stay, and with them an
+        optimizer or a DistributedDataParallel that has them.
+
+        Returns:
+            the model, which is changed in place.
+
+        Raises:
+            ValueError: the model has no `nn.BatchNorm3d` where the schedule has BN sizes, or
+                batch normalisation of another kind.
+        """
+        model = convert_batchnorm(model)
+        grouped = any(isinstance(module, GroupedBatchNorm3d) for module in model.modules())
+        if not grouped and self.schedule.at(0).bn_size is not None:
+            raise ValueError("the model has no nn.BatchNorm3d: set MULTIGRID.BN_BASE_SIZE 0")
+        for name, module in list(model.named_modules()):
+            if any(part.endswith("head") for part in name.split(".")):
+                for child, pool in list(module.named_children()):
+                    if type(pool) is nn.AvgPool3d and _triple(pool.stride) == (1, 1, 1):
+                        setattr(module, child, _TrainingPool(_triple(pool.kernel_size), 1))
+        self.training.model = model
+        return model
+
+    def loader(
+        self, dataset: Dataset[Any], *, by_request: bool = False, **options: Any
+    ) -> DataLoader[Any]:
+        """Return this process's mini-batches, from where the training is to its end.
+
+        Args:
+            dataset: reads the config at every `__getitem__`; see `ConfiguredClips`.
+            by_request: the data set takes a `ClipRequest` itself, as `VideoClips` does.
+            options: those of `DataLoader`. By default, num_workers and pin_memory are the config's,
+                and collate_fn is torch's own or, with `by_request`, `multigrid.collate`.
+
+        Raises:
+            ValueError: see `Training.loader` and `ConfiguredClips`.
+        """
+        defaults: dict[str, Any] = {
+            "num_workers": get_key(self._loaded, "DATA_LOADER.NUM_WORKERS", 0),
+            "pin_memory": get_key(self._loaded, "DATA_LOADER.PIN_MEMORY", False),
+        }
+        if not by_request:
+            dataset = ConfiguredClips(dataset, self._loaded, self.schedule.base)
+            defaults["collate_fn"] = None
+        loader = self.training.loader(dataset, loader=_Loader, **{**defaults, **options})
+        assert isinstance(loader, _Loader)
+        loader.multigrid = self
+        return loader
+
+    def _give(self, iteration: int) -> None:
+        """Note that the loader gives the mini-batch of an iteration.
+
+        Raises:
+            ValueError: it is another than the next to begin.
+        """
+        if iteration != self.training.iteration:
+            raise ValueError(
+                f"the loader comes to iteration {iteration}, and {self.training.iteration} is the "
+                "next to begin: call multigrid.begin for each mini-batch and resume before the "
+                "loader is made; for other uses of training clips, such as precise BN, make "
+                "another loader under multigrid.evaluation(cfg)"
+            )
+        self._given = iteration + 1
+
+    def begin(self, cfg: Any, optimizer: Optimizer) -> Step:
+        """Prepare the model, the optimizer and the config for the mini-batch that the loader gave
+        last, before its forward.
+
+        Where a phase of the schedule begins, the config gets the values of `config_at`.
+
+        Returns:
+            the schedule's step.
+
+        Raises:
+            ValueError: `convert` was not called, or the mini-batch is not there or was begun.
+        """
+        iteration = self.training.iteration
+        if self.training.model is None:
+            raise ValueError("call multigrid.convert(model) before the first begin")
+        if self._given != iteration + 1:
+            raise ValueError(
+                f"iteration {iteration} has no mini-batch yet: call begin once for each that "
+                "multigrid.loader gives"
+            )
+        self.training.optimizer = optimizer
+        step = self.training.begin(iteration)
+        if step.phase != self._phase:
+            set_keys(cfg, self.config_at(iteration))
+            self._phase = step.phase
+        return step
+
+    def config_at(self, iteration: int) -> dict[str, Any]:
+        """Return the values of the config, by key, that belong to an iteration's phase.
+
+        They are its long-cycle shape, its rates, how BN groups lie on processes, the baseline's
+        shape as MULTIGRID.DEFAULT_B, T and S, and `num_epochs` as SOLVER.MAX_EPOCH. Keys that a
+        config lacks are not added to it.
+        """
+        loaded = self._loaded
+        phase = self.schedule.phases[self.schedule.phase_at(iteration)]
+        shape = phase.base_shape
+        clips = max(1, shape.batch // (loaded.NUM_SHARDS * max(1, loaded.NUM_GPUS)))
+        size = phase.bn_sizes[-1] or clips
+        values = {
+            "TRAIN.BATCH_SIZE": shape.batch // loaded.NUM_SHARDS,
+            "DATA.NUM_FRAMES": shape.frames,
+            "DATA.TRAIN_CROP_SIZE": shape.crop,
+            "SOLVER.MAX_EPOCH": self.num_epochs,
+            "BN.NUM_SPLITS": max(1, clips // size),
+            "BN.NUM_SYNC_DEVICES": max(1, size // clips),
+            "MULTIGRID.DEFAULT_B": loaded.TRAIN.BATCH_SIZE,
+            "MULTIGRID.DEFAULT_T": loaded.DATA.NUM_FRAMES,
+            "MULTIGRID.DEFAULT_S": loaded.DATA.TRAIN_CROP_SIZE,
+        }
+        for key in ("BASE_LR", "WARMUP_START_LR", "COSINE_END_LR"):
+            values[f"SOLVER.{key}"] = get_key(loaded, f"SOLVER.{key}", 0.0) * phase.lr_scale
+        if loaded.SOLVER.LR_POLICY == "steps_with_lrs":
+            values["SOLVER.LRS"] = [lr * phase.lr_scale for lr in loaded.SOLVER.LRS]
+        return values
+
+    @contextmanager
+    def evaluation(self, cfg: Any) -> Iterator[None]:
+        """Give the config the values that it was loaded with, except SOLVER.MAX_EPOCH, within the
+        context. Iterate over loaders of validation there.
+
+        A forward in training mode, as for precise BN, has statistics over all clips of its process.
+        """
+        if self.training.model is not None:
+            set_group_size(self.training.model, None)
+        names = self.config_at(0).keys() - {"SOLVER.MAX_EPOCH"}
+        with changed(cfg, {name: get_key(self._loaded, name) for name in names}):
+            yield
+
+    def evaluates_after(self, step: Step) -> bool:
+        """Return whether an evaluation is due after a step: MULTIGRID.EVAL_FREQ of them follow in
+        each phase, at equal distances, the last at its end."""
+        phase = self.schedule.phases[step.phase]
+        times = self._loaded.MULTIGRID.EVAL_FREQ
+        due = (max(1, round(phase.iterations * (k + 1) / times)) for k in range(times))
+        return step.iteration + 1 - phase.start in due
+
+    def resume(self, *, iteration: int | None = None, epoch: int | None = None) -> None:
+        """Go on at an iteration, or at the first one of an epoch, before the loader is made.
+
+        Raises:
+            ValueError: neither or both are given, or the schedule does not have it.
+        """
+        if (iteration is None) == (epoch is None):
+            raise ValueError("give resume an iteration or an epoch")
+        start = self._start_of(epoch) if epoch is not None else iteration or 0
+        if not 0 <= start <= self.schedule.iterations:
+            raise ValueError(
+                f"cannot resume at iteration {start} of a schedule of {self.schedule.iterations}; "
+                "was it another schedule that was trained?"
+            )
+        self.training.iteration = start
+
+    def epochs(self, loader: DataLoader[Any]) -> Iterator[tuple[int, _Epoch]]:
+        """Yield the rest of the training as (number of the epoch, its mini-batches).
+
+        An epoch ends where the next begins: before the first iteration whose clips are all of a
+        later one. An epoch without an iteration is left out.
+        """
+        batches = iter(loader)
+        for epoch in range(self.num_epochs):
+            left = self._start_of(epoch + 1) - self.training.iteration
+            if left > 0:
+                yield epoch, _Epoch(batches, left)
+
+    def _start_of(self, epoch: int) -> int:
+        """Return the first iteration of an epoch, or the end of the training after the last."""
+        if epoch == self.num_epochs:
+            return self.schedule.iterations
+        if not 0 <= epoch < self.num_epochs:
+            raise ValueError(f"the training has {self.num_epochs} epochs, and no epoch {epoch}")
+        return self.schedule.first_iteration_after(epoch * self.schedule.num_videos)
+
+
+@dataclass(frozen=True)
+class _Epoch:
+    """The next `length` mini-batches of a loader that is being iterated over."""
+
+    batches: Iterator[Any]
+    length: int
+
+    def __len__(self) -> int:
+        return self.length
+
+    def __iter__(self) -> Iterator[Any]:
+        return islice(self.batches, self.length)
+
+
+class _Loader(DataLoader[Any]):
+    """A loader whose mini-batches each have to begin before the next is asked for."""
+
+    multigrid: PySlowFastMultigrid
+
+    def __iter__(self) -> Any:
+        assert isinstance(self.batch_sampler, MultigridBatchSampler)
+        for iteration, batch in enumerate(super().__iter__(), self.batch_sampler.start):
+            self.multigrid._give(iteration)
+            yield batch
+
+
+class _TrainingPool(nn.AvgPool3d):
+    """`nn.AvgPool3d` whose window, in training, is the whole map along each axis where it has more
+    than one value."""
+
+    def forward(self, input: Tensor) -> Tensor:
+        if not self.training:
+            return super().forward(input)
+        sides = zip(input.shape[2:], _triple(self.kernel_size), strict=True)
+        return F.avg_pool3d(input, [whole if side > 1 else 1 for whole, side in sides], 1)

@@ -1,0 +1,177 @@
+"""What a config of PySlowFast says of a training, in the words of the method, and changes of it.
+
+A config is any object with PySlowFast's sections and keys: 1.0's, a later release's, a fork's.
+"""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from typing import Any
+
+from multigrid.learning_rate import CosineRate, LearningRate, SteppedRate, Warmup
+from multigrid.schedule import Schedule, make_schedule
+from multigrid.shapes import LONG_CYCLE, SHORT_CYCLE, Shape
+
+__all__ = [
+    "add_multigrid_config",
+    "changed",
+    "get_key",
+    "learning_rate_of",
+    "schedule_of",
+    "set_keys",
+]
+
+_OPTIONS: Mapping[str, Any] = {
+    "SIZE_DIVISOR": 1,
+    "BATCH_EXPONENT": 1.0,
+    "EQUAL_TIME": False,
+    "WARMUP_IN_EPOCHS": False,
+    "FINE_TUNING": True,
+}
+"""Keys that no release of PySlowFast has: options of `make_schedule`, with its defaults."""
+
+_DEFAULTS: Mapping[str, Any] = {
+    **_OPTIONS,
+    "LONG_CYCLE": False,
+    "SHORT_CYCLE": False,
+    "LONG_CYCLE_FACTORS": [list(factors) for factors in LONG_CYCLE],
+    "SHORT_CYCLE_FACTORS": list(SHORT_CYCLE),
+    "EPOCH_FACTOR": 1.5,
+    "BN_BASE_SIZE": 8,
+    "EVAL_FREQ": 3,
+    "LONG_CYCLE_SAMPLING_RATE": 0,
+    "DEFAULT_B": 0,
+    "DEFAULT_T": 0,
+    "DEFAULT_S": 0,
+    "KEEP_FIELD_OF_VIEW": False,
+}
+"""The keys of MULTIGRID."""
+
+
+def get_key(cfg: Any, name: str, default: Any = None) -> Any:
+    """Return the value of a key such as "DATA.NUM_FRAMES", or `default` if the config lacks it."""
+    section, _, key = name.partition(".")
+    return getattr(getattr(cfg, section, None), key, default)
+
+
+def set_keys(cfg: Any, values: Mapping[str, Any]) -> dict[str, Any]:
+    """Set those of the keys that a config has, frozen or not; return their former values."""
+    frozen = hasattr(cfg, "is_frozen") and cfg.is_frozen()
+    if frozen:
+        cfg.defrost()
+    former = dict[str, Any]()
+    for name, value in values.items():
+        section, _, key = name.partition(".")
+        if hasattr(getattr(cfg, section, None), key):
+            former[name] = getattr(getattr(cfg, section), key)
+            setattr(getattr(cfg, section), key, value)
+    if frozen:
+        cfg.freeze()
+    return former
+
+
+@contextmanager
+def changed(cfg: Any, values: Mapping[str, Any]) -> Iterator[None]:
+    """Set those of the keys that a config has, within the context."""
+    former = set_keys(cfg, values)
+    try:
+        yield
+    finally:
+        set_keys(cfg, former)
+
+
+def add_multigrid_config(cfg: Any) -> None:
+    """Add to a config the keys of MULTIGRID that it lacks, before a recipe is merged into it."""
+    section = getattr(cfg, "MULTIGRID", None) or type(cfg)()
+    for key, value in _DEFAULTS.items():
+        if not hasattr(section, key):
+            setattr(section, key, copy.deepcopy(value))
+    cfg.MULTIGRID = section
+
+
+def schedule_of(cfg: Any, num_videos: int, learning_rate: LearningRate | None = None) -> Schedule:
+    """Return the schedule that a config asks for; with both cycles off, the baseline's.
+
+    Args:
+        cfg: as it was loaded. TRAIN.BATCH_SIZE is that of one of NUM_SHARDS machines.
+        num_videos: videos in the training set.
+        learning_rate: the baseline's policy; by default that of SOLVER.
+
+    Raises:
+        ValueError: the config has no schedule, or is no longer as it was loaded.
+    """
+    _check(cfg)
+    cycles = cfg.MULTIGRID
+    base = Shape(
+        cfg.TRAIN.BATCH_SIZE * cfg.NUM_SHARDS, cfg.DATA.NUM_FRAMES, cfg.DATA.TRAIN_CROP_SIZE
+    )
+    rate = learning_rate_of(cfg) if learning_rate is None else learning_rate
+    if not (cycles.LONG_CYCLE or cycles.SHORT_CYCLE):
+        off: dict[str, Any] = {"epoch_factor": 1.0, "long_cycle": (), "short_cycle": ()}
+        return make_schedule(base, num_videos, rate, bn_size=None, **off)
+    options = {key.lower(): getattr(cycles, key, value) for key, value in _OPTIONS.items()}
+    return make_schedule(
+        base,
+        num_videos,
+        rate,
+        epoch_factor=cycles.EPOCH_FACTOR,
+        long_cycle=[(t, s) for t, s in cycles.LONG_CYCLE_FACTORS] if cycles.LONG_CYCLE else (),
+        short_cycle=cycles.SHORT_CYCLE_FACTORS if cycles.SHORT_CYCLE else (),
+        bn_size=cycles.BN_BASE_SIZE or None,
+        batch_rate_rule=get_key(cfg, "SOLVER.BATCH_RATE_RULE", "linear"),
+        **options,
+    )
+
+
+def _check(cfg: Any) -> None:
+    """Raise ValueError if a config has no cycles, other BN, or values of a training's phase."""
+    if not hasattr(cfg, "MULTIGRID"):
+        raise ValueError(
+            "the config has no section MULTIGRID: call add_multigrid_config(cfg) before a recipe "
+            "is merged into it"
+        )
+    if get_key(cfg, "MULTIGRID.DEFAULT_B", 0):
+        raise ValueError(
+            f"MULTIGRID.DEFAULT_B is {cfg.MULTIGRID.DEFAULT_B}: a training has rewritten the "
+            "config; give it as it was loaded, and leave out the release's own multigrid schedule"
+        )
+    norm = get_key(cfg, "BN.NORM_TYPE", "batchnorm")
+    if norm != "batchnorm":
+        raise ValueError(
+            f"BN.NORM_TYPE is {norm}, which cannot be over MULTIGRID.BN_BASE_SIZE clips at every "
+            "shape: set it to batchnorm, and convert does the rest"
+        )
+
+
+def learning_rate_of(cfg: Any) -> LearningRate:
+    """Return the policy of SOLVER: `cosine`, `steps_with_relative_lrs`, whose LRS are multiples of
+    BASE_LR, or `steps_with_lrs`, whose LRS are rates.
+
+    Raises:
+        ValueError: another policy, or steps and rates that do not fit.
+    """
+    solver = cfg.SOLVER
+    policy = solver.LR_POLICY
+    end = float(solver.MAX_EPOCH)
+    warmup = Warmup(solver.WARMUP_START_LR, solver.WARMUP_EPOCHS)
+    if get_key(cfg, "SOLVER.COSINE_AFTER_WARMUP", False):
+        policy += " with COSINE_AFTER_WARMUP True"
+    if policy == "cosine":
+        return CosineRate(solver.BASE_LR, end, get_key(cfg, "SOLVER.COSINE_END_LR", 0.0), warmup)
+    if solver.LR_POLICY not in ("steps_with_relative_lrs", "steps_with_lrs"):
+        raise ValueError(
+            f"SOLVER.LR_POLICY {policy} is not known here: set cosine, steps_with_relative_lrs or "
+            "steps_with_lrs, or give PySlowFastMultigrid a learning_rate, such as CosineRate(...)"
+        )
+    # Recipes list surplus rates, and some a last step at MAX_EPOCH: no iteration gets to them.
+    starts = [float(step) for step in solver.STEPS if step < end] or [0.0]
+    rates = list(solver.LRS)[: len(starts)] or [solver.GAMMA**j for j in range(len(starts))]
+    if starts[0] != 0 or len(rates) != len(starts):
+        raise ValueError(
+            f"SOLVER.STEPS {list(solver.STEPS)} must start at epoch 0, and SOLVER.LRS "
+            f"{list(solver.LRS)} have a rate for each"
+        )
+    unit = 1.0 if solver.LR_POLICY == "steps_with_lrs" and solver.LRS else solver.BASE_LR
+    return SteppedRate((*starts[1:], end), tuple(unit * rate for rate in rates), warmup)

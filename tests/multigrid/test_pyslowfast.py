@@ -1,0 +1,500 @@
+"""PySlowFast's loop: what its config asks for, its data sets under each shape, its heads.
+
+The example, which trains by PySlowFast 1.0's own parts, is in tests/test_pyslowfast_loop.py."""
+
+from __future__ import annotations
+
+import random
+import warnings
+from pathlib import Path
+
+import cv2
+import numpy as np
+import pytest
+import torch
+import torch.distributed as dist
+from fvcore.common.config import CfgNode
+from torch import nn
+from torch.nn.parallel import DistributedDataParallel
+from torch.utils.data import DataLoader, Dataset
+
+from multigrid import ClipRequest, CosineRate, GroupedBatchNorm3d, Shape
+from multigrid.integrations.pyslowfast import PySlowFastMultigrid, add_multigrid_config
+from multigrid.integrations.pyslowfast_clips import ConfiguredClips
+from multigrid.integrations.pyslowfast_keys import learning_rate_of
+from slowfast_patches.config.load import parse_recipe
+from slowfast_patches.config.schedule import recipe_at, schedule_of
+from slowfast_patches.train.state import evaluation_iterations
+
+VIDEOS = 24
+
+# As a later release's: frame lists, a head that pools any map, keys of BN that 1.0 lacks.
+RECIPE = """
+MULTIGRID: {LONG_CYCLE: True, SHORT_CYCLE: True, BN_BASE_SIZE: 4, EPOCH_FACTOR: 2.0, EVAL_FREQ: 2}
+TRAIN: {BATCH_SIZE: 4, DATASET: ssv2}
+DATA: {PATH_TO_DATA_DIR: '', PATH_PREFIX: '', NUM_FRAMES: 8, SAMPLING_RATE: 2,
+       TRAIN_JITTER_SCALES: [36, 40], TRAIN_CROP_SIZE: 32, TEST_CROP_SIZE: 32}
+BN: {NORM_TYPE: batchnorm, NUM_SPLITS: 1, NUM_SYNC_DEVICES: 1, WEIGHT_DECAY: 0.0}
+SOLVER: {BASE_LR: 0.1, LR_POLICY: steps_with_relative_lrs, STEPS: [0, 4, 6],
+         LRS: [1, 0.1, 0.01, 0.001], GAMMA: 0.1, MAX_EPOCH: 6, WARMUP_EPOCHS: 0.5,
+         WARMUP_START_LR: 0.02, COSINE_END_LR: 0.0}
+DATA_LOADER: {NUM_WORKERS: 0, PIN_MEMORY: False}
+NUM_GPUS: 1
+NUM_SHARDS: 1
+RNG_SEED: 3
+"""
+
+
+def new_config(*pairs: object) -> CfgNode:
+    cfg = CfgNode(CfgNode.load_cfg(RECIPE))
+    add_multigrid_config(cfg)
+    for name, value in zip(pairs[::2], pairs[1::2], strict=True):
+        section, _, key = str(name).rpartition(".")
+        setattr(getattr(cfg, section) if section else cfg, key, value)
+    return cfg
+
+
+def new_multigrid(cfg: CfgNode, **options: object) -> PySlowFastMultigrid:
+    with warnings.catch_warnings():
+        warnings.filterwarnings("ignore", ".*follow the last coarse shape")
+        return PySlowFastMultigrid(cfg, VIDEOS, **options)
+
+
+class Asked(Dataset):
+    """Notes, as its item, what it sees of its config and draws from the global generators."""
+
+    def __init__(self, cfg: CfgNode) -> None:
+        self.cfg = cfg
+
+    def __len__(self) -> int:
+        return VIDEOS
+
+    def __getitem__(self, index: int):
+        data = self.cfg.DATA
+        clip = torch.full((3, data.NUM_FRAMES, data.TRAIN_CROP_SIZE, data.TRAIN_CROP_SIZE), 1.0)
+        draws = [random.random(), float(np.random.rand()), float(torch.rand(1))]
+        cycles = self.cfg.MULTIGRID
+        own = [cycles.SHORT_CYCLE, cycles.DEFAULT_S, cycles.LONG_CYCLE_SAMPLING_RATE]
+        asked = [data.SAMPLING_RATE, *data.TRAIN_JITTER_SCALES, *own]
+        return [clip[:, ::2], clip], index % 2, index, {"asked": asked, "draws": draws}
+
+
+class Late(Dataset):
+    """Frame lists as the later releases' SSv2 has them, and their items: a frame from each of
+    NUM_FRAMES parts of the video, at random in training."""
+
+    def __init__(self, cfg: CfgNode, mode: str) -> None:
+        self.cfg, self.mode = cfg, mode
+        self.videos: dict[str, list[str]] = {}
+        lines = (Path(cfg.DATA.PATH_TO_DATA_DIR) / f"{mode}.csv").read_text().splitlines()
+        for line in lines[1:]:
+            video, _, _, path, _ = line.split()
+            self.videos.setdefault(video, []).append(path)
+
+    def __len__(self) -> int:
+        return len(self.videos)
+
+    def __getitem__(self, index: int):
+        paths = [*self.videos.values()][index]
+        count, crop = self.cfg.DATA.NUM_FRAMES, self.cfg.DATA.TRAIN_CROP_SIZE
+        part = len(paths) / count
+        chosen = [int(part * (n + random.random())) for n in range(count)]
+        side = round(np.random.uniform(*self.cfg.DATA.TRAIN_JITTER_SCALES))
+        folder = Path(self.cfg.DATA.PATH_PREFIX)
+        images = [cv2.resize(cv2.imread(str(folder / paths[n])), (side, side)) for n in chosen]
+        x, y = np.random.randint(0, side - crop + 1, 2)
+        clip = np.stack(images)[:, y : y + crop, x : x + crop].astype(np.float32)
+        frames = torch.as_tensor(clip).permute(3, 0, 1, 2)
+        time = np.asarray(chosen, np.float32)[:1]
+        return [frames], index % 2, index, time, {}
+
+
+@pytest.fixture(scope="module")
+def frame_lists(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("frames")
+    lines = ["original_vido_id video_id frame_id path labels"]
+    for video in range(VIDEOS):
+        for frame in range(16):
+            name = f"{video}_{frame}.jpg"
+            cv2.imwrite(str(folder / name), np.full((40, 48, 3), 5 * video + frame, np.uint8))
+            lines.append(f'v{video} {video} {frame} {name} "{video % 2}"')
+    (folder / "train.csv").write_text("\n".join(lines))
+    return folder
+
+
+class Head(nn.Module):
+    """Pools a window of the size of the baseline's map, as 1.0's does."""
+
+    def __init__(self, window: list[int]) -> None:
+        super().__init__()
+        self.pathway0_avgpool = nn.AvgPool3d(window, stride=1)
+        self.projection = nn.Linear(4, 2)
+
+    def forward(self, x):
+        pooled = self.pathway0_avgpool(x).permute(0, 2, 3, 4, 1)
+        scores = self.projection(pooled)
+        return scores.flatten(1) if self.training else scores.softmax(4).mean((1, 2, 3))
+
+
+class Net(nn.Module):
+    def __init__(self, window: tuple[int, int, int] = (8, 8, 8)) -> None:
+        super().__init__()
+        torch.manual_seed(0)
+        self.conv, self.bn = nn.Conv3d(3, 4, 3, (1, 4, 4), 1), nn.BatchNorm3d(4)
+        self.pool = nn.AvgPool3d((1, 1, 1), stride=1)
+        self.head = Head([*window])
+
+    def forward(self, pathways):
+        return self.head(self.pool(self.bn(self.conv(pathways[-1])).relu()))
+
+
+def train(multigrid, cfg, loader, stop=None, model=None):
+    """What the loop saw: steps, items and rates; and its model."""
+    model = multigrid.convert(Net()) if model is None else model
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.0)
+    seen = []
+    for inputs, labels, index, *_, meta in loader:
+        step = multigrid.begin(cfg, optimizer)
+        loss = nn.functional.cross_entropy(model(inputs), labels)
+        optimizer.zero_grad()
+        loss.backward()
+        optimizer.step()
+        size = next(m.group_size for m in model.modules() if isinstance(m, GroupedBatchNorm3d))
+        rate = optimizer.param_groups[0]["lr"]
+        shape = Shape(len(labels), *inputs[-1].shape[2:4])
+        seen.append((step, shape, rate, size, index.tolist(), meta, loss.item()))
+        if step.iteration == stop:
+            break
+    return seen, model
+
+
+# --- the schedule of a config is the trainer's
+
+
+CYCLES_OFF = ("MULTIGRID.LONG_CYCLE", False, "MULTIGRID.SHORT_CYCLE", False)
+
+
+@pytest.mark.parametrize(
+    "pairs",
+    [
+        (),
+        CYCLES_OFF,
+        ("MULTIGRID.LONG_CYCLE", False),
+        ("MULTIGRID.SHORT_CYCLE", False),
+        ("SOLVER.LR_POLICY", "cosine", "SOLVER.COSINE_END_LR", 0.001, "SOLVER.MAX_EPOCH", 24),
+        ("SOLVER.LRS", []),
+        ("NUM_SHARDS", 2, "TRAIN.BATCH_SIZE", 2),
+        ("MULTIGRID.SIZE_DIVISOR", 8, "MULTIGRID.WARMUP_IN_EPOCHS", True),
+        ("MULTIGRID.BATCH_EXPONENT", 0.5, "SOLVER.BATCH_RATE_RULE", "sqrt"),
+    ],
+    ids=str,
+)
+def test_schedule_and_rewritten_keys_are_the_trainer_s(pairs):
+    cfg = new_config(*pairs)
+    recipe = parse_recipe(cfg.dump() + f"SOLVER.BATCH_RATE_RULE: {rule_of(pairs)}\n", "the test")
+    schedule = schedule_of(recipe, VIDEOS)
+    multigrid = new_multigrid(cfg)
+    assert [*multigrid.schedule.steps()] == [*schedule.steps()]
+    for phase in schedule.phases:
+        theirs = recipe_at(recipe, schedule, phase.start)
+        for key, value in multigrid.config_at(phase.start).items():
+            if not key.startswith(("BN.", "MULTIGRID.", "SOLVER.MAX")):
+                assert value == theirs[key], key
+
+
+def rule_of(pairs):
+    return pairs[-1] if "SOLVER.BATCH_RATE_RULE" in pairs else "linear"
+
+
+def test_absolute_rates_are_taken_as_they_are():
+    cfg = new_config("SOLVER.LR_POLICY", "steps_with_lrs", "SOLVER.LRS", [0.3, 0.02, 0.001])
+    assert learning_rate_of(cfg).rates == (0.3, 0.02)
+    assert new_multigrid(cfg).config_at(0)["SOLVER.LRS"] == pytest.approx([2.4, 0.16, 0.008])
+
+
+def test_evaluations_are_the_trainer_s():
+    cfg = new_config()
+    multigrid = new_multigrid(cfg)
+    recipe = parse_recipe(cfg.dump(), "the test")
+    due = {s.iteration + 1 for s in multigrid.schedule.steps() if multigrid.evaluates_after(s)}
+    assert due == evaluation_iterations(recipe, multigrid.schedule)
+
+
+@pytest.mark.parametrize(
+    ("pairs", "message"),
+    [
+        (("SOLVER.LR_POLICY", "exponential"), "exponential is not known here"),
+        (("SOLVER.LR_POLICY", "cosine", "SOLVER.COSINE_AFTER_WARMUP", True), "give .* a learning"),
+        (("SOLVER.STEPS", [1, 4]), "must start at epoch 0"),
+        (("SOLVER.LRS", [1]), "a rate for each"),
+        (("BN.NORM_TYPE", "sub_batchnorm"), "set it to batchnorm"),
+        (("MULTIGRID.DEFAULT_B", 4), "as it was loaded"),
+        (("SOLVER.MAX_EPOCH", 1, "SOLVER.STEPS", [0, 0.5]), "too short"),
+    ],
+)
+def test_a_config_without_a_schedule_is_refused(pairs, message):
+    with pytest.raises(ValueError, match=message):
+        new_multigrid(new_config(*pairs))
+
+
+def test_a_fork_s_own_policy_can_be_given():
+    cfg = new_config("SOLVER.LR_POLICY", "exponential")
+    multigrid = new_multigrid(cfg, learning_rate=CosineRate(0.4, 24.0))
+    assert multigrid.schedule.at(0).lr == pytest.approx(0.4 * 8)
+
+
+def test_keys_are_added_only_where_they_are_missing():
+    cfg = CfgNode({"MULTIGRID": CfgNode({"EPOCH_FACTOR": 3.0})})
+    add_multigrid_config(cfg)
+    assert (cfg.MULTIGRID.EPOCH_FACTOR, cfg.MULTIGRID.BN_BASE_SIZE) == (3.0, 8)
+    other = CfgNode()
+    add_multigrid_config(other)
+    other.MULTIGRID.LONG_CYCLE_FACTORS[0][0] = 0.0
+    assert cfg.MULTIGRID.LONG_CYCLE_FACTORS[0][0] == 0.25
+    with pytest.raises(ValueError, match="call add_multigrid_config"):
+        new_multigrid(CfgNode({"SOLVER": CfgNode()}))
+
+
+# --- the data set under the config of each shape
+
+
+def test_a_clip_is_read_under_its_shape_and_the_config_is_as_before():
+    cfg = new_config("MULTIGRID.DEFAULT_S", 32, "MULTIGRID.LONG_CYCLE_SAMPLING_RATE", 8)
+    before = cfg.dump()
+    clips = ConfiguredClips(Asked(cfg), new_config(), Shape(4, 8, 32))
+    frames, *_ = clips[ClipRequest(5, 0, Shape(32, 2, 16), 0)]
+    assert [tuple(part.shape) for part in frames] == [(3, 1, 16, 16), (3, 2, 16, 16)]
+    requests = [ClipRequest(v, e, Shape(32, 2, 16), 0) for v in range(VIDEOS) for e in range(3)]
+    asked = [clips[request][3]["asked"] for request in requests]
+    assert {stride for stride, *_ in asked} == set(range(2, 9)), "from τ to τ·T/t"
+    assert {(low, high) for _, low, high, *_ in asked} == {(18, 40)}, "from min·h/H to max"
+    assert {tuple(own) for _, _, _, *own in asked} == {(False, 0, 0)}, "no multigrid of its own"
+    base = clips[ClipRequest(5, 0, Shape(4, 8, 32), 0)][3]["asked"]
+    assert base[:3] == [2, 36, 40]
+    assert cfg.dump() == before
+
+
+def test_draws_follow_seed_epoch_and_video_and_leave_the_generators_alone():
+    clips = ConfiguredClips(Asked(new_config()), new_config(), Shape(4, 8, 32))
+    random.seed(1)
+    np.random.seed(1)
+    torch.manual_seed(1)
+    states = random.getstate(), np.random.get_state()[1].tolist(), torch.get_rng_state().tolist()
+
+    def draws(video, epoch, shape):
+        return tuple(clips[ClipRequest(video, epoch, shape, 0)][3]["draws"])
+
+    coarse, base = Shape(32, 2, 16), Shape(4, 8, 32)
+    keys = [(video, epoch) for video in (0, 1) for epoch in (0, 1)]
+    assert len({draws(*key, base) for key in keys}) == 4
+    assert all(draws(*key, base) == draws(*key, coarse) for key in keys)
+    after = random.getstate(), np.random.get_state()[1].tolist(), torch.get_rng_state().tolist()
+    assert after == states
+
+
+def test_a_frozen_config_stays_frozen_and_a_failing_clip_leaves_it_as_it_was():
+    cfg = new_config()
+    dataset = Asked(cfg)
+    cfg.freeze()
+    clips = ConfiguredClips(dataset, cfg, Shape(4, 8, 32))
+    assert clips[ClipRequest(0, 0, Shape(32, 2, 16), 0)][0][1].shape[1] == 2
+    with pytest.raises(TypeError):
+        clips[ClipRequest(None, 0, Shape(32, 2, 16), 0)]
+    assert cfg.is_frozen()
+    assert (cfg.DATA.NUM_FRAMES, cfg.DATA.TRAIN_CROP_SIZE) == (8, 32)
+
+
+def test_a_data_set_that_does_not_follow_its_config_is_refused():
+    class Fixed(Asked):
+        def __getitem__(self, index):
+            return torch.zeros(3, 8, 32, 32), 0, index, {}
+
+    multigrid = new_multigrid(new_config())
+    with pytest.raises(ValueError, match=r"no attribute cfg: have it read DATA\.NUM_FRAMES"):
+        multigrid.loader(DataLoader([1]))
+    with pytest.raises(ValueError, match=r"Fixed gave a clip of \(3, 8, 32, 32\)"):
+        next(iter(multigrid.loader(Fixed(new_config()))))
+
+
+# --- the loop
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("workers", [0, 2])
+def test_frame_lists_of_a_later_release_train_by_the_schedule(frame_lists, workers):
+    folder = str(frame_lists)
+    cfg = new_config("DATA.PATH_TO_DATA_DIR", folder, "DATA.PATH_PREFIX", folder)
+    multigrid = new_multigrid(cfg)
+    loader = multigrid.loader(Late(cfg, "train"), num_workers=workers)
+    model, expected = multigrid.convert(Net()), multigrid.schedule.steps()
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.0)
+    times = []
+    for wanted, (frames, _, index, time, _) in zip(expected, loader, strict=True):
+        assert multigrid.begin(cfg, optimizer) == wanted
+        assert Shape(len(index), *frames[0].shape[2:4]) == wanted.shape
+        times.append(time.sum().item())
+    assert times == [batch[3].sum().item() for batch in fresh_loader(cfg, folder)]
+
+
+def fresh_loader(cfg, folder):
+    """The same clips, read in this process."""
+    again = new_multigrid(new_config("DATA.PATH_TO_DATA_DIR", folder, "DATA.PATH_PREFIX", folder))
+    model = again.convert(Net())
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.0)
+    for batch in again.loader(Late(again._loaded, "train")):
+        again.begin(cfg, optimizer)
+        yield batch
+
+
+def test_the_loop_follows_the_schedule_and_the_config_its_phases():
+    cfg = new_config()
+    cfg.freeze()
+    multigrid = new_multigrid(cfg)
+    model = multigrid.convert(Net())
+    optimizer = torch.optim.SGD([{"params": model.parameters(), "lr_scale": 0.5}], lr=0.0)
+    seen = []
+    for _inputs, _labels, _index, _meta in multigrid.loader(Asked(cfg)):
+        step = multigrid.begin(cfg, optimizer)
+        assert optimizer.param_groups[0]["lr"] == step.lr * 0.5
+        assert model.bn.group_size == step.bn_size
+        seen.append((cfg.TRAIN.BATCH_SIZE, cfg.DATA.NUM_FRAMES, cfg.DATA.TRAIN_CROP_SIZE))
+        assert pytest.approx(0.1 * cfg.TRAIN.BATCH_SIZE / 4) == cfg.SOLVER.BASE_LR
+        assert cfg.BN.NUM_SPLITS == cfg.TRAIN.BATCH_SIZE // 4
+        with multigrid.evaluation(cfg):
+            inside = (cfg.TRAIN.BATCH_SIZE, cfg.DATA.NUM_FRAMES, cfg.DATA.TRAIN_CROP_SIZE)
+            assert (*inside, cfg.SOLVER.BASE_LR, cfg.MULTIGRID.DEFAULT_B) == (4, 8, 32, 0.1, 0)
+            assert (cfg.SOLVER.MAX_EPOCH, model.bn.group_size) == (12, None)
+    assert len(seen) == multigrid.schedule.iterations
+    assert [*dict.fromkeys(seen)] == [(32, 2, 23), (16, 4, 23), (8, 4, 32), (4, 8, 32)]
+    assert (cfg.MULTIGRID.DEFAULT_B, cfg.MULTIGRID.DEFAULT_T, cfg.MULTIGRID.DEFAULT_S) == (4, 8, 32)
+    assert cfg.is_frozen()
+
+
+def test_epochs_hold_every_iteration_once_and_end_where_the_data_do():
+    cfg = new_config()
+    multigrid = new_multigrid(cfg)
+    model = multigrid.convert(Net())
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.0)
+    starts = {}
+    for epoch, batches in multigrid.epochs(multigrid.loader(Asked(cfg))):
+        steps = [multigrid.begin(cfg, optimizer) for _ in batches]
+        assert len(batches) == len(steps)
+        starts[epoch] = steps[0]
+    assert multigrid.training.iteration == multigrid.schedule.iterations
+    assert max(starts) == multigrid.num_epochs - 1 == 11
+    for epoch, step in starts.items():
+        assert epoch * VIDEOS <= step.first_clip < (epoch + 1) * VIDEOS
+        again = new_multigrid(new_config())
+        again.resume(epoch=epoch)
+        assert again.training.iteration == step.iteration
+
+
+@pytest.mark.slow
+def test_a_training_goes_on_bit_for_bit_inside_a_phase():
+    cfg = new_config()
+    multigrid = new_multigrid(cfg)
+    whole, model = train(multigrid, cfg, multigrid.loader(Asked(cfg)))
+    later = new_config()
+    first = new_multigrid(later)
+    _, half = train(first, later, first.loader(Asked(later)), stop=9)
+    again_cfg = new_config()
+    again = new_multigrid(again_cfg)
+    again.resume(iteration=10)
+    rest, ended = train(again, again_cfg, again.loader(Asked(again_cfg)), model=again.convert(half))
+    assert [row[:5] for row in rest] == [row[:5] for row in whole[10:]]
+    assert [row[-1] for row in rest] == [row[-1] for row in whole[10:]]
+    assert all(map(torch.equal, ended.state_dict().values(), model.state_dict().values()))
+    assert again_cfg.dump() == cfg.dump()
+
+
+@pytest.mark.parametrize("options", [{}, {"iteration": 1, "epoch": 1}, {"iteration": -1}])
+def test_what_cannot_be_resumed_is_refused(options):
+    with pytest.raises(ValueError, match="resume"):
+        new_multigrid(new_config()).resume(**options)
+    with pytest.raises(ValueError, match="no epoch 99"):
+        new_multigrid(new_config()).resume(epoch=99)
+
+
+def test_mini_batches_that_do_not_begin_once_each_are_refused():
+    cfg = new_config()
+    multigrid = new_multigrid(cfg)
+    optimizer = torch.optim.SGD([nn.Parameter(torch.zeros(1))], lr=0.0)
+    with pytest.raises(ValueError, match=r"call multigrid\.convert"):
+        multigrid.begin(cfg, optimizer)
+    multigrid.convert(Net())
+    loader = multigrid.loader(Asked(cfg))
+    with pytest.raises(ValueError, match="no mini-batch yet"):
+        multigrid.begin(cfg, optimizer)
+    batches = iter(loader)
+    next(batches)
+    multigrid.begin(cfg, optimizer)
+    with pytest.raises(ValueError, match="no mini-batch yet"):
+        multigrid.begin(cfg, optimizer)
+    next(batches)
+    with pytest.raises(ValueError, match="the loader comes to iteration 2, and 1 is the next"):
+        next(batches)
+    with pytest.raises(ValueError, match="the loader comes to iteration 0, and 1 is the next"):
+        next(iter(loader))
+
+
+# --- the model
+
+
+def test_heads_pool_any_map_in_training_and_their_window_in_evaluation():
+    released, clip = Net().eval(), torch.randn(4, 3, 8, 48, 48)
+    expected = released([clip])
+    model = new_multigrid(new_config()).convert(released)
+    assert torch.equal(model.eval()([clip]), expected), "a larger test crop slides the window"
+    assert type(model.pool) is nn.AvgPool3d
+    model.train()
+    for frames, crop in ((8, 32), (2, 16), (4, 23)):
+        clip = torch.randn(4, 3, frames, crop, crop, requires_grad=True)
+        features = model.pool(model.bn(model.conv(clip)).relu())
+        pooled = model.head.projection(features.mean((2, 3, 4)))
+        assert torch.allclose(model([clip]), pooled, atol=1e-6)
+    assert model.state_dict().keys() == Net().state_dict().keys()
+
+
+def test_a_window_of_one_value_leaves_its_axis_alone():
+    model = new_multigrid(new_config()).convert(Net((8, 1, 1)))
+    assert model.train().head.pathway0_avgpool(torch.zeros(1, 4, 2, 5, 6)).shape[2:] == (1, 5, 6)
+
+
+def test_a_model_without_bn_is_refused_unless_its_size_is_zero():
+    plain = nn.Sequential(nn.Conv3d(3, 4, 3))
+    with pytest.raises(ValueError, match=r"set MULTIGRID\.BN_BASE_SIZE 0"):
+        new_multigrid(new_config()).convert(plain)
+    assert new_multigrid(new_config("MULTIGRID.BN_BASE_SIZE", 0)).convert(plain) is plain
+
+
+@pytest.mark.slow
+def test_a_model_may_be_in_distributed_data_parallel():
+    """As build_model of PySlowFast gives it, on several GPUs."""
+    dist.init_process_group("gloo", store=dist.HashStore(), rank=0, world_size=1)
+    try:
+        losses = []
+        for wrap in (lambda model: model, DistributedDataParallel):
+            cfg = new_config()
+            multigrid = new_multigrid(cfg)
+            model = multigrid.convert(wrap(Net()))
+            seen, _ = train(multigrid, cfg, multigrid.loader(Asked(cfg)), 12, model)
+            losses.append([row[-1] for row in seen])
+        assert losses[0] == losses[1]
+        assert len(losses[0]) == 13
+    finally:
+        dist.destroy_process_group()
+
+
+def test_a_data_set_by_request_is_asked_as_it_is():
+    class ByRequest(Dataset):
+        def __len__(self):
+            return VIDEOS
+
+        def __getitem__(self, request):
+            side = request.shape.crop
+            clip = np.zeros((request.shape.frames, side, side, 3), np.uint8)
+            return {"clip": clip, "label": 0, "flip": False, "iteration": request.iteration}
+
+    multigrid = new_multigrid(new_config())
+    batch = next(iter(multigrid.loader(ByRequest(), by_request=True)))
+    assert Shape(*batch["clips"].shape[:3]) == multigrid.schedule.at(0).shape

@@ -161,9 +161,9 @@ def decode(sentence: Sentence) -> Iterator[VideoFrame]:
     count = 0
     size = None
     with readable(), open_video(str(sentence.video)) as (container, stream):
-        rate = stream.average_rate or stream.guessed_rate or FPS
+        rate = float(stream.average_rate or stream.guessed_rate or FPS)
         if round(rate) != FPS:
-            raise UnreadableVideoError(f"has {float(rate):g} frames a second, not {FPS}")
+            raise UnreadableVideoError(f"has {rate:g} frames a second, not {FPS}")
         for frame in container.decode(stream):
             if (frame.width, frame.height) != (size := size or (frame.width, frame.height)):
                 raise UnreadableVideoError("has frames of several sizes")

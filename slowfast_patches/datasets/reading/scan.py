@@ -157,7 +157,7 @@ def _frame_rate(stream: VideoStream, timestamps: NDArray[np.int64]) -> float:
     ticks = int(np.ptp(timestamps))
     if not ticks or not stream.time_base:
         raise UnreadableVideoError("does not say its frame rate")
-    return (len(timestamps) - 1) / float(ticks * stream.time_base)
+    return (len(timestamps) - 1) / (ticks * float(stream.time_base))
 
 
 def _is_entry(container: InputContainer, stream: VideoStream, timestamp: int) -> bool:

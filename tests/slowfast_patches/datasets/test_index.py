@@ -24,6 +24,7 @@ from slowfast_patches.datasets.preparing.encode import write_prepared
 from slowfast_patches.datasets.reading import index as reading_index
 from slowfast_patches.datasets.reading import scan as scanning
 from slowfast_patches.datasets.reading.index import VideoIndex, index_files, load_index, open_index
+from slowfast_patches.datasets.reading.limits import ReadingLimits
 from slowfast_patches.datasets.reading.scan import scan
 from slowfast_patches.datasets.reading.video_record import Kind, UnreadableVideoError, VideoRecord
 from slowfast_patches.utils.processes import Died
@@ -281,10 +282,10 @@ def test_an_unchanged_index_of_3000_videos_opens_within_a_third_of_a_second(tmp_
 # Interruptions, and several processes.
 
 
-def interrupt_at(count: int) -> Callable[[str, int], VideoRecord]:
+def interrupt_at(count: int) -> Callable[[str, ReadingLimits], VideoRecord]:
     calls = list[str]()
 
-    def interrupted(path: str, _: int) -> VideoRecord:
+    def interrupted(path: str, _: ReadingLimits) -> VideoRecord:
         calls.append(path)
         if len(calls) > count:
             raise KeyboardInterrupt
@@ -315,10 +316,10 @@ def open_as_rank(rank: int, meeting: Path, folder: Path, results: Queue) -> None
     patience = timedelta(seconds=1)
     dist.init_process_group("gloo", f"file://{meeting}", patience, 2, rank)
 
-    def slowly(path: str, max_pixels: int) -> VideoRecord:
+    def slowly(path: str, limits: ReadingLimits) -> VideoRecord:
         assert rank == 0
         time.sleep(0.4)
-        return scan(path, max_pixels)
+        return scan(path, limits)
 
     scanning.scan = slowly
     index = opened(folder)

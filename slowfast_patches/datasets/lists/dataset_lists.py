@@ -83,14 +83,14 @@ def count_list(recipe: Recipe, split: str) -> int | None:
     return len(read_list(recipe, split)) if list_path(recipe, split).is_file() else None
 
 
-def list_digest(recipe: Recipe, videos: Sequence[Any]) -> str:
-    """SHA-256 of the training list: the videos' paths and labels, in order.
+def list_digest(recipe: Recipe, videos: Sequence[Any], split: str = "train") -> str:
+    """SHA-256 of the list of a split: the videos' paths and labels, in order.
 
     Paths are as the list has them, before DATA.PATH_PREFIX: the data may move. Of a frame list it
     is the videos' names, and the labels of their frames.
     """
     digest = hashlib.sha256()
-    path = list_path(recipe, "train")
+    path = list_path(recipe, split)
     root = os.path.join(str(Path(recipe.data.path_prefix or path.parent)), "")
     for video in videos:
         if isinstance(video, FrameVideo):

@@ -31,6 +31,7 @@ from slowfast_patches.datasets.reading.shared_list import SharedList
 from slowfast_patches.datasets.reading.video_record import Kind, UnreadableVideoError, VideoRecord
 from slowfast_patches.utils.distributed import from_main
 from slowfast_patches.utils.files import written_whole
+from slowfast_patches.utils.signals import stop_if_asked
 from slowfast_patches.utils.tables import first_few
 
 __all__ = ["VideoIndex", "index_files", "load_index", "open_index", "unlisted"]
@@ -41,6 +42,7 @@ _VERSION = 3
 """To be raised when the file's form changes, or what `scan` finds in the same video."""
 _SAVE_SECONDS = 60.0
 """How often what is found is saved: a list may take hours, and any process may be killed."""
+_STOPPED = "while videos were scanned; the same command goes on from what was found"
 _THREADS = 32
 """Of asking for sizes and times, which on a network disk is all waiting."""
 
@@ -122,6 +124,7 @@ def _open(
         with contextlib.closing(each):
             for path, record in bar:
                 known[left[path]] = _entry(status[left[path]], record)
+                stop_if_asked(_STOPPED)
                 if time.monotonic() - saved > _SAVE_SECONDS:
                     _save(csv, known)
                     saved = time.monotonic()

@@ -8,6 +8,7 @@ import multiprocessing
 import os
 import pickle
 import shutil
+import signal
 import time
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
@@ -17,6 +18,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+import torch
 import torch.distributed as dist
 
 from multigrid import Video
@@ -27,6 +29,9 @@ from slowfast_patches.datasets.reading.index import VideoIndex, index_files, loa
 from slowfast_patches.datasets.reading.limits import ReadingLimits
 from slowfast_patches.datasets.reading.scan import scan
 from slowfast_patches.datasets.reading.video_record import Kind, UnreadableVideoError, VideoRecord
+from slowfast_patches.launch.stopping import StopRequest, TrainingInterruptedError
+from slowfast_patches.utils.command_line import exit_status
+from slowfast_patches.utils.distributed import World
 from slowfast_patches.utils.processes import Died
 from tests.slowfast_patches.datasets.made_videos import grey, write_jpeg, write_video
 
@@ -303,6 +308,20 @@ def test_a_building_that_was_interrupted_continues(data, monkeypatch):
     assert_right(opened(data), videos(data))
 
 
+def scan_and_stop(path: str, limits: ReadingLimits) -> VideoRecord:
+    os.kill(os.getpid(), signal.SIGTERM)
+    return scan(path, limits)
+
+
+def test_a_signal_ends_a_scan_after_the_video_that_is_read(data, file, monkeypatch):
+    monkeypatch.setattr(scanning, "scan", scan_and_stop)
+    stopped = pytest.raises(TrainingInterruptedError, match="SIGTERM while videos were scanned")
+    with StopRequest(World(0, 1, torch.device("cpu"))), stopped as ended:
+        opened(data)
+    assert exit_status(ended.value) == 75
+    assert len(load_index(file)) == 1
+
+
 def test_buildings_at_the_same_time_do_not_disturb_one_another(data, file):
     paths = videos(data)
     with ThreadPoolExecutor(4) as threads:
@@ -325,6 +344,27 @@ def open_as_rank(rank: int, meeting: Path, folder: Path, results: Queue) -> None
     index = opened(folder)
     results.put([index.record(number).packed() for number in range(len(index))])
     dist.destroy_process_group()
+
+
+def stop_as_rank(rank: int, meeting: Path, folder: Path, results: Queue) -> None:
+    dist.init_process_group("gloo", f"file://{meeting}", timedelta(seconds=9), 2, rank)
+    scanning.scan = scan_and_stop
+    with StopRequest(World(rank, 2, torch.device("cpu"))):
+        try:
+            opened(folder)
+        except TrainingInterruptedError as error:
+            results.put(str(error))
+
+
+@pytest.mark.slow
+def test_a_signal_to_the_first_rank_ends_the_scan_in_all(data, tmp_path, monkeypatch):
+    monkeypatch.setenv("GLOO_SOCKET_IFNAME", "lo")
+    context = multiprocessing.get_context("fork")
+    results, meeting = context.Queue(), tmp_path / "meeting"
+    for rank in (0, 1):
+        context.Process(target=stop_as_rank, args=(rank, meeting, data, results)).start()
+    assert "SIGTERM" in results.get(timeout=60)
+    assert "SIGTERM" in results.get(timeout=60)
 
 
 @pytest.mark.slow

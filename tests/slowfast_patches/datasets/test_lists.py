@@ -1,10 +1,12 @@
 """Lists by the name of their data set: which file, how many videos, what the classes are called."""
 
 import json
+import re
 from collections.abc import Callable
 from pathlib import Path
 
 import pytest
+import torch
 
 from slowfast_patches.config import load_recipe
 from slowfast_patches.config.recipe import Recipe
@@ -19,8 +21,10 @@ from slowfast_patches.datasets.lists.dataset_lists import (
     read_list,
 )
 from slowfast_patches.datasets.lists.frame_list import HEADER
+from slowfast_patches.launch.workers import JoiningError
 from slowfast_patches.plan.plan import dataset_size
 from slowfast_patches.train import run as run_module
+from slowfast_patches.utils.distributed import World
 from tests.slowfast_patches.datasets.made_videos import write_ssv2_json
 
 SSV2 = ("DATA.RANDOM_FLIP", False)
@@ -251,3 +255,39 @@ def test_of_two_processes_one_warns(
     monkeypatch.setenv("TORCHELASTIC_RUN_ID", "none")
     assert run_module._count_videos(cfg, "train") == len(lines) + 1
     assert caplog.text.count("(2 times)") == caplog.text.count("of MODEL.NUM_CLASSES 9") == times
+
+
+# Machines with lists of their own.
+
+
+@pytest.mark.parametrize(
+    ("lines", "told"),
+    [
+        (["b.mp4 1", "a.mp4 0"], "2 videos"),
+        (["a.mp4 1", "b.mp4 1"], "2 videos"),
+        (["a.mp4 0"], "1 videos"),
+        (["a.mp4 0", "b.mp4 1"], ""),
+    ],
+)
+def test_machines_with_other_lists_do_not_train(tmp_path, monkeypatch, lines, told):
+    """The folders of the lists may differ."""
+    ranks = list[tuple[Recipe, list[object]]]()
+    for name, content in (("0", ["a.mp4 0", "b.mp4 1"]), ("1", lines)):
+        (tmp_path / name).mkdir()
+        (tmp_path / name / "train.csv").write_text("\n".join(content))
+        ranks.append((config(tmp_path / name, "kinetics"), []))
+
+    def check(rank: int) -> None:
+        recipe, given = ranks[rank]
+        monkeypatch.setattr(
+            run_module, "gathered", lambda own: [*(given or ranks[0][1]), given.append(own) or own]
+        )
+        run_module._check_same_lists(recipe, ["train"], World(rank, 2, torch.device("cpu")))
+
+    check(0)
+    if not told:
+        check(1)
+        return
+    message = f"{tmp_path / '1' / 'train.csv'} of rank 1 ({told}) is not the list {tmp_path / '0'}"
+    with pytest.raises(JoiningError, match=re.escape(message)):
+        check(1)

@@ -124,7 +124,8 @@ def class_names(recipe: Recipe) -> tuple[str, ...] | None:
 
 
 def list_warnings(recipe: Recipe, split: str, videos: Sequence[Any]) -> list[str]:
-    """Warnings of repeated videos and, in training, of classes that no video has; none of a test
+    """Warnings of repeated videos and, in training, of classes that no video has, or that all
+    have; none of a test
     list that is the validation list."""
     path = list_path(recipe, split)
     if split == "test" and recipe.train.enable and path == list_path(recipe, "val"):
@@ -139,6 +140,8 @@ def list_warnings(recipe: Recipe, split: str, videos: Sequence[Any]) -> list[str
             f"no video to be trained on: {first_few(missing)}; the labels end at {last}: if that "
             f"is all, set MODEL.NUM_CLASSES {last + 1}"
         )
+    elif split == "train" and len(labels) == 1 and not recipe.multi_label:
+        texts.append(f"{path}: all videos have the label {min(labels)}: there is nothing to learn")
     return texts
 
 

@@ -236,6 +236,13 @@ def test_repeated_videos_and_classes_without_any_are_named_once(tmp_path, datase
         assert list_warnings(cfg, "test", read_list(cfg, "test")) == []
 
 
+def test_a_training_list_of_one_class_is_warned_of(tmp_path):
+    (tmp_path / "train.csv").write_text("a.mp4 0\nb.mp4 0\n")
+    cfg = config(tmp_path, "kinetics", "MODEL.NUM_CLASSES", 1)
+    (warning,) = list_warnings(cfg, "train", read_list(cfg, "train"))
+    assert "all videos have the label 0: there is nothing to learn" in warning
+
+
 @pytest.mark.parametrize(("rank", "times"), [("0", 1), ("1", 0)])
 def test_of_two_processes_one_warns(
     demo_data: Path,

@@ -46,6 +46,8 @@ _KINDS = {
     "vjepa2": _Kind("crop_size", "frames_per_clip", "encoder.layer", ("drop_path",)),
 }
 
+_SILENT_SECONDS = 30.0
+"""How long the Hugging Face Hub may take to answer."""
 HEAD = ("classifier.", "fc_norm.", "pooler.")
 """What a file of weights from pre-training need not have."""
 
@@ -203,11 +205,18 @@ def _folder(name: str) -> Path | None:
 def _fetched(name: str) -> Path:
     """The configuration and weights of a model on the Hugging Face Hub, fetched unless the cache of
     huggingface_hub has them."""
-    from huggingface_hub import snapshot_download
+    from huggingface_hub import HfApi, snapshot_download
 
     logger.info("HF.MODEL %s: fetched from the Hugging Face Hub, unless its cache has it", name)
     with _one_line(f"HF.MODEL {name}: there is no such folder, and it cannot be fetched"), _quiet():
-        return Path(snapshot_download(name, allow_patterns=_FETCHED))
+        is_silent = False
+        try:  # snapshot_download waits for ever for a server that does not answer
+            HfApi().model_info(name, timeout=_SILENT_SECONDS)
+        except Exception as error:  # what else is wrong, it reports
+            is_silent = "timed out" in str(error)
+        if is_silent:
+            logger.warning("the Hub does not answer within %g s: %s", _SILENT_SECONDS, name)
+        return Path(snapshot_download(name, allow_patterns=_FETCHED, local_files_only=is_silent))
 
 
 def _has_weights(folder: Path) -> bool:

@@ -25,7 +25,8 @@ COMMANDS = {
 
 def main() -> int:
     """Run the program of the installed command that was called; returns the exit status."""
-    ends_early()
-    program = import_module(f"{__name__}.{COMMANDS[Path(sys.argv[0]).stem]}")
+    name = COMMANDS[Path(sys.argv[0]).stem]
+    ends_early(resumes=name == "run_net")
+    program = import_module(f"{__name__}.{name}")
     status: int = program.main()
     return status

@@ -56,7 +56,7 @@ from slowfast_patches.datasets.preparing.video_lists import (
     read_ssv2_lists,
     write_class_lists,
 )
-from slowfast_patches.datasets.reading.files import MAX_PIXELS
+from slowfast_patches.datasets.reading.limits import LIMITS, ReadingLimits
 
 
 def parse_args(argv: list[str] | None = None) -> argparse.Namespace:
@@ -77,7 +77,7 @@ def parse_args(argv: list[str] | None = None) -> argparse.Namespace:
         "--max-frame-pixels",
         type=int,
         metavar="N",
-        default=MAX_PIXELS,
+        default=LIMITS.pixels,
         help="refuse larger frames, as DATA.MAX_FRAME_PIXELS (%(default)s)",
     )
     add("--prefix", metavar="DIR", default="", help="where the lists' paths start (their folder)")
@@ -114,7 +114,7 @@ def main(argv: list[str] | None = None) -> int:
             lists,
             args.output,
             short_side=args.short_side,
-            max_pixels=args.max_frame_pixels,
+            limits=ReadingLimits(pixels=args.max_frame_pixels),
             workers=args.workers,
             separator=args.separator,
             classes=classes,

@@ -42,7 +42,7 @@ os.environ.setdefault("TORCH_CPP_LOG_LEVEL", "ERROR")
 from slowfast_patches.utils import command_line
 
 if __name__ == "__main__":
-    command_line.ends_early()
+    command_line.ends_early(resumes=True)
 
 from slowfast_patches.datasets.lists.dataset_lists import load_with_classes
 from slowfast_patches.train.run import run

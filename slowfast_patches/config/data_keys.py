@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from slowfast_patches.config.fields import (
+    ABOVE_ZERO,
     AT_LEAST_ONE,
     AUTO_OR_COUNT,
     CROP,
@@ -135,6 +136,26 @@ class Data:
         "Larger frames are refused before they are decoded, which would take their memory: 8192 "
         "× 8192, almost twice the largest picture of any level of H.264, HEVC and AV1.",
         AT_LEAST_ONE,
+        may_differ=True,
+    )
+    max_video_frames: int = key(
+        1 << 22,
+        "Video files of more frames, those of sound included, are refused: 38 hours at 30 frames "
+        "a second. A scan takes about 250 bytes of memory for each.",
+        AT_LEAST_ONE,
+        may_differ=True,
+    )
+    max_frame_bytes: int = key(
+        1 << 28,
+        "Larger JPEG files, and video files with a larger coded frame, are refused.",
+        AT_LEAST_ONE,
+        may_differ=True,
+    )
+    max_read_seconds: float = key(
+        30.0,
+        "A video whose scan, or whose clip, takes more processor time than this and a tenth of a "
+        "second for each frame is unreadable.",
+        ABOVE_ZERO,
         may_differ=True,
     )
     max_bad_fraction: float = key(

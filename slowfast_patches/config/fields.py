@@ -87,7 +87,7 @@ CROP = Check(lambda value: value >= 32, "32 pixels or more")
 CSV = Check(lambda value: not value or value.endswith(".csv"), "a name that ends in .csv")
 RAND_AUGMENT = Check(
     is_rand_augment,
-    "rand with -m and a magnitude from 0 to 10, -n and a number of operations, -mstd and the "
+    "rand with -m and a magnitude from 0 to 10, -n and 1 to 10 operations, -mstd and the "
     "magnitude's deviation, such as rand-m7-n4-mstd0.5-inc1, or empty",
 )
 WEIGHTS = one_of("pytorch", "caffe2")

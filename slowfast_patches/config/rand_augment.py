@@ -6,7 +6,8 @@ import re
 
 __all__ = ["is_rand_augment", "parse_rand_augment"]
 
-_PART = re.compile(r"(mstd|m|n|inc)(\d+(?:\.\d+)?)")
+_PART = re.compile(r"(mstd|m|n|inc)(\d{1,4}(?:\.\d{1,8})?)")
+_MOST_OPERATIONS = 10
 
 
 def parse_rand_augment(text: str) -> tuple[int, float, float]:
@@ -24,7 +25,12 @@ def parse_rand_augment(text: str) -> tuple[int, float, float]:
             raise ValueError(text)
         values[found[1]] = float(found[2])
     count = int(values["n"])
-    if name != "rand" or values["inc"] != 1 or not 1 <= count == values["n"] or values["m"] > 10:
+    if (
+        name != "rand"
+        or values["inc"] != 1
+        or not 1 <= count == values["n"] <= _MOST_OPERATIONS
+        or values["m"] > 10
+    ):
         raise ValueError(text)
     return count, values["m"], values["mstd"]
 

@@ -16,9 +16,10 @@ from slowfast_patches.datasets.items import Clips, Label, Sampling
 from slowfast_patches.datasets.lists.dataset_lists import dataset_of, list_path, read_list
 from slowfast_patches.datasets.lists.frame_list import FrameVideo
 from slowfast_patches.datasets.reading.index import open_index
+from slowfast_patches.datasets.reading.limits import ReadingLimits
 from slowfast_patches.datasets.reading.video_record import VideoRecord
 
-__all__ = ["ClipDataset", "reading_options", "sampling_of"]
+__all__ = ["ClipDataset", "reading_limits", "reading_options", "sampling_of"]
 
 logger = logging.getLogger(__name__)
 
@@ -46,7 +47,7 @@ class ClipDataset(Clips):
         self._sources = self._read_sources(recipe, videos)
         if not isinstance(self._sources[0], FrameVideo):
             paths = [video.path for video in self._sources]
-            index = open_index(path, paths, max_pixels=options["max_pixels"])
+            index = open_index(path, paths, limits=options["limits"])
         test = recipe.test
         sampling = sampling_of(recipe, split)
         super().__init__(
@@ -81,7 +82,7 @@ class ClipDataset(Clips):
 
     def _record(self, number: int) -> VideoRecord:
         if self.index is None:
-            record: VideoRecord = self._sources[number].record(self._reading["max_pixels"])
+            record: VideoRecord = self._sources[number].record(self._reading["limits"])
             return record
         return super()._record(number)
 
@@ -92,10 +93,21 @@ def _augmentation(recipe: Recipe) -> Augmentation | None:
     return Augmentation(recipe.aug, recipe.data.mean, recipe.rng_seed)
 
 
-def reading_options(recipe: Recipe) -> dict[str, int]:
+def reading_options(recipe: Recipe) -> dict[str, Any]:
     """The keyword arguments of `read_clip` by a recipe."""
     threads = 0 if recipe.data_loader.enable_multi_thread_decode else 1
-    return {"threads": threads, "max_pixels": recipe.data.max_frame_pixels}
+    return {"threads": threads, "limits": reading_limits(recipe)}
+
+
+def reading_limits(recipe: Recipe) -> ReadingLimits:
+    """Return the limits that the keys DATA.MAX_... set."""
+    data = recipe.data
+    return ReadingLimits(
+        pixels=data.max_frame_pixels,
+        frames=data.max_video_frames,
+        bytes=data.max_frame_bytes,
+        seconds=data.max_read_seconds,
+    )
 
 
 def sampling_of(recipe: Recipe, split: str) -> Sampling:

@@ -29,8 +29,8 @@ from multigrid import (
 )
 from multigrid.sampler import stack_boxes, stack_labels
 from slowfast_patches.datasets.reading.clip_reader import read_clip, read_clips
-from slowfast_patches.datasets.reading.files import MAX_PIXELS
 from slowfast_patches.datasets.reading.index import VideoIndex
+from slowfast_patches.datasets.reading.limits import LIMITS, ReadingLimits
 from slowfast_patches.datasets.reading.video_record import UnreadableVideoError, VideoRecord
 from slowfast_patches.utils.command_line import MISTAKE_STATUS, ToolError
 
@@ -159,7 +159,7 @@ class Clips(torch.utils.data.Dataset[dict[str, Any]]):
         views: tuple[int, int] = (1, 1),
         evaluation_crop: int | None = None,
         threads: int = 1,
-        max_pixels: int = MAX_PIXELS,
+        limits: ReadingLimits = LIMITS,
         augment: Callable[[NDArray[np.uint8], int, int], None] | None = None,
     ) -> None:
         self.videos = videos
@@ -169,7 +169,7 @@ class Clips(torch.utils.data.Dataset[dict[str, Any]]):
         self._views = views
         self._crop = sampling.base.crop if evaluation_crop is None else evaluation_crop
         self._augment = augment
-        self._reading = {"threads": threads, "max_pixels": max_pixels}
+        self._reading: dict[str, Any] = {"threads": threads, "limits": limits}
 
     def _label(self, video: Any, plan: ClipPlan | None) -> Label:
         """The label of a training clip of a video; of an evaluation, where `plan` is None, all its

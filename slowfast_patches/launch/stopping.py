@@ -16,7 +16,7 @@ import torch.distributed as dist
 
 from slowfast_patches.utils.command_line import MISTAKE_STATUS, ToolError
 from slowfast_patches.utils.distributed import World
-from slowfast_patches.utils.signals import ASKING, INTERRUPTED_STATUS
+from slowfast_patches.utils.signals import ASKING, EARLY, TrainingInterruptedError, listening
 
 __all__ = [
     "EARLY",
@@ -30,27 +30,11 @@ __all__ = [
 T = TypeVar("T")
 Handler = Callable[[int, FrameType | None], None]
 
-EARLY = "stopped by {} before the training began; the same command starts it"
-
 
 class TrainingStoppedError(ToolError):
     """The training cannot go on; the message says why and where."""
 
     exit_status = MISTAKE_STATUS
-
-
-class TrainingInterruptedError(BaseException):
-    """The training was asked to stop by a signal, has saved, and goes on when started again.
-
-    It is no Exception, as KeyboardInterrupt is none: a handler raises it anywhere, and libraries
-    swallow each Exception in places.
-    """
-
-    @property
-    def exit_status(self) -> int:
-        """75; 0 where torchrun (--max-restarts) would at once start it again."""
-        restarts = os.environ.get("TORCHELASTIC_MAX_RESTARTS", "0")
-        return INTERRUPTED_STATUS if restarts == "0" else 0
 
 
 @contextmanager
@@ -91,12 +75,15 @@ class StopRequest:
     Args:
         world: of this process.
         timeout: how long a process waits for the others; None is torch's own.
+
+    Attributes:
+        asked: the signal that this process alone got; 0 for none.
     """
 
     def __init__(self, world: World, timeout: timedelta | None = None) -> None:
         self._world = world
         self._timeout = timeout
-        self._asked = 0
+        self.asked = 0
         self._interrupted = False
         self._agreed = 0
         self._number, self._work = torch.zeros(1, dtype=torch.int64), None  # type: Any, Any
@@ -104,6 +91,7 @@ class StopRequest:
         self._listening = handling(ASKING, self._note)
 
     def __enter__(self) -> Self:
+        listening.append(self)
         if self._world.size > 1:
             # signals are not worth a GPU's time
             self._group = dist.new_group(backend="gloo", timeout=self._timeout)
@@ -111,6 +99,7 @@ class StopRequest:
         return self
 
     def __exit__(self, _: object, error: BaseException | None, __: object) -> None:
+        listening.remove(self)
         # One of several that has saved waits for the others: a late signal must not kill it then.
         if self._world.size == 1 or not isinstance(error, TrainingInterruptedError):
             self._listening.__exit__(None, None, None)
@@ -118,7 +107,7 @@ class StopRequest:
     def ask(self) -> None:
         """Tell the other processes whether this one was asked to stop; returns at once."""
         self.agreed()
-        self._number[0] = self._asked
+        self._number[0] = self.asked
         if self._group is not None:
             self._work = dist.all_reduce(
                 self._number, dist.ReduceOp.MAX, group=self._group, async_op=True
@@ -167,7 +156,7 @@ class StopRequest:
             self._interrupted = True
             if self._world.is_main:
                 _say("interrupted: saving after this iteration; once more ends at once")
-        self._asked = self._asked or number
+        self.asked = self.asked or number
 
 
 def _say(text: str) -> None:

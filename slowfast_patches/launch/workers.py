@@ -37,6 +37,8 @@ _LOST_SECONDS = 5.0
 failed reports why."""
 _MARGIN = 5.0
 """Seconds that torch has to report by itself that not all have joined in time."""
+_LOOK_SECONDS = 1.0
+"""How often a rank that waits for others looks whether its launcher lives."""
 _KEYS_SHOWN = 16
 _OF_A_MACHINE = (
     "SHARD_ID",
@@ -199,7 +201,7 @@ def _join(recipe: Recipe) -> None:
     try:
         # In a thread: torch waits for ever for a port that listens and never answers.
         meeting = _in_thread(lambda: next(iter(dist.rendezvous("env://", timeout=seconds))))
-        store, rank, size = meeting.result(recipe.dist_join_seconds + _MARGIN)
+        store, rank, size = _met(meeting, recipe.dist_join_seconds + _MARGIN)
     except (dist.DistError, TimeoutError) as error:
         where = f"{os.environ['MASTER_ADDR']}:{os.environ['MASTER_PORT']}"
         raise _not_joined(recipe, where, error) from error
@@ -222,6 +224,25 @@ def _join(recipe: Recipe) -> None:
             )
 
 
+def _met(meeting: Future[Any], seconds: float) -> Any:
+    """Wait for the other ranks, but not without the launcher that would end this one.
+
+    Raises:
+        TimeoutError: they have not come.
+        JoiningError: the parent of this process has ended.
+    """
+    parent = os.getppid()
+    end = time.monotonic() + seconds
+    while True:
+        try:
+            return meeting.result(min(_LOOK_SECONDS, max(0.0, end - time.monotonic())))
+        except TimeoutError:
+            if meeting.done() or time.monotonic() >= end:
+                raise
+        if os.getppid() != parent:
+            raise JoiningError("the launcher of this process ended before all ranks had met")
+
+
 def _end(error: BaseException, rank: int, local_rank: int) -> NoReturn:
     """Report a failure and end this process, whatever its threads and collectives wait for.
 
@@ -234,7 +255,10 @@ def _end(error: BaseException, rank: int, local_rank: int) -> NoReturn:
         elif _is_lost(error):
             time.sleep(_LOST_SECONDS)
             line = str(error).partition("\n")[0]
-            error = ToolError(f"another rank failed; see its log ({line})")
+            error = ToolError(
+                "another rank failed, or did not answer within DIST_STALL_SECONDS; see its log "
+                f"({line})"
+            )
             reports = local_rank == 0
         signal.signal(signal.SIGTERM, signal.SIG_IGN)  # its launcher's, once another has ended
         report(error, f"rank {rank}: ", terminal=reports)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import difflib
 import json
 import logging
+import math
 import re
 import textwrap
 from collections.abc import Iterator, Mapping
@@ -18,6 +19,7 @@ from torch import Tensor, nn
 from multigrid import FollowsGrid, convert_positions
 from slowfast_patches.config.recipe import Data, Recipe
 from slowfast_patches.models.layers.dropout import SeededMasks
+from slowfast_patches.models.weights.fit import not_finite
 from slowfast_patches.utils.tables import format_list
 
 __all__ = ["HEAD", "build_transformer", "has_start_weights", "parameter_depths"]
@@ -44,6 +46,8 @@ _KINDS = {
     "vjepa2": _Kind("crop_size", "frames_per_clip", "encoder.layer", ("drop_path",)),
 }
 
+_SILENT_SECONDS = 30.0
+"""How long the Hugging Face Hub may take to answer."""
 HEAD = ("classifier.", "fc_norm.", "pooler.")
 """What a file of weights from pre-training need not have."""
 
@@ -160,7 +164,9 @@ def _check_names(values: Mapping[str, Any], known: Mapping[str, Any], kind: _Kin
         "num_labels": "MODEL.NUM_CLASSES",
         "drop_path_rate": "HF.DROP_PATH",
     }
-    for name in values:
+    for name, value in values.items():
+        if isinstance(value, float) and not math.isfinite(value):
+            raise ValueError(f"HF.CONFIG.{name} is {value}; give a finite number")
         if name in follows:
             raise ValueError(f"HF.CONFIG.{name} has no effect; write {follows[name]}")
         if name not in known:
@@ -199,10 +205,18 @@ def _folder(name: str) -> Path | None:
 def _fetched(name: str) -> Path:
     """The configuration and weights of a model on the Hugging Face Hub, fetched unless the cache of
     huggingface_hub has them."""
-    from huggingface_hub import snapshot_download
+    from huggingface_hub import HfApi, snapshot_download
 
+    logger.info("HF.MODEL %s: fetched from the Hugging Face Hub, unless its cache has it", name)
     with _one_line(f"HF.MODEL {name}: there is no such folder, and it cannot be fetched"), _quiet():
-        return Path(snapshot_download(name, allow_patterns=_FETCHED))
+        is_silent = False
+        try:  # snapshot_download waits for ever for a server that does not answer
+            HfApi().model_info(name, timeout=_SILENT_SECONDS)
+        except Exception as error:  # what else is wrong, it reports
+            is_silent = "timed out" in str(error)
+        if is_silent:
+            logger.warning("the Hub does not answer within %g s: %s", _SILENT_SECONDS, name)
+        return Path(snapshot_download(name, allow_patterns=_FETCHED, local_files_only=is_silent))
 
 
 def _has_weights(folder: Path) -> bool:
@@ -240,6 +254,8 @@ def _from_folder(folder: Path, config: Any) -> Any:
                 f"HF.MODEL {folder}: its weights have {there} for {name}; its config.json, or "
                 "HF.CONFIG, is of another model"
             )
+    if problem := not_finite(model.named_parameters()):
+        raise ValueError(f"HF.MODEL {folder} {problem}")
     made = ", ".join(f"{name} ({there})" for name, there in sorted(new.items()))
     unused = ", ".join(sorted(info["unexpected_keys"])[:3])
     logger.info(

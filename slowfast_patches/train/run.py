@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import logging
 import os
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, nullcontext, suppress
 from datetime import timedelta
 from itertools import groupby, islice
@@ -19,6 +19,7 @@ from slowfast_patches.config.recipe import Recipe
 from slowfast_patches.config.schedule import check_world_size, learning_rate_of, schedule_of
 from slowfast_patches.datasets.lists.dataset_lists import (
     class_names,
+    list_digest,
     list_path,
     list_warnings,
     read_list,
@@ -31,6 +32,7 @@ from slowfast_patches.launch.stopping import (
     TrainingInterruptedError,
     TrainingStoppedError,
 )
+from slowfast_patches.launch.workers import JoiningError
 from slowfast_patches.models.build import build_on_meta
 from slowfast_patches.models.flops import check_shapes
 from slowfast_patches.models.freeze import frozen_names
@@ -53,7 +55,7 @@ from slowfast_patches.train.resume import continues, find_resumable, start_over
 from slowfast_patches.train.state import Run, build_run
 from slowfast_patches.train.step import parallel
 from slowfast_patches.train.warm_up import dry_run, without_compiling
-from slowfast_patches.utils.distributed import World, sum_over_ranks
+from slowfast_patches.utils.distributed import World, gathered, sum_over_ranks
 from slowfast_patches.utils.files import TEMPORARY
 from slowfast_patches.utils.lock import held
 
@@ -160,6 +162,8 @@ def _main(recipe: Recipe, world: World) -> None:
     with held(output_dir) if trains and world.is_main else nullcontext():
         setup_logging(output_dir, world, "train" if trains else "test")
         recipe = for_processes(recipe)
+        tests = recipe.test.enable or not trains
+        _check_same_lists(recipe, ["train", "val"] * trains + ["test"] * tests, world)
         stop = StopRequest(world, timedelta(seconds=recipe.dist_stall_seconds))
         with _dead_workers_explained(output_dir), stop if trains else nullcontext():
             trained = _train(recipe, world, stop) if trains else None
@@ -169,6 +173,21 @@ def _main(recipe: Recipe, world: World) -> None:
         if world.is_main:
             with writes("the result", output_dir):
                 write_result(recipe, world, trained, metrics)
+
+
+def _check_same_lists(recipe: Recipe, splits: Sequence[str], world: World) -> None:
+    """Raise JoiningError, in all ranks, unless they have the same lists of videos."""
+    for split in splits if world.size > 1 else ():
+        videos = read_list(recipe, split)
+        of_rank = (len(videos), list_digest(recipe, videos, split), str(list_path(recipe, split)))
+        (count, digest, path), *others = gathered(of_rank)
+        for rank, (its_count, its_digest, its_path) in enumerate(others, 1):
+            if (its_count, its_digest) != (count, digest):
+                raise JoiningError(
+                    f"the list {its_path} of rank {rank} ({its_count} videos) is not the list "
+                    f"{path} of rank 0 ({count} videos): give all machines the same paths, labels "
+                    "and order"
+                )
 
 
 def _train(recipe: Recipe, world: World, stop: StopRequest) -> Run:

@@ -16,7 +16,11 @@ from itertools import takewhile
 from types import FrameType
 from typing import Any, NoReturn, TextIO, cast
 
-from slowfast_patches.utils.signals import BY_HAND_STATUS, INTERRUPTED_STATUS
+from slowfast_patches.utils.signals import (
+    BY_HAND_STATUS,
+    INTERRUPTED_STATUS,
+    TrainingInterruptedError,
+)
 
 __all__ = [
     "MISTAKE_STATUS",
@@ -86,19 +90,22 @@ def report(error: BaseException, who: str = "", *, terminal: bool = True) -> int
     return status
 
 
-def ends_early() -> None:
+def ends_early(*, resumes: bool = False) -> None:
     """Until a `tool` begins, Ctrl-C ends the program at once, with one line and status 130.
 
+    One that `resumes` ends so by SIGTERM, too, as an interrupted training with status 75.
     To be called before the imports that take seconds. Of several processes that a launcher starts
     on a node, the first prints the line.
     """
-    signal.signal(signal.SIGINT, _end)
+    for number in (signal.SIGINT, signal.SIGTERM)[: 1 + resumes]:
+        signal.signal(number, _end)
 
 
 def _end(number: int, frame: FrameType | None) -> NoReturn:
     if _is_first_here():
         os.write(2, b"interrupted\n")
-    os._exit(BY_HAND_STATUS)
+    by_hand = number == signal.SIGINT
+    os._exit(BY_HAND_STATUS if by_hand else TrainingInterruptedError().exit_status)
 
 
 def _is_first_here() -> bool:

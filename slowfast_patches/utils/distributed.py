@@ -12,6 +12,8 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
+from slowfast_patches.utils.signals import TrainingInterruptedError
+
 __all__ = [
     "World",
     "from_main",
@@ -77,12 +79,22 @@ def from_main(make: Callable[[], T]) -> T:
     """Broadcast what `make()` returns in the main process to all of them; it is pickled.
 
     All processes must call this in the same order. The others wait however long it takes.
+
+    Raises:
+        TrainingInterruptedError: `make()` raised it; in all processes.
     """
     if _alone():
         return make()
     with _patient_group() as group:
-        made = [make() if dist.get_rank() == 0 else None]
+        made: list[T | TrainingInterruptedError | None] = [None]
+        if dist.get_rank() == 0:
+            try:
+                made = [make()]
+            except TrainingInterruptedError as error:
+                made = [error]
         dist.broadcast_object_list(made, src=0, group=group)
+    if isinstance(made[0], TrainingInterruptedError):
+        raise made[0]
     return cast(T, made[0])
 
 

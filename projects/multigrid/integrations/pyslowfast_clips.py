@@ -15,7 +15,7 @@ from torch.utils.data import Dataset
 
 from multigrid.integrations.pyslowfast_keys import changed, get_key
 from multigrid.sampler import ClipRequest
-from multigrid.sampling import clip_generator, make_grid
+from multigrid.sampling import SamplingOptions, clip_generator, make_grid
 from multigrid.shapes import Shape
 
 __all__ = ["ConfiguredClips"]
@@ -59,12 +59,13 @@ class ConfiguredClips(Dataset[Any]):
         self.dataset: Any = dataset
         self._seed: int = cfg.RNG_SEED
         low, high = cfg.DATA.TRAIN_JITTER_SCALES
+        kept = get_key(cfg, "MULTIGRID.KEEP_FIELD_OF_VIEW", False)
         self._grid_of = partial(
             make_grid,
             base=base,
             stride=cfg.DATA.SAMPLING_RATE,
             short_sides=(low, high),
-            keep_field_of_view=get_key(cfg, "MULTIGRID.KEEP_FIELD_OF_VIEW", False),
+            options=SamplingOptions(keep_field_of_view=kept),
         )
 
     def __len__(self) -> int:

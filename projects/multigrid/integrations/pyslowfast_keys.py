@@ -10,9 +10,10 @@ from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from typing import Any
 
+from multigrid.cycles import PAPER, Cycles
 from multigrid.learning_rate import CosineRate, LearningRate, SteppedRate, Warmup
 from multigrid.schedule import Schedule, make_schedule
-from multigrid.shapes import LONG_CYCLE, SHORT_CYCLE, Shape
+from multigrid.shapes import Shape
 
 __all__ = [
     "add_multigrid_config",
@@ -25,7 +26,6 @@ __all__ = [
 
 _OPTIONS: Mapping[str, Any] = {
     "SIZE_DIVISOR": 1,
-    "BATCH_EXPONENT": 1.0,
     "EQUAL_TIME": False,
     "WARMUP_IN_EPOCHS": False,
     "FINE_TUNING": True,
@@ -36,9 +36,10 @@ _DEFAULTS: Mapping[str, Any] = {
     **_OPTIONS,
     "LONG_CYCLE": False,
     "SHORT_CYCLE": False,
-    "LONG_CYCLE_FACTORS": [list(factors) for factors in LONG_CYCLE],
-    "SHORT_CYCLE_FACTORS": list(SHORT_CYCLE),
+    "LONG_CYCLE_FACTORS": [list(factors) for factors in PAPER.long_cycle],
+    "SHORT_CYCLE_FACTORS": list(PAPER.short_cycle),
     "EPOCH_FACTOR": 1.5,
+    "BATCH_EXPONENT": 1.0,
     "BN_BASE_SIZE": 8,
     "EVAL_FREQ": 3,
     "LONG_CYCLE_SAMPLING_RATE": 0,
@@ -109,16 +110,19 @@ def schedule_of(cfg: Any, num_videos: int, learning_rate: LearningRate | None = 
     )
     rate = learning_rate_of(cfg) if learning_rate is None else learning_rate
     if not (cycles.LONG_CYCLE or cycles.SHORT_CYCLE):
-        off: dict[str, Any] = {"epoch_factor": 1.0, "long_cycle": (), "short_cycle": ()}
-        return make_schedule(base, num_videos, rate, bn_size=None, **off)
+        return make_schedule(base, num_videos, rate, cycles=None, bn_size=None)
     options = {key.lower(): getattr(cycles, key, value) for key, value in _OPTIONS.items()}
+    long_cycle = tuple((t, s) for t, s in cycles.LONG_CYCLE_FACTORS)
     return make_schedule(
         base,
         num_videos,
         rate,
-        epoch_factor=cycles.EPOCH_FACTOR,
-        long_cycle=[(t, s) for t, s in cycles.LONG_CYCLE_FACTORS] if cycles.LONG_CYCLE else (),
-        short_cycle=cycles.SHORT_CYCLE_FACTORS if cycles.SHORT_CYCLE else (),
+        Cycles(
+            long_cycle=long_cycle if cycles.LONG_CYCLE else (),
+            short_cycle=tuple(cycles.SHORT_CYCLE_FACTORS) if cycles.SHORT_CYCLE else (),
+            epoch_factor=cycles.EPOCH_FACTOR,
+            batch_exponent=get_key(cfg, "MULTIGRID.BATCH_EXPONENT", 1.0),
+        ),
         bn_size=cycles.BN_BASE_SIZE or None,
         batch_rate_rule=get_key(cfg, "SOLVER.BATCH_RATE_RULE", "linear"),
         **options,

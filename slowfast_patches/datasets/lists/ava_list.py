@@ -11,16 +11,19 @@ Sides are parts of the frame's, in [0, 1].
 from __future__ import annotations
 
 import csv
+import logging
+import re
 from collections.abc import Sequence
+from functools import cache
 from pathlib import Path
 from typing import NamedTuple
 
 from slowfast_patches.config.recipe import Recipe
 from slowfast_patches.datasets.lists.csv_list import (
     LabelledVideo,
-    check_label,
     check_list,
     read_csv,
+    read_utf8,
 )
 from slowfast_patches.datasets.lists.frame_list import FrameVideo, is_frame_list, read_frame_list
 from slowfast_patches.datasets.reading.files import video_name
@@ -40,10 +43,14 @@ __all__ = [
     "read_sources",
 ]
 
+logger = logging.getLogger(__name__)
+
 FIRST_SECOND = 900
 """Of the first frame of AVA's videos, which are cut there."""
 SECONDS = range(902, 1799)
 """Those that may be key frames."""
+_MOST_BOXES = 1000
+"""Of a key frame: AVA has 60 or so, and each takes memory."""
 _FPS = 30.0
 """Of AVA's frames."""
 
@@ -122,14 +129,27 @@ def annotation(recipe: Recipe, name: str) -> Path:
 
 
 def ava_classes(recipe: Recipe) -> tuple[str, ...] | None:
-    """From AVA.LABEL_MAP_FILE, as numbers where it leaves classes out; None without the file."""
+    """From AVA.LABEL_MAP_FILE, as numbers where it leaves classes out; None without the file.
+    ValueError, with file and line, for an id that is no class."""
     path = annotation(recipe, recipe.ava.label_map_file)
     if not path.is_file():
         return None
-    from slowfast.utils.ava_eval_helper import read_labelmap
-
-    names = {row["id"]: row["name"] for row in read_labelmap(str(path))[0]}
-    return tuple(names.get(number, str(number)) for number in range(1, max(names, default=0) + 1))
+    names = dict[int, str]()
+    name = ""
+    count = recipe.model.num_classes
+    for number, line in enumerate(read_utf8(path).splitlines(), start=1):
+        if found := re.fullmatch(r'\s*name:\s*"(.*)"\s*', line):
+            name = found[1]
+        elif found := re.fullmatch(r"\s*(label_)?id:\s*(\S+)\s*", line):
+            if not re.fullmatch(r"\d{1,9}", found[2]) or not 1 <= int(found[2]) <= count:
+                raise ValueError(
+                    f"{path}, line {number}: the id {found[2]:.20} is not one of 1 to "
+                    f"MODEL.NUM_CLASSES {count}"
+                )
+            names[int(found[2])] = name
+    if not names:
+        raise ValueError(f"{path} names no class; correct it, or set AVA.LABEL_MAP_FILE")
+    return tuple(names.get(number, str(number)) for number in range(1, max(names) + 1))
 
 
 def read_boxes(path: Path, num_classes: int, least_score: float | None = None) -> Boxes:
@@ -137,27 +157,55 @@ def read_boxes(path: Path, num_classes: int, least_score: float | None = None) -
     `least_score`, are left out. ValueError, with file and line, for what cannot be read."""
     boxes: Boxes = {}
     row = list[str]()
+    empty = list[int]()
+    without_label = list[int]()
     try:
         with path.open(encoding="utf-8-sig", newline="") as file:
             rows = csv.reader(file)
             for row in rows:
-                left, top, right, bottom = (min(max(float(side), 0.0), 1.0) for side in row[2:6])
+                left, top, right, bottom = map(_side, row[2:6])
                 if (second := int(row[1])) not in SECONDS:
                     raise ValueError(f"second {second} is not in {SECONDS[0]} to {SECONDS[-1]}")
                 labels = [int(row[6]) - 1] if row[6].strip() not in ("", "-1") else []
-                for label in labels:
-                    check_label(label, num_classes)
-                is_used = least_score is None or float(row[7]) >= least_score
-                if is_used and left < right and top < bottom:
-                    of_frame = boxes.setdefault((row[0], second), {})
-                    of_frame.setdefault((left, top, right, bottom), []).extend(labels)
+                if labels and not 0 <= labels[0] < num_classes:
+                    known = f"1 to MODEL.NUM_CLASSES {num_classes}"
+                    raise ValueError(f"label {row[6].strip():.20} is not one of {known}")
+                if least_score is not None and float(row[7]) < least_score:
+                    continue
+                if left >= right or top >= bottom:
+                    empty.append(rows.line_num)
+                    continue
+                if least_score is None and not labels:
+                    without_label.append(rows.line_num)
+                of_frame = boxes.setdefault((row[0], second), {})
+                of_frame.setdefault((left, top, right, bottom), []).extend(labels)
+                if len(of_frame) > _MOST_BOXES:
+                    raise ValueError(f"the key frame has more than {_MOST_BOXES} boxes")
     except OSError as error:
         raise ValueError(f"the boxes {path} cannot be read: {error}; see the keys AVA.*") from error
+    except (csv.Error, UnicodeDecodeError) as error:
+        raise ValueError(f"{path}, line {rows.line_num}: {error}") from error
     except (ValueError, IndexError) as error:
         form = "video, second, x1, y1, x2, y2, label" + ", score" * (least_score is not None)
         line = f"{path}, line {rows.line_num}: {','.join(row)!r:.100}"
         raise ValueError(f"{line} is not {form}: {error}") from None
+    _warn(path, "have no area in the frame, and are left out", tuple(empty))
+    _warn(path, "have no label, and are trained and scored as of no class", tuple(without_label))
     return boxes
+
+
+def _side(text: str) -> float:
+    """A side of a box, clipped to the frame."""
+    if not -1 <= (side := float(text)) <= 2:
+        raise ValueError(f"{side:g} is no part of the frame's side, from 0 to 1; pixels are not")
+    return min(max(side, 0.0), 1.0)
+
+
+@cache
+def _warn(path: Path, what: str, lines: tuple[int, ...]) -> None:
+    """Log, once in this process, which lines are odd."""
+    if lines:
+        logger.warning("%s: %d boxes %s; the first in line %d", path, len(lines), what, lines[0])
 
 
 def _boxes(recipe: Recipe, split: str) -> Boxes:

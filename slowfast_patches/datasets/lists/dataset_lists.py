@@ -123,14 +123,14 @@ def is_tested_on_val(recipe: Recipe) -> bool:
     return test == val or test.read_bytes() == val.read_bytes()
 
 
-def list_digest(recipe: Recipe, videos: Sequence[Any]) -> str:
-    """SHA-256 of the training list: the videos' paths and labels, in order.
+def list_digest(recipe: Recipe, videos: Sequence[Any], split: str = "train") -> str:
+    """SHA-256 of the list of a split: the videos' paths and labels, in order.
 
     Paths are as the list has them, before DATA.PATH_PREFIX: the data may move. Of a frame list it
     is the videos' names, and the labels of their frames.
     """
     digest = hashlib.sha256()
-    path = list_path(recipe, "train")
+    path = list_path(recipe, split)
     root = os.path.join(str(Path(recipe.data.path_prefix or path.parent)), "")
     for video in videos:
         if isinstance(video, FrameVideo):
@@ -164,7 +164,8 @@ def class_names(recipe: Recipe) -> tuple[str, ...] | None:
 
 
 def list_warnings(recipe: Recipe, split: str, videos: Sequence[Any]) -> list[str]:
-    """Warnings of repeated videos and, in training, of classes that no video has; none of a test
+    """Warnings of repeated videos and, in training, of classes that no video has, or that all
+    have; none of a test
     list that is the validation list."""
     path = list_path(recipe, split)
     if split == "test" and recipe.train.enable and path == list_path(recipe, "val"):
@@ -179,6 +180,8 @@ def list_warnings(recipe: Recipe, split: str, videos: Sequence[Any]) -> list[str
             f"no video to be trained on: {first_few(missing)}; the labels end at {last}: if that "
             f"is all, set MODEL.NUM_CLASSES {last + 1}"
         )
+    elif split == "train" and len(labels) == 1 and not recipe.multi_label:
+        texts.append(f"{path}: all videos have the label {min(labels)}: there is nothing to learn")
     return texts
 
 

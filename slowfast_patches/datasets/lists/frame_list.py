@@ -23,7 +23,8 @@ from typing import NamedTuple
 from multigrid import Video
 from slowfast_patches.config.recipe import Recipe
 from slowfast_patches.datasets.lists.csv_list import check_label, check_list, read_utf8
-from slowfast_patches.datasets.reading.files import MAX_PIXELS, jpeg_size
+from slowfast_patches.datasets.reading.files import jpeg_size
+from slowfast_patches.datasets.reading.limits import LIMITS, ReadingLimits
 from slowfast_patches.datasets.reading.shared_list import SharedList
 from slowfast_patches.datasets.reading.video_record import Kind, VideoRecord
 
@@ -89,14 +90,14 @@ class FrameVideo:
             for label in run.labels
         }
 
-    def record(self, max_pixels: int = MAX_PIXELS) -> VideoRecord:
+    def record(self, limits: ReadingLimits = LIMITS) -> VideoRecord:
         """What the reader has to know of it; the size is that of the first frame.
 
         Raises:
-            UnreadableVideoError: the first frame is missing, no JPEG, or of more than `max_pixels`.
+            UnreadableVideoError: the first frame is missing, no JPEG, or beyond the limits.
         """
         files = self.files
-        size = jpeg_size("", files[0], max_pixels=max_pixels)
+        size = jpeg_size("", files[0], limits=limits)
         return VideoRecord(Kind.FRAMES, Video(len(files), self.fps, *size), files=files)
 
 

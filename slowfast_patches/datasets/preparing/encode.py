@@ -14,12 +14,12 @@ from av.video.reformatter import ColorRange, Interpolation, VideoReformatter
 from numpy.typing import NDArray
 
 from slowfast_patches.datasets.reading.files import (
-    MAX_PIXELS,
     frame_files,
     open_video,
     read_jpeg,
     readable,
 )
+from slowfast_patches.datasets.reading.limits import LIMITS, ReadingLimits
 from slowfast_patches.datasets.reading.prepared import ANCHOR, GROUP, TAG
 from slowfast_patches.datasets.reading.video_record import Kind, UnreadableVideoError, VideoRecord
 from slowfast_patches.utils.files import written_whole
@@ -64,7 +64,7 @@ def write_prepared(
     target: Path,
     *,
     short_side: int = 256,
-    max_pixels: int = MAX_PIXELS,
+    limits: ReadingLimits = LIMITS,
 ) -> None:
     """Write the prepared form of a video, or of a folder of JPEG files, to `target`.
 
@@ -72,7 +72,7 @@ def write_prepared(
     larger.
 
     Raises:
-        UnreadableVideoError: the source does not decode, or has frames of more than `max_pixels`.
+        UnreadableVideoError: the source does not decode, or is beyond the limits.
         OSError: the target cannot be written.
     """
     rate = Fraction(record.video.fps).limit_denominator(100_000)
@@ -84,7 +84,7 @@ def write_prepared(
         container.metadata["comment"] = TAG
         stream = container.add_stream("libx264", rate=rate, options=options)
         stream.pix_fmt = "yuv420p"
-        for picture in source_pictures(source, record, short_side, max_pixels):
+        for picture in source_pictures(source, record, short_side, limits):
             frame = VideoFrame.from_ndarray(picture, format="yuv420p")
             if frames == 0:
                 stream.width = frame.width
@@ -100,7 +100,7 @@ def write_prepared(
 
 
 def source_pictures(
-    source: str, record: VideoRecord, short_side: int, max_pixels: int = MAX_PIXELS
+    source: str, record: VideoRecord, short_side: int, limits: ReadingLimits = LIMITS
 ) -> Iterator[Picture]:
     """Every frame of the source, of one even size, as it is shown."""
     video = record.video
@@ -115,7 +115,7 @@ def source_pictures(
         return cast(NDArray[np.uint8], resized.to_ndarray())
 
     with readable():
-        for frame in _decoded(source, record, max_pixels):
+        for frame in _decoded(source, record, limits):
             if record.turns == 0 and _is_plain(frame):
                 yield to(frame, "yuv420p")
                 continue
@@ -133,11 +133,11 @@ def _is_plain(frame: VideoFrame) -> bool:
     )
 
 
-def _decoded(source: str, record: VideoRecord, max_pixels: int) -> Iterator[VideoFrame]:
+def _decoded(source: str, record: VideoRecord, limits: ReadingLimits) -> Iterator[VideoFrame]:
     if record.kind == Kind.FRAMES:
         for name in frame_files(source):
-            picture = read_jpeg(source, name, max_pixels=max_pixels)
+            picture = read_jpeg(source, name, limits=limits)
             yield VideoFrame.from_ndarray(picture, format="bgr24")
     else:
-        with open_video(source, max_pixels=max_pixels) as (container, stream):
+        with open_video(source, limits=limits) as (container, stream):
             yield from container.decode(stream)

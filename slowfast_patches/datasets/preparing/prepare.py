@@ -36,8 +36,9 @@ from slowfast_patches.datasets.preparing.video_lists import (
     list_titles,
     write_classes,
 )
-from slowfast_patches.datasets.reading.files import MAX_PIXELS, frame_files
+from slowfast_patches.datasets.reading.files import frame_files
 from slowfast_patches.datasets.reading.index import open_index
+from slowfast_patches.datasets.reading.limits import LIMITS, ReadingLimits
 from slowfast_patches.datasets.reading.prepared import TAG
 from slowfast_patches.datasets.reading.scan import scan
 from slowfast_patches.datasets.reading.video_record import UnreadableVideoError
@@ -93,15 +94,15 @@ def prepare(
     out: Path,
     *,
     short_side: int = 256,
-    max_pixels: int = MAX_PIXELS,
+    limits: ReadingLimits = LIMITS,
     workers: int | None = None,
     separator: str = " ",
     classes: Sequence[str] = (),
 ) -> Report:
     """Write the prepared form of every video in the lists, and the lists of them, to `out`.
 
-    Videos that an earlier run wrote are kept. Those that cannot be read, or whose frames have more
-    than `max_pixels`, are left out of the lists and are in unreadable.txt with the reason.
+    Videos that an earlier run wrote are kept. Those that cannot be read, or that are beyond
+    the limits, are left out of the lists and are in unreadable.txt with the reason.
     `workers` processes encode, by default one per core. Names of classes, if given, go to
     classes.json with their numbers.
 
@@ -111,9 +112,9 @@ def prepare(
         OSError: `out` cannot be written, as where the disk is full. What is written is whole.
     """
     workers = available_cores() if workers is None else workers
-    if workers < 1 or short_side < 16 or max_pixels < 1:
+    if workers < 1 or short_side < 16 or limits.pixels < 1:
         raise ValueError(
-            f"--workers {workers} and --max-frame-pixels {max_pixels} must be 1 or more, and "
+            f"--workers {workers} and --max-frame-pixels {limits.pixels} must be 1 or more, and "
             f"--short-side {short_side} 16 or more"
         )
     out = Path(os.path.abspath(out))
@@ -128,7 +129,7 @@ def prepare(
             write_classes(classes, out)
         every = list(dict.fromkeys(sources.values()))
         left = [source for source in every if not _is_made(out, source)]
-        work = partial(_prepare_one, out, short_side, max_pixels)
+        work = partial(_prepare_one, out, short_side, limits)
         try:
             reasons = _prepare_all(left, work, out, workers)
         finally:
@@ -283,7 +284,7 @@ def _check_room(
         )
 
 
-def _prepare_one(out: Path, short_side: int, max_pixels: int, source: Source) -> str:
+def _prepare_one(out: Path, short_side: int, limits: ReadingLimits, source: Source) -> str:
     """Runs in a worker: write a prepared file; returns why the source cannot be read, or "".
 
     Raises:
@@ -291,9 +292,9 @@ def _prepare_one(out: Path, short_side: int, max_pixels: int, source: Source) ->
     """
     target = out / source.target
     try:
-        record = scan(source.path, max_pixels)
+        record = scan(source.path, limits)
         target.parent.mkdir(parents=True, exist_ok=True)
-        write_prepared(source.path, record, target, short_side=short_side, max_pixels=max_pixels)
+        write_prepared(source.path, record, target, short_side=short_side, limits=limits)
         if source.modified is not None:
             os.utime(target, (source.modified, source.modified))
     except UnreadableVideoError as error:

@@ -28,13 +28,12 @@ from numpy.typing import NDArray
 
 from multigrid import ClipPlan
 from slowfast_patches.datasets.reading.files import (
-    MAX_PIXELS,
-    check_pixels,
     frame_files,
     open_video,
     read_jpeg,
     readable,
 )
+from slowfast_patches.datasets.reading.limits import LIMITS, ReadingLimits, TimeLimit
 from slowfast_patches.datasets.reading.pixels import Cropper
 from slowfast_patches.datasets.reading.prepared import decode_prepared
 from slowfast_patches.datasets.reading.video_record import Kind, UnreadableVideoError, VideoRecord
@@ -63,14 +62,14 @@ def read_clip(
     out: Clip | None = None,
     *,
     threads: int = 1,
-    max_pixels: int = MAX_PIXELS,
+    limits: ReadingLimits = LIMITS,
 ) -> Clip:
     """The planned clip of a video, (T, crop, crop, 3) uint8 RGB, not yet flipped.
 
     Exactly the frames at `plan.positions` are read, which ascend; a position beyond the end is the
     last frame. `record` is that of `scan(path)`; where it names the frames' files itself, `path`
     is not looked at. `out`, if given, receives the clip. `threads` other than 1 let a codec use
-    several for one clip. Frames of more than `max_pixels` are not decoded.
+    several for one clip. What is beyond the limits is not decoded.
 
     Raises:
         UnreadableVideoError: the file is gone, is not what the record says, or a frame is too large
@@ -78,7 +77,7 @@ def read_clip(
     """
     if out is None:
         out = np.empty((len(plan.positions), plan.crop, plan.crop, 3), np.uint8)
-    read_clips(path, record, [plan], [out], threads=threads, max_pixels=max_pixels)
+    read_clips(path, record, [plan], [out], threads=threads, limits=limits)
     return out
 
 
@@ -89,7 +88,7 @@ def read_clips(
     outs: Sequence[Clip],
     *,
     threads: int = 1,
-    max_pixels: int = MAX_PIXELS,
+    limits: ReadingLimits = LIMITS,
 ) -> None:
     """Read several clips of a video in one pass, as `read_clip` reads each of them.
 
@@ -99,7 +98,8 @@ def read_clips(
     Raises:
         UnreadableVideoError: as `read_clip`; then all clips are undefined.
     """
-    check_pixels(record.video.width, record.video.height, max_pixels)
+    limits.check_pixels(record.video.width, record.video.height)
+    clock = TimeLimit(limits)
     shown = (record.video.width, record.video.height)
     clips = [
         _Reading(
@@ -112,13 +112,13 @@ def read_clips(
     wanted = sorted({position for clip in clips for position in clip.positions})
     with readable():
         if record.kind == Kind.FRAMES:
-            _read_files(path, record, wanted, clips, max_pixels)
+            _read_files(path, record, wanted, clips, limits, clock)
         else:
             if record.kind == Kind.PREPARED:
                 frames = decode_prepared(path, record, wanted)
             else:
-                frames = _decode_video(path, record, wanted, threads, max_pixels)
-            _fill(frames, wanted, clips)
+                frames = _decode_video(path, record, wanted, threads, limits, clock)
+            _fill(frames, wanted, clips, clock)
     for clip in clips:
         clip.repeat()
 
@@ -141,11 +141,15 @@ class _Reading:
 
 
 def _fill(
-    frames: Iterator[tuple[int, VideoFrame]], wanted: list[int], clips: Sequence[_Reading]
+    frames: Iterator[tuple[int, VideoFrame]],
+    wanted: list[int],
+    clips: Sequence[_Reading],
+    clock: TimeLimit,
 ) -> None:
     """Write each frame, in whatever order they come, to all clips that have it."""
     missing = set(wanted)
     for number, frame in frames:
+        clock.check()
         for clip in clips:
             if (row := clip.rows.get(number)) is not None:
                 clip.cropper(frame, clip.out[row])
@@ -155,7 +159,12 @@ def _fill(
 
 
 def _decode_video(
-    path: str, record: VideoRecord, wanted: list[int], threads: int, max_pixels: int
+    path: str,
+    record: VideoRecord,
+    wanted: list[int],
+    threads: int,
+    limits: ReadingLimits,
+    clock: TimeLimit,
 ) -> Iterator[tuple[int, VideoFrame]]:
     """(number, frame) of each wanted frame of a video file."""
     assert record.keys is not None
@@ -163,11 +172,16 @@ def _decode_video(
     skipped = [entry - before > _GAP for before, entry in zip(wanted, entries[1:], strict=False)]
     starts = [number for number, far in enumerate(skipped, start=1) if far]
     for start, stop in pairwise([0, *starts, len(wanted)]):
-        yield from _decode_run(path, record, wanted[start:stop], threads, max_pixels)
+        yield from _decode_run(path, record, wanted[start:stop], threads, limits, clock)
 
 
 def _decode_run(
-    path: str, record: VideoRecord, wanted: list[int], threads: int, max_pixels: int
+    path: str,
+    record: VideoRecord,
+    wanted: list[int],
+    threads: int,
+    limits: ReadingLimits,
+    clock: TimeLimit,
 ) -> Iterator[tuple[int, VideoFrame]]:
     """(number, frame) of frames, the wanted ones among them, from the key frame before the first
     wanted one on.
@@ -179,13 +193,13 @@ def _decode_run(
     entry = int(np.searchsorted(record.keys, wanted[0], "right")) - 1
     back = 1
     while True:
-        opened = open_video(path, threads, streams=record.streams, max_pixels=max_pixels)
+        opened = open_video(path, threads, streams=record.streams, limits=limits)
         with opened as (container, stream):
             if entry > 0:
                 assert record.timestamps is not None
                 with contextlib.suppress(av.FFmpegError):  # cannot seek: the beginning will do
                     container.seek(int(record.timestamps[record.keys[entry]]), stream=stream)
-            frames = _decode_from_here(container, stream, record, wanted)
+            frames = _decode_from_here(container, stream, record, wanted, clock)
             first = next(frames, None)
             if entry == 0 or (first is not None and first[0] <= wanted[0]):
                 yield from chain([first] if first else [], frames)
@@ -195,7 +209,11 @@ def _decode_run(
 
 
 def _decode_from_here(
-    container: InputContainer, stream: VideoStream, record: VideoRecord, wanted: list[int]
+    container: InputContainer,
+    stream: VideoStream,
+    record: VideoRecord,
+    wanted: list[int],
+    clock: TimeLimit,
 ) -> Iterator[tuple[int, VideoFrame]]:
     """(number, frame) of what comes out of the decoder from where the container stands.
 
@@ -215,6 +233,7 @@ def _decode_from_here(
     counted = count()
     began = False
     for packet in container.demux(stream):
+        clock.check()
         if skips:
             decoder.skip_frame = "NONREF" if began and packet.pts not in due else "DEFAULT"
         left.discard(cast(int, packet.pts))
@@ -234,13 +253,19 @@ def _decode_from_here(
 
 
 def _read_files(
-    path: str, record: VideoRecord, wanted: list[int], clips: Sequence[_Reading], max_pixels: int
+    path: str,
+    record: VideoRecord,
+    wanted: list[int],
+    clips: Sequence[_Reading],
+    limits: ReadingLimits,
+    clock: TimeLimit,
 ) -> None:
     """Read JPEG files, decoded at a half, a quarter or an eighth where that still is enough."""
     folder, files = ("", record.files) if record.files is not None else (path, frame_files(path))
     if len(files) != record.video.frames:
         raise UnreadableVideoError(f"has {len(files)} frames, the index says {record.video.frames}")
     for number in wanted:
+        clock.check()
         images = dict[int, Clip]()
         for clip in clips:
             if (row := clip.rows.get(number)) is None:
@@ -248,6 +273,6 @@ def _read_files(
             modes = (mode for by, mode in _REDUCED.items() if clip.cropper.shrinks >= by)
             mode = next(modes, cv2.IMREAD_COLOR)
             if mode not in images:
-                images[mode] = read_jpeg(folder, files[number], mode, max_pixels=max_pixels)
+                images[mode] = read_jpeg(folder, files[number], mode, limits=limits)
             clip.cropper.image(images[mode], clip.out[row])
             clip.out[row] = clip.out[row][..., ::-1]

@@ -10,6 +10,7 @@ from av.packet import Packet
 from av.video.stream import VideoStream
 
 from slowfast_patches.datasets.reading.files import open_video, readable
+from slowfast_patches.datasets.reading.limits import ReadingLimits
 from slowfast_patches.datasets.reading.video_record import Kind, UnreadableVideoError, VideoRecord
 
 __all__ = ["find_damage", "missing_frames", "whole_units"]
@@ -51,7 +52,7 @@ def missing_frames(path: str, stream: VideoStream) -> int:
     return sum(entry.pos + entry.size > size for entry in stream.index_entries)
 
 
-def find_damage(path: str, record: VideoRecord, max_pixels: int) -> str:
+def find_damage(path: str, record: VideoRecord, limits: ReadingLimits) -> str:
     """Say what of a scanned video cannot be decoded; empty where nothing is wrong.
 
     A video file of up to 3,000 frames is decoded whole. Of others the damage is what `scan` saw.
@@ -60,7 +61,7 @@ def find_damage(path: str, record: VideoRecord, max_pixels: int) -> str:
     if record.damage or record.kind != Kind.VIDEO or frames > _MOST:
         return record.damage
     decoded = 0
-    opened = open_video(path, max_pixels=max_pixels)
+    opened = open_video(path, limits=limits)
     with contextlib.suppress(UnreadableVideoError), readable(), opened as (container, stream):
         for _ in container.decode(stream):
             decoded += 1

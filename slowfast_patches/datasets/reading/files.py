@@ -17,12 +17,11 @@ from av.stream import Discard
 from av.video.stream import VideoStream
 from numpy.typing import NDArray
 
+from slowfast_patches.datasets.reading.limits import LIMITS, ReadingLimits
 from slowfast_patches.datasets.reading.video_record import UnreadableVideoError
 
 __all__ = [
     "CONTAINERS",
-    "MAX_PIXELS",
-    "check_pixels",
     "check_regular",
     "frame_files",
     "jpeg_size",
@@ -33,8 +32,6 @@ __all__ = [
     "video_name",
 ]
 
-MAX_PIXELS = 1 << 26
-"""Of a frame, where DATA.MAX_FRAME_PIXELS is not at hand; its default."""
 CONTAINERS = (
     *("mov", "matroska", "avi", "mpeg", "mpegts", "asf", "flv", "ogg", "mxf", "gxf", "nut", "rm"),
     *("wtv", "dv", "ivf", "obu", "gif", "mjpeg", "mpegvideo", "m4v", "h264", "hevc", "vc1"),
@@ -59,6 +56,9 @@ _FFMPEG_PIXELS = 2**31 - 1
 _FRAME_HEADERS = frozenset(range(0xC0, 0xD0)) - {0xC4, 0xC8, 0xCC}
 _WITHOUT_LENGTH = frozenset([0x00, 0x01, *range(0xD0, 0xDA), 0xFF])
 _JPEG_BEGIN = b"\xff\xd8"
+_JPEG_SCAN = b"\xff\xda"
+_MOST_SCANS = 256
+"""Progressive files have about ten; each is a pass over all of the picture."""
 _JPEG_END = b"\xff\xd9"
 """Its last marker (ITU-T T.81): a file without it was cut off, which decoders fill with grey."""
 
@@ -76,12 +76,12 @@ def readable() -> Iterator[None]:
 
 @contextlib.contextmanager
 def open_video(
-    path: str, threads: int = 1, *, streams: int = 0, max_pixels: int = MAX_PIXELS
+    path: str, threads: int = 1, *, streams: int = 0, limits: ReadingLimits = LIMITS
 ) -> Iterator[tuple[InputContainer, VideoStream]]:
     """An open video file and its first video stream; other streams are not even read.
 
-    This file alone is opened, as one of CONTAINERS. Frames of more than `max_pixels` are not
-    decoded, where the stream grows to them neither. Where the number of `streams` is known, no
+    This file alone is opened, as one of CONTAINERS. Frames of more pixels than `limits` allow are
+    not decoded, where the stream grows to them neither. Where the number of `streams` is known, no
     frame is decoded to find out what is in them, which for a large picture takes as long as half a
     clip.
 
@@ -89,7 +89,7 @@ def open_video(
         UnreadableVideoError: it cannot be opened, holds no video or one too large.
     """
     check_regular(path)
-    bound = {"max_pixels": str(min(max_pixels, _FFMPEG_PIXELS))}
+    bound = {"max_pixels": str(min(limits.pixels, _FFMPEG_PIXELS))}
     allowed = {"protocol_whitelist": "file", "format_whitelist": ",".join(CONTAINERS)}
     # For the decoders that FFmpeg opens to probe the streams, not for the one that decodes here.
     probing = {"skip_frame": "all"} if streams else {}
@@ -115,7 +115,7 @@ def open_video(
                 other.discard = Discard.all
         if stream.codec_context is None:
             raise UnreadableVideoError("is of a codec that cannot be decoded")
-        check_pixels(stream.width, stream.height, max_pixels)
+        limits.check_pixels(stream.width, stream.height)
         stream.codec_context.thread_count = threads
         stream.codec_context.options = bound
         yield container, stream
@@ -130,14 +130,6 @@ def check_regular(path: str, name: str = "") -> None:
         raise UnreadableVideoError(f"{name}cannot be opened: {_reason(error)}") from error
     if not is_regular:
         raise UnreadableVideoError(f"{name}cannot be opened: is not a regular file")
-
-
-def check_pixels(width: int, height: int, max_pixels: int) -> None:
-    """Raise UnreadableVideoError for a frame of too many pixels."""
-    if width * height > max_pixels:
-        raise UnreadableVideoError(
-            f"has frames of {width}×{height} pixels, more than DATA.MAX_FRAME_PIXELS {max_pixels}"
-        )
 
 
 def frame_files(folder: str) -> list[str]:
@@ -160,14 +152,14 @@ def video_files(folder: str | os.PathLike[str]) -> list[str]:
 
 
 def read_jpeg(
-    folder: str, name: str, mode: int = cv2.IMREAD_COLOR, *, max_pixels: int = MAX_PIXELS
+    folder: str, name: str, mode: int = cv2.IMREAD_COLOR, *, limits: ReadingLimits = LIMITS
 ) -> NDArray[np.uint8]:
     """The picture in a JPEG file, (H, W, 3) BGR; `mode` may ask for a smaller one.
 
     Raises:
-        UnreadableVideoError: it is no JPEG, is cut off, or has more than `max_pixels`.
+        UnreadableVideoError: it is no JPEG, is cut off, or is beyond the limits.
     """
-    content, _ = _read_head(folder, name, max_pixels)
+    content, _ = _read_head(folder, name, limits)
     image = None
     if content.rstrip(b"\0").endswith(_JPEG_END):
         buffer = np.frombuffer(content, np.uint8)
@@ -177,26 +169,31 @@ def read_jpeg(
     return cast(NDArray[np.uint8], image)
 
 
-def jpeg_size(folder: str, name: str, *, max_pixels: int = MAX_PIXELS) -> tuple[int, int]:
+def jpeg_size(folder: str, name: str, *, limits: ReadingLimits = LIMITS) -> tuple[int, int]:
     """Width and height of the picture in a JPEG file, by its head.
 
     Raises:
-        UnreadableVideoError: it is no JPEG, or has more than `max_pixels`.
+        UnreadableVideoError: it is no JPEG, or is beyond the limits.
     """
     with readable():
-        return _read_head(folder, name, max_pixels)[1]
+        return _read_head(folder, name, limits)[1]
 
 
-def _read_head(folder: str, name: str, max_pixels: int) -> tuple[bytes, tuple[int, int]]:
+def _read_head(folder: str, name: str, limits: ReadingLimits) -> tuple[bytes, tuple[int, int]]:
     """The content of a JPEG file, and its width and height."""
     path = os.path.join(folder, name)
     check_regular(path, f"{name} ")
+    limits.check_bytes(os.path.getsize(path), name)
     with open(path, "rb") as file:
         content = file.read()
     width, height = _sides(content) if content.startswith(_JPEG_BEGIN) else (0, 0)
     if not width or not height:
         raise UnreadableVideoError(f"cannot be decoded: {name} is not a JPEG")
-    check_pixels(width, height, max_pixels)
+    limits.check_pixels(width, height)
+    if (scans := content.count(_JPEG_SCAN)) > _MOST_SCANS:
+        raise UnreadableVideoError(
+            f"cannot be decoded: {name} has {scans} scans, more than {_MOST_SCANS}"
+        )
     return content, (width, height)
 
 

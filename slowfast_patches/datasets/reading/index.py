@@ -24,12 +24,14 @@ from typing import NamedTuple
 
 from tqdm import tqdm
 
-from slowfast_patches.datasets.reading.files import MAX_PIXELS, frame_files
+from slowfast_patches.datasets.reading.files import frame_files
+from slowfast_patches.datasets.reading.limits import LIMITS, ReadingLimits
 from slowfast_patches.datasets.reading.scan import KILLER, scan_each
 from slowfast_patches.datasets.reading.shared_list import SharedList
 from slowfast_patches.datasets.reading.video_record import Kind, UnreadableVideoError, VideoRecord
 from slowfast_patches.utils.distributed import from_main
 from slowfast_patches.utils.files import written_whole
+from slowfast_patches.utils.signals import stop_if_asked
 from slowfast_patches.utils.tables import first_few
 
 __all__ = ["VideoIndex", "index_files", "load_index", "open_index", "unlisted"]
@@ -40,6 +42,7 @@ _VERSION = 4
 """To be raised when the file's form changes, or what `scan` finds in the same video."""
 _SAVE_SECONDS = 60.0
 """How often what is found is saved: a list may take hours, and any process may be killed."""
+_STOPPED = "while videos were scanned; the same command goes on from what was found"
 _THREADS = 32
 """Of asking for sizes and times, which on a network disk is all waiting."""
 
@@ -88,20 +91,22 @@ class VideoIndex:
 
 
 def open_index(
-    csv: Path, paths: Sequence[str], *, workers: int | None = None, max_pixels: int = MAX_PIXELS
+    csv: Path, paths: Sequence[str], *, workers: int | None = None, limits: ReadingLimits = LIMITS
 ) -> VideoIndex:
     """The index of the videos of a list, in its order: files, prepared files, folders of JPEGs.
 
     It is loaded, completed by `workers` processes (default: one a core) where it lacks something,
     and saved. In a run of several processes all must call this; the first does the work and the
-    others get what it found, however long that takes. A video that cannot be read, or whose frames
-    have more than `max_pixels`, is no error: they are counted and the first are named in a warning,
+    others get what it found, however long that takes. A video that cannot be read, or
+    that is beyond the limits, is no error: they are counted and the first are named in a warning,
     and all are listed in a file beside the index.
     """
-    return from_main(lambda: _open(csv, paths, workers, max_pixels))
+    return from_main(lambda: _open(csv, paths, workers, limits))
 
 
-def _open(csv: Path, paths: Sequence[str], workers: int | None, max_pixels: int) -> VideoIndex:
+def _open(
+    csv: Path, paths: Sequence[str], workers: int | None, limits: ReadingLimits
+) -> VideoIndex:
     began = time.monotonic()
     names = _names(csv, paths)
     path_of = dict(zip(names, paths, strict=True))
@@ -115,13 +120,14 @@ def _open(csv: Path, paths: Sequence[str], workers: int | None, max_pixels: int)
         known |= {n: e for n, e in entries.items() if e.is_final and e[:2] == status.get(n)}
     left = {path: name for name, path in path_of.items() if name not in known}
     logger.info("index of %s: %d videos to scan", csv, len(left))
-    each = scan_each(list(left), workers=workers, max_pixels=max_pixels)
+    each = scan_each(list(left), workers=workers, limits=limits)
     bar = tqdm(each, f"index of {csv.name}", len(left), unit="video", disable=None)
     saved = began
     try:
         with contextlib.closing(each):
             for path, record in bar:
                 known[left[path]] = _entry(status[left[path]], record)
+                stop_if_asked(_STOPPED)
                 if time.monotonic() - saved > _SAVE_SECONDS:
                     _save(csv, known)
                     saved = time.monotonic()

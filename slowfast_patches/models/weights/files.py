@@ -2,25 +2,34 @@
 
 from __future__ import annotations
 
+import hashlib
 import logging
+import os
 import re
+import time
 from collections.abc import Mapping
 from http.client import HTTPException
 from pathlib import Path
 from typing import Any
+from urllib.parse import urlsplit
+from urllib.request import urlopen
 
 import numpy as np
 import torch
-from iopath.common.file_io import HTTPURLHandler, PathManager
 from torch import Tensor
+from tqdm import tqdm
 
 from slowfast_patches.models.weights.caffe2 import read_blobs
-from slowfast_patches.utils.files import check_archive
+from slowfast_patches.utils.files import check_archive, written_whole
 
 __all__ = ["check_kind", "local_file", "read_weights"]
 
 logger = logging.getLogger(__name__)
 
+_SILENT_SECONDS = 30.0
+_MOST_SECONDS = 4 * 3600.0
+_MOST_BYTES = 1 << 34
+"""Bounds on fetching a file: without an answer, and in all."""
 _STATES = ("model_state", "state_dict", "model")
 """Where a PyTorch checkpoint may keep its state dict; else it is one itself."""
 
@@ -31,17 +40,52 @@ _OPTIMIZER_BLOB = re.compile(r".*_momentum|lr|model_iter")
 
 
 def local_file(path: str | Path) -> Path:
-    """A file, or that of an https address, fetched once and kept in iopath's cache, FVCORE_CACHE or
+    """A file, or that of an https address, fetched once and kept in the folder FVCORE_CACHE or
     ~/.torch. ValueError: it cannot be fetched."""
     address = str(path)
-    if not address.startswith(("https://", "http://")):
+    if address.startswith("http://"):
+        raise ValueError(f"{address} can be changed by others on its way; give an https address")
+    if not address.startswith("https://"):
         return Path(path)
-    manager = PathManager()
-    manager.register_handler(HTTPURLHandler())
-    try:
-        return Path(manager.get_local_path(address))
-    except (OSError, HTTPException) as error:
-        raise ValueError(f"{address} cannot be fetched: {error}") from error
+    # No part of the address may lead out of the folder.
+    digest = hashlib.sha256(address.encode()).hexdigest()[:16]
+    name = urlsplit(address).path.rpartition("/")[2][-100:]
+    file = Path(os.environ.get("FVCORE_CACHE", "~/.torch")).expanduser() / f"{digest}-{name}"
+    if not file.is_file():
+        try:
+            file.parent.mkdir(parents=True, exist_ok=True)
+            _fetch(address, file)
+        except (OSError, HTTPException) as error:
+            raise ValueError(f"{address} cannot be fetched: {error}") from error
+    return file
+
+
+def _fetch(address: str, file: Path) -> None:
+    """Fetch a file with a bar of progress.
+
+    Raises:
+        OSError, HTTPException: the server does not answer for a while, or with a page; the file has
+            too many bytes, or takes too long.
+    """
+    logger.info("fetching %s to %s", address, file)
+    end = time.monotonic() + _MOST_SECONDS
+    done = 0
+    with (
+        urlopen(address, timeout=_SILENT_SECONDS) as answer,
+        written_whole(file, shared=True) as out,
+    ):
+        size = int(answer.headers.get("Content-Length") or 0)
+        with tqdm(total=size or None, unit="B", unit_scale=True, disable=None) as bar:
+            while block := answer.read1(1 << 20):
+                if not done and block.lstrip().startswith(b"<"):
+                    raise OSError("the answer is a web page, no file of weights")
+                out.write(block)
+                done += len(block)
+                bar.update(len(block))
+                if done > _MOST_BYTES or time.monotonic() > end:
+                    raise OSError(f"it is not whole after {done} bytes; fetch it by hand")
+        if size and done != size:
+            raise OSError(f"it ends after {done} of {size} bytes")
 
 
 def check_kind(path: str | Path, kind: str) -> None:

@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import re
 from collections import defaultdict
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 
 import torch
 from torch import Tensor
 
-__all__ = ["Fit", "fit_weights"]
+__all__ = ["Fit", "fit_weights", "not_finite"]
 
 _HEAD = "head."
 _COUNTER = ".num_batches_tracked"
@@ -75,6 +75,12 @@ class Fit:
 def _some(items: Sequence[str]) -> str:
     more = len(items) - _NAMES_SHOWN
     return ", ".join(items[:_NAMES_SHOWN]) + (f" and {more} more" if more > 0 else "")
+
+
+def not_finite(tensors: Iterable[tuple[str, Tensor]]) -> str:
+    """Return the names of tensors that have NaN or infinity, as a reason to refuse them; or ""."""
+    names = [name for name, tensor in tensors if not tensor.isfinite().all()]
+    return f"has values that are not finite in {_some(names)}" if names else ""
 
 
 def fit_weights(given: Mapping[str, Tensor], wanted: Mapping[str, Tensor]) -> Fit:

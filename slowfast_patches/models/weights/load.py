@@ -11,7 +11,7 @@ from torch import nn
 
 from slowfast_patches.models.tsm import ShiftedConv3d
 from slowfast_patches.models.weights.files import check_kind, local_file, read_weights
-from slowfast_patches.models.weights.fit import Fit, fit_weights
+from slowfast_patches.models.weights.fit import Fit, fit_weights, not_finite
 from slowfast_patches.models.weights.names import host_names
 
 __all__ = ["check_file", "load_weights"]
@@ -52,15 +52,15 @@ def load_weights(
 
     Raises:
         ValueError: the file cannot be read; nothing in it fits; it is an image model's and
-            `inflate` is False; it lacks a parameter that takes no gradient (TRAIN.FREEZE); or
-            `complete`, and something lacks or is left.
+            `inflate` is False; it lacks a parameter that takes no gradient (TRAIN.FREEZE); a
+            value is not finite; or `complete`, and something lacks or is left.
     """
     with _naming_the_key(section):
         named = host_names(read_weights(local_file(path), kind), kind)
         fit = fit_weights(named.tensors, model.state_dict())
         shifts = _other_shifts(model, named.shifted)
         problem = _problem(fit, shifts, inflate, complete) or _frozen_problem(fit, model)
-        if problem is not None:
+        if problem := problem or not_finite(fit.values.items()):
             raise ValueError(f"{path} {problem}")
     model.load_state_dict(fit.values, strict=False)
     if inflate and not fit.flat:

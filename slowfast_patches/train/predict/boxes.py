@@ -11,7 +11,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from multigrid import empty_clips
-from slowfast_patches.datasets.clips import reading_options, sampling_of
+from slowfast_patches.datasets.clips import reading_limits, reading_options, sampling_of
 from slowfast_patches.datasets.key_frames import boxes_in_clip, frame_of
 from slowfast_patches.datasets.lists.ava_list import Box
 from slowfast_patches.datasets.reading.clip_reader import read_clips
@@ -37,7 +37,7 @@ class BoxPredictor(Predictor):
             UnreadableVideoError: the video cannot be read, or ends before.
         """
         recipe = self.recipe
-        record = scan(path, recipe.data.max_frame_pixels)
+        record = scan(path, reading_limits(recipe))
         centre = frame_of(second, record.video)
         crops = recipe.test.num_spatial_crops
         crop = recipe.data.test_crop_size
@@ -85,7 +85,7 @@ class BoxPredictor(Predictor):
 
     def _frame(self, path: str, second: int) -> NDArray[np.uint8]:
         """The frame at a second, (H, W, 3) RGB."""
-        record = scan(path, self.recipe.data.max_frame_pixels)
+        record = scan(path, reading_limits(self.recipe))
         wanted = int(frame_of(second, record.video))
         if record.kind == Kind.FRAMES:
             return read_jpeg(path, frame_files(path)[wanted])[..., ::-1]

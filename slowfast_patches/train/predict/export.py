@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import io
 import json
 from pathlib import Path
 
@@ -33,4 +34,7 @@ def write_program(predictor: Predictor, path: Path) -> None:
     path.parent.mkdir(parents=True, exist_ok=True)
     with written_whole(path) as file:
         names = json.dumps(predictor.class_names, ensure_ascii=False)
-        torch.export.save(program, file, extra_files={"classes.json": names})
+        # torch ends the process where its own writing to a full disk fails.
+        content = io.BytesIO()
+        torch.export.save(program, content, extra_files={"classes.json": names})
+        file.write(content.getbuffer())

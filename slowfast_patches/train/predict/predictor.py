@@ -12,7 +12,7 @@ from multigrid import empty_clips
 from slowfast_patches import patching
 from slowfast_patches.config import check_recipe, parse_recipe
 from slowfast_patches.config.recipe import Recipe
-from slowfast_patches.datasets.clips import reading_options, sampling_of
+from slowfast_patches.datasets.clips import reading_limits, reading_options, sampling_of
 from slowfast_patches.datasets.lists.dataset_lists import dataset_of, load_with_classes
 from slowfast_patches.datasets.reading.clip_reader import read_clips
 from slowfast_patches.datasets.reading.damage import find_damage
@@ -125,14 +125,14 @@ class Predictor(nn.Module):
 
     def damage(self, path: str) -> str:
         """Say what of a video cannot be decoded; empty if all can. Raises as `scores`."""
-        most = self.recipe.data.max_frame_pixels
-        return find_damage(path, scan(path, most), most)
+        limits = reading_limits(self.recipe)
+        return find_damage(path, scan(path, limits), limits)
 
     def clips(self, path: str) -> Tensor:
         """The clips that a video is tested on, (views × crops, 3, T, S, S) uint8, on the CPU, as
         `forward` takes them. Raises as `scores`."""
         recipe = self.recipe
-        record = scan(path, recipe.data.max_frame_pixels)
+        record = scan(path, reading_limits(recipe))
         views = (recipe.test.num_ensemble_views, recipe.test.num_spatial_crops)
         video = record.video
         if dataset_of(recipe, "test").counts_frames:

@@ -131,7 +131,18 @@ def test_jitter_stays_within_its_reach():
 
 
 @pytest.mark.parametrize(
-    "text", ["rand-m11", "rand-n0", "rand-n1.5", "rand-x3", "randn2", "original", "rand-inc0"]
+    "text",
+    [
+        "rand-m11",
+        "rand-n0",
+        "rand-n1.5",
+        "rand-x3",
+        "randn2",
+        "original",
+        "rand-inc0",
+        "rand-n11",
+        f"rand-n{10**400}",
+    ],
 )
 def test_other_texts_than_randaugments_are_refused(text):
     load_recipe(None, ["AUG.AA_TYPE", "rand-m7-n4-mstd0.5-inc1"])

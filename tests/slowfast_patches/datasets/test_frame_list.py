@@ -16,6 +16,7 @@ from slowfast_patches.datasets.lists.frame_list import (
 )
 from slowfast_patches.datasets.reading.clip_reader import read_clip
 from slowfast_patches.datasets.reading.files import jpeg_size
+from slowfast_patches.datasets.reading.limits import ReadingLimits
 from slowfast_patches.datasets.reading.shared_list import SharedList
 from slowfast_patches.datasets.reading.video_record import Kind, UnreadableVideoError
 from tests.slowfast_patches.datasets.made_videos import write_jpeg
@@ -191,7 +192,7 @@ def test_damaged_heads_give_a_size_or_an_error(frames, tmp_path):
             data[position] = rng.integers(256)
         path.write_bytes(data)
         try:
-            sizes.add(jpeg_size(str(tmp_path), path.name, max_pixels=1 << 32))
+            sizes.add(jpeg_size(str(tmp_path), path.name, limits=ReadingLimits(pixels=1 << 32)))
         except UnreadableVideoError as error:
             messages.add(str(error))
     assert messages == {"cannot be decoded: damaged.jpg is not a JPEG"}

@@ -13,10 +13,13 @@ import pytest
 
 from multigrid import ClipPlan
 from slowfast_patches.config.recipe import default_recipe
+from slowfast_patches.datasets.clips import reading_limits
 from slowfast_patches.datasets.preparing.encode import write_prepared
 from slowfast_patches.datasets.reading import scan as scanning
 from slowfast_patches.datasets.reading.clip_reader import read_clip
-from slowfast_patches.datasets.reading.files import CONTAINERS, MAX_PIXELS, jpeg_size
+from slowfast_patches.datasets.reading.files import CONTAINERS, jpeg_size
+from slowfast_patches.datasets.reading.limits import ReadingLimits
+from slowfast_patches.datasets.reading.mp4 import count_samples
 from slowfast_patches.datasets.reading.scan import scan
 from slowfast_patches.datasets.reading.video_record import UnreadableVideoError, VideoRecord
 from tests.slowfast_patches.datasets.made_videos import grey, write_video
@@ -126,15 +129,15 @@ def test_only_one_module_opens_files_for_reading():
 # Files that are too large.
 
 
-def test_the_bound_of_the_config_is_that_of_the_reader():
-    assert default_recipe().data.max_frame_pixels == MAX_PIXELS
+def test_the_limits_of_the_config_are_those_of_the_reader():
+    assert reading_limits(default_recipe()) == ReadingLimits()
 
 
 def too_large(call: Callable[..., object]) -> bool:
     """Whether frames of PIXELS are refused with a bound below, which names the key; they are not
     with one that they fit."""
-    call(max_pixels=PIXELS)
-    message = refusal(lambda: call(max_pixels=PIXELS - 1))
+    call(limits=ReadingLimits(pixels=PIXELS))
+    message = refusal(lambda: call(limits=ReadingLimits(pixels=PIXELS - 1)))
     return message == f"has frames of 64×48 pixels, more than DATA.MAX_FRAME_PIXELS {PIXELS - 1}"
 
 
@@ -171,11 +174,87 @@ def test_a_stream_that_grows_beyond_the_bound_is_refused(tmp_path):
     path.write_bytes(b"".join(part.read_bytes() for part in parts))
     record = scan(str(path))
     assert (record.video.width, record.video.frames) == (WIDTH, 2 * FRAMES)
-    bound = {"max_pixels": PIXELS}
+    bound = {"limits": ReadingLimits(pixels=PIXELS)}
     assert "cannot be decoded" in refusal(lambda: scan(str(path), **bound))
     assert "cannot be decoded" in refusal(
         lambda: read_clip(str(path), record, plan(FRAMES + 3), **bound)
     )
+
+
+def test_an_index_of_more_samples_than_allowed_is_refused_before_it_is_opened(
+    tmp_path, video, monkeypatch
+):
+    """163 kB may claim 40 million samples of one size, which FFmpeg takes 3 GB for."""
+    content = bytearray(video.read_bytes())
+    place = content.index(b"stsz")
+    content[place + 8 : place + 16] = (1).to_bytes(4) + (40_000_000).to_bytes(4)
+    path = tmp_path / "claims.mp4"
+    path.write_bytes(content)
+    monkeypatch.setattr(scanning, "open_video", None)
+    assert "has more frames, or samples of sound, than" in refusal(lambda: scan(str(path)))
+
+
+@pytest.mark.parametrize("flags", ["", "frag_keyframe+empty_moov"])
+def test_samples_are_counted_in_indices_and_in_fragments(tmp_path, flags):
+    options = {"movflags": flags} if flags else None
+    counts = [
+        count_samples(
+            str(write_video(tmp_path / f"{n}.mp4", grey(n), container_options=options)), 10**6
+        )
+        for n in (12, 24, 36)
+    ]
+    boxes = counts[0] - 12
+    of_group = 4 if flags else 0  # moof, mfhd, traf and others of each more fragment
+    assert 10 < boxes < 60
+    assert counts[1] - 24 - boxes >= of_group
+    assert counts[2] - counts[1] == counts[1] - counts[0] >= 12
+
+
+@pytest.mark.parametrize("suffix", ["avi", "mkv"])
+def test_a_video_of_too_many_or_too_large_frames_is_refused(tmp_path, suffix):
+    path = str(write_video(tmp_path / f"video.{suffix}", grey(FRAMES)))
+    assert scan(path, ReadingLimits(frames=FRAMES)).video.frames == FRAMES
+    few = ReadingLimits(frames=FRAMES - 1)
+    assert "than DATA.MAX_VIDEO_FRAMES 23" in refusal(lambda: scan(path, few))
+    small = ReadingLimits(bytes=8)
+    assert "more than DATA.MAX_FRAME_BYTES 8" in refusal(lambda: scan(path, small))
+
+
+def test_a_large_jpeg_is_refused_before_it_is_read(tmp_path):
+    record = scan(str(jpeg(tmp_path / "0.jpg").parent))
+    os.truncate(tmp_path / "0.jpg", 1 << 40)  # takes no place on the disk
+    for call in (scan, lambda path: read_clip(path, record, plan(0))):
+        message = refusal(lambda call=call: call(str(tmp_path)))
+        assert "0.jpg has 1099511627776 bytes, more than DATA.MAX_FRAME_BYTES" in message
+
+
+# Files that take long.
+
+
+def test_a_progressive_jpeg_of_thousands_of_scans_is_refused(tmp_path):
+    """8000 empty scans of a picture of 8192² take 45 s."""
+    path = jpeg(tmp_path / "0.jpg")
+    content = path.read_bytes()
+    path.write_bytes(content[:-2] + 8000 * b"\xff\xda\x00\x02" + content[-2:])
+    assert "0.jpg has 8001 scans" in refusal(lambda: scan(str(tmp_path)))
+
+
+@pytest.mark.parametrize("kind", ["video.mp4", "video.avi", "prepared", "frames"])
+def test_a_reading_beyond_its_time_is_ended(tmp_path, video, kind):
+    path = tmp_path / kind
+    if kind == "prepared":
+        write_prepared(str(video), scan(str(video)), path)
+    elif kind == "frames":
+        path.mkdir()
+        jpeg(path / "0.jpg")
+    else:
+        write_video(path, grey(FRAMES))
+    record = scan(str(path))
+    over = ReadingLimits(seconds=-99.0)  # as if so many had passed
+    message = "takes too long to decode: more than DATA.MAX_READ_SECONDS"
+    assert message in refusal(lambda: read_clip(str(path), record, plan(0), limits=over))
+    if kind.startswith("video"):
+        assert message in refusal(lambda: scan(str(path), over))
 
 
 # Videos that are long.

@@ -8,6 +8,7 @@ import multiprocessing
 import os
 import pickle
 import shutil
+import signal
 import time
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
@@ -17,6 +18,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+import torch
 import torch.distributed as dist
 
 from multigrid import Video
@@ -24,8 +26,12 @@ from slowfast_patches.datasets.preparing.encode import write_prepared
 from slowfast_patches.datasets.reading import index as reading_index
 from slowfast_patches.datasets.reading import scan as scanning
 from slowfast_patches.datasets.reading.index import VideoIndex, index_files, load_index, open_index
+from slowfast_patches.datasets.reading.limits import ReadingLimits
 from slowfast_patches.datasets.reading.scan import scan
 from slowfast_patches.datasets.reading.video_record import Kind, UnreadableVideoError, VideoRecord
+from slowfast_patches.launch.stopping import StopRequest, TrainingInterruptedError
+from slowfast_patches.utils.command_line import exit_status
+from slowfast_patches.utils.distributed import World
 from slowfast_patches.utils.processes import Died
 from tests.slowfast_patches.datasets.made_videos import (
     break_frame,
@@ -301,10 +307,10 @@ def test_an_unchanged_index_of_3000_videos_opens_within_a_third_of_a_second(tmp_
 # Interruptions, and several processes.
 
 
-def interrupt_at(count: int) -> Callable[[str, int], VideoRecord]:
+def interrupt_at(count: int) -> Callable[[str, ReadingLimits], VideoRecord]:
     calls = list[str]()
 
-    def interrupted(path: str, _: int) -> VideoRecord:
+    def interrupted(path: str, _: ReadingLimits) -> VideoRecord:
         calls.append(path)
         if len(calls) > count:
             raise KeyboardInterrupt
@@ -322,6 +328,20 @@ def test_a_building_that_was_interrupted_continues(data, monkeypatch):
     assert_right(opened(data), videos(data))
 
 
+def scan_and_stop(path: str, limits: ReadingLimits) -> VideoRecord:
+    os.kill(os.getpid(), signal.SIGTERM)
+    return scan(path, limits)
+
+
+def test_a_signal_ends_a_scan_after_the_video_that_is_read(data, file, monkeypatch):
+    monkeypatch.setattr(scanning, "scan", scan_and_stop)
+    stopped = pytest.raises(TrainingInterruptedError, match="SIGTERM while videos were scanned")
+    with StopRequest(World(0, 1, torch.device("cpu"))), stopped as ended:
+        opened(data)
+    assert exit_status(ended.value) == 75
+    assert len(load_index(file)) == 1
+
+
 def test_buildings_at_the_same_time_do_not_disturb_one_another(data, file):
     paths = videos(data)
     with ThreadPoolExecutor(4) as threads:
@@ -335,15 +355,36 @@ def open_as_rank(rank: int, meeting: Path, folder: Path, results: Queue) -> None
     patience = timedelta(seconds=1)
     dist.init_process_group("gloo", f"file://{meeting}", patience, 2, rank)
 
-    def slowly(path: str, max_pixels: int) -> VideoRecord:
+    def slowly(path: str, limits: ReadingLimits) -> VideoRecord:
         assert rank == 0
         time.sleep(0.4)
-        return scan(path, max_pixels)
+        return scan(path, limits)
 
     scanning.scan = slowly
     index = opened(folder)
     results.put([index.record(number).packed() for number in range(len(index))])
     dist.destroy_process_group()
+
+
+def stop_as_rank(rank: int, meeting: Path, folder: Path, results: Queue) -> None:
+    dist.init_process_group("gloo", f"file://{meeting}", timedelta(seconds=9), 2, rank)
+    scanning.scan = scan_and_stop
+    with StopRequest(World(rank, 2, torch.device("cpu"))):
+        try:
+            opened(folder)
+        except TrainingInterruptedError as error:
+            results.put(str(error))
+
+
+@pytest.mark.slow
+def test_a_signal_to_the_first_rank_ends_the_scan_in_all(data, tmp_path, monkeypatch):
+    monkeypatch.setenv("GLOO_SOCKET_IFNAME", "lo")
+    context = multiprocessing.get_context("fork")
+    results, meeting = context.Queue(), tmp_path / "meeting"
+    for rank in (0, 1):
+        context.Process(target=stop_as_rank, args=(rank, meeting, data, results)).start()
+    assert "SIGTERM" in results.get(timeout=60)
+    assert "SIGTERM" in results.get(timeout=60)
 
 
 @pytest.mark.slow

@@ -1,10 +1,12 @@
 """Lists by the name of their data set: which file, how many videos, what the classes are called."""
 
 import json
+import re
 from collections.abc import Callable
 from pathlib import Path
 
 import pytest
+import torch
 
 from slowfast_patches.config import load_recipe
 from slowfast_patches.config.recipe import Recipe
@@ -21,8 +23,10 @@ from slowfast_patches.datasets.lists.dataset_lists import (
     read_list,
 )
 from slowfast_patches.datasets.lists.frame_list import HEADER
+from slowfast_patches.launch.workers import JoiningError
 from slowfast_patches.plan.plan import dataset_size
 from slowfast_patches.train import run as run_module
+from slowfast_patches.utils.distributed import World
 from tests.slowfast_patches.datasets.made_videos import write_ssv2_json
 
 SSV2 = ("DATA.RANDOM_FLIP", False)
@@ -234,6 +238,13 @@ def test_repeated_videos_and_classes_without_any_are_named_once(tmp_path, datase
         assert list_warnings(cfg, "test", read_list(cfg, "test")) == []
 
 
+def test_a_training_list_of_one_class_is_warned_of(tmp_path):
+    (tmp_path / "train.csv").write_text("a.mp4 0\nb.mp4 0\n")
+    cfg = config(tmp_path, "kinetics", "MODEL.NUM_CLASSES", 1)
+    (warning,) = list_warnings(cfg, "train", read_list(cfg, "train"))
+    assert "all videos have the label 0: there is nothing to learn" in warning
+
+
 @pytest.mark.parametrize(("rank", "times"), [("0", 1), ("1", 0)])
 def test_of_two_processes_one_warns(
     demo_data: Path,
@@ -304,3 +315,39 @@ def test_a_test_on_the_validation_list_is_recognised(tmp_path, ssv2):
     (tmp_path / "test.csv").write_text("a.mp4 0\n")
     assert is_tested_on_val(recipe)
     assert is_tested_on_val(config(ssv2, "ssv2"))
+
+
+# Machines with lists of their own.
+
+
+@pytest.mark.parametrize(
+    ("lines", "told"),
+    [
+        (["b.mp4 1", "a.mp4 0"], "2 videos"),
+        (["a.mp4 1", "b.mp4 1"], "2 videos"),
+        (["a.mp4 0"], "1 videos"),
+        (["a.mp4 0", "b.mp4 1"], ""),
+    ],
+)
+def test_machines_with_other_lists_do_not_train(tmp_path, monkeypatch, lines, told):
+    """The folders of the lists may differ."""
+    ranks = list[tuple[Recipe, list[object]]]()
+    for name, content in (("0", ["a.mp4 0", "b.mp4 1"]), ("1", lines)):
+        (tmp_path / name).mkdir()
+        (tmp_path / name / "train.csv").write_text("\n".join(content))
+        ranks.append((config(tmp_path / name, "kinetics"), []))
+
+    def check(rank: int) -> None:
+        recipe, given = ranks[rank]
+        monkeypatch.setattr(
+            run_module, "gathered", lambda own: [*(given or ranks[0][1]), given.append(own) or own]
+        )
+        run_module._check_same_lists(recipe, ["train"], World(rank, 2, torch.device("cpu")))
+
+    check(0)
+    if not told:
+        check(1)
+        return
+    message = f"{tmp_path / '1' / 'train.csv'} of rank 1 ({told}) is not the list {tmp_path / '0'}"
+    with pytest.raises(JoiningError, match=re.escape(message)):
+        check(1)

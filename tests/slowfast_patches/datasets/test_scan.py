@@ -13,7 +13,7 @@ from multigrid import ClipPlan
 from slowfast_patches.datasets.preparing.encode import write_prepared
 from slowfast_patches.datasets.reading.clip_reader import read_clip
 from slowfast_patches.datasets.reading.damage import find_damage
-from slowfast_patches.datasets.reading.files import MAX_PIXELS
+from slowfast_patches.datasets.reading.limits import LIMITS
 from slowfast_patches.datasets.reading.prepared import split_group
 from slowfast_patches.datasets.reading.scan import scan, scan_each
 from slowfast_patches.datasets.reading.video_record import Kind, UnreadableVideoError
@@ -129,13 +129,13 @@ def test_a_video_whose_frames_do_not_all_decode_is_told_by_decoding_it(tmp_path)
     path = write_video(tmp_path / "a.mp4", noise(24), codec="mpeg4", gop=30)
     with av.open(str(path)) as container:
         packets = [(p.pos, p.size) for p in container.demux(video=0) if p.size]
-    assert find_damage(str(path), scan(str(path)), MAX_PIXELS) == ""
+    assert find_damage(str(path), scan(str(path)), LIMITS) == ""
     content = bytearray(path.read_bytes())
     for place, size in packets[12:]:
         content[place : place + size] = bytes(size)
     path.write_bytes(content)
     record = scan(str(path))
-    damaged = find_damage(str(path), record, MAX_PIXELS)
+    damaged = find_damage(str(path), record, LIMITS)
     assert record.damage == ""
     assert damaged == "has 24 frames, of which 12 decode"
 
@@ -198,4 +198,4 @@ def test_a_bug_is_not_taken_for_an_unreadable_video(tmp_path, monkeypatch):
 
     monkeypatch.setattr(av, "open", removed_argument)
     with pytest.raises(TypeError, match="unexpected keyword"):
-        list(scan_each([str(path)], workers=0, max_pixels=MAX_PIXELS))
+        list(scan_each([str(path)], workers=0, limits=LIMITS))

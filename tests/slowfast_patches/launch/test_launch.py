@@ -5,6 +5,7 @@ import signal
 import socket
 import time
 from collections.abc import Callable
+from concurrent.futures import Future
 from pathlib import Path
 from subprocess import PIPE, Popen
 
@@ -12,7 +13,9 @@ import pytest
 import torch.distributed as dist
 
 from slowfast_patches.config import load_recipe
+from slowfast_patches.launch import workers
 from slowfast_patches.launch.launch import launch
+from slowfast_patches.launch.workers import JoiningError
 
 Ended = tuple[int, str]
 """How a command ended: its exit status, and what all of its processes wrote to the terminal."""
@@ -131,7 +134,9 @@ def test_a_rank_that_does_not_answer_or_was_killed_ends_other_machines(two_machi
     status, said = end_of(first)
     second.kill()
     assert status == 1
-    assert said.startswith("error: rank 0: another rank failed; see its log")
+    assert said.startswith(
+        "error: rank 0: another rank failed, or did not answer within DIST_STALL"
+    )
     assert said.count("\n") == 1
 
 
@@ -165,6 +170,20 @@ def test_a_machine_does_not_wait_longer_than_is_said(start, environment, machine
     assert status == 2
     assert f"did not meet at {address[6:]} within 1 s (DIST_JOIN_SECONDS)" in said
     assert said.count("\n") == 1
+
+
+def test_a_rank_does_not_wait_for_others_without_its_launcher(monkeypatch):
+    """A launcher that is killed leaves its ranks to another parent."""
+    monkeypatch.setattr(workers, "_LOOK_SECONDS", 0.01)
+    monkeypatch.setattr(os, "getppid", iter([7, 7, 1]).__next__)
+    with pytest.raises(JoiningError, match="the launcher of this process ended"):
+        workers._met(Future(), 60)
+    met = Future()
+    met.set_result("all")
+    monkeypatch.setattr(os, "getppid", lambda: 7)
+    assert workers._met(met, 60) == "all"
+    with pytest.raises(TimeoutError):
+        workers._met(Future(), 0.05)
 
 
 def test_ctrl_c_ends_a_machine_that_waits_for_others(start, free_port):

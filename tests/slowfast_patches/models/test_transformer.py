@@ -4,6 +4,7 @@ import json
 import logging
 import runpy
 import shutil
+import socket
 import sys
 from pathlib import Path
 from typing import Any
@@ -169,6 +170,8 @@ def test_what_cannot_be_built_is_said_in_a_line(folder, tmp_path, monkeypatch):
     assert "did you mean hidden_size?" in message(hiden_size=8)
     assert "HF.CONFIG.image_size has no effect; write DATA.TRAIN_CROP_SIZE" in message(image_size=8)
     assert "expected int, got str" in message(hidden_size="wide")
+    endless = ("HF.CONFIG.layer_norm_eps", "1e400")
+    assert "HF.CONFIG.layer_norm_eps is inf; give a finite number" in message("videomae", *endless)
     assert "is not a multiple of the number of attention heads" in message(hidden_size=9)
     assert "16 pixels, which do not divide 40" in message("videomae", "DATA.TRAIN_CROP_SIZE", 40)
     shutil.copy(folder / "config.json", tmp_path)
@@ -179,6 +182,18 @@ def test_what_cannot_be_built_is_said_in_a_line(folder, tmp_path, monkeypatch):
     assert "is a vit, and not timesformer, videomae, vivit or vjepa2" in message(tmp_path)
     monkeypatch.setitem(sys.modules, "transformers", None)
     assert "pip install 'slowfast-multigrid[transformers]'" in message()
+
+
+def test_weights_of_a_folder_that_are_not_finite_are_refused_by_name(folder, tmp_path):
+    from safetensors.torch import load_file, save_file
+
+    broken = shutil.copytree(folder, tmp_path / "broken")
+    weights = load_file(broken / "model.safetensors")
+    name = next(name for name in weights if name.endswith("attention.output.dense.bias"))
+    weights[name][0] = torch.nan
+    save_file(weights, broken / "model.safetensors", {"format": "pt"})
+    with pytest.raises(ValueError, match=f"broken has values that are not finite in {name}"):
+        built(broken)
 
 
 @pytest.fixture
@@ -210,6 +225,19 @@ def test_a_models_name_stands_for_the_folder_that_was_fetched(folder, hub, tmp_p
     (tmp_path / "some-org" / "videomae").mkdir(parents=True)
     with pytest.raises(ValueError, match=r"some-org/videomae is neither a folder with a config"):
         built("some-org/videomae")
+
+
+def test_a_hub_that_does_not_answer_is_not_waited_for(hub, monkeypatch, caplog):
+    from huggingface_hub import constants
+
+    monkeypatch.setattr(transformer, "_SILENT_SECONDS", 0.1)
+    monkeypatch.setattr(constants, "HF_HUB_OFFLINE", False)
+    with socket.create_server(("127.0.0.1", 0)) as server:
+        address = f"http://127.0.0.1:{server.getsockname()[1]}"
+        monkeypatch.setattr(constants, "ENDPOINT", address)
+        with pytest.raises(ValueError, match=r"some-org/videomae: .* it cannot be fetched"):
+            built("some-org/videomae")
+    assert "does not answer within 0.1 s" in caplog.text
 
 
 def test_a_name_that_cannot_be_fetched_is_said_in_a_line(hub):

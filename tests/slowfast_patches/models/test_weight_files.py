@@ -1,18 +1,20 @@
 """Files that are no weights, or weights of another kind: one line that names the key to change."""
 
 import pickle
+import time
 from collections.abc import Callable
 from functools import partial
-from http.server import SimpleHTTPRequestHandler, ThreadingHTTPServer
+from http.server import BaseHTTPRequestHandler, SimpleHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 from threading import Thread
+from urllib.request import urlopen
 
 import numpy as np
 import pytest
 import torch
 from torch import nn
 
-from slowfast_patches.models.weights import check_file, load_weights
+from slowfast_patches.models.weights import check_file, files, load_weights
 
 
 class Evil:
@@ -93,8 +95,62 @@ def test_a_file_that_is_not_there_or_is_a_folder(tmp_path: Path):
         check_file(tmp_path)
 
 
+def without_tls(address: str, timeout: float) -> object:
+    return urlopen(address.replace("https:", "http:"), timeout=timeout)
+
+
+class Answers(BaseHTTPRequestHandler):
+    """Answers as its path says."""
+
+    def do_GET(self) -> None:
+        if "silent" in self.path:
+            time.sleep(0.5)
+            return
+        self.send_response(200)
+        self.end_headers()
+        self.wfile.write(b"<!doctype html>" if "page" in self.path else 4096 * b"x")
+
+    def log_message(self, *_: object) -> None:
+        pass
+
+
+@pytest.mark.parametrize(
+    ("path", "reason"),
+    [
+        ("silent.pyth", "cannot be fetched: .*timed out"),
+        ("page.pyth", "the answer is a web page"),
+        ("endless.pyth", "it is not whole after 4096 bytes"),
+        ("a/../../../../../../endless.pyth", "it is not whole after 4096 bytes"),
+    ],
+)
+def test_a_server_that_answers_badly_leaves_nothing(tmp_path, monkeypatch, path, reason):
+    monkeypatch.setattr(files, "urlopen", without_tls)
+    monkeypatch.setattr(files, "_SILENT_SECONDS", 0.1)
+    monkeypatch.setattr(files, "_MOST_BYTES", 4095)
+    monkeypatch.setenv("FVCORE_CACHE", str(tmp_path / "in" / "cache"))
+    with ThreadingHTTPServer(("127.0.0.1", 0), Answers) as server:
+        Thread(target=server.serve_forever, daemon=True).start()
+        with pytest.raises(ValueError, match=reason):
+            check_file(f"https://127.0.0.1:{server.server_address[1]}/{path}")
+        server.shutdown()
+    assert [file for file in tmp_path.rglob("*") if file.is_file()] == []
+
+
+def test_an_address_stays_within_the_cache_and_is_https(tmp_path, monkeypatch):
+    monkeypatch.setenv("FVCORE_CACHE", str(tmp_path))
+    fetched = list[Path]()
+    monkeypatch.setattr(files, "_fetch", lambda _, file: fetched.append(file))
+    for path in ("a/../../../b.pyth", "..", "%2e%2e%2fb", "", 300 * "x"):
+        files.local_file(f"https://host/{path}")
+    assert {file.resolve().parent for file in fetched} == {tmp_path}
+    assert len(set(fetched)) == 5
+    with pytest.raises(ValueError, match="give an https address"):
+        check_file("http://host/a.pyth")
+
+
 def test_an_address_is_fetched_once_and_read_as_any_file(tmp_path, monkeypatch):
     """After that the server may be gone; what is in the file is refused as in others."""
+    monkeypatch.setattr(files, "urlopen", without_tls)
     monkeypatch.setenv("FVCORE_CACHE", str(tmp_path / "cache"))
     monkeypatch.chdir(tmp_path)
     (tmp_path / "served").mkdir()
@@ -104,7 +160,7 @@ def test_an_address_is_fetched_once_and_read_as_any_file(tmp_path, monkeypatch):
     handler = partial(SimpleHTTPRequestHandler, directory=tmp_path / "served")
     with ThreadingHTTPServer(("127.0.0.1", 0), handler) as server:
         Thread(target=server.serve_forever, daemon=True).start()
-        address = f"http://127.0.0.1:{server.server_address[1]}"
+        address = f"https://127.0.0.1:{server.server_address[1]}"
         check_file(f"{address}/good.pyth")
         with pytest.raises(ValueError, match=r"evil.pyth is refused: .*; change TRAIN.CHECKPOINT"):
             load_weights(model, f"{address}/evil.pyth")
@@ -116,3 +172,10 @@ def test_an_address_is_fetched_once_and_read_as_any_file(tmp_path, monkeypatch):
     with pytest.raises(ValueError, match=r"other.pyth cannot be fetched: .*refused"):
         check_file(f"{address}/other.pyth")
     assert not (tmp_path / "executed").exists()
+
+
+@pytest.mark.parametrize("value", [torch.nan, torch.inf])
+def test_weights_that_are_not_finite_are_refused_by_name(tmp_path, value):
+    path = written({"weight": torch.ones(2, 2), "bias": torch.tensor([1.0, value])}, tmp_path / "w")
+    with pytest.raises(ValueError, match=r"w has values that are not finite in bias; change TEST"):
+        load_weights(nn.Linear(2, 2), path, complete=True, section="TEST")

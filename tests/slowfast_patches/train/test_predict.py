@@ -241,3 +241,23 @@ def test_a_model_is_loaded_by_its_folder_and_exported(
     assert json.loads(extra["classes.json"]) == list(model.class_names)
     torch.testing.assert_close(program(clips), scores)
     torch.testing.assert_close(program(clips[1:]), scores[1:])
+
+
+def test_on_a_full_disk_an_export_ends_with_the_systems_own_error(multigrid_run, tmp_path, predict):
+    (tmp_path / "model.pt2.tmp").symlink_to("/dev/full")
+    status, _, err = predict("--checkpoint", multigrid_run, "--export", tmp_path / "model.pt2")
+    assert (status, err.splitlines()[-1]) == (2, "error: [Errno 28] No space left on device")
+
+
+@pytest.mark.parametrize("export", [False, True])
+def test_weights_that_are_not_finite_predict_nothing(
+    trained, recipe, predict, videos, tmp_path, export
+):
+    state = checkpoints.load(trained).model_state
+    name, weight = next((name, value) for name, value in state.items() if "conv" in name)
+    path = tmp_path / "weights.pyth"
+    torch.save({**state, name: torch.full_like(weight, torch.nan)}, path)
+    wanted = ("--export", tmp_path / "model.pt2") if export else (videos[0],)
+    status, out, err = predict("--checkpoint", path, *recipe[2:], *wanted)
+    assert (status, out) == (2, "")
+    assert f"has values that are not finite in {name}" in err

@@ -43,6 +43,20 @@ def test_what_a_user_can_cause_is_one_line(error, status, said, capsys):
     assert capsys.readouterr() == ("", said)
 
 
+@pytest.mark.parametrize(
+    ("resumes", "sent", "status"),
+    [(True, "SIGTERM", 75), (True, "SIGINT", 130), (False, "SIGTERM", -15), (False, "SIGINT", 130)],
+)
+def test_a_signal_while_a_program_is_imported_ends_it(resumes, sent, status):
+    program = (
+        "import os, signal\n"
+        "from slowfast_patches.utils.command_line import ends_early\n"
+        f"ends_early(resumes={resumes})\nos.kill(os.getpid(), signal.{sent})\n"
+    )
+    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, cwd=ROOT)
+    assert (done.returncode, done.stderr) == (status, "interrupted\n" if status > 0 else "")
+
+
 def test_control_characters_are_printed_escaped(capsys):
     @tool()
     def main() -> int:

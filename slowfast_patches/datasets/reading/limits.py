@@ -1,0 +1,75 @@
+"""Limits on what the reading of one video may take."""
+
+from __future__ import annotations
+
+import time
+from dataclasses import dataclass
+
+from slowfast_patches.datasets.reading.video_record import UnreadableVideoError
+
+__all__ = ["LIMITS", "ReadingLimits", "TimeLimit"]
+
+_SECONDS_PER_FRAME = 0.1
+"""Decoding a frame of 8192² takes less."""
+
+
+@dataclass(frozen=True)
+class ReadingLimits:
+    """The largest video that is read. Each method raises UnreadableVideoError beyond its limit.
+
+    Attributes:
+        pixels: of a frame.
+        frames: of a video file; a scan takes about 250 bytes of memory for each.
+        bytes: of a JPEG file, or of a packet of a video file, which are read as a whole.
+        seconds: processor time of one reading, beside a tenth of a second for each frame. Time in
+            which the process waits for a disk does not count.
+    """
+
+    pixels: int = 1 << 26
+    frames: int = 1 << 22
+    bytes: int = 1 << 28
+    seconds: float = 30.0
+
+    def check_pixels(self, width: int, height: int) -> None:
+        """Check the size of a frame."""
+        if width * height > self.pixels:
+            raise UnreadableVideoError(
+                f"has frames of {width}×{height} pixels, more than DATA.MAX_FRAME_PIXELS "
+                f"{self.pixels}"
+            )
+
+    def check_frames(self, count: int) -> None:
+        """Check the number of frames."""
+        if count > self.frames:
+            raise UnreadableVideoError(
+                f"has more frames, or samples of sound, than DATA.MAX_VIDEO_FRAMES {self.frames}"
+            )
+
+    def check_bytes(self, size: int, name: str = "") -> None:
+        """Check the size of what is read as a whole."""
+        if size > self.bytes:
+            raise UnreadableVideoError(
+                f"cannot be decoded: {name or 'a frame'} has {size} bytes, more than "
+                f"DATA.MAX_FRAME_BYTES {self.bytes}"
+            )
+
+
+LIMITS = ReadingLimits()
+"""The defaults, which are those of the keys DATA.MAX_..."""
+
+
+class TimeLimit:
+    """Limit on the processor time of one reading in this thread."""
+
+    def __init__(self, limits: ReadingLimits) -> None:
+        self._seconds = limits.seconds
+        self._end = time.thread_time() + limits.seconds
+
+    def check(self, frames: int = 1) -> None:
+        """Raise UnreadableVideoError after the limit, which `frames` that were read extend."""
+        self._end += frames * _SECONDS_PER_FRAME
+        if time.thread_time() > self._end:
+            raise UnreadableVideoError(
+                f"takes too long to decode: more than DATA.MAX_READ_SECONDS {self._seconds:g} of "
+                "processor time and a tenth of a second for each frame"
+            )

@@ -5,6 +5,7 @@ from __future__ import annotations
 import warnings
 from collections.abc import Mapping
 from typing import Any
+from zlib import crc32
 
 import torch
 import torch.distributed as dist
@@ -238,8 +239,12 @@ class Training:
 
     def _identity(self) -> dict[str, int]:
         schedule = self.schedule
-        counts = {"iterations": schedule.iterations, "clips": schedule.clips}
-        return {**counts, "seed": self.seed}
+        return {
+            "iterations": schedule.iterations,
+            "clips": schedule.clips,
+            "checksum of the phases": crc32("\n".join(schedule.phase_lines()).encode()),
+            "seed": self.seed,
+        }
 
 
 class MultigridLR(LRScheduler):

@@ -231,6 +231,11 @@ def test_a_state_of_another_training_is_refused():
     longer = make_schedule(Shape(4, 4, 8), VIDEOS, SteppedRate((9.0, 12.0), (0.1, 0.01)), CYCLES)
     with pytest.raises(ValueError, match="training with iterations"):
         new_training(schedule=longer).load_state_dict(state)
+    first, second, *rest = SCHEDULE.phases
+    sooner = (replace(first, stop=first.stop - 1), replace(second, start=second.start - 1))
+    other = replace(SCHEDULE, phases=(*sooner, *rest))
+    with pytest.raises(ValueError, match="training with checksum of the phases"):
+        new_training(schedule=other).load_state_dict(state)
     with pytest.raises(ValueError, match="with seed 5, and this one has 6"):
         new_training(seed=6).load_state_dict(state)
     with pytest.raises(ValueError, match="training with iterations None"):

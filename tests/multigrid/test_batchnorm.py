@@ -216,13 +216,13 @@ def test_convert_keeps_parameters_names_and_attributes():
     ("kind", "advice"),
     [
         (nn.BatchNorm1d, r"model.trunk = convert_batchnorm\(model.trunk\)"),
-        (nn.BatchNorm2d, "put nn.BatchNorm3d in its place"),
-        (nn.SyncBatchNorm, "leave out convert_sync_batchnorm"),
+        (nn.BatchNorm2d, "use nn.BatchNorm3d instead"),
+        (nn.SyncBatchNorm, "Leave out convert_sync_batchnorm"),
     ],
 )
 def test_other_batch_normalisation_is_refused_by_name(kind, advice):
     model = nn.ModuleDict({"trunk": nn.BatchNorm3d(4), "head": nn.Sequential(kind(4))})
-    with pytest.raises(ValueError, match=rf"not head\.0 \({kind.__name__}\): .*{advice}"):
+    with pytest.raises(ValueError, match=rf"not head\.0 \({kind.__name__}\)\. .*{advice}"):
         convert_batchnorm(model)
     assert type(model["trunk"]) is nn.BatchNorm3d, "nothing is half converted"
     model["trunk"] = convert_batchnorm(model["trunk"])
@@ -235,7 +235,7 @@ def test_a_group_size_without_a_grouped_norm_warns():
     with warnings.catch_warnings():
         warnings.simplefilter("error")
         set_group_size(model, None)
-    with pytest.warns(UserWarning, match=r"a group_size has no effect.*convert_batchnorm\(model\)"):
+    with pytest.warns(UserWarning, match=r"group_size has no effect.*convert_batchnorm\(model\)"):
         set_group_size(model, 8)
 
 

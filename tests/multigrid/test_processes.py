@@ -98,10 +98,10 @@ def share_as_rank(rank: int, size: int, folder: Path) -> None:
     the loss), with one BN layer."""
     store = dist.FileStore(str(folder / f"store_{size}"), size)
     dist.init_process_group("gloo", store=store, rank=rank, world_size=size)
-    for sharers in (2, 4) if size > 1 else ():
-        with pytest.raises(ValueError, match=rf"form_neighbours\({sharers}\)"):
-            grouped(1, sharers)(torch.ones(1, 1, 1, 1, 2))
-        form_neighbours(sharers, timedelta(minutes=7))
+    for ranks_per_group in (2, 4) if size > 1 else ():
+        with pytest.raises(ValueError, match=rf"form_neighbours\({ranks_per_group}\)"):
+            grouped(1, ranks_per_group)(torch.ones(1, 1, 1, 1, 2))
+        form_neighbours(ranks_per_group, timedelta(minutes=7))
     results = list[dict[str, torch.Tensor]]()
     for k, x, loss_weight in torch.load(folder / "cases.pt"):
         norm = grouped(x.shape[1], k, dtype=torch.promote_types(x.dtype, torch.float32))

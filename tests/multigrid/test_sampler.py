@@ -65,8 +65,11 @@ def test_bn_groups_are_the_same_runs_of_the_stream_on_any_number_of_processes(sc
         k = step.bn_size
         count = max(1, len(parts[0]) // k)
         local = [{(r.video, r.epoch) for r in p[g::count]} for p in parts for g in range(count)]
-        sharers = k // len(local[0])
-        groups = [set().union(*local[j : j + sharers]) for j in range(0, len(local), sharers)]
+        ranks_per_group = k // len(local[0])
+        groups = [
+            set().union(*local[j : j + ranks_per_group])
+            for j in range(0, len(local), ranks_per_group)
+        ]
         starts = range(step.first_clip, step.first_clip + step.shape.batch, k)
         assert groups == [set(stream(SEED, VIDEOS, n, n + k)) for n in starts]
 
@@ -102,7 +105,7 @@ def test_a_state_of_another_schedule_is_refused(schedule):
     end, past = schedule.iterations, schedule.iterations + 1
     assert list(MultigridBatchSampler(schedule, SEED, start=end)) == []
     for start in (-1, past):
-        with pytest.raises(ValueError, match=f"iteration {start} of a schedule of {end}; was it"):
+        with pytest.raises(ValueError, match=f"iteration {start} of a schedule of {end}. The state"):
             MultigridBatchSampler(schedule, SEED).load_state_dict({"iteration": start})
 
 

@@ -319,10 +319,10 @@ def test_a_divisor_that_changes_the_clips_changes_bn_with_them():
 @pytest.mark.parametrize(
     ("wrong", "message"),
     [
-        ({"num_videos": 0}, "needs videos"),
+        ({"num_videos": 0}, "needs at least one video"),
         ({"epoch_factor": 1.5, **OFF}, "needs a long or a short cycle"),
         ({"learning_rate": SteppedRate((10.0,), (0.1,))}, "two LR stages or more"),
-        ({"learning_rate": 0.1}, "is no policy"),
+        ({"learning_rate": 0.1}, "is not a policy"),
         ({"num_videos": 3}, "too short"),
         ({"base": Shape(12, 16, 64)}, "cannot be split into BN groups of 8"),
     ],

@@ -123,7 +123,7 @@ def test_once_the_training_has_ended_model_and_optimizer_are_free():
 def test_a_model_whose_batchnorm_is_not_converted_is_refused():
     model = nn.Sequential(nn.Conv3d(3, 4, 3), nn.BatchNorm3d(4))
     optimizer = torch.optim.SGD(model.parameters(), lr=0.0)
-    with pytest.raises(ValueError, match=r"write model = multigrid.convert_batchnorm\(model\)"):
+    with pytest.raises(ValueError, match=r"Write model = multigrid.convert_batchnorm\(model\)"):
         Training(SCHEDULE, model, optimizer).begin(0)
     local = make_schedule(
         Shape(4, 4, 8), VIDEOS, SteppedRate((6.0, 8.0), (0.1, 0.01)), bn_size=None
@@ -158,12 +158,12 @@ def without(name: str):
 @pytest.mark.parametrize(
     ("dataset", "message"),
     [
-        (Indexed(), "Indexed fails at its first item, ClipRequest.*Does it take a ClipRequest"),
-        (Answers(lambda item: (item["clip"], item["label"])), "is a tuple, no dict"),
+        (Indexed(), "Indexed failed at its first item, ClipRequest.*must take a ClipRequest"),
+        (Answers(lambda item: (item["clip"], item["label"])), "is a tuple, not a dict"),
         (Answers(without("iteration")), "has no iteration"),
         (Answers(without("flip")), "has no flip"),
         (Answers(lambda item: item | {"clip": item["clip"] / 255}), "float64, not .* uint8"),
-        (Answers(lambda item: item | {"clip": item["clip"][:, :1]}), "came where .* was asked for"),
+        (Answers(lambda item: item | {"clip": item["clip"][:, :1]}), "but .* was requested"),
         (Answers(lambda item: item | {"label": "jump"}), "a label is 'jump'"),
     ],
 )
@@ -196,7 +196,7 @@ def test_a_schedule_that_ends_too_soon_after_its_coarse_shapes_is_warned_of():
     """The fine shape has a quarter of the first 6 of 8 epochs' iterations, and those of the last 2:
     3.5 of 8 parts, or 28 of 62, of which a boundary rounds one up."""
     rate = SteppedRate((6.0, 8.0), (0.1, 0.01))
-    with pytest.warns(UserWarning, match="^28 iterations follow the last coarse shape; with fewer"):
+    with pytest.warns(UserWarning, match="^28 iterations follow the last coarse shape. With fewer"):
         Training(make_schedule(Shape(4, 4, 8), 100, rate, PAPER, bn_size=2))
     with warnings.catch_warnings():
         warnings.simplefilter("error")
@@ -258,8 +258,8 @@ def test_the_scheduler_has_the_rates_of_the_schedule_and_resumes():
 @pytest.mark.parametrize(
     ("batch", "message"),
     [
-        ({"iteration": 1}, "iteration 1 .* where 2 was next"),
-        (3, "iteration 3 .* where 2 was next"),
+        ({"iteration": 1}, "iteration 1, but 2 is next"),
+        (3, "iteration 3, but 2 is next"),
         ({"iteration": -1}, r"training.loader\(dataset\)"),
         ({"clips": 0}, "collate_fn"),
         ((0, 0), "collate_fn"),

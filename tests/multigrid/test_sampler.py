@@ -105,7 +105,9 @@ def test_a_state_of_another_schedule_is_refused(schedule):
     end, past = schedule.iterations, schedule.iterations + 1
     assert list(MultigridBatchSampler(schedule, SEED, start=end)) == []
     for start in (-1, past):
-        with pytest.raises(ValueError, match=f"iteration {start} of a schedule of {end}. The state"):
+        with pytest.raises(
+            ValueError, match=f"iteration {start} of a schedule of {end}. The state"
+        ):
             MultigridBatchSampler(schedule, SEED).load_state_dict({"iteration": start})
 
 

@@ -95,11 +95,11 @@ def test_an_alignment_says_six_words_and_their_frames(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("line", "said"),
     [
-        ("14500 9000 blue", "line 3: '14500 9000 blue' is no 'start end word'"),
-        ("9000 14.5 blue", "line 3: .* is no 'start end word' with times in 1/25,000 s"),
+        ("14500 9000 blue", "line 3: '14500 9000 blue' is not 'start end word'"),
+        ("9000 14.5 blue", "line 3: .* is not 'start end word' with times in 1/25,000 s"),
         ("8000 14500 blue", "line 3: '8000 14500 blue' begins before the line above ends"),
-        ("9000 14500 two", r"line 3: 'two' is no color \(blue, green, red or white\)"),
-        ("", "line 4: 'at' is no color"),
+        ("9000 14500 two", r"line 3: 'two' is not a valid color \(blue, green, red or white\)"),
+        ("", "line 4: 'at' is not a valid color"),
     ],
 )
 def test_a_bad_line_is_named(tmp_path: Path, line: str, said: str) -> None:
@@ -178,7 +178,7 @@ def test_only_what_is_missing_is_cut_again_and_another_set_is_refused(
     assert again == {"bbaf2n"}
 
     said = refused(tool, [*command(folder), "--mouth", "50", "44", "--side", "30"])
-    assert "(now 44.0), side 28 (now 30): give that, or another folder" in said
+    assert "(now 44.0), side 28 (now 30): give that, or another --output" in said
     assert not list((folder / "words").rglob("*.tmp"))
 
 
@@ -210,14 +210,18 @@ def without_motion(folder: Path) -> None:
 @pytest.mark.parametrize(
     ("spoil", "options", "said"),
     [
-        (None, "--videos {0}/align", "{0}/align: no .mpg files in it"),
+        (None, "--videos {0}/align", "{0}/align has no .mpg files in it"),
         (None, "--alignments {0}/s1", "5 of 5 videos in {0}/s1 have no good alignment"),
         (None, "--mouth 96 10", "--mouth 96 10 lies outside frames of 96×72 pixels"),
-        (None, "--side 80", "--side is 80: give 16 or more that fit into frames of 96×72"),
+        (None, "--side 80", "--side is 80: give at least 16 that fit into frames of 96×72"),
         (None, "--val-fraction 0.9", "--val-fraction and --test-fraction leave nothing"),
         (in_frames, "", "has 40 frames, and its alignment ends at 0.039"),
         (without_motion, "", "nothing moves in the lower middle of the frames: give --mouth"),
-        (lambda folder: (folder / "words/clips").mkdir(parents=True), "", "holds clips, not made"),
+        (
+            lambda folder: (folder / "words/clips").mkdir(parents=True),
+            "",
+            "contains clips, which this program has not made",
+        ),
     ],
 )
 def test_mistakes_are_said_in_one_line(load_program, refused, corpus, spoil, options, said) -> None:

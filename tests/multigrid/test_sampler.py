@@ -1,4 +1,4 @@
-"""The batch sampler: one stream of clips, whatever the processes, workers and restarts."""
+"""Tests of the batch sampler: one stream of clips, whatever the processes, workers and restarts."""
 
 from __future__ import annotations
 
@@ -59,7 +59,7 @@ def test_a_stream_can_be_cut_anywhere(num_videos, cuts):
 
 @pytest.mark.parametrize("world_size", [1, 2, 4])
 def test_bn_groups_are_the_same_runs_of_the_stream_on_any_number_of_processes(schedule, world_size):
-    """Group g of G on a rank is every G-th clip from g; one that ranks share is all their clips."""
+    """Group g of G on a rank is every G-th clip from g; a shared group has all its ranks' clips."""
     ranks = [MultigridBatchSampler(schedule, SEED, rank, world_size) for rank in range(world_size)]
     for step, *parts in zip(schedule.steps(), *ranks, strict=True):
         k = step.bn_size
@@ -76,7 +76,7 @@ def test_bn_groups_are_the_same_runs_of_the_stream_on_any_number_of_processes(sc
 
 @pytest.mark.parametrize("world_size", [1, 2, 4])
 def test_clip_numbers_are_places_in_the_stream(schedule, world_size):
-    """What is keyed by a clip's number is keyed alike on any number of processes."""
+    """Clips have the same numbers on any number of processes."""
     clips = stream(SEED, VIDEOS, 0, schedule.clips)
     for step in schedule.steps():
         numbers = []

@@ -1,4 +1,4 @@
-"""Lists of some of the words, recipes of the studies, and the commands that train them."""
+"""Tests of the lists of some words, the studies' recipes, and the commands that train them."""
 
 import argparse
 import subprocess
@@ -16,7 +16,7 @@ WORDS = ("bin", *sorted(DIGITS))
 
 @pytest.fixture
 def words(tmp_path: Path) -> Path:
-    """A clip of each word in each split."""
+    """Make a folder of words with one clip of each word in each split."""
     folder = tmp_path / "words"
     folder.mkdir()
     (folder / "classes.txt").write_text("\n".join(WORDS))
@@ -54,7 +54,7 @@ def test_every_class_needs_a_clip_to_train_on(words: Path, tmp_path: Path) -> No
     with pytest.raises(ValueError, match=message):
         make_subset(words, tmp_path / "digits")
     (words / "classes.txt").unlink()
-    with pytest.raises(ValueError, match=r"no classes.txt.* give --words the folder"):
+    with pytest.raises(ValueError, match=r"no classes.txt.* Give --words the output folder"):
         make_subset(words, tmp_path / "digits")
     assert not (tmp_path / "digits").exists()
 

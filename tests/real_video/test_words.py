@@ -1,4 +1,4 @@
-"""Words cut from sentences: which frames, which pixels, which lists, and what is left out."""
+"""Tests of words cut from sentences: frames, pixels, lists, and what is left out."""
 
 import contextlib
 import io
@@ -39,7 +39,7 @@ def alignment(sentence: str) -> str:
 
 
 def scene(rng: np.random.Generator, t: int) -> np.ndarray:
-    """A mouth that moves while words are spoken, above a stronger light that always flickers."""
+    """Draw a mouth that moves while words are spoken, and a stronger light that always flickers."""
     image = np.full((72, 96, 3), 90, np.uint8)
     image[56:64, 26:40] = 255 * (t % 2)
     if 3 <= t < 37:
@@ -48,7 +48,7 @@ def scene(rng: np.random.Generator, t: int) -> np.ndarray:
 
 
 def write_corpus(folder: Path, pictures, names=tuple(SENTENCES)) -> Path:
-    """A speaker as he is downloaded: pictures(t) 25 times a second."""
+    """Write a speaker's files as downloaded, with the frames `pictures(t)` 25 times a second."""
     (folder / "align").mkdir(parents=True)
     for name in names:
         images = [pictures(t) for t in range(40)]
@@ -65,7 +65,7 @@ def command(folder: Path) -> list[str]:
 
 @pytest.fixture(scope="module")
 def made(load_program, tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, str]:
-    """A speaker and his set, and what was said as it was made."""
+    """Make a speaker and the data set, and keep the program's output."""
     rng = np.random.default_rng(0)
     folder = write_corpus(tmp_path_factory.mktemp("grid"), lambda t: scene(rng, t))
     with contextlib.redirect_stdout(io.StringIO()) as said:
@@ -75,7 +75,7 @@ def made(load_program, tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, 
 
 @pytest.fixture
 def corpus(made: tuple[Path, str], tmp_path: Path) -> Path:
-    """A copy of the speaker, without the set, that a test may spoil."""
+    """Copy the speaker, without the data set, so that a test may change it."""
     for part in ("s1", "align"):
         shutil.copytree(made[0] / part, tmp_path / part)
     return tmp_path

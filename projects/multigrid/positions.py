@@ -199,7 +199,7 @@ def _new_instance(follower: Any, kind: Any) -> Any:
 
 
 class _Converted:
-    """Base of the classes created by a conversion, which pickle rebuilds from their bases."""
+    """Mixin of classes that are created at run time, which makes their instances picklable."""
 
     def __reduce__(self) -> tuple[Any, ...]:
         return _new_instance, type(self).__bases__, self.__dict__
@@ -249,8 +249,8 @@ class _Follower(_Converted):
         in_time, in_space = self.size
         if frames % in_time:
             raise ValueError(
-                f"a patch is {in_time} frames, which do not divide {frames}. Choose factors of the "
-                f"long cycle, or baseline frames (DATA.NUM_FRAMES), so that they do"
+                f"a patch is {in_time} frames, which do not divide {frames}. Choose long-cycle "
+                f"factors or baseline frames (DATA.NUM_FRAMES) that give multiples of {in_time}"
             )
         if crop % in_space:
             raise ValueError(

@@ -338,9 +338,9 @@ def _extents(grid: Grid, stride: int, rate: float, short_side: int) -> tuple[flo
 
 
 def _covered(frames: int, span: float, *, exact: bool) -> float:
-    """Return the number of frames times their distance in the video.
+    """Return the length of a clip in video frames: its number of frames times their distance.
 
-    With this extent, the position of a patch is that of its frames in the video.
+    With this definition of length, interpolated positions match the frames' times in the video.
     """
     if exact or frames == 1 or span <= 1:
         return span

@@ -69,7 +69,7 @@ class Sentence:
 
     @property
     def name(self) -> str:
-        """Name of the video file without its extension, such as bbaf2n, which spells the words."""
+        """File name without extension, such as bbaf2n: the initials of the six words."""
         return self.video.stem
 
     def word(self, place: str) -> Word:

@@ -48,7 +48,7 @@ def channel_moments(x: Tensor) -> Tensor:
         The moments, (2, C) float64.
     """
     dtype = torch.promote_types(x.dtype, torch.float32)
-    # The running statistics only determine the precision of the result.
+    # The zeros are placeholders for running statistics. Their dtype is that of the result.
     running = torch.zeros(2, x.shape[1], dtype=dtype, device=x.device)
     mean, var = torch.batch_norm_update_stats(x, running[0], running[1], 0.0)
     mean = mean.double()

@@ -1,15 +1,15 @@
-"""What normalising over groups costs: GroupedBatchNorm3d against nn.BatchNorm3d, as a ratio.
+"""Measure the time of GroupedBatchNorm3d relative to nn.BatchNorm3d.
 
     python benchmarks/batchnorm.py --dtype bfloat16 --output batchnorm_h200.json
     python benchmarks/batchnorm.py --device cpu --clips 16 --rounds 5
     python benchmarks/batchnorm.py --device cpu --small
 
-Training forward and backward, of every layer that a SlowFast R50 normalises in clips of 8 × 158²,
-the first shape of its long cycle, and of I3D's first. In every round both modules run on the same
-tensors, in random order, so that whatever else the machine does falls on both; a round gives one
-ratio. The sum over the network counts a layer as often as the network has it.
+The benchmark times forward and backward in training, on the inputs of every BN layer of a SlowFast
+R50 in clips of 8 × 158², the first shape of its long cycle, and on I3D's first. In every round both
+modules run on the same tensors in random order, so that other load affects both alike, and each
+round gives one ratio. The sum over the network counts each layer as often as it occurs.
 
-On a GPU, times are those between CUDA events.
+On a GPU, times are measured by CUDA events.
 """
 
 from __future__ import annotations
@@ -42,9 +42,9 @@ from slowfast_patches.models.build import build_on_meta
 from slowfast_patches.models.inputs import blank_inputs
 from slowfast_patches.utils.command_line import tool
 
-__all__ = ["main", "measure", "of_network"]
+__all__ = ["main", "measure", "network_ratios"]
 
-# (C, T, H, W) of a clip, and how many layers have it.
+# Number of layers by the (C, T, H, W) of their input.
 SMALL: dict[tuple[int, ...], int] = {
     (64, 8, 28, 28): 1,
     (16, 4, 45, 45): 1,
@@ -58,7 +58,11 @@ BAR = 1.10
 
 
 def network_layers() -> dict[tuple[int, ...], int]:
-    """The layers of SLOWFAST_8x8_R50 in clips of 8 × 158², and I3D's first, counted 0 times."""
+    """Count the BN layers of SLOWFAST_8x8_R50 in clips of 8 × 158² by their input.
+
+    Returns:
+        The number of layers by the (C, T, H, W) of their input. I3D's first layer has a count of 0.
+    """
     recipe = load_recipe(ROOT / "configs/Kinetics/SLOWFAST_8x8_R50_MULTIGRID.yaml")
     model = build_on_meta(recipe)
     layers: dict[tuple[int, ...], int] = {(64, 8, 79, 79): 0}
@@ -77,7 +81,7 @@ def network_layers() -> dict[tuple[int, ...], int]:
 def measure(
     shape: tuple[int, ...], layout: str, args: argparse.Namespace, device: torch.device
 ) -> dict[str, Any]:
-    """Seconds of both modules in each round, on one layer's shape (C, T, H, W)."""
+    """Measure both modules on the input (C, T, H, W) of one layer, in seconds per round."""
     dtype = getattr(torch, args.dtype)
     x = torch.randn(args.clips, *shape, device=device, dtype=dtype)
     x = x.contiguous(memory_format=FORMATS[layout])
@@ -92,7 +96,7 @@ def measure(
 
 
 def _step(module: nn.Module, x: Tensor, grad: Tensor) -> Callable[[], object]:
-    """Forward and backward."""
+    """Return a function that runs forward and backward once."""
     inputs = (x, *module.parameters())
 
     def step() -> object:
@@ -101,10 +105,10 @@ def _step(module: nn.Module, x: Tensor, grad: Tensor) -> Callable[[], object]:
     return step
 
 
-def of_network(
+def network_ratios(
     rows: Sequence[dict[str, Any]], layout: str, network: dict[tuple[int, ...], int]
 ) -> dict[str, Any]:
-    """The ratio of the sums over a network's layers, and the worst layer."""
+    """Compute the ratio of the sums over a network's layers, and find the worst layer."""
     rows = [row for row in rows if row["memory_format"] == layout]
     layers = [network[tuple(row["shape"][1:])] for row in rows]
     sums = {
@@ -124,11 +128,11 @@ def of_network(
 
 
 def format_result(result: dict[str, Any]) -> str:
-    """A table of the layers, and a verdict for each memory format."""
+    """Format a table of the layers, and a summary for each memory format."""
     verdicts = [
         f"{layers['memory_format']}: the network's layers take "
-        f"{spread_text(layers['ratio'], 3)} the time of nn.BatchNorm3d's "
-        f"(wanted: at most {BAR:.2f}); worst "
+        f"{spread_text(layers['ratio'], 3)} the time of nn.BatchNorm3d "
+        f"(target: at most {BAR:.2f}); the slowest layer is "
         f"{_shape(layers['worst']['shape'])} at {layers['worst']['ratio']:.2f}"
         for layers in result["network"]
     ]
@@ -151,24 +155,24 @@ def _shape(shape: Sequence[int]) -> str:
 
 
 def parse_args(argv: Sequence[str] | None = None) -> argparse.Namespace:
-    """The command line."""
+    """Parse the command line."""
     parser = new_parser(__doc__, rounds=15, keys=False)
     gpu = "cuda" if torch.cuda.is_available() else "cpu"
-    parser.add_argument("--clips", type=int, default=64, help="in the batch (%(default)s)")
+    parser.add_argument("--clips", type=int, default=64, help="clips in the batch (%(default)s)")
     parser.add_argument("--group-size", type=int, default=8, help="clips per group (%(default)s)")
     parser.add_argument("--dtype", choices=["float32", "bfloat16"], default="float32")
-    parser.add_argument("--small", action="store_true", help="four small layers instead")
-    parser.add_argument("--threads", type=int, help="of the CPU (torch's own choice)")
+    parser.add_argument("--small", action="store_true", help="measure four small layers only")
+    parser.add_argument("--threads", type=int, help="CPU threads (torch's default)")
     parser.add_argument("--device", choices=["cpu", "cuda"], default=gpu, help="(%(default)s)")
     args = parser.parse_args(argv)
     if args.clips % args.group_size or args.clips == args.group_size:
-        parser.error(f"--clips must be 2 or more groups of {args.group_size}")
+        parser.error(f"--clips is {args.clips}: give a multiple of {args.group_size}, at least two")
     return args
 
 
 @tool()
 def main(argv: Sequence[str] | None = None) -> int:
-    """Measure, print and write; returns the exit status."""
+    """Measure, print and write the result, and return the exit status."""
     args = parse_args(argv)
     if args.threads:
         torch.set_num_threads(args.threads)
@@ -178,7 +182,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     result = {
         **provenance(device),
         "settings": {k: v for k, v in vars(args).items() if k != "output"},
-        "network": [of_network(rows, layout, network) for layout in FORMATS],
+        "network": [network_ratios(rows, layout, network) for layout in FORMATS],
         "rows": rows,
     }
     print(format_result(result))

@@ -1,4 +1,4 @@
-"""What the benchmarks share: options, turns, a clock, spreads, and the file that keeps a result."""
+"""Shared parts of the benchmarks: options, interleaved rounds, a clock, quartiles and results."""
 
 from __future__ import annotations
 
@@ -27,6 +27,7 @@ __all__ = [
     "Mark",
     "StepClock",
     "Timed",
+    "int_at_least",
     "new_parser",
     "provenance",
     "quartiles",
@@ -36,7 +37,6 @@ __all__ = [
     "table",
     "take_turns",
     "wait_for",
-    "whole_from",
     "write_result",
 ]
 
@@ -50,20 +50,21 @@ T = TypeVar("T")
 def new_parser(
     doc: str | None, *, rounds: int, folder: str | None = None, keys: bool = True
 ) -> argparse.ArgumentParser:
-    """A parser with --rounds, --output and config keys.
+    """Create a parser with --rounds, --output and config keys.
 
     Args:
+        doc: the description of the program.
         rounds: the default of --rounds.
-        folder: the default of an --output that is a folder; where it is None, it is a JSON file.
+        folder: the default of --output, which is then a folder. If None, --output is a JSON file.
         keys: whether KEY VALUE pairs may follow.
     """
     parser = argparse.ArgumentParser(
         description=doc, formatter_class=argparse.RawDescriptionHelpFormatter
     )
-    of = "of each, in turns; 2 or more (%(default)s)"
-    parser.add_argument("--rounds", type=whole_from(2), default=rounds, metavar="N", help=of)
+    text = "measurements of each variant, interleaved; 2 or more (%(default)s)"
+    parser.add_argument("--rounds", type=int_at_least(2), default=rounds, metavar="N", help=text)
     if folder is None:
-        text = "write the numbers here, too"
+        text = "also write the result to this file"
         parser.add_argument("--output", type=Path, metavar="FILE.json", help=text)
     else:
         parser.add_argument("--output", type=Path, default=Path(folder), metavar="DIR")
@@ -74,8 +75,8 @@ def new_parser(
     return parser
 
 
-def whole_from(lowest: int) -> Callable[[str], int]:
-    """The type of an option that takes whole numbers."""
+def int_at_least(lowest: int) -> Callable[[str], int]:
+    """Return an argparse type for integers of at least `lowest`."""
 
     def parse(text: str) -> int:
         if (number := int(text)) < lowest:
@@ -91,10 +92,18 @@ def take_turns(
     *,
     warm_up: int = 0,
 ) -> dict[Key, list[T]]:
-    """What each turn returns, round by round, after `warm_up` rounds that do not count.
+    """Call functions in interleaved rounds and collect their results.
 
-    In a round each has its turn once, in random order, so that other load falls on all alike;
-    ratios are of one round.
+    Each round calls every function once, in random order. Other load on the machine therefore
+    affects all of them alike, and ratios can be computed within a round.
+
+    Args:
+        turns: the functions, by key.
+        rounds: the number of rounds.
+        warm_up: the number of rounds before them whose results are dropped.
+
+    Returns:
+        The results of each function, one per round.
     """
     results = {key: list[T]() for key in turns}
     for number in range(-warm_up, rounds):
@@ -108,31 +117,37 @@ def take_turns(
 
 
 def quartiles(rounds: Sequence[float]) -> dict[str, Any]:
-    """The median and quartiles of what the rounds gave, with the rounds."""
+    """Return the median, the quartiles and the values of some rounds."""
     low, median, high = statistics.quantiles(rounds, n=4, method="inclusive")
     return {"median": median, "quartile_1": low, "quartile_3": high, "rounds": list(rounds)}
 
 
 def ratios(above: Sequence[float], below: Sequence[float]) -> dict[str, Any]:
-    """Quartiles of the ratios of two, round by round."""
+    """Return the `quartiles` of the ratios `above` / `below`, computed round by round."""
     return quartiles([a / b for a, b in zip(above, below, strict=True)])
 
 
 def spread_text(spread: Mapping[str, Any], digits: int = 2, unit: str = "×") -> str:
-    """As `1.25× (1.20 to 1.31)`."""
+    """Format a median and its quartiles, as in `1.25× (1.20 to 1.31)`."""
     keys = ("quartile_1", "median", "quartile_3")
     low, median, high = (f"{spread[key]:.{digits}f}" for key in keys)
     return f"{median}{unit} ({low} to {high})"
 
 
 Column = tuple[str, Callable[[Any], str]]
-"""Where a column's values are in a row of plain data, as "seconds|median", and how to show them."""
+"""Path of a column's values in a nested row, such as "seconds|median", and their formatter."""
 
 
 def table(
     rows: Sequence[Mapping[str, Any]], columns: Mapping[str, Column], *, markdown: bool = False
 ) -> str:
-    """A table of rows of nested plain data, columns by header; – where a value is missing."""
+    """Format a table of nested rows, with – for missing values.
+
+    Args:
+        rows: nested plain data.
+        columns: the columns, by header.
+        markdown: whether to format the table as Markdown.
+    """
 
     def cell(value: Any, path: str, show: Callable[[Any], str]) -> str:
         for key in path.split("|"):
@@ -144,7 +159,7 @@ def table(
 
 
 def provenance(device: torch.device = CPU) -> dict[str, Any]:
-    """What a result was measured on, with what, and when."""
+    """Return the device, machine, versions and date of a result."""
     on_gpu = device.type == "cuda"
     name = torch.cuda.get_device_name(device) if on_gpu else machine()["processor"]
     return {
@@ -158,7 +173,7 @@ def provenance(device: torch.device = CPU) -> dict[str, Any]:
 def write_result(
     path: Path | None, program: str, argv: Sequence[str] | None, result: dict[str, Any]
 ) -> None:
-    """Write a result as JSON, after the command that made it; without a path, nothing."""
+    """Write a result and the command that made it as JSON; do nothing if `path` is None."""
     if path is None:
         return
     command = ["python", f"benchmarks/{program}", *(sys.argv[1:] if argv is None else argv)]
@@ -168,22 +183,22 @@ def write_result(
 
 
 Mark = Callable[[str], None]
-"""Called with the name of a part of a step once its work is queued."""
+"""Function that is called with the name of a part of a step once its work is queued."""
 
 
 class Timed(NamedTuple):
-    """Seconds of a step and of each of its parts, in their order: means over some steps."""
+    """Mean seconds of a step and of each of its parts, in order."""
 
     seconds: float
     parts: dict[str, float]
 
 
 class StepClock:
-    """Notes when a step begins and when the work of each of its parts is done.
+    """Clock of training steps and their parts.
 
-    On a GPU the notes are events in the queue of the current stream: what is timed is the GPU's
-    work, with the gaps in which it waits for the CPU. Nothing waits until `read`. On the CPU they
-    are of `now`, in seconds.
+    On a GPU, it records events in the current stream without waiting for them. The times are those
+    of the GPU's work, including gaps in which it waits for the CPU. On the CPU, it uses `now`, in
+    seconds.
     """
 
     def __init__(self, device: torch.device, now: Callable[[], float] = time.perf_counter) -> None:
@@ -192,11 +207,11 @@ class StepClock:
         self._steps = list[list[tuple[str, Any]]]()
 
     def start(self) -> None:
-        """A step begins."""
+        """Record the start of a step."""
         self._steps.append([("start", self._stamp())])
 
     def mark(self, part: str) -> None:
-        """The work of a part has been given."""
+        """Record the end of a part, whose work has been queued."""
         self._steps[-1].append((part, self._stamp()))
 
     def _stamp(self) -> Any:
@@ -207,8 +222,11 @@ class StepClock:
         return event
 
     def read(self) -> Timed:
-        """The means over the steps, all of whose work must be done; the whole is from the first
-        step's start to the last one's end, with what lies between the steps."""
+        """Return the means over the steps, whose work must be finished.
+
+        The time of a step includes what happens between steps: it is the time from the first step's
+        start to the last step's end, divided by their number.
+        """
         parts = dict[str, float]()
         for stamps in self._steps:
             for (_, before), (part, after) in pairwise(stamps):
@@ -223,13 +241,13 @@ class StepClock:
 
 
 def wait_for(device: torch.device) -> None:
-    """Until a GPU has done what it was given."""
+    """Wait until a GPU has finished its queued work."""
     if device.type == "cuda":
         torch.cuda.synchronize(device)
 
 
 def seconds_of(action: Callable[[], object], device: torch.device = CPU) -> float:
-    """What one call takes on a device."""
+    """Return the seconds of one call on a device."""
     wait_for(device)
     clock = StepClock(device)
     clock.start()

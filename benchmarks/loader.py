@@ -1,16 +1,16 @@
-"""What reading costs, for every shape of a schedule: the host's way and ours.
+"""Measure the reading of clips by PySlowFast and by this package, at every shape of a schedule.
 
     python benchmarks/loader.py                                  # on videos that it renders
     python benchmarks/loader.py --csv /data/kinetics/val.csv --videos 40
 
-One core reads clips of the same videos in three ways, in turns:
+One core reads clips of the same videos in three ways, in interleaved rounds:
 
-    pyslowfast 1.0    its own Kinetics data set on the files, its stride the mean of the grid's
-    files             ours on the same files
-    prepared          ours on what multigrid-prepare makes of them
+    pyslowfast 1.0    PySlowFast's Kinetics data set on the files, with the grid's mean stride
+    files             this package's data set on the same files
+    prepared          this package's data set on the output of multigrid-prepare
 
-Clips are counted per second of wall-clock; a ratio is of one round, and medians and quartiles over
-the rounds are printed.
+The benchmark prints the clips per second of wall-clock time and the ratios to PySlowFast, as
+medians and quartiles over the rounds.
 """
 
 from __future__ import annotations
@@ -65,7 +65,7 @@ __all__ = ["main", "measure"]
 HOST = "pyslowfast 1.0"
 WAYS = (HOST, "files", "prepared")
 KINETICS = 240_000
-"""Training videos. The shapes of a schedule do not depend on their number."""
+"""Number of training videos. The shapes of a schedule do not depend on it."""
 RENDERED = [
     f"mandelbrot=size=340x256:rate=30:start_x={x}:start_y={y},noise=alls={noise}:allf=t"
     for x, y, noise in (
@@ -77,35 +77,38 @@ RENDERED = [
         (-0.74529, 0.113075, 5),
     )
 ]
-"""Ten-second zooms with noise, read where no --csv is given."""
+"""Sources of ten-second zooms with noise, used without --csv."""
 
 Result = dict[str, Any]
 Read = Callable[[int, int], object]
-"""Read a clip: (video, round)."""
+"""Function that reads a clip, given a video and a round."""
 
 
 @tool()
 def main(argv: Sequence[str] | None = None) -> int:
-    """Measure, print, draw and write; return the exit status."""
+    """Measure, print, plot and write the result, and return the exit status."""
     parser = new_parser(__doc__, rounds=5, folder="runs/loader")
-    parser.add_argument("--csv", type=Path, metavar="FILE", help="'path label' a line")
+    parser.add_argument("--csv", type=Path, metavar="FILE", help="list of 'path label' lines")
     parser.add_argument("--prefix", default="", help="DATA.PATH_PREFIX of the list")
-    text = "of the list, at random (%(default)s)"
+    text = "number of videos to choose from the list at random (%(default)s)"
     parser.add_argument("--videos", type=int, default=24, help=text)
     recipe = ROOT / "configs" / "Kinetics" / "SLOWFAST_8x8_R50_MULTIGRID.yaml"
-    parser.add_argument("--cfg", default=str(recipe), metavar="FILE", help="whose schedule")
+    parser.add_argument("--cfg", default=str(recipe), metavar="FILE", help="the recipe")
     args = parser.parse_intermixed_args(argv)
     use_one_core()
     result = measure(*make_sets(args), args.cfg, args.overrides, args.rounds)
     print(format_result(result))
     write_result(args.output / "loader.json", "loader.py", argv, result)
     plot(result, args.output / "loader.png")
-    print(f"\n{args.output / 'loader.json'} and loader.png hold this")
+    print(f"\nThe result is in {args.output / 'loader.json'} and loader.png")
     return 0
 
 
 def make_sets(args: argparse.Namespace) -> tuple[Path, Path]:
-    """Folders with a train.csv of the videos and of their prepared copies, which are kept."""
+    """Make a folder with a train.csv of the videos, and one with that of their prepared copies.
+
+    Existing copies are reused.
+    """
     if args.csv is None:
         files = _rendered_videos(args.output / "rendered")
     else:
@@ -120,17 +123,17 @@ def make_sets(args: argparse.Namespace) -> tuple[Path, Path]:
 
 
 def _choose_videos(csv: Path, prefix: str, count: int) -> list[Path]:
-    """Readable videos of a list, at random, of different names.
+    """Choose readable videos with different names from a list at random.
 
     Raises:
-        ValueError: nothing in the list can be read.
+        ValueError: no video of the list can be read.
     """
     listed = read_csv(csv, prefix=prefix, separator=" ", num_classes=10**9)
     order = np.random.default_rng(0).permutation(len(listed))
     by_name = {Path(listed[number].path).stem: Path(listed[number].path) for number in order}
     chosen = sorted(islice(filter(_is_readable, by_name.values()), count))
     if not chosen:
-        raise ValueError(f"{csv}: none of its videos can be read; is --prefix right?")
+        raise ValueError(f"none of the videos in {csv} can be read. Check --prefix")
     return chosen
 
 
@@ -143,7 +146,7 @@ def _is_readable(path: Path) -> bool:
 
 
 def _rendered_videos(folder: Path) -> list[Path]:
-    """Videos of 340×256, rendered the first time."""
+    """Render videos of 340×256 pixels, unless they exist."""
     folder.mkdir(parents=True, exist_ok=True)
     paths = [folder / f"{number}.mp4" for number in range(len(RENDERED))]
     for path, source in zip(paths, RENDERED, strict=True):
@@ -170,7 +173,7 @@ def _write_list(paths: Sequence[Path], folder: Path) -> Path:
 
 
 def use_one_core() -> None:
-    """Stay on one core, and use one thread wherever a library would take more."""
+    """Bind the process to one core, and limit torch to one thread."""
     if hasattr(os, "sched_setaffinity"):
         os.sched_setaffinity(0, {min(os.sched_getaffinity(0))})
     torch.set_num_threads(1)
@@ -179,7 +182,15 @@ def use_one_core() -> None:
 def measure(
     files: Path, prepared: Path, cfg_file: str, overrides: Sequence[str], rounds: int
 ) -> Result:
-    """Clips per second of every shape and way; `files` and `prepared` hold the lists."""
+    """Measure the clips per second at every shape, in each of the three ways.
+
+    Args:
+        files: folder with the list of the videos.
+        prepared: folder with the list of their prepared copies.
+        cfg_file: the recipe.
+        overrides: KEY VALUE pairs that change the recipe.
+        rounds: the number of rounds.
+    """
     patching.apply()
     pairs = [*overrides, "DATA.PATH_PREFIX", "", "NUM_GPUS", 0, "DATA.PATH_LABEL_SEPARATOR", " "]
     sets = {"files": files, "prepared": prepared}
@@ -202,7 +213,10 @@ def measure(
 
 
 def _host(recipe: Recipe, shape: Shape) -> Read:
-    """The host's own data set at one shape; it draws from global generators."""
+    """Return a function that reads clips of one shape with PySlowFast's data set.
+
+    The data set draws from global random generators, so the function seeds them.
+    """
     from slowfast.datasets.kinetics import Kinetics as HostKinetics
 
     sides = recipe.data.train_jitter_scales
@@ -227,7 +241,7 @@ def _ours(dataset: ClipDataset, shape: Shape) -> Read:
 
 
 def _seconds(read: Read, videos: int, rounds: count[int]) -> float:
-    """Seconds of a clip: the mean over one clip of each video."""
+    """Return the seconds per clip, averaged over one clip of each video."""
     number = next(rounds)
     start = time.perf_counter()
     for video in range(videos):
@@ -249,7 +263,7 @@ def _row(shape: Shape, seconds: dict[str, list[float]]) -> Result:
 
 
 def format_result(result: Result) -> str:
-    """A table of speeds, and the machine."""
+    """Format a table of speeds, and the machine."""
     rows = [{"name": _name(row), **row} for row in result["shapes"]]
     ratio = partial(spread_text, digits=1)
     seconds = "reading_seconds_per_iteration"
@@ -266,7 +280,7 @@ def _name(row: Result) -> str:
 
 
 def plot(result: Result, path: Path) -> None:
-    """Bars: clips a second of every shape and way, and the seconds of an iteration."""
+    """Plot clips per second, and seconds of reading per iteration, as bars for every shape."""
     figure, (speeds, seconds) = new_figure(rows=2, width=9, height=7)
     rows = pd.DataFrame(result["shapes"], index=list(map(_name, result["shapes"])))
     spreads = [rows["clips_per_second"].str[way].apply(pd.Series) for way in WAYS]

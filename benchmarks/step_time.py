@@ -1,33 +1,38 @@
-"""Seconds of a training step, at every shape of a recipe's schedule.
+r"""Measure the seconds of a training step, at every shape of a recipe's schedule.
 
-    python benchmarks/step_time.py --cfg configs/Demo/SLOWFAST_DEMO_MULTIGRID.yaml \\
+    python benchmarks/step_time.py --cfg configs/Demo/SLOWFAST_DEMO_MULTIGRID.yaml \
         --output demo_steps.json
-    multigrid-plan --cfg configs/Demo/SLOWFAST_DEMO_MULTIGRID.yaml --dataset-size 640 \\
+    multigrid-plan --cfg configs/Demo/SLOWFAST_DEMO_MULTIGRID.yaml --dataset-size 640 \
         --step-times demo_steps.json
 
-    python benchmarks/step_time.py --cfg configs/Kinetics/SLOWFAST_8x8_R50_MULTIGRID.yaml \\
+    python benchmarks/step_time.py --cfg configs/Kinetics/SLOWFAST_8x8_R50_MULTIGRID.yaml \
         --variants each --output steps.json
 
-Made-up clips go the way that training sends them: normalised and packed, forward, loss, backward,
-optimizer, in the recipe's precision, with the recipe's BN at each shape. The baseline's shape is
-measured with the baseline's BN too. One process does the work of one of the recipe's NUM_GPUS ×
-NUM_SHARDS: its share of the clips. What processes say to each other is not measured, nor is
-loading; one GPU is enough. NUM_GPUS 0 measures the CPU.
+A step on synthetic clips does what a training step does: normalising and packing into pathways,
+forward, loss, backward and optimizer, in the recipe's precision and with the recipe's BN at each
+shape. The baseline's shape is also measured with the baseline's BN. One process trains the share of
+the clips of one of the recipe's NUM_GPUS × NUM_SHARDS processes, so one GPU is enough.
+Communication between processes and loading are not measured. NUM_GPUS 0 measures the CPU.
 
-Beside the seconds and their parts stand clips, pixels and operations a second, the share of the
-rate of this device's matrix products in the same precision, and on a GPU the most memory. `recipe`
-below the shapes is the whole schedule's time, and its baseline's as a multiple of that.
+The tables show the seconds of a step and of its parts. They also show clips, pixels and FLOPs per
+second, the share of this device's rate of matrix products in the same precision, and, on a GPU, the
+peak memory. The last table shows the time of the whole schedule and its speed-up over the baseline.
 
-Variants of a recipe are measured in one run: `plain` has every switch off, `tf32`, `compile` and so
-on have one on, `all` is the recipe with all that the device can, `host` is pyslowfast's own model
-and a plain loop in fp32, `host_tf32` the same with TF32; `each` stands for all of these. Only the
-`recipe` as it is, the default, is what multigrid-plan reads.
+One run can measure several variants of a recipe:
 
-Every round times each shape of each variant once, in random order, so that whatever
-else the machine does falls on all of them; what is relative is of one round. A shape that does not
-fit into the GPU's memory is reported, and the others go on. On a GPU the times are those of events
-in its queue, on the CPU a clock's; of a single thread, as OMP_NUM_THREADS=1 has it, the seconds in
-which it had a core, so that another process on the machine does not count.
+    recipe       the recipe unchanged (the default). multigrid-plan reads only this variant.
+    plain        every switch off
+    tf32, ...    one switch on: the switch's name
+    all          every switch on that the device supports
+    host         the model of pyslowfast in a plain loop, in fp32
+    host_tf32    the same with TF32
+    each         all of these except recipe
+
+Every round times each shape of each variant once, in random order, so that other load affects all
+of them alike, and ratios are computed within a round. A shape that does not fit into the GPU's
+memory is reported, and the others are still measured. On a GPU, times are measured by CUDA events.
+On the CPU, they are wall-clock times. With a single thread (OMP_NUM_THREADS=1) they are the
+thread's CPU time, which excludes the time that other processes take.
 """
 
 from __future__ import annotations
@@ -50,12 +55,12 @@ __all__ = ["main"]
 
 
 def parse_args(argv: Sequence[str] | None = None) -> argparse.Namespace:
-    """The command line."""
+    """Parse the command line."""
     parser = new_parser(__doc__, rounds=7)
-    text = "time spent on each, about, but a step a round at least (%(default)g)"
+    text = "approximate time for each shape of each variant, at least a step a round (%(default)g)"
     parser.add_argument("--seconds", type=above_zero, default=20.0, metavar="S", help=text)
     parser.add_argument("--cfg", required=True, metavar="FILE", help="the recipe, a YAML file")
-    text = f"{', '.join(NAMES)}, or each: all but recipe, where the device can (recipe)"
+    text = f"{', '.join(NAMES)}, or each: all but recipe that the device supports (recipe)"
     parser.add_argument(
         "--variants",
         nargs="+",
@@ -64,14 +69,14 @@ def parse_args(argv: Sequence[str] | None = None) -> argparse.Namespace:
         metavar="NAME",
         help=text,
     )
-    text = "training videos, for hours (as multigrid-plan finds them)"
+    text = "number of training videos, for times of the whole schedule (as in multigrid-plan)"
     parser.add_argument("--dataset-size", type=int, metavar="N", help=text)
     return parser.parse_intermixed_args(argv)
 
 
 @tool()
 def main(argv: Sequence[str] | None = None) -> int:
-    """Measure, print and write; returns the exit status."""
+    """Measure, print and write the result, and return the exit status."""
     args = parse_args(argv)
     patching.apply()
     recipe = checked_recipe(args.cfg, args.overrides)
@@ -80,9 +85,12 @@ def main(argv: Sequence[str] | None = None) -> int:
             recipe, args.variants, args.rounds, args.seconds, num_videos=args.dataset_size
         )
     except torch.OutOfMemoryError as error:
-        raise ValueError(f"the networks, all kept at once, do not fit: {error}") from error
+        raise ValueError(
+            "the networks of all variants do not fit into memory together. Give fewer --variants: "
+            f"{error}"
+        ) from error
     print(format_result(result))
-    # multigrid-plan reads the recipe's own times at the top level.
+    # multigrid-plan reads the times of the unchanged recipe at the top level.
     recipe_rows = [v for v in result["variants"] if v["name"] == "recipe"]
     result["shapes"] = recipe_rows[0].pop("shapes") if recipe_rows else []
     write_result(args.output, "step_time.py", argv, result)

@@ -1,5 +1,10 @@
-"""Fine-tune a VideoMAE with transformers' Trainer, on what multigrid-prepare made of a folder of
-videos: python examples/finetune_videomae.py MODEL PREPARED OUTPUT, or torchrun ..."""
+"""Fine-tune a VideoMAE with the Trainer of transformers.
+
+    python examples/finetune_videomae.py MODEL PREPARED OUTPUT
+
+PREPARED is the output of multigrid-prepare for a folder of videos. For several processes, replace
+python by torchrun.
+"""
 
 import json
 import sys
@@ -26,18 +31,19 @@ def main() -> None:
     set_seed(0)
     model = VideoMAEForVideoClassification.from_pretrained(
         folder, id2label=names, label2id=numbers, ignore_mismatched_sizes=True
-    )  # with a new head; model.videomae.requires_grad_(False) would train the head alone
-    mg.convert_positions(model)  # they follow the grid of each mini-batch
+    )  # The head is new. To train the head alone, add model.videomae.requires_grad_(False).
+    mg.convert_positions(model)  # position embeddings follow the grid of each mini-batch
 
     base = mg.Shape(batch=8, frames=model.config.num_frames, crop=model.config.image_size)
-    sampling = mg.SamplingOptions(segments=True, flip=False)  # of the whole video; or stride=4
+    # Sample frames from the whole video. Or leave segments out and give VideoClips a stride.
+    sampling = mg.SamplingOptions(segments=True, flip=False)
     kinds = {"sampling": sampling, "short_sides": (base.crop, base.crop * 9 // 8)}
     train, val = (VideoClips(prepared / f"{s}.csv", base, **kinds) for s in ("train", "val"))
     schedule = mg.make_schedule(
         base,
         len(train),
         mg.CosineRate(RATE, EPOCHS, 1e-6, mg.Warmup(1e-6, EPOCHS / 20)),
-        # Of the frames and of the crop; None for the baseline.
+        # Factors of the frames and of the crop. Give None instead to train the baseline.
         mg.Cycles(((0.25, 1), (0.5, 1), (1, 1)), batch_exponent=0.5),
         bn_size=None,
         size_divisor=model.config.patch_size,

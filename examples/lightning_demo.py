@@ -1,4 +1,4 @@
-"""Multigrid in Lightning: python examples/lightning_demo.py DATA, or DATA 2 for two processes"""
+"""Train with multigrid in Lightning: python examples/lightning_demo.py DATA [PROCESSES]."""
 
 import sys
 

@@ -1,4 +1,4 @@
-"""Multigrid in a plain loop: python examples/plain.py DATA, or torchrun --nproc_per_node 2 ..."""
+"""Train with multigrid in a plain loop: python (or torchrun) examples/plain.py DATA."""
 
 import sys
 
@@ -25,7 +25,7 @@ def main() -> None:
     optimizer = torch.optim.SGD(model.parameters(), lr=0.0, momentum=0.9)
     training = mg.Training(schedule, model, optimizer)
     for batch in training.loader(clips, num_workers=1):
-        training.begin(batch)  # sets the rate, and what the model has to know of the shape
+        training.begin(batch)  # sets the learning rate and the BN group size of this iteration
         loss = nn.functional.cross_entropy(network(mg.network_input(batch)), batch["labels"])
         optimizer.zero_grad()
         loss.backward()

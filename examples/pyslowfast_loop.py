@@ -1,6 +1,8 @@
-"""Multigrid in PySlowFast 1.0's own loop, on a CPU: python examples/pyslowfast_loop.py DATA
+"""Train with multigrid in the loop of PySlowFast 1.0, on a CPU.
 
-Or torchrun --nproc_per_node 2 ...; KEY VALUE pairs follow DATA.
+python examples/pyslowfast_loop.py DATA     # or torchrun --nproc_per_node 2 ...
+
+Config keys may follow DATA as KEY VALUE pairs.
 """
 
 import sys
@@ -23,7 +25,10 @@ RECIPE = Path(__file__).with_suffix(".yaml")
 
 
 def errors(scores: torch.Tensor, labels: torch.Tensor) -> list[float]:
-    """Top-1 and top-5 errors in %; slowfast.utils.metrics has a view that torch now refuses."""
+    """Return top-1 and top-5 errors in %.
+
+    slowfast.utils.metrics fails here, because it calls view on a tensor that is not contiguous.
+    """
     right = scores.topk(5).indices == labels[:, None]
     return [100 - 100 * right[:, :k].any(1).float().mean().item() for k in (1, 5)]
 
@@ -37,8 +42,8 @@ def main() -> None:
     if distributed := torch.distributed.is_torchelastic_launched():
         torch.distributed.init_process_group("gloo")
     logging.setup_logging()
-    patching.apply()  # the models import a layer of detectron2
-    from slowfast.models.model_builder import _MODEL_TYPES  # build_model wants a GPU
+    patching.apply()  # replaces the layer of detectron2 that the models import
+    from slowfast.models.model_builder import _MODEL_TYPES  # build_model requires a GPU
 
     torch.manual_seed(cfg.RNG_SEED)
     train, val = Kinetics(cfg, "train"), Kinetics(cfg, "val")

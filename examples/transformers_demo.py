@@ -1,4 +1,4 @@
-"""A VideoMAE in the Trainer: python examples/transformers_demo.py DATA, or torchrun ..."""
+"""Train a VideoMAE with multigrid: python (or torchrun) examples/transformers_demo.py DATA."""
 
 import sys
 

@@ -1,1 +1,1 @@
-"""Training steps on made-up clips, timed in turns: shapes of a recipe, variants, models."""
+"""Timing of training steps on synthetic clips, for shapes and variants of a recipe."""

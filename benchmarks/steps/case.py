@@ -1,4 +1,4 @@
-"""A way to take training steps, and what is timed: one shape taken in one such way."""
+"""Implementations of a training step, and cases: one shape timed with one implementation."""
 
 from __future__ import annotations
 
@@ -34,33 +34,36 @@ __all__ = [
 ]
 
 WARM_UP = 2
-"""Iterations of each shape before anything is timed: kernels are chosen, memory is claimed."""
+"""Iterations of each shape before timing, in which kernels are chosen and memory is allocated."""
 
 _KERNELS = "16384"
-"""Kernels that oneDNN keeps. Its own 1,024 hold those of three shapes of a SlowFast, as a training
-has in turn; here there are shapes × variants, which would be compiled anew in each round."""
+"""Size of oneDNN's cache of kernels.
+
+The default of 1,024 holds the kernels of three shapes of a SlowFast, enough for a training. Here
+there are shapes × variants, whose kernels would be compiled again in each round.
+"""
 
 RATE = 1e-4
-"""The learning rate: so low that training on noise leaves the numbers of an ordinary size."""
+"""Learning rate, so low that training on noise keeps activations in the usual range."""
 
 
 def checked_recipe(path: str | Path, overrides: Sequence[object]) -> Recipe:
-    """A recipe as this run's processes train it, checked.
+    """Load a recipe, scale it to this run's processes and check it.
 
     Raises:
-        ValueError: the recipe cannot train, or needs a GPU on a machine without one.
+        ValueError: the recipe cannot be trained, or needs a GPU and there is none.
     """
     recipe = for_processes(load_recipe(path, overrides))
     check_recipe(recipe, processes_of(recipe))
     if device_of(recipe) == "cuda" and not torch.cuda.is_available():
         raise ValueError(
-            f"NUM_GPUS is {recipe.num_gpus} and there is no GPU; NUM_GPUS 0 is the CPU"
+            f"NUM_GPUS is {recipe.num_gpus}, but there is no GPU. Set NUM_GPUS 0 to use the CPU"
         )
     return recipe
 
 
 def prepare_device(recipe: Recipe) -> torch.device:
-    """The device that a recipe is measured on; its memory and random numbers as in training."""
+    """Set up memory allocation and random numbers as in training, and return the device."""
     keep_memory_whole()
     os.environ.setdefault("ONEDNN_PRIMITIVE_CACHE_CAPACITY", _KERNELS)
     torch.manual_seed(recipe.rng_seed)
@@ -68,7 +71,7 @@ def prepare_device(recipe: Recipe) -> torch.device:
 
 
 class Steps(ABC):
-    """Some way to train on one shape after another, timed."""
+    """Base class of the implementations of a training step."""
 
     def __init__(self, recipe: Recipe, device: torch.device) -> None:
         self.recipe = recipe
@@ -76,14 +79,14 @@ class Steps(ABC):
         set_up_device(recipe)
 
     def time(self, step: Step, batch: Batch, iterations: int) -> Timed:
-        """Seconds of an iteration and its parts, over some of them.
+        """Return the mean seconds of an iteration and its parts.
 
         Raises:
-            torch.OutOfMemoryError: the GPU has no room for the shape.
+            torch.OutOfMemoryError: the shape does not fit into the GPU's memory.
         """
-        set_up_device(self.recipe)  # another one had its turn
+        set_up_device(self.recipe)  # the previous variant may have changed global settings
         wait_for(self.device)
-        # A single thread's own time leaves out what it waits for a core on a busy machine.
+        # CPU time of a single thread excludes the time it waits for a core on a busy machine.
         single = torch.get_num_threads() == 1
         clock = StepClock(self.device, time.process_time if single else time.perf_counter)
         for _ in range(iterations):
@@ -94,25 +97,25 @@ class Steps(ABC):
 
     @abstractmethod
     def take(self, step: Step, batch: Batch, mark: Mark) -> None:
-        """One iteration; calls `mark` once the work of a part is queued."""
+        """Train one iteration, and call `mark` once the work of a part is queued."""
 
     @abstractmethod
-    def trained(self, step: Step) -> tuple[nn.Module, torch.optim.Optimizer]:
-        """The model that takes a step, and its optimizer."""
+    def model_and_optimizer(self, step: Step) -> tuple[nn.Module, torch.optim.Optimizer]:
+        """Return the model that trains a step, and its optimizer."""
 
-    def forget(self, step: Step) -> None:
-        """Give back what an iteration that broke off has left behind."""
-        self.trained(step)[1].zero_grad(set_to_none=True)
+    def clean_up(self, step: Step) -> None:
+        """Free the memory that an interrupted iteration has left allocated."""
+        self.model_and_optimizer(step)[1].zero_grad(set_to_none=True)
         if self.device.type == "cuda":
             torch.cuda.empty_cache()
 
     def precision_name(self) -> str:
-        """What the model computes in: "float32", "bfloat16" or "float16"."""
+        """Return the precision of the model: "float32", "bfloat16" or "float16"."""
         return "float32"
 
     def kept_bytes(self, step: Step) -> int:
-        """Bytes on the device that outlast a step: weights, gradients, the optimizer's state."""
-        model, optimizer = self.trained(step)
+        """Count the bytes kept between steps: weights, buffers, gradients, optimizer state."""
+        model, optimizer = self.model_and_optimizer(step)
         tensors = [*model.parameters(), *model.buffers()]
         tensors += [p.grad for p in model.parameters() if p.grad is not None]
         for state in optimizer.state.values():
@@ -121,11 +124,11 @@ class Steps(ABC):
 
 
 class Bench(Steps):
-    """A model and what trains it, as training has them.
+    """Training step of this package.
 
     Args:
-        recipe: the recipe, with the switches that are measured.
-        device: where it is measured.
+        recipe: the recipe, with the switches to measure.
+        device: the device to measure on.
     """
 
     def __init__(self, recipe: Recipe, device: torch.device) -> None:
@@ -136,11 +139,11 @@ class Bench(Steps):
     def take(self, step: Step, batch: Batch, mark: Mark) -> None:
         self.stepper(step, batch, mark=mark)
 
-    def trained(self, step: Step) -> tuple[nn.Module, torch.optim.Optimizer]:
+    def model_and_optimizer(self, step: Step) -> tuple[nn.Module, torch.optim.Optimizer]:
         return self.model, self.stepper.optimizer
 
-    def forget(self, step: Step) -> None:
-        super().forget(step)
+    def clean_up(self, step: Step) -> None:
+        super().clean_up(step)
         self.stepper.precision = Precision(self.recipe, self.device)
 
     def precision_name(self) -> str:
@@ -151,10 +154,13 @@ class Bench(Steps):
 
 
 class Case:
-    """A shape with its BN size, the clips of one process, and what was measured so far.
+    """A shape to time with one implementation, and its measurements so far.
 
     Args:
-        batch: the clips to train on; made up where none are given.
+        bench: the implementation of the training step.
+        shape: the shape of the mini-batch of all processes.
+        bn_size: clips per BN group.
+        batch: the clips of one process. None means synthetic clips.
     """
 
     def __init__(
@@ -170,14 +176,14 @@ class Case:
         self.iterations = 0
         self.rounds = list[float]()
         self.parts: dict[str, list[float]] = {}
-        self.peak_bytes: int | None = None  # with what the model keeps; None without a GPU
+        self.peak_bytes: int | None = None  # includes weights and optimizer; None without a GPU
         self.failure: str | None = None
 
     def warm_up(self, seconds: float) -> None:
-        """Choose as many iterations a round as take about `seconds`, and note the memory of one.
+        """Choose the number of iterations per round, and measure the memory of one.
 
-        The first steps are left out of that, for cuDNN tries its convolutions there, some of which
-        take much.
+        A round should take about `seconds`. The first steps do not count, because cuDNN tries
+        algorithms in them, some of which need much memory.
         """
         if self._try(WARM_UP) is None:
             return
@@ -188,7 +194,7 @@ class Case:
                 self.peak_bytes = torch.cuda.max_memory_allocated() - others
 
     def time(self) -> None:
-        """One more round."""
+        """Measure one more round."""
         if self.failure is None and (took := self._try(self.iterations)) is not None:
             self.rounds.append(took.seconds)
             for part, seconds in took.parts.items():
@@ -200,22 +206,26 @@ class Case:
         except torch.OutOfMemoryError:
             self.failure = "out of memory"
         except RuntimeError as error:
-            # Without the compiler, what fails here is a fault of ours.
+            # Only compilation may fail here. Any other error is a bug.
             if not self.bench.recipe.train.compile:
                 raise
             self.failure = " ".join(str(error).split())[:200]
-        self.bench.forget(self.step)  # here the error no longer holds on to the activations
+        self.bench.clean_up(self.step)  # outside of except, where the error refers to activations
         return None
 
     def _bytes_of_others(self) -> int | None:
-        """Begin to watch the GPU's memory; bytes that others keep there, None without a GPU."""
+        """Start measuring the GPU's peak memory.
+
+        Returns:
+            The bytes that other cases keep on the GPU, or None without a GPU.
+        """
         if self.bench.device.type != "cuda":
             return None
         torch.cuda.reset_peak_memory_stats()
         return torch.cuda.memory_allocated() - self.bench.kept_bytes(self.step)
 
     def to_json(self) -> dict[str, Any]:
-        """The seconds of an iteration, None with the `failure` where there are none."""
+        """Return the seconds of an iteration, or None and the "failure"."""
         if self.failure is not None:
             return {"seconds": None, "failure": self.failure}
         return {
@@ -227,7 +237,13 @@ class Case:
 
 
 def time_in_turns(cases: Sequence[Case], rounds: int, seconds: float) -> None:
-    """All `rounds` of a case together take about `seconds`, but an iteration a round at least."""
+    """Time cases in interleaved rounds.
+
+    Args:
+        cases: the cases to time.
+        rounds: the number of rounds.
+        seconds: approximate time for all rounds of a case. Each round has at least one iteration.
+    """
     expect_graphs(sum(bool(case.bench.recipe.train.compile) for case in cases))
     for case in cases:
         case.warm_up(seconds / rounds)

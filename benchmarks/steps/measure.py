@@ -1,4 +1,4 @@
-"""A recipe measured: its variants, shape by shape, and what follows from their times."""
+"""Measurement of a recipe: its variants at each shape, and derived results."""
 
 from __future__ import annotations
 
@@ -36,14 +36,17 @@ def measure(
     *,
     num_videos: int | None = None,
 ) -> dict[str, Any]:
-    """The times of each shape in each variant, and what follows from them.
+    """Measure the times of each shape in each variant, and derive rates and ratios.
 
     Args:
-        names: of variants; "each" stands for all. What the device cannot have is reported.
-        num_videos: of the training set; None for what the recipe says.
+        recipe: the recipe to measure.
+        names: names of variants. "each" means all. Unsupported variants are reported.
+        rounds: the number of rounds.
+        seconds: approximate time for each shape of each variant.
+        num_videos: videos in the training set. None means those of the recipe.
 
     Raises:
-        ValueError: the model cannot take a shape, or the device no variant.
+        ValueError: the model cannot take a shape, or the device supports no variant.
     """
     chosen = dict.fromkeys(n for name in names for n in (EACH if name == "each" else [name]))
     check_shapes(recipe, [shape for shape, _ in shapes_to_measure(recipe)])
@@ -77,7 +80,7 @@ def measure(
 def _variant_row(
     variant: Variant, rates: Mapping[str, float], flops: FlopsPerClip, num_videos: int | None
 ) -> Row:
-    """What is known of a variant: that of its shapes, and of the whole schedule."""
+    """Return the results of a variant: those of its shapes and of the whole schedule."""
     shapes = [_shape_row(variant, case) for case in variant.cases]
     row: Row = {"name": variant.name, "keys": dict(variant.keys), "failure": variant.failure}
     row["shapes"] = shapes
@@ -99,7 +102,7 @@ def _shape_row(variant: Variant, case: Case) -> Row:
 
 
 def _videos(recipe: Recipe, given: int | None) -> tuple[int | None, str | None]:
-    """Training videos, or why they are not known."""
+    """Return the number of training videos and None, or None and why it is not known."""
     try:
         return dataset_size(recipe, given), None
     except ValueError as error:

@@ -1,4 +1,4 @@
-"""What follows from measured steps: rates, shares, ratios, hours, and which switches pay."""
+"""Results derived from step times: rates, ratios, times of schedules, recommended switches."""
 
 from __future__ import annotations
 
@@ -20,11 +20,14 @@ from steps.variants import SWITCHES
 __all__ = ["REFERENCES", "Row", "add_rates", "add_relative", "matrix_rates", "recommend", "totals"]
 
 REFERENCES = ("plain", "host")
-"""Variants that the others are relative to."""
+"""Variants to which the others are compared."""
 
 Row = dict[str, Any]
-"""What is known of a shape: "shape" (of all processes), "local_clips", "bn_size", "seconds" with
-quartiles and rounds, None beside a "failure"."""
+"""Results of a shape, by name.
+
+"shape" is that of all processes. "local_clips" and "bn_size" are numbers of clips. "seconds" has
+quartiles and rounds, or is None beside a "failure".
+"""
 
 _SIDES = {"cuda": 8192, "cpu": 512}
 _SECONDS = 0.25
@@ -37,14 +40,18 @@ _TYPES = {
 
 
 def matrix_rates(recipe: Recipe, device: torch.device, names: Iterable[str]) -> dict[str, float]:
-    """FLOP/s of square matrix products in some precisions, a multiply-add counted as two.
+    """Measure the FLOP/s of square matrix products, with a multiply-add counted as two.
 
-    The matrices are random: of zeros, a GPU that draws less current computes faster. The rate is
-    the median of some time, after as much that does not count.
+    The matrices are random, because a GPU draws less power on zeros and computes faster. The rate
+    is the median over some time, after a warm-up of the same length.
 
     Args:
-        recipe: any recipe for the device; its TRAIN.TF32 is set as each precision needs it.
-        names: of "float32", "tf32", "bfloat16" and "float16".
+        recipe: any recipe for the device. Its TRAIN.TF32 is set as each precision requires.
+        device: the device to measure.
+        names: precisions: "float32", "tf32", "bfloat16" or "float16".
+
+    Returns:
+        The rate of each precision.
     """
     rates = dict[str, float]()
     side = _SIDES[device.type]
@@ -63,38 +70,41 @@ def matrix_rates(recipe: Recipe, device: torch.device, names: Iterable[str]) -> 
 
 
 def add_rates(row: Row, flops_per_clip: FlopsPerClip, matrix_rate: float) -> None:
-    """Put clips, pixels and operations a second beside the seconds of a shape.
+    """Add clips, pixels and FLOPs per second to the results of a shape.
 
     Args:
-        row: with "shape", "local_clips" and "seconds", None where there are none.
-        flops_per_clip: training FLOPs of a clip of (frames, crop).
-        matrix_rate: the device's, in FLOP/s.
+        row: results with "shape", "local_clips" and "seconds". If "seconds" is None, nothing is
+            added.
+        flops_per_clip: returns the training FLOPs of a clip of (frames, crop).
+        matrix_rate: the device's rate of matrix products, in FLOP/s.
     """
     if row["seconds"] is None:
         return
     _, frames, crop = row["shape"]
     flops = flops_per_clip(frames, crop)
-    of_a_clip = {
+    per_clip = {
         "clips_per_second": 1,
         "pixels_per_second": frames * crop**2,
         "flops_per_second": flops,
         "matrix_share": flops / matrix_rate,
     }
-    for name, amount in of_a_clip.items():
+    for name, amount in per_clip.items():
         row[name] = quartiles([row["local_clips"] * amount / s for s in row["seconds"]["rounds"]])
-        del row[name]["rounds"]  # they stay with what was measured
+        del row[name]["rounds"]  # they follow from those of "seconds"
 
 
 def add_relative(name: str, variants: Sequence[Row]) -> None:
-    """Put the ratios to one variant beside the times of the others, where it is measured.
+    """Add the speeds of all variants relative to one of them, if that was measured.
 
-    A shape has how many times the clips a second it has, the whole schedule how many times shorter
-    it is. Shapes stand in the order of the schedule: those of MULTIGRID.SIZE_DIVISOR are beside
-    those that they take the place of, unless it makes two of them one.
+    For a shape it is the ratio of clips per second, for the whole schedule the inverse ratio of
+    times. Shapes are matched by their order in the schedule. With MULTIGRID.SIZE_DIVISOR, a shape
+    is thus compared with the one it replaces. A variant with another number of shapes gets no
+    ratios.
 
     Args:
-        name: the variant that the others are relative to.
-        variants: with "name", "shapes" and "totals", in each of which "relative" gets the ratio.
+        name: the reference variant.
+        variants: results with "name", "shapes" and "totals". The ratio is added to "relative" of
+            each shape and of the totals.
     """
     other = next((v for v in variants if v["name"] == name and v["shapes"]), None)
     for variant in variants:
@@ -110,26 +120,27 @@ def add_relative(name: str, variants: Sequence[Row]) -> None:
 
 
 def _ratio(row: Row, other: Row, factor: float = 1.0) -> Row | None:
-    """Another's seconds as a multiple of these, round by round; None where there are none."""
+    """Return the ratio of another row's seconds to this row's, or None if either has none."""
     if row.get("seconds") is None or other.get("seconds") is None:
         return None
     return ratios([factor * s for s in other["seconds"]["rounds"]], row["seconds"]["rounds"])
 
 
 def totals(recipe: Recipe, rows: Sequence[Row], num_videos: int | None) -> Row:
-    """Seconds of the whole schedule, and of the same recipe without multigrid.
+    """Compute the seconds of the whole schedule and of the same recipe without multigrid.
 
-    The medians are of the shapes' medians, as in multigrid-plan; the rest is round by round.
+    Medians are computed from the medians of the shapes, as in multigrid-plan. Quartiles are
+    computed from the rounds.
 
     Args:
-        recipe: the recipe as it was measured.
-        rows: its shapes, the baseline's with the baseline's BN first.
-        num_videos: of the training set; where it is not known, "seconds" are of a training of 10
-            million videos, of which only ratios mean something.
+        recipe: the recipe as measured.
+        rows: results of its shapes. The first is the baseline's shape with the baseline's BN.
+        num_videos: videos in the training set. If None, times are those of 10 million videos, and
+            only their ratios are meaningful.
 
     Returns:
-        "seconds", "baseline_seconds" and "speed_up" with quartiles, or "failure" where a shape has
-        no time.
+        "seconds", "baseline_seconds" and "speed_up" with quartiles, or "failure" if a shape has no
+        time.
     """
     shapes = [Shape(*row["shape"]) for row in rows]
     missing = [s for s, row in zip(shapes, rows, strict=True) if row["seconds"] is None]
@@ -139,7 +150,8 @@ def totals(recipe: Recipe, rows: Sequence[Row], num_videos: int | None) -> Row:
     sums = list[tuple[float, ...]]()
     medians = [row["seconds"]["median"] for row in rows]
     for seconds in [medians, *zip(*(row["seconds"]["rounds"] for row in rows), strict=True)]:
-        times = dict(zip(shapes, seconds, strict=True))  # the first, where it comes again, is lost
+        # If the baseline's shape occurs twice, the schedule takes the one with the schedule's BN.
+        times = dict(zip(shapes, seconds, strict=True))
         ours = schedule_cost(schedule, None, times.__getitem__).seconds
         baseline = baseline_cost(schedule, None, {shapes[0]: seconds[0]}.__getitem__).seconds
         assert ours is not None
@@ -153,10 +165,12 @@ def totals(recipe: Recipe, rows: Sequence[Row], num_videos: int | None) -> Row:
 
 
 def recommend(variants: Sequence[Row]) -> list[str] | None:
-    """KEY VALUE ... of the switches that are worth turning on; None where that was not measured.
+    """Recommend the switches that speed up the whole schedule by more than the spread.
 
-    Those with which the whole schedule is faster than without any, by more than the spread: the
-    first quartile of the ratio is above 1.
+    The first quartile of the speed relative to `plain` must be above 1.
+
+    Returns:
+        KEY VALUE pairs, or None if no switch was measured.
     """
     to_plain = {v["name"]: v["totals"]["relative"].get("plain") for v in variants}
     tried = {key: ratio for name, key in SWITCHES.items() if (ratio := to_plain.get(name))}

@@ -1,4 +1,4 @@
-"""Measured steps in tables: shapes, parts, variants, the whole schedule."""
+"""Tables of step times: shapes and their parts, variants, the whole schedule."""
 
 from __future__ import annotations
 
@@ -33,20 +33,21 @@ _SHAPES: dict[str, Column] = {
 
 
 def format_result(result: Row) -> str:
-    """Everything that was measured, as text; variants hold their shapes."""
+    """Format the result of a measurement as text."""
     variants = result["variants"]
     tables = [_format_variant(variant) for variant in variants]
     tables.append(_format_totals(variants, result["num_videos"]))
     if (pairs := result["recommended"]) is not None:
         tables.append(
-            "Faster than plain over the whole schedule, each alone, by more than the spread:\n"
+            "Switches that make the whole schedule faster than plain by more than the spread, each "
+            "alone:\n"
             f"{shlex.join(pairs) or 'none'}"
         )
     return "\n\n".join([*tables, *_notes(result)])
 
 
 def _format_variant(variant: Row) -> str:
-    """A table of a variant's shapes, under its name and what is switched on."""
+    """Format a table of a variant's shapes, under its name and its switches."""
     name = variant["name"]
     if variant["failure"] is not None:
         return f"{name}: not measured: {variant['failure']}"
@@ -54,7 +55,7 @@ def _format_variant(variant: Row) -> str:
     on = [(k, v) for k, v in variant["keys"].items() if v is not False and (v is True or v != 1)]
     title = {"recipe": "as it is", "plain": "every switch off"}.get(name)
     if name in HOST:
-        title = "pyslowfast's own model and a plain loop"
+        title = "pyslowfast's model and a plain loop"
     title = title or " ".join(str(item) for pair in on for item in pair)
     failures = {f"{Shape(*row['shape'])}: {row['failure']}" for row in rows if "failure" in row}
     shapes = table(rows, _SHAPES | _relative(rows, "clips/s to\n{}'s"))
@@ -62,13 +63,13 @@ def _format_variant(variant: Row) -> str:
 
 
 def _relative(rows: Sequence[Row], header: str) -> dict[str, Column]:
-    """A column for each variant that rows are relative to."""
+    """Return a column for each variant to which rows are compared."""
     others = [name for name in REFERENCES if any(name in row["relative"] for row in rows)]
     return {header.format(name): (f"relative|{name}", spread_text) for name in others}
 
 
 def _format_totals(variants: Sequence[Row], num_videos: int | None) -> str:
-    """The whole schedule in each variant; times only where the training set is known."""
+    """Format a table of the whole schedule; times need the number of training videos."""
     rows = [{"name": variant["name"], **variant["totals"]} for variant in variants]
     times: dict[str, Column] = {
         "time": ("seconds|median", format_duration),
@@ -87,17 +88,20 @@ def _format_totals(variants: Sequence[Row], num_videos: int | None) -> str:
 def _notes(result: Row) -> list[str]:
     rates = ", ".join(f"{r / 1e12:.4g} TFLOP/s in {n}" for n, r in result["matrix_rates"].items())
     notes = [
-        f"{result['device']['name']}, {result['machine']['threads']} CPU threads; one process of "
-        f"{result['processes']}, without loading, evaluation, and communication between "
-        f"processes. Matrix products here: {rates}. FLOPs are those of training, 3 × the "
-        "forward's, a multiply-add counted as two."
+        f"Measured on {result['device']['name']} with {result['machine']['threads']} CPU threads, "
+        f"in one process of {result['processes']}, without loading, evaluation and communication "
+        f"between processes. Matrix products here: {rates}. FLOPs are those of training, 3 × those "
+        "of the forward, with a multiply-add counted as two."
     ]
     if result["num_videos"] is None:
         why = result["no_videos"]
-        notes.append(f"No times, and the speed-up is that of very many videos: {why}")
+        notes.append(
+            "The number of training videos is not known, so there are no times, and the speed-up "
+            f"is that of very many videos: {why}"
+        )
     if any(variant["name"] in HOST for variant in result["variants"]):
         notes.append(
-            "host is pyslowfast's own model, BN and step, with a model of its own for each shape, "
-            "for its head pools over a fixed window; host_tf32 is the same with TF32."
+            "host is pyslowfast's model, BN and step. Each shape has its own model, because the "
+            "head pools over a fixed window. host_tf32 is the same with TF32."
         )
     return notes

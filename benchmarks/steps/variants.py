@@ -1,4 +1,4 @@
-"""Ways to take the same step: each switch alone, all of them, none, and the host's own code."""
+"""Variants of a training step: each switch alone, all, none, and PySlowFast's code."""
 
 from __future__ import annotations
 
@@ -24,9 +24,9 @@ __all__ = ["EACH", "HOST", "NAMES", "SWITCHES", "Variant", "build_variants", "wi
 Keys = Mapping[str, object]
 
 SWITCHES = {key.partition(".")[2].lower(): key for key in speed_switches()}
-"""What makes steps faster: the keys that True turns on."""
+"""Keys that make steps faster if they are True, by name of the variant."""
 
-# What saves memory, or changes the shapes, is measured alone only.
+# Keys that save memory or change the shapes are measured alone only, and not part of `all`.
 _ALONE: Mapping[str, tuple[str, object]] = {name: (key, True) for name, key in SWITCHES.items()} | {
     "act_checkpoint": ("MODEL.ACT_CHECKPOINT", True),
     "size_divisor": ("MULTIGRID.SIZE_DIVISOR", 16),
@@ -43,10 +43,10 @@ NAMES = ("recipe", *EACH)
 
 
 def with_switches(recipe: Recipe, name: str, device: torch.device) -> tuple[Recipe, Keys]:
-    """The recipe with a variant's switches, and the keys that are set for it.
+    """Return the recipe with a variant's switches, and the keys that were set.
 
     Raises:
-        ValueError: the device or the recipe cannot have it; with the reason.
+        ValueError: the device or the recipe does not support the variant; with the reason.
     """
     if name == "recipe":
         return recipe, {}
@@ -69,7 +69,7 @@ def with_switches(recipe: Recipe, name: str, device: torch.device) -> tuple[Reci
 
 
 def _all_possible(recipe: Recipe, device: torch.device) -> Keys:
-    """Every switch that the device and the recipe can have with those before it."""
+    """Turn on each switch that device and recipe support together with the previous ones."""
     keys: dict[str, object] = {}
     for key in SWITCHES.values():
         possible = _problem(recipe.replaced(keys | {key: True}), {key: True}, device) is None
@@ -78,14 +78,14 @@ def _all_possible(recipe: Recipe, device: torch.device) -> Keys:
 
 
 def _problem(recipe: Recipe, keys: Keys, device: torch.device) -> str | None:
-    """Why a device or a recipe cannot have the keys that are turned on; None if it can."""
+    """Return why a device or a recipe does not support the keys turned on, or None if it does."""
     on = {key for key, value in keys.items() if value is True}
     has = {"TRAIN.TF32": _has_tf32(device), "TRAIN.CUDNN_BENCHMARK": device.type == "cuda"}
     for key in has.keys() & on:
         if not has[key]:
-            return f"{key} is for GPUs (TF32 for those since Ampere)"
+            return f"{key} needs a GPU (TF32: Ampere or later)"
     processes = processes_of(recipe)
-    try:  # what a training would refuse
+    try:  # the checks of a training
         check_recipe(recipe, processes)
         if keys.get("MULTIGRID.SIZE_DIVISOR", 1) != 1:
             check_shapes(recipe, [shape for shape, _ in shapes_to_measure(recipe)])
@@ -99,24 +99,24 @@ def _problem(recipe: Recipe, keys: Keys, device: torch.device) -> str | None:
 
 
 def compiler_problem(device: torch.device) -> str | None:
-    """Why torch.compile makes no code for a device; None where it does."""
+    """Return why torch.compile does not work on a device, or None if it works."""
     try:
         torch.compile(lambda x: 2 * x + 1)(torch.zeros(8, device=device))
-    except Exception as error:  # of whatever compiler is missing, or broken
+    except Exception as error:  # the kind of error depends on the compiler that is missing
         return f"{type(error).__name__}: {' '.join(str(error).split())[:200]}"
     return None
 
 
 def _has_tf32(device: torch.device) -> bool:
-    """Whether a device can round the factors of float32 products: GPUs since Ampere can."""
+    """Return whether a device supports TF32, as GPUs do since Ampere."""
     return device.type == "cuda" and torch.cuda.get_device_capability(device)[0] >= 8
 
 
 @dataclass
 class Variant:
-    """A way to take the recipe's steps: a case for each shape, or why there is none.
+    """Variant of a recipe's steps, with a case for each shape or the failure.
 
-    `keys` are those that differ from the recipe's.
+    `keys` are the keys that differ from the recipe's.
     """
 
     name: str
@@ -127,7 +127,7 @@ class Variant:
 
     @property
     def precision(self) -> str:
-        """What it computes products in: "float32", "tf32", "bfloat16" or "float16"."""
+        """Precision of matrix products: "float32", "tf32", "bfloat16" or "float16"."""
         bench = self.cases[0].bench
         name = bench.precision_name()
         rounds = self.recipe.train.tf32 and _has_tf32(bench.device)
@@ -135,7 +135,7 @@ class Variant:
 
 
 def build_variants(recipe: Recipe, names: Sequence[str], device: torch.device) -> list[Variant]:
-    """The variants of a recipe with the cases to measure, on the same made-up clips."""
+    """Build the variants of a recipe and their cases, on the same synthetic clips."""
     batches = dict[Shape, Batch]()
     variants = list[Variant]()
     for name in names:
@@ -150,7 +150,7 @@ def build_variants(recipe: Recipe, names: Sequence[str], device: torch.device) -
 
 
 def _cases(bench: Steps, batches: dict[Shape, Batch]) -> list[Case]:
-    """A case for each shape; variants share the clips of a shape."""
+    """Build a case for each shape; variants share the clips of a shape."""
     cases = list[Case]()
     for shape, bn_size in shapes_to_measure(bench.recipe):
         if shape not in batches:

@@ -1,4 +1,4 @@
-"""What a training demands of a data set and of a loop, checked as early as it can be."""
+"""Early checks of what a training requires of the data set, the model and the loop."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 __all__ = ["CheckedClips", "WeakHook", "check_converted", "check_item"]
 
 _FIELDS = ("clip", "label", "flip", "iteration")
-_WRITE = """Write the data set as
+_EXAMPLE = """Write the data set as
     def __getitem__(self, request):  # a multigrid.ClipRequest
         frames, crop = request.shape.frames, request.shape.crop
         clip = ...  # of video request.video: (frames, crop, crop, 3) uint8
@@ -29,16 +29,20 @@ or use slowfast_patches.datasets.VideoClips"""
 
 
 def check_item(item: Any) -> None:
-    """Raise ValueError for an item of a data set that `collate` does not take."""
+    """Raise ValueError for an item of a data set that `collate` cannot process."""
     if not isinstance(item, Mapping):
-        raise ValueError(f"an item of the data set is a {type(item).__name__}, no dict. {_WRITE}")
+        raise ValueError(
+            f"an item of the data set is a {type(item).__name__}, not a dict. {_EXAMPLE}"
+        )
     if missing := [name for name in _FIELDS if name not in item]:
-        raise ValueError(f"an item of the data set has no {' and no '.join(missing)}. {_WRITE}")
+        raise ValueError(f"an item of the data set has no {' and no '.join(missing)}. {_EXAMPLE}")
     shape, kind = _kind(item["clip"])
     if len(shape) != 4 or shape[-1] != 3 or kind != "uint8":
-        raise ValueError(f"a clip is {shape} {kind}, not (T, H, W, 3) uint8. {_WRITE}")
+        raise ValueError(f"a clip is {shape} {kind}, not (T, H, W, 3) uint8. {_EXAMPLE}")
     if np.asarray(item["label"]).dtype.kind not in "biuf":
-        raise ValueError(f"a label is {item['label']!r:.60}, no number and no vector. {_WRITE}")
+        raise ValueError(
+            f"a label is {item['label']!r:.60}, neither a number nor a vector. {_EXAMPLE}"
+        )
 
 
 def _kind(clip: Any) -> tuple[tuple[int, ...], str]:
@@ -47,7 +51,12 @@ def _kind(clip: Any) -> tuple[tuple[int, ...], str]:
 
 
 class CheckedClips(Dataset[Any]):
-    """A data set whose first answer, in each worker, tells whether it takes a `ClipRequest`."""
+    """Wrapper of a data set that checks the first item in each worker.
+
+    Raises:
+        ValueError: when the first item is read, if the data set cannot be indexed by `ClipRequest`
+            or returns a clip of another shape.
+    """
 
     def __init__(self, dataset: Any) -> None:
         self.dataset = dataset
@@ -60,7 +69,7 @@ class CheckedClips(Dataset[Any]):
         return self._checked(lambda: self.dataset[request], request)
 
     def __getitems__(self, requests: Sequence[ClipRequest]) -> Any:
-        """The mini-batch of the data set's own `__getitems__`, or the items one by one."""
+        """Return the result of the data set's `__getitems__`, or a list of single items."""
         if not hasattr(self.dataset, "__getitems__"):
             return [self[request] for request in requests]
         return self._checked(lambda: self.dataset.__getitems__(requests), requests[0])
@@ -73,33 +82,37 @@ class CheckedClips(Dataset[Any]):
         except (TypeError, LookupError, AttributeError) as error:
             name = type(self.dataset).__name__
             raise ValueError(
-                f"{name} fails at its first item, {request}: {type(error).__name__}: {error}. Does "
-                f"it take a ClipRequest? {_WRITE}"
+                f"{name} failed at its first item, {request}: {type(error).__name__}: {error}. Its "
+                f"__getitem__ must take a ClipRequest. {_EXAMPLE}"
             ) from error
         shape = request.shape
         if isinstance(answer, Mapping) and "clip" in answer:
             sides, _ = _kind(answer["clip"])
             if len(sides) == 4 and sides[:3] != (shape.frames, shape.crop, shape.crop):
-                raise ValueError(f"a clip of {sides} came where {shape} was asked for. {_WRITE}")
+                raise ValueError(
+                    f"the data set gave a clip of {sides}, but {shape} was requested. {_EXAMPLE}"
+                )
         self._is_checked = True
         return answer
 
 
 def check_converted(model: nn.Module) -> None:
-    """Raise ValueError for a model with batch normalisation none of which is converted."""
+    """Raise ValueError if a model has batch normalisation and none of it is converted."""
     norms = [norm for norm in model.modules() if isinstance(norm, _BatchNorm)]
     if norms and not any(isinstance(norm, GroupedBatchNorm3d) for norm in norms):
         raise ValueError(
-            f"the model has {len(norms)} {type(norms[0]).__name__} that take no groups of clips: "
-            "write model = multigrid.convert_batchnorm(model) before the optimizer is made, or "
-            "make_schedule(..., bn_size=None) to keep statistics over each process's mini-batch"
+            f"the model has {len(norms)} {type(norms[0]).__name__} layers, which cannot take "
+            "statistics over groups of clips. Write model = multigrid.convert_batchnorm(model) "
+            "before you create the optimizer, or make_schedule(..., bn_size=None) to keep "
+            "statistics over each process's mini-batch"
         )
 
 
 class WeakHook:
-    """A hook of a module or an optimizer that calls a method while its object lives.
+    """Module or optimizer hook that holds only a weak reference to the method it calls.
 
-    Copies of it, as in a copied or pickled model, do nothing; nor does it in a compiled network.
+    The hook does nothing once the method's object is gone. It does nothing either in a copied or
+    pickled model, or in a compiled network.
     """
 
     def __init__(self, method: Callable[..., None] | None = None) -> None:

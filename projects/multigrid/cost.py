@@ -1,4 +1,4 @@
-"""What a schedule costs: iterations, epochs, clips, FLOPs and time, beside its baseline's."""
+"""Cost of a schedule and of its baseline: iterations, epochs, clips, FLOPs and time."""
 
 from __future__ import annotations
 
@@ -24,23 +24,28 @@ __all__ = [
 ]
 
 MIN_FINAL_ITERATIONS = 100
-"""Iterations at the baseline's shape that a multigrid training should end with.
+"""Least number of iterations at the baseline's shape at the end of a multigrid training.
 
-Measured: after coarse shapes a network scores at chance at the baseline's grid, and needs about as
-many to show there what it has learned (docs/proof.md).
+Measured: directly after coarse shapes, a network scores at chance on the baseline's grid. It needs
+about this many iterations to recover there what it has learned (docs/proof.md).
 """
 
 FlopsPerClip = Callable[[int, int], float]
-"""Training FLOPs (forward and backward) of one clip of (frames, crop)."""
+"""Function that returns the training FLOPs (forward and backward) of a clip of (frames, crop)."""
 
 SecondsPerIteration = Callable[[Shape], float]
-"""Seconds of one iteration at a shape, loading and evaluation not included."""
+"""Function that returns the seconds of one iteration at a shape.
+
+Loading and evaluation are not included.
+"""
 
 
 @dataclass(frozen=True)
 class Cost:
-    """Totals of a training; FLOPs are None where the model is not known, seconds where its speed
-    is not."""
+    """Totals of a training.
+
+    `flops` is None if the model is not known, `seconds` if its speed is not.
+    """
 
     iterations: int
     epochs: float
@@ -54,7 +59,7 @@ def schedule_cost(
     flops_per_clip: FlopsPerClip | None = None,
     seconds_per_iteration: SecondsPerIteration | None = None,
 ) -> Cost:
-    """What a schedule costs."""
+    """Compute the cost of a schedule."""
     flops = seconds = None
     if flops_per_clip is not None:
         flops = sum(phase_flops(phase, flops_per_clip) for phase in schedule.phases)
@@ -69,7 +74,7 @@ def baseline_cost(
     flops_per_clip: FlopsPerClip | None = None,
     seconds_per_iteration: SecondsPerIteration | None = None,
 ) -> Cost:
-    """What the same recipe costs without multigrid."""
+    """Compute the cost of the same recipe without multigrid."""
     base = schedule.base
     iterations = schedule.baseline_iterations
     clips = iterations * base.batch
@@ -82,7 +87,7 @@ def baseline_cost(
 
 
 def phase_flops(phase: Phase, flops_per_clip: FlopsPerClip) -> float:
-    """Training FLOPs of one phase."""
+    """Compute the training FLOPs of one phase."""
     return sum(
         phase.count(j) * shape.batch * flops_per_clip(shape.frames, shape.crop)
         for j, shape in enumerate(phase.shapes)
@@ -90,37 +95,43 @@ def phase_flops(phase: Phase, flops_per_clip: FlopsPerClip) -> float:
 
 
 def phase_seconds(phase: Phase, seconds_per_iteration: SecondsPerIteration) -> float:
-    """Seconds of one phase."""
+    """Compute the seconds of one phase."""
     return sum(
         phase.count(j) * seconds_per_iteration(shape) for j, shape in enumerate(phase.shapes)
     )
 
 
 def final_iterations(schedule: Schedule) -> int:
-    """Iterations after the last coarse shape of a long cycle: those in which what coarse shapes
-    taught is learned again at the baseline's grid. All, where there is no coarse one."""
+    """Return the number of iterations after the last coarse shape of a long cycle.
+
+    In these iterations the network adapts to the baseline's grid. Without coarse shapes they are
+    all iterations of the schedule.
+    """
     coarse = [phase.stop for phase in schedule.phases if phase.base_shape != schedule.base]
     return schedule.iterations - max(coarse, default=0)
 
 
 def short_ends(schedule: Schedule) -> tuple[str, ...]:
-    """A warning where the end of a training is too short to show what coarse shapes taught."""
+    """Return a warning if too few iterations follow the last coarse shape.
+
+    See `MIN_FINAL_ITERATIONS`.
+    """
     final = final_iterations(schedule)
     if final == schedule.iterations or final >= MIN_FINAL_ITERATIONS:
         return ()
     return (
-        f"{final} iterations follow the last coarse shape; with fewer than {MIN_FINAL_ITERATIONS} "
-        "at the baseline's shape, what coarse shapes taught hardly shows there. More epochs, a "
-        "larger training set or a smaller batch give more",
+        f"{final} iterations follow the last coarse shape. With fewer than {MIN_FINAL_ITERATIONS} "
+        "at the baseline's shape, the model hardly recovers there what it learned on coarse "
+        "shapes. Train for more epochs, on more videos or with a smaller batch",
     )
 
 
 def cycle_advice(schedule: Schedule, line: str) -> tuple[str, ...]:
-    """Return advice to use other cycles where a schedule's do not fit its length.
+    """Return advice to use other cycles if a schedule's do not fit its length.
 
     Args:
-        schedule: of any cycles; `better_cycles` says which are advised against.
-        line: what to write, with "{name}" for the recommended cycles.
+        schedule: the schedule. `better_cycles` determines which of its cycles to advise against.
+        line: the code or key to write, with "{name}" for the recommended cycles.
     """
     iterations = schedule.baseline_iterations
     better = better_cycles(schedule.cycles, iterations)

@@ -1,4 +1,4 @@
-"""The two cycles that were measured, and which of them fits a training of a given length."""
+"""The two named cycles, and a recommendation by the length of the training."""
 
 from __future__ import annotations
 
@@ -15,16 +15,18 @@ __all__ = ["GENTLE", "PAPER", "PAPER_ITERATIONS", "Cycles", "better_cycles", "re
 class Cycles:
     """How a multigrid training changes the shape of its mini-batch.
 
-    Vary a named one with `dataclasses.replace(multigrid.GENTLE, epoch_factor=1.0)`.
+    To vary a named one, use `dataclasses.replace(multigrid.GENTLE, epoch_factor=1.0)`.
 
     Args:
-        long_cycle: (t/T, h/H) of the long cycle's shapes, coarse to fine. If empty, with a short
-            cycle and a rate that drops, it is one shape, the baseline's (paper §4.2).
-        short_cycle: h/H of the short cycle's crops before the long cycle's own; empty for none.
+        long_cycle: (t/T, h/H) of the long cycle's shapes, coarse to fine. If it is empty but there
+            is a short cycle and the learning rate drops, the long cycle has one shape, the
+            baseline's (paper §4.2).
+        short_cycle: h/H of the short cycle's crops before the long cycle's own crop. Empty for no
+            short cycle.
         epoch_factor: epochs as a multiple of the baseline's.
-        batch_exponent: how much the batch grows on coarser grids (`scale_shape`; paper: 1).
-        sampling: how clips are cut from videos, for the data set.
-        name: of a constant of this package; two cycles of other names may be equal.
+        batch_exponent: how much the batch grows on coarser grids (`scale_shape`). The paper's is 1.
+        sampling: how the data set cuts clips from videos.
+        name: name of a constant of this package. It is ignored when cycles are compared.
     """
 
     long_cycle: tuple[Factors, ...] = ()
@@ -48,8 +50,11 @@ PAPER = Cycles(
     sampling=SamplingOptions(keep_field_of_view=False),
     name="PAPER",
 )
-"""The cycles of the paper (§3.2), for long trainings: four shapes, the batch by Equation 1, crops
-that may show less of a frame, 1.5 × the epochs."""
+"""Cycles of the paper (§3.2), for long trainings.
+
+Four shapes, a batch that grows by Equation 1, crops that may show less of a frame than the
+baseline's, and 1.5 × the baseline's epochs.
+"""
 
 GENTLE = Cycles(
     long_cycle=((0.5, 0.5), (1.0, 0.5), (1.0, 1.0)),
@@ -58,18 +63,23 @@ GENTLE = Cycles(
     sampling=SamplingOptions(keep_field_of_view=True),
     name="GENTLE",
 )
-"""Cycles for short trainings: at least half of the frames, a batch that grows by 3 and 2, crops
-that show as much of a frame as the baseline's, no short cycle, 0.75 × the epochs."""
+"""Cycles for short trainings.
+
+At least half of the frames, a batch of 3 and then 2 times the baseline's, crops that show as much
+of a frame as the baseline's, no short cycle, and 0.75 × the baseline's epochs.
+"""
 
 PAPER_ITERATIONS = 25_000
-"""Iterations of the baseline from which on `PAPER` is recommended.
+"""Least number of baseline iterations for which `PAPER` is recommended.
 
-Being measured. The shortest published training that gained with it has 28,000 (Charades). Of 4,500
-on real video it lost most of the accuracy (projects/real_video/README.md)."""
+This threshold is still being measured. The shortest published training that gained with `PAPER` has
+28,000 iterations (Charades). A training of 4,500 iterations on real video lost most of its accuracy
+with it (projects/real_video/README.md).
+"""
 
 
 def recommend_cycles(baseline_iterations: float) -> Cycles:
-    """Return the cycles that fit the length of a training.
+    """Return the recommended cycles for a training of some length.
 
     Args:
         baseline_iterations: epochs × videos / batch of the baseline.
@@ -78,10 +88,11 @@ def recommend_cycles(baseline_iterations: float) -> Cycles:
 
 
 def better_cycles(cycles: Cycles | None, baseline_iterations: float) -> Cycles | None:
-    """Return the recommended cycles if `cycles` are of the other kind.
+    """Return the recommended cycles if `cycles` are of the other kind, else None.
 
-    Of `PAPER`'s kind are all whose batch grows by Equation 1, and of `GENTLE`'s those with its
-    shapes. Others are the user's own, and None stands for the baseline: both are left alone.
+    Cycles whose batch grows by Equation 1 count as `PAPER`'s kind. Cycles with the long cycle of
+    `GENTLE` and no short cycle count as its kind. There is no recommendation for other cycles, nor
+    for the baseline (None).
     """
     if cycles is None:
         return None

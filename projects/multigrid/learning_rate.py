@@ -1,7 +1,8 @@
 """Learning-rate policies as pure functions of the baseline's epoch.
 
-A policy knows the baseline recipe alone: its length, its rate at every epoch, and where its stages
-end. What multigrid does to it (the scaling with the batch, the late last drop) is the schedule's.
+A policy describes the baseline recipe only: its length, its rate at every epoch, and where its
+stages end. The schedule applies what multigrid changes: the scaling with the batch and the late
+last drop.
 """
 
 from __future__ import annotations
@@ -15,22 +16,25 @@ __all__ = ["CosineRate", "LearningRate", "SteppedRate", "Warmup", "batch_rate_fa
 
 
 def batch_rate_factor(growth: float, rule: str = "linear") -> float:
-    """What a learning rate is multiplied by where its mini-batch has `growth` times the clips.
+    """Return the factor of the learning rate for a mini-batch with `growth` times the clips.
 
-    "linear" is as much (Goyal et al., 2017), the rule of SGD. "sqrt" is the square root
-    (Krizhevsky, 2014), the rule of Adam and RMSprop (Malladi et al., "On the SDEs and Scaling Rules
-    for Adaptive Gradient Algorithms", 2022), whose moments' decays stay here.
+    Args:
+        growth: clips of the mini-batch as a multiple of the baseline's.
+        rule: "linear" returns `growth` (Goyal et al., 2017); use it with SGD. "sqrt" returns its
+            square root (Krizhevsky, 2014); use it with Adam and RMSprop (Malladi et al., "On the
+            SDEs and Scaling Rules for Adaptive Gradient Algorithms", 2022). The decay rates of
+            their moments stay unchanged here.
 
     Raises:
-        ValueError: another rule.
+        ValueError: `rule` is unknown.
     """
     if rule not in ("linear", "sqrt"):
-        raise ValueError(f"rates follow the batch by the rule linear or sqrt, not {rule!r}")
+        raise ValueError(f"the batch rate rule is {rule!r}, but it must be linear or sqrt")
     return growth if rule == "linear" else math.sqrt(growth)
 
 
 class LearningRate(Protocol):
-    """Protocol of a policy: any object with these members serves."""
+    """Protocol of a learning-rate policy."""
 
     @property
     def epochs(self) -> float:
@@ -38,45 +42,45 @@ class LearningRate(Protocol):
 
     @property
     def stage_ends(self) -> tuple[float, ...]:
-        """Ends of the stages, in epochs, ascending, the last one at `epochs`.
+        """Ends of the stages, in epochs, ascending. The last one is `epochs`.
 
-        Each stage but the last holds one long cycle; the last is the fine-tuning phase.
+        Each stage but the last holds one long cycle. The last stage is the fine-tuning phase.
         """
 
     @property
     def drops(self) -> tuple[float, ...]:
-        """Epochs at which the rate jumps; empty for a smooth policy."""
+        """Epochs at which the rate drops; empty for a smooth policy."""
 
     def at(self, epoch: float) -> float:
-        """The rate at a point of the baseline training, in epochs."""
+        """Return the rate at an epoch, possibly fractional, of the baseline training."""
 
     @property
     def warmup(self) -> Warmup:
-        """The warm-up that `at` has in it."""
+        """Warm-up that `at` includes."""
 
     def with_late_last_drop(self) -> LearningRate:
-        """The policy whose last drop comes in the middle of its last stage (paper §3)."""
+        """Return a policy whose last drop comes in the middle of its last stage (paper §3)."""
 
     def with_warmup(self, warmup: Warmup) -> LearningRate:
-        """The policy with another warm-up."""
+        """Return a policy with another warm-up."""
 
 
 @dataclass(frozen=True)
 class Warmup:
-    """Linear from `start` to the rate that the policy has after `epochs` (Goyal et al., 2017)."""
+    """Linear warm-up from `start` to the policy's rate at `epochs` (Goyal et al., 2017)."""
 
     start: float = 0.0
     epochs: float = 0.0
 
 
 class _Policy(ABC):
-    """What the policies share: a warm-up before their own `rate`."""
+    """Base class of the policies, which adds the warm-up to their `rate`."""
 
     warmup: Warmup
 
     @abstractmethod
     def rate(self, epoch: float) -> float:
-        """The rate without the warm-up."""
+        """Return the rate without the warm-up."""
 
     def at(self, epoch: float) -> float:
         start = self.warmup.start
@@ -91,10 +95,12 @@ class _Policy(ABC):
 
 @dataclass(frozen=True)
 class SteppedRate(_Policy):
-    """`rates[j]` until epoch `ends[j]`; the last end is the length of the training.
+    """Policy of constant rates: `rates[j]` until epoch `ends[j]`.
+
+    The last end is the length of the training.
 
     Raises:
-        ValueError: lists of unequal length, ends that do not ascend, or a rate below zero.
+        ValueError: the lists differ in length, the ends do not ascend, or a rate is negative.
     """
 
     ends: tuple[float, ...]
@@ -103,7 +109,10 @@ class SteppedRate(_Policy):
 
     def __post_init__(self) -> None:
         if not self.ends or len(self.ends) != len(self.rates):
-            raise ValueError(f"{len(self.ends)} stage ends for {len(self.rates)} learning rates")
+            raise ValueError(
+                f"there are {len(self.ends)} stage ends for {len(self.rates)} learning rates. Give "
+                "one end for each rate"
+            )
         if any(b <= a for a, b in zip((0.0, *self.ends), self.ends, strict=False)):
             raise ValueError(f"stage ends must ascend from 0, not {self.ends}")
         if min(self.rates) < 0:
@@ -134,11 +143,14 @@ class SteppedRate(_Policy):
 
 @dataclass(frozen=True)
 class CosineRate(_Policy):
-    """Half a cosine from `base` to `end` over `epochs` (Loshchilov and Hutter, 2017).
+    """Policy of half a cosine from `base` to `end` over `epochs` (Loshchilov and Hutter, 2017).
 
-    It has no steps to hang the cycles on. By default three long cycles of equal length take the
-    first four fifths and fine-tuning takes the last fifth: a rule of ours. The paper's own is with
-    its cosine results in the supplement, which is not at hand.
+    A cosine has no drops that could delimit stages. By default three long cycles of equal length
+    take the first four fifths of the training, and fine-tuning takes the last fifth. This rule is
+    ours. The paper's rule is in its supplement, which was not available.
+
+    Raises:
+        ValueError: there are no epochs, no cycles, or no time left for one of the two parts.
     """
 
     base: float
@@ -150,7 +162,10 @@ class CosineRate(_Policy):
 
     def __post_init__(self) -> None:
         if self.epochs <= 0 or self.cycles < 1 or not 0 < self.fine_tuning < 1:
-            raise ValueError(f"no place for cycles and fine-tuning in {self}")
+            raise ValueError(
+                f"{self} has no place for cycles and fine-tuning. epochs must be positive, cycles "
+                "at least 1, and fine_tuning between 0 and 1"
+            )
 
     @property
     def stage_ends(self) -> tuple[float, ...]:

@@ -1,17 +1,18 @@
 """Position embeddings that follow the grid of a clip.
 
-A transformer's table of positions has a row for each patch of the baseline's clip. On a coarser
-grid a patch keeps its place in the clip: the t × h × w patches are spread over what the T × H × W
-cover, and take what the table has there, between its rows. Class tokens keep their own.
+A transformer's position table has a row for each patch of the baseline's clip. The t × h × w
+patches of a coarser grid cover the same clip as the baseline's T × H × W. Each patch takes the
+embedding at its position in the clip, by linear interpolation between rows. Class tokens keep their
+own embedding.
 
     baseline, 8 patches in time    0   1   2   3   4   5   6   7
     coarse, 4 patches                0.5     2.5     4.5     6.5       not 0, 1, 2, 3
 
-A coarse clip may cover less than the baseline's: its stride and its short side are drawn at random
-(paper §3.1). `extents` has the share that each clip covers.
+A coarse clip may cover less than the baseline's, because its stride and its short side are drawn at
+random (paper §3.1). `extents` is the share that each clip covers.
 
-`convert_positions` makes models of `transformers` do so. Any other takes part that has a module
-with the two methods of `FollowsGrid`.
+`convert_positions` does this for models of `transformers`. Another model takes part if one of its
+modules has the two methods of `FollowsGrid`.
 """
 
 from __future__ import annotations
@@ -36,7 +37,7 @@ __all__ = [
 
 
 class Patches(NamedTuple):
-    """How many patches a clip has in time, height and width."""
+    """Numbers of patches of a clip in time, height and width."""
 
     time: int
     height: int
@@ -45,34 +46,40 @@ class Patches(NamedTuple):
 
 @runtime_checkable
 class FollowsGrid(Protocol):
-    """A module whose positions follow the grid."""
+    """Protocol of a module whose position embeddings follow the grid of a clip."""
 
     def patches(self, frames: int, crop: int) -> Patches:
-        """The patches of clips of `frames` frames of `crop` × `crop` pixels.
+        """Return the patches of a clip of `frames` frames of `crop` × `crop` pixels.
 
         Raises:
-            ValueError: they cannot be cut so; with what would.
+            ValueError: such a clip cannot be divided into patches. The message says what to change.
         """
 
     def set_extents(self, extents: Tensor | None) -> None:
-        """Set (N, 2) extents of the N clips that are trained next (`place_positions`); None for 1,
-        which those of an evaluation always have."""
+        """Set the extents of the next training clips.
+
+        In evaluation, extents are always 1.
+
+        Args:
+            extents: (N, 2) for N clips, as in `place_positions`, or None for 1.
+        """
 
 
 def place_positions(
     table: Tensor, base: Patches, patches: Patches, extents: Tensor | None = None
 ) -> Tensor:
-    """What a table of positions has at the patches of another grid, linearly between its rows.
+    """Interpolate a table of position embeddings at the patches of another grid.
 
     Args:
         table: (T·H·W, C), in the order of time, height, width.
-        base: the T, H, W that it is for.
+        base: the T, H, W of the table.
         patches: the t, h, w of the other grid.
-        extents: (N, 2), how much each of N clips covers of what the baseline's covers, in time and
-            in height and width; both have the same middle. 1 if None.
+        extents: (N, 2), the share that each of N clips covers of the baseline's clip, in time and
+            in space. Both clips have the same centre. None means 1.
 
     Returns:
-        (t·h·w, C), or (N, t·h·w, C) with extents; `table` itself on its own grid without.
+        The embeddings, (t·h·w, C), or (N, t·h·w, C) with extents. Without extents, on the table's
+        own grid, it is `table` itself.
     """
     if patches == base and extents is None:
         return table
@@ -89,31 +96,39 @@ def place_positions(
 def _places(
     base: Patches, patches: Patches, extents: Tensor | None, device: torch.device
 ) -> list[Tensor]:
-    """`place_patches` in time, height and width; extents of one clip that covers all if None."""
+    """Call `place_patches` for time, height and width; extents of None are 1."""
     covered = torch.ones(1, 2, device=device) if extents is None else extents.to(device)
     axes = zip(base, patches, (0, 1, 1), strict=True)
     return [place_patches(n, many, covered[:, axis]) for n, many, axis in axes]
 
 
 def place_patches(base: int, patches: int, extents: Tensor) -> Tensor:
-    """Where the middles of `patches` patches lie among the `base` of the baseline's, (N, patches),
-    along an axis of which each of N clips covers `extents` (N,)."""
+    """Compute the positions of patches along one axis, in units of the baseline's patches.
+
+    Args:
+        base: the number of the baseline's patches along the axis.
+        patches: the number of patches of the other grid.
+        extents: (N,), the share of the axis that each of N clips covers.
+
+    Returns:
+        The positions of the patches' centres, (N, patches).
+    """
     middles = (torch.arange(patches, device=extents.device) + 0.5) / patches - 0.5
     return base * (0.5 + extents[:, None] * middles) - 0.5
 
 
 def _weights(places: Tensor, base: int) -> Tensor:
-    """How much of each of `base` rows is taken at `places` (N, n): (N, n, base)."""
+    """Return the weights, (N, n, base), of linear interpolation at `places` (N, n)."""
     rows = torch.arange(base, device=places.device)
     return (1 - (places.clamp(0, base - 1)[..., None] - rows).abs()).clamp(min=0)
 
 
 def check_patches(model: nn.Module, shapes: Iterable[Shape]) -> None:
-    """Check that the modules of a model that follow the grid can take all shapes.
+    """Check that a model can divide clips of all shapes into patches.
 
     Raises:
-        ValueError: one cannot; with the shape and the way out. Or the model is one that
-            `convert_positions` has yet to convert.
+        ValueError: a module that follows the grid cannot; the message names the shape and what to
+            change. Or the model has not been converted by `convert_positions`.
     """
     shapes = list(shapes)
     kinds = {type(module).__name__ for module in model.modules()}
@@ -121,8 +136,8 @@ def check_patches(model: nn.Module, shapes: Iterable[Shape]) -> None:
         _FOLLOWERS
     ):
         raise ValueError(
-            "the model's positions are for one grid only: call multigrid.convert_positions(model) "
-            "after building it"
+            "the model's position embeddings are for one grid only: call "
+            "multigrid.convert_positions(model) after building it"
         )
     for module in _following(model):
         for shape in shapes:
@@ -133,26 +148,30 @@ def check_patches(model: nn.Module, shapes: Iterable[Shape]) -> None:
 
 
 def set_extents(model: nn.Module, extents: Tensor | None) -> None:
-    """Set the extents of the next clips in every module of a model that follows the grid."""
+    """Set the extents of the next training clips in every module that follows the grid."""
     for module in _following(model):
         module.set_extents(extents)
 
 
 def _following(model: nn.Module) -> list[FollowsGrid]:
-    # The protocol's own check takes microseconds a module.
+    # isinstance with a protocol takes microseconds per module, so filter by a cheap test first.
     likely = (module for module in model.modules() if hasattr(type(module), "set_extents"))
     return [module for module in likely if isinstance(module, FollowsGrid)]
 
 
 def convert_positions(model: nn.Module) -> nn.Module:
-    """Make the positions of a `transformers` model follow the grid; return the model.
+    """Make the position embeddings of a `transformers` model follow the grid.
 
-    VideoMAE, TimeSformer, ViViT and V-JEPA 2. Parameters and buffers stay the very same under the
-    same names, and at the baseline's shape outputs do, too; call it once after building the model.
+    Call this once, after building a VideoMAE, TimeSformer, ViViT or V-JEPA 2. Parameters and
+    buffers stay the same objects under the same names. At the baseline's shape the outputs do not
+    change.
+
+    Returns:
+        The model itself.
 
     Raises:
-        ValueError: nothing in the model is one of these, it is for pre-training, or its frames or
-            patches are not square.
+        ValueError: the model is none of these, is for pre-training, or its frames or patches are
+            not square.
     """
     converted = any(isinstance(module, _Follower) for module in model.modules())
     for module in list[Any](model.modules()):
@@ -162,10 +181,10 @@ def convert_positions(model: nn.Module) -> nn.Module:
             converted = True
     if not converted:
         raise ValueError(
-            f"{type(model).__name__} has no position embeddings that are known: they are those of "
-            "VideoMAE, TimeSformer, ViViT and V-JEPA 2; give a module of another model the two "
-            "methods of multigrid.FollowsGrid, or leave convert_positions out where positions "
-            "follow the grid anyway"
+            f"{type(model).__name__} has no known position embeddings. Those of VideoMAE, "
+            "TimeSformer, ViViT and V-JEPA 2 are known. Give a module of another model the two "
+            "methods of multigrid.FollowsGrid, or leave out convert_positions if its positions "
+            "follow the grid without it"
         )
     return model
 
@@ -174,32 +193,44 @@ def _following_class(follower: Any, kind: Any) -> Any:
     return type(f"Following{kind.__name__}", (follower, kind), {})
 
 
-def _blank(follower: Any, kind: Any) -> Any:
+def _new_instance(follower: Any, kind: Any) -> Any:
     made = _following_class(follower, kind)
     return made.__new__(made)
 
 
 class _Converted:
-    """A class that is made when a module is converted; pickle rebuilds it from its bases."""
+    """Mixin of classes that are created at run time, which makes their instances picklable."""
 
     def __reduce__(self) -> tuple[Any, ...]:
-        return _blank, type(self).__bases__, self.__dict__
+        return _new_instance, type(self).__bases__, self.__dict__
 
 
 class _Follower(_Converted):
-    """What the converted modules share: `base`, the baseline's patches, and the size of a patch in
-    frames and pixels."""
+    """Base of the converted embedding modules.
+
+    `base` is the baseline's numbers of patches. `size` is the size of a patch in frames and pixels.
+    """
 
     base: Patches
     size: tuple[int, int]
     _extents: Tensor | None
 
-    # Numbers of clips are `.shape[0]`: `len` would make a constant of it in torch.export.
+    # Use `.shape[0]` for the number of clips: torch.export would make a constant of `len`.
 
     def _start(
         self, frames: int, sides: tuple[int, int], size: tuple[int, int, int], model: nn.Module
     ) -> None:
-        """Frames and sides of the baseline's clips, those of a patch, and the whole model."""
+        """Set `base` and `size`.
+
+        Args:
+            frames: of the baseline's clips.
+            sides: height and width of the baseline's clips.
+            size: frames, height and width of a patch.
+            model: the whole model.
+
+        Raises:
+            ValueError: the clips or patches are not square, or the model is for pre-training.
+        """
         height, width = sides
         in_time, *in_space = size
         if height != width or in_space[0] != in_space[1]:
@@ -207,7 +238,7 @@ class _Follower(_Converted):
         if hasattr(model, "decoder"):
             raise ValueError(
                 f"{type(model).__name__} is for pre-training, and its decoder has positions of its "
-                "own: convert the model without it"
+                "own. Convert the model without the decoder"
             )
         self.size = (in_time, in_space[0])
         self._extents = None
@@ -218,13 +249,13 @@ class _Follower(_Converted):
         in_time, in_space = self.size
         if frames % in_time:
             raise ValueError(
-                f"a patch is {in_time} frames, which do not divide {frames}; choose factors of the "
-                "long cycle, or baseline frames (DATA.NUM_FRAMES), that they divide"
+                f"a patch is {in_time} frames, which do not divide {frames}. Choose long-cycle "
+                f"factors or baseline frames (DATA.NUM_FRAMES) that give multiples of {in_time}"
             )
         if crop % in_space:
             raise ValueError(
-                f"a patch is {in_space} pixels, which do not divide {crop}; choose a multiple for "
-                "the baseline's crop (DATA.TRAIN_CROP_SIZE), and for coarser ones make_schedule's "
+                f"a patch is {in_space} pixels, which do not divide {crop}. Choose a multiple as "
+                "the baseline's crop (DATA.TRAIN_CROP_SIZE). For coarser crops, give make_schedule "
                 f"size_divisor={in_space} (MULTIGRID.SIZE_DIVISOR {in_space})"
             )
         return Patches(frames // in_time, crop // in_space, crop // in_space)
@@ -235,15 +266,15 @@ class _Follower(_Converted):
 
     @property
     def extents(self: Any) -> Tensor | None:
-        """Those of the clips that come."""
+        """Extents of the current clips, or None in evaluation."""
         return self._extents if self.training else None
 
     def _extents_of(self, clips: int) -> Tensor | None:
         extents = self.extents
         if extents is not None and len(extents) not in (1, clips):
             raise ValueError(
-                f"the batch has {clips} clips but extents were set for {len(extents)}: call "
-                "multigrid.set_extents with those of each part of a mini-batch"
+                f"the batch has {clips} clips but extents were set for {len(extents)}. Call "
+                "multigrid.set_extents with the extents of each micro-batch before its forward"
             )
         return extents
 
@@ -259,9 +290,9 @@ class _VideoMAE(_Follower):
         self._start(config.num_frames, cut.image_size, size, model)
 
     def forward(self: Any, pixel_values: Tensor, bool_masked_pos: Tensor | None = None) -> Tensor:
-        """(N, T, 3, H, W) to (N, patches, C)."""
-        embeddings, patches = _cut(self.patch_embeddings.projection, pixel_values)
-        # It is no buffer, and would be copied to the device each time.
+        """Embed clips (N, T, 3, H, W) as tokens (N, patches, C)."""
+        embeddings, patches = _embed_patches(self.patch_embeddings.projection, pixel_values)
+        # The table is not a buffer. Keep it on the device instead of copying it in every forward.
         self.position_embeddings = self.position_embeddings.to(embeddings.device)
         table = self.position_embeddings[0].to(embeddings)
         embeddings += self._positions(table, patches, embeddings.shape[0])
@@ -280,8 +311,11 @@ class _ViViT(_Follower):
         self._start(frames, (height, width), tubelet, model)
 
     def forward(self: Any, pixel_values: Tensor, interpolate_pos_encoding: bool = False) -> Tensor:
-        """(N, T, 3, H, W) to (N, 1 + patches, C); positions always follow the grid."""
-        embeddings, patches = _cut(self.patch_embeddings.projection, pixel_values)
+        """Embed clips (N, T, 3, H, W) as tokens (N, 1 + patches, C).
+
+        `interpolate_pos_encoding` is ignored, because positions always follow the grid.
+        """
+        embeddings, patches = _embed_patches(self.patch_embeddings.projection, pixel_values)
         own = self.position_embeddings[:, :1]
         table = self.position_embeddings[0, 1:]
         embeddings = embeddings + self._positions(table, patches, embeddings.shape[0])
@@ -291,15 +325,18 @@ class _ViViT(_Follower):
 
 
 class _TimeSformer(_Follower):
-    """It has one table for frames and another for the places in a frame."""
+    """Embeddings of TimeSformer, which has one table for time and one for space."""
 
     def start(self: Any, model: nn.Module) -> None:
         if self.attention_type == "space_only":
-            raise ValueError("a TimeSformer with attention in space only has no positions in time")
+            raise ValueError(
+                "a TimeSformer with attention_type space_only has no positions in time, so it "
+                "cannot be converted"
+            )
         cut = self.patch_embeddings
         frames = self.time_embeddings.shape[1]
         self._start(frames, cut.image_size, (1, *cut.patch_size), model)
-        # The layers take frames and crop from a config: one of their own, updated by forward.
+        # The layers read frames and crop from their config. Give them one that forward can update.
         self.now = SimpleNamespace(image_size=cut.image_size[0], patch_size=cut.patch_size[0])
         self.now.num_frames = frames
         for layer in model.modules():
@@ -307,7 +344,10 @@ class _TimeSformer(_Follower):
                 layer.config = self.now
 
     def forward(self: Any, pixel_values: Tensor) -> Tensor:
-        """(N, T, 3, H, W) to (N, 1 + patches, C), patches by place, then frame."""
+        """Embed clips (N, T, 3, H, W) as tokens (N, 1 + patches, C).
+
+        Patches are ordered by their place in the frame, then by frame.
+        """
         clips, frames = pixel_values.shape[:2]
         self.now.num_frames = frames
         self.now.image_size = pixel_values.shape[-1]
@@ -328,7 +368,7 @@ class _TimeSformer(_Follower):
 
 
 class _VJEPA2(_Follower):
-    """Its embeddings have no positions: its attention rotates by them, in every layer."""
+    """Embeddings of V-JEPA 2, whose positions are in the rotary attention of every layer."""
 
     def start(self: Any, model: nn.Module) -> None:
         config = self.config
@@ -341,7 +381,7 @@ class _VJEPA2(_Follower):
                 layer.now = self.now
 
     def forward(self: Any, pixel_values_videos: Tensor) -> Tensor:
-        """(N, T, 3, H, W) to (N, patches, C)."""
+        """Embed clips (N, T, 3, H, W) as tokens (N, patches, C)."""
         frames = pixel_values_videos.shape[1]
         crop = pixel_values_videos.shape[-1]
         self.now.patches = self.patches(max(frames, self.size[0]), crop)
@@ -352,8 +392,8 @@ class _VJEPA2(_Follower):
 
 class _VJEPA2Rope(_Converted):
     def get_position_ids(self: Any, x: Tensor, masks: Tensor | None = None) -> tuple[Tensor, ...]:
-        """The places of tokens in time, height and width, among the baseline's patches."""
-        if masks is not None:  # of a pre-training
+        """Return token positions in time, height and width, in units of the baseline's patches."""
+        if masks is not None:  # masks occur only in pre-training
             kept: tuple[Tensor, ...] = super().get_position_ids(x, masks)  # type: ignore[misc]
             return kept
         t, h, w = _places(self.now.base, self.now.patches, self.now.extents, x.device)
@@ -362,8 +402,12 @@ class _VJEPA2Rope(_Converted):
         return tuple(axis.flatten(1)[:, None].to(x.dtype) for axis in grid)
 
 
-def _cut(projection: nn.Module, pixel_values: Tensor) -> tuple[Tensor, Patches]:
-    """The patches of (N, T, 3, H, W), (N, patches, C), and how many there are."""
+def _embed_patches(projection: nn.Module, pixel_values: Tensor) -> tuple[Tensor, Patches]:
+    """Embed the patches of clips (N, T, 3, H, W).
+
+    Returns:
+        The embeddings, (N, patches, C), and the numbers of patches.
+    """
     cut = projection(pixel_values.transpose(1, 2))
     return cut.flatten(2).mT, Patches(*cut.shape[2:])
 

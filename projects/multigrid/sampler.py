@@ -1,7 +1,7 @@
-"""The batch sampler: which clips, on which grid, in iteration i.
+"""Batch sampler of a schedule: the clips of each iteration and their shape.
 
-The sampler tags each index with its shape and the dataset obeys, so that one loader with its
-workers lives through all shapes of a training.
+The sampler attaches the shape to each index, and the data set reads the clip in that shape. One
+data loader and its workers therefore serve all shapes of a training.
 """
 
 from __future__ import annotations
@@ -36,7 +36,10 @@ __all__ = [
 
 
 class ClipRequest(NamedTuple):
-    """What the dataset's `__getitem__` is given: a video, the pass over the data, and the shape."""
+    """Index for a data set's `__getitem__`: which video to read, and in which shape.
+
+    `epoch` is the number of the pass over the data, from 0.
+    """
 
     video: int
     epoch: int
@@ -45,12 +48,18 @@ class ClipRequest(NamedTuple):
 
 
 class Batch(TypedDict):
-    """A collated mini-batch of n clips, as `collate` makes it.
+    """Mini-batch of n clips, as returned by `collate`.
 
-    `labels` are classes, (n,) int64, or multi-hot rows, (n, classes) float32. `extents`, (n, 2)
-    float32, is how much each clip covers of what the baseline's do, if the data set has it. Where
-    clips have any number of boxes, `boxes` are (m, 5) float32: the clip's place in the mini-batch,
-    then x1, y1, x2, y2 in pixels of the clip after `flips`; `labels` are the boxes', (m, classes).
+    - `clips`: (n, T, H, W, 3) uint8.
+    - `labels`: classes, (n,) int64, or multi-hot rows, (n, classes) float32. With boxes, they are
+      the labels of the boxes, (m, classes).
+    - `flips`: (n,) bool, which clips to mirror.
+    - `iteration`: the iteration of the schedule.
+    - `failures`: (path, reason) of videos that could not be read and were replaced.
+    - `extents`: (n, 2) float32, the share that each clip covers of the baseline's clip. Only if the
+      data set provides it.
+    - `boxes`: (m, 5) float32, the index of the clip in the mini-batch, then x1, y1, x2, y2 in
+      pixels of the clip after `flips`. Only for data sets with boxes.
     """
 
     clips: Tensor
@@ -68,10 +77,10 @@ def _permutation(seed: int, epoch: int, num_videos: int) -> NDArray[np.int64]:
 
 
 def stream(seed: int, num_videos: int, start: int, stop: int) -> list[tuple[int, int]]:
-    """(video, epoch) of the clips `start` to `stop`, exclusive, of the endless stream of a seed.
+    """Return (video, epoch) of the clips `start` to `stop`, exclusive, of the stream of a seed.
 
-    The stream is one random permutation of the videos after another: each epoch visits every video
-    once, and mini-batches run on across the epochs' ends.
+    The endless stream consists of one random permutation of the videos per epoch. Mini-batches may
+    span the end of an epoch.
     """
     return [_clip(seed, num_videos, number) for number in range(start, stop)]
 
@@ -82,10 +91,11 @@ def _clip(seed: int, num_videos: int, number: int) -> tuple[int, int]:
 
 
 def clip_numbers(step: Step, rank: int, world_size: int) -> list[int]:
-    """The numbers in the stream of a rank's clips in one iteration, as its mini-batch has them.
+    """Return the positions in the stream of a rank's clips, in the order of its mini-batch.
 
     Rank r takes the r-th of `world_size` equal runs of the global mini-batch, arranged in
-    `group_order`. What belongs to a clip and not to a process is keyed by its number.
+    `group_order`. The position identifies a clip whatever the number of processes, so use it to
+    seed what belongs to a clip.
     """
     size = step.shape.batch // world_size
     first = step.first_clip + rank * size
@@ -93,15 +103,22 @@ def clip_numbers(step: Step, rank: int, world_size: int) -> list[int]:
 
 
 class MultigridBatchSampler(Sampler[list[ClipRequest]]):
-    """Mini-batches of a schedule for one of `world_size` processes, from iteration `start` on.
+    """Batch sampler of one process, whose single pass is the whole training.
 
-    Rank r takes the r-th of `world_size` equal runs of each global mini-batch, so that together the
-    ranks see what one process would. BN groups are runs of the stream; within a rank the clips come
-    in `group_order`, as `GroupedBatchNorm3d` wants them. One pass over it is the whole training.
+    Rank r takes the r-th of `world_size` equal runs of each global mini-batch. Together the ranks
+    therefore train on the same clips as a single process. BN groups are contiguous runs of the
+    stream. Within a rank, clips are in `group_order`, as `GroupedBatchNorm3d` expects.
+
+    Args:
+        schedule: the schedule to train.
+        seed: seed of the order of clips.
+        rank: rank of this process.
+        world_size: the number of processes.
+        start: the first iteration.
 
     Raises:
-        ValueError: the processes cannot train the schedule, see `check_processes`; or `start` is
-            not in it.
+        ValueError: the processes cannot train the schedule (`check_processes`), or `start` is
+            outside of it.
     """
 
     def __init__(
@@ -120,7 +137,7 @@ class MultigridBatchSampler(Sampler[list[ClipRequest]]):
         self.load_state_dict({"iteration": start})
 
     def batch(self, iteration: int) -> list[ClipRequest]:
-        """This rank's clips of one iteration; a pure function of the iteration."""
+        """Return this rank's clips of an iteration; a pure function of the iteration."""
         step = self.schedule.at(iteration)
         numbers = clip_numbers(step, self.rank, self.world_size)
         videos = self.schedule.num_videos
@@ -134,34 +151,35 @@ class MultigridBatchSampler(Sampler[list[ClipRequest]]):
         return self.schedule.iterations - self.start
 
     def state_dict(self, trained_iterations: int) -> dict[str, int]:
-        """What `load_state_dict` takes to go on after so many iterations of the schedule.
+        """Return the state from which to resume after some iterations of the schedule.
 
-        Only the training loop knows the number: `batch["iteration"] + 1`. The sampler, which a
-        loader's workers ask ahead of the training, does not.
+        Args:
+            trained_iterations: the number of iterations trained, `batch["iteration"] + 1`. Only the
+                training loop knows it, because data loaders draw from the sampler in advance.
         """
         return {"iteration": trained_iterations}
 
     def load_state_dict(self, state: Mapping[str, int]) -> None:
-        """Start at the iteration of `state` when next iterated.
+        """Make the next pass start at the iteration of `state`.
 
         Raises:
-            ValueError: the schedule does not have it.
+            ValueError: the schedule has no such iteration.
         """
         start = state["iteration"]
         last = self.schedule.iterations
         if not 0 <= start <= last:
             raise ValueError(
-                f"cannot start at iteration {start} of a schedule of {last}; was it another "
-                "schedule that was trained?"
+                f"cannot start at iteration {start} of a schedule of {last}. The state may be of a "
+                "training with another schedule"
             )
         self.start = start
 
 
 def empty_clips(count: int, frames: int, crop: int) -> Tensor:
-    """Room for a mini-batch's clips, (count, frames, crop, crop, 3) uint8, to read them into.
+    """Allocate a tensor (count, frames, crop, crop, 3) uint8 for the clips of a mini-batch.
 
-    In a worker of a data loader it lies in memory that the worker shares with the training process:
-    clips that are read into it are not copied again on their way.
+    In a data-loader worker, the tensor is in shared memory, so that clips are not copied again on
+    their way to the training process.
     """
     clips = torch.empty((count, frames, crop, crop, 3), dtype=torch.uint8)
     if get_worker_info() is not None:
@@ -170,16 +188,22 @@ def empty_clips(count: int, frames: int, crop: int) -> Tensor:
 
 
 def collate(samples: Sequence[Mapping[str, Any]] | Batch) -> Batch:
-    """Stack the samples of one mini-batch; one that a data set's `__getitems__` has made stays.
+    """Stack samples into a mini-batch.
 
-    Each sample has `clip` (T, H, W, 3) uint8, `label` (a class, or a multi-hot vector (classes,)
-    float32), `flip` (bool), `iteration`, and, where videos had to be replaced, `failures`, a list
-    of their (path, reason). All are of one iteration, hence of one shape. They may have `extents`
-    (time, space), as a `ClipPlan` does, and `boxes` (k, 4), whose labels (k, classes) then `label`
-    has.
+    Args:
+        samples: samples of one iteration, hence of one shape, or a `Batch` that a data set's
+            `__getitems__` has made, which is returned unchanged. Each sample is a mapping with
+
+            - `clip`: (T, H, W, 3) uint8.
+            - `label`: a class, or a multi-hot vector (classes,) float32.
+            - `flip`: bool, whether to mirror the clip.
+            - `iteration`: the iteration of the request.
+            - `failures`, optional: a list of (path, reason) of replaced videos.
+            - `extents`, optional: (time, space), as in `ClipPlan`.
+            - `boxes`, optional: (k, 4). `label` is then (k, classes).
 
     Raises:
-        ValueError: the first sample is none of these.
+        ValueError: the first sample lacks one of these, or has another type or shape.
     """
     if isinstance(samples, Mapping):
         return samples
@@ -201,14 +225,14 @@ def collate(samples: Sequence[Mapping[str, Any]] | Batch) -> Batch:
 
 
 def stack_labels(samples: Sequence[Mapping[str, Any]]) -> Tensor:
-    """The labels of some samples, as a `Batch` has them."""
+    """Stack the labels of samples as a `Batch` has them."""
     labels = [sample["label"] for sample in samples]
     has_boxes = samples and "boxes" in samples[0]
     return torch.as_tensor(np.concatenate(labels) if has_boxes else np.asarray(labels))
 
 
 def stack_boxes(samples: Sequence[Mapping[str, Any]]) -> Tensor:
-    """The boxes of some samples, as a `Batch` has them."""
+    """Stack the boxes of samples as a `Batch` has them."""
     places = np.repeat(np.arange(len(samples)), [len(sample["boxes"]) for sample in samples])
     boxes = np.concatenate([sample["boxes"] for sample in samples])
     return torch.as_tensor(np.column_stack([places, boxes]), dtype=torch.float32)
@@ -217,11 +241,15 @@ def stack_boxes(samples: Sequence[Mapping[str, Any]]) -> Tensor:
 def network_input(
     batch: Batch, mean: Sequence[float] = (0.45,), std: Sequence[float] = (0.225,)
 ) -> Tensor:
-    """The clips of a mini-batch as a network takes them, where they are: (N, 3, T, H, W) float32,
-    mirrored by `flips`.
+    """Convert the clips of a mini-batch to the input of a network, on their device.
 
-    `mean` and `std`, of all channels or of each, are taken out of pixels in [0, 1]; by default as
-    PySlowFast does.
+    Args:
+        batch: the mini-batch. Clips are mirrored according to its `flips`.
+        mean: mean of pixels in [0, 1], of all channels or of each. The default is PySlowFast's.
+        std: standard deviation of pixels in [0, 1], likewise.
+
+    Returns:
+        The normalised clips, (N, 3, T, H, W) float32.
     """
     clips = batch["clips"].permute(0, 4, 1, 2, 3)
     flips = batch["flips"].view(-1, 1, 1, 1, 1)

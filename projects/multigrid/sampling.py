@@ -1,20 +1,21 @@
 """Sampling grids: from a span and a stride to frame indices and a crop box (paper §3.1).
 
-A grid of t frames of h × h pixels covers a video more coarsely, not less of it: its stride may grow
-until it spans what the baseline's clip spans, and its short side may shrink with the crop.
+A grid of t frames of h × h pixels may cover the same part of a video as the baseline's clip, but
+more coarsely. Its stride is drawn up to the one that spans as much as the baseline's clip, and its
+short side may shrink with the crop.
 
-    baseline   T = 8, τ = 2    |.|.|.|.|.|.|.|.          a video's frames, | taken
+    baseline   T = 8, τ = 2    |.|.|.|.|.|.|.|.          a video's frames, | = sampled
     coarse     t = 2, s = 2    |.|.............
                t = 2, s = 8    |.......|.......          s uniform in [τ, τ·T/t]
 
-Data sets whose videos show one thing from beginning to end are sampled in segments instead (TSN,
-Wang et al. 2016): a clip of t frames covers the whole video, one frame from each of its t equal
-parts. A coarse grid has fewer and longer parts: the same span at a larger stride.
+Data sets whose videos show one action from beginning to end are sampled in segments instead (TSN,
+Wang et al. 2016): a clip of t frames covers the whole video, with one frame from each of its t
+equal parts. A coarse grid has fewer and longer parts: the same span at a larger stride.
 
-    baseline   T = 8           .|.||..||.|..||.          of the video's F frames the one on show at
+    baseline   T = 8           .|.||..||.|..||.          of the video's F frames, the one shown at
     coarse     t = 2           .....|....|.....          a moment uniform in [i·F/T, (i + 1)·F/T)
 
-All randomness of a clip is decided here, from the clip's own generator, before anything is read.
+All random choices for a clip are made here, by the clip's own generator, before anything is read.
 """
 
 from __future__ import annotations
@@ -41,7 +42,10 @@ __all__ = [
 
 
 class Video(NamedTuple):
-    """What sampling needs to know of a video: frames, their rate (1/s), size (pixels)."""
+    """Properties of a video that sampling needs.
+
+    The number of frames, the frame rate (1/s), and the size in pixels.
+    """
 
     frames: int
     fps: float
@@ -50,7 +54,7 @@ class Video(NamedTuple):
 
 
 class Box(NamedTuple):
-    """A part of a frame, in pixels of the frame as it is stored; not always whole ones."""
+    """Rectangle in a stored frame, in pixels, possibly fractional."""
 
     x: float
     y: float
@@ -60,15 +64,18 @@ class Box(NamedTuple):
 
 @dataclass(frozen=True)
 class SamplingOptions:
-    """How clips are cut from videos, at every shape of a training.
+    """Options of how clips are cut from videos, at every shape of a training.
 
     Args:
-        keep_field_of_view: crops of coarse grids show as much of a frame as the baseline's, in
-            fewer pixels. Without it, as in the paper, they may show as little as h/H of it.
+        keep_field_of_view: if True, crops of coarse grids show as much of a frame as the
+            baseline's, in fewer pixels. If False, as in the paper, they may show as little as h/H
+            of that.
         flip: mirror half of the training clips.
-        inverse_scale: draw the size of objects uniformly, not the short side.
-        segments: take a frame from each of T equal parts of the video, not frames at a stride.
-        exact_strides: take frames a whole stride apart, not spread to the span's last frame.
+        inverse_scale: draw the inverse of the short side uniformly, instead of the short side.
+        segments: sample one frame from each of T equal parts of the video, instead of frames at a
+            stride.
+        exact_strides: sample frames exactly a stride apart. Otherwise they are spread from the
+            first to the last frame of the span.
     """
 
     keep_field_of_view: bool = True
@@ -83,11 +90,15 @@ _DEFAULTS = SamplingOptions()
 
 @dataclass(frozen=True)
 class Grid:
-    """How clips of one shape are taken from videos.
+    """How clips of one shape are sampled from videos.
 
-    `strides` (frames at the target rate; not looked at in segments) and `short_sides` (pixels of
-    the resized frame) are inclusive ranges. `base` is the baseline's grid, or None where this is
-    it.
+    Args:
+        frames: frames of a clip.
+        crop: side of the square crop, in pixels.
+        strides: inclusive range of strides, in frames at the target rate. Ignored with segments.
+        short_sides: inclusive range of the resized frame's short side, in pixels.
+        options: how clips are cut from videos.
+        base: the baseline's grid, or None if this is the baseline's.
     """
 
     frames: int
@@ -100,9 +111,17 @@ class Grid:
 
 @dataclass(frozen=True)
 class ClipPlan:
-    """What to read: `positions` (T,) frame indices; frames resized to `size` (width, height); a
-    square of `crop` pixels at `corner` (x, y) of the resized frame; mirrored if `flip`. `extents`
-    is how much it covers of what the baseline's clips do, in time and in space (`set_extents`)."""
+    """What to read of a video for one clip.
+
+    Args:
+        positions: frame indices, (T,).
+        size: width and height to which frames are resized.
+        corner: x and y of the crop's upper left corner in the resized frame.
+        crop: side of the square crop, in pixels.
+        flip: whether the clip is mirrored.
+        extents: the share that the clip covers of the baseline's clips, in time and in space
+            (`set_extents`).
+    """
 
     positions: NDArray[np.int64]
     size: tuple[int, int]
@@ -112,7 +131,7 @@ class ClipPlan:
     extents: tuple[float, float] = (1.0, 1.0)
 
     def box(self, video: Video) -> Box:
-        """The crop on the frames before they are resized, where a reader may cut it out."""
+        """Return the crop in pixels of the frames before they are resized."""
         across = video.width / self.size[0]
         down = video.height / self.size[1]
         x, y = self.corner
@@ -128,17 +147,22 @@ def make_grid(
 ) -> Grid:
     """Return the grid of `shape`: strides [τ, τ·T/t], short sides [min·h/H, max·h/H].
 
-    `stride` τ and `short_sides` are the baseline's. Without `keep_field_of_view` short sides are
-    the paper's, [min·h/H, max] (§3.1, §4).
+    Args:
+        shape: the shape of the mini-batch.
+        base: the baseline's shape.
+        stride: the baseline's stride τ.
+        short_sides: the baseline's range [min, max] of short sides.
+        options: how clips are cut from videos. Without `keep_field_of_view`, short sides are the
+            paper's, [min·h/H, max] (§3.1, §4).
 
     Raises:
-        ValueError: frames resized to at most `short_sides[1]` have no room for the crop.
+        ValueError: the crop does not fit into frames with a short side of `short_sides[1]`.
     """
     low, high = short_sides
     if high < max(low, shape.crop):
         raise ValueError(
             f"a crop of {shape.crop} pixels does not fit frames whose short side is drawn "
-            f"from {low} to {high} pixels; choose a smaller crop or larger frames"
+            f"from {low} to {high} pixels. Choose a smaller crop or larger frames"
         )
     scale = shape.crop / base.crop
     is_base = (shape.frames, shape.crop) == (base.frames, base.crop)
@@ -156,7 +180,7 @@ def make_grid(
 
 
 def clip_generator(seed: int, epoch: int, video: int) -> np.random.Generator:
-    """The generator of one clip, which depends on nothing else (not on shape, rank or worker)."""
+    """Return the random generator of one clip, independent of shape, rank and worker."""
     return np.random.default_rng((seed, epoch, video))
 
 
@@ -168,15 +192,19 @@ def plan_train(
     *,
     centre: float | None = None,
 ) -> ClipPlan:
-    """A random clip of a video on a grid.
+    """Plan a random training clip of a video.
 
-    The draws are made in a fixed order, whatever the grid, so that two grids given the same
-    generator see the same part of the video as nearly as they can. Those within segments, as many
-    as the grid has frames, come from a generator of their own: all others, and what is drawn from
-    `rng` later, are the same for every grid.
+    Random numbers are drawn in a fixed order, whatever the grid. Two grids given the same generator
+    therefore sample nearly the same part of the video. The draws within segments, one per frame,
+    come from a spawned generator, so that all other draws are the same for every grid.
 
-    Strides count frames at `target_fps` a second; 0: the video's own frames. With `centre`, a frame
-    of the video, the clip is around it, its frames a whole stride apart, as PySlowFast's of AVA.
+    Args:
+        rng: the generator of the clip (`clip_generator`).
+        grid: the grid of the clip's shape.
+        video: the video to sample.
+        target_fps: the frame rate that strides refer to. 0 means the video's own.
+        centre: a frame of the video around which the clip is taken, with frames exactly a stride
+            apart, as in PySlowFast's AVA data set. If None, the start is random.
     """
     u_stride, u_start, u_scale, u_x, u_y, u_flip = rng.random(6)
     low, high = grid.strides
@@ -213,27 +241,42 @@ def plan_test(
     to_end: bool = False,
     centre: float | None = None,
 ) -> ClipPlan:
-    """The `view`-th of n clips spread over a video, and the `spatial`-th of 1 or 3 crops.
+    """Plan a test clip: one of several views of a video, and one of 1 or 3 crops.
 
-    One crop is the centre; three are left, centre, right (top, centre, bottom of a tall video). A
-    single view is taken from the middle of the video. Where the clip leaves room, view k starts at
-    k/n of it, as PySlowFast's do, which never show a video's end; with `to_end` at k/(n - 1), so
-    that the last view ends with the video. The frame is resized to a short side of `short_side`,
-    the crop's own size by default. `target_fps` and `centre` are as in `plan_train`.
+    A single view is taken from the middle of the video. With several views, view k of n starts at
+    k/n of the room that the clip leaves, as in PySlowFast, so that no view reaches the end of the
+    video.
 
-    With `segments`, every view covers the whole video: view k of n takes the frame at (k + 0.5)/n
-    of each of `frames` equal parts, a single view their centres. `stride`, `target_fps` and
-    `to_end` are then not looked at.
+    With segments, every view covers the whole video: view k of n has the frame at (k + 0.5)/n of
+    each of `frames` equal parts. `stride`, `target_fps` and `to_end` are then ignored.
+
+    Args:
+        video: the video to sample.
+        frames: frames of the clip.
+        stride: distance of the frames, at `target_fps`.
+        crop: side of the square crop, in pixels.
+        view: (index, number of views).
+        spatial: (index, number of crops). One crop is the centre. Three are left, centre and right,
+            or top, centre and bottom of a tall video.
+        target_fps: as in `plan_train`.
+        short_side: short side to which frames are resized. None means `crop`.
+        options: how clips are cut from videos.
+        to_end: start view k at k/(n - 1) of the room, so that the last view ends with the video.
+        centre: as in `plan_train`.
 
     Raises:
-        ValueError: a number of crops other than 1 and 3, or a short side smaller than the crop.
+        ValueError: the number of crops is neither 1 nor 3, or the short side is smaller than the
+            crop.
     """
     index, views = view
     part, crops = spatial
     if crops not in (1, 3):
         raise ValueError(f"a clip is tested on 1 or 3 crops, not {crops}")
     if short_side is not None and short_side < crop:
-        raise ValueError(f"a crop of {crop} pixels does not fit a short side of {short_side}")
+        raise ValueError(
+            f"a crop of {crop} pixels does not fit a short side of {short_side}. Choose a smaller "
+            "crop or larger frames"
+        )
     if options.segments:
         positions = _in_segments(np.full(frames, (index + 0.5) / views), video)
     else:
@@ -254,16 +297,18 @@ def plan_test(
 
 
 def _rate(video: Video, target_fps: float) -> float:
-    """The video's frames for each of those that strides count."""
+    """Return the number of video frames per frame at `target_fps`."""
     return video.fps / target_fps if target_fps else 1.0
 
 
 def _positions(
     start: float, span: float, frames: int, video: Video, *, exact: bool
 ) -> NDArray[np.int64]:
-    """`frames` indices from start to start + span - 1 as PySlowFast spaces them, first and last
-    included: (span - 1) / (frames - 1) apart, the more the fewer they are. `exact` has them
-    span / frames apart, a stride. Beyond its end, a video repeats its last frame."""
+    """Return `frames` indices within the span, with the last frame repeated beyond the video's end.
+
+    By default they are spread as in PySlowFast from start to start + span - 1, both included:
+    (span - 1) / (frames - 1) apart. With `exact` they are a stride, span / frames, apart.
+    """
     if exact:
         indices = start + np.arange(frames) * span / frames
     else:
@@ -272,7 +317,10 @@ def _positions(
 
 
 def _extents(grid: Grid, stride: int, rate: float, short_side: int) -> tuple[float, float]:
-    """How much a clip covers of what the baseline's do; `rate` = `_rate` of the video."""
+    """Return the share that a clip covers of the baseline's clips, in time and in space.
+
+    `rate` is the `_rate` of the video.
+    """
     base = grid.base
     in_time = 1.0
     if base is None:
@@ -283,24 +331,27 @@ def _extents(grid: Grid, stride: int, rate: float, short_side: int) -> tuple[flo
             for frames, tau in ((grid.frames, stride), (base.frames, base.strides[0]))
         )
         in_time = covered / by_base
-    # A part of the frame is drawn for the baseline's clips too, which count as 1 by definition: so
-    # does any clip that sees as much as one of them may.
+    # The baseline's crops show different parts of the frame too, and count as 1 by definition. So
+    # any clip that shows at least as much as the smallest of them counts as 1.
     least = base.crop / base.short_sides[1]
     return in_time, min(1.0, grid.crop / short_side / least)
 
 
 def _covered(frames: int, span: float, *, exact: bool) -> float:
-    """Frames times their distance in the video, by which a patch is where its own frames are."""
+    """Return the length of a clip in video frames: its number of frames times their distance.
+
+    With this definition of length, interpolated positions match the frames' times in the video.
+    """
     if exact or frames == 1 or span <= 1:
         return span
     return (span - 1) / (frames - 1) * frames
 
 
 def _in_segments(parts: NDArray[np.float64], video: Video) -> NDArray[np.int64]:
-    """The frame on show at `parts` (T,) in [0, 1) of each of T equal segments of a video.
+    """Return the frame shown at `parts` (T,), in [0, 1), of each of T equal segments of a video.
 
-    Frame n is on show in [n, n + 1). Where segments and frames do not divide evenly, one frame may
-    be taken twice; in return every frame of the video is as likely as every other, at any T.
+    Frame n is shown in [n, n + 1). If T does not divide the number of frames, a frame may be
+    sampled twice. In return, every frame of the video is equally likely, for any T.
     """
     moments = (np.arange(len(parts)) + parts) * video.frames / len(parts)
     return np.minimum(moments.astype(np.int64), video.frames - 1)
@@ -314,7 +365,7 @@ def _short_side(u: float, grid: Grid) -> int:
 
 
 def _resized(video: Video, short_side: int) -> tuple[int, int]:
-    """Width and height with the given short side, the other rounded down."""
+    """Return the width and height for a short side, with the long side rounded down."""
     if video.width < video.height:
         return short_side, video.height * short_side // video.width
     return video.width * short_side // video.height, short_side

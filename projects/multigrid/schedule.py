@@ -1,6 +1,6 @@
 """The multigrid schedule: shape, learning rate and BN size as a pure function of the iteration.
 
-`make_schedule` lays out phases (one per LR stage and long-cycle shape, two for fine-tuning) and
+`make_schedule` plans the phases, one per LR stage and long-cycle shape and two for fine-tuning, and
 returns frozen data. Everything about iteration i is computed from i, so a checkpoint needs only i.
 """
 
@@ -22,12 +22,12 @@ __all__ = ["Phase", "Schedule", "Step", "make_schedule"]
 
 @dataclass(frozen=True)
 class Phase:
-    """A run of iterations on one long-cycle shape.
+    """Consecutive iterations on one long-cycle shape.
 
-    Iteration i takes `shapes[i % len(shapes)]`: three shapes with the short cycle, one without.
-    `first_clip` is the number of clips that the training has seen before the phase;
-    `baseline_epochs` is the part of the baseline's training, in its epochs, that the phase stands
-    for: from it comes the learning rate.
+    Iteration i has the shape `shapes[i % len(shapes)]`. There are three shapes with the short
+    cycle, and one without. `first_clip` is the number of clips seen before the phase.
+    `baseline_epochs` is the corresponding part of the baseline's training, in epochs; it determines
+    the learning rate.
     """
 
     start: int
@@ -46,7 +46,7 @@ class Phase:
 
     @property
     def base_shape(self) -> Shape:
-        """The long cycle's own shape, which is the last of a short cycle."""
+        """Shape of the long cycle, the last one of a short cycle."""
         return self.shapes[-1]
 
     @property
@@ -54,23 +54,27 @@ class Phase:
         return self.clips_until(self.stop)
 
     def baseline_epoch(self, iteration: int) -> float:
-        """The point of the baseline's training, in its epochs, that an iteration stands for."""
+        """Return the epoch of the baseline's training that corresponds to an iteration."""
         start, stop = self.baseline_epochs
         return start + (stop - start) * (iteration - self.start) / self.iterations
 
     def count(self, which: int, stop: int | None = None) -> int:
-        """How many iterations from the phase's start to `stop` take `shapes[which]`."""
+        """Count the iterations from the phase's start to `stop` with the shape `shapes[which]`."""
         stop = self.stop if stop is None else stop
         period = len(self.shapes)
         return (stop - which - 1) // period - (self.start - which - 1) // period
 
     def clips_until(self, stop: int) -> int:
-        """Clips seen from the phase's start to iteration `stop`, exclusive."""
+        """Count the clips from the phase's start to iteration `stop`, exclusive."""
         return sum(shape.batch * self.count(j, stop) for j, shape in enumerate(self.shapes))
 
 
 class Step(NamedTuple):
-    """Everything about one iteration. `epoch` is the number of passes over the data so far."""
+    """Shape, rate, BN size and position of one iteration.
+
+    `first_clip` is the number of clips seen before it, and `epoch` the same in passes over the
+    data.
+    """
 
     iteration: int
     phase: int
@@ -83,7 +87,7 @@ class Step(NamedTuple):
 
 @dataclass(frozen=True)
 class Schedule:
-    """A training of `iterations` iterations. Build it with `make_schedule`."""
+    """Schedule of a training; build it with `make_schedule`."""
 
     base: Shape
     num_videos: int
@@ -91,7 +95,10 @@ class Schedule:
     learning_rate: LearningRate
     phases: tuple[Phase, ...]
     cycles: Cycles | None = field(default=None, compare=False)
-    """What it was made of; None for the baseline. Two may give the same phases."""
+    """Cycles that the schedule was made with, or None for the baseline.
+
+    They are ignored when schedules are compared: different cycles may give the same phases.
+    """
 
     @property
     def iterations(self) -> int:
@@ -99,27 +106,31 @@ class Schedule:
 
     @property
     def clips(self) -> int:
-        """Clips seen in the whole training."""
+        """Total number of clips in the training."""
         return self.phases[-1].first_clip + self.phases[-1].clips
 
     @property
     def baseline_iterations(self) -> int:
-        """Iterations of the same recipe without multigrid: a half more counts as one, as there."""
+        """Number of iterations of the same recipe without multigrid, halves rounded up."""
         return max(1, int(self.learning_rate.epochs * self.num_videos / self.base.batch + 0.5))
 
     @property
     def shapes(self) -> tuple[Shape, ...]:
-        """Every shape that the training meets, in the order of first appearance."""
+        """All distinct shapes of the training, in order of first appearance."""
         return tuple(dict.fromkeys(s for phase in self.phases for s in phase.shapes))
 
     def phase_at(self, iteration: int) -> int:
-        """Index of the phase of an iteration."""
+        """Return the index of the phase that contains an iteration.
+
+        Raises:
+            IndexError: the schedule has no such iteration.
+        """
         if not 0 <= iteration < self.iterations:
             raise IndexError(f"iteration {iteration} of a schedule of {self.iterations}")
         return bisect_right(self.phases, iteration, key=lambda p: p.start) - 1
 
     def at(self, iteration: int) -> Step:
-        """What happens in an iteration (from 0).
+        """Return the step of an iteration, counted from 0.
 
         Raises:
             IndexError: the schedule has no such iteration.
@@ -139,18 +150,18 @@ class Schedule:
         )
 
     def steps(self, start: int = 0, stop: int | None = None) -> Iterator[Step]:
-        """The steps from `start` to `stop`, exclusive."""
+        """Iterate over the steps from `start` to `stop`, exclusive."""
         return (self.at(i) for i in range(start, self.iterations if stop is None else stop))
 
     def phase_lines(self) -> tuple[str, ...]:
-        """Return a line of text for each phase, by which two schedules can be compared."""
+        """Return a line of text for each phase, to compare two schedules."""
         return tuple(
             f"iterations {phase.start} to {phase.stop}: {', '.join(map(str, phase.shapes))}"
             for phase in self.phases
         )
 
     def first_iteration_after(self, clips: float) -> int:
-        """The first iteration before which `clips` clips were seen; `iterations` if none."""
+        """Return the first iteration that starts after `clips` clips, or `iterations` if none."""
         low = 0
         high = self.iterations
         while low < high:
@@ -160,7 +171,10 @@ class Schedule:
 
 
 class _Plan(NamedTuple):
-    """A phase before its iterations are counted: its part of the baseline and what it trains on."""
+    """Planned phase whose iterations are not counted yet.
+
+    `start` and `stop` are its part of the baseline, in epochs.
+    """
 
     start: float
     stop: float
@@ -182,30 +196,35 @@ def make_schedule(
     warmup_in_epochs: bool = False,
     fine_tuning: bool = True,
 ) -> Schedule:
-    """The schedule of a training (paper §3).
+    """Make the schedule of a training (paper §3).
+
+    Each LR stage but the last holds one long cycle, and stages keep the baseline's proportions. The
+    last stage is fine-tuning at the baseline's shape, and its first half keeps the rate of the
+    stage before. The training has epoch_factor × epochs × num_videos clips, to within one
+    mini-batch.
 
     Args:
         base: the baseline's mini-batch over all processes.
-        num_videos: videos in the training set; one clip of each is an epoch.
+        num_videos: videos in the training set. An epoch is one clip of each.
         learning_rate: the baseline's policy, which also gives its length and stages.
         cycles: `GENTLE` for short trainings, `PAPER` for long ones (`recommend_cycles`), your own,
-            or None for the baseline. Give the data set their `sampling`.
-        bn_size: clips that share BN statistics at a long-cycle shape; None: those of a process.
-        size_divisor: crops of coarser grids are multiples of it (`scale_shape`; paper: 1).
-        batch_rate_rule: how rates follow the batch (`batch_rate_factor`; paper: "linear").
-        equal_time: phases keep the baseline's proportions in pixels, not in iterations (paper).
-        warmup_in_epochs: end the warm-up after as many epochs as the baseline's (later PySlowFast),
-            or earlier, where its scaled share ends; False scales it as all lengths are. The paper
-            gives neither.
-        fine_tuning: the last LR stage fine-tunes (paper), else has a long cycle (as we read §4.2).
-
-    Each LR stage but the last holds one long cycle; stages keep the baseline's proportions. The
-    last is fine-tuning at the baseline shape; its first half keeps the rate of the stage before.
-    Clips are epoch_factor × epochs × num_videos to within one mini-batch.
+            or None for the baseline. Give their `sampling` to the data set.
+        bn_size: clips that share BN statistics at a long-cycle shape, or None for statistics over
+            the clips of each process.
+        size_divisor: crops of coarser grids are multiples of it (`scale_shape`). The paper's is 1.
+        batch_rate_rule: how the rate scales with the batch (`batch_rate_factor`). The paper's is
+            "linear".
+        equal_time: if True, phases keep the baseline's proportions in pixels. If False, they keep
+            them in iterations, as in the paper.
+        warmup_in_epochs: if True, the warm-up ends after as many epochs as the baseline's, as in
+            later releases of PySlowFast, or when its scaled share of the training ends, whichever
+            comes first. If False, it is scaled like all other lengths. The paper does not say.
+        fine_tuning: if True, the last LR stage is fine-tuning, as in the paper. If False, it holds
+            a long cycle too (our reading of §4.2).
 
     Raises:
-        ValueError: an argument out of range, a batch that BN groups do not divide, or a training
-            too short for each phase to have an iteration.
+        ValueError: an argument is out of range, BN groups do not divide a batch, or the training is
+            too short for every phase to have an iteration.
     """
     used = cycles or Cycles()
     long_cycle = used.long_cycle
@@ -234,13 +253,13 @@ def make_schedule(
 def _check(rate: LearningRate, num_videos: int, epoch_factor: float, has_cycle: bool) -> None:
     if not hasattr(rate, "stage_ends"):
         raise ValueError(
-            f"the learning rate {rate!r} is no policy: give one as SteppedRate((40.0, 50.0), "
-            "(0.1, 0.01)), which ends after 50 epochs, or CosineRate"
+            f"the learning rate {rate!r} is not a policy. Give a policy such as "
+            "SteppedRate((40.0, 50.0), (0.1, 0.01)), which ends after 50 epochs, or CosineRate"
         )
     if num_videos < 1:
-        raise ValueError(f"a training needs videos, not {num_videos}")
+        raise ValueError(f"num_videos is {num_videos}, but a training needs at least one video")
     if epoch_factor <= 0:
-        raise ValueError(f"the epoch factor must be above 0, not {epoch_factor}")
+        raise ValueError(f"the epoch factor is {epoch_factor}, but it must be above 0")
     if not has_cycle and epoch_factor != 1:
         raise ValueError(f"an epoch factor of {epoch_factor} needs a long or a short cycle")
 
@@ -250,8 +269,8 @@ def _lengths(
 ) -> list[Fraction]:
     """Return the relative number of iterations of each phase.
 
-    It is the phase's part of the baseline. With `equal_time` it is divided by the pixels of an
-    iteration.
+    The length is the phase's part of the baseline. With `equal_time` it is divided by the mean
+    number of pixels of an iteration.
     """
     lengths = [Fraction(plan.stop) - Fraction(plan.start) for plan in plans]
     if not equal_time:
@@ -288,7 +307,7 @@ def _next_phase(
     lr_scale: float,
     bn_sizes: tuple[int | None, ...],
 ) -> Phase:
-    """What a plan is after the phases before it."""
+    """Make the phase of a plan, which follows the phases so far."""
     previous = phases[-1] if phases else None
     return Phase(
         start=previous.stop if previous else 0,
@@ -309,13 +328,13 @@ def _plan_phases(
     long_cycle: tuple[Factors, ...],
     fine_tuning: bool,
 ) -> list[_Plan]:
-    """Cut each stage into its long-cycle shapes, and the rest where the rate drops."""
+    """Divide each cycled stage by its long-cycle shapes, and the rest at the rate's drops."""
     *cycled, end = baseline.stage_ends
     cycled += [] if fine_tuning else [end]
     if long_cycle and not cycled:
         raise ValueError(
-            "a long cycle needs two LR stages or more: all but the last hold one, the last "
-            "fine-tunes; add a step or leave the long cycle out"
+            "a long cycle needs two LR stages or more: the last stage is fine-tuning, and each "
+            "other stage holds one long cycle. Add a step or leave the long cycle out"
         )
     starts = (0.0, *cycled) if long_cycle else (0.0,)
     plans = list[_Plan]()
@@ -339,9 +358,10 @@ def _short_shapes(
     size_divisor: int,
     batch_exponent: float,
 ) -> tuple[Shape, ...]:
-    """The shapes of the short cycle at a long-cycle shape: crops of H · factor, then its own.
+    """Return the shapes of the short cycle at a long-cycle shape.
 
-    A crop never exceeds the long cycle's own: there, two of the paper's three coincide.
+    They have crops of H · factor, and last the long cycle's own crop. No crop exceeds the long
+    cycle's. Where that is H/√2, two of the paper's three shapes are therefore the same.
     """
     time, space = factors
     crops = (*(min(factor, space) for factor in short_cycle), space)
@@ -351,11 +371,15 @@ def _short_shapes(
 def _count_iterations(
     lengths: Sequence[Fraction], cycles: Sequence[tuple[Shape, ...]], clips: Fraction
 ) -> list[int]:
-    """Return where each phase stops: iterations in the ratio of `lengths`, `clips` clips in all.
+    """Return the iteration at which each phase stops.
 
-    Each boundary is placed so that the clips seen by then are nearest to what the exact schedule
-    would have seen. Rounding errors therefore never add up over phases. The arithmetic is exact:
-    sums of floats depend on the version of Python, and a tie would fall either way.
+    Phases have iterations in the ratio of `lengths`, and `clips` clips in all. Each boundary is
+    placed where the number of clips seen is nearest to that of the exact schedule, so rounding
+    errors do not accumulate over phases. The arithmetic is exact, because sums of floats depend on
+    the Python version and could resolve a tie either way.
+
+    Raises:
+        ValueError: a phase has no iteration.
     """
     means = [_mean(shape.batch for shape in shapes) for shapes in cycles]
     weights = [length * mean for length, mean in zip(lengths, means, strict=True)]
@@ -377,7 +401,7 @@ def _count_iterations(
         if i == first:
             raise ValueError(
                 f"the training is too short: {float(clips):.0f} clips leave phase {phase + 1} of "
-                f"{len(lengths)} (shape {shapes[-1]}) without an iteration; train for more epochs "
+                f"{len(lengths)} (shape {shapes[-1]}) without an iteration. Train for more epochs "
                 "or with a smaller batch"
             )
         stops.append(i)
@@ -385,11 +409,15 @@ def _count_iterations(
 
 
 def _bn_size(size: int | None, shape: Shape, long_shape: Shape, base: Shape) -> int | None:
-    """Clips per BN group: `size`, times 2 or 4 where the short cycle multiplies the batch (§3.2).
+    """Return the number of clips per BN group.
 
-    A batch smaller than the group is its own group. Where the batch is multiplied by other numbers
-    (`batch_exponent`) and such groups do not divide it, they keep their `size`, or the baseline's
-    batch where that is smaller: 12 clips are three groups of 4.
+    It is `size`, times 2 or 4 where the short cycle multiplies the batch (§3.2). A batch smaller
+    than the group is one group. With a `batch_exponent` the batch may grow by other factors, so
+    that such groups do not divide it. Groups then have `size` clips, or as many as the baseline's
+    batch if that is smaller: 12 clips at a baseline of 4 are three groups of 4.
+
+    Raises:
+        ValueError: no such groups divide the batch.
     """
     if size is None:
         return None
@@ -400,7 +428,7 @@ def _bn_size(size: int | None, shape: Shape, long_shape: Shape, base: Shape) -> 
         clips = base.batch
     if shape.batch % clips:
         raise ValueError(
-            f"a batch of {shape.batch} clips ({shape}) cannot be split into BN groups of {clips}; "
-            f"choose a bn_size that divides the baseline's batch, or another batch"
+            f"a batch of {shape.batch} clips ({shape}) cannot be split into BN groups of {clips}. "
+            f"Choose a bn_size that divides the baseline's batch, or another batch"
         )
     return clips

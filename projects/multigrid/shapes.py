@@ -1,8 +1,8 @@
 """The shape of a mini-batch and Equation 1 of the paper.
 
-A mini-batch is B × T × H × W: clips, frames, height, width; crops are square, so H = W. Multigrid
-training keeps the amount of computation constant: a coarser grid takes more clips. Between that and
-progressive resizing, where it takes no more, lies `batch_exponent`.
+A mini-batch is B × T × H × W: clips, frames, height, width. Crops are square, so H = W. Multigrid
+training keeps the amount of computation constant: a coarser grid has more clips. Progressive
+resizing keeps the number of clips constant instead. `batch_exponent` interpolates between the two.
 """
 
 from __future__ import annotations
@@ -20,7 +20,10 @@ BASE_FACTORS: Factors = (1.0, 1.0)
 
 @dataclass(frozen=True, order=True)
 class Shape:
-    """A mini-batch: `batch` clips over all processes, `frames` frames, `crop` × `crop` pixels."""
+    """Shape of a mini-batch over all processes.
+
+    It has `batch` clips of `frames` frames of `crop` × `crop` pixels.
+    """
 
     batch: int
     frames: int
@@ -28,50 +31,54 @@ class Shape:
 
     def __post_init__(self) -> None:
         if min(self.batch, self.frames, self.crop) < 1:
-            raise ValueError(f"a mini-batch needs clips, frames and pixels, not {self}")
+            raise ValueError(f"{self} is no mini-batch: batch, frames and crop must be at least 1")
 
     def __str__(self) -> str:
         return f"{self.batch}×{self.frames}×{self.crop}²"
 
     @property
     def volume(self) -> int:
-        """Pixels in the mini-batch; about the same for every shape of a schedule."""
+        """Pixels in the mini-batch, about the same for every shape of the paper's schedules."""
         return self.batch * self.frames * self.crop**2
 
 
 def scale_shape(
     base: Shape, factors: Factors, size_divisor: int = 1, batch_exponent: float = 1.0
 ) -> Shape:
-    """The shape on a coarser grid, by Equation 1: b = B · (T/t) · (H/h) · (W/w).
+    """Return the shape on a coarser grid, by Equation 1: b = B · (T/t) · (H/h) · (W/w).
 
-    The factors decide the number of clips, so that it is a whole multiple of B for the paper's
-    factors; frames and crop are rounded to the nearest integer (224 · √½ = 158).
+    The number of clips follows from the unrounded factors, so the paper's factors give a whole
+    multiple of B. Frames and crop are rounded to the nearest integer (224 · √½ = 158).
 
-    With a `size_divisor` above 1, a crop that is smaller than the baseline's is rounded to the
-    nearest multiple of it, halves up, that lies between the divisor and the baseline's crop (160
-    for 16 or 32). The number of clips follows from the rounded crop, with (H/h)² rounded to the
-    nearest whole number, so that B, and what divides it over processes and BN groups, divides it
-    still: at 160 of 224 it is 2 for 1.96, with 2 % more pixels than the baseline's.
-
-    With a `batch_exponent` β below 1 the batch grows less, by ((T/t) · (H/h) · (W/w))^β, rounded to
-    the nearest whole number for the same reason. At 0 it is B on every grid, as in progressive
-    resizing (EfficientNetV2, Tan and Le, 2021, section 4).
+    Args:
+        base: the baseline's shape.
+        factors: (t/T, h/H) of the coarser grid.
+        size_divisor: if above 1, crops smaller than the baseline's are rounded to the nearest
+            multiple of it, halves up, between the divisor and the baseline's crop. The number of
+            clips then follows from the rounded crop, and (H/h)² is rounded to a whole number, so
+            that B still divides the batch. For a divisor of 16 or 32, a crop of 158 becomes 160 of
+            224: (H/h)² is 1.96 and becomes 2, which is 2 % more pixels than the baseline's.
+        batch_exponent: an exponent β below 1 makes the batch grow less, by
+            ((T/t) · (H/h) · (W/w))^β, rounded to a whole number. At 0 the batch is B on every grid,
+            as in progressive resizing (EfficientNetV2, Tan and Le, 2021, section 4).
 
     Raises:
-        ValueError: a factor outside (0, 1], a grid without a frame, a divisor below 1 or above the
-            baseline's crop, or an exponent outside [0, 1].
+        ValueError: a factor is outside (0, 1], the grid has no frame, the divisor is below 1 or
+            above the baseline's crop, or the exponent is outside [0, 1].
     """
     if not 0 <= batch_exponent <= 1:
-        raise ValueError(f"the exponent of the batch's growth lies in [0, 1], not {batch_exponent}")
+        raise ValueError(f"batch_exponent is {batch_exponent}, but it must lie in [0, 1]")
     time, space = factors
     if not (0 < time <= 1 and 0 < space <= 1):
-        raise ValueError(f"factors of a coarser grid lie in (0, 1], not {factors}")
+        raise ValueError(f"factors of a coarser grid are {factors}, but must lie in (0, 1]")
     if base.frames * time < 1:
-        raise ValueError(f"{time:g} of {base.frames} frames is less than one frame")
+        raise ValueError(
+            f"{time:g} of {base.frames} frames is less than one frame. Use a larger factor"
+        )
     if not 1 <= size_divisor <= base.crop:
         raise ValueError(
-            f"crops of coarser grids are multiples of a number from 1 to the baseline's crop of "
-            f"{base.crop}, not of {size_divisor}"
+            f"size_divisor is {size_divisor}, but it must lie between 1 and the baseline's crop of "
+            f"{base.crop}"
         )
     frames = round(base.frames * time)
     crop = base.crop * space
@@ -84,12 +91,12 @@ def scale_shape(
 
 
 def _round_crop(crop: float, divisor: int, largest: int) -> int:
-    """The nearest multiple of `divisor`, no larger than `largest`, which stays what it is."""
+    """Round to the nearest multiple of `divisor`, at most `largest`; `largest` stays as it is."""
     if crop == largest:
         return largest
     return min(max(1, _nearest(crop / divisor)) * divisor, largest)
 
 
 def _nearest(number: float) -> int:
-    """The nearest integer, halves up."""
+    """Round to the nearest integer, halves up."""
     return math.floor(number + 0.5)

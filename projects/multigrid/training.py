@@ -1,4 +1,4 @@
-"""Multigrid training in any loop: one object for it, and a learning-rate scheduler."""
+"""Multigrid training in any loop: the `Training` object, and a learning-rate scheduler."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ from multigrid.schedule import Schedule, Step
 
 __all__ = ["MultigridLR", "Training", "prepare_step"]
 
-_USE = (
+_CYCLES_CODE = (
     "make_schedule(..., cycles=multigrid.{name}) and "
     "VideoClips(..., sampling=multigrid.{name}.sampling)"
 )
@@ -33,8 +33,9 @@ _USE = (
 def prepare_step(step: Step, model: nn.Module, optimizer: Optimizer) -> None:
     """Set the BN group size of a model and the learning rates of an optimizer for a step.
 
-    `Training.begin` does so in the order of the schedule; this is for steps in any order. The rate
-    of a parameter group is the step's times the group's "lr_scale", 1 where it has none.
+    `Training.begin` calls this for each step in the order of the schedule. Call it directly for
+    steps in another order. Each parameter group gets the step's rate times the group's "lr_scale",
+    which is 1 by default.
     """
     set_group_size(model, step.bn_size)
     for group in optimizer.param_groups:
@@ -42,28 +43,30 @@ def prepare_step(step: Step, model: nn.Module, optimizer: Optimizer) -> None:
 
 
 class Training:
-    """A training by a schedule: its mini-batches, what precedes each forward, and where it is.
+    """Training by a schedule: provides mini-batches and prepares each iteration.
 
         training = Training(schedule, model, optimizer, seed=0)
         for batch in training.loader(dataset):
             training.begin(batch)
             ...                                # forward, backward, optimizer.step()
 
-    Everything but `iteration` is a function of the arguments: another object made from the same,
-    after `load_state_dict`, resumes inside an epoch with the same clips. Warns of a schedule whose
-    end is too short to show what coarse shapes taught (`multigrid.cost.short_ends`), or whose
-    cycles are not those recommended for its length (`recommend_cycles`).
+    The only state is `iteration`. To resume, even inside an epoch, create an object with the same
+    arguments and call `load_state_dict`. The training then goes on with the same clips.
+
+    Warns if too few iterations follow the coarse shapes (`multigrid.cost.short_ends`), or if the
+    cycles are not those recommended for the length of the training (`recommend_cycles`).
 
     Args:
-        schedule: what to train.
-        model: on which BN group sizes are set; converted by `convert_batchnorm`, if it has BN.
-        optimizer: whose rates are set: `lr` of each parameter group is the step's times the
-            group's "lr_scale", which is 1 where the group has none. A framework that makes model
-            and optimizer later may set both as attributes before the first `begin`.
-        seed: of the order of clips.
-        rank: of this process; that of torch.distributed, if it runs when the first loader is
-            made, else 0.
-        world_size: the number of processes; that of torch.distributed, else 1.
+        schedule: the schedule to train.
+        model: the model whose BN group sizes are set. If it has BN, convert it by
+            `convert_batchnorm`.
+        optimizer: the optimizer whose rates are set. Each parameter group gets the step's rate
+            times the group's "lr_scale", which is 1 by default. A framework that creates model and
+            optimizer later may set both as attributes before the first `begin`.
+        seed: seed of the order of clips.
+        rank: rank of this process. None means that of torch.distributed, if it is initialised when
+            the first loader is made, else 0.
+        world_size: the number of processes. None means that of torch.distributed, else 1.
     """
 
     def __init__(
@@ -85,7 +88,7 @@ class Training:
         self._begun = False
         self._hooks = list[RemovableHandle]()
         self._checked: nn.Module | None = None
-        for text in (*short_ends(schedule), *cycle_advice(schedule, _USE)):
+        for text in (*short_ends(schedule), *cycle_advice(schedule, _CYCLES_CODE)):
             warnings.warn(text, stacklevel=2)
 
     def loader(
@@ -95,31 +98,32 @@ class Training:
         loader: type[DataLoader[Batch]] = DataLoader,
         **options: Any,
     ) -> DataLoader[Batch]:
-        """This process's mini-batches, from `iteration` to the end of the training.
+        """Return a loader of this process's mini-batches, from `iteration` to the training's end.
+
+        From this call to the end of the training, model and optimizer cannot train without `begin`.
+        If no iteration was begun since the last step, `optimizer.step()` and a forward in training
+        mode with gradients raise ValueError. The first item of the data set is checked, too.
 
         Args:
-            dataset: takes a `ClipRequest` as index, and has a video for each of the schedule's.
-            loader: a class of `DataLoader`'s kind.
-            options: its own, as num_workers; collate_fn is `collate` unless given.
-
-        From now on to the end of the training, a model and an optimizer that were given refuse to
-        train without `begin`: a forward in training mode, with gradients, and a step raise
-        ValueError where no iteration was begun since the last step. The first item is checked, too.
+            dataset: a data set that takes a `ClipRequest` as index, with as many videos as the
+                schedule.
+            loader: `DataLoader` or a subclass.
+            options: options of the loader, such as num_workers. collate_fn defaults to `collate`.
 
         Raises:
-            ValueError: the data set has another number of videos than the schedule or does not
-                take a `ClipRequest`, or the processes cannot train it (`check_processes`).
+            ValueError: the number of videos is not the schedule's, the data set cannot be indexed
+                by `ClipRequest`, or the processes cannot train the schedule (`check_processes`).
         """
         if isinstance(dataset, (list, tuple, Subset)):
             raise ValueError(
-                f"a {type(dataset).__name__} cannot be indexed by ClipRequest, which has the shape "
-                "of a clip: give a data set that can, such as VideoClips"
+                f"a {type(dataset).__name__} cannot be indexed by ClipRequest, which holds the "
+                "shape of a clip. Give a data set that can, such as VideoClips"
             )
         videos = len(dataset) if hasattr(dataset, "__len__") else self.schedule.num_videos
         if videos != self.schedule.num_videos:
             raise ValueError(
-                f"the schedule was made for {self.schedule.num_videos} videos, and the data set "
-                f"has {videos}: give make_schedule its length"
+                f"the schedule was made for {self.schedule.num_videos} videos, but the data set "
+                f"has {videos}. Give make_schedule num_videos={videos}"
             )
         distributed = dist.is_available() and dist.is_initialized()
         rank, size = self._place
@@ -129,45 +133,49 @@ class Training:
         if distributed and size > 1 and not self._formed:
             form_groups(self.schedule)
             self._formed = True
-        self._watch()
+        self._register_hooks()
         options = {"collate_fn": collate, **options}
         return loader(CheckedClips(dataset), batch_sampler=sampler, **options)
 
     def begin(self, batch: Batch | Mapping[str, Any] | int) -> Step:
         """Prepare model and optimizer for an iteration, before its forward.
 
+        This also increments `iteration`.
+
         Args:
-            batch: the loader's, or the number of its iteration; modules that follow the grid are
-                given its `extents`, if it has them.
+            batch: a mini-batch of the loader, or the number of its iteration. Its `extents`, if
+                any, are set on the modules that follow the grid.
 
         Returns:
-            the schedule's step. When it is trained, the training is one iteration further.
+            The step of the schedule.
 
         Raises:
-            ValueError: it is another iteration than the next: the loop, or a framework around it,
-                has skipped mini-batches, or trains them again; the mini-batch does not say; there
-                is no model or optimizer; or, which the first call checks, the model cannot take all
-                shapes (`check_patches`), or has BN that `convert_batchnorm` has not converted.
+            ValueError: the mini-batch is not of the next iteration, because the loop or a framework
+                has skipped or repeated mini-batches, or it does not hold its iteration. Or there is
+                no model or optimizer. The first call also checks the model: it must take all shapes
+                (`check_patches`), and its BN must be converted by `convert_batchnorm`.
         """
         if not isinstance(batch, int) and not (isinstance(batch, Mapping) and "iteration" in batch):
             raise ValueError(
-                'the mini-batch has no "iteration": have the loader\'s collate_fn keep it, as '
-                "multigrid.collate does, or give begin its number"
+                'the mini-batch has no "iteration". Let the loader\'s collate_fn keep it, as '
+                "multigrid.collate does, or give begin the number of the iteration"
             )
         iteration = batch if isinstance(batch, int) else int(batch["iteration"])
         if iteration < 0:
             raise ValueError(
-                "the mini-batch is of clips for validation, not of the schedule: take those of "
-                "training.loader(dataset), not of a DataLoader of your own"
+                "the mini-batch has validation clips, not clips of the schedule. Iterate over "
+                "training.loader(dataset), not over another DataLoader"
             )
         if iteration != self.iteration:
             raise ValueError(
-                f"iteration {iteration} of the schedule came where {self.iteration} was next; do "
-                "not skip or repeat the loader's mini-batches: to go on where a training was, load "
-                "its state_dict before the loader is made"
+                f"the mini-batch is of iteration {iteration}, but {self.iteration} is next. Do not "
+                "skip or repeat mini-batches of the loader. To resume a training, load its "
+                "state_dict before you make the loader"
             )
         if self.model is None or self.optimizer is None:
-            raise ValueError("give the Training its model and optimizer, or set both before begin")
+            raise ValueError(
+                "Training has no model and optimizer: give it both, or set both before begin"
+            )
         if self._checked is not self.model:
             check_patches(self.model, self.schedule.shapes)
             if any(size for phase in self.schedule.phases for size in phase.bn_sizes):
@@ -175,7 +183,7 @@ class Training:
             self._checked = self.model
         step = self.schedule.at(iteration)
         prepare_step(step, self.model, self.optimizer)
-        # The baseline's clips cover 1, and None takes their table as it is.
+        # The baseline's clips have extents of 1. None then skips the interpolation.
         own = step.shape
         base = self.schedule.base
         coarse = (own.frames, own.crop) != (base.frames, base.crop)
@@ -185,8 +193,8 @@ class Training:
         self._begun = True
         return step
 
-    def _watch(self) -> None:
-        """Have the model and the optimizer tell of what they do, until the training ends."""
+    def _register_hooks(self) -> None:
+        """Register hooks that check for `begin`; `_end_step` removes them after the last step."""
         if self.model is None or self.optimizer is None or self._hooks:
             return
         self._hooks = [
@@ -196,18 +204,22 @@ class Training:
         ]
 
     def _check_forward(self, model: nn.Module, *_: Any) -> None:
-        """Raise ValueError for a forward of an iteration that was not begun: its BN groups would be
-        those of another shape. Several forwards may share an iteration."""
+        """Raise ValueError for a training forward without a begun iteration.
+
+        Its BN groups would be those of another shape. An iteration may have several forwards.
+        """
         if model.training and torch.is_grad_enabled() and not self._begun:
             raise ValueError(
                 "the model trains without a begun iteration: call training.begin(batch) for each "
-                "mini-batch, before its forward; for a forward that trains nothing, call "
+                "mini-batch, before its forward. For a forward that does not train, call "
                 "model.eval() or use torch.no_grad()"
             )
 
     def _check_step(self, *_: Any) -> None:
-        """Raise ValueError for a step of an iteration that was not begun: its rate would be that of
-        another shape."""
+        """Raise ValueError for an optimizer step without a begun iteration.
+
+        Its rate would be that of another shape.
+        """
         if not self._begun:
             raise ValueError(
                 "the optimizer steps without a begun iteration: call training.begin(batch) for "
@@ -221,19 +233,21 @@ class Training:
                 hook.remove()
 
     def state_dict(self) -> dict[str, int]:
-        """Where the training is after the iteration that was begun last, once that is trained."""
+        """Return the state after the iteration begun last. Call this once it is trained."""
         return {"iteration": self.iteration, **self._identity()}
 
     def load_state_dict(self, state: Mapping[str, int]) -> None:
-        """Go on where a state was taken; loaders made before are of no use.
+        """Resume from a state. Make the loader afterwards: an earlier one starts elsewhere.
 
         Raises:
-            ValueError: it is of a training with another schedule or seed, or of something else.
+            ValueError: the state is of a training with another schedule or seed, or is not a state
+                of `Training`.
         """
-        for name, own in self._identity().items():
-            if (its := state.get(name)) != own:
+        for name, local in self._identity().items():
+            if (other := state.get(name)) != local:
                 raise ValueError(
-                    f"the state is of a training with {name} {its}, and this one has {own}"
+                    f"the state is of a training with {name} {other}, and this one has {local}. "
+                    "Resume with the same schedule and seed"
                 )
         self.iteration = state["iteration"]
 
@@ -248,10 +262,11 @@ class Training:
 
 
 class MultigridLR(LRScheduler):
-    """The rates of a schedule as a PyTorch scheduler, for loops that step one each iteration.
+    """PyTorch scheduler with the rates of a schedule, to be stepped in every iteration.
 
-    `Training.begin` sets the same rates: use one of them. The rate of a parameter group is the
-    step's times the group's "lr_scale", 1 where it has none; after the last iteration it stays.
+    `Training.begin` sets the same rates, so use only one of the two. Each parameter group gets the
+    step's rate times the group's "lr_scale", which is 1 by default. After the last iteration the
+    rate stays constant.
     """
 
     def __init__(self, optimizer: Optimizer, schedule: Schedule, last_epoch: int = -1) -> None:
@@ -259,11 +274,11 @@ class MultigridLR(LRScheduler):
         super().__init__(optimizer, last_epoch)
 
     def get_lr(self) -> list[float | Tensor]:
-        """The rate of each parameter group in iteration `last_epoch`, PyTorch's name for it."""
+        """Return the rate of each parameter group in iteration `last_epoch` (PyTorch's name)."""
         lr = self.schedule.at(min(self.last_epoch, self.schedule.iterations - 1)).lr
         return [lr * group.get("lr_scale", 1.0) for group in self.optimizer.param_groups]
 
     def state_dict(self) -> dict[str, Any]:
-        """Its counts; the schedule, as the optimizer, is given anew."""
+        """Return the scheduler's counters, without the schedule and the optimizer."""
         given = ("schedule", "training")
         return {name: value for name, value in super().state_dict().items() if name not in given}

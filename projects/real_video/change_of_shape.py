@@ -1,17 +1,18 @@
-"""What a network that was trained on one crop knows at others, and why.
+r"""Score a network that was trained on one crop size at other crop sizes.
 
-    python projects/real_video/change_of_shape.py \\
-        --cfg projects/real_video/recipes/SLOWFAST_WORDS_MULTIGRID.yaml \\
-        --checkpoint checkpoints/checkpoint_iter_00000964.pyth \\
+    python projects/real_video/change_of_shape.py \
+        --cfg projects/real_video/recipes/SLOWFAST_WORDS_MULTIGRID.yaml \
+        --checkpoint checkpoints/checkpoint_iter_00000964.pyth \
         --crop 32 --at 36 40 48 64 --output change_of_shape.json DATA.PATH_TO_DATA_DIR words
 
-A checkpoint of the end of a coarse phase, trained on crops of --crop pixels, is scored on the
-validation videos at each of --at, every time after precise BN there, in three ways:
+The checkpoint is of the end of a coarse phase, trained on crops of --crop pixels. It is scored on
+the validation videos at each crop size of --at, after precise BN at that size, in three ways:
 
-    as it is    crops of that size of frames resized in proportion: the baseline's own, at its size
-    enlarged    the pixels of --crop, resized: nothing is new but their scale
-    framed      the pixels of --crop, in the middle, their edges repeated around them: nothing is
-                new but the size of the feature maps, and where on them things are
+    as it is    crops of that size, of frames resized in proportion. At the baseline's crop size,
+                this is the baseline's evaluation.
+    enlarged    crops of --crop pixels, resized. Only the scale changes.
+    framed      crops of --crop pixels, padded by repeated edges. Only the size of the feature maps
+                and the positions on them change.
 """
 
 from __future__ import annotations
@@ -48,19 +49,19 @@ Change = Callable[[Tensor, int], Tensor]
 
 
 def enlarged(clips: Tensor, crop: int) -> Tensor:
-    """(N, C, T, H, W), H and W resized to `crop`."""
+    """Resize H and W of clips (N, C, T, H, W) to `crop`."""
     return F.interpolate(clips, (clips.shape[2], crop, crop), mode="trilinear")
 
 
 def framed(clips: Tensor, crop: int) -> Tensor:
-    """(N, C, T, H, W) in the middle of `crop` × `crop` pixels, their edges repeated."""
+    """Pad clips (N, C, T, H, W) to `crop` × `crop` pixels on all sides, by repeating edges."""
     more = crop - clips.shape[-1]
     sides = (more // 2, more - more // 2)
     return F.pad(clips, (*sides, *sides, 0, 0), mode="replicate")
 
 
-def on_crop(recipe: Recipe, crop: int) -> Recipe:
-    """The baseline of a recipe on smaller or larger crops, with the same field of view."""
+def with_crop(recipe: Recipe, crop: int) -> Recipe:
+    """Return a recipe's baseline with another crop size and the same field of view."""
     data = recipe.data
     sides = [
         max(crop, round(side * crop / data.train_crop_size)) for side in data.train_jitter_scales
@@ -73,18 +74,26 @@ def on_crop(recipe: Recipe, crop: int) -> Recipe:
 def score(
     recipe: Recipe, checkpoint: str, crop: int, pixels: int, change: Change, world: World
 ) -> float:
-    """Per cent of the validation videos, read at crops of `pixels` that `change` brings to `crop`.
+    """Return the score in % on the validation videos.
+
+    Args:
+        recipe: the recipe of the training.
+        checkpoint: file of the trained weights.
+        crop: the crop size that the network is given.
+        pixels: the crop size at which videos are read.
+        change: converts clips to `crop`, if that differs from `pixels`.
+        world: this process and its device.
 
     Raises:
         ValueError: the checkpoint is not of this recipe's network.
     """
-    model = build_model(on_crop(recipe, crop), grouped_bn=True).to(world.device)
+    model = build_model(with_crop(recipe, crop), grouped_bn=True).to(world.device)
     load_weights(model, checkpoint, complete=True)
     if pixels != crop:
         model.register_forward_pre_hook(
             lambda _, inputs: ([change(clips, crop) for clips in inputs[0]], *inputs[1:])
         )
-    read = on_crop(recipe, pixels)
+    read = with_crop(recipe, pixels)
     data = build_dataset(read, "train")
     schedule = schedule_of(read, len(data.videos))
     validation = Validation(read, world, StopRequest(world), data, schedule)
@@ -94,7 +103,7 @@ def score(
 def measure(
     recipe: Recipe, checkpoint: str, crop: int, others: Sequence[int], world: World
 ) -> dict[str, Any]:
-    """The scores at `crop` and at all others."""
+    """Return the scores at `crop` and at each crop size of `others`."""
     rows = [{"crop": crop, "as it is": score(recipe, checkpoint, crop, crop, framed, world)}]
     for other in others:
         row = {"crop": other, "as it is": score(recipe, checkpoint, other, other, framed, world)}
@@ -106,15 +115,15 @@ def measure(
 
 @tool()
 def main(argv: Sequence[str] | None = None) -> int:
-    """Measure, print and write; return the exit status."""
+    """Score the checkpoint, print and write the results, and return the exit status."""
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
     parser.add_argument("--cfg", required=True, metavar="FILE", help="the recipe")
     parser.add_argument("--checkpoint", required=True, metavar="FILE")
-    text = "pixels that it was trained on (%(default)s)"
+    text = "crop size that the checkpoint was trained on (%(default)s)"
     parser.add_argument("--crop", type=int, default=32, metavar="N", help=text)
-    text = "larger crops (%(default)s)"
+    text = "larger crop sizes to score (%(default)s)"
     parser.add_argument(
         "--at", type=int, nargs="+", default=[36, 40, 48, 64], metavar="N", help=text
     )

@@ -1,10 +1,10 @@
-"""The GRID corpus as it is downloaded: sentences, each a video and its words' times.
+"""Reader of the GRID corpus as downloaded: sentences, each a video and the times of its words.
 
 Cooke, Barker, Cunningham, Shao: "An audio-visual corpus for speech perception and automatic speech
-recognition", JASA 2006. Before a fixed camera, each speaker says 1,000 sentences of six words:
+recognition", JASA 2006. Each speaker says 1,000 sentences of six words in front of a fixed camera:
 
-    bbaf2n.mpg      75 frames of 360×288 pixels, 25 a second: "bin blue at f two now"
-    bbaf2n.align    "start end word" a line, in 1/25,000 s; `sil` at the ends, `sp` between words
+    bbaf2n.mpg      75 frames of 360×288 pixels at 25 frames a second: "bin blue at f two now"
+    bbaf2n.align    lines of "start end word", in 1/25,000 s; `sil` at the ends, `sp` between words
 """
 
 from __future__ import annotations
@@ -40,18 +40,18 @@ VOCABULARY = {
     "digit": ("zero", "one", "two", "three", "four", "five", "six", "seven", "eight", "nine"),
     "adverb": ("again", "now", "please", "soon"),
 }
-"""The words that can be at each place of a sentence, in the order of the places."""
-_TICKS = 25_000 // FPS
-"""Of an alignment's clock in a frame."""
+"""Possible words at each place of a sentence, in the order of the places."""
+_TICKS_PER_FRAME = 25_000 // FPS
+"""Ticks of an alignment's clock per frame."""
 _PAUSES = ("sil", "sp")
 
 LeftOut = list[tuple[str, str]]
-"""(video, the reason why it is not used)."""
+"""List of (video, the reason why it is not used)."""
 
 
 @dataclass(frozen=True)
 class Word:
-    """A word of a sentence, and when it is said, in frames from the start of the video."""
+    """Word of a sentence, with its start and end in frames from the start of the video."""
 
     text: str
     start: float
@@ -60,29 +60,36 @@ class Word:
 
 @dataclass(frozen=True)
 class Sentence:
-    """A video, and its six words in the order of VOCABULARY's places."""
+    """Video of a sentence, with its six words in the order of VOCABULARY's places."""
 
     video: Path
     words: tuple[Word, ...]
     length: float
-    """In frames, by the alignment."""
+    """End of the alignment, in frames."""
 
     @property
     def name(self) -> str:
-        """As bbaf2n, which spells the words."""
+        """File name without extension, such as bbaf2n: the initials of the six words."""
         return self.video.stem
 
     def word(self, place: str) -> Word:
-        """The word at one of VOCABULARY's places."""
+        """Return the word at one of VOCABULARY's places."""
         return self.words[list(VOCABULARY).index(place)]
 
 
 def find_sentences(videos: Path, alignments: Path) -> tuple[list[Sentence], LeftOut]:
-    """The sentences of the .mpg files in a folder, in the order of their names, by the .align files
-    of these names in the other; and the videos that have none, or one that is not understood.
+    """Find the .mpg files of a folder and read the .align files of the same names.
+
+    Args:
+        videos: folder of the .mpg files.
+        alignments: folder of the .align files.
+
+    Returns:
+        The sentences, sorted by name, and the videos whose alignment is missing or invalid.
 
     Raises:
-        ValueError: no such folder, no videos, or more than half of them have no good alignment.
+        ValueError: a folder does not exist, it has no videos, or more than half of the videos have
+            no valid alignment.
     """
     for option, folder in (("--videos", videos), ("--alignments", alignments)):
         if not folder.is_dir():
@@ -91,7 +98,9 @@ def find_sentences(videos: Path, alignments: Path) -> tuple[list[Sentence], Left
     sentences = list[Sentence]()
     left_out = LeftOut()
     if not paths:
-        raise ValueError(f"--videos {videos}: no .mpg files in it; give a speaker's folder, as s1")
+        raise ValueError(
+            f"--videos {videos} has no .mpg files in it: give a speaker's folder, such as s1"
+        )
     for path in paths:
         alignment = alignments / f"{path.stem}.align"
         try:
@@ -102,18 +111,22 @@ def find_sentences(videos: Path, alignments: Path) -> tuple[list[Sentence], Left
             left_out.append((str(path), str(error)))
     if len(left_out) > len(sentences):
         raise ValueError(
-            f"{len(left_out)} of {len(paths)} videos in {videos} have no good alignment, the first "
-            f"{Path(left_out[0][0]).name}: {left_out[0][1]}; --alignments is the same speaker's"
+            f"{len(left_out)} of {len(paths)} videos in {videos} have no good alignment. The first "
+            f"is {Path(left_out[0][0]).name}: {left_out[0][1]}. Give the --alignments of the same "
+            "speaker"
         )
     return sentences, left_out
 
 
 def read_alignment(path: Path) -> tuple[tuple[Word, ...], float]:
-    """The six words of an alignment, and when it ends, in frames.
+    """Read an alignment.
+
+    Returns:
+        Its six words, and its end in frames.
 
     Raises:
-        ValueError: a line that is no "start end word", times that do not ascend, or other words
-            than a sentence has at its six places; with file and line.
+        ValueError: a line is not "start end word", times do not ascend, or a word is not one of
+            its place in the sentence. The message names the file and the line.
     """
     words = list[Word]()
     now = 0.0
@@ -131,7 +144,7 @@ def read_alignment(path: Path) -> tuple[tuple[Word, ...], float]:
         except ValueError as error:
             raise ValueError(f"{path}, line {number}: {error}") from None
     if len(words) < len(VOCABULARY):
-        raise ValueError(f"{path}: {len(words)} words, a sentence has {len(VOCABULARY)}")
+        raise ValueError(f"{path} has {len(words)} words, but a sentence has {len(VOCABULARY)}")
     return tuple(words), now
 
 
@@ -139,8 +152,8 @@ def _read_line(line: str) -> Word:
     parts = line.split()
     times = [int(part) for part in parts[:-1] if part.isdecimal()]
     if len(parts) != 3 or len(times) != 2 or times[1] < times[0]:
-        raise ValueError(f"{line.strip()!r:.100} is no 'start end word' with times in 1/25,000 s")
-    return Word(parts[2].lower(), *(time / _TICKS for time in times))
+        raise ValueError(f"{line.strip()!r:.100} is not 'start end word' with times in 1/25,000 s")
+    return Word(parts[2].lower(), *(time / _TICKS_PER_FRAME for time in times))
 
 
 def _check_place(word: Word, place: int) -> None:
@@ -148,15 +161,15 @@ def _check_place(word: Word, place: int) -> None:
         raise ValueError(f"{word.text!r} is one word more than a sentence has")
     name, words = list(VOCABULARY.items())[place]
     if word.text not in words:
-        raise ValueError(f"{word.text!r} is no {name} ({format_list(words, 'or')})")
+        raise ValueError(f"{word.text!r} is not a valid {name} ({format_list(words, 'or')})")
 
 
 def decode(sentence: Sentence) -> Iterator[VideoFrame]:
-    """The frames of a sentence's video, of one size.
+    """Yield the frames of a sentence's video.
 
     Raises:
-        UnreadableVideoError: it does not decode, has another frame rate, or another length than its
-            alignment.
+        UnreadableVideoError: the video cannot be decoded, has another frame rate than the corpus,
+            frames of several sizes, or a very different length than its alignment.
     """
     count = 0
     size = None
@@ -169,7 +182,8 @@ def decode(sentence: Sentence) -> Iterator[VideoFrame]:
                 raise UnreadableVideoError("has frames of several sizes")
             count += 1
             yield frame
-    # By far: the alignments end some frames before the videos do, and videos may lack some.
+    # Alignments end some frames before the videos, and videos may lack frames. Only a factor of two
+    # is wrong.
     if not count / 2 < sentence.length < count * 2:
-        said = f"has {count} frames, and its alignment ends at {sentence.length:g}"
-        raise UnreadableVideoError(f"{said}: times are in 1/25,000 s")
+        lengths = f"has {count} frames, and its alignment ends at {sentence.length:g}"
+        raise UnreadableVideoError(f"{lengths}: times must be in 1/25,000 s")

@@ -1,20 +1,25 @@
-"""Cut a set of short clips, one mouth that says one of 22 words, from a speaker of the GRID corpus.
+"""Make a data set of short clips of a mouth saying one of 22 words, from the GRID corpus.
 
     python projects/real_video/make_words.py --videos s1 --alignments alignments/s1 --output words
 
-takes the .mpg files of a speaker and the .align files of the same names, as they are downloaded
-(Cooke, Barker, Cunningham, Shao: "An audio-visual corpus for speech perception and automatic speech
-recognition", JASA 2006; CC BY 4.0, zenodo record 3625687), and writes four clips of each sentence,
-its command, color, digit and adverb, 20 frames of 80×80 pixels around the mouth, to DIR/clips,
-lists in the Kinetics format, split by sentence, to DIR, and the names of the classes to
-DIR/classes.txt. The whole face is cut with --side 224 --size 144 and a --mouth some 39 pixels above
-the mouth.
+Input: the .mpg files of a speaker and the .align files of the same names, as downloaded (Cooke,
+Barker, Cunningham, Shao: "An audio-visual corpus for speech perception and automatic speech
+recognition", JASA 2006; CC BY 4.0, zenodo record 3625687).
 
-Where the mouth is follows from what moves while words are spoken; it is printed, and DIR/mouth.png
-shows it. If it is wrong, remove DIR and give --mouth.
+Output:
 
-A video that has no alignment, one that is not understood, or that cannot be read, is left out and
-reported. Interrupted, the same command continues.
+    DIR/clips          four clips of each sentence: its command, color, digit and adverb, in 20
+                       frames of 80×80 pixels around the mouth
+    DIR/*.csv          lists in the Kinetics format, split by sentence
+    DIR/classes.txt    the names of the classes
+    DIR/mouth.png      where the mouth was found
+
+The mouth is found by what moves while words are spoken, and its position is printed. If it is
+wrong, remove DIR and give --mouth. To cut the whole face, give --side 224 --size 144 and a --mouth
+some 39 pixels above the mouth.
+
+Videos are left out and reported if they cannot be read, or if their alignment is missing or
+invalid. To continue an interrupted run, repeat the command.
 
 Exit status: 0 if all videos are used, 1 if some are left out, 2 for an error, 130 for Ctrl-C.
 """
@@ -32,33 +37,35 @@ from slowfast_patches.utils import command_line
 
 
 def parse_args(argv: list[str] | None = None) -> argparse.Namespace:
-    """The command line."""
+    """Parse the command line."""
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
     add = parser.add_argument
-    add("--videos", type=Path, required=True, metavar="DIR", help="a speaker's .mpg files")
-    text = "the same speaker's .align files"
+    add(
+        "--videos", type=Path, required=True, metavar="DIR", help="folder of a speaker's .mpg files"
+    )
+    text = "folder of the same speaker's .align files"
     add("--alignments", type=Path, required=True, metavar="DIR", help=text)
     add("--output", type=Path, required=True, metavar="DIR", help="folder to fill")
-    text = "middle of the mouth in pixels of the frame, from its upper left corner (found)"
+    text = "centre of the mouth, in pixels from the frame's upper left corner (found by motion)"
     add("--mouth", type=float, nargs=2, metavar=("X", "Y"), help=text)
-    text = "of the square around the mouth (112, for frames of 360×288)"
+    text = "side of the square around the mouth (112, for frames of 360×288)"
     add("--side", type=int, metavar="PIXELS", help=text)
-    text = "of a clip's side (%(default)s)"
+    text = "side of the clips (%(default)s)"
     add("--size", type=int, default=Square.size, metavar="PIXELS", help=text)
-    text = "of the sentences, for validation (%(default)s)"
+    text = "share of the sentences for validation (%(default)s)"
     add("--val-fraction", type=float, default=Split.val, metavar="F", help=text)
-    text = "of the sentences, for testing (%(default)s)"
+    text = "share of the sentences for testing (%(default)s)"
     add("--test-fraction", type=float, default=Split.test, metavar="F", help=text)
-    add("--seed", type=int, default=Split.seed, metavar="N", help="of the split (%(default)s)")
-    add("--workers", type=int, metavar="N", help="processes (one per core)")
+    add("--seed", type=int, default=Split.seed, metavar="N", help="seed of the split (%(default)s)")
+    add("--workers", type=int, metavar="N", help="number of processes (one per core)")
     return parser.parse_args(argv)
 
 
 @command_line.tool(interrupted="interrupted; the same command continues")
 def main(argv: list[str] | None = None) -> int:
-    """Make the set; return the exit status."""
+    """Make the data set and return the exit status."""
     args = parse_args(argv)
     report = make_words(
         args.videos,

@@ -1,4 +1,4 @@
-"""Where a speaker's mouth is, by what moves while words are spoken, and what is cut around it."""
+"""Find a speaker's mouth by what moves while words are spoken, and cut a square around it."""
 
 from __future__ import annotations
 
@@ -18,27 +18,33 @@ from slowfast_patches.utils.files import written_whole
 __all__ = ["Look", "Square", "find_square", "look_at", "write_picture"]
 
 _SIDE = 112 / 288
-"""Of the square's side to the frame's height: a mouth takes about half of the square."""
-_LEAST_MOTION = 0.5
-"""Levels of grey by which a mouth's surroundings change from frame to frame, at least."""
+"""Ratio of the square's side to the frame's height; the mouth fills about half of the square."""
+_MIN_MOTION = 0.5
+"""Least change of the mouth's surroundings from frame to frame, in levels of grey."""
 
 
 @dataclass(frozen=True)
 class Look:
-    """What a video shows on average, in levels of grey from 0 to 255."""
+    """Mean picture and motion of a video, in levels of grey from 0 to 255."""
 
     picture: NDArray[np.float32]
-    """(H, W): the mean of its frames."""
+    """Mean of the frames, (H, W)."""
     motion: NDArray[np.float32]
-    """(H, W): how much neighbouring frames differ while words are spoken, beyond what they do in
-    the silence before and after."""
+    """Mean difference of neighbouring frames, (H, W).
+
+    It is the difference while words are spoken, minus that in the silence before and after.
+    """
 
 
 def look_at(sentence: Sentence) -> Look:
-    """What a sentence's video shows. Raises as `decode`."""
+    """Compute the mean picture and motion of a sentence's video.
+
+    Raises:
+        UnreadableVideoError: as in `decode`.
+    """
     frames = np.stack([frame.to_ndarray(format="gray") for frame in decode(sentence)])
     changes = np.abs(np.diff(frames.astype(np.int16), axis=0))
-    between = np.arange(1, len(frames))  # change k is at the border of frames k and k + 1
+    between = np.arange(1, len(frames))  # times of the changes, in frames from the video's start
     spoken = (sentence.words[0].start <= between) & (between <= sentence.words[-1].end)
     motion, still = (
         changes[part].mean(0, dtype=np.float32) if part.any() else np.float32(0)
@@ -49,8 +55,11 @@ def look_at(sentence: Sentence) -> Look:
 
 @dataclass(frozen=True)
 class Square:
-    """What is cut from frames of `width` × `height` pixels: `side` pixels around the mouth's middle
-    (x, y), or around the nearest place where the square lies in the frame, resized to `size`."""
+    """Square that is cut from frames of `width` × `height` pixels and resized to `size`.
+
+    Its side is `side` and its centre is that of the mouth, (x, y). Near an edge of the frame it is
+    shifted to lie inside.
+    """
 
     x: float
     y: float
@@ -64,30 +73,36 @@ class Square:
         if not (0 <= self.x < self.width and 0 <= self.y < self.height):
             raise ValueError(f"--mouth {self.x:g} {self.y:g} lies outside {size}")
         if not 16 <= self.side <= min(self.width, self.height):
-            raise ValueError(f"--side is {self.side}: give 16 or more that fit into {size}")
+            raise ValueError(f"--side is {self.side}: give at least 16 that fit into {size}")
         if self.size < 16 or self.size % 2:
             raise ValueError(f"--size is {self.size}: give an even number of 16 or more")
 
     @property
     def box(self) -> Box:
-        """The part of the frame."""
+        """The square in the frame, in pixels."""
         left = min(max(0.0, self.x - self.side / 2), self.width - self.side)
         top = min(max(0.0, self.y - self.side / 2), self.height - self.side)
         return Box(left, top, self.side, self.side)
 
     def cut(self, sentence: Sentence) -> NDArray[np.uint8]:
-        """The square of each frame of a sentence's video, (T, size, size, 3) RGB.
+        """Cut the square from each frame of a sentence's video.
+
+        Returns:
+            The pictures, (T, size, size, 3) RGB.
 
         Raises:
-            UnreadableVideoError: as `decode`, and where frames are of another size.
+            UnreadableVideoError: as in `decode`, or the frames have another size than `width` ×
+                `height`.
         """
         size = (self.width, self.height)
         pictures = list[NDArray[np.uint8]]()
         cropper = Cropper(self.box, size, self.size)
         for frame in decode(sentence):
             if (frame.width, frame.height) != size:
-                found = f"{frame.width}×{frame.height} pixels, others {self.width}×{self.height}"
-                raise UnreadableVideoError(f"has frames of {found}")
+                raise UnreadableVideoError(
+                    f"has frames of {frame.width}×{frame.height} pixels, but other videos have "
+                    f"{self.width}×{self.height}"
+                )
             cropper(frame, picture := np.empty((self.size, self.size, 3), np.uint8))
             pictures.append(picture)
         return np.stack(pictures)
@@ -96,8 +111,17 @@ class Square:
 def find_square(
     look: Look, mouth: tuple[float, float] | None, side: int | None, size: int
 ) -> Square:
-    """The square around the mouth, which is found, and of the side that fits the frame, where they
-    are None; ValueError if nothing moves, or the square lies outside."""
+    """Return the square around the mouth.
+
+    Args:
+        look: mean picture and motion of the speaker's videos.
+        mouth: (x, y) of the mouth's centre. If None, it is found by its motion.
+        side: side of the square in the frame. If None, it is a fixed share of the frame's height.
+        size: side of the clips.
+
+    Raises:
+        ValueError: nothing moves, or the square does not lie inside the frame.
+    """
     height, width = look.motion.shape
     side = round(_SIDE * height / 2) * 2 if side is None else side
     x, y = _find_mouth(look.motion, side) if mouth is None else mouth
@@ -105,23 +129,23 @@ def find_square(
 
 
 def _find_mouth(motion: NDArray[np.float32], side: int) -> tuple[float, float]:
-    """Where, in the lower half of the frame and not at its sides, most moves within a mouth's size.
+    """Return the point with the most motion around it, in the lower middle of the frame.
 
     Raises:
-        ValueError: nothing does.
+        ValueError: nothing moves there.
     """
     height, width = motion.shape
     top = height // 2
     left = width // 4
     smooth = cv2.GaussianBlur(motion, (0, 0), side / 8)[top:, left : width - left]
     _, most, _, (x, y) = cv2.minMaxLoc(smooth)
-    if most < _LEAST_MOTION:
+    if most < _MIN_MOTION:
         raise ValueError("nothing moves in the lower middle of the frames: give --mouth X Y")
     return float(left + x), float(top + y)
 
 
 def write_picture(path: Path, look: Look, square: Square) -> None:
-    """The mean frame, what moves in red, the mouth and the square that is cut."""
+    """Write a picture of the mean frame, the motion (in red), the mouth and the square."""
     motion = 255 * np.clip(look.motion / max(look.motion.max(), 1e-6), 0, 1)
     red = np.maximum(look.picture, motion)
     image = np.stack([look.picture, look.picture, red], 2).astype(np.uint8)

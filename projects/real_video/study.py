@@ -1,11 +1,11 @@
-"""Train the curves and tables of README.md with multigrid-compare.
+r"""Train the curves and tables of README.md with multigrid-compare.
 
     python projects/real_video/study.py words digits --words data/words --seeds 0 1 2
-    python projects/real_video/study.py all --words data/words --digits data/digits \\
+    python projects/real_video/study.py all --words data/words --digits data/digits \
         --faces data/faces --demo data/demo
 
-Reports and runs go to runs/real_video/NAME. Finished runs are not repeated: interrupted, the same
-command continues.
+Reports and runs go to runs/real_video/NAME. To continue an interrupted study, repeat the command.
+Finished runs are kept.
 """
 
 from __future__ import annotations
@@ -25,10 +25,14 @@ CURVE = (0.0625, 0.125, 0.25, 0.5, 1.0)
 
 @dataclass(frozen=True)
 class Study:
-    """Recipes that are compared, the baseline first, on one data set and at some lengths.
+    """Recipes to compare on one data set.
 
-    `most_seeds` is how many of the seeds that are asked for are trained. `start` is a recipe on the
-    words whose weights all runs start from.
+    Args:
+        data: name of the data set.
+        recipes: the recipes, the baseline first.
+        lengths: multiples of each recipe's length to train.
+        most_seeds: train at most this many of the seeds given on the command line.
+        start: recipe, trained on the words, whose weights all runs start from.
     """
 
     data: str
@@ -69,7 +73,7 @@ STUDIES = {
 
 
 def command(name: str, args: argparse.Namespace, *more: object) -> list[str]:
-    """The multigrid-compare command of a study, with `more` pairs of KEY and VALUE."""
+    """Return the multigrid-compare command of a study, with `more` pairs of KEY and VALUE."""
     study = STUDIES[name]
     options: list[object] = [word for recipe in study.recipes for word in ("--cfg", recipe)]
     options += ["--lengths", *study.lengths, "--seeds", *args.seeds[: study.most_seeds]]
@@ -82,17 +86,20 @@ def command(name: str, args: argparse.Namespace, *more: object) -> list[str]:
 
 
 def start_command(recipe: Path, args: argparse.Namespace) -> list[str]:
-    """The multigrid-train command of start weights; where they are trained it only tests them."""
+    """Return the multigrid-train command of start weights.
+
+    If they are trained already, the command only tests them.
+    """
     pairs = ["DATA.PATH_TO_DATA_DIR", args.words.resolve()]
     pairs += ["OUTPUT_DIR", args.output / recipe.stem, *args.overrides]
     return ["multigrid-train", *map(str, ["--cfg", recipe, *pairs])]
 
 
 def run(name: str, args: argparse.Namespace) -> None:
-    """Train a study, after its start weights.
+    """Train the start weights of a study, if any, and then the study.
 
     Raises:
-        CalledProcessError: a command ended with another status than 0.
+        CalledProcessError: a command failed.
     """
     more = list[object]()
     if recipe := STUDIES[name].start:
@@ -107,10 +114,12 @@ def main() -> int:
     )
     parser.add_argument("names", nargs="+", choices=[*STUDIES, "all"], metavar="NAME")
     for data in ("words", "digits", "faces", "demo"):
-        parser.add_argument(f"--{data}", type=Path, metavar="DIR", help=f"lists of the {data}")
+        parser.add_argument(
+            f"--{data}", type=Path, metavar="DIR", help=f"folder of the {data} lists"
+        )
     parser.add_argument("--seeds", nargs="+", type=int, default=[0], metavar="SEED")
     parser.add_argument("--output", type=Path, default=Path("runs/real_video"), metavar="DIR")
-    text = "of benchmarks/step_time.py, for the curves' times"
+    text = "output of benchmarks/step_time.py, for the times in the curves"
     parser.add_argument("--step-times", type=Path, metavar="FILE", help=text)
     parser.add_argument("--set", dest="overrides", nargs="+", default=[], metavar="KEY VALUE")
     args = parser.parse_args()

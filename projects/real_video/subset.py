@@ -1,4 +1,4 @@
-"""Lists of some of the words: the ten digits, a small set, or those that are named.
+"""Write lists of a subset of the words: by default the ten digits.
 
 python projects/real_video/subset.py --words data/words --output data/digits
 """
@@ -20,29 +20,29 @@ from slowfast_patches.utils.tables import first_few
 __all__ = ["DIGITS", "make_subset"]
 
 DIGITS = ("zero", "one", "two", "three", "four", "five", "six", "seven", "eight", "nine")
-"""Each at the place of its label."""
+"""The ten digits, each at the index of its label."""
 
 
 def make_subset(
     words: Path, folder: Path, classes: Sequence[str] = DIGITS, most: int | None = None
 ) -> None:
-    """Write lists of the clips in `words` that show some classes, and their names, to `folder`.
+    """Write lists of the clips of some classes, and the classes' names, to a folder.
 
     Args:
-        words: what make_words.py has filled.
-        folder: made if it is not there.
-        classes: the names, each at the place of its new label.
-        most: training clips of each to take, the first of the list; by default all.
+        words: output folder of make_words.py.
+        folder: folder to write to. It is created if it does not exist.
+        classes: names of the classes, each at the index of its new label.
+        most: number of training clips per class, from the start of the list. None means all.
 
     Raises:
-        ValueError: `words` is no folder of lists with names of classes, there is a class that it
-            has no clip of to train on, or `folder` has other lists.
+        ValueError: `words` has no lists or no class names, a class has no training clip, or
+            `folder` contains other lists.
     """
     names = named_classes(words)
     if names is None:
         raise ValueError(
-            f"{words} has no classes.txt, which says what the words are; give --words the folder "
-            "that make_words.py has filled"
+            f"{words} has no classes.txt, which lists the words. Give --words the output folder of "
+            "make_words.py"
         )
     files = {"classes.txt": "".join(f"{name}\n" for name in classes)}
     for split in ("train", "val", "test"):
@@ -50,7 +50,7 @@ def make_subset(
         clips = [(v.path, names[v.label]) for v in read_csv(path, num_classes=len(names))]
         missing = [word for word in classes if word not in {word for _, word in clips}]
         if missing and split == "train":
-            raise ValueError(f"{path} has no clip of {first_few(missing)}; name other --classes")
+            raise ValueError(f"{path} has no clip of {first_few(missing)}: give other --classes")
         kept = [pair for word in classes for pair in _first(clips, word, most, split)]
         lines = (f"{os.path.abspath(p)} {classes.index(w)}\n" for p, w in sorted(kept))
         files[path.name] = "".join(lines)
@@ -60,7 +60,7 @@ def make_subset(
         if not path.exists():
             write_text(path, text)
         elif path.read_text(encoding="utf-8") != text:
-            raise ValueError(f"{path} is not what these words give; choose another --output")
+            raise ValueError(f"{path} exists with other content: choose another --output")
 
 
 def _first(
@@ -71,14 +71,18 @@ def _first(
 
 @tool()
 def main(argv: list[str] | None = None) -> int:
-    """Write the lists; return the exit status."""
+    """Write the lists and return the exit status."""
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
-    parser.add_argument("--words", type=Path, required=True, metavar="DIR")
-    parser.add_argument("--output", type=Path, required=True, metavar="DIR")
-    parser.add_argument("--classes", nargs="+", default=DIGITS, metavar="WORD", help="(the digits)")
-    parser.add_argument("--most", type=int, metavar="N", help="training clips of each class (all)")
+    text = "output folder of make_words.py"
+    parser.add_argument("--words", type=Path, required=True, metavar="DIR", help=text)
+    text = "folder to write to"
+    parser.add_argument("--output", type=Path, required=True, metavar="DIR", help=text)
+    text = "words to keep (the digits)"
+    parser.add_argument("--classes", nargs="+", default=DIGITS, metavar="WORD", help=text)
+    text = "training clips per class (all)"
+    parser.add_argument("--most", type=int, metavar="N", help=text)
     args = parser.parse_args(argv)
     make_subset(args.words, args.output, args.classes, args.most)
     return 0

@@ -1,11 +1,11 @@
-"""A set of clips of one mouth that says one of 22 words, cut from a speaker of the GRID corpus.
+"""Make a data set of clips of a mouth saying one of 22 words, from a speaker of the GRID corpus.
 
-look       some videos: what moves while words are spoken, and so where the mouth is
-cut        four words of each sentence: 20 frames around a word's middle, a square around the mouth
-lists      split by sentence
+1. Find the mouth: in some of the videos, locate what moves while words are spoken.
+2. Cut four words of each sentence: 20 frames around a word's middle, a square around the mouth.
+3. Write the lists, split by sentence.
 
-A clip depends on its video, its alignment and where the mouth is, but neither on interruptions nor
-on the number of processes.
+A clip depends only on its video, its alignment and the position of the mouth. It depends neither on
+interruptions nor on the number of processes.
 """
 
 from __future__ import annotations
@@ -44,19 +44,19 @@ __all__ = ["CLASSES", "FRAMES", "SpeakerReport", "Split", "format_report", "make
 PLACES = ("adverb", "color", "command", "digit")
 CLASSES = tuple(sorted(word for place in PLACES for word in VOCABULARY[place]))
 FRAMES = 20
-"""Of a clip; 0.8 s."""
+"""Frames of a clip, 0.8 s."""
 MANIFEST = "words.json"
 PICTURE = "mouth.png"
 ENCODER = {"preset": "fast", "crf": "18", "x264-params": "threads=1"}
 
-_LOOKS = 50
-"""Videos from which the mouth is found."""
-_MOST_REASONS = 10
+_NUM_LOOKS = 50
+"""Number of videos used to find the mouth."""
+_MAX_REASONS = 10
 
 
 @dataclass(frozen=True)
 class Split:
-    """The parts of the sentences for validation and testing; the others are for training."""
+    """Shares of the sentences for validation and testing; the others are for training."""
 
     val: float = 0.05
     test: float = 0.2
@@ -70,28 +70,35 @@ class Split:
             raise ValueError("--val-fraction and --test-fraction leave nothing to train on")
 
     def of(self, sentences: Sequence[Sentence]) -> dict[str, list[Sentence]]:
-        """The sentences of each split, at least one; ValueError if there are too few."""
-        drawn = sorted(sentences, key=self._lot)
+        """Divide sentences into train, val and test, with at least one in each.
+
+        Raises:
+            ValueError: there are too few sentences.
+        """
+        drawn = sorted(sentences, key=self._sort_key)
         val, test = (max(1, round(part * len(drawn))) for part in (self.val, self.test))
         if val + test >= len(drawn):
-            raise ValueError(f"{len(drawn)} sentences can be used, too few to be split in three")
+            raise ValueError(
+                f"only {len(drawn)} sentences can be used, too few to split in three. Give more "
+                "videos"
+            )
         parts = {"train": drawn[val + test :], "val": drawn[:val], "test": drawn[val : val + test]}
         return {name: sorted(part, key=lambda s: s.name) for name, part in parts.items()}
 
-    def _lot(self, sentence: Sentence) -> bytes:
+    def _sort_key(self, sentence: Sentence) -> bytes:
         return hashlib.sha256(f"{self.seed} {sentence.name}".encode()).digest()
 
 
 @dataclass(frozen=True)
 class SpeakerReport:
-    """What was made."""
+    """Result of `make_words`."""
 
     folder: Path
     square: Square
     counts: dict[str, dict[str, int]]
-    """Clips of each class, by split."""
+    """Number of clips of each class, by split."""
     new: int
-    """Sentences that this run cut."""
+    """Number of sentences cut by this run."""
     left_out: LeftOut
 
 
@@ -106,15 +113,24 @@ def make_words(
     split: Split | None = None,
     workers: int | None = None,
 ) -> SpeakerReport:
-    """Bring the set in `output` up to what a speaker's videos and alignments give.
+    """Make or complete the data set of a speaker.
 
-    Clips that are there already stay, so that an interrupted run continues; the csv files come
-    last. `mouth` (x, y) and `side`, in pixels of the frame, are found or fitted to it where they
-    are None; clips have `size` × `size` pixels. `workers` processes work, by default one per core.
+    Existing clips are kept, so that an interrupted run continues. The lists are written last.
+
+    Args:
+        videos: folder of the speaker's .mpg files.
+        alignments: folder of the speaker's .align files.
+        output: folder to write to.
+        mouth: centre (x, y) of the mouth, in pixels of the frame. If None, it is found by motion.
+        side: side of the square around the mouth, in pixels of the frame. If None, it is a fixed
+            share of the frame's height.
+        size: side of the clips, in pixels.
+        split: shares of the sentences for validation and testing.
+        workers: number of processes. None means one per core.
 
     Raises:
-        ValueError: no videos, none of use, no mouth, a square that does not fit, or a folder that
-            holds another set.
+        ValueError: there are no usable videos, the mouth is not found, the square does not fit, or
+            `output` contains another data set.
         OSError: `output` cannot be written.
     """
     workers = available_cores() if workers is None else workers
@@ -140,7 +156,7 @@ def make_words(
 
 
 def format_report(report: SpeakerReport) -> str:
-    """A table of the clips, the mouth, what was left out, and how to train on it."""
+    """Format a report: numbers of clips, the mouth, videos left out, and keys for training."""
     rows = [[name, *(str(part[name]) for part in report.counts.values())] for name in CLASSES]
     rows.append(["all", *(f"{sum(part.values()):,}" for part in report.counts.values())])
     square = report.square
@@ -154,8 +170,8 @@ def format_report(report: SpeakerReport) -> str:
     ]
     if bad := report.left_out:
         lines = [f"{len(bad)} videos are left out:"]
-        lines += [f"  {path}: {reason}" for path, reason in bad[:_MOST_REASONS]]
-        if more := bad[_MOST_REASONS:]:
+        lines += [f"  {path}: {reason}" for path, reason in bad[:_MAX_REASONS]]
+        if more := bad[_MAX_REASONS:]:
             lines.append(f"  and {first_few([Path(path).name for path, _ in more])}")
         parts.append("\n".join(lines))
     keys = f"DATA.PATH_TO_DATA_DIR {report.folder} MODEL.NUM_CLASSES {len(CLASSES)}"
@@ -169,12 +185,19 @@ def _earlier_square(
     side: int | None,
     size: int,
 ) -> Square | None:
-    """What the set in `output` was cut with; None if there is none; ValueError if it is another."""
+    """Return the square of the data set in `output`, or None if there is no data set.
+
+    Raises:
+        ValueError: `output` was made with other arguments, or by something else.
+    """
     manifest = output / MANIFEST
     if not manifest.exists():
         for name in ("clips", "train.csv", "val.csv", "test.csv"):
             if (output / name).exists():
-                raise ValueError(f"{output} holds {name}, not made here: give another folder")
+                raise ValueError(
+                    f"{output} contains {name}, which this program has not made: give another "
+                    "--output"
+                )
         return None
     found: dict[str, Any] = json.loads(manifest.read_text(encoding="utf-8"))
     x, y = mouth or (None, None)
@@ -182,13 +205,17 @@ def _earlier_square(
     other = [key for key, value in now.items() if value not in (None, found.get(key))]
     if other:
         what = ", ".join(f"{key} {found.get(key)} (now {now[key]})" for key in other)
-        raise ValueError(f"{output} was made with {what}: give that, or another folder")
+        raise ValueError(f"{output} was made with {what}: give that, or another --output")
     return Square(**{key: value for key, value in found.items() if key not in sources})
 
 
 def _look(sentences: Sequence[Sentence], workers: int) -> Look:
-    """The mean of what some of the videos show, those that have frames of the first one's size."""
-    chosen = sentences[:: -(-len(sentences) // _LOOKS)]
+    """Average picture and motion over some videos, those with frames of the first one's size.
+
+    Raises:
+        ValueError: none of the videos can be read.
+    """
+    chosen = sentences[:: -(-len(sentences) // _NUM_LOOKS)]
     looks = dict[str, Look]()
     reasons = list[str]()
     with (
@@ -203,7 +230,9 @@ def _look(sentences: Sequence[Sentence], workers: int) -> Look:
                 reasons.append(f"{sentence.video}: {why}")
             bar.update()
     if not looks:
-        raise ValueError(f"none of {len(chosen)} videos tried can be used, the first {reasons[0]}")
+        raise ValueError(
+            f"none of {len(chosen)} videos tried can be used. The first is {reasons[0]}"
+        )
     first, *more = (looks[name] for name in sorted(looks))
     alike = [first, *(look for look in more if look.motion.shape == first.motion.shape)]
     pictures, motions = ([getattr(k, name) for k in alike] for name in ("picture", "motion"))
@@ -220,7 +249,11 @@ def _try_look(sentence: Sentence) -> Look | str:
 def _cut_all(
     sentences: Sequence[Sentence], output: Path, square: Square, workers: int
 ) -> tuple[int, LeftOut]:
-    """Cut the sentences that are not cut yet; how many were, and which could not be."""
+    """Cut the sentences that are not cut yet.
+
+    Returns:
+        The number of sentences cut, and the videos that could not be read.
+    """
     (output / "clips").mkdir(exist_ok=True)
     wanted = [s for s in sentences if not all((output / _clip(s, p)).exists() for p in PLACES)]
     cut = partial(_cut_words, output, square)
@@ -238,7 +271,10 @@ def _cut_all(
 
 
 def _cut_words(output: Path, square: Square, sentence: Sentence) -> str | None:
-    """Runs in a worker: write the clips of a sentence; the reason if it cannot be read.
+    """Write the clips of a sentence; runs in a worker process.
+
+    Returns:
+        The reason if the video cannot be read, else None.
 
     Raises:
         OSError: a clip cannot be written.
@@ -254,7 +290,7 @@ def _cut_words(output: Path, square: Square, sentence: Sentence) -> str | None:
         shown = np.clip(np.arange(first, first + FRAMES), 0, len(pictures) - 1)
         try:
             write_clip(path, pictures[shown], FPS, ENCODER)
-        except OSError as error:  # PyAV's own errors do not come through a pipe
+        except OSError as error:  # PyAV's exceptions cannot be pickled
             raise OSError(error.errno, error.strerror, str(path)) from None
     return None
 
@@ -264,7 +300,7 @@ def _clip(sentence: Sentence, place: str) -> str:
 
 
 def _write_list(output: Path, name: str, sentences: Sequence[Sentence]) -> dict[str, int]:
-    """Write a split's list; the clips of each class in it."""
+    """Write the list of a split and return the number of its clips of each class."""
     counts = dict.fromkeys(CLASSES, 0)
     lines = list[str]()
     for sentence in sentences:

@@ -1,4 +1,4 @@
-"""Programs of benchmarks/, and a clock that says what a test wants."""
+"""Fixtures: programs of benchmarks/, and a fake clock."""
 
 from collections.abc import Callable
 from types import ModuleType
@@ -19,8 +19,12 @@ def step_time(load_program: Callable[[str], ModuleType]) -> ModuleType:
 
 @pytest.fixture
 def clock_says(monkeypatch: pytest.MonkeyPatch) -> Callable[[SECONDS], None]:
-    """`clock_says(seconds)`: steps of a bench take `seconds(bench)`, three quarters of it backward;
-    where it is infinite, there is no memory. A product of 512² matrices takes 0.25 s."""
+    """Return a function that fakes the times of steps.
+
+    After `clock_says(seconds)`, a step of a bench takes `seconds(bench)`, three quarters of it in
+    backward. If that is infinite, the step runs out of memory. A product of 512² matrices takes
+    0.25 s.
+    """
 
     def install(seconds: SECONDS) -> None:
         def time(self: Steps, step: object, batch: object, iterations: int) -> Timed:

@@ -1,4 +1,4 @@
-"""What benchmarks share: the clock, turns, spreads; and three that use it."""
+"""Tests of the benchmarks' shared parts, and of three benchmarks that use them."""
 
 import json
 
@@ -7,7 +7,7 @@ import pytest
 
 
 def test_the_parts_of_steps_by_hand():
-    """Two steps with 1 s between them: forwards of 2 and 4 s, backwards of 3 and 5: 15 s in all."""
+    """Forwards of 2 and 4 s, backwards of 3 and 5 s and 1 s between the steps are 15 s in all."""
     times = iter([0, 2, 5, 6, 10, 15])
     clock = common.StepClock(common.CPU, lambda: float(next(times)))
     for _ in range(2):

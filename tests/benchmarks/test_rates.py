@@ -1,4 +1,4 @@
-"""What follows from step times, by hand: rates, shares, ratios, hours, switches that pay."""
+"""Tests of what is derived from step times: rates, ratios, hours, recommended switches."""
 
 import statistics
 from typing import Any
@@ -21,7 +21,7 @@ def row(shape: list[int], *rounds: float, clips: int | None = None) -> dict[str,
 
 
 def short_cycle(*times: tuple[float, ...]) -> list[dict[str, Any]]:
-    """Of the short-cycle recipe: its baseline, then crops 32, 45 and 64."""
+    """Return results of the short-cycle recipe: its baseline, then crops 32, 45 and 64."""
     shapes = ([8, 16, 64], [32, 16, 32], [16, 16, 45], [8, 16, 64])
     return [row(shape, *rounds) for shape, rounds in zip(shapes, times, strict=True)]
 
@@ -31,8 +31,10 @@ def variant(name: str, rows: list[dict[str, Any]], total: tuple[float, ...]) -> 
 
 
 def test_rates_by_hand():
-    """2 of 16 clips are here; a frame of 10² costs 100 GFLOP; 2 clips of 4 frames in 0.5 s are 4
-    clips, 1600 pixels, 1.6 TFLOP a second, a fifth of 8."""
+    """Two clips of four frames of 10² in 0.5 s are 4 clips and 1600 pixels a second.
+
+    A frame costs 100 GFLOP, so they are 1.6 TFLOP a second, a fifth of a matrix rate of 8.
+    """
     found, none = row([16, 4, 10], 0.5, 1.0, 0.25, clips=2), row([16, 4, 10])
     for each in (found, none):
         rates.add_rates(each, lambda frames, crop: 1e9 * frames * crop**2, 8e12)
@@ -42,8 +44,11 @@ def test_rates_by_hand():
 
 
 def test_the_whole_schedule_by_hand(short_cycle_recipe):
-    """8 × (120 + 135 + 105) s are 2880; the baseline's 56 iterations of 90 s are 5040: 1.75 × as
-    long. In a second round all but the baseline is twice as slow."""
+    """The schedule takes 8 × (120 + 135 + 105) = 2880 s.
+
+    The baseline's 56 iterations of 90 s take 5040 s, which is 1.75 × as long. In a second round all
+    but the baseline is twice as slow.
+    """
     cfg = load_recipe(short_cycle_recipe)
     rows = short_cycle((90, 90), (120, 240), (135, 270), (105, 210))
     found = rates.totals(cfg, rows, 64)
@@ -56,8 +61,10 @@ def test_the_whole_schedule_by_hand(short_cycle_recipe):
 
 
 def test_ratios_are_of_one_round_and_of_clips():
-    """Ever slower, but always twice as fast as plain; of 32 clips against 16 in the same time,
-    twice as many. Crop 48 stands where 45 does."""
+    """All get slower from round to round, but the variant is always twice as fast as plain.
+
+    It also trains 32 clips in the time of 16. A crop of 48 is compared with 45.
+    """
     slow = short_cycle((2, 4), (2, 4), (2, 4), ())
     fast = short_cycle((1, 2), (1, 2), (2, 4), (1, 2))
     fast[2] |= {"local_clips": 32, "shape": [32, 16, 48]}

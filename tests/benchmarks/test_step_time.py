@@ -1,5 +1,4 @@
-"""benchmarks/step_time.py on one recipe: its variants, the fast pathway alone, profiles, what it
-refuses, and runs with a made-up clock."""
+"""Tests of benchmarks/step_time.py on one recipe: its variants, errors, and a fake clock."""
 
 import json
 from collections import Counter
@@ -22,7 +21,7 @@ OFF = ("MULTIGRID.LONG_CYCLE", "False", "MULTIGRID.SHORT_CYCLE", "False")
 
 @pytest.fixture
 def cfg(tiny_recipe) -> Recipe:
-    """Crops 22 and 32, of 8 and 4 clips."""
+    """Return a recipe with crops of 22 and 32 pixels, in batches of 8 and 4 clips."""
     return load_recipe(tiny_recipe, SHORT)
 
 
@@ -32,7 +31,7 @@ def no_compiler(monkeypatch):
 
 
 def test_a_switch_alone_leaves_the_others_off_and_all_is_what_the_device_can(tiny_recipe):
-    """The CPU has no TF32 and no cuDNN; here it has no compiler either."""
+    """A CPU has no TF32 and no cuDNN, and the fixture takes away its compiler."""
     on = ["TRAIN.MIXED_PRECISION", True, "SOLVER.FUSED", True, "MULTIGRID.SIZE_DIVISOR", 16]
     cfg = load_recipe(tiny_recipe, on)
     assert variants.with_switches(cfg, "recipe", CPU) == (cfg, {})
@@ -47,8 +46,8 @@ def test_a_switch_alone_leaves_the_others_off_and_all_is_what_the_device_can(tin
     ("name", "pairs", "message"),
     [
         ("compile", (), r"TRAIN\.COMPILE does not work here: no compiler"),
-        ("host_tf32", (), "TRAIN.TF32 is for GPUs"),
-        ("host", ("SOLVER.OPTIMIZING_METHOD", "lars"), "the host does not have .* lars"),
+        ("host_tf32", (), "TRAIN.TF32 needs a GPU"),
+        ("host", ("SOLVER.OPTIMIZING_METHOD", "lars"), "pyslowfast 1.0 does not have .* lars"),
     ],
 )
 def test_what_cannot_be_says_why(tiny_recipe, name, pairs, message):
@@ -57,12 +56,14 @@ def test_what_cannot_be_says_why(tiny_recipe, name, pairs, message):
 
 
 def test_the_hosts_code_is_untouched_and_trains_at_every_shape(cfg):
-    """Crops of 32 and 22 pixels end as 1 × 1: each has its own model, with that as its window. The
-    clips are those of our own model."""
+    """Each crop has a model whose head's window is 1 × 1, the size of its feature map.
+
+    The clips are the same as for this package's model.
+    """
     plain, host = variants.build_variants(cfg, ["plain", "host"], CPU)
     for ours, case in zip(plain.cases, host.cases, strict=True):
         assert ours.batch is case.batch
-        model, _ = case.bench.trained(case.step)
+        model, _ = case.bench.model_and_optimizer(case.step)
         before = model.head.projection.weight.clone()
         parts = case.bench.time(case.step, case.batch, 1).parts
         assert list(parts) == ["input", "forward", "backward", "optimizer"]
@@ -78,7 +79,7 @@ TIMES = {"plain": 2.0, "fused": 1.0, "channels_last": 2.5, "host": 4.0}
 
 @pytest.fixture
 def made_up_clock(clock_says) -> None:
-    """A step takes what its variant takes, and the machine is ever slower."""
+    """Fake a time for each variant, on a machine that gets slower from round to round."""
     turns = Counter[int]()
 
     def seconds(bench):
@@ -92,9 +93,11 @@ def made_up_clock(clock_says) -> None:
 
 
 def test_variants_side_by_side_by_hand(step_time, made_up_clock, tiny_recipe, tmp_path, capsys):
-    """The fused optimizer halves plain's 2 s and is worth its switch; the other layout is not. The
-    host takes 4 s: clips/s are 2 and 4 times its. The CPU has no TF32. Nothing of it is a time of
-    the recipe's."""
+    """The fused optimizer halves plain's 2 s and is recommended; channels_last is not.
+
+    The host takes 4 s, so the variants have 2 and 4 times its clips per second. The CPU has no
+    TF32. The unchanged recipe is not measured, so multigrid-plan finds no times.
+    """
     path = tmp_path / "v.json"
     names = ["plain", "fused", "channels_last", "host", "tf32"]
     options = ["--rounds", "2", "--output", str(path)]
@@ -111,12 +114,12 @@ def test_variants_side_by_side_by_hand(step_time, made_up_clock, tiny_recipe, tm
     assert {row["bn_size"] for row in found["host"]["shapes"]} == {None}
     table = capsys.readouterr().out
     assert "fused: SOLVER.FUSED True\n" in table
-    assert "host is pyslowfast's own model" in table
-    assert "tf32: not measured: TRAIN.TF32 is for GPUs" in table
+    assert "host is pyslowfast's model" in table
+    assert "tf32: not measured: TRAIN.TF32 needs a GPU" in table
 
 
 def test_only_a_compiled_step_may_fail(cfg, monkeypatch):
-    """Without the compiler a fault is ours, and is not to be hidden in a table."""
+    """Without the compiler an error is a bug, and must not be hidden in a table."""
     (variant,) = variants.build_variants(cfg, ["plain"], CPU)
     case = variant.cases[0]
 

@@ -1,4 +1,4 @@
-"""Batch normalisation over a fixed number of clips, in one process: groups, gradients, layouts."""
+"""Tests of batch normalisation over groups in one process: groups, gradients, layouts."""
 
 import warnings
 
@@ -43,14 +43,14 @@ def _clips(*shape: int, layout: torch.memory_format = CONTIGUOUS, seed: int = 0,
 
 
 def _train(module: nn.Module, x: Tensor, grad: Tensor) -> tuple[Tensor, ...]:
-    """The output and the gradients of x and of the parameters, for the output's gradient."""
+    """Return the output and the gradients of x and the parameters, given the output's gradient."""
     x = x.detach().requires_grad_()
     output = module(x)
     return (output.detach(), *torch.autograd.grad(output, (x, *module.parameters()), grad))
 
 
 class _Stream(nn.Module):
-    """`norm` on a run of the stream: arranged in groups, normalised, put back in order."""
+    """Module that applies `norm` to a run of the stream, arranged in groups and put back."""
 
     def __init__(self, norm: GroupedBatchNorm3d) -> None:
         super().__init__()
@@ -62,7 +62,7 @@ class _Stream(nn.Module):
 
 
 class _Chunks(nn.Module):
-    """The specification: nn.BatchNorm3d over each run of k clips."""
+    """Reference implementation: nn.BatchNorm3d over each run of k clips."""
 
     def __init__(self, norm: nn.BatchNorm3d, k: int) -> None:
         super().__init__()
@@ -139,7 +139,7 @@ def test_half_precision_input_with_single_precision_parameters(dtype, layout):
 
 @pytest.mark.parametrize("dtype", [torch.float64, torch.bfloat16])
 def test_an_operation_in_place_may_follow(dtype, layout):
-    """As the host's ReLU does."""
+    """PySlowFast's ReLU modifies the output in place."""
     x, grad = (_clips(6, 4, 2, 5, 7, layout=layout, seed=seed).to(dtype) for seed in (0, 2))
     norm = _norm(4, 2, dtype=torch.promote_types(dtype, torch.float32))
     expected = _train(nn.Sequential(norm, nn.ReLU()), x, grad)
@@ -148,7 +148,7 @@ def test_an_operation_in_place_may_follow(dtype, layout):
 
 
 def _copies(module: nn.Module, x: Tensor, grad: Tensor) -> int:
-    """How many times something of x's size is copied in training."""
+    """Count the copies of tensors of x's size in training."""
     with profile(record_shapes=True) as recorded:
         _train(module, x, grad)
     found = [event for event in recorded.events() if event.name == "aten::copy_"]
@@ -216,13 +216,13 @@ def test_convert_keeps_parameters_names_and_attributes():
     ("kind", "advice"),
     [
         (nn.BatchNorm1d, r"model.trunk = convert_batchnorm\(model.trunk\)"),
-        (nn.BatchNorm2d, "put nn.BatchNorm3d in its place"),
-        (nn.SyncBatchNorm, "leave out convert_sync_batchnorm"),
+        (nn.BatchNorm2d, "use nn.BatchNorm3d instead"),
+        (nn.SyncBatchNorm, "Leave out convert_sync_batchnorm"),
     ],
 )
 def test_other_batch_normalisation_is_refused_by_name(kind, advice):
     model = nn.ModuleDict({"trunk": nn.BatchNorm3d(4), "head": nn.Sequential(kind(4))})
-    with pytest.raises(ValueError, match=rf"not head\.0 \({kind.__name__}\): .*{advice}"):
+    with pytest.raises(ValueError, match=rf"not head\.0 \({kind.__name__}\)\. .*{advice}"):
         convert_batchnorm(model)
     assert type(model["trunk"]) is nn.BatchNorm3d, "nothing is half converted"
     model["trunk"] = convert_batchnorm(model["trunk"])
@@ -235,7 +235,7 @@ def test_a_group_size_without_a_grouped_norm_warns():
     with warnings.catch_warnings():
         warnings.simplefilter("error")
         set_group_size(model, None)
-    with pytest.warns(UserWarning, match=r"a group_size has no effect.*convert_batchnorm\(model\)"):
+    with pytest.warns(UserWarning, match=r"group_size has no effect.*convert_batchnorm\(model\)"):
         set_group_size(model, 8)
 
 
@@ -249,7 +249,7 @@ def test_bad_sizes_are_refused():
 
 
 def test_a_first_forward_without_gradients_leaves_nothing_that_a_backward_cannot_use():
-    """What is kept for a number of channels and groups, 13 and 3 here alone, is made once."""
+    """The cached indices for 13 channels and 3 groups, used only here, are made once."""
     norm = GroupedBatchNorm3d(13)
     norm.group_size = 2
     clips = torch.randn(6, 13, 2, 2, 2)

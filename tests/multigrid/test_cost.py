@@ -1,4 +1,4 @@
-"""The cost of a schedule, on a toy that is worked out by hand."""
+"""Tests of the cost of a schedule, on a toy that is worked out by hand."""
 
 from __future__ import annotations
 
@@ -11,13 +11,13 @@ RATE = SteppedRate((2.0, 3.0), (0.1, 0.01))
 
 
 def pixels(frames: int, crop: int) -> float:
-    """A model that spends one FLOP on a pixel."""
+    """Return the FLOPs of a model that spends one on each pixel."""
     return frames * crop**2
 
 
 @pytest.fixture(scope="module")
 def short_cycle():
-    """Batches of 4 × 8 × 16² with a cycle of one crop of 8²: 16, 4, 16, 4, ... clips."""
+    """Return a schedule of 4 × 8 × 16² with crops of 8² in turn: 16, 4, 16, 4, ... clips."""
     return make_schedule(Shape(4, 8, 16), 40, RATE, Cycles((), (0.5,)), bn_size=None)
 
 
@@ -34,7 +34,7 @@ def test_the_toy_by_hand(short_cycle):
 
 
 def test_what_follows_the_last_coarse_shape():
-    """A long cycle on two thirds of 30 iterations, half of it coarse; at B clips throughout."""
+    """A long cycle takes two thirds of 30 iterations, half of it coarse, with B clips always."""
     cycles = Cycles(((0.5, 1.0), (1.0, 1.0)), batch_exponent=0)
     schedule = make_schedule(Shape(4, 8, 16), 40, RATE, cycles)
     assert [phase.iterations for phase in schedule.phases] == [10, 10, 5, 5]
@@ -47,7 +47,7 @@ def test_the_baseline_by_hand(short_cycle):
 
 
 def test_seconds_by_hand(short_cycle):
-    """The 12 iterations are 6 of 16 × 8 × 8² and 6 of 4 × 8 × 16²; the baseline's 30 are of it."""
+    """6 of the 12 iterations have 16 × 8 × 8², and 6 have the baseline's shape, 4 × 8 × 16²."""
     seconds = {Shape(16, 8, 8): 5.0, Shape(4, 8, 16): 2.0}.__getitem__
     assert schedule_cost(short_cycle, None, seconds).seconds == 6 * 5 + 6 * 2
     assert [phase_seconds(phase, seconds) for phase in short_cycle.phases] == [28, 7, 7]

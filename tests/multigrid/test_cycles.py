@@ -32,8 +32,10 @@ def shapes(cycles: Cycles | None, videos: int = 4000) -> list[list[str]]:
 
 
 def test_gentle_by_hand():
-    """√8 = 2.83 and √4 make 24 and 16 of 8 clips; 7.5 epochs are 30,000 clips. Phases stand for
-    8/3, 8/3, 8/3, 1 and 1 of 10 epochs."""
+    """√8 = 2.83 and √4 make 24 and 16 clips of 8, and 7.5 epochs are 30,000 clips.
+
+    The phases correspond to 8/3, 8/3, 8/3, 1 and 1 of 10 epochs.
+    """
     schedule = make_schedule(BASE, 4000, RATE)
     assert schedule.cycles is GENTLE
     assert shapes(GENTLE) == [["24×8×32²"], ["16×16×32²"], ["8×16×64²"], ["8×16×64²"], ["8×16×64²"]]
@@ -47,7 +49,7 @@ def test_gentle_by_hand():
 
 @pytest.mark.parametrize(("batch", "sizes"), [(16, [8] * 3), (4, [4, 8, 4]), (2, [6, 4, 2])])
 def test_bn_groups_of_gentle_divide_every_batch(batch, sizes):
-    """Three times 4 clips are no groups of 8, but three of 4."""
+    """Three times 4 clips cannot form groups of 8, but three groups of 4."""
     schedule = make_schedule(Shape(batch, 16, 64), 4000, RATE)
     assert [phase.bn_sizes[0] for phase in schedule.phases[:3]] == sizes
 

@@ -33,7 +33,7 @@ class TwoGroups(torch.optim.SGD):
 
 
 def run(example: str, lines: int | None = None) -> tuple[list[str], dict]:
-    """What it prints, up to so many lines, and its names."""
+    """Run the example, up to some number of printed lines; return these and its variables."""
     printed = list[str]()
 
     def note(line: str) -> None:
@@ -49,7 +49,7 @@ def run(example: str, lines: int | None = None) -> tuple[list[str], dict]:
 
 @pytest.fixture(scope="module")
 def interrupted_run(example, tmp_path_factory):
-    """The example, interrupted after its third phase and started again."""
+    """Run the example, interrupted after its third phase and started again."""
     threads = torch.get_num_threads()
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(torch.optim, "SGD", TwoGroups)

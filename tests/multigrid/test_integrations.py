@@ -1,6 +1,7 @@
-"""Frameworks that keep the loop: what would train something else than the schedule is refused.
+"""Tests of the integrations: options that conflict with the schedule are refused.
 
-That they train what a plain loop does is in tests/test_loops.py."""
+tests/test_loops.py checks that they train the same as a plain loop.
+"""
 
 from __future__ import annotations
 
@@ -39,7 +40,7 @@ LATER = 9  # inside the second epoch of forty videos
 
 
 class Clips(Dataset[dict[str, object]]):
-    """Every pixel of a clip is its video's number."""
+    """Data set of clips whose pixels all have the number of their video."""
 
     def __len__(self) -> int:
         return VIDEOS
@@ -178,8 +179,10 @@ def test_transformers_trainer_goes_on_with_weights_that_are_saved_by_older_names
 
 
 def test_the_best_model_is_loaded_whole_and_a_model_made_later_is_told_of_its_clips(tmp_path):
-    """The first evaluation counts as the best, that at LATER; its model is the one of model_init
-    that the Trainer makes when the training begins."""
+    """The first evaluation, at LATER, counts as the best.
+
+    Its model is the one that the Trainer creates by model_init when the training begins.
+    """
     scores, log = count(0, -1), Losses()
     arguments = transformers.TrainingArguments(
         str(tmp_path),
@@ -244,7 +247,7 @@ def test_clips_have_the_name_that_the_model_gives_them_and_its_processors_colour
     [
         ({"gradient_accumulation_steps": 2}, "leave it out"),
         ({"ignore_data_skip": True}, "leave it out"),
-        ({"max_steps": 3}, "max_steps is not the 18 iterations of the schedule"),
+        ({"max_steps": 3}, "max_steps differs from the 18 iterations of the schedule"),
     ],
 )
 def test_arguments_that_would_train_something_else_are_refused(tmp_path, options, message):
@@ -253,7 +256,7 @@ def test_arguments_that_would_train_something_else_are_refused(tmp_path, options
 
 
 def test_vivits_processor_scales_to_minus_one_and_one_first():
-    """Black is (-1 - 0.5) / 0.5, white (1 - 0.5) / 0.5; its video processor says no offset."""
+    """Black is (-1 - 0.5) / 0.5 and white (1 - 0.5) / 0.5; the video processor has no offset."""
     told = transformers.VivitImageProcessor(image_mean=[0.5] * 3, image_std=[0.5] * 3).to_dict()
     for values in (told, {key: value for key, value in told.items() if key != "offset"}):
         mean, std = processor_colours(values)

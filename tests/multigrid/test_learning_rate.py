@@ -1,4 +1,4 @@
-"""Learning-rate policies beside hand-worked values and the host's own functions."""
+"""Tests of learning-rate policies against hand-worked values and PySlowFast's functions."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ STEPPED = SteppedRate(ends=(40.0, 70.0, 90.0, 110.0), rates=(0.8, 0.08, 0.008, 0
 
 
 def host_config(*, warmup_epochs=0, cosine=False):
-    """The host's config of the policies below: 0.8, ×0.1 at epochs 40, 70 and 90 of 110."""
+    """Return PySlowFast's config of the policies: 0.8, ×0.1 at epochs 40, 70 and 90 of 110."""
     cfg = get_cfg()
     solver = cfg.SOLVER
     solver.BASE_LR, solver.MAX_EPOCH = 0.8, 110

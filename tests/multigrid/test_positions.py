@@ -1,4 +1,4 @@
-"""Positions that follow the grid, by hand and in the models of transformers."""
+"""Tests of positions that follow the grid, by hand and in models of transformers."""
 
 from __future__ import annotations
 
@@ -23,13 +23,13 @@ from multigrid import (
 
 
 def table_of(base: Patches) -> torch.Tensor:
-    """A row says where its patch is: (time, height, width)."""
+    """Return a table whose rows are the positions of their patches, (time, height, width)."""
     places = torch.cartesian_prod(*(torch.arange(n, dtype=torch.float32) for n in base))
     return places.view(-1, 3)
 
 
 def test_a_coarse_patch_keeps_its_place():
-    """Of 8 patches in time, 4 take the middles of pairs; of 4 × 4 in a frame, 2 × 2 too."""
+    """Patches of half the number lie at the middles of pairs, in time and in space."""
     base = Patches(8, 4, 4)
     placed = place_positions(table_of(base), base, Patches(4, 2, 2)).view(4, 2, 2, 3)
     assert placed[:, 0, 0, 0].tolist() == [0.5, 2.5, 4.5, 6.5]
@@ -43,8 +43,10 @@ def test_the_baselines_own_grid_is_the_table_itself():
 
 
 def test_extents_shrink_each_clip_about_its_middle():
-    """Half of the span of 8 patches: from 2 to 6, whose quarters' middles are 2.5 to 5.5 from the
-    edge; the other clip spans all."""
+    """Half of the span of 8 patches is from 2 to 6.
+
+    The middles of its quarters are 2.5 to 5.5 from the edge. The other clip spans all 8.
+    """
     base = Patches(8, 2, 2)
     extents = torch.tensor([[0.5, 1.0], [1.0, 1.0]])
     placed = place_positions(table_of(base), base, Patches(4, 2, 2), extents)
@@ -53,7 +55,7 @@ def test_extents_shrink_each_clip_about_its_middle():
 
 
 def test_beyond_the_edge_the_last_row_is_taken():
-    """Finer than the baseline, the first and last patches lie outside of the outer middles."""
+    """On a finer grid, the first and last patches lie beyond the first and last rows."""
     base = Patches(2, 1, 1)
     placed = place_positions(table_of(base), base, Patches(4, 1, 1))
     assert placed[:, 0].tolist() == [0.0, 0.25, 0.75, 1.0]

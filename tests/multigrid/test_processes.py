@@ -1,4 +1,4 @@
-"""Which numbers of processes can train a schedule, and what they share as they do."""
+"""Tests of which numbers of processes can train a schedule, and of shared statistics."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ RATE = SteppedRate((16.0, 20.0), (0.1, 0.01))
 
 
 def schedule_of(batches: list[tuple[int, int | None]]) -> Schedule:
-    """A schedule of one phase that takes mini-batches of so many clips, with these BN sizes."""
+    """Return a schedule of one phase with mini-batches of some clips and some BN sizes."""
     shapes = tuple(Shape(batch, 8, 32) for batch, _ in batches)
     sizes = tuple(size for _, size in batches)
     phase = Phase(0, len(shapes), (0.0, 1.0), 0, 1.0, shapes, sizes, 0)
@@ -37,7 +37,7 @@ def schedule_of(batches: list[tuple[int, int | None]]) -> Schedule:
 
 
 def test_clips_that_form_no_groups_are_refused_with_what_would():
-    """24 clips in groups of 8 on 2 processes: 12 each, one group and a half."""
+    """On 2 processes, 24 clips are 12 each, which is one and a half groups of 8."""
     schedule = schedule_of([(48, None), (24, 8)])
     with pytest.raises(
         ValueError, match=r"24 clips .* is 12 clips on each of 2 processes"
@@ -47,7 +47,7 @@ def test_clips_that_form_no_groups_are_refused_with_what_would():
 
 
 def by_clips(batch: int, size: int | None, processes: int) -> bool:
-    """Cut the clips into the processes' runs and into BN groups, and look at what overlaps."""
+    """Divide the clips into the processes' runs and into BN groups, and find what overlaps."""
     if batch % processes:
         return False
     local = batch // processes
@@ -94,14 +94,16 @@ def _clips(layout: torch.memory_format) -> torch.Tensor:
 
 
 def share_as_rank(rank: int, size: int, folder: Path) -> None:
-    """Train a rank's run of the clips of each of FOLDER/cases.pt: (group size, input, weights of
-    the loss), with one BN layer."""
+    """Train a BN layer on a rank's run of the clips of each case in FOLDER/cases.pt.
+
+    A case is (group size, input, weights of the loss).
+    """
     store = dist.FileStore(str(folder / f"store_{size}"), size)
     dist.init_process_group("gloo", store=store, rank=rank, world_size=size)
-    for sharers in (2, 4) if size > 1 else ():
-        with pytest.raises(ValueError, match=rf"form_neighbours\({sharers}\)"):
-            grouped(1, sharers)(torch.ones(1, 1, 1, 1, 2))
-        form_neighbours(sharers, timedelta(minutes=7))
+    for ranks_per_group in (2, 4) if size > 1 else ():
+        with pytest.raises(ValueError, match=rf"form_neighbours\({ranks_per_group}\)"):
+            grouped(1, ranks_per_group)(torch.ones(1, 1, 1, 1, 2))
+        form_neighbours(ranks_per_group, timedelta(minutes=7))
     results = list[dict[str, torch.Tensor]]()
     for k, x, loss_weight in torch.load(folder / "cases.pt"):
         norm = grouped(x.shape[1], k, dtype=torch.promote_types(x.dtype, torch.float32))
@@ -127,7 +129,7 @@ def grouped(channels: int, k: int, **options) -> GroupedBatchNorm3d:
 
 @pytest.mark.slow
 def test_processes_share_statistics_and_gradients(tmp_path):
-    """8 clips on 4 processes give what one process gives: shared, equal and split groups."""
+    """Four processes give the results of one, for shared, equal and split groups of 8 clips."""
     cases = []
     for k in (1, 2, 4, 8):
         for layout in (torch.contiguous_format, torch.channels_last_3d):
@@ -147,6 +149,6 @@ def test_processes_share_statistics_and_gradients(tmp_path):
             parts = [results[name] for results in shared]
             if name in ("output", "x"):
                 found = torch.cat(parts)
-            else:  # parameters have a gradient of each process's clips; statistics are averaged
+            else:  # parameter gradients are of each process's clips, and statistics are averaged
                 found = sum(parts) if name in ("weight", "bias") else parts[0]
             torch.testing.assert_close(found, expected, rtol=tolerance, atol=tolerance)

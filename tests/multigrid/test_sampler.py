@@ -1,4 +1,4 @@
-"""The batch sampler: one stream of clips, whatever the processes, workers and restarts."""
+"""Tests of the batch sampler: one stream of clips, whatever the processes, workers and restarts."""
 
 from __future__ import annotations
 
@@ -59,21 +59,24 @@ def test_a_stream_can_be_cut_anywhere(num_videos, cuts):
 
 @pytest.mark.parametrize("world_size", [1, 2, 4])
 def test_bn_groups_are_the_same_runs_of_the_stream_on_any_number_of_processes(schedule, world_size):
-    """Group g of G on a rank is every G-th clip from g; one that ranks share is all their clips."""
+    """Group g of G on a rank is every G-th clip from g; a shared group has all its ranks' clips."""
     ranks = [MultigridBatchSampler(schedule, SEED, rank, world_size) for rank in range(world_size)]
     for step, *parts in zip(schedule.steps(), *ranks, strict=True):
         k = step.bn_size
         count = max(1, len(parts[0]) // k)
         local = [{(r.video, r.epoch) for r in p[g::count]} for p in parts for g in range(count)]
-        sharers = k // len(local[0])
-        groups = [set().union(*local[j : j + sharers]) for j in range(0, len(local), sharers)]
+        ranks_per_group = k // len(local[0])
+        groups = [
+            set().union(*local[j : j + ranks_per_group])
+            for j in range(0, len(local), ranks_per_group)
+        ]
         starts = range(step.first_clip, step.first_clip + step.shape.batch, k)
         assert groups == [set(stream(SEED, VIDEOS, n, n + k)) for n in starts]
 
 
 @pytest.mark.parametrize("world_size", [1, 2, 4])
 def test_clip_numbers_are_places_in_the_stream(schedule, world_size):
-    """What is keyed by a clip's number is keyed alike on any number of processes."""
+    """Clips have the same numbers on any number of processes."""
     clips = stream(SEED, VIDEOS, 0, schedule.clips)
     for step in schedule.steps():
         numbers = []
@@ -102,7 +105,9 @@ def test_a_state_of_another_schedule_is_refused(schedule):
     end, past = schedule.iterations, schedule.iterations + 1
     assert list(MultigridBatchSampler(schedule, SEED, start=end)) == []
     for start in (-1, past):
-        with pytest.raises(ValueError, match=f"iteration {start} of a schedule of {end}; was it"):
+        with pytest.raises(
+            ValueError, match=f"iteration {start} of a schedule of {end}. The state"
+        ):
             MultigridBatchSampler(schedule, SEED).load_state_dict({"iteration": start})
 
 

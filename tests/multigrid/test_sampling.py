@@ -49,7 +49,7 @@ videos = st.builds(
 
 
 def check_plan(plan, video):
-    """What every plan promises to a reader."""
+    """Check the invariants of every plan."""
     width, height = plan.size
     assert 0 <= plan.corner[0] <= width - plan.crop
     assert 0 <= plan.corner[1] <= height - plan.crop
@@ -133,8 +133,11 @@ def test_exact_strides_have_a_coarse_clip_of_the_baselines_spacing(frames, strid
 
 
 def test_extents_put_coarse_frames_where_they_are_among_the_baselines():
-    """Spread over 32 frames of the video, the baseline's 16 are 31/15 apart. A clip of 16 frames of
-    the video reaches 7.5 from its middle, which are 7.5 · 15/31 rows; one of 32 the end rows."""
+    """The baseline's 16 frames, spread over 32 of the video, are 31/15 apart.
+
+    A clip of 16 frames of the video reaches 7.5 frames from its middle, which are 7.5 · 15/31 rows.
+    A clip of 32 frames reaches the end rows.
+    """
     base = Shape(8, 16, 224)
     for frames, stride, ends in ((8, 2, 7.5 * 15 / 31), (2, 16, 7.5), (2, 8, 7.5 * 15 / 31)):
         plan = next(

@@ -26,7 +26,7 @@ SHORT_CYCLE = PAPER.short_cycle
 
 
 def make_schedule(*arguments, **options):
-    """The schedule of the paper's cycles, varied by those options that are fields of `Cycles`."""
+    """Make a schedule of the paper's cycles; options that are fields of `Cycles` vary these."""
     names = {field.name for field in fields(Cycles)} & set(options)
     cycles = replace(PAPER, **{name: options.pop(name) for name in names})
     return schedule_of_cycles(*arguments, cycles=cycles, **options)
@@ -43,7 +43,7 @@ def stepped(ends):
 
 @st.composite
 def recipes(draw):
-    """Arguments of `make_schedule`, of every kind; a few are too short to be scheduled."""
+    """Draw arguments of `make_schedule` of every kind; a few are too short for a schedule."""
     base = Shape(
         draw(st.integers(1, 64)),
         draw(st.sampled_from([4, 8, 16, 30, 32, 64])),
@@ -222,8 +222,11 @@ def test_equal_time_gives_each_part_of_the_baseline_its_share_of_the_pixels(reci
 
 
 def test_without_fine_tuning_the_last_stage_is_a_cycle_at_its_own_rate():
-    """Epochs 24 to 30 are four shapes of 1.5; mini-batches are 69/12 of the baseline's on average,
-    so that 1.5 × 15,000 iterations of 8 clips become 1.5 × 15,000 / 5.75."""
+    """The last stage, epochs 24 to 30, has four shapes of 1.5 epochs each.
+
+    Mini-batches are 69/12 = 5.75 times the baseline's on average, so 1.5 × 15,000 iterations of 8
+    clips become 1.5 × 15,000 / 5.75.
+    """
     schedule = make_schedule(BASE, VIDEOS, RATE, fine_tuning=False)
     *earlier, a, b, c, d = schedule.phases
     assert len(earlier) == 8
@@ -319,10 +322,10 @@ def test_a_divisor_that_changes_the_clips_changes_bn_with_them():
 @pytest.mark.parametrize(
     ("wrong", "message"),
     [
-        ({"num_videos": 0}, "needs videos"),
+        ({"num_videos": 0}, "needs at least one video"),
         ({"epoch_factor": 1.5, **OFF}, "needs a long or a short cycle"),
         ({"learning_rate": SteppedRate((10.0,), (0.1,))}, "two LR stages or more"),
-        ({"learning_rate": 0.1}, "is no policy"),
+        ({"learning_rate": 0.1}, "is not a policy"),
         ({"num_videos": 3}, "too short"),
         ({"base": Shape(12, 16, 64)}, "cannot be split into BN groups of 8"),
     ],

@@ -1,4 +1,4 @@
-"""One object for a loop: what it sets, what it refuses, and going on inside an epoch."""
+"""Tests of `Training`: what it sets, what it refuses, and resuming inside an epoch."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ SCHEDULE = make_schedule(
 
 
 class Clips(Dataset[dict[str, object]]):
-    """Every pixel of a clip is its video's number."""
+    """Data set of clips whose pixels all have the number of their video."""
 
     def __init__(self, videos: int = VIDEOS) -> None:
         self.videos = videos
@@ -63,7 +63,7 @@ def new_training(seed: int = SEED, schedule=SCHEDULE) -> Training:
 
 
 def test_a_loop_that_forgets_begin_is_told_at_its_first_step():
-    """It would train at the optimizer's own rate, with BN over the mini-batch."""
+    """Such a loop would train at the optimizer's initial rate, with BN over the mini-batch."""
     training = new_training()
     batches = iter(training.loader(Clips()))
     with pytest.raises(ValueError, match=r"call training.begin\(batch\)"):
@@ -105,7 +105,7 @@ def test_what_does_not_train_needs_no_begin():
     pickle.loads(pickle.dumps(training.model))(clips)
     other = new_training()
     other.model, other.optimizer = training.model, training.optimizer
-    del training  # another training may take its place
+    del training  # its hooks must not disturb another training
     other.loader(Clips())
     other.begin(0)
     other.model(clips)
@@ -123,7 +123,7 @@ def test_once_the_training_has_ended_model_and_optimizer_are_free():
 def test_a_model_whose_batchnorm_is_not_converted_is_refused():
     model = nn.Sequential(nn.Conv3d(3, 4, 3), nn.BatchNorm3d(4))
     optimizer = torch.optim.SGD(model.parameters(), lr=0.0)
-    with pytest.raises(ValueError, match=r"write model = multigrid.convert_batchnorm\(model\)"):
+    with pytest.raises(ValueError, match=r"Write model = multigrid.convert_batchnorm\(model\)"):
         Training(SCHEDULE, model, optimizer).begin(0)
     local = make_schedule(
         Shape(4, 4, 8), VIDEOS, SteppedRate((6.0, 8.0), (0.1, 0.01)), bn_size=None
@@ -134,14 +134,14 @@ def test_a_model_whose_batchnorm_is_not_converted_is_refused():
 
 
 class Indexed(Clips):
-    """A data set as torch's: by number."""
+    """Data set that is indexed by number, as in torch."""
 
     def __getitem__(self, number):
         return [0, 1][number % 2]
 
 
 class Answers(Clips):
-    """What `change` makes of an item."""
+    """Data set whose items are passed through `change`."""
 
     def __init__(self, change) -> None:
         super().__init__()
@@ -158,25 +158,28 @@ def without(name: str):
 @pytest.mark.parametrize(
     ("dataset", "message"),
     [
-        (Indexed(), "Indexed fails at its first item, ClipRequest.*Does it take a ClipRequest"),
-        (Answers(lambda item: (item["clip"], item["label"])), "is a tuple, no dict"),
+        (Indexed(), "Indexed failed at its first item, ClipRequest.*must take a ClipRequest"),
+        (Answers(lambda item: (item["clip"], item["label"])), "is a tuple, not a dict"),
         (Answers(without("iteration")), "has no iteration"),
         (Answers(without("flip")), "has no flip"),
         (Answers(lambda item: item | {"clip": item["clip"] / 255}), "float64, not .* uint8"),
-        (Answers(lambda item: item | {"clip": item["clip"][:, :1]}), "came where .* was asked for"),
+        (Answers(lambda item: item | {"clip": item["clip"][:, :1]}), "but .* was requested"),
         (Answers(lambda item: item | {"label": "jump"}), "a label is 'jump'"),
     ],
 )
 def test_a_data_set_that_breaks_the_contract_is_told_what_to_write(dataset, message):
-    workers = int(isinstance(dataset, Indexed))  # an error comes through a worker, too
+    workers = int(isinstance(dataset, Indexed))  # an error in a worker is passed on, too
     loader = new_training().loader(dataset, num_workers=workers)
     with pytest.raises(ValueError, match=f"(?s){message}.*def __getitem__\\(self, request\\)"):
         next(iter(loader))
 
 
 def test_begin_sets_rates_and_bn_groups_of_the_iteration():
-    """The first shape has a quarter of the frames and half of the pixels, so 8 times the clips and
-    the rate, and its short cycle's smallest crop half of its pixels: BN groups of 2 · 2 clips."""
+    """The first shape has a quarter of the frames and half of the pixels.
+
+    It therefore has 8 times the clips and the rate. The smallest crop of its short cycle has half
+    of its pixels, so BN groups have 2 · 2 clips.
+    """
     training = new_training()
     norm = next(m for m in training.model.modules() if isinstance(m, GroupedBatchNorm3d))
     sizes = list[int | None]()
@@ -193,10 +196,12 @@ def test_begin_sets_rates_and_bn_groups_of_the_iteration():
 
 
 def test_a_schedule_that_ends_too_soon_after_its_coarse_shapes_is_warned_of():
-    """The fine shape has a quarter of the first 6 of 8 epochs' iterations, and those of the last 2:
-    3.5 of 8 parts, or 28 of 62, of which a boundary rounds one up."""
+    """The fine shape has a quarter of the first 6 epochs' iterations and all of the last 2 epochs'.
+
+    These are 3.5 of 8 parts, or 28 of 62 iterations, one of them by rounding.
+    """
     rate = SteppedRate((6.0, 8.0), (0.1, 0.01))
-    with pytest.warns(UserWarning, match="^28 iterations follow the last coarse shape; with fewer"):
+    with pytest.warns(UserWarning, match="^28 iterations follow the last coarse shape. With fewer"):
         Training(make_schedule(Shape(4, 4, 8), 100, rate, PAPER, bn_size=2))
     with warnings.catch_warnings():
         warnings.simplefilter("error")
@@ -263,8 +268,8 @@ def test_the_scheduler_has_the_rates_of_the_schedule_and_resumes():
 @pytest.mark.parametrize(
     ("batch", "message"),
     [
-        ({"iteration": 1}, "iteration 1 .* where 2 was next"),
-        (3, "iteration 3 .* where 2 was next"),
+        ({"iteration": 1}, "iteration 1, but 2 is next"),
+        (3, "iteration 3, but 2 is next"),
         ({"iteration": -1}, r"training.loader\(dataset\)"),
         ({"clips": 0}, "collate_fn"),
         ((0, 0), "collate_fn"),

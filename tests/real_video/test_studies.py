@@ -1,4 +1,4 @@
-"""Lists of some of the words, recipes of the studies, and the commands that train them."""
+"""Tests of the lists of some words, the studies' recipes, and the commands that train them."""
 
 import argparse
 import subprocess
@@ -16,7 +16,7 @@ WORDS = ("bin", *sorted(DIGITS))
 
 @pytest.fixture
 def words(tmp_path: Path) -> Path:
-    """A clip of each word in each split."""
+    """Make a folder of words with one clip of each word in each split."""
     folder = tmp_path / "words"
     folder.mkdir()
     (folder / "classes.txt").write_text("\n".join(WORDS))
@@ -36,9 +36,7 @@ def test_digits_are_the_clips_of_numbers_labelled_by_them(words: Path, tmp_path:
     assert (folder / "classes.txt").read_text().split()[:2] == ["zero", "one"]
     make_subset(words, folder)
     (words / "val.csv").write_text("clips/another.mp4 1\n")
-    with pytest.raises(
-        ValueError, match=r"val.csv is not what these words give.* another --output"
-    ):
+    with pytest.raises(ValueError, match=r"val.csv exists with other content.* another --output"):
         make_subset(words, folder)
 
 
@@ -52,11 +50,11 @@ def test_some_words_have_their_first_clips(words: Path, tmp_path: Path) -> None:
 
 def test_every_class_needs_a_clip_to_train_on(words: Path, tmp_path: Path) -> None:
     (words / "train.csv").write_text("a.mp4 0\nb.mp4 1\n")
-    message = r"train.csv has no clip of zero, one, two and 6 more; name other --classes"
+    message = r"train.csv has no clip of zero, one, two and 6 more: give other --classes"
     with pytest.raises(ValueError, match=message):
         make_subset(words, tmp_path / "digits")
     (words / "classes.txt").unlink()
-    with pytest.raises(ValueError, match=r"no classes.txt.* give --words the folder"):
+    with pytest.raises(ValueError, match=r"no classes.txt.* Give --words the output folder"):
         make_subset(words, tmp_path / "digits")
     assert not (tmp_path / "digits").exists()
 

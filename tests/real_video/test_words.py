@@ -1,4 +1,4 @@
-"""Words cut from sentences: which frames, which pixels, which lists, and what is left out."""
+"""Tests of words cut from sentences: frames, pixels, lists, and what is left out."""
 
 import contextlib
 import io
@@ -39,7 +39,7 @@ def alignment(sentence: str) -> str:
 
 
 def scene(rng: np.random.Generator, t: int) -> np.ndarray:
-    """A mouth that moves while words are spoken, above a stronger light that always flickers."""
+    """Draw a mouth that moves while words are spoken, and a stronger light that always flickers."""
     image = np.full((72, 96, 3), 90, np.uint8)
     image[56:64, 26:40] = 255 * (t % 2)
     if 3 <= t < 37:
@@ -48,7 +48,7 @@ def scene(rng: np.random.Generator, t: int) -> np.ndarray:
 
 
 def write_corpus(folder: Path, pictures, names=tuple(SENTENCES)) -> Path:
-    """A speaker as he is downloaded: pictures(t) 25 times a second."""
+    """Write a speaker's files as downloaded, with the frames `pictures(t)` 25 times a second."""
     (folder / "align").mkdir(parents=True)
     for name in names:
         images = [pictures(t) for t in range(40)]
@@ -65,7 +65,7 @@ def command(folder: Path) -> list[str]:
 
 @pytest.fixture(scope="module")
 def made(load_program, tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, str]:
-    """A speaker and his set, and what was said as it was made."""
+    """Make a speaker and the data set, and keep the program's output."""
     rng = np.random.default_rng(0)
     folder = write_corpus(tmp_path_factory.mktemp("grid"), lambda t: scene(rng, t))
     with contextlib.redirect_stdout(io.StringIO()) as said:
@@ -75,7 +75,7 @@ def made(load_program, tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, 
 
 @pytest.fixture
 def corpus(made: tuple[Path, str], tmp_path: Path) -> Path:
-    """A copy of the speaker, without the set, that a test may spoil."""
+    """Copy the speaker, without the data set, so that a test may change it."""
     for part in ("s1", "align"):
         shutil.copytree(made[0] / part, tmp_path / part)
     return tmp_path
@@ -95,11 +95,11 @@ def test_an_alignment_says_six_words_and_their_frames(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("line", "said"),
     [
-        ("14500 9000 blue", "line 3: '14500 9000 blue' is no 'start end word'"),
-        ("9000 14.5 blue", "line 3: .* is no 'start end word' with times in 1/25,000 s"),
+        ("14500 9000 blue", "line 3: '14500 9000 blue' is not 'start end word'"),
+        ("9000 14.5 blue", "line 3: .* is not 'start end word' with times in 1/25,000 s"),
         ("8000 14500 blue", "line 3: '8000 14500 blue' begins before the line above ends"),
-        ("9000 14500 two", r"line 3: 'two' is no color \(blue, green, red or white\)"),
-        ("", "line 4: 'at' is no color"),
+        ("9000 14500 two", r"line 3: 'two' is not a valid color \(blue, green, red or white\)"),
+        ("", "line 4: 'at' is not a valid color"),
     ],
 )
 def test_a_bad_line_is_named(tmp_path: Path, line: str, said: str) -> None:
@@ -178,7 +178,7 @@ def test_only_what_is_missing_is_cut_again_and_another_set_is_refused(
     assert again == {"bbaf2n"}
 
     said = refused(tool, [*command(folder), "--mouth", "50", "44", "--side", "30"])
-    assert "(now 44.0), side 28 (now 30): give that, or another folder" in said
+    assert "(now 44.0), side 28 (now 30): give that, or another --output" in said
     assert not list((folder / "words").rglob("*.tmp"))
 
 
@@ -210,14 +210,18 @@ def without_motion(folder: Path) -> None:
 @pytest.mark.parametrize(
     ("spoil", "options", "said"),
     [
-        (None, "--videos {0}/align", "{0}/align: no .mpg files in it"),
+        (None, "--videos {0}/align", "{0}/align has no .mpg files in it"),
         (None, "--alignments {0}/s1", "5 of 5 videos in {0}/s1 have no good alignment"),
         (None, "--mouth 96 10", "--mouth 96 10 lies outside frames of 96×72 pixels"),
-        (None, "--side 80", "--side is 80: give 16 or more that fit into frames of 96×72"),
+        (None, "--side 80", "--side is 80: give at least 16 that fit into frames of 96×72"),
         (None, "--val-fraction 0.9", "--val-fraction and --test-fraction leave nothing"),
         (in_frames, "", "has 40 frames, and its alignment ends at 0.039"),
         (without_motion, "", "nothing moves in the lower middle of the frames: give --mouth"),
-        (lambda folder: (folder / "words/clips").mkdir(parents=True), "", "holds clips, not made"),
+        (
+            lambda folder: (folder / "words/clips").mkdir(parents=True),
+            "",
+            "contains clips, which this program has not made",
+        ),
     ],
 )
 def test_mistakes_are_said_in_one_line(load_program, refused, corpus, spoil, options, said) -> None:

@@ -1,4 +1,4 @@
-"""Batch normalisation over a fixed number of clips, on one process and on several."""
+"""Batch normalisation over a fixed number of clips, on one process or several."""
 
 from multigrid.batchnorm.module import (
     GroupedBatchNorm3d,

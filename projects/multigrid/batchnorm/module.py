@@ -1,13 +1,13 @@
 """Batch normalisation over a fixed number of clips (paper §3.2).
 
-Multigrid training changes the number of clips in a batch, and with it what batch normalisation
-does: statistics over more clips are less noisy and regularise less. So the statistics are always
-taken over groups of exactly k clips (8, or 16 and 32 where the short cycle enlarges the batch),
-whatever the batch and however many processes share it.
+Multigrid training changes the number of clips in a batch. Statistics over more clips are less noisy
+and regularise less. The statistics are therefore always computed over groups of exactly k clips,
+whatever the batch size and the number of processes. k is 8, or 16 and 32 where the short cycle
+enlarges the batch.
 
-`GroupedBatchNorm3d` is an `nn.BatchNorm3d` with one number more, `group_size`. `convert_batchnorm`
-puts it in the place of every `nn.BatchNorm3d` of a model once, after building; `set_group_size`
-then changes k from iteration to iteration.
+`GroupedBatchNorm3d` is an `nn.BatchNorm3d` with one more attribute, `group_size`. Call
+`convert_batchnorm` once, after building a model, to replace every `nn.BatchNorm3d` by it. Then
+`set_group_size` changes k from iteration to iteration.
 """
 
 from __future__ import annotations
@@ -25,36 +25,40 @@ from multigrid.batchnorm.shared import SharedBatchNorm, arrange
 __all__ = ["GroupedBatchNorm3d", "convert_batchnorm", "group_order", "set_group_size"]
 
 _VECTOR = 8
-"""Values that torch's CPU kernel takes at once. For clips of fewer places it is several times as
-fast where channels lie side by side, with what it costs to bring them there and back."""
+"""Values that torch's CPU kernel processes at once.
+
+For clips with fewer positions per channel, the kernel is several times as fast if channels are
+contiguous, even with the cost of the two transpositions.
+"""
 
 
 class GroupedBatchNorm3d(nn.BatchNorm3d):
     """`nn.BatchNorm3d` whose training statistics are taken over groups of `group_size` clips.
 
-    Input and output are (N, C, T, H, W) with N the clips of this process. In training, with
-    k = group_size,
+    Input and output are (N, C, T, H, W), where N is the number of clips on this process. In
+    training, with k = group_size:
 
-    - None, or k = N: `nn.BatchNorm3d` itself;
-    - k < N: of the G = N/k groups, group g has the clips g, g + G, g + 2G, ..., each group being
-      normalised by its own mean and variance;
-    - k > N: ranks [j·m, (j+1)·m) with m = k/N are group j and share their statistics, in process
-      groups that `form_groups` or `form_neighbours` has formed.
+    - k is None or N: the module behaves like `nn.BatchNorm3d`.
+    - k < N: the clips form G = N/k groups. Group g has the clips g, g + G, g + 2G, ..., and each
+      group is normalised by its own mean and variance.
+    - k > N: with m = k/N, the ranks [j·m, (j+1)·m) are group j and share their statistics. Form
+      their process groups first, with `form_groups` or `form_neighbours`.
 
-    With None, statistics are over each process's own clips: what is trained then depends on the
-    number of processes. With a group size it does not.
+    With None, statistics cover the clips of one process, so results depend on the number of
+    processes. With a group size they do not.
 
-    With every G-th clip in a group, (N, C, T, H, W) read as (k, G·C, T, H, W) has one group's
-    channel in each channel: one call of torch's own kernel, without a copy of a contiguous input.
-    An input in channels_last_3d is copied there and back, so that the output has its format.
-    `group_order` arranges clips so that the groups are runs of a stream, whatever the number of
-    processes.
+    A group has every G-th clip so that (N, C, T, H, W) can be viewed as (k, G·C, T, H, W), where
+    each channel belongs to one group. One call of torch's kernel then normalises all groups without
+    copying a contiguous input. An input in channels_last_3d is copied twice, and the output has the
+    same memory format. Use `group_order` to arrange clips so that each group is a contiguous run of
+    the stream, whatever the number of processes.
 
-    The running statistics move once per forward, towards the average over this process's groups of
-    their means and unbiased variances. Evaluation, the constructor and the state dict are those of
+    Each forward updates the running statistics once, towards the average mean and unbiased variance
+    of this process's groups. Evaluation, the constructor and the state dict are those of
     `nn.BatchNorm3d`.
 
-    Raises ValueError, in training, if the clips cannot be arranged in groups of k.
+    Raises:
+        ValueError: in training, if the clips cannot be arranged in groups of k.
     """
 
     group_size: int | None = None
@@ -64,16 +68,16 @@ class GroupedBatchNorm3d(nn.BatchNorm3d):
         if not self.training or k is None or k == len(input):
             return super().forward(input)
         self._check_input_dim(input)
-        clips, sharers = arrange(len(input), k)
-        if clips * sharers * input.shape[2:].numel() < 2:
+        clips, ranks_per_group = arrange(len(input), k)
+        if clips * ranks_per_group * input.shape[2:].numel() < 2:
             raise ValueError(
-                f"batch normalisation needs more than 1 value per channel and group, got input "
-                f"{tuple(input.shape)} with group_size {k}: enlarge the group or the clips"
+                f"batch normalisation needs more than 1 value per channel and group, but the input "
+                f"is {tuple(input.shape)} and group_size is {k}. Use larger groups or clips"
             )
         groups = len(input) // clips
-        if sharers > 1:
+        if ranks_per_group > 1:
             output, means, variances = SharedBatchNorm.apply(  # type: ignore[no-untyped-call]
-                input, *self._affine(input), sharers, self.eps
+                input, *self._affine(input), ranks_per_group, self.eps
             )
             mean = means.mean(0)
             var = variances.mean(0)
@@ -87,12 +91,16 @@ class GroupedBatchNorm3d(nn.BatchNorm3d):
         return output
 
     def _folded(self, x: Tensor, groups: int) -> tuple[Tensor, Tensor, Tensor]:
-        """Output, and the groups' average mean and variance (C,).
+        """Normalise each local group by its own statistics.
 
-        Torch's own kernel sees a group's channel in each channel, and tracks them: from zero, by a
-        step of 1/G, it leaves each group's over G, so that their sum is the average.
+        The groups are folded into the channels, and torch's kernel updates running statistics that
+        start at zero with a momentum of 1/G. It leaves 1/G of each group's statistics, whose sum is
+        their average.
+
+        Returns:
+            The output, and the mean and unbiased variance (C,) averaged over the groups.
         """
-        weight, bias = (_of_all(vector, groups) for vector in self._affine(x))
+        weight, bias = (_repeat_per_group(vector, groups) for vector in self._affine(x))
         stats = weight.new_zeros(2, groups, x.shape[1])
         means, variances = stats.view(2, -1).unbind(0)
         folded = x.reshape(-1, len(means), x.shape[2:].numel())
@@ -107,7 +115,7 @@ class GroupedBatchNorm3d(nn.BatchNorm3d):
         return output.reshape(x.shape), mean, var
 
     def _affine(self, x: Tensor) -> tuple[Tensor, Tensor]:
-        """Scale and shift; statistics and parameters of a half-precision input are single."""
+        """Return scale and shift, in float32 at least."""
         dtype = torch.promote_types(x.dtype, torch.float32)
         if self.weight is None:
             weight = torch.ones(self.num_features, dtype=dtype, device=x.device)
@@ -116,19 +124,18 @@ class GroupedBatchNorm3d(nn.BatchNorm3d):
         return weight, torch.zeros_like(weight) if self.bias is None else self.bias.to(dtype)
 
     def _track(self, mean: Tensor, var: Tensor) -> None:
-        """Move the running statistics by one step towards the averages (C,) over the groups of
-        their means and unbiased variances."""
+        """Update the running statistics with the groups' average mean and variance, (C,)."""
         if self.track_running_stats:
-            step = self._count()
+            step = self._count_forward()
             for running, new in ((self.running_mean, mean), (self.running_var, var)):
                 assert running is not None
                 running.lerp_(new.to(running.dtype), step)
 
-    def _count(self) -> float:
-        """Count a forward; how far the running statistics move in it."""
+    def _count_forward(self) -> float:
+        """Count a forward pass and return the momentum of its update."""
         assert self.num_batches_tracked is not None
         self.num_batches_tracked.add_(1)
-        # momentum None: the cumulative average, as in nn.BatchNorm3d
+        # As in nn.BatchNorm3d, a momentum of None means a cumulative average.
         return 1 / float(self.num_batches_tracked) if self.momentum is None else self.momentum
 
     def extra_repr(self) -> str:
@@ -136,10 +143,14 @@ class GroupedBatchNorm3d(nn.BatchNorm3d):
 
 
 def group_order(clips: int, group_size: int | None) -> list[int]:
-    """How to arrange `clips` clips of a stream so that its runs of `group_size` are the groups.
+    """Return the order of clips in which each BN group is a contiguous run of the stream.
 
-    Clip `group_order(n, k)[j]` of the run goes to place j of the batch. If rank r holds the r-th
-    run of the global batch, arranged so, the groups do not depend on the number of processes.
+    Put clip `group_order(n, k)[j]` of the run at index j of the batch. If rank r takes the r-th run
+    of the global batch in this order, the groups do not depend on the number of processes.
+
+    Args:
+        clips: the number of clips on this process.
+        group_size: clips per group, or None for no groups.
     """
     if group_size is None or group_size >= clips or clips % group_size:
         return list(range(clips))
@@ -151,37 +162,40 @@ def _is_channels_last(x: Tensor) -> bool:
     return x.is_contiguous(memory_format=torch.channels_last_3d) and not x.is_contiguous()
 
 
-def _of_all(vector: Tensor, groups: int) -> Tensor:
-    """A copy (G·C,) of (C,) for each group, in less than `repeat` takes, backwards too."""
+def _repeat_per_group(vector: Tensor, groups: int) -> Tensor:
+    """Repeat a vector (C,) once per group, (G·C,); faster than `Tensor.repeat` on the CPU."""
     if vector.device.type != "cpu" or torch.compiler.is_compiling():
-        # Elsewhere an index's gradient is summed in no fixed order.
+        # Other devices sum the gradient of an index in no fixed order.
         return vector.expand(groups, -1).contiguous().view(-1)
-    return vector.index_select(0, _places(len(vector), groups))
+    return vector.index_select(0, _repeat_index(len(vector), groups))
 
 
 @cache
-def _places(channels: int, groups: int) -> Tensor:
-    """0 to C - 1 for each group."""
-    with torch.inference_mode(False):  # backward passes need it, whichever forward is first
+def _repeat_index(channels: int, groups: int) -> Tensor:
+    """Return the channel indices 0 to C - 1, repeated once per group."""
+    with torch.inference_mode(False):  # cached for later backward passes too
         return torch.arange(channels, device="cpu").repeat(groups)
 
 
 def convert_batchnorm(module: nn.Module) -> nn.Module:
-    """Replace every `nn.BatchNorm3d` in `module` by a `GroupedBatchNorm3d`; return the result.
+    """Replace every `nn.BatchNorm3d` in `module` by a `GroupedBatchNorm3d`.
 
-    The new modules hold the very parameters, buffers, hooks and extra attributes of the old ones
-    under the same names, so optimizers and state dicts stay valid. A module that appears twice
+    The new modules keep the parameter and buffer objects, hooks and extra attributes of the old
+    ones under the same names, so optimizers and state dicts stay valid. A module that is used twice
     stays one module.
 
+    Returns:
+        `module` itself, or its replacement if it is an `nn.BatchNorm3d`.
+
     Raises:
-        ValueError: `module` has batch normalisation of another class; nothing is converted.
+        ValueError: `module` contains another class of batch normalisation. Nothing is converted.
     """
     _refuse_others(module)
     return _convert(module, {})
 
 
 def _refuse_others(module: nn.Module) -> None:
-    """Other batch normalisation is not converted: its input does not tell its number of clips."""
+    """Raise ValueError for other batch normalisation, whose input lacks a clip dimension."""
     others = [
         f"{name or 'the module'} ({type(norm).__name__})"
         for name, norm in module.named_modules()
@@ -191,10 +205,11 @@ def _refuse_others(module: nn.Module) -> None:
     if others:
         raise ValueError(
             f"only nn.BatchNorm3d can take its statistics over groups of clips, not "
-            f"{', '.join(others)}: leave out convert_sync_batchnorm, since groups are shared "
-            "between processes anyway; put nn.BatchNorm3d in its place (frames as the T of "
-            "(N, C, T, H, W)); or convert a part of the model, as in model.trunk = "
-            "convert_batchnorm(model.trunk): the others keep the statistics of each process's batch"
+            f"{', '.join(others)}. Leave out convert_sync_batchnorm: groups are shared between "
+            "processes anyway. Or use nn.BatchNorm3d instead, with frames as the T of "
+            "(N, C, T, H, W). Or convert a part of the model, as in model.trunk = "
+            "convert_batchnorm(model.trunk); other layers then keep the statistics of each "
+            "process's batch"
         )
 
 
@@ -213,9 +228,16 @@ def _convert(module: nn.Module, done: dict[nn.Module, nn.Module]) -> nn.Module:
 
 
 def set_group_size(model: nn.Module, group_size: int | None) -> None:
-    """Set the clips per group of every `GroupedBatchNorm3d` in `model` (None: the local batch).
+    """Set the number of clips per group of every `GroupedBatchNorm3d` in `model`.
 
-    Warns if there are no such modules.
+    Warns if `model` has no such module.
+
+    Args:
+        model: the model, after `convert_batchnorm`.
+        group_size: clips per group, or None for all clips of a process.
+
+    Raises:
+        ValueError: `group_size` is below 1.
     """
     if group_size is not None and group_size < 1:
         raise ValueError(f"group_size must be at least 1 clip, or None, got {group_size}")
@@ -224,7 +246,7 @@ def set_group_size(model: nn.Module, group_size: int | None) -> None:
         norm.group_size = group_size
     if group_size is not None and not norms:
         warnings.warn(
-            "a group_size has no effect: the model has no GroupedBatchNorm3d; call "
+            "group_size has no effect because the model has no GroupedBatchNorm3d. Call "
             "convert_batchnorm(model) once after building it, or make_schedule(bn_size=None) if "
             "it has no batch normalisation",
             stacklevel=2,

@@ -1,4 +1,4 @@
-"""Batch statistics that processes share: where a group has more clips than one of them."""
+"""Batch statistics shared by several processes, for groups larger than the clips of one."""
 
 from __future__ import annotations
 
@@ -22,9 +22,11 @@ __all__ = [
 
 
 def arrangement(n: int, k: int | None, world: int) -> tuple[int, int] | None:
-    """(local clips per group, processes per group) for n clips on each of `world` processes.
+    """Arrange n clips on each of `world` processes in groups of k.
 
-    Groups are of k clips, or for k None of a process's own. None if there is no such arrangement.
+    Returns:
+        (local clips per group, processes per group), or None if there is no such arrangement. If k
+        is None, the clips of each process are one group.
     """
     if k is None:
         return n, 1
@@ -36,13 +38,17 @@ def arrangement(n: int, k: int | None, world: int) -> tuple[int, int] | None:
 
 
 def channel_moments(x: Tensor) -> Tensor:
-    """The means of each channel's values and of their squares, (2, C) float64, of (N, C, ...).
+    """Return the mean and the mean square of each channel of (N, C, ...).
 
-    Such moments can be averaged over processes in messages of one length. A variance, their
-    difference, cancels where the mean is large beside it: in double, beyond what the input tells.
+    Averaging these moments over processes gives the moments of all their clips. They are float64
+    because the variance, mean square minus squared mean, suffers from cancellation if the mean is
+    large.
+
+    Returns:
+        The moments, (2, C) float64.
     """
     dtype = torch.promote_types(x.dtype, torch.float32)
-    # The running statistics only say in which precision the batch's come.
+    # The zeros are placeholders for running statistics. Their dtype is that of the result.
     running = torch.zeros(2, x.shape[1], dtype=dtype, device=x.device)
     mean, var = torch.batch_norm_update_stats(x, running[0], running[1], 0.0)
     mean = mean.double()
@@ -50,9 +56,10 @@ def channel_moments(x: Tensor) -> Tensor:
 
 
 def arrange(n: int, k: int) -> tuple[int, int]:
-    """(local clips per group, processes per group) for n local clips in groups of k.
+    """Return (local clips per group, processes per group) for n local clips in groups of k.
 
-    Raises ValueError if there is no such arrangement.
+    Raises:
+        ValueError: there is no such arrangement.
     """
     world = dist.get_world_size() if _is_distributed() else 1
     arranged = arrangement(n, k, world)
@@ -60,8 +67,8 @@ def arrange(n: int, k: int) -> tuple[int, int]:
         return arranged
     raise ValueError(
         f"cannot form groups of k = {k} clips for batch normalisation from {n} clips per process "
-        f"on {world} process(es): use a multiple of {k} clips per process, or a divisor that whole "
-        "groups of processes share, or another group size"
+        f"on {world} process(es). Use a multiple of {k} clips per process, or a divisor n of {k} "
+        f"on a multiple of {k}/n processes, or choose another group size"
     )
 
 
@@ -70,17 +77,17 @@ def _is_distributed() -> bool:
 
 
 class SharedBatchNorm(torch.autograd.Function):
-    """Normalise all local clips together with those of `sharers` - 1 neighbouring ranks."""
+    """Autograd function of batch normalisation over the clips of `ranks_per_group` ranks."""
 
     @staticmethod
     def forward(
-        ctx: Any, x: Tensor, weight: Tensor, bias: Tensor, sharers: int, eps: float
+        ctx: Any, x: Tensor, weight: Tensor, bias: Tensor, ranks_per_group: int, eps: float
     ) -> tuple[Tensor, Tensor, Tensor]:
-        mean, var = _shared_stats(x, sharers)
+        mean, var = _shared_stats(x, ranks_per_group)
         out = F.batch_norm(x, mean, var, weight, bias, training=False, eps=eps)
-        count = sharers * x.numel() // x.shape[1]
+        count = ranks_per_group * x.numel() // x.shape[1]
         ctx.save_for_backward(x, weight, mean, (var + eps).rsqrt())
-        ctx.sharers = sharers
+        ctx.ranks_per_group = ranks_per_group
         ctx.count = count
         mean = mean[None]
         unbiased = (var * (count / (count - 1)))[None]
@@ -91,17 +98,18 @@ class SharedBatchNorm(torch.autograd.Function):
     @torch.autograd.function.once_differentiable
     def backward(ctx: Any, grad: Tensor, *_: Tensor) -> tuple[Tensor | None, ...]:
         x, weight, mean, invstd = ctx.saved_tensors
-        # The parameters' gradients stay local (as DDP expects); the input's sees all clips.
+        # Parameter gradients stay local, because DDP averages them. The input's gradient needs the
+        # sums over all clips of the group.
         _, grad_weight, grad_bias = torch.ops.aten.native_batch_norm_backward(
             grad, x, weight, None, None, mean, invstd, True, 0.0, [False, True, True]
         )
         sums = torch.stack((grad_weight, grad_bias))
-        reducing = dist.all_reduce(sums, group=_neighbours(ctx.sharers), async_op=True)
+        reducing = dist.all_reduce(sums, group=_neighbours(ctx.ranks_per_group), async_op=True)
         scale = weight * invstd
-        grad_x = grad * _per_channel(scale)  # while the sums are under way
+        grad_x = grad * _per_channel(scale)  # overlaps with the all-reduce
         reducing.wait()
         along, level = sums / ctx.count
-        # scale · (grad - level - normalised x · along), with the rest linear in x
+        # grad_x = scale · (grad - level - normalised x · along); the last two terms are linear in x
         slope = -scale * invstd * along
         grad_x.addcmul_(x, _per_channel(slope)).sub_(_per_channel(scale * level + slope * mean))
         return grad_x.to(x.dtype), grad_weight, grad_bias, None, None
@@ -111,10 +119,10 @@ def _per_channel(values: Tensor) -> Tensor:
     return values.view(1, -1, 1, 1, 1)
 
 
-def _shared_stats(x: Tensor, sharers: int) -> tuple[Tensor, Tensor]:
-    """Mean and biased variance, (C,), over the clips of `sharers` neighbouring ranks."""
-    moments = channel_moments(x) / sharers
-    dist.all_reduce(moments, group=_neighbours(sharers))
+def _shared_stats(x: Tensor, ranks_per_group: int) -> tuple[Tensor, Tensor]:
+    """Return mean and biased variance, (C,), over the clips of `ranks_per_group` ranks."""
+    moments = channel_moments(x) / ranks_per_group
+    dist.all_reduce(moments, group=_neighbours(ranks_per_group))
     mean, square = moments
     dtype = torch.promote_types(x.dtype, torch.float32)
     return mean.to(dtype), (square - mean.square()).clamp_(min=0).to(dtype)
@@ -123,46 +131,50 @@ def _shared_stats(x: Tensor, sharers: int) -> tuple[Tensor, Tensor]:
 _formed: WeakKeyDictionary[dist.ProcessGroup, dict[int, dist.ProcessGroup]] = WeakKeyDictionary()
 
 
-def form_neighbours(sharers: int, timeout: timedelta | None = None) -> None:
-    """Form the groups of `sharers` neighbouring processes that share statistics, if not yet there.
+def form_neighbours(ranks_per_group: int, timeout: timedelta | None = None) -> None:
+    """Form the process groups of neighbouring ranks that share BN statistics.
 
-    Every process must call this, for the same sizes in the same order, before a forward needs them.
-    They are groups of their own even where all processes share: in the default group, messages
-    would wait behind the gradients of the layers above. `timeout` is how long a process waits for
-    its neighbours; None is torch's own, whatever the default group's is.
+    Every process must call this before the first forward, with the same sizes in the same order.
+    Groups that exist are kept. New groups are formed even if all ranks share statistics: in the
+    default group, messages would queue behind the gradients of later layers.
+
+    Args:
+        ranks_per_group: the number of neighbouring ranks in a group.
+        timeout: how long a process waits for its neighbours. None is torch's default, not that of
+            the default group.
     """
-    if sharers == 1:
+    if ranks_per_group == 1:
         return
     world = dist.group.WORLD
     assert world is not None
     known = _formed.setdefault(world, {})
-    if sharers not in known:
-        groups = dist.new_subgroups(sharers, timeout=timeout)  # type: ignore[no-untyped-call]
-        known[sharers] = groups[0]
+    if ranks_per_group not in known:
+        groups = dist.new_subgroups(ranks_per_group, timeout=timeout)  # type: ignore[no-untyped-call]
+        known[ranks_per_group] = groups[0]
 
 
-def _neighbours(sharers: int) -> dist.ProcessGroup:
-    """The process group of this rank and the neighbours that it shares statistics with.
+def _neighbours(ranks_per_group: int) -> dist.ProcessGroup:
+    """Return the process group of this rank and the neighbours that it shares statistics with.
 
     Raises:
-        ValueError: it was not formed.
+        ValueError: the group has not been formed.
     """
     world = dist.group.WORLD
     assert world is not None
-    if sharers not in (known := _formed.get(world, {})):
+    if ranks_per_group not in (known := _formed.get(world, {})):
         raise ValueError(
-            f"groups of {sharers} processes that share statistics of batch normalisation have not "
-            f"been formed: call form_groups(schedule), or form_neighbours({sharers}), on every "
+            f"the groups of {ranks_per_group} processes that share BN statistics have not been "
+            f"formed. Call form_groups(schedule), or form_neighbours({ranks_per_group}), on every "
             "process before training"
         )
-    return known[sharers]
+    return known[ranks_per_group]
 
 
 @torch.no_grad()
 def average_running_stats(model: nn.Module) -> None:
-    """Replace the running statistics of `model` by their mean over all processes.
+    """Replace the BN running statistics of `model` by their mean over all processes.
 
-    Every process must call this. With a single process nothing changes.
+    Every process must call this. On a single process nothing changes.
     """
     if not _is_distributed():
         return

@@ -1,1 +1,1 @@
-"""Multigrid training inside loops of others; the modules for frameworks need theirs."""
+"""Multigrid training inside other frameworks; each module requires its framework."""

@@ -105,8 +105,10 @@ def _seeded(python: int, numpy: int, pytorch: int) -> Iterator[None]:
 
 
 def _check_clip(item: Any, shape: Shape, name: str) -> None:
-    """Raise ValueError if the largest clip of an item, its four axes in any order, has another
-    shape than was asked for."""
+    """Raise ValueError if the largest clip of an item has another shape than requested.
+
+    Its four axes may have any order.
+    """
     sides = max((a.shape for a in _arrays(item) if a.ndim == 4), key=math.prod, default=None)
     if sides is not None and not {shape.frames, shape.crop} <= set(sides):
         raise ValueError(

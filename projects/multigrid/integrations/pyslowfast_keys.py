@@ -150,11 +150,13 @@ def _check(cfg: Any) -> None:
 
 
 def learning_rate_of(cfg: Any) -> LearningRate:
-    """Return the policy of SOLVER: `cosine`, `steps_with_relative_lrs`, whose LRS are multiples of
-    BASE_LR, or `steps_with_lrs`, whose LRS are rates.
+    """Return the policy of SOLVER.
+
+    It is `cosine`, `steps_with_relative_lrs`, whose LRS are multiples of BASE_LR, or
+    `steps_with_lrs`, whose LRS are rates.
 
     Raises:
-        ValueError: another policy, or steps and rates that do not fit.
+        ValueError: the policy is another, or its steps and rates do not fit.
     """
     solver = cfg.SOLVER
     policy = solver.LR_POLICY

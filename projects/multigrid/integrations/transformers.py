@@ -1,4 +1,4 @@
-"""Multigrid training with the Trainer of transformers: a thin subclass."""
+"""Multigrid training with a subclass of the Trainer of transformers."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from multigrid.training import MultigridLR, Training
 __all__ = ["MultigridTrainer", "processor_colours", "video_inputs"]
 
 _KEYS_OF_BEGIN = ("iteration", "extents")
-"""Batch keys consumed by `Training.begin`, not passed to the model."""
+"""Keys of a batch that `Training.begin` uses and the model does not take."""
 _MEAN = (0.485, 0.456, 0.406)
 _STD = (0.229, 0.224, 0.225)
 
@@ -29,20 +29,19 @@ def video_inputs(
     mean: Sequence[float] = _MEAN,
     std: Sequence[float] = _STD,
 ) -> dict[str, Any]:
-    """What video models of transformers are given, of the samples of one iteration.
+    """Collate samples of one iteration into the inputs of a video model of transformers.
 
     Args:
-        samples: as `collate` takes them.
-        name: what the model calls its clips; V-JEPA 2 calls them pixel_values_videos.
-        mean: of each colour, in [0, 1], as the model's image processor has it
-            (`processor_colours`): ImageNet's for VideoMAE and V-JEPA 2, not for ViViT and
-            TimeSformer.
+        samples: as in `collate`.
+        name: the model's argument for clips. For V-JEPA 2 it is pixel_values_videos.
+        mean: mean of each colour, in [0, 1], as in the model's image processor
+            (`processor_colours`). The default is ImageNet's, which fits VideoMAE and V-JEPA 2 but
+            not ViViT and TimeSformer.
         std: standard deviation of each colour, likewise.
 
     Returns:
-        under that name the clips, (N, T, 3, H, W), with mean and standard deviation taken out and
-        some of them mirrored; labels; and for `Training.begin` the number of the iteration and, if
-        the samples have them, their extents.
+        The normalised clips, (N, T, 3, H, W), some of them mirrored, under `name`. "labels". For
+        `Training.begin`, "iteration" and, if the samples have them, "extents".
     """
     batch = collate(samples)
     pixels = network_input(batch, mean, std).transpose(1, 2)
@@ -51,11 +50,16 @@ def video_inputs(
 
 
 def processor_colours(values: Mapping[str, Any]) -> tuple[list[float], list[float]]:
-    """Mean and standard deviation of each colour, in [0, 1], that an image or video processor takes
-    out; `values` are those of its configuration.
+    """Return the mean and standard deviation of each colour by which a processor normalises.
 
-    Most scale bytes to [0, 1] first. ViViT's scale them to [-1, 1] (rescale_factor 1 / 127.5), of
-    which they take image_mean.
+    Most processors scale bytes to [0, 1] first. ViViT's scale them to [-1, 1] (rescale_factor
+    1 / 127.5), so their image_mean and image_std refer to that range.
+
+    Args:
+        values: the configuration of an image or video processor.
+
+    Returns:
+        Mean and standard deviation of pixels in [0, 1].
     """
     scale = 255 * (values.get("rescale_factor") or 1 / 255)
     shift = float(values.get("offset", scale > 1.5))
@@ -64,8 +68,8 @@ def processor_colours(values: Mapping[str, Any]) -> tuple[list[float], list[floa
     return [(m + shift) / scale for m in mean], [s / scale for s in std]
 
 
-class _Rates(MultigridLR):
-    """Rates that are saved and loaded with what tells one training from another."""
+class _ResumableLR(MultigridLR):
+    """Scheduler whose state includes that of the training, to check it when resuming."""
 
     def __init__(self, optimizer: Optimizer, training: Training) -> None:
         self.training = training
@@ -81,21 +85,21 @@ class _Rates(MultigridLR):
 
 
 class MultigridTrainer(Trainer):
-    """The Trainer, whose mini-batches, rates and BN groups are a schedule's.
+    """Trainer whose mini-batches, learning rates and BN groups follow a schedule.
 
-    `train_dataset` takes a `ClipRequest` as index. `data_collator` makes the model's inputs of the
-    samples, with "iteration" among them: unless given, it is `video_inputs`, with the model's name
-    for its clips and, if `processing_class` is its image processor, mean and deviation of that.
-    num_train_epochs, per_device_train_batch_size and learning_rate of the arguments are not looked
-    at, nor is their scheduler: the schedule has them. A checkpoint of the Trainer's goes on inside
-    an epoch.
+    The schedule replaces num_train_epochs, per_device_train_batch_size, learning_rate and the
+    scheduler of the arguments, which are ignored. Training resumes inside an epoch from the
+    Trainer's checkpoints.
 
     Args:
-        schedule: what to train.
-        options: as the Trainer's.
+        schedule: the schedule to train.
+        options: options of the Trainer. `train_dataset` must take a `ClipRequest` as index.
+            `data_collator` must keep "iteration" in the model's inputs. By default it is
+            `video_inputs` with the model's name for clips and, if `processing_class` is an image
+            processor, with its mean and standard deviation.
 
     Raises:
-        ValueError: arguments that would train something else than the schedule.
+        ValueError: an argument conflicts with the schedule.
     """
 
     def __init__(self, *, schedule: Schedule, **options: Any) -> None:
@@ -104,19 +108,22 @@ class MultigridTrainer(Trainer):
         for wrong, advice in (
             (
                 args.max_steps not in (-1, schedule.iterations),
-                f"max_steps is not the {schedule.iterations} iterations of the schedule: leave it "
-                "out, and give make_schedule another learning rate",
+                f"max_steps differs from the {schedule.iterations} iterations of the schedule: "
+                "leave it out, and set the length by the learning rate given to make_schedule",
             ),
             (
                 args.gradient_accumulation_steps != 1,
-                "gradient_accumulation_steps takes several of the schedule's iterations for one: "
-                "leave it out, and choose a smaller batch for make_schedule",
+                "gradient_accumulation_steps would merge several iterations of the schedule into "
+                "one: leave it out, and choose a smaller batch for make_schedule",
             ),
             (
                 args.n_gpu > 1,
-                "start a process for each GPU (torchrun): nn.DataParallel is not used",
+                "nn.DataParallel is not supported: start one process per GPU with torchrun",
             ),
-            (args.ignore_data_skip, "ignore_data_skip would train other clips: leave it out"),
+            (
+                args.ignore_data_skip,
+                "ignore_data_skip would resume with other clips than the schedule's: leave it out",
+            ),
             (
                 (options.get("optimizers") or (None, None))[1] is not None,
                 "the rates are the schedule's: give optimizers=(optimizer, None)",
@@ -138,10 +145,10 @@ class MultigridTrainer(Trainer):
             self.data_collator = partial(video_inputs, name=name, mean=mean, std=std)
 
     def get_train_dataloader(self) -> DataLoader[Batch]:
-        """This process's mini-batches, all of them: the Trainer skips those that were trained."""
+        """Return the loader of all mini-batches; the Trainer skips those already trained."""
         self.training.iteration = 0
         if self.train_dataset is None:
-            raise ValueError("give the MultigridTrainer a train_dataset")
+            raise ValueError("MultigridTrainer has no train_dataset: give it one")
         dataset: Any = self.train_dataset
         return self.training.loader(
             dataset,
@@ -155,17 +162,17 @@ class MultigridTrainer(Trainer):
     def create_scheduler(
         self, num_training_steps: int, optimizer: Optimizer | None = None
     ) -> MultigridLR:
-        """The rates as a scheduler, which the Trainer steps, logs and saves."""
+        """Create the scheduler of the schedule's rates, which the Trainer steps and saves."""
         chosen: Any = self.optimizer if optimizer is None else optimizer
-        scheduler = _Rates(chosen, self.training)
+        scheduler = _ResumableLR(chosen, self.training)
         self.lr_scheduler: Any = scheduler
         return scheduler
 
     def training_step(
         self, model: nn.Module, inputs: dict[str, Any], *arguments: Any, **options: Any
     ) -> Tensor:
-        """Begin the iteration, then what the Trainer does."""
-        # A model of model_init is made anew when the training begins.
+        """Begin the iteration, then call the Trainer's method."""
+        # With model_init, the Trainer creates a new model when the training begins.
         self.training.model = self.model
         self.training.optimizer = self.optimizer
         self.training.iteration = self.state.global_step
@@ -176,18 +183,18 @@ class MultigridTrainer(Trainer):
     def prediction_step(
         self, model: nn.Module, inputs: dict[str, Any], *arguments: Any, **options: Any
     ) -> Any:
-        """What the Trainer does, with what the model takes."""
+        """Call the Trainer's method without the keys that the model does not take."""
         taken = {name: value for name, value in inputs.items() if name not in _KEYS_OF_BEGIN}
         return super().prediction_step(model, taken, *arguments, **options)
 
     def _load_from_checkpoint(
         self, resume_from_checkpoint: str, model: nn.Module | None = None
     ) -> None:
-        """Load what was saved, whatever names it was saved under.
+        """Load a checkpoint, whose tensors may have older names.
 
-        save_pretrained writes the older names of some models (VideoMAE, ViViT), which
-        from_pretrained knows and the Trainer (5.23) does not: it leaves such tensors at their
-        initial values, with a warning.
+        For some models (VideoMAE, ViViT), save_pretrained writes older names. from_pretrained
+        translates them, but the Trainer (5.23) only warns and leaves such tensors at their initial
+        values.
         """
         chosen = self.model if model is None else model
         if not isinstance(chosen, PreTrainedModel):
@@ -197,7 +204,7 @@ class MultigridTrainer(Trainer):
         chosen.load_state_dict(loaded.state_dict())
 
     def _load_best_model(self) -> None:
-        """What load_best_model_at_end loads, as `_load_from_checkpoint` does."""
+        """Load the best checkpoint at the end, by `_load_from_checkpoint`."""
         if isinstance(self.model, PreTrainedModel):
             assert self.state.best_model_checkpoint is not None
             self._load_from_checkpoint(self.state.best_model_checkpoint)

@@ -17,7 +17,7 @@ from slowfast_patches.datasets.reading.files import (
     frame_files,
     open_video,
     read_jpeg,
-    readable,
+    translate_decode_errors,
 )
 from slowfast_patches.datasets.reading.limits import LIMITS, ReadingLimits
 from slowfast_patches.datasets.reading.prepared import ANCHOR, GROUP, TAG
@@ -114,7 +114,7 @@ def source_pictures(
         resized = resize.reformat(frame, width, height, pixels, interpolation=bicubic, threads=1)
         return cast(NDArray[np.uint8], resized.to_ndarray())
 
-    with readable():
+    with translate_decode_errors():
         for frame in _decoded(source, record, limits):
             if record.turns == 0 and _is_plain(frame):
                 yield to(frame, "yuv420p")

@@ -191,7 +191,7 @@ def test_an_index_of_more_samples_than_allowed_is_refused_before_it_is_opened(
     path = tmp_path / "claims.mp4"
     path.write_bytes(content)
     monkeypatch.setattr(scanning, "open_video", None)
-    assert "has more frames, or samples of sound, than" in refusal(lambda: scan(str(path)))
+    assert "has more frames or audio samples than" in refusal(lambda: scan(str(path)))
 
 
 @pytest.mark.parametrize("flags", ["", "frag_keyframe+empty_moov"])

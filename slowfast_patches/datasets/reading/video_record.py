@@ -42,9 +42,8 @@ class VideoRecord:
     video: Video  # number of frames, frame rate, displayed width and height
     turns: int = 0  # quarter turns counterclockwise from the stored to the displayed picture
     timestamps: Ints | None = None
-    """VIDEO: (frames,) timestamps in units of the stream's time base. None if they are missing or not
-    distinct. Then frames
-    are counted."""
+    """VIDEO: (frames,) timestamps in units of the stream's time base. None if they are missing or
+    not distinct. Frames are then counted from the beginning."""
     keys: Ints | None = None
     """VIDEO: frames at which decoding can start, ascending. The first is 0."""
     offsets: Ints | None = None

@@ -27,7 +27,9 @@ from multigrid import (
 from slowfast_patches.config import load_recipe
 from slowfast_patches.config.recipe import Recipe
 from slowfast_patches.datasets.clips import ClipDataset
+from slowfast_patches.datasets.lists.dataset_lists import DATASETS, DataSet
 from slowfast_patches.datasets.loader import (
+    build_dataset,
     loading_advice,
     num_workers,
     training_loader,
@@ -222,3 +224,9 @@ def test_a_workers_memory_is_shared_and_does_not_grow_with_shapes_or_time(demo_d
     for pid in once:
         assert len(again[pid]) > 6
         assert max(again[pid]) < 1.2 * max(once[pid]) + 20 * MIB
+
+
+def test_a_data_set_without_the_required_interface_is_refused(monkeypatch):
+    monkeypatch.setitem(DATASETS, "own", DataSet(build=lambda recipe, split: Marked(pause=0)))
+    with pytest.raises(ValueError, match="Marked, needs `videos`"):
+        build_dataset(config("TRAIN.DATASET", "own"), "train")

@@ -403,7 +403,7 @@ def test_other_settings_and_lists_that_were_not_made_here_are_refused(
     (tmp_path / "foreign").mkdir()
     write_list(tmp_path / "foreign/val.csv", "mine")
     status, output = run("--csv", data / "val.csv", "--output", tmp_path / "foreign")
-    assert (status, "was not made here" in output) == (2, True)
+    assert (status, "was not made by multigrid-prepare" in output) == (2, True)
     assert (tmp_path / "foreign/val.csv").read_text() == "mine 0\n"
     write_video(tmp_path / "other/a.mp4", noise(3))
     csv = write_list(tmp_path / "other/val.csv", "a.mp4")
@@ -420,7 +420,7 @@ def test_other_settings_and_lists_that_were_not_made_here_are_refused(
         (["--csv", "data/train.csv", "--csv", "data/train.csv", "--output", "out"], "same name"),
         (["--csv", "data/train.csv", "--output", "out", "--short-side", "2"], "--short-side 2"),
         (["--csv", "data/train.csv", "--output", "out", "--val-fraction", "0.5"], "no effect"),
-        (["--folder", "data", "--output", "data/out"], "the data set itself lies there"),
+        (["--folder", "data", "--output", "data/out"], "is in the folder of the data set"),
     ],
 )
 def test_mistakes_are_named(run, data, tmp_path, monkeypatch, args, message):

@@ -78,7 +78,7 @@ GROUND = ((0.05, 0.3), (0.02, 0.05))
 THING = ((0.5, 0.9), (0.15, 0.3))
 SPRITE = 64  # pixels along the side of a thing's picture
 
-# Reading is part of the cost of a training run, so the stream is cheap to decode: no loop filter and
+# Reading is part of the cost of a training run, so the stream is cheap to decode: no loop filter,
 # no arithmetic coding (fastdecode), no B-frames, whole macroblocks, one reference, and a key frame
 # every 8 frames. One thread, so that the bytes do not depend on the number of cores.
 ENCODER = {

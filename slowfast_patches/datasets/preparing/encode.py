@@ -125,7 +125,7 @@ def source_pictures(
 
 
 def _is_plain(frame: VideoFrame) -> bool:
-    """Whether a frame has the format assumed for untagged streams: BT.601, 16 to 235, 8 bits."""
+    """Return whether a frame has the untagged format: BT.601, 16 to 235, 8 bits."""
     return (
         frame.format.name == "yuv420p"
         and frame.colorspace in _BT601

@@ -256,7 +256,7 @@ def _state(path: str) -> tuple[int, int | None]:
 
 
 def _is_made(out: Path, source: Source) -> bool:
-    """Whether the prepared file of a source is up to date.
+    """Return whether the prepared file of a source is up to date.
 
     It also counts as up to date if the source has been deleted since.
     """

@@ -98,7 +98,7 @@ class Cropper:
 
 
 def _is_planar_yuv(fmt: VideoFormat) -> bool:
-    """Whether Y, U and V are separate planes of 8 bits, or of 16 bits in native byte order."""
+    """Return whether Y, U and V are separate planes of 8 bits, or of 16 bits in native order."""
     planes = [component.plane for component in fmt.components]
     return planes == [0, 1, 2] and not fmt.is_rgb and not fmt.is_big_endian
 

@@ -170,7 +170,7 @@ def _scan_video(
 
 
 def _are_distinct(stamps: Sequence[tuple[int | None, bool]]) -> bool:
-    """Whether every frame has a timestamp of its own."""
+    """Return whether every frame has a timestamp of its own."""
     times = [timestamp for timestamp, _ in stamps]
     return None not in times and len(set(times)) == len(times)
 
@@ -188,7 +188,7 @@ def _frame_rate(stream: VideoStream, timestamps: NDArray[np.int64]) -> float:
 def _is_entry(
     container: InputContainer, stream: VideoStream, timestamp: int, clock: TimeLimit
 ) -> bool:
-    """Whether decoding can start at this key frame.
+    """Return whether decoding can start at this key frame.
 
     Some files mark frames as key frames that depend on earlier ones. Use a new decoder, because one
     that has decoded other frames does not notice missing references. Reuse the container, because

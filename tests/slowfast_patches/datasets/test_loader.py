@@ -117,8 +117,10 @@ def schedule() -> Schedule:
 
 
 class Marked(Dataset[Batch]):
-    """Clips of value iteration + 1, after a pause that has nothing to do with their order; says
-    which worker read them, and counts what was read."""
+    """Data set whose clips have the value iteration + 1.
+
+    It pauses at random, reports which worker read a clip, and counts the reads.
+    """
 
     def __init__(self, pause: float) -> None:
         self.pause, self.reads = pause, multiprocessing.Value("i", 0)
@@ -181,8 +183,10 @@ def test_workers_are_at_most_two_mini_batches_ahead_of_the_training(schedule):
 
 
 class Watched(ClipDataset):
-    """Says after each mini-batch what memory its worker has: (pid, bytes). Writes sevens
-    over the mini-batch before, which it handed over already."""
+    """Data set that reports its worker's (pid, bytes of memory) with each mini-batch.
+
+    It overwrites the previous mini-batch, which it has already handed over, with sevens.
+    """
 
     before: torch.Tensor | None = None
 

@@ -248,8 +248,7 @@ def test_a_data_set_that_moved_is_the_same(prepare, data, tmp_path):
 
 
 def lasting(folder: Path, videos: int, frames: int = 120) -> Path:
-    """A list of videos of several groups each, whose targets exist for a while before they are
-    whole."""
+    """Write a list of videos of several groups, whose targets take a while to complete."""
     for number in range(videos):
         write_video(folder / f"{number}.mp4", noise(frames, 128, 96, number))
     return write_list(folder / "train.csv", *(f"{number}.mp4" for number in range(videos)))

@@ -16,7 +16,7 @@ from pathlib import Path
 from av.video.frame import VideoFrame
 
 from slowfast_patches.datasets.lists.csv_list import read_utf8
-from slowfast_patches.datasets.reading.files import open_video, readable
+from slowfast_patches.datasets.reading.files import open_video, translate_decode_errors
 from slowfast_patches.datasets.reading.video_record import UnreadableVideoError
 from slowfast_patches.utils.tables import format_list
 
@@ -173,7 +173,7 @@ def decode(sentence: Sentence) -> Iterator[VideoFrame]:
     """
     count = 0
     size = None
-    with readable(), open_video(str(sentence.video)) as (container, stream):
+    with translate_decode_errors(), open_video(str(sentence.video)) as (container, stream):
         rate = float(stream.average_rate or stream.guessed_rate or FPS)
         if round(rate) != FPS:
             raise UnreadableVideoError(f"has {rate:g} frames a second, not {FPS}")

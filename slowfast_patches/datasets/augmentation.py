@@ -1,4 +1,4 @@
-"""RandAugment, colour jitter and random erasing of training clips, as AUG says."""
+"""RandAugment, colour jitter and random erasing of training clips, set by the keys AUG."""
 
 from __future__ import annotations
 
@@ -15,32 +15,36 @@ from slowfast_patches.config.recipe import Aug
 __all__ = ["OPERATIONS", "Augmentation", "apply"]
 
 Clip = NDArray[np.uint8]
-"""(T, S, S, 3), RGB."""
+"""Clip, (T, S, S, 3) RGB."""
 
-_AUGMENTING = 3
-"""Keeps the generators of augmentation apart from those that say where clips are taken."""
+_AUGMENTATION_STREAM = 3
+"""Part of the seed that separates this generator from the one that samples clips."""
 
 OPERATIONS = (
     *("identity", "autocontrast", "equalize", "solarize", "posterize", "brightness", "contrast"),
     *("colour", "sharpness", "rotate", "shear_x", "shear_y", "translate_x", "translate_y"),
 )
-"""RandAugment's, with the ranges of AutoAugment (Cubuk et al., CVPR 2019, table 6)."""
+"""Operations of RandAugment, with the ranges of AutoAugment (Cubuk et al., CVPR 2019, table 6)."""
 
 _GREY = np.array([0.299, 0.587, 0.114])
-"""Parts of R, G and B in the brightness that is seen (ITU-R BT.601)."""
+"""Weights of R, G and B in the luminance (ITU-R BT.601)."""
 _SMOOTH = np.array([[1, 1, 1], [1, 5, 1], [1, 1, 1]]) / 13
+"""Smoothing kernel, used for sharpness."""
 _AREA = (0.02, 1 / 3)
+"""Random erasing: range of the area of the box, relative to the frame."""
 _ASPECT = math.log(1 / 0.3)
-"""Of a box of random erasing: over the frame's; the logarithm of the longer side over the other."""
+"""Random erasing: maximum logarithm of the aspect ratio of the box."""
 
 
 class Augmentation:
-    """Changes clips in place, all frames of one alike: by RandAugment (Cubuk et al., CVPR Workshops
-    2020) or else by jitter of brightness, contrast and colour, then by random erasing (Zhong et
-    al., AAAI 2020).
+    """Changes clips in place, and all frames of a clip alike.
 
-    What is done is drawn from a generator of the clip, seeded by (seed, epoch, video), and in parts
-    of a frame: it does not depend on the worker, the rank, what came before, or the clip's shape.
+    Apply RandAugment (Cubuk et al., CVPR Workshops 2020), or else jitter of brightness, contrast
+    and colour, and then random erasing (Zhong et al., AAAI 2020).
+
+    Each clip has its own random generator, seeded by (seed, epoch, video), and all sizes are drawn
+    relative to the frame. So the result does not depend on the worker, the rank, earlier clips, or
+    the shape of the clip.
     """
 
     def __init__(self, keys: Aug, mean: Sequence[float], seed: int) -> None:
@@ -49,7 +53,7 @@ class Augmentation:
         self._fill = tuple(255 * value for value in mean)
 
     def __call__(self, clip: Clip, epoch: int, video: int) -> None:
-        rng = np.random.default_rng((self._seed, epoch, video, _AUGMENTING))
+        rng = np.random.default_rng((self._seed, epoch, video, _AUGMENTATION_STREAM))
         changed = clip
         if self._keys.aa_type:
             count, magnitude, spread = parse_rand_augment(self._keys.aa_type)
@@ -68,7 +72,7 @@ class Augmentation:
                 self._erase(clip, rng)
 
     def _erase(self, clip: Clip, rng: np.random.Generator) -> None:
-        """Fill a box of all frames with noise, the same in each, or with the mean colour."""
+        """Fill a box with the mean colour or with noise, the same in all frames."""
         side = clip.shape[1]
         area = rng.uniform(*_AREA) / self._keys.re_count
         aspect = math.exp(rng.uniform(-_ASPECT, _ASPECT))
@@ -83,12 +87,14 @@ class Augmentation:
 
 
 def apply(name: str, clip: Clip, level: float, fill: Sequence[float]) -> Clip:
-    """The clip after an operation of RandAugment.
+    """Apply an operation of RandAugment, and return the new clip.
 
     Args:
-        name: of `OPERATIONS`.
-        level: in [-1, 1], 0 changes least; the sign is a direction, where there are two.
-        fill: the colour of what comes in from outside.
+        name: One of `OPERATIONS`.
+        clip: The clip, (T, S, S, 3).
+        level: Strength in [-1, 1]. 0 changes least. The sign selects the direction, if there are
+            two.
+        fill: Colour of pixels that move in from outside.
     """
     strength = abs(level)
     values = np.arange(256)
@@ -118,8 +124,10 @@ def apply(name: str, clip: Clip, level: float, fill: Sequence[float]) -> Clip:
 
 
 def _enhanced(name: str, clip: Clip, factor: float) -> Clip:
-    """Between a clip without brightness, contrast, colour or sharpness (0) and the clip (1), or
-    beyond it."""
+    """Blend a clip with a version that lacks brightness, contrast, colour or sharpness.
+
+    A factor of 0 gives that version, 1 gives the clip, and a larger factor extrapolates.
+    """
     if name == "sharpness":
         kernel = (1 - factor) * _SMOOTH
         kernel[1, 1] += factor
@@ -133,7 +141,10 @@ def _enhanced(name: str, clip: Clip, factor: float) -> Clip:
 
 
 def _stretched(clip: Clip, *, by_rank: bool) -> NDArray[np.float64]:
-    """A table (256, 3) that spreads the values of each channel over all 256, or their ranks."""
+    """Return a table (256, 3) that spreads the values of each channel over all 256 values.
+
+    With `by_rank`, spread the ranks of the values (histogram equalization).
+    """
     rows = clip.reshape(-1, clip.shape[2], 3)
     tables = list[NDArray[np.float64]]()
     for channel in range(3):
@@ -153,7 +164,7 @@ def _stretched(clip: Clip, *, by_rank: bool) -> NDArray[np.float64]:
 
 
 def _looked_up(clip: Clip, table: NDArray[np.generic]) -> Clip:
-    """Every value replaced by the table's, (256,) or (256, 3)."""
+    """Replace every value by its entry in a table, (256,) or (256, 3)."""
     whole = np.clip(np.rint(table), 0, 255).astype(np.uint8)
     rows = clip.reshape(-1, clip.shape[2], 3)
     return np.asarray(cv2.LUT(rows, whole.reshape(1, 256, -1)), np.uint8).reshape(clip.shape)
@@ -162,7 +173,7 @@ def _looked_up(clip: Clip, table: NDArray[np.generic]) -> Clip:
 def _warped(
     clip: Clip, matrix: NDArray[np.float64], shift: NDArray[np.float64], fill: Sequence[float]
 ) -> Clip:
-    """Move places (x, y) about the centre by a matrix and then by a shift, in pixels."""
+    """Transform positions (x, y) by a matrix about the centre, and then shift them, in pixels."""
     size = clip.shape[2]
     centre = np.full(2, (size - 1) / 2)
     moved = np.column_stack([matrix, centre - matrix @ centre + shift])

@@ -1,4 +1,4 @@
-"""The clips of a recipe's data set, read as the recipe says."""
+"""Clips of a recipe's data set, read according to the recipe."""
 
 from __future__ import annotations
 
@@ -25,14 +25,14 @@ logger = logging.getLogger(__name__)
 
 
 class ClipDataset(Clips):
-    """Clips of the videos of a list.
+    """Clips of the videos in the list of a split.
 
-    The training split is indexed by `ClipRequest`. The validation split has one centre clip of each
-    video; the test split has NUM_ENSEMBLE_VIEWS × NUM_SPATIAL_CROPS.
+    The training split is indexed by `ClipRequest`. The validation split has one centre clip per
+    video. The test split has NUM_ENSEMBLE_VIEWS × NUM_SPATIAL_CROPS clips per video.
 
-    A video with several labels has a multi-hot one, (NUM_CLASSES,) float32. A training clip has the
-    labels of all frames from its first to its last, also of those between that are not read; a clip
-    of validation or testing has those of the whole video.
+    With several labels, a clip has a multi-hot label, (NUM_CLASSES,) float32. A training clip has
+    the labels of all frames from its first to its last, including frames in between that are not
+    read. Evaluation clips have all labels of the video.
     """
 
     def __init__(self, recipe: Recipe, split: str) -> None:
@@ -63,13 +63,13 @@ class ClipDataset(Clips):
         taken = f"{sampling.base.frames} frames at a stride of {sampling.stride}"
         if sampling.options.segments:
             taken = (
-                f"{sampling.base.frames} segments of the whole video, whatever DATA.SAMPLING_RATE "
-                f"{sampling.stride} says"
+                f"one frame from each of {sampling.base.frames} segments of the video "
+                f"(DATA.SAMPLING_RATE {sampling.stride} has no effect)"
             )
         logger.info("%s: %d videos of %s; clips are %s", split, len(videos), path, taken)
 
     def _read_sources(self, recipe: Recipe, videos: Sequence[Any]) -> Sequence[Any]:
-        """The videos, in the order of the index, that what is listed is read from."""
+        """Return the videos that the clips are read from, in the order of the index."""
         return videos
 
     def _label(self, video: FrameVideo, plan: ClipPlan | None) -> Label:
@@ -94,13 +94,13 @@ def _augmentation(recipe: Recipe) -> Augmentation | None:
 
 
 def reading_options(recipe: Recipe) -> dict[str, Any]:
-    """The keyword arguments of `read_clip` by a recipe."""
+    """Return the keyword arguments of `read_clip` that a recipe sets."""
     threads = 0 if recipe.data_loader.enable_multi_thread_decode else 1
     return {"threads": threads, "limits": reading_limits(recipe)}
 
 
 def reading_limits(recipe: Recipe) -> ReadingLimits:
-    """Return the limits that the keys DATA.MAX_... set."""
+    """Return the limits set by the keys DATA.MAX_..."""
     data = recipe.data
     return ReadingLimits(
         pixels=data.max_frame_pixels,
@@ -111,7 +111,7 @@ def reading_limits(recipe: Recipe) -> ReadingLimits:
 
 
 def sampling_of(recipe: Recipe, split: str) -> Sampling:
-    """Where a recipe's clips are taken from the videos of a split's data set."""
+    """Return where the clips of a split are taken from its videos."""
     data = recipe.data
     dataset = dataset_of(recipe, split)
     segments = data.clip_sampling == "segments"

@@ -1,4 +1,4 @@
-"""Base data set: clips of videos, indexed by `ClipRequest` or by number."""
+"""Base class of the data sets: clips of videos, indexed by `ClipRequest` or by number."""
 
 from __future__ import annotations
 
@@ -37,27 +37,29 @@ from slowfast_patches.utils.command_line import MISTAKE_STATUS, ToolError
 __all__ = ["Clips", "EvaluationBatch", "Label", "Sampling", "TooManyUnreadableError"]
 
 Label = int | NDArray[np.float32]
-"""A class, or a multi-hot vector (classes,) where clips may have several."""
+"""A class number, or a multi-hot vector (classes,) for clips with several labels."""
 
 TRIES = 10
-"""Videos in a row that may be unreadable before the list itself is taken to be wrong."""
+"""Consecutive unreadable videos after which the list itself must be wrong."""
 
 
-class _Batch(dict[Any, Any]):
-    """An `EvaluationBatch`, which torch's own collate function takes for a list of items."""
+class _WholeBatch(dict[Any, Any]):
+    """Mini-batch that rejects torch's default collate function, which takes it for a list."""
 
-    def __missing__(self, key: object) -> Any:
-        if key == 0:
+    def __getitem__(self, key: object) -> Any:
+        if key == 0:  # the first item of a list, in torch's default collate function
             raise ValueError("this is a whole mini-batch: give collate_fn=multigrid.collate")
-        raise KeyError(key)
+        return super().__getitem__(key)
 
 
 class EvaluationBatch(Batch):
-    """A mini-batch that says of which videos it is: numbers in the list.
+    """Mini-batch with the numbers of its videos in the list.
 
-    With boxes: `rows`, (m,) their numbers among all of the split, and `shares`, (m,) how much of
-    each its clip shows, in evaluation; `redrawn`, how often a crop without any was drawn again, in
-    training.
+    Attributes:
+        videos: The number of each clip's video, (n,).
+        rows: With boxes: the number of each box among all boxes of the split, (m,).
+        shares: With boxes: the fraction of each box that its clip shows, (m,). Used in evaluation.
+        redrawn: With boxes: how many crops without a box were drawn again. Used in training.
     """
 
     videos: Tensor
@@ -67,19 +69,27 @@ class EvaluationBatch(Batch):
 
 
 class TooManyUnreadableError(ToolError):
-    """So many videos are unreadable that the list or its prefix must be wrong."""
+    """Error raised when so many videos are unreadable that the list or its prefix must be wrong."""
 
     exit_status = MISTAKE_STATUS
 
     def __init__(self, message: str) -> None:
-        # The loader re-raises a worker's error with the worker's traceback as its message.
+        # The loader puts the worker's traceback before the message when it re-raises the error.
         super().__init__(message.rsplit("TooManyUnreadableError: ", 1)[-1].strip())
 
 
 @dataclass(frozen=True)
 class Sampling:
-    """Where clips are taken from their videos: the baseline's grid, `multigrid.SamplingOptions`,
-    and options of `multigrid.plan_train` and `plan_test`."""
+    """Where clips are taken from their videos.
+
+    Attributes:
+        base: The shape of the baseline.
+        stride: Frames from one frame of a clip to the next, at `target_fps`.
+        short_sides: Range of the resized short side, in pixels.
+        options: The `multigrid.SamplingOptions`.
+        target_fps: See `multigrid.plan_train`.
+        to_end: See `multigrid.plan_test`.
+    """
 
     base: Shape
     stride: int
@@ -95,7 +105,7 @@ class Sampling:
         video: Video,
         centre: float | None = None,
     ) -> ClipPlan:
-        """A random clip of a video, or one around a frame of it, on the grid of a shape."""
+        """Draw a random clip on the grid of `shape`, around the frame `centre` if given."""
         return plan_train(rng, _grid(self, shape), video, self.target_fps, centre=centre)
 
     def evaluation_plan(
@@ -106,10 +116,17 @@ class Sampling:
         crop: int,
         centre: float | None = None,
     ) -> ClipPlan:
-        """The `part`-th of the views × crops clips that a video is scored on.
+        """Return the plan of one of the views × crops clips on which a video is scored.
 
-        One crop is the centre of the smallest training size; three, and one around a key frame, are
-        cut from a short side as large as the crop.
+        A single crop is the centre of a frame resized to the smallest training size. Three crops,
+        and crops around a key frame, are cut from a frame whose short side equals the crop.
+
+        Args:
+            video: The video.
+            part: The number of the clip among the clips of the video.
+            views: Number of temporal views and of spatial crops.
+            crop: Side of the crop.
+            centre: Key frame in the middle of the clip, if any.
         """
         count, crops = views
         return plan_test(
@@ -129,24 +146,35 @@ class Sampling:
 
 @cache
 def _grid(sampling: Sampling, shape: Shape) -> Grid:
-    """Return the grid of a shape, made once for each: every clip needs one."""
+    """Return the grid of a shape. It is cached because every clip needs one."""
     return make_grid(shape, sampling.base, sampling.stride, sampling.short_sides, sampling.options)
 
 
 class Clips(torch.utils.data.Dataset[dict[str, Any]]):
-    """Clips of some videos, read on the grid asked for.
+    """Clips of some videos, read on the requested grid.
 
-    Training items are asked for by `ClipRequest`, which names the grid. Others are numbers: each
-    video has views × crops clips, one after another, on the baseline's grid; one of each is the
-    centre.
+    Training clips are requested by `ClipRequest`, which names the grid. Evaluation clips are
+    requested by number. Each video has views × crops evaluation clips on the baseline's grid, one
+    video after another. A single clip per video is the centre clip.
 
-    A list of them is a whole mini-batch, each clip read into its place: what the loader asks for.
-    In evaluation, it is without the clips that cannot be read (`unread`).
+    The data loader requests a whole mini-batch at once, and each clip is read directly into its
+    place. An evaluation batch omits unreadable clips.
 
     An item has `clip` (T, S, S, 3) uint8, `label`, `flip`, `iteration`, `video` (its number in the
-    list), and `failures`: (path, reason) of videos that could not be read and were replaced by
-    another, which the request alone decides. One of training has `extents`, as a `ClipPlan`, and
-    its clip is what `augment` makes of it, given the clip, the epoch and the number of the video.
+    list) and `failures`, the (path, reason) of each unreadable video that was replaced. The request
+    alone determines the replacement. An unreadable evaluation clip has `unread`. A training item
+    also has `extents`, as in `ClipPlan`.
+
+    Args:
+        videos: The listed videos, each with a `path` and a `label`.
+        index: Their index, or None if the subclass provides the records.
+        sampling: Where clips are taken from the videos.
+        seed: Seed of the random clips.
+        views: Temporal views and spatial crops of each video in evaluation.
+        evaluation_crop: Side of an evaluation clip. By default that of the baseline.
+        threads: Decoder threads per clip.
+        limits: Limits on what is read.
+        augment: Changes a training clip in place, given the clip, the epoch and the video number.
     """
 
     def __init__(
@@ -172,25 +200,31 @@ class Clips(torch.utils.data.Dataset[dict[str, Any]]):
         self._reading: dict[str, Any] = {"threads": threads, "limits": limits}
 
     def _label(self, video: Any, plan: ClipPlan | None) -> Label:
-        """The label of a training clip of a video; of an evaluation, where `plan` is None, all its
-        clips have the same."""
+        """Return the label of a training clip with this plan.
+
+        `plan` is None in evaluation, where all clips of a video have the same label.
+        """
         label: Label = video.label
         return label
 
     def _draw(
         self, rng: np.random.Generator, shape: Shape, number: int, video: Video
     ) -> tuple[ClipPlan, dict[str, Any]]:
-        """A random clip of the video with a number, and what its item has besides pixels."""
+        """Draw a random clip of a video. Returns its plan and the targets of its item."""
         plan = self.sampling.training_plan(rng, shape, video)
         return plan, {"label": self._label(self.videos[number], plan)}
 
     def _look(self, number: int, video: Video, part: int) -> tuple[ClipPlan, dict[str, Any]]:
-        """The `part`-th clip that the video with a number is scored on, and as `_draw`."""
+        """Return the plan and the targets of the `part`-th evaluation clip of a video."""
         plan = self.sampling.evaluation_plan(video, part, self._views, self._crop)
         return plan, {"label": self._label(self.videos[number], None)}
 
     def _record(self, number: int) -> VideoRecord:
-        """What the reader has to know of a video; raises UnreadableVideoError."""
+        """Return the record of a video.
+
+        Raises:
+            UnreadableVideoError: The video could not be scanned.
+        """
         assert self.index is not None
         return self.index.record(number)
 
@@ -199,12 +233,12 @@ class Clips(torch.utils.data.Dataset[dict[str, Any]]):
 
     @property
     def num_clips(self) -> int:
-        """Clips of a video in an evaluation."""
+        """Evaluation clips per video."""
         return self._views[0] * self._views[1]
 
     @property
     def clip_bytes(self) -> int:
-        """What a clip of an evaluation takes."""
+        """Bytes of an evaluation clip."""
         frames, crop = self._sides(0)
         return frames * crop**2 * 3
 
@@ -214,7 +248,7 @@ class Clips(torch.utils.data.Dataset[dict[str, Any]]):
         return {"clip": clip, **item}
 
     def __getitems__(self, requests: Sequence[ClipRequest | int]) -> EvaluationBatch:
-        """The mini-batch of some requests of one shape."""
+        """Return the mini-batch of several requests, all of one shape."""
         clips = empty_clips(len(requests), *self._sides(requests[0]))
         items = self._read(requests, [clip.numpy() for clip in clips])
         numbers = [number for number, item in enumerate(items) if not item.get("unread")]
@@ -227,7 +261,7 @@ class Clips(torch.utils.data.Dataset[dict[str, Any]]):
             failures=[failure for item in items for failure in item["failures"]],
             videos=torch.tensor([item["video"] for item in read], dtype=torch.int64),
         )
-        batch = cast(EvaluationBatch, _Batch(batch))
+        batch = cast(EvaluationBatch, _WholeBatch(batch))
         if "extents" in items[0]:
             batch["extents"] = torch.tensor([item["extents"] for item in items])
         if read and "boxes" in read[0]:
@@ -238,7 +272,7 @@ class Clips(torch.utils.data.Dataset[dict[str, Any]]):
         return batch
 
     def _sides(self, request: ClipRequest | int) -> tuple[int, int]:
-        """Frames and crop of a clip."""
+        """Return the number of frames and the crop of a clip."""
         if isinstance(request, ClipRequest):
             return request.shape.frames, request.shape.crop
         return self.sampling.base.frames, self._crop
@@ -246,8 +280,10 @@ class Clips(torch.utils.data.Dataset[dict[str, Any]]):
     def _read(
         self, requests: Sequence[ClipRequest | int], outs: Sequence[NDArray[np.uint8]]
     ) -> list[dict[str, Any]]:
-        """Read clips to `outs`; returns their items without `clip`. In evaluation, clips of one
-        video that follow each other are read in one pass."""
+        """Read clips into `outs`, and return their items without `clip`.
+
+        Consecutive evaluation clips of one video are read in one pass.
+        """
         both: Any = list(zip(requests, outs, strict=True))
         if isinstance(requests[0], ClipRequest):
             return [self._read_training(request, out) for request, out in both]
@@ -258,7 +294,7 @@ class Clips(torch.utils.data.Dataset[dict[str, Any]]):
         return items
 
     def _read_training(self, request: ClipRequest, out: NDArray[np.uint8]) -> dict[str, Any]:
-        """A random clip, of another video where one cannot be read."""
+        """Read a random clip. If the video is unreadable, draw another video."""
         rng = clip_generator(self._seed, request.epoch, request.video)
         failures = list[tuple[str, str]]()
         index = request.video
@@ -287,13 +323,13 @@ class Clips(torch.utils.data.Dataset[dict[str, Any]]):
         path, reason = failures[0]
         return TooManyUnreadableError(
             f"{len(failures)} videos in a row could not be read, the first {path}: {reason}; "
-            "check the list, and what its paths start from (DATA.PATH_PREFIX)"
+            "check the list and the prefix of its paths (DATA.PATH_PREFIX)"
         )
 
     def _read_evaluation(
         self, index: int, parts: Sequence[tuple[int, NDArray[np.uint8]]]
     ) -> list[dict[str, Any]]:
-        """Some of a video's clips on the baseline's grid; black where they cannot be read."""
+        """Read evaluation clips of a video. Unreadable clips are filled with black."""
         video = self.videos[index]
         item = {"label": self._label(video, None), "flip": False, "video": index, "iteration": -1}
         try:
@@ -302,7 +338,7 @@ class Clips(torch.utils.data.Dataset[dict[str, Any]]):
             plans = [plan for plan, _ in looks]
             read_clips(video.path, record, plans, [out for _, out in parts], **self._reading)
         except UnreadableVideoError as error:
-            if len(parts) > 1:  # one by one, those that can be read are
+            if len(parts) > 1:  # retry one by one to keep the readable clips
                 return [clip for part in parts for clip in self._read_evaluation(index, [part])]
             parts[0][1][:] = 0
             return [item | {"failures": [(video.path, str(error))], "unread": True}]

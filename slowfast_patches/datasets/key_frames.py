@@ -1,4 +1,4 @@
-"""Clips around key frames, and the boxes in them: they go with resize, crop and flip."""
+"""Clips around key frames, with boxes that follow the resize, crop and flip."""
 
 from __future__ import annotations
 
@@ -21,23 +21,28 @@ __all__ = ["KeyFrameClips", "boxes_in_clip", "frame_of"]
 
 logger = logging.getLogger(__name__)
 
-_REDRAWS = 10
-"""Times at most that a clip is drawn again for one that shows a box; the last crop is put over the
-first of them."""
-_LEAST = 0.25
-"""Part of a box, or of the clip, that is to be seen for a box to be trained on."""
+_MAX_REDRAWS = 10
+"""Maximum number of times that a clip without a box is drawn again. The last crop is placed over
+the first box."""
+_MIN_VISIBLE = 0.25
+"""A box is trained on if the clip shows this fraction of it, or if it fills this fraction of the
+clip."""
 
 Floats = NDArray[np.floating[Any]]
 
 
 class KeyFrameClips(ClipDataset):
-    """The key frames of a data set of boxes, a clip around each: `videos` are its `KeyFrame`s.
+    """Clips around the key frames of a data set with boxes. `videos` has its `KeyFrame`s.
 
-    An item has `boxes` (k, 4) in pixels of the clip as it is after its flip, their labels (k,
-    classes), multi-hot, as `label`, `rows`, their numbers among all boxes of the split, and
-    `shares`, the part of each that the clip shows. A training clip has the boxes of which it shows
-    a quarter, or that fill a quarter of it, one at least: it is drawn again where it has none,
-    `redrawn` times. One of evaluation has all of them.
+    An item also has, for each of its k boxes:
+
+    - `boxes` (k, 4), in pixels of the clip after its flip - `label` (k, classes), multi-hot -
+    `rows` (k,), the number of the box among all boxes of the split - `shares` (k,), the fraction of
+    the box that the clip shows
+
+    A training clip has the boxes that it shows to at least a quarter, or that fill at least a
+    quarter of it. A clip without such a box is drawn again. `redrawn` counts how often. An
+    evaluation clip has all boxes.
     """
 
     def __init__(self, recipe: Recipe, split: str) -> None:
@@ -64,13 +69,13 @@ class KeyFrameClips(ClipDataset):
     ) -> tuple[ClipPlan, dict[str, Any]]:
         key_frame = self.videos[number]
         centre = frame_of(key_frame.second, video)
-        for redrawn in range(_REDRAWS + 1):
+        for redrawn in range(_MAX_REDRAWS + 1):
             plan = self.sampling.training_plan(rng, shape, video, centre)
-            if redrawn == _REDRAWS:
+            if redrawn == _MAX_REDRAWS:
                 plan = replace(plan, corner=_corner_over(key_frame.boxes[0], plan))
             targets = self._targets(number, plan)
             seen = targets.pop("is_seen")
-            seen[0] |= redrawn == _REDRAWS
+            seen[0] |= redrawn == _MAX_REDRAWS
             if seen.any():
                 break
         targets = {name: values[seen] for name, values in targets.items()}
@@ -84,7 +89,7 @@ class KeyFrameClips(ClipDataset):
         return plan, targets
 
     def _targets(self, number: int, plan: ClipPlan) -> dict[str, Any]:
-        """What an item has of each box of a key frame."""
+        """Return the targets of each box of a key frame."""
         key_frame = self.videos[number]
         boxes, parts = boxes_in_clip(np.asarray(key_frame.boxes), plan)
         return {
@@ -92,13 +97,21 @@ class KeyFrameClips(ClipDataset):
             "boxes": boxes,
             "rows": np.arange(self.first_rows[number], self.first_rows[number + 1]),
             "shares": parts[:, 0],
-            "is_seen": parts.max(1) >= _LEAST,
+            "is_seen": parts.max(1) >= _MIN_VISIBLE,
         }
 
 
 def boxes_in_clip(boxes: Floats, plan: ClipPlan) -> tuple[Floats, Floats]:
-    """Boxes (k, 4), as parts of the frame's sides, in pixels of a planned clip after its flip, cut
-    off at its borders; and (k, 2) the parts of the box, and of the clip, that this leaves."""
+    """Transform boxes to pixels of a planned clip, after its flip, and cut them off at its borders.
+
+    Args:
+        boxes: (k, 4), relative to the sides of the frame.
+        plan: The plan of the clip.
+
+    Returns:
+        The boxes (k, 4), and (k, 2) the fractions of the box and of the clip that the cut box
+        covers.
+    """
     whole = boxes * np.tile(plan.size, 2) - np.tile(plan.corner, 2)
     inside = whole.clip(0, plan.crop)
     area = _area(inside)
@@ -109,8 +122,11 @@ def boxes_in_clip(boxes: Floats, plan: ClipPlan) -> tuple[Floats, Floats]:
 
 
 def frame_of(second: int, video: Video) -> float:
-    """The frame of a video that is on show at a second of AVA's; UnreadableVideoError where it ends
-    before."""
+    """Return the frame number of a video at an AVA timestamp in seconds.
+
+    Raises:
+        UnreadableVideoError: The video has no frame at this time.
+    """
     frame = (second - FIRST_SECOND) * video.fps
     if not 0 <= frame < video.frames:
         raise UnreadableVideoError(
@@ -125,7 +141,7 @@ def _area(boxes: Floats) -> Floats:
 
 
 def _corner_over(box: tuple[float, ...], plan: ClipPlan) -> tuple[int, int]:
-    """The corner of a crop with the box in its middle, as far as the frame goes."""
+    """Return the corner of a crop centred on the box, moved to stay within the frame."""
     middle = ((box[0] + box[2]) / 2, (box[1] + box[3]) / 2)
     x, y = (
         min(max(round(at * side - plan.crop / 2), 0), side - plan.crop)

@@ -1,4 +1,4 @@
-"""Data loaders: one that lives through a whole training, and short-lived ones for evaluation."""
+"""Data loaders: one for a whole training, and short-lived ones for evaluation."""
 
 from __future__ import annotations
 
@@ -7,13 +7,14 @@ import os
 from itertools import chain
 from typing import Any
 
-from torch.utils.data import DataLoader, Dataset
+from torch.utils.data import DataLoader
 
 from multigrid import ClipRequest, MultigridBatchSampler, Schedule, Step, collate, stream
 from slowfast_patches.config.recipe import Recipe
 from slowfast_patches.datasets.clips import ClipDataset
 from slowfast_patches.datasets.key_frames import KeyFrameClips
 from slowfast_patches.datasets.lists.dataset_lists import dataset_of, list_path
+from slowfast_patches.datasets.protocol import VideoDataset, clip_bytes, clips_per_video
 from slowfast_patches.utils.machine import available_cores
 from slowfast_patches.utils.signals import held_back, leave_to_parent
 
@@ -31,49 +32,65 @@ __all__ = [
 logger = logging.getLogger(__name__)
 
 _PREFETCH = 2
-"""Mini-batches that each worker may be ahead."""
-_MOST_WORKERS = 16
-_MOST_BYTES = 1 << 27
-"""Of a video's clips that are read together."""
-_CORES_OF_A_WORKER = 4
+"""Mini-batches that each worker loads in advance."""
+_MAX_WORKERS = 16
+"""Workers per process at most, on a GPU."""
+_MAX_BYTES = 1 << 27
+"""Maximum size of the clips of one video that are read together."""
+_CORES_PER_WORKER = 4
+"""Cores per worker in training on the CPU."""
 
 _PRECISE_BN_EPOCH = 1 << 30
-"""Epoch number that seeds the clips for precise BN: one that no training reaches."""
+"""Epoch number that seeds the clips for precise BN. No training reaches it."""
 
 
-def build_dataset(recipe: Recipe, split: str) -> Any:
-    """The torch data set of a split: `ClipDataset`, `KeyFrameClips` of one with boxes, or what the
-    data set's entry builds."""
-    dataset = dataset_of(recipe, split)
-    build = dataset.build or (KeyFrameClips if dataset.boxes else ClipDataset)
-    return build(recipe, split)
+def build_dataset(recipe: Recipe, split: str) -> VideoDataset:
+    """Build the data set of a split.
+
+    This is `ClipDataset`, `KeyFrameClips` for a data set with boxes, or the result of
+    `DataSet.build`.
+
+    Raises:
+        ValueError: The built object does not implement `VideoDataset`.
+    """
+    entry = dataset_of(recipe, split)
+    build = entry.build or (KeyFrameClips if entry.boxes else ClipDataset)
+    dataset = build(recipe, split)
+    if not isinstance(dataset, VideoDataset):
+        raise ValueError(
+            f"the data set of {split}, {type(dataset).__name__}, needs `videos` (the list of its "
+            "videos), `__len__` and `__getitem__`"
+        )
+    return dataset
 
 
 def cores_of_process(recipe: Recipe) -> int:
-    """Cores that one of the run's processes on this machine can count on, its workers' included.
+    """Return the cores available to one process of the run and its workers.
 
-    Processes share their cores evenly: as many as torchrun or launch.py says, else NUM_GPUS.
+    The processes on this machine share its cores evenly. Their number is given by torchrun or
+    launch.py, or else by NUM_GPUS.
     """
     processes = int(os.environ.get("LOCAL_WORLD_SIZE") or max(1, recipe.num_gpus))
     return max(1, available_cores() // processes)
 
 
 def num_workers(recipe: Recipe) -> int:
-    """Workers that read for each process: DATA_LOADER.NUM_WORKERS, or what "auto" stands for.
+    """Return the workers per training process: DATA_LOADER.NUM_WORKERS, or its "auto" value.
 
-    A GPU leaves the process's cores free: all but one read, 16 at most. On the CPU training itself
-    needs them: one in four reads. There is always one, which overlaps waiting for the disk.
+    Training on a GPU leaves the cores free, so use all cores but one, at most 16. Training on the
+    CPU needs the cores, so use one in four. Use at least one worker to overlap computation and disk
+    access.
     """
     if recipe.data_loader.num_workers != "auto":
         return int(recipe.data_loader.num_workers)
     cores = cores_of_process(recipe)
     if recipe.num_gpus > 0:
-        return min(max(1, cores - 1), _MOST_WORKERS)
-    return max(1, cores // _CORES_OF_A_WORKER)
+        return min(max(1, cores - 1), _MAX_WORKERS)
+    return max(1, cores // _CORES_PER_WORKER)
 
 
-def loading_advice(recipe: Recipe, dataset: Any) -> str:
-    """What to do where training waits for this data set."""
+def loading_advice(recipe: Recipe, dataset: VideoDataset) -> str:
+    """Return advice for a run whose training waits for this data set."""
     workers = num_workers(recipe)
     cores = cores_of_process(recipe)
     index = getattr(dataset, "index", None)
@@ -93,16 +110,16 @@ def loading_advice(recipe: Recipe, dataset: Any) -> str:
 
 def training_loader(
     recipe: Recipe,
-    dataset: Dataset[Any],
+    dataset: VideoDataset,
     schedule: Schedule,
     start: int,
     rank: int,
     world_size: int,
 ) -> DataLoader[Any]:
-    """Mini-batches of this rank from iteration `start` to the end of the schedule, in order.
+    """Build the loader of this rank's mini-batches from iteration `start` to the end.
 
-    At most NUM_WORKERS × 2 of them are ahead of the training, whatever their shape. Each has about
-    the baseline's bytes (the paper's Equation 1), so that the memory has a bound too.
+    At most 2 × NUM_WORKERS mini-batches are loaded in advance, whatever their shape. Each has about
+    as many bytes as the baseline's (Equation 1 of the paper), so memory use is bounded too.
     """
     logger.info(
         "DATA_LOADER.NUM_WORKERS %s; workers: %d, cores for this process: %d",
@@ -115,51 +132,56 @@ def training_loader(
 
 
 def evaluation_loader(
-    recipe: Recipe, dataset: Any, batch_size: int, rank: int, world_size: int
+    recipe: Recipe, dataset: VideoDataset, batch_size: int, rank: int, world_size: int
 ) -> DataLoader[Any]:
-    """This rank's share of an evaluation split, in order, every clip exactly once.
+    """Build the loader of this rank's share of an evaluation split.
 
-    A mini-batch has whole videos, `batch_size` clips at most, or, where a video alone has more, as
-    many of its clips as 128 MiB hold.
+    Each clip occurs once, in order. A mini-batch has the clips of whole videos, at most
+    `batch_size` clips. If one video has more clips than that, a mini-batch has part of its clips,
+    up to 128 MiB.
 
-    Made anew for every evaluation: starting workers takes a small part of its time, and kept ones
-    would idle beside those of the training, with their decoders and their copy of the process.
+    A new loader is built for every evaluation. Starting workers takes little time, whereas idle
+    workers would keep their decoders and their copy of the process in memory.
     """
     return _loader(recipe, dataset, _evaluation_batches(dataset, batch_size, rank, world_size))
 
 
-def evaluation_rounds(dataset: Any, batch_size: int, world_size: int) -> int:
-    """The most mini-batches that `evaluation_loader` gives a rank."""
+def evaluation_rounds(dataset: VideoDataset, batch_size: int, world_size: int) -> int:
+    """Return the largest number of mini-batches that `evaluation_loader` gives any rank."""
     return len(_evaluation_batches(dataset, batch_size, 0, world_size))
 
 
 def _evaluation_batches(
-    dataset: Any, batch_size: int, rank: int, world_size: int
+    dataset: VideoDataset, batch_size: int, rank: int, world_size: int
 ) -> list[list[int]]:
-    """The clips of this rank's videos, those of a video together: they are read in one pass."""
-    clips = len(dataset) // len(dataset.videos)
+    """Group this rank's clips into mini-batches.
+
+    Clips of a video stay together, so that they are read in one pass.
+    """
+    clips = clips_per_video(dataset)
     of_rank = [range(v * clips, (v + 1) * clips) for v in range(len(dataset.videos))]
     of_rank = of_rank[rank::world_size]
     if clips <= batch_size:
         at_once = batch_size // clips
         groups = (of_rank[i : i + at_once] for i in range(0, len(of_rank), at_once))
         return [list(chain.from_iterable(group)) for group in groups]
-    most = max(batch_size, _MOST_BYTES // getattr(dataset, "clip_bytes", _MOST_BYTES))
+    most = max(batch_size, _MAX_BYTES // clip_bytes(dataset, _MAX_BYTES))
     size = -(-clips // -(-clips // most))
     return [list(video[i : i + size]) for video in of_rank for i in range(0, clips, size)]
 
 
 def precise_bn_loader(
     recipe: Recipe,
-    dataset: Dataset[Any],
+    dataset: VideoDataset,
     schedule: Schedule,
     step: Step,
     rank: int,
     world_size: int,
 ) -> DataLoader[Any]:
-    """BN.NUM_BATCHES_PRECISE mini-batches of training clips at the baseline grid.
+    """Build a loader of BN.NUM_BATCHES_PRECISE mini-batches of training clips on the baseline grid.
 
-    At most one epoch of clips, of their own stream, so that training never sees the difference.
+    There is at most one epoch of clips. They have their own random stream, so that training stays
+    the same.
     """
     base = schedule.base
     videos = schedule.num_videos
@@ -175,14 +197,14 @@ def precise_bn_loader(
 
 
 class _Loader(DataLoader[Any]):
-    """A DataLoader whose workers outlive the signals that ask a run to stop."""
+    """DataLoader whose workers ignore the signals that ask a run to stop."""
 
     def __iter__(self) -> Any:
-        with held_back():  # a worker that has just started must not die of them either
+        with held_back():  # also protects workers that have just started
             return super().__iter__()
 
 
-def _loader(recipe: Recipe, dataset: Dataset[Any], batches: Any) -> DataLoader[Any]:
+def _loader(recipe: Recipe, dataset: Any, batches: Any) -> DataLoader[Any]:
     workers = min(num_workers(recipe), len(batches))
     return _Loader(
         dataset,

@@ -1,4 +1,4 @@
-"""Clips for any loop: of videos and labels, by plain arguments, without a recipe."""
+"""Clips of videos and labels for any training loop, without a recipe."""
 
 from __future__ import annotations
 
@@ -31,31 +31,36 @@ class VideoClips(Clips):
         schedule = multigrid.make_schedule(base, len(clips), rate, multigrid.GENTLE)
         loader = multigrid.Training(schedule, model, optimizer).loader(clips, num_workers=4)
 
-    Asked by `ClipRequest`, as this loader does, it gives a random clip on the grid asked for. Asked
-    by a number, it gives that video's centre clip on the baseline's grid, for validation:
+    This loader requests clips by `ClipRequest`, and gets random clips on the requested grid. For
+    validation, request clips by number. Each number gives the centre clip of one video on the
+    baseline's grid:
 
         DataLoader(VideoClips("prepared/val.csv", base, stride=4), 8, collate_fn=multigrid.collate)
 
-    A mini-batch is a `multigrid.Batch` and has `videos`, their numbers in the list. A video that
-    cannot be read is replaced by another, with a warning: in training by a random one, else by the
-    next, since frameworks want as many clips as they asked for. What is known of the videos is
-    found once and kept: beside the csv, or for pairs in the user's cache folder.
+    A mini-batch is a `multigrid.Batch` that also has `videos`, the numbers of its videos in the
+    list. Frameworks expect a clip for each request, so an unreadable video is replaced by another
+    one, with a warning: by a random video in training, and by the next one otherwise. The videos
+    are scanned once. The result is saved beside the csv file, or in the user's cache folder if
+    pairs are given.
 
     Args:
-        videos: a csv file with a "path label" a line, as `multigrid-prepare` writes, whose paths
-            are relative to its folder; or (path, label) pairs. A label is a class from 0, or in
-            pairs a multi-hot vector (classes,) float32.
-        base: the baseline's shape, that of the schedule.
-        stride: frames of the video for each of a clip, at `target_fps` frames a second.
-        short_sides: from and to how many pixels the short side of a frame is resized before the
-            crop is cut; by default as 256 to 320 are to a crop of 224.
-        seed: of where clips are taken; the order of videos has the `Training`'s.
-        sampling: how clips are cut, usually the `sampling` of the schedule's cycles. With flips
-            off, say, `dataclasses.replace(multigrid.GENTLE.sampling, flip=False)`.
+        videos: A csv file with a "path label" per line, as `multigrid-prepare` writes it, with
+            paths relative to its folder. Or (path, label) pairs. A label is a class number from 0.
+            In pairs it may also be a multi-hot vector (classes,) float32.
+        base: The shape of the baseline, as in the schedule.
+        stride: Frames of the video from one frame of a clip to the next, at `target_fps` frames per
+            second.
+        short_sides: Range of the short side, in pixels, to which frames are resized before the
+            crop. By default in proportion to 256 to 320 for a crop of 224.
+        seed: Seed of the random clips. The order of the videos depends on the seed of the
+            `Training`.
+        target_fps: Frame rate at which `stride` counts. 0 counts the frames of each video.
+        sampling: How clips are cut, usually the `sampling` of the schedule's cycles. For example,
+            `dataclasses.replace(multigrid.GENTLE.sampling, flip=False)` turns flips off.
 
     Raises:
-        ValueError: no such list, an invalid line or pair, no video that can be read, or numbers
-            that make no clip.
+        ValueError: The list is missing or has an invalid line or pair, no video can be read, or the
+            numbers do not define a clip.
     """
 
     def __init__(
@@ -87,7 +92,7 @@ class VideoClips(Clips):
 
     @property
     def num_classes(self) -> int:
-        """One more than the largest class, or the length of the multi-hot vectors."""
+        """Largest class number plus one, or the length of the multi-hot vectors."""
         labels = [video.label for video in self.videos]
         return len(labels[0]) if np.ndim(labels[0]) else 1 + max(labels)
 
@@ -113,7 +118,7 @@ class VideoClips(Clips):
 
 
 def _listed(videos: Videos) -> tuple[Path, Sequence[LabelledVideo]]:
-    """The videos, and the file beside which their index lies."""
+    """Return the path that determines the place of the index, and the videos."""
     if isinstance(videos, (str, os.PathLike)):
         file = Path(videos)
         if not file.is_file():

@@ -1,14 +1,14 @@
-"""A small data set of rendered videos in AVA's form: boxes of things, and what each of them does.
+"""Make a small data set of rendered videos in the form of AVA, with boxes and actions.
 
 Two or three textured things lie side by side on a textured ground. Each turns, grows or shrinks,
-and may swing sideways or up and down besides: a box has one or two labels, and those beside it
-others. A single frame tells nothing of them.
+and may also swing sideways or up and down. So a box has one or two labels, and its neighbours have
+others. A single frame does not reveal the labels.
 
-    train.csv, val.csv                   "path 0" a line: train/train0000.mp4 0
+    train.csv, val.csv                   "path 0" per line: train/train0000.mp4 0
     ava_train_v2.2.csv, ava_val_v2.2.csv video, second, box, label and number of the thing
     ava_action_list.pbtxt                names of the labels
 
-Videos have 10 frames a second, so that AVA's first key frame, at second 902, is their frame 20.
+Videos have 10 frames per second, so AVA's first key frame, at second 902, is their frame 20.
 """
 
 from __future__ import annotations
@@ -43,22 +43,32 @@ from slowfast_patches.utils.files import write_text
 __all__ = ["ACTIONS", "make_ava_form"]
 
 ACTIONS = ("clockwise", "counterclockwise", "grow", "shrink", "sideways", "up and down")
-"""The first four exclude each other, and so do the last two."""
+"""Names of the labels. The first four exclude each other, and so do the last two."""
 
 _FPS = 10
 _RADII = (9.0, 18.0)
-"""At the ends of the size cycle, in units."""
+"""Radii at the ends of the size cycle, in units."""
 _ZOOM = (0.03, 0.06)
-"""Size cycles a frame."""
+"""Range of the zoom, in size cycles per frame."""
 _SWING = (5.0, 8.0)
+"""Range of the amplitude of a swing, in units."""
 _PERIOD = (8.0, 12.0)
-"""Units from the middle, and frames, of a swing."""
+"""Range of the period of a swing, in frames."""
 
 
 @dataclass(frozen=True)
 class _Actor:
-    """A thing with its labels from 1: where it is at a frame, x and y in pixels, angle and place in
-    the size cycle, and how these change a frame; x and y swing by `swing` pixels."""
+    """Thing that moves, with its labels.
+
+    Attributes:
+        sprite: The picture of the thing.
+        start: x and y in pixels, angle and place in the size cycle, at frame 0.
+        turn: Change of the angle per frame.
+        zoom: Change of the place in the size cycle per frame.
+        swing: Amplitude of the swing in x and y, in pixels.
+        phase: Initial phase of the swing, and its change per frame.
+        labels: The labels, from 1.
+    """
 
     sprite: Image
     start: tuple[float, float, float, float]
@@ -69,6 +79,7 @@ class _Actor:
     labels: tuple[int, ...]
 
     def at(self, frame: int) -> tuple[float, float, float, float]:
+        """Return x, y, angle and place in the size cycle at a frame."""
         x, y, angle, size = self.start
         away = np.sin(self.phase[0] + self.phase[1] * frame)
         place = (x + self.swing[0] * away, y + self.swing[1] * away)
@@ -76,9 +87,17 @@ class _Actor:
 
 
 def make_ava_form(output: Path, spec: DemoSpec, workers: int | None = None) -> int:
-    """Bring the data set in `output` up to what `spec` says, but for a test split: the test is on
-    all of the validation's key frames. Returns the number of new videos. Raises as
-    `make_demo_data`, and ValueError for videos without a key frame."""
+    """Make the data set in `output` complete according to `spec`.
+
+    There is no test split. The test uses all key frames of the validation split.
+
+    Returns:
+        The number of new videos.
+
+    Raises:
+        ValueError: The videos are too short for a key frame, or as for `make_demo_data`.
+        OSError: `output` cannot be written.
+    """
     if not _seconds(spec):
         raise ValueError(f"--frames {spec.frames} has no key frame: give {3 * _FPS} or more")
     claim(output, spec, form="ava")
@@ -100,7 +119,7 @@ def _path(split: str, index: int) -> str:
 
 
 def _seconds(spec: DemoSpec) -> range:
-    """Key frames: those with a second of the video after them."""
+    """Return the key frames: all seconds that are followed by another second of the video."""
     return range(SECONDS[0], FIRST_SECOND + spec.frames // _FPS)
 
 
@@ -116,7 +135,7 @@ def _make_video(output: Path, spec: DemoSpec, job: tuple[str, int]) -> None:
 
 
 def _annotations(spec: DemoSpec, job: tuple[str, int]) -> Iterator[str]:
-    """Lines as AVA's: a label each."""
+    """Yield lines in AVA's format, one per label."""
     _, actors = _draw(spec, job)
     for second in _seconds(spec):
         for number, actor in enumerate(actors):
@@ -130,7 +149,7 @@ def _annotations(spec: DemoSpec, job: tuple[str, int]) -> Iterator[str]:
 
 
 def _draw(spec: DemoSpec, job: tuple[str, int]) -> tuple[Image, list[_Actor]]:
-    """The ground of a video and what lies on it."""
+    """Draw the ground of a video and the things on it."""
     rng = np.random.default_rng((spec.seed, SPLITS.index(job[0]), job[1]))
     ground = texture(rng, spec.height, spec.width, *GROUND)
     count = int(rng.integers(2, 4))
@@ -138,14 +157,14 @@ def _draw(spec: DemoSpec, job: tuple[str, int]) -> tuple[Image, list[_Actor]]:
 
 
 def _draw_actor(rng: np.random.Generator, spec: DemoSpec, number: int, count: int) -> _Actor:
-    """A thing in the middle of its part of the frame's width."""
+    """Draw a thing in the middle of its section of the frame's width."""
     label = int(rng.integers(4))
     swing = int(rng.integers(3))
     reach = rng.uniform(*_SWING) * min(spec.width, spec.height) / UNITS
     x, y = rng.uniform(0.4, 0.6, 2).tolist()
     turn = rng.uniform(*TURN) * (1, -1, 0, 0)[label]
     zoom = rng.uniform(*_ZOOM) * (0, 0, 1, -1)[label]
-    # What grows or shrinks begins anywhere; what does not is well visible.
+    # A thing of constant size must be clearly visible. Others may start at any size.
     size = rng.random() if zoom else rng.uniform(0.2, 0.8)
     return _Actor(
         draw_sprite(rng),

@@ -1,7 +1,7 @@
-"""The demo data set as Charades comes: JPEG frames in frame lists, with several labels a video.
+"""Write the demo data set in the form of Charades: JPEG frames in frame lists, several labels.
 
-Two videos of different classes, one after the other, are an item, and each frame has a label. So
-recipes for Charades run at toy size.
+Each item joins two videos of different classes, and each frame has one label. So recipes for
+Charades can run at toy size.
 """
 
 from __future__ import annotations
@@ -20,15 +20,15 @@ __all__ = ["write_charades_form"]
 
 
 def write_charades_form(demo: Path, out: Path) -> None:
-    """Write the training and validation videos of a demo data set as Charades' users have theirs:
-    train.csv, val.csv, Charades_v1_classes.txt and the frames, with 8 classes.
+    """Write the training and validation videos of a demo data set in the form of Charades.
 
-    The items are as many as the videos, each of which is the first part of one and the second part
-    of another; all pairs of classes come up. Nothing is done where the lists are there.
+    This writes train.csv, val.csv, Charades_v1_classes.txt and the frames, with 8 classes. There
+    are as many items as videos, because each video is the first part of one item and the second
+    part of another. All pairs of classes occur. Lists that exist are kept.
 
     Raises:
-        ValueError: `demo` has no lists, or videos of one class alone.
-        UnreadableVideoError: a video of it is damaged.
+        ValueError: `demo` has no lists, or only videos of one class.
+        UnreadableVideoError: A video of `demo` is damaged.
     """
     names = (f"c{number:03d} {name}\n" for number, name in enumerate(CLASSES))
     out.mkdir(parents=True, exist_ok=True)
@@ -39,8 +39,11 @@ def write_charades_form(demo: Path, out: Path) -> None:
 
 
 def _write_frames(demo: Path, split: str, out: Path) -> str:
-    """Write the frames of a split's videos, each to a folder of its own; returns the list of items,
-    which are two videos each."""
+    """Write the frames of a split's videos, each to its own folder.
+
+    Returns:
+        The text of the frame list. Each of its items is two videos.
+    """
     videos = read_csv(demo / f"{split}.csv", num_classes=len(CLASSES))
     labels = [video.label for video in videos]
     files = [_write_video(video.path, out, f"{split}{n:04d}") for n, video in enumerate(videos)]
@@ -56,12 +59,12 @@ def _write_frames(demo: Path, split: str, out: Path) -> str:
 
 
 def _write_video(path: str, out: Path, name: str) -> list[str]:
-    """Write a video's frames; returns the files, relative to `out`."""
+    """Write the frames of a video. Returns their paths, relative to `out`."""
     files = list[str]()
     (out / "frames" / name).mkdir(parents=True, exist_ok=True)
     with open_video(path) as (container, stream):
         for count, frame in enumerate(container.decode(stream), start=1):
-            # FFmpeg's conversion of such small frames does not always give the same bytes.
+            # FFmpeg's conversion of such small frames is not deterministic.
             image = cv2.cvtColor(frame.to_ndarray(), cv2.COLOR_YUV2BGR_I420)
             files.append(f"frames/{name}/{name}_{count:06d}.jpg")
             if not cv2.imwrite(str(out / files[-1]), image, [cv2.IMWRITE_JPEG_QUALITY, 92]):
@@ -70,8 +73,11 @@ def _write_video(path: str, out: Path, name: str) -> list[str]:
 
 
 def _partner(labels: list[int], number: int) -> int:
-    """A video of another class. The step to it grows from 1 to 7 and begins again, so that classes,
-    which come in turn, meet all others."""
+    """Return the number of a video of another class.
+
+    The classes alternate. The step to the partner cycles from 1 to 7, so that every class is paired
+    with all others.
+    """
     step = 1 + number // len(CLASSES) % (len(CLASSES) - 1)
     for more in range(len(labels)):
         partner = (number + step + more) % len(labels)

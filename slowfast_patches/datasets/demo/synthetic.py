@@ -1,13 +1,12 @@
-"""A small data set of rendered videos whose classes need motion to tell apart.
+"""Make a small data set of rendered videos whose classes can be told apart only by motion.
 
-Textured things lie on a textured ground under a shaking camera. What the things do over time is the
-class: they move left, right, up or down, turn clockwise or counter-clockwise, grow or shrink. The
-scene is drawn before the class is looked at, places wrap around the frame, and sizes wrap around a
-cycle, so that a single frame is equally likely in every class, and any stretch of a video shows the
-same motion as the whole.
+Textured things lie on a textured ground under a shaking camera. The class is their motion: they
+move left, right, up or down, turn clockwise or counterclockwise, grow or shrink. The scene is drawn
+independently of the class. Positions wrap around the frame, and sizes wrap around a cycle. So a
+single frame is equally likely in every class, and every part of a video shows the same motion.
 
-Every video has its own generator, seeded by (seed, split, index): the files do not depend on the
-number of processes or on interruptions.
+Every video has its own generator, seeded by (seed, split, index). So the files depend neither on
+the number of processes nor on interruptions.
 """
 
 import json
@@ -47,10 +46,10 @@ Clip = NDArray[np.uint8]
 
 SPLITS = ("train", "val", "test")
 MANIFEST = "demo_data.json"
-VERSION = 1  # of the pictures and the encoding; old folders are not continued with new ones
+VERSION = 1  # increase when the pictures or the encoding change; old folders are then refused
 FPS = 30
 
-# Class name -> signs of the rates of (x, y, angle, size). y points down, so that a growing angle is
+# Class name -> signs of the rates of (x, y, angle, size). y points down, so an increasing angle is
 # a clockwise turn.
 MOTIONS: dict[str, tuple[int, int, int, int]] = {
     "left": (-1, 0, 0, 0),
@@ -64,8 +63,8 @@ MOTIONS: dict[str, tuple[int, int, int, int]] = {
 }
 CLASSES = tuple(MOTIONS)
 
-# Lengths are in units of 1/80 of the short side. The speeds are such that neighbouring frames of a
-# clip at stride 8 still match: 24 units, 64 degrees, a quarter of the size cycle at most.
+# Lengths are in units of 1/80 of the short side. Speeds are low enough for consecutive frames of a
+# clip at stride 8 to match: at most 24 units, 64 degrees, or a quarter of the size cycle.
 UNITS = 80.0
 RADII = (14.0, 36.0)
 SPEED = (1.5, 3.0)  # units per frame
@@ -73,15 +72,15 @@ TURN = (np.deg2rad(4.0), np.deg2rad(8.0))  # radians per frame
 ZOOM = (0.015, 0.03)  # size cycles per frame
 SHAKE = 0.3  # standard deviation in units
 
-# Textures: the range of their mean colour, and of their standard deviation, in [0, 1]. Bright
-# things on a dark ground: what a thin network must learn is their motion, not to find them.
+# Textures: ranges of the mean colour and of its standard deviation, in [0, 1]. Bright things lie on
+# a dark ground, so that a small network need only learn their motion, not how to find them.
 GROUND = ((0.05, 0.3), (0.02, 0.05))
 THING = ((0.5, 0.9), (0.15, 0.3))
 SPRITE = 64  # pixels along the side of a thing's picture
 
-# Reading is part of what a training run costs, hence a stream that is cheap to decode: no loop
-# filter and no arithmetic coding (fastdecode), no B-frames, whole macroblocks, one reference, and a
-# key frame within 8 frames of every seek. One thread: the same bytes whatever the number of cores.
+# Reading is part of the cost of a training run, so the stream is cheap to decode: no loop filter,
+# no arithmetic coding (fastdecode), no B-frames, whole macroblocks, one reference, and a key frame
+# every 8 frames. One thread, so that the bytes do not depend on the number of cores.
 ENCODER = {
     "preset": "medium",
     "tune": "fastdecode",
@@ -98,7 +97,7 @@ BT601 = (
 
 @dataclass(frozen=True)
 class DemoSpec:
-    """What a data set is made from: clips a split, seed, frames a clip, frame size in pixels."""
+    """Size of a demo data set: videos per split, seed, frames per video, frame size in pixels."""
 
     train: int = 640
     val: int = 160
@@ -109,16 +108,18 @@ class DemoSpec:
     height: int = 64
 
     def __post_init__(self) -> None:
-        even = self.width % 2 == self.height % 2 == 0  # as h264 wants
+        even = self.width % 2 == self.height % 2 == 0  # required by H.264
         if min(asdict(self).values()) < 0 or self.frames < 1 or not even:
-            raise ValueError(f"{self}: give no negative numbers, frames, and even sizes")
+            raise ValueError(
+                f"{self}: numbers must not be negative, frames at least 1, and sizes even"
+            )
         if min(self.width, self.height) < 32:
             raise ValueError(f"a size of {self.width} {self.height}: give 32 pixels or more")
 
 
 @dataclass(frozen=True)
 class Thing:
-    """A textured thing, and where and how large it is at the scene's anchor."""
+    """Textured thing, with its position and size at the anchor frame of the scene."""
 
     sprite: Image  # (SPRITE, SPRITE, 4): colour times opacity, and opacity, in [0, 1]
     state: tuple[float, float, float, float]  # x, y in pixels, angle, size as a place in its cycle
@@ -126,21 +127,23 @@ class Thing:
 
 @dataclass(frozen=True)
 class Scene:
-    """All of a video but its class."""
+    """Everything that defines a video except its class."""
 
     ground: Image  # (H, W, 3) in [0, 1], tiling the plane
     things: tuple[Thing, ...]
-    rates: tuple[float, float, float, float]  # of a thing's state, a frame; a class uses one
-    shake: NDArray[np.float64]  # (T, 2): the camera's offset (x, y) in pixels, frame by frame
-    anchor: int  # the frame at which the things are in their state: the same in every class
+    rates: tuple[
+        float, float, float, float
+    ]  # change of a thing's state per frame; each class uses one of them
+    shake: NDArray[np.float64]  # (T, 2): the camera's offset (x, y) in pixels in each frame
+    anchor: int  # the frame in which things have their `state`, in every class
 
 
 def draw_scene(rng: np.random.Generator, frames: int, width: int, height: int) -> Scene:
-    """A random scene for ``frames`` frames of ``width`` × ``height`` pixels."""
+    """Draw a random scene for `frames` frames of `width` × `height` pixels."""
     unit = min(width, height) / UNITS
     count = int(rng.integers(2, 4))
-    # Places and sizes are spread and, as all things share their rates, stay spread: at any moment
-    # of any class, a crop shows some of the things, and some of them are well visible.
+    # Positions and sizes are spread out. They stay so, because all things have the same rates. So a
+    # crop shows some things at any time in any class, and some of these are clearly visible.
     start = rng.random(3) + np.outer(np.arange(count), (0.7549, 0.5698, 1 / count))
     places = (start % 1.0) * (width, height, 1.0)
     speed = rng.uniform(*SPEED) * unit
@@ -157,7 +160,7 @@ def draw_scene(rng: np.random.Generator, frames: int, width: int, height: int) -
 
 
 def render(scene: Scene, name: str) -> Clip:
-    """The frames (T, H, W, 3), RGB, of ``scene`` in class ``name``."""
+    """Render the frames of a scene in class `name`, (T, H, W, 3) RGB."""
     clip = np.empty((len(scene.shake), *scene.ground.shape), np.uint8)
     rates = np.multiply(scene.rates, MOTIONS[name])
     for t, (dx, dy) in enumerate(scene.shake):
@@ -170,16 +173,27 @@ def render(scene: Scene, name: str) -> Clip:
 
 
 def video_path(split: str, index: int) -> str:
-    """Where a video lies, relative to the data set: ``train/left_0003.mp4``."""
+    """Return the path of a video relative to the data set, such as `train/left_0003.mp4`."""
     return f"{split}/{CLASSES[_label(index)]}_{index // len(CLASSES):04d}.mp4"
 
 
 def make_demo_data(output: Path, spec: DemoSpec, workers: int | None = None) -> int:
-    """Bring the data set in ``output`` up to what ``spec`` says; returns the number of new videos.
+    """Make the data set in `output` complete according to `spec`.
 
-    Videos that are there already stay, so that an interrupted run continues; the csv files come
-    last. ``workers`` processes render, by default one per core. ValueError if ``output`` was made
-    from other numbers or holds somebody else's csv files; OSError if it cannot be written.
+    Existing videos are kept, so an interrupted run can be continued. The csv files are written
+    last.
+
+    Args:
+        output: The folder of the data set.
+        spec: Its size.
+        workers: Processes that render. By default one per core.
+
+    Returns:
+        The number of new videos.
+
+    Raises:
+        ValueError: `output` was made with another `spec`, or has csv files of another origin.
+        OSError: `output` cannot be written.
     """
     claim(output, spec)
     wanted = [(split, index) for split in SPLITS for index in range(getattr(spec, split))]
@@ -195,11 +209,16 @@ def make_demo_data(output: Path, spec: DemoSpec, workers: int | None = None) -> 
 def make_videos(
     make: Callable[[tuple[str, int]], None], jobs: Sequence[tuple[str, int]], workers: int | None
 ) -> None:
-    """Make the videos of some (split, index) in `workers` processes, by default one per core.
+    """Make videos in `workers` processes, by default one per core.
+
+    Args:
+        make: Makes the video of a job.
+        jobs: The (split, index) of each video.
+        workers: Number of processes.
 
     Raises:
-        ValueError: fewer workers than 1.
-        OSError: a video cannot be written.
+        ValueError: `workers` is less than 1.
+        OSError: A video cannot be written.
     """
     workers = available_cores() if workers is None else workers
     if workers < 1:
@@ -207,14 +226,16 @@ def make_videos(
     made = run_each(make, jobs, workers if workers > 1 else 0, jobs_per_worker=4)
     for (split, index), done in tqdm(made, "render", len(jobs), unit="video", disable=None):
         if isinstance(done, Died):
-            raise OSError(f"video {index} of {split}: two processes died as they made it")
+            raise OSError(f"video {index} of {split}: two processes died while making it")
 
 
 def write_clip(path: Path, clip: Clip, fps: int, options: Mapping[str, str]) -> None:
-    """Write (T, H, W, 3) RGB frames as h264 in mp4; `options` are those of FFmpeg's libx264.
+    """Write (T, H, W, 3) RGB frames as H.264 in mp4.
+
+    The file is written atomically. `options` are options of FFmpeg's libx264.
 
     Raises:
-        OSError: it cannot be written; `path` is as it was.
+        OSError: The file cannot be written.
     """
     with written_whole(path) as file, av.open(file.name, "w", format="mp4") as container:
         stream = container.add_stream("libx264", rate=fps, options=dict(options))
@@ -226,11 +247,15 @@ def write_clip(path: Path, clip: Clip, fps: int, options: Mapping[str, str]) -> 
 
 
 def _label(index: int) -> int:
-    return index % len(CLASSES)  # in turn: every split is balanced
+    return index % len(CLASSES)  # classes alternate, so every split is balanced
 
 
 def claim(output: Path, spec: DemoSpec, **more: str) -> None:
-    """Write the manifest, or check that the one in ``output`` says the same."""
+    """Write the manifest, or check that the existing one in `output` is the same.
+
+    Raises:
+        ValueError: `output` was made with other settings, or has csv files of another origin.
+    """
     wanted = asdict(spec) | {"version": VERSION} | more
     manifest = output / MANIFEST
     if manifest.exists():
@@ -240,7 +265,9 @@ def claim(output: Path, spec: DemoSpec, **more: str) -> None:
                 f"{output} was made with {made}: give these numbers, or another folder"
             )
     elif any((output / f"{split}.csv").exists() for split in SPLITS):
-        raise ValueError(f"{output} holds lists that are not ours: give another folder")
+        raise ValueError(
+            f"{output} has csv files that are not part of demo data: give another folder"
+        )
     for split in SPLITS:
         (output / split).mkdir(parents=True, exist_ok=True)
     write_text(manifest, json.dumps(wanted, indent=2) + "\n")
@@ -266,7 +293,7 @@ def texture(
     level: tuple[float, float],
     contrast: tuple[float, float],
 ) -> Image:
-    """Coloured noise (height, width, 3) in [0, 1] that tiles, from smooth to grainy."""
+    """Draw coloured noise (height, width, 3) in [0, 1] that tiles. It may be smooth or grainy."""
     frequency = np.hypot(np.fft.fftfreq(height)[:, None], np.fft.fftfreq(width))
     gain = (frequency + 0.02) ** -rng.uniform(1.2, 2.2)
     gain[0, 0] = 0.0
@@ -276,13 +303,13 @@ def texture(
     directions = rng.standard_normal((2, 3))
     directions *= rng.uniform(*contrast) / np.linalg.norm(directions, axis=1, keepdims=True)
     colour = rng.uniform(*level, 3) + np.einsum("fhw,fc->hwc", fields, directions)
-    # The last bits of a sum of products depend on where its operands lie in memory; rounded away,
-    # a file has the same bytes whenever it is made.
+    # The last bits of a sum of products depend on the memory layout of its operands. Rounding makes
+    # the bytes of a file reproducible.
     return np.asarray(np.clip(colour, 0.0, 1.0).round(4), np.float32)
 
 
 def _shape(rng: np.random.Generator) -> Image:
-    """The opacity (SPRITE, SPRITE) of a random outline in the unit disc: polygon, oval or blob."""
+    """Draw the opacity (SPRITE, SPRITE) of a polygon, an oval or a blob in the unit disc."""
     y, x = np.mgrid[0:SPRITE, 0:SPRITE] * (2.0 / (SPRITE - 1)) - 1.0
     radius = np.hypot(x, y)
     theta = np.arctan2(y, x)
@@ -295,13 +322,13 @@ def _shape(rng: np.random.Generator) -> Image:
     else:
         outline = 1.0 + 0.1 * sum(np.cos(k * theta + 2 * np.pi * rng.random()) for k in (2, 3, 5))
         outline /= outline.max()
-    edge = 2.5 / SPRITE  # a soft border of about a pixel; the sprite's rim stays clear
+    edge = 2.5 / SPRITE  # a soft border of about a pixel; the rim of the sprite stays transparent
     opacity = (outline * (1 - 2 * edge) - radius) / edge + 0.5
     return np.asarray(np.clip(opacity, 0.0, 1.0), np.float32)
 
 
 def _shake(rng: np.random.Generator, frames: int) -> NDArray[np.float64]:
-    """A camera's tremor (frames, 2) of unit variance, alike forwards and backwards in time."""
+    """Draw the tremor of a camera (frames, 2), with unit variance and symmetric in time."""
     offsets = rng.standard_normal((frames, 2))
     for now, before in zip(offsets[1:], offsets, strict=False):
         now[:] = 0.6 * before + 0.8 * now
@@ -309,7 +336,7 @@ def _shake(rng: np.random.Generator, frames: int) -> NDArray[np.float64]:
 
 
 def _shifted(tile: Image, dx: float, dy: float) -> Image:
-    """A tiling picture (H, W, 3) moved right by dx and down by dy pixels, bilinear."""
+    """Move a tiling picture (H, W, 3) right by dx and down by dy pixels, with interpolation."""
     for axis, offset in ((1, dx), (0, dy)):
         whole = int(np.floor(offset))
         part = np.float32(offset - whole)
@@ -319,7 +346,7 @@ def _shifted(tile: Image, dx: float, dy: float) -> Image:
 
 
 def radius_at(size: float, radii: tuple[float, float], short_side: int) -> float:
-    """Pixels of a thing's radius at a place in the size cycle, whose ends are `radii` in units."""
+    """Return the radius in pixels at a place in the size cycle, whose ends are `radii` in units."""
     return float(radii[0] * (radii[1] / radii[0]) ** size * short_side / UNITS)
 
 
@@ -332,10 +359,10 @@ def paint(
     size: float,
     radii: tuple[float, float] = RADII,
 ) -> None:
-    """Blend a sprite into the canvas (H, W, 3), around its edges, at a place in the size cycle."""
+    """Blend a sprite into the canvas (H, W, 3), wrapping around its edges."""
     height, width = canvas.shape[:2]
     radius = radius_at(size, radii, min(height, width))
-    # Faint at both ends of the cycle, so that the step from one end to the other is not seen.
+    # Fade at both ends of the cycle, so that the jump from one end to the other is not visible.
     strength = np.float32(min(1.0, size / 0.15, (1.0 - size) / 0.15))
     reach = int(np.ceil(radius)) + 1
     rows = np.arange(int(y) - reach, int(y) + reach + 1)
@@ -350,7 +377,10 @@ def paint(
 
 
 def _sample(sprite: Image, u: NDArray[np.float64], v: NDArray[np.float64]) -> Image:
-    """Bilinear look-up of (S, S, C) at (u, v) in [-1, 1]; its clear rim stands for all outside."""
+    """Sample a sprite (S, S, C) at (u, v) in [-1, 1] with bilinear interpolation.
+
+    Points outside get the value of its transparent rim.
+    """
     last = sprite.shape[0] - 1
     column, row = (np.clip((c + 1) * (last / 2), 0, last - 1e-3)[..., None] for c in (u, v))
     left = column[..., 0].astype(np.intp)
@@ -363,9 +393,9 @@ def _sample(sprite: Image, u: NDArray[np.float64], v: NDArray[np.float64]) -> Im
 
 
 def _to_yuv(pixels: Clip) -> Clip:
-    """RGB (H, W, 3) as the planes of yuv420p (BT.601, limited range), (3H/2, W).
+    """Convert RGB (H, W, 3) to the planes of yuv420p (BT.601, limited range), (3H/2, W).
 
-    FFmpeg's own conversion of such small frames does not give the same bytes every time.
+    FFmpeg's conversion of such small frames is not deterministic.
     """
     y, u, v = np.moveaxis(pixels @ BT601.T + (16.0, 128.0, 128.0), 2, 0)
     halves = [(c[::2, ::2] + c[1::2, ::2] + c[::2, 1::2] + c[1::2, 1::2]) / 4 for c in (u, v)]

@@ -1,11 +1,11 @@
-"""The lists of AVA, in the forms in which PySlowFast's users have them.
+"""Read the lists of AVA in the forms that PySlowFast's users have.
 
     AVA.FRAME_LIST_DIR   train.csv, val.csv       frame lists, or "path 0" lines of video files
-    AVA.ANNOTATION_DIR   ava_train_v2.2.csv       video,second,x1,y1,x2,y2,label    a label a line
+    AVA.ANNOTATION_DIR   ava_train_v2.2.csv       video,second,x1,y1,x2,y2,label: one label a line
                          predicted boxes          the same with an empty label, and ,score
                          ava_action_list...pbtxt  names of the labels, which count from 1
 
-Sides are parts of the frame's, in [0, 1].
+Box coordinates are relative to the sides of the frame, in [0, 1].
 """
 
 from __future__ import annotations
@@ -46,22 +46,30 @@ __all__ = [
 logger = logging.getLogger(__name__)
 
 FIRST_SECOND = 900
-"""Of the first frame of AVA's videos, which are cut there."""
+"""AVA timestamp of the first frame, in seconds. AVA's videos are cut there."""
 SECONDS = range(902, 1799)
-"""Those that may be key frames."""
-_MOST_BOXES = 1000
-"""Of a key frame: AVA has 60 or so, and each takes memory."""
+"""AVA timestamps that can be key frames."""
+_MAX_BOXES = 1000
+"""Maximum boxes of a key frame, to bound memory. AVA has about 60."""
 _FPS = 30.0
-"""Of AVA's frames."""
+"""Frame rate of AVA's extracted frames."""
 
 Box = tuple[float, float, float, float]
 Boxes = dict[tuple[str, int], dict[Box, list[int]]]
-"""Labels by box (x1, y1, x2, y2) by (name, second) of key frames."""
+"""Labels of each box (x1, y1, x2, y2) of each key frame (name, second)."""
 
 
 class KeyFrame(NamedTuple):
-    """A moment of a video, with boxes and the classes of each, from 0. `path` is of the file, or of
-    the folder of its first frame, `video` its number among `read_sources`."""
+    """Moment of a video, with its boxes and their classes.
+
+    Attributes:
+        path: The video file, or the folder of its first frame.
+        video: The number of the video in `read_sources`.
+        name: The name of the video in AVA's lists.
+        second: The AVA timestamp in seconds.
+        boxes: The boxes.
+        labels: The classes of each box, from 0.
+    """
 
     path: str
     video: int
@@ -72,21 +80,21 @@ class KeyFrame(NamedTuple):
 
     @property
     def label(self) -> str:
-        """What a list says of it."""
+        """Text that stands for the labels in the digest of a list."""
         return f"{self.second} {self.boxes} {self.labels}"
 
 
 def ava_path(recipe: Recipe, split: str) -> Path:
-    """The first list of a split's videos."""
+    """Return the first video list of a split."""
     return _video_lists(recipe, split)[0]
 
 
 def read_ava(recipe: Recipe, path: Path, split: str) -> SharedList[KeyFrame]:
-    """The key frames of a split that have boxes, video by video.
+    """Read the key frames of a split that have boxes, video by video.
 
     Raises:
-        ValueError: a file is missing, or a line of it is wrong, with file and line; boxes are of
-            videos that no list names; there is no key frame.
+        ValueError: A file is missing or has an invalid line, a box belongs to a video that is not
+            listed, or no key frame has a box.
     """
     sources = read_sources(recipe, split)
     names = [v.name if isinstance(v, FrameVideo) else video_name(v.path) for v in sources]
@@ -94,7 +102,7 @@ def read_ava(recipe: Recipe, path: Path, split: str) -> SharedList[KeyFrame]:
     if unknown := sorted({name for name, _ in boxes}.difference(names)):
         raise ValueError(
             f"boxes are of {len(unknown)} videos that {path} does not name: {first_few(unknown)}; "
-            "list these, or leave their boxes out"
+            "add these videos to the list, or remove their boxes"
         )
     key_frames = SharedList(
         KeyFrame(source.path, number, name, second, tuple(found), tuple(map(tuple, found.values())))
@@ -108,7 +116,12 @@ def read_ava(recipe: Recipe, path: Path, split: str) -> SharedList[KeyFrame]:
 
 
 def read_sources(recipe: Recipe, split: str) -> Sequence[FrameVideo | LabelledVideo]:
-    """The videos of a split. Raises as `read_ava`."""
+    """Read the videos of a split.
+
+    Raises:
+        ValueError: A list is missing or has an invalid line, or the lists mix frames and video
+            files.
+    """
     prefix = recipe.ava.frame_dir
     videos = list[FrameVideo | LabelledVideo]()
     for path in _video_lists(recipe, split):
@@ -119,18 +132,27 @@ def read_sources(recipe: Recipe, split: str) -> Sequence[FrameVideo | LabelledVi
         else:
             videos += read_csv(path, prefix=prefix, separator=recipe.data.path_label_separator)
     if len(set(map(type, videos))) > 1:
-        raise ValueError("AVA's lists of a split name frames, or video files, not both")
+        raise ValueError(
+            "AVA's lists of a split must all be frame lists, or all be lists of video files"
+        )
     return videos
 
 
 def annotation(recipe: Recipe, name: str) -> Path:
-    """A file of AVA.ANNOTATION_DIR."""
+    """Return the path of a file in AVA.ANNOTATION_DIR."""
     return Path(recipe.ava.annotation_dir or recipe.data.path_to_data_dir) / name
 
 
 def ava_classes(recipe: Recipe) -> tuple[str, ...] | None:
-    """From AVA.LABEL_MAP_FILE, as numbers where it leaves classes out; None without the file.
-    ValueError, with file and line, for an id that is no class."""
+    """Read the class names from AVA.LABEL_MAP_FILE.
+
+    Returns:
+        The names in the order of their classes, or None without the file. A class that the file
+        omits is named by its number.
+
+    Raises:
+        ValueError: An id is not a class, or the file names no class.
+    """
     path = annotation(recipe, recipe.ava.label_map_file)
     if not path.is_file():
         return None
@@ -153,8 +175,13 @@ def ava_classes(recipe: Recipe) -> tuple[str, ...] | None:
 
 
 def read_boxes(path: Path, num_classes: int, least_score: float | None = None) -> Boxes:
-    """The boxes of a csv file, clipped to the frame; those without an area, or with a score below
-    `least_score`, are left out. ValueError, with file and line, for what cannot be read."""
+    """Read the boxes of a csv file, clipped to the frame.
+
+    Boxes without an area, or with a score below `least_score`, are left out.
+
+    Raises:
+        ValueError: The file cannot be read, or has an invalid line.
+    """
     boxes: Boxes = {}
     row = list[str]()
     empty = list[int]()
@@ -179,8 +206,8 @@ def read_boxes(path: Path, num_classes: int, least_score: float | None = None) -
                     without_label.append(rows.line_num)
                 of_frame = boxes.setdefault((row[0], second), {})
                 of_frame.setdefault((left, top, right, bottom), []).extend(labels)
-                if len(of_frame) > _MOST_BOXES:
-                    raise ValueError(f"the key frame has more than {_MOST_BOXES} boxes")
+                if len(of_frame) > _MAX_BOXES:
+                    raise ValueError(f"the key frame has more than {_MAX_BOXES} boxes")
     except OSError as error:
         raise ValueError(f"the boxes {path} cannot be read: {error}; see the keys AVA.*") from error
     except (csv.Error, UnicodeDecodeError) as error:
@@ -190,26 +217,28 @@ def read_boxes(path: Path, num_classes: int, least_score: float | None = None) -
         line = f"{path}, line {rows.line_num}: {','.join(row)!r:.100}"
         raise ValueError(f"{line} is not {form}: {error}") from None
     _warn(path, "have no area in the frame, and are left out", tuple(empty))
-    _warn(path, "have no label, and are trained and scored as of no class", tuple(without_label))
+    _warn(path, "have no label, and are trained and scored without a class", tuple(without_label))
     return boxes
 
 
 def _side(text: str) -> float:
-    """A side of a box, clipped to the frame."""
+    """Parse a box coordinate, and clip it to the frame."""
     if not -1 <= (side := float(text)) <= 2:
-        raise ValueError(f"{side:g} is no part of the frame's side, from 0 to 1; pixels are not")
+        raise ValueError(
+            f"{side:g} is not a coordinate from 0 to 1, relative to the side of the frame"
+        )
     return min(max(side, 0.0), 1.0)
 
 
 @cache
 def _warn(path: Path, what: str, lines: tuple[int, ...]) -> None:
-    """Log, once in this process, which lines are odd."""
+    """Log once per process which lines are unusual."""
     if lines:
         logger.warning("%s: %d boxes %s; the first in line %d", path, len(lines), what, lines[0])
 
 
 def _boxes(recipe: Recipe, split: str) -> Boxes:
-    """All boxes of a split, each with the labels of all files."""
+    """Merge the boxes of a split from all its files, with the labels of all files."""
     ava = recipe.ava
     annotated = ava.train_gt_box_lists if split == "train" else ()
     predicted = ava.train_predict_box_lists if split == "train" else ava.test_predict_box_lists

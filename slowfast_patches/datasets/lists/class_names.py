@@ -1,4 +1,4 @@
-"""Names of classes by number, from the files in which data sets and users have them."""
+"""Read class names, ordered by class number, from the files of data sets and users."""
 
 from __future__ import annotations
 
@@ -13,18 +13,28 @@ __all__ = ["in_order", "named_classes", "read_class_names", "read_json"]
 
 
 def named_classes(folder: Path) -> tuple[str, ...] | None:
-    """From `folder`/classes.json, as multigrid-prepare writes it, or classes.txt, as
-    multigrid-demo-data does; None where there is neither. Raises as `read_class_names`."""
+    """Read the class names in `folder`/classes.json or classes.txt.
+
+    multigrid-prepare writes the first, and multigrid-demo-data the second.
+
+    Returns:
+        The names, or None if neither file exists.
+
+    Raises:
+        ValueError: As for `read_class_names`.
+    """
     paths = (folder / name for name in ("classes.json", "classes.txt"))
     return next((read_class_names(path) for path in paths if path.is_file()), None)
 
 
 def read_class_names(path: Path) -> tuple[str, ...]:
-    """From a JSON list of names, a JSON mapping from name to number, or a text with a name a line,
-    the first being that of class 0.
+    """Read class names from a file.
+
+    The file is a JSON list of names, a JSON object from name to number, or a text file with one
+    name per line. In lists, the first name is that of class 0.
 
     Raises:
-        ValueError: no such file, none of these, an empty name, or one that is there twice.
+        ValueError: The file is missing or has another form, or a name is empty or occurs twice.
     """
     if path.suffix.lower() == ".json":
         names = read_json(path, list | dict)
@@ -39,10 +49,14 @@ def read_class_names(path: Path) -> tuple[str, ...]:
 
 
 def in_order(path: Path, classes: Mapping[str, object]) -> tuple[str, ...]:
-    """Names by class number, from a mapping to numbers, which may be written as text.
+    """Return the names of the classes in the order of their numbers.
+
+    Args:
+        path: The file to name in error messages.
+        classes: The number of each class by its name. Numbers may be strings.
 
     Raises:
-        ValueError: there is none, one is empty, or they are not numbered from 0, each once.
+        ValueError: There is no class, a name is empty, or the numbers are not 0, 1, 2 and so on.
     """
     names = {str(number): name for name, number in classes.items()}
     numbers = [str(number) for number in range(len(classes))]
@@ -54,11 +68,15 @@ def in_order(path: Path, classes: Mapping[str, object]) -> tuple[str, ...]:
 
 
 def read_json(path: Path, kind: Any) -> Any:
-    """What a JSON file holds; ValueError where it is missing, no JSON, or not of a kind."""
+    """Read a JSON file.
+
+    Raises:
+        ValueError: The file is missing, is not JSON, or its content is not of type `kind`.
+    """
     try:
         content = json.loads(read_utf8(path))
     except (OSError, json.JSONDecodeError, RecursionError) as error:
         raise ValueError(f"{path} cannot be read as JSON: {error}") from error
     if not isinstance(content, kind):
-        raise ValueError(f"{path} has a {type(content).__name__}, which does not belong there")
+        raise ValueError(f"{path} has an unexpected {type(content).__name__} at the top level")
     return content

@@ -1,4 +1,4 @@
-"""Csv lists, as Kinetics has them: one "path label" a line, without a header."""
+"""Read csv lists in the form of Kinetics: one "path label" per line, without a header."""
 
 from __future__ import annotations
 
@@ -23,11 +23,11 @@ __all__ = [
 
 
 _SEPARATORS = (",", ";", "\t", " ")
-"""What a line is likely to have between path and label."""
+"""Common separators, suggested if a line does not parse."""
 
 
 class LabelledVideo(NamedTuple):
-    """A video file and its class."""
+    """Video file and its class."""
 
     path: str
     label: int
@@ -36,15 +36,19 @@ class LabelledVideo(NamedTuple):
 def read_csv(
     path: Path, *, prefix: str = "", separator: str = " ", num_classes: int = sys.maxsize
 ) -> SharedList[LabelledVideo]:
-    """The videos of a list.
+    r"""Read the videos of a list.
 
-    A relative path is taken from `prefix`, or from the list's own folder where that is empty. The
-    last separator of a line parts path and label, so that paths may contain it; the two characters
-    \\t are a tab.
+    The last separator of a line divides path and label, so paths may contain the separator.
+
+    Args:
+        path: The list.
+        prefix: The folder of relative paths. By default the folder of the list.
+        separator: The separator between path and label. The two characters `\t` stand for a tab.
+        num_classes: Labels must be below this number.
 
     Raises:
-        ValueError: no such file, an empty one, one that is not UTF-8, a line that does not parse,
-            or a label outside [0, num_classes); with file and line.
+        ValueError: The file is missing, empty or not UTF-8, or a line does not parse or has an
+            invalid label.
     """
     check_list(path)
     folder = Path(prefix) if prefix else path.parent
@@ -64,7 +68,7 @@ def read_csv(
         with path.open(encoding="utf-8-sig") as file:
             videos = SharedList(parse(file))
     except UnicodeDecodeError:
-        read_utf8(path)  # raises with the line
+        read_utf8(path)  # raises an error that names the line
         raise
     if not videos:
         raise ValueError(f"{path}: no videos in the list")
@@ -72,7 +76,11 @@ def read_csv(
 
 
 def read_kinetics(recipe: Recipe, path: Path, split: str) -> SharedList[LabelledVideo]:
-    """The videos of a list as a recipe says. Raises as `read_csv`."""
+    """Read the videos of a list with the keys of a recipe.
+
+    Raises:
+        ValueError: As for `read_csv`.
+    """
     return read_csv(
         path,
         prefix=recipe.data.path_prefix,
@@ -82,16 +90,20 @@ def read_kinetics(recipe: Recipe, path: Path, split: str) -> SharedList[Labelled
 
 
 def split_line(line: str, separator: str) -> tuple[str, int]:
-    """The path and the label of a line; ValueError if it is not these two."""
+    """Split a line into its path and label.
+
+    Raises:
+        ValueError: The line is not a path and a class number with this separator between them.
+    """
     separator = separator.replace("\\t", "\t")
     line = line.strip()
-    if found := _parted(line, separator):
+    if found := _try_split(line, separator):
         return found
     name, _, label = line.rpartition(separator)
-    if other := next((mark for mark in _SEPARATORS if _parted(line, mark)), ""):
+    if other := next((mark for mark in _SEPARATORS if _try_split(line, mark)), ""):
         wrong = f"its separator is {other!r}, not {separator!r}"
     elif name.strip():
-        wrong = f"the label after the last {separator!r}, {label!r:.60}, is no class number from 0"
+        wrong = f"the label after the last {separator!r}, {label!r:.60}, is not a class number"
     else:
         wrong = f"the separator {separator!r} is not between a path and a label"
     raise ValueError(
@@ -100,14 +112,18 @@ def split_line(line: str, separator: str) -> tuple[str, int]:
     )
 
 
-def _parted(line: str, separator: str) -> tuple[str, int] | None:
-    """The path and the class number that a separator parts, if it does."""
+def _try_split(line: str, separator: str) -> tuple[str, int] | None:
+    """Split a line at the last separator, or return None if it is not a path and a class number."""
     name, _, label = (part.strip() for part in line.rpartition(separator))
     return (name, int(label)) if name and label.isdecimal() else None
 
 
 def read_utf8(path: Path) -> str:
-    """The text of a file; ValueError with file and line where it is not UTF-8."""
+    """Read a UTF-8 text file.
+
+    Raises:
+        ValueError: The file is not UTF-8. The message names the line.
+    """
     content = path.read_bytes()
     try:
         return content.decode("utf-8-sig")
@@ -121,7 +137,11 @@ def read_utf8(path: Path) -> str:
 
 
 def check_list(path: Path) -> None:
-    """ValueError for a missing list."""
+    """Check that a list exists.
+
+    Raises:
+        ValueError: The list is missing.
+    """
     if path.is_file():
         return
     if path.name == "test.csv" and path.with_name("train.csv").is_file():
@@ -132,7 +152,11 @@ def check_list(path: Path) -> None:
 
 
 def check_label(label: int, num_classes: int) -> None:
-    """ValueError for a label outside [0, num_classes)."""
+    """Check that a label is in [0, num_classes).
+
+    Raises:
+        ValueError: The label is outside this range.
+    """
     if not 0 <= label < num_classes:
         raise ValueError(
             f"label {label} is outside MODEL.NUM_CLASSES {num_classes}: labels run from 0 to "

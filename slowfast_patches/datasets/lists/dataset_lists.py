@@ -1,6 +1,7 @@
-"""Data sets by their names in a recipe: where their lists are, and what their labels are.
+"""Data sets by their names in a recipe: where their lists are and what their labels mean.
 
-Each has one entry in DATASETS. A data set of csv files like Kinetics' is an entry of one line:
+Each data set has an entry in DATASETS. A data set with csv files like those of Kinetics takes one
+line:
 
     DATASETS["sports"] = DataSet(mirrors=False, segments=True)
 """
@@ -45,14 +46,17 @@ __all__ = [
 
 _CLASSES = "MODEL.NUM_CLASSES"
 TEST_IS_VAL = "test is val"
-"""Said beside a test whose videos are those of the validation."""
+"""Remark beside test results if the test videos are the validation videos."""
 
 
 def load_with_classes(path: str | Path | None, overrides: Sequence[object] = ()) -> Recipe:
-    """Load a recipe; MODEL.NUM_CLASSES is that of its training list where nothing sets it.
+    """Load a recipe, and take MODEL.NUM_CLASSES from the training list if nothing sets it.
 
-    It is the number of the class names beside the list, or else one more than the largest label.
-    Without a list it stays at its default. Raises as `load_recipe` and `read_list`.
+    The number of classes is the number of class names beside the list, or else the largest label
+    plus one. Without a list, the key keeps its default.
+
+    Raises:
+        ValueError: As for `load_recipe` and `read_list`.
     """
     recipe = load_recipe(path, overrides)
     if not sets_key(_CLASSES, path, overrides) and (count := _count_classes(recipe)):
@@ -61,7 +65,7 @@ def load_with_classes(path: str | Path | None, overrides: Sequence[object] = ())
 
 
 def _count_classes(recipe: Recipe) -> int | None:
-    """The classes of the training list; None where there is no list, or it does not tell."""
+    """Return the number of classes of the training list, or None if it is unknown."""
     dataset = dataset_of(recipe, "train")
     if names := dataset.classes(recipe):
         return len(names)
@@ -72,11 +76,11 @@ def _count_classes(recipe: Recipe) -> int | None:
 
 
 def read_list(recipe: Recipe, split: str) -> Sequence[Any]:
-    """The videos of a split, each with its `path`, of TRAIN.DATASET or TEST.DATASET.
+    """Read the videos of a split of TRAIN.DATASET or TEST.DATASET. Each has a `path`.
 
     Raises:
-        ValueError: no such data set; the recipe does not fit its labels; no list, or an invalid
-            one, with file and line.
+        ValueError: The data set is unknown, does not fit the recipe, or its list is missing or
+            invalid.
     """
     dataset = dataset_of(recipe, split)
     if dataset.boxes != recipe.detection.enable:
@@ -96,13 +100,16 @@ def read_list(recipe: Recipe, split: str) -> Sequence[Any]:
 
 
 def list_path(recipe: Recipe, split: str) -> Path:
-    """The file that lists a split. It need not be there."""
+    """Return the file that lists a split, which need not exist."""
     return dataset_of(recipe, split).path(recipe, split)
 
 
 def dataset_of(recipe: Recipe, split: str) -> DataSet:
-    """The entry of a split's data set: TRAIN.DATASET, or TEST.DATASET for the test; ValueError if
-    there is no such data set."""
+    """Return the entry of a split's data set: TEST.DATASET for the test, else TRAIN.DATASET.
+
+    Raises:
+        ValueError: There is no data set of this name.
+    """
     section = recipe.test if split == "test" else recipe.train
     if (name := section.dataset.lower()) not in DATASETS:
         key = "TEST.DATASET" if split == "test" else "TRAIN.DATASET"
@@ -111,12 +118,16 @@ def dataset_of(recipe: Recipe, split: str) -> DataSet:
 
 
 def count_list(recipe: Recipe, split: str) -> int | None:
-    """Videos in the list of a split; None where there is no list. Raises as `read_list`."""
+    """Return the number of videos in the list of a split, or None without a list.
+
+    Raises:
+        ValueError: As for `read_list`.
+    """
     return len(read_list(recipe, split)) if list_path(recipe, split).is_file() else None
 
 
 def is_tested_on_val(recipe: Recipe) -> bool:
-    """Return whether the test list is the validation list, or a copy of it."""
+    """Return whether the test list is the validation list or a copy of it."""
     test, val = (list_path(recipe, split) for split in ("test", "val"))
     if not (test.is_file() and val.is_file()) or dataset_of(recipe, "test").build is not None:
         return False
@@ -124,10 +135,10 @@ def is_tested_on_val(recipe: Recipe) -> bool:
 
 
 def list_digest(recipe: Recipe, videos: Sequence[Any], split: str = "train") -> str:
-    """SHA-256 of the list of a split: the videos' paths and labels, in order.
+    """Return the SHA-256 of a list: the paths and labels of its videos, in order.
 
-    Paths are as the list has them, before DATA.PATH_PREFIX: the data may move. Of a frame list it
-    is the videos' names, and the labels of their frames.
+    Paths are taken as written in the list, before DATA.PATH_PREFIX, so that the data may be moved.
+    For a frame list, use the names of the videos and the labels of their frames.
     """
     digest = hashlib.sha256()
     path = list_path(recipe, split)
@@ -136,20 +147,24 @@ def list_digest(recipe: Recipe, videos: Sequence[Any], split: str = "train") -> 
         if isinstance(video, FrameVideo):
             name, label = video.name, str(video.runs)
         else:
-            where = str(getattr(video, "path", video))  # a data set of another's may have numbers
-            # Named by a json file, videos may lie in a folder of their own.
+            where = str(
+                getattr(video, "path", video)
+            )  # a data set of the user's own may list numbers
+            # Videos named by a json file may lie in any folder.
             name = Path(where).name if path.suffix == ".json" else where.removeprefix(root)
-            name = getattr(video, "name", name)  # a key frame's, wherever its video is
+            name = getattr(
+                video, "name", name
+            )  # the name of a key frame does not depend on its folder
             label = str(getattr(video, "label", None))
         digest.update(f"{name}\0{label}\n".encode(errors="surrogateescape"))
     return digest.hexdigest()
 
 
 def class_names(recipe: Recipe) -> tuple[str, ...] | None:
-    """Names by class number, where the data set that is trained on has them beside its lists.
+    """Return the class names of the training data set, or None if it has none.
 
     Raises:
-        ValueError: a file of names that is wrong, or does not have MODEL.NUM_CLASSES of them.
+        ValueError: The file of names is invalid, or does not have MODEL.NUM_CLASSES names.
     """
     names = dataset_of(recipe, "train").classes(recipe)
     if names is not None and (count := len(names)) != recipe.model.num_classes:
@@ -164,9 +179,11 @@ def class_names(recipe: Recipe) -> tuple[str, ...] | None:
 
 
 def list_warnings(recipe: Recipe, split: str, videos: Sequence[Any]) -> list[str]:
-    """Warnings of repeated videos and, in training, of classes that no video has, or that all
-    have; none of a test
-    list that is the validation list."""
+    """Return warnings about repeated videos and, for training, about the distribution of labels.
+
+    The latter report classes without a video, and lists with a single label. A test list that is
+    the validation list gets no warnings.
+    """
     path = list_path(recipe, split)
     if split == "test" and recipe.train.enable and path == list_path(recipe, "val"):
         return []
@@ -186,20 +203,23 @@ def list_warnings(recipe: Recipe, split: str, videos: Sequence[Any]) -> list[str
 
 
 def repeated_videos(csv: Path, videos: Sequence[Any]) -> list[str]:
-    """A warning of the videos that a csv file names twice or more."""
+    """Return a warning about videos that a csv file lists more than once."""
     counts = Counter(video.path for video in videos if isinstance(video, LabelledVideo))
     again = [f"{path} ({count} times)" for path, count in counts.items() if count > 1]
     if not again:
         return []
     return [
-        f"{csv}: {len(again)} video(s) are listed more than once, and an epoch has them as often: "
+        f"{csv}: {len(again)} video(s) are listed more than once, and occur as often in an epoch: "
         f"{first_few(again)}"
     ]
 
 
 def label_counts(recipe: Recipe, videos: Sequence[Any]) -> list[int]:
-    """The number of videos that have each class; ValueError where a data set of another kind does
-    not tell."""
+    """Return the number of videos of each class.
+
+    Raises:
+        ValueError: The data set has no list of labels.
+    """
     counts = Counter(label for video in videos for label in _labels(video))
     if not counts:
         raise ValueError(
@@ -222,7 +242,7 @@ def _csv_path(recipe: Recipe, split: str) -> Path:
 
 
 def _csv_or_val_path(recipe: Recipe, split: str) -> Path:
-    """The csv of the split; for the test split val.csv where there is none."""
+    """Return the csv file of a split. A missing test.csv is replaced by val.csv."""
     path = _csv_path(recipe, split)
     return _csv_path(recipe, "val") if split == "test" and not path.is_file() else path
 
@@ -237,12 +257,12 @@ def _named_classes(recipe: Recipe) -> tuple[str, ...] | None:
 
 
 def _ssv2_classes(recipe: Recipe) -> tuple[str, ...] | None:
-    # A prepared data set has its names as Kinetics does.
+    # A prepared data set has classes.json, like Kinetics.
     return ssv2_classes(Path(recipe.data.path_to_data_dir)) or _named_classes(recipe)
 
 
 def _charades_classes(recipe: Recipe) -> tuple[str, ...] | None:
-    """From Charades_v1_classes.txt, which has "c000 Holding some clothes" a line."""
+    """Read Charades_v1_classes.txt, with lines such as "c000 Holding some clothes"."""
     path = Path(recipe.data.path_to_data_dir) / "Charades_v1_classes.txt"
     if not path.is_file():
         return None
@@ -257,29 +277,29 @@ def _charades_classes(recipe: Recipe) -> tuple[str, ...] | None:
 
 @dataclass(frozen=True)
 class DataSet:
-    """What is particular to a data set; by default as Kinetics."""
+    """Properties of a data set. The defaults are those of Kinetics."""
 
     path: Callable[[Recipe, str], Path] = _csv_path
-    """The file that lists a split."""
+    """Returns the file that lists a split."""
     read: Callable[[Recipe, Path, str], Sequence[Any]] = read_kinetics
-    """The videos of a split, from its file."""
+    """Reads the videos of a split from its file."""
     classes: Callable[[Recipe], tuple[str, ...] | None] = _named_classes
-    """Names by class number, from files beside the lists; None where there are none."""
+    """Reads the class names from files beside the lists. Returns None if there are none."""
     multi_label: bool = False
-    """Whether a video, or a box, has several labels."""
+    """Whether a video, or a box, can have several labels."""
     boxes: bool = False
-    """Whether its list is of key frames with boxes, which are what is scored."""
+    """Whether the lists have key frames with boxes, and the boxes are scored."""
     mirrors: bool = True
-    """Whether a mirrored clip has the label of the clip."""
+    """Whether a clip keeps its label when it is flipped."""
     segments: bool = False
-    """Whether, where DATA.CLIP_SAMPLING is auto, a clip has one frame from each equal part of its
-    video, not frames at a stride."""
+    """How DATA.CLIP_SAMPLING auto samples frames: one from each of equal segments of the video, or
+    at a stride."""
     counts_frames: bool = False
-    """Whether strides count a video's own frames, whatever their rate."""
+    """Whether strides count the frames of the video, regardless of its frame rate."""
     views_to_end: bool = False
-    """Whether the last of several test views ends with the video; PySlowFast's end before it."""
+    """Whether the last of several test views ends with the video. PySlowFast's ends earlier."""
     build: Callable[[Recipe, str], Any] | None = None
-    """Makes the torch data set of a split; None for `ClipDataset`."""
+    """Builds the data set of a split (see `VideoDataset`). None stands for `ClipDataset`."""
 
 
 DATASETS: dict[str, DataSet] = {
@@ -301,4 +321,4 @@ DATASETS: dict[str, DataSet] = {
     ),
     "ava": DataSet(path=ava_path, read=read_ava, classes=ava_classes, multi_label=True, boxes=True),
 }
-"""By their names in a recipe, in lower case."""
+"""Data sets by their lower-case names in a recipe."""

@@ -1,11 +1,11 @@
-"""Frame lists: csv files that name the frames of videos, and their labels, one frame a line.
+"""Read frame lists: csv files with the frames of videos and their labels, one frame per line.
 
     original_vido_id video_id frame_id path labels
     46GP8 0 0 46GP8/46GP8-000001.jpg ""
     46GP8 0 1 46GP8/46GP8-000002.jpg "92,147"
 
-This is what users have on disk for Something-Something and Charades, slip of the pen included. Such
-a list has millions of lines: it is read in one pass, and kept as a few bytes a frame.
+Users have such lists for Something-Something and Charades. The misspelled header is part of the
+format. A list has millions of lines, so it is read in one pass and stored in a few bytes per frame.
 """
 
 from __future__ import annotations
@@ -38,14 +38,14 @@ __all__ = [
 ]
 
 HEADER = "original_vido_id video_id frame_id path labels"
-"""The first line, as it is spelled in the lists that are around."""
+"""First line of a frame list, as it is misspelled in published lists."""
 _HEADERS = (HEADER, HEADER.replace("vido", "video"))
 _FIELDS = len(HEADER.split())
 _BOM = b"\xef\xbb\xbf"
 
 
 class LabelledFrames(NamedTuple):
-    """Frames of a video, one after another, that have the same labels; `end` is exclusive."""
+    """Run of consecutive frames with the same labels. `end` is exclusive."""
 
     end: int
     labels: tuple[int, ...]
@@ -53,35 +53,35 @@ class LabelledFrames(NamedTuple):
 
 @dataclass(frozen=True)
 class FrameVideo:
-    """A video of a frame list."""
+    """Video of a frame list."""
 
     name: str
     folder: str
-    """What the paths of its frames are relative to."""
+    """Folder of relative frame paths."""
     packed: bytes
-    """The paths, a line each, compressed with zlib."""
+    """Frame paths, one per line, compressed with zlib."""
     runs: tuple[LabelledFrames, ...]
     fps: float
 
     @property
     def files(self) -> tuple[str, ...]:
-        """Paths of its frames, in the order they are shown."""
+        """Paths of the frames, in display order."""
         paths = os.fsdecode(zlib.decompress(self.packed)).split("\n")
         return tuple(os.path.join(self.folder, path) for path in paths)
 
     @property
     def path(self) -> str:
-        """The folder of its first frame."""
+        """Folder of the first frame."""
         return os.path.dirname(self.files[0])
 
     @property
     def label(self) -> int:
-        """The label of a video that has one alone, on all of its frames."""
+        """Label of a video that has a single label on all its frames."""
         ((_, (label,)),) = self.runs
         return label
 
     def labels(self, first: int = 0, last: int | None = None) -> set[int]:
-        """All labels of the frames from `first` to `last`, inclusive; of all frames by default."""
+        """Return all labels of frames `first` to `last`, inclusive. By default use all frames."""
         starts = [0, *(run.end for run in self.runs)]
         return {
             label
@@ -91,10 +91,11 @@ class FrameVideo:
         }
 
     def record(self, limits: ReadingLimits = LIMITS) -> VideoRecord:
-        """What the reader has to know of it; the size is that of the first frame.
+        """Return the record of the video, with the size of its first frame.
 
         Raises:
-            UnreadableVideoError: the first frame is missing, no JPEG, or beyond the limits.
+            UnreadableVideoError: The first frame is missing, is not a JPEG, or is beyond the
+                limits.
         """
         files = self.files
         size = jpeg_size("", files[0], limits=limits)
@@ -104,14 +105,17 @@ class FrameVideo:
 def read_frame_list(
     path: Path, *, prefix: str = "", num_classes: int, fps: float
 ) -> SharedList[FrameVideo]:
-    """The videos of a frame list; `fps` is the rate that its frames are taken to have.
+    """Read the videos of a frame list.
 
-    Relative paths start from `prefix`, or from the list's own folder where that is empty.
+    Args:
+        path: The list.
+        prefix: The folder of relative paths. By default the folder of the list.
+        num_classes: Labels must be below this number.
+        fps: The frame rate of the videos, which the list does not contain.
 
     Raises:
-        ValueError: no such file, another header, or no frames; or, with file and video, a line with
-            another number of fields, a video whose lines are not together, frame ids that do not
-            ascend, labels that are no integers or outside [0, num_classes).
+        ValueError: The file is missing, has another header or no frames, or a video has an invalid
+            line, label or order of frames.
     """
     check_list(path)
     status = path.stat()
@@ -120,7 +124,11 @@ def read_frame_list(
 
 
 def read_charades(recipe: Recipe, path: Path, split: str) -> SharedList[FrameVideo]:
-    """The videos of a frame list as a recipe says. Raises as `read_frame_list`."""
+    """Read the videos of a frame list with the keys of a recipe.
+
+    Raises:
+        ValueError: As for `read_frame_list`.
+    """
     return read_frame_list(
         path,
         prefix=recipe.data.path_prefix,
@@ -133,8 +141,11 @@ def read_charades(recipe: Recipe, path: Path, split: str) -> SharedList[FrameVid
 def _parsed(
     path: Path, folder: str, num_classes: int, fps: float, changed: object
 ) -> SharedList[FrameVideo]:
-    """Read a list. The last two are kept, training's and validation's: a run looks at a list before
-    it starts, and its data sets read it again."""
+    """Read a list through a cache of two: the training and the validation list.
+
+    A run checks a list before it starts, and its data sets read it again. `changed` is part of the
+    cache key, so that a modified file is read again.
+    """
     videos = SharedList(_parse(path, folder, num_classes, fps))
     if not videos:
         raise ValueError(f"{path}: no frames in the list")
@@ -142,7 +153,7 @@ def _parsed(
 
 
 def is_frame_list(path: Path) -> bool:
-    """Whether a list begins as frame lists do."""
+    """Return whether a list begins with the header of frame lists."""
     with path.open("rb") as file:
         return _is_header(next(_split(file), []))
 
@@ -152,12 +163,12 @@ def _parse(path: Path, folder: str, num_classes: int, fps: float) -> Iterator[Fr
     with path.open("rb") as file:
         rows = _split(file)
         if not _is_header(next(rows, [])):
-            read_utf8(path)  # raises for another encoding, in which no header can be recognised
+            read_utf8(path)  # raises a clearer error for another encoding
             raise ValueError(f"{path}: the first line is not the header '{HEADER}'")
         for name, group in groupby(rows, itemgetter(0)):
             try:
                 if name in seen:
-                    raise ValueError("its lines are not together")
+                    raise ValueError("its lines are not consecutive")
                 paths, labels = _columns(list(group))
                 runs = tuple(_runs(labels, num_classes))
             except ValueError as error:
@@ -168,7 +179,7 @@ def _parse(path: Path, folder: str, num_classes: int, fps: float) -> Iterator[Fr
 
 
 def _split(lines: Iterator[bytes]) -> Iterator[list[bytes]]:
-    """The fields of each line; blank lines are skipped."""
+    """Yield the fields of each line that is not blank."""
     return filter(None, (line.removeprefix(_BOM).split() for line in lines))
 
 
@@ -177,7 +188,7 @@ def _is_header(row: Sequence[bytes]) -> bool:
 
 
 def _columns(rows: Sequence[Sequence[bytes]]) -> tuple[Sequence[bytes], Sequence[bytes]]:
-    """Paths and labels of a video's frames, which are to be in their order."""
+    """Return the paths and labels of a video's frames, and check the order of the frames."""
     if set(map(len, rows)) != {_FIELDS}:
         raise ValueError(f"a line does not have the {_FIELDS} fields of '{HEADER}'")
     _, _, ids, paths, labels = zip(*rows, strict=True)
@@ -189,7 +200,7 @@ def _columns(rows: Sequence[Sequence[bytes]]) -> tuple[Sequence[bytes], Sequence
 
 @lru_cache(maxsize=1 << 16)
 def _labels(field: bytes) -> tuple[int, ...]:
-    """What a label field stands for: '"3,5"' is (3, 5), '""' is ()."""
+    """Parse a label field: '"3,5"' becomes (3, 5) and '""' becomes ()."""
     return tuple(map(int, field.strip(b'"').split(b","))) if field.strip(b'"') else ()
 
 

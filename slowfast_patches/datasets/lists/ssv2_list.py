@@ -1,12 +1,13 @@
-"""The lists of Something-Something V2, in the forms in which users have them.
+"""Read the lists of Something-Something V2 in the forms that users have.
 
     train.csv with the header of frame lists     JPEG frames; classes from the json files
     train.csv without it: "path label"           video files, as multigrid-prepare writes them
     no train.csv                                 {id}.webm, as distributed, named by the json files
 
-The json files: something-something-v2-labels.json (template -> class), -train.json and
--validation.json (a list of objects with id and template). A template has its placeholders in square
-brackets, "Holding [something]", and is looked up without these.
+The json files are something-something-v2-labels.json (from template to class), -train.json and
+-validation.json (lists of objects with id and template). In -train.json and -validation.json,
+templates have placeholders in square brackets, such as "Holding [something]". The brackets are
+removed before the template is looked up.
 """
 
 from __future__ import annotations
@@ -33,24 +34,23 @@ __all__ = ["labels_file", "read_ssv2", "ssv2_classes", "webm_videos"]
 _NAME = "something-something-v2-{}.json"
 _SPLITS = {"train": "train", "val": "validation", "test": "validation"}
 _WEBM_FOLDER = "20bn-something-something-v2"
-"""Into which the distributed archives unpack."""
+"""Folder that the distributed archives unpack to."""
 _TRIED = 20
-"""Videos that are looked for to find out in which folder they are."""
+"""Videos to look for when locating the folder of the files."""
 
 
 def labels_file(folder: Path, split: str) -> Path:
-    """The json file that names the videos of a split and their templates."""
+    """Return the json file with the videos of a split and their templates."""
     return folder / _NAME.format(_SPLITS[split])
 
 
 def read_ssv2(
     recipe: Recipe, path: Path, split: str
 ) -> SharedList[LabelledVideo] | SharedList[FrameVideo]:
-    """The videos of a split that `path` lists, each with its `label`.
+    """Read the videos of a split that `path` lists, each with its `label`.
 
     Raises:
-        ValueError: a list or a json file is missing or says something wrong, or they do not have
-            the same videos; with file, and line or entry.
+        ValueError: A list or json file is missing or invalid, or they do not have the same videos.
     """
     classes = recipe.model.num_classes
     if path.suffix == ".json":
@@ -77,13 +77,13 @@ def read_ssv2(
 
 
 def webm_videos(file: Path, prefix: str, num_classes: int) -> Sequence[LabelledVideo]:
-    """The WebM files of a json file's videos, {id}.webm, with their classes.
+    """Return the WebM files of the videos in a json file, {id}.webm, with their classes.
 
-    They are in `prefix`; where that is empty in the json file's folder or in the one that the
-    archives unpack to, whichever has one of the first.
+    The files are in `prefix`. By default they are in the folder of the json file, or in the folder
+    that the archives unpack to if it has one of the first videos.
 
     Raises:
-        ValueError: as `read_ssv2` says of json files.
+        ValueError: A json file is missing or invalid.
     """
     labels = _read_ids(file, num_classes)
     folder = Path(prefix) if prefix else file.parent
@@ -94,33 +94,36 @@ def webm_videos(file: Path, prefix: str, num_classes: int) -> Sequence[LabelledV
 
 
 def ssv2_classes(folder: Path) -> tuple[str, ...] | None:
-    """The templates by class number, without brackets; None where the folder has no such file.
+    """Return the templates without brackets, in the order of their classes.
+
+    Returns:
+        The templates, or None if the folder has no file of them.
 
     Raises:
-        ValueError: the file is wrong; says where.
+        ValueError: The file is invalid.
     """
     path = folder / _NAME.format("labels")
     return in_order(path, _read_classes(path, sys.maxsize)) if path.is_file() else None
 
 
 def _read_ids(path: Path, num_classes: int) -> dict[str, int]:
-    """The class of each video of a split, by its id."""
+    """Read the class of each video of a split, by its id."""
     classes = _read_classes(path.with_name(_NAME.format("labels")), num_classes)
     labels = dict[str, int]()
     for number, entry in enumerate(read_json(path, list)):
         try:
             name = str(entry["id"])
-            label = classes[_stripped(entry["template"])]
+            label = classes[_without_brackets(entry["template"])]
         except (KeyError, TypeError, AttributeError) as error:
             raise ValueError(
                 f"{path}, entry {number}: {entry!r:.100} has no id, or no template of "
                 f"{_NAME.format('labels')}: {error}"
             ) from None
         if name in labels:
-            raise ValueError(f"{path}, entry {number}: id {name} is there twice")
+            raise ValueError(f"{path}, entry {number}: the id {name} occurs twice")
         labels[name] = label
     if not labels:
-        raise ValueError(f"{path}: no videos in it")
+        raise ValueError(f"{path} has no videos")
     return labels
 
 
@@ -132,9 +135,9 @@ def _read_classes(path: Path, num_classes: int) -> dict[str, int]:
                 f"{path}, entry {template!r}: {number!r} is not a class number below "
                 f"MODEL.NUM_CLASSES {num_classes}"
             )
-        classes[_stripped(template)] = int(number)
+        classes[_without_brackets(template)] = int(number)
     return classes
 
 
-def _stripped(template: str) -> str:
+def _without_brackets(template: str) -> str:
     return template.replace("[", "").replace("]", "")

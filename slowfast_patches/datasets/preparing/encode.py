@@ -1,4 +1,4 @@
-"""Write the prepared form of a video; `reading/prepared.py` describes the form."""
+"""Write the prepared form of a video. `reading/prepared.py` describes the form."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from slowfast_patches.datasets.reading.files import (
     frame_files,
     open_video,
     read_jpeg,
-    readable,
+    translate_decode_errors,
 )
 from slowfast_patches.datasets.reading.limits import LIMITS, ReadingLimits
 from slowfast_patches.datasets.reading.prepared import ANCHOR, GROUP, TAG
@@ -27,11 +27,11 @@ from slowfast_patches.utils.files import written_whole
 __all__ = ["X264", "source_pictures", "write_prepared"]
 
 Picture = NDArray[np.uint8]
-"""A frame as I420: (H * 3 / 2, W) uint8, the planes Y, U, V one after another."""
+"""Frame as I420: (H * 3 / 2, W) uint8, with the planes Y, U and V one after another."""
 
 
 X264 = {
-    # What the form is made of.
+    # These parameters define the prepared form.
     "keyint": GROUP,
     "min-keyint": GROUP,
     "scenecut": 0,
@@ -40,22 +40,22 @@ X264 = {
     "b-pyramid": "none",
     "open-gop": 0,
     "ref": 1,
-    # Half the cost of decoding: no CABAC, no deblocking, no weighted prediction.
+    # Halve the cost of decoding: no CABAC, no deblocking, no weighted prediction.
     "cabac": 0,
     "no-deblock": 1,
     "weightp": 0,
     "weightb": 0,
-    # Bits go where they raise the PSNR.
+    # Spend bits where they raise the PSNR.
     "psy": 0,
     "aq-mode": 0,
     "threads": 1,
     "lookahead-threads": 1,
 }
-"""Parameters of x264, by its own names."""
+"""Parameters of x264, under their names there."""
 _BT601 = (2, 5, 6)
-"""Matrices by their number (ITU-T H.273): unspecified, which is taken for it, and its two names."""
+"""Matrix numbers (ITU-T H.273) treated as BT.601: "unspecified" and the two numbers of BT.601."""
 CRF = 23
-"""Constant quality, the default of x264."""
+"""Quality (constant rate factor), the default of x264."""
 
 
 def write_prepared(
@@ -68,18 +68,18 @@ def write_prepared(
 ) -> None:
     """Write the prepared form of a video, or of a folder of JPEG files, to `target`.
 
-    Every frame is kept, turned as it is shown, and resized to `short_side` pixels where it is
-    larger.
+    Every frame is kept and rotated for display. Frames whose short side exceeds `short_side` pixels
+    are shrunk to it.
 
     Raises:
-        UnreadableVideoError: the source does not decode, or is beyond the limits.
-        OSError: the target cannot be written.
+        UnreadableVideoError: The source does not decode, or is beyond the limits.
+        OSError: The target cannot be written.
     """
     rate = Fraction(record.video.fps).limit_denominator(100_000)
     parameters = ":".join(f"{key}={value}" for key, value in X264.items())
     options = {"crf": str(CRF), "x264-params": parameters}
     frames = 0
-    # The file is opened here: PyAV would hide the system's own errors, as of a full disk.
+    # Open the file here, because PyAV would hide system errors such as a full disk.
     with written_whole(target) as file, av.open(file.name, "w", format="mp4") as container:
         container.metadata["comment"] = TAG
         stream = container.add_stream("libx264", rate=rate, options=options)
@@ -102,7 +102,7 @@ def write_prepared(
 def source_pictures(
     source: str, record: VideoRecord, short_side: int, limits: ReadingLimits = LIMITS
 ) -> Iterator[Picture]:
-    """Every frame of the source, of one even size, as it is shown."""
+    """Yield every frame of the source, rotated for display. All have the same even size."""
     video = record.video
     scale = min(1.0, short_side / min(video.width, video.height))
     size = [max(2, round(side * scale / 2) * 2) for side in (video.width, video.height)]
@@ -114,7 +114,7 @@ def source_pictures(
         resized = resize.reformat(frame, width, height, pixels, interpolation=bicubic, threads=1)
         return cast(NDArray[np.uint8], resized.to_ndarray())
 
-    with readable():
+    with translate_decode_errors():
         for frame in _decoded(source, record, limits):
             if record.turns == 0 and _is_plain(frame):
                 yield to(frame, "yuv420p")
@@ -125,7 +125,7 @@ def source_pictures(
 
 
 def _is_plain(frame: VideoFrame) -> bool:
-    """Whether a frame's samples mean what an untagged stream's do: BT.601, 16 to 235, 8 bit."""
+    """Return whether a frame has the untagged format: BT.601, 16 to 235, 8 bits."""
     return (
         frame.format.name == "yuv420p"
         and frame.colorspace in _BT601

@@ -1,13 +1,13 @@
-"""Turning a data set into one made for multigrid reading.
+"""Convert a data set to a form made for multigrid reading.
 
-lists          the videos of some csv files, each once
-kept           what an earlier run made, if its time of modification is that of its source
-workers        one video each, at random; a bad one, or one that kills its worker, is reported
-space          what the first videos took tells what the rest will take
-lists, index   once all videos are done
+    lists          collect the videos of the csv files, each once
+    earlier runs   keep prepared files whose modification time is that of their source
+    workers        encode one video each, in random order; report unreadable videos
+    disk space     estimate the total size after the first videos
+    lists, index   write them once all videos are done
 
-The folder that it fills has the prepared files in videos/, how they were made in prepared.json, and
-the lists. run.lock is held by the run that writes.
+The output folder contains the prepared files in videos/, the settings in prepared.json, and the
+lists. The run that writes to it holds the lock run.lock.
 """
 
 from __future__ import annotations
@@ -53,40 +53,40 @@ __all__ = ["Report", "format_report", "prepare"]
 _MOST_REASONS = 10
 _SAMPLE = 8
 _SAFETY = 1.1
-"""A forecast is off by some percent: what does not fit lacks more room than that."""
+"""Stop only if the estimated size exceeds the free space by this factor."""
 
 
 class Source(NamedTuple):
-    """A video to prepare."""
+    """Video to prepare."""
 
     path: str
     target: str
-    """Of its prepared file, relative to the set's folder."""
+    """Path of the prepared file, relative to the output folder."""
     size: int
-    """Bytes, of a folder those of its JPEG files; 0 where there is no such file."""
+    """Bytes of the file, or of the JPEG files in a folder. 0 if it does not exist."""
     modified: int | None
-    """Seconds; None where there is no such file."""
+    """Modification time in seconds. None if the file does not exist."""
 
 
 @dataclass(frozen=True)
 class Report:
-    """What was done."""
+    """Results of a run."""
 
     folder: str
     keys: dict[str, str | int]
-    """Of a config, to train with."""
+    """Configuration keys for training on the data set."""
     videos: int
-    """Prepared files that the lists name."""
+    """Number of prepared files in the lists."""
     lists: dict[str, int]
     """Videos in each csv file, by its title (`list_titles`)."""
     from_earlier_runs: int
     unreadable: Sequence[dict[str, str]]
-    """`path` and `reason` of each video left out."""
+    """`path` and `reason` of each omitted video."""
     source_size: int
     size: int
-    """Bytes, before and after."""
+    """Bytes of the sources (`source_size`) and of the prepared files."""
     seconds: float
-    """Of this run."""
+    """Duration of this run."""
 
 
 def prepare(
@@ -99,17 +99,26 @@ def prepare(
     separator: str = " ",
     classes: Sequence[str] = (),
 ) -> Report:
-    """Write the prepared form of every video in the lists, and the lists of them, to `out`.
+    """Prepare every video in the lists, and write the new lists.
 
-    Videos that an earlier run wrote are kept. Those that cannot be read, or that are beyond
-    the limits, are left out of the lists and are in unreadable.txt with the reason.
-    `workers` processes encode, by default one per core. Names of classes, if given, go to
-    classes.json with their numbers.
+    Videos that an earlier run prepared are kept. Unreadable videos, and videos beyond the limits,
+    are omitted from the lists and named in unreadable.txt with the reason.
+
+    Args:
+        lists: The videos and their labels.
+        out: The folder to write.
+        short_side: Larger frames are shrunk to this short side, in pixels.
+        limits: Limits on what is read.
+        workers: Processes that encode. By default one per core.
+        separator: The separator of the written lists.
+        classes: The class names to write to classes.json, if any.
 
     Raises:
-        ValueError: `out` cannot be used, as where another run writes it or it was made in another
-            way; the disk is too small, or a list has no video that can be read.
-        OSError: `out` cannot be written, as where the disk is full. What is written is whole.
+        ValueError: `out` cannot be used, for instance because another run is writing to it or it
+            was prepared with other settings. Or the disk is too small, or a list has no readable
+            video.
+        OSError: `out` cannot be written, for instance because the disk is full. Files written so
+            far are complete.
     """
     workers = available_cores() if workers is None else workers
     if workers < 1 or short_side < 16 or limits.pixels < 1:
@@ -124,7 +133,9 @@ def prepare(
     with held(out, "--output"):
         _claim(out, lists, {"format": TAG, "short_side": short_side, "root": root})
         sources = _find_sources(lists, root)
-        format_csv(((source.target, 0) for source in sources.values()), separator)  # raises now
+        format_csv(
+            ((source.target, 0) for source in sources.values()), separator
+        )  # raises an invalid path before the long work
         if classes:
             write_classes(classes, out)
         every = list(dict.fromkeys(sources.values()))
@@ -152,7 +163,7 @@ def prepare(
 
 
 def _training_keys(out: Path, separator: str, num_classes: int) -> dict[str, str | int]:
-    """The keys of a training on the lists in `out`."""
+    """Return the keys that train a model on the lists in `out`."""
     keys: dict[str, str | int] = {"DATA.PATH_TO_DATA_DIR": str(out), "DATA.PATH_PREFIX": ""}
     if separator != " ":
         keys["DATA.PATH_LABEL_SEPARATOR"] = separator
@@ -160,7 +171,7 @@ def _training_keys(out: Path, separator: str, num_classes: int) -> dict[str, str
 
 
 def format_report(report: Report) -> str:
-    """A table of what was done, the videos that could not be read, and how to train on it."""
+    """Format a report as a table, followed by the unreadable videos and the keys for training."""
     rows = {
         "videos": f"{report.videos:,}",
         **{f"  in {name}": f"{count:,}" for name, count in report.lists.items()},
@@ -179,19 +190,28 @@ def format_report(report: Report) -> str:
 
 
 def _check_apart(lists: Sequence[VideoList], out: Path) -> None:
-    """What is written must neither replace a list that is read nor be taken for a class."""
+    """Check that the output folder is neither the folder of a list nor inside the data set.
+
+    Raises:
+        ValueError: A list would be replaced, or the output would be taken for a class.
+    """
     for origin in (videos.origin for videos in lists):
         if origin in (out, *out.parents) if origin.is_dir() else origin.parent == out:
-            raise ValueError(f"--output {out}: the data set itself lies there; choose another")
+            raise ValueError(
+                f"--output {out} is in the folder of the data set; choose another folder"
+            )
 
 
 def _claim(out: Path, lists: Sequence[VideoList], how: dict[str, object]) -> None:
-    """Note how the set is made; ValueError where it was made in another way, or where a list that
-    was not made here would be replaced."""
+    """Record the settings of the data set in `out`.
+
+    Raises:
+        ValueError: `out` was prepared with other settings, or has a list that was not made here.
+    """
     path = out / "prepared.json"
     if path.exists():
         made = how | json.loads(path.read_text())
-        if not os.path.exists(made["root"]):  # the whole data set has moved
+        if not os.path.exists(made["root"]):  # the sources have been moved
             made["root"] = how["root"]
         if differ := [key for key in how if made[key] != how[key]]:
             what = ", ".join(f"{key} {made[key]} (now {how[key]})" for key in differ)
@@ -199,12 +219,14 @@ def _claim(out: Path, lists: Sequence[VideoList], how: dict[str, object]) -> Non
                 f"{out} was prepared with {what}; choose another folder, or give all lists at once"
             )
     elif foreign := [videos.name for videos in lists if (out / videos.name).exists()]:
-        raise ValueError(f"{out / foreign[0]} was not made here; choose another folder")
+        raise ValueError(
+            f"{out / foreign[0]} was not made by multigrid-prepare; choose another folder"
+        )
     write_text(path, json.dumps(how, indent=2) + "\n")
 
 
 def _find_sources(lists: Sequence[VideoList], root: str) -> dict[str, Source]:
-    """The source of each path in the lists; spellings of one path have one source."""
+    """Return the source of each path in the lists. Paths to the same file share a source."""
     of_path = dict[str, Source]()
     of_target = dict[str, str]()
     for path in dict.fromkeys(video.path for videos in lists for video in videos.videos):
@@ -223,7 +245,7 @@ def _find_sources(lists: Sequence[VideoList], root: str) -> dict[str, Source]:
 
 
 def _state(path: str) -> tuple[int, int | None]:
-    """Size and time of modification of a file, or of the JPEG files in a folder."""
+    """Return the size and modification time of a file, or of the JPEG files in a folder."""
     try:
         status = [os.stat(path)]
         if os.path.isdir(path):
@@ -234,8 +256,10 @@ def _state(path: str) -> tuple[int, int | None]:
 
 
 def _is_made(out: Path, source: Source) -> bool:
-    """Whether its prepared file was made from the source as it is, or as it was before it was
-    deleted."""
+    """Return whether the prepared file of a source is up to date.
+
+    It also counts as up to date if the source has been deleted since.
+    """
     _, modified = _state(str(out / source.target))
     return modified is not None and source.modified in (modified, None)
 
@@ -243,8 +267,11 @@ def _is_made(out: Path, source: Source) -> bool:
 def _prepare_all(
     sources: Sequence[Source], work: partial[str], out: Path, workers: int
 ) -> dict[Source, str]:
-    """Prepare the sources in random order; stop after the first few if the rest would not fit.
-    Returns why some cannot be read."""
+    """Prepare the sources in random order. Stop after the first few if the disk is too small.
+
+    Returns:
+        The reason for each source that cannot be read.
+    """
     jobs = random.Random(0).sample(sources, len(sources))
     done = list[Source]()
     reasons = dict[Source, str]()
@@ -266,8 +293,11 @@ def _prepare_all(
 def _check_room(
     done: Sequence[Source], reasons: dict[Source, str], rest: Sequence[Source], out: Path
 ) -> None:
-    """Raise ValueError where none of the first videos can be read, or where the disk has no room
-    for the rest, by what the first ones took."""
+    """Check the first results, and estimate whether the remaining videos fit on the disk.
+
+    Raises:
+        ValueError: None of the first videos can be read, or the remaining ones do not fit.
+    """
     made = [source for source in done if source not in reasons]
     if not made:
         raise ValueError(
@@ -280,15 +310,18 @@ def _check_room(
     if size > _SAFETY * free:
         raise ValueError(
             f"the other {len(rest):,} videos will take about {_size(size)}, and {_size(free)} are "
-            f"free on the disk of {out}: make room and run the same command again"
+            f"free on the disk of {out}: free some space and repeat the command"
         )
 
 
 def _prepare_one(out: Path, short_side: int, limits: ReadingLimits, source: Source) -> str:
-    """Runs in a worker: write a prepared file; returns why the source cannot be read, or "".
+    """Write one prepared file. Runs in a worker process.
+
+    Returns:
+        The reason why the source cannot be read, or an empty string.
 
     Raises:
-        OSError: the target cannot be written.
+        OSError: The target cannot be written.
     """
     target = out / source.target
     try:
@@ -300,7 +333,7 @@ def _prepare_one(out: Path, short_side: int, limits: ReadingLimits, source: Sour
     except UnreadableVideoError as error:
         return str(error)
     except OSError as error:
-        # PyAV's own errors do not come through a pipe.
+        # PyAV exceptions cannot be pickled, so re-raise them as OSError.
         raise OSError(error.errno, error.strerror, str(target)) from None
     except av.FFmpegError as error:
         return f"cannot be encoded: {type(error).__name__}: {error}"
@@ -315,8 +348,11 @@ def _write_lists(
     separator: str,
     workers: int,
 ) -> dict[str, int]:
-    """Write the lists of what is prepared, each with its index, and unreadable.txt; returns how
-    many videos each list has, by its title."""
+    """Write the lists of prepared videos, their indexes, and unreadable.txt.
+
+    Returns:
+        The number of videos in each list, by its title.
+    """
     unreadable = out / "unreadable.txt"
     unreadable.unlink(missing_ok=True)
     if reasons:
@@ -337,6 +373,6 @@ def _write_lists(
 
 
 def _size(size: float) -> str:
-    """Bytes with three digits and a prefix: 1.25GB."""
+    """Format a number of bytes with three digits and a unit, such as 1.25GB."""
     text: str = tqdm.format_sizeof(size, "B")
     return text

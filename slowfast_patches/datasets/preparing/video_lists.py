@@ -1,5 +1,7 @@
-"""Lists of videos to prepare: from csv files, from Something-Something's json files, or from
-folders named after classes."""
+"""Collect the videos to prepare.
+
+They come from csv files, from Something-Something's json files, or from one folder per class.
+"""
 
 from __future__ import annotations
 
@@ -35,31 +37,35 @@ logger = logging.getLogger(__name__)
 _SPLITS = ("train", "val", "test")
 
 _Classes = Mapping[str, list[str]]
-"""The videos of each class, by the class's name."""
+"""Videos by class name."""
 
 
 @dataclass(frozen=True)
 class VideoList:
-    """The videos of one csv file."""
+    """Videos of one csv file."""
 
     name: str
-    """Of the csv file, without its folder."""
+    """Name of the csv file, without its folder."""
     origin: Path
-    """The csv file, or the folder it was made from; absolute."""
+    """Absolute path of the csv file, or of the folder that the list was made from."""
     root: Path
-    """The folder from which relative paths are taken; absolute."""
+    """Absolute path of the folder of relative paths."""
     videos: Sequence[LabelledVideo]
 
 
 def read_lists(csvs: Sequence[Path], *, prefix: str, separator: str) -> list[VideoList]:
-    """The lists in some csv files; relative paths are taken from `prefix`, or from the file's own
-    folder where that is empty.
+    """Read csv files of videos.
+
+    Args:
+        csvs: The files.
+        prefix: The folder of relative paths. By default the folder of each file.
+        separator: The separator between path and label.
 
     Raises:
-        ValueError: a file is missing or does not parse, or two have the same name.
+        ValueError: A file is missing or does not parse, or two files have the same name.
     """
     if len({csv.name for csv in csvs}) < len(csvs):
-        raise ValueError("two lists of --csv have the same name; prepare them apart")
+        raise ValueError("two lists of --csv have the same name; prepare them separately")
     return [
         VideoList(
             csv.name,
@@ -72,13 +78,17 @@ def read_lists(csvs: Sequence[Path], *, prefix: str, separator: str) -> list[Vid
 
 
 def read_ssv2_lists(folder: Path, *, prefix: str) -> tuple[list[VideoList], Sequence[str]]:
-    """train.csv and val.csv of Something-Something's WebM files, and its classes in their order.
+    """Read the lists of Something-Something's WebM files.
 
-    The files are those that the json files in `folder` name; they are looked for in `prefix`, or in
-    and below `folder` where that is empty.
+    Args:
+        folder: The folder of the json files, which name the WebM files.
+        prefix: The folder of the WebM files. By default they are looked for in and below `folder`.
+
+    Returns:
+        The lists train.csv and val.csv, and the class names in order.
 
     Raises:
-        ValueError: a json file is missing or wrong, with entry; or classes are not numbered from 0.
+        ValueError: A json file is missing or invalid, or classes are not numbered from 0.
     """
     lists = list[VideoList]()
     for split in ("train", "val"):
@@ -90,10 +100,10 @@ def read_ssv2_lists(folder: Path, *, prefix: str) -> tuple[list[VideoList], Sequ
 
 
 def format_csv(rows: Iterable[tuple[str, int]], separator: str) -> str:
-    """The csv file of some paths and labels.
+    """Return the text of a csv file with these paths and labels.
 
     Raises:
-        ValueError: a path that would not be read back as it is.
+        ValueError: A path could not be read back from the file.
     """
     lines = list[str]()
     between = separator.replace("\\t", "\t")
@@ -107,7 +117,10 @@ def format_csv(rows: Iterable[tuple[str, int]], separator: str) -> str:
 
 
 def list_titles(lists: Iterable[VideoList]) -> dict[str, str]:
-    """What to call each list, by its name: "test.csv (test is val)" where the two are the same."""
+    """Return the title of each list, by its name.
+
+    The title is the name, or "test.csv (test is val)" if the two lists are the same.
+    """
     videos = {listed.name: list(listed.videos) for listed in lists}
     titles = {name: name for name in videos}
     if "test.csv" in videos and videos["test.csv"] == videos.get("val.csv"):
@@ -118,17 +131,25 @@ def list_titles(lists: Iterable[VideoList]) -> dict[str, str]:
 def find_classes(
     folder: Path, val_fraction: float | None = None
 ) -> tuple[list[VideoList], Sequence[str]]:
-    """train.csv, val.csv and test.csv of the videos in `folder`/<class>/ or in
-    `folder`/{train,val,test}/<class>/, and the classes in the order of their names.
+    """Find videos sorted into one folder per class.
 
-    Without the second form, `val_fraction` of each class (0.1 if None; at least one video of every
-    class that has two) is set aside for validation: always the same videos, and most of them still
-    the same when others are added. A missing test split is the validation split, and the other way
-    round. What lies beside the videos of a class is named in a warning.
+    The folders are `folder`/<class>/, or `folder`/{train,val,test}/<class>/. In the first form, set
+    `val_fraction` of each class aside for validation. The choice is deterministic, and most of it
+    stays the same when videos are added. A missing test split is replaced by the validation split,
+    and the other way round. Other files beside the videos of a class cause a warning.
+
+    Args:
+        folder: The folder of the classes or splits.
+        val_fraction: Fraction for validation, by default 0.1. At least one video of every class
+            that has two is set aside.
+
+    Returns:
+        The lists train.csv, val.csv and test.csv, and the class names in alphabetical order.
 
     Raises:
-        ValueError: no such folder, no classes, a class without videos, one that is validated and
-            not trained, no train split, or a fraction where the split is given.
+        ValueError: The folder or its classes are missing, a class has no videos or occurs only in
+            validation, there is no train split, or `val_fraction` is given although the data is
+            split already.
     """
     folder = Path(os.path.abspath(folder))
     if not folder.is_dir():
@@ -140,7 +161,7 @@ def find_classes(
         splits = {split: _classes(folder / split) for split in names}
         evaluated = splits.get("val") or splits.get("test")
         if "train" not in splits or evaluated is None:
-            raise ValueError(f"{folder} holds {', '.join(names)} alone; add the other split")
+            raise ValueError(f"{folder} has only {', '.join(names)}; add the other split")
         splits = {"val": evaluated, "test": evaluated} | splits
     else:
         train, val = _set_aside(folder, 0.1 if val_fraction is None else val_fraction)
@@ -159,11 +180,11 @@ def find_classes(
 def write_class_lists(
     lists: Sequence[VideoList], classes: Sequence[str], folder: Path, separator: str
 ) -> None:
-    """Write csv files and classes.json into the folder of the classes itself.
+    """Write csv files and classes.json into the folder of the classes.
 
     Raises:
-        ValueError: a file of that name is there already and says something else, or a csv file
-            cannot express a path.
+        ValueError: A file of that name exists and has other content, or a csv file cannot express a
+            path.
     """
     texts = dict[Path, str]()
     for videos in lists:
@@ -177,7 +198,11 @@ def write_class_lists(
 
 
 def write_classes(classes: Sequence[str], folder: Path) -> None:
-    """Write classes.json: the number of each class by its name. Raises as `write_class_lists`."""
+    """Write classes.json, with the number of each class by its name.
+
+    Raises:
+        ValueError: The file exists and has other content.
+    """
     numbers = {name: number for number, name in enumerate(classes)}
     text = json.dumps(numbers, ensure_ascii=False, indent=2) + "\n"
     _check_same(folder / "classes.json", text)
@@ -186,7 +211,7 @@ def write_classes(classes: Sequence[str], folder: Path) -> None:
 
 def _check_same(path: Path, text: str) -> None:
     if path.exists() and path.read_text(encoding="utf-8-sig") != text:
-        raise ValueError(f"{path} exists and says something else; move it away first")
+        raise ValueError(f"{path} exists with other content; move it away first")
 
 
 def _folders(folder: Path) -> list[str]:
@@ -194,21 +219,21 @@ def _folders(folder: Path) -> list[str]:
 
 
 def _classes(folder: Path) -> _Classes:
-    """The classes in a folder."""
+    """Return the videos of each class in a folder."""
     classes = {name: video_files(folder / name) for name in _folders(folder)}
     if not classes:
-        raise ValueError(f"{folder}: no folders in it; one for each class is expected")
+        raise ValueError(f"{folder} has no folders; one for each class is expected")
     for name, videos in classes.items():
         if not videos:
-            raise ValueError(f"{folder / name}: no videos in it; each class has a folder of videos")
+            raise ValueError(f"{folder / name} has no videos; each class needs a folder of videos")
         paths = (str(path) for path in (folder / name).iterdir() if path.name[0] != ".")
         if beside := sorted(set(paths) - set(videos)):
-            logger.warning("warning: no videos, and not looked into: %s", first_few(beside))
+            logger.warning("warning: ignored, because they are not videos: %s", first_few(beside))
     return classes
 
 
 def _set_aside(folder: Path, fraction: float) -> tuple[_Classes, _Classes]:
-    """Part a fraction of each class from it, chosen by a hash of the videos' names."""
+    """Split off a fraction of each class, chosen by a hash of the videos' names."""
     if not 0 < fraction < 1:
         raise ValueError(f"--val-fraction is {fraction}: give a number between 0 and 1")
 
@@ -222,5 +247,7 @@ def _set_aside(folder: Path, fraction: float) -> tuple[_Classes, _Classes]:
         val[name] = sorted(sorted(paths, key=lot)[:count])
         train[name] = sorted({*paths} - {*val[name]})
     if not any(val.values()):
-        raise ValueError(f"{folder}: no class has two videos, so that none can be set aside")
+        raise ValueError(
+            f"{folder}: no class has two videos, so none can be set aside for validation"
+        )
     return train, val

@@ -1,13 +1,13 @@
-"""The clip reader: from (file, frame positions, box, size) to (T, S, S, 3) uint8.
+"""Read clips: from a file, frame positions, a box and a size to (T, S, S, 3) uint8.
 
-    positions     the frames of the plan, decided before anything is read
-    entry         the last key frame at or before the first of them: seek there, and again where
-                  many frames lie between two of them
-    packets       decode those that a wanted frame depends on, no more
-    pixels        cut the box out of the decoder's planes, resize it, convert it to RGB
+    positions     the frames of the plan, chosen before anything is read
+    entry         seek to the last key frame at or before the first position, and seek again
+                  wherever many unneeded frames follow
+    packets       decode only the packets that a wanted frame depends on
+    pixels        crop the decoder's planes, resize the crop, convert it to RGB
 
-What a video is (its frames' timestamps, where decoding may start) is in its record, found once by
-`scan` and kept in the index.
+`scan` collects what the reader needs to know about a video (frame timestamps, entry points for
+decoding) in a `VideoRecord` once, and the index stores it.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ from slowfast_patches.datasets.reading.files import (
     frame_files,
     open_video,
     read_jpeg,
-    readable,
+    translate_decode_errors,
 )
 from slowfast_patches.datasets.reading.limits import LIMITS, ReadingLimits, TimeLimit
 from slowfast_patches.datasets.reading.pixels import Cropper
@@ -42,11 +42,11 @@ __all__ = ["read_clip", "read_clips"]
 
 Clip = NDArray[np.uint8]
 
-_GAP = 250
+_SEEK_GAP = 250
 """Minimum gap of unneeded frames that triggers a new seek."""
 
-_SKIPPING = frozenset({"h264", "hevc", "mpeg1video", "mpeg2video", "mpeg4"})
-"""Decoders that can skip a single frame that no other frame refers to."""
+_CAN_SKIP = frozenset({"h264", "hevc", "mpeg1video", "mpeg2video", "mpeg4"})
+"""Decoders that can skip non-reference frames one by one."""
 
 _REDUCED = {
     8: cv2.IMREAD_REDUCED_COLOR_8,
@@ -64,16 +64,24 @@ def read_clip(
     threads: int = 1,
     limits: ReadingLimits = LIMITS,
 ) -> Clip:
-    """The planned clip of a video, (T, crop, crop, 3) uint8 RGB, not yet flipped.
+    """Read the planned clip of a video.
 
-    Exactly the frames at `plan.positions` are read, which ascend; a position beyond the end is the
-    last frame. `record` is that of `scan(path)`; where it names the frames' files itself, `path`
-    is not looked at. `out`, if given, receives the clip. `threads` other than 1 let a codec use
-    several for one clip. What is beyond the limits is not decoded.
+    Positions beyond the end of the video repeat its last frame. The clip is not flipped.
+
+    Args:
+        path: The video file or folder of JPEG files. Ignored if `record` names the frame files.
+        record: The result of `scan(path)`.
+        plan: The frames and the box to read. Its positions ascend.
+        out: Array that receives the clip. By default a new one is allocated.
+        threads: Decoder threads. 0 lets the codec choose.
+        limits: Videos beyond these limits are not decoded.
+
+    Returns:
+        The clip, (T, crop, crop, 3) uint8 RGB.
 
     Raises:
-        UnreadableVideoError: the file is gone, is not what the record says, or a frame is too large
-            or does not decode; the message says which.
+        UnreadableVideoError: The file is missing or does not match the record, or a frame is too
+            large or does not decode.
     """
     if out is None:
         out = np.empty((len(plan.positions), plan.crop, plan.crop, 3), np.uint8)
@@ -90,19 +98,19 @@ def read_clips(
     threads: int = 1,
     limits: ReadingLimits = LIMITS,
 ) -> None:
-    """Read several clips of a video in one pass, as `read_clip` reads each of them.
+    """Read several clips of a video in one pass.
 
-    A frame that several clips have is decoded once and written to all of them: no more than one is
-    kept beside the clips.
+    Each frame is decoded once and written to all clips that contain it. Apart from the clips, only
+    one decoded frame is kept in memory. See `read_clip` for the arguments.
 
     Raises:
-        UnreadableVideoError: as `read_clip`; then all clips are undefined.
+        UnreadableVideoError: As for `read_clip`. The content of all clips is then undefined.
     """
     limits.check_pixels(record.video.width, record.video.height)
     clock = TimeLimit(limits)
     shown = (record.video.width, record.video.height)
     clips = [
-        _Reading(
+        _ClipTarget(
             np.minimum(plan.positions, record.video.frames - 1).tolist(),
             Cropper(plan.box(record.video), shown, plan.crop, record.turns),
             out,
@@ -110,7 +118,7 @@ def read_clips(
         for plan, out in zip(plans, outs, strict=True)
     ]
     wanted = sorted({position for clip in clips for position in clip.positions})
-    with readable():
+    with translate_decode_errors():
         if record.kind == Kind.FRAMES:
             _read_files(path, record, wanted, clips, limits, clock)
         else:
@@ -123,9 +131,15 @@ def read_clips(
         clip.repeat()
 
 
-class _Reading:
-    """A clip that is being read: the frames at its positions, the part of them that it shows, and
-    its rows, (T, S, S, 3)."""
+class _ClipTarget:
+    """Output array of one clip, with the frames it needs and how to crop them.
+
+    Attributes:
+        positions: The frame position of each row.
+        cropper: Crops and resizes a frame.
+        out: The clip, (T, S, S, 3).
+        rows: The first row that shows each position.
+    """
 
     def __init__(self, positions: list[int], cropper: Cropper, out: Clip) -> None:
         self.positions = positions
@@ -134,7 +148,7 @@ class _Reading:
         self.rows = {position: row for row, position in reversed(list(enumerate(positions)))}
 
     def repeat(self) -> None:
-        """Copy frames that the clip shows again: beyond the end of a short video it is the last."""
+        """Copy repeated frames, such as the last frame of a video shorter than the clip."""
         for row, position in enumerate(self.positions):
             if self.rows[position] != row:
                 self.out[row] = self.out[self.rows[position]]
@@ -143,10 +157,14 @@ class _Reading:
 def _fill(
     frames: Iterator[tuple[int, VideoFrame]],
     wanted: list[int],
-    clips: Sequence[_Reading],
+    clips: Sequence[_ClipTarget],
     clock: TimeLimit,
 ) -> None:
-    """Write each frame, in whatever order they come, to all clips that have it."""
+    """Write each decoded frame to all clips that contain it. Frames may come in any order.
+
+    Raises:
+        UnreadableVideoError: A wanted frame is missing.
+    """
     missing = set(wanted)
     for number, frame in frames:
         clock.check()
@@ -155,7 +173,9 @@ def _fill(
                 clip.cropper(frame, clip.out[row])
         missing.discard(number)
     if missing:
-        raise UnreadableVideoError(f"cannot be decoded: frame {min(missing)} does not come out")
+        raise UnreadableVideoError(
+            f"cannot be decoded: the decoder does not return frame {min(missing)}"
+        )
 
 
 def _decode_video(
@@ -166,10 +186,12 @@ def _decode_video(
     limits: ReadingLimits,
     clock: TimeLimit,
 ) -> Iterator[tuple[int, VideoFrame]]:
-    """(number, frame) of each wanted frame of a video file."""
+    """Yield (number, frame) for each wanted frame of a video file."""
     assert record.keys is not None
     entries = record.keys[np.searchsorted(record.keys, wanted, "right") - 1]
-    skipped = [entry - before > _GAP for before, entry in zip(wanted, entries[1:], strict=False)]
+    skipped = [
+        entry - before > _SEEK_GAP for before, entry in zip(wanted, entries[1:], strict=False)
+    ]
     starts = [number for number, far in enumerate(skipped, start=1) if far]
     for start, stop in pairwise([0, *starts, len(wanted)]):
         yield from _decode_run(path, record, wanted[start:stop], threads, limits, clock)
@@ -183,11 +205,11 @@ def _decode_run(
     limits: ReadingLimits,
     clock: TimeLimit,
 ) -> Iterator[tuple[int, VideoFrame]]:
-    """(number, frame) of frames, the wanted ones among them, from the key frame before the first
-    wanted one on.
+    """Yield (number, frame) from the key frame before the first wanted frame on.
 
-    A container without an index (MPEG program streams) may land behind the key frame it was asked
-    for; then an earlier one is tried, in doubling steps, at last the beginning.
+    The frames include all wanted ones. In a container without an index (MPEG program streams), a
+    seek may land after the requested key frame. Then retry from earlier key frames in doubling
+    steps, and finally from the beginning.
     """
     assert record.keys is not None
     entry = int(np.searchsorted(record.keys, wanted[0], "right")) - 1
@@ -197,7 +219,7 @@ def _decode_run(
         with opened as (container, stream):
             if entry > 0:
                 assert record.timestamps is not None
-                with contextlib.suppress(av.FFmpegError):  # cannot seek: the beginning will do
+                with contextlib.suppress(av.FFmpegError):  # cannot seek: start at the beginning
                     container.seek(int(record.timestamps[record.keys[entry]]), stream=stream)
             frames = _decode_from_here(container, stream, record, wanted, clock)
             first = next(frames, None)
@@ -215,18 +237,19 @@ def _decode_from_here(
     wanted: list[int],
     clock: TimeLimit,
 ) -> Iterator[tuple[int, VideoFrame]]:
-    """(number, frame) of what comes out of the decoder from where the container stands.
+    """Yield (number, frame) from the current position of the container.
 
-    Frames that no frame refers to and that are not wanted are skipped, but for the first, which
-    says where decoding began. Once the packets of all wanted frames are in, no more are read.
+    Unwanted frames that no other frame refers to are skipped. The first frame is never skipped
+    because it tells where decoding began. Stop reading once the packets of all wanted frames have
+    been read.
     """
     decoder = stream.codec_context
     stamps = range(record.video.frames) if record.timestamps is None else record.timestamps.tolist()
     numbers = dict(zip(stamps, count(), strict=False))
-    # Where timestamps do not ascend in the order shown (AVI with B-frames counts packets), a
-    # packet's timestamp says nothing about which frames are still to come.
+    # AVI files with B-frames number their packets, so their timestamps do not ascend in display
+    # order. A packet's timestamp then does not tell which frames are still to come.
     ordered = record.timestamps is not None and all(map(lt, stamps, stamps[1:]))
-    skips = decoder.name in _SKIPPING and decoder.thread_count == 1 and ordered
+    skips = decoder.name in _CAN_SKIP and decoder.thread_count == 1 and ordered
     due = {stamps[number] for number in wanted}
     left = set(due)
     missing = set(wanted)
@@ -256,11 +279,14 @@ def _read_files(
     path: str,
     record: VideoRecord,
     wanted: list[int],
-    clips: Sequence[_Reading],
+    clips: Sequence[_ClipTarget],
     limits: ReadingLimits,
     clock: TimeLimit,
 ) -> None:
-    """Read JPEG files, decoded at a half, a quarter or an eighth where that still is enough."""
+    """Read JPEG files.
+
+    Decode at a half, a quarter or an eighth of the size if that is large enough for the crop.
+    """
     folder, files = ("", record.files) if record.files is not None else (path, frame_files(path))
     if len(files) != record.video.frames:
         raise UnreadableVideoError(f"has {len(files)} frames, the index says {record.video.frames}")

@@ -1,4 +1,4 @@
-"""Find out that only a part of a video can be decoded, and say which."""
+"""Detect videos that can be decoded only in part."""
 
 from __future__ import annotations
 
@@ -9,23 +9,24 @@ from collections.abc import Callable
 from av.packet import Packet
 from av.video.stream import VideoStream
 
-from slowfast_patches.datasets.reading.files import open_video, readable
+from slowfast_patches.datasets.reading.files import open_video, translate_decode_errors
 from slowfast_patches.datasets.reading.limits import ReadingLimits
 from slowfast_patches.datasets.reading.video_record import Kind, UnreadableVideoError, VideoRecord
 
 __all__ = ["find_damage", "missing_frames", "whole_units"]
 
-_MOST = 3000
-"""Frames of the longest video that `find_damage` decodes: seconds of work."""
+_MAX_DECODED_FRAMES = 3000
+"""Longest video that `find_damage` decodes, in frames. Decoding it takes seconds."""
 _HEADS = {"h264": (1, 4), "hevc": (1, 21)}
-"""By codec, how a header of units with lengths begins, and the byte with the bytes of a length."""
+"""Per codec: first byte of a header that announces length-prefixed units, and offset of the byte
+with the size of the length field."""
 
 
 def whole_units(stream: VideoStream) -> Callable[[Packet[VideoStream]], bool]:
-    """Return a test whether the units of a packet fill it, as those of an undamaged one do.
+    """Return a function that checks whether the units of a packet fill it exactly.
 
-    H.264 and HEVC in mp4 and Matroska have the length of each unit before it. Packets of other
-    streams pass.
+    In mp4 and Matroska files, H.264 and HEVC units begin with their length, so a damaged packet can
+    be detected without decoding it. Packets of other streams always pass.
     """
     header = stream.codec_context.extradata or b""
     begin, place = _HEADS.get(stream.codec_context.name, (None, 0))
@@ -47,22 +48,30 @@ def whole_units(stream: VideoStream) -> Callable[[Packet[VideoStream]], bool]:
 
 
 def missing_frames(path: str, stream: VideoStream) -> int:
-    """Frames that the index of an MP4 or MOV file puts behind the file's end."""
+    """Count the frames that the index of an MP4 or MOV file places beyond the end of the file."""
     size = os.path.getsize(path)
     return sum(entry.pos + entry.size > size for entry in stream.index_entries)
 
 
 def find_damage(path: str, record: VideoRecord, limits: ReadingLimits) -> str:
-    """Say what of a scanned video cannot be decoded; empty where nothing is wrong.
+    """Describe which part of a scanned video cannot be decoded.
 
-    A video file of up to 3,000 frames is decoded whole. Of others the damage is what `scan` saw.
+    Video files of up to 3,000 frames are decoded completely. For longer videos, and for other
+    kinds, return the damage that `scan` found.
+
+    Returns:
+        A description, or an empty string if no damage was found.
     """
     frames = record.video.frames
-    if record.damage or record.kind != Kind.VIDEO or frames > _MOST:
+    if record.damage or record.kind != Kind.VIDEO or frames > _MAX_DECODED_FRAMES:
         return record.damage
     decoded = 0
     opened = open_video(path, limits=limits)
-    with contextlib.suppress(UnreadableVideoError), readable(), opened as (container, stream):
+    with (
+        contextlib.suppress(UnreadableVideoError),
+        translate_decode_errors(),
+        opened as (container, stream),
+    ):
         for _ in container.decode(stream):
             decoded += 1
     return f"has {frames} frames, of which {decoded} decode" if decoded < frames else ""

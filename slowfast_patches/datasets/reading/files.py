@@ -1,4 +1,4 @@
-"""Open video files and JPEG files; whatever is wrong with them is an UnreadableVideoError."""
+"""Open video files and JPEG files. Every failure is raised as an UnreadableVideoError."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ __all__ = [
     "jpeg_size",
     "open_video",
     "read_jpeg",
-    "readable",
+    "translate_decode_errors",
     "video_files",
     "video_name",
 ]
@@ -37,40 +37,40 @@ CONTAINERS = (
     *("wtv", "dv", "ivf", "obu", "gif", "mjpeg", "mpegvideo", "m4v", "h264", "hevc", "vc1"),
     "yuv4mpegpipe",
 )
-"""FFmpeg demuxers of self-contained files. The others follow playlists to other files, draw the
-letters of a text, or take a file's name for a pattern."""
+"""FFmpeg demuxers of self-contained files. Others follow playlists to other files, render text as
+pictures, or interpret the file name as a pattern."""
 
-_RAISED = (av.FFmpegError, cv2.error, OSError, EOFError, MemoryError)
-"""Errors that damaged files cause. Others, such as TypeError, are bugs and end the run."""
+_DECODE_ERRORS = (av.FFmpegError, cv2.error, OSError, EOFError, MemoryError)
+"""Errors that damaged files cause. Other errors, such as TypeError, are bugs and end the run."""
 _LENIENT: dict[str, Any] = (
     {"metadata_errors": "replace"} if av.__version__.startswith("18.") else {}
 )
-"""Arguments of `av.open` that accept metadata of no known encoding; PyAV 19 always does."""
+"""Arguments of `av.open` that accept metadata in unknown encodings. PyAV 19 always accepts them."""
 _JPEG = (".jpg", ".jpeg")
 _VIDEOS = (
     *(".3gp", ".avi", ".flv", ".m2ts", ".m4v", ".mkv", ".mov", ".mp4", ".mpeg", ".mpg", ".mts"),
     *(".ogv", ".ts", ".webm", ".wmv"),
 )
-_FFMPEG_PIXELS = 2**31 - 1
-"""The largest bound that it takes; its own is lower."""
+_FFMPEG_MAX_PIXELS = 2**31 - 1
+"""Largest value of FFmpeg's `max_pixels` option. Its default is lower."""
 _FRAME_HEADERS = frozenset(range(0xC0, 0xD0)) - {0xC4, 0xC8, 0xCC}
 _WITHOUT_LENGTH = frozenset([0x00, 0x01, *range(0xD0, 0xDA), 0xFF])
 _JPEG_BEGIN = b"\xff\xd8"
 _JPEG_SCAN = b"\xff\xda"
-_MOST_SCANS = 256
-"""Progressive files have about ten; each is a pass over all of the picture."""
+_MAX_SCANS = 256
+"""Progressive files have about ten scans. Each is a pass over the whole picture."""
 _JPEG_END = b"\xff\xd9"
-"""Its last marker (ITU-T T.81): a file without it was cut off, which decoders fill with grey."""
+"""Final marker (ITU-T T.81). Decoders fill the missing part of a truncated file with grey."""
 
 
 @contextlib.contextmanager
-def readable() -> Iterator[None]:
-    """Turn what PyAV, OpenCV and the system raise inside into `UnreadableVideoError`."""
+def translate_decode_errors() -> Iterator[None]:
+    """Re-raise errors of PyAV, OpenCV and the operating system as `UnreadableVideoError`."""
     try:
         yield
     except UnreadableVideoError:
         raise
-    except _RAISED as error:
+    except _DECODE_ERRORS as error:
         raise UnreadableVideoError(f"cannot be decoded: {_reason(error)}") from error
 
 
@@ -78,23 +78,30 @@ def readable() -> Iterator[None]:
 def open_video(
     path: str, threads: int = 1, *, streams: int = 0, limits: ReadingLimits = LIMITS
 ) -> Iterator[tuple[InputContainer, VideoStream]]:
-    """An open video file and its first video stream; other streams are not even read.
+    """Open a video file and yield the container and its first video stream.
 
-    This file alone is opened, as one of CONTAINERS. Frames of more pixels than `limits` allow are
-    not decoded, where the stream grows to them neither. Where the number of `streams` is known, no
-    frame is decoded to find out what is in them, which for a large picture takes as long as half a
-    clip.
+    Other streams are discarded. FFmpeg opens no other files and no format outside `CONTAINERS`.
+    Frames with more pixels than `limits` allow are not decoded, even if the frame size changes
+    within the stream.
+
+    Args:
+        path: The video file.
+        threads: Decoder threads.
+        streams: Number of streams in the file, if known. FFmpeg then need not decode frames to
+            probe them, which for large frames takes as long as reading half a clip.
+        limits: Limits on what may be decoded.
 
     Raises:
-        UnreadableVideoError: it cannot be opened, holds no video or one too large.
+        UnreadableVideoError: The file cannot be opened, has no video stream, or its frames are too
+            large.
     """
     check_regular(path)
-    bound = {"max_pixels": str(min(limits.pixels, _FFMPEG_PIXELS))}
+    bound = {"max_pixels": str(min(limits.pixels, _FFMPEG_MAX_PIXELS))}
     allowed = {"protocol_whitelist": "file", "format_whitelist": ",".join(CONTAINERS)}
-    # For the decoders that FFmpeg opens to probe the streams, not for the one that decodes here.
+    # Applies to the decoders that FFmpeg opens to probe the streams, not to the one used below.
     probing = {"skip_frame": "all"} if streams else {}
     try:
-        # "file:" keeps a colon in a name from being taken for a protocol.
+        # Without "file:", a colon in the name would be taken for the end of a protocol.
         container = av.open(
             f"file:{path}",
             options=allowed | bound | probing,
@@ -122,8 +129,17 @@ def open_video(
 
 
 def check_regular(path: str, name: str = "") -> None:
-    """Raise UnreadableVideoError unless `path` is a regular file: a pipe or a device would be
-    waited for, perhaps for ever. `name` is put before the message."""
+    """Check that `path` is a regular file.
+
+    Opening a pipe or a device could block forever.
+
+    Args:
+        path: The file to check.
+        name: Text to put before the error message.
+
+    Raises:
+        UnreadableVideoError: The file does not exist or is not a regular file.
+    """
     try:
         is_regular = stat.S_ISREG(os.stat(path).st_mode)
     except (OSError, ValueError) as error:
@@ -133,12 +149,12 @@ def check_regular(path: str, name: str = "") -> None:
 
 
 def frame_files(folder: str) -> list[str]:
-    """Names of the JPEG files in a folder, in order."""
+    """Return the sorted names of the JPEG files in a folder."""
     return sorted(name for name in os.listdir(folder) if name.lower().endswith(_JPEG))
 
 
 def video_name(path: str) -> str:
-    """The name of a video file without its ending, and that of the file it was prepared from."""
+    """Return the file name without its video extensions: `a.webm.mp4` becomes `a`."""
     name = os.path.basename(path)
     while name.lower().endswith(_VIDEOS):
         name = os.path.splitext(name)[0]
@@ -146,7 +162,7 @@ def video_name(path: str) -> str:
 
 
 def video_files(folder: str | os.PathLike[str]) -> list[str]:
-    """Paths of the video files in a folder, by their names, in order."""
+    """Return the sorted paths of the video files in a folder, chosen by their extensions."""
     paths = sorted(os.path.join(folder, name) for name in os.listdir(folder) if name[0] != ".")
     return [path for path in paths if path.lower().endswith(_VIDEOS)]
 
@@ -154,10 +170,19 @@ def video_files(folder: str | os.PathLike[str]) -> list[str]:
 def read_jpeg(
     folder: str, name: str, mode: int = cv2.IMREAD_COLOR, *, limits: ReadingLimits = LIMITS
 ) -> NDArray[np.uint8]:
-    """The picture in a JPEG file, (H, W, 3) BGR; `mode` may ask for a smaller one.
+    """Decode a JPEG file.
+
+    Args:
+        folder: The folder of the file.
+        name: The file name.
+        mode: An OpenCV read mode, which may request a reduced size.
+        limits: Limits on the file and picture size.
+
+    Returns:
+        The picture, (H, W, 3) BGR.
 
     Raises:
-        UnreadableVideoError: it is no JPEG, is cut off, or is beyond the limits.
+        UnreadableVideoError: The file is not a JPEG, is truncated, or is beyond the limits.
     """
     content, _ = _read_head(folder, name, limits)
     image = None
@@ -170,17 +195,17 @@ def read_jpeg(
 
 
 def jpeg_size(folder: str, name: str, *, limits: ReadingLimits = LIMITS) -> tuple[int, int]:
-    """Width and height of the picture in a JPEG file, by its head.
+    """Return the width and height of a JPEG file, read from its header.
 
     Raises:
-        UnreadableVideoError: it is no JPEG, or is beyond the limits.
+        UnreadableVideoError: The file is not a JPEG, or is beyond the limits.
     """
-    with readable():
+    with translate_decode_errors():
         return _read_head(folder, name, limits)[1]
 
 
 def _read_head(folder: str, name: str, limits: ReadingLimits) -> tuple[bytes, tuple[int, int]]:
-    """The content of a JPEG file, and its width and height."""
+    """Return the content of a JPEG file and its (width, height)."""
     path = os.path.join(folder, name)
     check_regular(path, f"{name} ")
     limits.check_bytes(os.path.getsize(path), name)
@@ -190,17 +215,17 @@ def _read_head(folder: str, name: str, limits: ReadingLimits) -> tuple[bytes, tu
     if not width or not height:
         raise UnreadableVideoError(f"cannot be decoded: {name} is not a JPEG")
     limits.check_pixels(width, height)
-    if (scans := content.count(_JPEG_SCAN)) > _MOST_SCANS:
+    if (scans := content.count(_JPEG_SCAN)) > _MAX_SCANS:
         raise UnreadableVideoError(
-            f"cannot be decoded: {name} has {scans} scans, more than {_MOST_SCANS}"
+            f"cannot be decoded: {name} has {scans} scans, more than {_MAX_SCANS}"
         )
     return content, (width, height)
 
 
 def _sides(jpeg: bytes) -> tuple[int, int]:
-    """Width and height by the frame header (ITU-T T.81, B.2.2); 0 without one.
+    """Return the width and height in the frame header (ITU-T T.81, B.2.2), or 0, 0 without one.
 
-    A library that opens the picture for it takes a third of the time of decoding it.
+    Opening the picture with a library for this would take a third of the time of decoding it.
     """
     position = jpeg.find(b"\xff", len(_JPEG_BEGIN))
     while 0 <= position < len(jpeg) - 8:
@@ -213,6 +238,6 @@ def _sides(jpeg: bytes) -> tuple[int, int]:
 
 
 def _reason(error: Exception) -> str:
-    """What is wrong, on one line, without the number of the error and the path once more."""
+    """Return the error message on one line, without the error number and the path."""
     reason = getattr(error, "strerror", None) or str(error) or type(error).__name__
     return " ".join(reason.split())

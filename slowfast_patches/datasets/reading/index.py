@@ -1,9 +1,9 @@
-"""The index of a list of videos: the record of each, scanned once and kept in a file.
+"""Index of a list of videos: the `VideoRecord` of each video, scanned once and saved in a file.
 
-It lies in a file beside the list, or in the user's cache folder. What it says of a video holds as
-long as the video's size and time of modification do; what is new, has changed, or could not be read
-is scanned, unless it killed the process that tried. The file is compressed JSON; a damaged one, or
-one of another version, is built anew.
+The index file lies beside the list, or else in the user's cache folder. An entry is valid while the
+size and modification time of its video stay the same. Videos that are new, changed or previously
+unreadable are scanned again, unless a video killed the process that scanned it. The file is
+compressed JSON. A damaged file, or one of another version, is rebuilt.
 """
 
 from __future__ import annotations
@@ -39,44 +39,48 @@ __all__ = ["VideoIndex", "index_files", "load_index", "open_index", "unlisted"]
 logger = logging.getLogger(__name__)
 
 _VERSION = 4
-"""To be raised when the file's form changes, or what `scan` finds in the same video."""
+"""Increase this when the file format changes, or when `scan` returns other results."""
 _SAVE_SECONDS = 60.0
-"""How often what is found is saved: a list may take hours, and any process may be killed."""
-_STOPPED = "while videos were scanned; the same command goes on from what was found"
+"""Interval between saves. Scanning a list may take hours, and the process may be killed."""
+_STOPPED = "while videos were scanned; repeat the command to continue"
 _THREADS = 32
-"""Of asking for sizes and times, which on a network disk is all waiting."""
+"""Threads that query sizes and times. On a network disk, this is mostly waiting."""
 
 
 class Entry(NamedTuple):
-    """What the index says of a video."""
+    """Index entry of one video."""
 
-    size: int  # bytes of a file, or JPEG files in a folder; -1 where there is no such thing
+    size: int  # bytes of a file, or number of JPEG files in a folder; -1 if missing
     modified: int  # ns
-    record: str  # packed; empty where there is none
-    reason: str  # why there is no record
+    record: str  # `VideoRecord.packed()`; empty if the video is unreadable
+    reason: str  # why the video is unreadable; empty if it has a record
     damage: str = ""  # `VideoRecord.damage`
 
     @property
     def is_final(self) -> bool:
-        """Whether the video is not scanned again before it changes."""
+        """Whether the video is scanned again only after it has changed."""
         return self.reason in ("", KILLER)
 
 
 class VideoIndex:
-    """What is known of the videos of a list, by their number in it."""
+    """Records of the videos of a list, by their number in the list."""
 
     def __init__(self, entries: Sequence[Entry], paths: Sequence[str]) -> None:
         self._entries = SharedList((entry.record, entry.reason) for entry in entries)
         self.unreadable = [(p, e.reason) for p, e in zip(paths, entries, strict=True) if e.reason]
         """(path, reason) of each video that has no record."""
         self.damaged = [(p, e.damage) for p, e in zip(paths, entries, strict=True) if e.damage]
-        """(path, damage) of each video that can be read in part."""
+        """(path, damage) of each video that can be read only in part."""
 
     def __len__(self) -> int:
         return len(self._entries)
 
     def record(self, number: int) -> VideoRecord:
-        """The record of a video; UnreadableVideoError if it could not be scanned."""
+        """Return the record of a video.
+
+        Raises:
+            UnreadableVideoError: The video could not be scanned.
+        """
         record, reason = self._entries[number]
         if reason:
             raise UnreadableVideoError(reason)
@@ -84,7 +88,7 @@ class VideoIndex:
 
     @property
     def is_prepared(self) -> bool:
-        """Whether the first video that can be read is in the prepared form."""
+        """Whether the first readable video is in the prepared form."""
         readable = (n for n, (_, reason) in enumerate(self._entries) if not reason)
         first = next(readable, None)
         return first is not None and self.record(first).kind == Kind.PREPARED
@@ -93,13 +97,19 @@ class VideoIndex:
 def open_index(
     csv: Path, paths: Sequence[str], *, workers: int | None = None, limits: ReadingLimits = LIMITS
 ) -> VideoIndex:
-    """The index of the videos of a list, in its order: files, prepared files, folders of JPEGs.
+    """Load the index of a list of videos, scan the missing videos, and save it.
 
-    It is loaded, completed by `workers` processes (default: one a core) where it lacks something,
-    and saved. In a run of several processes all must call this; the first does the work and the
-    others get what it found, however long that takes. A video that cannot be read, or
-    that is beyond the limits, is no error: they are counted and the first are named in a warning,
-    and all are listed in a file beside the index.
+    In a distributed run, every process must call this function. The first process does the work and
+    sends the result to the others, which wait as long as it takes. Unreadable videos and videos
+    beyond the limits are not errors. A warning gives their number and names the first ones, and a
+    file beside the index lists them all.
+
+    Args:
+        csv: The list. It determines where the index is saved.
+        paths: The videos in the order of the list: video files, prepared files or folders of JPEG
+            files.
+        workers: Processes that scan. By default one per core.
+        limits: Limits on what is read.
     """
     return from_main(lambda: _open(csv, paths, workers, limits))
 
@@ -147,7 +157,7 @@ def _entry(status: tuple[int, int], record: VideoRecord | str) -> Entry:
 
 
 def index_files(csv: Path, suffix: str = ".json.gz") -> list[Path]:
-    """Where the index of a list may lie: beside it, or in the user's cache folder."""
+    """Return the possible places of an index: beside the list and in the user's cache folder."""
     absolute = Path(os.path.abspath(csv))
     digest = hashlib.sha256(os.fsencode(absolute)).hexdigest()[:16]
     beside = absolute.with_name(f"{csv.stem}.index{suffix}")
@@ -155,14 +165,17 @@ def index_files(csv: Path, suffix: str = ".json.gz") -> list[Path]:
 
 
 def unlisted(paths: Sequence[str]) -> Path:
-    """What `open_index` takes for the list of videos that no file lists: a name in the user's cache
-    folder, the same for the same paths."""
+    """Return a stand-in for the list file when videos are given without one.
+
+    The path lies in the user's cache folder and is always the same for the same videos. Pass it to
+    `open_index`.
+    """
     names = b"\0".join(os.fsencode(os.path.abspath(path)) for path in paths)
     return _cache_folder() / f"videos-{hashlib.sha256(names).hexdigest()[:16]}"
 
 
 def _cache_folder() -> Path:
-    """Where a user's indices may lie; for a user without a home, with temporary files."""
+    """Return the folder for cached indexes. Users without a home get the temporary folder."""
     home = os.path.expanduser("~")
     cache = os.path.join(home, ".cache") if os.path.isdir(home) else tempfile.gettempdir()
     return Path(os.environ.get("XDG_CACHE_HOME") or cache) / "multigrid"
@@ -171,19 +184,25 @@ def _cache_folder() -> Path:
 def _save(csv: Path, entries: Mapping[str, Entry]) -> None:
     """Write the index file.
 
-    One of videos of which none can be read says only that their disk is missing: an earlier one
-    is worth more.
+    If no video can be read, the disk is probably not mounted. Then keep the earlier index.
     """
     if any(entry.is_final for entry in entries.values()):
         content = json.dumps({"version": _VERSION, "videos": entries}).encode()
         if file := _write(csv, ".json.gz", gzip.compress(content, 1)):
             logger.info("the index of %s is in %s", csv, file)
         else:
-            logger.warning("the index of %s can be written nowhere: it is lost", csv)
+            logger.warning(
+                "the index of %s cannot be saved anywhere; the next run will scan the videos again",
+                csv,
+            )
 
 
 def _write(csv: Path, suffix: str, content: bytes) -> Path | None:
-    """Write a file beside a list, or else in the cache folder; None where neither can be."""
+    """Write a file beside the list, or else in the cache folder.
+
+    Returns:
+        The path written, or None if neither folder is writable.
+    """
     for file in index_files(csv, suffix):
         try:
             file.parent.mkdir(parents=True, exist_ok=True)
@@ -197,29 +216,35 @@ def _write(csv: Path, suffix: str, content: bytes) -> Path | None:
 
 
 def _load(csv: Path) -> Iterator[dict[str, Entry]]:
-    """What each file of a list says, the one beside it last."""
+    """Yield the entries in each existing index file. The one beside the list comes last."""
     for file in reversed(index_files(csv)):
         try:
             if file.is_file():
                 yield load_index(file)
         except ValueError as error:
-            logger.warning("the index %s is built anew: %s", file, error)
+            logger.warning("the index %s is rebuilt: %s", file, error)
 
 
 def load_index(file: Path) -> dict[str, Entry]:
-    """What an index file says of each video, by its name; ValueError if it is none, damaged (by
-    its checksum), or of another version."""
+    """Read an index file.
+
+    Returns:
+        The entry of each video by its name.
+
+    Raises:
+        ValueError: The file is not an index, is damaged (by its checksum), or has another version.
+    """
     try:
         content = json.loads(gzip.decompress(file.read_bytes()))
         if content["version"] != _VERSION:
             raise ValueError(f"it is not of version {_VERSION}")
         return {name: Entry(*entry) for name, entry in content["videos"].items()}
-    except Exception as error:  # what zlib, json and damaged fields raise has no common base
+    except Exception as error:  # errors of zlib, json and bad fields have no common base
         raise ValueError(f"cannot be used: {type(error).__name__}: {error}") from error
 
 
 def _report(csv: Path, index: VideoIndex) -> None:
-    """Log which videos cannot be read; list all of them in a file where the index lies."""
+    """Log the unreadable videos, and write all of them to a file beside the index."""
     for file in index_files(csv, ".unreadable.txt"):
         with contextlib.suppress(OSError):
             file.unlink(missing_ok=True)
@@ -232,25 +257,28 @@ def _report(csv: Path, index: VideoIndex) -> None:
         )
     if index.damaged:
         logger.warning(
-            "%d of the %d videos of %s can be read in part: %s",
+            "%d of the %d videos of %s can be read only in part: %s",
             *(len(index.damaged), len(index), csv),
             first_few([f"{path} {damage}" for path, damage in index.damaged]),
         )
 
 
 def _names(csv: Path, paths: Sequence[str]) -> list[str]:
-    """What the index calls the videos: their absolute paths, but from the list's folder on if they
-    are in it, so that a data set may be moved."""
+    """Return the names of the videos in the index.
+
+    A name is the absolute path, or the path relative to the list's folder for videos in it. So the
+    data set can be moved.
+    """
     here = os.getcwd()
     folder = os.path.join(os.path.abspath(csv.parent), "")
     return [os.path.join(here, path).removeprefix(folder) for path in paths]
 
 
 def _status(path: str) -> tuple[int, int]:
-    """Size and time of modification, as an entry has them."""
+    """Return the size and modification time of a video, as stored in `Entry`."""
     try:
         status = os.stat(path)
         size = len(frame_files(path)) if stat.S_ISDIR(status.st_mode) else status.st_size
-    except (OSError, ValueError):  # ValueError: no file can be called so
+    except (OSError, ValueError):  # ValueError: the path is not a valid file name
         return -1, -1
     return size, status.st_mtime_ns

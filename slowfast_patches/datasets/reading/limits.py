@@ -1,4 +1,4 @@
-"""Limits on what the reading of one video may take."""
+"""Limits on the resources that reading one video may take."""
 
 from __future__ import annotations
 
@@ -10,19 +10,19 @@ from slowfast_patches.datasets.reading.video_record import UnreadableVideoError
 __all__ = ["LIMITS", "ReadingLimits", "TimeLimit"]
 
 _SECONDS_PER_FRAME = 0.1
-"""Decoding a frame of 8192² takes less."""
+"""Time allowed per frame. Decoding a frame of 8192² pixels takes less."""
 
 
 @dataclass(frozen=True)
 class ReadingLimits:
-    """The largest video that is read. Each method raises UnreadableVideoError beyond its limit.
+    """Limits on one video. Each method raises `UnreadableVideoError` beyond its limit.
 
     Attributes:
-        pixels: of a frame.
-        frames: of a video file; a scan takes about 250 bytes of memory for each.
-        bytes: of a JPEG file, or of a packet of a video file, which are read as a whole.
-        seconds: processor time of one reading, beside a tenth of a second for each frame. Time in
-            which the process waits for a disk does not count.
+        pixels: Maximum pixels of a frame.
+        frames: Maximum frames of a video file. A scan takes about 250 bytes of memory per frame.
+        bytes: Maximum size of a JPEG file or of a packet of a video file. Both are read as a whole.
+        seconds: Maximum processor time of one read, plus 0.1 s per frame. Time spent waiting for a
+            disk does not count.
     """
 
     pixels: int = 1 << 26
@@ -42,11 +42,11 @@ class ReadingLimits:
         """Check the number of frames."""
         if count > self.frames:
             raise UnreadableVideoError(
-                f"has more frames, or samples of sound, than DATA.MAX_VIDEO_FRAMES {self.frames}"
+                f"has more frames or audio samples than DATA.MAX_VIDEO_FRAMES {self.frames}"
             )
 
     def check_bytes(self, size: int, name: str = "") -> None:
-        """Check the size of what is read as a whole."""
+        """Check the size of a packet or file."""
         if size > self.bytes:
             raise UnreadableVideoError(
                 f"cannot be decoded: {name or 'a frame'} has {size} bytes, more than "
@@ -55,18 +55,18 @@ class ReadingLimits:
 
 
 LIMITS = ReadingLimits()
-"""The defaults, which are those of the keys DATA.MAX_..."""
+"""Default limits, equal to the defaults of the keys DATA.MAX_..."""
 
 
 class TimeLimit:
-    """Limit on the processor time of one reading in this thread."""
+    """Limit on the processor time of one read in this thread."""
 
     def __init__(self, limits: ReadingLimits) -> None:
         self._seconds = limits.seconds
         self._end = time.thread_time() + limits.seconds
 
     def check(self, frames: int = 1) -> None:
-        """Raise UnreadableVideoError after the limit, which `frames` that were read extend."""
+        """Add time for `frames` frames, and raise `UnreadableVideoError` after the limit."""
         self._end += frames * _SECONDS_PER_FRAME
         if time.thread_time() > self._end:
             raise UnreadableVideoError(

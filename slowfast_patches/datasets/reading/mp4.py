@@ -1,4 +1,4 @@
-"""Count what an MP4 or MOV file claims to hold before FFmpeg takes memory for it (ISO 14496-12)."""
+"""Count the samples of an MP4 or MOV file before FFmpeg allocates memory (ISO 14496-12)."""
 
 from __future__ import annotations
 
@@ -10,14 +10,18 @@ __all__ = ["count_samples"]
 
 _CONTAINERS = (b"moov", b"trak", b"mdia", b"minf", b"stbl", b"moof", b"traf")
 _COUNTS = {b"stsz": 16, b"stz2": 16, b"trun": 12}
-"""Boxes that say how many samples there are, and where in them the number is."""
+"""Boxes with a sample count, and the offset of the count in each."""
 
 
 def count_samples(path: str, enough: int) -> int:
-    """Count the samples of all tracks of an MP4 or MOV file; stop at more than `enough`.
+    """Count the samples of all tracks of an MP4 or MOV file.
 
-    A box that is no such count is taken for one sample, so that a file of tiny boxes ends, too.
-    A file of another format has none of these boxes within its first bytes.
+    Every box without a sample count adds one sample, so that a file of countless tiny boxes also
+    reaches the limit. Files of other formats have none of these boxes near the beginning.
+
+    Args:
+        path: The file.
+        enough: Stop counting above this number.
     """
     total = 0
     with open(path, "rb") as file:
@@ -29,7 +33,7 @@ def count_samples(path: str, enough: int) -> int:
 
 
 def _counts(file: BinaryIO, size: int) -> Iterator[int]:
-    """Yield the number of samples of each box, or 1."""
+    """Yield the number of samples in each box, or 1 for a box without a sample count."""
     ends = [size]
     position = 0
     while ends:
@@ -44,7 +48,7 @@ def _counts(file: BinaryIO, size: int) -> Iterator[int]:
             length = int.from_bytes(head[8:16])
         end = min(ends[-1], position + length) if length else ends[-1]
         if 0 < length < header:
-            position = ends[-1]  # FFmpeg leaves such a container, too
+            position = ends[-1]  # FFmpeg also leaves the container at such a box
         elif kind in _CONTAINERS:
             yield 1
             ends.append(end)

@@ -1,7 +1,7 @@
-"""From decoded frames to the pixels of a clip: cut, resize and only then convert to RGB.
+"""Turn decoded frames into pixels of a clip: crop, resize, and only then convert to RGB.
 
 decoded frame          Y  ▒▒▒▒▒▒▒▒   U ▒▒▒▒  V ▒▒▒▒        as the codec stores it
-cut and resize each       ▒[████]▒     ▒[██]   ▒[██]       cv2, on views of the decoder's memory
+crop and resize each      ▒[████]▒     ▒[██]   ▒[██]       cv2, on views of the decoder's memory
 convert                   RGB (S, S, 3)                    swscale: any range, matrix, depth
 """
 
@@ -27,24 +27,27 @@ _Region = tuple[slice, slice]
 """Rows and columns of a plane."""
 
 _AVERAGED = 2.0
-"""Times a box is shrunk from which on bilinear interpolation would skip samples altogether."""
+"""Scale factor above which bilinear interpolation would skip samples."""
 
 
 class Cropper:
-    """Cuts a box from frames and resizes it to (size, size, 3) uint8 RGB.
+    """Crops a box from frames and resizes it to (size, size, 3) uint8 RGB.
 
-    The box is given on the picture as shown, `shown` (width, height) pixels large, which is the
-    stored one after `turns` quarter turns counterclockwise. It is rounded to whole samples of the
-    chroma planes, so that luma and chroma stay aligned. A frame of another size than the rest
-    (streams may change it) is cut at the same part of its picture.
+    The box is rounded to whole samples of the chroma planes, so that luma and chroma stay aligned.
+    If a stream changes its frame size, the box keeps its relative position. Shrinking by 2 or more
+    averages over areas. All other resizing is bilinear.
 
-    Shrinking by 2 or more averages over areas, all else is bilinear.
+    Args:
+        box: The box in the displayed picture.
+        shown: Width and height of the displayed picture.
+        size: Side of the output.
+        turns: Quarter turns counterclockwise from the stored to the displayed picture.
     """
 
     def __init__(self, box: Box, shown: tuple[int, int], size: int, turns: int = 0) -> None:
         self._size = size
         self._turns = turns
-        self._part = _turned_back(box, shown, turns)
+        self._part = _unrotate(box, shown, turns)
         self.shrinks = min(box.width, box.height) / size
         """Source pixels for each pixel of the clip, along a side."""
         self._source: tuple[str, int, int, int, int] | None = None
@@ -65,7 +68,7 @@ class Cropper:
                 frame.planes, self._regions, self._targets, strict=True
             ):
                 _resize(_samples(plane, self._depth)[region], target)
-            # One thread: a pool for each small frame costs several times the conversion.
+            # One thread, because a thread pool per frame costs several times the conversion.
             small = self._reformatter.reformat(self._small, format="rgb24", threads=1)
             image = cast(Image, small.to_ndarray())
         out[:] = np.rot90(image, self._turns) if self._turns else image
@@ -75,7 +78,7 @@ class Cropper:
         _resize(image[_region(self._part, (image.shape[1], image.shape[0]), (1, 1))], out)
 
     def _adapt(self, frame: VideoFrame) -> None:
-        """Find where the box lies on the planes of such a frame, and make room for its samples."""
+        """Locate the box on the planes of such a frame, and allocate the resized planes."""
         size = self._size
         fmt = frame.format
         width = frame.width
@@ -86,7 +89,7 @@ class Cropper:
             return
         steps = [(round(width / c.width), round(height / c.height)) for c in fmt.components]
         luma = _region(self._part, (width, height), max(steps))
-        self._regions = [_divided(luma, step) for step in steps]
+        self._regions = [_subsample(luma, step) for step in steps]
         self._small = VideoFrame(size, size, fmt.name)
         self._small.colorspace = frame.colorspace
         self._small.color_range = frame.color_range
@@ -95,13 +98,13 @@ class Cropper:
 
 
 def _is_planar_yuv(fmt: VideoFormat) -> bool:
-    """Y, U and V in planes of their own, of 8 bits or of 16 in this machine's order."""
+    """Return whether Y, U and V are separate planes of 8 bits, or of 16 bits in native order."""
     planes = [component.plane for component in fmt.components]
     return planes == [0, 1, 2] and not fmt.is_rgb and not fmt.is_big_endian
 
 
-def _turned_back(box: Box, shown: tuple[int, int], turns: int) -> Box:
-    """The box as a part of the stored picture, whose sides are 1."""
+def _unrotate(box: Box, shown: tuple[int, int], turns: int) -> Box:
+    """Return the box in the stored picture, relative to its sides."""
     width, height = shown
     x = box.x / width
     y = box.y / height
@@ -113,7 +116,7 @@ def _turned_back(box: Box, shown: tuple[int, int], turns: int) -> Box:
 
 
 def _region(part: Box, sides: tuple[int, int], step: tuple[int, int]) -> _Region:
-    """A part of a plane with such sides, rounded to multiples of `step` and not empty."""
+    """Return the slices of a plane that show `part`, in multiples of `step` and not empty."""
     columns = _range(part.x, part.width, sides[0], step[0])
     return _range(part.y, part.height, sides[1], step[1]), columns
 
@@ -125,8 +128,11 @@ def _range(start: float, length: float, side: int, step: int) -> slice:
     return slice(first, min(first + count * step, side))
 
 
-def _divided(region: _Region, step: tuple[int, int]) -> _Region:
-    """The region on a plane that is subsampled by `step`; its begin is a multiple of that."""
+def _subsample(region: _Region, step: tuple[int, int]) -> _Region:
+    """Return the region on a plane that is subsampled by `step`.
+
+    The region must start at a multiple of `step`.
+    """
     rows, columns = (
         slice(part.start // by, -(-part.stop // by))
         for part, by in zip(region, reversed(step), strict=True)
@@ -135,7 +141,7 @@ def _divided(region: _Region, step: tuple[int, int]) -> _Region:
 
 
 def _samples(plane: VideoPlane, depth: np.dtype[Any]) -> NDArray[Any]:
-    """(height, width) view of a plane's memory."""
+    """Return a (height, width) view of a plane's memory."""
     rows: NDArray[Any] = np.frombuffer(memoryview(plane), depth).reshape(
         -1, plane.line_size // depth.itemsize
     )

@@ -1,17 +1,17 @@
-"""The prepared form of a video: what it looks like, and how a clip is decoded from it.
+"""The prepared form of a video, and how a clip is decoded from it.
 
-An mp4 file with one H.264 stream of closed groups of GROUP pictures. Every group is a unit of its
-own: a key frame, an anchor (P) every ANCHOR pictures and at the end, and between anchors pictures
-that no other refers to (b):
+A prepared video is an mp4 file with one H.264 stream of closed groups of GROUP pictures. Each group
+can be decoded on its own. It has a key frame (I), an anchor (P) every ANCHOR pictures and at the
+end, and between anchors pictures that no other picture refers to (b):
 
     decoded     I  P12  b1 b2 ... b11  P24  b13 ... b23  P36 ...  P47  b37 ... b46
     a clip of   frames 5 and 20:   I  P12  b5  P24  b20      5 of 48 pictures are decoded
 
-Such a file plays everywhere, and any reader can seek in it. Ours reads the groups it wants with one
-call each, without opening the file as a container: the index keeps where the groups begin, the
-units' headers say the rest (ITU-T H.264, 7.3.1: nal_ref_idc and nal_unit_type).
+Every player can play the file, and every reader can seek in it. This module does not open it as a
+container. It reads each group with one call, because the index stores where groups begin. The
+headers of the units give the rest (ITU-T H.264, 7.3.1: nal_ref_idc and nal_unit_type).
 
-Entropy coding is CAVLC and nothing is deblocked: decoding costs half of what it costs with CABAC.
+The stream uses CAVLC entropy coding and no deblocking, which halves the cost of decoding.
 """
 
 from __future__ import annotations
@@ -36,16 +36,22 @@ GROUP = 48
 ANCHOR = 12
 """Pictures from one anchor to the next."""
 TAG = f"multigrid-1 group={GROUP}"
-"""The file's comment, by which `scan` knows it."""
+"""Comment in the file's metadata, by which `scan` recognizes a prepared file."""
 
 _PICTURES = (1, 5)  # nal_unit_type: slice of a picture, slice of an IDR picture
 _LENGTH = 4
-"""Bytes that give the length of each unit (avcC: lengthSizeMinusOne 3, what every muxer writes)."""
+"""Bytes of the length field of each unit. Every muxer writes 4 (avcC: lengthSizeMinusOne 3)."""
 
 
 class Picture(NamedTuple):
-    """One coded picture of a group: its number in the order shown, whether others refer to it, and
-    where its bytes lie."""
+    """Coded picture of a group.
+
+    Attributes:
+        number: Its position in display order.
+        is_reference: Whether other pictures refer to it.
+        start: Where its bytes begin in the group.
+        stop: Where its bytes end.
+    """
 
     number: int
     is_reference: bool
@@ -54,10 +60,10 @@ class Picture(NamedTuple):
 
 
 def split_group(data: bytes) -> list[Picture]:
-    """The pictures of a group in the order of decoding.
+    """Split a group into its pictures, in decoding order.
 
     Raises:
-        UnreadableVideoError: the bytes are no such group.
+        UnreadableVideoError: The bytes are not a group in the prepared form.
     """
     units = list[tuple[bool, int, int]]()
     position = 0
@@ -81,13 +87,18 @@ def split_group(data: bytes) -> list[Picture]:
 def decode_prepared(
     path: str, record: VideoRecord, wanted: list[int]
 ) -> Iterator[tuple[int, VideoFrame]]:
-    """(number, frame) of each of the wanted frames, which ascend, in a prepared file.
+    """Yield (number, frame) for each wanted frame of a prepared file.
+
+    Args:
+        path: The prepared file.
+        record: Its record.
+        wanted: Frame numbers, ascending.
 
     Raises:
-        UnreadableVideoError: the file is not what the index says.
+        UnreadableVideoError: The file does not match the index.
     """
     assert record.offsets is not None
-    check_regular(path)  # it may have become a pipe, which would be waited for
+    check_regular(path)  # reading from a pipe could block forever
     decoder = _decoder(threading.get_ident(), record.headers)
     try:
         with open(path, "rb", buffering=0) as file:
@@ -100,14 +111,14 @@ def decode_prepared(
                 for number, frame in _decode_group(decoder, data, {n % GROUP for n in numbers}):
                     yield group * GROUP + number, frame
     except BaseException:
-        _decoder.cache_clear()  # it may be left in the middle of a group
+        _decoder.cache_clear()  # the decoder may have stopped in the middle of a group
         raise
 
 
 def _decode_group(
     decoder: VideoCodecContext, data: bytes, wanted: set[int]
 ) -> Iterator[tuple[int, VideoFrame]]:
-    """The wanted pictures of one group, and what they depend on, no more."""
+    """Decode the wanted pictures of one group, and only those that they depend on."""
     pictures = split_group(data)
     last = max((order for order, p in enumerate(pictures) if p.number in wanted), default=-1)
     packets = list[Any]()
@@ -125,8 +136,10 @@ def _decode_group(
 
 @lru_cache(maxsize=32)
 def _decoder(thread: int, headers: bytes) -> VideoCodecContext:
-    """A thread's decoder for these parameters: making one and its frames costs as much as three
-    pictures."""
+    """Return the decoder of a thread for the given parameters.
+
+    The decoder is cached because creating it costs as much as decoding three pictures.
+    """
     decoder = av.CodecContext.create("h264", "r")
     assert isinstance(decoder, VideoCodecContext)
     decoder.extradata = headers

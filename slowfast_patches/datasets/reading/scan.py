@@ -1,4 +1,4 @@
-"""Scan videos for their records (`VideoRecord`): one, or many in several processes."""
+"""Scan videos for their `VideoRecord`s, one at a time or many in several processes."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ from slowfast_patches.datasets.reading.files import (
     frame_files,
     open_video,
     read_jpeg,
-    readable,
+    translate_decode_errors,
 )
 from slowfast_patches.datasets.reading.limits import LIMITS, ReadingLimits, TimeLimit
 from slowfast_patches.datasets.reading.mp4 import count_samples
@@ -34,35 +34,35 @@ from slowfast_patches.utils.processes import Died, run_each
 __all__ = ["FEW", "KILLER", "scan", "scan_each"]
 
 FEW = 64
-"""Fewer videos are scanned by this process before others have started, which takes 1 to 2 s."""
-KILLER = "cannot be scanned: the process that tried was killed, twice; it is not tried again"
-"""The reason of a video that no process survives."""
+"""Fewer videos are scanned in this process, because starting others takes 1 to 2 s."""
+KILLER = "cannot be scanned: it killed the scanning process twice, and is not tried again"
+"""Reason given for a video that kills the process that scans it."""
 
 _TRUSTED = {"mov,mp4,m4a,3gp,3g2,mj2", "matroska,webm"}
-"""Containers whose packets carry the time at which their frame is shown. The packets of others may
-carry the time of decoding, or none: there, all frames are decoded once to see what comes out."""
+"""Containers whose packets carry display times. Packets of other containers may carry decoding
+times or none, so all their frames are decoded once."""
 
 _FRAMES_PER_SECOND = 30.0
-"""Of a folder of JPEG files, which says nothing of it: the rate at which SSv2's were taken."""
+"""Assumed frame rate of a folder of JPEG files: the rate of Something-Something V2."""
 
 
 def scan(path: str, limits: ReadingLimits = LIMITS) -> VideoRecord:
-    """The record of a video file or of a folder of JPEG files.
+    """Return the record of a video file or of a folder of JPEG files.
 
-    A video file is read through but not decoded, except for its key frames; containers that say
-    when to decode and not when to show are decoded. What is beyond the limits is refused.
+    All packets of a video file are read, but only its key frames are decoded. Containers that store
+    decoding times instead of display times are decoded completely.
 
     Raises:
-        UnreadableVideoError: it is no video, is damaged, or too large.
+        UnreadableVideoError: The path is not a video, is damaged, or is beyond the limits.
     """
     record = _scan(path, limits)
     if record.video.frames == 1:
-        return replace(record, damage="has one frame, of which every clip is made")
+        return replace(record, damage="has only one frame, which every clip repeats")
     return record
 
 
 def _scan(path: str, limits: ReadingLimits) -> VideoRecord:
-    with readable():
+    with translate_decode_errors():
         if os.path.isdir(path):
             return _scan_folder(path, limits)
         check_regular(path)
@@ -76,10 +76,18 @@ def _scan(path: str, limits: ReadingLimits) -> VideoRecord:
 def scan_each(
     paths: Sequence[str], *, workers: int | None = None, limits: ReadingLimits
 ) -> Generator[tuple[str, VideoRecord | str]]:
-    """(path, what `scan` finds or why it cannot) of every path, in no certain order.
+    """Scan videos in several processes, and yield the results in any order.
 
-    Few videos are scanned by this process; else by `workers` processes, as many as there are cores
-    if that is None. A video that kills the process that scans it is unreadable.
+    Small numbers of videos are scanned in this process. A video that kills the process that scans
+    it is reported as unreadable.
+
+    Args:
+        paths: The videos.
+        workers: Number of processes. By default one per core.
+        limits: Limits on what is read.
+
+    Yields:
+        The path, and either its record or the reason why it cannot be read.
     """
     jobs = [(path, limits) for path in paths]
     others = 0 if len(jobs) < FEW else workers or available_cores()
@@ -90,7 +98,7 @@ def scan_each(
 
 
 def _try_scan(job: tuple[str, ReadingLimits]) -> VideoRecord | str:
-    """Return the record of a video, or why it cannot be read."""
+    """Return the record of a video, or the reason why it cannot be read."""
     try:
         return scan(*job)
     except UnreadableVideoError as error:
@@ -100,8 +108,10 @@ def _try_scan(job: tuple[str, ReadingLimits]) -> VideoRecord | str:
 def _scan_video(
     path: str, container: InputContainer, stream: VideoStream, limits: ReadingLimits
 ) -> VideoRecord:
-    """The record of a video file by its packets or, where these do not say when their frames are
-    shown, by its decoded frames."""
+    """Return the record of a video file.
+
+    Read it from the packets if they carry display times, and otherwise from the decoded frames.
+    """
     clock = TimeLimit(limits)
     is_whole = whole_units(stream)
     packets = list[tuple[int | None, bool]]()
@@ -125,28 +135,30 @@ def _scan_video(
         counts = f"{len(broken)} of {len(packets)} frames"
         damage = f"cannot be decoded whole: {counts} are damaged, the first is frame {broken[0]}"
     trusted = container.format.name in _TRUSTED
-    streams = len(container.streams) if trusted else 0  # others find them by reading
+    streams = (
+        len(container.streams) if trusted else 0
+    )  # other containers find their streams by reading
     opened = partial(open_video, path, streams=streams, limits=limits)
     if trusted and _are_distinct(packets):
         shown = sorted(packets)
     else:
-        with opened() as (again, its_stream):
+        with opened() as (again, video_stream):
             shown = []
-            for frame in again.decode(its_stream):
+            for frame in again.decode(video_stream):
                 clock.check()
                 shown.append((frame.pts, frame.key_frame))
-    counted = not _are_distinct(shown)  # then frames can only be counted from the beginning
+    counted = not _are_distinct(shown)  # without timestamps, count frames from the beginning
     if counted:
         shown = [(number, number == 0) for number in range(len(shown))]
     timestamps = np.array([timestamp for timestamp, _ in shown], np.int64)
     keys = np.flatnonzero([is_key for _, is_key in shown])
-    with opened() as (again, its_stream):
-        first = next(again.decode(its_stream), None)
+    with opened() as (again, video_stream):
+        first = next(again.decode(video_stream), None)
         if first is None or not shown:
             raise UnreadableVideoError("has no frame that decodes")
         if not all(is_key for _, is_key in packets):
             entries = (
-                k for k in keys if k and _is_entry(again, its_stream, int(timestamps[k]), clock)
+                k for k in keys if k and _is_entry(again, video_stream, int(timestamps[k]), clock)
             )
             keys = np.fromiter(entries, np.int64)
     turns = round(first.rotation / 90) % 4
@@ -158,13 +170,13 @@ def _scan_video(
 
 
 def _are_distinct(stamps: Sequence[tuple[int | None, bool]]) -> bool:
-    """Whether there are timestamps that tell the frames apart."""
+    """Return whether every frame has a timestamp of its own."""
     times = [timestamp for timestamp, _ in stamps]
     return None not in times and len(set(times)) == len(times)
 
 
 def _frame_rate(stream: VideoStream, timestamps: NDArray[np.int64]) -> float:
-    """Frames per second, as the file says or else from the first to the last."""
+    """Return the frames per second given in the file, or else computed from the timestamps."""
     if rate := stream.average_rate or stream.guessed_rate:
         return float(rate)
     ticks = int(np.ptp(timestamps))
@@ -176,10 +188,11 @@ def _frame_rate(stream: VideoStream, timestamps: NDArray[np.int64]) -> float:
 def _is_entry(
     container: InputContainer, stream: VideoStream, timestamp: int, clock: TimeLimit
 ) -> bool:
-    """Whether decoding may begin at a key frame: some are none, or lean on what came before.
+    """Return whether decoding can start at this key frame.
 
-    The decoder is a new one, since one that saw other frames does not notice what is missing. The
-    container is not: opening it takes as long as it has frames.
+    Some files mark frames as key frames that depend on earlier ones. Use a new decoder, because one
+    that has decoded other frames does not notice missing references. Reuse the container, because
+    the time to open it grows with the number of frames.
     """
     known = stream.codec_context
     decoder = CodecContext.create(known.codec, "r")
@@ -198,7 +211,7 @@ def _is_entry(
 def _scan_prepared(
     container: InputContainer, stream: VideoStream, limits: ReadingLimits
 ) -> VideoRecord:
-    """Where the groups of a prepared file lie."""
+    """Return the record of a prepared file, with the offsets of its groups."""
     packets = [packet for packet in container.demux(stream) if packet.size]
     starts = [number for number, packet in enumerate(packets) if packet.is_keyframe]
     ends = [packet.pos + packet.size for packet in packets if packet.pos is not None]
@@ -207,7 +220,7 @@ def _scan_prepared(
     is_whole = starts == list(range(0, len(packets), GROUP)) and len(ends) == len(packets) > 0
     if not headers or not rate or not is_whole:
         raise UnreadableVideoError(
-            "is not prepared, as its comment says: prepare it anew, or remove the comment"
+            "is not prepared, although its comment says so: prepare it again, or remove the comment"
         )
     offsets = np.array([ends[number] - packets[number].size for number in starts] + ends[-1:])
     limits.check_bytes(int(np.diff(offsets).max()), "a group of frames")

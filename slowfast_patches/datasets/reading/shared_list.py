@@ -1,4 +1,4 @@
-"""Lists that forked processes share."""
+"""Lists that forked processes share without copying."""
 
 from __future__ import annotations
 
@@ -15,10 +15,10 @@ T = TypeVar("T", covariant=True)
 
 
 class SharedList(Sequence[T]):
-    """A read-only list whose items are pickled into one array.
+    """Read-only list that stores its pickled items in one array.
 
-    Lists of Python objects are copied into every process that reads clips, as their reference
-    counts change; lists of videos may have millions.
+    Worker processes get a copy of every ordinary Python list they read, because reading changes the
+    reference counts of its objects. Lists of videos may have millions of items.
     """
 
     def __init__(self, items: Iterable[T]) -> None:
@@ -35,6 +35,6 @@ class SharedList(Sequence[T]):
 
     def __getitem__(self, number: Any) -> Any:
         row = range(len(self))[number]
-        if isinstance(row, range):  # of a slice
+        if isinstance(row, range):  # `number` is a slice
             return [self[each] for each in row]
         return pickle.loads(self._data[self._ends[row] : self._ends[row + 1]].data)

@@ -1,4 +1,4 @@
-"""The record of a video: what the reader must know before it reads a clip."""
+"""Record of a video: what the reader must know before it reads a clip."""
 
 from __future__ import annotations
 
@@ -20,45 +20,48 @@ Ints = NDArray[np.int64]
 
 
 class UnreadableVideoError(ValueError):
-    """A video that is missing or does not decode; the message says why."""
+    """Error raised when a video is missing or does not decode. The message gives the reason."""
 
 
 class Kind(IntEnum):
     """How the frames of a video are stored."""
 
-    VIDEO = 0  # a video file as it is
-    PREPARED = 1  # a video file in the form of `prepared.py`: groups of pictures at known places
-    FRAMES = 2  # JPEG files: those in a folder in the order of their names, or those of a list
+    VIDEO = 0  # a video file in its original form
+    PREPARED = 1  # a video file in the form described in `prepared.py`
+    FRAMES = 2  # JPEG files in a folder, sorted by name, or named in a list
 
 
 @dataclass(frozen=True, eq=False)
 class VideoRecord:
-    """A video as `scan` finds it and the index keeps it.
+    """Properties of a video that `scan` determines and the index stores.
 
-    Frames are counted from 0 in the order they are shown, whatever their timestamps say.
+    Frames are numbered from 0 in display order, regardless of their timestamps.
     """
 
     kind: Kind
-    video: Video  # frames, rate, and size in pixels as shown, after turning
-    turns: int = 0  # quarter turns counterclockwise from the stored picture to the shown one
+    video: Video  # number of frames, frame rate, displayed width and height
+    turns: int = 0  # quarter turns counterclockwise from the stored to the displayed picture
     timestamps: Ints | None = None
-    """VIDEO: (frames,) what the decoder says of each frame, in units of the stream's clock; None
-    where it says nothing that tells them apart, so that they are counted from the beginning."""
+    """VIDEO: (frames,) timestamps in units of the stream's time base. None if they are missing or
+    not distinct. Frames are then counted from the beginning."""
     keys: Ints | None = None
-    """VIDEO: frames at which decoding may start, ascending; the first is 0."""
+    """VIDEO: frames at which decoding can start, ascending. The first is 0."""
     offsets: Ints | None = None
-    """PREPARED: (groups + 1,) bytes of the file at which the groups of pictures begin and end."""
+    """PREPARED: (groups + 1,) byte offsets at which the groups of pictures begin and end."""
     headers: bytes = b""
     """PREPARED: the decoder's parameters (avcC)."""
     streams: int = 0
-    """VIDEO: streams of any kind in the file; 0 if not known."""
+    """VIDEO: number of streams of any kind in the file, or 0 if unknown."""
     files: tuple[str, ...] | None = None
-    """FRAMES: the paths of the frames where a list names them; None for those in the folder."""
+    """FRAMES: the paths of the frames if a list names them. None for a folder."""
     damage: str = ""
-    """What keeps the video from being read whole, as far as a scan without decoding tells."""
+    """Why the video can be read only in part, as far as a scan without decoding can tell."""
 
     def packed(self) -> str:
-        """All but `files` and `damage`, in about 150 letters where the frame rate is constant."""
+        """Serialize all fields except `files` and `damage`.
+
+        The text has about 150 characters if the frame rate is constant.
+        """
         lists = (self.timestamps, self.keys, self.offsets)
         content = (
             *(int(self.kind), self.video, self.turns, self.streams, self.headers.hex()),
@@ -69,7 +72,11 @@ class VideoRecord:
 
     @classmethod
     def unpacked(cls, content: str) -> VideoRecord:
-        """The record that was packed; UnreadableVideoError if `packed` did not give this."""
+        """Restore a record from the text returned by `packed`.
+
+        Raises:
+            UnreadableVideoError: The text is damaged.
+        """
         try:
             kind, video, turns, streams, headers, *lists = json.loads(
                 zlib.decompress(base64.b64decode(content))

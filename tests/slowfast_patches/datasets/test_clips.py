@@ -154,8 +154,11 @@ def test_where_the_frames_of_a_clip_are(folder, keys, taken):
 
 
 def test_a_coarse_clip_can_keep_the_baselines_field_of_view(folder):
-    """From left to right the frame is 0 to 255: 64 of 96 pixels are 170 of it,
-    from first to last centre 165."""
+    """Measure the field of view by the brightness of the crop.
+
+    From left to right, the frame rises from 0 to 255. The crop's 64 of 96 pixels span 170 of it,
+    and 165 from the centre of the first pixel to that of the last.
+    """
     one_size = ["DATA.TRAIN_JITTER_SCALES", [48, 48], "MULTIGRID.LONG_CYCLE", True]
     shown = dict[bool, list[float]]()
     for keep in (True, False):
@@ -279,7 +282,7 @@ def test_the_stride_of_the_recipe_changes_nothing_and_the_log_says_so(frames, ca
     one, other = (each[ClipRequest(0, 0, BASE, 0)]["clip"] for each in data)
     assert np.array_equal(one, other)
     assert f"train: 3 videos of {frames}/train.csv" in caplog.text
-    assert "8 segments of the whole video, whatever DATA.SAMPLING_RATE 8 says" in caplog.text
+    assert "one frame from each of 8 segments of the video (DATA.SAMPLING_RATE 8" in caplog.text
 
 
 @needs_samples

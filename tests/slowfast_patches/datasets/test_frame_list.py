@@ -105,7 +105,7 @@ def test_a_list_is_parsed_once_and_again_when_it_has_changed(tmp_path, monkeypat
     ("number", "line", "why"),
     [
         (4, "46GP8 0 2 46GP8/3.jpg", "video 46GP8: .* the 5 fields of 'original_vido_id"),
-        (8, '46GP8 0 5 46GP8/6.jpg ""', "video 46GP8: its lines are not together"),
+        (8, '46GP8 0 5 46GP8/6.jpg ""', "video 46GP8: its lines are not consecutive"),
         (4, '46GP8 0 1 46GP8/3.jpg ""', "video 46GP8: its frame ids do not ascend"),
         (5, '46GP8 0 3.5 46GP8/3.jpg ""', "video 46GP8: .*3.5"),
         (4, '46GP8 0 2 46GP8/3.jpg "92;147"', "video 46GP8: .*92;147"),

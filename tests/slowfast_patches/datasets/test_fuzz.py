@@ -82,8 +82,11 @@ def attempt(path: Path, record: VideoRecord | None, rng: np.random.Generator) ->
 
 
 def read_damaged(folder: Path, log: Path) -> None:
-    """Damage one of the videos in a way that the case's number decides, and read it with a fresh
-    record and with that of the whole file; a line a case."""
+    """Damage videos in numbered ways, read them, and log one line per case.
+
+    The number of the case decides the damage. Each damaged file is read with a new record and with
+    the record of the undamaged file.
+    """
     cv2.setNumThreads(0)  # this process is a fork
     whole = sorted(folder.iterdir())
     content = [path.read_bytes() for path in whole]

@@ -134,8 +134,10 @@ def test_the_limits_of_the_config_are_those_of_the_reader():
 
 
 def too_large(call: Callable[..., object]) -> bool:
-    """Whether frames of PIXELS are refused with a bound below, which names the key; they are not
-    with one that they fit."""
+    """Return whether a call refuses frames of PIXELS just above the limit, and names the key.
+
+    The same call must accept frames at the limit.
+    """
     call(limits=ReadingLimits(pixels=PIXELS))
     message = refusal(lambda: call(limits=ReadingLimits(pixels=PIXELS - 1)))
     return message == f"has frames of 64×48 pixels, more than DATA.MAX_FRAME_PIXELS {PIXELS - 1}"
@@ -191,7 +193,7 @@ def test_an_index_of_more_samples_than_allowed_is_refused_before_it_is_opened(
     path = tmp_path / "claims.mp4"
     path.write_bytes(content)
     monkeypatch.setattr(scanning, "open_video", None)
-    assert "has more frames, or samples of sound, than" in refusal(lambda: scan(str(path)))
+    assert "has more frames or audio samples than" in refusal(lambda: scan(str(path)))
 
 
 @pytest.mark.parametrize("flags", ["", "frag_keyframe+empty_moov"])

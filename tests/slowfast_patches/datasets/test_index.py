@@ -192,7 +192,7 @@ def test_videos_that_can_be_read_in_part_are_named_by_each_list(tmp_path, scanne
         index = open_index(tmp_path / "train.csv", [path, whole])
         assert [name for name, _ in index.damaged] == [path]
         (warning,) = [r.getMessage() for r in caplog.records if r.levelno == logging.WARNING]
-        assert warning.startswith(f"1 of the 2 videos of {tmp_path}/train.csv can be read in part")
+        assert warning.startswith(f"1 of the 2 videos of {tmp_path}/train.csv can be read only")
         assert f"{path} cannot be decoded whole: 1 of 24 frames" in warning
     assert len(scanned) == 2
 
@@ -240,7 +240,7 @@ def test_a_file_that_is_no_good_index_is_built_anew(data, file, caplog, kind):
     }
     file.write_bytes(bad[kind])
     assert_right(opened(data), videos(data))
-    assert f"the index {file} is built anew" in caplog.text
+    assert f"the index {file} is rebuilt" in caplog.text
     assert load_index(file) == good
 
 

@@ -163,7 +163,7 @@ def test_the_test_split_is_test_csv_or_else_val_csv(tmp_path, dataset):
         ("train", {}, "train.json has a dict"),
         ("train", [{"id": 1}], "train.json, entry 0: .* no id, or no template"),
         ("train", [{"id": 1, "template": "Doing [it]"}], "train.json, entry 0: .*Doing it"),
-        ("train", [{"id": 1, "template": "Doing nothing"}] * 2, "entry 1: id 1 is there twice"),
+        ("train", [{"id": 1, "template": "Doing nothing"}] * 2, "entry 1: the id 1 occurs twice"),
         ("labels", {"A": "0", "B": "3"}, "labels.json, entry 'B': '3' is not .* below .* 3"),
         ("labels", None, "labels.json cannot be read"),
     ],

@@ -27,7 +27,9 @@ from multigrid import (
 from slowfast_patches.config import load_recipe
 from slowfast_patches.config.recipe import Recipe
 from slowfast_patches.datasets.clips import ClipDataset
+from slowfast_patches.datasets.lists.dataset_lists import DATASETS, DataSet
 from slowfast_patches.datasets.loader import (
+    build_dataset,
     loading_advice,
     num_workers,
     training_loader,
@@ -115,8 +117,10 @@ def schedule() -> Schedule:
 
 
 class Marked(Dataset[Batch]):
-    """Clips of value iteration + 1, after a pause that has nothing to do with their order; says
-    which worker read them, and counts what was read."""
+    """Data set whose clips have the value iteration + 1.
+
+    It pauses at random, reports which worker read a clip, and counts the reads.
+    """
 
     def __init__(self, pause: float) -> None:
         self.pause, self.reads = pause, multiprocessing.Value("i", 0)
@@ -179,8 +183,10 @@ def test_workers_are_at_most_two_mini_batches_ahead_of_the_training(schedule):
 
 
 class Watched(ClipDataset):
-    """Says after each mini-batch what memory its worker has: (pid, bytes). Writes sevens
-    over the mini-batch before, which it handed over already."""
+    """Data set that reports its worker's (pid, bytes of memory) with each mini-batch.
+
+    It overwrites the previous mini-batch, which it has already handed over, with sevens.
+    """
 
     before: torch.Tensor | None = None
 
@@ -222,3 +228,9 @@ def test_a_workers_memory_is_shared_and_does_not_grow_with_shapes_or_time(demo_d
     for pid in once:
         assert len(again[pid]) > 6
         assert max(again[pid]) < 1.2 * max(once[pid]) + 20 * MIB
+
+
+def test_a_data_set_without_the_required_interface_is_refused(monkeypatch):
+    monkeypatch.setitem(DATASETS, "own", DataSet(build=lambda recipe, split: Marked(pause=0)))
+    with pytest.raises(ValueError, match="Marked, needs `videos`"):
+        build_dataset(config("TRAIN.DATASET", "own"), "train")

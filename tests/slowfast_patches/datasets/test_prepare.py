@@ -248,8 +248,7 @@ def test_a_data_set_that_moved_is_the_same(prepare, data, tmp_path):
 
 
 def lasting(folder: Path, videos: int, frames: int = 120) -> Path:
-    """A list of videos of several groups each, whose targets exist for a while before they are
-    whole."""
+    """Write a list of videos of several groups, whose targets take a while to complete."""
     for number in range(videos):
         write_video(folder / f"{number}.mp4", noise(frames, 128, 96, number))
     return write_list(folder / "train.csv", *(f"{number}.mp4" for number in range(videos)))
@@ -403,7 +402,7 @@ def test_other_settings_and_lists_that_were_not_made_here_are_refused(
     (tmp_path / "foreign").mkdir()
     write_list(tmp_path / "foreign/val.csv", "mine")
     status, output = run("--csv", data / "val.csv", "--output", tmp_path / "foreign")
-    assert (status, "was not made here" in output) == (2, True)
+    assert (status, "was not made by multigrid-prepare" in output) == (2, True)
     assert (tmp_path / "foreign/val.csv").read_text() == "mine 0\n"
     write_video(tmp_path / "other/a.mp4", noise(3))
     csv = write_list(tmp_path / "other/val.csv", "a.mp4")
@@ -420,7 +419,7 @@ def test_other_settings_and_lists_that_were_not_made_here_are_refused(
         (["--csv", "data/train.csv", "--csv", "data/train.csv", "--output", "out"], "same name"),
         (["--csv", "data/train.csv", "--output", "out", "--short-side", "2"], "--short-side 2"),
         (["--csv", "data/train.csv", "--output", "out", "--val-fraction", "0.5"], "no effect"),
-        (["--folder", "data", "--output", "data/out"], "the data set itself lies there"),
+        (["--folder", "data", "--output", "data/out"], "is in the folder of the data set"),
     ],
 )
 def test_mistakes_are_named(run, data, tmp_path, monkeypatch, args, message):

@@ -12,7 +12,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from slowfast_patches.config.recipe import Recipe, Solver
+from slowfast_patches.config.recipe import Recipe
 from slowfast_patches.models.transformer import parameter_depths
 
 __all__ = [
@@ -68,31 +68,11 @@ def build_optimizer(
         "dampening": solver.dampening,
         "nesterov": solver.nesterov,
     }
-    if solver.optimizing_method == "lars":
-        return _lars(groups, solver, plain)
     fast = {"fused": True} if solver.fused or fused else {}
     if solver.optimizing_method == "sgd":
         return torch.optim.SGD(groups, lr=solver.base_lr, **plain, **fast)
     kind_of = torch.optim.AdamW if solver.optimizing_method == "adamw" else torch.optim.Adam
     return kind_of(groups, lr=solver.base_lr, betas=(0.9, 0.999), **fast)
-
-
-def _lars(
-    groups: list[dict[str, Any]], solver: Solver, plain: dict[str, Any]
-) -> torch.optim.Optimizer:
-    """Layer-wise adaptive rates (You, Gitman and Ginsburg, "Large Batch Training of Convolutional
-    Networks", 2017).
-
-    The rate of a weight w of two dimensions or more, with gradient g and decay d, is multiplied by
-    SOLVER.LARS_TRUST · |w| / (|g| + d · |w|), or by 1 where that has no value. Others have SGD
-    without decay.
-    """
-    from pytorch_optimizer.optimizer.lars import LARS  # lazy: its package takes a second
-
-    trust = solver.lars_trust
-    optimizer: torch.optim.Optimizer
-    optimizer = LARS(groups, lr=solver.base_lr, trust_coefficient=trust, **plain)
-    return optimizer
 
 
 def load_optimizer(optimizer: torch.optim.Optimizer, state: dict[str, Any]) -> None:

@@ -48,7 +48,7 @@ def test_a_switch_alone_leaves_the_others_off_and_all_is_what_the_device_can(tin
     [
         ("compile", (), r"TRAIN\.COMPILE does not work here: no compiler"),
         ("host_tf32", (), "TRAIN.TF32 is for GPUs"),
-        ("host", ("SOLVER.OPTIMIZING_METHOD", "lars"), "the host does not have .* lars"),
+        ("host", ("SOLVER.OPTIMIZING_METHOD", "adamw"), "the host does not have .* adamw"),
     ],
 )
 def test_what_cannot_be_says_why(tiny_recipe, name, pairs, message):

@@ -1,6 +1,5 @@
 """Optimizers, weight decay, clipping, losses and precision of a recipe, by hand."""
 
-import io
 import math
 
 import pytest
@@ -69,74 +68,6 @@ def test_biases_are_freed_of_weight_decay_where_the_recipe_asks(method):
     values = decayed("SOLVER.OPTIMIZING_METHOD", method, *asked)
     assert values["linear.bias"] == 1.0
     assert values["linear.weight"] < 1.0
-
-
-# LARS.
-
-LARS = ["SOLVER.OPTIMIZING_METHOD", "lars", "SOLVER.LARS_TRUST", 0.1]
-PLAIN = ["SOLVER.BASE_LR", 0.5, "SOLVER.MOMENTUM", 0.0, "SOLVER.WEIGHT_DECAY", 0.0]
-PLAIN += ["SOLVER.NESTEROV", False]
-
-
-def stepped(*overrides: object) -> Net:
-    """A net after one step of lars: its weight has norm 5 and a gradient of norm 10."""
-    net = Net()
-    net.linear.weight.data = torch.tensor([[3.0, 0.0], [0.0, 4.0]])
-    for vector in (net.linear.bias, net.bn.weight, net.bn.bias):
-        vector.grad = torch.tensor([2.0, 4.0])
-    net.linear.weight.grad = torch.tensor([[0.0, 6.0], [8.0, 0.0]])
-    build_optimizer(config(*LARS, *PLAIN, *overrides), net).step()
-    return net
-
-
-@pytest.mark.parametrize(
-    ("overrides", "weight"),
-    [
-        # A ratio of 0.1 · 5 / 10 = 0.05, at a rate of 0.5: 0.025 times the gradient.
-        ([], [3, -0.15, -0.2, 4]),
-        # 0.1 · 5 / (10 + 0.5 · 5) = 0.04, times 0.5; the gradient and half the weight are
-        # [1.5, 6] and [8, 2].
-        (["SOLVER.WEIGHT_DECAY", 0.5], [2.97, -0.12, -0.16, 3.96]),
-        # 1 - 0.75 of it enters the buffer.
-        (["SOLVER.MOMENTUM", 0.5, "SOLVER.DAMPENING", 0.75], [3, -0.0375, -0.05, 4]),
-    ],
-)
-def test_a_step_of_lars_by_hand(overrides, weight):
-    net = stepped(*overrides)
-    assert net.linear.weight.flatten().tolist() == pytest.approx(weight)
-
-
-def test_vectors_have_plain_descent_without_decay_in_lars():
-    net = stepped("SOLVER.WEIGHT_DECAY", 0.5, "BN.WEIGHT_DECAY", 0.25)
-    for vector in (net.linear.bias, net.bn.weight, net.bn.bias):
-        assert vector.tolist() == [0.0, -1.0]
-
-
-def train_lars(net: Net, optimizer: torch.optim.Optimizer, iterations: range) -> None:
-    for i in iterations:
-        inputs = torch.randn(8, 2, generator=torch.Generator().manual_seed(i))
-        for group in optimizer.param_groups:
-            group["lr"] = 0.1 / (1 + i)
-        optimizer.zero_grad(set_to_none=True)
-        (net(inputs) ** 3).mean().backward()
-        optimizer.step()
-
-
-def test_a_training_with_lars_continues_from_its_saved_state_bit_for_bit():
-    full = ["SOLVER.MOMENTUM", 0.9, "SOLVER.WEIGHT_DECAY", 1e-2, "SOLVER.NESTEROV", True]
-    cfg, whole, half, again = config(*LARS, *PLAIN, *full), Net(), Net(), Net()
-    train_lars(whole, build_optimizer(cfg, whole), range(6))
-    optimizer, file = build_optimizer(cfg, half), io.BytesIO()
-    train_lars(half, optimizer, range(3))
-    torch.save([half.state_dict(), optimizer.state_dict()], file)
-    file.seek(0)
-    weights, state = torch.load(file, weights_only=True)
-    optimizer = build_optimizer(cfg, again)
-    again.load_state_dict(weights)
-    optimizer.load_state_dict(state)
-    train_lars(again, optimizer, range(3, 6))
-    for name, value in whole.state_dict().items():
-        assert torch.equal(again.state_dict()[name], value), name
 
 
 # Gradients of 3 and 4 have a norm of 5.

@@ -7,7 +7,7 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from slowfast_patches import patching
+from slowfast_patches.models import build
 from slowfast_patches.models.build import build_model
 from slowfast_patches.models.inputs import pack_pathways
 from slowfast_patches.models.layers.convolution import PlanarConv3d, convert_convolutions
@@ -194,24 +194,30 @@ def test_half_precision_where_a_kernel_is_larger_than_the_clip(channels, kernel,
             assert (ours - of_torch).abs().max() < 0.02 * of_torch.abs().max()
 
 
-def test_parameters_keep_their_names():
-    plain = nn.Sequential(convolution("thin stem"), nn.ReLU())
-    names = list(plain.state_dict())
-    assert list(convert_convolutions(plain).state_dict()) == names == ["0.weight", "0.bias"]
+def test_parameters_are_the_same_under_the_same_names_and_no_random_number_is_drawn():
+    plain = nn.Sequential(convolution("thin stem"), nn.ReLU()).eval()
+    parameters, state = dict(plain.named_parameters()), torch.get_rng_state()
+    converted = convert_convolutions(plain)
+    assert torch.equal(torch.get_rng_state(), state)
+    assert list(converted.state_dict()) == ["0.weight", "0.bias"]
+    assert all(parameters[name] is value for name, value in converted.named_parameters())
+    assert not converted[0].training
 
 
 @pytest.mark.slow
-def test_losses_of_fifty_iterations_are_those_of_plain_convolutions(tiny_config, tmp_path):
+def test_losses_of_fifty_iterations_are_those_of_plain_convolutions(
+    tiny_config, tmp_path, monkeypatch
+):
     """In double precision: in single, rounding grows from iteration to iteration, and a plain loop
     with its clips in another order is as far off."""
-    patching.apply()
     torch.manual_seed(0)
-    planar = build_model(tiny_config(tmp_path, "MODEL.DROPOUT_RATE", 0.0)).double()
-    plain = copy.deepcopy(planar)
-    converted = [module for module in plain.modules() if type(module) is PlanarConv3d]
-    assert len(converted) > 20
-    for module in converted:
-        module.__class__ = nn.Conv3d
+    recipe = tiny_config(tmp_path, "MODEL.DROPOUT_RATE", 0.0)
+    planar = build_model(recipe).double()
+    assert sum(type(module) is PlanarConv3d for module in planar.modules()) > 20
+    monkeypatch.setattr(build, "convert_convolutions", lambda model: model)
+    plain = build_model(recipe).double()
+    assert not any(isinstance(module, PlanarConv3d) for module in plain.modules())
+    plain.load_state_dict(planar.state_dict())
     made = torch.Generator().manual_seed(1)
     batches = [
         (

@@ -182,7 +182,7 @@ def test_a_shape_with_the_same_volume_costs_about_the_same(folder):
 
 def test_a_shape_with_too_few_frames_for_the_slow_pathway_is_named(folder):
     cfg = load_recipe(folder / "slowfast-nl.yaml", ["SLOWFAST.ALPHA", 4])
-    with pytest.raises(ValueError, match=r"ALPHA 4 .* 8×2×64²: use an ALPHA of at most 2"):
+    with pytest.raises(ValueError, match=r"ALPHA 4 .* 8×2×64²\. Use an ALPHA of at most 2"):
         check_shapes(cfg, [Shape(2, 8, 64), Shape(8, 2, 64)])
 
 

@@ -17,7 +17,7 @@ from slowfast_patches.train.running_stats import in_parts
 
 
 class Net(nn.Module):
-    """Two stages and a head, with as many parameters as their names tell."""
+    """Network of two stages and a head."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -57,7 +57,7 @@ def test_a_frozen_stage_keeps_its_numbers_and_another_learns():
         model.train()
         modules = (model, model.s1, model.s1[2], model.s2[1])
         assert [module.training for module in modules] == [True, False, False, True]
-    for _ in in_parts(net, 3):  # a third of each statistic, thrice
+    for _ in in_parts(net, 3):  # three micro-batches
         net(x).square().sum().backward()
     optimizer.step()
     changed = {name for name, value in net.state_dict().items() if not value.equal(before[name])}
@@ -96,7 +96,9 @@ def test_a_frozen_part_has_to_be_in_the_file_of_weights(tmp_path):
     load_weights(net, path)
     net = Net()
     freeze(net, ["backbone"])
-    with pytest.raises(ValueError, match=r"FREEZE keeps: s2.0.weight \(not in the file\) and 3 m"):
+    with pytest.raises(
+        ValueError, match=r"FREEZE freezes: s2.0.weight \(not in the file\) and 3 m"
+    ):
         load_weights(net, path)
 
 

@@ -1,4 +1,4 @@
-"""Optimizers, weight decay, clipping, losses and precision of a recipe, by hand."""
+"""Optimizers, weight decay, clipping, losses and precision, worked out by hand."""
 
 import math
 
@@ -24,7 +24,7 @@ def config(*overrides: object) -> Recipe:
 
 
 class Net(nn.Module):
-    """A weight, a bias and a norm, all ones."""
+    """Network of a linear layer and BN whose parameters are all 1."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -37,7 +37,7 @@ class Net(nn.Module):
 
 
 def decayed(*overrides: object) -> dict[str, float]:
-    """The value of each parameter after a step of rate 1 without gradients: 1 - its decay."""
+    """Return each parameter after a step of rate 1 with zero gradients, which is 1 - its decay."""
     decays = ["SOLVER.WEIGHT_DECAY", 0.25, "BN.WEIGHT_DECAY", 0.125]
     cfg, net = config("SOLVER.BASE_LR", 1.0, "SOLVER.MOMENTUM", 0.0, *decays, *overrides), Net()
     optimizer = build_optimizer(cfg, net)
@@ -55,8 +55,10 @@ def test_norms_have_their_own_weight_decay():
 
 
 def test_the_decay_of_adamw_is_beside_its_moments():
-    """Those of a gradient of zero are zero: a weight loses rate · decay, where adam takes the decay
-    for a gradient and moves the weight by the rate."""
+    """AdamW subtracts rate · decay from a weight, besides the update by the moments.
+
+    Adam adds the decay to the gradient and moves the weight by the rate.
+    """
     assert decayed("SOLVER.OPTIMIZING_METHOD", "adamw") == DECAYED
     adam = decayed("SOLVER.OPTIMIZING_METHOD", "adam")
     assert adam["linear.weight"] == pytest.approx(0.0, abs=1e-6)
@@ -99,15 +101,17 @@ def test_losses_are_means_over_the_mini_batch(name, scores, labels, loss):
 
 
 def test_a_smoothed_label_has_a_share_of_every_class():
-    """Of 4 classes, 0.2 smoothed: 0.85 of its own and 0.05 of each other one; scores of e, 1, 1, 1
-    have log-probabilities 1 - z and -z."""
+    """Smoothing by 0.2 gives 0.85 to the label and 0.05 to each of the other 3 classes.
+
+    Logits of 1, 0, 0, 0 have the log-probabilities 1 - z, -z, -z, -z with z = log(e + 3).
+    """
     z = math.log(math.e + 3)
     loss = loss_function(config("MODEL.LABEL_SMOOTHING", 0.2))
     found = loss(torch.tensor([[1.0, 0.0, 0.0, 0.0]]), torch.tensor([0]))
     assert float(found) == pytest.approx(z - 0.85)
 
 
-# Weights of classes: of three videos of class 0 and one of class 1, 2/3 and 2.
+# Class weights: with three videos of class 0 and one of class 1 they are 2/3 and 2.
 
 WEIGHTED = pytest.mark.parametrize("weights", ["balanced", [1, 3], [0.5, 1.5]])
 
@@ -137,7 +141,7 @@ def test_parts_of_a_mini_batch_have_its_loss_and_smoothing_is_of_the_unweighted_
 
 @WEIGHTED
 def test_of_several_labels_classes_count_and_on_average_as_one(weights):
-    """1/2 and 3/2."""
+    """The weights are 1/2 and 3/2."""
     several = ("MODEL.LOSS_FUNC", "bce_logit", "DATA.MULTI_LABEL", True)
     loss = loss_function(config("SOLVER.CLASS_WEIGHTS", weights, *several), [3, 1])
     scores = torch.tensor([[0.0, 100.0]])
@@ -167,7 +171,11 @@ def test_other_weights_are_refused(weights, message):
 
 
 def train(mixed: bool) -> tuple[list[float], torch.dtype, nn.Module, Precision]:
-    """Three steps of a thin model on noise; its losses and the precision of its scores."""
+    """Train a thin model on noise for three steps.
+
+    Returns:
+        Its losses, the type of its scores, the model and the precision.
+    """
     torch.manual_seed(0)
     shape = ["DATA.NUM_FRAMES", 4, "DATA.TRAIN_CROP_SIZE", 32, "RESNET.WIDTH_PER_GROUP", 8]
     cfg = config(

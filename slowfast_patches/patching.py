@@ -1,7 +1,7 @@
-"""The changes to packages that are not ours: what the host imports and what it calls is not there.
+"""Patches that let PySlowFast 1.0 run with the packages that can be installed today.
 
-`slowfast.models` imports detectron2.layers.ROIAlign on import, whether detection is wanted or not;
-detectron2 is in no package registry. Its evaluation of AVA has names that NumPy has removed.
+`slowfast.models` always imports ROIAlign from detectron2, which no package registry has. The
+evaluation of AVA in `slowfast.utils` uses names that NumPy has removed.
 """
 
 from __future__ import annotations
@@ -16,22 +16,25 @@ __all__ = ["apply", "restore_numpy_names"]
 
 
 def apply() -> None:
-    """Let `slowfast.models` be imported without detectron2; call it before that import.
+    """Make `slowfast.models` importable without detectron2.
 
-    Only the submodule is made: asking whether detectron2 is installed still gets the true answer.
+    Call this before the import. It only adds the submodule `detectron2.layers`, so other packages
+    still see that detectron2 is not installed.
     """
     if "detectron2.layers" in sys.modules or importlib.util.find_spec("detectron2"):
         return
-    from slowfast_patches.roi_align import ROIAlign  # imports torch
+    from slowfast_patches.roi_align import ROIAlign  # lazy: imports torch
 
-    layers = ModuleType("detectron2.layers", "Our ROIAlign: detectron2 is not installed.")
-    layers.__dict__["ROIAlign"] = ROIAlign
+    layers = ModuleType("detectron2.layers", "ROIAlign of slowfast_patches, for detectron2's.")
+    layers.ROIAlign = ROIAlign  # type: ignore[attr-defined]
     sys.modules[layers.__name__] = layers
 
 
 def restore_numpy_names() -> None:
-    """Give `slowfast.utils.ava_evaluation` np.float and np.bool, which NumPy 1.24 removed; NumPy
-    itself stays as it is."""
+    """Give `slowfast.utils.ava_evaluation` the names np.float and np.bool, removed in NumPy 1.24.
+
+    NumPy itself is not changed.
+    """
     from slowfast.utils.ava_evaluation import metrics
 
     metrics.np = SimpleNamespace(**{**vars(np), "float": float, "bool": bool})

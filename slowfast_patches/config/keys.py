@@ -53,6 +53,7 @@ NO_EFFECT: Mapping[str, NoEffect] = {
     "SOLVER.WARMUP_FACTOR": NoEffect(
         "The warm-up starts at SOLVER.WARMUP_START_LR; write that.", (0.1,)
     ),
+    "SOLVER.LARS_TRUST": NoEffect("LARS was removed; leave the key out.", (0.001,)),
     "MIXUP.LABEL_SMOOTH_VALUE": NoEffect(
         "Labels are smoothed by MODEL.LABEL_SMOOTHING; write that.", (0,)
     ),

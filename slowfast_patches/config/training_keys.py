@@ -75,16 +75,9 @@ class Solver:
     optimizing_method: str = key(
         "sgd",
         "The host's sgd and adam; torch's adamw with the host's moments (Loshchilov and Hutter, "
-        "2019); lars (You, Gitman and Ginsburg, 2017).",
-        one_of("sgd", "adam", "adamw", "lars"),
+        "2019).",
+        one_of("sgd", "adam", "adamw"),
         speed=True,
-    )
-    lars_trust: float = key(
-        0.001,
-        "lars: the trust coefficient, by which a weight's rate is multiplied beside the ratio "
-        "of its norm to its gradient's.",
-        ABOVE_ZERO,
-        needs="SOLVER.OPTIMIZING_METHOD lars",
     )
     layer_decay: float = key(
         1.0,
@@ -122,10 +115,9 @@ class Solver:
     )
     fused: bool = key(
         False,
-        "Update all parameters in one kernel (sgd, adam and adamw).",
+        "Update all parameters in one kernel.",
         may_differ=True,
         switch=True,
-        needs="SOLVER.OPTIMIZING_METHOD sgd adam adamw",
     )
     gamma: float = 0.1
     momentum: float = 0.9

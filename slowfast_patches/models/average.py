@@ -1,4 +1,4 @@
-"""An exponential moving average of a model's weights, which is evaluated beside them."""
+"""Exponential moving average of a model's weights."""
 
 from __future__ import annotations
 
@@ -12,25 +12,26 @@ __all__ = ["start_average", "update_average"]
 
 
 def start_average(model: nn.Module) -> nn.Module:
-    """A copy of a model, without gradients."""
+    """Return a copy of a model whose parameters require no gradients."""
     return deepcopy(model).requires_grad_(False)
 
 
 @torch.no_grad()
 def update_average(average: nn.Module, model: nn.Module, decay: float) -> None:
-    """Move an average by 1 - `decay` of the way to the weights and running statistics of `model`.
+    """Update an average in place: average ← decay · average + (1 - decay) · model.
 
-    Running statistics are averaged with the weights that they belong to; counters are copied.
+    Running statistics are averaged as the parameters are. Integer buffers, which are counters, are
+    copied.
     """
-    means, counters = _split(average)
-    values, counts = _split(model)
-    get_ema_multi_avg_fn(decay)(means, values, 0)  # type: ignore[no-untyped-call]
-    for counter, count in zip(counters, counts, strict=True):
-        counter.copy_(count)
+    averages, average_counters = _split(average)
+    values, counters = _split(model)
+    get_ema_multi_avg_fn(decay)(averages, values, 0)  # type: ignore[no-untyped-call]
+    for average_counter, counter in zip(average_counters, counters, strict=True):
+        average_counter.copy_(counter)
 
 
 def _split(model: nn.Module) -> tuple[list[torch.Tensor], list[torch.Tensor]]:
-    """The tensors of a model: of floating point, and counters."""
+    """Return the floating-point tensors and the other tensors of a model."""
     tensors = [*model.parameters(), *model.buffers()]
     floats = [tensor for tensor in tensors if tensor.is_floating_point()]
     return floats, [tensor for tensor in tensors if not tensor.is_floating_point()]

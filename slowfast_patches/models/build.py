@@ -1,4 +1,4 @@
-"""Build the host's models so that they train at every shape of a schedule."""
+"""Building of models that can be trained at every shape of a schedule."""
 
 from __future__ import annotations
 
@@ -26,22 +26,24 @@ __all__ = ["build_model", "build_on_meta"]
 
 
 def build_model(recipe: Recipe, *, grouped_bn: bool = False) -> nn.Module:
-    """The model of a config, the host's, TSM or a transformer, on the default device.
+    """Build the model of a recipe on the default device.
 
-    Keys of its weights are the host's, those of a transformer its own.
-
-    Its weights are in the memory format of MODEL.CHANNELS_LAST.
+    The parameters of a PySlowFast model or a TSM have the names that PySlowFast gives them. Those
+    of a transformer have the names that the package transformers gives them.
 
     Args:
-        recipe: which model; read as the host reads it.
-        grouped_bn: put BN over a fixed number of clips in place of the host's BN.
+        recipe: The recipe, of which PySlowFast reads the same keys as usual.
+        grouped_bn: Replace BN by BN over a fixed number of clips.
+
+    Returns:
+        The model, in the memory format of MODEL.CHANNELS_LAST.
     """
     if recipe.model.family.is_transformer:
         return build_transformer(recipe)
     patching.apply()
     from slowfast.models.model_builder import _MODEL_TYPES
 
-    # The host has these two in its tables of kernels and pools, and no entry for them here.
+    # PySlowFast can build these two architectures but has not registered them.
     without_pool = {f"{name}_nopool": _MODEL_TYPES[name] for name in ("c2d", "i3d")}
     builders = {
         **_MODEL_TYPES,
@@ -72,21 +74,26 @@ def build_model(recipe: Recipe, *, grouped_bn: bool = False) -> nn.Module:
 
 
 def build_on_meta(recipe: Recipe) -> nn.Module:
-    """The model without weights, for shapes and operation counts."""
-    with _Undrawn(), torch.device("meta"):
+    """Build a model without memory for its weights, to check shapes and count operations."""
+    with _SkipRandomInit(), torch.device("meta"):
         return build_model(recipe)
 
 
 class _EvaluationSigmoid(nn.Sigmoid):
-    """None in training, whose loss takes logits: the host's head for boxes always has its own."""
+    """Sigmoid in evaluation and the identity in training, where the loss takes logits.
+
+    PySlowFast's head for boxes applies its activation in training too, unlike its other heads.
+    """
 
     def forward(self, input: Tensor) -> Tensor:
         return input if self.training else super().forward(input)
 
 
-class _Undrawn(TorchFunctionMode):
-    """No random values are drawn: for tensors without memory, torch does so in Python, and imports
-    its compiler for it, which takes seconds."""
+class _SkipRandomInit(TorchFunctionMode):
+    """Mode in which `normal_` and `uniform_` do nothing.
+
+    On meta tensors torch runs them in Python and imports its compiler, which takes seconds.
+    """
 
     def __torch_function__(
         self, func: Any, types: Any, args: Any = (), kwargs: dict[str, Any] | None = None

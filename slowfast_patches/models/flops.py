@@ -1,4 +1,4 @@
-"""Operation counts, and whether a model takes a shape at all: from a model without weights."""
+"""Operation counts and shape checks, by a model without memory for its weights."""
 
 from __future__ import annotations
 
@@ -14,48 +14,37 @@ from multigrid import Shape, check_patches
 from slowfast_patches.config.recipe import Recipe
 from slowfast_patches.models.build import build_on_meta
 from slowfast_patches.models.inputs import blank_head_inputs, blank_inputs
+from slowfast_patches.models.layers.replace import replace_modules
 
-__all__ = ["TRAINING_FACTOR", "check_shapes", "flops_by_module", "flops_per_clip"]
+__all__ = ["TRAINING_FACTOR", "check_shapes", "flops_per_clip"]
 
 TRAINING_FACTOR = 3
-"""FLOPs of a training step over those of its forward: the backward takes twice as many."""
+"""FLOPs of a training step relative to its forward pass. The backward pass takes twice as many."""
 
 
 def flops_per_clip(recipe: Recipe) -> Callable[[int, int], float]:
-    """Training FLOPs of one clip of (frames, crop): three times the forward's, counting a
-    multiply-add as two."""
-    by_module = flops_by_module(recipe)
-    return lambda frames, crop: TRAINING_FACTOR * by_module(frames, crop)[""]
+    """Return a function that counts the FLOPs of training a recipe's model on one clip.
 
-
-def flops_by_module(recipe: Recipe) -> Callable[[int, int], dict[str, float]]:
-    """The forward's operations for one clip of (frames, crop), by module.
-
-    Keys are the names of `named_modules`; a module has those of the modules in it, too, and "" all.
-    Modules without counted operations, as BN, may be missing.
+    The function takes the frames and the crop of the clip. It counts a multiply-add as two
+    operations, and a training step as three forward passes.
     """
     model, alpha = _build(recipe)
-    prefix = f"{type(model).__name__}."
 
     @cache
-    def count(frames: int, crop: int) -> dict[str, float]:
+    def count(frames: int, crop: int) -> float:
         counter = FlopCounterMode(display=False)
         with counter, torch.no_grad():
             model(blank_inputs((1, frames, crop), alpha), *blank_head_inputs(recipe, 1, crop))
-        counts = {"": float(counter.get_total_flops())}
-        for name, by_operator in counter.get_flop_counts().items():
-            if name.startswith(prefix):
-                counts[name.removeprefix(prefix)] = float(sum(by_operator.values()))
-        return counts
+        return TRAINING_FACTOR * float(counter.get_total_flops())
 
     return count
 
 
 def check_shapes(recipe: Recipe, shapes: Iterable[Shape]) -> None:
-    """Try every shape on the model.
+    """Check that a recipe's model accepts every shape.
 
     Raises:
-        ValueError: the model cannot take a shape; the message has what to change.
+        ValueError: The model does not accept a shape. The message names the keys to change.
     """
     model, alpha = _build(recipe)
     tested = replace(recipe.base_shape, crop=recipe.data.test_crop_size)
@@ -64,7 +53,7 @@ def check_shapes(recipe: Recipe, shapes: Iterable[Shape]) -> None:
     for shape in shapes:
         if alpha is not None and shape.frames < alpha:
             raise ValueError(
-                f"SLOWFAST.ALPHA {alpha} leaves the slow pathway without a frame at {shape}: use "
+                f"SLOWFAST.ALPHA {alpha} leaves the slow pathway without a frame at {shape}. Use "
                 f"an ALPHA of at most {shape.frames}, or more DATA.NUM_FRAMES"
             )
         try:
@@ -73,20 +62,18 @@ def check_shapes(recipe: Recipe, shapes: Iterable[Shape]) -> None:
                 model(blank_inputs((1, shape.frames, shape.crop), alpha), *boxes)
         except RuntimeError as error:
             raise ValueError(
-                f"{recipe.model.arch} cannot take the shape {shape} of this schedule ({error}); "
-                "use more DATA.NUM_FRAMES, a larger DATA.TRAIN_CROP_SIZE, or less pooling "
+                f"{recipe.model.arch} cannot take the shape {shape} of this schedule ({error}). "
+                "Use more DATA.NUM_FRAMES, a larger DATA.TRAIN_CROP_SIZE, or less pooling "
                 "(NONLOCAL.POOL, SLOWFAST.ALPHA)"
             ) from error
 
 
 def _build(recipe: Recipe) -> tuple[nn.Module, int | None]:
-    """The model without weights and without BN, which has no part in shapes and counts; its alpha.
+    """Return the model on the meta device without BN, and its alpha, if it has two pathways.
 
-    Without weights, BN is computed in Python: it took 0.28 of the 0.30 s of a SlowFast R50.
+    BN changes neither shapes nor counts. On the meta device torch computes it in Python, which took
+    0.28 s of the 0.30 s of a SlowFast R50.
     """
     model = build_on_meta(recipe).train()
-    for module in list(model.modules()):
-        for name, child in list(module.named_children()):
-            if isinstance(child, nn.BatchNorm3d):
-                setattr(module, name, nn.Identity())
+    model = replace_modules(model, nn.BatchNorm3d, lambda norm: nn.Identity())
     return model, recipe.slowfast.alpha if recipe.model.has_two_pathways else None

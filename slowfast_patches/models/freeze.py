@@ -1,11 +1,11 @@
-"""Layers that keep their weights: TRAIN.FREEZE."""
+"""Frozen layers: TRAIN.FREEZE."""
 
 from __future__ import annotations
 
 import logging
 from collections.abc import Collection, Iterator, Sequence
 from fnmatch import fnmatchcase
-from typing import Any
+from functools import partial
 
 from torch import nn
 
@@ -17,44 +17,44 @@ __all__ = ["freeze", "frozen_names"]
 logger = logging.getLogger(__name__)
 
 _HEAD = ("head.", *TRANSFORMER_HEAD)
-"""What the parameters of a head are called."""
-
-
-class _KeepsFrozen:
-    """A model whose `frozen` modules stay in evaluation mode, whatever mode the others are in."""
-
-    frozen: tuple[str, ...]
-
-    def train(self: Any, mode: bool = True) -> Any:
-        super().train(mode)  # type: ignore[misc]
-        for name in self.frozen:
-            self.get_submodule(name).eval()
-        return self
+"""Prefixes of the parameter names of classification heads."""
 
 
 def freeze(model: nn.Module, patterns: Sequence[str]) -> None:
-    """Have the parameters that `frozen_names` gives take no gradients. A module that has no others
-    stays in evaluation mode: BN by its running statistics, no dropout. Raises as `frozen_names`.
+    """Freeze the parameters that patterns of TRAIN.FREEZE match.
+
+    Frozen parameters require no gradient. A module whose parameters are all frozen stays in
+    evaluation mode when the model is put into training mode: BN normalises by its running
+    statistics and dropout is off.
+
+    Args:
+        model: The model to change.
+        patterns: See `frozen_names`, whose errors this raises too. Nothing is frozen without any.
     """
     if not patterns:
         return
     names = frozen_names(model, patterns)
     for name, parameter in model.named_parameters():
         parameter.requires_grad_(name not in names)
-    kind = type(model)
-    model.__class__ = type(f"Frozen{kind.__name__}", (_KeepsFrozen, kind), {})
-    model.frozen = tuple(_frozen_modules(model))  # type: ignore[assignment]
+    for module in _frozen_modules(model):
+        # Not a hook, since torch has none for `train`, nor a wrapper, which would rename the
+        # parameters.
+        module.train = partial(_stay_in_evaluation, module)  # type: ignore[method-assign]
     counts = [p.numel() for p in model.parameters() if not p.requires_grad]
     total = sum(p.numel() for p in model.parameters())
-    logger.info("TRAIN.FREEZE: %d of %d parameters keep their weights", sum(counts), total)
+    logger.info("TRAIN.FREEZE: %d of %d parameters are frozen", sum(counts), total)
 
 
 def frozen_names(model: nn.Module, patterns: Sequence[str]) -> Collection[str]:
-    """The parameters that patterns of TRAIN.FREEZE name, by themselves or by a module that they are
-    in; "backbone" names all but the head's.
+    """Return the names of the parameters that patterns of TRAIN.FREEZE match.
+
+    Args:
+        model: The model whose parameters are matched.
+        patterns: Names of parameters or of modules that contain them, with the wildcards * and ?.
+            "backbone" matches all parameters outside the head.
 
     Raises:
-        ValueError: a pattern names none, or together they name the whole head.
+        ValueError: A pattern matches nothing, or the patterns match the whole head.
     """
     names = dict(model.named_parameters()).keys()
     frozen = set[str]()
@@ -62,14 +62,15 @@ def frozen_names(model: nn.Module, patterns: Sequence[str]) -> Collection[str]:
         if not (matched := {name for name in names if _matches(name, pattern)}):
             parts = format_list([name for name, _ in model.named_children()])
             raise ValueError(
-                f"TRAIN.FREEZE {pattern} names no parameter of the model: give backbone, or names "
-                f"with * and ?, of parts ({parts}) or of parameters (such as {next(iter(names))})"
+                f"TRAIN.FREEZE {pattern} names no parameter of the model. Give backbone, or "
+                f"names of modules ({parts}) or parameters (such as {next(iter(names))}), with the "
+                "wildcards * and ?."
             )
         frozen |= matched
     if not any(name.startswith(_HEAD) for name in names - frozen):
         raise ValueError(
-            f"TRAIN.FREEZE {','.join(patterns)} freezes the whole head, which has to learn the "
-            "classes; leave it out, or freeze the backbone"
+            f"TRAIN.FREEZE {','.join(patterns)} freezes the whole head, which then cannot learn "
+            "the classes. Leave the key out, or freeze the backbone only."
         )
     return frozen
 
@@ -80,11 +81,16 @@ def _matches(name: str, pattern: str) -> bool:
     return fnmatchcase(name, pattern) or fnmatchcase(name, f"{pattern}.*")
 
 
-def _frozen_modules(module: nn.Module, prefix: str = "") -> Iterator[str]:
-    """The outermost modules that have parameters, all of them frozen."""
-    for name, child in module.named_children():
-        learns = [parameter.requires_grad for parameter in child.parameters()]
-        if learns and not any(learns):
-            yield prefix + name
+def _frozen_modules(module: nn.Module) -> Iterator[nn.Module]:
+    """Yield the outermost modules that have parameters and whose parameters are all frozen."""
+    for child in module.children():
+        requires_grad = [parameter.requires_grad for parameter in child.parameters()]
+        if requires_grad and not any(requires_grad):
+            yield child
         else:
-            yield from _frozen_modules(child, f"{prefix}{name}.")
+            yield from _frozen_modules(child)
+
+
+def _stay_in_evaluation(module: nn.Module, mode: bool = True) -> nn.Module:
+    """Put a module into evaluation mode whatever `mode` is, in the place of `module.train`."""
+    return type(module).train(module, False)

@@ -1,4 +1,4 @@
-"""From the loader's uint8 clips to the model's list of pathways, on the device."""
+"""Model inputs: conversion of the loader's uint8 clips to a list of pathways on the device."""
 
 from __future__ import annotations
 
@@ -23,38 +23,50 @@ __all__ = [
     "part_of",
 ]
 
-_OF_CLIPS = ("clips", "flips", "videos")
-_OF_BOXES = ("labels", "boxes", "rows", "shares")
+_PER_CLIP = ("clips", "flips", "videos")
+_PER_BOX = ("labels", "boxes", "rows", "shares")
 
 
 def pack_pathways(clips: Tensor, alpha: int | None) -> list[Tensor]:
-    """Split (N, C, T, H, W) into the model's pathways: [all], or [slow, fast] with T/α slow frames.
+    """Make a model's list of pathways from its frames.
 
-    The slow frames are spaced as the host spaces them, first and last included. They are in the
-    memory format of `clips`.
+    Args:
+        clips: Frames (N, C, T, H, W).
+        alpha: Ratio of the frames of the fast and the slow pathway; None for a single pathway.
+
+    Returns:
+        [clips] for a single pathway, else [slow, fast]. The slow pathway has T / `alpha` evenly
+        spaced frames, including the first and the last, as in PySlowFast. It has the memory format
+        of `clips`.
     """
     if alpha is None:
         return [clips]
-    # Not `index_select`: a GPU would have to wait for the indices to be copied there.
+    # `index_select` would make a GPU wait until the indices are copied to it.
     slow = [clips[:, :, frame : frame + 1] for frame in _slow_frames(clips.shape[2], alpha)]
     return [torch.cat(slow, 2), clips]
 
 
 @cache
 def _slow_frames(frames: int, alpha: int) -> tuple[int, ...]:
-    """The frames of a clip that the slow pathway sees."""
-    places = torch.linspace(0, frames - 1, frames // alpha, device="cpu")
-    return tuple(places.long().tolist())
+    """Return the indices of the frames of the slow pathway."""
+    positions = torch.linspace(0, frames - 1, frames // alpha, device="cpu")
+    return tuple(positions.long().tolist())
 
 
 @dataclass(frozen=True)
 class InputTransform:
-    """Normalise, flip and pack clips on `device`.
+    """Normalise, flip and pack clips on a device.
 
-    Pixels are (u / 255 - mean) / std in float32, rounded once where `dtype` is a half.
+    A pixel u becomes (u / 255 - mean) / std, computed in float32 and then rounded to `dtype`.
 
-    `mean` and `std` (3,) are per channel of the model's input, of pixels in [0, 1]; `alpha` is None
-    for a single pathway. The pathways are in `dtype`, in channels_last_3d if `channels_last`.
+    Args:
+        mean: Mean of each channel of the model's input (3,), for pixels in [0, 1].
+        std: Standard deviation of each of these channels (3,).
+        alpha: See `pack_pathways`.
+        reverse_channels: Reverse the channels of the clips, from RGB to BGR.
+        device: The device of the model.
+        dtype: Type of the pathways.
+        channels_last: Make pathways in the memory format channels_last_3d.
     """
 
     mean: Tensor
@@ -67,7 +79,8 @@ class InputTransform:
 
     @classmethod
     def of_recipe(cls, recipe: Recipe, device: torch.device) -> InputTransform:
-        # The config has them in the order R, G, B, whatever the model is fed.
+        """Build the transform that a recipe asks for."""
+        # The config gives mean and std in the order R, G, B, whatever the order in the input.
         order = -1 if recipe.data.reverse_input_channel else 1
         return cls(
             mean=torch.tensor(recipe.data.mean[::order], device=device),
@@ -75,66 +88,82 @@ class InputTransform:
             alpha=recipe.slowfast.alpha if recipe.model.has_two_pathways else None,
             reverse_channels=recipe.data.reverse_input_channel,
             device=device,
-            # Every model begins with a convolution, whose input autocast would round to this.
+            # Every model begins with a convolution, and autocast would round its input to this.
             dtype=half_type(device) if is_mixed(recipe) else torch.float32,
             channels_last=recipe.model.channels_last,
         )
 
     def __call__(self, clips: Tensor, flips: Tensor) -> list[Tensor]:
-        """Pathways (N, 3, T, H, W) of clips (N, T, H, W, 3) uint8 and flips (N,) bool, on the CPU.
+        """Make pathways from clips on the CPU.
 
-        Clips cross to a GPU as bytes; from pinned memory the copy does not wait.
+        The clips are copied to a GPU as bytes, without synchronising if they are in pinned memory.
+
+        Args:
+            clips: Clips (N, T, H, W, 3) uint8.
+            flips: Which clips to flip horizontally, (N,) bool.
+
+        Returns:
+            Pathways (N, 3, T, H, W) on the device.
         """
         assert clips.device.type == flips.device.type == "cpu", (clips.device, flips.device)
         clips = clips.to(self.device, non_blocking=True)
         n, t, h, w, channels = clips.shape
         layout = torch.channels_last_3d if self.channels_last else torch.contiguous_format
         shape = (n, channels, t, h, w)
-        every = torch.empty(shape, dtype=self.dtype, device=self.device, memory_format=layout)
-        mean = self.mean.view(-1, 1, 1, 1)
-        std = self.std.view(-1, 1, 1, 1)
-        # Clip by clip: a processor's cache holds most of one.
-        for clip, flip, out in zip(clips, flips.tolist(), every, strict=True):
+        frames = torch.empty(shape, dtype=self.dtype, device=self.device, memory_format=layout)
+        # One clip fits into a CPU's cache: up to 3 times as fast as the whole batch at once.
+        for clip, flip, out in zip(clips, flips.tolist(), frames, strict=True):
             axes = [2] * flip + [3] * self.reverse_channels
             source = (clip.flip(axes) if axes else clip).permute(3, 0, 1, 2)
-            pixels = out if out.dtype == mean.dtype else torch.empty_like(out, dtype=mean.dtype)
-            pixels.copy_(source).div_(255).sub_(mean).div_(std)
-            if pixels is not out:
+            single = out.dtype == self.mean.dtype
+            pixels = out if single else torch.empty_like(out, dtype=self.mean.dtype)
+            self._normalise_(pixels.copy_(source))
+            if not single:
                 out.copy_(pixels)
-        return pack_pathways(every, self.alpha)
+        return pack_pathways(frames, self.alpha)
 
     def of_pixels(self, clips: Tensor) -> list[Tensor]:
-        """The same pathways of clips (N, 3, T, H, W) uint8 on `device`, by operations on the whole
-        mini-batch, which torch.export can follow."""
+        """Make the same pathways by operations that torch.export can trace.
+
+        Args:
+            clips: Clips (N, 3, T, H, W) uint8 on the device.
+        """
         order = [2, 1, 0] if self.reverse_channels else [0, 1, 2]
-        mean = self.mean.view(-1, 1, 1, 1)
-        std = self.std.view(-1, 1, 1, 1)
-        pixels = clips[:, order].to(mean.dtype).div(255).sub(mean).div(std)
+        pixels = self._normalise_(clips[:, order].to(self.mean.dtype))
         return pack_pathways(pixels.to(self.dtype), self.alpha)
+
+    def _normalise_(self, pixels: Tensor) -> Tensor:
+        """Normalise pixels (..., 3, T, H, W) of [0, 255] in place."""
+        mean, std = (values.view(-1, 1, 1, 1) for values in (self.mean, self.std))
+        return pixels.div_(255).sub_(mean).div_(std)
 
 
 def blank_inputs(shape: Sequence[int], alpha: int | None, device: str = "meta") -> list[Tensor]:
-    """Pathways of zeros for (clips, frames, crop), to try a shape on a model."""
+    """Return pathways of zeros for a shape (clips, frames, crop)."""
     clips, frames, crop = shape
     return pack_pathways(torch.zeros(clips, 3, frames, crop, crop, device=device), alpha)
 
 
 def blank_head_inputs(recipe: Recipe, clips: int, crop: int) -> tuple[Tensor, ...]:
-    """What a head takes beside such pathways: for boxes, one of each whole clip, (clips, 5)."""
+    """Return the further inputs of a model for `blank_inputs`.
+
+    Returns:
+        For detection, one box of the whole frame for each clip, (clips, 5). Otherwise nothing.
+    """
     if not recipe.detection.enable:
         return ()
     return (torch.tensor([[float(clip), 0, 0, crop, crop] for clip in range(clips)], device="cpu"),)
 
 
 def head_inputs(batch: Mapping[str, Any], device: torch.device) -> tuple[Tensor, ...]:
-    """What a model's head takes beside the pathways of a mini-batch: its boxes, if it has any."""
+    """Return the inputs of a model besides its pathways: the boxes of a batch, if it has any."""
     if "boxes" not in batch:
         return ()
     return (batch["boxes"].to(device, non_blocking=True),)
 
 
 def count_boxes(batch: Mapping[str, Any]) -> list[int] | None:
-    """The number of each clip's boxes; None of a mini-batch without."""
+    """Return the number of boxes of each clip, or None if the batch has no boxes."""
     if "boxes" not in batch:
         return None
     counts: list[int]
@@ -143,16 +172,19 @@ def count_boxes(batch: Mapping[str, Any]) -> list[int] | None:
 
 
 def part_of(batch: Mapping[str, Any], clips: slice) -> dict[str, Tensor]:
-    """The tensors of some clips of a mini-batch; boxes have the clips' places in this part."""
-    part = {name: batch[name][clips] for name in _OF_CLIPS if name in batch}
+    """Return the part of a mini-batch that belongs to some of its clips.
+
+    The first value of a box is the index of its clip, which is changed to the index in the part.
+    """
+    part = {name: batch[name][clips] for name in _PER_CLIP if name in batch}
     if "boxes" not in batch:
         return part | {"labels": batch["labels"][clips]}
     count = len(batch["clips"])
     chosen = torch.arange(count)[clips]
-    places = torch.full((count,), -1)
-    places[chosen] = torch.arange(len(chosen))
-    of_boxes = places[batch["boxes"][:, 0].long()]
-    inside = of_boxes >= 0
-    part |= {name: batch[name][inside] for name in _OF_BOXES if name in batch}
-    part["boxes"][:, 0] = of_boxes[inside].float()
+    new_indices = torch.full((count,), -1)
+    new_indices[chosen] = torch.arange(len(chosen))
+    clip_of_box = new_indices[batch["boxes"][:, 0].long()]
+    inside = clip_of_box >= 0
+    part |= {name: batch[name][inside] for name in _PER_BOX if name in batch}
+    part["boxes"][:, 0] = clip_of_box[inside].float()
     return part

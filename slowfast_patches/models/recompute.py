@@ -1,4 +1,4 @@
-"""Activation checkpointing: activations computed anew in the backward pass, not kept for it."""
+"""Activation checkpointing: recompute activations in the backward pass to save memory."""
 
 from __future__ import annotations
 
@@ -15,22 +15,24 @@ __all__ = ["checkpoint_blocks"]
 
 
 def checkpoint_blocks(model: nn.Module) -> nn.Module:
-    """Have every residual block of the host's, and every layer of a transformer, keep its input
-    alone in training; returns the model.
+    """Checkpoint every residual block of a PySlowFast model, or every layer of a transformer.
 
-    What is in the block is computed a second time in the backward pass (Chen et al., "Training Deep
-    Nets with Sublinear Memory Cost", 2016): the same numbers for about a third more computation and
-    a fraction of the memory. Batch normalisation's running statistics move once, in the first.
-    Parameters and their names stay.
+    In training, a block only keeps its input. The backward pass computes the rest of the block a
+    second time (Chen et al., "Training Deep Nets with Sublinear Memory Cost", 2016). This takes
+    about a third more computation and a fraction of the memory, and the results are the same. BN
+    updates its running statistics in the first computation only. Parameters keep their names.
+
+    Returns:
+        The model, which is changed in place.
     """
     for name in ("activation_checkpointing_enable", "gradient_checkpointing_enable"):
-        if hasattr(model, name):  # transformers' own, by its later or its earlier name
+        if hasattr(model, name):  # the method of transformers, by its new and its old name
             getattr(model, name)({"use_reentrant": False})
             return model
     from slowfast.models.resnet_helper import ResBlock
 
     for block in model.modules():
-        if isinstance(block, ResBlock) and "forward" not in vars(block):  # once is enough
+        if isinstance(block, ResBlock) and "forward" not in vars(block):  # not yet done
             block.forward = partial(_forward, block, block.forward)
     return model
 
@@ -38,12 +40,11 @@ def checkpoint_blocks(model: nn.Module) -> nn.Module:
 def _forward(block: nn.Module, forward: Any, x: Tensor) -> Tensor:
     if not (block.training and torch.is_grad_enabled()):
         return cast(Tensor, forward(x))
-    # A block draws no random numbers.
     result = checkpoint(
         forward,
         x,
         use_reentrant=False,
-        preserve_rng_state=False,
+        preserve_rng_state=False,  # a residual block draws no random numbers
         context_fn=lambda: (nullcontext(), _untracked(block)),
     )
     return cast(Tensor, result)
@@ -51,10 +52,10 @@ def _forward(block: nn.Module, forward: Any, x: Tensor) -> Tensor:
 
 @contextmanager
 def _untracked(block: nn.Module) -> Iterator[None]:
-    """Undo what the body does to the block's running statistics.
+    """Keep the running statistics of a block unchanged while the context is active.
 
-    They are copied, not switched off: the second computation must save as many tensors as the
-    first.
+    The block updates copies instead. Its updates cannot be switched off, because the second
+    computation must save as many tensors as the first one.
     """
     norms = [module for module in block.modules() if isinstance(module, nn.BatchNorm3d)]
     kept = [dict(norm._buffers) for norm in norms]

@@ -12,7 +12,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from slowfast_patches.config.recipe import Recipe, Solver
+from slowfast_patches.config.recipe import Recipe
 from slowfast_patches.models.transformer import parameter_depths
 
 __all__ = [
@@ -27,21 +27,25 @@ __all__ = [
 
 logger = logging.getLogger(__name__)
 
-_WAYS = ("fused", "foreach")
-"""Options of torch's optimizers that change how fast they update, not to what."""
+_SPEED_OPTIONS = ("fused", "foreach")
+"""Options of torch's optimizers that change the speed of an update but not its result."""
 
 
 def build_optimizer(
     recipe: Recipe, model: nn.Module, *, fused: bool = False
 ) -> torch.optim.Optimizer:
-    """SGD or Adam as the host has them, AdamW (Loshchilov and Hutter, 2019) or LARS.
+    """Build the optimizer of a recipe: SGD or Adam as in PySlowFast, or AdamW.
 
-    Groups of parameters are the host's: those with "bn" in their names have BN.WEIGHT_DECAY, the
-    others SOLVER.WEIGHT_DECAY. SOLVER.ZERO_WD_1D_PARAM takes the decay from biases too, and from a
-    transformer's positions and tokens, (1, n, C). With SOLVER.LAYER_DECAY each layer has groups of
-    its own, whose "lr_scale" `multigrid.prepare_step` multiplies the rate by. Frozen ones are
-    in none. `fused` is for where
-    SOLVER.FUSED leaves it open.
+    Parameters with "bn" in their names decay by BN.WEIGHT_DECAY, the others by SOLVER.WEIGHT_DECAY,
+    as in PySlowFast. With SOLVER.ZERO_WD_1D_PARAM, biases do not decay, nor do the position
+    embeddings and tokens of a transformer, (1, n, C). With SOLVER.LAYER_DECAY, each layer has its
+    own parameter groups with an "lr_scale", by which `multigrid.prepare_step` multiplies the
+    learning rate. Frozen parameters are in no group.
+
+    Args:
+        recipe: The recipe.
+        model: The model to optimize.
+        fused: Update all parameters in one kernel even if SOLVER.FUSED is False.
     """
     solver = recipe.solver
     decays = (recipe.bn.weight_decay, solver.weight_decay, 0.0)
@@ -68,8 +72,6 @@ def build_optimizer(
         "dampening": solver.dampening,
         "nesterov": solver.nesterov,
     }
-    if solver.optimizing_method == "lars":
-        return _lars(groups, solver, plain)
     fast = {"fused": True} if solver.fused or fused else {}
     if solver.optimizing_method == "sgd":
         return torch.optim.SGD(groups, lr=solver.base_lr, **plain, **fast)
@@ -77,33 +79,15 @@ def build_optimizer(
     return kind_of(groups, lr=solver.base_lr, betas=(0.9, 0.999), **fast)
 
 
-def _lars(
-    groups: list[dict[str, Any]], solver: Solver, plain: dict[str, Any]
-) -> torch.optim.Optimizer:
-    """Layer-wise adaptive rates (You, Gitman and Ginsburg, "Large Batch Training of Convolutional
-    Networks", 2017).
-
-    The rate of a weight w of two dimensions or more, with gradient g and decay d, is multiplied by
-    SOLVER.LARS_TRUST · |w| / (|g| + d · |w|), or by 1 where that has no value. Others have SGD
-    without decay.
-    """
-    from pytorch_optimizer.optimizer.lars import LARS  # lazy: its package takes a second
-
-    trust = solver.lars_trust
-    optimizer: torch.optim.Optimizer
-    optimizer = LARS(groups, lr=solver.base_lr, trust_coefficient=trust, **plain)
-    return optimizer
-
-
 def load_optimizer(optimizer: torch.optim.Optimizer, state: dict[str, Any]) -> None:
-    """Load an optimizer's state, but keep the ways to update that it was built with."""
-    # Before loading: torch reads from the groups where the state has to be.
+    """Load the state of an optimizer, but keep the speed options that it was built with."""
+    # Set the options before loading, because they decide on which device torch puts the state.
     groups = [
-        saved | {way: built[way] for way in _WAYS if way in built}
+        saved | {option: built[option] for option in _SPEED_OPTIONS if option in built}
         for saved, built in zip(state["param_groups"], optimizer.param_groups, strict=True)
     ]
     optimizer.load_state_dict(state | {"param_groups": groups})
-    # In the memory format of the weights; the checkpoint may be of another.
+    # Use the memory format of the weights, which can differ from that in the checkpoint.
     for weight, moments in optimizer.state.items():
         for name, value in moments.items():
             if isinstance(value, Tensor) and value.shape == weight.shape:
@@ -111,57 +95,72 @@ def load_optimizer(optimizer: torch.optim.Optimizer, state: dict[str, Any]) -> N
 
 
 def loss_function(recipe: Recipe, label_counts: Sequence[int] | None = None) -> nn.Module:
-    """The loss of MODEL.LOSS_FUNC of logits, averaged over the mini-batch.
+    """Return the loss of MODEL.LOSS_FUNC, which takes logits (N, C) and labels.
 
-    "cross_entropy" takes class numbers (N,) or shares of the classes (N, C) and smooths them by
-    MODEL.LABEL_SMOOTHING; "bce_logit" and, of boxes, "bce" take multi-hot labels (N, C), float, and
-    are averaged over the classes too. `label_counts`, the training videos of each class, is for
-    SOLVER.CLASS_WEIGHTS, which are left out without it.
+    The loss is averaged over the mini-batch. "cross_entropy" takes class indices (N,) or class
+    probabilities (N, C) and applies MODEL.LABEL_SMOOTHING. "bce_logit", and "bce" for boxes, take
+    multi-hot labels (N, C) as floats and are averaged over the classes as well.
+
+    Args:
+        recipe: The recipe.
+        label_counts: Number of training videos of each class, for SOLVER.CLASS_WEIGHTS. Without
+            them, classes are not weighted.
     """
     if recipe.solver.class_weights and label_counts is not None:
-        several = recipe.multi_label
-        weights = _class_weights(recipe.solver.class_weights, label_counts, several)
-        return _WeightedLoss(weights, recipe.model.label_smoothing, several)
+        multi_label = recipe.multi_label
+        weights = _class_weights(recipe.solver.class_weights, label_counts, multi_label)
+        return _WeightedLoss(weights, recipe.model.label_smoothing, multi_label)
     if recipe.model.loss_func in ("bce_logit", "bce"):
         return nn.BCEWithLogitsLoss()
     return nn.CrossEntropyLoss(label_smoothing=recipe.model.label_smoothing)
 
 
 class _WeightedLoss(nn.Module):
-    """Each clip's loss times the weight of its label, or of labels in proportion to their shares;
-    of several labels, each class's loss times its weight.
+    """Loss with a weight for each class, averaged over the clips.
 
-    The mean is over clips. torch's own `weight` divides by the weights of those at hand: clips
-    would count differently by the mini-batch, the part and the process that they are in.
+    Cross entropy multiplies the loss of a clip by the weight of its label, or by the mean weight of
+    its label probabilities. With several labels per clip, each class has a loss of its own, which
+    is multiplied by the weight of the class.
+
+    The `weight` of torch's own losses divides by the sum of the weights in the batch. The weight of
+    a clip would then depend on the mini-batch, micro-batch and process that it is in.
     """
 
     weights: Tensor
 
-    def __init__(self, weights: Tensor, smoothing: float, several: bool) -> None:
+    def __init__(self, weights: Tensor, smoothing: float, multi_label: bool) -> None:
         super().__init__()
         self.register_buffer("weights", weights)
         self._smoothing = smoothing
-        self._several = several
+        self._multi_label = multi_label
 
-    def forward(self, scores: Tensor, labels: Tensor) -> Tensor:
-        if self._several:
-            return F.binary_cross_entropy_with_logits(scores, labels, self.weights)
-        losses = F.cross_entropy(scores, labels, reduction="none", label_smoothing=self._smoothing)
+    def forward(self, logits: Tensor, labels: Tensor) -> Tensor:
+        if self._multi_label:
+            return F.binary_cross_entropy_with_logits(logits, labels, self.weights)
+        losses = F.cross_entropy(logits, labels, reduction="none", label_smoothing=self._smoothing)
         if labels.ndim == 1:
             return (losses * self.weights[labels]).mean()
         return (losses * (labels * self.weights).sum(1)).mean()
 
 
-def _class_weights(given: Sequence[float] | str, counts: Sequence[int], several: bool) -> Tensor:
-    """SOLVER.CLASS_WEIGHTS over their mean. A class without a video has the balanced weight of one
-    with a single video."""
+def _class_weights(
+    given: Sequence[float] | str, counts: Sequence[int], multi_label: bool
+) -> Tensor:
+    """Return SOLVER.CLASS_WEIGHTS divided by their mean.
+
+    The mean is over the classes with several labels per video, else over the videos. Balanced
+    weights are inverse to the number of videos, where a class without videos counts as one.
+    """
     videos = torch.tensor(counts, dtype=torch.float64)
     balanced = given == "balanced"
     weights = 1 / videos.clamp(min=1) if balanced else torch.tensor(given, dtype=torch.float64)
-    mean = weights.mean() if several else (weights * videos).sum() / videos.sum()
+    mean = weights.mean() if multi_label else (weights * videos).sum() / videos.sum()
     weights /= mean
     if torch.allclose(weights, torch.ones_like(weights)):
-        logger.warning("SOLVER.CLASS_WEIGHTS %s has no effect: all weights are the same", given)
+        logger.warning(
+            "SOLVER.CLASS_WEIGHTS %s has no effect, because all weights are the same. Leave it out",
+            given,
+        )
     low = int(weights.argmin())
     high = int(weights.argmax())
     logger.info(
@@ -172,7 +171,10 @@ def _class_weights(given: Sequence[float] | str, counts: Sequence[int], several:
 
 
 def clip_gradients(recipe: Recipe, model: nn.Module) -> None:
-    """Clip by value or by norm where the recipe asks; unscaled gradients are expected."""
+    """Clip gradients in place by SOLVER.CLIP_GRAD_VAL or SOLVER.CLIP_GRAD_L2NORM.
+
+    With a loss scaler, unscale the gradients first.
+    """
     if recipe.solver.clip_grad_val:
         nn.utils.clip_grad_value_(model.parameters(), recipe.solver.clip_grad_val)
     elif recipe.solver.clip_grad_l2norm:
@@ -180,19 +182,23 @@ def clip_gradients(recipe: Recipe, model: nn.Module) -> None:
 
 
 def is_mixed(recipe: Recipe) -> bool:
-    """Whether a recipe computes in mixed precision; ValueError while that is not decided."""
+    """Return whether a recipe uses mixed precision.
+
+    Raises:
+        ValueError: TRAIN.MIXED_PRECISION has not been resolved to True or False.
+    """
     mixed = recipe.train.mixed_precision
     if not isinstance(mixed, bool):
         raise ValueError(
-            f"TRAIN.MIXED_PRECISION is {mixed} here, and not decided; write True or False"
+            f"TRAIN.MIXED_PRECISION is {mixed} here, and not decided yet. Set it to True or False"
         )
     return mixed
 
 
 def half_type(device: torch.device) -> torch.dtype:
-    """What mixed precision computes in: bfloat16 where the device has it, else float16.
+    """Return the type of mixed precision: bfloat16 if the device supports it, else float16.
 
-    Older GPUs emulate bfloat16, at a fraction of their speed: that does not count.
+    Slow emulation of bfloat16 on older GPUs does not count as support.
     """
     if device.type != "cuda":
         return torch.bfloat16
@@ -202,7 +208,10 @@ def half_type(device: torch.device) -> torch.dtype:
 
 
 class Precision:
-    """fp32, or mixed precision: bf16 where the device has it, else fp16 with a loss scaler."""
+    """Numerical precision of training: float32 or mixed precision.
+
+    Mixed precision is `half_type(device)`, with a loss scaler if that is float16.
+    """
 
     def __init__(self, recipe: Recipe, device: torch.device) -> None:
         self._device = device
@@ -213,23 +222,23 @@ class Precision:
 
     @property
     def scales(self) -> bool:
-        """Whether the loss is scaled, and updates depend on what became of the gradients."""
+        """Whether the loss is scaled, so that a step is skipped if gradients overflow."""
         return self._scaler.is_enabled()
 
     def autocast(self) -> AbstractContextManager[Any]:
-        """The context in which the model and its loss are computed."""
+        """Return the context for the forward pass and the loss."""
         return torch.autocast(self._device.type, self._dtype, enabled=self._enabled)
 
     def backward(self, loss: Tensor) -> None:
-        """Gradients of the loss, multiplied by the scaler's factor."""
+        """Compute gradients of the loss, multiplied by the loss scale."""
         torch.autograd.backward(self._scaler.scale(loss))
 
     def unscale(self, optimizer: torch.optim.Optimizer) -> None:
-        """Divide the gradients by it."""
+        """Divide the gradients by the loss scale."""
         self._scaler.unscale_(optimizer)
 
     def step(self, optimizer: torch.optim.Optimizer) -> None:
-        """An optimizer step; left out by the scaler where a half overflowed."""
+        """Update the parameters, unless a scaled gradient overflowed."""
         self._scaler.step(optimizer)
         self._scaler.update()
 

@@ -1,7 +1,7 @@
-"""Temporal shift modules: a network of 2-D convolutions that sees the frames beside each frame.
+"""TSM: a 2-D network that exchanges some channels between neighbouring frames.
 
 Ji Lin, Chuang Gan and Song Han, "TSM: Temporal Shift Module for Efficient Video Understanding",
-ICCV 2019, section 3: the residual shift, at the start of every block's branch.
+ICCV 2019. This is the residual shift of section 3, at the start of every residual branch.
 """
 
 from __future__ import annotations
@@ -11,20 +11,23 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from slowfast_patches.models.layers.convolution import AdoptingConv3d
+
 __all__ = ["ShiftedConv3d", "build_tsm", "temporal_shift"]
 
 
 def temporal_shift(x: Tensor, channels: int) -> Tensor:
-    """Give each frame some channels of the frames beside it.
+    """Shift some channels by one frame back and some by one frame forward.
+
+    The first `channels` channels of frame t become those of frame t + 1. The next `channels` become
+    those of frame t - 1. The others stay. Channels shifted in from beyond the clip are zero.
 
     Args:
-        x: (N, C, T, H, W), in any memory format, which the result has too.
-        channels: the first so many move one frame back (frame t has those of t + 1), the next so
-            many one frame forward (frame t has those of t - 1); the others stay, and zeros come in
-            at the ends.
+        x: Features (N, C, T, H, W) in any memory format.
+        channels: Number of channels to shift in each direction.
 
     Returns:
-        (N, C, T, H, W), never a view of `x`.
+        A new tensor of the same shape and memory format.
     """
     assert x.ndim == 5, x.shape
     assert 0 <= 2 * channels <= x.shape[1], (x.shape, channels)
@@ -33,9 +36,10 @@ def temporal_shift(x: Tensor, channels: int) -> Tensor:
 
 
 class _TemporalShift(torch.autograd.Function):
-    """Its gradient is the shift the other way round: what moved back is moved forward.
+    """Temporal shift whose backward is the shift in the opposite direction.
 
-    Left to autograd, the gradient of each of the three parts would be a tensor of the whole's size.
+    Autograd's own backward would allocate a full-size gradient for each of the three groups of
+    channels.
     """
 
     @staticmethod
@@ -43,9 +47,9 @@ class _TemporalShift(torch.autograd.Function):
         ctx.channels = channels
         ctx.reverse = reverse
         out = torch.empty_like(x)
-        one = slice(0, channels)
-        two = slice(channels, 2 * channels)
-        back, forward = (two, one) if reverse else (one, two)
+        first = slice(0, channels)
+        second = slice(channels, 2 * channels)
+        back, forward = (second, first) if reverse else (first, second)
         out[:, back, :-1] = x[:, back, 1:]
         out[:, back, -1:] = 0
         out[:, forward, 1:] = x[:, forward, :-1]
@@ -59,16 +63,16 @@ class _TemporalShift(torch.autograd.Function):
         return gradient, None, None
 
 
-class ShiftedConv3d(nn.Conv3d):
-    """A convolution of what `temporal_shift` makes of its input; its state dict is a Conv3d's.
+class ShiftedConv3d(AdoptingConv3d):
+    """Convolution that applies `temporal_shift` to its input first.
 
     Args:
-        convolution: whose arguments, and whose very weights, it has.
-        share: 1/`share` of the input's channels move back, as many forward.
+        convolution: The convolution to take over, with its parameters.
+        share: 1 / `share` of the input channels move back, and as many move forward.
     """
 
     def __init__(self, convolution: nn.Conv3d, share: int) -> None:
-        self.__dict__.update(convolution.__dict__)  # no memory, no random numbers for new weights
+        super().__init__(convolution)
         self.shifted_channels = convolution.in_channels // share
 
     def forward(self, input: Tensor) -> Tensor:
@@ -76,11 +80,14 @@ class ShiftedConv3d(nn.Conv3d):
 
 
 def build_tsm(host_config: Any, shift_div: int) -> nn.Module:
-    """The host's C2D ResNet without temporal pooling, with a residual shift in every block.
+    """Build PySlowFast's C2D ResNet without temporal pooling and shift channels in every block.
 
-    `shift_div` 8 moves 1/8 of the channels each way before a branch's first convolution; 0 moves
-    none, which leaves the 2-D network. The parameters and their names are the 2-D network's.
-    `host_config` becomes that network's.
+    The parameters and their names are those of the 2-D network.
+
+    Args:
+        host_config: Config object of PySlowFast. Its MODEL.ARCH is set to c2d_nopool.
+        shift_div: 8 shifts 1/8 of the channels in each direction before the first convolution of
+            every residual branch. 0 shifts none.
     """
     from slowfast.models.resnet_helper import ResBlock
     from slowfast.models.video_model_builder import ResNetModel

@@ -25,7 +25,7 @@ logger = logging.getLogger(__name__)
 
 _OUT_OF_MEMORY = ("out of memory", "ALLOC_FAILED", "unable to find an engine")
 """In messages of CUDA's libraries where memory is short."""
-_STATE = {"sgd": 1, "lars": 1, "adam": 2, "adamw": 2}
+_STATE = {"sgd": 1, "adam": 2, "adamw": 2}
 """Tensors of a weight's size that the optimizer keeps beside it, from its first update on."""
 
 

@@ -1,1 +1,1 @@
-"""Layers in the place of the host's."""
+"""Layers that replace those of PySlowFast's models."""

@@ -1,11 +1,15 @@
-"""Convolutions in three dimensions as those in two, which are faster on a CPU.
+"""3-D convolutions computed as 2-D convolutions or matrix products, which is faster on a CPU.
 
-oneDNN is slow where a kernel in three dimensions is long in time and has few channels, and torch
-does not even call it for T × 1 × 1 with one thread and fewer than 16 clips. Of a clip as it lies,
-(N, C, T, H, W), a kernel of T × 1 × 1 sees planes of T × H·W, and one that is longer in time is a
-sum over its frames of kernels that see single frames. In two dimensions oneDNN is slow for 1 × 1,
-which is a product of matrices: of tiny clips one for all, of others one for each, as torch's own
-code computes it. Results are equal up to rounding.
+oneDNN computes some 3-D convolutions slowly: those whose kernels span several frames and have few
+output channels. With one thread and fewer than 16 clips, torch does not use oneDNN at all for
+kernels of T × 1 × 1. This module computes them in other ways, from input (N, C, T, H, W):
+
+- A kernel of T × 1 × 1 is a 2-D convolution over planes of T × H·W.
+- A kernel of T × k × k is a sum of T 2-D convolutions, each of which sees single frames.
+- A kernel of 1 × 1 × 1 is a matrix product, because oneDNN is slow for 1 × 1 in 2-D as well. Tiny
+  clips share one product, larger clips have one each.
+
+The results equal those of `nn.Conv3d` up to rounding.
 """
 
 from __future__ import annotations
@@ -16,89 +20,124 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-__all__ = ["PlanarConv3d", "convert_convolutions"]
+from slowfast_patches.models.layers.replace import replace_modules
 
-_WIDE = 16
-"""Output channels from which oneDNN computes kernels in three dimensions well."""
+__all__ = ["AdoptingConv3d", "PlanarConv3d", "convert_convolutions"]
 
-# From here to `_HALF`: measured on an Intel Xeon with AVX-512, one thread and two.
-_BROAD = 512
-"""Channels up to which 1 × 1 × 1 is faster as a product of matrices than by oneDNN."""
+# These limits were measured on an Intel Xeon with AVX-512, with one thread and with two.
+_MIN_CHANNELS_3D = 16
+"""Output channels from which oneDNN computes 3-D kernels fast."""
 
-_THIN = 4
-"""The same for the output channels of T × 1 × 1."""
+_MAX_CHANNELS_POINTWISE = 512
+"""Channels up to which a matrix product computes 1 × 1 × 1 faster than oneDNN."""
 
-_FEW_PLACES = 9
-"""Places from which on a product for each clip is faster than one for all clips."""
+_MAX_CHANNELS_TEMPORAL = 4
+"""Output channels up to which a matrix product computes T × 1 × 1 faster than oneDNN."""
+
+_MIN_POSITIONS_PER_CLIP = 9
+"""Positions T·H·W from which one matrix product per clip is faster than one for all clips."""
 
 _HALF = (torch.bfloat16, torch.float16)
 
 
-class PlanarConv3d(nn.Conv3d):
-    """`nn.Conv3d` that is faster on a CPU, with the same results.
+class AdoptingConv3d(nn.Conv3d):
+    """Base of convolutions that take over another convolution's arguments and parameters.
 
-    Weights that meet padding alone are left out. Contiguous input (N, C, T, H, W) is then
-    multiplied, or convolved in two dimensions, by kernels of T × 1 × 1, and by those of T × k × k
-    with T > 1, a stride of 1 in time and fewer than 16 output channels. Kernels of even size,
-    dilation, groups and padding that does not keep the size are left to torch. Parameters, and all
-    the rest, are those of `nn.Conv3d`.
+    The parameters are the same objects under the same names. No memory is allocated and no random
+    numbers are drawn for new ones.
+
+    Args:
+        convolution: The convolution to take over.
+    """
+
+    def __init__(self, convolution: nn.Conv3d) -> None:
+        other: Any = convolution  # torch annotates its windows as tuples of any length
+        super().__init__(
+            other.in_channels,
+            other.out_channels,
+            other.kernel_size,
+            other.stride,
+            other.padding,
+            other.dilation,
+            other.groups,
+            bias=other.bias is not None,
+            padding_mode=other.padding_mode,
+            device="meta",
+        )
+        self.weight = convolution.weight
+        self.bias = convolution.bias
+        self.train(convolution.training)
+
+    def reset_parameters(self) -> None:
+        """Draw nothing, since the parameters are those of another convolution."""
+
+
+class PlanarConv3d(AdoptingConv3d):
+    """`nn.Conv3d` that is faster on a CPU and gives the same results up to rounding.
+
+    On a CPU, weights that only meet padding are left out. Contiguous input (N, C, T, H, W) is then
+    computed by 2-D convolutions or matrix products for two sorts of kernels: T × 1 × 1, and
+    T × k × k with T > 1, a temporal stride of 1 and fewer than 16 output channels.
+
+    `nn.Conv3d` itself computes everything else: other devices, kernels of even size, dilation,
+    groups, and padding that changes the size.
     """
 
     def _conv_forward(self, input: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
-        if input.device.type != "cpu" or not self._is_plain(input):
+        if input.device.type != "cpu" or not self._is_supported(input):
             output: Tensor = super()._conv_forward(input, weight, bias)
             return output
-        weight = _within(weight, input)
+        weight = _trim_to_clip(weight, input)
         frames, rows, columns = weight.shape[2:]
         if input.is_contiguous():
             if rows == columns == 1:
-                return self._along_frames(input, weight, bias)
-            if frames > 1 and self.out_channels < _WIDE and self.stride[0] == 1:
-                return self._by_frames(input, weight, bias)
+                return self._temporal_conv(input, weight, bias)
+            if frames > 1 and self.out_channels < _MIN_CHANNELS_3D and self.stride[0] == 1:
+                return self._conv_frame_by_frame(input, weight, bias)
         padding = (frames // 2, rows // 2, columns // 2)
         return F.conv3d(input, weight, bias, self.stride, padding)
 
-    def _is_plain(self, x: Tensor) -> bool:
+    def _is_supported(self, x: Tensor) -> bool:
         frames, rows, columns = self.kernel_size
         same = (frames // 2, rows // 2, columns // 2)
         odd = frames % 2 == rows % 2 == columns % 2 == 1
         one = self.groups == 1 and self.dilation == (1, 1, 1) and self.padding_mode == "zeros"
         return one and x.ndim == 5 and self.padding == same and odd
 
-    def _along_frames(self, x: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
-        """T × 1 × 1, over planes of frames × places."""
+    def _temporal_conv(self, x: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
+        """Compute a kernel of T × 1 × 1 over planes of frames × positions."""
         step, down, across = self.stride
         if self.stride != (step, 1, 1):
             x = x[..., ::down, ::across]
         if weight.shape[2] == 1 and step > 1:
             x = x[:, :, ::step]
             step = 1
-        if weight.shape[2] == 1 and x.shape[2:].numel() < _FEW_PLACES:
-            by_place = x.flatten(2).transpose(1, 2)
-            made = F.linear(by_place, weight.flatten(1), bias)
-            return torch.unflatten(made.transpose(1, 2).contiguous(), 2, x.shape[2:])
+        if weight.shape[2] == 1 and x.shape[2:].numel() < _MIN_POSITIONS_PER_CLIP:
+            positions = x.flatten(2).transpose(1, 2)
+            output = F.linear(positions, weight.flatten(1), bias)
+            return torch.unflatten(output.transpose(1, 2).contiguous(), 2, x.shape[2:])
         kernels = weight.flatten(3)
         padding = (weight.shape[2] // 2, 0)
-        convolve = _multiply if _is_product(x, kernels) else F.conv2d
+        convolve = _matrix_product_conv2d if _prefers_matrix_product(x, kernels) else F.conv2d
         planes = convolve(x.flatten(3), kernels, bias, (step, 1), padding)
         return torch.unflatten(planes, 3, x.shape[3:])
 
-    def _by_frames(self, x: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
-        """T × k × k: the sum over the kernel's frames, the taps, of what each makes of single
-        frames of the clip.
+    def _conv_frame_by_frame(self, x: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
+        """Compute a kernel of T × k × k as a sum of T 2-D convolutions of single frames.
 
-        Taps of few channels are computed together, each as output channels of its own.
+        The T temporal slices of the kernel are called taps. Taps with few output channels are
+        stacked along the channels and computed by one 2-D convolution.
         """
         clips, _, frames = x.shape[:3]
-        many, taps, *size = weight.shape[0], *weight.shape[2:]
+        channels, taps, *size = weight.shape[0], *weight.shape[2:]
         by_frame = x.transpose(1, 2).flatten(0, 1)
         output = None
-        together = max(1, _WIDE // many)
+        stacked = max(1, _MIN_CHANNELS_3D // channels)
         padding = tuple(side // 2 for side in size)
-        for start in range(0, taps, together):
-            kernels = weight[:, :, start : start + together].permute(2, 0, 1, 3, 4).flatten(0, 1)
+        for start in range(0, taps, stacked):
+            kernels = weight[:, :, start : start + stacked].permute(2, 0, 1, 3, 4).flatten(0, 1)
             planes = F.conv2d(by_frame, kernels, None, self.stride[1:], padding)
-            planes = planes.view(clips, frames, planes.shape[1] // many, many, *planes.shape[2:])
+            planes = planes.view(clips, frames, -1, channels, *planes.shape[2:])
             of_taps = _SumOfTaps.apply(planes, start - taps // 2)  # type: ignore[no-untyped-call]
             output = of_taps if output is None else output + of_taps
         assert isinstance(output, Tensor)
@@ -106,10 +145,10 @@ class PlanarConv3d(nn.Conv3d):
 
 
 class _SumOfTaps(torch.autograd.Function):
-    """(N, T, K, C, H, W), what K taps make of each frame, as the clip (N, C, T, H, W) that they add
-    up to, the first of them seeing `first` frames later.
+    """Sum of the outputs of K taps, (N, T, K, C, H, W), as a clip (N, C, T, H, W).
 
-    Left to autograd, the gradient of each tap would be a tensor of the whole's size.
+    Tap k reads the frame `first + k` frames after the one that it contributes to. With autograd's
+    own backward, each tap would have a gradient as large as all taps together.
     """
 
     @staticmethod
@@ -118,68 +157,63 @@ class _SumOfTaps(torch.autograd.Function):
         ctx.taps = planes.shape[2]
         clips, frames, _, channels = planes.shape[:4]
         output = planes.new_zeros(clips, channels, frames, *planes.shape[4:])
-        for tap, (seen, made) in enumerate(_spans(first, ctx.taps, frames)):
-            output[:, :, made] += planes[:, seen, tap].transpose(1, 2)
+        for tap, (source, target) in enumerate(_spans(first, ctx.taps, frames)):
+            output[:, :, target] += planes[:, source, tap].transpose(1, 2)
         return output
 
     @staticmethod
     def backward(ctx: Any, grad: Tensor) -> tuple[Tensor, None]:
         clips, channels, frames = grad.shape[:3]
         planes = grad.new_zeros(clips, frames, ctx.taps, channels, *grad.shape[3:])
-        for tap, (seen, made) in enumerate(_spans(ctx.first, ctx.taps, frames)):
-            planes[:, seen, tap] = grad[:, :, made].transpose(1, 2)
+        for tap, (source, target) in enumerate(_spans(ctx.first, ctx.taps, frames)):
+            planes[:, source, tap] = grad[:, :, target].transpose(1, 2)
         return planes, None
 
 
 def _spans(first: int, taps: int, frames: int) -> list[tuple[slice, slice]]:
-    """The frames that each tap sees, and those that it makes."""
+    """Return, for each tap, the frames that it reads and the frames that it contributes to."""
     return [
         (slice(max(0, tap), frames + min(0, tap)), slice(max(0, -tap), frames - max(0, tap)))
         for tap in range(first, first + taps)
     ]
 
 
-def _within(weight: Tensor, x: Tensor) -> Tensor:
-    """The weights that meet at least one pixel of a clip.
+def _trim_to_clip(weight: Tensor, x: Tensor) -> Tensor:
+    """Return the part of a kernel that meets at least one pixel of a clip.
 
-    With the others, oneDNN 3.12's results in bfloat16 can be wrong.
+    The rest only meets padding. With it, oneDNN 3.12 can return wrong results in bfloat16.
     """
     for dim in (2, 3, 4):
         middle = weight.shape[dim] // 2
         reach = min(middle, x.shape[dim] - 1)
-        if reach < middle:  # the gradient of a part is copied into one of the whole
+        # Do not narrow needlessly: the backward of `narrow` copies into a full-size gradient.
+        if reach < middle:
             weight = weight.narrow(dim, middle - reach, 2 * reach + 1)
     return weight
 
 
-def _is_product(x: Tensor, kernels: Tensor) -> bool:
-    """Whether a product of matrices for each clip is faster than oneDNN."""
+def _prefers_matrix_product(x: Tensor, kernels: Tensor) -> bool:
+    """Return whether matrix products compute this faster than oneDNN."""
     if torch.is_autocast_enabled("cpu") or torch.compiler.is_compiling() or x.dtype in _HALF:
         return False
     if kernels.shape[2] > 1:
-        return len(kernels) <= _THIN
-    return max(kernels.shape[:2]) <= _BROAD
+        return len(kernels) <= _MAX_CHANNELS_TEMPORAL
+    return max(kernels.shape[:2]) <= _MAX_CHANNELS_POINTWISE
 
 
-def _multiply(
+def _matrix_product_conv2d(
     x: Tensor,
     weight: Tensor,
     bias: Tensor | None,
     stride: tuple[int, int],
     padding: tuple[int, int],
 ) -> Tensor:
-    """`F.conv2d` by the code that torch has where there is no oneDNN."""
+    """Compute `F.conv2d` by matrix products, torch's way without oneDNN."""
     kernel = weight.shape[2:]
     planes: Tensor = torch.ops.aten.thnn_conv2d(x, weight, kernel, bias, stride, padding)
     return planes
 
 
 def convert_convolutions(model: nn.Module) -> nn.Module:
-    """Make every `nn.Conv3d` of a model a `PlanarConv3d`; return the model.
-
-    Subclasses of `nn.Conv3d` stay what they are.
-    """
-    for module in model.modules():
-        if type(module) is nn.Conv3d:
-            module.__class__ = PlanarConv3d
-    return model
+    """Replace every `nn.Conv3d` by a `PlanarConv3d`, as `replace_modules` does."""
+    return replace_modules(model, nn.Conv3d, PlanarConv3d)

@@ -1,4 +1,4 @@
-"""Dropout whose masks belong to clips, so that a run that is continued draws them again."""
+"""Dropout with a mask for each clip of the data stream, so that a resumed run draws the same."""
 
 from __future__ import annotations
 
@@ -8,26 +8,33 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
-__all__ = ["ClipDropout", "SeededMasks", "set_clips"]
+__all__ = ["ClipDropout", "set_clips"]
 
 _DROPOUT = 1
-"""Keeps the generators of masks apart from others that are seeded by a seed and two numbers."""
+"""Part of the seed of every mask, which separates masks from other uses of a recipe's seed."""
 
 
 class ClipDropout(nn.Dropout):
-    """`nn.Dropout` that gives each clip of the stream a mask of its own.
+    """`nn.Dropout` with a separate mask for each clip of the data stream.
 
-    Input and output are (N, ..., C) with N the clips of this process, or their boxes, and one value
-    of each of the C features. In training, the masks of the clip with number n in the stream are
-    drawn from a generator seeded by (seed, n): they do not depend on the clips beside it, on the
-    rank, or on what was drawn before. `kept`, which `set_clips` makes, says what stays, (N, C) bool
-    on the input's device; where it is None, and in evaluation, this is `nn.Dropout` itself.
+    The mask of clip n of the stream is drawn from a generator seeded by (`seed`, n). It does not
+    depend on the other clips of the mini-batch, on the rank, or on earlier random numbers.
 
-    The masks are made before the forward: drawn in it, by NumPy, they could not be part of a
-    compiled network.
+    `set_clips` draws the masks before the forward pass, because a compiled network cannot draw them
+    by NumPy. Without masks, and in evaluation, this module is `nn.Dropout`.
+
+    Args:
+        p: Probability of an element to be zeroed.
+        seed: Seed of the masks.
+        features: Number of channels C of the input.
+
+    Shape:
+        Input and output: (N, ..., C), with one value per channel and row. A row is a clip of this
+        process or one of its boxes.
     """
 
     kept: Tensor | None = None
+    """Mask of the elements to keep, (N, C) bool, on the device of the input."""
 
     def __init__(self, p: float, seed: int, features: int) -> None:
         super().__init__(p)
@@ -41,7 +48,15 @@ class ClipDropout(nn.Dropout):
         return input * self.kept.view(input.shape) / (1 - self.p)
 
     def draw(self, clips: Sequence[int], counts: Sequence[int]) -> Tensor:
-        """Where the features of clips stay, (N, C) bool, on the CPU; a clip has a count of rows."""
+        """Draw the masks of some clips.
+
+        Args:
+            clips: Numbers of the clips in the stream.
+            counts: Number of rows of each clip.
+
+        Returns:
+            The elements to keep, (N, C) bool, on the CPU.
+        """
         generators = [np.random.default_rng((self.seed, number, _DROPOUT)) for number in clips]
         drawn = [
             rng.random((count, self.features), dtype=np.float32) >= self.p
@@ -50,30 +65,27 @@ class ClipDropout(nn.Dropout):
         return torch.from_numpy(np.concatenate(drawn))
 
 
-class SeededMasks:
-    """A model whose modules draw masks from torch's generator, whatever their number and shape.
-
-    `set_clips` seeds the generator by (`mask_seed`, n), n the number of the first of the next
-    clips: the masks are those of these clips together, and do not depend on what was drawn before.
-    """
-
-    mask_seed: int
-
-
 def set_clips(
     model: nn.Module,
     clips: Sequence[int] | None,
     device: torch.device | None = None,
     counts: Sequence[int] | None = None,
 ) -> None:
-    """Draw the masks of the next clips, by their numbers in the stream, in every `ClipDropout` of
-    `model`, which computes on `device`; of `SeededMasks`, seed torch's generator. `counts` are the
-    clips' boxes; without, each clip has one row.
+    """Draw the dropout masks of the next clips in every `ClipDropout` of a model.
 
-    None leaves masks to torch's generator, for clips that are not of the training's stream.
+    A transformer draws masks of many shapes from torch's global generator instead. If the model has
+    a `mask_seed`, this function seeds that generator by (`mask_seed`, number of the first clip).
+
+    Args:
+        model: The model.
+        clips: Numbers of the clips in the data stream. None removes the masks, for clips from
+            outside the stream.
+        device: The device that the model computes on.
+        counts: Number of boxes of each clip. By default each clip has one row.
     """
-    if isinstance(model, SeededMasks) and clips:
-        sequence = np.random.SeedSequence((model.mask_seed, clips[0], _DROPOUT))
+    mask_seed = getattr(model, "mask_seed", None)
+    if mask_seed is not None and clips:
+        sequence = np.random.SeedSequence((mask_seed, clips[0], _DROPOUT))
         torch.manual_seed(int(sequence.generate_state(1, np.uint64)[0]))
     for module in model.modules():
         if isinstance(module, ClipDropout):
@@ -81,5 +93,5 @@ def set_clips(
             if clips is not None and module.p not in (0.0, 1.0):
                 module.kept = module.draw(clips, counts or [1] * len(clips))
                 if device is not None and device.type == "cuda":
-                    # from pinned memory the copy waits for nothing
+                    # A copy from pinned memory does not synchronise with the GPU.
                     module.kept = module.kept.pin_memory().to(device, non_blocking=True)

@@ -1,8 +1,8 @@
 """Pooling that is fast and deterministic on GPUs, in both memory formats.
 
-Of torch's own kernels on a GPU, those that pool in three dimensions are slow, know one memory
-format, and add up gradients in an order that changes from run to run. Pooling over the planes of
-(N, C, T, H, W), or along its frames, is pooling in two dimensions of the same memory.
+torch's 3-D pooling kernels are slow on a GPU and support only one memory format. They also sum
+gradients in an order that changes from run to run. Spatial pooling of (N, C, T, H, W), and temporal
+pooling, can be computed by 2-D pooling of a view of the same memory.
 """
 
 from __future__ import annotations
@@ -15,14 +15,17 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 from torch.nn.modules.utils import _triple
 
+from slowfast_patches.models.layers.replace import replace_modules
+
 __all__ = ["MeanOverFrames", "PlanarMaxPool3d", "TrainingGlobalPool3d", "convert_pools"]
 
 
 class TrainingGlobalPool3d(nn.AvgPool3d):
-    """Average pooling over the whole input in training, over the released window in evaluation.
+    """Average pooling over the whole input in training and over a fixed window in evaluation.
 
-    The host fixes the head's window by the config's crop. Training at other shapes needs the whole
-    of (N, C, T, H, W); testing on larger crops slides the released window, fully convolutionally.
+    PySlowFast fixes the window of a model's head by the crop of the config. Training at other
+    shapes has to average over all of (N, C, T, H, W). Testing on larger crops slides the fixed
+    window over the input, as PySlowFast does.
     """
 
     def forward(self, x: Tensor) -> Tensor:
@@ -33,7 +36,10 @@ class TrainingGlobalPool3d(nn.AvgPool3d):
 
 
 class MeanOverFrames(nn.Module):
-    """(N, C, 1, H, W) of any number of frames, where the host fixes it by the config's."""
+    """Mean over any number of frames: (N, C, T, H, W) to (N, C, 1, H, W).
+
+    PySlowFast's own pool only takes the number of frames of the config.
+    """
 
     def forward(self, x: Tensor) -> Tensor:
         mean: Tensor = _Mean.apply(x, (2,))  # type: ignore[no-untyped-call]
@@ -41,11 +47,11 @@ class MeanOverFrames(nn.Module):
 
 
 class _Mean(torch.autograd.Function):
-    """The mean over some axes, whose gradient lies in memory as the input does.
+    """Mean over some axes, with a gradient in the memory format of the input.
 
-    Autograd's own is a view, one value in all places. What follows may then choose strides that say
-    neither format where H and W are 1, and torch 2.13's batch normalisation reads such gradients
-    wrongly on the CPU.
+    The gradient that autograd computes is an expanded view of a single value. Where H and W are 1,
+    the operations before it may then produce gradients whose strides fit neither memory format. The
+    batch normalisation of torch 2.13 computes wrong results from such gradients on a CPU.
     """
 
     @staticmethod
@@ -66,27 +72,27 @@ class _Mean(torch.autograd.Function):
 
 
 class PlanarMaxPool3d(nn.MaxPool3d):
-    """`nn.MaxPool3d` that pools in two dimensions where that is the same.
+    """`nn.MaxPool3d` that uses 2-D pooling for windows of (1, k, k) and (k, 1, 1).
 
-    Input and output are (N, C, T, H, W), in one memory format, contiguous or channels_last_3d.
-    Windows of (1, k, k) and of (k, 1, 1) are pooled over a view of the input; a window of one value
-    gives the input itself. Values and gradients, where several values are the largest too, are
-    those of `nn.MaxPool3d`, which does all the rest.
+    Input and output are (N, C, T, H, W) in the same memory format, contiguous or channels_last_3d.
+    A window of a single value returns the input itself. Values and gradients equal those of
+    `nn.MaxPool3d`, also where several values of a window are the largest. Other windows are left to
+    `nn.MaxPool3d`.
     """
 
     def forward(self, input: Tensor) -> Any:
         windows = [_triple(w) for w in (self.kernel_size, self.stride, self.padding)]
         frames, *planes = zip(*windows, strict=True)
-        none = (1, 1, 0)
-        if frames == none and planes == [none, none]:
+        identity = (1, 1, 0)
+        if frames == identity and planes == [identity, identity]:
             return input
-        if frames == none:
-            return self._over_planes(input)
-        if planes == [none, none]:
-            return self._along_frames(input)
+        if frames == identity:
+            return self._spatial(input)
+        if planes == [identity, identity]:
+            return self._temporal(input)
         return super().forward(input)
 
-    def _over_planes(self, x: Tensor) -> Tensor:
+    def _spatial(self, x: Tensor) -> Tensor:
         clips, channels, frames = x.shape[:3]
         if x.is_contiguous() or not x.is_contiguous(memory_format=torch.channels_last_3d):
             planes = self._pool(x.flatten(1, 2), slice(1, 3))
@@ -95,26 +101,28 @@ class PlanarMaxPool3d(nn.MaxPool3d):
         planes = self._pool(by_frame, slice(1, 3))
         return torch.unflatten(planes, 0, (clips, frames)).transpose(1, 2)
 
-    def _along_frames(self, x: Tensor) -> Tensor:
+    def _temporal(self, x: Tensor) -> Tensor:
         return torch.unflatten(self._pool(x.flatten(3), slice(0, 2)), 3, x.shape[3:])
 
     def _pool(self, planes: Tensor, axes: slice) -> Tensor:
-        """Pool (N, C, H, W) with the windows of two of three axes."""
+        """Pool (N, C, H, W) with this module's windows along two of the axes T, H and W."""
         kernel, stride, padding, dilation = (
             _triple(w)[axes] for w in (self.kernel_size, self.stride, self.padding, self.dilation)
         )
         return F.max_pool2d(planes, kernel, stride, padding, dilation, ceil_mode=self.ceil_mode)
 
 
-def convert_pools(module: nn.Module) -> nn.Module:
-    """Replace every `nn.MaxPool3d` in `module` by a `PlanarMaxPool3d`; return the result.
+def convert_pools(model: nn.Module) -> nn.Module:
+    """Replace every `nn.MaxPool3d` by a `PlanarMaxPool3d`, as `replace_modules` does."""
+    return replace_modules(model, nn.MaxPool3d, _planar)
 
-    Subclasses of `nn.MaxPool3d` stay what they are.
-    """
-    if type(module) is nn.MaxPool3d:
-        planar = PlanarMaxPool3d.__new__(PlanarMaxPool3d)
-        planar.__dict__.update(module.__dict__)
-        return planar
-    for name, child in list(module.named_children()):
-        setattr(module, name, convert_pools(child))
-    return module
+
+def _planar(pool: nn.MaxPool3d) -> PlanarMaxPool3d:
+    return PlanarMaxPool3d(
+        pool.kernel_size,
+        pool.stride,
+        pool.padding,
+        pool.dilation,
+        pool.return_indices,
+        pool.ceil_mode,
+    )

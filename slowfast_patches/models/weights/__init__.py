@@ -1,4 +1,4 @@
-"""Starting a model from the weights that people have, and saying what was taken."""
+"""Loading of weights from files that other programs wrote."""
 
 from slowfast_patches.models.weights.load import check_file, load_weights
 

@@ -1,8 +1,9 @@
-"""Caffe2 checkpoints are pickles, and a pickle is a program: its calls are noted, and none is made.
+"""Safe reading of Caffe2 checkpoints, which are pickles of NumPy arrays.
 
-A pickle of numpy arrays names a few functions and calls them. Here each such call becomes a record,
-and arrays are made of the records of those that make arrays; every other name is refused before it
-is looked up, and nothing is imported.
+A pickle can call any function that its `find_class` returns. Returning NumPy's own functions is not
+safe either: a file can set the state of a `numpy.dtype` such that NumPy takes bytes of the file for
+pointers to objects. So `find_class` returns classes that only record the call, for a few names. The
+arrays are then built from the checked records. All other names are refused without an import.
 """
 
 from __future__ import annotations
@@ -21,30 +22,31 @@ __all__ = ["read_blobs"]
 _NUMPY = re.compile(
     r"numpy (ndarray|dtype)"
     r"|numpy\._?core\.multiarray (_reconstruct|scalar)|numpy\._?core\.numeric _frombuffer"
-    r"|_codecs encode|(__builtin__|builtins) bytes"  # with these, protocol 2 writes bytes as text
+    r"|_codecs encode|(__builtin__|builtins) bytes"  # protocol 2 writes bytes as text by these
 )
-"""Modules and names of a pickle of arrays, before and since numpy 2."""
+"""Modules and names in a pickle of arrays, of NumPy 1 and NumPy 2."""
 
 
 def read_blobs(path: Path) -> dict[str, Any]:
-    """The "blobs" of a Caffe2 checkpoint: arrays by Caffe2's names, and what else is among them.
+    """Read the "blobs" of a Caffe2 checkpoint that Python 2 or 3 wrote with any version of NumPy.
 
-    Files of Python 2 (byte strings read as latin-1) and of any numpy are read.
+    Returns:
+        Arrays by Caffe2's names, and other blobs such as numbers and texts.
 
     Raises:
-        ValueError: the file asks for something other than arrays and plain containers, which it
-            names; or it is no pickle, or one without "blobs".
+        ValueError: The file is not a pickle with "blobs", or it has more than arrays and plain
+            containers. The message names what it has.
     """
     try:
         with path.open("rb") as file:
             blobs = _Reader(file, encoding="latin1").load()["blobs"]
         if not all(isinstance(name, str) for name in blobs):
-            raise TypeError("names of blobs are texts")
+            raise TypeError("names of blobs must be texts")
         return {k: _array(v) if isinstance(v, _Record) else v for k, v in blobs.items()}
     except _RefusedError as refused:
         raise ValueError(
-            f"{_printable(refused)} in {path} is refused: a Caffe2 checkpoint needs arrays and "
-            "plain containers alone, and nothing else in a pickle is safe to load"
+            f"{_printable(refused)} in {path} is refused: a Caffe2 checkpoint only needs arrays "
+            "and plain containers, and nothing else in a pickle is safe to load"
         ) from None
     except Exception as error:
         reason = f"{type(error).__name__} {_printable(error)}"
@@ -52,16 +54,21 @@ def read_blobs(path: Path) -> dict[str, Any]:
 
 
 class _RefusedError(Exception):
-    """What the file asks for."""
+    """Error raised when a file has something that is not safe to load, which it names."""
 
 
 def _printable(error: Exception) -> str:
-    """One line that does nothing to a terminal: names in a file are what its writer likes."""
+    """Return a message in one line without control characters, since it quotes the file."""
     return str(error).encode("unicode_escape").decode()[:200]
 
 
 class _Record:
-    """A call that a file asks for, and the state that it gives to the result."""
+    """Record of a call in a pickle.
+
+    name: Name of the function.
+    arguments: Arguments of the call.
+    state: State that the pickle gives to the result.
+    """
 
     name = ""
     state: Any = None
@@ -74,19 +81,20 @@ class _Record:
 
 
 class _Reader(pickle.Unpickler):
-    """Reads numbers, texts, plain containers and records of numpy's calls; refuses the rest."""
+    """Unpickler of numbers, texts, plain containers and records of NumPy's calls."""
 
     def find_class(self, module: str, name: str) -> Any:
-        """What an exact pair of names stands for; no part of a dotted name is looked up."""
+        """Return the class for a pair of names, without looking up any part of them."""
         if (module, name) == ("collections", "OrderedDict"):
             return dict
         if not _NUMPY.fullmatch(f"{module} {name}"):
             raise _RefusedError(f"{module}.{name}")
-        return type("_Record", (_Record,), {"name": name})  # a new one: a pickle may set attributes
+        # Make a new class each time, because a pickle can set attributes of the class.
+        return type("_Record", (_Record,), {"name": name})
 
 
 def _array(record: _Record) -> NDArray[Any]:
-    """A read-only array of the bytes in a record of one of numpy's three ways to make one."""
+    """Build a read-only array from a record of `_reconstruct`, `_frombuffer` or `scalar`."""
     shape: Any = ()
     order = "C"
     if record.name == "_reconstruct":
@@ -103,13 +111,16 @@ def _array(record: _Record) -> NDArray[Any]:
     if not all(isinstance(side, int) and side >= 0 for side in shape):
         raise _RefusedError(f"an array of shape {shape}")
     if len(content) != math.prod(shape) * kind.itemsize:
-        raise ValueError(f"{len(content)} bytes are no array of shape {shape}")
+        raise ValueError(f"{len(content)} bytes do not make an array of shape {shape}")
     array = np.ndarray(shape, kind, content, order="F" if order == "F" else "C")
     return array[()] if record.name == "scalar" else array
 
 
 def _dtype(record: Any) -> np.dtype[Any]:
-    """A type of plain numbers; fields and sub-arrays, which may hold objects, are refused."""
+    """Build a dtype of plain numbers.
+
+    Dtypes with fields or sub-arrays are refused, because these can hold objects.
+    """
     code = record.arguments[0] if isinstance(record, _Record) and record.name == "dtype" else None
     if not isinstance(code, str) or not re.fullmatch("[<>|=]?[biuf][1248]", code):
         raise _RefusedError(f"numpy.dtype of {code if isinstance(code, str) else type(code)}")
@@ -122,7 +133,7 @@ def _dtype(record: Any) -> np.dtype[Any]:
 
 
 def _bytes(data: Any) -> bytes:
-    """The bytes of an array; as text if Python 2 or an early protocol wrote them."""
+    """Return the bytes of an array, which Python 2 and early protocols wrote as text."""
     if isinstance(data, _Record) and data.name == "bytes" and not data.arguments:
         return b""
     if isinstance(data, _Record) and data.name == "encode" and data.arguments[1:] == ("latin1",):

@@ -1,4 +1,4 @@
-"""Files of weights: which kind they are, and their tensors under the names that the file has."""
+"""Reading of weight files: their kind, and their tensors under the names in the file."""
 
 from __future__ import annotations
 
@@ -31,17 +31,22 @@ _MOST_SECONDS = 4 * 3600.0
 _MOST_BYTES = 1 << 34
 """Bounds on fetching a file: without an answer, and in all."""
 _STATES = ("model_state", "state_dict", "model")
-"""Where a PyTorch checkpoint may keep its state dict; else it is one itself."""
+"""Keys under which a PyTorch checkpoint may hold its state dict. Otherwise it is the state dict."""
 
 _LEGACY_MARK = b"\x8a\nl\xfc\x9cF\xf9 j\xa8P\x19."
-"""torch's number in files from before 1.6, after the two bytes of the pickle protocol."""
+"""Magic number of files from torch before 1.6, after the two bytes of the pickle protocol."""
 
 _OPTIMIZER_BLOB = re.compile(r".*_momentum|lr|model_iter")
 
 
 def local_file(path: str | Path) -> Path:
-    """A file, or that of an https address, fetched once and kept in the folder FVCORE_CACHE or
-    ~/.torch. ValueError: it cannot be fetched."""
+    """Return the path of a file, downloading it first if it is given by an https address.
+
+    Downloads are kept in the folder FVCORE_CACHE, which is ~/.torch by default.
+
+    Raises:
+        ValueError: The file cannot be downloaded.
+    """
     address = str(path)
     if address.startswith("http://"):
         raise ValueError(f"{address} can be changed by others on its way; give an https address")
@@ -89,10 +94,14 @@ def _fetch(address: str, file: Path) -> None:
 
 
 def check_kind(path: str | Path, kind: str) -> None:
-    """Look whether a file can be a checkpoint of a kind, "pytorch" or "caffe2", without reading it.
+    """Check by its first bytes that a file can be a checkpoint of a kind.
+
+    Args:
+        path: The file.
+        kind: "pytorch" or "caffe2".
 
     Raises:
-        ValueError: no such file, or it is of another kind.
+        ValueError: The file does not exist or is of another kind.
     """
     if not Path(path).is_file():
         raise ValueError(f"{path}: there is no such file")
@@ -109,10 +118,10 @@ def check_kind(path: str | Path, kind: str) -> None:
 
 
 def read_weights(path: str | Path, kind: str) -> dict[str, Tensor]:
-    """The tensors of a file by its own names; nothing that is in it is executed.
+    """Read the tensors of a file under the names in the file, without running code in it.
 
     Raises:
-        ValueError: the file cannot be read, or holds no weights.
+        ValueError: The file cannot be read or has no weights.
     """
     check_kind(path, kind)
     if kind == "caffe2":

@@ -1,4 +1,4 @@
-"""Loading weights into a model: read a file, name its tensors, fit them, report."""
+"""Loading of weights into a model: read the file, rename its tensors, match them, report."""
 
 from __future__ import annotations
 
@@ -20,9 +20,11 @@ logger = logging.getLogger(__name__)
 
 
 def check_file(path: str | Path, kind: str = "pytorch", *, section: str = "TRAIN") -> None:
-    """Look whether a file can be a checkpoint of a kind, without reading it, but fetching it where
-    it is an address; the arguments and errors are those of `load_weights`."""
-    with _naming_the_key(section):
+    """Check that a file exists and can be a checkpoint of a kind, without reading its weights.
+
+    A file at an https address is downloaded. Arguments and errors are those of `load_weights`.
+    """
+    with _name_key_in_errors(section):
         check_kind(local_file(path), kind)
 
 
@@ -35,45 +37,46 @@ def load_weights(
     complete: bool = False,
     section: str = "TRAIN",
 ) -> None:
-    """Start a model from a file, of which nothing is executed; logs what was loaded, and not.
+    """Load weights from a file into a model and log which tensors were loaded.
 
-    Our checkpoints, those of the later releases and of the TSM authors, plain state dicts, ResNets
-    in torchvision's names and Caffe2 files are read. A head of other classes keeps its initial
-    values.
+    The file may be a checkpoint of this package, of PySlowFast's later releases or of the TSM
+    authors, a plain state dict, a ResNet under torchvision's names, or a Caffe2 checkpoint. No code
+    in it is run. A head for other classes keeps its initial values.
 
     Args:
-        model: one of the host's, with or without grouped batch normalisation.
-        path: the file, or an https address to fetch it from, once.
-        kind: "pytorch" or "caffe2", as CHECKPOINT_TYPE has it.
-        inflate: repeat 2-D convolutions along time, as TRAIN.CHECKPOINT_INFLATE asks for.
-        complete: the file and the model must have the very same tensors, as for testing, and shift
-            in the same blocks, where the file's names tell.
-        section: TRAIN or TEST, whose keys the errors name.
+        model: A model of PySlowFast, with or without grouped BN.
+        path: The file, or an https address, which is downloaded once.
+        kind: "pytorch" or "caffe2", as in CHECKPOINT_TYPE.
+        inflate: Repeat 2-D convolutions along time, as in TRAIN.CHECKPOINT_INFLATE.
+        complete: Require that the file and the model have the same tensors, and that they shift
+            channels in the same blocks if the file's names tell where it does.
+        section: TRAIN or TEST, whose keys the error messages name.
 
     Raises:
-        ValueError: the file cannot be read; nothing in it fits; it is an image model's and
-            `inflate` is False; it lacks a parameter that takes no gradient (TRAIN.FREEZE); a
-            value is not finite; or `complete`, and something lacks or is left.
+        ValueError: The file cannot be read, or none of its tensors fits the model. It is an image
+            model and `inflate` is False. It lacks a frozen parameter. A value is not finite. Or
+            `complete` is True and the file and the model differ.
     """
-    with _naming_the_key(section):
+    with _name_key_in_errors(section):
         named = host_names(read_weights(local_file(path), kind), kind)
         fit = fit_weights(named.tensors, model.state_dict())
-        shifts = _other_shifts(model, named.shifted)
+        shifts = _shift_differences(model, named.shifted)
         problem = _problem(fit, shifts, inflate, complete) or _frozen_problem(fit, model)
         if problem := problem or not_finite(fit.values.items()):
             raise ValueError(f"{path} {problem}")
     model.load_state_dict(fit.values, strict=False)
-    if inflate and not fit.flat:
+    if inflate and not fit.inflated:
         logger.warning(
-            "TRAIN.CHECKPOINT_INFLATE True has no effect: %s has no 2-D convolutions that fit; "
-            "leave it out",
+            "TRAIN.CHECKPOINT_INFLATE True has no effect, because %s has no 2-D convolution that "
+            "fits the model. Leave it out",
             path,
         )
     logger.info("%s: %s", path, "\n  ".join([fit.report(), *shifts]))
 
 
 @contextmanager
-def _naming_the_key(section: str) -> Iterator[None]:
+def _name_key_in_errors(section: str) -> Iterator[None]:
+    """Add the key of the file's path to the message of a ValueError."""
     try:
         yield
     except ValueError as error:
@@ -81,13 +84,13 @@ def _naming_the_key(section: str) -> Iterator[None]:
 
 
 def _problem(fit: Fit, shifts: list[str], inflate: bool, complete: bool) -> str | None:
-    """Why a file's weights are not taken."""
-    if fit.flat and not inflate:
+    """Return why the weights in a file do not fit the model, or None if they do."""
+    if fit.inflated and not inflate:
         remedy = "" if complete else "; set TRAIN.CHECKPOINT_INFLATE True to repeat it along time"
-        return f"is an image model's: the kernel of {fit.flat[0]} has no time{remedy}"
+        return f"is of an image model: the kernel of {fit.inflated[0]} is 2-D{remedy}"
     wrong = [*fit.differences(), *shifts]
     if not fit.loaded:
-        return f"is of another model, none of its tensors fits: {', '.join(wrong[:3])}, ..."
+        return f"is of another model, as none of its tensors fits: {', '.join(wrong[:3])}, ..."
     if complete and wrong:
         more = f" and {len(wrong) - 1} more" if len(wrong) > 1 else ""
         return f"is not of this model: {wrong[0]}{more}; give the recipe that it was trained with"
@@ -95,25 +98,27 @@ def _problem(fit: Fit, shifts: list[str], inflate: bool, complete: bool) -> str 
 
 
 def _frozen_problem(fit: Fit, model: nn.Module) -> str | None:
-    """Why weights are not taken as those that a frozen part keeps."""
-    left = fit.partly | fit.kept
-    frozen = [name for name, p in model.named_parameters() if not p.requires_grad and name in left]
+    """Return a message if the file does not fill every frozen parameter, else None."""
+    missing = fit.partly | fit.kept
+    frozen = [n for n, p in model.named_parameters() if not p.requires_grad and n in missing]
     if not frozen:
         return None
     more = f" and {len(frozen) - 1} more" if len(frozen) > 1 else ""
     return (
-        f"does not have all that TRAIN.FREEZE keeps: {frozen[0]} ({left[frozen[0]]}){more} would "
-        "stay random; freeze less"
+        f"lacks parameters that TRAIN.FREEZE freezes: {frozen[0]} ({missing[frozen[0]]}){more} "
+        "would stay random; freeze less"
     )
 
 
-def _other_shifts(model: nn.Module, shifted: frozenset[str] | None) -> list[str]:
-    """Where the file's model shifts channels, if this model does it elsewhere: a shift has no
-    tensors."""
+def _shift_differences(model: nn.Module, shifted: frozenset[str] | None) -> list[str]:
+    """Return a message if the file's model shifts channels in other blocks than this model.
+
+    The tensors do not show this, because a shift has none.
+    """
     here = {name for name, m in model.named_modules() if isinstance(m, ShiftedConv3d)}
     if shifted is None or shifted == here:
         return []
     return [
         f"the file's model shifts channels in {len(shifted)} blocks, this one in "
-        f"{len(here)} (MODEL.ARCH tsm: in every block; with TSM.SHIFT_DIV 0: in none)"
+        f"{len(here)} (MODEL.ARCH tsm shifts in every block, with TSM.SHIFT_DIV 0 in none)"
     ]

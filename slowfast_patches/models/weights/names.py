@@ -1,4 +1,4 @@
-"""Names of weights: from those that a file has to those of the host's models."""
+"""Renaming of tensors: from the names in a file to those of PySlowFast's models."""
 
 from __future__ import annotations
 
@@ -11,27 +11,28 @@ from torch import Tensor
 __all__ = ["Named", "host_names"]
 
 _WRAPPERS = re.compile(r"^(?:module\.|model\.)*")
-"""What DistributedDataParallel, or a trainer's module, puts before every name."""
+"""Prefixes that DistributedDataParallel or a trainer puts before every name."""
 
 _STEM = re.compile(r"(conv|bn)1\.(\w+)")
 _BRANCH = re.compile(r"layer(\d)\.(\d+)\.(conv|bn)([123])\.(\w+)")
 _SHORTCUT = re.compile(r"layer(\d)\.(\d+)\.downsample\.([01])\.(\w+)")
-"""Names of torchvision's ResNets of bottleneck blocks."""
+"""Names in torchvision's ResNets with bottleneck blocks: stem, residual branch, shortcut."""
 
 _TSM_CLASSIFIER = re.compile(r"^(?:new_fc|base_model\.fc)\.")
-"""In the TSM authors' models, behind torchvision's ResNet or in the place of its last layer."""
+"""Last layer of the TSM authors' models, after torchvision's ResNet or inside it."""
 
 _TSM_SHIFTED = re.compile(r"(layer\d\.\d+\.conv1)\.net\.weight")
-"""A block's first convolution, in the module that shifts its input."""
+"""First convolution of a block, wrapped by the module that shifts its input."""
 
 _TSM_OTHERS = re.compile(r"layer\d\.(?:\d+\.)?(?:net|block)\..+")
-"""A whole block, or a stage, in a module that shifts, pools or adds a non-local block."""
+"""Blocks or stages wrapped by a module that shifts, pools or adds a non-local block."""
 
 
 class Named(NamedTuple):
-    """Tensors under the host's names, as far as they have any.
+    """Tensors under PySlowFast's names.
 
-    shifted: the convolutions whose input the file's model shifts, where its names tell.
+    tensors: Tensors by name. A tensor without a known name keeps the file's.
+    shifted: Convolutions whose input the file's model shifts, or None if the names do not tell.
     """
 
     tensors: dict[str, Tensor]
@@ -39,18 +40,18 @@ class Named(NamedTuple):
 
 
 def host_names(tensors: Mapping[str, Tensor], kind: str = "pytorch") -> Named:
-    """Give tensors the host's names.
+    """Rename tensors to PySlowFast's names.
 
-    Caffe2's names, those of torchvision's ResNets and of the TSM authors', a prefix that all names
-    share, and the two statistics of split batch normalisation are known; other names stay.
+    The names may be those of Caffe2, of torchvision's ResNets, of the TSM authors or of split BN in
+    PySlowFast's later releases. A prefix that all names share is removed. Other names stay.
 
     Args:
-        tensors: by the file's names.
-        kind: "caffe2", or "pytorch", whose naming is found out.
+        tensors: Tensors under the names in the file.
+        kind: "caffe2" or "pytorch". The naming of a PyTorch file is detected.
 
     Raises:
-        ValueError: a ResNet of basic blocks (18, 34), which the host's models do not have, or a TSM
-            with other parts than shifts before the first convolutions of blocks.
+        ValueError: The file has a ResNet of basic blocks (18 or 34 layers), or a TSM that does more
+            than shift the input of the first convolution of its blocks.
     """
     if kind == "caffe2":
         from slowfast.utils.c2_model_loading import get_name_convert_func
@@ -64,8 +65,8 @@ def host_names(tensors: Mapping[str, Tensor], kind: str = "pytorch") -> Named:
         named, shifted = _torchvision_of_tsm(named)
     if "layer1.0.conv1.weight" in named and "layer1.0.conv3.weight" not in named:
         raise ValueError(
-            "the file is of a ResNet of blocks with two convolutions (18 or 34 layers): the "
-            "models here have three in a block, as ResNet-50 and 101"
+            "the file has a ResNet with two convolutions in a block (18 or 34 layers), but the "
+            "models here have three, as ResNet-50 and ResNet-101 do"
         )
     named = {_from_torchvision(name): value for name, value in named.items()}
     return Named(_fold_split_batchnorm(named), shifted)
@@ -74,10 +75,13 @@ def host_names(tensors: Mapping[str, Tensor], kind: str = "pytorch") -> Named:
 def _torchvision_of_tsm(
     tensors: Mapping[str, Tensor],
 ) -> tuple[dict[str, Tensor], frozenset[str]]:
-    """A TSM's tensors by torchvision's names, and the host's names of the shifted convolutions.
+    """Rename the tensors of the TSM authors to torchvision's names.
 
-    Its kernels (C', C, H, W) are a video model's that sees one frame of several with each: they
-    become (C', C, 1, H, W), which no one needs to ask for, unlike an image model's.
+    Kernels (C', C, H, W) become (C', C, 1, H, W). Unlike those of an image model, they belong to a
+    video model that applies them to single frames, so TRAIN.CHECKPOINT_INFLATE is not needed.
+
+    Returns:
+        The tensors, and PySlowFast's names of the convolutions whose input is shifted.
     """
     named = dict[str, Tensor]()
     shifted = set[str]()
@@ -85,8 +89,8 @@ def _torchvision_of_tsm(
         new = _TSM_CLASSIFIER.sub("head.projection.", name).removeprefix("base_model.")
         if _TSM_OTHERS.fullmatch(new):
             raise ValueError(
-                f"the file is of a TSM with {name}: the models here shift before the first "
-                "convolution of a block (conv1.net), and have neither pooling nor non-local blocks"
+                f"the file has a TSM with {name}, but a TSM here only shifts before the first "
+                "convolution of a block (conv1.net) and has no pooling or non-local blocks"
             )
         if match := _TSM_SHIFTED.fullmatch(new):
             new = f"{match[1]}.weight"
@@ -96,7 +100,11 @@ def _torchvision_of_tsm(
 
 
 def _from_torchvision(name: str) -> str:
-    """layer1.0.conv1.weight is s2.pathway0_res0.branch2.a.weight; what is not known stays."""
+    """Rename a tensor of torchvision's ResNet.
+
+    For example, layer1.0.conv1.weight becomes s2.pathway0_res0.branch2.a.weight. Unknown names
+    stay.
+    """
     if match := _STEM.fullmatch(name):
         return f"s1.pathway0_stem.{match[1]}.{match[2]}"
     if match := _BRANCH.fullmatch(name):
@@ -109,12 +117,15 @@ def _from_torchvision(name: str) -> str:
 
 
 def _fold_split_batchnorm(tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
-    """Split batch normalisation as a plain one.
+    """Rename the tensors of split BN to those of plain BN.
 
-    The later releases keep the scale and shift of a layer X of C channels as X.weight and X.bias,
-    and its statistics as X.bn.running_mean, ..., with those of n splits of the mini-batch beside
-    them, one split's C channels after the other's, as X.split_bn.running_mean, ... of n·C values.
-    The splits' are the ones that training moves, so they count where both are there.
+    PySlowFast's later releases store a split BN layer X of C channels like this:
+
+    - X.weight and X.bias: scale and shift.
+    - X.bn.running_mean and so on: statistics of the layer.
+    - X.split_bn.running_mean and so on: statistics of n splits, one after the other, n·C values.
+
+    Training updates the statistics of the splits, so they take precedence over those of X.bn.
     """
     plain = dict(tensors)
     for name in tensors:
@@ -131,8 +142,8 @@ def _fold_split_batchnorm(tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
         for part in ("running_mean", "running_var", "num_batches_tracked"):
             plain.pop(f"{layer}.bn.{part}", None)
             plain.pop(f"{layer}.split_bn.{part}", None)
-        # Over all splits, which are of one size: the mean of the means, and by the law of total
-        # variance the mean of the variances plus the variance of the means.
+        # Combine splits of equal size. By the law of total variance, the variance is the mean of
+        # the variances plus the variance of the means.
         means, variances = (t.reshape(-1, scale.numel()) for t in (mean, variance))
         plain[f"{layer}.running_mean"] = means.mean(0)
         plain[f"{layer}.running_var"] = variances.mean(0) + means.var(0, correction=0)

@@ -150,17 +150,12 @@ CYCLE = "SLOWFAST.ALPHA 2 MULTIGRID.LONG_CYCLE True"
     [
         ("SOLVER.STEPS [0,10]", "SOLVER.STEPS [0.0, 10.0] has no effect"),
         ("TSM.SHIFT_DIV 4", "TSM.SHIFT_DIV 4 has no effect with MODEL.ARCH slowfast"),
-        ("SOLVER.LARS_TRUST 0.02", "SOLVER.LARS_TRUST 0.02 has no effect"),
         (
             "DATA.CLIP_SAMPLING segments DATA.EXACT_STRIDES True",
             "EXACT_STRIDES True has no effect with DATA.CLIP_SAMPLING segments",
         ),
         (f"{CHARADES} MODEL.LABEL_SMOOTHING 0.1", "no effect with DATA.MULTI_LABEL True"),
         ("SOLVER.CLIP_GRAD_VAL 1 SOLVER.CLIP_GRAD_L2NORM 1", "with SOLVER.CLIP_GRAD_VAL 1.0"),
-        (
-            "SOLVER.FUSED True SOLVER.OPTIMIZING_METHOD lars",
-            "FUSED True has no effect",
-        ),
         (
             "MULTIGRID.SHORT_CYCLE True MULTIGRID.EQUAL_TIME True",
             "with MULTIGRID.LONG_CYCLE False",

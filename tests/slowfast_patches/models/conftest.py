@@ -1,4 +1,4 @@
-"""An image model by torchvision's names, and what it makes of pictures; reports of what loads."""
+"""Fixtures: an image model under torchvision's names, its features, and the last log message."""
 
 import logging
 from collections.abc import Callable
@@ -14,20 +14,20 @@ WIDTH = 8
 
 @pytest.fixture
 def report(caplog: pytest.LogCaptureFixture) -> Callable[[], str]:
-    """`report()`: the last that was said."""
+    """Provide `report()`, which returns the last log message."""
     caplog.set_level(logging.INFO)
     return lambda: caplog.messages[-1]
 
 
 @pytest.fixture(scope="session")
 def resnet() -> Callable[..., dict[str, Tensor]]:
-    """`resnet((3, 4, 6, 3))`: torchvision's ResNet of bottleneck blocks, 1/8 as wide."""
+    """Provide `resnet((3, 4, 6, 3))`: the state dict of torchvision's ResNet-50, 1/8 as wide."""
     return _resnet
 
 
 @cache
 def _resnet(blocks: tuple[int, ...] = (3, 4, 6, 3)) -> dict[str, Tensor]:
-    """As its older files are: without counters."""
+    """Make a state dict without BN's counters, as torchvision's older files are."""
     torch.manual_seed(0)
     state = _layer("conv1", "bn1", WIDTH, 3, 7)
     channels = WIDTH
@@ -45,7 +45,7 @@ def _resnet(blocks: tuple[int, ...] = (3, 4, 6, 3)) -> dict[str, Tensor]:
 
 
 def _layer(conv: str, norm: str, out: int, channels: int, kernel: int) -> dict[str, Tensor]:
-    """A convolution and its batch normalisation."""
+    """Make the tensors of a convolution and its BN."""
     spread = (2 / (channels * kernel**2)) ** 0.5
     parts = ("weight", "bias", "running_mean", "running_var")
     values = {f"{norm}.{part}": torch.rand(out) * 0.2 for part in parts}
@@ -56,8 +56,11 @@ def _layer(conv: str, norm: str, out: int, channels: int, kernel: int) -> dict[s
 
 @pytest.fixture(scope="session")
 def image_features() -> Callable[..., Tensor]:
-    """`image_features(state, x, enter)`: torchvision's ResNet-50 of 2-D operations in evaluation up
-    to its last feature map, (N, 32·width, H, W); `enter` changes what enters a block's branch."""
+    """Provide `image_features(state, x, enter)`, torchvision's ResNet-50 in evaluation.
+
+    It returns the last feature map, (N, 32·width, H, W). `enter` is applied to the input of the
+    residual branch of every block.
+    """
     return _features
 
 

@@ -1,4 +1,4 @@
-"""Caffe2 files: read as Python 2 and numpy wrote them, and nothing in them is ever run."""
+"""Caffe2 files of Python 2 and any NumPy are read, and code in them is never run."""
 
 import argparse
 import collections
@@ -25,11 +25,11 @@ def written(folder: Path, content: bytes) -> Path:
     return path
 
 
-# What is read.
+# Files that are read.
 
 
 def python2_binary(arrays: dict[str, np.ndarray]) -> bytes:
-    """{"blobs": arrays} as Python 2's pickle.HIGHEST_PROTOCOL, 2, has it: bytes are strings."""
+    """Pickle {"blobs": arrays} by protocol 2 of Python 2, where bytes are strings."""
 
     def array(a: np.ndarray) -> bytes:
         dims = b"".join(b"J" + struct.pack("<i", n) for n in a.shape)
@@ -81,7 +81,7 @@ def test_files_of_this_numpy(protocol: int, tmp_path: Path):
     ("content", "said"),
     [
         (pickle.dumps({"conv1_w": SCALE}), "KeyError 'blobs'"),
-        (pickle.dumps({"blobs": {1: SCALE}}), "names of blobs are texts"),
+        (pickle.dumps({"blobs": {1: SCALE}}), "names of blobs must be texts"),
         (python2_binary({"conv1_w": KERNEL})[:-40], "cannot be read"),
         (b"version https://git-lfs", "cannot be read as a Caffe2 checkpoint: UnpicklingError"),
     ],
@@ -94,7 +94,7 @@ def test_what_is_no_caffe2_file_is_named(content: bytes, said: str, tmp_path: Pa
     assert "\n" not in str(caught.value)
 
 
-# What is refused. Every one of these, were it run, would make the file "executed".
+# Files that are refused. Each of them would create the file "executed" if its code were run.
 
 TOUCH = "touch executed"
 
@@ -114,7 +114,7 @@ def assert_refused(content: bytes, name: str) -> None:
 
 
 class Calls:
-    """Pickles as a call."""
+    """Object whose pickle is a call of a function."""
 
     def __init__(self, function: Callable, *arguments: object) -> None:
         self.call = (function, arguments)
@@ -151,6 +151,9 @@ def test_an_array_of_objects_is_refused(protocol: int):
 
 
 DTYPE = b"cnumpy\ndtype\nU\x02f4K\x00K\x01\x87R"
+OBJECTS_WITHOUT_FLAGS = (
+    b"cnumpy\ndtype\nU\x02O8K\x00K\x01\x87R(K\x03U\x01|NNNJ\xff\xff\xff\xffJ\xff\xff\xff\xffK\x00tb"
+)
 EMPTY = b"cnumpy.core.multiarray\n_reconstruct\ncnumpy\nndarray\nK\x00\x85U\x01b\x87R"
 SHELL = b"S'" + TOUCH.encode() + b"'\n"
 
@@ -158,19 +161,19 @@ SHELL = b"S'" + TOUCH.encode() + b"'\n"
 @pytest.mark.parametrize(
     "program",
     [
-        # Names: dotted ones, in either half, and what an admitted name has inside.
+        # Dotted names, and attributes of an admitted name.
         b"\x80\x04\x8c\x05numpy\x8c\x12f2py.os.path.join.\x93.",
         b"\x80\x04\x8c\x05numpy\x8c\x11ndarray.__class__\x93.",
         b"\x80\x04\x8c\x02os\x8c\x06system\x93\x8c\x0etouch executed\x85R.",
         b"cnumpy.testing._private.utils\nrunstring\n.",
-        # Objects of classes, and from elsewhere.
+        # Instances of classes, persistent ids and extension codes.
         b"(" + SHELL + b"ios\nsystem\n.",
         b"(cos\nsystem\n" + SHELL + b"o.",
         b"cnumpy\nndarray\nI2\n\x85\x81.",
         b"Pos.system\n.",
         b"S'os.system'\nQ.",
         b"\x80\x02\x82\xf0.",
-        # Calls and states of what is admitted.
+        # Wrong arguments and states of admitted names.
         b"S'os.system'\n" + SHELL + b"\x85R.",
         b"cnumpy\ndtype\nN}U\x08__code__U\x01xs\x86b.",
         DTYPE + b"(K\x03U\x01|N(U\x01xtN}I4\nI1\nI0\ntb.",
@@ -179,6 +182,8 @@ SHELL = b"S'" + TOUCH.encode() + b"'\n"
         EMPTY + b"(K\x01K\x01\x85U\x01O\x89U\x04aaaatb.",
         EMPTY + b"(K\x01(J\xff\xff\xff\xffJ\xff\xff\xff\xfft" + DTYPE + b"\x89U\x04aaaatb.",
         b"c_codecs\nencode\nS'x'\nS'rot13'\n\x86R.",
+        # NumPy itself takes these bytes for a pointer to an object, and crashes when it is used.
+        EMPTY + b"(K\x01K\x01\x85" + OBJECTS_WITHOUT_FLAGS + b"\x89U\x08AAAAAAAAtb.",
     ],
 )
 def test_ways_around_are_refused(program: bytes):

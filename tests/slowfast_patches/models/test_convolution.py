@@ -1,4 +1,4 @@
-"""Convolutions in two dimensions are those in three: values, gradients, and which are replaced."""
+"""`PlanarConv3d` has the values and gradients of `nn.Conv3d`, and replaces the right kernels."""
 
 import copy
 from collections.abc import Callable
@@ -7,12 +7,12 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from slowfast_patches import patching
+from slowfast_patches.models import build
 from slowfast_patches.models.build import build_model
 from slowfast_patches.models.inputs import pack_pathways
 from slowfast_patches.models.layers.convolution import PlanarConv3d, convert_convolutions
 
-# What the host's models have: (channels in, out), kernel, stride; padding keeps the size.
+# Convolutions of PySlowFast's models: (channels in, out), kernel, stride. Padding keeps the size.
 KERNELS = {
     "1×1×1": ((6, 9), (1, 1, 1), (1, 1, 1)),
     "1×1×1, shortcut": ((6, 9), (1, 1, 1), (1, 2, 2)),
@@ -42,7 +42,7 @@ def clips(channels: int, frames: int, rows: int = 9, columns: int = 8) -> Tensor
 
 
 def passed(module: nn.Conv3d, x: Tensor) -> list[Tensor]:
-    """Output, and gradients of input and parameters, for gradients that differ by place."""
+    """Return the output and the gradients of input and parameters, for a varying output gradient."""
     x = x.detach().requires_grad_()
     y = module(x)
     weights = torch.arange(1.0, y.numel() + 1, dtype=y.dtype).view(y.shape).sqrt()
@@ -50,7 +50,7 @@ def passed(module: nn.Conv3d, x: Tensor) -> list[Tensor]:
 
 
 def assert_same(plain: nn.Conv3d, x: Tensor) -> nn.Conv3d:
-    """What becomes of a convolution, after comparing it: values and gradients."""
+    """Compare a convolution with its replacement, and return the replacement."""
     planar = convert_convolutions(copy.deepcopy(plain))
     assert type(planar) is PlanarConv3d
     for ours, wanted in zip(passed(planar, x), passed(plain, x), strict=True):
@@ -60,7 +60,7 @@ def assert_same(plain: nn.Conv3d, x: Tensor) -> nn.Conv3d:
 
 @pytest.fixture
 def kernels_given(monkeypatch: pytest.MonkeyPatch) -> Callable[..., list[torch.Size]]:
-    """`kernels_given(dimensions, module, x)`: of the convolutions that torch is asked for."""
+    """Provide `kernels_given(dimensions, module, x)`: shapes of the kernels that torch convolves by."""
 
     def given(dimensions: int, module: nn.Module, x: Tensor) -> list[torch.Size]:
         name = f"conv{dimensions}d"
@@ -90,7 +90,7 @@ def test_values_and_gradients_are_those_in_three_dimensions(name, bias, frames):
 @pytest.mark.parametrize("size", [(1, 1, 1), (1, 2, 2), (2, 1, 1), (4, 9, 8)])
 @pytest.mark.parametrize("name", KERNELS)
 def test_outputs_are_contiguous(name, size):
-    """In another memory format, batch normalisation of small clips takes ten times as long."""
+    """BN of small clips takes ten times as long in another memory format."""
     module = convert_convolutions(convolution(name))
     assert module(clips(module.in_channels, *size)).is_contiguous()
 
@@ -98,7 +98,7 @@ def test_outputs_are_contiguous(name, size):
 @pytest.mark.parametrize("size", [(1, 1), (2, 3)])
 @pytest.mark.parametrize("name", KERNELS)
 def test_kernels_that_are_larger_than_the_clip(name, size, kernels_given):
-    """The weights that meet no pixel are not given to torch, and have no gradient."""
+    """torch only gets the weights that meet a pixel. The others have no gradient."""
     plain = convolution(name, bias=False)
     x = clips(plain.in_channels, 2, *size)
     for shape in kernels_given(3, assert_same(plain, x), x):
@@ -158,11 +158,11 @@ def test_clips_in_channels_last_are_torchs_own(kernels_given):
         ((6, 513), 1, (1, 3, 3), False),
         ((6, 4), 3, (4, 3, 3), True),
         ((6, 5), 3, (4, 3, 3), False),
-        ((6, 5), 3, (1, 3, 3), True),  # of which one frame sees the middle alone
+        ((6, 5), 3, (1, 3, 3), True),  # one frame only meets the middle of the kernel
     ],
 )
 def test_products_of_matrices_where_they_are_faster(channels, kernel, size, product, kernels_given):
-    """They are not those of oneDNN, which `conv2d` takes."""
+    """A matrix product does not call `conv2d`, which uses oneDNN."""
     plain = nn.Conv3d(*channels, (kernel, 1, 1), padding=(kernel // 2, 0, 0), dtype=torch.float64)
     x = clips(channels[0], *size)
     assert bool(kernels_given(2, assert_same(plain, x), x)) != product
@@ -178,7 +178,7 @@ def test_products_of_matrices_where_they_are_faster(channels, kernel, size, prod
     ],
 )
 def test_half_precision_where_a_kernel_is_larger_than_the_clip(channels, kernel, stride, size):
-    """In which oneDNN 3.12 reads memory that nobody wrote, on processors with AMX."""
+    """On processors with AMX, oneDNN 3.12 reads uninitialised memory in this case."""
     padding = tuple(side // 2 for side in kernel)
     torch.manual_seed(0)
     plain = nn.Conv3d(*channels, kernel, stride, padding, bias=False)
@@ -194,24 +194,33 @@ def test_half_precision_where_a_kernel_is_larger_than_the_clip(channels, kernel,
             assert (ours - of_torch).abs().max() < 0.02 * of_torch.abs().max()
 
 
-def test_parameters_keep_their_names():
-    plain = nn.Sequential(convolution("thin stem"), nn.ReLU())
-    names = list(plain.state_dict())
-    assert list(convert_convolutions(plain).state_dict()) == names == ["0.weight", "0.bias"]
+def test_parameters_are_the_same_under_the_same_names_and_no_random_number_is_drawn():
+    plain = nn.Sequential(convolution("thin stem"), nn.ReLU()).eval()
+    parameters, state = dict(plain.named_parameters()), torch.get_rng_state()
+    converted = convert_convolutions(plain)
+    assert torch.equal(torch.get_rng_state(), state)
+    assert list(converted.state_dict()) == ["0.weight", "0.bias"]
+    assert all(parameters[name] is value for name, value in converted.named_parameters())
+    assert not converted[0].training
 
 
 @pytest.mark.slow
-def test_losses_of_fifty_iterations_are_those_of_plain_convolutions(tiny_config, tmp_path):
-    """In double precision: in single, rounding grows from iteration to iteration, and a plain loop
-    with its clips in another order is as far off."""
-    patching.apply()
+def test_losses_of_fifty_iterations_are_those_of_plain_convolutions(
+    tiny_config, tmp_path, monkeypatch
+):
+    """Compare in double precision.
+
+    In single precision rounding errors grow from iteration to iteration: the same loop with its
+    clips in another order differs by as much.
+    """
     torch.manual_seed(0)
-    planar = build_model(tiny_config(tmp_path, "MODEL.DROPOUT_RATE", 0.0)).double()
-    plain = copy.deepcopy(planar)
-    converted = [module for module in plain.modules() if type(module) is PlanarConv3d]
-    assert len(converted) > 20
-    for module in converted:
-        module.__class__ = nn.Conv3d
+    recipe = tiny_config(tmp_path, "MODEL.DROPOUT_RATE", 0.0)
+    planar = build_model(recipe).double()
+    assert sum(type(module) is PlanarConv3d for module in planar.modules()) > 20
+    monkeypatch.setattr(build, "convert_convolutions", lambda model: model)
+    plain = build_model(recipe).double()
+    assert not any(isinstance(module, PlanarConv3d) for module in plain.modules())
+    plain.load_state_dict(planar.state_dict())
     made = torch.Generator().manual_seed(1)
     batches = [
         (

@@ -1,4 +1,4 @@
-"""Masks that belong to clips: whoever trains a clip, beside whatever others, drops the same."""
+"""The dropout mask of a clip does not depend on the other clips of its mini-batch."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ FEATURES = 4000
 
 
 def dropped(clips: list[int] | None, p: float = 0.5, seed: int = 0, clip: Tensor | None = None):
-    """What ones, or copies of `clip`, become."""
+    """Apply dropout to ones, or to copies of `clip`."""
     dropout = ClipDropout(p, seed, FEATURES)
     set_clips(dropout, clips)
     clip = torch.ones(1, 1, 1, FEATURES) if clip is None else clip
@@ -31,7 +31,7 @@ def test_clips_and_seeds_have_their_own_masks():
     masks = [dropped([clip], seed=seed)[0] == 0 for seed in range(3) for clip in range(3)]
     for i, a in enumerate(masks):
         for b in masks[:i]:
-            # of two independent masks at one half, half agree: 2000 ± 32 of 4000
+            # Two independent masks with p = 1/2 agree in half of their elements: 2000 ± 32 of 4000.
             assert 0.45 < float((a == b).double().mean()) < 0.55
 
 
@@ -50,5 +50,5 @@ def test_without_clips_and_in_evaluation_it_is_dropout_itself():
     expected = plain(ones)
     torch.manual_seed(1)
     assert torch.equal(ours(ones), expected)
-    set_clips(ours, [1])  # not as many as the clips of an evaluation, which do not matter
+    set_clips(ours, [1])  # fewer than the clips below, which does not matter in evaluation
     assert torch.equal(ours.eval()(ones), ones)

@@ -1,5 +1,6 @@
-"""What TRAIN.FREEZE names, and what a frozen part does in training."""
+"""The parameters that TRAIN.FREEZE names, and frozen layers in training."""
 
+import copy
 import re
 from collections import Counter
 
@@ -16,7 +17,7 @@ from slowfast_patches.train.running_stats import in_parts
 
 
 class Net(nn.Module):
-    """Two stages and a head, with as many parameters as their names tell."""
+    """Network of two stages and a head."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -49,9 +50,14 @@ def test_a_frozen_stage_keeps_its_numbers_and_another_learns():
     recipe = load_recipe(None, ["SOLVER.WEIGHT_DECAY", 0.1, "TRAIN.FREEZE", "s1"])
     optimizer = build_optimizer(recipe, net)
     assert sum(len(group["params"]) for group in optimizer.param_groups) == 6
-    net.train()
-    assert [m.training for m in (net, net.s1, net.s1[2], net.s2[1])] == [True, False, False, True]
-    for _ in in_parts(net, 3):  # a third of each statistic, thrice
+    for model in (
+        copy.deepcopy(net),
+        net,
+    ):  # a copy, as averaged weights are, has frozen modules too
+        model.train()
+        modules = (model, model.s1, model.s1[2], model.s2[1])
+        assert [module.training for module in modules] == [True, False, False, True]
+    for _ in in_parts(net, 3):  # three micro-batches
         net(x).square().sum().backward()
     optimizer.step()
     changed = {name for name, value in net.state_dict().items() if not value.equal(before[name])}
@@ -90,14 +96,16 @@ def test_a_frozen_part_has_to_be_in_the_file_of_weights(tmp_path):
     load_weights(net, path)
     net = Net()
     freeze(net, ["backbone"])
-    with pytest.raises(ValueError, match=r"FREEZE keeps: s2.0.weight \(not in the file\) and 3 m"):
+    with pytest.raises(
+        ValueError, match=r"FREEZE freezes: s2.0.weight \(not in the file\) and 3 m"
+    ):
         load_weights(net, path)
 
 
 @pytest.mark.parametrize(
     ("patterns", "message"),
     [
-        (["s1", "s3"], "TRAIN.FREEZE s3 names no parameter of the model: .*(s1, s2 and head)"),
+        (["s1", "s3"], "TRAIN.FREEZE s3 names no parameter of the model.*(s1, s2 and head)"),
         (["*"], "TRAIN.FREEZE * freezes the whole head"),
         (["s1", "head"], "TRAIN.FREEZE s1,head freezes the whole head"),
     ],

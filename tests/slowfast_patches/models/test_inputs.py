@@ -1,4 +1,4 @@
-"""From uint8 clips to pathways: packed and normalised as the host does it."""
+"""Clips of uint8 become pathways, packed and normalised as in PySlowFast."""
 
 from dataclasses import replace
 
@@ -99,10 +99,12 @@ def test_channels_last_are_the_same_values_with_a_pixels_channels_side_by_side(a
 
 
 def test_mixed_precision_rounds_the_normalised_pixel_once():
-    """(1/255 - 1/4) · 2 is -0.4921569: of bfloat16's neighbours -0.4921875 is the nearest. Were the
-    pixel rounded before, 1/255 would be 0.0039215 and the rest the same; so take 130: 0.5098039
-    rounds to 0.5117188, which would give 0.5234375; (0.5098039 - 1/4) · 2 = 0.5196078 rounds to
-    0.5195312."""
+    """Only the result is rounded to bfloat16, as worked out by hand.
+
+    A pixel of 1 becomes (1/255 - 1/4) · 2 = -0.4921569, which rounds to -0.4921875. A pixel of 130
+    becomes (0.5098039 - 1/4) · 2 = 0.5196078, which rounds to 0.5195312. Rounding 0.5098039 first,
+    to 0.5117188, would give 0.5234375 instead.
+    """
     clips = torch.tensor([1, 0, 0, 130, 0, 0], dtype=torch.uint8).view(1, 1, 1, 2, 3)
     mixed = transform("MODEL.ARCH", "i3d", "TRAIN.MIXED_PRECISION", True)
     (ours,) = mixed(clips, NO_FLIPS[:1])
@@ -112,7 +114,7 @@ def test_mixed_precision_rounds_the_normalised_pixel_once():
 
 @pytest.mark.parametrize("arch", ["slowfast", "i3d"])
 def test_the_first_operation_is_a_convolution_whose_input_autocast_rounds(arch):
-    """Hence rounding before changes nothing."""
+    """Rounding the input before the model therefore changes nothing."""
     thin = ["RESNET.WIDTH_PER_GROUP", 8, "MODEL.DROPOUT_RATE", 0.0]
     cfg = config("MODEL.ARCH", arch, "TRAIN.MIXED_PRECISION", True, *thin)
     rounded = InputTransform.of_recipe(cfg, CPU)

@@ -1,4 +1,4 @@
-"""The host's models: they train at every shape, and are the host's in evaluation."""
+"""PySlowFast's models train at every shape and are unchanged in evaluation."""
 
 from pathlib import Path
 
@@ -74,7 +74,7 @@ def random_inputs(cfg: Recipe, clips: int, frames: int, crop: int) -> list[Tenso
 
 
 def in_double(inputs: list[Tensor]) -> list[Tensor]:
-    """Where convolutions that go another way do not differ by their rounding."""
+    """Return inputs in double precision, where rounding does not tell convolutions apart."""
     return [x.double() for x in inputs]
 
 
@@ -86,7 +86,7 @@ def host_model(cfg: Recipe) -> nn.Module:
 
 
 def shake(model: nn.Module, inputs: list[Tensor]) -> None:
-    """Scales and shifts at random, so that no block is the identity, and statistics to match."""
+    """Randomise scales and shifts so that no block is the identity, and set matching statistics."""
     generator = torch.Generator().manual_seed(1)
     norms = [module for module in model.modules() if isinstance(module, nn.BatchNorm3d)]
     for norm in norms:
@@ -157,7 +157,7 @@ def test_an_unknown_architecture_names_those_there_are(folder):
         load_recipe(folder / "c2d.yaml", ["MODEL.ARCH", "x3d"])
 
 
-# Scores in evaluation.
+# Scores.
 
 
 @pytest.mark.parametrize(("activation", "score"), [("softmax", 0.25), ("sigmoid", 0.5)])
@@ -171,7 +171,7 @@ def test_the_heads_activation_makes_scores_in_evaluation_only(folder, activation
         assert model.train()(list(inputs)).tolist() == [[0.0] * 4]
 
 
-# Without weights.
+# Models without memory for weights.
 
 
 def test_a_shape_with_the_same_volume_costs_about_the_same(folder):
@@ -182,7 +182,7 @@ def test_a_shape_with_the_same_volume_costs_about_the_same(folder):
 
 def test_a_shape_with_too_few_frames_for_the_slow_pathway_is_named(folder):
     cfg = load_recipe(folder / "slowfast-nl.yaml", ["SLOWFAST.ALPHA", 4])
-    with pytest.raises(ValueError, match=r"ALPHA 4 .* 8×2×64²: use an ALPHA of at most 2"):
+    with pytest.raises(ValueError, match=r"ALPHA 4 .* 8×2×64²\. Use an ALPHA of at most 2"):
         check_shapes(cfg, [Shape(2, 8, 64), Shape(8, 2, 64)])
 
 

@@ -1,4 +1,4 @@
-"""Pools in two dimensions are those in three: values, gradients, memory formats."""
+"""Planar pools have the values, gradients and memory formats of torch's 3-D pools."""
 
 import pytest
 import torch
@@ -9,7 +9,7 @@ from slowfast_patches.models.layers.pooling import PlanarMaxPool3d, TrainingGlob
 FORMATS = [torch.contiguous_format, torch.channels_last_3d]
 both_formats = pytest.mark.parametrize("memory_format", FORMATS, ids=["contiguous", "last"])
 
-# What the host's models have, and windows that are not planar.
+# Pools of PySlowFast's models, and windows that are not planar.
 POOLS = {
     "stem": {"kernel_size": [1, 3, 3], "stride": [1, 2, 2], "padding": [0, 1, 1]},
     "frames": {"kernel_size": [2, 1, 1], "stride": [2, 1, 1]},
@@ -21,7 +21,7 @@ POOLS = {
 
 
 def pooled(pool: nn.Module, x: Tensor) -> tuple[Tensor, Tensor]:
-    """The output, and the input's gradient for gradients that differ from place to place."""
+    """Return the output and the gradient of the input, for a varying output gradient."""
     x = x.detach().requires_grad_()
     y = pool(x)
     y.backward(torch.arange(1.0, y.numel() + 1, dtype=y.dtype).view(y.shape).sqrt())
@@ -36,7 +36,7 @@ def test_values_and_gradients_are_those_of_the_pool_in_three_dimensions(
     options, ties, memory_format
 ):
     x = torch.randn(2, 5, 4, 7, 9, dtype=torch.float64, generator=torch.Generator().manual_seed(0))
-    # Of values in {-1, 0, 1} nearly every window has several largest.
+    # With values in {-1, 0, 1}, nearly every window has several largest values.
     x = (x.round().clamp(-1, 1) if ties else x).contiguous(memory_format=memory_format)
     ours, gradient = pooled(PlanarMaxPool3d(**options), x)
     wanted, wanted_gradient = pooled(nn.MaxPool3d(**options), x)
@@ -73,7 +73,7 @@ def test_the_global_pool_is_the_mean_and_so_is_its_gradient(memory_format):
     means, gradient = pooled(TrainingGlobalPool3d((1, 2, 2), stride=1).train(), x)
     assert means.shape == (2, 3, 1, 1, 1)
     assert means.flatten().tolist() == [3.5, 11.5, 19.5, 27.5, 35.5, 43.5]
-    # each value has an eighth of the gradient of its mean, √1, √2, ... √6
+    # Each value has an eighth of the gradient of its mean: √1, √2, ... √6.
     assert gradient[0, 0].flatten().tolist() == [0.125] * 8
     assert gradient[1, 0].flatten().tolist() == [0.25] * 8
 
@@ -83,7 +83,7 @@ def test_the_global_pool_is_the_mean_and_so_is_its_gradient(memory_format):
     ("name", "side"), [("stem", 1), ("stem", 6), ("frames", 1), ("frames", 6), ("global", 1)]
 )
 def test_gradients_lie_in_memory_as_the_inputs_do(name, side, memory_format):
-    """Strides say so even where H and W are 1, whatever the gradient's own are."""
+    """The strides show the memory format even where H and W are 1."""
     pool = TrainingGlobalPool3d(1).train() if name == "global" else PlanarMaxPool3d(**POOLS[name])
     seen = list[Tensor]()
     leaf = torch.randn(2, 5, 8, side, side, requires_grad=True)
@@ -96,9 +96,11 @@ def test_gradients_lie_in_memory_as_the_inputs_do(name, side, memory_format):
 
 
 def test_batch_normalisation_before_the_global_pool_has_its_gradient_at_one_pixel():
-    """As at the end of the host's models: a residual sum, there of both formats, and a linear layer
-    of the means. With the strides that autograd gives a mean's gradient, torch 2.13's was wrong by
-    more than it is large."""
+    """BN, a residual sum, the global pool and a linear layer end PySlowFast's models.
+
+    With the strides of autograd's own gradient of a mean, torch 2.13 computed a gradient whose error
+    was larger than the gradient.
+    """
     gradients = list[Tensor]()
     for memory_format in FORMATS:
         torch.manual_seed(0)

@@ -1,4 +1,4 @@
-"""Published sizes of the recipes' models: parameters, and 10^9 multiply-adds of a forward."""
+"""Models of the recipes have the published parameters and multiply-adds (in 10^9)."""
 
 import pytest
 
@@ -17,7 +17,7 @@ VIDEOMAE = "VIDEOMAE_B_16x4"
 
 
 def load(name: str) -> Recipe:
-    """With a model in place of a folder that is not here."""
+    """Load a recipe with a type of model instead of a folder that does not exist here."""
     return load_recipe(f"configs/Kinetics/{name}.yaml", ["HF.MODEL", "videomae"])
 
 
@@ -26,7 +26,7 @@ def parameters(name: str) -> int:
 
 
 def multiply_adds(name: str, frames: int, crop: int) -> float:
-    """Training is three forwards of two operations each."""
+    """Return the 10^9 multiply-adds of a forward pass: a sixth of the FLOPs of training."""
     return flops_per_clip(load(name))(frames, crop) / 6e9
 
 
@@ -49,8 +49,11 @@ def test_multiply_adds_of_a_clip_at_256_are_the_published_ones(name, frames, pub
 
 @pytest.mark.slow
 def test_videomae_b_has_the_published_parameters_and_operations_and_its_cooldown_is_cheap():
-    """Tong et al., NeurIPS 2022, table 6: 87 M and 180 G. V-JEPA 2's primary phase has a quarter of
-    the frames and two thirds of the side; attention makes it less than the pixels' ninth."""
+    """Table 6 of Tong et al., NeurIPS 2022, has 87 M parameters and 180 G operations.
+
+    The first phase of V-JEPA 2 has a quarter of the frames and two thirds of the side, so a ninth of
+    the pixels. Attention makes its cost less than a ninth.
+    """
     assert parameters(VIDEOMAE) == pytest.approx(87e6, rel=0.01)
     assert multiply_adds(VIDEOMAE, 16, 224) == pytest.approx(180, rel=0.01)
     recipe = load(f"{VIDEOMAE}_COOLDOWN")
@@ -61,7 +64,7 @@ def test_videomae_b_has_the_published_parameters_and_operations_and_its_cooldown
 
 
 def test_slowfast_r50_has_the_published_parameters():
-    """Of PySlowFast's SLOWFAST_8x8_R50 with 400 classes."""
+    """The model is PySlowFast's SLOWFAST_8x8_R50 with 400 classes."""
     assert parameters(SLOWFAST) == 34_566_488
 
 

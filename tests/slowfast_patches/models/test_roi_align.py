@@ -1,4 +1,4 @@
-"""ROIAlign: values worked by hand, what holds for every box, and other implementations' values."""
+"""ROIAlign: values worked out by hand, properties, and the values of other implementations."""
 
 import math
 
@@ -11,7 +11,7 @@ from torch import Tensor
 from slowfast_patches.roi_align import ROIAlign
 
 COLUMNS = torch.arange(4.0).expand(1, 1, 4, 4)
-"""A map (1, 1, 4, 4) whose values are their columns."""
+"""Feature map (1, 1, 4, 4) in which each value is the index of its column."""
 
 
 def boxes(*edges: tuple[float, ...]) -> Tensor:
@@ -80,7 +80,7 @@ def test_gradients_in_double():
 
 
 def random_boxes(seed: int) -> tuple[Tensor, Tensor]:
-    """Maps (2, 3, 6, 9) and boxes that reach over their borders."""
+    """Make feature maps (2, 3, 6, 9) and boxes that extend beyond their borders."""
     generator = torch.Generator().manual_seed(seed)
     maps = torch.randn(2, 3, 6, 9, generator=generator, dtype=torch.float64)
     corners = torch.rand(8, 2, 2, generator=generator, dtype=torch.float64) * 200 - 40
@@ -89,7 +89,7 @@ def random_boxes(seed: int) -> tuple[Tensor, Tensor]:
 
 
 def sampled(channel: Tensor, y: float, x: float) -> float:
-    """One bilinear sample of (H, W), by its four neighbours."""
+    """Sample (H, W) bilinearly from its four neighbours."""
     height, width = channel.shape
     if not (-1 <= y <= height and -1 <= x <= width):
         return 0.0
@@ -124,7 +124,7 @@ def test_it_is_the_mean_of_samples_taken_one_by_one(ratio):
 @pytest.mark.parametrize("aligned", [True, False])
 @pytest.mark.parametrize("package", ["torchvision.ops", "detectron2.layers.roi_align"])
 def test_other_packages_have_the_same_values(package, aligned):
-    """Where one is installed."""
+    """This needs one of the packages to be installed."""
     theirs = pytest.importorskip(package, exc_type=ImportError).roi_align
     maps, rois = random_boxes(7)
     expected = theirs(maps, rois, (3, 2), 1 / 16, 0, aligned)

@@ -1,6 +1,5 @@
-"""Optimizers, weight decay, clipping, losses and precision of a recipe, by hand."""
+"""Optimizers, weight decay, clipping, losses and precision, worked out by hand."""
 
-import io
 import math
 
 import pytest
@@ -25,7 +24,7 @@ def config(*overrides: object) -> Recipe:
 
 
 class Net(nn.Module):
-    """A weight, a bias and a norm, all ones."""
+    """Network of a linear layer and BN whose parameters are all 1."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -38,7 +37,7 @@ class Net(nn.Module):
 
 
 def decayed(*overrides: object) -> dict[str, float]:
-    """The value of each parameter after a step of rate 1 without gradients: 1 - its decay."""
+    """Return each parameter after a step of rate 1 with zero gradients, which is 1 - its decay."""
     decays = ["SOLVER.WEIGHT_DECAY", 0.25, "BN.WEIGHT_DECAY", 0.125]
     cfg, net = config("SOLVER.BASE_LR", 1.0, "SOLVER.MOMENTUM", 0.0, *decays, *overrides), Net()
     optimizer = build_optimizer(cfg, net)
@@ -56,8 +55,10 @@ def test_norms_have_their_own_weight_decay():
 
 
 def test_the_decay_of_adamw_is_beside_its_moments():
-    """Those of a gradient of zero are zero: a weight loses rate · decay, where adam takes the decay
-    for a gradient and moves the weight by the rate."""
+    """AdamW subtracts rate · decay from a weight, besides the update by the moments.
+
+    Adam adds the decay to the gradient and moves the weight by the rate.
+    """
     assert decayed("SOLVER.OPTIMIZING_METHOD", "adamw") == DECAYED
     adam = decayed("SOLVER.OPTIMIZING_METHOD", "adam")
     assert adam["linear.weight"] == pytest.approx(0.0, abs=1e-6)
@@ -69,74 +70,6 @@ def test_biases_are_freed_of_weight_decay_where_the_recipe_asks(method):
     values = decayed("SOLVER.OPTIMIZING_METHOD", method, *asked)
     assert values["linear.bias"] == 1.0
     assert values["linear.weight"] < 1.0
-
-
-# LARS.
-
-LARS = ["SOLVER.OPTIMIZING_METHOD", "lars", "SOLVER.LARS_TRUST", 0.1]
-PLAIN = ["SOLVER.BASE_LR", 0.5, "SOLVER.MOMENTUM", 0.0, "SOLVER.WEIGHT_DECAY", 0.0]
-PLAIN += ["SOLVER.NESTEROV", False]
-
-
-def stepped(*overrides: object) -> Net:
-    """A net after one step of lars: its weight has norm 5 and a gradient of norm 10."""
-    net = Net()
-    net.linear.weight.data = torch.tensor([[3.0, 0.0], [0.0, 4.0]])
-    for vector in (net.linear.bias, net.bn.weight, net.bn.bias):
-        vector.grad = torch.tensor([2.0, 4.0])
-    net.linear.weight.grad = torch.tensor([[0.0, 6.0], [8.0, 0.0]])
-    build_optimizer(config(*LARS, *PLAIN, *overrides), net).step()
-    return net
-
-
-@pytest.mark.parametrize(
-    ("overrides", "weight"),
-    [
-        # A ratio of 0.1 · 5 / 10 = 0.05, at a rate of 0.5: 0.025 times the gradient.
-        ([], [3, -0.15, -0.2, 4]),
-        # 0.1 · 5 / (10 + 0.5 · 5) = 0.04, times 0.5; the gradient and half the weight are
-        # [1.5, 6] and [8, 2].
-        (["SOLVER.WEIGHT_DECAY", 0.5], [2.97, -0.12, -0.16, 3.96]),
-        # 1 - 0.75 of it enters the buffer.
-        (["SOLVER.MOMENTUM", 0.5, "SOLVER.DAMPENING", 0.75], [3, -0.0375, -0.05, 4]),
-    ],
-)
-def test_a_step_of_lars_by_hand(overrides, weight):
-    net = stepped(*overrides)
-    assert net.linear.weight.flatten().tolist() == pytest.approx(weight)
-
-
-def test_vectors_have_plain_descent_without_decay_in_lars():
-    net = stepped("SOLVER.WEIGHT_DECAY", 0.5, "BN.WEIGHT_DECAY", 0.25)
-    for vector in (net.linear.bias, net.bn.weight, net.bn.bias):
-        assert vector.tolist() == [0.0, -1.0]
-
-
-def train_lars(net: Net, optimizer: torch.optim.Optimizer, iterations: range) -> None:
-    for i in iterations:
-        inputs = torch.randn(8, 2, generator=torch.Generator().manual_seed(i))
-        for group in optimizer.param_groups:
-            group["lr"] = 0.1 / (1 + i)
-        optimizer.zero_grad(set_to_none=True)
-        (net(inputs) ** 3).mean().backward()
-        optimizer.step()
-
-
-def test_a_training_with_lars_continues_from_its_saved_state_bit_for_bit():
-    full = ["SOLVER.MOMENTUM", 0.9, "SOLVER.WEIGHT_DECAY", 1e-2, "SOLVER.NESTEROV", True]
-    cfg, whole, half, again = config(*LARS, *PLAIN, *full), Net(), Net(), Net()
-    train_lars(whole, build_optimizer(cfg, whole), range(6))
-    optimizer, file = build_optimizer(cfg, half), io.BytesIO()
-    train_lars(half, optimizer, range(3))
-    torch.save([half.state_dict(), optimizer.state_dict()], file)
-    file.seek(0)
-    weights, state = torch.load(file, weights_only=True)
-    optimizer = build_optimizer(cfg, again)
-    again.load_state_dict(weights)
-    optimizer.load_state_dict(state)
-    train_lars(again, optimizer, range(3, 6))
-    for name, value in whole.state_dict().items():
-        assert torch.equal(again.state_dict()[name], value), name
 
 
 # Gradients of 3 and 4 have a norm of 5.
@@ -168,15 +101,17 @@ def test_losses_are_means_over_the_mini_batch(name, scores, labels, loss):
 
 
 def test_a_smoothed_label_has_a_share_of_every_class():
-    """Of 4 classes, 0.2 smoothed: 0.85 of its own and 0.05 of each other one; scores of e, 1, 1, 1
-    have log-probabilities 1 - z and -z."""
+    """Smoothing by 0.2 gives 0.85 to the label and 0.05 to each of the other 3 classes.
+
+    Logits of 1, 0, 0, 0 have the log-probabilities 1 - z, -z, -z, -z with z = log(e + 3).
+    """
     z = math.log(math.e + 3)
     loss = loss_function(config("MODEL.LABEL_SMOOTHING", 0.2))
     found = loss(torch.tensor([[1.0, 0.0, 0.0, 0.0]]), torch.tensor([0]))
     assert float(found) == pytest.approx(z - 0.85)
 
 
-# Weights of classes: of three videos of class 0 and one of class 1, 2/3 and 2.
+# Class weights: with three videos of class 0 and one of class 1 they are 2/3 and 2.
 
 WEIGHTED = pytest.mark.parametrize("weights", ["balanced", [1, 3], [0.5, 1.5]])
 
@@ -206,7 +141,7 @@ def test_parts_of_a_mini_batch_have_its_loss_and_smoothing_is_of_the_unweighted_
 
 @WEIGHTED
 def test_of_several_labels_classes_count_and_on_average_as_one(weights):
-    """1/2 and 3/2."""
+    """The weights are 1/2 and 3/2."""
     several = ("MODEL.LOSS_FUNC", "bce_logit", "DATA.MULTI_LABEL", True)
     loss = loss_function(config("SOLVER.CLASS_WEIGHTS", weights, *several), [3, 1])
     scores = torch.tensor([[0.0, 100.0]])
@@ -236,7 +171,11 @@ def test_other_weights_are_refused(weights, message):
 
 
 def train(mixed: bool) -> tuple[list[float], torch.dtype, nn.Module, Precision]:
-    """Three steps of a thin model on noise; its losses and the precision of its scores."""
+    """Train a thin model on noise for three steps.
+
+    Returns:
+        Its losses, the type of its scores, the model and the precision.
+    """
     torch.manual_seed(0)
     shape = ["DATA.NUM_FRAMES", 4, "DATA.TRAIN_CROP_SIZE", 32, "RESNET.WIDTH_PER_GROUP", 8]
     cfg = config(

@@ -132,7 +132,7 @@ def test_a_folders_weights_are_taken_and_another_number_of_classes_has_a_new_hea
         torch.testing.assert_close(same(clips(2)), expected, rtol=0, atol=1e-5)
     with caplog.at_level(logging.INFO):
         other = built(folder, "DATA.NUM_FRAMES", 8, "DATA.TRAIN_CROP_SIZE", 48)
-    assert "made anew: classifier.bias ((5,), not (3,)), classifier.weight" in caplog.text
+    assert "randomly: classifier.bias (of shape (5,), not (3,)), classifier.weight" in caplog.text
     state = other.state_dict()
     assert all(
         torch.equal(state[name], value)
@@ -147,7 +147,7 @@ def test_a_folder_without_weights_starts_from_scratch_and_that_is_said(folder, t
     shutil.copy(folder / "config.json", tmp_path)
     with caplog.at_level(logging.INFO):
         assert list(built(tmp_path).state_dict()) == list(built(folder).state_dict())
-    assert f"{tmp_path} has no *.safetensors: the model starts from scratch" in caplog.text
+    assert f"{tmp_path} has no *.safetensors: the model starts from random weights" in caplog.text
 
 
 def test_other_colours_than_the_weights_know_are_said(folder, tmp_path, caplog):
@@ -156,7 +156,7 @@ def test_other_colours_than_the_weights_know_are_said(folder, tmp_path, caplog):
     built(known, "DATA.MEAN", [0.5, 0.5, 0.5])
     assert "DATA.MEAN" not in caplog.text
     built(known)
-    assert f"[0.45, 0.45, 0.45], and the model in {known} was trained with [0.5, 0.5" in caplog.text
+    assert f"[0.45, 0.45, 0.45], but the model in {known} was trained with [0.5, 0.5" in caplog.text
 
 
 def test_what_cannot_be_built_is_said_in_a_line(folder, tmp_path, monkeypatch):
@@ -167,8 +167,8 @@ def test_what_cannot_be_built_is_said_in_a_line(folder, tmp_path, monkeypatch):
         return str(error.value)
 
     assert "neither a folder with a config.json, nor one of timesformer, videomae" in message("vit")
-    assert "did you mean hidden_size?" in message(hiden_size=8)
-    assert "HF.CONFIG.image_size has no effect; write DATA.TRAIN_CROP_SIZE" in message(image_size=8)
+    assert "Did you mean hidden_size?" in message(hiden_size=8)
+    assert "HF.CONFIG.image_size has no effect. Set DATA.TRAIN_CROP_SIZE" in message(image_size=8)
     assert "expected int, got str" in message(hidden_size="wide")
     endless = ("HF.CONFIG.layer_norm_eps", "1e400")
     assert "HF.CONFIG.layer_norm_eps is inf; give a finite number" in message("videomae", *endless)
@@ -176,10 +176,12 @@ def test_what_cannot_be_built_is_said_in_a_line(folder, tmp_path, monkeypatch):
     assert "16 pixels, which do not divide 40" in message("videomae", "DATA.TRAIN_CROP_SIZE", 40)
     shutil.copy(folder / "config.json", tmp_path)
     (tmp_path / "pytorch_model.bin").touch()
-    assert "pytorch_model.bin, a pickle, which may run what is in it" in message(tmp_path)
+    assert "pytorch_model.bin, a pickle, which can run code" in message(tmp_path)
     content = json.loads((tmp_path / "config.json").read_text())
     (tmp_path / "config.json").write_text(json.dumps(content | {"model_type": "vit"}))
-    assert "is a vit, and not timesformer, videomae, vivit or vjepa2" in message(tmp_path)
+    assert "vit, which is not supported. Give a timesformer, videomae, vivit or vjepa2" in message(
+        tmp_path
+    )
     monkeypatch.setitem(sys.modules, "transformers", None)
     assert "pip install 'slowfast-multigrid[transformers]'" in message()
 
@@ -220,7 +222,7 @@ def test_a_models_name_stands_for_the_folder_that_was_fetched(folder, hub, tmp_p
     with pytest.raises(ValueError, match=r"pytorch_model.bin, a pickle"):
         built("some-org/videomae")
     (hub / "pytorch_model.bin").unlink()
-    with pytest.raises(ValueError, match=r"videomae has no \*.safetensors, and a pickle is"):
+    with pytest.raises(ValueError, match=r"videomae has no \*.safetensors, and pickles are"):
         built("some-org/videomae")
     (tmp_path / "some-org" / "videomae").mkdir(parents=True)
     with pytest.raises(ValueError, match=r"some-org/videomae is neither a folder with a config"):
@@ -241,14 +243,14 @@ def test_a_hub_that_does_not_answer_is_not_waited_for(hub, monkeypatch, caplog):
 
 
 def test_a_name_that_cannot_be_fetched_is_said_in_a_line(hub):
-    with pytest.raises(ValueError, match=r"^HF.MODEL no-org/x: there is no such folder, and.*\.$"):
+    with pytest.raises(ValueError, match=r"^HF.MODEL no-org/x is not a folder here, and.*\.$"):
         built("no-org/x")
 
 
 def test_weights_of_another_model_or_none_are_refused(folder, tmp_path):
-    with pytest.raises(ValueError, match=r"its weights have \(8,.*\), not \(16,.*\) for videomae"):
+    with pytest.raises(ValueError, match=r"weights, videomae.* is of shape \(8,.*\), not \(16,"):
         built(folder, hidden_size=16)
-    with pytest.raises(ValueError, match=r"its weights have none for videomae.encoder.layer.2"):
+    with pytest.raises(ValueError, match=r"weights, videomae.encoder.layer.2.* is missing\."):
         built(folder, num_hidden_layers=3)
     shutil.copytree(folder, tmp_path / "cut")
     (tmp_path / "cut" / "model.safetensors").write_bytes(b"0" * 99)

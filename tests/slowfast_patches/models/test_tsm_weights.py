@@ -124,5 +124,5 @@ def test_shifts_elsewhere_are_said_and_refused_for_a_test(
 )
 def test_networks_with_other_parts_are_refused(published, old: str, new: str, tmp_path: Path):
     state = {re.sub(old, new, name): value for name, value in published().items()}
-    with pytest.raises(ValueError, match=r"is of a TSM with base_model\.l"):
+    with pytest.raises(ValueError, match=r"the file has a TSM with base_model\.l"):
         load_weights(made(), saved(state, tmp_path))

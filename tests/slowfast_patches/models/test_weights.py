@@ -144,9 +144,9 @@ def test_the_slow_pathway_takes_the_channels_that_an_image_model_has(
 
 def test_an_image_model_is_not_inflated_unasked(resnet, tmp_path: Path):
     model, path = made("i3d"), saved(resnet(), tmp_path)
-    with pytest.raises(ValueError, match=r"no time; set TRAIN\.CHECKPOINT_INFLATE True"):
+    with pytest.raises(ValueError, match=r"is 2-D; set TRAIN\.CHECKPOINT_INFLATE True"):
         load_weights(model, path)
-    with pytest.raises(ValueError, match=r"no time; change TEST\.CHECKPOINT"):
+    with pytest.raises(ValueError, match=r"is 2-D; change TEST\.CHECKPOINT"):
         load_weights(model, path, complete=True, section="TEST")
 
 
@@ -212,8 +212,8 @@ def test_a_head_of_other_classes_is_left_and_said(report, caplog, tmp_path: Path
     head = {key: value for key, value in before.items() if key.startswith("head")}
     assert_same(model, tensors_of(theirs) | head)
     assert "265 tensors loaded, 0 partly, 2 kept" in report()
-    assert "head, (174, 256) there, (4, 256) here: 1 tensors" in report()
-    with pytest.raises(ValueError, match=r"\(174, 256\) there, \(4, 256\) here"):
+    assert "head, of shape (174, 256) in the file, (4, 256) in the model: 1 tensors" in report()
+    with pytest.raises(ValueError, match=r"\(174, 256\) in the file, \(4, 256\) in the model"):
         load_weights(model, path, complete=True, section="TEST")
 
 
@@ -225,7 +225,10 @@ def test_a_head_of_other_classes_is_left_and_said(report, caplog, tmp_path: Path
             {"weight": torch.ones(2, 3), "bias": torch.zeros(2), "x": torch.ones(1)},
             "x: not in the model",
         ),
-        ({"weight": torch.ones(2, 3), "bias": torch.zeros(5)}, r"bias: \(5,\) there, \(2,\) here"),
+        (
+            {"weight": torch.ones(2, 3), "bias": torch.zeros(5)},
+            r"bias: of shape \(5,\) in the file, \(2,\) in the model",
+        ),
     ],
 )
 def test_a_test_takes_every_weight_or_none(state: dict, said: str, tmp_path: Path):

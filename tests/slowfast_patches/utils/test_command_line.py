@@ -29,7 +29,7 @@ TOOLS = sorted(path.stem for path in (ROOT / "tools").glob("[a-z]*.py"))
     [
         (ValueError("no such recipe"), 2, "error: no such recipe\n"),
         (OSError("no room"), 2, "error: no room\n"),
-        (ImportError("no LARS"), 2, "error: no LARS\n"),
+        (ImportError("no av"), 2, "error: no av\n"),
         (ToolError("a run failed"), 1, "error: a run failed\n"),
         (KeyboardInterrupt(), 130, "interrupted; go on\n"),
     ],

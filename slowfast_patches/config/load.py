@@ -245,7 +245,7 @@ _WANTED = {
     bool: "True or False",
     int: "a whole number",
     float: "a finite number",
-    str: "a text",
+    str: "a string",
     type(None): "None",
     tuple: "a list",
     Mapping: "a mapping such as {'hidden_size': 192}",

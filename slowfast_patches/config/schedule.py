@@ -164,8 +164,9 @@ def check_speed_of_schedule(recipe: Recipe, schedule: Schedule, world_size: int)
             if micro_batches > 1 and group is None:
                 raise ValueError(
                     f"SOLVER.ACCUMULATION_STEPS {micro_batches} would change BN statistics, which "
-                    "are over all clips of a process. Set BN.GROUP_SIZE to the number of clips "
-                    f"that share statistics, at most {clips // micro_batches} here."
+                    "are over all clips of a process. To prevent this, set BN.GROUP_SIZE to the "
+                    "number of clips that share statistics, at most "
+                    f"{clips // micro_batches} here."
                 )
             if micro_batches > 1 and clips % ((group or 1) * micro_batches):
                 raise ValueError(

@@ -64,7 +64,7 @@ def assert_refused(answer: tuple[int, str], *said: str) -> None:
     [
         (("SOLVER.BASE_RL", 1), ("SOLVER.BASE_RL is not a config key", "SOLVER.BASE_LR?")),
         (("NUM_SHARDS", 2, "TRAIN.BATCH_SIZE", 2), ("NUM_SHARDS 2", "--init-method")),
-        (("SLOWFAST.ALPHA", 4), ("2, 4 and 8 frames", "SLOWFAST.ALPHA 4", "SLOWFAST.ALPHA 1 or 2")),
+        (("SLOWFAST.ALPHA", 4), ("SLOWFAST.ALPHA 4", "ALPHA of at most 2")),
         (("DATA.PATH_TO_DATA_DIR", "/nowhere"), ("/nowhere/train.csv: no such file",)),
         (("DATA.PATH_PREFIX", "/nowhere"), ("none of the first", "DATA.PATH_PREFIX")),
         (("MODEL.NUM_CLASSES", 5), ("names 8 classes; set MODEL.NUM_CLASSES 8",)),

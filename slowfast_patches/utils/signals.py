@@ -1,4 +1,4 @@
-"""Keep stop signals away from DataLoader workers: the training process handles them."""
+"""Stop signals, which the training process handles and DataLoader workers ignore."""
 
 from __future__ import annotations
 
@@ -11,17 +11,17 @@ from contextlib import contextmanager
 __all__ = ["ASKING", "BY_HAND_STATUS", "INTERRUPTED_STATUS", "held_back", "leave_to_parent"]
 
 ASKING = (signal.SIGINT, signal.SIGTERM, signal.SIGUSR1)
-"""Ctrl-C, the end of a job, and the warning that SLURM can send before it. All of them go to every
-process of a group or a job."""
+"""Signals that ask a run to stop: Ctrl-C, the end of a job, and a warning of SLURM before the end.
+They are often sent to all processes of a group or job."""
 INTERRUPTED_STATUS = 75
-"""Exit status of an interrupted training that can resume: EX_TEMPFAIL of sysexits.h."""
+"""Exit status of an interrupted training that can be resumed (EX_TEMPFAIL of sysexits.h)."""
 BY_HAND_STATUS = 130
-"""Exit status of a shell for SIGINT."""
+"""Exit status for Ctrl-C, as shells have it."""
 
 
 @contextmanager
 def held_back(numbers: Collection[signal.Signals] = ASKING) -> Iterator[None]:
-    """Block the signals in this thread, and for good in processes that the body starts."""
+    """Context manager: block signals in this thread, and permanently in processes it starts."""
     before = signal.pthread_sigmask(signal.SIG_BLOCK, numbers)
     try:
         yield
@@ -30,10 +30,10 @@ def held_back(numbers: Collection[signal.Signals] = ASKING) -> Iterator[None]:
 
 
 def leave_to_parent(worker: int) -> None:
-    """A DataLoader's worker_init_fn: ignore stop signals but SIGTERM from the parent.
+    """Ignore stop signals other than SIGTERM from the parent, as `worker_init_fn` of a DataLoader.
 
-    A worker that died of a signal to all would end the training before it has saved. The parent's
-    SIGTERM is how torch and multiprocessing end their workers.
+    A worker that dies of a signal to the whole group would end the training before it has saved.
+    torch and multiprocessing end their workers by a SIGTERM from the parent.
     """
     signal.pthread_sigmask(signal.SIG_BLOCK, ASKING)
     threading.Thread(target=_end_with, args=(os.getppid(),), daemon=True).start()

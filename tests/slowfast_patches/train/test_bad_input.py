@@ -87,7 +87,7 @@ def test_mistakes_in_the_recipe(
 @pytest.mark.skipif(torch.cuda.is_available(), reason="asks for a GPU that must not be there")
 def test_a_gpu_that_is_not_there(command_line: Command, tmp_path: Path):
     answer = command_line(tmp_path, "NUM_GPUS", 1)
-    assert_refused(answer, "NUM_GPUS is 1, this machine has 0", "NUM_GPUS 0")
+    assert_refused(answer, "NUM_GPUS is 1, but this machine has 0", "NUM_GPUS 0")
 
 
 @pytest.mark.parametrize("name", ["{lists}/train.csv", "../new.csv", "folder/train.csv"])

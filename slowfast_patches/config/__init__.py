@@ -1,4 +1,4 @@
-"""Recipes: the keys, loading with clear errors, what can be trained, and plain data of it all."""
+"""Recipes: keys, loading, checks, and the schedule that they describe."""
 
 from slowfast_patches.config.check import check_recipe
 from slowfast_patches.config.load import load_recipe, parse_recipe

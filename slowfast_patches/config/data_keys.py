@@ -1,4 +1,4 @@
-"""The keys of clips and of the method: MULTIGRID, DATA, AVA, MIXUP, AUG and DATA_LOADER."""
+"""Keys of the method and of clips: MULTIGRID, DATA, AVA, MIXUP, AUG and DATA_LOADER."""
 
 from __future__ import annotations
 
@@ -25,116 +25,136 @@ from slowfast_patches.config.fields import (
 __all__ = ["Aug", "Ava", "Data", "DataLoading", "Mixup", "Multigrid"]
 
 _DETECTS = "DETECTION.ENABLE True"
+_MIXES = "MIXUP.ENABLE True"
+_AUGMENTS = "AUG.ENABLE True"
 
 
 @dataclass(frozen=True)
 class Multigrid:
-    epoch_factor: float = key(1.5, "Length over the baseline's (paper: 1.5).", above_zero_to(100))
-    short_cycle: bool = key(False, "Change the crop from iteration to iteration.")
-    short_cycle_factors: tuple[float, ...] = key(
-        (0.5, 0.5**0.5), "The short cycle's crops as factors of DATA.TRAIN_CROP_SIZE.", FACTORS
+    epoch_factor: float = key(
+        1.5, "Epochs relative to the baseline's (paper: 1.5).", above_zero_to(100)
     )
-    long_cycle: bool = key(False, "Change frames and crop from phase to phase.")
+    short_cycle: bool = key(False, "Change the crop at each iteration.")
+    short_cycle_factors: tuple[float, ...] = key(
+        (0.5, 0.5**0.5),
+        "Crops of the short cycle, as factors of DATA.TRAIN_CROP_SIZE.",
+        FACTORS,
+    )
+    long_cycle: bool = key(False, "Change the number of frames and the crop at each phase.")
     long_cycle_factors: tuple[tuple[float, float], ...] = key(
         ((0.25, 0.5**0.5), (0.5, 0.5**0.5), (0.5, 1.0), (1.0, 1.0)),
-        "The long cycle's shapes as factors (frames, crop).",
+        "Shapes of the long cycle, as factors [frames, crop].",
         LONG_CYCLE,
     )
     bn_base_size: int = key(
-        8, "Clips that share batch normalisation statistics at the long cycle's crop.", AT_LEAST_ONE
+        8,
+        "Number of clips that share batch normalisation statistics at the crop of the long cycle.",
+        AT_LEAST_ONE,
     )
     eval_freq: int = key(3, "Evaluations per shape of the long cycle.", from_to(1, 1000))
     size_divisor: int = key(
         1,
-        "Crops of coarser grids are rounded to multiples of it: 1 has the paper's sizes (158 of "
-        "224), 16 sizes that GPUs like better (160).",
+        "Round the crops of coarse shapes to a multiple of this. 1 gives the crops of the paper, "
+        "such as 158 for 224. 16 gives crops that GPUs compute faster, such as 160.",
         AT_LEAST_ONE,
     )
     batch_exponent: float = key(
         1.0,
-        "How the batch grows on coarser grids: B times T/t · (H/h)² to the power of this; the "
-        "rate follows it. 1 is the paper's Equation 1; 0, B clips always, is progressive "
-        "resizing (EfficientNetV2, Tan and Le, 2021, section 4).",
+        "A coarse shape of t frames and crop h has B · (T/t · (H/h)²) to the power of this clips, "
+        "and the learning rate follows the number of clips. 1 is Equation 1 of the paper. 0 "
+        "always takes B clips, as progressive resizing does (EfficientNetV2, Tan and Le, 2021, "
+        "section 4).",
         PART,
         needs=CYCLE,
     )
     equal_time: bool = key(
         False,
-        "Shapes of a long cycle take equal times, as their pixels say, where the paper's take "
-        "equal iterations, which is the same at BATCH_EXPONENT 1.",
+        "Give the shapes of a long cycle equal times, estimated from their pixels. The paper gives "
+        "them equal numbers of iterations. The two are the same with BATCH_EXPONENT 1.",
         needs="MULTIGRID.LONG_CYCLE True",
     )
     keep_field_of_view: bool = key(
         False,
-        "Short sides of coarse grids are drawn from [min · h/H, max · h/H] of "
-        "DATA.TRAIN_JITTER_SCALES, so that their crops show as much as the baseline's, not from "
-        "the paper's [min · h/H, max] (section 4).",
+        "Draw the short sides of coarse shapes from [min · h/H, max · h/H] of "
+        "DATA.TRAIN_JITTER_SCALES, so that a crop shows as much of the frame as the baseline's. "
+        "False draws from [min · h/H, max], as the paper does (section 4).",
         needs=CYCLE,
     )
     warmup_in_epochs: bool = key(
         False,
-        "The warm-up ends after SOLVER.WARMUP_EPOCHS passes over the data, as in later releases "
-        "of PySlowFast, or where False ends it, if that is earlier. False scales it as all "
-        "lengths are. Both are our reading: the paper does not say.",
+        "End the warm-up after SOLVER.WARMUP_EPOCHS passes over the data, as later releases of "
+        "PySlowFast do, or at the point where False ends it, whichever comes first. False scales "
+        "the warm-up like all other lengths. The paper does not say which it uses.",
         needs=CYCLE,
     )
     fine_tuning: bool = key(
         True,
-        "The last stage of the rate is the fine-tuning phase. Without, it has the cycles and "
-        "its own rate as the stages before: our reading of section 4.2, where that costs 0.4 "
-        "points.",
+        "Use the last learning-rate stage as the fine-tuning phase. With False, the last stage has "
+        "the cycles and a rate of its own, like the other stages. This is our reading of section "
+        "4.2 of the paper, where it costs 0.4 points.",
         needs=CYCLE,
     )
 
 
 @dataclass(frozen=True)
 class Data:
-    path_to_data_dir: str = key("", "Folder of the lists.", may_differ=True)
-    path_prefix: str = key("", "Stands before the paths in the lists.", may_differ=True)
-    path_label_separator: str = key(
-        " ", "Between path and label in a line of a csv file; the two characters \\t are a tab."
+    path_to_data_dir: str = key(
+        "", "Folder of the lists of videos, such as train.csv.", may_differ=True
     )
-    num_frames: int = key(8, "Frames of a clip.", SIZE)
-    sampling_rate: int = key(8, "Frames of the video for each of a clip.", AT_LEAST_ONE)
+    path_prefix: str = key(
+        "", "Folder that is prepended to the paths in the lists.", may_differ=True
+    )
+    path_label_separator: str = key(
+        " ",
+        "Separator of path and label in a line of a csv file. The two characters `\\t` stand for "
+        "a tab.",
+    )
+    num_frames: int = key(8, "Number of frames in a clip.", SIZE)
+    sampling_rate: int = key(
+        8,
+        "Temporal stride: frames of the video from one frame of the clip to the next.",
+        AT_LEAST_ONE,
+    )
     clip_sampling: str = key(
         "auto",
-        "Where a clip's frames are: segments takes one from each of NUM_FRAMES equal parts of "
-        "the video (TSN, Wang et al., 2016), stride takes them from a part of it, SAMPLING_RATE "
-        "apart; auto is segments for ssv2, where the paper has strides (section 6), and "
-        "strides for all others.",
+        "How the frames of a clip are chosen. stride takes frames that are SAMPLING_RATE apart. "
+        "segments divides the video into NUM_FRAMES equal segments and takes one frame from each "
+        "(TSN, Wang et al., 2016). auto is segments for ssv2 and stride otherwise. The paper uses "
+        "strides for ssv2, too (section 6).",
         one_of("auto", "stride", "segments"),
     )
     exact_strides: bool = key(
         False,
-        "Frames are a stride apart, as the paper's. PySlowFast spreads them from the span's "
-        "first frame to its last: 16 frames of stride 2 are 2.07 apart, 2 of stride 8 are 15.",
+        "Take frames that are exactly one stride apart, as the paper does. False spreads them "
+        "evenly from the first to the last frame of the span, as PySlowFast does: 16 frames of "
+        "stride 2 are then 2.07 apart, and 2 frames of stride 8 are 15 apart.",
         needs="DATA.CLIP_SAMPLING auto stride",
     )
     target_fps: int = key(
         30,
-        "Frames a second that SAMPLING_RATE counts in; 0: the video's own, as the paper's "
-        "(footnote 5).",
+        "Frame rate in which SAMPLING_RATE is counted. 0 is the frame rate of the video itself, as "
+        "in the paper (footnote 5).",
         FROM_ZERO,
     )
-    train_crop_size: int = key(224, "Pixels of a training clip's sides.", CROP)
+    train_crop_size: int = key(224, "Height and width of a training clip in pixels.", CROP)
     random_flip: bool = key(True, "Flip half of the training clips horizontally.")
     reverse_input_channel: bool = key(False, "Feed BGR instead of RGB.")
     inv_uniform_sample: bool = key(
         False,
-        "Draw the inverse of a training clip's short side uniformly, not the short side itself.",
+        "Draw the inverse of a training clip's short side uniformly, instead of the short side.",
     )
     multi_label: bool = key(
         False,
-        "Several labels per video: MODEL.LOSS_FUNC bce_logit, MODEL.HEAD_ACT sigmoid, judged by "
-        "mAP.",
+        "A video may have several labels, and the metric is mAP. Requires MODEL.LOSS_FUNC "
+        "bce_logit and MODEL.HEAD_ACT sigmoid.",
     )
     ensemble_method: str = key(
-        "sum", "How a video's score comes from those of its views.", one_of("sum", "max")
+        "sum", "How the scores of a video's views are combined.", one_of("sum", "max")
     )
     max_frame_pixels: int = key(
         1 << 26,
-        "Larger frames are refused before they are decoded, which would take their memory: 8192 "
-        "× 8192, almost twice the largest picture of any level of H.264, HEVC and AV1.",
+        "Refuse to decode larger frames, which would exhaust the memory. The default is 8192 × "
+        "8192, almost twice the largest picture of any level of H.264, HEVC and AV1.",
         AT_LEAST_ONE,
         may_differ=True,
     )
@@ -160,63 +180,89 @@ class Data:
     )
     max_bad_fraction: float = key(
         0.05,
-        "A run stops when more than this part of the videos of an epoch, or of an evaluation, "
+        "Stop the run if more than this fraction of the videos of an epoch or of an evaluation "
         "cannot be decoded.",
         PART,
         may_differ=True,
     )
     num_train_videos: int = key(
         0,
-        "Training videos that the recipe expects: what a plan counts with where no csv file is "
-        "at hand.",
+        "Number of training videos that the recipe expects. A plan uses it if there is no csv "
+        "file.",
     )
-    crop_size: int = 224
-    mean: tuple[float, ...] = (0.45, 0.45, 0.45)
-    input_channel_num: tuple[int, ...] = (3, 3)
-    std: tuple[float, ...] = (0.225, 0.225, 0.225)
-    train_jitter_scales: tuple[int, int] = (256, 320)
-    test_crop_size: int = 256
+    crop_size: int = key(
+        224, "Crop for which the test-time pooling of the head is made. Follows TRAIN_CROP_SIZE."
+    )
+    mean: tuple[float, ...] = key((0.45, 0.45, 0.45), "Mean of the pixels of each channel.")
+    input_channel_num: tuple[int, ...] = key(
+        (3, 3), "Number of input channels of each pathway. Follows MODEL.ARCH."
+    )
+    std: tuple[float, ...] = key(
+        (0.225, 0.225, 0.225), "Standard deviation of the pixels of each channel."
+    )
+    train_jitter_scales: tuple[int, int] = key(
+        (256, 320), "Range of the short side of a training video in pixels, before it is cropped."
+    )
+    test_crop_size: int = key(256, "Height and width of a test clip in pixels.")
 
 
 @dataclass(frozen=True)
 class Ava:
     frame_dir: str = key(
-        "", "Stands before the paths in the lists.", may_differ=True, needs=_DETECTS
+        "",
+        "Folder that is prepended to the paths in the lists.",
+        may_differ=True,
+        needs=_DETECTS,
     )
-    frame_list_dir: str = key("", "Folder of the lists.", may_differ=True, needs=_DETECTS)
+    frame_list_dir: str = key(
+        "",
+        "Folder of the lists. Empty: DATA.PATH_TO_DATA_DIR.",
+        may_differ=True,
+        needs=_DETECTS,
+    )
     annotation_dir: str = key(
         "",
-        "Folder of the files below. Empty, like that of the lists: DATA.PATH_TO_DATA_DIR.",
+        "Folder of the annotation files below. Empty: DATA.PATH_TO_DATA_DIR.",
         may_differ=True,
         needs=_DETECTS,
     )
     train_lists: tuple[str, ...] = key(
-        ("train.csv",), 'Frame lists, or csv files of video files, "path 0" a line.', needs=_DETECTS
+        ("train.csv",),
+        'Lists of training frames, or csv files of video files with a line "path 0" for each.',
+        needs=_DETECTS,
     )
-    test_lists: tuple[str, ...] = key(("val.csv",), "Those of evaluation.", needs=_DETECTS)
+    test_lists: tuple[str, ...] = key(
+        ("val.csv",), "The same lists for evaluation.", needs=_DETECTS
+    )
     train_gt_box_lists: tuple[str, ...] = key(
         ("ava_train_v2.2.csv",), "Annotated boxes to train on.", needs=_DETECTS
     )
     train_predict_box_lists: tuple[str, ...] = key(
-        (), "A detector's boxes to train on, with labels.", needs=_DETECTS
+        (), "Boxes of a detector, with labels, to train on.", needs=_DETECTS
     )
     test_predict_box_lists: tuple[str, ...] = key(
         ("ava_val_predicted_boxes.csv",),
-        "A detector's boxes to evaluate on; empty: the annotated ones.",
+        "Boxes of a detector to evaluate on. Empty: the annotated boxes.",
         needs=_DETECTS,
     )
-    detection_score_thresh: float = key(0.9, "Least score of these.", PART, needs=_DETECTS)
-    full_test_on_val: bool = key(False, "Validate on all seconds, not each fourth.", needs=_DETECTS)
+    detection_score_thresh: float = key(
+        0.9, "Minimum score of a detector's box.", PART, needs=_DETECTS
+    )
+    full_test_on_val: bool = key(
+        False, "Validate on all seconds instead of every fourth.", needs=_DETECTS
+    )
     label_map_file: str = key(
         "ava_action_list_v2.2_for_activitynet_2019.pbtxt",
-        "Names of the classes that are evaluated.",
+        "Names of the evaluated classes.",
         needs=_DETECTS,
     )
     exclusion_file: str = key(
-        "ava_val_excluded_timestamps_v2.2.csv", "Key frames to leave out, if any.", needs=_DETECTS
+        "ava_val_excluded_timestamps_v2.2.csv",
+        "Key frames to exclude. The file is optional.",
+        needs=_DETECTS,
     )
     groundtruth_file: str = key(
-        "ava_val_v2.2.csv", "Annotated boxes of evaluation.", needs=_DETECTS
+        "ava_val_v2.2.csv", "Annotated boxes for evaluation.", needs=_DETECTS
     )
 
 
@@ -224,29 +270,30 @@ class Ava:
 class Mixup:
     enable: bool = key(
         False,
-        "Blend clips of a mini-batch, and their labels, with their neighbours in the stream: "
-        "mixup or cutmix, of each clip one.",
+        "Blend the clips of a mini-batch in pairs, together with their labels, by mixup or by "
+        "cutmix.",
         speed=True,
     )
     alpha: float = key(
         0.8,
-        "Mixup (Zhang et al., 2018): a clip's share is of Beta(ALPHA, ALPHA); 0 is cutmix only.",
+        "Mixup (Zhang et al., 2018): the weight of a clip is drawn from Beta(ALPHA, ALPHA). 0 uses "
+        "cutmix only.",
         FROM_ZERO,
-        needs="MIXUP.ENABLE True",
+        needs=_MIXES,
     )
     cutmix_alpha: float = key(
         1.0,
-        "Cutmix (Yun et al., 2019): a box of all frames is the neighbour's, its share of "
-        "Beta(CUTMIX_ALPHA, CUTMIX_ALPHA); 0 is mixup only.",
+        "Cutmix (Yun et al., 2019): a box in all frames comes from the other clip of the pair. Its "
+        "share of the area is drawn from Beta(CUTMIX_ALPHA, CUTMIX_ALPHA). 0 uses mixup only.",
         FROM_ZERO,
-        needs="MIXUP.ENABLE True",
+        needs=_MIXES,
     )
-    prob: float = key(1.0, "Part of the clips that are blended.", PART, needs="MIXUP.ENABLE True")
+    prob: float = key(1.0, "Fraction of the clips that are blended.", PART, needs=_MIXES)
     switch_prob: float = key(
         0.5,
-        "Part of these that are cutmix, where both alphas are above 0.",
+        "Fraction of the blended clips that use cutmix, if both alphas are above 0.",
         PART,
-        needs="MIXUP.ENABLE True",
+        needs=_MIXES,
     )
 
 
@@ -254,36 +301,39 @@ class Mixup:
 class Aug:
     enable: bool = key(
         False,
-        "Augment training clips, all frames of one alike: by RandAugment or by jitter of colours, "
-        "then by random erasing.",
+        "Augment training clips by RandAugment or colour jitter, then by random erasing. All "
+        "frames of a clip change in the same way.",
     )
     aa_type: str = key(
         "rand-m9-mstd0.5-inc1",
-        "RandAugment (Cubuk et al., 2020); empty: none.",
+        "RandAugment (Cubuk et al., 2020). Empty: off.",
         RAND_AUGMENT,
-        needs="AUG.ENABLE True",
+        needs=_AUGMENTS,
     )
     color_jitter: float = key(
         0.4,
-        "Without AA_TYPE, the largest change of brightness, contrast and colour, each times a "
-        "factor from 1 - this to 1 + this.",
+        "Strength of colour jitter: brightness, contrast and colour are each multiplied by a "
+        "factor from 1 - this to 1 + this. AA_TYPE replaces it.",
         PART,
-        needs="AUG.ENABLE True",
+        needs=f"{_AUGMENTS} and AUG.AA_TYPE ''",
     )
     re_prob: float = key(
         0.25,
-        "Part of the clips that lose boxes (random erasing, Zhong et al., 2020).",
+        "Fraction of the clips with random erasing (Zhong et al., 2020).",
         PART,
-        needs="AUG.ENABLE True",
+        needs=_AUGMENTS,
     )
     re_mode: str = key(
         "pixel",
-        "What boxes are filled with: pixel is noise, const the colour of DATA.MEAN.",
+        "Filling of erased boxes: pixel is noise, const is the colour DATA.MEAN.",
         one_of("pixel", "const"),
-        needs="AUG.ENABLE True",
+        needs=_AUGMENTS,
     )
     re_count: int = key(
-        1, "Boxes, which share the area of one.", AT_LEAST_ONE, needs="AUG.ENABLE True"
+        1,
+        "Number of erased boxes in a clip. They share the area of one box.",
+        AT_LEAST_ONE,
+        needs=_AUGMENTS,
     )
 
 
@@ -291,9 +341,11 @@ class Aug:
 class DataLoading:
     num_workers: int | str = key(
         "auto",
-        "Processes that read clips for each process that trains; auto picks from the cores.",
+        "DataLoader workers for each training process. auto chooses by the number of cores.",
         AUTO_OR_COUNT,
         may_differ=True,
     )
-    pin_memory: bool = key(True, "Clips in page-locked memory.", may_differ=True)
-    enable_multi_thread_decode: bool = key(False, "Decode in threads.", may_differ=True)
+    pin_memory: bool = key(True, "Load clips into pinned memory.", may_differ=True)
+    enable_multi_thread_decode: bool = key(
+        False, "Decode videos with several threads.", may_differ=True
+    )

@@ -1,4 +1,4 @@
-"""What a key is besides its type and default: its help, its check, and what it may do to a run."""
+"""Metadata of keys: help, checks of values, and flags."""
 
 from __future__ import annotations
 
@@ -10,25 +10,33 @@ from slowfast_patches.config.rand_augment import is_rand_augment
 from slowfast_patches.utils.tables import format_list
 
 CYCLE = "USES_MULTIGRID True"
-"""What a key `needs` that has an effect with a long or a short cycle only."""
+"""Condition of keys that have an effect only with a long or a short cycle."""
 
 
 class Check(NamedTuple):
-    """Which values a key can have, and in words, which: "KEY must be `wanted`"."""
+    """Check of a value.
+
+    Attributes:
+        passes: Returns whether a value is valid.
+        wanted: The valid values in words, to follow "KEY must be".
+    """
 
     passes: Callable[[Any], bool]
     wanted: str
 
 
 class Key(NamedTuple):
-    """The metadata of a recipe's field.
+    """Metadata of a key.
 
-    help: what it is; empty for keys that are the host's alone.
-    may_differ: whether a run may be continued with another value.
-    speed: whether step times are only of recipes that have the same value.
-    switch: whether True only makes iterations faster, which is a kind of `speed`.
-    kind: the type of its values.
-    needs: another key and the values of it with which this one has an effect: "MODEL.ARCH tsm".
+    Attributes:
+        help: Meaning of the key, for docs/keys.md.
+        check: Check of a single value, if any.
+        may_differ: Whether a run may be resumed with another value.
+        speed: Whether the value affects the time of an iteration.
+        switch: Whether the value True makes iterations faster and changes nothing else.
+        needs: Conditions under which the key has an effect, joined by "and". Each is another key
+            and its values, such as "MODEL.ARCH tsm".
+        kind: Type of the values.
     """
 
     help: str = ""
@@ -41,7 +49,14 @@ class Key(NamedTuple):
 
 
 def key(default: Any, help: str, check: Check | None = None, **flags: Any) -> Any:
-    """A field of a section with the metadata of its key; the flags are `Key`'s."""
+    """Return a dataclass field with the metadata of a key.
+
+    Args:
+        default: Default value.
+        help: As of `Key`.
+        check: As of `Key`.
+        **flags: The other attributes of `Key`.
+    """
     metadata = {"key": Key(help, check, **flags)}
     return dataclasses.field(default_factory=lambda: default, metadata=metadata)
 
@@ -51,11 +66,11 @@ def one_of(*choices: object) -> Check:
 
 
 def above_zero_to(most: int) -> Check:
-    return Check(lambda value: 0 < value <= most, f"above 0, and {most:,} at most")
+    return Check(lambda value: 0 < value <= most, f"above 0 and at most {most:,}")
 
 
 def from_to(least: int, most: int) -> Check:
-    return Check(lambda value: least <= value <= most, f"{least} to {most:,}")
+    return Check(lambda value: least <= value <= most, f"from {least} to {most:,}")
 
 
 def _are_factors(values: tuple[float, ...]) -> bool:
@@ -76,18 +91,18 @@ AUTO_OR_COUNT = Check(
 FACTORS = Check(lambda x: bool(x) and _are_factors(x), "a list of factors in (0, 1]")
 LONG_CYCLE = Check(
     lambda x: x[-1:] == ((1, 1),) and all(len(f) == 2 and _are_factors(f) for f in x),
-    "a list of [frames, crop], factors in (0, 1], the last [1, 1]",
+    "a list of factors [frames, crop] in (0, 1] that ends with [1, 1]",
 )
 SHIFT = Check(lambda value: value == 0 or value >= 2, "2 or more, or 0 for no shift")
 CLASS_WEIGHTS = Check(
     lambda x: x == "balanced" or (not isinstance(x, str) and all(weight > 0 for weight in x)),
-    "balanced, or a list with a number above 0 for each class, or [] for no weights",
+    "balanced, a list with a number above 0 for each class, or [] for no weights",
 )
 CROP = Check(lambda value: value >= 32, "32 pixels or more")
-CSV = Check(lambda value: not value or value.endswith(".csv"), "a name that ends in .csv")
+CSV = Check(lambda value: not value or value.endswith(".csv"), "a file name that ends in .csv")
 RAND_AUGMENT = Check(
     is_rand_augment,
-    "rand with -m and a magnitude from 0 to 10, -n and 1 to 10 operations, -mstd and the "
-    "magnitude's deviation, such as rand-m7-n4-mstd0.5-inc1, or empty",
+    "empty, or a text such as rand-m7-n4-mstd0.5-inc1 with the magnitude from 0 to 10 (m), the "
+    "number of operations from 1 to 10 (n) and the standard deviation of the magnitude (mstd)",
 )
 WEIGHTS = one_of("pytorch", "caffe2")

@@ -1,139 +1,98 @@
-"""Keys by what they may do, the keys without effect, and docs/keys.md."""
+"""Queries over all keys, and the text of docs/keys.md."""
 
 from __future__ import annotations
 
-import textwrap
-from collections.abc import Mapping
-from typing import NamedTuple
+from collections.abc import Iterable
 
+from slowfast_patches.config.later_releases import LATER_RELEASES
 from slowfast_patches.config.recipe import KEYS, default_recipe, keys_of
 
-__all__ = [
-    "NO_EFFECT",
-    "NoEffect",
-    "format_keys",
-    "may_differ",
-    "no_effect",
-    "speed_keys",
-    "speed_switches",
-]
+__all__ = ["format_keys", "may_differ", "speed_keys", "speed_switches"]
 
-
-class NoEffect(NamedTuple):
-    """Why a key changes nothing and what to write instead, and values that ask for nothing."""
-
-    why: str
-    quiet: tuple[object, ...]
-
-
-_GROUPS = "Clips share statistics by number: BN.GROUP_SIZE, with a cycle MULTIGRID.BN_BASE_SIZE."
-_FILLED = "The baseline's mini-batch follows from other keys; write "
-_FOLLOWS = "MODEL.ARCH decides what is built; write that."
-
-NO_EFFECT: Mapping[str, NoEffect] = {
-    "BN.NORM_TYPE": NoEffect(_GROUPS, ("batchnorm",)),
-    "BN.NUM_SPLITS": NoEffect(_GROUPS, (1,)),
-    "BN.NUM_SYNC_DEVICES": NoEffect(_GROUPS, (1,)),
-    "BN.GLOBAL_SYNC": NoEffect(_GROUPS, (False,)),
-    "BN.EPSILON": NoEffect("The host builds its models with 1e-5; leave it out.", (1e-5,)),
-    "BN.MOMENTUM": NoEffect("The host builds its models with 0.1; leave it out.", (0.1,)),
-    "MULTIGRID.DEFAULT_B": NoEffect(_FILLED + "TRAIN.BATCH_SIZE.", (0,)),
-    "MULTIGRID.DEFAULT_T": NoEffect(_FILLED + "DATA.NUM_FRAMES.", (0,)),
-    "MULTIGRID.DEFAULT_S": NoEffect(_FILLED + "DATA.TRAIN_CROP_SIZE.", (0,)),
-    "MULTIGRID.LONG_CYCLE_SAMPLING_RATE": NoEffect(
-        "The stride of a shape is drawn between the baseline's and the one with the same span; "
-        "write DATA.SAMPLING_RATE.",
-        (0,),
-    ),
-    "DATA.DECODING_BACKEND": NoEffect("Videos are read with PyAV; write pyav.", ("pyav",)),
-    "MODEL.MODEL_NAME": NoEffect(_FOLLOWS, ("SlowFast", "ResNet")),
-    "MODEL.SINGLE_PATHWAY_ARCH": NoEffect(_FOLLOWS, ()),
-    "MODEL.MULTI_PATHWAY_ARCH": NoEffect(_FOLLOWS, (["slowfast"],)),
-    "SOLVER.STEP_SIZE": NoEffect("No policy reads it; write SOLVER.STEPS.", (1,)),
-    "SOLVER.WARMUP_FACTOR": NoEffect(
-        "The warm-up starts at SOLVER.WARMUP_START_LR; write that.", (0.1,)
-    ),
-    "SOLVER.LARS_TRUST": NoEffect("LARS was removed; leave the key out.", (0.001,)),
-    "MIXUP.LABEL_SMOOTH_VALUE": NoEffect(
-        "Labels are smoothed by MODEL.LABEL_SMOOTHING; write that.", (0,)
-    ),
-    "AUG.NUM_SAMPLE": NoEffect("A video gives one clip an epoch; leave it out.", (1,)),
-    "AUG.INTERPOLATION": NoEffect(
-        "Clips are rotated, sheared and moved bilinearly; leave it out.", ("bilinear", "bicubic")
-    ),
-    "AUG.RE_SPLIT": NoEffect("Every clip may be erased; leave it out.", (False,)),
-    "TRAIN.CHECKPOINT_EPOCH_RESET": NoEffect(
-        "A training that starts from TRAIN.CHECKPOINT_FILE_PATH starts at iteration 0; one in "
-        "OUTPUT_DIR is continued by TRAIN.AUTO_RESUME.",
-        (False, True),
-    ),
-    "TENSORBOARD.*": NoEffect(
-        "Event files are always written to OUTPUT_DIR and hold scalars only; leave it out.",
-        (True, "", 0, False, None),
-    ),
-    "AVA.BGR": NoEffect("Write DATA.REVERSE_INPUT_CHANNEL.", (False,)),
-    "AVA.IMG_PROC_BACKEND": NoEffect("All clips are read in one way.", ("cv2", "pytorch")),
-    "AVA.TEST_FORCE_FLIP": NoEffect("Clips are tested as they are.", (False,)),
-    "AVA.TRAIN_USE_COLOR_AUGMENTATION": NoEffect("Colours stay as they are.", (False,)),
-    "AVA.TRAIN_PCA_JITTER_ONLY": NoEffect("Colours stay as they are.", (True, False)),
-    "AVA.TRAIN_PCA_EIGVAL": NoEffect("Colours stay as they are.", ([0.225, 0.224, 0.229],)),
-    "AVA.TRAIN_PCA_EIGVEC": NoEffect("Colours stay as they are.", ()),
-    "DEMO.*": NoEffect(
-        "There is no demo on a camera or a single file; leave the section out.", (False,)
-    ),
-}
-"""Keys of the host and of its later releases that a recipe may have and that change nothing."""
+_COMMON = (
+    "DATA.PATH_TO_DATA_DIR",
+    "DATA.PATH_PREFIX",
+    "MODEL.NUM_CLASSES",
+    "MODEL.ARCH",
+    "DATA.NUM_FRAMES",
+    "DATA.SAMPLING_RATE",
+    "DATA.TRAIN_CROP_SIZE",
+    "MULTIGRID.LONG_CYCLE",
+    "MULTIGRID.SHORT_CYCLE",
+    "MULTIGRID.EPOCH_FACTOR",
+    "NUM_GPUS",
+    "TRAIN.BATCH_SIZE",
+    "SOLVER.REFERENCE_WORLD_SIZE",
+    "SOLVER.BASE_LR",
+    "SOLVER.LENGTH",
+    "TRAIN.MIXED_PRECISION",
+    "DATA_LOADER.NUM_WORKERS",
+    "TRAIN.CHECKPOINT_FILE_PATH",
+    "TEST.CHECKPOINT_FILE_PATH",
+    "OUTPUT_DIR",
+)
+"""Keys that most users change, in the order in which they meet them."""
 
 _HEADER = """# Keys
 
-Written from the fields in slowfast_patches/config by
+All keys of a recipe, with their defaults. Set a key in a YAML file or at the end of a command line:
+
+    multigrid-train --cfg configs/Demo/OWN_VIDEOS.yaml NUM_GPUS 1 SOLVER.LENGTH 0.25
+
+This page is generated from the fields in slowfast_patches/config:
 
     python -c "from slowfast_patches.config.keys import format_keys as f; print(f())" > docs/keys.md"""  # noqa: E501
 
+_LATER = """
+## Keys of other PySlowFast releases
 
-def no_effect(name: str) -> NoEffect | None:
-    """The row of a key that changes nothing, its full name before its section's; else None."""
-    return NO_EFFECT.get(name) or NO_EFFECT.get(name.partition(".")[0] + ".*")
+Recipes of the later releases of PySlowFast load unchanged. These keys are translated, or have no
+effect. A key without effect causes a warning unless its value asks for what happens anyway.
+"""
 
 
 def may_differ(name: str) -> bool:
-    """Whether a key may change between a checkpoint and the run that continues it.
+    """Return whether a run may be resumed with another value of a key.
 
-    Such keys change no result by more than rounding, or are those that a run which stopped over
-    unreadable videos asks to change.
+    These keys change results by rounding at most, or are the keys to change when a run has stopped
+    because of unreadable videos.
     """
     return name in KEYS and KEYS[name].may_differ
 
 
 def speed_keys() -> tuple[str, ...]:
-    """Keys that decide how long an iteration of a shape takes."""
+    """Return the keys that affect the time of an iteration with a given shape."""
     return tuple(name for name, key in KEYS.items() if key.speed or key.switch)
 
 
 def speed_switches() -> tuple[str, ...]:
-    """Keys that, where True, make iterations faster and change nothing else."""
+    """Return the keys whose value True makes iterations faster and changes nothing else."""
     return tuple(name for name, key in KEYS.items() if key.switch)
 
 
 def format_keys() -> str:
-    """docs/keys.md: a line for each key."""
-    defaults = keys_of(default_recipe())
-    lines = [_HEADER]
-    title = ""
-    for name, key in KEYS.items():
-        if not key.help:
-            continue
+    """Return the text of docs/keys.md."""
+    lines = [_HEADER, "", "## Keys you will change", "", _format_rows(_COMMON)]
+    sections: dict[str, list[str]] = {}
+    for name in KEYS:
         section = name.partition(".")[0] if "." in name else "Machines and files"
-        if section != title:
-            lines += ["", f"## {section}", ""]
-            title = section
-        check = f" Must be {key.check.wanted}." if key.check else ""
-        lines.append(_wrap(f"- `{name}` `{defaults[name]!r}`: {key.help}{check}"))
-    lines += ["", "## Accepted without effect", ""]
-    lines += [_wrap(f"- `{name}`: {row.why}") for name, row in NO_EFFECT.items()]
-    others = ", ".join(f"`{name}`" for name in sorted(KEYS) if not KEYS[name].help)
-    return "\n".join([*lines, "", "## The host's other keys", "", _wrap(f"{others}.")])
+        sections.setdefault(section, []).append(name)
+    for section, names in sections.items():
+        lines += ["", f"## {section}", "", _format_rows(names)]
+    rows = [(f"`{name}`", row.note) for name, row in LATER_RELEASES.items()]
+    return "\n".join([*lines, _LATER, _format_table(("key", "what happens"), rows)])
 
 
-def _wrap(text: str) -> str:
-    return textwrap.fill(text, 100, subsequent_indent="  ", break_on_hyphens=False)
+def _format_rows(names: Iterable[str]) -> str:
+    defaults = keys_of(default_recipe())
+    rows = []
+    for name in names:
+        check = KEYS[name].check
+        wanted = f" Must be {check.wanted}." if check else ""
+        rows.append((f"`{name}`", f"`{defaults[name]!r}`", KEYS[name].help + wanted))
+    return _format_table(("key", "default", "meaning"), rows)
+
+
+def _format_table(headers: tuple[str, ...], rows: Iterable[tuple[str, ...]]) -> str:
+    # Without padding, a changed row changes one line.
+    return "\n".join(f"| {' | '.join(row)} |" for row in (headers, ("---",) * len(headers), *rows))

@@ -1,4 +1,4 @@
-"""Load a recipe: YAML with `_BASE_`, then overrides, into the defaults, with clear errors."""
+"""Load recipes: defaults, then YAML files with `_BASE_`, then overrides."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from pathlib import Path
 from types import UnionType
 from typing import Any, NamedTuple, get_args, get_origin
 
-from slowfast_patches.config.keys import no_effect
+from slowfast_patches.config.later_releases import ignored_key, translate
 from slowfast_patches.config.recipe import KEYS, PER_PATHWAY, Recipe, default_recipe, plain
 from slowfast_patches.config.scale import fit_batch, scaled_lengths
 from slowfast_patches.config.yaml_text import flatten, parse_yaml
@@ -26,15 +26,15 @@ logger = logging.getLogger(__name__)
 _PACKAGE = Path(__file__).parents[1]
 
 CONFIGS = next(filter(Path.is_dir, (_PACKAGE / "configs", _PACKAGE.parent / "configs")))
-"""The recipes that come with the package: installed in it, or beside it in a checkout."""
+"""Folder of the recipes that ship with the package: inside it, or beside it in a checkout."""
 
 _BASE = "_BASE_"
 _LARGEST = 2**32 - 1
-"""The largest whole number of a key: NumPy and torch take it wherever a key may lead."""
+"""Largest whole number that a key may have. NumPy and torch accept it everywhere."""
 
 
 class _Setting(NamedTuple):
-    """A value as the user wrote it, and where: a file, or "the command line"."""
+    """A value as the user wrote it, and its source: a file or "the command line"."""
 
     value: Any
     source: str
@@ -44,52 +44,74 @@ _Settings = dict[str, _Setting]
 
 
 def load_recipe(path: str | Path | None, overrides: Sequence[object] = ()) -> Recipe:
-    """The defaults, changed by a recipe and then by KEY VALUE pairs, each also as KEY=VALUE.
+    """Load a recipe and apply overrides.
 
-    A recipe may name another one as its `_BASE_`: relative to itself, or one that the package
-    ships. Values are adapted to the type of the key: "1e-4" and 1 are numbers for a float, a list
-    is a tuple. A key without effect (config/keys.py) is warned of and stays at its default, and so
-    are steps and rates that no iteration gets to, which are dropped; lengths, batch and rates are
-    scaled (`fit_batch`): the result holds what is trained with.
+    Values are converted to the type of their key. For example, "1e-4" and 1 are valid floats, and
+    a list becomes a tuple. Keys, steps and rates of other PySlowFast releases are translated or
+    ignored with a warning (later_releases.py). Lengths, batch size and learning rates are scaled
+    (`fit_batch`), so that the result holds the values to train with.
+
+    Args:
+        path: YAML file; None starts from the defaults. Its `_BASE_` names one or more recipes,
+            relative to the file or among those that ship with the package.
+        overrides: Pairs KEY VALUE, each also as KEY=VALUE.
+
+    Returns:
+        The recipe. It is not checked across keys; see `check_recipe`.
 
     Raises:
-        ValueError: a file that is missing or not YAML, a key that does not exist, a value of
-            another type, a pair without a value.
+        ValueError: A file is missing or is not valid YAML, a key does not exist, a value has the
+            wrong type, or an override has no value.
     """
     return _make(_merged(path, overrides))
 
 
 def sets_key(name: str, path: str | Path | None, overrides: Sequence[object] = ()) -> bool:
-    """Return whether a recipe or the pairs after it set a key. Raises as `load_recipe`."""
+    """Return whether a recipe or its overrides set a key.
+
+    Raises:
+        ValueError: As `load_recipe`.
+    """
     return name in _merged(path, overrides)
 
 
 def recipe_path(path: str | Path, folder: Path = Path()) -> Path:
-    """The file that a user named, in `folder`, or else the recipe of that name which the package
-    ships, such as configs/Demo/SLOWFAST_DEMO.yaml.
+    """Return the path of a recipe.
+
+    A file in `folder` takes precedence over a recipe of the package with that name, such as
+    configs/Demo/SLOWFAST_DEMO.yaml.
 
     Raises:
-        ValueError: there is neither.
+        ValueError: Neither exists.
     """
     for candidate in (folder / os.path.expanduser(path), CONFIGS.parent / path):
         if candidate.exists():
             return candidate
     shipped = [str(file.relative_to(CONFIGS.parent)) for file in CONFIGS.rglob("*.yaml")]
     nearest = difflib.get_close_matches(str(path), shipped, n=1)
-    advice = f"; did you mean {nearest[0]}?" if nearest else ""
+    advice = f" Did you mean {nearest[0]}?" if nearest else ""
     raise ValueError(
-        f"the config {folder / path} cannot be read: there is no such file, and no recipe "
-        f"of that name in {CONFIGS}{advice}"
+        f"the config {folder / path} cannot be read: there is no such file, and no recipe of that "
+        f"name in {CONFIGS}.{advice}"
     )
 
 
 def parse_recipe(text: str, source: str, overrides: Sequence[object] = ()) -> Recipe:
-    """As `load_recipe`, from the text of a resolved config; `source` is for messages."""
+    """Load a recipe from the text of a resolved config.
+
+    Args:
+        text: YAML.
+        source: Origin of the text, for error messages.
+        overrides: As of `load_recipe`.
+
+    Raises:
+        ValueError: As `load_recipe`.
+    """
     return _make(_settings(_content(text, source), source) | _pairs(overrides))
 
 
 def _merged(path: str | Path | None, overrides: Sequence[object]) -> _Settings:
-    """Return what a recipe and the pairs after it set; MODEL.NUM_CLASSES auto is not set."""
+    """Return the settings of a recipe and its overrides, without MODEL.NUM_CLASSES auto."""
     settings = {} if path is None else _read_layers(recipe_path(path), {})
     settings = settings | _pairs(overrides)
     classes = settings.get("MODEL.NUM_CLASSES")
@@ -102,11 +124,11 @@ def _make(settings: _Settings) -> Recipe:
     values = {name: default_recipe()[name] for name in KEYS}
     for name, setting in settings.items():
         _set(values, name, setting)
+    translate(values)
     _derive(values, settings)
     for name, (_, source) in settings.items():
         if name in KEYS:
             _check(name, values[name], source)
-    _drop_unreached(values)
     recipe = default_recipe().replaced(values)
     if recipe.solver.length != 1:
         recipe = recipe.replaced(scaled_lengths(recipe, recipe.solver.length))
@@ -114,12 +136,12 @@ def _make(settings: _Settings) -> Recipe:
 
 
 def _check(name: str, value: Any, source: str) -> None:
-    """Raise ValueError for a value that its key cannot have."""
+    """Raise ValueError for a value that a key does not allow."""
     check = KEYS[name].check
     if check and not check.passes(value):
         wanted = check.wanted
     elif _has_too_large(value):
-        wanted = f"{_LARGEST} at most"
+        wanted = f"at most {_LARGEST}"
     else:
         return
     raise ValueError(f"{name} must be {wanted}, not {plain(value)!r:.60} ({source})")
@@ -132,9 +154,14 @@ def _has_too_large(value: Any) -> bool:
 
 
 def _read_layers(path: Path, read: dict[Path, _Settings | None]) -> _Settings:
-    """Every key that a file and its bases set; the file wins over its base.
+    """Return the settings of a file on top of those of its bases.
 
-    `read` has the files that were read before; None stands for one whose bases are being read.
+    Args:
+        path: YAML file.
+        read: Settings of the files read so far. None marks a file whose bases are being read.
+
+    Raises:
+        ValueError: A file cannot be used, or is a base of itself.
     """
     file = path.resolve()
     if file not in read:
@@ -148,7 +175,7 @@ def _read_layers(path: Path, read: dict[Path, _Settings | None]) -> _Settings:
             settings |= _read_layers(recipe_path(base, path.parent), read)
         read[file] = settings | _settings(content, str(path))
     if (known := read[file]) is None:
-        raise ValueError(f"{path}: {_BASE} leads back to the file itself")
+        raise ValueError(f"{path}: {_BASE} leads back to the file itself. Remove the cycle.")
     return known
 
 
@@ -164,12 +191,12 @@ def _text(path: Path) -> str:
 def _content(text: str, source: str) -> dict[str, Any]:
     content = parse_yaml(text, source)
     if not isinstance(content, dict | None):
-        raise ValueError(f"{source}: a config is a mapping of sections, not {content!r:.60}")
+        raise ValueError(f"{source}: a config must be a mapping of sections, not {content!r:.60}")
     return content or {}
 
 
 def _settings(content: Mapping[Any, Any], source: str) -> _Settings:
-    """The values that a file sets, by full key; a mapping's names one by one, as HF.CONFIG.x."""
+    """Return the settings of a file by full key, with the items of HF.CONFIG as HF.CONFIG.x."""
     settings = _Settings()
     for name, value in flatten(content):
         if isinstance(value, Mapping) and value:
@@ -183,19 +210,19 @@ def _pairs(overrides: Sequence[object]) -> _Settings:
     words = split_pairs(overrides)
     if len(words) % 2:
         raise ValueError(
-            f"overrides are pairs KEY VALUE, or KEY=VALUE, and {words[-1]} has no value"
+            f"overrides are pairs KEY VALUE or KEY=VALUE, but {words[-1]} has no value"
         )
     pairs = zip(words[::2], words[1::2], strict=True)
     return {str(key): _Setting(value, "the command line") for key, value in pairs}
 
 
 def _set(values: dict[str, Any], name: str, setting: _Setting) -> None:
-    """Change one value, by full key; a key without effect is warned of instead."""
+    """Set the value of one key, or warn that the key has no effect."""
     value, source = setting
     section, _, inner = name.rpartition(".")
-    if row := no_effect(name):
+    if row := ignored_key(name):
         if (decoded := _decode(value)) not in row.quiet:
-            logger.warning(f"{name} {decoded!s:.60} ({source}) has no effect: {row.why}")
+            logger.warning(f"{name} {decoded!s:.60} ({source}) has no effect: {row.note}")
     elif name in values:
         try:
             values[name] = _adapt(value, KEYS[name].kind)
@@ -206,11 +233,11 @@ def _set(values: dict[str, Any], name: str, setting: _Setting) -> None:
         values[section] = {**values[section], inner: _decode(value)}
     elif not any(known.startswith(f"{name}.") for known in values):
         nearest = difflib.get_close_matches(name.upper(), values, n=1)
-        advice = f"; did you mean {nearest[0]}?" if nearest else ""
+        advice = f". Did you mean {nearest[0]}?" if nearest else ""
         raise ValueError(f"{name:.60} is not a config key ({source}){advice}")
-    elif value is not None:  # a section may be empty
+    elif value is not None:  # An empty section is valid.
         raise ValueError(
-            f"{name} is a section and cannot be {value!r:.60} ({source}); name a key in it"
+            f"{name} is a section and cannot be {value!r:.60} ({source}). Name a key in it."
         )
 
 
@@ -218,7 +245,7 @@ _WANTED = {
     bool: "True or False",
     int: "a whole number",
     float: "a finite number",
-    str: "a text",
+    str: "a string",
     type(None): "None",
     tuple: "a list",
     Mapping: "a mapping such as {'hidden_size': 192}",
@@ -226,10 +253,10 @@ _WANTED = {
 
 
 def _adapt(raw: Any, kind: Any) -> Any:
-    """A value as a field's type.
+    """Convert a value to the type of a field.
 
     Raises:
-        TypeError: it is not of that type; the message says which type is wanted.
+        TypeError: The value has another type. The message is the expected type in words.
     """
     if isinstance(kind, UnionType):
         for option in get_args(kind):
@@ -240,13 +267,13 @@ def _adapt(raw: Any, kind: Any) -> Any:
     value = _decode(raw)
     origin = get_origin(kind) or kind
     if origin is tuple and isinstance(value, str) and get_args(kind)[0] is str:
-        value = value.replace(",", " ").split()  # "s1, s2" or one alone
+        value = value.replace(",", " ").split()  # "s1, s2" or a single name
     if origin is tuple and isinstance(value, list):
         try:
             return tuple(_adapt(item, get_args(kind)[0]) for item in value)
         except TypeError as wanted:
             raise TypeError(f"a list with {wanted} in each place") from None
-    if origin is str:  # text stays as it is written, digits and all, without its quotes
+    if origin is str:  # Keep digits as text and remove quotes.
         value = value if isinstance(value, str) else raw
     number = isinstance(value, int | float) and not isinstance(value, bool)
     if origin is float and number and abs(value) <= sys.float_info.max:
@@ -259,7 +286,7 @@ def _adapt(raw: Any, kind: Any) -> Any:
 
 
 def _decode(raw: Any) -> Any:
-    """What a text stands for ("1e-4" is a number, "(1, 2)" a list); texts in lists too."""
+    """Decode text as a Python literal, also inside lists; "(1, 2)" becomes a list."""
     if isinstance(raw, str):
         try:
             raw = literal_eval(raw)
@@ -269,18 +296,7 @@ def _decode(raw: Any) -> Any:
 
 
 def _derive(values: dict[str, Any], given: Mapping[str, object]) -> None:
-    """Fill the keys that follow from others, where `given`, the user's keys, do not name them."""
-    if values["SOLVER.BASE_LR_SCALE_NUM_SHARDS"]:
-        if values["SOLVER.REFERENCE_BATCH_SIZE"]:
-            raise ValueError(
-                "SOLVER.BASE_LR_SCALE_NUM_SHARDS True and SOLVER.REFERENCE_BATCH_SIZE would both "
-                "scale the learning rates; set one of them to False or 0"
-            )
-        # As there: all rates, the start of the warm-up too, are those of one machine's clips.
-        values["SOLVER.REFERENCE_BATCH_SIZE"] = values["TRAIN.BATCH_SIZE"]
-        values["SOLVER.BASE_LR_SCALE_NUM_SHARDS"] = False
-    if values["MODEL.ARCH"] == "slow":
-        values["MODEL.ARCH"] = "slowonly"
+    """Fill in the keys that follow from others, unless the user gave them."""
     if values["MODEL.ARCH"] == "slowfast":
         for key in PER_PATHWAY:
             if key not in given:
@@ -288,32 +304,11 @@ def _derive(values: dict[str, Any], given: Mapping[str, object]) -> None:
     elif "DATA.INPUT_CHANNEL_NUM" not in given:
         values["DATA.INPUT_CHANNEL_NUM"] = values["DATA.INPUT_CHANNEL_NUM"][:1]
     if values["DETECTION.ENABLE"]:
-        # The host's head for boxes has no other, and recipes of 1.0 have no such key.
+        # The host's head for boxes supports nothing else, and recipes of 1.0 leave these out.
         derived = {"MODEL.HEAD_ACT": "sigmoid", "TEST.NUM_ENSEMBLE_VIEWS": 1}
         values |= {key: value for key, value in derived.items() if key not in given}
     if "DATA.CROP_SIZE" not in given:
         values["DATA.CROP_SIZE"] = values["DATA.TRAIN_CROP_SIZE"]
     if values["DIST_BACKEND"] == "nccl" and values["NUM_GPUS"] == 0:
-        logger.warning("DIST_BACKEND nccl has no effect with NUM_GPUS 0: gloo is used; write auto.")
+        logger.warning("DIST_BACKEND nccl has no effect with NUM_GPUS 0: gloo is used. Set auto.")
         values["DIST_BACKEND"] = "gloo"
-
-
-def _drop_unreached(values: dict[str, Any]) -> None:
-    """Cut SOLVER.STEPS at MAX_EPOCH, and LRS to a rate for each stage, and warn of what that drops.
-
-    Recipes of the later releases have six rates for any number of steps, and some a last step at
-    MAX_EPOCH.
-    """
-    if values["SOLVER.LR_POLICY"] != "steps_with_relative_lrs":
-        return
-    end = values["SOLVER.MAX_EPOCH"]
-    stages = max(1, len(values["SOLVER.STEPS"]))
-    while stages > 1 and values["SOLVER.STEPS"][stages - 1] == end:
-        stages -= 1
-    for key in ("SOLVER.STEPS", "SOLVER.LRS"):
-        if dropped := values[key][stages:]:
-            logger.warning(
-                f"the last of {key}, {list(dropped)}, has no effect and is dropped: the steps make "
-                f"{stages} stages before SOLVER.MAX_EPOCH {end:g}, each with one rate"
-            )
-        values[key] = values[key][:stages]

@@ -1,4 +1,4 @@
-"""The keys of networks: MODEL, their sections, and BN."""
+"""Keys of networks: MODEL, the sections of its parts, and BN."""
 
 from __future__ import annotations
 
@@ -22,62 +22,68 @@ __all__ = ["BatchNorm", "Detection", "Hf", "Model", "NonLocal", "ResNet", "SlowF
 
 
 Stages = tuple[tuple[int, ...], ...]
-"""A number for each stage, and in it for each pathway."""
+"""A number for each pathway of each stage."""
 Places = tuple[tuple[tuple[int, ...], ...], ...]
-"""Several of them."""
+"""Several numbers for each pathway of each stage."""
 
 
 @dataclass(frozen=True)
 class Model:
     arch: str = key(
         "slowfast",
-        "The architecture. nopool is the host's for C2D and I3D that keep all frames; the "
-        "others pool pairs of them after the first stage. slow is slowonly, hf a video "
-        "transformer of the package transformers (HF).",
+        "Architecture. c2d and i3d pool pairs of frames after the first stage; c2d_nopool and "
+        "i3d_nopool keep all frames. hf is a video transformer of the package transformers (see "
+        "HF). slow is another name of slowonly.",
         one_of(*FAMILIES),
         speed=True,
     )
     num_classes: int = key(
         400,
-        "Classes of the data set; auto, or where neither the recipe nor the command line has this "
-        "key: those of the training list.",
+        "Number of classes. If it is auto, or neither the recipe nor the command line has this "
+        "key, the classes of the training list are counted.",
         from_to(1, 10**6),
         speed=True,
     )
     head_act: str = key(
         "softmax",
-        "What makes scores of the head's outputs in evaluation: softmax, or sigmoid for several "
-        "labels a video.",
+        "Activation that turns logits into scores in evaluation: softmax, or sigmoid if a video "
+        "may have several labels.",
     )
     label_smoothing: float = key(
         0.0,
-        "Part of a clip's label that is spread evenly over all classes in the training's loss "
-        "(Szegedy et al., 2016, section 7).",
+        "Label smoothing in the training loss: the fraction of a label that is spread evenly over "
+        "all classes (Szegedy et al., 2016, section 7).",
         BELOW_ONE,
         needs="DATA.MULTI_LABEL False",
     )
     ema_decay: float = key(
         0.0,
-        "Decay an iteration of an exponential moving average of the weights, which is evaluated "
-        "beside them (Polyak and Juditsky, 1992; Tarvainen and Valpola, 2017).",
+        "Decay per iteration of an exponential moving average of the weights. The average is "
+        "evaluated in addition to the weights (Polyak and Juditsky, 1992; Tarvainen and Valpola, "
+        "2017).",
         BELOW_ONE,
         speed=True,
     )
     channels_last: bool = key(
         False,
-        "Clips and weights with a pixel's channels side by side, as tensor cores read them.",
+        "Store clips and weights in the memory format channels_last_3d, which tensor cores prefer.",
         may_differ=True,
         switch=True,
     )
     act_checkpoint: bool = key(
         False,
-        "Compute a block's activations anew in the backward pass instead of keeping them.",
+        "Activation checkpointing: compute the activations of a block again in the backward pass "
+        "instead of storing them.",
         may_differ=True,
         speed=True,
     )
-    loss_func: str = "cross_entropy"
-    dropout_rate: float = 0.5
-    fc_init_std: float = 0.01
+    loss_func: str = key(
+        "cross_entropy",
+        "Training loss: cross_entropy for one label per video, bce_logit for several, bce for "
+        "detection.",
+    )
+    dropout_rate: float = key(0.5, "Dropout rate of the head.")
+    fc_init_std: float = key(0.01, "Standard deviation of the head's initial weights.")
 
     @property
     def family(self) -> ModelFamily:
@@ -95,21 +101,35 @@ class Model:
 @dataclass(frozen=True)
 class SlowFast:
     alpha: int = key(
-        8, "Frames of the fast pathway for each of the slow one.", AT_LEAST_ONE, speed=True
+        8,
+        "Number of frames of the fast pathway divided by that of the slow pathway.",
+        AT_LEAST_ONE,
+        speed=True,
     )
     beta_inv: int = key(
-        8, "Channels of the slow pathway for each of the fast one.", AT_LEAST_ONE, speed=True
+        8,
+        "Number of channels of the slow pathway divided by that of the fast pathway.",
+        AT_LEAST_ONE,
+        speed=True,
     )
-    fusion_conv_channel_ratio: int = key(2, "Fused channels for each fast.", SIZE, speed=True)
-    fusion_kernel_sz: int = key(5, "Frames of the fusing kernel.", SIZE, speed=True)
+    fusion_conv_channel_ratio: int = key(
+        2,
+        "Number of output channels of the lateral convolutions divided by that of the fast "
+        "pathway.",
+        SIZE,
+        speed=True,
+    )
+    fusion_kernel_sz: int = key(
+        5, "Temporal kernel size of the lateral convolutions.", SIZE, speed=True
+    )
 
 
 @dataclass(frozen=True)
 class Tsm:
     shift_div: int = key(
         8,
-        "MODEL.ARCH tsm: 1/SHIFT_DIV of the channels move one frame back, as many one frame "
-        "forward; 0 moves none.",
+        "Shift 1/SHIFT_DIV of the channels by one frame backward and as many forward. 0 shifts "
+        "none.",
         SHIFT,
         speed=True,
         needs="MODEL.ARCH tsm",
@@ -120,25 +140,24 @@ class Tsm:
 class Hf:
     model: str = key(
         "videomae",
-        "MODEL.ARCH hf: a type of model (videomae, timesformer, vivit or vjepa2), which starts "
-        "from scratch; a folder with a config.json and, if there are any, weights to start from in "
-        "*.safetensors; or the name of a model with such weights on the Hugging Face Hub, fetched "
-        "once.",
+        "One of: a model type (videomae, timesformer, vivit or vjepa2), trained from scratch; a "
+        "folder with config.json and optionally weights in `*.safetensors`; the name of a model "
+        "with such weights on the Hugging Face Hub, which is downloaded once.",
         speed=True,
         needs="MODEL.ARCH hf",
     )
     config: Mapping[str, Any] = key(
         {},
-        "Values of the model's configuration, such as hidden_size, others than its type's or "
-        "its folder's; on the command line also one by one, HF.CONFIG.hidden_size 192. Grid and "
-        "classes follow from DATA and MODEL.NUM_CLASSES.",
+        "Values of the model's configuration to override, such as hidden_size. On the command line "
+        "they can be given one by one: HF.CONFIG.hidden_size 192. Input size and number of classes "
+        "follow from DATA and MODEL.NUM_CLASSES.",
         speed=True,
         needs="MODEL.ARCH hf",
     )
     drop_path: float = key(
         0.0,
-        "Chance that a clip skips a residual branch of the last layer, rising linearly from 0 "
-        "at the first (stochastic depth, Huang et al., 2016).",
+        "Stochastic depth (Huang et al., 2016): the probability that a clip skips a residual "
+        "branch of the last layer. It rises linearly from 0 at the first layer.",
         BELOW_ONE,
         needs="MODEL.ARCH hf",
     )
@@ -146,49 +165,67 @@ class Hf:
 
 @dataclass(frozen=True)
 class ResNet:
-    # The host's basic_transform cannot be built: it does not take the host's own arguments.
+    # The host's basic_transform cannot be built: it rejects arguments that the host passes.
     trans_func: str = key(
-        "bottleneck_transform", "Of blocks.", one_of("bottleneck_transform"), speed=True
+        "bottleneck_transform", "Type of a block.", one_of("bottleneck_transform"), speed=True
     )
-    depth: int = key(50, "Layers.", one_of(50, 101), speed=True)
-    num_groups: int = key(1, "Groups of a block's convolution.", SIZE, speed=True)
-    width_per_group: int = key(64, "Channels of the first blocks.", SIZE, speed=True)
-    inplace_relu: bool = key(True, "ReLU in place.", speed=True)
-    stride_1x1: bool = key(False, "Stride in a block's first convolution.", speed=True)
+    depth: int = key(50, "Number of layers.", one_of(50, 101), speed=True)
+    num_groups: int = key(1, "Number of groups of a block's 3×3 convolution.", SIZE, speed=True)
+    width_per_group: int = key(
+        64, "Number of channels per group in the first stage.", SIZE, speed=True
+    )
+    inplace_relu: bool = key(True, "Use in-place ReLU.", speed=True)
+    stride_1x1: bool = key(False, "Stride in the 1×1 instead of the 3×3 convolution.", speed=True)
     num_block_temp_kernel: Stages = key(
-        ((3,), (4,), (6,), (3,)), "Blocks with a temporal kernel.", speed=True
+        ((3,), (4,), (6,), (3,)), "Number of blocks of a stage with a temporal kernel.", speed=True
     )
-    spatial_strides: Stages = key(((1,), (2,), (2,), (2,)), "Stride of each stage.", speed=True)
-    spatial_dilations: Stages = key(((1,),) * 4, "Dilation of each stage.", speed=True)
-    zero_init_final_bn: bool = False
+    spatial_strides: Stages = key(
+        ((1,), (2,), (2,), (2,)), "Spatial stride of each stage.", speed=True
+    )
+    spatial_dilations: Stages = key(((1,),) * 4, "Spatial dilation of each stage.", speed=True)
+    zero_init_final_bn: bool = key(
+        False, "Initialise the scale of the last BN layer of each block with 0."
+    )
 
 
 @dataclass(frozen=True)
 class NonLocal:
-    location: Places = key((((),),) * 4, "Blocks that a non-local one follows.", speed=True)
-    group: Stages = key(((1,),) * 4, "Parts of a clip.", speed=True)
-    pool: Places = key((((1, 2, 2), (1, 2, 2)),) * 4, "Pooling of what is looked at.", speed=True)
-    instantiation: str = key("dot_product", "dot_product or softmax.", speed=True)
+    location: Places = key(
+        (((),),) * 4, "Blocks that are followed by a non-local block.", speed=True
+    )
+    group: Stages = key(
+        ((1,),) * 4, "Number of parts into which a clip is split along time.", speed=True
+    )
+    pool: Places = key(
+        (((1, 2, 2), (1, 2, 2)),) * 4, "Pooling kernel of keys and values.", speed=True
+    )
+    instantiation: str = key(
+        "dot_product", "Normalisation of the attention: dot_product or softmax.", speed=True
+    )
 
 
 @dataclass(frozen=True)
 class Detection:
     enable: bool = key(
-        False, "Score boxes at key frames, as of AVA, in the place of whole videos.", speed=True
+        False, "Classify boxes at key frames, as in AVA, instead of whole videos.", speed=True
     )
     aligned: bool = key(
         True,
-        "ROIAlign takes the centre of a value for its place; False as earlier releases.",
+        "Shift ROIAlign by half a pixel, so that it is aligned with the pixel centres. False is as "
+        "in earlier releases.",
         needs="DETECTION.ENABLE True",
     )
     spatial_scale_factor: int = key(
         16,
-        "Pixels of a clip to one of the last feature map's: 4 times the strides of the stages.",
+        "Stride of the last feature map in pixels: 4 times the strides of all stages.",
         AT_LEAST_ONE,
         needs="DETECTION.ENABLE True",
     )
     roi_xform_resolution: int = key(
-        7, "Features along a side of a box.", AT_LEAST_ONE, needs="DETECTION.ENABLE True"
+        7,
+        "Height and width of the features of a box.",
+        AT_LEAST_ONE,
+        needs="DETECTION.ENABLE True",
     )
 
 
@@ -196,12 +233,17 @@ class Detection:
 class BatchNorm:
     group_size: int = key(
         0,
-        "Clips that share statistics where no cycle is on, on however many processes; 0: those "
-        "that each process has. With a cycle: MULTIGRID.BN_BASE_SIZE.",
+        "Number of clips that share BN statistics if no cycle is on, on any number of processes. "
+        "0 is the number of clips of a process. With a cycle, MULTIGRID.BN_BASE_SIZE applies "
+        "instead.",
         FROM_ZERO,
     )
-    use_precise_stats: bool = False
-    num_batches_precise: int = 200
+    use_precise_stats: bool = key(
+        False, "Recompute the running statistics from training clips before each evaluation."
+    )
+    num_batches_precise: int = key(200, "Number of mini-batches for USE_PRECISE_STATS.")
     weight_decay: float = key(
-        0.0, "Weight decay of scale and shift.", needs="SOLVER.OPTIMIZING_METHOD sgd adam adamw"
+        0.0,
+        "Weight decay of the scale and shift of BN layers.",
+        needs="SOLVER.OPTIMIZING_METHOD sgd adam adamw",
     )

@@ -1,4 +1,4 @@
-"""The text of AUG.AA_TYPE."""
+"""Parsing of AUG.AA_TYPE, which keeps the form of PySlowFast's later releases."""
 
 from __future__ import annotations
 
@@ -11,12 +11,19 @@ _MOST_OPERATIONS = 10
 
 
 def parse_rand_augment(text: str) -> tuple[int, float, float]:
-    """What "rand-m7-n4-mstd0.5-inc1" asks for: 4 operations a clip, of a magnitude of 7 of 10 with
-    a standard deviation of 0.5. Without n it is 2, without m 9, without mstd 0; inc1 says that
-    operations get stronger with the magnitude, which they always do here.
+    """Parse a description of RandAugment such as "rand-m7-n4-mstd0.5-inc1".
+
+    Args:
+        text: "rand", then "-" and a number after each of: n, the number of operations per clip
+            (default 2); m, their magnitude from 0 to 10 (default 9); mstd, the standard deviation
+            of the magnitude (default 0). "inc1" means that operations get stronger with the
+            magnitude, which is always the case here.
+
+    Returns:
+        The number of operations, the magnitude and its standard deviation.
 
     Raises:
-        ValueError: it is another text.
+        ValueError: The text has another form.
     """
     name, *parts = text.split("-")
     values = {"n": 2.0, "m": 9.0, "mstd": 0.0, "inc": 1.0}
@@ -36,7 +43,7 @@ def parse_rand_augment(text: str) -> tuple[int, float, float]:
 
 
 def is_rand_augment(text: str) -> bool:
-    """Whether a text can be parsed, or is empty, which is off."""
+    """Return whether `parse_rand_augment` accepts a text, or the text is empty."""
     try:
         return not text or bool(parse_rand_augment(text))
     except ValueError:

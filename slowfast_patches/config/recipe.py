@@ -1,9 +1,9 @@
-"""A recipe as frozen dataclasses: every key with its type, default, help, check and flags.
+"""Recipes as frozen dataclasses.
 
-A section of the config is a dataclass in model_keys.py, data_keys.py or training_keys.py, and a
-field has its key's name in small letters: DATA.NUM_FRAMES is `recipe.data.num_frames`. To add a
-key, add its field; loading, docs/keys.md and the comparison with checkpoints follow from it. Fields
-without a `key(...)` are the host's, as the host has them.
+Each section of the config is a dataclass in model_keys.py, data_keys.py or training_keys.py. Each
+field is a key in lower case: DATA.NUM_FRAMES is `recipe.data.num_frames`. `key(...)` gives its
+default, help, check and flags. To add a key, add a field; loading, docs/keys.md and the comparison
+with checkpoints need no change.
 """
 
 from __future__ import annotations
@@ -65,7 +65,7 @@ PER_PATHWAY = (
     "NONLOCAL.GROUP",
     "NONLOCAL.POOL",
 )
-"""The keys with an entry for each stage, and in it one for each pathway."""
+"""Keys that hold an entry for each pathway of each stage."""
 
 
 def _frozen(value: Any) -> Any:
@@ -74,7 +74,7 @@ def _frozen(value: Any) -> Any:
 
 @dataclass(frozen=True)
 class Recipe:
-    """All keys of a run; `Recipe()` has every one at its default."""
+    """All keys of a run. `Recipe()` has the defaults."""
 
     multigrid: Multigrid = Multigrid()
     model: Model = Model()
@@ -93,37 +93,41 @@ class Recipe:
     solver: Solver = Solver()
     train: Train = Train()
     test: Test = Test()
-    num_gpus: int = key(1, "GPUs of a machine; 0 is the CPU.", from_to(0, 1024), may_differ=True)
-    num_shards: int = key(1, "Machines.", AT_LEAST_ONE)
-    shard_id: int = key(0, "This machine.", may_differ=True)
-    rng_seed: int = key(1, "What all randomness of a run follows from.", FROM_ZERO)
-    output_dir: str = key("./tmp", "The run's folder.", may_differ=True)
-    log_period: int = key(
-        10, "Iterations from line to line of the log.", AT_LEAST_ONE, may_differ=True
+    num_gpus: int = key(
+        1, "Number of GPUs of a machine. 0 uses the CPU.", from_to(0, 1024), may_differ=True
     )
-    log_model_info: bool = key(True, "Log the model's parameters and operations.", may_differ=True)
+    num_shards: int = key(1, "Number of machines.", AT_LEAST_ONE)
+    shard_id: int = key(0, "Number of this machine, from 0.", may_differ=True)
+    rng_seed: int = key(1, "Random seed of a run.", FROM_ZERO)
+    output_dir: str = key("./tmp", "Folder of the run.", may_differ=True)
+    log_period: int = key(
+        10, "Number of iterations between lines of the log.", AT_LEAST_ONE, may_differ=True
+    )
+    log_model_info: bool = key(
+        True, "Log the number of parameters and FLOPs of the model.", may_differ=True
+    )
     dist_backend: str = key(
         "auto",
-        "auto is nccl with GPUs and gloo without.",
+        "Backend of torch.distributed. auto is nccl with GPUs and gloo without.",
         one_of("auto", "nccl", "gloo"),
         may_differ=True,
     )
     dist_join_seconds: float = key(
         300.0,
-        "Seconds that a process of several waits for the others to come together.",
+        "Seconds that a process waits for the others at the rendezvous.",
         above_zero_to(10**9),
         may_differ=True,
     )
     dist_stall_seconds: float = key(
         1800.0,
-        "Seconds that one may wait in a collective for the others; then the run ends.",
+        "Seconds that a process waits for the others in a collective before the run fails.",
         above_zero_to(10**9),
         may_differ=True,
     )
 
     @property
     def text(self) -> str:
-        """All keys as YAML, from which the recipe can be made again."""
+        """All keys as YAML. `parse_recipe` turns it into the same recipe."""
         return dump_yaml(_nested(keys_of(self), {}))
 
     @property
@@ -133,38 +137,41 @@ class Recipe:
 
     @property
     def multi_label(self) -> bool:
-        """Whether what is scored has several labels: videos with DATA.MULTI_LABEL, boxes always."""
+        """Whether a video or a box may have several labels. A box always may."""
         return self.data.multi_label or self.detection.enable
 
     @property
     def groups_batchnorm(self) -> bool:
-        """Whether BN is over a given number of clips, and not over those that a process has."""
+        """Whether BN statistics are over a fixed number of clips, instead of those of a process."""
         return self.bn_size > 0
 
     @property
     def bn_size(self) -> int:
-        """The clips that share BN statistics at the baseline's crop; 0: those of a process."""
+        """Number of clips that share BN statistics at the baseline's crop; 0 for a process's."""
         return self[self.bn_key] if self.model.has_batchnorm else 0
 
     @property
     def bn_key(self) -> str:
-        """The key that `bn_size` is."""
+        """Name of the key that sets `bn_size`."""
         return "MULTIGRID.BN_BASE_SIZE" if self.uses_multigrid else "BN.GROUP_SIZE"
 
     @property
     def base_shape(self) -> Shape:
-        """The baseline's mini-batch over all machines: TRAIN.BATCH_SIZE is one machine's."""
+        """Shape of the baseline's mini-batch over all machines."""
         batch = self.train.batch_size * self.num_shards
         return Shape(batch, self.data.num_frames, self.data.train_crop_size)
 
     def __getitem__(self, name: str) -> Any:
-        """The value of a key by its name in the config, such as "DATA.NUM_FRAMES"."""
+        """Return the value of a key, such as "DATA.NUM_FRAMES"."""
         return reduce(getattr, _path(name), self)
 
     def replaced(self, values: Mapping[str, Any]) -> Recipe:
-        """The recipe with other values of some keys, by their names in the config.
+        """Return a copy with other values of some keys.
 
-        They are taken as they are: nothing is checked, and nothing follows from them.
+        The values are not checked, and no other keys follow from them.
+
+        Args:
+            values: Values by full key, such as "DATA.NUM_FRAMES".
         """
         recipe = self
         for name, value in values.items():
@@ -177,7 +184,7 @@ class Recipe:
 
 
 def _path(name: str) -> list[str]:
-    """A key as the names of attributes; nonlocal is a word of Python's."""
+    """Return the attribute names of a key. `nonlocal` is a Python keyword, so it has a `_`."""
     return name.lower().replace("nonlocal.", "nonlocal_.").split(".")
 
 
@@ -192,25 +199,31 @@ def _keys(section: Any, prefix: str = "") -> Iterator[tuple[str, Key]]:
 
 
 KEYS: Mapping[str, Key] = dict(_keys(Recipe))
-"""The keys by full name, in the order of the fields."""
+"""Metadata of all keys by full key, in the order of the fields."""
 
 
 @cache
 def default_recipe() -> Recipe:
-    """Every key at its default."""
+    """Return the recipe of the defaults."""
     return Recipe()
 
 
 def keys_of(recipe: Recipe) -> dict[str, Any]:
-    """The values of a recipe by full key, as plain data: lists in the place of tuples."""
+    """Return all values of a recipe by full key, with lists instead of tuples."""
     return {name: plain(recipe[name]) for name in KEYS}
 
 
 def stored_keys(tree: Mapping[str, Any]) -> dict[str, Any]:
-    """The values of a config that was stored with a checkpoint or a result, by full key.
+    """Return the values of a config that was stored with a checkpoint or a result.
 
-    A key that is newer than the file is at its default, which changes nothing, and one that was
-    removed since is left out.
+    Keys that did not exist when it was stored have their defaults, with which they change nothing.
+    Keys that no longer exist are left out.
+
+    Args:
+        tree: The config, with sections as nested mappings.
+
+    Returns:
+        Values by full key.
     """
     stored = {name: value for name, value in flatten(tree) if name in KEYS}
     return keys_of(default_recipe()) | stored
@@ -222,14 +235,24 @@ def differences(
     now: str,
     ignored: Collection[str] = (),
 ) -> list[str]:
-    """The keys whose values are others, as "KEY 1 there, 2 now"."""
+    """Describe the keys that differ between two configs.
+
+    Args:
+        stored: Values by full key of the one config.
+        wanted: Values by full key of the other config.
+        now: Where the other config is, such as "here".
+        ignored: Keys that may differ.
+
+    Returns:
+        A text for each key, such as "SOLVER.BASE_LR 0.1 there, 0.2 here".
+    """
     keys = sorted((stored.keys() | wanted.keys()).difference(ignored))
     values = [(key, stored.get(key, "(absent)"), wanted.get(key, "(absent)")) for key in keys]
     return [f"{key} {old} there, {new} {now}" for key, old, new in values if old != new]
 
 
 def host_config(recipe: Recipe) -> Any:
-    """The config object that the host's own functions take; the caller's to change."""
+    """Return a recipe as a config object of PySlowFast. Each call makes a new one."""
     node = _nested(keys_of(recipe), host_defaults.get_cfg())
     node.MODEL.SINGLE_PATHWAY_ARCH = [arch for arch in FAMILIES if FAMILIES[arch].pathways == 1]
     node.MODEL.MODEL_NAME = "SlowFast" if recipe.model.has_two_pathways else "ResNet"
@@ -237,7 +260,7 @@ def host_config(recipe: Recipe) -> Any:
 
 
 def _nested(values: Mapping[str, Any], tree: Any) -> Any:
-    """Put values by full key into the sections of `tree`, a mapping of either kind."""
+    """Store values by full key in the sections of `tree`, and return it."""
     for name, value in values.items():
         section, _, key = name.rpartition(".")
         node = tree.setdefault(section, type(tree)()) if section else tree
@@ -246,7 +269,7 @@ def _nested(values: Mapping[str, Any], tree: Any) -> Any:
 
 
 def plain(value: Any) -> Any:
-    """Lists in the place of tuples, as YAML has them."""
+    """Replace tuples by lists, recursively, as YAML has no tuples."""
     if isinstance(value, Mapping):
         return {name: plain(inner) for name, inner in value.items()}
     return [plain(inner) for inner in value] if isinstance(value, list | tuple) else value

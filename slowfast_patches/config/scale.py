@@ -1,4 +1,4 @@
-"""A recipe made longer or shorter, and its batch and rates for the processes that train it."""
+"""Scaling of a recipe: its length, and its batch size and learning rates to the processes."""
 
 from __future__ import annotations
 
@@ -11,17 +11,15 @@ from slowfast_patches.config.recipe import Recipe
 __all__ = ["as_overrides", "fit_batch", "scaled_lengths"]
 
 _DIGITS = 6
-"""Decimals of scaled lengths, which are epochs: a millionth is less than a clip of most sets."""
+"""Decimals of scaled epochs. A millionth of most data sets is less than one clip."""
 
 
 def scaled_lengths(recipe: Recipe, factor: float) -> dict[str, object]:
-    """The keys that say how long a recipe trains, with their values times `factor`.
-
-    All lengths scale together: the end, the steps and the warm-up, in epochs.
+    """Multiply all lengths of a recipe by a factor.
 
     Returns:
-        Overrides for `load_recipe`, KEY to value: SOLVER.MAX_EPOCH, STEPS and WARMUP_EPOCHS, and
-        SOLVER.LENGTH 1, as it is in them.
+        Values by full key: the scaled SOLVER.MAX_EPOCH, STEPS and WARMUP_EPOCHS, and
+        SOLVER.LENGTH 1, so that they are not scaled again.
     """
     solver = recipe.solver
     return {
@@ -33,23 +31,27 @@ def scaled_lengths(recipe: Recipe, factor: float) -> dict[str, object]:
 
 
 def as_overrides(keys: Mapping[str, object]) -> tuple[str, ...]:
-    """KEY -> value as the KEY VALUE pairs of a command line."""
+    """Return values by full key as the KEY VALUE pairs of a command line."""
     return tuple(str(item) for pair in keys.items() for item in pair)
 
 
 def fit_batch(recipe: Recipe, world_size: int) -> Recipe:
-    """Scale the batch to `world_size` processes, and the learning rates to the batch.
+    """Scale the batch size to the world size, and the learning rates to the batch size.
 
-    Processes are over all NUM_SHARDS machines. With SOLVER.REFERENCE_WORLD_SIZE each keeps as many
-    clips as each of that many GPUs has of TRAIN.BATCH_SIZE. With SOLVER.REFERENCE_BATCH_SIZE, which
-    is TRAIN.BATCH_SIZE as written where the batch is scaled, SOLVER.BASE_LR, WARMUP_START_LR and
-    COSINE_END_LR follow the global batch by SOLVER.BATCH_RATE_RULE. Epochs stay.
+    With SOLVER.REFERENCE_WORLD_SIZE, each process has TRAIN.BATCH_SIZE / REFERENCE_WORLD_SIZE
+    clips. With SOLVER.REFERENCE_BATCH_SIZE, the learning rates are scaled from that batch size to
+    the global one by SOLVER.BATCH_RATE_RULE. Without it, the reference of a scaled batch size is
+    TRAIN.BATCH_SIZE as written. The number of epochs stays the same.
 
-    Both keys then have what they are now, so that scaling again changes nothing. `load_recipe`
-    calls this for the recipe's own NUM_GPUS and NUM_SHARDS.
+    The result has its own sizes in both keys, so that scaling it again changes nothing.
+    `load_recipe` calls this function with the recipe's own NUM_GPUS and NUM_SHARDS.
+
+    Args:
+        recipe: The recipe.
+        world_size: Number of processes on all NUM_SHARDS machines.
 
     Raises:
-        ValueError: clips that do not divide over the GPUs, or processes over the machines.
+        ValueError: The clips do not divide over the GPUs, or the processes over the machines.
     """
     solver = recipe.solver
     gpus = solver.reference_world_size
@@ -60,14 +62,14 @@ def fit_batch(recipe: Recipe, world_size: int) -> Recipe:
         if clips % gpus:
             raise ValueError(
                 f"TRAIN.BATCH_SIZE {clips} does not divide over the {gpus} GPUs of "
-                f"SOLVER.REFERENCE_WORLD_SIZE; set TRAIN.BATCH_SIZE {(clips // gpus + 1) * gpus}, "
-                "or the number of GPUs that it was written for"
+                f"SOLVER.REFERENCE_WORLD_SIZE. Set TRAIN.BATCH_SIZE {(clips // gpus + 1) * gpus}, "
+                "or REFERENCE_WORLD_SIZE to the number of GPUs for which it was written."
             )
         processes, rest = divmod(world_size, recipe.num_shards)
         if rest:
             raise ValueError(
-                f"{world_size} processes do not divide over NUM_SHARDS {recipe.num_shards}; start "
-                "as many on each machine"
+                f"{world_size} processes do not divide over NUM_SHARDS {recipe.num_shards}. Start "
+                "the same number of processes on each machine."
             )
         clips = clips // gpus * processes
         values["TRAIN.BATCH_SIZE"] = clips

@@ -1,4 +1,4 @@
-"""The schedule that a recipe asks for, and the recipe as it is at an iteration."""
+"""Schedules of recipes."""
 
 from __future__ import annotations
 
@@ -28,17 +28,16 @@ __all__ = [
 
 
 def without_multigrid(recipe: Recipe) -> Recipe:
-    """The baseline of a recipe: the same recipe with both cycles off."""
+    """Return the baseline of a recipe: the recipe with both cycles off."""
     if not recipe.uses_multigrid:
         return recipe
     return recipe.replaced({"MULTIGRID.LONG_CYCLE": False, "MULTIGRID.SHORT_CYCLE": False})
 
 
 def learning_rate_of(recipe: Recipe) -> LearningRate:
-    """The baseline's learning-rate policy.
+    """Return the learning-rate policy of the baseline.
 
-    Steps take their rates from SOLVER.LRS, relative to BASE_LR, or, where LRS is empty, from powers
-    of SOLVER.GAMMA.
+    The rates of stages are SOLVER.LRS times BASE_LR. If LRS is empty, they fall by SOLVER.GAMMA.
     """
     solver = recipe.solver
     warmup = Warmup(solver.warmup_start_lr, solver.warmup_epochs)
@@ -73,7 +72,7 @@ def cycles_of(recipe: Recipe) -> Cycles | None:
 
 
 def cycle_keys(cycles: Cycles) -> dict[str, object]:
-    """Return the keys that give a recipe these cycles, whatever cycles it had."""
+    """Return the MULTIGRID keys, with their values, that give any recipe these cycles."""
     keys: dict[str, object] = {
         "LONG_CYCLE": bool(cycles.long_cycle),
         "LONG_CYCLE_FACTORS": [list(factors) for factors in cycles.long_cycle],
@@ -87,13 +86,13 @@ def cycle_keys(cycles: Cycles) -> dict[str, object]:
 
 
 def schedule_of(recipe: Recipe, num_videos: int) -> Schedule:
-    """The schedule of a recipe for a training set of `num_videos` videos.
+    """Return the schedule of a recipe for a training set of `num_videos` videos.
 
-    With both cycles off it is the baseline recipe, and BN is left to each process's batch unless
-    BN.GROUP_SIZE says otherwise.
+    With both cycles off, it is the schedule of the baseline, and BN statistics are over the clips
+    of a process unless BN.GROUP_SIZE is set.
 
     Raises:
-        ValueError: the recipe has no schedule; the message has the way out.
+        ValueError: The recipe has no valid schedule.
     """
     _check_bn_groups(recipe)
     multigrid = recipe.multigrid
@@ -120,16 +119,17 @@ def _check_bn_groups(recipe: Recipe) -> None:
     fitting = max(n for n in range(1, size) if batch % n == 0)
     raise ValueError(
         f"a global batch of {batch} clips (TRAIN.BATCH_SIZE {recipe.train.batch_size} × NUM_SHARDS "
-        f"{recipe.num_shards}) cannot be split into BN groups of {size}: give TRAIN.BATCH_SIZE a "
-        f"multiple of {size}, or set {recipe.bn_key} {fitting} (MULTIGRID.BN_BASE_SIZE is that of "
-        "a multigrid training, BN.GROUP_SIZE of a baseline)"
+        f"{recipe.num_shards}) cannot be split into BN groups of {size}. Set TRAIN.BATCH_SIZE to a "
+        f"multiple of {size}, or set {recipe.bn_key} {fitting}. MULTIGRID.BN_BASE_SIZE is the size "
+        "for multigrid training, BN.GROUP_SIZE for a baseline."
     )
 
 
 def check_world_size(recipe: Recipe, schedule: Schedule, world_size: int) -> None:
-    """Raise ValueError if `world_size` processes cannot train a recipe's schedule.
+    """Check that `world_size` processes can train a recipe's schedule.
 
-    The message has the numbers of processes that can, and the keys that decide it.
+    Raises:
+        ValueError: They cannot. The message has the numbers of processes that can.
     """
     try:
         check_processes(schedule, world_size)
@@ -142,13 +142,13 @@ def check_world_size(recipe: Recipe, schedule: Schedule, world_size: int) -> Non
 
 
 def check_speed_of_schedule(recipe: Recipe, schedule: Schedule, world_size: int) -> None:
-    """Refuse switches of speed and memory that a shape of a schedule cannot have.
+    """Check that every shape supports TRAIN.COMPILE and SOLVER.ACCUMULATION_STEPS.
 
     Raises:
-        ValueError: TRAIN.COMPILE is on and processes share BN statistics; a process's BN groups do
-            not divide into SOLVER.ACCUMULATION_STEPS parts.
+        ValueError: TRAIN.COMPILE is on while processes share BN statistics, or the BN groups of a
+            process do not divide into SOLVER.ACCUMULATION_STEPS micro-batches.
     """
-    parts = recipe.solver.accumulation_steps
+    micro_batches = recipe.solver.accumulation_steps
     for phase in schedule.phases:
         for shape, size in zip(phase.shapes, phase.bn_sizes, strict=True):
             clips = shape.batch // world_size
@@ -157,31 +157,31 @@ def check_speed_of_schedule(recipe: Recipe, schedule: Schedule, world_size: int)
             if recipe.train.compile and (group or 0) > clips:
                 raise ValueError(
                     f"TRAIN.COMPILE True: at {shape}, each of {world_size} processes has {clips} "
-                    f"clips, and statistics over {group}, which processes share, cannot be part of "
-                    "a compiled network; set it to False, or train on fewer processes or with a "
-                    "larger TRAIN.BATCH_SIZE"
+                    f"clips, but BN statistics are over {group} clips of several processes, which "
+                    "a compiled network does not support. Set TRAIN.COMPILE False, use fewer "
+                    "processes, or set a larger TRAIN.BATCH_SIZE."
                 )
-            if parts > 1 and group is None:
+            if micro_batches > 1 and group is None:
                 raise ValueError(
-                    f"SOLVER.ACCUMULATION_STEPS {parts}: BN is over all clips that a process has, "
-                    "and would be over fewer; set BN.GROUP_SIZE to the clips that share "
-                    f"statistics, at most {clips // parts} here"
+                    f"SOLVER.ACCUMULATION_STEPS {micro_batches} would change BN statistics, which "
+                    "are over all clips of a process. To prevent this, set BN.GROUP_SIZE to the "
+                    "number of clips that share statistics, at most "
+                    f"{clips // micro_batches} here."
                 )
-            if parts > 1 and clips % ((group or 1) * parts):
+            if micro_batches > 1 and clips % ((group or 1) * micro_batches):
                 raise ValueError(
-                    f"SOLVER.ACCUMULATION_STEPS {parts}: at {shape}, each of {world_size} "
+                    f"SOLVER.ACCUMULATION_STEPS {micro_batches}: at {shape}, each of {world_size} "
                     f"process(es) has {clips} clips{f' in BN groups of {group}' * has_bn}, which "
-                    f"do not divide into {parts} equal parts; set it to a divisor of "
-                    f"{max(1, clips // (group or 1))}, or train with a larger TRAIN.BATCH_SIZE, on "
-                    "fewer processes, or with smaller BN groups"
+                    f"do not divide into {micro_batches} equal micro-batches. Set it to a divisor "
+                    f"of {max(1, clips // (group or 1))}, or use a larger TRAIN.BATCH_SIZE, fewer "
+                    "processes, or smaller BN groups."
                 )
 
 
 def recipe_at(recipe: Recipe, schedule: Schedule, iteration: int) -> Recipe:
-    """A copy of the recipe with the solver and data keys of the long-cycle shape in force.
+    """Return a copy of the recipe with the solver and data keys of an iteration's phase.
 
-    Its rates are those trained with. It is what gets logged and stored with checkpoints; nothing
-    reads it back to train.
+    It is for logs and checkpoints; training never reads it back.
     """
     phase = schedule.phases[schedule.phase_at(iteration)]
     shape = phase.base_shape

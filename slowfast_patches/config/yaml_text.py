@@ -1,4 +1,4 @@
-"""YAML with bounds: texts that would harm are refused before they are composed."""
+"""YAML with limits on depth and length, against hostile files."""
 
 from __future__ import annotations
 
@@ -10,27 +10,31 @@ import yaml
 
 __all__ = ["dump_yaml", "flatten", "parse_yaml"]
 
-# Ten times as fast where PyYAML has its C library, as its wheels do.
+# The wheels of PyYAML contain its C library, which is ten times as fast.
 _SafeLoader: Any = getattr(yaml, "CSafeLoader", yaml.SafeLoader)
 _SafeDumper: Any = getattr(yaml, "CSafeDumper", yaml.SafeDumper)
 
 _DEEPEST = 250
-"""Levels of a YAML text: more than Python takes on a command line, which is 200."""
+"""Maximum nesting of a YAML text. Python literals on a command line have at most 200 levels."""
 _LONGEST = 200_000
-"""Nodes and characters of a YAML text whose aliases are written out."""
+"""Maximum nodes and characters of a YAML text with its aliases expanded."""
 
 
 def parse_yaml(text: str, source: str = "the config") -> Any:
-    """What a YAML text holds; nothing in it is executed.
+    """Parse YAML safely.
+
+    Args:
+        text: YAML.
+        source: Origin of the text, for error messages.
 
     Raises:
-        ValueError: it is not YAML, has a key twice in one mapping, is nested too deeply, or is too
-            long once its aliases are written out; the message has `source` and the line.
+        ValueError: The text is not valid YAML, has the same key twice in a mapping, is nested too
+            deeply, or is too long when its aliases are expanded.
     """
     try:
         _check_events(text)
         return yaml.load(text, _Loader)
-    except Exception as error:  # PyYAML raises anything for a tag that does not fit its value
+    except Exception as error:  # PyYAML raises many types if a tag does not fit its value.
         mark = getattr(error, "problem_mark", None)
         line = f", line {mark.line + 1}" if mark else ""
         problem = " ".join(str(getattr(error, "problem", None) or error).split())
@@ -48,12 +52,15 @@ class _Loader(_SafeLoader):  # type: ignore[misc]
 
 
 def _check_events(text: str) -> None:
-    """Refuse by its events what must not be composed: that recurses in libyaml, without a bound."""
+    """Check depth and length before composing, which recurses in libyaml without a limit.
+
+    Raises:
+        yaml.MarkedYAMLError: The text is nested too deeply or too long.
+    """
     length = 0.0
     lengths = dict[str | None, float]()
-    opened = list[
-        tuple[str | None, float]
-    ]()  # the anchors of open collections, and where each began
+    # Anchor and start of each collection that is still open.
+    open_collections = list[tuple[str | None, float]]()
     for event in yaml.parse(text, _SafeLoader):
         if isinstance(event, yaml.AliasEvent):
             length += lengths.get(event.anchor, 0)
@@ -61,16 +68,16 @@ def _check_events(text: str) -> None:
             lengths[event.anchor] = 1 + len(event.value)
             length += lengths[event.anchor]
         elif isinstance(event, yaml.CollectionStartEvent):
-            opened.append((event.anchor, length))
+            open_collections.append((event.anchor, length))
             length += 1
-            lengths[event.anchor] = math.inf  # an alias to what is open would have no end
+            lengths[event.anchor] = math.inf  # An alias to an open collection never ends.
         elif isinstance(event, yaml.CollectionEndEvent):
-            anchor, start = opened.pop()
+            anchor, start = open_collections.pop()
             lengths[anchor] = length - start
-        if len(opened) > _DEEPEST:
+        if len(open_collections) > _DEEPEST:
             raise _error(f"it is nested more than {_DEEPEST} levels deep", event)
         if length > _LONGEST:
-            raise _error(f"with aliases written out it is longer than {_LONGEST:,}", event)
+            raise _error(f"with its aliases expanded it is longer than {_LONGEST:,}", event)
 
 
 def _error(problem: str, where: Any) -> Exception:
@@ -79,13 +86,13 @@ def _error(problem: str, where: Any) -> Exception:
 
 
 def dump_yaml(tree: Mapping[str, Any]) -> str:
-    """A tree of plain data as YAML, its keys in alphabetical order."""
+    """Return nested mappings of plain data as YAML, with sorted keys."""
     text: str = yaml.dump(tree, Dumper=_SafeDumper)
     return text
 
 
 def flatten(tree: Mapping[Any, Any], prefix: str = "") -> Iterator[tuple[str, Any]]:
-    """The values of sections within sections as (full key, value); HF.CONFIG is one value."""
+    """Yield (full key, value) of nested sections. HF.CONFIG is one value."""
     for name, value in tree.items():
         key = f"{prefix}{name}"
         if isinstance(value, Mapping) and key != "HF.CONFIG":

@@ -1,4 +1,4 @@
-"""How a process computes: its device, its share of the cores, and what a recipe's switches set."""
+"""Device, threads, precision and memory of a process."""
 
 from __future__ import annotations
 
@@ -16,28 +16,32 @@ __all__ = ["check_gpus", "keep_memory_whole", "process_device", "set_up_device",
 logger = logging.getLogger(__name__)
 
 _WIDE = 32
-"""RESNET.WIDTH_PER_GROUP from which every shape is faster in bfloat16 on a processor with AMX."""
+"""Minimum RESNET.WIDTH_PER_GROUP with which every shape is faster in bfloat16 with AMX."""
 _ALLOCATORS = ("PYTORCH_ALLOC_CONF", "PYTORCH_CUDA_ALLOC_CONF")
 
 
 def check_gpus(recipe: Recipe) -> None:
-    """Raise ValueError if a recipe asks for more GPUs than this machine has."""
+    """Check that this machine has the GPUs of a recipe.
+
+    Raises:
+        ValueError: It has fewer.
+    """
     count = torch.cuda.device_count()
     if count < recipe.num_gpus and not _has_gpu_of_its_own(recipe):
         raise ValueError(
-            f"NUM_GPUS is {recipe.num_gpus}, this machine has {count}; NUM_GPUS 0 trains on the CPU"
+            f"NUM_GPUS is {recipe.num_gpus}, but this machine has {count}. NUM_GPUS 0 uses the CPU."
         )
 
 
 def _has_gpu_of_its_own(recipe: Recipe) -> bool:
-    """Whether srun shows each of its tasks one GPU (--gpus-per-task), which is number 0 to all."""
+    """Return whether srun gives each task a GPU of its own (--gpus-per-task), always number 0."""
     placement = find_placement(recipe, os.environ)
     is_task = placement.launcher == "srun" and placement.local_rank is not None
     return is_task and torch.cuda.device_count() == 1
 
 
 def process_device(recipe: Recipe, local_rank: int) -> torch.device:
-    """The device of a process on this machine; on the CPU, with its share of the cores set."""
+    """Return the device of a process and make it current; on the CPU, set the number of threads."""
     if recipe.num_gpus == 0:
         _share_cores(recipe)
         return torch.device("cpu")
@@ -48,21 +52,22 @@ def process_device(recipe: Recipe, local_rank: int) -> torch.device:
 
 
 def _share_cores(recipe: Recipe) -> None:
-    """On the CPU, leave a core to each worker that reads; an existing OMP_NUM_THREADS is respected.
+    """Leave a core to each DataLoader worker, unless OMP_NUM_THREADS is set.
 
-    A worker that takes the core of one of torch's threads makes the others wait for it at every
-    operation: with 2 threads and a busy worker on 2 cores, steps took half as long again.
+    If a worker uses the core of a torch thread, the other threads wait for that thread at each
+    operation. With 2 threads and a busy worker on 2 cores, steps took 1.5 times as long.
     """
     if "OMP_NUM_THREADS" not in os.environ:
         torch.set_num_threads(max(1, cores_of_process(recipe) - num_workers(recipe)))
 
 
 def with_precision(recipe: Recipe, on_gpu: bool) -> Recipe:
-    """The recipe with TRAIN.MIXED_PRECISION auto decided, and logged: by instructions, not by a
-    timed step, so that it is the same in every run on a machine.
+    """Replace TRAIN.MIXED_PRECISION auto by True or False, and log the choice.
 
-    On a processor it takes AMX and wide convolutions: with avx512_bf16 alone, and in thin networks
-    and small transformers on coarse grids, steps are slower in bfloat16 (docs/performance.md).
+    The choice depends on the instruction set instead of measured times, so that all runs on a
+    machine make the same one. On a processor, True needs AMX and wide convolutions. With
+    avx512_bf16 alone, in narrow networks, and in small transformers at coarse shapes, steps are
+    slower in bfloat16 (docs/performance.md).
     """
     if recipe.train.mixed_precision != "auto":
         return recipe
@@ -73,10 +78,10 @@ def with_precision(recipe: Recipe, on_gpu: bool) -> Recipe:
 
 
 def set_up_device(recipe: Recipe) -> None:
-    """Set TRAIN.TF32, TRAIN.CUDNN_BENCHMARK and TRAIN.DETERMINISTIC for this process.
+    """Apply TRAIN.TF32, TRAIN.CUDNN_BENCHMARK and TRAIN.DETERMINISTIC to this process.
 
-    May be called again with another recipe; one that is DETERMINISTIC comes first, before anything
-    is computed on a GPU.
+    It may be called again with another recipe. A recipe with DETERMINISTIC must come first, before
+    the process uses a GPU.
     """
     train = recipe.train
     torch.backends.cuda.matmul.allow_tf32 = train.tf32
@@ -89,11 +94,10 @@ def set_up_device(recipe: Recipe) -> None:
 
 
 def keep_memory_whole() -> None:
-    """Have the GPU's memory claimed in segments that grow; before this process uses the GPU.
+    """Use expandable segments in the CUDA allocator, unless PYTORCH_ALLOC_CONF is set.
 
-    Shapes change for days. What the tensors of one have left free serves those of the next,
-    whatever their sizes, only where it is not cut up in blocks. An existing PYTORCH_ALLOC_CONF is
-    respected.
+    Shapes change throughout a training. Expandable segments avoid fragmentation, so that memory
+    freed at one shape can be used at the next. Call this before the process uses a GPU.
     """
     if not any(name in os.environ for name in _ALLOCATORS):
         os.environ[_ALLOCATORS[0]] = "expandable_segments:True"

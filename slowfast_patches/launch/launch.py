@@ -1,7 +1,8 @@
-"""Start the processes of a run: torchrun's, srun's, by the host's own convention, or this alone.
+"""Start the processes of a run: under torchrun or srun, by PySlowFast's convention, or just one.
 
-The host's convention: NUM_GPUS processes on each of NUM_SHARDS machines, of which this is number
-SHARD_ID, meeting at --init-method. NUM_GPUS 0 is one process a machine, on the CPU.
+PySlowFast's convention is NUM_GPUS processes on each of NUM_SHARDS machines. SHARD_ID is the number
+of this machine, and --init-method is the rendezvous. NUM_GPUS 0 is one process per machine, on the
+CPU.
 """
 
 from __future__ import annotations
@@ -27,18 +28,18 @@ Check = Callable[[Recipe], None]
 
 
 def processes_of(recipe: Recipe) -> int:
-    """Processes of a run over all machines, by its launcher, else by the recipe."""
+    """Return the world size of a run, from its launcher or else from the recipe."""
     return find_placement(recipe, os.environ).size
 
 
 def for_processes(recipe: Recipe) -> Recipe:
-    """The config as the processes of this run train it; everything that reads a recipe calls this.
+    """Return a recipe as this run trains it, with everything resolved that depends on the machines.
 
-    Machines are counted as the launcher does, as TRAIN.BATCH_SIZE is per machine; batch and rates
-    are scaled to the processes (`fit_batch`). TRAIN.MIXED_PRECISION auto is decided.
+    NUM_SHARDS and SHARD_ID are those of the launcher, batch size and learning rates are scaled to
+    the world size (`fit_batch`), and TRAIN.MIXED_PRECISION auto is decided.
 
     Raises:
-        ValueError: launcher and config disagree, or the recipe cannot be scaled.
+        ValueError: Launcher and recipe disagree, or the recipe cannot be scaled.
     """
     placement = find_placement(recipe, os.environ)
     machines = {"NUM_SHARDS": placement.machines, "SHARD_ID": placement.machine}
@@ -53,22 +54,24 @@ def for_processes(recipe: Recipe) -> Recipe:
 
 
 def launch(recipe: Recipe, init_method: str | None, main: Main, check: Check | None = None) -> None:
-    """Call `main(recipe, world)` in every process of the run and wait for them.
+    """Call `main(recipe, world)` in every process of a run, and wait for them.
 
-    A process alone calls it itself and joins nothing. One that torchrun or srun has started is a
-    rank, as is the only one of a machine; else torchrun's launcher starts the machine's ranks.
+    A single process calls `main` without a process group. A process that torchrun or srun started,
+    or that is the only one of its machine, joins the group as a rank. Otherwise, torchrun's
+    launcher starts the ranks of this machine.
 
     Args:
-        recipe: the recipe, as loaded.
-        init_method: where the machines meet: tcp://HOST:PORT of the first; None where the launcher
-            says it, or on one machine.
-        main: what each process does; to be pickled.
-        check: called with the recipe by each command before it starts processes or joins others.
+        recipe: The recipe, as loaded.
+        init_method: Rendezvous of several machines, tcp://HOST:PORT of the first. None on a single
+            machine, or if the launcher knows it.
+        main: Function to call. It must be picklable.
+        check: Function to call with the recipe before processes are started or joined.
 
     Raises:
-        ValueError: launchers contradict each other, machines have no address to meet at, or
-            `check` raised it.
-        ToolError, SystemExit: as `start_workers`.
+        ValueError: Launcher and recipe contradict each other, there is no rendezvous, or `check`
+            failed.
+        ToolError: As `start_workers`.
+        SystemExit: As `start_workers`.
     """
     placement = find_placement(recipe, os.environ, init_method)
     with interruptible():
@@ -79,12 +82,12 @@ def launch(recipe: Recipe, init_method: str | None, main: Main, check: Check | N
             return
     if placement.machines > 1 and placement.launcher != "torchrun" and placement.address is None:
         raise ValueError(
-            f"NUM_SHARDS {placement.machines}: say where the machines meet, with --init-method "
-            "tcp://FIRST-MACHINE:PORT, the same on all"
+            f"NUM_SHARDS {placement.machines} needs a rendezvous. Add --init-method "
+            "tcp://FIRST-MACHINE:PORT, the same on all machines."
         )
-    # Rank 0 has an open file for each process; the usual soft limit is 1024.
-    _, most = resource.getrlimit(resource.RLIMIT_NOFILE)
-    resource.setrlimit(resource.RLIMIT_NOFILE, (most, most))
+    # Rank 0 has an open file for each process, and the soft limit is often 1024.
+    _, hard_limit = resource.getrlimit(resource.RLIMIT_NOFILE)
+    resource.setrlimit(resource.RLIMIT_NOFILE, (hard_limit, hard_limit))
     if placement.local_rank is None:
         start_workers(placement, recipe, main)
         return

@@ -1,4 +1,4 @@
-"""Where the processes of a run are: as torchrun, srun or the host's own convention places them."""
+"""Placement of a run's processes by torchrun, by srun, or by PySlowFast's convention."""
 
 from __future__ import annotations
 
@@ -13,20 +13,22 @@ __all__ = ["Placement", "find_placement", "is_restart"]
 
 _FIRST_PORT = 20_000
 _PORTS = 12_000
-"""Where the processes of a SLURM job meet: below the ports that Linux hands out (32,768 on)."""
+"""Range of rendezvous ports of SLURM jobs, below the ephemeral ports of Linux (from 32,768)."""
 
 
 @dataclass(frozen=True)
 class Placement:
-    """Where the processes of a run are, seen from one command that is, or starts, some of them.
+    """Placement of a run's processes, as seen by one command.
 
-    launcher: "torchrun", "srun", or "run_net" for the host's own convention.
-    machines: the number of machines.
-    machine: the number of this one, from 0.
-    per_machine: processes on each machine.
-    local_rank: this process's number on its machine; None where the command starts all of them.
-    address: HOST:PORT of the first machine, where the processes meet; None where torchrun knows it,
-        or it is not given.
+    Attributes:
+        launcher: "torchrun", "srun", or "run_net" for PySlowFast's convention.
+        machines: Number of machines.
+        machine: Number of this machine, from 0.
+        per_machine: Number of processes on each machine.
+        local_rank: Local rank of this process, or None if this command has yet to start the ranks
+            of this machine.
+        address: Rendezvous, HOST:PORT of the first machine. None if torchrun knows it, or if none
+            was given.
     """
 
     launcher: str
@@ -38,19 +40,19 @@ class Placement:
 
     @property
     def size(self) -> int:
-        """Processes of the run, on all machines."""
+        """World size: the number of processes on all machines."""
         return self.machines * self.per_machine
 
     @property
     def first_rank(self) -> int:
-        """The rank of the command's only or first process."""
+        """Rank of the first process of this command."""
         return self.machine * self.per_machine + (self.local_rank or 0)
 
     def variables(self, environment: Mapping[str, str]) -> dict[str, str]:
-        """The variables by which torchrun would tell this process where it is.
+        """Return the environment variables that torchrun would set for this process.
 
-        LOCAL_WORLD_SIZE counts the processes that share its cores: those of the machine, unless
-        srun gave each task cores of its own.
+        LOCAL_WORLD_SIZE is the number of processes that share its cores. This is 1 if srun gave
+        each task cores of its own.
         """
         assert self.address is not None
         own_cores = available_cores() < int(environment.get("SLURM_CPUS_ON_NODE", 0))
@@ -68,20 +70,19 @@ class Placement:
 def find_placement(
     recipe: Recipe, environment: Mapping[str, str], init_method: str | None = None
 ) -> Placement:
-    """The placement that a recipe and a launcher's environment variables describe.
+    """Return the placement that a recipe and the launcher's environment variables describe.
 
-    torchrun takes precedence (TORCHELASTIC_RUN_ID): one under each of srun's tasks is common
-    practice. Then srun, where its step has several tasks: `srun --pty bash` has one, and a batch
-    script none. Else the host's convention: NUM_GPUS processes, or one on the CPU, on each of
-    NUM_SHARDS machines, of which this is number SHARD_ID.
+    torchrun (TORCHELASTIC_RUN_ID) takes precedence over srun, because srun often starts torchrun
+    on each machine. srun counts only if its step has several tasks: `srun --pty bash` has one, and
+    a batch script has none. Otherwise, PySlowFast's convention applies (see launch.py).
 
     Args:
-        recipe: of it NUM_GPUS, NUM_SHARDS and SHARD_ID are read.
-        environment: such as os.environ.
-        init_method: the option of that name, if given.
+        recipe: Recipe with NUM_GPUS, NUM_SHARDS and SHARD_ID.
+        environment: Environment variables, such as os.environ.
+        init_method: Value of --init-method, if given.
 
     Raises:
-        ValueError: recipe and launcher contradict each other; says what to leave out.
+        ValueError: Recipe and launcher contradict each other.
     """
     address = None if init_method is None else _host_and_port(init_method)
     if "TORCHELASTIC_RUN_ID" in environment:
@@ -94,20 +95,20 @@ def find_placement(
     machines = placement.machines
     if 0 < recipe.num_gpus != placement.per_machine:
         raise ValueError(
-            f"{launcher} starts {placement.per_machine} processes on each machine, NUM_GPUS says "
-            f"{recipe.num_gpus}; make them the same"
+            f"{launcher} starts {placement.per_machine} processes on each machine, but NUM_GPUS is "
+            f"{recipe.num_gpus}. Make them equal."
         )
-    asked = (recipe.num_shards, recipe.shard_id)  # may repeat what the launcher says
+    asked = (recipe.num_shards, recipe.shard_id)  # The recipe may repeat what the launcher says.
     if asked not in {(1, 0), (machines, 0), (machines, placement.machine)}:
         raise ValueError(
-            f"{launcher} says NUM_SHARDS {machines} and SHARD_ID {placement.machine}, the recipe "
-            f"{asked[0]} and {asked[1]}; leave them out under {launcher}"
+            f"{launcher} sets NUM_SHARDS {machines} and SHARD_ID {placement.machine}, but the "
+            f"recipe has {asked[0]} and {asked[1]}. Leave them out under {launcher}."
         )
     return placement
 
 
 def is_restart(environment: Mapping[str, str]) -> bool:
-    """Whether torchrun (--max-restarts) or SLURM (requeueing) starts this run once more."""
+    """Return whether torchrun (--max-restarts) or SLURM (requeue) has restarted this run."""
     counts = ("TORCHELASTIC_RESTART_COUNT", "SLURM_RESTART_COUNT")
     return any(int(environment.get(name) or 0) > 0 for name in counts)
 
@@ -115,7 +116,9 @@ def is_restart(environment: Mapping[str, str]) -> bool:
 def _host_and_port(url: str) -> str:
     match = re.fullmatch(r"tcp://([^/]+:\d+)/?", url)
     if match is None:
-        raise ValueError(f"--init-method {url}: machines meet at tcp://HOST:PORT of the first")
+        raise ValueError(
+            f"--init-method {url} is not valid. Use tcp://HOST:PORT of the first machine."
+        )
     return match[1]
 
 
@@ -123,7 +126,9 @@ def _by_hand(recipe: Recipe, address: str | None) -> Placement:
     machines = recipe.num_shards
     machine = recipe.shard_id
     if not 0 <= machine < max(1, machines):
-        raise ValueError(f"SHARD_ID {machine} is not one of NUM_SHARDS {machines}, from 0")
+        raise ValueError(
+            f"SHARD_ID {machine} must be from 0 to NUM_SHARDS - 1, which is {machines - 1}"
+        )
     alone = recipe.num_gpus < 2
     count = max(1, recipe.num_gpus)
     return Placement("run_net", machines, machine, count, 0 if alone else None, address)
@@ -131,14 +136,14 @@ def _by_hand(recipe: Recipe, address: str | None) -> Placement:
 
 def _under_torchrun(environment: Mapping[str, str], address: str | None) -> Placement:
     if address is not None:
-        raise ValueError("torchrun says where the processes meet; leave --init-method out")
+        raise ValueError("torchrun provides the rendezvous. Leave --init-method out.")
     machines = int(environment["GROUP_WORLD_SIZE"])
     restarts = environment.get("TORCHELASTIC_MAX_RESTARTS", "0") != "0"
     if restarts and machines > 1 and environment.get("TORCHELASTIC_USE_AGENT_STORE") == "True":
         raise ValueError(
-            "with --max-restarts, torchrun on several machines needs --rdzv-backend c10d and "
-            "TORCH_DISABLE_SHARE_RDZV_TCP_STORE=1 in its environment: the processes that it starts "
-            "again do not meet in the store of those before"
+            "torchrun with --max-restarts on several machines needs --rdzv-backend c10d and the "
+            "environment variable TORCH_DISABLE_SHARE_RDZV_TCP_STORE=1: restarted processes cannot "
+            "use the store of the previous ones."
         )
     per_machine = int(environment["WORLD_SIZE"]) // machines
     machine, local_rank = divmod(int(environment["RANK"]), per_machine)
@@ -146,11 +151,13 @@ def _under_torchrun(environment: Mapping[str, str], address: str | None) -> Plac
 
 
 def _under_srun(recipe: Recipe, environment: Mapping[str, str], address: str | None) -> Placement:
-    """A process for each task, or with one task a machine and several GPUs, one for each GPU."""
+    """Return the placement of srun's tasks; a task that is alone on its machine starts NUM_GPUS."""
     tasks = int(environment["SLURM_STEP_NUM_TASKS"])
     machines = int(environment["SLURM_STEP_NUM_NODES"])
     if tasks % machines:
-        raise ValueError(f"srun starts {tasks} tasks on {machines} machines: not as many on each")
+        raise ValueError(
+            f"srun starts {tasks} tasks on {machines} machines. Start equally many on each."
+        )
     starts = tasks == machines and recipe.num_gpus > 1
     return Placement(
         launcher="srun",
@@ -163,13 +170,13 @@ def _under_srun(recipe: Recipe, environment: Mapping[str, str], address: str | N
 
 
 def _step_address(environment: Mapping[str, str]) -> str:
-    """The first machine of the step, where rank 0 is, at a port that its numbers give: jobs may
-    share a machine.
+    """Return HOST:PORT of the rendezvous of a SLURM step.
 
-    submitit expands the job's list of machines, of which a step may have only some; of the step's
-    we need the first name only.
+    The host is the first machine of the step, where rank 0 runs. submitit expands only the list of
+    the whole job. The port follows from the numbers of job and step, as jobs may share a machine.
     """
     listed = environment.get("SLURM_STEP_NODELIST", "localhost")
-    first = re.sub(r"(\[\d+)[^]]*", r"\1", listed).split(",")[0]  # node[01-16,20],login: node[01]
+    # The first name of node[01-16,20],login is node[01].
+    first = re.sub(r"(\[\d+)[^]]*", r"\1", listed).split(",")[0]
     number = 97 * int(environment["SLURM_JOB_ID"]) + int(environment["SLURM_STEP_ID"])
     return f"{re.sub('[][]', '', first)}:{_FIRST_PORT + number % _PORTS}"

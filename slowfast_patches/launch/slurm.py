@@ -1,11 +1,11 @@
-"""Runs as SLURM jobs, through submitit, that survive their time limit and preemption.
+"""SLURM jobs, through submitit, that survive their time limit and preemption.
 
-A job runs one task a machine, and each task runs multigrid-train as a process of its own, which
-finds by srun's variables where it is. SLURM's signals reach the task (and the training too, where
-cgroup.conf says SignalChildrenProcesses=yes); the task asks its training to save with SIGUSR1. The
-ranks agree on the iteration, save, and every run_net ends with INTERRUPTED_STATUS. submitit's
-handler on the first machine then requeues the job: the same number and folder, SLURM_RESTART_COUNT
-one higher. What follows what is a table in docs/running.md.
+A job has one task per machine. Each task runs multigrid-train as a child process, which finds its
+placement in srun's environment variables. SLURM sends signals to the task, and also to the training
+if cgroup.conf has SignalChildrenProcesses=yes. The task then sends SIGUSR1 to its training. All
+ranks agree on an iteration, save, and exit with INTERRUPTED_STATUS. On the first machine, submitit
+requeues the job with the same number and folder, and SLURM increments SLURM_RESTART_COUNT. A table
+in docs/running.md lists the events.
 """
 
 from __future__ import annotations
@@ -37,28 +37,32 @@ __all__ = [
 ]
 
 FOLDER = "slurm"
-"""Beside a run's files: what submitit writes, logs of the jobs among it."""
+"""Subfolder of a run for the files of submitit, such as job logs."""
 
 _KILL_WAIT = 30
-"""Seconds that SLURM leaves a job after SIGTERM, requeued ones too (KillWait's default)."""
-_LOOK = 0.2
-"""Seconds between looks at the training."""
+"""Seconds between SIGTERM and SIGKILL in SLURM (default of KillWait), also when requeueing."""
+_POLL_SECONDS = 0.2
+"""Interval at which the training process is polled."""
 _SAVED = (INTERRUPTED_STATUS, -signal.SIGTERM, -signal.SIGUSR1)
-"""How a training ends that was asked to; one that had not begun dies of the signal."""
+"""Exit statuses of a training that was asked to stop, or killed by the signal at its start."""
 
 
 @dataclass(frozen=True)
 class Slurm:
-    """What SLURM is asked for.
+    """Resources to request from SLURM.
 
-    hours: of one job, after which it is requeued and goes on, `requeues` times at most.
-    limit: jobs of an array that run at the same time.
-    cpus: cores for each process.
-    warning_seconds: time left when a job is warned: an iteration and a checkpoint must fit.
-    options: further options of sbatch, such as account.
+    Attributes:
+        partition: Partition of the job.
+        hours: Time limit of a job, after which it is requeued and resumes.
+        limit: Maximum number of jobs of an array that run at the same time.
+        cpus: Cores for each process.
+        requeues: Maximum number of times that a job is requeued because of its time limit.
+        warning_seconds: Seconds between the warning and the end of a job. An iteration and a
+            checkpoint must fit in them.
+        options: Other options of sbatch, such as account.
 
     Raises:
-        ValueError: a job would end before it is warned, or SLURM cannot warn so long before.
+        ValueError: The warning time is longer than the job or than SLURM supports.
     """
 
     partition: str
@@ -71,21 +75,23 @@ class Slurm:
 
     def __post_init__(self) -> None:
         if not 0 < self.warning_seconds < 65_536:
-            raise ValueError(f"{self.warning_seconds} seconds of warning; from 1 to 65535 work")
+            raise ValueError(
+                f"a job can be warned 1 to 65535 seconds before its end, not {self.warning_seconds}"
+            )
         if self.minutes * 60 <= self.warning_seconds:
             raise ValueError(
-                f"a job of {self.hours:g} hours would end before its warning, "
-                f"{self.warning_seconds} seconds before the end; give it more hours"
+                f"a job of {self.hours:g} hours is too short for a warning {self.warning_seconds} "
+                "seconds before its end. Give it more hours."
             )
 
     @property
     def minutes(self) -> int:
-        """Of one job, as SLURM counts."""
+        """Time limit of a job in minutes, SLURM's unit."""
         return round(self.hours * 60)
 
 
 class _Executor(submitit.SlurmExecutor):
-    """Writes batch files without SLURM as well; what needs it asks `has_slurm` first."""
+    """Executor that also writes batch files on machines without SLURM."""
 
     @classmethod
     def affinity(cls) -> int:
@@ -93,17 +99,24 @@ class _Executor(submitit.SlurmExecutor):
 
 
 def has_slurm() -> bool:
-    """Whether jobs can be queued on this machine."""
+    """Return whether jobs can be submitted from this machine."""
     return shutil.which("sbatch") is not None
 
 
 def make_executor(
     folder: Path, slurm: Slurm, machines: int, gpus: int, name: str = "multigrid"
 ) -> submitit.SlurmExecutor:
-    """Asks for `machines` machines of `gpus` GPUs, one task on each; its files go to `folder`.
+    """Return an executor for jobs with one task on each machine.
 
-    A job is requeued where the cluster would not do so by default, and ends on all machines when it
-    fails on one.
+    Jobs may be requeued even if the default of the cluster is not to. A job that fails on one
+    machine ends on all.
+
+    Args:
+        folder: Folder for the files of submitit.
+        slurm: Resources to request.
+        machines: Number of machines of a job.
+        gpus: Number of GPUs on each machine.
+        name: Name of the jobs.
     """
     executor = _Executor(folder=folder, max_num_timeout=slurm.requeues)
     executor.update_parameters(
@@ -123,19 +136,22 @@ def make_executor(
 
 
 def batch_file(executor: submitit.SlurmExecutor) -> str:
-    """The batch file of one job."""
+    """Return the text of the batch file of one job."""
     return executor._make_submission_file_text(executor._submitit_command_str, "")
 
 
 def queue(executor: submitit.SlurmExecutor, jobs: Sequence[Job]) -> list[str]:
-    """Queue jobs, several as one array; their numbers.
+    """Submit jobs. Several jobs become one array.
+
+    Returns:
+        The job IDs.
 
     Raises:
-        ValueError: SLURM refuses them; says why.
+        ValueError: SLURM rejects the jobs.
     """
     errors = submitit.core.utils
     try:
-        # Callables of their own: submitit's `map_array` takes one function.
+        # `map_array` of submitit takes a single function, but each job is a callable of its own.
         with executor.batch():
             queued = [executor.submit(job) for job in jobs]
         return [job.job_id for job in queued]
@@ -149,17 +165,18 @@ def queue(executor: submitit.SlurmExecutor, jobs: Sequence[Job]) -> list[str]:
 
 
 def state_in_queue(number: str) -> str:
-    """What a job that waits or runs does, as squeue has it; "" of one that has ended."""
+    """Return the state of a job as shown by squeue, or "" if it has ended."""
     command = ["squeue", "--noheader", "--format=%T", "--jobs", number]
     return subprocess.run(command, capture_output=True, text=True).stdout.strip()
 
 
 @dataclass
 class Job:
-    """One run, as a job: trains on, from the last checkpoint, each time it is started.
+    """One run as a job, which resumes from the last checkpoint whenever it is started.
 
-    command: python, run_net.py and its arguments, the same on each machine.
-    warning_seconds: how long before its end the job is warned.
+    Attributes:
+        command: Command line of the training, the same on each machine.
+        warning_seconds: Seconds between the warning and the end of the job.
     """
 
     command: tuple[str, ...]
@@ -167,42 +184,47 @@ class Job:
     _training: subprocess.Popen[bytes] | None = field(default=None, init=False, compare=False)
 
     def __call__(self) -> int:
-        """Train; on several machines, this one's share of it.
+        """Run the training of this machine.
+
+        Returns:
+            0, for submitit.
 
         Raises:
-            RuntimeError: the training failed; its log says why.
-            SystemExit: it was interrupted, has saved, and goes on when the job is started again.
+            RuntimeError: The training failed. Its log has the reason.
+            SystemExit: The training was interrupted and has saved. It resumes when the job is
+                started again.
         """
         warning = _warning_signal()
         for number in {signal.SIGTERM, signal.SIGUSR1} - {warning}:
             signal.signal(number, lambda *_: self._ask_to_save())
-        # The warning is for the task alone, though it may be sent to all.
+        # Only the task handles the warning, even if SLURM also sends it to the training.
         self._training = subprocess.Popen(
             self.command, preexec_fn=lambda: signal.signal(warning, signal.SIG_IGN)
         )
         try:
             status = self._wait()
         finally:
-            # Where it is requeued before it has saved: with this process SLURM ends the training.
+            # If the job is requeued before the training has saved, SLURM would end the training
+            # together with this process.
             self._wait(_KILL_WAIT)
         if status in _SAVED:
             _requeue(submitit.JobEnvironment())
         if status:
-            raise RuntimeError(f"the training ended with exit status {status}: {self.command}")
+            raise RuntimeError(f"the training failed with exit status {status}: {self.command}")
         return 0
 
     def checkpoint(self) -> submitit.helpers.DelayedSubmission:
-        """Save, and say what submitit is to queue: the same again.
+        """Ask the training to save, and return the job to requeue.
 
-        Called by submitit's signal handler on the first machine, while `__call__` waits. Where the
-        training takes too long to save, the job is requeued in time without it: SLURM then leaves
-        it KillWait seconds more. One that just ends by itself does so again when started again.
+        submitit's signal handler calls this on the first machine while `__call__` waits. If saving
+        takes too long, the job is requeued before its time limit, and the training has another
+        KillWait seconds. A training that ends by itself in that time ends again when restarted.
         """
         if self._training is not None:
             seconds = max(self.warning_seconds - _KILL_WAIT, self.warning_seconds / 2)
             self._ask_to_save()
             if self._wait(seconds) is None:
-                _say(f"not saved within {seconds:.0f} s: goes on from its last checkpoint")
+                _say(f"not saved within {seconds:.0f} s: will resume from the last checkpoint")
         return submitit.helpers.DelayedSubmission(Job(self.command, self.warning_seconds))
 
     def _ask_to_save(self) -> None:
@@ -210,34 +232,36 @@ class Job:
             self._training.send_signal(signal.SIGUSR1)
 
     def _wait(self, seconds: float = math.inf) -> int | None:
-        """The training's exit status, minus the signal's number if one ended it; None if it still
-        runs then. A signal's handler may wait while the program does; `Popen.wait` would deadlock.
+        """Wait for the training. `Popen.wait` could deadlock with a signal handler.
+
+        Returns:
+            Its exit status, or minus the number of the signal that killed it, or None if it is
+            still running.
         """
         assert self._training is not None, "it has been started"
         deadline = time.monotonic() + seconds
         while (status := self._training.poll()) is None and time.monotonic() < deadline:
-            time.sleep(_LOOK)
+            time.sleep(_POLL_SECONDS)
         return status
 
 
 def _warning_signal() -> signal.Signals:
-    """The signal that submitit asks SLURM for (SUBMITIT_PREEMPT_SIGNAL)."""
+    """Return the signal that submitit asks SLURM to send (SUBMITIT_PREEMPT_SIGNAL)."""
     return signal.Signals[f"SIG{submitit.JobEnvironment.USR_SIG}"]
 
 
 def _requeue(job: Any) -> None:
-    """Requeue a job whose training saved without submitit's asking (SIGTERM); does not return.
+    """Requeue a job whose training has saved because of SIGTERM. Does not return.
 
-    On the first machine by the signal at which submitit does so. The others' end is no failure:
-    what becomes of the job is decided there. SLURM would requeue a cancelled job as well: only one
-    that is RUNNING is requeued.
+    The first machine raises the signal at which submitit requeues the job. The other machines end
+    without a failure. SLURM would also requeue a cancelled job, so the job must be RUNNING.
     """
     if job.global_rank != 0:
         _say("saved; the first machine requeues the job")
         sys.exit(0)
     state = state_in_queue(job.job_id)
     if state not in ("RUNNING", "SIGNALING"):
-        _say(f"saved; not requeued by itself, since the job is {state or 'unknown to squeue'}")
+        _say(f"saved, but not requeued, because the job is {state or 'unknown to squeue'}")
         sys.exit(1)
     _say("saved; the job is requeued")
     signal.raise_signal(_warning_signal())

@@ -1,4 +1,4 @@
-"""Why a training ends before its schedule does, and how it is asked to."""
+"""Stop requests: signals, and the errors that end a training early."""
 
 from __future__ import annotations
 
@@ -32,15 +32,17 @@ Handler = Callable[[int, FrameType | None], None]
 
 
 class TrainingStoppedError(ToolError):
-    """The training cannot go on; the message says why and where."""
+    """Error raised when a training cannot continue."""
 
     exit_status = MISTAKE_STATUS
 
 
 @contextmanager
 def interruptible() -> Iterator[None]:
-    """In its body, until a `StopRequest` listens, SIGTERM and SIGUSR1 raise
-    TrainingInterruptedError: there is nothing to save yet."""
+    """Context manager: raise TrainingInterruptedError on SIGTERM and SIGUSR1.
+
+    It is for the time before a training has something to save, when `StopRequest` takes over.
+    """
 
     def interrupt(number: int, frame: FrameType | None) -> NoReturn:
         raise TrainingInterruptedError(EARLY.format(signal.Signals(number).name))
@@ -51,7 +53,7 @@ def interruptible() -> Iterator[None]:
 
 @contextmanager
 def handling(numbers: Sequence[signal.Signals], handler: Handler) -> Iterator[None]:
-    """Have signals handled so in the body; nothing outside of the main thread, which gets them."""
+    """Context manager: handle signals with `handler`. It does nothing outside the main thread."""
     in_main = threading.current_thread() is threading.main_thread()
     before = {number: signal.signal(number, handler) for number in numbers if in_main}
     try:
@@ -62,22 +64,22 @@ def handling(numbers: Sequence[signal.Signals], handler: Handler) -> Iterator[No
 
 
 class StopRequest:
-    """Whether this run was asked to stop: SIGINT, SIGTERM or SIGUSR1 to any of its processes.
+    """Context manager for stop requests: SIGINT, SIGTERM or SIGUSR1 to any process of a run.
 
-    A context manager: in its body the signals set a flag, and after it they do what they did
-    before, but in one of several processes that was interrupted: that only has to end. A second
-    SIGINT ends the process at once. Outside of the main thread, which alone gets
-    signals, it only hears of what other processes were asked.
+    In the body, the first signal sets a flag. A second SIGINT ends the process immediately. On
+    exit, the previous handlers return, except in an interrupted process of several, which only has
+    to end. Outside the main thread, which receives all signals, it only learns about requests to
+    other processes.
 
-    The processes agree in steps: each calls `ask`, then `agreed`, equally often. What takes place
-    between the two calls hides the exchange of one number.
+    All processes must call `ask` and then `agreed` equally often. The exchange between them is
+    asynchronous, so that it overlaps with the work between the two calls.
 
     Args:
-        world: of this process.
-        timeout: how long a process waits for the others; None is torch's own.
+        world: World of this process.
+        timeout: Timeout of the exchange. None is torch's default.
 
     Attributes:
-        asked: the signal that this process alone got; 0 for none.
+        asked: Number of the signal that this process got. 0 for none.
     """
 
     def __init__(self, world: World, timeout: timedelta | None = None) -> None:
@@ -93,19 +95,19 @@ class StopRequest:
     def __enter__(self) -> Self:
         listening.append(self)
         if self._world.size > 1:
-            # signals are not worth a GPU's time
+            # gloo exchanges the flag on the CPU, without delaying the GPU.
             self._group = dist.new_group(backend="gloo", timeout=self._timeout)
         self._listening.__enter__()
         return self
 
     def __exit__(self, _: object, error: BaseException | None, __: object) -> None:
         listening.remove(self)
-        # One of several that has saved waits for the others: a late signal must not kill it then.
+        # A process that has saved waits for the others. A late signal must not kill it.
         if self._world.size == 1 or not isinstance(error, TrainingInterruptedError):
             self._listening.__exit__(None, None, None)
 
     def ask(self) -> None:
-        """Tell the other processes whether this one was asked to stop; returns at once."""
+        """Start telling the other processes whether this one was asked to stop."""
         self.agreed()
         self._number[0] = self.asked
         if self._group is not None:
@@ -114,7 +116,7 @@ class StopRequest:
             )
 
     def agreed(self) -> bool:
-        """Whether any process had been asked when all of them called `ask`: alike in all."""
+        """Return whether any process had been asked to stop at the last `ask`; the same in all."""
         if self._work is not None:
             self._work.wait()
             self._work = None
@@ -123,18 +125,19 @@ class StopRequest:
 
     @property
     def signal(self) -> signal.Signals:
-        """The signal that the processes agreed to stop for."""
+        """Signal for which the processes agreed to stop."""
         return signal.Signals(self._agreed)
 
     def between(self, batches: Iterable[T], rounds: int) -> Iterator[T]:
-        """The mini-batches of an evaluation, until the run is asked to stop.
+        """Yield the mini-batches of an evaluation until the run is asked to stop.
 
         Args:
-            batches: of this process, `rounds` at most.
-            rounds: the most mini-batches that a process has; the same in all.
+            batches: Mini-batches of this process, at most `rounds`.
+            rounds: Maximum number of mini-batches of any process.
 
         Raises:
-            TrainingInterruptedError: it was asked; in all processes at the same mini-batch.
+            TrainingInterruptedError: The run was asked to stop. All processes raise it at the same
+                mini-batch.
         """
         iterator = iter(batches)
         for _ in range(rounds):
@@ -143,19 +146,21 @@ class StopRequest:
                 yield batch
                 break
             if self.agreed():
-                raise TrainingInterruptedError(f"stopped by {self.signal.name} in an evaluation")
+                raise TrainingInterruptedError(
+                    f"stopped by {self.signal.name} during an evaluation"
+                )
 
     def _note(self, number: int, frame: FrameType | None) -> None:
-        """The handler. It does not log, as it may interrupt what logs."""
+        """Handle a signal. Logging is not allowed here, as the signal may interrupt a logger."""
         if number == signal.SIGINT:
-            # Only SIGINT counts: a launcher passes the first on as SIGTERM, which may come earlier.
+            # A launcher forwards the first SIGINT as SIGTERM, so only SIGINT counts twice.
             if self._interrupted:
-                _say("interrupted again: ending without saving")
+                _say("interrupted again: exiting without saving")
                 signal.signal(signal.SIGINT, signal.SIG_DFL)
                 os.kill(os.getpid(), signal.SIGINT)
             self._interrupted = True
             if self._world.is_main:
-                _say("interrupted: saving after this iteration; once more ends at once")
+                _say("interrupted: saving after this iteration; press Ctrl-C again to exit now")
         self.asked = self.asked or number
 
 

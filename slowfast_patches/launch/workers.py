@@ -1,4 +1,4 @@
-"""The processes of a run of several: started and watched by torchrun's launcher, joined, ended."""
+"""Processes of a run on several ranks: start, rendezvous, failures and end."""
 
 from __future__ import annotations
 
@@ -33,12 +33,11 @@ Main = Callable[[Recipe, World], None]
 
 START_METHOD = "spawn"
 _LOST_SECONDS = 5.0
-"""A rank that lost another ends this much later, unless its launcher ends it before: the rank that
-failed reports why."""
+"""Seconds that a rank waits before it reports the loss of another rank, which reports the cause."""
 _MARGIN = 5.0
-"""Seconds that torch has to report by itself that not all have joined in time."""
+"""Seconds after the join timeout in which torch should report it by itself."""
 _LOOK_SECONDS = 1.0
-"""How often a rank that waits for others looks whether its launcher lives."""
+"""Seconds between checks whether the launcher of a rank that joins still lives."""
 _KEYS_SHOWN = 16
 _OF_A_MACHINE = (
     "SHARD_ID",
@@ -46,11 +45,11 @@ _OF_A_MACHINE = (
     "DATA.PATH_TO_DATA_DIR",
     "DATA_LOADER.NUM_WORKERS",
 )
-"""Keys that machines may differ in: where each has its data, and what reads them."""
+"""Keys that may differ between machines: where the data is, and how it is loaded."""
 
 
 class JoiningError(ToolError):
-    """The ranks of a run did not meet in time, or have different recipes."""
+    """Error raised when the rendezvous fails or the ranks have different recipes."""
 
     exit_status = MISTAKE_STATUS
 
@@ -59,12 +58,13 @@ def start_workers(placement: Placement, recipe: Recipe, main: Main) -> None:
     """Run `work` in a process for each rank of this machine, and wait for them.
 
     Raises:
-        JoiningError: the machines did not meet within DIST_JOIN_SECONDS.
-        ToolError: a rank was killed.
-        TrainingInterruptedError, KeyboardInterrupt: by a signal, with nothing to save yet.
-        SystemExit: a rank failed, which has reported why; with its exit status.
+        JoiningError: The rendezvous failed within DIST_JOIN_SECONDS.
+        ToolError: A rank was killed.
+        TrainingInterruptedError: A signal came before there was something to save.
+        KeyboardInterrupt: Ctrl-C came before there was something to save.
+        SystemExit: A rank failed and has reported why. The status is that of the rank.
     """
-    # A process alone does not import what takes time.
+    # Lazy imports: they are slow, and a single process does not need them.
     from torch.distributed.elastic.multiprocessing import DefaultLogsSpecs
     from torch.distributed.elastic.multiprocessing.errors import ChildFailedError
     from torch.distributed.elastic.rendezvous import RendezvousError
@@ -73,8 +73,8 @@ def start_workers(placement: Placement, recipe: Recipe, main: Main) -> None:
     for name in ("torch.distributed.elastic", "torch.multiprocessing.spawn"):
         logger = logging.getLogger(name)
         logger.addHandler(logging.NullHandler())
-        logger.propagate = False  # what failed is reported once, by the rank itself or below
-    resource_tracker.ensure_running()  # would let SIGINT through, once it starts
+        logger.propagate = False  # Failures are reported once, by the rank or below.
+    resource_tracker.ensure_running()  # Starting it later would unblock SIGINT.
     received: list[int] = []
     with (
         TemporaryDirectory(prefix="multigrid-") as folder,
@@ -96,8 +96,8 @@ def start_workers(placement: Placement, recipe: Recipe, main: Main) -> None:
             max_restarts=0,
             start_method=START_METHOD,
         )
-        # In a thread of its own torch leaves the handlers of signals alone, and while it waits for
-        # other machines, in C++, this one can still be interrupted.
+        # Outside the main thread, torch keeps the signal handlers, and this process can be
+        # interrupted while torch waits in C++ for other machines.
         ended = _in_thread(lambda: elastic_launch(config, work)(recipe, main))
         try:
             try:
@@ -114,7 +114,7 @@ def start_workers(placement: Placement, recipe: Recipe, main: Main) -> None:
 
 
 def _in_thread(function: Callable[[], Any]) -> Future[Any]:
-    """Call a function in a daemon thread that holds back SIGINT, also from processes it starts."""
+    """Call a function in a daemon thread. SIGINT is blocked in it and in processes it starts."""
     future: Future[Any] = Future()
 
     def run() -> None:
@@ -132,20 +132,20 @@ def _not_joined(recipe: Recipe, where: str, error: Exception) -> JoiningError:
     reason = str(error).partition("\n")[0] or "no answer"
     return JoiningError(
         f"the processes of this run did not meet at {where} within {recipe.dist_join_seconds:g} s "
-        f"(DIST_JOIN_SECONDS): {reason}. It has to be a free port of the first machine"
+        f"(DIST_JOIN_SECONDS): {reason}. The address must be a free port of the first machine."
     )
 
 
 def _started(folder: str) -> bool:
-    """Whether torch has started workers, whose logs it writes there."""
+    """Return whether torch has started workers, which write their logs to `folder`."""
     return bool(os.listdir(folder))
 
 
 def _forward_to(received: list[int], folder: str) -> Callable[[int, FrameType | None], None]:
-    """A handler that passes signals on to the workers, which know how to stop.
+    """Return a signal handler that forwards stop signals to the workers as SIGTERM.
 
-    Ctrl-C reaches the whole process group, and a second one ends a training at once: it is passed
-    on as SIGTERM, so that it never counts twice.
+    Ctrl-C reaches the workers directly, too, and a second SIGINT would end them immediately. A
+    forwarded SIGINT must therefore not count as the second one.
     """
 
     def forward(number: int, frame: FrameType | None) -> None:
@@ -161,7 +161,7 @@ def _forward_to(received: list[int], folder: str) -> Callable[[int, FrameType | 
 
 
 def _raise_for(code: int, rank: int, received: list[int]) -> NoReturn:
-    """Raise what ended a run whose first rank to fail has an exit code, negative for a signal."""
+    """Raise the error for the exit code of the first failed rank; negative for a signal."""
     if -code in ASKING and signal.SIGINT in received:
         raise KeyboardInterrupt
     if -code in ASKING:
@@ -172,11 +172,13 @@ def _raise_for(code: int, rank: int, received: list[int]) -> NoReturn:
 
 
 def work(recipe: Recipe, main: Main) -> None:
-    """One rank of several, by the environment variables of torchrun: call `main` in the process
-    group. A failure is reported, and ends the process."""
+    """Run `main` as one rank, described by torchrun's environment variables.
+
+    If it fails, report the failure and end the process.
+    """
     rank = int(os.environ["RANK"])
     local_rank = int(os.environ.get("LOCAL_RANK", 0))
-    signal.signal(signal.SIGINT, signal.SIG_DFL)  # until there is something to save
+    signal.signal(signal.SIGINT, signal.SIG_DFL)  # Until there is something to save.
     signal.pthread_sigmask(signal.SIG_UNBLOCK, {signal.SIGINT})
     try:
         device = process_device(recipe, local_rank)
@@ -184,7 +186,7 @@ def work(recipe: Recipe, main: Main) -> None:
         try:
             main(recipe, World(rank, dist.get_world_size(), device, local_rank))
         except TrainingInterruptedError:
-            wait_for_all()  # the first to end ends those that still write
+            wait_for_all()  # The first to end ends those that still write.
             raise
         dist.destroy_process_group()
     except BaseException as error:
@@ -192,35 +194,36 @@ def work(recipe: Recipe, main: Main) -> None:
 
 
 def _join(recipe: Recipe) -> None:
-    """Enter the process group: the only place where a world of several processes is made.
+    """Join the process group, and compare the recipes of all ranks.
 
     Raises:
-        JoiningError: not all come within DIST_JOIN_SECONDS, or a rank has another recipe; in all.
+        JoiningError: The rendezvous failed within DIST_JOIN_SECONDS, or recipes differ. All ranks
+            raise it.
     """
     seconds = timedelta(seconds=recipe.dist_join_seconds)
     try:
-        # In a thread: torch waits for ever for a port that listens and never answers.
+        # In a thread, because torch waits forever for a port that listens but never answers.
         meeting = _in_thread(lambda: next(iter(dist.rendezvous("env://", timeout=seconds))))
         store, rank, size = _met(meeting, recipe.dist_join_seconds + _MARGIN)
     except (dist.DistError, TimeoutError) as error:
         where = f"{os.environ['MASTER_ADDR']}:{os.environ['MASTER_PORT']}"
         raise _not_joined(recipe, where, error) from error
     if os.environ.get("GROUP_WORLD_SIZE") == "1":
-        # torchrun's store outlives the processes that it restarts; of several machines,
-        # `find_placement` asks for a new one.
+        # On one machine, torchrun's store outlives restarted processes. On several machines,
+        # `find_placement` requires a new store.
         store = dist.PrefixStore(os.environ.get("TORCHELASTIC_RESTART_COUNT", "0"), store)
-    patience = timedelta(seconds=recipe.dist_stall_seconds)
-    store.set_timeout(patience)
+    timeout = timedelta(seconds=recipe.dist_stall_seconds)
+    store.set_timeout(timeout)
     backend = recipe.dist_backend
     if backend == "auto":
         backend = "nccl" if recipe.num_gpus > 0 else "gloo"
-    dist.init_process_group(backend, store=store, rank=rank, world_size=size, timeout=patience)
+    dist.init_process_group(backend, store=store, rank=rank, world_size=size, timeout=timeout)
     first, *others = gathered(keys_of(with_precision(recipe, recipe.num_gpus > 0)))
     for number, keys in enumerate(others, 1):
         if differing := differences(first, keys, f"on rank {number}", _OF_A_MACHINE):
             raise JoiningError(
                 f"rank {number} has another recipe than rank 0: "
-                f"{'; '.join(differing[:_KEYS_SHOWN])}. Give all machines the same"
+                f"{'; '.join(differing[:_KEYS_SHOWN])}. Use the same on all machines."
             )
 
 
@@ -244,9 +247,10 @@ def _met(meeting: Future[Any], seconds: float) -> Any:
 
 
 def _end(error: BaseException, rank: int, local_rank: int) -> NoReturn:
-    """Report a failure and end this process, whatever its threads and collectives wait for.
+    """Report a failure and end this process without waiting for threads or collectives.
 
-    Each rank reports its own failure; the first of each machine reports what all have in common.
+    Each rank reports its own failure. Only the first rank of a machine reports the loss of another
+    rank or a failed rendezvous, and only rank 0 reports an interruption.
     """
     try:
         reports = local_rank == 0 or not isinstance(error, JoiningError)
@@ -260,7 +264,9 @@ def _end(error: BaseException, rank: int, local_rank: int) -> NoReturn:
                 f"({line})"
             )
             reports = local_rank == 0
-        signal.signal(signal.SIGTERM, signal.SIG_IGN)  # its launcher's, once another has ended
+        signal.signal(
+            signal.SIGTERM, signal.SIG_IGN
+        )  # The launcher sends it when another rank has ended.
         report(error, f"rank {rank}: ", terminal=reports)
         logging.shutdown()
         for child in multiprocessing.active_children():
@@ -270,7 +276,7 @@ def _end(error: BaseException, rank: int, local_rank: int) -> NoReturn:
 
 
 def _is_lost(error: BaseException) -> bool:
-    """Whether another rank is gone or does not answer: NCCL has a type for it, gloo a text."""
+    """Return whether another rank is lost. NCCL has an error type for this, gloo only a text."""
     return isinstance(error, dist.DistError) or (
         isinstance(error, RuntimeError) and "/gloo/transport/" in str(error)
     )

@@ -1,4 +1,7 @@
-"""What the commands share: exit statuses, error reports, option types; quick to import."""
+"""Shared parts of the command lines: exit statuses, error reports, and option types.
+
+This module must be quick to import.
+"""
 
 from __future__ import annotations
 
@@ -46,22 +49,26 @@ __all__ = [
 MISTAKE_STATUS = 2
 _FAILED = 1
 _CONTROL = re.compile("[\0-\x08\x0b\x0c\x0e-\x1f\x7f-\x9f\ud800-\udfff]")
-"""Control characters, but tabs and the ends of lines, and bytes of a name that are no UTF-8."""
+"""Control characters other than tabs and line ends, and bytes of file names outside UTF-8."""
 
-_BUG = "This is a bug in slowfast-multigrid: please report it with the lines above."
+_BUG = "This is a bug in slowfast-multigrid. Please report it with the lines above."
 
 Main = Callable[..., int]
 
 
 class ToolError(RuntimeError):
-    """A failure that is neither the user's mistake nor a bug: reported without a traceback."""
+    """Failure that is not a bug or a mistake of the user, reported without a traceback."""
 
     exit_status = _FAILED
 
 
 def exit_status(error: BaseException) -> int:
-    """The exit status of an error: its own `exit_status`, 130 for Ctrl-C, 2 for a mistake of the
-    user's, 1 for a bug."""
+    """Return the exit status for an error.
+
+    Returns:
+        The `exit_status` of the error if it has one. Otherwise 130 for Ctrl-C, 2 for a mistake of
+        the user, and 1 for a bug.
+    """
     if isinstance(error, KeyboardInterrupt):
         return BY_HAND_STATUS
     mistake = isinstance(error, (ValueError, OSError, ImportError))
@@ -69,18 +76,29 @@ def exit_status(error: BaseException) -> int:
 
 
 def report(error: BaseException, who: str = "", *, terminal: bool = True) -> int:
-    """Log the error that ended a program, a bug with its traceback; returns the exit status.
+    """Report the error that ended a program, in the log files and on the terminal.
 
-    It goes to the log files and the terminal, after `who`, such as "rank 1: ".
+    Bugs have a traceback.
+
+    Args:
+        error: The error.
+        who: Prefix of the text, such as "rank 1: ".
+        terminal: Whether to write to the terminal.
+
+    Returns:
+        The exit status.
     """
     status = exit_status(error)
-    interrupted = status in (0, INTERRUPTED_STATUS)  # torchrun starts all again but 0
+    interrupted = status in (
+        0,
+        INTERRUPTED_STATUS,
+    )  # Under torchrun, an interrupted run has status 0.
     text = "\n".join([str(error) or type(error).__name__, *getattr(error, "__notes__", ())])
     if status == _FAILED and not isinstance(error, ToolError):
         text = "".join([*traceback.format_exception(error), _BUG])
     text = printable(f"interrupted: {text}" if interrupted else f"error: {who}{text}")
     if terminal:
-        sys.stderr.write(text + "\n")  # in one piece: other ranks may write, too
+        sys.stderr.write(text + "\n")  # In one piece, because other ranks may write, too.
         sys.stderr.flush()
     level = logging.WARNING if interrupted else logging.ERROR
     record = logging.LogRecord(__name__, level, __file__, 0, text, None, None)
@@ -91,11 +109,12 @@ def report(error: BaseException, who: str = "", *, terminal: bool = True) -> int
 
 
 def ends_early(*, resumes: bool = False) -> None:
-    """Until a `tool` begins, Ctrl-C ends the program at once, with one line and status 130.
+    """Let Ctrl-C end the program with one line and status 130 until a `tool` begins.
 
-    One that `resumes` ends so by SIGTERM, too, as an interrupted training with status 75.
-    To be called before the imports that take seconds. Of several processes that a launcher starts
-    on a node, the first prints the line.
+    Call this before slow imports. Only the first process of a node prints the line.
+
+    Args:
+        resumes: Let SIGTERM end the program with status 75, as an interrupted training.
     """
     for number in (signal.SIGINT, signal.SIGTERM)[: 1 + resumes]:
         signal.signal(number, _end)
@@ -109,15 +128,18 @@ def _end(number: int, frame: FrameType | None) -> NoReturn:
 
 
 def _is_first_here() -> bool:
-    """Whether this is the first of the processes that torchrun or srun starts on this node."""
+    """Return whether this is the first process that torchrun or srun started on this node."""
     return os.environ.get("LOCAL_RANK", os.environ.get("SLURM_LOCALID", "0")) == "0"
 
 
 def tool(*, interrupted: str = "interrupted") -> Callable[[Main], Main]:
-    """Decorate the `main` of a program: its errors end it as `report` does.
+    """Decorate the `main` function of a program, so that errors are reported by `report`.
 
-    Ctrl-C prints the line `interrupted`. Where standard output was closed, as by `| head`, nothing
-    is printed. Control characters in the output are escaped.
+    The decorated function escapes control characters in the output, and is silent if standard
+    output is closed, for example by `| head`.
+
+    Args:
+        interrupted: Line to print on Ctrl-C.
     """
 
     def decorate(main: Main) -> Main:
@@ -134,7 +156,7 @@ def tool(*, interrupted: str = "interrupted") -> Callable[[Main], Main]:
                 except SystemExit:
                     raise
                 except BrokenPipeError:
-                    # Python flushes once more as it ends; as its documentation has it.
+                    # Python flushes again at exit. Its documentation recommends this.
                     os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
                     return _FAILED
                 except KeyboardInterrupt as error:
@@ -149,13 +171,12 @@ def tool(*, interrupted: str = "interrupted") -> Callable[[Main], Main]:
 
 
 def printable(text: str) -> str:
-    """The text with control characters escaped, `\\x1b`: a file's name may have any, and a terminal
-    obeys them."""
+    """Escape control characters. They may be in file names, and a terminal would obey them."""
     return _CONTROL.sub(lambda match: ascii(match[0])[1:-1], text)
 
 
 class _Printable:
-    """A stream that escapes control characters on their way to another."""
+    """Stream that escapes control characters and writes to another stream."""
 
     def __init__(self, stream: TextIO) -> None:
         self._stream = stream
@@ -168,10 +189,10 @@ class _Printable:
 
 
 def command_parser(about: str) -> argparse.ArgumentParser:
-    """A parser whose --help begins with the program's own text, with --version."""
+    """Return a parser with --version, whose --help starts with the text `about`."""
     layout = argparse.RawDescriptionHelpFormatter
     parser = argparse.ArgumentParser(description=about, formatter_class=layout)
-    text = "print the versions of packages, and the machine"
+    text = "print the versions of the packages and describe the machine, then exit"
     parser.add_argument("--version", action=_Version, nargs=0, help=text)
     return parser
 
@@ -186,10 +207,10 @@ class _Version(argparse.Action):
 
 
 def key_value(text: str) -> tuple[str, str]:
-    """The type of an option that takes KEY=VALUE."""
+    """Convert KEY=VALUE to a pair, as the type of an option."""
     key, equals, value = text.partition("=")
     if not equals:
-        raise argparse.ArgumentTypeError(f"it takes KEY=VALUE, not {text}")
+        raise argparse.ArgumentTypeError(f"expected KEY=VALUE, not {text}")
     return key, value
 
 
@@ -201,13 +222,13 @@ class _Pairs(argparse.Action):
 
 
 def add_overrides(group: argparse._ActionsContainer, text: str) -> None:
-    """Add the KEY VALUE pairs as `overrides`; each may be written as KEY=VALUE."""
+    """Add the argument `overrides`: pairs KEY VALUE, which may be written as KEY=VALUE."""
     add = group.add_argument
     add("overrides", action=_Pairs, nargs="*", default=[], metavar="KEY VALUE", help=text)
 
 
 def split_pairs(words: Sequence[Any]) -> list[Any]:
-    """Return KEY VALUE pairs with each KEY=VALUE among them split into two words."""
+    """Split each KEY=VALUE among pairs into two words."""
     pairs = list[Any]()
     for word in words:
         key, equals, value = str(word).partition("=")
@@ -216,29 +237,40 @@ def split_pairs(words: Sequence[Any]) -> list[Any]:
 
 
 def option_of(name: str) -> str:
-    """The option that a name of the parsed arguments stands for."""
+    """Return the option of an argument name: `at_once` becomes `--at-once`."""
     return "--" + name.replace("_", "-")
 
 
 def add_seeds(parser: argparse.ArgumentParser) -> None:
-    """Add --seeds; `take_numbers(args, "seeds", whole_number)` is to follow."""
-    text = "whole numbers (default: 0)"
+    """Add --seeds. After parsing, call `take_numbers(args, "seeds", whole_number)`."""
+    text = "random seeds, whole numbers (default: 0)"
     parser.add_argument("--seeds", nargs="+", default=["0"], metavar="SEED", help=text)
 
 
 def whole_number(word: str) -> int:
-    """A whole number from 0; ValueError for anything else."""
+    """Convert a word to a whole number from 0.
+
+    Raises:
+        ValueError: The word is something else.
+    """
     if not word.isdigit():
-        raise ValueError(f"{word} is no whole number")
+        raise ValueError(f"{word} is not a whole number")
     return int(word)
 
 
 def take_numbers(args: argparse.Namespace, name: str, kind: Callable[[str], float]) -> None:
-    """Convert the words of an option with several numbers; KEY VALUE pairs that followed them on
-    the command line are given back to `args.overrides`.
+    """Convert the words of an option that takes several numbers.
+
+    argparse also assigns to such an option the KEY VALUE pairs after it. They are moved to
+    `args.overrides`.
+
+    Args:
+        args: Parsed arguments, changed in place.
+        name: Name of the option in `args`.
+        kind: Converter of a word.
 
     Raises:
-        ValueError: a word that is neither a number of that kind nor a key.
+        ValueError: A word is neither a number of this kind nor a key.
     """
     words = getattr(args, name)
     numbers = list(takewhile(functools.partial(_converts, kind), words))
@@ -259,23 +291,23 @@ def _converts(kind: Callable[[str], float], word: str) -> bool:
 
 
 def add_at_once(group: argparse._ActionsContainer) -> None:
-    """Add --at-once."""
+    """Add --at-once, the number of simultaneous runs."""
     text = (
-        "runs that train side by side (%(default)s); their seconds are then not those of a run "
-        "alone: --step-times has such"
+        "number of runs to train at the same time (default: %(default)s); their times are then not "
+        "those of a single run, which --step-times gives"
     )
     group.add_argument("--at-once", type=at_least_one, default=1, metavar="N", help=text)
 
 
 def at_least_one(text: str) -> int:
-    """The type of an option that takes a whole number from 1."""
+    """Convert to a whole number from 1, as the type of an option."""
     if not text.isdigit() or int(text) < 1:
-        raise argparse.ArgumentTypeError(f"it takes a whole number from 1, not {text}")
+        raise argparse.ArgumentTypeError(f"expected a whole number from 1, not {text}")
     return int(text)
 
 
 def above_zero(text: str) -> float:
-    """The type of an option that takes a number above 0."""
+    """Convert to a number above 0, as the type of an option."""
     if not (number := float(text)) > 0:
-        raise argparse.ArgumentTypeError(f"it takes a number above 0, not {text}")
+        raise argparse.ArgumentTypeError(f"expected a number above 0, not {text}")
     return number

@@ -26,15 +26,19 @@ __all__ = [
 T = TypeVar("T")
 
 _PATIENCE = timedelta(days=7)
-"""A process waits for another for 10 to 30 minutes by default: less than some work takes, such as
-reading and checking a large file."""
+"""Timeout of collectives around slow work, such as checking a large file. The defaults of 10 to 30
+minutes are too short for it."""
 
 
 @dataclass(frozen=True)
 class World:
-    """The rank of this process, the number of processes, and the device it computes on.
+    """Rank and device of this process.
 
-    local_rank: the number of this process on its machine.
+    Attributes:
+        rank: Rank of this process.
+        size: World size.
+        device: Device of this process.
+        local_rank: Rank of this process on its machine.
     """
 
     rank: int
@@ -44,7 +48,7 @@ class World:
 
     @property
     def is_main(self) -> bool:
-        """Whether this process is the one that writes."""
+        """Whether this is the main process, which writes files."""
         return self.rank == 0
 
 
@@ -53,21 +57,21 @@ def _alone() -> bool:
 
 
 def sum_over_ranks(values: Tensor) -> Tensor:
-    """The sum of a tensor over all processes, in place; the tensor itself with one process."""
+    """Sum a tensor over all processes, in place, and return it."""
     if not _alone():
         dist.all_reduce(values)
     return values
 
 
 def max_over_ranks(values: Tensor) -> Tensor:
-    """The largest of each value over all processes, in place, like `sum_over_ranks`."""
+    """Take the element-wise maximum of a tensor over all processes, in place, and return it."""
     if not _alone():
         dist.all_reduce(values, dist.ReduceOp.MAX)
     return values
 
 
 def gathered(content: T) -> list[T]:
-    """Gather an object of each process, by rank, in all of them; it is pickled."""
+    """Gather a picklable object from each process. All processes get the list, in rank order."""
     if _alone():
         return [content]
     gathered: list[Any] = [None] * dist.get_world_size()
@@ -76,12 +80,12 @@ def gathered(content: T) -> list[T]:
 
 
 def from_main(make: Callable[[], T]) -> T:
-    """Broadcast what `make()` returns in the main process to all of them; it is pickled.
+    """Call `make()` in the main process and broadcast its picklable result to all processes.
 
-    All processes must call this in the same order. The others wait however long it takes.
+    All processes must call this in the same order. They wait as long as it takes.
 
     Raises:
-        TrainingInterruptedError: `make()` raised it; in all processes.
+        TrainingInterruptedError: `make()` raised it. All processes then raise it.
     """
     if _alone():
         return make()
@@ -100,10 +104,10 @@ def from_main(make: Callable[[], T]) -> T:
 
 @contextmanager
 def _patient_group() -> Iterator[dist.ProcessGroup]:
-    """All processes as a group whose collectives, of tensors on the CPU, wait for days.
+    """Context manager: make a CPU group of all processes with a timeout of days.
 
-    All processes must call this in the same order. Where the body fails, the group stays until the
-    process ends: the others wait for the report, and do not fail by a closed connection.
+    All processes must call this in the same order. If the body fails, the group is kept until the
+    process ends, so that the other processes do not fail first because of a closed connection.
     """
     group = dist.new_group(backend="gloo", timeout=_PATIENCE)
     yield group
@@ -111,6 +115,6 @@ def _patient_group() -> Iterator[dist.ProcessGroup]:
 
 
 def wait_for_all() -> None:
-    """Return once all processes have come here, however long it takes."""
+    """Wait until all processes have called this, however long it takes."""
     with _patient_group() as group:
         dist.barrier(group)

@@ -1,4 +1,4 @@
-"""Atomic file writes, and the checksums of archives."""
+"""Atomic file writes, and checksums of archives."""
 
 from __future__ import annotations
 
@@ -20,14 +20,21 @@ _ARCHIVE = b"PK\x03\x04"
 
 @contextmanager
 def written_whole(path: Path, *, shared: bool = False) -> Iterator[BinaryIO]:
-    """Atomic write: a temporary file beside `path` that is renamed to it once it is on the disk. If
-    it is `shared`, other processes may write it at the same time: the last one wins.
+    """Context manager for an atomic write.
 
-    However the body ends, killed or not, `path` is the file before or the new one. Unless this
-    process is killed, no temporary file stays.
+    The body writes to a temporary file in the same folder, which is synced and then renamed to
+    `path`. Even if the process is killed, `path` is either the previous file or the complete new
+    one. Only a killed process leaves a temporary file.
+
+    Args:
+        path: File to write.
+        shared: Whether other processes may write the file at the same time. The last one wins.
+
+    Yields:
+        The temporary file, opened for writing.
 
     Raises:
-        OSError: it cannot be written; `path` is as it was.
+        OSError: The file cannot be written. `path` is unchanged.
     """
     mark = f".{uuid4().hex}" if shared else ""
     temporary = path.with_name(path.name + mark + TEMPORARY)
@@ -38,12 +45,12 @@ def written_whole(path: Path, *, shared: bool = False) -> Iterator[BinaryIO]:
             os.fsync(file.fileno())
         temporary.replace(path)
     except BaseException:
-        with suppress(OSError):  # where nothing can be written, nothing was
+        with suppress(OSError):  # If the folder is not writable, there is no file.
             temporary.unlink(missing_ok=True)
         raise
     folder = os.open(path.parent, os.O_RDONLY)
-    with suppress(OSError):  # some network file systems sync files only
-        os.fsync(folder)  # so that the new name outlives a power cut
+    with suppress(OSError):  # Some network file systems cannot sync folders.
+        os.fsync(folder)  # Make the new name survive a power failure.
     os.close(folder)
 
 
@@ -54,14 +61,14 @@ def write_text(path: Path, text: str) -> None:
 
 
 def check_archive(path: Path) -> bool:
-    """Compare what a zip archive holds, as torch.save writes it, with the archive's checksums.
+    """Verify the checksums of a zip archive, such as those of torch.save.
 
     Returns:
-        Whether it is an archive: older releases of torch wrote files without checksums.
+        Whether the file is an archive. Files of older torch releases are not.
 
     Raises:
-        ValueError: a bit is not as it was written, or the end is missing.
-        OSError: it cannot be read.
+        ValueError: The archive is damaged or truncated.
+        OSError: The file cannot be read.
     """
     with path.open("rb") as file:
         if file.read(len(_ARCHIVE)) != _ARCHIVE:
@@ -69,10 +76,10 @@ def check_archive(path: Path) -> bool:
         try:
             with zipfile.ZipFile(file) as archive:
                 damaged = archive.testzip()
-        except Exception as error:  # zipfile has many for a file that makes no sense
+        except Exception as error:  # zipfile raises many types for an invalid file.
             if isinstance(error, OSError) and error.errno != errno.EINVAL:
                 raise
             raise ValueError(f"{path} is damaged: {error}") from error
     if damaged is not None:
-        raise ValueError(f"{path} is damaged: the checksum of {damaged} in it does not match")
+        raise ValueError(f"{path} is damaged: the checksum of its part {damaged} does not match")
     return True

@@ -1,4 +1,4 @@
-"""A lock on a folder: only one run writes to it."""
+"""Lock of a folder, so that only one run writes to it."""
 
 from __future__ import annotations
 
@@ -20,15 +20,19 @@ logger = logging.getLogger(__name__)
 
 @contextmanager
 def held(folder: str | Path, option: str = "OUTPUT_DIR") -> Iterator[None]:
-    """Lock a folder, which is made, while the body runs; `option` is what a user gave it as.
+    """Context manager: create and lock a folder.
 
-    It is a POSIX record lock on the folder's run.lock: the kernel releases it however the process
-    ends, and it works over NFS. Processes forked from this one, such as workers that outlive it for
-    seconds, do not have it; with flock, and so with the package filelock, they would. It is lost
-    when the process closes the file, opened elsewhere: nothing else here may open it.
+    The lock is a POSIX record lock on run.lock. The kernel releases it when the process ends in
+    any way, and it works over NFS. Forked processes, such as workers that outlive this process for
+    seconds, do not inherit it. With flock, which the package filelock uses, they would. A record
+    lock is lost when the process closes any handle of the file, so no other code may open it.
+
+    Args:
+        folder: Folder to lock.
+        option: Option or key that names the folder, for error messages.
 
     Raises:
-        ValueError: another run holds it, which the message names; or it cannot be written to.
+        ValueError: Another run has the lock, or the folder is not writable.
     """
     path = Path(folder) / "run.lock"
     try:
@@ -36,7 +40,7 @@ def held(folder: str | Path, option: str = "OUTPUT_DIR") -> Iterator[None]:
         file = path.open("a+", errors="backslashreplace")
     except OSError as error:
         raise ValueError(
-            f"{option} {folder} cannot be written to: {error.strerror}; choose another"
+            f"{option} {folder} cannot be written to: {error.strerror}. Choose another folder."
         ) from error
     with file:
         try:
@@ -45,10 +49,12 @@ def held(folder: str | Path, option: str = "OUTPUT_DIR") -> Iterator[None]:
             file.seek(0)
             raise ValueError(
                 f"{option} {folder} is in use by another run: {file.read()}. Wait for it, end it, "
-                "or choose another folder"
+                "or choose another folder."
             ) from error
         except OSError as error:
-            logger.warning("%s cannot be locked, so no second run is refused: %s", folder, error)
+            logger.warning(
+                "%s cannot be locked (%s). Make sure that no second run uses it.", folder, error
+            )
         since = datetime.now().astimezone().isoformat(timespec="seconds")
         command = shlex.join(sys.orig_argv)
         file.truncate(0)

@@ -1,4 +1,4 @@
-"""The machine: processor, GPUs and versions of packages, and the cores of this process."""
+"""Description of the machine: processor, GPUs, package versions, and available cores."""
 
 from __future__ import annotations
 
@@ -14,15 +14,15 @@ __all__ = ["available_cores", "machine", "versions"]
 
 
 def versions() -> dict[str, str]:
-    """Of Python and of the packages that a result depends on."""
+    """Return the versions of Python and of the packages that affect results."""
     names = ("slowfast-multigrid", "pyslowfast", "torch", "numpy", "av", "fvcore", "scikit-learn")
     packages = {name: version(name) for name in names}
-    # The metadata of a CUDA build does not name its CUDA version.
+    # Only torch.__version__ includes the CUDA version of the build.
     return {"python": platform.python_version(), **packages, "torch": torch.__version__}
 
 
 def machine() -> dict[str, Any]:
-    """The processor, its cores and the threads torch uses of them, and the GPUs."""
+    """Describe the operating system, the processor, its cores and torch threads, and the GPUs."""
     gpus = [torch.cuda.get_device_name(i) for i in range(torch.cuda.device_count())]
     return {
         "platform": platform.platform(),
@@ -34,7 +34,7 @@ def machine() -> dict[str, Any]:
 
 
 def available_cores() -> int:
-    """Cores that this process may use: a container or a batch system may grant less than all."""
+    """Return the number of cores that this process may use, which a container may limit."""
     affinity = getattr(os, "sched_getaffinity", None)  # Linux
     return len(affinity(0)) if affinity else os.cpu_count() or 1
 

@@ -1,4 +1,4 @@
-"""A process pool that survives jobs that kill their process."""
+"""Process pool that survives jobs that kill their process."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ Result = TypeVar("Result")
 
 
 class Died:
-    """Sentinel: the job crashed two workers."""
+    """Result of a job that crashed two workers."""
 
 
 def run_each(
@@ -34,14 +34,21 @@ def run_each(
     *,
     jobs_per_worker: int = 1,
 ) -> Generator[tuple[Job, Result | Died]]:
-    """(job, function(job)) for every job, as they end, from `workers` processes; 0 is this one.
+    """Call a function on each job in worker processes.
 
-    `jobs_per_worker` are handed out at a time: 1 if they are long, a few if they take so little
-    that a worker would wait for the next one. The function is one that a module defines, and its
-    errors are raised here. Where a process dies, the jobs that were handed out are done once more,
-    each alone: one of which two processes died alone gives `Died`.
+    If a worker dies, all submitted jobs run again, one at a time. A job that then kills its worker
+    again has the result `Died`. Errors of the function are raised here. The workers end when the
+    generator is closed, and even when this process is killed.
 
-    However this generator ends (close it), and even if this process is killed, the workers end.
+    Args:
+        function: Function of a module. It must be picklable.
+        jobs: Jobs, also picklable.
+        workers: Number of processes. 0 runs the jobs in this process.
+        jobs_per_worker: Number of jobs submitted per worker at a time. Use more than 1 for short
+            jobs, so that workers do not wait for the next one.
+
+    Yields:
+        (job, result) in the order in which jobs end.
     """
     if workers == 0:
         yield from ((job, function(job)) for job in jobs)
@@ -50,7 +57,7 @@ def run_each(
     while waiting:
         suspects = yield from _work(function, waiting, workers, workers * jobs_per_worker)
         for job in suspects:
-            for _ in range(2 if len(suspects) > 1 else 1):  # a second death that is its own
+            for _ in range(2 if len(suspects) > 1 else 1):  # A second crash is its own fault.
                 if not (yield from _work(function, deque([job]), 1, 1)):
                     break
             else:
@@ -60,15 +67,19 @@ def run_each(
 def _work(
     function: Callable[[Job], Result], waiting: deque[Job], workers: int, ahead: int
 ) -> Generator[tuple[Job, Result], None, list[Job]]:
-    """Do jobs, `ahead` of them submitted at a time; returns those in flight when a process died."""
+    """Yield the results of jobs, `ahead` of which are submitted at a time.
+
+    Returns:
+        The jobs that were submitted when a worker died, if one did.
+    """
     pending: dict[Future[Result], Job] = {}
     others = set(multiprocessing.active_children())
-    # Not forked from this process, which may have threads and a GPU, but from a server that has
-    # imported what is needed: all but the first start in no time.
+    # This process may have threads and a GPU, so it must not be forked. A fork server with the
+    # modules imported starts all workers but the first in no time.
     context = multiprocessing.get_context("forkserver")
-    module = getattr(function, "func", function).__module__  # of a partial, too
+    module = getattr(function, "func", function).__module__  # Also of a partial.
     context.set_forkserver_preload([__name__, module])
-    resource_tracker.ensure_running()  # which would let signals through, once it starts
+    resource_tracker.ensure_running()  # Starting it later would unblock signals.
     pool = ProcessPoolExecutor(workers, context, initializer=_begin)
     try:
         _try(pool)
@@ -92,27 +103,31 @@ def _work(
 def _submit(
     pool: ProcessPoolExecutor, function: Callable[..., Result], *arguments: object
 ) -> Future[Result]:
-    """Hand out a job. Ctrl-C is for this process to handle, while new ones import things, too."""
+    """Submit a job with SIGINT blocked, so that new workers leave it to this process."""
     with held_back({signal.SIGINT}):
         try:
             return pool.submit(function, *arguments)
-        except OSError as error:  # it starts a process while another's death closes its pipes
+        except OSError as error:  # A dying worker closed the pipes meanwhile.
             raise BrokenProcessPool(str(error)) from error
 
 
 def _try(pool: ProcessPoolExecutor) -> None:
-    """Raise RuntimeError if no process can begin: that is no job's fault."""
+    """Check that worker processes can start at all.
+
+    Raises:
+        RuntimeError: They cannot.
+    """
     try:
         _submit(pool, os.getpid).result()
     except (BrokenProcessPool, OSError) as error:
         raise RuntimeError(
-            "no other process can be started: a script that is run needs a main guard (if __name__ "
-            '== "__main__":), and this machine memory for as many processes as are asked for'
+            "no other process can be started. A script needs a main guard (if __name__ == "
+            '"__main__":), and the machine needs memory for all workers.'
         ) from error
 
 
 def _begin() -> None:
-    """In a worker: one thread for each process, which ends at once when its parent does."""
+    """Initialise a worker: use one OpenCV thread, and exit when the parent exits."""
     cv2.setNumThreads(1)
     threading.Thread(target=_end_with_parent, daemon=True).start()
 

@@ -1,4 +1,4 @@
-"""Who handles the signals that ask to stop: the training process, and not what it starts."""
+"""Stop signals, which the training process handles and DataLoader workers ignore."""
 
 from __future__ import annotations
 
@@ -22,44 +22,47 @@ __all__ = [
 ]
 
 ASKING = (signal.SIGINT, signal.SIGTERM, signal.SIGUSR1)
-"""Ctrl-C, the end of a job, and the warning that SLURM can send before it. All of them go to every
-process of a group or a job."""
+"""Signals that ask a run to stop: Ctrl-C, the end of a job, and a warning of SLURM before the end.
+They are often sent to all processes of a group or job."""
 INTERRUPTED_STATUS = 75
-"""Exit status of an interrupted training that can resume: EX_TEMPFAIL of sysexits.h."""
+"""Exit status of an interrupted training that can be resumed (EX_TEMPFAIL of sysexits.h)."""
 BY_HAND_STATUS = 130
-"""Exit status of a shell for SIGINT."""
-EARLY = "stopped by {} before the training began; the same command starts it"
+"""Exit status for Ctrl-C, as shells have it."""
+EARLY = "stopped by {} before the training began. Repeat the command to start it."
 
 
 class TrainingInterruptedError(BaseException):
-    """The training was asked to stop by a signal, has saved, and goes on when started again.
+    """Error raised when a training has saved and stopped because of a signal. It can be resumed.
 
-    It is no Exception, as KeyboardInterrupt is none: a handler raises it anywhere, and libraries
-    swallow each Exception in places.
+    Like KeyboardInterrupt, it is not an Exception. A signal handler may raise it anywhere, and it
+    must not be caught by a broad `except Exception` of a library.
     """
 
     @property
     def exit_status(self) -> int:
-        """75; 0 where torchrun (--max-restarts) would at once start it again."""
+        """Exit status 75, or 0 under torchrun --max-restarts, which restarts any other status."""
         restarts = os.environ.get("TORCHELASTIC_MAX_RESTARTS", "0")
         return INTERRUPTED_STATUS if restarts == "0" else 0
 
 
 class Listener(Protocol):
-    """What notes signals that ask to stop; a `StopRequest`."""
+    """Protocol of an object that notes stop signals, such as a `StopRequest`."""
 
     asked: int
 
 
 listening: list[Listener] = []
-"""Those that note signals now."""
+"""Listeners that note stop signals now."""
 
 
 def stop_if_asked(when: str) -> None:
-    """Raise TrainingInterruptedError, with `when`, if a signal has asked this process to stop.
+    """Raise TrainingInterruptedError if a signal has asked this process to stop.
 
-    For long work in the main process; `from_main` tells the others. Nothing happens in a program
-    that handles signals in its own way.
+    Call this during long work in the main process. `from_main` tells the other processes. It has no
+    effect in a program that handles signals itself.
+
+    Args:
+        when: End of the message, such as "while videos are scanned".
     """
     for listener in listening:
         if listener.asked:
@@ -69,7 +72,7 @@ def stop_if_asked(when: str) -> None:
 
 @contextmanager
 def held_back(numbers: Collection[signal.Signals] = ASKING) -> Iterator[None]:
-    """Block the signals in this thread, and for good in processes that the body starts."""
+    """Context manager: block signals in this thread, and permanently in processes it starts."""
     before = signal.pthread_sigmask(signal.SIG_BLOCK, numbers)
     try:
         yield
@@ -78,10 +81,10 @@ def held_back(numbers: Collection[signal.Signals] = ASKING) -> Iterator[None]:
 
 
 def leave_to_parent(worker: int) -> None:
-    """A DataLoader's worker_init_fn: ignore stop signals but SIGTERM from the parent.
+    """Ignore stop signals other than SIGTERM from the parent, as `worker_init_fn` of a DataLoader.
 
-    A worker that died of a signal to all would end the training before it has saved. The parent's
-    SIGTERM is how torch and multiprocessing end their workers.
+    A worker that dies of a signal to the whole group would end the training before it has saved.
+    torch and multiprocessing end their workers by a SIGTERM from the parent.
     """
     signal.pthread_sigmask(signal.SIG_BLOCK, ASKING)
     threading.Thread(target=_end_with, args=(os.getppid(),), daemon=True).start()

@@ -1,4 +1,4 @@
-"""Numbers and tables as people read them, on a terminal and in Markdown."""
+"""Formatting of numbers, lists and tables for terminals and Markdown."""
 
 from __future__ import annotations
 
@@ -25,20 +25,24 @@ _PREFIXES = ("", "k", "M", "G", "T", "P", "E", "Z")
 
 
 class Mean(NamedTuple):
-    """A mean and, of two values or more, their sample standard deviation (divisor n − 1)."""
+    """Mean and sample standard deviation (divisor n − 1), which is None for a single value."""
 
     mean: float
     std: float | None
 
     def format(self, digits: int = 1, std_digits: int | None = None) -> str:
-        """As `76.4 ± 0.2`, or `76.4` of a single value; the spread with `digits` unless it has its
-        own."""
+        """Format as `76.4 ± 0.2`, or `76.4` for a single value.
+
+        Args:
+            digits: Decimals.
+            std_digits: Decimals of the standard deviation, if different.
+        """
         spread = "" if self.std is None else f" ± {self.std:.{std_digits or digits}f}"
         return f"{self.mean:.{digits}f}{spread}"
 
 
 def mean_of(values: Iterable[float]) -> Mean | None:
-    """Mean and spread of the values; None if there are none."""
+    """Return the mean and standard deviation of values, or None if there are no values."""
     numbers = list(values)
     if not numbers:
         return None
@@ -47,25 +51,25 @@ def mean_of(values: Iterable[float]) -> Mean | None:
 
 
 def format_count(value: float) -> str:
-    """A count with thousands separated: 112,000; below 1000 a fraction keeps three digits."""
+    """Format a count, such as 112,000. A fraction below 1000 has three digits."""
     return f"{value:,.0f}" if value >= 1000 or value == round(value) else f"{value:.3g}"
 
 
 def format_duration(seconds: float) -> str:
-    """A time with three digits in the unit that fits: 42.5 s, 7.02 min, 3.5 h, 1,240 h."""
+    """Format a time with three digits in a suitable unit: 42.5 s, 7.02 min, 3.5 h, 1,240 h."""
     unit, length = ("s", 1) if seconds < 120 else ("min", 60) if seconds < 7200 else ("h", 3600)
     value = seconds / length
     return f"{value:,.0f} {unit}" if value >= 100 else f"{value:.3g} {unit}"
 
 
 def format_flops(flops: float) -> str:
-    """Floating-point operations with three digits and a prefix: 1.25 EFLOP."""
+    """Format a number of FLOPs with three digits and a prefix, such as 1.25 EFLOP."""
     power = min(int(math.log10(flops) // 3), len(_PREFIXES) - 1) if flops >= 1 else 0
     return f"{flops / 1000**power:.3g} {_PREFIXES[power]}FLOP"
 
 
 def format_factor(ours: float, baseline: float) -> str:
-    """`ours` beside `baseline`: `3.43× fewer`, `1.50× more`, or `equal`."""
+    """Compare `ours` with `baseline`: `3.43× fewer`, `1.50× more`, or `equal`."""
     larger = max(ours, baseline)
     smaller = min(ours, baseline)
     factor = f"{larger / smaller:.2f}"
@@ -75,13 +79,13 @@ def format_factor(ours: float, baseline: float) -> str:
 
 
 def first_few(items: Sequence[object], named: int = 3) -> str:
-    """ "a, b, c and 7 more"."""
+    """Format the first few items, such as "a, b, c and 7 more"."""
     more = len(items) - named
     return format_list([*items[:named], f"{more} more"] if more > 0 else items)
 
 
 def format_list(items: Iterable[object], word: str = "and") -> str:
-    """ "4, 8 and 16"."""
+    """Join items to a text, such as "4, 8 and 16"."""
     *rest, last = [str(item) for item in items] or [""]
     return f"{', '.join(rest)} {word} {last}" if rest else last
 
@@ -93,8 +97,14 @@ def format_table(
     markdown: bool = False,
     left: int = 1,
 ) -> str:
-    """A table of text cells, the first `left` columns flush left and the others flush right;
-    headers may have several lines, which Markdown joins."""
+    """Format a table of text cells.
+
+    Args:
+        headers: Headers. Markdown joins the lines of a header.
+        rows: Cells of each row.
+        markdown: Whether to write Markdown.
+        left: Number of left-aligned columns. The others are right-aligned.
+    """
     if markdown:
         headers = [header.replace("\n", " ") for header in headers]
     align = ["left"] * left + ["right"] * (len(headers) - left)

@@ -81,9 +81,9 @@ def _first(items: Sequence[str]) -> str:
 
 
 def not_finite(tensors: Iterable[tuple[str, Tensor]]) -> str:
-    """Return the names of tensors that have NaN or infinity, as a reason to refuse them; or ""."""
+    """Return why tensors with NaN or infinite values are refused. Empty if all are finite."""
     names = [name for name, tensor in tensors if not tensor.isfinite().all()]
-    return f"has values that are not finite in {_some(names)}" if names else ""
+    return f"has values that are not finite in {_first(names)}" if names else ""
 
 
 def fit_weights(given: Mapping[str, Tensor], wanted: Mapping[str, Tensor]) -> Fit:

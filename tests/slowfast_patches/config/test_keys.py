@@ -1,4 +1,4 @@
-"""A key is one field of config/recipe.py, or a row of the keys without effect."""
+"""Fields of keys, and the page that is generated from them."""
 
 import logging
 from pathlib import Path
@@ -7,14 +7,8 @@ import pytest
 from slowfast.config import defaults as host_defaults
 
 from slowfast_patches.config import host_config, load_recipe
-from slowfast_patches.config.keys import (
-    NO_EFFECT,
-    format_keys,
-    may_differ,
-    no_effect,
-    speed_keys,
-    speed_switches,
-)
+from slowfast_patches.config.keys import format_keys, may_differ, speed_keys, speed_switches
+from slowfast_patches.config.later_releases import LATER_RELEASES, ignored_key
 from slowfast_patches.config.recipe import KEYS, PER_PATHWAY, default_recipe
 from slowfast_patches.config.yaml_text import flatten
 
@@ -25,15 +19,16 @@ def test_off_is_unchanged_the_hosts_keys_keep_the_hosts_defaults():
     ours = dict(flatten(host_config(default_recipe())))
     host = dict(flatten(host_defaults.get_cfg()))
     changed = {key for key in host if ours[key] != host[key]}
-    assert all(key in KEYS or no_effect(key) for key in host)
-    # The host's folders of AVA are on its authors' own machines.
+    assert all(key in KEYS or ignored_key(key) for key in host)
+    # The default AVA folders of PySlowFast are paths on its authors' machines.
     folders = {f"AVA.{name}_DIR" for name in ("FRAME", "FRAME_LIST", "ANNOTATION")}
     others = {"DATA_LOADER.NUM_WORKERS", "DIST_BACKEND", "MODEL.SINGLE_PATHWAY_ARCH"}
     assert changed == folders | others
 
 
-def test_defaults_pass_their_own_checks():
+def test_every_key_has_a_help_text_and_a_valid_default():
     recipe = default_recipe()
+    assert all(key.help for key in KEYS.values())
     assert all(key.check.passes(recipe[name]) for name, key in KEYS.items() if key.check)
     assert set(PER_PATHWAY) < set(KEYS)
 
@@ -53,14 +48,14 @@ def test_the_page_of_all_keys_is_up_to_date():
     assert DOCS.read_text(encoding="utf-8") == format_keys() + "\n"
 
 
-@pytest.mark.parametrize("key", NO_EFFECT)
+@pytest.mark.parametrize("key", [key for key, row in LATER_RELEASES.items() if not row.translate])
 def test_a_key_without_effect_is_warned_of_unless_it_asks_for_nothing(key, caplog):
     name = key.replace("*", "ANY.THING")
-    row = NO_EFFECT[key]
-    assert no_effect(name) is row
+    row = LATER_RELEASES[key]
+    assert ignored_key(name) is row
     for value in row.quiet:
         load_recipe(None, [name, value])
     assert not caplog.records
     assert load_recipe(None, [name, "7"]) == load_recipe(None)
     messages = [r.getMessage() for r in caplog.records if r.levelno == logging.WARNING]
-    assert messages == [f"{name} 7 (the command line) has no effect: {row.why}"]
+    assert messages == [f"{name} 7 (the command line) has no effect: {row.note}"]

@@ -63,7 +63,7 @@ def test_one_key_makes_a_recipe_shorter_once():
     assert parse_recipe(short.text, "its text") == short
     twice = load_recipe(path, ["SOLVER.LENGTH", 0.25, *as_overrides(scaled_lengths(short, 2))])
     assert twice.solver.max_epoch == 10
-    with pytest.raises(ValueError, match=r"before SOLVER.MAX_EPOCH 5; .* set SOLVER.LENGTH"):
+    with pytest.raises(ValueError, match=r"before SOLVER.MAX_EPOCH 5\. .* set SOLVER.LENGTH"):
         check_recipe(load_recipe(path, ["SOLVER.MAX_EPOCH", 5]))
 
 
@@ -126,7 +126,11 @@ def test_every_process_tests_a_clip_at_least():
     [
         (["TRAIN.BATCH_SIZE", 60], 2, r"BATCH_SIZE 60 does not divide over the 8 .*BATCH_SIZE 64,"),
         ([*BY_CLIPS, *BY_MACHINES], 8, r"would both scale .* False or 0"),
-        (["NUM_SHARDS", 2], 3, r"3 processes do not divide over NUM_SHARDS 2; start as many"),
+        (
+            ["NUM_SHARDS", 2],
+            3,
+            r"3 processes do not divide over NUM_SHARDS 2. Start the same number",
+        ),
     ],
 )
 def test_what_cannot_be_scaled_is_refused(keys, processes, message):

@@ -1,4 +1,4 @@
-"""From a recipe to a schedule, and the recipe as it is at an iteration."""
+"""Schedules of recipes, and the recipe at an iteration."""
 
 import math
 
@@ -153,4 +153,4 @@ def test_a_batch_that_bn_groups_do_not_divide_names_the_keys(keys, advice):
     ) as refused:
         schedule_of(load_recipe(None, ["TRAIN.BATCH_SIZE", 12, *keys]), 800)
     assert advice in str(refused.value)
-    assert "TRAIN.BATCH_SIZE a multiple of 8" in str(refused.value)
+    assert "TRAIN.BATCH_SIZE to a multiple of 8" in str(refused.value)

@@ -198,7 +198,7 @@ def test_ctrl_c_ends_a_machine_that_waits_for_others(start, free_port):
 
 @pytest.mark.parametrize("address", ["first:9999", "tcp://first", "tcp://first:x", "file:///here"])
 def test_invalid_addresses(address):
-    with pytest.raises(ValueError, match=f"--init-method {address}: .* tcp://HOST:PORT"):
+    with pytest.raises(ValueError, match=f"--init-method {address} is .* tcp://HOST:PORT"):
         launch(load_recipe(None, ["NUM_GPUS", 0, "NUM_SHARDS", 2]), address, print)
 
 

@@ -154,5 +154,5 @@ def test_a_failed_training_fails_the_job(cluster: Any, train: Callable[..., Path
 
 
 def test_a_job_that_would_end_before_its_warning_is_refused() -> None:
-    with pytest.raises(ValueError, match=r"0\.03 hours would end before its warning, 120 seconds"):
+    with pytest.raises(ValueError, match=r"0\.03 hours is too short for a warning 120 seconds"):
         Slurm("gpu", hours=0.03)

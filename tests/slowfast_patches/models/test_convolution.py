@@ -42,7 +42,7 @@ def clips(channels: int, frames: int, rows: int = 9, columns: int = 8) -> Tensor
 
 
 def passed(module: nn.Conv3d, x: Tensor) -> list[Tensor]:
-    """Return the output and the gradients of input and parameters, for a varying output gradient."""
+    """Return the output and the gradients of input and parameters."""
     x = x.detach().requires_grad_()
     y = module(x)
     weights = torch.arange(1.0, y.numel() + 1, dtype=y.dtype).view(y.shape).sqrt()
@@ -60,7 +60,7 @@ def assert_same(plain: nn.Conv3d, x: Tensor) -> nn.Conv3d:
 
 @pytest.fixture
 def kernels_given(monkeypatch: pytest.MonkeyPatch) -> Callable[..., list[torch.Size]]:
-    """Provide `kernels_given(dimensions, module, x)`: shapes of the kernels that torch convolves by."""
+    """Provide `kernels_given(dimensions, module, x)`, which returns the shapes of kernels."""
 
     def given(dimensions: int, module: nn.Module, x: Tensor) -> list[torch.Size]:
         name = f"conv{dimensions}d"

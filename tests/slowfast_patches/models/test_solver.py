@@ -159,10 +159,10 @@ def test_weights_that_are_all_the_same_are_warned_of(caplog):
 @pytest.mark.parametrize(
     ("weights", "message"),
     [
-        ("even", "SOLVER.CLASS_WEIGHTS must be balanced, or a list"),
-        ([1, 0], "SOLVER.CLASS_WEIGHTS must be balanced, or a list"),
-        ([1, 2, 3], "SOLVER.CLASS_WEIGHTS has 3 weights, and MODEL.NUM_CLASSES is 2; give one"),
-        (2, "SOLVER.CLASS_WEIGHTS takes a list or a text, not 2"),
+        ("even", "SOLVER.CLASS_WEIGHTS must be balanced, a list"),
+        ([1, 0], "SOLVER.CLASS_WEIGHTS must be balanced, a list"),
+        ([1, 2, 3], "SOLVER.CLASS_WEIGHTS has 3 weights, but MODEL.NUM_CLASSES is 2. Set one"),
+        (2, "SOLVER.CLASS_WEIGHTS takes a list or a string, not 2"),
     ],
 )
 def test_other_weights_are_refused(weights, message):

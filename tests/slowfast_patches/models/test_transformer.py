@@ -282,12 +282,12 @@ def test_what_transformers_do_not_have_is_said(caplog):
         recipe("videomae", *keys, "SOLVER.ACCUMULATION_STEPS", 2, "MODEL.DROPOUT_RATE", 0.1)
     )
     assert caplog.messages == [
-        "BN.USE_PRECISE_STATS True has no effect with MODEL.ARCH hf, which has no BN; leave it "
-        "out, or write False",
-        "MODEL.DROPOUT_RATE 0.1 has no effect with MODEL.ARCH hf, whose dropouts are HF.CONFIG's "
-        "(as hidden_dropout_prob); leave it out, or write 0.5",
+        "BN.USE_PRECISE_STATS True has no effect with MODEL.ARCH hf, which has no BN. Leave it "
+        "out, or set False.",
+        "MODEL.DROPOUT_RATE 0.1 has no effect with MODEL.ARCH hf, whose dropout rates are in "
+        "HF.CONFIG, e.g. hidden_dropout_prob. Leave it out, or set 0.5.",
     ]
-    with pytest.raises(ValueError, match=r"TRAIN\.COMPILE True and MODEL\.ARCH hf: "):
+    with pytest.raises(ValueError, match=r"COMPILE True is not possible with MODEL\.ARCH hf: "):
         check_recipe(recipe("videomae", *keys, "TRAIN.COMPILE", True))
 
 

@@ -32,12 +32,7 @@ if __name__ == "__main__":
 
 from slowfast_patches.config.load import recipe_path
 from slowfast_patches.study.arms import cost_of, measured_times
-from slowfast_patches.study.compare import (
-    Comparison,
-    format_comparison,
-    make_arms,
-    write_comparison,
-)
+from slowfast_patches.study.compare import Comparison, comparison_report, make_arms
 from slowfast_patches.study.runs import Study, train
 
 
@@ -95,14 +90,14 @@ def main(argv: list[str] | None = None) -> int:
     run_net = Path(__file__).with_name("run_net.py")
     with closing(train(study, run_net, args.at_once)) as progress:
         for runs in progress:
-            comparison = Comparison(study, runs, command, step_times)
+            report = comparison_report(Comparison(study, runs, command, step_times))
             if len(runs):
-                write_comparison(comparison)
+                report.write(study.output)
     if args.json:
-        print(json.dumps(comparison.to_json(), indent=2, ensure_ascii=False))
+        print(json.dumps(report.data, indent=2, ensure_ascii=False))
         return 0
     print(f"Report: {args.output / 'report.md'}, report.json, report.png\n")
-    print(format_comparison(comparison))
+    print(report)
     return 0
 
 

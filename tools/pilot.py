@@ -19,6 +19,7 @@ import logging
 import math
 import shlex
 import sys
+from collections.abc import Mapping
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -34,12 +35,7 @@ from slowfast_patches.config.load import load_recipe, recipe_path
 from slowfast_patches.datasets.lists.dataset_lists import load_with_classes
 from slowfast_patches.launch.device import check_gpus, process_device, set_up_device
 from slowfast_patches.study.pilot.race import ShortBaselineError, one_process, run_pilot
-from slowfast_patches.study.pilot.report import (
-    format_pilot,
-    pilot_json,
-    recipe_text,
-    write_pilot,
-)
+from slowfast_patches.study.pilot.report import pilot_report, recipe_text
 
 _OFF = replace(PAPER, long_cycle=(), short_cycle=())
 
@@ -87,7 +83,7 @@ def next_command(args: argparse.Namespace, cycles: Cycles | None, *, compare: bo
     return shlex.join(["multigrid-compare", *both, *shared])
 
 
-def show(text: str, data: dict[str, Any], *, as_json: bool) -> None:
+def show(text: str, data: Mapping[str, Any], *, as_json: bool) -> None:
     """Print the text, or the data as JSON."""
     print(json.dumps(data, indent=2, ensure_ascii=False) if as_json else text)
 
@@ -114,13 +110,14 @@ def main(argv: list[str] | None = None) -> int:
     except FloatingPointError as error:
         raise command_line.ToolError(str(error)) from error
     command = shlex.join(["multigrid-pilot", *(sys.argv[1:] if argv is None else argv)])
-    write_pilot(pilot, args.output, command)
+    report = pilot_report(pilot, command)
+    report.write(args.output)
     advised = next_command(args, pilot.best.cycles, compare=pilot.verdict != "use multigrid")
-    text = format_pilot(pilot)
+    text = str(report)
     if pilot.verdict != "do not use multigrid":
         text += f"\n\n    {advised}"
     text += f"\n\nReport: {args.output / 'pilot.md'}, pilot.json, pilot.png"
-    show(text, pilot_json(pilot), as_json=args.json)
+    show(text, report.data, as_json=args.json)
     return 0
 
 

@@ -129,8 +129,7 @@ def show_plan(args: argparse.Namespace) -> str:
             loader=args.loader,
             machine=args.machine,
         )
-        text = format_cluster_plan(on_gpus)
-        return json.dumps(on_gpus.to_json(), indent=2) if args.json else text
+        return json.dumps(on_gpus, indent=2) if args.json else format_cluster_plan(on_gpus)
     recipe = for_processes(recipe)
     check_recipe(recipe, processes_of(recipe))
     if recipe.data.path_to_data_dir:

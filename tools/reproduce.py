@@ -125,7 +125,7 @@ def run(args: argparse.Namespace, command: str) -> list[dict[str, Any]]:
             for name, experiment in experiments.items()
         ]
         for table in tables:
-            reproduce.write_paper_table(table, args.output)
+            reproduce.paper_report(table).write(args.output)
         return tables
 
     run_net = Path(__file__).resolve().with_name("run_net.py")
@@ -142,7 +142,7 @@ def run(args: argparse.Namespace, command: str) -> list[dict[str, Any]]:
             f"{len(queued)} jobs queued: {', '.join(queued.values()) or 'all are done or queued'}"
         )
     for table in tables:
-        print(f"\n{table.experiment.title}\n\n{reproduce.format_paper_table(table)}")
+        print(f"\n{table.experiment.title}\n\n{reproduce.paper_report(table)}")
     print(f"\nReports: {args.output}")
     return [table.to_json() for table in tables]
 

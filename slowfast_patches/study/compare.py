@@ -331,7 +331,8 @@ def _draw(comparison: Comparison, path: Path) -> None:
         _draw_validations(comparison, runs, panels[0])
     if len(runs):
         add_legend(figure, panels[0], explained, columns=2)
-    figure.suptitle(f"{LONG_TITLES[metric].capitalize()} against cost", fontsize=11)
+    cost = "cost" if has_lengths else "training time"
+    figure.suptitle(f"{LONG_TITLES[metric].capitalize()} against {cost}", fontsize=11)
     save_figure(figure, path)
 
 

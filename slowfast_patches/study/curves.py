@@ -252,7 +252,9 @@ def explain_curves(step_times: str | None) -> str:
 
 
 def draw_curves(axes: Axes, curves: Curves, seeds: Mapping[str, int]) -> None:
-    """Draw curves with error bars, their lengths, and the number of seeds in the legend.
+    """Draw curves with error bars, and the number of seeds in the legend.
+
+    The points of a curve are marked by their lengths, a single point by its label.
 
     Args:
         axes: where to draw.
@@ -260,6 +262,7 @@ def draw_curves(axes: Axes, curves: Curves, seeds: Mapping[str, int]) -> None:
         seeds: number of seeds by label.
     """
     style: dict[str, Any] = {"marker": "o", "mec": "white", "lw": 2, "capsize": 4}
+    middle = max((curve["cost"].max() for curve in curves.values() if len(curve)), default=0.0) / 2
     for number, (label, curve) in enumerate(curves.items()):
         colour = COLOURS[number % len(COLOURS)]
         name = f"{label} (n = {seeds[label]})" if len(curve) else f"{label} (missing)"
@@ -267,16 +270,18 @@ def draw_curves(axes: Axes, curves: Curves, seeds: Mapping[str, int]) -> None:
         axes.errorbar(
             curve["cost"], curve["accuracy"], yerr=spread, color=colour, label=name, **style
         )
-        if curve["length"].nunique() > 1:
-            for cost, accuracy, length in curve[["cost", "accuracy", "length"]].to_numpy():
-                axes.annotate(
-                    f"{length:g}×",
-                    (cost, accuracy),
-                    xytext=(4, 4),
-                    textcoords="offset points",
-                    fontsize=8,
-                    color=colour,
-                )
+        for cost, accuracy, length in curve[["cost", "accuracy", "length"]].to_numpy():
+            is_alone = curve["length"].nunique() == 1
+            on_right = is_alone and cost > middle
+            axes.annotate(
+                label if is_alone else f"{length:g}×",
+                (cost, accuracy),
+                xytext=(-9 if on_right else 9, -4 if is_alone else -12),
+                ha="right" if on_right else "left",
+                textcoords="offset points",
+                fontsize=8,
+                color=colour,
+            )
 
 
 def draw_chance(axes: Axes, chance: float) -> None:

@@ -207,7 +207,7 @@ def test_the_verdict_by_hand(study, write_run):
     shown = str(comparison_report(Comparison(study, study.runs(), "")))
     *_, warning, error, last = shown.split("\n\n")
     assert last == f"Verdict: {said}"
-    assert error == "± in the verdict is the standard error that 48 videos and 1 seed give."
+    assert error == "± in the verdict is the standard error of 48 videos and 1 seed."
     assert warning.startswith("Warning: Evaluation and test took longer than training in multigrid")
     # 18.8 - 2 · 5.6 is below chance; 6 iterations follow the last coarse shape
     assert report["warnings"][1].startswith("The accuracy of multigrid is hardly above chance")
@@ -371,11 +371,13 @@ def test_a_run_of_another_config_is_refused_before_anything_is_trained(
 def test_a_damaged_result_and_one_of_several_rates_are_refused(study, write_run):
     baseline = study.arms[0]
     write_run(study, baseline, 0, 100, top1=80.0, rate_changes=["after iteration 6: BASE_LR 1"])
-    with pytest.raises(ValueError, match=r"result\.json: trained with several rates .after iter"):
+    with pytest.raises(
+        ValueError, match=r"result\.json: trained with several learning rates .after iter"
+    ):
         study.runs()
     path = study.folder(baseline, 0) / "result.json"
     path.write_text(path.read_text().replace("80.0", "90.0"))
-    with pytest.raises(ValueError, match=r"no run's result .*checksum does not match"):
+    with pytest.raises(ValueError, match=r"not the result of a run .*checksum does not match"):
         study.runs()
 
 

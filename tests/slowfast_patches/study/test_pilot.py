@@ -138,7 +138,7 @@ def test_a_pilot_takes_a_tenth_of_the_baseline_or_what_it_needs(asked, baseline,
 @pytest.mark.parametrize(
     ("asked", "least", "baseline", "message"),
     [
-        (60, 170, 1200, r"--minutes 1 is too short .*: give --minutes 3\.4 \(.* 20 min\)"),
+        (60, 170, 1200, r"--minutes 1 is too short .* Give --minutes 3\.4 or more \(.* 20 min\)"),
         (
             None,
             170,
@@ -146,7 +146,7 @@ def test_a_pilot_takes_a_tenth_of_the_baseline_or_what_it_needs(asked, baseline,
             r"whole baseline takes about 2\.6 min, and a pilot 2\.83 min\. Train both",
         ),
         (180, 100, 156, r"whole baseline takes about 2\.6 min, and a pilot 3 min\. Train both"),
-        (60, 170, 156, "Train both instead, which tells more"),
+        (60, 170, 156, "Train both instead. That is more conclusive"),
     ],
 )
 def test_a_pilot_that_would_tell_nothing_is_refused(asked, least, baseline, message):
@@ -194,12 +194,12 @@ def test_a_launcher_of_several_processes_is_refused(monkeypatch):
     }.items():
         monkeypatch.setenv(name, value)
     recipe = load_recipe("configs/Demo/SLOWFAST_DEMO.yaml", ["NUM_GPUS", "2"])
-    with pytest.raises(ValueError, match="torchrun has started 2; start it by itself"):
+    with pytest.raises(ValueError, match=r"torchrun has started 2\. Start it without a launcher"):
         one_process(recipe)
 
 
 def test_a_recipe_of_boxes_is_refused():
-    with pytest.raises(ValueError, match=r"the recipe boxes .*; train both to the end"):
+    with pytest.raises(ValueError, match=r"the recipe detects boxes .*. Train both to the end"):
         one_process(load_recipe("configs/Demo/AVA_DEMO.yaml"))
 
 
@@ -313,7 +313,7 @@ def test_videos_of_several_labels_have_no_commonest_class(run, demo_data, tmp_pa
 @pytest.mark.slow
 def test_a_baseline_that_diverges_is_said_in_a_line(run, capsys):
     assert run("SOLVER.BASE_LR", "1e30") == 1
-    assert "lower SOLVER.BASE_LR" in capsys.readouterr().err
+    assert "Use a lower SOLVER.BASE_LR" in capsys.readouterr().err
 
 
 @pytest.mark.slow
@@ -344,7 +344,7 @@ def test_what_a_new_shape_takes_at_first_is_not_a_steps_time(run, tmp_path, monk
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
-        (["DATA.NUM_FRAMES", "2", "SLOWFAST.ALPHA", "2"], "no cycle fits 4×2×32²"),
+        (["DATA.NUM_FRAMES", "2", "SLOWFAST.ALPHA", "2"], "No cycle fits the shape 4×2×32²"),
         (["MULTIGRID.BN_BASE_SIZE", "3"], "BN groups of 3"),
         (["SOLVER.ACCUMULATION_STEPS", "2"], "set BN.GROUP_SIZE"),
         (["SOLVER.STEPS", "[0]", "SOLVER.LRS", "[1]"], "two LR stages"),

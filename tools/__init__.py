@@ -1,4 +1,4 @@
-"""The command lines of this folder, and `main`, which an installed command calls by its name."""
+"""Command lines of the package, and the entry point of the installed commands."""
 
 from __future__ import annotations
 
@@ -10,6 +10,7 @@ from slowfast_patches.utils.command_line import ends_early
 
 __all__ = ["COMMANDS", "main"]
 
+# Commands of pyproject.toml, and their modules.
 COMMANDS = {
     "multigrid-train": "run_net",
     "multigrid-plan": "plan",
@@ -24,7 +25,7 @@ COMMANDS = {
 
 
 def main() -> int:
-    """Run the program of the installed command that was called; returns the exit status."""
+    """Run the module of the command that was called, and return its exit status."""
     name = COMMANDS[Path(sys.argv[0]).stem]
     ends_early(resumes=name == "run_net")
     program = import_module(f"{__name__}.{name}")

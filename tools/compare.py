@@ -1,19 +1,19 @@
-"""Train configs side by side and report what each costs and reaches.
+r"""Train two configs or more, and report the cost and the accuracy of each.
 
-Runs that the output folder holds already are not repeated, so that the same command continues an
-interrupted comparison. Example:
+Runs that are in the output folder already are not repeated. To continue an interrupted comparison,
+repeat the command. Example:
 
-    multigrid-compare --cfg configs/Demo/SLOWFAST_DEMO.yaml \\
-        --cfg configs/Demo/SLOWFAST_DEMO_MULTIGRID.yaml --equal-iterations --seeds 0 1 2 \\
+    multigrid-compare --cfg configs/Demo/SLOWFAST_DEMO.yaml \
+        --cfg configs/Demo/SLOWFAST_DEMO_MULTIGRID.yaml --equal-iterations --seeds 0 1 2 \
         --output runs/demo DATA.PATH_TO_DATA_DIR runs/demo/data
 
-With --lengths each config is trained at several multiples of its length, and the report has curves:
-accuracy against wall-clock time, iterations and FLOPs, the time that each config needs for each
-accuracy of the first, and where they break even. The config as it is (length 1) is the same run
-with --lengths and without.
+With --lengths, each config is trained at several multiples of its length. The report then has
+curves of accuracy against wall-clock time, iterations and FLOPs, the time that each config needs to
+reach the accuracies of the first, and the times at which they break even. Length 1 is the same run
+with and without --lengths.
 
-    multigrid-compare --cfg configs/Demo/SLOWFAST_DEMO.yaml \\
-        --cfg configs/Demo/SLOWFAST_DEMO_MULTIGRID.yaml --lengths 0.125 0.25 0.5 1 2 \\
+    multigrid-compare --cfg configs/Demo/SLOWFAST_DEMO.yaml \
+        --cfg configs/Demo/SLOWFAST_DEMO_MULTIGRID.yaml --lengths 0.125 0.25 0.5 1 2 \
         --seeds 0 1 2 --output runs/demo DATA.PATH_TO_DATA_DIR runs/demo/data
 """
 
@@ -32,42 +32,39 @@ if __name__ == "__main__":
 
 from slowfast_patches.config.load import recipe_path
 from slowfast_patches.study.arms import cost_of, measured_times
-from slowfast_patches.study.compare import (
-    Comparison,
-    format_comparison,
-    make_arms,
-    write_comparison,
-)
+from slowfast_patches.study.compare import Comparison, comparison_report, make_arms
 from slowfast_patches.study.runs import Study, train
 
 
 def parse_args(argv: list[str] | None = None) -> argparse.Namespace:
-    """The command line; the KEY VALUE pairs may follow any option, --seeds too."""
+    """Parse the command line. KEY VALUE pairs may follow any option, even --seeds."""
     parser = command_line.command_parser(__doc__)
-    text = "a config; two or more, the one to compare with first"
+    text = "a config; give two or more, the baseline first"
     parser.add_argument(
         "--cfg", type=Path, action="append", required=True, metavar="FILE", help=text
     )
     command_line.add_seeds(parser)
-    text = "folder of the runs and the report (default: %(default)s)"
+    text = "folder for the runs and the report (default: %(default)s)"
     parser.add_argument(
         "--output", type=Path, default=Path("runs/compare"), metavar="DIR", help=text
     )
-    parser.add_argument("--json", action="store_true", help="print JSON, and nothing else")
+    parser.add_argument("--json", action="store_true", help="print JSON only")
     text = (
-        "step times measured alone (docs/performance.md): speed-ups are by these, and the time "
-        "that all runs will take is printed before the first"
+        "file of step times that were measured alone (docs/performance.md); speed-ups and the "
+        "expected time of all runs follow from them"
     )
     parser.add_argument(
         "--step-times", type=Path, action="append", default=[], metavar="FILE", help=text
     )
     either = parser.add_mutually_exclusive_group()
-    text = "also train the first config shortened to the iterations of the second"
+    text = "also train the first config, shortened to the iterations of the second"
     either.add_argument("--equal-iterations", action="store_true", help=text)
-    text = "train each config at these multiples of its length, and draw curves: 0.25 0.5 1 2"
+    text = (
+        "train each config at these multiples of its length and draw curves, such as 0.25 0.5 1 2"
+    )
     either.add_argument("--lengths", nargs="+", default=[], metavar="L", help=text)
     command_line.add_at_once(parser)
-    text = "set in every config"
+    text = "keys to set in every config"
     command_line.add_overrides(parser, text)
     args = parser.parse_intermixed_args(argv)
     command_line.take_numbers(args, "lengths", float)
@@ -75,9 +72,9 @@ def parse_args(argv: list[str] | None = None) -> argparse.Namespace:
     return args
 
 
-@command_line.tool(interrupted="interrupted; the same command continues")
+@command_line.tool(interrupted="interrupted; repeat the command to continue")
 def main(argv: list[str] | None = None) -> int:
-    """Train, report, and print the table; returns the exit status."""
+    """Train what is missing, write and print the report, and return the exit status."""
     args = parse_args(argv)
     command = shlex.join(["multigrid-compare", *(sys.argv[1:] if argv is None else argv)])
     arms = make_arms(
@@ -95,14 +92,14 @@ def main(argv: list[str] | None = None) -> int:
     run_net = Path(__file__).with_name("run_net.py")
     with closing(train(study, run_net, args.at_once)) as progress:
         for runs in progress:
-            comparison = Comparison(study, runs, command, step_times)
+            report = comparison_report(Comparison(study, runs, command, step_times))
             if len(runs):
-                write_comparison(comparison)
+                report.write(study.output)
     if args.json:
-        print(json.dumps(comparison.to_json(), indent=2, ensure_ascii=False))
+        print(json.dumps(report.data, indent=2, ensure_ascii=False))
         return 0
     print(f"Report: {args.output / 'report.md'}, report.json, report.png\n")
-    print(format_comparison(comparison))
+    print(report)
     return 0
 
 

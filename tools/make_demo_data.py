@@ -1,9 +1,9 @@
-"""Render the demo data set: short videos whose classes need motion to tell apart.
+"""Render the demo data set: short videos whose classes differ in their motion.
 
 multigrid-demo-data --output DIR [--train N] [--val N] [--test N] [--seed S] ...
 multigrid-demo-data --output DIR --form ava [--train N] [--val N] ...
 
---form ava: videos of several things each, with boxes and actions in AVA's form.
+With --form ava, each video has several objects, and the lists are boxes with actions, as in AVA.
 """
 
 import argparse
@@ -21,45 +21,57 @@ from slowfast_patches.datasets.demo.synthetic import SPLITS, DemoSpec, make_demo
 
 
 def parse_args(argv: list[str] | None = None) -> argparse.Namespace:
-    """The command line; the defaults are those of `DemoSpec`."""
+    """Parse the command line. The defaults are those of `DemoSpec`."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("--output", type=Path, required=True, metavar="DIR", help="folder to fill")
-    shown = {**dict.fromkeys(SPLITS, "videos"), "seed": "of all", "frames": "per video"}
+    parser.add_argument(
+        "--output",
+        type=Path,
+        required=True,
+        metavar="DIR",
+        help="folder for the videos and the lists",
+    )
+    shown = {split: f"number of {split} videos" for split in SPLITS}
+    shown |= {"seed": "seed of all videos", "frames": "frames per video"}
     for name, what in shown.items():
         default = getattr(DemoSpec, name)
-        parser.add_argument(f"--{name}", type=int, default=default, help=f"{what} ({default})")
+        parser.add_argument(
+            f"--{name}", type=int, default=default, help=f"{what} (default: {default})"
+        )
     parser.add_argument(
         "--size",
         type=int,
         nargs=2,
         metavar=("WIDTH", "HEIGHT"),
         default=(DemoSpec.width, DemoSpec.height),
-        help=f"pixels ({DemoSpec.width} {DemoSpec.height})",
+        help=f"size of the frames in pixels (default: {DemoSpec.width} {DemoSpec.height})",
     )
     parser.add_argument(
-        "--form", choices=("kinetics", "ava"), default="kinetics", help="of its lists (%(default)s)"
+        "--form",
+        choices=("kinetics", "ava"),
+        default="kinetics",
+        help="format of the lists (default: %(default)s)",
     )
-    parser.add_argument("--workers", type=int, help="processes (one per core)")
+    parser.add_argument("--workers", type=int, help="number of processes (default: one per core)")
     return parser.parse_args(argv)
 
 
-@tool(interrupted="interrupted; the same command continues")
+@tool(interrupted="interrupted; repeat the command to continue")
 def main(argv: list[str] | None = None) -> int:
-    """Make the data set, or say in one line why not; returns the exit status."""
+    """Render the missing videos, and return the exit status."""
     args = parse_args(argv)
     start = time.perf_counter()
     width, height = args.size
     counts = {split: getattr(args, split) for split in SPLITS}
     spec = DemoSpec(**counts, seed=args.seed, frames=args.frames, width=width, height=height)
     if args.form == "ava":
-        del counts["test"]  # its validation videos are its test's, too
+        del counts["test"]  # the validation videos are used for the test, too
     make = make_ava_form if args.form == "ava" else make_demo_data
     made = make(args.output, spec, args.workers)
     total = sum(counts.values())
     if made:
         print(f"{args.output}: {made} of {total} videos made ({time.perf_counter() - start:.0f} s)")
     else:
-        print(f"{args.output}: all {total} videos are there already")
+        print(f"{args.output}: all {total} videos exist already")
     return 0
 
 

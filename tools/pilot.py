@@ -1,16 +1,19 @@
-"""Try, in minutes, whether multigrid pays for a model on its data, and which cycle.
+"""Find out in minutes whether multigrid training helps a model on its data, and which cycle.
 
     multigrid-pilot --cfg RECIPE.yaml DATA.PATH_TO_DATA_DIR data
 
-The baseline and a cycle or more are trained for equal times, from TRAIN.CHECKPOINT_FILE_PATH or
-from scratch; each ends at the baseline's shape, and all are scored there. It prints what each
-reached, whether to use multigrid, with which keys, how sure that is, and how much faster it would
-be; pilot.md, pilot.json and pilot.png in the output folder have the same, and multigrid.yaml there
-is the recipe with the best cycle. By default it takes a tenth of the baseline's own time, or what
-it needs at least, some 600 iterations of the baseline. A few steps are timed first: where the
-minutes are too few, it says so at once, and where the whole baseline takes no longer, it prints
-the command that trains both. It is one process: of several GPUs' mini-batch it trains one's share.
-It uses neither CUDA graphs nor a moving average of the weights, whatever the recipe says.
+The pilot trains the baseline and one cycle or more for equal times, from
+TRAIN.CHECKPOINT_FILE_PATH or from scratch. Each training ends at the baseline's shape, where all
+are scored. The pilot prints the scores, whether to use multigrid, how probable that is, and the
+expected speed-up. It writes the same to pilot.md, pilot.json and pilot.png in the output folder,
+and the recipe with the best cycle to multigrid.yaml.
+
+By default the pilot takes a tenth of the baseline's time, but no less than about 600 iterations of
+the baseline. It times a few steps first. If --minutes is too short, it stops at once. If the whole
+baseline takes no longer than the pilot, it prints the command that trains both.
+
+The pilot is one process. For a recipe of several GPUs, it trains the share of one of them. It uses
+neither CUDA graphs nor averaged weights, whatever the recipe says.
 """
 
 import argparse
@@ -19,6 +22,7 @@ import logging
 import math
 import shlex
 import sys
+from collections.abc import Mapping
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -34,43 +38,40 @@ from slowfast_patches.config.load import load_recipe, recipe_path
 from slowfast_patches.datasets.lists.dataset_lists import load_with_classes
 from slowfast_patches.launch.device import check_gpus, process_device, set_up_device
 from slowfast_patches.study.pilot.race import ShortBaselineError, one_process, run_pilot
-from slowfast_patches.study.pilot.report import (
-    format_pilot,
-    pilot_json,
-    recipe_text,
-    write_pilot,
-)
+from slowfast_patches.study.pilot.report import pilot_report, recipe_text
 
 _OFF = replace(PAPER, long_cycle=(), short_cycle=())
 
 
 def parse_args(argv: list[str] | None = None) -> argparse.Namespace:
-    """The command line."""
+    """Parse the command line."""
     parser = command_line.command_parser(__doc__)
-    text = "the baseline's config"
+    text = "config of the baseline"
     parser.add_argument("--cfg", type=Path, required=True, metavar="FILE", help=text)
-    text = "that it may take, about (default: a tenth of the baseline's, if enough)"
+    text = (
+        "approximate time of the pilot (default: a tenth of the baseline's time, if that is enough)"
+    )
     parser.add_argument("--minutes", type=float, metavar="M", help=text)
-    text = "folder of the report (default: %(default)s)"
+    text = "folder for the report (default: %(default)s)"
     parser.add_argument("--output", type=Path, default=Path("runs/pilot"), metavar="DIR", help=text)
-    parser.add_argument("--json", action="store_true", help="print JSON, and nothing else")
+    parser.add_argument("--json", action="store_true", help="print JSON only")
     text = "config keys to set"
     command_line.add_overrides(parser, text)
     args = parser.parse_intermixed_args(argv)
     if args.minutes is not None and not 0 < args.minutes < math.inf:
-        parser.error(f"--minutes takes a number above 0, not {args.minutes:g}")
+        parser.error(f"--minutes takes a number above 0, not {args.minutes:g}.")
     return args
 
 
 def next_command(args: argparse.Namespace, cycles: Cycles | None, *, compare: bool) -> str:
-    """Write the recipe with some cycles; returns the command that trains it.
+    """Write a recipe with some cycles, and return the command that trains it.
 
     Args:
         args: the command line of the pilot.
-        cycles: those of the recipe.
-        compare: train the baseline beside it.
+        cycles: cycles of the recipe.
+        compare: whether the command trains the baseline, too.
     """
-    assert cycles is not None, "the baseline has its recipe"
+    assert cycles is not None, "the best arm is a cycle"
     recipe = args.output / "multigrid.yaml"
     args.output.mkdir(parents=True, exist_ok=True)
     given = recipe_path(args.cfg).resolve()
@@ -87,14 +88,14 @@ def next_command(args: argparse.Namespace, cycles: Cycles | None, *, compare: bo
     return shlex.join(["multigrid-compare", *both, *shared])
 
 
-def show(text: str, data: dict[str, Any], *, as_json: bool) -> None:
-    """Print the text, or the data as JSON."""
+def show(text: str, data: Mapping[str, Any], *, as_json: bool) -> None:
+    """Print the text, or else the data as JSON."""
     print(json.dumps(data, indent=2, ensure_ascii=False) if as_json else text)
 
 
 @command_line.tool()
 def main(argv: list[str] | None = None) -> int:
-    """Run the pilot and print what it found; returns the exit status."""
+    """Run the pilot, print its report, and return the exit status."""
     args = parse_args(argv)
     logging.basicConfig(level=logging.WARNING, format="%(message)s", stream=sys.stderr)
     logging.getLogger("slowfast_patches.study.pilot.race").setLevel(logging.INFO)
@@ -114,13 +115,14 @@ def main(argv: list[str] | None = None) -> int:
     except FloatingPointError as error:
         raise command_line.ToolError(str(error)) from error
     command = shlex.join(["multigrid-pilot", *(sys.argv[1:] if argv is None else argv)])
-    write_pilot(pilot, args.output, command)
+    report = pilot_report(pilot, command)
+    report.write(args.output)
     advised = next_command(args, pilot.best.cycles, compare=pilot.verdict != "use multigrid")
-    text = format_pilot(pilot)
+    text = str(report)
     if pilot.verdict != "do not use multigrid":
         text += f"\n\n    {advised}"
     text += f"\n\nReport: {args.output / 'pilot.md'}, pilot.json, pilot.png"
-    show(text, pilot_json(pilot), as_json=args.json)
+    show(text, report.data, as_json=args.json)
     return 0
 
 

@@ -1,32 +1,32 @@
-"""Print the most probable classes of videos, by a trained model.
+"""Predict the classes of videos with a trained model.
 
     multigrid-predict --checkpoint runs/ab/multigrid/seed0 some.mp4 another.mp4 --top 3
 
---checkpoint is a file, or the folder of a run (its OUTPUT_DIR), whose best checkpoint is taken if
-TRAIN.KEEP_BEST kept it, else its last; standard error says which.
+--checkpoint is a file or the folder of a run (its OUTPUT_DIR). Of a folder, the best checkpoint is
+used if TRAIN.KEEP_BEST kept it, and the last one otherwise. Standard error says which.
 
-A video is a file or a folder of JPEG frames; a folder of video files stands for these. It is scored
-as the recipe tests: on TEST.NUM_ENSEMBLE_VIEWS × TEST.NUM_SPATIAL_CROPS clips, whose probabilities
-are averaged (or their maximum is taken, where DATA.ENSEMBLE_METHOD says so). A model of several
-labels a video gives each class a probability of its own. A warning names a video of which only a
-part decodes (up to 3,000 frames are tried; of a longer one, what its structure tells), an MP4 or
-MOV file that was not copied to its end, and a video of one frame.
+A video is a file or a folder of JPEG frames. A folder of video files stands for all of them. As in
+the test, a video is scored on TEST.NUM_ENSEMBLE_VIEWS × TEST.NUM_SPATIAL_CROPS clips, whose
+probabilities are averaged, or combined as DATA.ENSEMBLE_METHOD says. With several labels per video,
+each class has an independent probability. There is a warning for a video that decodes only in part,
+for an incomplete MP4 or MOV file, and for a video of a single frame. To find damage, up to 3,000
+frames are decoded. For a longer video, only the structure of the file is checked.
 
-The recipe is the one in the checkpoint; weights alone need it as --cfg. KEY VALUE pairs after the
-videos change its keys. The names of the classes are those of --classes, or those in the
-checkpoint, or those that the data set has beside the lists in DATA.PATH_TO_DATA_DIR; else a warning
-says that classes have their number.
+The recipe is read from the checkpoint. For weights without a recipe, give it as --cfg. KEY VALUE
+pairs after the videos replace keys of the recipe. Class names are those of --classes, or those in
+the checkpoint, or those beside the lists in DATA.PATH_TO_DATA_DIR. Without any, classes are shown
+by number, with a warning.
 
-A model of boxes (DETECTION.ENABLE) needs --boxes FILE.csv, lines as AVA's: the video's name without
-its ending, second, x1, y1, x2, y2 as parts of the frame's sides, and a comma. --draw DIR writes a
-picture of each key frame, with its boxes and their most probable classes.
+A detection model (DETECTION.ENABLE) needs --boxes FILE.csv in the format of AVA: the video's name
+without its suffix, second, x1, y1, x2, y2 as fractions of the frame's sides, and a final comma.
+--draw DIR writes a picture of each key frame with its boxes and their most probable classes.
 
---output FILE.csv writes a table: video, prediction, probability, and the probability of each class
-in a column of its own. A video that cannot be read has its path alone there.
+--output FILE.csv writes a table with the columns video, prediction, probability, and a column with
+the probability of each class. For a video that cannot be read, the other columns are empty.
 
---export FILE.pt2 writes the model as a program for torch.export.load, which needs nothing of this
-package. It takes clips (N, 3, T, S, S) of RGB pixels, uint8, any number of the test grid's T frames
-of S × S, and gives probabilities (N, classes). Its extra file classes.json has the names.
+--export FILE.pt2 writes a program for torch.export.load, which does not need this package. It takes
+a batch of clips (N, 3, T, S, S) of RGB pixels as uint8, with the frames T and the crop S of the
+test, and returns probabilities (N, classes). Its extra file classes.json has the class names.
 
 Exit status: 0 if all videos are predicted, 1 if some cannot be read, 2 for an error.
 """
@@ -60,29 +60,42 @@ from slowfast_patches.train.record.tables import names_of_data, write_prediction
 
 
 def parse_args(argv: list[str] | None = None) -> argparse.Namespace:
-    """The command line: `videos`, and in `overrides` what follows the first key."""
+    """Parse the command line, and split `videos` from the KEY VALUE pairs after them."""
     parser = command_parser(__doc__)
     add = parser.add_argument
-    add("--checkpoint", type=Path, required=True, metavar="FILE|DIR")
-    add("--cfg", type=Path, metavar="FILE", help="the recipe of the weights")
-    add("--top", type=int, default=5, metavar="K", help="classes (%(default)s)")
-    names = ".json: a list of names or a mapping from name to number; else a name a line"
+    text = "checkpoint, or folder of a run"
+    add("--checkpoint", type=Path, required=True, metavar="FILE|DIR", help=text)
+    add("--cfg", type=Path, metavar="FILE", help="recipe of the model, for weights without one")
+    add(
+        "--top",
+        type=int,
+        default=5,
+        metavar="K",
+        help="number of classes to print (default: %(default)s)",
+    )
+    names = "class names: a name on each line, or in .json a list, or a mapping from name to number"
     add("--classes", type=Path, metavar="FILE", help=names)
-    add("--output", type=Path, metavar="FILE.csv", help="write the probabilities of all classes")
-    text = "write the model as a program of torch.export; no video is needed then"
+    add(
+        "--output",
+        type=Path,
+        metavar="FILE.csv",
+        help="write a table of the probabilities of all classes",
+    )
+    text = "write the model as a program of torch.export; videos are optional then"
     add("--export", type=Path, metavar="FILE.pt2", help=text)
-    add("--boxes", type=Path, metavar="FILE.csv", help="boxes to score, as AVA's lists have them")
-    add("--draw", type=Path, metavar="DIR", help="write pictures of boxes and scores")
-    add("--json", action="store_true", help="print JSON, and nothing else")
-    add("videos", nargs="*", default=[], metavar="VIDEO [KEY VALUE]")
+    add("--boxes", type=Path, metavar="FILE.csv", help="boxes to score, in the format of AVA")
+    add("--draw", type=Path, metavar="DIR", help="write pictures of the boxes and their classes")
+    add("--json", action="store_true", help="print JSON only")
+    text = "videos, then keys of the recipe to replace"
+    add("videos", nargs="*", default=[], metavar="VIDEO [KEY VALUE]", help=text)
     args = parser.parse_intermixed_args(argv)
     if args.top < 1:
-        parser.error("--top takes 1 or more")
+        parser.error("--top takes a number from 1")
     words = args.videos
     args.videos = list(takewhile(lambda word: not _is_key(word), words))
     args.overrides = split_pairs(words[len(args.videos) :])
     if not (args.videos or args.export):
-        parser.error("no video is given")
+        parser.error("give a video, or --export")
     return args
 
 
@@ -94,7 +107,7 @@ def _is_key(word: str) -> bool:
 
 @tool()
 def main(argv: list[str] | None = None) -> int:
-    """Predict and print; returns the exit status."""
+    """Predict all videos, print or write the results, and return the exit status."""
     args = parse_args(argv)
     path = checkpoint_of(args.checkpoint)
     if path != args.checkpoint:
@@ -109,7 +122,7 @@ def main(argv: list[str] | None = None) -> int:
     if isinstance(predictor, BoxPredictor):
         return predict_boxes(args, predictor)
     if args.export:
-        from slowfast_patches.train.predict.export import write_program  # takes a second
+        from slowfast_patches.train.predict.export import write_program  # lazy import: slow
 
         write_program(predictor, args.export)
         print(f"the program is {args.export}", file=sys.stderr)
@@ -125,7 +138,7 @@ def main(argv: list[str] | None = None) -> int:
             results.append({"video": video, "error": str(error)})
             continue
         if damage:
-            print(f"warning: {video} {damage}; what can be read is scored", file=sys.stderr)
+            print(f"warning: {video} {damage}; only the readable part is scored", file=sys.stderr)
         classes = best(scores, args.top, names)
         results.append({"video": video, "classes": classes})
         if not args.json:
@@ -141,15 +154,19 @@ def main(argv: list[str] | None = None) -> int:
 
 
 def _check_boxes(args: argparse.Namespace, has_boxes: bool) -> None:
-    """Raise ValueError for options that a model of boxes, or of videos, does not have."""
+    """Check that the options suit the model.
+
+    Raises:
+        ValueError: An option for detection is given without a detection model, or the reverse.
+    """
     if has_boxes and (not args.boxes or args.output or args.export):
-        raise ValueError("a model of boxes needs --boxes FILE, and has no --output and no --export")
+        raise ValueError("A detection model needs --boxes FILE, and takes no --output or --export.")
     if not has_boxes and (args.boxes or args.draw):
-        raise ValueError("--boxes and --draw go with a model of boxes (DETECTION.ENABLE True)")
+        raise ValueError("--boxes and --draw need a detection model (DETECTION.ENABLE True).")
 
 
 def predict_boxes(args: argparse.Namespace, predictor: BoxPredictor) -> int:
-    """As `main`, of a model of boxes."""
+    """Predict the boxes of all videos with a detection model, as `main` does for videos."""
     names = predictor.class_names
     boxes = read_boxes(args.boxes, predictor.recipe.model.num_classes)
     results = list[dict[str, Any]]()
@@ -187,25 +204,33 @@ def _class_text(row: dict[str, Any]) -> str:
 
 
 def videos_at(path: str) -> list[str]:
-    """The video files of a folder that has no JPEG files; else the path itself."""
+    """Return the video files in a folder, or the path itself if it is a video."""
     is_of_videos = os.path.isdir(path) and not frame_files(path)
     return (video_files(path) if is_of_videos else []) or [path]
 
 
 def find_names(given: Path | None, predictor: Predictor) -> tuple[str, ...] | None:
-    """The names of the model's classes: those in a file, or those that it comes with; None, with a
-    warning, where there are none."""
+    """Return the class names in a file, or else those of the model.
+
+    Without any, print a warning and return None.
+
+    Raises:
+        ValueError: The file has another number of names than the model has classes.
+    """
     count = predictor.recipe.model.num_classes
     names = read_class_names(given) if given else predictor.class_names
     if given and names and len(names) != count:
-        raise ValueError(f"{given} has {len(names)} names, and the model has {count} classes")
+        raise ValueError(f"{given} has {len(names)} names, but the model has {count} classes.")
     if names is None:
-        print("warning: classes are shown by number; give --classes FILE", file=sys.stderr)
+        print(
+            "warning: classes are shown by number. Give --classes FILE for their names",
+            file=sys.stderr,
+        )
     return names
 
 
 def best(scores: Tensor, top: int, names: Sequence[str] | None) -> list[dict[str, Any]]:
-    """The most probable classes: number, name (None where there is none) and probability."""
+    """Return the most probable classes with their number, probability, and name or None."""
     values, numbers = scores.topk(min(top, len(scores)))
     return [
         {"number": number, "name": names[number] if names else None, "probability": value}

@@ -1,32 +1,31 @@
-"""Turn a data set into one made for multigrid reading: the same videos, several times as fast.
+r"""Prepare a data set for multigrid training, so that clips are read several times as fast.
 
-Every video of the lists is written to DIR/videos as H.264 in short groups of pictures, at a short
-side of at most 256 pixels, and the lists with the paths of these files to DIR. Training takes the
-result like any data set: DATA.PATH_TO_DATA_DIR DIR.
+Every video in the lists is encoded as H.264 in DIR/videos, with short groups of pictures and a
+short side of at most 256 pixels. Lists with the paths of these files are written to DIR. To train
+on the result, give DATA.PATH_TO_DATA_DIR DIR.
 
-    multigrid-prepare --csv k400/train.csv --csv k400/val.csv --csv k400/test.csv \\
+    multigrid-prepare --csv k400/train.csv --csv k400/val.csv --csv k400/test.csv \
         --output k400_prepared
 
-prepares what three lists name ("path label" a line; a video that several name is written once).
-The names of the classes, classes.json or classes.txt beside the first list, go with them.
+prepares the videos of three lists, with "path label" on each line. A video in several lists is
+encoded once. Class names (classes.json or classes.txt beside the first list) are copied.
 
     multigrid-prepare --folder videos --output videos_prepared
 
-takes the classes from the names of folders: videos/<class>/*.mp4 (.avi, .mkv, .webm, .mov, .mpg,
-...), or videos/{train,val,test}/<class>/*.mp4. Without such a split, some videos of each class are
-set aside for validation, always the same. Folders inside that of a class are named and not looked
-into. Without --output, the lists and classes.json (the number of each class) are written into the
-folder, and no video is.
+takes the classes from folder names: videos/<class>/*.mp4 (.avi, .mkv, .webm, .mov, .mpg, ...), or
+videos/{train,val,test}/<class>/*.mp4. Without such a split, some videos of each class are held out
+for validation, the same ones each time. Folders inside a class are reported and skipped. Without
+--output, only the lists and classes.json (the number of each class) are written, into the folder.
 
     multigrid-prepare --ssv2 ssv2 --output ssv2_prepared
 
-takes the WebM files that Something-Something V2's json files in a folder name, in it, in its
-20bn-something-something-v2, or in --prefix.
+prepares Something-Something V2 from its JSON files in a folder. The WebM files are in that folder,
+in its subfolder 20bn-something-something-v2, or in --prefix.
 
-After a few videos it stops if the disk is too small for the rest. Interrupted, killed, or stopped
-by a full disk, the same command continues: what is whole and whose source has not changed is kept.
-A video that cannot be read is left out of the lists and reported, at the end and in
-DIR/unreadable.txt; the others go on.
+After a few videos, it stops if the disk is too small for the rest. To continue after an
+interruption or a full disk, repeat the command. Complete videos are kept unless their source has
+changed. A video that cannot be read is left out of the lists, and reported at the end and in
+DIR/unreadable.txt.
 
 Exit status: 0 if all videos are prepared, 1 if some cannot be read, 2 for an error, 130 for Ctrl-C.
 """
@@ -60,37 +59,51 @@ from slowfast_patches.datasets.reading.limits import LIMITS, ReadingLimits
 
 
 def parse_args(argv: list[str] | None = None) -> argparse.Namespace:
-    """The command line."""
+    """Parse the command line."""
     parser = command_line.command_parser(__doc__)
     data = parser.add_mutually_exclusive_group(required=True)
     data.add_argument(
-        "--csv", type=Path, action="append", metavar="FILE", help="a list; give one or more"
+        "--csv", type=Path, action="append", metavar="FILE", help="list of videos; can be repeated"
     )
-    data.add_argument("--folder", type=Path, metavar="DIR", help="folders named after classes")
-    data.add_argument("--ssv2", type=Path, metavar="DIR", help="folder of SSv2's json files")
+    data.add_argument(
+        "--folder", type=Path, metavar="DIR", help="folder with a subfolder for each class"
+    )
+    data.add_argument(
+        "--ssv2",
+        type=Path,
+        metavar="DIR",
+        help="folder with the JSON files of Something-Something V2",
+    )
     add = parser.add_argument
-    add("--output", type=Path, metavar="DIR", help="folder of the prepared set")
-    add("--json", action="store_true", help="with --output: print JSON, and nothing else")
-    add("--workers", type=int, metavar="N", help="processes (one per core)")
-    add("--short-side", type=int, metavar="PIXELS", default=256, help="at most (%(default)s)")
+    add("--output", type=Path, metavar="DIR", help="folder for the prepared data set")
+    add("--json", action="store_true", help="print JSON only; needs --output")
+    add("--workers", type=int, metavar="N", help="number of processes (default: one per core)")
+    text = "largest short side of the videos (default: %(default)s)"
+    add("--short-side", type=int, metavar="PIXELS", default=256, help=text)
     add(
         "--max-frame-pixels",
         type=int,
         metavar="N",
         default=LIMITS.pixels,
-        help="refuse larger frames, as DATA.MAX_FRAME_PIXELS (%(default)s)",
+        help="refuse videos with larger frames, as DATA.MAX_FRAME_PIXELS (default: %(default)s)",
     )
-    add("--prefix", metavar="DIR", default="", help="where the lists' paths start (their folder)")
+    text = "folder that paths in the lists are relative to (default: that of the list)"
+    add("--prefix", metavar="DIR", default="", help=text)
     add(
         "--separator",
         default=" ",
         metavar="C",
-        help=r'between path and label in the lists (" "); \t is a tab',
+        help=r'separator of path and label in the lists (default: " "); \t is a tab',
     )
-    add("--val-fraction", type=float, metavar="F", help="of each class to set aside (0.1)")
+    add(
+        "--val-fraction",
+        type=float,
+        metavar="F",
+        help="share of each class to hold out (default: 0.1)",
+    )
     args = parser.parse_args(argv)
     if args.output is None and (args.json or not args.folder):
-        parser.error("--output is needed, but with --folder to write lists alone")
+        parser.error("--output is needed. Only --folder can write lists alone.")
     if args.folder and args.prefix:
         parser.error("--prefix has no effect with --folder")
     if args.val_fraction is not None and not args.folder:
@@ -98,9 +111,9 @@ def parse_args(argv: list[str] | None = None) -> argparse.Namespace:
     return args
 
 
-@command_line.tool(interrupted="interrupted; the same command continues")
+@command_line.tool(interrupted="interrupted; repeat the command to continue")
 def main(argv: list[str] | None = None) -> int:
-    """Prepare, or make the lists; returns the exit status."""
+    """Prepare the data set or write its lists, and return the exit status."""
     args = parse_args(argv)
     with redirect_stdout(sys.stderr) if args.json else nullcontext():
         lists, classes = find_lists(args)
@@ -124,7 +137,7 @@ def main(argv: list[str] | None = None) -> int:
 
 
 def find_lists(args: argparse.Namespace) -> tuple[Sequence[VideoList], Sequence[str]]:
-    """The lists to prepare, and the classes where they have names."""
+    """Return the lists to prepare and the class names, which are empty if there are none."""
     if args.csv:
         lists = read_lists(args.csv, prefix=args.prefix, separator=args.separator)
         for listed in lists:

@@ -1,18 +1,18 @@
-"""Reproduce a table or figure of the paper: the plan, the runs, the tables.
+r"""Reproduce a table or figure of the paper.
 
-Without --local or --slurm it prints what would run and what it would cost, then the table
-with what the runs in --output have given so far ("missing" where there is none).
+Without --local or --slurm, it prints the runs and their costs, then the table with the results that
+are in --output so far ("missing" for the others).
 
     multigrid-reproduce table5                          # the plan, and the table so far
     multigrid-reproduce all --dry-run                   # every run of every table and figure
-    multigrid-reproduce table5 --local --seeds 0 1 2 \\
+    multigrid-reproduce table5 --local --seeds 0 1 2 \
         --ssv2 /data/ssv2 --kinetics-weights k400.pyth        # train, one run after another
-    multigrid-reproduce table5 --slurm gpu --seeds 0 1 2 \\
+    multigrid-reproduce table5 --slurm gpu --seeds 0 1 2 \
         --ssv2 /data/ssv2 --kinetics-weights k400.pyth        # train as SLURM jobs
 
-The same command continues what was interrupted; finished runs are not repeated. Reports are
-written to --output: NAME.md, NAME.json and, for figures, NAME.png. Keys and values after
-the options replace those of every recipe (NUM_GPUS 4 SOLVER.REFERENCE_WORLD_SIZE 8, for instance).
+To continue after an interruption, repeat the command. Finished runs are not repeated. The reports
+in --output are NAME.md, NAME.json and, for figures, NAME.png. KEY VALUE pairs after the options
+apply to every recipe, for example NUM_GPUS 4 SOLVER.REFERENCE_WORLD_SIZE 8.
 """
 
 import argparse
@@ -42,49 +42,53 @@ _STARTS = ("imagenet", "kinetics")
 
 
 def parse_args(argv: list[str] | None = None) -> argparse.Namespace:
-    """The command line; the KEY VALUE pairs may follow any option, --seeds too."""
+    """Parse the command line. KEY VALUE pairs may follow any option, even --seeds."""
     parser = command_line.command_parser(__doc__)
-    parser.add_argument("name", choices=[*EXPERIMENTS, "all"], help="all: every table and figure")
+    parser.add_argument(
+        "name", choices=[*EXPERIMENTS, "all"], help="table or figure; all stands for every one"
+    )
     command_line.add_seeds(parser)
-    text = "folder of runs and reports (default: %(default)s)"
+    text = "folder for runs and reports (default: %(default)s)"
     output = Path("runs/reproduce")
     parser.add_argument("--output", type=Path, default=output, metavar="DIR", help=text)
-    parser.add_argument("--json", action="store_true", help="print JSON, and nothing else")
-    text = "a recipe of your own, as a further row; give one or more"
+    parser.add_argument("--json", action="store_true", help="print JSON only")
+    text = "your own recipe as an additional row; can be repeated"
     parser.add_argument("--add", type=Path, action="append", default=[], metavar="FILE", help=text)
 
     group = parser.add_argument_group("how to run")
     ways = group.add_mutually_exclusive_group()
-    text = "print what would run, nothing else"
+    text = "only print what would run"
     ways.add_argument("--dry-run", action="store_true", help=text)
-    text = "train here, one run after another, or --at-once N of them"
+    text = "train on this machine, --at-once N runs at a time"
     ways.add_argument("--local", action="store_true", help=text)
     ways.add_argument("--slurm", metavar="PARTITION", help="train as SLURM jobs")
     command_line.add_at_once(group)
     add = group.add_argument
-    text = "of a job, which is then requeued (%(default)g)"
+    text = "time limit of a job, which is then requeued (default: %(default)g)"
     add("--slurm-hours", type=float, metavar="H", default=Slurm.hours, help=text)
-    text = "jobs of an array at the same time (%(default)s)"
+    text = "jobs of an array that run at a time (default: %(default)s)"
     add("--slurm-limit", type=int, metavar="N", default=Slurm.limit, help=text)
-    text = "cores for each GPU (%(default)s)"
+    text = "CPU cores for each GPU (default: %(default)s)"
     add("--slurm-cpus", type=int, metavar="N", default=Slurm.cpus, help=text)
-    text = "a further one of sbatch: account=vision; give one or more"
+    text = "additional option of sbatch, such as account=vision; can be repeated"
     pair = command_line.key_value
     add("--slurm-option", type=pair, action="append", default=[], metavar="KEY=VALUE", help=text)
 
     group = parser.add_argument_group("what to run on")
     for name in _DATA:
-        group.add_argument(f"--{name}", metavar="DIR", help="folder of the data set's lists")
+        group.add_argument(f"--{name}", metavar="DIR", help="folder with the lists of the data set")
     for name in _STARTS:
-        text = "checkpoint for recipes that start from it"
+        text = f"{name} checkpoint, for the recipes that start from one"
         group.add_argument(f"--{name}-weights", metavar="FILE", help=text)
-    text = "a file of step times, for the expected times; give one or more"
+    text = "file of step times, for the expected times; can be repeated"
     group.add_argument(
         "--step-times", type=Path, action="append", default=[], metavar="FILE", help=text
     )
-    text = "of one iteration of the first run listed, for the expected times: the others by FLOPs"
+    text = (
+        "seconds of an iteration of the first run, for the expected times; others follow by FLOPs"
+    )
     group.add_argument("--step-seconds", type=float, metavar="S", help=text)
-    text = "config keys to set"
+    text = "keys to set in every recipe"
     command_line.add_overrides(parser, text)
     args = parser.parse_intermixed_args(argv)
     command_line.take_numbers(args, "seeds", command_line.whole_number)
@@ -101,7 +105,11 @@ def parse_args(argv: list[str] | None = None) -> argparse.Namespace:
 
 
 def run(args: argparse.Namespace, command: str) -> list[dict[str, Any]]:
-    """Print the plan, run it as asked, then write and print the tables; all as plain data."""
+    """Print the costs, run what is asked for, then write and print the tables.
+
+    Returns:
+        The tables as plain data, or with --dry-run the costs.
+    """
     patching.apply()
     check_study(args.add, args.overrides)
     experiments = reproduce.experiments_of(PAPER if args.name == "all" else [args.name], args.add)
@@ -125,7 +133,7 @@ def run(args: argparse.Namespace, command: str) -> list[dict[str, Any]]:
             for name, experiment in experiments.items()
         ]
         for table in tables:
-            reproduce.write_paper_table(table, args.output)
+            reproduce.paper_report(table).write(args.output)
         return tables
 
     run_net = Path(__file__).resolve().with_name("run_net.py")
@@ -138,18 +146,17 @@ def run(args: argparse.Namespace, command: str) -> list[dict[str, Any]]:
     tables = report()
     if args.slurm:
         queued = jobs.submit_study(study, run_net, _slurm(args))
-        print(
-            f"{len(queued)} jobs queued: {', '.join(queued.values()) or 'all are done or queued'}"
-        )
+        numbers = ", ".join(queued.values()) or "all have finished or are queued"
+        print(f"{len(queued)} jobs queued: {numbers}")
     for table in tables:
-        print(f"\n{table.experiment.title}\n\n{reproduce.format_paper_table(table)}")
+        print(f"\n{table.experiment.title}\n\n{reproduce.paper_report(table)}")
     print(f"\nReports: {args.output}")
     return [table.to_json() for table in tables]
 
 
-@command_line.tool(interrupted="interrupted; the same command continues")
+@command_line.tool(interrupted="interrupted; repeat the command to continue")
 def main(argv: list[str] | None = None) -> int:
-    """Reproduce; returns the exit status."""
+    """Reproduce what the command line names, and return the exit status."""
     args = parse_args(argv)
     command = shlex.join(["multigrid-reproduce", *(sys.argv[1:] if argv is None else argv)])
     with redirect_stdout(sys.stderr) if args.json else nullcontext():
@@ -160,14 +167,14 @@ def main(argv: list[str] | None = None) -> int:
 
 
 def _format_size(study: Study, seconds: Sequence[float | None]) -> str:
-    """How many runs there are, and how long they take if the time of each recipe is known."""
+    """Return a sentence on the number of runs, and on their time if it is known for each recipe."""
     known = [value for value in seconds if value is not None]
-    total = "unknown: give --step-times FILE"
+    total = "unknown (give --step-times FILE)"
     if len(known) == len(seconds):
         total = format_duration(sum(known) * len(study.seeds))
     return (
-        f"{study.size} runs in all: {len(seconds)} recipes × {len(study.seeds)} seeds, each recipe "
-        f"counted once; training time, without loading and evaluation: {total}"
+        f"{study.size} runs in all: {len(seconds)} different recipes × {len(study.seeds)} seeds. "
+        f"Training time, without loading and evaluation: {total}"
     )
 
 

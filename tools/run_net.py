@@ -1,34 +1,40 @@
-"""Train and test a recipe.
+r"""Train and test a recipe.
 
-    multigrid-train --cfg configs/Kinetics/SLOWFAST_8x8_R50_MULTIGRID.yaml \\
+    multigrid-train --cfg configs/Kinetics/SLOWFAST_8x8_R50_MULTIGRID.yaml \
         DATA.PATH_TO_DATA_DIR /data/kinetics NUM_GPUS 8
 
-Keys and values after the options replace those of the recipe. Ways to start it, all of which train
-the same:
+KEY VALUE pairs after the options replace keys of the recipe. All ways to start a training give the
+same result:
 
-  one machine       the above: a process for each of NUM_GPUS GPUs; NUM_GPUS 0 is the CPU.
+  one machine       As above, with a process for each of NUM_GPUS GPUs. NUM_GPUS 0 is the CPU.
 
-  several machines  on each of them, with its own --shard-id, meeting on the first:
-                    multigrid-train --cfg ... NUM_GPUS 8 --num-shards 2 --shard-id 0 \\
+  several machines  On each machine, with its own --shard-id and the address of the first:
+                    multigrid-train --cfg ... NUM_GPUS 8 --num-shards 2 --shard-id 0 \
                         --init-method tcp://first-machine:9999
 
-  torchrun          on each of the machines:
-                    torchrun --nnodes 2 --nproc-per-node 8 --rdzv-backend c10d \\
-                        --rdzv-endpoint first-machine:9999 --no-python \\
+  torchrun          On each machine:
+                    torchrun --nnodes 2 --nproc-per-node 8 --rdzv-backend c10d \
+                        --rdzv-endpoint first-machine:9999 --no-python \
                         multigrid-train --cfg ... NUM_GPUS 8
 
-  srun              once, in a job of SLURM, with a task for each GPU:
-                    srun --nodes 2 --ntasks-per-node 8 --gpus-per-node 8 \\
+  srun              Once, in a SLURM job with a task for each GPU:
+                    srun --nodes 2 --ntasks-per-node 8 --gpus-per-node 8 \
                         multigrid-train --cfg ... NUM_GPUS 8
-                    or with one task a machine (--ntasks-per-node 1), which starts a process for
-                    each GPU. The machines meet on the first; --init-method names another port.
+                    Or with one task on each machine (--ntasks-per-node 1), which starts a process
+                    for each GPU. The rendezvous is on the first machine. --init-method changes its
+                    port.
 
-  submitit          multigrid-submit ... queues runs as jobs.
+  submitit          multigrid-submit ... queues a training as a SLURM job.
 
-Exit status: 0 when done, 2 for a mistake or what stops a training, 75 for one that a signal has
-interrupted and that goes on when started again, 130 for Ctrl-C before it began, 1 for a bug or
-where another rank failed. torchrun makes 1 of each but 0; with --max-restarts it would start an
-interrupted run again at once, so that one ends with 0 there.
+Exit status:
+  0    The training has finished.
+  1    There is a bug, or another rank has failed.
+  2    The command or the recipe has a mistake, or the training cannot go on.
+  75   A signal has interrupted the training. Repeat the command to resume it.
+  130  Ctrl-C before the training began.
+
+torchrun replaces every status but 0 by 1. With --max-restarts it would restart an interrupted run
+at once, so that status is 0 there.
 """
 
 from __future__ import annotations
@@ -36,7 +42,7 @@ from __future__ import annotations
 import os
 import sys
 
-# Without this torch adds pages of C++ call stack to the error of a lost connection.
+# Otherwise torch adds pages of C++ call stack to the error of a lost connection.
 os.environ.setdefault("TORCH_CPP_LOG_LEVEL", "ERROR")
 
 from slowfast_patches.utils import command_line
@@ -51,14 +57,14 @@ from slowfast_patches.train.run import run
 @command_line.tool()
 def main() -> int:
     parser = command_line.command_parser(__doc__)
-    parser.add_argument("--cfg", required=True, metavar="FILE", help="the recipe, a YAML file")
-    text = "where the nodes meet: tcp://HOST:PORT of the first"
+    parser.add_argument("--cfg", required=True, metavar="FILE", help="recipe, a YAML file")
+    text = "address of the rendezvous: tcp://HOST:PORT of the first machine"
     parser.add_argument("--init-method", metavar="URL", help=text)
-    text = "this node's number: SHARD_ID"
+    text = "number of this machine, from 0; sets SHARD_ID"
     parser.add_argument("--shard-id", type=int, metavar="N", help=text)
-    text = "the number of nodes: NUM_SHARDS"
+    text = "number of machines; sets NUM_SHARDS"
     parser.add_argument("--num-shards", type=int, metavar="N", help=text)
-    command_line.add_overrides(parser, "keys to replace, also as KEY=VALUE")
+    command_line.add_overrides(parser, "keys of the recipe to replace, also written as KEY=VALUE")
     args = parser.parse_intermixed_args()
     overrides = list(args.overrides)
     for key, value in (("SHARD_ID", args.shard_id), ("NUM_SHARDS", args.num_shards)):

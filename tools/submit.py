@@ -1,16 +1,16 @@
-"""Train a recipe as a SLURM job that goes on after preemption, time-out and requeueing.
+r"""Train a recipe as a SLURM job that resumes after preemption and time-out.
 
-Before its time is up, or when it is preempted, the job saves and queues itself again, under the
-same number. It is the run that torchrun would start: NUM_GPUS processes on each of NUM_SHARDS
-machines, TRAIN.BATCH_SIZE clips on each machine. What can be checked here is checked before it is
-queued. Example:
+Before its time limit, and when it is preempted, the job saves a checkpoint and requeues itself
+under the same number. It starts NUM_GPUS processes on each of NUM_SHARDS machines, with
+TRAIN.BATCH_SIZE clips on each machine. What can be checked on this machine is checked before the
+job is queued. Example:
 
-    multigrid-submit --cfg configs/Kinetics/SLOWFAST_8x8_R50_MULTIGRID.yaml \\
-        --partition gpu --nodes 16 --gpus-per-node 8 --hours 24 --option account=vision \\
+    multigrid-submit --cfg configs/Kinetics/SLOWFAST_8x8_R50_MULTIGRID.yaml \
+        --partition gpu --nodes 16 --gpus-per-node 8 --hours 24 --option account=vision \
         DATA.PATH_TO_DATA_DIR /data/kinetics OUTPUT_DIR runs/k400 SOLVER.REFERENCE_WORLD_SIZE 8
 
---dry-run prints the batch file instead of submitting it. Run the same command again to go on after
-a job that was cancelled or failed. Keys and values after the options replace those of the recipe.
+With --dry-run, the batch file is printed and not submitted. To resume after a job that failed or
+was cancelled, repeat the command. KEY VALUE pairs after the options replace keys of the recipe.
 """
 
 import argparse
@@ -29,37 +29,47 @@ from slowfast_patches.study import jobs
 
 
 def parse_args(argv: list[str] | None = None) -> argparse.Namespace:
-    """The command line; the KEY VALUE pairs may follow any option."""
+    """Parse the command line. KEY VALUE pairs may follow any option."""
     parser = command_line.command_parser(__doc__)
-    parser.add_argument("--cfg", type=Path, required=True, metavar="FILE", help="the recipe")
-    parser.add_argument("--partition", required=True, metavar="P", help="where the job queues")
+    parser.add_argument(
+        "--cfg", type=Path, required=True, metavar="FILE", help="recipe, a YAML file"
+    )
+    parser.add_argument("--partition", required=True, metavar="P", help="partition of SLURM")
     add = parser.add_argument
-    add("--nodes", type=int, metavar="N", help="machines (default: the recipe's NUM_SHARDS)")
-    text = "of each (default: the recipe's NUM_GPUS)"
+    add(
+        "--nodes",
+        type=int,
+        metavar="N",
+        help="number of machines (default: NUM_SHARDS of the recipe)",
+    )
+    text = "GPUs of each machine (default: NUM_GPUS of the recipe)"
     add("--gpus-per-node", type=int, metavar="N", help=text)
-    text = "of the job, then requeued (%(default)g)"
+    text = "time limit of the job, which is then requeued (default: %(default)g)"
     add("--hours", type=float, metavar="H", default=Slurm.hours, help=text)
-    text = "cores for each GPU, or for each machine on the CPU (%(default)s)"
+    text = "CPU cores for each GPU, or for each machine without GPUs (default: %(default)s)"
     add("--cpus-per-gpu", type=int, metavar="N", default=Slurm.cpus, help=text)
-    text = "how often its time may run out, beside preemption (%(default)s)"
+    text = "largest number of time-outs; preemptions do not count (default: %(default)s)"
     add("--requeues", type=int, metavar="N", default=Slurm.requeues, help=text)
-    text = "before its end the job saves; an iteration and a checkpoint must fit (%(default)s)"
+    text = (
+        "time between the signal to save and the time limit; it must be enough for an iteration "
+        "and a checkpoint (default: %(default)s)"
+    )
     add("--warning-seconds", type=int, metavar="S", default=Slurm.warning_seconds, help=text)
-    text = "in the queue (%(default)s)"
+    text = "name of the job (default: %(default)s)"
     add("--job-name", default="multigrid", metavar="NAME", help=text)
-    text = "a further one of sbatch, such as account=vision; give one or more"
+    text = "additional option of sbatch, such as account=vision; can be repeated"
     key_value = command_line.key_value
     add("--option", type=key_value, action="append", default=[], metavar="KEY=VALUE", help=text)
-    text = "check, print the batch file, submit nothing"
+    text = "check the recipe and print the batch file without submitting it"
     parser.add_argument("--dry-run", action="store_true", help=text)
-    text = "keys to replace"
+    text = "keys of the recipe to replace"
     command_line.add_overrides(parser, text)
     return parser.parse_intermixed_args(argv)
 
 
 @command_line.tool()
 def main(argv: list[str] | None = None) -> int:
-    """Check, then print the batch file or queue the job; returns the exit status."""
+    """Check the recipe, print the batch file or queue the job, and return the exit status."""
     args = parse_args(argv)
     slurm = Slurm(
         args.partition,
@@ -73,7 +83,7 @@ def main(argv: list[str] | None = None) -> int:
     pairs = jobs.job_keys(cfg, args.overrides, args.nodes, args.gpus_per_node)
     recipe = load_with_classes(cfg, pairs)
     plan, warnings = jobs.check(load_with_classes(cfg, args.overrides), recipe)
-    # The batch file alone goes to standard output, so that it can be kept.
+    # With --dry-run, only the batch file goes to standard output, so that it can be redirected.
     print(plan, file=sys.stderr if args.dry_run else sys.stdout)
     for warning in warnings:
         print(f"warning: {warning}", file=sys.stderr)
@@ -87,11 +97,11 @@ def main(argv: list[str] | None = None) -> int:
     number = jobs.submit_recipe(recipe, command, slurm, args.job_name)
     print(
         f"\njob {number} is queued\n"
-        f"  watch:          squeue --jobs {number}\n"
-        f"  its log:        {folder / 'train.log'}\n"
-        f"  all it says:    {folder / FOLDER / f'{number}_*_log.out'} and .err\n"
-        f"  save, end it:   scancel {number}\n"
-        f"  save, requeue:  scancel --signal=TERM {number}"
+        f"  status:            squeue --jobs {number}\n"
+        f"  log:               {folder / 'train.log'}\n"
+        f"  output:            {folder / FOLDER / f'{number}_*_log.out'} and .err\n"
+        f"  save and end:      scancel {number}\n"
+        f"  save and requeue:  scancel --signal=TERM {number}"
     )
     return 0
 

@@ -1,6 +1,6 @@
-"""Training time of a recipe on clusters of 1 to 2,048 GPUs, computed and not measured.
+"""Predicted training time of a recipe on clusters of 1 to 2,048 GPUs.
 
-docs/cluster.md explains the model and works through two examples.
+Nothing is measured here. docs/cluster.md explains the model and works through two examples.
 """
 
 from __future__ import annotations
@@ -10,6 +10,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
 from typing import Any
 
+import numpy as np
 from torch import nn
 
 from multigrid import Schedule, Shape
@@ -26,34 +27,37 @@ __all__ = [
     "LATENCY",
     "MACHINES",
     "Cluster",
-    "ClusterPlan",
     "format_cluster_plan",
     "gpu_counts",
     "on_cluster",
     "plan_on_cluster",
-    "ring_seconds",
 ]
 
 LATENCY = 20e-6
-"""Default seconds of a message besides its bytes: an assumption."""
+"""Default latency of a message in seconds, an assumption."""
 
 _BACKWARD = 2 / 3
-"""Share of backward in a step: two products, for inputs and weights, for each of forward."""
+"""Share of backward in a step. It has two matrix products for each one of forward."""
 
 _BUCKET = 25 * 1024**2
-"""Bytes of gradients that DDP sends together, by default."""
+"""Default size in bytes of DDP's gradient buckets."""
 
 _BYTES_OF_MOMENTS = (2 * 8, 2 * 4)
-"""Bytes of a channel's two sums that shared BN exchanges: double forward, single backward."""
+"""Bytes per channel that shared BN exchanges: two doubles in forward, two floats in backward."""
+
+_MOST_GPUS = 2048
 
 
 @dataclass(frozen=True)
 class Cluster:
-    """GPUs on nodes that are all alike; fewer GPUs than a node has are a part of one.
+    """GPUs on equal nodes. A cluster smaller than a node is a part of one.
 
-    `network` is the bytes a second that a node sends, and at the same time receives;
-    `node_network` those between two GPUs of a node; `latency` the seconds of a message besides its
-    bytes. All are above 0, the latency may be 0. Raises ValueError for GPUs that do not fill nodes.
+    Attributes:
+        gpus: number of GPUs in all. Whole nodes are filled.
+        gpus_per_node: number of GPUs that a node has.
+        network: bandwidth of a node in bytes per second and direction.
+        node_network: bandwidth between two GPUs of a node in bytes per second.
+        latency: seconds of a message besides its bytes.
     """
 
     gpus: int
@@ -63,12 +67,11 @@ class Cluster:
     latency: float = LATENCY
 
     def __post_init__(self) -> None:
-        per_node = self.gpus_per_node
-        if self.gpus > per_node and self.gpus % per_node:
-            fewer = self.gpus // per_node * per_node
+        fewer = self.gpus // self.gpus_per_node * self.gpus_per_node
+        if fewer not in (0, self.gpus):
             raise ValueError(
-                f"{self.gpus} GPUs do not fill nodes of {per_node}; use {fewer} or "
-                f"{fewer + per_node} GPUs"
+                f"{self.gpus} GPUs do not fill nodes of {self.gpus_per_node}. Use {fewer} or "
+                f"{fewer + self.gpus_per_node} GPUs."
             )
 
     @property
@@ -77,43 +80,41 @@ class Cluster:
 
     @property
     def gpus_of_node(self) -> int:
-        """GPUs that are used on each node."""
+        """Number of GPUs that are used on each node."""
         return min(self.gpus, self.gpus_per_node)
 
-    def all_reduce_seconds(self, size: float) -> float:
-        """Seconds to sum `size` bytes over all GPUs: a ring in each node, and one over the nodes.
+    def ring_seconds(self, size: float, members: int, *, in_node: bool) -> float:
+        """Return the seconds of a ring all-reduce of `size` bytes (Patarasuk and Yuan, 2009).
 
-        The GPUs of a node add up a part each (half a ring), the parts go around rings over the
-        nodes, which share the node's network, and go back inside the node (the other half).
+        Each member sends 2 (n − 1) messages of 1/n of the bytes: n − 1 to add, n − 1 to distribute.
         """
-        inside = ring_seconds(size, self.gpus_of_node, self.node_network, self.latency)
-        return inside + ring_seconds(size, self.nodes, self.network, self.latency)
+        bandwidth = self.node_network if in_node else self.network
+        return 2 * (members - 1) * (size / members / bandwidth + self.latency)
+
+    def all_reduce_seconds(self, size: float) -> float:
+        """Return the seconds to sum `size` bytes over all GPUs, by rings in and between nodes."""
+        inside = self.ring_seconds(size, self.gpus_of_node, in_node=True)
+        return inside + self.ring_seconds(size, self.nodes, in_node=False)
 
     def exposed_seconds(self, size: float, compute: float) -> float:
-        """Seconds of exchanging `size` bytes of gradients that a step of `compute` does not hide.
+        """Return the seconds of exchanging gradients that a step does not hide.
 
-        All buckets but the last are sent beside backward, as far as its time reaches; the last has
-        the first layers' gradients, which are there when backward ends.
+        All buckets but the last are sent during backward. The last one has the gradients of the
+        first layers, which are ready when backward ends.
+
+        Args:
+            size: bytes of the gradients.
+            compute: seconds of the step's computation.
         """
         buckets = math.ceil(size / _BUCKET)
         seconds = self.all_reduce_seconds(size / buckets)
         return max(seconds, buckets * seconds - _BACKWARD * compute)
 
-    def shared_bn_seconds(self, channels: tuple[int, ...], sharers: int) -> float:
-        """Seconds of the two sums of each BN layer, by its channels, over neighbouring GPUs."""
-        inside = self.gpus_of_node % sharers == 0
-        network = self.node_network if inside else self.network
+    def shared_bn_seconds(self, channels: Sequence[int], ranks: int) -> float:
+        """Return the seconds of synchronizing all BN layers over groups of neighbouring GPUs."""
+        in_node = self.gpus_of_node % ranks == 0
         sizes = [number * size for number in channels for size in _BYTES_OF_MOMENTS]
-        return sum(ring_seconds(size, sharers, network, self.latency) for size in sizes)
-
-
-def ring_seconds(size: float, members: int, bandwidth: float, latency: float) -> float:
-    """Seconds of a ring all-reduce of `size` bytes over `members` (Patarasuk and Yuan, 2009).
-
-    Each sends 2 (n-1) messages of 1/n of the bytes to the next: n-1 to add up, n-1 to hand the sums
-    around. `bandwidth` is the bytes a second of each member.
-    """
-    return 2 * (members - 1) * (size / members / bandwidth + latency)
+        return sum(self.ring_seconds(size, ranks, in_node=in_node) for size in sizes)
 
 
 MACHINES = {
@@ -124,70 +125,7 @@ MACHINES = {
         "assumption)",
     ),
 }
-"""Published machines by the name that --machine takes: a whole node, and what it is."""
-
-_MOST_GPUS = 2048
-
-
-@dataclass(frozen=True)
-class TrainingTime:
-    """Seconds of a training: computing, and what adds to it.
-
-    - all_reduce: the exchange of gradients that backward does not hide.
-    - shared_bn: the exchange of statistics where a BN group is on several GPUs.
-    - waiting: for clips, where the speed of the loaders is known.
-
-    `clips_per_second` is what all nodes must read in the phase that needs most.
-    """
-
-    iterations: int
-    seconds: float
-    compute: float
-    all_reduce: float
-    shared_bn: float
-    waiting: float
-    clips_per_second: float
-
-    @property
-    def efficiency(self) -> float:
-        """Share of the time in which the GPUs compute."""
-        return self.compute / self.seconds
-
-
-@dataclass(frozen=True)
-class ClusterRow:
-    """A number of GPUs; `trainings` has "multigrid", where the recipe uses it, and "baseline"."""
-
-    gpus: int
-    nodes: int
-    batch: int
-    trainings: Mapping[str, TrainingTime]
-    speed_up: float
-    clips_per_second: float
-    notes: Sequence[str]
-
-
-@dataclass(frozen=True)
-class ClusterPlan:
-    """A row for each number of GPUs, or in `refused` why it cannot train.
-
-    `reference_gpus` are those that the recipe is written for, `loader` the clips a second of one
-    node's loaders, `machine` the name of the machine that the cluster is a part of.
-    """
-
-    cluster: Cluster
-    machine: str | None
-    loader: float | None
-    reference_gpus: int
-    gradient_bytes: int
-    seconds_source: str | None
-    rows: Sequence[ClusterRow]
-    refused: Mapping[int, str]
-
-    def to_json(self) -> dict[str, Any]:
-        """As plain data: bytes, seconds, clips; null is no limit, or not known."""
-        cluster = {k: None if v == math.inf else v for k, v in asdict(self.cluster).items()}
-        return asdict(self) | {"cluster": cluster}
+"""Choices of --machine: a whole node, and its description."""
 
 
 def plan_on_cluster(
@@ -198,22 +136,31 @@ def plan_on_cluster(
     *,
     loader: float | None = None,
     machine: str | None = None,
-) -> ClusterPlan:
-    """The plan of a recipe on a cluster, and on other numbers of its GPUs.
+) -> dict[str, Any]:
+    """Predict the training times of a recipe on a cluster, and on other numbers of its GPUs.
 
     Args:
-        recipe: as written, not yet fitted to any processes.
+        recipe: the recipe as written, before it is scaled to any processes.
+        cluster: the cluster that the user asks for.
+        num_videos: size of the training set.
         timing_of: called once, with the recipe for one GPU and its share of the clips.
+        loader: clips per second that a node reads. None leaves reading out.
+        machine: key of `MACHINES` if the cluster is a part of one.
+
+    Returns:
+        Plain data, which `format_cluster_plan` shows. Missing or infinite values are None. Each of
+        the `rows` has a number of GPUs and the seconds of its `trainings`, "multigrid" if the
+        recipe uses it, and "baseline". `refused` has the numbers of GPUs that cannot train.
 
     Raises:
-        ValueError: the recipe cannot be trained on that cluster.
+        ValueError: The recipe cannot be trained on that cluster.
     """
     fitted = on_cluster(recipe, cluster)
     check_recipe(fitted, cluster.gpus)
     check_shapes(fitted, schedule_of(fitted, num_videos).shapes)
     timing = timing_of(on_cluster(recipe, replace(cluster, gpus=1)))
     model = build_on_meta(fitted)
-    rows = list[ClusterRow]()
+    rows = list[dict[str, Any]]()
     refused = dict[int, str]()
     for gpus in gpu_counts(cluster.gpus_per_node, cluster.gpus):
         at = replace(cluster, gpus=gpus)
@@ -223,21 +170,23 @@ def plan_on_cluster(
             if gpus == cluster.gpus:
                 raise
             refused[gpus] = str(error)
-    return ClusterPlan(
-        cluster,
-        machine,
-        loader,
-        _reference_gpus(recipe),
-        _gradient_bytes(model),
-        timing.source,
-        rows,
-        refused,
-    )
+    return {
+        "cluster": {k: None if v == math.inf else v for k, v in asdict(cluster).items()},
+        "machine": machine,
+        "loader": loader,
+        "reference_gpus": _reference_gpus(recipe),
+        "gradient_bytes": _gradient_bytes(model),
+        "seconds_source": timing.source,
+        "rows": rows,
+        "refused": refused,
+    }
 
 
 def gpu_counts(gpus_per_node: int, also: int) -> list[int]:
-    """Numbers of GPUs to plan: 1, 2, 4, ... of one node and 1, 2, 4, ... whole nodes, up to all the
-    nodes that 2,048 GPUs fill, with `also`."""
+    """Return the numbers of GPUs to plan: powers of two, then whole nodes, and `also`.
+
+    The largest is that of the whole nodes that 2,048 GPUs fill.
+    """
     nodes = _MOST_GPUS // gpus_per_node
     powers = [2**i for i in range(_MOST_GPUS.bit_length())]
     counts = [n for n in powers if n < gpus_per_node]
@@ -246,11 +195,12 @@ def gpu_counts(gpus_per_node: int, also: int) -> list[int]:
 
 
 def on_cluster(recipe: Recipe, cluster: Cluster) -> Recipe:
-    """The recipe for a cluster: each GPU has the clips that it has on the GPUs that the recipe is
-    written for. Learning rates stay: hours do not depend on them.
+    """Return the recipe for a cluster, with as many clips for each GPU as before.
+
+    Learning rates stay, because the time does not depend on them.
 
     Raises:
-        ValueError: clips that do not divide over the GPUs that the recipe is written for.
+        ValueError: The clips do not divide over the GPUs that the recipe is written for.
     """
     gpus = _reference_gpus(recipe)
     nodes = recipe.num_shards
@@ -258,8 +208,8 @@ def on_cluster(recipe: Recipe, cluster: Cluster) -> Recipe:
     if clips % gpus:
         raise ValueError(
             f"TRAIN.BATCH_SIZE {recipe.train.batch_size} × NUM_SHARDS {nodes} does not divide over "
-            f"the recipe's {gpus} GPUs; set it, or SOLVER.REFERENCE_WORLD_SIZE to the GPUs that "
-            "share it"
+            f"the recipe's {gpus} GPUs. Change it, or set SOLVER.REFERENCE_WORLD_SIZE to the "
+            "number of GPUs that share it."
         )
     tested = max(1, recipe.test.batch_size * nodes // gpus)
     changes: dict[str, object] = {
@@ -275,7 +225,7 @@ def on_cluster(recipe: Recipe, cluster: Cluster) -> Recipe:
 
 
 def _reference_gpus(recipe: Recipe) -> int:
-    """How many GPUs a recipe is written for."""
+    """Return the number of GPUs that a recipe is written for."""
     return max(1, recipe.num_gpus) * recipe.num_shards
 
 
@@ -290,13 +240,13 @@ def _row(
     model: nn.Module,
     timing: Timing,
     loader: float | None,
-) -> ClusterRow:
+) -> dict[str, Any]:
     assert timing.ours is not None, "a cluster is planned with step times"
     assert timing.baseline is not None, "a cluster is planned with step times"
     trainings = {"baseline": (without_multigrid(fitted), timing.baseline)}
     if fitted.uses_multigrid:
         trainings = {"multigrid": (fitted, timing.ours)} | trainings
-    times = dict[str, TrainingTime]()
+    times = dict[str, dict[str, float]]()
     for name, (recipe, seconds) in trainings.items():
         schedule = schedule_of(recipe, num_videos)
         check_world_size(recipe, schedule, cluster.gpus)
@@ -308,9 +258,15 @@ def _row(
         notes.append(f"ends with {final_iterations(schedule)} iterations at its shape")
     if fitted.bn_size > batch:
         notes.append(f"BN over {batch} clips")
-    speed_up = times["baseline"].seconds / next(iter(times.values())).seconds
-    needed = max(time.clips_per_second for time in times.values())
-    return ClusterRow(cluster.gpus, cluster.nodes, batch, times, speed_up, needed, notes)
+    return {
+        "gpus": cluster.gpus,
+        "nodes": cluster.nodes,
+        "batch": batch,
+        "trainings": times,
+        "speed_up": times["baseline"]["seconds"] / next(iter(times.values()))["seconds"],
+        "clips_per_second": max(time["clips_per_second"] for time in times.values()),
+        "notes": notes,
+    }
 
 
 def _training_time(
@@ -319,77 +275,89 @@ def _training_time(
     model: nn.Module,
     seconds: SecondsPerIteration,
     loader: float | None,
-) -> TrainingTime:
-    """The sum over phases and shapes. Loaders read ahead, so that clips are waited for only where
-    those of a phase take longer to read than to train."""
+) -> dict[str, float]:
+    """Return the seconds of a training and their parts, summed over phases and shapes.
+
+    Loaders read ahead. So a phase waits for clips only as long as reading takes more than training.
+
+    Returns:
+        Besides seconds, the iterations, and as `clips_per_second` what all nodes must read in the
+        phase with the highest demand.
+    """
     gradients = _gradient_bytes(model)
-    norms = tuple(m.num_features for m in model.modules() if isinstance(m, nn.BatchNorm3d))
-    compute = all_reduce = shared_bn = waiting = most = 0.0
+    norms = [m.num_features for m in model.modules() if isinstance(m, nn.BatchNorm3d)]
+    parts = np.zeros(3)
+    waiting = demand = 0.0
     for phase in schedule.phases:
-        before = compute + all_reduce + shared_bn
+        spent = np.zeros(3)
         for j, (shape, bn_size) in enumerate(zip(phase.shapes, phase.bn_sizes, strict=True)):
             clips = shape.batch // cluster.gpus
-            count = phase.count(j)
             step = seconds(Shape(clips, shape.frames, shape.crop))
-            compute += count * step
-            all_reduce += count * cluster.exposed_seconds(gradients, step)
-            if bn_size is not None and bn_size > clips:
-                shared_bn += count * cluster.shared_bn_seconds(norms, bn_size // clips)
-        busy = compute + all_reduce + shared_bn - before
-        most = max(most, phase.clips / busy)
+            shared_bn = cluster.shared_bn_seconds(norms, max(1, (bn_size or 1) // clips))
+            exposed = cluster.exposed_seconds(gradients, step)
+            spent += phase.count(j) * np.array([step, exposed, shared_bn])
+        busy = float(spent.sum())
+        parts += spent
+        demand = max(demand, phase.clips / busy)
         if loader is not None:
             waiting += max(0.0, phase.clips / cluster.nodes / loader - busy)
-    total = compute + all_reduce + shared_bn + waiting
-    return TrainingTime(schedule.iterations, total, compute, all_reduce, shared_bn, waiting, most)
+    total = float(parts.sum()) + waiting
+    return {
+        "iterations": schedule.iterations,
+        "seconds": total,
+        **dict(zip(("compute", "all_reduce", "shared_bn"), parts.tolist(), strict=True)),
+        "waiting": waiting,
+        "clips_per_second": demand,
+    }
 
 
-def format_cluster_plan(plan: ClusterPlan) -> str:
-    """A table of the numbers of GPUs, the given one marked, and what its numbers mean."""
-    cluster = plan.cluster
+def format_cluster_plan(plan: Mapping[str, Any]) -> str:
+    """Return a table with the wanted number of GPUs marked, and what its numbers mean."""
+    cluster = plan["cluster"]
+    network, in_node = (cluster[key] or math.inf for key in ("network", "node_network"))
+    wanted = next(row for row in plan["rows"] if row["gpus"] == cluster["gpus"])
     lines = [
-        f"GPUs: {cluster.gpus:,}, nodes: {cluster.nodes:,}. Network: "
-        f"{cluster.network / 1e9:g} GB/s a node and direction (--network), "
-        f"{cluster.node_network / 1e9:g} GB/s between the GPUs of a node (--node-network), "
-        f"{1e6 * cluster.latency:g} µs a message (--latency)."
+        f"GPUs: {wanted['gpus']:,}, nodes: {wanted['nodes']:,}. Network: "
+        f"{network / 1e9:g} GB/s a node and direction (--network), "
+        f"{in_node / 1e9:g} GB/s between the GPUs of a node (--node-network), "
+        f"{1e6 * cluster['latency']:g} µs a message (--latency)."
     ]
-    if plan.machine is not None:
-        lines.append(f"Numbers that are not given are of {MACHINES[plan.machine][1]}.")
-    row = next(row for row in plan.rows if row.gpus == cluster.gpus)
+    if plan["machine"] is not None:
+        lines.append(f"Numbers that are not given are of {MACHINES[plan['machine']][1]}.")
     headers = ["", "GPUs", "nodes", "batch"]
-    headers += [text for name in row.trainings for text in (f"{name}\ntime", "\nefficiency")]
+    headers += [text for name in wanted["trainings"] for text in (f"{name}\ntime", "\nefficiency")]
     headers += ["speed-up", "clips/s needed\na node", "\nin all", ""]
-    lines += ["", format_table(headers, [_cells(each, each is row) for each in plan.rows])]
-    lines += [f"{gpus:,} GPUs cannot train: {why}" for gpus, why in plan.refused.items()]
-    return "\n".join([*lines, "", *_notes(plan, row)])
+    lines += ["", format_table(headers, [_cells(row, row is wanted) for row in plan["rows"]])]
+    lines += [f"{gpus:,} GPUs cannot train: {why}" for gpus, why in plan["refused"].items()]
+    lines.append("")
+    for name, time in wanted["trainings"].items():
+        share = {key: f"{100 * value / time['seconds']:.1f} %" for key, value in time.items()}
+        lines.append(
+            f"{wanted['gpus']:,} GPUs, {name}, {time['iterations']:,} iterations: "
+            f"compute {share['compute']}, gradients {share['all_reduce']}, "
+            f"shared BN {share['shared_bn']}, waiting for clips {share['waiting']}."
+        )
+    reading = "" if plan["loader"] is not None else " Reading is left out: --loader adds it."
+    return "\n".join(
+        [
+            *lines,
+            "Efficiency is the share of compute. Gradients are the part of the exchange of "
+            f"{plan['gradient_bytes'] / 1e6:,.1f} MB that backward does not hide.",
+            f"Clips/s are the demand of the phase that reads most.{reading}",
+            f"Each GPU has as many clips as on the {plan['reference_gpus']:,} GPUs of the recipe, "
+            "so batches grow with the number of GPUs, and iterations shrink.",
+            f"Seconds of an iteration: {plan['seconds_source']}.",
+            "Evaluation, checkpoints, starting up and the slowest of many GPUs are left out. "
+            "Beyond the batches that somebody has trained, the hours promise no accuracy.",
+        ]
+    )
 
 
-def _cells(row: ClusterRow, marked: bool) -> list[str]:
-    cells = ["→" if marked else "", f"{row.gpus:,}", f"{row.nodes:,}", f"{row.batch:,}"]
-    for training in row.trainings.values():
-        cells += [format_duration(training.seconds), f"{100 * training.efficiency:.1f} %"]
-    needed = row.clips_per_second
-    cells += [f"{row.speed_up:.2f}×", f"{needed / row.nodes:,.0f}", f"{needed:,.0f}"]
-    return [*cells, "; ".join(row.notes)]
-
-
-def _notes(plan: ClusterPlan, row: ClusterRow) -> list[str]:
-    """What the numbers mean and what they leave out."""
-    lines = [
-        f"{row.gpus:,} GPUs, {name}, {time.iterations:,} iterations: "
-        f"compute {time.efficiency:.1%}, gradients {time.all_reduce / time.seconds:.1%}, "
-        f"shared BN {time.shared_bn / time.seconds:.1%}, "
-        f"waiting for clips {time.waiting / time.seconds:.1%}.".replace("%", " %")
-        for name, time in row.trainings.items()
-    ]
-    reading = "" if plan.loader is not None else " Reading is left out: --loader adds it."
-    return [
-        *lines,
-        "Efficiency is the share of compute; gradients are what backward does not hide of the "
-        f"exchange of {plan.gradient_bytes / 1e6:,.1f} MB.",
-        f"Clips/s are what the phase that needs most would read.{reading}",
-        f"Each GPU has the clips that the recipe gives each of {plan.reference_gpus:,} GPUs, so "
-        "that batches grow with the number of GPUs and iterations shrink.",
-        f"Seconds of an iteration: {plan.seconds_source}.",
-        "Evaluation, checkpoints, starting up and the slowest of many GPUs are left out. Beyond "
-        "the batches that somebody has trained, the hours promise no accuracy.",
-    ]
+def _cells(row: Mapping[str, Any], marked: bool) -> list[str]:
+    cells = ["→" if marked else "", *(f"{row[key]:,}" for key in ("gpus", "nodes", "batch"))]
+    for time in row["trainings"].values():
+        efficiency = 100 * time["compute"] / time["seconds"]
+        cells += [format_duration(time["seconds"]), f"{efficiency:.1f} %"]
+    needed = row["clips_per_second"]
+    cells += [f"{row['speed_up']:.2f}×", f"{needed / row['nodes']:,.0f}", f"{needed:,.0f}"]
+    return [*cells, "; ".join(row["notes"])]

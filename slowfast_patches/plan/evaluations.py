@@ -1,4 +1,4 @@
-"""After which iterations a run evaluates, and what evaluations and the test cost."""
+"""Iterations after which a run evaluates, and the cost of evaluations and the test."""
 
 from __future__ import annotations
 
@@ -53,8 +53,10 @@ def affordable_evaluations(
     evaluations that remain are evenly spaced among those asked for. The last one always remains.
 
     Args:
-        clips: of the validation set.
-        flops_per_clip: training FLOPs of a clip of (frames, crop).
+        recipe: the recipe.
+        schedule: its schedule.
+        clips: number of clips in the validation set.
+        flops_per_clip: function from (frames, crop) to the training FLOPs of a clip.
     """
     asked = evaluation_iterations(recipe, schedule)
     share = recipe.train.eval_max_share
@@ -76,7 +78,7 @@ def affordable_evaluations(
 def evaluation_flops(
     recipe: Recipe, schedule: Schedule, clips: int, flops_per_clip: FlopsPerClip
 ) -> float:
-    """Return the FLOPs of one evaluation of `clips` clips, those of precise BN included."""
+    """Return the FLOPs of one evaluation of `clips` clips, including those of precise BN."""
     base = schedule.base
     if recipe.bn.use_precise_stats:
         batches = min(recipe.bn.num_batches_precise, schedule.num_videos // base.batch)

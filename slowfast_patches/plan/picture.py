@@ -1,9 +1,9 @@
-"""The picture of a plan: shapes and learning rate over the iterations."""
+"""Picture of a schedule: its shapes and its learning rate over the iterations."""
 
 from __future__ import annotations
 
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
@@ -19,11 +19,15 @@ _PANELS = {"clips per\nmini-batch": "batch", "frames": "frames", "crop (pixels)"
 
 
 def plot_plan(schedule: Schedule, baseline: LearningRate, path: Path) -> None:
-    """The paper's Figure 2 for a schedule: shapes and learning rate over iterations.
+    """Draw shapes and learning rate over the iterations, as in Figure 2 of the paper.
 
-    `baseline` is the policy of the same recipe without multigrid, drawn over the same width.
+    Args:
+        schedule: the schedule to draw.
+        baseline: learning rate of the same recipe without multigrid. It is stretched to the same
+            width.
+        path: the picture's file.
     """
-    figure, panels = new_figure(rows=4, width=9, height=7.5, ratios=[1.3, 0.9, 1.1, 1.2])
+    figure, panels = new_figure(rows=4, width=9, height=8, ratios=[1.3, 0.9, 1.1, 1.2])
     for axes, (label, side) in zip(panels, _PANELS.items(), strict=False):
         _draw_shapes(axes, schedule, side)
         axes.set_ylabel(label)
@@ -39,19 +43,26 @@ def plot_plan(schedule: Schedule, baseline: LearningRate, path: Path) -> None:
         panels[0].text(phase.start, 1.02, name, color=MUTED, fontsize=9, transform=above)
     figure.legend(
         *panels[0].get_legend_handles_labels(),
-        loc="outside upper center",
+        loc="outside lower center",
         ncols=3,
         frameon=False,
     )
-    whole = f"{schedule.baseline_iterations:,}"
-    panels[-1].set_xlabel(f"iteration (the baseline's {whole} are drawn over the same width)")
+    epochs = schedule.clips / schedule.num_videos
+    title = f"{schedule.iterations:,} iterations, {epochs:.1f} epochs"
+    x_label = "iteration"
+    if schedule.cycles:
+        whole = f"{schedule.baseline_iterations:,}"
+        title += f" (baseline: {whole} iterations)"
+        x_label += f" (the baseline's {whole} are drawn over the same width)"
+    figure.suptitle(title, fontsize=11)
+    panels[-1].set_xlabel(x_label)
     panels[-1].xaxis.set_major_formatter("{x:,.0f}")
     panels[-1].set_xlim(0, schedule.iterations)
     save_figure(figure, path)
 
 
 def _draw_shapes(axes: Axes, schedule: Schedule, side: str) -> None:
-    """One side of the shapes: a thick line for the long cycle, thin ones for the short cycle."""
+    """Draw one side of the shapes: thick for the long cycle, thin for the short cycle."""
     base = getattr(schedule.base, side)
     phases = schedule.phases
     short = {(getattr(s, side), p.start, p.stop) for p in phases for s in p.shapes[:-1]}
@@ -62,24 +73,27 @@ def _draw_shapes(axes: Axes, schedule: Schedule, side: str) -> None:
     axes.axhline(base, color=MUTED, lw=1.2, ls="--", zorder=1, label="baseline")
     long = [getattr(phase.base_shape, side) for phase in phases]
     edges = [*(phase.start for phase in phases), schedule.iterations]
-    axes.stairs(long, edges, baseline=None, color=COLOURS[1], lw=2.2, label="long cycle", zorder=3)
+    name = "long cycle" if schedule.cycles else "this recipe"
+    axes.stairs(long, edges, baseline=None, color=COLOURS[1], lw=2.2, label=name, zorder=3)
     ticks = sorted({base, *long, *(value for value, *_ in short)})
     axes.set_yticks(ticks, [f"{tick:,}" for tick in ticks])
     axes.minorticks_off()
 
 
 def _draw_learning_rate(axes: Axes, schedule: Schedule, baseline: LearningRate) -> None:
-    """The learning rate on a logarithmic axis, with the baseline's at the same share of its own
-    training, whose last drop comes earlier."""
+    """Draw the learning rate in steps on a logarithmic axis, above the baseline's."""
     shares = np.linspace(0, 1, 2000, endpoint=False)
     unscaled = [baseline.at(share * baseline.epochs) for share in shares]
-    iterations = (shares * schedule.iterations).astype(np.int64)
+    starts = [phase.start for phase in schedule.phases]
+    iterations = np.union1d((shares * schedule.iterations).astype(np.int64), starts)
     rates = [schedule.at(int(i)).lr for i in iterations]
-    axes.plot(shares * schedule.iterations, unscaled, color=MUTED, lw=1.2, ls="--")
-    axes.plot(iterations, rates, color=COLOURS[2], lw=2)
+    steps: dict[str, Any] = {"drawstyle": "steps-post"}
+    axes.plot(shares * schedule.iterations, unscaled, color=MUTED, lw=1.2, ls="--", **steps)
+    edges = [*iterations, schedule.iterations]
+    axes.plot(edges, [*rates, rates[-1]], color=COLOURS[2], lw=2, **steps)
     axes.set_ylabel("learning rate")
     if max(unscaled) > 0:
-        # A cosine ends at 0 and a warm-up may start there: show four decades, not all.
+        # A cosine ends at 0, and a warm-up may start there. Limit the axis to four decades.
         low = max(min(rate for rate in unscaled if rate > 0), 1e-4 * max(rates))
         axes.set_yscale("log")
         axes.set_ylim(low / 1.6, max(rates) * 1.6)

@@ -1,4 +1,4 @@
-"""What will be trained, before training it: the phases of a schedule and its cost."""
+"""Plan of a training: the phases of its schedule, and its cost."""
 
 from __future__ import annotations
 
@@ -44,15 +44,19 @@ __all__ = [
 ]
 
 _USE = "_BASE_: [RECIPE.yaml, configs/Cycles/{name}.yaml]"
-"""What to write to change the cycles of a recipe."""
+"""Line of YAML that changes the cycles of a recipe."""
 
 
 @dataclass(frozen=True)
 class Plan:
-    """A schedule and what it costs beside the same recipe without multigrid.
+    """Schedule and its cost, beside that of the same recipe without multigrid.
 
-    Seconds, where `timing` has them, are those of training, without loading and evaluation.
-    `phases` has a row of plain data for each phase.
+    Attributes:
+        schedule: the schedule.
+        timing: seconds of its iterations. `UNTIMED` if they are not known.
+        cost: cost of the training. Seconds are those of training, without loading and evaluation.
+        baseline: cost of the baseline.
+        phases: plain data for each phase.
     """
 
     schedule: Schedule
@@ -63,17 +67,19 @@ class Plan:
 
     @property
     def speed_up(self) -> float | None:
-        """The baseline's seconds as a multiple of ours."""
+        """Seconds of the baseline divided by those of the schedule."""
         return _ratio(self.baseline.seconds, self.cost.seconds)
 
     @property
     def iteration_factor(self) -> float:
-        """The baseline's iterations as a multiple of ours."""
+        """Iterations of the baseline divided by those of the schedule."""
         return self.baseline.iterations / self.cost.iterations
 
     def to_json(self) -> dict[str, Any]:
-        """The plan as plain data. FLOPs are those of training: forward and backward; times are null
-        where the speed of the machine is not known."""
+        """Return the plan as plain data.
+
+        FLOPs are those of forward and backward. Times are None without step times.
+        """
         return {
             **_cost_json(self.cost, ""),
             **_cost_json(self.baseline, "baseline_"),
@@ -102,10 +108,14 @@ def _cost_json(cost: Cost, prefix: str) -> dict[str, Any]:
 
 
 def dataset_size(recipe: Recipe, given: int | None = None) -> int:
-    """Training videos: the number given, else the list's, else DATA.NUM_TRAIN_VIDEOS.
+    """Return the number of training videos.
+
+    Args:
+        recipe: the recipe.
+        given: the number, or None to count the list. Without a list, it is DATA.NUM_TRAIN_VIDEOS.
 
     Raises:
-        ValueError: there is none of them, or the list is invalid.
+        ValueError: The number is not known, or the list is invalid.
     """
     if given is not None:
         return given
@@ -113,17 +123,22 @@ def dataset_size(recipe: Recipe, given: int | None = None) -> int:
     size = recipe.data.num_train_videos if counted is None else counted
     if size < 1:
         raise ValueError(
-            f"DATA.PATH_TO_DATA_DIR '{recipe.data.path_to_data_dir}' holds no list of training "
-            "videos; set it, or give --dataset-size N or DATA.NUM_TRAIN_VIDEOS N"
+            f"DATA.PATH_TO_DATA_DIR '{recipe.data.path_to_data_dir}' has no list of training "
+            "videos. Change it, or give --dataset-size N or DATA.NUM_TRAIN_VIDEOS N."
         )
     return int(size)
 
 
 def plan_of(recipe: Recipe, num_videos: int | None = None, timing: Timing = UNTIMED) -> Plan:
-    """The plan of a recipe on its processes; `num_videos` as for `dataset_size`.
+    """Return the plan of a recipe on its processes.
+
+    Args:
+        recipe: the recipe.
+        num_videos: size of the training set, or None for that of `dataset_size`.
+        timing: seconds of its iterations.
 
     Raises:
-        ValueError: no size is known, or the recipe, its model or its processes cannot train on that
+        ValueError: The size is not known, or the model or the processes cannot train on the
             schedule.
     """
     schedule = schedule_of(recipe, dataset_size(recipe, num_videos))
@@ -133,7 +148,13 @@ def plan_of(recipe: Recipe, num_videos: int | None = None, timing: Timing = UNTI
 
 
 def make_plan(schedule: Schedule, flops_per_clip: FlopsPerClip, timing: Timing = UNTIMED) -> Plan:
-    """The plan of a schedule; `flops_per_clip` gives training FLOPs for (frames, crop)."""
+    """Return the plan of a schedule.
+
+    Args:
+        schedule: the schedule.
+        flops_per_clip: function from (frames, crop) to the training FLOPs of a clip.
+        timing: seconds of its iterations.
+    """
     cost = schedule_cost(schedule, flops_per_clip, timing.ours)
     baseline = baseline_cost(schedule, flops_per_clip, timing.baseline)
 
@@ -163,13 +184,13 @@ def make_plan(schedule: Schedule, flops_per_clip: FlopsPerClip, timing: Timing =
 
 
 def plan_warnings(schedule: Schedule) -> list[str]:
-    """Return what to know before training by a schedule: a short end, or unfit cycles."""
+    """Return warnings about a schedule: too short an end, or cycles that do not suit its length."""
     ends = [f"{text}; multigrid-pilot tries it" for text in short_ends(schedule)]
     return [*ends, *cycle_advice(schedule, _USE)]
 
 
 def plan_summary(plan: Plan) -> str:
-    """Return in some sentences what will be trained, for a log; `format_plan` has the table."""
+    """Return a summary of the plan in a few sentences, for a log."""
     schedule = plan.schedule
     coarse = schedule.phases[0].base_shape
     shapes = dict.fromkeys((coarse, schedule.base))
@@ -177,8 +198,8 @@ def plan_summary(plan: Plan) -> str:
     beside = f" (the baseline: {plan.baseline.iterations:,})" if schedule.cycles else ""
     return (
         f"the training has {plan.cost.iterations:,} iterations{beside}, or {plan.cost.epochs:.1f} "
-        f"passes over {schedule.num_videos:,} videos. A mini-batch is {', at last '.join(clips)}. "
-        "plan.txt has all phases"
+        f"passes over {schedule.num_videos:,} videos. A mini-batch has "
+        f"{', in the end '.join(clips)}. plan.txt lists all phases"
     )
 
 
@@ -192,7 +213,7 @@ _TOTALS = (
 
 
 def format_plan(plan: Plan) -> str:
-    """The plan as text: its phases, its totals beside the baseline's, and what to know."""
+    """Return the plan as text: phases, totals beside the baseline's, notes and warnings."""
     schedule = plan.schedule
     headers = ["phase", "LR stage", "base shape", "short cycle"]
     headers += ["iterations", "epochs", "LR", "BN clips", "FLOPs"]
@@ -205,10 +226,11 @@ def format_plan(plan: Plan) -> str:
         if (baseline := getattr(plan.baseline, name)) is not None
     ]
     notes = [
-        "Shapes are clips × frames × crop², over all machines; in their order are the BN clips "
-        "and the training FLOPs of an iteration over those of the baseline's.",
+        "Shapes are clips × frames × crop², over all machines. BN clips and FLOPs are in the order "
+        "of the shapes. FLOPs are those of an iteration divided by those of the baseline's.",
         f"Global batch: {schedule.base.batch} clips at the baseline's shape. TRAIN.BATCH_SIZE is "
-        "per machine: the global batch is NUM_SHARDS times that, and the LR belongs to it.",
+        "per machine. The global batch is NUM_SHARDS times that, and the LR is for the global "
+        "batch.",
         f"Training set: {schedule.num_videos:,} videos.",
     ]
     if plan.speed_up is not None:

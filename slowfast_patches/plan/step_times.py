@@ -1,8 +1,8 @@
-"""Seconds of a recipe's iterations: measured, or estimated from one number.
+"""Step times of a recipe: measured at every shape, or estimated from one number.
 
-A time that benchmarks/step_time.py measured holds for what one process computes: its clips, frames
-and crop. So its file serves every recipe with the same model, precision and kind of device whose
-processes have these shapes, on any number of them, without communication.
+benchmarks/step_time.py measures what one process computes for a number of clips, frames and pixels.
+Its file applies to every recipe with the same model, precision and kind of device, on any number of
+processes that have these shapes. Communication is not included.
 """
 
 from __future__ import annotations
@@ -38,21 +38,27 @@ __all__ = [
 ]
 
 FORMAT = 1
-"""Version of the files."""
+"""Version of the file format."""
 
 MANY_VIDEOS = 10**7
-"""So long a training that every phase has an iteration of each of its shapes."""
+"""Size of a data set for which every phase has an iteration of each of its shapes."""
 
 
 class MisfitError(ValueError):
-    """Step times that do not fit a recipe; with the reason."""
+    """Error raised when step times do not fit a recipe."""
 
 
 @dataclass(frozen=True)
 class Timing:
-    """Seconds of an iteration of a recipe, and of its baseline, whose BN differs.
+    """Seconds per iteration of a recipe and of its baseline.
 
-    `source` is their origin as text. All are None where nothing is known.
+    They differ at equal shapes, because the baseline has other batch normalization. All attributes
+    are None if nothing is known.
+
+    Attributes:
+        ours: function from a shape to the seconds of the recipe.
+        baseline: function from a shape to the seconds of the baseline.
+        source: text on where the times come from.
     """
 
     ours: SecondsPerIteration | None
@@ -61,14 +67,21 @@ class Timing:
 
 
 UNTIMED = Timing(None, None, None)
+"""Timing of a recipe whose step times are not known."""
 
 
 @dataclass(frozen=True)
 class StepTimes:
-    """Measured step times. `device` is "cpu" or "cuda", `where` the name of the machine.
+    """Content of a file of measured step times.
 
-    `seconds` of an iteration are by the clips of a process, frames, crop, and whether BN is in
-    groups; None where the shape did not fit into the device's memory.
+    Attributes:
+        path: the file.
+        device: "cpu" or "cuda".
+        where: name of the device.
+        date: when they were measured.
+        model: values of the keys that the times depend on.
+        seconds: seconds of an iteration by (clips of a process, frames, crop, grouped BN). None if
+            the shape ran out of memory.
     """
 
     path: Path
@@ -80,17 +93,19 @@ class StepTimes:
 
     @property
     def source(self) -> str:
-        """The file and what it was measured on."""
+        """The file, the device and the date as text."""
         return f"{self.path}, measured on {self.where} ({self.device}), {self.date}"
 
     def of_recipe(self, recipe: Recipe) -> SecondsPerIteration:
-        """Seconds of an iteration of a recipe at each shape of its schedule.
+        """Return the function from a shape to the seconds of an iteration of a recipe.
+
+        It raises MisfitError for a shape that was not measured.
 
         Raises:
-            MisfitError: another model, precision or device was measured, or not all shapes were;
-                another shape raises it too.
+            MisfitError: The file is of another model, precision or device, or it lacks a shape of
+                the recipe's schedule.
         """
-        # What a file lacks is a key newer than it: measured at the default.
+        # A key that the file lacks is newer than the file, so the default was measured.
         measured = {"device": self.device, **model_of(default_recipe()), **self.model}
         wanted = {"device": device_of(recipe), **model_of(recipe)}
         if differing := differences(measured, wanted, "here"):
@@ -104,7 +119,7 @@ class StepTimes:
             if key not in self.seconds:
                 raise MisfitError(
                     f"{self.path} has no time for {shape} on {processes} process(es), {clips} "
-                    f"clips each, {'with' if grouped else 'without'} BN groups"
+                    f"clips each, {'with' if grouped else 'without'} grouped BN"
                 )
             if (seconds := self.seconds[key]) is None:
                 raise MisfitError(f"{self.path}: {shape} ran out of memory on {self.where}")
@@ -117,10 +132,10 @@ class StepTimes:
 
 
 def measured_timing(files: Sequence[StepTimes], recipe: Recipe) -> Timing:
-    """The times of a recipe and of its baseline, each from the first file that has them.
+    """Return the times of a recipe and of its baseline, each from the first file that fits.
 
     Raises:
-        MisfitError: no file has them; with the reason for each.
+        MisfitError: No file fits. The message has the reason for each file.
     """
     own, ours = _first_fit(files, recipe)
     other, baseline = _first_fit(files, without_multigrid(recipe))
@@ -141,13 +156,18 @@ def _first_fit(files: Sequence[StepTimes], recipe: Recipe) -> tuple[StepTimes, S
 
 
 def estimated_timing(recipe: Recipe, seconds: float, flops_per_clip: FlopsPerClip) -> Timing:
-    """Times in proportion to training FLOPs, from those of an iteration at the baseline's shape.
+    """Return times that are proportional to training FLOPs.
+
+    Args:
+        recipe: the recipe.
+        seconds: seconds of an iteration at the baseline's shape.
+        flops_per_clip: function from (frames, crop) to the training FLOPs of a clip.
 
     Raises:
         ValueError: `seconds` is not a number above 0.
     """
     if not 0 < seconds < math.inf:
-        raise ValueError(f"an iteration takes a number of seconds above 0, not {seconds:g}")
+        raise ValueError(f"An iteration takes a number of seconds above 0, not {seconds:g}.")
     base = recipe.base_shape
 
     def work(shape: Shape) -> float:
@@ -161,9 +181,10 @@ def estimated_timing(recipe: Recipe, seconds: float, flops_per_clip: FlopsPerCli
 
 
 def shapes_to_measure(recipe: Recipe) -> list[tuple[Shape, int | None]]:
-    """Every shape of a recipe's schedule with its BN size, after the baseline's shape and BN.
+    """Return the shapes of a recipe's schedule with their BN sizes.
 
-    A shape that phases meet with several BN sizes has the smallest, which makes the most groups.
+    The first entry is the baseline's shape with its BN. A shape with several BN sizes gets the
+    smallest one, which means the most groups.
     """
     schedule = schedule_of(recipe, MANY_VIDEOS)
     sizes: dict[Shape, int | None] = {}
@@ -176,38 +197,38 @@ def shapes_to_measure(recipe: Recipe) -> list[tuple[Shape, int | None]]:
 
 
 def model_of(recipe: Recipe) -> dict[str, object]:
-    """The keys of a recipe that decide how long an iteration of one shape takes."""
+    """Return the keys of a recipe that step times depend on, with their values."""
     values = keys_of(recipe)
     others = {f"MODEL.ARCH {arch}" for arch in FAMILIES if arch != recipe.model.arch}
     return {k: values[k] for k in sorted(speed_keys()) if KEYS[k].needs not in others}
 
 
 def device_of(recipe: Recipe) -> str:
-    """The kind of device that a recipe trains on: "cuda" or "cpu"."""
+    """Return the kind of device that a recipe trains on, "cuda" or "cpu"."""
     return "cuda" if recipe.num_gpus > 0 else "cpu"
 
 
 def read_step_times(path: str | Path) -> StepTimes:
-    """Read a file that benchmarks/step_time.py wrote.
+    """Read a file of benchmarks/step_time.py.
 
     Raises:
-        ValueError: it cannot be read, or is not such a file.
+        ValueError: The file cannot be read, or is not such a file.
     """
     path = Path(path)
     try:
         content = json.loads(path.read_text(encoding="utf-8"))
         if content["format"] != FORMAT or not content["shapes"]:
             raise ValueError(
-                f"its format is not {FORMAT}, or it has no shapes of --variants recipe"
+                f"its format is not {FORMAT}, or it has no shapes, which --variants recipe adds"
             )
         device = content["device"]
         seconds = dict(map(_time, content["shapes"]))
         model = dict(content["model"])
         return StepTimes(path, device["type"], device["name"], content["date"], model, seconds)
     except OSError as error:
-        raise ValueError(f"the step times {path} cannot be read: {error}") from error
+        raise ValueError(f"The step times {path} cannot be read: {error}") from error
     except (ValueError, KeyError, TypeError) as error:
-        raise ValueError(f"{path} is not a step-time file: {error!r}") from error
+        raise ValueError(f"{path} is not a file of step times: {error!r}") from error
 
 
 def _time(row: Any) -> tuple[tuple[int, int, int, bool], float | None]:

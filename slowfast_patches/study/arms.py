@@ -1,4 +1,4 @@
-"""Arms: recipes under names, checked, and what a run of one costs."""
+"""Arms of a study: named recipes that can be trained, and the cost of their runs."""
 
 from __future__ import annotations
 
@@ -32,13 +32,19 @@ __all__ = [
 
 @dataclass(frozen=True)
 class Arm:
-    """A recipe under a name.
+    """Named recipe of a study.
 
-    name: also that of its folder, unless `folder` differs.
-    recipe: what `cfg_file` and the KEY VALUE pairs `overrides` give.
-    label, length: the name that a recipe has at all its lengths, and the multiple of its own.
-    baseline: the name of the arm that its speed-up is relative to, first its own.
-    open_keys: keys of which a finished run may have any value.
+    Attributes:
+        name: the name in tables.
+        folder: the folder of its runs, relative to the study's.
+        cfg_file: the config file.
+        overrides: KEY VALUE pairs.
+        recipe: the recipe that the file and the pairs result in.
+        schedule: the schedule of the recipe.
+        label: the name that all lengths of one recipe share.
+        baseline: the name of the arm that speed-ups are relative to.
+        length: the length as a multiple of the recipe's own.
+        open_keys: keys for which any value of a finished run is accepted.
     """
 
     name: str
@@ -58,10 +64,10 @@ class Arm:
 
 
 def make_arm(name: str, folder: str, cfg_file: Path, overrides: Sequence[str]) -> Arm:
-    """The arm of a config file and KEY VALUE pairs.
+    """Build an arm from a config file and KEY VALUE pairs.
 
     Raises:
-        ValueError: it cannot be trained; names it.
+        ValueError: The recipe cannot be trained. The message begins with the arm's name.
     """
     try:
         recipe = for_processes(load_with_classes(cfg_file, overrides))
@@ -74,19 +80,25 @@ def make_arm(name: str, folder: str, cfg_file: Path, overrides: Sequence[str]) -
 
 
 def at_lengths(arm: Arm, lengths: Sequence[float]) -> list[Arm]:
-    """The arm with all its lengths in epochs multiplied, each in turn, the shortest first.
+    """Return an arm at several lengths.
 
-    At 1 it is the arm itself, so that its runs are those of a comparison without lengths; the
-    others are called "NAME at 0.25×" and kept in NAME_x0.25. A multigrid arm's EPOCH_FACTOR is
-    relative and stays.
+    The other lengths are named "NAME at 0.25×" and trained in the folder NAME_x0.25. Length 1 is
+    the arm itself, so a comparison with lengths reuses the runs of one without. EPOCH_FACTOR of a
+    multigrid arm is relative and stays.
+
+    Args:
+        arm: the arm at length 1.
+        lengths: multiples of its length in epochs.
+
+    Returns:
+        An arm for each length, the shortest first.
 
     Raises:
-        ValueError: a length that is not above 0 or given twice, or at which the arm cannot be
-            trained.
+        ValueError: A length is not above 0, is given twice, or is too short to train the arm.
     """
     if not all(0 < length < math.inf for length in lengths) or len(set(lengths)) < len(lengths):
         given = " ".join(f"{length:g}" for length in lengths)
-        raise ValueError(f"--lengths takes different numbers above 0, not {given}")
+        raise ValueError(f"--lengths takes different numbers above 0, not {given}.")
     arms = [
         scaled(arm, x, f"{arm.name} at {x:g}×", f"{arm.folder}_x{x:g}") for x in sorted(lengths)
     ]
@@ -95,7 +107,10 @@ def at_lengths(arm: Arm, lengths: Sequence[float]) -> list[Arm]:
 
 
 def scaled(arm: Arm, length: float, name: str, folder: str) -> Arm:
-    """The arm with all its lengths in epochs multiplied, under another name; at 1 itself."""
+    """Return the arm with all its lengths in epochs multiplied, under another name.
+
+    At length 1 the arm itself is returned, under its own name.
+    """
     if length == 1:
         return arm
     pairs = as_overrides(scaled_lengths(arm.recipe, length))
@@ -103,30 +118,35 @@ def scaled(arm: Arm, length: float, name: str, folder: str) -> Arm:
 
 
 def check_study(cfg_files: Sequence[Path], overrides: Sequence[str]) -> None:
-    """Raise ValueError for configs of one name, and for keys that each run has for itself."""
+    """Check the options of a study.
+
+    Raises:
+        ValueError: Two configs have the same file name, or a key is given that differs from run to
+            run.
+    """
     stems = [path.stem for path in cfg_files]
     if len(set(stems)) < len(stems):
-        raise ValueError(f"the configs need different file names, which name their runs: {stems}")
+        raise ValueError(f"The configs need different file names, because runs use them: {stems}")
     for key, option in {"RNG_SEED": "--seeds", "OUTPUT_DIR": "--output"}.items():
         if key in overrides[::2]:
-            raise ValueError(f"{key} is set for each run; use {option}")
+            raise ValueError(f"{key} is set for each run. Use {option} instead.")
 
 
 Timings = Callable[[Recipe, FlopsPerClip], Timing]
-"""How long the iterations of a recipe take, from the recipe and its FLOPs of a clip."""
+"""Function that returns the timing of a recipe, given the recipe and its FLOPs per clip."""
 
 
 def measured_times(paths: Sequence[Path]) -> Timings:
-    """The timing of recipes by files of benchmarks/step_time.py; without files, unknown."""
+    """Return timings that look up files of benchmarks/step_time.py, or `UNTIMED` without files."""
     files = [read_step_times(path) for path in paths]
     return lambda recipe, _: measured_timing(files, recipe) if files else UNTIMED
 
 
 def cost_of(arm: Arm, timings: Timings) -> Cost:
-    """What a run of an arm takes, without loading and evaluation.
+    """Return the cost of a run of an arm, without loading and evaluation.
 
     Raises:
-        MisfitError: there are step times, but none of this recipe.
+        MisfitError: There are step times, but none for this recipe.
     """
     flops = _flops_per_clip(arm.recipe)
     return schedule_cost(arm.schedule, flops, timings(arm.recipe, flops).ours)
@@ -136,7 +156,7 @@ _COUNTS: dict[str, FlopsPerClip] = {}
 
 
 def _flops_per_clip(recipe: Recipe) -> FlopsPerClip:
-    """The recipe's `flops_per_clip`; models of the same kind are built and counted once."""
+    """Return `flops_per_clip` of a recipe, counted once for all recipes of the same model."""
     sections = (recipe.model, recipe.resnet, recipe.slowfast, recipe.nonlocal_, recipe.hf)
     data = (recipe.data.num_frames, recipe.data.crop_size, recipe.data.input_channel_num)
     kind = repr((*sections, *data))

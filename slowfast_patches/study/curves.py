@@ -1,8 +1,7 @@
-"""Accuracy against cost, of recipes at several lengths: what each accuracy of the baseline costs
-each of them, where they break even, and the plot.
+"""Curves of accuracy against cost, for recipes that are trained at several lengths.
 
-A curve is read on its monotone upper envelope (at a cost, the best of the trainings that cost no
-more), linear in the logarithm of the cost between neighbouring lengths.
+A curve is evaluated on its monotone upper envelope: its value at a cost is the best accuracy of all
+trainings that cost no more. Between neighbouring lengths it is linear in the logarithm of the cost.
 """
 
 from __future__ import annotations
@@ -15,8 +14,9 @@ import numpy as np
 import pandas as pd
 
 from slowfast_patches.config.metrics import metric_title
-from slowfast_patches.utils.pictures import COLOURS
-from slowfast_patches.utils.tables import format_duration, format_table
+from slowfast_patches.study.report import Table
+from slowfast_patches.utils.pictures import COLOURS, MUTED
+from slowfast_patches.utils.tables import format_duration
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -25,12 +25,13 @@ __all__ = [
     "AXES",
     "LONG_TITLES",
     "curves_of",
+    "draw_chance",
     "draw_curves",
     "explain_curves",
     "format_break_even",
-    "format_levels",
     "level",
     "levels_of",
+    "levels_table",
     "make_curve",
     "reach",
     "set_log_axis",
@@ -38,18 +39,28 @@ __all__ = [
 ]
 
 AXES = {"seconds": "clock", "iterations": "iterations", "flops": "flops"}
-"""The costs, and their columns in the table of runs."""
+"""Kinds of cost, and the column of `Study.runs` that each is read from."""
 
 LONG_TITLES = {"top1": "top-1 accuracy", "map": "mean average precision"}
-"""Primary metrics, where there is room."""
+"""Titles of the primary metrics for headings and axes."""
 
 Curves = Mapping[str, pd.DataFrame]
-"""The curve of each recipe, by its label; the baseline's first."""
+"""Curves by the label of their recipe, the baseline first."""
 
 
 def make_curve(lengths: Any, costs: Any, accuracies: Any, stds: Any) -> pd.DataFrame:
-    """A curve: length, cost, accuracy (per cent) and its std over seeds by rising cost; `best` and
-    `best_std` are the envelope's."""
+    """Build a curve from its points.
+
+    Args:
+        lengths: multiples of the recipe's length.
+        costs: the cost at each length.
+        accuracies: the mean over seeds, in per cent.
+        stds: the standard deviation over seeds.
+
+    Returns:
+        A row for each point by increasing cost, with the columns length, cost, accuracy and std,
+        and best and best_std of the envelope.
+    """
     columns = {"length": lengths, "cost": costs, "accuracy": accuracies, "std": stds}
     curve = pd.DataFrame(columns, dtype=float).sort_values("cost", ignore_index=True)
     curve["best"] = curve["accuracy"].cummax()
@@ -58,7 +69,16 @@ def make_curve(lengths: Any, costs: Any, accuracies: Any, stds: Any) -> pd.DataF
 
 
 def curves_of(runs: pd.DataFrame, axis: str, metric: str) -> dict[str, pd.DataFrame]:
-    """The curves of the recipes with finished runs: means over seeds."""
+    """Return the curve of each recipe with finished runs.
+
+    Args:
+        runs: table of `Study.runs`.
+        axis: the cost, a key of `AXES`.
+        metric: name of the accuracy.
+
+    Returns:
+        The curves of `make_curve` by label.
+    """
     curves = dict[str, pd.DataFrame]()
     for label, own in runs.dropna(subset=[metric]).groupby("label", sort=False):
         lengths = own.groupby("length")
@@ -71,8 +91,12 @@ def curves_of(runs: pd.DataFrame, axis: str, metric: str) -> dict[str, pd.DataFr
 
 
 def reach(curve: pd.DataFrame, accuracy: float) -> tuple[float, bool] | None:
-    """What an accuracy costs, and whether that is an upper bound, as the shortest training is above
-    it already; None where no training has it."""
+    """Return the cost of an accuracy.
+
+    Returns:
+        The cost, and whether it is only an upper bound. It is one if the shortest training exceeds
+        the accuracy already. None if no training reaches the accuracy.
+    """
     above = curve["best"] >= accuracy
     if not above.any():
         return None
@@ -84,8 +108,14 @@ def reach(curve: pd.DataFrame, accuracy: float) -> tuple[float, bool] | None:
 
 
 def levels_of(runs: pd.DataFrame, metric: str) -> list[dict[str, Any]]:
-    """What each accuracy of the first recipe costs each of them, the best first, as plain data; its
-    accuracies at its lengths, and 1 point below the best."""
+    """Return the costs of several accuracies for each recipe.
+
+    The accuracies are those of the first recipe at its lengths, and its best one minus 1 point.
+
+    Returns:
+        Plain data for each accuracy, the highest first: the accuracy, what it is, and for each key
+        of `AXES` the costs of `level`.
+    """
     by_axis = {axis: curves_of(runs, axis, metric) for axis in AXES}
     baseline = next(iter(by_axis["iterations"].values()))
     names = dict[float, str]()
@@ -101,10 +131,13 @@ def levels_of(runs: pd.DataFrame, metric: str) -> list[dict[str, Any]]:
 
 
 def level(curves: Curves, accuracy: float) -> dict[str, Any]:
-    """The cost of an accuracy for each recipe, None where it is not reached.
+    """Return the cost of one accuracy for each recipe.
 
-    A cost is `at_most` one where `reach` gives a bound. `baseline_ratio` is the first recipe's cost
-    as a multiple of it, with a bound "=", "≥" or "≤"; None where both costs are bounds.
+    Returns:
+        None for a recipe that does not reach the accuracy. Otherwise a dictionary of `cost`,
+        `at_most` (whether the cost is an upper bound, see `reach`) and `baseline_ratio`, the first
+        recipe's cost divided by this one. The ratio has a `value` and a `bound`, which is "=", "≥"
+        or "≤". It is None if both costs are upper bounds.
     """
     reaches = {label: reach(curve, accuracy) for label, curve in curves.items()}
     first = next(iter(reaches.values()))
@@ -119,9 +152,8 @@ def level(curves: Curves, accuracy: float) -> dict[str, Any]:
     return costs
 
 
-def format_levels(levels: Sequence[Mapping[str, Any]], metric: str, *, markdown: bool) -> str:
-    """The table of `levels_of`: the time that each recipe needs for each accuracy, and the ratio of
-    the first's time to it."""
+def levels_table(levels: Sequence[Mapping[str, Any]], metric: str) -> Table:
+    """Return `levels_of` as a table of times and speed-ups, a row for each accuracy."""
     baseline, *others = levels[0]["seconds"]
     headers = [baseline, f"{metric_title(metric)}, %", "time"]
     for label in others:
@@ -138,17 +170,19 @@ def format_levels(levels: Sequence[Mapping[str, Any]], metric: str, *, markdown:
                 text = ratio and f"{ratio['bound']} {ratio['value']:.2f}×".removeprefix("= ")
                 cells.append(text or "–")
         rows.append(cells)
-    return format_table(headers, rows, markdown=markdown)
+    return Table(headers, rows)
 
 
 def stretches(first: pd.DataFrame, second: pd.DataFrame) -> list[tuple[float, float, float, float]]:
-    """Which of two curves is above, over the range of costs that both cover; they break even where
-    one stretch ends and the next begins. Empty where there is no such range.
+    """Return which of two curves is higher, over the costs that both cover.
+
+    Two curves break even where one stretch ends and the next one starts.
 
     Returns:
-        (start, stop, lead, spread) of each stretch: costs, the largest difference in points,
-        negative where the second curve is below, and the root of the sum of both curves' squared
-        standard deviations there, nan of single seeds.
+        A tuple (start, stop, lead, spread) for each stretch, or an empty list if the curves have no
+        costs in common. `start` and `stop` are costs. `lead` is the largest difference in points,
+        negative where the second curve is lower. `spread` is the root of the sum of the squared
+        standard deviations there, nan for single seeds.
     """
     low = max(first["cost"].min(), second["cost"].min())
     high = min(first["cost"].max(), second["cost"].max())
@@ -178,7 +212,7 @@ def stretches(first: pd.DataFrame, second: pd.DataFrame) -> list[tuple[float, fl
 
 
 def format_break_even(curves: Curves) -> list[str]:
-    """A paragraph for each curve but the first: where it is above the first, in time."""
+    """Return a paragraph for each curve but the first: at which times it is above the first."""
     baseline, *others = curves
     texts = list[str]()
     for label in others:
@@ -190,55 +224,73 @@ def format_break_even(curves: Curves) -> list[str]:
                 side += f"(the seeds' spread: ± {spread:.1f})".replace("± nan", "unknown")
             lines.append(f"- from {format_duration(start)} to {format_duration(stop)}: {side}")
         if len(lines) == 1:
-            lines.append("- no range of training times in common; give one further lengths")
+            lines.append("- no training times in common. Give more --lengths")
         texts.append("\n".join(lines))
     return texts
 
 
 def explain_curves(step_times: str | None) -> str:
-    """How the table and the plot are read from the runs."""
+    """Return a paragraph on how the table and the picture follow from the runs."""
     seconds = (
-        "wall-clock of each run as measured, whatever else the machine did meanwhile; training "
-        "with loading, without evaluation"
+        "Times are the wall-clock times of the runs, whatever else the machine did meanwhile. They "
+        "include loading, but not evaluation."
     )
     if step_times is not None:
         seconds = (
-            f"each run's iterations × the step times of {step_times}, measured alone; without "
-            "loading and evaluation (the table of runs has what they took)"
+            f"Times are the iterations of each run × the step times of {step_times}, which were "
+            "measured alone. They exclude loading and evaluation; the table of runs has the "
+            "wall-clock times."
         )
     return (
-        f"Seconds: {seconds}. An accuracy's time is interpolated, linearly in the logarithm of the "
-        "time, between the means over seeds of neighbouring lengths, on the best result up to each "
-        "time; ≤: already the shortest training is above it. Accuracies are of final results, ± "
-        "the sample standard deviation over seeds; the spread of a difference is the root of the "
-        "sum of both squared deviations. One seed says nothing of the spread."
+        f"{seconds} The time of an accuracy is interpolated between the means over seeds of "
+        "neighbouring lengths, linearly in the logarithm of the time, on the best result up to "
+        "each time. ≤ means that the shortest training exceeds the accuracy already. Accuracies "
+        "are those of the final results, ± the sample standard deviation over seeds. The spread of "
+        "a difference is the root of the sum of both squared deviations. One seed tells nothing "
+        "about the spread."
     )
 
 
-def draw_curves(axes: Axes, curves: Curves) -> None:
-    """Draw curves through the means, with their spread and their lengths."""
-    style: dict[str, Any] = {"marker": "o", "mec": "white", "lw": 2, "capsize": 3}
+def draw_curves(axes: Axes, curves: Curves, seeds: Mapping[str, int]) -> None:
+    """Draw curves with error bars, and the number of seeds in the legend.
+
+    The points of a curve are marked by their lengths, a single point by its label.
+
+    Args:
+        axes: where to draw.
+        curves: what to draw. An empty curve gets a legend entry only.
+        seeds: number of seeds by label.
+    """
+    style: dict[str, Any] = {"marker": "o", "mec": "white", "lw": 2, "capsize": 4}
+    middle = max((curve["cost"].max() for curve in curves.values() if len(curve)), default=0.0) / 2
     for number, (label, curve) in enumerate(curves.items()):
         colour = COLOURS[number % len(COLOURS)]
-        name = label if len(curve) else f"{label} (missing)"
+        name = f"{label} (n = {seeds[label]})" if len(curve) else f"{label} (missing)"
         spread = curve["std"].fillna(0.0)
         axes.errorbar(
             curve["cost"], curve["accuracy"], yerr=spread, color=colour, label=name, **style
         )
-        if curve["length"].nunique() > 1:
-            for cost, accuracy, length in curve[["cost", "accuracy", "length"]].to_numpy():
-                axes.annotate(
-                    f"{length:g}×",
-                    (cost, accuracy),
-                    xytext=(4, 4),
-                    textcoords="offset points",
-                    fontsize=8,
-                    color=colour,
-                )
+        for cost, accuracy, length in curve[["cost", "accuracy", "length"]].to_numpy():
+            is_alone = curve["length"].nunique() == 1
+            on_right = is_alone and cost > middle
+            axes.annotate(
+                label if is_alone else f"{length:g}×",
+                (cost, accuracy),
+                xytext=(-9 if on_right else 9, -4 if is_alone else -12),
+                ha="right" if on_right else "left",
+                textcoords="offset points",
+                fontsize=8,
+                color=colour,
+            )
+
+
+def draw_chance(axes: Axes, chance: float) -> None:
+    """Draw the chance level as a dashed line."""
+    axes.axhline(chance, color=MUTED, ls="--", lw=1, label=f"chance, {chance:.1f} %")
 
 
 def set_log_axis(axes: Axes, write: Callable[[float], str]) -> None:
-    """Make the x axis logarithmic, with round numbers as `write` has them."""
+    """Make the x axis logarithmic, and format its ticks by `write`."""
     from matplotlib.ticker import FuncFormatter, LogLocator, NullLocator
 
     axes.set_xscale("log")

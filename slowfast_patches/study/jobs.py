@@ -1,5 +1,4 @@
-"""Trainings as SLURM jobs, none queued twice: a recipe, checked where it is submitted, and the runs
-of a study, in arrays."""
+"""SLURM jobs: submit a recipe, or the runs of a study as job arrays, without duplicates."""
 
 from __future__ import annotations
 
@@ -33,34 +32,43 @@ __all__ = ["check", "job_keys", "submit", "submit_recipe", "submit_study"]
 def job_keys(
     cfg_file: Path, overrides: Sequence[str], machines: int | None, gpus: int | None
 ) -> tuple[str, ...]:
-    """The KEY VALUE pairs of a job on some machines of some GPUs; the recipe's own for None.
+    """Return the KEY VALUE pairs of a job.
+
+    Args:
+        cfg_file: the recipe.
+        overrides: KEY VALUE pairs of the user.
+        machines: number of nodes, or None for that of the recipe.
+        gpus: number of GPUs on each, or None for that of the recipe.
 
     Raises:
-        ValueError: the recipe does not load, or a key is set that the options or the job set.
+        ValueError: The recipe does not load, or a key is given that the options or the job set.
     """
     options = {"NUM_SHARDS": ("--nodes", machines), "NUM_GPUS": ("--gpus-per-node", gpus)}
     for key, (option, value) in options.items():
         if value is not None and key in overrides[::2]:
-            raise ValueError(f"{option} {value} sets {key}; leave one of them out")
+            raise ValueError(f"{option} {value} sets {key}, too. Give only one of them.")
     if "SHARD_ID" in overrides[::2]:
-        raise ValueError("SHARD_ID is set on each machine of the job; leave it out")
+        raise ValueError("SHARD_ID is set on each machine of the job. Leave it out.")
     folder = Path(load_recipe(cfg_file, overrides).output_dir).resolve()
     given = {key: value for key, (_, value) in options.items() if value is not None}
     return (*overrides, *as_overrides({**given, "OUTPUT_DIR": folder}))
 
 
 def check(written: Recipe, asked: Recipe) -> tuple[str, list[str]]:
-    """Try everything that can be tried here; what will be trained, and warnings.
+    """Check a job as far as possible on the machine that submits it.
 
-    The machine that submits need not see the data nor the weights.
+    That machine may lack access to the data and to the weights.
 
     Args:
         written: the recipe before machines and GPUs were chosen.
         asked: the recipe with them.
 
+    Returns:
+        A description of the training, and warnings.
+
     Raises:
-        ValueError: the recipe cannot train or test as it is, or not on these processes.
-        ImportError: it needs a package that is not installed.
+        ValueError: The recipe cannot train or test, or not on these processes.
+        ImportError: A package that the recipe needs is not installed.
     """
     patching.apply()
     recipe = for_processes(asked)
@@ -76,23 +84,28 @@ def check(written: Recipe, asked: Recipe) -> tuple[str, list[str]]:
     if batch != own_batch and not recipe.solver.reference_batch_size:
         warnings.append(
             f"the recipe's learning rates are for {own_batch} clips an iteration, this has "
-            f"{batch}; SOLVER.REFERENCE_WORLD_SIZE N scales both, N the GPUs that it was written "
-            f"for, and SOLVER.REFERENCE_BATCH_SIZE {own_batch} the rates alone"
+            f"{batch}. To scale batch and rates, set SOLVER.REFERENCE_WORLD_SIZE to the number of "
+            "GPUs that the recipe was written for. To scale the rates alone, set "
+            f"SOLVER.REFERENCE_BATCH_SIZE {own_batch}"
         )
     if Path(recipe.output_dir, "result.json").is_file():
-        texts.append(f"{recipe.output_dir} holds a finished run, which would only be tested again")
+        texts.append(f"{recipe.output_dir} has a finished run. It would only be tested again.")
     has_length = list_path(recipe, "train").is_file() or recipe.data.num_train_videos > 0
     if recipe.train.enable and has_length:
         texts.insert(0, f"{format_plan(plan_of(recipe))}\n")
     elif recipe.train.enable:
-        warnings.append("no plan without the length of the list: set DATA.NUM_TRAIN_VIDEOS N")
+        warnings.append(
+            "the training list is not here, so there is no plan. Set DATA.NUM_TRAIN_VIDEOS N"
+        )
     return "\n".join(texts), warnings
 
 
 def _check_files(recipe: Recipe) -> list[str]:
-    """Read the lists and look at the weights that are visible; warnings for the others."""
+    """Check the lists and weights that exist here, and return warnings for the others."""
     if not recipe.data.path_to_data_dir:
-        raise ValueError("set DATA.PATH_TO_DATA_DIR to the folder of the lists, as the job sees it")
+        raise ValueError(
+            "DATA.PATH_TO_DATA_DIR is not set. Set it to the folder of the lists on the nodes."
+        )
     hidden = list[Path]()
     for split in ["train", "val"] * recipe.train.enable + ["test"] * recipe.test.enable:
         if (path := list_path(recipe, split)).is_file():
@@ -104,31 +117,40 @@ def _check_files(recipe: Recipe) -> list[str]:
         check_file(weights, needed.checkpoint_type, section=section)
     elif weights:
         hidden.append(Path(weights))
-    return [f"{path} is not on this machine; those of the job must see it" for path in hidden]
+    return [f"{path} is not on this machine. The nodes of the job need it" for path in hidden]
 
 
 def submit_recipe(recipe: Recipe, command: Sequence[str], slurm: Slurm, name: str) -> str:
-    """Queue a training into its OUTPUT_DIR; the job's number.
+    """Queue a training, and return the number of its job.
+
+    Args:
+        recipe: the recipe, with the folder of the run as OUTPUT_DIR.
+        command: command line of the training.
+        slurm: options of the job.
+        name: name of the job.
 
     Raises:
-        ValueError: as `submit`, or a job that has not ended trains into that folder.
+        ValueError: As for `submit`, or a queued or running job uses that folder.
     """
     folder = Path(recipe.output_dir)
     queued = submit({".": (recipe, command)}, folder, slurm, name)
     if not queued:
         number = _register(folder)["."]
         raise ValueError(
-            f"job {number} trains into {folder} already, or waits to: scancel {number} ends it; "
-            "another OUTPUT_DIR makes another run"
+            f"Job {number} trains into {folder}, or waits in the queue. End it by scancel "
+            f"{number}, or give another OUTPUT_DIR."
         )
     return queued["."]
 
 
 def submit_study(study: Study, run_net: Path, slurm: Slurm) -> dict[str, str]:
-    """Queue the runs that are neither finished nor queued; job numbers by folder.
+    """Submit the missing runs of a study.
+
+    Returns:
+        The numbers of the new jobs by output folder.
 
     Raises:
-        ValueError: as `submit`.
+        ValueError: As for `submit`.
     """
     runs = dict[str, tuple[Recipe, list[str]]]()
     for arm, seed in study.missing():
@@ -144,20 +166,26 @@ def submit(
     slurm: Slurm,
     name: str = "multigrid",
 ) -> dict[str, str]:
-    """Queue the runs that are not queued yet, and note their numbers in a folder; the numbers.
+    """Queue the runs that are not queued yet, and store the numbers of their jobs.
 
-    Runs that ask for the same machines form one array, of which `limit` run at a time.
+    Runs on the same number of machines and GPUs form one job array.
 
     Args:
-        runs: the recipe and the command of each, by name.
+        runs: the recipe and the command line of each run, by name.
+        folder: where to store the numbers.
+        slurm: options of the jobs. `limit` jobs of an array run at a time.
+        name: name of the jobs.
+
+    Returns:
+        The numbers of the new jobs by name of the run.
 
     Raises:
-        ValueError: there is no SLURM here, or it refuses the jobs.
+        ValueError: This machine has no SLURM, or SLURM refuses the jobs.
     """
     if not has_slurm():
         raise ValueError(
-            "there is no SLURM on this machine (no sbatch); multigrid-train, and --local of a "
-            "study, train without it"
+            "This machine has no SLURM (no sbatch). To train without it, use multigrid-train, or "
+            "--local for a study."
         )
     known = _register(folder)
     arrays: dict[tuple[int, int], dict[str, Job]] = defaultdict(dict)
@@ -174,6 +202,6 @@ def submit(
 
 
 def _register(folder: Path) -> dict[str, str]:
-    """The numbers of jobs that were queued from a folder, by run."""
+    """Return the numbers of the jobs that were queued from a folder, by name of the run."""
     path = folder / FOLDER / "jobs.json"
     return json.loads(path.read_text(encoding="utf-8")) if path.is_file() else {}

@@ -1,6 +1,6 @@
-"""The paper's tables and figures: what is trained for each, and what was published of it.
+"""Tables and figures of the paper: the trainings behind them, and the published numbers.
 
-They are data: published.yaml. A training that appears in several tables is one training.
+They are read from published.yaml. A training that appears in several tables is run once.
 """
 
 from __future__ import annotations
@@ -25,19 +25,27 @@ __all__ = ["EXPERIMENTS", "PAPER", "SCRATCH", "Experiment", "Row", "paper_arms"]
 logger = logging.getLogger(__name__)
 
 SCRATCH = "scratch"
+"""Value of `Row.start` for a training from random weights."""
 
 
 @dataclass(frozen=True)
 class Row:
-    """A line of a table, or a point of a figure: a recipe at some length, and what the paper gives.
+    """Row of a table, or point of a figure.
 
-    recipe, baseline: files, relative to configs/; the path of a user's own recipe is absolute.
-    start: the weights that it starts from: `SCRATCH`, "imagenet" or "kinetics".
-    factor: epochs as a multiple of the baseline's; None leaves the recipe's own.
-    as_long_as: train for as many iterations as this row, instead of `factor`.
-    overrides: further KEY VALUE pairs, with `variant` as their name.
-    metrics, speed_up: as published, metrics in per cent; `source` says where.
-    curve: of a figure. published_only: nothing is trained for it.
+    Attributes:
+        label: its name in the table.
+        recipe: config file, relative to configs/. A user's own recipe has an absolute path.
+        baseline: config file of the baseline.
+        start: initial weights: `SCRATCH`, "imagenet" or "kinetics".
+        factor: epochs as a multiple of the baseline's. None keeps those of the recipe.
+        as_long_as: row whose number of iterations is trained, instead of `factor`.
+        overrides: additional KEY VALUE pairs.
+        variant: name of these pairs.
+        metrics: published metrics in per cent.
+        speed_up: published speed-up.
+        source: where in the paper these numbers are.
+        curve: name of its curve in a figure.
+        published_only: whether nothing is trained for the row.
     """
 
     label: str
@@ -56,8 +64,7 @@ class Row:
 
     @property
     def folder(self) -> str:
-        """The name of its arm and its runs' folder; the same training has the same one in every
-        table."""
+        """Name of the arm and of its folder, the same for equal trainings of several tables."""
         path = Path(self.recipe)
         name = str(Path("own", path.stem) if path.is_absolute() else path.with_suffix(""))
         name += f"_{self.variant}" if self.variant else ""
@@ -69,14 +76,22 @@ class Row:
 
     @property
     def reference(self) -> Row:
-        """The training that its speed-up is relative to."""
+        """Training that the speed-up is relative to."""
         return Row("baseline", self.baseline, self.baseline, self.start)
 
 
 @dataclass(frozen=True)
 class Experiment:
-    """A table or a figure. `note` says what the paper's text at hand leaves open, `published` where
-    its numbers are from and on what they were measured."""
+    """Table or figure of the paper.
+
+    Attributes:
+        title: the heading.
+        metrics: names of the metrics.
+        rows: the rows.
+        published: source of the published numbers, and the hardware.
+        published_runs: number of runs behind each published number.
+        note: what the text of the paper leaves open.
+    """
 
     title: str
     metrics: Sequence[str]
@@ -104,15 +119,15 @@ def _experiment(content: dict[str, Any]) -> Experiment:
 
 
 _PUBLISHED = yaml.safe_load(Path(__file__).with_name("published.yaml").read_text(encoding="utf-8"))
-del _PUBLISHED["curves"]  # which rows of the figures repeat
+del _PUBLISHED["curves"]  # it only defines YAML anchors for the figures
 
 EXPERIMENTS: Mapping[str, Experiment] = {
     name: _experiment(content) for name, content in _PUBLISHED.items()
 }
-"""By the name that the command line takes."""
+"""Experiments by their name on the command line."""
 
 PAPER = tuple(name for name in EXPERIMENTS if name.startswith(("table", "figure")))
-"""The names of the paper's own."""
+"""Names of the tables and figures of the multigrid paper."""
 
 
 def paper_arms(
@@ -121,15 +136,16 @@ def paper_arms(
     weights: Mapping[str, str] | None = None,
     overrides: Sequence[str] = (),
 ) -> dict[str, Arm]:
-    """The arms of some rows and their baselines by `Row.folder`, which is their name.
+    """Return the arms of some rows and their baselines, by `Row.folder`.
 
     Args:
+        rows: the rows.
         data: folders of the data sets, by name.
-        weights: checkpoints to start from, by the name of the start.
+        weights: checkpoints to start from, by `Row.start`.
         overrides: KEY VALUE pairs for every arm.
 
     Raises:
-        ValueError: no such file, or a recipe that cannot be trained; names it.
+        ValueError: A file does not exist, or a recipe cannot be trained. The message names it.
     """
 
     def make(row: Row) -> Arm:
@@ -139,7 +155,7 @@ def paper_arms(
         if folder := (data or {}).get(plain.train.dataset.lower()):
             keys["DATA.PATH_TO_DATA_DIR"] = folder
         if row.start != SCRATCH:
-            # The recipe's own path stands for a file that the user has to give.
+            # The path in the recipe is a placeholder for a file of the user.
             file = (weights or {}).get(row.start) or ""
             keys["TRAIN.CHECKPOINT_FILE_PATH"] = file
             keys["TRAIN.CHECKPOINT_TYPE"] = "caffe2" if file.endswith(".pkl") else "pytorch"
@@ -160,8 +176,11 @@ def paper_arms(
 
 
 def _nominal_iterations(arm: Arm) -> int:
-    """Iterations on as many videos as the recipe was made for: its length in epochs must not depend
-    on whether the data set is at hand, or its results could not be told from others'."""
+    """Return the iterations on the number of videos that the recipe was written for.
+
+    The epochs that follow from them must not depend on the list at hand. Otherwise, a finished run
+    would not match its recipe on a machine without the data set.
+    """
     num_videos = arm.recipe.data.num_train_videos or arm.schedule.num_videos
     return schedule_of(arm.recipe, num_videos).iterations
 
@@ -170,14 +189,16 @@ _REFERENCE = "SOLVER.REFERENCE_WORLD_SIZE"
 
 
 def _fitting(overrides: tuple[str, ...], plain: Recipe, path: Path) -> tuple[str, ...]:
-    """The user's pairs without a scaling that is not for this recipe: one from 8 GPUs says nothing
-    of a recipe for one."""
+    """Return the user's pairs, without the scaling if it is for another number of GPUs.
+
+    A recipe for one GPU, for example, is not scaled from 8 GPUs.
+    """
     keys = dict(zip(overrides[::2], overrides[1::2], strict=False))
     reference = keys.pop(_REFERENCE, "0")
     if reference in ("0", str(plain.num_gpus)):
         return overrides
     logger.warning(
-        "%s is for NUM_GPUS %d, not for the %s of %s: it is left as it is",
+        "%s is for NUM_GPUS %d, not for the %s of %s. It is not scaled.",
         *(path.name, plain.num_gpus, reference, _REFERENCE),
     )
     keys.pop("NUM_GPUS", None)
@@ -185,7 +206,7 @@ def _fitting(overrides: tuple[str, ...], plain: Recipe, path: Path) -> tuple[str
 
 
 def _open_keys(recipe: Recipe, row: Row) -> frozenset[str]:
-    """Keys of inputs that are not given: a finished run may have read them from anywhere."""
+    """Return the keys of inputs that are not given, because a run may have read them anywhere."""
     keys = set[str]()
     if not recipe.data.path_to_data_dir:
         keys |= {"DATA.PATH_TO_DATA_DIR", "DATA.PATH_PREFIX"}

@@ -1,10 +1,13 @@
-"""The tables and figures of the paper: what their runs cost, and what they gave beside the
-published numbers."""
+"""Reproduction of the paper's tables and figures: the cost of their runs, and their reports.
+
+A report has measured numbers beside the published ones.
+"""
 
 from __future__ import annotations
 
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -25,20 +28,17 @@ from slowfast_patches.study.paper import EXPERIMENTS, SCRATCH, Experiment, Row
 from slowfast_patches.study.report import (
     COLUMNS,
     MISSING,
+    Report,
+    Table,
     arm_json,
     format_mean,
     machine_warnings,
     mean,
     provenance,
     title_of,
-    write_report,
 )
 from slowfast_patches.utils.pictures import COLOURS, add_legend, new_figure, save_figure
-from slowfast_patches.utils.tables import (
-    Mean,
-    format_duration,
-    format_table,
-)
+from slowfast_patches.utils.tables import Mean, format_duration, format_table
 
 __all__ = [
     "PaperTable",
@@ -46,17 +46,20 @@ __all__ = [
     "costs_of",
     "experiments_of",
     "format_costs",
-    "format_paper_table",
+    "paper_report",
     "plan_json",
-    "write_paper_table",
 ]
 
 
 def experiments_of(names: Iterable[str], own: Sequence[Path]) -> dict[str, Experiment]:
-    """Experiments by name, with a user's recipes as further rows, compared with the first baseline.
+    """Return experiments by name, with a user's recipes as additional rows.
+
+    Args:
+        names: keys of `EXPERIMENTS`.
+        own: recipes of the user. Their baseline is that of the first row.
 
     Raises:
-        ValueError: a recipe is judged by other metrics.
+        ValueError: A recipe and an experiment have different metrics.
     """
     experiments = {name: EXPERIMENTS[name] for name in names}
     for path in own:
@@ -64,8 +67,8 @@ def experiments_of(names: Iterable[str], own: Sequence[Path]) -> dict[str, Exper
         for name, experiment in experiments.items():
             if metrics != tuple(experiment.metrics):
                 raise ValueError(
-                    f"{path} is judged by {title_of(metrics)}, {name} by "
-                    f"{title_of(experiment.metrics)}; add it to a table of its own data set"
+                    f"The metrics of {path} are {title_of(metrics)}, those of {name} are "
+                    f"{title_of(experiment.metrics)}. Add the recipe to a table of its data set."
                 )
             first = experiment.rows[0].reference
             file = str(path.resolve())
@@ -77,10 +80,13 @@ def experiments_of(names: Iterable[str], own: Sequence[Path]) -> dict[str, Exper
 def costs_of(
     arms: Mapping[str, Arm], step_times: Sequence[Path], step_seconds: float | None
 ) -> dict[str, Cost]:
-    """What a run of each arm takes; without seconds where no step times hold for its recipe.
+    """Return the cost of a run of each arm by name.
 
-    `step_seconds` are those of the first arm at its baseline's shape: a process does as many FLOPs
-    a second everywhere.
+    Args:
+        arms: arms by name.
+        step_times: files of step times. A recipe that none of them fits has no time.
+        step_seconds: seconds of an iteration of the first arm at its baseline's shape, instead of
+            `step_times`. The other times are estimated at the same FLOPs per second and process.
     """
     timings = measured_times(step_times)
     if step_seconds is not None:
@@ -90,12 +96,14 @@ def costs_of(
         try:
             costs[name] = cost_of(arm, timings)
         except MisfitError as error:
-            print(f"no times for {arm.cfg_file.name}: {error}\n")
+            print(f"There are no step times for {arm.cfg_file.name}: {error}\n")
             costs[name] = cost_of(arm, lambda *_: UNTIMED)
     return costs
 
 
 def _estimated(first: Recipe, seconds: float) -> Timings:
+    """Return timings in proportion to FLOPs, from those of the first recipe."""
+
     def work(recipe: Recipe, flops: FlopsPerClip) -> float:
         base = recipe.base_shape
         return base.batch * flops(base.frames, base.crop) / processes_of(recipe)
@@ -107,7 +115,7 @@ def _estimated(first: Recipe, seconds: float) -> Timings:
 def plan_json(
     experiment: Experiment, arms: Mapping[str, Arm], costs: Mapping[str, Cost], seeds: Sequence[int]
 ) -> dict[str, Any]:
-    """What would be trained for an experiment, as plain data."""
+    """Return the runs of an experiment and their costs as plain data."""
     rows = [row for row in experiment.rows if not row.published_only]
     return {
         "title": experiment.title,
@@ -125,7 +133,7 @@ def plan_json(
 
 
 def format_costs(plan: Mapping[str, Any]) -> str:
-    """A `plan_json` for a terminal."""
+    """Format the result of `plan_json` as a table."""
     columns = ("iterations", "epochs", "clips", "flops")
     headers = ["run", "config", "seeds", *(COLUMNS[name][0] for name in columns)]
     headers += ["ratio to\nthe baseline", "time of\na run"]
@@ -144,10 +152,10 @@ def format_costs(plan: Mapping[str, Any]) -> str:
 
 
 def check_inputs(rows: Collection[Row], arms: Mapping[str, Arm]) -> None:
-    """Read the lists and look for the weights that the runs of some rows need.
+    """Check that the lists and the weights of some rows exist and can be read.
 
     Raises:
-        ValueError: one is missing; names the option that gives it.
+        ValueError: An input is missing. The message names the option for it.
     """
     lists = dict[tuple[str, str, str], Recipe]()
     for row in rows:
@@ -156,12 +164,12 @@ def check_inputs(rows: Collection[Row], arms: Mapping[str, Arm]) -> None:
         dataset = recipe.train.dataset
         if row.start != SCRATCH and not weights:
             raise ValueError(
-                f"{row.folder} starts from a model of {row.start}: give --{row.start}-weights FILE"
+                f"{row.folder} starts from a {row.start} model. Give --{row.start}-weights FILE."
             )
         if weights and not Path(weights).is_file():
-            raise ValueError(f"{row.folder} starts from {weights}: no such file")
+            raise ValueError(f"{row.folder} starts from {weights}, but there is no such file.")
         if not recipe.data.path_to_data_dir:
-            raise ValueError(f"the data set {dataset} is needed: give --{dataset} DIR")
+            raise ValueError(f"{row.folder} needs the data set {dataset}. Give --{dataset} DIR.")
         lists[dataset, recipe.data.path_to_data_dir, recipe.data.path_prefix] = recipe
     for recipe in lists.values():
         for split in ("train", "val", "test"):
@@ -170,7 +178,16 @@ def check_inputs(rows: Collection[Row], arms: Mapping[str, Arm]) -> None:
 
 @dataclass(frozen=True)
 class PaperTable:
-    """An experiment with the finished runs of its arms; `command` is what asked for it."""
+    """Experiment with the finished runs of its arms.
+
+    Attributes:
+        name: its key in `EXPERIMENTS`.
+        experiment: its rows, with the published numbers.
+        arms: arms by `Row.folder`.
+        runs: table of `Study.runs`.
+        seeds: seeds of the study.
+        command: command line that reproduces the report.
+    """
 
     name: str
     experiment: Experiment
@@ -184,16 +201,16 @@ class PaperTable:
         return self.name.startswith("figure")
 
     def mean(self, row: Row, column: str) -> Mean | None:
-        """The mean over seeds of a column of the runs of a row."""
+        """Return the mean over seeds of a column, or None if the row has no finished run."""
         return None if row.published_only else mean(self.runs, row.folder, column)
 
     def iterations(self, row: Row) -> int:
-        """Those of the runs or, before the first, of the plan."""
+        """Return the iterations of a row's runs, or the planned ones if none has finished."""
         trained = mean(self.runs, row.folder, "iterations")
         return round(trained.mean) if trained else self.arms[row.folder].iterations
 
     def to_json(self) -> dict[str, Any]:
-        """The table as plain data; null is what is missing."""
+        """Return the table as plain data. Missing values are None."""
         names = self.experiment.metrics
         rows = list[dict[str, Any]]()
         for row in self.experiment.rows:
@@ -223,19 +240,49 @@ class PaperTable:
         }
 
 
-def format_paper_table(table: PaperTable, *, markdown: bool = False) -> str:
-    """The table of an experiment, published beside measured, for a terminal or in Markdown."""
+def paper_report(table: PaperTable) -> Report:
+    """Return the report of an experiment, with a picture if it is a figure."""
+    experiment = table.experiment
+    runs = f", {experiment.published_runs} runs" if experiment.published_runs > 1 else ""
+    cells = _table(table)
+    notes = (
+        f"Published: {experiment.published}{runs}. "
+        "Measured: means over seeds, ± the sample standard deviation. The measured speed-up is the "
+        "ratio of wall-clock times to the baseline's run of the same seed. It includes loading, "
+        f"but not evaluation. “{MISSING}”: no finished run yet. “–”: not published, or not trained."
+    )
+    return Report(
+        name=table.name,
+        title=experiment.title,
+        summary=[cells],
+        body=[
+            cells,
+            f"![{experiment.title}]({table.name}.png)" if table.is_figure else "",
+            notes,
+            experiment.note,
+            *machine_warnings(table.runs),
+            *provenance(table.runs),
+        ],
+        command=table.command,
+        data=table.to_json(),
+        draw=partial(_draw, table) if table.is_figure else None,
+    )
+
+
+def _table(table: PaperTable) -> Table:
     headers = ["", "iterations"]
     for name in table.experiment.metrics:
         title = metric_title(name)
         headers += [f"{title}, %\npublished", f"{title}, %\nmeasured"]
     headers += ["speed-up\npublished", "speed-up\nmeasured", "runs"]
-    rows = [_cells(table, row) for row in table.experiment.rows]
-    return format_table(headers, rows, markdown=markdown)
+    return Table(headers, [_cells(table, row) for row in table.experiment.rows])
 
 
 def _cells(table: PaperTable, row: Row) -> list[str]:
-    """Published numbers have the paper's decimals: one of a mean, two of a standard deviation."""
+    """Return the cells of a row.
+
+    Published numbers have the decimals of the paper: one for a mean, two for a standard deviation.
+    """
     finished = int((table.runs["arm"] == row.folder).sum())
     published = "–" if row.speed_up is None else f"{row.speed_up:.1f}×"
     speed_up = format_mean(table.mean(row, "speed_up"), 2, "×")
@@ -252,29 +299,13 @@ def _cells(table: PaperTable, row: Row) -> list[str]:
     return cells
 
 
-def write_paper_table(table: PaperTable, folder: Path) -> None:
-    """Write NAME.md, NAME.json and, for figures, NAME.png into a folder."""
-    experiment = table.experiment
-    runs = f", {experiment.published_runs} runs" if experiment.published_runs > 1 else ""
-    paragraphs = [
-        f"# {experiment.title}",
-        format_paper_table(table, markdown=True),
-        f"![{experiment.title}]({table.name}.png)" if table.is_figure else "",
-        f"Published: {experiment.published}{runs}. "
-        "Measured: means over seeds, ± the sample standard deviation; the speed-up is the ratio of "
-        "wall-clock times to the baseline's of the same seed, loading included, evaluation left "
-        f"out. “{MISSING}”: no finished run yet; “–”: not printed there, or nothing to train.",
-        experiment.note,
-        *machine_warnings(table.runs),
-        *provenance(table.runs, table.command),
-    ]
-    write_report(folder, table.name, table.to_json(), filter(None, paragraphs))
-    if table.is_figure:
-        _plot(table, folder / f"{table.name}.png")
+def _draw(table: PaperTable, path: Path) -> None:
+    """Draw top-1 accuracy against the time relative to the baseline; hollow points are published.
 
-
-def _plot(table: PaperTable, path: Path) -> None:
-    """Accuracy over the time relative to the baseline's; published points are hollow."""
+    Args:
+        table: a figure of the paper.
+        path: the picture's file.
+    """
     figure, [axes] = new_figure(rows=1, width=8.5, height=5.5)
     rows = {row.folder: row for row in table.experiment.rows}
     runs = table.runs[table.runs["arm"].isin(list(rows))]
@@ -286,7 +317,8 @@ def _plot(table: PaperTable, path: Path) -> None:
     )
     labels = list(dict.fromkeys(row.curve for row in rows.values()))
     curves = curves_of(runs, "seconds", "top1")
-    draw_curves(axes, {label: curves.get(label, make_curve([], [], [], [])) for label in labels})
+    curves = {label: curves.get(label, make_curve([], [], [], [])) for label in labels}
+    draw_curves(axes, curves, runs.groupby("label")["seed"].nunique().to_dict())
     for row in rows.values():
         if "top1" in row.metrics:
             point = (1 / (row.speed_up or 1.0), row.metrics["top1"].mean)
@@ -295,6 +327,7 @@ def _plot(table: PaperTable, path: Path) -> None:
     set_log_axis(axes, "{:g}".format)
     axes.set_xlabel("training time, relative to the baseline's (loading included)")
     axes.set_ylabel("top-1 accuracy (%)")
-    add_legend(figure, axes, "●: measured, ○: published", columns=4)
+    explained = "●: measured, mean ± standard deviation over n seeds; ○: published"
+    add_legend(figure, axes, explained, columns=2)
     axes.set_title(table.experiment.title, fontsize=10)
     save_figure(figure, path)

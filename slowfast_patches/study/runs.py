@@ -1,4 +1,4 @@
-"""Runs of arms, one for each seed: the finished ones as a table, and training the others."""
+"""Runs of a study, one for each arm and seed: read the finished ones, train the others."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ from slowfast_patches.utils.tables import first_few, format_duration
 __all__ = ["RunFailedError", "Study", "run_command", "train"]
 
 _POLL = 0.1
-"""Seconds between two looks at the processes that train."""
+"""Seconds between two checks of the training processes."""
 
 _COLUMNS = (
     *("arm", "label", "length", "seed", "iterations", "epochs", "clips", "flops"),
@@ -38,15 +38,19 @@ _COLUMNS = (
 
 
 class RunFailedError(ToolError):
-    """A training ended without a result."""
+    """Error raised when a training ends without a result."""
 
 
 @dataclass(frozen=True)
 class Study:
-    """Arms, trained with each of some seeds, each run in a folder of its own in `output`.
+    """Arms that are trained with several seeds.
 
-    step_seconds: seconds of a run by its arm's name, measured alone, to compare arms by; without,
-        they are compared by the clock.
+    Attributes:
+        arms: the arms.
+        seeds: the seeds, each of which every arm is trained with.
+        output: folder with a subfolder for each run.
+        step_seconds: seconds of a run by name of the arm, from step times that were measured alone.
+            Speed-ups follow from them. None means that they follow from wall-clock times.
     """
 
     arms: Sequence[Arm]
@@ -56,36 +60,43 @@ class Study:
 
     @property
     def size(self) -> int:
-        """The number of runs."""
+        """Number of runs."""
         return len(self.arms) * len(self.seeds)
 
     def folder(self, arm: Arm, seed: int) -> Path:
-        """The folder of a run's files."""
+        """Return the folder of a run."""
         return self.output / arm.folder / f"seed{seed}"
 
     def missing(self) -> list[tuple[Arm, int]]:
-        """The runs without a result: all arms with a seed, short ones first, before the next."""
+        """Return the runs without a result, ordered by seed, then by length."""
         arms = sorted(self.arms, key=lambda arm: arm.length)
         runs = [(arm, seed) for seed in self.seeds for arm in arms]
         return [run for run in runs if not (self.folder(*run) / "result.json").is_file()]
 
     def runs(self) -> pd.DataFrame:
-        """The finished runs, a row each.
+        """Return the finished runs as a table with a row for each.
 
-        - arm, label, length, seed: which run it is; `Arm` says what they mean.
-        - iterations, epochs, clips, flops: of training, FLOPs of forward and backward.
-        - seconds, evaluating, total: of training with loading, of evaluations and the test, and
-          of both, by the clock.
-        - waiting: the share of training without a core (of a single process on the CPU).
-        - machine, versions: what it ran on; result: its result.json.
-        - the arms' metrics, in per cent.
-        - clock: the seconds that arms are compared by, those of `step_seconds` or by the clock.
-        - speed_up, total_speed_up, iteration_factor: the clock, the total and the iterations of
-          the baseline's run with the same seed, as a multiple of this run's; nan where that one
-          is not finished.
+        Returns:
+            The columns are:
+
+            - arm, label, length: as in `Arm`.
+            - seed: the seed.
+            - iterations, epochs, clips, flops: totals of training. FLOPs are those of forward and
+              backward.
+            - seconds: wall-clock time of training, including loading.
+            - evaluating: wall-clock time of the evaluations and the test.
+            - total: the sum of both.
+            - waiting: share of training spent waiting for a core, for one process on the CPU.
+            - machine, versions: hardware and package versions.
+            - result: content of result.json.
+            - a column for each metric, in per cent.
+            - clock: the time behind speed-ups, from `step_seconds` or else `seconds`.
+            - speed_up, total_speed_up, iteration_factor: `clock`, `total` and `iterations` of the
+              baseline's run with the same seed, divided by those of this run. They are nan until
+              the baseline's run has finished.
 
         Raises:
-            ValueError: a result is damaged, or of another config than the arm's.
+            ValueError: A result is damaged, or belongs to another config than the arm's.
         """
         metrics = dict.fromkeys(name for arm in self.arms for name in metric_names(arm.recipe))
         rows = [
@@ -108,7 +119,14 @@ class Study:
 
 
 def run_command(arm: Arm, seed: int, folder: Path, run_net: Path) -> list[str]:
-    """The command that trains an arm with a seed into a folder."""
+    """Return the command line that trains an arm.
+
+    Args:
+        arm: the arm.
+        seed: its seed.
+        folder: where to write the run.
+        run_net: the training program.
+    """
     command = [sys.executable, str(run_net), "--cfg", str(arm.cfg_file)]
     return [*command, *arm.overrides, "RNG_SEED", str(seed), "OUTPUT_DIR", str(folder)]
 
@@ -143,29 +161,41 @@ def _read(path: Path, arm: Arm, seed: int) -> dict[str, Any]:
         result = read_result(path)
         stored = stored_keys(result["config"])
     except (ValueError, KeyError) as error:
-        raise ValueError(f"{path} is no run's result ({error}); remove it to train anew") from error
+        raise ValueError(
+            f"{path} is not the result of a run ({error}). Remove it to train that run again."
+        ) from error
     if changes := result.get("rate_changes"):
-        raise ValueError(f"{path}: trained with several rates ({changes[0]}); remove that run")
+        raise ValueError(
+            f"{path}: trained with several learning rates ({changes[0]}). Remove that run to train "
+            "it again."
+        )
     wanted = keys_of(arm.recipe) | {"RNG_SEED": seed}
-    # The folder depends on where the command was given.
+    # The same run has another path when the command starts in another folder.
     if differing := differences(stored, wanted, "now", {"OUTPUT_DIR", *arm.open_keys}):
         raise ValueError(
-            f"{path} is of another config ({first_few(differing, 5)}); choose another --output, or "
-            "remove that run"
+            f"{path} is of another config ({first_few(differing, 5)}). Choose another --output, "
+            "or remove that run."
         )
     return result
 
 
 def train(study: Study, run_net: Path, at_once: int = 1) -> Generator[pd.DataFrame, None, None]:
-    """Train what a study lacks, and yield its finished runs before the first and after each.
+    """Train the missing runs of a study.
 
-    Each run is a process of `run_net` (multigrid-train), `at_once` of them side by side; their
-    output and an estimate of the time that is left, by finished runs or else by step times, go to
-    standard error. To be closed: running processes are then told to save, and waited for.
+    Output of the runs and an estimate of the remaining time go to standard error. Close the
+    generator to stop: it tells running processes to save, and waits for them.
+
+    Args:
+        study: the study.
+        run_net: training program, which is started for each run.
+        at_once: number of runs that train side by side.
+
+    Yields:
+        The table of finished runs, before the first training and after each.
 
     Raises:
-        ValueError: as `Study.runs`, before anything is trained.
-        RunFailedError: a run failed; those before it are kept.
+        ValueError: As for `Study.runs`, before anything is trained.
+        RunFailedError: A run failed. Finished runs are kept.
     """
     finished = study.runs()
     yield finished
@@ -185,14 +215,14 @@ def train(study: Study, run_net: Path, at_once: int = 1) -> Generator[pd.DataFra
                 folder = study.folder(arm, seed)
                 if process.returncode or not (folder / "result.json").is_file():
                     raise RunFailedError(
-                        f"{arm.name}, seed {seed}, ended with exit status {process.returncode}; "
-                        f"its log is in {folder}. Finished runs are kept: the same command "
-                        "continues"
+                        f"{arm.name}, seed {seed}, ended with exit status {process.returncode}. "
+                        f"Its log is in {folder}. Finished runs are kept. To continue, repeat the "
+                        "command."
                     )
                 finished = study.runs()
                 yield finished
     finally:
-        # After Ctrl-C they have got it too, and save; this is for those that have not.
+        # Ctrl-C reaches the processes by itself. This is for all other reasons to stop.
         for process in running:
             process.terminate()
         for process in running:
@@ -202,10 +232,10 @@ def train(study: Study, run_net: Path, at_once: int = 1) -> Generator[pd.DataFra
 def _time_left(
     study: Study, runs: Sequence[tuple[Arm, int]], finished: pd.DataFrame, at_once: int
 ) -> str:
-    """Return how long some runs will take, with evaluations and the test.
+    """Return how long some runs will take, including evaluations and the test.
 
-    Seconds are in proportion to the pixels of all forward and backward passes: by what finished
-    runs took, else by step times.
+    Times are assumed to be proportional to the pixels of all forward and backward passes. The
+    factor follows from finished runs, or else from step times.
     """
     number = f"{len(runs)} run{'s' if len(runs) > 1 else ''} left"
     training = {arm.name: schedule_cost(arm.schedule, _pixels).flops or 0.0 for arm in study.arms}
@@ -223,7 +253,7 @@ def _time_left(
 
 
 def _evaluation_pixels(arm: Arm) -> float:
-    """Return the pixels of an arm's evaluations and test; 0 where its lists are not there."""
+    """Return the pixels of an arm's evaluations and test, or 0 without their lists."""
     recipe = arm.recipe
     validated = count_list(recipe, "val") or 0
     tested = count_list(recipe, "test") or 0
@@ -233,5 +263,5 @@ def _evaluation_pixels(arm: Arm) -> float:
 
 
 def _pixels(frames: int, crop: int) -> float:
-    """Stand in for the training FLOPs of a clip."""
+    """Return the pixels of a clip, a substitute for its training FLOPs."""
     return frames * crop**2

@@ -1,4 +1,4 @@
-"""The verdict of a comparison: how much faster, what that costs, and what chance would score."""
+"""Verdict of a comparison: speed-up, change in accuracy, and chance level."""
 
 from __future__ import annotations
 
@@ -18,20 +18,24 @@ from slowfast_patches.utils.tables import Mean, format_list
 __all__ = ["at_chance", "chance_of", "explain_errors", "verdict"]
 
 _CLEAR = 2
-"""Standard errors from which a difference is clear."""
+"""Number of standard errors from which on a difference is decided."""
 
 
 def verdict(
     arms: Sequence[Arm], runs: pd.DataFrame, metric: str, chance: float | None, *, by_clock: bool
 ) -> str:
-    """Return one sentence on the arms as long as the baseline; empty before they have results.
+    """Return one sentence on the arms that are as long as the baseline.
 
     Args:
-        arms: with one baseline.
-        runs: finished ones, as `Study.runs`.
-        metric: the primary one.
-        chance: of `chance_of`.
-        by_clock: whether speed-ups are of wall-clock times. Those with evaluation are given too.
+        arms: arms with one baseline.
+        runs: table of `Study.runs`.
+        metric: name of the primary metric.
+        chance: chance level of `chance_of`.
+        by_clock: whether speed-ups follow from wall-clock times. If so, the speed-ups with
+            evaluation are included.
+
+    Returns:
+        The sentence, or an empty string until two arms have results.
     """
     baseline = next(arm for arm in arms if arm.name == arm.baseline)
     before = _score(runs, baseline.name, metric)
@@ -73,10 +77,10 @@ def _change(before: Mean, after: Mean, metric: str) -> str:
 
 
 def _score(runs: pd.DataFrame, arm: str, metric: str) -> Mean | None:
-    """Return the mean of a metric over an arm's runs, with its standard error in place of the std.
+    """Return the mean of a metric over an arm's runs, with its standard error as `std`.
 
-    The error has two parts: that of a proportion of the scored videos, and that of a mean over
-    seeds. Average precision is no proportion, and has the second part alone.
+    The error combines that of a proportion of the scored videos and that of a mean over seeds.
+    Average precision is not a proportion, so it has only the second part.
     """
     found = mean(runs, arm, metric)
     if found is None:
@@ -95,13 +99,13 @@ def _scored(result: dict[str, int]) -> int:
 
 
 def explain_errors(runs: pd.DataFrame, metric: str) -> str:
-    """Return what ± means in the verdict."""
+    """Return a sentence that explains ± in the verdict."""
     seeds = int(runs.groupby("arm").size().min())
     parts = [f"{seeds} seed{'s' if seeds > 1 else ''}"]
     videos = min(_scored(result) for result in runs["result"])
     if metric == "top1" and videos:
         parts.insert(0, f"{videos} videos")
-    return f"± in the verdict is the standard error that {format_list(parts)} give."
+    return f"± in the verdict is the standard error of {format_list(parts)}."
 
 
 def at_chance(runs: pd.DataFrame, metric: str, chance: float | None) -> list[str]:
@@ -117,9 +121,11 @@ def at_chance(runs: pd.DataFrame, metric: str, chance: float | None) -> list[str
 
 
 def chance_of(recipe: Recipe) -> float | None:
-    """Return the per cent that naming the commonest class always would score.
+    """Return the accuracy in per cent of always predicting the most common class.
 
-    Without a list, classes are taken to be equally common. With several labels there is none.
+    Returns:
+        The share of that class in the list. Without a list, classes are assumed to be equally
+        common. None for a recipe with several labels.
     """
     if recipe.multi_label:
         return None

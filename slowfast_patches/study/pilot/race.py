@@ -1,9 +1,9 @@
-"""The pilot's trainings: the baseline and a few cycles for equal times, then their scores.
+"""Trainings of a pilot: the baseline and several cycles train for equal times and are scored.
 
-All start from the same weights, on the same stream of clips. A cycle spends three fifths of its
-seconds on coarse shapes, in equal parts, and the rest at the baseline's, where its rate falls to
-zero, as the baseline's does. The last part is needed: a network that was trained on 32² pixels
-alone may know nothing at 64², and learns it again within some dozen iterations
+All start from the same weights and read the same stream of clips. A cycle spends three fifths of
+its time on coarse shapes, in equal parts. It spends the rest at the baseline's shape, where its
+learning rate decays to zero, like that of the baseline. The last part is needed: a network that was
+trained on 32² pixels only may fail at 64², and recovers within some dozen iterations
 (projects/real_video/README.md).
 """
 
@@ -56,26 +56,38 @@ __all__ = ["CYCLES", "ShortBaselineError", "one_process", "pilot_seconds", "run_
 logger = logging.getLogger(__name__)
 
 _COARSE = 0.6
-"""Part of a cycle's seconds that is spent on coarse shapes: about what MULTIGRID.EQUAL_TIME gives
-them in a training of as many clips as the baseline's."""
-_FALL = 1 / 3
-"""Part of an arm's seconds, at its end, in which the rate falls to nothing."""
-_WARMUP = 0.1
-"""Part of an arm's seconds in which the rate rises."""
-_SCORED = 300
-"""Videos that arms are scored on, at most."""
-_PRECISE = 6
-"""Mini-batches for precise BN, which need be no more than compare arms."""
-_SMALLEST_CROP = 32
-"""Pixels of the input to one of the last feature map's."""
-_ARM = 300
-"""Iterations of the baseline in whose time an arm can show something: two fifths of them, some more
-than `MIN_FINAL_ITERATIONS`, follow a cycle's change of shape."""
-_SHAPES = 4
-"""Shapes that a cycle has at most, each of which takes some seconds to start."""
-_TRIED = 3.0
-"""Seconds in which a step is timed."""
+"""Share of a cycle's time at coarse shapes.
 
+It is about what MULTIGRID.EQUAL_TIME gives them in a training with as many clips as the baseline.
+"""
+
+_DECAY = 1 / 3
+"""Share of an arm's time, at its end, in which the learning rate decays to zero."""
+
+_WARMUP = 0.1
+"""Share of an arm's time in which the learning rate warms up."""
+
+_SCORED = 300
+"""Largest number of videos that arms are scored on."""
+
+_PRECISE = 6
+"""Largest number of mini-batches for precise BN. These are enough to compare arms."""
+
+_SMALLEST_CROP = 32
+"""Smallest crop that is tried, the stride of the last feature map."""
+
+_ARM = 300
+"""Length of an arm, in iterations of the baseline.
+
+Two fifths of the time follow the last change of shape. They have room for slightly more than
+`MIN_FINAL_ITERATIONS` iterations.
+"""
+
+_SHAPES = 4
+"""Largest number of shapes of a cycle. Each one takes some seconds to start."""
+
+_TRIED = 3.0
+"""Seconds for which steps are timed."""
 
 CYCLES = (
     GENTLE,
@@ -83,15 +95,15 @@ CYCLES = (
     replace(GENTLE, long_cycle=((0.5, 1.0), (1.0, 1.0)), name="GENTLE, all pixels"),
     replace(PAPER, short_cycle=(), epoch_factor=1.0, name="PAPER, long cycle alone"),
 )
-"""What is tried, in this order, as far as the minutes last."""
+"""Cycles to try, in this order, as far as the time allows."""
 
 
 class ShortBaselineError(ValueError):
     """Error raised when a whole baseline takes no longer than its pilot.
 
     Args:
-        message: says so.
-        cycles: which to train beside the baseline instead.
+        message: the message.
+        cycles: cycles to train beside the baseline instead of a pilot.
     """
 
     def __init__(self, message: str, cycles: Cycles) -> None:
@@ -100,16 +112,20 @@ class ShortBaselineError(ValueError):
 
 
 def run_pilot(recipe: Recipe, seconds: float | None, device: torch.device) -> Pilot:
-    """Train the baseline of a recipe and `CYCLES` for equal times, in about `seconds` in all, and
-    score them; how long by default: `pilot_seconds`.
+    """Train the baseline of a recipe and `CYCLES` for equal times, and score them.
 
-    The pilot is one process, whatever the baseline asks for.
+    The pilot is one process, whatever the recipe asks for. A cycle whose loss is not finite is
+    left out.
+
+    Args:
+        recipe: the recipe, with or without multigrid.
+        seconds: time for the whole pilot, or None for the default of `pilot_seconds`.
+        device: where to train.
 
     Raises:
-        ValueError: as `pilot_seconds`; the recipe cannot train, or no cycle fits it.
-        FloatingPointError: the baseline's loss is not finite, or that of every cycle; one cycle's
-            puts it out of the race.
-        TooManyUnreadableError: too many videos cannot be read.
+        ValueError: As for `pilot_seconds`, or the recipe cannot train, or no cycle fits it.
+        FloatingPointError: The loss of the baseline or of every cycle is not finite.
+        TooManyUnreadableError: Too many videos cannot be read.
     """
     processes = processes_of(recipe)
     race = _Race(one_process(recipe), device)
@@ -125,7 +141,8 @@ def run_pilot(recipe: Recipe, seconds: float | None, device: torch.device) -> Pi
     tried = fitting[: int(seconds / arm_seconds) - 1]
     share = seconds / (len(tried) + 1) - besides
     logger.info(
-        "%s of training for each of: baseline, %s; the pilot takes about %s, the whole baseline %s",
+        "Training each of these for %s: baseline, %s. The pilot takes about %s, the whole baseline "
+        "%s",
         *(format_duration(share), "; ".join(cycles.name for cycles in tried)),
         *(format_duration(seconds), format_duration(baseline_seconds)),
     )
@@ -135,7 +152,7 @@ def run_pilot(recipe: Recipe, seconds: float | None, device: torch.device) -> Pi
         try:
             arms.append(race.run(cycles, share))
         except FloatingPointError as error:
-            logger.warning("%s is out of the race: %s", cycles.name, error)
+            logger.warning("%s is left out: %s", cycles.name, error)
             failure = error
     if not arms:
         raise failure
@@ -156,47 +173,55 @@ def run_pilot(recipe: Recipe, seconds: float | None, device: torch.device) -> Pi
 def pilot_seconds(
     asked: float | None, least: float, baseline: float, cycles: Cycles = GENTLE
 ) -> float:
-    """The seconds of a pilot that needs `least`, of a baseline that takes so many: those `asked`
-    for, or a tenth of the baseline's where that is enough. `cycles` are those to train instead.
+    """Return the seconds that a pilot takes.
+
+    Args:
+        asked: what the user asks for. None means a tenth of the baseline, but no less than `least`.
+        least: the shortest pilot that is meaningful.
+        baseline: seconds of the whole baseline.
+        cycles: cycles to train instead if the baseline is too short for a pilot.
 
     Raises:
-        ShortBaselineError: the whole baseline takes no longer.
-        ValueError: they are too few.
+        ShortBaselineError: The whole baseline takes no longer than the pilot.
+        ValueError: `asked` is less than `least`.
     """
     seconds = max(least, baseline / 10) if asked is None else asked
     if baseline <= (longest := max(seconds, least)):
         raise ShortBaselineError(
             f"No pilot is needed: the whole baseline takes about {format_duration(baseline)}, and "
-            f"a pilot {format_duration(longest)}. Train both instead, which tells more.",
+            f"a pilot {format_duration(longest)}. Train both instead. That is more conclusive.",
             cycles,
         )
     if seconds < least:
-        # Somewhat more, since the next measurement of a step's time may be longer.
+        # Add a margin, because the next measurement of the step time may be longer.
         minutes = math.ceil(1.2 * least / 6) / 10
         raise ValueError(
-            f"--minutes {seconds / 60:.3g} is too short to tell anything: give --minutes "
-            f"{minutes:g} (the whole baseline takes about {format_duration(baseline)})"
+            f"--minutes {seconds / 60:.3g} is too short for a result. Give --minutes {minutes:g} "
+            f"or more (the whole baseline takes about {format_duration(baseline)})."
         )
     return seconds
 
 
 def one_process(recipe: Recipe) -> Recipe:
-    """The baseline of a recipe with one process's share of the mini-batch, at the rate of that many
-    clips.
+    """Return the baseline of a recipe for one process.
+
+    It has the share of the mini-batch that each process of the recipe has, and the learning rate is
+    scaled to that many clips.
 
     Raises:
-        ValueError: the recipe cannot train, or a launcher has started several processes.
+        ValueError: The recipe cannot train or detects boxes, or a launcher has started several
+            processes.
     """
     placement = find_placement(recipe, os.environ)
     if placement.launcher != "run_net" and placement.size > 1:
         raise ValueError(
-            f"the pilot is one process, and {placement.launcher} has started {placement.size}; "
-            "start it by itself, and give NUM_GPUS and NUM_SHARDS of the training"
+            f"The pilot is one process, but {placement.launcher} has started {placement.size}. "
+            "Start it without a launcher, with NUM_GPUS and NUM_SHARDS of the training."
         )
     if recipe.detection.enable:
         raise ValueError(
-            "the pilot scores videos, and the recipe boxes (DETECTION.ENABLE True); train both to "
-            "the end by multigrid-compare"
+            "The pilot scores videos, but the recipe detects boxes (DETECTION.ENABLE True). Train "
+            "both to the end with multigrid-compare."
         )
     recipe = for_processes(without_multigrid(recipe))
     processes = processes_of(recipe)
@@ -216,7 +241,7 @@ def one_process(recipe: Recipe) -> Recipe:
 
 
 class _Sample(Subset[Any]):
-    """Some videos of a validation set, drawn at random, as a data set of its own."""
+    """Random sample of a validation set, as a data set with its own numbering."""
 
     def __init__(self, dataset: Any, seed: int) -> None:
         drawn = np.random.default_rng(seed).permutation(len(dataset.videos))[:_SCORED]
@@ -229,7 +254,7 @@ class _Sample(Subset[Any]):
         return {**batch, "videos": videos}
 
     def chance(self) -> float:
-        """The per cent of the videos that the commonest class has; 0 where labels are not known."""
+        """Return the share of the most common class in per cent, or 0 without labels."""
         labels = [getattr(video, "label", None) for video in self.videos]
         counts = Counter(label for label in labels if label is not None)
         return 100 * max(counts.values(), default=0) / len(self)
@@ -245,10 +270,10 @@ class _Race:
         self.schedule = schedule_of(recipe, len(build_dataset(recipe, "train").videos))
 
     def cycles(self) -> list[Cycles]:
-        """Return those of `CYCLES` that a whole training can have.
+        """Return the `CYCLES` that a whole training can use.
 
         Raises:
-            ValueError: the baseline cannot train, or there is none; says why.
+            ValueError: The baseline cannot train, or no cycle can be used.
         """
         self._check({})
         fitting = list[Cycles]()
@@ -260,7 +285,7 @@ class _Race:
                 logger.info("%s is not tried: %s", cycles.name, error)
                 why = error
         if not fitting:
-            raise ValueError(f"no cycle fits {self.schedule.base}: {why}")
+            raise ValueError(f"No cycle fits the shape {self.schedule.base}: {why}")
         return fitting
 
     def _check(self, keys: Mapping[str, object]) -> None:
@@ -271,20 +296,20 @@ class _Race:
         smallest = min(schedule.shapes, key=lambda shape: shape.crop)
         if keys and smallest.crop < _SMALLEST_CROP:
             raise ValueError(
-                f"crops of {smallest.crop} pixels ({smallest}) are below {_SMALLEST_CROP}; "
-                "DATA.TRAIN_CROP_SIZE has to be larger"
+                f"its crops of {smallest.crop} pixels ({smallest}) are below {_SMALLEST_CROP}. "
+                "Give a larger DATA.TRAIN_CROP_SIZE."
             )
         check_shapes(recipe, schedule.shapes)
 
     def time_baseline(self) -> tuple[Stage, float]:
-        """Some steps of it, and the seconds of starting a stage."""
+        """Time some steps of the baseline, and return them and the seconds that starting takes."""
         stepper = self._stepper(self.recipe)
         began = time.monotonic()
         stage = self._train(stepper, self.schedule.base, _TRIED, 0, lambda _: 0.0)
         return stage, time.monotonic() - began - stage.seconds
 
     def run(self, cycles: Cycles | None, seconds: float) -> PilotArm:
-        """Train the baseline (None) or cycles from the start for some seconds, and score them."""
+        """Train the baseline (None) or a cycle from the start for some seconds, and score it."""
         stepper = self._stepper(self.recipe.replaced(cycle_keys(cycles) if cycles else {}))
         shapes = schedule_of(stepper.recipe, self.schedule.num_videos).shapes
         coarse = [_COARSE * seconds / len(shapes[1:]) for _ in shapes[1:]]
@@ -318,9 +343,19 @@ class _Race:
         first_clip: int,
         rate: Callable[[float], float],
     ) -> Stage:
-        """Train at a shape for some seconds after the first iteration, which takes longer.
+        """Train at one shape for some time.
 
-        `rate` is the part of the full learning rate after so many seconds.
+        The clock starts after the first iteration, which takes longer.
+
+        Args:
+            stepper: the model and its optimizer.
+            shape: the shape of all mini-batches.
+            seconds: how long to train.
+            first_clip: where to start in the stream of clips.
+            rate: function from the seconds that have passed to a factor of the learning rate.
+
+        Raises:
+            FloatingPointError: The loss is not finite.
         """
         schedule = _endless(stepper.recipe, self.schedule.num_videos, shape, first_clip)
         data = build_dataset(stepper.recipe, "train")
@@ -333,8 +368,8 @@ class _Race:
             losses.append(float(stepper(now, batch).loss))
             if not math.isfinite(losses[-1]):
                 raise FloatingPointError(
-                    f"the loss is {losses[-1]} after {len(losses)} iterations (shape {shape}, LR "
-                    f"{now.lr:.4g}); lower SOLVER.BASE_LR"
+                    f"The loss is {losses[-1]} after {len(losses)} iterations (shape {shape}, LR "
+                    f"{now.lr:.4g}). Use a lower SOLVER.BASE_LR."
                 )
             if len(losses) == 1:
                 began = time.monotonic()
@@ -344,7 +379,7 @@ class _Race:
         return Stage(shape, spent, counted, fmean(losses[-max(1, counted // 10) :]))
 
     def _score(self, stepper: Stepper) -> float:
-        """Per cent of the sample at the baseline's grid, after precise BN there."""
+        """Return the metric of the sample at the baseline's shape, after precise BN there."""
         recipe = self.recipe
         world = self._world
         batch = self.schedule.base.batch
@@ -358,7 +393,7 @@ class _Race:
 
 
 def _endless(recipe: Recipe, num_videos: int, shape: Shape, first_clip: int) -> Schedule:
-    """One shape of a recipe's schedule for longer than anybody waits, at its full rate."""
+    """Return a practically endless schedule of one shape, at the full learning rate."""
     schedule = schedule_of(recipe, num_videos)
     phase = next(phase for phase in schedule.phases if phase.base_shape == shape)
     phase = replace(phase, start=0, stop=10**9, baseline_epochs=(0.0, 1.0), first_clip=first_clip)
@@ -367,7 +402,12 @@ def _endless(recipe: Recipe, num_videos: int, shape: Shape, first_clip: int) -> 
 
 
 def _rate(seconds: float, *, done: float, whole: float) -> float:
-    """The part of the full learning rate, `seconds` into a stage before which `done` of the arm's
-    `whole` seconds were spent."""
+    """Return the factor of the learning rate at a time.
+
+    Args:
+        seconds: time since the stage began.
+        done: time of the arm before this stage.
+        whole: time of the whole arm.
+    """
     part = (done + seconds) / whole
-    return max(0.01, min(1.0, part / _WARMUP, (1 - part) / _FALL))
+    return max(0.01, min(1.0, part / _WARMUP, (1 - part) / _DECAY))

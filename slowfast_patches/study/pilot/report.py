@@ -1,14 +1,16 @@
-"""What a pilot measured and what follows from it: one claim, how probable it is, and the report.
+"""Result of a pilot: its scores, the verdict, and the report.
 
-The claim is that the best cycle is ahead of the baseline after equal time. Its probability counts
-with two errors of each score, that of so many videos and that of a single seed. The latter is large
-where a curve is steep, as in the minutes of a pilot (projects/real_video/README.md).
+The verdict is about one claim: after equal time, the best cycle is ahead of the baseline. Its
+probability follows from two errors of each score: the number of videos is finite, and there is a
+single seed. The second error is large where a curve is steep, as in the minutes of a pilot
+(projects/real_video/README.md).
 """
 
 from __future__ import annotations
 
 import math
 from dataclasses import asdict, dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -19,33 +21,43 @@ from multigrid.cost import MIN_FINAL_ITERATIONS
 from slowfast_patches.config.metrics import metric_title
 from slowfast_patches.config.recipe import Recipe
 from slowfast_patches.config.schedule import cycle_keys, schedule_of
-from slowfast_patches.study.report import write_report
+from slowfast_patches.study.curves import draw_chance
+from slowfast_patches.study.report import Report, Table
 from slowfast_patches.utils.pictures import COLOURS, new_figure, save_figure
-from slowfast_patches.utils.tables import format_duration, format_table
+from slowfast_patches.utils.tables import format_duration
 
 __all__ = [
     "Pilot",
     "PilotArm",
     "Stage",
-    "advice_of",
-    "format_pilot",
-    "pilot_json",
+    "pilot_report",
     "recipe_text",
-    "write_pilot",
 ]
 
 _SEEDS = 40.0
-"""The standard deviation of a score p over seeds is this many points times p (1 − p): the root mean
-square of the twenty lengths of words and digits (projects/real_video/README.md)."""
+"""Standard deviation over seeds of a score p, in points, divided by p (1 − p).
+
+This is the root mean square over the twenty trainings of the words and the digits
+(projects/real_video/README.md).
+"""
+
 _PROBABLE = 0.75
-"""Probability from which on there is an advice."""
+"""Smallest probability for an advice."""
+
 _SUREST = 0.95
-"""No probability is above: one seed on one set does not prove more."""
+"""Largest probability that is reported. One seed on one data set cannot prove more."""
 
 
 @dataclass(frozen=True)
 class Stage:
-    """What was trained at one shape: `seconds` with loading; `loss` the mean of the last tenth."""
+    """Training of an arm at one shape.
+
+    Attributes:
+        shape: the shape of its mini-batches.
+        seconds: its time, including loading.
+        iterations: its number of iterations.
+        loss: mean training loss of the last tenth of the iterations.
+    """
 
     shape: Shape
     seconds: float
@@ -63,8 +75,13 @@ class Stage:
 
 @dataclass(frozen=True)
 class PilotArm:
-    """The baseline, which has no `cycles`, or one with: the shapes that it trained, and its score
-    at the baseline's grid in the end, in per cent."""
+    """The baseline or a cycle, after its training.
+
+    Attributes:
+        cycles: the cycles that were tried; None for the baseline.
+        stages: the shapes that were trained, in this order.
+        score: final metric in per cent, at the baseline's shape.
+    """
 
     cycles: Cycles | None
     stages: tuple[Stage, ...]
@@ -81,17 +98,21 @@ class PilotArm:
 
 @dataclass(frozen=True)
 class Pilot:
-    """Arms that were trained for equal times, the baseline first, and at least one cycle.
+    """Result of a pilot, whose arms were trained for equal times.
 
-    recipe, schedule: the baseline's, of one process.
-    metric: the name of the scores.
-    videos: how many were scored; the commonest class has `chance` per cent of them, and 0 where a
-        video has several classes.
-    processes: how many the baseline asks for.
-    baseline_seconds: what the whole baseline takes on them, without evaluation, if that many
-        processes are that many times as fast as one.
-    first_estimate: the same, by the few steps that were timed first.
-    seconds: what the pilot took.
+    Attributes:
+        recipe: the baseline's recipe for one process.
+        schedule: the schedule of that recipe.
+        arms: the baseline, then one cycle or more.
+        metric: name of the metric of the scores.
+        videos: number of videos that were scored.
+        chance: accuracy in per cent of always predicting the most common class. It is 0 if a video
+            has several labels.
+        processes: number of processes that the baseline's recipe asks for.
+        baseline_seconds: predicted time of the whole baseline on these processes, without
+            evaluation. It assumes linear scaling.
+        first_estimate: the same time, predicted from the few steps that were timed first.
+        seconds: time that the pilot took.
     """
 
     recipe: Recipe
@@ -107,13 +128,15 @@ class Pilot:
 
     @property
     def best(self) -> PilotArm:
-        """The cycle with the highest score."""
+        """The arm with the highest score, apart from the baseline."""
         return max(self.arms[1:], key=lambda arm: arm.score)
 
     @property
     def ahead(self) -> float:
-        """The probability that the best cycle is ahead of the baseline after equal time, with other
-        videos and seeds. Of several cycles, each had a chance to be the best by luck."""
+        """Probability that the best cycle is ahead of the baseline after equal time.
+
+        It is corrected for the number of cycles, because each one may be the best by luck.
+        """
         baseline = self.arms[0].score
         best = self.best.score
         spread = math.hypot(self.error(baseline), self.error(best))
@@ -124,8 +147,10 @@ class Pilot:
 
     @property
     def verdict(self) -> str:
-        """ "use multigrid", "do not use multigrid" or "undecided"; against a cycle speaks only one
-        that had `MIN_FINAL_ITERATIONS` after its change of shape."""
+        """One of "use multigrid", "do not use multigrid" and "undecided".
+
+        A cycle is rejected only if it had `MIN_FINAL_ITERATIONS` at the baseline's shape.
+        """
         if self.ahead >= _PROBABLE:
             return "use multigrid"
         if self.ahead <= 1 - _PROBABLE and self.final_iterations >= MIN_FINAL_ITERATIONS:
@@ -134,24 +159,25 @@ class Pilot:
 
     @property
     def final_iterations(self) -> int:
-        """Iterations of the best cycle at the baseline's shape."""
+        """Iterations of the best cycle at the baseline's shape, at its end."""
         return self.best.stages[-1].iterations
 
     def error(self, score: float) -> float:
-        """The standard error of a score in per cent: that of a proportion of the videos, and that
-        of a single seed."""
+        """Return the standard error of a score in per cent, from both parts of `errors`."""
         return math.hypot(*self.errors(score))
 
     def errors(self, score: float) -> tuple[float, float]:
-        """Both parts of the standard error: of so many videos, and of a single seed."""
+        """Return the parts of a score's standard error: of the videos, and of a single seed."""
         part = min(max(score / 100, 1 / self.videos), 1 - 1 / self.videos)
         variance = part * (1 - part)
         return 100 * math.sqrt(variance / self.videos), _SEEDS * variance
 
     @property
     def speed_up(self) -> float:
-        """The baseline's seconds over those of a whole training of the best cycle, by the seconds
-        of a clip in the pilot."""
+        """Time of the whole baseline divided by that of the whole training with the best cycle.
+
+        Both are predicted from the time per clip in the pilot.
+        """
         stages = (*self.best.stages, *self.arms[0].stages)
         per_clip = {stage.shape: stage.seconds_per_clip for stage in stages}
         schedule = schedule_of(self.recipe.replaced(self.best.keys), self.schedule.num_videos)
@@ -159,12 +185,28 @@ class Pilot:
         return self.schedule.clips * per_clip[self.schedule.base] / seconds
 
 
-def format_pilot(pilot: Pilot) -> str:
-    """The evidence as a table, and what follows from it, for a terminal."""
-    return "\n\n".join([_table(pilot), *_notes(pilot), advice_of(pilot)])
+def pilot_report(pilot: Pilot, command: str) -> Report:
+    """Return the report of a pilot.
+
+    Args:
+        pilot: the result.
+        command: command line that reproduces it.
+    """
+    table = _table(pilot)
+    notes = _notes(pilot)
+    advice = advice_of(pilot)
+    return Report(
+        name="pilot",
+        title="Pilot",
+        summary=[table, *notes, advice],
+        body=[table, "![Pilot](pilot.png)", *notes, advice],
+        command=command,
+        data=_to_json(pilot),
+        draw=partial(_draw, pilot),
+    )
 
 
-def _table(pilot: Pilot, *, markdown: bool = False) -> str:
+def _table(pilot: Pilot) -> Table:
     headers = ["arm", "clips × frames × pixels", "seconds", "iterations", "clips/s", "loss"]
     headers += [f"{metric_title(pilot.metric)} in the end, %"]
     rows = list[list[str]]()
@@ -175,36 +217,40 @@ def _table(pilot: Pilot, *, markdown: bool = False) -> str:
             is_last = number == len(arm.stages) - 1
             score = f"{arm.score:.1f} ± {pilot.error(arm.score):.1f}" if is_last else ""
             rows.append([*cells, f"{stage.loss:.2f}", score])
-    return format_table(headers, rows, left=2, markdown=markdown)
+    return Table(headers, rows, left=2)
 
 
 def _notes(pilot: Pilot) -> list[str]:
+    """Return two paragraphs: how the scores were measured, and how long the baseline takes."""
     title = metric_title(pilot.metric)
-    chance = f", of which the commonest class has {pilot.chance:.1f} %" if pilot.chance else ""
+    chance = ""
+    if pilot.chance:
+        chance = f" Always predicting their most common class would score {pilot.chance:.1f} %."
     several = f" on {pilot.processes} processes" if pilot.processes > 1 else ""
     return [
-        f"The {title} is that of {pilot.videos} validation videos{chance}, at the baseline's shape "
-        "and of one seed; ± is the standard error that so few videos and a single seed give it. "
-        "The loss is the training's, the mean of a shape's last tenth.",
-        f"The pilot took {format_duration(pilot.seconds)}; the whole baseline would take "
-        f"{format_duration(pilot.baseline_seconds)}{several}, by the "
+        f"The {title} was measured on {pilot.videos} validation videos at the baseline's shape, "
+        f"with one seed.{chance} ± is the standard error that follows from the number of videos "
+        "and from the single seed. The loss is the mean training loss of the last tenth of each "
+        "shape's iterations.",
+        f"The pilot took {format_duration(pilot.seconds)}. The whole baseline would take "
+        f"{format_duration(pilot.baseline_seconds)}{several}, according to the "
         f"{pilot.arms[0].stages[0].iterations} iterations of its first row. (The first estimate, "
-        f"{format_duration(pilot.first_estimate)}, was by a few steps.)",
+        f"from a few steps, was {format_duration(pilot.first_estimate)}.)",
     ]
 
 
 def advice_of(pilot: Pilot) -> str:
-    """The verdict, how probable its one claim is, and what to do."""
+    """Return the verdict, its probability, and what to do next."""
     name = pilot.best.name
     percent = round(100 * pilot.ahead)
-    evidence = f"by these {pilot.videos} videos and one seed"
+    evidence = f"according to these {pilot.videos} videos and one seed"
     if pilot.verdict == "use multigrid":
         factor = pilot.best.cycles.epoch_factor if pilot.best.cycles else 1.0
         return (
             f'Advice: use multigrid ("{name}"). After equal time it is ahead of the baseline with '
             f"a probability of {percent} %, {evidence}. Its whole training takes "
-            f"1/{pilot.speed_up:.2f} of the baseline's time, for {factor:g} × the "
-            "clips; what both reach, multigrid-compare shows."
+            f"1/{pilot.speed_up:.2f} of the baseline's time, for {factor:g} × the clips. "
+            "multigrid-compare shows the accuracy that both reach."
         )
     if pilot.verdict == "do not use multigrid":
         return (
@@ -217,26 +263,27 @@ def advice_of(pilot: Pilot) -> str:
     )
     if pilot.final_iterations < MIN_FINAL_ITERATIONS:
         text += (
-            f" Only {pilot.final_iterations} iterations followed its last coarse shape; what that "
-            f"taught shows after some {MIN_FINAL_ITERATIONS}."
+            f" Only {pilot.final_iterations} iterations followed its last coarse shape. It takes "
+            f"about {MIN_FINAL_ITERATIONS} to see what the coarse shapes taught."
         )
     if 2 * pilot.seconds >= pilot.baseline_seconds:
         return f"{text} To know, train both with multigrid-compare."
     of_videos, of_seed = pilot.errors(pilot.best.score)
     return (
-        f"{text} What may tell more: twice the time, --minutes {math.ceil(pilot.seconds / 30)}; "
-        f"another seed, RNG_SEED 1 (a single one makes ±{of_seed:.1f} of the best score's "
-        f"±{pilot.error(pilot.best.score):.1f}); more validation videos, of which 300 are scored "
-        f"at most ({pilot.videos} make ±{of_videos:.1f}); or both trainings, by multigrid-compare."
+        f"{text} For a clearer result, give it twice the time (--minutes "
+        f"{math.ceil(pilot.seconds / 30)}), another seed (RNG_SEED 1; the single seed causes "
+        f"±{of_seed:.1f} of the best score's ±{pilot.error(pilot.best.score):.1f}), or more "
+        f"validation videos (at most 300 are scored; these {pilot.videos} cause "
+        f"±{of_videos:.1f}). Or train both with multigrid-compare."
     )
 
 
 def recipe_text(cycles: Cycles, base: str) -> str:
-    """Return a recipe that gives another one these cycles.
+    """Return the YAML text of a recipe that inherits from another one and sets its cycles.
 
     Args:
-        cycles: one of the named ones, or a variation of it.
-        base: the path of the other recipe.
+        cycles: named cycles, or a variation of them.
+        base: path of the other recipe.
     """
     named = PAPER if cycles.batch_exponent == PAPER.batch_exponent else GENTLE
     usual = cycle_keys(named)
@@ -251,8 +298,7 @@ def recipe_text(cycles: Cycles, base: str) -> str:
     return str(yaml.safe_dump(content, default_flow_style=None, sort_keys=False, width=1000))
 
 
-def pilot_json(pilot: Pilot) -> dict[str, Any]:
-    """Return all of it as plain data; `ahead` is the probability that the best cycle is."""
+def _to_json(pilot: Pilot) -> dict[str, Any]:
     return {
         "advice": pilot.verdict,
         "best": pilot.best.name,
@@ -277,32 +323,24 @@ def pilot_json(pilot: Pilot) -> dict[str, Any]:
     }
 
 
-def write_pilot(pilot: Pilot, folder: Path, command: str) -> None:
-    """Write pilot.md, pilot.json and pilot.png into a folder."""
-    _plot(pilot, folder / "pilot.png")
-    paragraphs = ["# Pilot", _table(pilot, markdown=True), "![Pilot](pilot.png)", *_notes(pilot)]
-    paragraphs.append(advice_of(pilot))
-    paragraphs.append(f"To reproduce:\n\n    {command}")
-    write_report(folder, "pilot", pilot_json(pilot), paragraphs)
-
-
-def _plot(pilot: Pilot, path: Path) -> None:
-    """A bar for each arm: its time, cut into its shapes."""
-    figure, [axes] = new_figure(rows=1, width=8, height=1.5 + 0.7 * len(pilot.arms))
-    shapes = list(dict.fromkeys(stage.shape for arm in pilot.arms for stage in arm.stages))
-    names = [f"{arm.name}\n{arm.score:.1f} ± {pilot.error(arm.score):.1f} %" for arm in pilot.arms]
+def _draw(pilot: Pilot, path: Path) -> None:
+    """Draw the score of each arm with an interval of one standard error, and chance."""
+    names = [arm.name.replace(", ", ",\n") for arm in pilot.arms]
+    figure, [axes] = new_figure(rows=1, width=3 + 1.3 * len(names), height=4)
     for number, arm in enumerate(pilot.arms):
-        left = 0.0
-        for stage in arm.stages:
-            colour = COLOURS[shapes.index(stage.shape) % len(COLOURS)]
-            axes.barh(number, stage.seconds, left=left, color=colour, label=str(stage.shape))
-            left += stage.seconds
-    axes.set_yticks(range(len(names)), names)
-    axes.invert_yaxis()
-    axes.set_xlabel("training time, loading included (s)")
-    handles, labels = axes.get_legend_handles_labels()
-    legend = dict(zip(labels, handles, strict=True))
-    figure.legend(legend.values(), legend.keys(), loc="outside lower center", ncols=len(legend))
-    title = f"{metric_title(pilot.metric)} after equal times, {pilot.videos} videos, one seed"
-    axes.set_title(title, fontsize=10)
+        error = pilot.error(arm.score)
+        colour = COLOURS[0] if arm.cycles is None else COLOURS[1]
+        axes.errorbar(number, arm.score, error, fmt="o", ms=8, capsize=6, color=colour)
+        text = f"{arm.score:.1f} ± {error:.1f}"
+        axes.annotate(text, (number, arm.score), xytext=(10, -3), textcoords="offset points")
+    if pilot.chance:
+        draw_chance(axes, pilot.chance)
+        figure.legend(loc="outside lower center", frameon=False)
+    axes.set_xticks(range(len(names)), names)
+    axes.set_xlim(-0.4, len(names) - 0.2)
+    axes.set_ylabel(f"{metric_title(pilot.metric)} (%)")
+    axes.set_title(
+        f"After equal training times: score ± standard error\n({pilot.videos} videos, n = 1 seed)",
+        fontsize=10,
+    )
     save_figure(figure, path)

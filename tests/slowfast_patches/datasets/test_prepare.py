@@ -280,7 +280,7 @@ def test_a_run_that_is_killed_or_interrupted_continues(run, tmp_path, out):
 
     with meanwhile(interrupt):
         status, output = run(*command)
-    assert (status, "the same command continues" in output) == (130, True)
+    assert (status, "repeat the command to continue" in output) == (130, True)
     assert not list(out.glob("*.csv"))
     assert not temporaries(out)
     before = inodes(out)

@@ -8,7 +8,7 @@ from types import ModuleType
 import pytest
 
 from slowfast_patches.config import load_recipe
-from slowfast_patches.plan.cluster import Cluster, gpu_counts, on_cluster, ring_seconds
+from slowfast_patches.plan.cluster import Cluster, gpu_counts, on_cluster
 
 ROOT = Path(__file__).parents[3]
 KINETICS = ROOT / "configs" / "Kinetics" / "SLOWFAST_8x8_R50_MULTIGRID.yaml"
@@ -43,8 +43,9 @@ def plan(
 
 def test_a_ring_by_hand():
     """4 members send 6 quarters of 100 MB: 150 MB at 1 GB/s, and 6 ms for the messages."""
-    assert ring_seconds(100e6, 4, bandwidth=GB, latency=1e-3) == pytest.approx(0.156)
-    assert ring_seconds(100e6, 1, bandwidth=GB, latency=1e-3) == 0
+    cluster = Cluster(4, 1, network=GB, latency=1e-3)
+    assert cluster.ring_seconds(100e6, 4, in_node=False) == pytest.approx(0.156)
+    assert cluster.ring_seconds(100e6, 1, in_node=False) == 0
 
 
 def test_two_nodes_of_two_by_hand():
@@ -170,7 +171,7 @@ TIMED = ("--gpus", "8", "--gpus-per-node", "8", "--network", "1", "--step-second
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
-        (["--gpus", "12"], "use 8 or 16"),
+        (["--gpus", "12"], "Use 8 or 16"),
         (["TRAIN.BATCH_SIZE", "12"], "BN"),
         (["NUM_GPUS", "3"], "TRAIN.BATCH_SIZE 8 × NUM_SHARDS 1 does not divide over"),
     ],

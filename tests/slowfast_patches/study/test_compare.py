@@ -9,12 +9,7 @@ import pytest
 from slowfast_patches.config.recipe import default_recipe
 from slowfast_patches.plan.step_times import Timing
 from slowfast_patches.study.arms import Arm
-from slowfast_patches.study.compare import (
-    Comparison,
-    format_comparison,
-    make_arms,
-    write_comparison,
-)
+from slowfast_patches.study.compare import Comparison, comparison_report, make_arms
 from slowfast_patches.study.runs import RunFailedError, Study, train
 from slowfast_patches.study.verdict import chance_of
 from slowfast_patches.train.record.result import save_result
@@ -95,7 +90,7 @@ def study(three: list[Arm], tmp_path: Path) -> Study:
 
 def report_of(study: Study, *command: str) -> tuple[dict, str]:
     """report.json and report.md."""
-    write_comparison(Comparison(study, study.runs(), *command or ["command"]))
+    comparison_report(Comparison(study, study.runs(), *command or ["command"])).write(study.output)
     text = (study.output / "report.md").read_text()
     return json.loads((study.output / "report.json").read_text()), text
 
@@ -171,9 +166,9 @@ def test_why_wall_clock_times_may_mislead(study, write_run):
     for waiting, is_busy in ((2.5, True), (0.2, False)):
         seconds = spent | {"waiting": waiting}
         write_run(study, multigrid, 0, 6, top1=83.0, top5=90.0, seconds=seconds)
-        text = format_comparison(Comparison(study, study.runs(), "command"))
+        text = str(comparison_report(Comparison(study, study.runs(), "command")))
         assert ("waited for a core for 50 % of multigrid. These" in text) == is_busy
-        assert "Evaluation and test took longer than training in multigrid, and" in text
+        assert "Evaluation and test took longer than training in multigrid. They" in text
 
 
 def test_recipes_of_several_labels_are_compared_by_map_and_with_no_others(
@@ -209,12 +204,13 @@ def test_the_verdict_by_hand(study, write_run):
     report, text = report_of(study)
     assert report["verdict"] == said
     assert report["configs"][1]["total"]["mean"] == 311
-    *_, warning, error, last = format_comparison(Comparison(study, study.runs(), "")).split("\n\n")
+    shown = str(comparison_report(Comparison(study, study.runs(), "")))
+    *_, warning, error, last = shown.split("\n\n")
     assert last == f"Verdict: {said}"
-    assert error == "± in the verdict is the standard error that 48 videos and 1 seed give."
+    assert error == "± in the verdict is the standard error of 48 videos and 1 seed."
     assert warning.startswith("Warning: Evaluation and test took longer than training in multigrid")
     # 18.8 - 2 · 5.6 is below chance; 6 iterations follow the last coarse shape
-    assert report["warnings"][1].startswith("multigrid hardly differs from chance")
+    assert report["warnings"][1].startswith("The accuracy of multigrid is hardly above chance")
     assert "follow the last coarse shape" in report["warnings"][0]
     top = text.partition("![")[0]
     assert all(paragraph in top for paragraph in [said, *report["warnings"]])
@@ -375,11 +371,13 @@ def test_a_run_of_another_config_is_refused_before_anything_is_trained(
 def test_a_damaged_result_and_one_of_several_rates_are_refused(study, write_run):
     baseline = study.arms[0]
     write_run(study, baseline, 0, 100, top1=80.0, rate_changes=["after iteration 6: BASE_LR 1"])
-    with pytest.raises(ValueError, match=r"result\.json: trained with several rates .after iter"):
+    with pytest.raises(
+        ValueError, match=r"result\.json: trained with several learning rates .after iter"
+    ):
         study.runs()
     path = study.folder(baseline, 0) / "result.json"
     path.write_text(path.read_text().replace("80.0", "90.0"))
-    with pytest.raises(ValueError, match=r"no run's result .*checksum does not match"):
+    with pytest.raises(ValueError, match=r"not the result of a run .*checksum does not match"):
         study.runs()
 
 

@@ -6,7 +6,7 @@ from pathlib import Path
 import pandas as pd
 import pytest
 
-from slowfast_patches.study.compare import Comparison, format_comparison, make_arms
+from slowfast_patches.study.compare import Comparison, comparison_report, make_arms
 from slowfast_patches.study.curves import level, make_curve, reach, stretches
 from slowfast_patches.study.runs import Study
 
@@ -133,7 +133,7 @@ def test_what_accuracies_cost_and_where_arms_break_even(finished: Study) -> None
     factors = [row["iteration_factor"]["mean"] for row in comparison.to_json()["configs"][:3]]
     assert factors == [2, 1, 0.5]
     # At 56 s the baseline has 50; multigrid, with 80 at 48 s and 85 at 96 s, 81.1.
-    text = format_comparison(comparison)
+    text = str(comparison_report(comparison))
     assert "- from 56 s to 96 s: above by up to 31.1 points (the seeds' spread: ± 2.0)" in text
     lines = [line.split() for line in text.splitlines()]
     assert ["at", "0.5×", "50.0", "56", "s", "≤", "24", "s", "≥", "2.33×"] in lines
@@ -144,7 +144,7 @@ def test_before_the_baseline_has_a_result_there_are_no_curves(study: Study, writ
     write_run(study, study.arms[3], 0, 24, top1=60.0)
     comparison = Comparison(study, study.runs(), "command")
     assert comparison.levels == []
-    assert "break even" not in format_comparison(comparison)
+    assert "break even" not in str(comparison_report(comparison))
 
 
 @pytest.mark.slow

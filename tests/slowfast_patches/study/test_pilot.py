@@ -20,7 +20,7 @@ from slowfast_patches.study.pilot.report import (
     Pilot,
     PilotArm,
     Stage,
-    format_pilot,
+    pilot_report,
     recipe_text,
 )
 from slowfast_patches.train.step import Stepper
@@ -75,20 +75,20 @@ def test_verdicts(baseline, cycle, verdict, ahead):
     pilot = made_up(baseline, cycle)
     assert pilot.verdict == verdict
     assert pilot.ahead == pytest.approx(ahead, abs=0.001)
-    text = format_pilot(pilot)
+    text = str(pilot_report(pilot, "command"))
     assert len(re.findall("(?i)use multigrid|undecided", text)) == 1
 
 
 def test_the_certainty_is_of_the_claim_beside_it():
     """83.3 beside 75.9 on 108 videos: 7.4 points are 0.692 of 10.7."""
-    text = format_pilot(made_up(75.9, 83.3, videos=108))
+    text = str(pilot_report(made_up(75.9, 83.3, videos=108), "command"))
     claim = (
         'use multigrid ("GENTLE, all frames"). After equal time it is ahead of the baseline with a '
     )
-    assert f"{claim}probability of 76 %, by these 108 videos and one seed." in text
+    assert f"{claim}probability of 76 %, according to these 108 videos and one seed." in text
     assert "83.3 ± 6.6" in text
     assert "75.9 ± 8.4" in text
-    text = format_pilot(made_up(32, 20))
+    text = str(pilot_report(made_up(32, 20), "command"))
     assert (
         'the baseline is ahead of the best cycle ("GENTLE, all frames") with a probability of 86 %'
         in text
@@ -100,7 +100,7 @@ def test_few_iterations_after_the_change_of_shape_are_no_evidence_against_a_cycl
     short = replace(pilot.arms[1], stages=(CYCLE[0], Stage(FINE, 16.0, 40, 2.5)))
     pilot = replace(pilot, arms=(pilot.arms[0], short))
     assert pilot.verdict == "undecided"
-    assert "Only 40 iterations" in format_pilot(pilot)
+    assert "Only 40 iterations" in str(pilot_report(pilot, "command"))
     better = replace(pilot, arms=(pilot.arms[0], replace(short, score=50.0)))
     assert better.verdict == "use multigrid"
 
@@ -109,14 +109,14 @@ def test_an_undecided_pilot_says_what_would_tell_more():
     """Twice the minute, as long as the whole baseline takes longer than that; at 22 %, 400 videos
     make 2.1 points of the error, and the seed 6.9."""
     pilot = made_up(20, 22)
-    text = format_pilot(pilot)
-    assert "--minutes 2; another seed, RNG_SEED 1 (a single one makes ±6.9 of" in text
-    assert "the best score's ±7.2); more validation videos" in text
-    assert "(400 make ±2.1); or both trainings, by multigrid-compare." in text
-    assert "the whole baseline would take 16 min, by the 250 iterations of its first row" in text
-    assert "(The first estimate, 12 min, was by a few steps.)" in text
+    text = str(pilot_report(pilot, "command"))
+    assert "(--minutes 2), another seed (RNG_SEED 1; the single seed causes ±6.9 of" in text
+    assert "the best score's ±7.2), or more validation videos" in text
+    assert "these 400 cause ±2.1). Or train both with multigrid-compare." in text
+    assert "The whole baseline would take 16 min, according to the 250 iterations" in text
+    assert "(The first estimate, from a few steps, was 12 min.)" in text
     short = replace(pilot, baseline_seconds=110.0)
-    assert format_pilot(short).endswith("train both with multigrid-compare.")
+    assert str(pilot_report(short, "command")).endswith("train both with multigrid-compare.")
 
 
 def test_several_cycles_and_fewer_videos_are_less_sure():
@@ -138,7 +138,7 @@ def test_a_pilot_takes_a_tenth_of_the_baseline_or_what_it_needs(asked, baseline,
 @pytest.mark.parametrize(
     ("asked", "least", "baseline", "message"),
     [
-        (60, 170, 1200, r"--minutes 1 is too short .*: give --minutes 3\.4 \(.* 20 min\)"),
+        (60, 170, 1200, r"--minutes 1 is too short .* Give --minutes 3\.4 or more \(.* 20 min\)"),
         (
             None,
             170,
@@ -146,7 +146,7 @@ def test_a_pilot_takes_a_tenth_of_the_baseline_or_what_it_needs(asked, baseline,
             r"whole baseline takes about 2\.6 min, and a pilot 2\.83 min\. Train both",
         ),
         (180, 100, 156, r"whole baseline takes about 2\.6 min, and a pilot 3 min\. Train both"),
-        (60, 170, 156, "Train both instead, which tells more"),
+        (60, 170, 156, "Train both instead. That is more conclusive"),
     ],
 )
 def test_a_pilot_that_would_tell_nothing_is_refused(asked, least, baseline, message):
@@ -194,12 +194,12 @@ def test_a_launcher_of_several_processes_is_refused(monkeypatch):
     }.items():
         monkeypatch.setenv(name, value)
     recipe = load_recipe("configs/Demo/SLOWFAST_DEMO.yaml", ["NUM_GPUS", "2"])
-    with pytest.raises(ValueError, match="torchrun has started 2; start it by itself"):
+    with pytest.raises(ValueError, match=r"torchrun has started 2\. Start it without a launcher"):
         one_process(recipe)
 
 
 def test_a_recipe_of_boxes_is_refused():
-    with pytest.raises(ValueError, match=r"the recipe boxes .*; train both to the end"):
+    with pytest.raises(ValueError, match=r"the recipe detects boxes .*. Train both to the end"):
         one_process(load_recipe("configs/Demo/AVA_DEMO.yaml"))
 
 
@@ -313,7 +313,7 @@ def test_videos_of_several_labels_have_no_commonest_class(run, demo_data, tmp_pa
 @pytest.mark.slow
 def test_a_baseline_that_diverges_is_said_in_a_line(run, capsys):
     assert run("SOLVER.BASE_LR", "1e30") == 1
-    assert "lower SOLVER.BASE_LR" in capsys.readouterr().err
+    assert "Use a lower SOLVER.BASE_LR" in capsys.readouterr().err
 
 
 @pytest.mark.slow
@@ -344,7 +344,7 @@ def test_what_a_new_shape_takes_at_first_is_not_a_steps_time(run, tmp_path, monk
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
-        (["DATA.NUM_FRAMES", "2", "SLOWFAST.ALPHA", "2"], "no cycle fits 4×2×32²"),
+        (["DATA.NUM_FRAMES", "2", "SLOWFAST.ALPHA", "2"], "No cycle fits the shape 4×2×32²"),
         (["MULTIGRID.BN_BASE_SIZE", "3"], "BN groups of 3"),
         (["SOLVER.ACCUMULATION_STEPS", "2"], "set BN.GROUP_SIZE"),
         (["SOLVER.STEPS", "[0]", "SOLVER.LRS", "[1]"], "two LR stages"),

@@ -170,7 +170,7 @@ class TestDryRun:
         assert status == 0
         [line] = [line for line in out.splitlines() if "I3D_8x8_R50_1GPU.yaml  " in line]
         assert line.split()[-1] == "?"
-        assert "no times for I3D_8x8_R50_1GPU.yaml: " in out
+        assert "no step times for I3D_8x8_R50_1GPU.yaml: " in out
         assert "step_time_demo.json" in out
 
     def test_unknown_table_and_options_without_effect(
@@ -191,14 +191,17 @@ class TestDryRun:
     @pytest.mark.parametrize(
         ("argv", "message"),
         [
-            (["table5", "--local"], "give --kinetics-weights FILE"),
-            (["table1a", "--local"], "the data set kinetics is needed: give --kinetics DIR"),
-            (["table5", "--local", "--kinetics-weights", "no.pyth"], "no.pyth: no such file"),
+            (["table5", "--local"], "Give --kinetics-weights FILE"),
+            (["table1a", "--local"], "needs the data set kinetics. Give --kinetics DIR"),
+            (
+                ["table5", "--local", "--kinetics-weights", "no.pyth"],
+                "no.pyth, but there is no such",
+            ),
             (["table1a", "--dry-run", "--add", "no.yaml"], "no.yaml"),
             (["table1a", "--seeds", "one"], "--seeds takes whole numbers, not one"),
             (["table1a", "--seeds", "0", "-1", "A", "1"], "--seeds takes whole numbers, not -1"),
             (["table1a", "--local", "OUTPUT_DIR", "x"], "OUTPUT_DIR is set for each run"),
-            (["table6", "--dry-run", "--add", I3D], "judged by top-1 and top-5, table6 by mAP"),
+            (["table6", "--dry-run", "--add", I3D], "are top-1 and top-5, those of table6 are mAP"),
             (["table3", "--dry-run", "--add", I3D, "--add", I3D], "different file names"),
         ],
     )

@@ -47,14 +47,14 @@ def test_its_job_is_the_run_itself_and_there_is_one_at_a_time(
     cluster.state("PENDING")
     status, _, refused = submit(*short, data=tmp_path)  # no list, no plan
     assert status == 2
-    assert "job 4242 trains into" in refused
+    assert "Job 4242 trains into" in refused
     assert "scancel 4242" in refused
     cluster.start()
     assert cluster.wait(600) == [0], cluster.log()
     [iterations] = [line.split()[1] for line in said.splitlines() if line.startswith("iterations")]
     assert opened(tmp_path / "run").result["iterations"] == int(iterations)
     cluster.state("COMPLETED")
-    assert "holds a finished run" in submit("--dry-run")[2]
+    assert "has a finished run" in submit("--dry-run")[2]
 
 
 def test_what_it_asks_slurm_for(submit: Callable, cluster: Any, tmp_path: Path) -> None:
@@ -94,7 +94,7 @@ def test_without_slurm_a_dry_run_prints_the_batch_file_and_leaves_nothing(
     assert "Global batch: 4 × TRAIN.BATCH_SIZE 1 = 4 clips" in err
     status, _, said = submit(data=tmp_path)
     assert status == 2
-    assert "there is no SLURM on this machine (no sbatch)" in said
+    assert "This machine has no SLURM (no sbatch)" in said
     assert not (tmp_path / "run").exists()
 
 
@@ -132,7 +132,7 @@ def test_what_this_machine_does_not_see_is_only_warned_of(
     cluster.state("FAILED")
     status, _, warned = submit(data=hidden)
     assert status == 0
-    assert "no plan without the length of the list" in warned
+    assert "the training list is not here, so there is no plan" in warned
 
 
 @pytest.mark.slow

@@ -8,16 +8,13 @@ from typing import Any, cast
 
 from multigrid import Batch, Step, average_running_stats, clip_numbers
 from slowfast_patches.config.metrics import EMA, metric_names
+from slowfast_patches.datasets.items import TooManyUnreadableError
 from slowfast_patches.datasets.loader import training_loader
 from slowfast_patches.launch.stopping import TrainingInterruptedError
-from slowfast_patches.train.checkpoint import best_of, to_checkpoint
-from slowfast_patches.train.checkpoint_files import describe_last
-from slowfast_patches.train.record.record import TooManyUnreadableError
+from slowfast_patches.train.checkpoint import describe_last
 from slowfast_patches.train.running_stats import buffers_of_ranks
-from slowfast_patches.train.state import Run
+from slowfast_patches.train.state import Run, best_of, to_checkpoint
 from slowfast_patches.train.step import Outcome
-
-__all__ = ["leave_step", "save", "train", "train_step", "validate"]
 
 
 def train(run: Run) -> None:

@@ -38,7 +38,7 @@ from slowfast_patches.models.transformer import has_start_weights
 from slowfast_patches.models.weights import check_file
 from slowfast_patches.plan.picture import plot_plan
 from slowfast_patches.plan.plan import format_plan, make_plan, plan_summary, plan_warnings
-from slowfast_patches.train.checkpoint_files import (
+from slowfast_patches.train.checkpoint import (
     DivergedError,
     best_checkpoint,
     describe_last,
@@ -47,8 +47,8 @@ from slowfast_patches.train.checkpoint_files import (
 )
 from slowfast_patches.train.loop import train
 from slowfast_patches.train.record.log import setup_logging
-from slowfast_patches.train.record.result import multi_view_test, tested_file, write_result
 from slowfast_patches.train.record.tables import predictions_path
+from slowfast_patches.train.result import multi_view_test, tested_file, write_result
 from slowfast_patches.train.resume import continues, find_resumable, start_over
 from slowfast_patches.train.state import Run, build_run
 from slowfast_patches.train.step import parallel
@@ -56,8 +56,6 @@ from slowfast_patches.train.warm_up import dry_run, without_compiling
 from slowfast_patches.utils.distributed import World, sum_over_ranks
 from slowfast_patches.utils.files import TEMPORARY
 from slowfast_patches.utils.lock import held
-
-__all__ = ["run"]
 
 logger = logging.getLogger(__name__)
 

@@ -16,8 +16,6 @@ from slowfast_patches.models.inputs import InputTransform, head_inputs
 from slowfast_patches.models.layers.dropout import set_clips
 from slowfast_patches.utils.distributed import World, gathered, sum_over_ranks
 
-__all__ = ["buffers_of_ranks", "in_parts", "keep_buffers", "set_buffers", "update_precise_bn"]
-
 
 def keep_buffers(model: nn.Module) -> Callable[[], object]:
     """Copy a model's buffers; calling the result puts the copies back."""

@@ -28,8 +28,6 @@ from slowfast_patches.train.mixing import Mixing
 from slowfast_patches.train.running_stats import in_parts
 from slowfast_patches.utils.distributed import World, sum_over_ranks
 
-__all__ = ["Outcome", "Stepper", "compiled", "expect_graphs", "parallel"]
-
 
 class Outcome(NamedTuple):
     """What a step gives to report: the loss, the scores (N, C) and the labels that were learned, on

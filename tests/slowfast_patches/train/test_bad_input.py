@@ -10,7 +10,7 @@ import pytest
 import torch
 
 from slowfast_patches.config.recipe import Recipe
-from slowfast_patches.train import checkpoint_files as checkpoints
+from slowfast_patches.train import checkpoint as checkpoints
 from slowfast_patches.train import loop
 from slowfast_patches.train import run as run_module
 from slowfast_patches.train.state import Run

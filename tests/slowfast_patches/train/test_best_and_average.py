@@ -8,12 +8,12 @@ import pytest
 import torch
 from torch import nn
 
+from slowfast_patches.datasets.items import TooManyUnreadableError
 from slowfast_patches.launch.stopping import StopRequest
 from slowfast_patches.models.average import start_average, update_average
-from slowfast_patches.train import checkpoint_files as checkpoints
+from slowfast_patches.train import checkpoint as checkpoints
 from slowfast_patches.train import evaluate as evaluate_module
 from slowfast_patches.train import loop
-from slowfast_patches.train.record.record import TooManyUnreadableError
 from slowfast_patches.train.resume import Resumable, check_same_recipe
 from slowfast_patches.train.state import Run, build_run
 from slowfast_patches.train.warm_up import made_up_batch

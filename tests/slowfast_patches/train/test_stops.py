@@ -15,11 +15,11 @@ from pathlib import Path
 import pytest
 
 from slowfast_patches.launch.stopping import TrainingInterruptedError, TrainingStoppedError
-from slowfast_patches.train import checkpoint_files as checkpoints
+from slowfast_patches.train import checkpoint as checkpoints
 from slowfast_patches.train import evaluate as evaluate_module
 from slowfast_patches.train import loop
+from slowfast_patches.train import result as result_module
 from slowfast_patches.train import step as step_module
-from slowfast_patches.train.record import result as result_module
 from slowfast_patches.train.state import Run
 from slowfast_patches.utils.signals import INTERRUPTED_STATUS
 

@@ -17,7 +17,7 @@ from hypothesis import strategies as st
 
 from slowfast_patches.launch.stopping import TrainingStoppedError
 from slowfast_patches.models.weights import load_weights
-from slowfast_patches.train import checkpoint_files as checkpoints
+from slowfast_patches.train import checkpoint as checkpoints
 from slowfast_patches.train.checkpoint import Checkpoint
 from tests.slowfast_patches.train.made_checkpoint import made
 

@@ -9,7 +9,6 @@ import itertools
 import logging
 import time
 from collections.abc import Collection, Iterator
-from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -24,7 +23,7 @@ from slowfast_patches.utils.files import check_archive, written_whole
 
 logger = logging.getLogger(__name__)
 
-VERSION = 2
+VERSION = 3
 """Of the fields of `Checkpoint`; other versions are refused."""
 _FOLDER = "checkpoints"
 _BEST = "checkpoint_best.pyth"
@@ -38,7 +37,6 @@ class Progress:
     seconds: of each activity of `Clock`, until the last checkpoint.
     evaluations, best: the metrics of each validation, and of the best one, as in result.json.
     rate_changes: where the run was resumed with another learning rate, in words.
-    evaluation_due: whether the validation after the last iteration has still to be done.
     unreadable: numbers of unreadable videos by epoch.
     """
 
@@ -47,8 +45,12 @@ class Progress:
     evaluations: list[dict[str, Any]] = field(default_factory=list)
     best: dict[str, Any] = field(default_factory=dict)
     rate_changes: list[str] = field(default_factory=list)
-    evaluation_due: bool = False
     unreadable: dict[int, int] = field(default_factory=dict)
+
+    @property
+    def last_evaluation(self) -> int:
+        """Number of iterations that were done at the last validation; 0 before the first."""
+        return int(self.evaluations[-1]["iteration"]) if self.evaluations else 0
 
 
 @dataclass(kw_only=True)
@@ -190,7 +192,7 @@ def save(output_dir: str | Path, checkpoint: Checkpoint) -> Path:
     path.parent.mkdir(parents=True, exist_ok=True)
     with written_whole(path) as file:
         try:
-            torch.save(vars(checkpoint), file)
+            torch.save(to_cpu(vars(checkpoint)), file)
         except RuntimeError as error:  # torch's, where writing to the file failed
             raise error.__context__ or error from None
     return path
@@ -209,52 +211,26 @@ def writes(what: str, output_dir: str | Path, when: str = "") -> Iterator[None]:
         ) from error
 
 
-class Writer:
-    """Writes checkpoints in a thread, one at a time: the training waits for the copy of its state,
-    not for the disk. `kept` and `milestones` are those of `prune`."""
+def write_checkpoint(
+    output_dir: str | Path, checkpoint: Checkpoint, kept: int, milestones: Collection[int]
+) -> None:
+    """Write a checkpoint and delete old ones, as `prune` does.
 
-    def __init__(self, output_dir: str | Path, kept: int, milestones: Collection[int]) -> None:
-        self._output_dir = output_dir
-        self._pruned = (kept, milestones)
-        self._thread = ThreadPoolExecutor(1, "checkpoint")
-        self._writing = Future[None]()
-        self._writing.set_result(None)
-
-    def save(self, *checkpoints: Checkpoint) -> None:
-        """Begin to write checkpoints, whose tensors may change from then on. Raises as `check`."""
-        start = time.perf_counter()
-        self.wait()
-        copies = [Checkpoint(**snapshot(vars(checkpoint))) for checkpoint in checkpoints]
-        self._writing = self._thread.submit(self._write, copies, time.perf_counter() - start)
-
-    def check(self) -> None:
-        """Raise the thread's error, if it has one: TrainingStoppedError."""
-        if self._writing.done():
-            self._writing.result()
-
-    def wait(self) -> None:
-        """Return once nothing is being written; raises as `check`."""
-        self._writing.result()
-
-    def _write(self, checkpoints: list[Checkpoint], held_up: float) -> None:
-        start = time.perf_counter()
-        for checkpoint in checkpoints:
-            _check_finite(checkpoint)
-        for checkpoint in checkpoints:
-            with writes(
-                "the checkpoint", self._output_dir, f" after iteration {checkpoint.iteration}"
-            ):
-                path = save(self._output_dir, checkpoint)
-                prune(self._output_dir, *self._pruned)
-            logger.info(
-                "checkpoint %s (held up the training for %.3f s, written in %.3f s)",
-                *(path, held_up, time.perf_counter() - start),
-            )
+    Raises:
+        DivergedError: a tensor is not finite. Nothing is written.
+        TrainingStoppedError: the files cannot be written.
+    """
+    start = time.perf_counter()
+    _check_finite(checkpoint)
+    with writes("the checkpoint", output_dir, f" after iteration {checkpoint.iteration}"):
+        path = save(output_dir, checkpoint)
+        prune(output_dir, kept, milestones)
+    logger.info("checkpoint %s (written in %.3f s)", path, time.perf_counter() - start)
 
 
-def snapshot(tree: Any) -> Any:
-    """A copy of nested dicts, lists and tuples, with copies of their tensors on the CPU."""
-    return tree_map_only(Tensor, lambda tensor: tensor.detach().to("cpu", copy=True), tree)
+def to_cpu(tree: Any) -> Any:
+    """Copy nested dicts, lists and tuples, with their tensors on the CPU."""
+    return tree_map_only(Tensor, lambda tensor: tensor.detach().cpu(), tree)
 
 
 def _check_finite(checkpoint: Checkpoint) -> None:

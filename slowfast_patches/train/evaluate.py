@@ -14,7 +14,6 @@ from torch import nn
 from multigrid import Schedule, Step, average_running_stats
 from slowfast_patches.config.metrics import EMA, with_suffix
 from slowfast_patches.config.recipe import Recipe
-from slowfast_patches.datasets.items import TooManyUnreadableError
 from slowfast_patches.datasets.loader import (
     build_dataset,
     evaluation_loader,
@@ -22,11 +21,11 @@ from slowfast_patches.datasets.loader import (
     precise_bn_loader,
 )
 from slowfast_patches.datasets.unreadable import log_unreadable
-from slowfast_patches.launch.stopping import StopRequest, TrainingInterruptedError
+from slowfast_patches.launch.stopping import StopRequest
 from slowfast_patches.models.inputs import InputTransform, head_inputs, part_of
 from slowfast_patches.models.solver import Precision
 from slowfast_patches.train.box_scores import BoxScores
-from slowfast_patches.train.running_stats import keep_buffers, update_precise_bn
+from slowfast_patches.train.running_stats import update_precise_bn
 from slowfast_patches.train.scores import Evaluation, VideoScores
 from slowfast_patches.utils.distributed import World, gathered
 from slowfast_patches.utils.tables import format_duration
@@ -101,23 +100,20 @@ class Validation:
         self.videos = build_dataset(recipe, "val")
 
     def __call__(self, models: nn.ModuleList, step: Step) -> dict[str, float]:
-        """Metrics after an iteration, of the model and, if there is one, its average, whose running
-        statistics are averaged over the processes, or replaced; where `evaluate` raises, they are
-        as they were."""
-        put_back = keep_buffers(models)
+        """Return the metrics of the model and, if there is one, of its average.
+
+        Their running statistics are averaged over the processes, and replaced by those of precise
+        BN where the recipe asks for it. Raises as `evaluate`.
+        """
         clips = max(1, self._schedule.base.batch // self._world.size)
         at_once = (clips, self._world, self._stop)
         metrics = dict[str, float]()
-        try:
-            for model, suffix in zip(models, ("", EMA), strict=False):
-                average_running_stats(model)
-                if self._recipe.bn.use_precise_stats:
-                    self._update_precise_bn(model, step)
-                evaluation = evaluate(model, self._recipe, self.videos, *at_once)
-                metrics |= with_suffix(evaluation.metrics, suffix)
-        except (TrainingInterruptedError, TooManyUnreadableError):
-            put_back()
-            raise
+        for model, suffix in zip(models, ("", EMA), strict=False):
+            average_running_stats(model)
+            if self._recipe.bn.use_precise_stats:
+                self._update_precise_bn(model, step)
+            evaluation = evaluate(model, self._recipe, self.videos, *at_once)
+            metrics |= with_suffix(evaluation.metrics, suffix)
         return {name: round(value, 4) for name, value in metrics.items()}
 
     def _update_precise_bn(self, model: nn.Module, step: Step) -> None:

@@ -6,7 +6,7 @@ import json
 import logging
 import os
 from collections.abc import Iterator
-from contextlib import contextmanager, nullcontext, suppress
+from contextlib import contextmanager, nullcontext
 from datetime import timedelta
 from itertools import groupby, islice
 from pathlib import Path
@@ -189,17 +189,22 @@ def _train(recipe: Recipe, world: World, stop: StopRequest) -> Run:
 
 @contextmanager
 def opened(run: Run) -> Iterator[None]:
-    """Open the files of the run in the body, and complete them after it, whatever ends it."""
+    """Open the run's files for the body and close them after it.
+
+    Where the run ends early, its error says from which checkpoint it continues.
+    """
+    output_dir = run.recipe.output_dir
     run.record.open(run.progress)
     try:
         yield
-        run.writer.wait()
     except DivergedError as error:
-        error.add_note(describe_last(run.recipe.output_dir))
+        error.add_note(describe_last(output_dir))
         raise
+    except TrainingInterruptedError as error:
+        raise TrainingInterruptedError(
+            f"{error}; {describe_last(output_dir)}. Repeat the command to continue"
+        ) from error
     finally:
-        with suppress(TrainingStoppedError):  # of what has not ended the body, or was raised there
-            run.writer.wait()
         run.record.close()
 
 
@@ -212,8 +217,7 @@ def prepare(run: Run) -> None:
         run.stop.ask()
         if run.stop.agreed():
             raise TrainingInterruptedError(
-                f"stopped by {run.stop.signal.name} before {name}: the training had not begun. "
-                "The same command starts it, or goes on from the last checkpoint"
+                f"stopped by {run.stop.signal.name} before {name}, when the training had not begun"
             )
 
     if world.device.type == "cuda" or run.recipe.train.compile:

@@ -22,7 +22,7 @@ from slowfast_patches.models.flops import flops_per_clip
 from slowfast_patches.models.solver import load_optimizer
 from slowfast_patches.models.weights import load_weights
 from slowfast_patches.plan.evaluations import affordable_evaluations, epoch_ends
-from slowfast_patches.train.checkpoint import Checkpoint, Progress, Writer, snapshot
+from slowfast_patches.train.checkpoint import Checkpoint, Progress, to_cpu
 from slowfast_patches.train.evaluate import Validation
 from slowfast_patches.train.record.record import Record
 from slowfast_patches.train.record.tables import names_of_data
@@ -55,7 +55,6 @@ class Run:
     models: nn.ModuleList
     validation: Validation
     record: Record
-    writer: Writer
     list_digest: str
     class_names: tuple[str, ...] | None
     flops: FlopsPerClip
@@ -97,7 +96,6 @@ def build_run(recipe: Recipe, world: World, stop: StopRequest, resumable: Resuma
         models=nn.ModuleList(filter(None, [stepper.model, stepper.average])),
         validation=validation,
         record=Record(recipe, world, schedule, loading_advice(recipe, dataset)),
-        writer=Writer(recipe.output_dir, recipe.train.checkpoints_kept, phase_ends(schedule)),
         list_digest=list_digest(recipe, dataset.videos) if world.is_main else "",
         class_names=names_of_data(recipe) if world.is_main else None,
         flops=flops,
@@ -127,7 +125,7 @@ def _set_start(run: Run, resumable: Resumable | None) -> None:
                 kind=train.checkpoint_type,
                 inflate=train.checkpoint_inflate,
             )
-        weights = from_main(lambda: snapshot(run.model.state_dict()))
+        weights = from_main(lambda: to_cpu(run.model.state_dict()))
         for model in run.models:
             model.load_state_dict(weights)
 
@@ -165,11 +163,14 @@ def to_checkpoint(run: Run, running_stats: Tensor | None = None) -> Checkpoint:
     )
 
 
-def best_of(run: Run, last: Checkpoint) -> Checkpoint:
-    """The best checkpoint, from `last`, the state after the best validation: the weights that were
-    best, the averaged ones where there are any, and nothing that only a training could use."""
+def best_of(run: Run) -> Checkpoint:
+    """Return the best checkpoint, right after the best validation.
+
+    It has the weights that were best, the averaged ones where there are any, and nothing that only
+    a training could use.
+    """
     return replace(
-        last,
+        to_checkpoint(run),
         model_state=run.models[-1].state_dict(),
         ema_state=None,
         optimizer_state=None,

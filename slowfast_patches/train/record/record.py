@@ -63,8 +63,7 @@ class Record:
         self._events: SummaryWriter | None = None
 
     def open(self, progress: Progress) -> None:
-        """Open the files of a run that is so far, dropping later records and those of an evaluation
-        that is still due."""
+        """Open the files of a run that has come so far, and drop the records after that."""
         self._progress = progress
         self.clock.load(progress.seconds)
         if not self._world.is_main:
@@ -74,7 +73,7 @@ class Record:
         done = progress.iteration
         path = Path(self._recipe.output_dir, "metrics.jsonl")
         with self._writing():
-            _keep_lines_until(path, done, done - progress.evaluation_due)
+            _keep_lines_until(path, done, progress.last_evaluation)
             self._lines = path.open("a", encoding="utf-8")
             # TensorBoard drops what an earlier attempt wrote from there on.
             self._events = SummaryWriter(str(path.with_name("tensorboard")), purge_step=done + 1)

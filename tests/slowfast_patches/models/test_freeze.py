@@ -12,7 +12,7 @@ from slowfast_patches.models.build import build_on_meta
 from slowfast_patches.models.freeze import freeze, frozen_names
 from slowfast_patches.models.solver import build_optimizer
 from slowfast_patches.models.weights import load_weights
-from slowfast_patches.train.running_stats import in_parts
+from slowfast_patches.train.running_stats import MicroBatchStats
 
 
 class Net(nn.Module):
@@ -51,8 +51,12 @@ def test_a_frozen_stage_keeps_its_numbers_and_another_learns():
     assert sum(len(group["params"]) for group in optimizer.param_groups) == 6
     net.train()
     assert [m.training for m in (net, net.s1, net.s1[2], net.s2[1])] == [True, False, False, True]
-    for _ in in_parts(net, 3):  # a third of each statistic, thrice
+    statistics = MicroBatchStats(net, 3)
+    for _ in range(3):  # a third of each statistic, thrice
+        statistics.restart()
         net(x).square().sum().backward()
+        statistics.add()
+    statistics.update()
     optimizer.step()
     changed = {name for name, value in net.state_dict().items() if not value.equal(before[name])}
     assert changed == {name for name in before if not name.startswith("s1.")}

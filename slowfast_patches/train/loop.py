@@ -36,6 +36,8 @@ def train(run: Run) -> None:
         outcome = train_step(run, step, batch)
         run.progress.iteration = step.iteration + 1
         run.record.add(step, outcome, batch["failures"], cast(Any, batch).get("redrawn", 0))
+        for hook in run.hooks:
+            hook.after_step(run, step, outcome)
         after_step(run, step)
 
 
@@ -104,6 +106,8 @@ def validate(run: Run, step: Step) -> None:
         _write(run, best_of)
     if progress.iteration in run.saved_after:
         save(run)
+    for hook in run.hooks:
+        hook.after_evaluation(run, evaluation)
 
 
 def save(run: Run) -> None:

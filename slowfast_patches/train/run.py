@@ -5,9 +5,10 @@ from __future__ import annotations
 import json
 import logging
 import os
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, nullcontext
 from datetime import timedelta
+from functools import partial
 from itertools import groupby, islice
 from pathlib import Path
 
@@ -50,7 +51,7 @@ from slowfast_patches.train.record.log import setup_logging
 from slowfast_patches.train.record.tables import predictions_path
 from slowfast_patches.train.result import multi_view_test, tested_file, write_result
 from slowfast_patches.train.resume import continues, find_resumable, start_over
-from slowfast_patches.train.state import Run, build_run
+from slowfast_patches.train.state import Hook, Run, build_run
 from slowfast_patches.train.step import parallel
 from slowfast_patches.train.warm_up import dry_run, without_compiling
 from slowfast_patches.utils.distributed import World, sum_over_ranks
@@ -65,15 +66,21 @@ _DEAD_WORKER = "DataLoader worker (pid"
 """The beginning of torch's error where a process that reads clips is gone."""
 
 
-def run(recipe: Recipe, init_method: str | None = None) -> None:
+def run(recipe: Recipe, init_method: str | None = None, hooks: Sequence[Hook] = ()) -> None:
     """Check the recipe, then train and test it on all its processes.
 
+    Args:
+        recipe: what to train, as `load_recipe` returns it.
+        init_method: where several machines meet, such as tcp://HOST:PORT.
+        hooks: called after each step and each validation, in every process. They must be
+            picklable where this call starts several processes.
+
     Raises:
-        ValueError: the recipe cannot run as it is; raised before anything is trained.
-        SystemExit: one of several processes failed, and has logged why.
+        ValueError: the recipe is wrong. Raised before anything is trained.
+        SystemExit: one of several processes failed and has logged why.
     """
     patching.apply()
-    launch(recipe, init_method, _main, _check)
+    launch(recipe, init_method, partial(_main, hooks=hooks), _check)
 
 
 # Before any process trains.
@@ -149,7 +156,7 @@ def _count_videos(recipe: Recipe, split: str) -> int:
 # In each process.
 
 
-def _main(recipe: Recipe, world: World) -> None:
+def _main(recipe: Recipe, world: World, hooks: Sequence[Hook] = ()) -> None:
     """Train and test in one process of the run."""
     patching.apply()
     set_up_device(recipe)
@@ -160,7 +167,7 @@ def _main(recipe: Recipe, world: World) -> None:
         recipe = for_processes(recipe)
         stop = StopRequest(world, timedelta(seconds=recipe.dist_stall_seconds))
         with _dead_workers_explained(output_dir), stop if trains else nullcontext():
-            trained = _train(recipe, world, stop) if trains else None
+            trained = _train(recipe, world, stop, hooks) if trains else None
             tests = recipe.test.enable or not trains
             with trained.record.clock.time("testing") if trained else nullcontext():
                 metrics = multi_view_test(recipe, world, trained) if tests else None
@@ -169,13 +176,15 @@ def _main(recipe: Recipe, world: World) -> None:
                 write_result(recipe, world, trained, metrics)
 
 
-def _train(recipe: Recipe, world: World, stop: StopRequest) -> Run:
+def _train(recipe: Recipe, world: World, stop: StopRequest, hooks: Sequence[Hook]) -> Run:
+    """Build the run, or resume it, and train it to the end of its schedule."""
     resumable = None
     if world.is_main:
         with writes("OUTPUT_DIR", recipe.output_dir):
             start_over(recipe)
         resumable = find_resumable(recipe)
     run = build_run(recipe, world, stop, resumable)
+    run.hooks = hooks
     if world.is_main:
         with writes("the plan", recipe.output_dir):
             _prepare_folder(run)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, fields, replace
 from datetime import timedelta
 from typing import Any
@@ -10,7 +11,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from multigrid import Schedule, form_groups, form_neighbours
+from multigrid import Schedule, Step, form_groups, form_neighbours
 from multigrid.cost import FlopsPerClip
 from slowfast_patches.config.recipe import Recipe
 from slowfast_patches.config.schedule import recipe_at, schedule_of
@@ -28,10 +29,35 @@ from slowfast_patches.train.record.record import Record
 from slowfast_patches.train.record.tables import names_of_data
 from slowfast_patches.train.resume import Resumable, check_same_list, check_same_schedule
 from slowfast_patches.train.running_stats import set_buffers
-from slowfast_patches.train.step import Stepper
+from slowfast_patches.train.step import Outcome, Stepper
 from slowfast_patches.utils.distributed import World, from_main
 
 logger = logging.getLogger(__name__)
+
+
+class Hook:
+    """User code that the training calls in every process. Override what you need.
+
+    A hook may raise `TrainingStoppedError` to end the training, alike in all processes. The last
+    checkpoint stays, and the same command continues from it.
+    """
+
+    def after_step(self, run: Run, step: Step, outcome: Outcome) -> None:
+        """Act after an iteration, before it is saved or validated.
+
+        Args:
+            run: the training; `run.progress.iteration` iterations are done.
+            step: the iteration's shape, learning rate and BN size.
+            outcome: its loss, scores and labels, on the device.
+        """
+
+    def after_evaluation(self, run: Run, evaluation: Mapping[str, Any]) -> None:
+        """Act after a validation, when it has been saved.
+
+        Args:
+            run: the training.
+            evaluation: the entry that result.json lists under "evaluations".
+        """
 
 
 @dataclass
@@ -44,6 +70,7 @@ class Run:
         models: the model and, where MODEL.EMA_DECAY asks for it, the average of its weights.
         flops: training FLOPs of a clip of (frames, crop).
         evaluated_after, saved_after: numbers of finished iterations.
+        hooks: user code that is called after each step and each validation.
     """
 
     recipe: Recipe
@@ -61,6 +88,7 @@ class Run:
     evaluated_after: frozenset[int]
     saved_after: frozenset[int]
     progress: Progress = field(default_factory=Progress)
+    hooks: Sequence[Hook] = ()
 
     @property
     def model(self) -> nn.Module:

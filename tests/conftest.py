@@ -364,7 +364,7 @@ class Folder:
     @property
     def checkpoint(self) -> dict:
         """The last one."""
-        from slowfast_patches.train import checkpoint_files as checkpoints
+        from slowfast_patches.train import checkpoint as checkpoints
 
         path = checkpoints.last_checkpoint(self.path)
         assert path is not None, f"no checkpoint in {self.path}"

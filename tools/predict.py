@@ -53,7 +53,7 @@ from slowfast_patches.datasets.lists.ava_list import read_boxes
 from slowfast_patches.datasets.lists.class_names import read_class_names
 from slowfast_patches.datasets.reading.files import frame_files, video_files, video_name
 from slowfast_patches.datasets.reading.video_record import UnreadableVideoError
-from slowfast_patches.train.checkpoint_files import checkpoint_of
+from slowfast_patches.train.checkpoint import checkpoint_of
 from slowfast_patches.train.predict import Predictor, read_checkpoint
 from slowfast_patches.train.predict.boxes import BoxPredictor
 from slowfast_patches.train.record.tables import names_of_data, write_predictions

@@ -16,7 +16,7 @@ import sys
 from dataclasses import dataclass
 from pathlib import Path
 
-from slowfast_patches.train.checkpoint_files import checkpoint_of
+from slowfast_patches.train.checkpoint import checkpoint_of
 
 RECIPES = Path(__file__).parent / "recipes"
 DEMO = Path("configs/Demo")

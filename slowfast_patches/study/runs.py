@@ -22,7 +22,7 @@ from slowfast_patches.plan.evaluations import (
     multi_view_flops,
 )
 from slowfast_patches.study.arms import Arm
-from slowfast_patches.train.record.result import read_result
+from slowfast_patches.train.result import read_result
 from slowfast_patches.utils.command_line import ToolError
 from slowfast_patches.utils.tables import first_few, format_duration
 

@@ -16,10 +16,8 @@ from torch import Tensor
 from slowfast_patches import patching
 from slowfast_patches.config.recipe import Recipe
 from slowfast_patches.datasets.lists.ava_list import Box, annotation
-from slowfast_patches.train.evaluate import Evaluation, count_clips
+from slowfast_patches.train.scores import Evaluation, count_clips
 from slowfast_patches.utils.distributed import from_main, sum_over_ranks
-
-__all__ = ["BoxScores", "ava_precisions", "weights_of"]
 
 _LEAST = 1e-6
 """Weight of a clip that shows nothing of a box: it counts where no clip shows any."""

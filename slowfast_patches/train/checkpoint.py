@@ -1,26 +1,32 @@
-"""What a checkpoint holds, how it is taken from a run, and how a run goes on from it."""
+"""What a checkpoint holds, and the checkpoint files of a run.
+
+A file is complete or absent, and reading it executes nothing.
+"""
 
 from __future__ import annotations
 
+import itertools
 import logging
-from dataclasses import dataclass, field, fields, replace
-from typing import TYPE_CHECKING, Any
+import time
+from collections.abc import Collection, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
 
+import torch
 from torch import Tensor
+from torch.utils._pytree import keystr, tree_flatten_with_path, tree_map_only
 
-from slowfast_patches.config.schedule import recipe_at
-from slowfast_patches.models.solver import load_optimizer
-from slowfast_patches.train.running_stats import set_buffers
-
-if TYPE_CHECKING:
-    from slowfast_patches.train.state import Run
-
-__all__ = ["Checkpoint", "Progress", "best_of", "restore", "to_checkpoint"]
+from slowfast_patches.launch.stopping import TrainingStoppedError
+from slowfast_patches.utils.files import check_archive, written_whole
 
 logger = logging.getLogger(__name__)
 
-VERSION = 2
+VERSION = 3
 """Of the fields of `Checkpoint`; other versions are refused."""
+_FOLDER = "checkpoints"
+_BEST = "checkpoint_best.pyth"
 
 
 @dataclass(kw_only=True)
@@ -31,7 +37,6 @@ class Progress:
     seconds: of each activity of `Clock`, until the last checkpoint.
     evaluations, best: the metrics of each validation, and of the best one, as in result.json.
     rate_changes: where the run was resumed with another learning rate, in words.
-    evaluation_due: whether the validation after the last iteration has still to be done.
     unreadable: numbers of unreadable videos by epoch.
     """
 
@@ -40,8 +45,12 @@ class Progress:
     evaluations: list[dict[str, Any]] = field(default_factory=list)
     best: dict[str, Any] = field(default_factory=dict)
     rate_changes: list[str] = field(default_factory=list)
-    evaluation_due: bool = False
     unreadable: dict[int, int] = field(default_factory=dict)
+
+    @property
+    def last_evaluation(self) -> int:
+        """Number of iterations that were done at the last validation; 0 before the first."""
+        return int(self.evaluations[-1]["iteration"]) if self.evaluations else 0
 
 
 @dataclass(kw_only=True)
@@ -74,58 +83,165 @@ class Checkpoint(Progress):
     version: int = VERSION
 
 
-def to_checkpoint(run: Run, running_stats: Tensor | None = None) -> Checkpoint:
-    """The state after the last iteration; `running_stats` of each rank, if they differ."""
-    step = run.schedule.at(run.progress.iteration - 1)
-    average = run.stepper.average
-    return Checkpoint(
-        **vars(run.progress),
-        epoch=step.epoch,
-        cfg=run.recipe.text,
-        cfg_at_iteration=recipe_at(run.recipe, run.schedule, step.iteration).text,
-        model_state=run.model.state_dict(),
-        ema_state=None if average is None else average.state_dict(),
-        optimizer_state=run.stepper.optimizer.state_dict(),
-        scaler_state=run.stepper.precision.state_dict(),
-        running_stats=running_stats,
-        world_size=run.world.size,
-        phases=run.schedule.phase_lines(),
-        num_videos=len(run.dataset),
-        list_digest=run.list_digest,
-        class_names=run.class_names,
-    )
+class DivergedError(TrainingStoppedError):
+    """A loss, or a tensor that a checkpoint would have, is not finite."""
 
-
-def best_of(run: Run, last: Checkpoint) -> Checkpoint:
-    """The best checkpoint, from `last`, the state after the best validation: the weights that were
-    best, the averaged ones where there are any, and nothing that only a training could use."""
-    return replace(
-        last,
-        model_state=run.models[-1].state_dict(),
-        ema_state=None,
-        optimizer_state=None,
-        scaler_state=None,
-        running_stats=None,
-    )
-
-
-def restore(run: Run, checkpoint: Checkpoint) -> None:
-    """Take over the state of a checkpoint that a training may continue from."""
-    by_process = run.recipe.model.has_batchnorm and not run.recipe.groups_batchnorm
-    if checkpoint.world_size != run.world.size and run.world.is_main and by_process:
-        logger.warning(
-            "trained on %d processes before, now on %d: BN statistics are over the clips of each "
-            "process; BN.GROUP_SIZE would fix them",
-            *(checkpoint.world_size, run.world.size),
+    def __init__(self, what: str) -> None:
+        super().__init__(
+            f"{what}; the same command with a lower SOLVER.BASE_LR goes on from the last "
+            "checkpoint, with TRAIN.AUTO_RESUME False it starts over"
         )
-    run.model.load_state_dict(checkpoint.model_state)
-    if run.stepper.average is not None:
-        assert checkpoint.ema_state is not None
-        run.stepper.average.load_state_dict(checkpoint.ema_state)
-    set_buffers(run.models, checkpoint.running_stats, run.world)
-    assert checkpoint.optimizer_state is not None
-    assert checkpoint.scaler_state is not None
-    load_optimizer(run.stepper.optimizer, checkpoint.optimizer_state)
-    run.stepper.precision.load_state_dict(checkpoint.scaler_state)
-    run.progress = Progress(**{f.name: getattr(checkpoint, f.name) for f in fields(Progress)})
-    run.class_names = run.class_names or checkpoint.class_names
+
+
+def all_checkpoints(output_dir: str | Path) -> list[Path]:
+    """The checkpoints of a run, the newest last."""
+    return sorted(Path(output_dir, _FOLDER).glob(f"checkpoint_iter_{'[0-9]' * 8}.pyth"))
+
+
+def _iteration(path: Path) -> int:
+    """The iterations that were done when a checkpoint was written, by its name."""
+    return int(path.stem[-8:])
+
+
+def last_checkpoint(output_dir: str | Path) -> Path | None:
+    """The newest checkpoint of a run, if it has one."""
+    return next(reversed(all_checkpoints(output_dir)), None)
+
+
+def best_checkpoint(output_dir: str | Path) -> Path | None:
+    """The checkpoint that TRAIN.KEEP_BEST keeps, weights alone, if a run has one."""
+    path = Path(output_dir, _FOLDER, _BEST)
+    return path if path.is_file() else None
+
+
+def checkpoint_of(path: Path) -> Path:
+    """The checkpoint that a user means: `path` itself, or the best one of a run's folder, else its
+    last. Raises ValueError where there is none."""
+    checkpoint = (best_checkpoint(path) or last_checkpoint(path)) if path.is_dir() else path
+    if checkpoint is None or not checkpoint.exists():
+        raise ValueError(f"there is no checkpoint {path}; give a file, or a run's OUTPUT_DIR")
+    return checkpoint
+
+
+def describe_last(output_dir: str | Path) -> str:
+    """The last checkpoint of a run, as a clause of a message."""
+    path = last_checkpoint(output_dir)
+    if path is None:
+        return "there is no checkpoint yet"
+    return f"the last checkpoint is {path}, after iteration {_iteration(path)}"
+
+
+def prune(output_dir: str | Path, kept: int, milestones: Collection[int]) -> None:
+    """Delete all checkpoints but the last `kept` (0: all) and those after the iterations
+    `milestones`."""
+    for path in all_checkpoints(output_dir)[:-kept] if kept else ():
+        if _iteration(path) not in milestones:
+            path.unlink(missing_ok=True)
+
+
+def set_aside(output_dir: str | Path) -> Path | None:
+    """Rename the folder of an earlier run's checkpoints, so that they never mix with a new run's.
+    Returns the new name, None where there was nothing to rename."""
+    folder = Path(output_dir, _FOLDER)
+    if not any(folder.glob("*.pyth")):
+        return None
+    names = (folder.with_name(f"{_FOLDER}_before_{n}") for n in itertools.count(1))
+    return folder.rename(next(name for name in names if not name.exists()))
+
+
+def load(path: Path) -> Checkpoint:
+    """Read a checkpoint to the CPU; nothing in it is executed. Raises as `read` and `parse`."""
+    return parse(read(path), path)
+
+
+def read(path: Path) -> Any:
+    """Read a file of torch's; ValueError: it is damaged or of another kind, OSError: the disk
+    cannot read it."""
+    check_archive(path)
+    try:
+        return torch.load(path, map_location="cpu", weights_only=True)
+    except OSError:
+        raise
+    except Exception as error:
+        reason = f"{type(error).__name__}: {error}".splitlines()[0]
+        raise ValueError(
+            f"{path} cannot be read as a PyTorch checkpoint: it is damaged or of another kind "
+            f"({reason:.200})"
+        ) from error
+
+
+def parse(content: Any, path: Path) -> Checkpoint:
+    """The checkpoint that `content`, read from `path`, is; ValueError if it is invalid."""
+    if not isinstance(content, dict) or content.get("version") != VERSION:
+        raise ValueError(
+            f"{path} was not written by this version of the trainer and cannot be continued; start "
+            "from it with TRAIN.CHECKPOINT_FILE_PATH and another OUTPUT_DIR"
+        )
+    try:
+        return Checkpoint(**content)
+    except TypeError as error:
+        raise ValueError(f"{path} is not a valid checkpoint: {error}") from error
+
+
+def save(output_dir: str | Path, checkpoint: Checkpoint) -> Path:
+    """Write a checkpoint, as that of its iteration or, without an optimizer, as the best one:
+    completely or, with an OSError, not at all."""
+    best = checkpoint.optimizer_state is None
+    name = _BEST if best else f"checkpoint_iter_{checkpoint.iteration:08d}.pyth"
+    path = Path(output_dir, _FOLDER, name)
+    path.parent.mkdir(parents=True, exist_ok=True)
+    with written_whole(path) as file:
+        try:
+            torch.save(to_cpu(vars(checkpoint)), file)
+        except RuntimeError as error:  # torch's, where writing to the file failed
+            raise error.__context__ or error from None
+    return path
+
+
+@contextmanager
+def writes(what: str, output_dir: str | Path, when: str = "") -> Iterator[None]:
+    """The body writes one of a run's files; TrainingStoppedError where it cannot."""
+    try:
+        yield
+    except OSError as error:
+        raise TrainingStoppedError(
+            f"{what} cannot be written{when}: {error.strerror or error}; "
+            f"{describe_last(output_dir)}. Make room in {output_dir}, or make it writable, "
+            "and give the same command again"
+        ) from error
+
+
+def write_checkpoint(
+    output_dir: str | Path, checkpoint: Checkpoint, kept: int, milestones: Collection[int]
+) -> None:
+    """Write a checkpoint and delete old ones, as `prune` does.
+
+    Raises:
+        DivergedError: a tensor is not finite. Nothing is written.
+        TrainingStoppedError: the files cannot be written.
+    """
+    start = time.perf_counter()
+    _check_finite(checkpoint)
+    with writes("the checkpoint", output_dir, f" after iteration {checkpoint.iteration}"):
+        path = save(output_dir, checkpoint)
+        prune(output_dir, kept, milestones)
+    logger.info("checkpoint %s (written in %.3f s)", path, time.perf_counter() - start)
+
+
+def to_cpu(tree: Any) -> Any:
+    """Copy nested dicts, lists and tuples, with their tensors on the CPU."""
+    return tree_map_only(Tensor, lambda tensor: tensor.detach().cpu(), tree)
+
+
+def _check_finite(checkpoint: Checkpoint) -> None:
+    leaves, _ = tree_flatten_with_path(vars(checkpoint))
+    names = [
+        keystr(path)
+        for path, value in leaves
+        if isinstance(value, Tensor) and not value.isfinite().all()
+    ]
+    if names:
+        raise DivergedError(
+            f"after iteration {checkpoint.iteration} the training has {len(names)} tensors with "
+            f"NaN or infinite values, such as {names[0]}; no checkpoint is written of them"
+        )

@@ -4,17 +4,15 @@ from __future__ import annotations
 
 import itertools
 import logging
-import math
 import time
-from collections.abc import Iterable, Mapping, Sequence
-from statistics import fmean
-from typing import Any, NamedTuple
+from collections.abc import Iterable
+from typing import Any
 
 import torch
-from torch import Tensor, nn
+from torch import nn
 
 from multigrid import Schedule, Step, average_running_stats
-from slowfast_patches.config.metrics import EMA, accuracy_ranks, with_suffix
+from slowfast_patches.config.metrics import EMA, with_suffix
 from slowfast_patches.config.recipe import Recipe
 from slowfast_patches.datasets.loader import (
     build_dataset,
@@ -22,49 +20,17 @@ from slowfast_patches.datasets.loader import (
     evaluation_rounds,
     precise_bn_loader,
 )
-from slowfast_patches.launch.stopping import StopRequest, TrainingInterruptedError
+from slowfast_patches.datasets.unreadable import log_unreadable
+from slowfast_patches.launch.stopping import StopRequest
 from slowfast_patches.models.inputs import InputTransform, head_inputs, part_of
 from slowfast_patches.models.solver import Precision
-from slowfast_patches.train.record.record import (
-    TooManyUnreadableError,
-    check_count,
-    log_unreadable,
-)
-from slowfast_patches.train.running_stats import keep_buffers, update_precise_bn
-from slowfast_patches.utils.distributed import World, gathered, max_over_ranks, sum_over_ranks
+from slowfast_patches.train.box_scores import BoxScores
+from slowfast_patches.train.running_stats import update_precise_bn
+from slowfast_patches.train.scores import Evaluation, VideoScores
+from slowfast_patches.utils.distributed import World, gathered
 from slowfast_patches.utils.tables import format_duration
 
-__all__ = [
-    "Evaluation",
-    "Validation",
-    "VideoScores",
-    "average_precisions",
-    "count_clips",
-    "evaluate",
-    "topk_accuracy",
-]
-
 logger = logging.getLogger(__name__)
-
-
-class Evaluation(NamedTuple):
-    """Metrics, probabilities and labels of a split.
-
-    metrics: in per cent, the primary one first; then how many "videos" there are, how many of them
-        are "unreadable" and left out, and, where there are any, how many were "partly_read".
-    probabilities: (V, C) of the videos, the mean or the maximum over their clips.
-    labels: (V,) or, of several labels, (V, C).
-    scored: (V,) bool; the rows of other videos mean nothing.
-    precisions: of boxes, average precision by class; else it is found from the others.
-    names: of boxes; else the videos' are theirs.
-    """
-
-    metrics: dict[str, float]
-    probabilities: Tensor
-    labels: Tensor
-    scored: Tensor
-    precisions: Sequence[float | None] | None = None
-    names: Sequence[str] | None = None
 
 
 @torch.no_grad()
@@ -114,79 +80,10 @@ def evaluate(
     return result
 
 
-class VideoScores:
-    """Scores (V, C), labels, (V,) or (V, C), and numbers of readable clips (V,) of the videos of a
-    split, from clips in any order, on any rank."""
-
-    def __init__(self, recipe: Recipe, dataset: Any, device: torch.device) -> None:
-        self._recipe = recipe
-        self._num_clips = len(dataset) // len(dataset.videos)
-        self._sums = recipe.data.ensemble_method == "sum"
-        shape: tuple[int, ...] = (len(dataset.videos), recipe.model.num_classes)
-        # A maximum over a zero would lose negative scores.
-        least = 0.0 if self._sums else -math.inf
-        self.scores = torch.full(shape, least, dtype=torch.float64, device=device)
-        shape = shape if recipe.multi_label else shape[:1]
-        self.labels = torch.zeros(shape, dtype=torch.int64, device=device)
-        self.clips = torch.zeros(len(dataset.videos), dtype=torch.int64, device=device)
-
-    def add(self, part: Mapping[str, Tensor], scores: Tensor) -> None:
-        """Add N clips: the numbers of their `videos`, their `labels` and scores."""
-        # Copies that wait for nothing: a GPU goes on while the next clips are read.
-        videos = part["videos"].to(self.scores.device, non_blocking=True)
-        labels = part["labels"]
-        if self._sums:
-            self.scores.index_add_(0, videos, scores.double())
-        else:
-            rows = videos.view(-1, 1).expand_as(scores)
-            self.scores.scatter_reduce_(0, rows, scores.double(), "amax")
-        self.labels[videos] = labels.to(self.labels, non_blocking=True)
-        self.clips.index_add_(0, videos, torch.ones_like(videos))
-
-    def result(self) -> Evaluation:
-        """Metrics over what all ranks have; every one of them must ask. Raises as `evaluate`."""
-        (sum_over_ranks if self._sums else max_over_ranks)(self.scores)
-        max_over_ranks(self.labels)  # a rank without a clip of the video has zeros
-        sum_over_ranks(self.clips)
-        counts = count_clips(self.clips, self._num_clips, self._recipe)
-        scored = self.clips > 0
-        if self._sums:  # mAP ranks means of videos with each other: as if none had lost a clip
-            self.scores /= self.clips.clamp(min=1).view(-1, 1)
-        scores = self.scores[scored]
-        labels = self.labels[scored]
-        if labels.ndim == 2:
-            precisions = average_precisions(scores, labels)
-            metrics = {"map": fmean(p for p in precisions if p is not None)}
-        else:
-            ranks = accuracy_ranks(scores.shape[1])
-            metrics = {f"top{k}": topk_accuracy(scores, labels, k) for k in ranks}
-        return Evaluation(metrics | counts, self.scores, self.labels, scored)
-
-
 def scores_of(recipe: Recipe, dataset: Any, device: torch.device) -> Any:
     """What collects the scores of a recipe's evaluation: `VideoScores`, or of boxes `BoxScores`."""
-    if not recipe.detection.enable:
-        return VideoScores(recipe, dataset, device)
-    from slowfast_patches.train.box_scores import BoxScores  # which imports this module
-
-    return BoxScores(recipe, dataset, device)
-
-
-def count_clips(clips: Tensor, num_clips: int, recipe: Recipe) -> dict[str, float]:
-    """The videos, and those of them that are left out, by their readable clips (V,) of `num_clips`.
-
-    Raises:
-        TooManyUnreadableError: as `evaluate`.
-    """
-    videos = len(clips)
-    unreadable = int((clips == 0).sum())
-    if unreadable == videos:
-        text = f"none of the {videos} videos of the evaluation could be read"
-        raise TooManyUnreadableError(f"{text}; check DATA.PATH_PREFIX and the list")
-    damaged = int((clips < num_clips).sum())
-    check_count(damaged, videos, recipe.data.max_bad_fraction, "the evaluation")
-    counts: dict[str, float] = {"videos": videos, "unreadable": unreadable}
-    return counts | ({"partly_read": damaged - unreadable} if damaged > unreadable else {})
+    kind = BoxScores if recipe.detection.enable else VideoScores
+    return kind(recipe, dataset, device)
 
 
 class Validation:
@@ -203,23 +100,20 @@ class Validation:
         self.videos = build_dataset(recipe, "val")
 
     def __call__(self, models: nn.ModuleList, step: Step) -> dict[str, float]:
-        """Metrics after an iteration, of the model and, if there is one, its average, whose running
-        statistics are averaged over the processes, or replaced; where `evaluate` raises, they are
-        as they were."""
-        put_back = keep_buffers(models)
+        """Return the metrics of the model and, if there is one, of its average.
+
+        Their running statistics are averaged over the processes, and replaced by those of precise
+        BN where the recipe asks for it. Raises as `evaluate`.
+        """
         clips = max(1, self._schedule.base.batch // self._world.size)
         at_once = (clips, self._world, self._stop)
         metrics = dict[str, float]()
-        try:
-            for model, suffix in zip(models, ("", EMA), strict=False):
-                average_running_stats(model)
-                if self._recipe.bn.use_precise_stats:
-                    self._update_precise_bn(model, step)
-                evaluation = evaluate(model, self._recipe, self.videos, *at_once)
-                metrics |= with_suffix(evaluation.metrics, suffix)
-        except (TrainingInterruptedError, TooManyUnreadableError):
-            put_back()
-            raise
+        for model, suffix in zip(models, ("", EMA), strict=False):
+            average_running_stats(model)
+            if self._recipe.bn.use_precise_stats:
+                self._update_precise_bn(model, step)
+            evaluation = evaluate(model, self._recipe, self.videos, *at_once)
+            metrics |= with_suffix(evaluation.metrics, suffix)
         return {name: round(value, 4) for name, value in metrics.items()}
 
     def _update_precise_bn(self, model: nn.Module, step: Step) -> None:
@@ -236,29 +130,3 @@ class Validation:
             Precision(recipe, world.device).autocast,
             self._schedule.base.batch,
         )
-
-
-def topk_accuracy(scores: Tensor, labels: Tensor, k: int) -> float:
-    """Per cent of rows of (V, C) scores whose label, of (V,), is among the k highest."""
-    best = scores.topk(min(k, scores.shape[1]), dim=1).indices
-    return 100 * float((best == labels.view(-1, 1)).any(dim=1).double().mean())
-
-
-def average_precisions(scores: Tensor, labels: Tensor) -> list[float | None]:
-    """Per cent, by class, of (V, C) scores and multi-hot labels: scikit-learn's, and None for a
-    class that no video has.
-
-    Raises:
-        ValueError: no video has a class; a score is not a number.
-    """
-    from sklearn.metrics import average_precision_score  # takes seconds to import
-
-    if not labels.any():
-        raise ValueError(f"no mAP: none of the {len(labels)} videos has one label; check the list")
-    if scores.isnan().any():
-        raise ValueError("no mAP: the model gives NaN: the training diverged; lower SOLVER.BASE_LR")
-    columns = zip(labels.T.cpu().numpy(), scores.T.cpu().numpy(), strict=True)
-    return [
-        100 * float(average_precision_score(*column)) if column[0].any() else None
-        for column in columns
-    ]

@@ -3,21 +3,18 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
+from functools import partial
 from typing import Any, cast
 
 from multigrid import Batch, Step, average_running_stats, clip_numbers
 from slowfast_patches.config.metrics import EMA, metric_names
 from slowfast_patches.datasets.loader import training_loader
 from slowfast_patches.launch.stopping import TrainingInterruptedError
-from slowfast_patches.train.checkpoint import best_of, to_checkpoint
-from slowfast_patches.train.checkpoint_files import describe_last
-from slowfast_patches.train.record.record import TooManyUnreadableError
+from slowfast_patches.train.checkpoint import Checkpoint, write_checkpoint
 from slowfast_patches.train.running_stats import buffers_of_ranks
-from slowfast_patches.train.state import Run
+from slowfast_patches.train.state import Run, best_of, phase_ends, to_checkpoint
 from slowfast_patches.train.step import Outcome
-
-__all__ = ["leave_step", "save", "train", "train_step", "validate"]
 
 
 def train(run: Run) -> None:
@@ -31,15 +28,17 @@ def train(run: Run) -> None:
         TrainingStoppedError: it cannot go on; the message has the reason and the checkpoint.
     """
     start = run.progress.iteration
-    if run.progress.evaluation_due:  # the run that is resumed was stopped before it
-        leave_step(run, run.schedule.at(start - 1))
+    if start in run.evaluated_after and run.progress.last_evaluation < start:
+        validate(run, run.schedule.at(start - 1))  # the run was stopped before or during it
     for step, batch in zip(run.schedule.steps(start), _batches(run), strict=True):
         if step.iteration in (start, run.schedule.phases[step.phase].start):
             run.record.enter_phase(step)
         outcome = train_step(run, step, batch)
         run.progress.iteration = step.iteration + 1
         run.record.add(step, outcome, batch["failures"], cast(Any, batch).get("redrawn", 0))
-        leave_step(run, step)
+        for hook in run.hooks:
+            hook.after_step(run, step, outcome)
+        after_step(run, step)
 
 
 def _batches(run: Run) -> Iterator[Batch]:
@@ -65,41 +64,34 @@ def train_step(run: Run, step: Step, batch: Batch) -> Outcome:
     return run.stepper(step, batch, clip_numbers(step, run.world.rank, run.world.size))
 
 
-def leave_step(run: Run, step: Step) -> None:
-    """Do what is due after an iteration: report, validate, save, stop."""
+def after_step(run: Run, step: Step) -> None:
+    """Report, save, stop and validate, where these are due after an iteration.
+
+    The state is saved before a validation: a run that ends during it repeats it when resumed.
+    """
     done = step.iteration + 1
     validates = done in run.evaluated_after
     saves = done in run.saved_after
     stops = run.stop.agreed()
     if stops or validates or saves or done % run.recipe.log_period == 0:
         run.record.report(step)
-    run.writer.check()
-    run.progress.evaluation_due = validates
-    if validates and not stops:
-        stops = not validate(run, step)
-    if stops or saves or _is_best(run):
-        save(run, best_alone=not (stops or saves))
+    if stops or validates or saves:
+        save(run)
     if stops:
-        run.writer.wait()
-        raise TrainingInterruptedError(
-            f"stopped by {run.stop.signal.name}; {describe_last(run.recipe.output_dir)}. "
-            "The same command continues"
-        )
+        raise TrainingInterruptedError(f"stopped by {run.stop.signal.name}")
+    if validates:
+        validate(run, step)
 
 
-def validate(run: Run, step: Step) -> bool:
-    """Validate after an iteration; False where the run is asked to stop meanwhile, and has to
-    validate again when it is resumed."""
-    try:
-        with run.record.clock.time("evaluating"):
-            metrics = run.validation(run.models, step)
-    except TrainingInterruptedError:
-        return False
-    except TooManyUnreadableError:
-        save(run)  # the training is as good as before: its validation is due
-        raise
+def validate(run: Run, step: Step) -> None:
+    """Validate after an iteration, and save the weights if they are the best so far.
+
+    Where a checkpoint is due, it is written anew: it then has the validation, and the running
+    statistics of precise BN, with which tests and predictions score.
+    """
+    with run.record.clock.time("evaluating"):
+        metrics = run.validation(run.models, step)
     progress = run.progress
-    progress.evaluation_due = False
     evaluation = {
         "iteration": progress.iteration,
         "epoch": round((step.first_clip + step.shape.batch) / len(run.dataset), 4),
@@ -107,30 +99,32 @@ def validate(run: Run, step: Step) -> bool:
         **metrics,
     }
     progress.evaluations.append(evaluation)
+    run.record.evaluated(evaluation, metrics)
     metric = metric_names(run.recipe)[0] + EMA * (len(run.models) > 1)
     if run.recipe.train.keep_best and metrics[metric] > progress.best.get(metric, -math.inf):
         progress.best = evaluation
-    run.record.evaluated(evaluation, metrics)
-    return True
+        _write(run, best_of)
+    if progress.iteration in run.saved_after:
+        save(run)
+    for hook in run.hooks:
+        hook.after_evaluation(run, evaluation)
 
 
-def _is_best(run: Run) -> bool:
-    """Whether the validation after the last iteration was the best; of equals, the first is."""
-    return bool(run.progress.best.get("iteration") == run.progress.iteration)
-
-
-def save(run: Run, *, best_alone: bool = False) -> None:
-    """Begin to write a checkpoint and, where it is the best, the best one, or that alone. Every
-    rank calls this: running statistics are averaged."""
-    clock = run.record.clock
+def save(run: Run) -> None:
+    """Write a checkpoint. Every rank calls this, as running statistics are averaged."""
     of_ranks = None
-    with clock.time("saving"):
+    with run.record.clock.time("saving"):
         if run.progress.iteration not in run.evaluated_after | run.saved_after:
             of_ranks = buffers_of_ranks(run.models, run.world)
         average_running_stats(run.models)
-        if not best_alone:
-            run.progress.seconds = clock.seconds
-        if run.world.is_main:
-            last = to_checkpoint(run, of_ranks)
-            best = [best_of(run, last)] if _is_best(run) else []
-            run.writer.save(*best, *([] if best_alone else [last]))
+        run.progress.seconds = run.record.clock.seconds
+    _write(run, partial(to_checkpoint, running_stats=of_ranks))
+
+
+def _write(run: Run, make: Callable[[Run], Checkpoint]) -> None:
+    """Write a checkpoint in the main process."""
+    if run.world.is_main:
+        kept = run.recipe.train.checkpoints_kept
+        with run.record.clock.time("saving"):
+            checkpoint = make(run)
+            write_checkpoint(run.recipe.output_dir, checkpoint, kept, phase_ends(run.schedule))

@@ -12,8 +12,6 @@ from torch.nn import functional as F
 
 from slowfast_patches.config.recipe import Recipe
 
-__all__ = ["Mixing"]
-
 _MIXING = 2
 """Keeps the generators of shares apart from others that are seeded by a seed and two numbers."""
 

@@ -14,19 +14,8 @@ from multigrid import Schedule
 from slowfast_patches.config.keys import may_differ
 from slowfast_patches.config.recipe import Recipe, keys_of, parse_yaml, stored_keys
 from slowfast_patches.launch.placement import is_restart
-from slowfast_patches.train.checkpoint import Checkpoint
-from slowfast_patches.train.checkpoint_files import all_checkpoints, parse, read, set_aside
+from slowfast_patches.train.checkpoint import Checkpoint, all_checkpoints, parse, read, set_aside
 from slowfast_patches.utils.files import write_text
-
-__all__ = [
-    "Resumable",
-    "check_same_list",
-    "check_same_recipe",
-    "check_same_schedule",
-    "continues",
-    "find_resumable",
-    "start_over",
-]
 
 logger = logging.getLogger(__name__)
 

@@ -6,8 +6,9 @@ import json
 import logging
 import os
 from collections.abc import Iterator, Sequence
-from contextlib import contextmanager, nullcontext, suppress
+from contextlib import contextmanager, nullcontext
 from datetime import timedelta
+from functools import partial
 from itertools import groupby, islice
 from pathlib import Path
 
@@ -40,7 +41,7 @@ from slowfast_patches.models.transformer import has_start_weights
 from slowfast_patches.models.weights import check_file
 from slowfast_patches.plan.picture import plot_plan
 from slowfast_patches.plan.plan import format_plan, make_plan, plan_summary, plan_warnings
-from slowfast_patches.train.checkpoint_files import (
+from slowfast_patches.train.checkpoint import (
     DivergedError,
     best_checkpoint,
     describe_last,
@@ -49,17 +50,15 @@ from slowfast_patches.train.checkpoint_files import (
 )
 from slowfast_patches.train.loop import train
 from slowfast_patches.train.record.log import setup_logging
-from slowfast_patches.train.record.result import multi_view_test, tested_file, write_result
 from slowfast_patches.train.record.tables import predictions_path
+from slowfast_patches.train.result import multi_view_test, tested_file, write_result
 from slowfast_patches.train.resume import continues, find_resumable, start_over
-from slowfast_patches.train.state import Run, build_run
+from slowfast_patches.train.state import Hook, Run, build_run
 from slowfast_patches.train.step import parallel
 from slowfast_patches.train.warm_up import dry_run, without_compiling
 from slowfast_patches.utils.distributed import World, gathered, sum_over_ranks
 from slowfast_patches.utils.files import TEMPORARY
 from slowfast_patches.utils.lock import held
-
-__all__ = ["run"]
 
 logger = logging.getLogger(__name__)
 
@@ -69,15 +68,21 @@ _DEAD_WORKER = "DataLoader worker (pid"
 """The beginning of torch's error where a process that reads clips is gone."""
 
 
-def run(recipe: Recipe, init_method: str | None = None) -> None:
+def run(recipe: Recipe, init_method: str | None = None, hooks: Sequence[Hook] = ()) -> None:
     """Check the recipe, then train and test it on all its processes.
 
+    Args:
+        recipe: what to train, as `load_recipe` returns it.
+        init_method: where several machines meet, such as tcp://HOST:PORT.
+        hooks: called after each step and each validation, in every process. They must be
+            picklable where this call starts several processes.
+
     Raises:
-        ValueError: the recipe cannot run as it is; raised before anything is trained.
-        SystemExit: one of several processes failed, and has logged why.
+        ValueError: the recipe is wrong. Raised before anything is trained.
+        SystemExit: one of several processes failed and has logged why.
     """
     patching.apply()
-    launch(recipe, init_method, _main, _check)
+    launch(recipe, init_method, partial(_main, hooks=hooks), _check)
 
 
 # Before any process trains.
@@ -153,7 +158,7 @@ def _count_videos(recipe: Recipe, split: str) -> int:
 # In each process.
 
 
-def _main(recipe: Recipe, world: World) -> None:
+def _main(recipe: Recipe, world: World, hooks: Sequence[Hook] = ()) -> None:
     """Train and test in one process of the run."""
     patching.apply()
     set_up_device(recipe)
@@ -166,7 +171,7 @@ def _main(recipe: Recipe, world: World) -> None:
         _check_same_lists(recipe, ["train", "val"] * trains + ["test"] * tests, world)
         stop = StopRequest(world, timedelta(seconds=recipe.dist_stall_seconds))
         with _dead_workers_explained(output_dir), stop if trains else nullcontext():
-            trained = _train(recipe, world, stop) if trains else None
+            trained = _train(recipe, world, stop, hooks) if trains else None
             tests = recipe.test.enable or not trains
             with trained.record.clock.time("testing") if trained else nullcontext():
                 metrics = multi_view_test(recipe, world, trained) if tests else None
@@ -176,27 +181,32 @@ def _main(recipe: Recipe, world: World) -> None:
 
 
 def _check_same_lists(recipe: Recipe, splits: Sequence[str], world: World) -> None:
-    """Raise JoiningError, in all ranks, unless they have the same lists of videos."""
+    """Check that all ranks have the same lists of videos.
+
+    Raises:
+        JoiningError: Two lists differ. All ranks raise it.
+    """
     for split in splits if world.size > 1 else ():
         videos = read_list(recipe, split)
         of_rank = (len(videos), list_digest(recipe, videos, split), str(list_path(recipe, split)))
         (count, digest, path), *others = gathered(of_rank)
-        for rank, (its_count, its_digest, its_path) in enumerate(others, 1):
-            if (its_count, its_digest) != (count, digest):
+        for rank, (other_count, other_digest, other_path) in enumerate(others, 1):
+            if (other_count, other_digest) != (count, digest):
                 raise JoiningError(
-                    f"the list {its_path} of rank {rank} ({its_count} videos) is not the list "
-                    f"{path} of rank 0 ({count} videos): give all machines the same paths, labels "
-                    "and order"
+                    f"{other_path} of rank {rank} ({other_count} videos) is not the list {path} of "
+                    f"rank 0 ({count} videos). Give all machines the same paths, labels and order"
                 )
 
 
-def _train(recipe: Recipe, world: World, stop: StopRequest) -> Run:
+def _train(recipe: Recipe, world: World, stop: StopRequest, hooks: Sequence[Hook]) -> Run:
+    """Build the run, or resume it, and train it to the end of its schedule."""
     resumable = None
     if world.is_main:
         with writes("OUTPUT_DIR", recipe.output_dir):
             start_over(recipe)
         resumable = find_resumable(recipe)
     run = build_run(recipe, world, stop, resumable)
+    run.hooks = hooks
     if world.is_main:
         with writes("the plan", recipe.output_dir):
             _prepare_folder(run)
@@ -210,17 +220,22 @@ def _train(recipe: Recipe, world: World, stop: StopRequest) -> Run:
 
 @contextmanager
 def opened(run: Run) -> Iterator[None]:
-    """Open the files of the run in the body, and complete them after it, whatever ends it."""
+    """Open the run's files for the body and close them after it.
+
+    Where the run ends early, its error says from which checkpoint it continues.
+    """
+    output_dir = run.recipe.output_dir
     run.record.open(run.progress)
     try:
         yield
-        run.writer.wait()
     except DivergedError as error:
-        error.add_note(describe_last(run.recipe.output_dir))
+        error.add_note(describe_last(output_dir))
         raise
+    except TrainingInterruptedError as error:
+        raise TrainingInterruptedError(
+            f"{error}; {describe_last(output_dir)}. Repeat the command to continue"
+        ) from error
     finally:
-        with suppress(TrainingStoppedError):  # of what has not ended the body, or was raised there
-            run.writer.wait()
         run.record.close()
 
 
@@ -233,8 +248,7 @@ def prepare(run: Run) -> None:
         run.stop.ask()
         if run.stop.agreed():
             raise TrainingInterruptedError(
-                f"stopped by {run.stop.signal.name} before {name}: the training had not begun. "
-                "The same command starts it, or goes on from the last checkpoint"
+                f"stopped by {run.stop.signal.name} before {name}, when the training had not begun"
             )
 
     if world.device.type == "cuda" or run.recipe.train.compile:

@@ -3,7 +3,7 @@ from many clips at once for evaluation."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable
 from typing import Any
 
 import torch
@@ -15,8 +15,6 @@ from multigrid.batchnorm import channel_moments
 from slowfast_patches.models.inputs import InputTransform, head_inputs
 from slowfast_patches.models.layers.dropout import set_clips
 from slowfast_patches.utils.distributed import World, gathered, sum_over_ranks
-
-__all__ = ["buffers_of_ranks", "in_parts", "keep_buffers", "set_buffers", "update_precise_bn"]
 
 
 def keep_buffers(model: nn.Module) -> Callable[[], object]:
@@ -43,22 +41,35 @@ def set_buffers(model: nn.Module, rows: Tensor | None, world: World) -> None:
         vector_to_parameters(rows[world.rank].to(world.device), _floats(model))
 
 
-def in_parts(model: nn.Module, parts: int) -> Iterator[int]:
-    """Yield micro-batch indices; run each through the model before resuming. Running statistics
-    are updated once: to the mean of what each micro-batch makes of those before the first."""
-    # Frozen ones stay, exactly: a sum of thirds is not always the whole.
-    floats = [buffer for module in model.modules() if module.training for buffer in _own(module)]
-    if parts == 1 or not floats:
-        yield from range(parts)
-        return
-    put_back = keep_buffers(model)
-    sums = [torch.zeros_like(buffer) for buffer in floats]
-    for part in range(parts):
-        if part:
-            put_back()
-        yield part
-        torch._foreach_add_(sums, floats, alpha=1 / parts)
-    torch._foreach_copy_(floats, sums)
+class MicroBatchStats:
+    """Running statistics of a mini-batch that passes the model in `parts` micro-batches.
+
+    They are updated once: to the mean of what each micro-batch makes of those before the first.
+    Call `restart` before each micro-batch, `add` after it, and `update` after the last.
+    """
+
+    def __init__(self, model: nn.Module, parts: int) -> None:
+        # Frozen statistics stay exactly as they are: a sum of thirds is not always the whole.
+        modules = [module for module in model.modules() if module.training] if parts > 1 else []
+        self._parts = parts
+        self._current = [buffer for module in modules for buffer in _own(module)]
+        self._sums = [torch.zeros_like(buffer) for buffer in self._current]
+        self._put_back = keep_buffers(model) if self._current else None
+
+    def restart(self) -> None:
+        """Set the model's buffers to what they were before the first micro-batch."""
+        if self._put_back is not None:
+            self._put_back()
+
+    def add(self) -> None:
+        """Add what a micro-batch has made of the statistics."""
+        if self._current:
+            torch._foreach_add_(self._sums, self._current, alpha=1 / self._parts)
+
+    def update(self) -> None:
+        """Set the model's statistics to the mean over the micro-batches."""
+        if self._current:
+            torch._foreach_copy_(self._current, self._sums)
 
 
 def _floats(model: nn.Module) -> list[Tensor]:

@@ -3,36 +3,61 @@
 from __future__ import annotations
 
 import logging
-from dataclasses import dataclass, field
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field, fields, replace
 from datetime import timedelta
 from typing import Any
 
 import torch
-from torch import nn
+from torch import Tensor, nn
 
-from multigrid import Schedule, form_groups, form_neighbours
+from multigrid import Schedule, Step, form_groups, form_neighbours
 from multigrid.cost import FlopsPerClip
 from slowfast_patches.config.recipe import Recipe
-from slowfast_patches.config.schedule import schedule_of
+from slowfast_patches.config.schedule import recipe_at, schedule_of
 from slowfast_patches.datasets.lists.dataset_lists import label_counts, list_digest, list_path
 from slowfast_patches.datasets.loader import build_dataset, loading_advice
 from slowfast_patches.launch.stopping import StopRequest
 from slowfast_patches.models.build import build_model
 from slowfast_patches.models.flops import flops_per_clip
+from slowfast_patches.models.solver import load_optimizer
 from slowfast_patches.models.weights import load_weights
 from slowfast_patches.plan.evaluations import affordable_evaluations, epoch_ends
-from slowfast_patches.train.checkpoint import Progress, restore
-from slowfast_patches.train.checkpoint_files import Writer, snapshot
+from slowfast_patches.train.checkpoint import Checkpoint, Progress, to_cpu
 from slowfast_patches.train.evaluate import Validation
 from slowfast_patches.train.record.record import Record
 from slowfast_patches.train.record.tables import names_of_data
 from slowfast_patches.train.resume import Resumable, check_same_list, check_same_schedule
-from slowfast_patches.train.step import Stepper
+from slowfast_patches.train.running_stats import set_buffers
+from slowfast_patches.train.step import Outcome, Stepper
 from slowfast_patches.utils.distributed import World, from_main
 
-__all__ = ["Run", "build_run", "checkpoint_iterations", "phase_ends"]
-
 logger = logging.getLogger(__name__)
+
+
+class Hook:
+    """User code that the training calls in every process. Override what you need.
+
+    A hook may raise `TrainingStoppedError` to end the training, alike in all processes. The last
+    checkpoint stays, and the same command continues from it.
+    """
+
+    def after_step(self, run: Run, step: Step, outcome: Outcome) -> None:
+        """Act after an iteration, before it is saved or validated.
+
+        Args:
+            run: the training; `run.progress.iteration` iterations are done.
+            step: the iteration's shape, learning rate and BN size.
+            outcome: its loss, scores and labels, on the device.
+        """
+
+    def after_evaluation(self, run: Run, evaluation: Mapping[str, Any]) -> None:
+        """Act after a validation, when it has been saved.
+
+        Args:
+            run: the training.
+            evaluation: the entry that result.json lists under "evaluations".
+        """
 
 
 @dataclass
@@ -45,6 +70,7 @@ class Run:
         models: the model and, where MODEL.EMA_DECAY asks for it, the average of its weights.
         flops: training FLOPs of a clip of (frames, crop).
         evaluated_after, saved_after: numbers of finished iterations.
+        hooks: user code that is called after each step and each validation.
     """
 
     recipe: Recipe
@@ -56,13 +82,13 @@ class Run:
     models: nn.ModuleList
     validation: Validation
     record: Record
-    writer: Writer
     list_digest: str
     class_names: tuple[str, ...] | None
     flops: FlopsPerClip
     evaluated_after: frozenset[int]
     saved_after: frozenset[int]
     progress: Progress = field(default_factory=Progress)
+    hooks: Sequence[Hook] = ()
 
     @property
     def model(self) -> nn.Module:
@@ -98,7 +124,6 @@ def build_run(recipe: Recipe, world: World, stop: StopRequest, resumable: Resuma
         models=nn.ModuleList(filter(None, [stepper.model, stepper.average])),
         validation=validation,
         record=Record(recipe, world, schedule, loading_advice(recipe, dataset)),
-        writer=Writer(recipe.output_dir, recipe.train.checkpoints_kept, phase_ends(schedule)),
         list_digest=list_digest(recipe, dataset.videos) if world.is_main else "",
         class_names=names_of_data(recipe) if world.is_main else None,
         flops=flops,
@@ -128,7 +153,7 @@ def _set_start(run: Run, resumable: Resumable | None) -> None:
                 kind=train.checkpoint_type,
                 inflate=train.checkpoint_inflate,
             )
-        weights = from_main(lambda: snapshot(run.model.state_dict()))
+        weights = from_main(lambda: to_cpu(run.model.state_dict()))
         for model in run.models:
             model.load_state_dict(weights)
 
@@ -142,3 +167,63 @@ def checkpoint_iterations(recipe: Recipe, schedule: Schedule) -> frozenset[int]:
 def phase_ends(schedule: Schedule) -> frozenset[int]:
     """Numbers of finished iterations at which a phase ends."""
     return frozenset(phase.stop for phase in schedule.phases)
+
+
+def to_checkpoint(run: Run, running_stats: Tensor | None = None) -> Checkpoint:
+    """The state after the last iteration; `running_stats` of each rank, if they differ."""
+    step = run.schedule.at(run.progress.iteration - 1)
+    average = run.stepper.average
+    return Checkpoint(
+        **vars(run.progress),
+        epoch=step.epoch,
+        cfg=run.recipe.text,
+        cfg_at_iteration=recipe_at(run.recipe, run.schedule, step.iteration).text,
+        model_state=run.model.state_dict(),
+        ema_state=None if average is None else average.state_dict(),
+        optimizer_state=run.stepper.optimizer.state_dict(),
+        scaler_state=run.stepper.precision.state_dict(),
+        running_stats=running_stats,
+        world_size=run.world.size,
+        phases=run.schedule.phase_lines(),
+        num_videos=len(run.dataset),
+        list_digest=run.list_digest,
+        class_names=run.class_names,
+    )
+
+
+def best_of(run: Run) -> Checkpoint:
+    """Return the best checkpoint, right after the best validation.
+
+    It has the weights that were best, the averaged ones where there are any, and nothing that only
+    a training could use.
+    """
+    return replace(
+        to_checkpoint(run),
+        model_state=run.models[-1].state_dict(),
+        ema_state=None,
+        optimizer_state=None,
+        scaler_state=None,
+        running_stats=None,
+    )
+
+
+def restore(run: Run, checkpoint: Checkpoint) -> None:
+    """Take over the state of a checkpoint that a training may continue from."""
+    by_process = run.recipe.model.has_batchnorm and not run.recipe.groups_batchnorm
+    if checkpoint.world_size != run.world.size and run.world.is_main and by_process:
+        logger.warning(
+            "trained on %d processes before, now on %d: BN statistics are over the clips of each "
+            "process; BN.GROUP_SIZE would fix them",
+            *(checkpoint.world_size, run.world.size),
+        )
+    run.model.load_state_dict(checkpoint.model_state)
+    if run.stepper.average is not None:
+        assert checkpoint.ema_state is not None
+        run.stepper.average.load_state_dict(checkpoint.ema_state)
+    set_buffers(run.models, checkpoint.running_stats, run.world)
+    assert checkpoint.optimizer_state is not None
+    assert checkpoint.scaler_state is not None
+    load_optimizer(run.stepper.optimizer, checkpoint.optimizer_state)
+    run.stepper.precision.load_state_dict(checkpoint.scaler_state)
+    run.progress = Progress(**{f.name: getattr(checkpoint, f.name) for f in fields(Progress)})
+    run.class_names = run.class_names or checkpoint.class_names

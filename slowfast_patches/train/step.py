@@ -25,10 +25,8 @@ from slowfast_patches.models.solver import (
     loss_function,
 )
 from slowfast_patches.train.mixing import Mixing
-from slowfast_patches.train.running_stats import in_parts
+from slowfast_patches.train.running_stats import MicroBatchStats
 from slowfast_patches.utils.distributed import World, sum_over_ranks
-
-__all__ = ["Outcome", "Stepper", "compiled", "expect_graphs", "parallel"]
 
 
 class Outcome(NamedTuple):
@@ -123,7 +121,9 @@ class Stepper:
         self.optimizer.zero_grad(set_to_none=True)
         mean_boxes = self._mean_boxes(batch) if "boxes" in batch else None
         outcomes = list[Outcome]()
-        for part in in_parts(self.model, self.parts):
+        statistics = MicroBatchStats(self.model, self.parts)
+        for part in range(self.parts):
+            statistics.restart()
             micro = slice(part, None, self.parts)
             of_part = part_of(batch, micro)
             numbers = None if clips is None else clips[micro]
@@ -140,6 +140,8 @@ class Stepper:
             with self._exchange(part):
                 arguments = (inputs, *head_inputs(of_part, self.device))
                 outcomes.append(self._pass(arguments, targets, divisor, mark))
+            statistics.add()
+        statistics.update()
         self._set_extents(None)
         losses, *of_clips = zip(*outcomes, strict=True)
         loss = torch.stack(losses).mean()

@@ -19,8 +19,6 @@ from slowfast_patches.train.running_stats import keep_buffers
 from slowfast_patches.train.step import Stepper, expect_graphs
 from slowfast_patches.utils.tables import format_table
 
-__all__ = ["dry_run", "kinds_of_steps", "made_up_batch", "without_compiling"]
-
 logger = logging.getLogger(__name__)
 
 _OUT_OF_MEMORY = ("out of memory", "ALLOC_FAILED", "unable to find an engine")

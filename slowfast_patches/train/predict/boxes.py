@@ -22,8 +22,6 @@ from slowfast_patches.train.box_scores import weights_of
 from slowfast_patches.train.predict.predictor import Predictor
 from slowfast_patches.utils.pictures import COLOURS, new_figure, save_figure
 
-__all__ = ["BoxPredictor"]
-
 
 class BoxPredictor(Predictor):
     """A trained model that scores boxes of a video as its recipe tests."""

@@ -12,8 +12,6 @@ from torch.export import Dim, ExportedProgram
 from slowfast_patches.train.predict.predictor import Predictor
 from slowfast_patches.utils.files import written_whole
 
-__all__ = ["exported", "write_program"]
-
 
 def exported(predictor: Predictor) -> ExportedProgram:
     """`Predictor.forward` as a program: clips of the test grid, (N, 3, T, S, S) uint8, of any N, to

@@ -22,10 +22,8 @@ from slowfast_patches.models.build import build_model
 from slowfast_patches.models.inputs import InputTransform
 from slowfast_patches.models.solver import Precision
 from slowfast_patches.models.weights import load_weights
-from slowfast_patches.train.checkpoint_files import checkpoint_of, load
+from slowfast_patches.train.checkpoint import checkpoint_of, load
 from slowfast_patches.train.record.tables import names_of_data
-
-__all__ = ["Predictor", "load_model", "read_checkpoint"]
 
 
 def load_model(

@@ -12,8 +12,6 @@ import torch
 
 from multigrid import Schedule, Shape
 
-__all__ = ["Clock", "Forecast"]
-
 _ACTIVITIES = ("preparing", "training", "loading", "evaluating", "saving", "testing")
 """What the time goes to; preparing are the dry steps at the start."""
 

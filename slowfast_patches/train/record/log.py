@@ -8,8 +8,6 @@ from pathlib import Path
 from slowfast_patches.utils.command_line import printable
 from slowfast_patches.utils.distributed import World
 
-__all__ = ["setup_logging"]
-
 _FORMAT = "%(asctime)s %(levelname)s %(message)s"
 
 

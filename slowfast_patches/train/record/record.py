@@ -7,7 +7,6 @@ import logging
 import math
 from collections.abc import Mapping, Sequence
 from contextlib import AbstractContextManager
-from functools import cache
 from operator import sub
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TextIO
@@ -18,9 +17,8 @@ from torch import Tensor
 from multigrid import Schedule, Step
 from slowfast_patches.config.metrics import COUNTS, format_metrics
 from slowfast_patches.config.recipe import Recipe
-from slowfast_patches.datasets.items import TooManyUnreadableError
-from slowfast_patches.train.checkpoint import Progress
-from slowfast_patches.train.checkpoint_files import DivergedError, writes
+from slowfast_patches.datasets.unreadable import count_unreadable, log_unreadable
+from slowfast_patches.train.checkpoint import DivergedError, Progress, writes
 from slowfast_patches.train.record.clock import Clock, Forecast
 from slowfast_patches.train.step import Outcome
 from slowfast_patches.utils.distributed import World, max_over_ranks, sum_over_ranks
@@ -30,8 +28,6 @@ from slowfast_patches.utils.tables import format_duration
 if TYPE_CHECKING:
     from torch.utils.tensorboard import SummaryWriter
 
-__all__ = ["Record", "TooManyUnreadableError", "check_count", "count_unreadable", "log_unreadable"]
-
 logger = logging.getLogger(__name__)
 
 _LIMIT = 0.15
@@ -39,41 +35,6 @@ _SECONDS = 5.0
 """Share of a phase's time spent waiting for data above which loading is the limit, and the seconds
 that a phase must last to say so."""
 _NOT_DRAWN = {"type", "iteration", "epoch", "seconds", "phase", "seconds_left", "shape", *COUNTS}
-
-
-def check_count(count: int, videos: int, fraction: float, where: str) -> None:
-    """Raise TooManyUnreadableError for more videos than DATA.MAX_BAD_FRACTION, `fraction`, in every
-    process: they count together."""
-    if count > fraction * videos:
-        raise TooManyUnreadableError(
-            f"{count} of {videos} videos of {where} could not be read, more than "
-            f"DATA.MAX_BAD_FRACTION {fraction:g}; mend the files or the list, or raise the fraction"
-        )
-
-
-def count_unreadable(
-    counts: dict[int, int], schedule: Schedule, step: Step, number: int, fraction: float
-) -> None:
-    """Add an iteration's unreadable videos, over all processes, to the `counts` of the epoch it
-    starts in, and log their number after the epoch.
-
-    Raises as `check_count`, of an epoch's videos or, where mini-batches are as large, of all that
-    were read from its start on.
-    """
-    epoch, first = divmod(step.first_clip, schedule.num_videos)
-    stop = first + step.shape.batch
-    counts[epoch] = counts.get(epoch, 0) + number
-    where = f"epoch {epoch + 1} (iteration {step.iteration})"
-    check_count(counts[epoch], max(schedule.num_videos, stop), fraction, where)
-    is_over = stop >= schedule.num_videos or step.iteration + 1 == schedule.iterations
-    if is_over and (bad := counts.pop(epoch)):
-        logger.info("epoch %d done: %d videos could not be read", epoch + 1, bad)
-
-
-@cache
-def log_unreadable(path: str, reason: str, what_follows: str) -> None:
-    """Log an unreadable video, once in this process."""
-    logger.warning("%s %s; %s", path, reason, what_follows)
 
 
 class Record:
@@ -102,8 +63,7 @@ class Record:
         self._events: SummaryWriter | None = None
 
     def open(self, progress: Progress) -> None:
-        """Open the files of a run that is so far, dropping later records and those of an evaluation
-        that is still due."""
+        """Open the files of a run that has come so far, and drop the records after that."""
         self._progress = progress
         self.clock.load(progress.seconds)
         if not self._world.is_main:
@@ -113,7 +73,7 @@ class Record:
         done = progress.iteration
         path = Path(self._recipe.output_dir, "metrics.jsonl")
         with self._writing():
-            _keep_lines_until(path, done, done - progress.evaluation_due)
+            _keep_lines_until(path, done, progress.last_evaluation)
             self._lines = path.open("a", encoding="utf-8")
             # TensorBoard drops what an earlier attempt wrote from there on.
             self._events = SummaryWriter(str(path.with_name("tensorboard")), purge_step=done + 1)

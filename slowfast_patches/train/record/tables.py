@@ -12,12 +12,10 @@ from torch import Tensor
 
 from slowfast_patches.config.recipe import Recipe
 from slowfast_patches.datasets.lists.dataset_lists import class_names
-from slowfast_patches.train.evaluate import Evaluation, average_precisions
+from slowfast_patches.train.scores import Evaluation, average_precisions
 from slowfast_patches.utils.command_line import printable
 from slowfast_patches.utils.files import written_whole
 from slowfast_patches.utils.pictures import new_figure, save_figure
-
-__all__ = ["names_of_data", "predictions_path", "write_predictions", "write_tables"]
 
 logger = logging.getLogger(__name__)
 

@@ -13,7 +13,7 @@ from slowfast_patches.models.build import build_on_meta
 from slowfast_patches.models.freeze import freeze, frozen_names
 from slowfast_patches.models.solver import build_optimizer
 from slowfast_patches.models.weights import load_weights
-from slowfast_patches.train.running_stats import in_parts
+from slowfast_patches.train.running_stats import MicroBatchStats
 
 
 class Net(nn.Module):
@@ -50,15 +50,16 @@ def test_a_frozen_stage_keeps_its_numbers_and_another_learns():
     recipe = load_recipe(None, ["SOLVER.WEIGHT_DECAY", 0.1, "TRAIN.FREEZE", "s1"])
     optimizer = build_optimizer(recipe, net)
     assert sum(len(group["params"]) for group in optimizer.param_groups) == 6
-    for model in (
-        copy.deepcopy(net),
-        net,
-    ):  # a copy, as averaged weights are, has frozen modules too
+    for model in (copy.deepcopy(net), net):  # a copy, as averaged weights are, is frozen too
         model.train()
         modules = (model, model.s1, model.s1[2], model.s2[1])
         assert [module.training for module in modules] == [True, False, False, True]
-    for _ in in_parts(net, 3):  # three micro-batches
+    statistics = MicroBatchStats(net, 3)
+    for _ in range(3):  # a third of each statistic, thrice
+        statistics.restart()
         net(x).square().sum().backward()
+        statistics.add()
+    statistics.update()
     optimizer.step()
     changed = {name for name, value in net.state_dict().items() if not value.equal(before[name])}
     assert changed == {name for name in before if not name.startswith("s1.")}

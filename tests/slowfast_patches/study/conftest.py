@@ -8,7 +8,7 @@ import yaml
 
 from slowfast_patches.study.arms import Arm
 from slowfast_patches.study.runs import Study
-from slowfast_patches.train.record.result import save_result
+from slowfast_patches.train.result import save_result
 
 
 def result_of(arm: Arm, seed: int, seconds: float, /, **values: Any) -> dict[str, Any]:

@@ -12,7 +12,7 @@ from slowfast_patches.study.arms import Arm
 from slowfast_patches.study.compare import Comparison, comparison_report, make_arms
 from slowfast_patches.study.runs import RunFailedError, Study, train
 from slowfast_patches.study.verdict import chance_of
-from slowfast_patches.train.record.result import save_result
+from slowfast_patches.train.result import save_result
 
 BASE = """
 TRAIN: {DATASET: kinetics, BATCH_SIZE: 8}

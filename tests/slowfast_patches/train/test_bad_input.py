@@ -10,7 +10,7 @@ import pytest
 import torch
 
 from slowfast_patches.config.recipe import Recipe
-from slowfast_patches.train import checkpoint_files as checkpoints
+from slowfast_patches.train import checkpoint as checkpoints
 from slowfast_patches.train import loop
 from slowfast_patches.train import run as run_module
 from slowfast_patches.train.state import Run
@@ -167,10 +167,10 @@ def test_what_is_not_finite_is_not_saved_and_a_lower_rate_goes_on_from_what_is(
 ):
     save = loop.save
 
-    def diverge(run: Run, **options: object) -> None:
+    def diverge(run: Run) -> None:
         if run.progress.iteration == 12:
             run.model.get_buffer("s1.pathway0_stem.bn.running_var")[0] = torch.inf
-        save(run, **options)
+        save(run)
 
     keys = (*OFF, "TRAIN.CHECKPOINT_PERIOD", 1)
     with monkeypatch.context() as patch:

@@ -8,12 +8,12 @@ import pytest
 import torch
 from torch import nn
 
+from slowfast_patches.datasets.items import TooManyUnreadableError
 from slowfast_patches.launch.stopping import StopRequest
 from slowfast_patches.models.average import start_average, update_average
-from slowfast_patches.train import checkpoint_files as checkpoints
+from slowfast_patches.train import checkpoint as checkpoints
 from slowfast_patches.train import evaluate as evaluate_module
 from slowfast_patches.train import loop
-from slowfast_patches.train.record.record import TooManyUnreadableError
 from slowfast_patches.train.resume import Resumable, check_same_recipe
 from slowfast_patches.train.state import Run, build_run
 from slowfast_patches.train.warm_up import made_up_batch
@@ -45,14 +45,12 @@ def leave(run: Run, done: int) -> None:
     for weight in run.models[-1].parameters():
         nn.init.constant_(weight, done)
     run.progress.iteration = done
-    loop.leave_step(run, run.schedule.at(done - 1))
-    run.writer.wait()
+    loop.after_step(run, run.schedule.at(done - 1))
 
 
 def save(run: Run, done: int) -> None:
     run.progress.iteration = done
     loop.save(run)
-    run.writer.wait()
 
 
 def best(folder: Path) -> tuple[int, float]:
@@ -81,8 +79,12 @@ def test_the_best_stays_of_equals_the_first_and_a_continued_run_knows_it(start, 
     for done, expected in ((2, 2), (4, 4), (6, 4)):
         leave(run, done)
         assert best(tmp_path) == (expected, expected)
+    before_validation = last(tmp_path)
+    assert before_validation.checkpoint.iteration == 6
+    assert before_validation.checkpoint.last_evaluation == 4
+    before_validation.path.unlink()
     content = last(tmp_path)
-    assert content.checkpoint.iteration == 4
+    assert content.checkpoint.iteration == content.checkpoint.last_evaluation == 4
     run = start(*keys, top1=scores[2 * (1 + average) :], found=content)
     for done, expected in ((6, 4), (8, 4), (10, 10)):
         leave(run, done)
@@ -91,7 +93,7 @@ def test_the_best_stays_of_equals_the_first_and_a_continued_run_knows_it(start, 
     assert run.progress.best["top1_ema" if average else "top1"] == 71
 
 
-def test_what_cannot_be_evaluated_is_saved_as_it_was_and_evaluated_again(
+def test_what_cannot_be_evaluated_was_saved_before_and_is_evaluated_again(
     start, tmp_path, monkeypatch
 ):
     """Iteration 2 is evaluated and not due to be saved; the average's evaluation is what fails."""
@@ -108,14 +110,12 @@ def test_what_cannot_be_evaluated_is_saved_as_it_was_and_evaluated_again(
     monkeypatch.setattr(evaluate_module, "evaluate", evaluate)
     run.progress.iteration = 2
     with pytest.raises(TooManyUnreadableError):
-        loop.leave_step(run, run.schedule.at(1))
-    run.writer.wait()
-    assert all(torch.equal(before[n], v) for n, v in run.models.state_dict().items())
+        loop.after_step(run, run.schedule.at(1))
     assert list(evaluated) == list(run.models)
     found = last(tmp_path)
-    assert (found.checkpoint.iteration, found.checkpoint.evaluation_due) == (2, True)
+    assert (found.checkpoint.iteration, found.checkpoint.last_evaluation) == (2, 0)
     mended = start("MODEL.EMA_DECAY", 0.5, "DATA.MAX_BAD_FRACTION", 0.5, found=found)
-    assert mended.progress.evaluation_due
+    assert all(torch.equal(before[n], v) for n, v in mended.models.state_dict().items())
     check_same_recipe(found.checkpoint.cfg, mended.recipe, found.path)
 
 

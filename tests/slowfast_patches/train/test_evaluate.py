@@ -15,7 +15,7 @@ import torch.distributed as dist
 from slowfast_patches.config.recipe import default_recipe
 from slowfast_patches.datasets.items import TooManyUnreadableError
 from slowfast_patches.datasets.loader import evaluation_loader, evaluation_rounds
-from slowfast_patches.train.evaluate import Evaluation, VideoScores, topk_accuracy
+from slowfast_patches.train.scores import Evaluation, VideoScores, topk_accuracy
 from slowfast_patches.utils.distributed import from_main
 
 

@@ -18,7 +18,7 @@ from slowfast_patches.datasets.loader import build_dataset, evaluation_loader
 from slowfast_patches.models.build import build_model
 from slowfast_patches.models.inputs import InputTransform
 from slowfast_patches.models.weights import load_weights
-from slowfast_patches.train import checkpoint_files as checkpoints
+from slowfast_patches.train import checkpoint as checkpoints
 from slowfast_patches.train.predict import Predictor, read_checkpoint
 from tests.slowfast_patches.datasets.made_videos import break_frame, noise, write_video
 from tests.slowfast_patches.train.made_checkpoint import made

@@ -5,8 +5,8 @@ from pathlib import Path
 
 import torch
 
-from slowfast_patches.train.evaluate import Evaluation
 from slowfast_patches.train.record.tables import write_predictions, write_tables
+from slowfast_patches.train.scores import Evaluation
 
 NAMES = ("run, fast", "$\\no_$", "$")
 """Of which two look like mathematics, which matplotlib would draw."""

@@ -14,11 +14,13 @@ from tensorboard.summary.writer import event_file_writer
 
 from multigrid import Cycles, Shape, SteppedRate, make_schedule
 from slowfast_patches.config.recipe import default_recipe
+from slowfast_patches.datasets.items import TooManyUnreadableError
+from slowfast_patches.datasets.unreadable import count_unreadable
 from slowfast_patches.train.checkpoint import Progress
 from slowfast_patches.train.record import clock as clock_module
 from slowfast_patches.train.record import record as record_module
 from slowfast_patches.train.record.clock import Clock, Forecast
-from slowfast_patches.train.record.record import Record, TooManyUnreadableError, count_unreadable
+from slowfast_patches.train.record.record import Record
 from slowfast_patches.train.step import Outcome
 from slowfast_patches.utils.distributed import World
 

@@ -12,7 +12,7 @@ import torch
 from multigrid import Shape, SteppedRate, make_schedule
 from slowfast_patches.config.recipe import Recipe
 from slowfast_patches.datasets.lists.dataset_lists import list_digest, read_list
-from slowfast_patches.train import checkpoint_files as checkpoints
+from slowfast_patches.train import checkpoint as checkpoints
 from slowfast_patches.train import resume
 from tests.slowfast_patches.train.made_checkpoint import made
 

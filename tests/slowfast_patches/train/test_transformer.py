@@ -11,7 +11,7 @@ from multigrid import FollowsGrid
 from slowfast_patches.config.recipe import Recipe
 from slowfast_patches.config.schedule import schedule_of
 from slowfast_patches.models.build import build_model
-from slowfast_patches.train import checkpoint_files as checkpoints
+from slowfast_patches.train import checkpoint as checkpoints
 from slowfast_patches.train import loop
 from slowfast_patches.train.predict import Predictor, read_checkpoint
 from slowfast_patches.train.running_stats import buffers_of_ranks

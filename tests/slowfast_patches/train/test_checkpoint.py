@@ -1,11 +1,8 @@
-"""Checkpoint files: a damaged one never loads as something else, no write leaves a part, and a
-thread writes them while the training goes on."""
+"""Checkpoint files: a damaged one never loads as something else, and no write leaves a part."""
 
 import errno
 import pickle
 import resource
-import threading
-from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 from unittest.mock import MagicMock
@@ -17,7 +14,7 @@ from hypothesis import strategies as st
 
 from slowfast_patches.launch.stopping import TrainingStoppedError
 from slowfast_patches.models.weights import load_weights
-from slowfast_patches.train import checkpoint_files as checkpoints
+from slowfast_patches.train import checkpoint as checkpoints
 from slowfast_patches.train.checkpoint import Checkpoint
 from tests.slowfast_patches.train.made_checkpoint import made
 
@@ -115,58 +112,23 @@ def test_a_file_too_large_leaves_the_one_before_and_no_part(tmp_path: Path):
     assert checkpoints.load(path) == made(iteration=7)
 
 
-# Saving while the training goes on, and which stay.
+# What is written, and what stays.
 
 
-@pytest.fixture
-def writer(tmp_path: Path) -> checkpoints.Writer:
-    return checkpoints.Writer(tmp_path, 1, ())
-
-
-def test_what_is_written_is_the_state_when_it_was_saved(
-    writer, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-):
-    gate = threading.Event()
-    original: Callable[..., Path] = checkpoints.save
-
-    def save(*args: object) -> Path:
-        assert gate.wait(60)
-        return original(*args)
-
-    monkeypatch.setattr(checkpoints, "save", save)
-    weights = torch.zeros(5)
-    evaluations = [{"top1": 1}]
-    state = {"momentum": {"buffer": weights[:2]}}
-    writer.save(
-        made(model_state={"weight": weights}, evaluations=evaluations, optimizer_state=state)
-    )
-    weights += 1  # the training goes on
-    evaluations.append({"top1": 2})
-    gate.set()
-    writer.wait()
-    content = checkpoints.load(checkpoints.last_checkpoint(tmp_path))
-    assert content.model_state["weight"].tolist() == [0] * 5
-    assert content.optimizer_state["momentum"]["buffer"].tolist() == [0, 0]
-    assert content.evaluations == [{"top1": 1}]
-
-
-def test_what_cannot_be_written_is_raised_in_the_training(
-    writer, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-):
+def test_what_cannot_be_written_stops_the_training(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
     before = checkpoints.save(tmp_path, made(iteration=5))
     monkeypatch.setattr(torch, "save", MagicMock(side_effect=OSError(errno.EROFS, "read-only")))
-    writer.save(made(iteration=7))
     with pytest.raises(TrainingStoppedError, match=f"iteration 7: read-only.* is {before}, after"):
-        writer.wait()
+        checkpoints.write_checkpoint(tmp_path, made(iteration=7), 1, ())
     assert list((tmp_path / "checkpoints").iterdir()) == [before]
     assert checkpoints.load(before).iteration == 5
 
 
 @pytest.mark.parametrize("field", ["model_state", "ema_state"])
-def test_nothing_is_written_where_a_tensor_is_not_finite(writer, tmp_path: Path, field: str):
-    writer.save(made(), made(**{field: {"weight": torch.tensor([1, torch.nan])}}))
+def test_nothing_is_written_where_a_tensor_is_not_finite(tmp_path: Path, field: str):
+    diverged = made(**{field: {"weight": torch.tensor([1, torch.nan])}})
     with pytest.raises(checkpoints.DivergedError, match=rf"1 tensors .*{field}.*weight"):
-        writer.wait()
+        checkpoints.write_checkpoint(tmp_path, diverged, 1, ())
     assert not (tmp_path / "checkpoints").exists()
 
 
@@ -181,13 +143,11 @@ def test_the_last_and_those_at_phase_ends_stay(tmp_path: Path, kept: int, stay: 
     assert [int(path.stem[-8:]) for path in checkpoints.all_checkpoints(tmp_path)] == stay
 
 
-def test_the_best_is_not_one_that_a_run_continues_from_and_goes_aside_with_them(writer, tmp_path):
-    writer.save(made(iteration=2, optimizer_state=None))
-    writer.wait()
+def test_the_best_is_not_one_that_a_run_continues_from_and_goes_aside_with_them(tmp_path):
+    checkpoints.save(tmp_path, made(iteration=2, optimizer_state=None))
     best = checkpoints.best_checkpoint(tmp_path)
     assert checkpoints.last_checkpoint(tmp_path) is None
-    writer.save(made(iteration=3))
-    writer.wait()
+    checkpoints.save(tmp_path, made(iteration=3))
     assert checkpoints.load(best).iteration == 2
     assert checkpoints.checkpoint_of(tmp_path) == best
     (tmp_path / "checkpoints_before_1").mkdir()

@@ -20,7 +20,7 @@ from slowfast_patches.datasets.lists.dataset_lists import TEST_IS_VAL, is_tested
 from slowfast_patches.datasets.loader import build_dataset
 from slowfast_patches.models.build import build_model
 from slowfast_patches.models.weights import load_weights
-from slowfast_patches.train.checkpoint_files import last_checkpoint, writes
+from slowfast_patches.train.checkpoint import last_checkpoint, writes
 from slowfast_patches.train.evaluate import evaluate
 from slowfast_patches.train.record.tables import (
     names_of_data,
@@ -32,8 +32,6 @@ from slowfast_patches.train.state import Run
 from slowfast_patches.utils.distributed import World, from_main
 from slowfast_patches.utils.files import write_text
 from slowfast_patches.utils.machine import machine, versions
-
-__all__ = ["multi_view_test", "read_result", "save_result", "tested_file", "write_result"]
 
 logger = logging.getLogger(__name__)
 

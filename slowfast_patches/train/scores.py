@@ -1,0 +1,129 @@
+"""Scores of videos and their metrics."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+from statistics import fmean
+from typing import Any, NamedTuple
+
+import torch
+from torch import Tensor
+
+from slowfast_patches.config.metrics import accuracy_ranks
+from slowfast_patches.config.recipe import Recipe
+from slowfast_patches.datasets.items import TooManyUnreadableError
+from slowfast_patches.datasets.unreadable import check_count
+from slowfast_patches.utils.distributed import max_over_ranks, sum_over_ranks
+
+
+class Evaluation(NamedTuple):
+    """Metrics, probabilities and labels of a split.
+
+    metrics: in per cent, the primary one first; then how many "videos" there are, how many of them
+        are "unreadable" and left out, and, where there are any, how many were "partly_read".
+    probabilities: (V, C) of the videos, the mean or the maximum over their clips.
+    labels: (V,) or, of several labels, (V, C).
+    scored: (V,) bool; the rows of other videos mean nothing.
+    precisions: of boxes, average precision by class; else it is found from the others.
+    names: of boxes; else the videos' are theirs.
+    """
+
+    metrics: dict[str, float]
+    probabilities: Tensor
+    labels: Tensor
+    scored: Tensor
+    precisions: Sequence[float | None] | None = None
+    names: Sequence[str] | None = None
+
+
+class VideoScores:
+    """Scores (V, C), labels, (V,) or (V, C), and numbers of readable clips (V,) of the videos of a
+    split, from clips in any order, on any rank."""
+
+    def __init__(self, recipe: Recipe, dataset: Any, device: torch.device) -> None:
+        self._recipe = recipe
+        self._num_clips = len(dataset) // len(dataset.videos)
+        self._sums = recipe.data.ensemble_method == "sum"
+        shape: tuple[int, ...] = (len(dataset.videos), recipe.model.num_classes)
+        # A maximum over a zero would lose negative scores.
+        least = 0.0 if self._sums else -math.inf
+        self.scores = torch.full(shape, least, dtype=torch.float64, device=device)
+        shape = shape if recipe.multi_label else shape[:1]
+        self.labels = torch.zeros(shape, dtype=torch.int64, device=device)
+        self.clips = torch.zeros(len(dataset.videos), dtype=torch.int64, device=device)
+
+    def add(self, part: Mapping[str, Tensor], scores: Tensor) -> None:
+        """Add N clips: the numbers of their `videos`, their `labels` and scores."""
+        # Copies that wait for nothing: a GPU goes on while the next clips are read.
+        videos = part["videos"].to(self.scores.device, non_blocking=True)
+        labels = part["labels"]
+        if self._sums:
+            self.scores.index_add_(0, videos, scores.double())
+        else:
+            rows = videos.view(-1, 1).expand_as(scores)
+            self.scores.scatter_reduce_(0, rows, scores.double(), "amax")
+        self.labels[videos] = labels.to(self.labels, non_blocking=True)
+        self.clips.index_add_(0, videos, torch.ones_like(videos))
+
+    def result(self) -> Evaluation:
+        """Metrics over what all ranks have; every one of them must ask. Raises as `evaluate`."""
+        (sum_over_ranks if self._sums else max_over_ranks)(self.scores)
+        max_over_ranks(self.labels)  # a rank without a clip of the video has zeros
+        sum_over_ranks(self.clips)
+        counts = count_clips(self.clips, self._num_clips, self._recipe)
+        scored = self.clips > 0
+        if self._sums:  # mAP ranks means of videos with each other: as if none had lost a clip
+            self.scores /= self.clips.clamp(min=1).view(-1, 1)
+        scores = self.scores[scored]
+        labels = self.labels[scored]
+        if labels.ndim == 2:
+            precisions = average_precisions(scores, labels)
+            metrics = {"map": fmean(p for p in precisions if p is not None)}
+        else:
+            ranks = accuracy_ranks(scores.shape[1])
+            metrics = {f"top{k}": topk_accuracy(scores, labels, k) for k in ranks}
+        return Evaluation(metrics | counts, self.scores, self.labels, scored)
+
+
+def count_clips(clips: Tensor, num_clips: int, recipe: Recipe) -> dict[str, float]:
+    """The videos, and those of them that are left out, by their readable clips (V,) of `num_clips`.
+
+    Raises:
+        TooManyUnreadableError: as `evaluate`.
+    """
+    videos = len(clips)
+    unreadable = int((clips == 0).sum())
+    if unreadable == videos:
+        text = f"none of the {videos} videos of the evaluation could be read"
+        raise TooManyUnreadableError(f"{text}; check DATA.PATH_PREFIX and the list")
+    damaged = int((clips < num_clips).sum())
+    check_count(damaged, videos, recipe.data.max_bad_fraction, "the evaluation")
+    counts: dict[str, float] = {"videos": videos, "unreadable": unreadable}
+    return counts | ({"partly_read": damaged - unreadable} if damaged > unreadable else {})
+
+
+def topk_accuracy(scores: Tensor, labels: Tensor, k: int) -> float:
+    """Per cent of rows of (V, C) scores whose label, of (V,), is among the k highest."""
+    best = scores.topk(min(k, scores.shape[1]), dim=1).indices
+    return 100 * float((best == labels.view(-1, 1)).any(dim=1).double().mean())
+
+
+def average_precisions(scores: Tensor, labels: Tensor) -> list[float | None]:
+    """Per cent, by class, of (V, C) scores and multi-hot labels: scikit-learn's, and None for a
+    class that no video has.
+
+    Raises:
+        ValueError: no video has a class; a score is not a number.
+    """
+    from sklearn.metrics import average_precision_score  # takes seconds to import
+
+    if not labels.any():
+        raise ValueError(f"no mAP: none of the {len(labels)} videos has one label; check the list")
+    if scores.isnan().any():
+        raise ValueError("no mAP: the model gives NaN: the training diverged; lower SOLVER.BASE_LR")
+    columns = zip(labels.T.cpu().numpy(), scores.T.cpu().numpy(), strict=True)
+    return [
+        100 * float(average_precision_score(*column)) if column[0].any() else None
+        for column in columns
+    ]

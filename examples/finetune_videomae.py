@@ -1,9 +1,6 @@
-"""Fine-tune a VideoMAE with the Trainer of transformers.
+"""Fine-tune a VideoMAE: python (or torchrun) examples/finetune_videomae.py MODEL PREPARED OUTPUT.
 
-    python examples/finetune_videomae.py MODEL PREPARED OUTPUT
-
-PREPARED is the output of multigrid-prepare for a folder of videos. For several processes, replace
-python by torchrun.
+PREPARED is the output of multigrid-prepare for a folder of videos.
 """
 
 import json

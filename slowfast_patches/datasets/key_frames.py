@@ -49,7 +49,7 @@ class KeyFrameClips(ClipDataset):
         super().__init__(recipe, split)
         counts = [len(key_frame.boxes) for key_frame in self.videos]
         self.first_rows: NDArray[np.int64] = np.cumsum([0, *counts])
-        """The numbers of the key frames' first boxes; the last is that of all boxes."""
+        """Number of the first box of each key frame, followed by the total number of boxes."""
         logger.info("%s: %d boxes in %d key frames", split, sum(counts), len(counts))
 
     def _read_sources(self, recipe: Recipe, videos: Sequence[Any]) -> Sequence[Any]:

@@ -209,7 +209,9 @@ def read_boxes(path: Path, num_classes: int, least_score: float | None = None) -
                 if len(of_frame) > _MAX_BOXES:
                     raise ValueError(f"the key frame has more than {_MAX_BOXES} boxes")
     except OSError as error:
-        raise ValueError(f"the boxes {path} cannot be read: {error}; see the keys AVA.*") from error
+        raise ValueError(
+            f"the boxes {path} cannot be read: {error}; check the keys AVA.*"
+        ) from error
     except (csv.Error, UnicodeDecodeError) as error:
         raise ValueError(f"{path}, line {rows.line_num}: {error}") from error
     except (ValueError, IndexError) as error:

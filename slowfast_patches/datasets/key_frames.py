@@ -36,9 +36,10 @@ class KeyFrameClips(ClipDataset):
 
     An item also has, for each of its k boxes:
 
-    - `boxes` (k, 4), in pixels of the clip after its flip - `label` (k, classes), multi-hot -
-    `rows` (k,), the number of the box among all boxes of the split - `shares` (k,), the fraction of
-    the box that the clip shows
+    - `boxes` (k, 4), in pixels of the clip after its flip
+    - `label` (k, classes), multi-hot
+    - `rows` (k,), the number of the box among all boxes of the split
+    - `shares` (k,), the fraction of the box that the clip shows
 
     A training clip has the boxes that it shows to at least a quarter, or that fill at least a
     quarter of it. A clip without such a box is drawn again. `redrawn` counts how often. An

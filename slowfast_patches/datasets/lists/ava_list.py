@@ -80,7 +80,7 @@ class KeyFrame(NamedTuple):
 
     @property
     def label(self) -> str:
-        """Text that stands for the labels in the digest of a list."""
+        """Text that identifies the key frame's labels in the digest of a list."""
         return f"{self.second} {self.boxes} {self.labels}"
 
 
@@ -240,7 +240,7 @@ def _warn(path: Path, what: str, lines: tuple[int, ...]) -> None:
 
 
 def _boxes(recipe: Recipe, split: str) -> Boxes:
-    """Merge the boxes of a split from all its files, with the labels of all files."""
+    """Read the boxes of a split from all its files. A box in several files gets all their labels."""
     ava = recipe.ava
     annotated = ava.train_gt_box_lists if split == "train" else ()
     predicted = ava.train_predict_box_lists if split == "train" else ava.test_predict_box_lists

@@ -57,7 +57,7 @@ def scan(path: str, limits: ReadingLimits = LIMITS) -> VideoRecord:
     """
     record = _scan(path, limits)
     if record.video.frames == 1:
-        return replace(record, damage="has only one frame, which every clip repeats")
+        return replace(record, damage="has one frame, which every clip repeats")
     return record
 
 

@@ -240,7 +240,7 @@ def _warn(path: Path, what: str, lines: tuple[int, ...]) -> None:
 
 
 def _boxes(recipe: Recipe, split: str) -> Boxes:
-    """Read the boxes of a split from all its files. A box in several files gets all their labels."""
+    """Read the boxes of a split. A box that occurs in several files gets all their labels."""
     ava = recipe.ava
     annotated = ava.train_gt_box_lists if split == "train" else ()
     predicted = ava.train_predict_box_lists if split == "train" else ava.test_predict_box_lists

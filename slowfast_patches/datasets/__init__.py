@@ -1,4 +1,4 @@
-"""Clips from lists of videos."""
+"""Data sets that read clips from lists of videos."""
 
 from __future__ import annotations
 
@@ -13,6 +13,8 @@ __all__ = ["VideoClips"]
 def __getattr__(name: str) -> Any:
     if name not in __all__:
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
-    from slowfast_patches.datasets.video_clips import VideoClips  # when it is asked for: it decodes
+    from slowfast_patches.datasets.video_clips import (
+        VideoClips,
+    )  # lazy import: it imports the decoders
 
     return VideoClips

@@ -37,10 +37,10 @@ _ASPECT = math.log(1 / 0.3)
 
 
 class Augmentation:
-    """Changes clips in place, and all frames of a clip alike.
+    """Changes training clips in place, and all frames of a clip alike.
 
-    Apply RandAugment (Cubuk et al., CVPR Workshops 2020), or else jitter of brightness, contrast
-    and colour, and then random erasing (Zhong et al., AAAI 2020).
+    Apply RandAugment (Cubuk et al., CVPR Workshops 2020) if set, and otherwise jitter of
+    brightness, contrast and colour. Then apply random erasing (Zhong et al., AAAI 2020).
 
     Each clip has its own random generator, seeded by (seed, epoch, video), and all sizes are drawn
     relative to the frame. So the result does not depend on the worker, the rank, earlier clips, or

@@ -69,7 +69,11 @@ class ClipDataset(Clips):
         logger.info("%s: %d videos of %s; clips are %s", split, len(videos), path, taken)
 
     def _read_sources(self, recipe: Recipe, videos: Sequence[Any]) -> Sequence[Any]:
-        """Return the videos that the clips are read from, in the order of the index."""
+        """Return the videos that the clips are read from.
+
+        These are the listed `videos`, except in data sets whose list has other items, such as key
+        frames.
+        """
         return videos
 
     def _label(self, video: FrameVideo, plan: ClipPlan | None) -> Label:

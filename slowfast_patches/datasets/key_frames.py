@@ -36,9 +36,10 @@ class KeyFrameClips(ClipDataset):
 
     An item also has, for each of its k boxes:
 
-    - `boxes` (k, 4), in pixels of the clip after its flip - `label` (k, classes), multi-hot -
-    `rows` (k,), the number of the box among all boxes of the split - `shares` (k,), the fraction of
-    the box that the clip shows
+    - `boxes` (k, 4), in pixels of the clip after its flip
+    - `label` (k, classes), multi-hot
+    - `rows` (k,), the number of the box among all boxes of the split
+    - `shares` (k,), the fraction of the box that the clip shows
 
     A training clip has the boxes that it shows to at least a quarter, or that fill at least a
     quarter of it. A clip without such a box is drawn again. `redrawn` counts how often. An
@@ -49,7 +50,7 @@ class KeyFrameClips(ClipDataset):
         super().__init__(recipe, split)
         counts = [len(key_frame.boxes) for key_frame in self.videos]
         self.first_rows: NDArray[np.int64] = np.cumsum([0, *counts])
-        """The numbers of the key frames' first boxes; the last is that of all boxes."""
+        """Number of the first box of each key frame, followed by the total number of boxes."""
         logger.info("%s: %d boxes in %d key frames", split, sum(counts), len(counts))
 
     def _read_sources(self, recipe: Recipe, videos: Sequence[Any]) -> Sequence[Any]:

@@ -118,7 +118,7 @@ class VideoClips(Clips):
 
 
 def _listed(videos: Videos) -> tuple[Path, Sequence[LabelledVideo]]:
-    """Return the path that determines the place of the index, and the videos."""
+    """Return the path to pass to `open_index`, and the listed videos."""
     if isinstance(videos, (str, os.PathLike)):
         file = Path(videos)
         if not file.is_file():

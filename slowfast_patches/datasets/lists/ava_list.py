@@ -80,7 +80,7 @@ class KeyFrame(NamedTuple):
 
     @property
     def label(self) -> str:
-        """Text that stands for the labels in the digest of a list."""
+        """Text that identifies the key frame's labels in the digest of a list."""
         return f"{self.second} {self.boxes} {self.labels}"
 
 
@@ -209,7 +209,9 @@ def read_boxes(path: Path, num_classes: int, least_score: float | None = None) -
                 if len(of_frame) > _MAX_BOXES:
                     raise ValueError(f"the key frame has more than {_MAX_BOXES} boxes")
     except OSError as error:
-        raise ValueError(f"the boxes {path} cannot be read: {error}; see the keys AVA.*") from error
+        raise ValueError(
+            f"the boxes {path} cannot be read: {error}; check the keys AVA.*"
+        ) from error
     except (csv.Error, UnicodeDecodeError) as error:
         raise ValueError(f"{path}, line {rows.line_num}: {error}") from error
     except (ValueError, IndexError) as error:
@@ -238,7 +240,7 @@ def _warn(path: Path, what: str, lines: tuple[int, ...]) -> None:
 
 
 def _boxes(recipe: Recipe, split: str) -> Boxes:
-    """Merge the boxes of a split from all its files, with the labels of all files."""
+    """Read the boxes of a split. A box that occurs in several files gets all their labels."""
     ava = recipe.ava
     annotated = ava.train_gt_box_lists if split == "train" else ()
     predicted = ava.train_predict_box_lists if split == "train" else ava.test_predict_box_lists

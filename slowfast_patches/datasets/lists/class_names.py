@@ -78,5 +78,7 @@ def read_json(path: Path, kind: Any) -> Any:
     except (OSError, json.JSONDecodeError, RecursionError) as error:
         raise ValueError(f"{path} cannot be read as JSON: {error}") from error
     if not isinstance(content, kind):
-        raise ValueError(f"{path} has an unexpected {type(content).__name__} at the top level")
+        raise ValueError(
+            f"{path} has a {type(content).__name__} at the top level, but another type is expected"
+        )
     return content

@@ -108,7 +108,7 @@ def split_line(line: str, separator: str) -> tuple[str, int]:
         wrong = f"the separator {separator!r} is not between a path and a label"
     raise ValueError(
         f"{line!r:.200} is not a path and a label: {wrong}. DATA.PATH_LABEL_SEPARATOR names the "
-        "separator (multigrid-prepare: --separator; VideoClips takes pairs, too)"
+        "separator (multigrid-prepare: --separator; VideoClips also accepts pairs)"
     )
 
 
@@ -132,7 +132,8 @@ def read_utf8(path: Path) -> str:
         is_utf16 = content.startswith((codecs.BOM_UTF16_LE, codecs.BOM_UTF16_BE))
         encoding = "utf-16" if is_utf16 else "latin1"
         raise ValueError(
-            f"{path}, line {line}: not UTF-8; convert the file, as by iconv -f {encoding} -t utf-8"
+            f"{path}, line {line}: not UTF-8; convert the file, for example with "
+            f"iconv -f {encoding} -t utf-8"
         ) from None
 
 

@@ -169,13 +169,13 @@ def class_names(recipe: Recipe) -> tuple[str, ...] | None:
     names = dataset_of(recipe, "train").classes(recipe)
     if names is not None and (count := len(names)) != recipe.model.num_classes:
         raise ValueError(
-            f"MODEL.NUM_CLASSES is {recipe.model.num_classes}, and {recipe.data.path_to_data_dir} "
+            f"MODEL.NUM_CLASSES is {recipe.model.num_classes}, but {recipe.data.path_to_data_dir} "
             f"names {count} classes; set MODEL.NUM_CLASSES {count}"
         )
     return names
 
 
-# Oddities of a list.
+# Warnings about a list.
 
 
 def list_warnings(recipe: Recipe, split: str, videos: Sequence[Any]) -> list[str]:
@@ -194,8 +194,8 @@ def list_warnings(recipe: Recipe, split: str, videos: Sequence[Any]) -> list[str
         last = max(labels)
         texts.append(
             f"{path}: {len(missing)} of MODEL.NUM_CLASSES {recipe.model.num_classes} classes have "
-            f"no video to be trained on: {first_few(missing)}; the labels end at {last}: if that "
-            f"is all, set MODEL.NUM_CLASSES {last + 1}"
+            f"no training video: {first_few(missing)}; the largest label is {last}: if that is the "
+            f"last class, set MODEL.NUM_CLASSES {last + 1}"
         )
     elif split == "train" and len(labels) == 1 and not recipe.multi_label:
         texts.append(f"{path}: all videos have the label {min(labels)}: there is nothing to learn")
@@ -223,7 +223,7 @@ def label_counts(recipe: Recipe, videos: Sequence[Any]) -> list[int]:
     counts = Counter(label for video in videos for label in _labels(video))
     if not counts:
         raise ValueError(
-            f"SOLVER.CLASS_WEIGHTS: {recipe.train.dataset} has no list of labels; leave it out"
+            f"SOLVER.CLASS_WEIGHTS: {recipe.train.dataset} has no list of labels; remove this key"
         )
     return [counts[number] for number in range(recipe.model.num_classes)]
 

@@ -68,7 +68,7 @@ def read_ssv2(
     if odd := sorted(labels.keys() ^ {video.name for video in videos}):
         raise ValueError(
             f"{path} lists {len(videos)} videos and {file.name} {len(labels)}, which must be the "
-            f"same; in one of them alone: {first_few(odd)}"
+            f"same; only one of them has: {first_few(odd)}"
         )
     return SharedList(
         replace(video, runs=(LabelledFrames(video.runs[-1].end, (labels[video.name],)),))

@@ -135,7 +135,7 @@ def prepare(
         sources = _find_sources(lists, root)
         format_csv(
             ((source.target, 0) for source in sources.values()), separator
-        )  # raises an invalid path before the long work
+        )  # check the paths before the long work
         if classes:
             write_classes(classes, out)
         every = list(dict.fromkeys(sources.values()))
@@ -190,10 +190,11 @@ def format_report(report: Report) -> str:
 
 
 def _check_apart(lists: Sequence[VideoList], out: Path) -> None:
-    """Check that the output folder is neither the folder of a list nor inside the data set.
+    """Check that the output folder does not overlap with the data set.
 
     Raises:
-        ValueError: A list would be replaced, or the output would be taken for a class.
+        ValueError: The output folder is the folder of a csv file, so the file would be replaced. Or
+            it lies in the data set, so it would look like the folder of a class.
     """
     for origin in (videos.origin for videos in lists):
         if origin in (out, *out.parents) if origin.is_dir() else origin.parent == out:
@@ -238,7 +239,7 @@ def _find_sources(lists: Sequence[VideoList], root: str) -> dict[str, Source]:
         if of_target.setdefault(target, file) != file:
             raise ValueError(
                 f"{file} and {of_target[target]} would both become {target}: prepare the lists "
-                "that have them to folders of their own"
+                "that have them into separate folders"
             )
         of_path[path] = Source(file, target, *_state(file))
     return of_path

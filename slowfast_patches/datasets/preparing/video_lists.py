@@ -119,7 +119,8 @@ def format_csv(rows: Iterable[tuple[str, int]], separator: str) -> str:
 def list_titles(lists: Iterable[VideoList]) -> dict[str, str]:
     """Return the title of each list, by its name.
 
-    The title is the name, or "test.csv (test is val)" if the two lists are the same.
+    The title is the name of the list. If test.csv has the same videos as val.csv, its title is
+    "test.csv (test is val)".
     """
     videos = {listed.name: list(listed.videos) for listed in lists}
     titles = {name: name for name in videos}

@@ -289,7 +289,9 @@ def _read_files(
     """
     folder, files = ("", record.files) if record.files is not None else (path, frame_files(path))
     if len(files) != record.video.frames:
-        raise UnreadableVideoError(f"has {len(files)} frames, the index says {record.video.frames}")
+        raise UnreadableVideoError(
+            f"has {len(files)} frames, but {record.video.frames} in the index"
+        )
     for number in wanted:
         clock.check()
         images = dict[int, Clip]()

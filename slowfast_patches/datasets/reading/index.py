@@ -144,7 +144,7 @@ def _open(
     finally:
         if left:
             _save(csv, known)
-    logger.info("index of %s: open after %.1f s", csv, time.monotonic() - began)
+    logger.info("index of %s: opened in %.1f s", csv, time.monotonic() - began)
     index = VideoIndex([known[name] for name in names], paths)
     _report(csv, index)
     return index
@@ -240,7 +240,7 @@ def load_index(file: Path) -> dict[str, Entry]:
             raise ValueError(f"it is not of version {_VERSION}")
         return {name: Entry(*entry) for name, entry in content["videos"].items()}
     except Exception as error:  # errors of zlib, json and bad fields have no common base
-        raise ValueError(f"cannot be used: {type(error).__name__}: {error}") from error
+        raise ValueError(f"it cannot be used ({type(error).__name__}: {error})") from error
 
 
 def _report(csv: Path, index: VideoIndex) -> None:

@@ -57,7 +57,7 @@ def scan(path: str, limits: ReadingLimits = LIMITS) -> VideoRecord:
     """
     record = _scan(path, limits)
     if record.video.frames == 1:
-        return replace(record, damage="has only one frame, which every clip repeats")
+        return replace(record, damage="has one frame, which every clip repeats")
     return record
 
 
@@ -181,7 +181,7 @@ def _frame_rate(stream: VideoStream, timestamps: NDArray[np.int64]) -> float:
         return float(rate)
     ticks = int(np.ptp(timestamps))
     if not ticks or not stream.time_base:
-        raise UnreadableVideoError("does not say its frame rate")
+        raise UnreadableVideoError("has no frame rate")
     return (len(timestamps) - 1) / (ticks * float(stream.time_base))
 
 

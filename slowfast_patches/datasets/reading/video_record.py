@@ -91,4 +91,4 @@ class VideoRecord:
                 streams=streams,
             )
         except (ValueError, TypeError, zlib.error) as error:
-            raise UnreadableVideoError(f"is damaged in the index: {error}") from error
+            raise UnreadableVideoError(f"has a damaged index entry: {error}") from error

@@ -98,7 +98,7 @@ def test_classes_have_the_names_of_the_label_map_and_else_their_numbers(tmp_path
         ("a,0902,0.1,0.2,0.5", "line 1: 'a,0902,0.1,0.2,0.5' is not video, second, x1, y1, x2, y2"),
         ("a,0902,left,0.2,0.5,0.6,1", "line 1: .*could not convert"),
         ("a,0902,nan,0.2,0.5,0.6,1", "line 1: .*: nan is not a coordinate from 0 to 1"),
-        ("a,0902,10,20,320,240,1", "line 1: .*: 10 is no part of .*; pixels are not"),
+        ("a,0902,10,20,320,240,1", "line 1: .*: 10 is not a coordinate from 0 to 1, relative to"),
         (f"a,0902,0.1,0.2,0.5,0.6,1\n{200_000 * 'x'},", "csv, line 2: field larger than"),
         (
             "\n".join(f"a,0902,0.1,0.2,0.{n},0.6,1" for n in range(3000, 4001)),

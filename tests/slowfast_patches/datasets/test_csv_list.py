@@ -46,7 +46,7 @@ def test_the_last_separator_parts_path_and_label(tmp_path, separator, line, name
         ("c.mp4", "is not a path and a label"),
         ("c.mp4\t1", r"separator is '\\t', not ' '.*DATA.PATH_LABEL_SEPARATOR"),
         ("my c.mp4,1", "separator is ',', not ' '"),
-        ("c.mp4,short string", "the label after the last ' ', 'string', is no class number"),
+        ("c.mp4,short string", "the label after the last ' ', 'string', is not a class number"),
         ("c.mp4,short", "the separator ' ' is not between a path and a label"),
         *((f"c.mp4 {label}", "is not a path and a label") for label in ("-1", "0.0", "²")),
         ("c.mp4 2", "label 2 is outside MODEL.NUM_CLASSES 2"),

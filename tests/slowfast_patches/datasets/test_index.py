@@ -265,7 +265,7 @@ def test_a_record_that_makes_no_sense_is_an_unreadable_video(data, file, record)
     for entry in content["videos"].values():
         entry[2] = record
     file.write_bytes(gzip.compress(json.dumps(content).encode()))
-    with pytest.raises(UnreadableVideoError, match="damaged in the index"):
+    with pytest.raises(UnreadableVideoError, match="damaged index entry"):
         opened(data).record(0)
 
 
@@ -281,7 +281,7 @@ def test_where_the_folder_is_not_writable_the_index_lies_in_the_cache(
     shutil.rmtree(cache)
     cache.write_text("a file where a folder should be")
     assert_right(opened(data), videos(data))
-    assert "it is lost" in caplog.text
+    assert "cannot be saved anywhere" in caplog.text
 
 
 @pytest.mark.slow

@@ -184,7 +184,7 @@ def test_ssv2_names_its_classes_in_its_labels_file(ssv2):
     names = ("Holding something", "Pushing something left", "Doing nothing")
     assert class_names(config(ssv2, "ssv2")) == names
     with pytest.raises(
-        ValueError, match=r"NUM_CLASSES is 4, and .* names 3 .*; set .*NUM_CLASSES 3$"
+        ValueError, match=r"NUM_CLASSES is 4, but .* names 3 .*; set .*NUM_CLASSES 3$"
     ):
         class_names(config(ssv2, "ssv2", "MODEL.NUM_CLASSES", 4))
 
@@ -223,7 +223,11 @@ def test_charades_names_its_classes_a_line_each(tmp_path):
 @pytest.mark.parametrize(
     ("dataset", "text", "message"),
     [
-        ("kinetics", "a.mp4 0\nb.mp4 1\n", "at 1: if that is all, set MODEL.NUM_CLASSES 2"),
+        (
+            "kinetics",
+            "a.mp4 0\nb.mp4 1\n",
+            "is 1: if that is the last class, set MODEL.NUM_CLASSES 2",
+        ),
         ("charades", f'{HEADER}\na 0 0 1.jpg "0,2"\na 0 1 2.jpg ""\n', "1 of MODEL.NUM_CLASSES 3"),
         ("kinetics", "a.mp4 0\n\nb.mp4 1\nc.mp4 2\na.mp4 0\n", "a.mp4 (2 times)"),
     ],

@@ -220,7 +220,7 @@ def find_names(given: Path | None, predictor: Predictor) -> tuple[str, ...] | No
     count = predictor.recipe.model.num_classes
     names = read_class_names(given) if given else predictor.class_names
     if given and names and len(names) != count:
-        raise ValueError(f"{given} has {len(names)} names, but the model has {count} classes.")
+        raise ValueError(f"{given} has {len(names)} names, and the model has {count} classes.")
     if names is None:
         print(
             "warning: classes are shown by number. Give --classes FILE for their names",

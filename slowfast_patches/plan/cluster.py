@@ -53,7 +53,7 @@ class Cluster:
     """GPUs on equal nodes. A cluster smaller than a node is a part of one.
 
     Attributes:
-        gpus: number of GPUs in all. Whole nodes are filled.
+        gpus: number of GPUs in all. More than one node has must be a multiple of it.
         gpus_per_node: number of GPUs that a node has.
         network: bandwidth of a node in bytes per second and direction.
         node_network: bandwidth between two GPUs of a node in bytes per second.
@@ -111,7 +111,12 @@ class Cluster:
         return max(seconds, buckets * seconds - _BACKWARD * compute)
 
     def shared_bn_seconds(self, channels: Sequence[int], ranks: int) -> float:
-        """Return the seconds of synchronizing all BN layers over groups of neighbouring GPUs."""
+        """Return the seconds to synchronize BN layers over groups of neighbouring GPUs.
+
+        Args:
+            channels: number of channels of each layer.
+            ranks: number of GPUs in a group.
+        """
         in_node = self.gpus_of_node % ranks == 0
         sizes = [number * size for number in channels for size in _BYTES_OF_MOMENTS]
         return sum(self.ring_seconds(size, ranks, in_node=in_node) for size in sizes)

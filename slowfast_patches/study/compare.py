@@ -87,7 +87,7 @@ def make_arms(
     names = {arm.name: title_of(metric_names(arm.recipe)) for arm in arms}
     if len(set(names.values())) > 1:
         judged = ", ".join(f"{name} by {metrics}" for name, metrics in names.items())
-        raise ValueError(f"The configs have different metrics: {judged}. Compare equal metrics.")
+        raise ValueError(f"The configs have different metrics and cannot be compared: {judged}.")
     if equal_iterations:
         arms.insert(1, _shortened(arms[0], arms[1]))
     if lengths:
@@ -206,7 +206,7 @@ def comparison_report(comparison: Comparison) -> Report:
 
 
 def _result(comparison: Comparison) -> list[str]:
-    """Return the warnings, then the meaning of ± and the verdict if there is one."""
+    """Return the warnings, followed by the verdict and its explanation if there is one."""
     warnings = [f"Warning: {text}" for text in _warnings(comparison)]
     if not comparison.verdict:
         return warnings

@@ -134,10 +134,12 @@ def level(curves: Curves, accuracy: float) -> dict[str, Any]:
     """Return the cost of one accuracy for each recipe.
 
     Returns:
-        None for a recipe that does not reach the accuracy. Otherwise a dictionary of `cost`,
-        `at_most` (whether the cost is an upper bound, see `reach`) and `baseline_ratio`, the first
-        recipe's cost divided by this one. The ratio has a `value` and a `bound`, which is "=", "≥"
-        or "≤". It is None if both costs are upper bounds.
+        A dictionary by label. A recipe that does not reach the accuracy has None. The others have:
+
+        - cost: the cost.
+        - at_most: whether the cost is only an upper bound, as in `reach`.
+        - baseline_ratio: the first recipe's cost divided by this one, as a `value` and a `bound`
+          ("=", "≥" or "≤"). It is None if both costs are upper bounds.
     """
     reaches = {label: reach(curve, accuracy) for label, curve in curves.items()}
     first = next(iter(reaches.values()))
@@ -153,7 +155,7 @@ def level(curves: Curves, accuracy: float) -> dict[str, Any]:
 
 
 def levels_table(levels: Sequence[Mapping[str, Any]], metric: str) -> Table:
-    """Return `levels_of` as a table of times and speed-ups, a row for each accuracy."""
+    """Format the result of `levels_of` as a table with a row for each accuracy."""
     baseline, *others = levels[0]["seconds"]
     headers = [baseline, f"{metric_title(metric)}, %", "time"]
     for label in others:
@@ -179,10 +181,10 @@ def stretches(first: pd.DataFrame, second: pd.DataFrame) -> list[tuple[float, fl
     Two curves break even where one stretch ends and the next one starts.
 
     Returns:
-        A tuple (start, stop, lead, spread) for each stretch, or an empty list if the curves have no
-        costs in common. `start` and `stop` are costs. `lead` is the largest difference in points,
-        negative where the second curve is lower. `spread` is the root of the sum of the squared
-        standard deviations there, nan for single seeds.
+        A tuple (start, stop, lead, spread) for each stretch. The list is empty if the curves have
+        no costs in common. `start` and `stop` are costs. `lead` is the largest difference in
+        points, and negative if the second curve is lower. `spread` is the standard deviation of
+        that difference, the root of the sum of both squared deviations. It is nan for single seeds.
     """
     low = max(first["cost"].min(), second["cost"].min())
     high = min(first["cost"].max(), second["cost"].max())

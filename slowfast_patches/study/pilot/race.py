@@ -102,7 +102,7 @@ class ShortBaselineError(ValueError):
     """Error raised when a whole baseline takes no longer than its pilot.
 
     Args:
-        message: the message.
+        message: text of the error.
         cycles: cycles to train beside the baseline instead of a pilot.
     """
 

@@ -26,8 +26,11 @@ def tool(load_program: Callable[[str], ModuleType]) -> ModuleType:
 def plan(
     tool: ModuleType, short_cycle_recipe: Path, capsys: pytest.CaptureFixture[str]
 ) -> Callable[..., dict]:
-    """`plan("--gpus", 2, ...)`: the JSON for the recipe, an iteration of which takes 75 s; with
-    --gpus, "multigrid" and "baseline" on them, too."""
+    """Return the function `plan("--gpus", 2, ...)`, which returns the JSON of the tool.
+
+    An iteration of the recipe takes 75 s. With --gpus, the row of that number of GPUs and its
+    trainings are merged into the result.
+    """
 
     def call(*arguments: object, cfg: Path = short_cycle_recipe, step: float = 75) -> dict:
         options = ("--cfg", cfg, "--step-seconds", step, "--json", *arguments)
@@ -63,8 +66,11 @@ def test_two_buckets_behind_backward_by_hand():
 
 
 def test_shared_bn_by_hand():
-    """4 GPUs share: each of the 2 sums of a layer sends 6 messages of 1 ms, forward's of 2 numbers
-    of 8 bytes for 500 channels (8 kB), backward's of 4 bytes; at 1 MB/s in a node, 2 MB/s else."""
+    """4 GPUs share BN, so each of the 2 sums of a layer takes 6 messages of 1 ms.
+
+    Forward sends 2 numbers of 8 bytes for each of 500 channels (8 kB), backward 2 of 4 bytes. The
+    bandwidth is 1 MB/s in a node and 2 MB/s between nodes.
+    """
     inside = Cluster(8, 8, network=2e6, node_network=1e6, latency=1e-3)
     assert inside.shared_bn_seconds((500,), 4) == pytest.approx(0.012 + 1.5 * 0.012)
     between = Cluster(12, 6, network=2e6, node_network=1e6, latency=1e-3)
@@ -73,8 +79,10 @@ def test_shared_bn_by_hand():
 
 @pytest.mark.slow
 def test_hours_and_waiting_by_hand(plan):
-    """On two GPUs half of the 56 iterations of the baseline, 75 s each, with nothing to exchange;
-    at 0.1 clips a second a node's 8 take 80 s."""
+    """Two GPUs need half of the baseline's 56 iterations of 75 s, with free communication.
+
+    At 0.1 clips a second, a node reads its 8 clips in 80 s.
+    """
     found = plan("--gpus", 2, "--gpus-per-node", 1, *FREE, "--loader", 0.1)
     baseline, multigrid = found["baseline"], found["multigrid"]
     assert (found["nodes"], found["batch"], baseline["iterations"]) == (2, 16, 28)
@@ -106,8 +114,10 @@ def test_too_few_iterations_and_too_small_a_batch_are_said_by_row(plan):
 
 
 def documented(tool: ModuleType, capsys: pytest.CaptureFixture[str], command: str) -> None:
-    """docs/cluster.md shows a command and rows of the table that it prints, to the last character,
-    that of the wanted GPUs among them."""
+    """Check that docs/cluster.md shows a command and, verbatim, rows of the table that it prints.
+
+    The row of the wanted number of GPUs has to be among them.
+    """
     document = (ROOT / "docs" / "cluster.md").read_text(encoding="utf-8")
     words = command.split()
     assert command in " ".join(document.replace("\\\n", " ").split())

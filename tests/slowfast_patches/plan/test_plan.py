@@ -68,8 +68,11 @@ def test_totals_and_phases_of_a_long_cycle_by_hand():
 
 
 def test_a_short_cycle_and_a_given_time_by_hand(plan_json, short_cycle_recipe):
-    """Crops 32, 45, 64 take 32, 16, 8 clips: 7 epochs of 64 videos are 8 cycles of 56 clips, or 56
-    iterations of 8; of 75 s each, these are 70 minutes."""
+    """Crops of 32, 45 and 64 pixels have 32, 16 and 8 clips.
+
+    So 7 epochs of 64 videos are 8 cycles of 56 clips. The baseline has 56 iterations of 8 clips,
+    which take 70 minutes at 75 s each.
+    """
     found = plan_json("--cfg", short_cycle_recipe, "--step-seconds", 75)
     assert (found["iterations"], found["baseline_iterations"]) == (24, 56)
     assert found["epochs"] == found["baseline_epochs"] == 7

@@ -1,5 +1,4 @@
-"""Files of step times: what fits a recipe, what is refused, the plan's hours by hand, and a run of
-the benchmark that writes them."""
+"""Tests of files of step times: which recipes they fit, and the hours of a plan by hand."""
 
 import json
 from collections.abc import Callable

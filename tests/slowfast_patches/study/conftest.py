@@ -1,4 +1,4 @@
-"""Made-up results of runs."""
+"""Fixtures with made-up results of runs."""
 
 from collections.abc import Callable
 from typing import Any
@@ -12,8 +12,10 @@ from slowfast_patches.train.result import save_result
 
 
 def result_of(arm: Arm, seed: int, seconds: float, /, **values: Any) -> dict[str, Any]:
-    """A result.json with made-up numbers; a fourth of the seconds is loading, and validations rise
-    to the final `top1` or `map`."""
+    """Return the content of a result.json with made-up numbers.
+
+    A quarter of the time is loading. The metric of the validations rises to the final one.
+    """
     metrics = {name: values[name] for name in ("top1", "map") if name in values}
     evaluations = [
         {"seconds": seconds * n / 4} | {name: value * n / 4 for name, value in metrics.items()}

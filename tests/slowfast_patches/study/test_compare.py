@@ -189,8 +189,11 @@ def test_recipes_of_several_labels_are_compared_by_map_and_with_no_others(
 
 
 def test_the_verdict_by_hand(study, write_run):
-    """Of 48 videos 34 and 9 are right, 70.8 and 18.8 %, with standard errors of 6.56 and 5.63
-    points, and 8.65 of their difference. With evaluation 300 and 100 s become 303 and 311 s."""
+    """Of 48 videos, 34 and 9 are right (70.8 and 18.8 %).
+
+    The standard errors are 6.56 and 5.63 points, and 8.65 points for the difference. With
+    evaluation, the 300 and 100 s become 303 and 311 s.
+    """
     baseline, multigrid = study.arms
     spent = {"training": 300, "loading": 0, "waiting": 0, "evaluating": 3}
     write_run(study, baseline, 0, 300, top1=70.8333, top5=99.0, videos=48, seconds=spent)
@@ -323,13 +326,14 @@ def test_all_arms_are_trained_with_a_seed_before_the_next_and_none_twice(
 def test_the_time_that_is_left_goes_to_standard_error(
     study, fake_run_net, capfd, monkeypatch, seconds, at_once, videos, left
 ):
-    """First by step times, then by what runs took, 107 s each, for 102 or 36 iterations of about as
-    many pixels: of 174 left, (102 + 2 · 36) · 107 / 102 s. Two side by side begin before either
-    ends.
+    """The estimate follows from step times, or else from finished runs of 107 s each.
 
-    The baseline's training is that of 816 clips, or 2,448 forwards. Of 48 videos it affords 5
-    evaluations, 240 forwards, and the test has 30 views, 1,440 forwards: 16.9 s for each 10 s.
-    Multigrid's are 864 forwards at most, an evaluation and the test: 82 s for each 30 s.
+    Their 102 and 36 iterations have about as many pixels each. After a run of 102, the others take
+    (102 + 2 · 36) · 107 / 102 s. Two runs side by side begin before either ends.
+
+    The baseline trains on 816 clips, which cost 2,448 forwards. With 48 videos, 5 evaluations cost
+    240 forwards, and the test with 30 views costs 1,440: in all 16.9 s for each 10 s of training.
+    Multigrid trains for 864 forwards at most, with one evaluation and the test: 82 s for each 30 s.
     """
     monkeypatch.setattr("slowfast_patches.study.runs.count_list", lambda *_: videos)
     study = replace(study, step_seconds=seconds)
@@ -345,9 +349,10 @@ def test_the_time_that_is_left_goes_to_standard_error(
 @pytest.mark.slow
 def test_a_failed_run_is_named_others_are_kept_and_those_beside_it_stopped(study, fake_run_net):
     study = replace(study, arms=study.arms[:1], seeds=[1, 13])
-    with pytest.raises(RunFailedError, match=r"baseline, seed 13, .* status 3; .*seed13"):
+    with pytest.raises(RunFailedError, match=r"baseline, seed 13, .* status 3\. .*seed13"):
         train_all(study, fake_run_net)
     assert study.runs()["seed"].tolist() == [1]
+    fake_run_net.with_name("calls.txt").unlink()  # so that both runs wait for each other
     fake_run_net.with_name("side by side").touch()
     with pytest.raises(RunFailedError, match="seed 13"):
         train_all(replace(study, seeds=[60, 13]), fake_run_net, at_once=2)

@@ -43,8 +43,10 @@ def made_up(baseline: float, cycle: float, videos: int = 400) -> Pilot:
 
 
 def test_the_standard_error_of_a_score_by_hand():
-    """At 20 %, √(0.2 · 0.8 / 400) is 2 points of the videos, and 40 · 0.2 · 0.8 are 6.4 of the
-    seed; no hit at all is as uncertain as one."""
+    """At 20 %, the videos cause √(0.2 · 0.8 / 400), 2 points, and the seed 40 · 0.2 · 0.8, 6.4.
+
+    No hit at all is as uncertain as one hit.
+    """
     assert made_up(20, 20).error(20.0) == pytest.approx((2.0**2 + 6.4**2) ** 0.5)
     assert made_up(20, 20).error(0.0) == made_up(20, 20).error(0.25)
 
@@ -106,8 +108,10 @@ def test_few_iterations_after_the_change_of_shape_are_no_evidence_against_a_cycl
 
 
 def test_an_undecided_pilot_says_what_would_tell_more():
-    """Twice the minute, as long as the whole baseline takes longer than that; at 22 %, 400 videos
-    make 2.1 points of the error, and the seed 6.9."""
+    """It suggests twice the minute, unless the whole baseline takes no longer than that.
+
+    At 22 %, 400 videos cause 2.1 points of the error, and the seed 6.9.
+    """
     pilot = made_up(20, 22)
     text = str(pilot_report(pilot, "command"))
     assert "(--minutes 2), another seed (RNG_SEED 1; the single seed causes ±6.9 of" in text
@@ -156,8 +160,11 @@ def test_a_pilot_that_would_tell_nothing_is_refused(asked, least, baseline, mess
 
 
 def test_the_speed_up_by_hand():
-    """A long cycle is four fifths of the iterations, half of them of 16 clips: 0.8 + 0.6 parts of
-    clips, of which 0.8 take a fifth of the baseline's time; in all three quarters of its clips."""
+    """A long cycle has four fifths of the iterations, half of which have 16 clips.
+
+    That makes 0.8 + 0.6 parts of clips, of which 0.8 take a fifth of the time of the baseline's.
+    All clips are three quarters of the baseline's.
+    """
     share = 0.8 / 1.4
     found = made_up(20, 30).speed_up
     assert found == pytest.approx(1 / 0.75 / (share / 5 + 1 - share), rel=0.01)

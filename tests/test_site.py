@@ -1,4 +1,4 @@
-"""The schedule's page of the site computes what `make_schedule` does."""
+"""Tests that the schedule page of the site computes what `make_schedule` does."""
 
 import json
 from itertools import product
@@ -8,8 +8,11 @@ import pytest
 from py_mini_racer import MiniRacer
 
 from multigrid import PAPER, Cycles, Shape, SteppedRate, make_schedule
+from slowfast_patches.config import load_recipe
+from slowfast_patches.config.schedule import schedule_of
 
-SCRIPT = Path(__file__).parents[1] / "docs" / "assets" / "schedule.js"
+ROOT = Path(__file__).parents[1]
+SCRIPT = ROOT / "docs" / "assets" / "schedule.js"
 SHAPES = (Shape(64, 32, 224), Shape(16, 8, 64), Shape(8, 16, 90))
 STAGES = (((94.0, 154.0, 196.0), (0.8, 0.08, 0.008)), ((30.0, 40.0), (0.1, 0.01)))
 LONG_CYCLE = PAPER.long_cycle
@@ -61,6 +64,21 @@ def test_the_page_has_the_phases_of_the_package(page: MiniRacer, case: tuple):
         assert there["shapes"] == [vars(shape) for shape in phase.shapes]
         assert (there["stage"], there["fineTuning"]) == (phase.stage, phase.fine_tuning)
         assert there["rate"] == pytest.approx(schedule.at(phase.start).lr)
+
+
+@pytest.mark.parametrize("number", range(3))
+def test_presets_have_the_iterations_of_their_recipes(page: MiniRacer, number: int):
+    preset = json.loads(page.eval(f"JSON.stringify(PRESETS[{number}])"))
+    options = f"{{...PRESETS[{number}], ...CYCLES[PRESETS[{number}].cycles]}}"
+    values = f"{{...{options}, cycles: PRESETS[{number}].cycles}}"
+    drawn = json.loads(page.eval(f"JSON.stringify(makeSchedule(optionsOf({values})))"))
+    recipe = load_recipe(ROOT / preset["recipe"])
+    schedule = schedule_of(recipe, preset["videos"])
+    assert drawn["phases"][-1]["shapes"][-1] == vars(schedule.base)
+    assert drawn["baselineIterations"] == pytest.approx(schedule.baseline_iterations, abs=1)
+    assert drawn["iterations"] == pytest.approx(schedule.iterations, abs=3)
+    last = schedule.at(schedule.iterations - 1)
+    assert drawn["phases"][-1]["rate"] == pytest.approx(last.lr)
 
 
 def test_a_training_that_is_too_short_is_told(page: MiniRacer):

@@ -38,11 +38,13 @@ CODE = re.compile(r"^(```.*?^```|(?: {4}[^\n]*\n)+)", re.MULTILINE | re.DOTALL)
 
 
 def on_config(config: MkDocsConfig) -> MkDocsConfig:
-    """Add the version to the title, and the address of the repository if it is known."""
+    """Add the version to the title, and link the repository if its address is known."""
     project = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
     config.site_name = f"{config.site_name} {project['version']}"
     config.repo_name = project["name"]
-    config.repo_url = os.environ.get("REPOSITORY_URL") or remote_url()
+    if url := os.environ.get("REPOSITORY_URL") or remote_url():
+        config.repo_url = url
+        config.edit_uri = f"{url}/edit/main/docs/"
     return config
 
 

@@ -1,13 +1,15 @@
-"""Tests that the schedule page of the site computes what `make_schedule` does."""
+"""Tests of the site: the schedule page's numbers, and the data set of "Use your own Dataset"."""
 
 import json
+import re
 from itertools import product
 from pathlib import Path
 
+import numpy as np
 import pytest
 from py_mini_racer import MiniRacer
 
-from multigrid import PAPER, Cycles, Shape, SteppedRate, make_schedule
+from multigrid import GENTLE, PAPER, ClipRequest, Cycles, Shape, SteppedRate, collate, make_schedule
 from slowfast_patches.config import load_recipe
 from slowfast_patches.config.schedule import schedule_of
 
@@ -85,3 +87,15 @@ def test_a_training_that_is_too_short_is_told(page: MiniRacer):
     options = {"base": vars(SHAPES[0]), "videos": 100, "ends": [2, 3], "rates": [0.1, 0.01]}
     with pytest.raises(Exception, match="too short"):
         page.eval(f"makeSchedule({json.dumps(options)})")
+
+
+def test_the_data_set_of_own_dataset_returns_the_wanted_clip(tmp_path: Path):
+    text = (ROOT / "docs" / "own_dataset.md").read_text()
+    (code,) = re.findall(r"```python\n(.*?)```", text, re.DOTALL)
+    names = dict[str, object]()
+    exec(code, names)
+    np.save(tmp_path / "video.npy", np.zeros((40, 90, 120, 3), np.uint8))
+    clips = names["MyVideos"]([tmp_path / "video.npy"], [3], Shape(8, 16, 64), GENTLE.sampling)
+    batch = collate([clips[ClipRequest(video=0, epoch=1, shape=Shape(24, 8, 32), iteration=5)]])
+    assert batch["clips"].shape == (1, 8, 32, 32, 3)
+    assert (batch["labels"].tolist(), batch["iteration"]) == ([3], 5)

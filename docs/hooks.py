@@ -1,5 +1,4 @@
-"""mkdocs hooks: pages from outside docs/, a notebook, generated pages, links to files of the
-repository."""
+"""mkdocs hooks that add pages from outside docs/, generated pages, and the version to the site."""
 
 from __future__ import annotations
 
@@ -8,7 +7,9 @@ import io
 import json
 import os
 import re
+import subprocess
 import sys
+import tomllib
 from collections.abc import Iterator
 from contextlib import redirect_stdout, suppress
 from importlib import import_module
@@ -30,16 +31,42 @@ PAGES = {
     "CONTRIBUTING.md": "contributing.md",
     "CHANGELOG.md": "changes.md",
 }
-"""Markdown of the repository -> page of the site."""
+"""Page of the site by Markdown file of the repository."""
 TOUR = "examples/quickstart.ipynb"
 LINK = re.compile(r"(!?)\[((?:[^\[\]]|\[[^\]]*\])*)\]\(([^)\s#]*)(#[^)\s]*)?\)")
 CODE = re.compile(r"^(```.*?^```|(?: {4}[^\n]*\n)+)", re.MULTILINE | re.DOTALL)
 
 
+def on_config(config: MkDocsConfig) -> MkDocsConfig:
+    """Add the version to the title, and link the repository if its address is known."""
+    project = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
+    config.site_name = f"{config.site_name} {project['version']}"
+    config.repo_name = project["name"]
+    if url := os.environ.get("REPOSITORY_URL") or remote_url():
+        config.repo_url = url
+        config.edit_uri = f"{url}/edit/main/docs/"
+    return config
+
+
+def remote_url() -> str | None:
+    """Return the https address of the git remote `origin`, or None without one."""
+    command = ["git", "-C", str(ROOT), "remote", "get-url", "origin"]
+    try:
+        done = subprocess.run(command, capture_output=True, text=True)
+    except FileNotFoundError:  # git is not installed
+        return None
+    match = re.fullmatch(
+        r"(?:https://|ssh://git@|git@)([\w.-]+)[:/](.+?)(?:\.git)?/?", done.stdout.strip()
+    )
+    return f"https://{match[1]}/{match[2]}" if match else None
+
+
 def on_files(files: Files, config: MkDocsConfig) -> Files:
-    """Add the pages outside docs/, the commands' help, and the files that pages link to."""
+    """Add the pages outside docs/, the --help texts, and the files that pages link to."""
     for path, name in PAGES.items():
-        files.append(File.generated(config, name, content=(ROOT / path).read_text()))
+        page = File.generated(config, name, content=(ROOT / path).read_text())
+        page.edit_uri = f"../{path}"
+        files.append(page)
     files.append(File.generated(config, "commands.md", content=commands_page()))
     text, pictures = notebook_page(ROOT / TOUR)
     files.append(File.generated(config, "tour.md", content=text))
@@ -54,7 +81,7 @@ def on_files(files: Files, config: MkDocsConfig) -> Files:
 
 
 def on_page_markdown(markdown: str, page: Page, config: MkDocsConfig, files: Files) -> str:
-    """Point links between files of the repository to pages and files of the site."""
+    """Rewrite links between files of the repository to pages and files of the site."""
     path = origin(page.file.src_uri)
 
     def on_site(match: re.Match[str]) -> str:
@@ -75,20 +102,20 @@ def on_page_markdown(markdown: str, page: Page, config: MkDocsConfig, files: Fil
 
 
 def origin(page: str) -> str:
-    """The path in the repository of a page of the site."""
+    """Return the path in the repository of a page of the site."""
     outside = {name: path for path, name in PAGES.items()} | {"tour.md": TOUR}
     return outside.get(page, f"docs/{page}")
 
 
 def site_path(path: str) -> str:
-    """Where the site has a file of the repository."""
+    """Return the path on the site of a file of the repository."""
     if path in PAGES:
         return PAGES[path]
     return path.removeprefix("docs/") if path.startswith("docs/") else f"files/{path}"
 
 
 def resolve(target: str, path: str) -> Path | None:
-    """The file of the repository that a link means; None for other links."""
+    """Return the file of the repository that a link points to, or None for other links."""
     if not target or ":" in target:
         return None
     file = Path(os.path.normpath(ROOT / Path(path).parent / target))
@@ -96,7 +123,7 @@ def resolve(target: str, path: str) -> Path | None:
 
 
 def linked_files(markdown: str, path: str) -> Iterator[str]:
-    """Files of the repository, outside docs/, that a page links to."""
+    """Yield the files outside docs/ that a page links to."""
     for match in LINK.finditer(markdown):
         file = resolve(match[3], path)
         if file is not None and file.is_file() and not file.is_relative_to(ROOT / "docs"):
@@ -104,7 +131,7 @@ def linked_files(markdown: str, path: str) -> Iterator[str]:
 
 
 def notebook_page(path: Path) -> tuple[str, dict[str, bytes]]:
-    """A notebook as Markdown, and its pictures by the names that it has for them."""
+    """Return a notebook as Markdown, and its pictures by file name."""
     parts = list[str]()
     pictures = dict[str, bytes]()
     for cell in json.loads(path.read_text())["cells"]:
@@ -122,17 +149,20 @@ def notebook_page(path: Path) -> tuple[str, dict[str, bytes]]:
 
 
 def printed(output: dict[str, Any]) -> str:
-    """What an output of a cell has as text."""
+    """Return the text of a cell's output."""
     return "".join(output.get("text") or output.get("data", {}).get("text/plain", "")).rstrip()
 
 
 def commands_page() -> str:
-    """The --help of every command."""
+    """Return a page with the --help text of every command."""
     parts = [f"## {name}\n\n```text\n{help_of(name)}```\n" for name in COMMANDS]
-    return "# Commands\n\nWhat each prints for `--help`.\n\n" + "\n".join(parts)
+    return "# Commands\n\nThis page lists the `--help` text of every command.\n\n" + "\n".join(
+        parts
+    )
 
 
 def help_of(name: str) -> str:
+    """Return the --help text of a command."""
     program = import_module(f"slowfast_patches.commands.{COMMANDS[name]}")
     text = io.StringIO()
     with (

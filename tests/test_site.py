@@ -1,15 +1,20 @@
-"""The schedule's page of the site computes what `make_schedule` does."""
+"""Tests of the site: the schedule page's numbers, and the data set of "Use your own Dataset"."""
 
 import json
+import re
 from itertools import product
 from pathlib import Path
 
+import numpy as np
 import pytest
 from py_mini_racer import MiniRacer
 
-from multigrid import PAPER, Cycles, Shape, SteppedRate, make_schedule
+from multigrid import GENTLE, PAPER, ClipRequest, Cycles, Shape, SteppedRate, collate, make_schedule
+from slowfast_patches.config import load_recipe
+from slowfast_patches.config.schedule import schedule_of
 
-SCRIPT = Path(__file__).parents[1] / "docs" / "assets" / "schedule.js"
+ROOT = Path(__file__).parents[1]
+SCRIPT = ROOT / "docs" / "assets" / "schedule.js"
 SHAPES = (Shape(64, 32, 224), Shape(16, 8, 64), Shape(8, 16, 90))
 STAGES = (((94.0, 154.0, 196.0), (0.8, 0.08, 0.008)), ((30.0, 40.0), (0.1, 0.01)))
 LONG_CYCLE = PAPER.long_cycle
@@ -63,7 +68,34 @@ def test_the_page_has_the_phases_of_the_package(page: MiniRacer, case: tuple):
         assert there["rate"] == pytest.approx(schedule.at(phase.start).lr)
 
 
+@pytest.mark.parametrize("number", range(3))
+def test_presets_have_the_iterations_of_their_recipes(page: MiniRacer, number: int):
+    preset = json.loads(page.eval(f"JSON.stringify(PRESETS[{number}])"))
+    options = f"{{...PRESETS[{number}], ...CYCLES[PRESETS[{number}].cycles]}}"
+    values = f"{{...{options}, cycles: PRESETS[{number}].cycles}}"
+    drawn = json.loads(page.eval(f"JSON.stringify(makeSchedule(optionsOf({values})))"))
+    recipe = load_recipe(ROOT / preset["recipe"])
+    schedule = schedule_of(recipe, preset["videos"])
+    assert drawn["phases"][-1]["shapes"][-1] == vars(schedule.base)
+    assert drawn["baselineIterations"] == pytest.approx(schedule.baseline_iterations, abs=1)
+    assert drawn["iterations"] == pytest.approx(schedule.iterations, abs=3)
+    last = schedule.at(schedule.iterations - 1)
+    assert drawn["phases"][-1]["rate"] == pytest.approx(last.lr)
+
+
 def test_a_training_that_is_too_short_is_told(page: MiniRacer):
     options = {"base": vars(SHAPES[0]), "videos": 100, "ends": [2, 3], "rates": [0.1, 0.01]}
     with pytest.raises(Exception, match="too short"):
         page.eval(f"makeSchedule({json.dumps(options)})")
+
+
+def test_the_data_set_of_own_dataset_returns_the_wanted_clip(tmp_path: Path):
+    text = (ROOT / "docs" / "own_dataset.md").read_text()
+    (code,) = re.findall(r"```python\n(.*?)```", text, re.DOTALL)
+    names = dict[str, object]()
+    exec(code, names)
+    np.save(tmp_path / "video.npy", np.zeros((40, 90, 120, 3), np.uint8))
+    clips = names["MyVideos"]([tmp_path / "video.npy"], [3], Shape(8, 16, 64), GENTLE.sampling)
+    batch = collate([clips[ClipRequest(video=0, epoch=1, shape=Shape(24, 8, 32), iteration=5)]])
+    assert batch["clips"].shape == (1, 8, 32, 32, 3)
+    assert (batch["labels"].tolist(), batch["iteration"]) == ([3], 5)

@@ -1,11 +1,11 @@
-// The multigrid schedule in the browser: `makeSchedule` is `multigrid.make_schedule` for stepped rates without
-// warm-up, and a test compares the two. Below it, the sliders and the drawing of schedule.md.
+// The multigrid schedule in the browser. `makeSchedule` computes what `multigrid.make_schedule` does for stepped rates
+// without warm-up; a test compares the two. The sliders and the drawing of schedule.md are below it.
 "use strict";
 
 const LONG_CYCLE = [[1 / 4, Math.sqrt(1 / 2)], [1 / 2, Math.sqrt(1 / 2)], [1 / 2, 1], [1, 1]];
 const SHORT_CYCLE = [1 / 2, Math.sqrt(1 / 2)];
 
-// Python's round: halves to the even number.
+// Round halves to the even number, as Python does.
 function round(x) {
   const low = Math.floor(x);
   if (x - low !== 0.5) return Math.round(x);
@@ -25,7 +25,7 @@ function scaleShape(base, [time, space], exponent) {
   };
 }
 
-// Which part of the baseline, in its epochs, each phase stands for, and its factors.
+// Return each phase's factors, and the part of the baseline (in its epochs) that it replaces.
 function planPhases(ends, drops, longCycle) {
   const plans = [];
   const cycled = ends.slice(0, -1);
@@ -48,12 +48,12 @@ function planPhases(ends, drops, longCycle) {
   return plans;
 }
 
-// A number as a whole multiple of 2^-80, exactly.
+// Return a number as an exact multiple of 2^-80.
 const exact = (x) => BigInt(x * 2 ** 80);
 const difference = (a, b) => (a > b ? a - b : b - a);
 
-// Where each phase stops: iterations in the ratio of the plans, `epochs` × `videos` clips in all. Whole numbers, as
-// the package has fractions: what rounds would decide ties.
+// Return where each phase stops. Iterations are in the ratio of the plans, with `epochs` × `videos` clips in all.
+// The arithmetic is exact, as in the package, because rounding would decide ties.
 function countIterations(plans, cycles, epochs, videos) {
   const clipsOf = (shapes) => shapes.map((s) => BigInt(s.batch)).reduce((a, b) => a + b, 0n);
   const weights = plans.map((plan, j) => (exact(plan.stop) - exact(plan.start)) * clipsOf(cycles[j]));
@@ -72,13 +72,14 @@ function countIterations(plans, cycles, epochs, videos) {
       seen += next();
       i += 1;
     }
-    if (i === first) throw new Error("too short: a phase has no iteration; more videos or epochs, or fewer clips");
+    if (i === first) throw new Error("The training is too short: a phase has no iteration. Use more videos or epochs, or fewer clips.");
     stops.push(i);
   });
   return stops;
 }
 
-// base: {batch, frames, crop}; ends: of the rate's stages, in epochs; rates: one for each.
+// Build a schedule. base: {batch, frames, crop}; ends: the epoch at which each learning-rate stage ends; rates: one
+// learning rate per stage.
 function makeSchedule({ base, videos, ends, rates, epochFactor = 1.5, longCycle = LONG_CYCLE,
   shortCycle = SHORT_CYCLE, batchExponent = 1 }) {
   const stages = ends.length;
@@ -105,31 +106,61 @@ function makeSchedule({ base, videos, ends, rates, epochFactor = 1.5, longCycle 
   return { phases, iterations: stops[stops.length - 1], baselineIterations: baseline };
 }
 
-// Everything below draws; the test stops above.
-const INPUTS = ["batch", "frames", "crop", "videos", "epochs", "epochFactor", "exponent"];
+// The named cycles of the package, and others to compare with them.
+const CYCLES = {
+  PAPER: { longCycle: LONG_CYCLE, shortCycle: SHORT_CYCLE, epochFactor: 1.5, exponent: 1 },
+  GENTLE: { longCycle: [[1 / 2, 1 / 2], [1, 1 / 2], [1, 1]], shortCycle: [], epochFactor: 0.75, exponent: 0.5 },
+  "PAPER, long cycle only": { longCycle: LONG_CYCLE, shortCycle: [], epochFactor: 1.5, exponent: 1 },
+  "PAPER, short cycle only": { longCycle: [], shortCycle: SHORT_CYCLE, epochFactor: 1.5, exponent: 1 },
+};
 
-function readPage(form) {
-  const value = (name) => Number(form.elements[name].value);
-  INPUTS.forEach((name) => { form.elements[name].nextElementSibling.value = value(name).toLocaleString("en"); });
-  const epochs = value("epochs");
+// Recipes of configs/ and projects/real_video. `drops` are the parts of the epochs after which the rate is divided by 10.
+const PRESETS = [
+  { name: "Kinetics-400, SlowFast R50", recipe: "configs/Kinetics/SLOWFAST_8x8_R50_MULTIGRID.yaml", cycles: "PAPER",
+    batch: 64, frames: 32, crop: 224, videos: 239933, epochs: 239, drops: [44 / 112, 72 / 112, 92 / 112], rate: 0.1 },
+  { name: "Kinetics-400, I3D R50 on 1 GPU", recipe: "configs/Kinetics/I3D_8x8_R50_1GPU_MULTIGRID.yaml", cycles: "PAPER",
+    batch: 8, frames: 8, crop: 224, videos: 239933, epochs: 40.01117, drops: [6 / 12, 10 / 12], rate: 0.00125 },
+  { name: "Own videos, small SlowFast (3,000 videos)", recipe: "configs/Demo/OWN_VIDEOS_MULTIGRID.yaml", cycles: "GENTLE",
+    batch: 8, frames: 16, crop: 64, videos: 3000, epochs: 20, drops: [12 / 20, 17 / 20], rate: 0.02 },
+];
+
+// Return the options of `makeSchedule` for a preset or the values of the form.
+function optionsOf({ batch, frames, crop, videos, epochs, epochFactor, exponent, drops, rate, cycles }) {
   return {
-    base: { batch: value("batch"), frames: value("frames"), crop: value("crop") },
-    videos: value("videos"), epochFactor: value("epochFactor"), batchExponent: value("exponent"),
-    ends: [0.44, 0.73, 1].map((part) => part * epochs), rates: [0.1, 0.01, 0.001],
-    longCycle: form.elements.long.checked ? LONG_CYCLE : [],
-    shortCycle: form.elements.short.checked ? SHORT_CYCLE : [],
+    base: { batch, frames, crop }, videos, epochFactor, batchExponent: exponent,
+    ends: [...drops, 1].map((part) => part * epochs), rates: [rate, ...drops.map((_, j) => rate / 10 ** (j + 1))],
+    longCycle: CYCLES[cycles].longCycle, shortCycle: CYCLES[cycles].shortCycle,
   };
 }
 
-// One row of the picture: a quantity of each phase as steps, of the short cycle as a band.
-function drawRow(phases, iterations, top, label, quantity, logarithmic) {
-  const [left, width, height] = [110, 580, 70];
-  const all = phases.flatMap((phase) => quantity(phase));
+// The test uses nothing below: it reads the form and draws.
+const INPUTS = ["batch", "frames", "crop", "videos", "epochs", "epochFactor", "exponent"];
+
+function fillForm(form, values) {
+  INPUTS.filter((name) => name in values).forEach((name) => { form.elements[name].value = values[name]; });
+}
+
+function readForm(form) {
+  const preset = PRESETS[Number(form.elements.preset.value)];
+  const values = { drops: preset.drops, rate: preset.rate, cycles: form.elements.cycles.value };
+  INPUTS.forEach((name) => {
+    values[name] = Number(form.elements[name].value);
+    form.elements[name].nextElementSibling.value = values[name].toLocaleString("en");
+  });
+  return values;
+}
+
+const [LEFT, WIDTH, HEIGHT] = [110, 570, 70];
+const format = (v) => v.toLocaleString("en", { maximumSignificantDigits: 4 });
+
+// Draw one quantity: a step per phase, a band for the short cycle, and the baseline's steps as a dashed line.
+function drawRow(phases, iterations, top, label, quantity, baseline, logarithmic) {
+  const all = [...phases.flatMap((phase) => quantity(phase)), ...baseline.map((part) => part.value)];
   const scale = logarithmic ? Math.log : (x) => x;
   const low = logarithmic ? scale(Math.min(...all)) : 0;
   const span = scale(Math.max(...all)) - low || 1;
-  const x = (i) => left + (width * i) / iterations;
-  const y = (v) => top + height - ((scale(v) - low) / span) * (height - 8);
+  const x = (i) => LEFT + (WIDTH * i) / iterations;
+  const y = (v) => top + HEIGHT - ((scale(v) - low) / span) * (HEIGHT - 8);
   const parts = phases.map((phase) => {
     const values = quantity(phase);
     const [least, most] = [Math.min(...values), Math.max(...values)];
@@ -138,24 +169,43 @@ function drawRow(phases, iterations, top, label, quantity, logarithmic) {
     return `<rect ${box} y="${y(most)}" height="${y(least) - y(most)}" class="band"/>` +
       `<rect ${box} y="${y(own) - 1.5}" height="3" class="step"/>`;
   });
-  const text = (v) => `<text x="${left - 6}" y="${y(v) + 4}" text-anchor="end">${v.toLocaleString("en", { maximumSignificantDigits: 4 })}</text>`;
-  return `<text x="0" y="${top + 12}">${label}</text>${text(Math.max(...all))}${text(Math.min(...all))}${parts.join("")}`;
+  const dashed = baseline.map(({ start, stop, value }) =>
+    `<path d="M${LEFT + WIDTH * start} ${y(value)}H${LEFT + WIDTH * stop}" class="baseline"/>`);
+  const text = (v) => `<text x="${LEFT - 6}" y="${y(v) + 4}" text-anchor="end">${format(v)}</text>`;
+  return `<text x="0" y="${top + 12}">${label}</text>${text(Math.max(...all))}${text(Math.min(...all))}` +
+    parts.join("") + dashed.join("");
+}
+
+// Draw the axis of iterations, with five ticks.
+function drawAxis(iterations, top) {
+  const ticks = [0, 0.25, 0.5, 0.75, 1].map((part) => {
+    const x = LEFT + WIDTH * part;
+    const anchor = part === 0 ? "start" : part === 1 ? "end" : "middle";
+    return `<path d="M${x} ${top}v6" class="axis"/>` +
+      `<text x="${x}" y="${top + 20}" text-anchor="${anchor}">${format(Math.round(part * iterations))}</text>`;
+  });
+  return `<path d="M${LEFT} ${top}h${WIDTH}" class="axis"/>${ticks.join("")}<text x="0" y="${top + 20}">iteration</text>`;
 }
 
 function draw(form) {
   const picture = document.getElementById("schedule-picture");
   const words = document.getElementById("schedule-words");
-  const options = readPage(form);
+  const options = optionsOf(readForm(form));
   try {
     const { phases, iterations, baselineIterations } = makeSchedule(options);
+    const { base, ends, rates } = options;
+    const whole = (value) => [{ start: 0, stop: 1, value }];
+    const stages = rates.map((value, j) => ({
+      start: j ? ends[j - 1] / ends[ends.length - 1] : 0, stop: ends[j] / ends[ends.length - 1], value }));
     const rows = [
-      ["clips", (phase) => phase.shapes.map((s) => s.batch), true],
-      ["frames", (phase) => phase.shapes.map((s) => s.frames), false],
-      ["crop", (phase) => phase.shapes.map((s) => s.crop), false],
-      ["rate", (phase) => [phase.rate], true],
+      ["clips", (phase) => phase.shapes.map((s) => s.batch), whole(base.batch), true],
+      ["frames", (phase) => phase.shapes.map((s) => s.frames), whole(base.frames), false],
+      ["crop", (phase) => phase.shapes.map((s) => s.crop), whole(base.crop), false],
+      ["rate", (phase) => [phase.rate], stages, true],
     ];
-    picture.innerHTML = rows.map(([label, quantity, logarithmic], j) =>
-      drawRow(phases, iterations, 10 + 90 * j, label, quantity, logarithmic)).join("");
+    picture.innerHTML = rows.map(([label, quantity, baseline, logarithmic], j) =>
+      drawRow(phases, iterations, 10 + 90 * j, label, quantity, baseline, logarithmic)).join("") +
+      drawAxis(iterations, 368);
     words.textContent = `${iterations.toLocaleString("en")} iterations instead of ` +
       `${baselineIterations.toLocaleString("en")}: ${(baselineIterations / iterations).toFixed(1)} times fewer, ` +
       `in ${phases.length} phases.`;
@@ -165,8 +215,24 @@ function draw(form) {
   }
 }
 
+function chooseCycles(form, name) {
+  form.elements.cycles.value = name;
+  fillForm(form, CYCLES[name]);
+}
+
+function choosePreset(form, preset) {
+  fillForm(form, preset);
+  chooseCycles(form, preset.cycles);
+}
+
 if (typeof document !== "undefined") {
   const form = document.getElementById("schedule-form");
+  PRESETS.forEach((preset, j) => form.elements.preset.add(new Option(preset.name, j)));
+  Object.keys(CYCLES).forEach((name) => form.elements.cycles.add(new Option(name)));
+  form.elements.preset.addEventListener("change", () => choosePreset(form, PRESETS[Number(form.elements.preset.value)]));
+  form.elements.cycles.addEventListener("change", () => chooseCycles(form, form.elements.cycles.value));
   form.addEventListener("input", () => draw(form));
+  form.addEventListener("change", () => draw(form));
+  choosePreset(form, PRESETS[0]);
   draw(form);
 }

@@ -125,7 +125,7 @@ class Solver:
         switch=True,
     )
     gamma: float = key(0.1, "Factor between the learning rates of stages if LRS is empty.")
-    momentum: float = key(0.9, "Momentum of sgd and lars.")
+    momentum: float = key(0.9, "Momentum of sgd.")
     dampening: float = key(0.0, "Dampening of sgd.")
     nesterov: bool = key(True, "Use Nesterov momentum in sgd.")
     weight_decay: float = key(0.0001, "Weight decay.")

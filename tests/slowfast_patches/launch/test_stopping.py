@@ -70,7 +70,7 @@ def test_an_evaluation_is_left_between_its_mini_batches():
 
 
 def build(path: Path) -> None:
-    with transformer._one_line("HF.CONFIG {}"):
+    with transformer._errors_in_one_line("HF.CONFIG {}"):
         torch.load(path)
 
 

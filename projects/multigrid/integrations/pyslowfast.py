@@ -82,11 +82,12 @@ class PySlowFastMultigrid:
         return math.ceil(round(self.schedule.epochs, 6))
 
     def convert(self, model: nn.Module) -> nn.Module:
-        """Replace BN by BN over a fixed number of clips, and the average pools of heads, whose
-        windows fit the baseline's feature map, by pools that fit any map.
+        """Convert the BN layers and the average pools of the head for clips of any shape.
 
-        In evaluation both are what they were. Parameters and buffers stay, and with them an
-        optimizer or a DistributedDataParallel that has them.
+        BN layers compute statistics over a fixed number of clips. Average pools, whose windows fit
+        the baseline's feature map, fit any map. Both are unchanged in evaluation mode. Parameters
+        and buffers stay the same objects, so an optimizer or a DistributedDataParallel that holds
+        them remains valid.
 
         Returns:
             the model, which is changed in place.
@@ -149,10 +150,10 @@ class PySlowFastMultigrid:
         self._given = iteration + 1
 
     def begin(self, cfg: Any, optimizer: Optimizer) -> Step:
-        """Prepare the model, the optimizer and the config for the mini-batch that the loader gave
-        last, before its forward.
+        """Prepare the model, the optimizer and the config for the latest mini-batch of the loader.
 
-        Where a phase of the schedule begins, the config gets the values of `config_at`.
+        Call this before the forward pass. At the start of a phase of the schedule, the config gets
+        the values of `config_at`.
 
         Returns:
             the schedule's step.
@@ -206,10 +207,11 @@ class PySlowFastMultigrid:
 
     @contextmanager
     def evaluation(self, cfg: Any) -> Iterator[None]:
-        """Give the config the values that it was loaded with, except SOLVER.MAX_EPOCH, within the
-        context. Iterate over loaders of validation there.
+        """Context manager: restore the values that the config was loaded with.
 
-        A forward in training mode, as for precise BN, has statistics over all clips of its process.
+        SOLVER.MAX_EPOCH keeps its value. Iterate over validation loaders within the context. In a
+        forward pass in training mode, as for precise BN, statistics are over all clips of the
+        process.
         """
         if self.training.model is not None:
             set_group_size(self.training.model, None)
@@ -218,8 +220,10 @@ class PySlowFastMultigrid:
             yield
 
     def evaluates_after(self, step: Step) -> bool:
-        """Return whether an evaluation is due after a step: MULTIGRID.EVAL_FREQ of them follow in
-        each phase, at equal distances, the last at its end."""
+        """Return whether an evaluation is due after a step.
+
+        Each phase has MULTIGRID.EVAL_FREQ evaluations at equal distances, the last one at its end.
+        """
         phase = self.schedule.phases[step.phase]
         times = self._loaded.MULTIGRID.EVAL_FREQ
         due = (max(1, round(phase.iterations * (k + 1) / times)) for k in range(times))
@@ -289,8 +293,10 @@ class _Loader(DataLoader[Any]):
 
 
 class _TrainingPool(nn.AvgPool3d):
-    """`nn.AvgPool3d` whose window, in training, is the whole map along each axis where it has more
-    than one value."""
+    """`nn.AvgPool3d` that pools the whole feature map in training mode.
+
+    It does so along each axis where its window has more than one value.
+    """
 
     def forward(self, input: Tensor) -> Tensor:
         if not self.training:

@@ -84,10 +84,9 @@ class PySlowFastMultigrid:
     def convert(self, model: nn.Module) -> nn.Module:
         """Convert the BN layers and the average pools of the head for clips of any shape.
 
-        BN layers compute statistics over a fixed number of clips. Average pools, whose windows fit
-        the baseline's feature map, fit any map. Both are unchanged in evaluation mode. Parameters
-        and buffers stay the same objects, so an optimizer or a DistributedDataParallel that holds
-        them remains valid.
+        BN layers compute statistics over a fixed number of clips. Average pools fit any feature
+        map. Both are unchanged in evaluation mode. Parameters and buffers stay the same objects, so
+        an optimizer or a DistributedDataParallel that holds them remains valid.
 
         Returns:
             the model, which is changed in place.
@@ -220,10 +219,7 @@ class PySlowFastMultigrid:
             yield
 
     def evaluates_after(self, step: Step) -> bool:
-        """Return whether an evaluation is due after a step.
-
-        Each phase has MULTIGRID.EVAL_FREQ evaluations at equal distances, the last one at its end.
-        """
+        """Return whether one of the MULTIGRID.EVAL_FREQ evaluations of a phase is due."""
         phase = self.schedule.phases[step.phase]
         times = self._loaded.MULTIGRID.EVAL_FREQ
         due = (max(1, round(phase.iterations * (k + 1) / times)) for k in range(times))
@@ -293,10 +289,7 @@ class _Loader(DataLoader[Any]):
 
 
 class _TrainingPool(nn.AvgPool3d):
-    """`nn.AvgPool3d` that pools the whole feature map in training mode.
-
-    It does so along each axis where its window has more than one value.
-    """
+    """`nn.AvgPool3d` whose windows above 1 span the whole feature map in training mode."""
 
     def forward(self, input: Tensor) -> Tensor:
         if not self.training:

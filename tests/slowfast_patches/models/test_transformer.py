@@ -171,7 +171,7 @@ def test_what_cannot_be_built_is_said_in_a_line(folder, tmp_path, monkeypatch):
     assert "HF.CONFIG.image_size has no effect. Set DATA.TRAIN_CROP_SIZE" in message(image_size=8)
     assert "expected int, got str" in message(hidden_size="wide")
     endless = ("HF.CONFIG.layer_norm_eps", "1e400")
-    assert "HF.CONFIG.layer_norm_eps is inf; give a finite number" in message("videomae", *endless)
+    assert "HF.CONFIG.layer_norm_eps is inf. Give a finite number" in message("videomae", *endless)
     assert "is not a multiple of the number of attention heads" in message(hidden_size=9)
     assert "16 pixels, which do not divide 40" in message("videomae", "DATA.TRAIN_CROP_SIZE", 40)
     shutil.copy(folder / "config.json", tmp_path)
@@ -237,7 +237,7 @@ def test_a_hub_that_does_not_answer_is_not_waited_for(hub, monkeypatch, caplog):
     with socket.create_server(("127.0.0.1", 0)) as server:
         address = f"http://127.0.0.1:{server.getsockname()[1]}"
         monkeypatch.setattr(constants, "ENDPOINT", address)
-        with pytest.raises(ValueError, match=r"some-org/videomae: .* it cannot be fetched"):
+        with pytest.raises(ValueError, match=r"some-org/videomae: .* cannot be downloaded"):
             built("some-org/videomae")
     assert "does not answer within 0.1 s" in caplog.text
 

@@ -87,7 +87,11 @@ def train(now: Time, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Callabl
         labels = torch.eye(3)[[0, 0, 1, 1, 1, 1, 1, 1]].lerp(torch.eye(3)[[2] * 8], 0.4)
         # of mixed labels the larger counts: the first two are right
         outcome = Outcome(torch.tensor(2.0), torch.eye(3)[[0] * 8], labels)
-        progress = Progress(iteration=start, seconds={"training": start * seconds(start)[0]})
+        progress = Progress(
+            iteration=start,
+            seconds={"training": start * seconds(start)[0]},
+            evaluations=[{"iteration": done} for done in range(10, start + 1, 10)],
+        )
         record.open(progress)
         with record.clock.time("training"):
             for step in plan.steps(start, stop):
